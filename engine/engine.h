@@ -1,0 +1,80 @@
+// Engine: requests in, tokens out. Single-threaded and pure: Step depends on what was submitted, on
+// `now` as given and on the executor; no clock, no randomness, no I/O, no text, no gRPC.
+// EngineThread runs one on a thread. Read scheduler.h next.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/request.h"
+#include "engine/step_executor.h"
+
+namespace fox {
+
+struct EngineOptions {
+  AcpMode acp = AcpMode::kCertified;
+  double log_tolerance = -10.0;       // log eps, for requests that do not ask for less
+  int64_t max_queued_requests = 256;  // waiting; beyond: ResourceExhausted
+  int64_t max_queued_tokens = 1 << 20;
+  bool priority_scheduling = true;  // false: first come, first served
+  std::vector<int32_t> eos_token_ids;
+  int32_t max_logprobs = 20;  // largest accepted SamplingParams::logprobs
+};
+
+struct EngineStats {
+  int64_t running = 0;  // hold a slot, paused ones included
+  int64_t waiting = 0;  // preempted ones included
+  int64_t paused = 0;
+  int64_t queued_tokens = 0;
+  int64_t free_pages = 0;
+  int64_t num_pages = 0;
+  int64_t steps = 0;
+  int64_t prompt_tokens = 0;  // totals since start
+  int64_t generated_tokens = 0;
+  int64_t preemptions = 0;
+  int64_t pages_evicted = 0;
+  int64_t finished = 0, failed = 0, cancelled = 0, rejected = 0;
+  double max_log_evicted_mass = 0;  // over all finished requests; -infinity: none
+};
+
+// Checks ranges and sizes against the model and the pool. InvalidArgument names the field;
+// OutOfRange: longer than the context or than the whole pool could hold.
+absl::Status ValidateRequest(const Request& request, const EngineOptions& options,
+                             const ExecutorLimits& limits);
+
+class Engine {
+ public:
+  // `executor` must outlive the engine.
+  Engine(const EngineOptions& options, StepExecutor& executor);
+  ~Engine();
+
+  // Queues a request. On success exactly one output with `finish` will follow. Errors: those of
+  // ValidateRequest; AlreadyExists; ResourceExhausted: the queue is full.
+  absl::Status Submit(Request request, Seconds now);
+
+  // Ends a request with `status` (Ok: FinishReason::kAbort; the server also ends a request so when
+  // a stop string matched). Its pages are free after the next step. Unknown ids are ignored.
+  void Cancel(RequestId id, const absl::Status& status);
+
+  // The client has taken `tokens` more of the request's tokens (Request::window).
+  void Acknowledge(RequestId id, int64_t tokens);
+
+  // Runs one step: expire, schedule, execute, sample. Returns what happened, empty when there was
+  // nothing to do. An executor failure ends every request with Unavailable and is kept: fatal().
+  std::vector<RequestOutput> Step(Seconds now);
+
+  // Whether Step would do something: work, or a cancellation to deliver. `next_deadline`: the
+  // earliest deadline among waiting and running requests.
+  bool HasWork() const;
+  Seconds NextDeadline() const;
+  const EngineStats& stats() const;
+  const absl::Status& fatal() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace fox

@@ -1,0 +1,60 @@
+// From a model directory and flags to a running engine: the one place where checkpoint, backend,
+// memory and scheduler meet.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/engine.h"
+#include "engine/model_runner.h"
+#include "models/model_config.h"
+#include "models/weights.h"
+
+namespace fox {
+
+struct EngineConfig {
+  std::string model_dir;
+  std::string device = "cpu";
+  std::string dtype = "auto";  // auto | f64 | f32 | bf16
+  AcpMode acp = AcpMode::kCertified;
+  std::optional<double> log_tolerance;  // log eps; unset: the checkpoint's own, else -10
+  int threads = 0;                      // 0: one per core
+  int64_t max_model_len = 0;            // 0: see MemoryRequest
+  int32_t max_num_seqs = 16;
+  int64_t max_num_batched_tokens = 512;
+  int64_t max_logit_rows = 0;  // of one step; 0: 128, or max_num_seqs if that is more
+  int64_t kv_cache_bytes = 0;  // 0: see MemoryRequest
+  bool allow_nonfinite = false;
+  bool plain_gemm = false;  // row-independent matrix products, for invariance
+  int64_t max_queued_requests = 256;
+  int64_t max_queued_tokens = 1 << 20;
+  bool priority_scheduling = true;
+  int32_t max_logprobs = 20;
+  LoadProgress progress;
+};
+
+// Only the model and its cache, for tools that decide what to run themselves.
+absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& config);
+
+struct LoadedEngine {
+  ModelConfig config;
+  std::unique_ptr<StepExecutor> executor;
+  std::unique_ptr<Engine> engine;  // uses `executor`
+  EngineOptions options;
+  std::string memory_plan;  // for people, several lines
+  std::string backend;      // for example "cpu (2 threads, oneDNN bf16, attention avx512)"
+  std::string dtype;        // of weights and pages
+};
+
+// Errors are one line that names the flag, key or tensor; nothing has been started then.
+absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config);
+
+// Parses "off", "paper", "certified".
+std::optional<AcpMode> ParseAcpMode(const std::string& name);
+const char* NameOf(AcpMode mode);
+
+}  // namespace fox

@@ -1,0 +1,130 @@
+// Allocation, read-back and audit of the paged KV cache. Everything is allocated once, at start.
+#include "engine/kv/kv_cache.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+
+namespace fox {
+
+template <typename T>
+T* KvCache::Allocate(int64_t count) {
+  buffers_.push_back(ops_.Allocate(static_cast<size_t>(count) * sizeof(T)));
+  return buffers_.back().as<T>();
+}
+
+template <typename T>
+std::vector<T> KvCache::Read(const T* device, int64_t count) const {
+  std::vector<T> host(static_cast<size_t>(count));
+  ops_.CopyToHost(device, host.size() * sizeof(T), host.data(), nullptr);
+  return host;
+}
+
+KvCache::KvCache(const PagedKvShape& shape, Ops& ops) : ops_(ops) {
+  view_.shape = shape;
+  const int64_t pages = shape.num_pages, group = shape.group();
+  const int64_t lists = shape.max_slots * shape.lists_per_slot();
+  const int64_t heads = static_cast<int64_t>(shape.max_slots) * shape.layers * shape.q_heads;
+  const int64_t wide = static_cast<int64_t>(SizeOf(shape.wide_dtype()));
+  const int64_t element = static_cast<int64_t>(SizeOf(shape.dtype));
+  view_.keys = Allocate<std::byte>(pages * kPageTokens * shape.head_dim * element);
+  view_.values = Allocate<std::byte>(pages * kPageTokens * shape.head_dim * element);
+  view_.local_gate = Allocate<std::byte>(pages * group * kPageTokens * wide);
+  view_.c_base = Allocate<double>(pages * group);
+  view_.score = Allocate<double>(pages * group);
+  view_.horizon = Allocate<double>(pages * group);
+  view_.key_norm = Allocate<double>(pages * group);
+  view_.free_stack = Allocate<int32_t>(pages);
+  view_.free_count = Allocate<int32_t>(1);
+  view_.page_table = Allocate<int32_t>(lists * shape.max_pages);
+  view_.first_live = Allocate<int32_t>(lists);
+  view_.length = Allocate<int64_t>(static_cast<int64_t>(shape.max_slots) * shape.layers);
+  view_.max_log_mass = Allocate<double>(lists);
+  view_.c = Allocate<double>(heads);
+  view_.log_mass = Allocate<double>(heads);
+  view_.decay_sum = Allocate<double>(heads);
+  view_.key_sum = Allocate<double>(heads * shape.head_dim);
+  const int64_t rows =
+      static_cast<int64_t>(shape.max_slots) * shape.layers * shape.kv_size() * wide;
+  if (shape.k_shift) view_.last_k = Allocate<std::byte>(rows);
+  if (shape.v_shift) view_.last_v = Allocate<std::byte>(rows);
+
+  std::vector<int32_t> free(static_cast<size_t>(pages));
+  std::iota(free.rbegin(), free.rend(), 0);  // page 0 is taken first
+  ops.CopyToDevice(free.data(), free.size() * sizeof(int32_t), view_.free_stack, nullptr);
+  ops.CopyToDevice(&shape.num_pages, sizeof(int32_t), view_.free_count, nullptr);
+  std::vector<int32_t> slots(static_cast<size_t>(shape.max_slots));
+  std::iota(slots.begin(), slots.end(), 0);
+  Release(slots);
+}
+
+void KvCache::Release(const std::vector<int32_t>& slots) {
+  ops_.Release(slots.data(), static_cast<int>(slots.size()), view_, nullptr);
+}
+
+int64_t KvCache::FreePages() const { return Read(view_.free_count, 1)[0]; }
+
+double KvCache::MaxLogMass(int slot) const {
+  const int64_t lists = view_.shape.lists_per_slot();
+  const auto mass = Read(view_.max_log_mass + slot * lists, lists);
+  return *std::max_element(mass.begin(), mass.end());
+}
+
+std::vector<int32_t> KvCache::FirstLive(int slot) const {
+  const int64_t lists = view_.shape.lists_per_slot();
+  return Read(view_.first_live + slot * lists, lists);
+}
+
+absl::Status KvCache::Audit() const {
+  const PagedKvShape& shape = view_.shape;
+  std::vector<int> owners(static_cast<size_t>(shape.num_pages), 0);
+  const auto own = [&](int32_t page) {
+    if (page < 0 || page >= shape.num_pages) return false;
+    return ++owners[static_cast<size_t>(page)] == 1;
+  };
+  const int64_t free = FreePages();
+  if (free < 0 || free > shape.num_pages) {
+    return absl::InternalError(absl::StrCat("free count ", free));
+  }
+  for (int32_t page : Read(view_.free_stack, free)) {
+    if (!own(page)) return absl::InternalError(absl::StrCat("page ", page, " is free twice"));
+  }
+  int64_t live = 0;
+  for (int slot = 0; slot < shape.max_slots; ++slot) {
+    const auto length =
+        Read(view_.length + static_cast<int64_t>(slot) * shape.layers, shape.layers);
+    const auto first = FirstLive(slot);
+    for (int64_t i = 0; i < shape.lists_per_slot(); ++i) {
+      const int end = PagesFor(length[static_cast<size_t>(i / shape.kv_heads)]);
+      const int begin = first[static_cast<size_t>(i)];
+      if (begin < 0 || begin > end || (end > 0 && begin == end)) {
+        return absl::InternalError(
+            absl::StrCat("slot ", slot, " list ", i, ": live pages [", begin, ", ", end, ")"));
+      }
+      live += end - begin;
+      const auto table = Read(view_.Table(slot * shape.lists_per_slot() + i) + begin, end - begin);
+      for (int32_t page : table) {
+        if (!own(page)) return absl::InternalError(absl::StrCat("page ", page, " has two owners"));
+      }
+    }
+  }
+  if (free + live != shape.num_pages) {
+    return absl::InternalError(
+        absl::StrCat(free, " free and ", live, " live of ", shape.num_pages, " pages"));
+  }
+  return absl::OkStatus();
+}
+
+size_t KvCache::FixedBytes(const PagedKvShape& shape) {
+  const auto lists =
+      static_cast<size_t>(shape.max_slots) * static_cast<size_t>(shape.lists_per_slot());
+  const auto heads = static_cast<size_t>(shape.max_slots) * static_cast<size_t>(shape.layers) *
+                     static_cast<size_t>(shape.q_heads);
+  return lists * (static_cast<size_t>(shape.max_pages) * sizeof(int32_t) + 16) +
+         heads * (3 + static_cast<size_t>(shape.head_dim)) * sizeof(double) +
+         2 * lists * static_cast<size_t>(shape.head_dim) * SizeOf(shape.wide_dtype());
+}
+
+}  // namespace fox

@@ -1,0 +1,47 @@
+// KvCache: owns the memory behind a PagedKv and answers questions about it. Pages are taken and
+// given back by the backend (Ops::Append, Evict, Release), never here; see kernels/paged_kv.h for
+// the layout and the invariants that Audit checks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/ops.h"
+
+namespace fox {
+
+// One thread at a time, the one that runs the operations.
+class KvCache {
+ public:
+  // Allocates everything; `ops` must outlive the cache.
+  KvCache(const PagedKvShape& shape, Ops& ops);
+
+  const PagedKv& view() const { return view_; }
+  // Empties the slots; their pages are free afterwards.
+  void Release(const std::vector<int32_t>& slots);
+  int64_t FreePages() const;
+  // Largest left side of all evictions in the slot so far; -infinity: none.
+  double MaxLogMass(int slot) const;
+  // First live page of each list of the slot: [layers * kv_heads].
+  std::vector<int32_t> FirstLive(int slot) const;
+  // Every page is owned by exactly one list or by the free stack, and live ranges are sane.
+  // Internal otherwise. Costs O(pages).
+  absl::Status Audit() const;
+
+  // Bytes beside the pages: tables and running states.
+  static size_t FixedBytes(const PagedKvShape& shape);
+
+ private:
+  template <typename T>
+  T* Allocate(int64_t count);
+  template <typename T>
+  std::vector<T> Read(const T* device, int64_t count) const;
+
+  Ops& ops_;
+  std::vector<Buffer> buffers_;
+  PagedKv view_;
+};
+
+}  // namespace fox

@@ -1,0 +1,82 @@
+// Pages are what is left to decide: weights and activations have fixed sizes.
+#include "engine/memory_budget.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace fox {
+namespace {
+
+constexpr int64_t kLongestDefault = 131072;
+
+// MemAvailable of the machine; 4 GiB where it cannot be read.
+int64_t AvailableBytes() {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key, unit;
+  int64_t kib = 0;
+  while (meminfo >> key >> kib) {
+    if (key == "MemAvailable:") return kib * 1024;
+    std::getline(meminfo, unit);
+  }
+  return int64_t{4} << 30;
+}
+
+double Mib(double bytes) { return bytes / (1 << 20); }
+
+}  // namespace
+
+absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
+                        RunnerOptions& options) {
+  const PagedKvShape shape = CacheShape(config, options);
+  const int64_t bytes = request.kv_cache_bytes > 0 ? request.kv_cache_bytes : AvailableBytes() / 4;
+  const int64_t lists = shape.lists_per_slot();
+  const int64_t pages = std::min<int64_t>(bytes / static_cast<int64_t>(shape.page_bytes()),
+                                          std::numeric_limits<int32_t>::max());
+  if (pages < lists) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--kv-cache-mb: ", bytes >> 20, " MiB hold ", pages, " pages, but one block of ",
+        kPageTokens, " tokens takes ", lists, " (layers x kv heads)"));
+  }
+  const int64_t unpruned = pages / lists * kPageTokens;
+  options.num_pages = static_cast<int>(pages);
+  options.max_model_len =
+      request.max_model_len > 0 ? request.max_model_len : std::min(unpruned, kLongestDefault);
+  if (config.use_rope && request.max_model_len == 0 && config.max_position_embeddings) {
+    options.max_model_len = std::min(options.max_model_len, *config.max_position_embeddings);
+  }
+  return absl::OkStatus();
+}
+
+std::string DescribeMemory(const FoxWeights& weights, const RunnerOptions& options) {
+  const PagedKvShape shape = CacheShape(weights.config, options);
+  const double page = static_cast<double>(shape.page_bytes());
+  const ModelConfig& c = weights.config;
+  const double row =
+      static_cast<double>(4 * c.hidden_size + weights.columns.total + 3 * c.intermediate_size) *
+      static_cast<double>(SizeOf(weights.wide));
+  const double head =
+      static_cast<double>(c.vocab_size + c.hidden_size) * static_cast<double>(SizeOf(weights.wide));
+  return absl::StrFormat(
+      "memory plan:\n"
+      "  linear weights   %8.1f MiB\n"
+      "  embeddings       %8.1f MiB\n"
+      "  KV pages         %8.1f MiB  (%d pages of %.1f KiB: %d tokens x 1 head; pool holds %d "
+      "tokens unpruned)\n"
+      "  KV tables        %8.1f MiB  (%d sequences of at most %d tokens)\n"
+      "  activations      %8.1f MiB  (%d tokens and %d logit rows a step)\n",
+      Mib(static_cast<double>(weights.linear_bytes())),
+      Mib(static_cast<double>(weights.embeddings.bytes())), Mib(page * shape.num_pages),
+      shape.num_pages, page / 1024, kPageTokens,
+      shape.num_pages / shape.lists_per_slot() * kPageTokens,
+      Mib(static_cast<double>(KvCache::FixedBytes(shape))), options.max_slots,
+      options.max_model_len,
+      Mib(row * static_cast<double>(options.max_batch_tokens) +
+          head * static_cast<double>(options.max_logit_rows)),
+      options.max_batch_tokens, options.max_logit_rows);
+}
+
+}  // namespace fox

@@ -1,0 +1,24 @@
+// MemoryBudget: how the memory is divided at start, decided once and printed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/model_runner.h"
+
+namespace fox {
+
+struct MemoryRequest {
+  int64_t kv_cache_bytes = 0;  // 0: a quarter of the memory that is available now
+  int64_t max_model_len = 0;   // 0: what the pool holds unpruned, at most 131072 tokens
+};
+
+// Fills num_pages and max_model_len of `options`. InvalidArgument names the flag to change.
+absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
+                        RunnerOptions& options);
+
+// The plan as text for people, one item a line.
+std::string DescribeMemory(const FoxWeights& weights, const RunnerOptions& options);
+
+}  // namespace fox

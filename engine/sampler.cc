@@ -1,0 +1,331 @@
+// Sampling on the host. Scans are written as plain loops over fixed blocks, which compilers
+// vectorise; exponentials are float32, sums float64. Read sampler.h first.
+#include "engine/sampler.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "engine/philox.h"
+#include "kernels/core/check.h"
+
+namespace fox {
+namespace {
+
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
+constexpr float kLargest = std::numeric_limits<float>::max();
+
+// Floats as integers of the same order; -0 counts as 0.
+inline int32_t OrderedInt(float x) {
+  const int32_t bits = std::bit_cast<int32_t>(x + 0.0f);
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+// Sort key of a candidate: the larger logit, then the lower id.
+inline uint64_t CandidateKey(float x, int32_t id) {
+  const uint32_t order = static_cast<uint32_t>(OrderedInt(x)) ^ 0x80000000u;
+  return (uint64_t{order} << 32) | (0xffffffffu - static_cast<uint32_t>(id));
+}
+
+inline int32_t CandidateId(uint64_t key) {
+  return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key));
+}
+
+struct RowScan {
+  int32_t best = 0;  // the lowest id of the largest value
+  bool finite = true;
+};
+
+RowScan Scan(const float* row, int32_t size) {
+  constexpr int32_t kBlock = 1024;
+  constexpr int32_t kExponent = 0x7f800000;
+  int32_t largest = std::numeric_limits<int32_t>::min();
+  int32_t best_block = 0;
+  int32_t not_finite = 0;
+  for (int32_t begin = 0; begin < size; begin += kBlock) {
+    const int32_t end = std::min(size, begin + kBlock);
+    int32_t block_largest = std::numeric_limits<int32_t>::min();
+    for (int32_t i = begin; i < end; ++i) {
+      const int32_t bits = std::bit_cast<int32_t>(row[i]);
+      const int32_t order = OrderedInt(row[i]);
+      block_largest = order > block_largest ? order : block_largest;
+      not_finite |= (bits & kExponent) == kExponent ? 1 : 0;
+    }
+    if (block_largest > largest || begin == 0) {
+      largest = block_largest;
+      best_block = begin;
+    }
+  }
+  RowScan scan;
+  scan.finite = not_finite == 0;
+  scan.best = best_block;
+  for (int32_t i = best_block; i < size; ++i) {
+    if (OrderedInt(row[i]) == largest) {
+      scan.best = i;
+      break;
+    }
+  }
+  return scan;
+}
+
+// exp(x) for x <= 0, within 2 ulp; 0 below -87. Branch-free, so loops over it vectorise.
+inline float ExpNonPositive(float x) {
+  const float clamped = x < -87.0f ? -87.0f : x;
+  const int32_t n = static_cast<int32_t>(clamped * 1.44269504f - 0.5f);  // rounds to nearest
+  const float fn = static_cast<float>(n);
+  const float r = (clamped - fn * 0.693359375f) + fn * 2.12194440e-4f;  // |r| <= ln(2) / 2
+  // The Taylor series: the first term left out is r^8 / 8!, below 5e-9.
+  float p = 1.0f / 5040;
+  p = p * r + 1.0f / 720;
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const float scaled = p * std::bit_cast<float>((n + 127) << 23);
+  return x < -87.0f ? 0.0f : scaled;
+}
+
+// exp((x - largest) * coldness), coldness = 1 / temperature. In float64 until it is small: even
+// denormal temperatures do not overflow.
+inline float Weight(float x, float largest, double coldness) {
+  const double scaled = (static_cast<double>(x) - static_cast<double>(largest)) * coldness;
+  return ExpNonPositive(static_cast<float>(scaled < -200.0 ? -200.0 : scaled));
+}
+
+double Sum(const float* values, size_t size) {
+  constexpr size_t kLanes = 8;
+  double lanes[kLanes] = {};
+  size_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] += static_cast<double>(values[i + lane]);
+    }
+  }
+  double sum = 0.0;
+  for (; i < size; ++i) sum += static_cast<double>(values[i]);
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+bool WantsLogprobs(const SamplingParams& params) {
+  return params.logprobs >= 0 || !params.logprob_token_ids.empty();
+}
+
+bool ChangesLogits(const SamplingParams& params) {
+  return !params.logit_bias.empty() || !params.allowed_token_ids.empty() ||
+         params.repetition_penalty != 1.0f || params.presence_penalty != 0.0f ||
+         params.frequency_penalty != 0.0f;
+}
+
+absl::Status NumericalFailure() { return absl::InternalError("numerical failure"); }
+
+}  // namespace
+
+void TokenCounts::AddPrompt(const std::vector<int32_t>& prompt) {
+  FOX_CHECK(entries_.empty());
+  std::vector<int32_t> ids = prompt;
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  entries_.reserve(ids.size());
+  for (const int32_t id : ids) entries_.push_back({id, 0});
+}
+
+void TokenCounts::AddGenerated(int32_t id) {
+  auto entry = std::lower_bound(entries_.begin(), entries_.end(), id,
+                                [](const Entry& e, int32_t value) { return e.id < value; });
+  if (entry == entries_.end() || entry->id != id) entry = entries_.insert(entry, {id, 0});
+  ++entry->generated;
+}
+
+Sampler::Sampler(int32_t vocab_size) : vocab_size_(vocab_size) {
+  FOX_CHECK(vocab_size > 0);
+  row_.resize(static_cast<size_t>(vocab_size));
+  weight_.resize(static_cast<size_t>(vocab_size));
+  candidates_.reserve(static_cast<size_t>(vocab_size));
+}
+
+absl::StatusOr<SampledToken> Sampler::Sample(const float* logits, const SamplingParams& params,
+                                             const TokenCounts& counts,
+                                             const std::vector<int32_t>& masked,
+                                             uint64_t position) {
+  RowScan scan = Scan(logits, vocab_size_);
+  if (!scan.finite) return NumericalFailure();
+  const float* row = logits;
+  if (ChangesLogits(params) || !masked.empty()) {
+    std::copy(logits, logits + vocab_size_, row_.begin());
+    Adjust(params, counts, masked);
+    row = row_.data();
+    scan = Scan(row, vocab_size_);
+    if (row[scan.best] == kMasked) return absl::InternalError("no token may be sampled");
+  } else if (params.temperature > 0.0f) {
+    std::copy(logits, logits + vocab_size_, row_.begin());
+  }
+  const float largest = row[scan.best];
+  SampledToken token;
+  token.id = params.temperature > 0.0f ? Draw(params, largest, PhiloxUniform(params.seed, position))
+                                       : scan.best;
+  FOX_CHECK(token.id >= 0 && token.id < vocab_size_);
+  if (WantsLogprobs(params)) {
+    FillLogprobs(row, largest, params.logprobs, params.logprob_token_ids, &token);
+  }
+  return token;
+}
+
+absl::StatusOr<SampledToken> Sampler::Score(const float* logits, const SamplingParams& params,
+                                            int32_t id) {
+  FOX_CHECK(id >= 0 && id < vocab_size_);
+  const RowScan scan = Scan(logits, vocab_size_);
+  if (!scan.finite) return NumericalFailure();
+  SampledToken token;
+  token.id = id;
+  FillLogprobs(logits, logits[scan.best], params.prompt_logprobs, params.logprob_token_ids, &token);
+  return token;
+}
+
+void Sampler::Adjust(const SamplingParams& params, const TokenCounts& counts,
+                     const std::vector<int32_t>& masked) {
+  const auto at = [this](int32_t id) -> float& { return row_[static_cast<size_t>(id)]; };
+  for (const auto& [id, bias] : params.logit_bias) {
+    at(id) = std::clamp(at(id) + bias, -kLargest, kLargest);
+  }
+  if (!params.allowed_token_ids.empty()) {
+    std::fill(weight_.begin(), weight_.end(), kMasked);
+    for (const int32_t id : params.allowed_token_ids) weight_[static_cast<size_t>(id)] = at(id);
+    row_.swap(weight_);
+  }
+  for (const int32_t id : masked) {
+    if (id >= 0 && id < vocab_size_) at(id) = kMasked;
+  }
+  for (const TokenCounts::Entry& entry : counts.entries()) {
+    float& x = at(entry.id);
+    if (x == kMasked) continue;
+    x = x > 0.0f ? x / params.repetition_penalty : x * params.repetition_penalty;
+    if (entry.generated > 0) {
+      x -= params.frequency_penalty * static_cast<float>(entry.generated);
+      x -= params.presence_penalty;
+    }
+    x = std::clamp(x, -kLargest, kLargest);  // an extreme penalty must not look like a mask
+  }
+}
+
+int32_t Sampler::Draw(const SamplingParams& params, float largest, double uniform) {
+  const double coldness = 1.0 / static_cast<double>(params.temperature);
+  const bool top_k = params.top_k > 0 && params.top_k < vocab_size_;
+  if (!top_k && params.top_p >= 1.0f && params.min_p <= 0.0f) {
+    const size_t size = static_cast<size_t>(vocab_size_);
+    for (size_t i = 0; i < size; ++i) weight_[i] = Weight(row_[i], largest, coldness);
+    return DrawFrom(size, uniform);
+  }
+  Select(params, largest);
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    const size_t id = static_cast<size_t>(CandidateId(candidates_[i]));
+    weight_[i] = Weight(row_[id], largest, coldness);
+  }
+  return CandidateId(candidates_[static_cast<size_t>(DrawFrom(candidates_.size(), uniform))]);
+}
+
+// The index at which the running sum of weight_ passes uniform * total.
+int32_t Sampler::DrawFrom(size_t count, double uniform) const {
+  const double target = uniform * Sum(weight_.data(), count);
+  double sum = 0.0;
+  size_t last = 0;  // with a weight: the answer when rounding lets the sum stop short
+  for (size_t i = 0; i < count; ++i) {
+    if (weight_[i] <= 0.0f) continue;
+    sum += static_cast<double>(weight_[i]);
+    last = i;
+    if (sum > target) break;
+  }
+  return static_cast<int32_t>(last);
+}
+
+void Sampler::Select(const SamplingParams& params, float largest) {
+  const double coldness = 1.0 / static_cast<double>(params.temperature);
+  // min_p: weight >= min_p, as a threshold on the logit.
+  const double cut =
+      params.min_p > 0.0f
+          ? static_cast<double>(largest) + std::log(static_cast<double>(params.min_p)) / coldness
+          : -std::numeric_limits<double>::infinity();
+  candidates_.clear();
+  for (int32_t id = 0; id < vocab_size_; ++id) {
+    const float x = row_[static_cast<size_t>(id)];
+    if (x != kMasked && static_cast<double>(x) >= cut) candidates_.push_back(CandidateKey(x, id));
+  }
+  const size_t top_k = static_cast<size_t>(params.top_k);
+  if (top_k > 0 && top_k < candidates_.size()) {
+    const auto kth = candidates_.begin() + static_cast<std::ptrdiff_t>(top_k);
+    std::nth_element(candidates_.begin(), kth, candidates_.end(), std::greater<>());
+    candidates_.resize(top_k);
+    std::sort(candidates_.begin(), candidates_.end(), std::greater<>());
+  }
+  if (params.top_p < 1.0f) {
+    const size_t count = candidates_.size();
+    for (size_t i = 0; i < count; ++i) {
+      const size_t id = static_cast<size_t>(CandidateId(candidates_[i]));
+      weight_[i] = Weight(row_[id], largest, coldness);
+    }
+    const double total = Sum(weight_.data(), count);
+    candidates_.resize(KeepTopP(params, largest, static_cast<double>(params.top_p) * total));
+  }
+}
+
+// Sorts as many of the most likely candidates as it takes to reach the target mass; their number.
+size_t Sampler::KeepTopP(const SamplingParams& params, float largest, double target) {
+  const double coldness = 1.0 / static_cast<double>(params.temperature);
+  const size_t count = candidates_.size();
+  double sum = 0.0;
+  size_t begin = 0;
+  for (size_t end = 64; begin < count; end *= 4) {
+    end = std::min(end, count);
+    const auto from = candidates_.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto to = candidates_.begin() + static_cast<std::ptrdiff_t>(end);
+    if (end < count) std::nth_element(from, to, candidates_.end(), std::greater<>());
+    std::sort(from, to, std::greater<>());
+    for (; begin < end; ++begin) {
+      const size_t id = static_cast<size_t>(CandidateId(candidates_[begin]));
+      sum += static_cast<double>(Weight(row_[id], largest, coldness));
+      if (sum >= target) return begin + 1;
+    }
+  }
+  return count;
+}
+
+void Sampler::FillLogprobs(const float* row, float largest, int32_t best,
+                           const std::vector<int32_t>& extra, SampledToken* token) {
+  const size_t size = static_cast<size_t>(vocab_size_);
+  for (size_t i = 0; i < size; ++i) weight_[i] = Weight(row[i], largest, 1.0);
+  const double log_sum = std::log(Sum(weight_.data(), size)) + static_cast<double>(largest);
+  const auto logprob = [&](int32_t id) {
+    return static_cast<float>(static_cast<double>(row[id]) - log_sum);
+  };
+  const auto rank = [&](int32_t id) {
+    const float x = row[id];
+    int32_t before = 0;
+    for (int32_t i = 0; i < id; ++i) before += row[i] >= x ? 1 : 0;
+    for (int32_t i = id + 1; i < vocab_size_; ++i) before += row[i] > x ? 1 : 0;
+    return before + 1;
+  };
+  token->logprob = logprob(token->id);
+  token->rank = rank(token->id);
+  const size_t wanted = static_cast<size_t>(std::clamp(best, 0, vocab_size_));
+  candidates_.clear();  // the best so far, descending
+  for (int32_t id = 0; id < vocab_size_ && wanted > 0; ++id) {
+    const uint64_t key = CandidateKey(row[id], id);
+    if (candidates_.size() == wanted) {
+      if (key < candidates_.back()) continue;
+      candidates_.pop_back();
+    }
+    candidates_.insert(
+        std::upper_bound(candidates_.begin(), candidates_.end(), key, std::greater<>()), key);
+  }
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    const int32_t id = CandidateId(candidates_[i]);
+    token->top.push_back({id, logprob(id), static_cast<int32_t>(i) + 1});
+  }
+  for (const int32_t id : extra) token->top.push_back({id, logprob(id), rank(id)});
+}
+
+}  // namespace fox

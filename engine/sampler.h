@@ -1,0 +1,67 @@
+// Sampler: one row of logits to one token. A pure function of the row, the parameters, the
+// request's token counts and the position: no state survives a call but scratch memory.
+//
+// Order, as in vLLM: logit_bias, allowed ids, masked ids, penalties (repetition over prompt and
+// generated tokens, frequency and presence over generated ones); log-probabilities are of that
+// distribution; then temperature, min_p, top_k, top_p; then the inverse of the CDF at
+// PhiloxUniform(seed, position). Ties are broken by the lower id everywhere, so top_k keeps exactly
+// k tokens. Temperature 0 takes the most likely token.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/request.h"
+
+namespace fox {
+
+// How often each token occurred, for the penalties. Kept only where a penalty needs it.
+class TokenCounts {
+ public:
+  struct Entry {
+    int32_t id = 0;
+    int32_t generated = 0;  // times generated; 0: only in the prompt
+  };
+
+  void AddPrompt(const std::vector<int32_t>& prompt);  // before any AddGenerated
+  void AddGenerated(int32_t id);
+  const std::vector<Entry>& entries() const { return entries_; }  // by id, distinct
+
+ private:
+  std::vector<Entry> entries_;
+};
+
+class Sampler {
+ public:
+  explicit Sampler(int32_t vocab_size);
+
+  // Draws the token for `position` (its index in prompt + generated) from logits [vocab_size].
+  // `masked`: ids that must not be drawn. Internal: a logit is NaN or infinite, or no token is
+  // left.
+  absl::StatusOr<SampledToken> Sample(const float* logits, const SamplingParams& params,
+                                      const TokenCounts& counts, const std::vector<int32_t>& masked,
+                                      uint64_t position);
+
+  // The log-probability of the given token and of the `prompt_logprobs` best, in the model's own
+  // distribution: without bias, penalties or masks. Internal: a logit is NaN or infinite.
+  absl::StatusOr<SampledToken> Score(const float* logits, const SamplingParams& params, int32_t id);
+
+ private:
+  // Both work on row_ after Adjust.
+  void Adjust(const SamplingParams& params, const TokenCounts& counts,
+              const std::vector<int32_t>& masked);
+  int32_t Draw(const SamplingParams& params, float largest, double uniform);
+  int32_t DrawFrom(size_t count, double uniform) const;
+  void Select(const SamplingParams& params, float largest);
+  size_t KeepTopP(const SamplingParams& params, float largest, double target);
+  void FillLogprobs(const float* row, float largest, int32_t best,
+                    const std::vector<int32_t>& extra, SampledToken* token);
+
+  int32_t vocab_size_;
+  std::vector<float> row_;            // [vocab] adjusted logits, -infinity: masked
+  std::vector<float> weight_;         // exp((logit - largest) / temperature), by id or candidate
+  std::vector<uint64_t> candidates_;  // sort keys: larger is more likely, then the lower id
+};
+
+}  // namespace fox

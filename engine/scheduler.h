@@ -1,0 +1,81 @@
+// Scheduler: which sequences run next and how many of their tokens. Pure: depends on the sequences
+// given, on `now` and on the free pages; no clock, no I/O. Read scheduler.cc next.
+//
+// Order is (priority, arrival), everywhere. Running sequences come before waiting ones, sequences
+// with one token left (decode) before longer ones (prefill). Pages are promised in order: who
+// comes earlier preempts who comes later, so the first running sequence is never preempted and
+// nothing starves. A plan never asks for more pages than are known to be free.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "engine/sequence.h"
+#include "engine/step_executor.h"
+#include "engine/step_plan.h"
+
+namespace fox {
+
+struct Schedule {
+  StepPlan plan;
+  std::vector<Sequence*> sequences;  // of plan.sequences, in that order
+  std::vector<Sequence*> exhausted;  // ran alone and the pool is too small; removed already
+  int64_t preemptions = 0;
+};
+
+class Scheduler {
+ public:
+  // A paused sequence keeps its pages this long against waiting ones. Running ones take them at
+  // once when they need them.
+  static constexpr Seconds kPauseGrace = 1.0;
+
+  explicit Scheduler(const ExecutorLimits& limits);
+
+  // Queues a sequence at its place in the order. It must live until Remove, or until it is
+  // reported exhausted.
+  void Add(Sequence* sequence);
+
+  // Forgets a sequence; the next plan releases its slot, if it has one.
+  void Remove(Sequence* sequence);
+
+  // Plans the next step and counts its tokens as computed. `free_pages`: known to be free after
+  // the last run, whose slot_stats the sequences hold.
+  Schedule Next(Seconds now, int64_t free_pages);
+
+ private:
+  struct Earlier {
+    bool operator()(const Sequence* a, const Sequence* b) const { return RunsBefore(*a, *b); }
+  };
+  // What is left in the plan being made.
+  struct Budget {
+    int64_t tokens = 0;
+    int64_t logit_rows = 0;
+  };
+  // What the running sequences may still ask of the pool.
+  struct Demand {
+    int64_t promised = 0;  // pages to the end of their known tokens
+    int64_t running = 0;   // each keeps room for one more page row
+  };
+
+  int64_t PagesBetween(int64_t from, int64_t to) const;
+  void GiveUpSlot(Sequence* sequence);
+  void Preempt(Sequence* sequence, Schedule* schedule);
+  Sequence* Victim(const Sequence& needy) const;
+  std::vector<Sequence*> ReservePages(Schedule* schedule);
+  bool Fits(const Sequence& next, const Demand& demand, int64_t pages) const;
+  bool MakeRoom(const Sequence& next, Seconds now, Demand* demand, Schedule* schedule);
+  void Admit(Seconds now, Budget* budget, Schedule* schedule);
+  int64_t ChunkSize(const Sequence& sequence, const Budget& budget) const;
+  void Plan(Sequence* sequence, int64_t count, Budget* budget, Schedule* schedule);
+
+  const ExecutorLimits limits_;
+  const int64_t max_running_;
+  std::set<Sequence*, Earlier> running_;  // hold a slot, paused ones included
+  std::set<Sequence*, Earlier> waiting_;
+  std::vector<int32_t> free_slots_;     // descending: the lowest is taken first
+  std::vector<int32_t> release_slots_;  // for the next plan
+  int64_t pages_ = 0;  // free and not yet promised; between plans: those of release_slots_
+};
+
+}  // namespace fox

@@ -1,0 +1,95 @@
+// Sequence bookkeeping: which logit rows a chunk wants, and counters over preemptions.
+#include "engine/sequence.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace fox {
+namespace {
+
+bool NeedsCounts(const SamplingParams& sampling) {
+  return sampling.repetition_penalty != 1.0f || sampling.presence_penalty != 0.0f ||
+         sampling.frequency_penalty != 0.0f;
+}
+
+void AddSlot(const SlotStats& slot, AcpStats* acp) {
+  acp->blocks_total += slot.blocks_total;
+  acp->blocks_skipped += slot.blocks_skipped;
+  acp->pages_allocated += slot.pages_allocated;
+  acp->pages_evicted += slot.pages_evicted;
+  acp->peak_pages = std::max(acp->peak_pages, slot.peak_pages);
+  acp->max_log_evicted_mass = std::max(acp->max_log_evicted_mass, slot.max_log_evicted_mass);
+}
+
+SlotStats EmptySlot() {
+  SlotStats stats;
+  stats.max_log_evicted_mass = -std::numeric_limits<double>::infinity();
+  return stats;
+}
+
+}  // namespace
+
+Sequence::Sequence(Request submitted, const EngineOptions& options, int64_t max_model_len,
+                   int64_t arrival_order, Seconds now)
+    : request(std::move(submitted)),
+      tokens(std::move(request.prompt)),
+      prompt_tokens(static_cast<int64_t>(tokens.size())),
+      max_tokens(std::min<int64_t>(request.stop.max_tokens, max_model_len - prompt_tokens)),
+      log_tolerance(options.acp == AcpMode::kOff
+                        ? -std::numeric_limits<double>::infinity()
+                        : request.log_tolerance.value_or(options.log_tolerance)),
+      stop(request.stop, options.eos_token_ids),
+      priority(options.priority_scheduling ? request.priority : 0),
+      arrival(arrival_order),
+      slot_stats(EmptySlot()) {
+  if (request.sampling.repetition_penalty != 1.0f) counts.AddPrompt(tokens);
+  stats.prompt_tokens = prompt_tokens;
+  stats.arrival = now;
+  stats.acp.log_tolerance = log_tolerance;
+}
+
+int64_t Sequence::FirstPromptRow() const { return std::max(computed, prompt_logprobs_done); }
+
+int64_t Sequence::LogitRows(int64_t count) const {
+  int64_t rows = count == remaining() && samples() ? 1 : 0;
+  if (wants_prompt_logprobs()) {
+    const int64_t end = std::min(computed + count, prompt_tokens - 1);
+    rows += std::max<int64_t>(0, end - FirstPromptRow());
+  }
+  return rows;
+}
+
+std::vector<int32_t> Sequence::ListLogitRows(int64_t count) const {
+  std::vector<int32_t> rows;
+  if (wants_prompt_logprobs()) {
+    const int64_t end = std::min(computed + count, prompt_tokens - 1);
+    for (int64_t row = FirstPromptRow(); row < end; ++row) {
+      rows.push_back(static_cast<int32_t>(row - computed));
+    }
+  }
+  if (count == remaining() && samples()) rows.push_back(static_cast<int32_t>(count - 1));
+  return rows;
+}
+
+void Sequence::Append(const SampledToken& token) {
+  tokens.push_back(token.id);
+  ++stats.completion_tokens;
+  if (NeedsCounts(request.sampling)) counts.AddGenerated(token.id);
+}
+
+void Sequence::LeaveSlot() {
+  AddSlot(slot_stats, &stats.acp);
+  slot_stats = EmptySlot();
+  slot = -1;
+  computed = 0;
+}
+
+RequestStats Sequence::FinalStats(Seconds now) const {
+  RequestStats result = stats;
+  AddSlot(slot_stats, &result.acp);
+  result.finished = now;
+  return result;
+}
+
+}  // namespace fox

@@ -1,0 +1,30 @@
+// StepPlan for people: one line per plan, for logs and test failures.
+#include "engine/step_plan.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace fox {
+
+int64_t StepPlan::num_tokens() const {
+  int64_t tokens = 0;
+  for (const PlannedSequence& sequence : sequences) {
+    tokens += static_cast<int64_t>(sequence.token_ids.size());
+  }
+  return tokens;
+}
+
+std::string StepPlan::DebugString() const {
+  std::string text = "release [";
+  for (size_t i = 0; i < release_slots.size(); ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : " ", release_slots[i]);
+  }
+  absl::StrAppend(&text, "]");
+  for (const PlannedSequence& sequence : sequences) {
+    absl::StrAppend(&text, "; id ", sequence.id, " slot ", sequence.slot, " tokens ",
+                    sequence.position, "+", sequence.token_ids.size(), " rows ",
+                    sequence.logit_rows.size());
+  }
+  return text;
+}
+
+}  // namespace fox

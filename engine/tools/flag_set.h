@@ -1,0 +1,72 @@
+// FlagSet: command-line flags of our programs: `--name=value`, `--name value`, and for
+// booleans `--name` and `--no-name`; what the command line does not set, the environment may
+// (FOX_NAME). Invariant: a target keeps its default unless a valid value was given.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace fox {
+
+// Looks up an environment variable; nullptr when it is not set.
+using EnvironmentLookup = std::function<const char*(const std::string& name)>;
+
+// Not thread-safe. Targets must outlive the set; their values at registration are the defaults.
+class FlagSet {
+ public:
+  // Following flags are listed under `title` in Help.
+  void Group(const std::string& title);
+  void String(const std::string& name, const std::string& value_name, const std::string& help,
+              std::string* target);
+  void Strings(const std::string& name, const std::string& value_name, const std::string& help,
+               std::vector<std::string>* target);  // may be repeated; not from the environment
+  void Int(const std::string& name, const std::string& value_name, const std::string& help,
+           int64_t min, int64_t max, int64_t* target);
+  void Double(const std::string& name, const std::string& value_name, const std::string& help,
+              double min, double max, double* target);
+  void Bool(const std::string& name, const std::string& help, bool* target);
+  void Choice(const std::string& name, const std::vector<std::string>& choices,
+              const std::string& help, std::string* target);
+
+  // Takes the arguments after the program's name. InvalidArgument names the flag; an unknown one
+  // comes with its nearest name. `lookup` may be null: no environment.
+  absl::Status Parse(const std::vector<std::string>& arguments, const EnvironmentLookup& lookup);
+
+  // What was no flag, in order; everything after `--` is.
+  const std::vector<std::string>& positional() const { return positional_; }
+  // Whether the command line or the environment set it.
+  bool IsSet(const std::string& name) const;
+  // One line for each flag, grouped, with its default.
+  std::string Help() const;
+  // `--name=value` of every flag as it now stands, one a line.
+  std::string Effective() const;
+
+ private:
+  struct Flag {
+    std::string group, name, value_name, help, default_text;
+    bool is_bool = false;
+    bool from_environment = true;
+    bool set = false;
+    std::function<bool(const std::string& value)> assign;  // false: not a valid value
+    std::function<std::string()> show;
+    std::string expectation;  // "a whole number in [1, 9]"
+  };
+  void Add(Flag flag);
+  Flag* Find(const std::string& name);
+  absl::Status Assign(Flag& flag, const std::string& value, const std::string& origin);
+  absl::Status ParseOne(const std::vector<std::string>& arguments, size_t* next);
+  std::string NearestName(const std::string& name) const;
+
+  std::string group_ = "Options";
+  std::vector<Flag> flags_;
+  std::vector<std::string> positional_;
+};
+
+// Levenshtein distance in bytes.
+size_t EditDistance(const std::string& a, const std::string& b);
+
+}  // namespace fox

@@ -1,0 +1,51 @@
+// One sequence in slot 0, step by step. See teacher_forcing.h.
+#include "engine/tools/teacher_forcing.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+
+namespace fox {
+
+absl::Status RunTeacherForced(ModelRunner& runner, const std::vector<int32_t>& ids,
+                              const TeacherForcingOptions& options, const LogitsSink& sink) {
+  const ExecutorLimits& limits = runner.limits();
+  const auto length = static_cast<int64_t>(ids.size());
+  if (length > limits.max_model_len) {
+    return absl::OutOfRangeError(
+        absl::StrCat(length, " tokens are more than the longest sequence, ", limits.max_model_len));
+  }
+  for (int32_t id : ids) {
+    if (id < 0 || id >= limits.vocab_size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("token id ", id, " is not in the vocabulary of ", limits.vocab_size));
+    }
+  }
+  const int64_t decode_from = options.decode_from < 0 ? length : options.decode_from;
+  StepPlan plan;
+  plan.release_slots = {0};
+  for (int64_t position = 0; position < length;) {
+    const int64_t wanted = position < decode_from
+                               ? std::min(options.chunk, std::min(decode_from, length) - position)
+                               : 1;
+    const int64_t count = std::min(wanted, limits.max_batch_tokens);
+    PlannedSequence seq;
+    seq.position = position;
+    seq.token_ids.assign(ids.begin() + position, ids.begin() + position + count);
+    if (options.want_logits) {
+      seq.logit_rows.resize(static_cast<size_t>(count));
+      std::iota(seq.logit_rows.begin(), seq.logit_rows.end(), 0);
+    }
+    seq.log_tolerance = options.log_tolerance;
+    plan.sequences = {std::move(seq)};
+    const auto result = runner.Run(plan);
+    if (!result.ok()) return result.status();
+    if (sink) sink(position, runner.logits());
+    plan.release_slots.clear();
+    position += count;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace fox

@@ -1,0 +1,28 @@
+// TeacherForcing: runs given tokens through the engine's own path (paged cache, chunked prefill,
+// eviction, then decode one by one) and hands out every row of logits. What fox-eval measures with.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/model_runner.h"
+
+namespace fox {
+
+struct TeacherForcingOptions {
+  int64_t chunk = 512;       // prefill tokens a step
+  int64_t decode_from = -1;  // positions from here on go one by one; -1: none
+  double log_tolerance = -10;
+  bool want_logits = true;
+};
+
+// logits: [rows, V] wide, of positions first .. first + rows - 1.
+using LogitsSink = std::function<void(int64_t first, const MatrixView& logits)>;
+
+// Uses slot 0, emptied first. The sink may be null.
+absl::Status RunTeacherForced(ModelRunner& runner, const std::vector<int32_t>& ids,
+                              const TeacherForcingOptions& options, const LogitsSink& sink);
+
+}  // namespace fox

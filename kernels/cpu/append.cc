@@ -1,0 +1,269 @@
+// Append: projections become queries, keys, values and gates, written behind each sequence's end.
+// A page is folded into the running sums the moment it is full, from what is stored in it, in
+// float64: so summaries depend on the tokens alone. See acp.h for what they mean; evict.cc uses
+// them.
+#include <cmath>
+#include <vector>
+
+#include "kernels/acp.h"
+#include "kernels/core/check.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/page_access.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/query_bound.h"
+
+namespace fox {
+namespace {
+
+// One sequence's share of the batch.
+struct Rows {
+  int slot;
+  int64_t first_row;
+  int64_t count;
+  int64_t position;
+};
+
+Rows RowsOf(const BatchView& batch, int seq) {
+  const int64_t first = batch.row_begin[seq];
+  return {batch.slot[seq], first, batch.row_begin[seq + 1] - first, batch.position[seq]};
+}
+
+// Takes pages from the free stack for the rows' positions in every list of the layer.
+void AllocatePages(const BatchView& batch, int layer, const PagedKv& kv) {
+  for (int seq = 0; seq < batch.num_seqs; ++seq) {
+    const Rows rows = RowsOf(batch, seq);
+    int64_t& length = kv.length[static_cast<int64_t>(rows.slot) * kv.shape.layers + layer];
+    FOX_CHECK(length == rows.position);
+    const int end = PagesFor(rows.position + rows.count);
+    FOX_CHECK(end <= kv.shape.max_pages);
+    for (int head = 0; head < kv.shape.kv_heads; ++head) {
+      int32_t* table = kv.Table(kv.ListIndex(rows.slot, layer, head));
+      for (int p = PagesFor(rows.position); p < end; ++p) {
+        FOX_CHECK(*kv.free_count > 0);
+        table[p] = kv.free_stack[--*kv.free_count];
+      }
+    }
+    length = rows.position + rows.count;
+  }
+}
+
+template <typename T, typename P>
+class Appender {
+ public:
+  Appender(const BatchView& batch, const AppendParams& params, const PagedKv& kv)
+      : batch_(batch), params_(params), kv_(kv), shape_(kv.shape), d_(kv.shape.head_dim) {
+    if (params.rope_frequency != nullptr) MakeRotations();
+  }
+
+  // Everything of one kv head of one sequence.
+  void Run(int seq, int kv_head) const {
+    const Rows rows = RowsOf(batch_, seq);
+    std::vector<T> key(static_cast<size_t>(d_)), value(static_cast<size_t>(d_));
+    for (int64_t r = 0; r < rows.count; ++r) {
+      const int64_t position = rows.position + r;
+      Shifted(rows, r, kv_head, params_.k_column, params_.k_shift_column, kv_.last_k, key.data());
+      Shifted(rows, r, kv_head, params_.v_column, params_.v_shift_column, kv_.last_v, value.data());
+      const int64_t row = rows.first_row + r;
+      if (params_.k_norm != nullptr) Normalize(params_.k_norm, kv_head, key.data());
+      Rotate(row, key.data());
+      for (int g = 0; g < shape_.group(); ++g) {
+        T* q =
+            Row(row) + params_.q_column + static_cast<int64_t>(kv_head * shape_.group() + g) * d_;
+        if (params_.q_norm != nullptr) Normalize(params_.q_norm, kv_head * shape_.group() + g, q);
+        Rotate(row, q);
+      }
+      Write(rows.slot, kv_head, position, row, key.data(), value.data());
+      if (position % kPageTokens == kPageTokens - 1 && params_.acp != AcpMode::kOff) {
+        for (int g = 0; g < shape_.group(); ++g) Fold(rows.slot, kv_head, g, position);
+      }
+    }
+    KeepLastRow(rows, kv_head);
+  }
+
+ private:
+  T* Row(int64_t row) const {
+    return static_cast<T*>(params_.projection.data) + row * params_.projection.row_stride;
+  }
+  T* LastRow(void* rows, int slot, int kv_head) const {
+    return static_cast<T*>(rows) +
+           (static_cast<int64_t>(slot) * shape_.layers + params_.layer) * shape_.kv_size() +
+           static_cast<int64_t>(kv_head) * d_;
+  }
+
+  // alpha * previous + (1 - alpha) * current; the row before the first is zero.
+  void Shifted(const Rows& rows, int64_t r, int kv_head, int64_t column, int64_t shift_column,
+               void* last, T* out) const {
+    const int64_t row = rows.first_row + r;
+    const T* now = Row(row) + column + static_cast<int64_t>(kv_head) * d_;
+    if (shift_column < 0) {
+      for (int m = 0; m < d_; ++m) out[m] = now[m];
+      return;
+    }
+    const T logit = Row(row)[shift_column + kv_head];
+    const T alpha = T(1) / (T(1) + std::exp(-logit));
+    const T* before = r > 0 ? Row(row - 1) + column + static_cast<int64_t>(kv_head) * d_
+                            : LastRow(last, rows.slot, kv_head);
+    for (int m = 0; m < d_; ++m) {
+      const T previous = rows.position + r == 0 ? T(0) : before[m];
+      out[m] = alpha * previous + (T(1) - alpha) * now[m];
+    }
+  }
+
+  void KeepLastRow(const Rows& rows, int kv_head) const {
+    const T* row = Row(rows.first_row + rows.count - 1) + static_cast<int64_t>(kv_head) * d_;
+    if (params_.k_shift_column >= 0) {
+      T* last = LastRow(kv_.last_k, rows.slot, kv_head);
+      for (int m = 0; m < d_; ++m) last[m] = row[params_.k_column + m];
+    }
+    if (params_.v_shift_column >= 0) {
+      T* last = LastRow(kv_.last_v, rows.slot, kv_head);
+      for (int m = 0; m < d_; ++m) last[m] = row[params_.v_column + m];
+    }
+  }
+
+  // RMS over head_dim, then the head's weights.
+  void Normalize(const void* weights, int head, T* x) const {
+    const T* weight = static_cast<const T*>(weights) + static_cast<int64_t>(head) * d_;
+    T square = 0;
+    for (int m = 0; m < d_; ++m) square += x[m] * x[m];
+    const T scale =
+        T(1) / std::sqrt(square / static_cast<T>(d_) + static_cast<T>(params_.qk_norm_eps));
+    for (int m = 0; m < d_; ++m) x[m] = x[m] * scale * weight[m];
+  }
+
+  // cos and sin of every row's angles, once for all heads.
+  void MakeRotations() {
+    const int half = d_ / 2;
+    rotations_.resize(static_cast<size_t>(batch_.num_rows * d_));
+    for (int seq = 0; seq < batch_.num_seqs; ++seq) {
+      const Rows rows = RowsOf(batch_, seq);
+      for (int64_t r = 0; r < rows.count; ++r) {
+        T* out = rotations_.data() + (rows.first_row + r) * d_;
+        for (int m = 0; m < half; ++m) {
+          const double angle = static_cast<double>(rows.position + r) * params_.rope_frequency[m];
+          out[m] = static_cast<T>(std::cos(angle));
+          out[half + m] = static_cast<T>(std::sin(angle));
+        }
+      }
+    }
+  }
+
+  // Rotates halves (GPT-NeoX): (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
+  void Rotate(int64_t row, T* x) const {
+    if (rotations_.empty()) return;
+    const int half = d_ / 2;
+    const T* cos = rotations_.data() + row * d_;
+    const T* sin = cos + half;
+    for (int m = 0; m < half; ++m) {
+      const T low = x[m], high = x[half + m];
+      x[m] = low * cos[m] - high * sin[m];
+      x[half + m] = high * cos[m] + low * sin[m];
+    }
+  }
+
+  void Write(int slot, int kv_head, int64_t position, int64_t row, const T* key,
+             const T* value) const {
+    const int32_t page =
+        kv_.Table(kv_.ListIndex(slot, params_.layer, kv_head))[position / kPageTokens];
+    const int token = static_cast<int>(position % kPageTokens);
+    P* keys = KeysOf<P>(kv_, page) + token;
+    P* values = ValuesOf<P>(kv_, page) + static_cast<int64_t>(token) * d_;
+    for (int m = 0; m < d_; ++m) {
+      keys[static_cast<int64_t>(m) * kPageTokens] = P(key[m]);
+      values[m] = P(value[m]);
+    }
+    for (int g = 0; g < shape_.group(); ++g) {
+      const int head = kv_head * shape_.group() + g;
+      double& c = kv_.c[kv_.HeadIndex(slot, params_.layer, head)];
+      double& base = kv_.c_base[SummaryIndex(kv_, page, g)];
+      if (token == 0) base = c;
+      c += LogGate(row, head);
+      LocalGateOf<T>(kv_, page, g)[token] = static_cast<T>(c - base);
+    }
+  }
+
+  double LogGate(int64_t row, int head) const {
+    if (!params_.has_gate) return 0;
+    double logit = 0;
+    if (params_.fgate_column >= 0)
+      logit += static_cast<double>(Row(row)[params_.fgate_column + head]);
+    if (params_.fgate_bias != nullptr) {
+      logit += static_cast<double>(static_cast<const T*>(params_.fgate_bias)[head]);
+    }
+    return LogForgetGate(logit, params_.min_log_gate);
+  }
+
+  // Folds the full page that ends at `end` into S, N and log M and writes E and H.
+  void Fold(int slot, int kv_head, int g, int64_t end) const {
+    const int head = kv_head * shape_.group() + g;
+    const int64_t state = kv_.HeadIndex(slot, params_.layer, head);
+    const int32_t* table = kv_.Table(kv_.ListIndex(slot, params_.layer, kv_head));
+    const int64_t p = end / kPageTokens;
+    const int64_t summary = SummaryIndex(kv_, table[p], g);
+    const T* local = LocalGateOf<T>(kv_, table[p], g);
+    const double c_end = kv_.c[state];
+    const double page_decay = c_end - kv_.c_base[summary];
+    double* key_sum = kv_.key_sum + state * d_;
+    const double keep = std::exp(page_decay);
+    double decay_sum = kv_.decay_sum[state] * keep;
+    for (int m = 0; m < d_; ++m) key_sum[m] *= keep;
+    double log_mass = kv_.log_mass[state] + page_decay;
+    double key_norm = p == 0 ? 0 : kv_.key_norm[SummaryIndex(kv_, table[p - 1], g)];
+    std::vector<T> key(static_cast<size_t>(d_));
+    for (int j = 0; j < kPageTokens; ++j) {
+      ReadKey<P>(kv_, table[p], j, key.data());
+      const double decay = page_decay - static_cast<double>(local[j]);
+      const double weight = std::exp(decay);
+      decay_sum += weight;
+      double square = 0;
+      for (int m = 0; m < d_; ++m) {
+        const double k = static_cast<double>(key[static_cast<size_t>(m)]);
+        key_sum[m] += weight * k;
+        square += k * k;
+      }
+      key_norm = std::max(key_norm, std::sqrt(square));
+      const double largest = EvaluateBound(params_.bound, head, d_, key.data(), 1);
+      log_mass = LogAddExp(log_mass, largest + decay);
+    }
+    kv_.decay_sum[state] = decay_sum;
+    kv_.log_mass[state] = log_mass;
+    kv_.key_norm[summary] = key_norm;
+    if (params_.acp == AcpMode::kPaper) {
+      kv_.score[summary] = PaperScore(static_cast<double>(end), c_end);
+      return;
+    }
+    kv_.score[summary] = log_mass - c_end;
+    const double before = p == 0 ? std::numeric_limits<double>::infinity()
+                                 : kv_.horizon[SummaryIndex(kv_, table[p - 1], g)];
+    kv_.horizon[summary] = std::min(before, c_end + Beta(head, decay_sum, key_sum));
+  }
+
+  // -log of a lower bound on the denominator, relative to the page end (acp.md 2c).
+  double Beta(int head, double decay_sum, const double* key_sum) const {
+    std::vector<double> mean(static_cast<size_t>(d_));
+    for (int m = 0; m < d_; ++m) mean[static_cast<size_t>(m)] = key_sum[m] / decay_sum;
+    return EvaluateBound(params_.bound, head, d_, mean.data(), -1) - std::log(decay_sum);
+  }
+
+  const BatchView& batch_;
+  const AppendParams& params_;
+  const PagedKv& kv_;
+  const PagedKvShape& shape_;
+  const int d_;
+  std::vector<T> rotations_;  // [num_rows, head_dim]: cosines, then sines
+};
+
+}  // namespace
+
+void CpuOps::Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv, Stream) {
+  AllocatePages(batch, params.layer, kv);
+  DispatchPageType(kv.shape.dtype, [&](auto wide, auto page) {
+    const Appender<decltype(wide), decltype(page)> appender(batch, params, kv);
+    const int64_t heads = kv.shape.kv_heads;
+    ParallelFor(batch.num_seqs * heads, params.projection.rows * heads > 64, [&](int64_t i) {
+      appender.Run(static_cast<int>(i / heads), static_cast<int>(i % heads));
+    });
+  });
+}
+
+}  // namespace fox

@@ -1,0 +1,286 @@
+// Attention over per-head pages, prefill and decode alike: the rows of one 64-token block of one kv
+// head walk together from their own page to the left. Each row has its own left boundary (a binary
+// search over the page scores) and, under the certified bound, stops as soon as its own running
+// denominator proves the rest negligible (acp.md 2d). A row's pages depend on the row alone.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <vector>
+
+#include "kernels/acp.h"
+#include "kernels/core/check.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/isa/isa_kernels.h"
+#include "kernels/cpu/page_access.h"
+#include "kernels/cpu/parallel.h"
+
+namespace fox {
+namespace {
+
+void AttendPage(const PageTile<float>& tile) { SelectIsaKernels().attend_page_f32(tile); }
+void AttendPage(const PageTile<double>& tile) { SelectIsaKernels().attend_page_f64(tile); }
+
+// Rows of one sequence that lie in one 64-token block.
+struct Block {
+  int seq;
+  int64_t first_row;  // in the batch
+  int count;
+  int64_t position;  // of the first row
+};
+
+std::vector<Block> SplitIntoBlocks(const BatchView& batch) {
+  std::vector<Block> blocks;
+  for (int seq = 0; seq < batch.num_seqs; ++seq) {
+    int64_t position = batch.position[seq];
+    for (int64_t row = batch.row_begin[seq]; row < batch.row_begin[seq + 1];) {
+      const int64_t in_page = kPageTokens - position % kPageTokens;
+      const int64_t count = std::min(in_page, batch.row_begin[seq + 1] - row);
+      blocks.push_back({seq, row, static_cast<int>(count), position});
+      row += count;
+      position += count;
+    }
+  }
+  return blocks;
+}
+
+// Keys and values of a page widened into the shapes that the inner loop wants; what lies behind
+// `valid` tokens may be anything and is zeroed.
+template <typename T>
+class WidePage {
+ public:
+  explicit WidePage(int head_dim)
+      : d_(head_dim),
+        padded_(PaddedDim(head_dim)),
+        keys_(static_cast<size_t>(d_) * kPageTokens),
+        values_(static_cast<size_t>(padded_) * kPageTokens) {}
+
+  template <typename P>
+  void Load(const PagedKv& kv, int32_t page, int valid) {
+    const P* keys = KeysOf<P>(kv, page);
+    const P* values = ValuesOf<P>(kv, page);
+    Widen(keys, static_cast<int64_t>(d_) * kPageTokens, keys_.data());
+    for (int m = 0; valid < kPageTokens && m < d_; ++m) {
+      std::fill_n(keys_.data() + m * kPageTokens + valid, kPageTokens - valid, T(0));
+    }
+    if (padded_ == d_) {
+      Widen(values, static_cast<int64_t>(d_) * valid, values_.data());
+    } else {
+      for (int j = 0; j < valid; ++j) Widen(values + j * d_, d_, values_.data() + j * padded_);
+    }
+    std::fill_n(values_.data() + static_cast<int64_t>(valid) * padded_,
+                static_cast<int64_t>(kPageTokens - valid) * padded_, T(0));
+  }
+  const T* keys() const { return keys_.data(); }
+  const T* values() const { return values_.data(); }
+
+ private:
+  static void Widen(const BFloat16* in, int64_t count, float* out) {
+    SelectIsaKernels().widen(&in->bits, count, out);
+  }
+  static void Widen(const T* in, int64_t count, T* out) { std::copy_n(in, count, out); }
+
+  int d_, padded_;
+  std::vector<T> keys_, values_;
+};
+
+// One query head of one row.
+template <typename T>
+struct Walker {
+  TileRow<T> row;
+  int head_in_group;
+  int64_t batch_row;
+  double c;              // the row's cumulative log gate
+  int left;              // pages before this one are excluded by the bound
+  int last;              // the page it visited last
+  bool stopped = false;  // by its own certificate
+};
+
+template <typename T, typename P>
+class BlockAttention {
+ public:
+  BlockAttention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
+                 const Block& block, int kv_head)
+      : params_(params),
+        kv_(kv),
+        block_(block),
+        kv_head_(kv_head),
+        d_(kv.shape.head_dim),
+        slot_(batch.slot[block.seq]),
+        list_(kv.ListIndex(slot_, params.layer, kv_head)),
+        table_(kv.Table(list_)),
+        page_(static_cast<int>(block.position / kPageTokens)),
+        log_eps_(params.acp == AcpMode::kOff ? -std::numeric_limits<double>::infinity()
+                                             : batch.log_tolerance[block.seq]),
+        wide_(d_),
+        out_(static_cast<size_t>(block.count) * static_cast<size_t>(kv.shape.group()) *
+             static_cast<size_t>(PaddedDim(d_))) {}
+
+  // Returns (row, head, page) blocks in the causal range, and of those the skipped ones.
+  std::pair<int64_t, int64_t> Run() {
+    MakeWalkers();
+    int leftmost = page_;
+    for (const Walker<T>& w : walkers_) leftmost = std::min(leftmost, w.left);
+    std::vector<TileRow<T>*> active;
+    for (int n = page_; n >= leftmost; --n) {
+      active.clear();
+      for (Walker<T>& w : walkers_) {
+        if (n < w.left || w.stopped || (n < page_ && CertifiedToStop(w, n))) continue;
+        PointAt(w, n);
+        active.push_back(&w.row);
+      }
+      if (active.empty()) break;
+      const int valid =
+          n == page_ ? static_cast<int>(block_.position % kPageTokens) + block_.count : kPageTokens;
+      wide_.template Load<P>(kv_, table_[n], valid);
+      const T scale = T(1) / std::sqrt(static_cast<T>(d_));
+      AttendPage(PageTile<T>{d_, wide_.keys(), wide_.values(), scale,
+                             static_cast<int>(active.size()), active.data()});
+    }
+    Store();
+    return Count();
+  }
+
+ private:
+  void MakeWalkers() {
+    const int group = kv_.shape.group();
+    walkers_.resize(static_cast<size_t>(block_.count * group));
+    for (int r = 0; r < block_.count; ++r) {
+      const int token = static_cast<int>(block_.position % kPageTokens) + r;
+      for (int g = 0; g < group; ++g) {
+        Walker<T>& w = walkers_[static_cast<size_t>(r * group + g)];
+        w.batch_row = block_.first_row + r;
+        w.head_in_group = g;
+        w.row.q = static_cast<const T*>(params_.q.data) + w.batch_row * params_.q.row_stride +
+                  static_cast<int64_t>(kv_head_ * group + g) * d_;
+        w.row.local = LocalGateOf<T>(kv_, table_[page_], g)[token];
+        w.row.keys = token + 1;
+        w.row.max = -std::numeric_limits<T>::infinity();
+        w.row.sum = 0;
+        w.row.out = out_.data() + (r * group + g) * PaddedDim(d_);
+        w.c = kv_.c_base[SummaryIndex(kv_, table_[page_], g)] + static_cast<double>(w.row.local);
+        w.left = Boundary(w, token);
+        w.last = page_;
+      }
+    }
+  }
+
+  // First page that the bound does not exclude for this row.
+  int Boundary(const Walker<T>& w, int token) const {
+    int low = kv_.first_live[list_];
+    if (page_ == 0 || !std::isfinite(log_eps_)) return low;
+    const double threshold = Threshold(w, token);
+    int high = page_;
+    while (low < high) {
+      const int middle = low + (high - low) / 2;
+      const double score = kv_.score[SummaryIndex(kv_, table_[middle], w.head_in_group)];
+      if (MayDrop(score, threshold, log_eps_)) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+
+  double Threshold(const Walker<T>& w, int token) const {
+    const int head = kv_head_ * kv_.shape.group() + w.head_in_group;
+    const int64_t before = SummaryIndex(kv_, table_[page_ - 1], w.head_in_group);
+    if (params_.acp == AcpMode::kCertified) {
+      return std::min(kv_.horizon[before], w.c + params_.bound.self_logit[head]);
+    }
+    const double any = params_.bound.any_logit[head];
+    if (std::isfinite(any)) return w.c + 2 * any;
+    return w.c + MeasuredSpread(w.row.q, kv_.key_norm[before], token);
+  }
+
+  // Without QK-norm: largest logit over all full pages minus the row's own logit, from this row's
+  // query (acp.md section 5). It licenses skipping for this row, never eviction.
+  double MeasuredSpread(const T* q, double key_norm, int token) const {
+    std::vector<T> key(static_cast<size_t>(d_));
+    ReadKey<P>(kv_, table_[page_], token, key.data());
+    double square = 0, self = 0;
+    for (int m = 0; m < d_; ++m) {
+      square += static_cast<double>(q[m]) * static_cast<double>(q[m]);
+      self += static_cast<double>(q[m]) * static_cast<double>(key[static_cast<size_t>(m)]);
+    }
+    return (kProductInflation * std::sqrt(square) * key_norm - self) / std::sqrt(d_);
+  }
+
+  // E_n + c_i <= log eps + m + log l, for the pages 0..n not yet visited.
+  bool CertifiedToStop(Walker<T>& w, int n) const {
+    if (params_.acp != AcpMode::kCertified || !std::isfinite(log_eps_)) return false;
+    const double mass = kv_.score[SummaryIndex(kv_, table_[n], w.head_in_group)] + w.c;
+    const double log_z = static_cast<double>(w.row.max) + std::log(static_cast<double>(w.row.sum));
+    w.stopped = MayDrop(mass, -log_z, log_eps_);
+    return w.stopped;
+  }
+
+  void PointAt(Walker<T>& w, int n) const {
+    const int g = w.head_in_group;
+    w.row.local_gate = LocalGateOf<T>(kv_, table_[n], g);
+    w.row.page_decay = static_cast<T>(kv_.c_base[SummaryIndex(kv_, table_[page_], g)] -
+                                      kv_.c_base[SummaryIndex(kv_, table_[n], g)]);
+    if (n < page_) w.row.keys = kPageTokens;
+    w.last = n;
+  }
+
+  void Store() const {
+    for (const Walker<T>& w : walkers_) {
+      const int head = kv_head_ * kv_.shape.group() + w.head_in_group;
+      T* out = static_cast<T*>(params_.out.data) + w.batch_row * params_.out.row_stride +
+               static_cast<int64_t>(head) * d_;
+      const T scale = T(1) / w.row.sum;
+      for (int m = 0; m < d_; ++m) out[m] = w.row.out[m] * scale;
+      if (params_.log_sum.empty()) continue;
+      static_cast<T*>(params_.log_sum.data)[w.batch_row * params_.log_sum.row_stride + head] =
+          w.row.max + std::log(w.row.sum);
+    }
+  }
+
+  std::pair<int64_t, int64_t> Count() const {
+    int64_t skipped = 0;
+    for (const Walker<T>& w : walkers_) skipped += w.last;
+    return {static_cast<int64_t>(walkers_.size()) * (page_ + 1), skipped};
+  }
+
+  const AttentionParams& params_;
+  const PagedKv& kv_;
+  const Block& block_;
+  const int kv_head_, d_, slot_;
+  const int64_t list_;
+  const int32_t* table_;
+  const int page_;  // the rows' own page
+  const double log_eps_;
+  WidePage<T> wide_;
+  std::vector<T> out_;
+  std::vector<Walker<T>> walkers_;
+};
+
+void AddTo(int64_t* counts, int seq, int64_t amount) {
+  if (counts == nullptr) return;
+  std::atomic_ref<int64_t>(counts[seq]).fetch_add(amount, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void CpuOps::Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
+                       Stream) {
+  FOX_CHECK(params.acp == AcpMode::kOff ||
+            (params.bound.self_logit != nullptr && params.bound.any_logit != nullptr));
+  const std::vector<Block> blocks = SplitIntoBlocks(batch);
+  const int64_t heads = kv.shape.kv_heads;
+  const int64_t count = static_cast<int64_t>(blocks.size()) * heads;
+  DispatchPageType(kv.shape.dtype, [&](auto wide, auto page) {
+    ParallelFor(count, true, [&](int64_t i) {
+      // The last blocks see the most pages: longest first balances best.
+      const Block& block = blocks[static_cast<size_t>((count - 1 - i) / heads)];
+      BlockAttention<decltype(wide), decltype(page)> attention(batch, params, kv, block,
+                                                               static_cast<int>(i % heads));
+      const auto [total, skipped] = attention.Run();
+      AddTo(params.blocks_total, block.seq, total);
+      AddTo(params.blocks_skipped, block.seq, skipped);
+    });
+  });
+}
+
+}  // namespace fox

@@ -1,0 +1,70 @@
+// CpuOps: memory, threads and the choice of matrix product; the arithmetic is in the files beside.
+#include "kernels/cpu/cpu_ops.h"
+
+#include <omp.h>
+#include <sys/mman.h>
+
+#include <cstring>
+
+#include "kernels/core/check.h"
+#include "kernels/cpu/isa/isa_kernels.h"
+
+namespace fox {
+namespace {
+
+std::unique_ptr<Gemm> MakeGemm(const CpuOptions& options) {
+#ifdef FOX_ONEDNN
+  if (!options.plain_gemm && options.dtype != DType::kF64) return MakeOneDnnGemm(options.dtype);
+#endif
+  return MakePlainGemm(options.dtype);
+}
+
+}  // namespace
+
+CpuOps::CpuOps(const CpuOptions& options)
+    : gemm_(MakeGemm(options)),
+      threads_(options.threads > 0 ? options.threads : omp_get_num_procs()) {
+  // OpenMP keeps this per calling thread; Linear renews it on the thread that runs the model.
+  omp_set_num_threads(threads_);
+}
+
+std::string CpuOps::Description() const {
+  return "cpu (" + std::to_string(threads_) + (threads_ == 1 ? " thread, " : " threads, ") +
+         gemm_->Name() + ", attention " + SelectIsaKernels().name + ")";
+}
+
+// Anonymous mappings are zeroed and take memory only where touched.
+Buffer CpuOps::Allocate(size_t bytes) {
+  if (bytes == 0) return {};
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  FOX_CHECK(data != MAP_FAILED);
+  return {data, bytes, [](void* at, size_t size) { munmap(at, size); }};
+}
+
+void CpuOps::CopyToDevice(const void* host, size_t bytes, void* device, Stream) {
+  std::memcpy(device, host, bytes);
+}
+
+void CpuOps::CopyToHost(const void* device, size_t bytes, void* host, Stream) {
+  std::memcpy(host, device, bytes);
+}
+
+std::unique_ptr<PackedWeight> CpuOps::Pack(const MatrixView& weight) { return gemm_->Pack(weight); }
+
+void CpuOps::Linear(const MatrixView& in, const PackedWeight& weight, const void* bias,
+                    bool accumulate, const MatrixView& out, Stream) {
+  if (in.rows == 0) return;
+  if (omp_get_max_threads() != threads_) omp_set_num_threads(threads_);
+  gemm_->Multiply(in, weight, bias, accumulate, out);
+}
+
+bool CpuHasBf16() {
+#ifdef FOX_ONEDNN
+  return OneDnnHasBf16();
+#else
+  return false;
+#endif
+}
+
+}  // namespace fox

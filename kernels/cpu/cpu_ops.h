@@ -1,0 +1,57 @@
+// CpuOps: the CPU backend; embedded default, and the oracle of every kernel test. Parallel over
+// OpenMP's threads; the stream is ignored. The operations live in append.cc, attention.cc, evict.cc
+// and elementwise.cc.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "kernels/cpu/gemm.h"
+#include "kernels/ops.h"
+
+namespace fox {
+
+struct CpuOptions {
+  DType dtype = DType::kF32;  // of linear weights: f64, f32, bf16
+  bool plain_gemm = false;    // row-independent matrix products; always so for f64
+  int threads = 0;            // 0: one per core that the process may use
+};
+
+class CpuOps : public Ops {
+ public:
+  explicit CpuOps(const CpuOptions& options);
+
+  std::string Description() const override;
+  Buffer Allocate(size_t bytes) override;
+  void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) override;
+  void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override;
+  std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override;
+  void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
+             Stream stream) override;
+  void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
+                  Stream stream) override;
+  void RmsNorm(const MatrixView& in, const void* weight, double eps, const MatrixView& out,
+               Stream stream) override;
+  void Linear(const MatrixView& in, const PackedWeight& weight, const void* bias, bool accumulate,
+              const MatrixView& out, Stream stream) override;
+  void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+              Stream stream) override;
+  void Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
+                 Stream stream) override;
+  void Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
+             Stream stream) override;
+  void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override;
+  void OutputGate(const MatrixView& o, int head_dim, const void* norm, double eps,
+                  const MatrixView& gate, bool silu, Stream stream) override;
+  void GatedAct(const MatrixView& gate_up, bool silu, const MatrixView& out,
+                Stream stream) override;
+
+ private:
+  std::unique_ptr<Gemm> gemm_;
+  int threads_;
+};
+
+// Whether bf16 weights run here at bf16 speed; where not, f32 is the better choice.
+bool CpuHasBf16();
+
+}  // namespace fox

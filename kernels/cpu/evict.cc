@@ -1,0 +1,121 @@
+// Evict and Release: the ways a page returns to the free stack. Eviction is decided at page ends
+// only, in order, from the summaries there; so what is live is a fact about the tokens alone.
+// The rule and its proof: acp.h and Append's Fold.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/acp.h"
+#include "kernels/core/check.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/page_access.h"
+
+namespace fox {
+namespace {
+
+void FreePage(const PagedKv& kv, int32_t page) {
+  FOX_CHECK(page >= 0 && page < kv.shape.num_pages);
+  FOX_CHECK(*kv.free_count < kv.shape.num_pages);
+#ifndef NDEBUG
+  // NaN patterns: whoever reads a freed page is found out.
+  const size_t bytes =
+      static_cast<size_t>(kv.shape.head_dim * kPageTokens) * SizeOf(kv.shape.dtype);
+  std::memset(static_cast<std::byte*>(kv.keys) + static_cast<size_t>(page) * bytes, 0xff, bytes);
+  std::memset(static_cast<std::byte*>(kv.values) + static_cast<size_t>(page) * bytes, 0xff, bytes);
+#endif
+  kv.free_stack[(*kv.free_count)++] = page;
+}
+
+// t of the page end: what every later row's threshold is at most.
+double EvictionThreshold(const EvictParams& params, const PagedKv& kv, int head, int64_t summary,
+                         double c_end) {
+  if (params.acp == AcpMode::kCertified) {
+    return std::min(kv.horizon[summary], c_end + params.bound.self_logit[head]);
+  }
+  return c_end + 2 * params.bound.any_logit[head];
+}
+
+// The left side of the rule for page `first` at the end of page `p`, the largest over the group.
+template <typename T>
+double LeftSide(const EvictParams& params, const PagedKv& kv, const int32_t* table, int kv_head,
+                int first, int p) {
+  double worst = -std::numeric_limits<double>::infinity();
+  for (int g = 0; g < kv.shape.group(); ++g) {
+    const int64_t summary = SummaryIndex(kv, table[p], g);
+    const double c_end =
+        kv.c_base[summary] + static_cast<double>(LocalGateOf<T>(kv, table[p], g)[kPageTokens - 1]);
+    const double threshold =
+        EvictionThreshold(params, kv, kv_head * kv.shape.group() + g, summary, c_end);
+    const double side = kv.score[SummaryIndex(kv, table[first], g)] + threshold;
+    if (!(side <= worst)) worst = side;  // a NaN wins: keep
+    if (std::isnan(worst)) break;
+  }
+  return worst;
+}
+
+// Frees what the end of page `p` licenses in one list; returns how many pages.
+template <typename T>
+int64_t EvictList(const EvictParams& params, const PagedKv& kv, int slot, int kv_head, int p,
+                  double log_eps) {
+  const int64_t list = kv.ListIndex(slot, params.layer, kv_head);
+  const int32_t* table = kv.Table(list);
+  int32_t& first = kv.first_live[list];
+  int64_t freed = 0;
+  while (first < p) {
+    const double side = LeftSide<T>(params, kv, table, kv_head, first, p);
+    if (!MayDrop(side, 0, log_eps)) break;
+    kv.max_log_mass[list] = std::max(kv.max_log_mass[list], side);
+    FreePage(kv, table[first]);
+    ++first;
+    ++freed;
+  }
+  return freed;
+}
+
+}  // namespace
+
+void CpuOps::Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv, Stream) {
+  if (params.acp == AcpMode::kOff) return;
+  DispatchPageType(kv.shape.dtype, [&](auto wide, auto) {
+    for (int seq = 0; seq < batch.num_seqs; ++seq) {
+      if (!std::isfinite(batch.log_tolerance[seq])) continue;
+      const int64_t begin = batch.position[seq];
+      const int64_t end = begin + batch.row_begin[seq + 1] - batch.row_begin[seq];
+      // Page ends among the rows: pages whose last position lies in [begin, end).
+      for (int64_t p = begin / kPageTokens; p < end / kPageTokens; ++p) {
+        for (int head = 0; head < kv.shape.kv_heads; ++head) {
+          const int64_t freed = EvictList<decltype(wide)>(
+              params, kv, batch.slot[seq], head, static_cast<int>(p), batch.log_tolerance[seq]);
+          if (params.pages_evicted != nullptr) params.pages_evicted[seq] += freed;
+        }
+      }
+    }
+  });
+}
+
+void CpuOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream) {
+  const PagedKvShape& shape = kv.shape;
+  constexpr double kNothing = -std::numeric_limits<double>::infinity();
+  for (int i = 0; i < count; ++i) {
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      int64_t& length = kv.length[static_cast<int64_t>(slots[i]) * shape.layers + layer];
+      for (int head = 0; head < shape.kv_heads; ++head) {
+        const int64_t list = kv.ListIndex(slots[i], layer, head);
+        for (int p = kv.first_live[list]; p < PagesFor(length); ++p)
+          FreePage(kv, kv.Table(list)[p]);
+        kv.first_live[list] = 0;
+        kv.max_log_mass[list] = kNothing;
+      }
+      length = 0;
+      const int64_t state = kv.HeadIndex(slots[i], layer, 0);
+      std::fill_n(kv.c + state, shape.q_heads, 0.0);
+      std::fill_n(kv.log_mass + state, shape.q_heads, kNothing);
+      std::fill_n(kv.decay_sum + state, shape.q_heads, 0.0);
+      std::fill_n(kv.key_sum + state * shape.head_dim,
+                  static_cast<int64_t>(shape.q_heads) * shape.head_dim, 0.0);
+    }
+  }
+}
+
+}  // namespace fox

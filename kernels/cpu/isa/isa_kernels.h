@@ -1,0 +1,83 @@
+// The inner loops of the CPU backend, compiled once per instruction set from isa_kernels.inc and
+// picked at run time. Plain data in, plain data out; everything around them is portable code.
+//
+// Invariant: what one row computes never depends on the rows beside it, so results are the same
+// whatever the batch and the chunk.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/paged_kv.h"
+
+namespace fox {
+
+// Values are padded so that every vector width divides a row.
+constexpr int PaddedDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
+
+// One query row of one head on its walk over pages: online softmax state.
+template <typename T>
+struct TileRow {
+  const T* q;           // [head_dim]
+  const T* local_gate;  // [64] of the page at hand, for this row's head
+  T page_decay;         // c_base of the row's page - c_base of the page at hand
+  T local;              // the row's own offset from its page's c_base
+  int keys;             // the row sees keys [0, keys) of the page, at least one
+  T max;                // running maximum of logits with decay
+  T sum;                // running sum of exp(logit - max)
+  T* out;               // [PaddedDim] running sum of exp(logit - max) * v
+};
+
+// Several rows meet one page.
+template <typename T>
+struct PageTile {
+  int head_dim;
+  const T* keys;    // [head_dim, 64]
+  const T* values;  // [64, PaddedDim]
+  T scale;          // 1 / sqrt(head_dim)
+  int num_rows;
+  TileRow<T>* const* rows;
+};
+
+inline constexpr int kPanelColumns = 32;
+
+// out[r, n] = sum_k in[r, k] * panel[k, n]: one panel of 32 outputs, for all rows.
+template <typename T>
+struct GemmPanel {
+  const T* in;
+  int64_t in_stride;
+  int64_t rows;
+  int64_t depth;
+  const T* panel;  // [depth, 32]
+  const T* bias;   // [columns] or null
+  bool accumulate;
+  T* out;
+  int64_t out_stride;
+  int64_t columns;  // at most 32 of the panel are wanted
+};
+
+struct IsaKernels {
+  const char* name;
+  void (*attend_page_f32)(const PageTile<float>&);
+  void (*attend_page_f64)(const PageTile<double>&);
+  void (*gemm_panel_f32)(const GemmPanel<float>&);
+  void (*gemm_panel_f64)(const GemmPanel<double>&);
+  void (*widen)(const uint16_t* bf16, int64_t count, float* out);
+  void (*narrow)(const float* in, int64_t count, uint16_t* bf16);  // round to nearest even
+  // out = silu(gate) * up
+  void (*silu_mul)(const float* gate, const float* up, int64_t count, float* out);
+};
+
+// The best set that this machine runs.
+const IsaKernels& SelectIsaKernels();
+
+namespace isa_portable {
+extern const IsaKernels kKernels;
+}
+namespace isa_avx2 {
+extern const IsaKernels kKernels;
+}
+namespace isa_avx512 {
+extern const IsaKernels kKernels;
+}
+
+}  // namespace fox

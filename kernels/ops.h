@@ -1,0 +1,104 @@
+// Ops: THE interface between a model and a backend. Every operation works on a whole ragged batch,
+// so a virtual call costs nothing beside the work. kernels/cpu implements it for the CPU (and is
+// the oracle of every kernel test), kernels/cuda for NVIDIA GPUs.
+//
+// Contract: operations on one stream run in order; they return when the work is enqueued (CPU:
+// done). Views are borrowed for the call's work. "wide dtype" is float64 in the f64 mode, else
+// float32. Rows never influence one another except through a PagedKv. One thread calls at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "kernels/core/buffer.h"
+#include "kernels/core/matrix_view.h"
+#include "kernels/op_params.h"
+#include "kernels/paged_kv.h"
+
+namespace fox {
+
+// A stream of the backend; null is the backend's default (and the CPU's only) stream.
+using Stream = void*;
+
+// A linear layer's weight [out, in] in whatever form the backend multiplies fastest.
+class PackedWeight {
+ public:
+  virtual ~PackedWeight() = default;
+  int64_t out() const { return out_; }
+  int64_t in() const { return in_; }
+  size_t bytes() const { return bytes_; }
+
+ protected:
+  PackedWeight(int64_t out, int64_t in, size_t bytes) : out_(out), in_(in), bytes_(bytes) {}
+
+ private:
+  int64_t out_, in_;
+  size_t bytes_;
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  // For people: device and matrix product in use, for example "cpu (2 threads, oneDNN bf16)".
+  virtual std::string Description() const = 0;
+
+  // Zeroed memory of the backend.
+  virtual Buffer Allocate(size_t bytes) = 0;
+  virtual void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) = 0;
+  // Waits until the bytes have arrived.
+  virtual void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) = 0;
+
+  // weight: host memory, [out, in], any dtype. The copy is private to the result.
+  virtual std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) = 0;
+
+  // out[r] = table[token_ids[r]]; table [V, D], out [num_rows, D] wide. Ids are clamped into [0,
+  // V).
+  virtual void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
+                     Stream stream) = 0;
+
+  // out[i] = in[rows[i]] for i < count; rows readable by the backend.
+  virtual void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
+                          Stream stream) = 0;
+
+  // out = in / sqrt(mean(in^2) + eps) * weight, row by row; weight [cols] wide.
+  virtual void RmsNorm(const MatrixView& in, const void* weight, double eps, const MatrixView& out,
+                       Stream stream) = 0;
+
+  // out = in W^T + bias, or out += ... with `accumulate`; in [rows, in] wide, out [rows, out] wide,
+  // bias [out] wide or null.
+  virtual void Linear(const MatrixView& in, const PackedWeight& weight, const void* bias,
+                      bool accumulate, const MatrixView& out, Stream stream) = 0;
+
+  // Token shift, QK-norm, RoPE and log-sigmoid gates; allocates pages and writes keys, values and
+  // gates behind the sequences' ends; folds every page that became full into the running state and
+  // writes its summaries. REQUIRES: the pool covers the new pages; position == length.
+  virtual void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+                      Stream stream) = 0;
+
+  // Softmax attention with decay of the batch's rows over the pages, the rows' own keys included
+  // (Append comes first). Pages that the bound excludes for a row are not read.
+  virtual void Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
+                         Stream stream) = 0;
+
+  // Frees, at every page end among the batch's rows, the leading pages that no later row needs.
+  // Attention comes first.
+  virtual void Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
+                     Stream stream) = 0;
+
+  // Empties the slots: their pages go back to the pool, their state to that of a new sequence.
+  virtual void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) = 0;
+
+  // o = rms(o) * norm (per head of head_dim; norm null: no norm), then times act(gate); gate
+  // [rows, cols] wide or empty; silu: x * sigmoid(x), else sigmoid.
+  virtual void OutputGate(const MatrixView& o, int head_dim, const void* norm, double eps,
+                          const MatrixView& gate, bool silu, Stream stream) = 0;
+
+  // out = act(gate_up[:, :I]) * gate_up[:, I:]; silu or, for hidden_act sigmoid, sigmoid.
+  virtual void GatedAct(const MatrixView& gate_up, bool silu, const MatrixView& out,
+                        Stream stream) = 0;
+};
+
+}  // namespace fox

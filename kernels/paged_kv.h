@@ -1,0 +1,91 @@
+// PagedKv: the KV cache as one plain struct of pointers, paged per head. The layout contract of all
+// backends. It owns nothing; engine/kv/kv_cache allocates it, the Ops read and write it.
+//
+// A page holds 64 keys and values of ONE kv head of ONE layer, at absolute positions 64p .. 64p+63.
+// A page list belongs to (slot, layer, kv head); its live pages are the range
+// [first_live, ceil(length / 64)); a page is owned by exactly one list or by the free stack.
+// A slot is the place of one running sequence.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/core/dtype.h"
+
+namespace fox {
+
+inline constexpr int kPageTokens = 64;
+
+struct PagedKvShape {
+  int layers = 0;
+  int q_heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  DType dtype = DType::kF32;  // of keys and values in pages
+  int num_pages = 0;          // in the pool, shared by all lists
+  int max_slots = 0;
+  int max_pages = 0;  // per list: ceil(longest sequence / 64)
+  bool k_shift = false;
+  bool v_shift = false;
+
+  int group() const { return q_heads / kv_heads; }
+  int64_t lists_per_slot() const { return static_cast<int64_t>(layers) * kv_heads; }
+  int64_t kv_size() const { return static_cast<int64_t>(kv_heads) * head_dim; }
+  DType wide_dtype() const { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+  // Keys, values and their summaries; what one page costs in memory.
+  size_t page_bytes() const {
+    const size_t kv = 2 * static_cast<size_t>(kPageTokens * head_dim) * SizeOf(dtype);
+    const size_t gates = static_cast<size_t>(kPageTokens) * SizeOf(wide_dtype());
+    return kv + static_cast<size_t>(group()) * (gates + 4 * sizeof(double));
+  }
+};
+
+// All index spaces are row-major in the order written. "group" counts the query heads of a kv head;
+// page and list quantities that depend on the gates exist once per query head.
+struct PagedKv {
+  PagedKvShape shape;
+
+  // Pool, by page id.
+  void* keys = nullptr;        // [num_pages, 64, head_dim]; the CPU backend stores [head_dim, 64]
+  void* values = nullptr;      // [num_pages, 64, head_dim]
+  void* local_gate = nullptr;  // [num_pages, group, 64] wide dtype: c_j - c_base, rounded once
+  double* c_base = nullptr;    // [num_pages, group]: c just before the page's first key
+  // Written when the page is full (acp.md section 3; kernels/acp.h says what they mean):
+  double* score = nullptr;     // [num_pages, group]: E, the bound on the mass up to this page
+  double* horizon = nullptr;   // [num_pages, group]: H, the bound on every later denominator
+  double* key_norm = nullptr;  // [num_pages, group]: largest ||k_j|| so far, for measured bounds
+
+  // Free pages: a stack of page ids; [0, *free_count) are free.
+  int32_t* free_stack = nullptr;  // [num_pages]
+  int32_t* free_count = nullptr;  // [1]
+
+  // Lists, by (slot, layer, kv head).
+  int32_t* page_table = nullptr;   // [max_slots, layers, kv_heads, max_pages] page ids
+  int32_t* first_live = nullptr;   // [max_slots, layers, kv_heads]
+  int64_t* length = nullptr;       // [max_slots, layers] tokens appended
+  double* max_log_mass = nullptr;  // [max_slots, layers, kv_heads] certificate: largest left side
+
+  // Running state, by (slot, layer, query head); folded at page ends, but c.
+  double* c = nullptr;          // cumulative log gate of the last token
+  double* log_mass = nullptr;   // log M
+  double* decay_sum = nullptr;  // S
+  double* key_sum = nullptr;    // N: [max_slots, layers, q_heads, head_dim]
+
+  // Token shift: the raw last rows, by (slot, layer); wide dtype.
+  void* last_k = nullptr;  // [max_slots, layers, kv_heads * head_dim]
+  void* last_v = nullptr;
+
+  int64_t ListIndex(int slot, int layer, int kv_head) const {
+    return (static_cast<int64_t>(slot) * shape.layers + layer) * shape.kv_heads + kv_head;
+  }
+  int64_t HeadIndex(int slot, int layer, int q_head) const {
+    return (static_cast<int64_t>(slot) * shape.layers + layer) * shape.q_heads + q_head;
+  }
+  int32_t* Table(int64_t list) const { return page_table + list * shape.max_pages; }
+};
+
+constexpr int PagesFor(int64_t tokens) {
+  return static_cast<int>((tokens + kPageTokens - 1) / kPageTokens);
+}
+
+}  // namespace fox

@@ -1,0 +1,249 @@
+// Checkpoint::Open: the tensor contract. Every tensor is taken once, by its name in the layout at
+// hand and its exact shape; what is not taken is left over and refused. That includes rotary
+// inv_freq buffers: both references register them as non-persistent, so no checkpoint of theirs
+// holds one, and one that does was made by code whose RoPE we do not know.
+#include "models/checkpoint.h"
+
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "models/error_text.h"
+#include "models/model_dir.h"
+#include "models/safetensors.h"
+#include "models/tensor_files.h"
+
+namespace fox {
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+constexpr size_t kMaxConfigBytes = 1 << 20;
+
+std::string ShapeText(const Shape& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+// Hands out the stored tensors, with a sticky first error; after an error tensors are empty.
+class TensorTaker {
+ public:
+  explicit TensorTaker(const SafetensorsEntries& tensors) : tensors_(tensors) {}
+
+  bool Has(const std::string& name) const { return tensors_.contains(name); }
+  bool HasShape(const std::string& name, const Shape& shape) const {
+    const auto it = tensors_.find(name);
+    return it != tensors_.end() && it->second.shape == shape;
+  }
+
+  HostTensor Take(const std::string& name, const Shape& shape) {
+    const auto it = tensors_.find(name);
+    if (it == tensors_.end()) {
+      Fail(absl::StrCat("tensor ", Quoted(name), " is missing"));
+      return {};
+    }
+    const SafetensorsEntry& entry = it->second;
+    if (!entry.dtype) {
+      Fail(absl::StrCat("tensor ", Quoted(name), " has dtype ", entry.dtype_name,
+                        "; weights must be BF16, F16, F32 or F64"));
+      return {};
+    }
+    if (entry.shape != shape) {
+      Fail(absl::StrCat("tensor ", Quoted(name), " has shape ", ShapeText(entry.shape),
+                        ", the configuration needs ", ShapeText(shape)));
+      return {};
+    }
+    taken_.insert(name);
+    return {.data = entry.data.data(), .dtype = *entry.dtype, .shape = entry.shape};
+  }
+
+  // The first error, or that of the tensors that nobody took.
+  absl::Status Finish() {
+    if (status_.ok() && taken_.size() < tensors_.size()) {
+      for (const auto& [name, entry] : tensors_) {
+        if (taken_.contains(name)) continue;
+        Fail(absl::StrCat("tensor ", Quoted(name), " is not part of this model (",
+                          tensors_.size() - taken_.size(), " left over)"));
+        break;
+      }
+    }
+    return status_;
+  }
+
+ private:
+  void Fail(const std::string& problem) {
+    if (status_.ok()) status_ = absl::InvalidArgumentError(problem);
+  }
+
+  const SafetensorsEntries& tensors_;
+  std::set<std::string> taken_;
+  absl::Status status_;
+};
+
+// k_proj or v_proj: a plain linear map, or one inside a token shift.
+void TakeKeyOrValue(TensorTaker& taker, const ModelConfig& config, const std::string& name,
+                    bool shifted, HostTensor& proj, HostTensor& shift_proj, HostTensor& bias) {
+  const int64_t d = config.hidden_size;
+  proj = taker.Take(name + (shifted ? ".linear.weight" : ".weight"), {config.kv_size(), d});
+  if (shifted) shift_proj = taker.Take(name + ".shift_proj.weight", {config.num_kv_heads, d});
+  if (config.qkv_bias) bias = taker.Take(name + ".bias", {config.kv_size()});
+}
+
+void TakeGates(TensorTaker& taker, const ModelConfig& config, const std::string& attn,
+               LayerTensors& layer) {
+  const int64_t d = config.hidden_size;
+  const int64_t heads = config.num_heads;
+  const bool fla = config.layout == CheckpointLayout::kFla;
+  std::string forget = attn + (fla ? "f_proj" : "fgate_proj");
+  const std::string output = attn + (fla ? "g_proj" : "ogate_proj");
+  // For one day (2025-04-08) FLA called the forget gate g_proj; its shape tells it from the output
+  // gate, which a checkpoint of that day cannot have under the same name.
+  if (fla && !taker.Has(forget + ".weight") && taker.HasShape(output + ".weight", {heads, d})) {
+    forget = output;
+  }
+  switch (config.forget_gate) {
+    case ForgetGate::kFull:
+      layer.fgate_proj = taker.Take(forget + ".weight", {heads, d});
+      layer.fgate_bias = taker.Take(forget + ".bias", {heads});
+      break;
+    case ForgetGate::kBiasOnly:  // a parameter in the reference, and
+    case ForgetGate::kFixed:     // a buffer: both are saved
+      layer.fgate_bias = taker.Take(attn + "fgate_bias", {heads});
+      break;
+    case ForgetGate::kNone:
+      break;
+  }
+  if (config.output_gate != OutputGate::kNone) {
+    layer.ogate_proj = taker.Take(output + ".weight", {d, d});
+  }
+}
+
+void TakeMlp(TensorTaker& taker, const ModelConfig& config, const std::string& mlp,
+             LayerTensors& layer) {
+  const int64_t d = config.hidden_size;
+  const int64_t inner = config.intermediate_size;
+  if (config.layout == CheckpointLayout::kOfficial) {
+    layer.gate_up = {taker.Take(mlp + "gate_proj.weight", {2 * inner, d})};
+  } else {
+    layer.gate_up = {taker.Take(mlp + "gate_proj.weight", {inner, d}),
+                     taker.Take(mlp + "up_proj.weight", {inner, d})};
+  }
+  layer.down_proj = taker.Take(mlp + "down_proj.weight", {d, inner});
+}
+
+LayerTensors TakeLayer(TensorTaker& taker, const ModelConfig& config, int index) {
+  const std::string prefix = absl::StrCat("model.layers.", index, ".");
+  const std::string attn = prefix + "attn.";
+  const int64_t d = config.hidden_size;
+  LayerTensors layer;
+  layer.attn_norm = taker.Take(prefix + "attn_norm.weight", {d});
+  layer.q_proj = taker.Take(attn + "q_proj.weight", {d, d});
+  if (config.qkv_bias) layer.q_bias = taker.Take(attn + "q_proj.bias", {d});
+  TakeKeyOrValue(taker, config, attn + "k_proj", config.k_shift, layer.k_proj, layer.k_shift_proj,
+                 layer.k_bias);
+  TakeKeyOrValue(taker, config, attn + "v_proj", config.v_shift, layer.v_proj, layer.v_shift_proj,
+                 layer.v_bias);
+  TakeGates(taker, config, attn, layer);
+  if (config.output_norm) layer.output_norm = taker.Take(attn + "output_norm.weight", {d});
+  if (config.qk_norm) {
+    const bool per_head = config.qk_norm_per_head;
+    layer.q_norm = taker.Take(attn + "q_norm.weight", {per_head ? d : config.head_dim});
+    layer.k_norm =
+        taker.Take(attn + "k_norm.weight", {per_head ? config.kv_size() : config.head_dim});
+  }
+  layer.o_proj = taker.Take(attn + "o_proj.weight", {d, d});
+  layer.mlp_norm = taker.Take(prefix + "mlp_norm.weight", {d});
+  TakeMlp(taker, config, prefix + "mlp.", layer);
+  return layer;
+}
+
+// Some savers write a tied output matrix again. That is the same model only if it is the same
+// matrix.
+absl::Status CheckTied(const HostTensor& lm_head, const HostTensor& embeddings) {
+  const size_t bytes = static_cast<size_t>(embeddings.size()) * SizeOf(embeddings.dtype);
+  if (lm_head.dtype == embeddings.dtype && std::memcmp(lm_head.data, embeddings.data, bytes) == 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "tensor \"lm_head.weight\" differs from the embeddings, although config.json sets "
+      "tie_word_embeddings");
+}
+
+// All tensors are weights of ours when this runs: of a floating-point type.
+absl::Status CheckFinite(const SafetensorsEntries& tensors) {
+  for (const auto& [name, entry] : tensors) {
+    const int64_t count =
+        CountNonFinite({.data = entry.data.data(), .dtype = *entry.dtype, .shape = entry.shape});
+    if (count == 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(name), " holds ", count,
+                                                   " values that are NaN or infinite"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+struct Checkpoint::Files {
+  TensorFiles tensors;
+};
+
+Checkpoint::Checkpoint() = default;
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
+Checkpoint::~Checkpoint() = default;
+
+absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& dir,
+                                            const CheckpointOptions& options) {
+  absl::StatusOr<ModelDir> model_dir = ModelDir::Open(dir);
+  if (!model_dir.ok()) return model_dir.status();
+  absl::StatusOr<std::string> json = model_dir->ReadText("config.json", kMaxConfigBytes);
+  if (!json.ok()) return json.status();
+  absl::StatusOr<ModelConfig> config = ParseModelConfig(*json);
+  if (!config.ok()) return config.status();
+  absl::StatusOr<TensorFiles> files = TensorFiles::Open(*model_dir);
+  if (!files.ok()) return files.status();
+
+  Checkpoint checkpoint;
+  checkpoint.config_ = *std::move(config);
+  checkpoint.files_ = std::make_unique<Files>(Files{*std::move(files)});
+  const SafetensorsEntries& tensors = checkpoint.files_->tensors.tensors();
+  absl::Status status = checkpoint.TakeTensors(tensors);
+  if (status.ok() && !options.allow_nonfinite) status = CheckFinite(tensors);
+  // What the scan saw is worth nothing if the file changed under it.
+  if (const absl::Status unchanged = checkpoint.CheckUnchanged(); !unchanged.ok()) {
+    status = unchanged;
+  }
+  if (!status.ok()) return status;
+  return checkpoint;
+}
+
+absl::Status Checkpoint::TakeTensors(const SafetensorsEntries& tensors) {
+  const int64_t d = config_.hidden_size;
+  TensorTaker taker(tensors);
+  embeddings_ = taker.Take("model.embeddings.weight", {config_.vocab_size, d});
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
+    layers_.push_back(TakeLayer(taker, config_, layer));
+  }
+  final_norm_ = taker.Take("model.norm.weight", {d});
+  const bool stored_head = !config_.tie_word_embeddings || taker.Has("lm_head.weight");
+  if (stored_head) lm_head_ = taker.Take("lm_head.weight", {config_.vocab_size, d});
+  if (const absl::Status status = taker.Finish(); !status.ok()) return status;
+
+  for (const auto& [name, entry] : tensors) {
+    parameter_count_ += static_cast<int64_t>(entry.data.size() / SizeOf(*entry.dtype));
+  }
+  if (config_.tie_word_embeddings) {
+    if (stored_head) {
+      if (absl::Status status = CheckTied(lm_head_, embeddings_); !status.ok()) return status;
+      parameter_count_ -= lm_head_.size();
+    }
+    lm_head_ = embeddings_;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::CheckUnchanged() const { return files_->tensors.CheckUnchanged(); }
+
+}  // namespace fox

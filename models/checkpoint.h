@@ -1,0 +1,76 @@
+// Checkpoint: a model directory opened, checked and mapped. Every tensor that the configuration
+// asks for is present with its exact shape, and nothing is left over; so code behind this class
+// never checks again. Tensors are named by their role, whatever the layout called them. Read
+// weights.h next: it turns these host tensors into what a backend computes with.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "models/host_tensor.h"
+#include "models/model_config.h"
+#include "models/safetensors.h"
+
+namespace fox {
+
+struct LayerTensors {
+  HostTensor attn_norm;               // [D]
+  HostTensor q_proj, k_proj, v_proj;  // [D, D], [KV, D], [KV, D]
+  HostTensor q_bias, k_bias, v_bias;  // [D], [KV], [KV]; qkv_bias
+  HostTensor k_shift_proj;            // [kv_heads, D]; k_shift
+  HostTensor v_shift_proj;            // [kv_heads, D]; v_shift
+  HostTensor fgate_proj;              // [H, D]; ForgetGate::kFull
+  HostTensor fgate_bias;              // [H]; all but ForgetGate::kNone
+  HostTensor ogate_proj;              // [D, D]; an output gate
+  HostTensor output_norm;             // [D]; output_norm
+  HostTensor q_norm, k_norm;          // [D], [KV], or [head_dim] when shared; qk_norm
+  HostTensor o_proj;                  // [D, D]
+  HostTensor mlp_norm;                // [D]
+  std::vector<HostTensor> gate_up;    // one [2I, D] (gate rows first), or [I, D] twice
+  HostTensor down_proj;               // [D, I]
+};
+
+struct CheckpointOptions {
+  bool allow_nonfinite = false;  // false: NaN or infinity in a weight refuses the checkpoint
+};
+
+class Checkpoint {
+ public:
+  // Opens `dir`: config.json, then model.safetensors or the shards of model.safetensors.index.json.
+  // Files are resolved beneath `dir` and must be regular. The error (InvalidArgument, NotFound,
+  // Unimplemented) is one line that names the tensor, the key or the file, never an absolute path.
+  static absl::StatusOr<Checkpoint> Open(const std::string& dir, const CheckpointOptions& options);
+
+  Checkpoint(Checkpoint&&) noexcept;
+  Checkpoint& operator=(Checkpoint&&) noexcept;
+  ~Checkpoint();
+
+  const ModelConfig& config() const { return config_; }
+  const HostTensor& embeddings() const { return embeddings_; }  // [V, D]
+  const HostTensor& final_norm() const { return final_norm_; }  // [D]
+  const HostTensor& lm_head() const { return lm_head_; }        // [V, D]; the embeddings when tied
+  const std::vector<LayerTensors>& layers() const { return layers_; }
+  int64_t parameter_count() const { return parameter_count_; }
+
+  // Call after copying the weights, and trust the copy only when it says ok: InvalidArgument when a
+  // file was written to or truncated since Open mapped it (lost pages read as zeros, see
+  // mapped_file.h).
+  absl::Status CheckUnchanged() const;
+
+ private:
+  struct Files;  // the mapped safetensors files
+  Checkpoint();
+  absl::Status TakeTensors(const SafetensorsEntries& tensors);
+
+  ModelConfig config_;
+  HostTensor embeddings_, final_norm_, lm_head_;
+  std::vector<LayerTensors> layers_;
+  int64_t parameter_count_ = 0;
+  std::unique_ptr<Files> files_;
+};
+
+}  // namespace fox

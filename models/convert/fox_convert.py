@@ -1,0 +1,232 @@
+"""Converts a FoX checkpoint of any known layout into the canonical directory that foxserve loads.
+
+The path of a conversion: open_source (source_directory.py) -> parse_config (canonical_config.py)
+-> plan_tensors (tensor_plan.py) -> write and verify (output_directory.py). See README.md here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from refusal import Refusal
+
+if TYPE_CHECKING:  # numpy comes with these; --help must work without it
+    from canonical_config import CanonicalConfig
+    from source_directory import Source
+    from tensor_plan import PlannedTensor
+
+VERSION = "0.1.0"
+EXIT_REFUSED, EXIT_USAGE = 1, 2
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+_EPILOG = """\
+examples:
+  fox_convert.py fox-pro-760m model --dtype bf16 --verify
+      a published checkpoint (.safetensors or .bin, official or FLA layout)
+  fox_convert.py runs/fox-pro model --step 16384
+      a training run: config.yaml and checkpoints/step-000000000016384.pt
+  fox_convert.py fox-pro-760m --dry-run
+      show the configuration and the tensors, write nothing
+  fox_convert.py fox-pro-760m model --dtype bf16 --verify-only
+      compare an existing result with its source
+
+exit status: 0 done; 1 refused, with one line naming the tensor, key or file; 2 usage
+"""
+
+
+def _byte_count(text: str) -> int:
+    """Parses 5GB, 500MB, 1000000."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.strip().upper())
+    count = int(float(match.group(1)) * _UNITS[match.group(2)]) if match else 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 5GB or 500MB")
+    return count
+
+
+def _parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="fox_convert.py",
+        description="Convert a Forgetting Transformer checkpoint to the layout foxserve loads.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", metavar="SRC", type=Path, help="directory of the checkpoint")
+    parser.add_argument(
+        "destination", metavar="DST", type=Path, nargs="?", help="directory to create"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("keep", "f32", "bf16", "f16"),
+        default="keep",
+        help="element type to write, rounded to nearest even (default: keep)",
+    )
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="training checkpoint to take (default: the newest)"
+    )
+    parser.add_argument(
+        "--max-shard-size",
+        type=_byte_count,
+        default=5 * 10**9,
+        metavar="SIZE",
+        help="split weights into files of at most SIZE (default: 5GB)",
+    )
+    parser.add_argument(
+        "--log-pruning-tolerance",
+        type=float,
+        metavar="X",
+        help="write this log_pruning_tolerance (-10.0 is recommended) instead of the source's",
+    )
+    parser.add_argument(
+        "--ignore-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="drop an unknown configuration key instead of refusing it",
+    )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="read the result back and compare every element with the source",
+    )
+    parser.add_argument(
+        "--verify-only", action="store_true", help="compare an existing DST with SRC, write nothing"
+    )
+    parser.add_argument(
+        "--dry-run",
+        "--list",
+        action="store_true",
+        dest="dry_run",
+        help="print what would be written, write nothing; DST may be absent",
+    )
+    parser.add_argument("--force", action="store_true", help="replace an existing model directory")
+    parser.add_argument("--version", action="version", version=f"fox_convert {VERSION}")
+    return parser
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _print_plan(source: Source, config: CanonicalConfig, planned: list[PlannedTensor]) -> None:
+    """The dry run's answer, on stdout."""
+    layout = "FLA" if config.fla else "official"
+    print(f"source: {layout} layout, {source.kind}")
+    for key, value in config.to_json().items():
+        print(f"config: {key} = {value!r}")
+    for tensor in planned:
+        origin = " + ".join(f"{part.name} {part.dtype}" for part in tensor.parts)
+        print(f"tensor: {tensor.name} {tensor.dtype} {list(tensor.shape)} <- {origin}")
+    elements = sum(part.size for tensor in planned for part in tensor.parts)
+    total = sum(tensor.byte_size for tensor in planned)
+    print(f"total: {len(planned)} tensors, {elements} parameters, {total} bytes")
+
+
+def _verify(directory: Path, config: dict[str, Any], planned: list[PlannedTensor]) -> None:
+    """Re-opens `directory` and compares it with the source; Refusal on any mismatch."""
+    from output_directory import check_config, verify_tensors
+    from source_directory import open_source
+
+    written = open_source(directory, None)
+    check_config(directory, config)
+    report = verify_tensors(planned, written.tensors)
+    if report.different:
+        name, count = next(iter(report.different.items()))
+        raise Refusal(
+            f"tensor {name}: verify: {count} elements differ from the source "
+            f"({len(report.different)} tensors differ, max abs difference "
+            f"{report.largest_difference:.9g})"
+        )
+    _say(
+        f"verified {report.compared} elements of {len(planned)} tensors: max abs difference 0 "
+        f"after rounding, {report.largest_rounding:.9g} by rounding"
+    )
+
+
+def _write(args: argparse.Namespace, config: CanonicalConfig, planned: list[PlannedTensor]) -> None:
+    """Writes DST."""
+    import output_directory as out
+
+    out.check_space(args.destination, planned)
+    with out.staged(args.destination) as stage:
+        report = out.write_tensors(stage, planned, args.max_shard_size)
+        out.write_json(stage / "config.json", config.to_json())
+        copied = out.copy_side_files(args.source, stage)
+        if args.verify:
+            _verify(stage, config.to_json(), planned)
+    for name, count in report.nonfinite.items():
+        _say(f"warning: tensor {name}: {count} elements are NaN or infinite")
+    if not any(name.startswith(("tokenizer.", "vocab.")) for name in copied):
+        _say("note: SRC has no tokenizer; put its files beside the weights")
+    total = sum(tensor.byte_size for tensor in planned)
+    _say(f"wrote {args.destination}: {len(planned)} tensors, {total} bytes")
+
+
+def _convert(args: argparse.Namespace) -> None:
+    """Does what the checked command line asks for."""
+    from canonical_config import parse_config
+    from output_directory import check_destination
+    from source_directory import open_source
+    from tensor_plan import plan_tensors
+
+    if not args.dry_run:
+        args.destination = args.destination.absolute()
+        if args.destination.resolve() == args.source.resolve():
+            raise Refusal(f"{args.destination}: SRC and DST are the same directory")
+        if not args.verify_only:
+            check_destination(args.destination, args.force)
+    source = open_source(args.source, args.step)
+    ignored = frozenset(args.ignore_key)
+    config = parse_config(source.config, args.log_pruning_tolerance, ignored)
+    planned = plan_tensors(config, source.tensors, args.dtype)
+    for note in source.notes:
+        _say(f"note: {note}")
+    if args.dry_run:
+        _print_plan(source, config, planned)
+    elif args.verify_only:
+        _verify(args.destination, config.to_json(), planned)
+    else:
+        _write(args, config, planned)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    """SIGTERM and SIGHUP unwind like Ctrl-C, so that the staging directory is removed."""
+    raise KeyboardInterrupt
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns the exit status."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if args.destination is None and not args.dry_run:
+        parser.error("DST is required (except with --dry-run)")
+    if args.verify_only and (args.dry_run or args.verify or args.force):
+        parser.error("--verify-only excludes --verify, --force and --dry-run")
+    try:
+        import numpy  # noqa: F401
+    except ImportError:
+        _say("fox_convert: numpy is missing (pip install numpy)")
+        return EXIT_REFUSED
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        _convert(args)
+    except Refusal as refusal:
+        _say(f"fox_convert: {refusal}")
+        return EXIT_REFUSED
+    except OSError as error:
+        _say(f"fox_convert: {error.filename or 'input/output'}: {error.strerror or error}")
+        return EXIT_REFUSED
+    except KeyboardInterrupt:
+        _say("fox_convert: interrupted, nothing was written")
+        return EXIT_REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,276 @@
+"""Writes the canonical directory, and compares a written one with its source.
+
+Invariant: the destination appears by one rename at the very end; until then everything lies in a
+sibling directory, removed on any error or interruption.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from refusal import Refusal
+from rounding import as_float, count_nonfinite
+from safetensors_io import SafetensorsWriter, parse_json
+from source_directory import read_text
+from source_tensor import NUMPY_TYPES, SourceTensor
+from tensor_plan import PlannedTensor
+
+COPIED_FILES = (
+    "tokenizer.model",
+    "tokenizer.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+)
+INDEX = "model.safetensors.index.json"
+
+
+class Progress:
+    """One line on stderr: percentage and MB/s. Not a terminal: a line every quarter of much."""
+
+    QUIET_BYTES = 64 << 20  # not a terminal: less than this is not worth a line
+
+    def __init__(self, label: str, total: int) -> None:
+        self._label, self._total = label, max(1, total)
+        self._done, self._shown, self._start = 0, 0.0, time.monotonic()
+        self._terminal = sys.stderr.isatty()
+
+    def add(self, count: int) -> None:
+        """Counts `count` bytes."""
+        self._done += count
+        share = self._done / self._total
+        if not self._terminal and self._total < self.QUIET_BYTES:
+            return
+        if share >= 1 or share - self._shown >= (0.01 if self._terminal else 0.25):
+            self._shown = share
+            rate = self._done / 1e6 / max(1e-6, time.monotonic() - self._start)
+            line = f"{self._label} {100 * share:5.1f} %  {rate:.0f} MB/s"
+            end = "\n" if share >= 1 or not self._terminal else ""
+            print(("\r" if self._terminal else "") + line, end=end, file=sys.stderr, flush=True)
+
+
+@dataclass
+class WriteReport:
+    """What write_tensors met."""
+
+    nonfinite: dict[str, int] = field(default_factory=dict)  # tensor -> NaN or infinite elements
+
+
+@dataclass
+class VerifyReport:
+    """What verify_tensors found."""
+
+    compared: int = 0  # elements
+    different: dict[str, int] = field(default_factory=dict)  # tensor -> elements
+    largest_difference: float = 0.0  # written against rounded source: 0 unless different
+    largest_rounding: float = 0.0  # written against source
+
+
+def split_shards(planned: list[PlannedTensor], limit: int) -> dict[str, list[PlannedTensor]]:
+    """File name -> its tensors, at most `limit` bytes of data each (or a single tensor).
+
+    Within a file wide elements come first, so that every tensor is aligned to its element size.
+    """
+    shards: list[list[PlannedTensor]] = [[]]
+    filled = 0
+    for tensor in planned:
+        if shards[-1] and filled + tensor.byte_size > limit:
+            shards.append([])
+            filled = 0
+        shards[-1].append(tensor)
+        filled += tensor.byte_size
+    for shard in shards:
+        shard.sort(key=lambda t: -NUMPY_TYPES[t.dtype].itemsize)
+    if len(shards) == 1:
+        return {"model.safetensors": shards[0]}
+    count = len(shards)
+    return {f"model-{i + 1:05d}-of-{count:05d}.safetensors": s for i, s in enumerate(shards)}
+
+
+def write_tensors(directory: Path, planned: list[PlannedTensor], limit: int) -> WriteReport:
+    """Writes the weights files, and the index if there are several."""
+    report = WriteReport()
+    shards = split_shards(planned, limit)
+    total = sum(tensor.byte_size for tensor in planned)
+    progress = Progress("writing", total)
+    for filename, tensors in shards.items():
+        entries = [(t.name, t.dtype, t.shape) for t in tensors]
+        writer = SafetensorsWriter(directory / filename, entries)
+        try:
+            for tensor in tensors:
+                _write_tensor(writer, tensor, report, progress)
+            writer.close()
+        finally:
+            writer.abandon()
+    if len(shards) > 1:
+        weight_map = {t.name: filename for filename, ts in shards.items() for t in ts}
+        write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    return report
+
+
+def _write_tensor(
+    writer: SafetensorsWriter, tensor: PlannedTensor, report: WriteReport, progress: Progress
+) -> None:
+    """Streams one tensor, counting what is not finite."""
+    bad = 0
+    for rounded, _, _ in tensor.blocks():
+        bad += count_nonfinite(rounded, tensor.dtype)
+        writer.write(np.ascontiguousarray(rounded).data.cast("B"))
+        progress.add(rounded.nbytes)
+    if bad:
+        report.nonfinite[tensor.name] = bad
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Writes a JSON file and flushes it to the disk."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def copy_side_files(source: Path, directory: Path) -> list[str]:
+    """Copies tokenizer and generation files; returns their names."""
+    copied = [name for name in COPIED_FILES if (source / name).is_file()]
+    for name in copied:
+        shutil.copyfile(source / name, directory / name)
+    return copied
+
+
+def verify_tensors(planned: list[PlannedTensor], written: dict[str, SourceTensor]) -> VerifyReport:
+    """Compares every element of `written` with the source after the same rounding."""
+    names = {tensor.name for tensor in planned}
+    if names != set(written):
+        raise Refusal(f"tensor {min(names ^ set(written))}: not in both source and destination")
+    report = VerifyReport()
+    progress = Progress("verifying", sum(tensor.byte_size for tensor in planned))
+    for tensor in planned:
+        copy = written[tensor.name]
+        if (copy.dtype, copy.shape) != (tensor.dtype, tensor.shape):
+            raise Refusal(
+                f"tensor {tensor.name}: the destination holds {copy.dtype} {list(copy.shape)}, "
+                f"expected {tensor.dtype} {list(tensor.shape)}"
+            )
+        _verify_tensor(tensor, copy, report, progress)
+    return report
+
+
+def _verify_tensor(
+    tensor: PlannedTensor, copy: SourceTensor, report: VerifyReport, progress: Progress
+) -> None:
+    """Compares bits (so that NaN equals itself), and measures differences as numbers."""
+    bits = np.dtype(f"u{NUMPY_TYPES[tensor.dtype].itemsize}")
+    have = _Elements(copy.blocks())
+    for rounded, source, source_dtype in tensor.blocks():
+        block = have.take(rounded.size)
+        report.compared += rounded.size
+        unequal = int(np.count_nonzero(block.view(bits) != rounded.view(bits)))
+        got = as_float(block, tensor.dtype)
+        if unequal:
+            report.different[tensor.name] = report.different.get(tensor.name, 0) + unequal
+            gap = _largest_gap(got, as_float(rounded, tensor.dtype))
+            report.largest_difference = max(report.largest_difference, gap)
+        if tensor.dtype != source_dtype:
+            gap = _largest_gap(got, as_float(source, source_dtype))
+            report.largest_rounding = max(report.largest_rounding, gap)
+        progress.add(rounded.nbytes)
+
+
+class _Elements:
+    """Regroups blocks into runs of a wanted length."""
+
+    def __init__(self, blocks: Iterator[np.ndarray]) -> None:
+        self._blocks = blocks
+        self._rest: list[np.ndarray] = []
+
+    def take(self, count: int) -> np.ndarray:
+        """The next `count` elements."""
+        held = sum(piece.size for piece in self._rest)
+        while held < count:
+            self._rest.append(next(self._blocks))
+            held += self._rest[-1].size
+        joined = self._rest[0] if len(self._rest) == 1 else np.concatenate(self._rest)
+        self._rest = [joined[count:]]
+        return joined[:count]
+
+
+def _largest_gap(a: np.ndarray, b: np.ndarray) -> float:
+    """max |a - b|; infinite where only one of them is NaN or they are different infinities."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        gaps = np.abs(a.astype(np.float64) - b.astype(np.float64))
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    gaps[same] = 0.0
+    return float(np.max(np.where(np.isnan(gaps), np.inf, gaps), initial=0.0))
+
+
+def check_config(directory: Path, expected: dict[str, Any]) -> None:
+    """The written config.json must say what the source says."""
+    found = parse_json(read_text(directory / "config.json"), "config.json")
+    for key in sorted(set(expected) | set(found)):
+        if expected.get(key) != found.get(key):
+            raise Refusal(f"config key {key}: the destination differs from the source")
+
+
+def check_destination(destination: Path, force: bool) -> None:
+    """Refuses a destination that must not be replaced."""
+    if not destination.parent.is_dir():
+        raise Refusal(f"{destination.parent}: not a directory")
+    if not os.path.lexists(destination):
+        return
+    if destination.is_symlink() or not destination.is_dir():
+        raise Refusal(f"{destination}: exists and is not a directory")
+    if not any(destination.iterdir()):
+        return
+    if not force:
+        raise Refusal(f"{destination}: exists (--force replaces it)")
+    entries = list(destination.iterdir())
+    if not (destination / "config.json").is_file() or any(e.is_dir() for e in entries):
+        raise Refusal(f"{destination}: exists and is no model directory, --force refuses it")
+
+
+def check_space(destination: Path, planned: list[PlannedTensor]) -> None:
+    """Refuses to start where the disk is too small for the result."""
+    need = sum(tensor.byte_size for tensor in planned) + (16 << 20)
+    free = shutil.disk_usage(destination.parent).free
+    if free < need:
+        raise Refusal(f"{destination.parent}: {need >> 20} MiB needed, {free >> 20} MiB free")
+
+
+@contextlib.contextmanager
+def staged(destination: Path) -> Iterator[Path]:
+    """A sibling directory that becomes `destination` when the block succeeds, else vanishes."""
+    prefix, parent = f".{destination.name}.", destination.parent
+    stage = Path(tempfile.mkdtemp(prefix=prefix, suffix=".partial", dir=parent))
+    try:
+        mask = os.umask(0)
+        os.umask(mask)
+        stage.chmod(0o777 & ~mask)
+        yield stage
+        replaced = None
+        if destination.exists():
+            replaced = Path(tempfile.mkdtemp(prefix=prefix, suffix=".replaced", dir=parent))
+            destination.rename(replaced)
+        try:
+            stage.rename(destination)
+        except BaseException:
+            if replaced is not None:
+                replaced.rename(destination)
+            raise
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)

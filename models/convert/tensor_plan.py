@@ -1,0 +1,225 @@
+"""The tensors of a canonical checkpoint, in order, each with the source tensors it is made from.
+
+Invariant: plan_tensors() uses every source tensor exactly once, with its exact shape, or raises
+Refusal naming the tensor. Names and shapes are those of the official model; the FLA names are
+mapped here and nowhere else. Read output_directory.py next.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from canonical_config import CanonicalConfig
+from refusal import Refusal
+from rounding import convert, target_dtype
+from source_tensor import NUMPY_TYPES, SourceTensor
+
+# Wrappers (torch.compile, DDP, FSDP, activation checkpointing) that leave a trace in names.
+_WRAPPERS = frozenset(
+    ("_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+)
+_UNSUPPORTED = re.compile(r"(^|\.)((attn|mlp)_res_(proj|norm)|res_(proj|norm))\.")
+_DERIVED = re.compile(r"\.rotary(_emb)?\.inv_freq$")  # recomputed from rope_base
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """An output tensor: `parts` one below the other (first dimension), rounded to `dtype`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[SourceTensor, ...]
+
+    @property
+    def byte_size(self) -> int:
+        """Size in the output file."""
+        return math.prod(self.shape) * NUMPY_TYPES[self.dtype].itemsize
+
+    def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
+        """Yields (rounded block, source block, source dtype) in row-major order, all flat."""
+        for part in self.parts:
+            for block in part.blocks():
+                yield convert(block, part.dtype, self.dtype, self.name), block, part.dtype
+
+
+def strip_wrappers(tensors: dict[str, SourceTensor]) -> dict[str, SourceTensor]:
+    """Removes the wrappers' traces from all names."""
+    result: dict[str, SourceTensor] = {}
+    for name, tensor in tensors.items():
+        pieces = [piece for piece in name.split(".") if piece not in _WRAPPERS]
+        while len(pieces) > 1 and pieces[0] == "module":
+            pieces.pop(0)
+        plain = ".".join(pieces)
+        if plain in result:
+            raise Refusal(f"tensor {plain}: present twice, also as {name}")
+        result[plain] = tensor
+    return result
+
+
+class _Pool:
+    """The source tensors not used yet."""
+
+    def __init__(self, tensors: dict[str, SourceTensor]) -> None:
+        self._left = dict(tensors)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape of an unused tensor; None if there is none of this name."""
+        tensor = self._left.get(name)
+        return None if tensor is None else tensor.shape
+
+    def take(self, name: str, shape: tuple[int, ...]) -> SourceTensor:
+        """Removes and returns tensor `name`; it must have `shape`."""
+        tensor = self._left.pop(name, None)
+        if tensor is None:
+            raise Refusal(f"tensor {name}: missing")
+        if tensor.shape != shape:
+            raise Refusal(f"tensor {name}: shape {list(tensor.shape)}, expected {list(shape)}")
+        return tensor
+
+    def drop_derived(self) -> None:
+        """Removes buffers that the configuration determines."""
+        for name in [n for n in self._left if _DERIVED.search(n)]:
+            del self._left[name]
+
+    def check_empty(self) -> None:
+        """Raises Refusal if anything was left over."""
+        if self._left:
+            rest = f" (and {len(self._left) - 1} more)" if len(self._left) > 1 else ""
+            raise Refusal(f"tensor {min(self._left)}: left over, nothing uses it{rest}")
+
+
+def _same_values(a: SourceTensor, b: SourceTensor) -> bool:
+    """Whether two tensors of the same shape hold the same bits."""
+    if a.dtype != b.dtype:
+        return False
+    place = (a.path, a.data_offset, a.first_element, a.strides)
+    if place == (b.path, b.data_offset, b.first_element, b.strides):
+        return True
+    pairs = zip(a.blocks(), b.blocks())
+    return all(np.array_equal(x.view(np.uint8), y.view(np.uint8)) for x, y in pairs)
+
+
+class _Planner:
+    """Collects the planned tensors of one model."""
+
+    def __init__(self, config: CanonicalConfig, pool: _Pool, wanted: str) -> None:
+        self._config, self._pool, self._wanted = config, pool, wanted
+        self.planned: list[PlannedTensor] = []
+
+    def add(self, name: str, shape: tuple[int, ...], *sources: str) -> None:
+        """Plans output `name` from `sources` (its own name by default), split evenly over rows."""
+        sources = sources or (name,)
+        part_shape = (shape[0] // len(sources), *shape[1:])
+        parts = tuple(self._pool.take(source, part_shape) for source in sources)
+        dtypes = {target_dtype(part.dtype, self._wanted, part.name) for part in parts}
+        if len(dtypes) != 1:
+            raise Refusal(f"tensor {name}: its parts have different dtypes, use --dtype")
+        self.planned.append(PlannedTensor(name, dtypes.pop(), shape, parts))
+
+    def model(self) -> None:
+        """The whole model."""
+        c = self._config
+        self.add("model.embeddings.weight", (c.vocab_size, c.hidden_size))
+        for index in range(c.num_layers):
+            self._layer(f"model.layers.{index}.")
+        self.add("model.norm.weight", (c.hidden_size,))
+        if not c.tied:
+            self.add("lm_head.weight", (c.vocab_size, c.hidden_size))
+        elif self._pool.shape("lm_head.weight") is not None:
+            self._drop_tied_head()
+
+    def _drop_tied_head(self) -> None:
+        """torch.save writes a tied head twice; it must equal the embeddings."""
+        head = self._pool.take("lm_head.weight", self.planned[0].shape)
+        if not _same_values(head, self.planned[0].parts[0]):
+            raise Refusal("tensor lm_head.weight: differs from the embeddings it is tied to")
+
+    def _layer(self, prefix: str) -> None:
+        """One block: attention, then the MLP."""
+        c, wide = self._config, self._config.hidden_size
+        self.add(prefix + "attn_norm.weight", (wide,))
+        self._projections(prefix + "attn.")
+        self._gates(prefix + "attn.")
+        if c.use_output_norm:
+            self.add(prefix + "attn.output_norm.weight", (wide,))
+        if c.qk_norm:
+            self._qk_norm(prefix + "attn.")
+        self.add(prefix + "attn.o_proj.weight", (wide, wide))
+        self.add(prefix + "mlp_norm.weight", (wide,))
+        gate = prefix + "mlp.gate_proj.weight"
+        halves = (gate, prefix + "mlp.up_proj.weight") if c.fla else (gate,)
+        self.add(gate, (2 * c.intermediate_size, wide), *halves)
+        self.add(prefix + "mlp.down_proj.weight", (wide, c.intermediate_size))
+
+    def _projections(self, prefix: str) -> None:
+        """q, k, v with their shifts or biases."""
+        c, wide = self._config, self._config.hidden_size
+        rows = (
+            ("q", wide, False),
+            ("k", c.kv_size, c.use_k_shift),
+            ("v", c.kv_size, c.use_v_shift),
+        )
+        for letter, height, shifted in rows:
+            stem = f"{prefix}{letter}_proj."
+            if shifted:
+                self.add(stem + "linear.weight", (height, wide))
+                self.add(stem + "shift_proj.weight", (c.num_kv_heads, wide))
+            else:
+                self.add(stem + "weight", (height, wide))
+            if c.qkv_bias:
+                self.add(stem + "bias", (height,))
+
+    def _gates(self, prefix: str) -> None:
+        """The forget gate, then the output gate."""
+        c, wide, heads = self._config, self._config.hidden_size, self._config.num_heads
+        if c.fgate_type == "full":
+            stem = self._forget_gate_stem(prefix)
+            self.add(prefix + "fgate_proj.weight", (heads, wide), stem + ".weight")
+            self.add(prefix + "fgate_proj.bias", (heads,), stem + ".bias")
+        elif c.fgate_type != "none":
+            self.add(prefix + "fgate_bias", (heads,))
+        if c.use_output_gate:
+            stem = prefix + ("g_proj" if c.fla else "ogate_proj")
+            self.add(prefix + "ogate_proj.weight", (wide, wide), stem + ".weight")
+
+    def _forget_gate_stem(self, prefix: str) -> str:
+        """For one day of its history FLA called the forget gate g_proj: its shape tells."""
+        c = self._config
+        if not c.fla:
+            return prefix + "fgate_proj"
+        renamed = self._pool.shape(prefix + "f_proj.weight") is None
+        by_shape = self._pool.shape(prefix + "g_proj.weight") == (c.num_heads, c.hidden_size)
+        return prefix + ("g_proj" if renamed and by_shape else "f_proj")
+
+    def _qk_norm(self, prefix: str) -> None:
+        """Per-head weights, or one [head_dim] vector shared by all heads."""
+        c = self._config
+        for letter, wide in (("q", c.hidden_size), ("k", c.kv_size)):
+            shape = (c.head_dim,) if c.qk_norm_shared else (wide,)
+            self.add(f"{prefix}{letter}_norm.weight", shape)
+
+
+def plan_tensors(
+    config: CanonicalConfig, tensors: dict[str, SourceTensor], wanted: str
+) -> list[PlannedTensor]:
+    """The canonical tensors, in the order of the model. `wanted`: keep, f32, bf16 or f16.
+
+    May set config.qk_norm_shared, which early FLA checkpoints tell by shape alone.
+    """
+    unsupported = sorted(name for name in tensors if _UNSUPPORTED.search(name))
+    if unsupported:
+        raise Refusal(f"tensor {unsupported[0]}: attention residuals are not supported")
+    pool = _Pool(tensors)
+    pool.drop_derived()
+    if config.fla and config.qk_norm:
+        early = pool.shape("model.layers.0.attn.q_norm.weight") == (config.head_dim,)
+        config.qk_norm_shared = early and config.num_heads > 1
+    planner = _Planner(config, pool, wanted)
+    planner.model()
+    pool.check_empty()
+    return planner.planned

@@ -1,0 +1,30 @@
+// Error text from untrusted bytes; see error_text.h.
+#include "models/error_text.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace fox {
+namespace {
+
+constexpr size_t kMaxShown = 120;
+
+}  // namespace
+
+std::string Printable(const std::string& text) {
+  std::string shown = text.substr(0, std::min(text.size(), kMaxShown));
+  for (char& c : shown) {
+    if (c < ' ' || c > '~') c = '?';
+  }
+  if (shown.size() < text.size()) shown += "...";
+  return shown;
+}
+
+std::string Quoted(const std::string& text) {
+  std::string quoted(1, '"');
+  quoted += Printable(text);
+  quoted += '"';
+  return quoted;
+}
+
+}  // namespace fox

@@ -1,0 +1,38 @@
+// HostTensor: a weight as it lies in a file's mapping, and the two things done to it there:
+// reading elements and looking for values that no weight may have. Nothing here owns memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/core/dtype.h"
+
+namespace fox {
+
+// A tensor in mapped memory, row-major. `data` may be unaligned for its type. Empty: absent.
+struct HostTensor {
+  const std::byte* data = nullptr;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+
+  bool empty() const { return data == nullptr; }
+  int64_t size() const {
+    int64_t n = 1;
+    for (int64_t extent : shape) n *= extent;
+    return n;
+  }
+};
+
+// Converts elements [first, first + count) to T (float or double), one by one. Exact but for F64
+// to float, which rounds to nearest.
+void ReadElements(const HostTensor& tensor, int64_t first, int64_t count, float* out);
+void ReadElements(const HostTensor& tensor, int64_t first, int64_t count, double* out);
+
+// The number of NaN and infinite elements.
+int64_t CountNonFinite(const HostTensor& tensor);
+
+// An IEEE 754 half as a float, exactly.
+float HalfToFloat(uint16_t bits);
+
+}  // namespace fox

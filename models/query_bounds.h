@@ -1,0 +1,43 @@
+// What attention logits of one layer can reach, derived from its weights alone: the constants that
+// the certified bound and the paper's bound stand on. Sources: shared mathematics in kernels/acp.h;
+// with QK-norm the norm weights bound a query, without it the query projection does.
+#pragma once
+
+#include <vector>
+
+#include "kernels/ops.h"
+#include "models/checkpoint.h"
+
+namespace fox {
+
+// A QueryBound with its arrays on the host; null where empty.
+struct HostQueryBound {
+  std::vector<float> diagonal;     // [H, d]
+  std::vector<float> dense;        // [H, d, d]
+  std::vector<float> linear;       // [H, d]
+  std::vector<float> absolute;     // [H, d]
+  std::vector<double> self_logit;  // [H] B
+  std::vector<double> any_logit;   // [H] U
+  double scale = 1;
+  double min_log_gate = -128;  // clamp of log f for the layer
+
+  QueryBound view() const;
+};
+
+HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& layer);
+
+// The same in a backend's memory.
+class DeviceQueryBound {
+ public:
+  DeviceQueryBound() = default;
+  DeviceQueryBound(const HostQueryBound& host, Ops& ops);
+  const QueryBound& view() const { return view_; }
+  double min_log_gate() const { return min_log_gate_; }
+
+ private:
+  std::vector<Buffer> buffers_;
+  QueryBound view_;
+  double min_log_gate_ = -128;
+};
+
+}  // namespace fox

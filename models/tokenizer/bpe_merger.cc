@@ -1,0 +1,121 @@
+// Two ways to the same result: short pre-tokens rescan an array of ranks, long ones keep a linked
+// list and, for each rank, the positions where it applies. See bpe_merger.h.
+#include "models/tokenizer/bpe_merger.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+
+namespace fox {
+namespace {
+
+constexpr int32_t kNoRank = std::numeric_limits<int32_t>::max();
+// Up to here rescanning is faster than keeping buckets.
+constexpr size_t kShort = 48;
+
+uint64_t PairKey(int32_t left, int32_t right) {
+  return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) | static_cast<uint32_t>(right);
+}
+
+}  // namespace
+
+void BpeMerger::AddRule(int32_t left, int32_t right, int32_t product) {
+  rank_of_pair_[PairKey(left, right)] = static_cast<int32_t>(product_of_rank_.size());
+  product_of_rank_.push_back(product);
+}
+
+int32_t BpeMerger::RankOf(int32_t left, int32_t right) const {
+  const auto it = rank_of_pair_.find(PairKey(left, right));
+  return it == rank_of_pair_.end() ? kNoRank : it->second;
+}
+
+void BpeMerger::Merge(std::vector<int32_t>* symbols, Workspace* workspace) const {
+  if (symbols->size() <= kShort) {
+    MergeShort(symbols, workspace);
+  } else {
+    MergeLong(symbols, workspace);
+  }
+}
+
+void BpeMerger::MergeShort(std::vector<int32_t>* symbols, Workspace* workspace) const {
+  std::vector<int32_t>& ids = *symbols;
+  std::vector<int32_t>& rank = workspace->rank;
+  rank.clear();
+  for (size_t i = 0; i + 1 < ids.size(); ++i) rank.push_back(RankOf(ids[i], ids[i + 1]));
+  while (!rank.empty()) {
+    const auto best = std::min_element(rank.begin(), rank.end());
+    if (*best == kNoRank) return;
+    const auto at = static_cast<size_t>(best - rank.begin());
+    ids[at] = product_of_rank_[static_cast<size_t>(*best)];
+    ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+    rank.erase(best);
+    if (at > 0) rank[at - 1] = RankOf(ids[at - 1], ids[at]);
+    if (at < rank.size()) rank[at] = RankOf(ids[at], ids[at + 1]);
+  }
+}
+
+void BpeMerger::Push(int32_t position, int32_t rank, Workspace* workspace) const {
+  workspace->rank[static_cast<size_t>(position)] = rank;
+  if (rank == kNoRank) return;
+  std::vector<int32_t>& bucket = workspace->bucket[static_cast<size_t>(rank)];
+  if (bucket.empty()) {
+    workspace->heap.push_back(rank);
+    std::push_heap(workspace->heap.begin(), workspace->heap.end(), std::greater<>());
+  }
+  bucket.push_back(position);
+}
+
+void BpeMerger::JoinAt(int32_t position, std::vector<int32_t>* symbols,
+                       Workspace* workspace) const {
+  std::vector<int32_t>& ids = *symbols;
+  const auto at = static_cast<size_t>(position);
+  const auto right = static_cast<size_t>(workspace->next[at]);
+  ids[at] = product_of_rank_[static_cast<size_t>(workspace->rank[at])];
+  ids[right] = kNone;
+  workspace->rank[right] = kNoRank;
+  const int32_t after = workspace->next[right];
+  const int32_t before = workspace->previous[at];
+  workspace->next[at] = after;
+  if (after != kNone) workspace->previous[static_cast<size_t>(after)] = position;
+  Push(position, after == kNone ? kNoRank : RankOf(ids[at], ids[static_cast<size_t>(after)]),
+       workspace);
+  if (before != kNone) Push(before, RankOf(ids[static_cast<size_t>(before)], ids[at]), workspace);
+}
+
+void BpeMerger::MergeLong(std::vector<int32_t>* symbols, Workspace* workspace) const {
+  std::vector<int32_t>& ids = *symbols;
+  const auto size = static_cast<int32_t>(ids.size());
+  Workspace& w = *workspace;
+  w.bucket.resize(product_of_rank_.size());
+  w.previous.resize(ids.size());
+  w.next.resize(ids.size());
+  w.rank.assign(ids.size(), kNoRank);
+  for (int32_t i = 0; i < size; ++i) {
+    const auto at = static_cast<size_t>(i);
+    w.previous[at] = i - 1;  // kNone for the first
+    w.next[at] = i + 1 < size ? i + 1 : kNone;
+    if (i + 1 < size) Push(i, RankOf(ids[at], ids[at + 1]), workspace);
+  }
+  while (!w.heap.empty()) {
+    std::pop_heap(w.heap.begin(), w.heap.end(), std::greater<>());
+    const int32_t rank = w.heap.back();
+    w.heap.pop_back();
+    w.work.clear();
+    w.work.swap(w.bucket[static_cast<size_t>(rank)]);
+    std::sort(w.work.begin(), w.work.end());
+    for (size_t i = 0; i < w.work.size(); ++i) {
+      const int32_t position = w.work[i];
+      if (w.rank[static_cast<size_t>(position)] != rank) continue;  // outdated
+      JoinAt(position, symbols, workspace);
+      // A merge may enable a lower rank only in tables that no training produces; it comes first.
+      if (!w.heap.empty() && w.heap.front() < rank) {
+        for (++i; i < w.work.size(); ++i) {
+          if (w.rank[static_cast<size_t>(w.work[i])] == rank) Push(w.work[i], rank, workspace);
+        }
+      }
+    }
+  }
+  std::erase(ids, kNone);
+}
+
+}  // namespace fox

@@ -1,0 +1,48 @@
+// BpeMerger: the merge rules of a byte-level BPE and their application to one pre-token. Of all
+// neighbours that have a rule, the one with the lowest rank merges first, the leftmost among
+// equals. Cost O(n log n) in the length of the pre-token, however it repeats. Read
+// byte_level_bpe.h next.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+
+namespace fox {
+
+// Immutable once all rules are added; Merge may then be called from any thread.
+class BpeMerger {
+ public:
+  // The rule of the next rank. A pair that has a rule already takes the later rank, as in the
+  // reference implementations. REQUIRES: the text of `product` is that of `left` and `right`.
+  void AddRule(int32_t left, int32_t right, int32_t product);
+
+  // Memory that one thread reuses from pre-token to pre-token.
+  class Workspace {
+    friend class BpeMerger;
+    std::vector<int32_t> previous, next;       // neighbours of a position, kNone at the ends
+    std::vector<int32_t> rank;                 // of the pair that starts at a position
+    std::vector<std::vector<int32_t>> bucket;  // by rank: positions of pairs, some outdated
+    std::vector<int32_t> work;                 // the bucket in progress
+    std::vector<int32_t> heap;                 // ranks whose bucket is not empty, lowest first
+  };
+
+  // Merges `symbols` in place until no rule applies.
+  void Merge(std::vector<int32_t>* symbols, Workspace* workspace) const;
+
+ private:
+  static constexpr int32_t kNone = -1;
+
+  // kNoRank when the pair has no rule.
+  int32_t RankOf(int32_t left, int32_t right) const;
+  void MergeShort(std::vector<int32_t>* symbols, Workspace* workspace) const;
+  void MergeLong(std::vector<int32_t>* symbols, Workspace* workspace) const;
+  void Push(int32_t position, int32_t rank, Workspace* workspace) const;
+  void JoinAt(int32_t position, std::vector<int32_t>* symbols, Workspace* workspace) const;
+
+  absl::flat_hash_map<uint64_t, int32_t> rank_of_pair_;  // key: left << 32 | right
+  std::vector<int32_t> product_of_rank_;
+};
+
+}  // namespace fox

@@ -1,0 +1,188 @@
+// Checks of a BPE definition and the encoding itself. See byte_level_bpe.h.
+#include "models/tokenizer/byte_level_bpe.h"
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "models/error_text.h"
+#include "models/tokenizer/byte_alphabet.h"
+#include "models/tokenizer/pretokenizer.h"
+#include "models/tokenizer/utf8.h"
+
+namespace fox {
+
+absl::StatusOr<std::unique_ptr<ByteLevelBpe>> ByteLevelBpe::Create(const BpeDefinition& definition,
+                                                                   int64_t model_vocab_size) {
+  std::unique_ptr<ByteLevelBpe> bpe(new ByteLevelBpe());
+  bpe->info_.kind = "byte_level_bpe";
+  bpe->add_prefix_space_ = definition.add_prefix_space;
+  bpe->use_regex_ = definition.use_regex;
+  absl::Status status = bpe->SetTokens(definition, model_vocab_size);
+  if (status.ok()) status = bpe->SetMerges(definition);
+  if (status.ok()) status = bpe->SetSpecial(definition);
+  if (!status.ok()) return status;
+  return bpe;
+}
+
+absl::Status ByteLevelBpe::SetTokens(const BpeDefinition& definition, int64_t model_vocab_size) {
+  absl::flat_hash_map<int32_t, const std::string*> token_of_id;
+  const auto add = [&](const std::string& token, int32_t id) -> absl::Status {
+    if (id < 0 || id >= model_vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat("token ", Quoted(token), " has id ", id,
+                                                     ", outside the model's vocabulary of ",
+                                                     model_vocab_size));
+    }
+    const auto [it, inserted] = token_of_id.try_emplace(id, &token);
+    if (!inserted && *it->second != token) {
+      return absl::InvalidArgumentError(absl::StrCat("tokens ", Quoted(*it->second), " and ",
+                                                     Quoted(token), " share the id ", id));
+    }
+    return absl::OkStatus();
+  };
+  for (const auto& [token, id] : definition.vocab) {
+    const absl::Status status = add(token, id);
+    if (!status.ok()) return status;
+  }
+  for (const AddedToken& token : definition.added) {
+    const absl::Status status = add(token.content, token.id);
+    if (!status.ok()) return status;
+    const auto in_vocab = definition.vocab.find(token.content);
+    if (in_vocab != definition.vocab.end() && in_vocab->second != token.id) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("added token ", Quoted(token.content), " has two ids"));
+    }
+  }
+  const auto size = static_cast<int32_t>(token_of_id.size());
+  info_.vocab_size = size;
+  bytes_.resize(token_of_id.size());
+  for (int32_t id = 0; id < size; ++id) {
+    const auto it = token_of_id.find(id);
+    if (it == token_of_id.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("no token has the id ", id, " of ", size));
+    }
+    // A token with characters outside the alphabet stands for its own text.
+    bytes_[static_cast<size_t>(id)] = BytesOfToken(*it->second).value_or(*it->second);
+  }
+  for (int byte = 0; byte < 256; ++byte) {
+    const auto it = definition.vocab.find(CharacterOfByte(static_cast<uint8_t>(byte)));
+    if (it == definition.vocab.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("no token for the byte ", byte));
+    }
+    id_of_byte_[static_cast<size_t>(byte)] = it->second;
+  }
+  if (definition.ignore_merges) {
+    for (const auto& [token, id] : definition.vocab) {
+      const std::optional<std::string> bytes = BytesOfToken(token);
+      if (bytes.has_value()) id_of_bytes_.emplace(*bytes, id);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ByteLevelBpe::SetMerges(const BpeDefinition& definition) {
+  for (const auto& [left, right] : definition.merges) {
+    const auto left_it = definition.vocab.find(left);
+    const auto right_it = definition.vocab.find(right);
+    const auto product_it = definition.vocab.find(left + right);
+    if (left.empty() || right.empty() || left_it == definition.vocab.end() ||
+        right_it == definition.vocab.end() || product_it == definition.vocab.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("merge of ", Quoted(left), " and ",
+                                                     Quoted(right), " needs an unknown token"));
+    }
+    merger_.AddRule(left_it->second, right_it->second, product_it->second);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ByteLevelBpe::SetSpecial(const BpeDefinition& definition) {
+  special_.resize(bytes_.size());
+  absl::flat_hash_map<std::string, int32_t> added;
+  for (const AddedToken& token : definition.added) {
+    if (token.content.empty() || token.content.size() > AddedTokenSplitter::kMaxContent) {
+      return absl::InvalidArgumentError(absl::StrCat("added token of ", token.content.size(),
+                                                     " bytes; 1 to ",
+                                                     AddedTokenSplitter::kMaxContent, " allowed"));
+    }
+    if (!added.emplace(token.content, token.id).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("added token ", Quoted(token.content), " is there twice"));
+    }
+    splitter_.Add(token);
+    if (token.special) special_[static_cast<size_t>(token.id)] = true;
+  }
+  absl::Status status;
+  const auto resolve = [&](const std::optional<std::string>& token, const char* role,
+                           std::optional<int32_t>* id) {
+    if (!token.has_value()) return;
+    const auto it = added.find(*token);
+    if (it != added.end()) {
+      *id = it->second;
+    } else {
+      status = absl::InvalidArgumentError(
+          absl::StrCat(role, " ", Quoted(*token), " is not a token of this vocabulary"));
+    }
+  };
+  resolve(definition.bos, "bos_token", &info_.bos_id);
+  resolve(definition.eos, "eos_token", &info_.eos_id);
+  resolve(definition.unk, "unk_token", &info_.unk_id);
+  for (const auto* around : {&definition.prefix, &definition.suffix}) {
+    for (const int32_t id : *around) {
+      if (id < 0 || id >= info_.vocab_size) {
+        return absl::InvalidArgumentError(absl::StrCat("unknown special token id ", id));
+      }
+    }
+  }
+  prefix_ = definition.prefix;
+  suffix_ = definition.suffix;
+  return status;
+}
+
+absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::Encode(const std::string& text,
+                                                          bool add_special_tokens) const {
+  if (!IsValidUtf8(text)) return absl::InvalidArgumentError("text is not valid UTF-8");
+  std::vector<int32_t> ids;
+  if (add_special_tokens) ids = prefix_;
+  BpeMerger::Workspace workspace;
+  for (const TextPart& part : splitter_.Split(text)) {
+    if (part.id != TextPart::kText) {
+      ids.push_back(part.id);
+    } else if (add_prefix_space_ && text[part.begin] != ' ') {
+      std::string spaced(1, ' ');
+      spaced.append(text, part.begin, part.end - part.begin);
+      EncodePart(spaced, 0, spaced.size(), &workspace, &ids);
+    } else {
+      EncodePart(text, part.begin, part.end, &workspace, &ids);
+    }
+  }
+  if (add_special_tokens) ids.insert(ids.end(), suffix_.begin(), suffix_.end());
+  return ids;
+}
+
+void ByteLevelBpe::EncodePart(const std::string& text, size_t begin, size_t end,
+                              BpeMerger::Workspace* workspace, std::vector<int32_t>* ids) const {
+  std::vector<int32_t> symbols;
+  while (begin < end) {
+    const size_t piece_end = use_regex_ ? NextPretoken(text, begin, end) : end;
+    if (!id_of_bytes_.empty()) {
+      const auto it = id_of_bytes_.find(text.substr(begin, piece_end - begin));
+      if (it != id_of_bytes_.end()) {
+        ids->push_back(it->second);
+        begin = piece_end;
+        continue;
+      }
+    }
+    symbols.clear();
+    for (; begin < piece_end; ++begin) {
+      symbols.push_back(id_of_byte_[static_cast<uint8_t>(text[begin])]);
+    }
+    merger_.Merge(&symbols, workspace);
+    ids->insert(ids->end(), symbols.begin(), symbols.end());
+  }
+}
+
+std::string ByteLevelBpe::TokenBytes(int32_t id, bool skip_special) const {
+  if (id < 0 || id >= info_.vocab_size) return "";
+  const auto at = static_cast<size_t>(id);
+  return skip_special && special_[at] ? std::string() : bytes_[at];
+}
+
+}  // namespace fox

@@ -1,0 +1,145 @@
+// Escaping, and unescaping by steps that each wait for enough bytes. See json_escape.h.
+#include "models/tokenizer/json_escape.h"
+
+#include <cstddef>
+#include <cstdint>
+
+#include "models/tokenizer/utf8.h"
+
+namespace fox {
+namespace {
+
+constexpr char kShortNames[] = "\"\\/bfnrt";
+constexpr char kShortValues[] = "\"\\/\b\f\n\r\t";
+constexpr size_t kUnicodeEscape = 6;  // \uXXXX
+
+void AppendUnicodeEscape(uint32_t unit, std::string* out) {
+  out->append("\\u");
+  for (int shift = 12; shift >= 0; shift -= 4) {
+    out->push_back("0123456789abcdef"[(unit >> shift) & 0xF]);
+  }
+}
+
+// 0 for a character that has no short escape of its own in Python's encoder.
+char ShortName(uint32_t character) {
+  switch (character) {
+    case '"':
+    case '\\':
+      return static_cast<char>(character);
+    case '\b':
+      return 'b';
+    case '\f':
+      return 'f';
+    case '\n':
+      return 'n';
+    case '\r':
+      return 'r';
+    case '\t':
+      return 't';
+    default:
+      return 0;
+  }
+}
+
+int HexValue(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+enum class Match { kYes, kNo, kMore };  // kMore: the bytes end too early to tell
+
+// Is there \uXXXX at `at`, and which unit?
+Match ReadUnicodeEscape(const std::string& text, size_t at, uint32_t* unit) {
+  *unit = 0;
+  for (size_t i = 0; i < kUnicodeEscape; ++i) {
+    if (at + i == text.size()) return Match::kMore;
+    const char c = text[at + i];
+    if (i < 2) {
+      if (c != "\\u"[i]) return Match::kNo;
+      continue;
+    }
+    const int digit = HexValue(c);
+    if (digit < 0) return Match::kNo;
+    *unit = *unit * 16 + static_cast<uint32_t>(digit);
+  }
+  return Match::kYes;
+}
+
+bool IsHigh(uint32_t unit) { return unit >= 0xD800 && unit < 0xDC00; }
+bool IsLow(uint32_t unit) { return unit >= 0xDC00 && unit < 0xE000; }
+
+// The step at a backslash: consumed bytes, 0 to wait for more.
+size_t UnescapeOne(const std::string& text, size_t at, bool final, std::string* out) {
+  if (at + 1 == text.size() && !final) return 0;
+  if (at + 1 < text.size()) {
+    for (size_t i = 0; kShortNames[i] != '\0'; ++i) {
+      if (text[at + 1] == kShortNames[i]) {
+        out->push_back(kShortValues[i]);
+        return 2;
+      }
+    }
+  }
+  uint32_t unit = 0;
+  const Match match = ReadUnicodeEscape(text, at, &unit);
+  if (match == Match::kMore && !final) return 0;
+  if (match != Match::kYes) {
+    out->push_back('\\');
+    return 1;
+  }
+  if (IsHigh(unit)) {
+    uint32_t low = 0;
+    const Match pair = ReadUnicodeEscape(text, at + kUnicodeEscape, &low);
+    if (pair == Match::kMore && !final) return 0;
+    if (pair == Match::kYes && IsLow(low)) {
+      AppendUtf8(0x10000 + ((unit - 0xD800) << 10) + (low - 0xDC00), out);
+      return 2 * kUnicodeEscape;
+    }
+  }
+  AppendUtf8(IsHigh(unit) || IsLow(unit) ? kReplacementCharacter : unit, out);
+  return kUnicodeEscape;
+}
+
+}  // namespace
+
+std::string JsonEscape(const std::string& text) {
+  std::string out;
+  out.reserve(text.size() + text.size() / 8);
+  for (size_t i = 0; i < text.size();) {
+    const Utf8Unit unit = NextUtf8(text.data() + i, text.size() - i);
+    i += unit.length;
+    const uint32_t c = unit.code_point;
+    if (const char name = ShortName(c); name != 0) {
+      out.push_back('\\');
+      out.push_back(name);
+    } else if (c >= 0x20 && c < 0x7F) {
+      out.push_back(static_cast<char>(c));
+    } else if (c < 0x10000) {
+      AppendUnicodeEscape(c, &out);
+    } else {
+      AppendUnicodeEscape(0xD800 + ((c - 0x10000) >> 10), &out);
+      AppendUnicodeEscape(0xDC00 + ((c - 0x10000) & 0x3FF), &out);
+    }
+  }
+  return out;
+}
+
+void JsonUnescape(std::string* pending, bool final, std::string* out) {
+  size_t at = 0;
+  while (at < pending->size()) {
+    if ((*pending)[at] == '\\') {
+      const size_t consumed = UnescapeOne(*pending, at, final, out);
+      if (consumed == 0) break;
+      at += consumed;
+      continue;
+    }
+    const Utf8Unit unit = NextUtf8(pending->data() + at, pending->size() - at);
+    if (unit.kind == Utf8Kind::kIncomplete && !final) break;
+    AppendUtf8(unit.code_point, out);
+    at += unit.length;
+  }
+  pending->erase(0, at);
+}
+
+}  // namespace fox

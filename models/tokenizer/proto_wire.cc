@@ -1,0 +1,59 @@
+// The protobuf wire format without groups, which no file here uses. See proto_wire.h.
+#include "models/tokenizer/proto_wire.h"
+
+#include <cstring>
+
+namespace fox {
+
+bool ProtoWire::Fail() {
+  malformed_ = true;
+  at_ = end_;
+  return false;
+}
+
+bool ProtoWire::ReadVarint(uint64_t* value) {
+  *value = 0;
+  for (unsigned shift = 0; shift < 70; shift += 7) {
+    if (at_ == end_) return Fail();
+    const auto byte = static_cast<uint8_t>(data_[at_++]);
+    if (shift < 64) *value |= static_cast<uint64_t>(byte & 0x7Fu) << shift;
+    if (byte < 0x80) return true;
+  }
+  return Fail();
+}
+
+bool ProtoWire::Next() {
+  if (at_ == end_) return false;
+  uint64_t tag = 0;
+  if (!ReadVarint(&tag)) return false;
+  if (tag > UINT32_MAX || (tag >> 3) == 0) return Fail();
+  field_ = static_cast<uint32_t>(tag >> 3);
+  wire_type_ = static_cast<uint32_t>(tag & 7);
+  if (wire_type_ == 0) return ReadVarint(&value_);
+  uint64_t length = 0;
+  if (wire_type_ == 1) {
+    length = 8;
+  } else if (wire_type_ == 5) {
+    length = 4;
+  } else if (wire_type_ != 2 || !ReadVarint(&length)) {
+    return Fail();
+  }
+  if (length > end_ - at_) return Fail();
+  begin_ = at_;
+  at_ += static_cast<size_t>(length);
+  return true;
+}
+
+float ProtoWire::AsFloat() const {
+  uint32_t bits = 0;
+  for (size_t i = 0; i < 4; ++i) {
+    bits |= static_cast<uint32_t>(static_cast<uint8_t>(data_[begin_ + i])) << (8 * i);
+  }
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+std::string ProtoWire::AsString() const { return data_.substr(begin_, at_ - begin_); }
+
+}  // namespace fox

@@ -1,0 +1,101 @@
+# Provides the target fox_sentencepiece: the sentencepiece library, static, on the distribution's
+# protobuf, so that it lives beside gRPC in one process (packaged shared libraries carry a second
+# protobuf and abort there). Sources, first that works: -DFOX_SENTENCEPIECE_SOURCE=DIR, the source
+# distribution on PyPI (checked by hash, kept in the build tree), the project's git repository.
+set(FOX_SENTENCEPIECE_SOURCE "" CACHE PATH "sentencepiece source tree, 0.2.1 or later")
+set(FOX_SENTENCEPIECE_VERSION 0.2.1)
+set(FOX_SENTENCEPIECE_SHA256 8138cec27c2f2282f4a34d9a016e3374cd40e5c6e9cb335063db66a0a3b71fad)
+
+# Sets `out` to the verified archive, or to an empty string.
+function(fox_download_sentencepiece folder out)
+  set(${out} "" PARENT_SCOPE)
+  set(archive ${folder}/sentencepiece-${FOX_SENTENCEPIECE_VERSION}.tar.gz)
+  if(NOT EXISTS ${archive})
+    find_package(Python3 COMPONENTS Interpreter QUIET)
+    if(NOT Python3_FOUND)
+      return()
+    endif()
+    message(STATUS "Fetching sentencepiece ${FOX_SENTENCEPIECE_VERSION} with pip")
+    # Not `--no-binary :all:`: pip would then compile its own build tools from source, too.
+    execute_process(
+      COMMAND ${Python3_EXECUTABLE} -m pip download --quiet --no-deps
+              --no-binary sentencepiece --dest ${folder}
+              sentencepiece==${FOX_SENTENCEPIECE_VERSION}
+      RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output TIMEOUT 300)
+    # pip also prepares the package's metadata; a failure there may still leave the archive.
+    if(NOT EXISTS ${archive})
+      message(STATUS "pip gave no archive (${result}); trying git")
+      return()
+    endif()
+  endif()
+  file(SHA256 ${archive} hash)
+  if(NOT hash STREQUAL FOX_SENTENCEPIECE_SHA256)
+    file(REMOVE ${archive})
+    message(FATAL_ERROR "sentencepiece archive has SHA-256 ${hash}, "
+                        "expected ${FOX_SENTENCEPIECE_SHA256}")
+  endif()
+  set(${out} ${archive} PARENT_SCOPE)
+endfunction()
+
+# Sets `out` to a folder that holds sentencepiece's CMakeLists.txt.
+function(fox_find_sentencepiece out)
+  set(source "${FOX_SENTENCEPIECE_SOURCE}")
+  if(NOT source)
+    set(folder ${CMAKE_BINARY_DIR}/_deps/sentencepiece)
+    set(unpacked ${folder}/sentencepiece-${FOX_SENTENCEPIECE_VERSION})
+    if(NOT EXISTS ${unpacked}/unpacked)
+      file(MAKE_DIRECTORY ${folder})
+      fox_download_sentencepiece(${folder} archive)
+      if(archive)
+        file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${folder})
+        file(TOUCH ${unpacked}/unpacked)
+      endif()
+    endif()
+    if(EXISTS ${unpacked}/unpacked)
+      set(source ${unpacked})
+    else()
+      include(FetchContent)
+      # SOURCE_SUBDIR names no folder: only fetch; the options below must be set first.
+      FetchContent_Declare(sentencepiece
+        GIT_REPOSITORY https://github.com/google/sentencepiece.git
+        GIT_TAG v${FOX_SENTENCEPIECE_VERSION} GIT_SHALLOW ON
+        SOURCE_SUBDIR none)
+      FetchContent_MakeAvailable(sentencepiece)
+      set(source ${sentencepiece_SOURCE_DIR})
+    endif()
+  endif()
+  if(NOT EXISTS ${source}/CMakeLists.txt)  # the Python distribution keeps it one level down
+    set(source ${source}/sentencepiece)
+  endif()
+  if(NOT EXISTS ${source}/CMakeLists.txt)
+    message(FATAL_ERROR "No sentencepiece sources; set -DFOX_SENTENCEPIECE_SOURCE=DIR")
+  endif()
+  set(${out} ${source} PARENT_SCOPE)
+endfunction()
+
+# In a function, so that the options below stay local to the subdirectory.
+function(fox_add_sentencepiece source)
+  set(CMAKE_POLICY_DEFAULT_CMP0077 NEW)  # option() there must not override these
+  set(CMAKE_POLICY_DEFAULT_CMP0126 NEW)
+  set(SPM_ENABLE_SHARED OFF)
+  set(SPM_ENABLE_TCMALLOC OFF)
+  set(SPM_BUILD_TEST OFF)
+  set(SPM_PROTOBUF_PROVIDER package)
+  # Its own stand-in for Abseil: inline and outside Abseil's inline namespace, so no symbol meets.
+  set(SPM_ABSL_PROVIDER internal)
+  set(CMAKE_MESSAGE_LOG_LEVEL WARNING)
+  set(CMAKE_WARN_DEPRECATED OFF)
+  add_subdirectory(${source} ${CMAKE_BINARY_DIR}/_deps/sentencepiece-build EXCLUDE_FROM_ALL)
+endfunction()
+
+find_package(Protobuf REQUIRED)
+fox_find_sentencepiece(fox_sentencepiece_dir)
+fox_add_sentencepiece(${fox_sentencepiece_dir})
+target_compile_options(sentencepiece-static PRIVATE -w)
+# The full protobuf library as gRPC links it, not protobuf-lite: one copy of the runtime.
+set_target_properties(sentencepiece-static PROPERTIES
+  INTERFACE_LINK_LIBRARIES "${Protobuf_LIBRARIES};Threads::Threads")
+
+add_library(fox_sentencepiece INTERFACE)
+target_link_libraries(fox_sentencepiece INTERFACE sentencepiece-static)
+target_include_directories(fox_sentencepiece SYSTEM INTERFACE ${fox_sentencepiece_dir}/src)

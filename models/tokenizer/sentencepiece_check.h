@@ -1,0 +1,54 @@
+// A sentencepiece model file, looked at before the library sees it: the library reads out of
+// bounds on hostile models, and its own checks come too late. Reads the protobuf wire format by
+// itself, so that neither protobuf nor sentencepiece is needed. Read sentencepiece_tokenizer.h
+// next.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace fox {
+
+// The numbers of ModelProto.SentencePiece.Type.
+enum class PieceType {
+  kNormal = 1,
+  kUnknown = 2,
+  kControl = 3,
+  kUserDefined = 4,
+  kUnused = 5,
+  kByte = 6
+};
+
+struct Piece {
+  std::string text;
+  float score = 0;
+  PieceType type = PieceType::kNormal;
+};
+
+// What decoding needs to know of a model.
+struct SentencePieceFile {
+  std::vector<Piece> pieces;  // by id
+  int32_t unk_id = 0;
+  std::optional<int32_t> bos_id, eos_id;
+  std::string unk_surface = " \xE2\x81\x87 ";  // what an unknown piece reads as
+  bool byte_fallback = false;
+  bool add_dummy_prefix = true;
+  bool remove_extra_whitespaces = true;
+};
+
+// InvalidArgument: not a ModelProto; an empty, over-long, duplicate or ill-formed piece; a score
+// that is not finite; no or several unknown pieces; byte pieces that are not exactly 256; user
+// pieces that nest too deeply; a broken character map.
+absl::StatusOr<SentencePieceFile> CheckSentencePieceModel(const std::string& serialized);
+
+// A precompiled_charsmap: uint32 size of the trie, a double array of uint32 units, then
+// NUL-terminated replacements. Every walk through an accepted trie stays inside it, ends, and
+// meets at most as many entries as the library has room for.
+absl::Status CheckCharsMap(const std::string& charsmap);
+
+}  // namespace fox

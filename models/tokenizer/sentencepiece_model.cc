@@ -1,0 +1,43 @@
+// The only translation unit that includes sentencepiece; no Abseil here. See sentencepiece_model.h.
+#include "models/tokenizer/sentencepiece_model.h"
+
+#include <sentencepiece_processor.h>
+
+#include <exception>
+#include <string_view>
+#include <utility>
+
+namespace fox {
+
+struct SentencePieceModel::Library {
+  sentencepiece::SentencePieceProcessor processor;
+};
+
+SentencePieceModel::SentencePieceModel(std::unique_ptr<Library> library)
+    : library_(std::move(library)) {}
+SentencePieceModel::~SentencePieceModel() = default;
+
+std::unique_ptr<SentencePieceModel> SentencePieceModel::Parse(const std::string& serialized,
+                                                              std::string* error) {
+  auto library = std::make_unique<Library>();
+  try {  // the double-array builder throws
+    const auto status = library->processor.LoadFromSerializedProto(serialized);
+    if (!status.ok()) {
+      *error = status.message();
+      return nullptr;
+    }
+  } catch (const std::exception& e) {
+    *error = e.what();
+    return nullptr;
+  }
+  return std::unique_ptr<SentencePieceModel>(new SentencePieceModel(std::move(library)));
+}
+
+bool SentencePieceModel::Encode(const std::string& text, std::vector<int32_t>* ids,
+                                std::string* error) const {
+  const auto status = library_->processor.Encode(std::string_view(text), ids);
+  if (!status.ok()) *error = status.message();
+  return status.ok();
+}
+
+}  // namespace fox

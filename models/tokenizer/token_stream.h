@@ -1,0 +1,34 @@
+// TokenStream: tokens in, text out, one request's worth. It emits only complete UTF-8 characters
+// (and, for LongCrawl64, complete JSON escapes, surrogate pairs joined); what is incomplete waits.
+// Invariant: the concatenation of all Push and Finish results is Detokenize of the same ids.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "models/tokenizer/tokenizer.h"
+
+namespace fox {
+
+// Not thread-safe. The tokenizer must outlive the stream.
+class TokenStream {
+ public:
+  // `at_text_start`: the first token begins a text, so sentencepiece's leading space is dropped;
+  // false for the continuation of a prompt, where that space separates words.
+  TokenStream(const Tokenizer& tokenizer, bool skip_special, bool at_text_start = true);
+
+  // Text that became complete with this token; may be empty.
+  std::string Push(int32_t id);
+  // What was still held back, invalid or incomplete bytes as U+FFFD.
+  std::string Finish();
+
+ private:
+  std::string Drain(bool final);
+
+  const Tokenizer& tokenizer_;
+  bool skip_special_;
+  bool at_start_;
+  std::string pending_;  // bytes not yet emitted
+};
+
+}  // namespace fox

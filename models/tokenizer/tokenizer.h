@@ -1,0 +1,58 @@
+// Tokenizer: text to token ids and back. Implementations: sentencepiece_tokenizer, byte_level_bpe
+// and the longcrawl64 wrapper around it; load_tokenizer picks one from a model directory.
+// Read token_stream.h next: the incremental way back, for streaming.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace fox {
+
+// Immutable after construction; all methods may be called from any thread.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  // Ids of `text` (valid UTF-8; InvalidArgument otherwise). With `add_special_tokens`, what the
+  // model expects in front (bos) is added. Cost O(n log n) in the length of the text.
+  virtual absl::StatusOr<std::vector<int32_t>> Encode(const std::string& text,
+                                                      bool add_special_tokens) const = 0;
+
+  // Bytes of one token as they stand in a running text; not necessarily whole UTF-8. Special tokens
+  // give "" when `skip_special`. Ids without a token give "": models pad their vocabulary.
+  virtual std::string TokenBytes(int32_t id, bool skip_special) const = 0;
+
+  struct Info {
+    std::string kind;  // "sentencepiece", "byte_level_bpe", "longcrawl64"
+    int32_t vocab_size = 0;
+    std::optional<int32_t> bos_id, eos_id, unk_id;
+    // The wrapper's text is JSON-escaped: token bytes form escapes such as \u00e9, which
+    // TokenStream undoes.
+    bool json_escaped = false;
+    // sentencepiece writes a space before the first word; decoding drops it.
+    bool strip_leading_space = false;
+    // As the models do that also collapse spaces: as long as no text came, from each token anew.
+    bool strip_all_leading_spaces = false;
+  };
+  virtual const Info& info() const = 0;
+};
+
+// The whole of `ids` as text: TokenStream from start to end; incomplete UTF-8 at the end becomes
+// U+FFFD.
+std::string Detokenize(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
+                       bool skip_special);
+
+// Picks by the files in `dir`: tokenizer.model (sentencepiece); tokenizer.json (byte-level BPE
+// only); vocab.json + merges.txt (GPT-2; wrapped as LongCrawl64 when tokenizer_config.json names
+// JSONGPT2Tokenizer). nullptr: the directory holds no tokenizer. `model_vocab_size`: the
+// tokenizer's ids must fit it. Errors (InvalidArgument, Unimplemented for other kinds of
+// tokenizer) are one line that names the file, never an absolute path.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& dir,
+                                                         int64_t model_vocab_size);
+
+}  // namespace fox

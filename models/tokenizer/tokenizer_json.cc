@@ -1,0 +1,208 @@
+// The parts of a tokenizer.json one by one. See tokenizer_json.h.
+#include "models/tokenizer/tokenizer_json.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "models/error_text.h"
+#include "models/json_reader.h"
+#include "models/tokenizer/json_fields.h"
+
+namespace fox {
+namespace {
+
+using Json = nlohmann::json;
+
+// Half a million tokens with as many merges are about two million values.
+constexpr JsonLimits kLimits = {size_t{64} << 20, 32, 20'000'000};
+
+absl::Status Malformed(const std::string& what) {
+  return absl::InvalidArgumentError(absl::StrCat("tokenizer.json: ", what));
+}
+
+absl::Status Unsupported(const char* part, const std::string& kind) {
+  return absl::UnimplementedError(
+      absl::StrCat("tokenizer.json: ", part, " ", Quoted(kind), " is not supported"));
+}
+
+bool IsSet(const Json& json, const char* key) {
+  const auto it = json.find(key);
+  return it != json.end() && !it->is_null();
+}
+
+// The steps of a part: the part itself, or what its Sequence lists under `list`.
+absl::StatusOr<std::vector<const Json*>> StepsOf(const Json& part, const char* name,
+                                                 const char* list) {
+  std::vector<const Json*> steps;
+  const std::string type = ReadString(part, "type").value_or("");
+  if (type.empty()) return Malformed(absl::StrCat(name, " has no type"));
+  if (type != "Sequence") return std::vector<const Json*>{&part};
+  const auto it = part.find(list);
+  if (it == part.end() || !it->is_array()) return Malformed(absl::StrCat(name, " Sequence"));
+  for (const Json& step : *it) steps.push_back(&step);
+  return steps;
+}
+
+absl::Status ReadPreTokenizer(const Json& json, BpeDefinition* definition) {
+  if (!IsSet(json, "pre_tokenizer")) return Unsupported("pre_tokenizer", "null");
+  const auto steps = StepsOf(json.at("pre_tokenizer"), "pre_tokenizer", "pretokenizers");
+  if (!steps.ok()) return steps.status();
+  for (const Json* step : *steps) {
+    const std::string type = ReadString(*step, "type").value_or("");
+    if (type != "ByteLevel") return Unsupported("pre_tokenizer", type);
+  }
+  if (steps->size() != 1) return Unsupported("pre_tokenizer", "Sequence of several");
+  const Json& step = *steps->front();
+  definition->add_prefix_space =
+      !step.contains("add_prefix_space") || ReadFlag(step, "add_prefix_space");
+  definition->use_regex = !step.contains("use_regex") || ReadFlag(step, "use_regex");
+  return absl::OkStatus();
+}
+
+absl::Status CheckDecoder(const Json& json) {
+  if (!IsSet(json, "decoder")) return Unsupported("decoder", "null");
+  const auto steps = StepsOf(json.at("decoder"), "decoder", "decoders");
+  if (!steps.ok()) return steps.status();
+  for (const Json* step : *steps) {
+    const std::string type = ReadString(*step, "type").value_or("");
+    if (type != "ByteLevel") return Unsupported("decoder", type);
+  }
+  return steps->size() == 1 ? absl::OkStatus() : Unsupported("decoder", "Sequence of several");
+}
+
+absl::Status ReadMerges(const Json& model, BpeDefinition* definition) {
+  const auto merges = model.find("merges");
+  if (merges == model.end() || !merges->is_array()) return Malformed("model has no merges");
+  for (const Json& merge : *merges) {
+    if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+      definition->merges.emplace_back(merge[0].get<std::string>(), merge[1].get<std::string>());
+      continue;
+    }
+    const std::string line = merge.is_string() ? merge.get<std::string>() : "";
+    const size_t space = line.find(' ');
+    if (space == std::string::npos || line.find(' ', space + 1) != std::string::npos) {
+      return Malformed(absl::StrCat("merge ", definition->merges.size(), " is not two tokens"));
+    }
+    definition->merges.emplace_back(line.substr(0, space), line.substr(space + 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadModel(const Json& json, BpeDefinition* definition) {
+  const auto model = json.find("model");
+  if (model == json.end() || !model->is_object()) return Malformed("no model");
+  // Files of old versions leave the type of a BPE model out.
+  const std::string type = ReadString(*model, "type").value_or("BPE");
+  if (type != "BPE") return Unsupported("model", type);
+  for (const char* option : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+    if (!ReadString(*model, option).value_or("").empty()) return Unsupported("option", option);
+  }
+  const auto dropout = model->find("dropout");
+  if (dropout != model->end() && !dropout->is_null() && *dropout != 0) {
+    return Unsupported("option", "dropout");
+  }
+  definition->ignore_merges = ReadFlag(*model, "ignore_merges");
+  const auto vocab = model->find("vocab");
+  if (vocab == model->end() || !vocab->is_object()) return Malformed("model has no vocab");
+  for (const auto& [token, value] : vocab->items()) {
+    const std::optional<int32_t> id = ReadId(value);
+    if (!id.has_value()) return Malformed(absl::StrCat("id of token ", Quoted(token)));
+    definition->vocab[token] = *id;
+  }
+  return ReadMerges(*model, definition);
+}
+
+absl::Status ReadAddedTokens(const Json& json, BpeDefinition* definition) {
+  if (!IsSet(json, "added_tokens")) return absl::OkStatus();
+  const Json& list = json.at("added_tokens");
+  if (!list.is_array()) return Malformed("added_tokens is not a list");
+  for (const Json& entry : list) {
+    std::optional<AddedToken> token = ReadAddedToken(entry);
+    const bool has_id = entry.is_object() && entry.contains("id");
+    const std::optional<int32_t> id = has_id ? ReadId(entry.at("id")) : std::nullopt;
+    if (entry.is_object() && ReadFlag(entry, "single_word")) {
+      return Unsupported("option", "single_word");
+    }
+    if (!token.has_value() || !id.has_value()) return Malformed("an added token");
+    token->id = *id;
+    definition->added.push_back(*token);
+  }
+  return absl::OkStatus();
+}
+
+// {"single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
+//  "special_tokens": {"<s>": {"ids": [1]}}}
+absl::Status ReadTemplate(const Json& step, BpeDefinition* definition) {
+  const auto single = step.find("single");
+  if (single == step.end() || !single->is_array()) return Malformed("TemplateProcessing");
+  bool behind = false;
+  for (const Json& piece : *single) {
+    if (!piece.is_object()) return Malformed("TemplateProcessing");
+    if (piece.contains("Sequence")) {
+      if (behind) return Unsupported("post_processor", "TemplateProcessing with two sequences");
+      behind = true;
+      continue;
+    }
+    const auto special = piece.find("SpecialToken");
+    if (special == piece.end()) return Malformed("TemplateProcessing");
+    const std::string name = ReadString(*special, "id").value_or("");
+    const Json::json_pointer path = Json::json_pointer("/special_tokens") / name / "ids";
+    if (!step.contains(path) || !step.at(path).is_array()) return Malformed("TemplateProcessing");
+    for (const Json& entry : step.at(path)) {
+      const std::optional<int32_t> id = ReadId(entry);
+      if (!id.has_value()) return Malformed("TemplateProcessing");
+      (behind ? definition->suffix : definition->prefix).push_back(*id);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadPostProcessor(const Json& json, BpeDefinition* definition) {
+  if (!IsSet(json, "post_processor")) return absl::OkStatus();
+  const auto steps = StepsOf(json.at("post_processor"), "post_processor", "processors");
+  if (!steps.ok()) return steps.status();
+  bool seen = false;
+  for (const Json* step : *steps) {
+    const std::string type = ReadString(*step, "type").value_or("");
+    if (type == "ByteLevel") continue;  // moves offsets only
+    if (type != "TemplateProcessing" || seen) return Unsupported("post_processor", type);
+    seen = true;
+    const absl::Status status = ReadTemplate(*step, definition);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
+                                                 const TokenizerConfig& config) {
+  const absl::StatusOr<Json> parsed = ReadJson(text, kLimits, "tokenizer.json");
+  if (!parsed.ok()) return parsed.status();
+  const Json& json = *parsed;
+  if (!json.is_object()) return Malformed("not a JSON object");
+  BpeDefinition definition;
+  absl::Status status = ReadModel(json, &definition);
+  if (!status.ok()) return status;
+  if (IsSet(json, "normalizer")) {
+    return Unsupported("normalizer", ReadString(json.at("normalizer"), "type").value_or(""));
+  }
+  status = ReadPreTokenizer(json, &definition);
+  if (status.ok()) status = CheckDecoder(json);
+  if (status.ok()) status = ReadAddedTokens(json, &definition);
+  if (status.ok()) status = ReadPostProcessor(json, &definition);
+  if (!status.ok()) return status;
+  const auto role = [&config](const char* name) -> std::optional<std::string> {
+    const auto it = config.roles.find(name);
+    if (it == config.roles.end() || !it->second.has_value()) return std::nullopt;
+    return it->second->content;
+  };
+  definition.bos = role("bos_token");
+  definition.eos = role("eos_token");
+  definition.unk = role("unk_token");
+  return definition;
+}
+
+}  // namespace fox

@@ -1,0 +1,39 @@
+// UTF-8: validation, decoding and U+FFFD replacement, the way the Unicode standard and Python's
+// errors="replace" do it: each maximal subpart of an ill-formed sequence becomes one U+FFFD.
+// Surrogates, overlong forms and code points above U+10FFFF are ill-formed. Read token_stream.h
+// next: it needs to know what is incomplete and what can never become valid.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace fox {
+
+inline constexpr uint32_t kReplacementCharacter = 0xFFFD;
+
+enum class Utf8Kind {
+  kValid,       // one code point
+  kInvalid,     // a maximal subpart that no further byte can complete
+  kIncomplete,  // the data ends inside a sequence that is well-formed so far
+};
+
+struct Utf8Unit {
+  Utf8Kind kind = Utf8Kind::kInvalid;
+  uint32_t code_point = kReplacementCharacter;  // kReplacementCharacter unless kValid
+  size_t length = 0;                            // bytes, 1 to 4
+};
+
+// The unit at the start of `data`. REQUIRES: size > 0.
+Utf8Unit NextUtf8(const char* data, size_t size);
+
+bool IsValidUtf8(const std::string& text);
+
+// REQUIRES: `code_point` is not a surrogate and at most U+10FFFF.
+void AppendUtf8(uint32_t code_point, std::string* out);
+
+// Moves from the front of `pending` to `out` what further bytes cannot change, each ill-formed part
+// replaced by U+FFFD. At most 3 bytes stay behind; none when `final`.
+void DrainUtf8(std::string* pending, bool final, std::string* out);
+
+}  // namespace fox

@@ -1,0 +1,161 @@
+// From a checked checkpoint to packed weights: projections that read the same input are fused into
+// one, norms are widened, shared QK-norm vectors are repeated per head.
+#include "models/weights.h"
+
+#include <cmath>
+
+#include "kernels/core/check.h"
+
+namespace fox {
+namespace {
+
+// Rows of several tensors of one width, stacked, in float64 or float32.
+class RowStack {
+ public:
+  RowStack(int64_t cols, DType wide) : cols_(cols), wide_(wide) {}
+
+  void Add(const HostTensor& tensor) {
+    if (tensor.empty()) return;
+    const size_t before = bytes_.size();
+    AddZeros(tensor.size());
+    if (wide_ == DType::kF64) {
+      ReadElements(tensor, 0, tensor.size(), reinterpret_cast<double*>(bytes_.data() + before));
+    } else {
+      ReadElements(tensor, 0, tensor.size(), reinterpret_cast<float*>(bytes_.data() + before));
+    }
+  }
+  // Zeros in place of an absent tensor.
+  void AddZeros(int64_t count) {
+    FOX_CHECK(count >= 0);
+    bytes_.insert(bytes_.end(), static_cast<size_t>(count) * SizeOf(wide_), std::byte{0});
+  }
+
+  std::unique_ptr<PackedWeight> Pack(Ops& ops) {
+    const int64_t rows = static_cast<int64_t>(bytes_.size() / SizeOf(wide_)) / cols_;
+    return ops.Pack(MatrixView{bytes_.data(), wide_, rows, cols_, cols_});
+  }
+  Buffer Upload(Ops& ops) const {
+    if (bytes_.empty()) return {};
+    Buffer buffer = ops.Allocate(bytes_.size());
+    ops.CopyToDevice(bytes_.data(), bytes_.size(), buffer.data(), nullptr);
+    return buffer;
+  }
+
+ private:
+  int64_t cols_;
+  DType wide_;
+  std::vector<std::byte> bytes_;
+};
+
+Buffer UploadVector(const HostTensor& tensor, Ops& ops, DType wide, int repeat = 1) {
+  RowStack stack(1, wide);
+  for (int i = 0; i < repeat; ++i) stack.Add(tensor);
+  return stack.Upload(ops);
+}
+
+Buffer ProjectionBias(const LayerTensors& layer, const ModelConfig& config,
+                      const ProjectionColumns& columns, Ops& ops, DType wide) {
+  if (!config.qkv_bias) return {};
+  RowStack stack(1, wide);
+  stack.Add(layer.q_bias);
+  stack.Add(layer.k_bias);
+  stack.Add(layer.v_bias);
+  stack.AddZeros(columns.total - config.hidden_size - 2 * config.kv_size());
+  return stack.Upload(ops);
+}
+
+LayerWeights LoadLayer(const LayerTensors& layer, const ModelConfig& config,
+                       const ProjectionColumns& columns, Ops& ops, DType wide) {
+  LayerWeights w;
+  w.attn_norm = UploadVector(layer.attn_norm, ops, wide);
+  RowStack projection(config.hidden_size, wide);
+  for (const HostTensor* part : {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.ogate_proj,
+                                 &layer.k_shift_proj, &layer.v_shift_proj, &layer.fgate_proj}) {
+    projection.Add(*part);
+  }
+  w.projection = projection.Pack(ops);
+  w.projection_bias = ProjectionBias(layer, config, columns, ops, wide);
+  w.fgate_bias = UploadVector(layer.fgate_bias, ops, wide);
+  const bool shared = config.qk_norm && !config.qk_norm_per_head;
+  w.q_norm = UploadVector(layer.q_norm, ops, wide, shared ? config.num_heads : 1);
+  w.k_norm = UploadVector(layer.k_norm, ops, wide, shared ? config.num_kv_heads : 1);
+  w.output_norm = UploadVector(layer.output_norm, ops, wide);
+  RowStack o(config.hidden_size, wide);
+  o.Add(layer.o_proj);
+  w.o = o.Pack(ops);
+  w.mlp_norm = UploadVector(layer.mlp_norm, ops, wide);
+  RowStack gate_up(config.hidden_size, wide);
+  for (const HostTensor& part : layer.gate_up) gate_up.Add(part);
+  w.gate_up = gate_up.Pack(ops);
+  RowStack down(config.intermediate_size, wide);
+  down.Add(layer.down_proj);
+  w.down = down.Pack(ops);
+  w.bound = DeviceQueryBound(MakeQueryBound(config, layer), ops);
+  return w;
+}
+
+Buffer RopeFrequencies(const ModelConfig& config, Ops& ops) {
+  if (!config.use_rope) return {};
+  std::vector<double> frequency(static_cast<size_t>(config.head_dim / 2));
+  for (size_t m = 0; m < frequency.size(); ++m) {
+    frequency[m] = std::pow(config.rope_base, -2.0 * static_cast<double>(m) / config.head_dim);
+  }
+  Buffer buffer = ops.Allocate(frequency.size() * sizeof(double));
+  ops.CopyToDevice(frequency.data(), buffer.bytes(), buffer.data(), nullptr);
+  return buffer;
+}
+
+}  // namespace
+
+ProjectionColumns ColumnsOf(const ModelConfig& config) {
+  ProjectionColumns columns;
+  const auto take = [&](int64_t count) {
+    const int64_t first = columns.total;
+    columns.total += count;
+    return first;
+  };
+  columns.q = take(config.hidden_size);
+  columns.k = take(config.kv_size());
+  columns.v = take(config.kv_size());
+  if (config.output_gate != OutputGate::kNone) columns.ogate = take(config.hidden_size);
+  if (config.k_shift) columns.k_shift = take(config.num_kv_heads);
+  if (config.v_shift) columns.v_shift = take(config.num_kv_heads);
+  if (config.forget_gate == ForgetGate::kFull) columns.fgate = take(config.num_heads);
+  return columns;
+}
+
+size_t FoxWeights::linear_bytes() const {
+  size_t bytes = lm_head->bytes();
+  for (const LayerWeights& layer : layers) {
+    bytes +=
+        layer.projection->bytes() + layer.o->bytes() + layer.gate_up->bytes() + layer.down->bytes();
+  }
+  return bytes;
+}
+
+FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType wide,
+                       const LoadProgress& progress) {
+  FoxWeights weights;
+  const ModelConfig& config = checkpoint.config();
+  weights.config = config;
+  weights.wide = wide;
+  weights.columns = ColumnsOf(config);
+  const HostTensor& table = checkpoint.embeddings();
+  weights.embeddings_dtype = table.dtype;
+  weights.embeddings = ops.Allocate(static_cast<size_t>(table.size()) * SizeOf(table.dtype));
+  ops.CopyToDevice(table.data, weights.embeddings.bytes(), weights.embeddings.data(), nullptr);
+  weights.rope_frequency = RopeFrequencies(config, ops);
+  for (int n = 0; n < config.num_layers; ++n) {
+    if (progress) progress(n, config.num_layers);
+    weights.layers.push_back(
+        LoadLayer(checkpoint.layers()[static_cast<size_t>(n)], config, weights.columns, ops, wide));
+  }
+  weights.final_norm = UploadVector(checkpoint.final_norm(), ops, wide);
+  RowStack head(config.hidden_size, wide);
+  head.Add(checkpoint.lm_head());
+  weights.lm_head = head.Pack(ops);
+  if (progress) progress(config.num_layers, config.num_layers);
+  return weights;
+}
+
+}  // namespace fox

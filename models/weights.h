@@ -1,0 +1,70 @@
+// FoxWeights: everything a backend computes with, packed for it. The data dictionary of the model:
+// every tensor, its shape, and when it exists. Made once by LoadWeights; constant afterwards.
+// D hidden size, H query heads, K kv heads, d head_dim, I intermediate size, V vocabulary. "wide"
+// is float64 in the f64 mode, else float32.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/ops.h"
+#include "models/checkpoint.h"
+#include "models/query_bounds.h"
+
+namespace fox {
+
+// Columns of the fused projection [q | k | v | ogate | k_shift | v_shift | fgate]; -1: absent.
+struct ProjectionColumns {
+  int64_t q = 0;         // D
+  int64_t k = 0;         // K*d
+  int64_t v = 0;         // K*d
+  int64_t ogate = -1;    // D
+  int64_t k_shift = -1;  // K
+  int64_t v_shift = -1;  // K
+  int64_t fgate = -1;    // H
+  int64_t total = 0;
+};
+
+ProjectionColumns ColumnsOf(const ModelConfig& config);
+
+struct LayerWeights {
+  Buffer attn_norm;                          // [D] wide
+  std::unique_ptr<PackedWeight> projection;  // [ProjectionColumns::total, D]
+  Buffer projection_bias;                    // [total] wide; qkv_bias
+  Buffer fgate_bias;                         // [H] wide; all gates but kNone
+  Buffer q_norm;                             // [H*d] wide; qk_norm
+  Buffer k_norm;                             // [K*d] wide; qk_norm
+  Buffer output_norm;                        // [D] wide; output_norm
+  std::unique_ptr<PackedWeight> o;           // [D, D]
+  Buffer mlp_norm;                           // [D] wide
+  std::unique_ptr<PackedWeight> gate_up;     // [2I, D], gate first
+  std::unique_ptr<PackedWeight> down;        // [D, I]
+  DeviceQueryBound bound;                    // what attention logits can reach (acp.md)
+};
+
+struct FoxWeights {
+  ModelConfig config;
+  DType wide = DType::kF32;
+  ProjectionColumns columns;
+  Buffer embeddings;  // [V, D] in the checkpoint's dtype
+  DType embeddings_dtype = DType::kF32;
+  Buffer rope_frequency;  // [d/2] float64 radians per position; use_rope
+  std::vector<LayerWeights> layers;
+  Buffer final_norm;                      // [D] wide
+  std::unique_ptr<PackedWeight> lm_head;  // [V, D]
+
+  // Bytes of linear weights, which a decode step reads once.
+  size_t linear_bytes() const;
+};
+
+// Called with the number of layers done, from 0 to the number of layers.
+using LoadProgress = std::function<void(int done, int total)>;
+
+// `wide`: f64 or f32. The checkpoint may go away afterwards.
+FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType wide,
+                       const LoadProgress& progress);
+
+}  // namespace fox

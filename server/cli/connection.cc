@@ -1,0 +1,111 @@
+// Connection: see connection.h.
+#include "server/cli/connection.h"
+
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "google/protobuf/util/json_util.h"
+#include "grpcpp/create_channel.h"
+
+namespace fox::cli {
+namespace {
+
+constexpr int kMaxReceiveBytes = 256 << 20;
+
+constexpr const char* kCodeNames[] = {
+    "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
+    "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+    "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
+    "DATA_LOSS", "UNAUTHENTICATED"};
+
+}  // namespace
+
+void Connection::Register(FlagSet* flags) {
+  flags->Group("Connection");
+  flags->String("target", "HOST:PORT", "the server", &target);
+  flags->Double("timeout", "SECONDS", "deadline of the call; 0: none", 0, 1e6, &timeout_s);
+}
+
+std::shared_ptr<grpc::Channel> Connection::Open() const {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
+  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+}
+
+std::unique_ptr<grpc::ClientContext> Connection::Call() const {
+  auto context = std::make_unique<grpc::ClientContext>();
+  if (timeout_s > 0) {
+    context->set_deadline(std::chrono::system_clock::now() +
+                          std::chrono::milliseconds(static_cast<int64_t>(1000 * timeout_s)));
+  }
+  return context;
+}
+
+int Report(const grpc::Status& status, const grpc::ClientContext& context) {
+  if (status.ok()) return kExitOk;
+  const auto code = static_cast<size_t>(status.error_code());
+  std::string line =
+      absl::StrCat("fox-cli: ", code < std::size(kCodeNames) ? kCodeNames[code] : "?", ": ",
+                   status.error_message());
+  if (status.error_code() == grpc::RESOURCE_EXHAUSTED) {
+    const auto& trailers = context.GetServerTrailingMetadata();
+    auto it = trailers.find("retry-after-ms");
+    if (it != trailers.end()) {
+      absl::StrAppend(&line, " (retry after ", std::string(it->second.data(), it->second.size()),
+                      " ms)");
+    }
+  }
+  for (char& c : line) {
+    if (c == '\n' || c == '\r') c = ' ';
+  }
+  std::fprintf(stderr, "%s\n", line.c_str());
+  return kExitFailed;
+}
+
+int UsageError(const std::string& message) {
+  std::fprintf(stderr, "fox-cli: %s\n", message.c_str());
+  return kExitUsage;
+}
+
+void PrintJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  options.always_print_primitive_fields = true;
+  std::string json;
+  if (google::protobuf::util::MessageToJsonString(message, &json, options).ok()) {
+    std::printf("%s\n", json.c_str());
+    std::fflush(stdout);
+  }
+}
+
+absl::StatusOr<std::string> ReadArgument(const std::string& argument) {
+  if (argument == "-") {
+    return std::string(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+  }
+  if (argument.empty() || argument[0] != '@') return argument;
+  std::ifstream in(argument.substr(1), std::ios::binary);
+  if (!in) return absl::NotFoundError(absl::StrCat("cannot read ", argument.substr(1)));
+  return std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+}
+
+absl::StatusOr<std::vector<uint32_t>> ParseIds(const std::string& text) {
+  std::vector<uint32_t> ids;
+  const std::vector<std::string> parts =
+      absl::StrSplit(text, absl::ByAnyChar(", \n\t"), absl::SkipEmpty());
+  for (const std::string& part : parts) {
+    uint32_t id = 0;
+    if (!absl::SimpleAtoi(part, &id)) {
+      return absl::InvalidArgumentError(absl::StrCat("\"", part, "\" is not a token id"));
+    }
+    ids.push_back(id);
+  }
+  return ids;
+}
+
+}  // namespace fox::cli

@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+"""What `./run demo` runs: a server on the embedded model, two streamed answers, one table.
+
+The long prompt is answered under three settings of adaptive computation pruning (off, paper,
+certified), and the table compares what each kept in memory. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any, NamedTuple
+
+SHORT_PROMPT = "Once upon a time"
+START_SECONDS = 120
+ANSWER_SECONDS = 600
+
+
+class DemoError(Exception):
+    """Something the user should read, in one line."""
+
+
+class Server:
+    """A fox-server of ours on a free port; gone when the context ends, Ctrl-C included."""
+
+    def __init__(self, programs: pathlib.Path, model: pathlib.Path, acp: str) -> None:
+        self._cli = programs / "fox-cli"
+        self._command = [str(programs / "fox-server"), "--model", str(model), "--grpc-port", "0",
+                         "--acp", acp]
+        self._log: list[str] = []
+        self._listening = threading.Event()
+        self.target = ""
+
+    def __enter__(self) -> Server:
+        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL,
+                                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                         text=True, errors="replace")
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        try:
+            self._wait_until_serving()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._log = self._log[-40:] + [line.rstrip()]
+            match = re.search(r"listening on (\S+:\d+)", line)
+            if match and not self.target:
+                self.target = match.group(1)
+                self._listening.set()
+        self._listening.set()  # the server ended: nothing more to wait for
+
+    def _wait_until_serving(self) -> None:
+        if not self._listening.wait(START_SECONDS) or not self.target:
+            raise DemoError("the server did not start:\n" + "\n".join(self._log))
+        health = subprocess.run([str(self._cli), "health", "--target", self.target],
+                                capture_output=True, text=True, timeout=START_SECONDS)
+        if health.returncode != 0:
+            raise DemoError("the server is not healthy: " + health.stderr.strip())
+
+    def info(self) -> dict[str, Any]:
+        """What fox-cli info says, keys as in the .proto files, nested messages flattened."""
+        result = subprocess.run([str(self._cli), "info", "--target", self.target],
+                                capture_output=True, text=True, timeout=START_SECONDS)
+        if result.returncode != 0:
+            raise DemoError("fox-cli info failed: " + result.stderr.strip())
+        return {key: value for message in read_messages(result.stdout)
+                for key, value in flatten(message).items()}
+
+    def generate(self, arguments: list[str], show: bool) -> dict[str, Any]:
+        """Streams one completion, printing its text if asked; returns its final statistics."""
+        command = [str(self._cli), "generate", "--target", self.target, "--json", "--stats",
+                   *arguments]
+        finish: dict[str, Any] = {}
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stderr is not None
+            timer = threading.Timer(ANSWER_SECONDS, process.kill)
+            timer.start()
+            try:
+                for line in process.stdout:
+                    event = json.loads(line)
+                    if show and "delta" in event:
+                        print(event["delta"].get("text", ""), end="", flush=True)
+                    if "finish" in event:
+                        finish = flatten(event["finish"])
+                errors = process.stderr.read()
+            except BaseException:
+                process.kill()
+                raise
+            finally:
+                timer.cancel()
+        if process.returncode != 0 or not finish:
+            raise DemoError("fox-cli generate failed: " + errors.strip())
+        return finish
+
+
+def read_messages(text: str) -> list[dict[str, Any]]:
+    """JSON objects that follow one another."""
+    decoder, messages = json.JSONDecoder(), []
+    while text := text.lstrip():
+        message, end = decoder.raw_decode(text)
+        messages.append(message)
+        text = text[end:]
+    return messages
+
+
+def flatten(message: dict[str, Any]) -> dict[str, Any]:
+    """All scalar fields of a message and its parts, in snake_case."""
+    fields: dict[str, Any] = {}
+    for key, value in message.items():
+        if isinstance(value, dict):
+            fields.update(flatten(value))
+        else:
+            fields[re.sub(r"([A-Z])", r"_\1", key).lower()] = value
+    return fields
+
+
+class Row(NamedTuple):
+    """One line of the closing table."""
+
+    setting: str
+    prompt_tokens: int
+    new_tokens: int
+    ttft_s: float
+    tokens_per_s: float
+    kept_bytes: int
+    evicted_pages: int
+    largest_log_mass: float
+    log_tolerance: float
+
+
+def row_of(setting: str, finish: dict[str, Any], page_bytes: int) -> Row:
+    """Reads a row from the statistics of a finished request; protobuf leaves out zeros."""
+    new_tokens = int(finish.get("completion_tokens", 0))
+    decode_s = float(finish.get("decode_s", 0))
+    allocated, evicted = int(finish.get("pages_allocated", 0)), int(finish.get("pages_evicted", 0))
+    return Row(setting, int(finish.get("prompt_tokens", 0)), new_tokens,
+               float(finish.get("ttft_s", 0)),
+               # The first token belongs to the prompt's time.
+               (new_tokens - 1) / decode_s if decode_s > 0 else 0.0,
+               (allocated - evicted) * page_bytes, evicted,
+               float(finish.get("max_log_evicted_mass", "-inf")),
+               float(finish.get("log_tolerance", "-inf")))
+
+
+def log_text(value: float) -> str:
+    """A log mass for people; -infinity means that nothing was given up."""
+    return "none" if value == float("-inf") else f"{value:.2f}"
+
+
+def print_table(rows: list[Row]) -> None:
+    """The comparison, in plain columns."""
+    titles = ("ACP", "prompt", "new", "TTFT s", "tokens/s", "KV kept", "pages evicted",
+              "log mass", "log eps")
+    full = max(row.kept_bytes for row in rows)
+    table = [titles]
+    for row in rows:
+        share = f" ({100 * row.kept_bytes / full:.0f}%)" if full else ""
+        table.append((row.setting, str(row.prompt_tokens), str(row.new_tokens), f"{row.ttft_s:.2f}",
+                      f"{row.tokens_per_s:.1f}", f"{row.kept_bytes / 2**20:.1f} MiB{share}",
+                      str(row.evicted_pages), log_text(row.largest_log_mass),
+                      log_text(row.log_tolerance)))
+    widths = [max(len(line[column]) for line in table) for column in range(len(titles))]
+    for line in table:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths)).rstrip())
+
+
+def page_bytes_of(info: dict[str, Any]) -> int:
+    """Bytes of keys and values in one page of one head of one layer."""
+    element = {"f64": 8, "f32": 4}.get(info["kv_dtype"], 2)
+    return 2 * int(info["page_size"]) * int(info["head_dim"]) * element
+
+
+def demonstrate(programs: pathlib.Path, model: pathlib.Path, new_tokens: int) -> list[Row]:
+    """Runs the servers and returns the table's rows."""
+    long_prompt = ["@" + str(model / "prompt_long.txt"), "--max-tokens", str(new_tokens),
+                   "--seed", "1"]
+    tail = (model / "prompt_long.txt").read_text().rstrip()[-200:]
+    print("==> Starting fox-server on the embedded model (ACP: certified)", flush=True)
+    with Server(programs, model, "certified") as server:
+        page_bytes = page_bytes_of(server.info())
+        print(f"==> It listens on {server.target}. A short prompt:\n")
+        print(SHORT_PROMPT, end="", flush=True)
+        server.generate([SHORT_PROMPT, "--max-tokens", str(new_tokens), "--seed", "1"],
+                        show=True)
+        print("\n\n==> A long prompt (two chapters of a novel it has not read), which ends:\n")
+        print("..." + tail, end="", flush=True)
+        rows = [row_of("certified", server.generate(long_prompt, show=True), page_bytes)]
+        print("\n\n==> The same prompt without pruning", flush=True)
+        off = server.generate([*long_prompt, "--acp", "off"], show=False)
+        rows.insert(0, row_of("off", off, page_bytes))
+    print("==> The same prompt under the paper's bound, on a server of its own", flush=True)
+    with Server(programs, model, "paper") as server:
+        rows.insert(1, row_of("paper", server.generate(long_prompt, show=False), page_bytes))
+    return rows
+
+
+def main() -> int:
+    """Parses the arguments and runs the demonstration."""
+    parser = argparse.ArgumentParser(prog="./run demo", description=__doc__.splitlines()[0])
+    parser.add_argument("--bin", type=pathlib.Path, required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--model", type=pathlib.Path, required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--max-tokens", type=int, default=64, help="length of each answer")
+    arguments = parser.parse_args()
+    # A plain kill must not leave the server behind either.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        rows = demonstrate(arguments.bin, arguments.model, arguments.max_tokens)
+    except DemoError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ndemo: interrupted; the server is stopped", file=sys.stderr)
+        return 130
+    print("=" * min(100, shutil.get_terminal_size().columns))
+    print_table(rows)
+    certified = rows[-1]
+    print(f"""
+KV kept: keys and values held when the answer ended. log mass: the largest share of attention mass
+that any head gave up in any row, as a logarithm; certified: it is proven to stay below log eps
+({log_text(certified.largest_log_mass)} <= {log_text(certified.log_tolerance)}).""")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

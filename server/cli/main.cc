@@ -1,0 +1,64 @@
+// fox-cli: a client for a running fox-server. This file only picks the command; read commands.h
+// next.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "server/cli/commands.h"
+#include "server/cli/connection.h"
+
+namespace fox::cli {
+namespace {
+
+constexpr const char* kHelp =
+    "fox-cli talks to a fox-server.\n\n"
+    "usage: fox-cli COMMAND [arguments] [flags]     fox-cli COMMAND --help\n\n"
+    "  generate PROMPT     continue a text, shown as it is made\n"
+    "  score TEXT          log-probabilities of a text\n"
+    "  tokenize TEXT       ids of a text\n"
+    "  detokenize IDS      text of ids\n"
+    "  health [SERVICE]    whether the server is serving (exit code 0) or not (1)\n"
+    "  info                the server, its model and its load, as JSON\n"
+    "  drain               stop taking requests\n\n"
+    "A text is an argument, @FILE, or - for standard input.\n";
+
+struct Command {
+  const char* name;
+  int (*run)(const std::vector<std::string>& arguments);
+};
+
+constexpr Command kCommands[] = {
+    {"generate", Generate}, {"score", Score}, {"tokenize", Tokenize}, {"detokenize", Detokenize},
+    {"health", Health},     {"info", Info},   {"drain", Drain}};
+
+int Main(const std::vector<std::string>& arguments) {
+  if (arguments.empty()) {
+    std::fputs(kHelp, stderr);
+    return kExitUsage;
+  }
+  const std::string& name = arguments[0];
+  if (name == "--help" || name == "help") {
+    std::fputs(kHelp, stdout);
+    return kExitOk;
+  }
+  if (name == "--version") {
+    std::printf("fox-cli %s\n", FOX_VERSION);
+    return kExitOk;
+  }
+  const Command* nearest = &kCommands[0];
+  for (const Command& command : kCommands) {
+    if (name == command.name) return command.run({arguments.begin() + 1, arguments.end()});
+    if (EditDistance(name, command.name) < EditDistance(name, nearest->name)) nearest = &command;
+  }
+  return UsageError("unknown command " + name.substr(0, 64) + "; did you mean " + nearest->name +
+                    "?");
+}
+
+}  // namespace
+}  // namespace fox::cli
+
+int main(int argc, char** argv) {
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);  // errors are told in one line, by us
+  return fox::cli::Main(std::vector<std::string>(argv + 1, argv + argc));
+}

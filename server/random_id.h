@@ -1,0 +1,14 @@
+// Random request ids and seeds, for callers that name none. Any thread may call.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace fox {
+
+uint64_t RandomSeed();
+
+// A random UUID (version 4), 36 characters.
+std::string RandomUuid();
+
+}  // namespace fox

@@ -1,0 +1,146 @@
+// ServerFlags: see server_flags.h.
+#include "server/server_flags.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <set>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace fox {
+namespace {
+
+constexpr int64_t kBillion = 1000000000;
+
+void RegisterModel(ServerFlags* f, FlagSet* set) {
+  set->Group("Model");
+  set->String("model", "DIR", "model directory to serve", &f->model);
+  set->String("check-model", "DIR", "load DIR, print a summary and exit", &f->check_model);
+  set->String("served-model-name", "NAME", "name clients use [the directory's]",
+              &f->served_model_name);
+  set->Choice("generation-config", {"auto", "none"},
+              "take sampling defaults from generation_config.json", &f->generation_config);
+  set->String("device", "NAME", "where to compute", &f->device);
+  set->Choice("dtype", {"auto", "f64", "f32", "bf16"}, "type of weights and pages", &f->dtype);
+  set->Int("threads", "N", "threads of the CPU backend; 0: one per core", 0, 4096, &f->threads);
+  set->Bool("allow-nonfinite", "load weights that hold NaN or infinity", &f->allow_nonfinite);
+}
+
+void RegisterPruning(ServerFlags* f, FlagSet* set) {
+  set->Group("Adaptive computation pruning");
+  set->Choice("acp", {"off", "paper", "certified"}, "which blocks and pages may be dropped",
+              &f->acp);
+  set->String("log-tolerance", "X",
+              "log of the mass that may be dropped [the checkpoint's, or -10]", &f->log_tolerance);
+}
+
+void RegisterScheduling(ServerFlags* f, FlagSet* set) {
+  set->Group("Memory and scheduling");
+  set->Int("max-model-len", "N", "tokens of one sequence; 0: what the page pool holds", 0, kBillion,
+           &f->max_model_len);
+  set->Int("max-num-seqs", "N", "sequences that run at once", 1, 65536, &f->max_num_seqs);
+  set->Int("max-num-batched-tokens", "N", "tokens of one step", 1, 1 << 20,
+           &f->max_num_batched_tokens);
+  set->Int("kv-cache-mb", "N", "MiB of the page pool; 0: chosen from free memory", 0, 1 << 30,
+           &f->kv_cache_mb);
+  set->Int("max-num-queued-reqs", "N", "waiting requests; more are refused", 1, 1 << 20,
+           &f->max_num_queued_reqs);
+  set->Int("max-num-queued-tokens", "N", "waiting prompt tokens; more are refused", 1, kBillion,
+           &f->max_num_queued_tokens);
+  set->Int("max-logprobs", "N", "largest logprobs a request may ask for", 0, 1024,
+           &f->max_logprobs);
+  set->Choice("scheduling-policy", {"priority", "fcfs"}, "order of the queue",
+              &f->scheduling_policy);
+}
+
+void RegisterServing(ServerFlags* f, FlagSet* set) {
+  set->Group("Serving");
+  set->String("host", "ADDRESS", "address to listen on", &f->host);
+  set->Int("grpc-port", "PORT", "port to listen on; 0: any free one, which is printed", 0, 65535,
+           &f->grpc_port);
+  set->Bool("allow-insecure-remote", "permit a host that is not loopback, without encryption",
+            &f->allow_insecure_remote);
+  set->String("grpc-services", "LIST", "services to offer", &f->grpc_services);
+  set->Int("max-message-mb", "N", "MiB of one request message", 1, 1024, &f->max_message_mb);
+  set->Int("max-prompt-bytes", "N", "bytes of a prompt's text", 1, kBillion, &f->max_prompt_bytes);
+  set->Int("stream-interval", "N", "tokens in a streamed message", 1, 1024, &f->stream_interval);
+  set->Int("max-connection-age", "SECONDS",
+           "close connections that old, so that balancers rebalance; "
+           "0: never",
+           0, 1 << 20, &f->max_connection_age);
+  set->Double("shutdown-timeout", "SECONDS", "time for running requests after SIGTERM", 0, 86400,
+              &f->shutdown_timeout);
+}
+
+bool IsLoopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host == "[::1]" || host.rfind("127.", 0) == 0;
+}
+
+std::set<std::string> Split(const std::string& list) {
+  return absl::StrSplit(list, absl::ByAnyChar(", "), absl::SkipEmpty());
+}
+
+}  // namespace
+
+void RegisterServerFlags(ServerFlags* flags, FlagSet* set) {
+  RegisterModel(flags, set);
+  RegisterPruning(flags, set);
+  RegisterScheduling(flags, set);
+  RegisterServing(flags, set);
+  set->Group("Other");
+  set->Choice("log-level", {"debug", "info", "warning", "error"}, "least level logged",
+              &flags->log_level);
+  set->Choice("log-format", {"text", "json"}, "form of log lines", &flags->log_format);
+  set->Bool("version", "print the version and exit", &flags->version);
+  set->Bool("help", "print this and exit", &flags->help);
+}
+
+absl::Status CheckServerFlags(const ServerFlags& flags) {
+  if (flags.model.empty() && flags.check_model.empty()) {
+    return absl::InvalidArgumentError("--model: must name a model directory");
+  }
+  if (!flags.log_tolerance.empty()) {
+    double value = 0;
+    if (!absl::SimpleAtod(flags.log_tolerance, &value) || !std::isfinite(value) || value > 0) {
+      return absl::InvalidArgumentError("--log-tolerance: must be a finite number, at most 0");
+    }
+  }
+  if (!IsLoopback(flags.host) && !flags.allow_insecure_remote) {
+    return absl::InvalidArgumentError(
+        "--host: not a loopback address; there is no encryption, so put a proxy in front or give "
+        "--allow-insecure-remote");
+  }
+  const std::set<std::string> known = GrpcServerOptions().services;
+  for (const std::string& service : Split(flags.grpc_services)) {
+    if (known.count(service) == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--grpc-services: unknown service ", service.substr(0, 64)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+double LogToleranceOf(const ServerFlags& flags) {
+  return std::strtod(flags.log_tolerance.c_str(), nullptr);
+}
+
+GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags) {
+  GrpcServerOptions out;
+  out.host = flags.host;
+  out.port = static_cast<int>(flags.grpc_port);
+  out.max_message_mb = static_cast<int>(flags.max_message_mb);
+  out.max_connection_age_s = static_cast<int>(flags.max_connection_age);
+  out.services = Split(flags.grpc_services);
+  return out;
+}
+
+void ConfigureLogFrom(const ServerFlags& flags) {
+  LogLevel level = LogLevel::kInfo;
+  ParseLogLevel(flags.log_level, &level);
+  ConfigureLog(level, flags.log_format == "json" ? LogFormat::kJson : LogFormat::kText);
+}
+
+}  // namespace fox

@@ -1,0 +1,46 @@
+// ServerFlags: everything fox-server can be told, with its defaults, and what it means for the
+// engine, the port and requests. Read main.cc next.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "engine/tools/flag_set.h"
+#include "server/grpc_server.h"
+#include "server/log.h"
+
+namespace fox {
+
+struct ServerFlags {
+  std::string model, check_model, served_model_name, generation_config = "auto";
+  std::string device = "cpu", dtype = "auto";
+  int64_t threads = 0, kv_cache_mb = 0;
+  bool allow_nonfinite = false;
+  std::string acp = "certified", log_tolerance;
+  int64_t max_model_len = 0, max_num_seqs = 16, max_num_batched_tokens = 512;
+  int64_t max_num_queued_reqs = 256, max_num_queued_tokens = 1 << 20, max_logprobs = 20;
+  std::string scheduling_policy = "priority";
+  std::string host = "127.0.0.1";
+  int64_t grpc_port = 50051, max_message_mb = 16, max_prompt_bytes = 4 << 20;
+  int64_t stream_interval = 1, max_connection_age = 0;
+  std::string grpc_services = "inference,tokenizer,info,admin,health,reflection";
+  bool allow_insecure_remote = false;
+  double shutdown_timeout = 30;
+  std::string log_level = "info", log_format = "text";
+  bool version = false, help = false;
+};
+
+// Registers every flag; `flags` must outlive `set`.
+void RegisterServerFlags(ServerFlags* flags, FlagSet* set);
+
+// What no single flag's range says. InvalidArgument names the flag.
+absl::Status CheckServerFlags(const ServerFlags& flags);
+
+// `--log-tolerance`; REQUIRES: flags that passed CheckServerFlags and the flag set.
+double LogToleranceOf(const ServerFlags& flags);
+// REQUIRES: flags that passed CheckServerFlags.
+GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags);
+void ConfigureLogFrom(const ServerFlags& flags);
+
+}  // namespace fox

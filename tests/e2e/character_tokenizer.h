@@ -1,0 +1,26 @@
+// CharacterTokenizer: ids below 256 are bytes, 256 is bos, 257 eos, and each further one is a long
+// word of 512 letters, so that few tokens make much text.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "models/tokenizer/tokenizer.h"
+
+namespace fox {
+
+class CharacterTokenizer final : public Tokenizer {
+ public:
+  static constexpr int32_t kBos = 256, kEos = 257, kVocabSize = 260;
+
+  CharacterTokenizer();
+  absl::StatusOr<std::vector<int32_t>> Encode(const std::string& text,
+                                              bool add_special_tokens) const override;
+  std::string TokenBytes(int32_t id, bool skip_special) const override;
+  const Info& info() const override { return info_; }
+
+ private:
+  Info info_;
+};
+
+}  // namespace fox

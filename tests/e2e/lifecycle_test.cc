@@ -1,0 +1,196 @@
+// From opening the port to closing it: health, reflection, drain, stop, an engine that fails.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "google/protobuf/wrappers.pb.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "tests/e2e/test_server.h"
+
+namespace fox {
+namespace {
+
+// One unary or first-of-stream exchange with a service that fox does not define. Field 1 of the
+// request is a string.
+grpc::Status Exchange(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                      const std::string& request, std::string* response) {
+  grpc::GenericStub stub(channel);
+  grpc::ClientContext context;
+  SetTimeout(&context);
+  grpc::CompletionQueue queue;
+  void* tag = nullptr;
+  bool ok = false;
+  auto call = stub.PrepareCall(&context, method, &queue);
+  call->StartCall(nullptr);
+  queue.Next(&tag, &ok);
+  const grpc::Slice slice(request);
+  call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
+  queue.Next(&tag, &ok);
+  grpc::ByteBuffer out;
+  call->Read(&out, nullptr);
+  queue.Next(&tag, &ok);
+  grpc::Slice flat;
+  if (ok && out.DumpToSingleSlice(&flat).ok()) {
+    response->assign(reinterpret_cast<const char*>(flat.begin()), flat.size());
+  }
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  queue.Next(&tag, &ok);
+  return status;
+}
+
+// 1: SERVING, 2: NOT_SERVING; -1: the call failed.
+int HealthOf(const std::shared_ptr<grpc::Channel>& channel, const std::string& service) {
+  google::protobuf::StringValue request;
+  request.set_value(service);
+  std::string bytes;
+  const grpc::Status status =
+      Exchange(channel, "/grpc.health.v1.Health/Check", request.SerializeAsString(), &bytes);
+  google::protobuf::Int32Value response;
+  if (!status.ok() || !response.ParseFromString(bytes)) return -1;
+  return response.value();
+}
+
+bool WaitForHealth(TestServer& server, const std::string& service, int expected) {
+  for (int i = 0; i < 500; ++i) {
+    if (HealthOf(server.channel, service) == expected) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+const char* const kServices[] = {"", "fox.v1.Inference", "fox.v1.Tokenizer", "fox.v1.Info",
+                                 "fox.v1.Admin"};
+
+grpc::StatusCode GenerateCode(TestServer& server) {
+  grpc::ClientContext context;
+  SetTimeout(&context);
+  v1::GenerateResponse response;
+  return server.inference->Generate(&context, GreedyRequest("x", 2), &response).error_code();
+}
+
+TEST(LifecycleTest, HealthIsServingForEveryServiceAndUnknownForOthers) {
+  TestServer server;
+  for (const char* service : kServices) EXPECT_EQ(HealthOf(server.channel, service), 1) << service;
+  EXPECT_EQ(HealthOf(server.channel, "fox.v1.Nothing"), -1);
+}
+
+TEST(LifecycleTest, ReflectionListsTheServices) {
+  TestServer server;
+  // ServerReflectionRequest{list_services: "*"} is field 7.
+  std::string response;
+  ASSERT_TRUE(Exchange(server.channel,
+                       "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                       std::string("\x3a\x01*"), &response)
+                  .ok());
+  for (const char* service : {"fox.v1.Inference", "fox.v1.Tokenizer", "fox.v1.Info", "fox.v1.Admin",
+                              "grpc.health.v1.Health"}) {
+    EXPECT_NE(response.find(service), std::string::npos) << service;
+  }
+}
+
+TEST(LifecycleTest, DrainLetsRunningRequestsFinish) {
+  TestServer server;
+  server.script->step_delay_us = 5000;
+  grpc::ClientContext context;
+  SetTimeout(&context);
+  StreamResult result;
+  std::thread stream(
+      [&] { result = ReadStream(*server.inference, GreedyRequest("drain", 100), &context); });
+  while (server.engine->stats().running == 0) std::this_thread::yield();
+
+  v1::DrainResponse drained;
+  grpc::ClientContext drain_context;
+  SetTimeout(&drain_context);
+  ASSERT_TRUE(v1::Admin::NewStub(server.channel)->Drain(&drain_context, {}, &drained).ok());
+  EXPECT_EQ(drained.running(), 1u);
+  for (const char* service : kServices) EXPECT_EQ(HealthOf(server.channel, service), 2) << service;
+  EXPECT_EQ(GenerateCode(server), grpc::UNAVAILABLE);
+  stream.join();
+  EXPECT_TRUE(result.status.ok()) << result.status.error_message();
+  EXPECT_EQ(result.text.at(0), ExpectedText("drain", 100));
+}
+
+TEST(LifecycleTest, StopEndsWhatOutlivesTheGraceWithUnavailable) {
+  TestServer server;
+  server.script->step_delay_us = 10000;
+  grpc::ClientContext context;
+  SetTimeout(&context);
+  StreamResult result;
+  std::thread stream(
+      [&] { result = ReadStream(*server.inference, GreedyRequest("long", 4000), &context); });
+  while (server.engine->stats().running == 0) std::this_thread::yield();
+  const auto start = std::chrono::steady_clock::now();
+  server.server->Stop(0.2);
+  stream.join();
+  EXPECT_EQ(result.status.error_code(), grpc::UNAVAILABLE);
+  EXPECT_FALSE(result.text.empty());
+  EXPECT_EQ(result.text[0], ExpectedText("long", static_cast<int>(result.text[0].size())));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+}
+
+TEST(LifecycleTest, StopInAHurryDoesNotWait) {
+  TestServer server;
+  server.script->step_delay_us = 10000;
+  grpc::ClientContext context;
+  SetTimeout(&context);
+  StreamResult result;
+  std::thread stream(
+      [&] { result = ReadStream(*server.inference, GreedyRequest("long", 4000), &context); });
+  while (server.engine->stats().running == 0) std::this_thread::yield();
+  const auto start = std::chrono::steady_clock::now();
+  server.server->Stop(60, [] { return true; });
+  stream.join();
+  EXPECT_EQ(result.status.error_code(), grpc::UNAVAILABLE);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+}
+
+TEST(LifecycleTest, AFailedEngineTurnsHealthAndEndsEveryStream) {
+  TestServer server;
+  server.script->step_delay_us = 5000;
+  grpc::ClientContext context;
+  SetTimeout(&context);
+  StreamResult result;
+  std::thread stream(
+      [&] { result = ReadStream(*server.inference, GreedyRequest("fail", 4000), &context); });
+  while (server.engine->stats().generated_tokens == 0) std::this_thread::yield();
+  server.script->fail = true;
+  stream.join();
+  EXPECT_EQ(result.status.error_code(), grpc::UNAVAILABLE);
+  EXPECT_TRUE(WaitForHealth(server, "", 2));
+  EXPECT_EQ(GenerateCode(server), grpc::UNAVAILABLE);
+}
+
+TEST(LifecycleTest, InfoAndTokenizerAnswer) {
+  TestServer server;
+  grpc::ClientContext first, second, third, fourth, fifth;
+  std::unique_ptr<v1::Info::Stub> info = v1::Info::NewStub(server.channel);
+  v1::ServerInfo server_info;
+  ASSERT_TRUE(info->GetServerInfo(&first, {}, &server_info).ok());
+  EXPECT_EQ(server_info.proto_version(), kProtoVersion);
+  EXPECT_EQ(server_info.page_size(), 64u);
+  EXPECT_EQ(server_info.acp_mode(), v1::CERTIFIED);
+  EXPECT_EQ(server_info.max_num_seqs(), 4u);
+  v1::ModelInfo model;
+  ASSERT_TRUE(info->GetModelInfo(&second, {}, &model).ok());
+  EXPECT_EQ(model.served_model_name(), "scripted");
+  EXPECT_EQ(model.eos_token_ids_size(), 1);
+
+  std::unique_ptr<v1::Tokenizer::Stub> tokenizer = v1::Tokenizer::NewStub(server.channel);
+  v1::TokenizeRequest text;
+  text.set_text("hi");
+  v1::TokenizeResponse ids;
+  ASSERT_TRUE(tokenizer->Tokenize(&third, text, &ids).ok());
+  ASSERT_EQ(ids.token_ids_size(), 3);
+  v1::DetokenizeRequest back;
+  *back.mutable_token_ids() = ids.token_ids();
+  v1::DetokenizeResponse out;
+  ASSERT_TRUE(tokenizer->Detokenize(&fourth, back, &out).ok());
+  EXPECT_EQ(out.text(), "hi");
+  back.add_token_ids(CharacterTokenizer::kVocabSize);
+  EXPECT_EQ(tokenizer->Detokenize(&fifth, back, &out).error_code(), grpc::INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace fox

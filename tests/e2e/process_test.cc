@@ -1,0 +1,173 @@
+// fox-server and fox-cli as processes, with the demo model: exit codes, signals, one-line errors.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace fox {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const std::string kBin = std::string(FOX_BINARY_DIR) + "/bin/";
+const std::string kDemo = std::string(FOX_SOURCE_DIR) + "/models/demo";
+
+// A child whose standard output is read through a pipe; standard error goes with it.
+class Process {
+ public:
+  explicit Process(std::vector<std::string> arguments) {
+    int ends[2];
+    if (pipe(ends) != 0) return;
+    pid_ = fork();
+    if (pid_ == 0) {
+      dup2(ends[1], STDOUT_FILENO);
+      dup2(ends[1], STDERR_FILENO);
+      close(ends[0]);
+      close(ends[1]);
+      std::vector<char*> argv;
+      for (std::string& argument : arguments) argv.push_back(argument.data());
+      argv.push_back(nullptr);
+      execv(argv[0], argv.data());
+      _exit(127);
+    }
+    close(ends[1]);
+    out_ = ends[0];
+  }
+  ~Process() {
+    if (!waited_) {
+      kill(pid_, SIGKILL);
+      Wait();
+    }
+    close(out_);
+  }
+
+  // Reads until `text` has appeared or the output ends.
+  bool ReadUntil(const std::string& text) {
+    while (output.find(text) == std::string::npos || output.back() != '\n') {
+      std::array<char, 4096> buffer;
+      const ssize_t n = read(out_, buffer.data(), buffer.size());
+      if (n <= 0) return false;
+      output.append(buffer.data(), static_cast<size_t>(n));
+    }
+    return true;
+  }
+  void Signal(int signal) { kill(pid_, signal); }
+  // The exit code after reading everything; 128 + signal when one ended it.
+  int Wait() {
+    int status = 0;
+    if (waited_) return -1;
+    ReadUntil("\xff");  // never appears
+    waitpid(pid_, &status, 0);
+    waited_ = true;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+  std::string output;
+
+ private:
+  pid_t pid_ = -1;
+  int out_ = -1;
+  bool waited_ = false;
+};
+
+// Runs a command to its end.
+int Finish(std::vector<std::string> arguments, std::string* output) {
+  Process process(std::move(arguments));
+  const int code = process.Wait();
+  *output = process.output;
+  return code;
+}
+
+std::vector<std::string> ServerCommand(std::vector<std::string> more) {
+  std::vector<std::string> all = {kBin + "fox-server", "--model",          kDemo,
+                                  "--grpc-port=0",     "--kv-cache-mb=64", "--max-num-seqs=4"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+// "127.0.0.1:PORT" from the line the server prints.
+std::string TargetOf(const Process& server) {
+  const std::string mark = "listening on ";
+  const size_t begin = server.output.find(mark) + mark.size();
+  return server.output.substr(begin, server.output.find('\n', begin) - begin);
+}
+
+TEST(ProcessTest, WrongFlagsAndModelsExitWith78AndOneLine) {
+  const std::vector<std::vector<std::string>> commands = {
+      {kBin + "fox-server"},
+      {kBin + "fox-server", "--modle", kDemo},
+      {kBin + "fox-server", "--model", kDemo, "--grpc-port=70000"},
+      {kBin + "fox-server", "--model", kDemo, "--host=0.0.0.0"},
+      {kBin + "fox-server", "--model", "no-such-directory"},
+      {kBin + "fox-server", "--check-model", kDemo + "/config.json"},
+  };
+  for (const std::vector<std::string>& command : commands) {
+    std::string output;
+    EXPECT_EQ(Finish(command, &output), 78) << output;
+    EXPECT_EQ(output.find('\n'), output.size() - 1) << output;
+    EXPECT_THAT(output, HasSubstr("fox-server: "));
+    EXPECT_THAT(output, Not(HasSubstr("listening")));
+  }
+}
+
+TEST(ProcessTest, HelpVersionAndCheckModel) {
+  std::string output;
+  EXPECT_EQ(Finish({kBin + "fox-server", "--help"}, &output), 0);
+  EXPECT_THAT(output, HasSubstr("--max-num-seqs N"));
+  EXPECT_EQ(Finish({kBin + "fox-server", "--version"}, &output), 0);
+  EXPECT_THAT(output, HasSubstr("fox-server "));
+  EXPECT_EQ(Finish({kBin + "fox-server", "--check-model", kDemo, "--kv-cache-mb=64"}, &output), 0);
+  EXPECT_THAT(output, HasSubstr("tokenizer: sentencepiece"));
+}
+
+TEST(ProcessTest, ServesTheDemoModelAndStopsOnSigterm) {
+  Process server(ServerCommand({}));
+  ASSERT_TRUE(server.ReadUntil("listening on "));
+  const std::string target = "--target=" + TargetOf(server);
+  std::string output, again;
+  EXPECT_EQ(Finish({kBin + "fox-cli", "health", target}, &output), 0);
+  EXPECT_EQ(output, "SERVING\n");
+  const std::vector<std::string> generate = {kBin + "fox-cli",  "generate",  "Once upon a time",
+                                             "--max-tokens=20", "--seed=11", target};
+  EXPECT_EQ(Finish(generate, &output), 0);
+  EXPECT_GT(output.size(), 20u);
+  EXPECT_EQ(Finish(generate, &again), 0);
+  EXPECT_EQ(output, again);
+  EXPECT_EQ(Finish({kBin + "fox-cli", "score", "Once upon a time", target}, &output), 0);
+  EXPECT_THAT(output, HasSubstr("perplexity"));
+  EXPECT_EQ(Finish({kBin + "fox-cli", "tokenize", "a cat", target}, &output), 0);
+  EXPECT_EQ(Finish({kBin + "fox-cli", "detokenize", output, target}, &again), 0);
+  EXPECT_EQ(again, "a cat\n");
+  EXPECT_EQ(Finish({kBin + "fox-cli", "generate", "x", "--n=17", target}, &output), 2);
+  EXPECT_EQ(Finish({kBin + "fox-cli", "generate", "x", "--log-tolerance=-1", target}, &output), 1);
+  EXPECT_THAT(output, HasSubstr("INVALID_ARGUMENT: acp.log_tolerance"));
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.Wait(), 0) << server.output;
+}
+
+TEST(ProcessTest, ASecondSignalEndsTheDrain) {
+  Process server(ServerCommand({"--shutdown-timeout=60"}));
+  ASSERT_TRUE(server.ReadUntil("listening on "));
+  Process client({kBin + "fox-cli", "generate", "Once", "--max-tokens=60000", "--ignore-eos",
+                  "--target=" + TargetOf(server)});
+  ASSERT_TRUE(client.ReadUntil("\n"));
+  server.Signal(SIGTERM);
+  ASSERT_TRUE(server.ReadUntil("NOT_SERVING"));
+  const auto start = std::chrono::steady_clock::now();
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.Wait(), 0) << server.output;
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  EXPECT_EQ(client.Wait(), 1);
+  EXPECT_THAT(client.output, HasSubstr("UNAVAILABLE"));
+}
+
+}  // namespace
+}  // namespace fox

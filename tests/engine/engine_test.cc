@@ -1,0 +1,372 @@
+// Engine: the promises of engine.h and request.h, over the simulation's executor.
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+
+#include "gtest/gtest.h"
+#include "tests/engine/sim/fake_executor.h"
+#include "tests/engine/sim/reference_model.h"
+
+namespace fox {
+namespace {
+
+using sim::Expected;
+using sim::FakeExecutor;
+using sim::FakeOptions;
+
+FakeOptions Roomy() {
+  FakeOptions options;
+  options.limits.num_pages = 100;
+  options.limits.lists_per_slot = 2;
+  options.limits.max_slots = 4;
+  options.limits.max_model_len = 500;
+  options.limits.max_batch_tokens = 128;
+  options.limits.max_logit_rows = 32;
+  options.limits.vocab_size = 50;
+  return options;
+}
+
+Request MakeRequest(RequestId id, size_t prompt = 5, int32_t max_tokens = 8) {
+  Request request;
+  request.id = id;
+  for (size_t i = 0; i < prompt; ++i) request.prompt.push_back(static_cast<int32_t>(i % 50));
+  request.sampling.temperature = 0.0f;
+  request.stop.max_tokens = max_tokens;
+  return request;
+}
+
+// What a client has received.
+struct Received {
+  std::vector<int32_t> tokens;
+  std::vector<SampledToken> scores;
+  std::optional<Finish> finish;
+};
+
+class EngineTest : public testing::Test {
+ protected:
+  void Start(const FakeOptions& fake = Roomy(), const EngineOptions& options = {}) {
+    options_ = options;
+    executor_ = std::make_unique<FakeExecutor>(fake);
+    engine_ = std::make_unique<Engine>(options, *executor_);
+  }
+  void Step(Seconds now = 0) {
+    for (RequestOutput& output : engine_->Step(now)) {
+      Received& r = received_[output.id];
+      EXPECT_FALSE(r.finish) << "an output after the end";
+      for (const SampledToken& token : output.tokens) r.tokens.push_back(token.id);
+      for (SampledToken& token : output.prompt_logprobs) r.scores.push_back(std::move(token));
+      r.finish = std::move(output.finish);
+    }
+    executor_->Audit();
+    EXPECT_EQ(executor_->violation(), "");
+  }
+  void RunToEnd(Seconds now = 0) {
+    for (int i = 0; i < 10000 && engine_->HasWork(); ++i) Step(now);
+    EXPECT_FALSE(engine_->HasWork());
+  }
+  Expected Reference(const Request& request) {
+    return sim::RunReference(request, options_, executor_->options());
+  }
+
+  EngineOptions options_;
+  std::unique_ptr<FakeExecutor> executor_;
+  std::unique_ptr<Engine> engine_;
+  std::map<RequestId, Received> received_;
+};
+
+TEST_F(EngineTest, GeneratesWhatTheReferenceDoes) {
+  Start();
+  for (RequestId id = 1; id <= 6; ++id) {
+    ASSERT_TRUE(engine_->Submit(MakeRequest(id, 20 * id, 30), 1.0).ok());
+  }
+  RunToEnd(2.0);
+  for (RequestId id = 1; id <= 6; ++id) {
+    const Received& r = received_[id];
+    EXPECT_EQ(r.tokens, Reference(MakeRequest(id, 20 * id, 30)).tokens);
+    ASSERT_TRUE(r.finish);
+    EXPECT_TRUE(r.finish->status.ok());
+    EXPECT_EQ(r.finish->reason, FinishReason::kLength);
+    EXPECT_EQ(r.finish->stats.prompt_tokens, static_cast<int64_t>(20 * id));
+    EXPECT_EQ(r.finish->stats.completion_tokens, 30);
+    EXPECT_EQ(r.finish->stats.arrival, 1.0);
+    EXPECT_EQ(r.finish->stats.first_token, 2.0);
+  }
+  EXPECT_EQ(executor_->free_pages(), 100);
+  EXPECT_EQ(engine_->stats().free_pages, 100);
+  EXPECT_EQ(engine_->stats().finished, 6);
+  EXPECT_EQ(engine_->stats().generated_tokens, 180);
+  EXPECT_EQ(engine_->stats().prompt_tokens, 20 * 21);
+}
+
+TEST_F(EngineTest, PreemptionLosesAndRepeatsNothing) {
+  FakeOptions tight = Roomy();
+  tight.limits.num_pages = 14;
+  Start(tight);
+  std::map<RequestId, Request> requests;
+  for (RequestId id = 1; id <= 4; ++id) {
+    Request request = MakeRequest(id, 30, 300);
+    request.sampling.prompt_logprobs = 0;
+    request.sampling.temperature = 1.0f;
+    request.sampling.repetition_penalty = 1.5f;
+    requests[id] = request;
+    ASSERT_TRUE(engine_->Submit(request, 0).ok());
+  }
+  RunToEnd();
+  EXPECT_GT(engine_->stats().preemptions, 0);
+  for (const auto& [id, request] : requests) {
+    EXPECT_EQ(received_[id].tokens, Reference(request).tokens);
+    EXPECT_EQ(received_[id].scores.size(), 29u);
+  }
+  EXPECT_GT(received_[4].finish->stats.preemptions, 0);
+  // Pages of all its lives are counted: more than one life needs.
+  EXPECT_GT(received_[4].finish->stats.acp.pages_allocated, 2 * PagesFor(330));
+  EXPECT_EQ(received_[4].finish->stats.acp.peak_pages, 2 * PagesFor(329));
+}
+
+TEST_F(EngineTest, StopTokensAreNotEmitted) {
+  Start();
+  const std::vector<int32_t> free_run = Reference(MakeRequest(1, 5, 20)).tokens;
+  Request request = MakeRequest(1, 5, 20);
+  request.stop.stop_token_ids = {free_run[3]};
+  ASSERT_TRUE(engine_->Submit(request, 0).ok());
+  RunToEnd();
+  const Finish& finish = *received_[1].finish;
+  EXPECT_EQ(finish.reason, FinishReason::kStop);
+  EXPECT_EQ(finish.stop_token_id, free_run[3]);
+  EXPECT_FALSE(finish.eos);
+  const auto first = std::find(free_run.begin(), free_run.end(), free_run[3]);
+  EXPECT_EQ(received_[1].tokens, std::vector<int32_t>(free_run.begin(), first));
+}
+
+TEST_F(EngineTest, EosMinTokensAndIgnoreEos) {
+  EngineOptions options;
+  Start();
+  options.eos_token_ids = {Reference(MakeRequest(1, 5, 20)).tokens[0]};
+  Start(Roomy(), options);
+  Request eager = MakeRequest(1, 5, 20);
+  ASSERT_TRUE(engine_->Submit(eager, 0).ok());
+  RunToEnd();
+  EXPECT_TRUE(received_[1].tokens.empty());
+  EXPECT_TRUE(received_[1].finish->eos);
+  received_.clear();
+  eager.stop.min_tokens = 5;
+  ASSERT_TRUE(engine_->Submit(eager, 0).ok());
+  RunToEnd();
+  EXPECT_GE(received_[1].tokens.size(), 5u);
+  received_.clear();
+  eager.stop.ignore_eos = true;
+  ASSERT_TRUE(engine_->Submit(eager, 0).ok());
+  RunToEnd();
+  EXPECT_EQ(received_[1].tokens.size(), 20u);
+  EXPECT_EQ(received_[1].tokens[0], options.eos_token_ids[0]);
+}
+
+TEST_F(EngineTest, ScoresAPromptOnly) {
+  Start();
+  Request request = MakeRequest(1, 100, 0);
+  request.sampling.prompt_logprobs = 2;
+  ASSERT_TRUE(engine_->Submit(request, 0).ok());
+  RunToEnd();
+  const Received& r = received_[1];
+  EXPECT_TRUE(r.tokens.empty());
+  ASSERT_EQ(r.scores.size(), 99u);
+  EXPECT_EQ(r.finish->reason, FinishReason::kLength);
+  const Expected expected = Reference(request);
+  for (size_t i = 0; i < 99; ++i) {
+    EXPECT_EQ(r.scores[i].id, request.prompt[i + 1]);
+    EXPECT_EQ(r.scores[i].logprob, expected.prompt_logprobs[i].logprob);
+    EXPECT_EQ(r.scores[i].top.size(), 2u);
+  }
+}
+
+TEST_F(EngineTest, MaxTokensIsClampedToTheContext) {
+  Start();
+  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 490, INT32_MAX), 0).ok());
+  ASSERT_TRUE(engine_->Submit(MakeRequest(2, 499, 5), 0).ok());
+  EXPECT_EQ(engine_->Submit(MakeRequest(3, 500, 1), 0).code(), absl::StatusCode::kOutOfRange);
+  RunToEnd();
+  EXPECT_EQ(received_[1].tokens.size(), 10u);
+  EXPECT_EQ(received_[1].finish->reason, FinishReason::kLength);
+  EXPECT_EQ(received_[2].tokens.size(), 1u);
+}
+
+TEST_F(EngineTest, CancelInEveryState) {
+  FakeOptions fake = Roomy();
+  fake.limits.max_slots = 1;
+  fake.limits.max_batch_tokens = 64;
+  Start(fake);
+  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 300), 0).ok());  // mid-prefill
+  ASSERT_TRUE(engine_->Submit(MakeRequest(2), 0).ok());       // queued
+  ASSERT_TRUE(engine_->Submit(MakeRequest(3, 5, 100), 0).ok());
+  Step();
+  engine_->Cancel(1, absl::CancelledError("gone"));
+  engine_->Cancel(2, absl::OkStatus());
+  engine_->Cancel(99, absl::OkStatus());
+  Step();
+  EXPECT_TRUE(absl::IsCancelled(received_[1].finish->status));
+  EXPECT_EQ(received_[2].finish->reason, FinishReason::kAbort);
+  Step();
+  engine_->Cancel(3, absl::CancelledError("gone"));  // mid-decode
+  engine_->Cancel(3, absl::OkStatus());              // the first counts
+  EXPECT_TRUE(engine_->HasWork());
+  Step();
+  EXPECT_TRUE(absl::IsCancelled(received_[3].finish->status));
+  EXPECT_EQ(executor_->free_pages(), 100);  // free at once
+  EXPECT_FALSE(engine_->HasWork());
+  EXPECT_EQ(engine_->stats().cancelled, 2);
+  EXPECT_EQ(engine_->stats().finished, 1);
+}
+
+TEST_F(EngineTest, Deadlines) {
+  FakeOptions fake = Roomy();
+  fake.limits.max_slots = 1;
+  Start(fake);
+  Request running = MakeRequest(1, 5, 400);
+  running.queue_deadline = 2.0;  // met
+  running.deadline = 9.0;
+  Request waiting = MakeRequest(2);
+  waiting.queue_deadline = 3.0;
+  ASSERT_TRUE(engine_->Submit(running, 0).ok());
+  ASSERT_TRUE(engine_->Submit(waiting, 0).ok());
+  EXPECT_EQ(engine_->NextDeadline(), 2.0);
+  Step(1.0);
+  EXPECT_EQ(engine_->NextDeadline(), 3.0);
+  Step(2.5);
+  EXPECT_FALSE(received_[1].finish);
+  Step(3.0);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(received_[2].finish->status));
+  EXPECT_EQ(engine_->NextDeadline(), 9.0);
+  Step(9.0);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(received_[1].finish->status));
+  EXPECT_EQ(received_[1].tokens.size(), 3u);  // those before the deadline were delivered
+  EXPECT_EQ(engine_->NextDeadline(), kNever);
+  EXPECT_EQ(executor_->free_pages(), 100);
+}
+
+TEST_F(EngineTest, SlowReadersPause) {
+  Start();
+  Request slow = MakeRequest(1, 5, 10);
+  slow.window = 3;
+  ASSERT_TRUE(engine_->Submit(slow, 0).ok());
+  RunToEnd();
+  EXPECT_EQ(received_[1].tokens.size(), 3u);
+  EXPECT_EQ(engine_->stats().paused, 1);
+  EXPECT_LT(engine_->stats().free_pages, 100);  // it keeps its pages
+  engine_->Acknowledge(1, -5);
+  engine_->Acknowledge(1, 1);
+  RunToEnd();
+  EXPECT_EQ(received_[1].tokens.size(), 4u);
+  for (int i = 0; i < 9 && !received_[1].finish; ++i) {
+    engine_->Acknowledge(1, INT64_MAX);  // no more than there is
+    RunToEnd();
+  }
+  EXPECT_EQ(received_[1].tokens, Reference(slow).tokens);
+}
+
+TEST_F(EngineTest, PausedSequencesDoNotBlockOthersForever) {
+  FakeOptions fake = Roomy();
+  fake.limits.max_slots = 1;
+  Start(fake);
+  Request slow = MakeRequest(1, 5, 10);
+  slow.window = 1;
+  ASSERT_TRUE(engine_->Submit(slow, 0).ok());
+  RunToEnd(10.0);
+  ASSERT_TRUE(engine_->Submit(MakeRequest(2), 10.0).ok());
+  RunToEnd(10.0);
+  EXPECT_FALSE(received_[2].finish);
+  const Seconds wake = engine_->NextDeadline();
+  EXPECT_EQ(wake, 11.0);
+  Step(wake);
+  RunToEnd(wake);
+  EXPECT_TRUE(received_[2].finish);
+  engine_->Acknowledge(1, 1);
+  RunToEnd(wake);
+  EXPECT_EQ(received_[1].tokens.size(), 2u);
+}
+
+TEST_F(EngineTest, NumericalFailureHitsOneRequestAlone) {
+  FakeOptions fake = Roomy();
+  fake.nan_requests = {2};
+  fake.nan_position = 9;
+  Start(fake);
+  for (RequestId id = 1; id <= 3; ++id) ASSERT_TRUE(engine_->Submit(MakeRequest(id), 0).ok());
+  RunToEnd();
+  EXPECT_EQ(received_[2].finish->status.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(received_[2].finish->status.message(), "numerical failure");
+  EXPECT_EQ(received_[2].tokens.size(), 5u);  // sampled from rows 4 to 8
+  EXPECT_TRUE(engine_->fatal().ok());
+  for (const RequestId id : {RequestId{1}, RequestId{3}}) {
+    EXPECT_EQ(received_[id].tokens, Reference(MakeRequest(id)).tokens);
+  }
+}
+
+TEST_F(EngineTest, ExecutorFailureEndsEverything) {
+  FakeOptions fake = Roomy();
+  fake.limits.max_slots = 1;
+  fake.fail_at_run = 2;
+  Start(fake);
+  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 5, 50), 0).ok());
+  ASSERT_TRUE(engine_->Submit(MakeRequest(2), 0).ok());
+  RunToEnd();
+  EXPECT_TRUE(absl::IsUnavailable(received_[1].finish->status));
+  EXPECT_TRUE(absl::IsUnavailable(received_[2].finish->status));
+  EXPECT_EQ(engine_->fatal().code(), absl::StatusCode::kInternal);
+  EXPECT_TRUE(absl::IsUnavailable(engine_->Submit(MakeRequest(3), 0)));
+  EXPECT_TRUE(engine_->Step(0).empty());
+  EXPECT_EQ(engine_->stats().failed, 2);
+}
+
+TEST_F(EngineTest, QueueLimitsAndDuplicates) {
+  FakeOptions fake = Roomy();
+  fake.limits.max_slots = 1;
+  EngineOptions options;
+  options.max_queued_requests = 2;
+  options.max_queued_tokens = 12;
+  Start(fake, options);
+  EXPECT_TRUE(engine_->Submit(MakeRequest(1), 0).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(engine_->Submit(MakeRequest(1), 0)));
+  Step();
+  EXPECT_TRUE(engine_->Submit(MakeRequest(2), 0).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(engine_->Submit(MakeRequest(3, 8), 0)));  // tokens
+  EXPECT_TRUE(engine_->Submit(MakeRequest(4), 0).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(engine_->Submit(MakeRequest(5, 1), 0)));  // requests
+  EXPECT_EQ(engine_->stats().rejected, 3);
+  EXPECT_EQ(engine_->stats().waiting, 2);
+  EXPECT_EQ(engine_->stats().queued_tokens, 10);
+  RunToEnd();
+  EXPECT_TRUE(engine_->Submit(MakeRequest(1), 0).ok());  // an id may come again
+}
+
+TEST_F(EngineTest, ASoleRequestTooLargeForThePool) {
+  FakeOptions fake = Roomy();
+  fake.limits.num_pages = 6;
+  Start(fake);
+  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 190, 100), 0).ok());
+  RunToEnd();
+  EXPECT_TRUE(absl::IsResourceExhausted(received_[1].finish->status));
+  EXPECT_EQ(received_[1].tokens.size(), 3u);  // 192 tokens fill the pool
+  EXPECT_EQ(executor_->free_pages(), 6);
+}
+
+TEST_F(EngineTest, EvictionMakesALongPromptFit) {
+  FakeOptions fake = Roomy();
+  fake.limits.num_pages = 6;
+  fake.min_window = fake.max_window = 1;
+  Start(fake);
+  const Request request = MakeRequest(1, 400, 50);
+  ASSERT_TRUE(engine_->Submit(request, 0).ok());
+  RunToEnd();
+  EXPECT_TRUE(received_[1].finish->status.ok());
+  EXPECT_EQ(received_[1].tokens, Reference(request).tokens);
+  const AcpStats& acp = received_[1].finish->stats.acp;
+  EXPECT_EQ(acp.pages_allocated, 2 * PagesFor(449));
+  EXPECT_EQ(acp.pages_evicted, engine_->stats().pages_evicted);
+  EXPECT_LE(acp.peak_pages, 6);
+  EXPECT_EQ(acp.log_tolerance, -10.0);
+  EXPECT_EQ(engine_->stats().max_log_evicted_mass, -12.0);
+}
+
+}  // namespace
+}  // namespace fox

@@ -1,0 +1,297 @@
+// EngineThread: verdicts, sinks that call back, drain, stop, failure, and many threads at once
+// (meant for the thread sanitizer too).
+#include "engine/engine_thread.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "gtest/gtest.h"
+#include "tests/engine/sim/fake_executor.h"
+#include "tests/engine/sim/reference_model.h"
+
+namespace fox {
+namespace {
+
+using sim::FakeExecutor;
+using sim::FakeOptions;
+
+FakeOptions Options() {
+  FakeOptions options;
+  options.limits.num_pages = 60;
+  options.limits.lists_per_slot = 2;
+  options.limits.max_slots = 8;
+  options.limits.max_model_len = 400;
+  options.limits.max_batch_tokens = 64;
+  options.limits.max_logit_rows = 16;
+  options.limits.vocab_size = 30;
+  return options;
+}
+
+Request MakeRequest(RequestId id, int32_t max_tokens = 8) {
+  Request request;
+  request.id = id;
+  request.prompt = {1, 2, 3};
+  request.sampling.temperature = 0.0f;
+  request.stop.max_tokens = max_tokens;
+  return request;
+}
+
+// Collects one request's outputs.
+class Collector {
+ public:
+  OutputSink Sink() {
+    return [this](RequestOutput output) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (const SampledToken& token : output.tokens) tokens_.push_back(token.id);
+      if (output.finish) finish_.set_value(*output.finish);
+    };
+  }
+  Finish Wait() { return finish_.get_future().get(); }
+  std::vector<int32_t> tokens() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return tokens_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<int32_t> tokens_;
+  std::promise<Finish> finish_;
+};
+
+struct Running {
+  explicit Running(FakeOptions options = Options(), EngineOptions engine_options = {})
+      : executor(std::move(options)), thread(std::make_unique<Engine>(engine_options, executor)) {}
+  FakeExecutor executor;
+  EngineThread thread;
+};
+
+void WaitUntil(const std::function<bool()>& condition) {
+  for (int i = 0; i < 10000 && !condition(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(condition());
+}
+
+TEST(EngineThread, RunsARequest) {
+  Running running;
+  EXPECT_TRUE(running.thread.idle());
+  Collector collector;
+  const RequestId id = running.thread.NextId();
+  EXPECT_NE(id, running.thread.NextId());
+  ASSERT_TRUE(running.thread.Submit(MakeRequest(id), collector.Sink()).ok());
+  EXPECT_TRUE(collector.Wait().status.ok());
+  EXPECT_EQ(collector.tokens(), sim::RunReference(MakeRequest(id), {}, Options()).tokens);
+  WaitUntil([&] { return running.thread.idle() && running.thread.stats().free_pages == 60; });
+  EXPECT_EQ(running.thread.stats().finished, 1);
+}
+
+TEST(EngineThread, AnswersErrorsAndNeverCallsTheSink) {
+  Running running;
+  const OutputSink never = [](const RequestOutput&) { ADD_FAILURE(); };
+  EXPECT_TRUE(absl::IsInvalidArgument(running.thread.Submit(Request(), never)));
+  Collector collector;
+  Request paused = MakeRequest(5, 100);
+  paused.window = 1;
+  ASSERT_TRUE(running.thread.Submit(paused, collector.Sink()).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(running.thread.Submit(MakeRequest(5), never)));
+  running.thread.Cancel(5, absl::CancelledError("gone"));
+  EXPECT_TRUE(absl::IsCancelled(collector.Wait().status));
+}
+
+TEST(EngineThread, AcknowledgementsWakeIt) {
+  Running running;
+  Collector collector;
+  Request request = MakeRequest(1, 20);
+  request.window = 2;
+  ASSERT_TRUE(running.thread.Submit(request, collector.Sink()).ok());
+  for (size_t have = 2; have < 20; have += 2) {
+    WaitUntil([&] { return collector.tokens().size() == have; });
+    running.thread.Acknowledge(1, 2);
+  }
+  EXPECT_EQ(collector.Wait().reason, FinishReason::kLength);
+}
+
+TEST(EngineThread, SinksMayCallBack) {
+  Running running;
+  std::promise<absl::Status> nested_verdict;
+  Collector nested;
+  std::promise<void> done;
+  ASSERT_TRUE(running.thread
+                  .Submit(MakeRequest(1),
+                          [&](const RequestOutput& output) {
+                            running.thread.Acknowledge(1, 1);
+                            if (!output.finish) return;
+                            running.thread.Cancel(1, absl::OkStatus());
+                            nested_verdict.set_value(
+                                running.thread.Submit(MakeRequest(1), nested.Sink()));
+                            EXPECT_FALSE(running.thread.idle());
+                            done.set_value();
+                          })
+                  .ok());
+  EXPECT_TRUE(nested_verdict.get_future().get().ok());
+  done.get_future().get();
+  // The cancellation of the ended request may reach its namesake: either end is an end.
+  EXPECT_TRUE(nested.Wait().status.ok());
+}
+
+TEST(EngineThread, DeadlinesFireWhileNothingRuns) {
+  Running running;
+  Collector collector;
+  Request request = MakeRequest(1, 100);
+  request.window = 1;
+  request.deadline = running.thread.Now() + 0.05;
+  ASSERT_TRUE(running.thread.Submit(request, collector.Sink()).ok());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(collector.Wait().status));
+}
+
+TEST(EngineThread, DrainRefusesNewRequestsOnly) {
+  Running running;
+  Collector collector;
+  Request request = MakeRequest(1, 20);
+  request.window = 10;
+  ASSERT_TRUE(running.thread.Submit(request, collector.Sink()).ok());
+  running.thread.Drain();
+  EXPECT_TRUE(running.thread.draining());
+  EXPECT_TRUE(absl::IsUnavailable(running.thread.Submit(MakeRequest(2), nullptr)));
+  EXPECT_FALSE(running.thread.idle());
+  WaitUntil([&] { return collector.tokens().size() == 10; });
+  running.thread.Acknowledge(1, 10);
+  EXPECT_TRUE(collector.Wait().status.ok());
+  WaitUntil([&] { return running.thread.idle(); });
+}
+
+TEST(EngineThread, StopEndsAllWithUnavailable) {
+  Running running;
+  Collector paused;
+  Request request = MakeRequest(1, 100);
+  request.window = 1;
+  ASSERT_TRUE(running.thread.Submit(request, paused.Sink()).ok());
+  running.thread.Stop();
+  EXPECT_TRUE(absl::IsUnavailable(paused.Wait().status));
+  EXPECT_TRUE(absl::IsUnavailable(running.thread.Submit(MakeRequest(2), nullptr)));
+  EXPECT_TRUE(running.thread.idle());
+  EXPECT_EQ(running.executor.free_pages(), 60);
+  running.thread.Stop();  // again is harmless
+}
+
+TEST(EngineThread, AfterAFailureEverythingIsUnavailable) {
+  FakeOptions options = Options();
+  options.fail_at_run = 3;
+  Running running(options);
+  Collector collector;
+  ASSERT_TRUE(running.thread.Submit(MakeRequest(1, 100), collector.Sink()).ok());
+  EXPECT_TRUE(absl::IsUnavailable(collector.Wait().status));
+  EXPECT_FALSE(running.thread.fatal().ok());
+  EXPECT_TRUE(absl::IsUnavailable(running.thread.Submit(MakeRequest(2), nullptr)));
+  WaitUntil([&] { return running.thread.idle(); });
+}
+
+TEST(EngineThread, HeartbeatGoesOnWhenIdle) {
+  Running running;
+  for (int i = 0; i < 5; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    EXPECT_LT(running.thread.HeartbeatAge(), 5.0);
+  }
+}
+
+// An executor that hangs in Run until told.
+class HangingExecutor : public FakeExecutor {
+ public:
+  using FakeExecutor::FakeExecutor;
+  absl::StatusOr<StepResult> Run(const StepPlan& plan) override {
+    gate.get_future().wait();
+    gate = std::promise<void>();
+    gate.set_value();
+    return FakeExecutor::Run(plan);
+  }
+  std::promise<void> gate;
+};
+
+TEST(EngineThread, HeartbeatStopsWhenAStepHangs) {
+  HangingExecutor executor(Options());
+  EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
+  Collector collector;
+  ASSERT_TRUE(thread.Submit(MakeRequest(1), collector.Sink()).ok());
+  WaitUntil([&] { return thread.HeartbeatAge() > 0.3; });
+  executor.gate.set_value();
+  EXPECT_TRUE(collector.Wait().status.ok());
+  WaitUntil([&] { return thread.HeartbeatAge() < 0.2; });
+}
+
+TEST(EngineThread, EightThreadsSubmitAndCancel) {
+  EngineOptions engine_options;
+  engine_options.max_queued_requests = 1000;
+  Running running(Options(), engine_options);
+  constexpr int kThreads = 8, kRequests = 60;
+  std::atomic<int> accepted{0}, finished{0}, wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kRequests; ++i) {
+        const RequestId id = running.thread.NextId();
+        Request request = MakeRequest(id, 1 + (i * 7 + t) % 40);
+        request.window = i % 3 == 0 ? 4 : 0;
+        const auto tokens = std::make_shared<std::vector<int32_t>>();
+        const auto expected = sim::RunReference(request, {}, Options()).tokens;
+        const absl::Status status =
+            running.thread.Submit(request, [&, id, tokens, expected](const RequestOutput& output) {
+              for (const SampledToken& token : output.tokens) tokens->push_back(token.id);
+              running.thread.Acknowledge(id, static_cast<int64_t>(output.tokens.size()));
+              if (!output.finish) return;
+              const bool whole =
+                  output.finish->status.ok() && output.finish->reason == FinishReason::kLength;
+              const bool prefix = tokens->size() <= expected.size() &&
+                                  std::equal(tokens->begin(), tokens->end(), expected.begin());
+              if (!prefix || (whole && *tokens != expected)) ++wrong;
+              ++finished;
+            });
+        if (status.ok()) ++accepted;
+        if (i % 4 == 0) running.thread.Cancel(id, absl::CancelledError("gone"));
+        running.thread.stats();
+        running.thread.HeartbeatAge();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  WaitUntil([&] { return running.thread.idle() && running.thread.stats().free_pages == 60; });
+  EXPECT_EQ(accepted, kThreads * kRequests);
+  EXPECT_EQ(finished, accepted);
+  EXPECT_EQ(wrong, 0);
+  running.thread.Stop();
+  running.executor.Audit();
+  EXPECT_EQ(running.executor.violation(), "");
+  EXPECT_EQ(running.executor.free_pages(), 60);
+}
+
+TEST(EngineThread, StopRacesWithSubmit) {
+  for (int round = 0; round < 20; ++round) {
+    Running running;
+    std::atomic<int> accepted{0}, finished{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 20; ++i) {
+          const absl::Status status = running.thread.Submit(MakeRequest(running.thread.NextId(), 3),
+                                                            [&](const RequestOutput& output) {
+                                                              if (output.finish) ++finished;
+                                                            });
+          if (status.ok()) ++accepted;
+        }
+      });
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(200 * round));
+    running.thread.Stop();
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(finished, accepted);
+    EXPECT_TRUE(running.thread.idle());
+  }
+}
+
+}  // namespace
+}  // namespace fox

@@ -1,0 +1,255 @@
+// The scheduler's rules one by one, on sequences made by hand.
+#include "engine/scheduler.h"
+
+#include <memory>
+
+#include "gtest/gtest.h"
+
+namespace fox {
+namespace {
+
+class SchedulerTest : public testing::Test {
+ protected:
+  SchedulerTest() {
+    limits_.num_pages = 100;
+    limits_.lists_per_slot = 2;
+    limits_.max_slots = 4;
+    limits_.max_model_len = 10000;
+    limits_.max_batch_tokens = 256;
+    limits_.max_logit_rows = 64;
+    limits_.vocab_size = 10;
+  }
+
+  void Start() {
+    scheduler_ = std::make_unique<Scheduler>(limits_);
+    free_pages_ = limits_.num_pages;
+  }
+
+  Sequence* Add(int64_t prompt, int32_t priority = 0, int32_t window = 0,
+                int32_t prompt_logprobs = -1) {
+    Request request;
+    request.id = sequences_.size();
+    request.prompt.assign(static_cast<size_t>(prompt), 1);
+    request.stop.max_tokens = 1000;
+    request.priority = priority;
+    request.window = window;
+    request.sampling.prompt_logprobs = prompt_logprobs;
+    sequences_.push_back(std::make_unique<Sequence>(std::move(request), options_,
+                                                    limits_.max_model_len,
+                                                    static_cast<int64_t>(sequences_.size()), 0.0));
+    scheduler_->Add(sequences_.back().get());
+    return sequences_.back().get();
+  }
+
+  // Plans, keeps the books of the pool and gives every sequence that is due one token.
+  Schedule Step(Seconds now = 0) {
+    Schedule schedule = scheduler_->Next(now, free_pages_);
+    int64_t tokens = 0;
+    for (size_t i = 0; i < schedule.sequences.size(); ++i) {
+      Sequence* sequence = schedule.sequences[i];
+      tokens += static_cast<int64_t>(schedule.plan.sequences[i].token_ids.size());
+      sequence->slot_stats.live_pages = limits_.lists_per_slot * PagesFor(sequence->computed);
+      if (sequence->remaining() == 0) sequence->Append({1, 0, 0, {}});
+    }
+    EXPECT_LE(tokens, limits_.max_batch_tokens);
+    free_pages_ = limits_.num_pages;
+    for (const auto& sequence : sequences_) free_pages_ -= sequence->slot_stats.live_pages;
+    EXPECT_GE(free_pages_, 0) << schedule.plan.DebugString();
+    return schedule;
+  }
+
+  static std::vector<size_t> Chunks(const Schedule& schedule) {
+    std::vector<size_t> chunks;
+    for (const PlannedSequence& s : schedule.plan.sequences) chunks.push_back(s.token_ids.size());
+    return chunks;
+  }
+  static std::vector<RequestId> Ids(const Schedule& schedule) {
+    std::vector<RequestId> ids;
+    for (const PlannedSequence& s : schedule.plan.sequences) ids.push_back(s.id);
+    return ids;
+  }
+
+  using Sizes = std::vector<size_t>;
+  using IdList = std::vector<RequestId>;
+  EngineOptions options_;
+  ExecutorLimits limits_;
+  int64_t free_pages_ = 0;
+  std::vector<std::unique_ptr<Sequence>> sequences_;
+  std::unique_ptr<Scheduler> scheduler_;
+};
+
+TEST_F(SchedulerTest, NothingToDoIsAnEmptyPlan) {
+  Start();
+  EXPECT_TRUE(Step().plan.empty());
+}
+
+TEST_F(SchedulerTest, ChunksEndAtPagesAndShareAStep) {
+  Start();
+  Add(300);
+  Add(100);
+  Schedule schedule = Step();  // 256 is a page end
+  EXPECT_EQ(Chunks(schedule), (Sizes{256}));
+  EXPECT_TRUE(schedule.plan.sequences[0].logit_rows.empty());
+  schedule = Step();
+  EXPECT_EQ(Chunks(schedule), (Sizes{44, 100}));
+  EXPECT_EQ(schedule.plan.sequences[0].position, 256);
+  EXPECT_EQ(schedule.plan.sequences[0].logit_rows, std::vector<int32_t>{43});
+  limits_.max_batch_tokens = 100;
+  sequences_.clear();
+  Start();
+  Add(300);
+  EXPECT_EQ(Chunks(Step()), Sizes{64});  // 100 is cut down to a page end
+}
+
+TEST_F(SchedulerTest, SmallBudgetsStillMakeProgress) {
+  limits_.max_batch_tokens = 10;
+  limits_.max_logit_rows = 3;
+  Start();
+  Add(25, 0, 0, 1);
+  Schedule schedule = Step();
+  EXPECT_EQ(Chunks(schedule), Sizes{3});  // each row is wanted
+  EXPECT_EQ(schedule.plan.sequences[0].logit_rows, (std::vector<int32_t>{0, 1, 2}));
+  sequences_[0]->prompt_logprobs_done = 20;  // as if preempted later
+  EXPECT_EQ(Chunks(Step()), Sizes{10});
+  EXPECT_EQ(Chunks(Step()), Sizes{10});
+  schedule = Step();
+  EXPECT_EQ(Chunks(schedule), Sizes{2});
+  EXPECT_EQ(schedule.plan.sequences[0].logit_rows, (std::vector<int32_t>{0, 1}));
+}
+
+TEST_F(SchedulerTest, DecodesComeFirst) {
+  Start();
+  Add(10);
+  Step();
+  Add(500);
+  const Schedule schedule = Step();
+  EXPECT_EQ(Ids(schedule), (IdList{0, 1}));
+  EXPECT_EQ(Chunks(schedule), (Sizes{1, 192}));
+}
+
+TEST_F(SchedulerTest, PriorityThenArrival) {
+  limits_.max_slots = 2;
+  Start();
+  Add(5, 3);
+  Add(5, 1);
+  Add(5, 1);
+  EXPECT_EQ(Ids(Step()), (IdList{1, 2}));
+  Step();
+  scheduler_->Remove(sequences_[1].get());
+  const Schedule schedule = Step();
+  EXPECT_EQ(schedule.plan.release_slots, std::vector<int32_t>{0});
+  EXPECT_EQ(Ids(schedule), (IdList{2, 0}));
+  EXPECT_EQ(schedule.plan.sequences[1].slot, 0);  // used again in the same plan
+}
+
+TEST_F(SchedulerTest, FirstComeFirstServed) {
+  options_.priority_scheduling = false;
+  limits_.max_slots = 1;
+  Start();
+  Add(5, 3);
+  Add(5, 1);
+  EXPECT_EQ(Ids(Step()), IdList{0});
+}
+
+TEST_F(SchedulerTest, AdmissionKeepsHeadroom) {
+  limits_.num_pages = 8;
+  Start();
+  Add(64);   // 2 pages
+  Add(128);  // 4 pages, and 2 of headroom for the first
+  EXPECT_EQ(Ids(Step()), (IdList{0, 1}));
+  sequences_.clear();
+  limits_.num_pages = 7;
+  Start();
+  Add(64);
+  Add(128);
+  EXPECT_EQ(Ids(Step()), IdList{0});
+}
+
+TEST_F(SchedulerTest, WhoDoesNotFitHoldsBackTheRest) {
+  limits_.num_pages = 8;
+  Start();
+  Add(64);
+  Add(500);
+  Add(1);
+  EXPECT_EQ(Ids(Step()), IdList{0});
+  EXPECT_EQ(Ids(Step()), IdList{0});
+}
+
+TEST_F(SchedulerTest, ALongPromptAloneGoesChunkByChunkUntilThePoolIsFull) {
+  limits_.num_pages = 5;  // two page rows of 64
+  Start();
+  Sequence* sequence = Add(500);
+  EXPECT_EQ(Chunks(Step()), Sizes{128});
+  const Schedule schedule = Step();
+  EXPECT_EQ(schedule.exhausted, std::vector<Sequence*>{sequence});
+  EXPECT_TRUE(schedule.plan.sequences.empty());
+  EXPECT_EQ(schedule.plan.release_slots.size(), 1u);
+}
+
+TEST_F(SchedulerTest, TheLastIsPreemptedAndComesBack) {
+  limits_.num_pages = 6;
+  Start();
+  Sequence* first = Add(64);
+  Sequence* second = Add(62);
+  EXPECT_EQ(Ids(Step()), (IdList{0, 1}));
+  Step();  // the first takes its second page row: 6 pages in use
+  Step();
+  EXPECT_EQ(second->computed, 64);
+  const Schedule schedule = Step();  // the second wants another row and has nobody behind it
+  EXPECT_EQ(Ids(schedule), IdList{0});
+  EXPECT_EQ(schedule.preemptions, 0);
+  EXPECT_GE(second->slot, 0);  // it waits with its pages
+  while (first->computed < 128) Step();
+  const Schedule preempting = Step();
+  EXPECT_EQ(preempting.preemptions, 1);
+  EXPECT_EQ(preempting.plan.release_slots.size(), 1u);
+  EXPECT_EQ(second->slot, -1);
+  EXPECT_EQ(second->stats.preemptions, 1);
+  scheduler_->Remove(first);
+  const Schedule again = Step();
+  ASSERT_EQ(Ids(again), IdList{1});
+  EXPECT_EQ(again.plan.sequences[0].position, 0);
+  EXPECT_EQ(Chunks(again), Sizes{65});  // the prompt and what was generated
+}
+
+TEST_F(SchedulerTest, PausedSequencesRestAndLosePagesFirst) {
+  limits_.num_pages = 6;
+  Start();
+  Sequence* paused = Add(60, 0, 1);
+  Sequence* busy = Add(63);
+  Step();
+  ASSERT_TRUE(paused->paused());
+  EXPECT_EQ(Ids(Step()), IdList{1});
+  while (busy->computed < 128) EXPECT_EQ(Ids(Step()), IdList{1});
+  EXPECT_GE(paused->slot, 0);
+  EXPECT_EQ(Step().preemptions, 1);  // though the paused one came first
+  EXPECT_EQ(paused->slot, -1);
+  scheduler_->Remove(busy);
+  EXPECT_TRUE(Step().plan.sequences.empty());  // paused: not admitted
+  paused->acknowledged = 1;
+  EXPECT_EQ(Chunks(Step()), Sizes{61});
+}
+
+TEST_F(SchedulerTest, PausedSequencesGiveWayToWaitingOnesAfterAWhile) {
+  limits_.max_slots = 1;
+  Start();
+  Sequence* paused = Add(10, 0, 1);
+  Step(0.0);
+  paused->paused_since = 5.0;
+  Add(10, 7);
+  EXPECT_TRUE(Step(5.5).plan.empty());
+  const Schedule schedule = Step(5.0 + Scheduler::kPauseGrace);
+  EXPECT_EQ(Ids(schedule), IdList{1});
+  EXPECT_EQ(schedule.preemptions, 1);
+}
+
+TEST_F(SchedulerTest, RunsNoMoreThanCanDecodeInOneStep) {
+  limits_.max_logit_rows = 2;
+  Start();
+  for (int i = 0; i < 4; ++i) Add(1);
+  EXPECT_EQ(Ids(Step()), (IdList{0, 1}));
+  EXPECT_EQ(Ids(Step()), (IdList{0, 1}));
+}
+
+}  // namespace
+}  // namespace fox

@@ -1,0 +1,288 @@
+// FakeExecutor: pages, lists, folds and their audit. Read fake_executor.h first.
+#include "tests/engine/sim/fake_executor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace fox::sim {
+namespace {
+
+constexpr uint64_t kPoison = 0xdeadbeefdeadbeefULL;
+
+}  // namespace
+
+uint64_t Mix(uint64_t a, uint64_t b) {
+  uint64_t x = a * 0x9E3779B97F4A7C15ULL + b + 0x632BE59BD9B4E019ULL;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
+  return x ^ (x >> 31);
+}
+
+uint64_t KeyHash(uint64_t request, int64_t head, int64_t position, int32_t token) {
+  return Mix(Mix(request, static_cast<uint64_t>(head)),
+             Mix(static_cast<uint64_t>(position), static_cast<uint64_t>(token)));
+}
+
+uint64_t Fold(uint64_t state, uint64_t key) { return (state ^ key) * 0x100000001B3ULL; }
+
+int WindowPages(const FakeOptions& options, uint64_t request, int64_t head, int64_t end) {
+  if (options.max_window < 0) return std::numeric_limits<int>::max();
+  const uint64_t span = static_cast<uint64_t>(options.max_window - options.min_window + 1);
+  const uint64_t random =
+      Mix(Mix(request, static_cast<uint64_t>(head)), static_cast<uint64_t>(end));
+  return options.min_window + static_cast<int>(random % span);
+}
+
+void FillLogits(uint64_t fold, float* row, int32_t vocab) {
+  const int32_t best = static_cast<int32_t>(Mix(fold, 7) % static_cast<uint64_t>(vocab));
+  for (int32_t i = 0; i < vocab; ++i) {
+    const uint64_t noise = (fold >> (i % 48)) * 0x9E3779B97F4A7C15ULL;
+    row[i] = static_cast<float>(noise >> 40) * 0x1.0p-23f;  // [0, 2)
+  }
+  row[best] = 3.0f;
+}
+
+FakeExecutor::FakeExecutor(FakeOptions options) : options_(std::move(options)) {
+  const size_t pages = static_cast<size_t>(options_.limits.num_pages);
+  pool_.resize(pages);
+  for (Page& page : pool_) page.fill(kPoison);
+  owner_.assign(pages, -1);
+  for (size_t page = pages; page > 0; --page) free_stack_.push_back(static_cast<int32_t>(page - 1));
+  slots_.resize(static_cast<size_t>(options_.limits.max_slots));
+  for (Slot& slot : slots_) slot.lists.resize(static_cast<size_t>(options_.limits.lists_per_slot));
+}
+
+void FakeExecutor::Violate(const std::string& what) {
+  if (violation_.empty()) violation_ = "run " + std::to_string(runs_) + ": " + what;
+}
+
+int64_t FakeExecutor::occupied_slots() const {
+  return std::count_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.occupied; });
+}
+
+absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
+  ++runs_;
+  if (options_.fail_at_run >= 0 && runs_ > options_.fail_at_run) {
+    return absl::InternalError("injected fault");
+  }
+  if (plan.empty()) Violate("an empty plan was run");
+  for (const int32_t slot : plan.release_slots) {
+    if (slot < 0 || slot >= options_.limits.max_slots) {
+      Violate("released slot out of range");
+      continue;
+    }
+    Release(&slots_[static_cast<size_t>(slot)]);
+  }
+  CheckPlan(plan);
+  if (!violation_.empty()) return absl::InternalError("the plan is wrong");
+  // All pages are taken before any is evicted, as a backend may do.
+  for (const PlannedSequence& sequence : plan.sequences) {
+    AppendTokens(sequence, &slots_[static_cast<size_t>(sequence.slot)]);
+  }
+  const size_t vocab = static_cast<size_t>(options_.limits.vocab_size);
+  size_t rows = 0;
+  for (const PlannedSequence& sequence : plan.sequences) rows += sequence.logit_rows.size();
+  logits_.resize(rows * vocab);
+  StepResult result;
+  size_t row = 0;
+  for (const PlannedSequence& sequence : plan.sequences) {
+    Slot& slot = slots_[static_cast<size_t>(sequence.slot)];
+    result.logits.push_back(sequence.logit_rows.empty() ? nullptr : logits_.data() + row * vocab);
+    size_t next_row = 0;
+    for (size_t i = 0; i < sequence.token_ids.size(); ++i) {
+      const int64_t position = sequence.position + static_cast<int64_t>(i);
+      if (next_row < sequence.logit_rows.size() &&
+          sequence.logit_rows[next_row] == static_cast<int32_t>(i)) {
+        float* logits = logits_.data() + row * vocab;
+        FillLogits(FoldSlot(slot, position), logits, options_.limits.vocab_size);
+        if (options_.nan_requests.count(sequence.id) > 0 && position >= options_.nan_position) {
+          logits[position % 3] = std::nanf("");
+        }
+        ++next_row;
+        ++row;
+      }
+      if ((position + 1) % kPageTokens == 0) Evict(position + 1, &slot);
+    }
+    CountLivePages(&slot);
+    result.stats.push_back(slot.stats);
+    if (options_.bug == ExecutorBug::kOverstateLive) {
+      result.stats.back().live_pages += options_.limits.lists_per_slot;
+    }
+  }
+  if (options_.bug == ExecutorBug::kWrongLogitRows && result.logits.size() > 1 && Strike() &&
+      result.logits[0] != nullptr && result.logits[1] != nullptr) {
+    std::swap(result.logits[0], result.logits[1]);
+  }
+  result.free_pages = free_pages();
+  if (options_.bug == ExecutorBug::kOverstateFree) {
+    result.free_pages += options_.limits.lists_per_slot;
+  }
+  return result;
+}
+
+void FakeExecutor::CountLivePages(Slot* slot) {
+  slot->stats.live_pages = 0;
+  for (const List& list : slot->lists) {
+    slot->stats.live_pages += static_cast<int64_t>(list.pages.size()) - list.first_live;
+  }
+}
+
+void FakeExecutor::CheckPlan(const StepPlan& plan) {
+  const ExecutorLimits& limits = options_.limits;
+  if (plan.num_tokens() > limits.max_batch_tokens) Violate("too many tokens");
+  int64_t rows = 0;
+  int64_t pages = 0;
+  std::set<int32_t> seen;
+  for (const PlannedSequence& sequence : plan.sequences) {
+    rows += static_cast<int64_t>(sequence.logit_rows.size());
+    if (sequence.slot < 0 || sequence.slot >= limits.max_slots) return Violate("slot out of range");
+    if (!seen.insert(sequence.slot).second) Violate("a slot appears twice");
+    const Slot& slot = slots_[static_cast<size_t>(sequence.slot)];
+    if (slot.occupied && slot.request != sequence.id) Violate("the slot is taken");
+    if (sequence.position != slot.length) Violate("position is not the slot's length");
+    const int64_t count = static_cast<int64_t>(sequence.token_ids.size());
+    if (count == 0) Violate("no tokens");
+    if (sequence.position + count > limits.max_model_len) Violate("longer than the context");
+    for (size_t i = 0; i < sequence.logit_rows.size(); ++i) {
+      if (sequence.logit_rows[i] < 0 || sequence.logit_rows[i] >= count) Violate("row range");
+      if (i > 0 && sequence.logit_rows[i] <= sequence.logit_rows[i - 1]) Violate("row order");
+    }
+    pages +=
+        limits.lists_per_slot * (PagesFor(sequence.position + count) - PagesFor(sequence.position));
+  }
+  if (rows > limits.max_logit_rows) Violate("too many rows");
+  if (pages > free_pages()) Violate("more pages than are free");
+}
+
+void FakeExecutor::Release(Slot* slot) {
+  if (!slot->occupied) return Violate("released an empty slot");
+  if (options_.bug == ExecutorBug::kStaleSlot && Strike()) return;
+  for (List& list : slot->lists) {
+    const bool leak = options_.bug == ExecutorBug::kLeakOnRelease && Strike();
+    const int64_t end = static_cast<int64_t>(list.pages.size()) - (leak ? 1 : 0);
+    for (int64_t page = list.first_live; page < end; ++page) Free(&list, page);
+    list = List();
+  }
+  slot->occupied = false;
+  slot->length = 0;
+  slot->stats = SlotStats();
+}
+
+void FakeExecutor::AppendTokens(const PlannedSequence& sequence, Slot* slot) {
+  if (!slot->occupied) {
+    slot->stats.max_log_evicted_mass = -std::numeric_limits<double>::infinity();
+  }
+  slot->occupied = true;
+  slot->request = sequence.id;
+  const int64_t slot_index = slot - slots_.data();
+  for (size_t i = 0; i < sequence.token_ids.size(); ++i) {
+    const int64_t position = slot->length++;
+    for (size_t head = 0; head < slot->lists.size(); ++head) {
+      List& list = slot->lists[head];
+      if (position % kPageTokens == 0) {
+        const int32_t page = Allocate(slot);
+        if (page < 0) return Violate("the pool is empty");
+        owner_[static_cast<size_t>(page)] =
+            static_cast<int32_t>(slot_index * options_.limits.lists_per_slot) +
+            static_cast<int32_t>(head);
+        list.pages.push_back(page);
+        if (options_.bug == ExecutorBug::kSkipFirstOfPage) continue;
+      }
+      pool_[static_cast<size_t>(list.pages.back())][static_cast<size_t>(position % kPageTokens)] =
+          KeyHash(sequence.id, static_cast<int64_t>(head), position, sequence.token_ids[i]);
+    }
+  }
+  if (options_.bug == ExecutorBug::kSwapHeads && slot->lists.size() > 1 && Strike()) {
+    std::swap(slot->lists[0].pages, slot->lists[1].pages);
+  }
+  if (options_.bug == ExecutorBug::kForeignPage && Strike()) {
+    Slot& other = slots_[(static_cast<size_t>(slot_index) + 1) % slots_.size()];
+    if (other.occupied && &other != slot) slot->lists[0].pages.back() = other.lists[0].pages.back();
+  }
+}
+
+int32_t FakeExecutor::Allocate(Slot* slot) {
+  if (free_stack_.empty()) return -1;
+  const int32_t page = free_stack_.back();
+  free_stack_.pop_back();
+  ++slot->stats.pages_allocated;
+  const int64_t live = slot->stats.pages_allocated - slot->stats.pages_evicted;
+  slot->stats.peak_pages = std::max(slot->stats.peak_pages, live);
+  return page;
+}
+
+void FakeExecutor::Free(List* list, int64_t page_index) {
+  int32_t& page = list->pages[static_cast<size_t>(page_index)];
+  pool_[static_cast<size_t>(page)].fill(kPoison);
+  owner_[static_cast<size_t>(page)] = -1;
+  free_stack_.push_back(page);
+  page = -1;
+}
+
+void FakeExecutor::Evict(int64_t end, Slot* slot) {
+  const int64_t pages = end / kPageTokens;
+  for (size_t head = 0; head < slot->lists.size(); ++head) {
+    List& list = slot->lists[head];
+    int64_t keep = WindowPages(options_, slot->request, static_cast<int64_t>(head), end);
+    if (options_.bug == ExecutorBug::kForgetToEvict && Strike()) continue;
+    if (options_.bug == ExecutorBug::kEvictEarly && keep > 0 && keep < pages && Strike()) --keep;
+    const int64_t boundary = std::min(pages - keep, static_cast<int64_t>(list.pages.size()));
+    for (; list.first_live < boundary; ++list.first_live) {
+      if (options_.bug == ExecutorBug::kDoubleFree && Strike()) {
+        free_stack_.push_back(list.pages[static_cast<size_t>(list.first_live)]);
+      }
+      Free(&list, list.first_live);
+      ++slot->stats.pages_evicted;
+      ++evictions_;
+      slot->stats.max_log_evicted_mass = std::max(slot->stats.max_log_evicted_mass, -12.0);
+    }
+  }
+}
+
+uint64_t FakeExecutor::FoldSlot(const Slot& slot, int64_t position) const {
+  uint64_t state = 0;
+  for (const List& list : slot.lists) {
+    for (int64_t p = list.first_live * kPageTokens; p <= position; ++p) {
+      const int32_t page = list.pages[static_cast<size_t>(p / kPageTokens)];
+      state = Fold(
+          state, page < 0 ? kPoison
+                          : pool_[static_cast<size_t>(page)][static_cast<size_t>(p % kPageTokens)]);
+    }
+  }
+  return state;
+}
+
+void FakeExecutor::Audit() {
+  std::vector<int> uses(pool_.size(), 0);
+  for (const int32_t page : free_stack_) {
+    ++uses[static_cast<size_t>(page)];
+    if (owner_[static_cast<size_t>(page)] != -1) Violate("a free page has an owner");
+    if (pool_[static_cast<size_t>(page)].front() != kPoison) Violate("a free page was written");
+  }
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    const Slot& slot = slots_[s];
+    for (size_t head = 0; head < slot.lists.size(); ++head) {
+      const List& list = slot.lists[head];
+      if (static_cast<int>(list.pages.size()) != PagesFor(slot.length)) Violate("list length");
+      for (size_t i = 0; i < list.pages.size(); ++i) {
+        const int32_t page = list.pages[i];
+        const bool live = static_cast<int64_t>(i) >= list.first_live;
+        if (live != (page >= 0)) Violate("live pages are not one range");
+        if (page < 0) continue;
+        ++uses[static_cast<size_t>(page)];
+        if (owner_[static_cast<size_t>(page)] !=
+            static_cast<int32_t>(s * slot.lists.size() + head)) {
+          Violate("a page has another owner");
+        }
+      }
+    }
+  }
+  for (const int count : uses) {
+    if (count == 0) Violate("a page is lost");
+    if (count > 1) Violate("a page is used twice");
+  }
+}
+
+}  // namespace fox::sim

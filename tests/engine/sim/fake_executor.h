@@ -1,0 +1,107 @@
+// FakeExecutor: a StepExecutor with teeth. Every head of every sequence writes a hash of (request,
+// head, position, token) through its own page list; the next token is a fold of exactly the live
+// slots read back through the lists, so a stale, foreign, missing or swapped page changes tokens.
+// It checks each plan against its limits and audits its pool. Read reference_model.h next.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "engine/step_executor.h"
+#include "kernels/paged_kv.h"
+
+namespace fox::sim {
+
+// Planted bugs of the computing side; each must be found by the simulation.
+enum class ExecutorBug {
+  kNone,
+  kLeakOnRelease,    // a released list keeps its last page
+  kDoubleFree,       // an evicted page is pushed twice
+  kSwapHeads,        // now and then two heads of a slot swap lists
+  kEvictEarly,       // one page too many
+  kForgetToEvict,    // a page that should go stays
+  kSkipFirstOfPage,  // the first key of a page is not written
+  kStaleSlot,        // a release is forgotten
+  kOverstateFree,    // reports pages that do not exist
+  kOverstateLive,    // reports more live pages than a slot has
+  kForeignPage,      // a list takes over another list's page
+  kWrongLogitRows,   // rows of two sequences are swapped
+};
+
+struct FakeOptions {
+  ExecutorLimits limits;
+  // Pages a head keeps before the current one, drawn per (request, head, page) from
+  // [min_window, max_window]; a negative max_window: nothing is evicted.
+  int min_window = 0;
+  int max_window = -1;
+  int64_t fail_at_run = -1;         // this Run and all later ones fail
+  std::set<uint64_t> nan_requests;  // their rows of position >= nan_position hold a NaN
+  int64_t nan_position = 0;
+  ExecutorBug bug = ExecutorBug::kNone;
+};
+
+uint64_t Mix(uint64_t a, uint64_t b);
+uint64_t KeyHash(uint64_t request, int64_t head, int64_t position, int32_t token);
+uint64_t Fold(uint64_t state, uint64_t key);
+// What a head keeps before the page that ends at `end` tokens: a pure function.
+int WindowPages(const FakeOptions& options, uint64_t request, int64_t head, int64_t end);
+// A row of logits whose largest is at fold % vocab.
+void FillLogits(uint64_t fold, float* row, int32_t vocab);
+
+class FakeExecutor : public StepExecutor {
+ public:
+  explicit FakeExecutor(FakeOptions options);
+
+  const ExecutorLimits& limits() const override { return options_.limits; }
+  absl::StatusOr<StepResult> Run(const StepPlan& plan) override;
+
+  // The first violation seen by a plan check or the audit; empty: none.
+  const std::string& violation() const { return violation_; }
+  void Audit();
+  int64_t free_pages() const { return static_cast<int64_t>(free_stack_.size()); }
+  int64_t occupied_slots() const;
+  int64_t runs() const { return runs_; }
+  int64_t evictions() const { return evictions_; }
+  FakeOptions& options() { return options_; }
+
+ private:
+  using Page = std::array<uint64_t, kPageTokens>;
+  struct List {
+    int64_t first_live = 0;      // page index
+    std::vector<int32_t> pages;  // by page index; -1 where freed
+  };
+  struct Slot {
+    bool occupied = false;
+    uint64_t request = 0;
+    int64_t length = 0;
+    std::vector<List> lists;
+    SlotStats stats;
+  };
+
+  void Violate(const std::string& what);
+  static void CountLivePages(Slot* slot);
+  void CheckPlan(const StepPlan& plan);
+  void Release(Slot* slot);
+  void AppendTokens(const PlannedSequence& sequence, Slot* slot);
+  int32_t Allocate(Slot* slot);
+  void Free(List* list, int64_t page_index);
+  void Evict(int64_t end, Slot* slot);
+  uint64_t FoldSlot(const Slot& slot, int64_t position) const;
+  bool Strike() { return ++bug_clock_ % 3 == 0; }  // planted bugs act now and then
+
+  FakeOptions options_;
+  std::vector<Page> pool_;
+  std::vector<int32_t> owner_;  // list index or -1
+  std::vector<int32_t> free_stack_;
+  std::vector<Slot> slots_;
+  std::vector<float> logits_;
+  int64_t runs_ = 0;
+  int64_t evictions_ = 0;
+  uint64_t bug_clock_ = 0;
+  std::string violation_;
+};
+
+}  // namespace fox::sim

@@ -1,0 +1,67 @@
+// Simulation: one seed is one day of random clients over Engine and FakeExecutor, checked after
+// every step against ReferenceModel and the pool's audit. Deterministic: a seed that fails fails
+// again. Phases: faults and impatient clients; then everything must end; then the pool must be
+// full.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tests/engine/sim/fake_executor.h"
+
+namespace fox::sim {
+
+// Planted bugs between the engine and its clients.
+enum class StreamBug {
+  kNone,
+  kDropToken,       // a token is lost after a preemption
+  kRepeatToken,     // a token is delivered again after a preemption
+  kLoseFinish,      // an end is not delivered
+  kIgnoreCancel,    // a cancellation is not heard
+  kIgnoreDeadline,  // a deadline is not heard
+  kLoseWakeup,      // an acknowledgement is not heard
+  kIgnoreWindow,    // a window is not heard
+  kOverBudget,      // the engine believes in a larger batch
+  kForgetProgress,  // a prompt log-probability is delivered twice
+  kWrongSeed,       // sampling uses another seed
+};
+
+struct Bugs {
+  ExecutorBug executor = ExecutorBug::kNone;
+  StreamBug stream = StreamBug::kNone;
+};
+
+// What happened; marks must all be hit over many seeds.
+struct Marks {
+  int64_t operations = 0;  // client calls and steps
+  int64_t steps = 0;
+  int64_t tokens = 0;
+  int64_t submitted = 0;
+  int64_t rejected = 0;
+  int64_t preemptions = 0;
+  int64_t evictions = 0;
+  int64_t cancelled_waiting = 0;
+  int64_t cancelled_running = 0;
+  int64_t cancelled_preempted = 0;
+  int64_t preempted_paused = 0;
+  int64_t pauses = 0;
+  int64_t deadlines = 0;
+  int64_t exhausted = 0;
+  int64_t numerical = 0;
+  int64_t faults = 0;
+  int64_t stopped = 0;
+  int64_t lengths = 0;
+
+  void Add(const Marks& other);
+};
+
+struct Report {
+  std::string violation;  // empty: none
+  uint64_t trace = 0;     // hash of everything delivered
+  Marks marks;
+};
+
+// `operations`: length of the first phase.
+Report Simulate(uint64_t seed, int64_t operations, Bugs bugs = {}, bool print = false);
+
+}  // namespace fox::sim

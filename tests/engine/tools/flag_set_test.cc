@@ -1,0 +1,118 @@
+// FlagSet: forms, environment, errors and help.
+#include "engine/tools/flag_set.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace fox {
+namespace {
+
+using ::testing::HasSubstr;
+
+class FlagsTest : public ::testing::Test {
+ protected:
+  FlagsTest() {
+    set_.Group("First");
+    set_.String("model", "DIR", "the model", &model_);
+    set_.Int("grpc-port", "PORT", "the port", 0, 65535, &port_);
+    set_.Group("Second");
+    set_.Double("timeout", "SECONDS", "how long", 0, 10, &timeout_);
+    set_.Bool("verbose", "talk", &verbose_);
+    set_.Choice("acp", {"off", "paper"}, "pruning", &acp_);
+    set_.Strings("stop", "TEXT", "the end", &stop_);
+  }
+  absl::Status Parse(const std::vector<std::string>& arguments) {
+    return set_.Parse(arguments, [this](const std::string& name) -> const char* {
+      auto it = environment_.find(name);
+      return it == environment_.end() ? nullptr : it->second.c_str();
+    });
+  }
+  std::string ErrorOf(const std::vector<std::string>& arguments) {
+    return std::string(Parse(arguments).message());
+  }
+
+  std::string model_ = "none", acp_ = "off";
+  int64_t port_ = 50051;
+  double timeout_ = 1;
+  bool verbose_ = false;
+  std::vector<std::string> stop_;
+  std::map<std::string, std::string> environment_;
+  FlagSet set_;
+};
+
+TEST_F(FlagsTest, AcceptsEveryForm) {
+  ASSERT_TRUE(Parse({"--model=a=b", "--grpc-port", "7", "--verbose", "one", "--stop", "x", "-",
+                     "--stop=", "--acp", "paper", "--timeout=0.5", "--", "--model"})
+                  .ok());
+  EXPECT_EQ(model_, "a=b");
+  EXPECT_EQ(port_, 7);
+  EXPECT_TRUE(verbose_);
+  EXPECT_EQ(acp_, "paper");
+  EXPECT_EQ(timeout_, 0.5);
+  EXPECT_EQ(stop_, (std::vector<std::string>{"x", ""}));
+  EXPECT_EQ(set_.positional(), (std::vector<std::string>{"one", "-", "--model"}));
+  EXPECT_TRUE(set_.IsSet("model"));
+}
+
+TEST_F(FlagsTest, BooleansCanBeTurnedOff) {
+  ASSERT_TRUE(Parse({"--verbose"}).ok());
+  ASSERT_TRUE(Parse({"--no-verbose"}).ok());
+  EXPECT_FALSE(verbose_);
+  ASSERT_TRUE(Parse({"--verbose=yes"}).ok());
+  EXPECT_TRUE(verbose_);
+  EXPECT_THAT(ErrorOf({"--verbose=maybe"}), HasSubstr("--verbose"));
+}
+
+TEST_F(FlagsTest, TheCommandLineWinsOverTheEnvironment) {
+  environment_ = {{"FOX_GRPC_PORT", "9"}, {"FOX_MODEL", "from env"}, {"FOX_STOP", "never"}};
+  ASSERT_TRUE(Parse({"--grpc-port=8"}).ok());
+  EXPECT_EQ(port_, 8);
+  EXPECT_EQ(model_, "from env");
+  EXPECT_TRUE(stop_.empty());
+  EXPECT_FALSE(set_.IsSet("timeout"));
+}
+
+TEST_F(FlagsTest, WrongValuesNameTheFlagAndChangeNothing) {
+  for (const char* value : {"-1", "65536", "", "7x", "0x7", "1e3", "99999999999999999999"}) {
+    EXPECT_THAT(ErrorOf({std::string("--grpc-port=") + value}),
+                HasSubstr("--grpc-port: \"" + std::string(value) + "\" is not a whole number"));
+  }
+  for (const char* value : {"nan", "inf", "-0.1", "10.1", ""}) {
+    EXPECT_THAT(ErrorOf({std::string("--timeout=") + value}), HasSubstr("--timeout"));
+  }
+  EXPECT_THAT(ErrorOf({"--acp=on"}), HasSubstr("one of off, paper"));
+  EXPECT_THAT(ErrorOf({"--model"}), HasSubstr("--model needs a value"));
+  environment_ = {{"FOX_GRPC_PORT", "high"}};
+  EXPECT_THAT(ErrorOf({}), HasSubstr("FOX_GRPC_PORT"));
+  EXPECT_EQ(port_, 50051);
+  EXPECT_EQ(timeout_, 1);
+}
+
+TEST_F(FlagsTest, UnknownFlagsComeWithTheNearestName) {
+  EXPECT_THAT(ErrorOf({"--grcp-port=1"}), HasSubstr("did you mean --grpc-port?"));
+  EXPECT_THAT(ErrorOf({"--modle", "x"}), HasSubstr("did you mean --model?"));
+  EXPECT_EQ(ErrorOf({"--zzzzzzzzzzzz"}).find("did you mean"), std::string::npos);
+  EXPECT_THAT(ErrorOf({"-x"}), HasSubstr("unknown flag -x"));
+}
+
+TEST_F(FlagsTest, HelpIsGroupedAndEffectiveIsComplete) {
+  const std::string help = set_.Help();
+  EXPECT_LT(help.find("First:"), help.find("--grpc-port PORT"));
+  EXPECT_LT(help.find("--grpc-port PORT"), help.find("Second:"));
+  EXPECT_THAT(help, HasSubstr("[50051]"));
+  ASSERT_TRUE(Parse({"--acp=paper"}).ok());
+  EXPECT_THAT(set_.Effective(), HasSubstr("--acp=paper\n"));
+  EXPECT_THAT(set_.Effective(), HasSubstr("--model=none\n"));
+}
+
+TEST(EditDistanceTest, Counts) {
+  EXPECT_EQ(EditDistance("", ""), 0u);
+  EXPECT_EQ(EditDistance("abc", ""), 3u);
+  EXPECT_EQ(EditDistance("kitten", "sitting"), 3u);
+  EXPECT_EQ(EditDistance("flaw", "lawn"), 2u);
+}
+
+}  // namespace
+}  // namespace fox

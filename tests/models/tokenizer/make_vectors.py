@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Writes vectors.json and small_tokenizer.json: what the reference implementations give.
+
+References: the PyPI packages `tokenizers` (byte-level BPE) and `sentencepiece`. Needs both; the
+tests themselves only read what is written here. Usage: make_vectors.py (any directory)
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import sentencepiece
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[2] / "models/tokenizer"))
+from make_unicode_category import category  # noqa: E402
+
+SEED = 20250401
+BOS_GPT2 = 50256
+
+FIXED = [
+    "", " ", "  ", "   ", "\n", "\n\n", " \n ", "\t\tx", "a  b", "a   b", " a", "a ", "a  ",
+    "Hello, world!", "Once upon a time, in a small village by the sea.",
+    "I'm you're he's we've they'll I'd can't", "'s't're've'm'll'd", "''s '' 'S 'RE", "' s", "x's",
+    "!'s", "1's", "12345 67", " 1 22 333", "\u0661\u0662\u0663 \u2167 \u00bd \u4e00\u4e8c",
+    "caf\u00e9 na\u00efve", "e\u0301 a\u0300\u0302", "\u65e5\u672c\u8a9e\u306e\u6587",
+    "\u0645\u0631\u062d\u0628\u0627 \u0628\u0643", "\u05e9\u05dc\u05d5\u05dd",
+    "\u0928\u092e\u0938\u094d\u0924\u0947", "\U0001f600\U0001f44d\U0001f3fd",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 ok", "\U0001f1e9\U0001f1ea",
+    "\x00\x01\x1b\x7f\x80\x85\x9f", "\x1c\x1d\x1e\x1f a", "a\u00a0b\u2003c\u3000d\u2028e\u200bf",
+    "\ufeffbom", "\ufffd", "\ufffe\uffff", "\U0010ffff", "\ue000", "\r\n\r\n  x\r",
+    "def f(x):\n    return x**2  # ok\n", '{"a": [1, 2.5e-3, null]}', "\\u00e9 \\n \\", '"\\"/',
+    "http://example.org/?q=a%20b&c=d#e", "\u2581\u2581 x\u2581y", "<s></s><unk><0x41>",
+    "a" * 100, "^" * 70, "ab" * 60, "\u00e9" * 60, "\U0001f600" * 30, " " * 60 + "x", "\n" * 60,
+    "<|endoftext|>", "a<|endoftext|>b", " <|endoftext|> ", "<|endoftext|><|endoftext|>",
+    "<|endoftext", "<<|endoftext|>>", "\u00e9<|endoftext|>\n\U0001f600",
+]
+ALPHABETS = [
+    "abcdefghijklmnopqrstuvwxyz", "ABC xyz 012 .,!?'", " \t\n\r\x0b\x0c\u00a0\u2003\u3000",
+    "'stremvdl ", "\u00e0\u00e9\u00ee\u00f5\u00fc\u00df\u0153", "\u0300\u0301\u0308\u20dd",
+    "\u4e00\u4e8c\u4e09\u3042\u30ab\uac00", "\u0627\u0644\u0639\u0631\u0628\u064a\u0629",
+    "\U0001f600\U0001f680\U0001f3fd\u200d\ufe0f\u2764", "\u0661\u0967\u2160\u00b2\u3007\u0be7",
+    "\x00\x07\x1b\x1f\x7f\u0085\u200b\u2060", "<|>endoftxs/", '\\"/bfnrtu0123d8e',
+]
+
+
+def random_character(rng: random.Random) -> str:
+    """Any code point but a surrogate, the lower planes more often."""
+    while True:
+        code_point = rng.randrange(rng.choice([0x250, 0x3000, 0x10000, 0x20000, 0x110000]))
+        if not 0xD800 <= code_point < 0xE000:
+            return chr(code_point)
+
+
+def texts(rng: random.Random) -> list[str]:
+    """The fixed texts, mixtures of alphabets, and random code points."""
+    out = list(FIXED)
+    for _ in range(150):
+        parts = []
+        for _ in range(rng.randrange(1, 8)):
+            alphabet = rng.choice(ALPHABETS)
+            parts.append("".join(rng.choice(alphabet) for _ in range(rng.randrange(1, 9))))
+        out.append("".join(parts))
+    for _ in range(60):
+        out.append("".join(random_character(rng) for _ in range(rng.randrange(1, 24))))
+    return out
+
+
+def gpt2() -> Tokenizer:
+    """GPT-2's tokenizer with its one special token."""
+    tokenizer = Tokenizer(
+        models.BPE.from_file(str(HERE / "gpt2/vocab.json"), str(HERE / "gpt2/merges.txt")))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    return tokenizer
+
+
+def small() -> Tokenizer:
+    """A small byte-level BPE that uses what tokenizer.json offers."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<s>", "</s>"], show_progress=False)
+    tokenizer.train_from_iterator([text for text in FIXED if "<" not in text] * 3, trainer)
+    tokenizer.add_special_tokens([AddedToken("[\u00e9]", lstrip=True), "<mask>", "<mask><mask>"])
+    tokenizer.add_tokens(
+        ["\u65e5\u672c", "upon", AddedToken("sea", normalized=False, rstrip=True)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[
+            ("<s>", tokenizer.token_to_id("<s>")), ("</s>", tokenizer.token_to_id("</s>"))])
+    return tokenizer
+
+
+SMALL_EXTRA = [
+    "a [\u00e9] b", "[\u00e9][\u00e9]", "by the sea  side",
+    "x<mask> <mask><mask>y<mask><mask><mask>",
+    "upon upon", "\u65e5\u672c\u8a9e", "<s>hi</s>", "sea\n\tsea", " \u3000[\u00e9]", "supon",
+]
+
+
+def random_ids(rng: random.Random, size: int) -> list[int]:
+    """A few ids below `size`."""
+    return [rng.randrange(size) for _ in range(rng.randrange(1, 12))]
+
+
+def bpe_vectors(tokenizer: Tokenizer, samples: list[str], rng: random.Random) -> dict:
+    """Encodings without and with special tokens, decodings with and without them."""
+    decode = []
+    for _ in range(80):
+        ids = random_ids(rng, tokenizer.get_vocab_size())
+        decode.append([ids, tokenizer.decode(ids, skip_special_tokens=True),
+                       tokenizer.decode(ids, skip_special_tokens=False)])
+    return {
+        "encode": [[s, tokenizer.encode(s, add_special_tokens=False).ids] for s in samples],
+        "encode_special": [[s, tokenizer.encode(s).ids] for s in samples[:20]],
+        "decode": decode,
+    }
+
+
+def longcrawl64_vectors(tokenizer: Tokenizer, samples: list[str]) -> dict:
+    """JSONGPT2Tokenizer: GPT-2 over the inside of a JSON string, bos in front."""
+    return {
+        "escape": [[s, json.dumps(s)[1:-1]] for s in samples],
+        "encode_special": [
+            [s, [BOS_GPT2] + tokenizer.encode(json.dumps(s)[1:-1]).ids] for s in samples],
+    }
+
+
+def sentencepiece_vectors(samples: list[str], rng: random.Random) -> dict:
+    """The demo model, bos in front; decoding of pieces and of whole characters in bytes."""
+    processor = sentencepiece.SentencePieceProcessor(
+        model_file=str(HERE.parents[2] / "models/demo/tokenizer.model"))
+    decode = []
+    for _ in range(120):
+        ids: list[int] = []
+        for _ in range(rng.randrange(1, 8)):
+            if rng.random() < 0.3:
+                character = random_character(rng)
+                ids += [processor.piece_to_id(f"<0x{b:02X}>") for b in character.encode()]
+            else:
+                ids += [i for i in random_ids(rng, processor.vocab_size())
+                        if not processor.is_byte(i)]
+        decode.append([ids, processor.decode(ids)])
+    return {
+        "encode_special": [[s, [processor.bos_id()] + processor.encode(s)] for s in samples],
+        "decode": decode,
+    }
+
+
+def category_hash() -> int:
+    """FNV-1a over the categories of all code points but the surrogates, in order."""
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    value = 0xCBF29CE484222325
+    for code_point in range(0x110000):
+        if not 0xD800 <= code_point < 0xE000:
+            value = (value ^ category(splitter, code_point)) * 0x100000001B3 % 2**64
+    return value
+
+
+def main() -> None:
+    """Writes both files beside this script."""
+    rng = random.Random(SEED)
+    samples = texts(rng)
+    large, little = gpt2(), small()
+    little.save(str(HERE / "small_tokenizer.json"), pretty=False)
+    vectors = {
+        "gpt2": bpe_vectors(large, samples, rng),
+        "small": bpe_vectors(little, SMALL_EXTRA + samples, rng),
+        "longcrawl64": longcrawl64_vectors(large, samples),
+        "sentencepiece": sentencepiece_vectors(samples, rng),
+    }
+    lines = [f'"category_hash": {category_hash()}']
+    for name, groups in vectors.items():
+        body = ",\n".join(
+            json.dumps(group) + ": [\n"
+            + ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows) + "]"
+            for group, rows in groups.items())
+        lines.append(json.dumps(name) + ": {\n" + body + "}")
+    (HERE / "vectors.json").write_text("{" + ",\n".join(lines) + "}\n")
+
+
+if __name__ == "__main__":
+    main()

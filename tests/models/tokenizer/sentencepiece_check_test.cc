@@ -1,0 +1,237 @@
+// Hostile sentencepiece models: each is refused, or what was accepted can be used.
+#include "models/tokenizer/sentencepiece_check.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "models/tokenizer/sentencepiece_tokenizer.h"
+#include "models/tokenizer/token_stream.h"
+#include "models/tokenizer/utf8.h"
+#include "tests/models/tokenizer/test_files.h"
+
+namespace fox {
+namespace {
+
+// --- a writer of ModelProto ---
+
+std::string Varint(uint64_t value) {
+  std::string out;
+  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>((value & 0x7F) | 0x80));
+  out.push_back(static_cast<char>(value));
+  return out;
+}
+
+std::string BytesField(unsigned field, const std::string& bytes) {
+  return Varint(field * 8 + 2) + Varint(bytes.size()) + bytes;
+}
+
+std::string VarintField(unsigned field, uint64_t value) {
+  return Varint(field * 8) + Varint(value);
+}
+
+std::string PieceField(const std::string& text, PieceType type, float score = 0) {
+  std::string bits(sizeof(score), '\0');
+  std::memcpy(bits.data(), &score, sizeof(score));
+  return BytesField(1, BytesField(1, text) + Varint(2 * 8 + 5) + bits +
+                           VarintField(3, static_cast<uint64_t>(type)));
+}
+
+constexpr uint64_t kBpe = 2;
+
+std::string Trainer(bool byte_fallback) {
+  return BytesField(2, VarintField(3, kBpe) + VarintField(35, byte_fallback ? 1 : 0));
+}
+
+std::string Start() {
+  return PieceField("<unk>", PieceType::kUnknown) + PieceField("<s>", PieceType::kControl) +
+         PieceField("</s>", PieceType::kControl);
+}
+
+std::string Letters() {
+  return PieceField("a", PieceType::kNormal, -3) + PieceField("b", PieceType::kNormal, -4) +
+         PieceField("ab", PieceType::kNormal, -1) +
+         PieceField("\xE2\x96\x81", PieceType::kNormal, -2);
+}
+
+std::string BytePieces(int count) {
+  std::string out;
+  for (int i = 0; i < count; ++i) {
+    char text[8];
+    std::snprintf(text, sizeof(text), "<0x%02X>", static_cast<unsigned>(i));
+    out += PieceField(text, PieceType::kByte);
+  }
+  return out;
+}
+
+std::string Normalizer(const std::string& charsmap) {
+  return BytesField(3, BytesField(2, charsmap));
+}
+
+absl::Status Create(const std::string& model, int64_t vocab_size = 100000) {
+  return SentencePieceTokenizer::Create(model, true, vocab_size).status();
+}
+
+void ExpectRefused(const std::string& model) {
+  EXPECT_EQ(CheckSentencePieceModel(model).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Create(model).code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Loads if it loads; then it must encode and decode without harm.
+void LoadThenUse(const std::string& model) {
+  const auto tokenizer = SentencePieceTokenizer::Create(model, true, 100000);
+  if (!tokenizer.ok()) {
+    EXPECT_EQ(tokenizer.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_LE(tokenizer.status().message().size(), 1024u);
+    return;
+  }
+  for (const char* text :
+       {"", "ab ba  ab", "\xC3\xA9\xF0\x9F\x98\x80 x\xE2\x96\x81", "<s>\x01\n"}) {
+    const auto ids = (*tokenizer)->Encode(text, true);
+    if (!ids.ok()) continue;
+    for (const int32_t id : *ids) {
+      ASSERT_GE(id, 0);
+      ASSERT_LT(id, (*tokenizer)->info().vocab_size);
+    }
+    EXPECT_TRUE(IsValidUtf8(Detokenize(**tokenizer, *ids, false)));
+  }
+}
+
+// --- a writer of character maps: a double array in blocks of 256 units ---
+
+constexpr uint32_t kLeaf = 1u << 8, kValue = 1u << 31;  // a value unit has no byte
+
+std::string CharsMap(std::vector<uint32_t> units, const std::string& replacements) {
+  units.resize((units.size() + 255) / 256 * 256, kValue);
+  std::string out;
+  const auto put = [&out](uint32_t value) {
+    for (int i = 0; i < 4; ++i) out.push_back(static_cast<char>((value >> (8 * i)) & 0xFF));
+  };
+  put(static_cast<uint32_t>(units.size() * 4));
+  for (const uint32_t unit : units) put(unit);
+  return out + replacements;
+}
+
+uint32_t Unit(uint32_t label, uint32_t offset, bool leaf) {
+  return (offset << 10) | (leaf ? kLeaf : 0) | label;
+}
+
+// The key "a" repeated 1 to `length` times, each with an entry.
+std::string NestedCharsMap(int length) {
+  std::vector<uint32_t> units(static_cast<size_t>(length + 2) * 256, kValue);
+  uint32_t state = 256;
+  units[0] = Unit(0, state, false);
+  for (int i = 0; i < length; ++i) {
+    const uint32_t child = state ^ 'a';
+    const uint32_t next = state + 256;
+    units[child] = Unit('a', child ^ next, true);
+    state = next;
+  }
+  return CharsMap(units, std::string("x\0", 2));
+}
+
+TEST(SentencePieceCheck, SmallModelsWork) {
+  EXPECT_TRUE(Create(Start() + Letters() + Trainer(false)).ok());
+  EXPECT_TRUE(Create(Start() + Letters() + BytePieces(256) + Trainer(true)).ok());
+  EXPECT_FALSE(Create(Start() + Letters() + Trainer(false), 6).ok());  // 7 pieces
+  LoadThenUse(Start() + Letters() + BytePieces(256) + Trainer(true));
+}
+
+TEST(SentencePieceCheck, BadPiecesAreRefused) {
+  const std::string rest = Start() + Letters() + Trainer(false);
+  ExpectRefused("");
+  ExpectRefused(Letters() + Trainer(false));                        // no unknown piece
+  ExpectRefused(rest + PieceField("<unk2>", PieceType::kUnknown));  // two
+  ExpectRefused(rest + PieceField("", PieceType::kNormal));
+  ExpectRefused(rest + PieceField("a", PieceType::kNormal));    // twice
+  ExpectRefused(rest + PieceField("<s>", PieceType::kNormal));  // twice, other kind
+  ExpectRefused(rest + PieceField(std::string("x\0y", 3), PieceType::kNormal));
+  ExpectRefused(rest + PieceField(std::string(100'000, 'x'), PieceType::kNormal));
+  ExpectRefused(rest + PieceField("\xFF", PieceType::kNormal));
+  ExpectRefused(rest + PieceField("c", PieceType::kNormal, std::nanf("")));
+  ExpectRefused(rest +
+                PieceField("c", PieceType::kNormal, -std::numeric_limits<float>::infinity()));
+}
+
+TEST(SentencePieceCheck, BytePiecesAreExactly256) {
+  ExpectRefused(Start() + Letters() + BytePieces(255) + Trainer(true));
+  ExpectRefused(Start() + Letters() + Trainer(true));
+  ExpectRefused(Start() + Letters() + BytePieces(256) + Trainer(false));
+  ExpectRefused(Start() + Letters() + BytePieces(255) + PieceField("<0xZZ>", PieceType::kByte) +
+                Trainer(true));
+  ExpectRefused(Start() + Letters() + BytePieces(255) + PieceField("<0xfF>", PieceType::kByte) +
+                Trainer(true));
+}
+
+TEST(SentencePieceCheck, UserPiecesMustNotNestTooDeeply) {
+  std::string model = Start() + Letters() + Trainer(false);
+  for (size_t n = 1; n <= 64; ++n) {
+    model += PieceField(std::string(n, 'z'), PieceType::kUserDefined);
+  }
+  LoadThenUse(model);
+  EXPECT_TRUE(Create(model).ok());
+  ExpectRefused(model + PieceField(std::string(65, 'z'), PieceType::kUserDefined));
+}
+
+TEST(SentencePieceCheck, CharacterMaps) {
+  EXPECT_TRUE(CheckCharsMap(NestedCharsMap(1)).ok());
+  EXPECT_TRUE(CheckCharsMap(NestedCharsMap(32)).ok());
+  EXPECT_FALSE(CheckCharsMap(NestedCharsMap(33)).ok());
+
+  const std::string text = std::string("x\0", 2);
+  EXPECT_FALSE(CheckCharsMap(CharsMap({Unit(0, 1u << 20, false)}, text)).ok());  // root outside
+  std::vector<uint32_t> units(512, kValue);
+  units[0] = Unit(0, 256, false);
+  EXPECT_TRUE(CheckCharsMap(CharsMap(units, text)).ok());
+  units[256 ^ 'a'] = Unit('a', 1u << 15, false);  // a child outside
+  EXPECT_FALSE(CheckCharsMap(CharsMap(units, text)).ok());
+  units[256 ^ 'a'] = Unit('a', 'a', true);  // leads back to its own state
+  EXPECT_FALSE(CheckCharsMap(CharsMap(units, text)).ok());
+
+  const std::string good = NestedCharsMap(2);
+  for (size_t n = 0; n < good.size(); ++n) {
+    EXPECT_FALSE(CheckCharsMap(good.substr(0, n)).ok()) << n;
+  }
+  EXPECT_FALSE(CheckCharsMap(good + "not terminated").ok());
+  EXPECT_FALSE(CheckCharsMap(good + std::string(2000, 'x') + std::string(1, '\0')).ok());
+}
+
+TEST(SentencePieceCheck, AnAcceptedCharacterMapIsUsed) {
+  const std::string model = Start() + Letters() + Trainer(false);
+  LoadThenUse(model + Normalizer(NestedCharsMap(32)));
+  ExpectRefused(model + Normalizer(NestedCharsMap(33)));
+  ExpectRefused(model + BytesField(5, BytesField(2, "x")));  // the way back has one, too
+}
+
+TEST(SentencePieceCheck, TruncatedAtEveryByte) {
+  const std::string model =
+      Start() + Letters() + BytePieces(256) + Trainer(true) + Normalizer(NestedCharsMap(1));
+  for (size_t n = 0; n < model.size(); ++n) LoadThenUse(model.substr(0, n));
+}
+
+TEST(SentencePieceCheck, RandomDamage) {
+  std::mt19937 rng(13);
+  const std::string small =
+      Start() + Letters() + BytePieces(256) + Trainer(true) + Normalizer(NestedCharsMap(3));
+  for (int round = 0; round < 3000; ++round) {
+    std::string model = small;
+    for (unsigned i = 0; i < 1 + rng() % 4; ++i) {
+      model[rng() % model.size()] = static_cast<char>(rng() & 0xFF);
+    }
+    LoadThenUse(model);
+  }
+  const std::string demo = RepositoryFile("models/demo/tokenizer.model");
+  EXPECT_TRUE(Create(demo).ok());
+  for (int round = 0; round < 40; ++round) {
+    std::string model = demo;
+    model[rng() % model.size()] ^= static_cast<char>(1u << (rng() % 8));
+    LoadThenUse(model);
+    LoadThenUse(demo.substr(0, rng() % demo.size()));
+  }
+}
+
+}  // namespace
+}  // namespace fox

@@ -1,0 +1,167 @@
+// Streaming: pieces of text that are always whole, and together equal Detokenize; escapes and
+// characters that several tokens share.
+#include "models/tokenizer/token_stream.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "models/tokenizer/json_escape.h"
+#include "models/tokenizer/utf8.h"
+#include "tests/models/tokenizer/test_files.h"
+
+namespace fox {
+namespace {
+
+// A vocabulary that the test writes out: token i is tokens[i].
+class FakeTokenizer : public Tokenizer {
+ public:
+  FakeTokenizer(std::vector<std::string> tokens, Info info)
+      : tokens_(std::move(tokens)), info_(std::move(info)) {}
+  absl::StatusOr<std::vector<int32_t>> Encode(const std::string& /*text*/,
+                                              bool /*add_special_tokens*/) const override {
+    return std::vector<int32_t>();
+  }
+  std::string TokenBytes(int32_t id, bool /*skip_special*/) const override {
+    return tokens_[static_cast<size_t>(id)];
+  }
+  const Info& info() const override { return info_; }
+
+ private:
+  std::vector<std::string> tokens_;
+  Info info_;
+};
+
+// What each push gives; the last entry is what Finish gives.
+std::vector<std::string> Pushes(const std::vector<std::string>& tokens, Tokenizer::Info info,
+                                bool at_text_start = true) {
+  const FakeTokenizer tokenizer(tokens, std::move(info));
+  TokenStream stream(tokenizer, true, at_text_start);
+  std::vector<std::string> out;
+  for (size_t i = 0; i < tokens.size(); ++i) out.push_back(stream.Push(static_cast<int32_t>(i)));
+  out.push_back(stream.Finish());
+  return out;
+}
+
+using Texts = std::vector<std::string>;
+
+TEST(TokenStream, CharactersWaitForTheirBytes) {
+  EXPECT_EQ(Pushes({"a\xF0\x9F", "\x98", "\x80z", "\xC3"}, {}),
+            (Texts{"a", "", "\xF0\x9F\x98\x80z", "", "\xEF\xBF\xBD"}));
+  EXPECT_EQ(Pushes({"\xF0\x9F", "b"}, {}), (Texts{"",
+                                                  "\xEF\xBF\xBD"
+                                                  "b",
+                                                  ""}));
+}
+
+TEST(TokenStream, LeadingSpaceGoesOnlyAtTheStart) {
+  Tokenizer::Info info;
+  info.strip_leading_space = true;
+  EXPECT_EQ(Pushes({"", " one", " two"}, info), (Texts{"", "one", " two", ""}));
+  EXPECT_EQ(Pushes({" ", " two"}, info), (Texts{"", " two", ""}));
+  EXPECT_EQ(Pushes({" one", " two"}, info, false), (Texts{" one", " two", ""}));
+  info.strip_all_leading_spaces = true;
+  EXPECT_EQ(Pushes({" ", " two", " three"}, info), (Texts{"", "two", " three", ""}));
+}
+
+TEST(TokenStream, JsonEscapesWaitForTheirEnd) {
+  Tokenizer::Info info;
+  info.json_escaped = true;
+  EXPECT_EQ(Pushes({"caf\\u", "00", "e9", "!", "\\", "n"}, info),
+            (Texts{"caf", "", "\xC3\xA9", "!", "", "\n", ""}));
+  EXPECT_EQ(Pushes({"\\ud83d", "\\ude", "00", "\\ud83d", "x", "\\u12"}, info),
+            (Texts{"", "", "\xF0\x9F\x98\x80", "", "\xEF\xBF\xBDx", "", "\\u12"}));
+}
+
+// Malformed escapes are kept as they stand.
+TEST(TokenStream, JsonUnescapeLosesNothing) {
+  const auto unescape = [](std::string text) {
+    std::string out;
+    JsonUnescape(&text, true, &out);
+    EXPECT_EQ(text, "");
+    return out;
+  };
+  EXPECT_EQ(unescape("\\q \\u12g4 \\"), "\\q \\u12g4 \\");
+  EXPECT_EQ(unescape("\\b\\f\\n\\r\\t\\/\\\\\\\""), "\b\f\n\r\t/\\\"");
+  EXPECT_EQ(unescape("\\u00E9\\u0000"), std::string("\xC3\xA9\0", 3));
+  EXPECT_EQ(unescape("\\udc00\\ud800\\ud800\\udc00"), "\xEF\xBF\xBD\xEF\xBF\xBD\xF0\x90\x80\x80");
+  EXPECT_EQ(unescape("\\ud800\\u0041"),
+            "\xEF\xBF\xBD"
+            "A");
+  EXPECT_EQ(unescape("\"\xFF\\u"), "\"\xEF\xBF\xBD\\u");
+}
+
+void ExpectStreamsLikeDetokenize(const Tokenizer& tokenizer, uint32_t seed) {
+  std::mt19937 rng(seed);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<int32_t> ids(1 + rng() % 40);
+    for (int32_t& id : ids) {
+      // Beyond the vocabulary, too: models pad theirs.
+      id = static_cast<int32_t>(rng() % static_cast<uint32_t>(tokenizer.info().vocab_size + 16));
+    }
+    const bool skip_special = rng() % 2 == 0;
+    TokenStream stream(tokenizer, skip_special);
+    std::string text;
+    for (const int32_t id : ids) {
+      const std::string part = stream.Push(id);
+      ASSERT_TRUE(IsValidUtf8(part));
+      text += part;
+    }
+    const std::string rest = stream.Finish();
+    ASSERT_TRUE(IsValidUtf8(rest));
+    ASSERT_EQ(text + rest, Detokenize(tokenizer, ids, skip_special));
+  }
+}
+
+TEST(TokenStream, RandomIdsOfEveryTokenizer) {
+  ExpectStreamsLikeDetokenize(*LoadGpt2("{}"), 1);
+  ExpectStreamsLikeDetokenize(*LoadLongCrawl64(), 2);
+  ExpectStreamsLikeDetokenize(*LoadDemo(), 3);
+  ExpectStreamsLikeDetokenize(*LoadSmall(), 4);
+}
+
+// However a text is cut into tokens, it comes out the same.
+TEST(TokenStream, AnyCutOfAnEscapedText) {
+  std::mt19937 rng(5);
+  Tokenizer::Info info;
+  info.json_escaped = true;
+  const std::vector<std::string> parts = {
+      "\\",       "u", "d83d", "\\ude00", "00e9",    "n",       "\xC3", "\xA9",
+      "\xF0\x9F", "x", "\"",   "\\u00",   "\\ud800", "\\udc00", "\\\\", "g"};
+  for (int round = 0; round < 2000; ++round) {
+    std::string text;
+    for (int i = 0; i < 8; ++i) text += parts[rng() % parts.size()];
+    std::string whole = text, expected;
+    JsonUnescape(&whole, true, &expected);
+    std::vector<std::string> tokens;
+    for (size_t at = 0; at < text.size();) {
+      const size_t length = 1 + rng() % 4;
+      tokens.push_back(text.substr(at, length));
+      at += length;
+    }
+    std::string joined;
+    for (const std::string& part : Pushes(tokens, info)) joined += part;
+    ASSERT_EQ(joined, expected) << text;
+  }
+}
+
+// Byte fallback splits a character over tokens.
+TEST(TokenStream, SentencePieceBytes) {
+  const auto tokenizer = LoadDemo();
+  const std::string text = "snow \xE2\x98\x83 and \xF0\x9F\xA6\x8A!";
+  const auto ids = tokenizer->Encode(text, true);
+  ASSERT_TRUE(ids.ok());
+  TokenStream stream(*tokenizer, true);
+  std::string joined;
+  int empty = 0;
+  for (const int32_t id : *ids) {
+    const std::string part = stream.Push(id);
+    if (part.empty()) ++empty;
+    joined += part;
+  }
+  EXPECT_EQ(joined + stream.Finish(), text);
+  EXPECT_GE(empty, 1 + 2 + 3);  // bos, and all but the last byte of both characters
+}
+
+}  // namespace
+}  // namespace fox

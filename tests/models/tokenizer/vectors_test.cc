@@ -1,0 +1,109 @@
+// Every tokenizer against its reference implementation, by the vectors that make_vectors.py wrote.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "models/tokenizer/json_escape.h"
+#include "models/tokenizer/token_stream.h"
+#include "models/tokenizer/unicode_category.h"
+#include "tests/models/tokenizer/test_files.h"
+
+namespace fox {
+namespace {
+
+using Ids = std::vector<int32_t>;
+
+const nlohmann::json& Vectors() {
+  static const auto* vectors = new nlohmann::json(
+      nlohmann::json::parse(RepositoryFile("tests/models/tokenizer/vectors.json")));
+  return *vectors;
+}
+
+void ExpectEncodes(const Tokenizer& tokenizer, const nlohmann::json& rows, bool special) {
+  ASSERT_FALSE(rows.empty());
+  for (const auto& row : rows) {
+    const auto text = row[0].get<std::string>();
+    const auto ids = tokenizer.Encode(text, special);
+    ASSERT_TRUE(ids.ok()) << ids.status();
+    EXPECT_EQ(*ids, row[1].get<Ids>()) << row.dump();
+  }
+}
+
+void ExpectDecodes(const Tokenizer& tokenizer, const nlohmann::json& rows) {
+  ASSERT_FALSE(rows.empty());
+  for (const auto& row : rows) {
+    const auto ids = row[0].get<Ids>();
+    EXPECT_EQ(Detokenize(tokenizer, ids, true), row[1].get<std::string>()) << row.dump();
+    if (row.size() > 2) {
+      EXPECT_EQ(Detokenize(tokenizer, ids, false), row[2].get<std::string>()) << row.dump();
+    }
+  }
+}
+
+TEST(TokenizerVectors, Gpt2) {
+  const auto tokenizer = LoadGpt2("{}");
+  EXPECT_EQ(tokenizer->info().kind, "byte_level_bpe");
+  EXPECT_EQ(tokenizer->info().vocab_size, kGpt2Vocab);
+  EXPECT_EQ(tokenizer->info().bos_id, 50256);
+  EXPECT_EQ(tokenizer->info().eos_id, 50256);
+  ExpectEncodes(*tokenizer, Vectors()["gpt2"]["encode"], false);
+  ExpectEncodes(*tokenizer, Vectors()["gpt2"]["encode_special"], true);
+  ExpectDecodes(*tokenizer, Vectors()["gpt2"]["decode"]);
+}
+
+TEST(TokenizerVectors, TokenizerJson) {
+  const auto tokenizer = LoadSmall();
+  EXPECT_EQ(tokenizer->info().kind, "byte_level_bpe");
+  ExpectEncodes(*tokenizer, Vectors()["small"]["encode"], false);
+  ExpectEncodes(*tokenizer, Vectors()["small"]["encode_special"], true);
+  ExpectDecodes(*tokenizer, Vectors()["small"]["decode"]);
+}
+
+TEST(TokenizerVectors, LongCrawl64) {
+  const auto tokenizer = LoadLongCrawl64();
+  EXPECT_EQ(tokenizer->info().kind, "longcrawl64");
+  EXPECT_TRUE(tokenizer->info().json_escaped);
+  ExpectEncodes(*tokenizer, Vectors()["longcrawl64"]["encode_special"], true);
+  for (const auto& row : Vectors()["longcrawl64"]["escape"]) {
+    const auto text = row[0].get<std::string>();
+    std::string escaped = JsonEscape(text);
+    EXPECT_EQ(escaped, row[1].get<std::string>());
+    std::string back;
+    JsonUnescape(&escaped, true, &back);
+    EXPECT_EQ(back, text);
+  }
+}
+
+TEST(TokenizerVectors, SentencePiece) {
+  const auto tokenizer = LoadDemo();
+  EXPECT_EQ(tokenizer->info().kind, "sentencepiece");
+  EXPECT_EQ(tokenizer->info().bos_id, 1);
+  EXPECT_EQ(tokenizer->info().eos_id, 2);
+  ExpectEncodes(*tokenizer, Vectors()["sentencepiece"]["encode_special"], true);
+  ExpectDecodes(*tokenizer, Vectors()["sentencepiece"]["decode"]);
+}
+
+TEST(TokenizerVectors, CategoriesOfAllCodePoints) {
+  uint64_t hash = 0xCBF29CE484222325u;
+  for (uint32_t c = 0; c < 0x110000; ++c) {
+    if (c >= 0xD800 && c < 0xE000) continue;
+    hash = (hash ^ static_cast<uint64_t>(CategoryOf(c))) * 0x100000001B3u;
+  }
+  EXPECT_EQ(hash, Vectors()["category_hash"].get<uint64_t>());
+}
+
+// What was encoded comes back, if no replacement or normalization is in between.
+TEST(TokenizerVectors, RoundTrip) {
+  const auto gpt2 = LoadGpt2("{}");
+  const auto longcrawl64 = LoadLongCrawl64();
+  for (const auto& row : Vectors()["gpt2"]["encode"]) {
+    const auto text = row[0].get<std::string>();
+    EXPECT_EQ(Detokenize(*gpt2, *gpt2->Encode(text, false), false), text);
+    EXPECT_EQ(Detokenize(*longcrawl64, *longcrawl64->Encode(text, false), false), text);
+  }
+}
+
+}  // namespace
+}  // namespace fox

@@ -1,0 +1,49 @@
+// Log lines: one line each, whatever stands in the fields; JSON that parses.
+#include "server/log.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace fox {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string Captured(LogFormat format, LogLevel least, LogLevel level,
+                     const std::vector<LogField>& fields) {
+  ConfigureLog(least, format);
+  ::testing::internal::CaptureStderr();
+  Log(level, "event", fields);
+  ConfigureLog(LogLevel::kError, LogFormat::kText);
+  return ::testing::internal::GetCapturedStderr();
+}
+
+TEST(LogTest, JsonQuotesTextAndKeepsNumbers) {
+  const std::string line = Captured(LogFormat::kJson, LogLevel::kInfo, LogLevel::kInfo,
+                                    {{"id", "a\"\n\\b"},
+                                     {"count", int64_t{7}},
+                                     {"time", 0.25},
+                                     {"worst", -std::numeric_limits<double>::infinity()}});
+  EXPECT_THAT(line, HasSubstr(R"("id":"a\"\u000a\\b","count":7,"time":0.25,"worst":"-inf"})"));
+  EXPECT_EQ(line.find('\n'), line.size() - 1);
+}
+
+TEST(LogTest, TextIsOneLineAndLevelsFilter) {
+  const std::string line = Captured(LogFormat::kText, LogLevel::kInfo, LogLevel::kWarning,
+                                    {{"id", "two words\n"}, {"count", int64_t{7}}});
+  EXPECT_THAT(line, HasSubstr(" warning event id=\"two words\\u000a\" count=7\n"));
+  EXPECT_EQ(Captured(LogFormat::kText, LogLevel::kWarning, LogLevel::kInfo, {}), "");
+}
+
+TEST(LogTest, LevelNames) {
+  LogLevel level = LogLevel::kError;
+  EXPECT_TRUE(ParseLogLevel("debug", &level));
+  EXPECT_EQ(level, LogLevel::kDebug);
+  EXPECT_FALSE(ParseLogLevel("loud", &level));
+}
+
+}  // namespace
+}  // namespace fox
