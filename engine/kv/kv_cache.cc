@@ -1,19 +1,11 @@
-// Allocation, read-back and audit of the paged KV cache. Everything is allocated once, at start.
+// Read-back and audit of the paged KV cache.
 #include "engine/kv/kv_cache.h"
 
 #include <algorithm>
-#include <limits>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
 
 namespace fox {
-
-template <typename T>
-T* KvCache::Allocate(int64_t count) {
-  buffers_.push_back(ops_.Allocate(static_cast<size_t>(count) * sizeof(T)));
-  return buffers_.back().as<T>();
-}
 
 template <typename T>
 std::vector<T> KvCache::Read(const T* device, int64_t count) const {
@@ -22,43 +14,8 @@ std::vector<T> KvCache::Read(const T* device, int64_t count) const {
   return host;
 }
 
-KvCache::KvCache(const PagedKvShape& shape, Ops& ops) : ops_(ops) {
-  view_.shape = shape;
-  const int64_t pages = shape.num_pages, group = shape.group();
-  const int64_t lists = shape.max_slots * shape.lists_per_slot();
-  const int64_t heads = static_cast<int64_t>(shape.max_slots) * shape.layers * shape.q_heads;
-  const int64_t wide = static_cast<int64_t>(SizeOf(shape.wide_dtype()));
-  const int64_t element = static_cast<int64_t>(SizeOf(shape.dtype));
-  view_.keys = Allocate<std::byte>(pages * kPageTokens * shape.head_dim * element);
-  view_.values = Allocate<std::byte>(pages * kPageTokens * shape.head_dim * element);
-  view_.local_gate = Allocate<std::byte>(pages * group * kPageTokens * wide);
-  view_.c_base = Allocate<double>(pages * group);
-  view_.score = Allocate<double>(pages * group);
-  view_.horizon = Allocate<double>(pages * group);
-  view_.key_norm = Allocate<double>(pages * group);
-  view_.free_stack = Allocate<int32_t>(pages);
-  view_.free_count = Allocate<int32_t>(1);
-  view_.page_table = Allocate<int32_t>(lists * shape.max_pages);
-  view_.first_live = Allocate<int32_t>(lists);
-  view_.length = Allocate<int64_t>(static_cast<int64_t>(shape.max_slots) * shape.layers);
-  view_.max_log_mass = Allocate<double>(lists);
-  view_.c = Allocate<double>(heads);
-  view_.log_mass = Allocate<double>(heads);
-  view_.decay_sum = Allocate<double>(heads);
-  view_.key_sum = Allocate<double>(heads * shape.head_dim);
-  const int64_t rows =
-      static_cast<int64_t>(shape.max_slots) * shape.layers * shape.kv_size() * wide;
-  if (shape.k_shift) view_.last_k = Allocate<std::byte>(rows);
-  if (shape.v_shift) view_.last_v = Allocate<std::byte>(rows);
-
-  std::vector<int32_t> free(static_cast<size_t>(pages));
-  std::iota(free.rbegin(), free.rend(), 0);  // page 0 is taken first
-  ops.CopyToDevice(free.data(), free.size() * sizeof(int32_t), view_.free_stack, nullptr);
-  ops.CopyToDevice(&shape.num_pages, sizeof(int32_t), view_.free_count, nullptr);
-  std::vector<int32_t> slots(static_cast<size_t>(shape.max_slots));
-  std::iota(slots.begin(), slots.end(), 0);
-  Release(slots);
-}
+KvCache::KvCache(const PagedKvShape& shape, Ops& ops)
+    : ops_(ops), storage_(shape, ops), view_(storage_.view()) {}
 
 void KvCache::Release(const std::vector<int32_t>& slots) {
   ops_.Release(slots.data(), static_cast<int>(slots.size()), view_, nullptr);

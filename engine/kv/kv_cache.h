@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/ops.h"
+#include "kernels/paged_kv_storage.h"
 
 namespace fox {
 
@@ -35,13 +35,11 @@ class KvCache {
 
  private:
   template <typename T>
-  T* Allocate(int64_t count);
-  template <typename T>
   std::vector<T> Read(const T* device, int64_t count) const;
 
   Ops& ops_;
-  std::vector<Buffer> buffers_;
-  PagedKv view_;
+  PagedKvStorage storage_;
+  const PagedKv& view_;
 };
 
 }  // namespace fox

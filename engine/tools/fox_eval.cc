@@ -20,7 +20,10 @@ constexpr char kUsage[] =
 
 int main(int argc, char** argv) {
   const std::map<std::string, std::function<absl::Status(const fox::Arguments&)>> commands = {
-      {"logits", fox::EvalLogits}, {"greedy", fox::EvalGreedy}};
+      {"logits", fox::EvalLogits},
+      {"greedy", fox::EvalGreedy},
+      {"perplexity", fox::EvalPerplexity},
+      {"acp", fox::EvalAcp}};
   const std::string name = argc > 1 ? argv[1] : "";
   const auto command = commands.find(name);
   if (command == commands.end()) {

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/tools/flag_set.h"
 #include "google/protobuf/message.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
-#include "engine/tools/flag_set.h"
 
 namespace fox::cli {
 

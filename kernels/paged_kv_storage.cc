@@ -1,0 +1,51 @@
+// Allocation of the paged KV cache. See paged_kv.h for the layout.
+#include "kernels/paged_kv_storage.h"
+
+#include <numeric>
+
+namespace fox {
+
+template <typename T>
+T* PagedKvStorage::Allocate(Ops& ops, int64_t count) {
+  buffers_.push_back(ops.Allocate(static_cast<size_t>(count) * sizeof(T)));
+  return buffers_.back().as<T>();
+}
+
+PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops) {
+  view_.shape = shape;
+  const int64_t pages = shape.num_pages, group = shape.group();
+  const int64_t lists = shape.max_slots * shape.lists_per_slot();
+  const int64_t heads = static_cast<int64_t>(shape.max_slots) * shape.layers * shape.q_heads;
+  const int64_t wide = static_cast<int64_t>(SizeOf(shape.wide_dtype()));
+  const int64_t element = static_cast<int64_t>(SizeOf(shape.dtype));
+  view_.keys = Allocate<std::byte>(ops, pages * kPageTokens * shape.head_dim * element);
+  view_.values = Allocate<std::byte>(ops, pages * kPageTokens * shape.head_dim * element);
+  view_.local_gate = Allocate<std::byte>(ops, pages * group * kPageTokens * wide);
+  view_.c_base = Allocate<double>(ops, pages * group);
+  view_.score = Allocate<double>(ops, pages * group);
+  view_.horizon = Allocate<double>(ops, pages * group);
+  view_.key_norm = Allocate<double>(ops, pages * group);
+  view_.free_stack = Allocate<int32_t>(ops, pages);
+  view_.free_count = Allocate<int32_t>(ops, 1);
+  view_.page_table = Allocate<int32_t>(ops, lists * shape.max_pages);
+  view_.first_live = Allocate<int32_t>(ops, lists);
+  view_.length = Allocate<int64_t>(ops, static_cast<int64_t>(shape.max_slots) * shape.layers);
+  view_.max_log_mass = Allocate<double>(ops, lists);
+  view_.c = Allocate<double>(ops, heads);
+  view_.log_mass = Allocate<double>(ops, heads);
+  view_.decay_sum = Allocate<double>(ops, heads);
+  view_.key_sum = Allocate<double>(ops, heads * shape.head_dim);
+  const int64_t rows = static_cast<int64_t>(shape.max_slots) * shape.layers * shape.kv_size();
+  if (shape.k_shift) view_.last_k = Allocate<std::byte>(ops, rows * wide);
+  if (shape.v_shift) view_.last_v = Allocate<std::byte>(ops, rows * wide);
+
+  std::vector<int32_t> free(static_cast<size_t>(pages));
+  std::iota(free.rbegin(), free.rend(), 0);  // page 0 is taken first
+  ops.CopyToDevice(free.data(), free.size() * sizeof(int32_t), view_.free_stack, nullptr);
+  ops.CopyToDevice(&shape.num_pages, sizeof(int32_t), view_.free_count, nullptr);
+  std::vector<int32_t> slots(static_cast<size_t>(shape.max_slots));
+  std::iota(slots.begin(), slots.end(), 0);
+  ops.Release(slots.data(), shape.max_slots, view_, nullptr);
+}
+
+}  // namespace fox

@@ -1,0 +1,27 @@
+// PagedKvStorage: owns the memory behind a PagedKv, in a backend's memory, allocated once. All
+// pages start free, all slots empty. engine/kv/kv_cache builds on it; kernel tests use it directly.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/ops.h"
+
+namespace fox {
+
+class PagedKvStorage {
+ public:
+  PagedKvStorage(const PagedKvShape& shape, Ops& ops);
+
+  const PagedKv& view() const { return view_; }
+
+ private:
+  template <typename T>
+  T* Allocate(Ops& ops, int64_t count);
+
+  std::vector<Buffer> buffers_;
+  PagedKv view_;
+};
+
+}  // namespace fox

@@ -1,0 +1,73 @@
+// BenchSession: what every benchmark starts from: flags, the text as tokens, the machine's peaks,
+// the report, and models loaded on demand, one for each bound. Read fox_bench.cc for the list of
+// benchmarks.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/tools/eval_command.h"
+#include "tests/bench/machine_peaks.h"
+#include "tests/bench/measurement.h"
+#include "tests/bench/timed_ops.h"
+
+namespace fox {
+
+struct BenchFlags {
+  EvalFlags model;
+  std::vector<int64_t> lengths, batch_sizes, contexts;
+  std::vector<AcpMode> modes;
+  std::string text, json;
+  int64_t repeat = 5;
+  int64_t buffer_mib = 1024;
+  int64_t matmul_size = 4096;
+
+  absl::Status Parse(const std::vector<std::string>& arguments, const std::string& command);
+};
+
+// A model over its cache whose operations are timed.
+struct BenchModel {
+  std::unique_ptr<OpSeconds> seconds;  // since it was last reset
+  std::unique_ptr<ModelRunner> runner;
+  double log_tolerance = -10;
+
+  // Multiply-adds times two of one row through all layers; the head is counted apart.
+  double LinearFlopsPerRow() const;
+  double HeadFlopsPerRow() const;
+  // Keys, values and gates that one visited (query head, page) block reads.
+  double BlockBytes() const;
+};
+
+struct BenchSession {
+  BenchFlags flags;
+  ModelConfig config;
+  std::vector<int32_t> text;  // repeated as often as needed by TokensAt
+  MachinePeaks peaks;
+  BenchReport report;
+
+  // `count` tokens from position `first` of the endless text.
+  std::vector<int32_t> TokensAt(int64_t first, int64_t count) const;
+  // ResourceExhausted when the pool would not fit into memory.
+  absl::StatusOr<BenchModel> Load(AcpMode mode, int64_t sequences, int64_t max_len) const;
+};
+
+// Loads text and config and measures the peaks.
+absl::StatusOr<BenchSession> OpenSession(const BenchFlags& flags);
+
+// Appends `count` tokens of the text to `slot` at `position` in chunks, wanting the last row's
+// logits. Returns the slot's counters afterwards.
+absl::StatusOr<SlotStats> Prefill(const BenchSession& session, BenchModel& model, int32_t slot,
+                                  int64_t position, int64_t count);
+
+absl::Status BenchPrefill(BenchSession& session);
+absl::Status BenchDecode(BenchSession& session);
+absl::Status BenchLinear(BenchSession& session);
+absl::Status BenchMemory(BenchSession& session);
+
+// One table line of shares of `total` seconds by kind of operation, and the same as JSON.
+std::string SharesLine(const OpSeconds& seconds, double total);
+nlohmann::ordered_json SharesJson(const OpSeconds& seconds, double total);
+
+}  // namespace fox

@@ -1,0 +1,39 @@
+// Samples of one measured quantity, and the report that all benchmarks write into: a table line and
+// a JSON row for everything that ran.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace fox {
+
+// Seconds now, of a clock that never jumps.
+double Now();
+
+struct Summary {
+  double median = 0, min = 0, max = 0;
+};
+
+// REQUIRES: samples is not empty.
+Summary Summarize(std::vector<double> samples);
+nlohmann::ordered_json ToJson(const Summary& summary);
+
+class BenchReport {
+ public:
+  // Prints a heading of a table.
+  void Section(const std::string& title, const std::string& columns);
+  // Prints `line` and keeps `row`, whose "bench" key says which benchmark it is of.
+  void Row(const std::string& line, nlohmann::ordered_json row);
+  void Note(const std::string& line);
+
+  // Facts about the run beside the rows: machine, peaks, load.
+  nlohmann::ordered_json& facts() { return facts_; }
+  nlohmann::ordered_json Json() const;
+
+ private:
+  nlohmann::ordered_json facts_ = nlohmann::ordered_json::object();
+  nlohmann::ordered_json rows_ = nlohmann::ordered_json::array();
+};
+
+}  // namespace fox

@@ -1,0 +1,85 @@
+// fox-bench runs to its end on a tiny model, and its rows are whole. Says nothing about speed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "tests/engine/tools/run_program.h"
+
+namespace fox {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+const std::string kTiny = std::string(FOX_SOURCE_DIR) + "/tests/golden/tiny_rope";
+
+TEST(FoxBenchTest, AllOnATinyModel) {
+  const Ran ran = RunProgram("fox-bench", {"all",
+                                           "--model",
+                                           kTiny,
+                                           "--lengths",
+                                           "64,130",
+                                           "--batch-sizes",
+                                           "1,2",
+                                           "--contexts",
+                                           "64,200",
+                                           "--repeat",
+                                           "1",
+                                           "--buffer-mib",
+                                           "8",
+                                           "--matmul-size",
+                                           "64",
+                                           "--dtype",
+                                           "f32",
+                                           "--chunk",
+                                           "64",
+                                           "--json",
+                                           TempPath("rows.json")});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const json report = json::parse(ReadWhole(TempPath("rows.json")));
+  EXPECT_GT(report["read_bytes_per_second"]["median"], 0);
+  EXPECT_GT(report["flops_per_second"]["median"], 0);
+  std::map<std::string, int> rows;
+  std::map<std::string, int64_t> live;  // KV pages at the longest context
+  for (const json& row : report["rows"]) {
+    ++rows[row["bench"]];
+    if (row["bench"] == "memory") live[row["acp"]] = row["live_pages"];
+    if (row["bench"] == "memory") continue;
+    EXPECT_GT(row["seconds"]["median"], 0);
+    EXPECT_LE(row["seconds"]["min"], row["seconds"]["max"]);
+    EXPECT_GT(row["floor_seconds"], 0);
+    if (row["bench"] == "linear") continue;
+    double share = 0;  // the operations lie within the measured time
+    for (const json& part : row["shares"]) share += part.get<double>();
+    EXPECT_GT(share, 0);
+    EXPECT_LE(share, 1);
+  }
+  // Three bounds times the lengths, contexts and batch sizes; five layers times three row counts.
+  EXPECT_EQ(rows, (std::map<std::string, int>{
+                      {"prefill", 6}, {"decode", 12}, {"linear", 15}, {"memory", 6}}));
+  EXPECT_EQ(live["off"], 16);  // 4 lists of 4 pages
+  EXPECT_LE(live["certified"], live["paper"]);
+  EXPECT_LE(live["paper"], live["off"]);
+}
+
+TEST(FoxBenchTest, MisuseIsToldInOneLine) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"decode"}, "--model is required"},
+      {{"decode", "--model", kTiny, "--batch-size", "1"}, "--batch-sizes"},
+      {{"decode", "--model", kTiny, "--contexts", "12,x"}, "--contexts"},
+      {{"decode", "--model", kTiny, "--modes", "of"}, "--modes"},
+      {{"prefill", "--model", "/nonexistent"}, ""},
+      {{"prefill", "--model", kTiny, "--text", "/nonexistent.txt"}, "/nonexistent.txt"}};
+  for (const auto& [arguments, said] : cases) {
+    const Ran ran = RunProgram("fox-bench", arguments);
+    EXPECT_EQ(ran.status, 78) << said;
+    EXPECT_EQ(std::count(ran.err.begin(), ran.err.end(), '\n'), 1) << ran.err;
+    EXPECT_THAT(ran.err, HasSubstr(said));
+  }
+  EXPECT_EQ(RunProgram("fox-bench", {"decod"}).status, 2);
+}
+
+}  // namespace
+}  // namespace fox

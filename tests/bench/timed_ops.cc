@@ -1,0 +1,74 @@
+// Forwarding, one line an operation. See timed_ops.h.
+#include "tests/bench/timed_ops.h"
+
+namespace fox {
+
+const char* NameOf(OpKind kind) {
+  static constexpr std::array<const char*, kOpKinds> kNames = {
+      "linear",      "attention", "append", "evict",       "rms_norm",
+      "output_gate", "gated_act", "embed",  "gather_rows", "copy"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+void TimedOps::CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) {
+  Timed(OpKind::kCopy, [&] { ops_->CopyToDevice(host, bytes, device, stream); });
+}
+
+void TimedOps::CopyToHost(const void* device, size_t bytes, void* host, Stream stream) {
+  Timed(OpKind::kCopy, [&] { ops_->CopyToHost(device, bytes, host, stream); });
+}
+
+std::unique_ptr<PackedWeight> TimedOps::Pack(const MatrixView& weight) {
+  return ops_->Pack(weight);
+}
+
+void TimedOps::Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
+                     Stream stream) {
+  Timed(OpKind::kEmbed, [&] { ops_->Embed(batch, table, out, stream); });
+}
+
+void TimedOps::GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
+                          Stream stream) {
+  Timed(OpKind::kGatherRows, [&] { ops_->GatherRows(in, rows, out, stream); });
+}
+
+void TimedOps::RmsNorm(const MatrixView& in, const void* weight, double eps, const MatrixView& out,
+                       Stream stream) {
+  Timed(OpKind::kRmsNorm, [&] { ops_->RmsNorm(in, weight, eps, out, stream); });
+}
+
+void TimedOps::Linear(const MatrixView& in, const PackedWeight& weight, const void* bias,
+                      bool accumulate, const MatrixView& out, Stream stream) {
+  Timed(OpKind::kLinear, [&] { ops_->Linear(in, weight, bias, accumulate, out, stream); });
+}
+
+void TimedOps::Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+                      Stream stream) {
+  Timed(OpKind::kAppend, [&] { ops_->Append(batch, params, kv, stream); });
+}
+
+void TimedOps::Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
+                         Stream stream) {
+  Timed(OpKind::kAttention, [&] { ops_->Attention(batch, params, kv, stream); });
+}
+
+void TimedOps::Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
+                     Stream stream) {
+  Timed(OpKind::kEvict, [&] { ops_->Evict(batch, params, kv, stream); });
+}
+
+void TimedOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) {
+  Timed(OpKind::kEvict, [&] { ops_->Release(slots, count, kv, stream); });
+}
+
+void TimedOps::OutputGate(const MatrixView& o, int head_dim, const void* norm, double eps,
+                          const MatrixView& gate, bool silu, Stream stream) {
+  Timed(OpKind::kOutputGate, [&] { ops_->OutputGate(o, head_dim, norm, eps, gate, silu, stream); });
+}
+
+void TimedOps::GatedAct(const MatrixView& gate_up, bool silu, const MatrixView& out,
+                        Stream stream) {
+  Timed(OpKind::kGatedAct, [&] { ops_->GatedAct(gate_up, silu, out, stream); });
+}
+
+}  // namespace fox

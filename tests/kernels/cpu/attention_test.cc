@@ -1,0 +1,203 @@
+// The CPU backend's Append and Attention against naive float64 attention, and against themselves:
+// whatever the chunks, every row's bits are the same. Run once per instruction set.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "tests/kernels/head_sequence.h"
+
+namespace fox::testing {
+namespace {
+
+double RelativeError(const std::vector<double>& got, const std::vector<double>& want) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    if (!std::isfinite(got[i])) return INFINITY;
+    difference += (got[i] - want[i]) * (got[i] - want[i]);
+    norm += want[i] * want[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+// float64: rounding of sums of up to 64-dimensional dots. float32: unit roundoff 6e-8 over logits
+// of size up to ~10 makes 1e-6 in each weight. bf16 pages: keys and values are off by 2^-9 each.
+double ToleranceOf(DType dtype) {
+  if (dtype == DType::kF64) return 1e-13;
+  return dtype == DType::kF32 ? 5e-6 : 3e-2;
+}
+
+double LargestDecay(const HeadInputs& inputs) {
+  double largest = 0;
+  for (int h = 0; h < inputs.shape.q_heads; ++h) {
+    double total = 0;
+    for (int64_t row = 0; row < inputs.length; ++row) {
+      total += std::log1p(std::exp(-inputs.at(row, inputs.gate_column() + h)));
+    }
+    largest = std::max(largest, total);
+  }
+  return largest;
+}
+
+HeadOutputs RunSolo(const HeadInputs& inputs, const RunOptions& options) {
+  CpuOps ops({});
+  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, options.dtype), ops);
+  return RunHeads(ops, storage, inputs, options);
+}
+
+void ExpectMatchesNaive(const HeadInputs& inputs) {
+  const HeadOutputs want = NaiveAttention(inputs);
+  for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+    RunOptions options;
+    options.dtype = dtype;
+    const HeadOutputs got = RunSolo(inputs, options);
+    EXPECT_LT(RelativeError(got.out, want.out), ToleranceOf(dtype)) << NameOf(dtype);
+    double worst = 0;
+    for (size_t i = 0; i < want.log_sum.size(); ++i) {
+      worst = std::max(worst, std::abs(got.log_sum[i] - want.log_sum[i]));
+    }
+    // Differences of cumulative gates carry the rounding of the sums.
+    EXPECT_LT(worst, 4 * ToleranceOf(dtype) + 1e-15 * LargestDecay(inputs)) << NameOf(dtype);
+    EXPECT_EQ(got.blocks_skipped, 0);
+  }
+}
+
+TEST(CpuAttention, LengthsAroundAPage) {
+  for (int64_t length : {1, 2, 63, 64, 65, 127, 128, 129, 200}) {
+    SCOPED_TRACE(length);
+    ExpectMatchesNaive(RandomInputs({}, length, 7 + static_cast<uint64_t>(length), {3, 6}));
+  }
+}
+
+TEST(CpuAttention, HeadDimensions) {
+  for (int d : {2, 16, 24, 32, 48, 64, 80, 128, 256}) {
+    SCOPED_TRACE(d);
+    HeadShape shape;
+    shape.head_dim = d;
+    ExpectMatchesNaive(RandomInputs(shape, 130, 11, {3}));
+  }
+}
+
+TEST(CpuAttention, Variants) {
+  HeadShape one_head{1, 1, 64};
+  HeadShape grouped{6, 2, 32};
+  HeadShape shifted{2, 2, 64, true, true};
+  HeadShape key_shift_only{2, 2, 32, true, false};
+  HeadShape rope{4, 2, 32, true, false, true, true};
+  HeadShape llama{2, 2, 64, false, false, false, false};
+  for (const HeadShape& shape : {one_head, grouped, shifted, key_shift_only, rope, llama}) {
+    ExpectMatchesNaive(RandomInputs(shape, 190, 13, {1, 4, 8}));
+  }
+}
+
+TEST(CpuAttention, ExtremeGates) {
+  // f from almost 0 (a head that sees itself only) to exactly 1 in float64.
+  ExpectMatchesNaive(RandomInputs({}, 150, 17, {-60, 60}));
+  ExpectMatchesNaive(RandomInputs({}, 150, 19, {-5, 16}));
+}
+
+TEST(CpuAttention, ChunksDoNotChangeABit) {
+  HeadShape shape{4, 2, 32, true, true, true, true};
+  const HeadInputs inputs = RandomInputs(shape, 517, 23, {0, 2, 4, 9});
+  for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+    for (AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
+      RunOptions options;
+      options.dtype = dtype;
+      options.acp = acp;
+      const HeadOutputs whole = RunSolo(inputs, options);
+      for (const std::vector<int64_t>& chunks :
+           {std::vector<int64_t>{1}, {64}, {37}, {200, 1}, {63, 2, 128, 5}}) {
+        options.chunks = chunks;
+        const HeadOutputs got = RunSolo(inputs, options);
+        EXPECT_EQ(got.out, whole.out);
+        EXPECT_EQ(got.log_sum, whole.log_sum);
+        EXPECT_EQ(got.first_live, whole.first_live);
+        EXPECT_EQ(got.max_log_mass, whole.max_log_mass);
+        EXPECT_EQ(got.pages_evicted, whole.pages_evicted);
+        EXPECT_EQ(got.blocks_skipped, whole.blocks_skipped);
+      }
+    }
+  }
+}
+
+TEST(CpuAttention, RaggedBatchWithEmptyRowsEqualsSolo) {
+  // Three slots in one batch, one of them with no row: each as if alone.
+  CpuOps ops({});
+  const HeadShape shape{2, 1, 32};
+  const std::vector<int64_t> lengths = {65, 0, 140};
+  PagedKvShape cache = ShapeFor(shape, 192, DType::kF32, 3);
+  PagedKvStorage storage(cache, ops);
+  std::vector<HeadInputs> inputs;
+  std::vector<float> projection;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    inputs.push_back(RandomInputs(shape, lengths[i], 29 + i, {2, 5}));
+    inputs[i].q_norm = inputs[0].q_norm;
+    inputs[i].k_norm = inputs[0].k_norm;
+    projection.insert(projection.end(), inputs[i].projection.begin(), inputs[i].projection.end());
+  }
+  const std::vector<float> q_norm(inputs[0].q_norm.begin(), inputs[0].q_norm.end());
+  const std::vector<float> k_norm(inputs[0].k_norm.begin(), inputs[0].k_norm.end());
+  const int64_t rows = 205, columns = inputs[0].columns();
+  const std::vector<int32_t> slots = {2, 0, 1};
+  const std::vector<int64_t> begin = {0, 65, 65, 205}, position = {0, 0, 0};
+  const std::vector<double> tolerance(3, -10);
+  const BatchView batch{
+      3, rows, nullptr, slots.data(), begin.data(), position.data(), tolerance.data()};
+  AppendParams append;
+  append.projection = {projection.data(), DType::kF32, rows, columns, columns};
+  append.k_column = shape.hidden();
+  append.v_column = shape.hidden() + shape.kv();
+  append.fgate_column = inputs[0].gate_column();
+  append.q_norm = q_norm.data();
+  append.k_norm = k_norm.data();
+  ops.Append(batch, append, storage.view(), nullptr);
+  std::vector<float> out(static_cast<size_t>(rows * shape.hidden()));
+  AttentionParams attention;
+  attention.q = append.projection.Columns(0, shape.hidden());
+  attention.out = {out.data(), DType::kF32, rows, shape.hidden(), shape.hidden()};
+  ops.Attention(batch, attention, storage.view(), nullptr);
+  for (size_t i : {size_t{0}, size_t{2}}) {
+    RunOptions options;
+    options.dtype = DType::kF32;
+    const HeadOutputs solo = RunSolo(inputs[i], options);
+    for (size_t k = 0; k < solo.out.size(); ++k) {
+      ASSERT_EQ(out[static_cast<size_t>(begin[i] * shape.hidden()) + k],
+                static_cast<float>(solo.out[k]));
+    }
+  }
+}
+
+TEST(CpuAttention, MillionTokensOfGatesStayExact) {
+  // |log f| from 1e-7 to 50: one row in a thousand of a million tokens, float32 pages against
+  // float64.
+  HeadShape shape{1, 1, 2, false, false, true};
+  const int64_t length = 1000000;
+  HeadInputs inputs = RandomInputs(shape, length, 31, {0});
+  for (int64_t row = 0; row < length; ++row) {
+    // log f = -exp(u) for u uniform in log scale, repeated in blocks of calm and of forgetting.
+    const double u = static_cast<double>((row * 2654435761u) % 1000) / 1000;
+    const double calm = (row / 5000) % 4 == 0 ? 1.0 : 0.35;
+    const double log_f = -std::exp(std::log(1e-7) + u * calm * std::log(50 / 1e-7));
+    inputs.at(row, inputs.gate_column()) = log_f > -36 ? -std::log(std::expm1(-log_f)) : log_f;
+  }
+  CpuOps ops({});
+  std::vector<HeadOutputs> results;
+  for (DType dtype : {DType::kF64, DType::kF32}) {
+    PagedKvStorage storage(ShapeFor(shape, length, dtype), ops);
+    RunOptions options;
+    options.dtype = dtype;
+    options.chunks = {64};
+    options.attend_every = 1000;
+    results.push_back(RunHeads(ops, storage, inputs, options));
+  }
+  double worst = 0;
+  for (size_t i = 0; i < results[0].log_sum.size(); ++i) {
+    worst = std::max(worst, std::abs(results[0].log_sum[i] - results[1].log_sum[i]));
+  }
+  // Offsets within a page reach 64 * 50 in float32 (2e-4 absolute); their differences matter only
+  // where the weight is not negligible.
+  EXPECT_LT(worst, 1e-3);
+}
+
+}  // namespace
+}  // namespace fox::testing

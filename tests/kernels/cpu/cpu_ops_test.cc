@@ -1,0 +1,151 @@
+// Matrix products and row-wise operations of the CPU backend against plain float64 loops.
+#include "kernels/cpu/cpu_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+namespace fox {
+namespace {
+
+std::vector<float> Random(int64_t count, uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& x : values) x = normal(rng);
+  return values;
+}
+
+MatrixView View(std::vector<float>& values, int64_t rows, int64_t cols) {
+  return {values.data(), DType::kF32, rows, cols, cols};
+}
+
+struct LinearCase {
+  DType dtype;
+  bool plain;
+  double input_rounding;  // relative error of each product's factors
+};
+
+class Linear : public ::testing::TestWithParam<LinearCase> {};
+
+// A float32 sum of n terms is off by at most n * 2^-24 of the sum of magnitudes; bf16 factors by
+// 2^-9 each.
+TEST_P(Linear, EqualsTheDefinition) {
+  const LinearCase& c = GetParam();
+  CpuOps ops({c.dtype, c.plain, 2});
+  for (int64_t rows : {1, 3, 4, 5, 64, 65}) {
+    for (auto [out, in] :
+         {std::pair<int64_t, int64_t>{1, 1}, {31, 7}, {32, 64}, {33, 100}, {300, 257}}) {
+      std::vector<float> weight = Random(out * in, 1), input = Random(rows * in, 2);
+      std::vector<float> bias = Random(out, 3), result = Random(rows * out, 4);
+      const std::vector<float> before = result;
+      const auto packed = ops.Pack(View(weight, out, in));
+      EXPECT_EQ(packed->out(), out);
+      EXPECT_EQ(packed->in(), in);
+      ops.Linear(View(input, rows, in), *packed, bias.data(), true, View(result, rows, out),
+                 nullptr);
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t n = 0; n < out; ++n) {
+          double want = static_cast<double>(before[static_cast<size_t>(r * out + n)]) +
+                        static_cast<double>(bias[static_cast<size_t>(n)]);
+          double magnitude =
+              std::abs(static_cast<double>(before[static_cast<size_t>(r * out + n)])) +
+              std::abs(static_cast<double>(bias[static_cast<size_t>(n)]));
+          for (int64_t k = 0; k < in; ++k) {
+            const double term = static_cast<double>(input[static_cast<size_t>(r * in + k)]) *
+                                static_cast<double>(weight[static_cast<size_t>(n * in + k)]);
+            want += term;
+            magnitude += std::abs(term);
+          }
+          const double bound =
+              magnitude * (c.input_rounding + static_cast<double>(in + 2) * std::exp2(-24));
+          ASSERT_NEAR(static_cast<double>(result[static_cast<size_t>(r * out + n)]), want, bound);
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, Linear,
+                         ::testing::Values(LinearCase{DType::kF32, false, 0},
+                                           LinearCase{DType::kF32, true, 0},
+                                           LinearCase{DType::kBF16, false, 2.01 / 512},
+                                           LinearCase{DType::kBF16, true, 2.01 / 512}));
+
+TEST(CpuOps, PlainRowsDoNotDependOnOtherRows) {
+  CpuOps ops({DType::kF32, true, 2});
+  std::vector<float> weight = Random(100 * 77, 1), input = Random(9 * 77, 2), all(900), one(100);
+  const auto packed = ops.Pack(View(weight, 100, 77));
+  ops.Linear(View(input, 9, 77), *packed, nullptr, false, View(all, 9, 100), nullptr);
+  for (int64_t r = 0; r < 9; ++r) {
+    ops.Linear(View(input, 9, 77).Rows(r, 1), *packed, nullptr, false, View(one, 1, 100), nullptr);
+    EXPECT_TRUE(std::equal(one.begin(), one.end(), all.begin() + r * 100));
+  }
+}
+
+TEST(CpuOps, RmsNormAndGates) {
+  CpuOps ops({});
+  std::vector<float> x = Random(3 * 40, 5), weight = Random(40, 6), y(120);
+  ops.RmsNorm(View(x, 3, 40), weight.data(), 1e-6, View(y, 3, 40), nullptr);
+  for (size_t r = 0; r < 3; ++r) {
+    double square = 0;
+    for (size_t i = 0; i < 40; ++i) square += std::pow(static_cast<double>(x[r * 40 + i]), 2);
+    for (size_t i = 0; i < 40; ++i) {
+      EXPECT_NEAR(static_cast<double>(y[r * 40 + i]),
+                  static_cast<double>(x[r * 40 + i]) / std::sqrt(square / 40 + 1e-6) *
+                      static_cast<double>(weight[i]),
+                  1e-5);
+    }
+  }
+  std::vector<float> gate_up = Random(3 * 74, 7), out(3 * 37);
+  gate_up[0] = 1000;
+  gate_up[1] = -1000;
+  for (bool silu : {true, false}) {
+    ops.GatedAct(View(gate_up, 3, 74), silu, View(out, 3, 37), nullptr);
+    for (size_t r = 0; r < 3; ++r) {
+      for (size_t i = 0; i < 37; ++i) {
+        const auto g = static_cast<double>(gate_up[r * 74 + i]);
+        const double sigmoid = 1 / (1 + std::exp(-g));
+        const double want =
+            (silu ? g : 1) * sigmoid * static_cast<double>(gate_up[r * 74 + 37 + i]);
+        EXPECT_NEAR(static_cast<double>(out[r * 37 + i]), want, 1e-5 + 1e-6 * std::abs(want));
+      }
+    }
+  }
+}
+
+TEST(CpuOps, OutputGateNormsEachHead) {
+  CpuOps ops({});
+  const std::vector<float> o = Random(2 * 32, 8);
+  std::vector<float> gate = Random(2 * 32, 9), norm = Random(32, 10);
+  for (bool with_norm : {true, false}) {
+    std::vector<float> got = o;
+    ops.OutputGate(View(got, 2, 32), 16, with_norm ? norm.data() : nullptr, 1e-6, View(gate, 2, 32),
+                   false, nullptr);
+    for (size_t i = 0; i < got.size(); ++i) {
+      double square = 0;
+      for (size_t m = i / 16 * 16; m < i / 16 * 16 + 16; ++m) {
+        square += std::pow(static_cast<double>(o[m]), 2);
+      }
+      double want = static_cast<double>(o[i]) / (1 + std::exp(-static_cast<double>(gate[i])));
+      if (with_norm) want *= static_cast<double>(norm[i % 32]) / std::sqrt(square / 16 + 1e-6);
+      EXPECT_NEAR(static_cast<double>(got[i]), want, 1e-5);
+    }
+  }
+}
+
+TEST(CpuOps, EmbedClampsIdsAndReadsAnyDtype) {
+  CpuOps ops({});
+  std::vector<uint16_t> table = {0x3f80, 0x4000, 0x4040, 0x4080};  // bf16 1, 2, 3, 4
+  const std::vector<int32_t> ids = {1, 0, 99, -5};
+  std::vector<float> out(8);
+  BatchView batch;
+  batch.num_rows = 4;
+  batch.token_ids = ids.data();
+  ops.Embed(batch, {table.data(), DType::kBF16, 2, 2, 2}, View(out, 4, 2), nullptr);
+  EXPECT_EQ(out, (std::vector<float>{3, 4, 1, 2, 3, 4, 1, 2}));
+}
+
+}  // namespace
+}  // namespace fox

@@ -1,0 +1,209 @@
+// The promise of ACP, tested from outside: what a row does not see weighs at most eps. In float64
+// the log-sum-exp with and without pruning gives the dropped mass of every row exactly:
+// dropped = 1 - exp(lse_pruned - lse_full).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "tests/kernels/head_sequence.h"
+
+namespace fox::testing {
+namespace {
+
+struct Dropped {
+  double largest = 0;  // over rows and heads
+  double certificate = -INFINITY;
+  int64_t evicted = 0;
+  HeadOutputs pruned;
+};
+
+Dropped Measure(CpuOps& ops, const HeadInputs& inputs, AcpMode acp, DType dtype = DType::kF64,
+                double log_tolerance = -10) {
+  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, dtype), ops);
+  RunOptions options;
+  options.dtype = dtype;
+  const HeadOutputs full = RunHeads(ops, storage, inputs, options);
+  options.acp = acp;
+  options.log_tolerance = log_tolerance;
+  options.chunks = {64};
+  Dropped result;
+  result.pruned = RunHeads(ops, storage, inputs, options);
+  for (size_t i = 0; i < full.log_sum.size(); ++i) {
+    result.largest =
+        std::max(result.largest, -std::expm1(result.pruned.log_sum[i] - full.log_sum[i]));
+  }
+  for (double mass : result.pruned.max_log_mass) {
+    result.certificate = std::max(result.certificate, mass);
+  }
+  result.evicted = result.pruned.pages_evicted;
+  return result;
+}
+
+void ExpectPromise(const Dropped& dropped, double log_tolerance = -10) {
+  EXPECT_LE(dropped.largest, std::exp(log_tolerance));
+  EXPECT_LE(dropped.certificate, log_tolerance);
+}
+
+const double kEps = std::exp(-10);
+
+// Layers of 16 heads with gates from forgetful to global: 2,080 heads in all.
+TEST(Eviction, RandomHeadsKeepThePromise) {
+  CpuOps ops({});
+  std::mt19937_64 rng(1);
+  std::uniform_real_distribution<double> mean(-2, 9);
+  int64_t evicted[3] = {};
+  for (int layer = 0; layer < 130; ++layer) {
+    HeadShape shape{16, 16, 32};
+    if (layer % 4 == 1) shape.kv_heads = 4;
+    if (layer % 4 == 2) shape.rope = true;
+    if (layer % 4 == 3) shape.k_shift = shape.v_shift = true;
+    std::vector<double> means(16);
+    for (double& m : means) m = mean(rng);
+    const HeadInputs inputs = RandomInputs(shape, 640, rng(), means);
+    for (AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
+      const Dropped dropped = Measure(ops, inputs, acp);
+      ExpectPromise(dropped);
+      evicted[static_cast<int>(acp)] += dropped.evicted;
+    }
+  }
+  EXPECT_GT(evicted[1], 0);
+  EXPECT_GT(evicted[2], evicted[1]);
+}
+
+TEST(Eviction, CertifiedNeverKeepsMorePagesThanPaper) {
+  CpuOps ops({});
+  std::mt19937_64 rng(2);
+  std::normal_distribution<double> normal;
+  for (int layer = 0; layer < 40; ++layer) {
+    HeadShape shape{8, layer % 2 == 0 ? 8 : 2, 16, false, false, true, layer % 3 == 0};
+    HeadInputs inputs = RandomInputs(shape, 1024, rng(), {-1, 0, 1, 2, 3, 4, 5, 6});
+    // Norm weights far from uniform widen the distance between U, B and the norms.
+    for (double& g : inputs.q_norm) g *= std::exp(0.7 * normal(rng));
+    for (double& g : inputs.k_norm) g *= std::exp(0.7 * normal(rng));
+    SetQkNormBounds(inputs);
+    for (DType dtype : {DType::kF64, DType::kBF16}) {
+      const Dropped paper = Measure(ops, inputs, AcpMode::kPaper, dtype);
+      const Dropped certified = Measure(ops, inputs, AcpMode::kCertified, dtype);
+      for (size_t h = 0; h < paper.pruned.first_live.size(); ++h) {
+        EXPECT_GE(certified.pruned.first_live[h], paper.pruned.first_live[h]);
+      }
+    }
+  }
+}
+
+// Old keys along u, later keys along -u, later queries along u: as much evicted mass as a model can
+// make after the decision.
+TEST(Eviction, AdversarialQueriesAfterTheDecision) {
+  CpuOps ops({});
+  std::mt19937_64 rng(3);
+  std::normal_distribution<double> normal;
+  double worst = 0;
+  for (int trial = 0; trial < 150; ++trial) {
+    HeadShape shape{4, 4, 16};
+    HeadInputs inputs = RandomInputs(shape, 768, rng(), {0.5, 1.5, 2.5, 3.5});
+    const int64_t turn = 64 * (1 + static_cast<int64_t>(rng() % 8));
+    for (int h = 0; h < shape.q_heads; ++h) {
+      std::vector<double> u(16);
+      for (double& x : u) x = normal(rng);
+      for (int64_t row = 0; row < inputs.length; ++row) {
+        const double side = row < turn ? 1 : -1;
+        for (int m = 0; m < 16; ++m) {
+          const auto at = static_cast<size_t>(m);
+          inputs.at(row, h * 16 + m) = u[at];
+          inputs.at(row, shape.hidden() + h * 16 + m) = side * u[at];
+        }
+      }
+    }
+    const Dropped dropped = Measure(ops, inputs, AcpMode::kCertified);
+    ExpectPromise(dropped);
+    worst = std::max(worst, dropped.largest);
+  }
+  // The attack is a real one: it comes within two orders of magnitude of the bound.
+  EXPECT_GT(worst, kEps / 100);
+}
+
+TEST(Eviction, OutlierNormsAndAdversarialGates) {
+  CpuOps ops({});
+  std::mt19937_64 rng(4);
+  for (int trial = 0; trial < 60; ++trial) {
+    HeadShape shape{4, 4, 32};
+    HeadInputs inputs = RandomInputs(shape, 640, rng(), {2});
+    for (int h = 0; h < 4; ++h) {
+      inputs.q_norm[static_cast<size_t>(h * 32) + rng() % 32] = 8;  // one outlier dimension
+      inputs.k_norm[static_cast<size_t>(h * 32) + rng() % 32] = 6;
+      // Forget everything at random places, remember everything elsewhere.
+      for (int64_t row = 0; row < inputs.length; ++row) {
+        inputs.at(row, inputs.gate_column() + h) = rng() % 50 == 0 ? -30.0 : 12.0;
+      }
+    }
+    SetQkNormBounds(inputs);
+    ExpectPromise(Measure(ops, inputs, AcpMode::kCertified));
+    ExpectPromise(Measure(ops, inputs, AcpMode::kPaper));
+  }
+}
+
+TEST(Eviction, OtherTolerances) {
+  CpuOps ops({});
+  const HeadInputs inputs = RandomInputs({8, 8, 32}, 1024, 5, {0, 1, 2, 3, 4, 5});
+  int64_t before = std::numeric_limits<int64_t>::max();
+  for (double log_eps : {-0.5, -3.0, -10.0, -40.0}) {
+    const Dropped dropped = Measure(ops, inputs, AcpMode::kCertified, DType::kF64, log_eps);
+    ExpectPromise(dropped, log_eps);
+    EXPECT_LE(dropped.evicted, before);
+    before = dropped.evicted;
+  }
+  const Dropped off = Measure(ops, inputs, AcpMode::kCertified, DType::kF64, -INFINITY);
+  EXPECT_EQ(off.evicted, 0);
+  EXPECT_EQ(off.pruned.blocks_skipped, 0);
+}
+
+TEST(Eviction, RoundedPagesKeepThePromise) {
+  CpuOps ops({});
+  const HeadInputs inputs = RandomInputs({8, 4, 64}, 1500, 6, {0, 1, 2, 3, 4, 5, 6, 7});
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    const Dropped dropped = Measure(ops, inputs, AcpMode::kCertified, dtype);
+    // The log-sum-exp itself is float32 here: 2^-20 of noise beside eps = 4.5e-5.
+    EXPECT_LE(dropped.largest, kEps + std::exp2(-20));
+    EXPECT_LE(dropped.certificate, -10);
+    EXPECT_GT(dropped.evicted, 0);
+  }
+}
+
+TEST(Eviction, HundredThousandTokens) {
+  CpuOps ops({});
+  const HeadInputs inputs = RandomInputs({4, 4, 16}, 100000, 7, {3, 5, 7, 8});
+  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kF64), ops);
+  RunOptions options;
+  options.acp = AcpMode::kCertified;
+  options.chunks = {64};
+  options.attend_every = 60;
+  const HeadOutputs pruned = RunHeads(ops, storage, inputs, options);
+  EXPECT_GT(pruned.pages_evicted, 0);
+  for (double mass : pruned.max_log_mass) EXPECT_LE(mass, -10);
+  options.acp = AcpMode::kOff;
+  const HeadOutputs full = RunHeads(ops, storage, inputs, options);
+  for (size_t i = 0; i < full.log_sum.size(); ++i) {
+    ASSERT_LE(-std::expm1(pruned.log_sum[i] - full.log_sum[i]), kEps);
+  }
+}
+
+TEST(Eviction, GateOfOneIsNeverPrunedByThePaper) {
+  CpuOps ops({});
+  const HeadInputs inputs = RandomInputs({2, 2, 32}, 512, 8, {700});
+  EXPECT_EQ(Measure(ops, inputs, AcpMode::kPaper).evicted, 0);
+  ExpectPromise(Measure(ops, inputs, AcpMode::kCertified));
+}
+
+TEST(Eviction, WithoutQkNormPaperSkipsButNeverEvicts) {
+  CpuOps ops({});
+  const HeadInputs inputs = RandomInputs({4, 4, 32, false, false, false}, 1024, 9, {-1, 0, 1, 2});
+  const Dropped dropped = Measure(ops, inputs, AcpMode::kPaper);
+  EXPECT_EQ(dropped.evicted, 0);
+  EXPECT_GT(dropped.pruned.blocks_skipped, 0);
+  EXPECT_LE(dropped.largest, kEps);
+}
+
+}  // namespace
+}  // namespace fox::testing

@@ -1,0 +1,324 @@
+// Random heads, run by a backend or naively. See head_sequence.h.
+#include "tests/kernels/head_sequence.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <utility>
+
+#include "kernels/acp.h"
+
+namespace fox::testing {
+namespace {
+
+// Values in the backend's wide dtype.
+Buffer Upload(Ops& ops, const std::vector<double>& values, DType wide) {
+  if (values.empty()) return {};
+  Buffer buffer = ops.Allocate(values.size() * SizeOf(wide));
+  if (wide == DType::kF64) {
+    ops.CopyToDevice(values.data(), values.size() * sizeof(double), buffer.data(), nullptr);
+    return buffer;
+  }
+  std::vector<float> narrow(values.begin(), values.end());
+  ops.CopyToDevice(narrow.data(), narrow.size() * sizeof(float), buffer.data(), nullptr);
+  return buffer;
+}
+
+template <typename T>
+Buffer UploadRaw(Ops& ops, const std::vector<T>& values) {
+  if (values.empty()) return {};
+  Buffer buffer = ops.Allocate(values.size() * sizeof(T));
+  ops.CopyToDevice(values.data(), values.size() * sizeof(T), buffer.data(), nullptr);
+  return buffer;
+}
+
+void Download(Ops& ops, const Buffer& buffer, DType wide, std::vector<double>& out) {
+  if (wide == DType::kF64) {
+    ops.CopyToHost(buffer.data(), out.size() * sizeof(double), out.data(), nullptr);
+    return;
+  }
+  std::vector<float> narrow(out.size());
+  ops.CopyToHost(buffer.data(), narrow.size() * sizeof(float), narrow.data(), nullptr);
+  std::copy(narrow.begin(), narrow.end(), out.begin());
+}
+
+std::vector<double> Normalized(std::vector<double> x, const double* weight) {
+  double square = 0;
+  for (double value : x) square += value * value;
+  const double scale = 1 / std::sqrt(square / static_cast<double>(x.size()) + 1e-5);
+  for (size_t m = 0; m < x.size(); ++m) x[m] *= scale * weight[m];
+  return x;
+}
+
+void Rotate(std::vector<double>& x, const std::vector<double>& frequency, int64_t position) {
+  const size_t half = frequency.size();
+  for (size_t m = 0; m < half; ++m) {
+    const double angle = static_cast<double>(position) * frequency[m];
+    const double low = x[m], high = x[half + m];
+    x[m] = low * std::cos(angle) - high * std::sin(angle);
+    x[half + m] = high * std::cos(angle) + low * std::sin(angle);
+  }
+}
+
+class Naive {
+ public:
+  explicit Naive(const HeadInputs& inputs) : in_(inputs), d_(inputs.shape.head_dim) {}
+
+  std::vector<double> Query(int64_t row, int head) const {
+    std::vector<double> q = Slice(row, static_cast<int64_t>(head) * d_);
+    if (in_.shape.qk_norm) q = Normalized(q, in_.q_norm.data() + head * d_);
+    if (in_.shape.rope) Rotate(q, in_.rope_frequency, row);
+    return q;
+  }
+  std::vector<double> Key(int64_t row, int head) const {
+    const int64_t shift = in_.shape.hidden() + 2 * in_.shape.kv();
+    std::vector<double> k = Shifted(row, in_.shape.hidden() + static_cast<int64_t>(head) * d_,
+                                    in_.shape.k_shift ? shift + head : -1);
+    if (in_.shape.qk_norm) k = Normalized(k, in_.k_norm.data() + head * d_);
+    if (in_.shape.rope) Rotate(k, in_.rope_frequency, row);
+    return k;
+  }
+  std::vector<double> Value(int64_t row, int head) const {
+    const int64_t shift =
+        in_.shape.hidden() + 2 * in_.shape.kv() + (in_.shape.k_shift ? in_.shape.kv_heads : 0);
+    return Shifted(row, in_.shape.hidden() + in_.shape.kv() + static_cast<int64_t>(head) * d_,
+                   in_.shape.v_shift ? shift + head : -1);
+  }
+  double LogGate(int64_t row, int head) const {
+    const double x = in_.at(row, in_.gate_column() + head);
+    return x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x));
+  }
+
+ private:
+  std::vector<double> Slice(int64_t row, int64_t column) const {
+    std::vector<double> x(static_cast<size_t>(d_));
+    for (int m = 0; m < d_; ++m) x[static_cast<size_t>(m)] = in_.at(row, column + m);
+    return x;
+  }
+  std::vector<double> Shifted(int64_t row, int64_t column, int64_t gate) const {
+    std::vector<double> x = Slice(row, column);
+    if (gate < 0) return x;
+    const double alpha = 1 / (1 + std::exp(-in_.at(row, gate)));
+    for (int m = 0; m < d_; ++m) {
+      const double before = row == 0 ? 0 : in_.at(row - 1, column + m);
+      x[static_cast<size_t>(m)] = alpha * before + (1 - alpha) * x[static_cast<size_t>(m)];
+    }
+    return x;
+  }
+
+  const HeadInputs& in_;
+  int d_;
+};
+
+}  // namespace
+
+HeadInputs RandomInputs(const HeadShape& shape, int64_t length, uint64_t seed,
+                        const std::vector<double>& gate_means) {
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<double> normal;
+  HeadInputs in;
+  in.shape = shape;
+  in.length = length;
+  in.projection.resize(static_cast<size_t>(length * in.columns()));
+  for (double& x : in.projection) x = normal(rng);
+  for (int64_t row = 0; row < length; ++row) {
+    for (int h = 0; h < shape.q_heads; ++h) {
+      in.at(row, in.gate_column() + h) += gate_means[static_cast<size_t>(h) % gate_means.size()];
+    }
+  }
+  if (shape.qk_norm) {
+    for (int64_t i = 0; i < shape.hidden(); ++i) in.q_norm.push_back(1 + 0.15 * normal(rng));
+    for (int64_t i = 0; i < shape.kv(); ++i) in.k_norm.push_back(1 + 0.15 * normal(rng));
+    SetQkNormBounds(in);
+  } else {
+    in.self_logit.assign(static_cast<size_t>(shape.q_heads),
+                         std::numeric_limits<double>::infinity());
+    in.any_logit = in.self_logit;
+  }
+  for (int m = 0; shape.rope && m < shape.head_dim / 2; ++m) {
+    in.rope_frequency.push_back(std::pow(10000.0, -2.0 * m / shape.head_dim));
+  }
+  return in;
+}
+
+void SetQkNormBounds(HeadInputs& in) {
+  const int d = in.shape.head_dim, group = in.shape.q_heads / in.shape.kv_heads;
+  in.bound_diagonal.clear();
+  in.self_logit.clear();
+  in.any_logit.clear();
+  for (int h = 0; h < in.shape.q_heads; ++h) {
+    const double* gq = in.q_norm.data() + h * d;
+    const double* gk = in.k_norm.data() + h / group * d;
+    double product = 0, q_max = 0, k_max = 0;
+    for (int m = 0; m < d; ++m) {
+      product = std::max(product, std::abs(gq[m] * gk[m]));
+      q_max = std::max(q_max, std::abs(gq[m]));
+      k_max = std::max(k_max, std::abs(gk[m]));
+      const double pair = in.shape.rope ? std::abs(gq[(m + d / 2) % d]) : 0;
+      in.bound_diagonal.push_back(static_cast<float>(std::max(std::abs(gq[m]), pair)));
+    }
+    in.self_logit.push_back(kProductInflation * std::sqrt(d) * product);
+    in.any_logit.push_back(kProductInflation * std::sqrt(d) * q_max * k_max);
+  }
+}
+
+PagedKvShape ShapeFor(const HeadShape& heads, int64_t length, DType dtype, int slots) {
+  PagedKvShape shape;
+  shape.layers = 1;
+  shape.q_heads = heads.q_heads;
+  shape.kv_heads = heads.kv_heads;
+  shape.head_dim = heads.head_dim;
+  shape.dtype = dtype;
+  shape.max_slots = slots;
+  shape.max_pages = PagesFor(length);
+  shape.num_pages = slots * heads.kv_heads * shape.max_pages;
+  shape.k_shift = heads.k_shift;
+  shape.v_shift = heads.v_shift;
+  return shape;
+}
+
+namespace {
+
+// The parameter structs of one run, with what they point to.
+struct Parameters {
+  Parameters(Ops& ops, const PagedKvShape& shape, const HeadInputs& in, const RunOptions& options)
+      : wide(shape.wide_dtype()),
+        q_norm(Upload(ops, in.q_norm, wide)),
+        k_norm(Upload(ops, in.k_norm, wide)),
+        frequency(UploadRaw(ops, in.rope_frequency)),
+        diagonal(UploadRaw(ops, in.bound_diagonal)),
+        self_logit(UploadRaw(ops, in.self_logit)),
+        any_logit(UploadRaw(ops, in.any_logit)) {
+    bound.diagonal = diagonal.as<float>();
+    bound.scale = kKeyNormInflation;
+    bound.self_logit = self_logit.as<double>();
+    bound.any_logit = any_logit.as<double>();
+    if (options.bound != nullptr) bound = *options.bound;
+    append.k_column = in.shape.hidden();
+    append.v_column = in.shape.hidden() + in.shape.kv();
+    int64_t next = in.shape.hidden() + 2 * in.shape.kv();
+    if (in.shape.k_shift) append.k_shift_column = std::exchange(next, next + in.shape.kv_heads);
+    if (in.shape.v_shift) append.v_shift_column = next;
+    append.fgate_column = in.gate_column();
+    double worst = -128;
+    for (double b : in.self_logit) worst = std::min(worst, MinLogGate(b));
+    append.min_log_gate = worst;
+    append.q_norm = q_norm.data();
+    append.k_norm = k_norm.data();
+    append.rope_frequency = frequency.as<double>();
+    append.bound = bound;
+    append.acp = options.acp;
+  }
+
+  DType wide;
+  Buffer q_norm, k_norm, frequency, diagonal, self_logit, any_logit;
+  QueryBound bound;
+  AppendParams append;
+};
+
+}  // namespace
+
+HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& in,
+                     const RunOptions& options) {
+  const PagedKv& kv = storage.view();
+  Parameters p(ops, kv.shape, in, options);
+  const DType wide = p.wide;
+  const int64_t columns = in.columns(), hidden = in.shape.hidden();
+  Buffer projection = Upload(ops, in.projection, wide);
+  Buffer out = ops.Allocate(static_cast<size_t>(in.length * hidden) * SizeOf(wide));
+  Buffer log_sum = ops.Allocate(static_cast<size_t>(in.length * in.shape.q_heads) * SizeOf(wide));
+  Buffer counters = ops.Allocate(3 * sizeof(int64_t));
+  int64_t position = 0;
+  for (size_t i = 0; position < in.length; ++i) {
+    const int64_t chunk =
+        options.chunks.empty() ? in.length : options.chunks[std::min(i, options.chunks.size() - 1)];
+    const int64_t count = std::min(chunk, in.length - position);
+    const Buffer slot = UploadRaw(ops, std::vector<int32_t>{options.slot});
+    const Buffer rows = UploadRaw(ops, std::vector<int64_t>{0, count});
+    const Buffer positions = UploadRaw(ops, std::vector<int64_t>{position});
+    const Buffer tolerance = UploadRaw(ops, std::vector<double>{options.log_tolerance});
+    const BatchView batch{1,
+                          count,
+                          nullptr,
+                          slot.as<int32_t>(),
+                          rows.as<int64_t>(),
+                          positions.as<int64_t>(),
+                          tolerance.as<double>()};
+    p.append.projection =
+        MatrixView{projection.data(), wide, in.length, columns, columns}.Rows(position, count);
+    ops.Append(batch, p.append, kv, nullptr);
+    AttentionParams attention;
+    attention.q = p.append.projection.Columns(0, hidden);
+    attention.out = MatrixView{out.data(), wide, in.length, hidden, hidden}.Rows(position, count);
+    attention.log_sum =
+        MatrixView{log_sum.data(), wide, in.length, in.shape.q_heads, in.shape.q_heads}.Rows(
+            position, count);
+    attention.acp = options.acp;
+    attention.bound = p.bound;
+    attention.blocks_total = counters.as<int64_t>();
+    attention.blocks_skipped = counters.as<int64_t>() + 1;
+    const bool attends = (static_cast<int64_t>(i) + 1) % options.attend_every == 0;
+    if (attends) ops.Attention(batch, attention, kv, nullptr);
+    ops.Evict(batch, {0, options.acp, p.bound, counters.as<int64_t>() + 2}, kv, nullptr);
+    position += count;
+  }
+  HeadOutputs result;
+  result.out.resize(static_cast<size_t>(in.length * hidden));
+  result.log_sum.resize(static_cast<size_t>(in.length * in.shape.q_heads));
+  Download(ops, out, wide, result.out);
+  Download(ops, log_sum, wide, result.log_sum);
+  int64_t counts[3];
+  ops.CopyToHost(counters.data(), sizeof(counts), counts, nullptr);
+  result.blocks_total = counts[0];
+  result.blocks_skipped = counts[1];
+  result.pages_evicted = counts[2];
+  const auto kv_heads = static_cast<size_t>(in.shape.kv_heads);
+  const int64_t list = kv.ListIndex(options.slot, 0, 0);
+  result.first_live.resize(kv_heads);
+  result.max_log_mass.resize(kv_heads);
+  ops.CopyToHost(kv.first_live + list, kv_heads * sizeof(int32_t), result.first_live.data(),
+                 nullptr);
+  ops.CopyToHost(kv.max_log_mass + list, kv_heads * sizeof(double), result.max_log_mass.data(),
+                 nullptr);
+  const int32_t slot = options.slot;
+  ops.Release(&slot, 1, kv, nullptr);
+  return result;
+}
+
+HeadOutputs NaiveAttention(const HeadInputs& in) {
+  const Naive naive(in);
+  const int d = in.shape.head_dim, group = in.shape.q_heads / in.shape.kv_heads;
+  HeadOutputs result;
+  result.out.resize(static_cast<size_t>(in.length * in.shape.hidden()));
+  result.log_sum.resize(static_cast<size_t>(in.length * in.shape.q_heads));
+  for (int h = 0; h < in.shape.q_heads; ++h) {
+    std::vector<std::vector<double>> keys, values;
+    std::vector<double> c;
+    double total = 0;
+    for (int64_t i = 0; i < in.length; ++i) {
+      keys.push_back(naive.Key(i, h / group));
+      values.push_back(naive.Value(i, h / group));
+      c.push_back(total += naive.LogGate(i, h));
+      const std::vector<double> q = naive.Query(i, h);
+      std::vector<double> logits;
+      for (size_t j = 0; j <= static_cast<size_t>(i); ++j) {
+        double dot = 0;
+        for (size_t m = 0; m < q.size(); ++m) dot += q[m] * keys[j][m];
+        logits.push_back(dot / std::sqrt(d) + c.back() - c[j]);
+      }
+      const double top = *std::max_element(logits.begin(), logits.end());
+      double sum = 0;
+      double* out = result.out.data() + i * in.shape.hidden() + h * d;
+      for (size_t j = 0; j < logits.size(); ++j) {
+        const double weight = std::exp(logits[j] - top);
+        sum += weight;
+        for (int m = 0; m < d; ++m) out[m] += weight * values[j][static_cast<size_t>(m)];
+      }
+      for (int m = 0; m < d; ++m) out[m] /= sum;
+      result.log_sum[static_cast<size_t>(i * in.shape.q_heads + h)] = top + std::log(sum);
+    }
+  }
+  return result;
+}
+
+}  // namespace fox::testing

@@ -1,0 +1,84 @@
+// A layer's worth of random projections and a cache to run them through, in chunks, on any backend;
+// and the same attention computed naively in float64. What the kernel tests compare with.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "kernels/paged_kv_storage.h"
+
+namespace fox::testing {
+
+struct HeadShape {
+  int q_heads = 2;
+  int kv_heads = 2;
+  int head_dim = 64;
+  bool k_shift = false;
+  bool v_shift = false;
+  bool qk_norm = true;
+  bool rope = false;
+  int64_t hidden() const { return static_cast<int64_t>(q_heads) * head_dim; }
+  int64_t kv() const { return static_cast<int64_t>(kv_heads) * head_dim; }
+};
+
+// One sequence's inputs: [q | k | v | k_shift | v_shift | fgate] by row, and the constants.
+struct HeadInputs {
+  HeadShape shape;
+  int64_t length = 0;
+  std::vector<double> projection;  // [length, columns()]
+  std::vector<double> q_norm;      // [hidden]
+  std::vector<double> k_norm;      // [kv]
+  std::vector<double> rope_frequency;
+  std::vector<float> bound_diagonal;  // [hidden]
+  std::vector<double> self_logit;     // [q_heads]
+  std::vector<double> any_logit;
+
+  int64_t columns() const {
+    return shape.hidden() + 2 * shape.kv() + (shape.k_shift ? shape.kv_heads : 0) +
+           (shape.v_shift ? shape.kv_heads : 0) + shape.q_heads;
+  }
+  int64_t gate_column() const { return columns() - shape.q_heads; }
+  double& at(int64_t row, int64_t column) {
+    return projection[static_cast<size_t>(row * columns() + column)];
+  }
+  double at(int64_t row, int64_t column) const {
+    return projection[static_cast<size_t>(row * columns() + column)];
+  }
+};
+
+// Gaussian q, k, v, norms around 1, gate logits N(mean, 1) with a mean for each head.
+HeadInputs RandomInputs(const HeadShape& shape, int64_t length, uint64_t seed,
+                        const std::vector<double>& gate_means);
+// The QK-norm bounds of kernels/acp.h from q_norm and k_norm; call after changing those.
+void SetQkNormBounds(HeadInputs& inputs);
+
+struct HeadOutputs {
+  std::vector<double> out;      // [length, hidden]
+  std::vector<double> log_sum;  // [length, q_heads]
+  int64_t blocks_total = 0, blocks_skipped = 0, pages_evicted = 0;
+  std::vector<int32_t> first_live;   // [kv_heads] at the end
+  std::vector<double> max_log_mass;  // [kv_heads]
+};
+
+struct RunOptions {
+  DType dtype = DType::kF64;
+  AcpMode acp = AcpMode::kOff;
+  double log_tolerance = -10;
+  std::vector<int64_t> chunks;  // sizes, the last one repeated; empty: all at once
+  int slot = 0;
+  int64_t attend_every = 1;           // only each n-th chunk attends, the others give zeros
+  const QueryBound* bound = nullptr;  // null: the QK-norm bounds of the inputs
+};
+
+// Runs the whole sequence through Append, Attention and Evict, and releases the slot.
+HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& inputs,
+                     const RunOptions& options);
+// A cache that holds `length` tokens of one layer of these heads, unpruned, in `slots` slots.
+PagedKvShape ShapeFor(const HeadShape& shape, int64_t length, DType dtype, int slots = 1);
+
+// Full attention in float64, straight from the definition.
+HeadOutputs NaiveAttention(const HeadInputs& inputs);
+
+}  // namespace fox::testing
