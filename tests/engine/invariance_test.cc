@@ -129,7 +129,9 @@ TEST_P(Invariance, TokensDoNotDependOnTheSchedule) {
     }
   }
   // Without eviction the small pools are too small; with it the heads may forget fast enough.
-  if (variant.acp == AcpMode::kOff) EXPECT_GT(preemptions, 0);
+  if (variant.acp == AcpMode::kOff) {
+    EXPECT_GT(preemptions, 0);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Invariance,
