@@ -16,7 +16,7 @@ std::vector<size_t> Lengths(const std::vector<std::string>& strings) {
 
 TextAssembler::TextAssembler(const Tokenizer& tokenizer, bool skip_special,
                              const std::vector<std::string>& stops, bool include_stop)
-    : stream_(tokenizer, skip_special),
+    : stream_(tokenizer, skip_special, /*at_text_start=*/false),
       matcher_(stops),
       stop_lengths_(Lengths(stops)),
       include_stop_(include_stop) {}

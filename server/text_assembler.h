@@ -20,6 +20,7 @@ class TextAssembler {
     int stop = -1;  // index of the stop string that ended the text
   };
 
+  // The text continues a prompt: a leading space separates it from there.
   TextAssembler(const Tokenizer& tokenizer, bool skip_special,
                 const std::vector<std::string>& stops, bool include_stop);
 

@@ -166,7 +166,7 @@ def row_of(setting: str, finish: dict[str, Any], page_bytes: int) -> Row:
 
 def log_text(value: float) -> str:
     """A log mass for people; -infinity means that nothing was given up."""
-    return "none" if value == float("-inf") else f"{value:.2f}"
+    return "none" if value == float("-inf") else f"{value:.4f}"
 
 
 def print_table(rows: list[Row]) -> None:
@@ -194,16 +194,15 @@ def page_bytes_of(info: dict[str, Any]) -> int:
 
 def demonstrate(programs: pathlib.Path, model: pathlib.Path, new_tokens: int) -> list[Row]:
     """Runs the servers and returns the table's rows."""
-    long_prompt = ["@" + str(model / "prompt_long.txt"), "--max-tokens", str(new_tokens),
-                   "--seed", "1"]
+    sampling = ["--max-tokens", str(new_tokens), "--temperature", "0.7", "--seed", "1"]
+    long_prompt = ["@" + str(model / "prompt_long.txt"), *sampling]
     tail = (model / "prompt_long.txt").read_text().rstrip()[-200:]
     print("==> Starting fox-server on the embedded model (ACP: certified)", flush=True)
     with Server(programs, model, "certified") as server:
         page_bytes = page_bytes_of(server.info())
         print(f"==> It listens on {server.target}. A short prompt:\n")
         print(SHORT_PROMPT, end="", flush=True)
-        server.generate([SHORT_PROMPT, "--max-tokens", str(new_tokens), "--seed", "1"],
-                        show=True)
+        server.generate([SHORT_PROMPT, *sampling], show=True)
         print("\n\n==> A long prompt (two chapters of a novel it has not read), which ends:\n")
         print("..." + tail, end="", flush=True)
         rows = [row_of("certified", server.generate(long_prompt, show=True), page_bytes)]

@@ -88,6 +88,7 @@ absl::Status BenchFlags::Parse(const std::vector<std::string>& arguments,
                                const std::string& command) {
   std::string length_list = "512,1024,2048,4096,8192", batch_list = "1,2,4,8";
   std::string context_list = "512,2048,8192", mode_list = "off,paper,certified";
+  model.model = std::string(FOX_SOURCE_DIR) + "/models/demo";
   FlagSet set;
   model.Register(set);
   set.Group("Benchmark");

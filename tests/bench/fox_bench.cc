@@ -1,6 +1,7 @@
 // fox-bench: measures serving's work on this machine against the machine's own peaks, measured in
 // the same run. Every row: median and spread, the floor from counted bytes and multiplications,
-// and measured / floor. One file for each benchmark.
+// and measured / floor. One file for each benchmark; without arguments, all of them on the demo
+// model.
 #include <cstdio>
 #include <fstream>
 #include <functional>
@@ -8,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cpu/openmp_spin.h"
 #include "tests/bench/bench_session.h"
 
 namespace {
@@ -16,12 +18,12 @@ using Benchmark = std::function<absl::Status(fox::BenchSession&)>;
 
 constexpr int kConfigError = 78;  // EX_CONFIG
 constexpr char kUsage[] =
-    "usage: fox-bench COMMAND --model DIR [flags]     (fox-bench COMMAND --help lists them)\n"
+    "usage: fox-bench [COMMAND] [flags]     (fox-bench COMMAND --help lists them)\n"
     "  prefill  prompts by length and bound, and where the time goes\n"
     "  decode   steps by batch size, context and bound\n"
     "  linear   the model's matrix products alone\n"
     "  memory   KV bytes by context and bound\n"
-    "  all      these four\n";
+    "  all      these four, and what runs without a command\n";
 
 absl::Status RunAll(const std::vector<Benchmark>& benchmarks, const std::string& command,
                     const std::vector<std::string>& arguments) {
@@ -42,21 +44,27 @@ absl::Status RunAll(const std::vector<Benchmark>& benchmarks, const std::string&
 }  // namespace
 
 int main(int argc, char** argv) {
+  fox::UseShortOpenMpSpins(argv);
   const std::vector<std::pair<std::string, Benchmark>> benchmarks = {{"prefill", fox::BenchPrefill},
                                                                      {"decode", fox::BenchDecode},
                                                                      {"linear", fox::BenchLinear},
                                                                      {"memory", fox::BenchMemory}};
-  const std::string name = argc > 1 ? argv[1] : "";
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  std::string name = "all";
+  const bool asked = !arguments.empty() && (arguments[0] == "--help" || arguments[0] == "-h");
+  if (!arguments.empty() && (asked || arguments[0].rfind("--", 0) != 0)) {
+    name = arguments[0];
+    arguments.erase(arguments.begin());
+  }
   std::vector<Benchmark> chosen;
   for (const auto& [key, benchmark] : benchmarks) {
     if (name == key || name == "all") chosen.push_back(benchmark);
   }
   if (chosen.empty()) {
-    const bool asked = name == "--help" || name == "-h" || name == "help";
     std::fputs(kUsage, asked ? stdout : stderr);
     return asked ? 0 : 2;
   }
-  const absl::Status status = RunAll(chosen, "fox-bench " + name, {argv + 2, argv + argc});
+  const absl::Status status = RunAll(chosen, "fox-bench " + name, arguments);
   if (status.ok()) return 0;
   std::fprintf(stderr, "fox-bench %s: %s\n", name.c_str(), std::string(status.message()).c_str());
   return kConfigError;

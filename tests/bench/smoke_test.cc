@@ -66,7 +66,8 @@ TEST(FoxBenchTest, AllOnATinyModel) {
 
 TEST(FoxBenchTest, MisuseIsToldInOneLine) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
-      {{"decode"}, "--model is required"},
+      {{"decode", "--model="}, "--model is required"},
+      {{"--lengths=0"}, "--lengths"},
       {{"decode", "--model", kTiny, "--batch-size", "1"}, "--batch-sizes"},
       {{"decode", "--model", kTiny, "--contexts", "12,x"}, "--contexts"},
       {{"decode", "--model", kTiny, "--modes", "of"}, "--modes"},
