@@ -2,7 +2,9 @@
 // A page is folded into the running sums the moment it is full, from what is stored in it, in
 // float64: so summaries depend on the tokens alone. See acp.h for what they mean; evict.cc uses
 // them.
+#include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/acp.h"
@@ -14,6 +16,8 @@
 
 namespace fox {
 namespace {
+
+constexpr int kMaxHeadDim = 256;
 
 // One sequence's share of the batch.
 struct Rows {
@@ -52,6 +56,7 @@ class Appender {
  public:
   Appender(const BatchView& batch, const AppendParams& params, const PagedKv& kv)
       : batch_(batch), params_(params), kv_(kv), shape_(kv.shape), d_(kv.shape.head_dim) {
+    FOX_CHECK(d_ <= kMaxHeadDim);
     if (params.rope_frequency != nullptr) MakeRotations();
   }
 
@@ -124,11 +129,14 @@ class Appender {
   // RMS over head_dim, then the head's weights.
   void Normalize(const void* weights, int head, T* x) const {
     const T* weight = static_cast<const T*>(weights) + static_cast<int64_t>(head) * d_;
-    T square = 0;
-    for (int m = 0; m < d_; ++m) square += x[m] * x[m];
-    const T scale =
-        T(1) / std::sqrt(square / static_cast<T>(d_) + static_cast<T>(params_.qk_norm_eps));
-    for (int m = 0; m < d_; ++m) x[m] = x[m] * scale * weight[m];
+    if constexpr (std::is_same_v<T, float>) {
+      SelectIsaKernels().rms_norm(x, weight, d_, static_cast<float>(params_.qk_norm_eps), x);
+    } else {
+      T square = 0;
+      for (int m = 0; m < d_; ++m) square += x[m] * x[m];
+      const T scale = T(1) / std::sqrt(square / static_cast<T>(d_) + params_.qk_norm_eps);
+      for (int m = 0; m < d_; ++m) x[m] = x[m] * scale * weight[m];
+    }
   }
 
   // cos and sin of every row's angles, once for all heads.
@@ -167,11 +175,10 @@ class Appender {
         kv_.Table(kv_.ListIndex(slot, params_.layer, kv_head))[position / kPageTokens];
     const int token = static_cast<int>(position % kPageTokens);
     P* keys = KeysOf<P>(kv_, page) + token;
-    P* values = ValuesOf<P>(kv_, page) + static_cast<int64_t>(token) * d_;
-    for (int m = 0; m < d_; ++m) {
-      keys[static_cast<int64_t>(m) * kPageTokens] = P(key[m]);
-      values[m] = P(value[m]);
-    }
+    P rounded[kMaxHeadDim];
+    Round(key, d_, rounded);
+    for (int m = 0; m < d_; ++m) keys[static_cast<int64_t>(m) * kPageTokens] = rounded[m];
+    Round(value, d_, ValuesOf<P>(kv_, page) + static_cast<int64_t>(token) * d_);
     for (int g = 0; g < shape_.group(); ++g) {
       const int head = kv_head * shape_.group() + g;
       double& c = kv_.c[kv_.HeadIndex(slot, params_.layer, head)];
@@ -180,6 +187,11 @@ class Appender {
       c += LogGate(row, head);
       LocalGateOf<T>(kv_, page, g)[token] = static_cast<T>(c - base);
     }
+  }
+
+  static void Round(const T* in, int count, T* out) { std::copy_n(in, count, out); }
+  static void Round(const float* in, int count, BFloat16* out) {
+    SelectIsaKernels().narrow(in, count, &out->bits);
   }
 
   double LogGate(int64_t row, int head) const {

@@ -28,33 +28,27 @@ void DispatchWide(DType dtype, const Body& body) {
   }
 }
 
-template <typename T>
-T InverseRms(const T* x, int64_t count, double eps) {
-  // Eight partial sums: fast, and more exact than one.
-  T part[8] = {};
-  for (int64_t i = 0; i < count; ++i) part[i % 8] += x[i] * x[i];
-  T square = 0;
-  for (T p : part) square += p;
-  return T(1) / std::sqrt(square / static_cast<T>(count) + static_cast<T>(eps));
+void NormRow(const float* x, const float* weight, int64_t count, double eps, float* out) {
+  SelectIsaKernels().rms_norm(x, weight, count, static_cast<float>(eps), out);
 }
 
-template <typename T>
-T Sigmoid(T x) {
-  const T e = std::exp(x < 0 ? x : -x);
-  return (x < 0 ? e : T(1)) / (T(1) + e);
+void NormRow(const double* x, const double* weight, int64_t count, double eps, double* out) {
+  double square = 0;
+  for (int64_t i = 0; i < count; ++i) square += x[i] * x[i];
+  const double scale = 1 / std::sqrt(square / static_cast<double>(count) + eps);
+  for (int64_t i = 0; i < count; ++i) out[i] = x[i] * scale * weight[i];
 }
 
-void GatedRow(const float* gate, const float* up, int64_t count, bool silu, float* out) {
-  if (silu) {
-    SelectIsaKernels().silu_mul(gate, up, count, out);
-    return;
-  }
-  for (int64_t i = 0; i < count; ++i) out[i] = Sigmoid(gate[i]) * up[i];
+void GatedRow(const float* gate, const float* x, int64_t count, bool silu, float* out) {
+  const IsaKernels& isa = SelectIsaKernels();
+  (silu ? isa.silu_mul : isa.sigmoid_mul)(gate, x, count, out);
 }
 
-void GatedRow(const double* gate, const double* up, int64_t count, bool silu, double* out) {
+void GatedRow(const double* gate, const double* x, int64_t count, bool silu, double* out) {
   for (int64_t i = 0; i < count; ++i) {
-    out[i] = (silu ? gate[i] : 1.0) * Sigmoid(gate[i]) * up[i];
+    const double e = std::exp(-std::abs(gate[i]));
+    const double sigmoid = (gate[i] < 0 ? e : 1.0) / (1.0 + e);
+    out[i] = (silu ? gate[i] : 1.0) * sigmoid * x[i];
   }
 }
 
@@ -82,12 +76,8 @@ void CpuOps::RmsNorm(const MatrixView& in, const void* weight, double eps, const
   DispatchWide(in.dtype, [&](auto wide) {
     using T = decltype(wide);
     const T* w = static_cast<const T*>(weight);
-    ParallelFor(in.rows, in.rows * in.cols > kParallelElements, [&](int64_t r) {
-      const T* x = RowOf<T>(in, r);
-      T* y = RowOf<T>(out, r);
-      const T scale = InverseRms(x, in.cols, eps);
-      for (int64_t i = 0; i < in.cols; ++i) y[i] = x[i] * scale * w[i];
-    });
+    ParallelFor(in.rows, in.rows * in.cols > kParallelElements,
+                [&](int64_t r) { NormRow(RowOf<T>(in, r), w, in.cols, eps, RowOf<T>(out, r)); });
   });
 }
 
@@ -99,8 +89,7 @@ void CpuOps::OutputGate(const MatrixView& o, int head_dim, const void* norm, dou
     ParallelFor(o.rows, o.rows * o.cols > kParallelElements, [&](int64_t r) {
       T* x = RowOf<T>(o, r);
       for (int64_t first = 0; weight != nullptr && first < o.cols; first += head_dim) {
-        const T scale = InverseRms(x + first, head_dim, eps);
-        for (int64_t i = first; i < first + head_dim; ++i) x[i] = x[i] * scale * weight[i];
+        NormRow(x + first, weight + first, head_dim, eps, x + first);
       }
       if (gate.empty()) return;
       GatedRow(RowOf<T>(gate, r), x, o.cols, silu, x);

@@ -63,8 +63,11 @@ struct IsaKernels {
   void (*gemm_panel_f64)(const GemmPanel<double>&);
   void (*widen)(const uint16_t* bf16, int64_t count, float* out);
   void (*narrow)(const float* in, int64_t count, uint16_t* bf16);  // round to nearest even
-  // out = silu(gate) * up
-  void (*silu_mul)(const float* gate, const float* up, int64_t count, float* out);
+  // out = gate * sigmoid(gate) * x, and out = sigmoid(gate) * x; out may be x.
+  void (*silu_mul)(const float* gate, const float* x, int64_t count, float* out);
+  void (*sigmoid_mul)(const float* gate, const float* x, int64_t count, float* out);
+  // out = x / sqrt(mean(x^2) + eps) * weight; out may be x.
+  void (*rms_norm)(const float* x, const float* weight, int64_t count, float eps, float* out);
 };
 
 // The best set that this machine runs.
