@@ -67,6 +67,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
   auto ops = std::make_unique<CpuOps>(CpuOptions{*dtype, config.plain_gemm, config.threads});
   const DType wide = *dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   FoxWeights weights = LoadWeights(*checkpoint, *ops, wide, config.progress);
+  // A file that changed while it was read gave weights that nobody checked.
+  if (absl::Status status = checkpoint->CheckUnchanged(); !status.ok()) return status;
   return std::make_unique<ModelRunner>(std::move(ops), std::move(weights), options);
 }
 

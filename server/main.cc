@@ -13,7 +13,6 @@
 #include "absl/strings/str_cat.h"
 #include "engine/engine_factory.h"
 #include "google/protobuf/stubs/logging.h"
-#include "kernels/cpu/openmp_spin.h"
 #include "server/grpc_server.h"
 #include "server/server_core.h"
 #include "server/server_flags.h"
@@ -172,6 +171,5 @@ int Main(const std::vector<std::string>& arguments) {
 }  // namespace fox
 
 int main(int argc, char** argv) {
-  fox::UseShortOpenMpSpins(argv);
   return fox::Main(std::vector<std::string>(argv + 1, argv + argc));
 }

@@ -5,7 +5,6 @@
 #include <map>
 
 #include "engine/tools/eval_command.h"
-#include "kernels/cpu/openmp_spin.h"
 
 namespace {
 
@@ -20,7 +19,6 @@ constexpr char kUsage[] =
 }  // namespace
 
 int main(int argc, char** argv) {
-  fox::UseShortOpenMpSpins(argv);
   const std::map<std::string, std::function<absl::Status(const fox::Arguments&)>> commands = {
       {"logits", fox::EvalLogits},
       {"greedy", fox::EvalGreedy},

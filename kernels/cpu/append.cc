@@ -11,7 +11,6 @@
 #include "kernels/core/check.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/page_access.h"
-#include "kernels/cpu/parallel.h"
 #include "kernels/cpu/query_bound.h"
 
 namespace fox {
@@ -272,7 +271,7 @@ void CpuOps::Append(const BatchView& batch, const AppendParams& params, const Pa
   DispatchPageType(kv.shape.dtype, [&](auto wide, auto page) {
     const Appender<decltype(wide), decltype(page)> appender(batch, params, kv);
     const int64_t heads = kv.shape.kv_heads;
-    ParallelFor(batch.num_seqs * heads, params.projection.rows * heads > 64, [&](int64_t i) {
+    pool_.ForEach(batch.num_seqs * heads, params.projection.rows * heads > 64, [&](int64_t i) {
       appender.Run(static_cast<int>(i / heads), static_cast<int>(i % heads));
     });
   });

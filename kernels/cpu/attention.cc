@@ -12,7 +12,6 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/isa/isa_kernels.h"
 #include "kernels/cpu/page_access.h"
-#include "kernels/cpu/parallel.h"
 
 namespace fox {
 namespace {
@@ -48,11 +47,15 @@ std::vector<Block> SplitIntoBlocks(const BatchView& batch) {
 template <typename T>
 class WidePage {
  public:
-  explicit WidePage(int head_dim)
-      : d_(head_dim),
-        padded_(PaddedDim(head_dim)),
-        keys_(static_cast<size_t>(d_) * kPageTokens),
-        values_(static_cast<size_t>(padded_) * kPageTokens) {}
+  // The calling thread's own, with room for `head_dim`.
+  static WidePage& OfThread(int head_dim) {
+    static thread_local WidePage page;
+    page.d_ = head_dim;
+    page.padded_ = PaddedDim(head_dim);
+    page.keys_.resize(static_cast<size_t>(page.d_) * kPageTokens);
+    page.values_.resize(static_cast<size_t>(page.padded_) * kPageTokens);
+    return page;
+  }
 
   template <typename P>
   void Load(const PagedKv& kv, int32_t page, int valid) {
@@ -65,7 +68,11 @@ class WidePage {
     if (padded_ == d_) {
       Widen(values, static_cast<int64_t>(d_) * valid, values_.data());
     } else {
-      for (int j = 0; j < valid; ++j) Widen(values + j * d_, d_, values_.data() + j * padded_);
+      for (int j = 0; j < valid; ++j) {
+        T* row = values_.data() + j * padded_;
+        Widen(values + j * d_, d_, row);
+        std::fill(row + d_, row + padded_, T(0));
+      }
     }
     std::fill_n(values_.data() + static_cast<int64_t>(valid) * padded_,
                 static_cast<int64_t>(kPageTokens - valid) * padded_, T(0));
@@ -79,7 +86,7 @@ class WidePage {
   }
   static void Widen(const T* in, int64_t count, T* out) { std::copy_n(in, count, out); }
 
-  int d_, padded_;
+  int d_ = 0, padded_ = 0;
   std::vector<T> keys_, values_;
 };
 
@@ -111,7 +118,7 @@ class BlockAttention {
         page_(static_cast<int>(block.position / kPageTokens)),
         log_eps_(params.acp == AcpMode::kOff ? -std::numeric_limits<double>::infinity()
                                              : batch.log_tolerance[block.seq]),
-        wide_(d_),
+        wide_(WidePage<T>::OfThread(d_)),
         out_(static_cast<size_t>(block.count) * static_cast<size_t>(kv.shape.group()) *
              static_cast<size_t>(PaddedDim(d_))) {}
 
@@ -251,7 +258,7 @@ class BlockAttention {
   const int32_t* table_;
   const int page_;  // the rows' own page
   const double log_eps_;
-  WidePage<T> wide_;
+  WidePage<T>& wide_;
   std::vector<T> out_;
   std::vector<Walker<T>> walkers_;
 };
@@ -271,7 +278,7 @@ void CpuOps::Attention(const BatchView& batch, const AttentionParams& params, co
   const int64_t heads = kv.shape.kv_heads;
   const int64_t count = static_cast<int64_t>(blocks.size()) * heads;
   DispatchPageType(kv.shape.dtype, [&](auto wide, auto page) {
-    ParallelFor(count, true, [&](int64_t i) {
+    pool_.ForEach(count, true, [&](int64_t i) {
       // The last blocks see the most pages: longest first balances best.
       const Block& block = blocks[static_cast<size_t>((count - 1 - i) / heads)];
       BlockAttention<decltype(wide), decltype(page)> attention(batch, params, kv, block,

@@ -1,10 +1,11 @@
 // CpuOps: memory, threads and the choice of matrix product; the arithmetic is in the files beside.
 #include "kernels/cpu/cpu_ops.h"
 
-#include <omp.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "kernels/core/check.h"
 #include "kernels/cpu/isa/isa_kernels.h"
@@ -12,25 +13,26 @@
 namespace fox {
 namespace {
 
-std::unique_ptr<Gemm> MakeGemm(const CpuOptions& options) {
+std::unique_ptr<Gemm> MakeGemm(const CpuOptions& options, ThreadPool& pool) {
 #ifdef FOX_ONEDNN
-  if (!options.plain_gemm && options.dtype != DType::kF64) return MakeOneDnnGemm(options.dtype);
+  if (!options.plain_gemm && options.dtype != DType::kF64)
+    return MakeOneDnnGemm(options.dtype, pool);
 #endif
-  return MakePlainGemm(options.dtype);
+  return MakePlainGemm(options.dtype, pool);
 }
 
 }  // namespace
 
 CpuOps::CpuOps(const CpuOptions& options)
-    : gemm_(MakeGemm(options)),
-      threads_(options.threads > 0 ? options.threads : omp_get_num_procs()) {
-  // OpenMP keeps this per calling thread; Linear renews it on the thread that runs the model.
-  omp_set_num_threads(threads_);
-}
+    : pool_(options.threads > 0
+                ? options.threads
+                : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))),
+      gemm_(MakeGemm(options, pool_)) {}
 
 std::string CpuOps::Description() const {
-  return "cpu (" + std::to_string(threads_) + (threads_ == 1 ? " thread, " : " threads, ") +
-         gemm_->Name() + ", attention " + SelectIsaKernels().name + ")";
+  return "cpu (" + std::to_string(pool_.threads()) +
+         (pool_.threads() == 1 ? " thread, " : " threads, ") + gemm_->Name() + ", attention " +
+         SelectIsaKernels().name + ")";
 }
 
 // Anonymous mappings are zeroed and take memory only where touched.
@@ -55,7 +57,6 @@ std::unique_ptr<PackedWeight> CpuOps::Pack(const MatrixView& weight) { return ge
 void CpuOps::Linear(const MatrixView& in, const PackedWeight& weight, const void* bias,
                     bool accumulate, const MatrixView& out, Stream) {
   if (in.rows == 0) return;
-  if (omp_get_max_threads() != threads_) omp_set_num_threads(threads_);
   gemm_->Multiply(in, weight, bias, accumulate, out);
 }
 

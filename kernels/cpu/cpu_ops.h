@@ -1,6 +1,6 @@
 // CpuOps: the CPU backend; embedded default, and the oracle of every kernel test. Parallel over
-// OpenMP's threads; the stream is ignored. The operations live in append.cc, attention.cc, evict.cc
-// and elementwise.cc.
+// a pool of its own; the stream is ignored. The operations live in append.cc, attention.cc,
+// evict.cc and elementwise.cc.
 #pragma once
 
 #include <memory>
@@ -47,8 +47,8 @@ class CpuOps : public Ops {
                 Stream stream) override;
 
  private:
+  ThreadPool pool_;
   std::unique_ptr<Gemm> gemm_;
-  int threads_;
 };
 
 // Whether bf16 weights run here at bf16 speed; where not, f32 is the better choice.

@@ -8,7 +8,6 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/isa/isa_kernels.h"
 #include "kernels/cpu/load_element.h"
-#include "kernels/cpu/parallel.h"
 
 namespace fox {
 namespace {
@@ -76,8 +75,8 @@ void CpuOps::RmsNorm(const MatrixView& in, const void* weight, double eps, const
   DispatchWide(in.dtype, [&](auto wide) {
     using T = decltype(wide);
     const T* w = static_cast<const T*>(weight);
-    ParallelFor(in.rows, in.rows * in.cols > kParallelElements,
-                [&](int64_t r) { NormRow(RowOf<T>(in, r), w, in.cols, eps, RowOf<T>(out, r)); });
+    pool_.ForEach(in.rows, in.rows * in.cols > kParallelElements,
+                  [&](int64_t r) { NormRow(RowOf<T>(in, r), w, in.cols, eps, RowOf<T>(out, r)); });
   });
 }
 
@@ -86,7 +85,7 @@ void CpuOps::OutputGate(const MatrixView& o, int head_dim, const void* norm, dou
   DispatchWide(o.dtype, [&](auto wide) {
     using T = decltype(wide);
     const T* weight = static_cast<const T*>(norm);
-    ParallelFor(o.rows, o.rows * o.cols > kParallelElements, [&](int64_t r) {
+    pool_.ForEach(o.rows, o.rows * o.cols > kParallelElements, [&](int64_t r) {
       T* x = RowOf<T>(o, r);
       for (int64_t first = 0; weight != nullptr && first < o.cols; first += head_dim) {
         NormRow(x + first, weight + first, head_dim, eps, x + first);
@@ -100,7 +99,7 @@ void CpuOps::OutputGate(const MatrixView& o, int head_dim, const void* norm, dou
 void CpuOps::GatedAct(const MatrixView& gate_up, bool silu, const MatrixView& out, Stream) {
   DispatchWide(out.dtype, [&](auto wide) {
     using T = decltype(wide);
-    ParallelFor(out.rows, out.rows * out.cols > kParallelElements, [&](int64_t r) {
+    pool_.ForEach(out.rows, out.rows * out.cols > kParallelElements, [&](int64_t r) {
       const T* gate = RowOf<T>(gate_up, r);
       GatedRow(gate, gate + out.cols, out.cols, silu, RowOf<T>(out, r));
     });

@@ -7,11 +7,12 @@
 #include <string>
 
 #include "kernels/core/matrix_view.h"
+#include "kernels/cpu/thread_pool.h"
 #include "kernels/ops.h"
 
 namespace fox {
 
-// One thread calls; work is spread over OpenMP's threads.
+// One thread calls; work is spread over the pool, which must outlive the product.
 class Gemm {
  public:
   virtual ~Gemm() = default;
@@ -23,10 +24,10 @@ class Gemm {
 };
 
 // `weight_dtype`: f64 or f32; bf16 weights are rounded to bf16 and multiplied in f32.
-std::unique_ptr<Gemm> MakePlainGemm(DType weight_dtype);
+std::unique_ptr<Gemm> MakePlainGemm(DType weight_dtype, ThreadPool& pool);
 
 // `weight_dtype`: f32, or bf16 (inputs rounded to bf16, float32 sums) where OneDnnHasBf16().
-std::unique_ptr<Gemm> MakeOneDnnGemm(DType weight_dtype);
+std::unique_ptr<Gemm> MakeOneDnnGemm(DType weight_dtype, ThreadPool& pool);
 bool OneDnnHasBf16();
 
 }  // namespace fox

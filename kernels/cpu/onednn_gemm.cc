@@ -1,5 +1,9 @@
 // Matrix products by oneDNN, 2.x and 3.x. Weights are reordered once into the layout the library
 // asks for; primitives cost 0.1-0.3 ms to make, so they are kept by shape.
+#include <omp.h>
+
+#include <algorithm>
+#include <cstring>
 #include <dnnl.hpp>
 #include <map>
 #include <tuple>
@@ -9,7 +13,6 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/isa/isa_kernels.h"
 #include "kernels/cpu/load_element.h"
-#include "kernels/cpu/parallel.h"
 
 namespace fox {
 namespace {
@@ -34,55 +37,88 @@ memory::data_type TypeOf(DType dtype) {
   return dtype == DType::kBF16 ? memory::data_type::bf16 : memory::data_type::f32;
 }
 
+// The whole weight, for many rows; and slices of its outputs, one for each thread, for few rows.
 class OneDnnWeight : public PackedWeight {
  public:
-  OneDnnWeight(int64_t out, int64_t in, memory packed)
-      : PackedWeight(out, in, packed.get_desc().get_size()), packed_(std::move(packed)) {}
-  const memory& packed() const { return packed_; }
+  struct Slice {
+    int64_t first;  // output
+    int64_t count;
+    memory packed;  // lies inside the whole where the layout allows it
+  };
+  OneDnnWeight(int64_t out, int64_t in, memory whole, std::vector<Slice> slices)
+      : PackedWeight(out, in, whole.get_desc().get_size()),
+        whole_(std::move(whole)),
+        slices_(std::move(slices)) {}
+  const memory& whole() const { return whole_; }
+  const std::vector<Slice>& slices() const { return slices_; }
 
  private:
-  memory packed_;
+  memory whole_;
+  std::vector<Slice> slices_;
 };
 
-// rows, in, out, input row stride, output row stride, accumulate
-using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool>;
+// rows, in, out, input row stride, accumulate; outputs are dense.
+using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, bool>;
+
+// What one thread's share needs: oneDNN runs on that thread alone, so that all waiting is done by
+// our own pool (libgomp's barriers make short steps slow on a machine that does anything else).
+struct Lane {
+  Lane() : stream(CpuEngine()) {}
+  struct Prepared {
+    dnnl::matmul primitive;
+    memory::desc scratchpad;
+  };
+  dnnl::stream stream;
+  std::map<Shape, Prepared> primitives;
+  memory scratchpad;           // the largest so far
+  std::vector<float> product;  // of a slice, where its outputs are not dense
+};
 
 class OneDnnGemm : public Gemm {
  public:
-  explicit OneDnnGemm(DType dtype) : dtype_(dtype), stream_(CpuEngine()) {}
+  OneDnnGemm(DType dtype, ThreadPool& pool)
+      : dtype_(dtype), pool_(pool), lanes_(static_cast<size_t>(pool.threads())) {}
 
   std::string Name() const override { return std::string("oneDNN ") + NameOf(dtype_); }
 
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override {
     const int64_t out = weight.rows, in = weight.cols;
-    memory plain(memory::desc({in, out}, memory::data_type::f32, memory::dims{1, in}), CpuEngine());
-    float* rows = static_cast<float*>(plain.get_data_handle());
-    for (int64_t n = 0; n < out; ++n) LoadElements(weight, n, rows + n * in);
-    // The layout the library picks for many rows serves single rows as well.
-    memory packed(WeightDesc(in, out), CpuEngine());
-    dnnl::reorder(plain, packed).execute(stream_, plain, packed);
-    stream_.wait();
-    return std::make_unique<OneDnnWeight>(out, in, std::move(packed));
+    memory whole = Reordered(weight);
+    const int64_t count = std::clamp<int64_t>(out / kSliceUnit, 1, pool_.threads());
+    const int64_t width = (out + count * kSliceUnit - 1) / (count * kSliceUnit) * kSliceUnit;
+    std::vector<OneDnnWeight::Slice> slices;
+    size_t offset = 0;
+    for (int64_t first = 0; first < out; first += width) {
+      const int64_t outputs = std::min(width, out - first);
+      memory slice = Reordered(weight.Rows(first, outputs));
+      // Blocks of outputs usually follow one another, and the slice is a part of the whole.
+      auto* inside = static_cast<std::byte*>(whole.get_data_handle()) + offset;
+      const size_t bytes = slice.get_desc().get_size();
+      offset += bytes;
+      if (offset <= whole.get_desc().get_size() &&
+          std::memcmp(inside, slice.get_data_handle(), bytes) == 0) {
+        slice = memory(slice.get_desc(), CpuEngine(), inside);
+      }
+      slices.push_back({first, outputs, std::move(slice)});
+    }
+    return std::make_unique<OneDnnWeight>(out, in, std::move(whole), std::move(slices));
   }
 
   void Multiply(const MatrixView& in, const PackedWeight& weight, const void* bias, bool accumulate,
                 const MatrixView& out) override {
     FOX_CHECK(in.cols == weight.in() && out.cols == weight.out() && in.rows == out.rows);
-    const void* input = in.data;
-    int64_t stride = in.row_stride;
+    FOX_CHECK(out.row_stride == out.cols);
+    MatrixView input = in;
     if (dtype_ == DType::kBF16) {
-      input = Narrowed(in);
-      stride = in.cols;
+      input = {Narrowed(in), dtype_, in.rows, in.cols, in.cols};
     }
-    const Shape shape(in.rows, in.cols, out.cols, stride, out.row_stride, accumulate);
-    const dnnl::matmul& primitive = Primitive(shape);
-    const auto& packed = static_cast<const OneDnnWeight&>(weight).packed();
-    memory src(SrcDesc(shape), CpuEngine(), const_cast<void*>(input));
-    memory dst(DstDesc(shape), CpuEngine(), out.data);
-    primitive.execute(stream_,
-                      {{DNNL_ARG_SRC, src}, {DNNL_ARG_WEIGHTS, packed}, {DNNL_ARG_DST, dst}});
-    stream_.wait();
-    if (bias != nullptr) AddBias(static_cast<const float*>(bias), out);
+    const auto& packed = static_cast<const OneDnnWeight&>(weight);
+    const auto* row_bias = static_cast<const float*>(bias);
+    if (in.rows >= kManyRows) {
+      MultiplyByRows(input, packed, row_bias, accumulate, out);
+    } else {
+      MultiplyBySlices(input, packed, row_bias, accumulate, out);
+    }
   }
 
  private:
@@ -91,57 +127,139 @@ class OneDnnGemm : public Gemm {
   }
   static memory::desc DstDesc(const Shape& s) {
     return {
-        {std::get<0>(s), std::get<2>(s)}, memory::data_type::f32, memory::dims{std::get<4>(s), 1}};
+        {std::get<0>(s), std::get<2>(s)}, memory::data_type::f32, memory::dims{std::get<2>(s), 1}};
   }
 
-  memory::desc WeightDesc(int64_t in, int64_t out) {
+  // The layout the library picks for many rows serves single rows as well.
+  memory::desc WeightDesc(int64_t in, int64_t out) const {
     constexpr int64_t kTypicalRows = 256;
-    const Shape shape(kTypicalRows, in, out, in, out, false);
+    const Shape shape(kTypicalRows, in, out, in, false);
     const memory::desc any({in, out}, TypeOf(dtype_), memory::format_tag::any);
     return MatmulDesc(SrcDesc(shape), any, DstDesc(shape), {}).weights_desc();
   }
 
-  const dnnl::matmul& Primitive(const Shape& shape) {
-    auto found = primitives_.find(shape);
-    if (found != primitives_.end()) return found->second;
-    if (primitives_.size() >= kMaxPrimitives) primitives_.clear();
-    const std::pair<int64_t, int64_t> dims(std::get<1>(shape), std::get<2>(shape));
-    auto desc = weight_descs_.find(dims);
-    if (desc == weight_descs_.end()) {
-      desc = weight_descs_.emplace(dims, WeightDesc(dims.first, dims.second)).first;
-    }
+  // OpenMP keeps its thread count per calling thread.
+  static void RunAlone() {
+    if (omp_get_max_threads() != 1) omp_set_num_threads(1);
+  }
+
+  memory Reordered(const MatrixView& rows) {
+    RunAlone();
+    const int64_t in = rows.cols;
+    memory plain(memory::desc({in, rows.rows}, memory::data_type::f32, memory::dims{1, in}),
+                 CpuEngine());
+    float* to = static_cast<float*>(plain.get_data_handle());
+    for (int64_t n = 0; n < rows.rows; ++n) LoadElements(rows, n, to + n * in);
+    memory packed(WeightDesc(in, rows.rows), CpuEngine());
+    std::memset(packed.get_data_handle(), 0, packed.get_desc().get_size());
+    dnnl::stream& stream = lanes_[0].stream;
+    dnnl::reorder(plain, packed).execute(stream, plain, packed);
+    stream.wait();
+    return packed;
+  }
+
+  // Every thread a share of the rows, with the whole weight.
+  void MultiplyByRows(const MatrixView& in, const OneDnnWeight& weight, const float* bias,
+                      bool accumulate, const MatrixView& out) {
+    const int64_t shares = static_cast<int64_t>(lanes_.size());
+    const int64_t width = (in.rows + shares - 1) / shares;
+    pool_.ForEach(shares, true, [&](int64_t i) {
+      const int64_t first = std::min(i * width, in.rows), count = std::min(width, in.rows - first);
+      if (count == 0) return;
+      const MatrixView part = out.Rows(first, count);
+      Execute(lanes_[static_cast<size_t>(i)], in.Rows(first, count), weight.whole(), accumulate,
+              part);
+      if (bias != nullptr) AddTo(part, bias, 0);
+    });
+  }
+
+  // Every thread a share of the outputs, so that the weight is read once.
+  void MultiplyBySlices(const MatrixView& in, const OneDnnWeight& weight, const float* bias,
+                        bool accumulate, const MatrixView& out) {
+    const auto& slices = weight.slices();
+    pool_.ForEach(static_cast<int64_t>(slices.size()), true, [&](int64_t i) {
+      const OneDnnWeight::Slice& slice = slices[static_cast<size_t>(i)];
+      Lane& lane = lanes_[static_cast<size_t>(i)];
+      const MatrixView part = out.Columns(slice.first, slice.count);
+      if (in.rows == 1 || slices.size() == 1) {
+        Execute(lane, in, slice.packed, accumulate,
+                {part.data, part.dtype, in.rows, part.cols, part.cols});
+      } else {
+        // The library's fast paths want dense outputs.
+        lane.product.resize(static_cast<size_t>(in.rows * slice.count));
+        const MatrixView dense{lane.product.data(), DType::kF32, in.rows, slice.count, slice.count};
+        Execute(lane, in, slice.packed, false, dense);
+        for (int64_t r = 0; !accumulate && r < part.rows; ++r) {
+          std::fill_n(static_cast<float*>(part.Rows(r, 1).data), part.cols, 0.0f);
+        }
+        AddTo(part, lane.product.data(), slice.count);
+      }
+      if (bias != nullptr) AddTo(part, bias + slice.first, 0);
+    });
+  }
+
+  // out dense.
+  void Execute(Lane& lane, const MatrixView& in, const memory& weight, bool accumulate,
+               const MatrixView& out) const {
+    RunAlone();
+    const Shape shape(in.rows, in.cols, out.cols, in.row_stride, accumulate);
+    const Lane::Prepared& prepared = Prepare(lane, shape, weight.get_desc());
+    memory src(SrcDesc(shape), CpuEngine(), in.data);
+    memory dst(DstDesc(shape), CpuEngine(), out.data);
+    memory scratchpad(
+        prepared.scratchpad, CpuEngine(),
+        prepared.scratchpad.get_size() > 0 ? lane.scratchpad.get_data_handle() : nullptr);
+    prepared.primitive.execute(lane.stream, {{DNNL_ARG_SRC, src},
+                                             {DNNL_ARG_WEIGHTS, weight},
+                                             {DNNL_ARG_DST, dst},
+                                             {DNNL_ARG_SCRATCHPAD, scratchpad}});
+    lane.stream.wait();
+  }
+
+  const Lane::Prepared& Prepare(Lane& lane, const Shape& shape, const memory::desc& weight) const {
+    auto found = lane.primitives.find(shape);
+    if (found != lane.primitives.end()) return found->second;
+    if (lane.primitives.size() >= kMaxPrimitives) lane.primitives.clear();
     dnnl::primitive_attr attr;
-    if (std::get<5>(shape)) {
+    // The library's own scratch memory belongs to the thread that made the primitive.
+    attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    if (std::get<4>(shape)) {
       dnnl::post_ops sum;
       sum.append_sum(1.0f);
       attr.set_post_ops(sum);
     }
-    const auto pd = MatmulDesc(SrcDesc(shape), desc->second, DstDesc(shape), attr);
-    return primitives_.emplace(shape, dnnl::matmul(pd)).first->second;
+    const auto pd = MatmulDesc(SrcDesc(shape), weight, DstDesc(shape), attr);
+    const memory::desc scratchpad = pd.scratchpad_desc();
+    const size_t have = lane.scratchpad ? lane.scratchpad.get_desc().get_size() : 0;
+    if (scratchpad.get_size() > have) lane.scratchpad = memory(scratchpad, CpuEngine());
+    return lane.primitives.emplace(shape, Lane::Prepared{dnnl::matmul(pd), scratchpad})
+        .first->second;
   }
 
-  const void* Narrowed(const MatrixView& in) {
+  void* Narrowed(const MatrixView& in) {
     narrowed_.resize(static_cast<size_t>(in.rows * in.cols));
     const auto& isa = SelectIsaKernels();
-    ParallelFor(in.rows, in.rows * in.cols > kParallelElements, [&](int64_t r) {
+    pool_.ForEach(in.rows, in.rows * in.cols > kParallelElements, [&](int64_t r) {
       isa.narrow(static_cast<const float*>(in.data) + r * in.row_stride, in.cols,
                  narrowed_.data() + r * in.cols);
     });
     return narrowed_.data();
   }
 
-  static void AddBias(const float* bias, const MatrixView& out) {
+  // out[r] += rows[r * stride]; stride 0 adds one row to all.
+  static void AddTo(const MatrixView& out, const float* rows, int64_t stride) {
     for (int64_t r = 0; r < out.rows; ++r) {
-      float* row = static_cast<float*>(out.data) + r * out.row_stride;
-      for (int64_t n = 0; n < out.cols; ++n) row[n] += bias[n];
+      float* to = static_cast<float*>(out.Rows(r, 1).data);
+      for (int64_t n = 0; n < out.cols; ++n) to[n] += rows[r * stride + n];
     }
   }
 
   static constexpr size_t kMaxPrimitives = 1024;
+  static constexpr int64_t kManyRows = 64;  // from here on a thread's share of rows fills its tiles
+  static constexpr int64_t kSliceUnit = 64;  // outputs that the library computes at once
   DType dtype_;
-  dnnl::stream stream_;
-  std::map<Shape, dnnl::matmul> primitives_;
-  std::map<std::pair<int64_t, int64_t>, memory::desc> weight_descs_;
+  ThreadPool& pool_;
+  std::vector<Lane> lanes_;  // by share of a product
   std::vector<uint16_t> narrowed_;
 };
 
@@ -157,8 +275,8 @@ bool OneDnnHasBf16() {
 #endif
 }
 
-std::unique_ptr<Gemm> MakeOneDnnGemm(DType weight_dtype) {
-  return std::make_unique<OneDnnGemm>(weight_dtype);
+std::unique_ptr<Gemm> MakeOneDnnGemm(DType weight_dtype, ThreadPool& pool) {
+  return std::make_unique<OneDnnGemm>(weight_dtype, pool);
 }
 
 }  // namespace fox

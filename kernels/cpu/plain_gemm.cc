@@ -7,7 +7,6 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/isa/isa_kernels.h"
 #include "kernels/cpu/load_element.h"
-#include "kernels/cpu/parallel.h"
 
 namespace fox {
 namespace {
@@ -29,7 +28,7 @@ class PanelWeight : public PackedWeight {
 template <typename T>
 class PlainGemm : public Gemm {
  public:
-  explicit PlainGemm(DType weight_dtype) : weight_dtype_(weight_dtype) {}
+  PlainGemm(DType weight_dtype, ThreadPool& pool) : weight_dtype_(weight_dtype), pool_(pool) {}
 
   std::string Name() const override {
     return std::string("plain ") + NameOf(weight_dtype_) + " (" + SelectIsaKernels().name + ")";
@@ -58,7 +57,7 @@ class PlainGemm : public Gemm {
     FOX_CHECK(in.cols == weight.in() && out.cols == weight.out() && in.rows == out.rows);
     const int64_t panels = PanelWeight<T>::Panels(weight.out());
     const bool parallel = weight.out() * weight.in() * in.rows > kParallelElements;
-    ParallelFor(panels, parallel, [&](int64_t p) {
+    pool_.ForEach(panels, parallel, [&](int64_t p) {
       GemmPanel<T> call;
       call.in = static_cast<const T*>(in.data);
       call.in_stride = in.row_stride;
@@ -79,13 +78,14 @@ class PlainGemm : public Gemm {
   static void Run(const GemmPanel<double>& call) { SelectIsaKernels().gemm_panel_f64(call); }
 
   DType weight_dtype_;
+  ThreadPool& pool_;
 };
 
 }  // namespace
 
-std::unique_ptr<Gemm> MakePlainGemm(DType weight_dtype) {
-  if (weight_dtype == DType::kF64) return std::make_unique<PlainGemm<double>>(weight_dtype);
-  return std::make_unique<PlainGemm<float>>(weight_dtype);
+std::unique_ptr<Gemm> MakePlainGemm(DType weight_dtype, ThreadPool& pool) {
+  if (weight_dtype == DType::kF64) return std::make_unique<PlainGemm<double>>(weight_dtype, pool);
+  return std::make_unique<PlainGemm<float>>(weight_dtype, pool);
 }
 
 }  // namespace fox

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cpu/openmp_spin.h"
 #include "tests/bench/bench_session.h"
 
 namespace {
@@ -44,7 +43,6 @@ absl::Status RunAll(const std::vector<Benchmark>& benchmarks, const std::string&
 }  // namespace
 
 int main(int argc, char** argv) {
-  fox::UseShortOpenMpSpins(argv);
   const std::vector<std::pair<std::string, Benchmark>> benchmarks = {{"prefill", fox::BenchPrefill},
                                                                      {"decode", fox::BenchDecode},
                                                                      {"linear", fox::BenchLinear},

@@ -1,0 +1,85 @@
+// Rounds of work: the caller publishes a task by moving `round_` on, everybody takes indices until
+// none is left, the caller waits until the last worker is out. See thread_pool.h.
+#include "kernels/cpu/thread_pool.h"
+
+#include <chrono>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace fox {
+namespace {
+
+void Pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+// About 10 microseconds of spinning, then the core is offered to others.
+constexpr int kSpins = 500;
+// Idle workers sleep after this long; longer than the gaps within a step.
+constexpr auto kAwake = std::chrono::milliseconds(2);
+
+// Waits until `done`; returns false after kAwake if `may_give_up`.
+template <typename Condition>
+bool Await(const Condition& done, bool may_give_up) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (done()) return true;
+    Pause();
+  }
+  const auto start = std::chrono::steady_clock::now();
+  while (!done()) {
+    std::this_thread::yield();
+    if (may_give_up && std::chrono::steady_clock::now() - start > kAwake) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads) {
+  for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { Work(); });
+}
+
+ThreadPool::~ThreadPool() {
+  stop_ = true;
+  ++round_;
+  round_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::Run(const Task& task) {
+  task_ = task;
+  next_.store(0, std::memory_order_relaxed);
+  busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+  round_.fetch_add(1, std::memory_order_release);
+  round_.notify_all();
+  TakeIndices();
+  Await([this] { return busy_.load(std::memory_order_acquire) == 0; }, false);
+}
+
+void ThreadPool::TakeIndices() {
+  const Task task = task_;
+  for (;;) {
+    const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
+    if (i >= task.count) return;
+    task.call(task.body, i);
+  }
+}
+
+void ThreadPool::Work() {
+  uint32_t seen = 0;
+  for (;;) {
+    const auto moved = [&] { return round_.load(std::memory_order_acquire) != seen; };
+    if (!Await(moved, true)) round_.wait(seen, std::memory_order_acquire);
+    if (!moved()) continue;
+    ++seen;
+    if (stop_) return;
+    TakeIndices();
+    busy_.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+}  // namespace fox

@@ -1,0 +1,55 @@
+// ThreadPool: the CPU backend's threads. A decode step is some eighty short parallel loops, so
+// waiting is what counts: threads spin, then yield their core in turn (which keeps a busy machine
+// fast), and sleep only after a while without work.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace fox {
+
+// One thread at a time calls ForEach; it takes part in the work.
+class ThreadPool {
+ public:
+  explicit ThreadPool(int threads);  // at least 1; `threads` - 1 are started
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // body(i) for each i in [0, count), handed out in order, each run by exactly one thread. Returns
+  // when all are done. Loops of little work should not wake anybody: `parallel` false runs here.
+  template <typename Body>
+  void ForEach(int64_t count, bool parallel, const Body& body) {
+    if (!parallel || count < 2 || workers_.empty()) {
+      for (int64_t i = 0; i < count; ++i) body(i);
+      return;
+    }
+    Run({[](const void* b, int64_t i) { (*static_cast<const Body*>(b))(i); }, &body, count});
+  }
+
+ private:
+  struct Task {
+    void (*call)(const void* body, int64_t index) = nullptr;
+    const void* body = nullptr;
+    int64_t count = 0;
+  };
+  void Run(const Task& task);
+  void Work();
+  void TakeIndices();
+
+  std::vector<std::thread> workers_;
+  Task task_;  // written before `round_` moves on
+  std::atomic<int64_t> next_{0};
+  std::atomic<int> busy_{0};        // workers that have not finished the round
+  std::atomic<uint32_t> round_{0};  // counts tasks; workers sleep on it
+  std::atomic<bool> stop_{false};
+};
+
+// Rows of at least this many elements in all are worth waking the other threads for.
+inline constexpr int64_t kParallelElements = 16384;
+
+}  // namespace fox

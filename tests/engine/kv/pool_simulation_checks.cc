@@ -1,0 +1,213 @@
+// What the cache holds against what the model says. See pool_simulation.h.
+#include <algorithm>
+#include <cmath>
+
+#include "tests/engine/kv/pool_simulation.h"
+
+namespace fox::testing {
+namespace {
+
+template <typename... Parts>
+std::string Text(const Parts&... parts) {
+  std::string text;
+  const auto add = [&](const auto& part) {
+    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>) {
+      text += std::to_string(part);
+    } else {
+      text += part;
+    }
+  };
+  (add(parts), ...);
+  return text;
+}
+
+}  // namespace
+
+// A mean of a list's values keeps what they share: dimension 1 names slot and generation, and
+// dimension 0 layer and head.
+std::string PoolSimulation::Attend(const Batch& batch, int layer) {
+  const int64_t q_size = static_cast<int64_t>(shape_.q_heads) * shape_.head_dim;
+  const int64_t columns = q_size + 2 * shape_.kv_size() + shape_.q_heads;
+  const int64_t rows = batch.row_begin.back();
+  out_.resize(static_cast<size_t>(rows * q_size));
+  AttentionParams attention;
+  attention.layer = layer;
+  attention.q = {projection_.data(), DType::kF32, rows, q_size, columns};
+  attention.out = {out_.data(), DType::kF32, rows, q_size, q_size};
+  attention.acp = config_.acp;
+  attention.bound = bound_;
+  ops_.Attention(batch.view(), attention, cache_.view(), nullptr);
+  for (size_t i = 0; i < batch.slots.size(); ++i) {
+    const int slot = batch.slots[i];
+    const uint64_t generation = slots_[static_cast<size_t>(slot)].generation;
+    for (int64_t row = batch.row_begin[i]; row < batch.row_begin[i + 1]; ++row) {
+      const int64_t position = batch.position[i] + row - batch.row_begin[i];
+      for (int head = 0; head < shape_.q_heads; ++head) {
+        const int kv_head = head / shape_.group();
+        const float* out =
+            out_.data() + row * q_size + static_cast<int64_t>(head) * shape_.head_dim;
+        const float low = ValueElement(generation, slot, layer, kv_head, 0, 0);
+        const float high = ValueElement(generation, slot, layer, kv_head, position, 0);
+        const float owner = ValueElement(generation, slot, layer, kv_head, 0, 1);
+        // Sums of up to 1,000 terms in float32.
+        if (!(out[0] >= low * 0.9999F - 1 && out[0] <= high * 1.0001F + 1 &&
+              std::abs(out[1] - owner) <= 1e-4F * owner)) {
+          return Text("attention saw foreign values: slot ", slot, " layer ", layer, " head ", head,
+                      " position ", position, ": ", out[0], ", ", out[1]);
+        }
+      }
+    }
+  }
+  return "";
+}
+
+int64_t PoolSimulation::ModelFree() const {
+  int64_t live = 0;
+  for (const Sequence& sequence : slots_) {
+    for (const Layer& layer : sequence.layers) {
+      for (int32_t first : layer.first) live += PagesFor(layer.length) - first;
+    }
+  }
+  return shape_.num_pages - live;
+}
+
+// Everything but the pages' contents.
+std::string PoolSimulation::Check() {
+  ++counts_.audits;
+  const absl::Status audit = cache_.Audit();
+  if (!audit.ok()) return Text("audit: ", std::string(audit.message()));
+  if (cache_.FreePages() != ModelFree()) {
+    return Text("free pages: ", cache_.FreePages(), ", not ", ModelFree());
+  }
+  std::string error = CheckOwners();
+  for (int slot = 0; slot < shape_.max_slots && error.empty(); ++slot) error = CheckLists(slot);
+  return error;
+}
+
+// The same as Audit by other means: a live page is not free and in no other list.
+std::string PoolSimulation::CheckOwners() {
+  const PagedKv& kv = cache_.view();
+  std::fill(owners_.begin(), owners_.end(), -1);
+  for (int i = 0; i < *kv.free_count; ++i) owners_[static_cast<size_t>(kv.free_stack[i])] = -2;
+  for (int slot = 0; slot < shape_.max_slots; ++slot) {
+    for (int layer = 0; layer < shape_.layers; ++layer) {
+      const int end = PagesFor(kv.length[slot * shape_.layers + layer]);
+      for (int head = 0; head < shape_.kv_heads; ++head) {
+        const auto list = static_cast<int>(kv.ListIndex(slot, layer, head));
+        for (int p = kv.first_live[list]; p < end; ++p) {
+          int& owner = owners_[static_cast<size_t>(kv.Table(list)[p])];
+          if (owner != -1) return Text("page ", kv.Table(list)[p], " in list ", list, ": ", owner);
+          owner = list;
+        }
+      }
+    }
+  }
+  return "";
+}
+
+std::string PoolSimulation::CheckLists(int slot) {
+  const PagedKv& kv = cache_.view();
+  const Sequence& sequence = slots_[static_cast<size_t>(slot)];
+  const double mass = cache_.MaxLogMass(slot);
+  if (mass > sequence.log_eps ||
+      (mass != sequence.largest_side && !(std::abs(mass - sequence.largest_side) < kTie))) {
+    return Text("slot ", slot, ": certificate ", mass, ", not ", sequence.largest_side);
+  }
+  for (int layer = 0; layer < shape_.layers; ++layer) {
+    const Layer& state = sequence.layers[static_cast<size_t>(layer)];
+    if (kv.length[slot * shape_.layers + layer] != state.length) {
+      return Text("slot ", slot, " layer ", layer, ": length is not ", state.length);
+    }
+    for (int head = 0; head < shape_.q_heads; ++head) {
+      const double c = state.heads[static_cast<size_t>(head)].c;
+      if (!(std::abs(kv.c[kv.HeadIndex(slot, layer, head)] - c) <= 1e-9 * (1 - c))) {
+        return Text("slot ", slot, " layer ", layer, " head ", head, ": c is not ", c);
+      }
+    }
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      const int32_t first = kv.first_live[kv.ListIndex(slot, layer, head)];
+      const int32_t expected = state.first[static_cast<size_t>(head)];
+      if (first != expected) {
+        return Text("slot ", slot, " layer ", layer, " head ", head, ": first live page ", first,
+                    ", not ", expected, " of ", PagesFor(state.length));
+      }
+    }
+  }
+  return "";
+}
+
+// The newest position and two random live ones of each sequence, in a random list of the layer.
+std::string PoolSimulation::CheckSomeTags(const Batch& batch, int layer) {
+  for (int32_t slot : batch.slots) {
+    const int head = static_cast<int>(Random(static_cast<uint64_t>(shape_.kv_heads)));
+    const Layer& state = slots_[static_cast<size_t>(slot)].layers[static_cast<size_t>(layer)];
+    const int64_t begin =
+        static_cast<int64_t>(state.first[static_cast<size_t>(head)]) * kPageTokens;
+    std::string error = CheckTag(slot, layer, head, state.length - 1);
+    for (int i = 0; i < 2 && error.empty(); ++i) {
+      const auto live = static_cast<uint64_t>(state.length - begin);
+      error = CheckTag(slot, layer, head, begin + static_cast<int64_t>(Random(live)));
+    }
+    if (!error.empty()) return error;
+  }
+  return "";
+}
+
+std::string PoolSimulation::CheckAllTags() {
+  for (int slot = 0; slot < shape_.max_slots; ++slot) {
+    for (int layer = 0; layer < shape_.layers; ++layer) {
+      const Layer& state = slots_[static_cast<size_t>(slot)].layers[static_cast<size_t>(layer)];
+      for (int head = 0; head < shape_.kv_heads; ++head) {
+        const int64_t first = state.first[static_cast<size_t>(head)];
+        for (int64_t position = first * kPageTokens; position < state.length; ++position) {
+          const std::string error = CheckTag(slot, layer, head, position);
+          if (!error.empty()) return error;
+        }
+        const std::string error = CheckSummaries(slot, layer, head);
+        if (!error.empty()) return error;
+      }
+    }
+  }
+  return "";
+}
+
+// E and H of every live full page.
+std::string PoolSimulation::CheckSummaries(int slot, int layer, int head) {
+  if (config_.acp != AcpMode::kCertified) return "";
+  const PagedKv& kv = cache_.view();
+  const Layer& state = slots_[static_cast<size_t>(slot)].layers[static_cast<size_t>(layer)];
+  const int32_t* table = kv.Table(kv.ListIndex(slot, layer, head));
+  for (int p = state.first[static_cast<size_t>(head)]; p < state.length / kPageTokens; ++p) {
+    for (int g = 0; g < shape_.group(); ++g) {
+      const Head& h = state.heads[static_cast<size_t>(head * shape_.group() + g)];
+      const int64_t summary = static_cast<int64_t>(table[p]) * shape_.group() + g;
+      if (!(std::abs(kv.score[summary] - h.score[static_cast<size_t>(p)]) < kTie) ||
+          !(std::abs(kv.horizon[summary] - h.horizon[static_cast<size_t>(p)]) < kTie)) {
+        return Text("slot ", slot, " layer ", layer, " head ", head, " page ", p, ": E ",
+                    kv.score[summary], ", H ", kv.horizon[summary]);
+      }
+    }
+  }
+  return "";
+}
+
+std::string PoolSimulation::CheckTag(int slot, int layer, int head, int64_t position) {
+  ++counts_.tags_read;
+  const PagedKv& kv = cache_.view();
+  const uint64_t generation = slots_[static_cast<size_t>(slot)].generation;
+  const int64_t page = kv.Table(kv.ListIndex(slot, layer, head))[position / kPageTokens];
+  const int64_t token = position % kPageTokens, d = shape_.head_dim;
+  const float* keys = static_cast<const float*>(kv.keys) + page * d * kPageTokens;
+  const float* values = static_cast<const float*>(kv.values) + (page * kPageTokens + token) * d;
+  for (int m = 0; m < shape_.head_dim; ++m) {
+    const float value = ValueElement(generation, slot, layer, head, position, m);
+    const float key = KeyElement(generation, layer, head, position, m);
+    if (values[m] != value || keys[m * kPageTokens + token] != key) {
+      return Text("tag: slot ", slot, " layer ", layer, " head ", head, " position ", position,
+                  " page ", page, " dimension ", m, ": value ", values[m], ", not ", value);
+    }
+  }
+  return "";
+}
+
+}  // namespace fox::testing

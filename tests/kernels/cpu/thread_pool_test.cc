@@ -1,0 +1,45 @@
+// The pool's one promise: every index runs exactly once, and ForEach returns after all of them.
+#include "kernels/cpu/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+namespace fox {
+namespace {
+
+TEST(ThreadPool, EveryIndexRunsOnce) {
+  for (int threads : {1, 2, 3, 8}) {
+    ThreadPool pool(threads);
+    EXPECT_EQ(pool.threads(), threads);
+    for (int64_t count : {0, 1, 2, 7, 1000}) {
+      std::vector<int> runs(static_cast<size_t>(count), 0);
+      for (int round = 0; round < 50; ++round) {
+        pool.ForEach(count, round % 3 != 0, [&](int64_t i) { ++runs[static_cast<size_t>(i)]; });
+      }
+      for (int n : runs) EXPECT_EQ(n, 50);
+    }
+  }
+}
+
+TEST(ThreadPool, WakesAfterSleep) {
+  ThreadPool pool(4);
+  for (int round = 0; round < 20; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // longer than the workers wait
+    std::atomic<int> sum{0};
+    pool.ForEach(10, true, [&](int64_t i) { sum += static_cast<int>(i); });
+    EXPECT_EQ(sum, 45);
+  }
+}
+
+TEST(ThreadPool, ManyShortRounds) {
+  ThreadPool pool(3);
+  std::atomic<int64_t> total{0};
+  for (int round = 0; round < 20000; ++round) {
+    pool.ForEach(3, true, [&](int64_t i) { total.fetch_add(i, std::memory_order_relaxed); });
+  }
+  EXPECT_EQ(total, 60000);
+}
+
+}  // namespace
+}  // namespace fox

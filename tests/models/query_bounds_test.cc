@@ -1,0 +1,500 @@
+// Bounds on logits from weights against the worst queries that the weights can make; and, without
+// QK-norm, the promise that stands on them, from the projections to the dropped mass.
+#include "models/query_bounds.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/query_bound.h"
+#include "tests/kernels/head_sequence.h"
+#include "tests/models/typed_tensor.h"
+
+namespace fox::testing {
+namespace {
+
+using Vector = std::vector<double>;
+using Tensor = TypedTensor;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+double ToBf16(double x) {
+  return static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(x))));
+}
+
+double Dot(const double* a, const double* b, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+double Norm(const Vector& x) {
+  return std::sqrt(Dot(x.data(), x.data(), static_cast<int64_t>(x.size())));
+}
+
+void ScaleTo(double norm, Vector& x) {
+  const double scale = norm / std::max(Norm(x), 1e-300);
+  for (double& value : x) value *= scale;
+}
+
+class QueryBounds : public ::testing::Test {
+ protected:
+  Vector Gaussian(int64_t count, double deviation = 1, double mean = 0) {
+    Vector values(static_cast<size_t>(count));
+    for (double& x : values) x = mean + deviation * normal_(rng_);
+    return values;
+  }
+  // One angle for each pair of dimensions (m, m + d/2).
+  void RotateAnyhow(Vector& x) {
+    const size_t half = x.size() / 2;
+    for (size_t m = 0; m < half; ++m) {
+      const double angle = static_cast<double>(rng_() % 100003), low = x[m], high = x[m + half];
+      x[m] = low * std::cos(angle) - high * std::sin(angle);
+      x[m + half] = high * std::cos(angle) + low * std::sin(angle);
+    }
+  }
+
+  std::mt19937_64 rng_{7};
+  std::normal_distribution<double> normal_;
+};
+
+ModelConfig Config(int heads, int kv_heads, int head_dim, bool rope) {
+  ModelConfig config;
+  config.num_heads = heads;
+  config.num_kv_heads = kv_heads;
+  config.head_dim = head_dim;
+  config.hidden_size = static_cast<int64_t>(heads) * head_dim;
+  config.use_rope = rope;
+  return config;
+}
+
+// The pairwise turn of x that lies closest to k: each pair (m, m + d/2) points along k's.
+Vector TurnedTowards(const Vector& x, const Vector& k) {
+  const size_t half = x.size() / 2;
+  Vector turned(x.size());
+  for (size_t m = 0; m < half; ++m) {
+    const double length = std::hypot(x[m], x[m + half]);
+    const double along = std::max(std::hypot(k[m], k[m + half]), 1e-300);
+    turned[m] = length * k[m] / along;
+    turned[m + half] = length * k[m + half] / along;
+  }
+  return turned;
+}
+
+// ---- With QK-norm: q = gq * qhat, ||qhat|| = sqrt(d); the same for k.
+
+struct NormedLayer {
+  ModelConfig config;
+  Tensor q_norm, k_norm;
+
+  HostQueryBound Bound() const {
+    LayerTensors layer;
+    layer.q_norm = q_norm.view();
+    layer.k_norm = k_norm.view();
+    return MakeQueryBound(config, layer);
+  }
+  const double* Gq(int head) const {
+    return q_norm.values.data() + (config.qk_norm_per_head ? head * config.head_dim : 0);
+  }
+  const double* Gk(int head) const {
+    const int kv_head = head / config.group_size();
+    return k_norm.values.data() + (config.qk_norm_per_head ? kv_head * config.head_dim : 0);
+  }
+};
+
+class QkNormBounds : public QueryBounds {
+ protected:
+  NormedLayer MakeLayer(const ModelConfig& shape, bool per_head, DType dtype) {
+    NormedLayer layer{shape, {}, {}};
+    layer.config.qk_norm = true;
+    layer.config.qk_norm_per_head = per_head;
+    const int64_t q_size = per_head ? shape.hidden_size : shape.head_dim;
+    const int64_t k_size = per_head ? shape.kv_size() : shape.head_dim;
+    Vector gq = Gaussian(q_size, 0.7), gk = Gaussian(k_size, 0.7);
+    gq[rng_() % gq.size()] = -6;  // outliers, as trained models have them
+    gk[rng_() % gk.size()] = 5;
+    layer.q_norm = Tensor(gq, {q_size}, dtype);
+    layer.k_norm = Tensor(gk, {k_size}, dtype);
+    return layer;
+  }
+
+  // One key, and queries that try to break its bound; the largest share of a(k) that one reaches.
+  double Attack(const NormedLayer& layer, const QueryBound& bound, int head, bool spike) {
+    const int d = layer.config.head_dim;
+    const double root_d = std::sqrt(d);
+    const double *gq = layer.Gq(head), *gk = layer.Gk(head);
+    Vector khat = Gaussian(d);
+    const auto loudest = static_cast<size_t>(
+        std::max_element(gk, gk + d, [](double a, double b) { return std::abs(a) < std::abs(b); }) -
+        gk);
+    if (spike) khat.assign(khat.size(), 0.0);
+    if (spike) khat[rng_() % 2 == 0 ? loudest : rng_() % khat.size()] = 1;
+    ScaleTo(root_d, khat);
+    Vector key(khat);
+    for (size_t m = 0; m < key.size(); ++m) key[m] *= gk[m];
+    CheckSelf(layer, bound, head, khat);
+    if (layer.config.use_rope) RotateAnyhow(key);
+    const double a = EvaluateBound(bound, head, d, key.data(), 1);
+    EXPECT_EQ(EvaluateBound(bound, head, d, key.data(), -1), a);
+    double worst = 0;
+    for (int kind = 0; kind < 3; ++kind) {
+      Vector q = Gaussian(d);
+      for (size_t m = 0; kind == 1 && m < q.size(); ++m) q[m] = gq[m] * key[m];
+      if (kind == 2) q.assign(q.size(), 0.0);
+      if (kind == 2) q[rng_() % q.size()] = 1;
+      ScaleTo(root_d, q);
+      for (size_t m = 0; m < q.size(); ++m) q[m] *= gq[m];
+      if (layer.config.use_rope) q = TurnedTowards(q, key);
+      for (double& x : q) x = ToBf16(x * std::pow(1 + 1.0 / 256, 2));  // as if rounded up thrice
+      const double s = std::abs(Dot(q.data(), key.data(), d)) / root_d;
+      EXPECT_LE(s, a);
+      EXPECT_LE(s, bound.any_logit[head]);
+      worst = std::max(worst, s / a);
+    }
+    return worst;
+  }
+
+  // The row's own key: the same angle, so no rotation; opposed as far as signs allow.
+  void CheckSelf(const NormedLayer& layer, const QueryBound& bound, int head, const Vector& khat) {
+    const int d = layer.config.head_dim;
+    for (bool adverse : {false, true}) {
+      Vector qhat = adverse ? khat : Gaussian(d);
+      ScaleTo(std::sqrt(d), qhat);
+      double s = 0;
+      for (int m = 0; m < d; ++m) {
+        const auto at = static_cast<size_t>(m);
+        const double product = layer.Gq(head)[m] * layer.Gk(head)[m] * qhat[at] * khat[at];
+        s += adverse ? -std::abs(product) : product;
+      }
+      EXPECT_GE(s / std::sqrt(d), -bound.self_logit[head]);
+    }
+  }
+};
+
+TEST_F(QkNormBounds, NoQueryExceedsThem) {
+  for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+    for (int variant = 0; variant < 16; ++variant) {
+      const bool rope = (variant & 1) != 0, per_head = (variant & 2) != 0;
+      const ModelConfig config =
+          Config(4, (variant & 4) != 0 ? 2 : 4, (variant & 8) != 0 ? 64 : 8, rope);
+      const NormedLayer layer = MakeLayer(config, per_head, dtype);
+      const HostQueryBound host = layer.Bound();
+      const QueryBound bound = host.view();
+      double worst = 0;
+      for (int head = 0; head < 4; ++head) {
+        // Equal, but for the last bit, where both outliers share a dimension.
+        EXPECT_LE(bound.self_logit[head], bound.any_logit[head] * (1 + 1e-15));
+        for (int key = 0; key < 60; ++key) {
+          worst = std::max(worst, Attack(layer, bound, head, key % 3 == 0));
+        }
+      }
+      // Reached, but for what pays for rounding.
+      EXPECT_GE(worst, rope ? 0.6 : 0.95);
+    }
+  }
+}
+
+TEST_F(QkNormBounds, ClampFollowsTheLargestSelfLogit) {
+  NormedLayer layer{Config(2, 2, 4, false), {}, {}};
+  layer.config.qk_norm = true;
+  layer.q_norm = Tensor({1, 1, 1, 1, 1, 1, 40, 1}, {8}, DType::kF32);
+  layer.k_norm = Tensor({1, 1, 1, 1, 1, 1, 3, 1}, {8}, DType::kF32);
+  const HostQueryBound bound = layer.Bound();
+  EXPECT_NEAR(bound.self_logit[0], 2, 0.1);
+  EXPECT_NEAR(bound.self_logit[1], 240, 8);
+  EXPECT_DOUBLE_EQ(bound.min_log_gate, -(2 * bound.self_logit[1] + 40));
+}
+
+// ---- Without QK-norm: q = W (g * xhat) + b, ||xhat|| <= sqrt(D).
+
+struct PlainLayer {
+  ModelConfig config;
+  Tensor attn_norm, q_proj, q_bias;
+
+  HostQueryBound Bound() const {
+    LayerTensors layer;
+    layer.attn_norm = attn_norm.view();
+    layer.q_proj = q_proj.view();
+    layer.q_bias = q_bias.view();
+    return MakeQueryBound(config, layer);
+  }
+  const double* Row(int head, int m) const {
+    return q_proj.values.data() + (head * config.head_dim + m) * config.hidden_size;
+  }
+  double Bias(int head, int m) const {
+    return q_bias.values.empty() ? 0
+                                 : q_bias.values[static_cast<size_t>(head * config.head_dim + m)];
+  }
+  // xhat of norm sqrt(D) with the largest (sign 1) or smallest k.W(g * xhat): along g * W^T k.
+  Vector Worst(int head, const Vector& k, double sign) const {
+    Vector x(static_cast<size_t>(config.hidden_size));
+    for (size_t i = 0; i < x.size(); ++i) {
+      for (size_t m = 0; m < k.size(); ++m) x[i] += sign * Row(head, static_cast<int>(m))[i] * k[m];
+      x[i] *= attn_norm.values[i];
+    }
+    ScaleTo(std::sqrt(static_cast<double>(config.hidden_size)), x);
+    return x;
+  }
+  // The query of xhat. With `rounded` weights, inputs and the product each pass through bf16.
+  Vector Query(int head, const Vector& xhat, bool rounded) const {
+    const auto keep = [&](double x) { return rounded ? ToBf16(x) : x; };
+    Vector q;
+    for (int m = 0; m < config.head_dim; ++m) {
+      double sum = Bias(head, m);
+      for (size_t i = 0; i < xhat.size(); ++i) {
+        sum += keep(Row(head, m)[i]) * keep(attn_norm.values[i] * xhat[i]);
+      }
+      q.push_back(keep(sum));
+    }
+    return q;
+  }
+};
+
+enum class Rank { kFull, kOne, kZero };
+
+class WeightBounds : public QueryBounds {
+ protected:
+  PlainLayer MakeLayer(const ModelConfig& config, bool bias, Rank rank, DType dtype,
+                       double size = 0.5) {
+    const int64_t hidden = config.hidden_size;
+    Vector weights = Gaussian(hidden * hidden, size / std::sqrt(static_cast<double>(hidden)));
+    if (rank == Rank::kOne) {
+      const Vector left = Gaussian(hidden, 0.3), right = Gaussian(hidden, 0.3);
+      for (size_t i = 0; i < weights.size(); ++i) {
+        weights[i] = left[i / right.size()] * right[i % right.size()];
+      }
+    }
+    if (rank == Rank::kZero) weights.assign(weights.size(), 0.0);
+    PlainLayer layer{config, {}, {}, {}};
+    layer.attn_norm = Tensor(Gaussian(hidden, 0.4, 1), {hidden}, dtype);
+    layer.q_proj = Tensor(weights, {hidden, hidden}, dtype);
+    if (bias) layer.q_bias = Tensor(Gaussian(hidden, 0.7), {hidden}, dtype);
+    return layer;
+  }
+
+  // Keys at random, along the rows' strongest direction and across them.
+  Vector Key(const PlainLayer& layer, int head, int kind) {
+    Vector key = Gaussian(layer.config.head_dim);
+    for (int power = 0; kind == 1 && power < 8; ++power) {
+      key = layer.Query(head, layer.Worst(head, key, 1), false);
+    }
+    if (kind == 2) {
+      // Without the part that a rank-one W reaches.
+      const Vector q = layer.Query(head, layer.Worst(head, key, 1), false);
+      const double share = Dot(q.data(), key.data(), layer.config.head_dim) /
+                           std::max(Dot(q.data(), q.data(), layer.config.head_dim), 1e-300);
+      for (size_t m = 0; m < key.size(); ++m) key[m] -= share * q[m];
+    }
+    return key;
+  }
+
+  double Attack(const PlainLayer& layer, const QueryBound& bound, int head, int kind) {
+    const int d = layer.config.head_dim;
+    const Vector key = Key(layer, head, kind);
+    const double high = EvaluateBound(bound, head, d, key.data(), 1);
+    const double low = -EvaluateBound(bound, head, d, key.data(), -1);
+    double worst = 0;
+    for (double sign : {1.0, -1.0, 0.0}) {
+      Vector xhat = sign == 0 ? Gaussian(layer.config.hidden_size) : layer.Worst(head, key, sign);
+      ScaleTo(std::sqrt(static_cast<double>(layer.config.hidden_size)), xhat);
+      for (bool rounded : {false, true}) {
+        Vector q = layer.Query(head, xhat, rounded);
+        if (layer.config.use_rope) q = TurnedTowards(q, key);
+        const double s = Dot(q.data(), key.data(), d) / std::sqrt(d);
+        EXPECT_LE(s, high);
+        EXPECT_GE(s, low);
+        worst = std::max(worst, high > 0 ? s / high : 0);
+      }
+    }
+    return worst;
+  }
+};
+
+TEST_F(WeightBounds, NoQueryExceedsThem) {
+  for (DType dtype : {DType::kF64, DType::kBF16}) {
+    for (int variant = 0; variant < 48; ++variant) {
+      const bool rope = (variant & 1) != 0, bias = (variant & 2) != 0;
+      const auto rank = static_cast<Rank>(variant / 16);
+      const ModelConfig config =
+          Config(4, (variant & 4) != 0 ? 2 : 4, (variant & 8) != 0 ? 32 : 6, rope);
+      const PlainLayer layer = MakeLayer(config, bias, rank, dtype);
+      const HostQueryBound host = layer.Bound();
+      const QueryBound bound = host.view();
+      EXPECT_EQ(host.min_log_gate, -128);
+      double worst = 0;
+      for (int head = 0; head < 4; ++head) {
+        EXPECT_EQ(bound.self_logit[head], kInfinity);
+        EXPECT_EQ(bound.any_logit[head], kInfinity);
+        for (int key = 0; key < 12; ++key) {
+          worst = std::max(worst, Attack(layer, bound, head, key % 3));
+        }
+      }
+      if (!rope && (rank != Rank::kZero || bias)) {
+        EXPECT_GE(worst, 0.5) << variant;
+      }
+    }
+  }
+}
+
+// Weights, inputs and products that round apart by up to half a unit each, and a key that the exact
+// query does not see at all: only the rounding terms are left.
+TEST_F(WeightBounds, RoundingAcrossTheNullSpace) {
+  const double up = 1 + 1.001 / 256, down = 1 + 0.999 / 256;  // become 1 + 2^-7 and 1
+  double worst = 0;
+  for (int64_t used = 1; used <= 8; ++used) {
+    PlainLayer layer{Config(1, 1, 8, false), {}, {}, {}};
+    Vector weights(64), key(8);
+    for (int64_t i = 0; i < 64; ++i) {
+      if (i % 8 < used) weights[static_cast<size_t>(i)] = i / 8 % 2 == 0 ? up : down;
+    }
+    for (size_t m = 0; m < 8; ++m) key[m] = m % 2 == 0 ? down / up : -1;
+    layer.q_proj = Tensor(weights, {8, 8}, DType::kF64);
+    layer.attn_norm = Tensor(Vector(8, 1.0), {8}, DType::kF64);
+    const HostQueryBound host = layer.Bound();
+    const double a = EvaluateBound(host.view(), 0, 8, key.data(), 1);
+    const double largest = std::sqrt(8.0 / static_cast<double>(used));
+    for (double x = largest; x > 0.4 * largest; x -= 0x1p-11) {
+      Vector xhat(8);
+      std::fill_n(xhat.begin(), used, x);
+      EXPECT_NEAR(Dot(layer.Query(0, xhat, false).data(), key.data(), 8), 0, 1e-12);
+      const double s = Dot(layer.Query(0, xhat, true).data(), key.data(), 8) / std::sqrt(8);
+      EXPECT_LE(s, a);
+      worst = std::max(worst, s / a);
+    }
+  }
+  EXPECT_GE(worst, 0.8);  // the attack is a real one
+}
+
+// ---- The promise for such layers, from the projections on.
+
+class CertifiedPromise : public WeightBounds {
+ protected:
+  // out += x * row `i` of `weight` [D, width].
+  static void AddRow(double x, const Vector& weight, int64_t i, int64_t width, double* out) {
+    const double* row = weight.data() + i * width;
+    for (int64_t o = 0; o < width; ++o) out[o] += x * row[o];
+  }
+
+  // Normalized rows; `hostile` ones of the second half ask, as far as a query can, for an early
+  // key.
+  Vector Rows(const PlainLayer& layer, const Vector& k_weight, int64_t length, bool hostile) {
+    const ModelConfig& config = layer.config;
+    const int64_t hidden = config.hidden_size;
+    Vector rows;
+    for (int64_t row = 0; row < length; ++row) {
+      Vector x = Gaussian(hidden);
+      if (hostile && row > length / 2) {
+        const int head = static_cast<int>(rng_() % static_cast<uint64_t>(config.num_heads));
+        const auto early = static_cast<int64_t>(rng_() % 256);
+        Vector keys(static_cast<size_t>(config.kv_size()));
+        for (int64_t i = 0; i < hidden; ++i) {
+          AddRow(rows[static_cast<size_t>(early * hidden + i)], k_weight, i, config.kv_size(),
+                 keys.data());
+        }
+        const auto key = keys.begin() + head / config.group_size() * config.head_dim;
+        x = layer.Worst(head, Vector(key, key + config.head_dim), 1);
+      }
+      ScaleTo(std::sqrt(static_cast<double>(hidden)), x);
+      for (size_t i = 0; i < x.size(); ++i) rows.push_back(x[i] * layer.attn_norm.values[i]);
+    }
+    return rows;
+  }
+
+  // Gates from heads that forget within a few tokens to heads that hardly do.
+  HeadInputs Project(const PlainLayer& layer, int64_t length, bool hostile) {
+    const ModelConfig& config = layer.config;
+    const int64_t hidden = config.hidden_size, kv = config.kv_size();
+    HeadShape shape{config.num_heads, config.num_kv_heads, config.head_dim};
+    shape.qk_norm = false;
+    shape.rope = config.use_rope;
+    HeadInputs inputs = RandomInputs(shape, length, 1, {0});  // its projection is replaced
+    const double unit = 1 / std::sqrt(static_cast<double>(hidden));
+    Vector q_weight(layer.q_proj.values.size());
+    for (size_t i = 0; i < q_weight.size(); ++i) {
+      const auto columns = static_cast<size_t>(hidden);
+      q_weight[i % columns * columns + i / columns] = layer.q_proj.values[i];
+    }
+    const Vector k_weight = Gaussian(hidden * kv, 0.5 * unit);
+    const Vector v_weight = Gaussian(hidden * kv, unit);
+    const Vector gate_weight = Gaussian(hidden * config.num_heads, unit);
+    const Vector rows = Rows(layer, k_weight, length, hostile);
+    for (int64_t row = 0; row < length; ++row) {
+      double* out = &inputs.at(row, 0);
+      std::fill_n(out, inputs.columns(), 0.0);
+      if (!layer.q_bias.values.empty()) {
+        AddRow(1, layer.q_bias.values, 0, hidden, out);
+        // Hostile keys turn from the bias to its opposite, where all later logits are small.
+        const double side = !hostile ? 0 : row < length / 2 ? 2 : -2;
+        AddRow(side, layer.q_bias.values, 0, kv, out + hidden);
+      }
+      for (int head = 0; head < config.num_heads; ++head) {
+        out[inputs.gate_column() + head] = -2 + 9.0 * head / config.num_heads;
+      }
+      for (int64_t i = 0; i < hidden; ++i) {
+        const double x = rows[static_cast<size_t>(row * hidden + i)];
+        AddRow(x, q_weight, i, hidden, out);
+        AddRow(x, k_weight, i, kv, out + hidden);
+        AddRow(x, v_weight, i, kv, out + hidden + kv);
+        AddRow(x, gate_weight, i, config.num_heads, out + inputs.gate_column());
+      }
+    }
+    return inputs;
+  }
+
+  // Runs the layer with and without pruning; returns the largest dropped mass of a row.
+  double Measure(const PlainLayer& layer, const HeadInputs& inputs, int64_t* evicted) {
+    const HostQueryBound host = layer.Bound();
+    const QueryBound bound = host.view();
+    PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kF64), ops_);
+    RunOptions options;
+    options.bound = &bound;
+    const HeadOutputs full = RunHeads(ops_, storage, inputs, options);
+    options.acp = AcpMode::kCertified;
+    options.chunks = {64};
+    const HeadOutputs pruned = RunHeads(ops_, storage, inputs, options);
+    double dropped = 0;
+    for (size_t i = 0; i < full.log_sum.size(); ++i) {
+      dropped = std::max(dropped, -std::expm1(pruned.log_sum[i] - full.log_sum[i]));
+    }
+    for (double mass : pruned.max_log_mass) EXPECT_LE(mass, -10);
+    // The first head forgets 64 tokens back more than e^-100.
+    EXPECT_GT(pruned.first_live[0], PagesFor(inputs.length) / 2);
+    *evicted += pruned.pages_evicted;
+    return dropped;
+  }
+
+  CpuOps ops_{{}};
+};
+
+TEST_F(CertifiedPromise, HoldsForHundredsOfHeads) {
+  int64_t heads = 0, evicted = 0;
+  double worst = 0;
+  for (int number = 0; number < 48; ++number) {
+    const bool rope = number % 2 == 1, bias = number / 2 % 2 == 1, hostile = number / 4 % 2 == 1;
+    ModelConfig config = Config(16, 16, 8, rope);
+    if (number % 3 == 1) config = Config(8, 8, 16, rope);
+    if (number % 3 == 2) config = Config(8, 4, 16, rope);
+    const Rank rank = number % 12 == 0 ? Rank::kOne : Rank::kFull;
+    // A small W leaves the whole bound to the bias.
+    const double size = bias && hostile ? 0.05 : 0.5;
+    const PlainLayer layer = MakeLayer(config, bias, rank, DType::kBF16, size);
+    const HeadInputs inputs = Project(layer, 1000, hostile);
+    const double dropped = Measure(layer, inputs, &evicted);
+    EXPECT_LE(dropped, std::exp(-10)) << number;
+    worst = std::max(worst, dropped);
+    heads += config.num_heads;
+  }
+  EXPECT_GE(heads, 500);
+  std::printf("%lld heads, %lld pages evicted, worst dropped mass %.3g of e^-10\n",
+              static_cast<long long>(heads), static_cast<long long>(evicted), worst * std::exp(10));
+}
+
+}  // namespace
+}  // namespace fox::testing
