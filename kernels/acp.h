@@ -30,6 +30,13 @@ inline double LogAddExp(double a, double b) {
   return high + std::log1p(std::exp(low - high));
 }
 
+inline double LogSumExp(const double* terms, int count) {
+  double top = terms[0], sum = 0;
+  for (int i = 1; i < count; ++i) top = terms[i] > top ? terms[i] : top;
+  for (int i = 0; i < count; ++i) sum += std::exp(terms[i] - top);
+  return top + std::log(sum);
+}
+
 // log sigmoid(x), clamped from below so that f is never 0 and page offsets keep their precision.
 inline double LogForgetGate(double x, double min_log_gate) {
   const double value = x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x));

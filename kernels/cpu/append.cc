@@ -218,24 +218,25 @@ class Appender {
     const double keep = std::exp(page_decay);
     double decay_sum = kv_.decay_sum[state] * keep;
     for (int m = 0; m < d_; ++m) key_sum[m] *= keep;
-    double log_mass = kv_.log_mass[state] + page_decay;
     double key_norm = p == 0 ? 0 : kv_.key_norm[SummaryIndex(kv_, table[p - 1], g)];
-    std::vector<T> key(static_cast<size_t>(d_));
+    T key[kMaxHeadDim];
+    double log_term[kPageTokens];  // of the mass
     for (int j = 0; j < kPageTokens; ++j) {
-      ReadKey<P>(kv_, table[p], j, key.data());
+      ReadKey<P>(kv_, table[p], j, key);
       const double decay = page_decay - static_cast<double>(local[j]);
       const double weight = std::exp(decay);
       decay_sum += weight;
       double square = 0;
       for (int m = 0; m < d_; ++m) {
-        const double k = static_cast<double>(key[static_cast<size_t>(m)]);
+        const double k = static_cast<double>(key[m]);
         key_sum[m] += weight * k;
         square += k * k;
       }
       key_norm = std::max(key_norm, std::sqrt(square));
-      const double largest = EvaluateBound(params_.bound, head, d_, key.data(), 1);
-      log_mass = LogAddExp(log_mass, largest + decay);
+      log_term[j] = EvaluateBound(params_.bound, head, d_, key, 1) + decay;
     }
+    const double log_mass =
+        LogAddExp(kv_.log_mass[state] + page_decay, LogSumExp(log_term, kPageTokens));
     kv_.decay_sum[state] = decay_sum;
     kv_.log_mass[state] = log_mass;
     kv_.key_norm[summary] = key_norm;

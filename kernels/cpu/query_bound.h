@@ -31,14 +31,13 @@ double EvaluateBound(const QueryBound& bound, int head, int head_dim, const T* k
       square += x * x;
     }
   }
-  for (int64_t m = 0; m < d; ++m) {
-    const double k = static_cast<double>(key[m]);
-    if (bound.linear != nullptr) {
-      rest += linear_sign * static_cast<double>(bound.linear[head * d + m]) * k;
-    }
-    if (bound.absolute != nullptr) {
-      rest += static_cast<double>(bound.absolute[head * d + m]) * std::abs(k);
-    }
+  for (int64_t m = 0; bound.linear != nullptr && m < d; ++m) {
+    rest +=
+        linear_sign * static_cast<double>(bound.linear[head * d + m]) * static_cast<double>(key[m]);
+  }
+  for (int64_t m = 0; bound.absolute != nullptr && m < d; ++m) {
+    rest +=
+        static_cast<double>(bound.absolute[head * d + m]) * std::abs(static_cast<double>(key[m]));
   }
   return bound.scale * std::sqrt(square) + rest;
 }

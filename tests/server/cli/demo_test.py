@@ -87,7 +87,8 @@ class DemoTest(unittest.TestCase):
         self.assertEqual(rows["off"], ["off", "640", "65", "1.50", "32.0", "6.2", "MiB", "(100%)",
                                        "0", "none", "none"])
         self.assertEqual(rows["paper"][5:9], ["4.7", "MiB", "(75%)", "100"])
-        self.assertEqual(rows["certified"][5:], ["3.1", "MiB", "(50%)", "200", "-10.2500", "-10.0000"])
+        self.assertEqual(rows["certified"][5:],
+                         ["3.1", "MiB", "(50%)", "200", "-10.2500", "-10.0000"])
         self.expect_no_server()
 
     def test_failure_is_told_and_cleaned_up(self) -> None:
