@@ -204,6 +204,11 @@ class Appender {
     return LogForgetGate(logit, params_.min_log_gate);
   }
 
+  void WidenKeys(const BFloat16* in, float* out) const {
+    SelectIsaKernels().widen(&in->bits, static_cast<int64_t>(d_) * kPageTokens, out);
+  }
+  void WidenKeys(const T* in, T* out) const { std::copy_n(in, d_ * kPageTokens, out); }
+
   // Folds the full page that ends at `end` into S, N and log M and writes E and H.
   void Fold(int slot, int kv_head, int g, int64_t end) const {
     const int head = kv_head * shape_.group() + g;
@@ -218,23 +223,29 @@ class Appender {
     const double keep = std::exp(page_decay);
     double decay_sum = kv_.decay_sum[state] * keep;
     for (int m = 0; m < d_; ++m) key_sum[m] *= keep;
-    double key_norm = p == 0 ? 0 : kv_.key_norm[SummaryIndex(kv_, table[p - 1], g)];
-    T key[kMaxHeadDim];
-    double log_term[kPageTokens];  // of the mass
+    T keys[kMaxHeadDim * kPageTokens];  // [head_dim, 64]
+    WidenKeys(KeysOf<P>(kv_, table[p]), keys);
+    double weight[kPageTokens], log_term[kPageTokens], square[kPageTokens] = {};
+    EvaluateBounds(params_.bound, head, d_, keys, kPageTokens, 1, log_term);
     for (int j = 0; j < kPageTokens; ++j) {
-      ReadKey<P>(kv_, table[p], j, key);
       const double decay = page_decay - static_cast<double>(local[j]);
-      const double weight = std::exp(decay);
-      decay_sum += weight;
-      double square = 0;
-      for (int m = 0; m < d_; ++m) {
-        const double k = static_cast<double>(key[m]);
-        key_sum[m] += weight * k;
-        square += k * k;
-      }
-      key_norm = std::max(key_norm, std::sqrt(square));
-      log_term[j] = EvaluateBound(params_.bound, head, d_, key, 1) + decay;
+      weight[j] = std::exp(decay);
+      decay_sum += weight[j];
+      log_term[j] += decay;
     }
+    for (int m = 0; m < d_; ++m) {
+      const T* row = keys + m * kPageTokens;
+      double part[8] = {};  // side by side: one chain of additions would wait for each
+      for (int j = 0; j < kPageTokens; j += 8) {
+        for (int i = 0; i < 8; ++i) part[i] += weight[j + i] * static_cast<double>(row[j + i]);
+      }
+      for (double x : part) key_sum[m] += x;
+      for (int j = 0; j < kPageTokens; ++j) {
+        square[j] += static_cast<double>(row[j]) * static_cast<double>(row[j]);
+      }
+    }
+    double key_norm = p == 0 ? 0 : kv_.key_norm[SummaryIndex(kv_, table[p - 1], g)];
+    key_norm = std::max(key_norm, std::sqrt(*std::max_element(square, square + kPageTokens)));
     const double log_mass =
         LogAddExp(kv_.log_mass[state] + page_decay, LogSumExp(log_term, kPageTokens));
     kv_.decay_sum[state] = decay_sum;

@@ -1,4 +1,4 @@
-// Evaluates a QueryBound on one key, or on the mean key of the denominator's bound.
+// Evaluates a QueryBound on keys, or on the mean key of the denominator's bound.
 #pragma once
 
 #include <cmath>
@@ -8,38 +8,53 @@
 
 namespace fox {
 
-// a(k) = scale * ||A k|| + linear_sign * linear.k + absolute.|k| (acp.md 2a, 5). `linear_sign` is 1
-// for the largest logit a key can have, -1 for minus the smallest.
+inline constexpr int kMaxBoundKeys = 64;
+
+// a(k) = scale * ||A k|| + linear_sign * linear.k + absolute.|k| (acp.md 2a, 5) of `count` keys at
+// once, at most kMaxBoundKeys; keys [head_dim, count], out [count]. `linear_sign` is 1 for the
+// largest logit a key can have, -1 for minus the smallest.
+template <typename T>
+void EvaluateBounds(const QueryBound& bound, int head, int head_dim, const T* keys, int count,
+                    double linear_sign, double* out) {
+  const int64_t d = head_dim;
+  double square[kMaxBoundKeys] = {}, rest[kMaxBoundKeys] = {};
+  for (int64_t r = 0; bound.dense != nullptr && r < d; ++r) {
+    const float* row = bound.dense + (head * d + r) * d;
+    double dot[kMaxBoundKeys] = {};
+    for (int64_t m = 0; m < d; ++m) {
+      const double a = static_cast<double>(row[m]);
+      for (int j = 0; j < count; ++j) dot[j] += a * static_cast<double>(keys[m * count + j]);
+    }
+    for (int j = 0; j < count; ++j) square[j] += dot[j] * dot[j];
+  }
+  for (int64_t m = 0; m < d; ++m) {
+    const T* key = keys + m * count;
+    if (bound.dense == nullptr && bound.diagonal != nullptr) {
+      const double a = static_cast<double>(bound.diagonal[head * d + m]);
+      for (int j = 0; j < count; ++j) {
+        const double x = a * static_cast<double>(key[j]);
+        square[j] += x * x;
+      }
+    }
+    if (bound.linear != nullptr) {
+      const double a = linear_sign * static_cast<double>(bound.linear[head * d + m]);
+      for (int j = 0; j < count; ++j) rest[j] += a * static_cast<double>(key[j]);
+    }
+    if (bound.absolute != nullptr) {
+      const double a = static_cast<double>(bound.absolute[head * d + m]);
+      for (int j = 0; j < count; ++j) rest[j] += a * std::abs(static_cast<double>(key[j]));
+    }
+  }
+  for (int j = 0; j < count; ++j) out[j] = bound.scale * std::sqrt(square[j]) + rest[j];
+}
+
+// The same of one key [head_dim].
 template <typename T>
 double EvaluateBound(const QueryBound& bound, int head, int head_dim, const T* key,
                      double linear_sign) {
-  const int64_t d = head_dim;
-  double square = 0, rest = 0;
-  if (bound.dense != nullptr) {
-    const float* matrix = bound.dense + head * d * d;
-    for (int64_t r = 0; r < d; ++r) {
-      double dot = 0;
-      for (int64_t m = 0; m < d; ++m) {
-        dot += static_cast<double>(matrix[r * d + m]) * static_cast<double>(key[m]);
-      }
-      square += dot * dot;
-    }
-  } else if (bound.diagonal != nullptr) {
-    for (int64_t m = 0; m < d; ++m) {
-      const double x =
-          static_cast<double>(bound.diagonal[head * d + m]) * static_cast<double>(key[m]);
-      square += x * x;
-    }
-  }
-  for (int64_t m = 0; bound.linear != nullptr && m < d; ++m) {
-    rest +=
-        linear_sign * static_cast<double>(bound.linear[head * d + m]) * static_cast<double>(key[m]);
-  }
-  for (int64_t m = 0; bound.absolute != nullptr && m < d; ++m) {
-    rest +=
-        static_cast<double>(bound.absolute[head * d + m]) * std::abs(static_cast<double>(key[m]));
-  }
-  return bound.scale * std::sqrt(square) + rest;
+  double value;
+  EvaluateBounds(bound, head, head_dim, key, 1, linear_sign, &value);
+  return value;
 }
 
 }  // namespace fox
