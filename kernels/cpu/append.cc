@@ -63,6 +63,10 @@ class Appender {
   void Run(int seq, int kv_head) const {
     const Rows rows = RowsOf(batch_, seq);
     std::vector<T> key(static_cast<size_t>(d_)), value(static_cast<size_t>(d_));
+    // Kept here while rows come in: in the cache, neighbouring heads share a line.
+    double* const c_of_heads =
+        kv_.c + kv_.HeadIndex(rows.slot, params_.layer, kv_head * shape_.group());
+    std::vector<double> c(c_of_heads, c_of_heads + shape_.group());
     for (int64_t r = 0; r < rows.count; ++r) {
       const int64_t position = rows.position + r;
       Shifted(rows, r, kv_head, params_.k_column, params_.k_shift_column, kv_.last_k, key.data());
@@ -76,12 +80,14 @@ class Appender {
         if (params_.q_norm != nullptr) Normalize(params_.q_norm, kv_head * shape_.group() + g, q);
         Rotate(row, q);
       }
-      Write(rows.slot, kv_head, position, row, key.data(), value.data());
+      Write(rows.slot, kv_head, position, row, key.data(), value.data(), c.data());
       if (position % kPageTokens == kPageTokens - 1 && params_.acp != AcpMode::kOff) {
-        for (int g = 0; g < shape_.group(); ++g) Fold(rows.slot, kv_head, g, position);
+        for (int g = 0; g < shape_.group(); ++g)
+          Fold(rows.slot, kv_head, g, position, c[static_cast<size_t>(g)]);
       }
     }
     KeepLastRow(rows, kv_head);
+    std::copy(c.begin(), c.end(), c_of_heads);
   }
 
  private:
@@ -168,8 +174,8 @@ class Appender {
     }
   }
 
-  void Write(int slot, int kv_head, int64_t position, int64_t row, const T* key,
-             const T* value) const {
+  void Write(int slot, int kv_head, int64_t position, int64_t row, const T* key, const T* value,
+             double* c) const {
     const int32_t page =
         kv_.Table(kv_.ListIndex(slot, params_.layer, kv_head))[position / kPageTokens];
     const int token = static_cast<int>(position % kPageTokens);
@@ -180,11 +186,10 @@ class Appender {
     Round(value, d_, ValuesOf<P>(kv_, page) + static_cast<int64_t>(token) * d_);
     for (int g = 0; g < shape_.group(); ++g) {
       const int head = kv_head * shape_.group() + g;
-      double& c = kv_.c[kv_.HeadIndex(slot, params_.layer, head)];
       double& base = kv_.c_base[SummaryIndex(kv_, page, g)];
-      if (token == 0) base = c;
-      c += LogGate(row, head);
-      LocalGateOf<T>(kv_, page, g)[token] = static_cast<T>(c - base);
+      if (token == 0) base = c[g];
+      c[g] += LogGate(row, head);
+      LocalGateOf<T>(kv_, page, g)[token] = static_cast<T>(c[g] - base);
     }
   }
 
@@ -210,14 +215,13 @@ class Appender {
   void WidenKeys(const T* in, T* out) const { std::copy_n(in, d_ * kPageTokens, out); }
 
   // Folds the full page that ends at `end` into S, N and log M and writes E and H.
-  void Fold(int slot, int kv_head, int g, int64_t end) const {
+  void Fold(int slot, int kv_head, int g, int64_t end, double c_end) const {
     const int head = kv_head * shape_.group() + g;
     const int64_t state = kv_.HeadIndex(slot, params_.layer, head);
     const int32_t* table = kv_.Table(kv_.ListIndex(slot, params_.layer, kv_head));
     const int64_t p = end / kPageTokens;
     const int64_t summary = SummaryIndex(kv_, table[p], g);
     const T* local = LocalGateOf<T>(kv_, table[p], g);
-    const double c_end = kv_.c[state];
     const double page_decay = c_end - kv_.c_base[summary];
     double* key_sum = kv_.key_sum + state * d_;
     const double keep = std::exp(page_decay);
