@@ -12,6 +12,7 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/page_access.h"
 #include "kernels/cpu/query_bound.h"
+#include "kernels/cpu/row_blocks.h"
 
 namespace fox {
 namespace {
@@ -54,40 +55,74 @@ template <typename T, typename P>
 class Appender {
  public:
   Appender(const BatchView& batch, const AppendParams& params, const PagedKv& kv)
-      : batch_(batch), params_(params), kv_(kv), shape_(kv.shape), d_(kv.shape.head_dim) {
+      : batch_(batch),
+        params_(params),
+        kv_(kv),
+        shape_(kv.shape),
+        d_(kv.shape.head_dim),
+        log_gates_(static_cast<size_t>(batch.num_rows * kv.shape.q_heads)) {
     FOX_CHECK(d_ <= kMaxHeadDim);
     if (params.rope_frequency != nullptr) MakeRotations();
   }
 
-  // Everything of one kv head of one sequence.
-  void Run(int seq, int kv_head) const {
-    const Rows rows = RowsOf(batch_, seq);
-    std::vector<T> key(static_cast<size_t>(d_)), value(static_cast<size_t>(d_));
-    // Kept here while rows come in: in the cache, neighbouring heads share a line.
-    double* const c_of_heads =
-        kv_.c + kv_.HeadIndex(rows.slot, params_.layer, kv_head * shape_.group());
-    std::vector<double> c(c_of_heads, c_of_heads + shape_.group());
-    for (int64_t r = 0; r < rows.count; ++r) {
-      const int64_t position = rows.position + r;
-      Shifted(rows, r, kv_head, params_.k_column, params_.k_shift_column, kv_.last_k, key.data());
-      Shifted(rows, r, kv_head, params_.v_column, params_.v_shift_column, kv_.last_v, value.data());
-      const int64_t row = rows.first_row + r;
-      if (params_.k_norm != nullptr) Normalize(params_.k_norm, kv_head, key.data());
-      Rotate(row, key.data());
-      for (int g = 0; g < shape_.group(); ++g) {
-        T* q =
-            Row(row) + params_.q_column + static_cast<int64_t>(kv_head * shape_.group() + g) * d_;
-        if (params_.q_norm != nullptr) Normalize(params_.q_norm, kv_head * shape_.group() + g, q);
+  // First, for each block of rows: all heads' queries, keys, values and log gates. Rows do not
+  // depend on one another, and each is read from front to back.
+  void Project(const RowBlock& block) {
+    T key[kMaxHeadDim], value[kMaxHeadDim];
+    const Rows rows = RowsOf(batch_, block.seq);
+    // A page holds its keys dimension by dimension: they are turned over once all are there.
+    std::vector<P> keys(static_cast<size_t>(shape_.kv_heads * block.count * d_));
+    for (int i = 0; i < block.count; ++i) {
+      const int64_t row = block.first_row + i, position = block.position + i;
+      for (int head = 0; head < shape_.q_heads; ++head) {
+        T* q = Row(row) + params_.q_column + static_cast<int64_t>(head) * d_;
+        if (params_.q_norm != nullptr) Normalize(params_.q_norm, head, q);
         Rotate(row, q);
+        log_gates_[static_cast<size_t>(row * shape_.q_heads + head)] = LogGate(row, head);
       }
-      Write(rows.slot, kv_head, position, row, key.data(), value.data(), c.data());
-      if (position % kPageTokens == kPageTokens - 1 && params_.acp != AcpMode::kOff) {
-        for (int g = 0; g < shape_.group(); ++g)
-          Fold(rows.slot, kv_head, g, position, c[static_cast<size_t>(g)]);
+      for (int head = 0; head < shape_.kv_heads; ++head) {
+        const int64_t r = row - rows.first_row;
+        Shifted(rows, r, head, params_.k_column, params_.k_shift_column, kv_.last_k, key);
+        Shifted(rows, r, head, params_.v_column, params_.v_shift_column, kv_.last_v, value);
+        if (params_.k_norm != nullptr) Normalize(params_.k_norm, head, key);
+        Rotate(row, key);
+        Round(key, d_, keys.data() + (head * block.count + i) * d_);
+        const int32_t page = PageOf(rows.slot, head, position);
+        Round(value, d_, ValuesOf<P>(kv_, page) + position % kPageTokens * d_);
       }
     }
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      P* const to =
+          KeysOf<P>(kv_, PageOf(rows.slot, head, block.position)) + block.position % kPageTokens;
+      const P* const from = keys.data() + head * block.count * d_;
+      for (int m = 0; m < d_; ++m) {
+        for (int i = 0; i < block.count; ++i) to[m * kPageTokens + i] = from[i * d_ + m];
+      }
+    }
+  }
+
+  // Then, for each kv head of each sequence: cumulative gates and full pages, in order.
+  void Accumulate(int seq, int kv_head) const {
+    const Rows rows = RowsOf(batch_, seq);
+    const int32_t* table = kv_.Table(kv_.ListIndex(rows.slot, params_.layer, kv_head));
+    for (int g = 0; g < shape_.group(); ++g) {
+      const int head = kv_head * shape_.group() + g;
+      // Kept here while rows come in: in the cache, neighbouring heads share a line.
+      double c = kv_.c[kv_.HeadIndex(rows.slot, params_.layer, head)];
+      for (int64_t r = 0; r < rows.count; ++r) {
+        const int64_t position = rows.position + r, token = position % kPageTokens;
+        const int32_t page = table[position / kPageTokens];
+        double& base = kv_.c_base[SummaryIndex(kv_, page, g)];
+        if (token == 0) base = c;
+        c += log_gates_[static_cast<size_t>((rows.first_row + r) * shape_.q_heads + head)];
+        LocalGateOf<T>(kv_, page, g)[token] = static_cast<T>(c - base);
+        if (token == kPageTokens - 1 && params_.acp != AcpMode::kOff) {
+          Fold(rows.slot, kv_head, g, position, c);
+        }
+      }
+      kv_.c[kv_.HeadIndex(rows.slot, params_.layer, head)] = c;
+    }
     KeepLastRow(rows, kv_head);
-    std::copy(c.begin(), c.end(), c_of_heads);
   }
 
  private:
@@ -174,23 +209,8 @@ class Appender {
     }
   }
 
-  void Write(int slot, int kv_head, int64_t position, int64_t row, const T* key, const T* value,
-             double* c) const {
-    const int32_t page =
-        kv_.Table(kv_.ListIndex(slot, params_.layer, kv_head))[position / kPageTokens];
-    const int token = static_cast<int>(position % kPageTokens);
-    P* keys = KeysOf<P>(kv_, page) + token;
-    P rounded[kMaxHeadDim];
-    Round(key, d_, rounded);
-    for (int m = 0; m < d_; ++m) keys[static_cast<int64_t>(m) * kPageTokens] = rounded[m];
-    Round(value, d_, ValuesOf<P>(kv_, page) + static_cast<int64_t>(token) * d_);
-    for (int g = 0; g < shape_.group(); ++g) {
-      const int head = kv_head * shape_.group() + g;
-      double& base = kv_.c_base[SummaryIndex(kv_, page, g)];
-      if (token == 0) base = c[g];
-      c[g] += LogGate(row, head);
-      LocalGateOf<T>(kv_, page, g)[token] = static_cast<T>(c[g] - base);
-    }
+  int32_t PageOf(int slot, int kv_head, int64_t position) const {
+    return kv_.Table(kv_.ListIndex(slot, params_.layer, kv_head))[position / kPageTokens];
   }
 
   static void Round(const T* in, int count, T* out) { std::copy_n(in, count, out); }
@@ -277,7 +297,8 @@ class Appender {
   const PagedKv& kv_;
   const PagedKvShape& shape_;
   const int d_;
-  std::vector<T> rotations_;  // [num_rows, head_dim]: cosines, then sines
+  std::vector<T> rotations_;       // [num_rows, head_dim]: cosines, then sines
+  std::vector<double> log_gates_;  // [num_rows, q_heads]
 };
 
 }  // namespace
@@ -285,10 +306,14 @@ class Appender {
 void CpuOps::Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv, Stream) {
   AllocatePages(batch, params.layer, kv);
   DispatchPageType(kv.shape.dtype, [&](auto wide, auto page) {
-    const Appender<decltype(wide), decltype(page)> appender(batch, params, kv);
+    Appender<decltype(wide), decltype(page)> appender(batch, params, kv);
+    const bool parallel = batch.num_rows * kv.shape.q_heads > 64;
+    const std::vector<RowBlock> blocks = SplitIntoBlocks(batch);
+    pool_.ForEach(static_cast<int64_t>(blocks.size()), parallel,
+                  [&](int64_t i) { appender.Project(blocks[static_cast<size_t>(i)]); });
     const int64_t heads = kv.shape.kv_heads;
-    pool_.ForEach(batch.num_seqs * heads, params.projection.rows * heads > 64, [&](int64_t i) {
-      appender.Run(static_cast<int>(i / heads), static_cast<int>(i % heads));
+    pool_.ForEach(batch.num_seqs * heads, parallel, [&](int64_t i) {
+      appender.Accumulate(static_cast<int>(i / heads), static_cast<int>(i % heads));
     });
   });
 }

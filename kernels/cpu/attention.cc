@@ -12,35 +12,13 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/isa/isa_kernels.h"
 #include "kernels/cpu/page_access.h"
+#include "kernels/cpu/row_blocks.h"
 
 namespace fox {
 namespace {
 
 void AttendPage(const PageTile<float>& tile) { SelectIsaKernels().attend_page_f32(tile); }
 void AttendPage(const PageTile<double>& tile) { SelectIsaKernels().attend_page_f64(tile); }
-
-// Rows of one sequence that lie in one 64-token block.
-struct Block {
-  int seq;
-  int64_t first_row;  // in the batch
-  int count;
-  int64_t position;  // of the first row
-};
-
-std::vector<Block> SplitIntoBlocks(const BatchView& batch) {
-  std::vector<Block> blocks;
-  for (int seq = 0; seq < batch.num_seqs; ++seq) {
-    int64_t position = batch.position[seq];
-    for (int64_t row = batch.row_begin[seq]; row < batch.row_begin[seq + 1];) {
-      const int64_t in_page = kPageTokens - position % kPageTokens;
-      const int64_t count = std::min(in_page, batch.row_begin[seq + 1] - row);
-      blocks.push_back({seq, row, static_cast<int>(count), position});
-      row += count;
-      position += count;
-    }
-  }
-  return blocks;
-}
 
 // Keys and values of a page widened into the shapes that the inner loop wants; what lies behind
 // `valid` tokens may be anything and is zeroed.
@@ -106,7 +84,7 @@ template <typename T, typename P>
 class BlockAttention {
  public:
   BlockAttention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
-                 const Block& block, int kv_head)
+                 const RowBlock& block, int kv_head)
       : params_(params),
         kv_(kv),
         block_(block),
@@ -252,7 +230,7 @@ class BlockAttention {
 
   const AttentionParams& params_;
   const PagedKv& kv_;
-  const Block& block_;
+  const RowBlock& block_;
   const int kv_head_, d_, slot_;
   const int64_t list_;
   const int32_t* table_;
@@ -274,13 +252,13 @@ void CpuOps::Attention(const BatchView& batch, const AttentionParams& params, co
                        Stream) {
   FOX_CHECK(params.acp == AcpMode::kOff ||
             (params.bound.self_logit != nullptr && params.bound.any_logit != nullptr));
-  const std::vector<Block> blocks = SplitIntoBlocks(batch);
+  const std::vector<RowBlock> blocks = SplitIntoBlocks(batch);
   const int64_t heads = kv.shape.kv_heads;
   const int64_t count = static_cast<int64_t>(blocks.size()) * heads;
   DispatchPageType(kv.shape.dtype, [&](auto wide, auto page) {
     pool_.ForEach(count, true, [&](int64_t i) {
       // The last blocks see the most pages: longest first balances best.
-      const Block& block = blocks[static_cast<size_t>((count - 1 - i) / heads)];
+      const RowBlock& block = blocks[static_cast<size_t>((count - 1 - i) / heads)];
       BlockAttention<decltype(wide), decltype(page)> attention(batch, params, kv, block,
                                                                static_cast<int>(i % heads));
       const auto [total, skipped] = attention.Run();
