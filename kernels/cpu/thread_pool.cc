@@ -52,20 +52,21 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::Run(const Task& task) {
   task_ = task;
-  next_.store(0, std::memory_order_relaxed);
-  busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+  done_.store(0, std::memory_order_relaxed);
+  ticket_.store(static_cast<uint64_t>(task.count) << 32, std::memory_order_release);
   round_.fetch_add(1, std::memory_order_release);
   round_.notify_all();
   TakeIndices();
-  Await([this] { return busy_.load(std::memory_order_acquire) == 0; }, false);
+  Await([&] { return done_.load(std::memory_order_acquire) == task.count; }, false);
 }
 
 void ThreadPool::TakeIndices() {
-  const Task task = task_;
   for (;;) {
-    const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
-    if (i >= task.count) return;
-    task.call(task.body, i);
+    const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
+    const uint64_t index = ticket & 0xffffffffu;
+    if (index >= ticket >> 32) return;
+    task_.call(task_.body, static_cast<int64_t>(index));
+    done_.fetch_add(1, std::memory_order_release);
   }
 }
 
@@ -74,11 +75,9 @@ void ThreadPool::Work() {
   for (;;) {
     const auto moved = [&] { return round_.load(std::memory_order_acquire) != seen; };
     if (!Await(moved, true)) round_.wait(seen, std::memory_order_acquire);
-    if (!moved()) continue;
-    ++seen;
     if (stop_) return;
+    seen = round_.load(std::memory_order_acquire);
     TakeIndices();
-    busy_.fetch_sub(1, std::memory_order_release);
   }
 }
 
