@@ -11,15 +11,6 @@
 namespace fox {
 namespace {
 
-absl::StatusOr<DType> ChooseDType(const std::string& name) {
-  if (name == "auto") return CpuHasBf16() ? DType::kBF16 : DType::kF32;
-  if (name == "f64") return DType::kF64;
-  if (name == "f32") return DType::kF32;
-  if (name == "bf16") return DType::kBF16;
-  return absl::InvalidArgumentError(
-      absl::StrCat("--dtype: '", name, "' is not one of auto, f64, f32, bf16"));
-}
-
 absl::Status CheckConfig(const EngineConfig& config) {
   if (config.device != "cpu") {
     return absl::InvalidArgumentError(
@@ -42,6 +33,15 @@ double LogTolerance(const EngineConfig& config, const ModelConfig& model) {
 }
 
 }  // namespace
+
+absl::StatusOr<DType> ChooseDType(const std::string& name) {
+  if (name == "auto") return CpuHasBf16() ? DType::kBF16 : DType::kF32;
+  if (name == "f64") return DType::kF64;
+  if (name == "f32") return DType::kF32;
+  if (name == "bf16") return DType::kBF16;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--dtype: '", name, "' is not one of auto, f64, f32, bf16"));
+}
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& config) {
   if (absl::Status status = CheckConfig(config); !status.ok()) return status;

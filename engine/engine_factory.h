@@ -37,6 +37,9 @@ struct EngineConfig {
   LoadProgress progress;
 };
 
+// Parses "auto" (bf16 where it is fast, else f32), "f64", "f32", "bf16".
+absl::StatusOr<DType> ChooseDType(const std::string& name);
+
 // Only the model and its cache, for tools that decide what to run themselves.
 absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& config);
 

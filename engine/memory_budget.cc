@@ -13,7 +13,10 @@ namespace {
 
 constexpr int64_t kLongestDefault = 131072;
 
-// MemAvailable of the machine; 4 GiB where it cannot be read.
+double Mib(double bytes) { return bytes / (1 << 20); }
+
+}  // namespace
+
 int64_t AvailableBytes() {
   std::ifstream meminfo("/proc/meminfo");
   std::string key, unit;
@@ -24,10 +27,6 @@ int64_t AvailableBytes() {
   }
   return int64_t{4} << 30;
 }
-
-double Mib(double bytes) { return bytes / (1 << 20); }
-
-}  // namespace
 
 absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
                         RunnerOptions& options) {

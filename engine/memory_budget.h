@@ -9,6 +9,9 @@
 
 namespace fox {
 
+// MemAvailable of the machine; 4 GiB where it cannot be read.
+int64_t AvailableBytes();
+
 struct MemoryRequest {
   int64_t kv_cache_bytes = 0;  // 0: a quarter of the memory that is available now
   int64_t max_model_len = 0;   // 0: what the pool holds unpruned, at most 131072 tokens

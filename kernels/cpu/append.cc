@@ -4,12 +4,12 @@
 // them.
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 #include <vector>
 
 #include "kernels/acp.h"
 #include "kernels/core/check.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/norm_row.h"
 #include "kernels/cpu/page_access.h"
 #include "kernels/cpu/query_bound.h"
 #include "kernels/cpu/row_blocks.h"
@@ -169,14 +169,7 @@ class Appender {
   // RMS over head_dim, then the head's weights.
   void Normalize(const void* weights, int head, T* x) const {
     const T* weight = static_cast<const T*>(weights) + static_cast<int64_t>(head) * d_;
-    if constexpr (std::is_same_v<T, float>) {
-      SelectIsaKernels().rms_norm(x, weight, d_, static_cast<float>(params_.qk_norm_eps), x);
-    } else {
-      T square = 0;
-      for (int m = 0; m < d_; ++m) square += x[m] * x[m];
-      const T scale = T(1) / std::sqrt(square / static_cast<T>(d_) + params_.qk_norm_eps);
-      for (int m = 0; m < d_; ++m) x[m] = x[m] * scale * weight[m];
-    }
+    NormRow(x, weight, d_, params_.qk_norm_eps, x);
   }
 
   // cos and sin of every row's angles, once for all heads.

@@ -8,6 +8,7 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/isa/isa_kernels.h"
 #include "kernels/cpu/load_element.h"
+#include "kernels/cpu/norm_row.h"
 
 namespace fox {
 namespace {
@@ -25,17 +26,6 @@ void DispatchWide(DType dtype, const Body& body) {
     FOX_CHECK(dtype == DType::kF32);
     body(float{});
   }
-}
-
-void NormRow(const float* x, const float* weight, int64_t count, double eps, float* out) {
-  SelectIsaKernels().rms_norm(x, weight, count, static_cast<float>(eps), out);
-}
-
-void NormRow(const double* x, const double* weight, int64_t count, double eps, double* out) {
-  double square = 0;
-  for (int64_t i = 0; i < count; ++i) square += x[i] * x[i];
-  const double scale = 1 / std::sqrt(square / static_cast<double>(count) + eps);
-  for (int64_t i = 0; i < count; ++i) out[i] = x[i] * scale * weight[i];
 }
 
 void GatedRow(const float* gate, const float* x, int64_t count, bool silu, float* out) {

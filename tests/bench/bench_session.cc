@@ -50,25 +50,6 @@ absl::StatusOr<std::vector<AcpMode>> ParseModes(const std::string& text) {
   return modes;
 }
 
-int64_t AvailableBytes() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key, rest;
-  int64_t kib = 0;
-  while (meminfo >> key >> kib) {
-    if (key == "MemAvailable:") return kib * 1024;
-    std::getline(meminfo, rest);
-  }
-  return int64_t{4} << 30;
-}
-
-absl::StatusOr<DType> DTypeOf(const std::string& name) {
-  if (name == "auto") return CpuHasBf16() ? DType::kBF16 : DType::kF32;
-  for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
-    if (name == NameOf(dtype)) return dtype;
-  }
-  return absl::InvalidArgumentError(absl::StrCat("--dtype: unknown \"", name, "\""));
-}
-
 // Models without a tokenizer get ids spread over their vocabulary.
 std::vector<int32_t> SpreadIds(int64_t vocab) {
   std::vector<int32_t> ids(4096);
@@ -152,7 +133,7 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences,
                                               int64_t max_len) const {
   const auto checkpoint = Checkpoint::Open(flags.model.model, {});
   if (!checkpoint.ok()) return checkpoint.status();
-  const auto dtype = DTypeOf(flags.model.dtype);
+  const auto dtype = ChooseDType(flags.model.dtype);
   if (!dtype.ok()) return dtype.status();
   RunnerOptions options;
   options.acp = mode;
@@ -202,7 +183,7 @@ absl::StatusOr<BenchSession> OpenSession(const BenchFlags& flags) {
     session.report.Note("no text for this model: token ids are spread over its vocabulary");
   }
 
-  const auto dtype = DTypeOf(flags.model.dtype);
+  const auto dtype = ChooseDType(flags.model.dtype);
   if (!dtype.ok()) return dtype.status();
   CpuOps ops({*dtype, flags.model.plain_gemm, static_cast<int>(flags.model.threads)});
   const DType wide = *dtype == DType::kF64 ? DType::kF64 : DType::kF32;
