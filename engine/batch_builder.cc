@@ -1,57 +1,100 @@
 // Lays a step's arrays out in one block. See batch_builder.h.
 #include "engine/batch_builder.h"
 
-#include <cstring>
+#include <algorithm>
+#include <limits>
 
 #include "kernels/core/check.h"
 
 namespace fox {
 
-BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t max_logit_rows)
-    : ops_(ops),
-      device_(
-          ops.Allocate(static_cast<size_t>(max_rows + max_logit_rows + 8 * (max_seqs + 1)) * 8)) {
-  host_.reserve(device_.bytes());
+BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t max_logit_rows,
+                           int64_t max_slots)
+    : ops_(ops), max_seqs_(max_seqs), max_logit_rows_(max_logit_rows) {
+  size_t end = 0;
+  const auto take = [&end](int64_t count, size_t size) {
+    const size_t at = end;
+    end += (static_cast<size_t>(count) * size + 15) / 16 * 16;
+    return at;
+  };
+  take(max_logit_rows, sizeof(DrawnToken));
+  counts_ = take(3 * max_seqs, sizeof(int64_t));
+  mass_ = take(max_seqs, sizeof(double));
+  report_bytes_ = end;
+  position_ = take(max_seqs, sizeof(int64_t));
+  row_begin_ = take(max_seqs + 1, sizeof(int64_t));
+  tolerance_ = take(max_seqs, sizeof(double));
+  logit_row_ = take(max_logit_rows, sizeof(int64_t));
+  draw_ = take(max_logit_rows, sizeof(DrawRow));
+  slot_ = take(max_seqs, sizeof(int32_t));
+  token_ = take(max_rows, sizeof(int32_t));
+  block_ = ops.Allocate(end);
+  drawn_tokens_ = ops.Allocate(static_cast<size_t>(max_slots) * sizeof(int32_t));
+  std::byte* base = block_.as<std::byte>();
+  report_ = ReportAt(base);
+  batch_.position = At<int64_t>(base, position_);
+  batch_.row_begin = At<int64_t>(base, row_begin_);
+  batch_.log_tolerance = At<double>(base, tolerance_);
+  batch_.slot = At<int32_t>(base, slot_);
+  batch_.token_ids = At<int32_t>(base, token_);
+  batch_.drawn_tokens = drawn_tokens_.as<int32_t>();
+  logit_rows_ = At<int64_t>(base, logit_row_);
+  draw_rows_ = At<DrawRow>(base, draw_);
 }
 
-template <typename T>
-const T* BatchBuilder::Put(const std::vector<T>& values) {
-  const size_t at = host_.size();
-  const size_t bytes = (values.size() * sizeof(T) + 7) / 8 * 8;
-  FOX_CHECK(at + bytes <= device_.bytes());
-  host_.resize(at + bytes);
-  if (!values.empty()) std::memcpy(host_.data() + at, values.data(), values.size() * sizeof(T));
-  return reinterpret_cast<const T*>(device_.as<std::byte>() + at);
+StepReport BatchBuilder::ReportAt(std::byte* base) const {
+  int64_t* counts = At<int64_t>(base, counts_);
+  return {counts, counts + max_seqs_, counts + 2 * max_seqs_, At<double>(base, mass_),
+          At<DrawnToken>(base, 0)};
 }
 
-void BatchBuilder::Build(const StepPlan& plan, Stream stream) {
-  std::vector<int32_t> ids, slots;
-  std::vector<int64_t> row_begin{0}, positions, logit_rows;
-  std::vector<double> tolerances;
-  for (const PlannedSequence& seq : plan.sequences) {
-    const auto first = static_cast<int64_t>(ids.size());
-    ids.insert(ids.end(), seq.token_ids.begin(), seq.token_ids.end());
-    row_begin.push_back(static_cast<int64_t>(ids.size()));
-    slots.push_back(seq.slot);
-    positions.push_back(seq.position);
-    tolerances.push_back(seq.log_tolerance);
-    for (int32_t row : seq.logit_rows) logit_rows.push_back(first + row);
+StepReport BatchBuilder::ReportIn(std::byte* host) const { return ReportAt(host); }
+
+void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging, Stream stream) {
+  constexpr double kNothing = -std::numeric_limits<double>::infinity();
+  const auto planned = static_cast<int64_t>(plan.sequences.size());
+  const int64_t total = std::max(seqs, planned);
+  FOX_CHECK(total <= max_seqs_);
+  std::fill_n(staging + counts_, mass_ - counts_, std::byte{0});
+  std::fill_n(At<double>(staging, mass_), max_seqs_, kNothing);
+  int64_t rows = 0, logit_rows = 0;
+  int64_t* row_begin = At<int64_t>(staging, row_begin_);
+  for (int64_t i = 0; i < total; ++i) {
+    static const PlannedSequence kPadding = [] {
+      PlannedSequence padding;
+      padding.slot = -1;
+      padding.token_ids = {0};
+      padding.logit_rows = {0};
+      padding.log_tolerance = kNothing;
+      return padding;
+    }();
+    const PlannedSequence& seq = i < planned ? plan.sequences[static_cast<size_t>(i)] : kPadding;
+    row_begin[i] = rows;
+    At<int64_t>(staging, position_)[i] = seq.position;
+    At<double>(staging, tolerance_)[i] = seq.log_tolerance;
+    At<int32_t>(staging, slot_)[i] = seq.slot;
+    FOX_CHECK(token_ + static_cast<size_t>(rows + static_cast<int64_t>(seq.token_ids.size())) *
+                           sizeof(int32_t) <=
+              block_.bytes());
+    std::copy(seq.token_ids.begin(), seq.token_ids.end(), At<int32_t>(staging, token_) + rows);
+    for (size_t k = 0; k < seq.logit_rows.size(); ++k, ++logit_rows) {
+      FOX_CHECK(logit_rows < max_logit_rows_);
+      At<int64_t>(staging, logit_row_)[logit_rows] = rows + seq.logit_rows[k];
+      DrawRow& draw = At<DrawRow>(staging, draw_)[logit_rows];
+      draw = {};
+      if (!seq.draw || k + 1 < seq.logit_rows.size()) continue;
+      const DrawPlan& d = *seq.draw;
+      draw = {seq.slot, d.temperature, d.top_p, d.min_p, d.top_k, d.logprobs, d.seed, d.position};
+    }
+    rows += static_cast<int64_t>(seq.token_ids.size());
   }
-  host_.clear();
-  batch_.num_seqs = static_cast<int>(slots.size());
-  batch_.num_rows = static_cast<int64_t>(ids.size());
-  batch_.token_ids = Put(ids);
-  batch_.slot = Put(slots);
-  batch_.row_begin = Put(row_begin);
-  batch_.position = Put(positions);
-  batch_.log_tolerance = Put(tolerances);
-  num_logit_rows_ = static_cast<int64_t>(logit_rows.size());
-  logit_rows_ = Put(logit_rows);
-  const std::vector<int64_t> zeros(slots.size(), 0);
-  blocks_total_ = const_cast<int64_t*>(Put(zeros));
-  blocks_skipped_ = const_cast<int64_t*>(Put(zeros));
-  pages_evicted_ = const_cast<int64_t*>(Put(zeros));
-  ops_.CopyToDevice(host_.data(), host_.size(), device_.data(), stream);
+  row_begin[total] = rows;
+  batch_.num_seqs = static_cast<int>(total);
+  batch_.num_rows = rows;
+  num_logit_rows_ = logit_rows;
+  // Drawn tokens are written before they are read, so they need not be sent.
+  const size_t end = token_ + static_cast<size_t>(rows) * sizeof(int32_t);
+  ops_.CopyToDevice(staging + counts_, end - counts_, block_.as<std::byte>() + counts_, stream);
 }
 
 }  // namespace fox

@@ -1,43 +1,70 @@
-// BatchBuilder: a StepPlan as the arrays an operation reads, in one block of the backend's memory,
-// so that a step sends one copy.
+// BatchBuilder: a StepPlan as the arrays an operation reads. They lie at fixed places of one block
+// of the backend's memory, so that a step sends one copy and a captured graph finds them again.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "engine/step_plan.h"
 #include "kernels/ops.h"
 
 namespace fox {
 
+// What a step reports, in the backend's memory; [max_seqs] each, in the order of the plan.
+struct StepReport {
+  int64_t* blocks_total = nullptr;
+  int64_t* blocks_skipped = nullptr;
+  int64_t* pages_evicted = nullptr;
+  double* largest_log_mass = nullptr;  // -infinity: nothing was evicted
+  DrawnToken* drawn = nullptr;         // [max_logit_rows], by logit row
+};
+
 class BatchBuilder {
  public:
-  BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t max_logit_rows);
+  // At most so many rows, sequences and logit rows a step. `max_slots`: of the cache.
+  BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t max_logit_rows,
+               int64_t max_slots);
 
-  // Views are valid until the next Build. REQUIRES: the plan is within the limits given above.
-  void Build(const StepPlan& plan, Stream stream);
+  // Bytes of the block that `staging` of Build must hold.
+  size_t bytes() const { return block_.bytes(); }
 
+  // Lays the plan out in `staging` (host) and sends it. Pads a plan of single tokens to `seqs`
+  // sequences (0: no padding). `staging` must stay as it is until the copy has happened. REQUIRES:
+  // the plan is within the limits given above.
+  void Build(const StepPlan& plan, int64_t seqs, std::byte* staging, Stream stream);
+
+  // Of the last Build.
   const BatchView& batch() const { return batch_; }
   const int64_t* logit_rows() const { return logit_rows_; }
+  const DrawRow* draw_rows() const { return draw_rows_; }
   int64_t num_logit_rows() const { return num_logit_rows_; }
-  // Counters of the step, zeroed by Build; [num_seqs] each, in the backend's memory.
-  int64_t* blocks_total() const { return blocks_total_; }
-  int64_t* blocks_skipped() const { return blocks_skipped_; }
-  int64_t* pages_evicted() const { return pages_evicted_; }
+
+  const StepReport& report() const { return report_; }
+  int32_t* drawn_tokens() const { return drawn_tokens_.as<int32_t>(); }
+  // The report in a host copy of its block, which begins at report_block().
+  StepReport ReportIn(std::byte* host) const;
+  const std::byte* report_block() const { return block_.as<std::byte>(); }
+  size_t report_bytes() const { return report_bytes_; }
 
  private:
+  StepReport ReportAt(std::byte* base) const;
   template <typename T>
-  const T* Put(const std::vector<T>& values);
+  T* At(std::byte* base, size_t offset) const {
+    return reinterpret_cast<T*>(base + offset);
+  }
 
   Ops& ops_;
-  Buffer device_;
-  std::vector<std::byte> host_;
+  int64_t max_seqs_, max_logit_rows_;
+  // Byte offsets; the report comes first, the token ids, which grow most, last.
+  size_t counts_ = 0, mass_ = 0, report_bytes_ = 0;
+  size_t position_ = 0, row_begin_ = 0, tolerance_ = 0, logit_row_ = 0, draw_ = 0, slot_ = 0,
+         token_ = 0;
+  Buffer block_, drawn_tokens_;
+  StepReport report_;
   BatchView batch_;
   const int64_t* logit_rows_ = nullptr;
+  const DrawRow* draw_rows_ = nullptr;
   int64_t num_logit_rows_ = 0;
-  int64_t* blocks_total_ = nullptr;
-  int64_t* blocks_skipped_ = nullptr;
-  int64_t* pages_evicted_ = nullptr;
 };
 
 }  // namespace fox

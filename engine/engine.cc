@@ -1,7 +1,8 @@
-// Engine::Step: end what must end, schedule, run, sample. Read engine.h first.
+// Engine::Step: end what must end, schedule, submit, collect, sample. Read engine.h first.
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <deque>
 #include <limits>
 #include <map>
 #include <utility>
@@ -55,17 +56,31 @@ struct Engine::State {
   absl::Status Queue(Request request, Seconds now);
   void DeliverCancellations(Seconds now, std::vector<RequestOutput>* outputs);
   void Expire(Seconds now, std::vector<RequestOutput>* outputs);
-  void Run(const Schedule& schedule, Seconds now, std::vector<RequestOutput>* outputs);
+  Sequence* Find(RequestId id, int64_t arrival) const;
+  // Whether there was something to submit.
+  bool SubmitNext(Seconds now, std::vector<RequestOutput>* outputs);
+  void CollectOldest(Seconds now, std::vector<RequestOutput>* outputs);
+  // Takes what a collected plan computed for one of its sequences.
+  void Process(const PlannedSequence& planned, Sequence* sequence, const float* logits,
+               absl::StatusOr<SampledToken>* drawn, Seconds now, RequestOutput* output);
   void Fail(const absl::Status& status, Seconds now, std::vector<RequestOutput>* outputs);
   void Record(Sequence* sequence, const SlotStats& slot_stats);
   // Both add to the output; the finish is set when they end the request.
   void Score(Sequence* sequence, const PlannedSequence& planned, const float* logits,
              RequestOutput* output);
-  void Draw(Sequence* sequence, const float* logits, Seconds now, RequestOutput* output);
+  void Accept(Sequence* sequence, absl::StatusOr<SampledToken> token, Seconds now,
+              RequestOutput* output);
   // Ends a sequence that the scheduler no longer knows.
   void End(Sequence* sequence, Seconds now, Finish* finish);
   void Count(const Finish& finish);
   void UpdateGauges();
+
+  // A plan submitted and not yet collected. Its sequences may end meanwhile, and an id may come
+  // again: they are found by id and arrival.
+  struct InFlight {
+    StepPlan plan;
+    std::vector<int64_t> arrivals;  // of plan.sequences
+  };
 
   const EngineOptions options;
   StepExecutor& executor;
@@ -74,7 +89,8 @@ struct Engine::State {
   Sampler sampler;
   std::map<RequestId, std::unique_ptr<Sequence>> sequences;  // waiting and running
   std::vector<std::pair<RequestId, absl::Status>> cancellations;
-  int64_t free_pages;  // after the last run
+  std::deque<InFlight> in_flight;  // the oldest first
+  int64_t free_pages;              // after the last plan collected
   int64_t arrivals = 0;
   Seconds earliest = kNever;  // no deadline is before this
   Seconds last_step = -kNever;
@@ -142,33 +158,58 @@ void Engine::State::Expire(Seconds now, std::vector<RequestOutput>* outputs) {
   }
 }
 
-void Engine::State::Run(const Schedule& schedule, Seconds now,
-                        std::vector<RequestOutput>* outputs) {
-  const absl::StatusOr<StepResult> result = executor.Run(schedule.plan);
+Sequence* Engine::State::Find(RequestId id, int64_t arrival) const {
+  const auto found = sequences.find(id);
+  if (found == sequences.end() || found->second->arrival != arrival) return nullptr;
+  return found->second.get();
+}
+
+bool Engine::State::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
+  Schedule schedule = scheduler.Next(now);
+  stats.preemptions += schedule.preemptions;
+  for (Sequence* sequence : schedule.exhausted) {
+    RequestOutput& output = outputs->emplace_back();
+    output.id = sequence->request.id;
+    output.finish =
+        FinishWith(absl::ResourceExhaustedError("the page pool cannot hold this request"));
+    End(sequence, now, &*output.finish);
+  }
+  if (schedule.plan.empty()) return false;
+  if (absl::Status status = executor.Submit(schedule.plan); !status.ok()) {
+    Fail(status, now, outputs);
+    return true;
+  }
+  InFlight& flight = in_flight.emplace_back();
+  flight.plan = std::move(schedule.plan);
+  for (Sequence* sequence : schedule.sequences) {
+    flight.arrivals.push_back(sequence->arrival);
+    if (sequence->started) continue;
+    sequence->started = true;
+    sequence->stats.first_scheduled = now;
+    stats.prompt_tokens += sequence->prompt_tokens;
+  }
+  return true;
+}
+
+void Engine::State::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
+  absl::StatusOr<StepResult> result = executor.Collect();
   if (!result.ok()) return Fail(result.status(), now, outputs);
-  const size_t count = schedule.sequences.size();
+  const InFlight flight = std::move(in_flight.front());
+  in_flight.pop_front();
+  const size_t count = flight.arrivals.size();
   FOX_CHECK(result->logits.size() == count && result->stats.size() == count);
   ++stats.steps;
   free_pages = result->free_pages;
+  scheduler.Collect(*result);
   for (size_t i = 0; i < count; ++i) {
-    Sequence* sequence = schedule.sequences[i];
-    const PlannedSequence& planned = schedule.plan.sequences[i];
+    const PlannedSequence& planned = flight.plan.sequences[i];
+    Sequence* sequence = Find(planned.id, flight.arrivals[i]);
+    if (sequence == nullptr) continue;  // it has ended: this was surplus
     Record(sequence, result->stats[i]);
-    if (!sequence->started) {
-      sequence->started = true;
-      sequence->stats.first_scheduled = now;
-      stats.prompt_tokens += sequence->prompt_tokens;
-    }
     RequestOutput output;
     output.id = planned.id;
-    const float* logits = result->logits[i];
-    FOX_CHECK(planned.logit_rows.empty() || logits != nullptr);
-    Score(sequence, planned, logits, &output);
-    if (!output.finish && sequence->remaining() == 0) {
-      const size_t last_row = planned.logit_rows.empty() ? 0 : planned.logit_rows.size() - 1;
-      const size_t vocab = static_cast<size_t>(limits.vocab_size);
-      Draw(sequence, logits + last_row * vocab, now, &output);
-    }
+    Process(planned, sequence, result->logits[i], planned.draw ? &result->drawn.at(i) : nullptr,
+            now, &output);
     if (output.finish) {
       scheduler.Remove(sequence);
       End(sequence, now, &*output.finish);
@@ -179,9 +220,34 @@ void Engine::State::Run(const Schedule& schedule, Seconds now,
   }
 }
 
+void Engine::State::Process(const PlannedSequence& planned, Sequence* sequence, const float* logits,
+                            absl::StatusOr<SampledToken>* drawn, Seconds now,
+                            RequestOutput* output) {
+  FOX_CHECK(planned.logit_rows.empty() || planned.draw || logits != nullptr);
+  Score(sequence, planned, logits, output);
+  const int64_t end = planned.position + static_cast<int64_t>(planned.token_ids.size());
+  // All earlier plans are collected: what is known now is what this one was made to feed.
+  if (output->finish || end < static_cast<int64_t>(sequence->tokens.size())) return;
+  if (!sequence->samples()) {
+    output->finish = FinishFor(FinishReason::kLength);
+  } else if (drawn != nullptr) {
+    FOX_CHECK(sequence->pending > 0);
+    --sequence->pending;
+    Accept(sequence, std::move(*drawn), now, output);
+  } else {
+    const size_t last_row = planned.logit_rows.size() - 1;
+    const float* row = logits + last_row * static_cast<size_t>(limits.vocab_size);
+    Accept(sequence,
+           sampler.Sample(row, sequence->request.sampling, sequence->counts,
+                          sequence->stop.MaskedAt(sequence->generated()), sequence->tokens.size()),
+           now, output);
+  }
+}
+
 void Engine::State::Fail(const absl::Status& status, Seconds now,
                          std::vector<RequestOutput>* outputs) {
   fatal = status;
+  in_flight.clear();  // abandoned
   for (auto it = sequences.begin(); it != sequences.end();) {
     Sequence* sequence = it->second.get();
     ++it;
@@ -195,7 +261,7 @@ void Engine::State::Fail(const absl::Status& status, Seconds now,
 
 void Engine::State::Record(Sequence* sequence, const SlotStats& slot_stats) {
   stats.pages_evicted += slot_stats.pages_evicted - sequence->slot_stats.pages_evicted;
-  sequence->slot_stats = slot_stats;
+  sequence->Land(slot_stats);
 }
 
 void Engine::State::Score(Sequence* sequence, const PlannedSequence& planned, const float* logits,
@@ -216,15 +282,8 @@ void Engine::State::Score(Sequence* sequence, const PlannedSequence& planned, co
   }
 }
 
-void Engine::State::Draw(Sequence* sequence, const float* logits, Seconds now,
-                         RequestOutput* output) {
-  if (!sequence->samples()) {
-    output->finish = FinishFor(FinishReason::kLength);
-    return;
-  }
-  absl::StatusOr<SampledToken> token =
-      sampler.Sample(logits, sequence->request.sampling, sequence->counts,
-                     sequence->stop.MaskedAt(sequence->generated()), sequence->tokens.size());
+void Engine::State::Accept(Sequence* sequence, absl::StatusOr<SampledToken> token, Seconds now,
+                           RequestOutput* output) {
   if (!token.ok()) {
     output->finish = FinishWith(token.status());
     return;
@@ -310,18 +369,15 @@ std::vector<RequestOutput> Engine::Step(Seconds now) {
   state.last_step = now;
   state.DeliverCancellations(now, &outputs);
   state.Expire(now, &outputs);
-  Schedule schedule = state.scheduler.Next(now, state.free_pages);
-  state.stats.preemptions += schedule.preemptions;
-  for (Sequence* sequence : schedule.exhausted) {
-    RequestOutput& output = outputs.emplace_back();
-    output.id = sequence->request.id;
-    output.finish =
-        FinishWith(absl::ResourceExhaustedError("the page pool cannot hold this request"));
-    state.End(sequence, now, &*output.finish);
-  }
-  if (!schedule.plan.empty()) state.Run(schedule, now, &outputs);
-  // Slots of sequences that ended in this run are released by the next plan.
-  state.idle = schedule.plan.empty() || (schedule.sequences.empty() && state.sequences.empty());
+  const bool submitted = state.SubmitNext(now, &outputs);
+  // One plan stays in flight behind the one that is being collected, as long as there are plans to
+  // make; else what is in flight must come in first.
+  const bool full = state.in_flight.size() >= static_cast<size_t>(state.limits.depth);
+  const bool collects = !state.in_flight.empty() && (full || !submitted);
+  if (collects) state.CollectOldest(now, &outputs);
+  // Slots of sequences that ended in this step are released by the next plan.
+  const bool over = state.sequences.empty() && !state.scheduler.owes_release();
+  state.idle = state.in_flight.empty() && (over || (!submitted && !collects));
   state.UpdateGauges();
   return outputs;
 }

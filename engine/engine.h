@@ -61,12 +61,15 @@ class Engine {
   // The client has taken `tokens` more of the request's tokens (Request::window).
   void Acknowledge(RequestId id, int64_t tokens);
 
-  // Runs one step: expire, schedule, execute, sample. Returns what happened, empty when there was
-  // nothing to do. An executor failure ends every request with Unavailable and is kept: fatal().
+  // Runs one step: expire, schedule, submit, collect, sample. Returns what happened, empty when
+  // there was nothing to do. Over an executor of depth 2 the plan submitted stays in flight and the
+  // one before is collected, so that the device always has work; once there is nothing to submit,
+  // the plan in flight is collected. An executor failure ends every request with Unavailable and
+  // is kept: fatal(); plans in flight are abandoned.
   std::vector<RequestOutput> Step(Seconds now);
 
-  // Whether Step would do something: work, or a cancellation to deliver. `next_deadline`: the
-  // earliest deadline among waiting and running requests.
+  // Whether Step would do something: work, a plan in flight, or a cancellation to deliver.
+  // `next_deadline`: the earliest deadline among waiting and running requests.
   bool HasWork() const;
   Seconds NextDeadline() const;
   const EngineStats& stats() const;

@@ -8,17 +8,28 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "models/checkpoint.h"
 
+#ifdef FOX_CUDA
+#include "kernels/cuda/cuda_ops.h"
+#endif
+
 namespace fox {
 namespace {
 
+#ifdef FOX_CUDA
+constexpr bool kHasCuda = true;
+#else
+constexpr bool kHasCuda = false;
+#endif
+
+constexpr int64_t kCpuStepTokens = 512, kGpuStepTokens = 8192;
+
 absl::Status CheckConfig(const EngineConfig& config) {
-  if (config.device != "cpu") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--device: '", config.device, "' is not available in this build (cpu)"));
-  }
   if (config.max_num_seqs < 1) return absl::InvalidArgumentError("--max-num-seqs: at least 1");
-  if (config.max_num_batched_tokens < 1) {
-    return absl::InvalidArgumentError("--max-num-batched-tokens: at least 1");
+  if (config.max_num_batched_tokens < 0) {
+    return absl::InvalidArgumentError("--max-num-batched-tokens: at least 0");
+  }
+  if (!(config.gpu_memory_utilization > 0 && config.gpu_memory_utilization <= 1)) {
+    return absl::InvalidArgumentError("--gpu-memory-utilization: above 0 and at most 1");
   }
   // eps >= 1 would let everything be dropped.
   if (config.log_tolerance &&
@@ -43,38 +54,88 @@ absl::StatusOr<DType> ChooseDType(const std::string& name) {
       absl::StrCat("--dtype: '", name, "' is not one of auto, f64, f32, bf16"));
 }
 
-absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& config) {
-  if (absl::Status status = CheckConfig(config); !status.ok()) return status;
+#ifdef FOX_CUDA
+namespace {
+
+absl::StatusOr<Backend> MakeCudaBackend(const EngineConfig& config) {
+  if (config.dtype != "auto" && config.dtype != "bf16") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--dtype: '", config.dtype, "' is not available on a GPU (auto, bf16)"));
+  }
+  std::string error;
+  std::unique_ptr<CudaOps> ops = CudaOps::Create({config.portable_kernels}, &error);
+  if (ops == nullptr) return absl::InvalidArgumentError(absl::StrCat("--device: ", error));
+  return Backend{std::move(ops), DType::kBF16};
+}
+
+}  // namespace
+#endif
+
+absl::StatusOr<Backend> MakeBackend(const EngineConfig& config) {
+#ifdef FOX_CUDA
+  if (config.device == "cuda") return MakeCudaBackend(config);
+  if (config.device == "auto" && (config.dtype == "auto" || config.dtype == "bf16")) {
+    if (auto backend = MakeCudaBackend(config); backend.ok()) return backend;
+  }
+#endif
+  if (config.device != "cpu" && config.device != "auto") {
+    return absl::InvalidArgumentError(absl::StrCat("--device: '", config.device,
+                                                   "' is not available in this build (auto, cpu",
+                                                   kHasCuda ? ", cuda)" : ")"));
+  }
   const absl::StatusOr<DType> dtype = ChooseDType(config.dtype);
   if (!dtype.ok()) return dtype.status();
+  return Backend{
+      std::make_unique<CpuOps>(CpuOptions{*dtype, config.plain_gemm, config.threads}), *dtype};
+}
+
+absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& config) {
+  if (absl::Status status = CheckConfig(config); !status.ok()) return status;
   CheckpointOptions checkpoint_options;
   checkpoint_options.allow_nonfinite = config.allow_nonfinite;
   absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(config.model_dir, checkpoint_options);
   if (!checkpoint.ok()) return checkpoint.status();
+  absl::StatusOr<Backend> backend = MakeBackend(config);
+  if (!backend.ok()) return backend.status();
+  DeviceQueue* queue = backend->ops->queue();
 
   RunnerOptions options;
   options.acp = config.acp;
-  options.kv_dtype = *dtype;
+  options.kv_dtype = backend->dtype;
   options.max_slots = config.max_num_seqs;
+  options.enforce_eager = config.enforce_eager;
+  const int64_t step_tokens = queue != nullptr ? kGpuStepTokens : kCpuStepTokens;
   // A decode step brings one row for every sequence, and each of them wants logits.
-  options.max_batch_tokens = std::max<int64_t>(config.max_num_batched_tokens, config.max_num_seqs);
+  options.max_batch_tokens = std::max<int64_t>(
+      config.max_num_batched_tokens > 0 ? config.max_num_batched_tokens : step_tokens,
+      config.max_num_seqs);
   options.max_logit_rows = std::max<int64_t>(
       config.max_logit_rows > 0 ? config.max_logit_rows : 128, config.max_num_seqs);
-  const MemoryRequest request{config.kv_cache_bytes, config.max_model_len};
-  if (absl::Status status = PlanMemory(checkpoint->config(), request, options); !status.ok()) {
-    return status;
+  MemoryRequest request{config.kv_cache_bytes, AvailableBytes() / 4, config.max_model_len};
+  if (queue == nullptr) {  // pages that do not fit are refused before the weights are read
+    if (absl::Status s = PlanMemory(checkpoint->config(), request, options); !s.ok()) return s;
   }
-  auto ops = std::make_unique<CpuOps>(CpuOptions{*dtype, config.plain_gemm, config.threads});
-  const DType wide = *dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  FoxWeights weights = LoadWeights(*checkpoint, *ops, wide, config.progress);
+  const DType wide = backend->dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  FoxWeights weights = LoadWeights(*checkpoint, *backend->ops, wide, config.progress);
   // A file that changed while it was read gave weights that nobody checked.
   if (absl::Status status = checkpoint->CheckUnchanged(); !status.ok()) return status;
-  return std::make_unique<ModelRunner>(std::move(ops), std::move(weights), options);
+  if (queue != nullptr) {
+    options.max_model_len = config.max_model_len;
+    request.available_bytes =
+        AvailableDeviceBytes(*queue, config.gpu_memory_utilization, weights, options);
+    if (absl::Status s = PlanMemory(checkpoint->config(), request, options); !s.ok()) return s;
+  }
+  auto runner = std::make_unique<ModelRunner>(std::move(backend->ops), std::move(weights), options);
+  if (queue != nullptr && queue->error() != nullptr) {
+    return absl::ResourceExhaustedError(absl::StrCat("GPU: ", queue->error()));
+  }
+  return runner;
 }
 
 absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
   absl::StatusOr<std::unique_ptr<ModelRunner>> runner = LoadRunner(config);
   if (!runner.ok()) return runner.status();
+  if (absl::Status status = (*runner)->CaptureGraphs(); !status.ok()) return status;
   LoadedEngine loaded;
   loaded.config = (*runner)->weights().config;
   loaded.options.acp = config.acp;
@@ -84,7 +145,8 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
   loaded.options.priority_scheduling = config.priority_scheduling;
   loaded.options.eos_token_ids = loaded.config.eos_token_ids;
   loaded.options.max_logprobs = config.max_logprobs;
-  loaded.memory_plan = DescribeMemory((*runner)->weights(), (*runner)->options());
+  loaded.memory_plan = DescribeMemory((*runner)->weights(), (*runner)->options(),
+                                      (*runner)->ops().NarrowDType((*runner)->weights().wide));
   loaded.backend = (*runner)->ops().Description();
   loaded.dtype = NameOf((*runner)->options().kv_dtype);
   loaded.engine = std::make_unique<Engine>(loaded.options, **runner);

@@ -18,18 +18,21 @@ namespace fox {
 
 struct EngineConfig {
   std::string model_dir;
-  std::string device = "cpu";
-  std::string dtype = "auto";  // auto | f64 | f32 | bf16
+  std::string device = "cpu";  // cpu | cuda | auto: cuda where there is one
+  std::string dtype = "auto";  // auto | f64 | f32 | bf16; cuda: auto | bf16
   AcpMode acp = AcpMode::kCertified;
   std::optional<double> log_tolerance;  // log eps; unset: the checkpoint's own, else -10
   int threads = 0;                      // 0: one per core
   int64_t max_model_len = 0;            // 0: see MemoryRequest
   int32_t max_num_seqs = 16;
-  int64_t max_num_batched_tokens = 512;
+  int64_t max_num_batched_tokens = 0;  // 0: 512 on the CPU, 8192 on a GPU
   int64_t max_logit_rows = 0;  // of one step; 0: 128, or max_num_seqs if that is more
   int64_t kv_cache_bytes = 0;  // 0: see MemoryRequest
   bool allow_nonfinite = false;
-  bool plain_gemm = false;  // row-independent matrix products, for invariance
+  bool plain_gemm = false;  // row-independent matrix products, for invariance; CPU
+  double gpu_memory_utilization = 0.9;  // of the GPU's memory, for all that the engine allocates
+  bool enforce_eager = false;           // no CUDA graphs
+  bool portable_kernels = false;        // no Hopper kernels even on Hopper, for tests
   int64_t max_queued_requests = 256;
   int64_t max_queued_tokens = 1 << 20;
   bool priority_scheduling = true;
@@ -37,8 +40,15 @@ struct EngineConfig {
   LoadProgress progress;
 };
 
-// Parses "auto" (bf16 where it is fast, else f32), "f64", "f32", "bf16".
+// Parses "auto" (bf16 where it is fast, else f32), "f64", "f32", "bf16", for the CPU.
 absl::StatusOr<DType> ChooseDType(const std::string& name);
+
+// A backend alone. `dtype`: of linear weights and pages, from MakeBackend itself.
+struct Backend {
+  std::unique_ptr<Ops> ops;
+  DType dtype = DType::kF32;
+};
+absl::StatusOr<Backend> MakeBackend(const EngineConfig& config);
 
 // Only the model and its cache, for tools that decide what to run themselves.
 absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& config);

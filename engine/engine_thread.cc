@@ -162,7 +162,11 @@ void EngineThread::Impl::EndAll() {
   for (const auto& [id, sink] : sinks) {
     engine->Cancel(id, absl::UnavailableError("the server is stopping"));
   }
-  Deliver(engine->Step(clock()));
+  // Plans in flight come in, and slots are released.
+  while (engine->HasWork()) {
+    last_turn = SteadySeconds();
+    Deliver(engine->Step(clock()));
+  }
   for (Command& command : TakeCommands()) {
     auto* submit = std::get_if<SubmitCommand>(&command);
     if (submit == nullptr) continue;

@@ -31,7 +31,8 @@ int64_t AvailableBytes() {
 absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
                         RunnerOptions& options) {
   const PagedKvShape shape = CacheShape(config, options);
-  const int64_t bytes = request.kv_cache_bytes > 0 ? request.kv_cache_bytes : AvailableBytes() / 4;
+  const int64_t bytes =
+      request.kv_cache_bytes > 0 ? request.kv_cache_bytes : request.available_bytes;
   const int64_t lists = shape.lists_per_slot();
   const int64_t pages = std::min<int64_t>(bytes / static_cast<int64_t>(shape.page_bytes()),
                                           std::numeric_limits<int32_t>::max());
@@ -50,15 +51,27 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
   return absl::OkStatus();
 }
 
-std::string DescribeMemory(const FoxWeights& weights, const RunnerOptions& options) {
+int64_t AvailableDeviceBytes(DeviceQueue& queue, double utilization, const FoxWeights& weights,
+                             const RunnerOptions& options) {
+  constexpr double kWorkSpace = 1 << 30;  // cuBLASLt, graphs, partial results
+  const auto total = static_cast<double>(queue.total_bytes());
+  const double used = total - static_cast<double>(queue.free_bytes());
+  const double activations = static_cast<double>(
+      Activations::Bytes(weights.config, weights.wide, DType::kBF16, options.max_batch_tokens,
+                         std::max<int64_t>(options.max_logit_rows, options.max_slots)));
+  // Before the sequences' length is known: tables of the longest default.
+  PagedKvShape shape = CacheShape(weights.config, options);
+  shape.max_pages = PagesFor(std::max(options.max_model_len, kLongestDefault));
+  const auto tables = static_cast<double>(KvCache::FixedBytes(shape));
+  return std::max<int64_t>(
+      0, static_cast<int64_t>(utilization * total - used - activations - tables - kWorkSpace));
+}
+
+std::string DescribeMemory(const FoxWeights& weights, const RunnerOptions& options, DType narrow) {
   const PagedKvShape shape = CacheShape(weights.config, options);
   const double page = static_cast<double>(shape.page_bytes());
-  const ModelConfig& c = weights.config;
-  const double row =
-      static_cast<double>(4 * c.hidden_size + weights.columns.total + 3 * c.intermediate_size) *
-      static_cast<double>(SizeOf(weights.wide));
-  const double head =
-      static_cast<double>(c.vocab_size + c.hidden_size) * static_cast<double>(SizeOf(weights.wide));
+  const auto activations = static_cast<double>(Activations::Bytes(
+      weights.config, weights.wide, narrow, options.max_batch_tokens, options.max_logit_rows));
   return absl::StrFormat(
       "memory plan:\n"
       "  linear weights   %8.1f MiB\n"
@@ -73,8 +86,7 @@ std::string DescribeMemory(const FoxWeights& weights, const RunnerOptions& optio
       shape.num_pages / shape.lists_per_slot() * kPageTokens,
       Mib(static_cast<double>(KvCache::FixedBytes(shape))), options.max_slots,
       options.max_model_len,
-      Mib(row * static_cast<double>(options.max_batch_tokens) +
-          head * static_cast<double>(options.max_logit_rows)),
+      Mib(activations),
       options.max_batch_tokens, options.max_logit_rows);
 }
 

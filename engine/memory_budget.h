@@ -13,7 +13,8 @@ namespace fox {
 int64_t AvailableBytes();
 
 struct MemoryRequest {
-  int64_t kv_cache_bytes = 0;  // 0: a quarter of the memory that is available now
+  int64_t kv_cache_bytes = 0;   // 0: available_bytes
+  int64_t available_bytes = 0;  // for pages
   int64_t max_model_len = 0;   // 0: what the pool holds unpruned, at most 131072 tokens
 };
 
@@ -21,7 +22,12 @@ struct MemoryRequest {
 absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
                         RunnerOptions& options);
 
-// The plan as text for people, one item a line.
-std::string DescribeMemory(const FoxWeights& weights, const RunnerOptions& options);
+// What a GPU has for pages: `utilization` of its memory, less what is in use (weights), the
+// activations and tables of `options`, and room for the backend's own work space.
+int64_t AvailableDeviceBytes(DeviceQueue& queue, double utilization, const FoxWeights& weights,
+                             const RunnerOptions& options);
+
+// The plan as text for people, one item a line. `narrow`: of the backend's activations.
+std::string DescribeMemory(const FoxWeights& weights, const RunnerOptions& options, DType narrow);
 
 }  // namespace fox

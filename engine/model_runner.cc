@@ -1,8 +1,11 @@
-// Plan in, logits and counters out.
+// Plan in, logits, tokens and counters out. Read model_runner.h first.
 #include "engine/model_runner.h"
 
 #include <algorithm>
 #include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
 
 namespace fox {
 namespace {
@@ -13,7 +16,48 @@ SlotStats FreshStats() {
   return stats;
 }
 
+// One token and one row of logits for each sequence.
+bool IsDecode(const StepPlan& plan) {
+  return std::all_of(plan.sequences.begin(), plan.sequences.end(), [](const auto& seq) {
+    return seq.token_ids.size() == 1 && seq.logit_rows.size() == 1;
+  });
+}
+
+SampledToken TokenOf(const DrawnToken& drawn, int32_t logprobs, int32_t vocab_size) {
+  SampledToken token;
+  token.id = drawn.id;
+  if (logprobs < 0) return token;
+  token.logprob = drawn.logprob;
+  token.rank = drawn.rank;
+  for (int32_t i = 0; i < std::min(logprobs, vocab_size); ++i) {
+    token.top.push_back({drawn.top_ids[i], drawn.top_logprobs[i], i + 1});
+  }
+  return token;
+}
+
+// A vector on the CPU, pinned memory where copies run behind the host.
+Buffer HostBlock(DeviceQueue* queue, size_t bytes) {
+  if (queue != nullptr) return queue->AllocatePinned(bytes);
+  return {new std::byte[bytes](), bytes,
+          [](void* data, size_t) { delete[] static_cast<std::byte*>(data); }};
+}
+
 }  // namespace
+
+// One submitted plan and the host memory that belongs to it. Reused.
+struct ModelRunner::InFlight {
+  std::vector<int32_t> released;
+  std::vector<PlannedSequence> sequences;  // their tokens are no longer there
+  std::vector<int64_t> ends;               // tokens of each sequence afterwards
+  Buffer staging;                          // the batch on its way there
+  Buffer report;                           // and the report on its way back
+  Buffer free_pages;                       // int32_t
+  std::unique_ptr<Fence> fence;            // null without a queue
+  Buffer logits;                           // [rows, V] wide, as far as wanted
+  std::vector<float> narrowed;             // of float64 logits
+  DType logits_dtype = DType::kF32;
+  int64_t vocab_size = 0;
+};
 
 PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options) {
   PagedKvShape shape;
@@ -30,14 +74,26 @@ PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options)
   return shape;
 }
 
+int64_t DecodeBucket(int64_t seqs) {
+  if (seqs <= 2) return std::max<int64_t>(seqs, 1);
+  if (seqs <= 4) return 4;
+  const int64_t multiple = seqs <= 64 ? 8 : 32;
+  return (seqs + multiple - 1) / multiple * multiple;
+}
+
 ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const RunnerOptions& options)
     : ops_(std::move(ops)),
+      queue_(ops_->queue()),
+      stream_(queue_ != nullptr ? queue_->stream() : nullptr),
       weights_(std::move(weights)),
       options_(options),
       cache_(CacheShape(weights_.config, options), *ops_),
-      activations_(weights_, *ops_, options.max_batch_tokens, options.max_logit_rows),
+      activations_(weights_, *ops_,
+                   std::max(options.max_batch_tokens, DecodeBucket(options.max_slots)),
+                   std::max(options.max_logit_rows, DecodeBucket(options.max_slots))),
       model_(weights_, *ops_, activations_),
-      batch_(*ops_, options.max_batch_tokens, options.max_slots, options.max_logit_rows),
+      batch_(*ops_, activations_.max_rows, DecodeBucket(options.max_slots),
+             activations_.max_logit_rows, options.max_slots),
       slots_(static_cast<size_t>(options.max_slots), FreshStats()) {
   limits_.num_pages = options.num_pages;
   limits_.lists_per_slot = cache_.view().shape.lists_per_slot();
@@ -46,62 +102,197 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
   limits_.max_batch_tokens = options.max_batch_tokens;
   limits_.max_logit_rows = options.max_logit_rows;
   limits_.vocab_size = static_cast<int32_t>(weights_.config.vocab_size);
+  limits_.depth = queue_ != nullptr ? 2 : 1;
+  limits_.draws = queue_ != nullptr;
+  ops_->Reserve(activations_.max_rows, static_cast<int>(DecodeBucket(options.max_slots)),
+                cache_.view().shape);
+  // One more than may be in flight: the one whose logits are being read.
+  for (int i = 0; i <= limits_.depth; ++i) {
+    auto step = std::make_unique<InFlight>();
+    step->staging = HostBlock(queue_, batch_.bytes());
+    step->report = HostBlock(queue_, batch_.report_bytes());
+    step->free_pages = HostBlock(queue_, sizeof(int32_t));
+    if (queue_ != nullptr) step->fence = queue_->MakeFence();
+    idle_.push_back(std::move(step));
+  }
 }
 
-absl::StatusOr<StepResult> ModelRunner::Run(const StepPlan& plan) {
-  cache_.Release(plan.release_slots);
-  for (int32_t slot : plan.release_slots) slots_[static_cast<size_t>(slot)] = FreshStats();
-  StepResult result;
-  if (!plan.sequences.empty()) {
-    batch_.Build(plan, nullptr);
-    const ForwardCounters counters{batch_.blocks_total(), batch_.blocks_skipped(),
-                                   batch_.pages_evicted()};
-    logits_ = model_.Forward(batch_.batch(), batch_.logit_rows(), batch_.num_logit_rows(),
-                             options_.acp, cache_.view(), counters, nullptr);
-    Deliver(plan, result);
-    Count(plan, result);
+ModelRunner::~ModelRunner() {
+  for (auto& step : in_flight_) {
+    if (step->fence != nullptr) step->fence->Wait();
   }
-  result.free_pages = cache_.FreePages();
+}
+
+absl::Status ModelRunner::Health() const {
+  if (queue_ == nullptr || queue_->error() == nullptr) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("device: ", queue_->error()));
+}
+
+absl::Status ModelRunner::Submit(const StepPlan& plan) {
+  if (absl::Status status = Health(); !status.ok()) return status;
+  FOX_CHECK(static_cast<int>(in_flight_.size()) < limits_.depth);
+  if (collected_ != nullptr) idle_.push_back(std::move(collected_));
+  std::unique_ptr<InFlight> step = std::move(idle_.back());
+  idle_.pop_back();
+  step->released = plan.release_slots;
+  step->sequences.clear();
+  step->ends.clear();
+  for (const PlannedSequence& seq : plan.sequences) {
+    PlannedSequence& kept = step->sequences.emplace_back();
+    kept.slot = seq.slot;
+    kept.logit_rows = seq.logit_rows;
+    kept.draw = seq.draw;
+    step->ends.push_back(seq.position + static_cast<int64_t>(seq.token_ids.size()));
+  }
+  cache_.Release(plan.release_slots);
+  if (!plan.sequences.empty()) {
+    const int64_t planned = static_cast<int64_t>(plan.sequences.size());
+    const bool decode = queue_ != nullptr && IsDecode(plan);
+    const int64_t bucket = decode ? DecodeBucket(planned) : 0;
+    batch_.Build(plan, bucket, step->staging.as<std::byte>(), stream_);
+    if (decode) {
+      RunDecode(bucket);
+    } else {
+      Forward(options_.acp);
+    }
+  }
+  ReadBack(*step);
+  in_flight_.push_back(std::move(step));
+  return Health();
+}
+
+void ModelRunner::Forward(AcpMode acp) {
+  const StepReport& report = batch_.report();
+  const ForwardCounters counters{report.blocks_total, report.blocks_skipped, report.pages_evicted,
+                                 report.largest_log_mass};
+  logits_ = model_.Forward(batch_.batch(), batch_.logit_rows(), batch_.num_logit_rows(), acp,
+                           cache_.view(), counters, stream_);
+  if (!limits_.draws || logits_.rows == 0) return;
+  ops_->Draw({logits_, batch_.draw_rows(), report.drawn, batch_.drawn_tokens()}, stream_);
+}
+
+// The first step of a bucket runs eagerly, the second is captured.
+void ModelRunner::RunDecode(int64_t bucket) {
+  last_bucket_ = bucket;
+  DecodeGraph& decode = graphs_[bucket];
+  if (options_.enforce_eager || !decode.warm) {
+    decode.warm = true;
+    return Forward(options_.acp);
+  }
+  if (decode.graph == nullptr) {
+    decode.graph = queue_->Capture(stream_, [this] { Forward(options_.acp); });
+    decode.logits = logits_;
+    if (decode.graph == nullptr) return;  // Health tells
+  }
+  logits_ = decode.logits;
+  decode.graph->Launch(stream_);
+}
+
+absl::Status ModelRunner::CaptureGraphs() {
+  if (queue_ == nullptr || options_.enforce_eager) return absl::OkStatus();
+  std::vector<int64_t> buckets;
+  for (int64_t n = 1; n <= options_.max_slots; ++n) {
+    if (buckets.empty() || buckets.back() != DecodeBucket(n)) buckets.push_back(DecodeBucket(n));
+  }
+  for (int64_t bucket : buckets) {
+    // All padding: nothing is touched.
+    batch_.Build({}, bucket, idle_.back()->staging.as<std::byte>(), stream_);
+    RunDecode(bucket);
+    RunDecode(bucket);
+    idle_.back()->fence->Record(stream_);
+    idle_.back()->fence->Wait();
+    if (absl::Status status = Health(); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ModelRunner::ReplayLastGraph(int count) {
+  const auto found = graphs_.find(last_bucket_);
+  if (found == graphs_.end() || found->second.graph == nullptr) {
+    return absl::FailedPreconditionError("no decode graph was captured");
+  }
+  for (int i = 0; i < count; ++i) found->second.graph->Launch(stream_);
+  idle_.back()->fence->Record(stream_);
+  idle_.back()->fence->Wait();
+  return Health();
+}
+
+// Enqueues what the host will want of the step.
+void ModelRunner::ReadBack(InFlight& step) {
+  const auto fetch = [this](const void* device, size_t bytes, void* host) {
+    if (queue_ != nullptr) return queue_->CopyToPinned(device, bytes, host, stream_);
+    ops_->CopyToHost(device, bytes, host, stream_);
+  };
+  fetch(cache_.view().free_count, sizeof(int32_t), step.free_pages.data());
+  const bool wanted = std::any_of(step.sequences.begin(), step.sequences.end(),
+                                  [](const auto& s) { return !s.logit_rows.empty() && !s.draw; });
+  if (!step.sequences.empty()) {
+    fetch(batch_.report_block(), batch_.report_bytes(), step.report.data());
+  }
+  if (wanted) {
+    const size_t row = static_cast<size_t>(logits_.cols) * SizeOf(logits_.dtype);
+    const size_t bytes = static_cast<size_t>(logits_.rows) * row;
+    if (step.logits.bytes() < bytes) step.logits = HostBlock(queue_, bytes);
+    step.logits_dtype = logits_.dtype;
+    step.vocab_size = logits_.cols;
+    fetch(logits_.data, bytes, step.logits.data());
+  }
+  if (step.fence != nullptr) step.fence->Record(stream_);
+}
+
+absl::StatusOr<StepResult> ModelRunner::Collect() {
+  FOX_CHECK(!in_flight_.empty());
+  std::unique_ptr<InFlight> step = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  if (step->fence != nullptr) step->fence->Wait();
+  StepResult result;
+  for (int32_t slot : step->released) slots_[static_cast<size_t>(slot)] = FreshStats();
+  if (!step->sequences.empty()) {
+    Deliver(*step, result);
+    Count(*step, result);
+  }
+  result.free_pages = *step->free_pages.as<int32_t>();
+  if (collected_ != nullptr) idle_.push_back(std::move(collected_));
+  collected_ = std::move(step);
+  if (absl::Status status = Health(); !status.ok()) return status;
   return result;
 }
 
-// Points each sequence at its rows of logits, as float32 on the host.
-void ModelRunner::Deliver(const StepPlan& plan, StepResult& result) {
-  const auto count = static_cast<size_t>(logits_.rows * logits_.cols);
-  host_logits_.resize(count);
-  if (logits_.dtype == DType::kF64) {
-    std::vector<double> wide(count);
-    ops_->CopyToHost(logits_.data, count * sizeof(double), wide.data(), nullptr);
-    std::transform(wide.begin(), wide.end(), host_logits_.begin(),
-                   [](double x) { return static_cast<float>(x); });
-  } else {
-    ops_->CopyToHost(logits_.data, count * sizeof(float), host_logits_.data(), nullptr);
+// Points each sequence at its rows of logits, as float32 on the host, or gives its token.
+void ModelRunner::Deliver(InFlight& step, StepResult& result) {
+  const float* logits = step.logits.as<float>();
+  if (step.logits_dtype == DType::kF64) {
+    const double* wide = step.logits.as<double>();
+    step.narrowed.assign(wide, wide + step.logits.bytes() / sizeof(double));
+    logits = step.narrowed.data();
   }
+  const StepReport report = batch_.ReportIn(step.report.as<std::byte>());
   int64_t row = 0;
-  for (const PlannedSequence& seq : plan.sequences) {
-    result.logits.push_back(seq.logit_rows.empty() ? nullptr
-                                                   : host_logits_.data() + row * logits_.cols);
-    row += static_cast<int64_t>(seq.logit_rows.size());
+  for (const PlannedSequence& seq : step.sequences) {
+    const auto rows = static_cast<int64_t>(seq.logit_rows.size());
+    result.logits.push_back(rows == 0 || seq.draw ? nullptr : logits + row * step.vocab_size);
+    row += rows;
+    if (!seq.draw) {
+      result.drawn.emplace_back(SampledToken{});
+    } else if (const DrawnToken& drawn = report.drawn[row - 1]; drawn.finite == 0) {
+      result.drawn.emplace_back(absl::InternalError("numerical failure"));
+    } else {
+      result.drawn.emplace_back(TokenOf(drawn, seq.draw->logprobs, limits_.vocab_size));
+    }
   }
 }
 
-void ModelRunner::Count(const StepPlan& plan, StepResult& result) {
-  const size_t n = plan.sequences.size();
-  std::vector<int64_t> total(n), skipped(n), evicted(n);
-  ops_->CopyToHost(batch_.blocks_total(), n * sizeof(int64_t), total.data(), nullptr);
-  ops_->CopyToHost(batch_.blocks_skipped(), n * sizeof(int64_t), skipped.data(), nullptr);
-  ops_->CopyToHost(batch_.pages_evicted(), n * sizeof(int64_t), evicted.data(), nullptr);
-  for (size_t i = 0; i < n; ++i) {
-    const PlannedSequence& seq = plan.sequences[i];
-    SlotStats& stats = slots_[static_cast<size_t>(seq.slot)];
-    const int64_t end = seq.position + static_cast<int64_t>(seq.token_ids.size());
-    stats.blocks_total += total[i];
-    stats.blocks_skipped += skipped[i];
-    stats.pages_allocated = limits_.lists_per_slot * PagesFor(end);
-    stats.pages_evicted += evicted[i];
+void ModelRunner::Count(const InFlight& step, StepResult& result) {
+  const StepReport report = batch_.ReportIn(step.report.as<std::byte>());
+  for (size_t i = 0; i < step.sequences.size(); ++i) {
+    SlotStats& stats = slots_[static_cast<size_t>(step.sequences[i].slot)];
+    stats.blocks_total += report.blocks_total[i];
+    stats.blocks_skipped += report.blocks_skipped[i];
+    stats.pages_allocated = limits_.lists_per_slot * PagesFor(step.ends[i]);
+    stats.pages_evicted += report.pages_evicted[i];
     stats.live_pages = stats.pages_allocated - stats.pages_evicted;
     stats.peak_pages = std::max(stats.peak_pages, stats.live_pages);
-    stats.max_log_evicted_mass = cache_.MaxLogMass(seq.slot);
+    stats.max_log_evicted_mass = std::max(stats.max_log_evicted_mass, report.largest_log_mass[i]);
     result.stats.push_back(stats);
   }
 }

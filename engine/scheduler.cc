@@ -15,7 +15,8 @@ namespace fox {
 Scheduler::Scheduler(const ExecutorLimits& limits)
     : limits_(limits),
       max_running_(std::min({static_cast<int64_t>(limits.max_slots), limits.max_batch_tokens,
-                             limits.max_logit_rows})) {
+                             limits.max_logit_rows})),
+      credit_(limits) {
   FOX_CHECK(max_running_ > 0 && limits.lists_per_slot > 0 && limits.num_pages >= 0);
   for (int32_t slot = limits.max_slots - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
@@ -34,36 +35,36 @@ void Scheduler::Remove(Sequence* sequence) {
   GiveUpSlot(sequence);
 }
 
-Schedule Scheduler::Next(Seconds now, int64_t free_pages) {
-  FOX_CHECK(free_pages >= 0);
+Schedule Scheduler::Next(Seconds now) {
   Schedule schedule;
-  // With no slot in use everything is free, however late the count of free pages is.
-  pages_ = running_.empty() ? limits_.num_pages : std::min(limits_.num_pages, pages_ + free_pages);
+  int64_t free = credit_.free();
+  for (const int32_t slot : release_slots_) free += credit_.held(slot);
+  // With no slot in use everything is free once this plan has released what it must, however late
+  // the count of free pages is.
+  pages_ = running_.empty() ? limits_.num_pages : std::min(limits_.num_pages, free);
   Budget budget{limits_.max_batch_tokens, limits_.max_logit_rows};
   const std::vector<Sequence*> ready = ReservePages(&schedule);
+  std::vector<Sequence*> prefills;
   for (Sequence* sequence : ready) {
-    if (sequence->remaining() == 1) Plan(sequence, 1, &budget, &schedule);
-  }
-  for (Sequence* sequence : ready) {
-    // A decode planned above has nothing left.
-    if (sequence->remaining() > 0) {
-      Plan(sequence, ChunkSize(*sequence, budget), &budget, &schedule);
+    if (sequence->remaining() > 1) {
+      prefills.push_back(sequence);
+    } else {
+      Plan(sequence, 1, now, &budget, &schedule);
     }
   }
+  for (Sequence* sequence : prefills) {
+    Plan(sequence, ChunkSize(*sequence, budget), now, &budget, &schedule);
+  }
   Admit(now, &budget, &schedule);
-  FOX_CHECK(pages_ >= 0 && budget.tokens >= 0 && budget.logit_rows >= 0);
-  pages_ = 0;
+  FOX_CHECK(budget.tokens >= 0 && budget.logit_rows >= 0);
   schedule.plan.release_slots = std::exchange(release_slots_, {});
+  if (!schedule.plan.empty()) credit_.Submit(schedule.plan);
   return schedule;
-}
-
-int64_t Scheduler::PagesBetween(int64_t from, int64_t to) const {
-  return limits_.lists_per_slot * (PagesFor(to) - PagesFor(from));
 }
 
 void Scheduler::GiveUpSlot(Sequence* sequence) {
   release_slots_.push_back(sequence->slot);
-  pages_ += sequence->slot_stats.live_pages;
+  pages_ += credit_.held(sequence->slot);
   const auto place =
       std::lower_bound(free_slots_.begin(), free_slots_.end(), sequence->slot, std::greater<>());
   free_slots_.insert(place, sequence->slot);
@@ -88,26 +89,27 @@ Sequence* Scheduler::Victim(const Sequence& needy) const {
 }
 
 // Promises pages for one token to each running sequence in order; those that got them. One that
-// did not waits with its pages while earlier ones go on.
+// did not waits with its pages while earlier ones go on, or, alone, while plans in flight may still
+// evict.
 std::vector<Sequence*> Scheduler::ReservePages(Schedule* schedule) {
   std::vector<Sequence*> ready;
   for (auto it = running_.begin(); it != running_.end();) {
     Sequence* sequence = *it;
-    if (sequence->paused()) {
+    if (!sequence->plannable()) {
       ++it;
       continue;
     }
-    const int64_t need = PagesBetween(sequence->computed, sequence->computed + 1);
-    while (pages_ < need) {
+    const int64_t need = credit_.Between(sequence->computed, sequence->computed + 1);
+    while (need > 0 && pages_ < need) {
       Sequence* victim = Victim(*sequence);
       if (victim == nullptr) break;
       Preempt(victim, schedule);
     }
     ++it;  // only now: a victim may have been the next one
-    if (pages_ >= need) {
+    if (need == 0 || pages_ >= need) {
       pages_ -= need;
       ready.push_back(sequence);
-    } else if (running_.size() == 1) {
+    } else if (running_.size() == 1 && !credit_.in_flight()) {
       Remove(sequence);
       schedule->exhausted.push_back(sequence);
       break;
@@ -121,7 +123,7 @@ std::vector<Sequence*> Scheduler::ReservePages(Schedule* schedule) {
 bool Scheduler::Fits(const Sequence& next, const Demand& demand, int64_t pages) const {
   if (demand.running == 0) return pages >= limits_.lists_per_slot;
   if (demand.running >= max_running_) return false;
-  const int64_t whole = PagesBetween(0, static_cast<int64_t>(next.tokens.size()));
+  const int64_t whole = credit_.Between(0, next.length());
   return pages >= whole + demand.promised + demand.running * limits_.lists_per_slot;
 }
 
@@ -135,8 +137,8 @@ bool Scheduler::MakeRoom(const Sequence& next, Seconds now, Demand* demand, Sche
     Sequence* victim = *last;
     if (!victim->paused() || now < victim->paused_since + kPauseGrace) continue;
     victims.push_back(victim);
-    pages += victim->slot_stats.live_pages;
-    after.promised -= PagesBetween(victim->computed, static_cast<int64_t>(victim->tokens.size()));
+    pages += credit_.held(victim->slot);
+    after.promised -= credit_.Between(victim->computed, victim->length());
     --after.running;
   }
   if (!Fits(next, after, pages)) return false;
@@ -150,8 +152,7 @@ void Scheduler::Admit(Seconds now, Budget* budget, Schedule* schedule) {
   Demand demand;
   demand.running = static_cast<int64_t>(running_.size());
   for (const Sequence* sequence : running_) {
-    demand.promised +=
-        PagesBetween(sequence->computed, static_cast<int64_t>(sequence->tokens.size()));
+    demand.promised += credit_.Between(sequence->computed, sequence->length());
   }
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     Sequence* next = *it;
@@ -159,8 +160,10 @@ void Scheduler::Admit(Seconds now, Budget* budget, Schedule* schedule) {
       ++it;
       continue;
     }
-    // In order: who does not fit holds back the rest, else a long prompt would never start.
-    if (budget->tokens == 0 || !MakeRoom(*next, now, &demand, schedule)) break;
+    // In order: who does not fit holds back the rest, else a long prompt would never start. One
+    // that was preempted with a plan in flight comes back when that has been collected.
+    if (budget->tokens == 0 || next->in_flight > 0) break;
+    if (!MakeRoom(*next, now, &demand, schedule)) break;
     pages_ -= limits_.lists_per_slot;  // the first page row, as ReservePages does
     const int64_t count = ChunkSize(*next, *budget);
     if (count == 0) {
@@ -171,8 +174,8 @@ void Scheduler::Admit(Seconds now, Budget* budget, Schedule* schedule) {
     next->slot = free_slots_.back();
     free_slots_.pop_back();
     FOX_CHECK(running_.insert(next).second);
-    Plan(next, count, budget, schedule);
-    demand.promised += PagesBetween(next->computed, static_cast<int64_t>(next->tokens.size()));
+    Plan(next, count, now, budget, schedule);
+    demand.promised += credit_.Between(next->computed, next->length());
     ++demand.running;
   }
 }
@@ -182,7 +185,8 @@ void Scheduler::Admit(Seconds now, Budget* budget, Schedule* schedule) {
 int64_t Scheduler::ChunkSize(const Sequence& sequence, const Budget& budget) const {
   const int64_t begin = sequence.computed;
   int64_t count = std::min(sequence.remaining(), budget.tokens);
-  const int64_t page_rows = PagesFor(begin + 1) + pages_ / limits_.lists_per_slot;
+  const int64_t page_rows =
+      PagesFor(begin + 1) + std::max<int64_t>(0, pages_) / limits_.lists_per_slot;
   count = std::min(count, page_rows * kPageTokens - begin);
   // A token wants at most one row: leaving out as many tokens as rows are too many never cuts too
   // deep, and may have to be repeated where tokens want none.
@@ -198,21 +202,34 @@ int64_t Scheduler::ChunkSize(const Sequence& sequence, const Budget& budget) con
   return count;
 }
 
-void Scheduler::Plan(Sequence* sequence, int64_t count, Budget* budget, Schedule* schedule) {
+void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* budget,
+                     Schedule* schedule) {
   if (count == 0) return;
   const int64_t begin = sequence->computed;
   PlannedSequence planned;
   planned.id = sequence->request.id;
   planned.slot = sequence->slot;
   planned.position = begin;
-  planned.token_ids.assign(sequence->tokens.begin() + begin,
-                           sequence->tokens.begin() + begin + count);
+  planned.token_ids = sequence->ListTokens(count);
   planned.logit_rows = sequence->ListLogitRows(count);
   planned.log_tolerance = sequence->log_tolerance;
+  // Rows of prompt log-probabilities are wanted on the host, so it samples from the last one too.
+  const bool samples = count == sequence->remaining() && sequence->samples();
+  if (limits_.draws && samples && planned.logit_rows.size() == 1) {
+    planned.draw = sequence->NextDraw();
+  }
   budget->tokens -= count;
   budget->logit_rows -= static_cast<int64_t>(planned.logit_rows.size());
-  pages_ -= PagesBetween(begin + 1, begin + count);
+  const int64_t pages = credit_.Between(begin + 1, begin + count);
+  FOX_CHECK(pages == 0 || pages_ >= pages);
+  pages_ -= pages;
   sequence->computed += count;
+  ++sequence->in_flight;
+  if (planned.draw) {
+    ++sequence->pending;
+    // From now on, so that nobody admitted later takes it out of this very plan.
+    if (sequence->paused()) sequence->paused_since = now;
+  }
   schedule->plan.sequences.push_back(std::move(planned));
   schedule->sequences.push_back(sequence);
 }

@@ -1,5 +1,9 @@
 // Scheduler: which sequences run next and how many of their tokens. Pure: depends on the sequences
-// given, on `now` and on the free pages; no clock, no I/O. Read scheduler.cc next.
+// given, on `now` and on the results collected; no clock, no I/O. Read scheduler.cc next.
+//
+// Plans may be made while earlier ones are in flight. Plans run in order, so a slot released by one
+// may be used by the same one. A sequence is planned again at once where the executor draws its
+// token (Sequence::pending), else when the host has sampled it.
 //
 // Order is (priority, arrival), everywhere. Running sequences come before waiting ones, sequences
 // with one token left (decode) before longer ones (prefill). Pages are promised in order: who
@@ -11,6 +15,7 @@
 #include <set>
 #include <vector>
 
+#include "engine/page_credit.h"
 #include "engine/sequence.h"
 #include "engine/step_executor.h"
 #include "engine/step_plan.h"
@@ -39,9 +44,15 @@ class Scheduler {
   // Forgets a sequence; the next plan releases its slot, if it has one.
   void Remove(Sequence* sequence);
 
-  // Plans the next step and counts its tokens as computed. `free_pages`: known to be free after
-  // the last run, whose slot_stats the sequences hold.
-  Schedule Next(Seconds now, int64_t free_pages);
+  // Plans the next step and counts its tokens as computed. A plan that is not empty is in flight
+  // from then on.
+  Schedule Next(Seconds now);
+
+  // The oldest plan in flight has run. Its sequences are the caller's: see Sequence::Land.
+  void Collect(const StepResult& result) { credit_.Collect(result); }
+
+  // Whether the next plan has slots to release.
+  bool owes_release() const { return !release_slots_.empty(); }
 
  private:
   struct Earlier {
@@ -58,7 +69,6 @@ class Scheduler {
     int64_t running = 0;   // each keeps room for one more page row
   };
 
-  int64_t PagesBetween(int64_t from, int64_t to) const;
   void GiveUpSlot(Sequence* sequence);
   void Preempt(Sequence* sequence, Schedule* schedule);
   Sequence* Victim(const Sequence& needy) const;
@@ -67,7 +77,7 @@ class Scheduler {
   bool MakeRoom(const Sequence& next, Seconds now, Demand* demand, Schedule* schedule);
   void Admit(Seconds now, Budget* budget, Schedule* schedule);
   int64_t ChunkSize(const Sequence& sequence, const Budget& budget) const;
-  void Plan(Sequence* sequence, int64_t count, Budget* budget, Schedule* schedule);
+  void Plan(Sequence* sequence, int64_t count, Seconds now, Budget* budget, Schedule* schedule);
 
   const ExecutorLimits limits_;
   const int64_t max_running_;
@@ -75,7 +85,8 @@ class Scheduler {
   std::set<Sequence*, Earlier> waiting_;
   std::vector<int32_t> free_slots_;     // descending: the lowest is taken first
   std::vector<int32_t> release_slots_;  // for the next plan
-  int64_t pages_ = 0;  // free and not yet promised; between plans: those of release_slots_
+  PageCredit credit_;
+  int64_t pages_ = 0;  // within Next: free when the plan starts and not yet promised
 };
 
 }  // namespace fox

@@ -5,12 +5,21 @@
 #include <limits>
 #include <utility>
 
+#include "kernels/core/check.h"
+
 namespace fox {
 namespace {
 
 bool NeedsCounts(const SamplingParams& sampling) {
   return sampling.repetition_penalty != 1.0f || sampling.presence_penalty != 0.0f ||
          sampling.frequency_penalty != 0.0f;
+}
+
+// Whether sampling depends on nothing but the logits and what a DrawPlan holds.
+bool IsPlain(const SamplingParams& sampling) {
+  return !NeedsCounts(sampling) && sampling.logit_bias.empty() &&
+         sampling.allowed_token_ids.empty() && sampling.logprob_token_ids.empty() &&
+         sampling.logprobs <= kMaxDrawnLogprobs;
 }
 
 void AddSlot(const SlotStats& slot, AcpStats* acp) {
@@ -72,6 +81,28 @@ std::vector<int32_t> Sequence::ListLogitRows(int64_t count) const {
   return rows;
 }
 
+std::vector<int32_t> Sequence::ListTokens(int64_t count) const {
+  const int64_t known = std::min(count, static_cast<int64_t>(tokens.size()) - computed);
+  if (known <= 0) return std::vector<int32_t>(static_cast<size_t>(count), kDrawnToken);
+  FOX_CHECK(known == count);
+  const auto begin = tokens.begin() + computed;
+  return std::vector<int32_t>(begin, begin + count);
+}
+
+std::optional<DrawPlan> Sequence::NextDraw() const {
+  const SamplingParams& sampling = request.sampling;
+  if (!IsPlain(sampling) || !stop.MaskedAt(produced()).empty()) return std::nullopt;
+  DrawPlan draw;
+  draw.temperature = sampling.temperature;
+  draw.top_p = sampling.top_p;
+  draw.min_p = sampling.min_p;
+  draw.top_k = sampling.top_k;
+  draw.logprobs = sampling.logprobs;
+  draw.seed = sampling.seed;
+  draw.position = static_cast<uint64_t>(length());
+  return draw;
+}
+
 void Sequence::Append(const SampledToken& token) {
   tokens.push_back(token.id);
   ++stats.completion_tokens;
@@ -79,10 +110,22 @@ void Sequence::Append(const SampledToken& token) {
 }
 
 void Sequence::LeaveSlot() {
-  AddSlot(slot_stats, &stats.acp);
-  slot_stats = EmptySlot();
   slot = -1;
   computed = 0;
+  CloseSlotStats();
+}
+
+void Sequence::Land(const SlotStats& collected) {
+  FOX_CHECK(in_flight > 0);
+  --in_flight;
+  slot_stats = collected;
+  CloseSlotStats();
+}
+
+void Sequence::CloseSlotStats() {
+  if (slot >= 0 || in_flight > 0) return;
+  AddSlot(slot_stats, &stats.acp);
+  slot_stats = EmptySlot();
 }
 
 RequestStats Sequence::FinalStats(Seconds now) const {

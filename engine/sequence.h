@@ -1,13 +1,17 @@
-// Sequence: one request on its way through the engine. Invariant: tokens[0, computed) are in the
-// slot's cache; the rest is to be fed; sampling needs all of them fed. A preempted sequence is
-// one with computed == 0 and no slot. Read scheduler.h next.
+// Sequence: one request on its way through the engine. Invariant: the slot's cache holds the first
+// `computed` tokens once all plans in flight have run; the rest of length() is to be fed; sampling
+// needs all of it fed. `pending` tokens at the end are drawn by plans in flight and not known yet:
+// they count as tokens everywhere but in `tokens` and generated(). A preempted sequence is one with
+// computed == 0 and no slot. Read scheduler.h next.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "engine/engine.h"
 #include "engine/sampler.h"
+#include "engine/step_plan.h"
 #include "engine/stop_condition.h"
 
 namespace fox {
@@ -17,9 +21,18 @@ struct Sequence {
   Sequence(Request submitted, const EngineOptions& options, int64_t max_model_len,
            int64_t arrival_order, Seconds now);
 
+  // Generated tokens that are known.
   int64_t generated() const { return static_cast<int64_t>(tokens.size()) - prompt_tokens; }
-  int64_t remaining() const { return static_cast<int64_t>(tokens.size()) - computed; }
-  bool paused() const { return request.window > 0 && generated() - acknowledged >= request.window; }
+  // These count the pending ones too.
+  int64_t length() const { return static_cast<int64_t>(tokens.size()) + pending; }
+  int64_t produced() const { return generated() + pending; }
+  int64_t remaining() const { return length() - computed; }
+  bool paused() const { return request.window > 0 && produced() - acknowledged >= request.window; }
+  // Whether a running sequence has something to feed: a known token, or a pending one that is not
+  // the last. All it has is fed and not drawn on the device: it waits for the host's sampler.
+  bool plannable() const {
+    return remaining() > 0 && !paused() && (pending == 0 || produced() < max_tokens);
+  }
   // Whether a plan with all remaining tokens ends in sampling.
   bool samples() const { return max_tokens > 0; }
 
@@ -27,9 +40,17 @@ struct Sequence {
   int64_t LogitRows(int64_t count) const;
   std::vector<int32_t> ListLogitRows(int64_t count) const;
 
+  // The tokens [computed, computed + count): kDrawnToken stands for a pending one.
+  std::vector<int32_t> ListTokens(int64_t count) const;
+  // How an executor may draw the next token itself; none where it takes the host's sampler:
+  // penalties, biases, masks and reported ids.
+  std::optional<DrawPlan> NextDraw() const;
+
   void Append(const SampledToken& token);
-  // The slot is given up: its counters move into stats.acp.
+  // The slot is given up: its counters move into stats.acp as soon as they are final.
   void LeaveSlot();
+  // A plan with this sequence was collected; the counters of its slot after that plan.
+  void Land(const SlotStats& collected);
   // stats with the counters of the current slot added.
   RequestStats FinalStats(Seconds now) const;
 
@@ -46,7 +67,12 @@ struct Sequence {
   bool started = false;  // was in a plan
   int32_t slot = -1;     // -1: waiting
   int64_t computed = 0;
-  SlotStats slot_stats;  // of `slot`, as of its last run
+  // Plans in flight with this sequence. One that was preempted meanwhile does not come back before
+  // all are collected: what they computed is valid, and what they drew is among its tokens.
+  int in_flight = 0;
+  int64_t pending = 0;   // tokens they draw, [0, in_flight]
+  SlotStats slot_stats;  // of `slot`, or of the one given up while plans were in flight, as of the
+                         // last plan collected
   int64_t acknowledged = 0;
   int64_t prompt_logprobs_done = 0;  // prompt rows whose log-probabilities were delivered
   Seconds paused_since = 0;          // valid while paused()
@@ -54,6 +80,7 @@ struct Sequence {
 
  private:
   int64_t FirstPromptRow() const;
+  void CloseSlotStats();
   bool wants_prompt_logprobs() const { return request.sampling.prompt_logprobs >= 0; }
 };
 

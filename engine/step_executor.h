@@ -22,11 +22,16 @@ struct SlotStats {
 };
 
 struct StepResult {
-  // For each planned sequence with logit rows, in plan order, its rows one after another:
-  // float32 [rows, vocab_size]. Valid until the next Run.
+  // For each planned sequence with logit rows and without `draw`, in plan order, its rows one after
+  // another: float32 [rows, vocab_size]. Valid until the next Submit.
   std::vector<const float*> logits;  // [sequences]; null where none were asked for
-  std::vector<SlotStats> stats;      // [sequences]
-  int64_t free_pages = 0;            // at least that many are free now
+  // For each planned sequence with `draw` its token; Internal: a logit is NaN or infinite. Then the
+  // slot's next input is any valid token.
+  std::vector<absl::StatusOr<SampledToken>> drawn;  // [sequences]; the others hold any token. May
+                                                    // be empty where the plan has no `draw`
+  // As of the end of this plan, whatever plans were submitted behind it.
+  std::vector<SlotStats> stats;  // [sequences]
+  int64_t free_pages = 0;        // at least that many are free
 };
 
 struct ExecutorLimits {
@@ -38,15 +43,26 @@ struct ExecutorLimits {
   int64_t max_batch_tokens = 0;  // of one step
   int64_t max_logit_rows = 0;    // of one step
   int32_t vocab_size = 0;
+  int depth = 1;       // steps that may be submitted and not yet collected
+  bool draws = false;  // whether PlannedSequence::draw is understood
 };
 
-// One thread calls. A failed Run (Internal, Unavailable) poisons the executor: every later Run
-// fails.
+// One thread calls. A failed Submit or Collect (Internal, Unavailable) poisons the executor: every
+// later call fails.
 class StepExecutor {
  public:
   virtual ~StepExecutor() = default;
   virtual const ExecutorLimits& limits() const = 0;
-  virtual absl::StatusOr<StepResult> Run(const StepPlan& plan) = 0;
+  // Takes a plan; plans run in the order of submission. REQUIRES: fewer than limits().depth plans
+  // are submitted and not collected.
+  virtual absl::Status Submit(const StepPlan& plan) = 0;
+  // Waits for the oldest plan that is not collected. REQUIRES: there is one.
+  virtual absl::StatusOr<StepResult> Collect() = 0;
+
+  absl::StatusOr<StepResult> Run(const StepPlan& plan) {
+    if (absl::Status status = Submit(plan); !status.ok()) return status;
+    return Collect();
+  }
 };
 
 }  // namespace fox

@@ -22,7 +22,10 @@ std::string StepPlan::DebugString() const {
   for (const PlannedSequence& sequence : sequences) {
     absl::StrAppend(&text, "; id ", sequence.id, " slot ", sequence.slot, " tokens ",
                     sequence.position, "+", sequence.token_ids.size(), " rows ",
-                    sequence.logit_rows.size());
+                    sequence.logit_rows.size(), sequence.draw ? " draw" : "");
+    if (sequence.token_ids.size() == 1 && sequence.token_ids[0] == kDrawnToken) {
+      absl::StrAppend(&text, " fed");
+    }
   }
   return text;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,15 +11,30 @@
 
 namespace fox {
 
+// What an executor needs to draw a token itself: the parts of SamplingParams that depend on
+// nothing but the logits.
+struct DrawPlan {
+  float temperature = 1;
+  float top_p = 1;
+  float min_p = 0;
+  int32_t top_k = 0;
+  int32_t logprobs = -1;
+  uint64_t seed = 0;
+  uint64_t position = 0;  // the drawn token's index in prompt + generated
+};
+
 struct PlannedSequence {
   RequestId id = 0;
   int32_t slot = 0;
-  int64_t position = 0;            // absolute position of the first token
-  std::vector<int32_t> token_ids;  // to append, one or more
+  int64_t position = 0;  // absolute position of the first token
+  // To append, one or more. kDrawnToken alone: the token last drawn for the slot, by a plan that is
+  // not collected yet.
+  std::vector<int32_t> token_ids;
   // Rows of logits wanted, counted within token_ids, ascending: the last one to sample from, more
   // for prompt log-probabilities.
   std::vector<int32_t> logit_rows;
-  double log_tolerance = 0;  // log eps; -infinity: prune nothing
+  std::optional<DrawPlan> draw;  // from the last of logit_rows, instead of delivering logits
+  double log_tolerance = 0;      // log eps; -infinity: prune nothing
 };
 
 struct StepPlan {

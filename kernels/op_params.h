@@ -11,8 +11,12 @@ namespace fox {
 // Which pages attention may drop (acp.md): nothing, by the paper's bound, or by the certified one.
 enum class AcpMode : uint8_t { kOff, kPaper, kCertified };
 
+// A token id that stands for the token which Ops::Draw last drew for the row's slot.
+inline constexpr int32_t kDrawnToken = -1;
+
 // One step's ragged batch: every sequence brings one or more consecutive tokens. Arrays are
-// readable by the backend. A slot appears at most once.
+// readable by the backend. A slot appears at most once; a sequence with slot -1 pads the batch and
+// touches nothing (its one row computes garbage that nobody reads).
 struct BatchView {
   int num_seqs = 0;
   int64_t num_rows = 0;                   // tokens of all sequences
@@ -21,6 +25,25 @@ struct BatchView {
   const int64_t* row_begin = nullptr;     // [num_seqs + 1]
   const int64_t* position = nullptr;      // [num_seqs] absolute position of the first row
   const double* log_tolerance = nullptr;  // [num_seqs] log eps; -infinity: nothing is dropped
+  const int32_t* drawn_tokens = nullptr;  // [max_slots], for kDrawnToken; null: there is none
+};
+
+// What becomes of a row before a linear layer multiplies it.
+struct RowTransform {
+  enum class Kind : uint8_t {
+    kNone,
+    kRmsNorm,     // x / sqrt(mean(x^2) + eps) * weight; weight [cols] wide
+    kOutputGate,  // the same per head of head_dim where weight is there; then times act(gate)
+                  // where gate [rows, cols] is there
+    kGatedAct     // act(x[:I]) * x[I:], I = cols / 2
+  };
+  Kind kind = Kind::kNone;
+  const void* weight = nullptr;
+  double eps = 0;
+  int head_dim = 0;
+  MatrixView gate;
+  bool silu = false;   // act: x * sigmoid(x), else sigmoid
+  MatrixView scratch;  // [rows, in] narrow, for backends that do not fuse; kNone: unused
 };
 
 // How large a logit q.k / sqrt(d) any later query of one head can make, as a function of the key
@@ -41,7 +64,7 @@ struct QueryBound {
 // Turns the fused projection's columns into queries, keys, values and gates.
 struct AppendParams {
   int layer = 0;
-  MatrixView projection;  // [num_rows, *] wide dtype; q columns are rewritten in place
+  MatrixView projection;  // [num_rows, *] narrow; q columns are rewritten in place
   // First columns within `projection`; -1: absent.
   int64_t q_column = 0, k_column = 0, v_column = 0;
   int64_t k_shift_column = -1, v_shift_column = -1;  // kv_heads columns each
@@ -59,8 +82,8 @@ struct AppendParams {
 
 struct AttentionParams {
   int layer = 0;
-  MatrixView q;        // [num_rows, q_heads * head_dim] wide dtype
-  MatrixView out;      // [num_rows, q_heads * head_dim] wide dtype
+  MatrixView q;        // [num_rows, q_heads * head_dim] narrow
+  MatrixView out;      // [num_rows, q_heads * head_dim] narrow
   MatrixView log_sum;  // [num_rows, q_heads] wide dtype: log sum exp, or empty
   AcpMode acp = AcpMode::kOff;
   QueryBound bound;
@@ -71,10 +94,43 @@ struct AttentionParams {
 };
 
 struct EvictParams {
-  int layer = 0;
   AcpMode acp = AcpMode::kOff;
-  QueryBound bound;
-  int64_t* pages_evicted = nullptr;  // [num_seqs], added to, or null
+  // As in QueryBound, of all layers: [layers, q_heads].
+  const double* self_logit = nullptr;
+  const double* any_logit = nullptr;
+  int64_t* pages_evicted = nullptr;    // [num_seqs], added to, or null
+  double* largest_log_mass = nullptr;  // [num_seqs], raised to the largest left side, or null
+};
+
+// How to draw one token, plain data in the backend's memory.
+struct DrawRow {
+  int32_t slot = -1;      // -1: padding, nothing is drawn
+  float temperature = 1;  // 0: greedy
+  float top_p = 1;
+  float min_p = 0;
+  int32_t top_k = 0;      // 0: off
+  int32_t logprobs = -1;  // how many of the best to report, at most kMaxDrawnLogprobs; -1: none
+  uint64_t seed = 0;      // Philox key
+  uint64_t position = 0;  // Philox counter: the drawn token's index in prompt + generated
+};
+
+inline constexpr int kMaxDrawnLogprobs = 20;
+
+struct DrawnToken {
+  int32_t id = 0;
+  int32_t finite = 1;  // 0: a logit is NaN or infinite; nothing was drawn
+  // Valid when logprobs were asked for: of the model's distribution, before temperature.
+  float logprob = 0;
+  int32_t rank = 0;  // 1 is the most likely
+  int32_t top_ids[kMaxDrawnLogprobs];
+  float top_logprobs[kMaxDrawnLogprobs];
+};
+
+struct DrawParams {
+  MatrixView logits;                // [rows, V] wide
+  const DrawRow* rows = nullptr;    // [rows]
+  DrawnToken* drawn = nullptr;      // [rows]
+  int32_t* drawn_tokens = nullptr;  // [max_slots]
 };
 
 }  // namespace fox

@@ -13,14 +13,13 @@
 #include <string>
 
 #include "kernels/core/buffer.h"
+#include "kernels/core/check.h"
 #include "kernels/core/matrix_view.h"
+#include "kernels/device_queue.h"
 #include "kernels/op_params.h"
 #include "kernels/paged_kv.h"
 
 namespace fox {
-
-// A stream of the backend; null is the backend's default (and the CPU's only) stream.
-using Stream = void*;
 
 // A linear layer's weight [out, in] in whatever form the backend multiplies fastest.
 class PackedWeight {
@@ -45,17 +44,35 @@ class Ops {
   // For people: device and matrix product in use, for example "cpu (2 threads, oneDNN bf16)".
   virtual std::string Description() const = 0;
 
+  // The dtype of activations that only feed products (projections, attention outputs, MLP), below
+  // "narrow". The CPU keeps them wide. The residual stream and logits are wide everywhere.
+  virtual DType NarrowDType(DType wide) const = 0;
+
   // Zeroed memory of the backend.
   virtual Buffer Allocate(size_t bytes) = 0;
+  // The host's bytes may be reused after the call, unless they lie in the queue's pinned memory.
   virtual void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) = 0;
   // Waits until the bytes have arrived.
   virtual void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) = 0;
 
+  // Where work runs behind the host: pinned memory, fences, graphs. Null: calls return when done.
+  virtual DeviceQueue* queue() { return nullptr; }
+
+  // The largest step and the cache that will be asked for; once, before the first step.
+  virtual void Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) {
+    static_cast<void>(max_rows), static_cast<void>(max_seqs), static_cast<void>(shape);
+  }
+
   // weight: host memory, [out, in], any dtype. The copy is private to the result.
   virtual std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) = 0;
 
+  // Opens a step: takes the pages of the batch's rows for every list of every layer and counts the
+  // rows as appended (kv.length). Comes before anything else of the step. REQUIRES: the pool
+  // covers the new pages; position == length.
+  virtual void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) = 0;
+
   // out[r] = table[token_ids[r]]; table [V, D], out [num_rows, D] wide. Ids are clamped into [0,
-  // V).
+  // V), after kDrawnToken was replaced.
   virtual void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
                      Stream stream) = 0;
 
@@ -63,18 +80,15 @@ class Ops {
   virtual void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                           Stream stream) = 0;
 
-  // out = in / sqrt(mean(in^2) + eps) * weight, row by row; weight [cols] wide.
-  virtual void RmsNorm(const MatrixView& in, const void* weight, double eps, const MatrixView& out,
-                       Stream stream) = 0;
+  // out = t(in) W^T + bias, or out += ... with `accumulate`; t is `transform`, row by row. in
+  // [rows, *] and out [rows, out] wide or narrow, bias [out] wide or null.
+  virtual void Linear(const MatrixView& in, const RowTransform& transform,
+                      const PackedWeight& weight, const void* bias, bool accumulate,
+                      const MatrixView& out, Stream stream) = 0;
 
-  // out = in W^T + bias, or out += ... with `accumulate`; in [rows, in] wide, out [rows, out] wide,
-  // bias [out] wide or null.
-  virtual void Linear(const MatrixView& in, const PackedWeight& weight, const void* bias,
-                      bool accumulate, const MatrixView& out, Stream stream) = 0;
-
-  // Token shift, QK-norm, RoPE and log-sigmoid gates; allocates pages and writes keys, values and
-  // gates behind the sequences' ends; folds every page that became full into the running state and
-  // writes its summaries. REQUIRES: the pool covers the new pages; position == length.
+  // Token shift, QK-norm, RoPE and log-sigmoid gates; writes keys, values and gates of the rows
+  // into the pages that BeginStep took; folds every page that became full into the running state
+  // and writes its summaries.
   virtual void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                       Stream stream) = 0;
 
@@ -83,22 +97,18 @@ class Ops {
   virtual void Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                          Stream stream) = 0;
 
-  // Frees, at every page end among the batch's rows, the leading pages that no later row needs.
-  // Attention comes first.
+  // Closes a step: frees, in all layers, at every page end among the batch's rows, the leading
+  // pages that no later row needs.
   virtual void Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
                      Stream stream) = 0;
 
-  // Empties the slots: their pages go back to the pool, their state to that of a new sequence.
+  // Empties the slots (host memory): their pages go back to the pool, their state to that of a new
+  // sequence.
   virtual void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) = 0;
 
-  // o = rms(o) * norm (per head of head_dim; norm null: no norm), then times act(gate); gate
-  // [rows, cols] wide or empty; silu: x * sigmoid(x), else sigmoid.
-  virtual void OutputGate(const MatrixView& o, int head_dim, const void* norm, double eps,
-                          const MatrixView& gate, bool silu, Stream stream) = 0;
-
-  // out = act(gate_up[:, :I]) * gate_up[:, I:]; silu or, for hidden_act sigmoid, sigmoid.
-  virtual void GatedAct(const MatrixView& gate_up, bool silu, const MatrixView& out,
-                        Stream stream) = 0;
+  // Draws a token for each row of logits and leaves it in `drawn_tokens` of the row's slot, where
+  // the next step's Embed finds it. Only where the backend has a queue().
+  virtual void Draw(const DrawParams&, Stream) { FOX_CHECK(false); }
 };
 
 }  // namespace fox

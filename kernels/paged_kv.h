@@ -62,7 +62,7 @@ struct PagedKv {
   // Lists, by (slot, layer, kv head).
   int32_t* page_table = nullptr;   // [max_slots, layers, kv_heads, max_pages] page ids
   int32_t* first_live = nullptr;   // [max_slots, layers, kv_heads]
-  int64_t* length = nullptr;       // [max_slots, layers] tokens appended
+  int64_t* length = nullptr;       // [max_slots] tokens appended, the same in all layers
   double* max_log_mass = nullptr;  // [max_slots, layers, kv_heads] certificate: largest left side
 
   // Running state, by (slot, layer, query head); folded at page ends, but c.

@@ -29,7 +29,7 @@ PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops) {
   view_.free_count = Allocate<int32_t>(ops, 1);
   view_.page_table = Allocate<int32_t>(ops, lists * shape.max_pages);
   view_.first_live = Allocate<int32_t>(ops, lists);
-  view_.length = Allocate<int64_t>(ops, static_cast<int64_t>(shape.max_slots) * shape.layers);
+  view_.length = Allocate<int64_t>(ops, shape.max_slots);
   view_.max_log_mass = Allocate<double>(ops, lists);
   view_.c = Allocate<double>(ops, heads);
   view_.log_mass = Allocate<double>(ops, heads);

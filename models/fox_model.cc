@@ -1,6 +1,8 @@
 // The forward pass, top to bottom. Read kernels/ops.h for what each operation does.
 #include "models/fox_model.h"
 
+#include <algorithm>
+
 #include "kernels/core/check.h"
 
 namespace fox {
@@ -13,66 +15,109 @@ MatrixView View(const Buffer& buffer, DType dtype, int64_t rows, int64_t cols) {
 }  // namespace
 
 Activations::Activations(const FoxWeights& weights, Ops& ops, int64_t rows, int64_t logit_rows)
-    : max_rows(rows), max_logit_rows(logit_rows) {
+    : max_rows(rows), max_logit_rows(logit_rows), narrow(ops.NarrowDType(weights.wide)) {
   const ModelConfig& c = weights.config;
-  const auto allocate = [&](int64_t n, int64_t cols) {
-    return ops.Allocate(static_cast<size_t>(n * cols) * SizeOf(weights.wide));
+  const auto allocate = [&](int64_t n, int64_t cols, DType dtype) {
+    return ops.Allocate(static_cast<size_t>(n * cols) * SizeOf(dtype));
   };
-  x = allocate(rows, c.hidden_size);
-  h = allocate(rows, c.hidden_size);
-  projection = allocate(rows, weights.columns.total);
-  o = allocate(rows, c.hidden_size);
-  gate_up = allocate(rows, 2 * c.intermediate_size);
-  act = allocate(rows, c.intermediate_size);
-  last = allocate(logit_rows, c.hidden_size);
-  logits = allocate(logit_rows, c.vocab_size);
+  x = allocate(rows, c.hidden_size, weights.wide);
+  projection = allocate(rows, weights.columns.stride(narrow), narrow);
+  o = allocate(rows, c.hidden_size, narrow);
+  gate_up = allocate(rows, 2 * c.intermediate_size, narrow);
+  scratch = allocate(rows, std::max(c.hidden_size, c.intermediate_size), narrow);
+  last = allocate(logit_rows, c.hidden_size, weights.wide);
+  logits = allocate(logit_rows, c.vocab_size, weights.wide);
+}
+
+size_t Activations::Bytes(const ModelConfig& c, DType wide, DType narrow, int64_t rows,
+                          int64_t logit_rows) {
+  const int64_t narrow_cols = ColumnsOf(c).stride(narrow) + c.hidden_size +
+                              2 * c.intermediate_size +
+                              std::max(c.hidden_size, c.intermediate_size);
+  return static_cast<size_t>(rows * c.hidden_size + logit_rows * (c.hidden_size + c.vocab_size)) *
+             SizeOf(wide) +
+         static_cast<size_t>(rows * narrow_cols) * SizeOf(narrow);
 }
 
 MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
                              int64_t num_logit_rows, AcpMode acp, const PagedKv& kv,
                              const ForwardCounters& counters, Stream stream) {
   const ModelConfig& c = weights_.config;
-  const DType wide = weights_.wide;
+  const DType wide = weights_.wide, narrow = act_.narrow;
   FOX_CHECK(batch.num_rows <= act_.max_rows && num_logit_rows <= act_.max_logit_rows);
   const MatrixView x = View(act_.x, wide, batch.num_rows, c.hidden_size);
-  const MatrixView h = View(act_.h, wide, batch.num_rows, c.hidden_size);
-  const MatrixView projection = View(act_.projection, wide, batch.num_rows, weights_.columns.total);
-  const MatrixView o = View(act_.o, wide, batch.num_rows, c.hidden_size);
-  const MatrixView gate_up = View(act_.gate_up, wide, batch.num_rows, 2 * c.intermediate_size);
-  const MatrixView act = View(act_.act, wide, batch.num_rows, c.intermediate_size);
+  const MatrixView o = View(act_.o, narrow, batch.num_rows, c.hidden_size);
+  const MatrixView gate_up = View(act_.gate_up, narrow, batch.num_rows, 2 * c.intermediate_size);
   const MatrixView table{weights_.embeddings.data(), weights_.embeddings_dtype, c.vocab_size,
                          c.hidden_size, c.hidden_size};
 
+  ops_.BeginStep(batch, kv, stream);
   ops_.Embed(batch, table, x, stream);
   for (int n = 0; n < c.num_layers; ++n) {
     const LayerWeights& w = weights_.layers[static_cast<size_t>(n)];
-    ops_.RmsNorm(x, w.attn_norm.data(), c.norm_eps, h, stream);
-    ops_.Linear(h, *w.projection, w.projection_bias.data(), false, projection, stream);
+    ops_.Linear(x, Norm(w.attn_norm, batch.num_rows), *w.projection, w.projection_bias.data(),
+                false, Projection(batch.num_rows), stream);
     Attend(n, batch, acp, kv, counters, stream);
-    ops_.Linear(o, *w.o, nullptr, true, x, stream);
+    ops_.Linear(o, Gate(w, batch.num_rows), *w.o, nullptr, true, x, stream);
 
-    ops_.RmsNorm(x, w.mlp_norm.data(), c.norm_eps, h, stream);
-    ops_.Linear(h, *w.gate_up, nullptr, false, gate_up, stream);
-    ops_.GatedAct(gate_up, c.hidden_act == HiddenAct::kSilu, act, stream);
-    ops_.Linear(act, *w.down, nullptr, true, x, stream);
+    ops_.Linear(x, Norm(w.mlp_norm, batch.num_rows), *w.gate_up, nullptr, false, gate_up, stream);
+    RowTransform act;
+    act.kind = RowTransform::Kind::kGatedAct;
+    act.silu = c.hidden_act == HiddenAct::kSilu;
+    act.scratch = View(act_.scratch, narrow, batch.num_rows, c.intermediate_size);
+    ops_.Linear(gate_up, act, *w.down, nullptr, true, x, stream);
   }
+  ops_.Evict(batch,
+             {acp, weights_.self_logit.as<double>(), weights_.any_logit.as<double>(),
+              counters.pages_evicted, counters.largest_log_mass},
+             kv, stream);
 
   const MatrixView last = View(act_.last, wide, num_logit_rows, c.hidden_size);
   const MatrixView logits = View(act_.logits, wide, num_logit_rows, c.vocab_size);
   ops_.GatherRows(x, logit_rows, last, stream);
-  ops_.RmsNorm(last, weights_.final_norm.data(), c.norm_eps, last, stream);
-  ops_.Linear(last, *weights_.lm_head, nullptr, false, logits, stream);
+  ops_.Linear(last, Norm(weights_.final_norm, num_logit_rows), *weights_.lm_head, nullptr, false,
+              logits, stream);
   return logits;
 }
 
-// Projections to attention output: append, attend, evict, gate.
+MatrixView FoxModel::Projection(int64_t rows) const {
+  const ProjectionColumns& columns = weights_.columns;
+  return {act_.projection.data(), act_.narrow, rows, columns.total, columns.stride(act_.narrow)};
+}
+
+RowTransform FoxModel::Norm(const Buffer& weight, int64_t rows) const {
+  RowTransform norm;
+  norm.kind = RowTransform::Kind::kRmsNorm;
+  norm.weight = weight.data();
+  norm.eps = weights_.config.norm_eps;
+  norm.scratch = View(act_.scratch, act_.narrow, rows, weights_.config.hidden_size);
+  return norm;
+}
+
+// The attention output's own norm and gate, on its way into the output projection.
+RowTransform FoxModel::Gate(const LayerWeights& w, int64_t rows) const {
+  const ModelConfig& c = weights_.config;
+  RowTransform gate;
+  if (w.output_norm.data() == nullptr && c.output_gate == OutputGate::kNone) return gate;
+  gate.kind = RowTransform::Kind::kOutputGate;
+  gate.weight = w.output_norm.data();
+  gate.eps = c.norm_eps;
+  gate.head_dim = c.head_dim;
+  if (weights_.columns.ogate >= 0) {
+    gate.gate = Projection(rows).Columns(weights_.columns.ogate, c.hidden_size);
+  }
+  gate.silu = c.output_gate == OutputGate::kSilu;
+  gate.scratch = View(act_.scratch, act_.narrow, rows, c.hidden_size);
+  return gate;
+}
+
+// Projections to attention output.
 void FoxModel::Attend(int layer, const BatchView& batch, AcpMode acp, const PagedKv& kv,
                       const ForwardCounters& counters, Stream stream) {
   const ModelConfig& c = weights_.config;
   const ProjectionColumns& columns = weights_.columns;
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const MatrixView projection = View(act_.projection, weights_.wide, batch.num_rows, columns.total);
-  const MatrixView o = View(act_.o, weights_.wide, batch.num_rows, c.hidden_size);
+  const MatrixView projection = Projection(batch.num_rows);
 
   AppendParams append;
   append.layer = layer;
@@ -97,19 +142,12 @@ void FoxModel::Attend(int layer, const BatchView& batch, AcpMode acp, const Page
   AttentionParams attention;
   attention.layer = layer;
   attention.q = projection.Columns(columns.q, c.hidden_size);
-  attention.out = o;
+  attention.out = View(act_.o, act_.narrow, batch.num_rows, c.hidden_size);
   attention.acp = acp;
   attention.bound = w.bound.view();
   attention.blocks_total = counters.blocks_total;
   attention.blocks_skipped = counters.blocks_skipped;
   ops_.Attention(batch, attention, kv, stream);
-
-  ops_.Evict(batch, {layer, acp, w.bound.view(), counters.pages_evicted}, kv, stream);
-
-  const MatrixView gate =
-      columns.ogate < 0 ? MatrixView{} : projection.Columns(columns.ogate, c.hidden_size);
-  ops_.OutputGate(o, c.head_dim, w.output_norm.data(), c.norm_eps, gate,
-                  c.output_gate == OutputGate::kSilu, stream);
 }
 
 }  // namespace fox

@@ -9,19 +9,23 @@
 
 namespace fox {
 
-// Scratch of one forward pass; R rows at most, of which L want logits. "wide" as in weights.h.
+// Scratch of one forward pass; R rows at most, of which L want logits. "wide" as in weights.h,
+// "narrow" as in kernels/ops.h.
 struct Activations {
   Activations(const FoxWeights& weights, Ops& ops, int64_t max_rows, int64_t max_logit_rows);
+  // What the constructor will allocate.
+  static size_t Bytes(const ModelConfig& config, DType wide, DType narrow, int64_t max_rows,
+                      int64_t max_logit_rows);
 
   int64_t max_rows, max_logit_rows;
-  Buffer x;           // [R, D] residual stream
-  Buffer h;           // [R, D] normed input of a block
-  Buffer projection;  // [R, ProjectionColumns::total]
-  Buffer o;           // [R, D] attention output
-  Buffer gate_up;     // [R, 2I]
-  Buffer act;         // [R, I]
-  Buffer last;        // [L, D] rows that want logits
-  Buffer logits;      // [L, V]
+  DType narrow;
+  Buffer x;           // [R, D] wide: residual stream
+  Buffer projection;  // [R, ProjectionColumns::stride] narrow
+  Buffer o;           // [R, D] narrow: attention output
+  Buffer gate_up;     // [R, 2I] narrow
+  Buffer scratch;     // [R, max(D, I)] narrow: rows on their way into a product
+  Buffer last;        // [L, D] wide: rows that want logits
+  Buffer logits;      // [L, V] wide
 };
 
 // Counters of one forward pass, by sequence of the batch, added to; null: not counted.
@@ -29,6 +33,7 @@ struct ForwardCounters {
   int64_t* blocks_total = nullptr;
   int64_t* blocks_skipped = nullptr;
   int64_t* pages_evicted = nullptr;
+  double* largest_log_mass = nullptr;  // raised, not added to
 };
 
 // Not thread-safe: one pass at a time.
@@ -48,6 +53,9 @@ class FoxModel {
  private:
   void Attend(int layer, const BatchView& batch, AcpMode acp, const PagedKv& kv,
               const ForwardCounters& counters, Stream stream);
+  MatrixView Projection(int64_t rows) const;
+  RowTransform Norm(const Buffer& weight, int64_t rows) const;
+  RowTransform Gate(const LayerWeights& w, int64_t rows) const;
 
   const FoxWeights& weights_;
   Ops& ops_;

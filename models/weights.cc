@@ -64,8 +64,9 @@ Buffer ProjectionBias(const LayerTensors& layer, const ModelConfig& config,
   return stack.Upload(ops);
 }
 
-LayerWeights LoadLayer(const LayerTensors& layer, const ModelConfig& config,
-                       const ProjectionColumns& columns, Ops& ops, DType wide) {
+LayerWeights LoadLayer(const LayerTensors& layer, const HostQueryBound& bound,
+                       const ModelConfig& config, const ProjectionColumns& columns, Ops& ops,
+                       DType wide) {
   LayerWeights w;
   w.attn_norm = UploadVector(layer.attn_norm, ops, wide);
   RowStack projection(config.hidden_size, wide);
@@ -90,8 +91,14 @@ LayerWeights LoadLayer(const LayerTensors& layer, const ModelConfig& config,
   RowStack down(config.intermediate_size, wide);
   down.Add(layer.down_proj);
   w.down = down.Pack(ops);
-  w.bound = DeviceQueryBound(MakeQueryBound(config, layer), ops);
+  w.bound = DeviceQueryBound(bound, ops);
   return w;
+}
+
+Buffer Upload(const std::vector<double>& values, Ops& ops) {
+  Buffer buffer = ops.Allocate(values.size() * sizeof(double));
+  ops.CopyToDevice(values.data(), buffer.bytes(), buffer.data(), nullptr);
+  return buffer;
 }
 
 Buffer RopeFrequencies(const ModelConfig& config, Ops& ops) {
@@ -100,9 +107,7 @@ Buffer RopeFrequencies(const ModelConfig& config, Ops& ops) {
   for (size_t m = 0; m < frequency.size(); ++m) {
     frequency[m] = std::pow(config.rope_base, -2.0 * static_cast<double>(m) / config.head_dim);
   }
-  Buffer buffer = ops.Allocate(frequency.size() * sizeof(double));
-  ops.CopyToDevice(frequency.data(), buffer.bytes(), buffer.data(), nullptr);
-  return buffer;
+  return Upload(frequency, ops);
 }
 
 }  // namespace
@@ -145,11 +150,17 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType wide,
   weights.embeddings = ops.Allocate(static_cast<size_t>(table.size()) * SizeOf(table.dtype));
   ops.CopyToDevice(table.data, weights.embeddings.bytes(), weights.embeddings.data(), nullptr);
   weights.rope_frequency = RopeFrequencies(config, ops);
+  std::vector<double> self_logit, any_logit;
   for (int n = 0; n < config.num_layers; ++n) {
     if (progress) progress(n, config.num_layers);
-    weights.layers.push_back(
-        LoadLayer(checkpoint.layers()[static_cast<size_t>(n)], config, weights.columns, ops, wide));
+    const LayerTensors& layer = checkpoint.layers()[static_cast<size_t>(n)];
+    const HostQueryBound bound = MakeQueryBound(config, layer);
+    self_logit.insert(self_logit.end(), bound.self_logit.begin(), bound.self_logit.end());
+    any_logit.insert(any_logit.end(), bound.any_logit.begin(), bound.any_logit.end());
+    weights.layers.push_back(LoadLayer(layer, bound, config, weights.columns, ops, wide));
   }
+  weights.self_logit = Upload(self_logit, ops);
+  weights.any_logit = Upload(any_logit, ops);
   weights.final_norm = UploadVector(checkpoint.final_norm(), ops, wide);
   RowStack head(config.hidden_size, wide);
   head.Add(checkpoint.lm_head());

@@ -26,6 +26,11 @@ struct ProjectionColumns {
   int64_t v_shift = -1;  // K
   int64_t fgate = -1;    // H
   int64_t total = 0;
+
+  // Elements between rows of the projection's output: bf16 rows start at 16 bytes.
+  int64_t stride(DType dtype) const {
+    return dtype == DType::kBF16 ? (total + 7) / 8 * 8 : total;
+  }
 };
 
 ProjectionColumns ColumnsOf(const ModelConfig& config);
@@ -53,6 +58,7 @@ struct FoxWeights {
   DType embeddings_dtype = DType::kF32;
   Buffer rope_frequency;  // [d/2] float64 radians per position; use_rope
   std::vector<LayerWeights> layers;
+  Buffer self_logit, any_logit;           // [layers, H] float64: QueryBound's, of all layers
   Buffer final_norm;                      // [D] wide
   std::unique_ptr<PackedWeight> lm_head;  // [V, D]
 

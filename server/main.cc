@@ -47,6 +47,8 @@ EngineConfig EngineConfigOf(const ServerFlags& flags, const std::string& model_d
   config.max_num_seqs = static_cast<int32_t>(flags.max_num_seqs);
   config.max_num_batched_tokens = flags.max_num_batched_tokens;
   config.kv_cache_bytes = flags.kv_cache_mb << 20;
+  config.gpu_memory_utilization = flags.gpu_memory_utilization;
+  config.enforce_eager = flags.enforce_eager;
   config.allow_nonfinite = flags.allow_nonfinite;
   config.max_queued_requests = flags.max_num_queued_reqs;
   config.max_queued_tokens = flags.max_num_queued_tokens;

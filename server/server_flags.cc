@@ -23,7 +23,8 @@ void RegisterModel(ServerFlags* f, FlagSet* set) {
               &f->served_model_name);
   set->Choice("generation-config", {"auto", "none"},
               "take sampling defaults from generation_config.json", &f->generation_config);
-  set->String("device", "NAME", "where to compute", &f->device);
+  set->Choice("device", {"auto", "cpu", "cuda"}, "where to compute; auto: a GPU if there is one",
+              &f->device);
   set->Choice("dtype", {"auto", "f64", "f32", "bf16"}, "type of weights and pages", &f->dtype);
   set->Int("threads", "N", "threads of the CPU backend; 0: one per core", 0, 4096, &f->threads);
   set->Bool("allow-nonfinite", "load weights that hold NaN or infinity", &f->allow_nonfinite);
@@ -42,8 +43,11 @@ void RegisterScheduling(ServerFlags* f, FlagSet* set) {
   set->Int("max-model-len", "N", "tokens of one sequence; 0: what the page pool holds", 0, kBillion,
            &f->max_model_len);
   set->Int("max-num-seqs", "N", "sequences that run at once", 1, 65536, &f->max_num_seqs);
-  set->Int("max-num-batched-tokens", "N", "tokens of one step", 1, 1 << 20,
-           &f->max_num_batched_tokens);
+  set->Int("max-num-batched-tokens", "N", "tokens of one step; 0: 512 on the CPU, 8192 on a GPU", 0,
+           1 << 20, &f->max_num_batched_tokens);
+  set->Double("gpu-memory-utilization", "SHARE", "of a GPU's memory that may be used", 0, 1,
+              &f->gpu_memory_utilization);
+  set->Bool("enforce-eager", "run every step without CUDA graphs", &f->enforce_eager);
   set->Int("kv-cache-mb", "N", "MiB of the page pool; 0: chosen from free memory", 0, 1 << 30,
            &f->kv_cache_mb);
   set->Int("max-num-queued-reqs", "N", "waiting requests; more are refused", 1, 1 << 20,

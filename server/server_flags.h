@@ -14,11 +14,13 @@ namespace fox {
 
 struct ServerFlags {
   std::string model, check_model, served_model_name, generation_config = "auto";
-  std::string device = "cpu", dtype = "auto";
+  std::string device = "auto", dtype = "auto";
   int64_t threads = 0, kv_cache_mb = 0;
   bool allow_nonfinite = false;
   std::string acp = "certified", log_tolerance;
-  int64_t max_model_len = 0, max_num_seqs = 16, max_num_batched_tokens = 512;
+  int64_t max_model_len = 0, max_num_seqs = 16, max_num_batched_tokens = 0;
+  double gpu_memory_utilization = 0.9;
+  bool enforce_eager = false;
   int64_t max_num_queued_reqs = 256, max_num_queued_tokens = 1 << 20, max_logprobs = 20;
   std::string scheduling_policy = "priority";
   std::string host = "127.0.0.1";

@@ -49,12 +49,11 @@ absl::Status KvCache::Audit() const {
     if (!own(page)) return absl::InternalError(absl::StrCat("page ", page, " is free twice"));
   }
   int64_t live = 0;
+  const auto length = Read(view_.length, shape.max_slots);
   for (int slot = 0; slot < shape.max_slots; ++slot) {
-    const auto length =
-        Read(view_.length + static_cast<int64_t>(slot) * shape.layers, shape.layers);
     const auto first = FirstLive(slot);
+    const int end = PagesFor(length[static_cast<size_t>(slot)]);
     for (int64_t i = 0; i < shape.lists_per_slot(); ++i) {
-      const int end = PagesFor(length[static_cast<size_t>(i / shape.kv_heads)]);
       const int begin = first[static_cast<size_t>(i)];
       if (begin < 0 || begin > end || (end > 0 && begin == end)) {
         return absl::InternalError(

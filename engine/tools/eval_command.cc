@@ -15,14 +15,15 @@ namespace fox {
 void EvalFlags::Register(FlagSet& flags) {
   flags.Group("Model");
   flags.String("model", "DIR", "model directory", &model);
-  flags.Choice("device", {"cpu"}, "where to compute", &device);
+  flags.Choice("device", {"auto", "cpu", "cuda"}, "where to compute", &device);
   flags.Choice("dtype", {"auto", "f64", "f32", "bf16"}, "weights and KV pages", &dtype);
   flags.Choice("acp", {"off", "paper", "certified"}, "which bound drops pages", &acp);
   flags.Double("log-tolerance", "X", "log eps; 0: the checkpoint's own, else -10", -700, 0,
                &log_tolerance);
   flags.Int("chunk", "N", "prefill tokens a step", 1, 1 << 20, &chunk);
   flags.Int("threads", "N", "0: one per core", 0, 4096, &threads);
-  flags.Bool("plain-gemm", "row-independent matrix products", &plain_gemm);
+  flags.Bool("plain-gemm", "row-independent matrix products (CPU)", &plain_gemm);
+  flags.Bool("enforce-eager", "no CUDA graphs", &enforce_eager);
 }
 
 EngineConfig EvalFlags::Config(int64_t max_model_len) const {
@@ -38,6 +39,7 @@ EngineConfig EvalFlags::Config(int64_t max_model_len) const {
   config.max_num_batched_tokens = chunk;
   config.max_logit_rows = chunk;
   config.plain_gemm = plain_gemm;
+  config.enforce_eager = enforce_eager;
   return config;
 }
 

@@ -21,7 +21,7 @@ struct EvalFlags {
   double log_tolerance = 0;  // 0: the checkpoint's own, else -10
   int64_t chunk = 512;
   int64_t threads = 0;
-  bool plain_gemm = false;
+  bool plain_gemm = false, enforce_eager = false;
 
   void Register(FlagSet& flags);
   // For sequences of at most `max_model_len` tokens.

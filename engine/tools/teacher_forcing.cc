@@ -25,6 +25,7 @@ absl::Status RunTeacherForced(ModelRunner& runner, const std::vector<int32_t>& i
   const int64_t decode_from = options.decode_from < 0 ? length : options.decode_from;
   StepPlan plan;
   plan.release_slots = {0};
+  std::vector<std::byte> host;
   for (int64_t position = 0; position < length;) {
     const int64_t wanted = position < decode_from
                                ? std::min(options.chunk, std::min(decode_from, length) - position)
@@ -41,7 +42,13 @@ absl::Status RunTeacherForced(ModelRunner& runner, const std::vector<int32_t>& i
     plan.sequences = {std::move(seq)};
     const auto result = runner.Run(plan);
     if (!result.ok()) return result.status();
-    if (sink) sink(position, runner.logits());
+    if (sink) {
+      MatrixView logits = runner.logits();
+      host.resize(static_cast<size_t>(logits.rows * logits.cols) * SizeOf(logits.dtype));
+      runner.ops().CopyToHost(logits.data, host.size(), host.data(), nullptr);
+      logits.data = host.data();
+      sink(position, logits);
+    }
     plan.release_slots.clear();
     position += count;
   }

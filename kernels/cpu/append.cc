@@ -1,7 +1,7 @@
-// Append: projections become queries, keys, values and gates, written behind each sequence's end.
-// A page is folded into the running sums the moment it is full, from what is stored in it, in
-// float64: so summaries depend on the tokens alone. See acp.h for what they mean; evict.cc uses
-// them.
+// BeginStep takes pages for a step; Append: projections become queries, keys, values and gates,
+// written behind each sequence's end. A page is folded into the running sums the moment it is full,
+// from what is stored in it, in float64: so summaries depend on the tokens alone. See acp.h for
+// what they mean; evict.cc uses them.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -30,25 +30,6 @@ struct Rows {
 Rows RowsOf(const BatchView& batch, int seq) {
   const int64_t first = batch.row_begin[seq];
   return {batch.slot[seq], first, batch.row_begin[seq + 1] - first, batch.position[seq]};
-}
-
-// Takes pages from the free stack for the rows' positions in every list of the layer.
-void AllocatePages(const BatchView& batch, int layer, const PagedKv& kv) {
-  for (int seq = 0; seq < batch.num_seqs; ++seq) {
-    const Rows rows = RowsOf(batch, seq);
-    int64_t& length = kv.length[static_cast<int64_t>(rows.slot) * kv.shape.layers + layer];
-    FOX_CHECK(length == rows.position);
-    const int end = PagesFor(rows.position + rows.count);
-    FOX_CHECK(end <= kv.shape.max_pages);
-    for (int head = 0; head < kv.shape.kv_heads; ++head) {
-      int32_t* table = kv.Table(kv.ListIndex(rows.slot, layer, head));
-      for (int p = PagesFor(rows.position); p < end; ++p) {
-        FOX_CHECK(*kv.free_count > 0);
-        table[p] = kv.free_stack[--*kv.free_count];
-      }
-    }
-    length = rows.position + rows.count;
-  }
 }
 
 template <typename T, typename P>
@@ -296,8 +277,25 @@ class Appender {
 
 }  // namespace
 
+// Takes pages from the free stack for the rows' positions in every list.
+void CpuOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream) {
+  for (int seq = 0; seq < batch.num_seqs; ++seq) {
+    const Rows rows = RowsOf(batch, seq);
+    FOX_CHECK(kv.length[rows.slot] == rows.position);
+    const int end = PagesFor(rows.position + rows.count);
+    FOX_CHECK(end <= kv.shape.max_pages);
+    for (int64_t list = 0; list < kv.shape.lists_per_slot(); ++list) {
+      int32_t* table = kv.Table(kv.ListIndex(rows.slot, 0, 0) + list);
+      for (int p = PagesFor(rows.position); p < end; ++p) {
+        FOX_CHECK(*kv.free_count > 0);
+        table[p] = kv.free_stack[--*kv.free_count];
+      }
+    }
+    kv.length[rows.slot] = rows.position + rows.count;
+  }
+}
+
 void CpuOps::Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv, Stream) {
-  AllocatePages(batch, params.layer, kv);
   DispatchPageType(kv.shape.dtype, [&](auto wide, auto page) {
     Appender<decltype(wide), decltype(page)> appender(batch, params, kv);
     const bool parallel = batch.num_rows * kv.shape.q_heads > 64;

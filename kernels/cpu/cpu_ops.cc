@@ -54,12 +54,6 @@ void CpuOps::CopyToHost(const void* device, size_t bytes, void* host, Stream) {
 
 std::unique_ptr<PackedWeight> CpuOps::Pack(const MatrixView& weight) { return gemm_->Pack(weight); }
 
-void CpuOps::Linear(const MatrixView& in, const PackedWeight& weight, const void* bias,
-                    bool accumulate, const MatrixView& out, Stream) {
-  if (in.rows == 0) return;
-  gemm_->Multiply(in, weight, bias, accumulate, out);
-}
-
 bool CpuHasBf16() {
 #ifdef FOX_ONEDNN
   return OneDnnHasBf16();

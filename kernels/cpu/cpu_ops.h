@@ -22,18 +22,18 @@ class CpuOps : public Ops {
   explicit CpuOps(const CpuOptions& options);
 
   std::string Description() const override;
+  DType NarrowDType(DType wide) const override { return wide; }
   Buffer Allocate(size_t bytes) override;
   void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) override;
   void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override;
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override;
+  void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override;
   void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
              Stream stream) override;
   void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                   Stream stream) override;
-  void RmsNorm(const MatrixView& in, const void* weight, double eps, const MatrixView& out,
-               Stream stream) override;
-  void Linear(const MatrixView& in, const PackedWeight& weight, const void* bias, bool accumulate,
-              const MatrixView& out, Stream stream) override;
+  void Linear(const MatrixView& in, const RowTransform& transform, const PackedWeight& weight,
+              const void* bias, bool accumulate, const MatrixView& out, Stream stream) override;
   void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
               Stream stream) override;
   void Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
@@ -41,10 +41,6 @@ class CpuOps : public Ops {
   void Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
              Stream stream) override;
   void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override;
-  void OutputGate(const MatrixView& o, int head_dim, const void* norm, double eps,
-                  const MatrixView& gate, bool silu, Stream stream) override;
-  void GatedAct(const MatrixView& gate_up, bool silu, const MatrixView& out,
-                Stream stream) override;
 
  private:
   ThreadPool pool_;

@@ -1,5 +1,5 @@
-// Row-wise operations of the CPU backend: embedding, norms, gates. Each row is computed by one
-// thread in one order.
+// Row-wise operations of the CPU backend: embedding, and what becomes of a row before a matrix
+// product (norms, gates). Each row is computed by one thread in one order.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -60,40 +60,44 @@ void CpuOps::GatherRows(const MatrixView& in, const int64_t* rows, const MatrixV
   }
 }
 
-void CpuOps::RmsNorm(const MatrixView& in, const void* weight, double eps, const MatrixView& out,
-                     Stream) {
+namespace {
+
+// t(row) of a linear layer's input. The row is `cols` wide, the result transform.scratch.cols.
+template <typename T>
+void TransformRow(const RowTransform& t, const T* in, int64_t row, int64_t cols, T* out) {
+  const T* weight = static_cast<const T*>(t.weight);
+  switch (t.kind) {
+    case RowTransform::Kind::kRmsNorm:
+      return NormRow(in, weight, cols, t.eps, out);
+    case RowTransform::Kind::kOutputGate:
+      if (weight == nullptr) std::copy_n(in, cols, out);
+      for (int64_t m = 0; weight != nullptr && m < cols; m += t.head_dim) {
+        NormRow(in + m, weight + m, t.head_dim, t.eps, out + m);
+      }
+      if (!t.gate.empty()) GatedRow(RowOf<T>(t.gate, row), out, cols, t.silu, out);
+      return;
+    default:
+      return GatedRow(in, in + cols / 2, cols / 2, t.silu, out);
+  }
+}
+
+}  // namespace
+
+void CpuOps::Linear(const MatrixView& in, const RowTransform& transform, const PackedWeight& weight,
+                    const void* bias, bool accumulate, const MatrixView& out, Stream) {
+  if (in.rows == 0) return;
+  if (transform.kind == RowTransform::Kind::kNone) {
+    return gemm_->Multiply(in, weight, bias, accumulate, out);
+  }
+  const MatrixView& scratch = transform.scratch;
+  FOX_CHECK(scratch.rows == in.rows && scratch.cols == weight.in() && scratch.dtype == in.dtype);
   DispatchWide(in.dtype, [&](auto wide) {
     using T = decltype(wide);
-    const T* w = static_cast<const T*>(weight);
-    pool_.ForEach(in.rows, in.rows * in.cols > kParallelElements,
-                  [&](int64_t r) { NormRow(RowOf<T>(in, r), w, in.cols, eps, RowOf<T>(out, r)); });
-  });
-}
-
-void CpuOps::OutputGate(const MatrixView& o, int head_dim, const void* norm, double eps,
-                        const MatrixView& gate, bool silu, Stream) {
-  DispatchWide(o.dtype, [&](auto wide) {
-    using T = decltype(wide);
-    const T* weight = static_cast<const T*>(norm);
-    pool_.ForEach(o.rows, o.rows * o.cols > kParallelElements, [&](int64_t r) {
-      T* x = RowOf<T>(o, r);
-      for (int64_t first = 0; weight != nullptr && first < o.cols; first += head_dim) {
-        NormRow(x + first, weight + first, head_dim, eps, x + first);
-      }
-      if (gate.empty()) return;
-      GatedRow(RowOf<T>(gate, r), x, o.cols, silu, x);
+    pool_.ForEach(in.rows, in.rows * in.cols > kParallelElements, [&](int64_t r) {
+      TransformRow(transform, RowOf<T>(in, r), r, in.cols, RowOf<T>(scratch, r));
     });
   });
-}
-
-void CpuOps::GatedAct(const MatrixView& gate_up, bool silu, const MatrixView& out, Stream) {
-  DispatchWide(out.dtype, [&](auto wide) {
-    using T = decltype(wide);
-    pool_.ForEach(out.rows, out.rows * out.cols > kParallelElements, [&](int64_t r) {
-      const T* gate = RowOf<T>(gate_up, r);
-      GatedRow(gate, gate + out.cols, out.cols, silu, RowOf<T>(out, r));
-    });
-  });
+  gemm_->Multiply(scratch, weight, bias, accumulate, out);
 }
 
 }  // namespace fox

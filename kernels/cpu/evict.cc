@@ -28,17 +28,18 @@ void FreePage(const PagedKv& kv, int32_t page) {
 }
 
 // t of the page end: what every later row's threshold is at most.
-double EvictionThreshold(const EvictParams& params, const PagedKv& kv, int head, int64_t summary,
-                         double c_end) {
+// `head` counts the query heads of all layers.
+double EvictionThreshold(const EvictParams& params, const PagedKv& kv, int64_t head,
+                         int64_t summary, double c_end) {
   if (params.acp == AcpMode::kCertified) {
-    return std::min(kv.horizon[summary], c_end + params.bound.self_logit[head]);
+    return std::min(kv.horizon[summary], c_end + params.self_logit[head]);
   }
-  return c_end + 2 * params.bound.any_logit[head];
+  return c_end + 2 * params.any_logit[head];
 }
 
 // The left side of the rule for page `first` at the end of page `p`, the largest over the group.
 template <typename T>
-double LeftSide(const EvictParams& params, const PagedKv& kv, const int32_t* table, int kv_head,
+double LeftSide(const EvictParams& params, const PagedKv& kv, const int32_t* table, int64_t kv_head,
                 int first, int p) {
   double worst = -std::numeric_limits<double>::infinity();
   for (int g = 0; g < kv.shape.group(); ++g) {
@@ -54,11 +55,12 @@ double LeftSide(const EvictParams& params, const PagedKv& kv, const int32_t* tab
   return worst;
 }
 
-// Frees what the end of page `p` licenses in one list; returns how many pages.
+// Frees what the end of page `p` licenses in one list; returns how many pages. `kv_head` counts the
+// kv heads of all layers.
 template <typename T>
-int64_t EvictList(const EvictParams& params, const PagedKv& kv, int slot, int kv_head, int p,
-                  double log_eps) {
-  const int64_t list = kv.ListIndex(slot, params.layer, kv_head);
+int64_t EvictList(const EvictParams& params, const PagedKv& kv, int slot, int64_t kv_head, int p,
+                  double log_eps, double* largest_side) {
+  const int64_t list = kv.ListIndex(slot, 0, 0) + kv_head;
   const int32_t* table = kv.Table(list);
   int32_t& first = kv.first_live[list];
   int64_t freed = 0;
@@ -66,6 +68,7 @@ int64_t EvictList(const EvictParams& params, const PagedKv& kv, int slot, int kv
     const double side = LeftSide<T>(params, kv, table, kv_head, first, p);
     if (!MayDrop(side, 0, log_eps)) break;
     kv.max_log_mass[list] = std::max(kv.max_log_mass[list], side);
+    if (largest_side != nullptr) *largest_side = std::max(*largest_side, side);
     FreePage(kv, table[first]);
     ++first;
     ++freed;
@@ -84,9 +87,10 @@ void CpuOps::Evict(const BatchView& batch, const EvictParams& params, const Page
       const int64_t end = begin + batch.row_begin[seq + 1] - batch.row_begin[seq];
       // Page ends among the rows: pages whose last position lies in [begin, end).
       for (int64_t p = begin / kPageTokens; p < end / kPageTokens; ++p) {
-        for (int head = 0; head < kv.shape.kv_heads; ++head) {
+        for (int64_t head = 0; head < kv.shape.lists_per_slot(); ++head) {
           const int64_t freed = EvictList<decltype(wide)>(
-              params, kv, batch.slot[seq], head, static_cast<int>(p), batch.log_tolerance[seq]);
+              params, kv, batch.slot[seq], head, static_cast<int>(p), batch.log_tolerance[seq],
+              params.largest_log_mass == nullptr ? nullptr : params.largest_log_mass + seq);
           if (params.pages_evicted != nullptr) params.pages_evicted[seq] += freed;
         }
       }
@@ -98,23 +102,20 @@ void CpuOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream)
   const PagedKvShape& shape = kv.shape;
   constexpr double kNothing = -std::numeric_limits<double>::infinity();
   for (int i = 0; i < count; ++i) {
-    for (int layer = 0; layer < shape.layers; ++layer) {
-      int64_t& length = kv.length[static_cast<int64_t>(slots[i]) * shape.layers + layer];
-      for (int head = 0; head < shape.kv_heads; ++head) {
-        const int64_t list = kv.ListIndex(slots[i], layer, head);
-        for (int p = kv.first_live[list]; p < PagesFor(length); ++p)
-          FreePage(kv, kv.Table(list)[p]);
-        kv.first_live[list] = 0;
-        kv.max_log_mass[list] = kNothing;
-      }
-      length = 0;
-      const int64_t state = kv.HeadIndex(slots[i], layer, 0);
-      std::fill_n(kv.c + state, shape.q_heads, 0.0);
-      std::fill_n(kv.log_mass + state, shape.q_heads, kNothing);
-      std::fill_n(kv.decay_sum + state, shape.q_heads, 0.0);
-      std::fill_n(kv.key_sum + state * shape.head_dim,
-                  static_cast<int64_t>(shape.q_heads) * shape.head_dim, 0.0);
+    int64_t& length = kv.length[slots[i]];
+    const int64_t lists = shape.lists_per_slot(), first_list = kv.ListIndex(slots[i], 0, 0);
+    for (int64_t list = first_list; list < first_list + lists; ++list) {
+      for (int p = kv.first_live[list]; p < PagesFor(length); ++p) FreePage(kv, kv.Table(list)[p]);
+      kv.first_live[list] = 0;
+      kv.max_log_mass[list] = kNothing;
     }
+    length = 0;
+    const int64_t state = kv.HeadIndex(slots[i], 0, 0);
+    const int64_t heads = static_cast<int64_t>(shape.layers) * shape.q_heads;
+    std::fill_n(kv.c + state, heads, 0.0);
+    std::fill_n(kv.log_mass + state, heads, kNothing);
+    std::fill_n(kv.decay_sum + state, heads, 0.0);
+    std::fill_n(kv.key_sum + state * shape.head_dim, heads * shape.head_dim, 0.0);
   }
 }
 

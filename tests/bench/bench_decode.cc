@@ -73,7 +73,7 @@ class DecodeBatch {
     for (int64_t i = 0; i < kWarmUpSteps; ++i) {
       if (const auto step = Step(batch); !step.ok()) return step.status();
     }
-    *model_.seconds = {};
+    model_.ops->Take();
     visited_ = live_ = 0;
     DecodeRun run;
     run.context =
@@ -88,7 +88,7 @@ class DecodeBatch {
       run.total += *step;
     }
     const auto steps = static_cast<double>(samples.size());
-    run.ops = *model_.seconds;
+    run.ops = model_.ops->Take();
     run.visited_blocks = static_cast<double>(visited_) / steps;
     run.live_pages = static_cast<double>(live_) / steps;
     run.seconds = Summarize(std::move(samples));
@@ -153,6 +153,7 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, const 
 
 absl::Status BenchDecode(BenchSession& session) {
   const BenchFlags& flags = session.flags;
+  if (session.on_gpu) return BenchGpuDecode(session);
   session.report.Section(
       "Decode: one token for each sequence",
       "context batch  acp       median ms (min .. max)  tokens/s  weights MB  pages MB  floor ms  "

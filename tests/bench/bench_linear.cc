@@ -3,8 +3,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-#include "kernels/cpu/cpu_ops.h"
 #include "tests/bench/bench_session.h"
+#include "tests/bench/gpu_machine.h"
+#include "tests/bench/random_values.h"
 
 namespace fox {
 namespace {
@@ -27,41 +28,75 @@ std::vector<LinearKind> KindsOf(const FoxWeights& weights) {
   return kinds;
 }
 
-// Random numbers: zeros run faster. Splitmix, mapped to [-1, 1).
-void FillRandom(const MatrixView& view) {
-  uint64_t state = 1;
-  for (int64_t i = 0; i < view.rows * view.cols; ++i) {
-    uint64_t z = state += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    const double value = static_cast<double>(z >> 11) * 0x1p-52 - 1;
-    if (view.dtype == DType::kF64) {
-      static_cast<double*>(view.data)[i] = value;
+// Random activations in the backend's memory.
+Buffer RandomRows(Ops& ops, DType dtype, int64_t count) {
+  const Buffer host{new std::byte[static_cast<size_t>(count) * SizeOf(dtype)],
+                    static_cast<size_t>(count) * SizeOf(dtype),
+                    [](void* data, size_t) { delete[] static_cast<std::byte*>(data); }};
+  if (dtype == DType::kBF16) {
+    FillNormal(host.as<BFloat16>(), count, 1, 0, 1);
+  } else {
+    std::vector<float> values(static_cast<size_t>(count));
+    FillNormal(values.data(), count, 1, 0, 1);
+    if (dtype == DType::kF64) {
+      std::copy(values.begin(), values.end(), host.as<double>());
     } else {
-      static_cast<float*>(view.data)[i] = static_cast<float>(value);
+      std::copy(values.begin(), values.end(), host.as<float>());
     }
   }
+  Buffer rows = ops.Allocate(host.bytes());
+  ops.CopyToDevice(host.data(), host.bytes(), rows.data(), nullptr);
+  return rows;
 }
 
 // Seconds of one product, averaged over the layers.
-Summary Measure(Ops& ops, const LinearKind& kind, DType wide, int64_t rows, int64_t repeat) {
+absl::StatusOr<Summary> Measure(const BenchSession& session, Ops& ops, const LinearKind& kind,
+                                DType wide, int64_t rows) {
   const PackedWeight& first = *kind.weights.front();
-  const auto allocate = [&](int64_t cols) {
-    return ops.Allocate(static_cast<size_t>(rows * cols) * SizeOf(wide));
+  const DType dtype = ops.NarrowDType(wide);
+  const Buffer in = RandomRows(ops, dtype, rows * first.in());
+  // Rows start at 16 bytes on a GPU; oneDNN wants no gaps.
+  const int64_t stride = session.on_gpu ? (first.out() + 7) / 8 * 8 : first.out();
+  const Buffer out = ops.Allocate(static_cast<size_t>(rows * stride) * SizeOf(dtype));
+  const MatrixView from{in.data(), dtype, rows, first.in(), first.in()};
+  const MatrixView to{out.data(), dtype, rows, first.out(), stride};
+  const auto multiply = [&](int i) {
+    ops.Linear(from, {}, *kind.weights[static_cast<size_t>(i)], nullptr, false, to, nullptr);
   };
-  const Buffer in = allocate(first.in()), out = allocate(first.out());
-  const MatrixView from{in.data(), wide, rows, first.in(), first.in()};
-  const MatrixView to{out.data(), wide, rows, first.out(), first.out()};
-  FillRandom(from);
-  std::vector<double> samples;
-  for (int64_t i = 0; i <= 2 * repeat; ++i) {
+  const auto count = static_cast<int>(kind.weights.size());
+  const int samples = static_cast<int>(2 * session.flags.repeat);
+  if (session.on_gpu) return MeasureOnGpu(ops, count, samples, multiply);
+  std::vector<double> seconds;
+  for (int sample = 0; sample <= samples; ++sample) {
     const double start = Now();
-    for (const PackedWeight* weight : kind.weights) {
-      ops.Linear(from, *weight, nullptr, false, to, nullptr);
-    }
-    const double seconds = (Now() - start) / static_cast<double>(kind.weights.size());
-    if (i > 0) samples.push_back(seconds);
+    for (int i = 0; i < count; ++i) multiply(i);
+    if (sample > 0) seconds.push_back((Now() - start) / count);
   }
-  return Summarize(std::move(samples));
+  return Summarize(std::move(seconds));
+}
+
+void Report(BenchSession& session, const LinearKind& kind, int64_t rows, const Summary& seconds) {
+  const PackedWeight& weight = *kind.weights.front();
+  const double flops = 2.0 * static_cast<double>(weight.out() * weight.in() * rows);
+  const auto bytes = static_cast<double>(weight.bytes());
+  const double floor = std::max(bytes / session.peaks.read_bytes_per_second.median,
+                                flops / session.peaks.flops_per_second.median);
+  const double median = seconds.median;
+  session.report.Row(
+      absl::StrFormat("%-11s %5d %7d %6d %10.1f (%.1f .. %.1f) %9.1f %6.1f %9.1f %7.2f", kind.name,
+                      rows, weight.out(), weight.in(), median * 1e6, seconds.min * 1e6,
+                      seconds.max * 1e6, flops / median / 1e9, bytes / median / 1e9, floor * 1e6,
+                      median / floor),
+      {{"bench", "linear"},
+       {"layer", kind.name},
+       {"rows", rows},
+       {"out", weight.out()},
+       {"in", weight.in()},
+       {"seconds", ToJson(seconds)},
+       {"flops", flops},
+       {"weight_bytes", bytes},
+       {"floor_seconds", floor},
+       {"over_floor", median / floor}});
 }
 
 }  // namespace
@@ -70,40 +105,17 @@ absl::Status BenchLinear(BenchSession& session) {
   auto model = session.Load(AcpMode::kOff, 1, kPageTokens);
   if (!model.ok()) return model.status();
   const FoxWeights& weights = model->runner->weights();
-  const DType wide = weights.wide;
-  // The weights' form belongs to the backend that packed them; another one of its kind reads it.
-  const auto dtype = model->runner->options().kv_dtype;
-  CpuOps ops(
-      {dtype, session.flags.model.plain_gemm, static_cast<int>(session.flags.model.threads)});
   session.report.Section("Linear layers (weights of all layers in turn)",
                          "layer        rows     out     in   median us (min .. max)   GFLOP/s   "
                          "GB/s  floor us  /floor");
   std::vector<int64_t> row_counts = session.flags.batch_sizes;
   row_counts.push_back(session.flags.model.chunk);
+  model->ops->set_timing(false);
   for (const LinearKind& kind : KindsOf(weights)) {
     for (int64_t rows : row_counts) {
-      const Summary seconds = Measure(ops, kind, wide, rows, session.flags.repeat);
-      const PackedWeight& weight = *kind.weights.front();
-      const double flops = 2.0 * static_cast<double>(weight.out() * weight.in() * rows);
-      const auto bytes = static_cast<double>(weight.bytes());
-      const double floor = std::max(bytes / session.peaks.read_bytes_per_second.median,
-                                    flops / session.peaks.flops_per_second.median);
-      const double median = seconds.median;
-      session.report.Row(
-          absl::StrFormat("%-11s %5d %7d %6d %10.1f (%.1f .. %.1f) %9.1f %6.1f %9.1f %7.2f",
-                          kind.name, rows, weight.out(), weight.in(), median * 1e6,
-                          seconds.min * 1e6, seconds.max * 1e6, flops / median / 1e9,
-                          bytes / median / 1e9, floor * 1e6, median / floor),
-          {{"bench", "linear"},
-           {"layer", kind.name},
-           {"rows", rows},
-           {"out", weight.out()},
-           {"in", weight.in()},
-           {"seconds", ToJson(seconds)},
-           {"flops", flops},
-           {"weight_bytes", bytes},
-           {"floor_seconds", floor},
-           {"over_floor", median / floor}});
+      const auto seconds = Measure(session, *model->ops, kind, weights.wide, rows);
+      if (!seconds.ok()) return seconds.status();
+      Report(session, kind, rows, *seconds);
     }
   }
   return absl::OkStatus();

@@ -9,8 +9,8 @@
 #include "absl/strings/str_format.h"
 #include "engine/memory_budget.h"
 #include "engine/tools/text_tokens.h"
-#include "kernels/cpu/cpu_ops.h"
 #include "models/checkpoint.h"
+#include "tests/bench/gpu_machine.h"
 
 namespace fox {
 namespace {
@@ -63,6 +63,69 @@ double OutTimesIn(const PackedWeight& weight) {
   return static_cast<double>(weight.out()) * static_cast<double>(weight.in());
 }
 
+// Prefill chunks unless told otherwise: a GPU wants more rows at once.
+constexpr int64_t kGpuChunk = 16384;
+constexpr int kPeakSamples = 7;
+
+int64_t FreeBytes(Ops& ops) {
+  return ops.queue() != nullptr ? static_cast<int64_t>(ops.queue()->free_bytes())
+                                : AvailableBytes();
+}
+
+void RegisterBenchFlags(FlagSet& set, BenchFlags& flags) {
+  set.Group("Benchmark");
+  set.String("text", "FILE", "real text, so that gates are real; else MODEL/prompt_long.txt",
+             &flags.text);
+  set.Int("repeat", "N", "measured runs of a prefill; four times as many decode steps", 1, 1000,
+          &flags.repeat);
+  set.Int("buffer-mib", "N", "buffer that the read bandwidth is measured on", 1, 1 << 16,
+          &flags.buffer_mib);
+  set.Int("matmul-size", "N", "rows and columns of the weight of the peak matrix product", 64,
+          1 << 15, &flags.matmul_size);
+  set.String("json", "FILE", "writes all rows there", &flags.json);
+}
+
+// Measures the peaks and writes down what machine this is.
+absl::Status MeasurePeaks(BenchSession& session) {
+  const BenchFlags& flags = session.flags;
+  const auto backend = MakeBackend(flags.model.Config(kPageTokens));
+  if (!backend.ok()) return backend.status();
+  Ops& ops = *backend->ops;
+  session.on_gpu = ops.queue() != nullptr;
+  session.dtype = backend->dtype;
+  if (session.on_gpu && !flags.chunk_given) session.flags.model.chunk = kGpuChunk;
+  auto& facts = session.report.facts();
+  std::string load = "unknown";
+  if (std::ifstream file("/proc/loadavg"); file) std::getline(file, load);
+  facts = {{"model", flags.model.model},
+           {"dtype", NameOf(session.dtype)},
+           {"backend", ops.Description()},
+           {"load", load}};
+  if (session.on_gpu) {
+    const auto peaks = MeasureGpuPeaks(ops, flags.buffer_mib << 20,
+                                       std::max<int64_t>(flags.matmul_size, 8192), kPeakSamples);
+    if (!peaks.ok()) return peaks.status();
+    session.peaks = peaks->machine;
+    facts["gpu"] = GpuFacts();
+    facts["copy_bytes_per_second"] = ToJson(peaks->copy_bytes_per_second);
+  } else {
+    const DType wide = session.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+    session.peaks.read_bytes_per_second =
+        MeasureReadBandwidth(flags.buffer_mib << 20, kPeakSamples);
+    session.peaks.flops_per_second = MeasureMatmul(ops, wide, flags.matmul_size, kPeakSamples);
+  }
+  const Summary& read = session.peaks.read_bytes_per_second;
+  const Summary& flops = session.peaks.flops_per_second;
+  facts["read_bytes_per_second"] = ToJson(read);
+  facts["flops_per_second"] = ToJson(flops);
+  session.report.Note(absl::StrFormat(
+      "%s, %s, %s\nread bandwidth %.1f GB/s (%.1f .. %.1f), matrix product %.0f GFLOP/s "
+      "(%.0f .. %.0f); load %s",
+      flags.model.model, NameOf(session.dtype), ops.Description(), read.median / 1e9,
+      read.min / 1e9, read.max / 1e9, flops.median / 1e9, flops.min / 1e9, flops.max / 1e9, load));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status BenchFlags::Parse(const std::vector<std::string>& arguments,
@@ -72,21 +135,13 @@ absl::Status BenchFlags::Parse(const std::vector<std::string>& arguments,
   model.model = std::string(FOX_SOURCE_DIR) + "/models/demo";
   FlagSet set;
   model.Register(set);
-  set.Group("Benchmark");
+  RegisterBenchFlags(set, *this);
   set.String("lengths", "LIST", "prompt lengths of prefill", &length_list);
   set.String("batch-sizes", "LIST", "sequences of a decode step", &batch_list);
   set.String("contexts", "LIST", "tokens before a decode step, and for memory", &context_list);
   set.String("modes", "LIST", "bounds to compare", &mode_list);
-  set.String("text", "FILE", "real text, so that gates are real; else MODEL/prompt_long.txt",
-             &text);
-  set.Int("repeat", "N", "measured runs of a prefill; four times as many decode steps", 1, 1000,
-          &repeat);
-  set.Int("buffer-mib", "N", "buffer that the read bandwidth is measured on", 1, 1 << 16,
-          &buffer_mib);
-  set.Int("matmul-size", "N", "rows and columns of the weight of the peak matrix product", 64,
-          1 << 15, &matmul_size);
-  set.String("json", "FILE", "writes all rows there", &json);
   if (absl::Status s = ParseOrHelp(set, arguments, command); !s.ok()) return s;
+  chunk_given = set.IsSet("chunk");
   if (set.IsSet("acp")) return absl::InvalidArgumentError("--acp: give --modes, a list");
   if (absl::Status s = Require(model.model, "model"); !s.ok()) return s;
   const auto parsed_lengths = ParseList(length_list, "lengths");
@@ -133,11 +188,12 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences,
                                               int64_t max_len) const {
   const auto checkpoint = Checkpoint::Open(flags.model.model, {});
   if (!checkpoint.ok()) return checkpoint.status();
-  const auto dtype = ChooseDType(flags.model.dtype);
-  if (!dtype.ok()) return dtype.status();
+  auto backend = MakeBackend(flags.model.Config(max_len));
+  if (!backend.ok()) return backend.status();
   RunnerOptions options;
   options.acp = mode;
-  options.kv_dtype = *dtype;
+  options.enforce_eager = flags.model.enforce_eager;
+  options.kv_dtype = dtype;
   options.max_slots = static_cast<int32_t>(sequences);
   options.max_batch_tokens = std::max(flags.model.chunk, sequences);
   options.max_logit_rows = sequences;
@@ -145,7 +201,7 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences,
   const PagedKvShape shape = CacheShape(config, options);
   const int64_t pages = sequences * shape.lists_per_slot() * PagesFor(max_len);
   const int64_t bytes = pages * static_cast<int64_t>(shape.page_bytes());
-  if (bytes > AvailableBytes() / 4 * 3) {
+  if (bytes > FreeBytes(*backend->ops) / 4 * 3) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("%d sequences of %d tokens take %d MiB of KV pages; lower --contexts or "
                         "--batch-sizes",
@@ -153,12 +209,13 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences,
   }
   options.num_pages = static_cast<int>(pages);
   BenchModel model;
-  model.seconds = std::make_unique<OpSeconds>();
-  const CpuOptions cpu{*dtype, flags.model.plain_gemm, static_cast<int>(flags.model.threads)};
-  auto ops = std::make_unique<TimedOps>(std::make_unique<CpuOps>(cpu), model.seconds.get());
-  const DType wide = *dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  FoxWeights weights = LoadWeights(*checkpoint, *ops, wide, nullptr);
-  model.runner = std::make_unique<ModelRunner>(std::move(ops), std::move(weights), options);
+  auto clock = on_gpu ? MakeGpuClock(*backend->ops) : MakeWallClock();
+  auto timed = std::make_unique<TimedOps>(std::move(backend->ops), std::move(clock));
+  timed->set_timing(!on_gpu);
+  model.ops = timed.get();
+  const DType wide = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  FoxWeights weights = LoadWeights(*checkpoint, *timed, wide, nullptr);
+  model.runner = std::make_unique<ModelRunner>(std::move(timed), std::move(weights), options);
   EvalFlags tolerance = flags.model;
   tolerance.acp = NameOf(mode);
   model.log_tolerance = tolerance.Tolerance(config);
@@ -183,33 +240,22 @@ absl::StatusOr<BenchSession> OpenSession(const BenchFlags& flags) {
     session.report.Note("no text for this model: token ids are spread over its vocabulary");
   }
 
-  const auto dtype = ChooseDType(flags.model.dtype);
-  if (!dtype.ok()) return dtype.status();
-  CpuOps ops({*dtype, flags.model.plain_gemm, static_cast<int>(flags.model.threads)});
-  const DType wide = *dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  session.peaks.read_bytes_per_second = MeasureReadBandwidth(flags.buffer_mib << 20, 7);
-  session.peaks.flops_per_second = MeasureMatmul(ops, wide, flags.matmul_size, 7);
-  const Summary& read = session.peaks.read_bytes_per_second;
-  const Summary& flops = session.peaks.flops_per_second;
-  std::string load = "unknown";
-  if (std::ifstream file("/proc/loadavg"); file) std::getline(file, load);
-  session.report.Note(absl::StrFormat(
-      "%s, %s, %s\nread bandwidth %.1f GB/s (%.1f .. %.1f), matrix product %.0f GFLOP/s "
-      "(%.0f .. %.0f); load %s",
-      flags.model.model, NameOf(*dtype), ops.Description(), read.median / 1e9, read.min / 1e9,
-      read.max / 1e9, flops.median / 1e9, flops.min / 1e9, flops.max / 1e9, load));
-  session.report.facts() = {{"model", flags.model.model},
-                            {"dtype", NameOf(*dtype)},
-                            {"backend", ops.Description()},
-                            {"load", load},
-                            {"read_bytes_per_second", ToJson(read)},
-                            {"flops_per_second", ToJson(flops)}};
+  if (absl::Status status = MeasurePeaks(session); !status.ok()) return status;
   return session;
 }
 
 absl::StatusOr<SlotStats> Prefill(const BenchSession& session, BenchModel& model, int32_t slot,
                                   int64_t position, int64_t count) {
+  ModelRunner& runner = *model.runner;
   SlotStats stats;
+  int in_flight = 0;
+  const auto collect = [&]() -> absl::Status {
+    const auto result = runner.Collect();
+    if (!result.ok()) return result.status();
+    --in_flight;
+    stats = result->stats[0];
+    return absl::OkStatus();
+  };
   const int64_t end = position + count;
   while (position < end) {
     const int64_t rows = std::min(session.flags.model.chunk, end - position);
@@ -218,15 +264,23 @@ absl::StatusOr<SlotStats> Prefill(const BenchSession& session, BenchModel& model
     seq.position = position;
     // Slots read different places of the text.
     seq.token_ids = session.TokensAt(position + slot * 997, rows);
-    if (position + rows == end) seq.logit_rows = {static_cast<int32_t>(rows - 1)};
+    if (position + rows == end) {
+      seq.logit_rows = {static_cast<int32_t>(rows - 1)};
+      if (runner.limits().draws) seq.draw = DrawPlan{.seed = static_cast<uint64_t>(slot)};
+    }
     seq.log_tolerance = model.log_tolerance;
     StepPlan plan;
     plan.sequences = {std::move(seq)};
     if (position == 0) plan.release_slots = {slot};
-    const auto result = model.runner->Run(plan);
-    if (!result.ok()) return result.status();
-    stats = result->stats[0];
+    if (in_flight == runner.limits().depth) {
+      if (absl::Status status = collect(); !status.ok()) return status;
+    }
+    if (absl::Status status = runner.Submit(plan); !status.ok()) return status;
+    ++in_flight;
     position += rows;
+  }
+  while (in_flight > 0) {
+    if (absl::Status status = collect(); !status.ok()) return status;
   }
   return stats;
 }

@@ -23,13 +23,14 @@ struct BenchFlags {
   int64_t repeat = 5;
   int64_t buffer_mib = 1024;
   int64_t matmul_size = 4096;
+  bool chunk_given = false;
 
   absl::Status Parse(const std::vector<std::string>& arguments, const std::string& command);
 };
 
 // A model over its cache whose operations are timed.
 struct BenchModel {
-  std::unique_ptr<OpSeconds> seconds;  // since it was last reset
+  TimedOps* ops = nullptr;  // the runner's; on a GPU they are not timed unless told to
   std::unique_ptr<ModelRunner> runner;
   double log_tolerance = -10;
 
@@ -43,6 +44,8 @@ struct BenchModel {
 struct BenchSession {
   BenchFlags flags;
   ModelConfig config;
+  bool on_gpu = false;
+  DType dtype = DType::kF32;  // of weights and pages
   std::vector<int32_t> text;  // repeated as often as needed by TokensAt
   MachinePeaks peaks;
   BenchReport report;
@@ -56,8 +59,9 @@ struct BenchSession {
 // Loads text and config and measures the peaks.
 absl::StatusOr<BenchSession> OpenSession(const BenchFlags& flags);
 
-// Appends `count` tokens of the text to `slot` at `position` in chunks, wanting the last row's
-// logits. Returns the slot's counters afterwards.
+// Appends `count` tokens of the text to `slot` at `position` in chunks, as many in flight as the
+// runner takes, wanting the last row's logits, or a token drawn from them where the runner draws.
+// Returns the slot's counters afterwards.
 absl::StatusOr<SlotStats> Prefill(const BenchSession& session, BenchModel& model, int32_t slot,
                                   int64_t position, int64_t count);
 
@@ -65,6 +69,9 @@ absl::Status BenchPrefill(BenchSession& session);
 absl::Status BenchDecode(BenchSession& session);
 absl::Status BenchLinear(BenchSession& session);
 absl::Status BenchMemory(BenchSession& session);
+// GPU only. BenchDecode runs BenchGpuDecode there.
+absl::Status BenchAttention(BenchSession& session);
+absl::Status BenchGpuDecode(BenchSession& session);
 
 // One table line of shares of `total` seconds by kind of operation, and the same as JSON.
 std::string SharesLine(const OpSeconds& seconds, double total);

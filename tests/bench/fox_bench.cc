@@ -1,7 +1,7 @@
 // fox-bench: measures serving's work on this machine against the machine's own peaks, measured in
 // the same run. Every row: median and spread, the floor from counted bytes and multiplications,
-// and measured / floor. One file for each benchmark; without arguments, all of them on the demo
-// model.
+// and measured / floor. One file for each benchmark; without arguments, those of a model, on the
+// demo model.
 #include <cstdio>
 #include <fstream>
 #include <functional>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/bench/bench_session.h"
+#include "tests/bench/commands.h"
 
 namespace {
 
@@ -22,7 +23,10 @@ constexpr char kUsage[] =
     "  decode   steps by batch size, context and bound\n"
     "  linear   the model's matrix products alone\n"
     "  memory   KV bytes by context and bound\n"
-    "  all      these four, and what runs without a command\n";
+    "  all      these four, and what runs without a command\n"
+    "  attention   the CUDA backend's attention alone\n"
+    "  serve       load on a running server: what its clients see\n"
+    "  make-model  writes a checkpoint with random weights\n";
 
 absl::Status RunAll(const std::vector<Benchmark>& benchmarks, const std::string& command,
                     const std::vector<std::string>& arguments) {
@@ -30,23 +34,36 @@ absl::Status RunAll(const std::vector<Benchmark>& benchmarks, const std::string&
   if (absl::Status s = flags.Parse(arguments, command); !s.ok()) return s;
   auto session = fox::OpenSession(flags);
   if (!session.ok()) return session.status();
+  absl::Status status;
   for (const Benchmark& benchmark : benchmarks) {
-    if (absl::Status s = benchmark(*session); !s.ok()) return s;
+    if (status = benchmark(*session); !status.ok()) break;
   }
-  if (flags.json.empty()) return absl::OkStatus();
+  if (flags.json.empty()) return status;
+  // What was measured before a failure is kept, too.
   std::ofstream out(flags.json);
   out << session->report.Json().dump(1) << '\n';
   out.close();
-  return out ? absl::OkStatus() : absl::UnavailableError("cannot write " + flags.json);
+  if (!status.ok() || out) return status;
+  return absl::UnavailableError("cannot write " + flags.json);
+}
+
+// What `name` runs; empty: there is no such command.
+std::vector<Benchmark> Chosen(const std::string& name) {
+  const std::vector<std::pair<std::string, Benchmark>> benchmarks = {{"prefill", fox::BenchPrefill},
+                                                                     {"decode", fox::BenchDecode},
+                                                                     {"linear", fox::BenchLinear},
+                                                                     {"memory", fox::BenchMemory}};
+  if (name == "attention") return {fox::BenchAttention};
+  std::vector<Benchmark> chosen;
+  for (const auto& [key, benchmark] : benchmarks) {
+    if (name == key || name == "all") chosen.push_back(benchmark);
+  }
+  return chosen;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::vector<std::pair<std::string, Benchmark>> benchmarks = {{"prefill", fox::BenchPrefill},
-                                                                     {"decode", fox::BenchDecode},
-                                                                     {"linear", fox::BenchLinear},
-                                                                     {"memory", fox::BenchMemory}};
   std::vector<std::string> arguments(argv + 1, argv + argc);
   std::string name = "all";
   const bool asked = !arguments.empty() && (arguments[0] == "--help" || arguments[0] == "-h");
@@ -54,15 +71,17 @@ int main(int argc, char** argv) {
     name = arguments[0];
     arguments.erase(arguments.begin());
   }
-  std::vector<Benchmark> chosen;
-  for (const auto& [key, benchmark] : benchmarks) {
-    if (name == key || name == "all") chosen.push_back(benchmark);
-  }
-  if (chosen.empty()) {
+  absl::Status status;
+  if (name == "serve") {
+    status = fox::BenchServe(arguments);
+  } else if (name == "make-model") {
+    status = fox::MakeModel(arguments);
+  } else if (const std::vector<Benchmark> chosen = Chosen(name); !chosen.empty()) {
+    status = RunAll(chosen, "fox-bench " + name, arguments);
+  } else {
     std::fputs(kUsage, asked ? stdout : stderr);
     return asked ? 0 : 2;
   }
-  const absl::Status status = RunAll(chosen, "fox-bench " + name, arguments);
   if (status.ok()) return 0;
   std::fprintf(stderr, "fox-bench %s: %s\n", name.c_str(), std::string(status.message()).c_str());
   return kConfigError;

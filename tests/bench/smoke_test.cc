@@ -64,6 +64,22 @@ TEST(FoxBenchTest, AllOnATinyModel) {
   EXPECT_LE(live["paper"], live["off"]);
 }
 
+TEST(FoxBenchTest, MakesAModelThatLoads) {
+  const std::string dir = TempPath("model");
+  const Ran made = RunProgram("fox-bench", {"make-model", "--out", dir, "--layers", "2", "--heads",
+                                            "8", "--hidden-size", "128", "--vocab-size", "300"});
+  ASSERT_EQ(made.status, 0) << made.err;
+  const Ran ran = RunProgram(
+      "fox-bench", {"prefill", "--model", dir, "--lengths", "640", "--repeat", "1", "--buffer-mib",
+                    "8", "--matmul-size", "64", "--dtype", "f32", "--json", TempPath("rows.json")});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const json report = json::parse(ReadWhole(TempPath("rows.json")));
+  ASSERT_EQ(report["rows"].size(), 3U);
+  // Three heads of four forget: under a bound they keep a small part of ten pages.
+  EXPECT_EQ(report["rows"][0]["live_bytes"], report["rows"][0]["unpruned_bytes"]);
+  EXPECT_LT(report["rows"][2]["live_bytes"], report["rows"][0]["live_bytes"]);
+}
+
 TEST(FoxBenchTest, MisuseIsToldInOneLine) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"decode", "--model="}, "--model is required"},
@@ -72,7 +88,14 @@ TEST(FoxBenchTest, MisuseIsToldInOneLine) {
       {{"decode", "--model", kTiny, "--contexts", "12,x"}, "--contexts"},
       {{"decode", "--model", kTiny, "--modes", "of"}, "--modes"},
       {{"prefill", "--model", "/nonexistent"}, ""},
-      {{"prefill", "--model", kTiny, "--text", "/nonexistent.txt"}, "/nonexistent.txt"}};
+      {{"prefill", "--model", kTiny, "--text", "/nonexistent.txt"}, "/nonexistent.txt"},
+      {{"attention", "--model", kTiny, "--device", "cpu", "--buffer-mib", "1", "--matmul-size",
+        "64"},
+       "CUDA"},
+      {{"make-model"}, "--out is required"},
+      {{"serve", "--rates", "1,0"}, "--rates"},
+      {{"serve", "--prompt-tokens", "9-8"}, "--prompt-tokens"},
+      {{"serve", "--target", "127.0.0.1:1"}, "127.0.0.1:1"}};
   for (const auto& [arguments, said] : cases) {
     const Ran ran = RunProgram("fox-bench", arguments);
     EXPECT_EQ(ran.status, 78) << said;

@@ -1,12 +1,29 @@
 // Forwarding, one line an operation. See timed_ops.h.
 #include "tests/bench/timed_ops.h"
 
+#include "tests/bench/measurement.h"
+
 namespace fox {
+namespace {
+
+class WallClock : public OpClock {
+ public:
+  void Start() override { start_ = Now(); }
+  void Stop(OpKind kind) override { seconds_[kind] += Now() - start_; }
+  OpSeconds Take() override { return std::exchange(seconds_, {}); }
+
+ private:
+  double start_ = 0;
+  OpSeconds seconds_;
+};
+
+}  // namespace
+
+std::unique_ptr<OpClock> MakeWallClock() { return std::make_unique<WallClock>(); }
 
 const char* NameOf(OpKind kind) {
   static constexpr std::array<const char*, kOpKinds> kNames = {
-      "linear",      "attention", "append", "evict",       "rms_norm",
-      "output_gate", "gated_act", "embed",  "gather_rows", "copy"};
+      "linear", "attention", "append", "evict", "embed", "gather_rows", "draw", "copy"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -16,6 +33,10 @@ void TimedOps::CopyToDevice(const void* host, size_t bytes, void* device, Stream
 
 void TimedOps::CopyToHost(const void* device, size_t bytes, void* host, Stream stream) {
   Timed(OpKind::kCopy, [&] { ops_->CopyToHost(device, bytes, host, stream); });
+}
+
+void TimedOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) {
+  ops_->Reserve(max_rows, max_seqs, shape);
 }
 
 std::unique_ptr<PackedWeight> TimedOps::Pack(const MatrixView& weight) {
@@ -30,16 +51,6 @@ void TimedOps::Embed(const BatchView& batch, const MatrixView& table, const Matr
 void TimedOps::GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                           Stream stream) {
   Timed(OpKind::kGatherRows, [&] { ops_->GatherRows(in, rows, out, stream); });
-}
-
-void TimedOps::RmsNorm(const MatrixView& in, const void* weight, double eps, const MatrixView& out,
-                       Stream stream) {
-  Timed(OpKind::kRmsNorm, [&] { ops_->RmsNorm(in, weight, eps, out, stream); });
-}
-
-void TimedOps::Linear(const MatrixView& in, const PackedWeight& weight, const void* bias,
-                      bool accumulate, const MatrixView& out, Stream stream) {
-  Timed(OpKind::kLinear, [&] { ops_->Linear(in, weight, bias, accumulate, out, stream); });
 }
 
 void TimedOps::Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
@@ -61,14 +72,19 @@ void TimedOps::Release(const int32_t* slots, int count, const PagedKv& kv, Strea
   Timed(OpKind::kEvict, [&] { ops_->Release(slots, count, kv, stream); });
 }
 
-void TimedOps::OutputGate(const MatrixView& o, int head_dim, const void* norm, double eps,
-                          const MatrixView& gate, bool silu, Stream stream) {
-  Timed(OpKind::kOutputGate, [&] { ops_->OutputGate(o, head_dim, norm, eps, gate, silu, stream); });
+void TimedOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) {
+  Timed(OpKind::kAppend, [&] { ops_->BeginStep(batch, kv, stream); });
 }
 
-void TimedOps::GatedAct(const MatrixView& gate_up, bool silu, const MatrixView& out,
-                        Stream stream) {
-  Timed(OpKind::kGatedAct, [&] { ops_->GatedAct(gate_up, silu, out, stream); });
+void TimedOps::Linear(const MatrixView& in, const RowTransform& transform,
+                      const PackedWeight& weight, const void* bias, bool accumulate,
+                      const MatrixView& out, Stream stream) {
+  Timed(OpKind::kLinear,
+        [&] { ops_->Linear(in, transform, weight, bias, accumulate, out, stream); });
+}
+
+void TimedOps::Draw(const DrawParams& params, Stream stream) {
+  Timed(OpKind::kDraw, [&] { ops_->Draw(params, stream); });
 }
 
 }  // namespace fox

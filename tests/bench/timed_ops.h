@@ -1,11 +1,12 @@
 // TimedOps: an Ops that forwards every call to another one and adds up the seconds each kind of
-// operation took. Right for backends whose calls return when the work is done: the CPU's.
+// operation took, by the clock it is given: a wall clock where calls return when the work is done
+// (the CPU), a device's own clock where they do not (gpu_machine.h).
 #pragma once
 
 #include <array>
-#include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "kernels/ops.h"
 
@@ -16,11 +17,9 @@ enum class OpKind {
   kAttention,
   kAppend,
   kEvict,
-  kRmsNorm,
-  kOutputGate,
-  kGatedAct,
   kEmbed,
   kGatherRows,
+  kDraw,
   kCopy,
   kCount
 };
@@ -34,25 +33,45 @@ struct OpSeconds {
   double operator[](OpKind kind) const { return seconds[static_cast<size_t>(kind)]; }
 };
 
+// Brackets one operation after another.
+class OpClock {
+ public:
+  virtual ~OpClock() = default;
+  virtual void Start() = 0;
+  virtual void Stop(OpKind kind) = 0;
+  // Seconds since the last Take; waits for what is still running.
+  virtual OpSeconds Take() = 0;
+};
+
+// For backends whose calls return when the work is done.
+std::unique_ptr<OpClock> MakeWallClock();
+
 class TimedOps : public Ops {
  public:
-  // `seconds` must outlive the operations.
-  TimedOps(std::unique_ptr<Ops> ops, OpSeconds* seconds)
-      : ops_(std::move(ops)), seconds_(seconds) {}
+  // `clock` may be null: nothing is timed.
+  TimedOps(std::unique_ptr<Ops> ops, std::unique_ptr<OpClock> clock)
+      : ops_(std::move(ops)), clock_(std::move(clock)) {}
+
+  // Whether operations are timed from now on; at first they are.
+  void set_timing(bool on) { timing_ = on; }
+  // Seconds since the last Take; zeros without a clock.
+  OpSeconds Take() { return clock_ == nullptr ? OpSeconds{} : clock_->Take(); }
 
   std::string Description() const override { return ops_->Description(); }
+  DType NarrowDType(DType wide) const override { return ops_->NarrowDType(wide); }
   Buffer Allocate(size_t bytes) override { return ops_->Allocate(bytes); }
   void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) override;
   void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override;
+  DeviceQueue* queue() override { return ops_->queue(); }
+  void Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) override;
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override;
+  void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override;
   void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
              Stream stream) override;
   void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                   Stream stream) override;
-  void RmsNorm(const MatrixView& in, const void* weight, double eps, const MatrixView& out,
-               Stream stream) override;
-  void Linear(const MatrixView& in, const PackedWeight& weight, const void* bias, bool accumulate,
-              const MatrixView& out, Stream stream) override;
+  void Linear(const MatrixView& in, const RowTransform& transform, const PackedWeight& weight,
+              const void* bias, bool accumulate, const MatrixView& out, Stream stream) override;
   void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
               Stream stream) override;
   void Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
@@ -60,22 +79,20 @@ class TimedOps : public Ops {
   void Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
              Stream stream) override;
   void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override;
-  void OutputGate(const MatrixView& o, int head_dim, const void* norm, double eps,
-                  const MatrixView& gate, bool silu, Stream stream) override;
-  void GatedAct(const MatrixView& gate_up, bool silu, const MatrixView& out,
-                Stream stream) override;
+  void Draw(const DrawParams& params, Stream stream) override;
 
  private:
   template <typename Call>
   void Timed(OpKind kind, const Call& call) {
-    const auto start = std::chrono::steady_clock::now();
+    if (clock_ == nullptr || !timing_) return call();
+    clock_->Start();
     call();
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    (*seconds_)[kind] += elapsed.count();
+    clock_->Stop(kind);
   }
 
   std::unique_ptr<Ops> ops_;
-  OpSeconds* seconds_;
+  std::unique_ptr<OpClock> clock_;
+  bool timing_ = true;
 };
 
 }  // namespace fox

@@ -16,7 +16,12 @@ int32_t ScriptedExecutor::NextToken(int32_t token, int64_t position) {
   return 'a' + static_cast<int32_t>((token * 7 + position * 3) % 26);
 }
 
-absl::StatusOr<StepResult> ScriptedExecutor::Run(const StepPlan& plan) {
+absl::Status ScriptedExecutor::Submit(const StepPlan& plan) {
+  result_ = Execute(plan);
+  return result_.status();
+}
+
+absl::StatusOr<StepResult> ScriptedExecutor::Execute(const StepPlan& plan) {
   if (script_->fail) return absl::UnavailableError("scripted failure");
   const int delay = script_->step_delay_us;
   if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
@@ -36,6 +41,7 @@ absl::StatusOr<StepResult> ScriptedExecutor::Run(const StepPlan& plan) {
       logits_[row * vocab + static_cast<size_t>(NextToken(token, sequence.position + r))] = 8.0f;
       ++row;
     }
+    result.drawn.emplace_back(SampledToken{});
     SlotStats stats;
     stats.live_pages = PagesFor(tokens_[sequence.slot]) * limits_.lists_per_slot;
     stats.pages_allocated = stats.peak_pages = stats.live_pages;

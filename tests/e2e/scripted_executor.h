@@ -7,6 +7,7 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/step_executor.h"
@@ -24,16 +25,20 @@ class ScriptedExecutor final : public StepExecutor {
   ScriptedExecutor(const ExecutorLimits& limits, std::shared_ptr<ExecutorScript> script);
 
   const ExecutorLimits& limits() const override { return limits_; }
-  absl::StatusOr<StepResult> Run(const StepPlan& plan) override;
+  absl::Status Submit(const StepPlan& plan) override;
+  absl::StatusOr<StepResult> Collect() override { return std::move(result_); }
 
   // The greedy choice after `token` at `position`: a lower-case letter, or a space after four.
   static int32_t NextToken(int32_t token, int64_t position);
 
  private:
+  absl::StatusOr<StepResult> Execute(const StepPlan& plan);
+
   const ExecutorLimits limits_;
   const std::shared_ptr<ExecutorScript> script_;
   std::map<int32_t, int64_t> tokens_;  // by slot
   std::vector<float> logits_;
+  absl::StatusOr<StepResult> result_;  // of the submitted plan
 };
 
 }  // namespace fox

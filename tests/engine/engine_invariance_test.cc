@@ -1,11 +1,13 @@
 // Same tokens, same log-probability bits, whatever the batch, the chunk size, preemption or the
-// placement of pages: real model, real pages, the plain (row-independent) matrix product.
+// placement of pages, with one step or two in flight: real model, real pages, the plain
+// (row-independent) matrix product.
 #include <gtest/gtest.h>
 
 #include <map>
 #include <random>
 
 #include "engine/engine_factory.h"
+#include "tests/engine/pipelined_executor.h"
 
 namespace fox {
 namespace {
@@ -51,6 +53,7 @@ std::vector<Request> MakeRequests(int count, int32_t vocab, uint64_t seed) {
     request.sampling.top_p = 0.95f;
     request.sampling.seed = rng();
     request.sampling.logprobs = 0;
+    if (i % 4 == 1) request.sampling.presence_penalty = 0.5f;
     request.stop.max_tokens = static_cast<int32_t>(40 + rng() % 160);
     request.stop.ignore_eos = true;
     requests.push_back(std::move(request));
@@ -58,12 +61,15 @@ std::vector<Request> MakeRequests(int count, int32_t vocab, uint64_t seed) {
   return requests;
 }
 
-// Runs all requests; `gap` steps lie between two submissions.
+// Runs all requests; `gap` steps lie between two submissions. Every fourth request is sampled on
+// the host, the others by the executor where it has two steps in flight.
 std::map<RequestId, Result> RunAll(const EngineConfig& config, const std::vector<Request>& requests,
-                                   int gap) {
+                                   int gap, int depth) {
   auto loaded = LoadEngine(config);
   EXPECT_TRUE(loaded.ok()) << loaded.status();
   auto& runner = static_cast<ModelRunner&>(*loaded->executor);
+  PipelinedExecutor pipeline(runner);
+  if (depth == 2) loaded->engine = std::make_unique<Engine>(loaded->options, pipeline);
   std::map<RequestId, Result> results;
   size_t next = 0;
   for (int step = 0; next < requests.size() || loaded->engine->HasWork(); ++step) {
@@ -83,6 +89,8 @@ std::map<RequestId, Result> RunAll(const EngineConfig& config, const std::vector
     EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
   }
   EXPECT_TRUE(runner.Run(StepPlan{{}, {}}).ok());
+  EXPECT_EQ(pipeline.fed_draws() > 0, depth == 2);
+  loaded->engine.reset();
   return results;
 }
 
@@ -94,18 +102,19 @@ TEST_P(Invariance, TokensDoNotDependOnTheSchedule) {
   // The reference: one request at a time.
   EngineConfig config = BaseConfig(variant);
   config.max_num_seqs = 1;
-  const auto solo = RunAll(config, requests, 0);
+  const auto solo = RunAll(config, requests, 0, 1);
 
   struct Schedule {
     int32_t seqs;
     int64_t batch_tokens;
     int64_t pool_tokens;  // unpruned tokens the pool holds
     int gap;
+    int depth;
   };
   int64_t preemptions = 0;
   for (const Schedule& s :
-       {Schedule{16, 512, 8192, 0}, Schedule{4, 64, 8192, 3}, Schedule{16, 37, 8192, 1},
-        Schedule{8, 512, 448, 0}, Schedule{16, 100, 448, 2}}) {
+       {Schedule{16, 512, 8192, 0, 2}, Schedule{4, 64, 8192, 3, 1}, Schedule{16, 37, 8192, 1, 2},
+        Schedule{8, 512, 448, 0, 1}, Schedule{8, 512, 448, 0, 2}, Schedule{16, 100, 448, 2, 2}}) {
     config = BaseConfig(variant);
     config.max_num_seqs = s.seqs;
     config.max_num_batched_tokens = s.batch_tokens;
@@ -114,7 +123,7 @@ TEST_P(Invariance, TokensDoNotDependOnTheSchedule) {
     const PagedKvShape& shape = (*probe)->cache().view().shape;
     config.kv_cache_bytes = s.pool_tokens / kPageTokens * shape.lists_per_slot() *
                             static_cast<int64_t>(shape.page_bytes());
-    const auto results = RunAll(config, requests, s.gap);
+    const auto results = RunAll(config, requests, s.gap, s.depth);
     ASSERT_EQ(results.size(), solo.size());
     for (const auto& [id, result] : results) {
       EXPECT_EQ(result.ids, solo.at(id).ids) << "request " << id;

@@ -1,9 +1,11 @@
-// Engine: the promises of engine.h and request.h, over the simulation's executor.
+// Engine: the promises of engine.h and request.h, over the simulation's executor, with one step or
+// two in flight.
 #include "engine/engine.h"
 
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <string>
 
 #include "gtest/gtest.h"
 #include "tests/engine/sim/fake_executor.h"
@@ -44,10 +46,17 @@ struct Received {
   std::optional<Finish> finish;
 };
 
-class EngineTest : public testing::Test {
+struct Pipeline {
+  int depth;
+  bool draws;
+};
+
+class EngineTest : public testing::TestWithParam<Pipeline> {
  protected:
-  void Start(const FakeOptions& fake = Roomy(), const EngineOptions& options = {}) {
+  void Start(FakeOptions fake = Roomy(), const EngineOptions& options = {}) {
     options_ = options;
+    fake.limits.depth = GetParam().depth;
+    fake.limits.draws = GetParam().draws;
     executor_ = std::make_unique<FakeExecutor>(fake);
     engine_ = std::make_unique<Engine>(options, *executor_);
   }
@@ -76,7 +85,7 @@ class EngineTest : public testing::Test {
   std::map<RequestId, Received> received_;
 };
 
-TEST_F(EngineTest, GeneratesWhatTheReferenceDoes) {
+TEST_P(EngineTest, GeneratesWhatTheReferenceDoes) {
   Start();
   for (RequestId id = 1; id <= 6; ++id) {
     ASSERT_TRUE(engine_->Submit(MakeRequest(id, 20 * id, 30), 1.0).ok());
@@ -100,7 +109,7 @@ TEST_F(EngineTest, GeneratesWhatTheReferenceDoes) {
   EXPECT_EQ(engine_->stats().prompt_tokens, 20 * 21);
 }
 
-TEST_F(EngineTest, PreemptionLosesAndRepeatsNothing) {
+TEST_P(EngineTest, PreemptionLosesAndRepeatsNothing) {
   FakeOptions tight = Roomy();
   tight.limits.num_pages = 14;
   Start(tight);
@@ -109,7 +118,7 @@ TEST_F(EngineTest, PreemptionLosesAndRepeatsNothing) {
     Request request = MakeRequest(id, 30, 300);
     request.sampling.prompt_logprobs = 0;
     request.sampling.temperature = 1.0f;
-    request.sampling.repetition_penalty = 1.5f;
+    if (id % 2 == 0) request.sampling.repetition_penalty = 1.5f;
     requests[id] = request;
     ASSERT_TRUE(engine_->Submit(request, 0).ok());
   }
@@ -125,7 +134,7 @@ TEST_F(EngineTest, PreemptionLosesAndRepeatsNothing) {
   EXPECT_EQ(received_[4].finish->stats.acp.peak_pages, 2 * PagesFor(329));
 }
 
-TEST_F(EngineTest, StopTokensAreNotEmitted) {
+TEST_P(EngineTest, StopTokensAreNotEmitted) {
   Start();
   const std::vector<int32_t> free_run = Reference(MakeRequest(1, 5, 20)).tokens;
   Request request = MakeRequest(1, 5, 20);
@@ -140,7 +149,7 @@ TEST_F(EngineTest, StopTokensAreNotEmitted) {
   EXPECT_EQ(received_[1].tokens, std::vector<int32_t>(free_run.begin(), first));
 }
 
-TEST_F(EngineTest, EosMinTokensAndIgnoreEos) {
+TEST_P(EngineTest, EosMinTokensAndIgnoreEos) {
   EngineOptions options;
   Start();
   options.eos_token_ids = {Reference(MakeRequest(1, 5, 20)).tokens[0]};
@@ -163,7 +172,7 @@ TEST_F(EngineTest, EosMinTokensAndIgnoreEos) {
   EXPECT_EQ(received_[1].tokens[0], options.eos_token_ids[0]);
 }
 
-TEST_F(EngineTest, ScoresAPromptOnly) {
+TEST_P(EngineTest, ScoresAPromptOnly) {
   Start();
   Request request = MakeRequest(1, 100, 0);
   request.sampling.prompt_logprobs = 2;
@@ -181,7 +190,7 @@ TEST_F(EngineTest, ScoresAPromptOnly) {
   }
 }
 
-TEST_F(EngineTest, MaxTokensIsClampedToTheContext) {
+TEST_P(EngineTest, MaxTokensIsClampedToTheContext) {
   Start();
   ASSERT_TRUE(engine_->Submit(MakeRequest(1, 490, INT32_MAX), 0).ok());
   ASSERT_TRUE(engine_->Submit(MakeRequest(2, 499, 5), 0).ok());
@@ -192,7 +201,7 @@ TEST_F(EngineTest, MaxTokensIsClampedToTheContext) {
   EXPECT_EQ(received_[2].tokens.size(), 1u);
 }
 
-TEST_F(EngineTest, CancelInEveryState) {
+TEST_P(EngineTest, CancelInEveryState) {
   FakeOptions fake = Roomy();
   fake.limits.max_slots = 1;
   fake.limits.max_batch_tokens = 64;
@@ -214,12 +223,13 @@ TEST_F(EngineTest, CancelInEveryState) {
   Step();
   EXPECT_TRUE(absl::IsCancelled(received_[3].finish->status));
   EXPECT_EQ(executor_->free_pages(), 100);  // free at once
-  EXPECT_FALSE(engine_->HasWork());
+  EXPECT_EQ(engine_->HasWork(), GetParam().depth > 1);
+  RunToEnd();
   EXPECT_EQ(engine_->stats().cancelled, 2);
   EXPECT_EQ(engine_->stats().finished, 1);
 }
 
-TEST_F(EngineTest, Deadlines) {
+TEST_P(EngineTest, Deadlines) {
   FakeOptions fake = Roomy();
   fake.limits.max_slots = 1;
   Start(fake);
@@ -240,12 +250,14 @@ TEST_F(EngineTest, Deadlines) {
   EXPECT_EQ(engine_->NextDeadline(), 9.0);
   Step(9.0);
   EXPECT_TRUE(absl::IsDeadlineExceeded(received_[1].finish->status));
-  EXPECT_EQ(received_[1].tokens.size(), 3u);  // those before the deadline were delivered
+  // Those before the deadline were delivered; one or two steps are in flight.
+  const size_t delivered = GetParam().depth == 1 ? 3 : GetParam().draws ? 2 : 1;
+  EXPECT_EQ(received_[1].tokens.size(), delivered);
   EXPECT_EQ(engine_->NextDeadline(), kNever);
   EXPECT_EQ(executor_->free_pages(), 100);
 }
 
-TEST_F(EngineTest, SlowReadersPause) {
+TEST_P(EngineTest, SlowReadersPause) {
   Start();
   Request slow = MakeRequest(1, 5, 10);
   slow.window = 3;
@@ -265,7 +277,7 @@ TEST_F(EngineTest, SlowReadersPause) {
   EXPECT_EQ(received_[1].tokens, Reference(slow).tokens);
 }
 
-TEST_F(EngineTest, PausedSequencesDoNotBlockOthersForever) {
+TEST_P(EngineTest, PausedSequencesDoNotBlockOthersForever) {
   FakeOptions fake = Roomy();
   fake.limits.max_slots = 1;
   Start(fake);
@@ -286,7 +298,7 @@ TEST_F(EngineTest, PausedSequencesDoNotBlockOthersForever) {
   EXPECT_EQ(received_[1].tokens.size(), 2u);
 }
 
-TEST_F(EngineTest, NumericalFailureHitsOneRequestAlone) {
+TEST_P(EngineTest, NumericalFailureHitsOneRequestAlone) {
   FakeOptions fake = Roomy();
   fake.nan_requests = {2};
   fake.nan_position = 9;
@@ -302,7 +314,7 @@ TEST_F(EngineTest, NumericalFailureHitsOneRequestAlone) {
   }
 }
 
-TEST_F(EngineTest, ExecutorFailureEndsEverything) {
+TEST_P(EngineTest, ExecutorFailureEndsEverything) {
   FakeOptions fake = Roomy();
   fake.limits.max_slots = 1;
   fake.fail_at_run = 2;
@@ -318,7 +330,36 @@ TEST_F(EngineTest, ExecutorFailureEndsEverything) {
   EXPECT_EQ(engine_->stats().failed, 2);
 }
 
-TEST_F(EngineTest, QueueLimitsAndDuplicates) {
+TEST_P(EngineTest, ExecutorFailureAtCollectionToo) {
+  FakeOptions fake = Roomy();
+  fake.fail_at_run = 3;
+  fake.fail_late = true;
+  Start(fake);
+  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 5, 50), 0).ok());
+  ASSERT_TRUE(engine_->Submit(MakeRequest(2, 5, 50), 0).ok());
+  RunToEnd();
+  for (const RequestId id : {RequestId{1}, RequestId{2}}) {
+    EXPECT_TRUE(absl::IsUnavailable(received_[id].finish->status));
+    EXPECT_EQ(received_[id].tokens.size(), 3u);
+  }
+  EXPECT_EQ(engine_->stats().running, 0);
+}
+
+TEST_P(EngineTest, AnIdMayComeAgainWhileItsSurplusIsInFlight) {
+  Start();
+  Request first = MakeRequest(1, 5, 20);
+  const std::vector<int32_t> free_run = Reference(first).tokens;
+  first.stop.stop_token_ids = {free_run[3]};
+  ASSERT_TRUE(engine_->Submit(first, 0).ok());
+  while (!received_[1].finish) Step();
+  received_.clear();
+  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 5, 20), 0).ok());
+  RunToEnd();
+  EXPECT_EQ(received_[1].tokens, free_run);
+  EXPECT_EQ(executor_->free_pages(), 100);
+}
+
+TEST_P(EngineTest, QueueLimitsAndDuplicates) {
   FakeOptions fake = Roomy();
   fake.limits.max_slots = 1;
   EngineOptions options;
@@ -339,7 +380,7 @@ TEST_F(EngineTest, QueueLimitsAndDuplicates) {
   EXPECT_TRUE(engine_->Submit(MakeRequest(1), 0).ok());  // an id may come again
 }
 
-TEST_F(EngineTest, ASoleRequestTooLargeForThePool) {
+TEST_P(EngineTest, ASoleRequestTooLargeForThePool) {
   FakeOptions fake = Roomy();
   fake.limits.num_pages = 6;
   Start(fake);
@@ -350,7 +391,7 @@ TEST_F(EngineTest, ASoleRequestTooLargeForThePool) {
   EXPECT_EQ(executor_->free_pages(), 6);
 }
 
-TEST_F(EngineTest, EvictionMakesALongPromptFit) {
+TEST_P(EngineTest, EvictionMakesALongPromptFit) {
   FakeOptions fake = Roomy();
   fake.limits.num_pages = 6;
   fake.min_window = fake.max_window = 1;
@@ -366,6 +407,71 @@ TEST_F(EngineTest, EvictionMakesALongPromptFit) {
   EXPECT_LE(acp.peak_pages, 6);
   EXPECT_EQ(acp.log_tolerance, -10.0);
   EXPECT_EQ(engine_->stats().max_log_evicted_mass, -12.0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Depths, EngineTest,
+                         testing::Values(Pipeline{1, false}, Pipeline{1, true}, Pipeline{2, false},
+                                         Pipeline{2, true}),
+                         [](const auto& test) {
+                           return "Depth" + std::to_string(test.param.depth) +
+                                  (test.param.draws ? "Draws" : "");
+                         });
+
+// What only a pipeline over a drawing executor does.
+class EnginePipelineTest : public EngineTest {};
+INSTANTIATE_TEST_SUITE_P(Depths, EnginePipelineTest, testing::Values(Pipeline{2, true}));
+
+TEST_P(EnginePipelineTest, AStepIsSubmittedBeforeTheLastIsRead) {
+  Start();
+  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 5, 8), 0).ok());
+  Step();
+  EXPECT_EQ(executor_->runs(), 1);
+  EXPECT_TRUE(received_.empty());
+  for (size_t have = 1; have < 8; ++have) {
+    Step();
+    EXPECT_EQ(executor_->runs(), static_cast<int64_t>(have) + 1);
+    EXPECT_EQ(received_[1].tokens.size(), have);
+    EXPECT_EQ(engine_->stats().steps, static_cast<int64_t>(have));
+  }
+  EXPECT_TRUE(engine_->HasWork());
+  Step();  // nothing beyond max_tokens was planned
+  EXPECT_EQ(executor_->runs(), 8);
+  EXPECT_TRUE(received_[1].finish);
+  RunToEnd();
+  EXPECT_EQ(executor_->runs(), 9);  // the release
+}
+
+TEST_P(EnginePipelineTest, TheTokenBehindAStopIsDropped) {
+  Start();
+  const std::vector<int32_t> free_run = Reference(MakeRequest(1, 5, 20)).tokens;
+  Request request = MakeRequest(1, 5, 20);
+  request.stop.stop_token_ids = {free_run[0]};
+  ASSERT_TRUE(engine_->Submit(request, 0).ok());
+  Step();
+  Step();
+  EXPECT_TRUE(received_[1].finish);
+  EXPECT_EQ(executor_->draws(), 2);  // one too many
+  RunToEnd();
+  EXPECT_TRUE(received_[1].tokens.empty());
+  EXPECT_EQ(engine_->stats().generated_tokens, 0);
+  EXPECT_EQ(executor_->free_pages(), 100);
+}
+
+TEST_P(EnginePipelineTest, HostSampledRequestsRunBesideDrawnOnes) {
+  Start();
+  std::map<RequestId, Request> requests;
+  for (RequestId id = 1; id <= 4; ++id) {
+    Request request = MakeRequest(id, 5, 40);
+    request.sampling.temperature = 1.0f;
+    if (id % 2 == 0) request.sampling.presence_penalty = 1.0f;
+    requests[id] = request;
+    ASSERT_TRUE(engine_->Submit(request, 0).ok());
+  }
+  RunToEnd();
+  for (const auto& [id, request] : requests) {
+    EXPECT_EQ(received_[id].tokens, Reference(request).tokens) << "request " << id;
+  }
+  EXPECT_EQ(executor_->draws(), 80);
 }
 
 }  // namespace

@@ -78,8 +78,20 @@ void WaitUntil(const std::function<bool()>& condition) {
   EXPECT_TRUE(condition());
 }
 
-TEST(EngineThread, RunsARequest) {
-  Running running;
+// With one step or two in flight.
+class EngineThreadDepth : public testing::TestWithParam<int> {
+ protected:
+  static FakeOptions DepthOptions() {
+    FakeOptions options = Options();
+    options.limits.depth = GetParam();
+    options.limits.draws = GetParam() > 1;
+    return options;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Depths, EngineThreadDepth, testing::Values(1, 2));
+
+TEST_P(EngineThreadDepth, RunsARequest) {
+  Running running(DepthOptions());
   EXPECT_TRUE(running.thread.idle());
   Collector collector;
   const RequestId id = running.thread.NextId();
@@ -104,8 +116,8 @@ TEST(EngineThread, AnswersErrorsAndNeverCallsTheSink) {
   EXPECT_TRUE(absl::IsCancelled(collector.Wait().status));
 }
 
-TEST(EngineThread, AcknowledgementsWakeIt) {
-  Running running;
+TEST_P(EngineThreadDepth, AcknowledgementsWakeIt) {
+  Running running(DepthOptions());
   Collector collector;
   Request request = MakeRequest(1, 20);
   request.window = 2;
@@ -150,8 +162,8 @@ TEST(EngineThread, DeadlinesFireWhileNothingRuns) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(collector.Wait().status));
 }
 
-TEST(EngineThread, DrainRefusesNewRequestsOnly) {
-  Running running;
+TEST_P(EngineThreadDepth, DrainRefusesNewRequestsOnly) {
+  Running running(DepthOptions());
   Collector collector;
   Request request = MakeRequest(1, 20);
   request.window = 10;
@@ -166,8 +178,8 @@ TEST(EngineThread, DrainRefusesNewRequestsOnly) {
   WaitUntil([&] { return running.thread.idle(); });
 }
 
-TEST(EngineThread, StopEndsAllWithUnavailable) {
-  Running running;
+TEST_P(EngineThreadDepth, StopEndsAllWithUnavailable) {
+  Running running(DepthOptions());
   Collector paused;
   Request request = MakeRequest(1, 100);
   request.window = 1;
@@ -180,8 +192,8 @@ TEST(EngineThread, StopEndsAllWithUnavailable) {
   running.thread.Stop();  // again is harmless
 }
 
-TEST(EngineThread, AfterAFailureEverythingIsUnavailable) {
-  FakeOptions options = Options();
+TEST_P(EngineThreadDepth, AfterAFailureEverythingIsUnavailable) {
+  FakeOptions options = DepthOptions();
   options.fail_at_run = 3;
   Running running(options);
   Collector collector;
@@ -200,21 +212,21 @@ TEST(EngineThread, HeartbeatGoesOnWhenIdle) {
   }
 }
 
-// An executor that hangs in Run until told.
+// An executor that hangs in Collect until told.
 class HangingExecutor : public FakeExecutor {
  public:
   using FakeExecutor::FakeExecutor;
-  absl::StatusOr<StepResult> Run(const StepPlan& plan) override {
+  absl::StatusOr<StepResult> Collect() override {
     gate.get_future().wait();
     gate = std::promise<void>();
     gate.set_value();
-    return FakeExecutor::Run(plan);
+    return FakeExecutor::Collect();
   }
   std::promise<void> gate;
 };
 
-TEST(EngineThread, HeartbeatStopsWhenAStepHangs) {
-  HangingExecutor executor(Options());
+TEST_P(EngineThreadDepth, HeartbeatStopsWhenAStepHangs) {
+  HangingExecutor executor(DepthOptions());
   EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
   Collector collector;
   ASSERT_TRUE(thread.Submit(MakeRequest(1), collector.Sink()).ok());
@@ -224,10 +236,10 @@ TEST(EngineThread, HeartbeatStopsWhenAStepHangs) {
   WaitUntil([&] { return thread.HeartbeatAge() < 0.2; });
 }
 
-TEST(EngineThread, EightThreadsSubmitAndCancel) {
+TEST_P(EngineThreadDepth, EightThreadsSubmitAndCancel) {
   EngineOptions engine_options;
   engine_options.max_queued_requests = 1000;
-  Running running(Options(), engine_options);
+  Running running(DepthOptions(), engine_options);
   constexpr int kThreads = 8, kRequests = 60;
   std::atomic<int> accepted{0}, finished{0}, wrong{0};
   std::vector<std::thread> threads;
@@ -269,9 +281,9 @@ TEST(EngineThread, EightThreadsSubmitAndCancel) {
   EXPECT_EQ(running.executor.free_pages(), 60);
 }
 
-TEST(EngineThread, StopRacesWithSubmit) {
+TEST_P(EngineThreadDepth, StopRacesWithSubmit) {
   for (int round = 0; round < 20; ++round) {
-    Running running;
+    Running running(DepthOptions());
     std::atomic<int> accepted{0}, finished{0};
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {

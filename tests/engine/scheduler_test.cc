@@ -1,6 +1,7 @@
 // The scheduler's rules one by one, on sequences made by hand.
 #include "engine/scheduler.h"
 
+#include <deque>
 #include <memory>
 
 #include "gtest/gtest.h"
@@ -21,8 +22,8 @@ class SchedulerTest : public testing::Test {
   }
 
   void Start() {
+    live_.assign(100, 0);
     scheduler_ = std::make_unique<Scheduler>(limits_);
-    free_pages_ = limits_.num_pages;
   }
 
   Sequence* Add(int64_t prompt, int32_t priority = 0, int32_t window = 0,
@@ -41,20 +42,39 @@ class SchedulerTest : public testing::Test {
     return sequences_.back().get();
   }
 
-  // Plans, keeps the books of the pool and gives every sequence that is due one token.
-  Schedule Step(Seconds now = 0) {
-    Schedule schedule = scheduler_->Next(now, free_pages_);
-    int64_t tokens = 0;
+  // Plans a step that stays in flight until Collect.
+  Schedule Plan(Seconds now = 0) {
+    Schedule schedule = scheduler_->Next(now);
+    EXPECT_LE(schedule.plan.num_tokens(), limits_.max_batch_tokens);
+    if (!schedule.plan.empty()) flights_.push_back(schedule);
+    return schedule;
+  }
+  // Keeps the books of the pool, which frees `evicted` of each sequence's pages, and gives every
+  // sequence that is due one token.
+  void Collect(int64_t evicted = 0) {
+    const Schedule schedule = std::move(flights_.front());
+    flights_.pop_front();
+    for (const int32_t slot : schedule.plan.release_slots) live_[static_cast<size_t>(slot)] = 0;
+    StepResult result;
     for (size_t i = 0; i < schedule.sequences.size(); ++i) {
       Sequence* sequence = schedule.sequences[i];
-      tokens += static_cast<int64_t>(schedule.plan.sequences[i].token_ids.size());
-      sequence->slot_stats.live_pages = limits_.lists_per_slot * PagesFor(sequence->computed);
-      if (sequence->remaining() == 0) sequence->Append({1, 0, 0, {}});
+      const PlannedSequence& planned = schedule.plan.sequences[i];
+      const int64_t end = planned.position + static_cast<int64_t>(planned.token_ids.size());
+      int64_t& live = live_[static_cast<size_t>(planned.slot)];
+      live += limits_.lists_per_slot * (PagesFor(end) - PagesFor(planned.position)) - evicted;
+      result.stats.emplace_back().live_pages = live;
+      sequence->Land(result.stats.back());
+      if (planned.draw) --sequence->pending;
+      if (end == static_cast<int64_t>(sequence->tokens.size())) sequence->Append({1, 0, 0, {}});
     }
-    EXPECT_LE(tokens, limits_.max_batch_tokens);
-    free_pages_ = limits_.num_pages;
-    for (const auto& sequence : sequences_) free_pages_ -= sequence->slot_stats.live_pages;
-    EXPECT_GE(free_pages_, 0) << schedule.plan.DebugString();
+    result.free_pages = limits_.num_pages;
+    for (const int64_t live : live_) result.free_pages -= live;
+    EXPECT_GE(result.free_pages, 0) << schedule.plan.DebugString();
+    scheduler_->Collect(result);
+  }
+  Schedule Step(Seconds now = 0) {
+    Schedule schedule = Plan(now);
+    if (!schedule.plan.empty()) Collect();
     return schedule;
   }
 
@@ -73,7 +93,8 @@ class SchedulerTest : public testing::Test {
   using IdList = std::vector<RequestId>;
   EngineOptions options_;
   ExecutorLimits limits_;
-  int64_t free_pages_ = 0;
+  std::vector<int64_t> live_ = std::vector<int64_t>(100, 0);  // pages of each slot
+  std::deque<Schedule> flights_;
   std::vector<std::unique_ptr<Sequence>> sequences_;
   std::unique_ptr<Scheduler> scheduler_;
 };
@@ -249,6 +270,127 @@ TEST_F(SchedulerTest, RunsNoMoreThanCanDecodeInOneStep) {
   for (int i = 0; i < 4; ++i) Add(1);
   EXPECT_EQ(Ids(Step()), (IdList{0, 1}));
   EXPECT_EQ(Ids(Step()), (IdList{0, 1}));
+}
+
+// Plans in flight: the executor draws, and the host has not read.
+class PipelinedSchedulerTest : public SchedulerTest {
+ protected:
+  PipelinedSchedulerTest() {
+    limits_.depth = 2;
+    limits_.draws = true;
+  }
+};
+
+TEST_F(PipelinedSchedulerTest, ADrawnTokenIsFedUnseen) {
+  Start();
+  Sequence* sequence = Add(10);
+  Schedule schedule = Plan();
+  ASSERT_TRUE(schedule.plan.sequences[0].draw);
+  EXPECT_EQ(schedule.plan.sequences[0].draw->position, 10u);
+  schedule = Plan();
+  EXPECT_EQ(schedule.plan.sequences[0].token_ids, std::vector<int32_t>{kDrawnToken});
+  EXPECT_EQ(schedule.plan.sequences[0].position, 10);
+  EXPECT_EQ(schedule.plan.sequences[0].draw->position, 11u);
+  EXPECT_EQ(sequence->pending, 2);
+  EXPECT_EQ(sequence->generated(), 0);
+  Collect();
+  Collect();
+  EXPECT_EQ(sequence->generated(), 2);
+  EXPECT_EQ(Plan().plan.sequences[0].token_ids, std::vector<int32_t>{1});  // known again
+}
+
+TEST_F(PipelinedSchedulerTest, WhatTheHostSamplesWaitsForIt) {
+  Start();
+  Add(10)->request.sampling.presence_penalty = 1;
+  Add(10)->request.sampling.logit_bias = {{3, 1.0f}};
+  Add(10)->request.sampling.logprobs = kMaxDrawnLogprobs + 1;
+  Add(10, 0, 0, 1);  // rows of its prompt
+  for (const PlannedSequence& planned : Plan().plan.sequences) EXPECT_FALSE(planned.draw);
+  EXPECT_TRUE(Plan().plan.empty());
+  Collect();
+  const Schedule schedule = Plan();
+  EXPECT_EQ(Ids(schedule), (IdList{0, 1, 2, 3}));
+  EXPECT_FALSE(schedule.plan.sequences[0].draw);
+  EXPECT_TRUE(schedule.plan.sequences[3].draw);  // the prompt is done
+}
+
+TEST_F(PipelinedSchedulerTest, PendingTokensCountForLimitsAndWindows) {
+  Start();
+  Sequence* last = Add(10);
+  last->max_tokens = 2;
+  Sequence* windowed = Add(10, 0, 1);
+  EXPECT_EQ(Ids(Plan(3.0)), (IdList{0, 1}));
+  EXPECT_TRUE(windowed->paused());
+  EXPECT_EQ(windowed->paused_since, 3.0);
+  EXPECT_EQ(Ids(Plan()), IdList{0});
+  EXPECT_TRUE(Plan().plan.empty());  // both of two are drawn
+  EXPECT_EQ(last->produced(), 2);
+}
+
+TEST_F(PipelinedSchedulerTest, PagesOfPlansInFlightAreSpent) {
+  limits_.num_pages = 5;
+  Start();
+  Add(64);
+  EXPECT_EQ(Chunks(Plan()), Sizes{64});
+  EXPECT_EQ(Chunks(Plan()), Sizes{1});  // its second page row: one page is left
+  Collect();
+  Sequence* sequence = sequences_[0].get();
+  while (sequence->computed < 128) {
+    Plan();
+    Collect();
+  }
+  EXPECT_TRUE(Plan().plan.empty());  // no page, but a plan in flight may evict
+  EXPECT_GE(sequence->slot, 0);
+  Collect(1);
+  EXPECT_EQ(Chunks(Plan()), Sizes{1});
+}
+
+TEST_F(PipelinedSchedulerTest, AReleasedSlotGivesWhatItHolds) {
+  limits_.num_pages = 8;
+  Start();
+  Sequence* first = Add(64);
+  Add(1);
+  Plan();
+  Plan();  // the first takes its second page row: 2 of 8 are left
+  Collect();
+  scheduler_->Remove(first);
+  Add(128);  // 4 pages, and 2 of headroom for the other: those of both plans come back
+  EXPECT_EQ(Ids(Plan()), (IdList{1, 2}));
+}
+
+TEST_F(PipelinedSchedulerTest, PagesEvictedInFlightAreNotCountedTwice) {
+  limits_.num_pages = 10;
+  Start();
+  Sequence* first = Add(128);
+  Add(1);
+  Plan();
+  scheduler_->Remove(first);
+  Plan();      // releases the 4 pages that the first has had so far
+  Collect(1);  // but each of the two had lost one by then
+  Add(256);    // 8 pages and 2 of headroom: one too many
+  EXPECT_EQ(Ids(Plan()), IdList{1});
+}
+
+TEST_F(PipelinedSchedulerTest, APreemptedSequenceComesBackWithItsPendingToken) {
+  limits_.num_pages = 6;
+  Start();
+  Sequence* first = Add(62);
+  Sequence* second = Add(1, 0, 5);
+  while (first->computed < 127) Step();  // the pool is full, and the second paused in between
+  second->acknowledged = 5;
+  EXPECT_EQ(Ids(Plan()), (IdList{0, 1}));
+  const Schedule preempting = Plan();  // the first takes a page row
+  EXPECT_EQ(preempting.preemptions, 1);
+  EXPECT_EQ(Ids(preempting), IdList{0});
+  EXPECT_EQ(second->slot, -1);
+  EXPECT_EQ(second->pending, 1);
+  scheduler_->Remove(first);
+  EXPECT_TRUE(Plan().plan.sequences.empty());  // its last token is not known yet
+  Collect();
+  EXPECT_EQ(second->generated(), 6);
+  const Schedule again = Plan();
+  ASSERT_EQ(Ids(again), IdList{1});
+  EXPECT_EQ(Chunks(again), Sizes{7});
 }
 
 }  // namespace

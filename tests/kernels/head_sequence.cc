@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/acp.h"
@@ -11,17 +12,25 @@
 namespace fox::testing {
 namespace {
 
-// Values in the backend's wide dtype.
-Buffer Upload(Ops& ops, const std::vector<double>& values, DType wide) {
-  if (values.empty()) return {};
-  Buffer buffer = ops.Allocate(values.size() * SizeOf(wide));
-  if (wide == DType::kF64) {
-    ops.CopyToDevice(values.data(), values.size() * sizeof(double), buffer.data(), nullptr);
-    return buffer;
+template <typename T>
+Buffer UploadAs(Ops& ops, const std::vector<double>& values) {
+  std::vector<T> narrow(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      narrow[i] = BFloat16(static_cast<float>(values[i]));
+    } else {
+      narrow[i] = static_cast<T>(values[i]);
+    }
   }
-  std::vector<float> narrow(values.begin(), values.end());
-  ops.CopyToDevice(narrow.data(), narrow.size() * sizeof(float), buffer.data(), nullptr);
+  Buffer buffer = ops.Allocate(narrow.size() * sizeof(T));
+  ops.CopyToDevice(narrow.data(), narrow.size() * sizeof(T), buffer.data(), nullptr);
   return buffer;
+}
+
+Buffer Upload(Ops& ops, const std::vector<double>& values, DType dtype) {
+  if (values.empty()) return {};
+  if (dtype == DType::kF64) return UploadAs<double>(ops, values);
+  return dtype == DType::kF32 ? UploadAs<float>(ops, values) : UploadAs<BFloat16>(ops, values);
 }
 
 template <typename T>
@@ -32,14 +41,30 @@ Buffer UploadRaw(Ops& ops, const std::vector<T>& values) {
   return buffer;
 }
 
-void Download(Ops& ops, const Buffer& buffer, DType wide, std::vector<double>& out) {
-  if (wide == DType::kF64) {
-    ops.CopyToHost(buffer.data(), out.size() * sizeof(double), out.data(), nullptr);
-    return;
+template <typename T>
+void DownloadAs(Ops& ops, const Buffer& buffer, std::vector<double>& out) {
+  std::vector<T> narrow(out.size());
+  ops.CopyToHost(buffer.data(), narrow.size() * sizeof(T), narrow.data(), nullptr);
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = static_cast<double>(
+        static_cast<std::conditional_t<std::is_same_v<T, double>, double, float>>(narrow[i]));
   }
-  std::vector<float> narrow(out.size());
-  ops.CopyToHost(buffer.data(), narrow.size() * sizeof(float), narrow.data(), nullptr);
-  std::copy(narrow.begin(), narrow.end(), out.begin());
+}
+
+void Download(Ops& ops, const Buffer& buffer, DType dtype, std::vector<double>& out) {
+  if (dtype == DType::kF64) return DownloadAs<double>(ops, buffer, out);
+  return dtype == DType::kF32 ? DownloadAs<float>(ops, buffer, out)
+                              : DownloadAs<BFloat16>(ops, buffer, out);
+}
+
+// `rows` rows of `cols` values, `stride` apart; zeros between.
+std::vector<double> Spread(const std::vector<double>& values, int64_t cols, int64_t stride) {
+  const auto rows = static_cast<int64_t>(values.size()) / cols;
+  std::vector<double> spread(static_cast<size_t>(rows * stride));
+  for (int64_t r = 0; r < rows; ++r) {
+    std::copy_n(values.begin() + r * cols, cols, spread.begin() + r * stride);
+  }
+  return spread;
 }
 
 std::vector<double> Normalized(std::vector<double> x, const double* weight) {
@@ -141,6 +166,12 @@ HeadInputs RandomInputs(const HeadShape& shape, int64_t length, uint64_t seed,
   return in;
 }
 
+void RoundToBFloat16(HeadInputs& in) {
+  for (double& x : in.projection) {
+    x = static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(x))));
+  }
+}
+
 void SetQkNormBounds(HeadInputs& in) {
   const int d = in.shape.head_dim, group = in.shape.q_heads / in.shape.kv_heads;
   in.bound_diagonal.clear();
@@ -221,11 +252,13 @@ struct Parameters {
 HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& in,
                      const RunOptions& options) {
   const PagedKv& kv = storage.view();
+  ops.Reserve(in.length, 1, kv.shape);
   Parameters p(ops, kv.shape, in, options);
-  const DType wide = p.wide;
+  const DType wide = p.wide, narrow = ops.NarrowDType(wide);
   const int64_t columns = in.columns(), hidden = in.shape.hidden();
-  Buffer projection = Upload(ops, in.projection, wide);
-  Buffer out = ops.Allocate(static_cast<size_t>(in.length * hidden) * SizeOf(wide));
+  const int64_t stride = (columns + 7) / 8 * 8;  // rows start at 16 bytes
+  Buffer projection = Upload(ops, Spread(in.projection, columns, stride), narrow);
+  Buffer out = ops.Allocate(static_cast<size_t>(in.length * hidden) * SizeOf(narrow));
   Buffer log_sum = ops.Allocate(static_cast<size_t>(in.length * in.shape.q_heads) * SizeOf(wide));
   Buffer counters = ops.Allocate(3 * sizeof(int64_t));
   int64_t position = 0;
@@ -245,11 +278,12 @@ HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& in,
                           positions.as<int64_t>(),
                           tolerance.as<double>()};
     p.append.projection =
-        MatrixView{projection.data(), wide, in.length, columns, columns}.Rows(position, count);
+        MatrixView{projection.data(), narrow, in.length, columns, stride}.Rows(position, count);
+    ops.BeginStep(batch, kv, nullptr);
     ops.Append(batch, p.append, kv, nullptr);
     AttentionParams attention;
     attention.q = p.append.projection.Columns(0, hidden);
-    attention.out = MatrixView{out.data(), wide, in.length, hidden, hidden}.Rows(position, count);
+    attention.out = MatrixView{out.data(), narrow, in.length, hidden, hidden}.Rows(position, count);
     attention.log_sum =
         MatrixView{log_sum.data(), wide, in.length, in.shape.q_heads, in.shape.q_heads}.Rows(
             position, count);
@@ -257,21 +291,23 @@ HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& in,
     attention.bound = p.bound;
     attention.blocks_total = counters.as<int64_t>();
     attention.blocks_skipped = counters.as<int64_t>() + 1;
-    const bool attends = (static_cast<int64_t>(i) + 1) % options.attend_every == 0;
-    if (attends) ops.Attention(batch, attention, kv, nullptr);
-    ops.Evict(batch, {0, options.acp, p.bound, counters.as<int64_t>() + 2}, kv, nullptr);
+    if ((static_cast<int64_t>(i) + 1) % options.attend_every == 0) {
+      ops.Attention(batch, attention, kv, nullptr);
+    }
+    ops.Evict(batch,
+              {options.acp, p.bound.self_logit, p.bound.any_logit, counters.as<int64_t>() + 2}, kv,
+              nullptr);
     position += count;
   }
   HeadOutputs result;
+  const int64_t* counter = counters.as<int64_t>();
   result.out.resize(static_cast<size_t>(in.length * hidden));
   result.log_sum.resize(static_cast<size_t>(in.length * in.shape.q_heads));
-  Download(ops, out, wide, result.out);
+  Download(ops, out, narrow, result.out);
   Download(ops, log_sum, wide, result.log_sum);
-  int64_t counts[3];
-  ops.CopyToHost(counters.data(), sizeof(counts), counts, nullptr);
-  result.blocks_total = counts[0];
-  result.blocks_skipped = counts[1];
-  result.pages_evicted = counts[2];
+  for (int64_t* count : {&result.blocks_total, &result.blocks_skipped, &result.pages_evicted}) {
+    ops.CopyToHost(counter++, sizeof(int64_t), count, nullptr);
+  }
   const auto kv_heads = static_cast<size_t>(in.shape.kv_heads);
   const int64_t list = kv.ListIndex(options.slot, 0, 0);
   result.first_live.resize(kv_heads);
@@ -280,8 +316,7 @@ HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& in,
                  nullptr);
   ops.CopyToHost(kv.max_log_mass + list, kv_heads * sizeof(double), result.max_log_mass.data(),
                  nullptr);
-  const int32_t slot = options.slot;
-  ops.Release(&slot, 1, kv, nullptr);
+  ops.Release(&options.slot, 1, kv, nullptr);
   return result;
 }
 

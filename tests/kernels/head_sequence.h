@@ -51,6 +51,8 @@ struct HeadInputs {
 // Gaussian q, k, v, norms around 1, gate logits N(mean, 1) with a mean for each head.
 HeadInputs RandomInputs(const HeadShape& shape, int64_t length, uint64_t seed,
                         const std::vector<double>& gate_means);
+// Rounds the projections to what a backend with bf16 activations is given.
+void RoundToBFloat16(HeadInputs& inputs);
 // The QK-norm bounds of kernels/acp.h from q_norm and k_norm; call after changing those.
 void SetQkNormBounds(HeadInputs& inputs);
 

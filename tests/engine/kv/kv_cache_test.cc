@@ -115,6 +115,7 @@ void AppendRows(CpuOps& ops, const KvCache& cache, int64_t position, int64_t cou
   append.k_column = q_size;
   append.v_column = q_size + shape.kv_size();
   append.has_gate = false;
+  ops.BeginStep(batch, cache.view(), nullptr);
   for (int layer = 0; layer < shape.layers; ++layer) {
     append.layer = layer;
     ops.Append(batch, append, cache.view(), nullptr);
@@ -154,8 +155,10 @@ TEST(KvCacheDeathTest, BrokenPreconditionsEndTheProcess) {
   EXPECT_DEATH(AppendRows(ops, small, 100, 92), "check failed: \\*kv.free_count > 0");
   KvCache cache(Shape(2, 4, 2, 4, 1, 3, 24), ops);
   AppendRows(ops, cache, 0, 100);
-  EXPECT_DEATH(AppendRows(ops, cache, 99, 1), "check failed: length == rows.position");
-  EXPECT_DEATH(AppendRows(ops, cache, 101, 1), "check failed: length == rows.position");
+  EXPECT_DEATH(AppendRows(ops, cache, 99, 1),
+               "check failed: kv.length\\[rows.slot\\] == rows.position");
+  EXPECT_DEATH(AppendRows(ops, cache, 101, 1),
+               "check failed: kv.length\\[rows.slot\\] == rows.position");
   EXPECT_DEATH(AppendRows(ops, cache, 100, 93), "check failed: end <= kv.shape.max_pages");
 }
 
@@ -182,8 +185,8 @@ class FaultyOps : public CpuOps {
     CpuOps::Evict(batch, params, kv, stream);
     if (++calls_ < 500 || planted_) return;
     for (int i = 0; i < batch.num_seqs && !planted_; ++i) {
-      const int64_t length = kv.length[batch.slot[i] * kv.shape.layers + params.layer];
-      planted_ = Plant(kv, kv.ListIndex(batch.slot[i], params.layer, 0), PagesFor(length));
+      const int64_t length = kv.length[batch.slot[i]];
+      planted_ = Plant(kv, kv.ListIndex(batch.slot[i], 0, 0), PagesFor(length));
     }
   }
   bool planted() const { return planted_; }

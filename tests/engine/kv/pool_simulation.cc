@@ -32,8 +32,9 @@ PoolSimulation::PoolSimulation(const PoolConfig& config, Ops& ops)
       rng_(config.seed),
       slots_(static_cast<size_t>(config.shape.max_slots)),
       diagonal_(static_cast<size_t>(config.shape.q_heads * config.shape.head_dim), 1.5F),
-      self_logit_(static_cast<size_t>(config.shape.q_heads), config.self_logit),
-      any_logit_(static_cast<size_t>(config.shape.q_heads), config.any_logit),
+      self_logit_(static_cast<size_t>(config.shape.layers * config.shape.q_heads),
+                  config.self_logit),
+      any_logit_(static_cast<size_t>(config.shape.layers * config.shape.q_heads), config.any_logit),
       owners_(static_cast<size_t>(config.shape.num_pages)) {
   bound_.diagonal = diagonal_.data();
   bound_.self_logit = self_logit_.data();
@@ -53,6 +54,7 @@ BatchView PoolSimulation::Batch::view() const {
 
 // What the slot holds next.
 void PoolSimulation::Reset(Sequence& sequence) {
+  sequence.length = 0;
   constexpr double kTolerances[] = {-10, -10, -3, -0.5, -kInfinity};
   sequence.generation = next_generation_++;
   sequence.log_eps = kTolerances[Random(5)];
@@ -75,9 +77,11 @@ std::string PoolSimulation::Step() {
   if (!MakeRoom(rows, error)) return error;
   const Batch batch = MakeBatch(rows);
   if (batch.slots.empty()) return error;
+  error = Begin(batch);
   for (int layer = 0; layer < shape_.layers && error.empty(); ++layer) {
     error = RunLayer(batch, layer);
   }
+  if (error.empty() && Random(16) != 0) error = Evict(batch);
   if (error.empty() && counts_.steps % 512 == 0) error = CheckAllTags();
   return error;
 }
@@ -103,8 +107,7 @@ std::vector<int64_t> PoolSimulation::ChooseRows() {
   for (const Sequence& sequence : slots_) {
     const uint64_t kind = Random(20);
     uint64_t count = kind < 8 ? 0 : kind < 13 ? 1 : kind < 16 ? 1 + Random(8) : 1 + Random(130);
-    const int64_t room =
-        static_cast<int64_t>(shape_.max_pages) * kPageTokens - sequence.layers[0].length;
+    const int64_t room = static_cast<int64_t>(shape_.max_pages) * kPageTokens - sequence.length;
     rows.push_back(std::min(static_cast<int64_t>(count), room));
   }
   return rows;
@@ -114,14 +117,14 @@ std::vector<int64_t> PoolSimulation::ChooseRows() {
 // ends sequences that are as long as they can be.
 bool PoolSimulation::MakeRoom(std::vector<int64_t>& rows, std::string& error) {
   for (size_t slot = 0; slot < slots_.size() && error.empty(); ++slot) {
-    if (PagesFor(slots_[slot].layers[0].length) == shape_.max_pages && rows[slot] == 0) {
+    if (PagesFor(slots_[slot].length) == shape_.max_pages && rows[slot] == 0) {
       error = Release({static_cast<int32_t>(slot)});
     }
   }
   while (error.empty()) {
     int64_t need = 0;
     for (size_t slot = 0; slot < slots_.size(); ++slot) {
-      const int64_t length = slots_[slot].layers[0].length;
+      const int64_t length = slots_[slot].length;
       need += (PagesFor(length + rows[slot]) - PagesFor(length)) * shape_.lists_per_slot();
     }
     if (need <= cache_.FreePages()) return true;
@@ -144,10 +147,19 @@ PoolSimulation::Batch PoolSimulation::MakeBatch(const std::vector<int64_t>& rows
     if (rows[at] == 0) continue;
     batch.slots.push_back(slot);
     batch.row_begin.push_back(batch.row_begin.back() + rows[at]);
-    batch.position.push_back(slots_[at].layers[0].length);
+    batch.position.push_back(slots_[at].length);
     batch.log_eps.push_back(slots_[at].log_eps);
   }
   return batch;
+}
+
+std::string PoolSimulation::Begin(const Batch& batch) {
+  ops_.BeginStep(batch.view(), cache_.view(), nullptr);
+  for (size_t i = 0; i < batch.slots.size(); ++i) {
+    slots_[static_cast<size_t>(batch.slots[i])].length +=
+        batch.row_begin[i + 1] - batch.row_begin[i];
+  }
+  return Check();
 }
 
 std::string PoolSimulation::RunLayer(const Batch& batch, int layer) {
@@ -167,18 +179,26 @@ std::string PoolSimulation::RunLayer(const Batch& batch, int layer) {
     AdvanceModel(batch.slots[i], layer, batch.row_begin[i + 1] - batch.row_begin[i]);
   }
   counts_.appends += static_cast<int64_t>(batch.slots.size());
-  std::string error = Check();
+  std::string error = CheckSomeTags(batch, layer);
   if (error.empty() && Random(16) == 0) error = Attend(batch, layer);
-  if (error.empty() && Random(16) != 0) {
-    ops_.Evict(batch.view(), {layer, config_.acp, bound_, nullptr}, cache_.view(), nullptr);
-    for (size_t i = 0; i < batch.slots.size(); ++i) {
-      const int64_t count = batch.row_begin[i + 1] - batch.row_begin[i];
+  return error;
+}
+
+std::string PoolSimulation::Evict(const Batch& batch) {
+  ops_.Evict(batch.view(), {config_.acp, self_logit_.data(), any_logit_.data(), nullptr},
+             cache_.view(), nullptr);
+  for (size_t i = 0; i < batch.slots.size(); ++i) {
+    const int64_t count = batch.row_begin[i + 1] - batch.row_begin[i];
+    for (int layer = 0; layer < shape_.layers; ++layer) {
       PredictEviction(batch.slots[i], layer, batch.position[i], batch.position[i] + count);
     }
-    counts_.evictions += static_cast<int64_t>(batch.slots.size());
-    error = Check();
   }
-  return error.empty() ? CheckSomeTags(batch, layer) : error;
+  counts_.evictions += static_cast<int64_t>(batch.slots.size());
+  std::string error = Check();
+  for (int layer = 0; layer < shape_.layers && error.empty(); ++layer) {
+    error = CheckSomeTags(batch, layer);
+  }
+  return error;
 }
 
 void PoolSimulation::FillProjection(const Batch& batch, int layer) {
@@ -230,9 +250,9 @@ float PoolSimulation::GateLogit(uint64_t generation, int layer, int head, int64_
 void PoolSimulation::AdvanceModel(int slot, int layer, int64_t count) {
   Sequence& sequence = slots_[static_cast<size_t>(slot)];
   Layer& state = sequence.layers[static_cast<size_t>(layer)];
-  for (int64_t r = 0; r < count; ++r, ++state.length) {
+  for (int64_t position = sequence.length - count; position < sequence.length; ++position) {
     for (int head = 0; head < shape_.q_heads; ++head) {
-      AdvanceHead(sequence.generation, layer, head, state.length,
+      AdvanceHead(sequence.generation, layer, head, position,
                   state.heads[static_cast<size_t>(head)]);
     }
   }

@@ -58,7 +58,6 @@ class PoolSimulation {
     std::vector<double> c_end, score, horizon;  // c, E and H by full page
   };
   struct Layer {
-    int64_t length = 0;
     std::vector<Head> heads;     // [q_heads]
     std::vector<int32_t> first;  // [kv_heads]
   };
@@ -66,6 +65,7 @@ class PoolSimulation {
     uint64_t generation = 0;
     double log_eps = 0;
     double largest_side = 0;
+    int64_t length = 0;
     std::vector<Layer> layers;
   };
   struct Batch {
@@ -86,7 +86,9 @@ class PoolSimulation {
   std::vector<int64_t> ChooseRows();
   bool MakeRoom(std::vector<int64_t>& rows, std::string& error);
   Batch MakeBatch(const std::vector<int64_t>& rows);
+  std::string Begin(const Batch& batch);
   std::string RunLayer(const Batch& batch, int layer);
+  std::string Evict(const Batch& batch);
   void FillProjection(const Batch& batch, int layer);
   std::string Attend(const Batch& batch, int layer);
 
@@ -116,7 +118,7 @@ class PoolSimulation {
   uint64_t next_generation_ = 1;
   std::vector<Sequence> slots_;
   std::vector<float> diagonal_;
-  std::vector<double> self_logit_, any_logit_;
+  std::vector<double> self_logit_, any_logit_;  // [layers, q_heads]
   QueryBound bound_;
   std::vector<float> projection_, out_;
   std::vector<int> owners_;

@@ -65,7 +65,7 @@ int64_t PoolSimulation::ModelFree() const {
   int64_t live = 0;
   for (const Sequence& sequence : slots_) {
     for (const Layer& layer : sequence.layers) {
-      for (int32_t first : layer.first) live += PagesFor(layer.length) - first;
+      for (int32_t first : layer.first) live += PagesFor(sequence.length) - first;
     }
   }
   return shape_.num_pages - live;
@@ -90,8 +90,8 @@ std::string PoolSimulation::CheckOwners() {
   std::fill(owners_.begin(), owners_.end(), -1);
   for (int i = 0; i < *kv.free_count; ++i) owners_[static_cast<size_t>(kv.free_stack[i])] = -2;
   for (int slot = 0; slot < shape_.max_slots; ++slot) {
+    const int end = PagesFor(kv.length[slot]);
     for (int layer = 0; layer < shape_.layers; ++layer) {
-      const int end = PagesFor(kv.length[slot * shape_.layers + layer]);
       for (int head = 0; head < shape_.kv_heads; ++head) {
         const auto list = static_cast<int>(kv.ListIndex(slot, layer, head));
         for (int p = kv.first_live[list]; p < end; ++p) {
@@ -113,11 +113,11 @@ std::string PoolSimulation::CheckLists(int slot) {
       (mass != sequence.largest_side && !(std::abs(mass - sequence.largest_side) < kTie))) {
     return Text("slot ", slot, ": certificate ", mass, ", not ", sequence.largest_side);
   }
+  if (kv.length[slot] != sequence.length) {
+    return Text("slot ", slot, ": length is not ", sequence.length);
+  }
   for (int layer = 0; layer < shape_.layers; ++layer) {
     const Layer& state = sequence.layers[static_cast<size_t>(layer)];
-    if (kv.length[slot * shape_.layers + layer] != state.length) {
-      return Text("slot ", slot, " layer ", layer, ": length is not ", state.length);
-    }
     for (int head = 0; head < shape_.q_heads; ++head) {
       const double c = state.heads[static_cast<size_t>(head)].c;
       if (!(std::abs(kv.c[kv.HeadIndex(slot, layer, head)] - c) <= 1e-9 * (1 - c))) {
@@ -129,7 +129,7 @@ std::string PoolSimulation::CheckLists(int slot) {
       const int32_t expected = state.first[static_cast<size_t>(head)];
       if (first != expected) {
         return Text("slot ", slot, " layer ", layer, " head ", head, ": first live page ", first,
-                    ", not ", expected, " of ", PagesFor(state.length));
+                    ", not ", expected, " of ", PagesFor(sequence.length));
       }
     }
   }
@@ -140,12 +140,13 @@ std::string PoolSimulation::CheckLists(int slot) {
 std::string PoolSimulation::CheckSomeTags(const Batch& batch, int layer) {
   for (int32_t slot : batch.slots) {
     const int head = static_cast<int>(Random(static_cast<uint64_t>(shape_.kv_heads)));
-    const Layer& state = slots_[static_cast<size_t>(slot)].layers[static_cast<size_t>(layer)];
+    const Sequence& sequence = slots_[static_cast<size_t>(slot)];
+    const Layer& state = sequence.layers[static_cast<size_t>(layer)];
     const int64_t begin =
         static_cast<int64_t>(state.first[static_cast<size_t>(head)]) * kPageTokens;
-    std::string error = CheckTag(slot, layer, head, state.length - 1);
+    std::string error = CheckTag(slot, layer, head, sequence.length - 1);
     for (int i = 0; i < 2 && error.empty(); ++i) {
-      const auto live = static_cast<uint64_t>(state.length - begin);
+      const auto live = static_cast<uint64_t>(sequence.length - begin);
       error = CheckTag(slot, layer, head, begin + static_cast<int64_t>(Random(live)));
     }
     if (!error.empty()) return error;
@@ -159,7 +160,8 @@ std::string PoolSimulation::CheckAllTags() {
       const Layer& state = slots_[static_cast<size_t>(slot)].layers[static_cast<size_t>(layer)];
       for (int head = 0; head < shape_.kv_heads; ++head) {
         const int64_t first = state.first[static_cast<size_t>(head)];
-        for (int64_t position = first * kPageTokens; position < state.length; ++position) {
+        for (int64_t position = first * kPageTokens;
+             position < slots_[static_cast<size_t>(slot)].length; ++position) {
           const std::string error = CheckTag(slot, layer, head, position);
           if (!error.empty()) return error;
         }
@@ -177,7 +179,8 @@ std::string PoolSimulation::CheckSummaries(int slot, int layer, int head) {
   const PagedKv& kv = cache_.view();
   const Layer& state = slots_[static_cast<size_t>(slot)].layers[static_cast<size_t>(layer)];
   const int32_t* table = kv.Table(kv.ListIndex(slot, layer, head));
-  for (int p = state.first[static_cast<size_t>(head)]; p < state.length / kPageTokens; ++p) {
+  for (int p = state.first[static_cast<size_t>(head)];
+       p < slots_[static_cast<size_t>(slot)].length / kPageTokens; ++p) {
     for (int g = 0; g < shape_.group(); ++g) {
       const Head& h = state.heads[static_cast<size_t>(head * shape_.group() + g)];
       const int64_t summary = static_cast<int64_t>(table[p]) * shape_.group() + g;

@@ -44,7 +44,10 @@ void FillLogits(uint64_t fold, float* row, int32_t vocab) {
   row[best] = 3.0f;
 }
 
-FakeExecutor::FakeExecutor(FakeOptions options) : options_(std::move(options)) {
+FakeExecutor::FakeExecutor(FakeOptions options)
+    : options_(std::move(options)),
+      sampler_(options_.limits.vocab_size),
+      collected_free_pages_(options_.limits.num_pages) {
   const size_t pages = static_cast<size_t>(options_.limits.num_pages);
   pool_.resize(pages);
   for (Page& page : pool_) page.fill(kPoison);
@@ -62,11 +65,15 @@ int64_t FakeExecutor::occupied_slots() const {
   return std::count_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.occupied; });
 }
 
-absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
+absl::Status FakeExecutor::Submit(const StepPlan& plan) {
+  // Logits are valid until now: whoever still reads them finds a numerical failure.
+  std::fill(delivered_.begin(), delivered_.end(), std::nanf(""));
+  if (static_cast<int>(computed_.size()) >= options_.limits.depth) Violate("too deep");
   ++runs_;
-  if (options_.fail_at_run >= 0 && runs_ > options_.fail_at_run) {
-    return absl::InternalError("injected fault");
-  }
+  const bool fails = options_.fail_at_run >= 0 && runs_ > options_.fail_at_run;
+  if (fails && !options_.fail_late) return absl::InternalError("injected fault");
+  Computed& computed = computed_.emplace_back();
+  computed.failed = fails;
   if (plan.empty()) Violate("an empty plan was run");
   for (const int32_t slot : plan.release_slots) {
     if (slot < 0 || slot >= options_.limits.max_slots) {
@@ -77,6 +84,24 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
   }
   CheckPlan(plan);
   if (!violation_.empty()) return absl::InternalError("the plan is wrong");
+  Compute(plan, &computed);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepResult> FakeExecutor::Collect() {
+  if (computed_.empty()) {
+    Violate("nothing to collect");
+    return absl::InternalError("nothing to collect");
+  }
+  Computed computed = std::move(computed_.front());
+  computed_.pop_front();
+  if (computed.failed) return absl::InternalError("injected fault");
+  delivered_ = std::move(computed.logits);  // keeps its place: the result points into it
+  collected_free_pages_ = computed.free_pages;
+  return std::move(computed.result);
+}
+
+void FakeExecutor::Compute(const StepPlan& plan, Computed* computed) {
   // All pages are taken before any is evicted, as a backend may do.
   for (const PlannedSequence& sequence : plan.sequences) {
     AppendTokens(sequence, &slots_[static_cast<size_t>(sequence.slot)]);
@@ -84,42 +109,80 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
   const size_t vocab = static_cast<size_t>(options_.limits.vocab_size);
   size_t rows = 0;
   for (const PlannedSequence& sequence : plan.sequences) rows += sequence.logit_rows.size();
-  logits_.resize(rows * vocab);
-  StepResult result;
-  size_t row = 0;
+  computed->logits.resize(rows * vocab);
+  StepResult& result = computed->result;
+  float* logits = computed->logits.data();
   for (const PlannedSequence& sequence : plan.sequences) {
     Slot& slot = slots_[static_cast<size_t>(sequence.slot)];
-    result.logits.push_back(sequence.logit_rows.empty() ? nullptr : logits_.data() + row * vocab);
-    size_t next_row = 0;
-    for (size_t i = 0; i < sequence.token_ids.size(); ++i) {
-      const int64_t position = sequence.position + static_cast<int64_t>(i);
-      if (next_row < sequence.logit_rows.size() &&
-          sequence.logit_rows[next_row] == static_cast<int32_t>(i)) {
-        float* logits = logits_.data() + row * vocab;
-        FillLogits(FoldSlot(slot, position), logits, options_.limits.vocab_size);
-        if (options_.nan_requests.count(sequence.id) > 0 && position >= options_.nan_position) {
-          logits[position % 3] = std::nanf("");
-        }
-        ++next_row;
-        ++row;
-      }
-      if ((position + 1) % kPageTokens == 0) Evict(position + 1, &slot);
-    }
+    ComputeRows(sequence, logits);
+    const bool delivers = !sequence.logit_rows.empty() && !sequence.draw;
+    result.logits.push_back(delivers ? logits : nullptr);
+    result.drawn.push_back(sequence.draw ? Draw(sequence, logits, &slot) : SampledToken());
+    logits += sequence.logit_rows.size() * vocab;
     CountLivePages(&slot);
     result.stats.push_back(slot.stats);
-    if (options_.bug == ExecutorBug::kOverstateLive) {
-      result.stats.back().live_pages += options_.limits.lists_per_slot;
-    }
   }
-  if (options_.bug == ExecutorBug::kWrongLogitRows && result.logits.size() > 1 && Strike() &&
-      result.logits[0] != nullptr && result.logits[1] != nullptr) {
-    std::swap(result.logits[0], result.logits[1]);
-  }
+  computed->free_pages = free_pages();
   result.free_pages = free_pages();
-  if (options_.bug == ExecutorBug::kOverstateFree) {
-    result.free_pages += options_.limits.lists_per_slot;
+  if (options_.understated_pages > 0) {
+    const uint64_t hidden = Mix(static_cast<uint64_t>(runs_), 11) %
+                            static_cast<uint64_t>(options_.understated_pages + 1);
+    result.free_pages = std::max<int64_t>(0, free_pages() - static_cast<int64_t>(hidden));
   }
-  return result;
+  SpoilResult(&result);
+}
+
+void FakeExecutor::ComputeRows(const PlannedSequence& sequence, float* logits) {
+  Slot& slot = slots_[static_cast<size_t>(sequence.slot)];
+  size_t next_row = 0;
+  for (size_t i = 0; i < sequence.token_ids.size(); ++i) {
+    const int64_t position = sequence.position + static_cast<int64_t>(i);
+    if (next_row < sequence.logit_rows.size() &&
+        sequence.logit_rows[next_row] == static_cast<int32_t>(i)) {
+      FillLogits(FoldSlot(slot, position), logits, options_.limits.vocab_size);
+      if (options_.nan_requests.count(sequence.id) > 0 && position >= options_.nan_position) {
+        logits[position % 3] = std::nanf("");
+      }
+      ++next_row;
+      logits += options_.limits.vocab_size;
+    }
+    if ((position + 1) % kPageTokens == 0) Evict(position + 1, &slot);
+  }
+}
+
+absl::StatusOr<SampledToken> FakeExecutor::Draw(const PlannedSequence& sequence, const float* row,
+                                                Slot* slot) {
+  SamplingParams params;
+  params.temperature = sequence.draw->temperature;
+  params.top_p = sequence.draw->top_p;
+  params.min_p = sequence.draw->min_p;
+  params.top_k = sequence.draw->top_k;
+  params.logprobs = sequence.draw->logprobs;
+  params.seed = sequence.draw->seed;
+  absl::StatusOr<SampledToken> token =
+      sampler_.Sample(row, params, TokenCounts(), {}, sequence.draw->position);
+  ++draws_;
+  slot->drawn_at = runs_;
+  if (options_.bug == ExecutorBug::kStaleDraw && Strike()) return token;
+  slot->drawn = token.ok() ? token->id : 0;
+  return token;
+}
+
+// Planted bugs of what is delivered.
+void FakeExecutor::SpoilResult(StepResult* result) {
+  if (options_.bug == ExecutorBug::kOverstateLive) {
+    for (SlotStats& stats : result->stats) stats.live_pages += options_.limits.lists_per_slot;
+  }
+  if (options_.bug == ExecutorBug::kOverstateFree) {
+    result->free_pages += options_.limits.lists_per_slot;
+  }
+  if (options_.bug == ExecutorBug::kWrongLogitRows && result->logits.size() > 1 && Strike() &&
+      result->logits[0] != nullptr && result->logits[1] != nullptr) {
+    std::swap(result->logits[0], result->logits[1]);
+  }
+  if (options_.bug == ExecutorBug::kSwapDraws && result->drawn.size() > 1 && Strike()) {
+    std::swap(result->drawn[0], result->drawn[1]);
+  }
 }
 
 void FakeExecutor::CountLivePages(Slot* slot) {
@@ -139,21 +202,43 @@ void FakeExecutor::CheckPlan(const StepPlan& plan) {
     rows += static_cast<int64_t>(sequence.logit_rows.size());
     if (sequence.slot < 0 || sequence.slot >= limits.max_slots) return Violate("slot out of range");
     if (!seen.insert(sequence.slot).second) Violate("a slot appears twice");
-    const Slot& slot = slots_[static_cast<size_t>(sequence.slot)];
-    if (slot.occupied && slot.request != sequence.id) Violate("the slot is taken");
-    if (sequence.position != slot.length) Violate("position is not the slot's length");
-    const int64_t count = static_cast<int64_t>(sequence.token_ids.size());
-    if (count == 0) Violate("no tokens");
-    if (sequence.position + count > limits.max_model_len) Violate("longer than the context");
-    for (size_t i = 0; i < sequence.logit_rows.size(); ++i) {
-      if (sequence.logit_rows[i] < 0 || sequence.logit_rows[i] >= count) Violate("row range");
-      if (i > 0 && sequence.logit_rows[i] <= sequence.logit_rows[i - 1]) Violate("row order");
-    }
-    pages +=
-        limits.lists_per_slot * (PagesFor(sequence.position + count) - PagesFor(sequence.position));
+    CheckSequence(sequence);
+    const int64_t end = sequence.position + static_cast<int64_t>(sequence.token_ids.size());
+    pages += limits.lists_per_slot * (PagesFor(end) - PagesFor(sequence.position));
   }
   if (rows > limits.max_logit_rows) Violate("too many rows");
   if (pages > free_pages()) Violate("more pages than are free");
+}
+
+void FakeExecutor::CheckSequence(const PlannedSequence& sequence) {
+  const ExecutorLimits& limits = options_.limits;
+  const Slot& slot = slots_[static_cast<size_t>(sequence.slot)];
+  if (slot.occupied && slot.request != sequence.id) Violate("the slot is taken");
+  if (sequence.position != slot.length) Violate("position is not the slot's length");
+  const int64_t count = static_cast<int64_t>(sequence.token_ids.size());
+  if (count == 0) Violate("no tokens");
+  if (sequence.position + count > limits.max_model_len) Violate("longer than the context");
+  const auto most = options_.max_lengths.find(sequence.id);
+  if (most != options_.max_lengths.end() && sequence.position + count > most->second) {
+    Violate("fed beyond max_tokens");
+  }
+  for (size_t i = 0; i < sequence.logit_rows.size(); ++i) {
+    if (sequence.logit_rows[i] < 0 || sequence.logit_rows[i] >= count) Violate("row range");
+    if (i > 0 && sequence.logit_rows[i] <= sequence.logit_rows[i - 1]) Violate("row order");
+  }
+  for (const int32_t token : sequence.token_ids) {
+    if (token >= 0 && token < limits.vocab_size) continue;
+    if (token != kDrawnToken || count != 1 || limits.depth == 1) Violate("token range");
+    if (!slot.occupied || !InFlight(slot.drawn_at)) Violate("fed blindly what no plan draws");
+  }
+  if (!sequence.draw) return;
+  if (!limits.draws) Violate("asked to draw");
+  if (sequence.logit_rows != std::vector<int32_t>{static_cast<int32_t>(count - 1)}) {
+    Violate("rows of a draw");
+  }
+  if (sequence.draw->position != static_cast<uint64_t>(sequence.position + count)) {
+    Violate("position of a draw");
+  }
 }
 
 void FakeExecutor::Release(Slot* slot) {
@@ -165,20 +250,27 @@ void FakeExecutor::Release(Slot* slot) {
     for (int64_t page = list.first_live; page < end; ++page) Free(&list, page);
     list = List();
   }
+  if (InFlight(slot->used_at)) released_in_flight_.insert(slot->request);
   slot->occupied = false;
   slot->length = 0;
   slot->stats = SlotStats();
+  slot->drawn_at = -1;
 }
 
 void FakeExecutor::AppendTokens(const PlannedSequence& sequence, Slot* slot) {
   if (!slot->occupied) {
+    returns_ += static_cast<int64_t>(released_in_flight_.erase(sequence.id));
     slot->stats.max_log_evicted_mass = -std::numeric_limits<double>::infinity();
   }
   slot->occupied = true;
   slot->request = sequence.id;
+  slot->used_at = runs_;
   const int64_t slot_index = slot - slots_.data();
   for (size_t i = 0; i < sequence.token_ids.size(); ++i) {
     const int64_t position = slot->length++;
+    const bool fed = sequence.token_ids[i] == kDrawnToken;
+    const int32_t token = fed ? slot->drawn : sequence.token_ids[i];
+    if (fed) ++fed_draws_;
     for (size_t head = 0; head < slot->lists.size(); ++head) {
       List& list = slot->lists[head];
       if (position % kPageTokens == 0) {
@@ -191,7 +283,7 @@ void FakeExecutor::AppendTokens(const PlannedSequence& sequence, Slot* slot) {
         if (options_.bug == ExecutorBug::kSkipFirstOfPage) continue;
       }
       pool_[static_cast<size_t>(list.pages.back())][static_cast<size_t>(position % kPageTokens)] =
-          KeyHash(sequence.id, static_cast<int64_t>(head), position, sequence.token_ids[i]);
+          KeyHash(sequence.id, static_cast<int64_t>(head), position, token);
     }
   }
   if (options_.bug == ExecutorBug::kSwapHeads && slot->lists.size() > 1 && Strike()) {

@@ -1,15 +1,20 @@
 // FakeExecutor: a StepExecutor with teeth. Every head of every sequence writes a hash of (request,
 // head, position, token) through its own page list; the next token is a fold of exactly the live
 // slots read back through the lists, so a stale, foreign, missing or swapped page changes tokens.
-// It checks each plan against its limits and audits its pool. Read reference_model.h next.
+// It checks each plan against its limits and audits its pool. A plan is computed when it is
+// submitted and seen when it is collected, so with depth 2 its owner plans on old news, as over a
+// real device. Read reference_model.h next.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "engine/sampler.h"
 #include "engine/step_executor.h"
 #include "kernels/paged_kv.h"
 
@@ -29,6 +34,8 @@ enum class ExecutorBug {
   kOverstateLive,    // reports more live pages than a slot has
   kForeignPage,      // a list takes over another list's page
   kWrongLogitRows,   // rows of two sequences are swapped
+  kStaleDraw,        // a drawn token is delivered but not kept: an older one is fed
+  kSwapDraws,        // drawn tokens of two sequences are swapped
 };
 
 struct FakeOptions {
@@ -37,9 +44,12 @@ struct FakeOptions {
   // [min_window, max_window]; a negative max_window: nothing is evicted.
   int min_window = 0;
   int max_window = -1;
-  int64_t fail_at_run = -1;         // this Run and all later ones fail
+  int64_t fail_at_run = -1;         // this plan and all later ones fail,
+  bool fail_late = false;           // when they are collected
+  int64_t understated_pages = 0;    // up to that many free pages are not reported
   std::set<uint64_t> nan_requests;  // their rows of position >= nan_position hold a NaN
   int64_t nan_position = 0;
+  std::map<uint64_t, int64_t> max_lengths;  // tokens that a request may be fed; others: any
   ExecutorBug bug = ExecutorBug::kNone;
 };
 
@@ -56,15 +66,23 @@ class FakeExecutor : public StepExecutor {
   explicit FakeExecutor(FakeOptions options);
 
   const ExecutorLimits& limits() const override { return options_.limits; }
-  absl::StatusOr<StepResult> Run(const StepPlan& plan) override;
+  absl::Status Submit(const StepPlan& plan) override;
+  absl::StatusOr<StepResult> Collect() override;
 
   // The first violation seen by a plan check or the audit; empty: none.
   const std::string& violation() const { return violation_; }
   void Audit();
   int64_t free_pages() const { return static_cast<int64_t>(free_stack_.size()); }
+  int64_t collected_free_pages() const { return collected_free_pages_; }  // after that plan
   int64_t occupied_slots() const;
   int64_t runs() const { return runs_; }
+  int64_t in_flight() const { return static_cast<int64_t>(computed_.size()); }
   int64_t evictions() const { return evictions_; }
+  int64_t draws() const { return draws_; }
+  int64_t fed_draws() const { return fed_draws_; }  // tokens fed before they were collected
+  // Requests that came back after their slot had been released with a plan in flight.
+  int64_t returns() const { return returns_; }
+  void Forget(uint64_t request) { released_in_flight_.erase(request); }  // its id comes again
   FakeOptions& options() { return options_; }
 
  private:
@@ -79,11 +97,29 @@ class FakeExecutor : public StepExecutor {
     int64_t length = 0;
     std::vector<List> lists;
     SlotStats stats;
+    int32_t drawn = 0;
+    int64_t drawn_at = -1;  // run
+    int64_t used_at = -1;
+  };
+  struct Computed {
+    StepResult result;
+    std::vector<float> logits;
+    int64_t free_pages = 0;
+    bool failed = false;
   };
 
   void Violate(const std::string& what);
   static void CountLivePages(Slot* slot);
   void CheckPlan(const StepPlan& plan);
+  void CheckSequence(const PlannedSequence& sequence);
+  void Compute(const StepPlan& plan, Computed* computed);
+  void ComputeRows(const PlannedSequence& sequence, float* logits);
+  absl::StatusOr<SampledToken> Draw(const PlannedSequence& sequence, const float* row, Slot* slot);
+  void SpoilResult(StepResult* result);
+  // Whether a run was before the current one and is not collected yet.
+  bool InFlight(int64_t run) const {
+    return run < runs_ && run > runs_ - static_cast<int64_t>(computed_.size());
+  }
   void Release(Slot* slot);
   void AppendTokens(const PlannedSequence& sequence, Slot* slot);
   int32_t Allocate(Slot* slot);
@@ -97,9 +133,16 @@ class FakeExecutor : public StepExecutor {
   std::vector<int32_t> owner_;  // list index or -1
   std::vector<int32_t> free_stack_;
   std::vector<Slot> slots_;
-  std::vector<float> logits_;
+  Sampler sampler_;
+  std::deque<Computed> computed_;  // submitted and not collected, the oldest first
+  std::vector<float> delivered_;   // logits of the last plan collected
+  int64_t collected_free_pages_;
+  std::set<uint64_t> released_in_flight_;  // requests
   int64_t runs_ = 0;
   int64_t evictions_ = 0;
+  int64_t draws_ = 0;
+  int64_t fed_draws_ = 0;
+  int64_t returns_ = 0;
   uint64_t bug_clock_ = 0;
   std::string violation_;
 };

@@ -98,11 +98,10 @@ Expected RunReference(const Request& request, const EngineOptions& engine,
     }
     const int64_t generated = position + 1 - prompt;
     const bool early = generated < request.stop.min_tokens;
-    const int32_t token =
-        sampler
-            .Sample(row.data(), request.sampling, counts, early ? stops : std::vector<int32_t>(),
-                    static_cast<uint64_t>(position + 1))
-            ->id;
+    const SampledToken sampled = *sampler.Sample(row.data(), request.sampling, counts,
+                                                 early ? stops : std::vector<int32_t>(),
+                                                 static_cast<uint64_t>(position + 1));
+    const int32_t token = sampled.id;
     if (Contains(stops, token)) {
       expected.reason = FinishReason::kStop;
       expected.stop_token_id = token;
@@ -110,6 +109,7 @@ Expected RunReference(const Request& request, const EngineOptions& engine,
       return expected;
     }
     expected.tokens.push_back(token);
+    expected.sampled.push_back(sampled);
     if (generated + 1 == limit) return expected;
     tokens.push_back(token);
     counts.AddGenerated(token);

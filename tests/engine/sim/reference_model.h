@@ -14,6 +14,7 @@ namespace fox::sim {
 
 struct Expected {
   std::vector<int32_t> tokens;
+  std::vector<SampledToken> sampled;  // the same with their log-probabilities
   std::vector<SampledToken> prompt_logprobs;
   FinishReason reason = FinishReason::kLength;
   std::optional<int32_t> stop_token_id;

@@ -5,78 +5,14 @@
 #include <cstdio>
 #include <map>
 #include <memory>
-#include <random>
 #include <utility>
 
 #include "engine/engine.h"
 #include "tests/engine/sim/reference_model.h"
+#include "tests/engine/sim/swarm.h"
 
 namespace fox::sim {
 namespace {
-
-// Rates of one seed; each feature is switched off in some seeds, so that rare pairs meet.
-struct Swarm {
-  FakeOptions executor;
-  EngineOptions engine;
-  double submit = 0.3, cancel = 0.0, acknowledge = 0.5, step = 0.5;
-  double deadlines = 0.0, windows = 0.0, sampled = 0.0, scored = 0.0, penalties = 0.0, nan = 0.0;
-  int64_t long_prompt = 0, short_prompt = 1, max_tokens = 1;
-  int priorities = 1;
-  double tick = 0.1;
-};
-
-class Random {
- public:
-  explicit Random(uint64_t seed) : engine_(Mix(seed, 0x5eed)) {}
-  int64_t Int(int64_t low, int64_t high) {
-    return low + static_cast<int64_t>(engine_() % static_cast<uint64_t>(high - low + 1));
-  }
-  double Unit() { return static_cast<double>(engine_() >> 11) * 0x1.0p-53; }
-  bool Chance(double p) { return Unit() < p; }
-
- private:
-  std::mt19937_64 engine_;
-};
-
-Swarm MakeSwarm(Random& random) {
-  Swarm swarm;
-  ExecutorLimits& limits = swarm.executor.limits;
-  limits.lists_per_slot = random.Int(1, 4);
-  limits.max_slots = static_cast<int32_t>(random.Int(1, 8));
-  limits.max_model_len = random.Chance(0.5) ? random.Int(20, 130) : random.Int(130, 520);
-  const int64_t whole = limits.lists_per_slot * PagesFor(limits.max_model_len);
-  limits.num_pages =
-      random.Chance(0.3) ? random.Int(limits.lists_per_slot, whole) : random.Int(whole, 3 * whole);
-  limits.max_batch_tokens = random.Chance(0.5) ? random.Int(1, 40) : random.Int(64, 300);
-  limits.max_logit_rows = random.Chance(0.5) ? random.Int(1, 10) : random.Int(10, 64);
-  limits.vocab_size = static_cast<int32_t>(random.Int(8, 40));
-  if (random.Chance(0.7)) {
-    swarm.executor.min_window = static_cast<int>(random.Int(0, 2));
-    swarm.executor.max_window = swarm.executor.min_window + static_cast<int>(random.Int(0, 3));
-  }
-  swarm.engine.max_queued_requests = random.Int(1, 30);
-  swarm.engine.max_queued_tokens = random.Chance(0.2) ? limits.max_model_len : 1 << 20;
-  swarm.engine.priority_scheduling = random.Chance(0.7);
-  if (random.Chance(0.5)) swarm.engine.eos_token_ids = {2};
-  swarm.submit = random.Unit() * 0.4 + 0.02;
-  swarm.step = random.Unit() * 0.6 + 0.2;
-  swarm.acknowledge = random.Unit() * 0.5;
-  if (random.Chance(0.6)) swarm.cancel = random.Unit() * 0.2;
-  if (random.Chance(0.5)) swarm.deadlines = random.Unit();
-  if (random.Chance(0.6)) swarm.windows = random.Unit();
-  if (random.Chance(0.5)) swarm.sampled = random.Unit();
-  if (random.Chance(0.5)) swarm.scored = random.Unit();
-  if (random.Chance(0.4)) swarm.penalties = random.Unit();
-  if (random.Chance(0.2)) swarm.nan = 0.1;
-  swarm.short_prompt = random.Int(1, limits.max_model_len - 1);
-  swarm.long_prompt = limits.max_model_len - 1;
-  swarm.max_tokens = random.Int(1, 80);
-  swarm.priorities = static_cast<int>(random.Int(1, 4));
-  swarm.tick = random.Chance(0.5) ? 0.01 : 0.4;
-  if (random.Chance(0.1)) swarm.executor.fail_at_run = random.Int(0, 300);
-  swarm.executor.nan_position = random.Int(0, limits.max_model_len);
-  return swarm;
-}
 
 // One request as its client sees it.
 struct Client {
@@ -113,6 +49,9 @@ class Day {
     marks_.evictions = executor_->evictions();
     marks_.preemptions = engine_->stats().preemptions;
     marks_.tokens = engine_->stats().generated_tokens;
+    marks_.drawn = executor_->draws();
+    marks_.fed_draws = executor_->fed_draws();
+    marks_.returns = executor_->returns();
     return {violation_, trace_, marks_};
   }
 
@@ -134,6 +73,7 @@ class Day {
   void Plant(std::vector<RequestOutput>* outputs);
   void Check(const RequestOutput& output);
   void CheckFinish(const Client& client, const RequestOutput& output);
+  void CheckPages(const Client& client, const Finish& finish);
   void CheckAfterStep();
   void FinishAll();
   Client* Pick();
@@ -146,6 +86,7 @@ class Day {
   std::unique_ptr<Engine> engine_;
   std::map<RequestId, Client> clients_;
   RequestId next_id_ = 1;
+  RequestId ended_ = 0;  // the last to end
   Seconds now_ = 0;
   int64_t seen_preemptions_ = 0;
   bool strike_ = false;
@@ -174,7 +115,10 @@ void Day::Operate() {
 Request Day::MakeRequest() {
   const ExecutorLimits& limits = swarm_.executor.limits;
   Request request;
-  request.id = next_id_++;
+  // Now and then an id comes again, maybe while the executor still works for its first owner.
+  const bool again = ended_ > 0 && clients_.count(ended_) == 0 && random_.Chance(0.1);
+  request.id = again ? ended_ : next_id_++;
+  executor_->Forget(request.id);
   const int64_t longest = random_.Chance(0.1) ? swarm_.long_prompt : swarm_.short_prompt;
   const int64_t length = random_.Int(1, longest);
   for (int64_t i = 0; i < length; ++i) {
@@ -192,6 +136,11 @@ Request Day::MakeRequest() {
     sampling.repetition_penalty = 2.0f;
     sampling.presence_penalty = 0.5f;
     sampling.frequency_penalty = 0.25f;
+  }
+  if (random_.Chance(swarm_.biased)) {
+    if (random_.Chance(0.5)) sampling.logit_bias = {{3, 2.0f}};
+    if (random_.Chance(0.5)) sampling.allowed_token_ids = {0, 3, 4, 5};
+    if (random_.Chance(0.5)) sampling.logprob_token_ids = {6};
   }
   request.stop.max_tokens = static_cast<int32_t>(random_.Int(0, swarm_.max_tokens));
   if (random_.Chance(0.3)) {
@@ -229,6 +178,9 @@ void Day::Submit() {
     Expect(!absl::IsUnavailable(status) || !engine_->fatal().ok(), "unavailable", id);
     return;
   }
+  // The last token is never fed.
+  executor_->options().max_lengths[id] = static_cast<int64_t>(client.request.prompt.size()) +
+                                         std::max<int64_t>(1, client.request.stop.max_tokens) - 1;
   client.expected = RunReference(client.request, swarm_.engine, swarm_.executor);
   clients_.emplace(id, std::move(client));
 }
@@ -259,7 +211,9 @@ void Day::AcknowledgeOne(bool all) {
   const int64_t taken = all ? open : random_.Int(0, open);
   client->acknowledged += taken;
   if (bugs_.stream == StreamBug::kLoseWakeup) return;
-  engine_->Acknowledge(client->request.id, taken);
+  // More than there is counts as all there is.
+  const int64_t excess = taken == open && random_.Chance(0.2) ? 1000 : 0;
+  engine_->Acknowledge(client->request.id, taken + excess);
 }
 
 // Bugs that an engine could have, made from a correct one's outputs.
@@ -298,6 +252,7 @@ void Day::Step() {
     Violate("fatal without a fault");
   } else {
     ++marks_.faults;
+    if (swarm_.executor.fail_late) ++marks_.late_faults;
     if (!clients_.empty()) Violate("a request outlived the engine");
   }
 }
@@ -308,8 +263,11 @@ void Day::Check(const RequestOutput& output) {
   Client& client = found->second;
   for (const SampledToken& token : output.tokens) {
     if (client.delivered >= client.expected.tokens.size()) return Violate("too many tokens");
-    Expect(token.id == client.expected.tokens[client.delivered], "wrong token", output.id);
-    ++client.delivered;
+    const SampledToken& expected = client.expected.sampled[client.delivered++];
+    Expect(token.id == expected.id, "wrong token", output.id);
+    Expect(token.logprob == expected.logprob && token.rank == expected.rank &&
+               token.top.size() == expected.top.size(),
+           "wrong log-probability", output.id);
     trace_ = Fold(trace_, Mix(output.id, static_cast<uint64_t>(token.id)));
   }
   for (const SampledToken& token : output.prompt_logprobs) {
@@ -330,6 +288,7 @@ void Day::Check(const RequestOutput& output) {
   CheckFinish(client, output);
   trace_ = Fold(trace_, Mix(output.id, static_cast<uint64_t>(output.finish->status.code())));
   clients_.erase(found);
+  ended_ = output.id;
 }
 
 void Day::CheckFinish(const Client& client, const RequestOutput& output) {
@@ -356,6 +315,7 @@ void Day::CheckFinish(const Client& client, const RequestOutput& output) {
     Expect(finish.reason == expected.reason, "wrong reason", id);
     Expect(finish.stop_token_id == expected.stop_token_id, "wrong stop token", id);
     Expect(finish.eos == expected.eos, "wrong eos", id);
+    CheckPages(client, finish);
     ++(finish.reason == FinishReason::kStop ? marks_.stopped : marks_.lengths);
   } else if (absl::IsDeadlineExceeded(finish.status)) {
     const bool waited = finish.stats.acp.pages_allocated == 0;
@@ -366,11 +326,25 @@ void Day::CheckFinish(const Client& client, const RequestOutput& output) {
     Expect(expected.numerical_failure && complete, "failed for no reason", id);
     ++marks_.numerical;
   } else if (absl::IsResourceExhausted(finish.status)) {
-    Expect(expected.exhausts_pool, "the pool would do", id);
+    Expect(expected.exhausts_pool || swarm_.executor.understated_pages > 0, "the pool would do",
+           id);
     ++marks_.exhausted;
   } else {
     Expect(absl::IsUnavailable(finish.status) && !engine_->fatal().ok(), "odd status", id);
   }
+}
+
+// Surplus work is in nobody's statistics.
+void Day::CheckPages(const Client& client, const Finish& finish) {
+  const bool unread = finish.reason == FinishReason::kLength && client.delivered > 0;
+  const int64_t fed =
+      static_cast<int64_t>(client.request.prompt.size() + client.delivered) - (unread ? 1 : 0);
+  const int64_t once = swarm_.executor.limits.lists_per_slot * PagesFor(fed);
+  const int64_t pages = finish.stats.acp.pages_allocated;
+  const bool right = finish.stats.preemptions == 0
+                         ? pages == once
+                         : pages >= once && pages <= (finish.stats.preemptions + 1) * once;
+  Expect(right, "wrong number of pages", client.request.id);
 }
 
 void Day::CheckAfterStep() {
@@ -381,10 +355,11 @@ void Day::CheckAfterStep() {
   if (stats.running + stats.waiting != live) Violate("requests are miscounted");
   // Finished sequences leave their slots one step later.
   if (executor_->occupied_slots() < stats.running) Violate("a running sequence without a slot");
-  if (stats.free_pages > executor_->free_pages()) Violate("free pages are overstated");
+  if (stats.free_pages > executor_->collected_free_pages()) Violate("free pages are overstated");
   if (stats.running == 0 && !engine_->HasWork() && executor_->occupied_slots() > 0) {
     Violate("a slot is held by nobody");
   }
+  if (!engine_->HasWork() && executor_->in_flight() > 0) Violate("asleep with a plan in flight");
   for (const auto& [id, client] : clients_) {
     Expect(!client.cancelled, "a cancelled request lives on", id);
     Expect(now_ < client.request.deadline, "a deadline was ignored", id);
@@ -441,6 +416,10 @@ void Marks::Add(const Marks& other) {
   faults += other.faults;
   stopped += other.stopped;
   lengths += other.lengths;
+  drawn += other.drawn;
+  fed_draws += other.fed_draws;
+  returns += other.returns;
+  late_faults += other.late_faults;
 }
 
 Report Simulate(uint64_t seed, int64_t operations, Bugs bugs, bool print) {

@@ -1,6 +1,7 @@
 // Simulation: one seed is one day of random clients over Engine and FakeExecutor, checked after
 // every step against ReferenceModel and the pool's audit. Deterministic: a seed that fails fails
-// again. Phases: faults and impatient clients; then everything must end; then the pool must be
+// again. The executor keeps one to three steps in flight and draws tokens itself or does not, by
+// seed. Phases: faults and impatient clients; then everything must end; then the pool must be
 // full.
 #pragma once
 
@@ -51,6 +52,10 @@ struct Marks {
   int64_t faults = 0;
   int64_t stopped = 0;
   int64_t lengths = 0;
+  int64_t drawn = 0;      // by the executor
+  int64_t fed_draws = 0;  // before they were collected
+  int64_t returns = 0;    // preempted with a plan in flight and back again
+  int64_t late_faults = 0;
 
   void Add(const Marks& other);
 };

@@ -13,7 +13,7 @@ namespace fox::sim {
 namespace {
 
 constexpr int64_t kOperations = 2000;
-constexpr int64_t kDefaultOperations = 2'000'000;
+constexpr int64_t kDefaultOperations = 1'000'000;
 
 TEST(Simulation, RandomDays) {
   const char* one = std::getenv("FOX_SIM_SEED");
@@ -49,6 +49,10 @@ TEST(Simulation, RandomDays) {
       {"faults", marks.faults},
       {"stopped", marks.stopped},
       {"lengths", marks.lengths},
+      {"drawn", marks.drawn},
+      {"fed_draws", marks.fed_draws},
+      {"returns", marks.returns},
+      {"late_faults", marks.late_faults},
   };
   for (const auto& [name, count] : counts) {
     RecordProperty(name, std::to_string(count));
@@ -85,7 +89,8 @@ INSTANTIATE_TEST_SUITE_P(All, ExecutorCanary,
                                          ExecutorBug::kForgetToEvict, ExecutorBug::kSkipFirstOfPage,
                                          ExecutorBug::kStaleSlot, ExecutorBug::kOverstateFree,
                                          ExecutorBug::kOverstateLive, ExecutorBug::kForeignPage,
-                                         ExecutorBug::kWrongLogitRows));
+                                         ExecutorBug::kWrongLogitRows, ExecutorBug::kStaleDraw,
+                                         ExecutorBug::kSwapDraws));
 
 class StreamCanary : public testing::TestWithParam<StreamBug> {};
 TEST_P(StreamCanary, IsFound) {

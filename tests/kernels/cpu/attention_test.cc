@@ -150,6 +150,7 @@ TEST(CpuAttention, RaggedBatchWithEmptyRowsEqualsSolo) {
   append.fgate_column = inputs[0].gate_column();
   append.q_norm = q_norm.data();
   append.k_norm = k_norm.data();
+  ops.BeginStep(batch, storage.view(), nullptr);
   ops.Append(batch, append, storage.view(), nullptr);
   std::vector<float> out(static_cast<size_t>(rows * shape.hidden()));
   AttentionParams attention;

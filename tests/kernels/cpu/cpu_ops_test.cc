@@ -43,7 +43,7 @@ TEST_P(Linear, EqualsTheDefinition) {
       const auto packed = ops.Pack(View(weight, out, in));
       EXPECT_EQ(packed->out(), out);
       EXPECT_EQ(packed->in(), in);
-      ops.Linear(View(input, rows, in), *packed, bias.data(), true, View(result, rows, out),
+      ops.Linear(View(input, rows, in), {}, *packed, bias.data(), true, View(result, rows, out),
                  nullptr);
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t n = 0; n < out; ++n) {
@@ -77,17 +77,35 @@ TEST(CpuOps, PlainRowsDoNotDependOnOtherRows) {
   CpuOps ops({DType::kF32, true, 2});
   std::vector<float> weight = Random(100 * 77, 1), input = Random(9 * 77, 2), all(900), one(100);
   const auto packed = ops.Pack(View(weight, 100, 77));
-  ops.Linear(View(input, 9, 77), *packed, nullptr, false, View(all, 9, 100), nullptr);
+  ops.Linear(View(input, 9, 77), {}, *packed, nullptr, false, View(all, 9, 100), nullptr);
   for (int64_t r = 0; r < 9; ++r) {
-    ops.Linear(View(input, 9, 77).Rows(r, 1), *packed, nullptr, false, View(one, 1, 100), nullptr);
+    ops.Linear(View(input, 9, 77).Rows(r, 1), {}, *packed, nullptr, false, View(one, 1, 100),
+               nullptr);
     EXPECT_TRUE(std::equal(one.begin(), one.end(), all.begin() + r * 100));
   }
 }
 
+// The transform alone: through the identity matrix.
+std::vector<float> Transformed(CpuOps& ops, RowTransform transform, std::vector<float> in,
+                               int64_t rows, int64_t cols) {
+  std::vector<float> identity(static_cast<size_t>(cols * cols)),
+      scratch(static_cast<size_t>(rows * cols)), out = scratch;
+  for (int64_t i = 0; i < cols; ++i) identity[static_cast<size_t>(i * cols + i)] = 1;
+  transform.scratch = View(scratch, rows, cols);
+  const auto packed = ops.Pack(View(identity, cols, cols));
+  ops.Linear(View(in, rows, static_cast<int64_t>(in.size()) / rows), transform, *packed, nullptr,
+             false, View(out, rows, cols), nullptr);
+  return out;
+}
+
 TEST(CpuOps, RmsNormAndGates) {
-  CpuOps ops({});
-  std::vector<float> x = Random(3 * 40, 5), weight = Random(40, 6), y(120);
-  ops.RmsNorm(View(x, 3, 40), weight.data(), 1e-6, View(y, 3, 40), nullptr);
+  CpuOps ops({DType::kF32, true, 2});
+  std::vector<float> x = Random(3 * 40, 5), weight = Random(40, 6);
+  RowTransform norm;
+  norm.kind = RowTransform::Kind::kRmsNorm;
+  norm.weight = weight.data();
+  norm.eps = 1e-6;
+  const std::vector<float> y = Transformed(ops, norm, x, 3, 40);
   for (size_t r = 0; r < 3; ++r) {
     double square = 0;
     for (size_t i = 0; i < 40; ++i) square += std::pow(static_cast<double>(x[r * 40 + i]), 2);
@@ -98,11 +116,14 @@ TEST(CpuOps, RmsNormAndGates) {
                   1e-5);
     }
   }
-  std::vector<float> gate_up = Random(3 * 74, 7), out(3 * 37);
+  std::vector<float> gate_up = Random(3 * 74, 7);
   gate_up[0] = 1000;
   gate_up[1] = -1000;
   for (bool silu : {true, false}) {
-    ops.GatedAct(View(gate_up, 3, 74), silu, View(out, 3, 37), nullptr);
+    RowTransform act;
+    act.kind = RowTransform::Kind::kGatedAct;
+    act.silu = silu;
+    const std::vector<float> out = Transformed(ops, act, gate_up, 3, 37);
     for (size_t r = 0; r < 3; ++r) {
       for (size_t i = 0; i < 37; ++i) {
         const auto g = static_cast<double>(gate_up[r * 74 + i]);
@@ -116,13 +137,17 @@ TEST(CpuOps, RmsNormAndGates) {
 }
 
 TEST(CpuOps, OutputGateNormsEachHead) {
-  CpuOps ops({});
+  CpuOps ops({DType::kF32, true, 2});
   const std::vector<float> o = Random(2 * 32, 8);
   std::vector<float> gate = Random(2 * 32, 9), norm = Random(32, 10);
   for (bool with_norm : {true, false}) {
-    std::vector<float> got = o;
-    ops.OutputGate(View(got, 2, 32), 16, with_norm ? norm.data() : nullptr, 1e-6, View(gate, 2, 32),
-                   false, nullptr);
+    RowTransform t;
+    t.kind = RowTransform::Kind::kOutputGate;
+    t.weight = with_norm ? norm.data() : nullptr;
+    t.eps = 1e-6;
+    t.head_dim = 16;
+    t.gate = View(gate, 2, 32);
+    const std::vector<float> got = Transformed(ops, t, o, 2, 32);
     for (size_t i = 0; i < got.size(); ++i) {
       double square = 0;
       for (size_t m = i / 16 * 16; m < i / 16 * 16 + 16; ++m) {

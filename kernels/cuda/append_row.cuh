@@ -1,0 +1,145 @@
+// One head's row of the projection, spread over head_dim / 8 neighbouring lanes of a warp: token
+// shift, RMS norm, rotation, and the log gate. Whole warps call; a lane without a row computes
+// garbage that it does not store. The mathematics is that of kernels/cpu/append.cc.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/kv_index.cuh"
+#include "kernels/op_params.h"
+
+namespace fox::cuda {
+
+// Eight consecutive dimensions of a row: 16 bytes of bf16.
+inline constexpr int kOctet = 8;
+struct Octet {
+  float x[kOctet];
+};
+
+template <int kHeadDim>
+inline constexpr int kRowLanes = kHeadDim / kOctet;
+
+__device__ __forceinline__ Octet Widen(const uint4& bits) {
+  const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+  Octet o;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    o.x[2 * i] = __uint_as_float(words[i] << 16);
+    o.x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+  }
+  return o;
+}
+__device__ __forceinline__ Octet LoadOctet(const __nv_bfloat16* from) {
+  return Widen(*reinterpret_cast<const uint4*>(from));
+}
+__device__ __forceinline__ Octet LoadOctet(const float* from) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0];
+  const float4 high = reinterpret_cast<const float4*>(from)[1];
+  return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+}
+
+__device__ __forceinline__ uint4 RoundOctet(const Octet& o) {
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(o.x[2 * i], o.x[2 * i + 1]);
+    words[i] = *reinterpret_cast<const uint32_t*>(&pair);
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+__device__ __forceinline__ void StoreOctet(const Octet& o, float* to) {
+  reinterpret_cast<float4*>(to)[0] = {o.x[0], o.x[1], o.x[2], o.x[3]};
+  reinterpret_cast<float4*>(to)[1] = {o.x[4], o.x[5], o.x[6], o.x[7]};
+}
+
+// The sum over the lanes of this lane's row.
+template <int kLanes>
+__device__ __forceinline__ float RowSum(float value) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, offset);
+  }
+  return value;
+}
+
+__device__ __forceinline__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// Token shift: alpha * before + (1 - alpha) * now.
+__device__ __forceinline__ void Shift(Octet& now, const Octet& before, float alpha) {
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) now.x[i] = alpha * before.x[i] + (1.0f - alpha) * now.x[i];
+}
+
+// RMS over the row, then `weight`, this lane's eight; null: the row stays as it is.
+template <int kHeadDim>
+__device__ __forceinline__ void Normalize(Octet& o, const float* weight, float eps) {
+  float square = 0;
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) square += o.x[i] * o.x[i];
+  square = RowSum<kRowLanes<kHeadDim>>(square);
+  if (weight == nullptr) return;
+  const float scale = 1.0f / sqrtf(square * (1.0f / kHeadDim) + eps);
+  const Octet w = LoadOctet(weight);
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) o.x[i] = o.x[i] * scale * w.x[i];
+}
+
+// RoPE of one position in this lane's dimensions. The angle is taken modulo 2 pi in float64:
+// positions reach a million, and float32 would leave two digits of it.
+struct Rotation {
+  float cosine[kOctet];
+  float sine[kOctet];  // negative in the lower half
+};
+
+template <int kHeadDim>
+__device__ __forceinline__ Rotation RotationAt(const double* frequency, int64_t position, int sub) {
+  constexpr double kTurn = 0.15915494309189533577;  // 1 / (2 pi)
+  constexpr int kHalf = kHeadDim / 2;
+  const bool low = sub * kOctet < kHalf;
+  const double* lane_frequency = frequency + (low ? sub * kOctet : sub * kOctet - kHalf);
+  Rotation r;
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    const double turns = static_cast<double>(position) * lane_frequency[i] * kTurn;
+    float sine;
+    sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sine, &r.cosine[i]);
+    r.sine[i] = low ? -sine : sine;
+  }
+  return r;
+}
+
+// Rotates halves: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
+template <int kHeadDim>
+__device__ __forceinline__ void Rotate(Octet& o, const Rotation& r) {
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    const float other = __shfl_xor_sync(kAllLanes, o.x[i], kRowLanes<kHeadDim> / 2);
+    o.x[i] = o.x[i] * r.cosine[i] + other * r.sine[i];
+  }
+}
+
+__device__ __forceinline__ __nv_bfloat16* ProjectionRow(const AppendParams& params, int64_t row) {
+  return static_cast<__nv_bfloat16*>(params.projection.data) + row * params.projection.row_stride;
+}
+
+// log f of one head. float32: 1e-7 relative, as good as the projection's sum in float64.
+__device__ __forceinline__ float LogGate(const AppendParams& params, const __nv_bfloat16* row,
+                                         int head) {
+  if (!params.has_gate) return 0;
+  float logit = 0;
+  if (params.fgate_column >= 0) logit += __bfloat162float(row[params.fgate_column + head]);
+  if (params.fgate_bias != nullptr) logit += static_cast<const float*>(params.fgate_bias)[head];
+  const float value = logit < 0 ? logit - log1pf(expf(logit)) : -log1pf(expf(-logit));
+  const float least = static_cast<float>(params.min_log_gate);
+  return value < least ? least : value;
+}
+
+// A kv head's part of the raw last rows of (slot, layer): `rows` is last_k or last_v.
+__device__ __forceinline__ float* LastRow(const PagedKv& kv, void* rows, int slot, int layer,
+                                          int kv_head) {
+  return static_cast<float*>(rows) + ListIndex(kv, slot, layer, kv_head) * kv.shape.head_dim;
+}
+
+}  // namespace fox::cuda

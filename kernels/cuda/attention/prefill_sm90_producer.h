@@ -1,0 +1,257 @@
+// The producer warpgroup of PrefillSm90: a scheduler warp fetches work items and a loader warp
+// brings in their queries, keys, values and biases, both running ahead of the consumers as far as
+// the rings allow. Nothing right of a tile's last page or left of its first one is read: the tile's
+// other page stands in, and the bias takes it out again. Read prefill_sm90_consumer.h next.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/attention/prefill_sm90_plan.h"
+#include "kernels/cuda/device/tma.h"
+#include "kernels/cuda/kv_index.cuh"
+
+namespace fox::cuda {
+
+// Takes a key out of the softmax.
+inline constexpr float kExcludedBias = -1e30f;
+// With logits within this of each other, in log2 units, no float32 or bf16 in the walk overflows:
+// weights stay below 2^64, their sums below 2^96.
+inline constexpr double kBoundedSpread = 64;
+
+// Order of the work: heads in groups that share the L2 cache; within a group the last tiles, which
+// have the longest walks, first; heads fastest.
+__device__ __forceinline__ void PlaceOf(int index, int num_tiles, int q_heads, int* tile,
+                                        int* head) {
+  const int per_group = kHeadGroup * num_tiles;
+  const int first_head = index / per_group * kHeadGroup;
+  const int heads = min(kHeadGroup, q_heads - first_head);
+  const int rest = index % per_group;
+  *tile = num_tiles - 1 - rest / heads;
+  *head = first_head + rest % heads;
+}
+
+__device__ __forceinline__ PrefillItem MakeItem(const PrefillArguments& arguments, int num_tiles,
+                                                int index) {
+  const PagedKv& kv = arguments.kv;
+  int tile = 0, head = 0;
+  PlaceOf(index, num_tiles, kv.shape.q_heads, &tile, &head);
+  const RowBlock rows = arguments.work.tiles[tile];
+  const int64_t boundary_at = static_cast<int64_t>(head) * arguments.work.max_tiles + tile;
+  const int group = GroupOf(kv), page = rows.position / kPageTokens;
+  PrefillItem item{};
+  item.first_row = rows.first_row;
+  item.count = rows.count;
+  item.position = rows.position;
+  item.seq = rows.seq;
+  item.head = head;
+  item.first_page = min(arguments.work.boundary[boundary_at], page);
+  item.slots = rows.position / kTileKeys - item.first_page / 2 + 1;
+  item.table = ListIndex(kv, rows.slot, arguments.layer, head / group) * kv.shape.max_pages;
+  const int64_t own = static_cast<int64_t>(kv.page_table[item.table + page]) * group + head % group;
+  const int64_t local_at = own * kPageTokens + rows.position % kPageTokens;
+  item.reference =
+      kv.c_base[own] + static_cast<double>(static_cast<const float*>(kv.local_gate)[local_at]);
+  item.log_tolerance = arguments.log_tolerance == nullptr
+                           ? -INFINITY
+                           : arguments.log_tolerance[rows.seq] - kAcpSlack;
+  // A key's bias does not exceed that of the row's own key, which lies in the diagonal tile.
+  const double spread =
+      arguments.any_logit == nullptr ? INFINITY : 2 * arguments.any_logit[head] * kLog2EDouble;
+  item.track_max = spread <= kBoundedSpread ? 0 : 1;
+  return item;
+}
+
+// One lane fetches items until there are none, then passes on one of no rows.
+template <int kHeadDim>
+__device__ __forceinline__ void ScheduleItems(PrefillShared<kHeadDim>& shared,
+                                              const PrefillArguments& arguments) {
+  const int num_tiles = *arguments.work.num_tiles;
+  const int total = num_tiles * arguments.kv.shape.q_heads;
+  int slot = 0;
+  uint32_t phase = 0;
+  for (bool more = true; more;) {
+    const int index = atomicAdd(arguments.work.tile_counter, 1);
+    more = index < total;
+    PrefillItem item{};
+    if (more) item = MakeItem(arguments, num_tiles, index);
+    shared.item_empty[slot].Wait(phase ^ 1);
+    shared.items[slot] = item;
+    shared.item_full[slot].Arrive();
+    if (++slot == kItemSlots) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+}
+
+// The loader warp; its lanes stay together.
+template <int kHeadDim, bool kCertified>
+class PrefillLoader {
+ public:
+  __device__ PrefillLoader(PrefillShared<kHeadDim>& shared, const PrefillArguments& arguments)
+      : shared_(shared), arguments_(arguments), lane_(static_cast<int>(threadIdx.x) % kWarp) {}
+
+  __device__ __forceinline__ void Run() {
+    int slot = 0;
+    uint32_t phase = 0;
+    for (uint32_t count = 0;; ++count) {
+      shared_.item_full[slot].Wait(phase);
+      const PrefillItem& item = shared_.items[slot];
+      if (item.count == 0) break;
+      LoadQueries(item, count);
+      LoadTiles(item);
+      __syncwarp();
+      if (lane_ == 0) shared_.item_empty[slot].Arrive();
+      if (++slot == kItemSlots) {
+        slot = 0;
+        phase ^= 1;
+      }
+    }
+  }
+
+ private:
+  using Plan = PrefillPlan<kHeadDim>;
+
+  __device__ __forceinline__ void LoadQueries(const PrefillItem& item, uint32_t count) {
+    const uint32_t slot = count % kQuerySlots;
+    shared_.q_empty[slot].Wait(count / kQuerySlots % 2 ^ 1);
+    if (lane_ != 0) return;
+    Mbarrier& full = shared_.q_full[slot];
+    full.ArriveAndExpect(Plan::kTileBytes);
+#pragma unroll
+    for (int b = 0; b < Plan::kBlocks; ++b) {
+      LoadBox(shared_.q[slot] + b * Plan::kBlockBytes, &arguments_.q_map,
+              item.head * kHeadDim + b * Plan::kColumns, item.first_row, &full);
+    }
+  }
+
+  // One lane: both pages of a tile.
+  __device__ __forceinline__ void LoadPages(uint8_t* tile, const CUtensorMap& map, int page0,
+                                            int page1, Mbarrier& full) {
+    full.ArriveAndExpect(Plan::kTileBytes);
+#pragma unroll
+    for (int b = 0; b < Plan::kBlocks; ++b) {
+      uint8_t* block = tile + b * Plan::kBlockBytes;
+      LoadBox(block, &map, b * Plan::kColumns, page0 * kPageTokens, &full);
+      LoadBox(block + Plan::kPageBytes, &map, b * Plan::kColumns, page1 * kPageTokens, &full);
+    }
+  }
+
+  __device__ __forceinline__ void LoadTiles(const PrefillItem& item) {
+    const PagedKv& kv = arguments_.kv;
+    const int group = GroupOf(kv), in_group = item.head % group;
+    const int32_t* table = kv.page_table + item.table;
+    const int first_page = item.first_page, last_page = item.last_page();
+    const double reference = item.reference;
+    constexpr int kTilesRead = kWarp / 2;  // page ids are read a warp at a time
+    int ids = 0;
+    for (int i = 0; i < item.slots; ++i, ++counter_) {
+      const int tile = item.diagonal() - i;
+      if (i % kTilesRead == 0) {
+        const int page = 2 * tile + 1 - lane_;
+        ids = page >= first_page && page <= last_page ? table[page] : -1;
+      }
+      const int id1 = __shfl_sync(kAllLanes, ids, 2 * (i % kTilesRead));
+      const int id0 = __shfl_sync(kAllLanes, ids, 2 * (i % kTilesRead) + 1);
+      const int page0 = id0 >= 0 ? id0 : id1, page1 = id1 >= 0 ? id1 : id0;
+      // Four keys a lane.
+      const int64_t own = static_cast<int64_t>(lane_ < 16 ? page0 : page1) * group + in_group;
+      const double base = kv.c_base[own];
+      const float4 local =
+          reinterpret_cast<const float4*>(kv.local_gate)[own * (kPageTokens / 4) + lane_ % 16];
+      double score = 0;
+      if constexpr (kCertified) {
+        if (i > 0) score = kv.score[static_cast<int64_t>(page1) * group + in_group];
+      }
+
+      const uint32_t stage = counter_ % Plan::kStages, phase = counter_ / Plan::kStages % 2;
+      shared_.k_empty[stage].Wait(phase ^ 1);
+      if constexpr (kCertified) {
+        const bool needless = i >= static_cast<int>(Plan::kStages) && shared_.done[stage][0] != 0 &&
+                              shared_.done[stage][1] != 0;
+        __syncwarp();
+        if (needless) {
+          EndWalk(stage, phase);
+          return;
+        }
+      }
+      Mbarrier& k_full = shared_.k_full[stage];
+      if (lane_ == 0) LoadPages(shared_.k[stage], arguments_.k_map, page0, page1, k_full);
+      const bool seen = (lane_ < 16 ? id0 : id1) >= 0;
+      WriteBias(stage, static_cast<float>((reference - base) * kLog2EDouble), local, seen);
+      if constexpr (kCertified) {
+        if (lane_ == 0) {
+          shared_.stop_at[stage] =
+              __double2float_ru((score + reference - item.log_tolerance) * kLog2EDouble);
+          shared_.end[stage] = 0;
+        }
+      }
+      __syncwarp();
+      if (lane_ == 0) k_full.Arrive();
+
+      shared_.v_empty[stage].Wait(phase ^ 1);
+      if (i == 0 && item.last_key() < kTileKeys - 1) {
+        LoadClippedValues(stage, page0, page1, item.first_key(), item.last_key());
+      } else if (lane_ == 0) {
+        LoadPages(shared_.v[stage], arguments_.v_map, page0, page1, shared_.v_full[stage]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void WriteBias(uint32_t stage, float base, const float4& local,
+                                            bool seen) {
+    float4 bias{base - kLog2E * local.x, base - kLog2E * local.y, base - kLog2E * local.z,
+                base - kLog2E * local.w};
+    if (!seen) bias = {kExcludedBias, kExcludedBias, kExcludedBias, kExcludedBias};
+    reinterpret_cast<float4*>(shared_.bias[stage])[lane_] = bias;
+  }
+
+  // What lies behind the sequence's end may be NaN, which a weight of zero would not silence; so
+  // may what stands in for a page that is not seen.
+  __device__ __forceinline__ void LoadClippedValues(uint32_t stage, int page0, int page1,
+                                                    int first_key, int last_key) {
+    uint8_t* tile = shared_.v[stage];
+    if (lane_ == 0) LoadPages(tile, arguments_.v_map, page0, page1, shared_.v_raw);
+    shared_.v_raw.Wait(raw_phase_);
+    raw_phase_ ^= 1;
+    ClearRows(tile, 0, first_key);
+    ClearRows(tile, last_key + 1, kTileKeys);
+    FenceAsyncProxy();
+    __syncwarp();
+    if (lane_ == 0) shared_.v_full[stage].Arrive();
+  }
+
+  // Rows [begin, end) of a tile; the swizzle only moves things within a row.
+  __device__ __forceinline__ void ClearRows(uint8_t* tile, int begin, int end) {
+    constexpr int kVectors = Plan::kLineBytes / 16;
+#pragma unroll
+    for (int b = 0; b < Plan::kBlocks; ++b) {
+      uint4* block = reinterpret_cast<uint4*>(tile + b * Plan::kBlockBytes);
+      for (int i = begin * kVectors + lane_; i < end * kVectors; i += kWarp) {
+        block[i] = uint4{0, 0, 0, 0};
+      }
+    }
+  }
+
+  // Passes on a slot without a tile: both halves have stopped.
+  __device__ __forceinline__ void EndWalk(uint32_t stage, uint32_t phase) {
+    if (lane_ == 0) {
+      shared_.end[stage] = 1;
+      shared_.k_full[stage].Arrive();
+      shared_.k_full[stage].Arrive();
+    }
+    shared_.v_empty[stage].Wait(phase ^ 1);
+    if (lane_ == 0) shared_.v_full[stage].Arrive();
+    ++counter_;
+  }
+
+  PrefillShared<kHeadDim>& shared_;
+  const PrefillArguments& arguments_;
+  const int lane_;
+  uint32_t counter_ = 0;  // of key/value tiles
+  uint32_t raw_phase_ = 0;
+};
+
+}  // namespace fox::cuda

@@ -1,0 +1,59 @@
+// CudaOps: the CUDA backend on one NVIDIA GPU, the first visible one (compute capability 8.0 or
+// later; Hopper's own attention kernel is chosen at run time). Weights, pages and narrow
+// activations are bf16; the residual stream and logits float32. Everything runs on one stream,
+// queue()->stream(); a null Stream stands for it too.
+//
+// A device error is kept: later calls do nothing, queue()->error() tells. Read step_work.h next.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "kernels/ops.h"
+
+namespace fox {
+
+struct CudaOptions {
+  bool portable = false;  // the sm_80 attention kernel even on Hopper (tests)
+};
+
+class CudaOps : public Ops {
+ public:
+  // Null and a line in `error` when there is no usable device.
+  static std::unique_ptr<CudaOps> Create(const CudaOptions& options, std::string* error);
+  ~CudaOps() override;
+
+  std::string Description() const override;
+  DType NarrowDType(DType wide) const override;
+  Buffer Allocate(size_t bytes) override;
+  void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) override;
+  void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override;
+  DeviceQueue* queue() override;
+  void Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) override;
+  std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override;
+  void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override;
+  void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
+             Stream stream) override;
+  void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
+                  Stream stream) override;
+  void Linear(const MatrixView& in, const RowTransform& transform, const PackedWeight& weight,
+              const void* bias, bool accumulate, const MatrixView& out, Stream stream) override;
+  void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+              Stream stream) override;
+  void Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
+                 Stream stream) override;
+  void Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
+             Stream stream) override;
+  void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override;
+  void Draw(const DrawParams& params, Stream stream) override;
+
+  struct State;
+  // For benchmarks of single kernels: the plan of the last step.
+  const State& state() const { return *state_; }
+
+ private:
+  explicit CudaOps(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace fox

@@ -1,0 +1,35 @@
+// What CudaOps holds: the device's work space and the engines behind the operations. For
+// cuda_ops.cc and for benchmarks of single kernels.
+#pragma once
+
+#include <vector>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_queue.h"
+#include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/step_work.h"
+
+namespace fox {
+
+struct CudaOps::State {
+  explicit State(const CudaOptions& cuda_options) : options(cuda_options), queue(health) {}
+
+  cudaStream_t On(Stream stream) const {
+    return stream == nullptr ? queue.cuda_stream() : static_cast<cudaStream_t>(stream);
+  }
+  // Upper bound on the attention tiles of a batch, known to the host.
+  static int MaxTiles(const BatchView& batch) {
+    return static_cast<int>(batch.num_rows / cuda::kTileRows + 2 * batch.num_seqs);
+  }
+
+  CudaOptions options;
+  cuda::Health health;
+  cuda::CudaQueue queue;
+  std::string name;
+  bool hopper = false;
+  cuda::LinearEngine linear;
+  std::vector<Buffer> buffers;  // behind `work`
+  cuda::StepWork work;
+};
+
+}  // namespace fox

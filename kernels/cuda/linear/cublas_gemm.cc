@@ -1,0 +1,148 @@
+// cuBLASLt thinks in columns: a row-major [r, c] matrix is its column-major [c, r] one. So the
+// product is y^T [out, rows] = (W^T)^T x^T, with W^T [in, out] and x^T [in, rows] as they lie.
+#include "kernels/cuda/linear/cublas_gemm.h"
+
+#include <algorithm>
+
+#include "kernels/core/check.h"
+
+namespace fox::cuda {
+namespace {
+
+// Prefill meets ever new numbers of rows; beyond this many shapes all are forgotten.
+constexpr size_t kMaxShapes = 4096;
+
+cudaError_t ErrorOf(cublasStatus_t status) {
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+      return cudaSuccess;
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return cudaErrorNotSupported;
+    case CUBLAS_STATUS_ALLOC_FAILED:
+      return cudaErrorMemoryAllocation;
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return cudaErrorInvalidValue;
+    default:
+      return cudaErrorUnknown;
+  }
+}
+
+// The largest power of two, at most 256, that divides the address.
+int64_t AlignmentOf(const void* p) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(p) | 256;
+  return static_cast<int64_t>(address & (~address + 1));
+}
+
+cudaDataType_t TypeOf(DType dtype) {
+  FOX_CHECK(dtype == DType::kF32 || dtype == DType::kBF16);
+  return dtype == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF;
+}
+
+}  // namespace
+
+// cuBLASLt's descriptors of one call; making them allocates nothing on the device.
+struct CublasGemm::Layouts {
+  cublasLtMatmulDesc_t operation = nullptr;
+  cublasLtMatrixLayout_t weight = nullptr, x = nullptr, out = nullptr;
+
+  Layouts(const MatrixView& x_view, const DeviceWeight& w, const MatrixView& out_view) {
+    const auto u = [](int64_t n) { return static_cast<uint64_t>(n); };
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    Keep(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    if (status == CUBLAS_STATUS_SUCCESS) {
+      Keep(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                          sizeof(transposed)));
+    }
+    Keep(cublasLtMatrixLayoutCreate(&weight, CUDA_R_16BF, u(w.in), u(w.out), w.in));
+    Keep(cublasLtMatrixLayoutCreate(&x, CUDA_R_16BF, u(w.in), u(x_view.rows), x_view.row_stride));
+    Keep(cublasLtMatrixLayoutCreate(&out, TypeOf(out_view.dtype), u(w.out), u(out_view.rows),
+                                    out_view.row_stride));
+  }
+  ~Layouts() {
+    if (operation != nullptr) cublasLtMatmulDescDestroy(operation);
+    for (cublasLtMatrixLayout_t layout : {weight, x, out}) {
+      if (layout != nullptr) cublasLtMatrixLayoutDestroy(layout);
+    }
+  }
+  Layouts(const Layouts&) = delete;
+  Layouts& operator=(const Layouts&) = delete;
+
+  cublasStatus_t status = CUBLAS_STATUS_SUCCESS;  // the first failure
+
+ private:
+  void Keep(cublasStatus_t result) {
+    if (status == CUBLAS_STATUS_SUCCESS) status = result;
+  }
+};
+
+CublasGemm::CublasGemm(void* workspace, size_t workspace_bytes)
+    : created_(cublasLtCreate(&handle_)),
+      workspace_(workspace),
+      workspace_bytes_(workspace_bytes) {}
+
+CublasGemm::~CublasGemm() {
+  if (handle_ != nullptr) cublasLtDestroy(handle_);
+}
+
+cublasStatus_t CublasGemm::Choose(const Layouts& layouts, const Shape& shape,
+                                  cublasLtMatmulAlgo_t* algorithm) {
+  const auto known = algorithms_.find(shape);
+  if (known != algorithms_.end()) {
+    *algorithm = known->second;
+    return CUBLAS_STATUS_SUCCESS;
+  }
+  cublasLtMatmulPreference_t preference = nullptr;
+  cublasStatus_t status = cublasLtMatmulPreferenceCreate(&preference);
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& value) {
+    if (status == CUBLAS_STATUS_SUCCESS) {
+      status = cublasLtMatmulPreferenceSetAttribute(preference, name, &value, sizeof(value));
+    }
+  };
+  const auto alignment = [&](size_t i) { return static_cast<uint32_t>(shape[i]); };
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_bytes_));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(8));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(7));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(9));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(9));
+  cublasLtMatmulHeuristicResult_t best{};
+  int found = 0;
+  if (status == CUBLAS_STATUS_SUCCESS) {
+    status = cublasLtMatmulAlgoGetHeuristic(handle_, layouts.operation, layouts.weight, layouts.x,
+                                            layouts.out, layouts.out, preference, 1, &best, &found);
+  }
+  cublasLtMatmulPreferenceDestroy(preference);
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  if (found == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (algorithms_.size() >= kMaxShapes) algorithms_.clear();
+  algorithms_.emplace(shape, best.algo);
+  *algorithm = best.algo;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cudaError_t CublasGemm::Multiply(const MatrixView& x, const DeviceWeight& weight, bool accumulate,
+                                 const MatrixView& out, cudaStream_t stream) {
+  if (created_ != CUBLAS_STATUS_SUCCESS) return ErrorOf(created_);
+  FOX_CHECK(x.dtype == DType::kBF16 && x.cols == weight.in && x.rows == out.rows);
+  const Layouts layouts(x, weight, out);
+  if (layouts.status != CUBLAS_STATUS_SUCCESS) return ErrorOf(layouts.status);
+  const Shape shape = {x.rows,
+                       weight.out,
+                       weight.in,
+                       x.row_stride,
+                       out.row_stride,
+                       out.dtype == DType::kF32,
+                       accumulate,
+                       AlignmentOf(x.data),
+                       AlignmentOf(weight.data),
+                       AlignmentOf(out.data)};
+  cublasLtMatmulAlgo_t algorithm;
+  const cublasStatus_t chosen = Choose(layouts, shape, &algorithm);
+  if (chosen != CUBLAS_STATUS_SUCCESS) return ErrorOf(chosen);
+  const float one = 1, beta = accumulate ? 1.0f : 0.0f;
+  return ErrorOf(cublasLtMatmul(handle_, layouts.operation, &one, weight.data, layouts.weight,
+                                x.data, layouts.x, &beta, out.data, layouts.out, out.data,
+                                layouts.out, &algorithm, workspace_, workspace_bytes_, stream));
+}
+
+}  // namespace fox::cuda

@@ -1,0 +1,44 @@
+// Products with many rows, by cuBLASLt: bf16 operands, float32 sums.
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+
+#include "kernels/cuda/linear/linear.h"
+
+namespace fox::cuda {
+
+// Owns cuBLASLt's handle and remembers the algorithm of every shape it has seen. One thread.
+class CublasGemm {
+ public:
+  // Device memory that the products on one stream may share.
+  CublasGemm(void* workspace, size_t workspace_bytes);
+  ~CublasGemm();
+  CublasGemm(const CublasGemm&) = delete;
+  CublasGemm& operator=(const CublasGemm&) = delete;
+
+  // out = x W^T, or out += ...; x bf16 [rows, in], out bf16 or f32. Captured only after the same
+  // call ran before: the choice of an algorithm is the host's work.
+  cudaError_t Multiply(const MatrixView& x, const DeviceWeight& weight, bool accumulate,
+                       const MatrixView& out, cudaStream_t stream);
+
+ private:
+  // rows, out, in, strides of x and out, type of out, accumulate, alignments of x, W and out.
+  using Shape = std::array<int64_t, 10>;
+  struct Layouts;
+
+  cublasStatus_t Choose(const Layouts& layouts, const Shape& shape,
+                        cublasLtMatmulAlgo_t* algorithm);
+
+  cublasLtHandle_t handle_ = nullptr;
+  cublasStatus_t created_;
+  void* workspace_;
+  size_t workspace_bytes_;
+  std::map<Shape, cublasLtMatmulAlgo_t> algorithms_;
+};
+
+}  // namespace fox::cuda

@@ -1,0 +1,292 @@
+// One block a multiprocessor owns a contiguous range of W's rows and streams it through a ring of
+// tiles in shared memory, 16 rows by 768 columns: two warps copy, from before the previous kernel
+// has ended; eight warps first transform the input rows, then share a tile's columns among them.
+// Tensor cores multiply, for four rows at a time would be too much arithmetic for the FP32 units:
+// W is the operand of 16 rows, the input rows are the one of 8 (the rest are repeats, unused).
+// Sums: each warp over its columns, then the warps in order; the same for any number of rows.
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/core/check.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/linear/gemv.h"
+#include "kernels/cuda/linear/ptx.cuh"
+#include "kernels/cuda/transform_row.cuh"
+
+namespace fox::cuda {
+namespace {
+
+constexpr int kConsumers = kTransformThreads;
+constexpr int kConsumerWarps = kConsumers / kWarp;
+// Further warps copy, each every other row of a tile: the copy engine is given a row at a time, and
+// one warp alone would not keep ahead of the memory by much.
+constexpr int kCopyWarps = 2;
+constexpr int kThreads = kConsumers + kCopyWarps * kWarp;
+constexpr int kMaxRows = static_cast<int>(kMaxGemvRows);
+constexpr int kTileRows = 16;
+constexpr int kTileCols = 768;
+constexpr int kStep = 16;  // columns of one tensor core product
+constexpr int kWarpSteps = kTileCols / kStep / kConsumerWarps;
+// 16 bytes more than the columns, so that ldmatrix finds eight rows in different banks.
+constexpr int kPad = 16;
+constexpr int kTileStride = kTileCols * 2 + kPad;
+constexpr int kGroupValues = kTileRows * kMaxRows;  // outputs of 16 rows of W
+constexpr int kPartialBytes = 2 * kConsumerWarps * kGroupValues * static_cast<int>(sizeof(float));
+constexpr int kMaxStages = 16;
+constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(uint64_t));
+// Two blocks, of this kernel and the next, share a multiprocessor's 228 KiB; each costs 1 KiB more.
+constexpr int kSharedBudget = 112 * 1024;
+constexpr int kMinStages = 3;
+constexpr int kReservedBytes = 1024;  // for the transform's static memory
+
+struct GemvArguments {
+  RowSource source;
+  int rows;
+  const __nv_bfloat16* weight;  // [out, in]
+  int out, in;
+  const float* bias;  // [out] or null
+  bool accumulate;
+  float* y_f32;  // one of the two is not null
+  __nv_bfloat16* y_bf16;
+  int64_t y_stride;
+  int block_rows;  // of W; the first `extra_blocks` blocks have one more
+  int extra_blocks;
+  int stages;
+  int tile_bytes;
+};
+
+// Shared memory: [stages] tiles, input rows, partial sums [2][warps][4 rows][16], barriers.
+__host__ __device__ constexpr int InputStride(int in) { return in * 2 + kPad; }
+__host__ __device__ constexpr int FixedBytes(int rows, int in) {
+  return rows * InputStride(in) + kPartialBytes + kBarrierBytes;
+}
+
+struct SharedPlan {
+  unsigned char* tiles;
+  unsigned char* input;
+  float* partial;
+  uint64_t* full;
+  uint64_t* empty;
+};
+
+__device__ __forceinline__ SharedPlan PlanOf(unsigned char* shared, const GemvArguments& a) {
+  SharedPlan plan;
+  plan.tiles = shared;
+  plan.input = shared + a.stages * a.tile_bytes;
+  plan.partial = reinterpret_cast<float*>(plan.input + a.rows * InputStride(a.in));
+  plan.full = reinterpret_cast<uint64_t*>(plan.partial + kPartialBytes / sizeof(float));
+  plan.empty = plan.full + kMaxStages;
+  return plan;
+}
+
+// A place in the ring of tiles.
+struct Place {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void Advance(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// A copying warp: its rows of all tiles of W's rows [first, last), 16 rows at a time from left to
+// right.
+__device__ __forceinline__ void CopyWeights(const GemvArguments& a, const SharedPlan& plan,
+                                            int first, int last) {
+  const int begin = static_cast<int>(threadIdx.x) / kWarp - kConsumerWarps;
+  Place at;
+  for (int row = first; row < last; row += kTileRows) {
+    const int rows = (min(kTileRows, last - row) - begin + kCopyWarps - 1) / kCopyWarps;
+    for (int col = 0; col < a.in; col += kTileCols) {
+      WaitBarrier(&plan.empty[at.stage], at.parity ^ 1);
+      CopyTile(a.weight + static_cast<int64_t>(row + begin) * a.in + col,
+               int64_t{2} * kCopyWarps * a.in,
+               plan.tiles + at.stage * a.tile_bytes + begin * kTileStride, kCopyWarps * kTileStride,
+               rows, min(kTileCols, a.in - col) * 2, &plan.full[at.stage]);
+      at.Advance(a.stages);
+    }
+  }
+}
+
+// One output of a group of 16: the thread's row of the batch and, in the group, row of W.
+struct Output {
+  int n = static_cast<int>(threadIdx.x) / kTileRows;
+  int m = static_cast<int>(threadIdx.x) % kTileRows;
+};
+
+// What y holds before. Read long before it is used, so no arithmetic here.
+__device__ __forceinline__ float PreviousValue(const GemvArguments& a, int row, int last) {
+  const Output o;
+  if (!a.accumulate || o.n >= a.rows || row + o.m >= last) return 0;
+  return a.y_f32[o.n * a.y_stride + row + o.m];
+}
+
+__device__ __forceinline__ void StoreValue(const GemvArguments& a, const float* partial,
+                                           float previous, int row, int last) {
+  const Output o;
+  if (o.n >= a.rows || row + o.m >= last) return;
+  float sum = 0;
+#pragma unroll
+  for (int w = 0; w < kConsumerWarps; ++w) sum += partial[w * kGroupValues + threadIdx.x];
+  if (a.bias != nullptr) sum += a.bias[row + o.m];
+  const int64_t at = o.n * a.y_stride + row + o.m;
+  if (a.y_f32 != nullptr) {
+    a.y_f32[at] = sum + previous;
+  } else {
+    a.y_bf16[at] = __float2bfloat16_rn(sum);
+  }
+}
+
+// A warp's share of one tile: `steps` products, adjacent columns.
+__device__ __forceinline__ void MultiplyTile(uint32_t weights, uint32_t inputs, int steps,
+                                             float (&c)[2][4]) {
+  uint32_t w[kWarpSteps][4], x[kWarpSteps][2];
+#pragma unroll
+  for (int i = 0; i < kWarpSteps; ++i) {
+    if (i >= steps) break;
+    LoadMatrices(w[i], weights + i * kStep * 2);
+    LoadMatrices(x[i], inputs + i * kStep * 2);
+  }
+#pragma unroll
+  for (int i = 0; i < kWarpSteps; ++i) {
+    if (i < steps) MultiplyAdd(c[i % 2], w[i], x[i][0], x[i][1]);
+  }
+}
+
+// The multiplying warps. A group's partial sums lie in one of two buffers in turn, so that one
+// barrier a group suffices: a buffer is written again only after the next group's barrier.
+__device__ __forceinline__ void MultiplyRows(const GemvArguments& a, const SharedPlan& plan,
+                                             int first, int last, float previous) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const uint32_t tiles = SharedAddress(plan.tiles) + (lane / 16) * 16;
+  const uint32_t inputs = SharedAddress(plan.input) +
+                          min(lane % 8, a.rows - 1) * InputStride(a.in) + (lane / 8 % 2) * 16;
+  Place at;
+  float* partial = plan.partial;
+  float* other = plan.partial + kConsumerWarps * kGroupValues;
+  for (int row = first; row < last; row += kTileRows) {
+    const int rows = min(kTileRows, last - row);
+    float c[2][4] = {};
+    for (int col = 0; col < a.in; col += kTileCols) {
+      const int steps = min(kTileCols, a.in - col) / kStep;
+      const int share = (steps + kConsumerWarps - 1) / kConsumerWarps;
+      const int begin = warp * share;
+      WaitBarrier(&plan.full[at.stage], at.parity);
+      MultiplyTile(tiles + at.stage * a.tile_bytes + min(lane % 16, rows - 1) * kTileStride +
+                       begin * kStep * 2,
+                   inputs + (col + begin * kStep) * 2, min(share, steps - begin), c);
+      __syncwarp();
+      if (lane == 0) Arrive(&plan.empty[at.stage]);
+      at.Advance(a.stages);
+    }
+    if (lane % 4 < kMaxRows / 2) {
+      float* mine = partial + warp * kGroupValues + lane % 4 * 2 * kTileRows + lane / 4;
+      mine[0] = c[0][0] + c[1][0];
+      mine[kTileRows] = c[0][1] + c[1][1];
+      mine[kTileRows / 2] = c[0][2] + c[1][2];
+      mine[kTileRows + kTileRows / 2] = c[0][3] + c[1][3];
+    }
+    SyncThreads<kConsumers>();
+    StoreValue(a, partial, previous, row, last);
+    previous = PreviousValue(a, row + kTileRows, last);
+    float* const swap = partial;
+    partial = other;
+    other = swap;
+  }
+}
+
+template <RowTransform::Kind kind, typename In>
+__global__ void __launch_bounds__(kThreads, 2) GemvKernel(const __grid_constant__ GemvArguments a) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  LetNextStart();
+  const SharedPlan plan = PlanOf(shared, a);
+  const int block = static_cast<int>(blockIdx.x);
+  const int first = block * a.block_rows + min(block, a.extra_blocks);
+  const int last = first + a.block_rows + (block < a.extra_blocks ? 1 : 0);
+  if (threadIdx.x == kConsumers) {
+#pragma unroll 1
+    for (int s = 0; s < a.stages; ++s) {
+      InitBarrier(&plan.full[s], kCopyWarps * CopyTileArrivals());
+      InitBarrier(&plan.empty[s], kConsumerWarps);
+    }
+    PublishBarriers();
+  }
+  __syncthreads();
+  if (threadIdx.x >= kConsumers) {
+    CopyWeights(a, plan, first, last);
+    return;
+  }
+  PrefetchTransform(a.source);
+  WaitForPrevious();
+  const float previous = PreviousValue(a, first, last);
+  TransformRowsInBlock<kind, In, kMaxRows>(
+      a.source, 0, a.rows, reinterpret_cast<__nv_bfloat16*>(plan.input), InputStride(a.in) / 2);
+  SyncThreads<kConsumers>();
+  MultiplyRows(a, plan, first, last, previous);
+}
+
+// Divides W's rows among the blocks and gives the ring as many tiles as a block has, the budget
+// holds and the barriers serve.
+void Plan(int blocks, const DeviceLimits& limits, GemvArguments* a) {
+  a->block_rows = a->out / blocks;
+  a->extra_blocks = a->out % blocks;
+  const int most_rows = a->block_rows + (a->extra_blocks > 0 ? 1 : 0);
+  a->tile_bytes = std::min(kTileRows, most_rows) * kTileStride;
+  const int64_t tiles = static_cast<int64_t>((most_rows + kTileRows - 1) / kTileRows) *
+                        ((a->in + kTileCols - 1) / kTileCols);
+  const int budget = std::min(kSharedBudget, limits.block_shared_bytes - kReservedBytes);
+  const int fitting = std::max((budget - FixedBytes(a->rows, a->in)) / a->tile_bytes, kMinStages);
+  a->stages = static_cast<int>(std::min<int64_t>({tiles, fitting, kMaxStages}));
+}
+
+template <RowTransform::Kind kind, typename In>
+cudaError_t LaunchGemv(const GemvArguments& a, int blocks, const DeviceLimits& limits,
+                       cudaStream_t stream) {
+  static const cudaError_t ready =
+      cudaFuncSetAttribute(GemvKernel<kind, In>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           limits.block_shared_bytes - kReservedBytes);
+  if (ready != cudaSuccess) return ready;
+  const size_t bytes = static_cast<size_t>(a.stages * a.tile_bytes + FixedBytes(a.rows, a.in));
+  return Launch(GemvKernel<kind, In>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), bytes,
+                stream, a);
+}
+
+}  // namespace
+
+bool GemvTakes(const DeviceWeight& weight, const DeviceLimits& limits) {
+  if (weight.in % kStep != 0 || weight.in > limits.block_shared_bytes) return false;
+  const int most = FixedBytes(kMaxRows, static_cast<int>(weight.in)) +
+                   kMinStages * kTileRows * kTileStride + kReservedBytes;
+  return most <= limits.block_shared_bytes;
+}
+
+cudaError_t Gemv(const MatrixView& in, const RowTransform& transform, const DeviceWeight& weight,
+                 const float* bias, bool accumulate, const MatrixView& out,
+                 const DeviceLimits& limits, cudaStream_t stream) {
+  FOX_CHECK(in.rows > 0 && in.rows <= kMaxGemvRows && weight.out <= INT32_MAX);
+  GemvArguments a{};
+  a.source = SourceOf(in, transform);
+  a.rows = static_cast<int>(in.rows);
+  a.weight = static_cast<const __nv_bfloat16*>(weight.data);
+  a.out = static_cast<int>(weight.out);
+  a.in = static_cast<int>(weight.in);
+  FOX_CHECK(a.source.out_cols == a.in);
+  a.bias = bias;
+  a.accumulate = accumulate;
+  (out.dtype == DType::kF32 ? reinterpret_cast<void*&>(a.y_f32)
+                            : reinterpret_cast<void*&>(a.y_bf16)) = out.data;
+  a.y_stride = out.row_stride;
+  const int blocks = std::min(limits.multiprocessors, a.out);
+  Plan(blocks, limits, &a);
+  return DispatchTransform(transform.kind, in.dtype, [&]<RowTransform::Kind kind, typename In>() {
+    return LaunchGemv<kind, In>(a, blocks, limits, stream);
+  });
+}
+
+}  // namespace fox::cuda

@@ -1,0 +1,28 @@
+// Products with one to four rows: the time of reading W once. One kernel does the row transform and
+// the product; its weights are on their way before the previous kernel has ended.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/linear/linear.h"
+
+namespace fox::cuda {
+
+inline constexpr int64_t kMaxGemvRows = 4;
+
+struct DeviceLimits {
+  int multiprocessors = 0;
+  int block_shared_bytes = 0;  // most shared memory of a block, after opting in
+};
+
+// Whether Gemv takes these products: in % 16 == 0 and rows that fit beside the weights in shared
+// memory. Does not depend on the rows' number.
+bool GemvTakes(const DeviceWeight& weight, const DeviceLimits& limits);
+
+// LinearEngine::Run for at most kMaxGemvRows rows; scratch is not used. A row's result depends on
+// that row alone. REQUIRES: GemvTakes.
+cudaError_t Gemv(const MatrixView& in, const RowTransform& transform, const DeviceWeight& weight,
+                 const float* bias, bool accumulate, const MatrixView& out,
+                 const DeviceLimits& limits, cudaStream_t stream);
+
+}  // namespace fox::cuda

@@ -1,0 +1,116 @@
+// Which product for how many rows; gemv.cu, skinny_gemm.cu and cublas_gemm.cc do the work. Only the
+// number of rows, never their values or neighbours, decides how a row is computed.
+#include <cuda_bf16.h>
+
+#include <algorithm>
+
+#include "kernels/core/check.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/linear/cublas_gemm.h"
+#include "kernels/cuda/linear/gemv.h"
+#include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/linear/skinny_gemm.h"
+#include "kernels/cuda/row_ops.h"
+
+namespace fox::cuda {
+namespace {
+
+constexpr size_t kWorkspaceBytes = size_t{32} << 20;
+constexpr int kBiasThreads = 256;
+
+// out += bias, after a product of cuBLASLt's. bf16 outputs are rounded twice.
+template <typename T>
+__global__ void __launch_bounds__(kBiasThreads)
+    AddBias(const float* bias, int64_t cols, T* out, int64_t stride) {
+  LetNextStart();
+  WaitForPrevious();
+  T* row = out + blockIdx.x * stride;
+  for (int64_t c = threadIdx.x; c < cols; c += kBiasThreads) {
+    row[c] = static_cast<T>(static_cast<float>(row[c]) + bias[c]);
+  }
+}
+
+template <typename T>
+cudaError_t LaunchAddBias(const float* bias, const MatrixView& out, cudaStream_t stream) {
+  return Launch(AddBias<T>, dim3(static_cast<unsigned>(out.rows)), dim3(kBiasThreads), 0, stream,
+                bias, out.cols, static_cast<T*>(out.data), out.row_stride);
+}
+
+int DeviceAttribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  const bool found = cudaGetDevice(&device) == cudaSuccess &&
+                     cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
+  return found ? value : 0;
+}
+
+}  // namespace
+
+// Both kinds of products use the same workspace: they never run at the same time, being on one
+// stream. The tickets stay apart, for they must be zero between launches.
+struct LinearEngine::State {
+  DeviceLimits limits{DeviceAttribute(cudaDevAttrMultiProcessorCount),
+                      DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+  void* workspace = nullptr;
+  int32_t* ticket = nullptr;
+  cudaError_t error = cudaSuccess;  // the constructor's
+  CublasGemm cublas;
+
+  State() : error(Allocate()), cublas(workspace, kWorkspaceBytes) {}
+  ~State() {
+    cudaFree(workspace);
+    cudaFree(ticket);
+  }
+
+  SkinnyWorkspace skinny() const {
+    return {limits.multiprocessors, static_cast<float*>(workspace), ticket};
+  }
+
+ private:
+  cudaError_t Allocate() {
+    if (limits.multiprocessors <= 0) return cudaErrorNoDevice;
+    const auto partial_floats = SkinnyWorkspace::PartialFloats(limits.multiprocessors);
+    FOX_CHECK(static_cast<size_t>(partial_floats) * sizeof(float) <= kWorkspaceBytes);
+    const size_t ticket_bytes = static_cast<size_t>(limits.multiprocessors) * sizeof(int32_t);
+    cudaError_t result = cudaMalloc(&workspace, kWorkspaceBytes);
+    if (result == cudaSuccess) result = cudaMalloc(&ticket, ticket_bytes);
+    if (result == cudaSuccess) result = cudaMemset(ticket, 0, ticket_bytes);
+    // The caller's stream may not wait for the default one.
+    if (result == cudaSuccess) result = cudaDeviceSynchronize();
+    return result;
+  }
+};
+
+LinearEngine::LinearEngine() : state_(std::make_unique<State>()) {}
+LinearEngine::~LinearEngine() = default;
+
+cudaError_t LinearEngine::Run(const MatrixView& in, const RowTransform& transform,
+                              const DeviceWeight& weight, const float* bias, bool accumulate,
+                              const MatrixView& out, cudaStream_t stream) {
+  constexpr int kSkinnyStep = 16;  // columns that the own kernels multiply at a time
+  if (state_->error != cudaSuccess) return state_->error;
+  FOX_CHECK(in.rows == out.rows && out.cols == weight.out && weight.out > 0 && weight.in > 0);
+  FOX_CHECK(weight.in % 8 == 0 && reinterpret_cast<uintptr_t>(weight.data) % 16 == 0);
+  FOX_CHECK(out.dtype == DType::kF32 || (out.dtype == DType::kBF16 && !accumulate));
+  if (in.rows == 0) return cudaSuccess;
+  if (in.rows <= kMaxGemvRows && GemvTakes(weight, state_->limits)) {
+    return Gemv(in, transform, weight, bias, accumulate, out, state_->limits, stream);
+  }
+  MatrixView x = in;
+  if (transform.kind != RowTransform::Kind::kNone || in.dtype != DType::kBF16) {
+    FOX_CHECK(!transform.scratch.empty() && transform.scratch.cols == weight.in &&
+              transform.scratch.rows >= in.rows);
+    x = transform.scratch.Rows(0, in.rows);
+    if (const cudaError_t error = TransformRows(in, transform, x, stream)) return error;
+  }
+  FOX_CHECK(x.cols == weight.in && x.row_stride % 8 == 0 &&
+            reinterpret_cast<uintptr_t>(x.data) % 16 == 0);
+  if (in.rows <= kMaxSkinnyRows && weight.in % kSkinnyStep == 0) {
+    return SkinnyGemm(x, weight, bias, accumulate, out, state_->skinny(), stream);
+  }
+  const cudaError_t error = state_->cublas.Multiply(x, weight, accumulate, out, stream);
+  if (error != cudaSuccess || bias == nullptr) return error;
+  return out.dtype == DType::kF32 ? LaunchAddBias<float>(bias, out, stream)
+                                  : LaunchAddBias<__nv_bfloat16>(bias, out, stream);
+}
+
+}  // namespace fox::cuda

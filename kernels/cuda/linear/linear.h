@@ -1,0 +1,41 @@
+// Linear layers on the GPU: y = t(x) W^T, W bf16 [out, in] row-major. cuBLASLt where rows are many;
+// own kernels, bound by reading W once, where they are few: there the row transform runs inside the
+// product and W is prefetched while the previous kernel still ends.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "kernels/op_params.h"
+
+namespace fox::cuda {
+
+// A weight in device memory, [out, in] bf16, row-major, `out` padded with zero rows to a multiple
+// of 16 (reads past `out` are in bounds).
+struct DeviceWeight {
+  const void* data = nullptr;
+  int64_t out = 0, in = 0;
+};
+
+// Owns cuBLASLt's handle, its workspace and the algorithms chosen so far (by shape). One thread.
+class LinearEngine {
+ public:
+  LinearEngine();
+  ~LinearEngine();
+
+  // Ops::Linear. in: f32 or bf16, as the transform's input is; out: bf16 or f32; bias float32 or
+  // null; accumulate: out must be f32. transform.scratch: bf16 [rows, weight.in], used when not
+  // fused. Enqueues on `stream`; may be captured once the same shape ran before. Returns the first
+  // error. A row's bits are the same in any batch of 1..4, 5..8, 9..16, 17..32, 33..64 rows
+  // (weight.in % 16 == 0). REQUIRES: weight.in % 8 == 0; rows of in, scratch and gate 16-byte
+  // aligned (those of out need not be); out overlaps none of them.
+  cudaError_t Run(const MatrixView& in, const RowTransform& transform, const DeviceWeight& weight,
+                  const float* bias, bool accumulate, const MatrixView& out, cudaStream_t stream);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace fox::cuda

@@ -1,0 +1,31 @@
+// Products with 5 to 64 rows: still the time of reading W, but on tensor cores and with the rows
+// already transformed.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/linear/linear.h"
+
+namespace fox::cuda {
+
+inline constexpr int64_t kMaxSkinnyRows = 64;
+
+// Work space of SkinnyGemm in device memory; launches on one stream may share it.
+struct SkinnyWorkspace {
+  int multiprocessors = 0;
+  float* partial = nullptr;   // [kPartialFloats(multiprocessors)]
+  int32_t* ticket = nullptr;  // [multiprocessors], zero; left zero
+
+  static constexpr int64_t PartialFloats(int multiprocessors) {
+    return multiprocessors * 64 * kMaxSkinnyRows;
+  }
+};
+
+// out = x W^T + bias, or out += ...; x bf16 [rows, in], at most kMaxSkinnyRows rows, 16-byte
+// aligned; out bf16 or f32. A row's result depends on that row and on which of 8, 16, 32, 64 is the
+// first not below the number of rows. REQUIRES: weight.in % 16 == 0.
+cudaError_t SkinnyGemm(const MatrixView& x, const DeviceWeight& weight, const float* bias,
+                       bool accumulate, const MatrixView& out, const SkinnyWorkspace& workspace,
+                       cudaStream_t stream);
+
+}  // namespace fox::cuda

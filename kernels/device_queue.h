@@ -1,0 +1,56 @@
+// DeviceQueue: what a backend offers that works behind the host's back: a stream, pinned memory,
+// fences and captured graphs. Ops::queue() is null where calls return when their work is done.
+//
+// One thread calls, the one that calls the Ops. After a device error every call returns at once
+// and error() says what happened; a device does not recover from it.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+
+#include "kernels/core/buffer.h"
+
+namespace fox {
+
+// A stream of the backend; null is the backend's default (and the CPU's only) stream.
+using Stream = void*;
+
+// Work recorded once and enqueued many times as one launch.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  virtual void Launch(Stream stream) = 0;
+};
+
+// A point in a stream that the host can wait for; used again and again.
+class Fence {
+ public:
+  virtual ~Fence() = default;
+  virtual void Record(Stream stream) = 0;
+  // Returns when all work before the last Record is done.
+  virtual void Wait() = 0;
+};
+
+class DeviceQueue {
+ public:
+  virtual ~DeviceQueue() = default;
+
+  // The stream that steps run on.
+  virtual Stream stream() const = 0;
+  // Host memory that copies reach while the host goes on.
+  virtual Buffer AllocatePinned(size_t bytes) = 0;
+  // The bytes are in `pinned` once a Fence recorded later has passed.
+  virtual void CopyToPinned(const void* device, size_t bytes, void* pinned, Stream stream) = 0;
+  virtual std::unique_ptr<Fence> MakeFence() = 0;
+  // Records what `work` enqueues on `stream`, running none of it. Null on failure: see error().
+  // REQUIRES: the same work ran before (what is allocated lazily is there).
+  virtual std::unique_ptr<Graph> Capture(Stream stream, const std::function<void()>& work) = 0;
+  // Null while all is well.
+  virtual const char* error() const = 0;
+  // Device memory, bytes.
+  virtual size_t free_bytes() const = 0;
+  virtual size_t total_bytes() const = 0;
+};
+
+}  // namespace fox

@@ -1,0 +1,16 @@
+// The commands of fox-bench that measure no model in this process, and so take flags of their own.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace fox {
+
+// Writes a checkpoint with random weights.
+absl::Status MakeModel(const std::vector<std::string>& arguments);
+// Sends requests to a running server and measures what a client sees.
+absl::Status BenchServe(const std::vector<std::string>& arguments);
+
+}  // namespace fox

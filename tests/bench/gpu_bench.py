@@ -1,0 +1,276 @@
+#!/usr/bin/env python3
+"""All measurements of the CUDA backend and its peers in one run, merged into one JSON.
+
+Each part is a process of its own with a time limit; the JSON is written after every part, so what
+was measured is kept whatever comes next. Parts that are not selected keep the rows they had in the
+file. Ends with the table of judged rows (judge.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import datetime
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gpu_build
+import judge
+
+PEERS = pathlib.Path(__file__).resolve().parent / "peers"
+CONTEXTS = "4096,16384"
+
+
+class Bench:
+    """One run: where programs are, what was measured so far."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.build = arguments.build.resolve()
+        self.environment = gpu_build.environment(self.build)
+        self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="gpu-bench-"))
+        self.end = time.monotonic() + arguments.limit
+        out = arguments.out
+        self.report: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if (
+            out.is_file() and not arguments.fresh) else {"parts": {}}
+
+    def program(self, name: str) -> str:
+        """Path of one of our programs."""
+        return str(self.build / "bin" / name)
+
+    def model(self) -> str:
+        """The synthetic 760M, made when it is first needed."""
+        folder = self.scratch / "fox-760m"
+        if not (folder / "config.json").is_file():
+            self.run([self.program("fox-bench"), "make-model", "--out", str(folder)], 120)
+        return str(folder)
+
+    def left(self, seconds: float) -> float:
+        """A limit that ends with the run's."""
+        left = min(seconds, self.end - time.monotonic())
+        if left < 5:
+            raise TimeoutError("no time left")
+        return left
+
+    def run(self, command: list[str], seconds: float, ours: bool = True,
+            quiet: bool = False) -> None:
+        """Runs one program; RuntimeError says how it failed."""
+        print("$ " + " ".join(command), flush=True)
+        environment = self.environment if ours else None
+        limit = self.left(seconds)
+        try:
+            # Its own process group: compilers that a peer started end with it.
+            with subprocess.Popen(command, env=environment, cwd=gpu_build.ROOT,
+                                  stdout=subprocess.DEVNULL if quiet else None,
+                                  start_new_session=True) as process:
+                try:
+                    code = process.wait(limit)
+                except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                    os.killpg(process.pid, signal.SIGKILL)
+                    raise
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"ran past {error.timeout:.0f} s") from None
+        if code != 0:
+            raise RuntimeError(f"exit code {code}")
+
+    def fox_bench(self, *flags: str, seconds: float = 120) -> dict[str, Any]:
+        """One command of fox-bench on the GPU: its facts and rows."""
+        out = self.scratch / "rows.json"
+        out.unlink(missing_ok=True)
+        problem = None
+        try:
+            self.run([self.program("fox-bench"), *flags, "--json", str(out)], seconds)
+        except RuntimeError as error:
+            problem = str(error)
+        part = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+        return {**part, **({"error": problem} if problem else {})}
+
+    def peer(self, script: str, seconds: float) -> dict[str, Any]:
+        """One peer, in the Python that runs this."""
+        out = self.scratch / "peer.jsonl"
+        out.unlink(missing_ok=True)
+        command = [sys.executable, "-B", str(PEERS / script), "--json", str(out)]
+        if self.arguments.official_repo:
+            command += ["--official-repo", self.arguments.official_repo]
+        problem = None
+        try:
+            self.run(command, seconds, ours=False)
+        except RuntimeError as error:
+            problem = str(error)
+        lines = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
+        part: dict[str, Any] = {"rows": [json.loads(line) for line in lines]}
+        return {**part, **({"error": problem} if problem else {})}
+
+    def save(self) -> None:
+        """Writes the JSON with its judged rows."""
+        tests = gpu_build.ROOT / "build/gpu-test/judged.json"
+        if tests.is_file():
+            self.report["tests"] = json.loads(tests.read_text(encoding="utf-8"))
+        self.report["judged"] = judge.judged_rows(self.report["parts"],
+                                                  self.report.get("tests", {}))
+        out = self.arguments.out
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")
+
+
+def prefill(bench: Bench) -> dict[str, Any]:
+    """Prompts of the 760M."""
+    return bench.fox_bench("prefill", "--device", "cuda", "--model", bench.model(), "--lengths",
+                           "4096,16384,65536", "--repeat", "5", "--chunk", "16384")
+
+
+def decode(bench: Bench) -> dict[str, Any]:
+    """Steps of the 760M, captured."""
+    return bench.fox_bench("decode", "--device", "cuda", "--model", bench.model(), "--contexts",
+                           CONTEXTS, "--batch-sizes", "1,8,32", "--chunk", "16384")
+
+
+def eager(bench: Bench) -> dict[str, Any]:
+    """Steps without graphs, and where their time goes."""
+    return bench.fox_bench("decode", "--device", "cuda", "--model", bench.model(), "--contexts",
+                           "4096", "--batch-sizes", "1,32", "--modes", "certified", "--chunk",
+                           "16384", "--enforce-eager", "--repeat", "3")
+
+
+def linear(bench: Bench) -> dict[str, Any]:
+    """Matrix products alone."""
+    return bench.fox_bench("linear", "--device", "cuda", "--model", bench.model(), "--batch-sizes",
+                           "1,8,32,128", "--chunk", "16384", seconds=60)
+
+
+def attention(bench: Bench) -> dict[str, Any]:
+    """The attention kernels alone."""
+    return bench.fox_bench("attention", "--device", "cuda", "--model", bench.model())
+
+
+@contextlib.contextmanager
+def serving(bench: Bench, model: str) -> Any:
+    """A server on a free port; gives its address and ends it afterwards."""
+    log = bench.scratch / "server.log"
+    with open(log, "wb") as out, subprocess.Popen(
+            [bench.program("fox-server"), "--model", model, "--device", "cuda", "--grpc-port", "0",
+             "--max-num-seqs", "64", "--max-model-len", "20480"], stdout=out, stderr=out,
+            env=bench.environment, cwd=gpu_build.ROOT) as server:
+        try:
+            end = time.monotonic() + bench.left(60)
+            while True:
+                text = log.read_text(encoding="utf-8", errors="replace")
+                found = re.search(r"listening on (\S+)", text)
+                if found:
+                    break
+                if server.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError("the server did not start: " + text[-500:])
+                time.sleep(0.2)
+            yield found.group(1)
+        finally:
+            server.terminate()
+            try:
+                server.wait(20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def serve(bench: Bench) -> dict[str, Any]:
+    """Open-loop load on a server of the 760M."""
+    with serving(bench, bench.model()) as address:
+        return bench.fox_bench("serve", "--target", address, "--rates", "8,32", "--requests",
+                               "128", "--prompt-tokens", "512-8192", "--output-tokens", "32-256")
+
+
+def books(bench: Bench) -> dict[str, Any]:
+    """Pages that the certified bound keeps on real text, over the paper's; on the CPU."""
+    demo = gpu_build.ROOT / "models/demo"
+    out = bench.scratch / "acp.json"
+    bench.run([bench.program("fox-eval"), "acp", "--model", str(demo), "--device", "cpu", "--text",
+               str(bench.arguments.books_text), "--json", str(out)], 180, quiet=True)
+    report = json.loads(out.read_text(encoding="utf-8"))
+    return {"rows": [{"bench": "books", "tokens": report["tokens"],
+                      **report["certified_over_paper"]}]}
+
+
+# In the order of their weight: a run that ends early has the first ones.
+PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "attention": attention,
+    "decode": decode,
+    "prefill": prefill,
+    "attention-peers": lambda bench: bench.peer("attention.py", 150),
+    "decoder-peer": lambda bench: bench.peer("decoder.py", 170),
+    "official-peer": lambda bench: bench.peer("official.py", 90),
+    "serve": serve,
+    "eager": eager,
+    "linear": linear,
+    "books": books,
+}
+
+
+def device() -> dict[str, str]:
+    """Name and driver of the GPU."""
+    try:
+        line = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total",
+                               "--format=csv,noheader"], check=True, capture_output=True,
+                              text=True).stdout.splitlines()[0]
+        return dict(zip(("name", "driver", "memory"), (x.strip() for x in line.split(","))))
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return {}
+
+
+def run_part(bench: Bench, name: str) -> None:
+    """Measures one part and writes the JSON."""
+    print(f"\n==> {name}", flush=True)
+    start = time.monotonic()
+    try:
+        part = PARTS[name](bench)
+    except (RuntimeError, TimeoutError, OSError, ValueError, KeyError) as error:
+        part = {"error": str(error) or type(error).__name__}
+    part["wall_seconds"] = round(time.monotonic() - start, 1)
+    if "error" in part:
+        print(f"{name}: {part['error']}", flush=True)
+    if part.get("rows") or not bench.report["parts"].get(name, {}).get("rows"):
+        bench.report["parts"][name] = part
+    bench.save()
+
+
+def main() -> int:
+    """0 when every selected part measured something."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--out", type=pathlib.Path,
+                        default=gpu_build.ROOT / "tests/bench/results/h200.json")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
+    parser.add_argument("--fresh", action="store_true", help="forgets what the file holds")
+    parser.add_argument("--judge", action="store_true", help="measures nothing, prints the table")
+    parser.add_argument("--limit", type=float, default=470, help="seconds for all parts")
+    parser.add_argument("--official-repo", default=os.environ.get("FOX_OFFICIAL_REPO"),
+                        help="a checkout of zhixuan-lin/forgetting-transformer, for peers")
+    parser.add_argument("--books-text", default=gpu_build.ROOT / "models/demo/prompt_long.txt",
+                        type=pathlib.Path, help="held-out text for the demo model")
+    arguments = parser.parse_args()
+    names = [] if arguments.judge else [name for name in arguments.only.split(",") if name]
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        parser.error(f"--only: no part {', '.join(unknown)}; there are: {', '.join(PARTS)}")
+    bench = Bench(arguments)
+    atexit.register(shutil.rmtree, bench.scratch, ignore_errors=True)
+    if names:
+        bench.report.update(device=device() or bench.report.get("device", {}),
+                            date=datetime.date.today().isoformat())
+    for name in names:
+        run_part(bench, name)
+    bench.save()
+    print("\n" + judge.as_table(bench.report["judged"]))
+    return 0 if all(bench.report["parts"][name].get("rows") for name in names) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

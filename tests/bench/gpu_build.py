@@ -1,0 +1,80 @@
+"""Where the CUDA build lies and what its programs need to run: shared by gpu_pack, gpu_test and
+gpu_bench.
+
+A build is a folder with bin/: either build/cuda, made on this machine, or build/gpu, unpacked from
+an archive that gpu_pack.py made elsewhere; the latter brings lib/ and a list of its tests.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACK = ROOT / ".gpu-pack" / "foxserve-gpu.tar.xz"
+UNPACKED = ROOT / "build" / "gpu"
+TESTS_FILE = "gpu_tests.json"
+
+
+def cublas_folders() -> list[str]:
+    """Folders that hold cuBLASLt: a toolkit's, or those of the Python packages that bring it."""
+    patterns = [os.path.join(home, "lib64") for home in
+                (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda") if home]
+    packages = {sysconfig.get_paths()["purelib"], *sys.path}
+    for folder in sorted(filter(None, packages)):
+        patterns += [os.path.join(folder, "nvidia", name, "lib") for name in ("cu1[0-9]", "cublas")]
+    found = [folder for pattern in patterns for folder in sorted(glob.glob(pattern))
+             if glob.glob(os.path.join(folder, "libcublasLt.so.*"))]
+    return list(dict.fromkeys(found))
+
+
+def environment(build: pathlib.Path) -> dict[str, str]:
+    """The environment for programs of `build`."""
+    folders = [str(build / "lib")] if (build / "lib").is_dir() else []
+    folders += cublas_folders()
+    folders += filter(None, [os.environ.get("LD_LIBRARY_PATH")])
+    return dict(os.environ, LD_LIBRARY_PATH=":".join(folders))
+
+
+def ctest_list(build: pathlib.Path) -> list[dict]:
+    """The tests labelled gpu that CMake knows: name, command (empty: not built), seconds."""
+    listing = json.loads(subprocess.run(
+        ["ctest", "--test-dir", str(build), "-L", "^gpu$", "--show-only=json-v1"],
+        check=True, capture_output=True, text=True).stdout)
+    tests = []
+    for test in listing["tests"]:
+        properties = {item["name"]: item["value"] for item in test.get("properties", [])}
+        tests.append({"name": test["name"], "command": test.get("command", []),
+                      "timeout": properties.get("TIMEOUT", 300)})
+    return tests
+
+
+def tests_of(build: pathlib.Path) -> list[dict]:
+    """The tests labelled gpu of a build, wherever it came from."""
+    packed = build / TESTS_FILE
+    if packed.is_file():
+        return json.loads(packed.read_text(encoding="utf-8"))
+    return ctest_list(build)
+
+
+def unpack() -> None:
+    """Lays the archive out in build/gpu unless that was done after it was made."""
+    mark = UNPACKED / TESTS_FILE
+    if mark.is_file() and mark.stat().st_mtime >= PACK.stat().st_mtime:
+        return
+    shutil.rmtree(UNPACKED, ignore_errors=True)
+    UNPACKED.mkdir(parents=True)
+    with tarfile.open(PACK) as archive:
+        archive.extractall(UNPACKED)
+    mark.touch()
+
+
+if __name__ == "__main__":
+    unpack()

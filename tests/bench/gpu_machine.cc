@@ -1,0 +1,173 @@
+// Events, graphs and peaks of a CUDA device. See gpu_machine.h.
+#include "tests/bench/gpu_machine.h"
+
+#include <cuda_runtime_api.h>
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/bench/random_values.h"
+#include "tests/bench/read_memory.h"
+
+namespace fox {
+namespace {
+
+// What an event's time is good for; the rest is left to the queue's own error().
+class Event {
+ public:
+  Event() { cudaEventCreate(&event_); }
+  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  Event& operator=(Event&&) = delete;
+  ~Event() {
+    if (event_ != nullptr) cudaEventDestroy(event_);
+  }
+  void Record(cudaStream_t stream) const { cudaEventRecord(event_, stream); }
+  void Wait() const { cudaEventSynchronize(event_); }
+  double SecondsSince(const Event& start) const {
+    float milliseconds = 0;
+    cudaEventElapsedTime(&milliseconds, start.event_, event_);
+    return static_cast<double>(milliseconds) * 1e-3;
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+cudaStream_t StreamOf(Ops& ops) { return static_cast<cudaStream_t>(ops.queue()->stream()); }
+
+class GpuClock : public OpClock {
+ public:
+  explicit GpuClock(cudaStream_t stream) : stream_(stream) {}
+
+  void Start() override {
+    if (used_ == spans_.size()) spans_.emplace_back();
+    spans_[used_].start.Record(stream_);
+  }
+  void Stop(OpKind kind) override {
+    spans_[used_].kind = kind;
+    spans_[used_++].stop.Record(stream_);
+  }
+  OpSeconds Take() override {
+    OpSeconds sum;
+    if (used_ > 0) spans_[used_ - 1].stop.Wait();
+    for (size_t i = 0; i < used_; ++i) {
+      sum[spans_[i].kind] += spans_[i].stop.SecondsSince(spans_[i].start);
+    }
+    used_ = 0;
+    return sum;
+  }
+
+ private:
+  struct Span {
+    Event start, stop;
+    OpKind kind = OpKind::kLinear;
+  };
+  cudaStream_t stream_;
+  std::vector<Span> spans_;  // the first used_ of them are recorded
+  size_t used_ = 0;
+};
+
+absl::Status HealthOf(Ops& ops) {
+  const char* error = ops.queue()->error();
+  if (error == nullptr && cudaPeekAtLastError() == cudaSuccess) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("device: ", error != nullptr ? error : cudaGetErrorString(cudaGetLastError())));
+}
+
+Summary Rate(const Summary& seconds, double amount) {
+  return {amount / seconds.median, amount / seconds.max, amount / seconds.min};
+}
+
+absl::StatusOr<Summary> MeasureMatmul(Ops& ops, int64_t size, int samples) {
+  std::vector<float> values(static_cast<size_t>(size * size));
+  FillNormal(values.data(), size * size, 1, 0, 1);
+  const auto weight = ops.Pack({values.data(), DType::kF32, size, size, size});
+  std::vector<BFloat16> rows(values.size());
+  FillNormal(rows.data(), size * size, 2, 0, 1);
+  const size_t bytes = rows.size() * sizeof(BFloat16);
+  const Buffer in = ops.Allocate(bytes), out = ops.Allocate(bytes);
+  ops.CopyToDevice(rows.data(), bytes, in.data(), nullptr);
+  const MatrixView from{in.data(), DType::kBF16, size, size, size};
+  const MatrixView to{out.data(), DType::kBF16, size, size, size};
+  auto seconds = MeasureOnGpu(
+      ops, 4, samples, [&](int) { ops.Linear(from, {}, *weight, nullptr, false, to, nullptr); });
+  if (!seconds.ok()) return seconds.status();
+  return Rate(*seconds, 2.0 * static_cast<double>(size * size) * static_cast<double>(size));
+}
+
+}  // namespace
+
+std::unique_ptr<OpClock> MakeGpuClock(Ops& ops) {
+  return std::make_unique<GpuClock>(StreamOf(ops));
+}
+
+absl::StatusOr<Summary> MeasureOnGpu(Ops& ops, int calls, int samples,
+                                     const std::function<void(int call)>& work) {
+  const cudaStream_t stream = StreamOf(ops);
+  for (int call = 0; call < calls; ++call) work(call);
+  const auto graph = ops.queue()->Capture(stream, [&] {
+    for (int call = 0; call < calls; ++call) work(call);
+  });
+  if (graph == nullptr) {
+    absl::Status status = HealthOf(ops);
+    return status.ok() ? absl::InternalError("the device captured no graph") : status;
+  }
+  // All replays are enqueued before the first one is waited for, so none waits for the host.
+  std::vector<Event> marks(static_cast<size_t>(samples) + 1);
+  graph->Launch(stream);
+  marks[0].Record(stream);
+  for (size_t i = 1; i < marks.size(); ++i) {
+    graph->Launch(stream);
+    marks[i].Record(stream);
+  }
+  marks.back().Wait();
+  if (absl::Status status = HealthOf(ops); !status.ok()) return status;
+  std::vector<double> seconds;
+  for (size_t i = 1; i < marks.size(); ++i) {
+    seconds.push_back(marks[i].SecondsSince(marks[i - 1]) / calls);
+  }
+  return Summarize(std::move(seconds));
+}
+
+absl::StatusOr<GpuPeaks> MeasureGpuPeaks(Ops& ops, int64_t bytes, int64_t size, int samples) {
+  const cudaStream_t stream = StreamOf(ops);
+  const auto count = static_cast<size_t>(bytes);
+  std::vector<BFloat16> values(count / sizeof(BFloat16));
+  FillNormal(values.data(), static_cast<int64_t>(values.size()), 3, 0, 1);
+  const Buffer data = ops.Allocate(count), copy = ops.Allocate(count), sink = ops.Allocate(16);
+  ops.CopyToDevice(values.data(), values.size() * sizeof(BFloat16), data.data(), nullptr);
+  const auto read = MeasureOnGpu(ops, 4, samples, [&](int) {
+    cuda::ReadMemory(data.data(), count, sink.as<uint32_t>(), stream);
+  });
+  if (!read.ok()) return read.status();
+  const auto copied = MeasureOnGpu(ops, 4, samples, [&](int) {
+    cudaMemcpyAsync(copy.data(), data.data(), count, cudaMemcpyDeviceToDevice, stream);
+  });
+  if (!copied.ok()) return copied.status();
+  const auto flops = MeasureMatmul(ops, size, samples);
+  if (!flops.ok()) return flops.status();
+  GpuPeaks peaks;
+  peaks.machine.read_bytes_per_second = Rate(*read, static_cast<double>(bytes));
+  peaks.machine.flops_per_second = *flops;
+  peaks.copy_bytes_per_second = Rate(*copied, 2 * static_cast<double>(bytes));
+  return peaks;
+}
+
+nlohmann::ordered_json GpuFacts() {
+  cudaDeviceProp properties{};
+  int device = 0, driver = 0, runtime = 0;
+  cudaGetDevice(&device);
+  cudaGetDeviceProperties(&properties, device);
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  const auto version = [](int v) { return absl::StrCat(v / 1000, ".", v % 1000 / 10); };
+  return {{"name", properties.name},
+          {"multiprocessors", properties.multiProcessorCount},
+          {"l2_bytes", properties.l2CacheSize},
+          {"memory_bytes", properties.totalGlobalMem},
+          {"driver_cuda", version(driver)},
+          {"runtime_cuda", version(runtime)}};
+}
+
+}  // namespace fox

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Packs a CUDA build for a machine with a GPU on which nothing can be built or installed.
+
+Takes the GPU tests and the programs, stripped, and the shared libraries that a bare Ubuntu 24.04
+does not have. cuBLAS stays behind: it is half a gigabyte, and machines with GPUs have it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+
+import gpu_build
+
+PROGRAMS = ("fox-server", "fox-cli", "fox-bench", "fox-eval")
+# The target's own: the C and C++ runtime, the driver; and cuBLAS.
+LEFT_OUT = re.compile(r"(linux-vdso|ld-linux.*|lib(c|m|dl|rt|pthread|resolv|stdc\+\+|gcc_s|cuda|"
+                      r"cublas|cublasLt))\.so(\..*)?$")
+
+
+def shared_libraries(binary: pathlib.Path) -> set[pathlib.Path]:
+    """What `binary` loads and the target may lack."""
+    listing = subprocess.run(["ldd", str(binary)], check=True, capture_output=True,
+                             text=True).stdout
+    found = set()
+    for line in listing.splitlines():
+        match = re.match(r"\s*(\S+) => (\S+)", line)
+        if match is None or LEFT_OUT.match(pathlib.Path(match.group(1)).name):
+            continue
+        if match.group(2) == "not":
+            sys.exit(f"gpu-pack: {binary.name} needs {match.group(1)}, which is not there")
+        found.add(pathlib.Path(match.group(2)))
+    return found
+
+
+def stage(build: pathlib.Path, folder: pathlib.Path) -> None:
+    """Lays out bin/, lib/ and the list of tests."""
+    tests = gpu_build.ctest_list(build)
+    if not tests:
+        sys.exit("gpu-pack: the build has no tests labelled gpu")
+    unbuilt = [test["name"] for test in tests if not test["command"]]
+    if unbuilt:
+        sys.exit(f"gpu-pack: not built: {' '.join(unbuilt)}")
+    binaries = {pathlib.Path(test["command"][0]) for test in tests}
+    binaries |= {build / "bin" / program for program in PROGRAMS}
+    (folder / "bin").mkdir()
+    (folder / "lib").mkdir()
+    libraries: set[pathlib.Path] = set()
+    for binary in sorted(binaries):
+        if not binary.is_file():
+            sys.exit(f"gpu-pack: {binary} is not built")
+        subprocess.run(["strip", "-o", str(folder / "bin" / binary.name), str(binary)], check=True)
+        libraries |= shared_libraries(binary)
+    for library in sorted(libraries):
+        shutil.copy2(library.resolve(), folder / "lib" / library.name)
+    for test in tests:
+        test["command"][0] = "bin/" + pathlib.Path(test["command"][0]).name
+    (folder / gpu_build.TESTS_FILE).write_text(json.dumps(tests, indent=1), encoding="utf-8")
+    print(f"{len(binaries)} programs, {len(libraries)} libraries, {len(tests)} tests")
+
+
+def main() -> int:
+    """Writes the archive and tells its size."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("build", type=pathlib.Path, help="build folder of the preset cuda")
+    parser.add_argument("--list", action="store_true", help="only the names of the GPU tests")
+    parser.add_argument("--out", type=pathlib.Path, default=gpu_build.PACK)
+    parser.add_argument("--preset", type=int, default=9,
+                        help="of xz; 9 sees what programs have in common")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(test["name"] for test in gpu_build.ctest_list(arguments.build)))
+        return 0
+    arguments.out.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        stage(arguments.build.resolve(), pathlib.Path(folder))
+        # Files of one kind side by side compress best; programs share most of their code.
+        with tarfile.open(arguments.out, "w:xz", preset=arguments.preset) as archive:
+            for part in ("bin", "lib", gpu_build.TESTS_FILE):
+                archive.add(pathlib.Path(folder, part), part)
+    print(f"{arguments.out}: {arguments.out.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""The judged rows: what the CUDA backend must reach and aims at, from one run's measurements.
+
+A row is {row, value, unit, must, aim, peer, ok}: `must` and `aim` are limits in `unit`, with `at`
+saying on which side; ok is None when a measurement is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+Row = dict[str, Any]
+D64, D128 = dict(heads=24, head_dim=64), dict(heads=16, head_dim=128)
+
+
+class Measurements:
+    """Rows of all parts, found by their keys."""
+
+    def __init__(self, parts: dict[str, Any], tests: dict[str, str]) -> None:
+        self._rows = [row for part in parts.values() for row in part.get("rows", [])]
+        self.tests = tests
+
+    def find(self, **keys: Any) -> Row | None:
+        """The last row that has all these values."""
+        for row in reversed(self._rows):
+            if all(row.get(key) == value for key, value in keys.items()):
+                return row
+        return None
+
+    def seconds(self, **keys: Any) -> float | None:
+        """Median seconds of a row, ours or a peer's."""
+        seconds = (self.find(**keys) or {}).get("seconds")
+        return seconds["median"] if isinstance(seconds, dict) else seconds
+
+    def value(self, key: str, **keys: Any) -> float | None:
+        """One number of a row."""
+        return (self.find(**keys) or {}).get(key)
+
+
+def ratio(a: float | None, b: float | None, scale: float = 1) -> float | None:
+    """scale * a / b where both were measured."""
+    return scale * a / b if a is not None and b else None
+
+
+def times(a: float | None, scale: float) -> float | None:
+    """scale * a where it was measured."""
+    return None if a is None else scale * a
+
+
+def row(name: str, value: Any, unit: str, at: str, must: Any, aim: Any = None,
+        peer: str = "") -> Row:
+    """at: 'most' or 'least', the side of the limits; 'is' for an exact value."""
+    ok = None
+    if value is not None and must is not None:
+        ok = {"most": lambda: value <= must, "least": lambda: value >= must,
+              "is": lambda: value == must}[at]()
+    return dict(row=name, value=value, unit=unit, at=at, must=must, aim=aim, peer=peer, ok=ok)
+
+
+def tested(m: Measurements) -> Iterator[Row]:
+    """What the GPU tests print."""
+    def number(name: str) -> float | None:
+        return float(m.tests[name]) if name in m.tests else None
+
+    yield row("golden logits against float64, worst", number("golden_error"), "of RMS", "most",
+              2e-2)
+    yield row("tokens equal with and without graphs", number("graphs_equal"), "bool", "is", 1)
+    yield row("tokens lost or repeated, any pool and batch", number("tokens_lost"), "tokens", "is",
+              0)
+    yield row("gap of the two best logits where runs first differ", number("first_gap"), "of RMS",
+              "most", 2e-2)
+
+
+def ms(seconds: float | None) -> str:
+    """A peer's time, for people."""
+    return "not measured" if seconds is None else f"{1e3 * seconds:.3f} ms"
+
+
+def prefill_attention(m: Measurements) -> Iterator[Row]:
+    """The kernel against the official one, cuDNN and FlexAttention."""
+    for shape, name, least, flop_aim, most_ms in ((D64, "d64", 1.7, 450, 2.2),
+                                                  (D128, "d128", 1.35, 600, 2.4)):
+        case = dict(kind="prefill", tokens=16384, **shape)
+        ours = dict(bench="attention", **case)
+        peer = dict(bench="peer_attention", **case)
+        off = m.seconds(acp="off", **ours)
+        official = m.seconds(peer="official", acp="off", **peer)
+        cudnn = m.seconds(peer="cudnn", **peer)
+        flex = m.seconds(peer="flex", acp="paper", **peer)
+        yield row(f"attention {name} 16k, off, over the official kernel", ratio(official, off),
+                  "x", "least", least, None, f"official {ms(official)}")
+        yield row(f"attention {name} 16k, off, over cuDNN without gate", ratio(cudnn, off), "x",
+                  "least", None, 1.0, f"cuDNN {ms(cudnn)}")
+        yield row(f"attention {name} 16k, off",
+                  times(m.value("flops_per_second", acp="off", **ours), 1e-12), "TFLOP/s", "least",
+                  None, flop_aim)
+        for acp in ("paper", "certified"):
+            seconds = m.seconds(acp=acp, **ours)
+            judged = acp == "paper"
+            yield row(f"attention {name} 16k, {acp}, over FlexAttention with a block mask",
+                      ratio(flex, seconds), "x", "least", 1.0 if judged else None, None,
+                      f"FlexAttention {ms(flex)}")
+            yield row(f"attention {name} 16k, {acp}", times(seconds, 1e3), "ms", "most", None,
+                      most_ms)
+        yield row(f"boundary search {name} 16k, paper",
+                  times(m.value("search_share", acp="paper", **ours), 100), "% of the kernel",
+                  "most", 2, 1)
+
+
+def decode_attention(m: Measurements) -> Iterator[Row]:
+    """One row a sequence."""
+    case = dict(bench="attention", kind="decode", tokens=16384, **D64)
+    peer = dict(case, bench="peer_attention", batch_size=32)
+    official = m.seconds(peer="official", acp="paper", **peer)
+    for batch in (1, 32):
+        share = m.value("fraction_of_read_bandwidth", acp="off", batch_size=batch, **case)
+        yield row(f"decode attention B={batch} 16k, long windows", times(share, 100),
+                  "% of read bandwidth", "least", 75 if batch == 32 else None, 88)
+    for acp in ("paper", "certified"):
+        seconds = m.seconds(acp=acp, batch_size=32, **case)
+        yield row(f"decode attention B=32 16k, {acp}", times(seconds, 1e3), "ms", "most",
+                  0.35 if acp == "paper" else None, 0.25, f"official {ms(official)}")
+
+
+def decode_steps(m: Measurements) -> Iterator[Row]:
+    """Whole steps of the 760M."""
+    def step(batch: int, context: int, acp: str) -> float | None:
+        return m.seconds(bench="decode", graphs=True, batch_size=batch, context=context, acp=acp)
+
+    def compiled(batch: int, context: int) -> str:
+        return "torch.compile " + ms(m.seconds(bench="peer_decode", batch_size=batch,
+                                               context=context))
+
+    small = [step(1, 4096, acp) for acp in ("paper", "certified")]
+    large = [step(32, 16384, acp) for acp in ("paper", "certified")]
+    best = [min(filter(None, values), default=None) for values in (small, large)]
+    yield row("decode step B=1 4k, paper or certified", times(best[0], 1e3), "ms", "most", 0.90,
+              0.60, compiled(1, 4096))
+    yield row("decode step B=32 16k, paper or certified", times(best[1], 1e3), "ms", "most", 8, 6,
+              compiled(32, 16384))
+    yield row("tokens/s B=32 16k, ACP over none", ratio(step(32, 16384, "off"), best[1]), "x",
+              "least", 2.2, 3)
+    yield row("device idle between decode steps, B=1 4k",
+              times(m.value("idle", bench="idle", batch_size=1, acp="certified"), 100), "%",
+              "most", 5, 1)
+
+
+def memory_and_prefill(m: Measurements) -> Iterator[Row]:
+    """KV bytes and prompts of the 760M; the demo model's pages."""
+    for acp, most in (("paper", 0.75), ("certified", 0.72)):
+        yield row(f"KV memory at 16k, {acp}",
+                  times(m.value("live_bytes", bench="prefill", length=16384, acp=acp), 1e-9), "GB",
+                  "most", most, None, "unpruned 2.4 GB")
+    for key, most, name in (("kept_pages", 0.92, "in all"),
+                            ("kept_pages_forgetting", 0.70, "over forgetting heads")):
+        yield row(f"demo model, certified over paper, {name}",
+                  m.value(key, bench="books"), "of its pages", "most", most)
+    for length, name, most, aim in ((16384, "16k", 60, 48), (65536, "64k", 360, 280)):
+        times_ms = [times(m.seconds(bench="prefill", length=length, acp=acp), 1e3)
+                    for acp in ("paper", "certified")]
+        official = m.seconds(bench="peer_prefill", acp="paper", length=length)
+        yield row(f"prefill {name} B=1, paper or certified",
+                  min(filter(None, times_ms), default=None), "ms", "most", most, aim,
+                  f"official {ms(official)}")
+
+
+def judged_rows(parts: dict[str, Any], tests: dict[str, str]) -> list[Row]:
+    """All rows, missing measurements included."""
+    m = Measurements(parts, tests)
+    return [row for rows in (tested, prefill_attention, decode_attention, decode_steps,
+                             memory_and_prefill) for row in rows(m)]
+
+
+def aim_reached(judged: Row) -> bool:
+    """Whether the row is on the right side of what it aims at."""
+    value, aim = judged["value"], judged["aim"]
+    if value is None or aim is None:
+        return False
+    return value <= aim if judged["at"] == "most" else value >= aim
+
+
+def as_table(rows: list[Row]) -> str:
+    """For people: one line a row; "aim" is better than "ok"."""
+    def number(value: Any) -> str:
+        return "-" if value is None else f"{value:.4g}"
+
+    lines = [f"{'':7} {'value':>9} {'must':>7} {'aim':>7}  row (unit; peer)"]
+    for judged in rows:
+        mark = {True: "ok", False: "MISSED", None: "-"}[judged["ok"]]
+        if judged["value"] is None:
+            mark = "absent"
+        elif judged["ok"] is not False and aim_reached(judged):
+            mark = "aim"
+        sign = {"most": "<=", "least": ">=", "is": "="}[judged["at"]]
+        peer = f"; {judged['peer']}" if judged["peer"] else ""
+        must = "-" if judged["must"] is None else sign + number(judged["must"])
+        lines.append(f"{mark:7} {number(judged['value']):>9} {must:>7} "
+                     f"{number(judged['aim']):>7}  {judged['row']} ({judged['unit']}{peer})")
+    return "\n".join(lines)

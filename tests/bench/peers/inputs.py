@@ -1,0 +1,150 @@
+"""What the peers share: inputs like those of fox-bench, timing, and results as lines of JSON.
+
+Three heads of four forget (gate logits N(1, 1)), one remembers (N(9, 1)); queries and keys have
+unit RMS. Every result is written the moment it exists, so a peer that runs out of time keeps what
+it has measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+LOCAL_GATE, GLOBAL_GATE = 1.0, 9.0
+LOG_TOLERANCE = -10.0
+
+
+class Results:
+    """Prints rows and appends them to a file."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        if path:
+            open(path, "w", encoding="utf-8").close()
+
+    def row(self, **values: Any) -> None:
+        """Keeps one measurement."""
+        line = json.dumps(values)
+        print(line, flush=True)
+        if self._path:
+            with open(self._path, "a", encoding="utf-8") as out:
+                out.write(line + "\n")
+
+    def attempt(self, measure: Callable[[], float], **values: Any) -> None:
+        """Keeps the seconds that `measure` returns, or why it could not."""
+        try:
+            self.row(**values, seconds=measure())
+        except Exception as error:  # pylint: disable=broad-except
+            self.row(**values, error=f"{type(error).__name__}: {error}"[:300])
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Flags that all peers take."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", help="where to write rows, one a line")
+    parser.add_argument("--official-repo", default=os.environ.get("FOX_OFFICIAL_REPO"),
+                        help="a checkout of zhixuan-lin/forgetting-transformer")
+    return parser.parse_args()
+
+
+def use_official(repo: str | None) -> bool:
+    """Makes the official package importable; False when there is no checkout."""
+    if not repo or not os.path.isdir(os.path.join(repo, "src", "forgetting_transformer")):
+        print("no checkout of the official repository: FOX_OFFICIAL_REPO", file=sys.stderr)
+        return False
+    sys.path.insert(0, os.path.join(repo, "src"))
+    return True
+
+
+def gpu_seconds(call: Callable[[], Any], repeat_ms: int = 150) -> float:
+    """Median seconds of one call, by events, the L2 cache flushed before each."""
+    from triton.testing import do_bench
+    return do_bench(call, warmup=25, rep=repeat_ms, return_mode="median") / 1e3
+
+
+def wall_seconds(call: Callable[[], Any], runs: int, warm_ups: int = 2) -> float:
+    """Median seconds of a call that launches more than one wants to count events for."""
+    seconds = []
+    for run in range(warm_ups + runs):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        if run >= warm_ups:
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def gate_bias(heads: int) -> torch.Tensor:
+    """Gate biases of one layer: bimodal."""
+    bias = torch.full((heads,), LOCAL_GATE, device="cuda")
+    bias[3::4] = GLOBAL_GATE
+    return bias
+
+
+def attention_inputs(batch: int, heads: int, head_dim: int, rows: int,
+                     tokens: int) -> tuple[torch.Tensor, ...]:
+    """q [batch, heads, rows, head_dim], k and v [.., tokens, ..], log gates [.., tokens] f32."""
+    def unit(x: torch.Tensor) -> torch.Tensor:
+        return (x / x.pow(2).mean(-1, keepdim=True).sqrt()).to(torch.bfloat16)
+
+    def normal(count: int) -> torch.Tensor:
+        return torch.randn(batch, heads, count, head_dim, device="cuda")
+
+    gates = torch.randn(batch, heads, tokens, device="cuda") + gate_bias(heads)[None, :, None]
+    return (unit(normal(rows)), unit(normal(tokens)), normal(tokens).to(torch.bfloat16),
+            F.logsigmoid(gates))
+
+
+def paper_threshold(head_dim: int, tokens: int) -> float:
+    """Decay below which the paper prunes; norm weights are one, so U is sqrt(head_dim)."""
+    return -(2 * math.sqrt(head_dim) + math.log(tokens)) + LOG_TOLERANCE
+
+
+# The FoX Pro of 760M parameters.
+LAYERS, HIDDEN, HEADS, VOCABULARY = 24, 1536, 24, 50277
+INTERMEDIATE = 256 * ((int(HIDDEN * 3.5 * 2 / 3) + 255) // 256)
+
+
+def random_weights() -> dict[str, torch.Tensor]:
+    """The model's tensors by their official names, bf16, on the device."""
+    weights: dict[str, torch.Tensor] = {}
+
+    def linear(name: str, rows: int, cols: int) -> None:
+        weights[name + ".weight"] = torch.randn(
+            rows, cols, device="cuda", dtype=torch.bfloat16) * 0.02
+
+    def norm(name: str) -> None:
+        weights[name + ".weight"] = (
+            1 + 0.1 * torch.randn(HIDDEN, device="cuda")).to(torch.bfloat16)
+
+    linear("model.embeddings", VOCABULARY, HIDDEN)
+    for layer in range(LAYERS):
+        attn = f"model.layers.{layer}.attn."
+        for part in ("q_proj", "k_proj.linear", "v_proj.linear", "ogate_proj", "o_proj"):
+            linear(attn + part, HIDDEN, HIDDEN)
+        for part in ("k_proj.shift_proj", "v_proj.shift_proj", "fgate_proj"):
+            linear(attn + part, HEADS, HIDDEN)
+        weights[attn + "fgate_proj.bias"] = gate_bias(HEADS).to(torch.bfloat16)
+        for part in ("q_norm", "k_norm", "output_norm"):
+            norm(attn + part)
+        norm(f"model.layers.{layer}.attn_norm")
+        norm(f"model.layers.{layer}.mlp_norm")
+        linear(f"model.layers.{layer}.mlp.gate_proj", 2 * INTERMEDIATE, HIDDEN)
+        linear(f"model.layers.{layer}.mlp.down_proj", HIDDEN, INTERMEDIATE)
+    norm("model.norm")
+    linear("lm_head", VOCABULARY, HIDDEN)
+    return weights

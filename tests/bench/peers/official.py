@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""The official implementation as a whole model: prefill of one prompt, with and without ACP.
+
+Its code predates transformers 5, so it runs from a private copy with two edits: its cache is no
+subclass of Cache, and it ties no weights.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import torch
+
+import inputs
+
+EDITS = {
+    "fgate_cache.py": [("class FgateDynamicCache(Cache):", "class FgateDynamicCache:")],
+    "modeling_forgetting_transformer.py": [('_tied_weights_keys = ["lm_head.weight"]',
+                                            "_tied_weights_keys = {}")],
+}
+
+
+def edited_copy(repo: str, folder: str) -> str:
+    """Copies the package's sources and edits them. Returns the folder to import from."""
+    target = os.path.join(folder, "src")
+    shutil.copytree(os.path.join(repo, "src"), target)
+    model = pathlib.Path(target, "forgetting_transformer/model/forgetting_transformer")
+    for name, edits in EDITS.items():
+        text = (model / name).read_text(encoding="utf-8")
+        for old, new in edits:
+            if old not in text:
+                raise ValueError(f"{name}: the line to edit is not there")
+            text = text.replace(old, new)
+        (model / name).write_text(text, encoding="utf-8")
+    return target
+
+
+def load_model() -> torch.nn.Module:
+    """The 760M Pro with random weights."""
+    package = "forgetting_transformer.model.forgetting_transformer."
+    configuration = __import__(package + "configuration_forgetting_transformer", fromlist=["x"])
+    modeling = __import__(package + "modeling_forgetting_transformer", fromlist=["x"])
+    config = configuration.ForgettingTransformerConfig(
+        vocab_size=inputs.VOCABULARY, hidden_size=inputs.HIDDEN,
+        num_hidden_layers=inputs.LAYERS, num_heads=inputs.HEADS, use_output_gate=True,
+        use_output_norm=True, qk_norm=True, use_k_shift=True, use_v_shift=True, hidden_ratio=3.5,
+        log_pruning_tolerance=inputs.LOG_TOLERANCE, max_position_embeddings=None)
+    with torch.device("cuda"):
+        model = modeling.ForgettingTransformerForCausalLM(config)
+    model = model.to(torch.bfloat16).eval()
+    missing, unexpected = model.load_state_dict(inputs.random_weights(), strict=False)
+    if missing or unexpected:
+        print(f"missing {missing[:3]}, unexpected {unexpected[:3]}", file=sys.stderr)
+    return model
+
+
+def main() -> None:
+    """Prefill by length and bound."""
+    arguments = inputs.parse_arguments()
+    results = inputs.Results(arguments.json)
+    if not inputs.use_official(arguments.official_repo):
+        return
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        sys.path.insert(0, edited_copy(arguments.official_repo, folder))
+        model = load_model()
+        with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
+            for acp, length in (("paper", 16384), ("paper", 65536), ("paper", 4096),
+                                ("off", 16384), ("off", 65536)):
+                for layer in model.model.layers:
+                    layer.attn.log_pruning_tolerance = (
+                        inputs.LOG_TOLERANCE if acp == "paper" else None)
+                ids = torch.randint(0, 50000, (1, length), device="cuda")
+
+                def run(ids: torch.Tensor = ids) -> torch.Tensor:
+                    hidden = model.model(ids, use_cache=True).last_hidden_state
+                    return model.lm_head(hidden[:, -1])
+
+                results.attempt(lambda call=run: inputs.wall_seconds(call, 3),
+                                bench="peer_prefill", peer="official", acp=acp, length=length)
+
+
+if __name__ == "__main__":
+    main()

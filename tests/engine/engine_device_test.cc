@@ -1,0 +1,226 @@
+// The engine on a GPU: graphs change no bit, and neither small pools with preemption nor other
+// batches lose, repeat or change a token, except where the two best logits are as close as bf16
+// rounding. Two steps are in flight and tokens are drawn on the device.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <random>
+
+#include "engine/engine_factory.h"
+#include "engine/tools/teacher_forcing.h"
+
+namespace fox {
+namespace {
+
+struct Result {
+  std::vector<SampledToken> tokens;
+  RequestStats stats;
+};
+using Results = std::map<RequestId, Result>;
+
+EngineConfig BaseConfig(const std::string& model) {
+  EngineConfig config;
+  config.model_dir = std::string(FOX_SOURCE_DIR) + "/tests/golden/" + model;
+  config.device = "cuda";
+  config.max_model_len = 1024;
+  config.max_num_batched_tokens = 512;
+  config.kv_cache_bytes = int64_t{256} << 20;
+  return config;
+}
+
+// Greedy requests, and sampled ones between them.
+std::vector<Request> MakeRequests(int count, int32_t vocab, uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  std::vector<Request> requests;
+  for (int i = 0; i < count; ++i) {
+    Request request;
+    request.id = static_cast<RequestId>(i + 1);
+    const size_t length = 1 + rng() % (i % 5 == 2 ? 300 : 60);
+    for (size_t t = 0; t < length; ++t) {
+      request.prompt.push_back(static_cast<int32_t>(rng() % static_cast<uint64_t>(vocab)));
+    }
+    request.sampling.temperature = i % 3 == 1 ? 0.9f : 0.0f;
+    request.sampling.top_p = i % 3 == 1 ? 0.95f : 1.0f;
+    request.sampling.seed = rng();
+    request.sampling.logprobs = 2;
+    // Some need the sampler of the host.
+    if (i % 7 == 3) request.sampling.logit_bias = {{0, -1.0f}};
+    request.stop.max_tokens = static_cast<int32_t>(40 + rng() % 160);
+    request.stop.ignore_eos = true;
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+// Runs all requests; `gap` steps lie between two submissions.
+Results RunAll(const EngineConfig& config, const std::vector<Request>& requests, int gap) {
+  auto loaded = LoadEngine(config);
+  EXPECT_TRUE(loaded.ok()) << loaded.status();
+  if (!loaded.ok()) return {};
+  auto& runner = static_cast<ModelRunner&>(*loaded->executor);
+  Results results;
+  size_t next = 0;
+  for (int step = 0; next < requests.size() || loaded->engine->HasWork(); ++step) {
+    if (next < requests.size() && step % (gap + 1) == 0) {
+      EXPECT_TRUE(loaded->engine->Submit(requests[next++], step).ok());
+    }
+    for (RequestOutput& output : loaded->engine->Step(step)) {
+      Result& result = results[output.id];
+      result.tokens.insert(result.tokens.end(), output.tokens.begin(), output.tokens.end());
+      if (!output.finish) continue;
+      EXPECT_TRUE(output.finish->status.ok()) << output.finish->status;
+      result.stats = output.finish->stats;
+    }
+    if (step % 50 == 0) {
+      EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
+    }
+  }
+  EXPECT_TRUE(loaded->engine->fatal().ok()) << loaded->engine->fatal();
+  EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
+  return results;
+}
+
+std::vector<int32_t> Ids(const Result& result) {
+  std::vector<int32_t> ids;
+  for (const SampledToken& token : result.tokens) ids.push_back(token.id);
+  return ids;
+}
+
+// Root mean square of the logits over a random text.
+double LogitRms(const EngineConfig& config, int32_t vocab) {
+  auto runner = LoadRunner(config);
+  EXPECT_TRUE(runner.ok());
+  std::mt19937_64 rng(3);
+  std::vector<int32_t> ids(100);
+  for (int32_t& id : ids) id = static_cast<int32_t>(rng() % static_cast<uint64_t>(vocab));
+  double square = 0;
+  int64_t count = 0;
+  TeacherForcingOptions options;
+  options.chunk = 100;
+  const auto sink = [&](int64_t, const MatrixView& logits) {
+    for (int64_t i = 0; i < logits.rows * logits.cols; ++i) {
+      const double x = static_cast<double>(static_cast<const float*>(logits.data)[i]);
+      square += x * x;
+    }
+    count += logits.rows * logits.cols;
+  };
+  EXPECT_TRUE(RunTeacherForced(**runner, ids, options, sink).ok());
+  return std::sqrt(square / static_cast<double>(count));
+}
+
+// What gpu-bench copies into its report.
+struct Judged {
+  bool graphs_equal = true;
+  int64_t tokens_lost = 0;
+  double first_gap = 0;  // of the two best logits, over the logits' RMS
+} judged;
+
+class ReportOfJudged : public ::testing::Environment {
+ public:
+  void TearDown() override {
+    std::printf("[judged] graphs_equal %d\n[judged] tokens_lost %lld\n[judged] first_gap %.3e\n",
+                judged.graphs_equal ? 1 : 0, static_cast<long long>(judged.tokens_lost),
+                judged.first_gap);
+  }
+};
+const auto* const kReport = ::testing::AddGlobalTestEnvironment(new ReportOfJudged);
+
+// Where two streams of a greedy request part, the two best logits must be close. Log-probabilities
+// differ as logits do.
+void ExpectSameUpToTies(const Results& got, const Results& want,
+                        const std::vector<Request>& requests, double rms) {
+  ASSERT_EQ(got.size(), want.size());
+  int parted = 0;
+  for (const Request& request : requests) {
+    const Result& a = got.at(request.id);
+    const Result& b = want.at(request.id);
+    judged.tokens_lost +=
+        std::abs(static_cast<int64_t>(a.tokens.size()) - static_cast<int64_t>(b.tokens.size()));
+    ASSERT_EQ(a.tokens.size(), b.tokens.size()) << "request " << request.id;
+    EXPECT_LE(a.stats.acp.max_log_evicted_mass, -10);
+    if (request.sampling.temperature > 0) continue;
+    for (size_t i = 0; i < a.tokens.size(); ++i) {
+      if (a.tokens[i].id == b.tokens[i].id) continue;
+      ++parted;
+      ASSERT_GE(b.tokens[i].top.size(), 2u);
+      const double gap = static_cast<double>(b.tokens[i].top[0].logprob) -
+                         static_cast<double>(b.tokens[i].top[1].logprob);
+      judged.first_gap = std::max(judged.first_gap, gap / rms);
+      EXPECT_LT(gap, 2e-2 * rms) << "request " << request.id << " token " << i;
+      break;
+    }
+  }
+  std::printf("%d of %zu streams part at a tie\n", parted, requests.size());
+}
+
+struct Variant {
+  const char* model;
+  int32_t vocab;
+  AcpMode acp;
+};
+
+class DeviceEngine : public ::testing::TestWithParam<Variant> {};
+
+TEST_P(DeviceEngine, GraphsChangeNoBit) {
+  const std::vector<Request> requests = MakeRequests(9, GetParam().vocab, 41);
+  EngineConfig config = BaseConfig(GetParam().model);
+  config.acp = GetParam().acp;
+  const Results graphs = RunAll(config, requests, 2);
+  config.enforce_eager = true;
+  const Results eager = RunAll(config, requests, 2);
+  ASSERT_EQ(graphs.size(), eager.size());
+  for (const auto& [id, result] : graphs) {
+    judged.graphs_equal &= Ids(result) == Ids(eager.at(id));
+    EXPECT_EQ(Ids(result), Ids(eager.at(id))) << "request " << id;
+    for (size_t i = 0; i < result.tokens.size(); ++i) {
+      ASSERT_EQ(result.tokens[i].logprob, eager.at(id).tokens[i].logprob) << "request " << id;
+    }
+  }
+}
+
+TEST_P(DeviceEngine, SchedulesChangeTiesOnly) {
+  const std::vector<Request> requests = MakeRequests(12, GetParam().vocab, 42);
+  EngineConfig config = BaseConfig(GetParam().model);
+  config.acp = GetParam().acp;
+  config.max_num_seqs = 1;
+  const Results solo = RunAll(config, requests, 0);
+  const double rms = LogitRms(config, GetParam().vocab);
+  struct Schedule {
+    int32_t seqs;
+    int64_t batch_tokens;
+    int64_t pool_tokens;  // unpruned tokens the pool holds
+    int gap;
+  };
+  int64_t preemptions = 0;
+  for (const Schedule& s : {Schedule{16, 512, 16384, 0}, Schedule{3, 64, 8192, 3},
+                            Schedule{8, 512, 512, 0}, Schedule{16, 100, 512, 2}}) {
+    config.max_num_seqs = s.seqs;
+    config.max_num_batched_tokens = s.batch_tokens;
+    const auto probe = LoadRunner(config);
+    ASSERT_TRUE(probe.ok());
+    const PagedKvShape& shape = (*probe)->cache().view().shape;
+    EngineConfig small = config;
+    small.kv_cache_bytes = s.pool_tokens / kPageTokens * shape.lists_per_slot() *
+                           static_cast<int64_t>(shape.page_bytes());
+    const Results results = RunAll(small, requests, s.gap);
+    ExpectSameUpToTies(results, solo, requests, rms);
+    for (const auto& [id, result] : results) preemptions += result.stats.preemptions;
+  }
+  if (GetParam().acp == AcpMode::kOff) {
+    EXPECT_GT(preemptions, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, DeviceEngine,
+                         ::testing::Values(Variant{"dev_pro_d64", 512, AcpMode::kCertified},
+                                           Variant{"dev_pro_d64", 512, AcpMode::kOff},
+                                           Variant{"dev_pro_d128", 300, AcpMode::kPaper},
+                                           Variant{"tiny_fla", 128, AcpMode::kCertified},
+                                           Variant{"dev_llama_d64", 512, AcpMode::kCertified}),
+                         [](const auto& test) {
+                           return std::string(test.param.model) + "_" + NameOf(test.param.acp);
+                         });
+
+}  // namespace
+}  // namespace fox

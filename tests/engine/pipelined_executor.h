@@ -1,0 +1,101 @@
+// PipelinedExecutor: makes an executor of depth 1 look like a GPU: two plans in flight, tokens
+// drawn and fed without the host. A plan is computed when it is submitted and seen when it is
+// collected.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "engine/sampler.h"
+#include "engine/step_executor.h"
+
+namespace fox {
+
+class PipelinedExecutor final : public StepExecutor {
+ public:
+  // `inner` must outlive it.
+  explicit PipelinedExecutor(StepExecutor& inner)
+      : inner_(inner), limits_(inner.limits()), sampler_(limits_.vocab_size) {
+    limits_.depth = 2;
+    limits_.draws = true;
+  }
+
+  const ExecutorLimits& limits() const override { return limits_; }
+  int64_t fed_draws() const { return fed_draws_; }
+
+  absl::Status Submit(const StepPlan& plan) override {
+    StepPlan inner_plan = plan;
+    for (PlannedSequence& sequence : inner_plan.sequences) {
+      sequence.draw.reset();
+      if (sequence.token_ids.front() != kDrawnToken) continue;
+      sequence.token_ids.front() = drawn_.at(sequence.slot);
+      ++fed_draws_;
+    }
+    absl::StatusOr<StepResult> result = inner_.Run(inner_plan);
+    if (!result.ok()) return result.status();
+    Computed& computed = computed_.emplace_back();
+    computed.result = *std::move(result);
+    Take(plan, &computed);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<StepResult> Collect() override {
+    collected_ = std::move(computed_.front());
+    computed_.pop_front();
+    return std::move(collected_.result);
+  }
+
+ private:
+  struct Computed {
+    StepResult result;
+    std::vector<std::vector<float>> logits;  // [sequences]
+  };
+
+  // Draws, and keeps the logits beyond the next plan.
+  void Take(const StepPlan& plan, Computed* computed) {
+    StepResult& result = computed->result;
+    result.drawn.clear();
+    computed->logits.resize(plan.sequences.size());
+    const size_t vocab = static_cast<size_t>(limits_.vocab_size);
+    for (size_t i = 0; i < plan.sequences.size(); ++i) {
+      const PlannedSequence& sequence = plan.sequences[i];
+      const float* logits = std::exchange(result.logits[i], nullptr);
+      const size_t rows = sequence.logit_rows.size();
+      if (sequence.draw) {
+        result.drawn.push_back(Draw(*sequence.draw, logits + (rows - 1) * vocab));
+        drawn_[sequence.slot] = result.drawn.back().ok() ? result.drawn.back()->id : 0;
+        continue;
+      }
+      result.drawn.emplace_back(SampledToken());
+      if (rows == 0) continue;
+      computed->logits[i].assign(logits, logits + rows * vocab);
+      result.logits[i] = computed->logits[i].data();
+    }
+  }
+
+  absl::StatusOr<SampledToken> Draw(const DrawPlan& draw, const float* logits) {
+    SamplingParams params;
+    params.temperature = draw.temperature;
+    params.top_p = draw.top_p;
+    params.min_p = draw.min_p;
+    params.top_k = draw.top_k;
+    params.logprobs = draw.logprobs;
+    params.seed = draw.seed;
+    return sampler_.Sample(logits, params, TokenCounts(), {}, draw.position);
+  }
+
+  StepExecutor& inner_;
+  ExecutorLimits limits_;
+  Sampler sampler_;
+  std::map<int32_t, int32_t> drawn_;  // by slot
+  std::deque<Computed> computed_;     // the oldest first
+  Computed collected_;                // its logits are still being read
+  int64_t fed_draws_ = 0;
+};
+
+}  // namespace fox

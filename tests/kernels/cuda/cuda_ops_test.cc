@@ -1,0 +1,180 @@
+// The CUDA backend's paging, Append, Attention and Evict together, against naive float64 attention
+// and against the CPU backend: every shape and chunking, both attention kernels.
+#include "kernels/cuda/cuda_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "tests/kernels/head_sequence.h"
+
+namespace fox::testing {
+namespace {
+
+std::unique_ptr<CudaOps> MakeOps(bool portable) {
+  std::string error;
+  auto ops = CudaOps::Create({portable}, &error);
+  EXPECT_NE(ops, nullptr) << error;
+  return ops;
+}
+
+HeadOutputs RunOnGpu(const HeadInputs& inputs, RunOptions options, bool portable) {
+  options.dtype = DType::kBF16;
+  const auto ops = MakeOps(portable);
+  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kBF16), *ops);
+  HeadOutputs result = RunHeads(*ops, storage, inputs, options);
+  EXPECT_EQ(ops->queue()->error(), nullptr) << ops->queue()->error();
+  int32_t free = 0;
+  ops->CopyToHost(storage.view().free_count, sizeof(free), &free, nullptr);
+  EXPECT_EQ(free, storage.view().shape.num_pages) << "pages left after the release";
+  return result;
+}
+
+HeadOutputs RunOnCpu(const HeadInputs& inputs, RunOptions options) {
+  options.dtype = DType::kBF16;
+  CpuOps ops({DType::kF32, true, 2});
+  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kBF16), ops);
+  return RunHeads(ops, storage, inputs, options);
+}
+
+HeadInputs Inputs(const HeadShape& shape, int64_t length, uint64_t seed,
+                  const std::vector<double>& gate_means) {
+  HeadInputs inputs = RandomInputs(shape, length, seed, gate_means);
+  RoundToBFloat16(inputs);
+  return inputs;
+}
+
+double RelativeError(const std::vector<double>& got, const std::vector<double>& want) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    if (!std::isfinite(got[i])) return INFINITY;
+    difference += (got[i] - want[i]) * (got[i] - want[i]);
+    norm += want[i] * want[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+// Rounding to bf16 errs by at most 2^-8 relative, 2^-8 / sqrt(3) = 2.3e-3 in the mean square. A
+// logit q.k / sqrt(d) of unit vectors times sqrt(d) sums d products with two such errors each: off
+// by 3.2e-3 times its spread of up to 3; weights, values and outputs round once each. Together
+// sqrt(9.6^2 + 3 * 2.3^2) = 1.04e-2 in the norm, were every product as large as the largest.
+constexpr double kTolerance = 1.2e-2;
+
+void ExpectMatchesNaive(const HeadInputs& inputs) {
+  const HeadOutputs want = NaiveAttention(inputs);
+  for (bool portable : {false, true}) {
+    for (const std::vector<int64_t>& chunks :
+         {std::vector<int64_t>{}, {1}, {37}, {64, 1, 1, 200}, {128}}) {
+      if (chunks == std::vector<int64_t>{1} && inputs.length > 300) continue;
+      RunOptions options;
+      options.chunks = chunks;
+      const HeadOutputs got = RunOnGpu(inputs, options, portable);
+      EXPECT_LT(RelativeError(got.out, want.out), kTolerance)
+          << (portable ? "portable" : "native") << ", chunk " << (chunks.empty() ? 0 : chunks[0]);
+      double worst = 0;
+      for (size_t i = 0; i < want.log_sum.size(); ++i) {
+        worst = std::max(worst, std::abs(got.log_sum[i] - want.log_sum[i]));
+      }
+      EXPECT_LT(worst, 0.1) << "log-sum-exp";
+      EXPECT_EQ(got.blocks_skipped, 0);
+    }
+  }
+}
+
+TEST(CudaOps, LengthsAroundAPage) {
+  for (int64_t length : {1, 2, 63, 64, 65, 127, 128, 129, 200, 300}) {
+    SCOPED_TRACE(length);
+    ExpectMatchesNaive(Inputs({}, length, 7 + static_cast<uint64_t>(length), {3, 6}));
+  }
+}
+
+TEST(CudaOps, HeadDimensions) {
+  for (int d : {16, 32, 64, 128}) {
+    SCOPED_TRACE(d);
+    HeadShape shape;
+    shape.head_dim = d;
+    ExpectMatchesNaive(Inputs(shape, 270, 11, {3}));
+  }
+}
+
+TEST(CudaOps, Variants) {
+  HeadShape one_head{1, 1, 64};
+  HeadShape grouped{6, 2, 32};
+  HeadShape shifted{2, 2, 64, true, true};
+  HeadShape key_shift_only{2, 2, 32, true, false};
+  HeadShape rope{4, 2, 32, true, false, true, true};
+  HeadShape llama{2, 2, 64, false, false, false, false};
+  for (const HeadShape& shape : {one_head, grouped, shifted, key_shift_only, rope, llama}) {
+    ExpectMatchesNaive(Inputs(shape, 190, 13, {1, 4, 8}));
+  }
+}
+
+TEST(CudaOps, ExtremeGates) {
+  ExpectMatchesNaive(Inputs({}, 150, 17, {-60, 60}));
+  ExpectMatchesNaive(Inputs({}, 150, 19, {-5, 16}));
+}
+
+// Under a bound the outputs stay within the dropped mass, and what is evicted is what the CPU
+// evicts: a page more or less where rounding moves a sum across the threshold.
+TEST(CudaOps, PrunesLikeTheCpu) {
+  HeadShape shape{8, 4, 64, true, true};
+  const HeadInputs inputs = Inputs(shape, 1500, 23, {-1, 0, 1, 2, 3, 4, 5, 9});
+  const HeadOutputs full = RunOnGpu(inputs, {}, false);
+  for (AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
+    RunOptions options;
+    options.acp = acp;
+    options.chunks = {64};
+    const HeadOutputs cpu = RunOnCpu(inputs, options);
+    EXPECT_GT(cpu.pages_evicted, 0);
+    for (bool portable : {false, true}) {
+      for (const std::vector<int64_t>& chunks :
+           {std::vector<int64_t>{}, {256}, {100}, {700, 1, 1, 1}}) {
+        options.chunks = chunks;
+        const HeadOutputs got = RunOnGpu(inputs, options, portable);
+        // Weights of rows that lost e^-10 at most, values of a few units.
+        EXPECT_LT(RelativeError(got.out, full.out), kTolerance);
+        for (size_t h = 0; h < cpu.first_live.size(); ++h) {
+          EXPECT_LE(std::abs(got.first_live[h] - cpu.first_live[h]), 1) << "head " << h;
+          EXPECT_LE(got.max_log_mass[h], -10) << "head " << h;
+        }
+        EXPECT_GT(got.blocks_skipped, 0);
+        EXPECT_EQ(got.blocks_total, cpu.blocks_total);
+      }
+    }
+  }
+}
+
+TEST(CudaOps, EmptyBatchTouchesNothing) {
+  const auto ops = MakeOps(false);
+  const HeadInputs inputs = Inputs({}, 64, 29, {3});
+  PagedKvStorage storage(ShapeFor(inputs.shape, 64, DType::kBF16), *ops);
+  ops->Reserve(64, 4, storage.view().shape);
+  const std::vector<int32_t> slots(4, -1);
+  const std::vector<int64_t> rows = {0, 1, 2, 3, 4}, positions(4, 0);
+  const std::vector<double> tolerance(4, -10);
+  const auto upload = [&](const auto& values) {
+    Buffer buffer = ops->Allocate(values.size() * sizeof(values[0]));
+    ops->CopyToDevice(values.data(), buffer.bytes(), buffer.data(), nullptr);
+    return buffer;
+  };
+  const Buffer slot = upload(slots), row = upload(rows), position = upload(positions),
+               log_eps = upload(tolerance);
+  const BatchView batch{4,
+                        4,
+                        nullptr,
+                        slot.as<int32_t>(),
+                        row.as<int64_t>(),
+                        position.as<int64_t>(),
+                        log_eps.as<double>()};
+  ops->BeginStep(batch, storage.view(), nullptr);
+  ops->Evict(batch, {AcpMode::kCertified, log_eps.as<double>(), log_eps.as<double>()},
+             storage.view(), nullptr);
+  int32_t free = 0;
+  ops->CopyToHost(storage.view().free_count, sizeof(free), &free, nullptr);
+  EXPECT_EQ(free, storage.view().shape.num_pages);
+  EXPECT_EQ(ops->queue()->error(), nullptr) << ops->queue()->error();
+}
+
+}  // namespace
+}  // namespace fox::testing

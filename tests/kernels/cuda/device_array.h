@@ -1,0 +1,68 @@
+// DeviceArray: device memory of a test, filled from the host or with a byte that makes every
+// float type NaN, and freed by itself. CUDA errors are test failures.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+namespace fox::cuda::testing {
+
+// All ones: NaN as bf16, float and double, -1 as an integer.
+inline constexpr int kPoison = 0xff;
+
+template <typename T>
+class DeviceArray {
+ public:
+  DeviceArray() = default;
+  // Poisoned.
+  explicit DeviceArray(size_t size) : size_(size) {
+    EXPECT_EQ(cudaMalloc(&data_, bytes()), cudaSuccess);
+    Fill(kPoison);
+  }
+  explicit DeviceArray(const std::vector<T>& host) : DeviceArray(host.size()) { CopyFrom(host); }
+  ~DeviceArray() { cudaFree(data_); }
+  DeviceArray(DeviceArray&& other) noexcept { Swap(other); }
+  DeviceArray& operator=(DeviceArray&& other) noexcept {
+    Swap(other);
+    return *this;
+  }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+
+  T* data() const { return static_cast<T*>(data_); }
+  size_t size() const { return size_; }
+  size_t bytes() const { return size_ * sizeof(T); }
+
+  // Waits for the device's work, as does ToHost.
+  void CopyFrom(const std::vector<T>& host) {
+    ASSERT_EQ(host.size(), size_);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(data_, host.data(), bytes(), cudaMemcpyHostToDevice), cudaSuccess);
+  }
+  std::vector<T> ToHost() const {
+    std::vector<T> host(size_);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(host.data(), data_, bytes(), cudaMemcpyDeviceToHost), cudaSuccess);
+    return host;
+  }
+  // Sets every byte; done when it returns.
+  void Fill(int byte) {
+    EXPECT_EQ(cudaMemset(data_, byte, bytes()), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+
+ private:
+  void Swap(DeviceArray& other) {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+  }
+
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace fox::cuda::testing

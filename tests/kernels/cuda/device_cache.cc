@@ -1,0 +1,475 @@
+// Makes the cache of a test: random tokens, their gates and page summaries as kernels/cpu/append.cc
+// folds them, evictions as kernels/cpu/evict.cc decides them, and all of it as device arrays.
+// See device_cache.h; the oracle and the checks are in device_cache_oracle.cc.
+#include "tests/kernels/cuda/device_cache.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "kernels/acp.h"
+#include "kernels/core/dtype.h"
+
+namespace fox::cuda::testing {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int kSparePages = 5, kSpareRows = 5, kSpareEntries = 3;
+
+double Rounded(double x) {
+  return static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(x))));
+}
+
+uint16_t Bits(float x) { return BFloat16(x).bits; }
+
+template <typename T>
+std::vector<T> Poisoned(size_t size) {
+  std::vector<T> values(size);
+  std::memset(values.data(), kPoison, size * sizeof(T));
+  return values;
+}
+
+}  // namespace
+
+DeviceCache::DeviceCache(const CacheOptions& options) : options_(options), rng_(options.seed) {
+  row_begin_ = {0};
+  for (int s = 0; s < num_seqs(); ++s) {
+    EXPECT_TRUE(seq(s).rows >= 1 && seq(s).rows <= seq(s).length);
+    EXPECT_TRUE(seq(s).slot >= 0 || seq(s).rows == 1);
+    row_begin_.push_back(row_begin_.back() + seq(s).rows);
+  }
+  num_rows_ = row_begin_.back();
+  MakeNorms();
+  keys_.resize(static_cast<size_t>(num_seqs() * options_.kv_heads));
+  values_.resize(keys_.size());
+  gates_.resize(static_cast<size_t>(num_seqs() * options_.q_heads));
+  first_live_.assign(keys_.size(), 0);
+  for (int s = 0; s < num_seqs(); ++s) {
+    if (seq(s).slot < 0) continue;
+    MakeTokens(s);
+    for (int h = 0; h < options_.q_heads; ++h) {
+      MakeGates(s, h);
+      FoldPages(s, h);
+    }
+    for (int h = 0; h < options_.kv_heads; ++h) {
+      first_live_[static_cast<size_t>(s * options_.kv_heads + h)] = EvictList(s, h);
+    }
+  }
+  CutRows(kPageTokens, &blocks_, true);
+  CutRows(kTileRows, &tiles_, false);
+  MakePages();
+  MakeBatch();
+  MakeQueries();
+  MakeWork();
+}
+
+int DeviceCache::first_live(int s, int kv_head) const {
+  return first_live_[static_cast<size_t>(s * options_.kv_heads + kv_head)];
+}
+
+double DeviceCache::LogEps(int s) const {
+  return options_.acp == AcpMode::kOff ? -kInfinity : seq(s).log_tolerance;
+}
+
+// QK-norm weights around one, and the bounds that follow from them (acp.md sections 1 and 2).
+void DeviceCache::MakeNorms() {
+  std::normal_distribution<double> normal;
+  const int d = options_.head_dim;
+  for (int i = 0; i < options_.q_heads * d; ++i) q_norm_.push_back(1 + 0.15 * normal(rng_));
+  for (int i = 0; i < options_.kv_heads * d; ++i) k_norm_.push_back(1 + 0.15 * normal(rng_));
+  for (int h = 0; h < options_.q_heads; ++h) {
+    const double* gq = q_norm_.data() + h * d;
+    const double* gk = k_norm_.data() + h / group() * d;
+    double product = 0, q_max = 0, k_max = 0;
+    for (int m = 0; m < d; ++m) {
+      product = std::max(product, std::abs(gq[m] * gk[m]));
+      q_max = std::max(q_max, std::abs(gq[m]));
+      k_max = std::max(k_max, std::abs(gk[m]));
+    }
+    self_logit_.push_back(kProductInflation * std::sqrt(d) * product);
+    any_logit_.push_back(kProductInflation * std::sqrt(d) * q_max * k_max);
+  }
+}
+
+namespace {
+
+// Gaussian, RMS-normalised, times the norm's weights, rounded to bf16.
+void NormedVector(std::mt19937_64& rng, const double* weight, int d, float* out) {
+  std::normal_distribution<float> normal;
+  double square = 0;
+  for (int m = 0; m < d; ++m) {
+    out[m] = normal(rng);
+    square += static_cast<double>(out[m]) * out[m];
+  }
+  const double scale = 1 / std::sqrt(square / d + 1e-5);
+  for (int m = 0; m < d; ++m) out[m] = static_cast<float>(Rounded(out[m] * scale * weight[m]));
+}
+
+}  // namespace
+
+void DeviceCache::MakeTokens(int s) {
+  std::normal_distribution<float> normal;
+  const int d = options_.head_dim;
+  for (int h = 0; h < options_.kv_heads; ++h) {
+    std::vector<float>& keys = keys_[static_cast<size_t>(s * options_.kv_heads + h)];
+    std::vector<float>& values = values_[static_cast<size_t>(s * options_.kv_heads + h)];
+    keys.resize(static_cast<size_t>(seq(s).length * d));
+    values.resize(keys.size());
+    for (int64_t j = 0; j < seq(s).length; ++j) {
+      NormedVector(rng_, k_norm_.data() + h * d, d, keys.data() + j * d);
+    }
+    for (float& v : values) v = static_cast<float>(Rounded(normal(rng_)));
+  }
+}
+
+void DeviceCache::MakeGates(int s, int q_head) {
+  std::normal_distribution<double> normal;
+  std::uniform_real_distribution<double> uniform;
+  const auto h = static_cast<size_t>(q_head);
+  const double mean = options_.gate_means[h % options_.gate_means.size()];
+  ListGates& gates = gates_[static_cast<size_t>(s * options_.q_heads) + h];
+  double c = 0;
+  for (int64_t j = 0; j < seq(s).length; ++j) {
+    if (j % kPageTokens == 0) gates.base.push_back(c);
+    double log_gate = LogForgetGate(mean + normal(rng_), MinLogGate(self_logit_[h]));
+    if (uniform(rng_) < options_.strong_gate_rate) log_gate = -40 - 60 * uniform(rng_);
+    c += log_gate;
+    gates.c.push_back(c);
+    gates.local.push_back(static_cast<float>(c - gates.base.back()));
+  }
+}
+
+// E and H of every full page, from what pages store, as Append's Fold.
+void DeviceCache::FoldPages(int s, int q_head) {
+  if (options_.acp == AcpMode::kOff) return;
+  const int d = options_.head_dim;
+  ListGates& gates = gates_[static_cast<size_t>(s * options_.q_heads + q_head)];
+  std::vector<double> key_sum(static_cast<size_t>(d), 0.0);
+  double decay_sum = 0, log_mass = -kInfinity, horizon = kInfinity;
+  // The largest logit that a key can have, or minus the smallest.
+  const auto bound = [&](const auto* key, double scale) {
+    double square = 0;
+    for (int m = 0; m < d; ++m) {
+      const double x = static_cast<float>(q_norm_[static_cast<size_t>(q_head * d + m)]) *
+                       static_cast<double>(key[m]) * scale;
+      square += x * x;
+    }
+    return kKeyNormInflation * std::sqrt(square);
+  };
+  for (int64_t p = 0; p < seq(s).length / kPageTokens; ++p) {
+    const int64_t end = p * kPageTokens + kPageTokens - 1;
+    const double c_end = gates.c[static_cast<size_t>(end)];
+    const double page_decay = c_end - gates.base[static_cast<size_t>(p)];
+    decay_sum *= std::exp(page_decay);
+    for (double& x : key_sum) x *= std::exp(page_decay);
+    double log_terms[kPageTokens];
+    for (int j = 0; j < kPageTokens; ++j) {
+      const int64_t at = p * kPageTokens + j;
+      const float* key = Key(s, q_head / group(), at);
+      const double decay = page_decay - static_cast<double>(gates.local[static_cast<size_t>(at)]);
+      const double weight = std::exp(decay);
+      decay_sum += weight;
+      for (int m = 0; m < d; ++m) key_sum[static_cast<size_t>(m)] += weight * key[m];
+      log_terms[j] = bound(key, 1) + decay;
+    }
+    log_mass = LogAddExp(log_mass + page_decay, LogSumExp(log_terms, kPageTokens));
+    if (options_.acp == AcpMode::kPaper) {
+      gates.score.push_back(PaperScore(static_cast<double>(end), c_end));
+      continue;
+    }
+    gates.score.push_back(log_mass - c_end);
+    const double beta = bound(key_sum.data(), 1 / decay_sum) - std::log(decay_sum);
+    horizon = std::min(horizon, c_end + beta);
+    gates.horizon.push_back(horizon);
+  }
+}
+
+double DeviceCache::CacheC(const ListGates& gates, int64_t position) const {
+  return gates.base[static_cast<size_t>(position / kPageTokens)] +
+         static_cast<double>(gates.local[static_cast<size_t>(position)]);
+}
+
+// t of a row with cumulative gate `c` (kernels/acp.h); `page`: the last full page before it.
+double DeviceCache::Threshold(const ListGates& gates, int q_head, double c, int64_t page) const {
+  const auto h = static_cast<size_t>(q_head);
+  if (options_.acp == AcpMode::kPaper) return c + 2 * any_logit_[h];
+  return std::min(gates.horizon[static_cast<size_t>(page)], c + self_logit_[h]);
+}
+
+// The first live page after the page ends before the step's rows.
+int DeviceCache::EvictList(int s, int kv_head) const {
+  const double log_eps = LogEps(s);
+  if (!options_.evict || !std::isfinite(log_eps)) return 0;
+  int first = 0;
+  for (int p = 0; p < (seq(s).length - seq(s).rows) / kPageTokens; ++p) {
+    const auto may_drop = [&](int page) {
+      for (int g = 0; g < group(); ++g) {
+        const int head = kv_head * group() + g;
+        const ListGates& list = gates(s, head);
+        const double c_end = CacheC(list, static_cast<int64_t>(p) * kPageTokens + kPageTokens - 1);
+        const double threshold = Threshold(list, head, c_end, p);
+        if (!MayDrop(list.score[static_cast<size_t>(page)], threshold, log_eps)) return false;
+      }
+      return true;
+    };
+    while (first < p && may_drop(first)) ++first;
+  }
+  return first;
+}
+
+// Cuts the rows at multiples of `unit`; sequences of one row too if `single_rows`.
+void DeviceCache::CutRows(int unit, std::vector<RowBlock>* blocks, bool single_rows) const {
+  for (int s = 0; s < num_seqs(); ++s) {
+    if (seq(s).slot < 0 || (seq(s).rows == 1 && !single_rows)) continue;
+    int64_t row = row_begin_[static_cast<size_t>(s)], position = seq(s).length - seq(s).rows;
+    while (position < seq(s).length) {
+      const int64_t count = std::min(unit - position % unit, seq(s).length - position);
+      blocks->push_back({s, seq(s).slot, static_cast<int32_t>(row), static_cast<int32_t>(count),
+                         static_cast<int32_t>(position)});
+      row += count;
+      position += count;
+    }
+  }
+}
+
+// The pool on the host, by page id.
+struct DeviceCache::HostPool {
+  HostPool(const PagedKvShape& shape)
+      : page_size(static_cast<int64_t>(shape.head_dim) * kPageTokens),
+        keys(Poisoned<uint16_t>(static_cast<size_t>(shape.num_pages * page_size))),
+        values(keys),
+        local(Poisoned<float>(static_cast<size_t>(shape.num_pages * shape.group() * kPageTokens))),
+        base(Poisoned<double>(static_cast<size_t>(shape.num_pages * shape.group()))),
+        score(base),
+        horizon(base) {}
+
+  int64_t page_size;
+  std::vector<uint16_t> keys, values;
+  std::vector<float> local;
+  std::vector<double> base, score, horizon;
+};
+
+// Page `p` of the list becomes page id `page` of the pool; what lies behind the end stays poison.
+void DeviceCache::FillPage(int s, int kv_head, int p, int32_t page, HostPool* pool) const {
+  const int64_t begin = static_cast<int64_t>(p) * kPageTokens;
+  const int64_t tokens = std::min<int64_t>(kPageTokens, seq(s).length - begin);
+  const int64_t count = tokens * options_.head_dim;
+  const float* keys = Key(s, kv_head, begin);
+  const float* values = Value(s, kv_head, begin);
+  std::transform(keys, keys + count, pool->keys.begin() + page * pool->page_size, Bits);
+  std::transform(values, values + count, pool->values.begin() + page * pool->page_size, Bits);
+  for (int g = 0; g < group(); ++g) {
+    const ListGates& list = gates(s, kv_head * group() + g);
+    const auto at = static_cast<size_t>(page * group() + g), n = static_cast<size_t>(p);
+    std::copy_n(list.local.begin() + begin, tokens,
+                pool->local.begin() + static_cast<int64_t>(at) * kPageTokens);
+    pool->base[at] = list.base[n];
+    if (n < list.score.size()) pool->score[at] = list.score[n];
+    if (n < list.horizon.size()) pool->horizon[at] = list.horizon[n];
+  }
+}
+
+void DeviceCache::MakeShape() {
+  PagedKvShape& shape = kv_.shape;
+  shape.layers = options_.layers;
+  shape.q_heads = options_.q_heads;
+  shape.kv_heads = options_.kv_heads;
+  shape.head_dim = options_.head_dim;
+  shape.dtype = DType::kBF16;
+  shape.num_pages = kSparePages;
+  for (int s = 0; s < num_seqs(); ++s) {
+    const int pages = PagesFor(seq(s).length);
+    shape.max_slots = std::max(shape.max_slots, seq(s).slot + 2);
+    shape.max_pages = std::max(shape.max_pages, pages + kSpareEntries);
+    for (int h = 0; h < options_.kv_heads && seq(s).slot >= 0; ++h) {
+      shape.num_pages += pages - first_live(s, h);
+    }
+  }
+}
+
+void DeviceCache::MakePages() {
+  MakeShape();
+  const PagedKvShape& shape = kv_.shape;
+  std::vector<int32_t> free(static_cast<size_t>(shape.num_pages));
+  std::iota(free.begin(), free.end(), 0);
+  std::shuffle(free.begin(), free.end(), rng_);
+  HostPool pool(shape);
+  const auto lists = static_cast<size_t>(shape.max_slots * shape.lists_per_slot());
+  auto table = Poisoned<int32_t>(lists * static_cast<size_t>(shape.max_pages));
+  auto first = Poisoned<int32_t>(lists);
+  auto length = Poisoned<int64_t>(static_cast<size_t>(shape.max_slots));
+  for (int s = 0; s < num_seqs(); ++s) {
+    if (seq(s).slot < 0) continue;
+    length[static_cast<size_t>(seq(s).slot)] = seq(s).length;
+    for (int h = 0; h < options_.kv_heads; ++h) {
+      const int64_t list = kv_.ListIndex(seq(s).slot, options_.layer, h);
+      first[static_cast<size_t>(list)] = first_live(s, h);
+      for (int p = first_live(s, h); p < PagesFor(seq(s).length); ++p) {
+        table[static_cast<size_t>(list * shape.max_pages + p)] = free.back();
+        FillPage(s, h, p, free.back(), &pool);
+        free.pop_back();
+      }
+    }
+  }
+  key_array_ = DeviceArray<uint16_t>(pool.keys);
+  value_array_ = DeviceArray<uint16_t>(pool.values);
+  local_array_ = DeviceArray<float>(pool.local);
+  base_array_ = DeviceArray<double>(pool.base);
+  score_array_ = DeviceArray<double>(pool.score);
+  horizon_array_ = DeviceArray<double>(pool.horizon);
+  key_norm_array_ = DeviceArray<double>(pool.base.size());
+  table_array_ = DeviceArray<int32_t>(table);
+  first_live_array_ = DeviceArray<int32_t>(first);
+  length_array_ = DeviceArray<int64_t>(length);
+  kv_.keys = key_array_.data();
+  kv_.values = value_array_.data();
+  kv_.local_gate = local_array_.data();
+  kv_.c_base = base_array_.data();
+  kv_.score = score_array_.data();
+  kv_.horizon = horizon_array_.data();
+  kv_.key_norm = key_norm_array_.data();
+  kv_.page_table = table_array_.data();
+  kv_.first_live = first_live_array_.data();
+  kv_.length = length_array_.data();
+}
+
+void DeviceCache::MakeBatch() {
+  std::vector<int32_t> slot;
+  std::vector<int64_t> position;
+  std::vector<double> tolerance;
+  for (int s = 0; s < num_seqs(); ++s) {
+    slot.push_back(seq(s).slot);
+    position.push_back(seq(s).length - seq(s).rows);
+    tolerance.push_back(seq(s).log_tolerance);
+  }
+  slot_array_ = DeviceArray<int32_t>(slot);
+  row_begin_array_ = DeviceArray<int64_t>(row_begin_);
+  position_array_ = DeviceArray<int64_t>(position);
+  tolerance_array_ = DeviceArray<double>(tolerance);
+  batch_.num_seqs = num_seqs();
+  batch_.num_rows = num_rows_;
+  batch_.slot = slot_array_.data();
+  batch_.row_begin = row_begin_array_.data();
+  batch_.position = position_array_.data();
+  batch_.log_tolerance = tolerance_array_.data();
+}
+
+// q lies in the middle of a wider matrix that has rows behind the batch's.
+void DeviceCache::MakeQueries() {
+  const int64_t d = options_.head_dim, width = options_.q_heads * d;
+  const int64_t stride = width + 48, column = 16, rows = num_rows_ + kSpareRows;
+  queries_.assign(static_cast<size_t>(num_rows_ * width), 0.0f);
+  auto matrix = Poisoned<uint16_t>(static_cast<size_t>(rows * stride));
+  for (int s = 0; s < num_seqs(); ++s) {
+    for (int64_t r = row_begin_[static_cast<size_t>(s)]; r < row_begin_[static_cast<size_t>(s) + 1];
+         ++r) {
+      if (seq(s).slot < 0) continue;
+      for (int h = 0; h < options_.q_heads; ++h) {
+        float* q = queries_.data() + r * width + h * d;
+        NormedVector(rng_, q_norm_.data() + h * d, options_.head_dim, q);
+        std::transform(q, q + d, matrix.begin() + r * stride + column + h * d, Bits);
+      }
+    }
+  }
+  q_array_ = DeviceArray<uint16_t>(matrix);
+  out_array_ = DeviceArray<uint16_t>(static_cast<size_t>(rows * (width + 8)));
+  log_sum_array_ = DeviceArray<float>(static_cast<size_t>(rows * (options_.q_heads + 1)));
+  self_logit_array_ = DeviceArray<double>(self_logit_);
+  any_logit_array_ = DeviceArray<double>(any_logit_);
+  total_array_ = DeviceArray<int64_t>(static_cast<size_t>(num_seqs()));
+  skipped_array_ = DeviceArray<int64_t>(static_cast<size_t>(num_seqs()));
+  params_.layer = options_.layer;
+  params_.q = {q_array_.data() + column, DType::kBF16, num_rows_, width, stride};
+  params_.out = {out_array_.data(), DType::kBF16, num_rows_, width, width + 8};
+  params_.log_sum = {log_sum_array_.data(), DType::kF32, num_rows_, options_.q_heads,
+                     options_.q_heads + 1};
+  params_.acp = options_.acp;
+  params_.bound.self_logit = self_logit_array_.data();
+  params_.bound.any_logit = any_logit_array_.data();
+  params_.blocks_total = total_array_.data();
+  params_.blocks_skipped = skipped_array_.data();
+}
+
+void DeviceCache::MakeBoundaries() {
+  boundaries_.assign(static_cast<size_t>(options_.q_heads * work_.max_tiles), -1);
+  for (int h = 0; h < options_.q_heads; ++h) {
+    for (int t = 0; t < num_tiles(); ++t) {
+      const RowBlock& tile = tiles_[static_cast<size_t>(t)];
+      const int page = tile.position / kPageTokens;
+      const double log_eps = LogEps(tile.seq);
+      const ListGates& list = gates(tile.seq, h);
+      int left = first_live(tile.seq, h / group());
+      if (page > 0 && std::isfinite(log_eps)) {
+        const double threshold = Threshold(list, h, CacheC(list, tile.position), page - 1);
+        while (left < page && MayDrop(list.score[static_cast<size_t>(left)], threshold, log_eps)) {
+          ++left;
+        }
+      }
+      boundaries_[static_cast<size_t>(h * work_.max_tiles + t)] = left;
+    }
+  }
+}
+
+void DeviceCache::MakeWork() {
+  const auto padded = [](std::vector<RowBlock> blocks, int capacity) {
+    const auto count = blocks.size();
+    blocks.resize(static_cast<size_t>(capacity));
+    std::memset(static_cast<void*>(blocks.data() + count), kPoison,
+                (blocks.size() - count) * sizeof(RowBlock));
+    return DeviceArray<RowBlock>(blocks);
+  };
+  work_.max_blocks = static_cast<int>(blocks_.size()) + kSpareEntries;
+  work_.max_tiles = num_tiles() + kSpareEntries;
+  block_array_ = padded(blocks_, work_.max_blocks);
+  tile_array_ = padded(tiles_, work_.max_tiles);
+  num_blocks_array_ = DeviceArray<int32_t>(std::vector{static_cast<int32_t>(blocks_.size())});
+  num_tiles_array_ = DeviceArray<int32_t>(std::vector{num_tiles()});
+  MakeBoundaries();
+  boundary_array_ = DeviceArray<int32_t>(boundaries_);
+  tile_counter_array_ = DeviceArray<int32_t>(std::vector{0});
+  work_.blocks = block_array_.data();
+  work_.num_blocks = num_blocks_array_.data();
+  work_.tiles = tile_array_.data();
+  work_.num_tiles = num_tiles_array_.data();
+  work_.boundary = boundary_array_.data();
+  work_.tile_counter = tile_counter_array_.data();
+  MakeItems();
+  ResetOutputs();
+}
+
+// The decode items of the layer at hand; the other layers' rows stay poison.
+void DeviceCache::MakeItems() {
+  const int pairs = num_seqs() * options_.q_heads;
+  work_.item_pages = options_.item_pages;
+  work_.max_pairs = pairs + kSpareEntries;
+  auto begin = Poisoned<int32_t>(static_cast<size_t>(options_.layers * (work_.max_pairs + 1)));
+  int32_t* row = begin.data() + options_.layer * (work_.max_pairs + 1);
+  row[0] = 0;
+  for (int i = 0; i < pairs; ++i) {
+    const int s = i / options_.q_heads, kv_head = i % options_.q_heads / group();
+    int count = 0;
+    if (Serves(RowKind::kDecode, s)) {
+      const int last = static_cast<int>((seq(s).length - 1) / kPageTokens);
+      count = last / options_.item_pages - first_live(s, kv_head) / options_.item_pages + 1;
+    }
+    row[i + 1] = row[i] + count;
+  }
+  num_items_ = row[pairs];
+  item_array_ = DeviceArray<int32_t>(begin);
+  work_.max_items = num_items_ + kSpareEntries;
+  partial_array_ =
+      DeviceArray<float>(static_cast<size_t>(work_.max_items) * (options_.head_dim + 2));
+  ticket_array_ = DeviceArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(work_.max_pairs)));
+  work_.item_begin = item_array_.data();
+  work_.partial = partial_array_.data();
+  work_.ticket = ticket_array_.data();
+}
+
+void DeviceCache::PoisonBoundaries() {
+  boundary_array_.Fill(kPoison);
+  tile_counter_array_.Fill(kPoison);
+}
+
+}  // namespace fox::cuda::testing

@@ -1,0 +1,172 @@
+// DeviceCache: one layer of a paged cache in the middle of a step, in device memory, made on the
+// host from random data: what attention kernels find after BeginStep, Append and earlier Evicts,
+// without those kernels. And the float64 oracle that says what attention must give.
+//
+// Everything a kernel has no business with is poison (NaN, or page id and index -1): stale tokens,
+// foreign pages and layers, evicted entries, columns beside q, outputs before the run.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "kernels/cuda/step_work.h"
+#include "kernels/op_params.h"
+#include "kernels/paged_kv.h"
+#include "tests/kernels/cuda/device_array.h"
+
+namespace fox::cuda::testing {
+
+struct CacheSequence {
+  int64_t length = 1;  // after the step
+  int64_t rows = 1;    // the sequence's last rows are the batch's
+  double log_tolerance = -10;
+  int slot = 0;  // any order, each at most once; -1: padding, with one row
+};
+
+struct CacheOptions {
+  int q_heads = 2;
+  int kv_heads = 2;
+  int head_dim = 64;
+  std::vector<CacheSequence> sequences;
+  // Gate logits are N(mean, 1), with a mean for each head, repeated.
+  std::vector<double> gate_means = {3.0};
+  // Share of tokens at which a head forgets nearly all: log gate uniform in [-100, -40].
+  double strong_gate_rate = 0;
+  AcpMode acp = AcpMode::kCertified;
+  bool evict = true;  // earlier steps have evicted what they may; false: nothing
+  int layers = 2;
+  int layer = 1;
+  int item_pages = kMinItemPages;
+  uint64_t seed = 1;
+};
+
+// Which rows a kernel serves.
+enum class RowKind : uint8_t {
+  kDecode,  // of the sequences with exactly one row
+  kPrefill  // of the others, by work.tiles
+};
+
+class DeviceCache {
+ public:
+  explicit DeviceCache(const CacheOptions& options);
+
+  // Device pointers, ready for the kernels. out and log_sum are poisoned, counters not zero.
+  const BatchView& batch() const { return batch_; }
+  const PagedKv& kv() const { return kv_; }
+  // boundary holds the right values; partial is poisoned, ticket and tile_counter are zero. Rows of
+  // item_begin have num_seqs * q_heads + 1 entries that may be read.
+  const StepWork& work() const { return work_; }
+  const AttentionParams& params() const { return params_; }
+
+  // The host's copies.
+  const CacheOptions& options() const { return options_; }
+  const std::vector<RowBlock>& tiles() const { return tiles_; }
+  int num_tiles() const { return static_cast<int>(tiles_.size()); }
+  int num_items() const { return num_items_; }
+  int first_live(int s, int kv_head) const;
+  // What PruneBoundaries must find: [q_heads, work.max_tiles], -1 behind the tiles.
+  const std::vector<int32_t>& boundaries() const { return boundaries_; }
+
+  // For tests of PruneBoundaries: boundary and tile_counter become garbage.
+  void PoisonBoundaries();
+  DeviceArray<int32_t>& boundary_array() { return boundary_array_; }
+  DeviceArray<int32_t>& tile_counter_array() { return tile_counter_array_; }
+  DeviceArray<int32_t>& ticket_array() { return ticket_array_; }
+  DeviceArray<uint16_t>& out_array() { return out_array_; }
+  // Poisons outputs and partial again and resets counters and tile_counter, for another run.
+  void ResetOutputs();
+
+  // Exact attention of one row over all its keys, evicted ones included.
+  struct Exact {
+    std::vector<double> out;        // [head_dim]
+    std::vector<double> tolerance;  // [head_dim], absolute, of the bf16 output
+    double log_sum = 0;
+    double log_sum_tolerance = 0;
+  };
+  Exact Oracle(int s, int64_t row_in_seq, int q_head) const;
+
+  // After the kernel: the rows of `kind` agree with the oracle (a sample of them where all would
+  // take too long), all other memory of out and log_sum is as it was, and the counters are right
+  // (where rows stop by themselves: in their range).
+  void CheckOutputs(RowKind kind) const;
+
+ private:
+  struct HostPool;
+  struct ListGates {            // one (sequence, query head)
+    std::vector<double> c;      // [length], exact
+    std::vector<float> local;   // [length]
+    std::vector<double> base;   // [pages]
+    std::vector<double> score;  // [full pages]; empty without a bound
+    std::vector<double> horizon;
+  };
+
+  void MakeNorms();
+  void MakeTokens(int s);
+  void MakeGates(int s, int q_head);
+  void FoldPages(int s, int q_head);
+  int EvictList(int s, int kv_head) const;
+  double Threshold(const ListGates& gates, int q_head, double c, int64_t page_before) const;
+  void CutRows(int unit, std::vector<RowBlock>* blocks, bool single_rows) const;
+  void MakeBoundaries();
+  void FillPage(int s, int kv_head, int p, int32_t page, HostPool* pool) const;
+  void MakeShape();
+  void MakePages();
+  void MakeBatch();
+  void MakeQueries();
+  void MakeWork();
+  void MakeItems();
+  double RelativeErrors(const ListGates& gates, int64_t reference, int64_t j, double key_logit,
+                        int64_t pages) const;
+  bool CheckRow(int s, int64_t row_in_seq, int q_head, const std::vector<uint16_t>& out,
+                const std::vector<float>& log_sum) const;
+  void CheckUntouched(RowKind kind, const std::vector<uint16_t>& out,
+                      const std::vector<float>& log_sum) const;
+  int LastStop(int t, int q_head, int begin, int end, const std::vector<float>& log_sum) const;
+  int64_t MostSkipped(int t, int q_head, const std::vector<float>& log_sum) const;
+  void CheckCounters(RowKind kind, const std::vector<float>& log_sum) const;
+  bool Serves(RowKind kind, int s) const;
+  double LogEps(int s) const;
+  double CacheC(const ListGates& gates, int64_t position) const;
+
+  const CacheSequence& seq(int i) const { return options_.sequences[static_cast<size_t>(i)]; }
+  int num_seqs() const { return static_cast<int>(options_.sequences.size()); }
+  int group() const { return options_.q_heads / options_.kv_heads; }
+  const ListGates& gates(int s, int q_head) const {
+    return gates_[static_cast<size_t>(s * options_.q_heads + q_head)];
+  }
+  const float* Key(int s, int kv_head, int64_t position) const;
+  const float* Value(int s, int kv_head, int64_t position) const;
+  const float* Query(int64_t row, int q_head) const;
+
+  CacheOptions options_;
+  std::mt19937_64 rng_;
+  int64_t num_rows_ = 0;
+  int num_items_ = 0;
+  std::vector<int64_t> row_begin_;
+  std::vector<double> q_norm_, k_norm_, self_logit_, any_logit_;
+  std::vector<std::vector<float>> keys_, values_;  // by (seq, kv head): [length, head_dim]
+  std::vector<float> queries_;                     // [num_rows, q_heads, head_dim]
+  std::vector<ListGates> gates_;
+  std::vector<int> first_live_;  // [num_seqs, kv_heads]
+  std::vector<RowBlock> blocks_, tiles_;
+  std::vector<int32_t> boundaries_;
+
+  BatchView batch_;
+  PagedKv kv_;
+  StepWork work_;
+  AttentionParams params_;
+
+  DeviceArray<uint16_t> key_array_, value_array_, q_array_, out_array_;
+  DeviceArray<float> local_array_, log_sum_array_, partial_array_;
+  DeviceArray<double> base_array_, score_array_, horizon_array_, key_norm_array_;
+  DeviceArray<double> tolerance_array_, self_logit_array_, any_logit_array_;
+  DeviceArray<int32_t> table_array_, first_live_array_, slot_array_;
+  DeviceArray<int32_t> boundary_array_, tile_counter_array_, ticket_array_, item_array_;
+  DeviceArray<int32_t> num_blocks_array_, num_tiles_array_;
+  DeviceArray<int64_t> length_array_, row_begin_array_, position_array_;
+  DeviceArray<int64_t> total_array_, skipped_array_;
+  DeviceArray<RowBlock> block_array_, tile_array_;
+};
+
+}  // namespace fox::cuda::testing

@@ -1,0 +1,163 @@
+// DeviceKv, DeviceWork and DeviceBatch: a paged cache, a step's plan and a batch in device memory
+// for tests of the kernels that fill them. Poisoned wherever a fresh server has not written.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "kernels/cuda/step_work.h"
+#include "kernels/op_params.h"
+#include "tests/kernels/cuda/device_array.h"
+
+namespace fox::cuda::testing {
+
+// All pages free, all slots empty; bf16 pages.
+struct DeviceKv {
+  explicit DeviceKv(const PagedKvShape& shape)
+      : keys(Pages(shape) * kPageTokens * static_cast<size_t>(shape.head_dim)),
+        values(keys.size()),
+        local_gate(Pages(shape) * Group(shape) * kPageTokens),
+        c_base(Pages(shape) * Group(shape)),
+        score(c_base.size()),
+        horizon(c_base.size()),
+        key_norm(c_base.size()),
+        free_stack(Descending(shape.num_pages)),
+        free_count(std::vector<int32_t>{shape.num_pages}),
+        page_table(Lists(shape) * static_cast<size_t>(shape.max_pages)),
+        first_live(std::vector<int32_t>(Lists(shape), 0)),
+        length(std::vector<int64_t>(static_cast<size_t>(shape.max_slots), 0)),
+        max_log_mass(std::vector<double>(Lists(shape), kNothing)),
+        c(std::vector<double>(Heads(shape), 0)),
+        log_mass(std::vector<double>(Heads(shape), kNothing)),
+        decay_sum(std::vector<double>(Heads(shape), 0)),
+        key_sum(std::vector<double>(Heads(shape) * static_cast<size_t>(shape.head_dim), 0)),
+        last_k(Lists(shape) * static_cast<size_t>(shape.head_dim)),
+        last_v(last_k.size()) {
+    view.shape = shape;
+    view.keys = keys.data();
+    view.values = values.data();
+    view.local_gate = local_gate.data();
+    view.c_base = c_base.data();
+    view.score = score.data();
+    view.horizon = horizon.data();
+    view.key_norm = key_norm.data();
+    view.free_stack = free_stack.data();
+    view.free_count = free_count.data();
+    view.page_table = page_table.data();
+    view.first_live = first_live.data();
+    view.length = length.data();
+    view.max_log_mass = max_log_mass.data();
+    view.c = c.data();
+    view.log_mass = log_mass.data();
+    view.decay_sum = decay_sum.data();
+    view.key_sum = key_sum.data();
+    view.last_k = last_k.data();
+    view.last_v = last_v.data();
+  }
+
+  static constexpr double kNothing = -std::numeric_limits<double>::infinity();
+  static size_t Pages(const PagedKvShape& s) { return static_cast<size_t>(s.num_pages); }
+  static size_t Group(const PagedKvShape& s) { return static_cast<size_t>(s.group()); }
+  static size_t Lists(const PagedKvShape& s) {
+    return static_cast<size_t>(s.max_slots * s.lists_per_slot());
+  }
+  static size_t Heads(const PagedKvShape& s) { return Lists(s) * Group(s); }
+  static std::vector<int32_t> Descending(int count) {
+    std::vector<int32_t> ids(static_cast<size_t>(count));
+    std::iota(ids.rbegin(), ids.rend(), 0);
+    return ids;
+  }
+
+  DeviceArray<uint16_t> keys, values;
+  DeviceArray<float> local_gate;
+  DeviceArray<double> c_base, score, horizon, key_norm;
+  DeviceArray<int32_t> free_stack, free_count, page_table, first_live;
+  DeviceArray<int64_t> length;
+  DeviceArray<double> max_log_mass, c, log_mass, decay_sum, key_sum;
+  DeviceArray<float> last_k, last_v;
+  PagedKv view;
+};
+
+// Room for the plan of steps with up to `rows` rows and `seqs` sequences.
+struct DeviceWork {
+  DeviceWork(const PagedKvShape& shape, int64_t rows, int seqs, int item_pages = kMinItemPages)
+      : blocks(static_cast<size_t>(MaxRowBlocks(rows, seqs))),
+        tiles(blocks.size()),
+        num_blocks(1),
+        num_tiles(1),
+        item_begin(static_cast<size_t>(shape.layers) *
+                   static_cast<size_t>(seqs * shape.q_heads + 1)),
+        fold(blocks.size() * static_cast<size_t>(shape.q_heads * (shape.head_dim + 4))) {
+    view.max_blocks = static_cast<int>(blocks.size());
+    view.max_tiles = view.max_blocks;
+    view.blocks = blocks.data();
+    view.num_blocks = num_blocks.data();
+    view.tiles = tiles.data();
+    view.num_tiles = num_tiles.data();
+    view.item_pages = item_pages;
+    view.item_begin = item_begin.data();
+    view.max_pairs = seqs * shape.q_heads;
+    view.fold = fold.data();
+  }
+
+  DeviceArray<RowBlock> blocks, tiles;
+  DeviceArray<int32_t> num_blocks, num_tiles, item_begin;
+  DeviceArray<double> fold;
+  StepWork view;
+};
+
+// One sequence's share of a step; slot -1 pads.
+struct BatchEntry {
+  int slot = -1;
+  int64_t position = 0;
+  int64_t rows = 1;
+  double log_tolerance = -10;
+};
+
+// A batch in host memory.
+struct HostBatch {
+  explicit HostBatch(const std::vector<BatchEntry>& entries) {
+    for (const BatchEntry& entry : entries) {
+      slot.push_back(entry.slot);
+      position.push_back(entry.position);
+      log_tolerance.push_back(entry.log_tolerance);
+      row_begin.push_back(row_begin.back() + entry.rows);
+    }
+    view.num_seqs = static_cast<int>(entries.size());
+    view.num_rows = row_begin.back();
+    view.slot = slot.data();
+    view.row_begin = row_begin.data();
+    view.position = position.data();
+    view.log_tolerance = log_tolerance.data();
+  }
+
+  std::vector<int32_t> slot;
+  std::vector<int64_t> row_begin{0}, position;
+  std::vector<double> log_tolerance;
+  BatchView view;
+};
+
+// The same in device memory.
+struct DeviceBatch {
+  explicit DeviceBatch(const std::vector<BatchEntry>& entries) : DeviceBatch(HostBatch(entries)) {}
+  explicit DeviceBatch(const HostBatch& host)
+      : slot(host.slot),
+        row_begin(host.row_begin),
+        position(host.position),
+        log_tolerance(host.log_tolerance),
+        view(host.view) {
+    view.slot = slot.data();
+    view.row_begin = row_begin.data();
+    view.position = position.data();
+    view.log_tolerance = log_tolerance.data();
+  }
+
+  DeviceArray<int32_t> slot;
+  DeviceArray<int64_t> row_begin, position;
+  DeviceArray<double> log_tolerance;
+  BatchView view;
+};
+
+}  // namespace fox::cuda::testing

@@ -1,0 +1,172 @@
+// TestMatrix: a matrix on the host (as floats that its type can hold) and the device, with a gap
+// after every row; and what row transforms give in float64. For tests of row operations and
+// linear layers.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "kernels/core/dtype.h"
+#include "kernels/op_params.h"
+#include "tests/kernels/cuda/device_array.h"
+
+namespace fox::cuda::testing {
+
+inline constexpr float kGapValue = -77;
+inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+// Uniform in [-scale, scale): cheap, as tests draw many.
+class Uniform {
+ public:
+  explicit Uniform(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 1) {}
+  float operator()(float scale) {
+    state_ ^= state_ << 13;
+    state_ ^= state_ >> 7;
+    state_ ^= state_ << 17;
+    return (static_cast<float>(state_ >> 40) * 0x1p-23f - 1) * scale;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+class TestMatrix {
+ public:
+  // All NaN, on the device too; gaps hold kGapValue.
+  TestMatrix(DType dtype, int64_t rows, int64_t cols, int64_t gap)
+      : dtype_(dtype),
+        rows_(rows),
+        cols_(cols),
+        stride_(cols + gap),
+        host_(static_cast<size_t>(rows * stride_), kNaN) {
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = cols; c < stride_; ++c) host_[Index(r, c)] = kGapValue;
+    }
+    if (dtype == DType::kF32) {
+      f32_ = DeviceArray<float>(host_.size());
+    } else {
+      bf16_ = DeviceArray<BFloat16>(host_.size());
+    }
+    Upload();
+  }
+
+  float& At(int64_t r, int64_t c) { return host_[Index(r, c)]; }
+  float At(int64_t r, int64_t c) const { return host_[Index(r, c)]; }
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }
+  const std::vector<float>& host() const { return host_; }
+
+  MatrixView view() const {
+    void* data = dtype_ == DType::kF32 ? static_cast<void*>(f32_.data()) : bf16_.data();
+    return {data, dtype_, rows_, cols_, stride_};
+  }
+
+  void FillUniform(Uniform& uniform, float scale) {
+    for (int64_t r = 0; r < rows_; ++r) {
+      for (int64_t c = 0; c < cols_; ++c) At(r, c) = uniform(scale);
+    }
+    Upload();
+  }
+
+  // Rounds the host's values to the type and copies them.
+  void Upload() {
+    if (dtype_ == DType::kF32) return f32_.CopyFrom(host_);
+    std::vector<BFloat16> narrow(host_.size());
+    for (size_t i = 0; i < host_.size(); ++i) {
+      narrow[i] = BFloat16(host_[i]);
+      host_[i] = static_cast<float>(narrow[i]);
+    }
+    bf16_.CopyFrom(narrow);
+  }
+
+  // Fetches the device's values; the gaps must be as they were.
+  void Download() {
+    if (dtype_ == DType::kF32) {
+      host_ = f32_.ToHost();
+    } else {
+      const std::vector<BFloat16> narrow = bf16_.ToHost();
+      for (size_t i = 0; i < host_.size(); ++i) host_[i] = static_cast<float>(narrow[i]);
+    }
+    for (int64_t r = 0; r < rows_; ++r) {
+      for (int64_t c = cols_; c < stride_; ++c) {
+        ASSERT_EQ(At(r, c), kGapValue) << "gap of row " << r << " was written";
+      }
+    }
+  }
+
+ private:
+  size_t Index(int64_t r, int64_t c) const { return static_cast<size_t>(r * stride_ + c); }
+
+  DType dtype_;
+  int64_t rows_, cols_, stride_;
+  std::vector<float> host_;
+  DeviceArray<float> f32_;
+  DeviceArray<BFloat16> bf16_;
+};
+
+// A transform and the host's view of its operands; null: absent.
+struct TransformCase {
+  RowTransform::Kind kind = RowTransform::Kind::kNone;
+  bool silu = false;
+  int head_dim = 64;
+  const TestMatrix* weight = nullptr;  // [1, cols]
+  const TestMatrix* gate = nullptr;
+
+  static constexpr double kEps = 1e-5;
+
+  RowTransform params() const {
+    RowTransform t;
+    t.kind = kind;
+    t.silu = silu;
+    t.eps = kEps;
+    t.head_dim = head_dim;
+    if (weight != nullptr) t.weight = weight->view().data;
+    if (gate != nullptr) t.gate = gate->view();
+    return t;
+  }
+};
+
+inline double Activation(double x, bool silu) { return (silu ? x : 1.0) / (1.0 + std::exp(-x)); }
+
+// What kernels/op_params.h says, in float64.
+inline std::vector<double> TransformedRow(const TransformCase& t, const TestMatrix& in,
+                                          int64_t row) {
+  using Kind = RowTransform::Kind;
+  std::vector<double> x(static_cast<size_t>(in.cols()));
+  for (size_t c = 0; c < x.size(); ++c) x[c] = in.At(row, static_cast<int64_t>(c));
+  const auto at = [](const TestMatrix& m, int64_t r, size_t c) -> double {
+    return m.At(r, static_cast<int64_t>(c));
+  };
+  if (t.kind == Kind::kGatedAct) {
+    const size_t half = x.size() / 2;
+    for (size_t c = 0; c < half; ++c) x[c] = Activation(x[c], t.silu) * x[half + c];
+    x.resize(half);
+  }
+  if (t.kind == Kind::kRmsNorm || (t.kind == Kind::kOutputGate && t.weight != nullptr)) {
+    const size_t width = t.kind == Kind::kRmsNorm ? x.size() : static_cast<size_t>(t.head_dim);
+    for (size_t first = 0; first < x.size(); first += width) {
+      double square = 0;
+      for (size_t c = first; c < first + width; ++c) square += x[c] * x[c];
+      const double scale = 1 / std::sqrt(square / static_cast<double>(width) + TransformCase::kEps);
+      for (size_t c = first; c < first + width; ++c) {
+        x[c] *= scale * (t.weight == nullptr ? 1.0 : at(*t.weight, 0, c));
+      }
+    }
+  }
+  if (t.kind == Kind::kOutputGate && t.gate != nullptr) {
+    for (size_t c = 0; c < x.size(); ++c) x[c] *= Activation(at(*t.gate, row, c), t.silu);
+  }
+  return x;
+}
+
+// Relative error of a transform before it is rounded to bf16, |gate| <= 8: sums of squares of n
+// terms, rsqrt, exp, a division and a few products in float32.
+inline double TransformError(int64_t cols) {
+  return (static_cast<double>(cols) / 16 + 64) * 0x1p-24;
+}
+
+}  // namespace fox::cuda::testing
