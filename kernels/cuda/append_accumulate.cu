@@ -1,7 +1,8 @@
-// Append of any batch, second kernel of two: walks each query head's row blocks in order and brings
-// together what append_prefill.cu found in each: c_base, the running state, scores and horizons, as
-// Fold of kernels/cpu/append.cc does. 32 blocks at a time: a warp's lanes hold one each and add up
-// by scans, while the block's threads hold one dimension of N each.
+// Append of any batch, second kernel of two: brings together, for each query head, what
+// append_prefill.cu found in each of its row blocks: c_base, the running state, scores and
+// horizons, as Fold of kernels/cpu/append.cc does. All of them are scans with an associative sum:
+// lanes hold a block each, warps 32 blocks in a row, and warps then learn what all those before
+// them add up to.
 #include "kernels/acp.h"
 #include "kernels/core/check.h"
 #include "kernels/cuda/append_fold.cuh"
@@ -11,8 +12,8 @@
 namespace fox::cuda {
 namespace {
 
-template <int kHeadDim>
-inline constexpr int kThreads = kHeadDim < kWarp ? kWarp : kHeadDim;
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarp;
 
 // One query head of one sequence and its row blocks.
 struct Walk {
@@ -29,44 +30,48 @@ struct Walk {
   }
 };
 
-// What goes from a page to the next; the same in all lanes.
+// What goes from a page to the next; the same in all threads.
 struct Carry {
   double c;          // after the last block
-  double fold_c;     // after the last full page
   double decay_sum;  // S
   double score;      // log M - c: rises from page to page
   double key_norm;
   double horizon;
 };
 
-// A lane's block.
+// A lane's block, with what the blocks of the warp up to it add up to: c from the warp's first row
+// on; the sums as if there were nothing before the warp. `keep` is the decay since the warp's
+// first row, (top, sum) stands for the score top + log(sum).
 struct Page {
-  bool full;
+  bool there, full;
+  bool starts;  // the block holds its page's first row
   int64_t summary;
-  double c_end;
-  double decay_sum;
+  double c;
+  double keep, decay_sum, top, sum, key_norm;
 };
 
 template <int kHeadDim>
 struct Space {
-  static constexpr int kParts = kThreads<kHeadDim> / kWarp;
-  double keep[kWarp];                   // decay of N over each block
-  double key_sum[kWarp][kHeadDim + 1];  // N after each block; padded against bank conflicts
-  double square[kParts][kWarp], rest[kParts][kWarp];  // of the bound on N
+  Page total[kWarps];                          // of a warp's last lane
+  double horizon[kWarps];                      // least of a warp
+  double keep[kWarps][kWarp];                  // decay of N over each block
+  double end[kWarps][kHeadDim];                // N after a warp's last block, from nothing
+  alignas(16) float start[kWarps][kHeadDim];   // N before the warp's first block
+  float key_sum[kWarps][kWarp][kHeadDim + 1];  // N after each block, from nothing; padded
 };
 
 __device__ __forceinline__ Carry LoadCarry(const AppendParams& params, const PagedKv& kv,
                                            const Walk& walk) {
   const int64_t state = HeadIndex(kv, walk.rows.slot, walk.layer, walk.head);
   const int64_t page = walk.rows.position / kPageTokens, group = GroupOf(kv);
-  Carry carry{kv.c[state], 0, 0, -CUDART_INF, 0, CUDART_INF};
+  Carry carry{kv.c[state], 0, -CUDART_INF, 0, CUDART_INF};
   if (params.acp == AcpMode::kOff) return carry;
-  carry.fold_c = carry.c;
+  double fold_c = carry.c;  // after the last full page
   if (walk.rows.position % kPageTokens != 0) {
-    carry.fold_c = kv.c_base[walk.table[page] * group + walk.g];
+    fold_c = kv.c_base[walk.table[page] * group + walk.g];
   }
   carry.decay_sum = kv.decay_sum[state];
-  carry.score = kv.log_mass[state] - carry.fold_c;
+  carry.score = kv.log_mass[state] - fold_c;
   if (page == 0) return carry;
   const int64_t before = walk.table[page - 1] * group + walk.g;  // the last full page is live
   carry.key_norm = kv.key_norm[before];
@@ -84,128 +89,204 @@ __device__ __forceinline__ void AddLogTerms(double& top, double& sum, double ear
   top = high;
 }
 
-// Cumulative gates of this lane's block; writes c_base.
-__device__ __forceinline__ Page ScanGates(const PagedKv& kv, const Walk& walk, int i,
-                                          const double* record, Carry& carry, double& page_base) {
+// This lane's block and its warp's sums up to it. `c` is that before the walk's first block.
+__device__ __forceinline__ Page ScanPages(const PagedKv& kv, const Walk& walk, int i,
+                                          const double* record, bool folds, double c,
+                                          double* keep_out) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const bool there = i < walk.blocks;
-  const int64_t position = walk.Position(i);
-  Page page{i < walk.full, 0, 0, 0};
-  double c = there ? record[kLogGate] : 0;
-  if (there) {
+  Page page{i < walk.blocks, folds && i < walk.full, false, 0, 0, 1, 0, -CUDART_INF, 0, 0};
+  double span = 0, log_mass = 0;  // span: from the page's start to the block's end
+  if (page.there) {
+    const int64_t position = walk.Position(i);
+    page.starts = position % kPageTokens == 0;
     page.summary = static_cast<int64_t>(walk.table[position / kPageTokens]) * GroupOf(kv) + walk.g;
+    page.c = record[kLogGate];
+    span = page.c;
+    if (!page.starts) span += c - kv.c_base[page.summary];
+  }
+  if (page.full) {
+    page.decay_sum = record[kCount];
+    log_mass = record[kLogMass];
+    page.key_norm = record[kKeyNorm];
+    page.keep = exp(span);
+  }
+  keep_out[lane] = page.keep;
+#pragma unroll
+  for (int offset = 1; offset < kWarp; offset *= 2) {
+    const double before = __shfl_up_sync(kAllLanes, page.c, offset);
+    if (lane >= offset) page.c += before;
+  }
+  if (!folds) return page;
+  if (page.full) {
+    page.top = log_mass - page.c;
+    page.sum = 1;
   }
 #pragma unroll
   for (int offset = 1; offset < kWarp; offset *= 2) {
-    const double before = __shfl_up_sync(kAllLanes, c, offset);
-    if (lane >= offset) c += before;
+    const double keep = __shfl_up_sync(kAllLanes, page.keep, offset);
+    const double decay_sum = __shfl_up_sync(kAllLanes, page.decay_sum, offset);
+    const double top = __shfl_up_sync(kAllLanes, page.top, offset);
+    const double sum = __shfl_up_sync(kAllLanes, page.sum, offset);
+    const double key_norm = __shfl_up_sync(kAllLanes, page.key_norm, offset);
+    if (lane < offset) continue;
+    page.decay_sum += page.keep * decay_sum;
+    page.keep *= keep;
+    AddLogTerms(page.top, page.sum, top, sum);
+    page.key_norm = fmax(page.key_norm, key_norm);
   }
-  page.c_end = c + carry.c;
-  page_base = __shfl_up_sync(kAllLanes, page.c_end, 1);
-  if (lane == 0) page_base = carry.c;
-  if (there && position % kPageTokens == 0) kv.c_base[page.summary] = page_base;
-  if (there && position % kPageTokens != 0) page_base = kv.c_base[page.summary];
-  carry.c = __shfl_sync(kAllLanes, page.c_end, kWarp - 1);
   return page;
 }
 
-// S, score and largest key norm of this lane's page; writes the latter two, and `keep`.
-__device__ __forceinline__ void ScanPages(const AppendParams& params, const PagedKv& kv,
-                                          const Walk& walk, int i, const double* record,
-                                          double page_base, Page& page, Carry& carry,
-                                          double* keep_out) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  double keep = 1, top = -CUDART_INF, sum = 0, key_norm = 0;
-  if (page.full) {
-    keep = exp(page.c_end - page_base);
-    page.decay_sum = record[kCount];
-    top = record[kLogMass] - page.c_end;
-    sum = 1;
-    key_norm = record[kKeyNorm];
+// What `carry` becomes over a warp's blocks; the horizon apart.
+__device__ __forceinline__ void Advance(Carry& carry, const Page& total, bool folds) {
+  if (folds) {
+    double top = total.top - carry.c, sum = total.sum;
+    AddLogTerms(top, sum, carry.score, 1);
+    carry.score = top + log(sum);
+    carry.decay_sum = total.decay_sum + total.keep * carry.decay_sum;
+    carry.key_norm = fmax(carry.key_norm, total.key_norm);
   }
-  keep_out[lane] = keep;
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const double earlier_keep = __shfl_up_sync(kAllLanes, keep, offset);
-    const double earlier_count = __shfl_up_sync(kAllLanes, page.decay_sum, offset);
-    const double earlier_top = __shfl_up_sync(kAllLanes, top, offset);
-    const double earlier_sum = __shfl_up_sync(kAllLanes, sum, offset);
-    const double earlier_norm = __shfl_up_sync(kAllLanes, key_norm, offset);
-    if (lane < offset) continue;
-    page.decay_sum += keep * earlier_count;
-    keep *= earlier_keep;
-    AddLogTerms(top, sum, earlier_top, earlier_sum);
-    key_norm = fmax(key_norm, earlier_norm);
-  }
-  page.decay_sum += keep * carry.decay_sum;
-  AddLogTerms(top, sum, carry.score, 1);
-  key_norm = fmax(key_norm, carry.key_norm);
-  const double score = top + log(sum);
-  if (page.full) {
-    const double end = static_cast<double>(walk.Position(i) / kPageTokens + 1) * kPageTokens;
-    kv.key_norm[page.summary] = key_norm;
-    kv.score[page.summary] = params.acp == AcpMode::kPaper ? log(end) - page.c_end : score;
-  }
-  carry.decay_sum = __shfl_sync(kAllLanes, page.decay_sum, kWarp - 1);
-  carry.score = __shfl_sync(kAllLanes, score, kWarp - 1);
-  carry.key_norm = __shfl_sync(kAllLanes, key_norm, kWarp - 1);
-  const int full = min(walk.full - (i - lane), kWarp);
-  if (full > 0) carry.fold_c = __shfl_sync(kAllLanes, page.c_end, full - 1);
+  carry.c += total.c;
 }
 
-// The bound on -N of 32 pages, in parts by dimension: thread t takes page t % 32 and part t / 32.
-template <int kHeadDim, bool kGeneral>
-__device__ __forceinline__ void BoundKeySums(const QueryBound& bound, int head,
-                                             Space<kHeadDim>& space) {
-  constexpr int kDims = kHeadDim / Space<kHeadDim>::kParts;
-  const int page = static_cast<int>(threadIdx.x) % kWarp;
-  const int part = static_cast<int>(threadIdx.x) / kWarp;
-  const double* key_sum = space.key_sum[page];
-  const int64_t first = static_cast<int64_t>(head) * kHeadDim;
-  double square = 0, rest = 0;
-  for (int m = part * kDims; m < (part + 1) * kDims; ++m) {
-    const double n = key_sum[m];
-    if constexpr (kGeneral) {
-      if (bound.dense != nullptr) {
-        const float* row = bound.dense + (first + m) * kHeadDim;
-        double dot = 0;
-#pragma unroll 8
-        for (int i = 0; i < kHeadDim; ++i) dot += static_cast<double>(row[i]) * key_sum[i];
-        square += dot * dot;
-      } else if (bound.diagonal != nullptr) {
-        const double x = static_cast<double>(bound.diagonal[first + m]) * n;
-        square += x * x;
+// The lane's summaries, and the state if the block is the last. `before` is the carry before the
+// warp's first block. Gives S after the block.
+__device__ __forceinline__ double StorePage(const AppendParams& params, const PagedKv& kv,
+                                            const Walk& walk, int i, const Page& page,
+                                            const Carry& before) {
+  const int64_t state = HeadIndex(kv, walk.rows.slot, walk.layer, walk.head);
+  const double earlier = __shfl_up_sync(kAllLanes, page.c, 1);
+  const double c_end = before.c + page.c;
+  if (page.there && page.starts) {
+    kv.c_base[page.summary] =
+        static_cast<int>(threadIdx.x) % kWarp == 0 ? before.c : before.c + earlier;
+  }
+  if (i == walk.blocks - 1) kv.c[state] = c_end;
+  if (!page.full) return 1;
+  Carry after = before;
+  Advance(after, page, true);
+  const double end = static_cast<double>(walk.Position(i) / kPageTokens + 1) * kPageTokens;
+  kv.key_norm[page.summary] = after.key_norm;
+  kv.score[page.summary] = params.acp == AcpMode::kPaper ? log(end) - c_end : after.score;
+  if (i == walk.full - 1) {
+    kv.decay_sum[state] = after.decay_sum;
+    kv.log_mass[state] = after.score + c_end;
+  }
+  return after.decay_sum;
+}
+
+// N over the warp's blocks, each lane in its dimensions: after each block as if there were nothing
+// before the warp's first.
+template <int kHeadDim>
+__device__ __forceinline__ void SumPageKeys(const StepWork& work, const PagedKv& kv,
+                                            const Walk& walk, int first, Space<kHeadDim>& space) {
+  constexpr int kDims = kHeadDim < kWarp ? 1 : kHeadDim / kWarp;  // of a lane
+  constexpr int kBatch = kDims > 2 ? 8 : 16;                      // blocks whose loads go together
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  if (lane >= kHeadDim) return;
+  double sum[kDims] = {};
+#pragma unroll 1
+  for (int base = 0; base < kWarp && first + base < walk.full; base += kBatch) {
+    double page_keys[kBatch][kDims];
+#pragma unroll
+    for (int l = 0; l < kBatch; ++l) {
+      const int i = first + base + l;
+      const double* keys =
+          RecordOf(work, kv, walk.first_block + i, walk.head) + kRecordHeader + lane;
+#pragma unroll
+      for (int k = 0; k < kDims; ++k) {
+        page_keys[l][k] = i < walk.full ? keys[k * kWarp] : 0;
       }
-      if (bound.linear != nullptr) rest -= static_cast<double>(bound.linear[first + m]) * n;
-      if (bound.absolute != nullptr) {
-        rest += static_cast<double>(bound.absolute[first + m]) * fabs(n);
+    }
+#pragma unroll
+    for (int l = 0; l < kBatch; ++l) {
+      const double keep = space.keep[warp][base + l];
+#pragma unroll
+      for (int k = 0; k < kDims; ++k) {
+        sum[k] = sum[k] * keep + page_keys[l][k];
+        space.key_sum[warp][base + l][lane + k * kWarp] = static_cast<float>(sum[k]);
       }
-    } else {
-      const double x = static_cast<double>(bound.diagonal[first + m]) * n;
-      square += x * x;
     }
   }
-  space.square[part][page] = square;
-  space.rest[part][page] = rest;
+#pragma unroll
+  for (int k = 0; k < kDims; ++k) space.end[warp][lane + k * kWarp] = sum[k];
 }
 
-// Horizons of the pages, by the first warp.
-template <int kHeadDim>
-__device__ __forceinline__ void WriteHorizons(const AppendParams& params, const PagedKv& kv,
-                                              const Space<kHeadDim>& space, const Page& page,
-                                              Carry& carry) {
+// Takes N over all warps: `sum` is in each warp N before the first of them, by the lane's
+// dimensions, and becomes that after the last. Leaves what each warp starts with.
+template <int kHeadDim, int kDims>
+__device__ __forceinline__ void CarryKeys(Space<kHeadDim>& space, double (&sum)[kDims]) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  double square = 0, rest = 0;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  if (lane >= kHeadDim) return;
 #pragma unroll
-  for (int part = 0; part < Space<kHeadDim>::kParts; ++part) {
-    square += space.square[part][lane];
-    rest += space.rest[part][lane];
+  for (int w = 0; w < kWarps; ++w) {
+#pragma unroll
+    for (int k = 0; k < kDims; ++k) {
+      const int m = lane + k * kWarp;
+      if (w == warp) space.start[w][m] = static_cast<float>(sum[k]);
+      sum[k] = sum[k] * space.total[w].keep + space.end[w][m];
+    }
   }
+}
+
+// The bound on -N of the lane's page, N being what is stored plus `keep` times the warp's start.
+// float32 here, as for keys: nothing adds up over pages any more.
+template <int kHeadDim, bool kGeneral>
+__device__ __forceinline__ float BoundKeySum(const QueryBound& bound, int head, float keep,
+                                             Space<kHeadDim>& space) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const float* start = space.start[warp];
+  float* sums = space.key_sum[warp][threadIdx.x % kWarp];  // only this lane's from here on
+  const int64_t first = static_cast<int64_t>(head) * kHeadDim;
+  float square = 0, rest = 0;
+  if constexpr (!kGeneral) {
+    float part[4] = {};
+#pragma unroll 4
+    for (int m = 0; m < kHeadDim; m += 4) {
+      const float4 a = *reinterpret_cast<const float4*>(bound.diagonal + first + m);
+      const float4 s = *reinterpret_cast<const float4*>(start + m);
+      const float x[4] = {a.x * fmaf(keep, s.x, sums[m]), a.y * fmaf(keep, s.y, sums[m + 1]),
+                          a.z * fmaf(keep, s.z, sums[m + 2]), a.w * fmaf(keep, s.w, sums[m + 3])};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) part[i] = fmaf(x[i], x[i], part[i]);
+    }
+    square = (part[0] + part[1]) + (part[2] + part[3]);
+  } else {
+#pragma unroll 4
+    for (int m = 0; m < kHeadDim; ++m) {
+      const float n = fmaf(keep, start[m], sums[m]);
+      sums[m] = n;
+      if (bound.linear != nullptr) rest -= bound.linear[first + m] * n;
+      if (bound.absolute != nullptr) rest += bound.absolute[first + m] * fabsf(n);
+      if (bound.dense != nullptr || bound.diagonal == nullptr) continue;
+      const float x = bound.diagonal[first + m] * n;
+      square += x * x;
+    }
+    constexpr int kRows = 4;
+    for (int m = 0; bound.dense != nullptr && m < kHeadDim; m += kRows) {
+      const float* rows = bound.dense + (first + m) * kHeadDim;
+      float dot[kRows] = {};
+#pragma unroll 4
+      for (int i = 0; i < kHeadDim; ++i) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) dot[r] = fmaf(rows[r * kHeadDim + i], sums[i], dot[r]);
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) square = fmaf(dot[r], dot[r], square);
+    }
+  }
+  return static_cast<float>(bound.scale) * sqrtf(square) + rest;
+}
+
+// The least horizon of the warp's pages up to this lane's; infinity where there is none.
+__device__ __forceinline__ double ScanHorizons(const Page& page, double c_end, double bound,
+                                               double decay_sum) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
   double horizon = CUDART_INF;
   if (page.full) {
-    const double beta =
-        (params.bound.scale * sqrt(square) + rest) / page.decay_sum - log(page.decay_sum);
-    horizon = page.c_end + beta;
+    horizon = c_end + (bound / decay_sum - log(decay_sum));
     if (horizon != horizon) horizon = CUDART_INF;  // a NaN bounds nothing
   }
 #pragma unroll
@@ -213,9 +294,7 @@ __device__ __forceinline__ void WriteHorizons(const AppendParams& params, const 
     const double earlier = __shfl_up_sync(kAllLanes, horizon, offset);
     if (lane >= offset) horizon = fmin(horizon, earlier);
   }
-  horizon = fmin(horizon, carry.horizon);
-  if (page.full) kv.horizon[page.summary] = horizon;
-  carry.horizon = __shfl_sync(kAllLanes, horizon, kWarp - 1);
+  return horizon;
 }
 
 // The raw last row, which the next step's first token shift needs.
@@ -236,7 +315,6 @@ __device__ __forceinline__ void KeepLastRow(const AppendParams& params, const Pa
   }
 }
 
-template <int kThreadCount>
 __device__ __forceinline__ Walk MakeWalk(const BatchView& batch, const PagedKv& kv, int layer,
                                          int seq, int head, int* warp_sums) {
   Walk walk;
@@ -246,10 +324,10 @@ __device__ __forceinline__ Walk MakeWalk(const BatchView& batch, const PagedKv& 
   walk.kv_head = head / GroupOf(kv);
   walk.g = head % GroupOf(kv);
   int before = 0, total = 0;
-  for (int s = static_cast<int>(threadIdx.x); s < seq; s += kThreadCount) {
+  for (int s = static_cast<int>(threadIdx.x); s < seq; s += kThreads) {
     before += PiecesOf(RowsOf(batch, s), kPageTokens);
   }
-  InclusiveScan<kThreadCount>(before, warp_sums, total);
+  InclusiveScan<kThreads>(before, warp_sums, total);
   walk.first_block = total;
   walk.blocks = PiecesOf(walk.rows, kPageTokens);
   walk.full = walk.blocks - ((walk.rows.position + walk.rows.count) % kPageTokens != 0 ? 1 : 0);
@@ -259,77 +337,90 @@ __device__ __forceinline__ Walk MakeWalk(const BatchView& batch, const PagedKv& 
 
 // A thread block a query head and sequence.
 template <int kHeadDim, bool kGeneral>
-__global__ void __launch_bounds__(kThreads<kHeadDim>)
-    AccumulateKernel(const BatchView batch, const AppendParams params, const PagedKv kv,
-                     const StepWork work) {
-  __shared__ Space<kHeadDim> space;
-  __shared__ int warp_sums[kThreads<kHeadDim> / kWarp];
+__global__ void __launch_bounds__(kThreads, kHeadDim > 64 ? 3 : 4)
+    AccumulateKernel(const __grid_constant__ BatchView batch,
+                     const __grid_constant__ AppendParams params,
+                     const __grid_constant__ PagedKv kv, const __grid_constant__ StepWork work) {
+  constexpr int kDims = kHeadDim < kWarp ? 1 : kHeadDim / kWarp;
+  extern __shared__ char memory[];
+  __shared__ int warp_sums[kWarps];
+  Space<kHeadDim>& space = *reinterpret_cast<Space<kHeadDim>*>(memory);
   LetNextStart();
   WaitForPrevious();
-  const int seq = static_cast<int>(blockIdx.y), m = static_cast<int>(threadIdx.x);
-  const int lane = m % kWarp;
+  const int seq = static_cast<int>(blockIdx.y);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
   if (batch.slot[seq] < 0) return;
-  const Walk walk = MakeWalk<kThreads<kHeadDim>>(batch, kv, params.layer, seq,
-                                                 static_cast<int>(blockIdx.x), warp_sums);
+  const Walk walk = MakeWalk(batch, kv, params.layer, seq, static_cast<int>(blockIdx.x), warp_sums);
   KeepLastRow(params, kv, walk);
-  const bool folds = params.acp != AcpMode::kOff && walk.full > 0, has_dim = m < kHeadDim;
-  const int64_t state = HeadIndex(kv, walk.rows.slot, params.layer, walk.head);
+  const bool folds = params.acp != AcpMode::kOff && walk.full > 0, has_dim = lane < kHeadDim;
+  double* state_keys =
+      kv.key_sum + HeadIndex(kv, walk.rows.slot, params.layer, walk.head) * kHeadDim;
   Carry carry = LoadCarry(params, kv, walk);
-  double key_sum = folds && has_dim ? kv.key_sum[state * kHeadDim + m] : 0;
-
-  for (int base = 0; base < walk.blocks; base += kWarp) {
-    double page_keys[kWarp];
+  const double first_c = carry.c;
+  double key_sum[kDims] = {};
 #pragma unroll
-    for (int l = 0; l < kWarp; ++l) {
-      page_keys[l] = 0;
-      if (folds && has_dim && base + l < walk.full) {
-        page_keys[l] =
-            RecordOf(work, kv, walk.first_block + base + l, walk.head)[kRecordHeader + m];
-      }
-    }
-    Page page{};
-    if (m < kWarp) {
-      const double* record = RecordOf(work, kv, walk.first_block + base + lane, walk.head);
-      double page_base;
-      page = ScanGates(kv, walk, base + lane, record, carry, page_base);
-      if (folds) {
-        ScanPages(params, kv, walk, base + lane, record, page_base, page, carry, space.keep);
-      }
-    }
-    if (!folds) continue;
-    __syncthreads();
-    if (has_dim) {
-#pragma unroll
-      for (int l = 0; l < kWarp; ++l) {
-        key_sum = key_sum * space.keep[l] + page_keys[l];
-        space.key_sum[l][m] = key_sum;
-      }
-    }
-    __syncthreads();
-    if (params.acp != AcpMode::kCertified) continue;
-    BoundKeySums<kHeadDim, kGeneral>(params.bound, walk.head, space);
-    __syncthreads();
-    if (m < kWarp) WriteHorizons(params, kv, space, page, carry);
+  for (int k = 0; k < kDims; ++k) {
+    if (folds && has_dim) key_sum[k] = state_keys[lane + k * kWarp];
   }
 
-  if (m == 0) kv.c[state] = carry.c;
-  if (!folds) return;
-  if (has_dim) kv.key_sum[state * kHeadDim + m] = key_sum;
-  if (m == 0) {
-    kv.decay_sum[state] = carry.decay_sum;
-    kv.log_mass[state] = carry.score + carry.fold_c;
+#pragma unroll 1
+  for (int base = 0; base < walk.blocks; base += kThreads) {
+    const int first = base + warp * kWarp, i = first + lane;
+    const double* record = RecordOf(work, kv, walk.first_block + i, walk.head);
+    const Page page = ScanPages(kv, walk, i, record, folds, first_c, space.keep[warp]);
+    if (lane == kWarp - 1) space.total[warp] = page;
+    __syncwarp();
+    if (folds) SumPageKeys<kHeadDim>(work, kv, walk, first, space);
+    __syncthreads();
+    Carry before = carry;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      if (base + w * kWarp >= walk.blocks) break;
+      if (w == warp) before = carry;
+      Advance(carry, space.total[w], folds);
+    }
+    const double decay_sum = StorePage(params, kv, walk, i, page, before);
+    if (folds) CarryKeys<kHeadDim>(space, key_sum);
+    const bool certifies = folds && params.acp == AcpMode::kCertified;
+    double horizon = CUDART_INF;
+    if (certifies) {
+      __syncwarp();
+      double bound = 0;
+      if (page.full) {
+        bound = BoundKeySum<kHeadDim, kGeneral>(params.bound, walk.head,
+                                                static_cast<float>(page.keep), space);
+      }
+      horizon = ScanHorizons(page, before.c + page.c, bound, decay_sum);
+      if (lane == kWarp - 1) space.horizon[warp] = horizon;
+    }
+    __syncthreads();
+    if (!certifies) continue;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      if (w == warp && page.full) kv.horizon[page.summary] = fmin(horizon, carry.horizon);
+      carry.horizon = fmin(carry.horizon, space.horizon[w]);
+    }
   }
+
+  if (!folds || warp != 0 || !has_dim) return;
+#pragma unroll
+  for (int k = 0; k < kDims; ++k) state_keys[lane + k * kWarp] = key_sum[k];
 }
 
 template <int kHeadDim>
 cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                       const StepWork& work, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(kv.shape.q_heads), static_cast<unsigned>(batch.num_seqs));
-  return IsDiagonal(params.bound) || params.acp == AcpMode::kOff
-             ? Launch(AccumulateKernel<kHeadDim, false>, grid, kThreads<kHeadDim>, 0, stream, batch,
-                      params, kv, work)
-             : Launch(AccumulateKernel<kHeadDim, true>, grid, kThreads<kHeadDim>, 0, stream, batch,
-                      params, kv, work);
+  const auto kernel = IsDiagonal(params.bound) || params.acp == AcpMode::kOff
+                          ? AccumulateKernel<kHeadDim, false>
+                          : AccumulateKernel<kHeadDim, true>;
+  constexpr int kBytes = sizeof(Space<kHeadDim>);
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes)) {
+    return error;
+  }
+  return Launch(kernel, grid, kThreads, kBytes, stream, batch, params, kv, work);
 }
 
 }  // namespace

@@ -30,6 +30,14 @@ struct HeadGate {
   double base = 0;  // of the page
 };
 
+// What one lane needs for its part of a row but the norm's weights. A lane whose row is not shifted
+// has zeros in `before` and `shift`.
+struct RowInput {
+  uint4 now;            // the projection's
+  Octet before;         // the sequence's last row
+  __nv_bfloat16 shift;  // logit of the share of `before`
+};
+
 __device__ __forceinline__ HeadGate LoadGate(const AppendParams& params, const PagedKv& kv,
                                              const Token& token) {
   const int g = static_cast<int>(threadIdx.x) % kWarp, group = GroupOf(kv);
@@ -55,48 +63,148 @@ __device__ __forceinline__ void StoreGate(const AppendParams& params, const Page
   kv.c[HeadIndex(kv, token.slot, params.layer, token.kv_head * group + g)] = gate.c;
 }
 
-// A row of the token: job 0 is the key, 1 the value, 2 + g query g of the group.
+// A job is a row of the token: 0 is the key, 1 the value, 2 + g query g of the group; there may be
+// none for a lane.
+__device__ __forceinline__ bool IsQuery(int job) { return job >= 2; }
+__device__ __forceinline__ bool HasJob(const PagedKv& kv, int job) { return job < 2 + GroupOf(kv); }
+
+// Where this lane's dimensions of the job's head are among those of all heads.
+template <int kHeadDim>
+__device__ __forceinline__ int64_t DimsOf(const PagedKv& kv, int kv_head, int job) {
+  const int head = IsQuery(job) ? kv_head * GroupOf(kv) + job - 2 : kv_head;
+  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>;
+  return static_cast<int64_t>(head) * kHeadDim + sub * kOctet;
+}
+
+__device__ __forceinline__ const void* NormOf(const AppendParams& params, int job) {
+  return IsQuery(job) ? params.q_norm : job == 0 ? params.k_norm : nullptr;
+}
+
+// Constants: may be called before WaitForPrevious().
+template <int kHeadDim>
+__device__ __forceinline__ Octet LoadWeights(const AppendParams& params, const PagedKv& kv,
+                                             int kv_head, int job) {
+  Octet weights{};
+  const float* norm = static_cast<const float*>(NormOf(params, job));
+  if (HasJob(kv, job) && norm != nullptr) {
+    weights = LoadOctet(norm + DimsOf<kHeadDim>(kv, kv_head, job));
+  }
+  return weights;
+}
+
+__device__ __forceinline__ int64_t ColumnOf(const AppendParams& params, int job) {
+  return IsQuery(job) ? params.q_column : job == 0 ? params.k_column : params.v_column;
+}
+__device__ __forceinline__ int64_t ShiftColumnOf(const AppendParams& params, int job) {
+  return IsQuery(job) ? -1 : job == 0 ? params.k_shift_column : params.v_shift_column;
+}
+
+// This lane's dimensions of the raw last row.
+template <int kHeadDim>
+__device__ __forceinline__ float* LastOf(const AppendParams& params, const PagedKv& kv,
+                                         const Token& token, int job) {
+  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>;
+  return LastRow(kv, job == 0 ? kv.last_k : kv.last_v, token.slot, params.layer, token.kv_head) +
+         sub * kOctet;
+}
+
+__device__ __forceinline__ void Prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+// Brings what a token's state is read from into the second-level cache, which a step's weights have
+// washed out. Reads nothing but a page id, as a hint: may be called before WaitForPrevious().
+template <int kHeadDim>
+__device__ __forceinline__ void PrefetchState(const AppendParams& params, const PagedKv& kv,
+                                              const Token& token) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, group = GroupOf(kv);
+  const int job = lane / kRowLanes<kHeadDim>;
+  if (!IsQuery(job) && ShiftColumnOf(params, job) >= 0) {
+    Prefetch(LastOf<kHeadDim>(params, kv, token, job));
+  }
+  if (lane >= group) return;
+  const int head = token.kv_head * group + lane;
+  Prefetch(kv.c + HeadIndex(kv, token.slot, params.layer, head));
+  if (params.fgate_bias != nullptr) Prefetch(static_cast<const float*>(params.fgate_bias) + head);
+  const int32_t page = __ldcg(Table(kv, ListIndex(kv, token.slot, params.layer, token.kv_head)) +
+                              token.position / kPageTokens);
+  if (page < 0 || page >= kv.shape.num_pages) return;
+  Prefetch(kv.c_base + static_cast<int64_t>(page) * group + lane);
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ RowInput LoadInput(const AppendParams& params, const PagedKv& kv,
+                                              const Token& token, int job) {
+  RowInput input{};
+  if (!HasJob(kv, job)) return input;
+  const __nv_bfloat16* row = ProjectionRow(params, token.row);
+  input.now = *reinterpret_cast<const uint4*>(row + ColumnOf(params, job) +
+                                              DimsOf<kHeadDim>(kv, token.kv_head, job));
+  const int64_t shift_column = ShiftColumnOf(params, job);
+  if (shift_column < 0) return input;
+  input.shift = row[shift_column + token.kv_head];
+  if (token.position > 0) input.before = LoadOctet(LastOf<kHeadDim>(params, kv, token, job));
+  return input;
+}
+
 template <int kHeadDim>
 __device__ __forceinline__ void AppendRow(const AppendParams& params, const PagedKv& kv,
-                                          const Token& token, int job, bool rotates,
+                                          const Token& token, int job, const RowInput& input,
+                                          const Octet& weights, bool rotates,
                                           const Rotation& rotation) {
-  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>, group = GroupOf(kv);
-  const bool there = job < 2 + group, is_query = job >= 2;
-  const int head = is_query ? token.kv_head * group + job - 2 : token.kv_head;
-  const int64_t column = is_query ? params.q_column : job == 0 ? params.k_column : params.v_column;
-  const int64_t shift_column = is_query   ? -1
-                               : job == 0 ? params.k_shift_column
-                                          : params.v_shift_column;
-  const int64_t in_head = sub * kOctet, of_head = static_cast<int64_t>(head) * kHeadDim + in_head;
-  __nv_bfloat16* row = ProjectionRow(params, token.row);
-  const float* weight = nullptr;
-  if (there && job != 1) {
-    weight = static_cast<const float*>(is_query ? params.q_norm : params.k_norm);
-    if (weight != nullptr) weight += of_head;
+  const bool there = HasJob(kv, job);
+  Octet o = Widen(input.now);
+  if (there && ShiftColumnOf(params, job) >= 0) {
+    StoreOctet(o, LastOf<kHeadDim>(params, kv, token, job));
+    Shift(o, input.before, Sigmoid(__bfloat162float(input.shift)));
   }
-  Octet o{};
-  if (there) o = LoadOctet(row + column + of_head);
-  if (there && shift_column >= 0) {
-    float* last =
-        LastRow(kv, job == 0 ? kv.last_k : kv.last_v, token.slot, params.layer, token.kv_head) +
-        in_head;
-    Octet before{};
-    if (token.position > 0) before = LoadOctet(last);
-    StoreOctet(o, last);
-    Shift(o, before, Sigmoid(__bfloat162float(row[shift_column + token.kv_head])));
+  float square = 0;
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) square += o.x[i] * o.x[i];
+  square = RowSum<kRowLanes<kHeadDim>>(square);
+  if (NormOf(params, job) != nullptr) {
+    const float eps = static_cast<float>(params.qk_norm_eps);
+    const float scale = 1.0f / sqrtf(square * (1.0f / kHeadDim) + eps);
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) o.x[i] = o.x[i] * scale * weights.x[i];
   }
-  Normalize<kHeadDim>(o, weight, static_cast<float>(params.qk_norm_eps));
   if (rotates) {
     Octet rotated = o;
     Rotate<kHeadDim>(rotated, rotation);
     if (job != 1) o = rotated;
   }
+  if (!there) return;
+  const int64_t dims = DimsOf<kHeadDim>(kv, token.kv_head, job);
   const int64_t in_page =
-      (static_cast<int64_t>(token.page) * kPageTokens + token.place) * kHeadDim + in_head;
-  __nv_bfloat16* to = is_query
-                          ? row + column + of_head
+      (static_cast<int64_t>(token.page) * kPageTokens + token.place) * kHeadDim + dims % kHeadDim;
+  __nv_bfloat16* to = IsQuery(job)
+                          ? ProjectionRow(params, token.row) + params.q_column + dims
                           : static_cast<__nv_bfloat16*>(job == 0 ? kv.keys : kv.values) + in_page;
-  if (there) *reinterpret_cast<uint4*>(to) = RoundOctet(o);
+  *reinterpret_cast<uint4*>(to) = RoundOctet(o);
+}
+
+// All rows of the token, kRows at a time; `weights` are those of the first. The next rows are on
+// their way while these are worked on.
+template <int kHeadDim>
+__device__ __forceinline__ void AppendRows(const AppendParams& params, const PagedKv& kv,
+                                           const Token& token, RowInput input, Octet weights,
+                                           bool rotates, const Rotation& rotation) {
+  constexpr int kRows = kWarp / kRowLanes<kHeadDim>;
+  const int jobs = 2 + GroupOf(kv);
+  const int lane_row = static_cast<int>(threadIdx.x) % kWarp / kRowLanes<kHeadDim>;
+  for (int job = lane_row, first = 0;; job += kRows) {
+    first += kRows;
+    RowInput next_input{};
+    Octet next_weights{};
+    if (first < jobs) {
+      next_input = LoadInput<kHeadDim>(params, kv, token, job + kRows);
+      next_weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, job + kRows);
+    }
+    AppendRow<kHeadDim>(params, kv, token, job, input, weights, rotates, rotation);
+    if (first >= jobs) return;
+    input = next_input;
+    weights = next_weights;
+  }
 }
 
 // What a warp needs beside registers to fold a page.
@@ -181,35 +289,40 @@ __device__ __forceinline__ void FoldPage(const AppendParams& params, const Paged
 }
 
 template <int kHeadDim, bool kGeneral>
-__global__ void __launch_bounds__(kThreads, kGeneral ? 4 : 7)
+__global__ void __launch_bounds__(kThreads, 4)
     AppendDecodeKernel(const BatchView batch, const AppendParams params, const PagedKv kv) {
   __shared__ FoldSpace<kHeadDim> space[kWarps];
-  LetNextStart();
+  constexpr int kLanes = kRowLanes<kHeadDim>;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int seq = static_cast<int>(blockIdx.y), group = GroupOf(kv);
   Token token;
   token.kv_head = static_cast<int>(blockIdx.x) * kWarps + warp;
-  WaitForPrevious();
-  if (token.kv_head >= kv.shape.kv_heads) return;
-  token.slot = batch.slot[seq];
-  if (token.slot < 0) return;
-  token.row = batch.row_begin[seq];
-  token.position = batch.position[seq];
+  // Past the first-level cache: an earlier step's may be there.
+  token.row = seq;  // every sequence has one
+  token.slot = __ldcg(batch.slot + seq);
+  token.position = __ldcg(batch.position + seq);
   token.place = static_cast<int>(token.position % kPageTokens);
-  token.page = Table(
-      kv, ListIndex(kv, token.slot, params.layer, token.kv_head))[token.position / kPageTokens];
-
-  HeadGate gate = LoadGate(params, kv, token);
-  constexpr int kLanes = kRowLanes<kHeadDim>, kRows = kWarp / kLanes;
+  const bool there = token.kv_head < kv.shape.kv_heads && token.slot >= 0;
+  Octet weights{};
   Rotation rotation;
   const bool rotates = params.rope_frequency != nullptr;
-  if (rotates) {
-    rotation = RotationAt<kHeadDim>(params.rope_frequency, token.position, lane % kLanes);
+  if (there) {
+    weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, lane / kLanes);
+    PrefetchState<kHeadDim>(params, kv, token);
+    if (rotates) {
+      rotation = RotationAt<kHeadDim>(params.rope_frequency, token.position, lane % kLanes);
+    }
   }
-  for (int job = 0; job < 2 + group; job += kRows) {
-    AppendRow<kHeadDim>(params, kv, token, job + lane / kLanes, rotates, rotation);
-  }
+  WaitForPrevious();
+  LetNextStart();  // not before: see launch.h
+  if (!there) return;
+  // All loads go out side by side but that of the page's c_base.
+  token.page = Table(
+      kv, ListIndex(kv, token.slot, params.layer, token.kv_head))[token.position / kPageTokens];
+  const RowInput input = LoadInput<kHeadDim>(params, kv, token, lane / kLanes);
+  HeadGate gate = LoadGate(params, kv, token);
+  AppendRows<kHeadDim>(params, kv, token, input, weights, rotates, rotation);
   StoreGate(params, kv, token, gate);
 
   if (token.place != kPageTokens - 1 || params.acp == AcpMode::kOff) return;
@@ -225,11 +338,10 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
                       cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((kv.shape.kv_heads + kWarps - 1) / kWarps),
                   static_cast<unsigned>(batch.num_seqs));
-  return IsDiagonal(params.bound) || params.acp == AcpMode::kOff
-             ? Launch(AppendDecodeKernel<kHeadDim, false>, grid, kThreads, 0, stream, batch, params,
-                      kv)
-             : Launch(AppendDecodeKernel<kHeadDim, true>, grid, kThreads, 0, stream, batch, params,
-                      kv);
+  const bool diagonal = IsDiagonal(params.bound) || params.acp == AcpMode::kOff;
+  return Launch(diagonal ? AppendDecodeKernel<kHeadDim, false> : AppendDecodeKernel<kHeadDim, true>,
+                grid, kThreads, SharedBytes(0, batch.num_rows <= kFewRows), stream, batch, params,
+                kv);
 }
 
 }  // namespace

@@ -57,6 +57,9 @@ inline bool IsDiagonal(const QueryBound& bound) {
          bound.absolute == nullptr;
 }
 
+// Good to 2^-22, which the bounds' own slack pays for. A NaN stays.
+__device__ __forceinline__ float SquareRoot(float x) { return x == 0 ? 0 : x * rsqrtf(x); }
+
 // The bound of a head; kGeneral: any kind, else a diagonal one, which is kept in registers.
 template <int kHeadDim, bool kGeneral>
 class HeadBound {
@@ -77,7 +80,7 @@ class HeadBound {
         const float x = diagonal_.x[i] * key.x[i];
         square += x * x;
       }
-      return scale_ * sqrtf(RowSum<kRowLanes<kHeadDim>>(square));
+      return scale_ * SquareRoot(RowSum<kRowLanes<kHeadDim>>(square));
     }
   }
 
@@ -108,7 +111,7 @@ __device__ __forceinline__ KeySums SumKeys(const HeadBound<kHeadDim, kGeneral>& 
 #pragma unroll 2
   for (int j = first + lane / kLanes; j < first + count; j += kWarp / kLanes) {
     const Octet key = LoadOctet(keys + j * kHeadDim + sub * kOctet);
-    const float weight = expf(decay[j]);
+    const float weight = __expf(decay[j]);
     float square = 0;
 #pragma unroll
     for (int i = 0; i < kOctet; ++i) {

@@ -64,7 +64,8 @@ __device__ __forceinline__ float RowSum(float value) {
   return value;
 }
 
-__device__ __forceinline__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+// exp overflows to infinity for large negative x: the sigmoid is then zero.
+__device__ __forceinline__ float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
 // Token shift: alpha * before + (1 - alpha) * now.
 __device__ __forceinline__ void Shift(Octet& now, const Octet& before, float alpha) {
@@ -72,18 +73,23 @@ __device__ __forceinline__ void Shift(Octet& now, const Octet& before, float alp
   for (int i = 0; i < kOctet; ++i) now.x[i] = alpha * before.x[i] + (1.0f - alpha) * now.x[i];
 }
 
-// RMS over the row, then `weight`, this lane's eight; null: the row stays as it is.
+// RMS over the row, then `weight`, this lane's eight.
 template <int kHeadDim>
-__device__ __forceinline__ void Normalize(Octet& o, const float* weight, float eps) {
+__device__ __forceinline__ void NormalizeBy(Octet& o, const Octet& weight, float eps) {
   float square = 0;
 #pragma unroll
-  for (int i = 0; i < kOctet; ++i) square += o.x[i] * o.x[i];
-  square = RowSum<kRowLanes<kHeadDim>>(square);
-  if (weight == nullptr) return;
-  const float scale = 1.0f / sqrtf(square * (1.0f / kHeadDim) + eps);
-  const Octet w = LoadOctet(weight);
+  for (int i = 0; i < kOctet; ++i) square = fmaf(o.x[i], o.x[i], square);
+  const float scale = rsqrtf(fmaf(RowSum<kRowLanes<kHeadDim>>(square), 1.0f / kHeadDim, eps));
 #pragma unroll
-  for (int i = 0; i < kOctet; ++i) o.x[i] = o.x[i] * scale * w.x[i];
+  for (int i = 0; i < kOctet; ++i) o.x[i] = o.x[i] * scale * weight.x[i];
+}
+
+// The same with the weights in memory; null, which may differ from lane to lane: the row stays.
+template <int kHeadDim>
+__device__ __forceinline__ void Normalize(Octet& o, const float* weight, float eps) {
+  Octet normal = o;
+  NormalizeBy<kHeadDim>(normal, weight == nullptr ? Octet{} : LoadOctet(weight), eps);
+  if (weight != nullptr) o = normal;
 }
 
 // RoPE of one position in this lane's dimensions. The angle is taken modulo 2 pi in float64:

@@ -4,7 +4,13 @@
 // Contract of every kernel of this backend: it calls WaitForPrevious() before it touches anything
 // that an earlier kernel of the step may write or still read, its own outputs included; weights and
 // constants may be read before. It may call LetNextStart() at any time, from all its threads; best
-// at the start, for the next kernel waits for this one's end all the same.
+// at the start, for the next kernel waits for this one's end all the same. Some thread of every
+// launch waits, so the end of a kernel implies that of all before it.
+//
+// BatchView's slot, row_begin and position are copied before the step's first kernel, and so are
+// constants. AppendDecode calls LetNextStart() only after its WaitForPrevious(): when the kernel
+// behind it starts, all those before AppendDecode have ended, so that DecodeAttention reads ahead
+// whatever AppendDecode does not write.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,6 +18,9 @@
 #include <cstddef>
 
 namespace fox::cuda {
+
+// Steps of so few rows are bound by latency: their kernels are to overlap (SharedBytes::most).
+inline constexpr int kFewRows = 4;
 
 #if defined(__CUDACC__)
 __device__ __forceinline__ void WaitForPrevious() {
@@ -27,10 +36,20 @@ __device__ __forceinline__ void LetNextStart() {
 }
 #endif
 
+// Dynamic shared memory of a block. A multiprocessor divides its memory between shared memory and
+// L1 in one way at a time and has to be empty to change it: kernels that are to overlap on it must
+// all ask for the largest share, whatever they use.
+struct SharedBytes {
+  SharedBytes(size_t size, bool ask_for_most = false)  // NOLINT: a size is enough for most
+      : bytes(size), most(ask_for_most) {}
+  size_t bytes;
+  bool most;
+};
+
 // Launches kernel<<<grid, block, shared, stream>>>(arguments...), overlapping its start with the
 // end of the previous kernel where the device can (compute capability 9.0 and later).
 template <typename... Parameters, typename... Arguments>
-cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, SharedBytes shared,
                    cudaStream_t stream, Arguments&&... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
   static const bool overlaps = [] {
@@ -43,13 +62,22 @@ cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t 
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
-  config.dynamicSmemBytes = shared_bytes;
+  config.dynamicSmemBytes = shared.bytes;
   config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = overlaps ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (overlaps) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+#if CUDART_VERSION >= 12060  // the attribute is younger than the oldest toolkit we build with
+  if (overlaps && shared.most) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attribute.val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+  }
+#endif
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }
 

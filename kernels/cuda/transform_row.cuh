@@ -278,13 +278,14 @@ __device__ __forceinline__ void TransformUnits(const RowSource& s, int64_t first
 
 }  // namespace transform
 
-// Brings the constants of the transform into the L2; before WaitForPrevious().
+// Brings the constants of the transform into the L2, by kThreads threads; before WaitForPrevious().
+template <int kThreads = kTransformThreads>
 __device__ __forceinline__ void PrefetchTransform(const RowSource& s) {
   constexpr int kLineFloats = 32;
   if (s.weight == nullptr) return;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x) * kLineFloats; i < s.in_cols;
-       i += kTransformThreads * kLineFloats) {
+       i += kThreads * kLineFloats) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(s.weight + i)));
   }
 }

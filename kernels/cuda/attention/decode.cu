@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/attention/decode.h"
 #include "kernels/cuda/attention/decode_items.h"
+#include "kernels/cuda/attention/decode_loads.h"
 #include "kernels/cuda/launch.h"
 
 namespace fox::cuda {
@@ -22,23 +23,6 @@ using namespace decode;
 constexpr int kMergeDepth = 4;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
-
-template <int kHeadDim>
-struct Layout {
-  static constexpr int kDims = 8;                     // of a lane: 16 bytes
-  static constexpr int kLanes = kHeadDim / kDims;     // that share a key
-  static constexpr int kGroups = kWarp / kLanes;      // keys of one load instruction
-  static constexpr int kLoads = kUnitKeys / kGroups;  // of a unit's keys; equals kLanes
-  // Blocks on a multiprocessor that the registers must allow: each holds 4 * 64 * kHeadDim bytes
-  // of keys, and as many of values, in flight; 128 KB in all for head_dim 64 and 128.
-  static constexpr int kBlocks = kHeadDim == 128 ? 2 : 4;
-};
-
-// The gates of a unit: of its page, and of this lane's key.
-struct Gate {
-  double base;
-  float local;
-};
 
 // A softmax in progress, logits in log2 units: `sum` and `out` are this lane's share.
 struct Softmax {
@@ -61,16 +45,6 @@ struct Shared {
   float sum[kWarps];
 };
 
-// Not .nc: under programmatic dependent launch the previous kernel may still be writing pages while
-// this one already runs.
-__device__ uint4 LoadOnce(const void* address) {
-  uint4 x;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "l"(address));
-  return x;
-}
-
 __device__ float WarpMax(float x) {
   for (int step = kWarp / 2; step > 0; step /= 2) {
     x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, step));
@@ -81,44 +55,6 @@ __device__ float WarpMax(float x) {
 __device__ float WarpSum(float x) {
   for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
   return x;
-}
-
-// ---- Loads.
-
-// The key of a unit whose logit is this lane's (see Product).
-template <int kHeadDim>
-__device__ int LaneKey() {
-  using L = Layout<kHeadDim>;
-  return Lane() % L::kLanes * L::kGroups + Lane() / L::kLanes;
-}
-
-template <int kHeadDim>
-__device__ Gate LoadGate(const Decode& a, const Pair& pair, const Unit& unit) {
-  const int64_t summary = Summary(a, unit.page, pair);
-  const int key = min(LaneKey<kHeadDim>(), max(unit.valid - 1, 0));
-  return {a.kv.c_base[summary], LocalGate(a, summary, unit.half * kUnitKeys + key)};
-}
-
-// tile[i]: this lane's 8 dims of key i * kGroups + lane / kLanes. What lies behind the valid keys
-// is never read (it may be NaN): the last valid key stands in for it, with weight zero.
-template <int kHeadDim>
-__device__ void LoadTile(const void* pool, const Unit& unit,
-                         uint4 (&tile)[Layout<kHeadDim>::kLoads]) {
-  using L = Layout<kHeadDim>;
-  constexpr int kRowBytes = kHeadDim * 2;
-  const int group = Lane() / L::kLanes;
-  const int64_t row = static_cast<int64_t>(unit.page) * kPageTokens + unit.half * kUnitKeys + group;
-  const char* first = static_cast<const char*>(pool) + row * kRowBytes + Lane() % L::kLanes * 16;
-  if (unit.valid == kUnitKeys) {
-#pragma unroll
-    for (int i = 0; i < L::kLoads; ++i) tile[i] = LoadOnce(first + i * L::kGroups * kRowBytes);
-  } else {
-    const int last = max(unit.valid - 1, 0) - group;
-#pragma unroll
-    for (int i = 0; i < L::kLoads; ++i) {
-      tile[i] = LoadOnce(first + min(i * L::kGroups, last) * kRowBytes);
-    }
-  }
 }
 
 // ---- Arithmetic.
@@ -172,8 +108,7 @@ __device__ float Weigh(const KeptPair<kHeadDim>& kept,
   const float4* from = reinterpret_cast<const float4*>(kept.q + Lane() % L::kLanes * L::kDims);
   const float4 low = from[0], high = from[1];
   const float q[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-  const Pair& pair = kept.pair;
-  const float decay = static_cast<float>(pair.base - gate.base) + (pair.local - gate.local);
+  const float decay = static_cast<float>(kept.base - gate.base) + (kept.local - gate.local);
   const float product = Product<kHeadDim>(q, keys);
   const float logit =
       LaneKey<kHeadDim>() < valid ? fmaf(product, scale, decay * kLog2E) : -INFINITY;
@@ -213,7 +148,7 @@ __device__ void AddValues(float weight, const uint4 (&values)[Layout<kHeadDim>::
 template <int kHeadDim>
 __device__ void StoreRow(const Decode& a, const Pair& pair, float max, float sum, float out) {
   const int head = pair.index % a.kv.shape.q_heads;
-  const int64_t row = a.batch.row_begin[pair.index / a.kv.shape.q_heads];
+  const int64_t row = pair.row;
   const int t = static_cast<int>(threadIdx.x);
   static_cast<__nv_bfloat16*>(
       a.params.out.data)[row * a.params.out.row_stride + head * kHeadDim + t] =
@@ -303,38 +238,57 @@ __device__ bool IsComplete(const Decode& a, const Pair& pair, int done) {
   return __syncthreads_or(last) != 0;
 }
 
-// Merges a pair's partial results: warp w takes items w, w + 4, ... in order, then the warps' sums
-// are added in order. Reads go past the first-level cache, where other blocks' writes do not come.
+// What a warp has under way of a pair's partial results, one dim in kWarp of each.
 template <int kHeadDim>
-__device__ void MergeItems(const Decode& a, const Pair& pair, Shared<kHeadDim>& shared) {
-  constexpr int kStride = kHeadDim + 2;
-  constexpr int kColumns = kHeadDim < kWarp ? 1 : kHeadDim / kWarp;
-  const float* partial = a.work.partial + static_cast<int64_t>(pair.begin) * kStride;
-  const int count = pair.end - pair.begin;
-  float max = -INFINITY;
-  for (int i = Lane(); i < count; i += kWarp) max = fmaxf(max, __ldcg(partial + i * kStride));
-  max = WarpMax(max);
+struct Partials {
+  static constexpr int kStride = kHeadDim + 2;
+  static constexpr int kColumns = kHeadDim < kWarp ? 1 : kHeadDim / kWarp;
+  float max[kMergeDepth], sum[kMergeDepth], out[kMergeDepth][kColumns];
 
-  float sum = 0, out[kColumns] = {};
-  for (int first = Warp(); first < count; first += kWarps * kMergeDepth) {
-    float item_max[kMergeDepth], item_sum[kMergeDepth], item_out[kMergeDepth][kColumns];
+  // Those of items first, first + 4, ...; the last item stands in behind the end.
+  __device__ void Load(const float* partial, int first, int count) {
 #pragma unroll
     for (int u = 0; u < kMergeDepth; ++u) {
       const float* item = partial + min(first + u * kWarps, count - 1) * kStride;
-      item_max[u] = __ldcg(item);
-      item_sum[u] = __ldcg(item + 1);
+      max[u] = LoadCoherent(item);
+      sum[u] = LoadCoherent(item + 1);
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        item_out[u][j] = __ldcg(item + 2 + (j * kWarp + Lane()) % kHeadDim);
+        out[u][j] = LoadCoherent(item + 2 + (j * kWarp + Lane()) % kHeadDim);
       }
     }
+  }
+};
+
+// Merges a pair's partial results: warp w takes items w, w + 4, ... in order, then the warps' sums
+// are added in order.
+template <int kHeadDim>
+__device__ void MergeItems(const Decode& a, const Pair& pair, Shared<kHeadDim>& shared) {
+  using P = Partials<kHeadDim>;
+  constexpr int kColumns = P::kColumns;
+  const float* partial = a.work.partial + static_cast<int64_t>(pair.begin) * P::kStride;
+  const int count = pair.end - pair.begin;
+  // The first ones are on their way while the maximum is found.
+  float max = LoadCoherent(partial + min(Lane(), count - 1) * P::kStride);
+  P items;
+  items.Load(partial, Warp(), count);
+  for (int i = Lane() + kWarp; i < count; i += kWarp) {
+    max = fmaxf(max, LoadCoherent(partial + i * P::kStride));
+  }
+  max = WarpMax(max);
+
+  float sum = 0, out[kColumns] = {};
+  for (int first = Warp();;) {
 #pragma unroll
     for (int u = 0; u < kMergeDepth; ++u) {
-      const float weight = first + u * kWarps < count ? exp2f(item_max[u] - max) : 0.0f;
-      sum = fmaf(weight, item_sum[u], sum);
+      const float weight = first + u * kWarps < count ? exp2f(items.max[u] - max) : 0.0f;
+      sum = fmaf(weight, items.sum[u], sum);
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j) out[j] = fmaf(weight, item_out[u][j], out[j]);
+      for (int j = 0; j < kColumns; ++j) out[j] = fmaf(weight, items.out[u][j], out[j]);
     }
+    first += kWarps * kMergeDepth;
+    if (first >= count) break;
+    items.Load(partial, first, count);
   }
 #pragma unroll
   for (int j = 0; j < kColumns; ++j) {
@@ -360,20 +314,35 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
     DecodeKernel(const __grid_constant__ Decode a) {
   using L = Layout<kHeadDim>;
   __shared__ Shared<kHeadDim> shared;
-  LetNextStart();
-  WaitForPrevious();
-  const ItemRange items = ItemsOfBlock(ItemBegin(a)[NumPairs(a)]);
-  if (items.first == items.last) return;
+  if (!a.after_append_decode) WaitForPrevious();
+  Pair pair;
+  const ItemRange items = FindItems(a, pair);
+  if (items.first == items.last) {
+    // Some block must wait, so that the end of this kernel implies that of all before it.
+    if (blockIdx.x == 0) WaitForPrevious();
+    return;
+  }
 
+  // All but q and gates is on its way before the wait. The row's own page may be read half written
+  // then, and so is read again.
   KeptPair<kHeadDim>* pairs = shared.pairs[Warp()];
   Cursor next{0, items.first, 0, 0};
-  Keep(a, FirstPair(a, items.first), pairs[0]);
-  EnterItem(a, pairs[0].pair, next);
-  Unit unit = UnitAt(pairs[0].pair, next.round, true);
+  EnterItem(a, pair, next);
+  Unit unit = UnitAt(pair, next.round, true);
+  const Unit second = UnitAt(pair, min(next.round + 1, next.round_end - 1), true);
   uint4 keys[L::kLoads], values[L::kLoads];
-  Gate gate = LoadGate<kHeadDim>(a, pairs[0].pair, unit);
+  PrefetchGates(a, pair, unit);
   LoadTile<kHeadDim>(a.kv.keys, unit, keys);
   LoadTile<kHeadDim>(a.kv.values, unit, values);
+  PrefetchGates(a, pair, second);
+  PrefetchTiles<kHeadDim>(a, second);
+  LetNextStart();
+  WaitForPrevious();
+  const Row<kHeadDim> row = LoadRow<kHeadDim>(a, pair);
+  Gate gate = LoadGate<kHeadDim>(a, pair, unit);
+  LoadTileAgain<kHeadDim>(a.kv.keys, unit, keys);
+  LoadTileAgain<kHeadDim>(a.kv.values, unit, values);
+  Keep(pair, row, pairs[0]);
   Softmax softmax;
   int buffer = 0;
   for (bool more = true; more;) {
@@ -390,15 +359,16 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
     LoadTile<kHeadDim>(a.kv.values, unit, values);
     if (next.item == now.item) continue;
 
-    const Pair& pair = pairs[now.slot].pair;
-    FinishItem<kHeadDim>(a, pair, now.item, softmax, shared.item[buffer]);
-    if (threadIdx.x == 0 && now.item == pair.begin) CountPages(a, pair);
+    const Pair& done_pair = pairs[now.slot].pair;
+    FinishItem<kHeadDim>(a, done_pair, now.item, softmax, shared.item[buffer]);
     softmax = Softmax();
     buffer ^= 1;
     const bool pair_ends = !more || next.slot != now.slot;
-    if (!pair_ends || pair.end - pair.begin == 1) continue;
-    const int done = min(pair.end, items.last) - max(pair.begin, items.first);
-    if (IsComplete(a, pair, done)) MergeItems<kHeadDim>(a, pair, shared);
+    if (pair_ends && done_pair.end - done_pair.begin > 1) {
+      const int done = min(done_pair.end, items.last) - max(done_pair.begin, items.first);
+      if (IsComplete(a, done_pair, done)) MergeItems<kHeadDim>(a, done_pair, shared);
+    }
+    if (threadIdx.x == 0 && now.item == done_pair.begin) CountPages(a, done_pair);
   }
 }
 
@@ -423,7 +393,8 @@ cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
     const cudaError_t error = GridSize<kHeadDim>(&blocks);
     if (error != cudaSuccess) return error;
   }
-  return Launch(DecodeKernel<kHeadDim>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0,
+  const SharedBytes shared(0, arguments.batch.num_rows <= kFewRows);
+  return Launch(DecodeKernel<kHeadDim>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), shared,
                 stream, arguments);
 }
 
@@ -433,7 +404,8 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
                             const PagedKv& kv, const StepWork& work, cudaStream_t stream) {
   if (batch.num_seqs == 0) return cudaSuccess;
   if (work.item_pages % kRoundPages != 0) return cudaErrorInvalidValue;
-  const Decode arguments{batch, params, kv, work, kv.shape.group()};
+  const bool after_append_decode = batch.num_rows == batch.num_seqs;  // else prefill's kernels
+  const Decode arguments{batch, params, kv, work, kv.shape.group(), after_append_decode};
   switch (kv.shape.head_dim) {
     case 16:
       return LaunchFor<16>(arguments, stream);

@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/cuda/step_work.h"
 #include "kernels/op_params.h"
@@ -29,6 +30,9 @@ struct Decode {
   PagedKv kv;
   StepWork work;
   int group;  // query heads of a kv head
+  // Whether the kernel right before is AppendDecode, which starts this one when all before it have
+  // ended (launch.h): what AppendDecode does not write may then be read while it runs.
+  bool after_append_decode;
 };
 
 // One (sequence, query head) and its window.
@@ -38,9 +42,19 @@ struct Pair {
   int length;      // keys
   int first_live;  // page
   int group_head;  // among the query heads of its kv head
+  int row;         // in the batch
   const int32_t* table;
+  int64_t own;  // the place of its own page's gates, by page and query head of the group
+};
+
+// What AppendDecode writes of a pair's row: the gates and, spread over the lanes, q.
+template <int kHeadDim>
+struct Row {
+  static constexpr int kWords = kHeadDim / 2;  // of two dims
+  static constexpr int kLaneWords = (kWords + kWarp - 1) / kWarp;
   double base;  // the row's cumulative log gate is base + local
   float local;
+  uint32_t q[kLaneWords];
 };
 
 // What a warp keeps of a pair in shared memory, which saves registers and waiting. Each warp has
@@ -48,6 +62,8 @@ struct Pair {
 template <int kHeadDim>
 struct KeptPair {
   Pair pair;
+  double base;
+  float local;
   alignas(16) float q[kHeadDim];
 };
 
@@ -64,7 +80,26 @@ struct Unit {
   int32_t page;  // id
   int half;
   int valid;  // keys, counted from the first
+  bool own;   // the page is the row's own, the one that AppendDecode writes
 };
+
+// From the second-level cache, which is all that blocks share: the first-level one may hold what
+// was there before the previous kernel ended. Stays on its side of WaitForPrevious().
+template <typename T>
+__device__ T LoadCoherent(const T* address) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  T value;
+  if constexpr (sizeof(T) == 4) {
+    uint32_t bits;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(bits) : "l"(address));
+    memcpy(&value, &bits, sizeof(T));
+  } else {
+    uint64_t bits;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(bits) : "l"(address));
+    memcpy(&value, &bits, sizeof(T));
+  }
+  return value;
+}
 
 __device__ inline int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 __device__ inline int Warp() { return static_cast<int>(threadIdx.x) / kWarp; }
@@ -85,57 +120,105 @@ __device__ inline int64_t Summary(const Decode& a, int32_t page, const Pair& pai
   return static_cast<int64_t>(page) * a.group + pair.group_head;
 }
 
-__device__ inline float LocalGate(const Decode& a, int64_t summary, int token) {
-  return static_cast<const float*>(a.kv.local_gate)[summary * kPageTokens + token];
+__device__ inline const float* LocalGates(const Decode& a, int64_t summary) {
+  return static_cast<const float*>(a.kv.local_gate) + summary * kPageTokens;
 }
 
-__device__ inline Pair LoadPair(const Decode& a, int index, int begin, int end) {
+// All but what AppendDecode writes, and but the items.
+__device__ inline Pair LoadPair(const Decode& a, int index) {
   const PagedKvShape& shape = a.kv.shape;
   const int seq = index / shape.q_heads, head = index % shape.q_heads;
+  const int slot = LoadCoherent(a.batch.slot + seq);
+  const int64_t position = LoadCoherent(a.batch.position + seq);
+  const int64_t row = LoadCoherent(a.batch.row_begin + seq);
   const int64_t list =
-      (static_cast<int64_t>(a.batch.slot[seq]) * shape.layers + a.params.layer) * shape.kv_heads +
+      (static_cast<int64_t>(slot) * shape.layers + a.params.layer) * shape.kv_heads +
       head / a.group;
   Pair pair;
   pair.index = index;
-  pair.begin = begin;
-  pair.end = end;
-  pair.length = static_cast<int>(a.batch.position[seq]) + 1;
-  pair.first_live = a.kv.first_live[list];
-  pair.group_head = head % a.group;
+  pair.length = static_cast<int>(position) + 1;
   pair.table = a.kv.page_table + list * shape.max_pages;
-  const int64_t summary = Summary(a, pair.table[NumPages(pair) - 1], pair);
-  pair.base = a.kv.c_base[summary];
-  pair.local = LocalGate(a, summary, (pair.length - 1) % kPageTokens);
+  pair.first_live = LoadCoherent(a.kv.first_live + list);
+  const int32_t page = LoadCoherent(pair.table + NumPages(pair) - 1);
+  pair.group_head = head % a.group;
+  pair.row = static_cast<int>(row);
+  pair.own = Summary(a, page, pair);
   return pair;
 }
 
 template <int kHeadDim>
-__device__ void Keep(const Decode& a, const Pair& pair, KeptPair<kHeadDim>& kept) {
-  const int64_t row = a.batch.row_begin[pair.index / a.kv.shape.q_heads];
-  const uint16_t* q = static_cast<const uint16_t*>(a.params.q.data) + row * a.params.q.row_stride +
-                      pair.index % a.kv.shape.q_heads * kHeadDim;
+__device__ Row<kHeadDim> LoadRow(const Decode& a, const Pair& pair) {
+  using R = Row<kHeadDim>;
+  const uint32_t* q = reinterpret_cast<const uint32_t*>(
+      static_cast<const uint16_t*>(a.params.q.data) + pair.row * a.params.q.row_stride +
+      pair.index % a.kv.shape.q_heads * kHeadDim);
+  R row;
+#pragma unroll
+  for (int i = 0; i < R::kLaneWords; ++i) {
+    row.q[i] = LoadCoherent(q + min(i * kWarp + Lane(), R::kWords - 1));
+  }
+  row.base = LoadCoherent(a.kv.c_base + pair.own);
+  row.local = LoadCoherent(LocalGates(a, pair.own) + (pair.length - 1) % kPageTokens);
+  return row;
+}
+
+template <int kHeadDim>
+__device__ void Keep(const Pair& pair, const Row<kHeadDim>& row, KeptPair<kHeadDim>& kept) {
+  using R = Row<kHeadDim>;
   __syncwarp();
-  for (int m = Lane(); m < kHeadDim; m += kWarp) kept.q[m] = Low(q[m]);
-  if (Lane() == 0) kept.pair = pair;
+#pragma unroll
+  for (int i = 0; i < R::kLaneWords; ++i) {
+    const int word = i * kWarp + Lane();
+    if (word < R::kWords) {
+      reinterpret_cast<float2*>(kept.q)[word] = {Low(row.q[i]), High(row.q[i])};
+    }
+  }
+  if (Lane() == 0) {
+    kept.pair = pair;
+    kept.base = row.base;
+    kept.local = row.local;
+  }
   __syncwarp();
 }
 
-// The pair that owns `item`: the last one that begins at or before it. The block's threads probe
-// side by side, so up to 128 * 128 pairs take two reads one after the other.
-__device__ inline Pair FirstPair(const Decode& a, int item) {
+// Block b of n takes items [first, last): as many as the others, or one more. A few items go to the
+// first blocks, which lie on different multiprocessors.
+struct ItemRange {
+  int first, last;
+};
+
+__device__ inline ItemRange ItemsOfBlock(int num_items) {
+  const int n = static_cast<int>(gridDim.x), b = static_cast<int>(blockIdx.x);
+  const int share = num_items / n, rest = num_items % n;
+  const int first = b * share + min(b, rest);
+  return {first, first + share + (b < rest ? 1 : 0)};
+}
+
+// The block's items, and the pair that owns the first: the last one that begins at or before it.
+// The block's threads probe side by side, up to 128 pairs while the items are counted.
+__device__ inline ItemRange FindItems(const Decode& a, Pair& pair) {
   const int32_t* item_begin = ItemBegin(a);
-  int low = 0, count = NumPairs(a);
-  while (count > 1) {
-    const int stride = (count + kThreads - 1) / kThreads;
-    const int probe = static_cast<int>(threadIdx.x) * stride;
-    const int below = __syncthreads_count(probe < count && item_begin[low + probe] <= item);
+  int low = 0, count = NumPairs(a), stride = (count + kThreads - 1) / kThreads;
+  int probe = static_cast<int>(threadIdx.x) * stride;
+  const int num_items = LoadCoherent(item_begin + count);
+  int probed = LoadCoherent(item_begin + min(probe, count));
+  const ItemRange items = ItemsOfBlock(num_items);
+  if (items.first == items.last) return items;
+  for (;;) {
+    const int below = __syncthreads_count(probe < count && probed <= items.first);
     low += (below - 1) * stride;
     count = min(stride, count - (below - 1) * stride);
+    if (count == 1) break;
+    stride = (count + kThreads - 1) / kThreads;
+    probe = static_cast<int>(threadIdx.x) * stride;
+    probed = LoadCoherent(item_begin + low + min(probe, count));
   }
+  const int bound = LoadCoherent(item_begin + low + Lane() % 2);
+  pair = LoadPair(a, low);
   // Through a shuffle, so that the pages' loads, later, need not be waited for to use these.
-  const int bound = item_begin[low + Lane() % 2];
-  const int begin = __shfl_sync(kAllLanes, bound, 0), end = __shfl_sync(kAllLanes, bound, 1);
-  return LoadPair(a, low, begin, end);
+  pair.begin = __shfl_sync(kAllLanes, bound, 0);
+  pair.end = __shfl_sync(kAllLanes, bound, 1);
+  return items;
 }
 
 // The next pair that owns items, `item` being its first. Lanes look at many pairs at once, because
@@ -143,11 +226,14 @@ __device__ inline Pair FirstPair(const Decode& a, int item) {
 __device__ inline Pair NextPair(const Decode& a, int index, int item) {
   const int32_t* item_begin = ItemBegin(a);
   for (;; index += kWarp) {
-    const int end = item_begin[min(index + 2 + Lane(), NumPairs(a))];
+    const int end = LoadCoherent(item_begin + min(index + 2 + Lane(), NumPairs(a)));
     const unsigned owners = __ballot_sync(kAllLanes, end > item);
     if (owners == 0) continue;
     const int lane = __ffs(static_cast<int>(owners)) - 1;
-    return LoadPair(a, index + 1 + lane, item, __shfl_sync(kAllLanes, end, lane));
+    Pair pair = LoadPair(a, index + 1 + lane);
+    pair.begin = item;
+    pair.end = __shfl_sync(kAllLanes, end, lane);
+    return pair;
   }
 }
 
@@ -167,7 +253,7 @@ __device__ bool Advance(const Decode& a, int last, KeptPair<kHeadDim>* kept, Cur
   if (cursor.item == pair.end) {
     const Pair next = NextPair(a, pair.index, cursor.item);
     cursor.slot ^= 1;
-    Keep(a, next, kept[cursor.slot]);
+    Keep(next, LoadRow<kHeadDim>(a, next), kept[cursor.slot]);
   }
   EnterItem(a, kept[cursor.slot].pair, cursor);
   return true;
@@ -179,21 +265,8 @@ __device__ inline Unit UnitAt(const Pair& pair, int round, bool exists) {
   const int half = Warp() % kUnitsPerPage;
   const int valid = min(kUnitKeys, pair.length - page * kPageTokens - half * kUnitKeys);
   const bool inside = exists && page >= pair.first_live && valid > 0;
-  const int32_t id = pair.table[min(max(page, pair.first_live), NumPages(pair) - 1)];
-  return {id, inside ? half : 0, inside ? valid : 0};
-}
-
-// Block b of n takes items [first, last): as many as the others, or one more. A few items go to the
-// first blocks, which lie on different multiprocessors.
-struct ItemRange {
-  int first, last;
-};
-
-__device__ inline ItemRange ItemsOfBlock(int num_items) {
-  const int n = static_cast<int>(gridDim.x), b = static_cast<int>(blockIdx.x);
-  const int share = num_items / n, rest = num_items % n;
-  const int first = b * share + min(b, rest);
-  return {first, first + share + (b < rest ? 1 : 0)};
+  const int last = NumPages(pair) - 1, at = min(max(page, pair.first_live), last);
+  return {LoadCoherent(pair.table + at), inside ? half : 0, inside ? valid : 0, at == last};
 }
 
 }  // namespace fox::cuda::decode

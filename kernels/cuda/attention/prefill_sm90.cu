@@ -26,6 +26,7 @@ __device__ __forceinline__ void InitBarriers(PrefillShared<kHeadDim>& shared) {
     shared.item_full[i].Init(1);
     shared.item_empty[i].Init(1 + kConsumerWarps);
   }
+  shared.item_ending.Init(1);
   for (int i = 0; i < kQuerySlots; ++i) {
     shared.q_full[i].Init(1);
     shared.q_empty[i].Init(kConsumerWarps);

@@ -96,7 +96,7 @@ class PrefillConsumer {
       shared_.q_full[q_slot].Wait(count / kQuerySlots % 2);
       int visited = 0;
       if (item.count > half_ * kHalfRows) {
-        const uint32_t begin = counter_;
+        begin_ = counter_;
         q_ = KeyMajor(shared_.q[q_slot] + half_ * kHalfRows * Plan::kLineBytes);
         track_max_ = item.track_max != 0;
         if constexpr (Plan::kTwoScores) {
@@ -104,7 +104,7 @@ class PrefillConsumer {
         } else {
           WalkInTurn(item);
         }
-        visited = static_cast<int>(counter_ - begin);
+        visited = static_cast<int>(counter_ - begin_);
       }
       Release(shared_.q_empty[q_slot]);
       if (visited > 0) Store(item);
@@ -296,6 +296,12 @@ class PrefillConsumer {
     return !WarpgroupAny(!proven, half_);
   }
 
+  // Asking costs a few percent of a tile's walk: most local heads see two tiles and never ask, and
+  // long walks ask seldom.
+  __device__ __forceinline__ bool IsTimeToAsk() const {
+    return (counter_ - begin_) % (counter_ - begin_ < 8 ? 2 : 8) == 0;
+  }
+
   // --- walks: over tiles counter_, counter_ + 1, ...; afterwards counter_ is behind the last one
   // visited and all products are done.
 
@@ -346,7 +352,7 @@ class PrefillConsumer {
     ++counter_;
     WgmmaWait<1>();
     PinSums(s);
-    if constexpr (kCertified) return more && MayStop(item, stop_at);
+    if constexpr (kCertified) return more && IsTimeToAsk() && MayStop(item, stop_at);
     return false;
   }
 
@@ -369,7 +375,7 @@ class PrefillConsumer {
     for (++counter_; counter_ != end; ++counter_) {
       WaitForKeys(counter_);
       if constexpr (kCertified) {
-        if (MayStop(item, shared_.stop_at[counter_ % kStages])) break;
+        if (IsTimeToAsk() && MayStop(item, shared_.stop_at[counter_ % kStages])) break;
       }
       AwaitTurn();
       IssueScores(s, counter_);
@@ -411,8 +417,6 @@ class PrefillConsumer {
       if (over) break;
     }
   }
-
-  // --- results
 
   __device__ __forceinline__ void Store(const PrefillItem& item) {
     const int quad_lane = lane_ % 4;
@@ -484,6 +488,7 @@ class PrefillConsumer {
   const PrefillArguments& arguments_;
   const int half_, lane_, row_;  // row_ and row_ + 8 of the tile are this thread's
   uint32_t counter_ = 0;         // of key/value tiles
+  uint32_t begin_ = 0;           // the item's first
   uint64_t q_ = 0;
   bool track_max_ = true;
   float out_[kHeadDim / 2];

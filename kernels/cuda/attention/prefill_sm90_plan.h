@@ -24,6 +24,8 @@ inline constexpr int kHalfRows = kTileRows / kHalves;
 inline constexpr int kConsumerWarps = 4 * kHalves;
 inline constexpr int kPrefillThreads = 128 + 128 * kHalves;
 inline constexpr int kItemSlots = 3;
+// The next item is fetched when so many of an item's key/value tiles are still to be requested.
+inline constexpr int kTilesBeforeNext = 8;
 inline constexpr int kQuerySlots = 2;
 // Heads that run side by side, so that their keys and values stay in the L2 cache.
 inline constexpr int kHeadGroup = 8;
@@ -88,6 +90,7 @@ struct alignas(1024) PrefillShared {
   PrefillItem items[kItemSlots];
 
   Mbarrier item_full[kItemSlots], item_empty[kItemSlots];
+  Mbarrier item_ending;  // the loader is near the end of the newest item
   Mbarrier q_full[kQuerySlots], q_empty[kQuerySlots];
   Mbarrier k_full[Plan::kStages], k_empty[Plan::kStages];
   Mbarrier v_full[Plan::kStages], v_empty[Plan::kStages];

@@ -63,14 +63,16 @@ __device__ __forceinline__ PrefillItem MakeItem(const PrefillArguments& argument
   return item;
 }
 
-// One lane fetches items until there are none, then passes on one of no rows.
+// One lane fetches items until there are none, then passes on one of no rows. An item is fetched
+// only when the one before it is almost loaded: a block that holds long items in reserve would
+// still work on them when all others are done.
 template <int kHeadDim>
 __device__ __forceinline__ void ScheduleItems(PrefillShared<kHeadDim>& shared,
                                               const PrefillArguments& arguments) {
   const int num_tiles = *arguments.work.num_tiles;
   const int total = num_tiles * arguments.kv.shape.q_heads;
   int slot = 0;
-  uint32_t phase = 0;
+  uint32_t phase = 0, ending_phase = 0;
   for (bool more = true; more;) {
     const int index = atomicAdd(arguments.work.tile_counter, 1);
     more = index < total;
@@ -83,6 +85,8 @@ __device__ __forceinline__ void ScheduleItems(PrefillShared<kHeadDim>& shared,
       slot = 0;
       phase ^= 1;
     }
+    if (more) shared.item_ending.Wait(ending_phase);
+    ending_phase ^= 1;
   }
 }
 
@@ -139,33 +143,46 @@ class PrefillLoader {
     }
   }
 
-  __device__ __forceinline__ void LoadTiles(const PrefillItem& item) {
+  // What the loader reads of a tile for itself, requested one tile ahead. Four keys a lane.
+  struct TileGates {
+    int id0, id1;  // page ids; -1: not seen
+    int page0, page1;
+    double base, score;
+    float4 local;
+  };
+
+  __device__ __forceinline__ TileGates RequestGates(const PrefillItem& item, int i) {
     const PagedKv& kv = arguments_.kv;
     const int group = GroupOf(kv), in_group = item.head % group;
-    const int32_t* table = kv.page_table + item.table;
-    const int first_page = item.first_page, last_page = item.last_page();
-    const double reference = item.reference;
     constexpr int kTilesRead = kWarp / 2;  // page ids are read a warp at a time
-    int ids = 0;
-    for (int i = 0; i < item.slots; ++i, ++counter_) {
-      const int tile = item.diagonal() - i;
-      if (i % kTilesRead == 0) {
-        const int page = 2 * tile + 1 - lane_;
-        ids = page >= first_page && page <= last_page ? table[page] : -1;
-      }
-      const int id1 = __shfl_sync(kAllLanes, ids, 2 * (i % kTilesRead));
-      const int id0 = __shfl_sync(kAllLanes, ids, 2 * (i % kTilesRead) + 1);
-      const int page0 = id0 >= 0 ? id0 : id1, page1 = id1 >= 0 ? id1 : id0;
-      // Four keys a lane.
-      const int64_t own = static_cast<int64_t>(lane_ < 16 ? page0 : page1) * group + in_group;
-      const double base = kv.c_base[own];
-      const float4 local =
-          reinterpret_cast<const float4*>(kv.local_gate)[own * (kPageTokens / 4) + lane_ % 16];
-      double score = 0;
-      if constexpr (kCertified) {
-        if (i > 0) score = kv.score[static_cast<int64_t>(page1) * group + in_group];
-      }
+    if (i % kTilesRead == 0) {
+      const int page = 2 * (item.diagonal() - i) + 1 - lane_;
+      const bool seen = page >= item.first_page && page <= item.last_page();
+      ids_ = seen ? kv.page_table[item.table + page] : -1;
+    }
+    TileGates gates;
+    gates.id1 = __shfl_sync(kAllLanes, ids_, 2 * (i % kTilesRead));
+    gates.id0 = __shfl_sync(kAllLanes, ids_, 2 * (i % kTilesRead) + 1);
+    gates.page0 = gates.id0 >= 0 ? gates.id0 : gates.id1;
+    gates.page1 = gates.id1 >= 0 ? gates.id1 : gates.id0;
+    const int64_t own =
+        static_cast<int64_t>(lane_ < 16 ? gates.page0 : gates.page1) * group + in_group;
+    gates.base = kv.c_base[own];
+    gates.local =
+        reinterpret_cast<const float4*>(kv.local_gate)[own * (kPageTokens / 4) + lane_ % 16];
+    gates.score = 0;
+    if constexpr (kCertified) {
+      if (i > 0) gates.score = kv.score[static_cast<int64_t>(gates.page1) * group + in_group];
+    }
+    return gates;
+  }
 
+  __device__ __forceinline__ void LoadTiles(const PrefillItem& item) {
+    const int near_end = max(0, item.slots - kTilesBeforeNext);
+    TileGates next = RequestGates(item, 0);
+    for (int i = 0; i < item.slots; ++i, ++counter_) {
+      const TileGates gates = next;
+      if (i == near_end && lane_ == 0) shared_.item_ending.Arrive();
       const uint32_t stage = counter_ % Plan::kStages, phase = counter_ / Plan::kStages % 2;
       shared_.k_empty[stage].Wait(phase ^ 1);
       if constexpr (kCertified) {
@@ -173,29 +190,40 @@ class PrefillLoader {
                               shared_.done[stage][1] != 0;
         __syncwarp();
         if (needless) {
-          EndWalk(stage, phase);
-          return;
+          if (i < near_end && lane_ == 0) shared_.item_ending.Arrive();
+          return EndWalk(stage, phase);
         }
       }
       Mbarrier& k_full = shared_.k_full[stage];
-      if (lane_ == 0) LoadPages(shared_.k[stage], arguments_.k_map, page0, page1, k_full);
-      const bool seen = (lane_ < 16 ? id0 : id1) >= 0;
-      WriteBias(stage, static_cast<float>((reference - base) * kLog2EDouble), local, seen);
-      if constexpr (kCertified) {
-        if (lane_ == 0) {
-          shared_.stop_at[stage] =
-              __double2float_ru((score + reference - item.log_tolerance) * kLog2EDouble);
-          shared_.end[stage] = 0;
-        }
+      if (lane_ == 0) {
+        LoadPages(shared_.k[stage], arguments_.k_map, gates.page0, gates.page1, k_full);
       }
+      if (i + 1 < item.slots) next = RequestGates(item, i + 1);
+      WriteGates(item, stage, gates);
       __syncwarp();
       if (lane_ == 0) k_full.Arrive();
 
       shared_.v_empty[stage].Wait(phase ^ 1);
       if (i == 0 && item.last_key() < kTileKeys - 1) {
-        LoadClippedValues(stage, page0, page1, item.first_key(), item.last_key());
+        LoadClippedValues(stage, gates.page0, gates.page1, item.first_key(), item.last_key());
       } else if (lane_ == 0) {
-        LoadPages(shared_.v[stage], arguments_.v_map, page0, page1, shared_.v_full[stage]);
+        LoadPages(shared_.v[stage], arguments_.v_map, gates.page0, gates.page1,
+                  shared_.v_full[stage]);
+      }
+    }
+  }
+
+  // The biases of a tile, and when its rows may stop.
+  __device__ __forceinline__ void WriteGates(const PrefillItem& item, uint32_t stage,
+                                             const TileGates& gates) {
+    const bool seen = (lane_ < 16 ? gates.id0 : gates.id1) >= 0;
+    WriteBias(stage, static_cast<float>((item.reference - gates.base) * kLog2EDouble), gates.local,
+              seen);
+    if constexpr (kCertified) {
+      if (lane_ == 0) {
+        const double mass = gates.score + item.reference - item.log_tolerance;
+        shared_.stop_at[stage] = __double2float_ru(mass * kLog2EDouble);
+        shared_.end[stage] = 0;
       }
     }
   }
@@ -252,6 +280,7 @@ class PrefillLoader {
   const int lane_;
   uint32_t counter_ = 0;  // of key/value tiles
   uint32_t raw_phase_ = 0;
+  int ids_ = 0;  // page ids of the tiles at hand, two a tile, the last page first
 };
 
 }  // namespace fox::cuda

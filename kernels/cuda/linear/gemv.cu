@@ -253,8 +253,8 @@ cudaError_t LaunchGemv(const GemvArguments& a, int blocks, const DeviceLimits& l
                            limits.block_shared_bytes - kReservedBytes);
   if (ready != cudaSuccess) return ready;
   const size_t bytes = static_cast<size_t>(a.stages * a.tile_bytes + FixedBytes(a.rows, a.in));
-  return Launch(GemvKernel<kind, In>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), bytes,
-                stream, a);
+  return Launch(GemvKernel<kind, In>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+                SharedBytes(bytes, true), stream, a);
 }
 
 }  // namespace

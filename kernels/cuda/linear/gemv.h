@@ -4,11 +4,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear/linear.h"
 
 namespace fox::cuda {
 
-inline constexpr int64_t kMaxGemvRows = 4;
+inline constexpr int64_t kMaxGemvRows = kFewRows;
 
 struct DeviceLimits {
   int multiprocessors = 0;

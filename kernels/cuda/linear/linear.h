@@ -27,8 +27,8 @@ class LinearEngine {
   // Ops::Linear. in: f32 or bf16, as the transform's input is; out: bf16 or f32; bias float32 or
   // null; accumulate: out must be f32. transform.scratch: bf16 [rows, weight.in], used when not
   // fused. Enqueues on `stream`; may be captured once the same shape ran before. Returns the first
-  // error. A row's bits are the same in any batch of 1..4, 5..8, 9..16, 17..32, 33..64 rows
-  // (weight.in % 16 == 0). REQUIRES: weight.in % 8 == 0; rows of in, scratch and gate 16-byte
+  // error. A row's bits are the same in any batch of 1..4, 5..8, 9..16 rows (weight.in % 16 == 0).
+  // REQUIRES: weight.in % 8 == 0; rows of in, scratch and gate 16-byte
   // aligned (those of out need not be); out overlaps none of them.
   cudaError_t Run(const MatrixView& in, const RowTransform& transform, const DeviceWeight& weight,
                   const float* bias, bool accumulate, const MatrixView& out, cudaStream_t stream);

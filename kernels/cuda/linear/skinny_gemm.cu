@@ -294,9 +294,7 @@ cudaError_t SkinnyGemm(const MatrixView& x, const DeviceWeight& weight, const fl
   a.ticket = workspace.ticket;
   const int multiprocessors = workspace.multiprocessors;
   if (a.rows <= 8) return LaunchSkinny<8>(a, multiprocessors, stream);
-  if (a.rows <= 16) return LaunchSkinny<16>(a, multiprocessors, stream);
-  if (a.rows <= 32) return LaunchSkinny<32>(a, multiprocessors, stream);
-  return LaunchSkinny<64>(a, multiprocessors, stream);
+  return LaunchSkinny<16>(a, multiprocessors, stream);
 }
 
 }  // namespace fox::cuda

@@ -1,4 +1,4 @@
-// Products with 5 to 64 rows: still the time of reading W, but on tensor cores and with the rows
+// Products with 5 to 16 rows: still the time of reading W, but on tensor cores and with the rows
 // already transformed.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace fox::cuda {
 
-inline constexpr int64_t kMaxSkinnyRows = 64;
+inline constexpr int64_t kMaxSkinnyRows = 16;
 
 // Work space of SkinnyGemm in device memory; launches on one stream may share it.
 struct SkinnyWorkspace {

@@ -263,7 +263,7 @@ TEST_F(LinearTest, RowsAreIndependent) {
     weight.FillUniform(uniform, 1);
     const Call call{.in = &x, .transform = {.kind = kind, .silu = true}, .weight = &weight};
     int64_t smaller = 0;
-    for (const int64_t largest : {4, 8, 16, 32, 64}) {
+    for (const int64_t largest : {4, 8, 16}) {
       TestMatrix all(DType::kF32, largest, out, 0);
       ASSERT_EQ(Run(call, all, 0, largest), cudaSuccess);
       all.Download();
