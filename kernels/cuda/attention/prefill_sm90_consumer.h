@@ -96,7 +96,7 @@ class PrefillConsumer {
       shared_.q_full[q_slot].Wait(count / kQuerySlots % 2);
       int visited = 0;
       if (item.count > half_ * kHalfRows) {
-        begin_ = counter_;
+        const uint32_t begin = counter_;
         q_ = KeyMajor(shared_.q[q_slot] + half_ * kHalfRows * Plan::kLineBytes);
         track_max_ = item.track_max != 0;
         if constexpr (Plan::kTwoScores) {
@@ -104,7 +104,7 @@ class PrefillConsumer {
         } else {
           WalkInTurn(item);
         }
-        visited = static_cast<int>(counter_ - begin_);
+        visited = static_cast<int>(counter_ - begin);
       }
       Release(shared_.q_empty[q_slot]);
       if (visited > 0) Store(item);
@@ -121,8 +121,6 @@ class PrefillConsumer {
  private:
   using Plan = PrefillPlan<kHeadDim>;
   static constexpr uint32_t kStages = Plan::kStages;
-
-  // --- rings
 
   __device__ __forceinline__ void Release(Mbarrier& empty) {
     __syncwarp();
@@ -298,8 +296,8 @@ class PrefillConsumer {
 
   // Asking costs a few percent of a tile's walk: most local heads see two tiles and never ask, and
   // long walks ask seldom.
-  __device__ __forceinline__ bool IsTimeToAsk() const {
-    return (counter_ - begin_) % (counter_ - begin_ < 8 ? 2 : 8) == 0;
+  __device__ __forceinline__ static bool IsTimeToAsk(int visited) {
+    return visited % (visited < 8 ? 2 : 8) == 0;
   }
 
   // --- walks: over tiles counter_, counter_ + 1, ...; afterwards counter_ is behind the last one
@@ -319,23 +317,23 @@ class PrefillConsumer {
     IssueScores(s, counter_);
     WgmmaWait<0>();
     PinSums(s);
-    bool stop = StepAhead<true>(s, item, more > 0);
-    for (; more > 0 && !stop; --more) stop = StepAhead<false>(s, item, more > 1);
+    bool stop = StepAhead<true>(s, item, more);
+    for (; more > 0 && !stop; --more) stop = StepAhead<false>(s, item, more - 1);
     WgmmaWait<0>();
     PinSums(out_);
     ReleaseValues(counter_ - 1);
   }
 
   // From the scores of counter_ to those of the next tile; in flight are (but at first) the
-  // products with the values before. Returns whether `more` tiles are not needed.
+  // products with the values before. Returns whether the `more` tiles after it are not needed.
   template <bool kFirst>
-  __device__ __forceinline__ bool StepAhead(float (&s)[64], const PrefillItem& item, bool more) {
+  __device__ __forceinline__ bool StepAhead(float (&s)[64], const PrefillItem& item, int more) {
     float x[64];
     AddBias(s, counter_, x);
     ReleaseKeys(counter_, false);
     SetPivots<kFirst>(x, item);
     float stop_at = 0;
-    if (more) {
+    if (more > 0) {
       WaitForKeys(counter_ + 1);
       if constexpr (kCertified) stop_at = shared_.stop_at[(counter_ + 1) % kStages];
     }
@@ -352,7 +350,9 @@ class PrefillConsumer {
     ++counter_;
     WgmmaWait<1>();
     PinSums(s);
-    if constexpr (kCertified) return more && IsTimeToAsk() && MayStop(item, stop_at);
+    if constexpr (kCertified) {
+      return more > 0 && IsTimeToAsk(item.slots - more) && MayStop(item, stop_at);
+    }
     return false;
   }
 
@@ -375,7 +375,8 @@ class PrefillConsumer {
     for (++counter_; counter_ != end; ++counter_) {
       WaitForKeys(counter_);
       if constexpr (kCertified) {
-        if (IsTimeToAsk() && MayStop(item, shared_.stop_at[counter_ % kStages])) break;
+        const int visited = item.slots - static_cast<int>(end - counter_);
+        if (IsTimeToAsk(visited) && MayStop(item, shared_.stop_at[counter_ % kStages])) break;
       }
       AwaitTurn();
       IssueScores(s, counter_);
@@ -488,7 +489,6 @@ class PrefillConsumer {
   const PrefillArguments& arguments_;
   const int half_, lane_, row_;  // row_ and row_ + 8 of the tile are this thread's
   uint32_t counter_ = 0;         // of key/value tiles
-  uint32_t begin_ = 0;           // the item's first
   uint64_t q_ = 0;
   bool track_max_ = true;
   float out_[kHeadDim / 2];

@@ -143,45 +143,61 @@ class PrefillLoader {
     }
   }
 
-  // What the loader reads of a tile for itself, requested one tile ahead. Four keys a lane.
+  // An item's constants, in registers: what lies in shared memory would be read for every tile.
+  struct Walk {
+    const int32_t* table;
+    int first_page, last_page, diagonal, group, in_group;
+    double reference, log_tolerance;
+  };
+
+  // What the loader reads of a tile for itself. Four keys a lane.
   struct TileGates {
-    int id0, id1;  // page ids; -1: not seen
-    int page0, page1;
+    int id0, id1;      // page ids; -1: not seen
+    int page0, page1;  // what stands in for them
     double base, score;
     float4 local;
   };
 
-  __device__ __forceinline__ TileGates RequestGates(const PrefillItem& item, int i) {
+  __device__ __forceinline__ TileGates ReadGates(const Walk& walk, int i, int& ids) {
     const PagedKv& kv = arguments_.kv;
-    const int group = GroupOf(kv), in_group = item.head % group;
     constexpr int kTilesRead = kWarp / 2;  // page ids are read a warp at a time
     if (i % kTilesRead == 0) {
-      const int page = 2 * (item.diagonal() - i) + 1 - lane_;
-      const bool seen = page >= item.first_page && page <= item.last_page();
-      ids_ = seen ? kv.page_table[item.table + page] : -1;
+      const int page = 2 * (walk.diagonal - i) + 1 - lane_;
+      ids = page >= walk.first_page && page <= walk.last_page ? walk.table[page] : -1;
     }
     TileGates gates;
-    gates.id1 = __shfl_sync(kAllLanes, ids_, 2 * (i % kTilesRead));
-    gates.id0 = __shfl_sync(kAllLanes, ids_, 2 * (i % kTilesRead) + 1);
+    gates.id1 = __shfl_sync(kAllLanes, ids, 2 * (i % kTilesRead));
+    gates.id0 = __shfl_sync(kAllLanes, ids, 2 * (i % kTilesRead) + 1);
     gates.page0 = gates.id0 >= 0 ? gates.id0 : gates.id1;
     gates.page1 = gates.id1 >= 0 ? gates.id1 : gates.id0;
     const int64_t own =
-        static_cast<int64_t>(lane_ < 16 ? gates.page0 : gates.page1) * group + in_group;
+        static_cast<int64_t>(lane_ < 16 ? gates.page0 : gates.page1) * walk.group + walk.in_group;
     gates.base = kv.c_base[own];
     gates.local =
         reinterpret_cast<const float4*>(kv.local_gate)[own * (kPageTokens / 4) + lane_ % 16];
     gates.score = 0;
     if constexpr (kCertified) {
-      if (i > 0) gates.score = kv.score[static_cast<int64_t>(gates.page1) * group + in_group];
+      if (i > 0)
+        gates.score = kv.score[static_cast<int64_t>(gates.page1) * walk.group + walk.in_group];
     }
     return gates;
   }
 
   __device__ __forceinline__ void LoadTiles(const PrefillItem& item) {
-    const int near_end = max(0, item.slots - kTilesBeforeNext);
-    TileGates next = RequestGates(item, 0);
-    for (int i = 0; i < item.slots; ++i, ++counter_) {
-      const TileGates gates = next;
+    const int group = GroupOf(arguments_.kv);
+    const Walk walk{arguments_.kv.page_table + item.table,
+                    item.first_page,
+                    item.last_page(),
+                    item.diagonal(),
+                    group,
+                    item.head % group,
+                    item.reference,
+                    item.log_tolerance};
+    const int slots = item.slots, near_end = max(0, slots - kTilesBeforeNext);
+    const bool clipped = item.last_key() < kTileKeys - 1;
+    int ids = 0;
+    for (int i = 0; i < slots; ++i, ++counter_) {
+      const TileGates gates = ReadGates(walk, i, ids);
       if (i == near_end && lane_ == 0) shared_.item_ending.Arrive();
       const uint32_t stage = counter_ % Plan::kStages, phase = counter_ / Plan::kStages % 2;
       shared_.k_empty[stage].Wait(phase ^ 1);
@@ -198,13 +214,12 @@ class PrefillLoader {
       if (lane_ == 0) {
         LoadPages(shared_.k[stage], arguments_.k_map, gates.page0, gates.page1, k_full);
       }
-      if (i + 1 < item.slots) next = RequestGates(item, i + 1);
-      WriteGates(item, stage, gates);
+      WriteGates(walk, stage, gates);
       __syncwarp();
       if (lane_ == 0) k_full.Arrive();
 
       shared_.v_empty[stage].Wait(phase ^ 1);
-      if (i == 0 && item.last_key() < kTileKeys - 1) {
+      if (i == 0 && clipped) {
         LoadClippedValues(stage, gates.page0, gates.page1, item.first_key(), item.last_key());
       } else if (lane_ == 0) {
         LoadPages(shared_.v[stage], arguments_.v_map, gates.page0, gates.page1,
@@ -214,14 +229,14 @@ class PrefillLoader {
   }
 
   // The biases of a tile, and when its rows may stop.
-  __device__ __forceinline__ void WriteGates(const PrefillItem& item, uint32_t stage,
+  __device__ __forceinline__ void WriteGates(const Walk& walk, uint32_t stage,
                                              const TileGates& gates) {
     const bool seen = (lane_ < 16 ? gates.id0 : gates.id1) >= 0;
-    WriteBias(stage, static_cast<float>((item.reference - gates.base) * kLog2EDouble), gates.local,
+    WriteBias(stage, static_cast<float>((walk.reference - gates.base) * kLog2EDouble), gates.local,
               seen);
     if constexpr (kCertified) {
       if (lane_ == 0) {
-        const double mass = gates.score + item.reference - item.log_tolerance;
+        const double mass = gates.score + walk.reference - walk.log_tolerance;
         shared_.stop_at[stage] = __double2float_ru(mass * kLog2EDouble);
         shared_.end[stage] = 0;
       }
@@ -280,7 +295,6 @@ class PrefillLoader {
   const int lane_;
   uint32_t counter_ = 0;  // of key/value tiles
   uint32_t raw_phase_ = 0;
-  int ids_ = 0;  // page ids of the tiles at hand, two a tile, the last page first
 };
 
 }  // namespace fox::cuda
