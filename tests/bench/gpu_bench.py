@@ -94,6 +94,8 @@ class Bench:
         except RuntimeError as error:
             problem = str(error)
         part = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+        if "model" in part:  # where it lay does not matter
+            part["model"] = pathlib.Path(part["model"]).name
         return {**part, **({"error": problem} if problem else {})}
 
     def peer(self, script: str, seconds: float) -> dict[str, Any]:
