@@ -79,8 +79,13 @@ EncodeTiled FindEncoder() {
   static const EncodeTiled encoder = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
     const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
                                                                12000, cudaEnableDefault, &found);
+#else
+    const cudaError_t error =
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &found);
+#endif
     const bool usable = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
     return usable ? reinterpret_cast<EncodeTiled>(entry) : nullptr;
   }();
