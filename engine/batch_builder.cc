@@ -57,7 +57,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
   FOX_CHECK(total <= max_seqs_);
   std::fill_n(staging + counts_, mass_ - counts_, std::byte{0});
   std::fill_n(At<double>(staging, mass_), max_seqs_, kNothing);
-  int64_t rows = 0, logit_rows = 0;
+  int64_t rows = 0, logit_rows = 0, longest = 0;
   int64_t* row_begin = At<int64_t>(staging, row_begin_);
   for (int64_t i = 0; i < total; ++i) {
     static const PlannedSequence kPadding = [] {
@@ -70,6 +70,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
     }();
     const PlannedSequence& seq = i < planned ? plan.sequences[static_cast<size_t>(i)] : kPadding;
     row_begin[i] = rows;
+    longest = std::max(longest, seq.position + static_cast<int64_t>(seq.token_ids.size()));
     At<int64_t>(staging, position_)[i] = seq.position;
     At<double>(staging, tolerance_)[i] = seq.log_tolerance;
     At<int32_t>(staging, slot_)[i] = seq.slot;
@@ -91,6 +92,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
   row_begin[total] = rows;
   batch_.num_seqs = static_cast<int>(total);
   batch_.num_rows = rows;
+  batch_.small = rows == total && rows <= kSmallBatchRows && longest <= kSmallBatchTokens;
   num_logit_rows_ = logit_rows;
   // Drawn tokens are written before they are read, so they need not be sent.
   const size_t end = token_ + static_cast<size_t>(rows) * sizeof(int32_t);

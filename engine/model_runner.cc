@@ -171,10 +171,10 @@ void ModelRunner::Forward(AcpMode acp) {
   ops_->Draw({logits_, batch_.draw_rows(), report.drawn, batch_.drawn_tokens()}, stream_);
 }
 
-// The first step of a bucket runs eagerly, the second is captured.
+// The first step of a kind runs eagerly, the second is captured.
 void ModelRunner::RunDecode(int64_t bucket) {
-  last_bucket_ = bucket;
-  DecodeGraph& decode = graphs_[bucket];
+  last_graph_ = {bucket, batch_.batch().small};
+  DecodeGraph& decode = graphs_[last_graph_];
   if (options_.enforce_eager || !decode.warm) {
     decode.warm = true;
     return Forward(options_.acp);
@@ -195,19 +195,30 @@ absl::Status ModelRunner::CaptureGraphs() {
     if (buckets.empty() || buckets.back() != DecodeBucket(n)) buckets.push_back(DecodeBucket(n));
   }
   for (int64_t bucket : buckets) {
-    // All padding: nothing is touched.
-    batch_.Build({}, bucket, idle_.back()->staging.as<std::byte>(), stream_);
-    RunDecode(bucket);
-    RunDecode(bucket);
-    idle_.back()->fence->Record(stream_);
-    idle_.back()->fence->Wait();
-    if (absl::Status status = Health(); !status.ok()) return status;
+    if (absl::Status status = CaptureGraph({}, bucket); !status.ok()) return status;
+    if (bucket > kSmallBatchRows || options_.max_model_len <= kSmallBatchTokens) continue;
+    StepPlan plan;
+    PlannedSequence& longer = plan.sequences.emplace_back();
+    longer.slot = -1;
+    longer.position = kSmallBatchTokens;
+    longer.token_ids = {0};
+    longer.logit_rows = {0};
+    if (absl::Status status = CaptureGraph(plan, bucket); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
+absl::Status ModelRunner::CaptureGraph(const StepPlan& padding, int64_t bucket) {
+  batch_.Build(padding, bucket, idle_.back()->staging.as<std::byte>(), stream_);
+  RunDecode(bucket);
+  RunDecode(bucket);
+  idle_.back()->fence->Record(stream_);
+  idle_.back()->fence->Wait();
+  return Health();
+}
+
 absl::Status ModelRunner::ReplayLastGraph(int count) {
-  const auto found = graphs_.find(last_bucket_);
+  const auto found = graphs_.find(last_graph_);
   if (found == graphs_.end() || found->second.graph == nullptr) {
     return absl::FailedPreconditionError("no decode graph was captured");
   }

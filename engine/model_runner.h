@@ -70,6 +70,8 @@ class ModelRunner : public StepExecutor {
 
   void Forward(AcpMode acp);
   void RunDecode(int64_t bucket);
+  // Of the batch in `padding`, filled up to the bucket: nothing is touched.
+  absl::Status CaptureGraph(const StepPlan& padding, int64_t bucket);
   void ReadBack(InFlight& step);
   absl::Status Health() const;
   void Deliver(InFlight& step, StepResult& result);
@@ -85,8 +87,9 @@ class ModelRunner : public StepExecutor {
   Activations activations_;
   FoxModel model_;
   BatchBuilder batch_;
-  std::map<int64_t, DecodeGraph> graphs_;  // by bucket
-  int64_t last_bucket_ = 0;
+  using GraphKey = std::pair<int64_t, bool>;  // bucket, BatchView::small
+  std::map<GraphKey, DecodeGraph> graphs_;
+  GraphKey last_graph_{};
   std::vector<std::unique_ptr<InFlight>> idle_;
   std::deque<std::unique_ptr<InFlight>> in_flight_;  // the oldest first
   std::unique_ptr<InFlight> collected_;              // its logits are still being read

@@ -26,7 +26,13 @@ struct BatchView {
   const int64_t* position = nullptr;      // [num_seqs] absolute position of the first row
   const double* log_tolerance = nullptr;  // [num_seqs] log eps; -infinity: nothing is dropped
   const int32_t* drawn_tokens = nullptr;  // [max_slots], for kDrawnToken; null: there is none
+  // At most kSmallBatchRows sequences, one row each, none longer than kSmallBatchTokens after the
+  // step: latency is all, and kernels may choose by it.
+  bool small = false;
 };
+
+inline constexpr int kSmallBatchRows = 4;
+inline constexpr int64_t kSmallBatchTokens = 8192;
 
 // What becomes of a row before a linear layer multiplies it.
 struct RowTransform {

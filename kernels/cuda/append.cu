@@ -7,14 +7,16 @@
 namespace fox::cuda {
 
 cudaError_t Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
-                   const StepWork& work, cudaStream_t stream) {
+                   const StepWork& work, bool settled, cudaStream_t stream) {
   if (batch.num_seqs == 0) return cudaSuccess;
   const MatrixView& projection = params.projection;
   FOX_CHECK(projection.dtype == DType::kBF16 && kv.shape.dtype == DType::kBF16);
   FOX_CHECK(projection.rows >= batch.num_rows && projection.row_stride % 8 == 0);
   FOX_CHECK(params.q_column % 8 == 0 && params.k_column % 8 == 0 && params.v_column % 8 == 0);
   FOX_CHECK(kv.shape.group() <= kMaxAppendGroup);
-  if (batch.num_rows == batch.num_seqs) return AppendDecode(batch, params, kv, stream);
+  if (batch.num_rows == batch.num_seqs) {
+    return AppendDecode(batch, params, kv, settled, stream);
+  }
   const cudaError_t projected = ProjectBlocks(batch, params, kv, work, stream);
   if (projected != cudaSuccess) return projected;
   return AccumulateBlocks(batch, params, kv, work, stream);

@@ -11,8 +11,9 @@ namespace fox::cuda {
 
 // projection: bf16, q columns rewritten in place; norms and biases float32; pages bf16,
 // [64, head_dim]; last_k, last_v hold the raw last rows, float32. head_dim 16, 32, 64 or 128.
-// After BeginStep of the same batch. Enqueues on `stream`; gives the launch's error.
+// After BeginStep of the same batch. settled: the kernel right before settles (launch.h) and writes
+// nothing but the projection. Enqueues on `stream`; gives the launch's error.
 cudaError_t Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
-                   const StepWork& work, cudaStream_t stream);
+                   const StepWork& work, bool settled, cudaStream_t stream);
 
 }  // namespace fox::cuda

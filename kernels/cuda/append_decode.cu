@@ -290,9 +290,11 @@ __device__ __forceinline__ void FoldPage(const AppendParams& params, const Paged
 
 template <int kHeadDim, bool kGeneral>
 __global__ void __launch_bounds__(kThreads, 4)
-    AppendDecodeKernel(const BatchView batch, const AppendParams params, const PagedKv kv) {
+    AppendDecodeKernel(const BatchView batch, const AppendParams params, const PagedKv kv,
+                       bool settled) {
   __shared__ FoldSpace<kHeadDim> space[kWarps];
   constexpr int kLanes = kRowLanes<kHeadDim>;
+  if (settled) LetNextStart();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int seq = static_cast<int>(blockIdx.y), group = GroupOf(kv);
@@ -315,7 +317,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
   }
   WaitForPrevious();
-  LetNextStart();  // not before: see launch.h
+  if (!settled) LetNextStart();
   if (!there) return;
   // All loads go out side by side but that of the page's c_base.
   token.page = Table(
@@ -335,28 +337,28 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 template <int kHeadDim>
 cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
-                      cudaStream_t stream) {
+                      bool settled, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((kv.shape.kv_heads + kWarps - 1) / kWarps),
                   static_cast<unsigned>(batch.num_seqs));
   const bool diagonal = IsDiagonal(params.bound) || params.acp == AcpMode::kOff;
   return Launch(diagonal ? AppendDecodeKernel<kHeadDim, false> : AppendDecodeKernel<kHeadDim, true>,
                 grid, kThreads, SharedBytes(0, batch.num_rows <= kFewRows), stream, batch, params,
-                kv);
+                kv, settled);
 }
 
 }  // namespace
 
 cudaError_t AppendDecode(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
-                         cudaStream_t stream) {
+                         bool settled, cudaStream_t stream) {
   switch (kv.shape.head_dim) {
     case 16:
-      return LaunchFor<16>(batch, params, kv, stream);
+      return LaunchFor<16>(batch, params, kv, settled, stream);
     case 32:
-      return LaunchFor<32>(batch, params, kv, stream);
+      return LaunchFor<32>(batch, params, kv, settled, stream);
     case 64:
-      return LaunchFor<64>(batch, params, kv, stream);
+      return LaunchFor<64>(batch, params, kv, settled, stream);
     case 128:
-      return LaunchFor<128>(batch, params, kv, stream);
+      return LaunchFor<128>(batch, params, kv, settled, stream);
     default:
       FOX_CHECK(false);
       return cudaErrorInvalidValue;

@@ -9,9 +9,9 @@
 
 namespace fox::cuda {
 
-// REQUIRES: num_rows == num_seqs. Shapes as in append.h.
+// REQUIRES: num_rows == num_seqs. Shapes and `settled` as in append.h.
 cudaError_t AppendDecode(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
-                         cudaStream_t stream);
+                         bool settled, cudaStream_t stream);
 
 // Any batch: first each row block, then each head of each sequence.
 cudaError_t ProjectBlocks(const BatchView& batch, const AppendParams& params, const PagedKv& kv,

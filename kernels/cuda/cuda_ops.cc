@@ -160,6 +160,7 @@ void CudaOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream
   if (!state_->health.ok()) return;
   FOX_CHECK(batch.num_seqs * kv.shape.q_heads <= state_->work.max_pairs);
   FOX_CHECK(State::MaxTiles(batch) <= state_->work.max_tiles);
+  state_->settled_output = nullptr;
   state_->health.Check(cuda::BeginStep(batch, kv, state_->work, state_->On(stream)),
                        "begin a step");
 }
@@ -180,16 +181,19 @@ void CudaOps::Linear(const MatrixView& in, const RowTransform& transform,
                      const PackedWeight& weight, const void* bias, bool accumulate,
                      const MatrixView& out, Stream stream) {
   if (!state_->health.ok() || in.rows == 0) return;
-  state_->health.Check(
-      state_->linear.Run(in, transform, static_cast<const CudaWeight&>(weight).view(),
-                         static_cast<const float*>(bias), accumulate, out, state_->On(stream)),
-      "multiply");
+  const cuda::DeviceWeight view = static_cast<const CudaWeight&>(weight).view();
+  state_->settled_output = state_->linear.Settles(in, transform, view) ? out.data : nullptr;
+  state_->health.Check(state_->linear.Run(in, transform, view, static_cast<const float*>(bias),
+                                          accumulate, out, state_->On(stream)),
+                       "multiply");
 }
 
 void CudaOps::Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                      Stream stream) {
   if (!state_->health.ok()) return;
-  state_->health.Check(cuda::Append(batch, params, kv, state_->work, state_->On(stream)), "append");
+  const bool settled = state_->settled_output == params.projection.data;
+  state_->health.Check(cuda::Append(batch, params, kv, state_->work, settled, state_->On(stream)),
+                       "append");
 }
 
 void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,

@@ -28,6 +28,9 @@ struct CudaOps::State {
   std::string name;
   bool hopper = false;
   cuda::LinearEngine linear;
+  // What the product that was enqueued last writes, if its kernel settles (launch.h) and no other
+  // step was begun since.
+  const void* settled_output = nullptr;
   std::vector<Buffer> buffers;  // behind `work`
   cuda::StepWork work;
 };

@@ -8,19 +8,22 @@
 // launch waits, so the end of a kernel implies that of all before it.
 //
 // BatchView's slot, row_begin and position are copied before the step's first kernel, and so are
-// constants. AppendDecode calls LetNextStart() only after its WaitForPrevious(): when the kernel
-// behind it starts, all those before AppendDecode have ended, so that DecodeAttention reads ahead
-// whatever AppendDecode does not write.
+// constants. A kernel *settles* if it calls LetNextStart() only after its WaitForPrevious(): when
+// the kernel behind it starts, all those before it have ended. Products of few rows that begin with
+// a norm do (linear.h), the projection in front of Append among them; AppendDecode does where the
+// projection did not. So DecodeAttention reads ahead whatever these two do not write.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstddef>
 
+#include "kernels/op_params.h"
+
 namespace fox::cuda {
 
 // Steps of so few rows are bound by latency: their kernels are to overlap (SharedBytes::most).
-inline constexpr int kFewRows = 4;
+inline constexpr int kFewRows = kSmallBatchRows;
 
 #if defined(__CUDACC__)
 __device__ __forceinline__ void WaitForPrevious() {

@@ -119,40 +119,41 @@ __device__ __forceinline__ Unit Gated(Unit unit, const Unit& gate, bool silu) {
   return unit;
 }
 
-// Every sums[r] becomes its sum over the threads, in one fixed order.
+// sums[r] becomes its sum over the threads for r < rows, in one fixed order.
 template <int kRows>
-__device__ __forceinline__ void BlockSums(float (&sums)[kRows]) {
-  __shared__ float partial[kWarps][kRows];
+__device__ __forceinline__ void BlockSums(int rows, float (&sums)[kRows]) {
+  __shared__ float partial[kRows][kWarps];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
+    if (r >= rows) break;
 #pragma unroll
     for (int offset = kLanes / 2; offset > 0; offset /= 2) {
       sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], offset);
     }
-    if (threadIdx.x % kLanes == 0) partial[threadIdx.x / kLanes][r] = sums[r];
+    if (threadIdx.x % kLanes == 0) partial[r][threadIdx.x / kLanes] = sums[r];
   }
   asm volatile("bar.sync 1, %0;" ::"n"(kTransformThreads) : "memory");
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
+    if (r >= rows) break;
     sums[r] = 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) sums[r] += partial[w][r];
+    for (int w = 0; w < kWarps; ++w) sums[r] += partial[r][w];
   }
 }
 
 // A thread's first unit of each row (all of them in rows of up to 2048) stays in registers between
-// the sum and the scaling; further ones are read again, from cache.
+// the sum and the scaling; further ones are read again, from cache. `first`: the weights of that
+// unit (FirstWeight), which the caller may load long before.
 template <typename In, int kRows>
-__device__ __forceinline__ void NormRows(const RowSource& s, int64_t first_row, int rows,
-                                         __nv_bfloat16* out, int64_t out_stride) {
+__device__ __forceinline__ void NormRows(const RowSource& s, const Unit& first, int64_t first_row,
+                                         int rows, __nv_bfloat16* out, int64_t out_stride) {
   const int thread = static_cast<int>(threadIdx.x);
   const int units = s.in_cols / kUnit;
   const In* in = static_cast<const In*>(s.in) + first_row * s.in_stride;
   Unit held[kRows] = {};
-  Unit weight = {};
   float sums[kRows] = {};
   if (thread < units) {
-    weight = LoadWeight(s.weight, thread);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (r < rows) held[r] = LoadUnit(in + r * s.in_stride + thread * kUnit);
@@ -167,17 +168,18 @@ __device__ __forceinline__ void NormRows(const RowSource& s, int64_t first_row, 
       if (r < rows) sums[r] += SumSquares(LoadUnit(in + r * s.in_stride + u * kUnit));
     }
   }
-  BlockSums(sums);
+  BlockSums(rows, sums);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
+    if (r >= rows) break;
     sums[r] = rsqrtf(sums[r] / static_cast<float>(s.in_cols) + s.eps);
-    if (r < rows && thread < units) {
-      StoreUnit(Normalised(held[r], sums[r], weight), out + r * out_stride + thread * kUnit);
+    if (thread < units) {
+      StoreUnit(Normalised(held[r], sums[r], first), out + r * out_stride + thread * kUnit);
     }
   }
 #pragma unroll 1
   for (int u = thread + kTransformThreads; u < units; u += kTransformThreads) {
-    weight = LoadWeight(s.weight, u);
+    const Unit weight = LoadWeight(s.weight, u);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (r >= rows) continue;
@@ -187,91 +189,82 @@ __device__ __forceinline__ void NormRows(const RowSource& s, int64_t first_row, 
   }
 }
 
-// Units of the transforms that need no sum over the row, in the order (row, unit): a thread has
-// every 256th. It loads kBatch of them before it uses the first, for each load takes long. The
-// lanes of a head (head_dim / 8, a power of two) are neighbours in a warp; all its lanes stay
-// together, and those past the last row read and write nothing.
-template <Kind kind, typename In, int kBatch>
+__device__ __forceinline__ Unit FirstWeight(const RowSource& s) {
+  const int thread = static_cast<int>(threadIdx.x);
+  return thread < s.in_cols / kUnit ? LoadWeight(s.weight, thread) : Unit{};
+}
+
+// kBatch units of the transforms that need no sum over the row, all of them loaded before the first
+// is used, for each load takes long. Units are numbered through the rows; past the last one
+// (`total`) it stands in, so that no branch makes the compiler wait for a load. The lanes of a head
+// (head_dim / 8, a power of two) are neighbours in a warp.
+template <Kind kind, typename In, int kRows, int kBatch>
 class UnitBatch {
  public:
-  __device__ __forceinline__ UnitBatch(const RowSource& s, int rows)
-      : s_(s), rows_(rows), unit_(static_cast<int>(threadIdx.x)) {
-    Wrap();
-  }
-
-  __device__ __forceinline__ void Load(int64_t first_row) {
+  __device__ __forceinline__ void Load(const RowSource& s, int64_t first_row, int first,
+                                       int total) {
+    const int units = s.out_cols / kUnit;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      row[i] = row_;
-      unit[i] = unit_;
-      if (row_ < rows_) {
-        const In* in = static_cast<const In*>(s_.in) + (first_row + row_) * s_.in_stride;
-        x_[i] = LoadRaw(in + unit_ * kUnit);
-        if constexpr (kind == Kind::kGatedAct) {
-          other_[i] = LoadRaw(in + s_.out_cols + unit_ * kUnit);
+      const int at = min(first + i * kTransformThreads, total - 1);
+      row[i] = 0;
+#pragma unroll
+      for (int r = 1; r < kRows; ++r) row[i] += at >= r * units ? 1 : 0;
+      unit[i] = at - row[i] * units;
+      const int64_t source_row = first_row + row[i];
+      const In* in = static_cast<const In*>(s.in) + source_row * s.in_stride + unit[i] * kUnit;
+      x_[i] = LoadRaw(in);
+      if constexpr (kind == Kind::kGatedAct) other_[i] = LoadRaw(in + s.out_cols);
+      if constexpr (kind == Kind::kOutputGate) {
+        if (s.gate != nullptr) {
+          gate_[i] = LoadRaw(s.gate + source_row * s.gate_stride + unit[i] * kUnit);
         }
-        if constexpr (kind == Kind::kOutputGate) {
-          const __nv_bfloat16* gate = s_.gate + (first_row + row_) * s_.gate_stride;
-          if (s_.gate != nullptr) gate_[i] = LoadRaw(gate + unit_ * kUnit);
-          if (s_.weight != nullptr) weight_[i] = LoadRaw(s_.weight + unit_ * kUnit);
-        }
+        if (s.weight != nullptr) weight_[i] = LoadRaw(s.weight + unit[i] * kUnit);
       }
-      unit_ += kTransformThreads;
-      Wrap();
     }
   }
 
-  __device__ __forceinline__ Unit Transformed(int i) const {
+  __device__ __forceinline__ Unit Transformed(const RowSource& s, int i) const {
     Unit x = Widened(x_[i]);
-    if constexpr (kind == Kind::kGatedAct) x = Gated(Widened(other_[i]), x, s_.silu);
+    if constexpr (kind == Kind::kGatedAct) x = Gated(Widened(other_[i]), x, s.silu);
     if constexpr (kind == Kind::kOutputGate) {
-      if (s_.weight != nullptr) {
+      if (s.weight != nullptr) {
         float sum = SumSquares(x);
-        for (int offset = s_.head_dim / kUnit / 2; offset > 0; offset /= 2) {
+        for (int offset = s.head_dim / kUnit / 2; offset > 0; offset /= 2) {
           sum += __shfl_xor_sync(0xffffffffu, sum, offset);
         }
-        const float scale = rsqrtf(sum / static_cast<float>(s_.head_dim) + s_.eps);
+        const float scale = rsqrtf(sum / static_cast<float>(s.head_dim) + s.eps);
         x = Normalised(x, scale, Widened(weight_[i]));
       }
-      if (s_.gate != nullptr) x = Gated(x, Widened(gate_[i]), s_.silu);
+      if (s.gate != nullptr) x = Gated(x, Widened(gate_[i]), s.silu);
     }
     return x;
   }
 
-  // Where the units loaded last belong.
-  int row[kBatch], unit[kBatch];
+  int row[kBatch], unit[kBatch];  // where the units belong
 
  private:
-  __device__ __forceinline__ void Wrap() {
-    const int units = s_.out_cols / kUnit;
-    while (unit_ >= units && row_ < rows_) {
-      unit_ -= units;
-      ++row_;
-    }
-  }
-
-  const RowSource& s_;
-  int rows_;
-  int row_ = 0, unit_;
-  RawUnit<In> x_[kBatch] = {}, other_[kBatch] = {};
-  RawUnit<__nv_bfloat16> gate_[kBatch] = {};
-  RawUnit<float> weight_[kBatch] = {};
+  RawUnit<In> x_[kBatch], other_[kBatch];
+  RawUnit<__nv_bfloat16> gate_[kBatch];
+  RawUnit<float> weight_[kBatch];
 };
 
-template <Kind kind, typename In, int kBatch>
+template <Kind kind, typename In, int kRows, int kBatch>
 __device__ __forceinline__ void TransformUnits(const RowSource& s, int64_t first_row, int rows,
                                                __nv_bfloat16* out, int64_t out_stride) {
-  UnitBatch<kind, In, kBatch> batch(s, rows);
+  UnitBatch<kind, In, kRows, kBatch> batch;
   const int total = rows * (s.out_cols / kUnit);
 #pragma unroll 1
   for (int base = 0; base < total; base += kBatch * kTransformThreads) {
-    batch.Load(first_row);
+    const int first = base + static_cast<int>(threadIdx.x);
+    batch.Load(s, first_row, first, total);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (base + i * kTransformThreads >= total) break;  // for the whole block
-      const Unit x = batch.Transformed(i);
-      if (batch.row[i] < rows)
+      const Unit x = batch.Transformed(s, i);
+      if (first + i * kTransformThreads < total) {
         StoreUnit(x, out + batch.row[i] * out_stride + batch.unit[i] * kUnit);
+      }
     }
   }
 }
@@ -298,11 +291,11 @@ __device__ __forceinline__ void TransformRowsInBlock(const RowSource& s, int64_t
                                                      int rows, __nv_bfloat16* out,
                                                      int64_t out_stride) {
   if constexpr (kind == RowTransform::Kind::kRmsNorm) {
-    transform::NormRows<In, kRows>(s, first_row, rows, out, out_stride);
+    transform::NormRows<In, kRows>(s, transform::FirstWeight(s), first_row, rows, out, out_stride);
   } else {
     // As many loads at a time as registers allow.
     constexpr int kBatch = kRows > 1 && kind != RowTransform::Kind::kOutputGate ? 4 : 2;
-    transform::TransformUnits<kind, In, kBatch>(s, first_row, rows, out, out_stride);
+    transform::TransformUnits<kind, In, kRows, kBatch>(s, first_row, rows, out, out_stride);
   }
 }
 

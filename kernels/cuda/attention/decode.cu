@@ -5,13 +5,14 @@
 // owns which items is step_work.h.
 #include <cuda_bf16.h>
 
-#include <cfloat>
 #include <cmath>
 #include <cstdint>
 
 #include "kernels/cuda/attention/decode.h"
+#include "kernels/cuda/attention/decode_cluster.h"
 #include "kernels/cuda/attention/decode_items.h"
 #include "kernels/cuda/attention/decode_loads.h"
+#include "kernels/cuda/attention/decode_softmax.h"
 #include "kernels/cuda/launch.h"
 
 namespace fox::cuda {
@@ -21,175 +22,30 @@ using namespace decode;
 
 // Items whose partial results a warp has under way when it merges.
 constexpr int kMergeDepth = 4;
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
-
-// A softmax in progress, logits in log2 units: `sum` and `out` are this lane's share.
-struct Softmax {
-  float max = -FLT_MAX;  // of the warp; finite, so that a unit without keys changes nothing
-  float sum = 0;
-  float out[8] = {};
-};
 
 template <int kHeadDim>
 struct Shared {
-  // Each lane group's sums at an item's end. Two, so that one barrier an item is enough.
-  struct alignas(16) Item {
-    float out[kWarps][Layout<kHeadDim>::kGroups][kHeadDim];
-    float max[kWarps];
-    float sum[kWarps];
-  } item[2];
+  // At an item's end. Two, so that one barrier an item is enough.
+  WarpParts<kHeadDim, kWarps> item[2];
   KeptPair<kHeadDim> pairs[kWarps][2];
   // Each warp's share of a pair's items.
   float out[kWarps][kHeadDim];
   float sum[kWarps];
 };
 
-__device__ float WarpMax(float x) {
-  for (int step = kWarp / 2; step > 0; step /= 2) {
-    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, step));
-  }
-  return x;
-}
-
-__device__ float WarpSum(float x) {
-  for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
-  return x;
-}
-
-// ---- Arithmetic.
-
-// part[0 .. 2 * kHalf) of 2 * kHalf neighbouring lanes: lane x gets the lanes' sum of part[x]. Two
-// halves of the lanes trade what they keep for what they give away, then each goes on by itself.
-template <int kHalf>
-__device__ float SumAcross(const float (&part)[2 * kHalf]) {
-  const bool upper = (Lane() & kHalf) != 0;
-  float kept[kHalf];
-#pragma unroll
-  for (int i = 0; i < kHalf; ++i) {
-    const float give = upper ? part[i] : part[i + kHalf];
-    const float keep = upper ? part[i + kHalf] : part[i];
-    kept[i] = keep + __shfl_xor_sync(kAllLanes, give, kHalf);
-  }
-  if constexpr (kHalf == 1) {
-    return kept[0];
-  } else {
-    return SumAcross<kHalf / 2>(kept);
-  }
-}
-
-// The product q.k of this lane's key.
-template <int kHeadDim>
-__device__ float Product(const float (&q)[8], const uint4 (&keys)[Layout<kHeadDim>::kLoads]) {
-  using L = Layout<kHeadDim>;
-  float part[L::kLoads];
-#pragma unroll
-  for (int i = 0; i < L::kLoads; ++i) {
-    const uint4 k = keys[i];
-    part[i] = q[0] * Low(k.x);
-    part[i] = fmaf(q[1], High(k.x), part[i]);
-    part[i] = fmaf(q[2], Low(k.y), part[i]);
-    part[i] = fmaf(q[3], High(k.y), part[i]);
-    part[i] = fmaf(q[4], Low(k.z), part[i]);
-    part[i] = fmaf(q[5], High(k.z), part[i]);
-    part[i] = fmaf(q[6], Low(k.w), part[i]);
-    part[i] = fmaf(q[7], High(k.w), part[i]);
-  }
-  return SumAcross<L::kLanes / 2>(part);
-}
-
-// Takes a unit's keys into `softmax`; gives the weight of this lane's key.
-template <int kHeadDim>
-__device__ float Weigh(const KeptPair<kHeadDim>& kept,
-                       const uint4 (&keys)[Layout<kHeadDim>::kLoads], const Gate& gate, int valid,
-                       Softmax& softmax) {
-  using L = Layout<kHeadDim>;
-  const float scale = kLog2E * (1.0f / sqrtf(static_cast<float>(kHeadDim)));
-  const float4* from = reinterpret_cast<const float4*>(kept.q + Lane() % L::kLanes * L::kDims);
-  const float4 low = from[0], high = from[1];
-  const float q[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-  const float decay = static_cast<float>(kept.base - gate.base) + (kept.local - gate.local);
-  const float product = Product<kHeadDim>(q, keys);
-  const float logit =
-      LaneKey<kHeadDim>() < valid ? fmaf(product, scale, decay * kLog2E) : -INFINITY;
-  const float max = fmaxf(softmax.max, WarpMax(logit));
-  const float keep = exp2f(softmax.max - max);
-  const float weight = exp2f(logit - max);
-  softmax.max = max;
-  softmax.sum = fmaf(softmax.sum, keep, weight);
-#pragma unroll
-  for (float& x : softmax.out) x *= keep;
-  return weight;
-}
-
-template <int kHeadDim>
-__device__ void AddValues(float weight, const uint4 (&values)[Layout<kHeadDim>::kLoads],
-                          Softmax& softmax) {
-  using L = Layout<kHeadDim>;
-  float(&out)[8] = softmax.out;
-#pragma unroll
-  for (int i = 0; i < L::kLoads; ++i) {
-    const float w = __shfl_sync(kAllLanes, weight, i, L::kLanes);
-    const uint4 v = values[i];
-    out[0] = fmaf(w, Low(v.x), out[0]);
-    out[1] = fmaf(w, High(v.x), out[1]);
-    out[2] = fmaf(w, Low(v.y), out[2]);
-    out[3] = fmaf(w, High(v.y), out[3]);
-    out[4] = fmaf(w, Low(v.z), out[4]);
-    out[5] = fmaf(w, High(v.z), out[5]);
-    out[6] = fmaf(w, Low(v.w), out[6]);
-    out[7] = fmaf(w, High(v.w), out[7]);
-  }
-}
-
 // ---- Results.
-
-// Called by the threads t < kHeadDim: o[t] and the softmax's maximum and sum.
-template <int kHeadDim>
-__device__ void StoreRow(const Decode& a, const Pair& pair, float max, float sum, float out) {
-  const int head = pair.index % a.kv.shape.q_heads;
-  const int64_t row = pair.row;
-  const int t = static_cast<int>(threadIdx.x);
-  static_cast<__nv_bfloat16*>(
-      a.params.out.data)[row * a.params.out.row_stride + head * kHeadDim + t] =
-      __float2bfloat16_rn(__fdividef(out, sum));
-  if (t == 0 && a.params.log_sum.data != nullptr) {
-    static_cast<float*>(a.params.log_sum.data)[row * a.params.log_sum.row_stride + head] =
-        (max + log2f(sum)) * kLn2;
-  }
-}
 
 // Merges the warps' parts of an item: into the output where the pair has no other item, else as a
 // partial result (maximum, sum, out[kHeadDim]).
 template <int kHeadDim>
 __device__ void FinishItem(const Decode& a, const Pair& pair, int item, const Softmax& softmax,
-                           typename Shared<kHeadDim>::Item& shared) {
-  using L = Layout<kHeadDim>;
-  float4* to = reinterpret_cast<float4*>(
-      &shared.out[Warp()][Lane() / L::kLanes][Lane() % L::kLanes * L::kDims]);
-  to[0] = {softmax.out[0], softmax.out[1], softmax.out[2], softmax.out[3]};
-  to[1] = {softmax.out[4], softmax.out[5], softmax.out[6], softmax.out[7]};
-  const float warp_sum = WarpSum(softmax.sum);
-  if (Lane() == 0) {
-    shared.max[Warp()] = softmax.max;
-    shared.sum[Warp()] = warp_sum;
-  }
+                           WarpParts<kHeadDim, kWarps>& parts) {
+  parts.Put(Warp(), softmax);
   __syncthreads();
   const int t = static_cast<int>(threadIdx.x);
   if (t >= kHeadDim) return;
-  // Warps without keys have the least maximum and so no weight; one at least has keys.
-  float max = shared.max[0], sum = 0, out = 0;
-#pragma unroll
-  for (int w = 1; w < kWarps; ++w) max = fmaxf(max, shared.max[w]);
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    const float weight = exp2f(shared.max[w] - max);
-    float warp_out = 0;
-#pragma unroll
-    for (int g = 0; g < L::kGroups; ++g) warp_out += shared.out[w][g][t];
-    sum = fmaf(weight, shared.sum[w], sum);
-    out = fmaf(weight, warp_out, out);
-  }
+  float max, sum, out;
+  parts.Merge(t, max, sum, out);
   if (pair.end - pair.begin == 1) {
     StoreRow<kHeadDim>(a, pair, max, sum, out);
   } else {
@@ -199,20 +55,6 @@ __device__ void FinishItem(const Decode& a, const Pair& pair, int item, const So
       partial[0] = max;
       partial[1] = sum;
     }
-  }
-}
-
-// Counts a pair's pages, for whoever has its first item.
-__device__ void CountPages(const Decode& a, const Pair& pair) {
-  using Count = unsigned long long;
-  const int seq = pair.index / a.kv.shape.q_heads;
-  if (a.params.blocks_total != nullptr) {
-    atomicAdd(reinterpret_cast<Count*>(a.params.blocks_total + seq),
-              static_cast<Count>(NumPages(pair)));
-  }
-  if (a.params.blocks_skipped != nullptr) {
-    atomicAdd(reinterpret_cast<Count*>(a.params.blocks_skipped + seq),
-              static_cast<Count>(pair.first_live));
   }
 }
 
@@ -406,6 +248,9 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
   if (work.item_pages % kRoundPages != 0) return cudaErrorInvalidValue;
   const bool after_append_decode = batch.num_rows == batch.num_seqs;  // else prefill's kernels
   const Decode arguments{batch, params, kv, work, kv.shape.group(), after_append_decode};
+  if (batch.small && after_append_decode && DecodeClusterRuns(kv.shape.head_dim)) {
+    return DecodeCluster(arguments, stream);
+  }
   switch (kv.shape.head_dim) {
     case 16:
       return LaunchFor<16>(arguments, stream);

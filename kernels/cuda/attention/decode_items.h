@@ -30,8 +30,8 @@ struct Decode {
   PagedKv kv;
   StepWork work;
   int group;  // query heads of a kv head
-  // Whether the kernel right before is AppendDecode, which starts this one when all before it have
-  // ended (launch.h): what AppendDecode does not write may then be read while it runs.
+  // Whether the kernel right before is AppendDecode, which starts this one when all before it and
+  // the projection have ended (launch.h): what these do not write may then be read while they run.
   bool after_append_decode;
 };
 
@@ -108,7 +108,9 @@ __device__ inline int Warp() { return static_cast<int>(threadIdx.x) / kWarp; }
 __device__ inline float Low(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ inline float High(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
-__device__ inline int NumPairs(const Decode& a) { return a.batch.num_seqs * a.kv.shape.q_heads; }
+__host__ __device__ inline int NumPairs(const Decode& a) {
+  return a.batch.num_seqs * a.kv.shape.q_heads;
+}
 
 __device__ inline const int32_t* ItemBegin(const Decode& a) {
   return a.work.item_begin + static_cast<int64_t>(a.params.layer) * (a.work.max_pairs + 1);

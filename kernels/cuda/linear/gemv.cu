@@ -36,8 +36,11 @@ constexpr int kGroupValues = kTileRows * kMaxRows;  // outputs of 16 rows of W
 constexpr int kPartialBytes = 2 * kConsumerWarps * kGroupValues * static_cast<int>(sizeof(float));
 constexpr int kMaxStages = 16;
 constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(uint64_t));
-// Two blocks, of this kernel and the next, share a multiprocessor's 228 KiB; each costs 1 KiB more.
-constexpr int kSharedBudget = 112 * 1024;
+// Blocks of this product and the next share a multiprocessor's 228 KiB (each costs 1 KiB more),
+// with attention's between. What is in shared memory before the wait need not be fetched after it,
+// so a wide product, which follows a narrow one that adds to the residual stream, gets most of it.
+constexpr int kWideBudget = 150 * 1024;
+constexpr int kNarrowBudget = 75 * 1024;
 constexpr int kMinStages = 3;
 constexpr int kReservedBytes = 1024;  // for the transform's static memory
 
@@ -203,8 +206,9 @@ __device__ __forceinline__ void MultiplyRows(const GemvArguments& a, const Share
 
 template <RowTransform::Kind kind, typename In>
 __global__ void __launch_bounds__(kThreads, 2) GemvKernel(const __grid_constant__ GemvArguments a) {
+  constexpr bool kNorms = kind == RowTransform::Kind::kRmsNorm;
   extern __shared__ __align__(128) unsigned char shared[];
-  LetNextStart();
+  if (kind != kSettlingKind) LetNextStart();
   const SharedPlan plan = PlanOf(shared, a);
   const int block = static_cast<int>(blockIdx.x);
   const int first = block * a.block_rows + min(block, a.extra_blocks);
@@ -222,11 +226,21 @@ __global__ void __launch_bounds__(kThreads, 2) GemvKernel(const __grid_constant_
     CopyWeights(a, plan, first, last);
     return;
   }
-  PrefetchTransform(a.source);
-  WaitForPrevious();
-  const float previous = PreviousValue(a, first, last);
-  TransformRowsInBlock<kind, In, kMaxRows>(
-      a.source, 0, a.rows, reinterpret_cast<__nv_bfloat16*>(plan.input), InputStride(a.in) / 2);
+  __nv_bfloat16* const input = reinterpret_cast<__nv_bfloat16*>(plan.input);
+  const int stride = InputStride(a.in) / 2;
+  float previous;
+  if constexpr (kNorms) {
+    const transform::Unit weight = transform::FirstWeight(a.source);
+    WaitForPrevious();
+    LetNextStart();  // not before: see kSettlingKind
+    previous = PreviousValue(a, first, last);
+    transform::NormRows<In, kMaxRows>(a.source, weight, 0, a.rows, input, stride);
+  } else {
+    PrefetchTransform(a.source);
+    WaitForPrevious();
+    previous = PreviousValue(a, first, last);
+    TransformRowsInBlock<kind, In, kMaxRows>(a.source, 0, a.rows, input, stride);
+  }
   SyncThreads<kConsumers>();
   MultiplyRows(a, plan, first, last, previous);
 }
@@ -240,7 +254,8 @@ void Plan(int blocks, const DeviceLimits& limits, GemvArguments* a) {
   a->tile_bytes = std::min(kTileRows, most_rows) * kTileStride;
   const int64_t tiles = static_cast<int64_t>((most_rows + kTileRows - 1) / kTileRows) *
                         ((a->in + kTileCols - 1) / kTileCols);
-  const int budget = std::min(kSharedBudget, limits.block_shared_bytes - kReservedBytes);
+  const int budget = std::min(a->accumulate ? kNarrowBudget : kWideBudget,
+                              limits.block_shared_bytes - kReservedBytes);
   const int fitting = std::max((budget - FixedBytes(a->rows, a->in)) / a->tile_bytes, kMinStages);
   a->stages = static_cast<int>(std::min<int64_t>({tiles, fitting, kMaxStages}));
 }

@@ -20,6 +20,10 @@ struct DeviceLimits {
 // memory. Does not depend on the rows' number.
 bool GemvTakes(const DeviceWeight& weight, const DeviceLimits& limits);
 
+// With this transform the kernel settles (launch.h). The next one's weights then come later, which
+// costs nothing behind a wide product: it keeps the memory busy by itself.
+inline constexpr RowTransform::Kind kSettlingKind = RowTransform::Kind::kRmsNorm;
+
 // LinearEngine::Run for at most kMaxGemvRows rows; scratch is not used. A row's result depends on
 // that row alone. REQUIRES: GemvTakes.
 cudaError_t Gemv(const MatrixView& in, const RowTransform& transform, const DeviceWeight& weight,

@@ -83,6 +83,12 @@ struct LinearEngine::State {
 LinearEngine::LinearEngine() : state_(std::make_unique<State>()) {}
 LinearEngine::~LinearEngine() = default;
 
+bool LinearEngine::Settles(const MatrixView& in, const RowTransform& transform,
+                           const DeviceWeight& weight) const {
+  return in.rows > 0 && in.rows <= kMaxGemvRows && GemvTakes(weight, state_->limits) &&
+         transform.kind == kSettlingKind;
+}
+
 cudaError_t LinearEngine::Run(const MatrixView& in, const RowTransform& transform,
                               const DeviceWeight& weight, const float* bias, bool accumulate,
                               const MatrixView& out, cudaStream_t stream) {

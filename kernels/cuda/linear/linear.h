@@ -33,6 +33,10 @@ class LinearEngine {
   cudaError_t Run(const MatrixView& in, const RowTransform& transform, const DeviceWeight& weight,
                   const float* bias, bool accumulate, const MatrixView& out, cudaStream_t stream);
 
+  // Whether Run with such rows launches a single kernel, which settles (launch.h).
+  bool Settles(const MatrixView& in, const RowTransform& transform,
+               const DeviceWeight& weight) const;
+
  private:
   struct State;
   std::unique_ptr<State> state_;

@@ -1,0 +1,224 @@
+// One cluster of eight blocks a (sequence, query head) pair. The window's units (half pages) are
+// dealt to the cluster's warps in turn, eight to the first block, eight to the second and so on; a
+// block that gets none ends at once, so a short window costs one block. The first block merges, in
+// order.
+#include <cuda_bf16.h>
+
+#include <cfloat>
+#include <cstdint>
+
+#include "kernels/cuda/attention/decode_cluster.h"
+#include "kernels/cuda/attention/decode_items.h"
+#include "kernels/cuda/attention/decode_loads.h"
+#include "kernels/cuda/attention/decode_softmax.h"
+#include "kernels/cuda/launch.h"
+
+namespace fox::cuda {
+namespace {
+
+using namespace decode;
+
+constexpr int kBlocks = 8;  // of a cluster: the largest portable one
+constexpr int kBlockWarps = 8;
+constexpr int kBlockThreads = kBlockWarps * kWarp;
+constexpr int kUnitsAtOnce = kBlocks * kBlockWarps;
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define FOX_CLUSTER __cluster_dims__(kBlocks, 1, 1)
+#else
+#define FOX_CLUSTER
+#endif
+
+template <int kHeadDim>
+struct Shared {
+  WarpParts<kHeadDim, kBlockWarps> warps;
+  KeptPair<kHeadDim> pairs[kBlockWarps];
+  // In the first block: what each block has found.
+  struct Part {
+    float max, sum, out[kHeadDim];
+  } blocks[kBlocks];
+};
+
+// ---- The cluster's barrier. Threads that have ended count as arrived.
+
+template <bool kRelease>
+__device__ __forceinline__ void ArriveAtCluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if constexpr (kRelease) {
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  } else {
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+  }
+#endif
+}
+
+__device__ __forceinline__ void WaitForCluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+// *address = value in the first block's shared memory.
+__device__ __forceinline__ void StoreInFirst(float* address, float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, 0;\n"
+      "st.shared::cluster.f32 [there], %1;\n"
+      "}" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(address))),
+      "f"(value)
+      : "memory");
+#endif
+}
+
+// ---- Units.
+
+// Half pages that hold keys of the window.
+__device__ __forceinline__ int NumUnits(const Pair& pair) {
+  return (pair.length + kUnitKeys - 1) / kUnitKeys - pair.first_live * kUnitsPerPage;
+}
+
+// Unit k of the window; behind the last one: no valid keys, and a place that may be read.
+__device__ __forceinline__ Unit UnitOf(const Pair& pair, int k, int count) {
+  const int at = pair.first_live * kUnitsPerPage + (k < count ? k : 0);
+  const int page = at / kUnitsPerPage;
+  const int valid = k < count ? min(kUnitKeys, pair.length - at * kUnitKeys) : 0;
+  return {LoadCoherent(pair.table + page), at % kUnitsPerPage, valid, page == NumPages(pair) - 1};
+}
+
+// Merges the blocks' parts. Called by the threads t < kHeadDim of the first block.
+template <int kHeadDim>
+__device__ __forceinline__ void MergeBlocks(const Decode& a, const Pair& pair,
+                                            const Shared<kHeadDim>& shared, int blocks) {
+  const int t = static_cast<int>(threadIdx.x);
+  float max = shared.blocks[0].max, sum = 0, out = 0;
+#pragma unroll
+  for (int b = 1; b < kBlocks; ++b) {
+    if (b < blocks) max = fmaxf(max, shared.blocks[b].max);
+  }
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    if (b >= blocks) break;
+    const float weight = exp2f(shared.blocks[b].max - max);
+    sum = fmaf(weight, shared.blocks[b].sum, sum);
+    out = fmaf(weight, shared.blocks[b].out[t], out);
+  }
+  StoreRow<kHeadDim>(a, pair, max, sum, out);
+}
+
+// The warp's units, every kUnitsAtOnce-th from `first`; keys and values of the first are in
+// registers before the row is.
+template <int kHeadDim>
+__device__ __forceinline__ Softmax Attend(const Decode& a, const Pair& pair, int first, int count,
+                                          KeptPair<kHeadDim>& kept) {
+  using L = Layout<kHeadDim>;
+  Unit unit = UnitOf(pair, first, count);
+  const Unit second = UnitOf(pair, first + kUnitsAtOnce, count);
+  uint4 keys[L::kLoads], values[L::kLoads];
+  PrefetchGates(a, pair, unit);
+  LoadTile<kHeadDim>(a.kv.keys, unit, keys);
+  LoadTile<kHeadDim>(a.kv.values, unit, values);
+  if (second.valid > 0) {
+    PrefetchGates(a, pair, second);
+    PrefetchTiles<kHeadDim>(a, second);
+  }
+  LetNextStart();
+  WaitForPrevious();
+  const Row<kHeadDim> row = LoadRow<kHeadDim>(a, pair);
+  Gate gate = LoadGate<kHeadDim>(a, pair, unit);
+  LoadTileAgain<kHeadDim>(a.kv.keys, unit, keys);
+  LoadTileAgain<kHeadDim>(a.kv.values, unit, values);
+  Keep(pair, row, kept);
+  Softmax softmax;
+#pragma unroll 1
+  for (int k = first; k < count; k += kUnitsAtOnce) {
+    const int valid = unit.valid;
+    unit = UnitOf(pair, k + kUnitsAtOnce, count);
+    if (k + 2 * kUnitsAtOnce < count) {
+      PrefetchTiles<kHeadDim>(a, UnitOf(pair, k + 2 * kUnitsAtOnce, count));
+    }
+    const float weight = Weigh(kept, keys, gate, valid, softmax);
+    gate = LoadGate<kHeadDim>(a, pair, unit);
+    LoadTile<kHeadDim>(a.kv.keys, unit, keys);
+    AddValues<kHeadDim>(weight, values, softmax);
+    LoadTile<kHeadDim>(a.kv.values, unit, values);
+  }
+  return softmax;
+}
+
+template <int kHeadDim>
+__global__ void FOX_CLUSTER __launch_bounds__(kBlockThreads, kHeadDim > 64 ? 1 : 2)
+    DecodeClusterKernel(const __grid_constant__ Decode a) {
+  __shared__ Shared<kHeadDim> shared;
+  ArriveAtCluster<false>();  // the first block has started when parts are sent to it
+  const int rank = static_cast<int>(blockIdx.x) % kBlocks;
+  const int index = static_cast<int>(blockIdx.x) / kBlocks;
+  if (LoadCoherent(a.batch.slot + index / a.kv.shape.q_heads) < 0) {
+    // Some block must wait, so that the end of this kernel implies that of all before it.
+    if (rank == 0) WaitForPrevious();
+    return;
+  }
+  const Pair pair = LoadPair(a, index);
+  const int count = NumUnits(pair);
+  if (rank * kBlockWarps >= count) return;
+  const int warp = Warp(), t = static_cast<int>(threadIdx.x);
+  shared.warps.Put(warp,
+                   Attend<kHeadDim>(a, pair, rank * kBlockWarps + warp, count, shared.pairs[warp]));
+  __syncthreads();
+  float max = 0, sum = 0, out = 0;
+  if (t < kHeadDim) shared.warps.Merge(t, max, sum, out);
+  if (rank == 0 && t == 0) CountPages(a, pair);
+  if (count <= kBlockWarps) {
+    if (t < kHeadDim) StoreRow<kHeadDim>(a, pair, max, sum, out);
+    return;
+  }
+  WaitForCluster();
+  if (t < kHeadDim) {
+    typename Shared<kHeadDim>::Part& part = shared.blocks[rank];
+    StoreInFirst(&part.out[t], out);
+    if (t == 0) {
+      StoreInFirst(&part.max, max);
+      StoreInFirst(&part.sum, sum);
+    }
+  }
+  ArriveAtCluster<true>();
+  if (rank != 0) return;
+  WaitForCluster();
+  const int blocks = min(kBlocks, (count + kBlockWarps - 1) / kBlockWarps);
+  if (t < kHeadDim) MergeBlocks<kHeadDim>(a, pair, shared, blocks);
+}
+
+template <int kHeadDim>
+cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
+  const int pairs = NumPairs(arguments);
+  return Launch(DecodeClusterKernel<kHeadDim>, dim3(static_cast<unsigned>(pairs * kBlocks)),
+                dim3(kBlockThreads), SharedBytes(0, true), stream, arguments);
+}
+
+}  // namespace
+
+bool DecodeClusterRuns(int head_dim) {
+  static const bool has_clusters = [] {
+    constexpr int kFirstVersion = 90;  // newer devices may run older code
+    cudaFuncAttributes attributes{};
+    return cudaFuncGetAttributes(&attributes, DecodeClusterKernel<64>) == cudaSuccess &&
+           attributes.ptxVersion >= kFirstVersion;
+  }();
+  return has_clusters && (head_dim == 32 || head_dim == 64 || head_dim == 128);
+}
+
+cudaError_t DecodeCluster(const Decode& arguments, cudaStream_t stream) {
+  switch (arguments.kv.shape.head_dim) {
+    case 32:
+      return LaunchFor<32>(arguments, stream);
+    case 64:
+      return LaunchFor<64>(arguments, stream);
+    case 128:
+      return LaunchFor<128>(arguments, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace fox::cuda
