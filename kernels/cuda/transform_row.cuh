@@ -195,18 +195,21 @@ __device__ __forceinline__ Unit FirstWeight(const RowSource& s) {
 }
 
 // kBatch units of the transforms that need no sum over the row, all of them loaded before the first
-// is used, for each load takes long. Units are numbered through the rows; past the last one
-// (`total`) it stands in, so that no branch makes the compiler wait for a load. The lanes of a head
-// (head_dim / 8, a power of two) are neighbours in a warp.
+// is used, for each load takes long. Units are numbered through the rows; behind the last one
+// (`total`) it stands in, so that no branch within a warp makes the compiler wait for a load. The
+// lanes of a head (head_dim / 8, a power of two) are neighbours in a warp.
 template <Kind kind, typename In, int kRows, int kBatch>
 class UnitBatch {
  public:
+  // The units first + i * kTransformThreads, `first` counted from the thread.
   __device__ __forceinline__ void Load(const RowSource& s, int64_t first_row, int first,
                                        int total) {
     const int units = s.out_cols / kUnit;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const int at = min(first + i * kTransformThreads, total - 1);
+      const int block_first = first + i * kTransformThreads;
+      if (block_first >= total) break;  // for the whole block
+      const int at = min(block_first + static_cast<int>(threadIdx.x), total - 1);
       row[i] = 0;
 #pragma unroll
       for (int r = 1; r < kRows; ++r) row[i] += at >= r * units ? 1 : 0;
@@ -255,14 +258,14 @@ __device__ __forceinline__ void TransformUnits(const RowSource& s, int64_t first
   UnitBatch<kind, In, kRows, kBatch> batch;
   const int total = rows * (s.out_cols / kUnit);
 #pragma unroll 1
-  for (int base = 0; base < total; base += kBatch * kTransformThreads) {
-    const int first = base + static_cast<int>(threadIdx.x);
+  for (int first = 0; first < total; first += kBatch * kTransformThreads) {
     batch.Load(s, first_row, first, total);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      if (base + i * kTransformThreads >= total) break;  // for the whole block
+      const int block_first = first + i * kTransformThreads;
+      if (block_first >= total) break;  // for the whole block
       const Unit x = batch.Transformed(s, i);
-      if (first + i * kTransformThreads < total) {
+      if (block_first + static_cast<int>(threadIdx.x) < total) {
         StoreUnit(x, out + batch.row[i] * out_stride + batch.unit[i] * kUnit);
       }
     }
@@ -294,7 +297,8 @@ __device__ __forceinline__ void TransformRowsInBlock(const RowSource& s, int64_t
     transform::NormRows<In, kRows>(s, transform::FirstWeight(s), first_row, rows, out, out_stride);
   } else {
     // As many loads at a time as registers allow.
-    constexpr int kBatch = kRows > 1 && kind != RowTransform::Kind::kOutputGate ? 4 : 2;
+    constexpr int kRowBatch = kind == RowTransform::Kind::kOutputGate ? 1 : 2;
+    constexpr int kBatch = kRows > 1 ? 2 * kRowBatch : kRowBatch;
     transform::TransformUnits<kind, In, kRows, kBatch>(s, first_row, rows, out, out_stride);
   }
 }

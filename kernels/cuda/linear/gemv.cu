@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/core/check.h"
 #include "kernels/cuda/launch.h"
@@ -145,66 +146,154 @@ __device__ __forceinline__ void StoreValue(const GemvArguments& a, const float* 
   }
 }
 
-// A warp's share of one tile: `steps` products, adjacent columns.
-__device__ __forceinline__ void MultiplyTile(uint32_t weights, uint32_t inputs, int steps,
-                                             float (&c)[2][4]) {
-  uint32_t w[kWarpSteps][4], x[kWarpSteps][2];
-#pragma unroll
-  for (int i = 0; i < kWarpSteps; ++i) {
-    if (i >= steps) break;
-    LoadMatrices(w[i], weights + i * kStep * 2);
-    LoadMatrices(x[i], inputs + i * kStep * 2);
+// A warp's share of a tile of W, as the tensor cores want it.
+using Fragments = uint32_t[kWarpSteps][4];
+
+// The warp's columns of a tile and where in the shared memory it finds them.
+struct Share {
+  int steps;   // products
+  int column;  // first, in the tile
+
+  __device__ __forceinline__ Share(const GemvArguments& a, int col) {
+    const int all = min(kTileCols, a.in - col) / kStep;
+    const int share = (all + kConsumerWarps - 1) / kConsumerWarps;
+    const int begin = static_cast<int>(threadIdx.x) / kWarp * share;
+    steps = min(share, all - begin);
+    column = begin * kStep;
   }
+};
+
+// Of the tile with `rows` rows in stage `stage`.
+__device__ __forceinline__ void LoadFragments(const GemvArguments& a, const SharedPlan& plan,
+                                              int stage, int rows, const Share& share,
+                                              Fragments& w) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const uint32_t from = SharedAddress(plan.tiles) + stage * a.tile_bytes +
+                        min(lane % 16, rows - 1) * kTileStride + share.column * 2 + lane / 16 * 16;
 #pragma unroll
   for (int i = 0; i < kWarpSteps; ++i) {
-    if (i < steps) MultiplyAdd(c[i % 2], w[i], x[i][0], x[i][1]);
+    if (i < share.steps) LoadMatrices(w[i], from + i * kStep * 2);
   }
 }
 
-// The multiplying warps. A group's partial sums lie in one of two buffers in turn, so that one
-// barrier a group suffices: a buffer is written again only after the next group's barrier.
-__device__ __forceinline__ void MultiplyRows(const GemvArguments& a, const SharedPlan& plan,
-                                             int first, int last, float previous) {
+// c += the share's products; `col` is the tile's first column.
+__device__ __forceinline__ void MultiplyFragments(const GemvArguments& a, const SharedPlan& plan,
+                                                  int col, const Share& share, const Fragments& w,
+                                                  float (&c)[2][4]) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const uint32_t tiles = SharedAddress(plan.tiles) + (lane / 16) * 16;
-  const uint32_t inputs = SharedAddress(plan.input) +
-                          min(lane % 8, a.rows - 1) * InputStride(a.in) + (lane / 8 % 2) * 16;
-  Place at;
-  float* partial = plan.partial;
-  float* other = plan.partial + kConsumerWarps * kGroupValues;
-  for (int row = first; row < last; row += kTileRows) {
-    const int rows = min(kTileRows, last - row);
-    float c[2][4] = {};
-    for (int col = 0; col < a.in; col += kTileCols) {
-      const int steps = min(kTileCols, a.in - col) / kStep;
-      const int share = (steps + kConsumerWarps - 1) / kConsumerWarps;
-      const int begin = warp * share;
-      WaitBarrier(&plan.full[at.stage], at.parity);
-      MultiplyTile(tiles + at.stage * a.tile_bytes + min(lane % 16, rows - 1) * kTileStride +
-                       begin * kStep * 2,
-                   inputs + (col + begin * kStep) * 2, min(share, steps - begin), c);
-      __syncwarp();
-      if (lane == 0) Arrive(&plan.empty[at.stage]);
-      at.Advance(a.stages);
-    }
+  const uint32_t from = SharedAddress(plan.input) + min(lane % 8, a.rows - 1) * InputStride(a.in) +
+                        (col + share.column) * 2 + lane / 8 % 2 * 16;
+  uint32_t x[kWarpSteps][2];
+#pragma unroll
+  for (int i = 0; i < kWarpSteps; ++i) {
+    if (i < share.steps) LoadMatrices(x[i], from + i * kStep * 2);
+  }
+#pragma unroll
+  for (int i = 0; i < kWarpSteps; ++i) {
+    if (i < share.steps) MultiplyAdd(c[i % 2], w[i], x[i][0], x[i][1]);
+  }
+}
+
+// A block's walk over its tiles, 16 rows at a time from left to right. A group's partial sums lie
+// in one of two buffers in turn, so that one barrier a group suffices: a buffer is written again
+// only after the next group's barrier.
+class Walk {
+ public:
+  __device__ __forceinline__ Walk(const GemvArguments& a, const SharedPlan& plan, int first,
+                                  int last)
+      : a_(a), plan_(plan), row_(first), last_(last), partial_(plan.partial) {}
+
+  __device__ __forceinline__ bool AtEnd() const { return row_ >= last_; }
+
+  // Takes the warp's share of the tile at hand out of its stage.
+  __device__ __forceinline__ void Take(Place& at, Fragments& w) const {
+    WaitBarrier(&plan_.full[at.stage], at.parity);
+    LoadFragments(a_, plan_, at.stage, min(kTileRows, last_ - row_), Share(a_, col_), w);
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) Arrive(&plan_.empty[at.stage]);
+    at.Advance(a_.stages);
+  }
+
+  // To the next tile without multiplying. Returns whether that begins a group.
+  __device__ __forceinline__ bool Advance() {
+    col_ += kTileCols;
+    if (col_ < a_.in) return false;
+    col_ = 0;
+    row_ += kTileRows;
+    return true;
+  }
+
+  // Multiplies, stores the group's outputs if the tile is its last, and goes on. `previous`: what y
+  // holds before, of the group at hand.
+  __device__ __forceinline__ void Multiply(const Fragments& w, float& previous) {
+    MultiplyFragments(a_, plan_, col_, Share(a_, col_), w, c_);
+    const int row = row_;
+    if (!Advance()) return;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
     if (lane % 4 < kMaxRows / 2) {
-      float* mine = partial + warp * kGroupValues + lane % 4 * 2 * kTileRows + lane / 4;
-      mine[0] = c[0][0] + c[1][0];
-      mine[kTileRows] = c[0][1] + c[1][1];
-      mine[kTileRows / 2] = c[0][2] + c[1][2];
-      mine[kTileRows + kTileRows / 2] = c[0][3] + c[1][3];
+      const int warp = static_cast<int>(threadIdx.x) / kWarp;
+      float* mine = partial_ + warp * kGroupValues + lane % 4 * 2 * kTileRows + lane / 4;
+      mine[0] = c_[0][0] + c_[1][0];
+      mine[kTileRows] = c_[0][1] + c_[1][1];
+      mine[kTileRows / 2] = c_[0][2] + c_[1][2];
+      mine[kTileRows + kTileRows / 2] = c_[0][3] + c_[1][3];
     }
     SyncThreads<kConsumers>();
-    StoreValue(a, partial, previous, row, last);
-    previous = PreviousValue(a, row + kTileRows, last);
-    float* const swap = partial;
-    partial = other;
-    other = swap;
+    StoreValue(a_, partial_, previous, row, last_);
+    previous = PreviousValue(a_, row_, last_);
+    partial_ =
+        partial_ == plan_.partial ? plan_.partial + kConsumerWarps * kGroupValues : plan_.partial;
+#pragma unroll
+    for (float(&half)[4] : c_) half[0] = half[1] = half[2] = half[3] = 0;
+  }
+
+ private:
+  const GemvArguments& a_;
+  const SharedPlan& plan_;
+  int row_, last_, col_ = 0;
+  float* partial_;
+  float c_[2][4] = {};
+};
+
+// The weights of a block's first tiles, in registers before the input is there: their stages are
+// filled again meanwhile.
+template <int kTiles>
+struct HeldTiles {
+  Fragments w[kTiles > 0 ? kTiles : 1];
+
+  __device__ __forceinline__ void Take(Walk walk, Place& at) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      if (walk.AtEnd()) break;
+      walk.Take(at, w[n]);
+      walk.Advance();
+    }
+  }
+};
+
+// The multiplying warps.
+template <int kTiles>
+__device__ __forceinline__ void MultiplyRows(Walk walk, const HeldTiles<kTiles>& held, Place at,
+                                             float previous) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    if (walk.AtEnd()) return;
+    walk.Multiply(held.w[n], previous);
+  }
+#pragma unroll 1
+  while (!walk.AtEnd()) {
+    Fragments w;
+    walk.Take(at, w);
+    walk.Multiply(w, previous);
   }
 }
 
-template <RowTransform::Kind kind, typename In>
+// What the kinds of transforms read: norms the residual stream, all others narrow rows.
+template <RowTransform::Kind kind>
+using InputOf = std::conditional_t<kind == RowTransform::Kind::kRmsNorm, float, __nv_bfloat16>;
+
+// For at most kRows rows.
+template <RowTransform::Kind kind, int kRows>
 __global__ void __launch_bounds__(kThreads, 2) GemvKernel(const __grid_constant__ GemvArguments a) {
   constexpr bool kNorms = kind == RowTransform::Kind::kRmsNorm;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -226,23 +315,29 @@ __global__ void __launch_bounds__(kThreads, 2) GemvKernel(const __grid_constant_
     CopyWeights(a, plan, first, last);
     return;
   }
+  const Walk walk(a, plan, first, last);
+  constexpr int kHeld = kRows == 1 ? 2 : kNorms ? 0 : 1;  // as many as registers allow
+  HeldTiles<kHeld> held;
+  Place at;
   __nv_bfloat16* const input = reinterpret_cast<__nv_bfloat16*>(plan.input);
   const int stride = InputStride(a.in) / 2;
   float previous;
   if constexpr (kNorms) {
     const transform::Unit weight = transform::FirstWeight(a.source);
+    held.Take(walk, at);
     WaitForPrevious();
     LetNextStart();  // not before: see kSettlingKind
     previous = PreviousValue(a, first, last);
-    transform::NormRows<In, kMaxRows>(a.source, weight, 0, a.rows, input, stride);
+    transform::NormRows<InputOf<kind>, kRows>(a.source, weight, 0, a.rows, input, stride);
   } else {
     PrefetchTransform(a.source);
+    held.Take(walk, at);
     WaitForPrevious();
     previous = PreviousValue(a, first, last);
-    TransformRowsInBlock<kind, In, kMaxRows>(a.source, 0, a.rows, input, stride);
+    TransformRowsInBlock<kind, InputOf<kind>, kRows>(a.source, 0, a.rows, input, stride);
   }
   SyncThreads<kConsumers>();
-  MultiplyRows(a, plan, first, last, previous);
+  MultiplyRows(walk, held, at, previous);
 }
 
 // Divides W's rows among the blocks and gives the ring as many tiles as a block has, the budget
@@ -260,21 +355,26 @@ void Plan(int blocks, const DeviceLimits& limits, GemvArguments* a) {
   a->stages = static_cast<int>(std::min<int64_t>({tiles, fitting, kMaxStages}));
 }
 
-template <RowTransform::Kind kind, typename In>
+template <RowTransform::Kind kind, int kRows>
 cudaError_t LaunchGemv(const GemvArguments& a, int blocks, const DeviceLimits& limits,
                        cudaStream_t stream) {
   static const cudaError_t ready =
-      cudaFuncSetAttribute(GemvKernel<kind, In>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      cudaFuncSetAttribute(GemvKernel<kind, kRows>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            limits.block_shared_bytes - kReservedBytes);
   if (ready != cudaSuccess) return ready;
   const size_t bytes = static_cast<size_t>(a.stages * a.tile_bytes + FixedBytes(a.rows, a.in));
-  return Launch(GemvKernel<kind, In>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+  return Launch(GemvKernel<kind, kRows>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
                 SharedBytes(bytes, true), stream, a);
 }
 
 }  // namespace
 
-bool GemvTakes(const DeviceWeight& weight, const DeviceLimits& limits) {
+bool GemvTakes(const MatrixView& in, const RowTransform& transform, const DeviceWeight& weight,
+               const DeviceLimits& limits) {
+  const bool norm = transform.kind == RowTransform::Kind::kRmsNorm;
+  if (in.rows < 1 || in.rows > kMaxGemvRows || in.dtype != (norm ? DType::kF32 : DType::kBF16)) {
+    return false;
+  }
   if (weight.in % kStep != 0 || weight.in > limits.block_shared_bytes) return false;
   const int most = FixedBytes(kMaxRows, static_cast<int>(weight.in)) +
                    kMinStages * kTileRows * kTileStride + kReservedBytes;
@@ -284,7 +384,7 @@ bool GemvTakes(const DeviceWeight& weight, const DeviceLimits& limits) {
 cudaError_t Gemv(const MatrixView& in, const RowTransform& transform, const DeviceWeight& weight,
                  const float* bias, bool accumulate, const MatrixView& out,
                  const DeviceLimits& limits, cudaStream_t stream) {
-  FOX_CHECK(in.rows > 0 && in.rows <= kMaxGemvRows && weight.out <= INT32_MAX);
+  FOX_CHECK(GemvTakes(in, transform, weight, limits) && weight.out <= INT32_MAX);
   GemvArguments a{};
   a.source = SourceOf(in, transform);
   a.rows = static_cast<int>(in.rows);
@@ -300,7 +400,11 @@ cudaError_t Gemv(const MatrixView& in, const RowTransform& transform, const Devi
   const int blocks = std::min(limits.multiprocessors, a.out);
   Plan(blocks, limits, &a);
   return DispatchTransform(transform.kind, in.dtype, [&]<RowTransform::Kind kind, typename In>() {
-    return LaunchGemv<kind, In>(a, blocks, limits, stream);
+    if constexpr (std::is_same_v<In, InputOf<kind>>) {
+      return a.rows == 1 ? LaunchGemv<kind, 1>(a, blocks, limits, stream)
+                         : LaunchGemv<kind, kMaxRows>(a, blocks, limits, stream);
+    }
+    return cudaErrorInvalidValue;
   });
 }
 

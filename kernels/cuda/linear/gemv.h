@@ -16,15 +16,17 @@ struct DeviceLimits {
   int block_shared_bytes = 0;  // most shared memory of a block, after opting in
 };
 
-// Whether Gemv takes these products: in % 16 == 0 and rows that fit beside the weights in shared
-// memory. Does not depend on the rows' number.
-bool GemvTakes(const DeviceWeight& weight, const DeviceLimits& limits);
+// Whether Gemv takes such a product: at most kMaxGemvRows rows, a norm's input float32 and any
+// other's bf16, in % 16 == 0, rows that fit beside the weights in shared memory. The same for every
+// number of rows from 1 to kMaxGemvRows.
+bool GemvTakes(const MatrixView& in, const RowTransform& transform, const DeviceWeight& weight,
+               const DeviceLimits& limits);
 
 // With this transform the kernel settles (launch.h). The next one's weights then come later, which
 // costs nothing behind a wide product: it keeps the memory busy by itself.
 inline constexpr RowTransform::Kind kSettlingKind = RowTransform::Kind::kRmsNorm;
 
-// LinearEngine::Run for at most kMaxGemvRows rows; scratch is not used. A row's result depends on
+// LinearEngine::Run; scratch is not used. A row's result depends on
 // that row alone. REQUIRES: GemvTakes.
 cudaError_t Gemv(const MatrixView& in, const RowTransform& transform, const DeviceWeight& weight,
                  const float* bias, bool accumulate, const MatrixView& out,

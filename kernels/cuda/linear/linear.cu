@@ -85,8 +85,7 @@ LinearEngine::~LinearEngine() = default;
 
 bool LinearEngine::Settles(const MatrixView& in, const RowTransform& transform,
                            const DeviceWeight& weight) const {
-  return in.rows > 0 && in.rows <= kMaxGemvRows && GemvTakes(weight, state_->limits) &&
-         transform.kind == kSettlingKind;
+  return transform.kind == kSettlingKind && GemvTakes(in, transform, weight, state_->limits);
 }
 
 cudaError_t LinearEngine::Run(const MatrixView& in, const RowTransform& transform,
@@ -98,7 +97,7 @@ cudaError_t LinearEngine::Run(const MatrixView& in, const RowTransform& transfor
   FOX_CHECK(weight.in % 8 == 0 && reinterpret_cast<uintptr_t>(weight.data) % 16 == 0);
   FOX_CHECK(out.dtype == DType::kF32 || (out.dtype == DType::kBF16 && !accumulate));
   if (in.rows == 0) return cudaSuccess;
-  if (in.rows <= kMaxGemvRows && GemvTakes(weight, state_->limits)) {
+  if (GemvTakes(in, transform, weight, state_->limits)) {
     return Gemv(in, transform, weight, bias, accumulate, out, state_->limits, stream);
   }
   MatrixView x = in;
