@@ -31,7 +31,7 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
   block_ = ops.Allocate(end);
   drawn_tokens_ = ops.Allocate(static_cast<size_t>(max_slots) * sizeof(int32_t));
   std::byte* base = block_.as<std::byte>();
-  report_ = ReportAt(base);
+  report_ = ReportIn(base);
   batch_.position = At<int64_t>(base, position_);
   batch_.row_begin = At<int64_t>(base, row_begin_);
   batch_.log_tolerance = At<double>(base, tolerance_);
@@ -42,13 +42,11 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
   draw_rows_ = At<DrawRow>(base, draw_);
 }
 
-StepReport BatchBuilder::ReportAt(std::byte* base) const {
-  int64_t* counts = At<int64_t>(base, counts_);
-  return {counts, counts + max_seqs_, counts + 2 * max_seqs_, At<double>(base, mass_),
-          At<DrawnToken>(base, 0)};
+StepReport BatchBuilder::ReportIn(std::byte* block) const {
+  int64_t* counts = At<int64_t>(block, counts_);
+  return {counts, counts + max_seqs_, counts + 2 * max_seqs_, At<double>(block, mass_),
+          At<DrawnToken>(block, 0)};
 }
-
-StepReport BatchBuilder::ReportIn(std::byte* host) const { return ReportAt(host); }
 
 void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging, Stream stream) {
   constexpr double kNothing = -std::numeric_limits<double>::infinity();

@@ -41,13 +41,12 @@ class BatchBuilder {
 
   const StepReport& report() const { return report_; }
   int32_t* drawn_tokens() const { return drawn_tokens_.as<int32_t>(); }
-  // The report in a host copy of its block, which begins at report_block().
-  StepReport ReportIn(std::byte* host) const;
+  // The report in a block, or in the host copy of one, which begins at report_block().
+  StepReport ReportIn(std::byte* block) const;
   const std::byte* report_block() const { return block_.as<std::byte>(); }
   size_t report_bytes() const { return report_bytes_; }
 
  private:
-  StepReport ReportAt(std::byte* base) const;
   template <typename T>
   T* At(std::byte* base, size_t offset) const {
     return reinterpret_cast<T*>(base + offset);

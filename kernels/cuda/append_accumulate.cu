@@ -4,9 +4,9 @@
 // lanes hold a block each, warps 32 blocks in a row, and warps then learn what all those before
 // them add up to.
 #include "kernels/acp.h"
-#include "kernels/core/check.h"
 #include "kernels/cuda/append_fold.cuh"
 #include "kernels/cuda/append_kernels.h"
+#include "kernels/cuda/head_dim.h"
 #include "kernels/cuda/launch.h"
 
 namespace fox::cuda {
@@ -427,19 +427,9 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
 
 cudaError_t AccumulateBlocks(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                              const StepWork& work, cudaStream_t stream) {
-  switch (kv.shape.head_dim) {
-    case 16:
-      return LaunchFor<16>(batch, params, kv, work, stream);
-    case 32:
-      return LaunchFor<32>(batch, params, kv, work, stream);
-    case 64:
-      return LaunchFor<64>(batch, params, kv, work, stream);
-    case 128:
-      return LaunchFor<128>(batch, params, kv, work, stream);
-    default:
-      FOX_CHECK(false);
-      return cudaErrorInvalidValue;
-  }
+  return DispatchHeadDim(kv.shape.head_dim, [&]<int kHeadDim>() {
+    return LaunchFor<kHeadDim>(batch, params, kv, work, stream);
+  });
 }
 
 }  // namespace fox::cuda

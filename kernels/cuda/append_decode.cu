@@ -2,9 +2,10 @@
 // warp's lanes take the key, the value and the queries of the group side by side. Where the row
 // ends a page, the same warp folds it, as kernels/cpu/append.cc does.
 #include "kernels/acp.h"
-#include "kernels/core/check.h"
 #include "kernels/cuda/append_fold.cuh"
 #include "kernels/cuda/append_kernels.h"
+#include "kernels/cuda/device/global_memory.h"
+#include "kernels/cuda/head_dim.h"
 #include "kernels/cuda/launch.h"
 
 namespace fox::cuda {
@@ -106,10 +107,6 @@ __device__ __forceinline__ float* LastOf(const AppendParams& params, const Paged
   const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>;
   return LastRow(kv, job == 0 ? kv.last_k : kv.last_v, token.slot, params.layer, token.kv_head) +
          sub * kOctet;
-}
-
-__device__ __forceinline__ void Prefetch(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
 // Brings what a token's state is read from into the second-level cache, which a step's weights have
@@ -350,19 +347,9 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
 
 cudaError_t AppendDecode(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                          bool settled, cudaStream_t stream) {
-  switch (kv.shape.head_dim) {
-    case 16:
-      return LaunchFor<16>(batch, params, kv, settled, stream);
-    case 32:
-      return LaunchFor<32>(batch, params, kv, settled, stream);
-    case 64:
-      return LaunchFor<64>(batch, params, kv, settled, stream);
-    case 128:
-      return LaunchFor<128>(batch, params, kv, settled, stream);
-    default:
-      FOX_CHECK(false);
-      return cudaErrorInvalidValue;
-  }
+  return DispatchHeadDim(kv.shape.head_dim, [&]<int kHeadDim>() {
+    return LaunchFor<kHeadDim>(batch, params, kv, settled, stream);
+  });
 }
 
 }  // namespace fox::cuda

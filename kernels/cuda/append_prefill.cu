@@ -3,9 +3,9 @@
 // record of StepWork::fold. Nothing that another row block reads is written here; the rest, in
 // order, is append_accumulate.cu.
 #include "kernels/acp.h"
-#include "kernels/core/check.h"
 #include "kernels/cuda/append_fold.cuh"
 #include "kernels/cuda/append_kernels.h"
+#include "kernels/cuda/head_dim.h"
 #include "kernels/cuda/launch.h"
 
 namespace fox::cuda {
@@ -393,19 +393,9 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
 
 cudaError_t ProjectBlocks(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                           const StepWork& work, cudaStream_t stream) {
-  switch (kv.shape.head_dim) {
-    case 16:
-      return LaunchFor<16>(batch, params, kv, work, stream);
-    case 32:
-      return LaunchFor<32>(batch, params, kv, work, stream);
-    case 64:
-      return LaunchFor<64>(batch, params, kv, work, stream);
-    case 128:
-      return LaunchFor<128>(batch, params, kv, work, stream);
-    default:
-      FOX_CHECK(false);
-      return cudaErrorInvalidValue;
-  }
+  return DispatchHeadDim(kv.shape.head_dim, [&]<int kHeadDim>() {
+    return LaunchFor<kHeadDim>(batch, params, kv, work, stream);
+  });
 }
 
 }  // namespace fox::cuda

@@ -7,52 +7,16 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/fast_math.h"
 #include "kernels/cuda/kv_index.cuh"
+#include "kernels/cuda/octet.cuh"
 #include "kernels/op_params.h"
 
 namespace fox::cuda {
 
-// Eight consecutive dimensions of a row: 16 bytes of bf16.
-inline constexpr int kOctet = 8;
-struct Octet {
-  float x[kOctet];
-};
-
+// Lanes of a row, an octet each.
 template <int kHeadDim>
 inline constexpr int kRowLanes = kHeadDim / kOctet;
-
-__device__ __forceinline__ Octet Widen(const uint4& bits) {
-  const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-  Octet o;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    o.x[2 * i] = __uint_as_float(words[i] << 16);
-    o.x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-  }
-  return o;
-}
-__device__ __forceinline__ Octet LoadOctet(const __nv_bfloat16* from) {
-  return Widen(*reinterpret_cast<const uint4*>(from));
-}
-__device__ __forceinline__ Octet LoadOctet(const float* from) {
-  const float4 low = reinterpret_cast<const float4*>(from)[0];
-  const float4 high = reinterpret_cast<const float4*>(from)[1];
-  return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
-}
-
-__device__ __forceinline__ uint4 RoundOctet(const Octet& o) {
-  uint32_t words[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(o.x[2 * i], o.x[2 * i + 1]);
-    words[i] = *reinterpret_cast<const uint32_t*>(&pair);
-  }
-  return {words[0], words[1], words[2], words[3]};
-}
-__device__ __forceinline__ void StoreOctet(const Octet& o, float* to) {
-  reinterpret_cast<float4*>(to)[0] = {o.x[0], o.x[1], o.x[2], o.x[3]};
-  reinterpret_cast<float4*>(to)[1] = {o.x[4], o.x[5], o.x[6], o.x[7]};
-}
 
 // The sum over the lanes of this lane's row.
 template <int kLanes>
@@ -63,9 +27,6 @@ __device__ __forceinline__ float RowSum(float value) {
   }
   return value;
 }
-
-// exp overflows to infinity for large negative x: the sigmoid is then zero.
-__device__ __forceinline__ float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
 // Token shift: alpha * before + (1 - alpha) * now.
 __device__ __forceinline__ void Shift(Octet& now, const Octet& before, float alpha) {

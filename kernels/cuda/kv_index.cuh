@@ -6,12 +6,10 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/warp.h"
 #include "kernels/op_params.h"
 
 namespace fox::cuda {
-
-inline constexpr int kWarp = 32;
-inline constexpr unsigned kAllLanes = 0xffffffffu;
 
 __device__ __forceinline__ int PagesOf(int64_t tokens) {
   return static_cast<int>((tokens + kPageTokens - 1) / kPageTokens);

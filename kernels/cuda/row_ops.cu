@@ -7,7 +7,10 @@
 #include <cstdint>
 
 #include "kernels/core/check.h"
+#include "kernels/cuda/device/global_memory.h"
+#include "kernels/cuda/device/warp.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/octet.cuh"
 #include "kernels/cuda/row_ops.h"
 #include "kernels/cuda/transform_row.cuh"
 
@@ -15,27 +18,19 @@ namespace fox::cuda {
 namespace {
 
 constexpr int kThreads = kTransformThreads;
-constexpr int kUnit = transform::kUnit;
-using transform::LoadUnit;
-using transform::Unit;
+using fox::cuda::LoadOctet;  // beside that of fp16
 
-__device__ Unit LoadUnit(const __half* p) {
+__device__ Octet LoadOctet(const __half* p) {
   const uint4 bits = *reinterpret_cast<const uint4*>(p);
   const __half2* pairs = reinterpret_cast<const __half2*>(&bits);
-  Unit unit;
+  Octet octet;
 #pragma unroll
-  for (int i = 0; i < kUnit / 2; ++i) {
+  for (int i = 0; i < kOctet / 2; ++i) {
     const float2 pair = __half22float2(pairs[i]);
-    unit.x[2 * i] = pair.x;
-    unit.x[2 * i + 1] = pair.y;
+    octet.x[2 * i] = pair.x;
+    octet.x[2 * i + 1] = pair.y;
   }
-  return unit;
-}
-
-__device__ void StoreUnit(const Unit& unit, float* p) {
-  const float* x = unit.x;
-  reinterpret_cast<float4*>(p)[0] = make_float4(x[0], x[1], x[2], x[3]);
-  reinterpret_cast<float4*>(p)[1] = make_float4(x[4], x[5], x[6], x[7]);
+  return octet;
 }
 
 // The sequence s with row_begin[s] <= row < row_begin[s + 1].
@@ -71,7 +66,7 @@ __global__ void __launch_bounds__(kThreads)
   const T* from = table + TokenOf(batch, row, vocabulary) * table_stride;
   float* to = out + row * out_stride;
   for (int u = static_cast<int>(threadIdx.x); u < units; u += kThreads) {
-    StoreUnit(LoadUnit(from + u * kUnit), to + u * kUnit);
+    StoreOctet(LoadOctet(from + u * kOctet), to + u * kOctet);
   }
 }
 
@@ -83,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
   const float* from = in + rows[blockIdx.x] * in_stride;
   float* to = out + static_cast<int64_t>(blockIdx.x) * out_stride;
   for (int u = static_cast<int>(threadIdx.x); u < units; u += kThreads) {
-    StoreUnit(LoadUnit(from + u * kUnit), to + u * kUnit);
+    StoreOctet(LoadOctet(from + u * kOctet), to + u * kOctet);
   }
 }
 
@@ -104,16 +99,6 @@ constexpr int kLanes = transform::kLanes;
 
 __device__ __forceinline__ int WarpIndex() {
   return static_cast<int>(blockIdx.x * (kWarpThreads / kLanes) + threadIdx.x / kLanes);
-}
-
-// For what nobody reads again soon: leaves the L1 to the weights.
-__device__ __forceinline__ uint4 LoadStreaming(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(__cvta_generic_to_global(p))
-               : "memory");
-  return v;
 }
 
 __device__ __forceinline__ uint32_t RoundPair(float a, float b) {
@@ -176,7 +161,7 @@ __global__ void __launch_bounds__(kWarpThreads)
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int column = first + i * kSize * kLanes;
-    if (column < s.in_cols) held[i].bits = LoadStreaming(in + column);
+    if (column < s.in_cols) held[i].bits = LoadOnce(in + column);
   }
   float sums[2] = {};
 #pragma unroll
@@ -187,7 +172,7 @@ __global__ void __launch_bounds__(kWarpThreads)
   float sum = sums[0] + sums[1];
 #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-    sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    sum += __shfl_xor_sync(kAllLanes, sum, offset);
   }
   const float scale = rsqrtf(sum / static_cast<float>(s.in_cols) + s.eps);
 #pragma unroll
@@ -201,14 +186,14 @@ __global__ void __launch_bounds__(kWarpThreads)
 
 // Units of a row that a lane gates at a time; a warp takes the row in parts of kPartCols.
 constexpr int kPartUnits = 3;
-constexpr int kPartCols = kPartUnits * kUnit * kLanes;
+constexpr int kPartCols = kPartUnits * kOctet * kLanes;
 
 template <typename In>
 __device__ __forceinline__ transform::RawUnit<In> LoadStreamingUnit(const In* p) {
   transform::RawUnit<In> raw;
 #pragma unroll
   for (int i = 0; i < static_cast<int>(sizeof(In)) / 2; ++i) {
-    raw.words[i] = LoadStreaming(reinterpret_cast<const uint4*>(p) + i);
+    raw.words[i] = LoadOnce(reinterpret_cast<const uint4*>(p) + i);
   }
   return raw;
 }
@@ -225,34 +210,34 @@ __global__ void __launch_bounds__(kWarpThreads)
   const int64_t row = rows - 1 - WarpIndex() / parts;  // as in NormKernel
   if (row < 0) return;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int first = static_cast<int>(WarpIndex() % parts) * kPartCols + lane * kUnit;
+  const int first = static_cast<int>(WarpIndex() % parts) * kPartCols + lane * kOctet;
   const In* in = static_cast<const In*>(s.in) + row * s.in_stride;
   const __nv_bfloat16* gate = s.gate == nullptr ? nullptr : s.gate + row * s.gate_stride;
   transform::RawUnit<In> x[kPartUnits] = {};
   transform::RawUnit<__nv_bfloat16> gates[kPartUnits] = {};
 #pragma unroll
   for (int i = 0; i < kPartUnits; ++i) {
-    const int column = first + i * kUnit * kLanes;
+    const int column = first + i * kOctet * kLanes;
     if (column >= s.in_cols) continue;
     x[i] = LoadStreamingUnit(in + column);
     if (gate != nullptr) gates[i] = LoadStreamingUnit(gate + column);
   }
 #pragma unroll
   for (int i = 0; i < kPartUnits; ++i) {
-    const int column = first + i * kUnit * kLanes;
+    const int column = first + i * kOctet * kLanes;
     const bool there = column < s.in_cols;
-    Unit unit = Widened(x[i]);
+    Octet unit = Widened(x[i]);
     if (s.weight != nullptr) {
       float sum = transform::SumSquares(unit);
-      for (int offset = s.head_dim / kUnit / 2; offset > 0; offset /= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+      for (int offset = s.head_dim / kOctet / 2; offset > 0; offset /= 2) {
+        sum += __shfl_xor_sync(kAllLanes, sum, offset);
       }
       const float scale = rsqrtf(sum / static_cast<float>(s.head_dim) + s.eps);
-      if (there) unit = transform::Normalised(unit, scale, LoadUnit(s.weight + column));
+      if (there) unit = transform::Normalised(unit, scale, transform::LoadUnit(s.weight + column));
     }
     if (!there) continue;
     if (gate != nullptr) unit = transform::Gated(unit, Widened(gates[i]), s.silu);
-    transform::StoreUnit(unit, out + row * out_stride + column);
+    StoreOctet(unit, out + row * out_stride + column);
   }
 }
 
@@ -275,7 +260,7 @@ cudaError_t LaunchNorm(const RowSource& source, int64_t rows, __nv_bfloat16* out
 
 void CheckRows(const MatrixView& m) {
   constexpr int64_t kAlign = 16;
-  FOX_CHECK(m.cols > 0 && m.cols % kUnit == 0);
+  FOX_CHECK(m.cols > 0 && m.cols % kOctet == 0);
   FOX_CHECK(reinterpret_cast<uintptr_t>(m.data) % kAlign == 0);
   FOX_CHECK(m.row_stride * static_cast<int64_t>(SizeOf(m.dtype)) % kAlign == 0);
 }
@@ -285,7 +270,7 @@ cudaError_t LaunchEmbed(const BatchView& batch, const MatrixView& table, const M
                         cudaStream_t stream) {
   return Launch(EmbedKernel<T>, dim3(static_cast<unsigned>(batch.num_rows)), dim3(kThreads), 0,
                 stream, batch, static_cast<const T*>(table.data), table.row_stride, table.rows,
-                static_cast<int>(out.cols / kUnit), static_cast<float*>(out.data), out.row_stride);
+                static_cast<int>(out.cols / kOctet), static_cast<float*>(out.data), out.row_stride);
 }
 
 }  // namespace
@@ -314,7 +299,7 @@ cudaError_t GatherRows(const MatrixView& in, const int64_t* rows, const MatrixVi
   CheckRows(out);
   return Launch(GatherKernel, dim3(static_cast<unsigned>(out.rows)), dim3(kThreads), 0, stream,
                 static_cast<const float*>(in.data), in.row_stride, rows,
-                static_cast<int>(out.cols / kUnit), static_cast<float*>(out.data), out.row_stride);
+                static_cast<int>(out.cols / kOctet), static_cast<float*>(out.data), out.row_stride);
 }
 
 cudaError_t TransformRows(const MatrixView& in, const RowTransform& transform,

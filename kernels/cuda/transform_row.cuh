@@ -8,6 +8,11 @@
 #include <cstdint>
 
 #include "kernels/core/check.h"
+#include "kernels/cuda/device/fast_math.h"
+#include "kernels/cuda/device/global_memory.h"
+#include "kernels/cuda/device/named_barrier.h"
+#include "kernels/cuda/device/warp.h"
+#include "kernels/cuda/octet.cuh"
 #include "kernels/op_params.h"
 
 namespace fox::cuda {
@@ -32,13 +37,10 @@ struct RowSource {
 namespace transform {
 
 using Kind = RowTransform::Kind;
-inline constexpr int kUnit = 8;  // elements that a thread handles at a time
-inline constexpr int kLanes = 32;
+using Unit = Octet;  // what a thread handles at a time
+inline constexpr int kUnit = kOctet;
+inline constexpr int kLanes = kWarp;
 inline constexpr int kWarps = kTransformThreads / kLanes;
-
-struct Unit {
-  float x[kUnit];
-};
 
 // A unit as it lies in memory.
 template <typename T>
@@ -46,7 +48,6 @@ struct RawUnit {
   uint4 words[kUnit * sizeof(T) / sizeof(uint4)];
 };
 
-// Plain loads: rows may have been written by the previous kernel while this one was running.
 template <typename T>
 __device__ __forceinline__ RawUnit<T> LoadRaw(const T* p) {
   RawUnit<T> raw;
@@ -64,31 +65,12 @@ __device__ __forceinline__ Unit Widened(const RawUnit<float>& raw) {
 }
 
 __device__ __forceinline__ Unit Widened(const RawUnit<__nv_bfloat16>& raw) {
-  const uint32_t words[4] = {raw.words[0].x, raw.words[0].y, raw.words[0].z, raw.words[0].w};
-  Unit unit;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    unit.x[2 * i] = __uint_as_float(words[i] << 16);
-    unit.x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-  }
-  return unit;
+  return Widen(raw.words[0]);
 }
 
 template <typename T>
 __device__ __forceinline__ Unit LoadUnit(const T* p) {
   return Widened(LoadRaw(p));
-}
-
-__device__ __forceinline__ void StoreUnit(const Unit& unit, __nv_bfloat16* p) {
-  union {
-    __nv_bfloat162 pairs[4];
-    uint4 bits;
-  } packed;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    packed.pairs[i] = __floats2bfloat162_rn(unit.x[2 * i], unit.x[2 * i + 1]);
-  }
-  *reinterpret_cast<uint4*>(p) = packed.bits;
 }
 
 __device__ __forceinline__ float SumSquares(const Unit& unit) {
@@ -109,11 +91,11 @@ __device__ __forceinline__ Unit LoadWeight(const float* weight, int unit) {
   return LoadUnit(weight + unit * kUnit);
 }
 
-// unit * act(gate). exp overflows to infinity for large negative gates: the sigmoid is then zero.
+// unit * act(gate).
 __device__ __forceinline__ Unit Gated(Unit unit, const Unit& gate, bool silu) {
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) {
-    const float sigmoid = __fdividef(1.0f, 1.0f + __expf(-gate.x[i]));
+    const float sigmoid = Sigmoid(gate.x[i]);
     unit.x[i] *= silu ? gate.x[i] * sigmoid : sigmoid;
   }
   return unit;
@@ -128,11 +110,11 @@ __device__ __forceinline__ void BlockSums(int rows, float (&sums)[kRows]) {
     if (r >= rows) break;
 #pragma unroll
     for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-      sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], offset);
+      sums[r] += __shfl_xor_sync(kAllLanes, sums[r], offset);
     }
     if (threadIdx.x % kLanes == 0) partial[r][threadIdx.x / kLanes] = sums[r];
   }
-  asm volatile("bar.sync 1, %0;" ::"n"(kTransformThreads) : "memory");
+  SyncThreads<kTransformThreads>();
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (r >= rows) break;
@@ -174,7 +156,7 @@ __device__ __forceinline__ void NormRows(const RowSource& s, const Unit& first, 
     if (r >= rows) break;
     sums[r] = rsqrtf(sums[r] / static_cast<float>(s.in_cols) + s.eps);
     if (thread < units) {
-      StoreUnit(Normalised(held[r], sums[r], first), out + r * out_stride + thread * kUnit);
+      StoreOctet(Normalised(held[r], sums[r], first), out + r * out_stride + thread * kUnit);
     }
   }
 #pragma unroll 1
@@ -184,7 +166,7 @@ __device__ __forceinline__ void NormRows(const RowSource& s, const Unit& first, 
     for (int r = 0; r < kRows; ++r) {
       if (r >= rows) continue;
       const Unit unit = LoadUnit(in + r * s.in_stride + u * kUnit);
-      StoreUnit(Normalised(unit, sums[r], weight), out + r * out_stride + u * kUnit);
+      StoreOctet(Normalised(unit, sums[r], weight), out + r * out_stride + u * kUnit);
     }
   }
 }
@@ -234,7 +216,7 @@ class UnitBatch {
       if (s.weight != nullptr) {
         float sum = SumSquares(x);
         for (int offset = s.head_dim / kUnit / 2; offset > 0; offset /= 2) {
-          sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+          sum += __shfl_xor_sync(kAllLanes, sum, offset);
         }
         const float scale = rsqrtf(sum / static_cast<float>(s.head_dim) + s.eps);
         x = Normalised(x, scale, Widened(weight_[i]));
@@ -266,7 +248,7 @@ __device__ __forceinline__ void TransformUnits(const RowSource& s, int64_t first
       if (block_first >= total) break;  // for the whole block
       const Unit x = batch.Transformed(s, i);
       if (block_first + static_cast<int>(threadIdx.x) < total) {
-        StoreUnit(x, out + batch.row[i] * out_stride + batch.unit[i] * kUnit);
+        StoreOctet(x, out + batch.row[i] * out_stride + batch.unit[i] * kUnit);
       }
     }
   }
@@ -282,7 +264,7 @@ __device__ __forceinline__ void PrefetchTransform(const RowSource& s) {
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x) * kLineFloats; i < s.in_cols;
        i += kThreads * kLineFloats) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(s.weight + i)));
+    Prefetch(s.weight + i);
   }
 }
 

@@ -4,12 +4,10 @@
 // device had nothing to do is measured, too: the same graph replayed back to back against the
 // steady state.
 #include <algorithm>
-#include <map>
-#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "tests/bench/bench_session.h"
+#include "tests/bench/decode_slots.h"
 
 namespace fox {
 namespace {
@@ -22,38 +20,16 @@ int64_t StepsOf(const BenchFlags& flags) {
   return kWarmUpSteps + 4 * flags.repeat * kStepsPerSample;
 }
 
-struct DecodeRun {
-  Summary seconds;            // of one step
-  double visited_blocks = 0;  // a step
-  double live_pages = 0;      // a step
-  OpSeconds ops;              // of one step, measured apart without graphs
-  double total = 0;           // seconds of that step
-};
-
-// Slots in lockstep; decoding moves positions on.
+// Decodes with as many steps in flight as the runner takes.
 class Pipeline {
  public:
   Pipeline(const BenchSession& session, BenchModel& model, size_t slots)
-      : session_(session), model_(model), position_(slots, 0), stats_(slots) {}
+      : session_(session), model_(model), slots_(session, model, slots) {}
 
-  absl::Status ExtendTo(int64_t context, size_t slots) {
-    for (size_t slot = 0; slot < slots; ++slot) {
-      if (position_[slot] >= context) continue;
-      const auto stats = Prefill(session_, model_, static_cast<int32_t>(slot), position_[slot],
-                                 context - position_[slot]);
-      if (!stats.ok()) return stats.status();
-      stats_[slot] = *stats;
-      position_[slot] = context;
-    }
-    return absl::OkStatus();
-  }
-
-  // The next prefill of a slot begins it anew.
-  void Forget() { std::fill(position_.begin(), position_.end(), 0); }
+  DecodeSlots& slots() { return slots_; }
 
   // Seconds of each group of kStepsPerSample steps, by step, after the warm-up.
   absl::StatusOr<std::vector<double>> Run(size_t batch, int64_t samples) {
-    visited_ = live_ = 0;
     std::vector<double> seconds;
     const int64_t steps = kWarmUpSteps + samples * kStepsPerSample;
     const int depth = model_.runner->limits().depth;
@@ -80,9 +56,7 @@ class Pipeline {
     if (!seconds.ok()) return seconds.status();
     DecodeRun run;
     run.seconds = Summarize(*std::move(seconds));
-    const auto steps = static_cast<double>(samples * kStepsPerSample);
-    run.visited_blocks = static_cast<double>(visited_) / steps;
-    run.live_pages = static_cast<double>(live_) / steps;
+    slots_.TakeCounts(samples * kStepsPerSample, run);
     if (!session_.flags.model.enforce_eager) return run;
     model_.ops->Take();
     model_.ops->set_timing(true);
@@ -97,16 +71,11 @@ class Pipeline {
 
  private:
   StepPlan Plan(size_t batch) {
-    StepPlan plan;
-    for (size_t slot = 0; slot < batch; ++slot) {
-      PlannedSequence seq;
-      seq.slot = static_cast<int32_t>(slot);
-      seq.position = position_[slot]++;
+    StepPlan plan = slots_.NextStep(batch);
+    for (PlannedSequence& seq : plan.sequences) {
       seq.token_ids = {kDrawnToken};
-      seq.logit_rows = {0};
-      seq.draw = DrawPlan{.seed = slot, .position = static_cast<uint64_t>(seq.position) + 1};
-      seq.log_tolerance = model_.log_tolerance;
-      plan.sequences.push_back(std::move(seq));
+      seq.draw = DrawPlan{.seed = static_cast<uint64_t>(seq.slot),
+                          .position = static_cast<uint64_t>(seq.position) + 1};
     }
     return plan;
   }
@@ -116,67 +85,21 @@ class Pipeline {
     if (!result.ok()) return result.status();
     for (size_t slot = 0; slot < batch; ++slot) {
       if (!result->drawn[slot].ok()) return result->drawn[slot].status();
-      const SlotStats& now = result->stats[slot];
-      if (count) {
-        visited_ += now.blocks_total - now.blocks_skipped -
-                    (stats_[slot].blocks_total - stats_[slot].blocks_skipped);
-        live_ += now.live_pages;
-      }
-      stats_[slot] = now;
     }
+    slots_.Collect(*result, batch, count);
     return absl::OkStatus();
   }
 
   const BenchSession& session_;
   BenchModel& model_;
-  std::vector<int64_t> position_;
-  std::vector<SlotStats> stats_;
-  int64_t visited_ = 0, live_ = 0;
+  DecodeSlots slots_;
 };
-
-using Key = std::tuple<int64_t, int64_t>;  // context, batch size
-
-void Report(BenchSession& session, const BenchModel& model, AcpMode mode, const Key& key,
-            const DecodeRun& run, std::map<Key, double>& off) {
-  const auto [context, batch] = key;
-  const bool eager = session.flags.model.enforce_eager;
-  const auto weights = static_cast<double>(model.runner->weights().linear_bytes());
-  const double pages = run.visited_blocks * model.BlockBytes();
-  const double floor = (weights + pages) / session.peaks.read_bytes_per_second.median;
-  const double median = run.seconds.median;
-  if (mode == AcpMode::kOff) off[key] = median;
-  const double gain = off.count(key) > 0 ? off[key] / median : 0;
-  std::string line = absl::StrFormat(
-      "%7d %5d  %-9s %8.3f (%.3f .. %.3f) %9.0f %8.1f %8.1f %8.3f %7.2f %8.1f%% %6.2fx", context,
-      batch, NameOf(mode), median * 1e3, run.seconds.min * 1e3, run.seconds.max * 1e3,
-      static_cast<double>(batch) / median, weights / 1e6, pages / 1e6, floor * 1e3, median / floor,
-      100 * floor / median, gain);
-  nlohmann::ordered_json row = {{"bench", "decode"},
-                                {"context", context},
-                                {"batch_size", batch},
-                                {"acp", NameOf(mode)},
-                                {"graphs", !eager},
-                                {"seconds", ToJson(run.seconds)},
-                                {"tokens_per_second", static_cast<double>(batch) / median},
-                                {"weight_bytes", weights},
-                                {"page_bytes_read", pages},
-                                {"live_pages", run.live_pages},
-                                {"floor_seconds", floor},
-                                {"over_floor", median / floor},
-                                {"fraction_of_read_bandwidth", floor / median},
-                                {"speedup_over_off", gain}};
-  if (eager) {
-    absl::StrAppend(&line, "\n", SharesLine(run.ops, run.total));
-    row["shares"] = SharesJson(run.ops, run.total);
-  }
-  session.report.Row(line, std::move(row));
-}
 
 // One sequence again: how much of a step's time the device idles. Leaves the cache in disorder.
 absl::Status MeasureIdle(BenchSession& session, BenchModel& model, Pipeline& sequences,
                          AcpMode mode, int64_t context) {
-  sequences.Forget();
-  if (absl::Status s = sequences.ExtendTo(context, 1); !s.ok()) return s;
+  sequences.slots().Forget();
+  if (absl::Status s = sequences.slots().ExtendTo(context, 1); !s.ok()) return s;
   auto seconds = sequences.Run(1, 4 * session.flags.repeat);
   if (!seconds.ok()) return seconds.status();
   const Summary step = Summarize(*std::move(seconds));
@@ -210,23 +133,29 @@ absl::Status BenchGpuDecode(BenchSession& session) {
   // Every measurement moves the sequences on by a few tokens; two more passes, one unpipelined.
   const auto drift = (StepsOf(flags) + 1) *
                      static_cast<int64_t>(flags.batch_sizes.size() * flags.contexts.size() + 2);
-  std::map<Key, double> off;
+  const bool eager = flags.model.enforce_eager;
+  DecodeTable table(session);
   for (AcpMode mode : flags.modes) {
     const int64_t slots = flags.batch_sizes.back();
     auto model = session.Load(mode, slots, flags.contexts.back() + drift);
     if (!model.ok()) return model.status();
     Pipeline sequences(session, *model, static_cast<size_t>(slots));
     for (int64_t context : flags.contexts) {
-      if (absl::Status s = sequences.ExtendTo(context, static_cast<size_t>(slots)); !s.ok()) {
-        return s;
-      }
+      const auto count = static_cast<size_t>(slots);
+      if (absl::Status s = sequences.slots().ExtendTo(context, count); !s.ok()) return s;
       for (int64_t batch : flags.batch_sizes) {
         const auto run = sequences.Measure(static_cast<size_t>(batch));
         if (!run.ok()) return run.status();
-        Report(session, *model, mode, {context, batch}, *run, off);
+        DecodeTable::Extras extras;
+        extras.more = {{"graphs", !eager}};
+        if (eager) {
+          extras.below = absl::StrCat("\n", SharesLine(run->ops, run->total));
+          extras.more["shares"] = SharesJson(run->ops, run->total);
+        }
+        table.Add(*model, mode, context, batch, *run, extras);
       }
     }
-    if (flags.model.enforce_eager) continue;
+    if (eager) continue;
     if (absl::Status s = MeasureIdle(session, *model, sequences, mode, flags.contexts.front());
         !s.ok()) {
       return s;

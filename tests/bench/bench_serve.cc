@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <random>
 #include <thread>
@@ -280,11 +279,7 @@ absl::Status BenchServe(const std::vector<std::string>& arguments) {
     for (const PlannedRequest& request : plan) prompt_tokens += request.prompt_tokens;
     Report(report, rate, outcomes, prompt_tokens, duration);
   }
-  if (flags.json.empty()) return absl::OkStatus();
-  std::ofstream out(flags.json);
-  out << report.Json().dump(1) << '\n';
-  out.close();
-  return out ? absl::OkStatus() : absl::UnavailableError("cannot write " + flags.json);
+  return report.Write(flags.json);
 }
 
 }  // namespace fox

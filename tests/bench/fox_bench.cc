@@ -3,7 +3,6 @@
 // and measured / floor. One file for each benchmark; without arguments, those of a model, on the
 // demo model.
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <utility>
@@ -38,13 +37,9 @@ absl::Status RunAll(const std::vector<Benchmark>& benchmarks, const std::string&
   for (const Benchmark& benchmark : benchmarks) {
     if (status = benchmark(*session); !status.ok()) break;
   }
-  if (flags.json.empty()) return status;
   // What was measured before a failure is kept, too.
-  std::ofstream out(flags.json);
-  out << session->report.Json().dump(1) << '\n';
-  out.close();
-  if (!status.ok() || out) return status;
-  return absl::UnavailableError("cannot write " + flags.json);
+  status.Update(session->report.Write(flags.json));
+  return status;
 }
 
 // What `name` runs; empty: there is no such command.

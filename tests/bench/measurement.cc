@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 
 namespace fox {
 
@@ -38,10 +39,14 @@ void BenchReport::Note(const std::string& line) {
   std::fflush(stdout);
 }
 
-nlohmann::ordered_json BenchReport::Json() const {
+absl::Status BenchReport::Write(const std::string& file) const {
+  if (file.empty()) return absl::OkStatus();
   nlohmann::ordered_json json = facts_;
   json["rows"] = rows_;
-  return json;
+  std::ofstream out(file);
+  out << json.dump(1) << '\n';
+  out.close();
+  return out ? absl::OkStatus() : absl::UnavailableError("cannot write " + file);
 }
 
 }  // namespace fox

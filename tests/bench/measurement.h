@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace fox {
 
 // Seconds now, of a clock that never jumps.
@@ -29,7 +31,8 @@ class BenchReport {
 
   // Facts about the run beside the rows: machine, peaks, load.
   nlohmann::ordered_json& facts() { return facts_; }
-  nlohmann::ordered_json Json() const;
+  // All of it as JSON into a file; nothing where the name is empty.
+  absl::Status Write(const std::string& file) const;
 
  private:
   nlohmann::ordered_json facts_ = nlohmann::ordered_json::object();

@@ -4,28 +4,18 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <map>
 #include <random>
 
-#include "engine/engine_factory.h"
 #include "engine/tools/teacher_forcing.h"
+#include "tests/engine/random_streams.h"
 
 namespace fox {
 namespace {
 
-struct Result {
-  std::vector<SampledToken> tokens;
-  RequestStats stats;
-};
-using Results = std::map<RequestId, Result>;
-
 EngineConfig BaseConfig(const std::string& model) {
-  EngineConfig config;
-  config.model_dir = std::string(FOX_SOURCE_DIR) + "/tests/golden/" + model;
+  EngineConfig config = GoldenConfig(model);
   config.device = "cuda";
-  config.max_model_len = 1024;
   config.max_num_batched_tokens = 512;
-  config.kv_cache_bytes = int64_t{256} << 20;
   return config;
 }
 
@@ -34,57 +24,23 @@ std::vector<Request> MakeRequests(int count, int32_t vocab, uint64_t seed) {
   std::mt19937_64 rng(seed);
   std::vector<Request> requests;
   for (int i = 0; i < count; ++i) {
-    Request request;
-    request.id = static_cast<RequestId>(i + 1);
-    const size_t length = 1 + rng() % (i % 5 == 2 ? 300 : 60);
-    for (size_t t = 0; t < length; ++t) {
-      request.prompt.push_back(static_cast<int32_t>(rng() % static_cast<uint64_t>(vocab)));
-    }
+    Request request = RandomRequest(i, i % 5 == 2 ? 300 : 60, vocab, rng);
     request.sampling.temperature = i % 3 == 1 ? 0.9f : 0.0f;
     request.sampling.top_p = i % 3 == 1 ? 0.95f : 1.0f;
-    request.sampling.seed = rng();
     request.sampling.logprobs = 2;
     // Some need the sampler of the host.
     if (i % 7 == 3) request.sampling.logit_bias = {{0, -1.0f}};
-    request.stop.max_tokens = static_cast<int32_t>(40 + rng() % 160);
-    request.stop.ignore_eos = true;
     requests.push_back(std::move(request));
   }
   return requests;
 }
 
-// Runs all requests; `gap` steps lie between two submissions.
-Results RunAll(const EngineConfig& config, const std::vector<Request>& requests, int gap) {
+StreamResults RunAll(const EngineConfig& config, const std::vector<Request>& requests, int gap) {
   auto loaded = LoadEngine(config);
   EXPECT_TRUE(loaded.ok()) << loaded.status();
   if (!loaded.ok()) return {};
   auto& runner = static_cast<ModelRunner&>(*loaded->executor);
-  Results results;
-  size_t next = 0;
-  for (int step = 0; next < requests.size() || loaded->engine->HasWork(); ++step) {
-    if (next < requests.size() && step % (gap + 1) == 0) {
-      EXPECT_TRUE(loaded->engine->Submit(requests[next++], step).ok());
-    }
-    for (RequestOutput& output : loaded->engine->Step(step)) {
-      Result& result = results[output.id];
-      result.tokens.insert(result.tokens.end(), output.tokens.begin(), output.tokens.end());
-      if (!output.finish) continue;
-      EXPECT_TRUE(output.finish->status.ok()) << output.finish->status;
-      result.stats = output.finish->stats;
-    }
-    if (step % 50 == 0) {
-      EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
-    }
-  }
-  EXPECT_TRUE(loaded->engine->fatal().ok()) << loaded->engine->fatal();
-  EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
-  return results;
-}
-
-std::vector<int32_t> Ids(const Result& result) {
-  std::vector<int32_t> ids;
-  for (const SampledToken& token : result.tokens) ids.push_back(token.id);
-  return ids;
+  return RunStreams(*loaded->engine, runner, requests, gap, 50);
 }
 
 // Root mean square of the logits over a random text.
@@ -128,13 +84,13 @@ const auto* const kReport = ::testing::AddGlobalTestEnvironment(new ReportOfJudg
 
 // Where two streams of a greedy request part, the two best logits must be close. Log-probabilities
 // differ as logits do.
-void ExpectSameUpToTies(const Results& got, const Results& want,
+void ExpectSameUpToTies(const StreamResults& got, const StreamResults& want,
                         const std::vector<Request>& requests, double rms) {
   ASSERT_EQ(got.size(), want.size());
   int parted = 0;
   for (const Request& request : requests) {
-    const Result& a = got.at(request.id);
-    const Result& b = want.at(request.id);
+    const StreamResult& a = got.at(request.id);
+    const StreamResult& b = want.at(request.id);
     judged.tokens_lost +=
         std::abs(static_cast<int64_t>(a.tokens.size()) - static_cast<int64_t>(b.tokens.size()));
     ASSERT_EQ(a.tokens.size(), b.tokens.size()) << "request " << request.id;
@@ -166,9 +122,9 @@ TEST_P(DeviceEngine, GraphsChangeNoBit) {
   const std::vector<Request> requests = MakeRequests(9, GetParam().vocab, 41);
   EngineConfig config = BaseConfig(GetParam().model);
   config.acp = GetParam().acp;
-  const Results graphs = RunAll(config, requests, 2);
+  const StreamResults graphs = RunAll(config, requests, 2);
   config.enforce_eager = true;
-  const Results eager = RunAll(config, requests, 2);
+  const StreamResults eager = RunAll(config, requests, 2);
   ASSERT_EQ(graphs.size(), eager.size());
   for (const auto& [id, result] : graphs) {
     judged.graphs_equal &= Ids(result) == Ids(eager.at(id));
@@ -184,7 +140,7 @@ TEST_P(DeviceEngine, SchedulesChangeTiesOnly) {
   EngineConfig config = BaseConfig(GetParam().model);
   config.acp = GetParam().acp;
   config.max_num_seqs = 1;
-  const Results solo = RunAll(config, requests, 0);
+  const StreamResults solo = RunAll(config, requests, 0);
   const double rms = LogitRms(config, GetParam().vocab);
   struct Schedule {
     int32_t seqs;
@@ -197,13 +153,9 @@ TEST_P(DeviceEngine, SchedulesChangeTiesOnly) {
                             Schedule{8, 512, 512, 0}, Schedule{16, 100, 512, 2}}) {
     config.max_num_seqs = s.seqs;
     config.max_num_batched_tokens = s.batch_tokens;
-    const auto probe = LoadRunner(config);
-    ASSERT_TRUE(probe.ok());
-    const PagedKvShape& shape = (*probe)->cache().view().shape;
     EngineConfig small = config;
-    small.kv_cache_bytes = s.pool_tokens / kPageTokens * shape.lists_per_slot() *
-                           static_cast<int64_t>(shape.page_bytes());
-    const Results results = RunAll(small, requests, s.gap);
+    small.kv_cache_bytes = PoolBytes(config, s.pool_tokens);
+    const StreamResults results = RunAll(small, requests, s.gap);
     ExpectSameUpToTies(results, solo, requests, rms);
     for (const auto& [id, result] : results) preemptions += result.stats.preemptions;
   }

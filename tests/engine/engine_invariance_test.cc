@@ -3,23 +3,13 @@
 // (row-independent) matrix product.
 #include <gtest/gtest.h>
 
-#include <map>
 #include <random>
 
-#include "engine/engine_factory.h"
 #include "tests/engine/pipelined_executor.h"
+#include "tests/engine/random_streams.h"
 
 namespace fox {
 namespace {
-
-struct Result {
-  std::vector<int32_t> ids;
-  std::vector<float> logprobs;
-  RequestStats stats;
-  bool operator==(const Result& other) const {
-    return ids == other.ids && logprobs == other.logprobs;
-  }
-};
 
 struct Variant {
   const char* model;
@@ -29,13 +19,10 @@ struct Variant {
 };
 
 EngineConfig BaseConfig(const Variant& variant) {
-  EngineConfig config;
-  config.model_dir = std::string(FOX_SOURCE_DIR) + "/tests/golden/" + variant.model;
+  EngineConfig config = GoldenConfig(variant.model);
   config.dtype = variant.dtype;
   config.acp = variant.acp;
   config.plain_gemm = true;
-  config.max_model_len = 1024;
-  config.kv_cache_bytes = int64_t{256} << 20;
   return config;
 }
 
@@ -43,51 +30,26 @@ std::vector<Request> MakeRequests(int count, int32_t vocab, uint64_t seed) {
   std::mt19937_64 rng(seed);
   std::vector<Request> requests;
   for (int i = 0; i < count; ++i) {
-    Request request;
-    request.id = static_cast<RequestId>(i + 1);
-    const size_t length = 1 + rng() % (i == 2 ? 300 : 60);
-    for (size_t t = 0; t < length; ++t) {
-      request.prompt.push_back(static_cast<int32_t>(rng() % static_cast<uint64_t>(vocab)));
-    }
+    Request request = RandomRequest(i, i == 2 ? 300 : 60, vocab, rng);
     request.sampling.temperature = i % 3 == 0 ? 0.0f : 0.9f;
     request.sampling.top_p = 0.95f;
-    request.sampling.seed = rng();
     request.sampling.logprobs = 0;
     if (i % 4 == 1) request.sampling.presence_penalty = 0.5f;
-    request.stop.max_tokens = static_cast<int32_t>(40 + rng() % 160);
-    request.stop.ignore_eos = true;
     requests.push_back(std::move(request));
   }
   return requests;
 }
 
-// Runs all requests; `gap` steps lie between two submissions. Every fourth request is sampled on
-// the host, the others by the executor where it has two steps in flight.
-std::map<RequestId, Result> RunAll(const EngineConfig& config, const std::vector<Request>& requests,
-                                   int gap, int depth) {
+// Every fourth request is sampled on the host, the others by the executor where it has two steps in
+// flight.
+StreamResults RunAll(const EngineConfig& config, const std::vector<Request>& requests, int gap,
+                     int depth) {
   auto loaded = LoadEngine(config);
   EXPECT_TRUE(loaded.ok()) << loaded.status();
   auto& runner = static_cast<ModelRunner&>(*loaded->executor);
   PipelinedExecutor pipeline(runner);
   if (depth == 2) loaded->engine = std::make_unique<Engine>(loaded->options, pipeline);
-  std::map<RequestId, Result> results;
-  size_t next = 0;
-  for (int step = 0; next < requests.size() || loaded->engine->HasWork(); ++step) {
-    if (next < requests.size() && step % (gap + 1) == 0) {
-      EXPECT_TRUE(loaded->engine->Submit(requests[next++], step).ok());
-    }
-    for (RequestOutput& output : loaded->engine->Step(step)) {
-      Result& result = results[output.id];
-      for (const SampledToken& token : output.tokens) {
-        result.ids.push_back(token.id);
-        result.logprobs.push_back(token.logprob);
-      }
-      if (!output.finish) continue;
-      EXPECT_TRUE(output.finish->status.ok()) << output.finish->status;
-      result.stats = output.finish->stats;
-    }
-    EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
-  }
+  StreamResults results = RunStreams(*loaded->engine, runner, requests, gap, 1);
   EXPECT_TRUE(runner.Run(StepPlan{{}, {}}).ok());
   EXPECT_EQ(pipeline.fed_draws() > 0, depth == 2);
   loaded->engine.reset();
@@ -118,16 +80,12 @@ TEST_P(Invariance, TokensDoNotDependOnTheSchedule) {
     config = BaseConfig(variant);
     config.max_num_seqs = s.seqs;
     config.max_num_batched_tokens = s.batch_tokens;
-    const auto probe = LoadRunner(config);
-    ASSERT_TRUE(probe.ok());
-    const PagedKvShape& shape = (*probe)->cache().view().shape;
-    config.kv_cache_bytes = s.pool_tokens / kPageTokens * shape.lists_per_slot() *
-                            static_cast<int64_t>(shape.page_bytes());
+    config.kv_cache_bytes = PoolBytes(config, s.pool_tokens);
     const auto results = RunAll(config, requests, s.gap, s.depth);
     ASSERT_EQ(results.size(), solo.size());
     for (const auto& [id, result] : results) {
-      EXPECT_EQ(result.ids, solo.at(id).ids) << "request " << id;
-      EXPECT_EQ(result.logprobs, solo.at(id).logprobs) << "request " << id;
+      EXPECT_EQ(Ids(result), Ids(solo.at(id))) << "request " << id;
+      EXPECT_EQ(Logprobs(result), Logprobs(solo.at(id))) << "request " << id;
       if (result.stats.preemptions == 0) {
         EXPECT_EQ(result.stats.acp.pages_evicted, solo.at(id).stats.acp.pages_evicted);
         EXPECT_EQ(result.stats.acp.max_log_evicted_mass,

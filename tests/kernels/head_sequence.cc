@@ -356,4 +356,33 @@ HeadOutputs NaiveAttention(const HeadInputs& in) {
   return result;
 }
 
+std::vector<HeadShape> ShapeVariants() {
+  HeadShape one_head{1, 1, 64};
+  HeadShape grouped{6, 2, 32};
+  HeadShape shifted{2, 2, 64, true, true};
+  HeadShape key_shift_only{2, 2, 32, true, false};
+  HeadShape rope{4, 2, 32, true, false, true, true};
+  HeadShape llama{2, 2, 64, false, false, false, false};
+  return {one_head, grouped, shifted, key_shift_only, rope, llama};
+}
+
+double RelativeError(const std::vector<double>& got, const std::vector<double>& want) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    if (!std::isfinite(got[i])) return INFINITY;
+    difference += (got[i] - want[i]) * (got[i] - want[i]);
+    norm += want[i] * want[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+double LargestError(const std::vector<double>& got, const std::vector<double>& want) {
+  double worst = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double error = std::abs(got[i] - want[i]);
+    worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+  }
+  return worst;
+}
+
 }  // namespace fox::testing

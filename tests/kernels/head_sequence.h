@@ -83,4 +83,11 @@ PagedKvShape ShapeFor(const HeadShape& shape, int64_t length, DType dtype, int s
 // Full attention in float64, straight from the definition.
 HeadOutputs NaiveAttention(const HeadInputs& inputs);
 
+// One shape for each of the model's choices: groups, token shifts, norms, rotation.
+std::vector<HeadShape> ShapeVariants();
+// || got - want || / || want ||; infinity where anything in `got` is not finite.
+double RelativeError(const std::vector<double>& got, const std::vector<double>& want);
+// The largest | got - want |; NaN counts as infinity.
+double LargestError(const std::vector<double>& got, const std::vector<double>& want);
+
 }  // namespace fox::testing

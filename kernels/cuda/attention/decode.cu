@@ -13,6 +13,7 @@
 #include "kernels/cuda/attention/decode_items.h"
 #include "kernels/cuda/attention/decode_loads.h"
 #include "kernels/cuda/attention/decode_softmax.h"
+#include "kernels/cuda/head_dim.h"
 #include "kernels/cuda/launch.h"
 
 namespace fox::cuda {
@@ -251,18 +252,8 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
   if (batch.small && after_append_decode && DecodeClusterRuns(kv.shape.head_dim)) {
     return DecodeCluster(arguments, stream);
   }
-  switch (kv.shape.head_dim) {
-    case 16:
-      return LaunchFor<16>(arguments, stream);
-    case 32:
-      return LaunchFor<32>(arguments, stream);
-    case 64:
-      return LaunchFor<64>(arguments, stream);
-    case 128:
-      return LaunchFor<128>(arguments, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return DispatchHeadDim(kv.shape.head_dim,
+                         [&]<int kHeadDim>() { return LaunchFor<kHeadDim>(arguments, stream); });
 }
 
 }  // namespace fox::cuda

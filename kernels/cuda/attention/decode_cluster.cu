@@ -11,6 +11,8 @@
 #include "kernels/cuda/attention/decode_items.h"
 #include "kernels/cuda/attention/decode_loads.h"
 #include "kernels/cuda/attention/decode_softmax.h"
+#include "kernels/cuda/device/cluster.h"
+#include "kernels/cuda/head_dim.h"
 #include "kernels/cuda/launch.h"
 
 namespace fox::cuda {
@@ -23,12 +25,6 @@ constexpr int kBlockWarps = 8;
 constexpr int kBlockThreads = kBlockWarps * kWarp;
 constexpr int kUnitsAtOnce = kBlocks * kBlockWarps;
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define FOX_CLUSTER __cluster_dims__(kBlocks, 1, 1)
-#else
-#define FOX_CLUSTER
-#endif
-
 template <int kHeadDim>
 struct Shared {
   WarpParts<kHeadDim, kBlockWarps> warps;
@@ -38,41 +34,6 @@ struct Shared {
     float max, sum, out[kHeadDim];
   } blocks[kBlocks];
 };
-
-// ---- The cluster's barrier. Threads that have ended count as arrived.
-
-template <bool kRelease>
-__device__ __forceinline__ void ArriveAtCluster() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if constexpr (kRelease) {
-    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-  } else {
-    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-  }
-#endif
-}
-
-__device__ __forceinline__ void WaitForCluster() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#endif
-}
-
-// *address = value in the first block's shared memory.
-__device__ __forceinline__ void StoreInFirst(float* address, float value) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n"
-      ".reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, 0;\n"
-      "st.shared::cluster.f32 [there], %1;\n"
-      "}" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(address))),
-      "f"(value)
-      : "memory");
-#endif
-}
-
-// ---- Units.
 
 // Half pages that hold keys of the window.
 __device__ __forceinline__ int NumUnits(const Pair& pair) {
@@ -148,10 +109,10 @@ __device__ __forceinline__ Softmax Attend(const Decode& a, const Pair& pair, int
 }
 
 template <int kHeadDim>
-__global__ void FOX_CLUSTER __launch_bounds__(kBlockThreads, kHeadDim > 64 ? 1 : 2)
+__global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim > 64 ? 1 : 2)
     DecodeClusterKernel(const __grid_constant__ Decode a) {
   __shared__ Shared<kHeadDim> shared;
-  ArriveAtCluster<false>();  // the first block has started when parts are sent to it
+  ArriveAtClusterRelaxed();  // the first block has started when parts are sent to it
   const int rank = static_cast<int>(blockIdx.x) % kBlocks;
   const int index = static_cast<int>(blockIdx.x) / kBlocks;
   if (LoadCoherent(a.batch.slot + index / a.kv.shape.q_heads) < 0) {
@@ -176,13 +137,13 @@ __global__ void FOX_CLUSTER __launch_bounds__(kBlockThreads, kHeadDim > 64 ? 1 :
   WaitForCluster();
   if (t < kHeadDim) {
     typename Shared<kHeadDim>::Part& part = shared.blocks[rank];
-    StoreInFirst(&part.out[t], out);
+    StoreInBlock(&part.out[t], 0, out);
     if (t == 0) {
-      StoreInFirst(&part.max, max);
-      StoreInFirst(&part.sum, sum);
+      StoreInBlock(&part.max, 0, max);
+      StoreInBlock(&part.sum, 0, sum);
     }
   }
-  ArriveAtCluster<true>();
+  ArriveAtCluster();
   if (rank != 0) return;
   WaitForCluster();
   const int blocks = min(kBlocks, (count + kBlockWarps - 1) / kBlockWarps);
@@ -205,20 +166,13 @@ bool DecodeClusterRuns(int head_dim) {
     return cudaFuncGetAttributes(&attributes, DecodeClusterKernel<64>) == cudaSuccess &&
            attributes.ptxVersion >= kFirstVersion;
   }();
-  return has_clusters && (head_dim == 32 || head_dim == 64 || head_dim == 128);
+  return has_clusters && head_dim >= 32;
 }
 
 cudaError_t DecodeCluster(const Decode& arguments, cudaStream_t stream) {
-  switch (arguments.kv.shape.head_dim) {
-    case 32:
-      return LaunchFor<32>(arguments, stream);
-    case 64:
-      return LaunchFor<64>(arguments, stream);
-    case 128:
-      return LaunchFor<128>(arguments, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return DispatchHeadDim<32>(arguments.kv.shape.head_dim, [&]<int kHeadDim>() {
+    return LaunchFor<kHeadDim>(arguments, stream);
+  });
 }
 
 }  // namespace fox::cuda

@@ -7,17 +7,16 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <cstring>
 
+#include "kernels/cuda/device/global_memory.h"
+#include "kernels/cuda/device/warp.h"
 #include "kernels/cuda/step_work.h"
 #include "kernels/op_params.h"
 
 namespace fox::cuda::decode {
 
-inline constexpr int kWarp = 32;
 inline constexpr int kWarps = 4;
 inline constexpr int kThreads = kWarps * kWarp;
-inline constexpr unsigned kAllLanes = 0xffffffffu;
 // What a warp takes at a time: half a page, one logit for each lane.
 inline constexpr int kUnitKeys = 32;
 inline constexpr int kUnitsPerPage = kPageTokens / kUnitKeys;
@@ -82,24 +81,6 @@ struct Unit {
   int valid;  // keys, counted from the first
   bool own;   // the page is the row's own, the one that AppendDecode writes
 };
-
-// From the second-level cache, which is all that blocks share: the first-level one may hold what
-// was there before the previous kernel ended. Stays on its side of WaitForPrevious().
-template <typename T>
-__device__ T LoadCoherent(const T* address) {
-  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
-  T value;
-  if constexpr (sizeof(T) == 4) {
-    uint32_t bits;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(bits) : "l"(address));
-    memcpy(&value, &bits, sizeof(T));
-  } else {
-    uint64_t bits;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(bits) : "l"(address));
-    memcpy(&value, &bits, sizeof(T));
-  }
-  return value;
-}
 
 __device__ inline int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 __device__ inline int Warp() { return static_cast<int>(threadIdx.x) / kWarp; }

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention/decode_items.h"
+#include "kernels/cuda/device/global_memory.h"
 
 namespace fox::cuda::decode {
 
@@ -27,30 +28,6 @@ struct Gate {
   double base;
   float local;
 };
-
-// Not .nc: under programmatic dependent launch the previous kernel may still be writing pages while
-// this one already runs.
-__device__ inline uint4 LoadOnce(const void* address) {
-  uint4 x;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "l"(address));
-  return x;
-}
-
-// Replaces `x` by what is there now, where `changed`. Predicated: at the end of a branch the
-// compiler would wait for the loads.
-__device__ inline void LoadAgain(const void* address, bool changed, uint4& x) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.s32 p, %5, 0;\n"
-      "@p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
-      : "l"(address), "r"(static_cast<int>(changed))
-      : "memory");
-}
 
 // The key of a unit whose logit is this lane's (see Product).
 template <int kHeadDim>
@@ -108,10 +85,6 @@ __device__ void LoadTileAgain(const void* pool, const Unit& unit,
   for (int i = 0; i < L::kLoads; ++i) {
     LoadAgain(first + min(i * L::kGroups, last) * kRowBytes, unit.own, tile[i]);
   }
-}
-
-__device__ inline void Prefetch(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
 // Bring a unit's gates, or its keys and values, into the second-level cache.

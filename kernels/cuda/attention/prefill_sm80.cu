@@ -8,9 +8,12 @@
 #include <cmath>
 
 #include "kernels/acp.h"
-#include "kernels/cuda/attention/mma_sm80.h"
 #include "kernels/cuda/attention/prefill.h"
 #include "kernels/cuda/attention/prefill_sm80_tile.h"
+#include "kernels/cuda/device/fast_math.h"
+#include "kernels/cuda/device/mma_sm80.h"
+#include "kernels/cuda/device/warp.h"
+#include "kernels/cuda/head_dim.h"
 #include "kernels/cuda/launch.h"
 
 namespace fox::cuda {
@@ -36,16 +39,6 @@ struct RowState {
     for (int r = 0; r < kRowTiles; ++r) top[r][0] = top[r][1] = -INFINITY;
   }
 };
-
-__device__ __forceinline__ float QuadSum(float x) {
-  x += __shfl_xor_sync(kAllLanes, x, 1);
-  return x + __shfl_xor_sync(kAllLanes, x, 2);
-}
-
-__device__ __forceinline__ float QuadMax(float x) {
-  x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
-  return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
-}
 
 // Where the warp's queries lie for LoadQueries.
 template <int kHeadDim>
@@ -388,18 +381,9 @@ cudaError_t PrefillSm80(const BatchView& batch, const AttentionParams& params, c
   arguments.layer = params.layer;
   arguments.scale =
       static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kv.shape.head_dim)));
-  switch (kv.shape.head_dim) {
-    case 16:
-      return LaunchPrefill<16>(arguments, kv, work, max_tiles, stream);
-    case 32:
-      return LaunchPrefill<32>(arguments, kv, work, max_tiles, stream);
-    case 64:
-      return LaunchPrefill<64>(arguments, kv, work, max_tiles, stream);
-    case 128:
-      return LaunchPrefill<128>(arguments, kv, work, max_tiles, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return DispatchHeadDim(kv.shape.head_dim, [&]<int kHeadDim>() {
+    return LaunchPrefill<kHeadDim>(arguments, kv, work, max_tiles, stream);
+  });
 }
 
 }  // namespace fox::cuda

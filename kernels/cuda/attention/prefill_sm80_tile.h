@@ -8,7 +8,8 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/attention/mma_sm80.h"
+#include "kernels/cuda/device/copy_async.h"
+#include "kernels/cuda/device/shared_memory.h"
 #include "kernels/cuda/kv_index.cuh"
 #include "kernels/cuda/step_work.h"
 #include "kernels/op_params.h"
@@ -119,8 +120,8 @@ __device__ __forceinline__ void CopyQueries(const PrefillArguments& arguments,
   for (int i = static_cast<int>(threadIdx.x); i < kTileRows * Layout::kChunks; i += kThreads) {
     const int row = i / Layout::kChunks, chunk = i % Layout::kChunks;
     const bool real = row < tile.rows.count;
-    CopyOrZero16(to + Layout::Offset(row, chunk),
-                 from + (real ? row : 0) * arguments.q_stride + chunk * 8, real);
+    CopyAsync16OrZero(to + Layout::Offset(row, chunk),
+                      from + (real ? row : 0) * arguments.q_stride + chunk * 8, real);
   }
 }
 
@@ -152,8 +153,8 @@ __device__ __forceinline__ void CopyTokens(const PagedKv& kv, int n, int32_t pag
     const int i = step * kThreads + thread;
     const int row = i / Layout::kChunks;
     const int offset = Layout::Offset(row, i % Layout::kChunks);
-    CopyOrZero16(keys + offset, from_keys + i * 8, row < valid);
-    CopyOrZero16(values + offset, from_values + i * 8, row < valid);
+    CopyAsync16OrZero(keys + offset, from_keys + i * 8, row < valid);
+    CopyAsync16OrZero(values + offset, from_values + i * 8, row < valid);
   }
 }
 
@@ -165,11 +166,11 @@ __device__ __forceinline__ void CopyGates(const PagedKv& kv, const TileView& til
   const int64_t summary = tile.Summary(page);
   if (thread < kChunks) {
     const float* local = static_cast<const float*>(kv.local_gate) + summary * kPageTokens;
-    CopyOrZero16(SharedAddress(gates.local + thread * 4), local + thread * 4, true);
+    CopyAsync16OrZero(SharedAddress(gates.local + thread * 4), local + thread * 4, true);
   } else if (thread == kChunks) {
-    Copy8(SharedAddress(&gates.c_base), kv.c_base + summary);
+    CopyAsync8(SharedAddress(&gates.c_base), kv.c_base + summary);
   } else if (thread == kChunks + 1 && n > tile.left && isfinite(tile.log_eps)) {
-    Copy8(SharedAddress(&gates.next_score), kv.score + tile.Summary(tile.table[n - 1]));
+    CopyAsync8(SharedAddress(&gates.next_score), kv.score + tile.Summary(tile.table[n - 1]));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/cuda/attention/prefill_sm90_plan.h"
 #include "kernels/cuda/attention/prefill_sm90_producer.h"
 #include "kernels/cuda/device/tma.h"
+#include "kernels/cuda/head_dim.h"
 #include "kernels/cuda/launch.h"
 
 namespace fox::cuda {
@@ -176,16 +177,9 @@ cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, c
   arguments.log_sum_stride = params.log_sum.row_stride;
   arguments.blocks_total = params.blocks_total;
   arguments.blocks_skipped = params.blocks_skipped;
-  switch (kv.shape.head_dim) {
-    case 32:
-      return LaunchFor<32>(params.acp, arguments, params.q, blocks, stream);
-    case 64:
-      return LaunchFor<64>(params.acp, arguments, params.q, blocks, stream);
-    case 128:
-      return LaunchFor<128>(params.acp, arguments, params.q, blocks, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return DispatchHeadDim<32>(kv.shape.head_dim, [&]<int kHeadDim>() {
+    return LaunchFor<kHeadDim>(params.acp, arguments, params.q, blocks, stream);
+  });
 }
 
 }  // namespace fox::cuda

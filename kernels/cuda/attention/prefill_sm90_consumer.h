@@ -13,35 +13,16 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention/prefill_sm90_plan.h"
+#include "kernels/cuda/device/fast_math.h"
+#include "kernels/cuda/device/named_barrier.h"
+#include "kernels/cuda/device/shared_memory.h"
+#include "kernels/cuda/device/warp.h"
 #include "kernels/cuda/kv_index.cuh"
 
 namespace fox::cuda {
 
 inline constexpr float kLazyLog2 = 8.0f;
 inline constexpr float kLn2 = 0.6931471805599453f;
-
-__device__ __forceinline__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Two floats as bf16, the first in the low half.
-__device__ __forceinline__ uint32_t PackBf16(float low, float high) {
-  uint32_t word;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  return word;
-}
-
-// Over the four lanes that share a row.
-__device__ __forceinline__ float QuadMax(float x) {
-  x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
-  return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
-}
-__device__ __forceinline__ float QuadSum(float x) {
-  x += __shfl_xor_sync(kAllLanes, x, 1);
-  return x + __shfl_xor_sync(kAllLanes, x, 2);
-}
 
 // Word b of lane q of a quad becomes word q of lane b.
 __device__ __forceinline__ uint4 QuadTranspose(const uint32_t (&w)[4], int quad_lane) {
@@ -63,14 +44,8 @@ inline constexpr int kTurnThreads = 128 * kHalves;
 
 // Whether `vote` holds in any thread of the warpgroup.
 __device__ __forceinline__ bool WarpgroupAny(bool vote, int half) {
-  uint32_t any;
-  asm volatile(
-      "{\n.reg .pred in, out;\nsetp.ne.u32 in, %1, 0;\n"
-      "bar.red.or.pred out, %2, 128, in;\nselp.u32 %0, 1, 0, out;\n}\n"
-      : "=r"(any)
-      : "r"(static_cast<uint32_t>(vote)), "r"(kVoteBarrier + half)
-      : "memory");
-  return __any_sync(kAllLanes, any != 0) != 0;  // the same, but the compiler sees that it is
+  const bool any = AnyOfThreads<128>(kVoteBarrier + half, vote);
+  return __any_sync(kAllLanes, any) != 0;  // the same, but the compiler sees that it is
 }
 
 template <int kHeadDim, bool kCertified>
@@ -145,12 +120,9 @@ class PrefillConsumer {
 
   // The halves issue their products by turns, one turn for each tile of an item but the first, so
   // that one's softmax runs beside the other's products.
-  __device__ __forceinline__ void AwaitTurn() {
-    asm volatile("bar.sync %0, %1;" ::"r"(kTurnBarrier + half_), "n"(kTurnThreads) : "memory");
-  }
+  __device__ __forceinline__ void AwaitTurn() { SyncThreads<kTurnThreads>(kTurnBarrier + half_); }
   __device__ __forceinline__ void PassTurn() {
-    asm volatile("bar.arrive %0, %1;" ::"r"(kTurnBarrier + (half_ ^ 1)), "n"(kTurnThreads)
-                 : "memory");
+    ArriveAtBarrier<kTurnThreads>(kTurnBarrier + (half_ ^ 1));
   }
 
   // --- products

@@ -1,14 +1,12 @@
-// Shared memory barriers that count arrivals and bytes of bulk copies (mbarrier), Hopper's way of
-// handing tiles from one warp to another. For .cu files only. Read tma.h next.
+// Shared memory barriers that count arrivals (mbarrier) and, on Hopper, the bytes of bulk copies:
+// how tiles are handed from one warp to another. For .cu files only. Read tma.h next.
 #pragma once
 
 #include <cstdint>
 
-namespace fox::cuda {
+#include "kernels/cuda/device/shared_memory.h"
 
-__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
+namespace fox::cuda {
 
 // A barrier of phases 0, 1, 0, ...: a phase ends when its arrivals and its bytes are all there.
 // Arriving releases what the thread wrote before, waiting acquires it.
@@ -24,14 +22,36 @@ struct Mbarrier {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(&state))
                  : "memory");
   }
-  // One arrival; the phase also waits for `bytes` from the copy engine.
+  // Hopper: one arrival; the phase also waits for `bytes` from the copy engine.
   __device__ __forceinline__ void ArriveAndExpect(uint32_t bytes) {
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(&state)),
         "r"(bytes)
         : "memory");
   }
-  // Returns when the phase of this parity has ended; parity 1 passes on a new barrier.
+  // Whether the phase of this parity has ended; that of parity 1 has on a new barrier. Hopper waits
+  // a while for it.
+  __device__ __forceinline__ bool HasEnded(uint32_t parity) const {
+    uint32_t ended;
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(ended)
+        : "r"(SharedAddress(&state)), "r"(parity)
+        : "memory");
+#else
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(ended)
+        : "r"(SharedAddress(&state)), "r"(parity)
+        : "memory");
+#endif
+    return ended != 0;
+  }
+  // Hopper: returns when the phase has ended. The loop is in PTX: the compiler can neither unroll
+  // nor duplicate it together with the code around it.
   __device__ __forceinline__ void Wait(uint32_t parity) {
     asm volatile(
         "{\n"
@@ -47,7 +67,9 @@ struct Mbarrier {
 
 // Makes initialised barriers known to the copy engine; a barrier of the block must follow.
 __device__ __forceinline__ void PublishBarriers() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
 }
 
 }  // namespace fox::cuda

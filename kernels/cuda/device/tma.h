@@ -1,4 +1,4 @@
-// Bulk tensor copies (TMA) and the fence that goes with them. For .cu files only.
+// Bulk tensor copies (TMA); FenceAsyncProxy goes with them. For .cu files only.
 #pragma once
 
 #include <cuda.h>
@@ -22,12 +22,6 @@ __device__ __forceinline__ void LoadBox(void* shared, const CUtensorMap* map, in
       "[%0], [%1, {%2, %3}], [%4];" ::"r"(SharedAddress(shared)),
       "l"(map), "r"(column), "r"(row), "r"(SharedAddress(&barrier->state))
       : "memory");
-}
-
-// Orders this thread's ordinary accesses to shared memory before later ones by the copy engine and
-// the tensor cores.
-__device__ __forceinline__ void FenceAsyncProxy() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 }  // namespace fox::cuda

@@ -49,10 +49,23 @@ __device__ __forceinline__ void PinSums(float (&sums)[kCount]) {
 #define FOX_SUMS4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FOX_SUMS16(d, i) \
   FOX_SUMS4(d, i), FOX_SUMS4(d, i + 4), FOX_SUMS4(d, i + 8), FOX_SUMS4(d, i + 12)
+#define FOX_SUMS64(d) FOX_SUMS16(d, 0), FOX_SUMS16(d, 16), FOX_SUMS16(d, 32), FOX_SUMS16(d, 48)
 #define FOX_NEW4(d, i) "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3])
 #define FOX_NEW16(d, i) FOX_NEW4(d, i), FOX_NEW4(d, i + 4), FOX_NEW4(d, i + 8), FOX_NEW4(d, i + 12)
 #define FOX_NEW64(d) FOX_NEW16(d, 0), FOX_NEW16(d, 16), FOX_NEW16(d, 32), FOX_NEW16(d, 48)
-#define FOX_SUMS64(d) FOX_SUMS16(d, 0), FOX_SUMS16(d, 16), FOX_SUMS16(d, 32), FOX_SUMS16(d, 48)
+// The first operands of an instruction, where the sums are.
+#define FOX_FIRST16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define FOX_FIRST32 \
+  FOX_FIRST16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define FOX_FIRST64                                                                  \
+  FOX_FIRST32                                                                        \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+// `adds`: "eq" to add to the sums, "ne" to begin them. `rest`: the operands after the sums.
+#define FOX_WGMMA(adds, shape, sums, rest) \
+  "{\n.reg .pred add;\nsetp." adds         \
+  ".u32 add, 0, 0;\n"                      \
+  "wgmma.mma_async.sync.aligned." shape ".f32.bf16.bf16 {" sums "}, " rest ";\n}\n"
 
 // d = a b^T with kFirst, else d += a b^T: a [64, 16] and b [128, 16] in shared memory, both with 16
 // contiguous. The first of a chain takes nothing from d: sums that ordinary instructions write
@@ -60,77 +73,52 @@ __device__ __forceinline__ void PinSums(float (&sums)[kCount]) {
 template <bool kFirst>
 __device__ __forceinline__ void WgmmaScores(float (&d)[64], uint64_t a, uint64_t b) {
   if constexpr (kFirst) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.u32 add, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, add, 1, 1, 0, 0;\n}\n"
-        : FOX_NEW64(d)
-        : "l"(a), "l"(b));
-    return;
+    asm volatile(FOX_WGMMA("ne", "m64n128k16", FOX_FIRST64, "%64, %65, add, 1, 1, 0, 0")
+                 : FOX_NEW64(d)
+                 : "l"(a), "l"(b));
+  } else {
+    asm volatile(FOX_WGMMA("eq", "m64n128k16", FOX_FIRST64, "%64, %65, add, 1, 1, 0, 0")
+                 : FOX_SUMS64(d)
+                 : "l"(a), "l"(b));
   }
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, add, 1, 1, 0, 0;\n}\n"
-      : FOX_SUMS64(d)
-      : "l"(a), "l"(b));
 }
 
-// d += a b: a [64, 16] in registers, b [16, N] in shared memory with N contiguous.
+// d += a b: a [64, 16] in registers, the words 4 step to 4 step + 3 of p; b [16, N] in shared
+// memory with N contiguous.
 __device__ __forceinline__ void WgmmaValues(float (&d)[16], const uint32_t (&p)[32], int step,
                                             uint64_t b) {
   const int i = 4 * step;
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-      "}, {%16, %17, %18, %19}, %20, add, 1, 1, 1;\n}\n"
-      : FOX_SUMS16(d, 0)
-      : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));
+  asm volatile(FOX_WGMMA("eq", "m64n32k16", FOX_FIRST16, "{%16, %17, %18, %19}, %20, add, 1, 1, 1")
+               : FOX_SUMS16(d, 0)
+               : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));
 }
 
 __device__ __forceinline__ void WgmmaValues(float (&d)[32], const uint32_t (&p)[32], int step,
                                             uint64_t b) {
   const int i = 4 * step;
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, {%32, %33, %34, %35}, %36, add, 1, 1, 1;\n}\n"
-      : FOX_SUMS16(d, 0), FOX_SUMS16(d, 16)
-      : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));
+  asm volatile(FOX_WGMMA("eq", "m64n64k16", FOX_FIRST32, "{%32, %33, %34, %35}, %36, add, 1, 1, 1")
+               : FOX_SUMS16(d, 0), FOX_SUMS16(d, 16)
+               : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));
 }
 
 __device__ __forceinline__ void WgmmaValues(float (&d)[64], const uint32_t (&p)[32], int step,
                                             uint64_t b) {
   const int i = 4 * step;
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, {%64, %65, %66, %67}, %68, add, 1, 1, 1;\n}\n"
-      : FOX_SUMS64(d)
-      : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));
+  asm volatile(FOX_WGMMA("eq", "m64n128k16", FOX_FIRST64, "{%64, %65, %66, %67}, %68, add, 1, 1, 1")
+               : FOX_SUMS64(d)
+               : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));
 }
 
-#undef FOX_SUMS4
-#undef FOX_NEW4
-#undef FOX_NEW16
+#undef FOX_WGMMA
+#undef FOX_FIRST64
+#undef FOX_FIRST32
+#undef FOX_FIRST16
 #undef FOX_NEW64
-#undef FOX_SUMS16
+#undef FOX_NEW16
+#undef FOX_NEW4
 #undef FOX_SUMS64
+#undef FOX_SUMS16
+#undef FOX_SUMS4
 
 // Moves registers between the warpgroups of a block whose register count is fixed at launch.
 template <int kCount>

@@ -11,9 +11,13 @@
 #include <type_traits>
 
 #include "kernels/core/check.h"
+#include "kernels/cuda/device/copy_rows.h"
+#include "kernels/cuda/device/mbarrier.h"
+#include "kernels/cuda/device/mma_sm80.h"
+#include "kernels/cuda/device/named_barrier.h"
+#include "kernels/cuda/device/warp.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear/gemv.h"
-#include "kernels/cuda/linear/ptx.cuh"
 #include "kernels/cuda/transform_row.cuh"
 
 namespace fox::cuda {
@@ -36,7 +40,7 @@ constexpr int kTileStride = kTileCols * 2 + kPad;
 constexpr int kGroupValues = kTileRows * kMaxRows;  // outputs of 16 rows of W
 constexpr int kPartialBytes = 2 * kConsumerWarps * kGroupValues * static_cast<int>(sizeof(float));
 constexpr int kMaxStages = 16;
-constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(uint64_t));
+constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(Mbarrier));
 // Blocks of this product and the next share a multiprocessor's 228 KiB (each costs 1 KiB more),
 // with attention's between. What is in shared memory before the wait need not be fetched after it,
 // so a wide product, which follows a narrow one that adds to the residual stream, gets most of it.
@@ -71,8 +75,8 @@ struct SharedPlan {
   unsigned char* tiles;
   unsigned char* input;
   float* partial;
-  uint64_t* full;
-  uint64_t* empty;
+  Mbarrier* full;
+  Mbarrier* empty;
 };
 
 __device__ __forceinline__ SharedPlan PlanOf(unsigned char* shared, const GemvArguments& a) {
@@ -80,7 +84,7 @@ __device__ __forceinline__ SharedPlan PlanOf(unsigned char* shared, const GemvAr
   plan.tiles = shared;
   plan.input = shared + a.stages * a.tile_bytes;
   plan.partial = reinterpret_cast<float*>(plan.input + a.rows * InputStride(a.in));
-  plan.full = reinterpret_cast<uint64_t*>(plan.partial + kPartialBytes / sizeof(float));
+  plan.full = reinterpret_cast<Mbarrier*>(plan.partial + kPartialBytes / sizeof(float));
   plan.empty = plan.full + kMaxStages;
   return plan;
 }
@@ -107,7 +111,8 @@ __device__ __forceinline__ void CopyWeights(const GemvArguments& a, const Shared
   for (int row = first; row < last; row += kTileRows) {
     const int rows = (min(kTileRows, last - row) - begin + kCopyWarps - 1) / kCopyWarps;
     for (int col = 0; col < a.in; col += kTileCols) {
-      WaitBarrier(&plan.empty[at.stage], at.parity ^ 1);
+      while (!plan.empty[at.stage].HasEnded(at.parity ^ 1)) {
+      }
       CopyTile(a.weight + static_cast<int64_t>(row + begin) * a.in + col,
                int64_t{2} * kCopyWarps * a.in,
                plan.tiles + at.stage * a.tile_bytes + begin * kTileStride, kCopyWarps * kTileStride,
@@ -207,10 +212,11 @@ class Walk {
 
   // Takes the warp's share of the tile at hand out of its stage.
   __device__ __forceinline__ void Take(Place& at, Fragments& w) const {
-    WaitBarrier(&plan_.full[at.stage], at.parity);
+    while (!plan_.full[at.stage].HasEnded(at.parity)) {
+    }
     LoadFragments(a_, plan_, at.stage, min(kTileRows, last_ - row_), Share(a_, col_), w);
     __syncwarp();
-    if (threadIdx.x % kWarp == 0) Arrive(&plan_.empty[at.stage]);
+    if (threadIdx.x % kWarp == 0) plan_.empty[at.stage].Arrive();
     at.Advance(a_.stages);
   }
 
@@ -305,10 +311,11 @@ __global__ void __launch_bounds__(kThreads, 2) GemvKernel(const __grid_constant_
   if (threadIdx.x == kConsumers) {
 #pragma unroll 1
     for (int s = 0; s < a.stages; ++s) {
-      InitBarrier(&plan.full[s], kCopyWarps * CopyTileArrivals());
-      InitBarrier(&plan.empty[s], kConsumerWarps);
+      plan.full[s].Init(kCopyWarps * CopyTileArrivals());
+      plan.empty[s].Init(kConsumerWarps);
     }
     PublishBarriers();
+    FenceAsyncProxy();
   }
   __syncthreads();
   if (threadIdx.x >= kConsumers) {

@@ -9,8 +9,11 @@
 #include <cstdint>
 
 #include "kernels/core/check.h"
+#include "kernels/cuda/device/copy_async.h"
+#include "kernels/cuda/device/mma_sm80.h"
+#include "kernels/cuda/device/shared_memory.h"
+#include "kernels/cuda/device/warp.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/linear/ptx.cuh"
 #include "kernels/cuda/linear/skinny_gemm.h"
 
 namespace fox::cuda {

@@ -1,0 +1,55 @@
+// Clusters of thread blocks (Hopper): their size, their barrier and each other's shared memory.
+// Does nothing in code for older devices, where kernels must not be launched as clusters. For .cu
+// files only.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device/shared_memory.h"
+
+// In a __global__ function's declaration.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define FOX_CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
+#else
+#define FOX_CLUSTER(blocks)
+#endif
+
+namespace fox::cuda {
+
+// Arrive at and wait for the barrier of all the cluster's threads; those that have ended count as
+// arrived. A thread waits before it arrives again. Releases what the thread wrote.
+__device__ __forceinline__ void ArriveAtCluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+
+// The same without releasing: the blocks know of each other that they have started.
+__device__ __forceinline__ void ArriveAtClusterRelaxed() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void WaitForCluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+// *address = value in the shared memory of the cluster's block `rank`, which must have started and
+// not ended.
+__device__ __forceinline__ void StoreInBlock(float* address, int rank, float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "st.shared::cluster.f32 [there], %2;\n"
+      "}" ::"r"(SharedAddress(address)),
+      "r"(rank), "f"(value)
+      : "memory");
+#endif
+}
+
+}  // namespace fox::cuda

@@ -1,0 +1,74 @@
+// Makes requests and drives an engine step by step. See random_streams.h.
+#include "tests/engine/random_streams.h"
+
+#include <gtest/gtest.h>
+
+namespace fox {
+
+EngineConfig GoldenConfig(const std::string& model) {
+  EngineConfig config;
+  config.model_dir = std::string(FOX_SOURCE_DIR) + "/tests/golden/" + model;
+  config.max_model_len = 1024;
+  config.kv_cache_bytes = int64_t{256} << 20;
+  return config;
+}
+
+int64_t PoolBytes(const EngineConfig& config, int64_t tokens) {
+  const auto probe = LoadRunner(config);
+  EXPECT_TRUE(probe.ok()) << probe.status();
+  if (!probe.ok()) return 0;
+  const PagedKvShape& shape = (*probe)->cache().view().shape;
+  return tokens / kPageTokens * shape.lists_per_slot() * static_cast<int64_t>(shape.page_bytes());
+}
+
+Request RandomRequest(int index, size_t longest, int32_t vocab, std::mt19937_64& rng) {
+  Request request;
+  request.id = static_cast<RequestId>(index + 1);
+  const size_t length = 1 + rng() % longest;
+  for (size_t t = 0; t < length; ++t) {
+    request.prompt.push_back(static_cast<int32_t>(rng() % static_cast<uint64_t>(vocab)));
+  }
+  request.sampling.temperature = 0;
+  request.sampling.seed = rng();
+  request.stop.max_tokens = static_cast<int32_t>(40 + rng() % 160);
+  request.stop.ignore_eos = true;
+  return request;
+}
+
+std::vector<int32_t> Ids(const StreamResult& result) {
+  std::vector<int32_t> ids;
+  for (const SampledToken& token : result.tokens) ids.push_back(token.id);
+  return ids;
+}
+
+std::vector<float> Logprobs(const StreamResult& result) {
+  std::vector<float> logprobs;
+  for (const SampledToken& token : result.tokens) logprobs.push_back(token.logprob);
+  return logprobs;
+}
+
+StreamResults RunStreams(Engine& engine, ModelRunner& runner, const std::vector<Request>& requests,
+                         int gap, int audit_every) {
+  StreamResults results;
+  size_t next = 0;
+  for (int step = 0; next < requests.size() || engine.HasWork(); ++step) {
+    if (next < requests.size() && step % (gap + 1) == 0) {
+      EXPECT_TRUE(engine.Submit(requests[next++], step).ok());
+    }
+    for (RequestOutput& output : engine.Step(step)) {
+      StreamResult& result = results[output.id];
+      result.tokens.insert(result.tokens.end(), output.tokens.begin(), output.tokens.end());
+      if (!output.finish) continue;
+      EXPECT_TRUE(output.finish->status.ok()) << output.finish->status;
+      result.stats = output.finish->stats;
+    }
+    if (step % audit_every == 0) {
+      EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
+    }
+  }
+  EXPECT_TRUE(engine.fatal().ok()) << engine.fatal();
+  EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
+  return results;
+}
+
+}  // namespace fox

@@ -1,0 +1,39 @@
+// Random requests for golden models, run by an engine to their end: what the tests of whole engines
+// compare between schedules.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/engine_factory.h"
+
+namespace fox {
+
+// A model of tests/golden/, up to 1024 tokens a sequence.
+EngineConfig GoldenConfig(const std::string& model);
+
+// Bytes of the pool that holds `tokens` unpruned tokens of the model.
+int64_t PoolBytes(const EngineConfig& config, int64_t tokens);
+
+// The request of id `index` + 1: a prompt of 1 to `longest` tokens, 40 to 199 new ones, greedy.
+Request RandomRequest(int index, size_t longest, int32_t vocab, std::mt19937_64& rng);
+
+struct StreamResult {
+  std::vector<SampledToken> tokens;
+  RequestStats stats;
+};
+using StreamResults = std::map<RequestId, StreamResult>;
+
+std::vector<int32_t> Ids(const StreamResult& result);
+std::vector<float> Logprobs(const StreamResult& result);
+
+// Runs all requests; `gap` steps lie between two submissions. Expects that none fails and that the
+// cache of `runner`, with which the engine computes, is whole after every `audit_every` steps.
+StreamResults RunStreams(Engine& engine, ModelRunner& runner, const std::vector<Request>& requests,
+                         int gap, int audit_every);
+
+}  // namespace fox
