@@ -132,6 +132,7 @@ void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape)
   take(work.boundary, static_cast<int64_t>(shape.q_heads) * work.max_tiles);
   take(work.tile_counter, 1);
   take(work.item_begin, static_cast<int64_t>(shape.layers) * (work.max_pairs + 1));
+  take(state_->windows, work.max_pairs);
   take(work.partial, static_cast<int64_t>(work.max_items) * (shape.head_dim + 2));
   take(work.ticket, work.max_pairs);
   take(work.fold, static_cast<int64_t>(work.max_blocks) * shape.q_heads * (shape.head_dim + 4));
@@ -210,7 +211,13 @@ void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, c
                          "attend");
     if (batch.num_seqs == 1) return;
   }
-  state_->health.Check(cuda::DecodeAttention(batch, params, kv, state_->work, on), "attend");
+  cuda::StepWork work = state_->work;
+  if (cuda::MeasuresQueries(params)) {
+    work.window = state_->windows;
+    state_->health.Check(cuda::FindDecodeWindows(batch, params, kv, work, on), "find windows");
+    state_->health.Check(cuda::PlanItems(batch, kv, work, params.layer, on), "plan items");
+  }
+  state_->health.Check(cuda::DecodeAttention(batch, params, kv, work, on), "attend");
 }
 
 void CudaOps::Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,

@@ -33,6 +33,7 @@ struct CudaOps::State {
   const void* settled_output = nullptr;
   std::vector<Buffer> buffers;  // behind `work`
   cuda::StepWork work;
+  int32_t* windows = nullptr;  // work.window of the layers that have some
 };
 
 }  // namespace fox

@@ -124,15 +124,17 @@ __global__ void __launch_bounds__(kGrowThreads)
   }
 }
 
-// Work items of decode attention: aligned groups of item_pages pages that hold a live one.
-__device__ __forceinline__ int ItemsOf(const BatchView& batch, const PagedKv& kv, int layer,
-                                       int item_pages, int pair) {
+// Work items of decode attention: aligned groups of item_pages pages that hold one of the window.
+__device__ __forceinline__ int ItemsOf(const BatchView& batch, const PagedKv& kv,
+                                       const StepWork& work, int layer, int pair) {
   const int seq = pair / kv.shape.q_heads, head = pair % kv.shape.q_heads;
   const SequenceRows rows = RowsOf(batch, seq);
   if (rows.count != 1) return 0;
-  const int first = kv.first_live[ListIndex(kv, rows.slot, layer, head / GroupOf(kv))];
+  const int first = work.window != nullptr
+                        ? work.window[pair]
+                        : kv.first_live[ListIndex(kv, rows.slot, layer, head / GroupOf(kv))];
   const int last = static_cast<int>(rows.position / kPageTokens);
-  return last / item_pages - first / item_pages + 1;
+  return last / work.item_pages - first / work.item_pages + 1;
 }
 
 // Ends the taking of pages: what GrowKernel took leaves the stack. One thread block calls.
@@ -148,14 +150,16 @@ __device__ void DropTaken(const BatchView& batch, const PagedKv& kv, uint64_t* w
   }
 }
 
-// One thread block a layer.
+// One thread block a layer, from `first_layer` on.
 __global__ void __launch_bounds__(kItemThreads)
-    PlanItemsKernel(const BatchView batch, const PagedKv kv, const StepWork work) {
+    PlanItemsKernel(const BatchView batch, const PagedKv kv, const StepWork work, int first_layer,
+                    bool ends_taking) {
   __shared__ int warp_sums[kItemThreads / kWarp];
   __shared__ uint64_t taken_sums[kItemThreads / kWarp];
   LetNextStart();
   WaitForPrevious();
-  const int layer = static_cast<int>(blockIdx.x), pairs = batch.num_seqs * kv.shape.q_heads;
+  const int layer = first_layer + static_cast<int>(blockIdx.x);
+  const int pairs = batch.num_seqs * kv.shape.q_heads;
   int32_t* begin = work.item_begin + static_cast<int64_t>(layer) * (work.max_pairs + 1);
   int carry = 0;
   for (int base = 0; base < pairs; base += kItemThreads * kPairsPerThread) {
@@ -163,7 +167,7 @@ __global__ void __launch_bounds__(kItemThreads)
     int count[kPairsPerThread], sum = 0, total;
 #pragma unroll
     for (int i = 0; i < kPairsPerThread; ++i) {
-      count[i] = first + i < pairs ? ItemsOf(batch, kv, layer, work.item_pages, first + i) : 0;
+      count[i] = first + i < pairs ? ItemsOf(batch, kv, work, layer, first + i) : 0;
       sum += count[i];
     }
     int before = carry + InclusiveScan<kItemThreads>(sum, warp_sums, total) - sum;
@@ -175,7 +179,7 @@ __global__ void __launch_bounds__(kItemThreads)
     carry += total;
   }
   if (threadIdx.x == 0) begin[pairs] = carry;
-  if (layer == 0) DropTaken(batch, kv, taken_sums);
+  if (ends_taking && blockIdx.x == 0) DropTaken(batch, kv, taken_sums);
 }
 
 // Puts the first `count` lanes' pages on the free stack; the warp calls together.
@@ -411,7 +415,13 @@ cudaError_t BeginStep(const BatchView& batch, const PagedKv& kv, const StepWork&
                                    kGrowThreads, shared, stream, batch, kv, work);
   if (grown != cudaSuccess) return grown;
   return Launch(PlanItemsKernel, static_cast<unsigned>(kv.shape.layers), kItemThreads, 0, stream,
-                batch, kv, work);
+                batch, kv, work, 0, true);
+}
+
+cudaError_t PlanItems(const BatchView& batch, const PagedKv& kv, const StepWork& work, int layer,
+                      cudaStream_t stream) {
+  return Launch(PlanItemsKernel, 1, kItemThreads, SharedBytes(0, batch.num_rows <= kFewRows),
+                stream, batch, kv, work, layer, false);
 }
 
 cudaError_t Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,

@@ -15,6 +15,10 @@ namespace fox::cuda {
 cudaError_t BeginStep(const BatchView& batch, const PagedKv& kv, const StepWork& work,
                       cudaStream_t stream);
 
+// Plans the decode items of one layer anew, by work.window.
+cudaError_t PlanItems(const BatchView& batch, const PagedKv& kv, const StepWork& work, int layer,
+                      cudaStream_t stream);
+
 // Ops::Evict, all layers.
 cudaError_t Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
                   cudaStream_t stream);

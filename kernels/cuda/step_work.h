@@ -47,10 +47,13 @@ struct StepWork {
 
   // Decode attention, sequences with exactly one row. Pair i = seq * q_heads + head owns the items
   // [item_begin[i], item_begin[i + 1]) of its layer, one for each aligned group of item_pages
-  // pages that is not wholly evicted, ascending. Other sequences own none.
+  // pages that is not wholly left of the pair's window, ascending. Other sequences own none.
   int item_pages = kMinItemPages;
   int32_t* item_begin = nullptr;  // [layers, max_pairs + 1], row stride max_pairs + 1
   int max_pairs = 0;
+  // First page that a pair may see, of the layer at hand: [max_pairs], those of sequences with
+  // exactly one row. Null: its first live page.
+  int32_t* window = nullptr;
   float* partial = nullptr;   // [max_items, head_dim + 2]
   int32_t* ticket = nullptr;  // [max_pairs] items done; zero between launches
 

@@ -19,6 +19,8 @@ import tarfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACK = ROOT / ".gpu-pack" / "foxserve-gpu.tar.xz"
+MODEL = ROOT / "models" / "demo"
+MODEL_PACK = ROOT / ".gpu-pack" / "demo-model.tar.xz"
 UNPACKED = ROOT / "build" / "gpu"
 TESTS_FILE = "gpu_tests.json"
 
@@ -64,8 +66,17 @@ def tests_of(build: pathlib.Path) -> list[dict]:
     return ctest_list(build)
 
 
+def restore_model(pack: pathlib.Path = MODEL_PACK, folder: pathlib.Path = MODEL) -> None:
+    """Brings the demo model's weights back where the tree came without them."""
+    if any(folder.glob("*.safetensors")) or not pack.is_file():
+        return
+    with tarfile.open(pack) as archive:
+        archive.extractall(folder)
+
+
 def unpack() -> None:
     """Lays the archive out in build/gpu unless that was done after it was made."""
+    restore_model()
     mark = UNPACKED / TESTS_FILE
     if mark.is_file() and mark.stat().st_mtime >= PACK.stat().st_mtime:
         return

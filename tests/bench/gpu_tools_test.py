@@ -5,6 +5,7 @@ tests on programs made up here."""
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tempfile
 import unittest
 
 import gpu_build
+import gpu_pack
 import judge
 import plot_results
 
@@ -90,6 +92,38 @@ class RunnerTest(unittest.TestCase):
         self.assertIn("| because", ran.stdout)
         self.assertEqual(ran.stdout.splitlines()[-1], "1 passed, 1 failed")
         self.assertEqual(judged, {"golden_error": "0.5"})
+
+
+class ModelPackTest(unittest.TestCase):
+    """The demo model's way to a tree without it."""
+
+    def test_weights_come_back_where_none_are(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            root = pathlib.Path(name)
+            there, here = root / "there", root / "here"
+            there.mkdir()
+            here.mkdir()
+            pack = root / "model.tar.xz"
+            gpu_pack.pack_model(there, pack)
+            gpu_build.restore_model(pack, here)
+            self.assertFalse(pack.exists())  # no weights, no archive
+
+            weights = {f"model-{i}.safetensors": bytes(range(256)) * (i + 1) for i in range(3)}
+            for file, content in weights.items():
+                (there / file).write_bytes(content)
+            (there / "config.json").write_text("{}", encoding="utf-8")
+            gpu_pack.pack_model(there, pack)
+            gpu_build.restore_model(pack, here)
+            self.assertEqual({file.name: file.read_bytes() for file in here.iterdir()}, weights)
+
+            (here / "model-0.safetensors").write_bytes(b"mine")
+            gpu_build.restore_model(pack, here)
+            self.assertEqual((here / "model-0.safetensors").read_bytes(), b"mine")
+            os.utime(pack, (0, 0))  # older than the weights
+            (there / "model-0.safetensors").write_bytes(b"newer")
+            gpu_pack.pack_model(there, pack)
+            gpu_build.restore_model(pack, root / "third")
+            self.assertEqual((root / "third/model-0.safetensors").read_bytes(), b"newer")
 
 
 if __name__ == "__main__":

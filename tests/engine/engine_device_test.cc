@@ -169,7 +169,8 @@ INSTANTIATE_TEST_SUITE_P(Models, DeviceEngine,
                                            Variant{"dev_pro_d64", 512, AcpMode::kOff},
                                            Variant{"dev_pro_d128", 300, AcpMode::kPaper},
                                            Variant{"tiny_fla", 128, AcpMode::kCertified},
-                                           Variant{"dev_llama_d64", 512, AcpMode::kCertified}),
+                                           Variant{"dev_llama_d64", 512, AcpMode::kCertified},
+                                           Variant{"dev_llama_d64", 512, AcpMode::kPaper}),
                          [](const auto& test) {
                            return std::string(test.param.model) + "_" + NameOf(test.param.acp);
                          });

@@ -247,7 +247,8 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
                             const PagedKv& kv, const StepWork& work, cudaStream_t stream) {
   if (batch.num_seqs == 0) return cudaSuccess;
   if (work.item_pages % kRoundPages != 0) return cudaErrorInvalidValue;
-  const bool after_append_decode = batch.num_rows == batch.num_seqs;  // else prefill's kernels
+  // Else prefill's kernels, or those that plan by window.
+  const bool after_append_decode = batch.num_rows == batch.num_seqs && work.window == nullptr;
   const Decode arguments{batch, params, kv, work, kv.shape.group(), after_append_decode};
   if (batch.small && after_append_decode && DecodeClusterRuns(kv.shape.head_dim)) {
     return DecodeCluster(arguments, stream);

@@ -11,10 +11,10 @@
 namespace fox::cuda {
 
 // The sequences of exactly one row; the others are left alone. q, out: bf16; pages: bf16,
-// [64, head_dim], 16-byte aligned; log_sum float32 or empty. A row visits all live pages of its
-// list (first_live follows the bound). blocks_total, blocks_skipped: added to as in prefill.h.
-// REQUIRES: head_dim 16, 32, 64 or 128; work.item_pages even. Enqueues on `stream`; gives the
-// launch's error.
+// [64, head_dim], 16-byte aligned; log_sum float32 or empty. A row visits its list's pages from
+// work.window on, or all live ones where that is null (first_live follows the bound).
+// blocks_total, blocks_skipped: added to as in prefill.h. REQUIRES: head_dim 16, 32, 64 or 128;
+// work.item_pages even. Enqueues on `stream`; gives the launch's error.
 cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& params,
                             const PagedKv& kv, const StepWork& work, cudaStream_t stream);
 

@@ -39,7 +39,7 @@ struct Pair {
   int index;       // seq * q_heads + head
   int begin, end;  // its items
   int length;      // keys
-  int first_live;  // page
+  int first_live;  // page, or the first of the step's own window
   int group_head;  // among the query heads of its kv head
   int row;         // in the batch
   const int32_t* table;
@@ -121,7 +121,8 @@ __device__ inline Pair LoadPair(const Decode& a, int index) {
   pair.index = index;
   pair.length = static_cast<int>(position) + 1;
   pair.table = a.kv.page_table + list * shape.max_pages;
-  pair.first_live = LoadCoherent(a.kv.first_live + list);
+  pair.first_live =
+      LoadCoherent(a.work.window != nullptr ? a.work.window + index : a.kv.first_live + list);
   const int32_t page = LoadCoherent(pair.table + NumPages(pair) - 1);
   pair.group_head = head % a.group;
   pair.row = static_cast<int>(row);

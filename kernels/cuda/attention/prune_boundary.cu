@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/acp.h"
+#include "kernels/cuda/append_fold.cuh"
 #include "kernels/cuda/attention/prune_boundary.h"
 #include "kernels/cuda/kv_index.cuh"
 #include "kernels/cuda/launch.h"
@@ -19,21 +20,81 @@ struct BoundaryArguments {
   int layer;
   const double* self_logit;
   const double* any_logit;
+  const __nv_bfloat16* q;
+  int64_t q_stride;
 };
 
-// What the tile's first row, in page `page` of the list, adds to a page's score (kernels/acp.h).
-// NaN: nothing may be dropped.
-__device__ double Threshold(const BoundaryArguments& arguments, const PagedKv& kv,
-                            const int32_t* table, int head, int page, int token) {
-  const int group = GroupOf(kv), in_group = head % group;
-  const int64_t own = static_cast<int64_t>(table[page]) * group + in_group;
-  const float local = static_cast<const float*>(kv.local_gate)[own * kPageTokens + token];
-  const double c = kv.c_base[own] + static_cast<double>(local);
-  if (arguments.acp == AcpMode::kPaper) {
-    const double any = arguments.any_logit[head];
-    return isfinite(any) ? c + 2 * any : static_cast<double>(NAN);
+// c of a list's position.
+__device__ double CumulativeGate(const PagedKv& kv, const int32_t* table, int in_group,
+                                 int position) {
+  const int64_t own = static_cast<int64_t>(table[position / kPageTokens]) * GroupOf(kv) + in_group;
+  const float* local = static_cast<const float*>(kv.local_gate);
+  return kv.c_base[own] + static_cast<double>(local[own * kPageTokens + position % kPageTokens]);
+}
+
+// How far above a row's own logit that of a key with norm up to `key_norm` can lie, in units of
+// sqrt(head_dim): MeasuredSpread of kernels/cpu/attention.cc.
+__device__ double MeasuredSpread(const __nv_bfloat16* q, const __nv_bfloat16* key, int head_dim,
+                                 double key_norm) {
+  float square = 0, self = 0, magnitude = 0;
+#pragma unroll 4
+  for (int m = 0; m < head_dim; m += kOctet) {
+    const Octet a = LoadOctet(q + m), b = LoadOctet(key + m);
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      square = fmaf(a.x[i], a.x[i], square);
+      self = fmaf(a.x[i], b.x[i], self);
+      magnitude = fmaf(fabsf(a.x[i]), fabsf(b.x[i]), magnitude);
+    }
   }
-  const double horizon = kv.horizon[static_cast<int64_t>(table[page - 1]) * group + in_group];
+  // Products of bf16 are exact, and a float32 sum of n of them errs by at most n 2^-24 of their
+  // magnitudes. The inflation pays for that of `square`.
+  const double rounding = head_dim * 0x1p-23 * static_cast<double>(magnitude);
+  return kProductInflation * sqrt(static_cast<double>(square)) * key_norm -
+         static_cast<double>(self) + rounding;
+}
+
+// The largest threshold of the rows for pages before the first row's: lanes take a row each, the
+// warp calls together. Infinity where one is NaN: nothing may be dropped.
+__device__ double MeasuredThreshold(const BoundaryArguments& arguments, const PagedKv& kv,
+                                    const int32_t* table, int head, const RowBlock& rows) {
+  const int group = GroupOf(kv), in_group = head % group, head_dim = kv.shape.head_dim;
+  const int before = rows.position / kPageTokens - 1;
+  const double key_norm = kv.key_norm[static_cast<int64_t>(table[before]) * group + in_group];
+  double largest = -INFINITY;
+  for (int r = static_cast<int>(threadIdx.x) % kWarp; r < rows.count; r += kWarp) {
+    const int position = rows.position + r;
+    const int64_t key =
+        static_cast<int64_t>(table[position / kPageTokens]) * kPageTokens + position % kPageTokens;
+    const double spread = MeasuredSpread(
+        arguments.q + (rows.first_row + r) * arguments.q_stride + head * head_dim,
+        static_cast<const __nv_bfloat16*>(kv.keys) + key * head_dim, head_dim, key_norm);
+    const double threshold = CumulativeGate(kv, table, in_group, position) +
+                             spread / sqrt(static_cast<double>(head_dim));
+    if (!(threshold <= largest)) largest = isnan(threshold) ? INFINITY : threshold;
+  }
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    largest = fmax(largest, __shfl_xor_sync(kAllLanes, largest, offset));
+  }
+  return largest;
+}
+
+// What the rows add to a page's score at most (kernels/acp.h). The warp calls together. kMeasures:
+// see MeasuresQueries.
+template <bool kMeasures>
+__device__ double Threshold(const BoundaryArguments& arguments, const PagedKv& kv,
+                            const int32_t* table, int head, const RowBlock& rows) {
+  const int group = GroupOf(kv), in_group = head % group;
+  const double c = CumulativeGate(kv, table, in_group, rows.position);
+  if (kMeasures || arguments.acp == AcpMode::kPaper) {
+    const double any = arguments.any_logit[head];
+    if constexpr (kMeasures) {
+      if (isinf(any)) return MeasuredThreshold(arguments, kv, table, head, rows);
+    }
+    return c + 2 * any;
+  }
+  const int before = rows.position / kPageTokens - 1;
+  const double horizon = kv.horizon[static_cast<int64_t>(table[before]) * group + in_group];
   const double self = c + arguments.self_logit[head];
   return self < horizon ? self : horizon;
 }
@@ -59,6 +120,22 @@ __device__ int SearchBoundary(const PagedKv& kv, const int32_t* table, int head,
   return low;
 }
 
+// The first page that the rows, of one tile, may see. The whole warp calls.
+template <bool kMeasures>
+__device__ int BoundaryOf(const BoundaryArguments& arguments, const PagedKv& kv, int head,
+                          const RowBlock& rows) {
+  const int64_t list = ListIndex(kv, rows.slot, arguments.layer, head / GroupOf(kv));
+  const int32_t* table = Table(kv, list);
+  const int page = rows.position / kPageTokens;
+  const int first = min(kv.first_live[list], page);
+  const double log_eps =
+      arguments.log_tolerance == nullptr ? -INFINITY : arguments.log_tolerance[rows.seq];
+  if (first == page || !isfinite(log_eps)) return first;
+  const double threshold = Threshold<kMeasures>(arguments, kv, table, head, rows);
+  return SearchBoundary(kv, table, head, first, page, threshold, log_eps);
+}
+
+template <bool kMeasures>
 __global__ void __launch_bounds__(kWarps * 32)
     FindBoundaries(BoundaryArguments arguments, PagedKv kv, StepWork work) {
   LetNextStart();
@@ -68,32 +145,57 @@ __global__ void __launch_bounds__(kWarps * 32)
   const int head = static_cast<int>(blockIdx.y);
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *work.tile_counter = 0;
   if (t >= *work.num_tiles) return;
-  const RowBlock tile = work.tiles[t];
-  const int64_t list = ListIndex(kv, tile.slot, arguments.layer, head / GroupOf(kv));
-  const int32_t* table = Table(kv, list);
-  const int page = tile.position / kPageTokens;
-  int boundary = min(kv.first_live[list], page);
-  const double log_eps =
-      arguments.log_tolerance == nullptr ? -INFINITY : arguments.log_tolerance[tile.seq];
-  if (boundary < page && isfinite(log_eps)) {
-    const double threshold =
-        Threshold(arguments, kv, table, head, page, tile.position % kPageTokens);
-    boundary = SearchBoundary(kv, table, head, boundary, page, threshold, log_eps);
-  }
+  const int boundary = BoundaryOf<kMeasures>(arguments, kv, head, work.tiles[t]);
   if (lane == 0) work.boundary[static_cast<int64_t>(head) * work.max_tiles + t] = boundary;
+}
+
+// A warp a pair.
+__global__ void __launch_bounds__(kWarps * 32)
+    FindWindows(BatchView batch, BoundaryArguments arguments, PagedKv kv, StepWork work) {
+  LetNextStart();
+  WaitForPrevious();
+  const int pair = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  const int seq = pair / kv.shape.q_heads;
+  if (seq >= batch.num_seqs) return;
+  const SequenceRows rows = RowsOf(batch, seq);
+  if (rows.count != 1) return;
+  const RowBlock row{seq, rows.slot, static_cast<int32_t>(rows.first_row), 1,
+                     static_cast<int32_t>(rows.position)};
+  const int window = BoundaryOf<true>(arguments, kv, pair % kv.shape.q_heads, row);
+  if (threadIdx.x % 32 == 0) work.window[pair] = window;
+}
+
+BoundaryArguments ArgumentsOf(const BatchView& batch, const AttentionParams& params) {
+  return {params.acp == AcpMode::kOff ? nullptr : batch.log_tolerance,
+          params.acp,
+          params.layer,
+          params.bound.self_logit,
+          params.bound.any_logit,
+          static_cast<const __nv_bfloat16*>(params.q.data),
+          params.q.row_stride};
 }
 
 }  // namespace
 
+bool MeasuresQueries(const AttentionParams& params) {
+  return params.acp == AcpMode::kPaper && !IsDiagonal(params.bound);
+}
+
 cudaError_t PruneBoundaries(const BatchView& batch, const AttentionParams& params,
                             const PagedKv& kv, const StepWork& work, int max_tiles,
                             cudaStream_t stream) {
-  const BoundaryArguments arguments{params.acp == AcpMode::kOff ? nullptr : batch.log_tolerance,
-                                    params.acp, params.layer, params.bound.self_logit,
-                                    params.bound.any_logit};
   const dim3 grid(static_cast<unsigned>((max_tiles + kWarps - 1) / kWarps),
                   static_cast<unsigned>(kv.shape.q_heads));
-  return Launch(FindBoundaries, grid, dim3(kWarps * 32), 0, stream, arguments, kv, work);
+  const auto kernel = MeasuresQueries(params) ? FindBoundaries<true> : FindBoundaries<false>;
+  return Launch(kernel, grid, dim3(kWarps * 32), 0, stream, ArgumentsOf(batch, params), kv, work);
+}
+
+cudaError_t FindDecodeWindows(const BatchView& batch, const AttentionParams& params,
+                              const PagedKv& kv, const StepWork& work, cudaStream_t stream) {
+  const int pairs = batch.num_seqs * kv.shape.q_heads;
+  return Launch(FindWindows, dim3(static_cast<unsigned>((pairs + kWarps - 1) / kWarps)),
+                dim3(kWarps * 32), SharedBytes(0, batch.num_rows <= kFewRows), stream, batch,
+                ArgumentsOf(batch, params), kv, work);
 }
 
 }  // namespace fox::cuda

@@ -439,6 +439,7 @@ TEST(AppendTest, EverythingAtOnce) {
 TEST(AppendTest, TokenShiftAndNorm) { RunMixed({.shift = true, .norm = true, .seed = 2}); }
 TEST(AppendTest, RotationAlone) { RunMixed({.rope = true, .bound = Bound::kDense}); }
 TEST(AppendTest, PaperBound) { RunMixed({.norm = true, .acp = AcpMode::kPaper}); }
+TEST(AppendTest, PaperWithoutNorm) { RunMixed({.bound = Bound::kAll, .acp = AcpMode::kPaper}); }
 TEST(AppendTest, WithoutPruning) { RunMixed({.shift = true, .acp = AcpMode::kOff}); }
 TEST(AppendTest, StrongGates) { RunMixed({.gate_bias = true, .gate_mean = -60}); }
 TEST(AppendTest, OpenGates) { RunMixed({.gate_mean = 14}); }

@@ -125,6 +125,33 @@ TEST(CudaOps, PrunesLikeTheCpu) {
   }
 }
 
+// Without QK-norm the paper's bound evicts nothing. Decoding rows skip what the CPU skips, up to a
+// page where gates round across the threshold; tiles skip what all of their rows may, five sixths
+// of it here.
+TEST(CudaOps, SkipsLikeTheCpuWithoutQkNorm) {
+  HeadShape shape{8, 4, 64};
+  shape.qk_norm = false;
+  const HeadInputs inputs = Inputs(shape, 1000, 31, {-1, 0, 1, 2, 3, 4, 5, 9});
+  RunOptions options;
+  options.acp = AcpMode::kPaper;
+  const HeadOutputs want = NaiveAttention(inputs), cpu = RunOnCpu(inputs, options);
+  EXPECT_GT(cpu.blocks_skipped, 0);
+  for (bool portable : {false, true}) {
+    for (const std::vector<int64_t>& chunks :
+         {std::vector<int64_t>{}, {256}, {100}, {1}, {700, 1, 1, 50}}) {
+      options.chunks = chunks;
+      const HeadOutputs got = RunOnGpu(inputs, options, portable);
+      EXPECT_LT(RelativeError(got.out, want.out), kTolerance);
+      EXPECT_EQ(got.pages_evicted, 0);
+      EXPECT_EQ(got.blocks_total, cpu.blocks_total);
+      const auto skipped = static_cast<double>(got.blocks_skipped);
+      const auto by_rows = static_cast<double>(cpu.blocks_skipped);
+      EXPECT_LE(skipped, 1.01 * by_rows);
+      EXPECT_GE(skipped, (chunks == std::vector<int64_t>{1} ? 0.99 : 0.7) * by_rows);
+    }
+  }
+}
+
 TEST(CudaOps, EmptyBatchTouchesNothing) {
   const auto ops = MakeOps(false);
   const HeadInputs inputs = Inputs({}, 64, 29, {3});

@@ -1,6 +1,7 @@
 // Makes the cache of a test: random tokens, their gates and page summaries as kernels/cpu/append.cc
 // folds them, evictions as kernels/cpu/evict.cc decides them, and all of it as device arrays.
-// See device_cache.h; the oracle and the checks are in device_cache_oracle.cc.
+// See device_cache.h; device_cache_windows.cc has what attention may skip of it,
+// device_cache_oracle.cc the oracle and the checks.
 #include "tests/kernels/cuda/device_cache.h"
 
 #include <algorithm>
@@ -88,22 +89,25 @@ void DeviceCache::MakeNorms() {
       q_max = std::max(q_max, std::abs(gq[m]));
       k_max = std::max(k_max, std::abs(gk[m]));
     }
-    self_logit_.push_back(kProductInflation * std::sqrt(d) * product);
-    any_logit_.push_back(kProductInflation * std::sqrt(d) * q_max * k_max);
+    const double factor = options_.qk_norm ? kProductInflation * std::sqrt(d) : kInfinity;
+    self_logit_.push_back(factor * product);
+    any_logit_.push_back(factor * q_max * k_max);
   }
 }
 
 namespace {
 
-// Gaussian, RMS-normalised, times the norm's weights, rounded to bf16.
-void NormedVector(std::mt19937_64& rng, const double* weight, int d, float* out) {
+// Gaussian, RMS-normalised, times the norm's weights, rounded to bf16. Without QK-norm, times a
+// factor of its own.
+void RandomVector(std::mt19937_64& rng, const double* weight, int d, bool qk_norm, float* out) {
   std::normal_distribution<float> normal;
   double square = 0;
   for (int m = 0; m < d; ++m) {
     out[m] = normal(rng);
     square += static_cast<double>(out[m]) * out[m];
   }
-  const double scale = 1 / std::sqrt(square / d + 1e-5);
+  double scale = 1 / std::sqrt(square / d + 1e-5);
+  if (!qk_norm) scale *= std::exp(0.4 * static_cast<double>(normal(rng)));
   for (int m = 0; m < d; ++m) out[m] = static_cast<float>(Rounded(out[m] * scale * weight[m]));
 }
 
@@ -118,7 +122,7 @@ void DeviceCache::MakeTokens(int s) {
     keys.resize(static_cast<size_t>(seq(s).length * d));
     values.resize(keys.size());
     for (int64_t j = 0; j < seq(s).length; ++j) {
-      NormedVector(rng_, k_norm_.data() + h * d, d, keys.data() + j * d);
+      RandomVector(rng_, k_norm_.data() + h * d, d, options_.qk_norm, keys.data() + j * d);
     }
     for (float& v : values) v = static_cast<float>(Rounded(normal(rng_)));
   }
@@ -147,7 +151,7 @@ void DeviceCache::FoldPages(int s, int q_head) {
   const int d = options_.head_dim;
   ListGates& gates = gates_[static_cast<size_t>(s * options_.q_heads + q_head)];
   std::vector<double> key_sum(static_cast<size_t>(d), 0.0);
-  double decay_sum = 0, log_mass = -kInfinity, horizon = kInfinity;
+  double decay_sum = 0, log_mass = -kInfinity, horizon = kInfinity, key_square = 0;
   // The largest logit that a key can have, or minus the smallest.
   const auto bound = [&](const auto* key, double scale) {
     double square = 0;
@@ -173,7 +177,9 @@ void DeviceCache::FoldPages(int s, int q_head) {
       decay_sum += weight;
       for (int m = 0; m < d; ++m) key_sum[static_cast<size_t>(m)] += weight * key[m];
       log_terms[j] = bound(key, 1) + decay;
+      key_square = std::max(key_square, std::inner_product(key, key + d, key, 0.0));
     }
+    gates.key_norm.push_back(std::sqrt(key_square));
     log_mass = LogAddExp(log_mass + page_decay, LogSumExp(log_terms, kPageTokens));
     if (options_.acp == AcpMode::kPaper) {
       gates.score.push_back(PaperScore(static_cast<double>(end), c_end));
@@ -243,12 +249,13 @@ struct DeviceCache::HostPool {
         local(Poisoned<float>(static_cast<size_t>(shape.num_pages * shape.group() * kPageTokens))),
         base(Poisoned<double>(static_cast<size_t>(shape.num_pages * shape.group()))),
         score(base),
-        horizon(base) {}
+        horizon(base),
+        key_norm(base) {}
 
   int64_t page_size;
   std::vector<uint16_t> keys, values;
   std::vector<float> local;
-  std::vector<double> base, score, horizon;
+  std::vector<double> base, score, horizon, key_norm;
 };
 
 // Page `p` of the list becomes page id `page` of the pool; what lies behind the end stays poison.
@@ -268,6 +275,7 @@ void DeviceCache::FillPage(int s, int kv_head, int p, int32_t page, HostPool* po
     pool->base[at] = list.base[n];
     if (n < list.score.size()) pool->score[at] = list.score[n];
     if (n < list.horizon.size()) pool->horizon[at] = list.horizon[n];
+    if (n < list.key_norm.size()) pool->key_norm[at] = list.key_norm[n];
   }
 }
 
@@ -319,7 +327,7 @@ void DeviceCache::MakePages() {
   base_array_ = DeviceArray<double>(pool.base);
   score_array_ = DeviceArray<double>(pool.score);
   horizon_array_ = DeviceArray<double>(pool.horizon);
-  key_norm_array_ = DeviceArray<double>(pool.base.size());
+  key_norm_array_ = DeviceArray<double>(pool.key_norm);
   table_array_ = DeviceArray<int32_t>(table);
   first_live_array_ = DeviceArray<int32_t>(first);
   length_array_ = DeviceArray<int64_t>(length);
@@ -368,7 +376,7 @@ void DeviceCache::MakeQueries() {
       if (seq(s).slot < 0) continue;
       for (int h = 0; h < options_.q_heads; ++h) {
         float* q = queries_.data() + r * width + h * d;
-        NormedVector(rng_, q_norm_.data() + h * d, options_.head_dim, q);
+        RandomVector(rng_, q_norm_.data() + h * d, options_.head_dim, options_.qk_norm, q);
         std::transform(q, q + d, matrix.begin() + r * stride + column + h * d, Bits);
       }
     }
@@ -392,26 +400,6 @@ void DeviceCache::MakeQueries() {
   params_.blocks_skipped = skipped_array_.data();
 }
 
-void DeviceCache::MakeBoundaries() {
-  boundaries_.assign(static_cast<size_t>(options_.q_heads * work_.max_tiles), -1);
-  for (int h = 0; h < options_.q_heads; ++h) {
-    for (int t = 0; t < num_tiles(); ++t) {
-      const RowBlock& tile = tiles_[static_cast<size_t>(t)];
-      const int page = tile.position / kPageTokens;
-      const double log_eps = LogEps(tile.seq);
-      const ListGates& list = gates(tile.seq, h);
-      int left = first_live(tile.seq, h / group());
-      if (page > 0 && std::isfinite(log_eps)) {
-        const double threshold = Threshold(list, h, CacheC(list, tile.position), page - 1);
-        while (left < page && MayDrop(list.score[static_cast<size_t>(left)], threshold, log_eps)) {
-          ++left;
-        }
-      }
-      boundaries_[static_cast<size_t>(h * work_.max_tiles + t)] = left;
-    }
-  }
-}
-
 void DeviceCache::MakeWork() {
   const auto padded = [](std::vector<RowBlock> blocks, int capacity) {
     const auto count = blocks.size();
@@ -426,7 +414,7 @@ void DeviceCache::MakeWork() {
   tile_array_ = padded(tiles_, work_.max_tiles);
   num_blocks_array_ = DeviceArray<int32_t>(std::vector{static_cast<int32_t>(blocks_.size())});
   num_tiles_array_ = DeviceArray<int32_t>(std::vector{num_tiles()});
-  MakeBoundaries();
+  boundaries_ = Boundaries(0);
   boundary_array_ = DeviceArray<int32_t>(boundaries_);
   tile_counter_array_ = DeviceArray<int32_t>(std::vector{0});
   work_.blocks = block_array_.data();

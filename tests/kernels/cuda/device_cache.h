@@ -34,6 +34,8 @@ struct CacheOptions {
   // Share of tokens at which a head forgets nearly all: log gate uniform in [-100, -40].
   double strong_gate_rate = 0;
   AcpMode acp = AcpMode::kCertified;
+  // False: queries and keys of all lengths, and no bound on logits. Not for kCertified.
+  bool qk_norm = true;
   bool evict = true;  // earlier steps have evicted what they may; false: nothing
   int layers = 2;
   int layer = 1;
@@ -67,11 +69,20 @@ class DeviceCache {
   int first_live(int s, int kv_head) const;
   // What PruneBoundaries must find: [q_heads, work.max_tiles], -1 behind the tiles.
   const std::vector<int32_t>& boundaries() const { return boundaries_; }
+  // The same by thresholds as far off as a kernel's float32 sums may be: 1 for the highest, which
+  // gives the least pages, -1 for the lowest, 0 for exact ones. All alike with QK-norm.
+  std::vector<int32_t> Boundaries(int rounding) const;
+  // Likewise what FindDecodeWindows must find, where MeasuresQueries(), else the first live pages:
+  // [num_seqs * q_heads], -1 for sequences without exactly one row.
+  std::vector<int32_t> Windows(int rounding) const;
+  // Share of pages [0, left) in the attention of a row over all its keys.
+  double MassBefore(int s, int64_t row_in_seq, int q_head, int left) const;
 
   // For tests of PruneBoundaries: boundary and tile_counter become garbage.
   void PoisonBoundaries();
   DeviceArray<int32_t>& boundary_array() { return boundary_array_; }
   DeviceArray<int32_t>& tile_counter_array() { return tile_counter_array_; }
+  DeviceArray<int32_t>& item_array() { return item_array_; }
   DeviceArray<int32_t>& ticket_array() { return ticket_array_; }
   DeviceArray<uint16_t>& out_array() { return out_array_; }
   // Poisons outputs and partial again and resets counters and tile_counter, for another run.
@@ -86,9 +97,9 @@ class DeviceCache {
   };
   Exact Oracle(int s, int64_t row_in_seq, int q_head) const;
 
-  // After the kernel: the rows of `kind` agree with the oracle (a sample of them where all would
-  // take too long), all other memory of out and log_sum is as it was, and the counters are right
-  // (where rows stop by themselves: in their range).
+  // After the kernel (with work.window where MeasuresQueries()): the rows of `kind` agree with the
+  // oracle (a sample of them where all would take too long), all other memory of out and log_sum is
+  // as it was, and the counters are right (where rows stop by themselves: in their range).
   void CheckOutputs(RowKind kind) const;
 
  private:
@@ -99,6 +110,7 @@ class DeviceCache {
     std::vector<double> base;   // [pages]
     std::vector<double> score;  // [full pages]; empty without a bound
     std::vector<double> horizon;
+    std::vector<double> key_norm;  // largest so far
   };
 
   void MakeNorms();
@@ -108,7 +120,8 @@ class DeviceCache {
   int EvictList(int s, int kv_head) const;
   double Threshold(const ListGates& gates, int q_head, double c, int64_t page_before) const;
   void CutRows(int unit, std::vector<RowBlock>* blocks, bool single_rows) const;
-  void MakeBoundaries();
+  double LargestThreshold(const RowBlock& rows, int q_head, int rounding) const;
+  int BoundaryOf(const RowBlock& rows, int q_head, int rounding) const;
   void FillPage(int s, int kv_head, int p, int32_t page, HostPool* pool) const;
   void MakeShape();
   void MakePages();

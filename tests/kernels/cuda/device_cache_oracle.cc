@@ -212,12 +212,15 @@ void DeviceCache::CheckCounters(RowKind kind, const std::vector<float>& log_sum)
       total[static_cast<size_t>(s)] +=
           options_.q_heads * ((seq(s).length - seq(s).rows + r) / kPageTokens + 1);
     }
-    for (int h = 0; h < options_.q_heads && Serves(kind, s); ++h) {
-      if (kind == RowKind::kDecode) least[static_cast<size_t>(s)] += first_live(s, h / group());
-    }
   }
   const bool stops = kind == RowKind::kPrefill && options_.acp == AcpMode::kCertified;
   std::vector<int64_t> most = least;
+  const std::vector<int32_t> narrowest = Windows(-1), widest = Windows(1);
+  for (size_t i = 0; i < widest.size() && kind == RowKind::kDecode; ++i) {
+    if (widest[i] < 0) continue;
+    least[i / static_cast<size_t>(options_.q_heads)] += widest[i];
+    most[i / static_cast<size_t>(options_.q_heads)] += narrowest[i];
+  }
   for (int t = 0; t < num_tiles() && kind == RowKind::kPrefill; ++t) {
     const RowBlock& tile = tiles_[static_cast<size_t>(t)];
     for (int h = 0; h < options_.q_heads; ++h) {

@@ -9,11 +9,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/attention/prune_boundary.h"
+#include "kernels/cuda/paging.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_cache.h"
 
@@ -25,6 +28,8 @@ using testing::CacheSequence;
 using testing::DeviceArray;
 using testing::DeviceCache;
 using testing::RowKind;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 cudaError_t Attend(const DeviceCache& cache, bool small = false) {
   BatchView batch = cache.batch();
@@ -39,6 +44,25 @@ void ExpectExact(DeviceCache& cache) {
   for (int run = 0; run < (one_row_each ? 4 : 2); ++run) {
     cache.ResetOutputs();
     ASSERT_EQ(Attend(cache, run >= 2), cudaSuccess);
+    cache.CheckOutputs(RowKind::kDecode);
+    for (int32_t ticket : cache.ticket_array().ToHost()) ASSERT_EQ(ticket, 0);
+  }
+}
+
+// The same after planning by the rows' own queries, as CudaOps does without QK-norm.
+void ExpectExactWindows(DeviceCache& cache) {
+  ASSERT_TRUE(MeasuresQueries(cache.params()));
+  const DeviceArray<int32_t> window(static_cast<size_t>(cache.work().max_pairs));
+  StepWork work = cache.work();
+  work.window = window.data();
+  for (int run = 0; run < 2; ++run) {
+    cache.ResetOutputs();
+    ASSERT_EQ(FindDecodeWindows(cache.batch(), cache.params(), cache.kv(), work, nullptr),
+              cudaSuccess);
+    ASSERT_EQ(PlanItems(cache.batch(), cache.kv(), work, cache.options().layer, nullptr),
+              cudaSuccess);
+    ASSERT_EQ(DecodeAttention(cache.batch(), cache.params(), cache.kv(), work, nullptr),
+              cudaSuccess);
     cache.CheckOutputs(RowKind::kDecode);
     for (int32_t ticket : cache.ticket_array().ToHost()) ASSERT_EQ(ticket, 0);
   }
@@ -88,6 +112,24 @@ TEST_P(DecodeShapes, GroupsOfQueryHeads) {
   options.sequences = OneRowEach({1500, 70, 900});
   DeviceCache cache(options);
   ExpectExact(cache);
+}
+
+// Windows within groups differ from head to head; sequences of several rows lie between.
+TEST_P(DecodeShapes, WindowsWithoutQkNorm) {
+  CacheOptions options;
+  options.acp = AcpMode::kPaper;
+  options.qk_norm = false;
+  options.head_dim = GetParam();
+  options.q_heads = 6;
+  options.kv_heads = 2;
+  options.gate_means = {0, 2, 1, 9, 0.5, 3};
+  options.sequences = {{1500, 1, -10, 3},       {70, 1, -10, 4},   {900, 30, -10, 0},
+                       {1, 1, -10, -1},         {1, 1, -10, 1},    {640, 1, -3, 5},
+                       {800, 1, -kInfinity, 2}, {4000, 1, -10, 6}, {1025, 1, -20, 7}};
+  DeviceCache cache(options);
+  const std::vector<int32_t> windows = cache.Windows(0);
+  ASSERT_GT(*std::max_element(windows.begin(), windows.end()), 0);
+  ExpectExactWindows(cache);
 }
 
 INSTANTIATE_TEST_SUITE_P(HeadDim, DecodeShapes, ::testing::Values(16, 32, 64, 128),

@@ -44,6 +44,14 @@ CacheOptions Chunks(AcpMode acp, int head_dim) {
   return options;
 }
 
+// Boundaries by the rows' own queries, and logits without a bound.
+CacheOptions WithoutQkNorm(int head_dim) {
+  CacheOptions options = Chunks(AcpMode::kPaper, head_dim);
+  options.qk_norm = false;
+  options.gate_means = {0, 1, 9, 2};
+  return options;
+}
+
 // Gates that annihilate the past, with the tile's first row as far from some rows as it gets.
 CacheOptions StrongGates(AcpMode acp, int head_dim, double rate) {
   CacheOptions options = BaseOptions(acp, head_dim);
@@ -78,6 +86,7 @@ std::vector<PrefillCase> PrefillCases(const std::vector<int>& head_dims) {
       cases.push_back({"StrongGates" + suffix, StrongGates(acp, d, 0.5)});
       cases.push_back({"LongPrompt" + suffix, LongPrompt(acp, d)});
     }
+    cases.push_back({"WithoutQkNorm" + std::to_string(d), WithoutQkNorm(d)});
   }
   return cases;
 }

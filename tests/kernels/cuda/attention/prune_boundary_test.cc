@@ -1,12 +1,17 @@
 // PruneBoundaries against the host's page by page scan of the same rule, over modes, heads, batches
-// and chunks; exact, for both compare the same float64 numbers.
+// and chunks; exact, for both compare the same float64 numbers. Without QK-norm, and so for
+// FindDecodeWindows, exact but for float32 sums over queries and keys.
 #include "kernels/cuda/attention/prune_boundary.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
+#include <vector>
 
+#include "kernels/cuda/paging.h"
 #include "tests/kernels/cuda/device_cache.h"
 
 namespace fox::cuda {
@@ -88,23 +93,102 @@ INSTANTIATE_TEST_SUITE_P(Modes, PruneBoundaryTest,
                                                                               : "Certified");
                          });
 
-// Without QK-norm the paper's bound knows nothing before the queries are there.
-TEST(PruneBoundary, InfiniteLogitBoundKeepsAll) {
+// Without QK-norm the rows' own queries decide. Boundaries may differ from the host's where the
+// kernel's float32 sums may; whatever they are, no row loses more than eps.
+class MeasuredBoundaryTest : public ::testing::TestWithParam<int> {};
+
+CacheOptions MeasuredOptions(int head_dim) {
   CacheOptions options = RaggedOptions(AcpMode::kPaper);
-  options.evict = false;
+  options.qk_norm = false;
+  options.head_dim = head_dim;
+  options.gate_means = {0, 9, 2, 1, 3, 4};
+  options.sequences = {{1100, 1100, -10, 3}, {1, 1, -10, -1},  {700, 600, -8, 0},
+                       {2500, 1, -10, 1},    {65, 65, -10, 2}, {1900, 40, -10, 6},
+                       {64, 64, -10, 5},     {1900, 2, -3, 4}, {300, 200, -kInfinity, 7},
+                       {1290, 1, -10, 8}};
+  return options;
+}
+
+void ExpectBetween(const std::vector<int32_t>& got, const std::vector<int32_t>& least,
+                   const std::vector<int32_t>& most) {
+  ASSERT_EQ(got.size(), least.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_GE(got[i], least[i]) << "at " << i;
+    EXPECT_LE(got[i], most[i]) << "at " << i;
+  }
+}
+
+TEST_P(MeasuredBoundaryTest, TilesSkipWhatTheirQueriesAllow) {
+  const CacheOptions options = MeasuredOptions(GetParam());
   DeviceCache cache(options);
   cache.PoisonBoundaries();
-  const testing::DeviceArray<double> infinite(
-      std::vector<double>(static_cast<size_t>(options.q_heads), kInfinity));
-  AttentionParams params = cache.params();
-  params.bound.any_logit = infinite.data();
-  ASSERT_EQ(
-      PruneBoundaries(cache.batch(), params, cache.kv(), cache.work(), cache.num_tiles(), nullptr),
-      cudaSuccess);
-  std::vector<int32_t> expected = cache.boundaries();
-  for (int32_t& left : expected) left = std::min(left, 0);  // -1 behind the tiles
-  EXPECT_EQ(cache.boundary_array().ToHost(), expected);
+  ASSERT_EQ(PruneBoundaries(cache.batch(), cache.params(), cache.kv(), cache.work(),
+                            cache.num_tiles() + 1, nullptr),
+            cudaSuccess);
+  EXPECT_EQ(cache.tile_counter_array().ToHost()[0], 0);
+  const std::vector<int32_t> got = cache.boundary_array().ToHost();
+  ExpectBetween(got, cache.Boundaries(1), cache.Boundaries(-1));
+  int skipped = 0;
+  double worst = 0;
+  for (int t = 0; t < cache.num_tiles(); ++t) {
+    const RowBlock& tile = cache.tiles()[static_cast<size_t>(t)];
+    const CacheSequence& sequence = options.sequences[static_cast<size_t>(tile.seq)];
+    const int64_t first = tile.position - (sequence.length - sequence.rows);
+    for (int h = 0; h < options.q_heads; ++h) {
+      const int left = got[static_cast<size_t>(h * cache.work().max_tiles + t)];
+      skipped += left;
+      for (int r = 0; left > 0 && r < tile.count; r += 9) {
+        const double mass = cache.MassBefore(tile.seq, first + r, h, left);
+        ASSERT_LE(mass, std::exp(sequence.log_tolerance)) << "tile " << t << " head " << h;
+        worst = std::max(worst, mass);
+      }
+    }
+  }
+  EXPECT_GT(skipped, 0);
+  EXPECT_GT(worst, 0);
 }
+
+TEST_P(MeasuredBoundaryTest, DecodingRowsSkipWhatTheirQueriesAllow) {
+  const CacheOptions options = MeasuredOptions(GetParam());
+  DeviceCache cache(options);
+  ASSERT_TRUE(MeasuresQueries(cache.params()));
+  const testing::DeviceArray<int32_t> window(static_cast<size_t>(cache.work().max_pairs));
+  StepWork work = cache.work();
+  work.window = window.data();
+  ASSERT_EQ(FindDecodeWindows(cache.batch(), cache.params(), cache.kv(), work, nullptr),
+            cudaSuccess);
+  std::vector<int32_t> got = window.ToHost();
+  const size_t pairs = cache.Windows(0).size();
+  for (size_t i = pairs; i < got.size(); ++i) EXPECT_EQ(got[i], -1) << "behind the pairs";
+  got.resize(pairs);
+  ExpectBetween(got, cache.Windows(1), cache.Windows(-1));
+  int skipped = 0;
+  for (size_t i = 0; i < pairs; ++i) {
+    if (got[i] <= 0) continue;
+    const int s = static_cast<int>(i) / options.q_heads, h = static_cast<int>(i) % options.q_heads;
+    EXPECT_LE(cache.MassBefore(s, 0, h, got[i]),
+              std::exp(options.sequences[static_cast<size_t>(s)].log_tolerance))
+        << "sequence " << s << " head " << h;
+    skipped += got[i];
+  }
+  EXPECT_GT(skipped, 0);
+
+  ASSERT_EQ(PlanItems(cache.batch(), cache.kv(), work, options.layer, nullptr), cudaSuccess);
+  const std::vector<int32_t> begin = cache.item_array().ToHost();
+  const size_t row = static_cast<size_t>(options.layer) * static_cast<size_t>(work.max_pairs + 1);
+  int32_t items = 0;
+  for (size_t i = 0; i < pairs; ++i) {
+    EXPECT_EQ(begin[row + i], items) << "pair " << i;
+    if (got[i] < 0) continue;
+    const auto length =
+        static_cast<int>(options.sequences[i / static_cast<size_t>(options.q_heads)].length);
+    items += (length - 1) / kPageTokens / work.item_pages - got[i] / work.item_pages + 1;
+  }
+  EXPECT_EQ(begin[row + pairs], items);
+}
+
+INSTANTIATE_TEST_SUITE_P(HeadDim, MeasuredBoundaryTest, ::testing::Values(16, 32, 64, 128),
+                         [](const auto& head_dim) { return std::to_string(head_dim.param); });
 
 }  // namespace
 }  // namespace fox::cuda
