@@ -83,7 +83,8 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
       draw = {};
       if (!seq.draw || k + 1 < seq.logit_rows.size()) continue;
       const DrawPlan& d = *seq.draw;
-      draw = {seq.slot, d.temperature, d.top_p, d.min_p, d.top_k, d.logprobs, d.seed, d.position};
+      draw = {seq.slot,   d.temperature, d.top_p,    d.min_p,     d.top_k,
+              d.logprobs, d.seed,        d.position, d.adjustment};
     }
     rows += static_cast<int64_t>(seq.token_ids.size());
   }

@@ -145,8 +145,7 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
   loaded.options.priority_scheduling = config.priority_scheduling;
   loaded.options.eos_token_ids = loaded.config.eos_token_ids;
   loaded.options.max_logprobs = config.max_logprobs;
-  loaded.memory_plan = DescribeMemory((*runner)->weights(), (*runner)->options(),
-                                      (*runner)->ops().NarrowDType((*runner)->weights().wide));
+  loaded.memory_plan = DescribeMemory(**runner);
   loaded.backend = (*runner)->ops().Description();
   loaded.dtype = NameOf((*runner)->options().kv_dtype);
   loaded.engine = std::make_unique<Engine>(loaded.options, **runner);

@@ -63,15 +63,20 @@ int64_t AvailableDeviceBytes(DeviceQueue& queue, double utilization, const FoxWe
   PagedKvShape shape = CacheShape(weights.config, options);
   shape.max_pages = PagesFor(std::max(options.max_model_len, kLongestDefault));
   const auto tables = static_cast<double>(KvCache::FixedBytes(shape));
-  return std::max<int64_t>(
-      0, static_cast<int64_t>(utilization * total - used - activations - tables - kWorkSpace));
+  const auto states = static_cast<double>(TokenStateBytes(weights.config, options));
+  return std::max<int64_t>(0, static_cast<int64_t>(utilization * total - used - activations -
+                                                   tables - states - kWorkSpace));
 }
 
-std::string DescribeMemory(const FoxWeights& weights, const RunnerOptions& options, DType narrow) {
+std::string DescribeMemory(const ModelRunner& runner) {
+  const FoxWeights& weights = runner.weights();
+  const RunnerOptions& options = runner.options();
   const PagedKvShape shape = CacheShape(weights.config, options);
   const double page = static_cast<double>(shape.page_bytes());
-  const auto activations = static_cast<double>(Activations::Bytes(
-      weights.config, weights.wide, narrow, options.max_batch_tokens, options.max_logit_rows));
+  const auto activations = static_cast<double>(
+      Activations::Bytes(weights.config, weights.wide, runner.ops().NarrowDType(weights.wide),
+                         options.max_batch_tokens, options.max_logit_rows));
+  const size_t states = runner.limits().draws ? TokenStateBytes(weights.config, options) : 0;
   return absl::StrFormat(
       "memory plan:\n"
       "  linear weights   %8.1f MiB\n"
@@ -79,14 +84,14 @@ std::string DescribeMemory(const FoxWeights& weights, const RunnerOptions& optio
       "  KV pages         %8.1f MiB  (%d pages of %.1f KiB: %d tokens x 1 head; pool holds %d "
       "tokens unpruned)\n"
       "  KV tables        %8.1f MiB  (%d sequences of at most %d tokens)\n"
+      "  token states     %8.1f MiB  (biases and counts, for draws on the device)\n"
       "  activations      %8.1f MiB  (%d tokens and %d logit rows a step)\n",
       Mib(static_cast<double>(weights.linear_bytes())),
       Mib(static_cast<double>(weights.embeddings.bytes())), Mib(page * shape.num_pages),
       shape.num_pages, page / 1024, kPageTokens,
       shape.num_pages / shape.lists_per_slot() * kPageTokens,
       Mib(static_cast<double>(KvCache::FixedBytes(shape))), options.max_slots,
-      options.max_model_len,
-      Mib(activations),
+      options.max_model_len, Mib(static_cast<double>(states)), Mib(activations),
       options.max_batch_tokens, options.max_logit_rows);
 }
 

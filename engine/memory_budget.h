@@ -15,7 +15,7 @@ int64_t AvailableBytes();
 struct MemoryRequest {
   int64_t kv_cache_bytes = 0;   // 0: available_bytes
   int64_t available_bytes = 0;  // for pages
-  int64_t max_model_len = 0;   // 0: what the pool holds unpruned, at most 131072 tokens
+  int64_t max_model_len = 0;    // 0: what the pool holds unpruned, at most 131072 tokens
 };
 
 // Fills num_pages and max_model_len of `options`. InvalidArgument names the flag to change.
@@ -23,11 +23,11 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
                         RunnerOptions& options);
 
 // What a GPU has for pages: `utilization` of its memory, less what is in use (weights), the
-// activations and tables of `options`, and room for the backend's own work space.
+// activations, tables and token states of `options`, and room for the backend's own work space.
 int64_t AvailableDeviceBytes(DeviceQueue& queue, double utilization, const FoxWeights& weights,
                              const RunnerOptions& options);
 
-// The plan as text for people, one item a line. `narrow`: of the backend's activations.
-std::string DescribeMemory(const FoxWeights& weights, const RunnerOptions& options, DType narrow);
+// The plan as text for people, one item a line.
+std::string DescribeMemory(const ModelRunner& runner);
 
 }  // namespace fox

@@ -2,6 +2,7 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <utility>
 
@@ -23,7 +24,12 @@ bool IsDecode(const StepPlan& plan) {
   });
 }
 
-SampledToken TokenOf(const DrawnToken& drawn, int32_t logprobs, int32_t vocab_size) {
+absl::StatusOr<SampledToken> TokenOf(const DrawnToken& drawn, int32_t logprobs,
+                                     int32_t vocab_size) {
+  if (drawn.status == DrawStatus::kNotFinite) return absl::InternalError("numerical failure");
+  if (drawn.status == DrawStatus::kAllMasked) {
+    return absl::InternalError("no token may be sampled");
+  }
   SampledToken token;
   token.id = drawn.id;
   if (logprobs < 0) return token;
@@ -50,6 +56,7 @@ struct ModelRunner::InFlight {
   std::vector<PlannedSequence> sequences;  // their tokens are no longer there
   std::vector<int64_t> ends;               // tokens of each sequence afterwards
   Buffer staging;                          // the batch on its way there
+  Buffer entries;                          // TokenEntry, as many as any plan had
   Buffer report;                           // and the report on its way back
   Buffer free_pages;                       // int32_t
   std::unique_ptr<Fence> fence;            // null without a queue
@@ -72,6 +79,10 @@ PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options)
   shape.k_shift = config.k_shift;
   shape.v_shift = config.v_shift;
   return shape;
+}
+
+size_t TokenStateBytes(const ModelConfig& config, const RunnerOptions& options) {
+  return static_cast<size_t>(options.max_slots * config.vocab_size) * sizeof(TokenState);
 }
 
 int64_t DecodeBucket(int64_t seqs) {
@@ -104,6 +115,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
   limits_.vocab_size = static_cast<int32_t>(weights_.config.vocab_size);
   limits_.depth = queue_ != nullptr ? 2 : 1;
   limits_.draws = queue_ != nullptr;
+  if (limits_.draws) token_states_ = ops_->Allocate(TokenStateBytes(weights_.config, options));
   ops_->Reserve(activations_.max_rows, static_cast<int>(DecodeBucket(options.max_slots)),
                 cache_.view().shape);
   // One more than may be in flight: the one whose logits are being read.
@@ -145,6 +157,7 @@ absl::Status ModelRunner::Submit(const StepPlan& plan) {
     step->ends.push_back(seq.position + static_cast<int64_t>(seq.token_ids.size()));
   }
   cache_.Release(plan.release_slots);
+  SetTokenStates(plan, *step);
   if (!plan.sequences.empty()) {
     const int64_t planned = static_cast<int64_t>(plan.sequences.size());
     const bool decode = queue_ != nullptr && IsDecode(plan);
@@ -161,6 +174,23 @@ absl::Status ModelRunner::Submit(const StepPlan& plan) {
   return Health();
 }
 
+// The backend reads the entries where they lie.
+void ModelRunner::SetTokenStates(const StepPlan& plan, InFlight& step) {
+  if (plan.token_states.empty()) return;
+  size_t count = 0;
+  for (const SlotTokens& states : plan.token_states) count += states.entries.size();
+  const size_t bytes = std::bit_ceil(count * sizeof(TokenEntry));
+  if (step.entries.bytes() < bytes) step.entries = HostBlock(queue_, bytes);
+  TokenEntry* entries = step.entries.as<TokenEntry>();
+  for (const SlotTokens& states : plan.token_states) {
+    TokenEntry* const end = std::copy(states.entries.begin(), states.entries.end(), entries);
+    ops_->SetTokenStates({states.slot, weights_.config.vocab_size, entries, end - entries,
+                          token_states_.as<TokenState>()},
+                         stream_);
+    entries = end;
+  }
+}
+
 void ModelRunner::Forward(AcpMode acp) {
   const StepReport& report = batch_.report();
   const ForwardCounters counters{report.blocks_total, report.blocks_skipped, report.pages_evicted,
@@ -168,7 +198,9 @@ void ModelRunner::Forward(AcpMode acp) {
   logits_ = model_.Forward(batch_.batch(), batch_.logit_rows(), batch_.num_logit_rows(), acp,
                            cache_.view(), counters, stream_);
   if (!limits_.draws || logits_.rows == 0) return;
-  ops_->Draw({logits_, batch_.draw_rows(), report.drawn, batch_.drawn_tokens()}, stream_);
+  ops_->Draw({logits_, batch_.draw_rows(), report.drawn, batch_.drawn_tokens(),
+              token_states_.as<TokenState>()},
+             stream_);
 }
 
 // The first step of a kind runs eagerly, the second is captured.
@@ -283,13 +315,9 @@ void ModelRunner::Deliver(InFlight& step, StepResult& result) {
     const auto rows = static_cast<int64_t>(seq.logit_rows.size());
     result.logits.push_back(rows == 0 || seq.draw ? nullptr : logits + row * step.vocab_size);
     row += rows;
-    if (!seq.draw) {
-      result.drawn.emplace_back(SampledToken{});
-    } else if (const DrawnToken& drawn = report.drawn[row - 1]; drawn.finite == 0) {
-      result.drawn.emplace_back(absl::InternalError("numerical failure"));
-    } else {
-      result.drawn.emplace_back(TokenOf(drawn, seq.draw->logprobs, limits_.vocab_size));
-    }
+    result.drawn.push_back(
+        seq.draw ? TokenOf(report.drawn[row - 1], seq.draw->logprobs, limits_.vocab_size)
+                 : SampledToken{});
   }
 }
 

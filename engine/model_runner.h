@@ -32,6 +32,10 @@ struct RunnerOptions {
 
 PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options);
 
+// Bytes of the token states that a backend draws with: one for every slot and token of the
+// vocabulary.
+size_t TokenStateBytes(const ModelConfig& config, const RunnerOptions& options);
+
 // The smallest batch that decode steps of `seqs` sequences are padded to: 1, 2, 4, then multiples
 // of 8 up to 64, then of 32.
 int64_t DecodeBucket(int64_t seqs);
@@ -53,7 +57,7 @@ class ModelRunner : public StepExecutor {
   absl::Status ReplayLastGraph(int count);
 
   // Logits of the last submitted plan in the wide dtype, all rows of all sequences; memory of the
-  // backend.
+  // backend. Rows drawn from with an adjustment hold the adjusted ones.
   const MatrixView& logits() const { return logits_; }
   KvCache& cache() { return cache_; }
   const FoxWeights& weights() const { return weights_; }
@@ -68,6 +72,7 @@ class ModelRunner : public StepExecutor {
     MatrixView logits;
   };
 
+  void SetTokenStates(const StepPlan& plan, InFlight& step);
   void Forward(AcpMode acp);
   void RunDecode(int64_t bucket);
   // Of the batch in `padding`, filled up to the bucket: nothing is touched.
@@ -87,6 +92,7 @@ class ModelRunner : public StepExecutor {
   Activations activations_;
   FoxModel model_;
   BatchBuilder batch_;
+  Buffer token_states_;                       // empty where the backend does not draw
   using GraphKey = std::pair<int64_t, bool>;  // bucket, BatchView::small
   std::map<GraphKey, DecodeGraph> graphs_;
   GraphKey last_graph_{};

@@ -217,6 +217,10 @@ void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* bud
   const bool samples = count == sequence->remaining() && sequence->samples();
   if (limits_.draws && samples && planned.logit_rows.size() == 1) {
     planned.draw = sequence->NextDraw();
+    if (planned.draw && planned.draw->adjustment.on && !sequence->has_token_states) {
+      schedule->plan.token_states.push_back(sequence->TokenStates());
+      sequence->has_token_states = true;
+    }
   }
   budget->tokens -= count;
   budget->logit_rows -= static_cast<int64_t>(planned.logit_rows.size());

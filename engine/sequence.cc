@@ -15,11 +15,10 @@ bool NeedsCounts(const SamplingParams& sampling) {
          sampling.frequency_penalty != 0.0f;
 }
 
-// Whether sampling depends on nothing but the logits and what a DrawPlan holds.
-bool IsPlain(const SamplingParams& sampling) {
-  return !NeedsCounts(sampling) && sampling.logit_bias.empty() &&
-         sampling.allowed_token_ids.empty() && sampling.logprob_token_ids.empty() &&
-         sampling.logprobs <= kMaxDrawnLogprobs;
+// Whether a DrawnToken has room for what is to be reported. More alternatives than it holds and
+// ids of the request's choice are rare enough for the host's sampler, at half the pace.
+bool FitsDrawnToken(const SamplingParams& sampling) {
+  return sampling.logprob_token_ids.empty() && sampling.logprobs <= kMaxDrawnLogprobs;
 }
 
 void AddSlot(const SlotStats& slot, AcpStats* acp) {
@@ -91,7 +90,7 @@ std::vector<int32_t> Sequence::ListTokens(int64_t count) const {
 
 std::optional<DrawPlan> Sequence::NextDraw() const {
   const SamplingParams& sampling = request.sampling;
-  if (!IsPlain(sampling) || !stop.MaskedAt(produced()).empty()) return std::nullopt;
+  if (!FitsDrawnToken(sampling)) return std::nullopt;
   DrawPlan draw;
   draw.temperature = sampling.temperature;
   draw.top_p = sampling.top_p;
@@ -100,7 +99,35 @@ std::optional<DrawPlan> Sequence::NextDraw() const {
   draw.logprobs = sampling.logprobs;
   draw.seed = sampling.seed;
   draw.position = static_cast<uint64_t>(length());
+  const bool masks_stops = !stop.MaskedAt(produced()).empty();
+  LogitAdjustment& adjustment = draw.adjustment;
+  adjustment.on = NeedsCounts(sampling) || !sampling.logit_bias.empty() ||
+                  !sampling.allowed_token_ids.empty() || masks_stops;
+  adjustment.only_allowed = !sampling.allowed_token_ids.empty();
+  adjustment.repetition_penalty = sampling.repetition_penalty;
+  adjustment.presence_penalty = sampling.presence_penalty;
+  adjustment.frequency_penalty = sampling.frequency_penalty;
+  if (masks_stops) {
+    adjustment.stops_from = static_cast<uint64_t>(prompt_tokens + request.stop.min_tokens);
+  }
   return draw;
+}
+
+SlotTokens Sequence::TokenStates() const {
+  FOX_CHECK(pending == 0);
+  SlotTokens states;
+  states.slot = slot;
+  const auto add = [&](int32_t id, float bias, uint32_t bits) {
+    states.entries.push_back({id, {bias, bits}});
+  };
+  for (const auto& [id, bias] : request.sampling.logit_bias) add(id, bias, 0);
+  for (const int32_t id : request.sampling.allowed_token_ids) add(id, 0, kTokenAllowed);
+  for (const int32_t id : stop.MaskedAt(generated())) add(id, 0, kTokenStops);
+  for (const TokenCounts::Entry& entry : counts.entries()) {
+    // Generated tokens need no flag: penalties treat them as those of the prompt, and more.
+    add(entry.id, 0, entry.generated > 0 ? static_cast<uint32_t>(entry.generated) : kTokenInPrompt);
+  }
+  return states;
 }
 
 void Sequence::Append(const SampledToken& token) {
@@ -111,6 +138,7 @@ void Sequence::Append(const SampledToken& token) {
 
 void Sequence::LeaveSlot() {
   slot = -1;
+  has_token_states = false;
   computed = 0;
   CloseSlotStats();
 }

@@ -42,9 +42,11 @@ struct Sequence {
 
   // The tokens [computed, computed + count): kDrawnToken stands for a pending one.
   std::vector<int32_t> ListTokens(int64_t count) const;
-  // How an executor may draw the next token itself; none where it takes the host's sampler:
-  // penalties, biases, masks and reported ids.
+  // How an executor may draw the next token itself; none where more log-probabilities are to be
+  // reported than it does.
   std::optional<DrawPlan> NextDraw() const;
+  // The token states of `slot` for the next draw. REQUIRES: nothing is pending.
+  SlotTokens TokenStates() const;
 
   void Append(const SampledToken& token);
   // The slot is given up: its counters move into stats.acp as soon as they are final.
@@ -70,7 +72,10 @@ struct Sequence {
   // Plans in flight with this sequence. One that was preempted meanwhile does not come back before
   // all are collected: what they computed is valid, and what they drew is among its tokens.
   int in_flight = 0;
-  int64_t pending = 0;   // tokens they draw, [0, in_flight]
+  int64_t pending = 0;  // tokens they draw, [0, in_flight]
+  // Whether `slot` has this sequence's token states. The executor's draws keep them up: once they
+  // are there the host samples no more, for nobody would count its token.
+  bool has_token_states = false;
   SlotStats slot_stats;  // of `slot`, or of the one given up while plans were in flight, as of the
                          // last plan collected
   int64_t acknowledged = 0;

@@ -25,8 +25,8 @@ struct StepResult {
   // For each planned sequence with logit rows and without `draw`, in plan order, its rows one after
   // another: float32 [rows, vocab_size]. Valid until the next Submit.
   std::vector<const float*> logits;  // [sequences]; null where none were asked for
-  // For each planned sequence with `draw` its token; Internal: a logit is NaN or infinite. Then the
-  // slot's next input is any valid token.
+  // For each planned sequence with `draw` its token; Internal: a logit is NaN or infinite, or no
+  // token is left. Then the slot's next input is any valid token.
   std::vector<absl::StatusOr<SampledToken>> drawn;  // [sequences]; the others hold any token. May
                                                     // be empty where the plan has no `draw`
   // As of the end of this plan, whatever plans were submitted behind it.

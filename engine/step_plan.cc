@@ -23,9 +23,13 @@ std::string StepPlan::DebugString() const {
     absl::StrAppend(&text, "; id ", sequence.id, " slot ", sequence.slot, " tokens ",
                     sequence.position, "+", sequence.token_ids.size(), " rows ",
                     sequence.logit_rows.size(), sequence.draw ? " draw" : "");
+    if (sequence.draw && sequence.draw->adjustment.on) absl::StrAppend(&text, " adjusted");
     if (sequence.token_ids.size() == 1 && sequence.token_ids[0] == kDrawnToken) {
       absl::StrAppend(&text, " fed");
     }
+  }
+  for (const SlotTokens& states : token_states) {
+    absl::StrAppend(&text, "; states of slot ", states.slot, ": ", states.entries.size());
   }
   return text;
 }

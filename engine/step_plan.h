@@ -11,8 +11,7 @@
 
 namespace fox {
 
-// What an executor needs to draw a token itself: the parts of SamplingParams that depend on
-// nothing but the logits.
+// What an executor needs to draw a token itself, beside the slot's token states.
 struct DrawPlan {
   float temperature = 1;
   float top_p = 1;
@@ -21,6 +20,14 @@ struct DrawPlan {
   int32_t logprobs = -1;
   uint64_t seed = 0;
   uint64_t position = 0;  // the drawn token's index in prompt + generated
+  // If on, the executor counts the drawn token in the slot's token states.
+  LogitAdjustment adjustment = {};
+};
+
+// A slot's token states, made anew.
+struct SlotTokens {
+  int32_t slot = 0;
+  std::vector<TokenEntry> entries;
 };
 
 struct PlannedSequence {
@@ -40,6 +47,8 @@ struct PlannedSequence {
 struct StepPlan {
   std::vector<int32_t> release_slots;  // emptied before anything else runs
   std::vector<PlannedSequence> sequences;
+  // Before the draws; a slot's first draw with an adjustment comes with them.
+  std::vector<SlotTokens> token_states;
 
   bool empty() const { return release_slots.empty() && sequences.empty(); }
   int64_t num_tokens() const;

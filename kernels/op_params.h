@@ -108,6 +108,44 @@ struct EvictParams {
   double* largest_log_mass = nullptr;  // [num_seqs], raised to the largest left side, or null
 };
 
+// What a slot's sampling knows of one token of the vocabulary. Draws read it where a
+// LogitAdjustment is on, and count the token they draw.
+struct alignas(8) TokenState {
+  float bias = 0;     // added to its logit
+  uint32_t bits = 0;  // the flags below, and how often it was generated
+};
+inline constexpr uint32_t kTokenAllowed = uint32_t{1} << 31;
+inline constexpr uint32_t kTokenStops = uint32_t{1} << 30;
+inline constexpr uint32_t kTokenInPrompt = uint32_t{1} << 29;
+inline constexpr uint32_t kTokenGenerated = kTokenInPrompt - 1;  // mask of the count
+
+struct TokenEntry {
+  int32_t id = 0;
+  TokenState state;
+};
+
+// Makes a slot's token states: all zero, then those of the entries.
+struct TokenStatesParams {
+  int32_t slot = 0;
+  int64_t vocab_size = 0;
+  // [count] readable by the backend. Biases of one token add up, its bits are or-ed; ids outside
+  // [0, vocab_size) are ignored.
+  const TokenEntry* entries = nullptr;
+  int64_t count = 0;
+  TokenState* token_states = nullptr;  // [max_slots, vocab_size]
+};
+
+// How a row's logits are changed before temperature and filters, by the slot's token states; the
+// order is that of engine/sampler.h.
+struct LogitAdjustment {
+  bool on = false;            // false: nothing below matters and token states are not read
+  bool only_allowed = false;  // tokens without kTokenAllowed are masked
+  float repetition_penalty = 1;
+  float presence_penalty = 0;
+  float frequency_penalty = 0;
+  uint64_t stops_from = 0;  // tokens with kTokenStops are masked at positions before
+};
+
 // How to draw one token, plain data in the backend's memory.
 struct DrawRow {
   int32_t slot = -1;      // -1: padding, nothing is drawn
@@ -118,14 +156,21 @@ struct DrawRow {
   int32_t logprobs = -1;  // how many of the best to report, at most kMaxDrawnLogprobs; -1: none
   uint64_t seed = 0;      // Philox key
   uint64_t position = 0;  // Philox counter: the drawn token's index in prompt + generated
+  LogitAdjustment adjustment = {};
 };
 
 inline constexpr int kMaxDrawnLogprobs = 20;
 
+enum class DrawStatus : int32_t {
+  kDrawn,
+  kNotFinite,  // a logit is NaN or infinite
+  kAllMasked
+};
+
 struct DrawnToken {
-  int32_t id = 0;
-  int32_t finite = 1;  // 0: a logit is NaN or infinite; nothing was drawn
-  // Valid when logprobs were asked for: of the model's distribution, before temperature.
+  int32_t id = 0;  // a valid token even where none was drawn
+  DrawStatus status = DrawStatus::kDrawn;
+  // Valid when logprobs were asked for: of the adjusted logits, before temperature.
   float logprob = 0;
   int32_t rank = 0;  // 1 is the most likely
   int32_t top_ids[kMaxDrawnLogprobs];
@@ -133,10 +178,11 @@ struct DrawnToken {
 };
 
 struct DrawParams {
-  MatrixView logits;                // [rows, V] wide
-  const DrawRow* rows = nullptr;    // [rows]
-  DrawnToken* drawn = nullptr;      // [rows]
-  int32_t* drawn_tokens = nullptr;  // [max_slots]
+  MatrixView logits;                   // [rows, V] wide; rows with an adjustment are overwritten
+  const DrawRow* rows = nullptr;       // [rows]
+  DrawnToken* drawn = nullptr;         // [rows]
+  int32_t* drawn_tokens = nullptr;     // [max_slots]
+  TokenState* token_states = nullptr;  // [max_slots, V]; null where no row has an adjustment
 };
 
 }  // namespace fox

@@ -106,8 +106,13 @@ class Ops {
   // sequence.
   virtual void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) = 0;
 
+  // Makes a slot's token states, for draws with an adjustment. The entries must stay as they are
+  // until the work is done. Only where the backend has a queue().
+  virtual void SetTokenStates(const TokenStatesParams&, Stream) { FOX_CHECK(false); }
+
   // Draws a token for each row of logits and leaves it in `drawn_tokens` of the row's slot, where
-  // the next step's Embed finds it. Only where the backend has a queue().
+  // the next step's Embed finds it. A row with an adjustment uses its slot's token states and
+  // counts the drawn token there. Only where the backend has a queue().
   virtual void Draw(const DrawParams&, Stream) { FOX_CHECK(false); }
 };
 

@@ -43,7 +43,7 @@ struct Shared {
 
 // What a block knows about its row.
 struct Row {
-  const float* logits;
+  const float* logits;             // finite, or -infinity: masked
   int32_t vocabulary, begin, end;  // the block's ids: [begin, end)
   int id_bits;                     // of a key
   float one;                       // the weight 1 as a fixed-point number, a power of two

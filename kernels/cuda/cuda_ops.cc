@@ -233,6 +233,11 @@ void CudaOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream
   }
 }
 
+void CudaOps::SetTokenStates(const TokenStatesParams& params, Stream stream) {
+  if (!state_->health.ok()) return;
+  state_->health.Check(cuda::SetTokenStates(params, state_->On(stream)), "set token states");
+}
+
 void CudaOps::Draw(const DrawParams& params, Stream stream) {
   if (!state_->health.ok()) return;
   state_->health.Check(cuda::Draw(params, state_->On(stream)), "draw");

@@ -1,7 +1,10 @@
 // Sampling on the device: one cluster of blocks a row, each with a slice of the ids; one block a
-// row where rows are many or there are no clusters. Weights are engine/sampler.cc's, bit for bit.
-// Filters need no sort: the k-th best, the end of the top_p mass and the drawn token are each found
-// by a radix search. Read candidate_search.cuh next.
+// row where rows are many or there are no clusters. Penalties, biases and masks are applied once,
+// in place; they and the weights are engine/sampler.cc's, bit for bit. Filters need no sort: the
+// k-th best, the end of the top_p mass and the drawn token are each found by a radix search. Read
+// candidate_search.cuh next.
+#include <math_constants.h>
+
 #include <cfloat>
 #include <cstdint>
 #include <utility>
@@ -171,14 +174,59 @@ __device__ void FillLogprobs(Row& row, int32_t id, uint64_t best, int best_count
   out->top_logprobs[place] = static_cast<float>(static_cast<double>(row.logits[top_id]) - log_sum);
 }
 
-// The key of the best candidate, or kNotFinite.
+// A logit with its bias and penalties, each operation rounded as in engine/sampler.cc; masked ones
+// become -infinity, infinite ones NaN.
+__device__ __forceinline__ float Adjusted(float x, TokenState state, const LogitAdjustment& how,
+                                          bool masks_stops) {
+  const auto clamp = [](float y) { return fminf(fmaxf(y, -FLT_MAX), FLT_MAX); };
+  if (!isfinite(x)) return CUDART_NAN_F;
+  if (how.only_allowed && (state.bits & kTokenAllowed) == 0) return -CUDART_INF_F;
+  if (masks_stops && (state.bits & kTokenStops) != 0) return -CUDART_INF_F;
+  x = clamp(__fadd_rn(x, state.bias));
+  const uint32_t generated = state.bits & kTokenGenerated;
+  if (generated == 0 && (state.bits & kTokenInPrompt) == 0) return x;
+  x = x > 0.0f ? __fdiv_rn(x, how.repetition_penalty) : __fmul_rn(x, how.repetition_penalty);
+  if (generated > 0) {
+    x = __fsub_rn(x, __fmul_rn(how.frequency_penalty, __uint2float_rn(generated)));
+    x = __fsub_rn(x, how.presence_penalty);
+  }
+  return clamp(x);
+}
+
+// Rewrites the block's logits. Every thread reads later what it wrote itself, others after the
+// next RowBarrier.
+__device__ void AdjustLogits(const Row& row, const DrawRow& how, const TokenState* states,
+                             float* logits) {
+  constexpr int kAhead = 8;
+  const LogitAdjustment adjustment = how.adjustment;
+  const bool masks_stops = how.position < adjustment.stops_from;
+  for (int32_t first = row.begin + static_cast<int32_t>(threadIdx.x); first < row.end;
+       first += kAhead * kThreads) {
+    float x[kAhead];
+    TokenState state[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int32_t id = first + i * kThreads;
+      x[i] = id < row.end ? logits[id] : 0.0f;
+      state[i] = id < row.end ? states[id] : TokenState{};
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int32_t id = first + i * kThreads;
+      if (id < row.end) logits[id] = Adjusted(x[i], state[i], adjustment, masks_stops);
+    }
+  }
+}
+
+// The key of the best candidate, or kNotFinite. `masks`: a logit may be -infinity.
 template <int kBlocks>
-__device__ uint64_t FindBest(Row& row) {
+__device__ uint64_t FindBest(Row& row, bool masks) {
   uint32_t order = 0;
   int32_t id = -1;
   bool finite = true;
   ForEach<8>(row, [&](float x, int32_t at) {
-    finite = finite && (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
+    finite = finite &&
+             ((__float_as_uint(x) & 0x7f800000u) != 0x7f800000u || (masks && x == -CUDART_INF_F));
     if (Order(x) > order) {  // never 0; ids ascend, so the lowest of equals stays
       order = Order(x);
       id = at;
@@ -201,8 +249,9 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
   if (how.slot < 0) return;  // all blocks of the row
   const int32_t vocabulary = static_cast<int32_t>(params.logits.cols);
   const int32_t slice = (vocabulary + kBlocks - 1) / kBlocks;
+  float* logits = static_cast<float*>(params.logits.data) + index * params.logits.row_stride;
   Row row;
-  row.logits = static_cast<const float*>(params.logits.data) + index * params.logits.row_stride;
+  row.logits = logits;
   row.vocabulary = vocabulary;
   row.rank = static_cast<int>(blockIdx.x % kBlocks);
   row.begin = min(vocabulary, row.rank * slice);
@@ -212,25 +261,48 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
   row.shared = &shared;
   row.turn = 0;
 
-  const uint64_t best = FindBest<kBlocks>(row);
-  const bool finite = best != kNotFinite;
+  const bool adjusts = how.adjustment.on;
+  TokenState* states = params.token_states + static_cast<int64_t>(how.slot) * vocabulary;
+  if (adjusts) AdjustLogits(row, how, states, logits);
+  const uint64_t best = FindBest<kBlocks>(row, adjusts);
+  DrawStatus status = DrawStatus::kNotFinite;
   int32_t id = 0;
-  if (finite) {
+  if (best != kNotFinite) {
     id = IdOf(row, best);
     row.largest = row.logits[id];
-    if (how.temperature > 0.0f) id = DrawFiltered<kBlocks>(row, how, best);
+    status = row.largest == -CUDART_INF_F ? DrawStatus::kAllMasked : DrawStatus::kDrawn;
   }
+  const bool draws = status == DrawStatus::kDrawn;
+  if (draws && how.temperature > 0.0f) id = DrawFiltered<kBlocks>(row, how, best);
   DrawnToken* out = params.drawn + index;
   if (row.rank == 0 && threadIdx.x == 0) {
     out->id = id;
-    out->finite = finite ? 1 : 0;
+    out->status = status;
     params.drawn_tokens[how.slot] = id;
+    if (adjusts && draws) ++states[id].bits;
   }
-  if (finite && how.logprobs >= 0) {
+  if (draws && how.logprobs >= 0) {
     const int best_count = min(min(how.logprobs, kMaxDrawnLogprobs), vocabulary);
     FillLogprobs<kBlocks>(row, id, best, best_count, out);
   }
   RowBarrier<kBlocks>();  // no block may end while others read its shared memory
+}
+
+constexpr int kSetThreads = 1024;
+
+__global__ void __launch_bounds__(kSetThreads, 1)
+    SetTokenStatesKernel(const __grid_constant__ TokenStatesParams params) {
+  LetNextStart();
+  WaitForPrevious();
+  TokenState* states = params.token_states + params.slot * params.vocab_size;
+  for (int64_t id = threadIdx.x; id < params.vocab_size; id += kSetThreads) states[id] = {};
+  __syncthreads();
+  for (int64_t i = threadIdx.x; i < params.count; i += kSetThreads) {
+    const TokenEntry entry = params.entries[i];
+    if (entry.id < 0 || entry.id >= params.vocab_size) continue;
+    if (entry.state.bias != 0.0f) atomicAdd(&states[entry.id].bias, entry.state.bias);
+    atomicOr(&states[entry.id].bits, entry.state.bits);
+  }
 }
 
 // Whether the device runs code compiled for clusters; newer ones may run older code.
@@ -263,6 +335,11 @@ int BitWidth(int64_t value) {
 
 }  // namespace
 }  // namespace draw
+
+cudaError_t SetTokenStates(const TokenStatesParams& params, cudaStream_t stream) {
+  FOX_CHECK(params.slot >= 0 && params.vocab_size > 0 && params.token_states != nullptr);
+  return Launch(draw::SetTokenStatesKernel, 1, draw::kSetThreads, 0, stream, params);
+}
 
 cudaError_t Draw(const DrawParams& params, cudaStream_t stream) {
   const MatrixView& logits = params.logits;

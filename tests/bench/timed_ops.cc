@@ -83,6 +83,10 @@ void TimedOps::Linear(const MatrixView& in, const RowTransform& transform,
         [&] { ops_->Linear(in, transform, weight, bias, accumulate, out, stream); });
 }
 
+void TimedOps::SetTokenStates(const TokenStatesParams& params, Stream stream) {
+  Timed(OpKind::kDraw, [&] { ops_->SetTokenStates(params, stream); });
+}
+
 void TimedOps::Draw(const DrawParams& params, Stream stream) {
   Timed(OpKind::kDraw, [&] { ops_->Draw(params, stream); });
 }

@@ -79,6 +79,7 @@ class TimedOps : public Ops {
   void Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
              Stream stream) override;
   void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override;
+  void SetTokenStates(const TokenStatesParams& params, Stream stream) override;
   void Draw(const DrawParams& params, Stream stream) override;
 
  private:

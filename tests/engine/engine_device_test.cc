@@ -1,6 +1,7 @@
 // The engine on a GPU: graphs change no bit, and neither small pools with preemption nor other
 // batches lose, repeat or change a token, except where the two best logits are as close as bf16
-// rounding. Two steps are in flight and tokens are drawn on the device.
+// rounding. Two steps are in flight and tokens are drawn on the device, as the host's sampler would
+// draw them.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -28,8 +29,12 @@ std::vector<Request> MakeRequests(int count, int32_t vocab, uint64_t seed) {
     request.sampling.temperature = i % 3 == 1 ? 0.9f : 0.0f;
     request.sampling.top_p = i % 3 == 1 ? 0.95f : 1.0f;
     request.sampling.logprobs = 2;
-    // Some need the sampler of the host.
-    if (i % 7 == 3) request.sampling.logit_bias = {{0, -1.0f}};
+    // Some need the sampler of the host, some change their logits.
+    if (i % 7 == 3) request.sampling.logprob_token_ids = {0};
+    if (i % 2 == 0) request.sampling.presence_penalty = 0.5f;
+    if (i % 4 == 1) request.sampling.repetition_penalty = 1.2f;
+    if (i % 4 == 3) request.sampling.frequency_penalty = 0.3f;
+    if (i % 5 == 1) request.sampling.logit_bias = {{0, -1.0f}, {5, 0.5f}};
     requests.push_back(std::move(request));
   }
   return requests;
@@ -161,6 +166,41 @@ TEST_P(DeviceEngine, SchedulesChangeTiesOnly) {
   }
   if (GetParam().acp == AcpMode::kOff) {
     EXPECT_GT(preemptions, 0);
+  }
+}
+
+TEST_P(DeviceEngine, DrawsAreThoseOfTheHostsSampler) {
+  std::vector<Request> drawn = MakeRequests(12, GetParam().vocab, 43);
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    SamplingParams& sampling = drawn[i].sampling;
+    sampling.logprob_token_ids.clear();
+    if (i % 3 == 1) sampling.top_k = 20;
+    for (int32_t id = 0; i % 4 == 2 && id < GetParam().vocab; id += 3) {
+      sampling.allowed_token_ids.push_back(id);
+    }
+    drawn[i].stop.min_tokens = 25;
+    for (int32_t id = 0; id < GetParam().vocab; id += 10) {
+      drawn[i].stop.stop_token_ids.push_back(id);
+    }
+  }
+  std::vector<Request> sampled = drawn;
+  for (Request& request : sampled) request.sampling.logprob_token_ids = {1};
+  EngineConfig config = BaseConfig(GetParam().model);
+  config.acp = GetParam().acp;
+  config.max_num_seqs = 1;  // the same logits in both runs, bit for bit
+  const StreamResults device = RunAll(config, drawn, 0);
+  const StreamResults host = RunAll(config, sampled, 0);
+  ASSERT_EQ(device.size(), host.size());
+  for (const auto& [id, result] : device) {
+    ASSERT_EQ(Ids(result), Ids(host.at(id))) << "request " << id;
+    EXPECT_GE(result.tokens.size(), 25u);
+    for (size_t i = 0; i < result.tokens.size(); ++i) {
+      const SampledToken& a = result.tokens[i];
+      const SampledToken& b = host.at(id).tokens[i];
+      EXPECT_EQ(a.rank, b.rank) << "request " << id << " token " << i;
+      // Sums of weights agree within 2^-21; float32 rounds each result.
+      EXPECT_NEAR(a.logprob, b.logprob, 0x1p-21 + std::abs(b.logprob) * 0x1p-23);
+    }
   }
 }
 

@@ -34,7 +34,11 @@ std::vector<Request> MakeRequests(int count, int32_t vocab, uint64_t seed) {
     request.sampling.temperature = i % 3 == 0 ? 0.0f : 0.9f;
     request.sampling.top_p = 0.95f;
     request.sampling.logprobs = 0;
-    if (i % 4 == 1) request.sampling.presence_penalty = 0.5f;
+    if (i % 4 == 1) request.sampling.logprob_token_ids = {3};
+    if (i % 4 >= 1) request.sampling.presence_penalty = 0.5f;
+    if (i % 4 == 2) request.sampling.repetition_penalty = 1.3f;
+    if (i % 4 == 3) request.sampling.frequency_penalty = 0.2f;
+    if (i % 8 == 3) request.sampling.logit_bias = {{5, 2.0f}, {7, -100.0f}};
     requests.push_back(std::move(request));
   }
   return requests;
@@ -50,7 +54,7 @@ StreamResults RunAll(const EngineConfig& config, const std::vector<Request>& req
   PipelinedExecutor pipeline(runner);
   if (depth == 2) loaded->engine = std::make_unique<Engine>(loaded->options, pipeline);
   StreamResults results = RunStreams(*loaded->engine, runner, requests, gap, 1);
-  EXPECT_TRUE(runner.Run(StepPlan{{}, {}}).ok());
+  EXPECT_TRUE(runner.Run(StepPlan()).ok());
   EXPECT_EQ(pipeline.fed_draws() > 0, depth == 2);
   loaded->engine.reset();
   return results;

@@ -463,7 +463,8 @@ TEST_P(EnginePipelineTest, HostSampledRequestsRunBesideDrawnOnes) {
   for (RequestId id = 1; id <= 4; ++id) {
     Request request = MakeRequest(id, 5, 40);
     request.sampling.temperature = 1.0f;
-    if (id % 2 == 0) request.sampling.presence_penalty = 1.0f;
+    request.sampling.presence_penalty = 1.0f;
+    if (id % 2 == 0) request.sampling.logprob_token_ids = {7};
     requests[id] = request;
     ASSERT_TRUE(engine_->Submit(request, 0).ok());
   }

@@ -13,6 +13,7 @@
 
 #include "engine/sampler.h"
 #include "engine/step_executor.h"
+#include "tests/engine/slot_sampler.h"
 
 namespace fox {
 
@@ -29,7 +30,11 @@ class PipelinedExecutor final : public StepExecutor {
   int64_t fed_draws() const { return fed_draws_; }
 
   absl::Status Submit(const StepPlan& plan) override {
+    for (const SlotTokens& states : plan.token_states) {
+      slots_[states.slot].SetTokenStates(states.entries);
+    }
     StepPlan inner_plan = plan;
+    inner_plan.token_states.clear();
     for (PlannedSequence& sequence : inner_plan.sequences) {
       sequence.draw.reset();
       if (sequence.token_ids.front() != kDrawnToken) continue;
@@ -67,7 +72,8 @@ class PipelinedExecutor final : public StepExecutor {
       const float* logits = std::exchange(result.logits[i], nullptr);
       const size_t rows = sequence.logit_rows.size();
       if (sequence.draw) {
-        result.drawn.push_back(Draw(*sequence.draw, logits + (rows - 1) * vocab));
+        result.drawn.push_back(
+            slots_[sequence.slot].Draw(*sequence.draw, logits + (rows - 1) * vocab, sampler_));
         drawn_[sequence.slot] = result.drawn.back().ok() ? result.drawn.back()->id : 0;
         continue;
       }
@@ -78,20 +84,10 @@ class PipelinedExecutor final : public StepExecutor {
     }
   }
 
-  absl::StatusOr<SampledToken> Draw(const DrawPlan& draw, const float* logits) {
-    SamplingParams params;
-    params.temperature = draw.temperature;
-    params.top_p = draw.top_p;
-    params.min_p = draw.min_p;
-    params.top_k = draw.top_k;
-    params.logprobs = draw.logprobs;
-    params.seed = draw.seed;
-    return sampler_.Sample(logits, params, TokenCounts(), {}, draw.position);
-  }
-
   StepExecutor& inner_;
   ExecutorLimits limits_;
   Sampler sampler_;
+  std::map<int32_t, SlotSampler> slots_;
   std::map<int32_t, int32_t> drawn_;  // by slot
   std::deque<Computed> computed_;     // the oldest first
   Computed collected_;                // its logits are still being read

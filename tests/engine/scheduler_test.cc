@@ -3,7 +3,10 @@
 
 #include <deque>
 #include <memory>
+#include <tuple>
+#include <utility>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fox {
@@ -27,13 +30,16 @@ class SchedulerTest : public testing::Test {
   }
 
   Sequence* Add(int64_t prompt, int32_t priority = 0, int32_t window = 0,
-                int32_t prompt_logprobs = -1) {
+                int32_t prompt_logprobs = -1, const SamplingParams& sampling = {},
+                const StopParams& stop = {}) {
     Request request;
     request.id = sequences_.size();
     request.prompt.assign(static_cast<size_t>(prompt), 1);
+    request.stop = stop;
     request.stop.max_tokens = 1000;
     request.priority = priority;
     request.window = window;
+    request.sampling = sampling;
     request.sampling.prompt_logprobs = prompt_logprobs;
     sequences_.push_back(std::make_unique<Sequence>(std::move(request), options_,
                                                     limits_.max_model_len,
@@ -301,17 +307,100 @@ TEST_F(PipelinedSchedulerTest, ADrawnTokenIsFedUnseen) {
 
 TEST_F(PipelinedSchedulerTest, WhatTheHostSamplesWaitsForIt) {
   Start();
-  Add(10)->request.sampling.presence_penalty = 1;
-  Add(10)->request.sampling.logit_bias = {{3, 1.0f}};
+  Add(10)->request.sampling.logprob_token_ids = {3};
   Add(10)->request.sampling.logprobs = kMaxDrawnLogprobs + 1;
   Add(10, 0, 0, 1);  // rows of its prompt
   for (const PlannedSequence& planned : Plan().plan.sequences) EXPECT_FALSE(planned.draw);
   EXPECT_TRUE(Plan().plan.empty());
   Collect();
   const Schedule schedule = Plan();
-  EXPECT_EQ(Ids(schedule), (IdList{0, 1, 2, 3}));
+  EXPECT_EQ(Ids(schedule), (IdList{0, 1, 2}));
   EXPECT_FALSE(schedule.plan.sequences[0].draw);
-  EXPECT_TRUE(schedule.plan.sequences[3].draw);  // the prompt is done
+  EXPECT_TRUE(schedule.plan.sequences[2].draw);  // the prompt is done
+}
+
+// (id, bias, bits) of a plan's only token states.
+std::vector<std::tuple<int32_t, float, uint32_t>> StatesIn(const Schedule& schedule) {
+  std::vector<std::tuple<int32_t, float, uint32_t>> states;
+  EXPECT_EQ(schedule.plan.token_states.size(), 1u);
+  for (const SlotTokens& slot : schedule.plan.token_states) {
+    EXPECT_EQ(slot.slot, 0);
+    for (const TokenEntry& e : slot.entries) states.emplace_back(e.id, e.state.bias, e.state.bits);
+  }
+  return states;
+}
+
+TEST_F(PipelinedSchedulerTest, TokenStatesComeWithTheFirstDraw) {
+  Start();
+  SamplingParams sampling;
+  sampling.repetition_penalty = 2;
+  sampling.presence_penalty = 0.5f;
+  sampling.frequency_penalty = 0.25f;
+  sampling.logit_bias = {{3, 1.5f}, {1, -1.0f}};
+  sampling.allowed_token_ids = {1, 7};
+  Add(300, 0, 0, -1, sampling);
+  Schedule schedule = Plan();
+  EXPECT_FALSE(schedule.plan.sequences[0].draw);  // more of the prompt to come
+  EXPECT_TRUE(schedule.plan.token_states.empty());
+  schedule = Plan();
+  const LogitAdjustment adjustment = schedule.plan.sequences[0].draw.value().adjustment;
+  EXPECT_TRUE(adjustment.on);
+  EXPECT_TRUE(adjustment.only_allowed);
+  EXPECT_EQ(adjustment.repetition_penalty, 2.0f);
+  EXPECT_EQ(adjustment.presence_penalty, 0.5f);
+  EXPECT_EQ(adjustment.frequency_penalty, 0.25f);
+  EXPECT_EQ(adjustment.stops_from, 0u);
+  EXPECT_THAT(StatesIn(schedule),
+              testing::UnorderedElementsAre(std::tuple(3, 1.5f, 0u), std::tuple(1, -1.0f, 0u),
+                                            std::tuple(1, 0.0f, kTokenAllowed),
+                                            std::tuple(7, 0.0f, kTokenAllowed),
+                                            std::tuple(1, 0.0f, kTokenInPrompt)));
+  schedule = Plan();
+  EXPECT_EQ(schedule.plan.sequences[0].token_ids, std::vector<int32_t>{kDrawnToken});
+  EXPECT_TRUE(schedule.plan.sequences[0].draw->adjustment.on);
+  EXPECT_TRUE(schedule.plan.token_states.empty());  // the executor has counted
+}
+
+TEST_F(PipelinedSchedulerTest, StopsAreMaskedUpToMinTokens) {
+  Start();
+  StopParams stop;
+  stop.min_tokens = 2;
+  stop.stop_token_ids = {4, 6};
+  Add(10, 0, 0, -1, {}, stop);
+  Schedule schedule = Plan();
+  EXPECT_THAT(StatesIn(schedule), testing::ElementsAre(std::tuple(4, 0.0f, kTokenStops),
+                                                       std::tuple(6, 0.0f, kTokenStops)));
+  for (int produced = 0; produced < 4; ++produced) {
+    const DrawPlan& draw = schedule.plan.sequences[0].draw.value();
+    EXPECT_EQ(draw.position, 10u + static_cast<uint64_t>(produced));
+    EXPECT_EQ(draw.adjustment.on, produced < 2);
+    EXPECT_EQ(draw.position < draw.adjustment.stops_from, produced < 2);
+    if (produced > 0) Collect();
+    schedule = Plan();
+    EXPECT_TRUE(schedule.plan.token_states.empty());
+  }
+}
+
+TEST_F(PipelinedSchedulerTest, APreemptedSequenceBringsItsCounts) {
+  limits_.num_pages = 6;
+  Start();
+  Sequence* first = Add(62);
+  SamplingParams sampling;
+  sampling.frequency_penalty = 1;
+  Sequence* second = Add(1, 0, 5, -1, sampling);
+  while (first->computed < 127) Step();
+  EXPECT_TRUE(second->has_token_states);
+  second->acknowledged = 5;
+  Plan();
+  EXPECT_EQ(Plan().preemptions, 1);
+  EXPECT_FALSE(second->has_token_states);
+  scheduler_->Remove(first);
+  EXPECT_TRUE(Plan().plan.sequences.empty());
+  Collect();  // its sixth token
+  const Schedule again = Plan();
+  ASSERT_EQ(Ids(again), IdList{1});
+  EXPECT_EQ(StatesIn(again).size(), 1u);
+  EXPECT_EQ(StatesIn(again)[0], std::tuple(1, 0.0f, 6u));
 }
 
 TEST_F(PipelinedSchedulerTest, PendingTokensCountForLimitsAndWindows) {

@@ -82,6 +82,7 @@ absl::Status FakeExecutor::Submit(const StepPlan& plan) {
     }
     Release(&slots_[static_cast<size_t>(slot)]);
   }
+  SetTokenStates(plan);
   CheckPlan(plan);
   if (!violation_.empty()) return absl::InternalError("the plan is wrong");
   Compute(plan, &computed);
@@ -152,16 +153,11 @@ void FakeExecutor::ComputeRows(const PlannedSequence& sequence, float* logits) {
 
 absl::StatusOr<SampledToken> FakeExecutor::Draw(const PlannedSequence& sequence, const float* row,
                                                 Slot* slot) {
-  SamplingParams params;
-  params.temperature = sequence.draw->temperature;
-  params.top_p = sequence.draw->top_p;
-  params.min_p = sequence.draw->min_p;
-  params.top_k = sequence.draw->top_k;
-  params.logprobs = sequence.draw->logprobs;
-  params.seed = sequence.draw->seed;
-  absl::StatusOr<SampledToken> token =
-      sampler_.Sample(row, params, TokenCounts(), {}, sequence.draw->position);
+  const SlotSampler before = slot->sampler;
+  absl::StatusOr<SampledToken> token = slot->sampler.Draw(*sequence.draw, row, sampler_);
+  if (options_.bug == ExecutorBug::kForgetCount && Strike()) slot->sampler = before;
   ++draws_;
+  if (sequence.draw->adjustment.on && sequence.token_ids.front() == kDrawnToken) ++adjusted_draws_;
   slot->drawn_at = runs_;
   if (options_.bug == ExecutorBug::kStaleDraw && Strike()) return token;
   slot->drawn = token.ok() ? token->id : 0;
@@ -231,13 +227,38 @@ void FakeExecutor::CheckSequence(const PlannedSequence& sequence) {
     if (token != kDrawnToken || count != 1 || limits.depth == 1) Violate("token range");
     if (!slot.occupied || !InFlight(slot.drawn_at)) Violate("fed blindly what no plan draws");
   }
-  if (!sequence.draw) return;
+  if (!sequence.draw) {
+    if (slot.has_states && !sequence.logit_rows.empty()) Violate("a token that nobody counts");
+    return;
+  }
+  if (sequence.draw->adjustment.on && !slot.has_states) Violate("adjusted by stale states");
   if (!limits.draws) Violate("asked to draw");
   if (sequence.logit_rows != std::vector<int32_t>{static_cast<int32_t>(count - 1)}) {
     Violate("rows of a draw");
   }
   if (sequence.draw->position != static_cast<uint64_t>(sequence.position + count)) {
     Violate("position of a draw");
+  }
+}
+
+void FakeExecutor::SetTokenStates(const StepPlan& plan) {
+  for (const SlotTokens& states : plan.token_states) {
+    if (states.slot < 0 || states.slot >= options_.limits.max_slots) {
+      return Violate("states of a slot out of range");
+    }
+    const auto user = std::find_if(plan.sequences.begin(), plan.sequences.end(),
+                                   [&](const auto& s) { return s.slot == states.slot; });
+    if (user == plan.sequences.end() || !user->draw || !user->draw->adjustment.on) {
+      return Violate("token states that no draw needs");
+    }
+    Slot& slot = slots_[static_cast<size_t>(states.slot)];
+    if (std::exchange(slot.has_states, true)) Violate("token states twice");
+    if (std::any_of(states.entries.begin(), states.entries.end(),
+                    [](const TokenEntry& e) { return (e.state.bits & kTokenGenerated) != 0; })) {
+      ++restored_states_;
+    }
+    if (options_.bug == ExecutorBug::kStaleStates && Strike()) continue;
+    slot.sampler.SetTokenStates(states.entries);
   }
 }
 
@@ -253,6 +274,7 @@ void FakeExecutor::Release(Slot* slot) {
   if (InFlight(slot->used_at)) released_in_flight_.insert(slot->request);
   slot->occupied = false;
   slot->length = 0;
+  slot->has_states = false;
   slot->stats = SlotStats();
   slot->drawn_at = -1;
 }

@@ -17,6 +17,7 @@
 #include "engine/sampler.h"
 #include "engine/step_executor.h"
 #include "kernels/paged_kv.h"
+#include "tests/engine/slot_sampler.h"
 
 namespace fox::sim {
 
@@ -36,6 +37,8 @@ enum class ExecutorBug {
   kWrongLogitRows,   // rows of two sequences are swapped
   kStaleDraw,        // a drawn token is delivered but not kept: an older one is fed
   kSwapDraws,        // drawn tokens of two sequences are swapped
+  kStaleStates,      // a slot keeps the token states it had
+  kForgetCount,      // a drawn token is not counted
 };
 
 struct FakeOptions {
@@ -80,6 +83,9 @@ class FakeExecutor : public StepExecutor {
   int64_t evictions() const { return evictions_; }
   int64_t draws() const { return draws_; }
   int64_t fed_draws() const { return fed_draws_; }  // tokens fed before they were collected
+  int64_t adjusted_draws() const { return adjusted_draws_; }  // of those: from adjusted logits
+  // Token states that came with counts of generated tokens.
+  int64_t restored_states() const { return restored_states_; }
   // Requests that came back after their slot had been released with a plan in flight.
   int64_t returns() const { return returns_; }
   void Forget(uint64_t request) { released_in_flight_.erase(request); }  // its id comes again
@@ -97,6 +103,8 @@ class FakeExecutor : public StepExecutor {
     int64_t length = 0;
     std::vector<List> lists;
     SlotStats stats;
+    SlotSampler sampler;
+    bool has_states = false;  // of this request
     int32_t drawn = 0;
     int64_t drawn_at = -1;  // run
     int64_t used_at = -1;
@@ -112,6 +120,7 @@ class FakeExecutor : public StepExecutor {
   static void CountLivePages(Slot* slot);
   void CheckPlan(const StepPlan& plan);
   void CheckSequence(const PlannedSequence& sequence);
+  void SetTokenStates(const StepPlan& plan);
   void Compute(const StepPlan& plan, Computed* computed);
   void ComputeRows(const PlannedSequence& sequence, float* logits);
   absl::StatusOr<SampledToken> Draw(const PlannedSequence& sequence, const float* row, Slot* slot);
@@ -142,6 +151,8 @@ class FakeExecutor : public StepExecutor {
   int64_t evictions_ = 0;
   int64_t draws_ = 0;
   int64_t fed_draws_ = 0;
+  int64_t adjusted_draws_ = 0;
+  int64_t restored_states_ = 0;
   int64_t returns_ = 0;
   uint64_t bug_clock_ = 0;
   std::string violation_;

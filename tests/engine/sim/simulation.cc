@@ -51,6 +51,8 @@ class Day {
     marks_.tokens = engine_->stats().generated_tokens;
     marks_.drawn = executor_->draws();
     marks_.fed_draws = executor_->fed_draws();
+    marks_.adjusted_draws = executor_->adjusted_draws();
+    marks_.restored_states = executor_->restored_states();
     marks_.returns = executor_->returns();
     return {violation_, trace_, marks_};
   }
@@ -133,9 +135,9 @@ Request Day::MakeRequest() {
     sampling.logprobs = static_cast<int32_t>(random_.Int(-1, 3));
   }
   if (random_.Chance(swarm_.penalties)) {
-    sampling.repetition_penalty = 2.0f;
-    sampling.presence_penalty = 0.5f;
-    sampling.frequency_penalty = 0.25f;
+    if (random_.Chance(0.7)) sampling.repetition_penalty = 2.0f;
+    if (random_.Chance(0.7)) sampling.presence_penalty = 0.5f;
+    if (random_.Chance(0.7)) sampling.frequency_penalty = 0.25f;
   }
   if (random_.Chance(swarm_.biased)) {
     if (random_.Chance(0.5)) sampling.logit_bias = {{3, 2.0f}};
@@ -418,6 +420,8 @@ void Marks::Add(const Marks& other) {
   lengths += other.lengths;
   drawn += other.drawn;
   fed_draws += other.fed_draws;
+  adjusted_draws += other.adjusted_draws;
+  restored_states += other.restored_states;
   returns += other.returns;
   late_faults += other.late_faults;
 }

@@ -52,9 +52,11 @@ struct Marks {
   int64_t faults = 0;
   int64_t stopped = 0;
   int64_t lengths = 0;
-  int64_t drawn = 0;      // by the executor
-  int64_t fed_draws = 0;  // before they were collected
-  int64_t returns = 0;    // preempted with a plan in flight and back again
+  int64_t drawn = 0;            // by the executor
+  int64_t fed_draws = 0;        // before they were collected
+  int64_t adjusted_draws = 0;   // of those: with penalties, biases or masks
+  int64_t restored_states = 0;  // penalties that went on after a preemption or the prompt's scores
+  int64_t returns = 0;          // preempted with a plan in flight and back again
   int64_t late_faults = 0;
 
   void Add(const Marks& other);

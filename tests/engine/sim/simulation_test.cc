@@ -51,6 +51,8 @@ TEST(Simulation, RandomDays) {
       {"lengths", marks.lengths},
       {"drawn", marks.drawn},
       {"fed_draws", marks.fed_draws},
+      {"adjusted_draws", marks.adjusted_draws},
+      {"restored_states", marks.restored_states},
       {"returns", marks.returns},
       {"late_faults", marks.late_faults},
   };
@@ -90,7 +92,8 @@ INSTANTIATE_TEST_SUITE_P(All, ExecutorCanary,
                                          ExecutorBug::kStaleSlot, ExecutorBug::kOverstateFree,
                                          ExecutorBug::kOverstateLive, ExecutorBug::kForeignPage,
                                          ExecutorBug::kWrongLogitRows, ExecutorBug::kStaleDraw,
-                                         ExecutorBug::kSwapDraws));
+                                         ExecutorBug::kSwapDraws, ExecutorBug::kStaleStates,
+                                         ExecutorBug::kForgetCount));
 
 class StreamCanary : public testing::TestWithParam<StreamBug> {};
 TEST_P(StreamCanary, IsFound) {

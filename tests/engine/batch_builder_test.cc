@@ -1,0 +1,82 @@
+// BatchBuilder over the CPU's memory: which rows are drawn from, and how.
+#include "engine/batch_builder.h"
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cpu/cpu_ops.h"
+
+namespace fox {
+namespace {
+
+PlannedSequence Planned(int32_t slot, std::vector<int32_t> token_ids,
+                        std::vector<int32_t> logit_rows) {
+  PlannedSequence planned;
+  planned.slot = slot;
+  planned.token_ids = std::move(token_ids);
+  planned.logit_rows = std::move(logit_rows);
+  return planned;
+}
+
+TEST(BatchBuilder, DrawRowsHoldTheDrawPlan) {
+  CpuOps ops({DType::kF32, true, 1});
+  BatchBuilder builder(ops, 16, 8, 16, 4);
+  StepPlan plan;
+  plan.sequences.push_back(Planned(2, {5, 6, 7}, {0, 2}));  // for the host
+  plan.sequences.push_back(Planned(1, {8, 9}, {1}));
+  DrawPlan& draw = plan.sequences.back().draw.emplace();
+  draw.temperature = 0.5f;
+  draw.top_p = 0.75f;
+  draw.min_p = 0.25f;
+  draw.top_k = 11;
+  draw.logprobs = 3;
+  draw.seed = 12;
+  draw.position = 13;
+  draw.adjustment = {true, true, 2.0f, 1.5f, 0.125f, 14};
+  std::vector<std::byte> staging(builder.bytes());
+  builder.Build(plan, 0, staging.data(), nullptr);
+  ASSERT_EQ(builder.num_logit_rows(), 3);
+  EXPECT_EQ(builder.logit_rows()[2], 4);
+  const DrawRow* rows = builder.draw_rows();
+  EXPECT_EQ(rows[0].slot, -1);
+  EXPECT_EQ(rows[1].slot, -1);
+  const DrawRow& row = rows[2];
+  EXPECT_EQ(row.slot, 1);
+  EXPECT_EQ(row.temperature, 0.5f);
+  EXPECT_EQ(row.top_p, 0.75f);
+  EXPECT_EQ(row.min_p, 0.25f);
+  EXPECT_EQ(row.top_k, 11);
+  EXPECT_EQ(row.logprobs, 3);
+  EXPECT_EQ(row.seed, 12u);
+  EXPECT_EQ(row.position, 13u);
+  EXPECT_TRUE(row.adjustment.on);
+  EXPECT_TRUE(row.adjustment.only_allowed);
+  EXPECT_EQ(row.adjustment.repetition_penalty, 2.0f);
+  EXPECT_EQ(row.adjustment.presence_penalty, 1.5f);
+  EXPECT_EQ(row.adjustment.frequency_penalty, 0.125f);
+  EXPECT_EQ(row.adjustment.stops_from, 14u);
+}
+
+TEST(BatchBuilder, PaddingIsNotDrawnFrom) {
+  CpuOps ops({DType::kF32, true, 1});
+  BatchBuilder builder(ops, 16, 8, 16, 4);
+  StepPlan plan;
+  plan.sequences.push_back(Planned(3, {kDrawnToken}, {0}));
+  plan.sequences.back().draw.emplace().adjustment.on = true;
+  std::vector<std::byte> staging(builder.bytes());
+  builder.Build(plan, 4, staging.data(), nullptr);
+  ASSERT_EQ(builder.batch().num_seqs, 4);
+  ASSERT_EQ(builder.num_logit_rows(), 4);
+  EXPECT_EQ(builder.draw_rows()[0].slot, 3);
+  EXPECT_TRUE(builder.draw_rows()[0].adjustment.on);
+  for (int i = 1; i < 4; ++i) {
+    EXPECT_EQ(builder.batch().slot[i], -1);
+    EXPECT_EQ(builder.draw_rows()[i].slot, -1);
+    EXPECT_FALSE(builder.draw_rows()[i].adjustment.on);
+  }
+}
+
+}  // namespace
+}  // namespace fox
