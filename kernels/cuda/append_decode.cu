@@ -31,24 +31,28 @@ struct HeadGate {
   double base = 0;  // of the page
 };
 
-// What one lane needs for its part of a row but the norm's weights. A lane whose row is not shifted
-// has zeros in `before` and `shift`.
+// What one lane needs of the projection for its part of a row.
 struct RowInput {
-  uint4 now;            // the projection's
-  Octet before;         // the sequence's last row
-  __nv_bfloat16 shift;  // logit of the share of `before`
+  uint4 now;
+  __nv_bfloat16 shift;  // logit of the share of the last row, if the row is shifted
 };
 
-__device__ __forceinline__ HeadGate LoadGate(const AppendParams& params, const PagedKv& kv,
-                                             const Token& token) {
+// What earlier steps left for one lane.
+struct State {
+  int32_t page;  // the token's
+  Octet before;  // the lane's part of the last key or value row; zeros if it is not shifted
+  double c;      // cumulative log gate, and that before the page's first key: of the query head in
+  double base;   // the lane's place of the group
+};
+
+__device__ __forceinline__ HeadGate GateOf(const AppendParams& params, const PagedKv& kv,
+                                           const Token& token, const State& state) {
   const int g = static_cast<int>(threadIdx.x) % kWarp, group = GroupOf(kv);
   HeadGate gate;
   if (g >= group) return gate;
-  const int head = token.kv_head * group + g;
-  gate.c = kv.c[HeadIndex(kv, token.slot, params.layer, head)];
-  gate.base = gate.c;
-  if (token.place > 0) gate.base = kv.c_base[static_cast<int64_t>(token.page) * group + g];
-  gate.log_gate = LogGate(params, ProjectionRow(params, token.row), head);
+  gate.c = state.c;
+  gate.base = state.base;
+  gate.log_gate = LogGate(params, ProjectionRow(params, token.row), token.kv_head * group + g);
   return gate;
 }
 
@@ -138,22 +142,43 @@ __device__ __forceinline__ RowInput LoadInput(const AppendParams& params, const 
   input.now = *reinterpret_cast<const uint4*>(row + ColumnOf(params, job) +
                                               DimsOf<kHeadDim>(kv, token.kv_head, job));
   const int64_t shift_column = ShiftColumnOf(params, job);
-  if (shift_column < 0) return input;
-  input.shift = row[shift_column + token.kv_head];
-  if (token.position > 0) input.before = LoadOctet(LastOf<kHeadDim>(params, kv, token, job));
+  if (shift_column >= 0) input.shift = row[shift_column + token.kv_head];
   return input;
+}
+
+// Past the first-level cache: may be called before WaitForPrevious() where all kernels before the
+// projection have ended. `job`: the lane's first.
+template <int kHeadDim>
+__device__ __forceinline__ State LoadState(const AppendParams& params, const PagedKv& kv,
+                                           const Token& token, int job) {
+  const int g = static_cast<int>(threadIdx.x) % kWarp, group = GroupOf(kv);
+  State state{};
+  state.page = __ldcg(Table(kv, ListIndex(kv, token.slot, params.layer, token.kv_head)) +
+                      token.position / kPageTokens);
+  if (HasJob(kv, job) && ShiftColumnOf(params, job) >= 0 && token.position > 0) {
+    const float4* last = reinterpret_cast<const float4*>(LastOf<kHeadDim>(params, kv, token, job));
+    const float4 low = __ldcg(last), high = __ldcg(last + 1);
+    state.before = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+  }
+  if (g >= group) return state;
+  state.c = __ldcg(kv.c + HeadIndex(kv, token.slot, params.layer, token.kv_head * group + g));
+  state.base = state.c;
+  if (token.place > 0) {
+    state.base = __ldcg(kv.c_base + static_cast<int64_t>(state.page) * group + g);
+  }
+  return state;
 }
 
 template <int kHeadDim>
 __device__ __forceinline__ void AppendRow(const AppendParams& params, const PagedKv& kv,
                                           const Token& token, int job, const RowInput& input,
-                                          const Octet& weights, bool rotates,
+                                          const Octet& before, const Octet& weights, bool rotates,
                                           const Rotation& rotation) {
   const bool there = HasJob(kv, job);
   Octet o = Widen(input.now);
   if (there && ShiftColumnOf(params, job) >= 0) {
     StoreOctet(o, LastOf<kHeadDim>(params, kv, token, job));
-    Shift(o, input.before, Sigmoid(__bfloat162float(input.shift)));
+    Shift(o, before, Sigmoid(__bfloat162float(input.shift)));
   }
   float square = 0;
 #pragma unroll
@@ -180,13 +205,14 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, const Page
   *reinterpret_cast<uint4*>(to) = RoundOctet(o);
 }
 
-// All rows of the token, kRows at a time; `weights` are those of the first. The next rows are on
-// their way while these are worked on.
+// All rows of the token, kRows at a time; `input` and `weights` are those of the first, among which
+// are all that are shifted. The next rows are on their way while these are worked on.
 template <int kHeadDim>
 __device__ __forceinline__ void AppendRows(const AppendParams& params, const PagedKv& kv,
-                                           const Token& token, RowInput input, Octet weights,
-                                           bool rotates, const Rotation& rotation) {
+                                           const Token& token, RowInput input, const Octet& before,
+                                           Octet weights, bool rotates, const Rotation& rotation) {
   constexpr int kRows = kWarp / kRowLanes<kHeadDim>;
+  static_assert(kRows >= 2);
   const int jobs = 2 + GroupOf(kv);
   const int lane_row = static_cast<int>(threadIdx.x) % kWarp / kRowLanes<kHeadDim>;
   for (int job = lane_row, first = 0;; job += kRows) {
@@ -197,7 +223,7 @@ __device__ __forceinline__ void AppendRows(const AppendParams& params, const Pag
       next_input = LoadInput<kHeadDim>(params, kv, token, job + kRows);
       next_weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, job + kRows);
     }
-    AppendRow<kHeadDim>(params, kv, token, job, input, weights, rotates, rotation);
+    AppendRow<kHeadDim>(params, kv, token, job, input, before, weights, rotates, rotation);
     if (first >= jobs) return;
     input = next_input;
     weights = next_weights;
@@ -306,9 +332,15 @@ __global__ void __launch_bounds__(kThreads, 4)
   Octet weights{};
   Rotation rotation;
   const bool rotates = params.rope_frequency != nullptr;
+  const int job = lane / kLanes;
+  State state;
   if (there) {
-    weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, lane / kLanes);
-    PrefetchState<kHeadDim>(params, kv, token);
+    weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, job);
+    if (settled) {
+      state = LoadState<kHeadDim>(params, kv, token, job);
+    } else {
+      PrefetchState<kHeadDim>(params, kv, token);
+    }
     if (rotates) {
       rotation = RotationAt<kHeadDim>(params.rope_frequency, token.position, lane % kLanes);
     }
@@ -316,12 +348,11 @@ __global__ void __launch_bounds__(kThreads, 4)
   WaitForPrevious();
   if (!settled) LetNextStart();
   if (!there) return;
-  // All loads go out side by side but that of the page's c_base.
-  token.page = Table(
-      kv, ListIndex(kv, token.slot, params.layer, token.kv_head))[token.position / kPageTokens];
-  const RowInput input = LoadInput<kHeadDim>(params, kv, token, lane / kLanes);
-  HeadGate gate = LoadGate(params, kv, token);
-  AppendRows<kHeadDim>(params, kv, token, input, weights, rotates, rotation);
+  const RowInput input = LoadInput<kHeadDim>(params, kv, token, job);
+  if (!settled) state = LoadState<kHeadDim>(params, kv, token, job);
+  token.page = state.page;
+  HeadGate gate = GateOf(params, kv, token, state);
+  AppendRows<kHeadDim>(params, kv, token, input, state.before, weights, rotates, rotation);
   StoreGate(params, kv, token, gate);
 
   if (token.place != kPageTokens - 1 || params.acp == AcpMode::kOff) return;
