@@ -75,37 +75,40 @@ __device__ __forceinline__ Softmax Attend(const Decode& a, const Pair& pair, int
                                           KeptPair<kHeadDim>& kept) {
   using L = Layout<kHeadDim>;
   Unit unit = UnitOf(pair, first, count);
-  const Unit second = UnitOf(pair, first + kUnitsAtOnce, count);
+  Unit next = UnitOf(pair, first + kUnitsAtOnce, count);
   uint4 keys[L::kLoads], values[L::kLoads];
   PrefetchGates(a, pair, unit);
   LoadTile<kHeadDim>(a.kv.keys, unit, keys);
   LoadTile<kHeadDim>(a.kv.values, unit, values);
-  if (second.valid > 0) {
-    PrefetchGates(a, pair, second);
-    PrefetchTiles<kHeadDim>(a, second);
+  if (next.valid > 0) {
+    PrefetchGates(a, pair, next);
+    PrefetchTiles<kHeadDim>(a, next);
   }
   LetNextStart();
   WaitForPrevious();
+  Softmax softmax;
+  if (first >= count) return softmax;
   const Row<kHeadDim> row = LoadRow<kHeadDim>(a, pair);
   Gate gate = LoadGate<kHeadDim>(a, pair, unit);
   LoadTileAgain<kHeadDim>(a.kv.keys, unit, keys);
   LoadTileAgain<kHeadDim>(a.kv.values, unit, values);
   Keep(pair, row, kept);
-  Softmax softmax;
 #pragma unroll 1
-  for (int k = first; k < count; k += kUnitsAtOnce) {
-    const int valid = unit.valid;
-    unit = UnitOf(pair, k + kUnitsAtOnce, count);
-    if (k + 2 * kUnitsAtOnce < count) {
-      PrefetchTiles<kHeadDim>(a, UnitOf(pair, k + 2 * kUnitsAtOnce, count));
+  for (int k = first;; k += kUnitsAtOnce) {
+    const float weight = Weigh(kept, keys, gate, unit.valid, softmax);
+    // Left here, not at the loop's end: where paths meet, the compiler would wait for loads.
+    if (next.valid == 0) {
+      AddValues<kHeadDim>(weight, values, softmax);
+      return softmax;
     }
-    const float weight = Weigh(kept, keys, gate, valid, softmax);
+    unit = next;
     gate = LoadGate<kHeadDim>(a, pair, unit);
     LoadTile<kHeadDim>(a.kv.keys, unit, keys);
+    next = UnitOf(pair, k + 2 * kUnitsAtOnce, count);
     AddValues<kHeadDim>(weight, values, softmax);
     LoadTile<kHeadDim>(a.kv.values, unit, values);
+    if (next.valid > 0) PrefetchTiles<kHeadDim>(a, next);
   }
-  return softmax;
 }
 
 template <int kHeadDim>
