@@ -181,18 +181,25 @@ __device__ __forceinline__ void LoadFragments(const GemvArguments& a, const Shar
   }
 }
 
-// c += the share's products; `col` is the tile's first column.
-__device__ __forceinline__ void MultiplyFragments(const GemvArguments& a, const SharedPlan& plan,
-                                                  int col, const Share& share, const Fragments& w,
-                                                  float (&c)[2][4]) {
+// The input of a warp's share of a tile that begins at column `col`; two products' at a time.
+using InputFragments = uint32_t[kWarpSteps][2];
+__device__ __forceinline__ void LoadInput(const GemvArguments& a, const SharedPlan& plan, int col,
+                                          const Share& share, InputFragments& x) {
+  static_assert(kWarpSteps % 2 == 0);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const uint32_t from = SharedAddress(plan.input) + min(lane % 8, a.rows - 1) * InputStride(a.in) +
-                        (col + share.column) * 2 + lane / 8 % 2 * 16;
-  uint32_t x[kWarpSteps][2];
+                        (col + share.column) * 2 + lane / 8 * 16;
 #pragma unroll
-  for (int i = 0; i < kWarpSteps; ++i) {
-    if (i < share.steps) LoadMatrices(x[i], from + i * kStep * 2);
+  for (int i = 0; i < kWarpSteps; i += 2) {
+    uint32_t both[4];
+    if (i < share.steps) LoadMatrices(both, from + i * kStep * 2);
+    x[i][0] = both[0], x[i][1] = both[1];
+    x[i + 1][0] = both[2], x[i + 1][1] = both[3];
   }
+}
+
+__device__ __forceinline__ void MultiplyFragments(const Share& share, const Fragments& w,
+                                                  const InputFragments& x, float (&c)[2][4]) {
 #pragma unroll
   for (int i = 0; i < kWarpSteps; ++i) {
     if (i < share.steps) MultiplyAdd(c[i % 2], w[i], x[i][0], x[i][1]);
@@ -229,10 +236,18 @@ class Walk {
     return true;
   }
 
-  // Multiplies, stores the group's outputs if the tile is its last, and goes on. `previous`: what y
-  // holds before, of the group at hand.
+  // Adds the tile's products, stores the group's outputs if it is its last, and goes on.
+  // `previous`: what y holds before, of the group at hand.
   __device__ __forceinline__ void Multiply(const Fragments& w, float& previous) {
-    MultiplyFragments(a_, plan_, col_, Share(a_, col_), w, c_);
+    InputFragments x;
+    const Share share(a_, col_);
+    LoadInput(a_, plan_, col_, share, x);
+    Multiply(share, w, x, previous);
+  }
+
+  __device__ __forceinline__ void Multiply(const Share& share, const Fragments& w,
+                                           const InputFragments& x, float& previous) {
+    MultiplyFragments(share, w, x, c_);
     const int row = row_;
     if (!Advance()) return;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -298,9 +313,15 @@ __device__ __forceinline__ void MultiplyRows(Walk walk, const HeldTiles<kTiles>&
 template <RowTransform::Kind kind>
 using InputOf = std::conditional_t<kind == RowTransform::Kind::kRmsNorm, float, __nv_bfloat16>;
 
+// Behind attention few registers are taken, so that attention's blocks, this product's and the next
+// one's all find room on a multiprocessor.
+template <RowTransform::Kind kind>
+inline constexpr bool kLean = kind == RowTransform::Kind::kOutputGate;
+
 // For at most kRows rows.
 template <RowTransform::Kind kind, int kRows>
-__global__ void __launch_bounds__(kThreads, 2) GemvKernel(const __grid_constant__ GemvArguments a) {
+__global__ void __launch_bounds__(kThreads, kLean<kind> ? 3 : 2)
+    GemvKernel(const __grid_constant__ GemvArguments a) {
   constexpr bool kNorms = kind == RowTransform::Kind::kRmsNorm;
   extern __shared__ __align__(128) unsigned char shared[];
   if (kind != kSettlingKind) LetNextStart();
@@ -323,7 +344,8 @@ __global__ void __launch_bounds__(kThreads, 2) GemvKernel(const __grid_constant_
     return;
   }
   const Walk walk(a, plan, first, last);
-  constexpr int kHeld = kRows == 1 ? 2 : kNorms ? 0 : 1;  // as many as registers allow
+  // As many as registers allow.
+  constexpr int kHeld = kLean<kind> ? 0 : kRows == 1 ? 2 : kNorms ? 0 : 1;
   HeldTiles<kHeld> held;
   Place at;
   __nv_bfloat16* const input = reinterpret_cast<__nv_bfloat16*>(plan.input);
