@@ -2,8 +2,8 @@
 """Runs all tests labelled gpu one by one and never stops at the first failure.
 
 One line a test: PASS or FAIL, seconds, name; the log's end where it failed. Lines that a test
-prints as `[judged] NAME VALUE` are collected for gpu_bench.py. With --sanitize, tests that were
-quick run again under compute-sanitizer.
+prints as `[judged] NAME VALUE` are collected for gpu_bench.py. With --sanitize, a few small cases
+of each run again under compute-sanitizer, as tests racecheck.NAME and memcheck.NAME.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,8 +22,80 @@ import time
 import gpu_build
 
 JUDGED = re.compile(r"\[judged\] (\S+) (\S+)")
-TOOLS = ("memcheck", "racecheck")
-TAIL_LINES = 40
+RUNNING = re.compile(r"^\[=+\] Running (\d+) tests? from", re.MULTILINE)
+REPORT = re.compile(r"=+ (?!COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY).*\S")
+SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)", re.MULTILINE)
+LOG_LINES = 40
+
+# What runs under compute-sanitizer, which is slow: of each program small cases that reach its
+# kernels and, where there are rings of tiles, go around them.
+KERNEL_CASES = {
+    "cuda_append_test": ("AppendTest.EverythingAtOnce", "AppendTest.PaperWithoutNorm"),
+    # The kernel of work items and, after it, that of clusters; mixed batches have only the former.
+    "cuda_decode_test": ("HeadDim/DecodeShapes.GroupsOfQueryHeads/64",
+                         "HeadDim/DecodeShapes.PrunedWindowsOfAllWidths/128",
+                         "DecodeAttention.MixedBatch"),
+    "cuda_prefill_sm80_test": ("Cases/PrefillSm80Test.MatchesFloat64/StrongGatesOff16",
+                               "Cases/PrefillSm80Test.MatchesFloat64/StrongGatesCertified64"),
+    "cuda_prefill_sm90_test": ("Cases/PrefillSm90Test.MatchesFloat64/StrongGatesOff32",
+                               "Cases/PrefillSm90Test.MatchesFloat64/StrongGatesCertified64",
+                               "Cases/PrefillSm90Test.MatchesFloat64/StrongGatesCertified128"),
+    "cuda_prune_boundary_test": (
+        "Modes/PruneBoundaryTest.StrongGates/Certified",
+        "HeadDim/MeasuredBoundaryTest.TilesSkipWhatTheirQueriesAllow/64"),
+    # The streaming kernel for 1 and 4 rows, the tensor core kernel for 32.
+    "cuda_linear_test": ("Rows/LinearTransformTest.RmsNorm/1",
+                         "Rows/LinearTransformTest.GatedActAndConversion/4",
+                         "Rows/LinearTransformTest.GatedActAndConversion/32"),
+    "cuda_row_ops_test": ("EmbedTest.ReplacesDrawnTokensAndClamps", "GatherRowsTest.CopiesRows",
+                          "TransformRowsTest.RmsNorm", "TransformRowsTest.OutputGate",
+                          "TransformRowsTest.GatedActAndConversion"),
+    "cuda_paging_test": ("PagingTest.LongPrefillEvictsAcrossManyWindows",
+                         "PagingTest.ReleaseResetsTheState"),
+    "sampler_device_test": ("Vocabularies/DrawTest.DrawsWhatTheSamplerDraws/5",),
+    "sequence_device_test": ("Vocabularies/SequenceDraws.AreThoseOfTheSampler/3",
+                             "TokenStates.AreZeroAndThenTheEntries"),
+}
+ENGINE_CASES = {
+    "engine_device_test": ("Models/DeviceEngine.GraphsChangeNoBit/dev_pro_d64_certified",),
+}
+SANITIZER_SECONDS = 60  # for one program
+
+TOOLS = {
+    "racecheck": [
+        # Kernels of namespace fox::cuda; cuBLAS answers for its own.
+        "--kernel-name", "kns=3fox4cuda",
+        # Bounds the engine's run; the kernels' own cases launch fewer.
+        "--launch-count", "1500",
+        # Of a block, at most: two for each of the 16 stages of linear/gemv.cu. Barriers that a loop
+        # initialises are not counted automatically.
+        "--num-cuda-barriers", "32",
+        # That a barrier waits for the bytes of a bulk copy is not modelled: what linear/gemv.cu
+        # reads of its weights would be reported.
+        "--check-bulk-copy", "no",
+    ],
+    "memcheck": [],
+}
+
+
+def finish(command: list[str], log: pathlib.Path, build: pathlib.Path, timeout: float) -> str:
+    """Runs a command into a log; says how it failed, if it did. Leaves no process behind."""
+    with open(log, "wb") as out:
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out,
+                                       stderr=subprocess.STDOUT, cwd=gpu_build.ROOT,
+                                       env=gpu_build.environment(build), start_new_session=True)
+        except OSError as error:
+            return str(error)
+        try:
+            code = process.wait(timeout)
+            return f"exit code {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            return "ran past its time"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # the sanitizer and what it runs
+                process.wait()
 
 
 class Runner:
@@ -32,11 +105,11 @@ class Runner:
         self.build, self.logs, self.end = build, logs, time.monotonic() + limit
         self.passed: list[str] = []
         self.failed: list[str] = []
-        self.seconds: dict[str, float] = {}
+        self.judged: dict[str, str] = {}  # what whole tests say for the table of judged rows
         logs.mkdir(parents=True, exist_ok=True)
 
-    def run(self, name: str, command: list[str], timeout: float) -> None:
-        """Runs one command and prints its line."""
+    def run(self, name: str, command: list[str], timeout: float, cases: int = 0) -> None:
+        """Runs one command, which must run `cases` cases if that is not 0, and prints its line."""
         left = self.end - time.monotonic()
         if left < 1:
             self.failed.append(name)
@@ -44,78 +117,69 @@ class Runner:
             return
         log = self.logs / (name + ".log")
         start = time.monotonic()
-        why = ""
-        with open(log, "wb") as out:
-            try:
-                code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out,
-                                      stderr=subprocess.STDOUT, cwd=gpu_build.ROOT,
-                                      env=gpu_build.environment(self.build),
-                                      timeout=min(timeout, left), check=False).returncode
-                why = f"exit code {code}" if code else ""
-            except subprocess.TimeoutExpired:
-                why = "ran past its time"
-            except OSError as error:
-                why = str(error)
-        self.seconds[name] = time.monotonic() - start
+        why = finish(command, log, self.build, min(timeout, left))
+        seconds = time.monotonic() - start
+        text = log.read_text(encoding="utf-8", errors="replace")
+        found = sum(map(int, RUNNING.findall(text)))
+        if not cases:
+            self.judged.update(JUDGED.findall(text))
+        elif not why and found != cases:
+            why = f"{found} of {cases} cases are there"
         (self.failed if why else self.passed).append(name)
-        print(f"{'FAIL' if why else 'PASS'} {self.seconds[name]:7.1f} s  {name}"
-              f"{': ' + why if why else ''}", flush=True)
+        notes = ([why] if why else []) + SUMMARY.findall(text)
+        print(f"{'FAIL' if why else 'PASS'} {seconds:7.1f} s  {name}"
+              f"{': ' if notes else ''}{', '.join(notes)}", flush=True)
         if why:
-            text = log.read_text(encoding="utf-8", errors="replace").splitlines()
-            print("\n".join("    | " + line for line in text[-TAIL_LINES:]), flush=True)
-
-    def judged(self) -> dict[str, str]:
-        """What the tests' logs say for the table of judged rows."""
-        values = {}
-        for name in self.passed + self.failed:
-            log = self.logs / (name + ".log")
-            if log.is_file():
-                values.update(JUDGED.findall(log.read_text(encoding="utf-8", errors="replace")))
-        return values
+            print("\n".join("    | " + line for line in telling_lines(text)), flush=True)
 
 
-def sanitize(runner: Runner, tests: list[dict], at_most: float) -> None:
-    """The quick tests again under compute-sanitizer's tools."""
+def telling_lines(log: str) -> list[str]:
+    """What a log says about a failure: the sanitizer's first reports, else the log's end."""
+    lines = log.splitlines()
+    reports = [line for line in lines if REPORT.match(line)]
+    return reports[:LOG_LINES] if reports else lines[-LOG_LINES:]
+
+
+def sanitized_runs(build: pathlib.Path) -> list[tuple[str, list[str], int]]:
+    """Names, commands and numbers of cases: kernels under all tools, then the engine."""
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not os.access(sanitizer, os.X_OK):
         print("compute-sanitizer is not here: not run")
-        return
-    for tool in TOOLS:
-        for test in tests:
-            if runner.seconds.get(test["name"], at_most + 1) > at_most:
-                continue
-            runner.run(f"{tool}.{test['name']}",
-                       [sanitizer, "--tool", tool, "--error-exitcode", "1",
-                        "--print-limit", "20", *test["command"]], 300)
+        return []
+    return [(f"{tool}.{program}",
+             [sanitizer, "--tool", tool, "--error-exitcode", "1", "--print-limit", "20", *options,
+              str(build / "bin" / program), "--gtest_filter=" + ":".join(cases)], len(cases))
+            for table in (KERNEL_CASES, ENGINE_CASES)
+            for tool, options in TOOLS.items()
+            for program, cases in table.items()]
 
 
 def main() -> int:
     """Prints `N passed, N failed` last; 1 when a test failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--only", default="", metavar="REGEX", help="tests whose name matches")
+    parser.add_argument("--only", default="", metavar="REGEX",
+                        help="tests whose name matches: racecheck|memcheck for the sanitizer alone")
     parser.add_argument("--sanitize", action="store_true")
-    parser.add_argument("--sanitize-seconds", type=float, default=5,
-                        help="tests that took longer are not run under the sanitizer")
     parser.add_argument("--limit", type=float, default=540, help="seconds for all tests together")
     parser.add_argument("--logs", type=pathlib.Path, default=gpu_build.ROOT / "build/gpu-test")
     arguments = parser.parse_args()
     build = arguments.build.resolve()
-    tests = [test for test in gpu_build.tests_of(build) if re.search(arguments.only, test["name"])]
-    for test in tests:
-        test["command"][0] = str(build / test["command"][0])
     runner = Runner(build, arguments.logs, arguments.limit)
-    for test in tests:
-        runner.run(test["name"], test["command"], float(test["timeout"]))
-    if arguments.sanitize:
-        sanitize(runner, tests, arguments.sanitize_seconds)
+    for test in gpu_build.tests_of(build):
+        if re.search(arguments.only, test["name"]):
+            program, *rest = test["command"]
+            runner.run(test["name"], [str(build / program), *rest], float(test["timeout"]))
+    for name, command, cases in sanitized_runs(build) if arguments.sanitize else []:
+        if re.search(arguments.only, name):
+            runner.run(name, command, SANITIZER_SECONDS, cases)
     judged = arguments.logs / "judged.json"
     known = json.loads(judged.read_text(encoding="utf-8")) if judged.is_file() else {}
-    judged.write_text(json.dumps({**known, **runner.judged()}, indent=1), encoding="utf-8")
+    judged.write_text(json.dumps({**known, **runner.judged}, indent=1), encoding="utf-8")
     if runner.failed:
         print("failed: " + " ".join(runner.failed))
     print(f"{len(runner.passed)} passed, {len(runner.failed)} failed")
-    return 1 if runner.failed or not tests else 0
+    return 1 if runner.failed or not runner.passed else 0
 
 
 if __name__ == "__main__":

@@ -7,13 +7,16 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 import gpu_build
 import gpu_pack
+import gpu_test
 import judge
 import plot_results
 
@@ -72,26 +75,94 @@ class TableTest(unittest.TestCase):
 class RunnerTest(unittest.TestCase):
     """gpu_test.py on an unpacked build."""
 
-    def test_it_runs_all_and_collects_what_they_say(self) -> None:
+    def run_tests(self, programs: dict[str, str], *arguments: str, sanitizer: str = "") -> tuple:
+        """Exit code, output and judged values of a run on programs with these shell bodies."""
         with tempfile.TemporaryDirectory() as folder:
-            build = pathlib.Path(folder, "build")
-            (build / "bin").mkdir(parents=True)
-            programs = {"bad": "echo because; exit 3", "good": "echo '[judged] golden_error 0.5'"}
-            for name, body in programs.items():
-                (build / "bin" / name).write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
-                (build / "bin" / name).chmod(0o755)
+            build, tools = pathlib.Path(folder, "build"), pathlib.Path(folder, "tools")
+            scripts = {build / "bin" / name: body for name, body in programs.items()}
+            if sanitizer:
+                scripts[tools / "compute-sanitizer"] = sanitizer
+            for script, body in scripts.items():
+                script.parent.mkdir(parents=True, exist_ok=True)
+                script.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+                script.chmod(0o755)
             (build / gpu_build.TESTS_FILE).write_text(json.dumps(
                 [{"name": name, "command": [f"bin/{name}"], "timeout": 10} for name in programs]),
                 encoding="utf-8")
             logs = pathlib.Path(folder, "logs")
             ran = subprocess.run([sys.executable, "-B", str(HERE / "gpu_test.py"), str(build),
-                                  "--logs", str(logs)], capture_output=True, text=True,
-                                 check=False)
+                                  "--logs", str(logs), *arguments], capture_output=True, text=True,
+                                 check=False,
+                                 env=dict(os.environ, PATH=f"{tools}:{os.environ['PATH']}"))
             judged = json.loads((logs / "judged.json").read_text(encoding="utf-8"))
-        self.assertEqual(ran.returncode, 1)
-        self.assertIn("| because", ran.stdout)
-        self.assertEqual(ran.stdout.splitlines()[-1], "1 passed, 1 failed")
+        return ran.returncode, ran.stdout, judged
+
+    def test_it_runs_all_and_collects_what_they_say(self) -> None:
+        code, output, judged = self.run_tests({"bad": "echo because; exit 3",
+                                               "good": "echo '[judged] golden_error 0.5'"})
+        self.assertEqual(code, 1)
+        self.assertIn("| because", output)
+        self.assertEqual(output.splitlines()[-1], "1 passed, 1 failed")
         self.assertEqual(judged, {"golden_error": "0.5"})
+
+    def test_small_cases_run_under_the_sanitizer(self) -> None:
+        # A program that runs as many cases as it is asked for, except that one lacks one; a
+        # sanitizer that finds something in one program.
+        cases = """echo '[judged] first_gap 0'
+echo "[==========] Running $(echo "$1" | tr ':' '\\n' | grep -c .) tests from 1."
+"""
+        programs = dict.fromkeys([*gpu_test.KERNEL_CASES, *gpu_test.ENGINE_CASES], cases)
+        programs["cuda_paging_test"] = cases.replace("grep -c .", "grep -c Prefill")
+        sanitizer = """echo ========= COMPUTE-SANITIZER
+for last; do :; done
+while [ ! -x "$1" ]; do tool="$tool $1"; shift; done
+"$1" "$last"
+case "$tool $1" in *racecheck*_append_test) echo '========= Error: Race reported'; exit 1;; esac
+echo "========= ERROR SUMMARY: 0 errors"
+"""
+        code, output, judged = self.run_tests(
+            programs, "--sanitize", "--only", "^(racecheck|memcheck)", sanitizer=sanitizer)
+        lines = [line for line in output.splitlines() if line[:4] in ("PASS", "FAIL")]
+        names = [line.split()[3].rstrip(":") for line in lines]
+        kernels = list(gpu_test.KERNEL_CASES)
+        self.assertEqual(names, [f"racecheck.{name}" for name in kernels] +
+                         [f"memcheck.{name}" for name in kernels] +
+                         ["racecheck.engine_device_test", "memcheck.engine_device_test"])
+        failed = [name for name, line in zip(names, lines) if line.startswith("FAIL")]
+        self.assertEqual(failed, ["racecheck.cuda_append_test", "racecheck.cuda_paging_test",
+                                  "memcheck.cuda_paging_test"])
+        self.assertIn("cuda_append_test: exit code 1\n    | ========= Error: Race", output)
+        self.assertIn("memcheck.cuda_paging_test: 1 of 2 cases are there, 0 errors", output)
+        self.assertIn("memcheck.engine_device_test: 0 errors", output)
+        self.assertEqual(code, 1)
+        self.assertEqual(judged, {})  # a few cases do not speak for the whole test
+
+    def test_what_runs_past_its_time_ends_with_its_children(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            log = pathlib.Path(folder, "log")
+            why = gpu_test.finish(["sh", "-c", "sleep 60 & echo $!; wait"], log,
+                                  pathlib.Path(folder), 0.5)
+            child = int(log.read_text(encoding="utf-8"))
+        self.assertEqual(why, "ran past its time")
+        for _ in range(100):
+            try:
+                state = pathlib.Path(f"/proc/{child}/stat").read_text(encoding="utf-8").split()[2]
+            except OSError:
+                return  # gone
+            if state == "Z":
+                return  # dead, though nobody has collected it yet
+            time.sleep(0.05)
+        self.fail(f"process {child} lives on")
+
+    def test_the_cases_exist(self) -> None:
+        defined = set()
+        for source in (gpu_build.ROOT / "tests").rglob("*_test.cc"):
+            defined |= set(re.findall(r"^TEST(?:_[FP])?\((\w+), (\w+)\)",
+                                      source.read_text(encoding="utf-8"), re.MULTILINE))
+        for cases in [*gpu_test.KERNEL_CASES.values(), *gpu_test.ENGINE_CASES.values()]:
+            for case in cases:
+                suite, name = re.fullmatch(r"(?:\w+/)?(\w+)\.(\w+)(?:/\w+)?", case).groups()
+                self.assertIn((suite, name), defined)
 
 
 class ModelPackTest(unittest.TestCase):

@@ -33,7 +33,7 @@ __device__ __forceinline__ void InitBarriers(PrefillShared<kHeadDim>& shared) {
     shared.q_empty[i].Init(kConsumerWarps);
   }
   for (uint32_t i = 0; i < PrefillPlan<kHeadDim>::kStages; ++i) {
-    shared.k_full[i].Init(2);  // the copies, and the bias
+    shared.k_full[i].Init(1);
     shared.k_empty[i].Init(kConsumerWarps);
     shared.v_full[i].Init(1);
     shared.v_empty[i].Init(kConsumerWarps);

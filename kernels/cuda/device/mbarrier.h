@@ -22,7 +22,14 @@ struct Mbarrier {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(&state))
                  : "memory");
   }
-  // Hopper: one arrival; the phase also waits for `bytes` from the copy engine.
+  // Hopper: the phase also waits for `bytes` from the copy engine. Before the phase's last arrival.
+  __device__ __forceinline__ void Expect(uint32_t bytes) {
+    asm volatile(
+        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(&state)),
+        "r"(bytes)
+        : "memory");
+  }
+  // Hopper: both in one.
   __device__ __forceinline__ void ArriveAndExpect(uint32_t bytes) {
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(&state)),
