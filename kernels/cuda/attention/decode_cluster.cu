@@ -1,6 +1,6 @@
 // One cluster of blocks a (sequence, query head) pair. The window's units (half pages) are dealt to
-// the cluster's warps in turn, four to the first block, four to the second and so on; a block that
-// gets none ends at once, so a short window costs few blocks. The first block merges, in order.
+// the cluster's warps in turn, eight to the first block, eight to the second and so on; a block
+// that gets none ends at once, so a short window costs one block. The first block merges, in order.
 #include <cuda_bf16.h>
 
 #include <cfloat>
@@ -19,10 +19,10 @@ namespace {
 
 using namespace decode;
 
-constexpr int kBlocks = 16;  // of a cluster: the most that Hopper has
-// Few, of few registers: a multiprocessor then has room for blocks of the two products behind.
-constexpr int kBlockWarps = 4;
-constexpr int kBlockRegisters = 112;
+// The largest portable cluster. Twice as many blocks of half as many warps were slower: few such
+// clusters find room at a time.
+constexpr int kBlocks = 8;
+constexpr int kBlockWarps = 8;
 constexpr int kBlockThreads = kBlockWarps * kWarp;
 constexpr int kUnitsAtOnce = kBlocks * kBlockWarps;
 
@@ -113,7 +113,7 @@ __device__ __forceinline__ Softmax Attend(const Decode& a, const Pair& pair, int
 }
 
 template <int kHeadDim>
-__global__ void FOX_CLUSTER(kBlocks) __maxnreg__(kHeadDim > 64 ? 255 : kBlockRegisters)
+__global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim > 64 ? 1 : 2)
     DecodeClusterKernel(const __grid_constant__ Decode a) {
   __shared__ Shared<kHeadDim> shared;
   ArriveAtClusterRelaxed();  // the first block has started when parts are sent to it
@@ -161,30 +161,16 @@ cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
                 dim3(kBlockThreads), SharedBytes(0, true), stream, arguments);
 }
 
-// Whether the device and this build have clusters of kBlocks blocks; newer devices may run older
-// code.
-template <int kHeadDim>
-bool HasClusters() {
-  constexpr int kFirstVersion = 90;
-  static const bool has = [] {
-    cudaFuncAttributes attributes{};
-    return cudaFuncGetAttributes(&attributes, DecodeClusterKernel<kHeadDim>) == cudaSuccess &&
-           attributes.ptxVersion >= kFirstVersion &&
-           cudaFuncSetAttribute(DecodeClusterKernel<kHeadDim>,
-                                cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess;
-  }();
-  return has;
-}
-
 }  // namespace
 
 bool DecodeClusterRuns(int head_dim) {
-  bool runs = false;
-  const cudaError_t found = DispatchHeadDim<32>(head_dim, [&]<int kHeadDim>() {
-    runs = HasClusters<kHeadDim>();
-    return cudaSuccess;
-  });
-  return found == cudaSuccess && runs;
+  static const bool has_clusters = [] {
+    constexpr int kFirstVersion = 90;  // newer devices may run older code
+    cudaFuncAttributes attributes{};
+    return cudaFuncGetAttributes(&attributes, DecodeClusterKernel<64>) == cudaSuccess &&
+           attributes.ptxVersion >= kFirstVersion;
+  }();
+  return has_clusters && head_dim >= 32;
 }
 
 cudaError_t DecodeCluster(const Decode& arguments, cudaStream_t stream) {
