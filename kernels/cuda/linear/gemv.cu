@@ -47,6 +47,9 @@ constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(Mbarrier)
 constexpr int kWideBudget = 150 * 1024;
 constexpr int kNarrowBudget = 75 * 1024;
 constexpr int kMinStages = 3;
+// Tiles that a block has under way. Enough to keep the memory busy; more would only make everybody
+// else's loads wait, those of the kernel before among them.
+constexpr int kTilesUnderWay = 2;
 constexpr int kReservedBytes = 1024;  // for the transform's static memory
 
 struct GemvArguments {
@@ -107,10 +110,16 @@ struct Place {
 __device__ __forceinline__ void CopyWeights(const GemvArguments& a, const SharedPlan& plan,
                                             int first, int last) {
   const int begin = static_cast<int>(threadIdx.x) / kWarp - kConsumerWarps;
-  Place at;
+  Place at, arrived;
+  int tile = 0;
   for (int row = first; row < last; row += kTileRows) {
     const int rows = (min(kTileRows, last - row) - begin + kCopyWarps - 1) / kCopyWarps;
-    for (int col = 0; col < a.in; col += kTileCols) {
+    for (int col = 0; col < a.in; col += kTileCols, ++tile) {
+      if (tile >= kTilesUnderWay) {
+        while (!plan.full[arrived.stage].HasEnded(arrived.parity)) {
+        }
+        arrived.Advance(a.stages);
+      }
       while (!plan.empty[at.stage].HasEnded(at.parity ^ 1)) {
       }
       CopyTile(a.weight + static_cast<int64_t>(row + begin) * a.in + col,
@@ -313,15 +322,9 @@ __device__ __forceinline__ void MultiplyRows(Walk walk, const HeldTiles<kTiles>&
 template <RowTransform::Kind kind>
 using InputOf = std::conditional_t<kind == RowTransform::Kind::kRmsNorm, float, __nv_bfloat16>;
 
-// Behind attention few registers are taken, so that attention's blocks, this product's and the next
-// one's all find room on a multiprocessor.
-template <RowTransform::Kind kind>
-inline constexpr bool kLean = kind == RowTransform::Kind::kOutputGate;
-
 // For at most kRows rows.
 template <RowTransform::Kind kind, int kRows>
-__global__ void __launch_bounds__(kThreads, kLean<kind> ? 3 : 2)
-    GemvKernel(const __grid_constant__ GemvArguments a) {
+__global__ void __launch_bounds__(kThreads, 2) GemvKernel(const __grid_constant__ GemvArguments a) {
   constexpr bool kNorms = kind == RowTransform::Kind::kRmsNorm;
   extern __shared__ __align__(128) unsigned char shared[];
   if (kind != kSettlingKind) LetNextStart();
@@ -345,7 +348,7 @@ __global__ void __launch_bounds__(kThreads, kLean<kind> ? 3 : 2)
   }
   const Walk walk(a, plan, first, last);
   // As many as registers allow.
-  constexpr int kHeld = kLean<kind> ? 0 : kRows == 1 ? 2 : kNorms ? 0 : 1;
+  constexpr int kHeld = kRows == 1 ? 2 : kNorms ? 0 : 1;
   HeldTiles<kHeld> held;
   Place at;
   __nv_bfloat16* const input = reinterpret_cast<__nv_bfloat16*>(plan.input);
