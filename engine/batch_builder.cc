@@ -17,7 +17,8 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
     end += (static_cast<size_t>(count) * size + 15) / 16 * 16;
     return at;
   };
-  take(max_logit_rows, sizeof(DrawnToken));
+  take(1, kFreePagesBytes);
+  drawn_ = take(max_logit_rows, sizeof(DrawnToken));
   counts_ = take(3 * max_seqs, sizeof(int64_t));
   mass_ = take(max_seqs, sizeof(double));
   report_bytes_ = end;
@@ -44,8 +45,9 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
 
 StepReport BatchBuilder::ReportIn(std::byte* block) const {
   int64_t* counts = At<int64_t>(block, counts_);
-  return {counts, counts + max_seqs_, counts + 2 * max_seqs_, At<double>(block, mass_),
-          At<DrawnToken>(block, 0)};
+  return {At<int32_t>(block, 0),    counts,
+          counts + max_seqs_,       counts + 2 * max_seqs_,
+          At<double>(block, mass_), At<DrawnToken>(block, drawn_)};
 }
 
 void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging, Stream stream) {

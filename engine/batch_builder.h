@@ -12,6 +12,7 @@ namespace fox {
 
 // What a step reports, in the backend's memory; [max_seqs] each, in the order of the plan.
 struct StepReport {
+  int32_t* free_pages = nullptr;  // [1] PagedKv::free_count: lies here to come back with the rest
   int64_t* blocks_total = nullptr;
   int64_t* blocks_skipped = nullptr;
   int64_t* pages_evicted = nullptr;
@@ -45,6 +46,8 @@ class BatchBuilder {
   StepReport ReportIn(std::byte* block) const;
   const std::byte* report_block() const { return block_.as<std::byte>(); }
   size_t report_bytes() const { return report_bytes_; }
+  // Of the report's beginning, which holds free_pages and nothing else.
+  static constexpr size_t kFreePagesBytes = 16;
 
  private:
   template <typename T>
@@ -55,7 +58,7 @@ class BatchBuilder {
   Ops& ops_;
   int64_t max_seqs_, max_logit_rows_;
   // Byte offsets; the report comes first, the token ids, which grow most, last.
-  size_t counts_ = 0, mass_ = 0, report_bytes_ = 0;
+  size_t drawn_ = 0, counts_ = 0, mass_ = 0, report_bytes_ = 0;
   size_t position_ = 0, row_begin_ = 0, tolerance_ = 0, logit_row_ = 0, draw_ = 0, slot_ = 0,
          token_ = 0;
   Buffer block_, drawn_tokens_;

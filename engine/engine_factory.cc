@@ -85,8 +85,8 @@ absl::StatusOr<Backend> MakeBackend(const EngineConfig& config) {
   }
   const absl::StatusOr<DType> dtype = ChooseDType(config.dtype);
   if (!dtype.ok()) return dtype.status();
-  return Backend{
-      std::make_unique<CpuOps>(CpuOptions{*dtype, config.plain_gemm, config.threads}), *dtype};
+  return Backend{std::make_unique<CpuOps>(CpuOptions{*dtype, config.plain_gemm, config.threads}),
+                 *dtype};
 }
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& config) {

@@ -58,7 +58,6 @@ struct ModelRunner::InFlight {
   Buffer staging;                          // the batch on its way there
   Buffer entries;                          // TokenEntry, as many as any plan had
   Buffer report;                           // and the report on its way back
-  Buffer free_pages;                       // int32_t
   std::unique_ptr<Fence> fence;            // null without a queue
   Buffer logits;                           // [rows, V] wide, as far as wanted
   std::vector<float> narrowed;             // of float64 logits
@@ -98,13 +97,13 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
       stream_(queue_ != nullptr ? queue_->stream() : nullptr),
       weights_(std::move(weights)),
       options_(options),
-      cache_(CacheShape(weights_.config, options), *ops_),
       activations_(weights_, *ops_,
                    std::max(options.max_batch_tokens, DecodeBucket(options.max_slots)),
                    std::max(options.max_logit_rows, DecodeBucket(options.max_slots))),
       model_(weights_, *ops_, activations_),
       batch_(*ops_, activations_.max_rows, DecodeBucket(options.max_slots),
              activations_.max_logit_rows, options.max_slots),
+      cache_(CacheShape(weights_.config, options), *ops_, batch_.report().free_pages),
       slots_(static_cast<size_t>(options.max_slots), FreshStats()) {
   limits_.num_pages = options.num_pages;
   limits_.lists_per_slot = cache_.view().shape.lists_per_slot();
@@ -123,7 +122,6 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
     auto step = std::make_unique<InFlight>();
     step->staging = HostBlock(queue_, batch_.bytes());
     step->report = HostBlock(queue_, batch_.report_bytes());
-    step->free_pages = HostBlock(queue_, sizeof(int32_t));
     if (queue_ != nullptr) step->fence = queue_->MakeFence();
     idle_.push_back(std::move(step));
   }
@@ -266,12 +264,11 @@ void ModelRunner::ReadBack(InFlight& step) {
     if (queue_ != nullptr) return queue_->CopyToPinned(device, bytes, host, stream_);
     ops_->CopyToHost(device, bytes, host, stream_);
   };
-  fetch(cache_.view().free_count, sizeof(int32_t), step.free_pages.data());
   const bool wanted = std::any_of(step.sequences.begin(), step.sequences.end(),
                                   [](const auto& s) { return !s.logit_rows.empty() && !s.draw; });
-  if (!step.sequences.empty()) {
-    fetch(batch_.report_block(), batch_.report_bytes(), step.report.data());
-  }
+  fetch(batch_.report_block(),
+        step.sequences.empty() ? BatchBuilder::kFreePagesBytes : batch_.report_bytes(),
+        step.report.data());
   if (wanted) {
     const size_t row = static_cast<size_t>(logits_.cols) * SizeOf(logits_.dtype);
     const size_t bytes = static_cast<size_t>(logits_.rows) * row;
@@ -294,7 +291,7 @@ absl::StatusOr<StepResult> ModelRunner::Collect() {
     Deliver(*step, result);
     Count(*step, result);
   }
-  result.free_pages = *step->free_pages.as<int32_t>();
+  result.free_pages = *batch_.ReportIn(step->report.as<std::byte>()).free_pages;
   if (collected_ != nullptr) idle_.push_back(std::move(collected_));
   collected_ = std::move(step);
   if (absl::Status status = Health(); !status.ok()) return status;

@@ -88,10 +88,10 @@ class ModelRunner : public StepExecutor {
   FoxWeights weights_;
   RunnerOptions options_;
   ExecutorLimits limits_;
-  KvCache cache_;
   Activations activations_;
   FoxModel model_;
   BatchBuilder batch_;
+  KvCache cache_;
   Buffer token_states_;                       // empty where the backend does not draw
   using GraphKey = std::pair<int64_t, bool>;  // bucket, BatchView::small
   std::map<GraphKey, DecodeGraph> graphs_;

@@ -11,7 +11,7 @@ T* PagedKvStorage::Allocate(Ops& ops, int64_t count) {
   return buffers_.back().as<T>();
 }
 
-PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops) {
+PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, int32_t* free_count) {
   view_.shape = shape;
   const int64_t pages = shape.num_pages, group = shape.group();
   const int64_t lists = shape.max_slots * shape.lists_per_slot();
@@ -26,7 +26,7 @@ PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops) {
   view_.horizon = Allocate<double>(ops, pages * group);
   view_.key_norm = Allocate<double>(ops, pages * group);
   view_.free_stack = Allocate<int32_t>(ops, pages);
-  view_.free_count = Allocate<int32_t>(ops, 1);
+  view_.free_count = free_count != nullptr ? free_count : Allocate<int32_t>(ops, 1);
   view_.page_table = Allocate<int32_t>(ops, lists * shape.max_pages);
   view_.first_live = Allocate<int32_t>(ops, lists);
   view_.length = Allocate<int64_t>(ops, shape.max_slots);

@@ -12,7 +12,9 @@ namespace fox {
 
 class PagedKvStorage {
  public:
-  PagedKvStorage(const PagedKvShape& shape, Ops& ops);
+  // free_count: the backend's memory for PagedKv::free_count, which must outlive the storage; null:
+  // the storage's own.
+  PagedKvStorage(const PagedKvShape& shape, Ops& ops, int32_t* free_count = nullptr);
 
   const PagedKv& view() const { return view_; }
 

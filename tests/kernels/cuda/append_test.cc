@@ -226,16 +226,13 @@ class AppendPair {
                                        });
     ASSERT_EQ(BeginStep(batch.view, kv_.view, work.view, nullptr), cudaSuccess);
     // Every other time as behind a kernel that settles.
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     const bool settled = ++gpu_runs_ % 2 == 0;
-    if (settled) {
-      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    }
     ASSERT_EQ(Append(batch.view, params, kv_.view, work.view, settled, nullptr), cudaSuccess);
     projection = rows.ToHost();
   }
 
   int gpu_runs_ = 0;
-
   // bf16 rounding is half of 2^-8; sums in another order move an element by the row's scale (norm
   // weights around 1 on unit variance: below 8) times a few float32 roundings.
   static constexpr double kFloatSlack = 8 * 0x1p-20;
