@@ -1,6 +1,7 @@
 // Decode attention: one row per sequence over its heads' live pages. Work is cut into items of a
 // few pages at fixed places, so what a row computes does not depend on the batch; items are dealt
 // out evenly over the chip, and the last one of a (sequence, head) to finish merges them in order.
+// Small batches take another kernel where the device has clusters (decode_cluster.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
