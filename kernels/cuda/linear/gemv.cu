@@ -1,9 +1,10 @@
 // One block a multiprocessor owns a contiguous range of W's rows and streams it through a ring of
 // tiles in shared memory, 16 rows by 768 columns: two warps copy, from before the previous kernel
-// has ended; eight warps first transform the input rows, then share a tile's columns among them.
-// Tensor cores multiply, for four rows at a time would be too much arithmetic for the FP32 units:
-// W is the operand of 16 rows, the input rows are the one of 8 (the rest are repeats, unused).
-// Sums: each warp over its columns, then the warps in order; the same for any number of rows.
+// has ended; eight warps first take the first tiles into registers and transform the input rows,
+// then share a tile's columns among them. Tensor cores multiply, for four rows at a time would be
+// too much arithmetic for the FP32 units: W is the operand of 16 rows, the input rows are the one
+// of 8 (the rest are repeats, unused). Sums: each warp over its columns, then the warps in order;
+// the same for any number of rows.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -163,7 +164,7 @@ __device__ __forceinline__ void StoreValue(const GemvArguments& a, const float* 
 // A warp's share of a tile of W, as the tensor cores want it.
 using Fragments = uint32_t[kWarpSteps][4];
 
-// The warp's columns of a tile and where in the shared memory it finds them.
+// The warp's columns of the tile that begins at column `col`.
 struct Share {
   int steps;   // products
   int column;  // first, in the tile
@@ -190,28 +191,24 @@ __device__ __forceinline__ void LoadFragments(const GemvArguments& a, const Shar
   }
 }
 
-// The input of a warp's share of a tile that begins at column `col`; two products' at a time.
-using InputFragments = uint32_t[kWarpSteps][2];
-__device__ __forceinline__ void LoadInput(const GemvArguments& a, const SharedPlan& plan, int col,
-                                          const Share& share, InputFragments& x) {
+// c += the warp's products of the tile that begins at column `col`. Input is loaded for two of them
+// at a time; what lies behind an odd last one is read and not used.
+__device__ __forceinline__ void MultiplyFragments(const GemvArguments& a, const SharedPlan& plan,
+                                                  int col, const Fragments& w, float (&c)[2][4]) {
   static_assert(kWarpSteps % 2 == 0);
+  const Share share(a, col);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const uint32_t from = SharedAddress(plan.input) + min(lane % 8, a.rows - 1) * InputStride(a.in) +
                         (col + share.column) * 2 + lane / 8 * 16;
+  uint32_t x[kWarpSteps / 2][4];
 #pragma unroll
-  for (int i = 0; i < kWarpSteps; i += 2) {
-    uint32_t both[4];
-    if (i < share.steps) LoadMatrices(both, from + i * kStep * 2);
-    x[i][0] = both[0], x[i][1] = both[1];
-    x[i + 1][0] = both[2], x[i + 1][1] = both[3];
+  for (int i = 0; i < kWarpSteps / 2; ++i) {
+    if (2 * i < share.steps) LoadMatrices(x[i], from + i * 2 * kStep * 2);
   }
-}
-
-__device__ __forceinline__ void MultiplyFragments(const Share& share, const Fragments& w,
-                                                  const InputFragments& x, float (&c)[2][4]) {
 #pragma unroll
   for (int i = 0; i < kWarpSteps; ++i) {
-    if (i < share.steps) MultiplyAdd(c[i % 2], w[i], x[i][0], x[i][1]);
+    const int at = i % 2 * 2;
+    if (i < share.steps) MultiplyAdd(c[i % 2], w[i], x[i / 2][at], x[i / 2][at + 1]);
   }
 }
 
@@ -248,15 +245,7 @@ class Walk {
   // Adds the tile's products, stores the group's outputs if it is its last, and goes on.
   // `previous`: what y holds before, of the group at hand.
   __device__ __forceinline__ void Multiply(const Fragments& w, float& previous) {
-    InputFragments x;
-    const Share share(a_, col_);
-    LoadInput(a_, plan_, col_, share, x);
-    Multiply(share, w, x, previous);
-  }
-
-  __device__ __forceinline__ void Multiply(const Share& share, const Fragments& w,
-                                           const InputFragments& x, float& previous) {
-    MultiplyFragments(share, w, x, c_);
+    MultiplyFragments(a_, plan_, col_, w, c_);
     const int row = row_;
     if (!Advance()) return;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
