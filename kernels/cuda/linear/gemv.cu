@@ -71,8 +71,12 @@ struct GemvArguments {
 
 // Shared memory: [stages] tiles, input rows, partial sums [2][warps][4 rows][16], barriers.
 __host__ __device__ constexpr int InputStride(int in) { return in * 2 + kPad; }
+// A product's columns behind the last row's end may be read.
+__host__ __device__ constexpr int InputBytes(int rows, int in) {
+  return rows * InputStride(in) + kStep * 2 - kPad;
+}
 __host__ __device__ constexpr int FixedBytes(int rows, int in) {
-  return rows * InputStride(in) + kPartialBytes + kBarrierBytes;
+  return InputBytes(rows, in) + kPartialBytes + kBarrierBytes;
 }
 
 struct SharedPlan {
@@ -87,7 +91,7 @@ __device__ __forceinline__ SharedPlan PlanOf(unsigned char* shared, const GemvAr
   SharedPlan plan;
   plan.tiles = shared;
   plan.input = shared + a.stages * a.tile_bytes;
-  plan.partial = reinterpret_cast<float*>(plan.input + a.rows * InputStride(a.in));
+  plan.partial = reinterpret_cast<float*>(plan.input + InputBytes(a.rows, a.in));
   plan.full = reinterpret_cast<Mbarrier*>(plan.partial + kPartialBytes / sizeof(float));
   plan.empty = plan.full + kMaxStages;
   return plan;
@@ -192,7 +196,7 @@ __device__ __forceinline__ void LoadFragments(const GemvArguments& a, const Shar
 }
 
 // c += the warp's products of the tile that begins at column `col`. Input is loaded for two of them
-// at a time; what lies behind an odd last one is read and not used.
+// at a time; what lies behind an odd last one (input, or nothing: InputBytes) is not used.
 __device__ __forceinline__ void MultiplyFragments(const GemvArguments& a, const SharedPlan& plan,
                                                   int col, const Fragments& w, float (&c)[2][4]) {
   static_assert(kWarpSteps % 2 == 0);
