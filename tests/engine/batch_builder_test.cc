@@ -78,5 +78,43 @@ TEST(BatchBuilder, PaddingIsNotDrawnFrom) {
   }
 }
 
+TEST(BatchBuilder, SmallBatchesAreFewShortSingleRows) {
+  CpuOps ops({DType::kF32, true, 1});
+  BatchBuilder builder(ops, 16, 8, 16, 8);
+  std::vector<std::byte> staging(builder.bytes());
+  const auto small = [&](int seqs, int64_t longest, size_t rows, int64_t padded) {
+    StepPlan plan;
+    for (int i = 0; i < seqs; ++i) {
+      plan.sequences.push_back(Planned(i, {1}, {0}));
+    }
+    plan.sequences.back().token_ids.resize(rows, 1);
+    plan.sequences.back().position = longest - static_cast<int64_t>(rows);
+    builder.Build(plan, padded, staging.data(), nullptr);
+    return builder.batch().small;
+  };
+  EXPECT_TRUE(small(1, 1, 1, 1));
+  EXPECT_TRUE(small(3, kSmallBatchTokens, 1, kSmallBatchRows));
+  EXPECT_FALSE(small(3, kSmallBatchTokens + 1, 1, kSmallBatchRows));
+  EXPECT_FALSE(small(kSmallBatchRows + 1, 9, 1, 0));
+  EXPECT_FALSE(small(2, 9, 1, kSmallBatchRows + 1));
+  EXPECT_FALSE(small(2, 9, 2, 0));
+}
+
+// One copy of the report brings the pool's count, which no Build touches.
+TEST(BatchBuilder, FreePagesLieInTheReport) {
+  CpuOps ops({DType::kF32, true, 1});
+  BatchBuilder builder(ops, 16, 8, 16, 4);
+  *builder.report().free_pages = 77;
+  StepPlan plan;
+  plan.sequences.push_back(Planned(1, {8, 9}, {1}));
+  std::vector<std::byte> staging(builder.bytes(), std::byte{0xff});
+  builder.Build(plan, 0, staging.data(), nullptr);
+  std::vector<std::byte> copy(builder.report_block(),
+                              builder.report_block() + builder.report_bytes());
+  EXPECT_EQ(*builder.ReportIn(copy.data()).free_pages, 77);
+  copy.resize(BatchBuilder::kFreePagesBytes);
+  EXPECT_EQ(*builder.ReportIn(copy.data()).free_pages, 77);
+}
+
 }  // namespace
 }  // namespace fox
