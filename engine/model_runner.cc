@@ -177,7 +177,9 @@ void ModelRunner::SetTokenStates(const StepPlan& plan, InFlight& step) {
   if (plan.token_states.empty()) return;
   size_t count = 0;
   for (const SlotTokens& states : plan.token_states) count += states.entries.size();
-  const size_t bytes = std::bit_ceil(count * sizeof(TokenEntry));
+  // Pinned memory is dear to get, so it grows seldom.
+  constexpr size_t kLeast = 4096;
+  const size_t bytes = std::bit_ceil(std::max(count, kLeast) * sizeof(TokenEntry));
   if (step.entries.bytes() < bytes) step.entries = HostBlock(queue_, bytes);
   TokenEntry* entries = step.entries.as<TokenEntry>();
   for (const SlotTokens& states : plan.token_states) {

@@ -4,7 +4,9 @@
 //
 // Contract: operations on one stream run in order; they return when the work is enqueued (CPU:
 // done). Views are borrowed for the call's work. "wide dtype" is float64 in the f64 mode, else
-// float32. Rows never influence one another except through a PagedKv. One thread calls at a time.
+// float32. Rows never influence one another except through a PagedKv; but a backend may choose its
+// kernels, and so the last bits, by how many rows there are and by BatchView::small. One thread
+// calls at a time.
 #pragma once
 
 #include <cstddef>

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/cluster.h"
+
 namespace fox::cuda::draw {
 
 constexpr int kWarp = 32;
@@ -60,35 +62,15 @@ __device__ __forceinline__ void RowBarrier() {
   if constexpr (kBlocks == 1) {
     __syncthreads();
   } else {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile(
-        "barrier.cluster.arrive.release;\n"
-        "barrier.cluster.wait.acquire;" ::
-            : "memory");
-#endif
+    ArriveAtCluster();
+    WaitForCluster();
   }
 }
 
 // *local as block `rank` of the row has it.
 template <int kBlocks, typename T>
 __device__ __forceinline__ T ReadPeer(const T* local, int rank) {
-  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if constexpr (kBlocks > 1) {
-    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(local));
-    uint32_t there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    if constexpr (sizeof(T) == 4) {
-      uint32_t value;
-      asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(there) : "memory");
-      return static_cast<T>(value);
-    } else {
-      uint64_t value;
-      asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(value) : "r"(there) : "memory");
-      return static_cast<T>(value);
-    }
-  }
-#endif
+  if constexpr (kBlocks > 1) return LoadFromBlock(local, rank);
   return *local;
 }
 

@@ -161,7 +161,6 @@ void CudaOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream
   if (!state_->health.ok()) return;
   FOX_CHECK(batch.num_seqs * kv.shape.q_heads <= state_->work.max_pairs);
   FOX_CHECK(State::MaxTiles(batch) <= state_->work.max_tiles);
-  state_->settled_output = nullptr;
   state_->health.Check(cuda::BeginStep(batch, kv, state_->work, state_->On(stream)),
                        "begin a step");
 }
@@ -183,10 +182,10 @@ void CudaOps::Linear(const MatrixView& in, const RowTransform& transform,
                      const MatrixView& out, Stream stream) {
   if (!state_->health.ok() || in.rows == 0) return;
   const cuda::DeviceWeight view = static_cast<const CudaWeight&>(weight).view();
-  state_->settled_output = state_->linear.Settles(in, transform, view) ? out.data : nullptr;
   state_->health.Check(state_->linear.Run(in, transform, view, static_cast<const float*>(bias),
                                           accumulate, out, state_->On(stream)),
                        "multiply");
+  if (state_->linear.Settles(in, transform, view)) state_->settled_output = out.data;
 }
 
 void CudaOps::Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,

@@ -14,7 +14,9 @@ namespace fox {
 struct CudaOps::State {
   explicit State(const CudaOptions& cuda_options) : options(cuda_options), queue(health) {}
 
-  cudaStream_t On(Stream stream) const {
+  // For every operation that enqueues kernels.
+  cudaStream_t On(Stream stream) {
+    settled_output = nullptr;
     return stream == nullptr ? queue.cuda_stream() : static_cast<cudaStream_t>(stream);
   }
   // Upper bound on the attention tiles of a batch, known to the host.
@@ -28,8 +30,8 @@ struct CudaOps::State {
   std::string name;
   bool hopper = false;
   cuda::LinearEngine linear;
-  // What the product that was enqueued last writes, if its kernel settles (launch.h) and no other
-  // step was begun since.
+  // What the operation that was enqueued last writes, if it was a product whose kernel settles
+  // (launch.h).
   const void* settled_output = nullptr;
   std::vector<Buffer> buffers;  // behind `work`
   cuda::StepWork work;

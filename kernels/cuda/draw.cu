@@ -11,6 +11,7 @@
 
 #include "kernels/core/check.h"
 #include "kernels/cuda/candidate_search.cuh"
+#include "kernels/cuda/device/cluster.h"
 #include "kernels/cuda/device/philox.h"
 #include "kernels/cuda/draw.h"
 #include "kernels/cuda/launch.h"
@@ -20,12 +21,6 @@ namespace draw {
 namespace {
 
 constexpr int kMostBlocks = 8;  // the largest portable cluster
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define FOX_CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
-#else
-#define FOX_CLUSTER(blocks)
-#endif
 
 __device__ __forceinline__ double Coldness(const DrawRow& how) {
   return 1.0 / static_cast<double>(how.temperature);

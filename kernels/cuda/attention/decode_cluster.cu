@@ -120,8 +120,11 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim >
   const int rank = static_cast<int>(blockIdx.x) % kBlocks;
   const int index = static_cast<int>(blockIdx.x) / kBlocks;
   if (LoadCoherent(a.batch.slot + index / a.kv.shape.q_heads) < 0) {
-    // Some block must wait, so that the end of this kernel implies that of all before it.
-    if (rank == 0) WaitForPrevious();
+    // Some block must wait, so that the end of this kernel implies that of all before it; it must
+    // not hold back the next kernel, which starts when all blocks have let it.
+    if (rank != 0) return;
+    LetNextStart();
+    WaitForPrevious();
     return;
   }
   const Pair pair = LoadPair(a, index);

@@ -1,6 +1,6 @@
 // How a warp of decode attention takes a unit of keys and values: which lane holds what, and the
-// loads into registers. Invariant: nothing is read through the first-level cache, where the
-// previous kernel's writes do not come. For decode.cu only; the units are decode_items.h.
+// loads into registers. Invariant: nothing is left in the first-level cache, where the previous
+// kernel's writes do not come. For decode attention only; the units are decode_items.h.
 #pragma once
 
 #include <cuda_runtime.h>

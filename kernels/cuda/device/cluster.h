@@ -52,4 +52,28 @@ __device__ __forceinline__ void StoreInBlock(float* address, int rank, float val
 #endif
 }
 
+// *address in the shared memory of the cluster's block `rank`, which must have started and not
+// ended.
+template <typename T>
+__device__ __forceinline__ T LoadFromBlock(const T* address, int rank) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(there)
+               : "r"(SharedAddress(address)), "r"(rank));
+  if constexpr (sizeof(T) == 4) {
+    uint32_t value;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(there) : "memory");
+    return static_cast<T>(value);
+  } else {
+    uint64_t value;
+    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(value) : "r"(there) : "memory");
+    return static_cast<T>(value);
+  }
+#else
+  return *address;
+#endif
+}
+
 }  // namespace fox::cuda
