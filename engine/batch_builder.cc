@@ -7,6 +7,21 @@
 #include "kernels/core/check.h"
 
 namespace fox {
+namespace {
+
+constexpr double kNothing = -std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+PlannedSequence PaddingSequence(int64_t position) {
+  PlannedSequence padding;
+  padding.slot = -1;
+  padding.position = position;
+  padding.token_ids = {0};
+  padding.logit_rows = {0};
+  padding.log_tolerance = kNothing;
+  return padding;
+}
 
 BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t max_logit_rows,
                            int64_t max_slots)
@@ -51,7 +66,7 @@ StepReport BatchBuilder::ReportIn(std::byte* block) const {
 }
 
 void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging, Stream stream) {
-  constexpr double kNothing = -std::numeric_limits<double>::infinity();
+  static const PlannedSequence padding = PaddingSequence(0);
   const auto planned = static_cast<int64_t>(plan.sequences.size());
   const int64_t total = std::max(seqs, planned);
   FOX_CHECK(total <= max_seqs_);
@@ -60,15 +75,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
   int64_t rows = 0, logit_rows = 0, longest = 0;
   int64_t* row_begin = At<int64_t>(staging, row_begin_);
   for (int64_t i = 0; i < total; ++i) {
-    static const PlannedSequence kPadding = [] {
-      PlannedSequence padding;
-      padding.slot = -1;
-      padding.token_ids = {0};
-      padding.logit_rows = {0};
-      padding.log_tolerance = kNothing;
-      return padding;
-    }();
-    const PlannedSequence& seq = i < planned ? plan.sequences[static_cast<size_t>(i)] : kPadding;
+    const PlannedSequence& seq = i < planned ? plan.sequences[static_cast<size_t>(i)] : padding;
     row_begin[i] = rows;
     longest = std::max(longest, seq.position + static_cast<int64_t>(seq.token_ids.size()));
     At<int64_t>(staging, position_)[i] = seq.position;
@@ -84,9 +91,8 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
       DrawRow& draw = At<DrawRow>(staging, draw_)[logit_rows];
       draw = {};
       if (!seq.draw || k + 1 < seq.logit_rows.size()) continue;
-      const DrawPlan& d = *seq.draw;
-      draw = {seq.slot,   d.temperature, d.top_p,    d.min_p,     d.top_k,
-              d.logprobs, d.seed,        d.position, d.adjustment};
+      draw = *seq.draw;
+      draw.slot = seq.slot;
     }
     rows += static_cast<int64_t>(seq.token_ids.size());
   }

@@ -20,6 +20,9 @@ struct StepReport {
   DrawnToken* drawn = nullptr;         // [max_logit_rows], by logit row
 };
 
+// Fills a batch up and touches nothing: slot -1, one token.
+PlannedSequence PaddingSequence(int64_t position);
+
 class BatchBuilder {
  public:
   // At most so many rows, sequences and logit rows a step. `max_slots`: of the cache.

@@ -229,13 +229,9 @@ absl::Status ModelRunner::CaptureGraphs() {
   for (int64_t bucket : buckets) {
     if (absl::Status status = CaptureGraph({}, bucket); !status.ok()) return status;
     if (bucket > kSmallBatchRows || options_.max_model_len <= kSmallBatchTokens) continue;
-    StepPlan plan;
-    PlannedSequence& longer = plan.sequences.emplace_back();
-    longer.slot = -1;
-    longer.position = kSmallBatchTokens;
-    longer.token_ids = {0};
-    longer.logit_rows = {0};
-    if (absl::Status status = CaptureGraph(plan, bucket); !status.ok()) return status;
+    StepPlan longer;
+    longer.sequences.push_back(PaddingSequence(kSmallBatchTokens));
+    if (absl::Status status = CaptureGraph(longer, bucket); !status.ok()) return status;
   }
   return absl::OkStatus();
 }

@@ -88,10 +88,10 @@ std::vector<int32_t> Sequence::ListTokens(int64_t count) const {
   return std::vector<int32_t>(begin, begin + count);
 }
 
-std::optional<DrawPlan> Sequence::NextDraw() const {
+std::optional<DrawRow> Sequence::NextDraw() const {
   const SamplingParams& sampling = request.sampling;
   if (!FitsDrawnToken(sampling)) return std::nullopt;
-  DrawPlan draw;
+  DrawRow draw;
   draw.temperature = sampling.temperature;
   draw.top_p = sampling.top_p;
   draw.min_p = sampling.min_p;

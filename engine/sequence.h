@@ -44,7 +44,7 @@ struct Sequence {
   std::vector<int32_t> ListTokens(int64_t count) const;
   // How an executor may draw the next token itself; none where more log-probabilities are to be
   // reported than it does.
-  std::optional<DrawPlan> NextDraw() const;
+  std::optional<DrawRow> NextDraw() const;
   // The token states of `slot` for the next draw. REQUIRES: nothing is pending.
   SlotTokens TokenStates() const;
 

@@ -11,19 +11,6 @@
 
 namespace fox {
 
-// What an executor needs to draw a token itself, beside the slot's token states.
-struct DrawPlan {
-  float temperature = 1;
-  float top_p = 1;
-  float min_p = 0;
-  int32_t top_k = 0;
-  int32_t logprobs = -1;
-  uint64_t seed = 0;
-  uint64_t position = 0;  // the drawn token's index in prompt + generated
-  // If on, the executor counts the drawn token in the slot's token states.
-  LogitAdjustment adjustment = {};
-};
-
 // A slot's token states, made anew.
 struct SlotTokens {
   int32_t slot = 0;
@@ -40,8 +27,11 @@ struct PlannedSequence {
   // Rows of logits wanted, counted within token_ids, ascending: the last one to sample from, more
   // for prompt log-probabilities.
   std::vector<int32_t> logit_rows;
-  std::optional<DrawPlan> draw;  // from the last of logit_rows, instead of delivering logits
-  double log_tolerance = 0;      // log eps; -infinity: prune nothing
+  // How the executor draws from the last of logit_rows, instead of delivering logits; the row's
+  // slot is the sequence's. If the adjustment is on, it counts the token in the slot's token
+  // states.
+  std::optional<DrawRow> draw;
+  double log_tolerance = 0;  // log eps; -infinity: prune nothing
 };
 
 struct StepPlan {

@@ -370,8 +370,8 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
                   static_cast<unsigned>(batch.num_seqs));
   const bool diagonal = IsDiagonal(params.bound) || params.acp == AcpMode::kOff;
   return Launch(diagonal ? AppendDecodeKernel<kHeadDim, false> : AppendDecodeKernel<kHeadDim, true>,
-                grid, kThreads, SharedBytes(0, batch.num_rows <= kFewRows), stream, batch, params,
-                kv, settled);
+                grid, kThreads, SharedBytes(0, batch.num_rows <= kSmallBatchRows), stream, batch,
+                params, kv, settled);
 }
 
 }  // namespace

@@ -9,16 +9,15 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/cluster.h"
+#include "kernels/cuda/device/warp.h"
 
 namespace fox::cuda::draw {
 
-constexpr int kWarp = 32;
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kBinBits = 9;
 constexpr int kBins = 1 << kBinBits;
 constexpr int kListed = 128;  // so many candidates are compared with each other directly
-constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr uint64_t kNotFinite = ~uint64_t{0};  // larger than any key
 static_assert(kBins == kThreads, "one thread a bin");
 
@@ -73,9 +72,6 @@ __device__ __forceinline__ T ReadPeer(const T* local, int rank) {
   if constexpr (kBlocks > 1) return LoadFromBlock(local, rank);
   return *local;
 }
-
-__device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
-__device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / kWarp; }
 
 struct Plus {
   __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }

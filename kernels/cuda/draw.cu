@@ -300,23 +300,13 @@ __global__ void __launch_bounds__(kSetThreads, 1)
   }
 }
 
-// Whether the device runs code compiled for clusters; newer ones may run older code.
-bool HasClusters() {
-  static const bool has = [] {
-    constexpr int kFirstVersion = 90;
-    cudaFuncAttributes attributes{};
-    return cudaFuncGetAttributes(&attributes, DrawKernel<kMostBlocks>) == cudaSuccess &&
-           attributes.ptxVersion >= kFirstVersion;
-  }();
-  return has;
-}
-
 using Kernel = void (*)(const DrawParams, int, float);
 
 // As many blocks a row as run at once; the result does not depend on it.
 std::pair<Kernel, int> KernelFor(int64_t rows) {
   constexpr int64_t kBlocksAtOnce = 128;  // of the smallest device with clusters, about
-  if (!HasClusters() || rows * 2 > kBlocksAtOnce) return {DrawKernel<1>, 1};
+  static const bool has_clusters = RunsClusters(DrawKernel<kMostBlocks>);
+  if (!has_clusters || rows * 2 > kBlocksAtOnce) return {DrawKernel<1>, 1};
   if (rows * 4 > kBlocksAtOnce) return {DrawKernel<2>, 2};
   if (rows * 8 > kBlocksAtOnce) return {DrawKernel<4>, 4};
   return {DrawKernel<kMostBlocks>, kMostBlocks};

@@ -18,12 +18,7 @@
 
 #include <cstddef>
 
-#include "kernels/op_params.h"
-
 namespace fox::cuda {
-
-// Steps of so few rows are bound by latency: their kernels are to overlap (SharedBytes::most).
-inline constexpr int kFewRows = kSmallBatchRows;
 
 #if defined(__CUDACC__)
 __device__ __forceinline__ void WaitForPrevious() {
@@ -41,7 +36,7 @@ __device__ __forceinline__ void LetNextStart() {
 
 // Dynamic shared memory of a block. A multiprocessor divides its memory between shared memory and
 // L1 in one way at a time and has to be empty to change it: kernels that are to overlap on it must
-// all ask for the largest share, whatever they use.
+// all ask for the largest share, whatever they use: those of steps of up to kSmallBatchRows rows.
 struct SharedBytes {
   SharedBytes(size_t size, bool ask_for_most = false)  // NOLINT: a size is enough for most
       : bytes(size), most(ask_for_most) {}

@@ -420,7 +420,7 @@ cudaError_t BeginStep(const BatchView& batch, const PagedKv& kv, const StepWork&
 
 cudaError_t PlanItems(const BatchView& batch, const PagedKv& kv, const StepWork& work, int layer,
                       cudaStream_t stream) {
-  return Launch(PlanItemsKernel, 1, kItemThreads, SharedBytes(0, batch.num_rows <= kFewRows),
+  return Launch(PlanItemsKernel, 1, kItemThreads, SharedBytes(0, batch.num_rows <= kSmallBatchRows),
                 stream, batch, kv, work, layer, false);
 }
 

@@ -74,8 +74,8 @@ class Pipeline {
     StepPlan plan = slots_.NextStep(batch);
     for (PlannedSequence& seq : plan.sequences) {
       seq.token_ids = {kDrawnToken};
-      seq.draw = DrawPlan{.seed = static_cast<uint64_t>(seq.slot),
-                          .position = static_cast<uint64_t>(seq.position) + 1};
+      seq.draw = DrawRow{.seed = static_cast<uint64_t>(seq.slot),
+                         .position = static_cast<uint64_t>(seq.position) + 1};
     }
     return plan;
   }

@@ -266,7 +266,7 @@ absl::StatusOr<SlotStats> Prefill(const BenchSession& session, BenchModel& model
     seq.token_ids = session.TokensAt(position + slot * 997, rows);
     if (position + rows == end) {
       seq.logit_rows = {static_cast<int32_t>(rows - 1)};
-      if (runner.limits().draws) seq.draw = DrawPlan{.seed = static_cast<uint64_t>(slot)};
+      if (runner.limits().draws) seq.draw = DrawRow{.seed = static_cast<uint64_t>(slot)};
     }
     seq.log_tolerance = model.log_tolerance;
     StepPlan plan;

@@ -26,7 +26,7 @@ TEST(BatchBuilder, DrawRowsHoldTheDrawPlan) {
   StepPlan plan;
   plan.sequences.push_back(Planned(2, {5, 6, 7}, {0, 2}));  // for the host
   plan.sequences.push_back(Planned(1, {8, 9}, {1}));
-  DrawPlan& draw = plan.sequences.back().draw.emplace();
+  DrawRow& draw = plan.sequences.back().draw.emplace();
   draw.temperature = 0.5f;
   draw.top_p = 0.75f;
   draw.min_p = 0.25f;

@@ -371,7 +371,7 @@ TEST_F(PipelinedSchedulerTest, StopsAreMaskedUpToMinTokens) {
   EXPECT_THAT(StatesIn(schedule), testing::ElementsAre(std::tuple(4, 0.0f, kTokenStops),
                                                        std::tuple(6, 0.0f, kTokenStops)));
   for (int produced = 0; produced < 4; ++produced) {
-    const DrawPlan& draw = schedule.plan.sequences[0].draw.value();
+    const DrawRow& draw = schedule.plan.sequences[0].draw.value();
     EXPECT_EQ(draw.position, 10u + static_cast<uint64_t>(produced));
     EXPECT_EQ(draw.adjustment.on, produced < 2);
     EXPECT_EQ(draw.position < draw.adjustment.stops_from, produced < 2);

@@ -72,9 +72,9 @@ std::unique_ptr<Sequence> MakeSequence(int32_t slot, int32_t vocabulary, Random&
   return sequence;
 }
 
-DrawRow RowOf(int32_t slot, const DrawPlan& plan) {
-  return {slot,          plan.temperature, plan.top_p,    plan.min_p,     plan.top_k,
-          plan.logprobs, plan.seed,        plan.position, plan.adjustment};
+DrawRow RowOf(int32_t slot, DrawRow row) {
+  row.slot = slot;
+  return row;
 }
 
 // The logits that a sequence's next token is drawn from, in the order of engine/sampler.h.

@@ -1,5 +1,5 @@
 // SlotSampler: the draws of one slot as an executor has to make them, from plans alone: the token
-// states that a plan brings, a DrawPlan for each token, and what was drawn before. Over the host's
+// states that a plan brings, a DrawRow for each token, and what was drawn before. Over the host's
 // Sampler; nobody tells it what the request asked for.
 #pragma once
 
@@ -30,7 +30,7 @@ class SlotSampler {
   }
 
   // Draws and, where the adjustment is on, counts the token.
-  absl::StatusOr<SampledToken> Draw(const DrawPlan& draw, const float* logits, Sampler& sampler) {
+  absl::StatusOr<SampledToken> Draw(const DrawRow& draw, const float* logits, Sampler& sampler) {
     SamplingParams params;
     params.temperature = draw.temperature;
     params.top_p = draw.top_p;

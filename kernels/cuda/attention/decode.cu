@@ -236,7 +236,7 @@ cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
     const cudaError_t error = GridSize<kHeadDim>(&blocks);
     if (error != cudaSuccess) return error;
   }
-  const SharedBytes shared(0, arguments.batch.num_rows <= kFewRows);
+  const SharedBytes shared(0, arguments.batch.num_rows <= kSmallBatchRows);
   return Launch(DecodeKernel<kHeadDim>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), shared,
                 stream, arguments);
 }

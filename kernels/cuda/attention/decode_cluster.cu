@@ -167,12 +167,7 @@ cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
 }  // namespace
 
 bool DecodeClusterRuns(int head_dim) {
-  static const bool has_clusters = [] {
-    constexpr int kFirstVersion = 90;  // newer devices may run older code
-    cudaFuncAttributes attributes{};
-    return cudaFuncGetAttributes(&attributes, DecodeClusterKernel<64>) == cudaSuccess &&
-           attributes.ptxVersion >= kFirstVersion;
-  }();
+  static const bool has_clusters = RunsClusters(DecodeClusterKernel<64>);
   return has_clusters && head_dim >= 32;
 }
 

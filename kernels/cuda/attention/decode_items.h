@@ -82,9 +82,6 @@ struct Unit {
   bool own;   // the page is the row's own, the one that AppendDecode writes
 };
 
-__device__ inline int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
-__device__ inline int Warp() { return static_cast<int>(threadIdx.x) / kWarp; }
-
 // The two bf16 of a word as float32; the low one is a single bf16, too.
 __device__ inline float Low(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ inline float High(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }

@@ -194,7 +194,7 @@ cudaError_t FindDecodeWindows(const BatchView& batch, const AttentionParams& par
                               const PagedKv& kv, const StepWork& work, cudaStream_t stream) {
   const int pairs = batch.num_seqs * kv.shape.q_heads;
   return Launch(FindWindows, dim3(static_cast<unsigned>((pairs + kWarps - 1) / kWarps)),
-                dim3(kWarps * 32), SharedBytes(0, batch.num_rows <= kFewRows), stream, batch,
+                dim3(kWarps * 32), SharedBytes(0, batch.num_rows <= kSmallBatchRows), stream, batch,
                 ArgumentsOf(batch, params), kv, work);
 }
 

@@ -1,11 +1,15 @@
-// The lanes of a warp, and results over the four of them that share a row of a tensor core product.
-// For .cu files only.
+// Warps and their lanes, and results over the four of them that share a row of a tensor core
+// product. For .cu files only.
 #pragma once
 
 namespace fox::cuda {
 
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Of the thread in its warp and of the warp in its block, in blocks of one dimension.
+__device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+__device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / kWarp; }
 
 __device__ __forceinline__ float QuadSum(float x) {
   x += __shfl_xor_sync(kAllLanes, x, 1);

@@ -19,6 +19,7 @@
 #include "kernels/cuda/device/warp.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear/gemv.h"
+#include "kernels/cuda/linear/product.cuh"
 #include "kernels/cuda/transform_row.cuh"
 
 namespace fox::cuda {
@@ -53,16 +54,8 @@ constexpr int kMinStages = 3;
 constexpr int kTilesUnderWay = 2;
 constexpr int kReservedBytes = 1024;  // for the transform's static memory
 
-struct GemvArguments {
+struct GemvArguments : Product {
   RowSource source;
-  int rows;
-  const __nv_bfloat16* weight;  // [out, in]
-  int out, in;
-  const float* bias;  // [out] or null
-  bool accumulate;
-  float* y_f32;  // one of the two is not null
-  __nv_bfloat16* y_bf16;
-  int64_t y_stride;
   int block_rows;  // of W; the first `extra_blocks` blocks have one more
   int extra_blocks;
   int stages;
@@ -409,19 +402,11 @@ bool GemvTakes(const MatrixView& in, const RowTransform& transform, const Device
 cudaError_t Gemv(const MatrixView& in, const RowTransform& transform, const DeviceWeight& weight,
                  const float* bias, bool accumulate, const MatrixView& out,
                  const DeviceLimits& limits, cudaStream_t stream) {
-  FOX_CHECK(GemvTakes(in, transform, weight, limits) && weight.out <= INT32_MAX);
+  FOX_CHECK(GemvTakes(in, transform, weight, limits));
   GemvArguments a{};
+  static_cast<Product&>(a) = ProductOf(weight, bias, accumulate, out);
   a.source = SourceOf(in, transform);
-  a.rows = static_cast<int>(in.rows);
-  a.weight = static_cast<const __nv_bfloat16*>(weight.data);
-  a.out = static_cast<int>(weight.out);
-  a.in = static_cast<int>(weight.in);
   FOX_CHECK(a.source.out_cols == a.in);
-  a.bias = bias;
-  a.accumulate = accumulate;
-  (out.dtype == DType::kF32 ? reinterpret_cast<void*&>(a.y_f32)
-                            : reinterpret_cast<void*&>(a.y_bf16)) = out.data;
-  a.y_stride = out.row_stride;
   const int blocks = std::min(limits.multiprocessors, a.out);
   Plan(blocks, limits, &a);
   return DispatchTransform(transform.kind, in.dtype, [&]<RowTransform::Kind kind, typename In>() {

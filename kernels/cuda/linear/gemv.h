@@ -9,7 +9,7 @@
 
 namespace fox::cuda {
 
-inline constexpr int64_t kMaxGemvRows = kFewRows;
+inline constexpr int64_t kMaxGemvRows = kSmallBatchRows;
 
 struct DeviceLimits {
   int multiprocessors = 0;

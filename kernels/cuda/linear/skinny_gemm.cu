@@ -14,6 +14,7 @@
 #include "kernels/cuda/device/shared_memory.h"
 #include "kernels/cuda/device/warp.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/linear/product.cuh"
 #include "kernels/cuda/linear/skinny_gemm.h"
 
 namespace fox::cuda {
@@ -41,17 +42,9 @@ struct Ring {
   static_assert(kStages >= 4 && kColumnWarps * N * kSumStride * 4 <= kBytes);
 };
 
-struct SkinnyArguments {
+struct SkinnyArguments : Product {
   const __nv_bfloat16* x;
   int64_t x_stride;
-  int rows;
-  const __nv_bfloat16* weight;  // [out, in]
-  int out, in;
-  const float* bias;  // [out] or null
-  bool accumulate;
-  float* y_f32;  // one of the two is not null
-  __nv_bfloat16* y_bf16;
-  int64_t y_stride;
   float* partial;   // [tile][split][row of N][64]
   int32_t* ticket;  // [tile]
 };
@@ -280,19 +273,11 @@ cudaError_t SkinnyGemm(const MatrixView& x, const DeviceWeight& weight, const fl
                        cudaStream_t stream) {
   FOX_CHECK(x.dtype == DType::kBF16 && x.rows > 0 && x.rows <= kMaxSkinnyRows);
   FOX_CHECK(weight.in % kStep == 0 && weight.in == x.cols);
-  FOX_CHECK(weight.out <= INT32_MAX && weight.in <= INT32_MAX / kMaxSkinnyRows);
+  FOX_CHECK(weight.in <= INT32_MAX / kMaxSkinnyRows);
   SkinnyArguments a{};
+  static_cast<Product&>(a) = ProductOf(weight, bias, accumulate, out);
   a.x = static_cast<const __nv_bfloat16*>(x.data);
   a.x_stride = x.row_stride;
-  a.rows = static_cast<int>(x.rows);
-  a.weight = static_cast<const __nv_bfloat16*>(weight.data);
-  a.out = static_cast<int>(weight.out);
-  a.in = static_cast<int>(weight.in);
-  a.bias = bias;
-  a.accumulate = accumulate;
-  (out.dtype == DType::kF32 ? reinterpret_cast<void*&>(a.y_f32)
-                            : reinterpret_cast<void*&>(a.y_bf16)) = out.data;
-  a.y_stride = out.row_stride;
   a.partial = workspace.partial;
   a.ticket = workspace.ticket;
   const int multiprocessors = workspace.multiprocessors;
