@@ -49,8 +49,8 @@ class CudaOps : public Ops {
   void Draw(const DrawParams& params, Stream stream) override;
 
   struct State;
-  // For benchmarks of single kernels: the plan of the last step.
-  const State& state() const { return *state_; }
+  // For benchmarks of single kernels: the plan of the last step, and the stream.
+  State& state() { return *state_; }
 
  private:
   explicit CudaOps(std::unique_ptr<State> state);

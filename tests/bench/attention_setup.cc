@@ -134,7 +134,7 @@ void AttentionSetup::Attend(int call) {
 }
 
 void AttentionSetup::SearchBoundaries() {
-  const CudaOps::State& state = ops_.state();
+  CudaOps::State& state = ops_.state();
   cuda::PruneBoundaries(batch_, Params(0), storage_->view(), state.work,
                         CudaOps::State::MaxTiles(batch_), state.On(nullptr));
 }
