@@ -33,7 +33,7 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
     return at;
   };
   take(1, kFreePagesBytes);
-  drawn_ = take(max_logit_rows, sizeof(DrawnToken));
+  sampled_ = take(max_logit_rows, sizeof(SampleRecord));
   counts_ = take(3 * max_seqs, sizeof(int64_t));
   mass_ = take(max_seqs, sizeof(double));
   report_bytes_ = end;
@@ -41,28 +41,28 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
   row_begin_ = take(max_seqs + 1, sizeof(int64_t));
   tolerance_ = take(max_seqs, sizeof(double));
   logit_row_ = take(max_logit_rows, sizeof(int64_t));
-  draw_ = take(max_logit_rows, sizeof(DrawRow));
+  sample_ = take(max_logit_rows, sizeof(SampleRow));
   slot_ = take(max_seqs, sizeof(int32_t));
   token_ = take(max_rows, sizeof(int32_t));
   block_ = ops.Allocate(end);
-  drawn_tokens_ = ops.Allocate(static_cast<size_t>(max_slots) * sizeof(int32_t));
+  sampled_tokens_ = ops.Allocate(static_cast<size_t>(max_slots) * sizeof(int32_t));
   std::byte* base = block_.as<std::byte>();
-  report_ = ReportIn(base);
+  outputs_ = OutputsAt(base);
   batch_.position = At<int64_t>(base, position_);
   batch_.row_begin = At<int64_t>(base, row_begin_);
   batch_.log_tolerance = At<double>(base, tolerance_);
   batch_.slot = At<int32_t>(base, slot_);
   batch_.token_ids = At<int32_t>(base, token_);
-  batch_.drawn_tokens = drawn_tokens_.as<int32_t>();
+  batch_.sampled_tokens = sampled_tokens_.as<int32_t>();
   logit_rows_ = At<int64_t>(base, logit_row_);
-  draw_rows_ = At<DrawRow>(base, draw_);
+  sample_rows_ = At<SampleRow>(base, sample_);
 }
 
-StepReport BatchBuilder::ReportIn(std::byte* block) const {
+StepOutputs BatchBuilder::OutputsAt(std::byte* block) const {
   int64_t* counts = At<int64_t>(block, counts_);
   return {At<int32_t>(block, 0),    counts,
           counts + max_seqs_,       counts + 2 * max_seqs_,
-          At<double>(block, mass_), At<DrawnToken>(block, drawn_)};
+          At<double>(block, mass_), At<SampleRecord>(block, sampled_)};
 }
 
 void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging, Stream stream) {
@@ -88,11 +88,11 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
     for (size_t k = 0; k < seq.logit_rows.size(); ++k, ++logit_rows) {
       FOX_CHECK(logit_rows < max_logit_rows_);
       At<int64_t>(staging, logit_row_)[logit_rows] = rows + seq.logit_rows[k];
-      DrawRow& draw = At<DrawRow>(staging, draw_)[logit_rows];
-      draw = {};
-      if (!seq.draw || k + 1 < seq.logit_rows.size()) continue;
-      draw = *seq.draw;
-      draw.slot = seq.slot;
+      SampleRow& sample = At<SampleRow>(staging, sample_)[logit_rows];
+      sample = {};
+      if (!seq.sample || k + 1 < seq.logit_rows.size()) continue;
+      sample = *seq.sample;
+      sample.slot = seq.slot;
     }
     rows += static_cast<int64_t>(seq.token_ids.size());
   }
@@ -101,7 +101,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
   batch_.num_rows = rows;
   batch_.small = rows == total && rows <= kSmallBatchRows && longest <= kSmallBatchTokens;
   num_logit_rows_ = logit_rows;
-  // Drawn tokens are written before they are read, so they need not be sent.
+  // Sampled tokens are written before they are read, so they need not be sent.
   const size_t end = token_ + static_cast<size_t>(rows) * sizeof(int32_t);
   ops_.CopyToDevice(staging + counts_, end - counts_, block_.as<std::byte>() + counts_, stream);
 }

@@ -11,13 +11,13 @@
 namespace fox {
 
 // What a step reports, in the backend's memory; [max_seqs] each, in the order of the plan.
-struct StepReport {
+struct StepOutputs {
   int32_t* free_pages = nullptr;  // [1] PagedKv::free_count: lies here to come back with the rest
   int64_t* blocks_total = nullptr;
-  int64_t* blocks_skipped = nullptr;
+  int64_t* blocks_pruned = nullptr;
   int64_t* pages_evicted = nullptr;
-  double* largest_log_mass = nullptr;  // -infinity: nothing was evicted
-  DrawnToken* drawn = nullptr;         // [max_logit_rows], by logit row
+  double* max_log_evicted_mass = nullptr;  // -infinity: nothing was evicted
+  SampleRecord* sampled = nullptr;         // [max_logit_rows], by logit row
 };
 
 // Fills a batch up and touches nothing: slot -1, one token.
@@ -40,14 +40,14 @@ class BatchBuilder {
   // Of the last Build.
   const BatchView& batch() const { return batch_; }
   const int64_t* logit_rows() const { return logit_rows_; }
-  const DrawRow* draw_rows() const { return draw_rows_; }
+  const SampleRow* sample_rows() const { return sample_rows_; }
   int64_t num_logit_rows() const { return num_logit_rows_; }
 
-  const StepReport& report() const { return report_; }
-  int32_t* drawn_tokens() const { return drawn_tokens_.as<int32_t>(); }
-  // The report in a block, or in the host copy of one, which begins at report_block().
-  StepReport ReportIn(std::byte* block) const;
-  const std::byte* report_block() const { return block_.as<std::byte>(); }
+  const StepOutputs& outputs() const { return outputs_; }
+  int32_t* sampled_tokens() const { return sampled_tokens_.as<int32_t>(); }
+  // The report in a block, or in the host copy of one, which begins at output_buffer().
+  StepOutputs OutputsAt(std::byte* block) const;
+  const std::byte* output_buffer() const { return block_.as<std::byte>(); }
   size_t report_bytes() const { return report_bytes_; }
   // Of the report's beginning, which holds free_pages and nothing else.
   static constexpr size_t kFreePagesBytes = 16;
@@ -61,14 +61,14 @@ class BatchBuilder {
   Ops& ops_;
   int64_t max_seqs_, max_logit_rows_;
   // Byte offsets; the report comes first, the token ids, which grow most, last.
-  size_t drawn_ = 0, counts_ = 0, mass_ = 0, report_bytes_ = 0;
-  size_t position_ = 0, row_begin_ = 0, tolerance_ = 0, logit_row_ = 0, draw_ = 0, slot_ = 0,
+  size_t sampled_ = 0, counts_ = 0, mass_ = 0, report_bytes_ = 0;
+  size_t position_ = 0, row_begin_ = 0, tolerance_ = 0, logit_row_ = 0, sample_ = 0, slot_ = 0,
          token_ = 0;
-  Buffer block_, drawn_tokens_;
-  StepReport report_;
+  Buffer block_, sampled_tokens_;
+  StepOutputs outputs_;
   BatchView batch_;
   const int64_t* logit_rows_ = nullptr;
-  const DrawRow* draw_rows_ = nullptr;
+  const SampleRow* sample_rows_ = nullptr;
   int64_t num_logit_rows_ = 0;
 };
 

@@ -62,12 +62,12 @@ struct Engine::State {
   void CollectOldest(Seconds now, std::vector<RequestOutput>* outputs);
   // Takes what a collected plan computed for one of its sequences.
   void Process(const PlannedSequence& planned, Sequence* sequence, const float* logits,
-               absl::StatusOr<SampledToken>* drawn, Seconds now, RequestOutput* output);
+               absl::StatusOr<SampledToken>* sampled, Seconds now, RequestOutput* output);
   void Fail(const absl::Status& status, Seconds now, std::vector<RequestOutput>* outputs);
   void Record(Sequence* sequence, const SlotStats& slot_stats);
   // Both add to the output; the finish is set when they end the request.
-  void Score(Sequence* sequence, const PlannedSequence& planned, const float* logits,
-             RequestOutput* output);
+  void ScorePrompt(Sequence* sequence, const PlannedSequence& planned, const float* logits,
+                   RequestOutput* output);
   void Accept(Sequence* sequence, absl::StatusOr<SampledToken> token, Seconds now,
               RequestOutput* output);
   // Ends a sequence that the scheduler no longer knows.
@@ -208,7 +208,7 @@ void Engine::State::CollectOldest(Seconds now, std::vector<RequestOutput>* outpu
     Record(sequence, result->stats[i]);
     RequestOutput output;
     output.id = planned.id;
-    Process(planned, sequence, result->logits[i], planned.draw ? &result->drawn.at(i) : nullptr,
+    Process(planned, sequence, result->logits[i], planned.sample ? &result->sampled.at(i) : nullptr,
             now, &output);
     if (output.finish) {
       scheduler.Remove(sequence);
@@ -221,19 +221,19 @@ void Engine::State::CollectOldest(Seconds now, std::vector<RequestOutput>* outpu
 }
 
 void Engine::State::Process(const PlannedSequence& planned, Sequence* sequence, const float* logits,
-                            absl::StatusOr<SampledToken>* drawn, Seconds now,
+                            absl::StatusOr<SampledToken>* sampled, Seconds now,
                             RequestOutput* output) {
-  FOX_CHECK(planned.logit_rows.empty() || planned.draw || logits != nullptr);
-  Score(sequence, planned, logits, output);
+  FOX_CHECK(planned.logit_rows.empty() || planned.sample || logits != nullptr);
+  ScorePrompt(sequence, planned, logits, output);
   const int64_t end = planned.position + static_cast<int64_t>(planned.token_ids.size());
   // All earlier plans are collected: what is known now is what this one was made to feed.
   if (output->finish || end < static_cast<int64_t>(sequence->tokens.size())) return;
   if (!sequence->samples()) {
     output->finish = FinishFor(FinishReason::kLength);
-  } else if (drawn != nullptr) {
+  } else if (sampled != nullptr) {
     FOX_CHECK(sequence->pending > 0);
     --sequence->pending;
-    Accept(sequence, std::move(*drawn), now, output);
+    Accept(sequence, std::move(*sampled), now, output);
   } else {
     const size_t last_row = planned.logit_rows.size() - 1;
     const float* row = logits + last_row * static_cast<size_t>(limits.vocab_size);
@@ -261,18 +261,18 @@ void Engine::State::Fail(const absl::Status& status, Seconds now,
 
 void Engine::State::Record(Sequence* sequence, const SlotStats& slot_stats) {
   stats.pages_evicted += slot_stats.pages_evicted - sequence->slot_stats.pages_evicted;
-  sequence->Land(slot_stats);
+  sequence->OnStepCollected(slot_stats);
 }
 
-void Engine::State::Score(Sequence* sequence, const PlannedSequence& planned, const float* logits,
-                          RequestOutput* output) {
+void Engine::State::ScorePrompt(Sequence* sequence, const PlannedSequence& planned,
+                                const float* logits, RequestOutput* output) {
   for (size_t k = 0; k < planned.logit_rows.size(); ++k) {
     const int64_t row = planned.position + planned.logit_rows[k];
     if (row >= sequence->prompt_tokens - 1) return;  // the row to sample from
     const float* row_logits = logits + k * static_cast<size_t>(limits.vocab_size);
     const int32_t next = sequence->tokens[static_cast<size_t>(row) + 1];
     absl::StatusOr<SampledToken> token =
-        sampler.Score(row_logits, sequence->request.sampling, next);
+        sampler.ScorePrompt(row_logits, sequence->request.sampling, next);
     if (!token.ok()) {
       output->finish = FinishWith(token.status());
       return;
@@ -376,7 +376,7 @@ std::vector<RequestOutput> Engine::Step(Seconds now) {
   const bool collects = !state.in_flight.empty() && (full || !submitted);
   if (collects) state.CollectOldest(now, &outputs);
   // Slots of sequences that ended in this step are released by the next plan.
-  const bool over = state.sequences.empty() && !state.scheduler.owes_release();
+  const bool over = state.sequences.empty() && !state.scheduler.has_pending_release();
   state.idle = state.in_flight.empty() && (over || (!submitted && !collects));
   state.UpdateGauges();
   return outputs;

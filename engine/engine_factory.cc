@@ -115,8 +115,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
   if (queue == nullptr) {  // pages that do not fit are refused before the weights are read
     if (absl::Status s = PlanMemory(checkpoint->config(), request, options); !s.ok()) return s;
   }
-  const DType wide = backend->dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  FoxWeights weights = LoadWeights(*checkpoint, *backend->ops, wide, config.progress);
+  const DType residual_dtype = backend->dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  FoxWeights weights = LoadWeights(*checkpoint, *backend->ops, residual_dtype, config.progress);
   // A file that changed while it was read gave weights that nobody checked.
   if (absl::Status status = checkpoint->CheckUnchanged(); !status.ok()) return status;
   if (queue != nullptr) {

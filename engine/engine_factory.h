@@ -58,7 +58,7 @@ struct LoadedEngine {
   std::unique_ptr<StepExecutor> executor;
   std::unique_ptr<Engine> engine;  // uses `executor`
   EngineOptions options;
-  std::string memory_plan;  // for people, several lines
+  std::string memory_plan;  // human-readable, several lines
   std::string backend;      // for example "cpu (2 threads, oneDNN bf16, attention avx512)"
   std::string dtype;        // of weights and pages
 };

@@ -56,14 +56,14 @@ int64_t AvailableDeviceBytes(DeviceQueue& queue, double utilization, const FoxWe
   constexpr double kWorkSpace = 1 << 30;  // cuBLASLt, graphs, partial results
   const auto total = static_cast<double>(queue.total_bytes());
   const double used = total - static_cast<double>(queue.free_bytes());
-  const double activations = static_cast<double>(
-      Activations::Bytes(weights.config, weights.wide, DType::kBF16, options.max_batch_tokens,
-                         std::max<int64_t>(options.max_logit_rows, options.max_slots)));
+  const double activations = static_cast<double>(Activations::Bytes(
+      weights.config, weights.residual_dtype, DType::kBF16, options.max_batch_tokens,
+      std::max<int64_t>(options.max_logit_rows, options.max_slots)));
   // Before the sequences' length is known: tables of the longest default.
   PagedKvShape shape = CacheShape(weights.config, options);
   shape.max_pages = PagesFor(std::max(options.max_model_len, kLongestDefault));
   const auto tables = static_cast<double>(KvCache::FixedBytes(shape));
-  const auto states = static_cast<double>(TokenStateBytes(weights.config, options));
+  const auto states = static_cast<double>(PenaltyStateBytes(weights.config, options));
   return std::max<int64_t>(0, static_cast<int64_t>(utilization * total - used - activations -
                                                    tables - states - kWorkSpace));
 }
@@ -73,10 +73,11 @@ std::string DescribeMemory(const ModelRunner& runner) {
   const RunnerOptions& options = runner.options();
   const PagedKvShape shape = CacheShape(weights.config, options);
   const double page = static_cast<double>(shape.page_bytes());
-  const auto activations = static_cast<double>(
-      Activations::Bytes(weights.config, weights.wide, runner.ops().NarrowDType(weights.wide),
-                         options.max_batch_tokens, options.max_logit_rows));
-  const size_t states = runner.limits().draws ? TokenStateBytes(weights.config, options) : 0;
+  const auto activations = static_cast<double>(Activations::Bytes(
+      weights.config, weights.residual_dtype, runner.ops().ActivationDType(weights.residual_dtype),
+      options.max_batch_tokens, options.max_logit_rows));
+  const size_t states =
+      runner.limits().samples_on_device ? PenaltyStateBytes(weights.config, options) : 0;
   return absl::StrFormat(
       "memory plan:\n"
       "  linear weights   %8.1f MiB\n"
@@ -84,7 +85,7 @@ std::string DescribeMemory(const ModelRunner& runner) {
       "  KV pages         %8.1f MiB  (%d pages of %.1f KiB: %d tokens x 1 head; pool holds %d "
       "tokens unpruned)\n"
       "  KV tables        %8.1f MiB  (%d sequences of at most %d tokens)\n"
-      "  token states     %8.1f MiB  (biases and counts, for draws on the device)\n"
+      "  token states     %8.1f MiB  (biases and counts, for samples on the device)\n"
       "  activations      %8.1f MiB  (%d tokens and %d logit rows a step)\n",
       Mib(static_cast<double>(weights.linear_bytes())),
       Mib(static_cast<double>(weights.embeddings.bytes())), Mib(page * shape.num_pages),

@@ -27,7 +27,7 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
 int64_t AvailableDeviceBytes(DeviceQueue& queue, double utilization, const FoxWeights& weights,
                              const RunnerOptions& options);
 
-// The plan as text for people, one item a line.
+// The plan as text human-readable, one item a line.
 std::string DescribeMemory(const ModelRunner& runner);
 
 }  // namespace fox

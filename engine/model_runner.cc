@@ -24,19 +24,19 @@ bool IsDecode(const StepPlan& plan) {
   });
 }
 
-absl::StatusOr<SampledToken> TokenOf(const DrawnToken& drawn, int32_t logprobs,
+absl::StatusOr<SampledToken> TokenOf(const SampleRecord& sampled, int32_t logprobs,
                                      int32_t vocab_size) {
-  if (drawn.status == DrawStatus::kNotFinite) return absl::InternalError("numerical failure");
-  if (drawn.status == DrawStatus::kAllMasked) {
+  if (sampled.status == SampleStatus::kNotFinite) return absl::InternalError("numerical failure");
+  if (sampled.status == SampleStatus::kAllMasked) {
     return absl::InternalError("no token may be sampled");
   }
   SampledToken token;
-  token.id = drawn.id;
+  token.id = sampled.id;
   if (logprobs < 0) return token;
-  token.logprob = drawn.logprob;
-  token.rank = drawn.rank;
+  token.logprob = sampled.logprob;
+  token.rank = sampled.rank;
   for (int32_t i = 0; i < std::min(logprobs, vocab_size); ++i) {
-    token.top.push_back({drawn.top_ids[i], drawn.top_logprobs[i], i + 1});
+    token.top.push_back({sampled.top_ids[i], sampled.top_logprobs[i], i + 1});
   }
   return token;
 }
@@ -56,9 +56,9 @@ struct ModelRunner::InFlight {
   std::vector<PlannedSequence> sequences;  // their tokens are no longer there
   std::vector<int64_t> ends;               // tokens of each sequence afterwards
   Buffer staging;                          // the batch on its way there
-  Buffer entries;                          // TokenEntry, as many as any plan had
-  Buffer report;                           // and the report on its way back
-  std::unique_ptr<Fence> fence;            // null without a queue
+  Buffer entries;                          // PenaltyEntry, as many as any plan had
+  Buffer outputs;                          // and the report on its way back
+  std::unique_ptr<Event> event;            // null without a queue
   Buffer logits;                           // [rows, V] wide, as far as wanted
   std::vector<float> narrowed;             // of float64 logits
   DType logits_dtype = DType::kF32;
@@ -80,8 +80,8 @@ PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options)
   return shape;
 }
 
-size_t TokenStateBytes(const ModelConfig& config, const RunnerOptions& options) {
-  return static_cast<size_t>(options.max_slots * config.vocab_size) * sizeof(TokenState);
+size_t PenaltyStateBytes(const ModelConfig& config, const RunnerOptions& options) {
+  return static_cast<size_t>(options.max_slots * config.vocab_size) * sizeof(TokenPenaltyState);
 }
 
 int64_t DecodeBucket(int64_t seqs) {
@@ -103,7 +103,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
       model_(weights_, *ops_, activations_),
       batch_(*ops_, activations_.max_rows, DecodeBucket(options.max_slots),
              activations_.max_logit_rows, options.max_slots),
-      cache_(CacheShape(weights_.config, options), *ops_, batch_.report().free_pages),
+      cache_(CacheShape(weights_.config, options), *ops_, batch_.outputs().free_pages),
       slots_(static_cast<size_t>(options.max_slots), FreshStats()) {
   limits_.num_pages = options.num_pages;
   limits_.lists_per_slot = cache_.view().shape.lists_per_slot();
@@ -113,23 +113,24 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
   limits_.max_logit_rows = options.max_logit_rows;
   limits_.vocab_size = static_cast<int32_t>(weights_.config.vocab_size);
   limits_.depth = queue_ != nullptr ? 2 : 1;
-  limits_.draws = queue_ != nullptr;
-  if (limits_.draws) token_states_ = ops_->Allocate(TokenStateBytes(weights_.config, options));
+  limits_.samples_on_device = queue_ != nullptr;
+  if (limits_.samples_on_device)
+    penalty_state_ = ops_->Allocate(PenaltyStateBytes(weights_.config, options));
   ops_->Reserve(activations_.max_rows, static_cast<int>(DecodeBucket(options.max_slots)),
                 cache_.view().shape);
   // One more than may be in flight: the one whose logits are being read.
   for (int i = 0; i <= limits_.depth; ++i) {
     auto step = std::make_unique<InFlight>();
     step->staging = HostBlock(queue_, batch_.bytes());
-    step->report = HostBlock(queue_, batch_.report_bytes());
-    if (queue_ != nullptr) step->fence = queue_->MakeFence();
+    step->outputs = HostBlock(queue_, batch_.report_bytes());
+    if (queue_ != nullptr) step->event = queue_->MakeEvent();
     idle_.push_back(std::move(step));
   }
 }
 
 ModelRunner::~ModelRunner() {
   for (auto& step : in_flight_) {
-    if (step->fence != nullptr) step->fence->Wait();
+    if (step->event != nullptr) step->event->Wait();
   }
 }
 
@@ -151,11 +152,11 @@ absl::Status ModelRunner::Submit(const StepPlan& plan) {
     PlannedSequence& kept = step->sequences.emplace_back();
     kept.slot = seq.slot;
     kept.logit_rows = seq.logit_rows;
-    kept.draw = seq.draw;
+    kept.sample = seq.sample;
     step->ends.push_back(seq.position + static_cast<int64_t>(seq.token_ids.size()));
   }
   cache_.Release(plan.release_slots);
-  SetTokenStates(plan, *step);
+  SetPenaltyState(plan, *step);
   if (!plan.sequences.empty()) {
     const int64_t planned = static_cast<int64_t>(plan.sequences.size());
     const bool decode = queue_ != nullptr && IsDecode(plan);
@@ -173,34 +174,34 @@ absl::Status ModelRunner::Submit(const StepPlan& plan) {
 }
 
 // The backend reads the entries where they lie.
-void ModelRunner::SetTokenStates(const StepPlan& plan, InFlight& step) {
-  if (plan.token_states.empty()) return;
+void ModelRunner::SetPenaltyState(const StepPlan& plan, InFlight& step) {
+  if (plan.penalty_state.empty()) return;
   size_t count = 0;
-  for (const SlotTokens& states : plan.token_states) count += states.entries.size();
+  for (const SlotTokens& states : plan.penalty_state) count += states.entries.size();
   // Pinned memory is dear to get, so it grows seldom.
   constexpr size_t kLeast = 4096;
-  const size_t bytes = std::bit_ceil(std::max(count, kLeast) * sizeof(TokenEntry));
+  const size_t bytes = std::bit_ceil(std::max(count, kLeast) * sizeof(PenaltyEntry));
   if (step.entries.bytes() < bytes) step.entries = HostBlock(queue_, bytes);
-  TokenEntry* entries = step.entries.as<TokenEntry>();
-  for (const SlotTokens& states : plan.token_states) {
-    TokenEntry* const end = std::copy(states.entries.begin(), states.entries.end(), entries);
-    ops_->SetTokenStates({states.slot, weights_.config.vocab_size, entries, end - entries,
-                          token_states_.as<TokenState>()},
-                         stream_);
+  PenaltyEntry* entries = step.entries.as<PenaltyEntry>();
+  for (const SlotTokens& states : plan.penalty_state) {
+    PenaltyEntry* const end = std::copy(states.entries.begin(), states.entries.end(), entries);
+    ops_->SetPenaltyState({states.slot, weights_.config.vocab_size, entries, end - entries,
+                           penalty_state_.as<TokenPenaltyState>()},
+                          stream_);
     entries = end;
   }
 }
 
 void ModelRunner::Forward(AcpMode acp) {
-  const StepReport& report = batch_.report();
-  const ForwardCounters counters{report.blocks_total, report.blocks_skipped, report.pages_evicted,
-                                 report.largest_log_mass};
+  const StepOutputs& outputs = batch_.outputs();
+  const ForwardCounters counters{outputs.blocks_total, outputs.blocks_pruned, outputs.pages_evicted,
+                                 outputs.max_log_evicted_mass};
   logits_ = model_.Forward(batch_.batch(), batch_.logit_rows(), batch_.num_logit_rows(), acp,
                            cache_.view(), counters, stream_);
-  if (!limits_.draws || logits_.rows == 0) return;
-  ops_->Draw({logits_, batch_.draw_rows(), report.drawn, batch_.drawn_tokens(),
-              token_states_.as<TokenState>()},
-             stream_);
+  if (!limits_.samples_on_device || logits_.rows == 0) return;
+  ops_->Sample({logits_, batch_.sample_rows(), outputs.sampled, batch_.sampled_tokens(),
+                penalty_state_.as<TokenPenaltyState>()},
+               stream_);
 }
 
 // The first step of a kind runs eagerly, the second is captured.
@@ -240,8 +241,8 @@ absl::Status ModelRunner::CaptureGraph(const StepPlan& padding, int64_t bucket) 
   batch_.Build(padding, bucket, idle_.back()->staging.as<std::byte>(), stream_);
   RunDecode(bucket);
   RunDecode(bucket);
-  idle_.back()->fence->Record(stream_);
-  idle_.back()->fence->Wait();
+  idle_.back()->event->Record(stream_);
+  idle_.back()->event->Wait();
   return Health();
 }
 
@@ -251,8 +252,8 @@ absl::Status ModelRunner::ReplayLastGraph(int count) {
     return absl::FailedPreconditionError("no decode graph was captured");
   }
   for (int i = 0; i < count; ++i) found->second.graph->Launch(stream_);
-  idle_.back()->fence->Record(stream_);
-  idle_.back()->fence->Wait();
+  idle_.back()->event->Record(stream_);
+  idle_.back()->event->Wait();
   return Health();
 }
 
@@ -263,10 +264,10 @@ void ModelRunner::ReadBack(InFlight& step) {
     ops_->CopyToHost(device, bytes, host, stream_);
   };
   const bool wanted = std::any_of(step.sequences.begin(), step.sequences.end(),
-                                  [](const auto& s) { return !s.logit_rows.empty() && !s.draw; });
-  fetch(batch_.report_block(),
+                                  [](const auto& s) { return !s.logit_rows.empty() && !s.sample; });
+  fetch(batch_.output_buffer(),
         step.sequences.empty() ? BatchBuilder::kFreePagesBytes : batch_.report_bytes(),
-        step.report.data());
+        step.outputs.data());
   if (wanted) {
     const size_t row = static_cast<size_t>(logits_.cols) * SizeOf(logits_.dtype);
     const size_t bytes = static_cast<size_t>(logits_.rows) * row;
@@ -275,21 +276,21 @@ void ModelRunner::ReadBack(InFlight& step) {
     step.vocab_size = logits_.cols;
     fetch(logits_.data, bytes, step.logits.data());
   }
-  if (step.fence != nullptr) step.fence->Record(stream_);
+  if (step.event != nullptr) step.event->Record(stream_);
 }
 
 absl::StatusOr<StepResult> ModelRunner::Collect() {
   FOX_CHECK(!in_flight_.empty());
   std::unique_ptr<InFlight> step = std::move(in_flight_.front());
   in_flight_.pop_front();
-  if (step->fence != nullptr) step->fence->Wait();
+  if (step->event != nullptr) step->event->Wait();
   StepResult result;
   for (int32_t slot : step->released) slots_[static_cast<size_t>(slot)] = FreshStats();
   if (!step->sequences.empty()) {
     Deliver(*step, result);
     Count(*step, result);
   }
-  result.free_pages = *batch_.ReportIn(step->report.as<std::byte>()).free_pages;
+  result.free_pages = *batch_.OutputsAt(step->outputs.as<std::byte>()).free_pages;
   if (collected_ != nullptr) idle_.push_back(std::move(collected_));
   collected_ = std::move(step);
   if (absl::Status status = Health(); !status.ok()) return status;
@@ -304,29 +305,30 @@ void ModelRunner::Deliver(InFlight& step, StepResult& result) {
     step.narrowed.assign(wide, wide + step.logits.bytes() / sizeof(double));
     logits = step.narrowed.data();
   }
-  const StepReport report = batch_.ReportIn(step.report.as<std::byte>());
+  const StepOutputs outputs = batch_.OutputsAt(step.outputs.as<std::byte>());
   int64_t row = 0;
   for (const PlannedSequence& seq : step.sequences) {
     const auto rows = static_cast<int64_t>(seq.logit_rows.size());
-    result.logits.push_back(rows == 0 || seq.draw ? nullptr : logits + row * step.vocab_size);
+    result.logits.push_back(rows == 0 || seq.sample ? nullptr : logits + row * step.vocab_size);
     row += rows;
-    result.drawn.push_back(
-        seq.draw ? TokenOf(report.drawn[row - 1], seq.draw->logprobs, limits_.vocab_size)
-                 : SampledToken{});
+    result.sampled.push_back(
+        seq.sample ? TokenOf(outputs.sampled[row - 1], seq.sample->logprobs, limits_.vocab_size)
+                   : SampledToken{});
   }
 }
 
 void ModelRunner::Count(const InFlight& step, StepResult& result) {
-  const StepReport report = batch_.ReportIn(step.report.as<std::byte>());
+  const StepOutputs outputs = batch_.OutputsAt(step.outputs.as<std::byte>());
   for (size_t i = 0; i < step.sequences.size(); ++i) {
     SlotStats& stats = slots_[static_cast<size_t>(step.sequences[i].slot)];
-    stats.blocks_total += report.blocks_total[i];
-    stats.blocks_skipped += report.blocks_skipped[i];
+    stats.blocks_total += outputs.blocks_total[i];
+    stats.blocks_pruned += outputs.blocks_pruned[i];
     stats.pages_allocated = limits_.lists_per_slot * PagesFor(step.ends[i]);
-    stats.pages_evicted += report.pages_evicted[i];
+    stats.pages_evicted += outputs.pages_evicted[i];
     stats.live_pages = stats.pages_allocated - stats.pages_evicted;
     stats.peak_pages = std::max(stats.peak_pages, stats.live_pages);
-    stats.max_log_evicted_mass = std::max(stats.max_log_evicted_mass, report.largest_log_mass[i]);
+    stats.max_log_evicted_mass =
+        std::max(stats.max_log_evicted_mass, outputs.max_log_evicted_mass[i]);
     result.stats.push_back(stats);
   }
 }

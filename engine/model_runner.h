@@ -32,9 +32,9 @@ struct RunnerOptions {
 
 PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options);
 
-// Bytes of the token states that a backend draws with: one for every slot and token of the
+// Bytes of the token states that a backend samples with: one for every slot and token of the
 // vocabulary.
-size_t TokenStateBytes(const ModelConfig& config, const RunnerOptions& options);
+size_t PenaltyStateBytes(const ModelConfig& config, const RunnerOptions& options);
 
 // The smallest batch that decode steps of `seqs` sequences are padded to: 1, 2, 4, then multiples
 // of 8 up to 64, then of 32.
@@ -56,8 +56,8 @@ class ModelRunner : public StepExecutor {
   // cache in disorder.
   absl::Status ReplayLastGraph(int count);
 
-  // Logits of the last submitted plan in the wide dtype, all rows of all sequences; memory of the
-  // backend. Rows drawn from with an adjustment hold the adjusted ones.
+  // Logits of the last submitted plan in the residual dtype, all rows of all sequences; memory of
+  // the backend. Rows sampled from with an logits_processor hold the processed ones.
   const MatrixView& logits() const { return logits_; }
   KvCache& cache() { return cache_; }
   const FoxWeights& weights() const { return weights_; }
@@ -72,7 +72,7 @@ class ModelRunner : public StepExecutor {
     MatrixView logits;
   };
 
-  void SetTokenStates(const StepPlan& plan, InFlight& step);
+  void SetPenaltyState(const StepPlan& plan, InFlight& step);
   void Forward(AcpMode acp);
   void RunDecode(int64_t bucket);
   // Of the batch in `padding`, filled up to the bucket: nothing is touched.
@@ -92,7 +92,7 @@ class ModelRunner : public StepExecutor {
   FoxModel model_;
   BatchBuilder batch_;
   KvCache cache_;
-  Buffer token_states_;                       // empty where the backend does not draw
+  Buffer penalty_state_;                      // empty where the backend does not sample
   using GraphKey = std::pair<int64_t, bool>;  // bucket, BatchView::small
   std::map<GraphKey, DecodeGraph> graphs_;
   GraphKey last_graph_{};

@@ -56,7 +56,7 @@ struct Request {
   Seconds deadline = kNever;        // must have finished by then
   // Tokens that may be produced ahead of Engine::Acknowledge; beyond them the sequence pauses,
   // keeping its pages. 0: unlimited.
-  int32_t window = 0;
+  int32_t flow_window = 0;
 };
 
 struct TokenLogprob {
@@ -78,7 +78,7 @@ enum class FinishReason : uint8_t { kStop, kLength, kAbort };
 
 struct AcpStats {
   int64_t blocks_total = 0;  // (row, head, page) blocks in the causal range
-  int64_t blocks_skipped = 0;
+  int64_t blocks_pruned = 0;
   int64_t pages_allocated = 0;
   int64_t pages_evicted = 0;
   int64_t peak_pages = 0;

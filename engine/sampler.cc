@@ -89,10 +89,11 @@ inline float ExpNonPositive(float x) {
   return x < -87.0f ? 0.0f : scaled;
 }
 
-// exp((x - largest) * coldness), coldness = 1 / temperature. In float64 until it is small: even
-// denormal temperatures do not overflow.
-inline float Weight(float x, float largest, double coldness) {
-  const double scaled = (static_cast<double>(x) - static_cast<double>(largest)) * coldness;
+// exp((x - largest) * inverse_temperature), inverse_temperature = 1 / temperature. In float64 until
+// it is small: even denormal temperatures do not overflow.
+inline float Weight(float x, float largest, double inverse_temperature) {
+  const double scaled =
+      (static_cast<double>(x) - static_cast<double>(largest)) * inverse_temperature;
   return ExpNonPositive(static_cast<float>(scaled < -200.0 ? -200.0 : scaled));
 }
 
@@ -157,7 +158,7 @@ absl::StatusOr<SampledToken> Sampler::Sample(const float* logits, const Sampling
   const float* row = logits;
   if (ChangesLogits(params) || !masked.empty()) {
     std::copy(logits, logits + vocab_size_, row_.begin());
-    Adjust(params, counts, masked);
+    ProcessLogits(params, counts, masked);
     row = row_.data();
     scan = Scan(row, vocab_size_);
     if (row[scan.best] == kMasked) return absl::InternalError("no token may be sampled");
@@ -166,8 +167,9 @@ absl::StatusOr<SampledToken> Sampler::Sample(const float* logits, const Sampling
   }
   const float largest = row[scan.best];
   SampledToken token;
-  token.id = params.temperature > 0.0f ? Draw(params, largest, PhiloxUniform(params.seed, position))
-                                       : scan.best;
+  token.id = params.temperature > 0.0f
+                 ? SampleCandidate(params, largest, PhiloxUniform(params.seed, position))
+                 : scan.best;
   FOX_CHECK(token.id >= 0 && token.id < vocab_size_);
   if (WantsLogprobs(params)) {
     FillLogprobs(row, largest, params.logprobs, params.logprob_token_ids, &token);
@@ -175,8 +177,8 @@ absl::StatusOr<SampledToken> Sampler::Sample(const float* logits, const Sampling
   return token;
 }
 
-absl::StatusOr<SampledToken> Sampler::Score(const float* logits, const SamplingParams& params,
-                                            int32_t id) {
+absl::StatusOr<SampledToken> Sampler::ScorePrompt(const float* logits, const SamplingParams& params,
+                                                  int32_t id) {
   FOX_CHECK(id >= 0 && id < vocab_size_);
   const RowScan scan = Scan(logits, vocab_size_);
   if (!scan.finite) return NumericalFailure();
@@ -186,8 +188,8 @@ absl::StatusOr<SampledToken> Sampler::Score(const float* logits, const SamplingP
   return token;
 }
 
-void Sampler::Adjust(const SamplingParams& params, const TokenCounts& counts,
-                     const std::vector<int32_t>& masked) {
+void Sampler::ProcessLogits(const SamplingParams& params, const TokenCounts& counts,
+                            const std::vector<int32_t>& masked) {
   const auto at = [this](int32_t id) -> float& { return row_[static_cast<size_t>(id)]; };
   for (const auto& [id, bias] : params.logit_bias) {
     at(id) = std::clamp(at(id) + bias, -kLargest, kLargest);
@@ -212,24 +214,24 @@ void Sampler::Adjust(const SamplingParams& params, const TokenCounts& counts,
   }
 }
 
-int32_t Sampler::Draw(const SamplingParams& params, float largest, double uniform) {
-  const double coldness = 1.0 / static_cast<double>(params.temperature);
+int32_t Sampler::SampleCandidate(const SamplingParams& params, float largest, double uniform) {
+  const double inverse_temperature = 1.0 / static_cast<double>(params.temperature);
   const bool top_k = params.top_k > 0 && params.top_k < vocab_size_;
   if (!top_k && params.top_p >= 1.0f && params.min_p <= 0.0f) {
     const size_t size = static_cast<size_t>(vocab_size_);
-    for (size_t i = 0; i < size; ++i) weight_[i] = Weight(row_[i], largest, coldness);
-    return DrawFrom(size, uniform);
+    for (size_t i = 0; i < size; ++i) weight_[i] = Weight(row_[i], largest, inverse_temperature);
+    return SampleFrom(size, uniform);
   }
   Select(params, largest);
   for (size_t i = 0; i < candidates_.size(); ++i) {
     const size_t id = static_cast<size_t>(CandidateId(candidates_[i]));
-    weight_[i] = Weight(row_[id], largest, coldness);
+    weight_[i] = Weight(row_[id], largest, inverse_temperature);
   }
-  return CandidateId(candidates_[static_cast<size_t>(DrawFrom(candidates_.size(), uniform))]);
+  return CandidateId(candidates_[static_cast<size_t>(SampleFrom(candidates_.size(), uniform))]);
 }
 
 // The index at which the running sum of weight_ passes uniform * total.
-int32_t Sampler::DrawFrom(size_t count, double uniform) const {
+int32_t Sampler::SampleFrom(size_t count, double uniform) const {
   const double target = uniform * Sum(weight_.data(), count);
   double sum = 0.0;
   size_t last = 0;  // with a weight: the answer when rounding lets the sum stop short
@@ -243,12 +245,12 @@ int32_t Sampler::DrawFrom(size_t count, double uniform) const {
 }
 
 void Sampler::Select(const SamplingParams& params, float largest) {
-  const double coldness = 1.0 / static_cast<double>(params.temperature);
+  const double inverse_temperature = 1.0 / static_cast<double>(params.temperature);
   // min_p: weight >= min_p, as a threshold on the logit.
-  const double cut =
-      params.min_p > 0.0f
-          ? static_cast<double>(largest) + std::log(static_cast<double>(params.min_p)) / coldness
-          : -std::numeric_limits<double>::infinity();
+  const double cut = params.min_p > 0.0f
+                         ? static_cast<double>(largest) +
+                               std::log(static_cast<double>(params.min_p)) / inverse_temperature
+                         : -std::numeric_limits<double>::infinity();
   candidates_.clear();
   for (int32_t id = 0; id < vocab_size_; ++id) {
     const float x = row_[static_cast<size_t>(id)];
@@ -265,7 +267,7 @@ void Sampler::Select(const SamplingParams& params, float largest) {
     const size_t count = candidates_.size();
     for (size_t i = 0; i < count; ++i) {
       const size_t id = static_cast<size_t>(CandidateId(candidates_[i]));
-      weight_[i] = Weight(row_[id], largest, coldness);
+      weight_[i] = Weight(row_[id], largest, inverse_temperature);
     }
     const double total = Sum(weight_.data(), count);
     candidates_.resize(KeepTopP(params, largest, static_cast<double>(params.top_p) * total));
@@ -274,7 +276,7 @@ void Sampler::Select(const SamplingParams& params, float largest) {
 
 // Sorts as many of the most likely candidates as it takes to reach the target mass; their number.
 size_t Sampler::KeepTopP(const SamplingParams& params, float largest, double target) {
-  const double coldness = 1.0 / static_cast<double>(params.temperature);
+  const double inverse_temperature = 1.0 / static_cast<double>(params.temperature);
   const size_t count = candidates_.size();
   double sum = 0.0;
   size_t begin = 0;
@@ -286,7 +288,7 @@ size_t Sampler::KeepTopP(const SamplingParams& params, float largest, double tar
     std::sort(from, to, std::greater<>());
     for (; begin < end; ++begin) {
       const size_t id = static_cast<size_t>(CandidateId(candidates_[begin]));
-      sum += static_cast<double>(Weight(row_[id], largest, coldness));
+      sum += static_cast<double>(Weight(row_[id], largest, inverse_temperature));
       if (sum >= target) return begin + 1;
     }
   }
@@ -297,9 +299,9 @@ void Sampler::FillLogprobs(const float* row, float largest, int32_t best,
                            const std::vector<int32_t>& extra, SampledToken* token) {
   const size_t size = static_cast<size_t>(vocab_size_);
   for (size_t i = 0; i < size; ++i) weight_[i] = Weight(row[i], largest, 1.0);
-  const double log_sum = std::log(Sum(weight_.data(), size)) + static_cast<double>(largest);
+  const double lse = std::log(Sum(weight_.data(), size)) + static_cast<double>(largest);
   const auto logprob = [&](int32_t id) {
-    return static_cast<float>(static_cast<double>(row[id]) - log_sum);
+    return static_cast<float>(static_cast<double>(row[id]) - lse);
   };
   const auto rank = [&](int32_t id) {
     const float x = row[id];

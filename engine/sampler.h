@@ -36,8 +36,8 @@ class Sampler {
  public:
   explicit Sampler(int32_t vocab_size);
 
-  // Draws the token for `position` (its index in prompt + generated) from logits [vocab_size].
-  // `masked`: ids that must not be drawn. Internal: a logit is NaN or infinite, or no token is
+  // Samples the token for `position` (its index in prompt + generated) from logits [vocab_size].
+  // `masked`: ids that must not be sampled. Internal: a logit is NaN or infinite, or no token is
   // left.
   absl::StatusOr<SampledToken> Sample(const float* logits, const SamplingParams& params,
                                       const TokenCounts& counts, const std::vector<int32_t>& masked,
@@ -45,21 +45,22 @@ class Sampler {
 
   // The log-probability of the given token and of the `prompt_logprobs` best, in the model's own
   // distribution: without bias, penalties or masks. Internal: a logit is NaN or infinite.
-  absl::StatusOr<SampledToken> Score(const float* logits, const SamplingParams& params, int32_t id);
+  absl::StatusOr<SampledToken> ScorePrompt(const float* logits, const SamplingParams& params,
+                                           int32_t id);
 
  private:
-  // Both work on row_ after Adjust.
-  void Adjust(const SamplingParams& params, const TokenCounts& counts,
-              const std::vector<int32_t>& masked);
-  int32_t Draw(const SamplingParams& params, float largest, double uniform);
-  int32_t DrawFrom(size_t count, double uniform) const;
+  // Both work on row_ after ProcessLogits.
+  void ProcessLogits(const SamplingParams& params, const TokenCounts& counts,
+                     const std::vector<int32_t>& masked);
+  int32_t SampleCandidate(const SamplingParams& params, float largest, double uniform);
+  int32_t SampleFrom(size_t count, double uniform) const;
   void Select(const SamplingParams& params, float largest);
   size_t KeepTopP(const SamplingParams& params, float largest, double target);
   void FillLogprobs(const float* row, float largest, int32_t best,
                     const std::vector<int32_t>& extra, SampledToken* token);
 
   int32_t vocab_size_;
-  std::vector<float> row_;            // [vocab] adjusted logits, -infinity: masked
+  std::vector<float> row_;            // [vocab] processed logits, -infinity: masked
   std::vector<float> weight_;         // exp((logit - largest) / temperature), by id or candidate
   std::vector<uint64_t> candidates_;  // sort keys: larger is more likely, then the lower id
 };

@@ -16,7 +16,7 @@ Scheduler::Scheduler(const ExecutorLimits& limits)
     : limits_(limits),
       max_running_(std::min({static_cast<int64_t>(limits.max_slots), limits.max_batch_tokens,
                              limits.max_logit_rows})),
-      credit_(limits) {
+      ledger_(limits) {
   FOX_CHECK(max_running_ > 0 && limits.lists_per_slot > 0 && limits.num_pages >= 0);
   for (int32_t slot = limits.max_slots - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
@@ -32,13 +32,13 @@ void Scheduler::Remove(Sequence* sequence) {
     return;
   }
   FOX_CHECK(running_.erase(sequence) == 1);
-  GiveUpSlot(sequence);
+  ReleaseSlot(sequence);
 }
 
 Schedule Scheduler::Next(Seconds now) {
   Schedule schedule;
-  int64_t free = credit_.free();
-  for (const int32_t slot : release_slots_) free += credit_.held(slot);
+  int64_t free = ledger_.free();
+  for (const int32_t slot : release_slots_) free += ledger_.held(slot);
   // With no slot in use everything is free once this plan has released what it must, however late
   // the count of free pages is.
   pages_ = running_.empty() ? limits_.num_pages : std::min(limits_.num_pages, free);
@@ -58,34 +58,34 @@ Schedule Scheduler::Next(Seconds now) {
   Admit(now, &budget, &schedule);
   FOX_CHECK(budget.tokens >= 0 && budget.logit_rows >= 0);
   schedule.plan.release_slots = std::exchange(release_slots_, {});
-  if (!schedule.plan.empty()) credit_.Submit(schedule.plan);
+  if (!schedule.plan.empty()) ledger_.Submit(schedule.plan);
   return schedule;
 }
 
-void Scheduler::GiveUpSlot(Sequence* sequence) {
+void Scheduler::ReleaseSlot(Sequence* sequence) {
   release_slots_.push_back(sequence->slot);
-  pages_ += credit_.held(sequence->slot);
+  pages_ += ledger_.held(sequence->slot);
   const auto place =
       std::lower_bound(free_slots_.begin(), free_slots_.end(), sequence->slot, std::greater<>());
   free_slots_.insert(place, sequence->slot);
-  sequence->LeaveSlot();
+  sequence->ReleaseSlot();
 }
 
 void Scheduler::Preempt(Sequence* sequence, Schedule* schedule) {
   FOX_CHECK(running_.erase(sequence) == 1);
-  GiveUpSlot(sequence);
+  ReleaseSlot(sequence);
   ++sequence->stats.preemptions;
   ++schedule->preemptions;
   FOX_CHECK(waiting_.insert(sequence).second);
 }
 
-// Who loses its pages to `needy`: a paused sequence, else the last one behind `needy`.
-Sequence* Scheduler::Victim(const Sequence& needy) const {
+// Who loses its pages to `requester`: a paused sequence, else the last one behind `requester`.
+Sequence* Scheduler::SelectVictim(const Sequence& requester) const {
   for (auto last = running_.rbegin(); last != running_.rend(); ++last) {
     if ((*last)->paused()) return *last;
   }
   Sequence* last = *running_.rbegin();
-  return RunsBefore(needy, *last) ? last : nullptr;
+  return RunsBefore(requester, *last) ? last : nullptr;
 }
 
 // Promises pages for one token to each running sequence in order; those that got them. One that
@@ -95,13 +95,13 @@ std::vector<Sequence*> Scheduler::ReservePages(Schedule* schedule) {
   std::vector<Sequence*> ready;
   for (auto it = running_.begin(); it != running_.end();) {
     Sequence* sequence = *it;
-    if (!sequence->plannable()) {
+    if (!sequence->is_schedulable()) {
       ++it;
       continue;
     }
-    const int64_t need = credit_.Between(sequence->computed, sequence->computed + 1);
+    const int64_t need = ledger_.Between(sequence->computed, sequence->computed + 1);
     while (need > 0 && pages_ < need) {
-      Sequence* victim = Victim(*sequence);
+      Sequence* victim = SelectVictim(*sequence);
       if (victim == nullptr) break;
       Preempt(victim, schedule);
     }
@@ -109,7 +109,7 @@ std::vector<Sequence*> Scheduler::ReservePages(Schedule* schedule) {
     if (need == 0 || pages_ >= need) {
       pages_ -= need;
       ready.push_back(sequence);
-    } else if (running_.size() == 1 && !credit_.in_flight()) {
+    } else if (running_.size() == 1 && !ledger_.in_flight()) {
       Remove(sequence);
       schedule->exhausted.push_back(sequence);
       break;
@@ -123,7 +123,7 @@ std::vector<Sequence*> Scheduler::ReservePages(Schedule* schedule) {
 bool Scheduler::Fits(const Sequence& next, const Demand& demand, int64_t pages) const {
   if (demand.running == 0) return pages >= limits_.lists_per_slot;
   if (demand.running >= max_running_) return false;
-  const int64_t whole = credit_.Between(0, next.length());
+  const int64_t whole = ledger_.Between(0, next.length());
   return pages >= whole + demand.promised + demand.running * limits_.lists_per_slot;
 }
 
@@ -137,8 +137,8 @@ bool Scheduler::MakeRoom(const Sequence& next, Seconds now, Demand* demand, Sche
     Sequence* victim = *last;
     if (!victim->paused() || now < victim->paused_since + kPauseGrace) continue;
     victims.push_back(victim);
-    pages += credit_.held(victim->slot);
-    after.promised -= credit_.Between(victim->computed, victim->length());
+    pages += ledger_.held(victim->slot);
+    after.promised -= ledger_.Between(victim->computed, victim->length());
     --after.running;
   }
   if (!Fits(next, after, pages)) return false;
@@ -152,7 +152,7 @@ void Scheduler::Admit(Seconds now, Budget* budget, Schedule* schedule) {
   Demand demand;
   demand.running = static_cast<int64_t>(running_.size());
   for (const Sequence* sequence : running_) {
-    demand.promised += credit_.Between(sequence->computed, sequence->length());
+    demand.promised += ledger_.Between(sequence->computed, sequence->length());
   }
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     Sequence* next = *it;
@@ -175,7 +175,7 @@ void Scheduler::Admit(Seconds now, Budget* budget, Schedule* schedule) {
     free_slots_.pop_back();
     FOX_CHECK(running_.insert(next).second);
     Plan(next, count, now, budget, schedule);
-    demand.promised += credit_.Between(next->computed, next->length());
+    demand.promised += ledger_.Between(next->computed, next->length());
     ++demand.running;
   }
 }
@@ -191,7 +191,7 @@ int64_t Scheduler::ChunkSize(const Sequence& sequence, const Budget& budget) con
   // A token wants at most one row: leaving out as many tokens as rows are too many never cuts too
   // deep, and may have to be repeated where tokens want none.
   for (;;) {
-    const int64_t excess = sequence.LogitRows(count) - budget.logit_rows;
+    const int64_t excess = sequence.NumLogitRows(count) - budget.logit_rows;
     if (excess <= 0) break;
     count -= excess;
   }
@@ -210,26 +210,26 @@ void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* bud
   planned.id = sequence->request.id;
   planned.slot = sequence->slot;
   planned.position = begin;
-  planned.token_ids = sequence->ListTokens(count);
-  planned.logit_rows = sequence->ListLogitRows(count);
+  planned.token_ids = sequence->NextTokens(count);
+  planned.logit_rows = sequence->LogitRowIndices(count);
   planned.log_tolerance = sequence->log_tolerance;
   // Rows of prompt log-probabilities are wanted on the host, so it samples from the last one too.
   const bool samples = count == sequence->remaining() && sequence->samples();
-  if (limits_.draws && samples && planned.logit_rows.size() == 1) {
-    planned.draw = sequence->NextDraw();
-    if (planned.draw && planned.draw->adjustment.on && !sequence->has_token_states) {
-      schedule->plan.token_states.push_back(sequence->TokenStates());
-      sequence->has_token_states = true;
+  if (limits_.samples_on_device && samples && planned.logit_rows.size() == 1) {
+    planned.sample = sequence->NextSampleRow();
+    if (planned.sample && planned.sample->logits_processor.on && !sequence->has_penalty_state) {
+      schedule->plan.penalty_state.push_back(sequence->PenaltyState());
+      sequence->has_penalty_state = true;
     }
   }
   budget->tokens -= count;
   budget->logit_rows -= static_cast<int64_t>(planned.logit_rows.size());
-  const int64_t pages = credit_.Between(begin + 1, begin + count);
+  const int64_t pages = ledger_.Between(begin + 1, begin + count);
   FOX_CHECK(pages == 0 || pages_ >= pages);
   pages_ -= pages;
   sequence->computed += count;
   ++sequence->in_flight;
-  if (planned.draw) {
+  if (planned.sample) {
     ++sequence->pending;
     // From now on, so that nobody admitted later takes it out of this very plan.
     if (sequence->paused()) sequence->paused_since = now;

@@ -2,7 +2,7 @@
 // given, on `now` and on the results collected; no clock, no I/O. Read scheduler.cc next.
 //
 // Plans may be made while earlier ones are in flight. Plans run in order, so a slot released by one
-// may be used by the same one. A sequence is planned again at once where the executor draws its
+// may be used by the same one. A sequence is planned again at once where the executor samples its
 // token (Sequence::pending), else when the host has sampled it.
 //
 // Order is (priority, arrival), everywhere. Running sequences come before waiting ones, sequences
@@ -15,7 +15,7 @@
 #include <set>
 #include <vector>
 
-#include "engine/page_credit.h"
+#include "engine/page_ledger.h"
 #include "engine/sequence.h"
 #include "engine/step_executor.h"
 #include "engine/step_plan.h"
@@ -48,11 +48,12 @@ class Scheduler {
   // from then on.
   Schedule Next(Seconds now);
 
-  // The oldest plan in flight has run. Its sequences are the caller's: see Sequence::Land.
-  void Collect(const StepResult& result) { credit_.Collect(result); }
+  // The oldest plan in flight has run. Its sequences are the caller's: see
+  // Sequence::OnStepCollected.
+  void Collect(const StepResult& result) { ledger_.Collect(result); }
 
   // Whether the next plan has slots to release.
-  bool owes_release() const { return !release_slots_.empty(); }
+  bool has_pending_release() const { return !release_slots_.empty(); }
 
  private:
   struct Earlier {
@@ -69,9 +70,9 @@ class Scheduler {
     int64_t running = 0;   // each keeps room for one more page row
   };
 
-  void GiveUpSlot(Sequence* sequence);
+  void ReleaseSlot(Sequence* sequence);
   void Preempt(Sequence* sequence, Schedule* schedule);
-  Sequence* Victim(const Sequence& needy) const;
+  Sequence* SelectVictim(const Sequence& requester) const;
   std::vector<Sequence*> ReservePages(Schedule* schedule);
   bool Fits(const Sequence& next, const Demand& demand, int64_t pages) const;
   bool MakeRoom(const Sequence& next, Seconds now, Demand* demand, Schedule* schedule);
@@ -85,7 +86,7 @@ class Scheduler {
   std::set<Sequence*, Earlier> waiting_;
   std::vector<int32_t> free_slots_;     // descending: the lowest is taken first
   std::vector<int32_t> release_slots_;  // for the next plan
-  PageCredit credit_;
+  PageLedger ledger_;
   int64_t pages_ = 0;  // within Next: free when the plan starts and not yet promised
 };
 

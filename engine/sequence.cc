@@ -15,15 +15,15 @@ bool NeedsCounts(const SamplingParams& sampling) {
          sampling.frequency_penalty != 0.0f;
 }
 
-// Whether a DrawnToken has room for what is to be reported. More alternatives than it holds and
+// Whether a SampleRecord has room for what is to be reported. More alternatives than it holds and
 // ids of the request's choice are rare enough for the host's sampler, at half the pace.
-bool FitsDrawnToken(const SamplingParams& sampling) {
-  return sampling.logprob_token_ids.empty() && sampling.logprobs <= kMaxDrawnLogprobs;
+bool FitsSampledToken(const SamplingParams& sampling) {
+  return sampling.logprob_token_ids.empty() && sampling.logprobs <= kMaxSampledLogprobs;
 }
 
 void AddSlot(const SlotStats& slot, AcpStats* acp) {
   acp->blocks_total += slot.blocks_total;
-  acp->blocks_skipped += slot.blocks_skipped;
+  acp->blocks_pruned += slot.blocks_pruned;
   acp->pages_allocated += slot.pages_allocated;
   acp->pages_evicted += slot.pages_evicted;
   acp->peak_pages = std::max(acp->peak_pages, slot.peak_pages);
@@ -59,7 +59,7 @@ Sequence::Sequence(Request submitted, const EngineOptions& options, int64_t max_
 
 int64_t Sequence::FirstPromptRow() const { return std::max(computed, prompt_logprobs_done); }
 
-int64_t Sequence::LogitRows(int64_t count) const {
+int64_t Sequence::NumLogitRows(int64_t count) const {
   int64_t rows = count == remaining() && samples() ? 1 : 0;
   if (wants_prompt_logprobs()) {
     const int64_t end = std::min(computed + count, prompt_tokens - 1);
@@ -68,7 +68,7 @@ int64_t Sequence::LogitRows(int64_t count) const {
   return rows;
 }
 
-std::vector<int32_t> Sequence::ListLogitRows(int64_t count) const {
+std::vector<int32_t> Sequence::LogitRowIndices(int64_t count) const {
   std::vector<int32_t> rows;
   if (wants_prompt_logprobs()) {
     const int64_t end = std::min(computed + count, prompt_tokens - 1);
@@ -80,40 +80,40 @@ std::vector<int32_t> Sequence::ListLogitRows(int64_t count) const {
   return rows;
 }
 
-std::vector<int32_t> Sequence::ListTokens(int64_t count) const {
+std::vector<int32_t> Sequence::NextTokens(int64_t count) const {
   const int64_t known = std::min(count, static_cast<int64_t>(tokens.size()) - computed);
-  if (known <= 0) return std::vector<int32_t>(static_cast<size_t>(count), kDrawnToken);
+  if (known <= 0) return std::vector<int32_t>(static_cast<size_t>(count), kLastSampledToken);
   FOX_CHECK(known == count);
   const auto begin = tokens.begin() + computed;
   return std::vector<int32_t>(begin, begin + count);
 }
 
-std::optional<DrawRow> Sequence::NextDraw() const {
+std::optional<SampleRow> Sequence::NextSampleRow() const {
   const SamplingParams& sampling = request.sampling;
-  if (!FitsDrawnToken(sampling)) return std::nullopt;
-  DrawRow draw;
-  draw.temperature = sampling.temperature;
-  draw.top_p = sampling.top_p;
-  draw.min_p = sampling.min_p;
-  draw.top_k = sampling.top_k;
-  draw.logprobs = sampling.logprobs;
-  draw.seed = sampling.seed;
-  draw.position = static_cast<uint64_t>(length());
+  if (!FitsSampledToken(sampling)) return std::nullopt;
+  SampleRow sample;
+  sample.temperature = sampling.temperature;
+  sample.top_p = sampling.top_p;
+  sample.min_p = sampling.min_p;
+  sample.top_k = sampling.top_k;
+  sample.logprobs = sampling.logprobs;
+  sample.seed = sampling.seed;
+  sample.position = static_cast<uint64_t>(length());
   const bool masks_stops = !stop.MaskedAt(produced()).empty();
-  LogitAdjustment& adjustment = draw.adjustment;
-  adjustment.on = NeedsCounts(sampling) || !sampling.logit_bias.empty() ||
-                  !sampling.allowed_token_ids.empty() || masks_stops;
-  adjustment.only_allowed = !sampling.allowed_token_ids.empty();
-  adjustment.repetition_penalty = sampling.repetition_penalty;
-  adjustment.presence_penalty = sampling.presence_penalty;
-  adjustment.frequency_penalty = sampling.frequency_penalty;
+  LogitsProcessorParams& logits_processor = sample.logits_processor;
+  logits_processor.on = NeedsCounts(sampling) || !sampling.logit_bias.empty() ||
+                        !sampling.allowed_token_ids.empty() || masks_stops;
+  logits_processor.only_allowed = !sampling.allowed_token_ids.empty();
+  logits_processor.repetition_penalty = sampling.repetition_penalty;
+  logits_processor.presence_penalty = sampling.presence_penalty;
+  logits_processor.frequency_penalty = sampling.frequency_penalty;
   if (masks_stops) {
-    adjustment.stops_from = static_cast<uint64_t>(prompt_tokens + request.stop.min_tokens);
+    logits_processor.stops_from = static_cast<uint64_t>(prompt_tokens + request.stop.min_tokens);
   }
-  return draw;
+  return sample;
 }
 
-SlotTokens Sequence::TokenStates() const {
+SlotTokens Sequence::PenaltyState() const {
   FOX_CHECK(pending == 0);
   SlotTokens states;
   states.slot = slot;
@@ -136,14 +136,14 @@ void Sequence::Append(const SampledToken& token) {
   if (NeedsCounts(request.sampling)) counts.AddGenerated(token.id);
 }
 
-void Sequence::LeaveSlot() {
+void Sequence::ReleaseSlot() {
   slot = -1;
-  has_token_states = false;
+  has_penalty_state = false;
   computed = 0;
   CloseSlotStats();
 }
 
-void Sequence::Land(const SlotStats& collected) {
+void Sequence::OnStepCollected(const SlotStats& collected) {
   FOX_CHECK(in_flight > 0);
   --in_flight;
   slot_stats = collected;

@@ -1,8 +1,8 @@
 // Sequence: one request on its way through the engine. Invariant: the slot's cache holds the first
 // `computed` tokens once all plans in flight have run; the rest of length() is to be fed; sampling
-// needs all of it fed. `pending` tokens at the end are drawn by plans in flight and not known yet:
-// they count as tokens everywhere but in `tokens` and generated(). A preempted sequence is one with
-// computed == 0 and no slot. Read scheduler.h next.
+// needs all of it fed. `pending` tokens at the end are sampled by plans in flight and not known
+// yet: they count as tokens everywhere but in `tokens` and generated(). A preempted sequence is one
+// with computed == 0 and no slot. Read scheduler.h next.
 #pragma once
 
 #include <cstdint>
@@ -27,32 +27,34 @@ struct Sequence {
   int64_t length() const { return static_cast<int64_t>(tokens.size()) + pending; }
   int64_t produced() const { return generated() + pending; }
   int64_t remaining() const { return length() - computed; }
-  bool paused() const { return request.window > 0 && produced() - acknowledged >= request.window; }
+  bool paused() const {
+    return request.flow_window > 0 && produced() - acknowledged >= request.flow_window;
+  }
   // Whether a running sequence has something to feed: a known token, or a pending one that is not
-  // the last. All it has is fed and not drawn on the device: it waits for the host's sampler.
-  bool plannable() const {
+  // the last. All it has is fed and not sampled on the device: it waits for the host's sampler.
+  bool is_schedulable() const {
     return remaining() > 0 && !paused() && (pending == 0 || produced() < max_tokens);
   }
   // Whether a plan with all remaining tokens ends in sampling.
   bool samples() const { return max_tokens > 0; }
 
   // How many rows of logits a chunk of `count` tokens wants, and which (within the chunk).
-  int64_t LogitRows(int64_t count) const;
-  std::vector<int32_t> ListLogitRows(int64_t count) const;
+  int64_t NumLogitRows(int64_t count) const;
+  std::vector<int32_t> LogitRowIndices(int64_t count) const;
 
-  // The tokens [computed, computed + count): kDrawnToken stands for a pending one.
-  std::vector<int32_t> ListTokens(int64_t count) const;
-  // How an executor may draw the next token itself; none where more log-probabilities are to be
+  // The tokens [computed, computed + count): kLastSampledToken stands for a pending one.
+  std::vector<int32_t> NextTokens(int64_t count) const;
+  // How an executor may sample the next token itself; none where more log-probabilities are to be
   // reported than it does.
-  std::optional<DrawRow> NextDraw() const;
-  // The token states of `slot` for the next draw. REQUIRES: nothing is pending.
-  SlotTokens TokenStates() const;
+  std::optional<SampleRow> NextSampleRow() const;
+  // The token states of `slot` for the next sample. REQUIRES: nothing is pending.
+  SlotTokens PenaltyState() const;
 
   void Append(const SampledToken& token);
   // The slot is given up: its counters move into stats.acp as soon as they are final.
-  void LeaveSlot();
+  void ReleaseSlot();
   // A plan with this sequence was collected; the counters of its slot after that plan.
-  void Land(const SlotStats& collected);
+  void OnStepCollected(const SlotStats& collected);
   // stats with the counters of the current slot added.
   RequestStats FinalStats(Seconds now) const;
 
@@ -72,10 +74,10 @@ struct Sequence {
   // Plans in flight with this sequence. One that was preempted meanwhile does not come back before
   // all are collected: what they computed is valid, and what they drew is among its tokens.
   int in_flight = 0;
-  int64_t pending = 0;  // tokens they draw, [0, in_flight]
-  // Whether `slot` has this sequence's token states. The executor's draws keep them up: once they
+  int64_t pending = 0;  // tokens they sample, [0, in_flight]
+  // Whether `slot` has this sequence's token states. The executor's samples keep them up: once they
   // are there the host samples no more, for nobody would count its token.
-  bool has_token_states = false;
+  bool has_penalty_state = false;
   SlotStats slot_stats;  // of `slot`, or of the one given up while plans were in flight, as of the
                          // last plan collected
   int64_t acknowledged = 0;

@@ -13,7 +13,7 @@ namespace fox {
 // Counters of one slot since it was last released.
 struct SlotStats {
   int64_t blocks_total = 0;
-  int64_t blocks_skipped = 0;
+  int64_t blocks_pruned = 0;
   int64_t pages_allocated = 0;
   int64_t pages_evicted = 0;
   int64_t live_pages = 0;  // now
@@ -22,13 +22,13 @@ struct SlotStats {
 };
 
 struct StepResult {
-  // For each planned sequence with logit rows and without `draw`, in plan order, its rows one after
-  // another: float32 [rows, vocab_size]. Valid until the next Submit.
+  // For each planned sequence with logit rows and without `sample`, in plan order, its rows one
+  // after another: float32 [rows, vocab_size]. Valid until the next Submit.
   std::vector<const float*> logits;  // [sequences]; null where none were asked for
-  // For each planned sequence with `draw` its token; Internal: a logit is NaN or infinite, or no
+  // For each planned sequence with `sample` its token; Internal: a logit is NaN or infinite, or no
   // token is left. Then the slot's next input is any valid token.
-  std::vector<absl::StatusOr<SampledToken>> drawn;  // [sequences]; the others hold any token. May
-                                                    // be empty where the plan has no `draw`
+  std::vector<absl::StatusOr<SampledToken>> sampled;  // [sequences]; the others hold any token. May
+                                                      // be empty where the plan has no `sample`
   // As of the end of this plan, whatever plans were submitted behind it.
   std::vector<SlotStats> stats;  // [sequences]
   int64_t free_pages = 0;        // at least that many are free
@@ -43,8 +43,8 @@ struct ExecutorLimits {
   int64_t max_batch_tokens = 0;  // of one step
   int64_t max_logit_rows = 0;    // of one step
   int32_t vocab_size = 0;
-  int depth = 1;       // steps that may be submitted and not yet collected
-  bool draws = false;  // whether PlannedSequence::draw is understood
+  int depth = 1;                   // steps that may be submitted and not yet collected
+  bool samples_on_device = false;  // whether PlannedSequence::sample is understood
 };
 
 // One thread calls. A failed Submit or Collect (Internal, Unavailable) poisons the executor: every

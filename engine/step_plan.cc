@@ -1,4 +1,4 @@
-// StepPlan for people: one line per plan, for logs and test failures.
+// StepPlan human-readable: one line per plan, for logs and test failures.
 #include "engine/step_plan.h"
 
 #include "absl/strings/str_cat.h"
@@ -22,13 +22,14 @@ std::string StepPlan::DebugString() const {
   for (const PlannedSequence& sequence : sequences) {
     absl::StrAppend(&text, "; id ", sequence.id, " slot ", sequence.slot, " tokens ",
                     sequence.position, "+", sequence.token_ids.size(), " rows ",
-                    sequence.logit_rows.size(), sequence.draw ? " draw" : "");
-    if (sequence.draw && sequence.draw->adjustment.on) absl::StrAppend(&text, " adjusted");
-    if (sequence.token_ids.size() == 1 && sequence.token_ids[0] == kDrawnToken) {
+                    sequence.logit_rows.size(), sequence.sample ? " sample" : "");
+    if (sequence.sample && sequence.sample->logits_processor.on)
+      absl::StrAppend(&text, " processed");
+    if (sequence.token_ids.size() == 1 && sequence.token_ids[0] == kLastSampledToken) {
       absl::StrAppend(&text, " fed");
     }
   }
-  for (const SlotTokens& states : token_states) {
+  for (const SlotTokens& states : penalty_state) {
     absl::StrAppend(&text, "; states of slot ", states.slot, ": ", states.entries.size());
   }
   return text;

@@ -14,31 +14,31 @@ namespace fox {
 // A slot's token states, made anew.
 struct SlotTokens {
   int32_t slot = 0;
-  std::vector<TokenEntry> entries;
+  std::vector<PenaltyEntry> entries;
 };
 
 struct PlannedSequence {
   RequestId id = 0;
   int32_t slot = 0;
   int64_t position = 0;  // absolute position of the first token
-  // To append, one or more. kDrawnToken alone: the token last drawn for the slot, by a plan that is
-  // not collected yet.
+  // To append, one or more. kLastSampledToken alone: the token last sampled for the slot, by a plan
+  // that is not collected yet.
   std::vector<int32_t> token_ids;
   // Rows of logits wanted, counted within token_ids, ascending: the last one to sample from, more
   // for prompt log-probabilities.
   std::vector<int32_t> logit_rows;
-  // How the executor draws from the last of logit_rows, instead of delivering logits; the row's
-  // slot is the sequence's. If the adjustment is on, it counts the token in the slot's token
+  // How the executor samples from the last of logit_rows, instead of delivering logits; the row's
+  // slot is the sequence's. If the logits_processor is on, it counts the token in the slot's token
   // states.
-  std::optional<DrawRow> draw;
+  std::optional<SampleRow> sample;
   double log_tolerance = 0;  // log eps; -infinity: prune nothing
 };
 
 struct StepPlan {
   std::vector<int32_t> release_slots;  // emptied before anything else runs
   std::vector<PlannedSequence> sequences;
-  // Before the draws; a slot's first draw with an adjustment comes with them.
-  std::vector<SlotTokens> token_states;
+  // Before the samples; a slot's first sample with an logits_processor comes with them.
+  std::vector<SlotTokens> penalty_state;
 
   bool empty() const { return release_slots.empty() && sequences.empty(); }
   int64_t num_tokens() const;

@@ -49,8 +49,8 @@ inline double MinLogGate(double b) {
   return -(wanted > 128 ? wanted : 128);
 }
 
-// The paper's page score: `last` is the page's last position, c_last its cumulative log gate.
-inline double PaperScore(double last, double c_last) { return std::log(last + 1) - c_last; }
+// The paper's page bound: `last` is the page's last position, c_last its cumulative log gate.
+inline double PaperLogMassBound(double last, double c_last) { return std::log(last + 1) - c_last; }
 
 // A NaN on either side means keep.
 inline bool MayDrop(double score, double threshold, double log_eps) {

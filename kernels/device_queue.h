@@ -1,5 +1,5 @@
 // DeviceQueue: what a backend offers that works behind the host's back: a stream, pinned memory,
-// fences and captured graphs. Ops::queue() is null where calls return when their work is done.
+// events and captured graphs. Ops::queue() is null where calls return when their work is done.
 //
 // One thread calls, the one that calls the Ops. After a device error every call returns at once
 // and error() says what happened; a device does not recover from it.
@@ -24,9 +24,9 @@ class Graph {
 };
 
 // A point in a stream that the host can wait for; used again and again.
-class Fence {
+class Event {
  public:
-  virtual ~Fence() = default;
+  virtual ~Event() = default;
   virtual void Record(Stream stream) = 0;
   // Returns when all work before the last Record is done.
   virtual void Wait() = 0;
@@ -40,9 +40,9 @@ class DeviceQueue {
   virtual Stream stream() const = 0;
   // Host memory that copies reach while the host goes on, and that operations can read.
   virtual Buffer AllocatePinned(size_t bytes) = 0;
-  // The bytes are in `pinned` once a Fence recorded later has passed.
+  // The bytes are in `pinned` once a Event recorded later has passed.
   virtual void CopyToPinned(const void* device, size_t bytes, void* pinned, Stream stream) = 0;
-  virtual std::unique_ptr<Fence> MakeFence() = 0;
+  virtual std::unique_ptr<Event> MakeEvent() = 0;
   // Records what `work` enqueues on `stream`, running none of it. Null on failure: see error().
   // REQUIRES: the same work ran before (what is allocated lazily is there).
   virtual std::unique_ptr<Graph> Capture(Stream stream, const std::function<void()>& work) = 0;

@@ -3,7 +3,7 @@
 // the oracle of every kernel test), kernels/cuda for NVIDIA GPUs.
 //
 // Contract: operations on one stream run in order; they return when the work is enqueued (CPU:
-// done). Views are borrowed for the call's work. "wide dtype" is float64 in the f64 mode, else
+// done). Views are borrowed for the call's work. "residual dtype" is float64 in the f64 mode, else
 // float32. Rows never influence one another except through a PagedKv; but a backend may choose its
 // kernels, and so the last bits, by how many rows there are and by BatchView::small. One thread
 // calls at a time.
@@ -43,12 +43,13 @@ class Ops {
  public:
   virtual ~Ops() = default;
 
-  // For people: device and matrix product in use, for example "cpu (2 threads, oneDNN bf16)".
+  // human-readable: device and matrix product in use, for example "cpu (2 threads, oneDNN bf16)".
   virtual std::string Description() const = 0;
 
   // The dtype of activations that only feed products (projections, attention outputs, MLP), below
-  // "narrow". The CPU keeps them wide. The residual stream and logits are wide everywhere.
-  virtual DType NarrowDType(DType wide) const = 0;
+  // "activation dtype". The CPU keeps them wide. The residual stream and logits are wide
+  // everywhere.
+  virtual DType ActivationDType(DType wide) const = 0;
 
   // Zeroed memory of the backend.
   virtual Buffer Allocate(size_t bytes) = 0;
@@ -73,8 +74,8 @@ class Ops {
   // covers the new pages; position == length.
   virtual void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) = 0;
 
-  // out[r] = table[token_ids[r]]; table [V, D], out [num_rows, D] wide. Ids are clamped into [0,
-  // V), after kDrawnToken was replaced.
+  // out[r] = table[token_ids[r]]; table [V, D], out [num_rows, D] residual dtype. Ids are clamped
+  // into [0, V), after kLastSampledToken was replaced.
   virtual void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
                      Stream stream) = 0;
 
@@ -83,14 +84,15 @@ class Ops {
                           Stream stream) = 0;
 
   // out = t(in) W^T + bias, or out += ... with `accumulate`; t is `transform`, row by row. in
-  // [rows, *] and out [rows, out] wide or narrow, bias [out] wide or null.
-  virtual void Linear(const MatrixView& in, const RowTransform& transform,
+  // [rows, *] and out [rows, out] residual dtype or activation dtype, bias [out] residual dtype or
+  // null.
+  virtual void Linear(const MatrixView& in, const InputTransform& transform,
                       const PackedWeight& weight, const void* bias, bool accumulate,
                       const MatrixView& out, Stream stream) = 0;
 
   // Token shift, QK-norm, RoPE and log-sigmoid gates; writes keys, values and gates of the rows
-  // into the pages that BeginStep took; folds every page that became full into the running state
-  // and writes its summaries.
+  // into the pages that BeginStep took; accumulates every page that became full into the running
+  // state and writes its summaries.
   virtual void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                       Stream stream) = 0;
 
@@ -108,14 +110,14 @@ class Ops {
   // sequence.
   virtual void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) = 0;
 
-  // Makes a slot's token states, for draws with an adjustment. The entries must stay as they are
-  // until the work is done. Only where the backend has a queue().
-  virtual void SetTokenStates(const TokenStatesParams&, Stream) { FOX_CHECK(false); }
+  // Makes a slot's token states, for samples with an logits_processor. The entries must stay as
+  // they are until the work is done. Only where the backend has a queue().
+  virtual void SetPenaltyState(const PenaltyStateParams&, Stream) { FOX_CHECK(false); }
 
-  // Draws a token for each row of logits and leaves it in `drawn_tokens` of the row's slot, where
-  // the next step's Embed finds it. A row with an adjustment uses its slot's token states and
-  // counts the drawn token there. Only where the backend has a queue().
-  virtual void Draw(const DrawParams&, Stream) { FOX_CHECK(false); }
+  // Samples a token for each row of logits and leaves it in `sampled_tokens` of the row's slot,
+  // where the next step's Embed finds it. A row with an logits_processor uses its slot's token
+  // states and counts the sampled token there. Only where the backend has a queue().
+  virtual void Sample(const SampleParams&, Stream) { FOX_CHECK(false); }
 };
 
 }  // namespace fox

@@ -31,11 +31,11 @@ struct PagedKvShape {
   int group() const { return q_heads / kv_heads; }
   int64_t lists_per_slot() const { return static_cast<int64_t>(layers) * kv_heads; }
   int64_t kv_size() const { return static_cast<int64_t>(kv_heads) * head_dim; }
-  DType wide_dtype() const { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+  DType residual_dtype() const { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
   // Keys, values and their summaries; what one page costs in memory.
   size_t page_bytes() const {
     const size_t kv = 2 * static_cast<size_t>(kPageTokens * head_dim) * SizeOf(dtype);
-    const size_t gates = static_cast<size_t>(kPageTokens) * SizeOf(wide_dtype());
+    const size_t gates = static_cast<size_t>(kPageTokens) * SizeOf(residual_dtype());
     return kv + static_cast<size_t>(group()) * (gates + 4 * sizeof(double));
   }
 };
@@ -46,32 +46,36 @@ struct PagedKv {
   PagedKvShape shape;
 
   // Pool, by page id.
-  void* keys = nullptr;        // [num_pages, 64, head_dim]; the CPU backend stores [head_dim, 64]
-  void* values = nullptr;      // [num_pages, 64, head_dim]
-  void* local_gate = nullptr;  // [num_pages, group, 64] wide dtype: c_j - c_base, rounded once
-  double* c_base = nullptr;    // [num_pages, group]: c just before the page's first key
+  void* keys = nullptr;    // [num_pages, 64, head_dim]; the CPU backend stores [head_dim, 64]
+  void* values = nullptr;  // [num_pages, 64, head_dim]
+  void* log_f_offset =
+      nullptr;  // [num_pages, group, 64] residual dtype: c_j - page_cum_log_f, rounded once
+  double* page_cum_log_f = nullptr;  // [num_pages, group]: c just before the page's first key
   // Written when the page is full (acp.md section 3; kernels/acp.h says what they mean):
-  double* score = nullptr;     // [num_pages, group]: E, the bound on the mass up to this page
-  double* horizon = nullptr;   // [num_pages, group]: H, the bound on every later denominator
-  double* key_norm = nullptr;  // [num_pages, group]: largest ||k_j|| so far, for measured bounds
+  double* log_mass_bound = nullptr;  // [num_pages, group]: E, the bound on the mass up to this page
+  double* log_denominator_bound =
+      nullptr;  // [num_pages, group]: H, the bound on every later denominator
+  double* max_key_norm =
+      nullptr;  // [num_pages, group]: largest ||k_j|| so far, for measured bounds
 
   // Free pages: a stack of page ids; [0, *free_count) are free.
   int32_t* free_stack = nullptr;  // [num_pages]
   int32_t* free_count = nullptr;  // [1]
 
   // Lists, by (slot, layer, kv head).
-  int32_t* page_table = nullptr;   // [max_slots, layers, kv_heads, max_pages] page ids
-  int32_t* first_live = nullptr;   // [max_slots, layers, kv_heads]
-  int64_t* length = nullptr;       // [max_slots] tokens appended, the same in all layers
-  double* max_log_mass = nullptr;  // [max_slots, layers, kv_heads] certificate: largest left side
+  int32_t* page_table = nullptr;  // [max_slots, layers, kv_heads, max_pages] page ids
+  int32_t* first_live = nullptr;  // [max_slots, layers, kv_heads]
+  int64_t* length = nullptr;      // [max_slots] tokens appended, the same in all layers
+  double* max_log_evicted_mass =
+      nullptr;  // [max_slots, layers, kv_heads] certificate: largest evicted-mass bound
 
-  // Running state, by (slot, layer, query head); folded at page ends, but c.
-  double* c = nullptr;          // cumulative log gate of the last token
+  // Running state, by (slot, layer, query head); accumulated at page ends, but c.
+  double* cum_log_f = nullptr;  // cumulative log gate of the last token
   double* log_mass = nullptr;   // log M
   double* decay_sum = nullptr;  // S
   double* key_sum = nullptr;    // N: [max_slots, layers, q_heads, head_dim]
 
-  // Token shift: the raw last rows, by (slot, layer); wide dtype.
+  // Token shift: the raw last rows, by (slot, layer); residual dtype.
   void* last_k = nullptr;  // [max_slots, layers, kv_heads * head_dim]
   void* last_v = nullptr;
 

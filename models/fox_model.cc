@@ -15,39 +15,42 @@ MatrixView View(const Buffer& buffer, DType dtype, int64_t rows, int64_t cols) {
 }  // namespace
 
 Activations::Activations(const FoxWeights& weights, Ops& ops, int64_t rows, int64_t logit_rows)
-    : max_rows(rows), max_logit_rows(logit_rows), narrow(ops.NarrowDType(weights.wide)) {
+    : max_rows(rows),
+      max_logit_rows(logit_rows),
+      activation_dtype(ops.ActivationDType(weights.residual_dtype)) {
   const ModelConfig& c = weights.config;
   const auto allocate = [&](int64_t n, int64_t cols, DType dtype) {
     return ops.Allocate(static_cast<size_t>(n * cols) * SizeOf(dtype));
   };
-  x = allocate(rows, c.hidden_size, weights.wide);
-  projection = allocate(rows, weights.columns.stride(narrow), narrow);
-  o = allocate(rows, c.hidden_size, narrow);
-  gate_up = allocate(rows, 2 * c.intermediate_size, narrow);
-  scratch = allocate(rows, std::max(c.hidden_size, c.intermediate_size), narrow);
-  last = allocate(logit_rows, c.hidden_size, weights.wide);
-  logits = allocate(logit_rows, c.vocab_size, weights.wide);
+  x = allocate(rows, c.hidden_size, weights.residual_dtype);
+  projection = allocate(rows, weights.columns.stride(activation_dtype), activation_dtype);
+  o = allocate(rows, c.hidden_size, activation_dtype);
+  gate_up = allocate(rows, 2 * c.intermediate_size, activation_dtype);
+  scratch = allocate(rows, std::max(c.hidden_size, c.intermediate_size), activation_dtype);
+  last = allocate(logit_rows, c.hidden_size, weights.residual_dtype);
+  logits = allocate(logit_rows, c.vocab_size, weights.residual_dtype);
 }
 
-size_t Activations::Bytes(const ModelConfig& c, DType wide, DType narrow, int64_t rows,
-                          int64_t logit_rows) {
-  const int64_t narrow_cols = ColumnsOf(c).stride(narrow) + c.hidden_size +
+size_t Activations::Bytes(const ModelConfig& c, DType residual_dtype, DType activation_dtype,
+                          int64_t rows, int64_t logit_rows) {
+  const int64_t narrow_cols = ColumnsOf(c).stride(activation_dtype) + c.hidden_size +
                               2 * c.intermediate_size +
                               std::max(c.hidden_size, c.intermediate_size);
   return static_cast<size_t>(rows * c.hidden_size + logit_rows * (c.hidden_size + c.vocab_size)) *
-             SizeOf(wide) +
-         static_cast<size_t>(rows * narrow_cols) * SizeOf(narrow);
+             SizeOf(residual_dtype) +
+         static_cast<size_t>(rows * narrow_cols) * SizeOf(activation_dtype);
 }
 
 MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
                              int64_t num_logit_rows, AcpMode acp, const PagedKv& kv,
                              const ForwardCounters& counters, Stream stream) {
   const ModelConfig& c = weights_.config;
-  const DType wide = weights_.wide, narrow = act_.narrow;
+  const DType residual_dtype = weights_.residual_dtype, activation_dtype = act_.activation_dtype;
   FOX_CHECK(batch.num_rows <= act_.max_rows && num_logit_rows <= act_.max_logit_rows);
-  const MatrixView x = View(act_.x, wide, batch.num_rows, c.hidden_size);
-  const MatrixView o = View(act_.o, narrow, batch.num_rows, c.hidden_size);
-  const MatrixView gate_up = View(act_.gate_up, narrow, batch.num_rows, 2 * c.intermediate_size);
+  const MatrixView x = View(act_.x, residual_dtype, batch.num_rows, c.hidden_size);
+  const MatrixView o = View(act_.o, activation_dtype, batch.num_rows, c.hidden_size);
+  const MatrixView gate_up =
+      View(act_.gate_up, activation_dtype, batch.num_rows, 2 * c.intermediate_size);
   const MatrixView table{weights_.embeddings.data(), weights_.embeddings_dtype, c.vocab_size,
                          c.hidden_size, c.hidden_size};
 
@@ -61,19 +64,19 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
     ops_.Linear(o, Gate(w, batch.num_rows), *w.o, nullptr, true, x, stream);
 
     ops_.Linear(x, Norm(w.mlp_norm, batch.num_rows), *w.gate_up, nullptr, false, gate_up, stream);
-    RowTransform act;
-    act.kind = RowTransform::Kind::kGatedAct;
+    InputTransform act;
+    act.kind = InputTransform::Kind::kGatedAct;
     act.silu = c.hidden_act == HiddenAct::kSilu;
-    act.scratch = View(act_.scratch, narrow, batch.num_rows, c.intermediate_size);
+    act.scratch = View(act_.scratch, activation_dtype, batch.num_rows, c.intermediate_size);
     ops_.Linear(gate_up, act, *w.down, nullptr, true, x, stream);
   }
   ops_.Evict(batch,
-             {acp, weights_.self_logit.as<double>(), weights_.any_logit.as<double>(),
-              counters.pages_evicted, counters.largest_log_mass},
+             {acp, weights_.self_logit_bound.as<double>(), weights_.max_logit_bound.as<double>(),
+              counters.pages_evicted, counters.max_log_evicted_mass},
              kv, stream);
 
-  const MatrixView last = View(act_.last, wide, num_logit_rows, c.hidden_size);
-  const MatrixView logits = View(act_.logits, wide, num_logit_rows, c.vocab_size);
+  const MatrixView last = View(act_.last, residual_dtype, num_logit_rows, c.hidden_size);
+  const MatrixView logits = View(act_.logits, residual_dtype, num_logit_rows, c.vocab_size);
   ops_.GatherRows(x, logit_rows, last, stream);
   ops_.Linear(last, Norm(weights_.final_norm, num_logit_rows), *weights_.lm_head, nullptr, false,
               logits, stream);
@@ -82,24 +85,25 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
 
 MatrixView FoxModel::Projection(int64_t rows) const {
   const ProjectionColumns& columns = weights_.columns;
-  return {act_.projection.data(), act_.narrow, rows, columns.total, columns.stride(act_.narrow)};
+  return {act_.projection.data(), act_.activation_dtype, rows, columns.total,
+          columns.stride(act_.activation_dtype)};
 }
 
-RowTransform FoxModel::Norm(const Buffer& weight, int64_t rows) const {
-  RowTransform norm;
-  norm.kind = RowTransform::Kind::kRmsNorm;
+InputTransform FoxModel::Norm(const Buffer& weight, int64_t rows) const {
+  InputTransform norm;
+  norm.kind = InputTransform::Kind::kRmsNorm;
   norm.weight = weight.data();
   norm.eps = weights_.config.norm_eps;
-  norm.scratch = View(act_.scratch, act_.narrow, rows, weights_.config.hidden_size);
+  norm.scratch = View(act_.scratch, act_.activation_dtype, rows, weights_.config.hidden_size);
   return norm;
 }
 
 // The attention output's own norm and gate, on its way into the output projection.
-RowTransform FoxModel::Gate(const LayerWeights& w, int64_t rows) const {
+InputTransform FoxModel::Gate(const LayerWeights& w, int64_t rows) const {
   const ModelConfig& c = weights_.config;
-  RowTransform gate;
+  InputTransform gate;
   if (w.output_norm.data() == nullptr && c.output_gate == OutputGate::kNone) return gate;
-  gate.kind = RowTransform::Kind::kOutputGate;
+  gate.kind = InputTransform::Kind::kOutputGate;
   gate.weight = w.output_norm.data();
   gate.eps = c.norm_eps;
   gate.head_dim = c.head_dim;
@@ -107,7 +111,7 @@ RowTransform FoxModel::Gate(const LayerWeights& w, int64_t rows) const {
     gate.gate = Projection(rows).Columns(weights_.columns.ogate, c.hidden_size);
   }
   gate.silu = c.output_gate == OutputGate::kSilu;
-  gate.scratch = View(act_.scratch, act_.narrow, rows, c.hidden_size);
+  gate.scratch = View(act_.scratch, act_.activation_dtype, rows, c.hidden_size);
   return gate;
 }
 
@@ -142,11 +146,11 @@ void FoxModel::Attend(int layer, const BatchView& batch, AcpMode acp, const Page
   AttentionParams attention;
   attention.layer = layer;
   attention.q = projection.Columns(columns.q, c.hidden_size);
-  attention.out = View(act_.o, act_.narrow, batch.num_rows, c.hidden_size);
+  attention.out = View(act_.o, act_.activation_dtype, batch.num_rows, c.hidden_size);
   attention.acp = acp;
   attention.bound = w.bound.view();
   attention.blocks_total = counters.blocks_total;
-  attention.blocks_skipped = counters.blocks_skipped;
+  attention.blocks_pruned = counters.blocks_pruned;
   ops_.Attention(batch, attention, kv, stream);
 }
 

@@ -14,11 +14,11 @@ namespace fox {
 struct Activations {
   Activations(const FoxWeights& weights, Ops& ops, int64_t max_rows, int64_t max_logit_rows);
   // What the constructor will allocate.
-  static size_t Bytes(const ModelConfig& config, DType wide, DType narrow, int64_t max_rows,
-                      int64_t max_logit_rows);
+  static size_t Bytes(const ModelConfig& config, DType residual_dtype, DType activation_dtype,
+                      int64_t max_rows, int64_t max_logit_rows);
 
   int64_t max_rows, max_logit_rows;
-  DType narrow;
+  DType activation_dtype;
   Buffer x;           // [R, D] wide: residual stream
   Buffer projection;  // [R, ProjectionColumns::stride] narrow
   Buffer o;           // [R, D] narrow: attention output
@@ -31,9 +31,9 @@ struct Activations {
 // Counters of one forward pass, by sequence of the batch, added to; null: not counted.
 struct ForwardCounters {
   int64_t* blocks_total = nullptr;
-  int64_t* blocks_skipped = nullptr;
+  int64_t* blocks_pruned = nullptr;
   int64_t* pages_evicted = nullptr;
-  double* largest_log_mass = nullptr;  // raised, not added to
+  double* max_log_evicted_mass = nullptr;  // raised, not added to
 };
 
 // Not thread-safe: one pass at a time.
@@ -54,8 +54,8 @@ class FoxModel {
   void Attend(int layer, const BatchView& batch, AcpMode acp, const PagedKv& kv,
               const ForwardCounters& counters, Stream stream);
   MatrixView Projection(int64_t rows) const;
-  RowTransform Norm(const Buffer& weight, int64_t rows) const;
-  RowTransform Gate(const LayerWeights& w, int64_t rows) const;
+  InputTransform Norm(const Buffer& weight, int64_t rows) const;
+  InputTransform Gate(const LayerWeights& w, int64_t rows) const;
 
   const FoxWeights& weights_;
   Ops& ops_;

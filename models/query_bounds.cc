@@ -47,8 +47,8 @@ void BoundByQkNorm(const ModelConfig& config, const LayerTensors& layer, HostQue
       bound.diagonal[static_cast<size_t>(head * d + m)] =
           static_cast<float>(std::max(std::abs(gq[m]), partner));
     }
-    bound.self_logit.push_back(kProductInflation * std::sqrt(d) * product);
-    bound.any_logit.push_back(kProductInflation * std::sqrt(d) * q_max * k_max);
+    bound.self_logit_bound.push_back(kProductInflation * std::sqrt(d) * product);
+    bound.max_logit_bound.push_back(kProductInflation * std::sqrt(d) * q_max * k_max);
   }
 }
 
@@ -164,8 +164,8 @@ void BoundByWeights(const ModelConfig& config, const LayerTensors& layer, HostQu
     ReadElements(layer.q_proj, head * d * hidden, d * hidden, rows.data());
     for (size_t i = 0; i < rows.size(); ++i) rows[i] *= norm[i % static_cast<size_t>(hidden)];
     BoundHeadByWeights(config, rows, bias.data() + head * d, bound);
-    bound.self_logit.push_back(kUnknown);
-    bound.any_logit.push_back(kUnknown);
+    bound.self_logit_bound.push_back(kUnknown);
+    bound.max_logit_bound.push_back(kUnknown);
   }
 }
 
@@ -192,8 +192,8 @@ QueryBound HostQueryBound::view() const {
   view.linear = PointerOrNull(linear);
   view.absolute = PointerOrNull(absolute);
   view.scale = scale;
-  view.self_logit = PointerOrNull(self_logit);
-  view.any_logit = PointerOrNull(any_logit);
+  view.self_logit_bound = PointerOrNull(self_logit_bound);
+  view.max_logit_bound = PointerOrNull(max_logit_bound);
   return view;
 }
 
@@ -205,7 +205,7 @@ HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& lay
     BoundByWeights(config, layer, bound);
   }
   // One clamp for the layer: the loosest that every head needs.
-  for (double b : bound.self_logit)
+  for (double b : bound.self_logit_bound)
     bound.min_log_gate = std::min(bound.min_log_gate, MinLogGate(b));
   return bound;
 }
@@ -216,8 +216,8 @@ DeviceQueryBound::DeviceQueryBound(const HostQueryBound& host, Ops& ops)
   view_.dense = Upload(host.dense, ops, buffers_);
   view_.linear = Upload(host.linear, ops, buffers_);
   view_.absolute = Upload(host.absolute, ops, buffers_);
-  view_.self_logit = Upload(host.self_logit, ops, buffers_);
-  view_.any_logit = Upload(host.any_logit, ops, buffers_);
+  view_.self_logit_bound = Upload(host.self_logit_bound, ops, buffers_);
+  view_.max_logit_bound = Upload(host.max_logit_bound, ops, buffers_);
 }
 
 }  // namespace fox

@@ -12,12 +12,12 @@ namespace fox {
 
 // A QueryBound with its arrays on the host; null where empty.
 struct HostQueryBound {
-  std::vector<float> diagonal;     // [H, d]
-  std::vector<float> dense;        // [H, d, d]
-  std::vector<float> linear;       // [H, d]
-  std::vector<float> absolute;     // [H, d]
-  std::vector<double> self_logit;  // [H] B
-  std::vector<double> any_logit;   // [H] U
+  std::vector<float> diagonal;           // [H, d]
+  std::vector<float> dense;              // [H, d, d]
+  std::vector<float> linear;             // [H, d]
+  std::vector<float> absolute;           // [H, d]
+  std::vector<double> self_logit_bound;  // [H] B
+  std::vector<double> max_logit_bound;   // [H] U
   double scale = 1;
   double min_log_gate = -128;  // clamp of log f for the layer
 

@@ -12,7 +12,7 @@ namespace {
 // Rows of several tensors of one width, stacked, in float64 or float32.
 class RowStack {
  public:
-  RowStack(int64_t cols, DType wide) : cols_(cols), wide_(wide) {}
+  RowStack(int64_t cols, DType residual_dtype) : cols_(cols), wide_(residual_dtype) {}
 
   void Add(const HostTensor& tensor) {
     if (tensor.empty()) return;
@@ -47,16 +47,16 @@ class RowStack {
   std::vector<std::byte> bytes_;
 };
 
-Buffer UploadVector(const HostTensor& tensor, Ops& ops, DType wide, int repeat = 1) {
-  RowStack stack(1, wide);
+Buffer UploadVector(const HostTensor& tensor, Ops& ops, DType residual_dtype, int repeat = 1) {
+  RowStack stack(1, residual_dtype);
   for (int i = 0; i < repeat; ++i) stack.Add(tensor);
   return stack.Upload(ops);
 }
 
 Buffer ProjectionBias(const LayerTensors& layer, const ModelConfig& config,
-                      const ProjectionColumns& columns, Ops& ops, DType wide) {
+                      const ProjectionColumns& columns, Ops& ops, DType residual_dtype) {
   if (!config.qkv_bias) return {};
-  RowStack stack(1, wide);
+  RowStack stack(1, residual_dtype);
   stack.Add(layer.q_bias);
   stack.Add(layer.k_bias);
   stack.Add(layer.v_bias);
@@ -66,29 +66,29 @@ Buffer ProjectionBias(const LayerTensors& layer, const ModelConfig& config,
 
 LayerWeights LoadLayer(const LayerTensors& layer, const HostQueryBound& bound,
                        const ModelConfig& config, const ProjectionColumns& columns, Ops& ops,
-                       DType wide) {
+                       DType residual_dtype) {
   LayerWeights w;
-  w.attn_norm = UploadVector(layer.attn_norm, ops, wide);
-  RowStack projection(config.hidden_size, wide);
+  w.attn_norm = UploadVector(layer.attn_norm, ops, residual_dtype);
+  RowStack projection(config.hidden_size, residual_dtype);
   for (const HostTensor* part : {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.ogate_proj,
                                  &layer.k_shift_proj, &layer.v_shift_proj, &layer.fgate_proj}) {
     projection.Add(*part);
   }
   w.projection = projection.Pack(ops);
-  w.projection_bias = ProjectionBias(layer, config, columns, ops, wide);
-  w.fgate_bias = UploadVector(layer.fgate_bias, ops, wide);
+  w.projection_bias = ProjectionBias(layer, config, columns, ops, residual_dtype);
+  w.fgate_bias = UploadVector(layer.fgate_bias, ops, residual_dtype);
   const bool shared = config.qk_norm && !config.qk_norm_per_head;
-  w.q_norm = UploadVector(layer.q_norm, ops, wide, shared ? config.num_heads : 1);
-  w.k_norm = UploadVector(layer.k_norm, ops, wide, shared ? config.num_kv_heads : 1);
-  w.output_norm = UploadVector(layer.output_norm, ops, wide);
-  RowStack o(config.hidden_size, wide);
+  w.q_norm = UploadVector(layer.q_norm, ops, residual_dtype, shared ? config.num_heads : 1);
+  w.k_norm = UploadVector(layer.k_norm, ops, residual_dtype, shared ? config.num_kv_heads : 1);
+  w.output_norm = UploadVector(layer.output_norm, ops, residual_dtype);
+  RowStack o(config.hidden_size, residual_dtype);
   o.Add(layer.o_proj);
   w.o = o.Pack(ops);
-  w.mlp_norm = UploadVector(layer.mlp_norm, ops, wide);
-  RowStack gate_up(config.hidden_size, wide);
+  w.mlp_norm = UploadVector(layer.mlp_norm, ops, residual_dtype);
+  RowStack gate_up(config.hidden_size, residual_dtype);
   for (const HostTensor& part : layer.gate_up) gate_up.Add(part);
   w.gate_up = gate_up.Pack(ops);
-  RowStack down(config.intermediate_size, wide);
+  RowStack down(config.intermediate_size, residual_dtype);
   down.Add(layer.down_proj);
   w.down = down.Pack(ops);
   w.bound = DeviceQueryBound(bound, ops);
@@ -138,31 +138,33 @@ size_t FoxWeights::linear_bytes() const {
   return bytes;
 }
 
-FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType wide,
+FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dtype,
                        const LoadProgress& progress) {
   FoxWeights weights;
   const ModelConfig& config = checkpoint.config();
   weights.config = config;
-  weights.wide = wide;
+  weights.residual_dtype = residual_dtype;
   weights.columns = ColumnsOf(config);
   const HostTensor& table = checkpoint.embeddings();
   weights.embeddings_dtype = table.dtype;
   weights.embeddings = ops.Allocate(static_cast<size_t>(table.size()) * SizeOf(table.dtype));
   ops.CopyToDevice(table.data, weights.embeddings.bytes(), weights.embeddings.data(), nullptr);
   weights.rope_frequency = RopeFrequencies(config, ops);
-  std::vector<double> self_logit, any_logit;
+  std::vector<double> self_logit_bound, max_logit_bound;
   for (int n = 0; n < config.num_layers; ++n) {
     if (progress) progress(n, config.num_layers);
     const LayerTensors& layer = checkpoint.layers()[static_cast<size_t>(n)];
     const HostQueryBound bound = MakeQueryBound(config, layer);
-    self_logit.insert(self_logit.end(), bound.self_logit.begin(), bound.self_logit.end());
-    any_logit.insert(any_logit.end(), bound.any_logit.begin(), bound.any_logit.end());
-    weights.layers.push_back(LoadLayer(layer, bound, config, weights.columns, ops, wide));
+    self_logit_bound.insert(self_logit_bound.end(), bound.self_logit_bound.begin(),
+                            bound.self_logit_bound.end());
+    max_logit_bound.insert(max_logit_bound.end(), bound.max_logit_bound.begin(),
+                           bound.max_logit_bound.end());
+    weights.layers.push_back(LoadLayer(layer, bound, config, weights.columns, ops, residual_dtype));
   }
-  weights.self_logit = Upload(self_logit, ops);
-  weights.any_logit = Upload(any_logit, ops);
-  weights.final_norm = UploadVector(checkpoint.final_norm(), ops, wide);
-  RowStack head(config.hidden_size, wide);
+  weights.self_logit_bound = Upload(self_logit_bound, ops);
+  weights.max_logit_bound = Upload(max_logit_bound, ops);
+  weights.final_norm = UploadVector(checkpoint.final_norm(), ops, residual_dtype);
+  RowStack head(config.hidden_size, residual_dtype);
   head.Add(checkpoint.lm_head());
   weights.lm_head = head.Pack(ops);
   if (progress) progress(config.num_layers, config.num_layers);

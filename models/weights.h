@@ -28,9 +28,7 @@ struct ProjectionColumns {
   int64_t total = 0;
 
   // Elements between rows of the projection's output: bf16 rows start at 16 bytes.
-  int64_t stride(DType dtype) const {
-    return dtype == DType::kBF16 ? (total + 7) / 8 * 8 : total;
-  }
+  int64_t stride(DType dtype) const { return dtype == DType::kBF16 ? (total + 7) / 8 * 8 : total; }
 };
 
 ProjectionColumns ColumnsOf(const ModelConfig& config);
@@ -52,15 +50,15 @@ struct LayerWeights {
 
 struct FoxWeights {
   ModelConfig config;
-  DType wide = DType::kF32;
+  DType residual_dtype = DType::kF32;
   ProjectionColumns columns;
   Buffer embeddings;  // [V, D] in the checkpoint's dtype
   DType embeddings_dtype = DType::kF32;
   Buffer rope_frequency;  // [d/2] float64 radians per position; use_rope
   std::vector<LayerWeights> layers;
-  Buffer self_logit, any_logit;           // [layers, H] float64: QueryBound's, of all layers
-  Buffer final_norm;                      // [D] wide
-  std::unique_ptr<PackedWeight> lm_head;  // [V, D]
+  Buffer self_logit_bound, max_logit_bound;  // [layers, H] float64: QueryBound's, of all layers
+  Buffer final_norm;                         // [D] wide
+  std::unique_ptr<PackedWeight> lm_head;     // [V, D]
 
   // Bytes of linear weights, which a decode step reads once.
   size_t linear_bytes() const;
@@ -70,7 +68,7 @@ struct FoxWeights {
 using LoadProgress = std::function<void(int done, int total)>;
 
 // `wide`: f64 or f32. The checkpoint may go away afterwards.
-FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType wide,
+FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dtype,
                        const LoadProgress& progress);
 
 }  // namespace fox

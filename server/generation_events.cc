@@ -141,7 +141,7 @@ v1::PerfMetrics Generation::Timing(const Sequence& sequence, const RequestStats&
 v1::AcpStats ToWire(const AcpStats& stats) {
   v1::AcpStats out;
   out.set_blocks_total(Unsigned(stats.blocks_total));
-  out.set_blocks_pruned(Unsigned(stats.blocks_skipped));
+  out.set_blocks_pruned(Unsigned(stats.blocks_pruned));
   out.set_pages_allocated(Unsigned(stats.pages_allocated));
   out.set_pages_evicted(Unsigned(stats.pages_evicted));
   out.set_peak_pages(Unsigned(stats.peak_pages));

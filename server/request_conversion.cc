@@ -203,7 +203,7 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
   }
   first.prompt = *std::move(prompt);
   // What waits for a full interval is not the reader's fault, hence on top of the window.
-  if (stream) first.window = context.stream_window + spec.stream_interval;
+  if (stream) first.flow_window = context.stream_window + spec.stream_interval;
   Fan(first, n, &spec);
   return spec;
 }

@@ -25,7 +25,7 @@ int64_t KvCache::FreePages() const { return Read(view_.free_count, 1)[0]; }
 
 double KvCache::MaxLogMass(int slot) const {
   const int64_t lists = view_.shape.lists_per_slot();
-  const auto mass = Read(view_.max_log_mass + slot * lists, lists);
+  const auto mass = Read(view_.max_log_evicted_mass + slot * lists, lists);
   return *std::max_element(mass.begin(), mass.end());
 }
 
@@ -80,7 +80,7 @@ size_t KvCache::FixedBytes(const PagedKvShape& shape) {
                      static_cast<size_t>(shape.q_heads);
   return lists * (static_cast<size_t>(shape.max_pages) * sizeof(int32_t) + 16) +
          heads * (3 + static_cast<size_t>(shape.head_dim)) * sizeof(double) +
-         2 * lists * static_cast<size_t>(shape.head_dim) * SizeOf(shape.wide_dtype());
+         2 * lists * static_cast<size_t>(shape.head_dim) * SizeOf(shape.residual_dtype());
 }
 
 }  // namespace fox

@@ -22,7 +22,7 @@ class KvCache {
   // Empties the slots; their pages are free afterwards.
   void Release(const std::vector<int32_t>& slots);
   int64_t FreePages() const;
-  // Largest left side of all evictions in the slot so far; -infinity: none.
+  // Largest evicted-mass bound of all evictions in the slot so far; -infinity: none.
   double MaxLogMass(int slot) const;
   // First live page of each list of the slot: [layers * kv_heads].
   std::vector<int32_t> FirstLive(int slot) const;

@@ -66,7 +66,7 @@ nlohmann::ordered_json JsonNumber(const std::optional<double>& value) {
 }
 
 double SkippedShare(const AcpTrace& trace) {
-  return Ratio(trace.blocks_skipped, trace.blocks_total).value_or(0);
+  return Ratio(trace.blocks_pruned, trace.blocks_total).value_or(0);
 }
 
 // Heads by pruned share, in tenths.
@@ -115,7 +115,7 @@ nlohmann::ordered_json HeadJson(const HeadTrace& head) {
 
 nlohmann::ordered_json TraceJson(const AcpTrace& trace) {
   return {{"blocks_total", trace.blocks_total},
-          {"blocks_skipped", trace.blocks_skipped},
+          {"blocks_pruned", trace.blocks_pruned},
           {"skipped_share", SkippedShare(trace)},
           {"max_log_evicted_mass", trace.max_log_evicted_mass},  // nothing evicted: null
           {"histogram", Bins(trace)}};

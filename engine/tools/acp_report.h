@@ -1,4 +1,4 @@
-// AcpReport: the paper's and the certified bound side by side, as text for people (table,
+// AcpReport: the paper's and the certified bound side by side, as text human-readable (table,
 // histogram, boundaries over the decay matrix) and as JSON.
 #pragma once
 

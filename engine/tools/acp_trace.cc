@@ -62,7 +62,7 @@ absl::StatusOr<AcpTrace> TraceAcp(const EngineConfig& config, double log_toleran
     const auto result = runner.Run(plan);
     if (!result.ok()) return result.status();
     trace.blocks_total = result->stats[0].blocks_total;
-    trace.blocks_skipped = result->stats[0].blocks_skipped;
+    trace.blocks_pruned = result->stats[0].blocks_pruned;
     const std::vector<int32_t> first = runner.cache().FirstLive(0);
     for (size_t i = 0; i < first.size(); ++i) trace.heads[i].first_live.push_back(first[i]);
   }

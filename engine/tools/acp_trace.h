@@ -35,7 +35,7 @@ struct AcpTrace {
   AcpMode mode = AcpMode::kOff;
   std::vector<HeadTrace> heads;  // layer by layer
   int64_t blocks_total = 0;      // (row, query head, page) in the causal range
-  int64_t blocks_skipped = 0;    // of them, not read in prefill
+  int64_t blocks_pruned = 0;     // of them, not read in prefill
   double max_log_evicted_mass = 0;
 };
 

@@ -1,7 +1,7 @@
 // BeginStep takes pages for a step; Append: projections become queries, keys, values and gates,
-// written behind each sequence's end. A page is folded into the running sums the moment it is full,
-// from what is stored in it, in float64: so summaries depend on the tokens alone. See acp.h for
-// what they mean; evict.cc uses them.
+// written behind each sequence's end. A page is accumulated into the running sums the moment it is
+// full, from what is stored in it, in float64: so summaries depend on the tokens alone. See acp.h
+// for what they mean; evict.cc uses them.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -89,19 +89,19 @@ class Appender {
     for (int g = 0; g < shape_.group(); ++g) {
       const int head = kv_head * shape_.group() + g;
       // Kept here while rows come in: in the cache, neighbouring heads share a line.
-      double c = kv_.c[kv_.HeadIndex(rows.slot, params_.layer, head)];
+      double c = kv_.cum_log_f[kv_.HeadIndex(rows.slot, params_.layer, head)];
       for (int64_t r = 0; r < rows.count; ++r) {
         const int64_t position = rows.position + r, token = position % kPageTokens;
         const int32_t page = table[position / kPageTokens];
-        double& base = kv_.c_base[SummaryIndex(kv_, page, g)];
+        double& base = kv_.page_cum_log_f[SummaryIndex(kv_, page, g)];
         if (token == 0) base = c;
         c += log_gates_[static_cast<size_t>((rows.first_row + r) * shape_.q_heads + head)];
-        LocalGateOf<T>(kv_, page, g)[token] = static_cast<T>(c - base);
+        LogFOffsetsOf<T>(kv_, page, g)[token] = static_cast<T>(c - base);
         if (token == kPageTokens - 1 && params_.acp != AcpMode::kOff) {
-          Fold(rows.slot, kv_head, g, position, c);
+          AccumulatePage(rows.slot, kv_head, g, position, c);
         }
       }
-      kv_.c[kv_.HeadIndex(rows.slot, params_.layer, head)] = c;
+      kv_.cum_log_f[kv_.HeadIndex(rows.slot, params_.layer, head)] = c;
     }
     KeepLastRow(rows, kv_head);
   }
@@ -208,15 +208,15 @@ class Appender {
   }
   void WidenKeys(const T* in, T* out) const { std::copy_n(in, d_ * kPageTokens, out); }
 
-  // Folds the full page that ends at `end` into S, N and log M and writes E and H.
-  void Fold(int slot, int kv_head, int g, int64_t end, double c_end) const {
+  // Accumulates the full page that ends at `end` into S, N and log M and writes E and H.
+  void AccumulatePage(int slot, int kv_head, int g, int64_t end, double c_end) const {
     const int head = kv_head * shape_.group() + g;
     const int64_t state = kv_.HeadIndex(slot, params_.layer, head);
     const int32_t* table = kv_.Table(kv_.ListIndex(slot, params_.layer, kv_head));
     const int64_t p = end / kPageTokens;
     const int64_t summary = SummaryIndex(kv_, table[p], g);
-    const T* local = LocalGateOf<T>(kv_, table[p], g);
-    const double page_decay = c_end - kv_.c_base[summary];
+    const T* local = LogFOffsetsOf<T>(kv_, table[p], g);
+    const double page_decay = c_end - kv_.page_cum_log_f[summary];
     double* key_sum = kv_.key_sum + state * d_;
     const double keep = std::exp(page_decay);
     double decay_sum = kv_.decay_sum[state] * keep;
@@ -242,21 +242,21 @@ class Appender {
         square[j] += static_cast<double>(row[j]) * static_cast<double>(row[j]);
       }
     }
-    double key_norm = p == 0 ? 0 : kv_.key_norm[SummaryIndex(kv_, table[p - 1], g)];
+    double key_norm = p == 0 ? 0 : kv_.max_key_norm[SummaryIndex(kv_, table[p - 1], g)];
     key_norm = std::max(key_norm, std::sqrt(*std::max_element(square, square + kPageTokens)));
     const double log_mass =
         LogAddExp(kv_.log_mass[state] + page_decay, LogSumExp(log_term, kPageTokens));
     kv_.decay_sum[state] = decay_sum;
     kv_.log_mass[state] = log_mass;
-    kv_.key_norm[summary] = key_norm;
+    kv_.max_key_norm[summary] = key_norm;
     if (params_.acp == AcpMode::kPaper) {
-      kv_.score[summary] = PaperScore(static_cast<double>(end), c_end);
+      kv_.log_mass_bound[summary] = PaperLogMassBound(static_cast<double>(end), c_end);
       return;
     }
-    kv_.score[summary] = log_mass - c_end;
+    kv_.log_mass_bound[summary] = log_mass - c_end;
     const double before = p == 0 ? std::numeric_limits<double>::infinity()
-                                 : kv_.horizon[SummaryIndex(kv_, table[p - 1], g)];
-    kv_.horizon[summary] = std::min(before, c_end + Beta(head, decay_sum, key_sum));
+                                 : kv_.log_denominator_bound[SummaryIndex(kv_, table[p - 1], g)];
+    kv_.log_denominator_bound[summary] = std::min(before, c_end + Beta(head, decay_sum, key_sum));
   }
 
   // -log of a lower bound on the denominator, relative to the page end (acp.md 2c).

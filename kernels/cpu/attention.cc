@@ -1,6 +1,6 @@
 // Attention over per-head pages, prefill and decode alike: the rows of one 64-token block of one kv
 // head walk together from their own page to the left. Each row has its own left boundary (a binary
-// search over the page scores) and, under the certified bound, stops as soon as its own running
+// search over the page bounds) and, under the certified bound, stops as soon as its own running
 // denominator proves the rest negligible (acp.md 2d). A row's pages depend on the row alone.
 #include <algorithm>
 #include <atomic>
@@ -137,12 +137,13 @@ class BlockAttention {
         w.head_in_group = g;
         w.row.q = static_cast<const T*>(params_.q.data) + w.batch_row * params_.q.row_stride +
                   static_cast<int64_t>(kv_head_ * group + g) * d_;
-        w.row.local = LocalGateOf<T>(kv_, table_[page_], g)[token];
+        w.row.local = LogFOffsetsOf<T>(kv_, table_[page_], g)[token];
         w.row.keys = token + 1;
         w.row.max = -std::numeric_limits<T>::infinity();
         w.row.sum = 0;
         w.row.out = out_.data() + (r * group + g) * PaddedDim(d_);
-        w.c = kv_.c_base[SummaryIndex(kv_, table_[page_], g)] + static_cast<double>(w.row.local);
+        w.c = kv_.page_cum_log_f[SummaryIndex(kv_, table_[page_], g)] +
+              static_cast<double>(w.row.local);
         w.left = Boundary(w, token);
         w.last = page_;
       }
@@ -157,8 +158,9 @@ class BlockAttention {
     int high = page_;
     while (low < high) {
       const int middle = low + (high - low) / 2;
-      const double score = kv_.score[SummaryIndex(kv_, table_[middle], w.head_in_group)];
-      if (MayDrop(score, threshold, log_eps_)) {
+      const double log_mass_bound =
+          kv_.log_mass_bound[SummaryIndex(kv_, table_[middle], w.head_in_group)];
+      if (MayDrop(log_mass_bound, threshold, log_eps_)) {
         low = middle + 1;
       } else {
         high = middle;
@@ -171,16 +173,17 @@ class BlockAttention {
     const int head = kv_head_ * kv_.shape.group() + w.head_in_group;
     const int64_t before = SummaryIndex(kv_, table_[page_ - 1], w.head_in_group);
     if (params_.acp == AcpMode::kCertified) {
-      return std::min(kv_.horizon[before], w.c + params_.bound.self_logit[head]);
+      return std::min(kv_.log_denominator_bound[before],
+                      w.c + params_.bound.self_logit_bound[head]);
     }
-    const double any = params_.bound.any_logit[head];
+    const double any = params_.bound.max_logit_bound[head];
     if (std::isfinite(any)) return w.c + 2 * any;
-    return w.c + MeasuredSpread(w.row.q, kv_.key_norm[before], token);
+    return w.c + PerQueryLogitSpread(w.row.q, kv_.max_key_norm[before], token);
   }
 
   // Without QK-norm: largest logit over all full pages minus the row's own logit, from this row's
   // query (acp.md section 5). It licenses skipping for this row, never eviction.
-  double MeasuredSpread(const T* q, double key_norm, int token) const {
+  double PerQueryLogitSpread(const T* q, double key_norm, int token) const {
     std::vector<T> key(static_cast<size_t>(d_));
     ReadKey<P>(kv_, table_[page_], token, key.data());
     double square = 0, self = 0;
@@ -194,7 +197,7 @@ class BlockAttention {
   // E_n + c_i <= log eps + m + log l, for the pages 0..n not yet visited.
   bool CertifiedToStop(Walker<T>& w, int n) const {
     if (params_.acp != AcpMode::kCertified || !std::isfinite(log_eps_)) return false;
-    const double mass = kv_.score[SummaryIndex(kv_, table_[n], w.head_in_group)] + w.c;
+    const double mass = kv_.log_mass_bound[SummaryIndex(kv_, table_[n], w.head_in_group)] + w.c;
     const double log_z = static_cast<double>(w.row.max) + std::log(static_cast<double>(w.row.sum));
     w.stopped = MayDrop(mass, -log_z, log_eps_);
     return w.stopped;
@@ -202,9 +205,9 @@ class BlockAttention {
 
   void PointAt(Walker<T>& w, int n) const {
     const int g = w.head_in_group;
-    w.row.local_gate = LocalGateOf<T>(kv_, table_[n], g);
-    w.row.page_decay = static_cast<T>(kv_.c_base[SummaryIndex(kv_, table_[page_], g)] -
-                                      kv_.c_base[SummaryIndex(kv_, table_[n], g)]);
+    w.row.log_f_offset = LogFOffsetsOf<T>(kv_, table_[n], g);
+    w.row.page_decay = static_cast<T>(kv_.page_cum_log_f[SummaryIndex(kv_, table_[page_], g)] -
+                                      kv_.page_cum_log_f[SummaryIndex(kv_, table_[n], g)]);
     if (n < page_) w.row.keys = kPageTokens;
     w.last = n;
   }
@@ -216,8 +219,8 @@ class BlockAttention {
                static_cast<int64_t>(head) * d_;
       const T scale = T(1) / w.row.sum;
       for (int m = 0; m < d_; ++m) out[m] = w.row.out[m] * scale;
-      if (params_.log_sum.empty()) continue;
-      static_cast<T*>(params_.log_sum.data)[w.batch_row * params_.log_sum.row_stride + head] =
+      if (params_.lse.empty()) continue;
+      static_cast<T*>(params_.lse.data)[w.batch_row * params_.lse.row_stride + head] =
           w.row.max + std::log(w.row.sum);
     }
   }
@@ -251,7 +254,7 @@ void AddTo(int64_t* counts, int seq, int64_t amount) {
 void CpuOps::Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                        Stream) {
   FOX_CHECK(params.acp == AcpMode::kOff ||
-            (params.bound.self_logit != nullptr && params.bound.any_logit != nullptr));
+            (params.bound.self_logit_bound != nullptr && params.bound.max_logit_bound != nullptr));
   const std::vector<RowBlock> blocks = SplitIntoBlocks(batch);
   const int64_t heads = kv.shape.kv_heads;
   const int64_t count = static_cast<int64_t>(blocks.size()) * heads;
@@ -263,7 +266,7 @@ void CpuOps::Attention(const BatchView& batch, const AttentionParams& params, co
                                                                static_cast<int>(i % heads));
       const auto [total, skipped] = attention.Run();
       AddTo(params.blocks_total, block.seq, total);
-      AddTo(params.blocks_skipped, block.seq, skipped);
+      AddTo(params.blocks_pruned, block.seq, skipped);
     });
   });
 }

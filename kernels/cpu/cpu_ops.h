@@ -22,7 +22,7 @@ class CpuOps : public Ops {
   explicit CpuOps(const CpuOptions& options);
 
   std::string Description() const override;
-  DType NarrowDType(DType wide) const override { return wide; }
+  DType ActivationDType(DType wide) const override { return wide; }
   Buffer Allocate(size_t bytes) override;
   void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) override;
   void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override;
@@ -32,7 +32,7 @@ class CpuOps : public Ops {
              Stream stream) override;
   void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                   Stream stream) override;
-  void Linear(const MatrixView& in, const RowTransform& transform, const PackedWeight& weight,
+  void Linear(const MatrixView& in, const InputTransform& transform, const PackedWeight& weight,
               const void* bias, bool accumulate, const MatrixView& out, Stream stream) override;
   void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
               Stream stream) override;

@@ -64,12 +64,12 @@ namespace {
 
 // t(row) of a linear layer's input. The row is `cols` wide, the result transform.scratch.cols.
 template <typename T>
-void TransformRow(const RowTransform& t, const T* in, int64_t row, int64_t cols, T* out) {
+void TransformRow(const InputTransform& t, const T* in, int64_t row, int64_t cols, T* out) {
   const T* weight = static_cast<const T*>(t.weight);
   switch (t.kind) {
-    case RowTransform::Kind::kRmsNorm:
+    case InputTransform::Kind::kRmsNorm:
       return NormRow(in, weight, cols, t.eps, out);
-    case RowTransform::Kind::kOutputGate:
+    case InputTransform::Kind::kOutputGate:
       if (weight == nullptr) std::copy_n(in, cols, out);
       for (int64_t m = 0; weight != nullptr && m < cols; m += t.head_dim) {
         NormRow(in + m, weight + m, t.head_dim, t.eps, out + m);
@@ -83,10 +83,11 @@ void TransformRow(const RowTransform& t, const T* in, int64_t row, int64_t cols,
 
 }  // namespace
 
-void CpuOps::Linear(const MatrixView& in, const RowTransform& transform, const PackedWeight& weight,
-                    const void* bias, bool accumulate, const MatrixView& out, Stream) {
+void CpuOps::Linear(const MatrixView& in, const InputTransform& transform,
+                    const PackedWeight& weight, const void* bias, bool accumulate,
+                    const MatrixView& out, Stream) {
   if (in.rows == 0) return;
-  if (transform.kind == RowTransform::Kind::kNone) {
+  if (transform.kind == InputTransform::Kind::kNone) {
     return gemm_->Multiply(in, weight, bias, accumulate, out);
   }
   const MatrixView& scratch = transform.scratch;

@@ -1,6 +1,6 @@
 // Evict and Release: the ways a page returns to the free stack. Eviction is decided at page ends
 // only, in order, from the summaries there; so what is live is a fact about the tokens alone.
-// The rule and its proof: acp.h and Append's Fold.
+// The rule and its proof: acp.h and Append's AccumulatePage.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -32,23 +32,24 @@ void FreePage(const PagedKv& kv, int32_t page) {
 double EvictionThreshold(const EvictParams& params, const PagedKv& kv, int64_t head,
                          int64_t summary, double c_end) {
   if (params.acp == AcpMode::kCertified) {
-    return std::min(kv.horizon[summary], c_end + params.self_logit[head]);
+    return std::min(kv.log_denominator_bound[summary], c_end + params.self_logit_bound[head]);
   }
-  return c_end + 2 * params.any_logit[head];
+  return c_end + 2 * params.max_logit_bound[head];
 }
 
-// The left side of the rule for page `first` at the end of page `p`, the largest over the group.
+// The evicted-mass bound of the rule for page `first` at the end of page `p`, the largest over the
+// group.
 template <typename T>
-double LeftSide(const EvictParams& params, const PagedKv& kv, const int32_t* table, int64_t kv_head,
-                int first, int p) {
+double EvictedMassBound(const EvictParams& params, const PagedKv& kv, const int32_t* table,
+                        int64_t kv_head, int first, int p) {
   double worst = -std::numeric_limits<double>::infinity();
   for (int g = 0; g < kv.shape.group(); ++g) {
     const int64_t summary = SummaryIndex(kv, table[p], g);
-    const double c_end =
-        kv.c_base[summary] + static_cast<double>(LocalGateOf<T>(kv, table[p], g)[kPageTokens - 1]);
+    const double c_end = kv.page_cum_log_f[summary] +
+                         static_cast<double>(LogFOffsetsOf<T>(kv, table[p], g)[kPageTokens - 1]);
     const double threshold =
         EvictionThreshold(params, kv, kv_head * kv.shape.group() + g, summary, c_end);
-    const double side = kv.score[SummaryIndex(kv, table[first], g)] + threshold;
+    const double side = kv.log_mass_bound[SummaryIndex(kv, table[first], g)] + threshold;
     if (!(side <= worst)) worst = side;  // a NaN wins: keep
     if (std::isnan(worst)) break;
   }
@@ -65,9 +66,9 @@ int64_t EvictList(const EvictParams& params, const PagedKv& kv, int slot, int64_
   int32_t& first = kv.first_live[list];
   int64_t freed = 0;
   while (first < p) {
-    const double side = LeftSide<T>(params, kv, table, kv_head, first, p);
+    const double side = EvictedMassBound<T>(params, kv, table, kv_head, first, p);
     if (!MayDrop(side, 0, log_eps)) break;
-    kv.max_log_mass[list] = std::max(kv.max_log_mass[list], side);
+    kv.max_log_evicted_mass[list] = std::max(kv.max_log_evicted_mass[list], side);
     if (largest_side != nullptr) *largest_side = std::max(*largest_side, side);
     FreePage(kv, table[first]);
     ++first;
@@ -90,7 +91,7 @@ void CpuOps::Evict(const BatchView& batch, const EvictParams& params, const Page
         for (int64_t head = 0; head < kv.shape.lists_per_slot(); ++head) {
           const int64_t freed = EvictList<decltype(wide)>(
               params, kv, batch.slot[seq], head, static_cast<int>(p), batch.log_tolerance[seq],
-              params.largest_log_mass == nullptr ? nullptr : params.largest_log_mass + seq);
+              params.max_log_evicted_mass == nullptr ? nullptr : params.max_log_evicted_mass + seq);
           if (params.pages_evicted != nullptr) params.pages_evicted[seq] += freed;
         }
       }
@@ -107,12 +108,12 @@ void CpuOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream)
     for (int64_t list = first_list; list < first_list + lists; ++list) {
       for (int p = kv.first_live[list]; p < PagesFor(length); ++p) FreePage(kv, kv.Table(list)[p]);
       kv.first_live[list] = 0;
-      kv.max_log_mass[list] = kNothing;
+      kv.max_log_evicted_mass[list] = kNothing;
     }
     length = 0;
     const int64_t state = kv.HeadIndex(slots[i], 0, 0);
     const int64_t heads = static_cast<int64_t>(shape.layers) * shape.q_heads;
-    std::fill_n(kv.c + state, heads, 0.0);
+    std::fill_n(kv.cum_log_f + state, heads, 0.0);
     std::fill_n(kv.log_mass + state, heads, kNothing);
     std::fill_n(kv.decay_sum + state, heads, 0.0);
     std::fill_n(kv.key_sum + state * shape.head_dim, heads * shape.head_dim, 0.0);

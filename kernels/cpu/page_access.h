@@ -23,12 +23,12 @@ P* ValuesOf(const PagedKv& kv, int32_t page) {
 }
 // Gate offsets of one query head of the page's group: [64].
 template <typename T>
-T* LocalGateOf(const PagedKv& kv, int32_t page, int head_in_group) {
-  return static_cast<T*>(kv.local_gate) +
+T* LogFOffsetsOf(const PagedKv& kv, int32_t page, int head_in_group) {
+  return static_cast<T*>(kv.log_f_offset) +
          (static_cast<int64_t>(page) * kv.shape.group() + head_in_group) * kPageTokens;
 }
 
-// The page's summaries: index into c_base, score, horizon and key_norm.
+// The page's summaries: index into page_cum_log_f, score, log_denominator_bound and key_norm.
 inline int64_t SummaryIndex(const PagedKv& kv, int32_t page, int head_in_group) {
   return static_cast<int64_t>(page) * kv.shape.group() + head_in_group;
 }

@@ -53,7 +53,7 @@ ThreadPool::~ThreadPool() {
 void ThreadPool::Run(const Task& task) {
   task_ = task;
   done_.store(0, std::memory_order_relaxed);
-  ticket_.store(static_cast<uint64_t>(task.count) << 32, std::memory_order_release);
+  arrival_counter_.store(static_cast<uint64_t>(task.count) << 32, std::memory_order_release);
   round_.fetch_add(1, std::memory_order_release);
   round_.notify_all();
   TakeIndices();
@@ -62,9 +62,9 @@ void ThreadPool::Run(const Task& task) {
 
 void ThreadPool::TakeIndices() {
   for (;;) {
-    const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
-    const uint64_t index = ticket & 0xffffffffu;
-    if (index >= ticket >> 32) return;
+    const uint64_t arrival_counter = arrival_counter_.fetch_add(1, std::memory_order_acq_rel);
+    const uint64_t index = arrival_counter & 0xffffffffu;
+    if (index >= arrival_counter >> 32) return;
     task_.call(task_.body, static_cast<int64_t>(index));
     done_.fetch_add(1, std::memory_order_release);
   }

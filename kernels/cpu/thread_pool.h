@@ -45,7 +45,7 @@ class ThreadPool {
   Task task_;  // stable while any of its indices is not done
   // The task's count in the upper half, the next index in the lower: who takes an index learns in
   // the same instant whether it is one of the task at hand.
-  std::atomic<uint64_t> ticket_{0};
+  std::atomic<uint64_t> arrival_counter_{0};
   std::atomic<int64_t> done_{0};    // indices of the task
   std::atomic<uint32_t> round_{0};  // counts tasks; idle workers sleep on it
   std::atomic<bool> stop_{false};

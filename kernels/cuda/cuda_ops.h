@@ -3,7 +3,8 @@
 // activations are bf16; the residual stream and logits float32. Everything runs on one stream,
 // queue()->stream(); a null Stream stands for it too.
 //
-// A device error is kept: later calls do nothing, queue()->error() tells. Read step_work.h next.
+// A device error is kept: later calls do nothing, queue()->error() tells. Read step_schedule.h
+// next.
 #pragma once
 
 #include <memory>
@@ -24,7 +25,7 @@ class CudaOps : public Ops {
   ~CudaOps() override;
 
   std::string Description() const override;
-  DType NarrowDType(DType wide) const override;
+  DType ActivationDType(DType wide) const override;
   Buffer Allocate(size_t bytes) override;
   void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) override;
   void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override;
@@ -36,7 +37,7 @@ class CudaOps : public Ops {
              Stream stream) override;
   void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                   Stream stream) override;
-  void Linear(const MatrixView& in, const RowTransform& transform, const PackedWeight& weight,
+  void Linear(const MatrixView& in, const InputTransform& transform, const PackedWeight& weight,
               const void* bias, bool accumulate, const MatrixView& out, Stream stream) override;
   void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
               Stream stream) override;
@@ -45,8 +46,8 @@ class CudaOps : public Ops {
   void Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
              Stream stream) override;
   void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override;
-  void SetTokenStates(const TokenStatesParams& params, Stream stream) override;
-  void Draw(const DrawParams& params, Stream stream) override;
+  void SetPenaltyState(const PenaltyStateParams& params, Stream stream) override;
+  void Sample(const SampleParams& params, Stream stream) override;
 
   struct State;
   // For benchmarks of single kernels: the plan of the last step, and the stream.

@@ -5,18 +5,18 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/cuda_queue.h"
 #include "kernels/cuda/linear/linear.h"
-#include "kernels/cuda/step_work.h"
+#include "kernels/cuda/runtime/cuda_queue.h"
+#include "kernels/cuda/runtime/step_schedule.h"
 
 namespace fox {
 
 struct CudaOps::State {
-  explicit State(const CudaOptions& cuda_options) : options(cuda_options), queue(health) {}
+  explicit State(const CudaOptions& cuda_options) : options(cuda_options), queue(device_error) {}
 
   // For every operation that enqueues kernels.
   cudaStream_t On(Stream stream) {
-    settled_output = nullptr;
+    drained_output = nullptr;
     return stream == nullptr ? queue.cuda_stream() : static_cast<cudaStream_t>(stream);
   }
   // Upper bound on the attention tiles of a batch, known to the host.
@@ -25,17 +25,17 @@ struct CudaOps::State {
   }
 
   CudaOptions options;
-  cuda::Health health;
+  cuda::DeviceError device_error;
   cuda::CudaQueue queue;
   std::string name;
   bool hopper = false;
   cuda::LinearEngine linear;
-  // What the operation that was enqueued last writes, if it was a product whose kernel settles
-  // (launch.h).
-  const void* settled_output = nullptr;
+  // What the operation that was enqueued last writes, if it was a product whose kernel triggers
+  // after its wait (launch.h).
+  const void* drained_output = nullptr;
   std::vector<Buffer> buffers;  // behind `work`
-  cuda::StepWork work;
-  int32_t* windows = nullptr;  // work.window of the layers that have some
+  cuda::StepSchedule schedule;
+  int32_t* first_visible_pages = nullptr;  // work.window of the layers that have some
 };
 
 }  // namespace fox

@@ -13,7 +13,7 @@
 namespace fox {
 namespace {
 
-constexpr float kLocalGate = 1, kGlobalGate = 9;
+constexpr float kLogFOffset = 1, kGlobalGate = 9;
 
 PagedKvShape ShapeOf(const AttentionCase& c) {
   PagedKvShape shape;
@@ -63,14 +63,14 @@ void AttentionSetup::MakeWeights() {
   const size_t columns = heads * static_cast<size_t>(case_.head_dim);
   Send(std::vector<float>(columns, 1), norm_);
   Send(std::vector<float>(columns, 1), diagonal_);
-  std::vector<float> gates(heads, kLocalGate);
+  std::vector<float> gates(heads, kLogFOffset);
   for (size_t head = 3; head < heads; head += 4) gates[head] = kGlobalGate;
   Send(gates, fgate_bias_);
-  self_logit_ = kProductInflation * std::sqrt(case_.head_dim);
-  Send(std::vector<double>(heads * static_cast<size_t>(case_.layers), self_logit_), logit_);
+  self_logit_bound_ = kProductInflation * std::sqrt(case_.head_dim);
+  Send(std::vector<double>(heads * static_cast<size_t>(case_.layers), self_logit_bound_), logit_);
   bound_.diagonal = diagonal_.as<float>();
   bound_.scale = kKeyNormInflation;
-  bound_.self_logit = bound_.any_logit = logit_.as<double>();
+  bound_.self_logit_bound = bound_.max_logit_bound = logit_.as<double>();
 }
 
 void AttentionSetup::BeginStep(int64_t rows_each) {
@@ -94,7 +94,7 @@ void AttentionSetup::BeginStep(int64_t rows_each) {
   append.v_column = 2 * columns;
   append.fgate_column = 3 * columns;
   append.fgate_bias = fgate_bias_.data();
-  append.min_log_gate = MinLogGate(self_logit_);
+  append.min_log_gate = MinLogGate(self_logit_bound_);
   append.q_norm = append.k_norm = norm_.data();
   append.bound = bound_;
   append.acp = acp_;
@@ -107,7 +107,7 @@ void AttentionSetup::BeginStep(int64_t rows_each) {
 void AttentionSetup::Append(int64_t rows, bool evict) {
   EvictParams params;
   params.acp = acp_;
-  params.self_logit = params.any_logit = logit_.as<double>();
+  params.self_logit_bound = params.max_logit_bound = logit_.as<double>();
   while (rows > 0) {
     const int64_t some = std::min(rows, case_.max_rows / case_.batch);
     BeginStep(some);
@@ -125,7 +125,7 @@ AttentionParams AttentionSetup::Params(int layer) const {
   params.acp = acp_;
   params.bound = bound_;
   params.blocks_total = total_.as<int64_t>();
-  params.blocks_skipped = skipped_.as<int64_t>();
+  params.blocks_pruned = skipped_.as<int64_t>();
   return params;
 }
 
@@ -135,7 +135,7 @@ void AttentionSetup::Attend(int call) {
 
 void AttentionSetup::SearchBoundaries() {
   CudaOps::State& state = ops_.state();
-  cuda::PruneBoundaries(batch_, Params(0), storage_->view(), state.work,
+  cuda::PruneBoundaries(batch_, Params(0), storage_->view(), state.schedule,
                         CudaOps::State::MaxTiles(batch_), state.On(nullptr));
 }
 

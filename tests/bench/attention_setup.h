@@ -53,7 +53,7 @@ class AttentionSetup {
   Buffer projection_, out_, norm_, fgate_bias_, diagonal_, logit_;
   Buffer slot_, row_begin_, position_, tolerance_, total_, skipped_;
   int64_t stride_ = 0, length_ = 0, rows_ = 0;
-  double self_logit_ = 0;
+  double self_logit_bound_ = 0;
   QueryBound bound_;
   BatchView batch_;
 };

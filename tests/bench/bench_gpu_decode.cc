@@ -1,5 +1,5 @@
 // fox-bench decode on a GPU: the steady state of decoding as the engine runs it: two steps in
-// flight, tokens drawn on the device, decode steps as captured graphs. The floor is that of its
+// flight, tokens sampled on the device, decode steps as captured graphs. The floor is that of its
 // counted bytes at the measured read bandwidth. For one sequence the share of time in which the
 // device had nothing to do is measured, too: the same graph replayed back to back against the
 // steady state.
@@ -73,9 +73,9 @@ class Pipeline {
   StepPlan Plan(size_t batch) {
     StepPlan plan = slots_.NextStep(batch);
     for (PlannedSequence& seq : plan.sequences) {
-      seq.token_ids = {kDrawnToken};
-      seq.draw = DrawRow{.seed = static_cast<uint64_t>(seq.slot),
-                         .position = static_cast<uint64_t>(seq.position) + 1};
+      seq.token_ids = {kLastSampledToken};
+      seq.sample = SampleRow{.seed = static_cast<uint64_t>(seq.slot),
+                             .position = static_cast<uint64_t>(seq.position) + 1};
     }
     return plan;
   }
@@ -84,7 +84,7 @@ class Pipeline {
     const auto result = model_.runner->Collect();
     if (!result.ok()) return result.status();
     for (size_t slot = 0; slot < batch; ++slot) {
-      if (!result->drawn[slot].ok()) return result->drawn[slot].status();
+      if (!result->sampled[slot].ok()) return result->sampled[slot].status();
     }
     slots_.Collect(*result, batch, count);
     return absl::OkStatus();

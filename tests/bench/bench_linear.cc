@@ -53,7 +53,7 @@ Buffer RandomRows(Ops& ops, DType dtype, int64_t count) {
 absl::StatusOr<Summary> Measure(const BenchSession& session, Ops& ops, const LinearKind& kind,
                                 DType wide, int64_t rows) {
   const PackedWeight& first = *kind.weights.front();
-  const DType dtype = ops.NarrowDType(wide);
+  const DType dtype = ops.ActivationDType(wide);
   const Buffer in = RandomRows(ops, dtype, rows * first.in());
   // Rows start at 16 bytes on a GPU; oneDNN wants no gaps.
   const int64_t stride = session.on_gpu ? (first.out() + 7) / 8 * 8 : first.out();
@@ -113,7 +113,7 @@ absl::Status BenchLinear(BenchSession& session) {
   model->ops->set_timing(false);
   for (const LinearKind& kind : KindsOf(weights)) {
     for (int64_t rows : row_counts) {
-      const auto seconds = Measure(session, *model->ops, kind, weights.wide, rows);
+      const auto seconds = Measure(session, *model->ops, kind, weights.residual_dtype, rows);
       if (!seconds.ok()) return seconds.status();
       Report(session, kind, rows, *seconds);
     }

@@ -44,7 +44,7 @@ absl::StatusOr<PrefillRun> Measure(const BenchSession& session, BenchModel& mode
 void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_t length,
             const PrefillRun& run, std::map<int64_t, double>& off) {
   const auto rows = static_cast<double>(length);
-  const auto visited = static_cast<double>(run.stats.blocks_total - run.stats.blocks_skipped);
+  const auto visited = static_cast<double>(run.stats.blocks_total - run.stats.blocks_pruned);
   const double linear = model.LinearFlopsPerRow() * rows + model.HeadFlopsPerRow();
   // q.k and the weighted sum of v; a visited block counts whole.
   const double attention = visited * 4.0 * kPageTokens * session.config.head_dim;
@@ -74,7 +74,7 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
        {"linear_and_attention_share", product_share},
        {"speedup_over_off", gain},
        {"blocks_total", run.stats.blocks_total},
-       {"blocks_skipped", run.stats.blocks_skipped},
+       {"blocks_pruned", run.stats.blocks_pruned},
        {"live_bytes", static_cast<double>(run.stats.live_pages) * page},
        {"peak_bytes", static_cast<double>(run.stats.peak_pages) * page},
        {"unpruned_bytes", static_cast<double>(run.stats.pages_allocated) * page},

@@ -28,7 +28,7 @@ constexpr int kConnections = 4;
 struct Lengths {
   int64_t low = 1, high = 1;
 
-  int64_t Draw(std::mt19937_64& random) const {
+  int64_t Sample(std::mt19937_64& random) const {
     std::uniform_real_distribution<double> log(std::log(static_cast<double>(low)),
                                                std::log(static_cast<double>(high) + 1));
     return std::clamp(static_cast<int64_t>(std::exp(log(random))), low, high);
@@ -107,7 +107,8 @@ std::vector<PlannedRequest> PlanArrivals(const Flags& flags, double rate) {
   std::vector<PlannedRequest> plan(static_cast<size_t>(flags.requests));
   double at = 0;
   for (PlannedRequest& request : plan) {
-    request = {at, flags.prompt_tokens.Draw(random), flags.output_tokens.Draw(random), random()};
+    request = {at, flags.prompt_tokens.Sample(random), flags.output_tokens.Sample(random),
+               random()};
     at += gap(random);
   }
   return plan;

@@ -109,10 +109,11 @@ absl::Status MeasurePeaks(BenchSession& session) {
     facts["gpu"] = GpuFacts();
     facts["copy_bytes_per_second"] = ToJson(peaks->copy_bytes_per_second);
   } else {
-    const DType wide = session.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+    const DType residual_dtype = session.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
     session.peaks.read_bytes_per_second =
         MeasureReadBandwidth(flags.buffer_mib << 20, kPeakSamples);
-    session.peaks.flops_per_second = MeasureMatmul(ops, wide, flags.matmul_size, kPeakSamples);
+    session.peaks.flops_per_second =
+        MeasureMatmul(ops, residual_dtype, flags.matmul_size, kPeakSamples);
   }
   const Summary& read = session.peaks.read_bytes_per_second;
   const Summary& flops = session.peaks.flops_per_second;
@@ -174,7 +175,7 @@ double BenchModel::HeadFlopsPerRow() const { return 2 * OutTimesIn(*runner->weig
 double BenchModel::BlockBytes() const {
   const PagedKvShape& shape = runner->cache().view().shape;
   const double kv = 2.0 * kPageTokens * shape.head_dim * static_cast<double>(SizeOf(shape.dtype));
-  return kv / shape.group() + kPageTokens * static_cast<double>(SizeOf(shape.wide_dtype()));
+  return kv / shape.group() + kPageTokens * static_cast<double>(SizeOf(shape.residual_dtype()));
 }
 
 std::vector<int32_t> BenchSession::TokensAt(int64_t first, int64_t count) const {
@@ -213,8 +214,8 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences,
   auto timed = std::make_unique<TimedOps>(std::move(backend->ops), std::move(clock));
   timed->set_timing(!on_gpu);
   model.ops = timed.get();
-  const DType wide = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  FoxWeights weights = LoadWeights(*checkpoint, *timed, wide, nullptr);
+  const DType residual_dtype = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  FoxWeights weights = LoadWeights(*checkpoint, *timed, residual_dtype, nullptr);
   model.runner = std::make_unique<ModelRunner>(std::move(timed), std::move(weights), options);
   EvalFlags tolerance = flags.model;
   tolerance.acp = NameOf(mode);
@@ -266,7 +267,8 @@ absl::StatusOr<SlotStats> Prefill(const BenchSession& session, BenchModel& model
     seq.token_ids = session.TokensAt(position + slot * 997, rows);
     if (position + rows == end) {
       seq.logit_rows = {static_cast<int32_t>(rows - 1)};
-      if (runner.limits().draws) seq.draw = DrawRow{.seed = static_cast<uint64_t>(slot)};
+      if (runner.limits().samples_on_device)
+        seq.sample = SampleRow{.seed = static_cast<uint64_t>(slot)};
     }
     seq.log_tolerance = model.log_tolerance;
     StepPlan plan;

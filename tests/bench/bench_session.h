@@ -60,8 +60,8 @@ struct BenchSession {
 absl::StatusOr<BenchSession> OpenSession(const BenchFlags& flags);
 
 // Appends `count` tokens of the text to `slot` at `position` in chunks, as many in flight as the
-// runner takes, wanting the last row's logits, or a token drawn from them where the runner draws.
-// Returns the slot's counters afterwards.
+// runner takes, wanting the last row's logits, or a token sampled from them where the runner
+// samples. Returns the slot's counters afterwards.
 absl::StatusOr<SlotStats> Prefill(const BenchSession& session, BenchModel& model, int32_t slot,
                                   int64_t position, int64_t count);
 

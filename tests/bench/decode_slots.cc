@@ -45,8 +45,8 @@ void DecodeSlots::Collect(const StepResult& result, size_t batch, bool count) {
   for (size_t slot = 0; slot < batch; ++slot) {
     const SlotStats& now = result.stats[slot];
     if (count) {
-      visited_ += now.blocks_total - now.blocks_skipped -
-                  (stats_[slot].blocks_total - stats_[slot].blocks_skipped);
+      visited_ += now.blocks_total - now.blocks_pruned -
+                  (stats_[slot].blocks_total - stats_[slot].blocks_pruned);
       live_ += now.live_pages;
     }
     stats_[slot] = now;

@@ -14,17 +14,17 @@ namespace fox {
 namespace {
 
 // What an event's time is good for; the rest is left to the queue's own error().
-class Event {
+class TimingEvent {
  public:
-  Event() { cudaEventCreate(&event_); }
-  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
-  Event& operator=(Event&&) = delete;
-  ~Event() {
+  TimingEvent() { cudaEventCreate(&event_); }
+  TimingEvent(TimingEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  TimingEvent& operator=(TimingEvent&&) = delete;
+  ~TimingEvent() {
     if (event_ != nullptr) cudaEventDestroy(event_);
   }
   void Record(cudaStream_t stream) const { cudaEventRecord(event_, stream); }
   void Wait() const { cudaEventSynchronize(event_); }
-  double SecondsSince(const Event& start) const {
+  double SecondsSince(const TimingEvent& start) const {
     float milliseconds = 0;
     cudaEventElapsedTime(&milliseconds, start.event_, event_);
     return static_cast<double>(milliseconds) * 1e-3;
@@ -60,7 +60,7 @@ class GpuClock : public OpClock {
 
  private:
   struct Span {
-    Event start, stop;
+    TimingEvent start, stop;
     OpKind kind = OpKind::kLinear;
   };
   cudaStream_t stream_;
@@ -114,7 +114,7 @@ absl::StatusOr<Summary> MeasureOnGpu(Ops& ops, int calls, int samples,
     return status.ok() ? absl::InternalError("the device captured no graph") : status;
   }
   // All replays are enqueued before the first one is waited for, so none waits for the host.
-  std::vector<Event> marks(static_cast<size_t>(samples) + 1);
+  std::vector<TimingEvent> marks(static_cast<size_t>(samples) + 1);
   graph->Launch(stream);
   marks[0].Record(stream);
   for (size_t i = 1; i < marks.size(); ++i) {

@@ -47,7 +47,7 @@ KERNEL_CASES = {
     "cuda_linear_test": ("Rows/LinearTransformTest.RmsNorm/1",
                          "Rows/LinearTransformTest.GatedActAndConversion/4",
                          "Rows/LinearTransformTest.GatedActAndConversion/32"),
-    "cuda_row_ops_test": ("EmbedTest.ReplacesDrawnTokensAndClamps", "GatherRowsTest.CopiesRows",
+    "cuda_row_ops_test": ("EmbedTest.ReplacesSampledTokensAndClamps", "GatherRowsTest.CopiesRows",
                           "TransformRowsTest.RmsNorm", "TransformRowsTest.OutputGate",
                           "TransformRowsTest.GatedActAndConversion"),
     "cuda_paging_test": ("PagingTest.LongPrefillEvictsAcrossManyWindows",

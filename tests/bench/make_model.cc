@@ -25,7 +25,7 @@ struct Flags {
   int64_t layers = 24, hidden_size = 1536, heads = 24, vocab_size = 50277, seed = 0;
 };
 
-// How a tensor's values are drawn.
+// How a tensor's values are sampled.
 enum class Fill { kLinear, kNorm, kGateBias };
 
 struct Tensor {

@@ -1,6 +1,6 @@
 // Random numbers in bulk: the same for the same seed, whatever the number of threads. Zeros would
-// run faster on a GPU than data does, and generators that draw one number after another would take
-// longer than what they are drawn for.
+// run faster on a GPU than data does, and generators that sample one number after another would
+// take longer than what they are sampled for.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ constexpr uint64_t Mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// mean + scale * x, x drawn from a table of 65536 standard normal numbers. With all threads.
+// mean + scale * x, x sampled from a table of 65536 standard normal numbers. With all threads.
 void FillNormal(BFloat16* out, int64_t count, uint64_t seed, float mean, float scale);
 void FillNormal(float* out, int64_t count, uint64_t seed, float mean, float scale);
 

@@ -23,7 +23,7 @@ std::unique_ptr<OpClock> MakeWallClock() { return std::make_unique<WallClock>();
 
 const char* NameOf(OpKind kind) {
   static constexpr std::array<const char*, kOpKinds> kNames = {
-      "linear", "attention", "append", "evict", "embed", "gather_rows", "draw", "copy"};
+      "linear", "attention", "append", "evict", "embed", "gather_rows", "sample", "copy"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -76,19 +76,19 @@ void TimedOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream strea
   Timed(OpKind::kAppend, [&] { ops_->BeginStep(batch, kv, stream); });
 }
 
-void TimedOps::Linear(const MatrixView& in, const RowTransform& transform,
+void TimedOps::Linear(const MatrixView& in, const InputTransform& transform,
                       const PackedWeight& weight, const void* bias, bool accumulate,
                       const MatrixView& out, Stream stream) {
   Timed(OpKind::kLinear,
         [&] { ops_->Linear(in, transform, weight, bias, accumulate, out, stream); });
 }
 
-void TimedOps::SetTokenStates(const TokenStatesParams& params, Stream stream) {
-  Timed(OpKind::kDraw, [&] { ops_->SetTokenStates(params, stream); });
+void TimedOps::SetPenaltyState(const PenaltyStateParams& params, Stream stream) {
+  Timed(OpKind::kSample, [&] { ops_->SetPenaltyState(params, stream); });
 }
 
-void TimedOps::Draw(const DrawParams& params, Stream stream) {
-  Timed(OpKind::kDraw, [&] { ops_->Draw(params, stream); });
+void TimedOps::Sample(const SampleParams& params, Stream stream) {
+  Timed(OpKind::kSample, [&] { ops_->Sample(params, stream); });
 }
 
 }  // namespace fox

@@ -19,7 +19,7 @@ enum class OpKind {
   kEvict,
   kEmbed,
   kGatherRows,
-  kDraw,
+  kSample,
   kCopy,
   kCount
 };
@@ -58,7 +58,7 @@ class TimedOps : public Ops {
   OpSeconds Take() { return clock_ == nullptr ? OpSeconds{} : clock_->Take(); }
 
   std::string Description() const override { return ops_->Description(); }
-  DType NarrowDType(DType wide) const override { return ops_->NarrowDType(wide); }
+  DType ActivationDType(DType wide) const override { return ops_->ActivationDType(wide); }
   Buffer Allocate(size_t bytes) override { return ops_->Allocate(bytes); }
   void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) override;
   void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override;
@@ -70,7 +70,7 @@ class TimedOps : public Ops {
              Stream stream) override;
   void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                   Stream stream) override;
-  void Linear(const MatrixView& in, const RowTransform& transform, const PackedWeight& weight,
+  void Linear(const MatrixView& in, const InputTransform& transform, const PackedWeight& weight,
               const void* bias, bool accumulate, const MatrixView& out, Stream stream) override;
   void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
               Stream stream) override;
@@ -79,8 +79,8 @@ class TimedOps : public Ops {
   void Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
              Stream stream) override;
   void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override;
-  void SetTokenStates(const TokenStatesParams& params, Stream stream) override;
-  void Draw(const DrawParams& params, Stream stream) override;
+  void SetPenaltyState(const PenaltyStateParams& params, Stream stream) override;
+  void Sample(const SampleParams& params, Stream stream) override;
 
  private:
   template <typename Call>

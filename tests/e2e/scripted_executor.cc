@@ -41,7 +41,7 @@ absl::StatusOr<StepResult> ScriptedExecutor::Execute(const StepPlan& plan) {
       logits_[row * vocab + static_cast<size_t>(NextToken(token, sequence.position + r))] = 8.0f;
       ++row;
     }
-    result.drawn.emplace_back(SampledToken{});
+    result.sampled.emplace_back(SampledToken{});
     SlotStats stats;
     stats.live_pages = PagesFor(tokens_[sequence.slot]) * limits_.lists_per_slot;
     stats.pages_allocated = stats.peak_pages = stats.live_pages;

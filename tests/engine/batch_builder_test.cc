@@ -1,4 +1,4 @@
-// BatchBuilder over the CPU's memory: which rows are drawn from, and how.
+// BatchBuilder over the CPU's memory: which rows are sampled from, and how.
 #include "engine/batch_builder.h"
 
 #include <cstddef>
@@ -20,29 +20,29 @@ PlannedSequence Planned(int32_t slot, std::vector<int32_t> token_ids,
   return planned;
 }
 
-TEST(BatchBuilder, DrawRowsHoldTheDrawPlan) {
+TEST(BatchBuilder, SampleRowsHoldTheSamplePlan) {
   CpuOps ops({DType::kF32, true, 1});
   BatchBuilder builder(ops, 16, 8, 16, 4);
   StepPlan plan;
   plan.sequences.push_back(Planned(2, {5, 6, 7}, {0, 2}));  // for the host
   plan.sequences.push_back(Planned(1, {8, 9}, {1}));
-  DrawRow& draw = plan.sequences.back().draw.emplace();
-  draw.temperature = 0.5f;
-  draw.top_p = 0.75f;
-  draw.min_p = 0.25f;
-  draw.top_k = 11;
-  draw.logprobs = 3;
-  draw.seed = 12;
-  draw.position = 13;
-  draw.adjustment = {true, true, 2.0f, 1.5f, 0.125f, 14};
+  SampleRow& sample = plan.sequences.back().sample.emplace();
+  sample.temperature = 0.5f;
+  sample.top_p = 0.75f;
+  sample.min_p = 0.25f;
+  sample.top_k = 11;
+  sample.logprobs = 3;
+  sample.seed = 12;
+  sample.position = 13;
+  sample.logits_processor = {true, true, 2.0f, 1.5f, 0.125f, 14};
   std::vector<std::byte> staging(builder.bytes());
   builder.Build(plan, 0, staging.data(), nullptr);
   ASSERT_EQ(builder.num_logit_rows(), 3);
   EXPECT_EQ(builder.logit_rows()[2], 4);
-  const DrawRow* rows = builder.draw_rows();
+  const SampleRow* rows = builder.sample_rows();
   EXPECT_EQ(rows[0].slot, -1);
   EXPECT_EQ(rows[1].slot, -1);
-  const DrawRow& row = rows[2];
+  const SampleRow& row = rows[2];
   EXPECT_EQ(row.slot, 1);
   EXPECT_EQ(row.temperature, 0.5f);
   EXPECT_EQ(row.top_p, 0.75f);
@@ -51,30 +51,30 @@ TEST(BatchBuilder, DrawRowsHoldTheDrawPlan) {
   EXPECT_EQ(row.logprobs, 3);
   EXPECT_EQ(row.seed, 12u);
   EXPECT_EQ(row.position, 13u);
-  EXPECT_TRUE(row.adjustment.on);
-  EXPECT_TRUE(row.adjustment.only_allowed);
-  EXPECT_EQ(row.adjustment.repetition_penalty, 2.0f);
-  EXPECT_EQ(row.adjustment.presence_penalty, 1.5f);
-  EXPECT_EQ(row.adjustment.frequency_penalty, 0.125f);
-  EXPECT_EQ(row.adjustment.stops_from, 14u);
+  EXPECT_TRUE(row.logits_processor.on);
+  EXPECT_TRUE(row.logits_processor.only_allowed);
+  EXPECT_EQ(row.logits_processor.repetition_penalty, 2.0f);
+  EXPECT_EQ(row.logits_processor.presence_penalty, 1.5f);
+  EXPECT_EQ(row.logits_processor.frequency_penalty, 0.125f);
+  EXPECT_EQ(row.logits_processor.stops_from, 14u);
 }
 
-TEST(BatchBuilder, PaddingIsNotDrawnFrom) {
+TEST(BatchBuilder, PaddingIsNotSampledFrom) {
   CpuOps ops({DType::kF32, true, 1});
   BatchBuilder builder(ops, 16, 8, 16, 4);
   StepPlan plan;
-  plan.sequences.push_back(Planned(3, {kDrawnToken}, {0}));
-  plan.sequences.back().draw.emplace().adjustment.on = true;
+  plan.sequences.push_back(Planned(3, {kLastSampledToken}, {0}));
+  plan.sequences.back().sample.emplace().logits_processor.on = true;
   std::vector<std::byte> staging(builder.bytes());
   builder.Build(plan, 4, staging.data(), nullptr);
   ASSERT_EQ(builder.batch().num_seqs, 4);
   ASSERT_EQ(builder.num_logit_rows(), 4);
-  EXPECT_EQ(builder.draw_rows()[0].slot, 3);
-  EXPECT_TRUE(builder.draw_rows()[0].adjustment.on);
+  EXPECT_EQ(builder.sample_rows()[0].slot, 3);
+  EXPECT_TRUE(builder.sample_rows()[0].logits_processor.on);
   for (int i = 1; i < 4; ++i) {
     EXPECT_EQ(builder.batch().slot[i], -1);
-    EXPECT_EQ(builder.draw_rows()[i].slot, -1);
-    EXPECT_FALSE(builder.draw_rows()[i].adjustment.on);
+    EXPECT_EQ(builder.sample_rows()[i].slot, -1);
+    EXPECT_FALSE(builder.sample_rows()[i].logits_processor.on);
   }
 }
 
@@ -104,16 +104,16 @@ TEST(BatchBuilder, SmallBatchesAreFewShortSingleRows) {
 TEST(BatchBuilder, FreePagesLieInTheReport) {
   CpuOps ops({DType::kF32, true, 1});
   BatchBuilder builder(ops, 16, 8, 16, 4);
-  *builder.report().free_pages = 77;
+  *builder.outputs().free_pages = 77;
   StepPlan plan;
   plan.sequences.push_back(Planned(1, {8, 9}, {1}));
   std::vector<std::byte> staging(builder.bytes(), std::byte{0xff});
   builder.Build(plan, 0, staging.data(), nullptr);
-  std::vector<std::byte> copy(builder.report_block(),
-                              builder.report_block() + builder.report_bytes());
-  EXPECT_EQ(*builder.ReportIn(copy.data()).free_pages, 77);
+  std::vector<std::byte> copy(builder.output_buffer(),
+                              builder.output_buffer() + builder.report_bytes());
+  EXPECT_EQ(*builder.OutputsAt(copy.data()).free_pages, 77);
   copy.resize(BatchBuilder::kFreePagesBytes);
-  EXPECT_EQ(*builder.ReportIn(copy.data()).free_pages, 77);
+  EXPECT_EQ(*builder.OutputsAt(copy.data()).free_pages, 77);
 }
 
 }  // namespace

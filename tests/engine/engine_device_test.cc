@@ -1,7 +1,7 @@
 // The engine on a GPU: graphs change no bit, and neither small pools with preemption nor other
 // batches lose, repeat or change a token, except where the two best logits are as close as bf16
-// rounding. Two steps are in flight and tokens are drawn on the device, as the host's sampler would
-// draw them.
+// rounding. Two steps are in flight and tokens are sampled on the device, as the host's sampler
+// would sample them.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -169,26 +169,26 @@ TEST_P(DeviceEngine, SchedulesChangeTiesOnly) {
   }
 }
 
-TEST_P(DeviceEngine, DrawsAreThoseOfTheHostsSampler) {
-  std::vector<Request> drawn = MakeRequests(12, GetParam().vocab, 43);
-  for (size_t i = 0; i < drawn.size(); ++i) {
-    SamplingParams& sampling = drawn[i].sampling;
+TEST_P(DeviceEngine, SamplesAreThoseOfTheHostsSampler) {
+  std::vector<Request> on_device = MakeRequests(12, GetParam().vocab, 43);
+  for (size_t i = 0; i < on_device.size(); ++i) {
+    SamplingParams& sampling = on_device[i].sampling;
     sampling.logprob_token_ids.clear();
     if (i % 3 == 1) sampling.top_k = 20;
     for (int32_t id = 0; i % 4 == 2 && id < GetParam().vocab; id += 3) {
       sampling.allowed_token_ids.push_back(id);
     }
-    drawn[i].stop.min_tokens = 25;
+    on_device[i].stop.min_tokens = 25;
     for (int32_t id = 0; id < GetParam().vocab; id += 10) {
-      drawn[i].stop.stop_token_ids.push_back(id);
+      on_device[i].stop.stop_token_ids.push_back(id);
     }
   }
-  std::vector<Request> sampled = drawn;
+  std::vector<Request> sampled = on_device;
   for (Request& request : sampled) request.sampling.logprob_token_ids = {1};
   EngineConfig config = BaseConfig(GetParam().model);
   config.acp = GetParam().acp;
   config.max_num_seqs = 1;  // the same logits in both runs, bit for bit
-  const StreamResults device = RunAll(config, drawn, 0);
+  const StreamResults device = RunAll(config, on_device, 0);
   const StreamResults host = RunAll(config, sampled, 0);
   ASSERT_EQ(device.size(), host.size());
   for (const auto& [id, result] : device) {

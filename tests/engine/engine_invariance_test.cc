@@ -55,7 +55,7 @@ StreamResults RunAll(const EngineConfig& config, const std::vector<Request>& req
   if (depth == 2) loaded->engine = std::make_unique<Engine>(loaded->options, pipeline);
   StreamResults results = RunStreams(*loaded->engine, runner, requests, gap, 1);
   EXPECT_TRUE(runner.Run(StepPlan()).ok());
-  EXPECT_EQ(pipeline.fed_draws() > 0, depth == 2);
+  EXPECT_EQ(pipeline.fed_samples() > 0, depth == 2);
   loaded->engine.reset();
   return results;
 }

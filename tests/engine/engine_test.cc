@@ -48,7 +48,7 @@ struct Received {
 
 struct Pipeline {
   int depth;
-  bool draws;
+  bool samples_on_device;
 };
 
 class EngineTest : public testing::TestWithParam<Pipeline> {
@@ -56,7 +56,7 @@ class EngineTest : public testing::TestWithParam<Pipeline> {
   void Start(FakeOptions fake = Roomy(), const EngineOptions& options = {}) {
     options_ = options;
     fake.limits.depth = GetParam().depth;
-    fake.limits.draws = GetParam().draws;
+    fake.limits.samples_on_device = GetParam().samples_on_device;
     executor_ = std::make_unique<FakeExecutor>(fake);
     engine_ = std::make_unique<Engine>(options, *executor_);
   }
@@ -251,7 +251,7 @@ TEST_P(EngineTest, Deadlines) {
   Step(9.0);
   EXPECT_TRUE(absl::IsDeadlineExceeded(received_[1].finish->status));
   // Those before the deadline were delivered; one or two steps are in flight.
-  const size_t delivered = GetParam().depth == 1 ? 3 : GetParam().draws ? 2 : 1;
+  const size_t delivered = GetParam().depth == 1 ? 3 : GetParam().samples_on_device ? 2 : 1;
   EXPECT_EQ(received_[1].tokens.size(), delivered);
   EXPECT_EQ(engine_->NextDeadline(), kNever);
   EXPECT_EQ(executor_->free_pages(), 100);
@@ -260,7 +260,7 @@ TEST_P(EngineTest, Deadlines) {
 TEST_P(EngineTest, SlowReadersPause) {
   Start();
   Request slow = MakeRequest(1, 5, 10);
-  slow.window = 3;
+  slow.flow_window = 3;
   ASSERT_TRUE(engine_->Submit(slow, 0).ok());
   RunToEnd();
   EXPECT_EQ(received_[1].tokens.size(), 3u);
@@ -282,7 +282,7 @@ TEST_P(EngineTest, PausedSequencesDoNotBlockOthersForever) {
   fake.limits.max_slots = 1;
   Start(fake);
   Request slow = MakeRequest(1, 5, 10);
-  slow.window = 1;
+  slow.flow_window = 1;
   ASSERT_TRUE(engine_->Submit(slow, 0).ok());
   RunToEnd(10.0);
   ASSERT_TRUE(engine_->Submit(MakeRequest(2), 10.0).ok());
@@ -414,10 +414,10 @@ INSTANTIATE_TEST_SUITE_P(Depths, EngineTest,
                                          Pipeline{2, true}),
                          [](const auto& test) {
                            return "Depth" + std::to_string(test.param.depth) +
-                                  (test.param.draws ? "Draws" : "");
+                                  (test.param.samples_on_device ? "Samples" : "");
                          });
 
-// What only a pipeline over a drawing executor does.
+// What only a pipeline over a sampling executor does.
 class EnginePipelineTest : public EngineTest {};
 INSTANTIATE_TEST_SUITE_P(Depths, EnginePipelineTest, testing::Values(Pipeline{2, true}));
 
@@ -450,14 +450,14 @@ TEST_P(EnginePipelineTest, TheTokenBehindAStopIsDropped) {
   Step();
   Step();
   EXPECT_TRUE(received_[1].finish);
-  EXPECT_EQ(executor_->draws(), 2);  // one too many
+  EXPECT_EQ(executor_->samples(), 2);  // one too many
   RunToEnd();
   EXPECT_TRUE(received_[1].tokens.empty());
   EXPECT_EQ(engine_->stats().generated_tokens, 0);
   EXPECT_EQ(executor_->free_pages(), 100);
 }
 
-TEST_P(EnginePipelineTest, HostSampledRequestsRunBesideDrawnOnes) {
+TEST_P(EnginePipelineTest, HostSampledRequestsRunBesideSampledOnes) {
   Start();
   std::map<RequestId, Request> requests;
   for (RequestId id = 1; id <= 4; ++id) {
@@ -472,7 +472,7 @@ TEST_P(EnginePipelineTest, HostSampledRequestsRunBesideDrawnOnes) {
   for (const auto& [id, request] : requests) {
     EXPECT_EQ(received_[id].tokens, Reference(request).tokens) << "request " << id;
   }
-  EXPECT_EQ(executor_->draws(), 80);
+  EXPECT_EQ(executor_->samples(), 80);
 }
 
 }  // namespace

@@ -90,7 +90,7 @@ class EngineThreadDepth : public testing::TestWithParam<int> {
   static FakeOptions DepthOptions() {
     FakeOptions options = Options();
     options.limits.depth = GetParam();
-    options.limits.draws = GetParam() > 1;
+    options.limits.samples_on_device = GetParam() > 1;
     return options;
   }
 };
@@ -115,7 +115,7 @@ TEST(EngineThread, AnswersErrorsAndNeverCallsTheSink) {
   EXPECT_TRUE(absl::IsInvalidArgument(running.thread.Submit(Request(), never)));
   Collector collector;
   Request paused = MakeRequest(5, 100);
-  paused.window = 1;
+  paused.flow_window = 1;
   ASSERT_TRUE(running.thread.Submit(paused, collector.Sink()).ok());
   EXPECT_TRUE(absl::IsAlreadyExists(running.thread.Submit(MakeRequest(5), never)));
   running.thread.Cancel(5, absl::CancelledError("gone"));
@@ -126,7 +126,7 @@ TEST_P(EngineThreadDepth, AcknowledgementsWakeIt) {
   Running running(DepthOptions());
   Collector collector;
   Request request = MakeRequest(1, 20);
-  request.window = 2;
+  request.flow_window = 2;
   ASSERT_TRUE(running.thread.Submit(request, collector.Sink()).ok());
   for (size_t have = 2; have < 20; have += 2) {
     WaitUntil([&] { return collector.tokens().size() == have; });
@@ -162,7 +162,7 @@ TEST(EngineThread, DeadlinesFireWhileNothingRuns) {
   Running running;
   Collector collector;
   Request request = MakeRequest(1, 100);
-  request.window = 1;
+  request.flow_window = 1;
   request.deadline = running.thread.Now() + 0.05;
   ASSERT_TRUE(running.thread.Submit(request, collector.Sink()).ok());
   EXPECT_TRUE(absl::IsDeadlineExceeded(collector.Wait().status));
@@ -172,7 +172,7 @@ TEST_P(EngineThreadDepth, DrainRefusesNewRequestsOnly) {
   Running running(DepthOptions());
   Collector collector;
   Request request = MakeRequest(1, 20);
-  request.window = 10;
+  request.flow_window = 10;
   ASSERT_TRUE(running.thread.Submit(request, collector.Sink()).ok());
   running.thread.Drain();
   EXPECT_TRUE(running.thread.draining());
@@ -188,7 +188,7 @@ TEST_P(EngineThreadDepth, StopEndsAllWithUnavailable) {
   Running running(DepthOptions());
   Collector paused;
   Request request = MakeRequest(1, 100);
-  request.window = 1;
+  request.flow_window = 1;
   ASSERT_TRUE(running.thread.Submit(request, paused.Sink()).ok());
   running.thread.Stop();
   EXPECT_TRUE(absl::IsUnavailable(paused.Wait().status));
@@ -254,7 +254,7 @@ TEST_P(EngineThreadDepth, EightThreadsSubmitAndCancel) {
       for (int i = 0; i < kRequests; ++i) {
         const RequestId id = running.thread.NextId();
         Request request = MakeRequest(id, 1 + (i * 7 + t) % 40);
-        request.window = i % 3 == 0 ? 4 : 0;
+        request.flow_window = i % 3 == 0 ? 4 : 0;
         const auto tokens = std::make_shared<std::vector<int32_t>>();
         const auto expected = sim::RunReference(request, {}, Options()).tokens;
         const absl::Status status =

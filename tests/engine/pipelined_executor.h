@@ -1,5 +1,5 @@
 // PipelinedExecutor: makes an executor of depth 1 look like a GPU: two plans in flight, tokens
-// drawn and fed without the host. A plan is computed when it is submitted and seen when it is
+// sampled and fed without the host. A plan is computed when it is submitted and seen when it is
 // collected.
 #pragma once
 
@@ -23,23 +23,23 @@ class PipelinedExecutor final : public StepExecutor {
   explicit PipelinedExecutor(StepExecutor& inner)
       : inner_(inner), limits_(inner.limits()), sampler_(limits_.vocab_size) {
     limits_.depth = 2;
-    limits_.draws = true;
+    limits_.samples_on_device = true;
   }
 
   const ExecutorLimits& limits() const override { return limits_; }
-  int64_t fed_draws() const { return fed_draws_; }
+  int64_t fed_samples() const { return fed_samples_; }
 
   absl::Status Submit(const StepPlan& plan) override {
-    for (const SlotTokens& states : plan.token_states) {
-      slots_[states.slot].SetTokenStates(states.entries);
+    for (const SlotTokens& states : plan.penalty_state) {
+      slots_[states.slot].SetPenaltyState(states.entries);
     }
     StepPlan inner_plan = plan;
-    inner_plan.token_states.clear();
+    inner_plan.penalty_state.clear();
     for (PlannedSequence& sequence : inner_plan.sequences) {
-      sequence.draw.reset();
-      if (sequence.token_ids.front() != kDrawnToken) continue;
-      sequence.token_ids.front() = drawn_.at(sequence.slot);
-      ++fed_draws_;
+      sequence.sample.reset();
+      if (sequence.token_ids.front() != kLastSampledToken) continue;
+      sequence.token_ids.front() = sampled_.at(sequence.slot);
+      ++fed_samples_;
     }
     absl::StatusOr<StepResult> result = inner_.Run(inner_plan);
     if (!result.ok()) return result.status();
@@ -61,23 +61,23 @@ class PipelinedExecutor final : public StepExecutor {
     std::vector<std::vector<float>> logits;  // [sequences]
   };
 
-  // Draws, and keeps the logits beyond the next plan.
+  // Samples, and keeps the logits beyond the next plan.
   void Take(const StepPlan& plan, Computed* computed) {
     StepResult& result = computed->result;
-    result.drawn.clear();
+    result.sampled.clear();
     computed->logits.resize(plan.sequences.size());
     const size_t vocab = static_cast<size_t>(limits_.vocab_size);
     for (size_t i = 0; i < plan.sequences.size(); ++i) {
       const PlannedSequence& sequence = plan.sequences[i];
       const float* logits = std::exchange(result.logits[i], nullptr);
       const size_t rows = sequence.logit_rows.size();
-      if (sequence.draw) {
-        result.drawn.push_back(
-            slots_[sequence.slot].Draw(*sequence.draw, logits + (rows - 1) * vocab, sampler_));
-        drawn_[sequence.slot] = result.drawn.back().ok() ? result.drawn.back()->id : 0;
+      if (sequence.sample) {
+        result.sampled.push_back(
+            slots_[sequence.slot].Sample(*sequence.sample, logits + (rows - 1) * vocab, sampler_));
+        sampled_[sequence.slot] = result.sampled.back().ok() ? result.sampled.back()->id : 0;
         continue;
       }
-      result.drawn.emplace_back(SampledToken());
+      result.sampled.emplace_back(SampledToken());
       if (rows == 0) continue;
       computed->logits[i].assign(logits, logits + rows * vocab);
       result.logits[i] = computed->logits[i].data();
@@ -88,10 +88,10 @@ class PipelinedExecutor final : public StepExecutor {
   ExecutorLimits limits_;
   Sampler sampler_;
   std::map<int32_t, SlotSampler> slots_;
-  std::map<int32_t, int32_t> drawn_;  // by slot
-  std::deque<Computed> computed_;     // the oldest first
-  Computed collected_;                // its logits are still being read
-  int64_t fed_draws_ = 0;
+  std::map<int32_t, int32_t> sampled_;  // by slot
+  std::deque<Computed> computed_;       // the oldest first
+  Computed collected_;                  // its logits are still being read
+  int64_t fed_samples_ = 0;
 };
 
 }  // namespace fox

@@ -130,7 +130,7 @@ TEST(ValidateRequest, IntegersAroundTheBounds) {
       {[](Request& r, int32_t x) { r.stop.max_tokens = x; }, [](int32_t x) { return x >= 0; }},
       {[](Request& r, int32_t x) { r.stop.min_tokens = x; },
        [](int32_t x) { return x >= 0 && x <= 16; }},
-      {[](Request& r, int32_t x) { r.window = x; }, [](int32_t x) { return x >= 0; }},
+      {[](Request& r, int32_t x) { r.flow_window = x; }, [](int32_t x) { return x >= 0; }},
       {[](Request& r, int32_t x) { r.priority = x; }, [](int32_t) { return true; }},
   };
   for (const Case& c : cases) {

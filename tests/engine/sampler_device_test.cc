@@ -1,4 +1,4 @@
-// Draw on the device against engine/sampler.h on the host: the same token, rank and alternatives,
+// Sample on the device against engine/sampler.h on the host: the same token, rank and alternatives,
 // whatever the logits and filters; in a captured graph too.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -7,15 +7,15 @@
 #include <vector>
 
 #include "engine/sampler.h"
-#include "kernels/cuda/device/philox.h"
-#include "kernels/cuda/draw.h"
-#include "tests/engine/draw_batch.h"
+#include "kernels/cuda/primitives/philox.cuh"
+#include "kernels/cuda/sampling/sample.h"
+#include "tests/engine/sample_batch.h"
 
 namespace fox::cuda {
 namespace {
 
-DrawBatch RandomBatch(size_t count, int32_t vocabulary, Random& random) {
-  DrawBatch batch(count, vocabulary, static_cast<int32_t>(random() % 5));
+SampleBatch RandomBatch(size_t count, int32_t vocabulary, Random& random) {
+  SampleBatch batch(count, vocabulary, static_cast<int32_t>(random() % 5));
   for (size_t row = 0; row < count; ++row) {
     const Logits kind = random() % 2 == 0
                             ? Logits::kNormal
@@ -26,28 +26,28 @@ DrawBatch RandomBatch(size_t count, int32_t vocabulary, Random& random) {
   return batch;
 }
 
-// Compares what the device left behind with the host's draws; counts draws at a boundary.
-void ExpectAsSampler(const DrawBatch& batch, int* at_boundary) {
-  const std::vector<DrawnToken> drawn = batch.drawn.ToHost();
+// Compares what the device left behind with the host's samples; counts samples at a boundary.
+void ExpectAsSampler(const SampleBatch& batch, int* at_boundary) {
+  const std::vector<SampleRecord> sampled = batch.sampled.ToHost();
   std::vector<int32_t> tokens(static_cast<size_t>(kMaxSlots), kPoisoned);
   Sampler sampler(batch.vocabulary);
   for (size_t row = 0; row < batch.rows.size(); ++row) {
-    const DrawRow& how = batch.rows[row];
-    const DrawnToken& got = drawn[row];
+    const SampleRow& how = batch.rows[row];
+    const SampleRecord& got = sampled[row];
     SCOPED_TRACE(::testing::Message()
                  << "row " << row << " vocabulary " << batch.vocabulary << " temperature "
                  << how.temperature << " top_k " << how.top_k << " top_p " << how.top_p << " min_p "
                  << how.min_p << " logprobs " << how.logprobs);
     if (how.slot < 0) {
-      EXPECT_EQ(got.id, kPoisoned) << "padding was drawn for";
+      EXPECT_EQ(got.id, kPoisoned) << "padding was sampled for";
       continue;
     }
     const float* logits = batch.row_logits(row);
     const auto want = sampler.Sample(logits, ToSampling(how), {}, {}, how.position);
     tokens[static_cast<size_t>(how.slot)] = got.id;
-    ExpectDraw(got, want, how, logits, batch.vocabulary, at_boundary);
+    ExpectSample(got, want, how, logits, batch.vocabulary, at_boundary);
   }
-  EXPECT_EQ(batch.drawn_tokens.ToHost(), tokens);
+  EXPECT_EQ(batch.sampled_tokens.ToHost(), tokens);
 }
 
 TEST(Philox, IsTheHosts) {
@@ -58,66 +58,66 @@ TEST(Philox, IsTheHosts) {
   }
 }
 
-class DrawTest : public ::testing::TestWithParam<int32_t> {};
+class SampleTest : public ::testing::TestWithParam<int32_t> {};
 
-TEST_P(DrawTest, DrawsWhatTheSamplerDraws) {
+TEST_P(SampleTest, SamplesWhatTheSamplerSamples) {
   const int32_t vocabulary = GetParam();
   Random random(static_cast<uint64_t>(vocabulary));
   int at_boundary = 0;
   for (const size_t count : {1, 3, 32, 48, 128}) {  // every number of blocks a row
-    DrawBatch batch = RandomBatch(count, vocabulary, random);
+    SampleBatch batch = RandomBatch(count, vocabulary, random);
     batch.Upload();
-    ASSERT_EQ(Draw(batch.params(), nullptr), cudaSuccess);
+    ASSERT_EQ(Sample(batch.params(), nullptr), cudaSuccess);
     ExpectAsSampler(batch, &at_boundary);
   }
   // The device's sums are within 2^-32 of the host's.
   EXPECT_LE(at_boundary, 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(Vocabularies, DrawTest,
+INSTANTIATE_TEST_SUITE_P(Vocabularies, SampleTest,
                          ::testing::Values(1, 2, 7, 256, 1000, 4097, 32000, 50277));
 
-// One row, each token as often as the host draws it: all positions of one request.
-TEST(Draw, ManyPositionsOfOneRequest) {
+// One row, each token as often as the host samples it: all positions of one request.
+TEST(Sample, ManyPositionsOfOneRequest) {
   constexpr int32_t kVocabulary = 600;
   Random random(5);
   const std::vector<float> logits = MakeLogits(Logits::kNormal, kVocabulary, random);
   int at_boundary = 0;
   for (const float top_p : {1.0f, 0.97f}) {
-    DrawBatch batch(128, kVocabulary, 0);
+    SampleBatch batch(128, kVocabulary, 0);
     for (size_t row = 0; row < batch.rows.size(); ++row) {
       batch.SetLogits(row, logits);
       batch.rows[row] = {SlotOf(row), 1.0f, top_p, 0.0f, 0, -1, 77, row};
     }
     batch.Upload();
-    ASSERT_EQ(Draw(batch.params(), nullptr), cudaSuccess);
+    ASSERT_EQ(Sample(batch.params(), nullptr), cudaSuccess);
     ExpectAsSampler(batch, &at_boundary);
   }
   EXPECT_LE(at_boundary, 1);
 }
 
-TEST(Draw, NoRowsIsNoWork) {
-  DrawParams params;
+TEST(Sample, NoRowsIsNoWork) {
+  SampleParams params;
   params.logits.cols = 7;
-  EXPECT_EQ(Draw(params, nullptr), cudaSuccess);
+  EXPECT_EQ(Sample(params, nullptr), cudaSuccess);
 }
 
-TEST(Draw, AGraphDrawsForTheRowsOfTheMoment) {
+TEST(Sample, AGraphSamplesForTheRowsOfTheMoment) {
   constexpr int32_t kVocabulary = 50277;
   constexpr size_t kRows = 8;
   Random random(9);
-  DrawBatch batch = RandomBatch(kRows, kVocabulary, random);
+  SampleBatch batch = RandomBatch(kRows, kVocabulary, random);
   batch.Upload();
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-  ASSERT_EQ(Draw(batch.params(), stream), cudaSuccess);
+  ASSERT_EQ(Sample(batch.params(), stream), cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
   ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
   // Twice: the second launch may overlap the first one's end.
-  ASSERT_EQ(Draw(batch.params(), stream), cudaSuccess);
-  ASSERT_EQ(Draw(batch.params(), stream), cudaSuccess);
+  ASSERT_EQ(Sample(batch.params(), stream), cudaSuccess);
+  ASSERT_EQ(Sample(batch.params(), stream), cudaSuccess);
   ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
   ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
   int at_boundary = 0;

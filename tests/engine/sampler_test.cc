@@ -31,8 +31,8 @@ SamplingParams Greedy() {
   return params;
 }
 
-SampledToken Draw(const Row& row, const SamplingParams& params, uint64_t position = 0,
-                  const TokenCounts& counts = {}, const std::vector<int32_t>& masked = {}) {
+SampledToken Sample(const Row& row, const SamplingParams& params, uint64_t position = 0,
+                    const TokenCounts& counts = {}, const std::vector<int32_t>& masked = {}) {
   Sampler sampler(static_cast<int32_t>(row.size()));
   auto token = sampler.Sample(row.data(), params, counts, masked, position);
   EXPECT_TRUE(token.ok()) << token.status();
@@ -52,14 +52,14 @@ TEST(Sampler, GreedyTakesTheLargestAndTheLowestOfEquals) {
   for (const size_t size : {1u, 2u, 7u, 1023u, 1024u, 1025u, 50277u}) {
     Row row = RandomRow(size, size);
     const auto best = std::max_element(row.begin(), row.end());
-    EXPECT_EQ(Draw(row, Greedy()).id, best - row.begin());
+    EXPECT_EQ(Sample(row, Greedy()).id, best - row.begin());
     row.assign(size, -3.0f);
-    EXPECT_EQ(Draw(row, Greedy()).id, 0);
+    EXPECT_EQ(Sample(row, Greedy()).id, 0);
     row.back() = row[size / 2] = 5.0f;
-    EXPECT_EQ(Draw(row, Greedy()).id, static_cast<int32_t>(size / 2));
+    EXPECT_EQ(Sample(row, Greedy()).id, static_cast<int32_t>(size / 2));
   }
-  EXPECT_EQ(Draw({-1.0f, -0.0f, 0.0f}, Greedy()).id, 1);  // both zeros are equal
-  EXPECT_EQ(Draw({0.0f, -0.0f, -1.0f}, Greedy()).id, 0);
+  EXPECT_EQ(Sample({-1.0f, -0.0f, 0.0f}, Greedy()).id, 1);  // both zeros are equal
+  EXPECT_EQ(Sample({0.0f, -0.0f, -1.0f}, Greedy()).id, 0);
 }
 
 TEST(Sampler, NotFiniteIsAFailureWhereverItIs) {
@@ -73,7 +73,7 @@ TEST(Sampler, NotFiniteIsAFailureWhereverItIs) {
         params.temperature = temperature;
         EXPECT_EQ(sampler.Sample(row.data(), params, {}, {}, 0).status().code(),
                   absl::StatusCode::kInternal);
-        EXPECT_FALSE(sampler.Score(row.data(), params, 5).ok());
+        EXPECT_FALSE(sampler.ScorePrompt(row.data(), params, 5).ok());
       }
     }
   }
@@ -85,7 +85,7 @@ TEST(Sampler, LogprobsMatchFloat64) {
   SamplingParams params = Greedy();
   params.logprobs = 5;
   params.logprob_token_ids = {4999, 17};
-  const SampledToken token = Draw(row, params);
+  const SampledToken token = Sample(row, params);
   const std::vector<double> p = Softmax(row);
   // Weights are within 2^-22 of themselves, the result is rounded to float32.
   const auto near = [&](float logprob, int32_t id) {
@@ -113,7 +113,7 @@ TEST(Sampler, LogprobsMatchFloat64) {
   EXPECT_EQ(token.top[6].rank, 1);
   params.logprobs = -1;
   params.logprob_token_ids.clear();
-  EXPECT_TRUE(Draw(row, params).top.empty());
+  EXPECT_TRUE(Sample(row, params).top.empty());
 }
 
 TEST(Sampler, ScoreIgnoresBiasAndPenalties) {
@@ -123,7 +123,7 @@ TEST(Sampler, ScoreIgnoresBiasAndPenalties) {
   params.logit_bias = {{7, 50.0f}};
   params.allowed_token_ids = {1};
   Sampler sampler(100);
-  const auto token = sampler.Score(row.data(), params, 42);
+  const auto token = sampler.ScorePrompt(row.data(), params, 42);
   ASSERT_TRUE(token.ok());
   EXPECT_EQ(token->id, 42);
   EXPECT_NEAR(token->logprob, std::log(Softmax(row)[42]), 1e-6);
@@ -134,14 +134,14 @@ TEST(Sampler, BiasAllowedAndMask) {
   const Row row = {1.0f, 2.0f, 3.0f, 4.0f};
   SamplingParams params = Greedy();
   params.logit_bias = {{0, 10.0f}};
-  EXPECT_EQ(Draw(row, params).id, 0);
+  EXPECT_EQ(Sample(row, params).id, 0);
   params.allowed_token_ids = {1, 2};
-  EXPECT_EQ(Draw(row, params).id, 2);
-  EXPECT_EQ(Draw(row, params, 0, {}, {2}).id, 1);
+  EXPECT_EQ(Sample(row, params).id, 2);
+  EXPECT_EQ(Sample(row, params, 0, {}, {2}).id, 1);
   Sampler sampler(4);
   EXPECT_FALSE(sampler.Sample(row.data(), params, {}, {1, 2}, 0).ok());
   params.logprobs = 4;
-  const SampledToken token = Draw(row, params);
+  const SampledToken token = Sample(row, params);
   EXPECT_NEAR(token.logprob, std::log(Softmax({2.0f, 3.0f})[1]), 1e-6);
   EXPECT_EQ(token.top[3].logprob, -kInfinity);
 }
@@ -159,7 +159,7 @@ TEST(Sampler, PenaltiesByHand) {
   params.logprobs = 4;
   const Row row = {4.0f, -1.0f, 1.0f, 3.0f};
   const Row expected = {2.0f - 0.75f, -2.0f - 1.0f, 1.0f, 1.5f};
-  const SampledToken token = Draw(row, params, 0, counts);
+  const SampledToken token = Sample(row, params, 0, counts);
   EXPECT_EQ(token.id, 3);
   const std::vector<double> p = Softmax(expected);
   for (const TokenLogprob& top : token.top) {
@@ -188,7 +188,7 @@ TEST(Sampler, AlwaysInsideTheVocabularyAtExtremes) {
             params.repetition_penalty = repetition;
             params.top_k = static_cast<int32_t>(row.size()) - 1;
             params.logprobs = 1;
-            const SampledToken token = Draw(row, params, 3, counts);
+            const SampledToken token = Sample(row, params, 3, counts);
             ASSERT_GE(token.id, 0);
             ASSERT_LT(token.id, static_cast<int32_t>(row.size()));
             ASSERT_LE(token.logprob, 0.0f);
@@ -201,11 +201,11 @@ TEST(Sampler, AlwaysInsideTheVocabularyAtExtremes) {
 
 TEST(Sampler, TinyTemperatureIsGreedy) {
   const Row row = RandomRow(1000, 5);
-  const int32_t best = Draw(row, Greedy()).id;
+  const int32_t best = Sample(row, Greedy()).id;
   for (const float temperature : {1e-45f, 1e-38f, 1e-4f}) {
     SamplingParams params;
     params.temperature = temperature;
-    for (uint64_t i = 0; i < 50; ++i) EXPECT_EQ(Draw(row, params, i).id, best);
+    for (uint64_t i = 0; i < 50; ++i) EXPECT_EQ(Sample(row, params, i).id, best);
   }
 }
 
@@ -213,13 +213,13 @@ TEST(Sampler, DependsOnSeedAndPositionAlone) {
   const Row row(64, 0.0f);
   SamplingParams params;
   params.seed = 5;
-  const int32_t id = Draw(row, params, 10).id;
-  EXPECT_EQ(Draw(row, params, 10).id, id);
+  const int32_t id = Sample(row, params, 10).id;
+  EXPECT_EQ(Sample(row, params, 10).id, id);
   int other_position = 0, other_seed = 0;
   for (uint64_t i = 0; i < 100; ++i) {
-    other_position += Draw(row, params, 11 + i).id != id ? 1 : 0;
+    other_position += Sample(row, params, 11 + i).id != id ? 1 : 0;
     params.seed = 6 + i;
-    other_seed += Draw(row, params, 10).id != id ? 1 : 0;
+    other_seed += Sample(row, params, 10).id != id ? 1 : 0;
     params.seed = 5;
   }
   EXPECT_GT(other_position, 80);
@@ -265,16 +265,16 @@ TEST_P(Distribution, ChiSquare) {
   params.top_k = filter.top_k;
   params.seed = 2024;
   const std::vector<double> p = Filtered(row, params);
-  constexpr int kDraws = 40000;
+  constexpr int kSamples = 40000;
   std::vector<int> counts(row.size());
   Sampler sampler(300);
-  for (uint64_t i = 0; i < kDraws; ++i) {
+  for (uint64_t i = 0; i < kSamples; ++i) {
     ++counts[static_cast<size_t>(sampler.Sample(row.data(), params, {}, {}, i)->id)];
   }
   double chi = 0.0, rare_expected = 0.0, rare_count = 0.0;
   int cells = 0;
   for (size_t id = 0; id < p.size(); ++id) {
-    const double expected = p[id] * kDraws;
+    const double expected = p[id] * kSamples;
     if (p[id] == 0.0) {
       EXPECT_EQ(counts[id], 0) << "filtered token " << id;
     } else if (expected < 5.0) {

@@ -29,7 +29,7 @@ class SchedulerTest : public testing::Test {
     scheduler_ = std::make_unique<Scheduler>(limits_);
   }
 
-  Sequence* Add(int64_t prompt, int32_t priority = 0, int32_t window = 0,
+  Sequence* Add(int64_t prompt, int32_t priority = 0, int32_t flow_window = 0,
                 int32_t prompt_logprobs = -1, const SamplingParams& sampling = {},
                 const StopParams& stop = {}) {
     Request request;
@@ -38,7 +38,7 @@ class SchedulerTest : public testing::Test {
     request.stop = stop;
     request.stop.max_tokens = 1000;
     request.priority = priority;
-    request.window = window;
+    request.flow_window = flow_window;
     request.sampling = sampling;
     request.sampling.prompt_logprobs = prompt_logprobs;
     sequences_.push_back(std::make_unique<Sequence>(std::move(request), options_,
@@ -69,8 +69,8 @@ class SchedulerTest : public testing::Test {
       int64_t& live = live_[static_cast<size_t>(planned.slot)];
       live += limits_.lists_per_slot * (PagesFor(end) - PagesFor(planned.position)) - evicted;
       result.stats.emplace_back().live_pages = live;
-      sequence->Land(result.stats.back());
-      if (planned.draw) --sequence->pending;
+      sequence->OnStepCollected(result.stats.back());
+      if (planned.sample) --sequence->pending;
       if (end == static_cast<int64_t>(sequence->tokens.size())) sequence->Append({1, 0, 0, {}});
     }
     result.free_pages = limits_.num_pages;
@@ -278,25 +278,25 @@ TEST_F(SchedulerTest, RunsNoMoreThanCanDecodeInOneStep) {
   EXPECT_EQ(Ids(Step()), (IdList{0, 1}));
 }
 
-// Plans in flight: the executor draws, and the host has not read.
+// Plans in flight: the executor samples, and the host has not read.
 class PipelinedSchedulerTest : public SchedulerTest {
  protected:
   PipelinedSchedulerTest() {
     limits_.depth = 2;
-    limits_.draws = true;
+    limits_.samples_on_device = true;
   }
 };
 
-TEST_F(PipelinedSchedulerTest, ADrawnTokenIsFedUnseen) {
+TEST_F(PipelinedSchedulerTest, ASampledTokenIsFedUnseen) {
   Start();
   Sequence* sequence = Add(10);
   Schedule schedule = Plan();
-  ASSERT_TRUE(schedule.plan.sequences[0].draw);
-  EXPECT_EQ(schedule.plan.sequences[0].draw->position, 10u);
+  ASSERT_TRUE(schedule.plan.sequences[0].sample);
+  EXPECT_EQ(schedule.plan.sequences[0].sample->position, 10u);
   schedule = Plan();
-  EXPECT_EQ(schedule.plan.sequences[0].token_ids, std::vector<int32_t>{kDrawnToken});
+  EXPECT_EQ(schedule.plan.sequences[0].token_ids, std::vector<int32_t>{kLastSampledToken});
   EXPECT_EQ(schedule.plan.sequences[0].position, 10);
-  EXPECT_EQ(schedule.plan.sequences[0].draw->position, 11u);
+  EXPECT_EQ(schedule.plan.sequences[0].sample->position, 11u);
   EXPECT_EQ(sequence->pending, 2);
   EXPECT_EQ(sequence->generated(), 0);
   Collect();
@@ -308,29 +308,30 @@ TEST_F(PipelinedSchedulerTest, ADrawnTokenIsFedUnseen) {
 TEST_F(PipelinedSchedulerTest, WhatTheHostSamplesWaitsForIt) {
   Start();
   Add(10)->request.sampling.logprob_token_ids = {3};
-  Add(10)->request.sampling.logprobs = kMaxDrawnLogprobs + 1;
+  Add(10)->request.sampling.logprobs = kMaxSampledLogprobs + 1;
   Add(10, 0, 0, 1);  // rows of its prompt
-  for (const PlannedSequence& planned : Plan().plan.sequences) EXPECT_FALSE(planned.draw);
+  for (const PlannedSequence& planned : Plan().plan.sequences) EXPECT_FALSE(planned.sample);
   EXPECT_TRUE(Plan().plan.empty());
   Collect();
   const Schedule schedule = Plan();
   EXPECT_EQ(Ids(schedule), (IdList{0, 1, 2}));
-  EXPECT_FALSE(schedule.plan.sequences[0].draw);
-  EXPECT_TRUE(schedule.plan.sequences[2].draw);  // the prompt is done
+  EXPECT_FALSE(schedule.plan.sequences[0].sample);
+  EXPECT_TRUE(schedule.plan.sequences[2].sample);  // the prompt is done
 }
 
 // (id, bias, bits) of a plan's only token states.
 std::vector<std::tuple<int32_t, float, uint32_t>> StatesIn(const Schedule& schedule) {
   std::vector<std::tuple<int32_t, float, uint32_t>> states;
-  EXPECT_EQ(schedule.plan.token_states.size(), 1u);
-  for (const SlotTokens& slot : schedule.plan.token_states) {
+  EXPECT_EQ(schedule.plan.penalty_state.size(), 1u);
+  for (const SlotTokens& slot : schedule.plan.penalty_state) {
     EXPECT_EQ(slot.slot, 0);
-    for (const TokenEntry& e : slot.entries) states.emplace_back(e.id, e.state.bias, e.state.bits);
+    for (const PenaltyEntry& e : slot.entries)
+      states.emplace_back(e.id, e.state.bias, e.state.bits);
   }
   return states;
 }
 
-TEST_F(PipelinedSchedulerTest, TokenStatesComeWithTheFirstDraw) {
+TEST_F(PipelinedSchedulerTest, PenaltyStateComesWithTheFirstSample) {
   Start();
   SamplingParams sampling;
   sampling.repetition_penalty = 2;
@@ -340,25 +341,26 @@ TEST_F(PipelinedSchedulerTest, TokenStatesComeWithTheFirstDraw) {
   sampling.allowed_token_ids = {1, 7};
   Add(300, 0, 0, -1, sampling);
   Schedule schedule = Plan();
-  EXPECT_FALSE(schedule.plan.sequences[0].draw);  // more of the prompt to come
-  EXPECT_TRUE(schedule.plan.token_states.empty());
+  EXPECT_FALSE(schedule.plan.sequences[0].sample);  // more of the prompt to come
+  EXPECT_TRUE(schedule.plan.penalty_state.empty());
   schedule = Plan();
-  const LogitAdjustment adjustment = schedule.plan.sequences[0].draw.value().adjustment;
-  EXPECT_TRUE(adjustment.on);
-  EXPECT_TRUE(adjustment.only_allowed);
-  EXPECT_EQ(adjustment.repetition_penalty, 2.0f);
-  EXPECT_EQ(adjustment.presence_penalty, 0.5f);
-  EXPECT_EQ(adjustment.frequency_penalty, 0.25f);
-  EXPECT_EQ(adjustment.stops_from, 0u);
+  const LogitsProcessorParams logits_processor =
+      schedule.plan.sequences[0].sample.value().logits_processor;
+  EXPECT_TRUE(logits_processor.on);
+  EXPECT_TRUE(logits_processor.only_allowed);
+  EXPECT_EQ(logits_processor.repetition_penalty, 2.0f);
+  EXPECT_EQ(logits_processor.presence_penalty, 0.5f);
+  EXPECT_EQ(logits_processor.frequency_penalty, 0.25f);
+  EXPECT_EQ(logits_processor.stops_from, 0u);
   EXPECT_THAT(StatesIn(schedule),
               testing::UnorderedElementsAre(std::tuple(3, 1.5f, 0u), std::tuple(1, -1.0f, 0u),
                                             std::tuple(1, 0.0f, kTokenAllowed),
                                             std::tuple(7, 0.0f, kTokenAllowed),
                                             std::tuple(1, 0.0f, kTokenInPrompt)));
   schedule = Plan();
-  EXPECT_EQ(schedule.plan.sequences[0].token_ids, std::vector<int32_t>{kDrawnToken});
-  EXPECT_TRUE(schedule.plan.sequences[0].draw->adjustment.on);
-  EXPECT_TRUE(schedule.plan.token_states.empty());  // the executor has counted
+  EXPECT_EQ(schedule.plan.sequences[0].token_ids, std::vector<int32_t>{kLastSampledToken});
+  EXPECT_TRUE(schedule.plan.sequences[0].sample->logits_processor.on);
+  EXPECT_TRUE(schedule.plan.penalty_state.empty());  // the executor has counted
 }
 
 TEST_F(PipelinedSchedulerTest, StopsAreMaskedUpToMinTokens) {
@@ -371,13 +373,13 @@ TEST_F(PipelinedSchedulerTest, StopsAreMaskedUpToMinTokens) {
   EXPECT_THAT(StatesIn(schedule), testing::ElementsAre(std::tuple(4, 0.0f, kTokenStops),
                                                        std::tuple(6, 0.0f, kTokenStops)));
   for (int produced = 0; produced < 4; ++produced) {
-    const DrawRow& draw = schedule.plan.sequences[0].draw.value();
-    EXPECT_EQ(draw.position, 10u + static_cast<uint64_t>(produced));
-    EXPECT_EQ(draw.adjustment.on, produced < 2);
-    EXPECT_EQ(draw.position < draw.adjustment.stops_from, produced < 2);
+    const SampleRow& sample = schedule.plan.sequences[0].sample.value();
+    EXPECT_EQ(sample.position, 10u + static_cast<uint64_t>(produced));
+    EXPECT_EQ(sample.logits_processor.on, produced < 2);
+    EXPECT_EQ(sample.position < sample.logits_processor.stops_from, produced < 2);
     if (produced > 0) Collect();
     schedule = Plan();
-    EXPECT_TRUE(schedule.plan.token_states.empty());
+    EXPECT_TRUE(schedule.plan.penalty_state.empty());
   }
 }
 
@@ -389,11 +391,11 @@ TEST_F(PipelinedSchedulerTest, APreemptedSequenceBringsItsCounts) {
   sampling.frequency_penalty = 1;
   Sequence* second = Add(1, 0, 5, -1, sampling);
   while (first->computed < 127) Step();
-  EXPECT_TRUE(second->has_token_states);
+  EXPECT_TRUE(second->has_penalty_state);
   second->acknowledged = 5;
   Plan();
   EXPECT_EQ(Plan().preemptions, 1);
-  EXPECT_FALSE(second->has_token_states);
+  EXPECT_FALSE(second->has_penalty_state);
   scheduler_->Remove(first);
   EXPECT_TRUE(Plan().plan.sequences.empty());
   Collect();  // its sixth token
@@ -412,7 +414,7 @@ TEST_F(PipelinedSchedulerTest, PendingTokensCountForLimitsAndWindows) {
   EXPECT_TRUE(windowed->paused());
   EXPECT_EQ(windowed->paused_since, 3.0);
   EXPECT_EQ(Ids(Plan()), IdList{0});
-  EXPECT_TRUE(Plan().plan.empty());  // both of two are drawn
+  EXPECT_TRUE(Plan().plan.empty());  // both of two are sampled
   EXPECT_EQ(last->produced(), 2);
 }
 

@@ -1,6 +1,6 @@
-// Draws of whole sequences on the device, with penalties, biases, allowed ids and min_tokens, many
-// beside each other and token after token: the device counts, the host's Sampler is the oracle and
-// draws from the same logits with the sequence's own counts and masks.
+// Samples of whole sequences on the device, with penalties, biases, allowed ids and min_tokens,
+// many beside each other and token after token: the device counts, the host's Sampler is the oracle
+// and samples from the same logits with the sequence's own counts and masks.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "engine/sequence.h"
-#include "kernels/cuda/draw.h"
-#include "tests/engine/draw_batch.h"
+#include "kernels/cuda/sampling/sample.h"
+#include "tests/engine/sample_batch.h"
 
 namespace fox::cuda {
 namespace {
 
 using Sequences = std::vector<std::unique_ptr<Sequence>>;
-using Enqueue = std::function<cudaError_t(const DrawParams&)>;
+using Enqueue = std::function<cudaError_t(const SampleParams&)>;
 
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
@@ -57,7 +57,7 @@ Request MakeRequest(int32_t vocabulary, Random& random) {
   if (half()) {
     request.stop.min_tokens = static_cast<int32_t>(random() % 4);
     request.stop.stop_token_ids = SomeIds(5, vocabulary, random);
-    // Sometimes nothing is left to draw.
+    // Sometimes nothing is left to sample.
     if (random() % 4 == 0) request.stop.stop_token_ids = sampling.allowed_token_ids;
   }
   return request;
@@ -72,13 +72,13 @@ std::unique_ptr<Sequence> MakeSequence(int32_t slot, int32_t vocabulary, Random&
   return sequence;
 }
 
-DrawRow RowOf(int32_t slot, DrawRow row) {
+SampleRow RowOf(int32_t slot, SampleRow row) {
   row.slot = slot;
   return row;
 }
 
-// The logits that a sequence's next token is drawn from, in the order of engine/sampler.h.
-std::vector<float> AdjustedLogits(const Sequence& sequence, std::vector<float> row) {
+// The logits that a sequence's next token is sampled from, in the order of engine/sampler.h.
+std::vector<float> ProcessedLogits(const Sequence& sequence, std::vector<float> row) {
   const SamplingParams& sampling = sequence.request.sampling;
   const auto at = [&](int32_t id) -> float& { return row[static_cast<size_t>(id)]; };
   const auto clamp = [](float x) { return std::min(std::max(x, -FLT_MAX), FLT_MAX); };
@@ -117,30 +117,30 @@ void ExpectSameLogits(const std::vector<float>& want, const float* got) {
 }
 
 // Sets the states of every sequence whose slot lacks them, as the scheduler plans it.
-void SetMissingStates(Sequences& sequences, const DrawBatch& batch, cudaStream_t stream) {
+void SetMissingStates(Sequences& sequences, const SampleBatch& batch, cudaStream_t stream) {
   for (const auto& sequence : sequences) {
-    if (!sequence->NextDraw()->adjustment.on || sequence->has_token_states) continue;
-    const SlotTokens states = sequence->TokenStates();
-    const DeviceArray<TokenEntry> entries(states.entries);
+    if (!sequence->NextSampleRow()->logits_processor.on || sequence->has_penalty_state) continue;
+    const SlotTokens states = sequence->PenaltyState();
+    const DeviceArray<PenaltyEntry> entries(states.entries);
     ASSERT_EQ(
-        SetTokenStates({states.slot, batch.vocabulary, entries.data(),
-                        static_cast<int64_t>(states.entries.size()), batch.token_states.data()},
-                       stream),
+        SetPenaltyState({states.slot, batch.vocabulary, entries.data(),
+                         static_cast<int64_t>(states.entries.size()), batch.penalty_state.data()},
+                        stream),
         cudaSuccess);
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    sequence->has_token_states = true;
+    sequence->has_penalty_state = true;
   }
 }
 
 // What happened to the sequences of a test.
 struct Seen {
-  int at_boundary = 0, adjusted = 0, plain = 0, not_finite = 0, all_masked = 0;
+  int at_boundary = 0, processed = 0, plain = 0, not_finite = 0, all_masked = 0;
 };
 
-// Compares one draw of each sequence with the host's and appends it; a sequence whose draw failed,
-// and now and then another, makes room for a new one in its slot.
-void TakeDraws(const DrawBatch& batch, Sequences& sequences, Random& random, Seen* seen) {
-  const std::vector<DrawnToken> drawn = batch.drawn.ToHost();
+// Compares one sample of each sequence with the host's and appends it; a sequence whose sample
+// failed, and now and then another, makes room for a new one in its slot.
+void TakeSamples(const SampleBatch& batch, Sequences& sequences, Random& random, Seen* seen) {
+  const std::vector<SampleRecord> sampled = batch.sampled.ToHost();
   const std::vector<float> left = batch.device_logits.ToHost();
   Sampler sampler(batch.vocabulary);
   for (size_t i = 0; i < sequences.size(); ++i) {
@@ -149,21 +149,22 @@ void TakeDraws(const DrawBatch& batch, Sequences& sequences, Random& random, See
                  << "sequence " << i << " of " << sequences.size() << " vocabulary "
                  << batch.vocabulary << " generated " << sequence.generated());
     const float* raw = batch.row_logits(i);
-    const bool adjusts = batch.rows[i].adjustment.on;
-    ++(adjusts ? seen->adjusted : seen->plain);
+    const bool processes_logits = batch.rows[i].logits_processor.on;
+    ++(processes_logits ? seen->processed : seen->plain);
     std::vector<float> logits(raw, raw + batch.vocabulary);
-    if (adjusts) logits = AdjustedLogits(sequence, std::move(logits));
+    if (processes_logits) logits = ProcessedLogits(sequence, std::move(logits));
     ExpectSameLogits(logits, left.data() + i * static_cast<size_t>(batch.stride));
     const absl::StatusOr<SampledToken> want =
         sampler.Sample(raw, sequence.request.sampling, sequence.counts,
                        sequence.stop.MaskedAt(sequence.generated()), sequence.tokens.size());
-    ExpectDraw(drawn[i], want, batch.rows[i], logits.data(), batch.vocabulary, &seen->at_boundary);
+    ExpectSample(sampled[i], want, batch.rows[i], logits.data(), batch.vocabulary,
+                 &seen->at_boundary);
     if (::testing::Test::HasFatalFailure()) return;
     if (!want.ok()) {
-      ++(drawn[i].status == DrawStatus::kNotFinite ? seen->not_finite : seen->all_masked);
+      ++(sampled[i].status == SampleStatus::kNotFinite ? seen->not_finite : seen->all_masked);
     }
     SampledToken token;
-    token.id = drawn[i].id;
+    token.id = sampled[i].id;
     sequence.Append(token);
     if (!want.ok() || random() % 6 == 0) {
       sequences[i] = MakeSequence(sequence.slot, batch.vocabulary, random);
@@ -172,10 +173,10 @@ void TakeDraws(const DrawBatch& batch, Sequences& sequences, Random& random, See
 }
 
 // `steps` tokens for each of `count` sequences.
-void DrawMany(size_t count, int steps, int32_t vocabulary, cudaStream_t stream,
-              const std::function<cudaError_t(const DrawParams&)>& enqueue, Random& random,
-              Seen* seen) {
-  DrawBatch batch(count, vocabulary, static_cast<int32_t>(random() % 5));
+void SampleMany(size_t count, int steps, int32_t vocabulary, cudaStream_t stream,
+                const std::function<cudaError_t(const SampleParams&)>& enqueue, Random& random,
+                Seen* seen) {
+  SampleBatch batch(count, vocabulary, static_cast<int32_t>(random() % 5));
   Sequences sequences;
   for (size_t i = 0; i < count; ++i) {
     sequences.push_back(MakeSequence(SlotOf(i), vocabulary, random));
@@ -186,52 +187,52 @@ void DrawMany(size_t count, int steps, int32_t vocabulary, cudaStream_t stream,
       const Logits kind =
           random() % 2 == 0 ? Logits::kNormal : static_cast<Logits>(random() % kinds);
       batch.SetLogits(i, MakeLogits(kind, vocabulary, random));
-      batch.rows[i] = RowOf(sequences[i]->slot, sequences[i]->NextDraw().value());
+      batch.rows[i] = RowOf(sequences[i]->slot, sequences[i]->NextSampleRow().value());
     }
     batch.Upload();
     SetMissingStates(sequences, batch, stream);
     ASSERT_EQ(enqueue(batch.params()), cudaSuccess);
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    TakeDraws(batch, sequences, random, seen);
+    TakeSamples(batch, sequences, random, seen);
     if (::testing::Test::HasFatalFailure()) return;
   }
 }
 
-class SequenceDraws : public ::testing::TestWithParam<int32_t> {};
+class SequenceSamples : public ::testing::TestWithParam<int32_t> {};
 
-TEST_P(SequenceDraws, AreThoseOfTheSampler) {
+TEST_P(SequenceSamples, AreThoseOfTheSampler) {
   const int32_t vocabulary = GetParam();
   Random random(static_cast<uint64_t>(vocabulary) + 1);
   Seen seen;
-  const auto enqueue = [](const DrawParams& params) { return Draw(params, nullptr); };
+  const auto enqueue = [](const SampleParams& params) { return Sample(params, nullptr); };
   for (const size_t count : {1, 3, 32, 48, 128}) {  // every number of blocks a row
-    DrawMany(count, 6, vocabulary, nullptr, enqueue, random, &seen);
+    SampleMany(count, 6, vocabulary, nullptr, enqueue, random, &seen);
     if (HasFatalFailure()) return;
   }
   // The device's sums are within 2^-32 of the host's.
   EXPECT_LE(seen.at_boundary, 1);
-  EXPECT_GT(seen.adjusted, 0);
+  EXPECT_GT(seen.processed, 0);
   EXPECT_GT(seen.plain, 0);
   EXPECT_GT(seen.not_finite, 0);
   EXPECT_GT(seen.all_masked, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Vocabularies, SequenceDraws,
+INSTANTIATE_TEST_SUITE_P(Vocabularies, SequenceSamples,
                          ::testing::Values(1, 2, 7, 1000, 4097, 50277));
 
-// Draws whatever the rows of the moment ask for, as one graph.
-class DrawGraph {
+// Samples whatever the rows of the moment ask for, as one graph.
+class SampleGraph {
  public:
-  explicit DrawGraph(cudaStream_t stream) : stream_(stream) {}
-  ~DrawGraph() {
+  explicit SampleGraph(cudaStream_t stream) : stream_(stream) {}
+  ~SampleGraph() {
     EXPECT_EQ(cudaGraphExecDestroy(exec_), cudaSuccess);
     EXPECT_EQ(cudaGraphDestroy(graph_), cudaSuccess);
   }
 
-  cudaError_t operator()(const DrawParams& params) {
+  cudaError_t operator()(const SampleParams& params) {
     if (exec_ == nullptr) {
       EXPECT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-      EXPECT_EQ(Draw(params, stream_), cudaSuccess);
+      EXPECT_EQ(Sample(params, stream_), cudaSuccess);
       EXPECT_EQ(cudaStreamEndCapture(stream_, &graph_), cudaSuccess);
       EXPECT_EQ(cudaGraphInstantiate(&exec_, graph_, 0), cudaSuccess);
     }
@@ -244,48 +245,48 @@ class DrawGraph {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-TEST(SequenceDrawsInAGraph, AreThoseOfTheSampler) {
+TEST(SequenceSamplesInAGraph, AreThoseOfTheSampler) {
   Random random(11);
   Seen seen;
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
   for (const size_t count : {8, 40}) {
-    DrawGraph graph(stream);
-    DrawMany(count, 8, 50277, stream, std::ref(graph), random, &seen);
+    SampleGraph graph(stream);
+    SampleMany(count, 8, 50277, stream, std::ref(graph), random, &seen);
   }
   EXPECT_LE(seen.at_boundary, 1);
-  EXPECT_GT(seen.adjusted, 0);
+  EXPECT_GT(seen.processed, 0);
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
 // What an entry does, and that the neighbouring slots are left alone.
-TEST(TokenStates, AreZeroAndThenTheEntries) {
+TEST(PenaltyState, AreZeroAndThenTheEntries) {
   constexpr int32_t kVocabulary = 1500, kSlots = 3;
-  const std::vector<TokenEntry> host = {{7, {0.5f, 0}},
-                                        {7, {0, kTokenAllowed}},
-                                        {7, {0, kTokenAllowed}},
-                                        {7, {0, 12}},
-                                        {0, {0, kTokenStops}},
-                                        {kVocabulary - 1, {-2, 0}},
-                                        {-1, {9, 9}},
-                                        {kVocabulary, {9, 9}},
-                                        {1 << 30, {9, 9}},
-                                        {3, {0, kTokenInPrompt}}};
-  const DeviceArray<TokenEntry> entries(host);
-  DeviceArray<TokenState> states(static_cast<size_t>(kVocabulary * kSlots));  // poisoned
+  const std::vector<PenaltyEntry> host = {{7, {0.5f, 0}},
+                                          {7, {0, kTokenAllowed}},
+                                          {7, {0, kTokenAllowed}},
+                                          {7, {0, 12}},
+                                          {0, {0, kTokenStops}},
+                                          {kVocabulary - 1, {-2, 0}},
+                                          {-1, {9, 9}},
+                                          {kVocabulary, {9, 9}},
+                                          {1 << 30, {9, 9}},
+                                          {3, {0, kTokenInPrompt}}};
+  const DeviceArray<PenaltyEntry> entries(host);
+  DeviceArray<TokenPenaltyState> states(static_cast<size_t>(kVocabulary * kSlots));  // poisoned
   const auto set = [&](int64_t count) {
-    return SetTokenStates({1, kVocabulary, entries.data(), count, states.data()}, nullptr);
+    return SetPenaltyState({1, kVocabulary, entries.data(), count, states.data()}, nullptr);
   };
   ASSERT_EQ(set(static_cast<int64_t>(host.size())), cudaSuccess);
-  std::vector<TokenState> want(kVocabulary);
+  std::vector<TokenPenaltyState> want(kVocabulary);
   want[7] = {0.5f, kTokenAllowed | 12};
   want[0] = {0, kTokenStops};
   want[kVocabulary - 1] = {-2, 0};
   want[3] = {0, kTokenInPrompt};
   const auto expect = [&] {
-    const std::vector<TokenState> got = states.ToHost();
+    const std::vector<TokenPenaltyState> got = states.ToHost();
     for (int32_t i = 0; i < kVocabulary * kSlots; ++i) {
-      const TokenState& state = got[static_cast<size_t>(i)];
+      const TokenPenaltyState& state = got[static_cast<size_t>(i)];
       if (i / kVocabulary != 1) {
         ASSERT_EQ(state.bits, ~uint32_t{0}) << "slot " << i / kVocabulary;
         continue;

@@ -1,6 +1,6 @@
-// SlotSampler: the draws of one slot as an executor has to make them, from plans alone: the token
-// states that a plan brings, a DrawRow for each token, and what was drawn before. Over the host's
-// Sampler; nobody tells it what the request asked for.
+// SlotSampler: the samples of one slot as an executor has to make them, from plans alone: the token
+// states that a plan brings, a SampleRow for each token, and what was sampled before. Over the
+// host's Sampler; nobody tells it what the request asked for.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace fox {
 
 class SlotSampler {
  public:
-  void SetTokenStates(const std::vector<TokenEntry>& entries) {
+  void SetPenaltyState(const std::vector<PenaltyEntry>& entries) {
     *this = {};
     std::vector<int32_t> in_prompt;
     for (const auto& [id, state] : entries) {
@@ -29,25 +29,26 @@ class SlotSampler {
     }
   }
 
-  // Draws and, where the adjustment is on, counts the token.
-  absl::StatusOr<SampledToken> Draw(const DrawRow& draw, const float* logits, Sampler& sampler) {
+  // Samples and, where the logits_processor is on, counts the token.
+  absl::StatusOr<SampledToken> Sample(const SampleRow& sample, const float* logits,
+                                      Sampler& sampler) {
     SamplingParams params;
-    params.temperature = draw.temperature;
-    params.top_p = draw.top_p;
-    params.min_p = draw.min_p;
-    params.top_k = draw.top_k;
-    params.logprobs = draw.logprobs;
-    params.seed = draw.seed;
-    const LogitAdjustment& adjustment = draw.adjustment;
-    if (!adjustment.on) return sampler.Sample(logits, params, {}, {}, draw.position);
+    params.temperature = sample.temperature;
+    params.top_p = sample.top_p;
+    params.min_p = sample.min_p;
+    params.top_k = sample.top_k;
+    params.logprobs = sample.logprobs;
+    params.seed = sample.seed;
+    const LogitsProcessorParams& logits_processor = sample.logits_processor;
+    if (!logits_processor.on) return sampler.Sample(logits, params, {}, {}, sample.position);
     params.logit_bias = bias_;
-    if (adjustment.only_allowed) params.allowed_token_ids = allowed_;
-    params.repetition_penalty = adjustment.repetition_penalty;
-    params.presence_penalty = adjustment.presence_penalty;
-    params.frequency_penalty = adjustment.frequency_penalty;
-    const bool masks_stops = draw.position < adjustment.stops_from;
+    if (logits_processor.only_allowed) params.allowed_token_ids = allowed_;
+    params.repetition_penalty = logits_processor.repetition_penalty;
+    params.presence_penalty = logits_processor.presence_penalty;
+    params.frequency_penalty = logits_processor.frequency_penalty;
+    const bool masks_stops = sample.position < logits_processor.stops_from;
     absl::StatusOr<SampledToken> token = sampler.Sample(
-        logits, params, counts_, masks_stops ? stops_ : std::vector<int32_t>(), draw.position);
+        logits, params, counts_, masks_stops ? stops_ : std::vector<int32_t>(), sample.position);
     if (token.ok()) counts_.AddGenerated(token->id);
     return token;
   }

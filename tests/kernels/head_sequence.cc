@@ -156,9 +156,9 @@ HeadInputs RandomInputs(const HeadShape& shape, int64_t length, uint64_t seed,
     for (int64_t i = 0; i < shape.kv(); ++i) in.k_norm.push_back(1 + 0.15 * normal(rng));
     SetQkNormBounds(in);
   } else {
-    in.self_logit.assign(static_cast<size_t>(shape.q_heads),
-                         std::numeric_limits<double>::infinity());
-    in.any_logit = in.self_logit;
+    in.self_logit_bound.assign(static_cast<size_t>(shape.q_heads),
+                               std::numeric_limits<double>::infinity());
+    in.max_logit_bound = in.self_logit_bound;
   }
   for (int m = 0; shape.rope && m < shape.head_dim / 2; ++m) {
     in.rope_frequency.push_back(std::pow(10000.0, -2.0 * m / shape.head_dim));
@@ -175,8 +175,8 @@ void RoundToBFloat16(HeadInputs& in) {
 void SetQkNormBounds(HeadInputs& in) {
   const int d = in.shape.head_dim, group = in.shape.q_heads / in.shape.kv_heads;
   in.bound_diagonal.clear();
-  in.self_logit.clear();
-  in.any_logit.clear();
+  in.self_logit_bound.clear();
+  in.max_logit_bound.clear();
   for (int h = 0; h < in.shape.q_heads; ++h) {
     const double* gq = in.q_norm.data() + h * d;
     const double* gk = in.k_norm.data() + h / group * d;
@@ -188,8 +188,8 @@ void SetQkNormBounds(HeadInputs& in) {
       const double pair = in.shape.rope ? std::abs(gq[(m + d / 2) % d]) : 0;
       in.bound_diagonal.push_back(static_cast<float>(std::max(std::abs(gq[m]), pair)));
     }
-    in.self_logit.push_back(kProductInflation * std::sqrt(d) * product);
-    in.any_logit.push_back(kProductInflation * std::sqrt(d) * q_max * k_max);
+    in.self_logit_bound.push_back(kProductInflation * std::sqrt(d) * product);
+    in.max_logit_bound.push_back(kProductInflation * std::sqrt(d) * q_max * k_max);
   }
 }
 
@@ -213,17 +213,17 @@ namespace {
 // The parameter structs of one run, with what they point to.
 struct Parameters {
   Parameters(Ops& ops, const PagedKvShape& shape, const HeadInputs& in, const RunOptions& options)
-      : wide(shape.wide_dtype()),
+      : wide(shape.residual_dtype()),
         q_norm(Upload(ops, in.q_norm, wide)),
         k_norm(Upload(ops, in.k_norm, wide)),
         frequency(UploadRaw(ops, in.rope_frequency)),
         diagonal(UploadRaw(ops, in.bound_diagonal)),
-        self_logit(UploadRaw(ops, in.self_logit)),
-        any_logit(UploadRaw(ops, in.any_logit)) {
+        self_logit_bound(UploadRaw(ops, in.self_logit_bound)),
+        max_logit_bound(UploadRaw(ops, in.max_logit_bound)) {
     bound.diagonal = diagonal.as<float>();
     bound.scale = kKeyNormInflation;
-    bound.self_logit = self_logit.as<double>();
-    bound.any_logit = any_logit.as<double>();
+    bound.self_logit_bound = self_logit_bound.as<double>();
+    bound.max_logit_bound = max_logit_bound.as<double>();
     if (options.bound != nullptr) bound = *options.bound;
     append.k_column = in.shape.hidden();
     append.v_column = in.shape.hidden() + in.shape.kv();
@@ -232,7 +232,7 @@ struct Parameters {
     if (in.shape.v_shift) append.v_shift_column = next;
     append.fgate_column = in.gate_column();
     double worst = -128;
-    for (double b : in.self_logit) worst = std::min(worst, MinLogGate(b));
+    for (double b : in.self_logit_bound) worst = std::min(worst, MinLogGate(b));
     append.min_log_gate = worst;
     append.q_norm = q_norm.data();
     append.k_norm = k_norm.data();
@@ -242,7 +242,7 @@ struct Parameters {
   }
 
   DType wide;
-  Buffer q_norm, k_norm, frequency, diagonal, self_logit, any_logit;
+  Buffer q_norm, k_norm, frequency, diagonal, self_logit_bound, max_logit_bound;
   QueryBound bound;
   AppendParams append;
 };
@@ -254,12 +254,12 @@ HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& in,
   const PagedKv& kv = storage.view();
   ops.Reserve(in.length, 1, kv.shape);
   Parameters p(ops, kv.shape, in, options);
-  const DType wide = p.wide, narrow = ops.NarrowDType(wide);
-  const int64_t columns = in.columns(), hidden = in.shape.hidden();
+  const DType wide = p.wide, narrow = ops.ActivationDType(wide);
+  const int64_t columns = in.columns(), hidden = in.shape.hidden(), heads = in.shape.q_heads;
   const int64_t stride = (columns + 7) / 8 * 8;  // rows start at 16 bytes
   Buffer projection = Upload(ops, Spread(in.projection, columns, stride), narrow);
   Buffer out = ops.Allocate(static_cast<size_t>(in.length * hidden) * SizeOf(narrow));
-  Buffer log_sum = ops.Allocate(static_cast<size_t>(in.length * in.shape.q_heads) * SizeOf(wide));
+  Buffer lse = ops.Allocate(static_cast<size_t>(in.length * in.shape.q_heads) * SizeOf(wide));
   Buffer counters = ops.Allocate(3 * sizeof(int64_t));
   int64_t position = 0;
   for (size_t i = 0; position < in.length; ++i) {
@@ -284,38 +284,37 @@ HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& in,
     AttentionParams attention;
     attention.q = p.append.projection.Columns(0, hidden);
     attention.out = MatrixView{out.data(), narrow, in.length, hidden, hidden}.Rows(position, count);
-    attention.log_sum =
-        MatrixView{log_sum.data(), wide, in.length, in.shape.q_heads, in.shape.q_heads}.Rows(
-            position, count);
+    attention.lse = MatrixView{lse.data(), wide, in.length, heads, heads}.Rows(position, count);
     attention.acp = options.acp;
     attention.bound = p.bound;
     attention.blocks_total = counters.as<int64_t>();
-    attention.blocks_skipped = counters.as<int64_t>() + 1;
+    attention.blocks_pruned = counters.as<int64_t>() + 1;
     if ((static_cast<int64_t>(i) + 1) % options.attend_every == 0) {
       ops.Attention(batch, attention, kv, nullptr);
     }
     ops.Evict(batch,
-              {options.acp, p.bound.self_logit, p.bound.any_logit, counters.as<int64_t>() + 2}, kv,
-              nullptr);
+              {options.acp, p.bound.self_logit_bound, p.bound.max_logit_bound,
+               counters.as<int64_t>() + 2},
+              kv, nullptr);
     position += count;
   }
   HeadOutputs result;
   const int64_t* counter = counters.as<int64_t>();
   result.out.resize(static_cast<size_t>(in.length * hidden));
-  result.log_sum.resize(static_cast<size_t>(in.length * in.shape.q_heads));
+  result.lse.resize(static_cast<size_t>(in.length * in.shape.q_heads));
   Download(ops, out, narrow, result.out);
-  Download(ops, log_sum, wide, result.log_sum);
-  for (int64_t* count : {&result.blocks_total, &result.blocks_skipped, &result.pages_evicted}) {
+  Download(ops, lse, wide, result.lse);
+  for (int64_t* count : {&result.blocks_total, &result.blocks_pruned, &result.pages_evicted}) {
     ops.CopyToHost(counter++, sizeof(int64_t), count, nullptr);
   }
   const auto kv_heads = static_cast<size_t>(in.shape.kv_heads);
   const int64_t list = kv.ListIndex(options.slot, 0, 0);
   result.first_live.resize(kv_heads);
-  result.max_log_mass.resize(kv_heads);
+  result.max_log_evicted_mass.resize(kv_heads);
   ops.CopyToHost(kv.first_live + list, kv_heads * sizeof(int32_t), result.first_live.data(),
                  nullptr);
-  ops.CopyToHost(kv.max_log_mass + list, kv_heads * sizeof(double), result.max_log_mass.data(),
-                 nullptr);
+  ops.CopyToHost(kv.max_log_evicted_mass + list, kv_heads * sizeof(double),
+                 result.max_log_evicted_mass.data(), nullptr);
   ops.Release(&options.slot, 1, kv, nullptr);
   return result;
 }
@@ -325,7 +324,7 @@ HeadOutputs NaiveAttention(const HeadInputs& in) {
   const int d = in.shape.head_dim, group = in.shape.q_heads / in.shape.kv_heads;
   HeadOutputs result;
   result.out.resize(static_cast<size_t>(in.length * in.shape.hidden()));
-  result.log_sum.resize(static_cast<size_t>(in.length * in.shape.q_heads));
+  result.lse.resize(static_cast<size_t>(in.length * in.shape.q_heads));
   for (int h = 0; h < in.shape.q_heads; ++h) {
     std::vector<std::vector<double>> keys, values;
     std::vector<double> c;
@@ -350,7 +349,7 @@ HeadOutputs NaiveAttention(const HeadInputs& in) {
         for (int m = 0; m < d; ++m) out[m] += weight * values[j][static_cast<size_t>(m)];
       }
       for (int m = 0; m < d; ++m) out[m] /= sum;
-      result.log_sum[static_cast<size_t>(i * in.shape.q_heads + h)] = top + std::log(sum);
+      result.lse[static_cast<size_t>(i * in.shape.q_heads + h)] = top + std::log(sum);
     }
   }
   return result;

@@ -31,9 +31,9 @@ struct HeadInputs {
   std::vector<double> q_norm;      // [hidden]
   std::vector<double> k_norm;      // [kv]
   std::vector<double> rope_frequency;
-  std::vector<float> bound_diagonal;  // [hidden]
-  std::vector<double> self_logit;     // [q_heads]
-  std::vector<double> any_logit;
+  std::vector<float> bound_diagonal;     // [hidden]
+  std::vector<double> self_logit_bound;  // [q_heads]
+  std::vector<double> max_logit_bound;
 
   int64_t columns() const {
     return shape.hidden() + 2 * shape.kv() + (shape.k_shift ? shape.kv_heads : 0) +
@@ -57,11 +57,11 @@ void RoundToBFloat16(HeadInputs& inputs);
 void SetQkNormBounds(HeadInputs& inputs);
 
 struct HeadOutputs {
-  std::vector<double> out;      // [length, hidden]
-  std::vector<double> log_sum;  // [length, q_heads]
-  int64_t blocks_total = 0, blocks_skipped = 0, pages_evicted = 0;
-  std::vector<int32_t> first_live;   // [kv_heads] at the end
-  std::vector<double> max_log_mass;  // [kv_heads]
+  std::vector<double> out;  // [length, hidden]
+  std::vector<double> lse;  // [length, q_heads]
+  int64_t blocks_total = 0, blocks_pruned = 0, pages_evicted = 0;
+  std::vector<int32_t> first_live;           // [kv_heads] at the end
+  std::vector<double> max_log_evicted_mass;  // [kv_heads]
 };
 
 struct RunOptions {

@@ -155,7 +155,7 @@ class QkNormBounds : public QueryBounds {
       for (double& x : q) x = ToBf16(x * std::pow(1 + 1.0 / 256, 2));  // as if rounded up thrice
       const double s = std::abs(Dot(q.data(), key.data(), d)) / root_d;
       EXPECT_LE(s, a);
-      EXPECT_LE(s, bound.any_logit[head]);
+      EXPECT_LE(s, bound.max_logit_bound[head]);
       worst = std::max(worst, s / a);
     }
     return worst;
@@ -173,7 +173,7 @@ class QkNormBounds : public QueryBounds {
         const double product = layer.Gq(head)[m] * layer.Gk(head)[m] * qhat[at] * khat[at];
         s += adverse ? -std::abs(product) : product;
       }
-      EXPECT_GE(s / std::sqrt(d), -bound.self_logit[head]);
+      EXPECT_GE(s / std::sqrt(d), -bound.self_logit_bound[head]);
     }
   }
 };
@@ -190,7 +190,7 @@ TEST_F(QkNormBounds, NoQueryExceedsThem) {
       double worst = 0;
       for (int head = 0; head < 4; ++head) {
         // Equal, but for the last bit, where both outliers share a dimension.
-        EXPECT_LE(bound.self_logit[head], bound.any_logit[head] * (1 + 1e-15));
+        EXPECT_LE(bound.self_logit_bound[head], bound.max_logit_bound[head] * (1 + 1e-15));
         for (int key = 0; key < 60; ++key) {
           worst = std::max(worst, Attack(layer, bound, head, key % 3 == 0));
         }
@@ -207,9 +207,9 @@ TEST_F(QkNormBounds, ClampFollowsTheLargestSelfLogit) {
   layer.q_norm = Tensor({1, 1, 1, 1, 1, 1, 40, 1}, {8}, DType::kF32);
   layer.k_norm = Tensor({1, 1, 1, 1, 1, 1, 3, 1}, {8}, DType::kF32);
   const HostQueryBound bound = layer.Bound();
-  EXPECT_NEAR(bound.self_logit[0], 2, 0.1);
-  EXPECT_NEAR(bound.self_logit[1], 240, 8);
-  EXPECT_DOUBLE_EQ(bound.min_log_gate, -(2 * bound.self_logit[1] + 40));
+  EXPECT_NEAR(bound.self_logit_bound[0], 2, 0.1);
+  EXPECT_NEAR(bound.self_logit_bound[1], 240, 8);
+  EXPECT_DOUBLE_EQ(bound.min_log_gate, -(2 * bound.self_logit_bound[1] + 40));
 }
 
 // ---- Without QK-norm: q = W (g * xhat) + b, ||xhat|| <= sqrt(D).
@@ -330,8 +330,8 @@ TEST_F(WeightBounds, NoQueryExceedsThem) {
       EXPECT_EQ(host.min_log_gate, -128);
       double worst = 0;
       for (int head = 0; head < 4; ++head) {
-        EXPECT_EQ(bound.self_logit[head], kInfinity);
-        EXPECT_EQ(bound.any_logit[head], kInfinity);
+        EXPECT_EQ(bound.self_logit_bound[head], kInfinity);
+        EXPECT_EQ(bound.max_logit_bound[head], kInfinity);
         for (int key = 0; key < 12; ++key) {
           worst = std::max(worst, Attack(layer, bound, head, key % 3));
         }
@@ -460,10 +460,10 @@ class CertifiedPromise : public WeightBounds {
     options.chunks = {64};
     const HeadOutputs pruned = RunHeads(ops_, storage, inputs, options);
     double dropped = 0;
-    for (size_t i = 0; i < full.log_sum.size(); ++i) {
-      dropped = std::max(dropped, -std::expm1(pruned.log_sum[i] - full.log_sum[i]));
+    for (size_t i = 0; i < full.lse.size(); ++i) {
+      dropped = std::max(dropped, -std::expm1(pruned.lse[i] - full.lse[i]));
     }
-    for (double mass : pruned.max_log_mass) EXPECT_LE(mass, -10);
+    for (double mass : pruned.max_log_evicted_mass) EXPECT_LE(mass, -10);
     // The first head forgets 64 tokens back more than e^-100.
     EXPECT_GT(pruned.first_live[0], PagesFor(inputs.length) / 2);
     *evicted += pruned.pages_evicted;

@@ -160,7 +160,7 @@ TEST(RequestConversionTest, DefaultsComeFromTheModel) {
   EXPECT_EQ(out.sampling.top_k, 7);
   EXPECT_EQ(out.stop.max_tokens, 20);
   EXPECT_THAT(out.stop.stop_token_ids, ElementsAre(3, 9));
-  EXPECT_EQ(out.window, 64 + 1);
+  EXPECT_EQ(out.flow_window, 64 + 1);
   EXPECT_FALSE(spec->text);  // no tokenizer
   EXPECT_TRUE(spec->token_ids);
   request.mutable_stopping()->set_ignore_eos(true);
@@ -169,7 +169,7 @@ TEST(RequestConversionTest, DefaultsComeFromTheModel) {
   ASSERT_TRUE(spec.ok());
   EXPECT_THAT(spec->sequences[0].stop.stop_token_ids, ElementsAre(3));
   EXPECT_EQ(spec->sequences[0].sampling.temperature, 0);
-  EXPECT_EQ(spec->sequences[0].window, 0);
+  EXPECT_EQ(spec->sequences[0].flow_window, 0);
 }
 
 TEST(RequestConversionTest, LengthsAgainstTheContext) {

@@ -17,14 +17,14 @@ constexpr int PaddedDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 // One query row of one head on its walk over pages: online softmax state.
 template <typename T>
 struct TileRow {
-  const T* q;           // [head_dim]
-  const T* local_gate;  // [64] of the page at hand, for this row's head
-  T page_decay;         // c_base of the row's page - c_base of the page at hand
-  T local;              // the row's own offset from its page's c_base
-  int keys;             // the row sees keys [0, keys) of the page, at least one
-  T max;                // running maximum of logits with decay
-  T sum;                // running sum of exp(logit - max)
-  T* out;               // [PaddedDim] running sum of exp(logit - max) * v
+  const T* q;             // [head_dim]
+  const T* log_f_offset;  // [64] of the page at hand, for this row's head
+  T page_decay;           // page_cum_log_f of the row's page - page_cum_log_f of the page at hand
+  T local;                // the row's own offset from its page's page_cum_log_f
+  int keys;               // the row sees keys [0, keys) of the page, at least one
+  T max;                  // running maximum of logits with decay
+  T sum;                  // running sum of exp(logit - max)
+  T* out;                 // [PaddedDim] running sum of exp(logit - max) * v
 };
 
 // Several rows meet one page.

@@ -4,10 +4,10 @@
 #include <cmath>
 
 #include "kernels/acp.h"
-#include "kernels/cuda/append_fold.cuh"
+#include "kernels/cuda/append/page_sums.cuh"
 #include "kernels/cuda/attention/prune_boundary.h"
-#include "kernels/cuda/kv_index.cuh"
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/primitives/kv_index.cuh"
+#include "kernels/cuda/runtime/launch.h"
 
 namespace fox::cuda {
 namespace {
@@ -18,8 +18,8 @@ struct BoundaryArguments {
   const double* log_tolerance;  // null: nothing is dropped
   AcpMode acp;
   int layer;
-  const double* self_logit;
-  const double* any_logit;
+  const double* self_logit_bound;
+  const double* max_logit_bound;
   const __nv_bfloat16* q;
   int64_t q_stride;
 };
@@ -28,20 +28,21 @@ struct BoundaryArguments {
 __device__ double CumulativeGate(const PagedKv& kv, const int32_t* table, int in_group,
                                  int position) {
   const int64_t own = static_cast<int64_t>(table[position / kPageTokens]) * GroupOf(kv) + in_group;
-  const float* local = static_cast<const float*>(kv.local_gate);
-  return kv.c_base[own] + static_cast<double>(local[own * kPageTokens + position % kPageTokens]);
+  const float* local = static_cast<const float*>(kv.log_f_offset);
+  return kv.page_cum_log_f[own] +
+         static_cast<double>(local[own * kPageTokens + position % kPageTokens]);
 }
 
 // How far above a row's own logit that of a key with norm up to `key_norm` can lie, in units of
-// sqrt(head_dim): MeasuredSpread of kernels/cpu/attention.cc.
-__device__ double MeasuredSpread(const __nv_bfloat16* q, const __nv_bfloat16* key, int head_dim,
-                                 double key_norm) {
+// sqrt(head_dim): PerQueryLogitSpread of kernels/cpu/attention.cc.
+__device__ double PerQueryLogitSpread(const __nv_bfloat16* q, const __nv_bfloat16* key,
+                                      int head_dim, double key_norm) {
   float square = 0, self = 0, magnitude = 0;
 #pragma unroll 4
-  for (int m = 0; m < head_dim; m += kOctet) {
-    const Octet a = LoadOctet(q + m), b = LoadOctet(key + m);
+  for (int m = 0; m < head_dim; m += kVec8) {
+    const Float8 a = LoadVec8(q + m), b = LoadVec8(key + m);
 #pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
+    for (int i = 0; i < kVec8; ++i) {
       square = fmaf(a.x[i], a.x[i], square);
       self = fmaf(a.x[i], b.x[i], self);
       magnitude = fmaf(fabsf(a.x[i]), fabsf(b.x[i]), magnitude);
@@ -56,17 +57,17 @@ __device__ double MeasuredSpread(const __nv_bfloat16* q, const __nv_bfloat16* ke
 
 // The largest threshold of the rows for pages before the first row's: lanes take a row each, the
 // warp calls together. Infinity where one is NaN: nothing may be dropped.
-__device__ double MeasuredThreshold(const BoundaryArguments& arguments, const PagedKv& kv,
+__device__ double PerQueryThreshold(const BoundaryArguments& arguments, const PagedKv& kv,
                                     const int32_t* table, int head, const RowBlock& rows) {
   const int group = GroupOf(kv), in_group = head % group, head_dim = kv.shape.head_dim;
   const int before = rows.position / kPageTokens - 1;
-  const double key_norm = kv.key_norm[static_cast<int64_t>(table[before]) * group + in_group];
+  const double key_norm = kv.max_key_norm[static_cast<int64_t>(table[before]) * group + in_group];
   double largest = -INFINITY;
   for (int r = static_cast<int>(threadIdx.x) % kWarp; r < rows.count; r += kWarp) {
     const int position = rows.position + r;
     const int64_t key =
         static_cast<int64_t>(table[position / kPageTokens]) * kPageTokens + position % kPageTokens;
-    const double spread = MeasuredSpread(
+    const double spread = PerQueryLogitSpread(
         arguments.q + (rows.first_row + r) * arguments.q_stride + head * head_dim,
         static_cast<const __nv_bfloat16*>(kv.keys) + key * head_dim, head_dim, key_norm);
     const double threshold = CumulativeGate(kv, table, in_group, position) +
@@ -79,24 +80,25 @@ __device__ double MeasuredThreshold(const BoundaryArguments& arguments, const Pa
   return largest;
 }
 
-// What the rows add to a page's score at most (kernels/acp.h). The warp calls together. kMeasures:
-// see MeasuresQueries.
-template <bool kMeasures>
+// What the rows add to a page's score at most (kernels/acp.h). The warp calls together. kPerQuery:
+// see UsesPerQueryBound.
+template <bool kPerQuery>
 __device__ double Threshold(const BoundaryArguments& arguments, const PagedKv& kv,
                             const int32_t* table, int head, const RowBlock& rows) {
   const int group = GroupOf(kv), in_group = head % group;
   const double c = CumulativeGate(kv, table, in_group, rows.position);
-  if (kMeasures || arguments.acp == AcpMode::kPaper) {
-    const double any = arguments.any_logit[head];
-    if constexpr (kMeasures) {
-      if (isinf(any)) return MeasuredThreshold(arguments, kv, table, head, rows);
+  if (kPerQuery || arguments.acp == AcpMode::kPaper) {
+    const double any = arguments.max_logit_bound[head];
+    if constexpr (kPerQuery) {
+      if (isinf(any)) return PerQueryThreshold(arguments, kv, table, head, rows);
     }
     return c + 2 * any;
   }
   const int before = rows.position / kPageTokens - 1;
-  const double horizon = kv.horizon[static_cast<int64_t>(table[before]) * group + in_group];
-  const double self = c + arguments.self_logit[head];
-  return self < horizon ? self : horizon;
+  const double log_denominator_bound =
+      kv.log_denominator_bound[static_cast<int64_t>(table[before]) * group + in_group];
+  const double self = c + arguments.self_logit_bound[head];
+  return self < log_denominator_bound ? self : log_denominator_bound;
 }
 
 // First page of [low, high) that may not be dropped, or `high`. The whole warp calls.
@@ -109,8 +111,9 @@ __device__ int SearchBoundary(const PagedKv& kv, const int32_t* table, int head,
     const int end = low + lane * stretch + stretch - 1;  // the stretch's last page
     bool may_drop = false;
     if (end < high) {
-      const double score = kv.score[static_cast<int64_t>(table[end]) * group + in_group];
-      may_drop = score + threshold <= log_eps - kAcpSlack;
+      const double log_mass_bound =
+          kv.log_mass_bound[static_cast<int64_t>(table[end]) * group + in_group];
+      may_drop = log_mass_bound + threshold <= log_eps - kAcpSlack;
     }
     const unsigned kept = ~__ballot_sync(kAllLanes, may_drop);
     const int dropped = kept == 0 ? 32 : __ffs(static_cast<int>(kept)) - 1;
@@ -121,7 +124,7 @@ __device__ int SearchBoundary(const PagedKv& kv, const int32_t* table, int head,
 }
 
 // The first page that the rows, of one tile, may see. The whole warp calls.
-template <bool kMeasures>
+template <bool kPerQuery>
 __device__ int BoundaryOf(const BoundaryArguments& arguments, const PagedKv& kv, int head,
                           const RowBlock& rows) {
   const int64_t list = ListIndex(kv, rows.slot, arguments.layer, head / GroupOf(kv));
@@ -131,71 +134,75 @@ __device__ int BoundaryOf(const BoundaryArguments& arguments, const PagedKv& kv,
   const double log_eps =
       arguments.log_tolerance == nullptr ? -INFINITY : arguments.log_tolerance[rows.seq];
   if (first == page || !isfinite(log_eps)) return first;
-  const double threshold = Threshold<kMeasures>(arguments, kv, table, head, rows);
+  const double threshold = Threshold<kPerQuery>(arguments, kv, table, head, rows);
   return SearchBoundary(kv, table, head, first, page, threshold, log_eps);
 }
 
-template <bool kMeasures>
+template <bool kPerQuery>
 __global__ void __launch_bounds__(kWarps * 32)
-    FindBoundaries(BoundaryArguments arguments, PagedKv kv, StepWork work) {
-  LetNextStart();
-  WaitForPrevious();
+    FindBoundaries(BoundaryArguments arguments, PagedKv kv, StepSchedule schedule) {
+  TriggerDependents();
+  WaitOnDependencies();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int t = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
   const int head = static_cast<int>(blockIdx.y);
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *work.tile_counter = 0;
-  if (t >= *work.num_tiles) return;
-  const int boundary = BoundaryOf<kMeasures>(arguments, kv, head, work.tiles[t]);
-  if (lane == 0) work.boundary[static_cast<int64_t>(head) * work.max_tiles + t] = boundary;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *schedule.tile_counter = 0;
+  if (t >= *schedule.num_tiles) return;
+  const int boundary = BoundaryOf<kPerQuery>(arguments, kv, head, schedule.tiles[t]);
+  if (lane == 0) schedule.boundary[static_cast<int64_t>(head) * schedule.max_tiles + t] = boundary;
 }
 
 // A warp a pair.
 __global__ void __launch_bounds__(kWarps * 32)
-    FindWindows(BatchView batch, BoundaryArguments arguments, PagedKv kv, StepWork work) {
-  LetNextStart();
-  WaitForPrevious();
-  const int pair = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
-  const int seq = pair / kv.shape.q_heads;
+    FindFirstVisiblePagesKernel(BatchView batch, BoundaryArguments arguments, PagedKv kv,
+                                StepSchedule schedule) {
+  TriggerDependents();
+  WaitOnDependencies();
+  const int seq_head = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  const int seq = seq_head / kv.shape.q_heads;
   if (seq >= batch.num_seqs) return;
   const SequenceRows rows = RowsOf(batch, seq);
   if (rows.count != 1) return;
   const RowBlock row{seq, rows.slot, static_cast<int32_t>(rows.first_row), 1,
                      static_cast<int32_t>(rows.position)};
-  const int window = BoundaryOf<true>(arguments, kv, pair % kv.shape.q_heads, row);
-  if (threadIdx.x % 32 == 0) work.window[pair] = window;
+  const int window = BoundaryOf<true>(arguments, kv, seq_head % kv.shape.q_heads, row);
+  if (threadIdx.x % 32 == 0) schedule.first_visible_page[seq_head] = window;
 }
 
 BoundaryArguments ArgumentsOf(const BatchView& batch, const AttentionParams& params) {
   return {params.acp == AcpMode::kOff ? nullptr : batch.log_tolerance,
           params.acp,
           params.layer,
-          params.bound.self_logit,
-          params.bound.any_logit,
+          params.bound.self_logit_bound,
+          params.bound.max_logit_bound,
           static_cast<const __nv_bfloat16*>(params.q.data),
           params.q.row_stride};
 }
 
 }  // namespace
 
-bool MeasuresQueries(const AttentionParams& params) {
+bool UsesPerQueryBound(const AttentionParams& params) {
   return params.acp == AcpMode::kPaper && !IsDiagonal(params.bound);
 }
 
 cudaError_t PruneBoundaries(const BatchView& batch, const AttentionParams& params,
-                            const PagedKv& kv, const StepWork& work, int max_tiles,
+                            const PagedKv& kv, const StepSchedule& schedule, int max_tiles,
                             cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((max_tiles + kWarps - 1) / kWarps),
                   static_cast<unsigned>(kv.shape.q_heads));
-  const auto kernel = MeasuresQueries(params) ? FindBoundaries<true> : FindBoundaries<false>;
-  return Launch(kernel, grid, dim3(kWarps * 32), 0, stream, ArgumentsOf(batch, params), kv, work);
+  const auto kernel = UsesPerQueryBound(params) ? FindBoundaries<true> : FindBoundaries<false>;
+  return Launch(kernel, grid, dim3(kWarps * 32), 0, stream, ArgumentsOf(batch, params), kv,
+                schedule);
 }
 
-cudaError_t FindDecodeWindows(const BatchView& batch, const AttentionParams& params,
-                              const PagedKv& kv, const StepWork& work, cudaStream_t stream) {
-  const int pairs = batch.num_seqs * kv.shape.q_heads;
-  return Launch(FindWindows, dim3(static_cast<unsigned>((pairs + kWarps - 1) / kWarps)),
-                dim3(kWarps * 32), SharedBytes(0, batch.num_rows <= kSmallBatchRows), stream, batch,
-                ArgumentsOf(batch, params), kv, work);
+cudaError_t FindFirstVisiblePages(const BatchView& batch, const AttentionParams& params,
+                                  const PagedKv& kv, const StepSchedule& schedule,
+                                  cudaStream_t stream) {
+  const int seq_heads = batch.num_seqs * kv.shape.q_heads;
+  return Launch(FindFirstVisiblePagesKernel,
+                dim3(static_cast<unsigned>((seq_heads + kWarps - 1) / kWarps)), dim3(kWarps * 32),
+                SmemConfig(0, batch.num_rows <= kSmallBatchRows), stream, batch,
+                ArgumentsOf(batch, params), kv, schedule);
 }
 
 }  // namespace fox::cuda

@@ -1,16 +1,16 @@
-// Which product for how many rows; gemv.cu, skinny_gemm.cu and cublas_gemm.cc do the work. Only the
-// number of rows, never their values or neighbours, decides how a row is computed.
+// Which product for how many rows; small_batch_gemm.cu, skinny_gemm.cu and cublas_gemm.cc do the
+// work. Only the number of rows, never their values or neighbours, decides how a row is computed.
 #include <cuda_bf16.h>
 
 #include <algorithm>
 
 #include "kernels/core/check.h"
-#include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear/cublas_gemm.h"
-#include "kernels/cuda/linear/gemv.h"
 #include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/linear/row_ops.h"
 #include "kernels/cuda/linear/skinny_gemm.h"
-#include "kernels/cuda/row_ops.h"
+#include "kernels/cuda/linear/small_batch_gemm.h"
+#include "kernels/cuda/runtime/launch.h"
 
 namespace fox::cuda {
 namespace {
@@ -22,8 +22,8 @@ constexpr int kBiasThreads = 256;
 template <typename T>
 __global__ void __launch_bounds__(kBiasThreads)
     AddBias(const float* bias, int64_t cols, T* out, int64_t stride) {
-  LetNextStart();
-  WaitForPrevious();
+  TriggerDependents();
+  WaitOnDependencies();
   T* row = out + blockIdx.x * stride;
   for (int64_t c = threadIdx.x; c < cols; c += kBiasThreads) {
     row[c] = static_cast<T>(static_cast<float>(row[c]) + bias[c]);
@@ -46,23 +46,23 @@ int DeviceAttribute(cudaDeviceAttr attribute) {
 }  // namespace
 
 // Both kinds of products use the same workspace: they never run at the same time, being on one
-// stream. The tickets stay apart, for they must be zero between launches.
+// stream. The arrival_counters stay apart, for they must be zero between launches.
 struct LinearEngine::State {
   DeviceLimits limits{DeviceAttribute(cudaDevAttrMultiProcessorCount),
                       DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
   void* workspace = nullptr;
-  int32_t* ticket = nullptr;
+  int32_t* arrival_counter = nullptr;
   cudaError_t error = cudaSuccess;  // the constructor's
   CublasGemm cublas;
 
   State() : error(Allocate()), cublas(workspace, kWorkspaceBytes) {}
   ~State() {
     cudaFree(workspace);
-    cudaFree(ticket);
+    cudaFree(arrival_counter);
   }
 
   SkinnyWorkspace skinny() const {
-    return {limits.multiprocessors, static_cast<float*>(workspace), ticket};
+    return {limits.multiprocessors, static_cast<float*>(workspace), arrival_counter};
   }
 
  private:
@@ -70,10 +70,11 @@ struct LinearEngine::State {
     if (limits.multiprocessors <= 0) return cudaErrorNoDevice;
     const auto partial_floats = SkinnyWorkspace::PartialFloats(limits.multiprocessors);
     FOX_CHECK(static_cast<size_t>(partial_floats) * sizeof(float) <= kWorkspaceBytes);
-    const size_t ticket_bytes = static_cast<size_t>(limits.multiprocessors) * sizeof(int32_t);
+    const size_t arrival_counter_bytes =
+        static_cast<size_t>(limits.multiprocessors) * sizeof(int32_t);
     cudaError_t result = cudaMalloc(&workspace, kWorkspaceBytes);
-    if (result == cudaSuccess) result = cudaMalloc(&ticket, ticket_bytes);
-    if (result == cudaSuccess) result = cudaMemset(ticket, 0, ticket_bytes);
+    if (result == cudaSuccess) result = cudaMalloc(&arrival_counter, arrival_counter_bytes);
+    if (result == cudaSuccess) result = cudaMemset(arrival_counter, 0, arrival_counter_bytes);
     // The caller's stream may not wait for the default one.
     if (result == cudaSuccess) result = cudaDeviceSynchronize();
     return result;
@@ -83,12 +84,12 @@ struct LinearEngine::State {
 LinearEngine::LinearEngine() : state_(std::make_unique<State>()) {}
 LinearEngine::~LinearEngine() = default;
 
-bool LinearEngine::Settles(const MatrixView& in, const RowTransform& transform,
+bool LinearEngine::Settles(const MatrixView& in, const InputTransform& transform,
                            const DeviceWeight& weight) const {
   return transform.kind == kSettlingKind && GemvTakes(in, transform, weight, state_->limits);
 }
 
-cudaError_t LinearEngine::Run(const MatrixView& in, const RowTransform& transform,
+cudaError_t LinearEngine::Run(const MatrixView& in, const InputTransform& transform,
                               const DeviceWeight& weight, const float* bias, bool accumulate,
                               const MatrixView& out, cudaStream_t stream) {
   constexpr int kSkinnyStep = 16;  // columns that the own kernels multiply at a time
@@ -98,10 +99,10 @@ cudaError_t LinearEngine::Run(const MatrixView& in, const RowTransform& transfor
   FOX_CHECK(out.dtype == DType::kF32 || (out.dtype == DType::kBF16 && !accumulate));
   if (in.rows == 0) return cudaSuccess;
   if (GemvTakes(in, transform, weight, state_->limits)) {
-    return Gemv(in, transform, weight, bias, accumulate, out, state_->limits, stream);
+    return SmallBatchGemm(in, transform, weight, bias, accumulate, out, state_->limits, stream);
   }
   MatrixView x = in;
-  if (transform.kind != RowTransform::Kind::kNone || in.dtype != DType::kBF16) {
+  if (transform.kind != InputTransform::Kind::kNone || in.dtype != DType::kBF16) {
     FOX_CHECK(!transform.scratch.empty() && transform.scratch.cols == weight.in &&
               transform.scratch.rows >= in.rows);
     x = transform.scratch.Rows(0, in.rows);

@@ -30,11 +30,11 @@ class LinearEngine {
   // error. A row's bits are the same in any batch of 1..4, 5..8, 9..16 rows (weight.in % 16 == 0).
   // REQUIRES: weight.in % 8 == 0; rows of in, scratch and gate 16-byte
   // aligned (those of out need not be); out overlaps none of them.
-  cudaError_t Run(const MatrixView& in, const RowTransform& transform, const DeviceWeight& weight,
+  cudaError_t Run(const MatrixView& in, const InputTransform& transform, const DeviceWeight& weight,
                   const float* bias, bool accumulate, const MatrixView& out, cudaStream_t stream);
 
-  // Whether Run with such rows launches a single kernel, which settles (launch.h).
-  bool Settles(const MatrixView& in, const RowTransform& transform,
+  // Whether Run with such rows launches a single kernel, which triggers after its wait (launch.h).
+  bool Settles(const MatrixView& in, const InputTransform& transform,
                const DeviceWeight& weight) const;
 
  private:

@@ -1,7 +1,7 @@
 // A block computes 64 outputs of all rows over a range of the columns of W: 64 x 64 tiles of W and
 // the same columns of x go through a ring of stages by 16-byte asynchronous copies; W's first tiles
 // are on their way before the previous kernel has ended. Warp w takes 32 outputs (w % 2) and 16 of
-// the stage's 64 columns (w / 2). Where outputs are too few for all multiprocessors the columns are
+// the stage's 64 columns (w / 2). Where outputs are too few for all SMs the columns are
 // split among blocks; the last of them to finish adds their sums up in order.
 #include <cuda_bf16.h>
 
@@ -9,13 +9,13 @@
 #include <cstdint>
 
 #include "kernels/core/check.h"
-#include "kernels/cuda/device/copy_async.h"
-#include "kernels/cuda/device/mma_sm80.h"
-#include "kernels/cuda/device/shared_memory.h"
-#include "kernels/cuda/device/warp.h"
-#include "kernels/cuda/launch.h"
-#include "kernels/cuda/linear/product.cuh"
+#include "kernels/cuda/linear/gemm_arguments.cuh"
 #include "kernels/cuda/linear/skinny_gemm.h"
+#include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/copy_async.cuh"
+#include "kernels/cuda/ptx/mma_sm80.cuh"
+#include "kernels/cuda/ptx/shared_memory.cuh"
+#include "kernels/cuda/runtime/launch.h"
 
 namespace fox::cuda {
 namespace {
@@ -33,7 +33,7 @@ constexpr int kSumStride = kTileOut + 4;  // floats; spreads the fragments' rows
 constexpr int kMinSplitStages = 4;        // fewer are not worth a block
 
 // Ring of stages for a batch padded to N rows: near 96 KiB, so that two blocks (of this product and
-// the next kernel's) share a multiprocessor.
+// the next kernel's) share an SM.
 template <int N>
 struct Ring {
   static constexpr int kStageBytes = (kTileOut + N) * kRowBytes;
@@ -42,11 +42,11 @@ struct Ring {
   static_assert(kStages >= 4 && kColumnWarps * N * kSumStride * 4 <= kBytes);
 };
 
-struct SkinnyArguments : Product {
+struct SkinnyArguments : GemmArguments {
   const __nv_bfloat16* x;
   int64_t x_stride;
-  float* partial;   // [tile][split][row of N][64]
-  int32_t* ticket;  // [tile]
+  float* partial;            // [tile][split][row of N][64]
+  int32_t* arrival_counter;  // [tile]
 };
 
 // Byte offset in a stage of 16 bytes of a row; ldmatrix finds any eight rows in different banks.
@@ -136,7 +136,7 @@ __device__ __forceinline__ void MultiplyTile(const SkinnyArguments& a, uint32_t 
 
   for (int i = 0; i < kAhead; ++i) copy_weights(first + i, i);
   CommitCopies();
-  WaitForPrevious();
+  WaitOnDependencies();
   for (int i = 0; i < kAhead; ++i) {
     copy_inputs(first + i, i);
     CommitCopies();
@@ -210,8 +210,9 @@ __device__ __forceinline__ bool LeavePartial(const SkinnyArguments& a, const flo
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    is_last = atomicAdd(&a.ticket[blockIdx.x], 1) == splits - 1;
-    if (is_last) a.ticket[blockIdx.x] = 0;  // for the next launch, which waits for this one's end
+    is_last = atomicAdd(&a.arrival_counter[blockIdx.x], 1) == splits - 1;
+    if (is_last)
+      a.arrival_counter[blockIdx.x] = 0;  // for the next launch, which waits for this one's end
     __threadfence();
   }
   __syncthreads();
@@ -222,7 +223,7 @@ template <int N>
 __global__ void __launch_bounds__(kThreads, 2)
     SkinnyKernel(const __grid_constant__ SkinnyArguments a) {
   extern __shared__ __align__(128) unsigned char shared[];
-  LetNextStart();
+  TriggerDependents();
   const int first_out = static_cast<int>(blockIdx.x) * kTileOut;
   const int stages = (a.in + kTileCols - 1) / kTileCols;
   const int splits = static_cast<int>(gridDim.y), split = static_cast<int>(blockIdx.y);
@@ -248,7 +249,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-// Blocks over the columns: as many as keep all multiprocessors busy. A function of the weight's
+// Blocks over the columns: as many as keep all SMs busy. A function of the weight's
 // shape, so that the order of sums is too.
 int SplitsOf(const SkinnyArguments& a, int tiles, int multiprocessors) {
   const int stages = (a.in + kTileCols - 1) / kTileCols;
@@ -275,11 +276,11 @@ cudaError_t SkinnyGemm(const MatrixView& x, const DeviceWeight& weight, const fl
   FOX_CHECK(weight.in % kStep == 0 && weight.in == x.cols);
   FOX_CHECK(weight.in <= INT32_MAX / kMaxSkinnyRows);
   SkinnyArguments a{};
-  static_cast<Product&>(a) = ProductOf(weight, bias, accumulate, out);
+  static_cast<GemmArguments&>(a) = MakeGemmArguments(weight, bias, accumulate, out);
   a.x = static_cast<const __nv_bfloat16*>(x.data);
   a.x_stride = x.row_stride;
   a.partial = workspace.partial;
-  a.ticket = workspace.ticket;
+  a.arrival_counter = workspace.arrival_counter;
   const int multiprocessors = workspace.multiprocessors;
   if (a.rows <= 8) return LaunchSkinny<8>(a, multiprocessors, stream);
   return LaunchSkinny<16>(a, multiprocessors, stream);

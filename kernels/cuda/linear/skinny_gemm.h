@@ -13,8 +13,8 @@ inline constexpr int64_t kMaxSkinnyRows = 16;
 // Work space of SkinnyGemm in device memory; launches on one stream may share it.
 struct SkinnyWorkspace {
   int multiprocessors = 0;
-  float* partial = nullptr;   // [kPartialFloats(multiprocessors)]
-  int32_t* ticket = nullptr;  // [multiprocessors], zero; left zero
+  float* partial = nullptr;            // [kPartialFloats(SMs)]
+  int32_t* arrival_counter = nullptr;  // [SMs], zero; left zero
 
   static constexpr int64_t PartialFloats(int multiprocessors) {
     return multiprocessors * 64 * kMaxSkinnyRows;

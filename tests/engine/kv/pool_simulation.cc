@@ -32,13 +32,14 @@ PoolSimulation::PoolSimulation(const PoolConfig& config, Ops& ops)
       rng_(config.seed),
       slots_(static_cast<size_t>(config.shape.max_slots)),
       diagonal_(static_cast<size_t>(config.shape.q_heads * config.shape.head_dim), 1.5F),
-      self_logit_(static_cast<size_t>(config.shape.layers * config.shape.q_heads),
-                  config.self_logit),
-      any_logit_(static_cast<size_t>(config.shape.layers * config.shape.q_heads), config.any_logit),
+      self_logit_bound_(static_cast<size_t>(config.shape.layers * config.shape.q_heads),
+                        config.self_logit_bound),
+      max_logit_bound_(static_cast<size_t>(config.shape.layers * config.shape.q_heads),
+                       config.max_logit_bound),
       owners_(static_cast<size_t>(config.shape.num_pages)) {
   bound_.diagonal = diagonal_.data();
-  bound_.self_logit = self_logit_.data();
-  bound_.any_logit = any_logit_.data();
+  bound_.self_logit_bound = self_logit_bound_.data();
+  bound_.max_logit_bound = max_logit_bound_.data();
   for (Sequence& sequence : slots_) Reset(sequence);
 }
 
@@ -185,7 +186,8 @@ std::string PoolSimulation::RunLayer(const Batch& batch, int layer) {
 }
 
 std::string PoolSimulation::Evict(const Batch& batch) {
-  ops_.Evict(batch.view(), {config_.acp, self_logit_.data(), any_logit_.data(), nullptr},
+  ops_.Evict(batch.view(),
+             {config_.acp, self_logit_bound_.data(), max_logit_bound_.data(), nullptr},
              cache_.view(), nullptr);
   for (size_t i = 0; i < batch.slots.size(); ++i) {
     const int64_t count = batch.row_begin[i + 1] - batch.row_begin[i];
@@ -285,11 +287,12 @@ void PoolSimulation::AdvanceHead(uint64_t generation, int layer, int head, int64
   h.c_end.push_back(h.c);
   if (!certified) return;
   const double reach = h.c + stretch * std::sqrt(sum_square) / h.decay_sum - std::log(h.decay_sum);
-  h.horizon.push_back(h.horizon.empty() ? reach : std::min(h.horizon.back(), reach));
-  h.score.push_back(h.log_mass - h.c);
+  h.log_denominator_bound.push_back(
+      h.log_denominator_bound.empty() ? reach : std::min(h.log_denominator_bound.back(), reach));
+  h.log_mass_bound.push_back(h.log_mass - h.c);
 }
 
-// The rule's left side for page `first` at the end of `page`, the largest over the group.
+// The rule's evicted-mass bound for page `first` at the end of `page`, the largest over the group.
 double PoolSimulation::Side(const Layer& state, int kv_head, int first, int page) const {
   const auto from = static_cast<size_t>(first), to = static_cast<size_t>(page);
   double side = -kInfinity;
@@ -298,8 +301,9 @@ double PoolSimulation::Side(const Layer& state, int kv_head, int first, int page
     const double length = static_cast<double>(first + 1) * kPageTokens;
     const double one =
         config_.acp == AcpMode::kPaper
-            ? h.c_end[to] - h.c_end[from] + 2 * config_.any_logit + std::log(length)
-            : h.score[from] + std::min(h.horizon[to], h.c_end[to] + config_.self_logit);
+            ? h.c_end[to] - h.c_end[from] + 2 * config_.max_logit_bound + std::log(length)
+            : h.log_mass_bound[from] +
+                  std::min(h.log_denominator_bound[to], h.c_end[to] + config_.self_logit_bound);
     side = std::max(side, one);
   }
   return side;

@@ -17,8 +17,8 @@ namespace fox::testing {
 struct PoolConfig {
   PagedKvShape shape;  // float32 pages, no token shift
   AcpMode acp = AcpMode::kPaper;
-  double any_logit = 1;   // U
-  double self_logit = 1;  // B
+  double max_logit_bound = 1;   // U
+  double self_logit_bound = 1;  // B
   bool constant_gates = false;
   uint64_t seed = 1;
 };
@@ -55,7 +55,7 @@ class PoolSimulation {
     double log_mass = 0;
     double decay_sum = 0;
     std::vector<double> key_sum;
-    std::vector<double> c_end, score, horizon;  // c, E and H by full page
+    std::vector<double> c_end, log_mass_bound, log_denominator_bound;  // c, E and H by full page
   };
   struct Layer {
     std::vector<Head> heads;     // [q_heads]
@@ -118,7 +118,7 @@ class PoolSimulation {
   uint64_t next_generation_ = 1;
   std::vector<Sequence> slots_;
   std::vector<float> diagonal_;
-  std::vector<double> self_logit_, any_logit_;  // [layers, q_heads]
+  std::vector<double> self_logit_bound_, max_logit_bound_;  // [layers, q_heads]
   QueryBound bound_;
   std::vector<float> projection_, out_;
   std::vector<int> owners_;

@@ -120,7 +120,7 @@ std::string PoolSimulation::CheckLists(int slot) {
     const Layer& state = sequence.layers[static_cast<size_t>(layer)];
     for (int head = 0; head < shape_.q_heads; ++head) {
       const double c = state.heads[static_cast<size_t>(head)].c;
-      if (!(std::abs(kv.c[kv.HeadIndex(slot, layer, head)] - c) <= 1e-9 * (1 - c))) {
+      if (!(std::abs(kv.cum_log_f[kv.HeadIndex(slot, layer, head)] - c) <= 1e-9 * (1 - c))) {
         return Text("slot ", slot, " layer ", layer, " head ", head, ": c is not ", c);
       }
     }
@@ -184,10 +184,12 @@ std::string PoolSimulation::CheckSummaries(int slot, int layer, int head) {
     for (int g = 0; g < shape_.group(); ++g) {
       const Head& h = state.heads[static_cast<size_t>(head * shape_.group() + g)];
       const int64_t summary = static_cast<int64_t>(table[p]) * shape_.group() + g;
-      if (!(std::abs(kv.score[summary] - h.score[static_cast<size_t>(p)]) < kTie) ||
-          !(std::abs(kv.horizon[summary] - h.horizon[static_cast<size_t>(p)]) < kTie)) {
+      if (!(std::abs(kv.log_mass_bound[summary] - h.log_mass_bound[static_cast<size_t>(p)]) <
+            kTie) ||
+          !(std::abs(kv.log_denominator_bound[summary] -
+                     h.log_denominator_bound[static_cast<size_t>(p)]) < kTie)) {
         return Text("slot ", slot, " layer ", layer, " head ", head, " page ", p, ": E ",
-                    kv.score[summary], ", H ", kv.horizon[summary]);
+                    kv.log_mass_bound[summary], ", H ", kv.log_denominator_bound[summary]);
       }
     }
   }

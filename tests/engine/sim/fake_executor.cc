@@ -82,7 +82,7 @@ absl::Status FakeExecutor::Submit(const StepPlan& plan) {
     }
     Release(&slots_[static_cast<size_t>(slot)]);
   }
-  SetTokenStates(plan);
+  SetPenaltyState(plan);
   CheckPlan(plan);
   if (!violation_.empty()) return absl::InternalError("the plan is wrong");
   Compute(plan, &computed);
@@ -116,9 +116,9 @@ void FakeExecutor::Compute(const StepPlan& plan, Computed* computed) {
   for (const PlannedSequence& sequence : plan.sequences) {
     Slot& slot = slots_[static_cast<size_t>(sequence.slot)];
     ComputeRows(sequence, logits);
-    const bool delivers = !sequence.logit_rows.empty() && !sequence.draw;
+    const bool delivers = !sequence.logit_rows.empty() && !sequence.sample;
     result.logits.push_back(delivers ? logits : nullptr);
-    result.drawn.push_back(sequence.draw ? Draw(sequence, logits, &slot) : SampledToken());
+    result.sampled.push_back(sequence.sample ? Sample(sequence, logits, &slot) : SampledToken());
     logits += sequence.logit_rows.size() * vocab;
     CountLivePages(&slot);
     result.stats.push_back(slot.stats);
@@ -151,16 +151,17 @@ void FakeExecutor::ComputeRows(const PlannedSequence& sequence, float* logits) {
   }
 }
 
-absl::StatusOr<SampledToken> FakeExecutor::Draw(const PlannedSequence& sequence, const float* row,
-                                                Slot* slot) {
+absl::StatusOr<SampledToken> FakeExecutor::Sample(const PlannedSequence& sequence, const float* row,
+                                                  Slot* slot) {
   const SlotSampler before = slot->sampler;
-  absl::StatusOr<SampledToken> token = slot->sampler.Draw(*sequence.draw, row, sampler_);
+  absl::StatusOr<SampledToken> token = slot->sampler.Sample(*sequence.sample, row, sampler_);
   if (options_.bug == ExecutorBug::kForgetCount && Strike()) slot->sampler = before;
-  ++draws_;
-  if (sequence.draw->adjustment.on && sequence.token_ids.front() == kDrawnToken) ++adjusted_draws_;
-  slot->drawn_at = runs_;
-  if (options_.bug == ExecutorBug::kStaleDraw && Strike()) return token;
-  slot->drawn = token.ok() ? token->id : 0;
+  ++samples_;
+  if (sequence.sample->logits_processor.on && sequence.token_ids.front() == kLastSampledToken)
+    ++processed_samples_;
+  slot->sampled_at = runs_;
+  if (options_.bug == ExecutorBug::kStaleSample && Strike()) return token;
+  slot->sampled = token.ok() ? token->id : 0;
   return token;
 }
 
@@ -176,8 +177,8 @@ void FakeExecutor::SpoilResult(StepResult* result) {
       result->logits[0] != nullptr && result->logits[1] != nullptr) {
     std::swap(result->logits[0], result->logits[1]);
   }
-  if (options_.bug == ExecutorBug::kSwapDraws && result->drawn.size() > 1 && Strike()) {
-    std::swap(result->drawn[0], result->drawn[1]);
+  if (options_.bug == ExecutorBug::kSwapSamples && result->sampled.size() > 1 && Strike()) {
+    std::swap(result->sampled[0], result->sampled[1]);
   }
 }
 
@@ -224,41 +225,42 @@ void FakeExecutor::CheckSequence(const PlannedSequence& sequence) {
   }
   for (const int32_t token : sequence.token_ids) {
     if (token >= 0 && token < limits.vocab_size) continue;
-    if (token != kDrawnToken || count != 1 || limits.depth == 1) Violate("token range");
-    if (!slot.occupied || !InFlight(slot.drawn_at)) Violate("fed blindly what no plan draws");
+    if (token != kLastSampledToken || count != 1 || limits.depth == 1) Violate("token range");
+    if (!slot.occupied || !InFlight(slot.sampled_at)) Violate("fed blindly what no plan samples");
   }
-  if (!sequence.draw) {
+  if (!sequence.sample) {
     if (slot.has_states && !sequence.logit_rows.empty()) Violate("a token that nobody counts");
     return;
   }
-  if (sequence.draw->adjustment.on && !slot.has_states) Violate("adjusted by stale states");
-  if (!limits.draws) Violate("asked to draw");
+  if (sequence.sample->logits_processor.on && !slot.has_states)
+    Violate("processed by stale states");
+  if (!limits.samples_on_device) Violate("asked to sample");
   if (sequence.logit_rows != std::vector<int32_t>{static_cast<int32_t>(count - 1)}) {
-    Violate("rows of a draw");
+    Violate("rows of a sample");
   }
-  if (sequence.draw->position != static_cast<uint64_t>(sequence.position + count)) {
-    Violate("position of a draw");
+  if (sequence.sample->position != static_cast<uint64_t>(sequence.position + count)) {
+    Violate("position of a sample");
   }
 }
 
-void FakeExecutor::SetTokenStates(const StepPlan& plan) {
-  for (const SlotTokens& states : plan.token_states) {
+void FakeExecutor::SetPenaltyState(const StepPlan& plan) {
+  for (const SlotTokens& states : plan.penalty_state) {
     if (states.slot < 0 || states.slot >= options_.limits.max_slots) {
       return Violate("states of a slot out of range");
     }
     const auto user = std::find_if(plan.sequences.begin(), plan.sequences.end(),
                                    [&](const auto& s) { return s.slot == states.slot; });
-    if (user == plan.sequences.end() || !user->draw || !user->draw->adjustment.on) {
-      return Violate("token states that no draw needs");
+    if (user == plan.sequences.end() || !user->sample || !user->sample->logits_processor.on) {
+      return Violate("token states that no sample needs");
     }
     Slot& slot = slots_[static_cast<size_t>(states.slot)];
     if (std::exchange(slot.has_states, true)) Violate("token states twice");
     if (std::any_of(states.entries.begin(), states.entries.end(),
-                    [](const TokenEntry& e) { return (e.state.bits & kTokenGenerated) != 0; })) {
+                    [](const PenaltyEntry& e) { return (e.state.bits & kTokenGenerated) != 0; })) {
       ++restored_states_;
     }
     if (options_.bug == ExecutorBug::kStaleStates && Strike()) continue;
-    slot.sampler.SetTokenStates(states.entries);
+    slot.sampler.SetPenaltyState(states.entries);
   }
 }
 
@@ -276,7 +278,7 @@ void FakeExecutor::Release(Slot* slot) {
   slot->length = 0;
   slot->has_states = false;
   slot->stats = SlotStats();
-  slot->drawn_at = -1;
+  slot->sampled_at = -1;
 }
 
 void FakeExecutor::AppendTokens(const PlannedSequence& sequence, Slot* slot) {
@@ -290,9 +292,9 @@ void FakeExecutor::AppendTokens(const PlannedSequence& sequence, Slot* slot) {
   const int64_t slot_index = slot - slots_.data();
   for (size_t i = 0; i < sequence.token_ids.size(); ++i) {
     const int64_t position = slot->length++;
-    const bool fed = sequence.token_ids[i] == kDrawnToken;
-    const int32_t token = fed ? slot->drawn : sequence.token_ids[i];
-    if (fed) ++fed_draws_;
+    const bool fed = sequence.token_ids[i] == kLastSampledToken;
+    const int32_t token = fed ? slot->sampled : sequence.token_ids[i];
+    if (fed) ++fed_samples_;
     for (size_t head = 0; head < slot->lists.size(); ++head) {
       List& list = slot->lists[head];
       if (position % kPageTokens == 0) {

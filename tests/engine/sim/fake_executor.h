@@ -35,15 +35,15 @@ enum class ExecutorBug {
   kOverstateLive,    // reports more live pages than a slot has
   kForeignPage,      // a list takes over another list's page
   kWrongLogitRows,   // rows of two sequences are swapped
-  kStaleDraw,        // a drawn token is delivered but not kept: an older one is fed
-  kSwapDraws,        // drawn tokens of two sequences are swapped
+  kStaleSample,      // a sampled token is delivered but not kept: an older one is fed
+  kSwapSamples,      // sampled tokens of two sequences are swapped
   kStaleStates,      // a slot keeps the token states it had
-  kForgetCount,      // a drawn token is not counted
+  kForgetCount,      // a sampled token is not counted
 };
 
 struct FakeOptions {
   ExecutorLimits limits;
-  // Pages a head keeps before the current one, drawn per (request, head, page) from
+  // Pages a head keeps before the current one, sampled per (request, head, page) from
   // [min_window, max_window]; a negative max_window: nothing is evicted.
   int min_window = 0;
   int max_window = -1;
@@ -81,9 +81,11 @@ class FakeExecutor : public StepExecutor {
   int64_t runs() const { return runs_; }
   int64_t in_flight() const { return static_cast<int64_t>(computed_.size()); }
   int64_t evictions() const { return evictions_; }
-  int64_t draws() const { return draws_; }
-  int64_t fed_draws() const { return fed_draws_; }  // tokens fed before they were collected
-  int64_t adjusted_draws() const { return adjusted_draws_; }  // of those: from adjusted logits
+  int64_t samples() const { return samples_; }
+  int64_t fed_samples() const { return fed_samples_; }  // tokens fed before they were collected
+  int64_t processed_samples() const {
+    return processed_samples_;
+  }  // of those: from processed logits
   // Token states that came with counts of generated tokens.
   int64_t restored_states() const { return restored_states_; }
   // Requests that came back after their slot had been released with a plan in flight.
@@ -105,8 +107,8 @@ class FakeExecutor : public StepExecutor {
     SlotStats stats;
     SlotSampler sampler;
     bool has_states = false;  // of this request
-    int32_t drawn = 0;
-    int64_t drawn_at = -1;  // run
+    int32_t sampled = 0;
+    int64_t sampled_at = -1;  // run
     int64_t used_at = -1;
   };
   struct Computed {
@@ -120,10 +122,11 @@ class FakeExecutor : public StepExecutor {
   static void CountLivePages(Slot* slot);
   void CheckPlan(const StepPlan& plan);
   void CheckSequence(const PlannedSequence& sequence);
-  void SetTokenStates(const StepPlan& plan);
+  void SetPenaltyState(const StepPlan& plan);
   void Compute(const StepPlan& plan, Computed* computed);
   void ComputeRows(const PlannedSequence& sequence, float* logits);
-  absl::StatusOr<SampledToken> Draw(const PlannedSequence& sequence, const float* row, Slot* slot);
+  absl::StatusOr<SampledToken> Sample(const PlannedSequence& sequence, const float* row,
+                                      Slot* slot);
   void SpoilResult(StepResult* result);
   // Whether a run was before the current one and is not collected yet.
   bool InFlight(int64_t run) const {
@@ -149,9 +152,9 @@ class FakeExecutor : public StepExecutor {
   std::set<uint64_t> released_in_flight_;  // requests
   int64_t runs_ = 0;
   int64_t evictions_ = 0;
-  int64_t draws_ = 0;
-  int64_t fed_draws_ = 0;
-  int64_t adjusted_draws_ = 0;
+  int64_t samples_ = 0;
+  int64_t fed_samples_ = 0;
+  int64_t processed_samples_ = 0;
   int64_t restored_states_ = 0;
   int64_t returns_ = 0;
   uint64_t bug_clock_ = 0;

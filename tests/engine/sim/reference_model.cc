@@ -40,8 +40,8 @@ class Memory {
   void Forget() {
     if (length_ % 64 != 0) return;
     for (size_t head = 0; head < keys_.size(); ++head) {
-      const int window = WindowPages(options_, request_, static_cast<int64_t>(head), length_);
-      const int64_t begin = length_ - 64 * static_cast<int64_t>(window);
+      const int flow_window = WindowPages(options_, request_, static_cast<int64_t>(head), length_);
+      const int64_t begin = length_ - 64 * static_cast<int64_t>(flow_window);
       begin_[head] = std::max(begin_[head], begin);
     }
   }
@@ -93,7 +93,7 @@ Expected RunReference(const Request& request, const EngineOptions& engine,
     }
     if (inside) {
       const int32_t next = tokens[static_cast<size_t>(position) + 1];
-      expected.prompt_logprobs.push_back(*sampler.Score(row.data(), request.sampling, next));
+      expected.prompt_logprobs.push_back(*sampler.ScorePrompt(row.data(), request.sampling, next));
       continue;
     }
     const int64_t generated = position + 1 - prompt;

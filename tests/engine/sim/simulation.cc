@@ -49,9 +49,9 @@ class Day {
     marks_.evictions = executor_->evictions();
     marks_.preemptions = engine_->stats().preemptions;
     marks_.tokens = engine_->stats().generated_tokens;
-    marks_.drawn = executor_->draws();
-    marks_.fed_draws = executor_->fed_draws();
-    marks_.adjusted_draws = executor_->adjusted_draws();
+    marks_.sampled = executor_->samples();
+    marks_.fed_samples = executor_->fed_samples();
+    marks_.processed_samples = executor_->processed_samples();
     marks_.restored_states = executor_->restored_states();
     marks_.returns = executor_->returns();
     return {violation_, trace_, marks_};
@@ -155,7 +155,7 @@ Request Day::MakeRequest() {
   if (random_.Chance(swarm_.deadlines)) {
     request.queue_deadline = now_ + 5 * swarm_.tick * random_.Unit();
   }
-  if (random_.Chance(swarm_.windows)) request.window = static_cast<int32_t>(random_.Int(1, 6));
+  if (random_.Chance(swarm_.windows)) request.flow_window = static_cast<int32_t>(random_.Int(1, 6));
   return request;
 }
 
@@ -169,7 +169,7 @@ void Day::Submit() {
   }
   Request sent = client.request;
   if (bugs_.stream == StreamBug::kIgnoreDeadline) sent.deadline = sent.queue_deadline = kNever;
-  if (bugs_.stream == StreamBug::kIgnoreWindow) sent.window = 0;
+  if (bugs_.stream == StreamBug::kIgnoreWindow) sent.flow_window = 0;
   if (bugs_.stream == StreamBug::kWrongSeed) ++sent.sampling.seed;
   const absl::Status status = engine_->Submit(std::move(sent), now_);
   ++marks_.submitted;
@@ -279,10 +279,10 @@ void Day::Check(const RequestOutput& output) {
                token.rank == expected.rank && token.top.size() == expected.top.size(),
            "wrong prompt log-probability", output.id);
   }
-  if (client.request.window > 0) {
+  if (client.request.flow_window > 0) {
     const int64_t open = static_cast<int64_t>(client.delivered) - client.acknowledged;
-    Expect(open <= client.request.window, "beyond the window", output.id);
-    const bool paused = open == client.request.window;
+    Expect(open <= client.request.flow_window, "beyond the flow_window", output.id);
+    const bool paused = open == client.request.flow_window;
     if (paused && !client.was_paused) ++marks_.pauses;
     client.was_paused = paused;
   }
@@ -418,9 +418,9 @@ void Marks::Add(const Marks& other) {
   faults += other.faults;
   stopped += other.stopped;
   lengths += other.lengths;
-  drawn += other.drawn;
-  fed_draws += other.fed_draws;
-  adjusted_draws += other.adjusted_draws;
+  sampled += other.sampled;
+  fed_samples += other.fed_samples;
+  processed_samples += other.processed_samples;
   restored_states += other.restored_states;
   returns += other.returns;
   late_faults += other.late_faults;

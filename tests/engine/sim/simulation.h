@@ -1,6 +1,6 @@
 // Simulation: one seed is one day of random clients over Engine and FakeExecutor, checked after
 // every step against ReferenceModel and the pool's audit. Deterministic: a seed that fails fails
-// again. The executor keeps one to three steps in flight and draws tokens itself or does not, by
+// again. The executor keeps one to three steps in flight and samples tokens itself or does not, by
 // seed. Phases: faults and impatient clients; then everything must end; then the pool must be
 // full.
 #pragma once
@@ -52,9 +52,9 @@ struct Marks {
   int64_t faults = 0;
   int64_t stopped = 0;
   int64_t lengths = 0;
-  int64_t drawn = 0;            // by the executor
-  int64_t fed_draws = 0;        // before they were collected
-  int64_t adjusted_draws = 0;   // of those: with penalties, biases or masks
+  int64_t sampled = 0;            // by the executor
+  int64_t fed_samples = 0;        // before they were collected
+  int64_t processed_samples = 0;  // of those: with penalties, biases or masks
   int64_t restored_states = 0;  // penalties that went on after a preemption or the prompt's scores
   int64_t returns = 0;          // preempted with a plan in flight and back again
   int64_t late_faults = 0;

@@ -49,9 +49,9 @@ TEST(Simulation, RandomDays) {
       {"faults", marks.faults},
       {"stopped", marks.stopped},
       {"lengths", marks.lengths},
-      {"drawn", marks.drawn},
-      {"fed_draws", marks.fed_draws},
-      {"adjusted_draws", marks.adjusted_draws},
+      {"sampled", marks.sampled},
+      {"fed_samples", marks.fed_samples},
+      {"processed_samples", marks.processed_samples},
       {"restored_states", marks.restored_states},
       {"returns", marks.returns},
       {"late_faults", marks.late_faults},
@@ -91,8 +91,8 @@ INSTANTIATE_TEST_SUITE_P(All, ExecutorCanary,
                                          ExecutorBug::kForgetToEvict, ExecutorBug::kSkipFirstOfPage,
                                          ExecutorBug::kStaleSlot, ExecutorBug::kOverstateFree,
                                          ExecutorBug::kOverstateLive, ExecutorBug::kForeignPage,
-                                         ExecutorBug::kWrongLogitRows, ExecutorBug::kStaleDraw,
-                                         ExecutorBug::kSwapDraws, ExecutorBug::kStaleStates,
+                                         ExecutorBug::kWrongLogitRows, ExecutorBug::kStaleSample,
+                                         ExecutorBug::kSwapSamples, ExecutorBug::kStaleStates,
                                          ExecutorBug::kForgetCount));
 
 class StreamCanary : public testing::TestWithParam<StreamBug> {};

@@ -48,7 +48,7 @@ inline Swarm MakeSwarm(Random& random) {
   limits.max_logit_rows = random.Chance(0.5) ? random.Int(1, 10) : random.Int(10, 64);
   limits.vocab_size = static_cast<int32_t>(random.Int(8, 40));
   limits.depth = random.Chance(0.3) ? 1 : random.Chance(0.8) ? 2 : 3;
-  limits.draws = random.Chance(0.8);
+  limits.samples_on_device = random.Chance(0.8);
   if (random.Chance(0.1)) swarm.executor.understated_pages = random.Int(1, limits.num_pages);
   if (random.Chance(0.7)) {
     swarm.executor.min_window = static_cast<int>(random.Int(0, 2));

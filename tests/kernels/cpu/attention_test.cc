@@ -43,10 +43,10 @@ void ExpectMatchesNaive(const HeadInputs& inputs) {
     const HeadOutputs got = RunSolo(inputs, options);
     EXPECT_LT(RelativeError(got.out, want.out), ToleranceOf(dtype)) << NameOf(dtype);
     // Differences of cumulative gates carry the rounding of the sums.
-    EXPECT_LT(LargestError(got.log_sum, want.log_sum),
+    EXPECT_LT(LargestError(got.lse, want.lse),
               4 * ToleranceOf(dtype) + 1e-15 * LargestDecay(inputs))
         << NameOf(dtype);
-    EXPECT_EQ(got.blocks_skipped, 0);
+    EXPECT_EQ(got.blocks_pruned, 0);
   }
 }
 
@@ -92,11 +92,11 @@ TEST(CpuAttention, ChunksDoNotChangeABit) {
         options.chunks = chunks;
         const HeadOutputs got = RunSolo(inputs, options);
         EXPECT_EQ(got.out, whole.out);
-        EXPECT_EQ(got.log_sum, whole.log_sum);
+        EXPECT_EQ(got.lse, whole.lse);
         EXPECT_EQ(got.first_live, whole.first_live);
-        EXPECT_EQ(got.max_log_mass, whole.max_log_mass);
+        EXPECT_EQ(got.max_log_evicted_mass, whole.max_log_evicted_mass);
         EXPECT_EQ(got.pages_evicted, whole.pages_evicted);
-        EXPECT_EQ(got.blocks_skipped, whole.blocks_skipped);
+        EXPECT_EQ(got.blocks_pruned, whole.blocks_pruned);
       }
     }
   }
@@ -174,8 +174,8 @@ TEST(CpuAttention, MillionTokensOfGatesStayExact) {
     results.push_back(RunHeads(ops, storage, inputs, options));
   }
   double worst = 0;
-  for (size_t i = 0; i < results[0].log_sum.size(); ++i) {
-    worst = std::max(worst, std::abs(results[0].log_sum[i] - results[1].log_sum[i]));
+  for (size_t i = 0; i < results[0].lse.size(); ++i) {
+    worst = std::max(worst, std::abs(results[0].lse[i] - results[1].lse[i]));
   }
   // Offsets within a page reach 64 * 50 in float32 (2e-4 absolute); their differences matter only
   // where the weight is not negligible.

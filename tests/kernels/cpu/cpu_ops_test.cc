@@ -86,7 +86,7 @@ TEST(CpuOps, PlainRowsDoNotDependOnOtherRows) {
 }
 
 // The transform alone: through the identity matrix.
-std::vector<float> Transformed(CpuOps& ops, RowTransform transform, std::vector<float> in,
+std::vector<float> Transformed(CpuOps& ops, InputTransform transform, std::vector<float> in,
                                int64_t rows, int64_t cols) {
   std::vector<float> identity(static_cast<size_t>(cols * cols)),
       scratch(static_cast<size_t>(rows * cols)), out = scratch;
@@ -101,8 +101,8 @@ std::vector<float> Transformed(CpuOps& ops, RowTransform transform, std::vector<
 TEST(CpuOps, RmsNormAndGates) {
   CpuOps ops({DType::kF32, true, 2});
   std::vector<float> x = Random(3 * 40, 5), weight = Random(40, 6);
-  RowTransform norm;
-  norm.kind = RowTransform::Kind::kRmsNorm;
+  InputTransform norm;
+  norm.kind = InputTransform::Kind::kRmsNorm;
   norm.weight = weight.data();
   norm.eps = 1e-6;
   const std::vector<float> y = Transformed(ops, norm, x, 3, 40);
@@ -120,8 +120,8 @@ TEST(CpuOps, RmsNormAndGates) {
   gate_up[0] = 1000;
   gate_up[1] = -1000;
   for (bool silu : {true, false}) {
-    RowTransform act;
-    act.kind = RowTransform::Kind::kGatedAct;
+    InputTransform act;
+    act.kind = InputTransform::Kind::kGatedAct;
     act.silu = silu;
     const std::vector<float> out = Transformed(ops, act, gate_up, 3, 37);
     for (size_t r = 0; r < 3; ++r) {
@@ -141,8 +141,8 @@ TEST(CpuOps, OutputGateNormsEachHead) {
   const std::vector<float> o = Random(2 * 32, 8);
   std::vector<float> gate = Random(2 * 32, 9), norm = Random(32, 10);
   for (bool with_norm : {true, false}) {
-    RowTransform t;
-    t.kind = RowTransform::Kind::kOutputGate;
+    InputTransform t;
+    t.kind = InputTransform::Kind::kOutputGate;
     t.weight = with_norm ? norm.data() : nullptr;
     t.eps = 1e-6;
     t.head_dim = 16;

@@ -30,11 +30,10 @@ Dropped Measure(CpuOps& ops, const HeadInputs& inputs, AcpMode acp, DType dtype 
   options.chunks = {64};
   Dropped result;
   result.pruned = RunHeads(ops, storage, inputs, options);
-  for (size_t i = 0; i < full.log_sum.size(); ++i) {
-    result.largest =
-        std::max(result.largest, -std::expm1(result.pruned.log_sum[i] - full.log_sum[i]));
+  for (size_t i = 0; i < full.lse.size(); ++i) {
+    result.largest = std::max(result.largest, -std::expm1(result.pruned.lse[i] - full.lse[i]));
   }
-  for (double mass : result.pruned.max_log_mass) {
+  for (double mass : result.pruned.max_log_evicted_mass) {
     result.certificate = std::max(result.certificate, mass);
   }
   result.evicted = result.pruned.pages_evicted;
@@ -156,7 +155,7 @@ TEST(Eviction, OtherTolerances) {
   }
   const Dropped off = Measure(ops, inputs, AcpMode::kCertified, DType::kF64, -INFINITY);
   EXPECT_EQ(off.evicted, 0);
-  EXPECT_EQ(off.pruned.blocks_skipped, 0);
+  EXPECT_EQ(off.pruned.blocks_pruned, 0);
 }
 
 TEST(Eviction, RoundedPagesKeepThePromise) {
@@ -181,11 +180,11 @@ TEST(Eviction, HundredThousandTokens) {
   options.attend_every = 60;
   const HeadOutputs pruned = RunHeads(ops, storage, inputs, options);
   EXPECT_GT(pruned.pages_evicted, 0);
-  for (double mass : pruned.max_log_mass) EXPECT_LE(mass, -10);
+  for (double mass : pruned.max_log_evicted_mass) EXPECT_LE(mass, -10);
   options.acp = AcpMode::kOff;
   const HeadOutputs full = RunHeads(ops, storage, inputs, options);
-  for (size_t i = 0; i < full.log_sum.size(); ++i) {
-    ASSERT_LE(-std::expm1(pruned.log_sum[i] - full.log_sum[i]), kEps);
+  for (size_t i = 0; i < full.lse.size(); ++i) {
+    ASSERT_LE(-std::expm1(pruned.lse[i] - full.lse[i]), kEps);
   }
 }
 
@@ -201,7 +200,7 @@ TEST(Eviction, WithoutQkNormPaperSkipsButNeverEvicts) {
   const HeadInputs inputs = RandomInputs({4, 4, 32, false, false, false}, 1024, 9, {-1, 0, 1, 2});
   const Dropped dropped = Measure(ops, inputs, AcpMode::kPaper);
   EXPECT_EQ(dropped.evicted, 0);
-  EXPECT_GT(dropped.pruned.blocks_skipped, 0);
+  EXPECT_GT(dropped.pruned.blocks_pruned, 0);
   EXPECT_LE(dropped.largest, kEps);
 }
 

@@ -1,5 +1,5 @@
 // Makes the cache of a test: random tokens, their gates and page summaries as kernels/cpu/append.cc
-// folds them, evictions as kernels/cpu/evict.cc decides them, and all of it as device arrays.
+// accumulates them, evictions as kernels/cpu/evict.cc decides them, and all of it as device arrays.
 // See device_cache.h; device_cache_windows.cc has what attention may skip of it,
 // device_cache_oracle.cc the oracle and the checks.
 #include "tests/kernels/cuda/device_cache.h"
@@ -90,8 +90,8 @@ void DeviceCache::MakeNorms() {
       k_max = std::max(k_max, std::abs(gk[m]));
     }
     const double factor = options_.qk_norm ? kProductInflation * std::sqrt(d) : kInfinity;
-    self_logit_.push_back(factor * product);
-    any_logit_.push_back(factor * q_max * k_max);
+    self_logit_bound_.push_back(factor * product);
+    max_logit_bound_.push_back(factor * q_max * k_max);
   }
 }
 
@@ -137,7 +137,7 @@ void DeviceCache::MakeGates(int s, int q_head) {
   double c = 0;
   for (int64_t j = 0; j < seq(s).length; ++j) {
     if (j % kPageTokens == 0) gates.base.push_back(c);
-    double log_gate = LogForgetGate(mean + normal(rng_), MinLogGate(self_logit_[h]));
+    double log_gate = LogForgetGate(mean + normal(rng_), MinLogGate(self_logit_bound_[h]));
     if (uniform(rng_) < options_.strong_gate_rate) log_gate = -40 - 60 * uniform(rng_);
     c += log_gate;
     gates.c.push_back(c);
@@ -145,13 +145,13 @@ void DeviceCache::MakeGates(int s, int q_head) {
   }
 }
 
-// E and H of every full page, from what pages store, as Append's Fold.
+// E and H of every full page, from what pages store, as Append's AccumulatePage.
 void DeviceCache::FoldPages(int s, int q_head) {
   if (options_.acp == AcpMode::kOff) return;
   const int d = options_.head_dim;
   ListGates& gates = gates_[static_cast<size_t>(s * options_.q_heads + q_head)];
   std::vector<double> key_sum(static_cast<size_t>(d), 0.0);
-  double decay_sum = 0, log_mass = -kInfinity, horizon = kInfinity, key_square = 0;
+  double decay_sum = 0, log_mass = -kInfinity, log_denominator_bound = kInfinity, key_square = 0;
   // The largest logit that a key can have, or minus the smallest.
   const auto bound = [&](const auto* key, double scale) {
     double square = 0;
@@ -182,13 +182,13 @@ void DeviceCache::FoldPages(int s, int q_head) {
     gates.key_norm.push_back(std::sqrt(key_square));
     log_mass = LogAddExp(log_mass + page_decay, LogSumExp(log_terms, kPageTokens));
     if (options_.acp == AcpMode::kPaper) {
-      gates.score.push_back(PaperScore(static_cast<double>(end), c_end));
+      gates.log_mass_bound.push_back(PaperLogMassBound(static_cast<double>(end), c_end));
       continue;
     }
-    gates.score.push_back(log_mass - c_end);
+    gates.log_mass_bound.push_back(log_mass - c_end);
     const double beta = bound(key_sum.data(), 1 / decay_sum) - std::log(decay_sum);
-    horizon = std::min(horizon, c_end + beta);
-    gates.horizon.push_back(horizon);
+    log_denominator_bound = std::min(log_denominator_bound, c_end + beta);
+    gates.log_denominator_bound.push_back(log_denominator_bound);
   }
 }
 
@@ -200,8 +200,8 @@ double DeviceCache::CacheC(const ListGates& gates, int64_t position) const {
 // t of a row with cumulative gate `c` (kernels/acp.h); `page`: the last full page before it.
 double DeviceCache::Threshold(const ListGates& gates, int q_head, double c, int64_t page) const {
   const auto h = static_cast<size_t>(q_head);
-  if (options_.acp == AcpMode::kPaper) return c + 2 * any_logit_[h];
-  return std::min(gates.horizon[static_cast<size_t>(page)], c + self_logit_[h]);
+  if (options_.acp == AcpMode::kPaper) return c + 2 * max_logit_bound_[h];
+  return std::min(gates.log_denominator_bound[static_cast<size_t>(page)], c + self_logit_bound_[h]);
 }
 
 // The first live page after the page ends before the step's rows.
@@ -216,7 +216,8 @@ int DeviceCache::EvictList(int s, int kv_head) const {
         const ListGates& list = gates(s, head);
         const double c_end = CacheC(list, static_cast<int64_t>(p) * kPageTokens + kPageTokens - 1);
         const double threshold = Threshold(list, head, c_end, p);
-        if (!MayDrop(list.score[static_cast<size_t>(page)], threshold, log_eps)) return false;
+        if (!MayDrop(list.log_mass_bound[static_cast<size_t>(page)], threshold, log_eps))
+          return false;
       }
       return true;
     };
@@ -248,17 +249,17 @@ struct DeviceCache::HostPool {
         values(keys),
         local(Poisoned<float>(static_cast<size_t>(shape.num_pages * shape.group() * kPageTokens))),
         base(Poisoned<double>(static_cast<size_t>(shape.num_pages * shape.group()))),
-        score(base),
-        horizon(base),
+        log_mass_bound(base),
+        log_denominator_bound(base),
         key_norm(base) {}
 
   int64_t page_size;
   std::vector<uint16_t> keys, values;
   std::vector<float> local;
-  std::vector<double> base, score, horizon, key_norm;
+  std::vector<double> base, log_mass_bound, log_denominator_bound, key_norm;
 };
 
-// Page `p` of the list becomes page id `page` of the pool; what lies behind the end stays poison.
+// Page `p` of the list becomes page id `page` of the pool; what lies past the end stays poison.
 void DeviceCache::FillPage(int s, int kv_head, int p, int32_t page, HostPool* pool) const {
   const int64_t begin = static_cast<int64_t>(p) * kPageTokens;
   const int64_t tokens = std::min<int64_t>(kPageTokens, seq(s).length - begin);
@@ -273,8 +274,9 @@ void DeviceCache::FillPage(int s, int kv_head, int p, int32_t page, HostPool* po
     std::copy_n(list.local.begin() + begin, tokens,
                 pool->local.begin() + static_cast<int64_t>(at) * kPageTokens);
     pool->base[at] = list.base[n];
-    if (n < list.score.size()) pool->score[at] = list.score[n];
-    if (n < list.horizon.size()) pool->horizon[at] = list.horizon[n];
+    if (n < list.log_mass_bound.size()) pool->log_mass_bound[at] = list.log_mass_bound[n];
+    if (n < list.log_denominator_bound.size())
+      pool->log_denominator_bound[at] = list.log_denominator_bound[n];
     if (n < list.key_norm.size()) pool->key_norm[at] = list.key_norm[n];
   }
 }
@@ -325,19 +327,19 @@ void DeviceCache::MakePages() {
   value_array_ = DeviceArray<uint16_t>(pool.values);
   local_array_ = DeviceArray<float>(pool.local);
   base_array_ = DeviceArray<double>(pool.base);
-  score_array_ = DeviceArray<double>(pool.score);
-  horizon_array_ = DeviceArray<double>(pool.horizon);
+  score_array_ = DeviceArray<double>(pool.log_mass_bound);
+  log_denominator_bound_array_ = DeviceArray<double>(pool.log_denominator_bound);
   key_norm_array_ = DeviceArray<double>(pool.key_norm);
   table_array_ = DeviceArray<int32_t>(table);
   first_live_array_ = DeviceArray<int32_t>(first);
   length_array_ = DeviceArray<int64_t>(length);
   kv_.keys = key_array_.data();
   kv_.values = value_array_.data();
-  kv_.local_gate = local_array_.data();
-  kv_.c_base = base_array_.data();
-  kv_.score = score_array_.data();
-  kv_.horizon = horizon_array_.data();
-  kv_.key_norm = key_norm_array_.data();
+  kv_.log_f_offset = local_array_.data();
+  kv_.page_cum_log_f = base_array_.data();
+  kv_.log_mass_bound = score_array_.data();
+  kv_.log_denominator_bound = log_denominator_bound_array_.data();
+  kv_.max_key_norm = key_norm_array_.data();
   kv_.page_table = table_array_.data();
   kv_.first_live = first_live_array_.data();
   kv_.length = length_array_.data();
@@ -383,21 +385,20 @@ void DeviceCache::MakeQueries() {
   }
   q_array_ = DeviceArray<uint16_t>(matrix);
   out_array_ = DeviceArray<uint16_t>(static_cast<size_t>(rows * (width + 8)));
-  log_sum_array_ = DeviceArray<float>(static_cast<size_t>(rows * (options_.q_heads + 1)));
-  self_logit_array_ = DeviceArray<double>(self_logit_);
-  any_logit_array_ = DeviceArray<double>(any_logit_);
+  lse_array_ = DeviceArray<float>(static_cast<size_t>(rows * (options_.q_heads + 1)));
+  self_logit_bound_array_ = DeviceArray<double>(self_logit_bound_);
+  max_logit_bound_array_ = DeviceArray<double>(max_logit_bound_);
   total_array_ = DeviceArray<int64_t>(static_cast<size_t>(num_seqs()));
   skipped_array_ = DeviceArray<int64_t>(static_cast<size_t>(num_seqs()));
   params_.layer = options_.layer;
   params_.q = {q_array_.data() + column, DType::kBF16, num_rows_, width, stride};
   params_.out = {out_array_.data(), DType::kBF16, num_rows_, width, width + 8};
-  params_.log_sum = {log_sum_array_.data(), DType::kF32, num_rows_, options_.q_heads,
-                     options_.q_heads + 1};
+  params_.lse = {lse_array_.data(), DType::kF32, num_rows_, options_.q_heads, options_.q_heads + 1};
   params_.acp = options_.acp;
-  params_.bound.self_logit = self_logit_array_.data();
-  params_.bound.any_logit = any_logit_array_.data();
+  params_.bound.self_logit_bound = self_logit_bound_array_.data();
+  params_.bound.max_logit_bound = max_logit_bound_array_.data();
   params_.blocks_total = total_array_.data();
-  params_.blocks_skipped = skipped_array_.data();
+  params_.blocks_pruned = skipped_array_.data();
 }
 
 void DeviceCache::MakeWork() {
@@ -408,51 +409,54 @@ void DeviceCache::MakeWork() {
                 (blocks.size() - count) * sizeof(RowBlock));
     return DeviceArray<RowBlock>(blocks);
   };
-  work_.max_blocks = static_cast<int>(blocks_.size()) + kSpareEntries;
-  work_.max_tiles = num_tiles() + kSpareEntries;
-  block_array_ = padded(blocks_, work_.max_blocks);
-  tile_array_ = padded(tiles_, work_.max_tiles);
+  schedule_.max_blocks = static_cast<int>(blocks_.size()) + kSpareEntries;
+  schedule_.max_tiles = num_tiles() + kSpareEntries;
+  block_array_ = padded(blocks_, schedule_.max_blocks);
+  tile_array_ = padded(tiles_, schedule_.max_tiles);
   num_blocks_array_ = DeviceArray<int32_t>(std::vector{static_cast<int32_t>(blocks_.size())});
   num_tiles_array_ = DeviceArray<int32_t>(std::vector{num_tiles()});
   boundaries_ = Boundaries(0);
   boundary_array_ = DeviceArray<int32_t>(boundaries_);
   tile_counter_array_ = DeviceArray<int32_t>(std::vector{0});
-  work_.blocks = block_array_.data();
-  work_.num_blocks = num_blocks_array_.data();
-  work_.tiles = tile_array_.data();
-  work_.num_tiles = num_tiles_array_.data();
-  work_.boundary = boundary_array_.data();
-  work_.tile_counter = tile_counter_array_.data();
+  schedule_.blocks = block_array_.data();
+  schedule_.num_blocks = num_blocks_array_.data();
+  schedule_.tiles = tile_array_.data();
+  schedule_.num_tiles = num_tiles_array_.data();
+  schedule_.boundary = boundary_array_.data();
+  schedule_.tile_counter = tile_counter_array_.data();
   MakeItems();
   ResetOutputs();
 }
 
-// The decode items of the layer at hand; the other layers' rows stay poison.
+// The decode splits of the layer at hand; the other layers' rows stay poison.
 void DeviceCache::MakeItems() {
-  const int pairs = num_seqs() * options_.q_heads;
-  work_.item_pages = options_.item_pages;
-  work_.max_pairs = pairs + kSpareEntries;
-  auto begin = Poisoned<int32_t>(static_cast<size_t>(options_.layers * (work_.max_pairs + 1)));
-  int32_t* row = begin.data() + options_.layer * (work_.max_pairs + 1);
+  const int seq_heads = num_seqs() * options_.q_heads;
+  schedule_.pages_per_split = options_.pages_per_split;
+  schedule_.max_seq_heads = seq_heads + kSpareEntries;
+  auto begin =
+      Poisoned<int32_t>(static_cast<size_t>(options_.layers * (schedule_.max_seq_heads + 1)));
+  int32_t* row = begin.data() + options_.layer * (schedule_.max_seq_heads + 1);
   row[0] = 0;
-  for (int i = 0; i < pairs; ++i) {
+  for (int i = 0; i < seq_heads; ++i) {
     const int s = i / options_.q_heads, kv_head = i % options_.q_heads / group();
     int count = 0;
     if (Serves(RowKind::kDecode, s)) {
       const int last = static_cast<int>((seq(s).length - 1) / kPageTokens);
-      count = last / options_.item_pages - first_live(s, kv_head) / options_.item_pages + 1;
+      count =
+          last / options_.pages_per_split - first_live(s, kv_head) / options_.pages_per_split + 1;
     }
     row[i + 1] = row[i] + count;
   }
-  num_items_ = row[pairs];
-  item_array_ = DeviceArray<int32_t>(begin);
-  work_.max_items = num_items_ + kSpareEntries;
+  num_splits_ = row[seq_heads];
+  split_array_ = DeviceArray<int32_t>(begin);
+  schedule_.max_splits = num_splits_ + kSpareEntries;
   partial_array_ =
-      DeviceArray<float>(static_cast<size_t>(work_.max_items) * (options_.head_dim + 2));
-  ticket_array_ = DeviceArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(work_.max_pairs)));
-  work_.item_begin = item_array_.data();
-  work_.partial = partial_array_.data();
-  work_.ticket = ticket_array_.data();
+      DeviceArray<float>(static_cast<size_t>(schedule_.max_splits) * (options_.head_dim + 2));
+  arrival_counter_array_ =
+      DeviceArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(schedule_.max_seq_heads)));
+  schedule_.split_begin = split_array_.data();
+  schedule_.partial = partial_array_.data();
+  schedule_.arrival_counter = arrival_counter_array_.data();
 }
 
 void DeviceCache::PoisonBoundaries() {

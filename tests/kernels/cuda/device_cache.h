@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/step_work.h"
+#include "kernels/cuda/runtime/step_schedule.h"
 #include "kernels/op_params.h"
 #include "kernels/paged_kv.h"
 #include "tests/kernels/cuda/device_array.h"
@@ -39,7 +39,7 @@ struct CacheOptions {
   bool evict = true;  // earlier steps have evicted what they may; false: nothing
   int layers = 2;
   int layer = 1;
-  int item_pages = kMinItemPages;
+  int pages_per_split = kMinPagesPerSplit;
   uint64_t seed = 1;
 };
 
@@ -53,27 +53,27 @@ class DeviceCache {
  public:
   explicit DeviceCache(const CacheOptions& options);
 
-  // Device pointers, ready for the kernels. out and log_sum are poisoned, counters not zero.
+  // Device pointers, ready for the kernels. out and lse are poisoned, counters not zero.
   const BatchView& batch() const { return batch_; }
   const PagedKv& kv() const { return kv_; }
-  // boundary holds the right values; partial is poisoned, ticket and tile_counter are zero. Rows of
-  // item_begin have num_seqs * q_heads + 1 entries that may be read.
-  const StepWork& work() const { return work_; }
+  // boundary holds the right values; partial is poisoned, arrival_counter and tile_counter are
+  // zero. Rows of split_begin have num_seqs * q_heads + 1 entries that may be read.
+  const StepSchedule& schedule() const { return schedule_; }
   const AttentionParams& params() const { return params_; }
 
   // The host's copies.
   const CacheOptions& options() const { return options_; }
   const std::vector<RowBlock>& tiles() const { return tiles_; }
   int num_tiles() const { return static_cast<int>(tiles_.size()); }
-  int num_items() const { return num_items_; }
+  int num_splits() const { return num_splits_; }
   int first_live(int s, int kv_head) const;
   // What PruneBoundaries must find: [q_heads, work.max_tiles], -1 behind the tiles.
   const std::vector<int32_t>& boundaries() const { return boundaries_; }
   // The same by thresholds as far off as a kernel's float32 sums may be: 1 for the highest, which
   // gives the least pages, -1 for the lowest, 0 for exact ones. All alike with QK-norm.
   std::vector<int32_t> Boundaries(int rounding) const;
-  // Likewise what FindDecodeWindows must find, where MeasuresQueries(), else the first live pages:
-  // [num_seqs * q_heads], -1 for sequences without exactly one row.
+  // Likewise what FindFirstVisiblePages must find, where UsesPerQueryBound(), else the first live
+  // pages: [num_seqs * q_heads], -1 for sequences without exactly one row.
   std::vector<int32_t> Windows(int rounding) const;
   // Share of pages [0, left) in the attention of a row over all its keys.
   double MassBefore(int s, int64_t row_in_seq, int q_head, int left) const;
@@ -82,8 +82,8 @@ class DeviceCache {
   void PoisonBoundaries();
   DeviceArray<int32_t>& boundary_array() { return boundary_array_; }
   DeviceArray<int32_t>& tile_counter_array() { return tile_counter_array_; }
-  DeviceArray<int32_t>& item_array() { return item_array_; }
-  DeviceArray<int32_t>& ticket_array() { return ticket_array_; }
+  DeviceArray<int32_t>& split_array() { return split_array_; }
+  DeviceArray<int32_t>& arrival_counter_array() { return arrival_counter_array_; }
   DeviceArray<uint16_t>& out_array() { return out_array_; }
   // Poisons outputs and partial again and resets counters and tile_counter, for another run.
   void ResetOutputs();
@@ -92,24 +92,24 @@ class DeviceCache {
   struct Exact {
     std::vector<double> out;        // [head_dim]
     std::vector<double> tolerance;  // [head_dim], absolute, of the bf16 output
-    double log_sum = 0;
-    double log_sum_tolerance = 0;
+    double lse = 0;
+    double lse_tolerance = 0;
   };
   Exact Oracle(int s, int64_t row_in_seq, int q_head) const;
 
-  // After the kernel (with work.window where MeasuresQueries()): the rows of `kind` agree with the
-  // oracle (a sample of them where all would take too long), all other memory of out and log_sum is
+  // After the kernel (with work.window where UsesPerQueryBound()): the rows of `kind` agree with
+  // the oracle (a sample of them where all would take too long), all other memory of out and lse is
   // as it was, and the counters are right (where rows stop by themselves: in their range).
   void CheckOutputs(RowKind kind) const;
 
  private:
   struct HostPool;
-  struct ListGates {            // one (sequence, query head)
-    std::vector<double> c;      // [length], exact
-    std::vector<float> local;   // [length]
-    std::vector<double> base;   // [pages]
-    std::vector<double> score;  // [full pages]; empty without a bound
-    std::vector<double> horizon;
+  struct ListGates {                     // one (sequence, query head)
+    std::vector<double> c;               // [length], exact
+    std::vector<float> local;            // [length]
+    std::vector<double> base;            // [pages]
+    std::vector<double> log_mass_bound;  // [full pages]; empty without a bound
+    std::vector<double> log_denominator_bound;
     std::vector<double> key_norm;  // largest so far
   };
 
@@ -132,12 +132,12 @@ class DeviceCache {
   double RelativeErrors(const ListGates& gates, int64_t reference, int64_t j, double key_logit,
                         int64_t pages) const;
   bool CheckRow(int s, int64_t row_in_seq, int q_head, const std::vector<uint16_t>& out,
-                const std::vector<float>& log_sum) const;
+                const std::vector<float>& lse) const;
   void CheckUntouched(RowKind kind, const std::vector<uint16_t>& out,
-                      const std::vector<float>& log_sum) const;
-  int LastStop(int t, int q_head, int begin, int end, const std::vector<float>& log_sum) const;
-  int64_t MostSkipped(int t, int q_head, const std::vector<float>& log_sum) const;
-  void CheckCounters(RowKind kind, const std::vector<float>& log_sum) const;
+                      const std::vector<float>& lse) const;
+  int LastStop(int t, int q_head, int begin, int end, const std::vector<float>& lse) const;
+  int64_t MostSkipped(int t, int q_head, const std::vector<float>& lse) const;
+  void CheckCounters(RowKind kind, const std::vector<float>& lse) const;
   bool Serves(RowKind kind, int s) const;
   double LogEps(int s) const;
   double CacheC(const ListGates& gates, int64_t position) const;
@@ -155,9 +155,9 @@ class DeviceCache {
   CacheOptions options_;
   std::mt19937_64 rng_;
   int64_t num_rows_ = 0;
-  int num_items_ = 0;
+  int num_splits_ = 0;
   std::vector<int64_t> row_begin_;
-  std::vector<double> q_norm_, k_norm_, self_logit_, any_logit_;
+  std::vector<double> q_norm_, k_norm_, self_logit_bound_, max_logit_bound_;
   std::vector<std::vector<float>> keys_, values_;  // by (seq, kv head): [length, head_dim]
   std::vector<float> queries_;                     // [num_rows, q_heads, head_dim]
   std::vector<ListGates> gates_;
@@ -167,15 +167,15 @@ class DeviceCache {
 
   BatchView batch_;
   PagedKv kv_;
-  StepWork work_;
+  StepSchedule schedule_;
   AttentionParams params_;
 
   DeviceArray<uint16_t> key_array_, value_array_, q_array_, out_array_;
-  DeviceArray<float> local_array_, log_sum_array_, partial_array_;
-  DeviceArray<double> base_array_, score_array_, horizon_array_, key_norm_array_;
-  DeviceArray<double> tolerance_array_, self_logit_array_, any_logit_array_;
+  DeviceArray<float> local_array_, lse_array_, partial_array_;
+  DeviceArray<double> base_array_, score_array_, log_denominator_bound_array_, key_norm_array_;
+  DeviceArray<double> tolerance_array_, self_logit_bound_array_, max_logit_bound_array_;
   DeviceArray<int32_t> table_array_, first_live_array_, slot_array_;
-  DeviceArray<int32_t> boundary_array_, tile_counter_array_, ticket_array_, item_array_;
+  DeviceArray<int32_t> boundary_array_, tile_counter_array_, arrival_counter_array_, split_array_;
   DeviceArray<int32_t> num_blocks_array_, num_tiles_array_;
   DeviceArray<int64_t> length_array_, row_begin_array_, position_array_;
   DeviceArray<int64_t> total_array_, skipped_array_;

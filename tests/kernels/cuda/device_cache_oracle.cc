@@ -42,7 +42,7 @@ void DeviceCache::ResetOutputs() {
   total_array_.CopyFrom(counts);
   skipped_array_.CopyFrom(counts);
   out_array_.Fill(kPoison);
-  log_sum_array_.Fill(kPoison);
+  lse_array_.Fill(kPoison);
   partial_array_.Fill(kPoison);
   tile_counter_array_.CopyFrom({0});
 }
@@ -57,10 +57,10 @@ void DeviceCache::ResetOutputs() {
 //   sums over j:         float32, an addition and a rescaling for each 16 keys: 2^-21 pages
 //   weight j, in out:    bf16 for the product with v: 2^-8, half the spacing between 1 and 2
 //   out:                 bf16: 2^-8 of what is stored
-//   pruning:             dropped mass of at most eps moves out by 2 eps max|v|, log_sum by 2 eps
+//   pruning:             dropped mass of at most eps moves out by 2 eps max|v|, lse by 2 eps
 //
-// Relative errors e_j of the weights move out by at most sum_j A_j e_j (|v_j| + |out|), and log_sum
-// by sum_j A_j e_j; log_sum also carries the rounding of its own parts.
+// Relative errors e_j of the weights move out by at most sum_j A_j e_j (|v_j| + |out|), and lse
+// by sum_j A_j e_j; lse also carries the rounding of its own parts.
 double DeviceCache::RelativeErrors(const ListGates& gates, int64_t reference, int64_t j,
                                    double key_logit, int64_t pages) const {
   const auto at = static_cast<size_t>(j);
@@ -117,11 +117,11 @@ DeviceCache::Exact DeviceCache::Oracle(int s, int64_t row_in_seq, int q_head) co
     exact.out.push_back(o);
     exact.tolerance.push_back(before + 0x1p-8 * (std::abs(o) + before) + 1e-30);
   }
-  exact.log_sum = top + std::log(sum);
+  exact.lse = top + std::log(sum);
   const double parts =
-      std::abs(exact.log_sum) + std::abs(list.local[static_cast<size_t>(i)]) +
+      std::abs(exact.lse) + std::abs(list.local[static_cast<size_t>(i)]) +
       std::abs(list.c[static_cast<size_t>(i)] - list.c[static_cast<size_t>(reference)]);
-  exact.log_sum_tolerance = error + 2 * eps + 0x1p-21 * (parts + 1);
+  exact.lse_tolerance = error + 2 * eps + 0x1p-21 * (parts + 1);
   return exact;
 }
 
@@ -130,7 +130,7 @@ bool DeviceCache::Serves(RowKind kind, int s) const {
 }
 
 bool DeviceCache::CheckRow(int s, int64_t row_in_seq, int q_head, const std::vector<uint16_t>& out,
-                           const std::vector<float>& log_sum) const {
+                           const std::vector<float>& lse) const {
   const Exact exact = Oracle(s, row_in_seq, q_head);
   const int64_t row = row_begin_[static_cast<size_t>(s)] + row_in_seq, d = options_.head_dim;
   for (int64_t m = 0; m < d; ++m) {
@@ -142,18 +142,18 @@ bool DeviceCache::CheckRow(int s, int64_t row_in_seq, int q_head, const std::vec
                   << ": " << got << ", not " << exact.out[n] << " +- " << exact.tolerance[n];
     return false;
   }
-  if (params_.log_sum.empty()) return true;
+  if (params_.lse.empty()) return true;
   const double got =
-      log_sum[static_cast<size_t>(row * params_.log_sum.row_stride) + static_cast<size_t>(q_head)];
-  if (std::abs(got - exact.log_sum) <= exact.log_sum_tolerance) return true;
+      lse[static_cast<size_t>(row * params_.lse.row_stride) + static_cast<size_t>(q_head)];
+  if (std::abs(got - exact.lse) <= exact.lse_tolerance) return true;
   ADD_FAILURE() << "sequence " << s << " row " << row_in_seq << " head " << q_head << ": log sum "
-                << got << ", not " << exact.log_sum << " +- " << exact.log_sum_tolerance;
+                << got << ", not " << exact.lse << " +- " << exact.lse_tolerance;
   return false;
 }
 
 // Rows that are not the kernel's, and the columns behind its own.
 void DeviceCache::CheckUntouched(RowKind kind, const std::vector<uint16_t>& out,
-                                 const std::vector<float>& log_sum) const {
+                                 const std::vector<float>& lse) const {
   std::vector<bool> served(out.size() / static_cast<size_t>(params_.out.row_stride), false);
   for (int s = 0; s < num_seqs(); ++s) {
     for (int64_t r = 0; r < seq(s).rows; ++r) {
@@ -162,24 +162,24 @@ void DeviceCache::CheckUntouched(RowKind kind, const std::vector<uint16_t>& out,
   }
   for (size_t row = 0; row < served.size(); ++row) {
     const auto stride = static_cast<size_t>(params_.out.row_stride);
-    const auto sums = static_cast<size_t>(params_.log_sum.row_stride);
+    const auto sums = static_cast<size_t>(params_.lse.row_stride);
     for (size_t m = served[row] ? static_cast<size_t>(params_.out.cols) : 0; m < stride; ++m) {
       ASSERT_EQ(out[row * stride + m], kPoisonBits) << "row " << row << " column " << m;
     }
     for (size_t h = served[row] ? static_cast<size_t>(options_.q_heads) : 0; h < sums; ++h) {
-      ASSERT_TRUE(IsPoison(log_sum[row * sums + h])) << "log sum of row " << row;
+      ASSERT_TRUE(IsPoison(lse[row * sums + h])) << "log sum of row " << row;
     }
   }
 }
 
 // How many pages the tile's rows may skip at most. Each half of a tile may stop by itself.
-int64_t DeviceCache::MostSkipped(int t, int q_head, const std::vector<float>& log_sum) const {
+int64_t DeviceCache::MostSkipped(int t, int q_head, const std::vector<float>& lse) const {
   constexpr int kHalf = kTileRows / 2;
   const int count = tiles_[static_cast<size_t>(t)].count;
   int64_t skipped = 0;
   for (int begin = 0; begin < count; begin += kHalf) {
     const int end = std::min(count, begin + kHalf);
-    skipped += static_cast<int64_t>(end - begin) * LastStop(t, q_head, begin, end, log_sum);
+    skipped += static_cast<int64_t>(end - begin) * LastStop(t, q_head, begin, end, lse);
   }
   return skipped;
 }
@@ -187,17 +187,18 @@ int64_t DeviceCache::MostSkipped(int t, int q_head, const std::vector<float>& lo
 // The first page that some of the tile's rows [begin, end) needs, going by the rows' whole sums:
 // under the row certificate (acp.md 2d) a kernel that has seen only a part can stop no earlier.
 int DeviceCache::LastStop(int t, int q_head, int begin, int end,
-                          const std::vector<float>& log_sum) const {
+                          const std::vector<float>& lse) const {
   const RowBlock& tile = tiles_[static_cast<size_t>(t)];
   const ListGates& list = gates(tile.seq, q_head);
   const double log_eps = LogEps(tile.seq);
-  int left = boundaries_[static_cast<size_t>(q_head * work_.max_tiles + t)];
+  int left = boundaries_[static_cast<size_t>(q_head * schedule_.max_tiles + t)];
   if (!std::isfinite(log_eps)) return left;
   for (; left < tile.position / kPageTokens; ++left) {
     for (int r = begin; r < end; ++r) {
-      const auto at = static_cast<size_t>((tile.first_row + r) * params_.log_sum.row_stride);
-      const double log_z = log_sum[at + static_cast<size_t>(q_head)];
-      const double mass = list.score[static_cast<size_t>(left)] + CacheC(list, tile.position + r);
+      const auto at = static_cast<size_t>((tile.first_row + r) * params_.lse.row_stride);
+      const double log_z = lse[at + static_cast<size_t>(q_head)];
+      const double mass =
+          list.log_mass_bound[static_cast<size_t>(left)] + CacheC(list, tile.position + r);
       // Half of the slack for what the kernel rounds.
       if (!(mass - log_z <= log_eps - kAcpSlack / 2)) return left;
     }
@@ -205,7 +206,7 @@ int DeviceCache::LastStop(int t, int q_head, int begin, int end,
   return left;
 }
 
-void DeviceCache::CheckCounters(RowKind kind, const std::vector<float>& log_sum) const {
+void DeviceCache::CheckCounters(RowKind kind, const std::vector<float>& lse) const {
   std::vector<int64_t> total(static_cast<size_t>(num_seqs()), kFirstCount), least = total;
   for (int s = 0; s < num_seqs(); ++s) {
     for (int64_t r = 0; r < seq(s).rows && Serves(kind, s); ++r) {
@@ -224,10 +225,10 @@ void DeviceCache::CheckCounters(RowKind kind, const std::vector<float>& log_sum)
   for (int t = 0; t < num_tiles() && kind == RowKind::kPrefill; ++t) {
     const RowBlock& tile = tiles_[static_cast<size_t>(t)];
     for (int h = 0; h < options_.q_heads; ++h) {
-      const int left = boundaries_[static_cast<size_t>(h * work_.max_tiles + t)];
+      const int left = boundaries_[static_cast<size_t>(h * schedule_.max_tiles + t)];
       const int64_t skipped = static_cast<int64_t>(tile.count) * left;
       least[static_cast<size_t>(tile.seq)] += skipped;
-      most[static_cast<size_t>(tile.seq)] += stops ? MostSkipped(t, h, log_sum) : skipped;
+      most[static_cast<size_t>(tile.seq)] += stops ? MostSkipped(t, h, lse) : skipped;
     }
   }
   const std::vector<int64_t> got_total = total_array_.ToHost(), got = skipped_array_.ToHost();
@@ -241,9 +242,9 @@ void DeviceCache::CheckCounters(RowKind kind, const std::vector<float>& log_sum)
 void DeviceCache::CheckOutputs(RowKind kind) const {
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const std::vector<uint16_t> out = out_array_.ToHost();
-  const std::vector<float> log_sum = log_sum_array_.ToHost();
-  CheckUntouched(kind, out, log_sum);
-  CheckCounters(kind, log_sum);
+  const std::vector<float> lse = lse_array_.ToHost();
+  CheckUntouched(kind, out, lse);
+  CheckCounters(kind, lse);
   double products = 0;
   for (int s = 0; s < num_seqs(); ++s) {
     if (!Serves(kind, s)) continue;
@@ -259,7 +260,7 @@ void DeviceCache::CheckOutputs(RowKind kind) const {
       for (int h = 0; h < options_.q_heads; ++h) {
         state = state * 1664525u + 1013904223u;
         if ((state >> 8) % every != 0 && r + 1 < seq(s).rows) continue;
-        if (!CheckRow(s, r, h, out, log_sum) && ++failures == 10) return;
+        if (!CheckRow(s, r, h, out, lse) && ++failures == 10) return;
       }
     }
   }

@@ -37,17 +37,18 @@ int DeviceCache::BoundaryOf(const RowBlock& rows, int q_head, int rounding) cons
   const double log_eps = LogEps(rows.seq);
   int left = first_live(rows.seq, q_head / group());
   if (left >= page || !std::isfinite(log_eps)) return left;
-  const std::vector<double>& score = gates(rows.seq, q_head).score;
+  const std::vector<double>& log_mass_bound = gates(rows.seq, q_head).log_mass_bound;
   const double threshold = LargestThreshold(rows, q_head, rounding);
-  while (left < page && MayDrop(score[static_cast<size_t>(left)], threshold, log_eps)) ++left;
+  while (left < page && MayDrop(log_mass_bound[static_cast<size_t>(left)], threshold, log_eps))
+    ++left;
   return left;
 }
 
 std::vector<int32_t> DeviceCache::Boundaries(int rounding) const {
-  std::vector<int32_t> boundaries(static_cast<size_t>(options_.q_heads * work_.max_tiles), -1);
+  std::vector<int32_t> boundaries(static_cast<size_t>(options_.q_heads * schedule_.max_tiles), -1);
   for (int h = 0; h < options_.q_heads; ++h) {
     for (int t = 0; t < num_tiles(); ++t) {
-      boundaries[static_cast<size_t>(h * work_.max_tiles + t)] =
+      boundaries[static_cast<size_t>(h * schedule_.max_tiles + t)] =
           BoundaryOf(tiles_[static_cast<size_t>(t)], h, rounding);
     }
   }

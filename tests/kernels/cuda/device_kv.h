@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/cuda/step_work.h"
+#include "kernels/cuda/runtime/step_schedule.h"
 #include "kernels/op_params.h"
 #include "tests/kernels/cuda/device_array.h"
 
@@ -18,18 +18,18 @@ struct DeviceKv {
   explicit DeviceKv(const PagedKvShape& shape)
       : keys(Pages(shape) * kPageTokens * static_cast<size_t>(shape.head_dim)),
         values(keys.size()),
-        local_gate(Pages(shape) * Group(shape) * kPageTokens),
-        c_base(Pages(shape) * Group(shape)),
-        score(c_base.size()),
-        horizon(c_base.size()),
-        key_norm(c_base.size()),
+        log_f_offset(Pages(shape) * Group(shape) * kPageTokens),
+        page_cum_log_f(Pages(shape) * Group(shape)),
+        log_mass_bound(page_cum_log_f.size()),
+        log_denominator_bound(page_cum_log_f.size()),
+        max_key_norm(page_cum_log_f.size()),
         free_stack(Descending(shape.num_pages)),
         free_count(std::vector<int32_t>{shape.num_pages}),
         page_table(Lists(shape) * static_cast<size_t>(shape.max_pages)),
         first_live(std::vector<int32_t>(Lists(shape), 0)),
         length(std::vector<int64_t>(static_cast<size_t>(shape.max_slots), 0)),
-        max_log_mass(std::vector<double>(Lists(shape), kNothing)),
-        c(std::vector<double>(Heads(shape), 0)),
+        max_log_evicted_mass(std::vector<double>(Lists(shape), kNothing)),
+        cum_log_f(std::vector<double>(Heads(shape), 0)),
         log_mass(std::vector<double>(Heads(shape), kNothing)),
         decay_sum(std::vector<double>(Heads(shape), 0)),
         key_sum(std::vector<double>(Heads(shape) * static_cast<size_t>(shape.head_dim), 0)),
@@ -38,18 +38,18 @@ struct DeviceKv {
     view.shape = shape;
     view.keys = keys.data();
     view.values = values.data();
-    view.local_gate = local_gate.data();
-    view.c_base = c_base.data();
-    view.score = score.data();
-    view.horizon = horizon.data();
-    view.key_norm = key_norm.data();
+    view.log_f_offset = log_f_offset.data();
+    view.page_cum_log_f = page_cum_log_f.data();
+    view.log_mass_bound = log_mass_bound.data();
+    view.log_denominator_bound = log_denominator_bound.data();
+    view.max_key_norm = max_key_norm.data();
     view.free_stack = free_stack.data();
     view.free_count = free_count.data();
     view.page_table = page_table.data();
     view.first_live = first_live.data();
     view.length = length.data();
-    view.max_log_mass = max_log_mass.data();
-    view.c = c.data();
+    view.max_log_evicted_mass = max_log_evicted_mass.data();
+    view.cum_log_f = cum_log_f.data();
     view.log_mass = log_mass.data();
     view.decay_sum = decay_sum.data();
     view.key_sum = key_sum.data();
@@ -71,41 +71,42 @@ struct DeviceKv {
   }
 
   DeviceArray<uint16_t> keys, values;
-  DeviceArray<float> local_gate;
-  DeviceArray<double> c_base, score, horizon, key_norm;
+  DeviceArray<float> log_f_offset;
+  DeviceArray<double> page_cum_log_f, log_mass_bound, log_denominator_bound, max_key_norm;
   DeviceArray<int32_t> free_stack, free_count, page_table, first_live;
   DeviceArray<int64_t> length;
-  DeviceArray<double> max_log_mass, c, log_mass, decay_sum, key_sum;
+  DeviceArray<double> max_log_evicted_mass, cum_log_f, log_mass, decay_sum, key_sum;
   DeviceArray<float> last_k, last_v;
   PagedKv view;
 };
 
 // Room for the plan of steps with up to `rows` rows and `seqs` sequences.
 struct DeviceWork {
-  DeviceWork(const PagedKvShape& shape, int64_t rows, int seqs, int item_pages = kMinItemPages)
+  DeviceWork(const PagedKvShape& shape, int64_t rows, int seqs,
+             int pages_per_split = kMinPagesPerSplit)
       : blocks(static_cast<size_t>(MaxRowBlocks(rows, seqs))),
         tiles(blocks.size()),
         num_blocks(1),
         num_tiles(1),
-        item_begin(static_cast<size_t>(shape.layers) *
-                   static_cast<size_t>(seqs * shape.q_heads + 1)),
-        fold(blocks.size() * static_cast<size_t>(shape.q_heads * (shape.head_dim + 4))) {
+        split_begin(static_cast<size_t>(shape.layers) *
+                    static_cast<size_t>(seqs * shape.q_heads + 1)),
+        page_sums(blocks.size() * static_cast<size_t>(shape.q_heads * (shape.head_dim + 4))) {
     view.max_blocks = static_cast<int>(blocks.size());
     view.max_tiles = view.max_blocks;
     view.blocks = blocks.data();
     view.num_blocks = num_blocks.data();
     view.tiles = tiles.data();
     view.num_tiles = num_tiles.data();
-    view.item_pages = item_pages;
-    view.item_begin = item_begin.data();
-    view.max_pairs = seqs * shape.q_heads;
-    view.fold = fold.data();
+    view.pages_per_split = pages_per_split;
+    view.split_begin = split_begin.data();
+    view.max_seq_heads = seqs * shape.q_heads;
+    view.page_sums = page_sums.data();
   }
 
   DeviceArray<RowBlock> blocks, tiles;
-  DeviceArray<int32_t> num_blocks, num_tiles, item_begin;
-  DeviceArray<double> fold;
-  StepWork view;
+  DeviceArray<int32_t> num_blocks, num_tiles, split_begin;
+  DeviceArray<double> page_sums;
+  StepSchedule view;
 };
 
 // One sequence's share of a step; slot -1 pads.

@@ -19,7 +19,7 @@ namespace fox::cuda::testing {
 inline constexpr float kGapValue = -77;
 inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// Uniform in [-scale, scale): cheap, as tests draw many.
+// Uniform in [-scale, scale): cheap, as tests sample many.
 class Uniform {
  public:
   explicit Uniform(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 1) {}
@@ -110,7 +110,7 @@ class TestMatrix {
 
 // A transform and the host's view of its operands; null: absent.
 struct TransformCase {
-  RowTransform::Kind kind = RowTransform::Kind::kNone;
+  InputTransform::Kind kind = InputTransform::Kind::kNone;
   bool silu = false;
   int head_dim = 64;
   const TestMatrix* weight = nullptr;  // [1, cols]
@@ -118,8 +118,8 @@ struct TransformCase {
 
   static constexpr double kEps = 1e-5;
 
-  RowTransform params() const {
-    RowTransform t;
+  InputTransform params() const {
+    InputTransform t;
     t.kind = kind;
     t.silu = silu;
     t.eps = kEps;
@@ -135,7 +135,7 @@ inline double Activation(double x, bool silu) { return (silu ? x : 1.0) / (1.0 +
 // What kernels/op_params.h says, in float64.
 inline std::vector<double> TransformedRow(const TransformCase& t, const TestMatrix& in,
                                           int64_t row) {
-  using Kind = RowTransform::Kind;
+  using Kind = InputTransform::Kind;
   std::vector<double> x(static_cast<size_t>(in.cols()));
   for (size_t c = 0; c < x.size(); ++c) x[c] = in.At(row, static_cast<int64_t>(c));
   const auto at = [](const TestMatrix& m, int64_t r, size_t c) -> double {

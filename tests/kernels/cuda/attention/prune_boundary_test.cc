@@ -1,6 +1,6 @@
 // PruneBoundaries against the host's page by page scan of the same rule, over modes, heads, batches
 // and chunks; exact, for both compare the same float64 numbers. Without QK-norm, and so for
-// FindDecodeWindows, exact but for float32 sums over queries and keys.
+// FindFirstVisiblePages, exact but for float32 sums over queries and keys.
 #include "kernels/cuda/attention/prune_boundary.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/paging.h"
+#include "kernels/cuda/paging/paging.h"
 #include "tests/kernels/cuda/device_cache.h"
 
 namespace fox::cuda {
@@ -27,9 +27,9 @@ void ExpectBoundaries(const CacheOptions& options, int spare_tiles) {
   DeviceCache cache(options);
   cache.PoisonBoundaries();
   const int max_tiles = cache.num_tiles() + spare_tiles;
-  ASSERT_EQ(
-      PruneBoundaries(cache.batch(), cache.params(), cache.kv(), cache.work(), max_tiles, nullptr),
-      cudaSuccess);
+  ASSERT_EQ(PruneBoundaries(cache.batch(), cache.params(), cache.kv(), cache.schedule(), max_tiles,
+                            nullptr),
+            cudaSuccess);
   EXPECT_EQ(cache.boundary_array().ToHost(), cache.boundaries());
   EXPECT_EQ(cache.tile_counter_array().ToHost()[0], 0);
 }
@@ -122,7 +122,7 @@ TEST_P(MeasuredBoundaryTest, TilesSkipWhatTheirQueriesAllow) {
   const CacheOptions options = MeasuredOptions(GetParam());
   DeviceCache cache(options);
   cache.PoisonBoundaries();
-  ASSERT_EQ(PruneBoundaries(cache.batch(), cache.params(), cache.kv(), cache.work(),
+  ASSERT_EQ(PruneBoundaries(cache.batch(), cache.params(), cache.kv(), cache.schedule(),
                             cache.num_tiles() + 1, nullptr),
             cudaSuccess);
   EXPECT_EQ(cache.tile_counter_array().ToHost()[0], 0);
@@ -135,7 +135,7 @@ TEST_P(MeasuredBoundaryTest, TilesSkipWhatTheirQueriesAllow) {
     const CacheSequence& sequence = options.sequences[static_cast<size_t>(tile.seq)];
     const int64_t first = tile.position - (sequence.length - sequence.rows);
     for (int h = 0; h < options.q_heads; ++h) {
-      const int left = got[static_cast<size_t>(h * cache.work().max_tiles + t)];
+      const int left = got[static_cast<size_t>(h * cache.schedule().max_tiles + t)];
       skipped += left;
       for (int r = 0; left > 0 && r < tile.count; r += 9) {
         const double mass = cache.MassBefore(tile.seq, first + r, h, left);
@@ -151,19 +151,19 @@ TEST_P(MeasuredBoundaryTest, TilesSkipWhatTheirQueriesAllow) {
 TEST_P(MeasuredBoundaryTest, DecodingRowsSkipWhatTheirQueriesAllow) {
   const CacheOptions options = MeasuredOptions(GetParam());
   DeviceCache cache(options);
-  ASSERT_TRUE(MeasuresQueries(cache.params()));
-  const testing::DeviceArray<int32_t> window(static_cast<size_t>(cache.work().max_pairs));
-  StepWork work = cache.work();
-  work.window = window.data();
-  ASSERT_EQ(FindDecodeWindows(cache.batch(), cache.params(), cache.kv(), work, nullptr),
+  ASSERT_TRUE(UsesPerQueryBound(cache.params()));
+  const testing::DeviceArray<int32_t> window(static_cast<size_t>(cache.schedule().max_seq_heads));
+  StepSchedule schedule = cache.schedule();
+  schedule.first_visible_page = window.data();
+  ASSERT_EQ(FindFirstVisiblePages(cache.batch(), cache.params(), cache.kv(), schedule, nullptr),
             cudaSuccess);
   std::vector<int32_t> got = window.ToHost();
-  const size_t pairs = cache.Windows(0).size();
-  for (size_t i = pairs; i < got.size(); ++i) EXPECT_EQ(got[i], -1) << "behind the pairs";
-  got.resize(pairs);
+  const size_t seq_heads = cache.Windows(0).size();
+  for (size_t i = seq_heads; i < got.size(); ++i) EXPECT_EQ(got[i], -1) << "behind the seq_heads";
+  got.resize(seq_heads);
   ExpectBetween(got, cache.Windows(1), cache.Windows(-1));
   int skipped = 0;
-  for (size_t i = 0; i < pairs; ++i) {
+  for (size_t i = 0; i < seq_heads; ++i) {
     if (got[i] <= 0) continue;
     const int s = static_cast<int>(i) / options.q_heads, h = static_cast<int>(i) % options.q_heads;
     EXPECT_LE(cache.MassBefore(s, 0, h, got[i]),
@@ -173,18 +173,20 @@ TEST_P(MeasuredBoundaryTest, DecodingRowsSkipWhatTheirQueriesAllow) {
   }
   EXPECT_GT(skipped, 0);
 
-  ASSERT_EQ(PlanItems(cache.batch(), cache.kv(), work, options.layer, nullptr), cudaSuccess);
-  const std::vector<int32_t> begin = cache.item_array().ToHost();
-  const size_t row = static_cast<size_t>(options.layer) * static_cast<size_t>(work.max_pairs + 1);
+  ASSERT_EQ(PlanSplits(cache.batch(), cache.kv(), schedule, options.layer, nullptr), cudaSuccess);
+  const std::vector<int32_t> begin = cache.split_array().ToHost();
+  const size_t row =
+      static_cast<size_t>(options.layer) * static_cast<size_t>(schedule.max_seq_heads + 1);
   int32_t items = 0;
-  for (size_t i = 0; i < pairs; ++i) {
-    EXPECT_EQ(begin[row + i], items) << "pair " << i;
+  for (size_t i = 0; i < seq_heads; ++i) {
+    EXPECT_EQ(begin[row + i], items) << "seq_head " << i;
     if (got[i] < 0) continue;
     const auto length =
         static_cast<int>(options.sequences[i / static_cast<size_t>(options.q_heads)].length);
-    items += (length - 1) / kPageTokens / work.item_pages - got[i] / work.item_pages + 1;
+    items += (length - 1) / kPageTokens / schedule.pages_per_split -
+             got[i] / schedule.pages_per_split + 1;
   }
-  EXPECT_EQ(begin[row + pairs], items);
+  EXPECT_EQ(begin[row + seq_heads], items);
 }
 
 INSTANTIATE_TEST_SUITE_P(HeadDim, MeasuredBoundaryTest, ::testing::Values(16, 32, 64, 128),

@@ -23,7 +23,7 @@ namespace {
 using testing::TestMatrix;
 using testing::TransformCase;
 using testing::Uniform;
-using Kind = RowTransform::Kind;
+using Kind = InputTransform::Kind;
 
 // One call's operands; null: absent.
 struct Call {
@@ -61,7 +61,7 @@ class LinearTest : public ::testing::Test {
     if (scratch_ == nullptr || scratch_->rows() < rows || scratch_->cols() < width) {
       scratch_ = std::make_unique<TestMatrix>(DType::kBF16, rows, width, 8);
     }
-    RowTransform t = call.transform.params();
+    InputTransform t = call.transform.params();
     t.scratch = scratch_->view().Rows(0, rows).Columns(0, width);
     if (!t.gate.empty()) t.gate = t.gate.Rows(first, rows);
     const MatrixView weight = call.weight->view();

@@ -1,0 +1,25 @@
+// Ops::Append: checks the shapes and chooses between one kernel for decoding (decode.cu) and
+// two for everything else (prefill.cu, accumulate.cu).
+#include "kernels/core/check.h"
+#include "kernels/cuda/append/append.h"
+#include "kernels/cuda/append/kernels.h"
+
+namespace fox::cuda {
+
+cudaError_t Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+                   const StepSchedule& schedule, bool drained, cudaStream_t stream) {
+  if (batch.num_seqs == 0) return cudaSuccess;
+  const MatrixView& projection = params.projection;
+  FOX_CHECK(projection.dtype == DType::kBF16 && kv.shape.dtype == DType::kBF16);
+  FOX_CHECK(projection.rows >= batch.num_rows && projection.row_stride % 8 == 0);
+  FOX_CHECK(params.q_column % 8 == 0 && params.k_column % 8 == 0 && params.v_column % 8 == 0);
+  FOX_CHECK(kv.shape.group() <= kMaxAppendGroup);
+  if (batch.num_rows == batch.num_seqs) {
+    return AppendDecode(batch, params, kv, drained, stream);
+  }
+  const cudaError_t projected = ProjectBlocks(batch, params, kv, schedule, stream);
+  if (projected != cudaSuccess) return projected;
+  return AccumulateBlocks(batch, params, kv, schedule, stream);
+}
+
+}  // namespace fox::cuda

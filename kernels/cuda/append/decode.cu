@@ -1,0 +1,391 @@
+// Append where every sequence has one row: one kernel, a warp for each (sequence, kv head). The
+// warp's lanes take the key, the value and the queries of the group side by side. Where the row
+// ends a page, the same warp accumulates it, as kernels/cpu/append.cc does.
+#include "kernels/acp.h"
+#include "kernels/cuda/append/kernels.h"
+#include "kernels/cuda/append/page_sums.cuh"
+#include "kernels/cuda/ptx/global_memory.cuh"
+#include "kernels/cuda/runtime/head_dim.h"
+#include "kernels/cuda/runtime/launch.h"
+
+namespace fox::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / kWarp;
+
+// One token of one kv head.
+struct Token {
+  int slot;
+  int kv_head;
+  int64_t row;
+  int64_t position;
+  int pos_in_page;  // in its page
+  int32_t page;     // id
+};
+
+// The gate of one query head of the group, in the lane of the head's place in the group.
+struct HeadGate {
+  float log_gate = 0;
+  double c = 0;     // before, then with this token
+  double base = 0;  // of the page
+};
+
+// What one lane needs of the projection for its part of a row.
+struct RowInput {
+  uint4 now;
+  __nv_bfloat16 shift;  // logit of the share of the last row, if the row is shifted
+};
+
+// What earlier steps left for one lane.
+struct State {
+  int32_t page;   // the token's
+  Float8 before;  // the lane's part of the last key or value row; zeros if it is not shifted
+  double c;       // cumulative log gate, and that before the page's first key: of the query head in
+  double base;    // the lane's place of the group
+};
+
+__device__ __forceinline__ HeadGate GateOf(const AppendParams& params, const PagedKv& kv,
+                                           const Token& token, const State& state) {
+  const int g = static_cast<int>(threadIdx.x) % kWarp, group = GroupOf(kv);
+  HeadGate gate;
+  if (g >= group) return gate;
+  gate.c = state.c;
+  gate.base = state.base;
+  gate.log_gate = LogGate(params, ProjectionRow(params, token.row), token.kv_head * group + g);
+  return gate;
+}
+
+__device__ __forceinline__ void StoreGate(const AppendParams& params, const PagedKv& kv,
+                                          const Token& token, HeadGate& gate) {
+  const int g = static_cast<int>(threadIdx.x) % kWarp, group = GroupOf(kv);
+  gate.c += static_cast<double>(gate.log_gate);
+  if (g >= group) return;
+  const int64_t summary = static_cast<int64_t>(token.page) * group + g;
+  if (token.pos_in_page == 0) kv.page_cum_log_f[summary] = gate.base;
+  static_cast<float*>(kv.log_f_offset)[summary * kPageTokens + token.pos_in_page] =
+      static_cast<float>(gate.c - gate.base);
+  kv.cum_log_f[HeadIndex(kv, token.slot, params.layer, token.kv_head * group + g)] = gate.c;
+}
+
+// A role is a row of the token: 0 is the key, 1 the value, 2 + g query g of the group; there may be
+// none for a lane.
+__device__ __forceinline__ bool IsQuery(int role) { return role >= 2; }
+__device__ __forceinline__ bool HasJob(const PagedKv& kv, int role) {
+  return role < 2 + GroupOf(kv);
+}
+
+// Where this lane's dimensions of the role's head are among those of all heads.
+template <int kHeadDim>
+__device__ __forceinline__ int64_t DimsOf(const PagedKv& kv, int kv_head, int role) {
+  const int head = IsQuery(role) ? kv_head * GroupOf(kv) + role - 2 : kv_head;
+  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>;
+  return static_cast<int64_t>(head) * kHeadDim + sub * kVec8;
+}
+
+__device__ __forceinline__ const void* NormOf(const AppendParams& params, int role) {
+  return IsQuery(role) ? params.q_norm : role == 0 ? params.k_norm : nullptr;
+}
+
+// Constants: may be called before WaitOnDependencies().
+template <int kHeadDim>
+__device__ __forceinline__ Float8 LoadWeights(const AppendParams& params, const PagedKv& kv,
+                                              int kv_head, int role) {
+  Float8 weights{};
+  const float* norm = static_cast<const float*>(NormOf(params, role));
+  if (HasJob(kv, role) && norm != nullptr) {
+    weights = LoadVec8(norm + DimsOf<kHeadDim>(kv, kv_head, role));
+  }
+  return weights;
+}
+
+__device__ __forceinline__ int64_t ColumnOf(const AppendParams& params, int role) {
+  return IsQuery(role) ? params.q_column : role == 0 ? params.k_column : params.v_column;
+}
+__device__ __forceinline__ int64_t ShiftColumnOf(const AppendParams& params, int role) {
+  return IsQuery(role) ? -1 : role == 0 ? params.k_shift_column : params.v_shift_column;
+}
+
+// This lane's dimensions of the raw last row.
+template <int kHeadDim>
+__device__ __forceinline__ float* LastOf(const AppendParams& params, const PagedKv& kv,
+                                         const Token& token, int role) {
+  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>;
+  return LastRow(kv, role == 0 ? kv.last_k : kv.last_v, token.slot, params.layer, token.kv_head) +
+         sub * kVec8;
+}
+
+// Brings what a token's state is read from into the second-level cache, which a step's weights have
+// washed out. Reads nothing but a page id, as a hint: may be called before WaitOnDependencies().
+template <int kHeadDim>
+__device__ __forceinline__ void PrefetchState(const AppendParams& params, const PagedKv& kv,
+                                              const Token& token) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, group = GroupOf(kv);
+  const int role = lane / kRowLanes<kHeadDim>;
+  if (!IsQuery(role) && ShiftColumnOf(params, role) >= 0) {
+    Prefetch(LastOf<kHeadDim>(params, kv, token, role));
+  }
+  if (lane >= group) return;
+  const int head = token.kv_head * group + lane;
+  Prefetch(kv.cum_log_f + HeadIndex(kv, token.slot, params.layer, head));
+  if (params.fgate_bias != nullptr) Prefetch(static_cast<const float*>(params.fgate_bias) + head);
+  const int32_t page = __ldcg(Table(kv, ListIndex(kv, token.slot, params.layer, token.kv_head)) +
+                              token.position / kPageTokens);
+  if (page < 0 || page >= kv.shape.num_pages) return;
+  Prefetch(kv.page_cum_log_f + static_cast<int64_t>(page) * group + lane);
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ RowInput LoadInput(const AppendParams& params, const PagedKv& kv,
+                                              const Token& token, int role) {
+  RowInput input{};
+  if (!HasJob(kv, role)) return input;
+  const __nv_bfloat16* row = ProjectionRow(params, token.row);
+  input.now = *reinterpret_cast<const uint4*>(row + ColumnOf(params, role) +
+                                              DimsOf<kHeadDim>(kv, token.kv_head, role));
+  const int64_t shift_column = ShiftColumnOf(params, role);
+  if (shift_column >= 0) input.shift = row[shift_column + token.kv_head];
+  return input;
+}
+
+// Past the first-level cache: may be called before WaitOnDependencies() where all kernels before
+// the projection have ended. `role`: the lane's first.
+template <int kHeadDim>
+__device__ __forceinline__ State LoadState(const AppendParams& params, const PagedKv& kv,
+                                           const Token& token, int role) {
+  const int g = static_cast<int>(threadIdx.x) % kWarp, group = GroupOf(kv);
+  State state{};
+  state.page = __ldcg(Table(kv, ListIndex(kv, token.slot, params.layer, token.kv_head)) +
+                      token.position / kPageTokens);
+  if (HasJob(kv, role) && ShiftColumnOf(params, role) >= 0 && token.position > 0) {
+    const float4* last = reinterpret_cast<const float4*>(LastOf<kHeadDim>(params, kv, token, role));
+    const float4 low = __ldcg(last), high = __ldcg(last + 1);
+    state.before = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+  }
+  if (g >= group) return state;
+  state.c =
+      __ldcg(kv.cum_log_f + HeadIndex(kv, token.slot, params.layer, token.kv_head * group + g));
+  state.base = state.c;
+  if (token.pos_in_page > 0) {
+    state.base = __ldcg(kv.page_cum_log_f + static_cast<int64_t>(state.page) * group + g);
+  }
+  return state;
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ void AppendRow(const AppendParams& params, const PagedKv& kv,
+                                          const Token& token, int role, const RowInput& input,
+                                          const Float8& before, const Float8& weights, bool rotates,
+                                          const Rotation& rotation) {
+  const bool there = HasJob(kv, role);
+  Float8 o = Widen(input.now);
+  if (there && ShiftColumnOf(params, role) >= 0) {
+    StoreVec8(o, LastOf<kHeadDim>(params, kv, token, role));
+    Shift(o, before, Sigmoid(__bfloat162float(input.shift)));
+  }
+  float square = 0;
+#pragma unroll
+  for (int i = 0; i < kVec8; ++i) square += o.x[i] * o.x[i];
+  square = RowSum<kRowLanes<kHeadDim>>(square);
+  if (NormOf(params, role) != nullptr) {
+    const float eps = static_cast<float>(params.qk_norm_eps);
+    const float scale = 1.0f / sqrtf(square * (1.0f / kHeadDim) + eps);
+#pragma unroll
+    for (int i = 0; i < kVec8; ++i) o.x[i] = o.x[i] * scale * weights.x[i];
+  }
+  if (rotates) {
+    Float8 rotated = o;
+    Rotate<kHeadDim>(rotated, rotation);
+    if (role != 1) o = rotated;
+  }
+  if (!there) return;
+  const int64_t dims = DimsOf<kHeadDim>(kv, token.kv_head, role);
+  const int64_t in_page =
+      (static_cast<int64_t>(token.page) * kPageTokens + token.pos_in_page) * kHeadDim +
+      dims % kHeadDim;
+  __nv_bfloat16* to = IsQuery(role)
+                          ? ProjectionRow(params, token.row) + params.q_column + dims
+                          : static_cast<__nv_bfloat16*>(role == 0 ? kv.keys : kv.values) + in_page;
+  *reinterpret_cast<uint4*>(to) = ToBf16x8(o);
+}
+
+// All rows of the token, kRows at a time; `input` and `weights` are those of the first, among which
+// are all that are shifted. The next rows are on their way while these are worked on.
+template <int kHeadDim>
+__device__ __forceinline__ void AppendRows(const AppendParams& params, const PagedKv& kv,
+                                           const Token& token, RowInput input, const Float8& before,
+                                           Float8 weights, bool rotates, const Rotation& rotation) {
+  constexpr int kRows = kWarp / kRowLanes<kHeadDim>;
+  static_assert(kRows >= 2);
+  const int jobs = 2 + GroupOf(kv);
+  const int lane_row = static_cast<int>(threadIdx.x) % kWarp / kRowLanes<kHeadDim>;
+  for (int role = lane_row, first = 0;; role += kRows) {
+    first += kRows;
+    RowInput next_input{};
+    Float8 next_weights{};
+    if (first < jobs) {
+      next_input = LoadInput<kHeadDim>(params, kv, token, role + kRows);
+      next_weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, role + kRows);
+    }
+    AppendRow<kHeadDim>(params, kv, token, role, input, before, weights, rotates, rotation);
+    if (first >= jobs) return;
+    input = next_input;
+    weights = next_weights;
+  }
+}
+
+// What a warp needs beside registers to fold a page.
+template <int kHeadDim>
+struct PageSumsScratch {
+  float decay[kPageTokens], term[kPageTokens];
+  alignas(16) float keys[kHeadDim];  // the page's decayed sum, then the mean of all
+};
+
+// log M, score and log_denominator_bound of the page, by one lane; `page_mass` is the page's own
+// log M.
+__device__ __forceinline__ void StoreSummaries(const AppendParams& params, const PagedKv& kv,
+                                               const Token& token, int g, double c_end,
+                                               double page_decay, double page_mass,
+                                               double max_square, double beta) {
+  const int group = GroupOf(kv);
+  const int64_t state = HeadIndex(kv, token.slot, params.layer, token.kv_head * group + g);
+  const int64_t summary = static_cast<int64_t>(token.page) * group + g;
+  const double earlier = kv.log_mass[state] + page_decay;
+  const double high = earlier > page_mass ? earlier : page_mass;
+  const double low = earlier > page_mass ? page_mass : earlier;
+  const double log_mass = high + log1p(exp(low - high));  // page_mass is finite
+  kv.log_mass[state] = log_mass;
+  double key_norm = sqrt(max_square), log_denominator_bound = CUDART_INF;
+  if (token.position >= kPageTokens) {
+    const int32_t* table = Table(kv, ListIndex(kv, token.slot, params.layer, token.kv_head));
+    const int64_t before =
+        static_cast<int64_t>(table[token.position / kPageTokens - 1]) * group + g;
+    key_norm = fmax(key_norm, kv.max_key_norm[before]);
+    if (params.acp == AcpMode::kCertified) log_denominator_bound = kv.log_denominator_bound[before];
+  }
+  kv.max_key_norm[summary] = key_norm;
+  if (params.acp == AcpMode::kPaper) {
+    kv.log_mass_bound[summary] = log(static_cast<double>(token.position + 1)) - c_end;
+    return;
+  }
+  kv.log_mass_bound[summary] = log_mass - c_end;
+  const double here = c_end + beta;
+  kv.log_denominator_bound[summary] = here < log_denominator_bound ? here : log_denominator_bound;
+}
+
+// Accumulates the page that the token completed into the state of query head g of the group. The
+// warp calls together.
+template <int kHeadDim, bool kGeneralBound>
+__device__ __forceinline__ void AccumulatePage(const AppendParams& params, const PagedKv& kv,
+                                               const Token& token, int g, double c_end, double base,
+                                               PageSumsScratch<kHeadDim>& space) {
+  constexpr int kLanes = kRowLanes<kHeadDim>;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, sub = lane % kLanes;
+  const int group = GroupOf(kv), head = token.kv_head * group + g;
+  const float* local = static_cast<const float*>(kv.log_f_offset) +
+                       (static_cast<int64_t>(token.page) * group + g) * kPageTokens;
+  const double page_decay = c_end - base;
+  __syncwarp();  // the token's rows and gates are in the page, the space is no longer read
+  for (int j = lane; j < kPageTokens; j += kWarp) {
+    space.decay[j] = static_cast<float>(page_decay - static_cast<double>(local[j]));
+  }
+  __syncwarp();
+  const HeadBound<kHeadDim, kGeneralBound> bound(params.bound, head, sub);
+  const __nv_bfloat16* keys = static_cast<const __nv_bfloat16*>(kv.keys) +
+                              static_cast<int64_t>(token.page) * kPageTokens * kHeadDim;
+  const KeySums sums = SumKeys(bound, keys, space.decay, 0, kPageTokens, space.term);
+  if (lane < kLanes) StoreVec8(sums.keys, space.keys + lane * kVec8);
+
+  const int64_t state = HeadIndex(kv, token.slot, params.layer, head);
+  const double decay_factor = exp(page_decay);
+  const double decay_sum = kv.decay_sum[state] * decay_factor + static_cast<double>(sums.count);
+  double* key_sum = kv.key_sum + state * kHeadDim;
+  __syncwarp();
+  for (int m = lane; m < kHeadDim; m += kWarp) {
+    const double sum = key_sum[m] * decay_factor + static_cast<double>(space.keys[m]);
+    key_sum[m] = sum;
+    space.keys[m] = static_cast<float>(sum / decay_sum);
+  }
+  __syncwarp();
+  const float mean_bound = bound(LoadVec8(space.keys + sub * kVec8), -1.0f);
+  const double page_mass = LogSumExpOfPage(space.term);
+  if (lane != 0) return;
+  kv.decay_sum[state] = decay_sum;
+  StoreSummaries(params, kv, token, g, c_end, page_decay, page_mass,
+                 static_cast<double>(sums.max_square),
+                 static_cast<double>(mean_bound) - log(decay_sum));
+}
+
+template <int kHeadDim, bool kGeneralBound>
+__global__ void __launch_bounds__(kThreads, 4)
+    AppendDecodeKernel(const BatchView batch, const AppendParams params, const PagedKv kv,
+                       bool drained) {
+  __shared__ PageSumsScratch<kHeadDim> space[kWarps];
+  constexpr int kLanes = kRowLanes<kHeadDim>;
+  if (drained) TriggerDependents();
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int seq = static_cast<int>(blockIdx.y), group = GroupOf(kv);
+  Token token;
+  token.kv_head = static_cast<int>(blockIdx.x) * kWarps + warp;
+  // Past the first-level cache: an earlier step's may be there.
+  token.row = seq;  // every sequence has one
+  token.slot = __ldcg(batch.slot + seq);
+  token.position = __ldcg(batch.position + seq);
+  token.pos_in_page = static_cast<int>(token.position % kPageTokens);
+  const bool there = token.kv_head < kv.shape.kv_heads && token.slot >= 0;
+  Float8 weights{};
+  Rotation rotation;
+  const bool rotates = params.rope_frequency != nullptr;
+  const int role = lane / kLanes;
+  State state;
+  if (there) {
+    weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, role);
+    if (drained) {
+      state = LoadState<kHeadDim>(params, kv, token, role);
+    } else {
+      PrefetchState<kHeadDim>(params, kv, token);
+    }
+    if (rotates) {
+      rotation = RotationAt<kHeadDim>(params.rope_frequency, token.position, lane % kLanes);
+    }
+  }
+  WaitOnDependencies();
+  if (!drained) TriggerDependents();
+  if (!there) return;
+  const RowInput input = LoadInput<kHeadDim>(params, kv, token, role);
+  if (!drained) state = LoadState<kHeadDim>(params, kv, token, role);
+  token.page = state.page;
+  HeadGate gate = GateOf(params, kv, token, state);
+  AppendRows<kHeadDim>(params, kv, token, input, state.before, weights, rotates, rotation);
+  StoreGate(params, kv, token, gate);
+
+  if (token.pos_in_page != kPageTokens - 1 || params.acp == AcpMode::kOff) return;
+  for (int g = 0; g < group; ++g) {
+    const double c_end = __shfl_sync(kAllLanes, gate.c, g);
+    const double base = __shfl_sync(kAllLanes, gate.base, g);
+    AccumulatePage<kHeadDim, kGeneralBound>(params, kv, token, g, c_end, base, space[warp]);
+  }
+}
+
+template <int kHeadDim>
+cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+                      bool drained, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>((kv.shape.kv_heads + kWarps - 1) / kWarps),
+                  static_cast<unsigned>(batch.num_seqs));
+  const bool diagonal = IsDiagonal(params.bound) || params.acp == AcpMode::kOff;
+  return Launch(diagonal ? AppendDecodeKernel<kHeadDim, false> : AppendDecodeKernel<kHeadDim, true>,
+                grid, kThreads, SmemConfig(0, batch.num_rows <= kSmallBatchRows), stream, batch,
+                params, kv, drained);
+}
+
+}  // namespace
+
+cudaError_t AppendDecode(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+                         bool drained, cudaStream_t stream) {
+  return DispatchHeadDim(kv.shape.head_dim, [&]<int kHeadDim>() {
+    return LaunchFor<kHeadDim>(batch, params, kv, drained, stream);
+  });
+}
+
+}  // namespace fox::cuda

@@ -1,0 +1,29 @@
+// The two ways of Append: a kernel for batches in which every sequence has one row, and a pair of
+// kernels for all others. append.cu chooses.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/runtime/step_schedule.h"
+#include "kernels/op_params.h"
+
+namespace fox::cuda {
+
+// REQUIRES: num_rows == num_seqs. Shapes and `drained` as in append.h.
+cudaError_t AppendDecode(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+                         bool drained, cudaStream_t stream);
+
+// Any batch: first each row block, then each head of each sequence.
+cudaError_t ProjectBlocks(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+                          const StepSchedule& schedule, cudaStream_t stream);
+cudaError_t AccumulateBlocks(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+                             const StepSchedule& schedule, cudaStream_t stream);
+
+// What ProjectBlocks leaves for AccumulateBlocks, by (block, query head): these float64 values,
+// then N[head_dim]. See StepSchedule::fold.
+enum PageSumsRecord : int { kLogGate, kCount, kLogMass, kKeyNorm, kRecordHeader };
+
+// Most query heads of a kv head: a warp's lanes hold their gates.
+inline constexpr int kMaxAppendGroup = 32;
+
+}  // namespace fox::cuda

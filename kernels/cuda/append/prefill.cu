@@ -1,0 +1,403 @@
+// Append of any batch, first kernel of two: every row block by itself. Rows go into pages, gates
+// relative to the page's start; what a page that becomes full adds to the running sums goes into a
+// record of StepSchedule::fold. Nothing that another row block reads is written here; the rest, in
+// order, is accumulate.cu.
+#include "kernels/acp.h"
+#include "kernels/cuda/append/kernels.h"
+#include "kernels/cuda/append/page_sums.cuh"
+#include "kernels/cuda/runtime/head_dim.h"
+#include "kernels/cuda/runtime/launch.h"
+
+namespace fox::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / kWarp;
+
+template <int kHeadDim>
+struct BlockSpace {
+  alignas(16) __nv_bfloat16 keys[kPageTokens * kHeadDim];  // of the page, by place
+  float term[kPageTokens];
+  float key_sum[kWarps][kHeadDim];
+  float count[kWarps], max_square[kWarps];
+};
+
+// Consecutive rows that a row's lanes take at a time, so that each row but the first finds the row
+// before it, which the token shift mixes in, in the same lanes.
+template <int kHeadDim>
+inline constexpr int kLaneRows = kRowLanes<kHeadDim> < 8 ? kRowLanes<kHeadDim> / 2 : 4;
+
+// A row block and one kv head of it.
+struct HeadBlock {
+  RowBlock rows;
+  int64_t index;  // of the block
+  int kv_head;
+  int place;     // of the first row in its page
+  int32_t page;  // id
+  bool first_of_seq;
+};
+
+// Log gates of a query head, added up from the page's start: lane i holds rows 2i and 2i + 1.
+// decay [64], by place, gets what is left of each of the page's keys after the block's last row.
+__device__ __forceinline__ void WriteGates(const AppendParams& params, const PagedKv& kv,
+                                           const StepSchedule& schedule, const HeadBlock& block,
+                                           int g, float* decay) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, group = GroupOf(kv);
+  const int head = block.kv_head * group + g, row = 2 * lane;
+  const int64_t summary = static_cast<int64_t>(block.page) * group + g;
+  const __nv_bfloat16* at = ProjectionRow(params, block.rows.first_row + row);
+  double one = 0, two = 0;
+  if (row < block.rows.count) one = static_cast<double>(LogGate(params, at, head));
+  if (row + 1 < block.rows.count) {
+    two = static_cast<double>(LogGate(params, at + params.projection.row_stride, head));
+  }
+  double start = 0;  // a block that begins inside a page is its sequence's first: c is known
+  if (block.place > 0) {
+    start = kv.cum_log_f[HeadIndex(kv, block.rows.slot, params.layer, head)] -
+            kv.page_cum_log_f[summary];
+  }
+  double sum = one + two;
+#pragma unroll
+  for (int offset = 1; offset < kWarp; offset *= 2) {
+    const double before = __shfl_up_sync(kAllLanes, sum, offset);
+    if (lane >= offset) sum += before;
+  }
+  double before = __shfl_up_sync(kAllLanes, sum, 1);
+  if (lane == 0) before = 0;
+  const double all = start + __shfl_sync(kAllLanes, sum, kWarp - 1);
+  const float first = static_cast<float>(start + (before + one));
+  const float second = static_cast<float>(start + sum);
+  float* local = static_cast<float*>(kv.log_f_offset) + summary * kPageTokens;
+  if (row < block.rows.count) {
+    local[block.place + row] = first;
+    decay[block.place + row] = static_cast<float>(all - static_cast<double>(first));
+  }
+  if (row + 1 < block.rows.count) {
+    local[block.place + row + 1] = second;
+    decay[block.place + row + 1] = static_cast<float>(all - static_cast<double>(second));
+  }
+  for (int i = lane; i < block.place; i += kWarp) {
+    decay[i] = static_cast<float>(all - static_cast<double>(local[i]));
+  }
+  if (lane == kWarp - 1) RecordOf(schedule, kv, block.index, head)[kLogGate] = sum;
+}
+
+// What a lane needs of its rows, as it is loaded: all loads are under way before the first is
+// waited for; the gates are computed meanwhile.
+template <int kHeadDim>
+struct RawRows {
+  static constexpr int kRows = kLaneRows<kHeadDim>;
+  uint4 keys[kRows] = {}, values[kRows] = {}, queries[kRows] = {};
+  uint4 key_before{}, value_before{};  // of the row before the first
+  // Of one row's shift: lane sub has row sub % kRows of the keys, or, from kRows on, of the values.
+  __nv_bfloat16 shift_logit{};
+};
+
+// The lane's part of the row before `row`, `column` being the head's first. Rows that last_k and
+// last_v hold came from bf16, so they fit into it again.
+template <int kHeadDim>
+__device__ __forceinline__ uint4 LoadBefore(const AppendParams& params, const PagedKv& kv,
+                                            const HeadBlock& block, const __nv_bfloat16* at, int r,
+                                            void* last) {
+  const int in_head = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim> * kVec8;
+  if (r > 0 || !block.first_of_seq) {
+    return *reinterpret_cast<const uint4*>(at - params.projection.row_stride);
+  }
+  if (block.rows.position == 0) return {};
+  return ToBf16x8(
+      LoadVec8(LastRow(kv, last, block.rows.slot, params.layer, block.kv_head) + in_head));
+}
+
+// Keys and values of rows [first, first + kRows) of the block, as far as they exist.
+template <int kHeadDim>
+__device__ __forceinline__ RawRows<kHeadDim> LoadRows(const AppendParams& params, const PagedKv& kv,
+                                                      const HeadBlock& block, int first) {
+  using Raw = RawRows<kHeadDim>;
+  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>;
+  const int64_t in_kv = static_cast<int64_t>(block.kv_head) * kHeadDim + sub * kVec8;
+  const int count = block.rows.count - first;
+  Raw raw;
+  if (count <= 0) return raw;
+  const __nv_bfloat16* row = ProjectionRow(params, block.rows.first_row + first);
+  const __nv_bfloat16* key = row + params.k_column + in_kv;
+  const __nv_bfloat16* value = row + params.v_column + in_kv;
+  const int shifted = sub % Raw::kRows;
+  const int64_t shift_column = sub < Raw::kRows ? params.k_shift_column : params.v_shift_column;
+  if (shift_column >= 0 && sub < 2 * Raw::kRows && shifted < count) {
+    raw.shift_logit = row[shifted * params.projection.row_stride + shift_column + block.kv_head];
+  }
+  if (params.k_shift_column >= 0) {
+    raw.key_before = LoadBefore<kHeadDim>(params, kv, block, key, first, kv.last_k);
+  }
+  if (params.v_shift_column >= 0) {
+    raw.value_before = LoadBefore<kHeadDim>(params, kv, block, value, first, kv.last_v);
+  }
+#pragma unroll
+  for (int i = 0; i < Raw::kRows; ++i) {
+    if (i >= count) continue;
+    const int64_t offset = i * params.projection.row_stride;
+    raw.keys[i] = *reinterpret_cast<const uint4*>(key + offset);
+    raw.values[i] = *reinterpret_cast<const uint4*>(value + offset);
+  }
+  return raw;
+}
+
+__device__ __forceinline__ uint4* QueryOf(const AppendParams& params, const HeadBlock& block, int r,
+                                          int64_t in_q) {
+  return reinterpret_cast<uint4*>(ProjectionRow(params, block.rows.first_row + r) +
+                                  params.q_column + in_q);
+}
+
+// The same rows of the group's first query head.
+template <int kHeadDim>
+__device__ __forceinline__ void LoadQueries(const AppendParams& params, const PagedKv& kv,
+                                            const HeadBlock& block, int first,
+                                            RawRows<kHeadDim>& raw) {
+  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>;
+  const int64_t in_q = static_cast<int64_t>(block.kv_head) * GroupOf(kv) * kHeadDim + sub * kVec8;
+#pragma unroll
+  for (int i = 0; i < RawRows<kHeadDim>::kRows; ++i) {
+    if (first + i < block.rows.count) raw.queries[i] = *QueryOf(params, block, first + i, in_q);
+  }
+}
+
+// The lane's eight weights of a head's norm; null: none.
+__device__ __forceinline__ Float8 LoadWeight(const void* weights, int64_t first) {
+  if (weights == nullptr) return {};
+  return LoadVec8(static_cast<const float*>(weights) + first);
+}
+
+// All queries of row r of the block, in place; `raw` is that of the group's first.
+template <int kHeadDim>
+__device__ __forceinline__ void WriteRotatedQueries(const AppendParams& params, const PagedKv& kv,
+                                                    const HeadBlock& block, int r, uint4 raw,
+                                                    bool rotates, const Rotation& rotation) {
+  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>, group = GroupOf(kv);
+  const bool there = r < block.rows.count;
+#pragma unroll 1
+  for (int g = 0; g < group; ++g) {
+    const int64_t in_q = (static_cast<int64_t>(block.kv_head) * group + g) * kHeadDim + sub * kVec8;
+    if (g > 0 && there) raw = *QueryOf(params, block, r, in_q);
+    Float8 query = Widen(raw);
+    if (params.q_norm != nullptr) {
+      NormalizeBy<kHeadDim>(query, LoadWeight(params.q_norm, in_q),
+                            static_cast<float>(params.qk_norm_eps));
+    }
+    if (rotates) Rotate<kHeadDim>(query, rotation);
+    if (there) *QueryOf(params, block, r, in_q) = ToBf16x8(query);
+  }
+}
+
+// The queries of the lane's rows, in place, where none is rotated.
+template <int kHeadDim>
+__device__ __forceinline__ void WriteQueries(const AppendParams& params, const PagedKv& kv,
+                                             const HeadBlock& block, int first,
+                                             RawRows<kHeadDim>& raw) {
+  constexpr int kRows = RawRows<kHeadDim>::kRows;
+  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>, group = GroupOf(kv);
+  const float eps = static_cast<float>(params.qk_norm_eps);
+  if (params.q_norm == nullptr) return;
+#pragma unroll 1
+  for (int g = 0; g < group; ++g) {
+    const int64_t in_q = (static_cast<int64_t>(block.kv_head) * group + g) * kHeadDim + sub * kVec8;
+    const Float8 weight = LoadWeight(params.q_norm, in_q);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if (g > 0 && first + i < block.rows.count) {
+        raw.queries[i] = *QueryOf(params, block, first + i, in_q);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      Float8 query = Widen(raw.queries[i]);
+      NormalizeBy<kHeadDim>(query, weight, eps);
+      if (first + i < block.rows.count) {
+        *QueryOf(params, block, first + i, in_q) = ToBf16x8(query);
+      }
+    }
+  }
+}
+
+// Keys and values of the lane's rows into the page, keys also into shared memory; and the queries.
+template <int kHeadDim, bool kRotates>
+__device__ __forceinline__ void WriteRows(const AppendParams& params, const PagedKv& kv,
+                                          const HeadBlock& block, int first, RawRows<kHeadDim>& raw,
+                                          __nv_bfloat16* page_keys) {
+  constexpr int kRows = RawRows<kHeadDim>::kRows, kLanes = kRowLanes<kHeadDim>;
+  const int sub = static_cast<int>(threadIdx.x) % kLanes, in_head = sub * kVec8;
+  const int64_t place = static_cast<int64_t>(block.place + first) * kHeadDim + in_head;
+  const int64_t page = static_cast<int64_t>(block.page) * kPageTokens * kHeadDim;
+  __nv_bfloat16* keys = static_cast<__nv_bfloat16*>(kv.keys) + page + place;
+  __nv_bfloat16* values = static_cast<__nv_bfloat16*>(kv.values) + page + place;
+  const float eps = static_cast<float>(params.qk_norm_eps);
+  const float alpha = Sigmoid(__bfloat162float(raw.shift_logit));
+  const bool norms = params.k_norm != nullptr;
+  const bool rotates = kRotates && params.rope_frequency != nullptr;
+  Float8 before = Widen(raw.value_before);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const float value_alpha = __shfl_sync(kAllLanes, alpha, kRows + i, kLanes);
+    uint4 value = raw.values[i];
+    if (params.v_shift_column >= 0) {
+      Float8 shifted = Widen(value);
+      const Float8 now = shifted;
+      Shift(shifted, before, value_alpha);
+      before = now;
+      value = ToBf16x8(shifted);
+    }
+    if (first + i < block.rows.count) *reinterpret_cast<uint4*>(values + i * kHeadDim) = value;
+  }
+  const Float8 weight =
+      LoadWeight(params.k_norm, static_cast<int64_t>(block.kv_head) * kHeadDim + in_head);
+  before = Widen(raw.key_before);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    Float8 key = Widen(raw.keys[i]);
+    const float key_alpha = __shfl_sync(kAllLanes, alpha, i, kLanes);
+    if (params.k_shift_column >= 0) {
+      const Float8 now = key;
+      Shift(key, before, key_alpha);
+      before = now;
+    }
+    if (norms) NormalizeBy<kHeadDim>(key, weight, eps);
+    Rotation rotation;
+    if (rotates) {
+      rotation = RotationAt<kHeadDim>(params.rope_frequency, block.rows.position + first + i, sub);
+      Rotate<kHeadDim>(key, rotation);
+    }
+    if (first + i < block.rows.count) {
+      const uint4 bits = ToBf16x8(key);
+      *reinterpret_cast<uint4*>(keys + i * kHeadDim) = bits;
+      *reinterpret_cast<uint4*>(page_keys + place + i * kHeadDim) = bits;
+    }
+    if constexpr (kRotates) {
+      WriteRotatedQueries<kHeadDim>(params, kv, block, first + i, raw.queries[i], rotates,
+                                    rotation);
+    }
+  }
+  if constexpr (!kRotates) WriteQueries<kHeadDim>(params, kv, block, first, raw);
+}
+
+// The record of a full page for query head g of the group. The thread block calls together, after a
+// barrier behind keys and gates.
+template <int kHeadDim, bool kGeneralBound>
+__device__ __forceinline__ void WriteRecord(const AppendParams& params, const PagedKv& kv,
+                                            const StepSchedule& schedule, const HeadBlock& block,
+                                            int g, const float* decay,
+                                            BlockSpace<kHeadDim>& space) {
+  constexpr int kLanes = kRowLanes<kHeadDim>, kWarpKeys = kPageTokens / kWarps;
+  static_assert(kWarpKeys % (kWarp / kLanes) == 0);
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp;
+  const int head = block.kv_head * GroupOf(kv) + g;
+  const HeadBound<kHeadDim, kGeneralBound> bound(params.bound, head, lane % kLanes);
+  const KeySums sums = SumKeys<kHeadDim, kGeneralBound>(bound, space.keys, decay, warp * kWarpKeys,
+                                                        kWarpKeys, space.term);
+  if (lane < kLanes) StoreVec8(sums.keys, space.key_sum[warp] + lane * kVec8);
+  if (lane == 0) {
+    space.count[warp] = sums.count;
+    space.max_square[warp] = sums.max_square;
+  }
+  __syncthreads();
+  double* record = RecordOf(schedule, kv, block.index, head);
+  for (int m = thread; m < kHeadDim; m += kThreads) {
+    double sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += static_cast<double>(space.key_sum[w][m]);
+    record[kRecordHeader + m] = sum;
+  }
+  if (warp == kWarps - 1) {
+    const double log_mass = LogSumExpOfPage(space.term);
+    double count = 0;
+    float max_square = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      count += static_cast<double>(space.count[w]);
+      max_square = fmaxf(max_square, space.max_square[w]);
+    }
+    if (lane == 0) {
+      record[kCount] = count;
+      record[kLogMass] = log_mass;
+      record[kKeyNorm] = sqrt(static_cast<double>(max_square));
+    }
+  }
+}
+
+// A thread block a row block and kv head. kGeneralBound: with any bound, and rotation; else only
+// with a diagonal bound.
+template <int kHeadDim, bool kGeneralBound>
+__global__ void __launch_bounds__(kThreads, kGeneralBound || kHeadDim > 64 ? 3 : 5)
+    ProjectBlocksKernel(const __grid_constant__ BatchView batch,
+                        const __grid_constant__ AppendParams params,
+                        const __grid_constant__ PagedKv kv,
+                        const __grid_constant__ StepSchedule schedule) {
+  constexpr int kRows = kLaneRows<kHeadDim>, kPassRows = kThreads / kRowLanes<kHeadDim> * kRows;
+  __shared__ BlockSpace<kHeadDim> space;
+  extern __shared__ float decay[];  // [group, 64]: c_e - c_j
+  TriggerDependents();
+  WaitOnDependencies();
+  HeadBlock block;
+  block.index = blockIdx.y;
+  block.rows = schedule.blocks[block.index];  // at once with their number: one may be past the last
+  if (block.index >= *schedule.num_blocks) return;
+  block.kv_head = static_cast<int>(blockIdx.x);
+  block.place = block.rows.position % kPageTokens;
+  const int64_t list = ListIndex(kv, block.rows.slot, params.layer, block.kv_head);
+  block.page = Table(kv, list)[block.rows.position / kPageTokens];
+  block.first_of_seq = block.rows.first_row == batch.row_begin[block.rows.seq];
+
+  const int group = GroupOf(kv), warp = static_cast<int>(threadIdx.x) / kWarp;
+  int first = static_cast<int>(threadIdx.x) / kRowLanes<kHeadDim> * kRows;
+  RawRows<kHeadDim> raw = LoadRows<kHeadDim>(params, kv, block, first);
+  for (int g = warp; g < group; g += kWarps) {
+    WriteGates(params, kv, schedule, block, g, decay + g * kPageTokens);
+  }
+#pragma unroll 1
+  for (int pass = 0;;) {
+    LoadQueries<kHeadDim>(params, kv, block, first, raw);
+    WriteRows<kHeadDim, kGeneralBound>(params, kv, block, first, raw, space.keys);
+    pass += kPassRows;
+    if (kPassRows >= kPageTokens || pass >= block.rows.count) break;
+    first += kPassRows;
+    raw = LoadRows<kHeadDim>(params, kv, block, first);
+  }
+  if (block.place + block.rows.count < kPageTokens || params.acp == AcpMode::kOff) return;
+
+  // Keys that were in the page already.
+  const __nv_bfloat16* keys = static_cast<const __nv_bfloat16*>(kv.keys) +
+                              static_cast<int64_t>(block.page) * kPageTokens * kHeadDim;
+  for (int i = static_cast<int>(threadIdx.x) * kVec8; i < block.place * kHeadDim;
+       i += kThreads * kVec8) {
+    *reinterpret_cast<uint4*>(space.keys + i) = *reinterpret_cast<const uint4*>(keys + i);
+  }
+  __syncthreads();
+  for (int g = 0; g < group; ++g) {
+    WriteRecord<kHeadDim, kGeneralBound>(params, kv, schedule, block, g, decay + g * kPageTokens,
+                                         space);
+    __syncthreads();
+  }
+}
+
+template <int kHeadDim>
+cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+                      const StepSchedule& schedule, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(kv.shape.kv_heads),
+                  static_cast<unsigned>(MaxRowBlocks(batch.num_rows, batch.num_seqs)));
+  const size_t decay_bytes = static_cast<size_t>(kv.shape.group()) * kPageTokens * sizeof(float);
+  const bool plain = IsDiagonal(params.bound) || params.acp == AcpMode::kOff;
+  return plain && params.rope_frequency == nullptr
+             ? Launch(ProjectBlocksKernel<kHeadDim, false>, grid, kThreads, decay_bytes, stream,
+                      batch, params, kv, schedule)
+             : Launch(ProjectBlocksKernel<kHeadDim, true>, grid, kThreads, decay_bytes, stream,
+                      batch, params, kv, schedule);
+}
+
+}  // namespace
+
+cudaError_t ProjectBlocks(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+                          const StepSchedule& schedule, cudaStream_t stream) {
+  return DispatchHeadDim(kv.shape.head_dim, [&]<int kHeadDim>() {
+    return LaunchFor<kHeadDim>(batch, params, kv, schedule, stream);
+  });
+}
+
+}  // namespace fox::cuda

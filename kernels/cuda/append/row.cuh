@@ -1,0 +1,112 @@
+// One head's row of the projection, spread over head_dim / 8 neighbouring lanes of a warp: token
+// shift, RMS norm, rotation, and the log gate. Whole warps call; a lane without a row computes
+// garbage that it does not store. The mathematics is that of kernels/cpu/append.cc.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/primitives/kv_index.cuh"
+#include "kernels/cuda/primitives/vec8.cuh"
+#include "kernels/cuda/ptx/fast_math.cuh"
+#include "kernels/op_params.h"
+
+namespace fox::cuda {
+
+// Lanes of a row, an vector each.
+template <int kHeadDim>
+inline constexpr int kRowLanes = kHeadDim / kVec8;
+
+// The sum over the lanes of this lane's row.
+template <int kLanes>
+__device__ __forceinline__ float RowSum(float value) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, offset);
+  }
+  return value;
+}
+
+// Token shift: alpha * before + (1 - alpha) * now.
+__device__ __forceinline__ void Shift(Float8& now, const Float8& before, float alpha) {
+#pragma unroll
+  for (int i = 0; i < kVec8; ++i) now.x[i] = alpha * before.x[i] + (1.0f - alpha) * now.x[i];
+}
+
+// RMS over the row, then `weight`, this lane's eight.
+template <int kHeadDim>
+__device__ __forceinline__ void NormalizeBy(Float8& o, const Float8& weight, float eps) {
+  float square = 0;
+#pragma unroll
+  for (int i = 0; i < kVec8; ++i) square = fmaf(o.x[i], o.x[i], square);
+  const float scale = rsqrtf(fmaf(RowSum<kRowLanes<kHeadDim>>(square), 1.0f / kHeadDim, eps));
+#pragma unroll
+  for (int i = 0; i < kVec8; ++i) o.x[i] = o.x[i] * scale * weight.x[i];
+}
+
+// The same with the weights in memory; null, which may differ from lane to lane: the row stays.
+template <int kHeadDim>
+__device__ __forceinline__ void Normalize(Float8& o, const float* weight, float eps) {
+  Float8 normal = o;
+  NormalizeBy<kHeadDim>(normal, weight == nullptr ? Float8{} : LoadVec8(weight), eps);
+  if (weight != nullptr) o = normal;
+}
+
+// RoPE of one position in this lane's dimensions. The angle is taken modulo 2 pi in float64:
+// positions reach a million, and float32 would leave two digits of it.
+struct Rotation {
+  float cosine[kVec8];
+  float sine[kVec8];  // negative in the lower half
+};
+
+template <int kHeadDim>
+__device__ __forceinline__ Rotation RotationAt(const double* frequency, int64_t position, int sub) {
+  constexpr double kTurn = 0.15915494309189533577;  // 1 / (2 pi)
+  constexpr int kHalf = kHeadDim / 2;
+  const bool low = sub * kVec8 < kHalf;
+  const double* lane_frequency = frequency + (low ? sub * kVec8 : sub * kVec8 - kHalf);
+  Rotation r;
+#pragma unroll
+  for (int i = 0; i < kVec8; ++i) {
+    const double turns = static_cast<double>(position) * lane_frequency[i] * kTurn;
+    float sine;
+    sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sine, &r.cosine[i]);
+    r.sine[i] = low ? -sine : sine;
+  }
+  return r;
+}
+
+// Rotates halves: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
+template <int kHeadDim>
+__device__ __forceinline__ void Rotate(Float8& o, const Rotation& r) {
+#pragma unroll
+  for (int i = 0; i < kVec8; ++i) {
+    const float other = __shfl_xor_sync(kAllLanes, o.x[i], kRowLanes<kHeadDim> / 2);
+    o.x[i] = o.x[i] * r.cosine[i] + other * r.sine[i];
+  }
+}
+
+__device__ __forceinline__ __nv_bfloat16* ProjectionRow(const AppendParams& params, int64_t row) {
+  return static_cast<__nv_bfloat16*>(params.projection.data) + row * params.projection.row_stride;
+}
+
+// log f of one head. float32: 1e-7 relative, as good as the projection's sum in float64.
+__device__ __forceinline__ float LogGate(const AppendParams& params, const __nv_bfloat16* row,
+                                         int head) {
+  if (!params.has_gate) return 0;
+  float logit = 0;
+  if (params.fgate_column >= 0) logit += __bfloat162float(row[params.fgate_column + head]);
+  if (params.fgate_bias != nullptr) logit += static_cast<const float*>(params.fgate_bias)[head];
+  const float value = logit < 0 ? logit - log1pf(expf(logit)) : -log1pf(expf(-logit));
+  const float least = static_cast<float>(params.min_log_gate);
+  return value < least ? least : value;
+}
+
+// A kv head's part of the raw last rows of (slot, layer): `rows` is last_k or last_v.
+__device__ __forceinline__ float* LastRow(const PagedKv& kv, void* rows, int slot, int layer,
+                                          int kv_head) {
+  return static_cast<float*>(rows) + ListIndex(kv, slot, layer, kv_head) * kv.shape.head_dim;
+}
+
+}  // namespace fox::cuda

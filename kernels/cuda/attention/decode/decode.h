@@ -1,0 +1,22 @@
+// Decode attention: one row per sequence over its heads' live pages. Work is cut into splits of a
+// few pages at fixed places, so what a row computes does not depend on the batch; splits are dealt
+// out evenly over the chip, and the last one of a (sequence, head) to finish merges them in order.
+// Small batches take another kernel where the device has clusters (decode_cluster.h).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/runtime/step_schedule.h"
+#include "kernels/op_params.h"
+
+namespace fox::cuda {
+
+// The sequences of exactly one row; the others are left alone. q, out: bf16; pages: bf16,
+// [64, head_dim], 16-byte aligned; lse float32 or empty. A row visits its list's pages from
+// work.window on, or all live ones where that is null (first_live follows the bound).
+// blocks_total, blocks_pruned: added to as in prefill.h. REQUIRES: head_dim 16, 32, 64 or 128;
+// work.pages_per_split even. Enqueues on `stream`; gives the launch's error.
+cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& params,
+                            const PagedKv& kv, const StepSchedule& schedule, cudaStream_t stream);
+
+}  // namespace fox::cuda

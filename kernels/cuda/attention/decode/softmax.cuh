@@ -1,0 +1,193 @@
+// The arithmetic of decode attention: a warp takes units of keys and values into a softmax in
+// progress, and a finished row is stored. For the .cu files of decode attention only; which lane
+// holds what is loads.cuh.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/cuda/attention/decode/loads.cuh"
+#include "kernels/cuda/attention/decode/splits.cuh"
+
+namespace fox::cuda::decode {
+
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+// A softmax in progress, logits in log2 units: `sum` and `out` are this lane's share.
+struct Softmax {
+  float max = -FLT_MAX;  // of the warp; finite, so that a unit without keys changes nothing
+  float sum = 0;
+  float out[8] = {};
+};
+
+__device__ inline float WarpMax(float x) {
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, step));
+  }
+  return x;
+}
+
+__device__ inline float WarpSum(float x) {
+  for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
+  return x;
+}
+
+// part[0 .. 2 * kHalf) of 2 * kHalf neighbouring lanes: lane x gets the lanes' sum of part[x]. Two
+// halves of the lanes trade what they keep for what they give away, then each goes on by itself.
+template <int kHalf>
+__device__ float SumAcross(const float (&part)[2 * kHalf]) {
+  const bool upper = (Lane() & kHalf) != 0;
+  float kept[kHalf];
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float give = upper ? part[i] : part[i + kHalf];
+    const float rescale = upper ? part[i + kHalf] : part[i];
+    kept[i] = rescale + __shfl_xor_sync(kAllLanes, give, kHalf);
+  }
+  if constexpr (kHalf == 1) {
+    return kept[0];
+  } else {
+    return SumAcross<kHalf / 2>(kept);
+  }
+}
+
+// The product q.k of this lane's key.
+template <int kHeadDim>
+__device__ float GemmArguments(const float (&q)[8], const uint4 (&keys)[Layout<kHeadDim>::kLoads]) {
+  using L = Layout<kHeadDim>;
+  float part[L::kLoads];
+#pragma unroll
+  for (int i = 0; i < L::kLoads; ++i) {
+    const uint4 k = keys[i];
+    part[i] = q[0] * Low(k.x);
+    part[i] = fmaf(q[1], High(k.x), part[i]);
+    part[i] = fmaf(q[2], Low(k.y), part[i]);
+    part[i] = fmaf(q[3], High(k.y), part[i]);
+    part[i] = fmaf(q[4], Low(k.z), part[i]);
+    part[i] = fmaf(q[5], High(k.z), part[i]);
+    part[i] = fmaf(q[6], Low(k.w), part[i]);
+    part[i] = fmaf(q[7], High(k.w), part[i]);
+  }
+  return SumAcross<L::kLanes / 2>(part);
+}
+
+// Takes a unit's keys into `softmax`; gives the weight of this lane's key.
+template <int kHeadDim>
+__device__ float ScoresToProbs(const KeptSeqHead<kHeadDim>& kept,
+                               const uint4 (&keys)[Layout<kHeadDim>::kLoads], const Gate& gate,
+                               int valid, Softmax& softmax) {
+  using L = Layout<kHeadDim>;
+  const float scale = kLog2E * (1.0f / sqrtf(static_cast<float>(kHeadDim)));
+  const float4* from = reinterpret_cast<const float4*>(kept.q + Lane() % L::kLanes * L::kDims);
+  const float4 low = from[0], high = from[1];
+  const float q[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  const float decay = static_cast<float>(kept.base - gate.base) + (kept.local - gate.local);
+  const float product = GemmArguments<kHeadDim>(q, keys);
+  const float logit =
+      LaneKey<kHeadDim>() < valid ? fmaf(product, scale, decay * kLog2E) : -INFINITY;
+  const float max = fmaxf(softmax.max, WarpMax(logit));
+  const float rescale = exp2f(softmax.max - max);
+  const float weight = exp2f(logit - max);
+  softmax.max = max;
+  softmax.sum = fmaf(softmax.sum, rescale, weight);
+#pragma unroll
+  for (float& x : softmax.out) x *= rescale;
+  return weight;
+}
+
+template <int kHeadDim>
+__device__ void AddValues(float weight, const uint4 (&values)[Layout<kHeadDim>::kLoads],
+                          Softmax& softmax) {
+  using L = Layout<kHeadDim>;
+  float(&out)[8] = softmax.out;
+#pragma unroll
+  for (int i = 0; i < L::kLoads; ++i) {
+    const float w = __shfl_sync(kAllLanes, weight, i, L::kLanes);
+    const uint4 v = values[i];
+    out[0] = fmaf(w, Low(v.x), out[0]);
+    out[1] = fmaf(w, High(v.x), out[1]);
+    out[2] = fmaf(w, Low(v.y), out[2]);
+    out[3] = fmaf(w, High(v.y), out[3]);
+    out[4] = fmaf(w, Low(v.z), out[4]);
+    out[5] = fmaf(w, High(v.z), out[5]);
+    out[6] = fmaf(w, Low(v.w), out[6]);
+    out[7] = fmaf(w, High(v.w), out[7]);
+  }
+}
+
+// What each warp of a block has of a row: its lane groups' sums, its maximum and its sum.
+template <int kHeadDim, int kBlockWarps>
+struct WarpParts {
+  alignas(16) float out[kBlockWarps][Layout<kHeadDim>::kGroups][kHeadDim];
+  float max[kBlockWarps];
+  float sum[kBlockWarps];
+
+  // The calling warp's; a barrier has to follow.
+  __device__ void Put(int warp, const Softmax& softmax) {
+    using L = Layout<kHeadDim>;
+    float4* to =
+        reinterpret_cast<float4*>(&out[warp][Lane() / L::kLanes][Lane() % L::kLanes * L::kDims]);
+    to[0] = {softmax.out[0], softmax.out[1], softmax.out[2], softmax.out[3]};
+    to[1] = {softmax.out[4], softmax.out[5], softmax.out[6], softmax.out[7]};
+    const float warp_sum = WarpSum(softmax.sum);
+    if (Lane() == 0) {
+      max[warp] = softmax.max;
+      sum[warp] = warp_sum;
+    }
+  }
+
+  // The block's maximum, sum and out[t], warps in order. Warps without keys have the least maximum
+  // and so no weight; one at least has keys.
+  __device__ void Merge(int t, float& all_max, float& all_sum, float& all_out) const {
+    all_max = max[0];
+    all_sum = all_out = 0;
+#pragma unroll
+    for (int w = 1; w < kBlockWarps; ++w) all_max = fmaxf(all_max, max[w]);
+#pragma unroll
+    for (int w = 0; w < kBlockWarps; ++w) {
+      const float weight = exp2f(max[w] - all_max);
+      float warp_out = 0;
+#pragma unroll
+      for (int g = 0; g < Layout<kHeadDim>::kGroups; ++g) warp_out += out[w][g][t];
+      all_sum = fmaf(weight, sum[w], all_sum);
+      all_out = fmaf(weight, warp_out, all_out);
+    }
+  }
+};
+
+// Called by the threads t < kHeadDim: o[t] and the softmax's maximum and sum.
+template <int kHeadDim>
+__device__ void StoreRow(const Decode& a, const SeqHead& seq_head, float max, float sum,
+                         float out) {
+  const int head = seq_head.index % a.kv.shape.q_heads;
+  const int64_t row = seq_head.row;
+  const int t = static_cast<int>(threadIdx.x);
+  static_cast<__nv_bfloat16*>(
+      a.params.out.data)[row * a.params.out.row_stride + head * kHeadDim + t] =
+      __float2bfloat16_rn(__fdividef(out, sum));
+  if (t == 0 && a.params.lse.data != nullptr) {
+    static_cast<float*>(a.params.lse.data)[row * a.params.lse.row_stride + head] =
+        (max + log2f(sum)) * kLn2;
+  }
+}
+
+// Counts a pair's pages, for whoever has its first split.
+__device__ inline void CountPages(const Decode& a, const SeqHead& seq_head) {
+  using Count = unsigned long long;
+  const int seq = seq_head.index / a.kv.shape.q_heads;
+  if (a.params.blocks_total != nullptr) {
+    atomicAdd(reinterpret_cast<Count*>(a.params.blocks_total + seq),
+              static_cast<Count>(NumPages(seq_head)));
+  }
+  if (a.params.blocks_pruned != nullptr) {
+    atomicAdd(reinterpret_cast<Count*>(a.params.blocks_pruned + seq),
+              static_cast<Count>(seq_head.first_live));
+  }
+}
+
+}  // namespace fox::cuda::decode

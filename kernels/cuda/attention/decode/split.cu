@@ -1,0 +1,261 @@
+// Decode attention as one persistent kernel over the step's splits. A warp takes half a page at
+// a time: its lanes hold keys and values in registers, 16 bytes each, while those of the next half
+// page are on their way. Invariant: what a split computes, and the order in which the splits of a
+// (sequence, head) pair are merged, depend on the pair's pages alone. The contract is decode.h; who
+// owns which splits is step_schedule.h.
+#include <cuda_bf16.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/cuda/attention/decode/cluster.h"
+#include "kernels/cuda/attention/decode/decode.h"
+#include "kernels/cuda/attention/decode/loads.cuh"
+#include "kernels/cuda/attention/decode/softmax.cuh"
+#include "kernels/cuda/attention/decode/splits.cuh"
+#include "kernels/cuda/runtime/head_dim.h"
+#include "kernels/cuda/runtime/launch.h"
+
+namespace fox::cuda {
+namespace {
+
+using namespace decode;
+
+// Items whose partial results a warp has under way when it merges.
+constexpr int kMergeDepth = 4;
+
+template <int kHeadDim>
+struct Shared {
+  // At a split's end. Two, so that one barrier a split is enough.
+  WarpParts<kHeadDim, kWarps> split[2];
+  KeptSeqHead<kHeadDim> seq_heads[kWarps][2];
+  // Each warp's share of a pair's splits.
+  float out[kWarps][kHeadDim];
+  float sum[kWarps];
+};
+
+// ---- Results.
+
+// Merges the warps' parts of a split: into the output where the pair has no other split, else as a
+// partial result (maximum, sum, out[kHeadDim]).
+template <int kHeadDim>
+__device__ void FinishItem(const Decode& a, const SeqHead& seq_head, int split,
+                           const Softmax& softmax, WarpParts<kHeadDim, kWarps>& parts) {
+  parts.Put(Warp(), softmax);
+  __syncthreads();
+  const int t = static_cast<int>(threadIdx.x);
+  if (t >= kHeadDim) return;
+  float max, sum, out;
+  parts.Merge(t, max, sum, out);
+  if (seq_head.end - seq_head.begin == 1) {
+    StoreRow<kHeadDim>(a, seq_head, max, sum, out);
+  } else {
+    float* partial = a.schedule.partial + static_cast<int64_t>(split) * (kHeadDim + 2);
+    partial[2 + t] = out;
+    if (t == 0) {
+      partial[0] = max;
+      partial[1] = sum;
+    }
+  }
+}
+
+// Whether this block, having written `done` of the pair's partial results, is the last to do so; it
+// then sees all of them. Behind a barrier either way.
+__device__ bool IsComplete(const Decode& a, const SeqHead& seq_head, int done) {
+  __syncthreads();
+  const int count = seq_head.end - seq_head.begin;
+  if (done == count) return true;
+  bool last = false;
+  if (threadIdx.x == 0) {
+    // Releases what the block's threads wrote before the barrier, acquires for what they read
+    // after the next one what other blocks released here.
+    int32_t* arrival_counter = a.schedule.arrival_counter + seq_head.index;
+    int before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(arrival_counter), "r"(done)
+                 : "memory");
+    last = before + done == count;
+    if (last) *arrival_counter = 0;
+  }
+  return __syncthreads_or(last) != 0;
+}
+
+// What a warp has under way of a pair's partial results, one dim in kWarp of each.
+template <int kHeadDim>
+struct Partials {
+  static constexpr int kStride = kHeadDim + 2;
+  static constexpr int kColumns = kHeadDim < kWarp ? 1 : kHeadDim / kWarp;
+  float max[kMergeDepth], sum[kMergeDepth], out[kMergeDepth][kColumns];
+
+  // Those of splits first, first + 4, ...; the last split stands in past the end.
+  __device__ void Load(const float* partial, int first, int count) {
+#pragma unroll
+    for (int u = 0; u < kMergeDepth; ++u) {
+      const float* split = partial + min(first + u * kWarps, count - 1) * kStride;
+      max[u] = LoadCoherent(split);
+      sum[u] = LoadCoherent(split + 1);
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        out[u][j] = LoadCoherent(split + 2 + (j * kWarp + Lane()) % kHeadDim);
+      }
+    }
+  }
+};
+
+// Merges a pair's partial results: warp w takes splits w, w + 4, ... in order, then the warps' sums
+// are added in order.
+template <int kHeadDim>
+__device__ void MergeSplits(const Decode& a, const SeqHead& seq_head, Shared<kHeadDim>& shared) {
+  using P = Partials<kHeadDim>;
+  constexpr int kColumns = P::kColumns;
+  const float* partial = a.schedule.partial + static_cast<int64_t>(seq_head.begin) * P::kStride;
+  const int count = seq_head.end - seq_head.begin;
+  // The first ones are on their way while the maximum is found.
+  float max = LoadCoherent(partial + min(Lane(), count - 1) * P::kStride);
+  P splits;
+  splits.Load(partial, Warp(), count);
+  for (int i = Lane() + kWarp; i < count; i += kWarp) {
+    max = fmaxf(max, LoadCoherent(partial + i * P::kStride));
+  }
+  max = WarpMax(max);
+
+  float sum = 0, out[kColumns] = {};
+  for (int first = Warp();;) {
+#pragma unroll
+    for (int u = 0; u < kMergeDepth; ++u) {
+      const float weight = first + u * kWarps < count ? exp2f(splits.max[u] - max) : 0.0f;
+      sum = fmaf(weight, splits.sum[u], sum);
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) out[j] = fmaf(weight, splits.out[u][j], out[j]);
+    }
+    first += kWarps * kMergeDepth;
+    if (first >= count) break;
+    splits.Load(partial, first, count);
+  }
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) {
+    if (Lane() < kHeadDim) shared.out[Warp()][j * kWarp + Lane()] = out[j];
+  }
+  if (Lane() == 0) shared.sum[Warp()] = sum;
+  __syncthreads();
+  const int t = static_cast<int>(threadIdx.x);
+  if (t >= kHeadDim) return;
+  float row_sum = 0, row_out = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    row_sum += shared.sum[w];
+    row_out += shared.out[w][t];
+  }
+  StoreRow<kHeadDim>(a, seq_head, max, row_sum, row_out);
+}
+
+// ---- The kernel.
+
+template <int kHeadDim>
+__global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
+    DecodeKernel(const __grid_constant__ Decode a) {
+  using L = Layout<kHeadDim>;
+  __shared__ Shared<kHeadDim> shared;
+  if (!a.after_append_decode) WaitOnDependencies();
+  SeqHead seq_head;
+  const SplitRange splits = FindSplits(a, seq_head);
+  if (splits.first == splits.last) {
+    // Some block must wait, so that the end of this kernel implies that of all before it.
+    if (blockIdx.x == 0) WaitOnDependencies();
+    return;
+  }
+
+  // All but q and gates is on its way before the wait. The row's own page may be read half written
+  // then, and so is read again.
+  KeptSeqHead<kHeadDim>* seq_heads = shared.seq_heads[Warp()];
+  Cursor next{0, splits.first, 0, 0};
+  EnterSplit(a, seq_head, next);
+  Unit unit = UnitAt(seq_head, next.round, true);
+  const Unit second = UnitAt(seq_head, min(next.round + 1, next.round_end - 1), true);
+  uint4 keys[L::kLoads], values[L::kLoads];
+  PrefetchGates(a, seq_head, unit);
+  LoadTile<kHeadDim>(a.kv.keys, unit, keys);
+  LoadTile<kHeadDim>(a.kv.values, unit, values);
+  PrefetchGates(a, seq_head, second);
+  PrefetchTiles<kHeadDim>(a, second);
+  TriggerDependents();
+  WaitOnDependencies();
+  const Row<kHeadDim> row = LoadRow<kHeadDim>(a, seq_head);
+  Gate gate = LoadGate<kHeadDim>(a, seq_head, unit);
+  LoadTileAgain<kHeadDim>(a.kv.keys, unit, keys);
+  LoadTileAgain<kHeadDim>(a.kv.values, unit, values);
+  Keep(seq_head, row, seq_heads[0]);
+  Softmax softmax;
+  int buffer = 0;
+  for (bool more = true; more;) {
+    const Cursor now = next;
+    const int valid = unit.valid;
+    more = Advance(a, splits.last, seq_heads, next);
+    unit = UnitAt(seq_heads[next.slot].seq_head, next.round, more);
+    // As soon as this unit's keys have been used, the next one's take their registers; so with
+    // the values. No branches here: the compiler would wait for loads where paths meet.
+    const float weight = ScoresToProbs(seq_heads[now.slot], keys, gate, valid, softmax);
+    gate = LoadGate<kHeadDim>(a, seq_heads[next.slot].seq_head, unit);
+    LoadTile<kHeadDim>(a.kv.keys, unit, keys);
+    AddValues<kHeadDim>(weight, values, softmax);
+    LoadTile<kHeadDim>(a.kv.values, unit, values);
+    if (next.split == now.split) continue;
+
+    const SeqHead& done_seq_head = seq_heads[now.slot].seq_head;
+    FinishItem<kHeadDim>(a, done_seq_head, now.split, softmax, shared.split[buffer]);
+    softmax = Softmax();
+    buffer ^= 1;
+    const bool pair_ends = !more || next.slot != now.slot;
+    if (pair_ends && done_seq_head.end - done_seq_head.begin > 1) {
+      const int done = min(done_seq_head.end, splits.last) - max(done_seq_head.begin, splits.first);
+      if (IsComplete(a, done_seq_head, done)) MergeSplits<kHeadDim>(a, done_seq_head, shared);
+    }
+    if (threadIdx.x == 0 && now.split == done_seq_head.begin) CountPages(a, done_seq_head);
+  }
+}
+
+// As many blocks as the device holds at once.
+template <int kHeadDim>
+cudaError_t GridSize(int* blocks) {
+  int device = 0, processors = 0, per_processor = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
+  error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, DecodeKernel<kHeadDim>,
+                                                        kThreads, 0);
+  *blocks = processors * per_processor;
+  return error;
+}
+
+template <int kHeadDim>
+cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
+  static int blocks = 0;  // one device and one calling thread (kernels/ops.h)
+  if (blocks == 0) {
+    const cudaError_t error = GridSize<kHeadDim>(&blocks);
+    if (error != cudaSuccess) return error;
+  }
+  const SmemConfig shared(0, arguments.batch.num_rows <= kSmallBatchRows);
+  return Launch(DecodeKernel<kHeadDim>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), shared,
+                stream, arguments);
+}
+
+}  // namespace
+
+cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& params,
+                            const PagedKv& kv, const StepSchedule& schedule, cudaStream_t stream) {
+  if (batch.num_seqs == 0) return cudaSuccess;
+  if (schedule.pages_per_split % kRoundPages != 0) return cudaErrorInvalidValue;
+  // Else prefill's kernels, or those that plan by window.
+  const bool after_append_decode =
+      batch.num_rows == batch.num_seqs && schedule.first_visible_page == nullptr;
+  const Decode arguments{batch, params, kv, schedule, kv.shape.group(), after_append_decode};
+  if (batch.small && after_append_decode && DecodeClusterRuns(kv.shape.head_dim)) {
+    return DecodeCluster(arguments, stream);
+  }
+  return DispatchHeadDim(kv.shape.head_dim,
+                         [&]<int kHeadDim>() { return LaunchFor<kHeadDim>(arguments, stream); });
+}
+
+}  // namespace fox::cuda

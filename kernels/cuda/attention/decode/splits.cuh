@@ -1,0 +1,258 @@
+// Which work a block of decode attention does: its share of the step's splits (step_schedule.h),
+// walked split by split in rounds of two pages, of which each of its four warps takes half a page.
+// Everything here is the same in all threads of a block, or of a warp where it says so. For
+// decode.cu only.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/global_memory.cuh"
+#include "kernels/cuda/runtime/step_schedule.h"
+#include "kernels/op_params.h"
+
+namespace fox::cuda::decode {
+
+inline constexpr int kWarps = 4;
+inline constexpr int kThreads = kWarps * kWarp;
+// What a warp takes at a time: half a page, one logit for each lane.
+inline constexpr int kUnitKeys = 32;
+inline constexpr int kUnitsPerPage = kPageTokens / kUnitKeys;
+// What the warps of a block take at a time.
+inline constexpr int kRoundPages = kWarps / kUnitsPerPage;
+
+struct Decode {
+  BatchView batch;
+  AttentionParams params;
+  PagedKv kv;
+  StepSchedule schedule;
+  int group;  // query heads of a kv head
+  // Whether the kernel right before is AppendDecode, which starts this one when all before it and
+  // the projection have ended (launch.h): what these do not write may then be read while they run.
+  bool after_append_decode;
+};
+
+// One (sequence, query head) and its window.
+struct SeqHead {
+  int index;       // seq * q_heads + head
+  int begin, end;  // its splits
+  int length;      // keys
+  int first_live;  // page, or the first of the step's own window
+  int group_head;  // among the query heads of its kv head
+  int row;         // in the batch
+  const int32_t* table;
+  int64_t own;  // the place of its own page's gates, by page and query head of the group
+};
+
+// What AppendDecode writes of a pair's row: the gates and, spread over the lanes, q.
+template <int kHeadDim>
+struct Row {
+  static constexpr int kWords = kHeadDim / 2;  // of two dims
+  static constexpr int kLaneWords = (kWords + kWarp - 1) / kWarp;
+  double base;  // the row's cumulative log gate is base + local
+  float local;
+  uint32_t q[kLaneWords];
+};
+
+// What a warp keeps of a pair in shared memory, which saves registers and waiting. Each warp has
+// its own copies, of the pair at hand and of the next one, so no barrier is needed.
+template <int kHeadDim>
+struct KeptSeqHead {
+  SeqHead seq_head;
+  double base;
+  float local;
+  alignas(16) float q[kHeadDim];
+};
+
+// Where in the block's splits we are; the same in all threads.
+struct Cursor {
+  int slot;  // of the kept pair: 0 or 1
+  int split;
+  int round, round_end;  // pages [2 * round, 2 * round + 2) are looked at together
+};
+
+// Half a page; the same in all lanes of a warp. Where the window has none for the warp: no valid
+// keys, and the first half of some page of the window, so that its first row may be read.
+struct Unit {
+  int32_t page;  // id
+  int half;
+  int valid;  // keys, counted from the first
+  bool own;   // the page is the row's own, the one that AppendDecode writes
+};
+
+// The two bf16 of a word as float32; the low one is a single bf16, too.
+__device__ inline float Low(uint32_t seq_head) { return __uint_as_float(seq_head << 16); }
+__device__ inline float High(uint32_t seq_head) { return __uint_as_float(seq_head & 0xffff0000u); }
+
+__host__ __device__ inline int NumSeqHeads(const Decode& a) {
+  return a.batch.num_seqs * a.kv.shape.q_heads;
+}
+
+__device__ inline const int32_t* SplitBegin(const Decode& a) {
+  return a.schedule.split_begin +
+         static_cast<int64_t>(a.params.layer) * (a.schedule.max_seq_heads + 1);
+}
+
+__device__ inline int NumPages(const SeqHead& seq_head) {
+  return (seq_head.length - 1) / kPageTokens + 1;
+}
+
+__device__ inline int64_t Summary(const Decode& a, int32_t page, const SeqHead& seq_head) {
+  return static_cast<int64_t>(page) * a.group + seq_head.group_head;
+}
+
+__device__ inline const float* LogFOffsets(const Decode& a, int64_t summary) {
+  return static_cast<const float*>(a.kv.log_f_offset) + summary * kPageTokens;
+}
+
+// All but what AppendDecode writes, and but the splits.
+__device__ inline SeqHead LoadSeqHead(const Decode& a, int index) {
+  const PagedKvShape& shape = a.kv.shape;
+  const int seq = index / shape.q_heads, head = index % shape.q_heads;
+  const int slot = LoadCoherent(a.batch.slot + seq);
+  const int64_t position = LoadCoherent(a.batch.position + seq);
+  const int64_t row = LoadCoherent(a.batch.row_begin + seq);
+  const int64_t list =
+      (static_cast<int64_t>(slot) * shape.layers + a.params.layer) * shape.kv_heads +
+      head / a.group;
+  SeqHead seq_head;
+  seq_head.index = index;
+  seq_head.length = static_cast<int>(position) + 1;
+  seq_head.table = a.kv.page_table + list * shape.max_pages;
+  seq_head.first_live =
+      LoadCoherent(a.schedule.first_visible_page != nullptr ? a.schedule.first_visible_page + index
+                                                            : a.kv.first_live + list);
+  const int32_t page = LoadCoherent(seq_head.table + NumPages(seq_head) - 1);
+  seq_head.group_head = head % a.group;
+  seq_head.row = static_cast<int>(row);
+  seq_head.own = Summary(a, page, seq_head);
+  return seq_head;
+}
+
+template <int kHeadDim>
+__device__ Row<kHeadDim> LoadRow(const Decode& a, const SeqHead& seq_head) {
+  using R = Row<kHeadDim>;
+  const uint32_t* q = reinterpret_cast<const uint32_t*>(
+      static_cast<const uint16_t*>(a.params.q.data) + seq_head.row * a.params.q.row_stride +
+      seq_head.index % a.kv.shape.q_heads * kHeadDim);
+  R row;
+#pragma unroll
+  for (int i = 0; i < R::kLaneWords; ++i) {
+    row.q[i] = LoadCoherent(q + min(i * kWarp + Lane(), R::kWords - 1));
+  }
+  row.base = LoadCoherent(a.kv.page_cum_log_f + seq_head.own);
+  row.local = LoadCoherent(LogFOffsets(a, seq_head.own) + (seq_head.length - 1) % kPageTokens);
+  return row;
+}
+
+template <int kHeadDim>
+__device__ void Keep(const SeqHead& seq_head, const Row<kHeadDim>& row,
+                     KeptSeqHead<kHeadDim>& kept) {
+  using R = Row<kHeadDim>;
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < R::kLaneWords; ++i) {
+    const int word = i * kWarp + Lane();
+    if (word < R::kWords) {
+      reinterpret_cast<float2*>(kept.q)[word] = {Low(row.q[i]), High(row.q[i])};
+    }
+  }
+  if (Lane() == 0) {
+    kept.seq_head = seq_head;
+    kept.base = row.base;
+    kept.local = row.local;
+  }
+  __syncwarp();
+}
+
+// Block b of n takes splits [first, last): as many as the others, or one more. A few splits go to
+// the first blocks, which lie on different SMs.
+struct SplitRange {
+  int first, last;
+};
+
+__device__ inline SplitRange SplitsOfBlock(int num_splits) {
+  const int n = static_cast<int>(gridDim.x), b = static_cast<int>(blockIdx.x);
+  const int share = num_splits / n, rest = num_splits % n;
+  const int first = b * share + min(b, rest);
+  return {first, first + share + (b < rest ? 1 : 0)};
+}
+
+// The block's splits, and the pair that owns the first: the last one that begins at or before it.
+// The block's threads probe side by side, up to 128 pairs while the splits are counted.
+__device__ inline SplitRange FindSplits(const Decode& a, SeqHead& seq_head) {
+  const int32_t* split_begin = SplitBegin(a);
+  int low = 0, count = NumSeqHeads(a), stride = (count + kThreads - 1) / kThreads;
+  int probe = static_cast<int>(threadIdx.x) * stride;
+  const int num_splits = LoadCoherent(split_begin + count);
+  int probed = LoadCoherent(split_begin + min(probe, count));
+  const SplitRange splits = SplitsOfBlock(num_splits);
+  if (splits.first == splits.last) return splits;
+  for (;;) {
+    const int below = __syncthreads_count(probe < count && probed <= splits.first);
+    low += (below - 1) * stride;
+    count = min(stride, count - (below - 1) * stride);
+    if (count == 1) break;
+    stride = (count + kThreads - 1) / kThreads;
+    probe = static_cast<int>(threadIdx.x) * stride;
+    probed = LoadCoherent(split_begin + low + min(probe, count));
+  }
+  const int bound = LoadCoherent(split_begin + low + Lane() % 2);
+  seq_head = LoadSeqHead(a, low);
+  // Through a shuffle, so that the pages' loads, later, need not be waited for to use these.
+  seq_head.begin = __shfl_sync(kAllLanes, bound, 0);
+  seq_head.end = __shfl_sync(kAllLanes, bound, 1);
+  return splits;
+}
+
+// The next pair that owns splits, `split` being its first. Lanes look at many pairs at once,
+// because sequences of several rows own none.
+__device__ inline SeqHead NextSeqHead(const Decode& a, int index, int split) {
+  const int32_t* split_begin = SplitBegin(a);
+  for (;; index += kWarp) {
+    const int end = LoadCoherent(split_begin + min(index + 2 + Lane(), NumSeqHeads(a)));
+    const unsigned owners = __ballot_sync(kAllLanes, end > split);
+    if (owners == 0) continue;
+    const int lane = __ffs(static_cast<int>(owners)) - 1;
+    SeqHead seq_head = LoadSeqHead(a, index + 1 + lane);
+    seq_head.begin = split;
+    seq_head.end = __shfl_sync(kAllLanes, end, lane);
+    return seq_head;
+  }
+}
+
+__device__ inline void EnterSplit(const Decode& a, const SeqHead& seq_head, Cursor& cursor) {
+  const int size = a.schedule.pages_per_split;
+  const int base = (seq_head.first_live / size + cursor.split - seq_head.begin) * size;
+  cursor.round = max(base, seq_head.first_live) / kRoundPages;
+  cursor.round_end = (min(base + size, NumPages(seq_head)) + kRoundPages - 1) / kRoundPages;
+}
+
+// False when nothing is left before split `last`; the cursor is then worth nothing but its slot.
+template <int kHeadDim>
+__device__ bool Advance(const Decode& a, int last, KeptSeqHead<kHeadDim>* kept, Cursor& cursor) {
+  if (++cursor.round < cursor.round_end) return true;
+  if (++cursor.split == last) return false;
+  const SeqHead& seq_head = kept[cursor.slot].seq_head;
+  if (cursor.split == seq_head.end) {
+    const SeqHead next = NextSeqHead(a, seq_head.index, cursor.split);
+    cursor.slot ^= 1;
+    Keep(next, LoadRow<kHeadDim>(a, next), kept[cursor.slot]);
+  }
+  EnterSplit(a, kept[cursor.slot].seq_head, cursor);
+  return true;
+}
+
+// The warp's unit of a round; without valid keys if `exists` is false.
+__device__ inline Unit UnitAt(const SeqHead& seq_head, int round, bool exists) {
+  const int page = round * kRoundPages + Warp() / kUnitsPerPage;
+  const int half = Warp() % kUnitsPerPage;
+  const int valid = min(kUnitKeys, seq_head.length - page * kPageTokens - half * kUnitKeys);
+  const bool inside = exists && page >= seq_head.first_live && valid > 0;
+  const int last = NumPages(seq_head) - 1, at = min(max(page, seq_head.first_live), last);
+  return {LoadCoherent(seq_head.table + at), inside ? half : 0, inside ? valid : 0, at == last};
+}
+
+}  // namespace fox::cuda::decode

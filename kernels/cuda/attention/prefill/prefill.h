@@ -1,0 +1,26 @@
+// Prefill attention with ACP over per-head pages: 128-row tiles walk from their diagonal to the
+// left, down to the boundary found by PruneBoundaries, or, under the certified bound, until the
+// rows' own denominators prove the rest negligible (acp.md 2d). Two kernels with one contract:
+//   PrefillSm90  wgmma, TMA, warp specialisation, persistent: Hopper
+//   PrefillSm80  mma.sync, cp.async: every tensor-core GPU since Ampere
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/runtime/step_schedule.h"
+#include "kernels/op_params.h"
+
+namespace fox::cuda {
+
+// The rows of work.tiles; q, out: bf16; pages: bf16, [64, head_dim]; lse float32 or empty.
+// Reads work.boundary (PruneBoundaries comes first) and never a page left of it. What a tile
+// computes depends on its sequence alone. blocks_total and blocks_pruned are added to by (row,
+// head, page): a tile's rows skip the pages left of the first one the tile visited. `max_tiles` as
+// for PruneBoundaries. REQUIRES: head_dim 32, 64 or 128 (PrefillSm80 also 16); q.data, out.data
+// and their rows 16-byte aligned. Enqueue on `stream`; give the launch's error.
+cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
+                        const StepSchedule& schedule, int max_tiles, cudaStream_t stream);
+cudaError_t PrefillSm80(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
+                        const StepSchedule& schedule, int max_tiles, cudaStream_t stream);
+
+}  // namespace fox::cuda

@@ -1,0 +1,392 @@
+// Prefill attention with mma.sync: a thread block of four warps owns a tile of 128 rows of one
+// query head and walks its pages from the diagonal to the left, while the copies of the next pages
+// are under way. Logits are in units of log 2 and relative to the tile's first row,
+//     x_ij = s_ij log2(e) + (c_ref - c_j) log2(e),
+// so that a row's own gate, constant within the row, cancels in the softmax. See prefill.h.
+#include <cuda_bf16.h>
+
+#include <cmath>
+
+#include "kernels/acp.h"
+#include "kernels/cuda/attention/prefill/prefill.h"
+#include "kernels/cuda/attention/prefill/sm80/tile.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/fast_math.cuh"
+#include "kernels/cuda/ptx/mma_sm80.cuh"
+#include "kernels/cuda/runtime/head_dim.h"
+#include "kernels/cuda/runtime/launch.h"
+
+namespace fox::cuda {
+namespace {
+
+using namespace sm80;
+
+constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.69314718055994531f;
+static_assert(kWarpRows == kRowTiles * 16);
+template <int kHeadDim>
+inline constexpr int kKeyTiles = kKeys<kHeadDim> / 8;  // columns of 8 logits
+
+// A warp's rows: rows g and g + 8 of each 16-row tile, g = lane / 4; a row is spread over the four
+// lanes of a quad.
+template <int kHeadDim>
+struct RowState {
+  float out[kRowTiles][kHeadDim / 8][4] = {};  // not yet divided by the sum
+  float row_max[kRowTiles][2];                 // largest x so far, -infinity before any
+  float sum[kRowTiles][2] = {};                // of exp2(x - top), this thread's columns
+
+  __device__ RowState() {
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) row_max[r][0] = row_max[r][1] = -INFINITY;
+  }
+};
+
+// Where the warp's queries lie for LoadQueries.
+template <int kHeadDim>
+__device__ __forceinline__ uint32_t QueryAddress(const SharedMemory<kHeadDim>& shared) {
+  const int thread = OpaqueThreadIdx(), lane = thread % kWarp;
+  const int row = thread / kWarp * kWarpRows + lane % 16;
+  return SharedAddress(shared.q) + RowLayout<kHeadDim>::Offset(row, lane / 16);
+}
+
+// The queries' fragments for one step of 16 dimensions.
+template <int kHeadDim>
+__device__ __forceinline__ void LoadQueries(uint32_t address, int step,
+                                            uint32_t (&q)[kRowTiles][4]) {
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r) {
+    LoadMatrices(q[r], (address + r * 16 * RowLayout<kHeadDim>::kBytes) ^ (step * 32));
+  }
+}
+
+// x of the warp's rows and the page's keys from `first_key` on.
+template <int kHeadDim, bool kQInRegisters>
+__device__ __forceinline__ void Logits(
+    const SharedMemory<kHeadDim>& shared, int stage, int first_key,
+    const uint32_t (&held)[kQInRegisters ? kHeadDim / 16 : 1][kRowTiles][4], float page_gate,
+    float scale, float (&x)[kRowTiles][kKeyTiles<kHeadDim>][4]) {
+  using Layout = RowLayout<kHeadDim>;
+  const int lane = OpaqueThreadIdx() % kWarp;
+  const uint32_t keys = SharedAddress(shared.keys[stage]) +
+                        Layout::Offset(first_key + lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  [[maybe_unused]] const uint32_t queries = kQInRegisters ? 0 : QueryAddress<kHeadDim>(shared);
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+    for (int k = 0; k < kKeyTiles<kHeadDim>; ++k)
+      x[r][k][0] = x[r][k][1] = x[r][k][2] = x[r][k][3] = 0;
+  }
+#pragma unroll
+  for (int step = 0; step < kHeadDim / 16; ++step) {
+    uint32_t loaded[kRowTiles][4];
+    if constexpr (!kQInRegisters) LoadQueries<kHeadDim>(queries, step, loaded);
+    const uint32_t(&q)[kRowTiles][4] = *(kQInRegisters ? &held[kQInRegisters ? step : 0] : &loaded);
+#pragma unroll
+    for (int k = 0; k < kKeyTiles<kHeadDim>; k += 2) {
+      uint32_t b[4];
+      LoadMatrices(b, (keys + k * 8 * Layout::kBytes) ^ (step * 32));
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+        MultiplyAdd(x[r][k], q[r], b[0], b[1]);
+        MultiplyAdd(x[r][k + 1], q[r], b[2], b[3]);
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kKeyTiles<kHeadDim>; ++k) {
+    const float2 local = *reinterpret_cast<const float2*>(shared.gates[stage].local + first_key +
+                                                          k * 8 + lane % 4 * 2);
+    const float b0 = (page_gate - local.x) * kLog2E, b1 = (page_gate - local.y) * kLog2E;
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+      x[r][k][0] = fmaf(x[r][k][0], scale, b0);
+      x[r][k][1] = fmaf(x[r][k][1], scale, b1);
+      x[r][k][2] = fmaf(x[r][k][2], scale, b0);
+      x[r][k][3] = fmaf(x[r][k][3], scale, b1);
+    }
+  }
+}
+
+// Hides the keys behind each row; the warp's first row sees `visible` of these keys.
+template <int kHeadDim>
+__device__ __forceinline__ void Mask(int visible, float (&x)[kRowTiles][kKeyTiles<kHeadDim>][4]) {
+  const int lane = OpaqueThreadIdx() % kWarp;
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r) {
+    const int keys = visible + r * 16 + lane / 4 - lane % 4 * 2;
+#pragma unroll
+    for (int k = 0; k < kKeyTiles<kHeadDim>; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (k * 8 + i % 2 >= keys + i / 2 * 8) x[r][k][i] = -INFINITY;
+      }
+    }
+  }
+}
+
+// Online softmax: x becomes exp2(x - top), what was summed before shrinks to the new top.
+template <int kHeadDim>
+__device__ __forceinline__ void Weigh(float (&x)[kRowTiles][kKeyTiles<kHeadDim>][4],
+                                      RowState<kHeadDim>& rows) {
+  float rescale[kRowTiles][2];
+  bool shrinks = false;
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float row_max = rows.row_max[r][half];
+#pragma unroll
+      for (int k = 0; k < kKeyTiles<kHeadDim>; ++k) {
+        row_max = fmaxf(row_max, fmaxf(x[r][k][half * 2], x[r][k][half * 2 + 1]));
+      }
+      row_max = QuadMax(row_max);
+      // A row that has seen nothing yet stays at zero weights: no (-infinity) - (-infinity).
+      const float reference_max = row_max == -INFINITY ? 0.0f : row_max;
+      rescale[r][half] = Exp2(rows.row_max[r][half] - reference_max);
+      shrinks |= row_max != rows.row_max[r][half];
+      rows.row_max[r][half] = row_max;
+      float sum = 0;
+#pragma unroll
+      for (int k = 0; k < kKeyTiles<kHeadDim>; ++k) {
+        x[r][k][half * 2] = Exp2(x[r][k][half * 2] - reference_max);
+        x[r][k][half * 2 + 1] = Exp2(x[r][k][half * 2 + 1] - reference_max);
+        sum += x[r][k][half * 2] + x[r][k][half * 2 + 1];
+      }
+      rows.sum[r][half] = rows.sum[r][half] * rescale[r][half] + sum;
+    }
+  }
+  if (!__any_sync(kAllLanes, shrinks)) return;  // shrink is 1 wherever something was summed
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+    for (int m = 0; m < kHeadDim / 8; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rows.out[r][m][i] *= rescale[r][i / 2];
+    }
+  }
+}
+
+// out += weights V.
+template <int kHeadDim>
+__device__ __forceinline__ void AddValues(const SharedMemory<kHeadDim>& shared, int stage,
+                                          int first_key,
+                                          const float (&weight)[kRowTiles][kKeyTiles<kHeadDim>][4],
+                                          RowState<kHeadDim>& rows) {
+  using Layout = RowLayout<kHeadDim>;
+  const int lane = OpaqueThreadIdx() % kWarp;
+  const uint32_t values =
+      SharedAddress(shared.values[stage]) + Layout::Offset(first_key + lane % 16, lane / 16);
+#pragma unroll
+  for (int k = 0; k < kKeyTiles<kHeadDim>; k += 2) {
+    uint32_t p[kRowTiles][4];
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float(&w)[4] = weight[r][k + i / 2];
+        p[r][i] = PackBf16(w[i % 2 * 2], w[i % 2 * 2 + 1]);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kHeadDim / 8; m += 2) {
+      uint32_t b[4];
+      LoadTransposed(b, (values + k * 8 * Layout::kBytes) ^ (m * 16));
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+        MultiplyAdd(rows.out[r][m], p[r], b[0], b[1]);
+        MultiplyAdd(rows.out[r][m + 1], p[r], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// The warp's rows look at page `n`, which lies in `stage`.
+template <int kHeadDim, bool kQInRegisters>
+__device__ __forceinline__ void AttendPage(
+    const SharedMemory<kHeadDim>& shared, int stage, int n,
+    const uint32_t (&held)[kQInRegisters ? kHeadDim / 16 : 1][kRowTiles][4], float scale,
+    RowState<kHeadDim>& rows) {
+  const TileView& tile = shared.tile;
+  const auto page_gate =
+      static_cast<float>(tile.ref_log_decay - shared.gates[stage].page_cum_log_f);
+  // Keys of the page that the warp's first row sees; zero or less: none.
+  const int of_page =
+      tile.rows.position + OpaqueThreadIdx() / kWarp * kWarpRows + 1 - n * kPageTokens;
+#pragma unroll 1
+  for (int key = kPageTokens - kKeys<kHeadDim>; key >= 0; key -= kKeys<kHeadDim>) {
+    const int visible = of_page - key;
+    if (visible + kWarpRows <= 1) continue;
+    float x[kRowTiles][kKeyTiles<kHeadDim>][4];
+    Logits<kHeadDim, kQInRegisters>(shared, stage, key, held, page_gate, scale, x);
+    if (visible < kKeys<kHeadDim>) Mask<kHeadDim>(visible, x);
+    Weigh<kHeadDim>(x, rows);
+    AddValues<kHeadDim>(shared, stage, key, x, rows);
+  }
+}
+
+// The row certificate (acp.md 2d) for pages 0..n, E_n being `score`: whether the rows of this quad
+// may stop before page n. Rows past the tile's end agree to everything.
+template <int kHeadDim>
+__device__ __forceinline__ bool MayStop(const TileView& tile, double log_mass_bound,
+                                        const RowState<kHeadDim>& rows) {
+  // Negated so that a NaN keeps.
+  const auto needed = static_cast<float>(
+      (log_mass_bound + tile.ref_log_decay - tile.log_eps + kAcpSlack) * 1.4426950408889634);
+  const int thread = OpaqueThreadIdx();
+  const int row = thread / kWarp * kWarpRows + thread % kWarp / 4;
+  bool all = true;
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float sum = QuadSum(rows.sum[r][half]);
+      const bool stops = needed <= rows.row_max[r][half] + Log2(sum);
+      all = all && (stops || row + r * 16 + half * 8 >= tile.rows.count);
+    }
+  }
+  return all;
+}
+
+// Divides by the sums and stores the warp's rows, by way of shared memory for whole 16-byte chunks.
+template <int kHeadDim>
+__device__ __forceinline__ void Store(const PrefillArguments& arguments, const PagedKv& kv,
+                                      RowState<kHeadDim>& rows, SharedMemory<kHeadDim>& shared) {
+  const TileView& tile = shared.tile;
+  using Layout = RowLayout<kHeadDim>;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int first = static_cast<int>(threadIdx.x) / kWarp * kWarpRows;
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first + r * 16 + half * 8 + lane / 4;
+      const float sum = QuadSum(rows.sum[r][half]), scale = 1 / sum;
+#pragma unroll
+      for (int m = 0; m < kHeadDim / 8; ++m) {
+        *reinterpret_cast<uint32_t*>(shared.q + Layout::Offset(row, m) + lane % 4 * 4) =
+            PackBf16(rows.out[r][m][half * 2] * scale, rows.out[r][m][half * 2 + 1] * scale);
+      }
+      if (arguments.lse == nullptr || row >= tile.rows.count || lane % 4 != 0) continue;
+      const double own = CumulativeGate(kv, tile.GateIndex(row)) - tile.ref_log_decay;
+      arguments.lse[(tile.rows.first_row + row) * arguments.lse_stride + tile.head] =
+          kLn2 * (rows.row_max[r][half] + Log2(sum)) + static_cast<float>(own);
+    }
+  }
+  __syncwarp();
+  __nv_bfloat16* to =
+      arguments.out + tile.rows.first_row * arguments.out_stride + tile.head * kHeadDim;
+#pragma unroll 4
+  for (int i = lane; i < kWarpRows * Layout::kChunks; i += kWarp) {
+    const int row = first + i / Layout::kChunks, chunk = i % Layout::kChunks;
+    if (row >= tile.rows.count) continue;
+    *reinterpret_cast<uint4*>(to + row * arguments.out_stride + chunk * 8) =
+        *reinterpret_cast<const uint4*>(shared.q + Layout::Offset(row, chunk));
+  }
+}
+
+// `visited`: the leftmost page that the tile looked at.
+__device__ __forceinline__ void Count(const PrefillArguments& arguments, const TileView& tile,
+                                      int visited) {
+  if (threadIdx.x != 0) return;
+  const int in_first = min(tile.rows.count, kPageTokens - tile.rows.position % kPageTokens);
+  const int64_t total = static_cast<int64_t>(tile.rows.count) * (tile.last_page + 1) -
+                        (tile.last_page > tile.first_page ? in_first : 0);
+  const int64_t skipped = static_cast<int64_t>(tile.rows.count) * visited;
+  using Counter = unsigned long long;
+  const auto add = [&](int64_t* counters, int64_t count) {
+    if (counters == nullptr) return;
+    atomicAdd(reinterpret_cast<Counter*>(counters + tile.rows.seq), static_cast<Counter>(count));
+  };
+  add(arguments.blocks_total, total);
+  add(arguments.blocks_pruned, skipped);
+}
+
+// Grid (q_heads, at least *work.num_tiles): the last tiles, which see the most pages, start first.
+template <int kHeadDim>
+__global__ void __launch_bounds__(kThreads, 2)
+    PrefillKernel(const PrefillArguments arguments, const PagedKv kv, const StepSchedule schedule) {
+  extern __shared__ __align__(1024) uint8_t shared_bytes[];
+  auto& shared = *reinterpret_cast<SharedMemory<kHeadDim>*>(shared_bytes);
+  constexpr int kStages = SharedMemory<kHeadDim>::kStages;
+  constexpr bool kQInRegisters = kHeadDim <= 64;  // queries stay in registers
+  TriggerDependents();
+  WaitOnDependencies();
+  const int t = *schedule.num_tiles - 1 - static_cast<int>(blockIdx.y);
+  if (t < 0) return;
+  if (threadIdx.x == 0) {
+    shared.tile = ViewOf(arguments, kv, schedule, t, static_cast<int>(blockIdx.x));
+  }
+  __syncthreads();
+  const TileView& tile = shared.tile;
+
+  CopyQueries<kHeadDim>(arguments, shared);
+  CommitCopies();
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) CopyPage<kHeadDim>(kv, tile.last_page - i, i, shared);
+  uint32_t held[kQInRegisters ? kHeadDim / 16 : 1][kRowTiles][4];
+  if constexpr (kQInRegisters) {
+    WaitCopies<kStages - 1>();
+    __syncthreads();
+    const uint32_t queries = QueryAddress<kHeadDim>(shared);
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      LoadQueries<kHeadDim>(queries, step, held[step]);
+    }
+  }
+
+  const int first_row = static_cast<int>(threadIdx.x) / kWarp * kWarpRows;  // the warp's
+  RowState<kHeadDim> rows;
+  int n = tile.last_page, stage = 0;  // of page n
+#pragma unroll 1
+  for (; n >= tile.left; --n) {
+    const int before = stage == 0 ? kStages - 1 : stage - 1;  // of page n + 1
+    const bool stops = n < tile.first_page && isfinite(tile.log_eps) &&
+                       MayStop<kHeadDim>(tile, shared.gates[before].next_score, rows);
+    WaitCopies<kStages - 2>();
+    // From here on page n is there for all, and nobody reads page n + 1 any more.
+    if (__syncthreads_and(stops)) break;
+    CopyPage<kHeadDim>(kv, n - (kStages - 1), before, shared);
+    if (first_row < tile.rows.count) {
+      AttendPage<kHeadDim, kQInRegisters>(shared, stage, n, held, arguments.scale, rows);
+    }
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  WaitCopies<0>();
+  if (first_row < tile.rows.count) Store<kHeadDim>(arguments, kv, rows, shared);
+  Count(arguments, tile, n + 1);
+}
+
+template <int kHeadDim>
+cudaError_t LaunchPrefill(const PrefillArguments& arguments, const PagedKv& kv,
+                          const StepSchedule& schedule, int max_tiles, cudaStream_t stream) {
+  constexpr size_t kBytes = sizeof(SharedMemory<kHeadDim>);
+  static const cudaError_t prepared = cudaFuncSetAttribute(
+      PrefillKernel<kHeadDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (prepared != cudaSuccess) return prepared;
+  const dim3 grid(static_cast<unsigned>(kv.shape.q_heads), static_cast<unsigned>(max_tiles));
+  return Launch(PrefillKernel<kHeadDim>, grid, dim3(kThreads), kBytes, stream, arguments, kv,
+                schedule);
+}
+
+}  // namespace
+
+cudaError_t PrefillSm80(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
+                        const StepSchedule& schedule, int max_tiles, cudaStream_t stream) {
+  PrefillArguments arguments{};
+  arguments.q = static_cast<const __nv_bfloat16*>(params.q.data);
+  arguments.out = static_cast<__nv_bfloat16*>(params.out.data);
+  arguments.lse = static_cast<float*>(params.lse.data);
+  arguments.q_stride = params.q.row_stride;
+  arguments.out_stride = params.out.row_stride;
+  arguments.lse_stride = params.lse.row_stride;
+  if (params.acp == AcpMode::kCertified) arguments.log_tolerance = batch.log_tolerance;
+  arguments.blocks_total = params.blocks_total;
+  arguments.blocks_pruned = params.blocks_pruned;
+  arguments.layer = params.layer;
+  arguments.scale =
+      static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kv.shape.head_dim)));
+  return DispatchHeadDim(kv.shape.head_dim, [&]<int kHeadDim>() {
+    return LaunchPrefill<kHeadDim>(arguments, kv, schedule, max_tiles, stream);
+  });
+}
+
+}  // namespace fox::cuda

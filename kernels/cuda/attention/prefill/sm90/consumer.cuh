@@ -1,0 +1,475 @@
+// A consumer warpgroup of PrefillSm90: 64 rows of a work tile walk its key/value tiles from the
+// diagonal to the left with an online softmax. Scores, scaled to log2 units, get their keys'
+// biases; weights go from registers straight into the product with the values. (Products that start
+// from the bias would save an addition, but ptxas starts none of those while others run.)
+//
+// Order of the products (FlashAttention-3's overlap of softmax and products, one step further for
+// narrow heads): see IntraWarpgroupPipelined and PingPong. Wgmma groups finish in the order they
+// were closed. The reference maximum is raised only when a score exceeds it by 2^kLazyLog2
+// (FlashAttention-4).
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/attention/prefill/sm90/plan.cuh"
+#include "kernels/cuda/primitives/kv_index.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/fast_math.cuh"
+#include "kernels/cuda/ptx/named_barrier.cuh"
+#include "kernels/cuda/ptx/shared_memory.cuh"
+
+namespace fox::cuda {
+
+inline constexpr float kLazyLog2 = 8.0f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+// Word b of lane q of a quad becomes word q of lane b.
+__device__ __forceinline__ uint4 QuadTranspose(const uint32_t (&w)[4], int quad_lane) {
+  const bool odd = quad_lane % 2 != 0, upper = quad_lane / 2 != 0;
+  const uint32_t from0 = __shfl_xor_sync(kAllLanes, odd ? w[0] : w[1], 1);
+  const uint32_t from1 = __shfl_xor_sync(kAllLanes, odd ? w[2] : w[3], 1);
+  // Words of an even lane and its neighbour, in blocks odd and 2 + odd.
+  const uint2 low{odd ? from0 : w[0], odd ? w[1] : from0};
+  const uint2 high{odd ? from1 : w[2], odd ? w[3] : from1};
+  const uint2 kept = upper ? high : low, sent = upper ? low : high;
+  const uint2 got{__shfl_xor_sync(kAllLanes, sent.x, 2), __shfl_xor_sync(kAllLanes, sent.y, 2)};
+  return upper ? uint4{got.x, got.y, kept.x, kept.y} : uint4{kept.x, kept.y, got.x, got.y};
+}
+
+// Named barriers; 0 is __syncthreads.
+inline constexpr int kTurnBarrier = 1;            // + half: this half may issue products
+inline constexpr int kVoteBarrier = 1 + kHalves;  // + half
+inline constexpr int kTurnThreads = 128 * kHalves;
+
+// Whether `vote` holds in any thread of the warpgroup.
+__device__ __forceinline__ bool WarpgroupAny(bool vote, int half) {
+  const bool any = NamedBarrierAny<128>(kVoteBarrier + half, vote);
+  return __any_sync(kAllLanes, any) != 0;  // the same, but the compiler sees that it is
+}
+
+template <int kHeadDim, bool kCertified>
+class PrefillConsumer {
+ public:
+  __device__ PrefillConsumer(PrefillShared<kHeadDim>& shared, const PrefillArguments& arguments,
+                             int half)
+      : shared_(shared),
+        arguments_(arguments),
+        half_(half),
+        lane_(static_cast<int>(threadIdx.x) % kWarp),
+        row_(half * kHalfRows + static_cast<int>(threadIdx.x) % 128 / kWarp * 16 + lane_ / 4) {}
+
+  __device__ __forceinline__ void Run() {
+    if (!Plan::kDoubleBufferedScores && half_ == 1) SignalPeer();  // the first half begins
+    int slot = 0;
+    uint32_t phase = 0;
+    for (uint32_t count = 0;; ++count) {
+      shared_.work_full[slot].Wait(phase);
+      WorkTile& work_tile = shared_.work_tiles[slot];
+      if (work_tile.count == 0) break;
+      const uint32_t q_slot = count % kQueryStages;
+      shared_.q_full[q_slot].Wait(count / kQueryStages % 2);
+      int visited = 0;
+      if (work_tile.count > half_ * kHalfRows) {
+        const uint32_t begin = counter_;
+        q_ = KeyMajor(shared_.q[q_slot] + half_ * kHalfRows * Plan::kLineBytes);
+        track_max_ = work_tile.track_max != 0;
+        if constexpr (Plan::kDoubleBufferedScores) {
+          IntraWarpgroupPipelined(work_tile);
+        } else {
+          PingPong(work_tile);
+        }
+        visited = static_cast<int>(counter_ - begin);
+      }
+      Release(shared_.q_empty[q_slot]);
+      if (visited > 0) Store(work_tile);
+      CountBlocks(work_tile, visited);
+      Drain(work_tile, visited);
+      Release(shared_.work_empty[slot]);
+      if (++slot == kWorkStages) {
+        slot = 0;
+        phase ^= 1;
+      }
+    }
+  }
+
+ private:
+  using Plan = PrefillPlan<kHeadDim>;
+  static constexpr uint32_t kStages = Plan::kStages;
+
+  __device__ __forceinline__ void Release(Mbarrier& empty) {
+    __syncwarp();
+    if (lane_ == 0) empty.Arrive();
+  }
+  __device__ __forceinline__ void WaitForKeys(uint32_t n) {
+    shared_.k_full[n % kStages].Wait(n / kStages % 2);
+  }
+  __device__ __forceinline__ void WaitForValues(uint32_t n) {
+    shared_.v_full[n % kStages].Wait(n / kStages % 2);
+  }
+  __device__ __forceinline__ void ReleaseValues(uint32_t n) {
+    Release(shared_.v_empty[n % kStages]);
+  }
+  // `needless`: what the loader learns about the tile that was here.
+  __device__ __forceinline__ void ReleaseKeys(uint32_t n, bool needless) {
+    if constexpr (kCertified) {
+      if (threadIdx.x % 128 == 0) shared_.done[n % kStages][half_] = needless ? 1 : 0;
+    }
+    Release(shared_.k_empty[n % kStages]);
+  }
+
+  // The halves issue their products by turns, one turn for each tile of a work tile but the first,
+  // so that one's softmax runs beside the other's products.
+  __device__ __forceinline__ void WaitForTurn() { SyncThreads<kTurnThreads>(kTurnBarrier + half_); }
+  __device__ __forceinline__ void SignalPeer() {
+    ArriveAtBarrier<kTurnThreads>(kTurnBarrier + (half_ ^ 1));
+  }
+
+  // --- products
+
+  // 8 rows of queries or keys follow each other, head dim contiguous.
+  __device__ __forceinline__ uint64_t KeyMajor(const uint8_t* tile) {
+    return MatrixDescriptor(SharedAddress(tile), 16, 8 * Plan::kLineBytes, Plan::kSwizzle);
+  }
+
+  __device__ __forceinline__ void IssueScores(float (&s)[64], uint32_t n) {
+    const uint64_t k = KeyMajor(shared_.k[n % kStages]);
+    WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      const uint32_t at =
+          step * 32 / Plan::kLineBytes * Plan::kBlockBytes + step * 32 % Plan::kLineBytes;
+      if (step == 0) {
+        WgmmaQk<true>(s, q_, k);
+      } else {
+        WgmmaQk<false>(s, q_ + at / 16, k + at / 16);
+      }
+    }
+    WgmmaCommit();
+  }
+
+  __device__ __forceinline__ void IssueValues(uint32_t n) {
+    const uint64_t v = MatrixDescriptor(SharedAddress(shared_.v[n % kStages]), Plan::kBlockBytes,
+                                        8 * Plan::kLineBytes, Plan::kSwizzle);
+    WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < kTileKeys / 16; ++step) {
+      WgmmaValues(out_, probs_, step, v + step * (16 * Plan::kLineBytes / 16));
+    }
+    WgmmaCommit();
+  }
+
+  // --- softmax
+
+  // x: the scores of tile n in log2 units, relative to c_ref.
+  __device__ __forceinline__ void AddBias(const float (&s)[64], uint32_t n, float (&x)[64]) {
+    const float* key_decay_bias = shared_.key_decay_bias[n % kStages] + 2 * (lane_ % 4);
+#pragma unroll
+    for (int i = 0; i < 64; i += 4) {
+      const float2 pair = *reinterpret_cast<const float2*>(key_decay_bias + 2 * i);
+      x[i] = fmaf(s[i], Plan::kScale, pair.x);
+      x[i + 1] = fmaf(s[i + 1], Plan::kScale, pair.y);
+      x[i + 2] = fmaf(s[i + 2], Plan::kScale, pair.x);
+      x[i + 3] = fmaf(s[i + 3], Plan::kScale, pair.y);
+    }
+  }
+
+  // Keys after the row's own, and what is not seen before first_key.
+  __device__ __forceinline__ void Mask(float (&s)[64], const WorkTile& work_tile) {
+    const int first = work_tile.first_key(), column = 2 * (lane_ % 4) - first;
+    const int own = work_tile.position % kTileKeys + row_ - first;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+      const auto at = static_cast<uint32_t>(column + i / 4 * 8 + i % 2);
+      if (at > static_cast<uint32_t>(own + i / 2 % 2 * 8)) s[i] = -INFINITY;
+    }
+  }
+
+  // Largest scores of the thread's keys in its two rows.
+  __device__ __forceinline__ void MaxScores(const float (&s)[64], float (&row_max)[2]) {
+    float a[4] = {s[0], s[2], s[1], s[3]};
+#pragma unroll
+    for (int i = 4; i < 64; i += 4) {
+      a[0] = fmaxf(a[0], s[i]);
+      a[1] = fmaxf(a[1], s[i + 2]);
+      a[2] = fmaxf(a[2], s[i + 1]);
+      a[3] = fmaxf(a[3], s[i + 3]);
+    }
+    row_max[0] = fmaxf(a[0], a[2]);
+    row_max[1] = fmaxf(a[1], a[3]);
+  }
+
+  // The first tile sets the pivots; later ones raise them where they must. No products with values
+  // but those of tiles before may be in flight.
+  template <bool kFirst>
+  __device__ __forceinline__ void SetPivots(float (&s)[64], const WorkTile& work_tile) {
+    float row_max[2];
+    if constexpr (kFirst) {
+      Mask(s, work_tile);
+      MaxScores(s, row_max);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        reference_max_[r] = QuadMax(row_max[r]);
+        sum_[r] = 0;
+      }
+    } else if (track_max_) {
+      MaxScores(s, row_max);
+      const bool high =
+          row_max[0] > reference_max_[0] + kLazyLog2 || row_max[1] > reference_max_[1] + kLazyLog2;
+      // The warpgroup's decision, for it may wait for products only as a whole.
+      if (WarpgroupAny(high, half_)) RaisePivots(row_max);
+    }
+  }
+
+  __device__ __forceinline__ void RaisePivots(const float (&row_max)[2]) {
+    float rescale[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float high = QuadMax(row_max[r]);
+      // A row's own affair, whoever asked: other sequences must not change its bits.
+      const float reference_max = high > reference_max_[r] + kLazyLog2 ? high : reference_max_[r];
+      rescale[r] = Exp2(reference_max_[r] - reference_max);
+      sum_[r] *= rescale[r];
+      reference_max_[r] = reference_max;
+    }
+    WgmmaWait<0>();
+    WarpgroupFenceOperand(out_);
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 2; ++i) out_[i] *= rescale[i / 2 % 2];
+  }
+
+  // Scores become weights 2^(s - reference maximum), added up in sum_.
+  __device__ __forceinline__ void Exponentiate(float (&s)[64]) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+      const int r = i / 2 % 2;
+      s[i] = Exp2(s[i] - reference_max_[r]);
+      sum_[r] += s[i];
+    }
+  }
+
+  // Not while products that read weights_ are in flight.
+  __device__ __forceinline__ void TakeProbs(const float (&s)[64]) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) probs_[i] = PackBf16(s[2 * i], s[2 * i + 1]);
+  }
+
+  // Whether all rows of this half can do without the tile that carries `stop_at` and all left of
+  // it (acp.md 2d). The sums are of the keys visited so far, which suffices.
+  __device__ __forceinline__ bool MayStop(const WorkTile& work_tile, float stop_at) {
+    bool proven = true;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool real = row_ + 8 * r < work_tile.count;
+      const float mass = QuadSum(sum_[r]) * Exp2(reference_max_[r] - stop_at);
+      proven = proven && (!real || mass >= 1.0f);
+    }
+    return !WarpgroupAny(!proven, half_);
+  }
+
+  // Asking costs a few percent of a tile's walk: most local heads see two tiles and never ask, and
+  // long walks ask seldom.
+  __device__ __forceinline__ static bool IsTimeToAsk(int visited) {
+    return visited % (visited < 8 ? 2 : 8) == 0;
+  }
+
+  // --- walks: over tiles counter_, counter_ + 1, ...; afterwards counter_ is past the last one
+  // visited and all products are done.
+
+  // With registers for the scores of two tiles those of the next are computed during the softmax of
+  // this one, so a warpgroup waits neither for scores nor for values. Shaped for ptxas, which makes
+  // products wait for each other when it cannot follow them: no product under a condition (behind
+  // the last tile the scores of whatever lies in the next slot are computed and forgotten), and
+  // outputs touched only where nothing else is in flight.
+  __device__ __forceinline__ void IntraWarpgroupPipelined(const WorkTile& work_tile) {
+    float s[64];
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 2; ++i) out_[i] = 0;
+    int more = __shfl_sync(kAllLanes, work_tile.num_kv_tiles - 1, 0);  // tiles after counter_
+    WaitForKeys(counter_);
+    IssueScores(s, counter_);
+    WgmmaWait<0>();
+    WarpgroupFenceOperand(s);
+    bool stop = StepAhead<true>(s, work_tile, more);
+    for (; more > 0 && !stop; --more) stop = StepAhead<false>(s, work_tile, more - 1);
+    WgmmaWait<0>();
+    WarpgroupFenceOperand(out_);
+    ReleaseValues(counter_ - 1);
+  }
+
+  // From the scores of counter_ to those of the next tile; in flight are (but at first) the
+  // products with the values before. Returns whether the `more` tiles after it are not needed.
+  template <bool kFirst>
+  __device__ __forceinline__ bool StepAhead(float (&s)[64], const WorkTile& work_tile, int more) {
+    float x[64];
+    AddBias(s, counter_, x);
+    ReleaseKeys(counter_, false);
+    SetPivots<kFirst>(x, work_tile);
+    float stop_at = 0;
+    if (more > 0) {
+      WaitForKeys(counter_ + 1);
+      if constexpr (kCertified) stop_at = shared_.stop_at[(counter_ + 1) % kStages];
+    }
+    IssueScores(s, counter_ + 1);
+    Exponentiate(x);
+    if constexpr (!kFirst) {
+      WgmmaWait<1>();
+      WarpgroupFenceOperand(out_);
+      ReleaseValues(counter_ - 1);
+    }
+    TakeProbs(x);
+    WaitForValues(counter_);
+    IssueValues(counter_);
+    ++counter_;
+    WgmmaWait<1>();
+    WarpgroupFenceOperand(s);
+    if constexpr (kCertified) {
+      return more > 0 && IsTimeToAsk(work_tile.num_kv_tiles - more) && MayStop(work_tile, stop_at);
+    }
+    return false;
+  }
+
+  // One score buffer: a turn issues the scores of this tile and the values of the one before; the
+  // softmax of this tile runs beside the latter and beside the other half's turn.
+  __device__ __forceinline__ void PingPong(const WorkTile& work_tile) {
+    float s[64];
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 2; ++i) out_[i] = 0;
+    const uint32_t end = counter_ + static_cast<uint32_t>(work_tile.num_kv_tiles);
+    WaitForKeys(counter_);
+    IssueScores(s, counter_);
+    WgmmaWait<0>();
+    WarpgroupFenceOperand(s);
+    AddBias(s, counter_, s);
+    ReleaseKeys(counter_, false);
+    SetPivots<true>(s, work_tile);
+    Exponentiate(s);
+    TakeProbs(s);
+    for (++counter_; counter_ != end; ++counter_) {
+      WaitForKeys(counter_);
+      if constexpr (kCertified) {
+        const int visited = work_tile.num_kv_tiles - static_cast<int>(end - counter_);
+        if (IsTimeToAsk(visited) && MayStop(work_tile, shared_.stop_at[counter_ % kStages])) break;
+      }
+      WaitForTurn();
+      IssueScores(s, counter_);
+      WaitForValues(counter_ - 1);
+      IssueValues(counter_ - 1);
+      SignalPeer();
+      WgmmaWait<1>();
+      WarpgroupFenceOperand(s);
+      AddBias(s, counter_, s);
+      ReleaseKeys(counter_, false);
+      SetPivots<false>(s, work_tile);
+      Exponentiate(s);
+      WgmmaWait<0>();
+      WarpgroupFenceOperand(out_);
+      ReleaseValues(counter_ - 1);
+      TakeProbs(s);
+    }
+    WaitForValues(counter_ - 1);
+    IssueValues(counter_ - 1);
+    WgmmaWait<0>();
+    WarpgroupFenceOperand(out_);
+    ReleaseValues(counter_ - 1);
+  }
+
+  // Lets the work tile's other tiles pass by: the other half may need them.
+  __device__ __forceinline__ void Drain(const WorkTile& work_tile, int visited) {
+    for (int i = visited; i < work_tile.num_kv_tiles; ++i) {
+      if (!Plan::kDoubleBufferedScores && i > 0) {
+        WaitForTurn();
+        SignalPeer();
+      }
+      const uint32_t n = counter_++;
+      WaitForKeys(n);
+      bool over = false;
+      if constexpr (kCertified) over = shared_.end[n % kStages] != 0;
+      ReleaseKeys(n, true);
+      WaitForValues(n);
+      ReleaseValues(n);
+      if (over) break;
+    }
+  }
+
+  __device__ __forceinline__ void Store(const WorkTile& work_tile) {
+    const int quad_lane = lane_ % 4;
+    auto* out = static_cast<__nv_bfloat16*>(arguments_.out);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = row_ + 8 * r;
+      const bool real = row < work_tile.count;
+      const float sum = QuadSum(sum_[r]);
+      const float scale = sum > 0 ? 1 / sum : 0;
+      __nv_bfloat16* to =
+          out + (static_cast<int64_t>(work_tile.first_row) + row) * arguments_.out_stride +
+          work_tile.head * kHeadDim + 8 * quad_lane;
+#pragma unroll
+      for (int b = 0; b < kHeadDim / 8; b += 4) {
+        uint32_t words[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int i = 4 * (b + j) + 2 * r;
+          words[j] = PackBf16(out_[i] * scale, out_[i + 1] * scale);
+        }
+        const uint4 vector = QuadTranspose(words, quad_lane);
+        if (real) *reinterpret_cast<uint4*>(to + 8 * b) = vector;
+      }
+      if (arguments_.lse != nullptr && real && quad_lane == 0) {
+        StoreLogSum(work_tile, row, reference_max_[r], sum);
+      }
+    }
+  }
+
+  // Scores are relative to c_ref: s + c_ref - c_j; the row's logits are s + c_i - c_j.
+  __device__ __forceinline__ void StoreLogSum(const WorkTile& work_tile, int row,
+                                              float reference_max, float sum) {
+    const PagedKv& kv = arguments_.kv;
+    const int group = GroupOf(kv), position = work_tile.position + row;
+    const int32_t page = kv.page_table[work_tile.table + position / kPageTokens];
+    const int64_t own = static_cast<int64_t>(page) * group + work_tile.head % group;
+    const float local =
+        static_cast<const float*>(kv.log_f_offset)[own * kPageTokens + position % kPageTokens];
+    const double decay =
+        kv.page_cum_log_f[own] + static_cast<double>(local) - work_tile.ref_log_decay;
+    const double lse =
+        static_cast<double>(kLn2) * (static_cast<double>(reference_max) + log2f(sum));
+    arguments_.lse[(static_cast<int64_t>(work_tile.first_row) + row) * arguments_.lse_stride +
+                   work_tile.head] = sum > 0 ? static_cast<float>(lse + decay) : 0.0f;
+  }
+
+  // The half that is done last adds what the tile's rows saw of the causal range, and what not.
+  __device__ __forceinline__ void CountBlocks(WorkTile& work_tile, int visited) {
+    if (threadIdx.x % 128 != 0) return;
+    atomicMax_block(&work_tile.visited, visited);
+    __threadfence_block();
+    if (atomicAdd_block(&work_tile.halves_done, 1) != kHalves - 1) return;
+    __threadfence_block();
+    visited = atomicMax_block(&work_tile.visited, 0);
+    const int page = work_tile.position / kPageTokens;
+    const int here = min(work_tile.count, (page + 1) * kPageTokens - work_tile.position);
+    const int64_t total = static_cast<int64_t>(here) * (page + 1) +
+                          static_cast<int64_t>(work_tile.count - here) * (page + 2);
+    const int left = max(work_tile.first_page, 2 * (work_tile.diagonal() - visited + 1));
+    Add(arguments_.blocks_total, work_tile.seq, total);
+    Add(arguments_.blocks_pruned, work_tile.seq, static_cast<int64_t>(work_tile.count) * left);
+  }
+  __device__ __forceinline__ void Add(int64_t* counts, int seq, int64_t amount) {
+    if (counts == nullptr) return;
+    atomicAdd(reinterpret_cast<unsigned long long*>(counts) + seq,
+              static_cast<unsigned long long>(amount));
+  }
+
+  PrefillShared<kHeadDim>& shared_;
+  const PrefillArguments& arguments_;
+  const int half_, lane_, row_;  // row_ and row_ + 8 of the tile are this thread's
+  uint32_t counter_ = 0;         // of key/value tiles
+  uint64_t q_ = 0;
+  bool track_max_ = true;
+  float out_[kHeadDim / 2];
+  uint32_t probs_[32];
+  float reference_max_[2], sum_[2];
+};
+
+}  // namespace fox::cuda

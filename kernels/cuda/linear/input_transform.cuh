@@ -1,0 +1,347 @@
+// The row transforms of linear layers as device code for 256 threads of a block: used by the kernel
+// that transforms rows on their own (row_ops.cu) and by the product that does it itself
+// (linear/small_batch_gemm.cu). A row's result does not depend on the rows beside it. For .cu files
+// only.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/core/check.h"
+#include "kernels/cuda/primitives/vec8.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/fast_math.cuh"
+#include "kernels/cuda/ptx/global_memory.cuh"
+#include "kernels/cuda/ptx/named_barrier.cuh"
+#include "kernels/op_params.h"
+
+namespace fox::cuda {
+
+// Threads that transform together: the first of their block.
+inline constexpr int kTransformThreads = 256;
+
+// The transform's inputs as the device needs them. Rows are 16-byte aligned, widths multiples of 8.
+struct TransformArguments {
+  const void* in = nullptr;
+  int64_t in_stride = 0;  // elements
+  int in_cols = 0;
+  int out_cols = 0;
+  const float* weight = nullptr;        // [in_cols] or null: ones (kOutputGate: no norm)
+  const __nv_bfloat16* gate = nullptr;  // [rows, in_cols] or null
+  int64_t gate_stride = 0;
+  float eps = 0;
+  int head_dim = 0;
+  bool silu = false;
+};
+
+namespace transform {
+
+using Kind = InputTransform::Kind;
+using Unit = Float8;  // what a thread handles at a time
+inline constexpr int kUnit = kVec8;
+inline constexpr int kLanes = kWarp;
+inline constexpr int kWarps = kTransformThreads / kLanes;
+
+// A unit as it lies in memory.
+template <typename T>
+struct RawUnit {
+  uint4 words[kUnit * sizeof(T) / sizeof(uint4)];
+};
+
+template <typename T>
+__device__ __forceinline__ RawUnit<T> LoadRaw(const T* p) {
+  RawUnit<T> raw;
+#pragma unroll
+  for (size_t i = 0; i < sizeof(raw.words) / sizeof(uint4); ++i) {
+    raw.words[i] = reinterpret_cast<const uint4*>(p)[i];
+  }
+  return raw;
+}
+
+__device__ __forceinline__ Unit Widened(const RawUnit<float>& raw) {
+  const uint4 a = raw.words[0], b = raw.words[1];
+  return {{__uint_as_float(a.x), __uint_as_float(a.y), __uint_as_float(a.z), __uint_as_float(a.w),
+           __uint_as_float(b.x), __uint_as_float(b.y), __uint_as_float(b.z), __uint_as_float(b.w)}};
+}
+
+__device__ __forceinline__ Unit Widened(const RawUnit<__nv_bfloat16>& raw) {
+  return Widen(raw.words[0]);
+}
+
+template <typename T>
+__device__ __forceinline__ Unit LoadUnit(const T* p) {
+  return Widened(LoadRaw(p));
+}
+
+__device__ __forceinline__ float SumSquares(const Unit& unit) {
+  float sum = 0;
+#pragma unroll
+  for (float x : unit.x) sum = fmaf(x, x, sum);
+  return sum;
+}
+
+__device__ __forceinline__ Unit Normalized(Unit unit, float scale, const Unit& weight) {
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) unit.x[i] = unit.x[i] * scale * weight.x[i];
+  return unit;
+}
+
+__device__ __forceinline__ Unit LoadWeight(const float* weight, int unit) {
+  if (weight == nullptr) return {{1, 1, 1, 1, 1, 1, 1, 1}};
+  return LoadUnit(weight + unit * kUnit);
+}
+
+// unit * act(gate).
+__device__ __forceinline__ Unit Gated(Unit unit, const Unit& gate, bool silu) {
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) {
+    const float sigmoid = Sigmoid(gate.x[i]);
+    unit.x[i] *= silu ? gate.x[i] * sigmoid : sigmoid;
+  }
+  return unit;
+}
+
+// sums[r] becomes its sum over the threads for r < rows, in one fixed order.
+template <int kRows>
+__device__ __forceinline__ void BlockSums(int rows, float (&sums)[kRows]) {
+  __shared__ float partial[kRows][kWarps];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r >= rows) break;
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+      sums[r] += __shfl_xor_sync(kAllLanes, sums[r], offset);
+    }
+    if (threadIdx.x % kLanes == 0) partial[r][threadIdx.x / kLanes] = sums[r];
+  }
+  SyncThreads<kTransformThreads>();
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r >= rows) break;
+    sums[r] = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sums[r] += partial[r][w];
+  }
+}
+
+// A thread's first unit of each row (all of them in rows of up to 2048) stays in registers between
+// the sum and the scaling; further ones are read again, from cache. `first`: the weights of that
+// unit (FirstWeight), which the caller may load long before.
+template <typename In, int kRows>
+__device__ __forceinline__ void NormRows(const TransformArguments& s, const Unit& first,
+                                         int64_t first_row, int rows, __nv_bfloat16* out,
+                                         int64_t out_stride) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int units = s.in_cols / kUnit;
+  const In* in = static_cast<const In*>(s.in) + first_row * s.in_stride;
+  Unit held[kRows] = {};
+  float sums[kRows] = {};
+  if (thread < units) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (r < rows) held[r] = LoadUnit(in + r * s.in_stride + thread * kUnit);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) sums[r] = SumSquares(held[r]);
+#pragma unroll 1
+  for (int u = thread + kTransformThreads; u < units; u += kTransformThreads) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (r < rows) sums[r] += SumSquares(LoadUnit(in + r * s.in_stride + u * kUnit));
+    }
+  }
+  BlockSums(rows, sums);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r >= rows) break;
+    sums[r] = rsqrtf(sums[r] / static_cast<float>(s.in_cols) + s.eps);
+    if (thread < units) {
+      StoreVec8(Normalized(held[r], sums[r], first), out + r * out_stride + thread * kUnit);
+    }
+  }
+#pragma unroll 1
+  for (int u = thread + kTransformThreads; u < units; u += kTransformThreads) {
+    const Unit weight = LoadWeight(s.weight, u);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (r >= rows) continue;
+      const Unit unit = LoadUnit(in + r * s.in_stride + u * kUnit);
+      StoreVec8(Normalized(unit, sums[r], weight), out + r * out_stride + u * kUnit);
+    }
+  }
+}
+
+__device__ __forceinline__ Unit FirstWeight(const TransformArguments& s) {
+  const int thread = static_cast<int>(threadIdx.x);
+  return thread < s.in_cols / kUnit ? LoadWeight(s.weight, thread) : Unit{};
+}
+
+// kBatch units of the transforms that need no sum over the row, all of them loaded before the first
+// is used, for each load takes long. Units are numbered through the rows; past the last one
+// (`total`) it stands in, so that no branch within a warp makes the compiler wait for a load. The
+// lanes of a head (head_dim / 8, a power of two) are neighbours in a warp.
+template <Kind kind, typename In, int kRows, int kBatch>
+class UnitBatch {
+ public:
+  // The units first + i * kTransformThreads, `first` counted from the thread.
+  __device__ __forceinline__ void Load(const TransformArguments& s, int64_t first_row, int first,
+                                       int total) {
+    const int units = s.out_cols / kUnit;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int block_first = first + i * kTransformThreads;
+      if (block_first >= total) break;  // for the whole block
+      const int at = min(block_first + static_cast<int>(threadIdx.x), total - 1);
+      row[i] = 0;
+#pragma unroll
+      for (int r = 1; r < kRows; ++r) row[i] += at >= r * units ? 1 : 0;
+      unit[i] = at - row[i] * units;
+      const int64_t source_row = first_row + row[i];
+      const In* in = static_cast<const In*>(s.in) + source_row * s.in_stride + unit[i] * kUnit;
+      x_[i] = LoadRaw(in);
+      if constexpr (kind == Kind::kGatedAct) other_[i] = LoadRaw(in + s.out_cols);
+      if constexpr (kind == Kind::kOutputGate) {
+        if (s.gate != nullptr) {
+          gate_[i] = LoadRaw(s.gate + source_row * s.gate_stride + unit[i] * kUnit);
+        }
+        if (s.weight != nullptr) weight_[i] = LoadRaw(s.weight + unit[i] * kUnit);
+      }
+    }
+  }
+
+  __device__ __forceinline__ Unit Transformed(const TransformArguments& s, int i) const {
+    Unit x = Widened(x_[i]);
+    if constexpr (kind == Kind::kGatedAct) x = Gated(Widened(other_[i]), x, s.silu);
+    if constexpr (kind == Kind::kOutputGate) {
+      if (s.weight != nullptr) {
+        float sum = SumSquares(x);
+        for (int offset = s.head_dim / kUnit / 2; offset > 0; offset /= 2) {
+          sum += __shfl_xor_sync(kAllLanes, sum, offset);
+        }
+        const float scale = rsqrtf(sum / static_cast<float>(s.head_dim) + s.eps);
+        x = Normalized(x, scale, Widened(weight_[i]));
+      }
+      if (s.gate != nullptr) x = Gated(x, Widened(gate_[i]), s.silu);
+    }
+    return x;
+  }
+
+  int row[kBatch], unit[kBatch];  // where the units belong
+
+ private:
+  RawUnit<In> x_[kBatch], other_[kBatch];
+  RawUnit<__nv_bfloat16> gate_[kBatch];
+  RawUnit<float> weight_[kBatch];
+};
+
+template <Kind kind, typename In, int kRows, int kBatch>
+__device__ __forceinline__ void TransformUnits(const TransformArguments& s, int64_t first_row,
+                                               int rows, __nv_bfloat16* out, int64_t out_stride) {
+  UnitBatch<kind, In, kRows, kBatch> batch;
+  const int total = rows * (s.out_cols / kUnit);
+#pragma unroll 1
+  for (int first = 0; first < total; first += kBatch * kTransformThreads) {
+    batch.Load(s, first_row, first, total);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int block_first = first + i * kTransformThreads;
+      if (block_first >= total) break;  // for the whole block
+      const Unit x = batch.Transformed(s, i);
+      if (block_first + static_cast<int>(threadIdx.x) < total) {
+        StoreVec8(x, out + batch.row[i] * out_stride + batch.unit[i] * kUnit);
+      }
+    }
+  }
+}
+
+}  // namespace transform
+
+// Brings the constants of the transform into the L2, by kThreads threads; before
+// WaitOnDependencies().
+template <int kThreads = kTransformThreads>
+__device__ __forceinline__ void PrefetchTransform(const TransformArguments& s) {
+  constexpr int kLineFloats = 32;
+  if (s.weight == nullptr) return;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) * kLineFloats; i < s.in_cols;
+       i += kThreads * kLineFloats) {
+    Prefetch(s.weight + i);
+  }
+}
+
+// out[r] = transform(in[first_row + r]) for r < rows <= kRows, by the first kTransformThreads
+// threads of the block; out (16-byte aligned rows) in global or shared memory. After
+// WaitOnDependencies(); the caller synchronises before it reads `out`. Once a kernel.
+template <InputTransform::Kind kind, typename In, int kRows>
+__device__ __forceinline__ void TransformRowsInBlock(const TransformArguments& s, int64_t first_row,
+                                                     int rows, __nv_bfloat16* out,
+                                                     int64_t out_stride) {
+  if constexpr (kind == InputTransform::Kind::kRmsNorm) {
+    transform::NormRows<In, kRows>(s, transform::FirstWeight(s), first_row, rows, out, out_stride);
+  } else {
+    // As many loads at a time as registers allow.
+    constexpr int kRowBatch = kind == InputTransform::Kind::kOutputGate ? 1 : 2;
+    constexpr int kBatch = kRows > 1 ? 2 * kRowBatch : kRowBatch;
+    transform::TransformUnits<kind, In, kRows, kBatch>(s, first_row, rows, out, out_stride);
+  }
+}
+
+// Checks what the device code relies on. REQUIRES: see TransformArguments.
+inline TransformArguments MakeTransformArguments(const MatrixView& in, const InputTransform& t) {
+  using Kind = InputTransform::Kind;
+  constexpr int64_t kAlign = 16;
+  const auto aligned = [](const MatrixView& m) {
+    return reinterpret_cast<uintptr_t>(m.data) % kAlign == 0 &&
+           m.row_stride * static_cast<int64_t>(SizeOf(m.dtype)) % kAlign == 0;
+  };
+  TransformArguments s;
+  FOX_CHECK((in.dtype == DType::kF32 || in.dtype == DType::kBF16) && aligned(in));
+  s.in = in.data;
+  s.in_stride = in.row_stride;
+  s.in_cols = static_cast<int>(in.cols);
+  s.out_cols = t.kind == Kind::kGatedAct ? s.in_cols / 2 : s.in_cols;
+  FOX_CHECK(s.out_cols > 0 && s.out_cols % transform::kUnit == 0);
+  s.silu = t.silu;
+  s.eps = static_cast<float>(t.eps);
+  if (t.kind != Kind::kRmsNorm && t.kind != Kind::kOutputGate) return s;
+  s.weight = static_cast<const float*>(t.weight);
+  FOX_CHECK(reinterpret_cast<uintptr_t>(s.weight) % kAlign == 0);
+  if (t.kind == Kind::kRmsNorm) return s;
+  if (s.weight != nullptr) {
+    s.head_dim = t.head_dim;
+    const bool power_of_two = (t.head_dim & (t.head_dim - 1)) == 0;
+    FOX_CHECK(t.head_dim >= transform::kUnit &&
+              t.head_dim <= transform::kUnit * transform::kLanes && power_of_two &&
+              s.in_cols % t.head_dim == 0);
+  }
+  if (!t.gate.empty()) {
+    FOX_CHECK(t.gate.dtype == DType::kBF16 && aligned(t.gate) && t.gate.rows >= in.rows);
+    s.gate = static_cast<const __nv_bfloat16*>(t.gate.data);
+    s.gate_stride = t.gate.row_stride;
+  }
+  return s;
+}
+
+// body.operator()<kind, In>() for the kind and the input's type at hand.
+template <typename Body>
+auto DispatchTransform(InputTransform::Kind kind, DType in, const Body& body) {
+  using Kind = InputTransform::Kind;
+  const auto typed = [&]<Kind k>() {
+    return in == DType::kF32 ? body.template operator()<k, float>()
+                             : body.template operator()<k, __nv_bfloat16>();
+  };
+  switch (kind) {
+    case Kind::kRmsNorm:
+      return typed.template operator()<Kind::kRmsNorm>();
+    case Kind::kOutputGate:
+      return typed.template operator()<Kind::kOutputGate>();
+    case Kind::kGatedAct:
+      return typed.template operator()<Kind::kGatedAct>();
+    default:
+      return typed.template operator()<Kind::kNone>();
+  }
+}
+
+}  // namespace fox::cuda

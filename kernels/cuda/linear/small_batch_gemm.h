@@ -1,0 +1,35 @@
+// Products with one to four rows: the time of reading W once. One kernel does the row transform and
+// the product; its weights are on their way before the previous kernel has ended.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/runtime/launch.h"
+
+namespace fox::cuda {
+
+inline constexpr int64_t kMaxGemvRows = kSmallBatchRows;
+
+struct DeviceLimits {
+  int multiprocessors = 0;
+  int block_shared_bytes = 0;  // most shared memory of a block, after opting in
+};
+
+// Whether Gemv takes such a product: at most kMaxGemvRows rows, a norm's input float32 and any
+// other's bf16, in % 16 == 0, rows that fit beside the weights in shared memory. The same for every
+// number of rows from 1 to kMaxGemvRows.
+bool GemvTakes(const MatrixView& in, const InputTransform& transform, const DeviceWeight& weight,
+               const DeviceLimits& limits);
+
+// With this transform the kernel triggers after its wait (launch.h). The next one's weights then
+// come later, which costs nothing behind a wide product: it keeps the memory busy by itself.
+inline constexpr InputTransform::Kind kSettlingKind = InputTransform::Kind::kRmsNorm;
+
+// LinearEngine::Run; scratch is not used. A row's result depends on
+// that row alone. REQUIRES: GemvTakes.
+cudaError_t SmallBatchGemm(const MatrixView& in, const InputTransform& transform,
+                           const DeviceWeight& weight, const float* bias, bool accumulate,
+                           const MatrixView& out, const DeviceLimits& limits, cudaStream_t stream);
+
+}  // namespace fox::cuda

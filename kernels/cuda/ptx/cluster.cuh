@@ -1,0 +1,91 @@
+// Clusters of thread blocks (Hopper): their size, their barrier and each other's shared memory.
+// Does nothing in code for older devices, where kernels must not be launched as clusters. For .cu
+// files only.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/ptx/shared_memory.cuh"
+
+// In a __global__ function's declaration.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define FOX_CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
+#else
+#define FOX_CLUSTER(blocks)
+#endif
+
+namespace fox::cuda {
+
+// Whether the device runs `kernel` as code that was compiled for clusters; newer devices may run
+// older code.
+template <typename Kernel>
+bool RunsClusters(Kernel* kernel) {
+  constexpr int kFirstVersion = 90;
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
+         attributes.ptxVersion >= kFirstVersion;
+}
+
+// Arrive at and wait for the barrier of all the cluster's threads; those that have ended count as
+// arrived. A thread waits before it arrives again. Releases what the thread wrote.
+__device__ __forceinline__ void ArriveAtCluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+
+// The same without releasing: the blocks know of each other that they have started.
+__device__ __forceinline__ void ArriveAtClusterRelaxed() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void WaitForCluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+// *address = value in the shared memory of the cluster's block `rank`, which must have started and
+// not ended.
+__device__ __forceinline__ void StoreInBlock(float* address, int rank, float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "st.shared::cluster.f32 [there], %2;\n"
+      "}" ::"r"(SharedAddress(address)),
+      "r"(rank), "f"(value)
+      : "memory");
+#endif
+}
+
+// *address in the shared memory of the cluster's block `rank`, which must have started and not
+// ended.
+template <typename T>
+__device__ __forceinline__ T LoadFromBlock(const T* address, int rank) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(there)
+               : "r"(SharedAddress(address)), "r"(rank));
+  if constexpr (sizeof(T) == 4) {
+    uint32_t value;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(there) : "memory");
+    return static_cast<T>(value);
+  } else {
+    uint64_t value;
+    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(value) : "r"(there) : "memory");
+    return static_cast<T>(value);
+  }
+#else
+  return *address;
+#endif
+}
+
+}  // namespace fox::cuda

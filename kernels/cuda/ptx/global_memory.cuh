@@ -1,0 +1,57 @@
+// Loads of global memory that C++ has no word for: by cache level, and prefetches. None is by the
+// read-only path (.nc): under programmatic dependent launch the previous kernel may still be
+// writing. All stay on their side of WaitOnDependencies(). For .cu files only.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace fox::cuda {
+
+// Into the second-level cache.
+__device__ __forceinline__ void Prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+// For what this block does not read again: leaves the first-level cache to the rest.
+__device__ __forceinline__ uint4 LoadOnce(const void* address) {
+  uint4 x;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(address));
+  return x;
+}
+
+// From the second-level cache, which is all that blocks share: the first-level one may hold what
+// was there before the previous kernel ended.
+template <typename T>
+__device__ __forceinline__ T LoadCoherent(const T* address) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  T value;
+  if constexpr (sizeof(T) == 4) {
+    uint32_t bits;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(bits) : "l"(address));
+    memcpy(&value, &bits, sizeof(T));
+  } else {
+    uint64_t bits;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(bits) : "l"(address));
+    memcpy(&value, &bits, sizeof(T));
+  }
+  return value;
+}
+
+// Replaces `x` by what is there now, where `changed`. Predicated: at the end of a branch the
+// compiler would wait for the loads.
+__device__ __forceinline__ void LoadAgain(const void* address, bool changed, uint4& x) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.s32 p, %5, 0;\n"
+      "@p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+      : "l"(address), "r"(static_cast<int>(changed))
+      : "memory");
+}
+
+}  // namespace fox::cuda

@@ -1,0 +1,82 @@
+// Shared memory barriers that count arrivals (mbarrier) and, on Hopper, the bytes of bulk copies:
+// how tiles are handed from one warp to another. For .cu files only. Read tma.h next.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/ptx/shared_memory.cuh"
+
+namespace fox::cuda {
+
+// A barrier of phases 0, 1, 0, ...: a phase ends when its arrivals and its bytes are all there.
+// Arriving releases what the thread wrote before, waiting acquires it.
+struct Mbarrier {
+  uint64_t state;
+
+  __device__ __forceinline__ void Init(uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(&state)),
+                 "r"(arrivals)
+                 : "memory");
+  }
+  __device__ __forceinline__ void Arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(&state))
+                 : "memory");
+  }
+  // Hopper: the phase also waits for `bytes` from the copy engine. Before the phase's last arrival.
+  __device__ __forceinline__ void Expect(uint32_t bytes) {
+    asm volatile(
+        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(&state)),
+        "r"(bytes)
+        : "memory");
+  }
+  // Hopper: both in one.
+  __device__ __forceinline__ void ArriveAndExpect(uint32_t bytes) {
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(&state)),
+        "r"(bytes)
+        : "memory");
+  }
+  // Whether the phase of this parity has ended; that of parity 1 has on a new barrier. Hopper waits
+  // a while for it.
+  __device__ __forceinline__ bool HasEnded(uint32_t parity) const {
+    uint32_t ended;
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(ended)
+        : "r"(SharedAddress(&state)), "r"(parity)
+        : "memory");
+#else
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(ended)
+        : "r"(SharedAddress(&state)), "r"(parity)
+        : "memory");
+#endif
+    return ended != 0;
+  }
+  // Hopper: returns when the phase has ended. The loop is in PTX: the compiler can neither unroll
+  // nor duplicate it together with the code around it.
+  __device__ __forceinline__ void Wait(uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(SharedAddress(&state)),
+        "r"(parity)
+        : "memory");
+  }
+};
+
+// Makes initialised barriers known to the copy engine; a barrier of the block must follow.
+__device__ __forceinline__ void PublishBarriers() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+}  // namespace fox::cuda

@@ -1,0 +1,33 @@
+// Barriers among some of a block's threads, whole warps. Barrier 0 is that of __syncthreads(); 1 to
+// 15 are free. For .cu files only.
+#pragma once
+
+#include <cstdint>
+
+namespace fox::cuda {
+
+// Returns when `kThreads` threads are here or, by ArriveAtBarrier, have been.
+template <int kThreads>
+__device__ __forceinline__ void SyncThreads(int barrier = 1) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+
+template <int kThreads>
+__device__ __forceinline__ void ArriveAtBarrier(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+
+// SyncThreads; whether `vote` holds in any of the threads.
+template <int kThreads>
+__device__ __forceinline__ bool NamedBarrierAny(int barrier, bool vote) {
+  uint32_t any;
+  asm volatile(
+      "{\n.reg .pred in, out;\nsetp.ne.u32 in, %1, 0;\n"
+      "bar.red.or.pred out, %2, %3, in;\nselp.u32 %0, 1, 0, out;\n}\n"
+      : "=r"(any)
+      : "r"(static_cast<uint32_t>(vote)), "r"(barrier), "n"(kThreads)
+      : "memory");
+  return any != 0;
+}
+
+}  // namespace fox::cuda

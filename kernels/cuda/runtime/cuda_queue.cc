@@ -1,0 +1,111 @@
+// Streams, events and graphs of the CUDA runtime behind DeviceQueue. See cuda_queue.h.
+#include "kernels/cuda/runtime/cuda_queue.h"
+
+namespace fox::cuda {
+namespace {
+
+class CudaEvent : public Event {
+ public:
+  explicit CudaEvent(DeviceError& device_error) : device_error_(device_error) {
+    device_error_.Check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming),
+                        "create an event");
+  }
+  ~CudaEvent() override { cudaEventDestroy(event_); }
+
+  void Record(Stream stream) override {
+    if (device_error_.ok()) {
+      device_error_.Check(cudaEventRecord(event_, static_cast<cudaStream_t>(stream)),
+                          "record an event");
+    }
+  }
+  void Wait() override {
+    if (device_error_.ok())
+      device_error_.Check(cudaEventSynchronize(event_), "wait for the device");
+  }
+
+ private:
+  DeviceError& device_error_;
+  cudaEvent_t event_ = nullptr;
+};
+
+class CudaGraph : public Graph {
+ public:
+  CudaGraph(cudaGraphExec_t graph, DeviceError& device_error)
+      : graph_(graph), device_error_(device_error) {}
+  ~CudaGraph() override { cudaGraphExecDestroy(graph_); }
+
+  void Launch(Stream stream) override {
+    if (device_error_.ok()) {
+      device_error_.Check(cudaGraphLaunch(graph_, static_cast<cudaStream_t>(stream)),
+                          "launch a graph");
+    }
+  }
+
+ private:
+  cudaGraphExec_t graph_;
+  DeviceError& device_error_;
+};
+
+}  // namespace
+
+bool DeviceError::Check(cudaError_t status, const char* what) {
+  if (status != cudaSuccess && ok()) {
+    text_ = std::string("cannot ") + what + ": " + cudaGetErrorString(status);
+  }
+  return ok();
+}
+
+CudaQueue::CudaQueue(DeviceError& device_error) : device_error_(device_error) {
+  device_error_.Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
+                      "create a stream");
+}
+
+CudaQueue::~CudaQueue() { cudaStreamDestroy(stream_); }
+
+Buffer CudaQueue::AllocatePinned(size_t bytes) {
+  void* data = nullptr;
+  if (!device_error_.Check(cudaMallocHost(&data, bytes), "allocate pinned memory")) {
+    // The caller goes on until it looks at error(); it must not write to null.
+    return {::operator new(bytes), bytes, [](void* at, size_t) { ::operator delete(at); }};
+  }
+  return {data, bytes, [](void* at, size_t) { cudaFreeHost(at); }};
+}
+
+void CudaQueue::CopyToPinned(const void* device, size_t bytes, void* pinned, Stream stream) {
+  if (!device_error_.ok()) return;
+  device_error_.Check(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost,
+                                      static_cast<cudaStream_t>(stream)),
+                      "copy from the device");
+}
+
+std::unique_ptr<Event> CudaQueue::MakeEvent() { return std::make_unique<CudaEvent>(device_error_); }
+
+std::unique_ptr<Graph> CudaQueue::Capture(Stream stream, const std::function<void()>& work) {
+  if (!device_error_.ok()) return nullptr;
+  const auto on = static_cast<cudaStream_t>(stream);
+  if (!device_error_.Check(cudaStreamBeginCapture(on, cudaStreamCaptureModeThreadLocal),
+                           "capture a graph")) {
+    return nullptr;
+  }
+  work();
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  if (device_error_.Check(cudaStreamEndCapture(on, &graph), "capture a graph")) {
+    device_error_.Check(cudaGraphInstantiate(&exec, graph, 0), "instantiate a graph");
+  }
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  if (exec == nullptr) return nullptr;
+  return std::make_unique<CudaGraph>(exec, device_error_);
+}
+
+size_t CudaQueue::free_bytes() const {
+  size_t free = 0, total = 0;
+  return cudaMemGetInfo(&free, &total) == cudaSuccess ? free : 0;
+}
+
+size_t CudaQueue::total_bytes() const {
+  size_t free = 0, total = 0;
+  return cudaMemGetInfo(&free, &total) == cudaSuccess ? total : 0;
+}
+
+}  // namespace fox::cuda

@@ -1,0 +1,83 @@
+// Launching kernels so that the next one may start while this one ends (programmatic dependent
+// launch). For .cu files only.
+//
+// Contract of every kernel of this backend: it calls WaitOnDependencies() before it touches
+// anything that an earlier kernel of the step may write or still read, its own outputs included;
+// weights and constants may be read before. It may call TriggerDependents() at any time, from all
+// its threads; best at the start, for the next kernel waits for this one's end all the same. Some
+// thread of every launch waits, so the end of a kernel implies that of all before it.
+//
+// BatchView's slot, row_begin and position are copied before the step's first kernel, and so are
+// constants. A kernel *triggers after its wait* if it calls TriggerDependents() only after its
+// WaitOnDependencies(): when the kernel behind it starts, all those before it have ended. Products
+// of few rows that begin with a norm do (linear.h), the projection in front of Append among them;
+// AppendDecode does where the projection did not. So DecodeAttention reads ahead whatever these two
+// do not write.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+namespace fox::cuda {
+
+#if defined(__CUDACC__)
+__device__ __forceinline__ void WaitOnDependencies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void TriggerDependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+#endif
+
+// Dynamic shared memory of a block. An SM divides its memory between shared memory and
+// L1 in one way at a time and has to be empty to change it: kernels that are to overlap on it must
+// all ask for the largest share, whatever they use: those of steps of up to kSmallBatchRows rows.
+struct SmemConfig {
+  SmemConfig(size_t size, bool prefer_max = false)  // NOLINT: a size is enough for most
+      : bytes(size), prefer_max_carveout(prefer_max) {}
+  size_t bytes;
+  bool prefer_max_carveout;
+};
+
+// Launches kernel<<<grid, block, shared, stream>>>(arguments...), overlapping its start with the
+// end of the previous kernel where the device can (compute capability 9.0 and later).
+template <typename... Parameters, typename... Arguments>
+cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, SmemConfig shared,
+                   cudaStream_t stream, Arguments&&... arguments) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
+  static const bool overlaps = [] {
+    int device = 0, major = 0;
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
+               cudaSuccess &&
+           major >= 9;
+  }();
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared.bytes;
+  config.stream = stream;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (overlaps) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+#if CUDART_VERSION >= 12060  // the attribute is younger than the oldest toolkit we build with
+  if (overlaps && shared.prefer_max_carveout) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attribute.val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+  }
+#endif
+  return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
+}  // namespace fox::cuda

@@ -1,0 +1,68 @@
+// StepSchedule: the device's own plan of one step, made by PlanStep at the step's beginning and
+// read by the kernels after it; so that nothing about lengths and windows has to come from the
+// host. Plain device pointers; CudaOps owns the memory.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/op_params.h"
+
+namespace fox::cuda {
+
+// Consecutive rows of one sequence.
+struct RowBlock {
+  int32_t seq;        // in the batch
+  int32_t slot;       // never -1
+  int32_t first_row;  // in the batch
+  int32_t count;      // rows, at least one
+  int32_t position;   // absolute, of the first row
+};
+
+// The most row blocks that a batch can fall into: r rows of a sequence touch at most
+// floor((r + 62) / 64) + 1 pages, and not more than r.
+constexpr int64_t MaxRowBlocks(int64_t num_rows, int64_t num_seqs) {
+  const int64_t by_pages = (num_rows + 62 * num_seqs) / kPageTokens + num_seqs;
+  return num_rows < by_pages ? num_rows : by_pages;
+}
+
+// Rows of an attention tile: those of one sequence with the same position / 128.
+inline constexpr int kTileRows = 128;
+// Live pages that one split of decode attention covers: those with the same page / pages_per_split.
+inline constexpr int kMinPagesPerSplit = 4;
+
+struct StepSchedule {
+  int max_blocks = 0, max_tiles = 0, max_splits = 0;  // capacities
+
+  // Rows of all sequences, cut at page ends; ascending. A batch in which every sequence has one
+  // row has exactly one block per (unpadded) sequence.
+  RowBlock* blocks = nullptr;     // [max_blocks]
+  int32_t* num_blocks = nullptr;  // [1]
+  // Rows of the sequences with more than one row, cut at multiples of kTileRows; ascending by
+  // sequence, then position.
+  RowBlock* tiles = nullptr;     // [max_tiles]
+  int32_t* num_tiles = nullptr;  // [1]
+  // First page that tile t of query head h may see: [q_heads, max_tiles], of the layer at hand.
+  int32_t* boundary = nullptr;
+  int32_t* tile_counter = nullptr;  // [1] dynamic scheduling; zeroed by PruneBoundaries
+
+  // Decode attention, sequences with exactly one row. Pair i = seq * q_heads + head owns the splits
+  // [split_begin[i], split_begin[i + 1]) of its layer, one for each aligned group of
+  // pages_per_split pages that is not wholly left of the pair's window, ascending. Other sequences
+  // own none.
+  int pages_per_split = kMinPagesPerSplit;
+  int32_t* split_begin = nullptr;  // [layers, max_seq_heads + 1], row stride max_seq_heads + 1
+  int max_seq_heads = 0;
+  // First page that a pair may see, of the layer at hand: [max_seq_heads], those of sequences with
+  // exactly one row. Null: its first live page.
+  int32_t* first_visible_page = nullptr;
+  float* partial = nullptr;            // [max_splits, head_dim + 2]
+  int32_t* arrival_counter = nullptr;  // [max_seq_heads] splits done; zero between launches
+
+  // Page sums between the two kernels of Append: [max_blocks, q_heads, head_dim + 4], a record
+  // being {log gate of the block's rows, decayed count S, log M, largest ||k||, decayed keys
+  // N[head_dim]}; all but the first are of the whole page alone, relative to its end, and there if
+  // it is full.
+  double* page_sums = nullptr;
+};
+
+}  // namespace fox::cuda

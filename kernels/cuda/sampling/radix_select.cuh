@@ -1,0 +1,399 @@
+// What sampling from a row of logits needs of the blocks that share the row: candidate keys,
+// weights as integers, sums over the row, and Locate, a radix search by running sum. Sums are
+// exact, so all blocks take the same decisions without telling each other, and a row gives the same
+// result in any batch. For .cu files only; sample.cu is the user.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/cluster.cuh"
+
+namespace fox::cuda::sample {
+
+constexpr int kThreads = 512;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kBinBits = 9;
+constexpr int kBins = 1 << kBinBits;
+constexpr int kListed = 128;  // so many candidates are compared with each other directly
+constexpr uint64_t kNotFinite = ~uint64_t{0};  // larger than any key
+static_assert(kBins == kThreads, "one thread a bin");
+
+struct Candidate {
+  uint64_t key, weight;
+};
+
+// Two of everything that other blocks read, used in turn: a block that writes for exchange n + 2
+// has passed the barrier of n + 1, where all blocks were done with reading n.
+struct Shared {
+  uint64_t partial[2][kWarps];
+  // Sums by bin; a weight is high * 2^32 + low, for shared memory adds 32 bits at a time.
+  uint32_t count[2][kBins], low[2][kBins], high[2][kBins];
+  uint32_t listed[2];
+  Candidate list[2][kListed];
+  int32_t sampled_id;
+  // Seen by this block alone.
+  Candidate merged[kListed];
+  uint64_t warp_sum[kWarps];
+  uint64_t bin_before, picked;
+  uint32_t bin_count;
+  int bin;
+};
+
+// What a block knows about its row.
+struct Row {
+  const float* logits;             // finite, or -infinity: masked
+  int32_t vocabulary, begin, end;  // the block's ids: [begin, end)
+  int id_bits;                     // of a key
+  float one;                       // the weight 1 as a fixed-point number, a power of two
+  int rank;                        // of the block in its row
+  float largest;
+  Shared* shared;
+  int turn;  // exchanges done, modulo 2
+};
+
+// --- Blocks of a row ---
+
+template <int kBlocks>
+__device__ __forceinline__ void RowBarrier() {
+  if constexpr (kBlocks == 1) {
+    __syncthreads();
+  } else {
+    ArriveAtCluster();
+    WaitForCluster();
+  }
+}
+
+// *local as block `rank` of the row has it.
+template <int kBlocks, typename T>
+__device__ __forceinline__ T ReadPeer(const T* local, int rank) {
+  if constexpr (kBlocks > 1) return LoadFromBlock(local, rank);
+  return *local;
+}
+
+struct Plus {
+  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }
+};
+struct Larger {
+  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a > b ? a : b; }
+};
+
+template <typename Operator>
+__device__ __forceinline__ uint64_t WarpReduce(uint64_t value, Operator combine) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    value = combine(value, __shfl_xor_sync(kAllLanes, value, offset));
+  }
+  return value;
+}
+
+// The sum over this lane and those before it.
+__device__ __forceinline__ uint64_t WarpScan(uint64_t value) {
+#pragma unroll
+  for (int offset = 1; offset < kWarp; offset *= 2) {
+    const uint64_t before = __shfl_up_sync(kAllLanes, value, offset);
+    if (Lane() >= offset) value += before;
+  }
+  return value;
+}
+
+// The warps' values of all blocks, in order of block and warp: lane l of every warp gets those at
+// l, l + 32, ... (0 past the end).
+template <int kBlocks>
+struct Gathered {
+  static constexpr int kEach = (kBlocks * kWarps + kWarp - 1) / kWarp;
+  uint64_t value[kEach];
+};
+
+template <int kBlocks>
+__device__ Gathered<kBlocks> AllGather(Row& row, uint64_t warp_value) {
+  uint64_t* partial = row.shared->partial[row.turn];
+  if (Lane() == 0) partial[Warp()] = warp_value;
+  RowBarrier<kBlocks>();
+  row.turn ^= 1;
+  Gathered<kBlocks> gathered;
+#pragma unroll
+  for (int i = 0; i < Gathered<kBlocks>::kEach; ++i) {
+    const int at = i * kWarp + Lane();
+    gathered.value[i] =
+        at < kBlocks * kWarps ? ReadPeer<kBlocks>(partial + at % kWarps, at / kWarps) : 0;
+  }
+  return gathered;
+}
+
+// Over all threads of the row, in all of them; 0 is the operator's neutral element.
+template <int kBlocks, typename Operator>
+__device__ uint64_t AllReduce(Row& row, uint64_t value, Operator combine) {
+  const Gathered<kBlocks> gathered = AllGather<kBlocks>(row, WarpReduce(value, combine));
+  uint64_t result = 0;
+#pragma unroll
+  for (const uint64_t part : gathered.value) result = combine(result, part);
+  return WarpReduce(result, combine);
+}
+
+// --- Logits, keys, weights ---
+
+// Calls visit(logit, id) for the block's ids, with kAhead loads of a thread in flight.
+template <int kAhead, typename Visit>
+__device__ __forceinline__ void ForEach(const Row& row, Visit visit) {
+  for (int32_t first = row.begin + static_cast<int32_t>(threadIdx.x); first < row.end;
+       first += kAhead * kThreads) {
+    float x[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int32_t id = first + i * kThreads;
+      x[i] = id < row.end ? row.logits[id] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int32_t id = first + i * kThreads;
+      if (id < row.end) visit(x[i], id);
+    }
+  }
+}
+
+// Floats as integers of the same order; -0 counts as 0.
+__device__ __forceinline__ uint32_t Order(float x) {
+  const int32_t bits = __float_as_int(__fadd_rn(x, 0.0f));
+  return static_cast<uint32_t>(bits ^ ((bits >> 31) & 0x7fffffff)) ^ 0x80000000u;
+}
+
+// A candidate's rank among all: the larger logit, then the lower id.
+__device__ __forceinline__ uint64_t KeyOf(const Row& row, float x, int32_t id) {
+  const uint32_t ids = (uint32_t{1} << row.id_bits) - 1;
+  return (uint64_t{Order(x)} << row.id_bits) | (ids - static_cast<uint32_t>(id));
+}
+
+// The lowest key that a logit of at least x can have.
+__device__ __forceinline__ uint64_t LowestKey(const Row& row, float x) {
+  return uint64_t{Order(x)} << row.id_bits;
+}
+
+__device__ __forceinline__ int32_t IdOf(const Row& row, uint64_t key) {
+  const uint32_t ids = (uint32_t{1} << row.id_bits) - 1;
+  return static_cast<int32_t>(ids - (static_cast<uint32_t>(key) & ids));
+}
+
+// exp(x) for x <= 0, 0 below -87: the polynomial of engine/sampler.cc, rounded as there (nothing
+// is contracted).
+__device__ __forceinline__ float ExpNonPositive(float x) {
+  const float clamped = x < -87.0f ? -87.0f : x;
+  const int n = static_cast<int>(__fadd_rn(__fmul_rn(clamped, 1.44269504f), -0.5f));
+  const float fn = static_cast<float>(n);
+  const float r =
+      __fadd_rn(__fadd_rn(clamped, -__fmul_rn(fn, 0.693359375f)), __fmul_rn(fn, 2.12194440e-4f));
+  const auto step = [r](float p, float c) { return __fadd_rn(__fmul_rn(p, r), c); };
+  float p = step(1.0f / 5040, 1.0f / 720);
+  p = step(p, 1.0f / 120);
+  p = step(p, 1.0f / 24);
+  p = step(p, 1.0f / 6);
+  p = step(p, 0.5f);
+  p = step(p, 1.0f);
+  p = step(p, 1.0f);
+  const float scaled = __fmul_rn(p, __int_as_float((n + 127) << 23));
+  return x < -87.0f ? 0.0f : scaled;
+}
+
+// exp((x - largest) * inverse_temperature) in units of 1 / one, which is 2^(bits(V) - 63): no sum
+// of V weights overflows, and rounding to units moves it by less than V / (2 one) < 2^(2 bits(V) -
+// 64).
+__device__ __forceinline__ uint64_t Weight(const Row& row, float x, double inverse_temperature) {
+  const double scaled =
+      __dmul_rn(static_cast<double>(x) - static_cast<double>(row.largest), inverse_temperature);
+  return __float2ull_rn(ExpNonPositive(static_cast<float>(scaled < -200.0 ? -200.0 : scaled)) *
+                        row.one);
+}
+
+// --- The radix search ---
+
+// What a search adds up: one a candidate, or its weight; a candidate that measures 0 is none. And
+// how fine its first bins are, in bins per unit of logit.
+struct Counting {
+  static constexpr bool kWeighs = false;
+  static constexpr float kBinsPerUnit = 16;
+  __device__ float bins_per_unit() const { return kBinsPerUnit; }
+  __device__ uint64_t operator()(const Row&, float) const { return 1; }
+};
+struct Weighing {
+  static constexpr bool kWeighs = true;
+  double inverse_temperature;
+  float bins_per_logit;  // finite
+  __device__ float bins_per_unit() const { return bins_per_logit; }
+  __device__ uint64_t operator()(const Row& row, float x) const {
+    return Weight(row, x, inverse_temperature);
+  }
+};
+
+// Bins of equal width from the largest logit down, the last one open: most rows need no other, for
+// few logits share a bin near the top. Never decreases as x decreases, however it is rounded.
+__device__ __forceinline__ int FirstBin(const Row& row, float x, float bins_per_unit) {
+  const float bin = (row.largest - x) * bins_per_unit;
+  return bin < kBins - 1 ? static_cast<int>(bin) : kBins - 1;
+}
+
+// The candidates with keys in [low, high], and with that first bin unless it is -1.
+struct Range {
+  uint64_t low, high;
+  int first_bin = -1;
+  __device__ bool Has(const Row& row, float x, uint64_t key, float bins_per_unit) const {
+    return key >= low && key <= high &&
+           (first_bin < 0 || FirstBin(row, x, bins_per_unit) == first_bin);
+  }
+  // Leaves the first bin `bin`. The keys' bounds need not be tight.
+  __device__ void NarrowTo(const Row& row, int bin, float bins_per_unit) {
+    constexpr double kRounding = 0x1p-20;  // ample for the two roundings of FirstBin
+    const double unit = 1.0 / static_cast<double>(bins_per_unit);
+    const double far = (bin + 1) * unit * (1 + kRounding);
+    const double near = bin * unit * (1 - kRounding);
+    const double largest = static_cast<double>(row.largest);
+    const uint64_t highest =
+        LowestKey(row, __double2float_ru(largest - near)) | ((uint64_t{1} << row.id_bits) - 1);
+    first_bin = bin;
+    high = high < highest ? high : highest;
+    if (bin < kBins - 1) low = Larger()(low, LowestKey(row, __double2float_rd(largest - far)));
+  }
+};
+
+// Collects the candidates of the range, at most kListed in all blocks, in `merged` of
+// every block, in no order; their number.
+template <int kBlocks, typename Measure>
+__device__ int List(Row& row, const Range& range, Measure measure) {
+  Shared& shared = *row.shared;
+  const int tid = static_cast<int>(threadIdx.x);
+  const int turn = row.turn;
+  if (tid == 0) shared.listed[turn] = 0;
+  __syncthreads();
+  ForEach<4>(row, [&](float x, int32_t id) {
+    const uint64_t key = KeyOf(row, x, id);
+    if (!range.Has(row, x, key, measure.bins_per_unit())) return;
+    const uint64_t weight = measure(row, x);
+    if (weight == 0) return;
+    shared.list[turn][atomicAdd(&shared.listed[turn], 1u)] = {key, weight};
+  });
+  RowBarrier<kBlocks>();
+  row.turn ^= 1;
+  int total = 0;
+#pragma unroll
+  for (int rank = 0; rank < kBlocks; ++rank) {
+    const int count = static_cast<int>(ReadPeer<kBlocks>(&shared.listed[turn], rank));
+    if (tid < count) {
+      const Candidate* from = &shared.list[turn][tid];
+      shared.merged[total + tid] = {ReadPeer<kBlocks>(&from->key, rank),
+                                    ReadPeer<kBlocks>(&from->weight, rank)};
+    }
+    total += count;
+  }
+  __syncthreads();
+  return total;
+}
+
+// Adds up the block's candidates in the range by first bin or, where that is drained, by bin
+// (high - key) >> shift.
+template <typename Measure>
+__device__ void FillBins(const Row& row, const Range& range, int shift, Measure measure) {
+  Shared& shared = *row.shared;
+  const int turn = row.turn;
+  shared.count[turn][threadIdx.x] = 0;
+  shared.low[turn][threadIdx.x] = 0;
+  shared.high[turn][threadIdx.x] = 0;
+  __syncthreads();
+  ForEach<4>(row, [&](float x, int32_t id) {
+    const uint64_t key = KeyOf(row, x, id);
+    if (!range.Has(row, x, key, measure.bins_per_unit())) return;
+    const int bin = range.first_bin < 0 ? FirstBin(row, x, measure.bins_per_unit())
+                                        : static_cast<int>((range.high - key) >> shift);
+    if constexpr (Measure::kWeighs) {
+      const uint64_t weight = measure(row, x);
+      if (weight == 0) return;
+      const uint32_t part = static_cast<uint32_t>(weight);
+      const uint32_t sum = atomicAdd(&shared.low[turn][bin], part) + part;
+      const uint32_t carry = static_cast<uint32_t>(weight >> 32) + (sum < part ? 1 : 0);
+      if (carry != 0) atomicAdd(&shared.high[turn][bin], carry);
+    }
+    atomicAdd(&shared.count[turn][bin], 1u);
+  });
+}
+
+// The sum over the block's threads up to this one, and over all in *total.
+__device__ uint64_t BlockScan(Shared& shared, uint64_t value, uint64_t* total) {
+  const uint64_t scanned = WarpScan(value);
+  if (Lane() == kWarp - 1) shared.warp_sum[Warp()] = scanned;
+  __syncthreads();
+  const uint64_t others = Lane() < kWarps ? shared.warp_sum[Lane()] : 0;
+  *total = WarpReduce(others, Plus());
+  return scanned + WarpReduce(Lane() < Warp() ? others : 0, Plus());
+}
+
+struct Found {
+  uint64_t key;    // `low` when the sum does not pass the target
+  uint64_t total;  // of the measure over the range
+};
+
+// The candidate with keys in [low, high], best first, at which the running sum of the measure
+// passes target(total). Narrows the range, first by bins of logits and then by bins of keys, until
+// few candidates are left in it.
+template <int kBlocks, typename Measure, typename Target>
+__device__ Found Locate(Row& row, uint64_t low, uint64_t high, Measure measure, Target target_of) {
+  Shared& shared = *row.shared;
+  Found found{low, 0};
+  Range range{low, high};
+  uint64_t target = 0;
+  for (bool first = true;; first = false) {
+    const int shift =
+        max(0, 64 - __clzll(static_cast<long long>(range.high - range.low)) - kBinBits);
+    FillBins(row, range, shift, measure);
+    const int turn = row.turn;
+    RowBarrier<kBlocks>();
+    row.turn ^= 1;
+    uint32_t count = 0;
+    uint64_t sum = 0;
+#pragma unroll
+    for (int rank = 0; rank < kBlocks; ++rank) {
+      count += ReadPeer<kBlocks>(&shared.count[turn][threadIdx.x], rank);
+      if constexpr (Measure::kWeighs) {
+        sum += (uint64_t{ReadPeer<kBlocks>(&shared.high[turn][threadIdx.x], rank)} << 32) +
+               ReadPeer<kBlocks>(&shared.low[turn][threadIdx.x], rank);
+      }
+    }
+    if constexpr (!Measure::kWeighs) sum = count;
+    uint64_t total;
+    const uint64_t through = BlockScan(shared, sum, &total);
+    if (first) {
+      found.total = total;
+      target = target_of(total);
+      if (target >= total) return found;
+    }
+    if (through - sum <= target && target < through) {
+      shared.bin = static_cast<int>(threadIdx.x);
+      shared.bin_before = through - sum;
+      shared.bin_count = count;
+    }
+    __syncthreads();
+    target -= shared.bin_before;
+    if (first) {
+      range.NarrowTo(row, shared.bin, measure.bins_per_unit());
+    } else {
+      range.high -= static_cast<uint64_t>(shared.bin) << shift;
+      const uint64_t width = (uint64_t{1} << shift) - 1;
+      if (range.high - range.low > width) range.low = range.high - width;
+    }
+    if (shared.bin_count <= kListed) break;
+  }
+  const int listed = List<kBlocks>(row, range, measure);
+  if (static_cast<int>(threadIdx.x) < listed) {
+    const Candidate mine = shared.merged[threadIdx.x];
+    uint64_t before = 0;
+    for (int i = 0; i < listed; ++i) {
+      const Candidate other = shared.merged[i];
+      if (other.key > mine.key) before += other.weight;
+    }
+    if (before <= target && target < before + mine.weight) shared.picked = mine.key;
+  }
+  __syncthreads();
+  found.key = shared.picked;
+  return found;
+}
+
+}  // namespace fox::cuda::sample

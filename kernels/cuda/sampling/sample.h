@@ -1,0 +1,18 @@
+// Ops::Sample and Ops::SetPenaltyState: sampling on the device. The same sample as
+// engine/sampler.cc makes from the same logits, counts and masks with the same Philox key and
+// counter.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/op_params.h"
+
+namespace fox::cuda {
+
+// Both enqueue on `stream` and give the launch's error. Sample may be captured: all that a step
+// decides it finds in device memory. logits: f32 [rows, V] in device memory, left unchanged but in
+// rows with an logits_processor. Entries: pinned host memory or device memory.
+cudaError_t SetPenaltyState(const PenaltyStateParams& params, cudaStream_t stream);
+cudaError_t Sample(const SampleParams& params, cudaStream_t stream);
+
+}  // namespace fox::cuda

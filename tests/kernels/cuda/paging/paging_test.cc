@@ -1,0 +1,393 @@
+// The page pool on the device against a model on the host: random steps, evictions and releases.
+// After each, every page has exactly one owner, and pages, windows and plans are those of the rule.
+#include "kernels/cuda/paging/paging.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "tests/kernels/cuda/device_kv.h"
+
+namespace fox::cuda::testing {
+namespace {
+
+PagedKvShape Shape(int layers, int kv_heads, int group, int slots, int max_pages, int num_pages) {
+  PagedKvShape shape;
+  shape.layers = layers;
+  shape.q_heads = kv_heads * group;
+  shape.kv_heads = kv_heads;
+  shape.head_dim = 16;
+  shape.dtype = DType::kBF16;
+  shape.num_pages = num_pages;
+  shape.max_slots = slots;
+  shape.max_pages = max_pages;
+  return shape;
+}
+
+// What the host knows of a pool, and its copy of what the device says.
+class PoolModel {
+ public:
+  explicit PoolModel(DeviceKv& kv)
+      : kv_(kv),
+        shape_(kv.view.shape),
+        length(static_cast<size_t>(shape_.max_slots), 0),
+        first_live(DeviceKv::Lists(shape_), 0),
+        max_log_evicted_mass(DeviceKv::Lists(shape_), DeviceKv::kNothing) {
+    Download();
+  }
+
+  void Download() {
+    free_stack = kv_.free_stack.ToHost();
+    free_count = kv_.free_count.ToHost()[0];
+    table = kv_.page_table.ToHost();
+  }
+  int64_t lists_per_slot() const { return shape_.lists_per_slot(); }
+  size_t List(int slot, int64_t list) const {
+    return static_cast<size_t>(slot * lists_per_slot() + list);
+  }
+  int32_t& Page(size_t list, int64_t p) {
+    return table[list * static_cast<size_t>(shape_.max_pages) + static_cast<size_t>(p)];
+  }
+
+  // Pages that a batch takes.
+  int64_t Demand(const std::vector<BatchEntry>& batch) const {
+    int64_t pages = 0;
+    for (const BatchEntry& e : batch) {
+      if (e.slot >= 0) pages += PagesFor(e.position + e.rows) - PagesFor(e.position);
+    }
+    return pages * lists_per_slot();
+  }
+  // Takes pages from the top of the stack, sequence by sequence, list by list.
+  void Grow(const std::vector<BatchEntry>& batch) {
+    for (const BatchEntry& e : batch) {
+      if (e.slot < 0) continue;
+      for (int64_t list = 0; list < lists_per_slot(); ++list) {
+        for (int p = PagesFor(e.position); p < PagesFor(e.position + e.rows); ++p) {
+          Page(List(e.slot, list), p) = free_stack[static_cast<size_t>(--free_count)];
+        }
+      }
+      length[static_cast<size_t>(e.slot)] = e.position + e.rows;
+    }
+  }
+
+  // The device agrees with the model, and every page has one owner.
+  void Check() {
+    const std::vector<int32_t> expected_table = table;
+    const int expected_free = free_count;
+    Download();
+    ASSERT_EQ(free_count, expected_free);
+    EXPECT_EQ(kv_.length.ToHost(), length);
+    EXPECT_EQ(kv_.first_live.ToHost(), first_live);
+    EXPECT_EQ(kv_.max_log_evicted_mass.ToHost(), max_log_evicted_mass);
+    std::vector<int> owners(static_cast<size_t>(shape_.num_pages), 0);
+    for (int i = 0; i < free_count; ++i) {
+      ++owners.at(static_cast<size_t>(free_stack[static_cast<size_t>(i)]));
+    }
+    for (int slot = 0; slot < shape_.max_slots; ++slot) {
+      for (int64_t l = 0; l < lists_per_slot(); ++l) {
+        const size_t list = List(slot, l);
+        for (int p = first_live[list]; p < PagesFor(length[static_cast<size_t>(slot)]); ++p) {
+          ++owners.at(static_cast<size_t>(Page(list, p)));
+        }
+      }
+    }
+    EXPECT_EQ(std::count(owners.begin(), owners.end(), 1), shape_.num_pages);
+    EXPECT_EQ(table, expected_table);
+  }
+
+ private:
+  DeviceKv& kv_;
+  const PagedKvShape shape_;
+
+ public:
+  std::vector<int64_t> length;
+  std::vector<int32_t> first_live;
+  std::vector<double> max_log_evicted_mass;
+  std::vector<int32_t> free_stack, table;
+  int free_count = 0;
+};
+
+// The rows of `batch` in pieces, cut at multiples of `unit`; sequences with one row only if asked.
+std::vector<RowBlock> Pieces(const std::vector<BatchEntry>& batch, int unit, bool single_rows) {
+  std::vector<RowBlock> pieces;
+  int64_t row = 0;
+  for (size_t s = 0; s < batch.size(); ++s) {
+    for (int64_t r = 0; r < batch[s].rows; ++r, ++row) {
+      const int64_t position = batch[s].position + r;
+      if (batch[s].slot < 0 || (batch[s].rows == 1 && !single_rows)) continue;
+      if (r == 0 || position % unit == 0) {
+        pieces.push_back({static_cast<int32_t>(s), batch[s].slot, static_cast<int32_t>(row), 0,
+                          static_cast<int32_t>(position)});
+      }
+      ++pieces.back().count;
+    }
+  }
+  return pieces;
+}
+
+void ExpectPieces(const std::vector<RowBlock>& device, int count,
+                  const std::vector<RowBlock>& expected) {
+  ASSERT_EQ(count, static_cast<int>(expected.size()));
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(device[i].seq, expected[i].seq) << i;
+    EXPECT_EQ(device[i].slot, expected[i].slot) << i;
+    EXPECT_EQ(device[i].first_row, expected[i].first_row) << i;
+    EXPECT_EQ(device[i].count, expected[i].count) << i;
+    EXPECT_EQ(device[i].position, expected[i].position) << i;
+  }
+}
+
+void ExpectPlan(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
+                const DeviceWork& schedule, const PoolModel& model) {
+  ExpectPieces(schedule.blocks.ToHost(), schedule.num_blocks.ToHost()[0],
+               Pieces(batch, kPageTokens, true));
+  ExpectPieces(schedule.tiles.ToHost(), schedule.num_tiles.ToHost()[0],
+               Pieces(batch, kTileRows, false));
+  const std::vector<int32_t> begin = schedule.split_begin.ToHost();
+  const int unit = schedule.view.pages_per_split;
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    size_t at = static_cast<size_t>(layer) * static_cast<size_t>(schedule.view.max_seq_heads + 1);
+    int32_t splits = 0;
+    for (const BatchEntry& e : batch) {
+      for (int head = 0; head < shape.q_heads; ++head) {
+        EXPECT_EQ(begin[at++], splits) << "layer " << layer << " head " << head;
+        if (e.slot < 0 || e.rows != 1) continue;
+        const size_t list =
+            model.List(e.slot, static_cast<int64_t>(layer) * shape.kv_heads + head / shape.group());
+        splits += (PagesFor(e.position + 1) - 1) / unit - model.first_live[list] / unit + 1;
+      }
+    }
+    EXPECT_EQ(begin[at], splits) << "layer " << layer;
+  }
+}
+
+// What Evict decides by, the same on both sides.
+struct Decisions {
+  Decisions(const PagedKvShape& shape, AcpMode mode, std::mt19937_64& rng) : acp(mode) {
+    std::normal_distribution<double> normal;
+    const size_t heads = static_cast<size_t>(shape.layers * shape.q_heads);
+    for (size_t i = 0; i < heads; ++i) {
+      self_logit_bound.push_back(i % 3 == 0 ? std::numeric_limits<double>::infinity()
+                                            : 60 + 20 * normal(rng));
+      max_logit_bound.push_back(i % 7 == 6 ? std::numeric_limits<double>::infinity()
+                                           : 20 + 5 * normal(rng));
+    }
+    device_self = DeviceArray<double>(self_logit_bound);
+    device_any = DeviceArray<double>(max_logit_bound);
+  }
+
+  // Scores that rise with a list's pages and thresholds that fall, with noise, so that windows of
+  // all widths arise; here and there a NaN.
+  void Randomize(DeviceKv& kv, PoolModel& model, std::mt19937_64& rng) {
+    const PagedKvShape& shape = kv.view.shape;
+    std::normal_distribution<double> normal;
+    const size_t group = DeviceKv::Group(shape), summaries = DeviceKv::Pages(shape) * group;
+    log_mass_bound.assign(summaries, 0);
+    log_denominator_bound.assign(summaries, 0);
+    page_cum_log_f.assign(summaries, 0);
+    local.assign(summaries * kPageTokens, 0);
+    for (int slot = 0; slot < shape.max_slots; ++slot) {
+      const int pages = PagesFor(model.length[static_cast<size_t>(slot)]);
+      for (int64_t l = 0; l < model.lists_per_slot(); ++l) {
+        const size_t list = model.List(slot, l);
+        const double width = 3.0 * static_cast<double>(list * 7 % 41);
+        for (int p = model.first_live[list]; p < pages; ++p) {
+          for (size_t g = 0; g < group; ++g) {
+            const size_t at = static_cast<size_t>(model.Page(list, p)) * group + g;
+            log_mass_bound[at] = 2 * p + normal(rng);
+            if (rng() % 200 == 0) log_mass_bound[at] = std::nan("");
+            log_denominator_bound[at] = width - 2 * p - 10 + normal(rng);
+            if (rng() % 100 == 0) log_denominator_bound[at] = std::nan("");
+            page_cum_log_f[at] = width - 2 * p - 40 + normal(rng);
+            local[at * kPageTokens + kPageTokens - 1] = static_cast<float>(-std::abs(normal(rng)));
+          }
+        }
+      }
+    }
+    kv.log_mass_bound.CopyFrom(log_mass_bound);
+    kv.log_denominator_bound.CopyFrom(log_denominator_bound);
+    kv.page_cum_log_f.CopyFrom(page_cum_log_f);
+    kv.log_f_offset.CopyFrom(local);
+  }
+
+  // The evicted-mass bound of acp.h's rule, one query head.
+  double Side(const PagedKvShape& shape, int64_t list_of_slot, int g, int32_t first,
+              int32_t last) const {
+    const auto group = DeviceKv::Group(shape), in_group = static_cast<size_t>(g);
+    const size_t end = static_cast<size_t>(last) * group + in_group;
+    const auto head = static_cast<size_t>(list_of_slot) * group + in_group;
+    const double c_end =
+        page_cum_log_f[end] + static_cast<double>(local[end * kPageTokens + kPageTokens - 1]);
+    const double threshold = acp == AcpMode::kPaper ? c_end + 2 * max_logit_bound[head]
+                             : c_end + self_logit_bound[head] < log_denominator_bound[end]
+                                 ? c_end + self_logit_bound[head]
+                                 : log_denominator_bound[end];
+    return log_mass_bound[static_cast<size_t>(first) * group + in_group] + threshold;
+  }
+
+  // The rule, page end by page end; returns the pages freed of each sequence.
+  std::vector<int64_t> Apply(const PagedKvShape& shape, const std::vector<BatchEntry>& batch,
+                             PoolModel& model) const {
+    std::vector<int64_t> freed(batch.size(), 0);
+    for (size_t s = 0; s < batch.size(); ++s) {
+      const BatchEntry& e = batch[s];
+      if (e.slot < 0 || !std::isfinite(e.log_tolerance)) continue;
+      for (int64_t p = e.position / kPageTokens; p < (e.position + e.rows) / kPageTokens; ++p) {
+        for (int64_t l = 0; l < model.lists_per_slot(); ++l) {
+          const size_t list = model.List(e.slot, l);
+          int32_t& first = model.first_live[list];
+          while (first < p) {
+            double worst = DeviceKv::kNothing;
+            bool may = true;
+            for (int g = 0; g < shape.group(); ++g) {
+              const double side = Side(shape, l, g, model.Page(list, first), model.Page(list, p));
+              may = may && side <= e.log_tolerance - 1.0 / 256;
+              worst = std::max(worst, side);
+            }
+            if (!may) break;
+            model.max_log_evicted_mass[list] = std::max(model.max_log_evicted_mass[list], worst);
+            ++first;
+            ++freed[s];
+            ++model.free_count;
+          }
+        }
+      }
+    }
+    return freed;
+  }
+
+  EvictParams Params(int64_t* pages_evicted) const {
+    return {acp, device_self.data(), device_any.data(), pages_evicted};
+  }
+
+  AcpMode acp;
+  std::vector<double> self_logit_bound, max_logit_bound, log_mass_bound, log_denominator_bound,
+      page_cum_log_f;
+  std::vector<float> local;
+  DeviceArray<double> device_self, device_any;
+};
+
+// One step: pages, plan, evictions.
+void Step(DeviceKv& kv, PoolModel& model, Decisions& decisions,
+          const std::vector<BatchEntry>& batch, std::mt19937_64& rng) {
+  const PagedKvShape& shape = kv.view.shape;
+  const DeviceBatch on_device(batch);
+  const DeviceWork schedule(shape, on_device.view.num_rows, on_device.view.num_seqs);
+  ASSERT_EQ(BeginStep(on_device.view, kv.view, schedule.view, nullptr), cudaSuccess);
+  model.Grow(batch);
+  model.Check();
+  ExpectPlan(batch, shape, schedule, model);
+  decisions.Randomize(kv, model, rng);
+  const DeviceArray<int64_t> evicted(std::vector<int64_t>(batch.size(), 5));
+  ASSERT_EQ(Evict(on_device.view, decisions.Params(evicted.data()), kv.view, nullptr), cudaSuccess);
+  std::vector<int64_t> freed = decisions.Apply(shape, batch, model);
+  for (int64_t& count : freed) count += 5;
+  EXPECT_EQ(evicted.ToHost(), freed);
+  model.Check();
+}
+
+void Empty(DeviceKv& kv, PoolModel& model, const std::vector<int32_t>& slots) {
+  ASSERT_EQ(Release(slots.data(), static_cast<int>(slots.size()), kv.view, nullptr), cudaSuccess);
+  for (const int32_t slot : slots) {
+    int64_t& length = model.length[static_cast<size_t>(slot)];
+    for (int64_t l = 0; l < model.lists_per_slot(); ++l) {
+      const size_t list = model.List(slot, l);
+      model.free_count += PagesFor(length) - model.first_live[list];
+      model.first_live[list] = 0;
+      model.max_log_evicted_mass[list] = DeviceKv::kNothing;
+    }
+    length = 0;
+  }
+  model.Check();
+}
+
+void RunRandomSteps(AcpMode acp, int group, uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  const PagedKvShape shape = Shape(3, 5, group, 9, 120, 15 * 200);
+  DeviceKv kv(shape);
+  PoolModel model(kv);
+  Decisions decisions(shape, acp, rng);
+  for (int step = 0; step < 60 && !::testing::Test::HasFailure(); ++step) {
+    SCOPED_TRACE(step);
+    std::vector<BatchEntry> batch;
+    for (int slot = 0; slot < shape.max_slots; ++slot) {
+      if (rng() % 3 == 0) continue;
+      const int64_t length = model.length[static_cast<size_t>(slot)];
+      int64_t rows = step % 2 == 0 ? 1 : static_cast<int64_t>(rng() % 700 + 1);
+      if (rng() % 4 == 0) rows = kPageTokens - length % kPageTokens;
+      if (length + rows > int64_t{shape.max_pages} * kPageTokens) continue;
+      const double infinity = std::numeric_limits<double>::infinity();
+      batch.push_back({slot, length, rows, rng() % 6 == 0 ? -infinity : -10});
+      if (rng() % 5 == 0) batch.push_back({-1, 0, 1, -10});
+    }
+    std::shuffle(batch.begin(), batch.end(), rng);
+    while (model.Demand(batch) > model.free_count) batch.pop_back();
+    if (!batch.empty()) Step(kv, model, decisions, batch, rng);
+    if (step % 7 == 6) {
+      const auto slot = static_cast<int32_t>(rng() % 8);
+      Empty(kv, model, {slot, slot + 1});
+    }
+  }
+}
+
+TEST(PagingTest, RandomStepsCertified) { RunRandomSteps(AcpMode::kCertified, 1, 1); }
+TEST(PagingTest, RandomStepsCertifiedGrouped) { RunRandomSteps(AcpMode::kCertified, 4, 2); }
+TEST(PagingTest, RandomStepsPaper) { RunRandomSteps(AcpMode::kPaper, 2, 3); }
+
+TEST(PagingTest, LongPrefillEvictsAcrossManyWindows) {
+  std::mt19937_64 rng(4);
+  const PagedKvShape shape = Shape(2, 6, 1, 2, 400, 12 * 600);
+  DeviceKv kv(shape);
+  PoolModel model(kv);
+  Decisions decisions(shape, AcpMode::kCertified, rng);
+  Step(kv, model, decisions, {{1, 0, 16384 + 37, -10}}, rng);
+  Step(kv, model, decisions, {{0, 0, 63, -10}, {1, 16384 + 37, 8000, -10}}, rng);
+  EXPECT_GT(*std::max_element(model.first_live.begin(), model.first_live.end()), 100);
+}
+
+TEST(PagingTest, ManySequences) {
+  std::mt19937_64 rng(5);
+  const int seqs = 512;
+  const PagedKvShape shape = Shape(2, 8, 3, seqs, 4, seqs * 16 * 4);
+  DeviceKv kv(shape);
+  PoolModel model(kv);
+  Decisions decisions(shape, AcpMode::kCertified, rng);
+  std::vector<BatchEntry> prompts, tokens;
+  for (int slot = 0; slot < seqs; ++slot) {
+    const int64_t rows = 1 + static_cast<int64_t>(rng() % 130);
+    prompts.push_back({slot, 0, rows, -10});
+    tokens.push_back({slot % 17 == 16 ? -1 : slot, slot % 17 == 16 ? 0 : rows, 1, -10});
+  }
+  Step(kv, model, decisions, prompts, rng);
+  Step(kv, model, decisions, tokens, rng);
+}
+
+TEST(PagingTest, ReleaseResetsTheState) {
+  std::mt19937_64 rng(6);
+  const PagedKvShape shape = Shape(2, 3, 2, 4, 8, 6 * 20);
+  DeviceKv kv(shape);
+  PoolModel model(kv);
+  Decisions decisions(shape, AcpMode::kCertified, rng);
+  Step(kv, model, decisions, {{0, 0, 100, -10}, {2, 0, 200, -10}, {3, 0, 64, -10}}, rng);
+  for (DeviceArray<double>* state : {&kv.cum_log_f, &kv.log_mass, &kv.decay_sum, &kv.key_sum}) {
+    state->CopyFrom(std::vector<double>(state->size(), 7.0));
+  }
+  Empty(kv, model, {2, 0});
+  const auto expect = [&](const DeviceArray<double>& state, double empty) {
+    const std::vector<double> values = state.ToHost();
+    const size_t per_slot = values.size() / 4;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const bool released = i / per_slot == 0 || i / per_slot == 2;
+      ASSERT_EQ(values[i], released ? empty : 7.0) << i;
+    }
+  };
+  expect(kv.cum_log_f, 0);
+  expect(kv.log_mass, DeviceKv::kNothing);
+  expect(kv.decay_sum, 0);
+  expect(kv.key_sum, 0);
+}
+
+}  // namespace
+}  // namespace fox::cuda::testing
