@@ -3,13 +3,11 @@
 
 #include <cstdint>
 
+#include "kernels/acp.h"
 #include "kernels/core/matrix_view.h"
 #include "kernels/paged_kv.h"
 
 namespace fox {
-
-// Which pages attention may drop (acp.md): nothing, by the paper's bound, or by the certified one.
-enum class AcpMode : uint8_t { kOff, kPaper, kCertified };
 
 // A token id that stands for the token which Ops::Sample last drew for the row's slot.
 inline constexpr int32_t kLastSampledToken = -1;
@@ -66,7 +64,13 @@ struct QueryBound {
   // [q_heads]; infinity where there is none (no QK-norm). Inflated for rounding.
   const double* self_logit_bound = nullptr;  // B: s_ii >= -B
   const double* max_logit_bound = nullptr;   // U: |s_ij| <= U
+  // [q_heads]: ||q_i|| ||k_j|| / sqrt(head_dim) at most, where U is infinite too; null: U.
+  const double* max_norm_product = nullptr;
 };
+
+FOX_HOST_DEVICE inline double MaxNormProduct(const QueryBound& bound, int head) {
+  return (bound.max_norm_product != nullptr ? bound.max_norm_product : bound.max_logit_bound)[head];
+}
 
 // Turns the fused projection's columns into queries, keys, values and gates.
 struct AppendParams {

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "kernels/core/dtype.h"
+#include "kernels/core/host_device.h"
 
 namespace fox {
 
@@ -28,7 +29,7 @@ struct PagedKvShape {
   bool k_shift = false;
   bool v_shift = false;
 
-  int group() const { return q_heads / kv_heads; }
+  FOX_HOST_DEVICE int group() const { return q_heads / kv_heads; }
   int64_t lists_per_slot() const { return static_cast<int64_t>(layers) * kv_heads; }
   int64_t kv_size() const { return static_cast<int64_t>(kv_heads) * head_dim; }
   DType residual_dtype() const { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
@@ -79,16 +80,16 @@ struct PagedKv {
   void* last_k = nullptr;  // [max_slots, layers, kv_heads * head_dim]
   void* last_v = nullptr;
 
-  int64_t ListIndex(int slot, int layer, int kv_head) const {
+  FOX_HOST_DEVICE int64_t ListIndex(int slot, int layer, int kv_head) const {
     return (static_cast<int64_t>(slot) * shape.layers + layer) * shape.kv_heads + kv_head;
   }
-  int64_t HeadIndex(int slot, int layer, int q_head) const {
+  FOX_HOST_DEVICE int64_t HeadIndex(int slot, int layer, int q_head) const {
     return (static_cast<int64_t>(slot) * shape.layers + layer) * shape.q_heads + q_head;
   }
-  int32_t* Table(int64_t list) const { return page_table + list * shape.max_pages; }
+  FOX_HOST_DEVICE int32_t* Table(int64_t list) const { return page_table + list * shape.max_pages; }
 };
 
-constexpr int PagesFor(int64_t tokens) {
+FOX_HOST_DEVICE constexpr int PagesFor(int64_t tokens) {
   return static_cast<int>((tokens + kPageTokens - 1) / kPageTokens);
 }
 

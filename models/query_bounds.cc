@@ -29,7 +29,7 @@ const double* HeadOf(const std::vector<double>& norm, int head, int head_dim) {
 }
 
 // QK-norm: ||q / gq|| <= sqrt(d). Under RoPE a pair of dimensions mixes, so both take the larger
-// weight; s_ii is not rotated, B keeps the plain products.
+// weight; s_ii is not rotated, B keeps the plain products and pays for the rounding of the rotated.
 void BoundByQkNorm(const ModelConfig& config, const LayerTensors& layer, HostQueryBound& bound) {
   const int d = config.head_dim;
   const std::vector<double> q_norm = Read(layer.q_norm), k_norm = Read(layer.k_norm);
@@ -47,26 +47,68 @@ void BoundByQkNorm(const ModelConfig& config, const LayerTensors& layer, HostQue
       bound.diagonal[static_cast<size_t>(head * d + m)] =
           static_cast<float>(std::max(std::abs(gq[m]), partner));
     }
-    bound.self_logit_bound.push_back(kProductInflation * std::sqrt(d) * product);
-    bound.max_logit_bound.push_back(kProductInflation * std::sqrt(d) * q_max * k_max);
+    bound.self_logit_bound.push_back(SelfLogitBound(d, product, q_max, k_max, config.use_rope));
+    bound.max_logit_bound.push_back(MaxLogitBound(d, q_max, k_max));
+    bound.max_norm_product.push_back(bound.max_logit_bound.back());
+    // Without rotation keys reach no further than B.
+    bound.LoosenClamp(config.use_rope ? bound.max_logit_bound.back()
+                                      : bound.self_logit_bound.back());
   }
 }
 
-// G = W diag(g^2) W^T for the d rows W of one head: ||q - b||^2 in the direction k is k^T G k times
-// at most D.
-std::vector<double> QueryGram(const std::vector<double>& rows, int d, int64_t hidden) {
-  std::vector<double> gram(static_cast<size_t>(d * d));
+// Rows of a projection that reads the normalized hidden state: y = W (g * xhat) + b, ||xhat|| <=
+// sqrt(D). `rows` are those of W diag(g) for one head, `gram` their products: ||y - b||^2 in the
+// direction k is at most D k^T G k.
+struct HeadProjection {
+  std::vector<double> rows;  // [d, D]
+  std::vector<double> gram;  // [d, d]
+  std::vector<double> bias;  // [d]
+};
+
+double Dot(const double* a, const double* b, int64_t count) {
+  double part[8] = {};
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    for (int lane = 0; lane < 8; ++lane) part[lane] += a[i + lane] * b[i + lane];
+  }
+  for (; i < count; ++i) part[0] += a[i] * b[i];
+  double sum = 0;
+  for (double x : part) sum += x;
+  return sum;
+}
+
+HeadProjection ReadHead(const ModelConfig& config, const std::vector<double>& norm,
+                        const HostTensor& weight, const HostTensor& bias, int head) {
+  const int d = config.head_dim;
+  const int64_t hidden = config.hidden_size;
+  HeadProjection p;
+  p.rows.resize(static_cast<size_t>(d * hidden));
+  p.gram.resize(static_cast<size_t>(d * d));
+  p.bias.resize(static_cast<size_t>(d));
+  ReadElements(weight, head * d * hidden, d * hidden, p.rows.data());
+  if (!bias.empty()) ReadElements(bias, static_cast<int64_t>(head) * d, d, p.bias.data());
+  for (size_t i = 0; i < p.rows.size(); ++i) p.rows[i] *= norm[i % static_cast<size_t>(hidden)];
   for (int a = 0; a < d; ++a) {
     for (int b = 0; b <= a; ++b) {
-      double sum = 0;
-      for (int64_t i = 0; i < hidden; ++i) {
-        sum +=
-            rows[static_cast<size_t>(a * hidden + i)] * rows[static_cast<size_t>(b * hidden + i)];
-      }
-      gram[static_cast<size_t>(a * d + b)] = gram[static_cast<size_t>(b * d + a)] = sum;
+      p.gram[static_cast<size_t>(a * d + b)] = p.gram[static_cast<size_t>(b * d + a)] =
+          Dot(p.rows.data() + a * hidden, p.rows.data() + b * hidden, hidden);
     }
   }
-  return gram;
+  return p;
+}
+
+// ||y|| at most: sqrt(D lambda) + ||b|| with lambda, the largest eigenvalue of G, at most the
+// largest sum of magnitudes in a row of G.
+double LargestNorm(const ModelConfig& config, const HeadProjection& p) {
+  const auto d = static_cast<size_t>(config.head_dim);
+  double lambda = 0;
+  for (size_t a = 0; a < d; ++a) {
+    double sum = 0;
+    for (size_t b = 0; b < d; ++b) sum += std::abs(p.gram[a * d + b]);
+    lambda = std::max(lambda, sum);
+  }
+  return std::sqrt(static_cast<double>(config.hidden_size) * lambda) +
+         std::sqrt(Dot(p.bias.data(), p.bias.data(), config.head_dim));
 }
 
 // R upper triangular with R^T R = G + jitter; the jitter keeps a singular G factorable and can only
@@ -119,23 +161,22 @@ double LargestEigenvalue(std::vector<double> gram, int d) {
   return std::exp(log_scale + std::log(trace) / power) * (1 + 1e-9);
 }
 
-// One head without QK-norm: q = W (g * xhat) + b with ||xhat|| <= sqrt(D).
-void BoundHeadByWeights(const ModelConfig& config, const std::vector<double>& rows,
-                        const double* bias, HostQueryBound& bound) {
+// One head without QK-norm, from its query projection.
+void BoundHeadByWeights(const ModelConfig& config, const HeadProjection& query,
+                        HostQueryBound& bound) {
   const int d = config.head_dim;
   const double root_hidden = std::sqrt(static_cast<double>(config.hidden_size));
   const double root_d = std::sqrt(d);
-  const std::vector<double> gram = QueryGram(rows, d, config.hidden_size);
+  const std::vector<double>&gram = query.gram, &bias = query.bias;
   std::vector<double> reach(static_cast<size_t>(d));  // Q_m: the largest |q_m|
   for (int m = 0; m < d; ++m) {
-    reach[static_cast<size_t>(m)] =
-        root_hidden * std::sqrt(gram[static_cast<size_t>(m * d + m)]) + std::abs(bias[m]);
+    reach[static_cast<size_t>(m)] = root_hidden * std::sqrt(gram[static_cast<size_t>(m * d + m)]) +
+                                    std::abs(bias[static_cast<size_t>(m)]);
   }
   if (config.use_rope) {
     // The angle between a query and a key is unknown: only norms remain.
-    double square = 0;
-    for (int m = 0; m < d; ++m) square += bias[m] * bias[m];
-    const double norm = root_hidden * std::sqrt(LargestEigenvalue(gram, d)) + std::sqrt(square);
+    const double norm = root_hidden * std::sqrt(LargestEigenvalue(gram, d)) +
+                        std::sqrt(Dot(bias.data(), bias.data(), d));
     bound.diagonal.insert(bound.diagonal.end(), static_cast<size_t>(d),
                           static_cast<float>(norm / root_d));
     for (int m = 0; m < d / 2; ++m) {
@@ -147,25 +188,28 @@ void BoundHeadByWeights(const ModelConfig& config, const std::vector<double>& ro
     for (double x : CholeskyUpper(gram, d)) {
       bound.dense.push_back(static_cast<float>(x * root_hidden / root_d));
     }
-    for (int m = 0; m < d; ++m) bound.linear.push_back(static_cast<float>(bias[m] / root_d));
+    for (double b : bias) bound.linear.push_back(static_cast<float>(b / root_d));
   }
   for (double x : reach) bound.absolute.push_back(static_cast<float>(kQueryRounding * x / root_d));
 }
 
 void BoundByWeights(const ModelConfig& config, const LayerTensors& layer, HostQueryBound& bound) {
-  const int d = config.head_dim;
-  const int64_t hidden = config.hidden_size;
   const std::vector<double> norm = Read(layer.attn_norm);
-  std::vector<double> bias(static_cast<size_t>(hidden), 0.0);
-  if (!layer.q_bias.empty()) bias = Read(layer.q_bias);
   bound.scale = 1 + kQueryRounding;
-  std::vector<double> rows(static_cast<size_t>(d * hidden));
+  std::vector<double> key_norms;
+  for (int head = 0; head < config.num_kv_heads; ++head) {
+    const HeadProjection key = ReadHead(config, norm, layer.k_proj, layer.k_bias, head);
+    key_norms.push_back(LargestNorm(config, key));
+  }
   for (int head = 0; head < config.num_heads; ++head) {
-    ReadElements(layer.q_proj, head * d * hidden, d * hidden, rows.data());
-    for (size_t i = 0; i < rows.size(); ++i) rows[i] *= norm[i % static_cast<size_t>(hidden)];
-    BoundHeadByWeights(config, rows, bias.data() + head * d, bound);
+    const HeadProjection query = ReadHead(config, norm, layer.q_proj, layer.q_bias, head);
+    BoundHeadByWeights(config, query, bound);
     bound.self_logit_bound.push_back(kUnknown);
     bound.max_logit_bound.push_back(kUnknown);
+    const double key_norm = key_norms[static_cast<size_t>(head / config.group_size())];
+    bound.max_norm_product.push_back(kProductInflation * LargestNorm(config, query) * key_norm /
+                                     std::sqrt(config.head_dim));
+    bound.LoosenClamp(bound.max_norm_product.back());
   }
 }
 
@@ -194,7 +238,12 @@ QueryBound HostQueryBound::view() const {
   view.scale = scale;
   view.self_logit_bound = PointerOrNull(self_logit_bound);
   view.max_logit_bound = PointerOrNull(max_logit_bound);
+  view.max_norm_product = PointerOrNull(max_norm_product);
   return view;
+}
+
+void HostQueryBound::LoosenClamp(double largest_logit) {
+  min_log_gate = std::min(min_log_gate, MinLogGate(largest_logit));
 }
 
 HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& layer) {
@@ -204,9 +253,6 @@ HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& lay
   } else {
     BoundByWeights(config, layer, bound);
   }
-  // One clamp for the layer: the loosest that every head needs.
-  for (double b : bound.self_logit_bound)
-    bound.min_log_gate = std::min(bound.min_log_gate, MinLogGate(b));
   return bound;
 }
 
@@ -218,6 +264,7 @@ DeviceQueryBound::DeviceQueryBound(const HostQueryBound& host, Ops& ops)
   view_.absolute = Upload(host.absolute, ops, buffers_);
   view_.self_logit_bound = Upload(host.self_logit_bound, ops, buffers_);
   view_.max_logit_bound = Upload(host.max_logit_bound, ops, buffers_);
+  view_.max_norm_product = Upload(host.max_norm_product, ops, buffers_);
 }
 
 }  // namespace fox

@@ -1,6 +1,6 @@
 // What attention logits of one layer can reach, derived from its weights alone: the constants that
-// the certified bound and the paper's bound stand on. Sources: shared mathematics in kernels/acp.h;
-// with QK-norm the norm weights bound a query, without it the query projection does.
+// the certified bound and the paper's bound stand on (kernels/docs/acp.md 2a, 2c and 5). With
+// QK-norm the norm weights bound a query, without it the query projection does.
 #pragma once
 
 #include <vector>
@@ -18,9 +18,14 @@ struct HostQueryBound {
   std::vector<float> absolute;           // [H, d]
   std::vector<double> self_logit_bound;  // [H] B
   std::vector<double> max_logit_bound;   // [H] U
+  std::vector<double> max_norm_product;  // [H]
   double scale = 1;
-  double min_log_gate = -128;  // clamp of log f for the layer
+  // Clamp of log f for the layer: the loosest that one of its heads needs, so that it never changes
+  // what the model computes.
+  double min_log_gate = -128;
 
+  // For a head whose logits reach `largest_logit`.
+  void LoosenClamp(double largest_logit);
   QueryBound view() const;
 };
 

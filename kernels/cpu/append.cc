@@ -1,7 +1,8 @@
 // BeginStep takes pages for a step; Append: projections become queries, keys, values and gates,
 // written behind each sequence's end. A page is accumulated into the running sums the moment it is
-// full, from what is stored in it, in float64: so summaries depend on the tokens alone. See acp.h
-// for what they mean; evict.cc uses them.
+// full, from what is stored in it, in float64: so summaries depend on the tokens alone. What they
+// mean and why their rounding is paid for: kernels/docs/acp.md sections 2 and 3; evict.cc uses
+// them.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -35,10 +36,12 @@ Rows RowsOf(const BatchView& batch, int seq) {
 template <typename T, typename P>
 class Appender {
  public:
-  Appender(const BatchView& batch, const AppendParams& params, const PagedKv& kv)
+  // `audit` may be null.
+  Appender(const BatchView& batch, const AppendParams& params, const PagedKv& kv, MassAudit* audit)
       : batch_(batch),
         params_(params),
         kv_(kv),
+        audit_(audit),
         shape_(kv.shape),
         d_(kv.shape.head_dim),
         log_gates_(static_cast<size_t>(batch.num_rows * kv.shape.q_heads)) {
@@ -85,7 +88,8 @@ class Appender {
   // Then, for each kv head of each sequence: cumulative gates and full pages, in order.
   void Accumulate(int seq, int kv_head) const {
     const Rows rows = RowsOf(batch_, seq);
-    const int32_t* table = kv_.Table(kv_.ListIndex(rows.slot, params_.layer, kv_head));
+    const int64_t list = kv_.ListIndex(rows.slot, params_.layer, kv_head);
+    const int32_t* table = kv_.Table(list);
     for (int g = 0; g < shape_.group(); ++g) {
       const int head = kv_head * shape_.group() + g;
       // Kept here while rows come in: in the cache, neighbouring heads share a line.
@@ -97,6 +101,7 @@ class Appender {
         if (token == 0) base = c;
         c += log_gates_[static_cast<size_t>((rows.first_row + r) * shape_.q_heads + head)];
         LogFOffsetsOf<T>(kv_, page, g)[token] = static_cast<T>(c - base);
+        if (audit_ != nullptr) audit_->GatesAt(kv_, list, position)[g] = c;
         if (token == kPageTokens - 1 && params_.acp != AcpMode::kOff) {
           AccumulatePage(rows.slot, kv_head, g, position, c);
         }
@@ -104,6 +109,11 @@ class Appender {
       kv_.cum_log_f[kv_.HeadIndex(rows.slot, params_.layer, head)] = c;
     }
     KeepLastRow(rows, kv_head);
+    for (int64_t r = 0; audit_ != nullptr && r < rows.count; ++r) {
+      const int64_t position = rows.position + r;
+      ReadKey<P>(kv_, table[position / kPageTokens], static_cast<int>(position % kPageTokens),
+                 audit_->KeyAt(kv_, list, position));
+    }
   }
 
  private:
@@ -225,11 +235,12 @@ class Appender {
     WidenKeys(KeysOf<P>(kv_, table[p]), keys);
     double weight[kPageTokens], log_term[kPageTokens], square[kPageTokens] = {};
     EvaluateBounds(params_.bound, head, d_, keys, kPageTokens, 1, log_term);
+    const double rounding = OffsetRounding(static_cast<double>(local[kPageTokens - 1]));
     for (int j = 0; j < kPageTokens; ++j) {
       const double decay = page_decay - static_cast<double>(local[j]);
-      weight[j] = std::exp(decay);
+      weight[j] = std::exp(decay - rounding);
       decay_sum += weight[j];
-      log_term[j] += decay;
+      log_term[j] += decay + rounding;
     }
     for (int m = 0; m < d_; ++m) {
       const T* row = keys + m * kPageTokens;
@@ -253,22 +264,27 @@ class Appender {
       kv_.log_mass_bound[summary] = PaperLogMassBound(static_cast<double>(end), c_end);
       return;
     }
-    kv_.log_mass_bound[summary] = log_mass - c_end;
+    kv_.log_mass_bound[summary] = CertifiedLogMassBound(log_mass, static_cast<double>(end), c_end,
+                                                        params_.bound.max_logit_bound[head]);
     const double before = p == 0 ? std::numeric_limits<double>::infinity()
                                  : kv_.log_denominator_bound[SummaryIndex(kv_, table[p - 1], g)];
-    kv_.log_denominator_bound[summary] = std::min(before, c_end + Beta(head, decay_sum, key_sum));
+    kv_.log_denominator_bound[summary] =
+        LogDenominatorBound(before, c_end, Beta(head, decay_sum, key_sum));
   }
 
   // -log of a lower bound on the denominator, relative to the page end (acp.md 2c).
   double Beta(int head, double decay_sum, const double* key_sum) const {
     std::vector<double> mean(static_cast<size_t>(d_));
     for (int m = 0; m < d_; ++m) mean[static_cast<size_t>(m)] = key_sum[m] / decay_sum;
-    return EvaluateBound(params_.bound, head, d_, mean.data(), -1) - std::log(decay_sum);
+    // Keys may cancel in N, so its rounding is relative to the keys and not to the sum.
+    const double rounding = kSumRounding * MaxNormProduct(params_.bound, head);
+    return EvaluateBound(params_.bound, head, d_, mean.data(), -1) + rounding - std::log(decay_sum);
   }
 
   const BatchView& batch_;
   const AppendParams& params_;
   const PagedKv& kv_;
+  MassAudit* const audit_;
   const PagedKvShape& shape_;
   const int d_;
   std::vector<T> rotations_;       // [num_rows, head_dim]: cosines, then sines
@@ -293,11 +309,12 @@ void CpuOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream) {
     }
     kv.length[rows.slot] = rows.position + rows.count;
   }
+  if (audit_ != nullptr) audit_->BeginStep(batch, kv);
 }
 
 void CpuOps::Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv, Stream) {
   DispatchPageType(kv.shape.dtype, [&](auto wide, auto page) {
-    Appender<decltype(wide), decltype(page)> appender(batch, params, kv);
+    Appender<decltype(wide), decltype(page)> appender(batch, params, kv, audit_.get());
     const bool parallel = batch.num_rows * kv.shape.q_heads > 64;
     const std::vector<RowBlock> blocks = SplitIntoBlocks(batch);
     pool_.ForEach(static_cast<int64_t>(blocks.size()), parallel,

@@ -74,7 +74,7 @@ struct Walker {
   TileRow<T> row;
   int head_in_group;
   int64_t batch_row;
-  double c;              // the row's cumulative log gate
+  double c;              // upper bound on the row's cumulative log gate
   int left;              // pages before this one are excluded by the bound
   int last;              // the page it visited last
   bool stopped = false;  // by its own certificate
@@ -83,10 +83,12 @@ struct Walker {
 template <typename T, typename P>
 class BlockAttention {
  public:
+  // `audit` may be null.
   BlockAttention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
-                 const RowBlock& block, int kv_head)
+                 const RowBlock& block, int kv_head, MassAudit* audit)
       : params_(params),
         kv_(kv),
+        audit_(audit),
         block_(block),
         kv_head_(kv_head),
         d_(kv.shape.head_dim),
@@ -122,6 +124,7 @@ class BlockAttention {
                              static_cast<int>(active.size()), active.data()});
     }
     Store();
+    if (audit_ != nullptr) Audit();
     return Count();
   }
 
@@ -142,8 +145,8 @@ class BlockAttention {
         w.row.max = -std::numeric_limits<T>::infinity();
         w.row.sum = 0;
         w.row.out = out_.data() + (r * group + g) * PaddedDim(d_);
-        w.c = kv_.page_cum_log_f[SummaryIndex(kv_, table_[page_], g)] +
-              static_cast<double>(w.row.local);
+        w.c = UpperCumulativeGate(kv_.page_cum_log_f[SummaryIndex(kv_, table_[page_], g)],
+                                  static_cast<double>(w.row.local));
         w.left = Boundary(w, token);
         w.last = page_;
       }
@@ -172,12 +175,11 @@ class BlockAttention {
   double Threshold(const Walker<T>& w, int token) const {
     const int head = kv_head_ * kv_.shape.group() + w.head_in_group;
     const int64_t before = SummaryIndex(kv_, table_[page_ - 1], w.head_in_group);
-    if (params_.acp == AcpMode::kCertified) {
-      return std::min(kv_.log_denominator_bound[before],
-                      w.c + params_.bound.self_logit_bound[head]);
-    }
     const double any = params_.bound.max_logit_bound[head];
-    if (std::isfinite(any)) return w.c + 2 * any;
+    if (params_.acp == AcpMode::kCertified || std::isfinite(any)) {
+      return PageThreshold(params_.acp, kv_.log_denominator_bound[before], w.c,
+                           params_.bound.self_logit_bound[head], any);
+    }
     return w.c + PerQueryLogitSpread(w.row.q, kv_.max_key_norm[before], token);
   }
 
@@ -191,15 +193,19 @@ class BlockAttention {
       square += static_cast<double>(q[m]) * static_cast<double>(q[m]);
       self += static_cast<double>(q[m]) * static_cast<double>(key[static_cast<size_t>(m)]);
     }
-    return (kProductInflation * std::sqrt(square) * key_norm - self) / std::sqrt(d_);
+    return PerQueryLogitSpread(std::sqrt(square), key_norm, self, d_);
   }
 
-  // E_n + c_i <= log eps + m + log l, for the pages 0..n not yet visited.
+  // The row certificate for the pages 0..n not yet visited.
   bool CertifiedToStop(Walker<T>& w, int n) const {
     if (params_.acp != AcpMode::kCertified || !std::isfinite(log_eps_)) return false;
-    const double mass = kv_.log_mass_bound[SummaryIndex(kv_, table_[n], w.head_in_group)] + w.c;
+    const int head = kv_head_ * kv_.shape.group() + w.head_in_group;
     const double log_z = static_cast<double>(w.row.max) + std::log(static_cast<double>(w.row.sum));
-    w.stopped = MayDrop(mass, -log_z, log_eps_);
+    const double rounding =
+        RowRounding(d_, MaxNormProduct(params_.bound, head), w.c,
+                    kv_.page_cum_log_f[SummaryIndex(kv_, table_[w.last], w.head_in_group)]);
+    w.stopped = MayStop(kv_.log_mass_bound[SummaryIndex(kv_, table_[n], w.head_in_group)], w.c,
+                        log_z, rounding, log_eps_);
     return w.stopped;
   }
 
@@ -225,6 +231,14 @@ class BlockAttention {
     }
   }
 
+  void Audit() const {
+    for (const Walker<T>& w : walkers_) {
+      const int64_t position = block_.position + (w.batch_row - block_.first_row);
+      audit_->CheckRow(kv_, list_, w.head_in_group, position, w.row.q,
+                       static_cast<int64_t>(w.last) * kPageTokens, log_eps_);
+    }
+  }
+
   std::pair<int64_t, int64_t> Count() const {
     int64_t skipped = 0;
     for (const Walker<T>& w : walkers_) skipped += w.last;
@@ -233,6 +247,7 @@ class BlockAttention {
 
   const AttentionParams& params_;
   const PagedKv& kv_;
+  MassAudit* const audit_;
   const RowBlock& block_;
   const int kv_head_, d_, slot_;
   const int64_t list_;
@@ -262,8 +277,8 @@ void CpuOps::Attention(const BatchView& batch, const AttentionParams& params, co
     pool_.ForEach(count, true, [&](int64_t i) {
       // The last blocks see the most pages: longest first balances best.
       const RowBlock& block = blocks[static_cast<size_t>((count - 1 - i) / heads)];
-      BlockAttention<decltype(wide), decltype(page)> attention(batch, params, kv, block,
-                                                               static_cast<int>(i % heads));
+      BlockAttention<decltype(wide), decltype(page)> attention(
+          batch, params, kv, block, static_cast<int>(i % heads), audit_.get());
       const auto [total, skipped] = attention.Run();
       AddTo(params.blocks_total, block.seq, total);
       AddTo(params.blocks_pruned, block.seq, skipped);

@@ -21,13 +21,21 @@ std::unique_ptr<Gemm> MakeGemm(const CpuOptions& options, ThreadPool& pool) {
   return MakePlainGemm(options.dtype, pool);
 }
 
+std::shared_ptr<MassAudit> MakeAudit(const CpuOptions& options) {
+#ifndef NDEBUG
+  if (options.audit == nullptr) return std::make_shared<MassAudit>(MassAudit::OnBreach::kStop);
+#endif
+  return options.audit;
+}
+
 }  // namespace
 
 CpuOps::CpuOps(const CpuOptions& options)
     : pool_(options.threads > 0
                 ? options.threads
                 : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))),
-      gemm_(MakeGemm(options, pool_)) {}
+      gemm_(MakeGemm(options, pool_)),
+      audit_(MakeAudit(options)) {}
 
 std::string CpuOps::Description() const {
   return "cpu (" + std::to_string(pool_.threads()) +

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/mass_audit.h"
 #include "kernels/ops.h"
 
 namespace fox {
@@ -15,6 +16,8 @@ struct CpuOptions {
   DType dtype = DType::kF32;  // of linear weights: f64, f32, bf16
   bool plain_gemm = false;    // row-independent matrix products; always so for f64
   int threads = 0;            // 0: one per core that the process may use
+  // Recomputes what rows lose to pruning. Null: none, in debug builds one that stops the process.
+  std::shared_ptr<MassAudit> audit = nullptr;
 };
 
 class CpuOps : public Ops {
@@ -45,6 +48,7 @@ class CpuOps : public Ops {
  private:
   ThreadPool pool_;
   std::unique_ptr<Gemm> gemm_;
+  std::shared_ptr<MassAudit> audit_;
 };
 
 // Whether bf16 weights run here at bf16 speed; where not, f32 is the better choice.

@@ -1,10 +1,9 @@
 // Evict and Release: the ways a page returns to the free stack. Eviction is decided at page ends
 // only, in order, from the summaries there; so what is live is a fact about the tokens alone.
-// The rule and its proof: acp.h and Append's AccumulatePage.
+// The rule: kernels/acp.h; its proof and why what is live is a range: kernels/docs/acp.md 2 to 4.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "kernels/acp.h"
 #include "kernels/core/check.h"
@@ -27,28 +26,20 @@ void FreePage(const PagedKv& kv, int32_t page) {
   kv.free_stack[(*kv.free_count)++] = page;
 }
 
-// t of the page end: what every later row's threshold is at most.
-// `head` counts the query heads of all layers.
-double EvictionThreshold(const EvictParams& params, const PagedKv& kv, int64_t head,
-                         int64_t summary, double c_end) {
-  if (params.acp == AcpMode::kCertified) {
-    return std::min(kv.log_denominator_bound[summary], c_end + params.self_logit_bound[head]);
-  }
-  return c_end + 2 * params.max_logit_bound[head];
-}
-
 // The evicted-mass bound of the rule for page `first` at the end of page `p`, the largest over the
-// group.
+// group. `kv_head` counts the kv heads of all layers.
 template <typename T>
 double EvictedMassBound(const EvictParams& params, const PagedKv& kv, const int32_t* table,
                         int64_t kv_head, int first, int p) {
-  double worst = -std::numeric_limits<double>::infinity();
+  double worst = kNoMass;
   for (int g = 0; g < kv.shape.group(); ++g) {
-    const int64_t summary = SummaryIndex(kv, table[p], g);
-    const double c_end = kv.page_cum_log_f[summary] +
-                         static_cast<double>(LogFOffsetsOf<T>(kv, table[p], g)[kPageTokens - 1]);
+    const int64_t summary = SummaryIndex(kv, table[p], g), head = kv_head * kv.shape.group() + g;
+    const double c_end = UpperCumulativeGate(
+        kv.page_cum_log_f[summary],
+        static_cast<double>(LogFOffsetsOf<T>(kv, table[p], g)[kPageTokens - 1]));
     const double threshold =
-        EvictionThreshold(params, kv, kv_head * kv.shape.group() + g, summary, c_end);
+        PageThreshold(params.acp, kv.log_denominator_bound[summary], c_end,
+                      params.self_logit_bound[head], params.max_logit_bound[head]);
     const double side = kv.log_mass_bound[SummaryIndex(kv, table[first], g)] + threshold;
     if (!(side <= worst)) worst = side;  // a NaN wins: keep
     if (std::isnan(worst)) break;
@@ -56,8 +47,7 @@ double EvictedMassBound(const EvictParams& params, const PagedKv& kv, const int3
   return worst;
 }
 
-// Frees what the end of page `p` licenses in one list; returns how many pages. `kv_head` counts the
-// kv heads of all layers.
+// Frees what the end of page `p` licenses in one list; returns how many pages.
 template <typename T>
 int64_t EvictList(const EvictParams& params, const PagedKv& kv, int slot, int64_t kv_head, int p,
                   double log_eps, double* largest_side) {
@@ -101,20 +91,19 @@ void CpuOps::Evict(const BatchView& batch, const EvictParams& params, const Page
 
 void CpuOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream) {
   const PagedKvShape& shape = kv.shape;
-  constexpr double kNothing = -std::numeric_limits<double>::infinity();
   for (int i = 0; i < count; ++i) {
     int64_t& length = kv.length[slots[i]];
     const int64_t lists = shape.lists_per_slot(), first_list = kv.ListIndex(slots[i], 0, 0);
     for (int64_t list = first_list; list < first_list + lists; ++list) {
       for (int p = kv.first_live[list]; p < PagesFor(length); ++p) FreePage(kv, kv.Table(list)[p]);
       kv.first_live[list] = 0;
-      kv.max_log_evicted_mass[list] = kNothing;
+      kv.max_log_evicted_mass[list] = kNoMass;
     }
     length = 0;
     const int64_t state = kv.HeadIndex(slots[i], 0, 0);
     const int64_t heads = static_cast<int64_t>(shape.layers) * shape.q_heads;
     std::fill_n(kv.cum_log_f + state, heads, 0.0);
-    std::fill_n(kv.log_mass + state, heads, kNothing);
+    std::fill_n(kv.log_mass + state, heads, kNoMass);
     std::fill_n(kv.decay_sum + state, heads, 0.0);
     std::fill_n(kv.key_sum + state * shape.head_dim, heads * shape.head_dim, 0.0);
   }

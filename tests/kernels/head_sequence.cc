@@ -188,8 +188,8 @@ void SetQkNormBounds(HeadInputs& in) {
       const double pair = in.shape.rope ? std::abs(gq[(m + d / 2) % d]) : 0;
       in.bound_diagonal.push_back(static_cast<float>(std::max(std::abs(gq[m]), pair)));
     }
-    in.self_logit_bound.push_back(kProductInflation * std::sqrt(d) * product);
-    in.max_logit_bound.push_back(kProductInflation * std::sqrt(d) * q_max * k_max);
+    in.self_logit_bound.push_back(SelfLogitBound(d, product, q_max, k_max, in.shape.rope));
+    in.max_logit_bound.push_back(MaxLogitBound(d, q_max, k_max));
   }
 }
 
@@ -231,9 +231,10 @@ struct Parameters {
     if (in.shape.k_shift) append.k_shift_column = std::exchange(next, next + in.shape.kv_heads);
     if (in.shape.v_shift) append.v_shift_column = next;
     append.fgate_column = in.gate_column();
-    double worst = -128;
-    for (double b : in.self_logit_bound) worst = std::min(worst, MinLogGate(b));
-    append.min_log_gate = worst;
+    append.min_log_gate = options.min_log_gate;
+    for (double b : in.shape.rope ? in.max_logit_bound : in.self_logit_bound) {
+      append.min_log_gate = std::min(append.min_log_gate, MinLogGate(b));
+    }
     append.q_norm = q_norm.data();
     append.k_norm = k_norm.data();
     append.rope_frequency = frequency.as<double>();

@@ -72,6 +72,7 @@ struct RunOptions {
   int slot = 0;
   int64_t attend_every = 1;           // only each n-th chunk attends, the others give zeros
   const QueryBound* bound = nullptr;  // null: the QK-norm bounds of the inputs
+  double min_log_gate = 0;            // a clamp looser than the inputs' own
 };
 
 // Runs the whole sequence through Append, Attention and Evict, and releases the slot.

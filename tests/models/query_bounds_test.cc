@@ -15,34 +15,12 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/query_bound.h"
 #include "tests/kernels/head_sequence.h"
-#include "tests/models/typed_tensor.h"
+#include "tests/models/bounded_layer.h"
 
 namespace fox::testing {
 namespace {
 
-using Vector = std::vector<double>;
-using Tensor = TypedTensor;
-
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-double ToBf16(double x) {
-  return static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(x))));
-}
-
-double Dot(const double* a, const double* b, int64_t n) {
-  double sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
-double Norm(const Vector& x) {
-  return std::sqrt(Dot(x.data(), x.data(), static_cast<int64_t>(x.size())));
-}
-
-void ScaleTo(double norm, Vector& x) {
-  const double scale = norm / std::max(Norm(x), 1e-300);
-  for (double& value : x) value *= scale;
-}
 
 class QueryBounds : public ::testing::Test {
  protected:
@@ -63,50 +41,6 @@ class QueryBounds : public ::testing::Test {
 
   std::mt19937_64 rng_{7};
   std::normal_distribution<double> normal_;
-};
-
-ModelConfig Config(int heads, int kv_heads, int head_dim, bool rope) {
-  ModelConfig config;
-  config.num_heads = heads;
-  config.num_kv_heads = kv_heads;
-  config.head_dim = head_dim;
-  config.hidden_size = static_cast<int64_t>(heads) * head_dim;
-  config.use_rope = rope;
-  return config;
-}
-
-// The pairwise turn of x that lies closest to k: each pair (m, m + d/2) points along k's.
-Vector TurnedTowards(const Vector& x, const Vector& k) {
-  const size_t half = x.size() / 2;
-  Vector turned(x.size());
-  for (size_t m = 0; m < half; ++m) {
-    const double length = std::hypot(x[m], x[m + half]);
-    const double along = std::max(std::hypot(k[m], k[m + half]), 1e-300);
-    turned[m] = length * k[m] / along;
-    turned[m + half] = length * k[m + half] / along;
-  }
-  return turned;
-}
-
-// ---- With QK-norm: q = gq * qhat, ||qhat|| = sqrt(d); the same for k.
-
-struct NormedLayer {
-  ModelConfig config;
-  Tensor q_norm, k_norm;
-
-  HostQueryBound Bound() const {
-    LayerTensors layer;
-    layer.q_norm = q_norm.view();
-    layer.k_norm = k_norm.view();
-    return MakeQueryBound(config, layer);
-  }
-  const double* Gq(int head) const {
-    return q_norm.values.data() + (config.qk_norm_per_head ? head * config.head_dim : 0);
-  }
-  const double* Gk(int head) const {
-    const int kv_head = head / config.group_size();
-    return k_norm.values.data() + (config.qk_norm_per_head ? kv_head * config.head_dim : 0);
-  }
 };
 
 class QkNormBounds : public QueryBounds {
@@ -212,51 +146,6 @@ TEST_F(QkNormBounds, ClampFollowsTheLargestSelfLogit) {
   EXPECT_DOUBLE_EQ(bound.min_log_gate, -(2 * bound.self_logit_bound[1] + 40));
 }
 
-// ---- Without QK-norm: q = W (g * xhat) + b, ||xhat|| <= sqrt(D).
-
-struct PlainLayer {
-  ModelConfig config;
-  Tensor attn_norm, q_proj, q_bias;
-
-  HostQueryBound Bound() const {
-    LayerTensors layer;
-    layer.attn_norm = attn_norm.view();
-    layer.q_proj = q_proj.view();
-    layer.q_bias = q_bias.view();
-    return MakeQueryBound(config, layer);
-  }
-  const double* Row(int head, int m) const {
-    return q_proj.values.data() + (head * config.head_dim + m) * config.hidden_size;
-  }
-  double Bias(int head, int m) const {
-    return q_bias.values.empty() ? 0
-                                 : q_bias.values[static_cast<size_t>(head * config.head_dim + m)];
-  }
-  // xhat of norm sqrt(D) with the largest (sign 1) or smallest k.W(g * xhat): along g * W^T k.
-  Vector Worst(int head, const Vector& k, double sign) const {
-    Vector x(static_cast<size_t>(config.hidden_size));
-    for (size_t i = 0; i < x.size(); ++i) {
-      for (size_t m = 0; m < k.size(); ++m) x[i] += sign * Row(head, static_cast<int>(m))[i] * k[m];
-      x[i] *= attn_norm.values[i];
-    }
-    ScaleTo(std::sqrt(static_cast<double>(config.hidden_size)), x);
-    return x;
-  }
-  // The query of xhat. With `rounded` weights, inputs and the product each pass through bf16.
-  Vector Query(int head, const Vector& xhat, bool rounded) const {
-    const auto keep = [&](double x) { return rounded ? ToBf16(x) : x; };
-    Vector q;
-    for (int m = 0; m < config.head_dim; ++m) {
-      double sum = Bias(head, m);
-      for (size_t i = 0; i < xhat.size(); ++i) {
-        sum += keep(Row(head, m)[i]) * keep(attn_norm.values[i] * xhat[i]);
-      }
-      q.push_back(keep(sum));
-    }
-    return q;
-  }
-};
-
 enum class Rank { kFull, kOne, kZero };
 
 class WeightBounds : public QueryBounds {
@@ -272,10 +161,14 @@ class WeightBounds : public QueryBounds {
       }
     }
     if (rank == Rank::kZero) weights.assign(weights.size(), 0.0);
-    PlainLayer layer{config, {}, {}, {}};
+    PlainLayer layer{config, {}, {}, {}, {}, {}};
     layer.attn_norm = Tensor(Gaussian(hidden, 0.4, 1), {hidden}, dtype);
     layer.q_proj = Tensor(weights, {hidden, hidden}, dtype);
     if (bias) layer.q_bias = Tensor(Gaussian(hidden, 0.7), {hidden}, dtype);
+    const int64_t kv = config.kv_size();
+    const double deviation = 0.5 / std::sqrt(static_cast<double>(hidden));
+    layer.k_proj = Tensor(Gaussian(kv * hidden, deviation), {kv, hidden}, dtype);
+    if (bias) layer.k_bias = Tensor(Gaussian(kv, 0.7), {kv}, dtype);
     return layer;
   }
 
@@ -327,7 +220,6 @@ TEST_F(WeightBounds, NoQueryExceedsThem) {
       const PlainLayer layer = MakeLayer(config, bias, rank, dtype);
       const HostQueryBound host = layer.Bound();
       const QueryBound bound = host.view();
-      EXPECT_EQ(host.min_log_gate, -128);
       double worst = 0;
       for (int head = 0; head < 4; ++head) {
         EXPECT_EQ(bound.self_logit_bound[head], kInfinity);
@@ -343,19 +235,48 @@ TEST_F(WeightBounds, NoQueryExceedsThem) {
   }
 }
 
+// No query meets a key at a logit beyond the product of their norms, and the clamp of the gates
+// leaves room for twice that.
+TEST_F(WeightBounds, NormProductBoundsLogits) {
+  for (int variant = 0; variant < 12; ++variant) {
+    const ModelConfig config = Config(4, variant % 2 == 0 ? 4 : 2, 16, false);
+    const bool bias = variant / 2 % 2 == 1;
+    const double size = variant / 4 % 3 == 2 ? 200 : 0.5;
+    const PlainLayer layer = MakeLayer(config, bias, Rank::kFull, DType::kBF16, size);
+    const PlainLayer keys = layer.Keys();
+    const HostQueryBound host = layer.Bound();
+    double worst = 0, reached = 0;
+    for (int head = 0; head < 4; ++head) {
+      const int kv_head = head / config.group_size();
+      Vector along = Gaussian(16), q, k;
+      for (int step = 0; step < 20; ++step) {
+        k = keys.Query(kv_head, keys.Worst(kv_head, along, 1), true);
+        q = layer.Query(head, layer.Worst(head, k, 1), true);
+        along = q;
+      }
+      EXPECT_LE(Norm(q) * Norm(k) / 4, host.max_norm_product[static_cast<size_t>(head)]);
+      const double s = Dot(q.data(), k.data(), 16) / 4;
+      worst = std::max(worst, s / host.max_norm_product[static_cast<size_t>(head)]);
+      reached = std::max(reached, s);
+    }
+    EXPECT_GE(worst, 0.05);
+    EXPECT_LE(host.min_log_gate, std::min(-128.0, -(2 * reached + 40)));
+  }
+}
+
 // Weights, inputs and products that round apart by up to half a unit each, and a key that the exact
 // query does not see at all: only the rounding terms are left.
 TEST_F(WeightBounds, RoundingAcrossTheNullSpace) {
   const double up = 1 + 1.001 / 256, down = 1 + 0.999 / 256;  // become 1 + 2^-7 and 1
   double worst = 0;
   for (int64_t used = 1; used <= 8; ++used) {
-    PlainLayer layer{Config(1, 1, 8, false), {}, {}, {}};
+    PlainLayer layer{Config(1, 1, 8, false), {}, {}, {}, {}, {}};
     Vector weights(64), key(8);
     for (int64_t i = 0; i < 64; ++i) {
       if (i % 8 < used) weights[static_cast<size_t>(i)] = i / 8 % 2 == 0 ? up : down;
     }
     for (size_t m = 0; m < 8; ++m) key[m] = m % 2 == 0 ? down / up : -1;
-    layer.q_proj = Tensor(weights, {8, 8}, DType::kF64);
+    layer.q_proj = layer.k_proj = Tensor(weights, {8, 8}, DType::kF64);
     layer.attn_norm = Tensor(Vector(8, 1.0), {8}, DType::kF64);
     const HostQueryBound host = layer.Bound();
     const double a = EvaluateBound(host.view(), 0, 8, key.data(), 1);
@@ -407,6 +328,14 @@ class CertifiedPromise : public WeightBounds {
     return rows;
   }
 
+  // Of hostile keys: along the queries' own.
+  static Tensor KeyBias(const PlainLayer& layer, bool hostile) {
+    const int64_t kv = layer.config.kv_size();
+    Vector bias(static_cast<size_t>(kv));
+    for (size_t m = 0; hostile && m < bias.size(); ++m) bias[m] = 2 * layer.q_bias.values[m];
+    return Tensor(bias, {kv}, DType::kF64);
+  }
+
   // Gates from heads that forget within a few tokens to heads that hardly do.
   HeadInputs Project(const PlainLayer& layer, int64_t length, bool hostile) {
     const ModelConfig& config = layer.config;
@@ -421,7 +350,11 @@ class CertifiedPromise : public WeightBounds {
       const auto columns = static_cast<size_t>(hidden);
       q_weight[i % columns * columns + i / columns] = layer.q_proj.values[i];
     }
-    const Vector k_weight = Gaussian(hidden * kv, 0.5 * unit);
+    Vector k_weight(layer.k_proj.values.size());
+    for (size_t i = 0; i < k_weight.size(); ++i) {
+      const auto columns = static_cast<size_t>(hidden), rows = static_cast<size_t>(kv);
+      k_weight[i % columns * rows + i / columns] = layer.k_proj.values[i];
+    }
     const Vector v_weight = Gaussian(hidden * kv, unit);
     const Vector gate_weight = Gaussian(hidden * config.num_heads, unit);
     const Vector rows = Rows(layer, k_weight, length, hostile);
@@ -431,8 +364,8 @@ class CertifiedPromise : public WeightBounds {
       if (!layer.q_bias.values.empty()) {
         AddRow(1, layer.q_bias.values, 0, hidden, out);
         // Hostile keys turn from the bias to its opposite, where all later logits are small.
-        const double side = !hostile ? 0 : row < length / 2 ? 2 : -2;
-        AddRow(side, layer.q_bias.values, 0, kv, out + hidden);
+        const double side = row < length / 2 ? 1 : -1;
+        AddRow(side, layer.k_bias.values, 0, kv, out + hidden);
       }
       for (int head = 0; head < config.num_heads; ++head) {
         out[inputs.gate_column() + head] = -2 + 9.0 * head / config.num_heads;
@@ -455,6 +388,7 @@ class CertifiedPromise : public WeightBounds {
     PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kF64), ops_);
     RunOptions options;
     options.bound = &bound;
+    options.min_log_gate = host.min_log_gate;
     const HeadOutputs full = RunHeads(ops_, storage, inputs, options);
     options.acp = AcpMode::kCertified;
     options.chunks = {64};
@@ -484,7 +418,8 @@ TEST_F(CertifiedPromise, HoldsForHundredsOfHeads) {
     const Rank rank = number % 12 == 0 ? Rank::kOne : Rank::kFull;
     // A small W leaves the whole bound to the bias.
     const double size = bias && hostile ? 0.05 : 0.5;
-    const PlainLayer layer = MakeLayer(config, bias, rank, DType::kBF16, size);
+    PlainLayer layer = MakeLayer(config, bias, rank, DType::kBF16, size);
+    if (bias) layer.k_bias = KeyBias(layer, hostile);
     const HeadInputs inputs = Project(layer, 1000, hostile);
     const double dropped = Measure(layer, inputs, &evicted);
     EXPECT_LE(dropped, std::exp(-10)) << number;
@@ -494,6 +429,80 @@ TEST_F(CertifiedPromise, HoldsForHundredsOfHeads) {
   EXPECT_GE(heads, 500);
   std::printf("%lld heads, %lld pages evicted, worst dropped mass %.3g of e^-10\n",
               static_cast<long long>(heads), static_cast<long long>(evicted), worst * std::exp(10));
+}
+
+// ---- The clamp of the forget gates never changes what a model computes.
+
+// Rows of one head: a query along dimension 0 each, and keys that are zero but for token 0's; every
+// gate but that of `forgetting` is open.
+HeadInputs OneLoudKey(HeadShape shape, double query, int key_dim, double key, double gate_logit) {
+  constexpr int64_t kLength = 8, kForgetting = 2;
+  HeadInputs inputs = RandomInputs(shape, kLength, 1, {20});
+  for (int64_t row = 0; row < kLength; ++row) {
+    for (int m = 0; m < 2 * shape.head_dim; ++m) inputs.at(row, m) = 0;
+    inputs.at(row, 0) = query;
+    inputs.at(row, shape.hidden() + key_dim) = row == 0 ? key : 0;
+    inputs.at(row, inputs.gate_column()) = row == kForgetting ? gate_logit : 20;
+  }
+  return inputs;
+}
+
+// Against float64 attention without a clamp.
+void ExpectClampChangesNothing(const HeadInputs& inputs, const HostQueryBound& host) {
+  CpuOps ops({});
+  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kF64), ops);
+  const QueryBound bound = host.view();
+  RunOptions options;
+  options.bound = &bound;
+  options.min_log_gate = host.min_log_gate;
+  const HeadOutputs got = RunHeads(ops, storage, inputs, options);
+  EXPECT_LT(RelativeError(got.out, NaiveAttention(inputs).out), 1e-12);
+}
+
+TEST(ClampOfGates, FollowsTheWeightsWithoutQkNorm) {
+  constexpr int kDim = 8;
+  for (double logit : {10.0, 100.0, 200.0, 3000.0}) {
+    // Token 0 is the only one whose hidden state lies along dimension 1.
+    PlainLayer layer{Config(1, 1, kDim, false), {}, {}, {}, {}, {}};
+    layer.attn_norm = Tensor(Vector(kDim, 1.0), {kDim}, DType::kF64);
+    Vector q(kDim * kDim), k(kDim * kDim);
+    q[0] = q[1] = 1 / std::sqrt(kDim);
+    k[1] = logit;
+    layer.q_proj = Tensor(q, {kDim, kDim}, DType::kF64);
+    layer.k_proj = Tensor(k, {kDim, kDim}, DType::kF64);
+    HeadShape shape{1, 1, kDim};
+    shape.qk_norm = false;
+    const double key = logit * std::sqrt(kDim);
+    for (double gate : {-120.0, -200.0, -1000.0, -10000.0}) {
+      ExpectClampChangesNothing(OneLoudKey(shape, 1, 0, key, gate), layer.Bound());
+    }
+  }
+}
+
+// Under RoPE a logit may reach U while s_ii keeps to B.
+TEST(ClampOfGates, FollowsRotatedKeys) {
+  constexpr int kDim = 64, kHalf = 32;
+  for (double gain : {1.0, 4.0, 8.0, 30.0}) {
+    HeadShape shape{1, 1, kDim};
+    shape.rope = true;
+    NormedLayer layer{Config(1, 1, kDim, true), {}, {}};
+    layer.config.qk_norm = true;
+    Vector up(kDim, 1 / gain), down(kDim, gain);
+    std::fill_n(up.begin(), kHalf, gain);
+    std::fill_n(down.begin(), kHalf, 1 / gain);
+    layer.q_norm = Tensor(up, {kDim}, DType::kF64);
+    layer.k_norm = Tensor(down, {kDim}, DType::kF64);
+    const HostQueryBound host = layer.Bound();
+    EXPECT_EQ(host.min_log_gate, MinLogGate(host.max_logit_bound[0]));
+    for (double gate : {-200.0, -1000.0, -20000.0}) {
+      // Pair 0 turns by one radian a position.
+      HeadInputs inputs = OneLoudKey(shape, 1, kHalf, -1, gate);
+      inputs.q_norm = up;
+      inputs.k_norm = down;
+      SetQkNormBounds(inputs);
+      ExpectClampChangesNothing(inputs, host);
+    }
+  }
 }
 
 }  // namespace

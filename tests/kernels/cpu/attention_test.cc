@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/mass_audit.h"
 #include "tests/kernels/head_sequence.h"
 
 namespace fox::testing {
@@ -181,6 +182,66 @@ TEST(CpuAttention, MillionTokensOfGatesStayExact) {
   // where the weight is not negligible.
   EXPECT_LT(worst, 1e-3);
 }
+
+// The row certificate compares with logits as they were computed: 64 zero keys, then a row whose
+// own logit is about `sign` * 8 gain^2, and the least tolerance under which it skips them. A row
+// whose own key opposes it forgets as much.
+struct LargeLogit {
+  double gain, sign;
+};
+
+class LargeLogits : public ::testing::TestWithParam<LargeLogit> {
+ protected:
+  static constexpr int kDim = 64;
+
+  HeadInputs Inputs(uint64_t seed) const {
+    const auto [gain, sign] = GetParam();
+    HeadInputs inputs = RandomInputs({1, 1, kDim}, kPageTokens + 1, seed, {20});
+    inputs.q_norm.assign(kDim, gain);
+    inputs.k_norm.assign(kDim, gain);
+    SetQkNormBounds(inputs);
+    for (int64_t row = 0; row < kPageTokens; ++row) {
+      for (int m = 0; m < 2 * kDim; ++m) inputs.at(row, m) = 0;
+    }
+    for (int m = 0; m < kDim; ++m) {
+      double& key = inputs.at(kPageTokens, kDim + m);
+      key = sign * (inputs.at(kPageTokens, m) + 0.2 * key);
+    }
+    if (sign < 0) inputs.at(kPageTokens, inputs.gate_column()) = -8 * gain * gain - 12;
+    return inputs;
+  }
+  // Whether the row skips the page; `excess` becomes log(lost mass) - log eps.
+  static bool Skips(const HeadInputs& inputs, double log_tolerance, double& excess) {
+    const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
+    CpuOps ops({.threads = 1, .audit = audit});
+    PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kF32), ops);
+    RunOptions options;
+    options.dtype = DType::kF32;
+    options.acp = AcpMode::kCertified;
+    options.log_tolerance = log_tolerance;
+    const bool skips = RunHeads(ops, storage, inputs, options).blocks_pruned > 0;
+    if (skips) excess = audit->worst_excess();
+    return skips;
+  }
+};
+
+TEST_P(LargeLogits, RoundedLogitsLicenseNothing) {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    const HeadInputs inputs = Inputs(seed);
+    double low = -8 * GetParam().gain * GetParam().gain - 60, high = -1e-3, excess = kNoMass;
+    ASSERT_TRUE(Skips(inputs, high, excess));
+    for (int step = 0; step < 40; ++step) {
+      const double middle = (low + high) / 2;
+      (Skips(inputs, middle, excess) ? high : low) = middle;
+      EXPECT_LE(excess, 0) << seed << ' ' << middle;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    CpuAttention, LargeLogits,
+    ::testing::ValuesIn(std::vector<LargeLogit>{
+        {1, -1}, {60, -1}, {300, -1}, {1000, -1}, {1, 1}, {300, 1}, {1000, 1}}));
 
 }  // namespace
 }  // namespace fox::testing

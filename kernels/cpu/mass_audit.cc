@@ -1,0 +1,75 @@
+// The audit's bookkeeping and the lost mass of one row. See mass_audit.h.
+#include "kernels/cpu/mass_audit.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/core/check.h"
+
+namespace fox {
+
+double MassAudit::worst_excess() const {
+  const std::lock_guard lock(mutex_);
+  return worst_excess_;
+}
+
+int64_t MassAudit::rows_checked() const {
+  const std::lock_guard lock(mutex_);
+  return rows_checked_;
+}
+
+MassAudit::List& MassAudit::ListOf(const PagedKv& kv, int64_t list) {
+  return caches_.at(kv.length)[static_cast<size_t>(list)];
+}
+
+void MassAudit::BeginStep(const BatchView& batch, const PagedKv& kv) {
+  const PagedKvShape& shape = kv.shape;
+  std::vector<List>& lists = caches_[kv.length];
+  lists.resize(static_cast<size_t>(shape.max_slots * shape.lists_per_slot()));
+  const auto d = static_cast<size_t>(shape.head_dim), group = static_cast<size_t>(shape.group());
+  for (int seq = 0; seq < batch.num_seqs; ++seq) {
+    const auto begin = static_cast<size_t>(batch.position[seq]);
+    const size_t end = begin + static_cast<size_t>(batch.row_begin[seq + 1] - batch.row_begin[seq]);
+    const int64_t first = kv.ListIndex(batch.slot[seq], 0, 0);
+    for (int64_t i = first; i < first + shape.lists_per_slot(); ++i) {
+      List& list = lists[static_cast<size_t>(i)];
+      list.complete = begin == 0 || (list.complete && list.c.size() == begin * group);
+      list.keys.resize(end * d);
+      list.c.resize(end * group);
+    }
+  }
+}
+
+double* MassAudit::KeyAt(const PagedKv& kv, int64_t list, int64_t position) {
+  return ListOf(kv, list).keys.data() + position * kv.shape.head_dim;
+}
+
+double* MassAudit::GatesAt(const PagedKv& kv, int64_t list, int64_t position) {
+  return ListOf(kv, list).c.data() + position * kv.shape.group();
+}
+
+void MassAudit::Check(const PagedKv& kv, int64_t list, int head_in_group, int64_t position,
+                      const double* query, int64_t first_seen, double log_eps) {
+  const List& history = ListOf(kv, list);
+  if (!history.complete) return;
+  const int d = kv.shape.head_dim, group = kv.shape.group();
+  const double* gates = history.c.data() + head_in_group;
+  const double root_d = std::sqrt(static_cast<double>(d));
+  std::vector<double> terms(static_cast<size_t>(position + 1));
+  for (int64_t j = 0; j <= position; ++j) {
+    const double* key = history.keys.data() + j * d;
+    double product = 0;
+    for (int m = 0; m < d; ++m) product += query[m] * key[m];
+    terms[static_cast<size_t>(j)] = product / root_d + (gates[position * group] - gates[j * group]);
+  }
+  const int count = static_cast<int>(terms.size());
+  const double lost = LogSumExp(terms.data(), static_cast<int>(first_seen));
+  const double excess = lost - LogSumExp(terms.data(), count) - log_eps;
+  // A NaN in the inputs reaches every logit and says nothing about pruning.
+  FOX_CHECK(on_breach_ == OnBreach::kRecord || !(excess > 0));
+  const std::lock_guard lock(mutex_);
+  worst_excess_ = std::max(worst_excess_, excess);
+  ++rows_checked_;
+}
+
+}  // namespace fox

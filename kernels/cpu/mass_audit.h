@@ -1,0 +1,63 @@
+// MassAudit: the promise of ACP, recomputed from the definition. It keeps every key and cumulative
+// gate that Append stored, evicted ones too, and after Attention computes in float64 which share of
+// its attention mass each row lost to pages that were evicted or skipped. It costs the memory and
+// the time of attention without pruning. Debug builds run with one that stops the process on a
+// broken promise; a release build takes one in CpuOptions, for tests.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "kernels/acp.h"
+#include "kernels/op_params.h"
+
+namespace fox {
+
+// CpuOps calls BeginStep, then KeyAt and GatesAt for the step's rows, then CheckRow. Different
+// lists may be written, and any rows checked, by several threads at once.
+class MassAudit {
+ public:
+  enum class OnBreach : uint8_t { kRecord, kStop };
+  explicit MassAudit(OnBreach on_breach) : on_breach_(on_breach) {}
+
+  // The largest log(lost mass) - log eps of any row; above 0 the promise is broken. kNoMass where
+  // no row lost anything.
+  double worst_excess() const;
+  // (row, query head) pairs that lost something.
+  int64_t rows_checked() const;
+
+  // Makes room for the batch's rows. A sequence that did not begin with this audit is left out.
+  void BeginStep(const BatchView& batch, const PagedKv& kv);
+  // [head_dim] and [group] of one token.
+  double* KeyAt(const PagedKv& kv, int64_t list, int64_t position);
+  double* GatesAt(const PagedKv& kv, int64_t list, int64_t position);
+  // A row that saw the keys from `first_seen` on; q [head_dim].
+  template <typename T>
+  void CheckRow(const PagedKv& kv, int64_t list, int head_in_group, int64_t position, const T* q,
+                int64_t first_seen, double log_eps) {
+    if (first_seen == 0) return;
+    const std::vector<double> query(q, q + kv.shape.head_dim);
+    Check(kv, list, head_in_group, position, query.data(), first_seen, log_eps);
+  }
+
+ private:
+  struct List {
+    bool complete = false;     // from position 0 on
+    std::vector<double> keys;  // [length, head_dim]
+    std::vector<double> c;     // [length, group]
+  };
+
+  List& ListOf(const PagedKv& kv, int64_t list);
+  void Check(const PagedKv& kv, int64_t list, int head_in_group, int64_t position,
+             const double* query, int64_t first_seen, double log_eps);
+
+  const OnBreach on_breach_;
+  std::map<const int64_t*, std::vector<List>> caches_;  // by PagedKv::length, then by list
+  mutable std::mutex mutex_;
+  double worst_excess_ = kNoMass;
+  int64_t rows_checked_ = 0;
+};
+
+}  // namespace fox

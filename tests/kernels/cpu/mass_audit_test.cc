@@ -1,0 +1,70 @@
+// The audit against a broken promise, planted by bounds that are too small.
+#include "kernels/cpu/mass_audit.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "tests/kernels/head_sequence.h"
+
+namespace fox::testing {
+namespace {
+
+// Runs heads of several gates; their bounds on logits are `share` of the true ones.
+HeadOutputs RunWithBounds(const std::shared_ptr<MassAudit>& audit, DType dtype, double share) {
+  HeadInputs inputs = RandomInputs({4, 2, 32}, 700, 1, {0, 1, 2, 3});
+  for (float& a : inputs.bound_diagonal) a *= static_cast<float>(share);
+  for (double& b : inputs.self_logit_bound) b *= share;
+  CpuOps ops({.threads = 1, .audit = audit});
+  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, dtype), ops);
+  RunOptions options;
+  options.dtype = dtype;
+  options.acp = AcpMode::kCertified;
+  options.chunks = {200, 1, 63};
+  return RunHeads(ops, storage, inputs, options);
+}
+
+TEST(MassAudit, HonestBoundsPass) {
+  for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+    const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kStop);
+    const HeadOutputs outputs = RunWithBounds(audit, dtype, 1);
+    EXPECT_GT(outputs.pages_evicted, 0);
+    EXPECT_GT(audit->rows_checked(), 0);
+    EXPECT_LE(audit->worst_excess(), 0);
+    EXPECT_GT(audit->worst_excess(), -100);
+  }
+}
+
+TEST(MassAudit, SeesABoundThatIsTooSmall) {
+  const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
+  RunWithBounds(audit, DType::kBF16, 0.01);
+  EXPECT_GT(audit->worst_excess(), 0);
+}
+
+TEST(MassAuditDeathTest, StopsTheProcess) {
+  const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kStop);
+  EXPECT_DEATH(RunWithBounds(audit, DType::kBF16, 0.01), "check failed");
+}
+
+// The audited mass is that of the definition: full attention minus what the row saw.
+TEST(MassAudit, EqualsTheLossInTheDenominator) {
+  const HeadInputs inputs = RandomInputs({1, 1, 16}, 640, 2, {1});
+  const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
+  CpuOps ops({.threads = 1, .audit = audit});
+  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kF64), ops);
+  RunOptions options;
+  options.chunks = {64};
+  const HeadOutputs full = RunHeads(ops, storage, inputs, options);
+  EXPECT_EQ(audit->rows_checked(), 0);
+  options.acp = AcpMode::kCertified;
+  const HeadOutputs pruned = RunHeads(ops, storage, inputs, options);
+  double worst = 0;
+  for (size_t i = 0; i < full.lse.size(); ++i) {
+    worst = std::max(worst, -std::expm1(pruned.lse[i] - full.lse[i]));
+  }
+  EXPECT_NEAR(std::log(worst) + 10, audit->worst_excess(), 1e-6);
+}
+
+}  // namespace
+}  // namespace fox::testing

@@ -1,0 +1,132 @@
+// One layer's weights as a test makes them, with the queries and keys that they can produce: what
+// the bounds from weights are attacked with.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "models/query_bounds.h"
+#include "tests/models/typed_tensor.h"
+
+namespace fox::testing {
+
+using Vector = std::vector<double>;
+using Tensor = TypedTensor;
+
+inline double ToBf16(double x) {
+  return static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(x))));
+}
+
+inline double Dot(const double* a, const double* b, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+inline double Norm(const Vector& x) {
+  return std::sqrt(Dot(x.data(), x.data(), static_cast<int64_t>(x.size())));
+}
+
+inline void ScaleTo(double norm, Vector& x) {
+  const double scale = norm / std::max(Norm(x), 1e-300);
+  for (double& value : x) value *= scale;
+}
+
+inline ModelConfig Config(int heads, int kv_heads, int head_dim, bool rope) {
+  ModelConfig config;
+  config.num_heads = heads;
+  config.num_kv_heads = kv_heads;
+  config.head_dim = head_dim;
+  config.hidden_size = static_cast<int64_t>(heads) * head_dim;
+  config.use_rope = rope;
+  return config;
+}
+
+// The pairwise turn of x that lies closest to k: each pair (m, m + d/2) points along k's.
+inline Vector TurnedTowards(const Vector& x, const Vector& k) {
+  const size_t half = x.size() / 2;
+  Vector turned(x.size());
+  for (size_t m = 0; m < half; ++m) {
+    const double length = std::hypot(x[m], x[m + half]);
+    const double along = std::max(std::hypot(k[m], k[m + half]), 1e-300);
+    turned[m] = length * k[m] / along;
+    turned[m + half] = length * k[m + half] / along;
+  }
+  return turned;
+}
+
+// With QK-norm: q = gq * qhat, ||qhat|| = sqrt(d); the same for k.
+struct NormedLayer {
+  ModelConfig config;
+  Tensor q_norm, k_norm;
+
+  HostQueryBound Bound() const {
+    LayerTensors layer;
+    layer.q_norm = q_norm.view();
+    layer.k_norm = k_norm.view();
+    return MakeQueryBound(config, layer);
+  }
+  const double* Gq(int head) const {
+    return q_norm.values.data() + (config.qk_norm_per_head ? head * config.head_dim : 0);
+  }
+  const double* Gk(int head) const {
+    const int kv_head = head / config.group_size();
+    return k_norm.values.data() + (config.qk_norm_per_head ? kv_head * config.head_dim : 0);
+  }
+};
+
+// Without QK-norm: q = W (g * xhat) + b, ||xhat|| <= sqrt(D); the same for k.
+struct PlainLayer {
+  ModelConfig config;
+  Tensor attn_norm, q_proj, q_bias, k_proj, k_bias;
+
+  HostQueryBound Bound() const {
+    LayerTensors layer;
+    layer.attn_norm = attn_norm.view();
+    layer.q_proj = q_proj.view();
+    layer.q_bias = q_bias.view();
+    layer.k_proj = k_proj.view();
+    layer.k_bias = k_bias.view();
+    return MakeQueryBound(config, layer);
+  }
+  // The layer whose queries are this one's keys.
+  PlainLayer Keys() const {
+    PlainLayer keys{config, attn_norm, k_proj, k_bias, {}, {}};
+    keys.config.num_heads = config.num_kv_heads;
+    return keys;
+  }
+  const double* Row(int head, int m) const {
+    return q_proj.values.data() + (head * config.head_dim + m) * config.hidden_size;
+  }
+  double Bias(int head, int m) const {
+    return q_bias.values.empty() ? 0
+                                 : q_bias.values[static_cast<size_t>(head * config.head_dim + m)];
+  }
+  // xhat of norm sqrt(D) with the largest (sign 1) or smallest k.W(g * xhat): along g * W^T k.
+  Vector Worst(int head, const Vector& k, double sign) const {
+    Vector x(static_cast<size_t>(config.hidden_size));
+    for (size_t i = 0; i < x.size(); ++i) {
+      for (size_t m = 0; m < k.size(); ++m) x[i] += sign * Row(head, static_cast<int>(m))[i] * k[m];
+      x[i] *= attn_norm.values[i];
+    }
+    ScaleTo(std::sqrt(static_cast<double>(config.hidden_size)), x);
+    return x;
+  }
+  // The query of xhat. With `rounded` weights, inputs and the product each pass through bf16.
+  Vector Query(int head, const Vector& xhat, bool rounded) const {
+    const auto keep = [&](double x) { return rounded ? ToBf16(x) : x; };
+    Vector q;
+    for (int m = 0; m < config.head_dim; ++m) {
+      double sum = Bias(head, m);
+      for (size_t i = 0; i < xhat.size(); ++i) {
+        sum += keep(Row(head, m)[i]) * keep(attn_norm.values[i] * xhat[i]);
+      }
+      q.push_back(keep(sum));
+    }
+    return q;
+  }
+};
+
+}  // namespace fox::testing
