@@ -2,8 +2,8 @@
 // compiled for the host and for the device. The promise: the attention weight of everything a row
 // does not see is at most eps. Theorem, proof and rounding budget: kernels/docs/acp.md.
 //
-// Both bounds have one form. A full page n carries a score E_n, a row i a threshold t_i, and pages
-// 0..n may be dropped for row i (and all later rows) when
+// Both bounds have one form. A full page n carries a bound E_n on the mass up to it, a row i a
+// threshold t_i, and pages 0..n may be dropped for row i (and all later rows) when
 //     E_n + t_i <= log eps - kAcpSlack.
 //   paper      E_n = log(b+1) - c_b                      t_i = c_i + 2U
 //   certified  E_n = min(log M_b, log(b+1) + U) - c_b    t_i = min(H, c_i + B)
@@ -138,8 +138,8 @@ FOX_HOST_DEVICE inline double PerQueryLogitSpread(double q_norm, double max_key_
 }
 
 // The only place with kAcpSlack. A NaN on either side means keep.
-FOX_HOST_DEVICE inline bool MayDrop(double score, double threshold, double log_eps) {
-  return score + threshold <= log_eps - kAcpSlack;
+FOX_HOST_DEVICE inline bool MayDrop(double log_mass_bound, double threshold, double log_eps) {
+  return log_mass_bound + threshold <= log_eps - kAcpSlack;
 }
 
 // What a row's computed log denominator can lie above the exact one, beside the slack: the rounding
@@ -152,11 +152,11 @@ FOX_HOST_DEVICE inline double RowRounding(int head_dim, double max_product, doub
          2 * kOffsetRounding * std::fabs(c - c_first) + kSumRounding * std::fabs(c);
 }
 
-// The row certificate (acp.md 2d): whether a row may do without pages 0..n, E_n being `score`, by
+// The row certificate (acp.md 2d): whether a row may do without pages 0..n by
 // its own running denominator, log_z = m + log l relative to its own key's decay.
-FOX_HOST_DEVICE inline bool MayStop(double score, double c, double log_z, double rounding,
+FOX_HOST_DEVICE inline bool MayStop(double log_mass_bound, double c, double log_z, double rounding,
                                     double log_eps) {
-  return MayDrop(score + c + rounding, -log_z, log_eps);
+  return MayDrop(log_mass_bound + c + rounding, -log_z, log_eps);
 }
 
 }  // namespace fox

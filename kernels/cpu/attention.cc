@@ -180,12 +180,12 @@ class BlockAttention {
       return PageThreshold(params_.acp, kv_.log_denominator_bound[before], w.c,
                            params_.bound.self_logit_bound[head], any);
     }
-    return w.c + PerQueryLogitSpread(w.row.q, kv_.max_key_norm[before], token);
+    return w.c + SpreadOfRow(w.row.q, kv_.max_key_norm[before], token);
   }
 
   // Without QK-norm: largest logit over all full pages minus the row's own logit, from this row's
   // query (acp.md section 5). It licenses skipping for this row, never eviction.
-  double PerQueryLogitSpread(const T* q, double key_norm, int token) const {
+  double SpreadOfRow(const T* q, double key_norm, int token) const {
     std::vector<T> key(static_cast<size_t>(d_));
     ReadKey<P>(kv_, table_[page_], token, key.data());
     double square = 0, self = 0;

@@ -2,9 +2,12 @@
 // the bounds from weights are attacked with.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <random>
 #include <vector>
 
 #include "models/query_bounds.h"
@@ -127,6 +130,52 @@ struct PlainLayer {
     }
     return q;
   }
+};
+
+enum class Rank { kFull, kOne, kZero };
+
+// Random numbers, and layers made of them.
+class QueryBounds : public ::testing::Test {
+ protected:
+  Vector Gaussian(int64_t count, double deviation = 1, double mean = 0) {
+    Vector values(static_cast<size_t>(count));
+    for (double& x : values) x = mean + deviation * normal_(rng_);
+    return values;
+  }
+  // One angle for each pair of dimensions (m, m + d/2).
+  void RotateAnyhow(Vector& x) {
+    const size_t half = x.size() / 2;
+    for (size_t m = 0; m < half; ++m) {
+      const double angle = static_cast<double>(rng_() % 100003), low = x[m], high = x[m + half];
+      x[m] = low * std::cos(angle) - high * std::sin(angle);
+      x[m + half] = high * std::cos(angle) + low * std::sin(angle);
+    }
+  }
+
+  PlainLayer MakePlainLayer(const ModelConfig& config, bool bias, Rank rank, DType dtype,
+                            double size = 0.5) {
+    const int64_t hidden = config.hidden_size;
+    Vector weights = Gaussian(hidden * hidden, size / std::sqrt(static_cast<double>(hidden)));
+    if (rank == Rank::kOne) {
+      const Vector left = Gaussian(hidden, 0.3), right = Gaussian(hidden, 0.3);
+      for (size_t i = 0; i < weights.size(); ++i) {
+        weights[i] = left[i / right.size()] * right[i % right.size()];
+      }
+    }
+    if (rank == Rank::kZero) weights.assign(weights.size(), 0.0);
+    PlainLayer layer{config, {}, {}, {}, {}, {}};
+    layer.attn_norm = Tensor(Gaussian(hidden, 0.4, 1), {hidden}, dtype);
+    layer.q_proj = Tensor(weights, {hidden, hidden}, dtype);
+    if (bias) layer.q_bias = Tensor(Gaussian(hidden, 0.7), {hidden}, dtype);
+    const int64_t kv = config.kv_size();
+    const double deviation = 0.5 / std::sqrt(static_cast<double>(hidden));
+    layer.k_proj = Tensor(Gaussian(kv * hidden, deviation), {kv, hidden}, dtype);
+    if (bias) layer.k_bias = Tensor(Gaussian(kv, 0.7), {kv}, dtype);
+    return layer;
+  }
+
+  std::mt19937_64 rng_{7};
+  std::normal_distribution<double> normal_;
 };
 
 }  // namespace fox::testing

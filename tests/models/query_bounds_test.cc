@@ -22,27 +22,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-class QueryBounds : public ::testing::Test {
- protected:
-  Vector Gaussian(int64_t count, double deviation = 1, double mean = 0) {
-    Vector values(static_cast<size_t>(count));
-    for (double& x : values) x = mean + deviation * normal_(rng_);
-    return values;
-  }
-  // One angle for each pair of dimensions (m, m + d/2).
-  void RotateAnyhow(Vector& x) {
-    const size_t half = x.size() / 2;
-    for (size_t m = 0; m < half; ++m) {
-      const double angle = static_cast<double>(rng_() % 100003), low = x[m], high = x[m + half];
-      x[m] = low * std::cos(angle) - high * std::sin(angle);
-      x[m + half] = high * std::cos(angle) + low * std::sin(angle);
-    }
-  }
-
-  std::mt19937_64 rng_{7};
-  std::normal_distribution<double> normal_;
-};
-
 class QkNormBounds : public QueryBounds {
  protected:
   NormedLayer MakeLayer(const ModelConfig& shape, bool per_head, DType dtype) {
@@ -146,32 +125,8 @@ TEST_F(QkNormBounds, ClampFollowsTheLargestSelfLogit) {
   EXPECT_DOUBLE_EQ(bound.min_log_gate, -(2 * bound.self_logit_bound[1] + 40));
 }
 
-enum class Rank { kFull, kOne, kZero };
-
 class WeightBounds : public QueryBounds {
  protected:
-  PlainLayer MakeLayer(const ModelConfig& config, bool bias, Rank rank, DType dtype,
-                       double size = 0.5) {
-    const int64_t hidden = config.hidden_size;
-    Vector weights = Gaussian(hidden * hidden, size / std::sqrt(static_cast<double>(hidden)));
-    if (rank == Rank::kOne) {
-      const Vector left = Gaussian(hidden, 0.3), right = Gaussian(hidden, 0.3);
-      for (size_t i = 0; i < weights.size(); ++i) {
-        weights[i] = left[i / right.size()] * right[i % right.size()];
-      }
-    }
-    if (rank == Rank::kZero) weights.assign(weights.size(), 0.0);
-    PlainLayer layer{config, {}, {}, {}, {}, {}};
-    layer.attn_norm = Tensor(Gaussian(hidden, 0.4, 1), {hidden}, dtype);
-    layer.q_proj = Tensor(weights, {hidden, hidden}, dtype);
-    if (bias) layer.q_bias = Tensor(Gaussian(hidden, 0.7), {hidden}, dtype);
-    const int64_t kv = config.kv_size();
-    const double deviation = 0.5 / std::sqrt(static_cast<double>(hidden));
-    layer.k_proj = Tensor(Gaussian(kv * hidden, deviation), {kv, hidden}, dtype);
-    if (bias) layer.k_bias = Tensor(Gaussian(kv, 0.7), {kv}, dtype);
-    return layer;
-  }
-
   // Keys at random, along the rows' strongest direction and across them.
   Vector Key(const PlainLayer& layer, int head, int kind) {
     Vector key = Gaussian(layer.config.head_dim);
@@ -217,7 +172,7 @@ TEST_F(WeightBounds, NoQueryExceedsThem) {
       const auto rank = static_cast<Rank>(variant / 16);
       const ModelConfig config =
           Config(4, (variant & 4) != 0 ? 2 : 4, (variant & 8) != 0 ? 32 : 6, rope);
-      const PlainLayer layer = MakeLayer(config, bias, rank, dtype);
+      const PlainLayer layer = MakePlainLayer(config, bias, rank, dtype);
       const HostQueryBound host = layer.Bound();
       const QueryBound bound = host.view();
       double worst = 0;
@@ -242,7 +197,7 @@ TEST_F(WeightBounds, NormProductBoundsLogits) {
     const ModelConfig config = Config(4, variant % 2 == 0 ? 4 : 2, 16, false);
     const bool bias = variant / 2 % 2 == 1;
     const double size = variant / 4 % 3 == 2 ? 200 : 0.5;
-    const PlainLayer layer = MakeLayer(config, bias, Rank::kFull, DType::kBF16, size);
+    const PlainLayer layer = MakePlainLayer(config, bias, Rank::kFull, DType::kBF16, size);
     const PlainLayer keys = layer.Keys();
     const HostQueryBound host = layer.Bound();
     double worst = 0, reached = 0;
@@ -418,7 +373,7 @@ TEST_F(CertifiedPromise, HoldsForHundredsOfHeads) {
     const Rank rank = number % 12 == 0 ? Rank::kOne : Rank::kFull;
     // A small W leaves the whole bound to the bias.
     const double size = bias && hostile ? 0.05 : 0.5;
-    PlainLayer layer = MakeLayer(config, bias, rank, DType::kBF16, size);
+    PlainLayer layer = MakePlainLayer(config, bias, rank, DType::kBF16, size);
     if (bias) layer.k_bias = KeyBias(layer, hostile);
     const HeadInputs inputs = Project(layer, 1000, hostile);
     const double dropped = Measure(layer, inputs, &evicted);
