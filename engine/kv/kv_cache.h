@@ -1,5 +1,5 @@
 // KvCache: owns the memory behind a PagedKv and answers questions about it. Pages are taken and
-// given back by the backend (Ops::Append, Evict, Release), never here; see kernels/paged_kv.h for
+// given back by the backend (Ops::BeginStep, Evict, Release), never here; see kernels/paged_kv.h for
 // the layout and the invariants that Audit checks.
 #pragma once
 
