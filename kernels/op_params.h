@@ -64,7 +64,8 @@ struct QueryBound {
   // [q_heads]; infinity where there is none (no QK-norm). Inflated for rounding.
   const double* self_logit_bound = nullptr;  // B: s_ii >= -B
   const double* max_logit_bound = nullptr;   // U: |s_ij| <= U
-  // [q_heads]: ||q_i|| ||k_j|| / sqrt(head_dim) at most, where U is infinite too; null: U.
+  // [q_heads]: ||q_i|| ||k_j|| / sqrt(head_dim) at most, finite where U is not; null: U. What
+  // cannot be bounded by it is kept: no H, no row certificate.
   const double* max_norm_product = nullptr;
 };
 

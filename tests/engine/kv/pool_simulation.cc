@@ -36,10 +36,12 @@ PoolSimulation::PoolSimulation(const PoolConfig& config, Ops& ops)
                         config.self_logit_bound),
       max_logit_bound_(static_cast<size_t>(config.shape.layers * config.shape.q_heads),
                        config.max_logit_bound),
+      max_norm_product_(max_logit_bound_.size(), 10),
       owners_(static_cast<size_t>(config.shape.num_pages)) {
   bound_.diagonal = diagonal_.data();
   bound_.self_logit_bound = self_logit_bound_.data();
   bound_.max_logit_bound = max_logit_bound_.data();
+  bound_.max_norm_product = max_norm_product_.data();
   for (Sequence& sequence : slots_) Reset(sequence);
 }
 
@@ -261,7 +263,7 @@ void PoolSimulation::AdvanceModel(int slot, int layer, int64_t count) {
 }
 
 // log M_b = logaddexp(a_b, log M_{b-1} + log f_b); S = 1 + f S; N = k + f N; and at page ends
-// E = log M - c, H = min(H, c + beta).
+// E = min(log M, log(b+1) + U) - c, H = min(H, c + beta).
 void PoolSimulation::AdvanceHead(uint64_t generation, int layer, int head, int64_t position,
                                  Head& h) const {
   const bool certified = config_.acp == AcpMode::kCertified;
@@ -289,7 +291,8 @@ void PoolSimulation::AdvanceHead(uint64_t generation, int layer, int head, int64
   const double reach = h.c + stretch * std::sqrt(sum_square) / h.decay_sum - std::log(h.decay_sum);
   h.log_denominator_bound.push_back(
       h.log_denominator_bound.empty() ? reach : std::min(h.log_denominator_bound.back(), reach));
-  h.log_mass_bound.push_back(h.log_mass - h.c);
+  const double by_length = std::log(static_cast<double>(position + 1)) + config_.max_logit_bound;
+  h.log_mass_bound.push_back(std::min(h.log_mass, by_length) - h.c);
 }
 
 // The rule's evicted-mass bound for page `first` at the end of `page`, the largest over the group.

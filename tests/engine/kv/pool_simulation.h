@@ -118,7 +118,7 @@ class PoolSimulation {
   uint64_t next_generation_ = 1;
   std::vector<Sequence> slots_;
   std::vector<float> diagonal_;
-  std::vector<double> self_logit_bound_, max_logit_bound_;  // [layers, q_heads]
+  std::vector<double> self_logit_bound_, max_logit_bound_, max_norm_product_;  // [layers, q_heads]
   QueryBound bound_;
   std::vector<float> projection_, out_;
   std::vector<int> owners_;
