@@ -137,7 +137,7 @@ FOX_HOST_DEVICE inline double PerQueryLogitSpread(double q_norm, double max_key_
          std::sqrt(static_cast<double>(head_dim));
 }
 
-// The only place with kAcpSlack. A NaN on either side means keep.
+// A NaN on either side means keep.
 FOX_HOST_DEVICE inline bool MayDrop(double log_mass_bound, double threshold, double log_eps) {
   return log_mass_bound + threshold <= log_eps - kAcpSlack;
 }
@@ -157,6 +157,12 @@ FOX_HOST_DEVICE inline double RowRounding(int head_dim, double max_product, doub
 FOX_HOST_DEVICE inline bool MayStop(double log_mass_bound, double c, double log_z, double rounding,
                                     double log_eps) {
   return MayDrop(log_mass_bound + c + rounding, -log_z, log_eps);
+}
+
+// The least log_z with which MayStop holds, for kernels that compare in float32: round it up.
+FOX_HOST_DEVICE inline double LogDenominatorToStop(double log_mass_bound, double c, double rounding,
+                                                   double log_eps) {
+  return log_mass_bound + c + rounding - (log_eps - kAcpSlack);
 }
 
 }  // namespace fox

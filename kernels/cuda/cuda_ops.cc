@@ -66,7 +66,7 @@ std::unique_ptr<CudaOps> CudaOps::Create(const CudaOptions& options, std::string
   }
   auto state = std::make_unique<State>(options);
   state->name = properties.name;
-  state->hopper = properties.major == 9 && !options.portable;
+  state->hopper = properties.major == 9 && !options.portable && cuda::HasPrefillSm90();
   if (!state->device_error.ok()) {
     *error = state->device_error.text();
     return nullptr;

@@ -41,20 +41,26 @@ struct ScanCarry {
 
 // A lane's block, with what the blocks of the warp up to it add up to: c from the warp's first row
 // on; the sums as if there were nothing before the warp. `keep` is the decay since the warp's
-// first row, (top, sum) stands for the score top + log(sum).
+// first row, `score` is log M - c.
 struct Page {
   bool there, full;
   bool starts;  // the block holds its page's first row
   int64_t summary;
   double c;
-  double decay_factor, decay_sum, top, sum, key_norm;
+  double decay_factor, decay_sum, key_norm;
+  LogTerm log_mass_bound;
+};
+
+// What the keys of one page weigh at the next one's end, and N of the page itself at its own.
+struct PageWeights {
+  double decay_factor, own;
 };
 
 template <int kHeadDim>
 struct Space {
   Page total[kWarps];                          // of a warp's last lane
   double log_denominator_bound[kWarps];        // least of a warp
-  double decay_factor[kWarps][kWarp];          // decay of N over each block
+  PageWeights weights[kWarps][kWarp];          // of N, for each block
   double end[kWarps][kHeadDim];                // N after a warp's last block, from nothing
   alignas(16) float start[kWarps][kHeadDim];   // N before the warp's first block
   float key_sum[kWarps][kWarp][kHeadDim + 1];  // N after each block, from nothing; padded
@@ -62,8 +68,8 @@ struct Space {
 
 __device__ __forceinline__ ScanCarry LoadCarry(const AppendParams& params, const PagedKv& kv,
                                                const HeadScan& scan) {
-  const int64_t state = HeadIndex(kv, scan.rows.slot, scan.layer, scan.head);
-  const int64_t page = scan.rows.position / kPageTokens, group = GroupOf(kv);
+  const int64_t state = kv.HeadIndex(scan.rows.slot, scan.layer, scan.head);
+  const int64_t page = scan.rows.position / kPageTokens, group = kv.shape.group();
   ScanCarry carry{kv.cum_log_f[state], 0, -CUDART_INF, 0, CUDART_INF};
   if (params.acp == AcpMode::kOff) return carry;
   double page_end_c = carry.c;  // after the last full page
@@ -80,60 +86,42 @@ __device__ __forceinline__ ScanCarry LoadCarry(const AppendParams& params, const
   return carry;
 }
 
-// (top, sum) stands for top + log(sum); adds an earlier pair. A NaN stays.
-__device__ __forceinline__ void AddLogTerms(double& top, double& sum, double earlier_top,
-                                            double earlier_sum) {
-  const double high = earlier_top > top ? earlier_top : top;
-  if (high == -CUDART_INF) return;
-  sum = sum * static_cast<double>(expf(static_cast<float>(top - high))) +
-        earlier_sum * static_cast<double>(expf(static_cast<float>(earlier_top - high)));
-  top = high;
-}
-
 // This lane's block and its warp's sums up to it. `c` is that before the walk's first block.
 __device__ __forceinline__ Page ScanPages(const PagedKv& kv, const HeadScan& scan, int i,
                                           const double* record, bool accumulates, double c,
-                                          double* keep_out) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  Page page{i < scan.blocks, accumulates && i < scan.full, false, 0, 0, 1, 0, -CUDART_INF, 0, 0};
-  double span = 0, log_mass = 0;  // span: from the page's start to the block's end
+                                          PageWeights* weights) {
+  Page page{i < scan.blocks, accumulates && i < scan.full, false, 0, 0, 1, 0, 0, {-CUDART_INF, 0}};
+  double span = 0, log_mass = 0, own = 0;  // span: from the page's start to the block's end
   if (page.there) {
     const int64_t position = scan.Position(i);
     page.starts = position % kPageTokens == 0;
-    page.summary = static_cast<int64_t>(scan.table[position / kPageTokens]) * GroupOf(kv) + scan.g;
+    page.summary =
+        static_cast<int64_t>(scan.table[position / kPageTokens]) * kv.shape.group() + scan.g;
     page.c = record[kLogGate];
     span = page.c;
     if (!page.starts) span += c - kv.page_cum_log_f[page.summary];
   }
   if (page.full) {
-    page.decay_sum = record[kCount];
-    log_mass = record[kLogMass];
+    const double paid = OffsetRounding(span);
+    own = exp(-paid);
+    page.decay_sum = __dmul_rn(record[kCount], own);
+    log_mass = record[kLogMass] + paid;
     page.key_norm = record[kKeyNorm];
     page.decay_factor = exp(span);
   }
-  keep_out[lane] = page.decay_factor;
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const double before = __shfl_up_sync(kAllLanes, page.c, offset);
-    if (lane >= offset) page.c += before;
-  }
+  weights[Lane()] = {page.decay_factor, own};
+  page.c = WarpScan(page.c);
   if (!accumulates) return page;
-  if (page.full) {
-    page.top = log_mass - page.c;
-    page.sum = 1;
-  }
+  if (page.full) page.log_mass_bound = {log_mass - page.c, 1};
+  page.log_mass_bound = LogAddExpScan(page.log_mass_bound);
+  page.key_norm = WarpScan(page.key_norm, [](double a, double b) { return fmax(b, a); });
 #pragma unroll
   for (int offset = 1; offset < kWarp; offset *= 2) {
     const double decay_factor = __shfl_up_sync(kAllLanes, page.decay_factor, offset);
     const double decay_sum = __shfl_up_sync(kAllLanes, page.decay_sum, offset);
-    const double top = __shfl_up_sync(kAllLanes, page.top, offset);
-    const double sum = __shfl_up_sync(kAllLanes, page.sum, offset);
-    const double key_norm = __shfl_up_sync(kAllLanes, page.key_norm, offset);
-    if (lane < offset) continue;
-    page.decay_sum += page.decay_factor * decay_sum;
+    if (Lane() < offset) continue;
+    page.decay_sum = fma(page.decay_factor, decay_sum, page.decay_sum);
     page.decay_factor *= decay_factor;
-    AddLogTerms(page.top, page.sum, top, sum);
-    page.key_norm = fmax(page.key_norm, key_norm);
   }
   return page;
 }
@@ -141,38 +129,40 @@ __device__ __forceinline__ Page ScanPages(const PagedKv& kv, const HeadScan& sca
 // What `carry` becomes over a warp's blocks; the log_denominator_bound apart.
 __device__ __forceinline__ void Advance(ScanCarry& carry, const Page& total, bool accumulates) {
   if (accumulates) {
-    double top = total.top - carry.c, sum = total.sum;
-    AddLogTerms(top, sum, carry.log_mass_bound, 1);
-    carry.log_mass_bound = top + log(sum);
-    carry.decay_sum = total.decay_sum + total.decay_factor * carry.decay_sum;
+    LogTerm log_mass_bound{total.log_mass_bound.max - carry.c, total.log_mass_bound.sum};
+    AddLogTerm(log_mass_bound, {carry.log_mass_bound, 1});
+    carry.log_mass_bound = log_mass_bound.max + log(log_mass_bound.sum);
+    carry.decay_sum = fma(total.decay_factor, carry.decay_sum, total.decay_sum);
     carry.key_norm = fmax(carry.key_norm, total.key_norm);
   }
   carry.c += total.c;
 }
 
-// The lane's summaries, and the state if the block is the last. `before` is the carry before the
-// warp's first block. Gives S after the block.
+// The lane's summaries but H, and the state if the block is the last. `before` is the carry before
+// the warp's first block. Gives S after the lane's block.
 __device__ __forceinline__ double StorePage(const AppendParams& params, const PagedKv& kv,
                                             const HeadScan& scan, int i, const Page& page,
                                             const ScanCarry& before) {
-  const int64_t state = HeadIndex(kv, scan.rows.slot, scan.layer, scan.head);
+  const int64_t state = kv.HeadIndex(scan.rows.slot, scan.layer, scan.head);
   const double earlier = __shfl_up_sync(kAllLanes, page.c, 1);
   const double c_end = before.c + page.c;
-  if (page.there && page.starts) {
-    kv.page_cum_log_f[page.summary] =
-        static_cast<int>(threadIdx.x) % kWarp == 0 ? before.c : before.c + earlier;
-  }
+  if (page.there && page.starts)
+    kv.page_cum_log_f[page.summary] = Lane() == 0 ? before.c : before.c + earlier;
   if (i == scan.blocks - 1) kv.cum_log_f[state] = c_end;
-  if (!page.full) return 1;
   ScanCarry after = before;
+  if (!page.full) return 1;
   Advance(after, page, true);
-  const double end = static_cast<double>(scan.Position(i) / kPageTokens + 1) * kPageTokens;
+  const auto last =
+      static_cast<double>(scan.Position(i) / kPageTokens * kPageTokens + kPageTokens - 1);
+  const double log_mass = after.log_mass_bound + c_end;
   kv.max_key_norm[page.summary] = after.key_norm;
   kv.log_mass_bound[page.summary] =
-      params.acp == AcpMode::kPaper ? log(end) - c_end : after.log_mass_bound;
+      params.acp == AcpMode::kPaper
+          ? PaperLogMassBound(last, c_end)
+          : CertifiedLogMassBound(log_mass, last, c_end, params.bound.max_logit_bound[scan.head]);
   if (i == scan.full - 1) {
     kv.decay_sum[state] = after.decay_sum;
-    kv.log_mass[state] = after.log_mass_bound + c_end;
+    kv.log_mass[state] = log_mass;
   }
   return after.decay_sum;
 }
@@ -185,8 +175,8 @@ __device__ __forceinline__ void SumPageKeys(const StepSchedule& schedule, const 
                                             Space<kHeadDim>& space) {
   constexpr int kDims = kHeadDim < kWarp ? 1 : kHeadDim / kWarp;  // of a lane
   constexpr int kBatch = kDims > 2 ? 8 : 16;                      // blocks whose loads go together
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = Lane();
+  const int warp = Warp();
   if (lane >= kHeadDim) return;
   double sum[kDims] = {};
 #pragma unroll 1
@@ -204,10 +194,10 @@ __device__ __forceinline__ void SumPageKeys(const StepSchedule& schedule, const 
     }
 #pragma unroll
     for (int l = 0; l < kBatch; ++l) {
-      const double decay_factor = space.decay_factor[warp][base + l];
+      const PageWeights weights = space.weights[warp][base + l];
 #pragma unroll
       for (int k = 0; k < kDims; ++k) {
-        sum[k] = sum[k] * decay_factor + page_keys[l][k];
+        sum[k] = fma(sum[k], weights.decay_factor, __dmul_rn(page_keys[l][k], weights.own));
         space.key_sum[warp][base + l][lane + k * kWarp] = static_cast<float>(sum[k]);
       }
     }
@@ -220,8 +210,8 @@ __device__ __forceinline__ void SumPageKeys(const StepSchedule& schedule, const 
 // dimensions, and becomes that after the last. Leaves what each warp starts with.
 template <int kHeadDim, int kDims>
 __device__ __forceinline__ void PropagateKeySums(Space<kHeadDim>& space, double (&sum)[kDims]) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = Lane();
+  const int warp = Warp();
   if (lane >= kHeadDim) return;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
@@ -229,7 +219,7 @@ __device__ __forceinline__ void PropagateKeySums(Space<kHeadDim>& space, double 
     for (int k = 0; k < kDims; ++k) {
       const int m = lane + k * kWarp;
       if (w == warp) space.start[w][m] = static_cast<float>(sum[k]);
-      sum[k] = sum[k] * space.total[w].decay_factor + space.end[w][m];
+      sum[k] = fma(sum[k], space.total[w].decay_factor, space.end[w][m]);
     }
   }
 }
@@ -239,9 +229,9 @@ __device__ __forceinline__ void PropagateKeySums(Space<kHeadDim>& space, double 
 template <int kHeadDim, bool kGeneralBound>
 __device__ __forceinline__ float BoundKeySum(const QueryBound& bound, int head, float decay_factor,
                                              Space<kHeadDim>& space) {
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int warp = Warp();
   const float* start = space.start[warp];
-  float* sums = space.key_sum[warp][threadIdx.x % kWarp];  // only this lane's from here on
+  float* sums = space.key_sum[warp][Lane()];  // only this lane's from here on
   const int64_t first = static_cast<int64_t>(head) * kHeadDim;
   float square = 0, rest = 0;
   if constexpr (!kGeneralBound) {
@@ -284,23 +274,10 @@ __device__ __forceinline__ float BoundKeySum(const QueryBound& bound, int head, 
   return static_cast<float>(bound.scale) * sqrtf(square) + rest;
 }
 
-// The least log_denominator_bound of the warp's pages up to this lane's; infinity where there is
-// none.
-__device__ __forceinline__ double ScanHorizons(const Page& page, double c_end, double bound,
-                                               double decay_sum) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  double log_denominator_bound = CUDART_INF;
-  if (page.full) {
-    log_denominator_bound = c_end + (bound / decay_sum - log(decay_sum));
-    if (log_denominator_bound != log_denominator_bound)
-      log_denominator_bound = CUDART_INF;  // a NaN bounds nothing
-  }
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const double earlier = __shfl_up_sync(kAllLanes, log_denominator_bound, offset);
-    if (lane >= offset) log_denominator_bound = fmin(log_denominator_bound, earlier);
-  }
-  return log_denominator_bound;
+// The least bound H of the warp's pages up to this lane's; infinity where there is none.
+__device__ __forceinline__ double ScanHorizons(const Page& page, double c_end, double beta) {
+  const double bound = page.full ? LogDenominatorBound(CUDART_INF, c_end, beta) : CUDART_INF;
+  return WarpScan(bound, [](double a, double b) { return fmin(b, a); });
 }
 
 // The raw last row, which the next step's first token shift needs.
@@ -327,8 +304,8 @@ __device__ __forceinline__ HeadScan MakeWalk(const BatchView& batch, const Paged
   scan.rows = RowsOf(batch, seq);
   scan.layer = layer;
   scan.head = head;
-  scan.kv_head = head / GroupOf(kv);
-  scan.g = head % GroupOf(kv);
+  scan.kv_head = head / kv.shape.group();
+  scan.g = head % kv.shape.group();
   int before = 0, total = 0;
   for (int s = static_cast<int>(threadIdx.x); s < seq; s += kThreads) {
     before += NumSpans(RowsOf(batch, s), kPageTokens);
@@ -337,7 +314,7 @@ __device__ __forceinline__ HeadScan MakeWalk(const BatchView& batch, const Paged
   scan.first_block = total;
   scan.blocks = NumSpans(scan.rows, kPageTokens);
   scan.full = scan.blocks - ((scan.rows.position + scan.rows.count) % kPageTokens != 0 ? 1 : 0);
-  scan.table = Table(kv, ListIndex(kv, scan.rows.slot, layer, scan.kv_head));
+  scan.table = kv.Table(kv.ListIndex(scan.rows.slot, layer, scan.kv_head));
   return scan;
 }
 
@@ -355,15 +332,15 @@ __global__ void __launch_bounds__(kThreads, kHeadDim > 64 ? 3 : 4)
   TriggerDependents();
   WaitOnDependencies();
   const int seq = static_cast<int>(blockIdx.y);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = Lane();
+  const int warp = Warp();
   if (batch.slot[seq] < 0) return;
   const HeadScan scan =
       MakeWalk(batch, kv, params.layer, seq, static_cast<int>(blockIdx.x), warp_sums);
   KeepLastRow(params, kv, scan);
   const bool accumulates = params.acp != AcpMode::kOff && scan.full > 0, has_dim = lane < kHeadDim;
   double* state_keys =
-      kv.key_sum + HeadIndex(kv, scan.rows.slot, params.layer, scan.head) * kHeadDim;
+      kv.key_sum + kv.HeadIndex(scan.rows.slot, params.layer, scan.head) * kHeadDim;
   ScanCarry carry = LoadCarry(params, kv, scan);
   const double first_c = carry.c;
   double key_sum[kDims] = {};
@@ -376,8 +353,7 @@ __global__ void __launch_bounds__(kThreads, kHeadDim > 64 ? 3 : 4)
   for (int base = 0; base < scan.blocks; base += kThreads) {
     const int first = base + warp * kWarp, i = first + lane;
     const double* record = RecordOf(schedule, kv, scan.first_block + i, scan.head);
-    const Page page =
-        ScanPages(kv, scan, i, record, accumulates, first_c, space.decay_factor[warp]);
+    const Page page = ScanPages(kv, scan, i, record, accumulates, first_c, space.weights[warp]);
     if (lane == kWarp - 1) space.total[warp] = page;
     __syncwarp();
     if (accumulates) SumPageKeys<kHeadDim>(schedule, kv, scan, first, space);
@@ -395,12 +371,14 @@ __global__ void __launch_bounds__(kThreads, kHeadDim > 64 ? 3 : 4)
     double log_denominator_bound = CUDART_INF;
     if (certifies) {
       __syncwarp();
-      double bound = 0;
+      double beta = 0;
       if (page.full) {
-        bound = BoundKeySum<kHeadDim, kGeneralBound>(params.bound, scan.head,
-                                                     static_cast<float>(page.decay_factor), space);
+        const float bound = BoundKeySum<kHeadDim, kGeneralBound>(
+            params.bound, scan.head, static_cast<float>(page.decay_factor), space);
+        beta = static_cast<double>(bound) / decay_sum +
+               kKeySumRounding * MaxNormProduct(params.bound, scan.head) - log(decay_sum);
       }
-      log_denominator_bound = ScanHorizons(page, before.c + page.c, bound, decay_sum);
+      log_denominator_bound = ScanHorizons(page, before.c + page.c, beta);
       if (lane == kWarp - 1) space.log_denominator_bound[warp] = log_denominator_bound;
     }
     __syncthreads();

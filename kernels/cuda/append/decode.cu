@@ -47,7 +47,7 @@ struct State {
 
 __device__ __forceinline__ HeadGate GateOf(const AppendParams& params, const PagedKv& kv,
                                            const Token& token, const State& state) {
-  const int g = static_cast<int>(threadIdx.x) % kWarp, group = GroupOf(kv);
+  const int g = Lane(), group = kv.shape.group();
   HeadGate gate;
   if (g >= group) return gate;
   gate.c = state.c;
@@ -58,27 +58,27 @@ __device__ __forceinline__ HeadGate GateOf(const AppendParams& params, const Pag
 
 __device__ __forceinline__ void StoreGate(const AppendParams& params, const PagedKv& kv,
                                           const Token& token, HeadGate& gate) {
-  const int g = static_cast<int>(threadIdx.x) % kWarp, group = GroupOf(kv);
+  const int g = Lane(), group = kv.shape.group();
   gate.c += static_cast<double>(gate.log_gate);
   if (g >= group) return;
   const int64_t summary = static_cast<int64_t>(token.page) * group + g;
   if (token.pos_in_page == 0) kv.page_cum_log_f[summary] = gate.base;
   static_cast<float*>(kv.log_f_offset)[summary * kPageTokens + token.pos_in_page] =
       static_cast<float>(gate.c - gate.base);
-  kv.cum_log_f[HeadIndex(kv, token.slot, params.layer, token.kv_head * group + g)] = gate.c;
+  kv.cum_log_f[kv.HeadIndex(token.slot, params.layer, token.kv_head * group + g)] = gate.c;
 }
 
 // A role is a row of the token: 0 is the key, 1 the value, 2 + g query g of the group; there may be
 // none for a lane.
 __device__ __forceinline__ bool IsQuery(int role) { return role >= 2; }
 __device__ __forceinline__ bool HasJob(const PagedKv& kv, int role) {
-  return role < 2 + GroupOf(kv);
+  return role < 2 + kv.shape.group();
 }
 
 // Where this lane's dimensions of the role's head are among those of all heads.
 template <int kHeadDim>
 __device__ __forceinline__ int64_t DimsOf(const PagedKv& kv, int kv_head, int role) {
-  const int head = IsQuery(role) ? kv_head * GroupOf(kv) + role - 2 : kv_head;
+  const int head = IsQuery(role) ? kv_head * kv.shape.group() + role - 2 : kv_head;
   const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>;
   return static_cast<int64_t>(head) * kHeadDim + sub * kVec8;
 }
@@ -120,16 +120,16 @@ __device__ __forceinline__ float* LastOf(const AppendParams& params, const Paged
 template <int kHeadDim>
 __device__ __forceinline__ void PrefetchState(const AppendParams& params, const PagedKv& kv,
                                               const Token& token) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, group = GroupOf(kv);
+  const int lane = Lane(), group = kv.shape.group();
   const int role = lane / kRowLanes<kHeadDim>;
   if (!IsQuery(role) && ShiftColumnOf(params, role) >= 0) {
     Prefetch(LastOf<kHeadDim>(params, kv, token, role));
   }
   if (lane >= group) return;
   const int head = token.kv_head * group + lane;
-  Prefetch(kv.cum_log_f + HeadIndex(kv, token.slot, params.layer, head));
+  Prefetch(kv.cum_log_f + kv.HeadIndex(token.slot, params.layer, head));
   if (params.fgate_bias != nullptr) Prefetch(static_cast<const float*>(params.fgate_bias) + head);
-  const int32_t page = __ldcg(Table(kv, ListIndex(kv, token.slot, params.layer, token.kv_head)) +
+  const int32_t page = __ldcg(kv.Table(kv.ListIndex(token.slot, params.layer, token.kv_head)) +
                               token.position / kPageTokens);
   if (page < 0 || page >= kv.shape.num_pages) return;
   Prefetch(kv.page_cum_log_f + static_cast<int64_t>(page) * group + lane);
@@ -153,9 +153,9 @@ __device__ __forceinline__ RowInput LoadInput(const AppendParams& params, const 
 template <int kHeadDim>
 __device__ __forceinline__ State LoadState(const AppendParams& params, const PagedKv& kv,
                                            const Token& token, int role) {
-  const int g = static_cast<int>(threadIdx.x) % kWarp, group = GroupOf(kv);
+  const int g = Lane(), group = kv.shape.group();
   State state{};
-  state.page = __ldcg(Table(kv, ListIndex(kv, token.slot, params.layer, token.kv_head)) +
+  state.page = __ldcg(kv.Table(kv.ListIndex(token.slot, params.layer, token.kv_head)) +
                       token.position / kPageTokens);
   if (HasJob(kv, role) && ShiftColumnOf(params, role) >= 0 && token.position > 0) {
     const float4* last = reinterpret_cast<const float4*>(LastOf<kHeadDim>(params, kv, token, role));
@@ -164,7 +164,7 @@ __device__ __forceinline__ State LoadState(const AppendParams& params, const Pag
   }
   if (g >= group) return state;
   state.c =
-      __ldcg(kv.cum_log_f + HeadIndex(kv, token.slot, params.layer, token.kv_head * group + g));
+      __ldcg(kv.cum_log_f + kv.HeadIndex(token.slot, params.layer, token.kv_head * group + g));
   state.base = state.c;
   if (token.pos_in_page > 0) {
     state.base = __ldcg(kv.page_cum_log_f + static_cast<int64_t>(state.page) * group + g);
@@ -183,16 +183,9 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, const Page
     StoreVec8(o, LastOf<kHeadDim>(params, kv, token, role));
     Shift(o, before, Sigmoid(__bfloat162float(input.shift)));
   }
-  float square = 0;
-#pragma unroll
-  for (int i = 0; i < kVec8; ++i) square += o.x[i] * o.x[i];
-  square = RowSum<kRowLanes<kHeadDim>>(square);
-  if (NormOf(params, role) != nullptr) {
-    const float eps = static_cast<float>(params.qk_norm_eps);
-    const float scale = 1.0f / sqrtf(square * (1.0f / kHeadDim) + eps);
-#pragma unroll
-    for (int i = 0; i < kVec8; ++i) o.x[i] = o.x[i] * scale * weights.x[i];
-  }
+  Float8 normal = o;
+  NormalizeBy<kHeadDim>(normal, weights, static_cast<float>(params.qk_norm_eps));
+  if (NormOf(params, role) != nullptr) o = normal;
   if (rotates) {
     Float8 rotated = o;
     Rotate<kHeadDim>(rotated, rotation);
@@ -217,8 +210,8 @@ __device__ __forceinline__ void AppendRows(const AppendParams& params, const Pag
                                            Float8 weights, bool rotates, const Rotation& rotation) {
   constexpr int kRows = kWarp / kRowLanes<kHeadDim>;
   static_assert(kRows >= 2);
-  const int jobs = 2 + GroupOf(kv);
-  const int lane_row = static_cast<int>(threadIdx.x) % kWarp / kRowLanes<kHeadDim>;
+  const int jobs = 2 + kv.shape.group();
+  const int lane_row = Lane() / kRowLanes<kHeadDim>;
   for (int role = lane_row, first = 0;; role += kRows) {
     first += kRows;
     RowInput next_input{};
@@ -238,39 +231,71 @@ __device__ __forceinline__ void AppendRows(const AppendParams& params, const Pag
 template <int kHeadDim>
 struct PageSumsScratch {
   float decay[kPageTokens], term[kPageTokens];
-  alignas(16) float keys[kHeadDim];  // the page's decayed sum, then the mean of all
+  double keys[kHeadDim];            // N of the page
+  alignas(16) float sum[kHeadDim];  // N of all keys
 };
 
-// log M, score and log_denominator_bound of the page, by one lane; `page_mass` is the page's own
-// log M.
-__device__ __forceinline__ void StoreSummaries(const AppendParams& params, const PagedKv& kv,
-                                               const Token& token, int g, double c_end,
-                                               double page_decay, double page_mass,
-                                               double max_square, double beta) {
-  const int group = GroupOf(kv);
-  const int64_t state = HeadIndex(kv, token.slot, params.layer, token.kv_head * group + g);
-  const int64_t summary = static_cast<int64_t>(token.page) * group + g;
-  const double earlier = kv.log_mass[state] + page_decay;
-  const double high = earlier > page_mass ? earlier : page_mass;
-  const double low = earlier > page_mass ? page_mass : earlier;
-  const double log_mass = high + log1p(exp(low - high));  // page_mass is finite
-  kv.log_mass[state] = log_mass;
-  double key_norm = sqrt(max_square), log_denominator_bound = CUDART_INF;
-  if (token.position >= kPageTokens) {
-    const int32_t* table = Table(kv, ListIndex(kv, token.slot, params.layer, token.kv_head));
-    const int64_t before =
-        static_cast<int64_t>(table[token.position / kPageTokens - 1]) * group + g;
-    key_norm = fmax(key_norm, kv.max_key_norm[before]);
-    if (params.acp == AcpMode::kCertified) log_denominator_bound = kv.log_denominator_bound[before];
+// What the page's own keys add, relative to its end.
+struct PageSums {
+  double count, log_mass, key_norm;
+};
+
+// Sums the page that the token completed, for one query head; leaves N in space.keys. The warp
+// calls together, when the token's rows and gates are in the page and the space is no longer read.
+template <int kHeadDim, bool kGeneralBound>
+__device__ __forceinline__ PageSums SumPage(const HeadBound<kHeadDim, kGeneralBound>& bound,
+                                            const PagedKv& kv, const Token& token,
+                                            const float* local, double page_decay,
+                                            PageSumsScratch<kHeadDim>& space) {
+  for (int j = Lane(); j < kPageTokens; j += kWarp) {
+    space.decay[j] = static_cast<float>(page_decay - static_cast<double>(local[j]));
   }
-  kv.max_key_norm[summary] = key_norm;
+  __syncwarp();
+  const __nv_bfloat16* keys = static_cast<const __nv_bfloat16*>(kv.keys) +
+                              static_cast<int64_t>(token.page) * kPageTokens * kHeadDim;
+  double count = 0;
+  float max_square = 0;
+#pragma unroll 1
+  for (int first = 0; first < kPageTokens; first += kPortionKeys) {
+    const KeySums sums = SumKeys(bound, keys, space.decay, first, space.term);
+    count += static_cast<double>(sums.count);
+    max_square = fmaxf(max_square, sums.max_square);
+    if (Lane() >= kRowLanes<kHeadDim>) continue;
+#pragma unroll
+    for (int i = 0; i < kVec8; ++i) {
+      double& sum = space.keys[Lane() * kVec8 + i];
+      sum = (first == 0 ? 0 : sum) + static_cast<double>(sums.keys.x[i]);
+    }
+  }
+  __syncwarp();
+  return {count, LogSumExpOfPage(space.term), sqrt(static_cast<double>(max_square))};
+}
+
+// The state of a query head at the end of its page.
+struct PageEnd {
+  double c, log_mass, key_norm, decay_sum;
+  double sum_bound;  // on -N
+};
+
+// E and H of the page, by one lane; `before` is the summary of the page before, or -1.
+__device__ __forceinline__ void StoreSummaries(const AppendParams& params, const PagedKv& kv,
+                                               const Token& token, int g, int64_t before,
+                                               const PageEnd& end) {
+  const int group = kv.shape.group();
+  const int64_t summary = static_cast<int64_t>(token.page) * group + g;
+  const auto last = static_cast<double>(token.position);
+  kv.max_key_norm[summary] = end.key_norm;
   if (params.acp == AcpMode::kPaper) {
-    kv.log_mass_bound[summary] = log(static_cast<double>(token.position + 1)) - c_end;
+    kv.log_mass_bound[summary] = PaperLogMassBound(last, end.c);
     return;
   }
-  kv.log_mass_bound[summary] = log_mass - c_end;
-  const double here = c_end + beta;
-  kv.log_denominator_bound[summary] = here < log_denominator_bound ? here : log_denominator_bound;
+  const int head = token.kv_head * group + g;
+  kv.log_mass_bound[summary] =
+      CertifiedLogMassBound(end.log_mass, last, end.c, params.bound.max_logit_bound[head]);
+  const double beta = end.sum_bound / end.decay_sum +
+                      kKeySumRounding * MaxNormProduct(params.bound, head) - log(end.decay_sum);
+  kv.log_denominator_bound[summary] =
+      LogDenominatorBound(before < 0 ? CUDART_INF : kv.log_denominator_bound[before], end.c, beta);
 }
 
 // Accumulates the page that the token completed into the state of query head g of the group. The
@@ -279,41 +304,38 @@ template <int kHeadDim, bool kGeneralBound>
 __device__ __forceinline__ void AccumulatePage(const AppendParams& params, const PagedKv& kv,
                                                const Token& token, int g, double c_end, double base,
                                                PageSumsScratch<kHeadDim>& space) {
-  constexpr int kLanes = kRowLanes<kHeadDim>;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, sub = lane % kLanes;
-  const int group = GroupOf(kv), head = token.kv_head * group + g;
+  const int group = kv.shape.group(), head = token.kv_head * group + g;
+  const int sub = Lane() % kRowLanes<kHeadDim>;
   const float* local = static_cast<const float*>(kv.log_f_offset) +
                        (static_cast<int64_t>(token.page) * group + g) * kPageTokens;
-  const double page_decay = c_end - base;
-  __syncwarp();  // the token's rows and gates are in the page, the space is no longer read
-  for (int j = lane; j < kPageTokens; j += kWarp) {
-    space.decay[j] = static_cast<float>(page_decay - static_cast<double>(local[j]));
-  }
-  __syncwarp();
+  const double page_decay = c_end - base, paid = OffsetRounding(page_decay);
   const HeadBound<kHeadDim, kGeneralBound> bound(params.bound, head, sub);
-  const __nv_bfloat16* keys = static_cast<const __nv_bfloat16*>(kv.keys) +
-                              static_cast<int64_t>(token.page) * kPageTokens * kHeadDim;
-  const KeySums sums = SumKeys(bound, keys, space.decay, 0, kPageTokens, space.term);
-  if (lane < kLanes) StoreVec8(sums.keys, space.keys + lane * kVec8);
-
-  const int64_t state = HeadIndex(kv, token.slot, params.layer, head);
-  const double decay_factor = exp(page_decay);
-  const double decay_sum = kv.decay_sum[state] * decay_factor + static_cast<double>(sums.count);
-  double* key_sum = kv.key_sum + state * kHeadDim;
   __syncwarp();
-  for (int m = lane; m < kHeadDim; m += kWarp) {
-    const double sum = key_sum[m] * decay_factor + static_cast<double>(space.keys[m]);
+  const PageSums page = SumPage(bound, kv, token, local, page_decay, space);
+
+  const int64_t state = kv.HeadIndex(token.slot, params.layer, head);
+  const double decay_factor = exp(page_decay), weight = exp(-paid);
+  const double decay_sum = fma(kv.decay_sum[state], decay_factor, __dmul_rn(page.count, weight));
+  double* key_sum = kv.key_sum + state * kHeadDim;
+  for (int m = Lane(); m < kHeadDim; m += kWarp) {
+    const double sum = fma(key_sum[m], decay_factor, __dmul_rn(space.keys[m], weight));
     key_sum[m] = sum;
-    space.keys[m] = static_cast<float>(sum / decay_sum);
+    space.sum[m] = static_cast<float>(sum);
   }
   __syncwarp();
-  const float mean_bound = bound(LoadVec8(space.keys + sub * kVec8), -1.0f);
-  const double page_mass = LogSumExpOfPage(space.term);
-  if (lane != 0) return;
+  const float sum_bound = bound(LoadVec8(space.sum + sub * kVec8), -1.0f);
+  if (Lane() != 0) return;
+  int64_t before = -1;
+  if (token.position >= kPageTokens) {
+    const int32_t* table = kv.Table(kv.ListIndex(token.slot, params.layer, token.kv_head));
+    before = static_cast<int64_t>(table[token.position / kPageTokens - 1]) * group + g;
+  }
+  PageEnd end{c_end, LogAddExp(kv.log_mass[state] + page_decay, page.log_mass + paid),
+              page.key_norm, decay_sum, static_cast<double>(sum_bound)};
+  if (before >= 0) end.key_norm = fmax(end.key_norm, kv.max_key_norm[before]);
   kv.decay_sum[state] = decay_sum;
-  StoreSummaries(params, kv, token, g, c_end, page_decay, page_mass,
-                 static_cast<double>(sums.max_square),
-                 static_cast<double>(mean_bound) - log(decay_sum));
+  kv.log_mass[state] = end.log_mass;
+  StoreSummaries(params, kv, token, g, before, end);
 }
 
 template <int kHeadDim, bool kGeneralBound>
@@ -323,9 +345,9 @@ __global__ void __launch_bounds__(kThreads, 4)
   __shared__ PageSumsScratch<kHeadDim> space[kWarps];
   constexpr int kLanes = kRowLanes<kHeadDim>;
   if (drained) TriggerDependents();
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int seq = static_cast<int>(blockIdx.y), group = GroupOf(kv);
+  const int warp = Warp();
+  const int lane = Lane();
+  const int seq = static_cast<int>(blockIdx.y), group = kv.shape.group();
   Token token;
   token.kv_head = static_cast<int>(blockIdx.x) * kWarps + warp;
   // Past the first-level cache: an earlier step's may be there.

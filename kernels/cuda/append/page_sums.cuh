@@ -1,6 +1,6 @@
 // What a full page adds to the running sums (AccumulatePage of kernels/cpu/append.cc): a warp's
-// share of it. float32 inside a page, where weights are at most 1 and 64 terms meet; float64 over
-// pages.
+// share of it. float32 inside a portion of a page, where weights are at most 1; float64 from there
+// on.
 #pragma once
 
 #include "kernels/cuda/append/kernels.h"
@@ -25,14 +25,14 @@ __device__ __forceinline__ float GeneralBound(const QueryBound& bound, int head,
       float dot = 0;
 #pragma unroll
       for (int i = 0; i < kVec8; ++i) dot += a.x[i] * key.x[i];
-      dot = RowSum<kLanes>(dot);
+      dot = WarpSum<kLanes>(dot);
       square += dot * dot;
     }
   } else if (bound.diagonal != nullptr) {
     const Float8 a = LoadVec8(bound.diagonal + first);
 #pragma unroll
     for (int i = 0; i < kVec8; ++i) square += (a.x[i] * key.x[i]) * (a.x[i] * key.x[i]);
-    square = RowSum<kLanes>(square);
+    square = WarpSum<kLanes>(square);
   }
   if (bound.linear != nullptr) {
     const Float8 a = LoadVec8(bound.linear + first);
@@ -44,7 +44,7 @@ __device__ __forceinline__ float GeneralBound(const QueryBound& bound, int head,
 #pragma unroll
     for (int i = 0; i < kVec8; ++i) rest += a.x[i] * fabsf(key.x[i]);
   }
-  return static_cast<float>(bound.scale) * sqrtf(square) + RowSum<kLanes>(rest);
+  return static_cast<float>(bound.scale) * sqrtf(square) + WarpSum<kLanes>(rest);
 }
 
 __device__ __forceinline__ double* RecordOf(const StepSchedule& schedule, const PagedKv& kv,
@@ -80,9 +80,9 @@ class HeadBound {
 #pragma unroll
       for (int i = 0; i < kVec8; ++i) {
         const float x = diagonal_.x[i] * key.x[i];
-        square += x * x;
+        square = fmaf(x, x, square);
       }
-      return scale_ * SquareRoot(RowSum<kRowLanes<kHeadDim>>(square));
+      return scale_ * SquareRoot(WarpSum<kRowLanes<kHeadDim>>(square));
     }
   }
 
@@ -93,61 +93,61 @@ class HeadBound {
   Float8 diagonal_;
 };
 
-// Sums over a warp's keys, relative to the page's end. The same in all lanes but for `keys`, which
-// is of this lane's dimensions.
+// Keys that are summed in float32, by one warp; float64 from there on. Every kernel sums a page in
+// portions of this size, in this order, so that its sums are the same however its rows came.
+inline constexpr int kPortionKeys = 16;
+inline constexpr int kPortions = kPageTokens / kPortionKeys;
+
+// Pays for N's float32 sums, as a share of the largest ||q|| ||k|| / sqrt(d), to be added to beta:
+// at most nine additions of a portion's keys and five roundings of what is made of it, of 2^-24
+// each (2^-20 are 16), relative to the sum of the terms' norms, for the keys may cancel.
+inline constexpr double kKeySumRounding = 0x1p-20;
+
+// Sums over a portion's keys, relative to the page's end. The same in all lanes but for `keys`,
+// which is of this lane's dimensions.
 struct KeySums {
   float count = 0;       // sum of exp(decay_j)
   Float8 keys{};         // sum of exp(decay_j) k_j
   float max_square = 0;  // max ||k_j||^2
 };
 
-// Keys [first, first + count) of a page, [64, head_dim]. decay [64] is c_e - c_j; `term` [64] gets
-// a_j + decay_j. `count` is a multiple of the rows a warp holds.
+// Keys [first, first + kPortionKeys) of a page, [64, head_dim]. decay [64] is c_e - c_j; `term`
+// [64] gets a_j + decay_j.
 template <int kHeadDim, bool kGeneralBound>
 __device__ __forceinline__ KeySums SumKeys(const HeadBound<kHeadDim, kGeneralBound>& bound,
                                            const __nv_bfloat16* keys, const float* decay, int first,
-                                           int count, float* term) {
-  constexpr int kLanes = kRowLanes<kHeadDim>;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, sub = lane % kLanes;
+                                           float* term) {
+  constexpr int kLanes = kRowLanes<kHeadDim>, kRows = kWarp / kLanes;
+  static_assert(kPortionKeys % kRows == 0);
+  const int sub = Lane() % kLanes;
   KeySums sums;
 #pragma unroll 2
-  for (int j = first + lane / kLanes; j < first + count; j += kWarp / kLanes) {
+  for (int j = first + Lane() / kLanes; j < first + kPortionKeys; j += kRows) {
     const Float8 key = LoadVec8(keys + j * kHeadDim + sub * kVec8);
     const float weight = __expf(decay[j]);
     float square = 0;
 #pragma unroll
     for (int i = 0; i < kVec8; ++i) {
-      sums.keys.x[i] += weight * key.x[i];
-      square += key.x[i] * key.x[i];
+      sums.keys.x[i] = fmaf(weight, key.x[i], sums.keys.x[i]);
+      square = fmaf(key.x[i], key.x[i], square);
     }
     sums.count += weight;
-    sums.max_square = fmaxf(sums.max_square, RowSum<kLanes>(square));
+    sums.max_square = fmaxf(sums.max_square, WarpSum<kLanes>(square));
     const float logit = bound(key, 1.0f);
-    if (sub == 0) term[j] = logit + decay[j];
+    if (sub == 0) term[j] = __fadd_rn(logit, decay[j]);
   }
 #pragma unroll
-  for (int offset = kLanes; offset < kWarp; offset *= 2) {
-#pragma unroll
-    for (int i = 0; i < kVec8; ++i) {
-      sums.keys.x[i] += __shfl_xor_sync(kAllLanes, sums.keys.x[i], offset);
-    }
-    sums.count += __shfl_xor_sync(kAllLanes, sums.count, offset);
-    sums.max_square = fmaxf(sums.max_square, __shfl_xor_sync(kAllLanes, sums.max_square, offset));
-  }
+  for (int i = 0; i < kVec8; ++i) sums.keys.x[i] = StridedSum<kLanes>(sums.keys.x[i]);
+  sums.count = StridedSum<kLanes>(sums.count);
+  sums.max_square = StridedMax<kLanes>(sums.max_square);
   return sums;
 }
 
 // log sum exp of term [64], in all lanes of the warp.
 __device__ __forceinline__ double LogSumExpOfPage(const float* term) {
   static_assert(kPageTokens == 2 * kWarp);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const float a = term[lane], b = term[lane + kWarp];
-  float top = fmaxf(a, b);
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, offset));
-  }
-  const float sum = RowSum<kWarp>(expf(a - top) + expf(b - top));
+  const float a = term[Lane()], b = term[Lane() + kWarp], top = WarpMax(fmaxf(a, b));
+  const float sum = WarpSum(__fadd_rn(expf(a - top), expf(b - top)));
   return static_cast<double>(top) + static_cast<double>(logf(sum));
 }
 

@@ -42,7 +42,7 @@ struct HeadBlock {
 __device__ __forceinline__ void WriteGates(const AppendParams& params, const PagedKv& kv,
                                            const StepSchedule& schedule, const HeadBlock& block,
                                            int g, float* decay) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, group = GroupOf(kv);
+  const int lane = Lane(), group = kv.shape.group();
   const int head = block.kv_head * group + g, row = 2 * lane;
   const int64_t summary = static_cast<int64_t>(block.page) * group + g;
   const __nv_bfloat16* at = ProjectionRow(params, block.rows.first_row + row);
@@ -53,15 +53,10 @@ __device__ __forceinline__ void WriteGates(const AppendParams& params, const Pag
   }
   double start = 0;  // a block that begins inside a page is its sequence's first: c is known
   if (block.place > 0) {
-    start = kv.cum_log_f[HeadIndex(kv, block.rows.slot, params.layer, head)] -
+    start = kv.cum_log_f[kv.HeadIndex(block.rows.slot, params.layer, head)] -
             kv.page_cum_log_f[summary];
   }
-  double sum = one + two;
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const double before = __shfl_up_sync(kAllLanes, sum, offset);
-    if (lane >= offset) sum += before;
-  }
+  const double sum = WarpScan(one + two);
   double before = __shfl_up_sync(kAllLanes, sum, 1);
   if (lane == 0) before = 0;
   const double all = start + __shfl_sync(kAllLanes, sum, kWarp - 1);
@@ -154,7 +149,8 @@ __device__ __forceinline__ void LoadQueries(const AppendParams& params, const Pa
                                             const HeadBlock& block, int first,
                                             RawRows<kHeadDim>& raw) {
   const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>;
-  const int64_t in_q = static_cast<int64_t>(block.kv_head) * GroupOf(kv) * kHeadDim + sub * kVec8;
+  const int64_t in_q =
+      static_cast<int64_t>(block.kv_head) * kv.shape.group() * kHeadDim + sub * kVec8;
 #pragma unroll
   for (int i = 0; i < RawRows<kHeadDim>::kRows; ++i) {
     if (first + i < block.rows.count) raw.queries[i] = *QueryOf(params, block, first + i, in_q);
@@ -172,7 +168,7 @@ template <int kHeadDim>
 __device__ __forceinline__ void WriteRotatedQueries(const AppendParams& params, const PagedKv& kv,
                                                     const HeadBlock& block, int r, uint4 raw,
                                                     bool rotates, const Rotation& rotation) {
-  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>, group = GroupOf(kv);
+  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>, group = kv.shape.group();
   const bool there = r < block.rows.count;
 #pragma unroll 1
   for (int g = 0; g < group; ++g) {
@@ -194,7 +190,7 @@ __device__ __forceinline__ void WriteQueries(const AppendParams& params, const P
                                              const HeadBlock& block, int first,
                                              RawRows<kHeadDim>& raw) {
   constexpr int kRows = RawRows<kHeadDim>::kRows;
-  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>, group = GroupOf(kv);
+  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>, group = kv.shape.group();
   const float eps = static_cast<float>(params.qk_norm_eps);
   if (params.q_norm == nullptr) return;
 #pragma unroll 1
@@ -285,13 +281,13 @@ __device__ __forceinline__ void WriteRecord(const AppendParams& params, const Pa
                                             const StepSchedule& schedule, const HeadBlock& block,
                                             int g, const float* decay,
                                             BlockSpace<kHeadDim>& space) {
-  constexpr int kLanes = kRowLanes<kHeadDim>, kWarpKeys = kPageTokens / kWarps;
-  static_assert(kWarpKeys % (kWarp / kLanes) == 0);
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp;
-  const int head = block.kv_head * GroupOf(kv) + g;
+  constexpr int kLanes = kRowLanes<kHeadDim>;
+  static_assert(kPortions == kWarps);
+  const int thread = static_cast<int>(threadIdx.x), warp = Warp(), lane = Lane();
+  const int head = block.kv_head * kv.shape.group() + g;
   const HeadBound<kHeadDim, kGeneralBound> bound(params.bound, head, lane % kLanes);
-  const KeySums sums = SumKeys<kHeadDim, kGeneralBound>(bound, space.keys, decay, warp * kWarpKeys,
-                                                        kWarpKeys, space.term);
+  const KeySums sums =
+      SumKeys<kHeadDim, kGeneralBound>(bound, space.keys, decay, warp * kPortionKeys, space.term);
   if (lane < kLanes) StoreVec8(sums.keys, space.key_sum[warp] + lane * kVec8);
   if (lane == 0) {
     space.count[warp] = sums.count;
@@ -341,11 +337,11 @@ __global__ void __launch_bounds__(kThreads, kGeneralBound || kHeadDim > 64 ? 3 :
   if (block.index >= *schedule.num_blocks) return;
   block.kv_head = static_cast<int>(blockIdx.x);
   block.place = block.rows.position % kPageTokens;
-  const int64_t list = ListIndex(kv, block.rows.slot, params.layer, block.kv_head);
-  block.page = Table(kv, list)[block.rows.position / kPageTokens];
+  const int64_t list = kv.ListIndex(block.rows.slot, params.layer, block.kv_head);
+  block.page = kv.Table(list)[block.rows.position / kPageTokens];
   block.first_of_seq = block.rows.first_row == batch.row_begin[block.rows.seq];
 
-  const int group = GroupOf(kv), warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int group = kv.shape.group(), warp = Warp();
   int first = static_cast<int>(threadIdx.x) / kRowLanes<kHeadDim> * kRows;
   RawRows<kHeadDim> raw = LoadRows<kHeadDim>(params, kv, block, first);
   for (int g = warp; g < group; g += kWarps) {

@@ -1,6 +1,9 @@
 // One head's row of the projection, spread over head_dim / 8 neighbouring lanes of a warp: token
 // shift, RMS norm, rotation, and the log gate. Whole warps call; a lane without a row computes
 // garbage that it does not store. The mathematics is that of kernels/cpu/append.cc.
+//
+// A token's query, key, value and log gate have the same bits in every kernel that computes them:
+// here no rounding is left to the compiler, which may fuse a product and a sum or not.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,20 +21,12 @@ namespace fox::cuda {
 template <int kHeadDim>
 inline constexpr int kRowLanes = kHeadDim / kVec8;
 
-// The sum over the lanes of this lane's row.
-template <int kLanes>
-__device__ __forceinline__ float RowSum(float value) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(kAllLanes, value, offset);
-  }
-  return value;
-}
-
 // Token shift: alpha * before + (1 - alpha) * now.
 __device__ __forceinline__ void Shift(Float8& now, const Float8& before, float alpha) {
 #pragma unroll
-  for (int i = 0; i < kVec8; ++i) now.x[i] = alpha * before.x[i] + (1.0f - alpha) * now.x[i];
+  for (int i = 0; i < kVec8; ++i) {
+    now.x[i] = fmaf(alpha, before.x[i], (1.0f - alpha) * now.x[i]);
+  }
 }
 
 // RMS over the row, then `weight`, this lane's eight.
@@ -40,17 +35,9 @@ __device__ __forceinline__ void NormalizeBy(Float8& o, const Float8& weight, flo
   float square = 0;
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) square = fmaf(o.x[i], o.x[i], square);
-  const float scale = rsqrtf(fmaf(RowSum<kRowLanes<kHeadDim>>(square), 1.0f / kHeadDim, eps));
+  const float scale = rsqrtf(fmaf(WarpSum<kRowLanes<kHeadDim>>(square), 1.0f / kHeadDim, eps));
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) o.x[i] = o.x[i] * scale * weight.x[i];
-}
-
-// The same with the weights in memory; null, which may differ from lane to lane: the row stays.
-template <int kHeadDim>
-__device__ __forceinline__ void Normalize(Float8& o, const float* weight, float eps) {
-  Float8 normal = o;
-  NormalizeBy<kHeadDim>(normal, weight == nullptr ? Float8{} : LoadVec8(weight), eps);
-  if (weight != nullptr) o = normal;
 }
 
 // RoPE of one position in this lane's dimensions. The angle is taken modulo 2 pi in float64:
@@ -69,7 +56,8 @@ __device__ __forceinline__ Rotation RotationAt(const double* frequency, int64_t 
   Rotation r;
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) {
-    const double turns = static_cast<double>(position) * lane_frequency[i] * kTurn;
+    const double turns =
+        __dmul_rn(__dmul_rn(static_cast<double>(position), lane_frequency[i]), kTurn);
     float sine;
     sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sine, &r.cosine[i]);
     r.sine[i] = low ? -sine : sine;
@@ -83,7 +71,7 @@ __device__ __forceinline__ void Rotate(Float8& o, const Rotation& r) {
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) {
     const float other = __shfl_xor_sync(kAllLanes, o.x[i], kRowLanes<kHeadDim> / 2);
-    o.x[i] = o.x[i] * r.cosine[i] + other * r.sine[i];
+    o.x[i] = fmaf(o.x[i], r.cosine[i], other * r.sine[i]);
   }
 }
 
@@ -98,7 +86,8 @@ __device__ __forceinline__ float LogGate(const AppendParams& params, const __nv_
   float logit = 0;
   if (params.fgate_column >= 0) logit += __bfloat162float(row[params.fgate_column + head]);
   if (params.fgate_bias != nullptr) logit += static_cast<const float*>(params.fgate_bias)[head];
-  const float value = logit < 0 ? logit - log1pf(expf(logit)) : -log1pf(expf(-logit));
+  const float rest = log1pf(expf(-fabsf(logit)));
+  const float value = logit < 0 ? __fsub_rn(logit, rest) : -rest;
   const float least = static_cast<float>(params.min_log_gate);
   return value < least ? least : value;
 }
@@ -106,7 +95,7 @@ __device__ __forceinline__ float LogGate(const AppendParams& params, const __nv_
 // A kv head's part of the raw last rows of (slot, layer): `rows` is last_k or last_v.
 __device__ __forceinline__ float* LastRow(const PagedKv& kv, void* rows, int slot, int layer,
                                           int kv_head) {
-  return static_cast<float*>(rows) + ListIndex(kv, slot, layer, kv_head) * kv.shape.head_dim;
+  return static_cast<float*>(rows) + kv.ListIndex(slot, layer, kv_head) * kv.shape.head_dim;
 }
 
 }  // namespace fox::cuda

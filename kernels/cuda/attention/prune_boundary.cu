@@ -1,6 +1,6 @@
 // A warp finds the boundary of one (query head, tile): each round its lanes test the ends of 32
 // equal stretches of pages and keep the first stretch that may not be dropped whole, so two rounds
-// cover 65536 tokens and three 2M. The test is MayDrop of kernels/acp.h, in float64.
+// cover 65536 tokens and three 2M. The rule is that of kernels/acp.h.
 #include <cmath>
 
 #include "kernels/acp.h"
@@ -13,6 +13,7 @@ namespace fox::cuda {
 namespace {
 
 constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarp;
 
 struct BoundaryArguments {
   const double* log_tolerance;  // null: nothing is dropped
@@ -24,19 +25,20 @@ struct BoundaryArguments {
   int64_t q_stride;
 };
 
-// c of a list's position.
+// An upper bound on c of a list's position.
 __device__ double CumulativeGate(const PagedKv& kv, const int32_t* table, int in_group,
                                  int position) {
-  const int64_t own = static_cast<int64_t>(table[position / kPageTokens]) * GroupOf(kv) + in_group;
+  const int64_t own =
+      static_cast<int64_t>(table[position / kPageTokens]) * kv.shape.group() + in_group;
   const float* local = static_cast<const float*>(kv.log_f_offset);
-  return kv.page_cum_log_f[own] +
-         static_cast<double>(local[own * kPageTokens + position % kPageTokens]);
+  return UpperCumulativeGate(
+      kv.page_cum_log_f[own],
+      static_cast<double>(local[own * kPageTokens + position % kPageTokens]));
 }
 
-// How far above a row's own logit that of a key with norm up to `key_norm` can lie, in units of
-// sqrt(head_dim): PerQueryLogitSpread of kernels/cpu/attention.cc.
-__device__ double PerQueryLogitSpread(const __nv_bfloat16* q, const __nv_bfloat16* key,
-                                      int head_dim, double key_norm) {
+// In place of 2U: how far above a row's own logit that of a key with norm up to `key_norm` can lie.
+__device__ double RowLogitSpread(const __nv_bfloat16* q, const __nv_bfloat16* key, int head_dim,
+                                 double key_norm) {
   float square = 0, self = 0, magnitude = 0;
 #pragma unroll 4
   for (int m = 0; m < head_dim; m += kVec8) {
@@ -49,74 +51,68 @@ __device__ double PerQueryLogitSpread(const __nv_bfloat16* q, const __nv_bfloat1
     }
   }
   // Products of bf16 are exact, and a float32 sum of n of them errs by at most n 2^-24 of their
-  // magnitudes. The inflation pays for that of `square`.
+  // magnitudes. The rule's inflation pays for that of `square`.
   const double rounding = head_dim * 0x1p-23 * static_cast<double>(magnitude);
-  return kProductInflation * sqrt(static_cast<double>(square)) * key_norm -
-         static_cast<double>(self) + rounding;
+  return PerQueryLogitSpread(sqrt(static_cast<double>(square)), key_norm,
+                             static_cast<double>(self) - rounding, head_dim);
 }
 
 // The largest threshold of the rows for pages before the first row's: lanes take a row each, the
 // warp calls together. Infinity where one is NaN: nothing may be dropped.
 __device__ double PerQueryThreshold(const BoundaryArguments& arguments, const PagedKv& kv,
                                     const int32_t* table, int head, const RowBlock& rows) {
-  const int group = GroupOf(kv), in_group = head % group, head_dim = kv.shape.head_dim;
+  const int group = kv.shape.group(), in_group = head % group, head_dim = kv.shape.head_dim;
   const int before = rows.position / kPageTokens - 1;
   const double key_norm = kv.max_key_norm[static_cast<int64_t>(table[before]) * group + in_group];
-  double largest = -INFINITY;
-  for (int r = static_cast<int>(threadIdx.x) % kWarp; r < rows.count; r += kWarp) {
+  double largest = -CUDART_INF;
+  for (int r = Lane(); r < rows.count; r += kWarp) {
     const int position = rows.position + r;
     const int64_t key =
         static_cast<int64_t>(table[position / kPageTokens]) * kPageTokens + position % kPageTokens;
-    const double spread = PerQueryLogitSpread(
+    const double spread = RowLogitSpread(
         arguments.q + (rows.first_row + r) * arguments.q_stride + head * head_dim,
         static_cast<const __nv_bfloat16*>(kv.keys) + key * head_dim, head_dim, key_norm);
-    const double threshold = CumulativeGate(kv, table, in_group, position) +
-                             spread / sqrt(static_cast<double>(head_dim));
-    if (!(threshold <= largest)) largest = isnan(threshold) ? INFINITY : threshold;
+    const double threshold = CumulativeGate(kv, table, in_group, position) + spread;
+    if (!(threshold <= largest)) largest = isnan(threshold) ? CUDART_INF : threshold;
   }
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    largest = fmax(largest, __shfl_xor_sync(kAllLanes, largest, offset));
-  }
-  return largest;
+  return WarpMax(largest);
 }
 
-// What the rows add to a page's score at most (kernels/acp.h). The warp calls together. kPerQuery:
-// see UsesPerQueryBound.
+// What the rows add to a page's score at most. The warp calls together. kPerQuery: see
+// UsesPerQueryBound.
 template <bool kPerQuery>
 __device__ double Threshold(const BoundaryArguments& arguments, const PagedKv& kv,
                             const int32_t* table, int head, const RowBlock& rows) {
-  const int group = GroupOf(kv), in_group = head % group;
-  const double c = CumulativeGate(kv, table, in_group, rows.position);
-  if (kPerQuery || arguments.acp == AcpMode::kPaper) {
-    const double any = arguments.max_logit_bound[head];
-    if constexpr (kPerQuery) {
-      if (isinf(any)) return PerQueryThreshold(arguments, kv, table, head, rows);
-    }
-    return c + 2 * any;
+  const int group = kv.shape.group(), in_group = head % group;
+  const double any = arguments.max_logit_bound[head];
+  if constexpr (kPerQuery) {
+    if (isinf(any)) return PerQueryThreshold(arguments, kv, table, head, rows);
   }
-  const int before = rows.position / kPageTokens - 1;
-  const double log_denominator_bound =
-      kv.log_denominator_bound[static_cast<int64_t>(table[before]) * group + in_group];
-  const double self = c + arguments.self_logit_bound[head];
-  return self < log_denominator_bound ? self : log_denominator_bound;
+  double log_denominator_bound = 0;
+  if (arguments.acp == AcpMode::kCertified) {
+    const int32_t before = table[rows.position / kPageTokens - 1];
+    log_denominator_bound =
+        kv.log_denominator_bound[static_cast<int64_t>(before) * group + in_group];
+  }
+  return PageThreshold(arguments.acp, log_denominator_bound,
+                       CumulativeGate(kv, table, in_group, rows.position),
+                       arguments.self_logit_bound[head], any);
 }
 
 // First page of [low, high) that may not be dropped, or `high`. The whole warp calls.
 __device__ int SearchBoundary(const PagedKv& kv, const int32_t* table, int head, int low, int high,
                               double threshold, double log_eps) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int group = GroupOf(kv), in_group = head % group;
+  const int group = kv.shape.group(), in_group = head % group;
   while (low < high) {
-    const int stretch = (high - low + 31) / 32;
-    const int end = low + lane * stretch + stretch - 1;  // the stretch's last page
+    const int stretch = (high - low + kWarp - 1) / kWarp;
+    const int end = low + Lane() * stretch + stretch - 1;  // the stretch's last page
     bool may_drop = false;
     if (end < high) {
-      const double log_mass_bound =
-          kv.log_mass_bound[static_cast<int64_t>(table[end]) * group + in_group];
-      may_drop = log_mass_bound + threshold <= log_eps - kAcpSlack;
+      may_drop = MayDrop(kv.log_mass_bound[static_cast<int64_t>(table[end]) * group + in_group],
+                         threshold, log_eps);
     }
     const unsigned kept = ~__ballot_sync(kAllLanes, may_drop);
-    const int dropped = kept == 0 ? 32 : __ffs(static_cast<int>(kept)) - 1;
+    const int dropped = kept == 0 ? kWarp : __ffs(static_cast<int>(kept)) - 1;
     low = min(high, low + dropped * stretch);
     high = min(high, low + stretch - 1);
   }
@@ -127,38 +123,38 @@ __device__ int SearchBoundary(const PagedKv& kv, const int32_t* table, int head,
 template <bool kPerQuery>
 __device__ int BoundaryOf(const BoundaryArguments& arguments, const PagedKv& kv, int head,
                           const RowBlock& rows) {
-  const int64_t list = ListIndex(kv, rows.slot, arguments.layer, head / GroupOf(kv));
-  const int32_t* table = Table(kv, list);
+  const int64_t list = kv.ListIndex(rows.slot, arguments.layer, head / kv.shape.group());
+  const int32_t* table = kv.Table(list);
   const int page = rows.position / kPageTokens;
   const int first = min(kv.first_live[list], page);
   const double log_eps =
-      arguments.log_tolerance == nullptr ? -INFINITY : arguments.log_tolerance[rows.seq];
+      arguments.log_tolerance == nullptr ? -CUDART_INF : arguments.log_tolerance[rows.seq];
   if (first == page || !isfinite(log_eps)) return first;
   const double threshold = Threshold<kPerQuery>(arguments, kv, table, head, rows);
   return SearchBoundary(kv, table, head, first, page, threshold, log_eps);
 }
 
 template <bool kPerQuery>
-__global__ void __launch_bounds__(kWarps * 32)
+__global__ void __launch_bounds__(kThreads)
     FindBoundaries(BoundaryArguments arguments, PagedKv kv, StepSchedule schedule) {
   TriggerDependents();
   WaitOnDependencies();
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int t = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  const int t = static_cast<int>(blockIdx.x) * kWarps + Warp();
   const int head = static_cast<int>(blockIdx.y);
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *schedule.tile_counter = 0;
   if (t >= *schedule.num_tiles) return;
   const int boundary = BoundaryOf<kPerQuery>(arguments, kv, head, schedule.tiles[t]);
-  if (lane == 0) schedule.boundary[static_cast<int64_t>(head) * schedule.max_tiles + t] = boundary;
+  if (Lane() == 0)
+    schedule.boundary[static_cast<int64_t>(head) * schedule.max_tiles + t] = boundary;
 }
 
 // A warp a pair.
-__global__ void __launch_bounds__(kWarps * 32)
+__global__ void __launch_bounds__(kThreads)
     FindFirstVisiblePagesKernel(BatchView batch, BoundaryArguments arguments, PagedKv kv,
                                 StepSchedule schedule) {
   TriggerDependents();
   WaitOnDependencies();
-  const int seq_head = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  const int seq_head = static_cast<int>(blockIdx.x) * kWarps + Warp();
   const int seq = seq_head / kv.shape.q_heads;
   if (seq >= batch.num_seqs) return;
   const SequenceRows rows = RowsOf(batch, seq);
@@ -166,7 +162,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   const RowBlock row{seq, rows.slot, static_cast<int32_t>(rows.first_row), 1,
                      static_cast<int32_t>(rows.position)};
   const int window = BoundaryOf<true>(arguments, kv, seq_head % kv.shape.q_heads, row);
-  if (threadIdx.x % 32 == 0) schedule.first_visible_page[seq_head] = window;
+  if (Lane() == 0) schedule.first_visible_page[seq_head] = window;
 }
 
 BoundaryArguments ArgumentsOf(const BatchView& batch, const AttentionParams& params) {
@@ -191,8 +187,7 @@ cudaError_t PruneBoundaries(const BatchView& batch, const AttentionParams& param
   const dim3 grid(static_cast<unsigned>((max_tiles + kWarps - 1) / kWarps),
                   static_cast<unsigned>(kv.shape.q_heads));
   const auto kernel = UsesPerQueryBound(params) ? FindBoundaries<true> : FindBoundaries<false>;
-  return Launch(kernel, grid, dim3(kWarps * 32), 0, stream, ArgumentsOf(batch, params), kv,
-                schedule);
+  return Launch(kernel, grid, dim3(kThreads), 0, stream, ArgumentsOf(batch, params), kv, schedule);
 }
 
 cudaError_t FindFirstVisiblePages(const BatchView& batch, const AttentionParams& params,
@@ -200,7 +195,7 @@ cudaError_t FindFirstVisiblePages(const BatchView& batch, const AttentionParams&
                                   cudaStream_t stream) {
   const int seq_heads = batch.num_seqs * kv.shape.q_heads;
   return Launch(FindFirstVisiblePagesKernel,
-                dim3(static_cast<unsigned>((seq_heads + kWarps - 1) / kWarps)), dim3(kWarps * 32),
+                dim3(static_cast<unsigned>((seq_heads + kWarps - 1) / kWarps)), dim3(kThreads),
                 SmemConfig(0, batch.num_rows <= kSmallBatchRows), stream, batch,
                 ArgumentsOf(batch, params), kv, schedule);
 }

@@ -37,7 +37,7 @@ __device__ __forceinline__ int64_t UnpackCount(uint64_t counts, Field field) {
 }
 
 __device__ __forceinline__ uint64_t CountsOf(const SequenceRows& rows) {
-  const int pages = PagesOf(rows.position + rows.count) - PagesOf(rows.position);
+  const int pages = PagesFor(rows.position + rows.count) - PagesFor(rows.position);
   const int tiles = rows.count > 1 ? NumSpans(rows, kTileRows) : 0;
   return static_cast<uint64_t>(pages) << kNewPages |
          static_cast<uint64_t>(NumSpans(rows, kPageTokens)) << kBlocks |
@@ -97,10 +97,10 @@ __device__ void PopFreePages(const BatchView& batch, const PagedKv& kv, const ui
        k += gridDim.x * kBeginStepThreads) {
     const int seq = UpperBoundIndex(k / lists, batch.num_seqs, begin);
     const int64_t of_seq = k - begin(seq) * lists, per_list = begin(seq + 1) - begin(seq);
-    const int64_t list = ListIndex(kv, batch.slot[seq], 0, 0) + of_seq / per_list;
-    const int64_t p = PagesOf(batch.position[seq]) + of_seq % per_list;
+    const int64_t list = kv.ListIndex(batch.slot[seq], 0, 0) + of_seq / per_list;
+    const int64_t p = PagesFor(batch.position[seq]) + of_seq % per_list;
     assert(p < kv.shape.max_pages);
-    Table(kv, list)[p] = kv.free_stack[free_count - 1 - k];
+    kv.Table(list)[p] = kv.free_stack[free_count - 1 - k];
   }
 }
 
@@ -133,7 +133,7 @@ __device__ __forceinline__ int ItemsOf(const BatchView& batch, const PagedKv& kv
   if (rows.count != 1) return 0;
   const int first = schedule.first_visible_page != nullptr
                         ? schedule.first_visible_page[seq_head]
-                        : kv.first_live[ListIndex(kv, rows.slot, layer, head / GroupOf(kv))];
+                        : kv.first_live[kv.ListIndex(rows.slot, layer, head / kv.shape.group())];
   const int last = static_cast<int>(rows.position / kPageTokens);
   return last / schedule.pages_per_split - first / schedule.pages_per_split + 1;
 }
@@ -195,30 +195,28 @@ __device__ void PushFreePages(const PagedKv& kv, int32_t page, int count) {
   if (lane < count) kv.free_stack[base + lane] = page;
 }
 
-// t of a page end, for each query head of the group (the rule of kernels/acp.h).
+// t of a page end, for each query head of the group.
 __device__ void LoadThresholds(const EvictParams& params, const PagedKv& kv, int layer, int kv_head,
                                int32_t page, double* out) {
-  const int group = GroupOf(kv);
+  const int group = kv.shape.group();
   const float* local = static_cast<const float*>(kv.log_f_offset);
   for (int g = 0; g < group; ++g) {
     const int64_t summary = static_cast<int64_t>(page) * group + g;
     const int64_t head = static_cast<int64_t>(layer) * kv.shape.q_heads + kv_head * group + g;
-    const double c_end = kv.page_cum_log_f[summary] +
-                         static_cast<double>(local[summary * kPageTokens + kPageTokens - 1]);
-    if (params.acp == AcpMode::kCertified) {
-      const double log_denominator_bound = kv.log_denominator_bound[summary],
-                   by_self = c_end + params.self_logit_bound[head];
-      out[g] = by_self < log_denominator_bound ? by_self : log_denominator_bound;
-    } else {
-      out[g] = c_end + 2 * params.max_logit_bound[head];
-    }
+    const double c_end =
+        UpperCumulativeGate(kv.page_cum_log_f[summary],
+                            static_cast<double>(local[summary * kPageTokens + kPageTokens - 1]));
+    const double log_denominator_bound =
+        params.acp == AcpMode::kCertified ? kv.log_denominator_bound[summary] : 0;
+    out[g] = PageThreshold(params.acp, log_denominator_bound, c_end, params.self_logit_bound[head],
+                           params.max_logit_bound[head]);
   }
 }
 
 // The evicted-mass bound of the rule, the largest over the group; a NaN wins.
 __device__ __forceinline__ double EvictedMassBound(const double* log_mass_bound,
                                                    const double* threshold, int group) {
-  double worst = -CUDART_INF;
+  double worst = kNoMass;
   for (int g = 0; g < group; ++g) {
     const double side = log_mass_bound[g] + threshold[g];
     if (!(side <= worst)) worst = side;
@@ -237,7 +235,7 @@ struct EvictWindow {
 
 __device__ EvictWindow LoadWindow(const PagedKv& kv, const int32_t* table, int begin, int end,
                                   double* log_mass_bound) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, group = GroupOf(kv);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, group = kv.shape.group();
   EvictWindow window{begin, -1, log_mass_bound};
   if (begin + lane < end) {
     window.page = table[begin + lane];
@@ -253,9 +251,9 @@ __device__ EvictWindow LoadWindow(const PagedKv& kv, const int32_t* table, int b
 __device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot, int layer,
                          int kv_head, int page_begin, int page_end, double log_eps, double* shared,
                          double* max_log_evicted_mass) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, group = GroupOf(kv);
-  const int64_t list = ListIndex(kv, slot, layer, kv_head);
-  const int32_t* table = Table(kv, list);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, group = kv.shape.group();
+  const int64_t list = kv.ListIndex(slot, layer, kv_head);
+  const int32_t* table = kv.Table(list);
   const int start = kv.first_live[list];
   int first = start;
   double worst = -CUDART_INF;
@@ -275,7 +273,7 @@ __device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot,
         bool drop = candidate < first;
         if (!drop && candidate < ends + i) {
           side = EvictedMassBound(window.log_mass_bound, threshold + i * group, group);
-          drop = side <= log_eps - kAcpSlack;
+          drop = MayDrop(side, 0, log_eps);
         }
         const unsigned kept = ~__ballot_sync(kAllLanes, drop);
         const int dropped = kept == 0 ? kWarp : __ffs(static_cast<int>(kept)) - 1;
@@ -289,10 +287,7 @@ __device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot,
   }
   if (first == start) return 0;
   PushFreePages(kv, window.page, first - window.begin);
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    worst = fmax(worst, __shfl_xor_sync(kAllLanes, worst, offset));
-  }
+  worst = WarpMax(worst);
   if (lane == 0) {
     kv.first_live[list] = first;
     if (kv.max_log_evicted_mass[list] < worst) kv.max_log_evicted_mass[list] = worst;
@@ -318,7 +313,7 @@ __global__ void __launch_bounds__(kEvictThreads)
   __shared__ int warp_sums[kEvictWarps];
   TriggerDependents();
   WaitOnDependencies();
-  const int group = GroupOf(kv), warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int group = kv.shape.group(), warp = static_cast<int>(threadIdx.x) / kWarp;
   int32_t* active = reinterpret_cast<int32_t*>(windows + kEvictWarps * 2 * kWarp * group);
   int num_active = 0;
   for (int base = 0; base < batch.num_seqs; base += kEvictThreads) {
@@ -369,11 +364,11 @@ __global__ void __launch_bounds__(kReleaseThreads)
   const int slot = released.slot[blockIdx.y];
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t lists = static_cast<int64_t>(kv.shape.layers) * kv.shape.kv_heads;
-  const int end = PagesOf(kv.length[slot]);
+  const int end = PagesFor(kv.length[slot]);
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp; i < lists;
        i += static_cast<int64_t>(gridDim.x) * kWarps) {
-    const int64_t list = ListIndex(kv, slot, 0, 0) + i;
-    const int32_t* table = Table(kv, list);
+    const int64_t list = kv.ListIndex(slot, 0, 0) + i;
+    const int32_t* table = kv.Table(list);
     for (int p = kv.first_live[list]; p < end; p += kWarp) {
       const int count = min(kWarp, end - p);
       PushFreePages(kv, lane < count ? table[p + lane] : -1, count);
@@ -384,7 +379,7 @@ __global__ void __launch_bounds__(kReleaseThreads)
       kv.max_log_evicted_mass[list] = -CUDART_INF;
     }
   }
-  const int64_t state = HeadIndex(kv, slot, 0, 0);
+  const int64_t state = kv.HeadIndex(slot, 0, 0);
   const int64_t heads = static_cast<int64_t>(kv.shape.layers) * kv.shape.q_heads;
   Fill(kv.cum_log_f + state, heads, 0);
   Fill(kv.log_mass + state, heads, -CUDART_INF);

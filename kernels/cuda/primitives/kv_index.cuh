@@ -1,5 +1,4 @@
-// Index arithmetic of BatchView and PagedKv on the device, where the host's member functions cannot
-// be called; and a scan over a thread block.
+// A batch's rows on the device, how they are cut, and a scan over a thread block.
 #pragma once
 
 #include <math_constants.h>
@@ -10,22 +9,6 @@
 #include "kernels/op_params.h"
 
 namespace fox::cuda {
-
-__device__ __forceinline__ int PagesOf(int64_t tokens) {
-  return static_cast<int>((tokens + kPageTokens - 1) / kPageTokens);
-}
-__device__ __forceinline__ int64_t ListIndex(const PagedKv& kv, int slot, int layer, int kv_head) {
-  return (static_cast<int64_t>(slot) * kv.shape.layers + layer) * kv.shape.kv_heads + kv_head;
-}
-__device__ __forceinline__ int64_t HeadIndex(const PagedKv& kv, int slot, int layer, int q_head) {
-  return (static_cast<int64_t>(slot) * kv.shape.layers + layer) * kv.shape.q_heads + q_head;
-}
-__device__ __forceinline__ int32_t* Table(const PagedKv& kv, int64_t list) {
-  return kv.page_table + list * kv.shape.max_pages;
-}
-__device__ __forceinline__ int GroupOf(const PagedKv& kv) {
-  return kv.shape.q_heads / kv.shape.kv_heads;
-}
 
 // A sequence's rows in the batch; none where it is padding.
 struct SequenceRows {
@@ -51,21 +34,15 @@ __device__ __forceinline__ int NumSpans(const SequenceRows& rows, int unit) {
 // together. `warp_sums` is shared memory, [kThreads / 32].
 template <int kThreads, typename T>
 __device__ T InclusiveScan(T value, T* warp_sums, T& total) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const T before = __shfl_up_sync(kAllLanes, value, offset);
-    if (lane >= offset) value += before;
-  }
+  value = WarpScan(value);
   __syncthreads();  // an earlier scan's sums have been read
-  if (lane == kWarp - 1) warp_sums[warp] = value;
+  if (Lane() == kWarp - 1) warp_sums[Warp()] = value;
   __syncthreads();
   T before = 0;
   total = 0;
 #pragma unroll
   for (int w = 0; w < kThreads / kWarp; ++w) {
-    if (w < warp) before += warp_sums[w];
+    if (w < Warp()) before += warp_sums[w];
     total += warp_sums[w];
   }
   return before + value;

@@ -23,4 +23,8 @@ cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, c
 cudaError_t PrefillSm80(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                         const StepSchedule& schedule, int max_tiles, cudaStream_t stream);
 
+// Whether this binary holds PrefillSm90 for the current device: its instructions exist in code
+// compiled for sm_90a only, and elsewhere, PTX compiled at load time included, the kernel traps.
+bool HasPrefillSm90();
+
 }  // namespace fox::cuda

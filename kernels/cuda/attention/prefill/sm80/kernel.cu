@@ -10,6 +10,7 @@
 #include "kernels/acp.h"
 #include "kernels/cuda/attention/prefill/prefill.h"
 #include "kernels/cuda/attention/prefill/sm80/tile.cuh"
+#include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/mma_sm80.cuh"
@@ -21,7 +22,6 @@ namespace {
 
 using namespace sm80;
 
-constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.69314718055994531f;
 static_assert(kWarpRows == kRowTiles * 16);
 template <int kHeadDim>
 inline constexpr int kKeyTiles = kKeys<kHeadDim> / 8;  // columns of 8 logits
@@ -223,14 +223,18 @@ __device__ __forceinline__ void AttendPage(
   }
 }
 
-// The row certificate (acp.md 2d) for pages 0..n, E_n being `score`: whether the rows of this quad
-// may stop before page n. Rows past the tile's end agree to everything.
+// The row certificate (acp.md 2d) for pages 0..n: whether the rows of this quad may stop before
+// page n, `gates` being those of page n + 1. Rows past the tile's end agree to everything.
 template <int kHeadDim>
-__device__ __forceinline__ bool MayStop(const TileView& tile, double log_mass_bound,
-                                        const RowState<kHeadDim>& rows) {
-  // Negated so that a NaN keeps.
-  const auto needed = static_cast<float>(
-      (log_mass_bound + tile.ref_log_decay - tile.log_eps + kAcpSlack) * 1.4426950408889634);
+__device__ __forceinline__ bool RowsMayStop(const TileView& tile, int n, const PageGates& gates,
+                                            const RowState<kHeadDim>& rows) {
+  // Sums shrink and grow by a page at a time, with three roundings.
+  const double rounding =
+      RowRounding(kHeadDim, tile.max_norm_product, tile.c_last, gates.page_cum_log_f) +
+      0x1p-22 * (tile.last_page - n);
+  const double log_z =
+      LogDenominatorToStop(gates.next_score, tile.ref_log_decay, rounding, tile.log_eps);
+  const float needed = __double2float_ru(log_z * kLog2EDouble);  // a NaN keeps
   const int thread = OpaqueThreadIdx();
   const int row = thread / kWarp * kWarpRows + thread % kWarp / 4;
   bool all = true;
@@ -252,8 +256,8 @@ __device__ __forceinline__ void Store(const PrefillArguments& arguments, const P
                                       RowState<kHeadDim>& rows, SharedMemory<kHeadDim>& shared) {
   const TileView& tile = shared.tile;
   using Layout = RowLayout<kHeadDim>;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int first = static_cast<int>(threadIdx.x) / kWarp * kWarpRows;
+  const int lane = Lane();
+  const int first = Warp() * kWarpRows;
 #pragma unroll
   for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
@@ -333,14 +337,14 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
   }
 
-  const int first_row = static_cast<int>(threadIdx.x) / kWarp * kWarpRows;  // the warp's
+  const int first_row = Warp() * kWarpRows;  // the warp's
   RowState<kHeadDim> rows;
   int n = tile.last_page, stage = 0;  // of page n
 #pragma unroll 1
   for (; n >= tile.left; --n) {
     const int before = stage == 0 ? kStages - 1 : stage - 1;  // of page n + 1
     const bool stops = n < tile.first_page && isfinite(tile.log_eps) &&
-                       MayStop<kHeadDim>(tile, shared.gates[before].next_score, rows);
+                       RowsMayStop<kHeadDim>(tile, n, shared.gates[before], rows);
     WaitCopies<kStages - 2>();
     // From here on page n is there for all, and nobody reads page n + 1 any more.
     if (__syncthreads_and(stops)) break;
@@ -379,11 +383,14 @@ cudaError_t PrefillSm80(const BatchView& batch, const AttentionParams& params, c
   arguments.out_stride = params.out.row_stride;
   arguments.lse_stride = params.lse.row_stride;
   if (params.acp == AcpMode::kCertified) arguments.log_tolerance = batch.log_tolerance;
+  arguments.max_norm_product = params.bound.max_norm_product != nullptr
+                                   ? params.bound.max_norm_product
+                                   : params.bound.max_logit_bound;
   arguments.blocks_total = params.blocks_total;
   arguments.blocks_pruned = params.blocks_pruned;
   arguments.layer = params.layer;
   arguments.scale =
-      static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kv.shape.head_dim)));
+      static_cast<float>(kLog2EDouble / std::sqrt(static_cast<double>(kv.shape.head_dim)));
   return DispatchHeadDim(kv.shape.head_dim, [&]<int kHeadDim>() {
     return LaunchPrefill<kHeadDim>(arguments, kv, schedule, max_tiles, stream);
   });

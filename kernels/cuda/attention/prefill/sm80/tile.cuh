@@ -28,8 +28,9 @@ struct PrefillArguments {
   __nv_bfloat16* out;
   float* lse;  // or null
   int64_t q_stride, out_stride, lse_stride;
-  const double* log_tolerance;  // null: rows do not stop by themselves
-  int64_t* blocks_total;        // or null
+  const double* log_tolerance;     // null: rows do not stop by themselves
+  const double* max_norm_product;  // [q_heads] or null
+  int64_t* blocks_total;           // or null
   int64_t* blocks_pruned;
   int layer;
   float scale;  // log2(e) / sqrt(head_dim)
@@ -59,10 +60,11 @@ struct TileView {
   RowBlock rows;
   int head, in_group, group;
   const int32_t* table;
-  int first_page, last_page;  // of the tile's first and last row
-  int left;                   // the leftmost page to visit
-  double ref_log_decay;
-  double log_eps;  // -infinity: no row stops by itself
+  int first_page, last_page;     // of the tile's first and last row
+  int left;                      // the leftmost page to visit
+  double ref_log_decay, c_last;  // of the first and the last row
+  double log_eps;                // -infinity: no row stops by itself
+  double max_norm_product;       // of a query and a key; infinite: unknown
 
   // Where the quantities of a page and query head lie.
   __device__ int64_t Summary(int32_t page) const {
@@ -96,14 +98,17 @@ __device__ __forceinline__ TileView ViewOf(const PrefillArguments& arguments, co
   TileView tile;
   tile.rows = schedule.tiles[t];
   tile.head = head;
-  tile.group = GroupOf(kv);
+  tile.group = kv.shape.group();
   tile.in_group = head % tile.group;
-  tile.table = Table(kv, ListIndex(kv, tile.rows.slot, arguments.layer, head / tile.group));
+  tile.table = kv.Table(kv.ListIndex(tile.rows.slot, arguments.layer, head / tile.group));
   tile.first_page = tile.rows.position / kPageTokens;
   tile.last_page = (tile.rows.position + tile.rows.count - 1) / kPageTokens;
   tile.left =
       min(schedule.boundary[static_cast<int64_t>(head) * schedule.max_tiles + t], tile.first_page);
   tile.ref_log_decay = CumulativeGate(kv, tile.GateIndex(0));
+  tile.c_last = CumulativeGate(kv, tile.GateIndex(tile.rows.count - 1));
+  tile.max_norm_product =
+      arguments.max_norm_product == nullptr ? CUDART_INF : arguments.max_norm_product[head];
   tile.log_eps =
       arguments.log_tolerance == nullptr ? -CUDART_INF : arguments.log_tolerance[tile.rows.seq];
   return tile;

@@ -15,6 +15,7 @@
 
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
 #include "kernels/cuda/primitives/kv_index.cuh"
+#include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
@@ -23,7 +24,6 @@
 namespace fox::cuda {
 
 inline constexpr float kLazyLog2 = 8.0f;
-inline constexpr float kLn2 = 0.6931471805599453f;
 
 // Word b of lane q of a quad becomes word q of lane b.
 __device__ __forceinline__ uint4 QuadTranspose(const uint32_t (&w)[4], int quad_lane) {
@@ -57,7 +57,7 @@ class PrefillConsumer {
       : shared_(shared),
         arguments_(arguments),
         half_(half),
-        lane_(static_cast<int>(threadIdx.x) % kWarp),
+        lane_(Lane()),
         row_(half * kHalfRows + static_cast<int>(threadIdx.x) % 128 / kWarp * 16 + lane_ / 4) {}
 
   __device__ __forceinline__ void Run() {
@@ -239,14 +239,18 @@ class PrefillConsumer {
     for (int i = 0; i < kHeadDim / 2; ++i) out_[i] *= rescale[i / 2 % 2];
   }
 
-  // Scores become weights 2^(s - reference maximum), added up in sum_.
+  // Scores become weights 2^(s - reference maximum), added up in sum_ tile by tile: one by one, a
+  // million float32 additions could raise a sum by more than the certificate's slack.
   __device__ __forceinline__ void Exponentiate(float (&s)[64]) {
+    float tile[2];
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
       const int r = i / 2 % 2;
       s[i] = Exp2(s[i] - reference_max_[r]);
-      sum_[r] += s[i];
+      tile[r] = i == 0 || i == 2 ? s[i] : tile[r] + s[i];
     }
+    sum_[0] += tile[0];
+    sum_[1] += tile[1];
   }
 
   // Not while products that read weights_ are in flight.
@@ -269,9 +273,10 @@ class PrefillConsumer {
   }
 
   // Asking costs a few percent of a tile's walk: most local heads see two tiles and never ask, and
-  // long walks ask seldom.
+  // long walks ask seldom. A mask, for a remainder by a number that varies takes hundreds of
+  // cycles.
   __device__ __forceinline__ static bool IsTimeToAsk(int visited) {
-    return visited % (visited < 8 ? 2 : 8) == 0;
+    return (visited & (visited < 8 ? 1 : 7)) == 0;
   }
 
   // --- walks: over tiles counter_, counter_ + 1, ...; afterwards counter_ is past the last one
@@ -426,7 +431,7 @@ class PrefillConsumer {
   __device__ __forceinline__ void StoreLogSum(const WorkTile& work_tile, int row,
                                               float reference_max, float sum) {
     const PagedKv& kv = arguments_.kv;
-    const int group = GroupOf(kv), position = work_tile.position + row;
+    const int group = kv.shape.group(), position = work_tile.position + row;
     const int32_t page = kv.page_table[work_tile.table + position / kPageTokens];
     const int64_t own = static_cast<int64_t>(page) * group + work_tile.head % group;
     const float local =

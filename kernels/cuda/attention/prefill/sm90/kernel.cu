@@ -16,9 +16,9 @@
 namespace fox::cuda {
 namespace {
 
-// Registers of a thread after launch, when all have 168 (65536 / 384, rounded down to 8).
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-static_assert(kProducerRegisters + kHalves * kConsumerRegisters <= 3 * 168);
+// Registers of a thread at launch (65536 / 384, rounded down to 8) and after it.
+constexpr int kLaunchRegisters = 168, kProducerRegisters = 40, kConsumerRegisters = 232;
+static_assert(kProducerRegisters + kHalves * kConsumerRegisters <= 3 * kLaunchRegisters);
 constexpr size_t kAlignment = 1024;  // of swizzled tiles; the launch does not promise it
 
 template <int kHeadDim>
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   extern __shared__ uint8_t memory[];
   uint8_t* aligned = memory + (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment;
   auto& shared = *reinterpret_cast<PrefillShared<kHeadDim>*>(aligned);
-  const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarp, 0);
+  const int warp = __shfl_sync(kAllLanes, Warp(), 0);
   TriggerDependents();
   if (threadIdx.x == 0) {
     PrefetchTensorMap(&arguments.q_map);
@@ -70,6 +70,8 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     WarpgroupRegAlloc<kConsumerRegisters>();
     PrefillConsumer<kHeadDim, kCertified>(shared, arguments, warp / 4 - 1).Run();
   }
+#else
+  __trap();  // compiled for something else: nothing may pass for its result
 #endif
 }
 
@@ -158,6 +160,16 @@ cudaError_t LaunchFor(AcpMode acp, PrefillArguments& arguments, const MatrixView
 
 }  // namespace
 
+bool HasPrefillSm90() {
+  // A body that only traps is compiled to a few registers.
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, PrefillKernel<64, true>) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // no image for this device: an answer, not an error
+    return false;
+  }
+  return attributes.numRegs >= kLaunchRegisters;
+}
+
 cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                         const StepSchedule& schedule, int max_tiles, cudaStream_t stream) {
   if (max_tiles == 0) return cudaSuccess;
@@ -171,6 +183,9 @@ cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, c
   arguments.layer = params.layer;
   arguments.log_tolerance = params.acp == AcpMode::kCertified ? batch.log_tolerance : nullptr;
   arguments.max_logit_bound = params.bound.max_logit_bound;
+  arguments.max_norm_product = params.bound.max_norm_product != nullptr
+                                   ? params.bound.max_norm_product
+                                   : params.bound.max_logit_bound;
   arguments.out = params.out.data;
   arguments.out_stride = params.out.row_stride;
   arguments.lse = static_cast<float*>(params.lse.data);

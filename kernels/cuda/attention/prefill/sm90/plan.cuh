@@ -30,8 +30,6 @@ inline constexpr int kTilesBeforeNext = 8;
 inline constexpr int kQueryStages = 2;
 // Heads that run side by side, so that their keys and values stay in the L2 cache.
 inline constexpr int kHeadGroup = 8;
-inline constexpr double kLog2EDouble = 1.4426950408889634;
-inline constexpr float kLog2E = static_cast<float>(kLog2EDouble);
 
 // A tile lies in shared memory as blocks of at most 64 columns, [128 rows][columns], whose rows
 // fill one line of the swizzle.
@@ -63,7 +61,7 @@ struct WorkTile {
   int32_t track_max;  // 0: no logit can overflow against the reference maximum of the diagonal tile
   int64_t table;      // of the page list, offset in kv.page_table
   double ref_log_decay;  // c of the first row: biases are relative to it
-  double log_tolerance;  // the certificate's log eps, slack subtracted
+  double log_tolerance;  // log eps, less what rounding within the tile costs the certificate
   // Written by the halves when they are done, for the counters.
   int32_t visited;  // key/value tiles, the larger of the halves' numbers
   int32_t halves_done;
@@ -103,9 +101,10 @@ struct PrefillArguments {
   PagedKv kv;
   StepSchedule schedule;
   int layer;
-  const double* log_tolerance;    // [num_seqs], or null: no certificate
-  const double* max_logit_bound;  // [q_heads] or null
-  void* out;                      // bf16
+  const double* log_tolerance;     // [num_seqs], or null: no certificate
+  const double* max_logit_bound;   // [q_heads] or null
+  const double* max_norm_product;  // [q_heads], for the certificate
+  void* out;                       // bf16
   int64_t out_stride;
   float* lse;  // or null
   int64_t lse_stride;

@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
 #include "kernels/cuda/primitives/kv_index.cuh"
+#include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 
 namespace fox::cuda {
@@ -32,6 +33,17 @@ __device__ __forceinline__ void PlaceOf(int index, int num_tiles, int q_heads, i
   *head = first_head + rest % heads;
 }
 
+// c of a position of the work tile's page list.
+__device__ __forceinline__ double CumulativeGate(const PagedKv& kv, const WorkTile& work_tile,
+                                                 int in_group, int position) {
+  const int64_t own =
+      static_cast<int64_t>(kv.page_table[work_tile.table + position / kPageTokens]) *
+          kv.shape.group() +
+      in_group;
+  const float* local = static_cast<const float*>(kv.log_f_offset) + own * kPageTokens;
+  return kv.page_cum_log_f[own] + static_cast<double>(local[position % kPageTokens]);
+}
+
 __device__ __forceinline__ WorkTile MakeWorkTile(const PrefillArguments& arguments, int num_tiles,
                                                  int index) {
   const PagedKv& kv = arguments.kv;
@@ -39,25 +51,24 @@ __device__ __forceinline__ WorkTile MakeWorkTile(const PrefillArguments& argumen
   PlaceOf(index, num_tiles, kv.shape.q_heads, &tile, &head);
   const RowBlock rows = arguments.schedule.tiles[tile];
   const int64_t boundary_at = static_cast<int64_t>(head) * arguments.schedule.max_tiles + tile;
-  const int group = GroupOf(kv), page = rows.position / kPageTokens;
+  const int group = kv.shape.group();
   WorkTile work_tile{};
   work_tile.first_row = rows.first_row;
   work_tile.count = rows.count;
   work_tile.position = rows.position;
   work_tile.seq = rows.seq;
   work_tile.head = head;
-  work_tile.first_page = min(arguments.schedule.boundary[boundary_at], page);
+  work_tile.first_page = min(arguments.schedule.boundary[boundary_at], rows.position / kPageTokens);
   work_tile.num_kv_tiles = rows.position / kTileKeys - work_tile.first_page / 2 + 1;
-  work_tile.table = ListIndex(kv, rows.slot, arguments.layer, head / group) * kv.shape.max_pages;
-  const int64_t own =
-      static_cast<int64_t>(kv.page_table[work_tile.table + page]) * group + head % group;
-  const int64_t local_at = own * kPageTokens + rows.position % kPageTokens;
-  work_tile.ref_log_decay =
-      kv.page_cum_log_f[own] +
-      static_cast<double>(static_cast<const float*>(kv.log_f_offset)[local_at]);
-  work_tile.log_tolerance = arguments.log_tolerance == nullptr
-                                ? -INFINITY
-                                : arguments.log_tolerance[rows.seq] - kAcpSlack;
+  work_tile.table = kv.ListIndex(rows.slot, arguments.layer, head / group) * kv.shape.max_pages;
+  work_tile.ref_log_decay = CumulativeGate(kv, work_tile, head % group, rows.position);
+  work_tile.log_tolerance = -INFINITY;
+  if (arguments.log_tolerance != nullptr && arguments.max_norm_product != nullptr) {
+    const double last = CumulativeGate(kv, work_tile, head % group, rows.position + rows.count - 1);
+    work_tile.log_tolerance = arguments.log_tolerance[rows.seq] -
+                              RowRounding(kv.shape.head_dim, arguments.max_norm_product[head], last,
+                                          work_tile.ref_log_decay);
+  }
   // A key's bias does not exceed that of the row's own key, which lies in the diagonal tile.
   const double spread = arguments.max_logit_bound == nullptr
                             ? INFINITY
@@ -98,7 +109,7 @@ template <int kHeadDim, bool kCertified>
 class PrefillLoader {
  public:
   __device__ PrefillLoader(PrefillShared<kHeadDim>& shared, const PrefillArguments& arguments)
-      : shared_(shared), arguments_(arguments), lane_(static_cast<int>(threadIdx.x) % kWarp) {}
+      : shared_(shared), arguments_(arguments), lane_(Lane()) {}
 
   __device__ __forceinline__ void Run() {
     int slot = 0;
@@ -187,7 +198,7 @@ class PrefillLoader {
   }
 
   __device__ __forceinline__ void LoadTiles(const WorkTile& work_tile) {
-    const int group = GroupOf(arguments_.kv);
+    const int group = arguments_.kv.shape.group();
     const Walk walk{arguments_.kv.page_table + work_tile.table,
                     work_tile.first_page,
                     work_tile.last_page(),
@@ -245,8 +256,10 @@ class PrefillLoader {
               gates.local, seen);
     if constexpr (kCertified) {
       if (lane_ == 0) {
-        const double mass = gates.log_mass_bound + walk.ref_log_decay - walk.log_tolerance;
-        shared_.stop_at[stage] = __double2float_ru(mass * kLog2EDouble);
+        const double rounding = RowRounding(kHeadDim, 0, walk.ref_log_decay, gates.base);
+        const double log_z = LogDenominatorToStop(gates.log_mass_bound, walk.ref_log_decay,
+                                                  rounding, walk.log_tolerance);
+        shared_.stop_at[stage] = __double2float_ru(log_z * kLog2EDouble);
         shared_.end[stage] = 0;
       }
     }
