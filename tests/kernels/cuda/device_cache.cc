@@ -89,9 +89,9 @@ void DeviceCache::MakeNorms() {
       q_max = std::max(q_max, std::abs(gq[m]));
       k_max = std::max(k_max, std::abs(gk[m]));
     }
-    const double factor = options_.qk_norm ? kProductInflation * std::sqrt(d) : kInfinity;
-    self_logit_bound_.push_back(factor * product);
-    max_logit_bound_.push_back(factor * q_max * k_max);
+    self_logit_bound_.push_back(options_.qk_norm ? SelfLogitBound(d, product, q_max, k_max, false)
+                                                 : kInfinity);
+    max_logit_bound_.push_back(options_.qk_norm ? MaxLogitBound(d, q_max, k_max) : kInfinity);
   }
 }
 
@@ -169,14 +169,16 @@ void DeviceCache::FoldPages(int s, int q_head) {
     decay_sum *= std::exp(page_decay);
     for (double& x : key_sum) x *= std::exp(page_decay);
     double log_terms[kPageTokens];
+    const double rounding =
+        OffsetRounding(static_cast<double>(gates.local[static_cast<size_t>(end)]));
     for (int j = 0; j < kPageTokens; ++j) {
       const int64_t at = p * kPageTokens + j;
       const float* key = Key(s, q_head / group(), at);
       const double decay = page_decay - static_cast<double>(gates.local[static_cast<size_t>(at)]);
-      const double weight = std::exp(decay);
+      const double weight = std::exp(decay - rounding);
       decay_sum += weight;
       for (int m = 0; m < d; ++m) key_sum[static_cast<size_t>(m)] += weight * key[m];
-      log_terms[j] = bound(key, 1) + decay;
+      log_terms[j] = bound(key, 1) + decay + rounding;
       key_square = std::max(key_square, std::inner_product(key, key + d, key, 0.0));
     }
     gates.key_norm.push_back(std::sqrt(key_square));
@@ -185,9 +187,10 @@ void DeviceCache::FoldPages(int s, int q_head) {
       gates.log_mass_bound.push_back(PaperLogMassBound(static_cast<double>(end), c_end));
       continue;
     }
-    gates.log_mass_bound.push_back(log_mass - c_end);
+    gates.log_mass_bound.push_back(CertifiedLogMassBound(
+        log_mass, static_cast<double>(end), c_end, max_logit_bound_[static_cast<size_t>(q_head)]));
     const double beta = bound(key_sum.data(), 1 / decay_sum) - std::log(decay_sum);
-    log_denominator_bound = std::min(log_denominator_bound, c_end + beta);
+    log_denominator_bound = LogDenominatorBound(log_denominator_bound, c_end, beta);
     gates.log_denominator_bound.push_back(log_denominator_bound);
   }
 }
@@ -195,13 +198,6 @@ void DeviceCache::FoldPages(int s, int q_head) {
 double DeviceCache::CacheC(const ListGates& gates, int64_t position) const {
   return gates.base[static_cast<size_t>(position / kPageTokens)] +
          static_cast<double>(gates.local[static_cast<size_t>(position)]);
-}
-
-// t of a row with cumulative gate `c` (kernels/acp.h); `page`: the last full page before it.
-double DeviceCache::Threshold(const ListGates& gates, int q_head, double c, int64_t page) const {
-  const auto h = static_cast<size_t>(q_head);
-  if (options_.acp == AcpMode::kPaper) return c + 2 * max_logit_bound_[h];
-  return std::min(gates.log_denominator_bound[static_cast<size_t>(page)], c + self_logit_bound_[h]);
 }
 
 // The first live page after the page ends before the step's rows.
@@ -214,7 +210,7 @@ int DeviceCache::EvictList(int s, int kv_head) const {
       for (int g = 0; g < group(); ++g) {
         const int head = kv_head * group() + g;
         const ListGates& list = gates(s, head);
-        const double c_end = CacheC(list, static_cast<int64_t>(p) * kPageTokens + kPageTokens - 1);
+        const double c_end = UpperC(list, static_cast<int64_t>(p) * kPageTokens + kPageTokens - 1);
         const double threshold = Threshold(list, head, c_end, p);
         if (!MayDrop(list.log_mass_bound[static_cast<size_t>(page)], threshold, log_eps))
           return false;
@@ -397,6 +393,7 @@ void DeviceCache::MakeQueries() {
   params_.acp = options_.acp;
   params_.bound.self_logit_bound = self_logit_bound_array_.data();
   params_.bound.max_logit_bound = max_logit_bound_array_.data();
+  params_.bound.max_norm_product = max_logit_bound_array_.data();
   params_.blocks_total = total_array_.data();
   params_.blocks_pruned = skipped_array_.data();
 }

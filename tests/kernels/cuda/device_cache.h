@@ -140,7 +140,9 @@ class DeviceCache {
   void CheckCounters(RowKind kind, const std::vector<float>& lse) const;
   bool Serves(RowKind kind, int s) const;
   double LogEps(int s) const;
+  // c as stored, and an upper bound on it.
   double CacheC(const ListGates& gates, int64_t position) const;
+  double UpperC(const ListGates& gates, int64_t position) const;
 
   const CacheSequence& seq(int i) const { return options_.sequences[static_cast<size_t>(i)]; }
   int num_seqs() const { return static_cast<int>(options_.sequences.size()); }

@@ -10,12 +10,26 @@
 
 namespace fox::cuda::testing {
 
+double DeviceCache::UpperC(const ListGates& gates, int64_t position) const {
+  return UpperCumulativeGate(gates.base[static_cast<size_t>(position / kPageTokens)],
+                             static_cast<double>(gates.local[static_cast<size_t>(position)]));
+}
+
+// t of a row with cumulative gate `c` (kernels/acp.h); `page`: the last full page before it.
+double DeviceCache::Threshold(const ListGates& gates, int q_head, double c, int64_t page) const {
+  const auto h = static_cast<size_t>(q_head);
+  const double denominator = options_.acp == AcpMode::kCertified
+                                 ? gates.log_denominator_bound[static_cast<size_t>(page)]
+                                 : std::numeric_limits<double>::infinity();
+  return PageThreshold(options_.acp, denominator, c, self_logit_bound_[h], max_logit_bound_[h]);
+}
+
 // For pages before that of the first row. A kernel's float32 sums of head_dim products err by at
 // most head_dim 2^-24 of |q||k|; what it adds to be safe is twice that, and once for |q|.
 double DeviceCache::LargestThreshold(const RowBlock& rows, int q_head, int rounding) const {
   const ListGates& list = gates(rows.seq, q_head);
   const int64_t before = rows.position / kPageTokens - 1;
-  if (options_.qk_norm) return Threshold(list, q_head, CacheC(list, rows.position), before);
+  if (options_.qk_norm) return Threshold(list, q_head, UpperC(list, rows.position), before);
   const int d = options_.head_dim;
   const double key_norm = list.key_norm[static_cast<size_t>(before)];
   double largest = -std::numeric_limits<double>::infinity();
@@ -27,7 +41,7 @@ double DeviceCache::LargestThreshold(const RowBlock& rows, int q_head, int round
     const double self = std::inner_product(q, q + d, key, 0.0);
     const double error = rounding * d * 0x1p-22 * q_norm * std::max(key_norm, own_norm);
     const double spread = kProductInflation * q_norm * key_norm - self + error;
-    largest = std::max(largest, CacheC(list, rows.position + r) + spread / std::sqrt(d));
+    largest = std::max(largest, UpperC(list, rows.position + r) + spread / std::sqrt(d));
   }
   return largest;
 }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <random>
 
+#include "kernels/acp.h"
 #include "tests/kernels/cuda/device_kv.h"
 
 namespace fox::cuda::testing {
@@ -218,12 +219,10 @@ struct Decisions {
     const auto group = DeviceKv::Group(shape), in_group = static_cast<size_t>(g);
     const size_t end = static_cast<size_t>(last) * group + in_group;
     const auto head = static_cast<size_t>(list_of_slot) * group + in_group;
-    const double c_end =
-        page_cum_log_f[end] + static_cast<double>(local[end * kPageTokens + kPageTokens - 1]);
-    const double threshold = acp == AcpMode::kPaper ? c_end + 2 * max_logit_bound[head]
-                             : c_end + self_logit_bound[head] < log_denominator_bound[end]
-                                 ? c_end + self_logit_bound[head]
-                                 : log_denominator_bound[end];
+    const double c_end = UpperCumulativeGate(
+        page_cum_log_f[end], static_cast<double>(local[end * kPageTokens + kPageTokens - 1]));
+    const double threshold = PageThreshold(acp, log_denominator_bound[end], c_end,
+                                           self_logit_bound[head], max_logit_bound[head]);
     return log_mass_bound[static_cast<size_t>(first) * group + in_group] + threshold;
   }
 
@@ -243,7 +242,7 @@ struct Decisions {
             bool may = true;
             for (int g = 0; g < shape.group(); ++g) {
               const double side = Side(shape, l, g, model.Page(list, first), model.Page(list, p));
-              may = may && side <= e.log_tolerance - 1.0 / 256;
+              may = may && MayDrop(side, 0, e.log_tolerance);
               worst = std::max(worst, side);
             }
             if (!may) break;

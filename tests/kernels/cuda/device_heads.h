@@ -1,0 +1,103 @@
+// DeviceHeads: one head of several sequences, run through CudaOps step by step, and what it stored
+// of every token, evicted ones too. So a test can say in float64, from the operands that the device
+// used, which share of its attention each row lost.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "kernels/acp.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "tests/kernels/cuda/device_kv.h"
+
+namespace fox::cuda::testing {
+
+// One sequence; everything is rounded to bf16.
+struct HeadRows {
+  std::vector<float> q, k;        // [length, head_dim]
+  std::vector<float> gate_logit;  // [length]
+  double log_tolerance = -10;
+
+  int64_t length() const { return static_cast<int64_t>(gate_logit.size()); }
+};
+
+// Of the head: what all sequences share.
+struct HeadConstants {
+  int head_dim = 64;
+  std::vector<float> q_norm, k_norm;   // [head_dim]
+  std::vector<double> rope_frequency;  // [head_dim / 2] or empty
+  bool shift = false;                  // keys and values are mixed with the row before
+  double min_log_gate = 0;             // a clamp looser than the head's own
+  bool portable = false;               // the sm_80 kernel
+
+  // Norm weights that are all `gain`, no rotation.
+  static HeadConstants WithGain(int head_dim, float gain);
+  bool rotates() const { return !rope_frequency.empty(); }
+  double self_logit_bound() const;  // B
+  double max_logit_bound() const;   // U
+};
+
+// What the device holds of a sequence.
+struct StoredRows {
+  std::vector<double> q, k;                                                   // [length, head_dim]
+  std::vector<double> log_f_offset;                                           // [length]
+  std::vector<double> page_cum_log_f, log_mass_bound, log_denominator_bound;  // [pages]
+  std::vector<int> first_page;  // [length]: the row did not see the pages before
+
+  // c of a token, relative to which it is weighed.
+  double CumulativeGate(int64_t row) const {
+    const auto at = static_cast<size_t>(row);
+    return page_cum_log_f[at / kPageTokens] + log_f_offset[at];
+  }
+};
+
+class DeviceHeads {
+ public:
+  DeviceHeads(const HeadConstants& head, std::vector<HeadRows> sequences);
+
+  // One step, from BeginStep to Evict: the next rows[s] rows of each sequence s; those of none are
+  // not in it. What a row skipped by itself is recorded where the counters tell, which is where all
+  // rows of a step share a tile's half.
+  void Step(const std::vector<int64_t>& rows, bool attend = true);
+  // The same number for all, to their ends.
+  void Run(int64_t rows, bool attend = true);
+
+  const StoredRows& stored(int s) const { return stored_[static_cast<size_t>(s)]; }
+  int first_live(int s) const { return first_live_[static_cast<size_t>(s)]; }
+  double max_log_evicted_mass(int s) const;
+  // The log of the share that the pages which a row did not see have in its attention. With `c`
+  // [length], those cumulative gates in place of the stored ones.
+  double LogLostMass(int s, int64_t row, const std::vector<double>* c = nullptr) const;
+  // The log of the share of keys [0, first) in a row's attention.
+  double LogMassBefore(int s, int64_t row, size_t first,
+                       const std::vector<double>* c = nullptr) const;
+  // The largest excess over the tolerance of any row; kNoMass where no row lost anything.
+  double WorstExcess() const;
+
+ private:
+  void Enqueue(const DeviceBatch& batch, const DeviceArray<uint16_t>& projection, bool attend,
+               const DeviceArray<int64_t>& pruned);
+  void Keep(const std::vector<BatchEntry>& entries, const std::vector<uint16_t>& projection,
+            const std::vector<int64_t>& pruned, bool attend);
+
+  const HeadConstants head_;
+  const std::vector<HeadRows> sequences_;
+  const int64_t stride_;
+  std::unique_ptr<CudaOps> ops_;
+  DeviceKv kv_;
+  std::vector<StoredRows> stored_;
+  std::vector<int64_t> lengths_;
+  std::vector<int32_t> first_live_;
+  DeviceArray<float> q_norm_, k_norm_, diagonal_;
+  DeviceArray<double> frequency_, self_logit_bound_, max_logit_bound_;
+};
+
+// Unit-variance queries and keys, gate logits N(mean, 1).
+HeadRows RandomRows(int head_dim, int64_t length, double gate_mean, std::mt19937_64& rng);
+// The gate logit whose log sigmoid is `log_f` < 0.
+double GateLogit(double log_f);
+
+}  // namespace fox::cuda::testing
