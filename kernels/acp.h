@@ -1,36 +1,56 @@
-// Adaptive Computation Pruning: the decisions, as scalar functions in float64 that every backend
-// shares. The promise: the attention weight of everything a row does not see is at most eps.
+// Adaptive Computation Pruning: the decisions, as scalar functions in float64, written once and
+// compiled for the host and for the device. The promise: the attention weight of everything a row
+// does not see is at most eps. Theorem, proof and rounding budget: kernels/docs/acp.md.
 //
 // Both bounds have one form. A full page n carries a score E_n, a row i a threshold t_i, and pages
 // 0..n may be dropped for row i (and all later rows) when
-//     E_n + t_i <= log eps - kSlack.
-//   paper      E_n = log(b+1) - c_b          t_i = c_i + 2U     (b: the page's last position)
-//   certified  E_n = log M_b - c_b           t_i = min(H, c_i + B)
-// with log M_b the log of sum_{j<=b} exp(a_j + c_b - c_j), a_j the largest logit key j can have,
-// and H the minimum over page ends e' so far of c_e' + beta_e', beta bounding -log Z relative to
-// c_e'. E rises with n and t falls with i, so what is dropped is always a growing prefix. Source:
-// "Adaptive Computation Pruning for the Forgetting Transformer" (Lin et al.), Algorithm 1 and its
-// erratum (the length in log L is b+1 for keys 0..b); the certified bound is this project's.
+//     E_n + t_i <= log eps - kAcpSlack.
+//   paper      E_n = log(b+1) - c_b                      t_i = c_i + 2U
+//   certified  E_n = min(log M_b, log(b+1) + U) - c_b    t_i = min(H, c_i + B)
+// with b the page's last position, log M_b the log of sum_{j<=b} exp(a_j + c_b - c_j), a_j the
+// largest logit key j can have, and H the minimum over page ends e' so far of c_e' + beta_e', beta
+// bounding -log Z relative to c_e'. E rises with n and t falls with i, so what is dropped is always
+// a growing prefix. Source: "Adaptive Computation Pruning for the Forgetting Transformer" (Lin et
+// al.), Algorithm 1 and its erratum (the length in log L is b+1 for keys 0..b); the certified bound
+// is this project's.
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
+
+#include "kernels/core/host_device.h"
 
 namespace fox {
 
-// Pays for float32 rounding in everything compared with log eps.
-inline constexpr double kAcpSlack = 1.0 / 256;
-// Pay for up to three bf16 roundings of a query: norms of keys, and the products B and U.
-inline constexpr double kKeyNormInflation = 1.0 + 1.0 / 64;
-inline constexpr double kProductInflation = 1.0 + 1.0 / 32;
+// Which pages attention may drop: nothing, by the paper's bound, or by the certified one.
+enum class AcpMode : uint8_t { kOff, kPaper, kCertified };
 
-inline double LogAddExp(double a, double b) {
+// The log of no mass at all: nothing was dropped.
+inline constexpr double kNoMass = -std::numeric_limits<double>::infinity();
+
+// The rounding budget (acp.md section 3).
+// Float32 sums and exponentials in everything compared with log eps.
+inline constexpr double kAcpSlack = 0x1p-8;
+// Up to three bf16 roundings of a query: norms of keys, and the products B and U.
+inline constexpr double kKeyNormInflation = 1.0 + 0x1p-6;
+inline constexpr double kProductInflation = 1.0 + 0x1p-5;
+// Rounding of rotated queries and keys, relative to the product of their norms.
+inline constexpr double kRotationRounding = 0x1p-6;
+// Rounding of page offsets to float32, relative to the page's largest offset.
+inline constexpr double kOffsetRounding = 0x1p-22;
+// Rounding of a computed logit, for each of its terms, relative to ||q|| ||k|| / sqrt(d).
+inline constexpr double kLogitRounding = 0x1p-23;
+// Rounding of float64 sums that carry the cumulative gate of a whole sequence.
+inline constexpr double kSumRounding = 0x1p-50;
+
+FOX_HOST_DEVICE inline double LogAddExp(double a, double b) {
   const double high = a > b ? a : b, low = a > b ? b : a;
-  if (high == -std::numeric_limits<double>::infinity()) return high;
+  if (high == kNoMass) return high;
   return high + std::log1p(std::exp(low - high));
 }
 
-inline double LogSumExp(const double* terms, int count) {
+FOX_HOST_DEVICE inline double LogSumExp(const double* terms, int count) {
   double top = terms[0], sum = 0;
   for (int i = 1; i < count; ++i) top = terms[i] > top ? terms[i] : top;
   for (int i = 0; i < count; ++i) sum += std::exp(terms[i] - top);
@@ -38,23 +58,105 @@ inline double LogSumExp(const double* terms, int count) {
 }
 
 // log sigmoid(x), clamped from below so that f is never 0 and page offsets keep their precision.
-inline double LogForgetGate(double x, double min_log_gate) {
+FOX_HOST_DEVICE inline double LogForgetGate(double x, double min_log_gate) {
   const double value = x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x));
   return value < min_log_gate ? min_log_gate : value;
 }
 
-// The clamp for a head whose own logit is at least -B; B infinite when unknown.
-inline double MinLogGate(double b) {
-  const double wanted = std::isfinite(b) ? 2 * b + 40 : 0;
+// The clamp where all logits lie in [-bound, bound]: a key behind such a gate weighs at most
+// exp(-40) of the row's own, so the clamp changes nothing. Infinite or NaN: the bound is unknown.
+FOX_HOST_DEVICE inline double MinLogGate(double bound) {
+  const double wanted = bound < -kNoMass ? 2 * bound + 40 : 0;
   return -(wanted > 128 ? wanted : 128);
 }
 
-// The paper's page bound: `last` is the page's last position, c_last its cumulative log gate.
-inline double PaperLogMassBound(double last, double c_last) { return std::log(last + 1) - c_last; }
+// U: no logit of a head is above it in size. From the largest |gq| and |gk| of its QK-norm.
+FOX_HOST_DEVICE inline double MaxLogitBound(int head_dim, double max_gq, double max_gk) {
+  return kProductInflation * std::sqrt(static_cast<double>(head_dim)) * max_gq * max_gk;
+}
 
-// A NaN on either side means keep.
-inline bool MayDrop(double score, double threshold, double log_eps) {
+// B: no row's logit with its own key is below -B. `max_product`: the largest |gq gk| of one
+// dimension. Rotation keeps s_ii, but the rounding of rotated operands is relative to their norms
+// and not to the products.
+FOX_HOST_DEVICE inline double SelfLogitBound(int head_dim, double max_product, double max_gq,
+                                             double max_gk, bool rotates) {
+  const double any = MaxLogitBound(head_dim, max_gq, max_gk);
+  double self = MaxLogitBound(head_dim, max_product, 1);
+  if (rotates) self += kRotationRounding * any;
+  return self < any ? self : any;
+}
+
+// What the rounding of a page's offsets can do to a weight's logarithm: to be added to each term
+// of M and taken from the weights of S and N. `largest_offset`: c_j - page_cum_log_f of the last
+// key.
+FOX_HOST_DEVICE inline double OffsetRounding(double largest_offset) {
+  return kOffsetRounding * std::fabs(largest_offset);
+}
+
+// An upper bound on the cumulative log gate of a token, page_cum_log_f + offset being its rounded
+// value.
+FOX_HOST_DEVICE inline double UpperCumulativeGate(double page_cum_log_f, double offset) {
+  const double c = page_cum_log_f + offset;
+  return c + OffsetRounding(offset) + kSumRounding * std::fabs(c);
+}
+
+// E of a page under `paper`: `last` is the page's last position, c_last its cumulative log gate.
+FOX_HOST_DEVICE inline double PaperLogMassBound(double last, double c_last) {
+  return std::log(last + 1) - c_last + kSumRounding * std::fabs(c_last);
+}
+
+// E of a page under `certified`; `u` is U, infinite where unknown. The minimum makes `certified`
+// keep at most the pages that `paper` keeps, whatever rounding is paid for. A NaN stays.
+FOX_HOST_DEVICE inline double CertifiedLogMassBound(double log_mass, double last, double c_last,
+                                                    double u) {
+  const double by_length = std::log(last + 1) + u;
+  const double mass = log_mass > by_length ? by_length : log_mass;
+  return mass - c_last + kSumRounding * (std::fabs(mass) + std::fabs(c_last));
+}
+
+// H after a page end, from H before it (infinite: none); beta = a(-N / S) - log S. A NaN bounds
+// nothing.
+FOX_HOST_DEVICE inline double LogDenominatorBound(double before, double c_last, double beta) {
+  const double bound = c_last + beta + kSumRounding * (std::fabs(c_last) + std::fabs(beta));
+  return bound < before ? bound : before;
+}
+
+// t of a row or page end whose cumulative log gate is at most `c`. h: H of the last page end, b: B,
+// u: U; infinite where unknown.
+FOX_HOST_DEVICE inline double PageThreshold(AcpMode acp, double h, double c, double b, double u) {
+  if (acp == AcpMode::kPaper) return c + 2 * u;
+  return c + b < h ? c + b : h;
+}
+
+// In place of 2U where U is unknown: the largest logit that a query can make with any key minus
+// that with its own, from ||q||, the largest ||k_j|| and q.k_i. It licenses skipping for this row,
+// never eviction (acp.md section 5).
+FOX_HOST_DEVICE inline double PerQueryLogitSpread(double q_norm, double max_key_norm,
+                                                  double self_product, int head_dim) {
+  return (kProductInflation * q_norm * max_key_norm - self_product) /
+         std::sqrt(static_cast<double>(head_dim));
+}
+
+// The only place with kAcpSlack. A NaN on either side means keep.
+FOX_HOST_DEVICE inline bool MayDrop(double score, double threshold, double log_eps) {
   return score + threshold <= log_eps - kAcpSlack;
+}
+
+// What a row's computed log denominator can lie above the exact one, beside the slack: the rounding
+// of float32 logits and of the decay since the first key that it visited. `max_product`: a bound on
+// ||q_i|| ||k_j|| / sqrt(d) of the visited keys, for example U; c of the row, c_first that of the
+// leftmost visited page (its page_cum_log_f).
+FOX_HOST_DEVICE inline double RowRounding(int head_dim, double max_product, double c,
+                                          double c_first) {
+  return kLogitRounding * (head_dim + 8) * max_product +
+         2 * kOffsetRounding * std::fabs(c - c_first) + kSumRounding * std::fabs(c);
+}
+
+// The row certificate (acp.md 2d): whether a row may do without pages 0..n, E_n being `score`, by
+// its own running denominator, log_z = m + log l relative to its own key's decay.
+FOX_HOST_DEVICE inline bool MayStop(double score, double c, double log_z, double rounding,
+                                    double log_eps) {
+  return MayDrop(score + c + rounding, -log_z, log_eps);
 }
 
 }  // namespace fox

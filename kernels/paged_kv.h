@@ -11,10 +11,38 @@
 #include <cstdint>
 
 #include "kernels/core/dtype.h"
+#include "kernels/core/host_device.h"
 
 namespace fox {
 
 inline constexpr int kPageTokens = 64;
+
+// What a backend may find wrong with its page pool. None of it can happen while the scheduler keeps
+// its promises; what a step computed is worth nothing then, but no memory outside the pool was
+// touched.
+enum class PoolFault : int32_t {
+  kNone,
+  kOverdrawn,        // a step took more pages than were free
+  kOverfilled,       // more pages came back than there are, or one that does not exist
+  kTableEnd,         // a sequence grew past max_pages
+  kWrittenWhileFree  // somebody wrote into a free page (poison_free_pages)
+};
+
+constexpr const char* Describe(PoolFault fault) {
+  switch (fault) {
+    case PoolFault::kNone:
+      return "no fault";
+    case PoolFault::kOverdrawn:
+      return "a step took more pages than were free";
+    case PoolFault::kOverfilled:
+      return "more pages came back than there are";
+    case PoolFault::kTableEnd:
+      return "a sequence grew past its page table";
+    case PoolFault::kWrittenWhileFree:
+      return "a free page was written to";
+  }
+  return "unknown fault";
+}
 
 struct PagedKvShape {
   int layers = 0;
@@ -27,8 +55,11 @@ struct PagedKvShape {
   int max_pages = 0;  // per list: ceil(longest sequence / 64)
   bool k_shift = false;
   bool v_shift = false;
+  // For debugging: keys and values of free pages are NaN, and a page that is taken must still be
+  // so. CUDA; the CPU backend fills pages that are freed, in debug builds.
+  bool poison_free_pages = false;
 
-  int group() const { return q_heads / kv_heads; }
+  FOX_HOST_DEVICE int group() const { return q_heads / kv_heads; }
   int64_t lists_per_slot() const { return static_cast<int64_t>(layers) * kv_heads; }
   int64_t kv_size() const { return static_cast<int64_t>(kv_heads) * head_dim; }
   DType residual_dtype() const { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
@@ -61,6 +92,8 @@ struct PagedKv {
   // Free pages: a stack of page ids; [0, *free_count) are free.
   int32_t* free_stack = nullptr;  // [num_pages]
   int32_t* free_count = nullptr;  // [1]
+  // [1] The first fault that the backend found; stays. The CPU backend ends the process instead.
+  PoolFault* pool_fault = nullptr;
 
   // Lists, by (slot, layer, kv head).
   int32_t* page_table = nullptr;  // [max_slots, layers, kv_heads, max_pages] page ids
@@ -79,16 +112,16 @@ struct PagedKv {
   void* last_k = nullptr;  // [max_slots, layers, kv_heads * head_dim]
   void* last_v = nullptr;
 
-  int64_t ListIndex(int slot, int layer, int kv_head) const {
+  FOX_HOST_DEVICE int64_t ListIndex(int slot, int layer, int kv_head) const {
     return (static_cast<int64_t>(slot) * shape.layers + layer) * shape.kv_heads + kv_head;
   }
-  int64_t HeadIndex(int slot, int layer, int q_head) const {
+  FOX_HOST_DEVICE int64_t HeadIndex(int slot, int layer, int q_head) const {
     return (static_cast<int64_t>(slot) * shape.layers + layer) * shape.q_heads + q_head;
   }
-  int32_t* Table(int64_t list) const { return page_table + list * shape.max_pages; }
+  FOX_HOST_DEVICE int32_t* Table(int64_t list) const { return page_table + list * shape.max_pages; }
 };
 
-constexpr int PagesFor(int64_t tokens) {
+FOX_HOST_DEVICE constexpr int PagesFor(int64_t tokens) {
   return static_cast<int>((tokens + kPageTokens - 1) / kPageTokens);
 }
 

@@ -14,7 +14,7 @@
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
-#include "kernels/op_params.h"
+#include "kernels/linear_params.h"
 
 namespace fox::cuda {
 
@@ -32,7 +32,7 @@ struct TransformArguments {
   int64_t gate_stride = 0;
   float eps = 0;
   int head_dim = 0;
-  bool silu = false;
+  Activation act = Activation::kSigmoid;
 };
 
 namespace transform {
@@ -93,11 +93,11 @@ __device__ __forceinline__ Unit LoadWeight(const float* weight, int unit) {
 }
 
 // unit * act(gate).
-__device__ __forceinline__ Unit Gated(Unit unit, const Unit& gate, bool silu) {
+__device__ __forceinline__ Unit Gated(Unit unit, const Unit& gate, Activation act) {
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) {
     const float sigmoid = Sigmoid(gate.x[i]);
-    unit.x[i] *= silu ? gate.x[i] * sigmoid : sigmoid;
+    unit.x[i] *= act == Activation::kSilu ? gate.x[i] * sigmoid : sigmoid;
   }
   return unit;
 }
@@ -213,7 +213,7 @@ class UnitBatch {
 
   __device__ __forceinline__ Unit Transformed(const TransformArguments& s, int i) const {
     Unit x = Widened(x_[i]);
-    if constexpr (kind == Kind::kGatedAct) x = Gated(Widened(other_[i]), x, s.silu);
+    if constexpr (kind == Kind::kGatedAct) x = Gated(Widened(other_[i]), x, s.act);
     if constexpr (kind == Kind::kOutputGate) {
       if (s.weight != nullptr) {
         float sum = SumSquares(x);
@@ -223,7 +223,7 @@ class UnitBatch {
         const float scale = rsqrtf(sum / static_cast<float>(s.head_dim) + s.eps);
         x = Normalized(x, scale, Widened(weight_[i]));
       }
-      if (s.gate != nullptr) x = Gated(x, Widened(gate_[i]), s.silu);
+      if (s.gate != nullptr) x = Gated(x, Widened(gate_[i]), s.act);
     }
     return x;
   }
@@ -303,7 +303,7 @@ inline TransformArguments MakeTransformArguments(const MatrixView& in, const Inp
   s.in_cols = static_cast<int>(in.cols);
   s.out_cols = t.kind == Kind::kGatedAct ? s.in_cols / 2 : s.in_cols;
   FOX_CHECK(s.out_cols > 0 && s.out_cols % transform::kUnit == 0);
-  s.silu = t.silu;
+  s.act = t.act;
   s.eps = static_cast<float>(t.eps);
   if (t.kind != Kind::kRmsNorm && t.kind != Kind::kOutputGate) return s;
   s.weight = static_cast<const float*>(t.weight);

@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kWarpThreads)
       if (there) unit = transform::Normalized(unit, scale, transform::LoadUnit(s.weight + column));
     }
     if (!there) continue;
-    if (gate != nullptr) unit = transform::Gated(unit, Widened(gates[i]), s.silu);
+    if (gate != nullptr) unit = transform::Gated(unit, Widened(gates[i]), s.act);
     StoreVec8(unit, out + row * out_stride + column);
   }
 }

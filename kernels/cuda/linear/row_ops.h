@@ -6,7 +6,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/op_params.h"
+#include "kernels/batch_view.h"
+#include "kernels/linear_params.h"
 
 namespace fox::cuda {
 

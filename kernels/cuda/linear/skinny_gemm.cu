@@ -258,8 +258,7 @@ int SplitsOf(const SkinnyArguments& a, int tiles, int multiprocessors) {
 
 template <int N>
 cudaError_t LaunchSkinny(const SkinnyArguments& a, int multiprocessors, cudaStream_t stream) {
-  static const cudaError_t ready = cudaFuncSetAttribute(
-      SkinnyKernel<N>, cudaFuncAttributeMaxDynamicSharedMemorySize, Ring<N>::kBytes);
+  const cudaError_t ready = AllowDynamicSmem(KernelAddress(SkinnyKernel<N>), Ring<N>::kBytes);
   if (ready != cudaSuccess) return ready;
   const int tiles = (a.out + kTileOut - 1) / kTileOut;
   const dim3 grid(static_cast<unsigned>(tiles),
@@ -269,14 +268,14 @@ cudaError_t LaunchSkinny(const SkinnyArguments& a, int multiprocessors, cudaStre
 
 }  // namespace
 
-cudaError_t SkinnyGemm(const MatrixView& x, const DeviceWeight& weight, const float* bias,
-                       bool accumulate, const MatrixView& out, const SkinnyWorkspace& workspace,
-                       cudaStream_t stream) {
+cudaError_t SkinnyGemm(const MatrixView& x, const LinearParams& params,
+                       const SkinnyWorkspace& workspace, cudaStream_t stream) {
+  const int64_t columns = params.weight.in();
   FOX_CHECK(x.dtype == DType::kBF16 && x.rows > 0 && x.rows <= kMaxSkinnyRows);
-  FOX_CHECK(weight.in % kStep == 0 && weight.in == x.cols);
-  FOX_CHECK(weight.in <= INT32_MAX / kMaxSkinnyRows);
+  FOX_CHECK(columns % kStep == 0 && columns == x.cols);
+  FOX_CHECK(columns <= INT32_MAX / kMaxSkinnyRows);
   SkinnyArguments a{};
-  static_cast<GemmArguments&>(a) = MakeGemmArguments(weight, bias, accumulate, out);
+  static_cast<GemmArguments&>(a) = MakeGemmArguments(params);
   a.x = static_cast<const __nv_bfloat16*>(x.data);
   a.x_stride = x.row_stride;
   a.partial = workspace.partial;

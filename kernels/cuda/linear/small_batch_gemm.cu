@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     SmallBatchGemmKernel(const __grid_constant__ SmallBatchGemmArguments a) {
   constexpr bool kNorms = kind == InputTransform::Kind::kRmsNorm;
   extern __shared__ __align__(128) unsigned char shared[];
-  if (kind != kSettlingKind) TriggerDependents();
+  if (kind != kDrainingKind) TriggerDependents();
   const SharedPlan plan = PlanOf(shared, a);
   const int block = static_cast<int>(blockIdx.x);
   const int first = block * a.block_rows + min(block, a.extra_blocks);
@@ -348,7 +348,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     const transform::Unit weight = transform::FirstWeight(a.source);
     held.Take(walk, at);
     WaitOnDependencies();
-    TriggerDependents();  // not before: see kSettlingKind
+    TriggerDependents();  // not before: see kDrainingKind
     previous = PreviousValue(a, first, last);
     transform::NormRows<InputOf<kind>, kRows>(a.source, weight, 0, a.rows, input, stride);
   } else {
@@ -380,9 +380,8 @@ void Plan(int blocks, const DeviceLimits& limits, SmallBatchGemmArguments* a) {
 template <InputTransform::Kind kind, int kRows>
 cudaError_t LaunchSmallBatchGemm(const SmallBatchGemmArguments& a, int blocks,
                                  const DeviceLimits& limits, cudaStream_t stream) {
-  static const cudaError_t ready = cudaFuncSetAttribute(SmallBatchGemmKernel<kind, kRows>,
-                                                        cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                        limits.block_shared_bytes - kReservedBytes);
+  const cudaError_t ready = AllowDynamicSmem(KernelAddress(SmallBatchGemmKernel<kind, kRows>),
+                                             limits.block_shared_bytes - kReservedBytes);
   if (ready != cudaSuccess) return ready;
   const size_t bytes = static_cast<size_t>(a.stages * a.tile_bytes + FixedBytes(a.rows, a.in));
   return Launch(SmallBatchGemmKernel<kind, kRows>, dim3(static_cast<unsigned>(blocks)),
@@ -391,35 +390,37 @@ cudaError_t LaunchSmallBatchGemm(const SmallBatchGemmArguments& a, int blocks,
 
 }  // namespace
 
-bool GemvTakes(const MatrixView& in, const InputTransform& transform, const DeviceWeight& weight,
-               const DeviceLimits& limits) {
-  const bool norm = transform.kind == InputTransform::Kind::kRmsNorm;
+bool GemvTakes(const LinearParams& params, const DeviceLimits& limits) {
+  const MatrixView& in = params.in;
+  const int64_t columns = params.weight.in();
+  const bool norm = params.transform.kind == InputTransform::Kind::kRmsNorm;
   if (in.rows < 1 || in.rows > kMaxGemvRows || in.dtype != (norm ? DType::kF32 : DType::kBF16)) {
     return false;
   }
-  if (weight.in % kStep != 0 || weight.in > limits.block_shared_bytes) return false;
-  const int most = FixedBytes(kMaxRows, static_cast<int>(weight.in)) +
+  if (columns % kStep != 0 || columns > limits.block_shared_bytes) return false;
+  const int most = FixedBytes(kMaxRows, static_cast<int>(columns)) +
                    kMinStages * kTileRows * kTileStride + kReservedBytes;
   return most <= limits.block_shared_bytes;
 }
 
-cudaError_t SmallBatchGemm(const MatrixView& in, const InputTransform& transform,
-                           const DeviceWeight& weight, const float* bias, bool accumulate,
-                           const MatrixView& out, const DeviceLimits& limits, cudaStream_t stream) {
-  FOX_CHECK(GemvTakes(in, transform, weight, limits));
+cudaError_t SmallBatchGemm(const LinearParams& params, const DeviceLimits& limits,
+                           cudaStream_t stream) {
+  FOX_CHECK(GemvTakes(params, limits));
+  const InputTransform::Kind transform = params.transform.kind;
   SmallBatchGemmArguments a{};
-  static_cast<GemmArguments&>(a) = MakeGemmArguments(weight, bias, accumulate, out);
-  a.source = MakeTransformArguments(in, transform);
+  static_cast<GemmArguments&>(a) = MakeGemmArguments(params);
+  a.source = MakeTransformArguments(params.in, params.transform);
   FOX_CHECK(a.source.out_cols == a.in);
   const int blocks = std::min(limits.multiprocessors, a.out);
   Plan(blocks, limits, &a);
-  return DispatchTransform(transform.kind, in.dtype, [&]<InputTransform::Kind kind, typename In>() {
-    if constexpr (std::is_same_v<In, InputOf<kind>>) {
-      return a.rows == 1 ? LaunchSmallBatchGemm<kind, 1>(a, blocks, limits, stream)
-                         : LaunchSmallBatchGemm<kind, kMaxRows>(a, blocks, limits, stream);
-    }
-    return cudaErrorInvalidValue;
-  });
+  return DispatchTransform(
+      transform, params.in.dtype, [&]<InputTransform::Kind kind, typename In>() {
+        if constexpr (std::is_same_v<In, InputOf<kind>>) {
+          return a.rows == 1 ? LaunchSmallBatchGemm<kind, 1>(a, blocks, limits, stream)
+                             : LaunchSmallBatchGemm<kind, kMaxRows>(a, blocks, limits, stream);
+        }
+        return cudaErrorInvalidValue;
+      });
 }
 
 }  // namespace fox::cuda

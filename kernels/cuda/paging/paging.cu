@@ -2,13 +2,13 @@
 // over the sequences, so the same state gives the same pages; they are given back in any order,
 // for nothing depends on which free page a list gets.
 #include <algorithm>
-#include <cassert>
 
 #include "kernels/acp.h"
 #include "kernels/core/check.h"
 #include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/supports.h"
 
 namespace fox::cuda {
 namespace {
@@ -22,14 +22,12 @@ constexpr int kEvictWarps = kEvictThreads / kWarp;
 constexpr int kMaxEvictBlocks = 2112;
 constexpr int kReleaseThreads = 128;
 constexpr int kMaxReleaseBlocks = 64;
-constexpr int kMaxSeqs = 2048;  // prefix sums over sequences lie in shared memory
-constexpr int kMaxGroup = 16;   // page bounds of a warp's window lie in shared memory
 
 // A sequence's new pages per list, row blocks and tiles, side by side in one word so that one scan
 // adds up all three.
 constexpr int kFieldBits = 21;
 constexpr uint64_t kFieldMask = (uint64_t{1} << kFieldBits) - 1;
-constexpr int64_t kMaxRows = int64_t{1} << (kFieldBits - 1);
+static_assert(kMaxRows <= int64_t{1} << (kFieldBits - 1));
 enum Field : int { kNewPages = 0, kBlocks = kFieldBits, kTiles = 2 * kFieldBits };
 
 __device__ __forceinline__ int64_t UnpackCount(uint64_t counts, Field field) {
@@ -85,13 +83,63 @@ __device__ void WritePieces(const BatchView& batch, const uint64_t* before, Fiel
   }
 }
 
+// The pool's checks, in release builds too: a broken promise is reported with the step's results
+// and touches no memory outside the pool.
+__device__ void Report(const PagedKv& kv, PoolFault fault) {
+  atomicCAS(reinterpret_cast<int*>(kv.pool_fault), 0, static_cast<int>(fault));
+}
+
+__device__ __forceinline__ bool Exists(const PagedKv& kv, int32_t page) {
+  return page >= 0 && page < kv.shape.num_pages;
+}
+
+__device__ __forceinline__ int32_t FreePages(const PagedKv& kv) {
+  return min(max(*kv.free_count, 0), kv.shape.num_pages);
+}
+
+// Keys, then values, of a page as words of 16 bytes.
+__device__ uint4* PageWords(const PagedKv& kv, int32_t page, int half, int* count) {
+  *count = kPageTokens * kv.shape.head_dim / 8;  // bf16
+  return static_cast<uint4*>(half == 0 ? kv.keys : kv.values) + static_cast<int64_t>(page) * *count;
+}
+
+// The warp fills the first `count` lanes' pages with NaN.
+__device__ void PoisonPages(const PagedKv& kv, int32_t page, int count) {
+  for (int i = 0; i < 2 * count; ++i) {
+    const int32_t to = __shfl_sync(kAllLanes, page, i / 2);
+    if (!Exists(kv, to)) continue;
+    int words;
+    uint4* const at = PageWords(kv, to, i % 2, &words);
+    for (int w = static_cast<int>(threadIdx.x) % kWarp; w < words; w += kWarp) {
+      at[w] = {~0u, ~0u, ~0u, ~0u};
+    }
+  }
+}
+
+// A page from the free stack; one that may be used even if it is wrong.
+__device__ int32_t CheckedPage(const PagedKv& kv, int32_t page) {
+  if (!Exists(kv, page)) {
+    Report(kv, PoolFault::kOverfilled);
+    return 0;
+  }
+  if (!kv.shape.poison_free_pages) return page;
+  uint32_t all = ~0u;
+  for (int half = 0; half < 2; ++half) {
+    int words;
+    const uint4* const at = PageWords(kv, page, half, &words);
+    for (int w = 0; w < words; ++w) all &= at[w].x & at[w].y & at[w].z & at[w].w;
+  }
+  if (all != ~0u) Report(kv, PoolFault::kWrittenWhileFree);
+  return page;
+}
+
 // Page k of all that are needed is the k-th from the top of the free stack.
 __device__ void PopFreePages(const BatchView& batch, const PagedKv& kv, const uint64_t* before) {
   const int64_t lists = static_cast<int64_t>(kv.shape.layers) * kv.shape.kv_heads;
   const int64_t total = UnpackCount(before[batch.num_seqs], kNewPages) * lists;
   if (total == 0) return;
-  const int64_t free_count = *kv.free_count;
-  assert(total <= free_count);  // the scheduler's promise
+  const int64_t free_count = FreePages(kv);
+  if (total > free_count) Report(kv, PoolFault::kOverdrawn);  // against the scheduler's promise
   const auto begin = [&](int s) { return UnpackCount(before[s], kNewPages); };
   for (int64_t k = blockIdx.x * kBeginStepThreads + threadIdx.x; k < total;
        k += gridDim.x * kBeginStepThreads) {
@@ -99,8 +147,12 @@ __device__ void PopFreePages(const BatchView& batch, const PagedKv& kv, const ui
     const int64_t of_seq = k - begin(seq) * lists, per_list = begin(seq + 1) - begin(seq);
     const int64_t list = ListIndex(kv, batch.slot[seq], 0, 0) + of_seq / per_list;
     const int64_t p = PagesOf(batch.position[seq]) + of_seq % per_list;
-    assert(p < kv.shape.max_pages);
-    Table(kv, list)[p] = kv.free_stack[free_count - 1 - k];
+    if (p >= kv.shape.max_pages) {
+      Report(kv, PoolFault::kTableEnd);
+      continue;
+    }
+    // Where none is left, some page stands in, so that it may be read and written.
+    Table(kv, list)[p] = k < free_count ? CheckedPage(kv, kv.free_stack[free_count - 1 - k]) : 0;
   }
 }
 
@@ -124,8 +176,7 @@ __global__ void __launch_bounds__(kBeginStepThreads)
   }
 }
 
-// Work splits of decode attention: aligned groups of pages_per_split pages that hold one of the
-// window.
+// Of one pair's window.
 __device__ __forceinline__ int ItemsOf(const BatchView& batch, const PagedKv& kv,
                                        const StepSchedule& schedule, int layer, int seq_head) {
   const int seq = seq_head / kv.shape.q_heads, head = seq_head % kv.shape.q_heads;
@@ -135,7 +186,7 @@ __device__ __forceinline__ int ItemsOf(const BatchView& batch, const PagedKv& kv
                         ? schedule.first_visible_page[seq_head]
                         : kv.first_live[ListIndex(kv, rows.slot, layer, head / GroupOf(kv))];
   const int last = static_cast<int>(rows.position / kPageTokens);
-  return last / schedule.pages_per_split - first / schedule.pages_per_split + 1;
+  return NumSplits(first, last);
 }
 
 // Ends the taking of pages: what BeginStepKernel took leaves the stack. One thread block calls.
@@ -147,7 +198,9 @@ __device__ void CommitPops(const BatchView& batch, const PagedKv& kv, uint64_t* 
   InclusiveScan<kSplitThreads>(taken, warp_sums, total);
   if (threadIdx.x == 0 && total > 0) {
     const int64_t lists = static_cast<int64_t>(kv.shape.layers) * kv.shape.kv_heads;
-    *kv.free_count -= static_cast<int32_t>(static_cast<int64_t>(total) * lists);
+    const int64_t free_count = FreePages(kv),
+                  left = free_count - static_cast<int64_t>(total) * lists;
+    *kv.free_count = static_cast<int32_t>(left > 0 ? left : 0);
   }
 }
 
@@ -191,8 +244,13 @@ __device__ void PushFreePages(const PagedKv& kv, int32_t page, int count) {
   int base = 0;
   if (lane == 0) base = atomicAdd(kv.free_count, count);
   base = __shfl_sync(kAllLanes, base, 0);
-  assert(base + count <= kv.shape.num_pages);
-  if (lane < count) kv.free_stack[base + lane] = page;
+  if (kv.shape.poison_free_pages) PoisonPages(kv, page, count);
+  if (lane >= count) return;
+  if (base >= 0 && base + lane < kv.shape.num_pages && Exists(kv, page)) {
+    kv.free_stack[base + lane] = page;
+  } else {
+    Report(kv, PoolFault::kOverfilled);
+  }
 }
 
 // t of a page end, for each query head of the group (the rule of kernels/acp.h).
@@ -411,7 +469,6 @@ cudaError_t BeginStep(const BatchView& batch, const PagedKv& kv, const StepSched
   FOX_CHECK(batch.num_seqs <= kMaxSeqs && batch.num_rows <= kMaxRows);
   FOX_CHECK(MaxRowBlocks(batch.num_rows, batch.num_seqs) <= schedule.max_blocks);
   FOX_CHECK(static_cast<int64_t>(batch.num_seqs) * kv.shape.q_heads <= schedule.max_seq_heads);
-  FOX_CHECK(schedule.pages_per_split > 0);
   const int64_t most_pages =
       (batch.num_rows / kPageTokens + batch.num_seqs) * kv.shape.lists_per_slot();
   const size_t shared = static_cast<size_t>(batch.num_seqs + 1) * sizeof(uint64_t);

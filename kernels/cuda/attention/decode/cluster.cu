@@ -168,8 +168,7 @@ cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
 }  // namespace
 
 bool DecodeClusterRuns(int head_dim) {
-  static const bool has_clusters = RunsClusters(DecodeClusterKernel<64>);
-  return has_clusters && head_dim >= 32;
+  return head_dim >= 32 && HasSm90Code(KernelAddress(DecodeClusterKernel<64>));
 }
 
 cudaError_t DecodeCluster(const Decode& arguments, cudaStream_t stream) {

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/core/check.h"
 #include "kernels/cuda/attention/decode/cluster.h"
 #include "kernels/cuda/attention/decode/decode.h"
 #include "kernels/cuda/attention/decode/loads.cuh"
@@ -170,7 +171,7 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
   // then, and so is read again.
   KeptSeqHead<kHeadDim>* seq_heads = shared.seq_heads[Warp()];
   Cursor next{0, splits.first, 0, 0};
-  EnterSplit(a, seq_head, next);
+  EnterSplit(seq_head, next);
   Unit unit = UnitAt(seq_head, next.round, true);
   const Unit second = UnitAt(seq_head, min(next.round + 1, next.round_end - 1), true);
   uint4 keys[L::kLoads], values[L::kLoads];
@@ -215,27 +216,12 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
   }
 }
 
-// As many blocks as the device holds at once.
-template <int kHeadDim>
-cudaError_t GridSize(int* blocks) {
-  int device = 0, processors = 0, per_processor = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (error != cudaSuccess) return error;
-  error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, DecodeKernel<kHeadDim>,
-                                                        kThreads, 0);
-  *blocks = processors * per_processor;
-  return error;
-}
-
 template <int kHeadDim>
 cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
-  static int blocks = 0;  // one device and one calling thread (kernels/ops.h)
-  if (blocks == 0) {
-    const cudaError_t error = GridSize<kHeadDim>(&blocks);
-    if (error != cudaSuccess) return error;
-  }
+  int blocks = 0;
+  const cudaError_t error =
+      ResidentBlocks(KernelAddress(DecodeKernel<kHeadDim>), kThreads, &blocks);
+  if (error != cudaSuccess) return error;
   const SmemConfig shared(0, arguments.batch.num_rows <= kSmallBatchRows);
   return Launch(DecodeKernel<kHeadDim>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), shared,
                 stream, arguments);
@@ -244,12 +230,10 @@ cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& params,
-                            const PagedKv& kv, const StepSchedule& schedule, cudaStream_t stream) {
+                            const PagedKv& kv, const StepSchedule& schedule,
+                            bool after_append_decode, cudaStream_t stream) {
   if (batch.num_seqs == 0) return cudaSuccess;
-  if (schedule.pages_per_split % kRoundPages != 0) return cudaErrorInvalidValue;
-  // Else prefill's kernels, or those that plan by window.
-  const bool after_append_decode =
-      batch.num_rows == batch.num_seqs && schedule.first_visible_page == nullptr;
+  FOX_CHECK(!after_append_decode || batch.num_rows == batch.num_seqs);
   const Decode arguments{batch, params, kv, schedule, kv.shape.group(), after_append_decode};
   if (batch.small && after_append_decode && DecodeClusterRuns(kv.shape.head_dim)) {
     return DecodeCluster(arguments, stream);

@@ -8,10 +8,11 @@
 
 #include <cstdint>
 
+#include "kernels/attention_params.h"
+#include "kernels/batch_view.h"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/op_params.h"
 
 namespace fox::cuda::decode {
 
@@ -22,6 +23,7 @@ inline constexpr int kUnitKeys = 32;
 inline constexpr int kUnitsPerPage = kPageTokens / kUnitKeys;
 // What the warps of a block take at a time.
 inline constexpr int kRoundPages = kWarps / kUnitsPerPage;
+static_assert((1 << kMinSplitShift) % kRoundPages == 0);
 
 struct Decode {
   BatchView batch;
@@ -223,11 +225,11 @@ __device__ inline SeqHead NextSeqHead(const Decode& a, int index, int split) {
   }
 }
 
-__device__ inline void EnterSplit(const Decode& a, const SeqHead& seq_head, Cursor& cursor) {
-  const int size = a.schedule.pages_per_split;
-  const int base = (seq_head.first_live / size + cursor.split - seq_head.begin) * size;
+__device__ inline void EnterSplit(const SeqHead& seq_head, Cursor& cursor) {
+  const int shift = SplitShift(NumPages(seq_head) - seq_head.first_live);
+  const int base = ((seq_head.first_live >> shift) + cursor.split - seq_head.begin) << shift;
   cursor.round = max(base, seq_head.first_live) / kRoundPages;
-  cursor.round_end = (min(base + size, NumPages(seq_head)) + kRoundPages - 1) / kRoundPages;
+  cursor.round_end = (min(base + (1 << shift), NumPages(seq_head)) + kRoundPages - 1) / kRoundPages;
 }
 
 // False when nothing is left before split `last`; the cursor is then worth nothing but its slot.
@@ -241,7 +243,7 @@ __device__ bool Advance(const Decode& a, int last, KeptSeqHead<kHeadDim>* kept, 
     cursor.slot ^= 1;
     Keep(next, LoadRow<kHeadDim>(a, next), kept[cursor.slot]);
   }
-  EnterSplit(a, kept[cursor.slot].seq_head, cursor);
+  EnterSplit(kept[cursor.slot].seq_head, cursor);
   return true;
 }
 

@@ -158,7 +158,7 @@ TEST(TransformRowsTest, OutputGate) {
       for (int options = 0; options < 8; ++options) {
         ExpectTransform(dtype, 5, cols,
                         {.kind = Kind::kOutputGate,
-                         .silu = (options & 1) != 0,
+                         .act = (options & 1) != 0 ? Activation::kSilu : Activation::kSigmoid,
                          .head_dim = head_dim,
                          .weight = (options & 2) != 0 ? &weight : nullptr,
                          .gate = (options & 4) != 0 ? &gate : nullptr});
@@ -170,8 +170,8 @@ TEST(TransformRowsTest, OutputGate) {
 TEST(TransformRowsTest, GatedActAndConversion) {
   for (const int64_t cols : {16, 144, 768, 7168}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      ExpectTransform(dtype, 3, cols, {.kind = Kind::kGatedAct, .silu = true});
-      ExpectTransform(dtype, 3, cols, {.kind = Kind::kGatedAct, .silu = false});
+      ExpectTransform(dtype, 3, cols, {.kind = Kind::kGatedAct, .act = Activation::kSilu});
+      ExpectTransform(dtype, 3, cols, {.kind = Kind::kGatedAct, .act = Activation::kSigmoid});
       ExpectTransform(dtype, 3, cols, {.kind = Kind::kNone});
     }
   }
@@ -185,15 +185,15 @@ TEST(TransformRowsTest, GatesSaturate) {
     in.At(0, 8 + c) = 3;
   }
   in.Upload();
-  for (const bool silu : {false, true}) {
+  for (const Activation act : {Activation::kSigmoid, Activation::kSilu}) {
     TestMatrix out(DType::kBF16, 1, 8, 0);
     InputTransform t;
     t.kind = Kind::kGatedAct;
-    t.silu = silu;
+    t.act = act;
     ASSERT_EQ(TransformRows(in.view(), t, out.view(), nullptr), cudaSuccess);
     out.Download();
     for (int64_t c = 0; c < 8; ++c) {
-      const float want = c % 2 == 0 ? 0.0f : silu ? 3000.0f : 3.0f;
+      const float want = c % 2 == 0 ? 0.0f : act == Activation::kSilu ? 3000.0f : 3.0f;
       EXPECT_NEAR(out.At(0, c), want, 0x1p-8 * want) << c;
     }
   }

@@ -146,7 +146,6 @@ void ExpectPlan(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
   ExpectPieces(schedule.tiles.ToHost(), schedule.num_tiles.ToHost()[0],
                Pieces(batch, kTileRows, false));
   const std::vector<int32_t> begin = schedule.split_begin.ToHost();
-  const int unit = schedule.view.pages_per_split;
   for (int layer = 0; layer < shape.layers; ++layer) {
     size_t at = static_cast<size_t>(layer) * static_cast<size_t>(schedule.view.max_seq_heads + 1);
     int32_t splits = 0;
@@ -156,7 +155,7 @@ void ExpectPlan(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
         if (e.slot < 0 || e.rows != 1) continue;
         const size_t list =
             model.List(e.slot, static_cast<int64_t>(layer) * shape.kv_heads + head / shape.group());
-        splits += (PagesFor(e.position + 1) - 1) / unit - model.first_live[list] / unit + 1;
+        splits += NumSplits(model.first_live[list], PagesFor(e.position + 1) - 1);
       }
     }
     EXPECT_EQ(begin[at], splits) << "layer " << layer;
@@ -387,6 +386,93 @@ TEST(PagingTest, ReleaseResetsTheState) {
   expect(kv.log_mass, DeviceKv::kNothing);
   expect(kv.decay_sum, 0);
   expect(kv.key_sum, 0);
+}
+
+// ---- Broken promises.
+
+cudaError_t Begin(const DeviceKv& kv, const std::vector<BatchEntry>& batch) {
+  const DeviceBatch on_device(batch);
+  const DeviceWork schedule(kv.view.shape, on_device.view.num_rows, on_device.view.num_seqs);
+  const cudaError_t error = BeginStep(on_device.view, kv.view, schedule.view, nullptr);
+  return error != cudaSuccess ? error : cudaDeviceSynchronize();
+}
+
+PoolFault FaultOf(const DeviceKv& kv) { return kv.pool_fault.ToHost()[0]; }
+
+TEST(PagingTest, ATooSmallPoolIsReported) {
+  const PagedKvShape shape = Shape(2, 3, 1, 4, 8, 6 * 5);
+  DeviceKv kv(shape);
+  ASSERT_EQ(Begin(kv, {{0, 0, 190, -10}}), cudaSuccess);  // three of five pages a list
+  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
+  const std::vector<int32_t> before = kv.page_table.ToHost(), stack = kv.free_stack.ToHost();
+  ASSERT_EQ(Begin(kv, {{1, 0, 250, -10}}), cudaSuccess);  // four more
+  EXPECT_EQ(FaultOf(kv), PoolFault::kOverdrawn);
+  EXPECT_EQ(kv.free_count.ToHost()[0], 0);
+  EXPECT_EQ(kv.free_stack.ToHost(), stack);
+  const std::vector<int32_t> after = kv.page_table.ToHost();
+  const size_t of_slot = static_cast<size_t>(shape.lists_per_slot()) * 8;
+  for (size_t i = 0; i < after.size(); ++i) {
+    const bool taken = i / of_slot == 1 && i % 8 < 4;
+    EXPECT_TRUE(taken ? after[i] >= 0 && after[i] < shape.num_pages : after[i] == before[i]) << i;
+  }
+  // The first fault stays, and an empty pool stays empty.
+  ASSERT_EQ(Begin(kv, {{2, 0, 600, -10}}), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kOverdrawn);
+  EXPECT_EQ(kv.free_count.ToHost()[0], 0);
+}
+
+TEST(PagingTest, PagesThatComeBackTwiceAreReported) {
+  const PagedKvShape shape = Shape(2, 3, 1, 4, 8, 6 * 5);
+  DeviceKv kv(shape);
+  ASSERT_EQ(Begin(kv, {{0, 0, 190, -10}}), cudaSuccess);
+  const int32_t slot = 0;
+  ASSERT_EQ(Release(&slot, 1, kv.view, nullptr), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
+  const std::vector<int32_t> stack = kv.free_stack.ToHost();
+  kv.length.CopyFrom({190, 0, 0, 0});
+  ASSERT_EQ(Release(&slot, 1, kv.view, nullptr), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kOverfilled);
+  EXPECT_EQ(kv.free_stack.ToHost(), stack);
+}
+
+TEST(PagingTest, ASequenceBeyondItsTableIsReported) {
+  const PagedKvShape shape = Shape(1, 2, 1, 3, 2, 60);
+  DeviceKv kv(shape);
+  ASSERT_EQ(Begin(kv, {{1, 0, 128, -10}}), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
+  const std::vector<int32_t> before = kv.page_table.ToHost();
+  ASSERT_EQ(Begin(kv, {{1, 128, 1, -10}}), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kTableEnd);
+  EXPECT_EQ(kv.page_table.ToHost(), before);
+}
+
+// With poison_free_pages; DeviceKv begins with nothing but poison.
+TEST(PagingTest, AWriteIntoAFreePageIsReported) {
+  PagedKvShape shape = Shape(2, 3, 1, 4, 8, 6 * 5);
+  shape.poison_free_pages = true;
+  DeviceKv kv(shape);
+  ASSERT_EQ(Begin(kv, {{0, 0, 190, -10}}), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
+  const std::vector<uint16_t> poison = kv.keys.ToHost();
+  std::vector<uint16_t> written = poison;
+  const size_t page = kPageTokens * 16;
+  for (const int32_t owned : kv.page_table.ToHost()) {
+    if (owned >= 0) written[static_cast<size_t>(owned) * page + 5] = 0x3f80;
+  }
+  ASSERT_NE(written, poison);
+  kv.keys.CopyFrom(written);
+  kv.values.CopyFrom(written);
+  const int32_t slot = 0;
+  ASSERT_EQ(Release(&slot, 1, kv.view, nullptr), cudaSuccess);
+  EXPECT_EQ(kv.keys.ToHost(), poison);
+  EXPECT_EQ(kv.values.ToHost(), poison);
+  std::vector<uint16_t> damaged = poison;
+  damaged.back() = 0;  // of the page at the bottom of the stack
+  kv.values.CopyFrom(damaged);
+  ASSERT_EQ(Begin(kv, {{1, 0, 64 * 4, -10}}), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
+  ASSERT_EQ(Begin(kv, {{2, 0, 64, -10}}), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kWrittenWhileFree);
 }
 
 }  // namespace
