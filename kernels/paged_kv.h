@@ -17,9 +17,8 @@ namespace fox {
 
 inline constexpr int kPageTokens = 64;
 
-// What a backend may find wrong with its page pool. None of it can happen while the scheduler keeps
-// its promises; what a step computed is worth nothing then, but no memory outside the pool was
-// touched.
+// What a backend may find wrong with its page pool. None of it happens while the scheduler keeps its
+// promises; what a step computed is worth nothing then.
 enum class PoolFault : int32_t {
   kNone,
   kOverdrawn,        // a step took more pages than were free
@@ -55,8 +54,8 @@ struct PagedKvShape {
   int max_pages = 0;  // per list: ceil(longest sequence / 64)
   bool k_shift = false;
   bool v_shift = false;
-  // For debugging: keys and values of free pages are NaN, and a page that is taken must still be
-  // so. CUDA; the CPU backend fills pages that are freed, in debug builds.
+  // For debugging: keys and values of free pages are NaN, and every step checks that they still
+  // are. CUDA; the CPU backend fills pages that are freed, in debug builds.
   bool poison_free_pages = false;
 
   FOX_HOST_DEVICE int group() const { return q_heads / kv_heads; }

@@ -10,11 +10,12 @@
 #include "kernels/cuda/attention/prune_boundary.h"
 #include "kernels/cuda/cuda_state.h"
 #include "kernels/cuda/linear/device_weight.h"
-#include "kernels/cuda/linear/row_ops.h"
+#include "kernels/cuda/linear/embed.h"
+#include "kernels/cuda/linear/input_transform.h"
 #include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/runtime/supports.h"
 #include "kernels/cuda/sampling/sample.h"
-#include "kernels/cuda/supports.h"
 
 namespace fox {
 namespace {

@@ -1,5 +1,5 @@
 // The row transforms of linear layers as device code for 256 threads of a block: used by the kernel
-// that transforms rows on their own (row_ops.cu) and by the product that does it itself
+// that transforms rows on their own (input_transform.cu) and by the product that does it itself
 // (linear/small_batch_gemm.cu). A row's result does not depend on the rows beside it. For .cu files
 // only.
 #pragma once
@@ -102,6 +102,14 @@ __device__ __forceinline__ Unit Gated(Unit unit, const Unit& gate, Activation ac
   return unit;
 }
 
+// The sum over the lanes of a head, neighbours in a warp: head_dim / kUnit of them, a power of two.
+__device__ __forceinline__ float HeadSum(float sum, int head_dim) {
+  for (int offset = head_dim / kUnit / 2; offset > 0; offset /= 2) {
+    sum += __shfl_xor_sync(kAllLanes, sum, offset);
+  }
+  return sum;
+}
+
 // sums[r] becomes its sum over the threads for r < rows, in one fixed order.
 template <int kRows>
 __device__ __forceinline__ void BlockSums(int rows, float (&sums)[kRows]) {
@@ -109,11 +117,8 @@ __device__ __forceinline__ void BlockSums(int rows, float (&sums)[kRows]) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (r >= rows) break;
-#pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-      sums[r] += __shfl_xor_sync(kAllLanes, sums[r], offset);
-    }
-    if (threadIdx.x % kLanes == 0) partial[r][threadIdx.x / kLanes] = sums[r];
+    sums[r] = WarpSum(sums[r]);
+    if (Lane() == 0) partial[r][Warp()] = sums[r];
   }
   SyncThreads<kTransformThreads>();
 #pragma unroll
@@ -216,10 +221,7 @@ class UnitBatch {
     if constexpr (kind == Kind::kGatedAct) x = Gated(Widened(other_[i]), x, s.act);
     if constexpr (kind == Kind::kOutputGate) {
       if (s.weight != nullptr) {
-        float sum = SumSquares(x);
-        for (int offset = s.head_dim / kUnit / 2; offset > 0; offset /= 2) {
-          sum += __shfl_xor_sync(kAllLanes, sum, offset);
-        }
+        const float sum = HeadSum(SumSquares(x), s.head_dim);
         const float scale = rsqrtf(sum / static_cast<float>(s.head_dim) + s.eps);
         x = Normalized(x, scale, Widened(weight_[i]));
       }

@@ -6,8 +6,8 @@
 
 #include "kernels/core/check.h"
 #include "kernels/cuda/linear/cublas_gemm.h"
+#include "kernels/cuda/linear/input_transform.h"
 #include "kernels/cuda/linear/linear.h"
-#include "kernels/cuda/linear/row_ops.h"
 #include "kernels/cuda/linear/skinny_gemm.h"
 #include "kernels/cuda/linear/small_batch_gemm.h"
 #include "kernels/cuda/runtime/launch.h"

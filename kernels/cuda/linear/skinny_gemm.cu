@@ -122,8 +122,7 @@ template <int N>
 __device__ __forceinline__ void MultiplyTile(const SkinnyArguments& a, uint32_t ring, int first_out,
                                              int first, int last, float (&c)[2][N / 8][4]) {
   constexpr int kAhead = Ring<N>::kStages - 1;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = Lane(), warp = Warp();
   const RowCopier<kTileOut> weights(a.weight, a.in, first_out, a.out);
   const RowCopier<N> inputs(a.x, a.x_stride, 0, a.rows);
   const auto copy_weights = [&](int n, int stage) {
@@ -161,8 +160,7 @@ __device__ __forceinline__ void MultiplyTile(const SkinnyArguments& a, uint32_t 
 // Adds the four column warps' sums in order: sums [4][N][64] in shared memory, where the ring was.
 template <int N>
 __device__ __forceinline__ void SpillSums(float* sums, const float (&c)[2][N / 8][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = Lane(), warp = Warp();
   float* mine = sums + warp / 2 * N * kSumStride + warp % 2 * kWarpOut;
 #pragma unroll
   for (int t = 0; t < 2; ++t) {

@@ -15,8 +15,8 @@
 #include "kernels/cuda/linear/gemm_arguments.cuh"
 #include "kernels/cuda/linear/input_transform.cuh"
 #include "kernels/cuda/linear/small_batch_gemm.h"
+#include "kernels/cuda/primitives/copy_rows.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
-#include "kernels/cuda/ptx/copy_rows.cuh"
 #include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/ptx/mma_sm80.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
@@ -108,7 +108,7 @@ struct Place {
 // right.
 __device__ __forceinline__ void CopyWeights(const SmallBatchGemmArguments& a,
                                             const SharedPlan& plan, int first, int last) {
-  const int begin = static_cast<int>(threadIdx.x) / kWarp - kConsumerWarps;
+  const int begin = Warp() - kConsumerWarps;
   Place at, arrived;
   int tile = 0;
   for (int row = first; row < last; row += kTileRows) {
@@ -171,7 +171,7 @@ struct Share {
   __device__ __forceinline__ Share(const SmallBatchGemmArguments& a, int col) {
     const int all = min(kTileCols, a.in - col) / kStep;
     const int share = (all + kConsumerWarps - 1) / kConsumerWarps;
-    const int begin = static_cast<int>(threadIdx.x) / kWarp * share;
+    const int begin = Warp() * share;
     steps = min(share, all - begin);
     column = begin * kStep;
   }
@@ -181,7 +181,7 @@ struct Share {
 __device__ __forceinline__ void LoadFragments(const SmallBatchGemmArguments& a,
                                               const SharedPlan& plan, int stage, int rows,
                                               const Share& share, Fragments& w) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = Lane();
   const uint32_t from = SharedAddress(plan.tiles) + stage * a.tile_bytes +
                         min(lane % 16, rows - 1) * kTileStride + share.column * 2 + lane / 16 * 16;
 #pragma unroll
@@ -197,7 +197,7 @@ __device__ __forceinline__ void MultiplyFragments(const SmallBatchGemmArguments&
                                                   const Fragments& w, float (&c)[2][4]) {
   static_assert(kWarpSteps % 2 == 0);
   const Share share(a, col);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = Lane();
   const uint32_t from = SharedAddress(plan.input) + min(lane % 8, a.rows - 1) * InputStride(a.in) +
                         (col + share.column) * 2 + lane / 8 * 16;
   uint32_t x[kWarpSteps / 2][4];
@@ -229,7 +229,7 @@ class Walk {
     }
     LoadFragments(a_, plan_, at.stage, min(kTileRows, last_ - row_), Share(a_, col_), w);
     __syncwarp();
-    if (threadIdx.x % kWarp == 0) plan_.empty[at.stage].Arrive();
+    if (Lane() == 0) plan_.empty[at.stage].Arrive();
     at.Advance(a_.stages);
   }
 
@@ -248,9 +248,9 @@ class Walk {
     MultiplyFragments(a_, plan_, col_, w, c_);
     const int row = row_;
     if (!Advance()) return;
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int lane = Lane();
     if (lane % 4 < kMaxRows / 2) {
-      const int warp = static_cast<int>(threadIdx.x) / kWarp;
+      const int warp = Warp();
       float* mine = partial_ + warp * kGroupValues + lane % 4 * 2 * kTileRows + lane / 4;
       mine[0] = c_[0][0] + c_[1][0];
       mine[kTileRows] = c_[0][1] + c_[1][1];

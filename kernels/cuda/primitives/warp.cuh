@@ -1,6 +1,8 @@
-// Warps, their lanes, and what lanes compute together by shuffles. The order of each sum is part of
-// its contract, because the last bits depend on it. All lanes of a warp call together.
+// Warps, their lanes, and reductions and scans over them. All lanes of the warp call together; the
+// order of the additions is part of the contract, for callers promise bits.
 #pragma once
+
+#include <math_constants.h>
 
 namespace fox::cuda {
 
@@ -11,83 +13,92 @@ inline constexpr unsigned kAllLanes = 0xffffffffu;
 __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 __device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / kWarp; }
 
-// combine() over each group of kLanes neighbouring lanes, in all of them: first lanes half a group
-// apart, neighbours last.
-template <int kLanes = kWarp, typename T, typename Combine>
-__device__ __forceinline__ T WarpReduce(T x, Combine combine) {
+// Over each group of kLanes neighbouring lanes, in all of them; the max_distance lanes first.
+template <int kLanes = kWarp, typename T>
+__device__ __forceinline__ T WarpSum(T x) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kAllLanes, x, offset);
+  return x;
+}
+
+__device__ __forceinline__ float Max(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ double Max(double a, double b) { return fmax(a, b); }
+
+template <int kLanes = kWarp, typename T>
+__device__ __forceinline__ T WarpMax(T x) {
 #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-    x = combine(x, __shfl_xor_sync(kAllLanes, x, offset));
+    x = Max(x, __shfl_xor_sync(kAllLanes, x, offset));
   }
   return x;
 }
 
-template <int kLanes = kWarp, typename T>
-__device__ __forceinline__ T WarpSum(T x) {
-  return WarpReduce<kLanes>(x, [](T a, T b) { return a + b; });
-}
-
-// The same for a number of lanes that is known at run time only: a power of two.
-template <typename T>
-__device__ __forceinline__ T WarpSum(T x, int lanes) {
-  for (int offset = lanes / 2; offset > 0; offset /= 2) {
+// Over the lanes with the same index modulo kStride; the nearest ones first.
+template <int kStride>
+__device__ __forceinline__ float StridedSum(float x) {
+#pragma unroll
+  for (int offset = kStride; offset < kWarp; offset *= 2) {
     x += __shfl_xor_sync(kAllLanes, x, offset);
   }
   return x;
 }
-
-// A NaN loses.
-template <int kLanes = kWarp, typename T>
-__device__ __forceinline__ T WarpMax(T x) {
-  return WarpReduce<kLanes>(x, [](T a, T b) { return fmax(a, b); });
-}
-
-// combine() over the lanes that are kStride apart, in all of them: the nearest first.
-template <int kStride, typename T, typename Combine>
-__device__ __forceinline__ T StridedReduce(T x, Combine combine) {
+template <int kStride>
+__device__ __forceinline__ float StridedMax(float x) {
 #pragma unroll
   for (int offset = kStride; offset < kWarp; offset *= 2) {
-    x = combine(x, __shfl_xor_sync(kAllLanes, x, offset));
+    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, offset));
   }
   return x;
 }
 
-template <int kStride, typename T>
-__device__ __forceinline__ T StridedSum(T x) {
-  return StridedReduce<kStride>(x, [](T a, T b) { return a + b; });
-}
-
-template <int kStride, typename T>
-__device__ __forceinline__ T StridedMax(T x) {
-  return StridedReduce<kStride>(x, [](T a, T b) { return fmax(a, b); });
-}
-
-// combine() over this lane and those before it: combine(x, x of an earlier lane).
-template <typename T, typename Combine>
-__device__ __forceinline__ T WarpScan(T x, Combine combine) {
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const T before = __shfl_up_sync(kAllLanes, x, offset);
-    if (Lane() >= offset) x = combine(x, before);
-  }
-  return x;
-}
-
-// The sum over this lane and those before it.
-template <typename T>
-__device__ __forceinline__ T WarpScan(T x) {
-  return WarpScan(x, [](T a, T b) { return a + b; });
-}
-
-// Over the four lanes that share a row of a tensor core product, neighbours first.
+// Over the four lanes that share a row of a tensor core product; neighbours first.
 __device__ __forceinline__ float QuadSum(float x) {
   x += __shfl_xor_sync(kAllLanes, x, 1);
   return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
-
 __device__ __forceinline__ float QuadMax(float x) {
   x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
   return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
+}
+
+// What add(earlier, x) makes of this lane and all before it; `add` is associative.
+template <typename T, typename Add>
+__device__ __forceinline__ T WarpScan(T x, const Add& add) {
+#pragma unroll
+  for (int offset = 1; offset < kWarp; offset *= 2) {
+    const T earlier = __shfl_up_sync(kAllLanes, x, offset);
+    if (Lane() >= offset) x = add(earlier, x);
+  }
+  return x;
+}
+// The sum over this lane and all before it.
+template <typename T>
+__device__ __forceinline__ T WarpScan(T x) {
+  return WarpScan(x, [](T earlier, T own) { return own + earlier; });
+}
+
+// max + log(sum). A NaN stays.
+struct LogTerm {
+  double max, sum;
+};
+
+__device__ __forceinline__ void AddLogTerm(LogTerm& term, const LogTerm& earlier) {
+  const double high = earlier.max > term.max ? earlier.max : term.max;
+  if (high == -CUDART_INF) return;
+  term.sum = term.sum * static_cast<double>(expf(static_cast<float>(term.max - high))) +
+             earlier.sum * static_cast<double>(expf(static_cast<float>(earlier.max - high)));
+  term.max = high;
+}
+
+// log(sum of exp) over this lane and all before it.
+__device__ __forceinline__ LogTerm LogAddExpScan(LogTerm term) {
+#pragma unroll
+  for (int offset = 1; offset < kWarp; offset *= 2) {
+    const LogTerm earlier{__shfl_up_sync(kAllLanes, term.max, offset),
+                          __shfl_up_sync(kAllLanes, term.sum, offset)};
+    if (Lane() >= offset) AddLogTerm(term, earlier);
+  }
+  return term;
 }
 
 }  // namespace fox::cuda

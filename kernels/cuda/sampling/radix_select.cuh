@@ -89,16 +89,6 @@ __device__ __forceinline__ uint64_t WarpReduce(uint64_t value, Operator combine)
   return value;
 }
 
-// The sum over this lane and those before it.
-__device__ __forceinline__ uint64_t WarpScan(uint64_t value) {
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const uint64_t before = __shfl_up_sync(kAllLanes, value, offset);
-    if (Lane() >= offset) value += before;
-  }
-  return value;
-}
-
 // The warps' values of all blocks, in order of block and warp: lane l of every warp gets those at
 // l, l + 32, ... (0 past the end).
 template <int kBlocks>

@@ -12,11 +12,10 @@
 
 #include "kernels/cuda/attention/decode/loads.cuh"
 #include "kernels/cuda/attention/decode/splits.cuh"
+#include "kernels/cuda/primitives/math.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
 
 namespace fox::cuda::decode {
-
-inline constexpr float kLog2E = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
 
 // A softmax in progress, logits in log2 units: `sum` and `out` are this lane's share.
 struct Softmax {
@@ -24,18 +23,6 @@ struct Softmax {
   float sum = 0;
   float out[8] = {};
 };
-
-__device__ inline float WarpMax(float x) {
-  for (int step = kWarp / 2; step > 0; step /= 2) {
-    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, step));
-  }
-  return x;
-}
-
-__device__ inline float WarpSum(float x) {
-  for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
-  return x;
-}
 
 // part[0 .. 2 * kHalf) of 2 * kHalf neighbouring lanes: lane x gets the lanes' sum of part[x]. Two
 // halves of the lanes trade what they keep for what they give away, then each goes on by itself.

@@ -466,11 +466,11 @@ TEST(PagingTest, AWriteIntoAFreePageIsReported) {
   ASSERT_EQ(Release(&slot, 1, kv.view, nullptr), cudaSuccess);
   EXPECT_EQ(kv.keys.ToHost(), poison);
   EXPECT_EQ(kv.values.ToHost(), poison);
+  ASSERT_EQ(Begin(kv, {{1, 0, 64, -10}}), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
   std::vector<uint16_t> damaged = poison;
   damaged.back() = 0;  // of the page at the bottom of the stack
   kv.values.CopyFrom(damaged);
-  ASSERT_EQ(Begin(kv, {{1, 0, 64 * 4, -10}}), cudaSuccess);
-  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
   ASSERT_EQ(Begin(kv, {{2, 0, 64, -10}}), cudaSuccess);
   EXPECT_EQ(FaultOf(kv), PoolFault::kWrittenWhileFree);
 }

@@ -1,5 +1,5 @@
 // What the GPU refuses and why, without a GPU.
-#include "kernels/cuda/supports.h"
+#include "kernels/cuda/runtime/supports.h"
 
 #include <gtest/gtest.h>
 
