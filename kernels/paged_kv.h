@@ -17,8 +17,8 @@ namespace fox {
 
 inline constexpr int kPageTokens = 64;
 
-// What a backend may find wrong with its page pool. None of it happens while the scheduler keeps its
-// promises; what a step computed is worth nothing then.
+// What a backend may find wrong with its page pool. None of it happens while the scheduler keeps
+// its promises; what a step computed is worth nothing then.
 enum class PoolFault : int32_t {
   kNone,
   kOverdrawn,        // a step took more pages than were free

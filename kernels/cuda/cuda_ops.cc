@@ -124,9 +124,10 @@ void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape)
   schedule.max_blocks = static_cast<int>(max_rows / kPageTokens + 2 * max_seqs);
   schedule.max_tiles = static_cast<int>(max_rows / cuda::kTileRows + 2 * max_seqs);
   schedule.max_seq_heads = max_seqs * shape.q_heads;
-  // Every pair's items, but no more than the pool has pages for (and two cut ones a pair).
-  const int64_t of_pair = std::min(cuda::kMaxSplits, (shape.max_pages >> cuda::kMinSplitShift) + 1);
-  const int64_t by_length = schedule.max_seq_heads * of_pair;
+  // Every seq_head's splits, but no more than the pool has pages for (and two cut ones each).
+  const int64_t of_seq_head =
+      std::min(cuda::kMaxSplits, (shape.max_pages >> cuda::kMinSplitShift) + 1);
+  const int64_t by_length = schedule.max_seq_heads * of_seq_head;
   const int64_t by_pool =
       (static_cast<int64_t>(shape.group()) * shape.num_pages >> cuda::kMinSplitShift) +
       2 * static_cast<int64_t>(schedule.max_seq_heads);

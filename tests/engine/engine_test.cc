@@ -345,28 +345,6 @@ TEST_P(EngineTest, ExecutorFailureAtCollectionToo) {
   EXPECT_EQ(engine_->stats().running, 0);
 }
 
-// A backend that finds its pool overdrawn says so with the step's results: no token of that step is
-// delivered, and nothing goes on.
-TEST_P(EngineTest, APoolFaultEndsEverything) {
-  FakeOptions fake = Roomy();
-  fake.limits.num_pages = 10;
-  fake.bug = sim::ExecutorBug::kOverstateFree;  // so the scheduler breaks its promise
-  fake.reports_pool_faults = true;
-  Start(fake);
-  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 5, 200), 0).ok());
-  ASSERT_TRUE(engine_->Submit(MakeRequest(2, 5, 200), 0).ok());
-  RunToEnd();
-  for (const RequestId id : {RequestId{1}, RequestId{2}}) {
-    EXPECT_TRUE(absl::IsUnavailable(received_[id].finish->status));
-    const std::vector<int32_t> tokens = Reference(MakeRequest(id, 5, 200)).tokens;
-    ASSERT_LT(received_[id].tokens.size(), tokens.size());
-    EXPECT_TRUE(
-        std::equal(received_[id].tokens.begin(), received_[id].tokens.end(), tokens.begin()));
-  }
-  EXPECT_EQ(engine_->fatal(),
-            absl::UnavailableError("page pool: a step took more pages than were free"));
-}
-
 TEST_P(EngineTest, AnIdMayComeAgainWhileItsSurplusIsInFlight) {
   Start();
   Request first = MakeRequest(1, 5, 20);

@@ -1,7 +1,6 @@
 // The row transforms of linear layers as device code for 256 threads of a block: used by the kernel
 // that transforms rows on their own (input_transform.cu) and by the product that does it itself
-// (linear/small_batch_gemm.cu). A row's result does not depend on the rows beside it. For .cu files
-// only.
+// (linear/small_batch_gemm.cu). A row's result does not depend on the rows beside it.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,4 +1,4 @@
-// StepSchedule: the device's own plan of one step, made by PlanStep at the step's beginning and
+// StepSchedule: the device's own plan of one step, made by BeginStep at the step's beginning and
 // read by the kernels after it; so that nothing about lengths and windows has to come from the
 // host. Plain device pointers; CudaOps owns the memory.
 #pragma once
@@ -64,17 +64,17 @@ struct StepSchedule {
   // sequence, then position.
   RowBlock* tiles = nullptr;     // [max_tiles]
   int32_t* num_tiles = nullptr;  // [1]
-  // First page that tile t of query head h may see: [q_heads, max_tiles], of the layer at hand.
+  // First page that tile t of query head h may see: [q_heads, max_tiles], of the current layer.
   int32_t* boundary = nullptr;
   int32_t* tile_counter = nullptr;  // [1] dynamic scheduling; zeroed by PruneBoundaries
 
-  // Decode attention, sequences with exactly one row. Pair i = seq * q_heads + head owns the splits
-  // [split_begin[i], split_begin[i + 1]) of its layer, NumSplits of them, ascending. Other
+  // Decode attention, sequences with exactly one row. Number i = seq * q_heads + head owns the
+  // splits [split_begin[i], split_begin[i + 1]) of its layer, NumSplits of them, ascending. Other
   // sequences own none.
   int32_t* split_begin = nullptr;  // [layers, max_seq_heads + 1], row stride max_seq_heads + 1
   int max_seq_heads = 0;
-  // First page that a pair may see, of the layer at hand: [max_seq_heads], those of sequences with
-  // exactly one row. Null: its first live page.
+  // First page that a seq_head may see, of the current layer: [max_seq_heads], those of sequences
+  // with exactly one row. Null: its first live page.
   int32_t* first_visible_page = nullptr;
   float* partial = nullptr;            // [max_splits, head_dim + 2]
   int32_t* arrival_counter = nullptr;  // [max_seq_heads] splits done; zero between launches

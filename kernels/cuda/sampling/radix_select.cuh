@@ -1,7 +1,7 @@
 // What sampling from a row of logits needs of the blocks that share the row: candidate keys,
 // weights as integers, sums over the row, and Locate, a radix search by running sum. Sums are
 // exact, so all blocks take the same decisions without telling each other, and a row gives the same
-// result in any batch. For .cu files only; sample.cu is the user.
+// result in any batch. sample.cu is the user.
 #pragma once
 
 #include <cuda_runtime.h>

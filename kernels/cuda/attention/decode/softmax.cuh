@@ -1,6 +1,5 @@
-// The arithmetic of decode attention: a warp takes units of keys and values into a softmax in
-// progress, and a finished row is stored. For the .cu files of decode attention only; which lane
-// holds what is loads.cuh.
+// The arithmetic of decode attention: a warp takes half pages of keys and values into a softmax in
+// progress, and a finished row is stored. Which lane holds what is loads.cuh.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,7 +18,7 @@ namespace fox::cuda::decode {
 
 // A softmax in progress, logits in log2 units: `sum` and `out` are this lane's share.
 struct Softmax {
-  float max = -FLT_MAX;  // of the warp; finite, so that a unit without keys changes nothing
+  float max = -FLT_MAX;  // of the warp; finite, so that a half page without keys changes nothing
   float sum = 0;
   float out[8] = {};
 };
@@ -45,7 +44,7 @@ __device__ float SumAcross(const float (&part)[2 * kHalf]) {
 
 // The product q.k of this lane's key.
 template <int kHeadDim>
-__device__ float GemmArguments(const float (&q)[8], const uint4 (&keys)[Layout<kHeadDim>::kLoads]) {
+__device__ float DotProduct(const float (&q)[8], const uint4 (&keys)[Layout<kHeadDim>::kLoads]) {
   using L = Layout<kHeadDim>;
   float part[L::kLoads];
 #pragma unroll
@@ -63,7 +62,7 @@ __device__ float GemmArguments(const float (&q)[8], const uint4 (&keys)[Layout<k
   return SumAcross<L::kLanes / 2>(part);
 }
 
-// Takes a unit's keys into `softmax`; gives the weight of this lane's key.
+// Takes a half page's keys into `softmax`; gives the weight of this lane's key.
 template <int kHeadDim>
 __device__ float ScoresToProbs(const KeptSeqHead<kHeadDim>& kept,
                                const uint4 (&keys)[Layout<kHeadDim>::kLoads], const Gate& gate,
@@ -74,7 +73,7 @@ __device__ float ScoresToProbs(const KeptSeqHead<kHeadDim>& kept,
   const float4 low = from[0], high = from[1];
   const float q[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   const float decay = static_cast<float>(kept.base - gate.base) + (kept.local - gate.local);
-  const float product = GemmArguments<kHeadDim>(q, keys);
+  const float product = DotProduct<kHeadDim>(q, keys);
   const float logit =
       LaneKey<kHeadDim>() < valid ? fmaf(product, scale, decay * kLog2E) : -INFINITY;
   const float max = fmaxf(softmax.max, WarpMax(logit));
@@ -163,7 +162,7 @@ __device__ void StoreRow(const Decode& a, const SeqHead& seq_head, float max, fl
   }
 }
 
-// Counts a pair's pages, for whoever has its first split.
+// Counts a seq_head's pages, for whoever has its first split.
 __device__ inline void CountPages(const Decode& a, const SeqHead& seq_head) {
   using Count = unsigned long long;
   const int seq = seq_head.index / a.kv.shape.q_heads;
