@@ -54,9 +54,9 @@ KERNEL_CASES = {
                             "PagePoolTest.PagesThatComeBackTwiceAreReported"),
     "cuda_paging_test": ("PagingTest.LongPrefillEvictsAcrossManyWindows",
                          "PagingTest.ReleaseResetsTheState"),
-    "sampler_device_test": ("Vocabularies/DrawTest.DrawsWhatTheSamplerDraws/5",),
-    "sequence_device_test": ("Vocabularies/SequenceDraws.AreThoseOfTheSampler/3",
-                             "TokenStates.AreZeroAndThenTheEntries"),
+    "sampler_device_test": ("Vocabularies/SampleTest.SamplesWhatTheSamplerSamples/5",),
+    "sequence_device_test": ("Vocabularies/SequenceSamples.AreThoseOfTheSampler/3",
+                             "PenaltyState.AreZeroAndThenTheEntries"),
 }
 ENGINE_CASES = {
     "engine_device_test": ("Models/DeviceEngine.GraphsChangeNoBit/dev_pro_d64_certified",),

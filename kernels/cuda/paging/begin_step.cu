@@ -146,7 +146,8 @@ __device__ void CommitPops(const BatchView& batch, const PagedKv& kv, uint64_t* 
   }
 }
 
-// One thread block a layer, from `first_layer` on.
+// One thread block a layer, from `first_layer` on. More splits than there is room for exist only
+// where the pool was overdrawn: the last ones are left out.
 __global__ void __launch_bounds__(kSplitThreads)
     PlanSplitsKernel(const BatchView batch, const PagedKv kv, const StepSchedule schedule,
                      int first_layer, bool ends_taking) {
@@ -170,12 +171,12 @@ __global__ void __launch_bounds__(kSplitThreads)
     int before = carry + InclusiveScan<kSplitThreads>(sum, warp_sums, total) - sum;
 #pragma unroll
     for (int i = 0; i < kSeqHeadsPerThread; ++i) {
-      if (first + i < seq_heads) begin[first + i] = before;
+      if (first + i < seq_heads) begin[first + i] = min(before, schedule.max_splits);
       before += count[i];
     }
     carry += total;
   }
-  if (threadIdx.x == 0) begin[seq_heads] = carry;
+  if (threadIdx.x == 0) begin[seq_heads] = min(carry, schedule.max_splits);
   if (ends_taking && blockIdx.x == 0) CommitPops(batch, kv, taken_sums);
 }
 

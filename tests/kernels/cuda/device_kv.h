@@ -100,6 +100,7 @@ struct DeviceWork {
     view.tiles = tiles.data();
     view.num_tiles = num_tiles.data();
     view.split_begin = split_begin.data();
+    view.max_splits = std::numeric_limits<int>::max();
     view.max_seq_heads = seqs * shape.q_heads;
     view.page_sums = page_sums.data();
   }
