@@ -32,7 +32,7 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
     end += (static_cast<size_t>(count) * size + 15) / 16 * 16;
     return at;
   };
-  take(1, kFreePagesBytes);
+  take(1, kPoolBytes);
   sampled_ = take(max_logit_rows, sizeof(SampleRecord));
   counts_ = take(3 * max_seqs, sizeof(int64_t));
   mass_ = take(max_seqs, sizeof(double));
@@ -60,9 +60,13 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
 
 StepOutputs BatchBuilder::OutputsAt(std::byte* block) const {
   int64_t* counts = At<int64_t>(block, counts_);
-  return {At<int32_t>(block, 0),    counts,
-          counts + max_seqs_,       counts + 2 * max_seqs_,
-          At<double>(block, mass_), At<SampleRecord>(block, sampled_)};
+  return {At<int32_t>(block, 0),
+          At<PoolFault>(block, sizeof(int32_t)),
+          counts,
+          counts + max_seqs_,
+          counts + 2 * max_seqs_,
+          At<double>(block, mass_),
+          At<SampleRecord>(block, sampled_)};
 }
 
 void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging, Stream stream) {

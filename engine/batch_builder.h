@@ -12,7 +12,9 @@ namespace fox {
 
 // What a step reports, in the backend's memory; [max_seqs] each, in the order of the plan.
 struct StepOutputs {
-  int32_t* free_pages = nullptr;  // [1] PagedKv::free_count: lies here to come back with the rest
+  // [1] each, of PagedKv: they lie here to come back with the rest.
+  int32_t* free_pages = nullptr;  // free_count
+  PoolFault* pool_fault = nullptr;
   int64_t* blocks_total = nullptr;
   int64_t* blocks_pruned = nullptr;
   int64_t* pages_evicted = nullptr;
@@ -49,8 +51,8 @@ class BatchBuilder {
   StepOutputs OutputsAt(std::byte* block) const;
   const std::byte* output_buffer() const { return block_.as<std::byte>(); }
   size_t report_bytes() const { return report_bytes_; }
-  // Of the report's beginning, which holds free_pages and nothing else.
-  static constexpr size_t kFreePagesBytes = 16;
+  // Of the report's beginning, which holds free_pages, pool_fault and nothing else.
+  static constexpr size_t kPoolBytes = 16;
 
  private:
   template <typename T>

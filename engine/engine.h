@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "engine/request.h"
 #include "engine/step_executor.h"
+#include "kernels/acp.h"
 
 namespace fox {
 

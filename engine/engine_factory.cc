@@ -39,6 +39,20 @@ absl::Status CheckConfig(const EngineConfig& config) {
   return absl::OkStatus();
 }
 
+// All that the backend will be asked for; a length that is not given follows from the memory.
+Workload WorkloadOf(const ModelConfig& model, const EngineConfig& config,
+                    const RunnerOptions& options) {
+  Workload load;
+  load.shape = CacheShape(model, options);
+  load.shape.max_pages = PagesFor(config.max_model_len);
+  load.hidden_size = model.hidden_size;
+  load.intermediate_size = model.intermediate_size;
+  load.vocab_size = model.vocab_size;
+  load.max_seqs = DecodeBucket(options.max_slots);
+  load.max_rows = std::max(options.max_batch_tokens, load.max_seqs);
+  return load;
+}
+
 double LogTolerance(const EngineConfig& config, const ModelConfig& model) {
   return config.log_tolerance.value_or(model.log_pruning_tolerance.value_or(-10.0));
 }
@@ -63,7 +77,8 @@ absl::StatusOr<Backend> MakeCudaBackend(const EngineConfig& config) {
         absl::StrCat("--dtype: '", config.dtype, "' is not available on a GPU (auto, bf16)"));
   }
   std::string error;
-  std::unique_ptr<CudaOps> ops = CudaOps::Create({config.portable_kernels}, &error);
+  std::unique_ptr<CudaOps> ops = CudaOps::Create(
+      {.portable = config.portable_kernels, .overlap = config.overlap_kernels}, &error);
   if (ops == nullptr) return absl::InvalidArgumentError(absl::StrCat("--device: ", error));
   return Backend{std::move(ops), DType::kBF16};
 }
@@ -104,6 +119,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
   options.kv_dtype = backend->dtype;
   options.max_slots = config.max_num_seqs;
   options.enforce_eager = config.enforce_eager;
+  options.poison_free_pages = config.poison_free_pages;
   const int64_t step_tokens = queue != nullptr ? kGpuStepTokens : kCpuStepTokens;
   // A decode step brings one row for every sequence, and each of them wants logits.
   options.max_batch_tokens = std::max<int64_t>(
@@ -111,6 +127,10 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
       config.max_num_seqs);
   options.max_logit_rows = std::max<int64_t>(
       config.max_logit_rows > 0 ? config.max_logit_rows : 128, config.max_num_seqs);
+  if (const auto reason =
+          backend->ops->Unsupported(WorkloadOf(checkpoint->config(), config, options))) {
+    return absl::InvalidArgumentError(*reason);
+  }
   MemoryRequest request{config.kv_cache_bytes, AvailableBytes() / 4, config.max_model_len};
   if (queue == nullptr) {  // pages that do not fit are refused before the weights are read
     if (absl::Status s = PlanMemory(checkpoint->config(), request, options); !s.ok()) return s;

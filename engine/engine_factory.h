@@ -33,6 +33,8 @@ struct EngineConfig {
   double gpu_memory_utilization = 0.9;  // of the GPU's memory, for all that the engine allocates
   bool enforce_eager = false;           // no CUDA graphs
   bool portable_kernels = false;        // no Hopper kernels even on Hopper, for tests
+  bool overlap_kernels = true;          // false: one kernel at a time, for tests
+  bool poison_free_pages = false;       // see PagedKvShape; for debugging
   int64_t max_queued_requests = 256;
   int64_t max_queued_tokens = 1 << 20;
   bool priority_scheduling = true;

@@ -77,6 +77,7 @@ PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options)
   shape.max_pages = PagesFor(options.max_model_len);
   shape.k_shift = config.k_shift;
   shape.v_shift = config.v_shift;
+  shape.poison_free_pages = options.poison_free_pages;
   return shape;
 }
 
@@ -103,7 +104,8 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
       model_(weights_, *ops_, activations_),
       batch_(*ops_, activations_.max_rows, DecodeBucket(options.max_slots),
              activations_.max_logit_rows, options.max_slots),
-      cache_(CacheShape(weights_.config, options), *ops_, batch_.outputs().free_pages),
+      cache_(CacheShape(weights_.config, options), *ops_,
+             {batch_.outputs().free_pages, batch_.outputs().pool_fault}),
       slots_(static_cast<size_t>(options.max_slots), FreshStats()) {
   limits_.num_pages = options.num_pages;
   limits_.lists_per_slot = cache_.view().shape.lists_per_slot();
@@ -266,7 +268,7 @@ void ModelRunner::ReadBack(InFlight& step) {
   const bool wanted = std::any_of(step.sequences.begin(), step.sequences.end(),
                                   [](const auto& s) { return !s.logit_rows.empty() && !s.sample; });
   fetch(batch_.output_buffer(),
-        step.sequences.empty() ? BatchBuilder::kFreePagesBytes : batch_.report_bytes(),
+        step.sequences.empty() ? BatchBuilder::kPoolBytes : batch_.report_bytes(),
         step.outputs.data());
   if (wanted) {
     const size_t row = static_cast<size_t>(logits_.cols) * SizeOf(logits_.dtype);
@@ -290,10 +292,14 @@ absl::StatusOr<StepResult> ModelRunner::Collect() {
     Deliver(*step, result);
     Count(*step, result);
   }
-  result.free_pages = *batch_.OutputsAt(step->outputs.as<std::byte>()).free_pages;
+  const StepOutputs outputs = batch_.OutputsAt(step->outputs.as<std::byte>());
+  result.free_pages = *outputs.free_pages;
   if (collected_ != nullptr) idle_.push_back(std::move(collected_));
   collected_ = std::move(step);
   if (absl::Status status = Health(); !status.ok()) return status;
+  if (*outputs.pool_fault != PoolFault::kNone) {
+    return absl::UnavailableError(absl::StrCat("page pool: ", Describe(*outputs.pool_fault)));
+  }
   return result;
 }
 

@@ -27,7 +27,8 @@ struct RunnerOptions {
   int64_t max_batch_tokens = 512;
   int64_t max_logit_rows = 128;
   int num_pages = 0;
-  bool enforce_eager = false;  // no graphs
+  bool enforce_eager = false;      // no graphs
+  bool poison_free_pages = false;  // see PagedKvShape
 };
 
 PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options);

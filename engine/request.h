@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/op_params.h"
+#include "kernels/sampling_params.h"
 
 namespace fox {
 

@@ -8,8 +8,8 @@
 #include <functional>
 #include <limits>
 
-#include "engine/philox.h"
 #include "kernels/core/check.h"
+#include "kernels/core/philox.h"
 
 namespace fox {
 namespace {

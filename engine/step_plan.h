@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/request.h"
+#include "kernels/batch_view.h"
 
 namespace fox {
 

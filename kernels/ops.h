@@ -12,44 +12,33 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "kernels/attention_params.h"
+#include "kernels/batch_view.h"
 #include "kernels/core/buffer.h"
 #include "kernels/core/check.h"
 #include "kernels/core/matrix_view.h"
 #include "kernels/device_queue.h"
-#include "kernels/op_params.h"
+#include "kernels/linear_params.h"
 #include "kernels/paged_kv.h"
+#include "kernels/sampling_params.h"
+#include "kernels/workload.h"
 
 namespace fox {
-
-// A linear layer's weight [out, in] in whatever form the backend multiplies fastest.
-class PackedWeight {
- public:
-  virtual ~PackedWeight() = default;
-  int64_t out() const { return out_; }
-  int64_t in() const { return in_; }
-  size_t bytes() const { return bytes_; }
-
- protected:
-  PackedWeight(int64_t out, int64_t in, size_t bytes) : out_(out), in_(in), bytes_(bytes) {}
-
- private:
-  int64_t out_, in_;
-  size_t bytes_;
-};
 
 class Ops {
  public:
   virtual ~Ops() = default;
 
-  // human-readable: device and matrix product in use, for example "cpu (2 threads, oneDNN bf16)".
+  // Device and matrix product in use, human-readable, for example "cpu (2 threads, oneDNN bf16)".
   virtual std::string Description() const = 0;
 
-  // The dtype of activations that only feed products (projections, attention outputs, MLP), below
-  // "activation dtype". The CPU keeps them wide. The residual stream and logits are wide
+  // The "activation dtype", that of activations which only feed products (projections, attention
+  // outputs, MLP). On the CPU it is the residual dtype, which the residual stream and logits have
   // everywhere.
-  virtual DType ActivationDType(DType wide) const = 0;
+  virtual DType ActivationDType(DType residual_dtype) const = 0;
 
   // Zeroed memory of the backend.
   virtual Buffer Allocate(size_t bytes) = 0;
@@ -58,8 +47,12 @@ class Ops {
   // Waits until the bytes have arrived.
   virtual void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) = 0;
 
-  // Where work runs behind the host: pinned memory, fences, graphs. Null: calls return when done.
+  // Where work runs behind the host: pinned memory, events, graphs. Null: calls return when done.
   virtual DeviceQueue* queue() { return nullptr; }
+
+  // Why the backend cannot serve this, in one line that names the number; nothing: it can. To be
+  // asked before anything is allocated: operations end the process where they are asked for more.
+  virtual std::optional<std::string> Unsupported(const Workload&) const { return std::nullopt; }
 
   // The largest step and the cache that will be asked for; once, before the first step.
   virtual void Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) {
@@ -83,12 +76,8 @@ class Ops {
   virtual void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                           Stream stream) = 0;
 
-  // out = t(in) W^T + bias, or out += ... with `accumulate`; t is `transform`, row by row. in
-  // [rows, *] and out [rows, out] residual dtype or activation dtype, bias [out] residual dtype or
-  // null.
-  virtual void Linear(const MatrixView& in, const InputTransform& transform,
-                      const PackedWeight& weight, const void* bias, bool accumulate,
-                      const MatrixView& out, Stream stream) = 0;
+  // One linear layer, with the transform of its input rows.
+  virtual void Linear(const LinearParams& params, Stream stream) = 0;
 
   // Token shift, QK-norm, RoPE and log-sigmoid gates; writes keys, values and gates of the rows
   // into the pages that BeginStep took; accumulates every page that became full into the running
@@ -110,12 +99,12 @@ class Ops {
   // sequence.
   virtual void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) = 0;
 
-  // Makes a slot's token states, for samples with an logits_processor. The entries must stay as
-  // they are until the work is done. Only where the backend has a queue().
+  // Makes a slot's token states, for rows with a logits processor. The entries must stay as they
+  // are until the work is done. Only where the backend has a queue().
   virtual void SetPenaltyState(const PenaltyStateParams&, Stream) { FOX_CHECK(false); }
 
   // Samples a token for each row of logits and leaves it in `sampled_tokens` of the row's slot,
-  // where the next step's Embed finds it. A row with an logits_processor uses its slot's token
+  // where the next step's Embed finds it. A row with a logits processor uses its slot's token
   // states and counts the sampled token there. Only where the backend has a queue().
   virtual void Sample(const SampleParams&, Stream) { FOX_CHECK(false); }
 };

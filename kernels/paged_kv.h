@@ -17,6 +17,32 @@ namespace fox {
 
 inline constexpr int kPageTokens = 64;
 
+// What a backend may find wrong with its page pool. None of it happens while the scheduler keeps
+// its promises; what a step computed is worth nothing then.
+enum class PoolFault : int32_t {
+  kNone,
+  kOverdrawn,        // a step took more pages than were free
+  kOverfilled,       // more pages came back than there are, or one that does not exist
+  kTableEnd,         // a sequence grew past max_pages
+  kWrittenWhileFree  // somebody wrote into a free page (poison_free_pages)
+};
+
+constexpr const char* Describe(PoolFault fault) {
+  switch (fault) {
+    case PoolFault::kNone:
+      return "no fault";
+    case PoolFault::kOverdrawn:
+      return "a step took more pages than were free";
+    case PoolFault::kOverfilled:
+      return "more pages came back than there are";
+    case PoolFault::kTableEnd:
+      return "a sequence grew past its page table";
+    case PoolFault::kWrittenWhileFree:
+      return "a free page was written to";
+  }
+  return "unknown fault";
+}
+
 struct PagedKvShape {
   int layers = 0;
   int q_heads = 0;
@@ -28,6 +54,9 @@ struct PagedKvShape {
   int max_pages = 0;  // per list: ceil(longest sequence / 64)
   bool k_shift = false;
   bool v_shift = false;
+  // For debugging: keys and values of free pages are NaN, and every step checks that they still
+  // are. CUDA; the CPU backend fills pages that are freed, in debug builds.
+  bool poison_free_pages = false;
 
   FOX_HOST_DEVICE int group() const { return q_heads / kv_heads; }
   int64_t lists_per_slot() const { return static_cast<int64_t>(layers) * kv_heads; }
@@ -62,6 +91,8 @@ struct PagedKv {
   // Free pages: a stack of page ids; [0, *free_count) are free.
   int32_t* free_stack = nullptr;  // [num_pages]
   int32_t* free_count = nullptr;  // [1]
+  // [1] The first fault that the backend found; stays. The CPU backend ends the process instead.
+  PoolFault* pool_fault = nullptr;
 
   // Lists, by (slot, layer, kv head).
   int32_t* page_table = nullptr;  // [max_slots, layers, kv_heads, max_pages] page ids

@@ -1,9 +1,24 @@
 // Allocation of the paged KV cache. See paged_kv.h for the layout.
 #include "kernels/paged_kv_storage.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace fox {
+
+namespace {
+
+void PoisonPages(Ops& ops, void* pool, int64_t bytes) {
+  constexpr int64_t kChunk = int64_t{1} << 24;
+  const std::vector<std::byte> poison(static_cast<size_t>(std::min(bytes, kChunk)),
+                                      std::byte{0xff});
+  for (int64_t at = 0; at < bytes; at += kChunk) {
+    ops.CopyToDevice(poison.data(), static_cast<size_t>(std::min(kChunk, bytes - at)),
+                     static_cast<std::byte*>(pool) + at, nullptr);
+  }
+}
+
+}  // namespace
 
 template <typename T>
 T* PagedKvStorage::Allocate(Ops& ops, int64_t count) {
@@ -11,7 +26,7 @@ T* PagedKvStorage::Allocate(Ops& ops, int64_t count) {
   return buffers_.back().as<T>();
 }
 
-PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, int32_t* free_count) {
+PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, const PoolWords& words) {
   view_.shape = shape;
   const int64_t pages = shape.num_pages, group = shape.group();
   const int64_t lists = shape.max_slots * shape.lists_per_slot();
@@ -26,7 +41,8 @@ PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, int32_t* fre
   view_.log_denominator_bound = Allocate<double>(ops, pages * group);
   view_.max_key_norm = Allocate<double>(ops, pages * group);
   view_.free_stack = Allocate<int32_t>(ops, pages);
-  view_.free_count = free_count != nullptr ? free_count : Allocate<int32_t>(ops, 1);
+  view_.free_count = words.free_count != nullptr ? words.free_count : Allocate<int32_t>(ops, 1);
+  view_.pool_fault = words.fault != nullptr ? words.fault : Allocate<PoolFault>(ops, 1);
   view_.page_table = Allocate<int32_t>(ops, lists * shape.max_pages);
   view_.first_live = Allocate<int32_t>(ops, lists);
   view_.length = Allocate<int64_t>(ops, shape.max_slots);
@@ -43,6 +59,12 @@ PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, int32_t* fre
   std::iota(free.rbegin(), free.rend(), 0);  // page 0 is taken first
   ops.CopyToDevice(free.data(), free.size() * sizeof(int32_t), view_.free_stack, nullptr);
   ops.CopyToDevice(&shape.num_pages, sizeof(int32_t), view_.free_count, nullptr);
+  const PoolFault none = PoolFault::kNone;
+  ops.CopyToDevice(&none, sizeof(none), view_.pool_fault, nullptr);
+  if (shape.poison_free_pages) {
+    PoisonPages(ops, view_.keys, pages * kPageTokens * shape.head_dim * element);
+    PoisonPages(ops, view_.values, pages * kPageTokens * shape.head_dim * element);
+  }
   std::vector<int32_t> slots(static_cast<size_t>(shape.max_slots));
   std::iota(slots.begin(), slots.end(), 0);
   ops.Release(slots.data(), shape.max_slots, view_, nullptr);

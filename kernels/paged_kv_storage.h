@@ -10,11 +10,16 @@
 
 namespace fox {
 
+// The backend's memory for PagedKv::free_count and pool_fault; null: the storage's own.
+struct PoolWords {
+  int32_t* free_count = nullptr;
+  PoolFault* fault = nullptr;
+};
+
 class PagedKvStorage {
  public:
-  // free_count: the backend's memory for PagedKv::free_count, which must outlive the storage; null:
-  // the storage's own.
-  PagedKvStorage(const PagedKvShape& shape, Ops& ops, int32_t* free_count = nullptr);
+  // `words` must outlive the storage.
+  PagedKvStorage(const PagedKvShape& shape, Ops& ops, const PoolWords& words = {});
 
   const PagedKv& view() const { return view_; }
 

@@ -58,17 +58,31 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
   ops_.Embed(batch, table, x, stream);
   for (int n = 0; n < c.num_layers; ++n) {
     const LayerWeights& w = weights_.layers[static_cast<size_t>(n)];
-    ops_.Linear(x, Norm(w.attn_norm, batch.num_rows), *w.projection, w.projection_bias.data(),
-                false, Projection(batch.num_rows), stream);
+    ops_.Linear({.in = x,
+                 .transform = Norm(w.attn_norm, batch.num_rows),
+                 .weight = *w.projection,
+                 .bias = w.projection_bias.data(),
+                 .out = Projection(batch.num_rows)},
+                stream);
     Attend(n, batch, acp, kv, counters, stream);
-    ops_.Linear(o, Gate(w, batch.num_rows), *w.o, nullptr, true, x, stream);
+    ops_.Linear({.in = o,
+                 .transform = OutputGateOf(w, batch.num_rows),
+                 .weight = *w.o,
+                 .accumulate = true,
+                 .out = x},
+                stream);
 
-    ops_.Linear(x, Norm(w.mlp_norm, batch.num_rows), *w.gate_up, nullptr, false, gate_up, stream);
-    InputTransform act;
-    act.kind = InputTransform::Kind::kGatedAct;
-    act.silu = c.hidden_act == HiddenAct::kSilu;
-    act.scratch = View(act_.scratch, activation_dtype, batch.num_rows, c.intermediate_size);
-    ops_.Linear(gate_up, act, *w.down, nullptr, true, x, stream);
+    ops_.Linear({.in = x,
+                 .transform = Norm(w.mlp_norm, batch.num_rows),
+                 .weight = *w.gate_up,
+                 .out = gate_up},
+                stream);
+    ops_.Linear({.in = gate_up,
+                 .transform = GatedAct(batch.num_rows),
+                 .weight = *w.down,
+                 .accumulate = true,
+                 .out = x},
+                stream);
   }
   ops_.Evict(batch,
              {acp, weights_.self_logit_bound.as<double>(), weights_.max_logit_bound.as<double>(),
@@ -78,8 +92,11 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
   const MatrixView last = View(act_.last, residual_dtype, num_logit_rows, c.hidden_size);
   const MatrixView logits = View(act_.logits, residual_dtype, num_logit_rows, c.vocab_size);
   ops_.GatherRows(x, logit_rows, last, stream);
-  ops_.Linear(last, Norm(weights_.final_norm, num_logit_rows), *weights_.lm_head, nullptr, false,
-              logits, stream);
+  ops_.Linear({.in = last,
+               .transform = Norm(weights_.final_norm, num_logit_rows),
+               .weight = *weights_.lm_head,
+               .out = logits},
+              stream);
   return logits;
 }
 
@@ -90,29 +107,35 @@ MatrixView FoxModel::Projection(int64_t rows) const {
 }
 
 InputTransform FoxModel::Norm(const Buffer& weight, int64_t rows) const {
-  InputTransform norm;
-  norm.kind = InputTransform::Kind::kRmsNorm;
-  norm.weight = weight.data();
-  norm.eps = weights_.config.norm_eps;
-  norm.scratch = View(act_.scratch, act_.activation_dtype, rows, weights_.config.hidden_size);
-  return norm;
+  return {.kind = InputTransform::Kind::kRmsNorm,
+          .weight = weight.data(),
+          .eps = weights_.config.norm_eps,
+          .scratch = Scratch(rows, weights_.config.hidden_size)};
 }
 
 // The attention output's own norm and gate, on its way into the output projection.
-InputTransform FoxModel::Gate(const LayerWeights& w, int64_t rows) const {
+InputTransform FoxModel::OutputGateOf(const LayerWeights& w, int64_t rows) const {
   const ModelConfig& c = weights_.config;
-  InputTransform gate;
-  if (w.output_norm.data() == nullptr && c.output_gate == OutputGate::kNone) return gate;
-  gate.kind = InputTransform::Kind::kOutputGate;
-  gate.weight = w.output_norm.data();
-  gate.eps = c.norm_eps;
-  gate.head_dim = c.head_dim;
-  if (weights_.columns.ogate >= 0) {
-    gate.gate = Projection(rows).Columns(weights_.columns.ogate, c.hidden_size);
-  }
-  gate.silu = c.output_gate == OutputGate::kSilu;
-  gate.scratch = View(act_.scratch, act_.activation_dtype, rows, c.hidden_size);
-  return gate;
+  const int64_t column = weights_.columns.ogate;
+  if (w.output_norm.data() == nullptr && c.output_gate == OutputGate::kNone) return {};
+  return {.kind = InputTransform::Kind::kOutputGate,
+          .weight = w.output_norm.data(),
+          .eps = c.norm_eps,
+          .head_dim = c.head_dim,
+          .gate = column < 0 ? MatrixView{} : Projection(rows).Columns(column, c.hidden_size),
+          .act = c.output_gate == OutputGate::kSilu ? Activation::kSilu : Activation::kSigmoid,
+          .scratch = Scratch(rows, c.hidden_size)};
+}
+
+InputTransform FoxModel::GatedAct(int64_t rows) const {
+  const bool silu = weights_.config.hidden_act == HiddenAct::kSilu;
+  return {.kind = InputTransform::Kind::kGatedAct,
+          .act = silu ? Activation::kSilu : Activation::kSigmoid,
+          .scratch = Scratch(rows, weights_.config.intermediate_size)};
+}
+
+MatrixView FoxModel::Scratch(int64_t rows, int64_t cols) const {
+  return View(act_.scratch, act_.activation_dtype, rows, cols);
 }
 
 // Projections to attention output.
@@ -122,36 +145,34 @@ void FoxModel::Attend(int layer, const BatchView& batch, AcpMode acp, const Page
   const ProjectionColumns& columns = weights_.columns;
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const MatrixView projection = Projection(batch.num_rows);
-
-  AppendParams append;
-  append.layer = layer;
-  append.projection = projection;
-  append.q_column = columns.q;
-  append.k_column = columns.k;
-  append.v_column = columns.v;
-  append.k_shift_column = columns.k_shift;
-  append.v_shift_column = columns.v_shift;
-  append.fgate_column = columns.fgate;
-  append.fgate_bias = w.fgate_bias.data();
-  append.has_gate = c.forget_gate != ForgetGate::kNone;
-  append.min_log_gate = w.bound.min_log_gate();
-  append.q_norm = w.q_norm.data();
-  append.k_norm = w.k_norm.data();
-  append.qk_norm_eps = kQkNormEps;
-  append.rope_frequency = weights_.rope_frequency.as<double>();
-  append.bound = w.bound.view();
-  append.acp = acp;
-  ops_.Append(batch, append, kv, stream);
-
-  AttentionParams attention;
-  attention.layer = layer;
-  attention.q = projection.Columns(columns.q, c.hidden_size);
-  attention.out = View(act_.o, act_.activation_dtype, batch.num_rows, c.hidden_size);
-  attention.acp = acp;
-  attention.bound = w.bound.view();
-  attention.blocks_total = counters.blocks_total;
-  attention.blocks_pruned = counters.blocks_pruned;
-  ops_.Attention(batch, attention, kv, stream);
+  ops_.Append(batch,
+              {.layer = layer,
+               .projection = projection,
+               .q_column = columns.q,
+               .k_column = columns.k,
+               .v_column = columns.v,
+               .k_shift_column = columns.k_shift,
+               .v_shift_column = columns.v_shift,
+               .fgate_column = columns.fgate,
+               .fgate_bias = w.fgate_bias.data(),
+               .has_gate = c.forget_gate != ForgetGate::kNone,
+               .min_log_gate = w.bound.min_log_gate(),
+               .q_norm = w.q_norm.data(),
+               .k_norm = w.k_norm.data(),
+               .qk_norm_eps = kQkNormEps,
+               .rope_frequency = weights_.rope_frequency.as<double>(),
+               .bound = w.bound.view(),
+               .acp = acp},
+              kv, stream);
+  ops_.Attention(batch,
+                 {.layer = layer,
+                  .q = projection.Columns(columns.q, c.hidden_size),
+                  .out = View(act_.o, act_.activation_dtype, batch.num_rows, c.hidden_size),
+                  .acp = acp,
+                  .bound = w.bound.view(),
+                  .blocks_total = counters.blocks_total,
+                  .blocks_pruned = counters.blocks_pruned},
+                 kv, stream);
 }
 
 }  // namespace fox

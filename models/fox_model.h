@@ -55,7 +55,9 @@ class FoxModel {
               const ForwardCounters& counters, Stream stream);
   MatrixView Projection(int64_t rows) const;
   InputTransform Norm(const Buffer& weight, int64_t rows) const;
-  InputTransform Gate(const LayerWeights& w, int64_t rows) const;
+  InputTransform OutputGateOf(const LayerWeights& w, int64_t rows) const;
+  InputTransform GatedAct(int64_t rows) const;
+  MatrixView Scratch(int64_t rows, int64_t cols) const;
 
   const FoxWeights& weights_;
   Ops& ops_;

@@ -14,8 +14,8 @@ std::vector<T> KvCache::Read(const T* device, int64_t count) const {
   return host;
 }
 
-KvCache::KvCache(const PagedKvShape& shape, Ops& ops, int32_t* free_count)
-    : ops_(ops), storage_(shape, ops, free_count), view_(storage_.view()) {}
+KvCache::KvCache(const PagedKvShape& shape, Ops& ops, const PoolWords& words)
+    : ops_(ops), storage_(shape, ops, words), view_(storage_.view()) {}
 
 void KvCache::Release(const std::vector<int32_t>& slots) {
   ops_.Release(slots.data(), static_cast<int>(slots.size()), view_, nullptr);

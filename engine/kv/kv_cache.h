@@ -15,8 +15,8 @@ namespace fox {
 // One thread at a time, the one that runs the operations.
 class KvCache {
  public:
-  // Allocates everything; `ops` must outlive the cache. free_count: see PagedKvStorage.
-  KvCache(const PagedKvShape& shape, Ops& ops, int32_t* free_count = nullptr);
+  // Allocates everything; `ops` must outlive the cache. words: see PagedKvStorage.
+  KvCache(const PagedKvShape& shape, Ops& ops, const PoolWords& words = {});
 
   const PagedKv& view() const { return view_; }
   // Empties the slots; their pages are free afterwards.

@@ -35,8 +35,7 @@ class CpuOps : public Ops {
              Stream stream) override;
   void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                   Stream stream) override;
-  void Linear(const MatrixView& in, const InputTransform& transform, const PackedWeight& weight,
-              const void* bias, bool accumulate, const MatrixView& out, Stream stream) override;
+  void Linear(const LinearParams& params, Stream stream) override;
   void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
               Stream stream) override;
   void Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,

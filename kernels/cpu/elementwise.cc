@@ -28,16 +28,16 @@ void DispatchWide(DType dtype, const Body& body) {
   }
 }
 
-void GatedRow(const float* gate, const float* x, int64_t count, bool silu, float* out) {
+void GatedRow(const float* gate, const float* x, int64_t count, Activation act, float* out) {
   const IsaKernels& isa = SelectIsaKernels();
-  (silu ? isa.silu_mul : isa.sigmoid_mul)(gate, x, count, out);
+  (act == Activation::kSilu ? isa.silu_mul : isa.sigmoid_mul)(gate, x, count, out);
 }
 
-void GatedRow(const double* gate, const double* x, int64_t count, bool silu, double* out) {
+void GatedRow(const double* gate, const double* x, int64_t count, Activation act, double* out) {
   for (int64_t i = 0; i < count; ++i) {
     const double e = std::exp(-std::abs(gate[i]));
     const double sigmoid = (gate[i] < 0 ? e : 1.0) / (1.0 + e);
-    out[i] = (silu ? gate[i] : 1.0) * sigmoid * x[i];
+    out[i] = (act == Activation::kSilu ? gate[i] : 1.0) * sigmoid * x[i];
   }
 }
 
@@ -74,31 +74,33 @@ void TransformRow(const InputTransform& t, const T* in, int64_t row, int64_t col
       for (int64_t m = 0; weight != nullptr && m < cols; m += t.head_dim) {
         NormRow(in + m, weight + m, t.head_dim, t.eps, out + m);
       }
-      if (!t.gate.empty()) GatedRow(RowOf<T>(t.gate, row), out, cols, t.silu, out);
+      if (!t.gate.empty()) GatedRow(RowOf<T>(t.gate, row), out, cols, t.act, out);
       return;
     default:
-      return GatedRow(in, in + cols / 2, cols / 2, t.silu, out);
+      return GatedRow(in, in + cols / 2, cols / 2, t.act, out);
   }
 }
 
 }  // namespace
 
-void CpuOps::Linear(const MatrixView& in, const InputTransform& transform,
-                    const PackedWeight& weight, const void* bias, bool accumulate,
-                    const MatrixView& out, Stream) {
+void CpuOps::Linear(const LinearParams& params, Stream) {
+  const MatrixView& in = params.in;
+  const InputTransform& transform = params.transform;
   if (in.rows == 0) return;
-  if (transform.kind == InputTransform::Kind::kNone) {
-    return gemm_->Multiply(in, weight, bias, accumulate, out);
-  }
+  const auto multiply = [&](const MatrixView& x) {
+    gemm_->Multiply(x, params.weight, params.bias, params.accumulate, params.out);
+  };
+  if (transform.kind == InputTransform::Kind::kNone) return multiply(in);
   const MatrixView& scratch = transform.scratch;
-  FOX_CHECK(scratch.rows == in.rows && scratch.cols == weight.in() && scratch.dtype == in.dtype);
+  FOX_CHECK(scratch.rows == in.rows && scratch.cols == params.weight.in() &&
+            scratch.dtype == in.dtype);
   DispatchWide(in.dtype, [&](auto wide) {
     using T = decltype(wide);
     pool_.ForEach(in.rows, in.rows * in.cols > kParallelElements, [&](int64_t r) {
       TransformRow(transform, RowOf<T>(in, r), r, in.cols, RowOf<T>(scratch, r));
     });
   });
-  gemm_->Multiply(scratch, weight, bias, accumulate, out);
+  multiply(scratch);
 }
 
 }  // namespace fox

@@ -11,7 +11,8 @@
 #include <vector>
 
 #include "kernels/acp.h"
-#include "kernels/op_params.h"
+#include "kernels/batch_view.h"
+#include "kernels/paged_kv.h"
 
 namespace fox {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/op_params.h"
+#include "kernels/attention_params.h"
 
 namespace fox {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/op_params.h"
+#include "kernels/batch_view.h"
 
 namespace fox {
 

@@ -9,25 +9,18 @@
 #include "kernels/cuda/attention/prefill/prefill.h"
 #include "kernels/cuda/attention/prune_boundary.h"
 #include "kernels/cuda/cuda_state.h"
-#include "kernels/cuda/linear/row_ops.h"
+#include "kernels/cuda/linear/device_weight.h"
+#include "kernels/cuda/linear/embed.h"
+#include "kernels/cuda/linear/input_transform.h"
 #include "kernels/cuda/paging/paging.h"
+#include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/runtime/supports.h"
 #include "kernels/cuda/sampling/sample.h"
 
 namespace fox {
 namespace {
 
 constexpr int64_t kWeightRowMultiple = 16;
-
-class CudaWeight : public PackedWeight {
- public:
-  CudaWeight(int64_t out, int64_t in, Buffer data)
-      : PackedWeight(out, in, static_cast<size_t>(out * in) * SizeOf(DType::kBF16)),
-        data_(std::move(data)) {}
-  cuda::DeviceWeight view() const { return {data_.data(), out(), in()}; }
-
- private:
-  Buffer data_;
-};
 
 Buffer DeviceBuffer(cuda::DeviceError& device_error, size_t bytes, cudaStream_t stream) {
   void* data = nullptr;
@@ -37,14 +30,6 @@ Buffer DeviceBuffer(cuda::DeviceError& device_error, size_t bytes, cudaStream_t 
   }
   device_error.Check(cudaMemsetAsync(data, 0, bytes, stream), "clear memory");
   return {data, bytes, [](void* at, size_t) { cudaFree(at); }};
-}
-
-// Pages of one item of decode attention: few enough for parallelism, so many that the longest
-// sequence needs no more than a few hundred partial results.
-int PagesPerSplit(int max_pages) {
-  int pages = cuda::kMinPagesPerSplit;
-  while (pages * 256 < max_pages) pages *= 2;
-  return pages;
 }
 
 }  // namespace
@@ -74,6 +59,22 @@ std::unique_ptr<CudaOps> CudaOps::Create(const CudaOptions& options, std::string
   return std::unique_ptr<CudaOps>(new CudaOps(std::move(state)));
 }
 
+CudaOps::State::State(const CudaOptions& cuda_options)
+    : options(cuda_options), queue(device_error) {
+  if (!options.overlap) cuda::AllowOverlap(queue.cuda_stream(), false);
+}
+
+CudaOps::State::~State() { cuda::AllowOverlap(queue.cuda_stream(), true); }
+
+cudaError_t CudaOps::State::Prefill(const BatchView& batch, const AttentionParams& params,
+                                    const PagedKv& kv, cudaStream_t on) {
+  const int max_tiles = MaxTiles(batch);
+  const cudaError_t error = cuda::PruneBoundaries(batch, params, kv, schedule, max_tiles, on);
+  if (error != cudaSuccess) return error;
+  const bool sm90 = hopper && kv.shape.head_dim >= 32;
+  return (sm90 ? cuda::PrefillSm90 : cuda::PrefillSm80)(batch, params, kv, schedule, max_tiles, on);
+}
+
 CudaOps::CudaOps(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 CudaOps::~CudaOps() { cudaStreamSynchronize(state_->queue.cuda_stream()); }
@@ -91,19 +92,23 @@ Buffer CudaOps::Allocate(size_t bytes) {
 
 DeviceQueue* CudaOps::queue() { return &state_->queue; }
 
+std::optional<std::string> CudaOps::Unsupported(const Workload& load) const {
+  return cuda::Unsupported(load);
+}
+
 void CudaOps::CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) {
-  if (bytes == 0 || !state_->device_error.ok()) return;
-  state_->device_error.Check(
-      cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, state_->On(stream)),
-      "copy to the device");
+  if (bytes == 0) return;
+  state_->Enqueue("copy to the device", stream, [&](cudaStream_t on) {
+    return cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, on);
+  });
 }
 
 void CudaOps::CopyToHost(const void* device, size_t bytes, void* host, Stream stream) {
-  if (bytes == 0 || !state_->device_error.ok()) return;
-  const cudaStream_t on = state_->On(stream);
-  state_->device_error.Check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, on),
-                             "copy from the device");
-  state_->device_error.Check(cudaStreamSynchronize(on), "wait for the device");
+  if (bytes == 0) return;
+  state_->Enqueue("copy from the device", stream, [&](cudaStream_t on) {
+    const cudaError_t error = cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, on);
+    return error != cudaSuccess ? error : cudaStreamSynchronize(on);
+  });
 }
 
 void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) {
@@ -119,12 +124,12 @@ void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape)
   schedule.max_blocks = static_cast<int>(max_rows / kPageTokens + 2 * max_seqs);
   schedule.max_tiles = static_cast<int>(max_rows / cuda::kTileRows + 2 * max_seqs);
   schedule.max_seq_heads = max_seqs * shape.q_heads;
-  schedule.pages_per_split = PagesPerSplit(shape.max_pages);
-  // Every pair's groups, but no more than the pool has pages for (and two cut ones a pair).
-  const int64_t by_length = static_cast<int64_t>(schedule.max_seq_heads) *
-                            (shape.max_pages / schedule.pages_per_split + 1);
+  // Every seq_head's splits, but no more than the pool has pages for (and two cut ones each).
+  const int64_t of_seq_head =
+      std::min(cuda::kMaxSplits, (shape.max_pages >> cuda::kMinSplitShift) + 1);
+  const int64_t by_length = schedule.max_seq_heads * of_seq_head;
   const int64_t by_pool =
-      static_cast<int64_t>(shape.group()) * shape.num_pages / schedule.pages_per_split +
+      (static_cast<int64_t>(shape.group()) * shape.num_pages >> cuda::kMinSplitShift) +
       2 * static_cast<int64_t>(schedule.max_seq_heads);
   schedule.max_splits = static_cast<int>(std::min(by_length, by_pool));
   take(schedule.blocks, schedule.max_blocks);
@@ -149,105 +154,101 @@ std::unique_ptr<PackedWeight> CudaOps::Pack(const MatrixView& weight) {
   const size_t bytes = static_cast<size_t>(weight.rows * weight.cols) * sizeof(float);
   const Buffer wide = Allocate(bytes);
   CopyToDevice(weight.data, bytes, wide.data(), nullptr);
-  const cudaStream_t stream = state_->queue.cuda_stream();
-  if (state_->device_error.ok()) {
-    const MatrixView from{wide.data(), DType::kF32, weight.rows, weight.cols, weight.cols};
-    const MatrixView to{data.data(), DType::kBF16, weight.rows, weight.cols, weight.cols};
-    state_->device_error.Check(cuda::TransformRows(from, {}, to, stream), "convert a weight");
+  const MatrixView from{wide.data(), DType::kF32, weight.rows, weight.cols, weight.cols};
+  const MatrixView to{data.data(), DType::kBF16, weight.rows, weight.cols, weight.cols};
+  state_->Enqueue("convert a weight", nullptr, [&](cudaStream_t on) {
+    const cudaError_t error = cuda::TransformRows(from, {}, to, on);
     // The wide copy and the caller's memory go away now.
-    state_->device_error.Check(cudaStreamSynchronize(stream), "convert a weight");
-  }
-  return std::make_unique<CudaWeight>(weight.rows, weight.cols, std::move(data));
+    return error != cudaSuccess ? error : cudaStreamSynchronize(on);
+  });
+  return std::make_unique<cuda::DeviceWeight>(weight.rows, weight.cols, std::move(data));
 }
 
 void CudaOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) {
-  if (!state_->device_error.ok()) return;
   FOX_CHECK(batch.num_seqs * kv.shape.q_heads <= state_->schedule.max_seq_heads);
   FOX_CHECK(State::MaxTiles(batch) <= state_->schedule.max_tiles);
-  state_->device_error.Check(cuda::BeginStep(batch, kv, state_->schedule, state_->On(stream)),
-                             "begin a step");
+  state_->Enqueue("begin a step", stream, [&](cudaStream_t on) {
+    return cuda::BeginStep(batch, kv, state_->schedule, on);
+  });
 }
 
 void CudaOps::Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
                     Stream stream) {
-  if (!state_->device_error.ok()) return;
-  state_->device_error.Check(cuda::Embed(batch, table, out, state_->On(stream)), "embed");
+  state_->Enqueue("embed", stream,
+                  [&](cudaStream_t on) { return cuda::Embed(batch, table, out, on); });
 }
 
 void CudaOps::GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                          Stream stream) {
-  if (!state_->device_error.ok() || out.rows == 0) return;
-  state_->device_error.Check(cuda::GatherRows(in, rows, out, state_->On(stream)), "gather rows");
+  if (out.rows == 0) return;
+  state_->Enqueue("gather rows", stream,
+                  [&](cudaStream_t on) { return cuda::GatherRows(in, rows, out, on); });
 }
 
-void CudaOps::Linear(const MatrixView& in, const InputTransform& transform,
-                     const PackedWeight& weight, const void* bias, bool accumulate,
-                     const MatrixView& out, Stream stream) {
-  if (!state_->device_error.ok() || in.rows == 0) return;
-  const cuda::DeviceWeight view = static_cast<const CudaWeight&>(weight).view();
-  state_->device_error.Check(
-      state_->linear.Run(in, transform, view, static_cast<const float*>(bias), accumulate, out,
-                         state_->On(stream)),
-      "multiply");
-  if (state_->linear.Settles(in, transform, view)) state_->drained_output = out.data;
+void CudaOps::Linear(const LinearParams& params, Stream stream) {
+  if (params.in.rows == 0) return;
+  const Previous leaves =
+      state_->linear.Drains(params) ? Previous::Draining(params.out.data) : Previous();
+  state_->Enqueue(
+      "multiply", stream, [&](cudaStream_t on) { return state_->linear.Run(params, on); }, leaves);
 }
 
 void CudaOps::Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                      Stream stream) {
-  if (!state_->device_error.ok()) return;
-  const bool drained = state_->drained_output == params.projection.data;
-  state_->device_error.Check(
-      cuda::Append(batch, params, kv, state_->schedule, drained, state_->On(stream)), "append");
+  const bool drained = state_->previous.drained_but(params.projection.data);
+  const bool decodes = batch.num_rows == batch.num_seqs;
+  state_->Enqueue(
+      "append", stream,
+      [&](cudaStream_t on) {
+        return cuda::Append(batch, params, kv, state_->schedule, drained, on);
+      },
+      decodes ? Previous::Appending(params.layer) : Previous());
 }
 
 void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                         Stream stream) {
-  if (!state_->device_error.ok()) return;
-  const cudaStream_t on = state_->On(stream);
+  const bool after_append_decode = state_->previous.appended(params.layer);
   if (batch.num_rows > batch.num_seqs) {
-    const int max_tiles = State::MaxTiles(batch);
-    const bool hopper = state_->hopper && kv.shape.head_dim >= 32;
-    state_->device_error.Check(
-        cuda::PruneBoundaries(batch, params, kv, state_->schedule, max_tiles, on),
-        "find boundaries");
-    state_->device_error.Check((hopper ? cuda::PrefillSm90 : cuda::PrefillSm80)(
-                                   batch, params, kv, state_->schedule, max_tiles, on),
-                               "attend");
+    state_->Enqueue("attend, chunks", stream,
+                    [&](cudaStream_t on) { return state_->Prefill(batch, params, kv, on); });
     if (batch.num_seqs == 1) return;
   }
   cuda::StepSchedule schedule = state_->schedule;
   if (cuda::UsesPerQueryBound(params)) {
     schedule.first_visible_page = state_->first_visible_pages;
-    state_->device_error.Check(cuda::FindFirstVisiblePages(batch, params, kv, schedule, on),
-                               "find first_visible_pages");
-    state_->device_error.Check(cuda::PlanSplits(batch, kv, schedule, params.layer, on),
-                               "plan splits");
+    state_->Enqueue("find first visible pages", stream, [&](cudaStream_t on) {
+      const cudaError_t error = cuda::FindFirstVisiblePages(batch, params, kv, schedule, on);
+      return error != cudaSuccess ? error : cuda::PlanSplits(batch, kv, schedule, params.layer, on);
+    });
   }
-  state_->device_error.Check(cuda::DecodeAttention(batch, params, kv, schedule, on), "attend");
+  const bool right_after = after_append_decode && schedule.first_visible_page == nullptr;
+  state_->Enqueue("attend, single rows", stream, [&](cudaStream_t on) {
+    return cuda::DecodeAttention(batch, params, kv, schedule, right_after, on);
+  });
 }
 
 void CudaOps::Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
                     Stream stream) {
-  if (!state_->device_error.ok() || params.acp == AcpMode::kOff) return;
-  state_->device_error.Check(cuda::Evict(batch, params, kv, state_->On(stream)), "evict");
+  if (params.acp == AcpMode::kOff) return;
+  state_->Enqueue("evict", stream,
+                  [&](cudaStream_t on) { return cuda::Evict(batch, params, kv, on); });
 }
 
 void CudaOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) {
-  for (int done = 0; done < count && state_->device_error.ok(); done += cuda::kMaxReleased) {
+  for (int done = 0; done < count; done += cuda::kMaxReleased) {
     const int some = std::min(count - done, cuda::kMaxReleased);
-    state_->device_error.Check(cuda::Release(slots + done, some, kv, state_->On(stream)),
-                               "release");
+    state_->Enqueue("release", stream,
+                    [&](cudaStream_t on) { return cuda::Release(slots + done, some, kv, on); });
   }
 }
 
 void CudaOps::SetPenaltyState(const PenaltyStateParams& params, Stream stream) {
-  if (!state_->device_error.ok()) return;
-  state_->device_error.Check(cuda::SetPenaltyState(params, state_->On(stream)), "set token states");
+  state_->Enqueue("set penalty state", stream,
+                  [&](cudaStream_t on) { return cuda::SetPenaltyState(params, on); });
 }
 
 void CudaOps::Sample(const SampleParams& params, Stream stream) {
-  if (!state_->device_error.ok()) return;
-  state_->device_error.Check(cuda::Sample(params, state_->On(stream)), "sample");
+  state_->Enqueue("sample", stream, [&](cudaStream_t on) { return cuda::Sample(params, on); });
 }
 
 }  // namespace fox

@@ -16,6 +16,7 @@ namespace fox {
 
 struct CudaOptions {
   bool portable = false;  // the sm_80 attention kernel even on Hopper (tests)
+  bool overlap = true;    // false: no kernel starts before the one before it has ended (tests)
 };
 
 class CudaOps : public Ops {
@@ -30,6 +31,7 @@ class CudaOps : public Ops {
   void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) override;
   void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override;
   DeviceQueue* queue() override;
+  std::optional<std::string> Unsupported(const Workload& load) const override;
   void Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) override;
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override;
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override;
@@ -37,8 +39,7 @@ class CudaOps : public Ops {
              Stream stream) override;
   void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                   Stream stream) override;
-  void Linear(const MatrixView& in, const InputTransform& transform, const PackedWeight& weight,
-              const void* bias, bool accumulate, const MatrixView& out, Stream stream) override;
+  void Linear(const LinearParams& params, Stream stream) override;
   void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
               Stream stream) override;
   void Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,

@@ -130,13 +130,17 @@ AttentionParams AttentionSetup::Params(int layer) const {
 }
 
 void AttentionSetup::Attend(int call) {
-  ops_.Attention(batch_, Params(call % case_.layers), storage_->view(), nullptr);
+  const AttentionParams params = Params(call % case_.layers);
+  // As in a step, where Append comes first: what attention reads early nobody writes here either.
+  const bool decodes = batch_.num_rows == batch_.num_seqs;
+  ops_.state().previous = decodes ? Previous::Appending(params.layer) : Previous();
+  ops_.Attention(batch_, params, storage_->view(), nullptr);
 }
 
 void AttentionSetup::SearchBoundaries() {
   CudaOps::State& state = ops_.state();
   cuda::PruneBoundaries(batch_, Params(0), storage_->view(), state.schedule,
-                        CudaOps::State::MaxTiles(batch_), state.On(nullptr));
+                        CudaOps::State::MaxTiles(batch_), state.queue.cuda_stream());
 }
 
 double AttentionSetup::VisitedShare() {

@@ -122,43 +122,58 @@ absl::Status MeasureIdle(BenchSession& session, BenchModel& model, Pipeline& seq
   return absl::OkStatus();
 }
 
+// Every measurement moves the sequences on by a few tokens; two more passes, one unpipelined.
+int64_t DriftOf(const BenchFlags& flags) {
+  return (StepsOf(flags) + 1) *
+         static_cast<int64_t>(flags.batch_sizes.size() * flags.contexts.size() + 2);
+}
+
+// All contexts and batch sizes under one bound. `limit`: the longest sequence that is allowed; 0:
+// as long as they grow here. Rows under a limit are of a kind of their own.
+absl::Status MeasureMode(BenchSession& session, DecodeTable& table, AcpMode mode, int64_t limit) {
+  const BenchFlags& flags = session.flags;
+  const bool eager = flags.model.enforce_eager;
+  const int64_t slots = flags.batch_sizes.back();
+  auto model = session.Load(mode, slots, flags.contexts.back() + DriftOf(flags), limit);
+  if (!model.ok()) return model.status();
+  const auto count = static_cast<size_t>(slots);
+  Pipeline sequences(session, *model, count);
+  for (int64_t context : flags.contexts) {
+    if (absl::Status s = sequences.slots().ExtendTo(context, count); !s.ok()) return s;
+    for (int64_t batch : flags.batch_sizes) {
+      const auto run = sequences.Measure(static_cast<size_t>(batch));
+      if (!run.ok()) return run.status();
+      DecodeTable::Extras extras;
+      extras.more = {{"graphs", !eager}};
+      if (limit > 0) {
+        extras.below = absl::StrFormat("  allowed: %d tokens", limit);
+        extras.more["bench"] = "decode_under_limit";
+        extras.more["max_model_len"] = limit;
+      }
+      if (eager) {
+        absl::StrAppend(&extras.below, "\n", SharesLine(run->ops, run->total));
+        extras.more["shares"] = SharesJson(run->ops, run->total);
+      }
+      table.Add(*model, mode, context, batch, *run, extras);
+    }
+  }
+  if (eager || limit > 0) return absl::OkStatus();
+  return MeasureIdle(session, *model, sequences, mode, flags.contexts.front());
+}
+
 }  // namespace
 
 absl::Status BenchGpuDecode(BenchSession& session) {
-  const BenchFlags& flags = session.flags;
   session.report.Section(
       "Decode: one token for each sequence, two steps in flight",
       "context batch  acp       median ms (min .. max)   tokens/s  weights MB  pages MB  floor ms  "
       "/floor  of memory  vs off");
-  // Every measurement moves the sequences on by a few tokens; two more passes, one unpipelined.
-  const auto drift = (StepsOf(flags) + 1) *
-                     static_cast<int64_t>(flags.batch_sizes.size() * flags.contexts.size() + 2);
-  const bool eager = flags.model.enforce_eager;
   DecodeTable table(session);
-  for (AcpMode mode : flags.modes) {
-    const int64_t slots = flags.batch_sizes.back();
-    auto model = session.Load(mode, slots, flags.contexts.back() + drift);
-    if (!model.ok()) return model.status();
-    Pipeline sequences(session, *model, static_cast<size_t>(slots));
-    for (int64_t context : flags.contexts) {
-      const auto count = static_cast<size_t>(slots);
-      if (absl::Status s = sequences.slots().ExtendTo(context, count); !s.ok()) return s;
-      for (int64_t batch : flags.batch_sizes) {
-        const auto run = sequences.Measure(static_cast<size_t>(batch));
-        if (!run.ok()) return run.status();
-        DecodeTable::Extras extras;
-        extras.more = {{"graphs", !eager}};
-        if (eager) {
-          extras.below = absl::StrCat("\n", SharesLine(run->ops, run->total));
-          extras.more["shares"] = SharesJson(run->ops, run->total);
-        }
-        table.Add(*model, mode, context, batch, *run, extras);
-      }
-    }
-    if (eager) continue;
-    if (absl::Status s = MeasureIdle(session, *model, sequences, mode, flags.contexts.front());
-        !s.ok()) {
-      return s;
+  std::vector<int64_t> limits = session.flags.max_model_lens;
+  if (limits.empty()) limits = {0};
+  for (int64_t limit : limits) {
+    for (AcpMode mode : session.flags.modes) {
+      if (absl::Status s = MeasureMode(session, table, mode, limit); !s.ok()) return s;
     }
   }
   return absl::OkStatus();

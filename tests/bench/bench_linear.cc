@@ -61,7 +61,7 @@ absl::StatusOr<Summary> Measure(const BenchSession& session, Ops& ops, const Lin
   const MatrixView from{in.data(), dtype, rows, first.in(), first.in()};
   const MatrixView to{out.data(), dtype, rows, first.out(), stride};
   const auto multiply = [&](int i) {
-    ops.Linear(from, {}, *kind.weights[static_cast<size_t>(i)], nullptr, false, to, nullptr);
+    ops.Linear({.in = from, .weight = *kind.weights[static_cast<size_t>(i)], .out = to}, nullptr);
   };
   const auto count = static_cast<int>(kind.weights.size());
   const int samples = static_cast<int>(2 * session.flags.repeat);

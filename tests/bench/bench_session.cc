@@ -132,7 +132,7 @@ absl::Status MeasurePeaks(BenchSession& session) {
 absl::Status BenchFlags::Parse(const std::vector<std::string>& arguments,
                                const std::string& command) {
   std::string length_list = "512,1024,2048,4096,8192", batch_list = "1,2,4,8";
-  std::string context_list = "512,2048,8192", mode_list = "off,paper,certified";
+  std::string context_list = "512,2048,8192", mode_list = "off,paper,certified", limit_list;
   model.model = std::string(FOX_SOURCE_DIR) + "/models/demo";
   FlagSet set;
   model.Register(set);
@@ -141,6 +141,8 @@ absl::Status BenchFlags::Parse(const std::vector<std::string>& arguments,
   set.String("batch-sizes", "LIST", "sequences of a decode step", &batch_list);
   set.String("contexts", "LIST", "tokens before a decode step, and for memory", &context_list);
   set.String("modes", "LIST", "bounds to compare", &mode_list);
+  set.String("max-model-lens", "LIST", "longest sequences allowed, to decode under each; on a GPU",
+             &limit_list);
   if (absl::Status s = ParseOrHelp(set, arguments, command); !s.ok()) return s;
   chunk_given = set.IsSet("chunk");
   if (set.IsSet("acp")) return absl::InvalidArgumentError("--acp: give --modes, a list");
@@ -151,6 +153,11 @@ absl::Status BenchFlags::Parse(const std::vector<std::string>& arguments,
   if (!parsed_batches.ok()) return parsed_batches.status();
   const auto parsed_contexts = ParseList(context_list, "contexts");
   if (!parsed_contexts.ok()) return parsed_contexts.status();
+  if (!limit_list.empty()) {
+    const auto parsed_limits = ParseList(limit_list, "max-model-lens");
+    if (!parsed_limits.ok()) return parsed_limits.status();
+    max_model_lens = *parsed_limits;
+  }
   const auto parsed_modes = ParseModes(mode_list);
   if (!parsed_modes.ok()) return parsed_modes.status();
   lengths = *parsed_lengths, batch_sizes = *parsed_batches, contexts = *parsed_contexts;
@@ -185,8 +192,8 @@ std::vector<int32_t> BenchSession::TokensAt(int64_t first, int64_t count) const 
   return ids;
 }
 
-absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences,
-                                              int64_t max_len) const {
+absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences, int64_t max_len,
+                                              int64_t limit) const {
   const auto checkpoint = Checkpoint::Open(flags.model.model, {});
   if (!checkpoint.ok()) return checkpoint.status();
   auto backend = MakeBackend(flags.model.Config(max_len));
@@ -198,7 +205,7 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences,
   options.max_slots = static_cast<int32_t>(sequences);
   options.max_batch_tokens = std::max(flags.model.chunk, sequences);
   options.max_logit_rows = sequences;
-  options.max_model_len = max_len;
+  options.max_model_len = std::max(max_len, limit);
   const PagedKvShape shape = CacheShape(config, options);
   const int64_t pages = sequences * shape.lists_per_slot() * PagesFor(max_len);
   const int64_t bytes = pages * static_cast<int64_t>(shape.page_bytes());

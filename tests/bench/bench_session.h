@@ -18,6 +18,7 @@ namespace fox {
 struct BenchFlags {
   EvalFlags model;
   std::vector<int64_t> lengths, batch_sizes, contexts;
+  std::vector<int64_t> max_model_lens;  // limits to decode under; empty: as long as is needed
   std::vector<AcpMode> modes;
   std::string text, json;
   int64_t repeat = 5;
@@ -52,8 +53,10 @@ struct BenchSession {
 
   // `count` tokens from position `first` of the endless text.
   std::vector<int32_t> TokensAt(int64_t first, int64_t count) const;
+  // The pool holds `max_len` tokens of each sequence; they may grow up to `limit`, if that is more.
   // ResourceExhausted when the pool would not fit into memory.
-  absl::StatusOr<BenchModel> Load(AcpMode mode, int64_t sequences, int64_t max_len) const;
+  absl::StatusOr<BenchModel> Load(AcpMode mode, int64_t sequences, int64_t max_len,
+                                  int64_t limit = 0) const;
 };
 
 // Loads text and config and measures the peaks.

@@ -138,6 +138,13 @@ def decode(bench: Bench) -> dict[str, Any]:
                            CONTEXTS, "--batch-sizes", "1,8,32", "--chunk", "16384")
 
 
+def decode_under_limits(bench: Bench) -> dict[str, Any]:
+    """Steps at 16k on a server for 20k tokens and on one for a million."""
+    return bench.fox_bench("decode", "--device", "cuda", "--model", bench.model(), "--contexts",
+                           "16384", "--batch-sizes", "1", "--modes", "off,certified", "--chunk",
+                           "16384", "--max-model-lens", "20480,1048576", seconds=60)
+
+
 def eager(bench: Bench) -> dict[str, Any]:
     """Steps without graphs, and where their time goes."""
     return bench.fox_bench("decode", "--device", "cuda", "--model", bench.model(), "--contexts",
@@ -205,6 +212,7 @@ def books(bench: Bench) -> dict[str, Any]:
 PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "attention": attention,
     "decode": decode,
+    "decode-under-limits": decode_under_limits,
     "prefill": prefill,
     "attention-peers": lambda bench: bench.peer("attention.py", 150),
     "decoder-peer": lambda bench: bench.peer("decoder.py", 170),

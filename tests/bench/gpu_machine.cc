@@ -90,8 +90,9 @@ absl::StatusOr<Summary> MeasureMatmul(Ops& ops, int64_t size, int samples) {
   ops.CopyToDevice(rows.data(), bytes, in.data(), nullptr);
   const MatrixView from{in.data(), DType::kBF16, size, size, size};
   const MatrixView to{out.data(), DType::kBF16, size, size, size};
-  auto seconds = MeasureOnGpu(
-      ops, 4, samples, [&](int) { ops.Linear(from, {}, *weight, nullptr, false, to, nullptr); });
+  auto seconds = MeasureOnGpu(ops, 4, samples, [&](int) {
+    ops.Linear({.in = from, .weight = *weight, .out = to}, nullptr);
+  });
   if (!seconds.ok()) return seconds.status();
   return Rate(*seconds, 2.0 * static_cast<double>(size * size) * static_cast<double>(size));
 }

@@ -48,6 +48,17 @@ class JudgeTest(unittest.TestCase):
         self.assertFalse(rows["golden logits against float64, worst"]["ok"])
         self.assertTrue(rows["tokens equal with and without graphs"]["ok"])
 
+    def test_the_limit_of_the_server_costs_nothing(self) -> None:
+        def under(limit: int, seconds: float) -> dict:
+            return {**step("off", seconds), "bench": "decode_under_limit", "batch_size": 1,
+                    "max_model_len": limit}
+
+        name = "decode_16k_long_context: step B=1 16k, 1048576 tokens allowed over 20480"
+        slow = self.rows([under(20480, 0.00092), under(1048576, 0.00148)], {})[name]
+        self.assertAlmostEqual(slow["value"], 148 / 92)
+        self.assertFalse(slow["ok"])
+        self.assertTrue(self.rows([under(20480, 0.00092), under(1048576, 0.00095)], {})[name]["ok"])
+
     def test_what_was_not_measured_is_neither_met_nor_missed(self) -> None:
         rows = self.rows([step("off", 0.019)], {})
         self.assertTrue(all(row["ok"] is None for row in rows.values()))

@@ -145,6 +145,18 @@ def decode_steps(m: Measurements) -> Iterator[Row]:
               "most", 5, 1)
 
 
+def decode_16k_long_context(m: Measurements) -> Iterator[Row]:
+    """A sequence pays for its own length, not for what the server allows."""
+    def step(limit: int, acp: str) -> float | None:
+        return m.seconds(bench="decode_under_limit", graphs=True, batch_size=1, context=16384,
+                         acp=acp, max_model_len=limit)
+
+    ratios = [ratio(step(1048576, acp), step(20480, acp)) for acp in ("off", "certified")]
+    yield row("decode_16k_long_context: step B=1 16k, 1048576 tokens allowed over 20480",
+              max(filter(None, ratios), default=None), "x", "most", 1.05, None,
+              f"20480: {ms(step(20480, 'certified'))}")
+
+
 def memory_and_prefill(m: Measurements) -> Iterator[Row]:
     """KV bytes and prompts of the 760M; the demo model's pages."""
     for acp, most in (("paper", 0.75), ("certified", 0.72)):
@@ -168,7 +180,7 @@ def judged_rows(parts: dict[str, Any], tests: dict[str, str]) -> list[Row]:
     """All rows, missing measurements included."""
     m = Measurements(parts, tests)
     return [row for rows in (tested, prefill_attention, decode_attention, decode_steps,
-                             memory_and_prefill) for row in rows(m)]
+                             decode_16k_long_context, memory_and_prefill) for row in rows(m)]
 
 
 def aim_reached(judged: Row) -> bool:

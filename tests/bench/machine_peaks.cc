@@ -102,7 +102,7 @@ Summary MeasureMatmul(Ops& ops, DType wide, int64_t size, int repeat) {
   std::vector<double> rates;
   for (int run = -kWarmUps; run < repeat; ++run) {
     const double start = Now();
-    ops.Linear(from, {}, *weight, nullptr, false, to, nullptr);
+    ops.Linear({.in = from, .weight = *weight, .out = to}, nullptr);
     const double seconds = Now() - start;
     if (run >= 0) rates.push_back(2.0 * static_cast<double>(kRows * size * size) / seconds);
   }

@@ -76,11 +76,8 @@ void TimedOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream strea
   Timed(OpKind::kAppend, [&] { ops_->BeginStep(batch, kv, stream); });
 }
 
-void TimedOps::Linear(const MatrixView& in, const InputTransform& transform,
-                      const PackedWeight& weight, const void* bias, bool accumulate,
-                      const MatrixView& out, Stream stream) {
-  Timed(OpKind::kLinear,
-        [&] { ops_->Linear(in, transform, weight, bias, accumulate, out, stream); });
+void TimedOps::Linear(const LinearParams& params, Stream stream) {
+  Timed(OpKind::kLinear, [&] { ops_->Linear(params, stream); });
 }
 
 void TimedOps::SetPenaltyState(const PenaltyStateParams& params, Stream stream) {

@@ -63,6 +63,9 @@ class TimedOps : public Ops {
   void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) override;
   void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override;
   DeviceQueue* queue() override { return ops_->queue(); }
+  std::optional<std::string> Unsupported(const Workload& load) const override {
+    return ops_->Unsupported(load);
+  }
   void Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) override;
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override;
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override;
@@ -70,8 +73,7 @@ class TimedOps : public Ops {
              Stream stream) override;
   void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                   Stream stream) override;
-  void Linear(const MatrixView& in, const InputTransform& transform, const PackedWeight& weight,
-              const void* bias, bool accumulate, const MatrixView& out, Stream stream) override;
+  void Linear(const LinearParams& params, Stream stream) override;
   void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
               Stream stream) override;
   void Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,

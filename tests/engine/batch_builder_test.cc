@@ -100,11 +100,12 @@ TEST(BatchBuilder, SmallBatchesAreFewShortSingleRows) {
   EXPECT_FALSE(small(2, 9, 2, 0));
 }
 
-// One copy of the report brings the pool's count, which no Build touches.
+// One copy of the report brings the pool's count and fault, which no Build touches.
 TEST(BatchBuilder, FreePagesLieInTheReport) {
   CpuOps ops({DType::kF32, true, 1});
   BatchBuilder builder(ops, 16, 8, 16, 4);
   *builder.outputs().free_pages = 77;
+  *builder.outputs().pool_fault = PoolFault::kTableEnd;
   StepPlan plan;
   plan.sequences.push_back(Planned(1, {8, 9}, {1}));
   std::vector<std::byte> staging(builder.bytes(), std::byte{0xff});
@@ -112,8 +113,9 @@ TEST(BatchBuilder, FreePagesLieInTheReport) {
   std::vector<std::byte> copy(builder.output_buffer(),
                               builder.output_buffer() + builder.report_bytes());
   EXPECT_EQ(*builder.OutputsAt(copy.data()).free_pages, 77);
-  copy.resize(BatchBuilder::kFreePagesBytes);
+  copy.resize(BatchBuilder::kPoolBytes);
   EXPECT_EQ(*builder.OutputsAt(copy.data()).free_pages, 77);
+  EXPECT_EQ(*builder.OutputsAt(copy.data()).pool_fault, PoolFault::kTableEnd);
 }
 
 }  // namespace

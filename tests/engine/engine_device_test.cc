@@ -1,7 +1,7 @@
-// The engine on a GPU: graphs change no bit, and neither small pools with preemption nor other
-// batches lose, repeat or change a token, except where the two best logits are as close as bf16
-// rounding. Two steps are in flight and tokens are sampled on the device, as the host's sampler
-// would sample them.
+// The engine on a GPU: graphs and overlapping kernels change no bit, and neither small pools with
+// preemption nor other batches lose, repeat or change a token, except where the two best logits are
+// as close as bf16 rounding. Two steps are in flight and tokens are sampled on the device, as the
+// host's sampler would sample them.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -123,6 +123,15 @@ struct Variant {
 
 class DeviceEngine : public ::testing::TestWithParam<Variant> {};
 
+// The same tokens and the same bits of their log-probabilities.
+void ExpectSameBits(const StreamResults& got, const StreamResults& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (const auto& [id, result] : want) {
+    EXPECT_EQ(Ids(got.at(id)), Ids(result)) << "request " << id;
+    EXPECT_EQ(Logprobs(got.at(id)), Logprobs(result)) << "request " << id;
+  }
+}
+
 TEST_P(DeviceEngine, GraphsChangeNoBit) {
   const std::vector<Request> requests = MakeRequests(9, GetParam().vocab, 41);
   EngineConfig config = BaseConfig(GetParam().model);
@@ -130,14 +139,46 @@ TEST_P(DeviceEngine, GraphsChangeNoBit) {
   const StreamResults graphs = RunAll(config, requests, 2);
   config.enforce_eager = true;
   const StreamResults eager = RunAll(config, requests, 2);
-  ASSERT_EQ(graphs.size(), eager.size());
-  for (const auto& [id, result] : graphs) {
-    judged.graphs_equal &= Ids(result) == Ids(eager.at(id));
-    EXPECT_EQ(Ids(result), Ids(eager.at(id))) << "request " << id;
-    for (size_t i = 0; i < result.tokens.size(); ++i) {
-      ASSERT_EQ(result.tokens[i].logprob, eager.at(id).tokens[i].logprob) << "request " << id;
+  ExpectSameBits(graphs, eager);
+  for (const auto& [id, result] : graphs) judged.graphs_equal &= Ids(result) == Ids(eager.at(id));
+}
+
+// Each kernel after the one before has ended, against kernels that begin, and read what they may,
+// while earlier ones still run: small batches, larger ones and chunks of prompts, as graphs and
+// without.
+TEST_P(DeviceEngine, OverlapChangesNoBit) {
+  const std::vector<Request> requests = MakeRequests(9, GetParam().vocab, 44);
+  EngineConfig config = BaseConfig(GetParam().model);
+  config.acp = GetParam().acp;
+  config.poison_free_pages = true;
+  for (const int32_t seqs : {2, 16}) {
+    config.max_num_seqs = seqs;
+    for (const bool eager : {false, true}) {
+      config.enforce_eager = eager;
+      config.overlap_kernels = true;
+      const StreamResults overlapping = RunAll(config, requests, 2);
+      config.overlap_kernels = false;
+      ExpectSameBits(overlapping, RunAll(config, requests, 2));
     }
   }
+}
+
+// Whoever breaks the scheduler's promise hears of it with the step's results.
+TEST_P(DeviceEngine, AnOverdrawnPoolIsUnavailable) {
+  EngineConfig config = BaseConfig(GetParam().model);
+  config.acp = GetParam().acp;
+  config.kv_cache_bytes = PoolBytes(config, kPageTokens);
+  auto runner = LoadRunner(config);
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  StepPlan plan;
+  PlannedSequence& sequence = plan.sequences.emplace_back();
+  sequence.slot = 0;
+  sequence.log_tolerance = -10;
+  sequence.token_ids.assign(200, 1);
+  sequence.logit_rows = {199};
+  ASSERT_TRUE((*runner)->Submit(plan).ok());
+  EXPECT_EQ((*runner)->Collect().status(),
+            absl::UnavailableError("page pool: a step took more pages than were free"));
 }
 
 TEST_P(DeviceEngine, SchedulesChangeTiesOnly) {

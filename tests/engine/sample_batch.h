@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
-#include "engine/philox.h"
 #include "engine/sampler.h"
+#include "kernels/core/philox.h"
 #include "tests/kernels/cuda/device_array.h"
 
 namespace fox::cuda {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "engine/sampler.h"
-#include "kernels/cuda/primitives/philox.cuh"
 #include "kernels/cuda/sampling/sample.h"
 #include "tests/engine/sample_batch.h"
 
@@ -48,14 +47,6 @@ void ExpectAsSampler(const SampleBatch& batch, int* at_boundary) {
     ExpectSample(got, want, how, logits, batch.vocabulary, at_boundary);
   }
   EXPECT_EQ(batch.sampled_tokens.ToHost(), tokens);
-}
-
-TEST(Philox, IsTheHosts) {
-  Random random(1);
-  for (int i = 0; i < 1000; ++i) {
-    const uint64_t seed = random(), position = i % 2 == 0 ? random() : static_cast<uint64_t>(i);
-    EXPECT_EQ(PhiloxUniform(seed, position), fox::PhiloxUniform(seed, position));
-  }
 }
 
 class SampleTest : public ::testing::TestWithParam<int32_t> {};

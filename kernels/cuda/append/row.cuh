@@ -10,10 +10,11 @@
 
 #include <cstdint>
 
+#include "kernels/attention_params.h"
+#include "kernels/batch_view.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
-#include "kernels/op_params.h"
 
 namespace fox::cuda {
 

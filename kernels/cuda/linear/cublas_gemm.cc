@@ -53,9 +53,9 @@ struct CublasGemm::Layouts {
       Keep(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
                                           sizeof(transposed)));
     }
-    Keep(cublasLtMatrixLayoutCreate(&weight, CUDA_R_16BF, u(w.in), u(w.out), w.in));
-    Keep(cublasLtMatrixLayoutCreate(&x, CUDA_R_16BF, u(w.in), u(x_view.rows), x_view.row_stride));
-    Keep(cublasLtMatrixLayoutCreate(&out, TypeOf(out_view.dtype), u(w.out), u(out_view.rows),
+    Keep(cublasLtMatrixLayoutCreate(&weight, CUDA_R_16BF, u(w.in()), u(w.out()), w.in()));
+    Keep(cublasLtMatrixLayoutCreate(&x, CUDA_R_16BF, u(w.in()), u(x_view.rows), x_view.row_stride));
+    Keep(cublasLtMatrixLayoutCreate(&out, TypeOf(out_view.dtype), u(w.out()), u(out_view.rows),
                                     out_view.row_stride));
   }
   ~Layouts() {
@@ -120,27 +120,29 @@ cublasStatus_t CublasGemm::Choose(const Layouts& layouts, const Shape& shape,
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cudaError_t CublasGemm::Multiply(const MatrixView& x, const DeviceWeight& weight, bool accumulate,
-                                 const MatrixView& out, cudaStream_t stream) {
+cudaError_t CublasGemm::Multiply(const MatrixView& x, const LinearParams& params,
+                                 cudaStream_t stream) {
   if (created_ != CUBLAS_STATUS_SUCCESS) return ErrorOf(created_);
-  FOX_CHECK(x.dtype == DType::kBF16 && x.cols == weight.in && x.rows == out.rows);
+  const DeviceWeight& weight = OnDevice(params.weight);
+  const MatrixView& out = params.out;
+  FOX_CHECK(x.dtype == DType::kBF16 && x.cols == weight.in() && x.rows == out.rows);
   const Layouts layouts(x, weight, out);
   if (layouts.status != CUBLAS_STATUS_SUCCESS) return ErrorOf(layouts.status);
   const Shape shape = {x.rows,
-                       weight.out,
-                       weight.in,
+                       weight.out(),
+                       weight.in(),
                        x.row_stride,
                        out.row_stride,
                        out.dtype == DType::kF32,
-                       accumulate,
+                       params.accumulate,
                        AlignmentOf(x.data),
-                       AlignmentOf(weight.data),
+                       AlignmentOf(weight.data()),
                        AlignmentOf(out.data)};
   cublasLtMatmulAlgo_t algorithm;
   const cublasStatus_t chosen = Choose(layouts, shape, &algorithm);
   if (chosen != CUBLAS_STATUS_SUCCESS) return ErrorOf(chosen);
-  const float one = 1, beta = accumulate ? 1.0f : 0.0f;
-  return ErrorOf(cublasLtMatmul(handle_, layouts.operation, &one, weight.data, layouts.weight,
+  const float one = 1, beta = params.accumulate ? 1.0f : 0.0f;
+  return ErrorOf(cublasLtMatmul(handle_, layouts.operation, &one, weight.data(), layouts.weight,
                                 x.data, layouts.x, &beta, out.data, layouts.out, out.data,
                                 layouts.out, &algorithm, workspace_, workspace_bytes_, stream));
 }

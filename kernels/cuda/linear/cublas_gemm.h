@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <map>
 
-#include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/linear/device_weight.h"
 
 namespace fox::cuda {
 
@@ -21,10 +21,10 @@ class CublasGemm {
   CublasGemm(const CublasGemm&) = delete;
   CublasGemm& operator=(const CublasGemm&) = delete;
 
-  // out = x W^T, or out += ...; x bf16 [rows, in], out bf16 or f32. Captured only after the same
-  // call ran before: the choice of an algorithm is the host's work.
-  cudaError_t Multiply(const MatrixView& x, const DeviceWeight& weight, bool accumulate,
-                       const MatrixView& out, cudaStream_t stream);
+  // The product of LinearEngine::Run without its bias, for rows `x` that are transformed already:
+  // bf16 [rows, in]. Captured only after the same call ran before: the choice of an algorithm is
+  // the host's work.
+  cudaError_t Multiply(const MatrixView& x, const LinearParams& params, cudaStream_t stream);
 
  private:
   // rows, out, in, strides of x and out, type of out, accumulate, alignments of x, W and out.

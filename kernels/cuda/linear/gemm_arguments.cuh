@@ -7,8 +7,7 @@
 #include <cstdint>
 
 #include "kernels/core/check.h"
-#include "kernels/core/matrix_view.h"
-#include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/linear/device_weight.h"
 
 namespace fox::cuda {
 
@@ -23,16 +22,17 @@ struct GemmArguments {
   int64_t y_stride;
 };
 
-inline GemmArguments MakeGemmArguments(const DeviceWeight& weight, const float* bias,
-                                       bool accumulate, const MatrixView& y) {
-  FOX_CHECK(weight.out <= INT32_MAX && weight.in <= INT32_MAX);
+inline GemmArguments MakeGemmArguments(const LinearParams& params) {
+  const DeviceWeight& weight = OnDevice(params.weight);
+  const MatrixView& y = params.out;
+  FOX_CHECK(weight.out() <= INT32_MAX && weight.in() <= INT32_MAX);
   const bool wide = y.dtype == DType::kF32;
   return {static_cast<int>(y.rows),
-          static_cast<const __nv_bfloat16*>(weight.data),
-          static_cast<int>(weight.out),
-          static_cast<int>(weight.in),
-          bias,
-          accumulate,
+          static_cast<const __nv_bfloat16*>(weight.data()),
+          static_cast<int>(weight.out()),
+          static_cast<int>(weight.in()),
+          static_cast<const float*>(params.bias),
+          params.accumulate,
           wide ? static_cast<float*>(y.data) : nullptr,
           wide ? nullptr : static_cast<__nv_bfloat16*>(y.data),
           y.row_stride};

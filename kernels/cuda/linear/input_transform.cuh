@@ -1,7 +1,6 @@
 // The row transforms of linear layers as device code for 256 threads of a block: used by the kernel
-// that transforms rows on their own (row_ops.cu) and by the product that does it itself
-// (linear/small_batch_gemm.cu). A row's result does not depend on the rows beside it. For .cu files
-// only.
+// that transforms rows on their own (input_transform.cu) and by the product that does it itself
+// (linear/small_batch_gemm.cu). A row's result does not depend on the rows beside it.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,7 +13,7 @@
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
-#include "kernels/op_params.h"
+#include "kernels/linear_params.h"
 
 namespace fox::cuda {
 
@@ -32,7 +31,7 @@ struct TransformArguments {
   int64_t gate_stride = 0;
   float eps = 0;
   int head_dim = 0;
-  bool silu = false;
+  Activation act = Activation::kSigmoid;
 };
 
 namespace transform {
@@ -93,13 +92,21 @@ __device__ __forceinline__ Unit LoadWeight(const float* weight, int unit) {
 }
 
 // unit * act(gate).
-__device__ __forceinline__ Unit Gated(Unit unit, const Unit& gate, bool silu) {
+__device__ __forceinline__ Unit Gated(Unit unit, const Unit& gate, Activation act) {
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) {
     const float sigmoid = Sigmoid(gate.x[i]);
-    unit.x[i] *= silu ? gate.x[i] * sigmoid : sigmoid;
+    unit.x[i] *= act == Activation::kSilu ? gate.x[i] * sigmoid : sigmoid;
   }
   return unit;
+}
+
+// The sum over the lanes of a head, neighbours in a warp: head_dim / kUnit of them, a power of two.
+__device__ __forceinline__ float HeadSum(float sum, int head_dim) {
+  for (int offset = head_dim / kUnit / 2; offset > 0; offset /= 2) {
+    sum += __shfl_xor_sync(kAllLanes, sum, offset);
+  }
+  return sum;
 }
 
 // sums[r] becomes its sum over the threads for r < rows, in one fixed order.
@@ -109,11 +116,8 @@ __device__ __forceinline__ void BlockSums(int rows, float (&sums)[kRows]) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (r >= rows) break;
-#pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-      sums[r] += __shfl_xor_sync(kAllLanes, sums[r], offset);
-    }
-    if (threadIdx.x % kLanes == 0) partial[r][threadIdx.x / kLanes] = sums[r];
+    sums[r] = WarpSum(sums[r]);
+    if (Lane() == 0) partial[r][Warp()] = sums[r];
   }
   SyncThreads<kTransformThreads>();
 #pragma unroll
@@ -213,17 +217,14 @@ class UnitBatch {
 
   __device__ __forceinline__ Unit Transformed(const TransformArguments& s, int i) const {
     Unit x = Widened(x_[i]);
-    if constexpr (kind == Kind::kGatedAct) x = Gated(Widened(other_[i]), x, s.silu);
+    if constexpr (kind == Kind::kGatedAct) x = Gated(Widened(other_[i]), x, s.act);
     if constexpr (kind == Kind::kOutputGate) {
       if (s.weight != nullptr) {
-        float sum = SumSquares(x);
-        for (int offset = s.head_dim / kUnit / 2; offset > 0; offset /= 2) {
-          sum += __shfl_xor_sync(kAllLanes, sum, offset);
-        }
+        const float sum = HeadSum(SumSquares(x), s.head_dim);
         const float scale = rsqrtf(sum / static_cast<float>(s.head_dim) + s.eps);
         x = Normalized(x, scale, Widened(weight_[i]));
       }
-      if (s.gate != nullptr) x = Gated(x, Widened(gate_[i]), s.silu);
+      if (s.gate != nullptr) x = Gated(x, Widened(gate_[i]), s.act);
     }
     return x;
   }
@@ -303,7 +304,7 @@ inline TransformArguments MakeTransformArguments(const MatrixView& in, const Inp
   s.in_cols = static_cast<int>(in.cols);
   s.out_cols = t.kind == Kind::kGatedAct ? s.in_cols / 2 : s.in_cols;
   FOX_CHECK(s.out_cols > 0 && s.out_cols % transform::kUnit == 0);
-  s.silu = t.silu;
+  s.act = t.act;
   s.eps = static_cast<float>(t.eps);
   if (t.kind != Kind::kRmsNorm && t.kind != Kind::kOutputGate) return s;
   s.weight = static_cast<const float*>(t.weight);

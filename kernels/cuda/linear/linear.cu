@@ -6,8 +6,8 @@
 
 #include "kernels/core/check.h"
 #include "kernels/cuda/linear/cublas_gemm.h"
+#include "kernels/cuda/linear/input_transform.h"
 #include "kernels/cuda/linear/linear.h"
-#include "kernels/cuda/linear/row_ops.h"
 #include "kernels/cuda/linear/skinny_gemm.h"
 #include "kernels/cuda/linear/small_batch_gemm.h"
 #include "kernels/cuda/runtime/launch.h"
@@ -84,36 +84,36 @@ struct LinearEngine::State {
 LinearEngine::LinearEngine() : state_(std::make_unique<State>()) {}
 LinearEngine::~LinearEngine() = default;
 
-bool LinearEngine::Settles(const MatrixView& in, const InputTransform& transform,
-                           const DeviceWeight& weight) const {
-  return transform.kind == kSettlingKind && GemvTakes(in, transform, weight, state_->limits);
+bool LinearEngine::Drains(const LinearParams& params) const {
+  return params.transform.kind == kDrainingKind && GemvTakes(params, state_->limits);
 }
 
-cudaError_t LinearEngine::Run(const MatrixView& in, const InputTransform& transform,
-                              const DeviceWeight& weight, const float* bias, bool accumulate,
-                              const MatrixView& out, cudaStream_t stream) {
+cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
   constexpr int kSkinnyStep = 16;  // columns that the own kernels multiply at a time
   if (state_->error != cudaSuccess) return state_->error;
-  FOX_CHECK(in.rows == out.rows && out.cols == weight.out && weight.out > 0 && weight.in > 0);
-  FOX_CHECK(weight.in % 8 == 0 && reinterpret_cast<uintptr_t>(weight.data) % 16 == 0);
-  FOX_CHECK(out.dtype == DType::kF32 || (out.dtype == DType::kBF16 && !accumulate));
+  const MatrixView& in = params.in;
+  const MatrixView& out = params.out;
+  const InputTransform& transform = params.transform;
+  const DeviceWeight& weight = OnDevice(params.weight);
+  FOX_CHECK(in.rows == out.rows && out.cols == weight.out() && weight.out() > 0 && weight.in() > 0);
+  FOX_CHECK(weight.in() % 8 == 0 && reinterpret_cast<uintptr_t>(weight.data()) % 16 == 0);
+  FOX_CHECK(out.dtype == DType::kF32 || (out.dtype == DType::kBF16 && !params.accumulate));
   if (in.rows == 0) return cudaSuccess;
-  if (GemvTakes(in, transform, weight, state_->limits)) {
-    return SmallBatchGemm(in, transform, weight, bias, accumulate, out, state_->limits, stream);
-  }
+  if (GemvTakes(params, state_->limits)) return SmallBatchGemm(params, state_->limits, stream);
   MatrixView x = in;
   if (transform.kind != InputTransform::Kind::kNone || in.dtype != DType::kBF16) {
-    FOX_CHECK(!transform.scratch.empty() && transform.scratch.cols == weight.in &&
+    FOX_CHECK(!transform.scratch.empty() && transform.scratch.cols == weight.in() &&
               transform.scratch.rows >= in.rows);
     x = transform.scratch.Rows(0, in.rows);
     if (const cudaError_t error = TransformRows(in, transform, x, stream)) return error;
   }
-  FOX_CHECK(x.cols == weight.in && x.row_stride % 8 == 0 &&
+  FOX_CHECK(x.cols == weight.in() && x.row_stride % 8 == 0 &&
             reinterpret_cast<uintptr_t>(x.data) % 16 == 0);
-  if (in.rows <= kMaxSkinnyRows && weight.in % kSkinnyStep == 0) {
-    return SkinnyGemm(x, weight, bias, accumulate, out, state_->skinny(), stream);
+  if (in.rows <= kMaxSkinnyRows && weight.in() % kSkinnyStep == 0) {
+    return SkinnyGemm(x, params, state_->skinny(), stream);
   }
-  const cudaError_t error = state_->cublas.Multiply(x, weight, accumulate, out, stream);
+  const cudaError_t error = state_->cublas.Multiply(x, params, stream);
+  const auto* bias = static_cast<const float*>(params.bias);
   if (error != cudaSuccess || bias == nullptr) return error;
   return out.dtype == DType::kF32 ? LaunchAddBias<float>(bias, out, stream)
                                   : LaunchAddBias<__nv_bfloat16>(bias, out, stream);

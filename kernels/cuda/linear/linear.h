@@ -7,16 +7,9 @@
 
 #include <memory>
 
-#include "kernels/op_params.h"
+#include "kernels/linear_params.h"
 
 namespace fox::cuda {
-
-// A weight in device memory, [out, in] bf16, row-major, `out` padded with zero rows to a multiple
-// of 16 (reads past `out` are in bounds).
-struct DeviceWeight {
-  const void* data = nullptr;
-  int64_t out = 0, in = 0;
-};
 
 // Owns cuBLASLt's handle, its workspace and the algorithms chosen so far (by shape). One thread.
 class LinearEngine {
@@ -24,18 +17,16 @@ class LinearEngine {
   LinearEngine();
   ~LinearEngine();
 
-  // Ops::Linear. in: f32 or bf16, as the transform's input is; out: bf16 or f32; bias float32 or
-  // null; accumulate: out must be f32. transform.scratch: bf16 [rows, weight.in], used when not
-  // fused. Enqueues on `stream`; may be captured once the same shape ran before. Returns the first
-  // error. A row's bits are the same in any batch of 1..4, 5..8, 9..16 rows (weight.in % 16 == 0).
-  // REQUIRES: weight.in % 8 == 0; rows of in, scratch and gate 16-byte
+  // Ops::Linear. The weight is a DeviceWeight; in: f32 or bf16, as the transform's input is; out:
+  // bf16 or f32; bias float32 or null; accumulate: out must be f32. transform.scratch: bf16 [rows,
+  // weight.in], used when not fused. Enqueues on `stream`; may be captured once the same shape ran
+  // before. Returns the first error. A row's bits are the same in any batch of 1..4, 5..8, 9..16
+  // rows (weight.in % 16 == 0). REQUIRES: weight.in % 8 == 0; rows of in, scratch and gate 16-byte
   // aligned (those of out need not be); out overlaps none of them.
-  cudaError_t Run(const MatrixView& in, const InputTransform& transform, const DeviceWeight& weight,
-                  const float* bias, bool accumulate, const MatrixView& out, cudaStream_t stream);
+  cudaError_t Run(const LinearParams& params, cudaStream_t stream);
 
-  // Whether Run with such rows launches a single kernel, which triggers after its wait (launch.h).
-  bool Settles(const MatrixView& in, const InputTransform& transform,
-               const DeviceWeight& weight) const;
+  // Whether Run launches a single kernel, which triggers after its wait (launch.h).
+  bool Drains(const LinearParams& params) const;
 
  private:
   struct State;

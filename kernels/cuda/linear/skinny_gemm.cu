@@ -122,8 +122,7 @@ template <int N>
 __device__ __forceinline__ void MultiplyTile(const SkinnyArguments& a, uint32_t ring, int first_out,
                                              int first, int last, float (&c)[2][N / 8][4]) {
   constexpr int kAhead = Ring<N>::kStages - 1;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = Lane(), warp = Warp();
   const RowCopier<kTileOut> weights(a.weight, a.in, first_out, a.out);
   const RowCopier<N> inputs(a.x, a.x_stride, 0, a.rows);
   const auto copy_weights = [&](int n, int stage) {
@@ -161,8 +160,7 @@ __device__ __forceinline__ void MultiplyTile(const SkinnyArguments& a, uint32_t 
 // Adds the four column warps' sums in order: sums [4][N][64] in shared memory, where the ring was.
 template <int N>
 __device__ __forceinline__ void SpillSums(float* sums, const float (&c)[2][N / 8][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = Lane(), warp = Warp();
   float* mine = sums + warp / 2 * N * kSumStride + warp % 2 * kWarpOut;
 #pragma unroll
   for (int t = 0; t < 2; ++t) {
@@ -258,8 +256,7 @@ int SplitsOf(const SkinnyArguments& a, int tiles, int multiprocessors) {
 
 template <int N>
 cudaError_t LaunchSkinny(const SkinnyArguments& a, int multiprocessors, cudaStream_t stream) {
-  static const cudaError_t ready = cudaFuncSetAttribute(
-      SkinnyKernel<N>, cudaFuncAttributeMaxDynamicSharedMemorySize, Ring<N>::kBytes);
+  const cudaError_t ready = AllowDynamicSmem(KernelAddress(SkinnyKernel<N>), Ring<N>::kBytes);
   if (ready != cudaSuccess) return ready;
   const int tiles = (a.out + kTileOut - 1) / kTileOut;
   const dim3 grid(static_cast<unsigned>(tiles),
@@ -269,14 +266,14 @@ cudaError_t LaunchSkinny(const SkinnyArguments& a, int multiprocessors, cudaStre
 
 }  // namespace
 
-cudaError_t SkinnyGemm(const MatrixView& x, const DeviceWeight& weight, const float* bias,
-                       bool accumulate, const MatrixView& out, const SkinnyWorkspace& workspace,
-                       cudaStream_t stream) {
+cudaError_t SkinnyGemm(const MatrixView& x, const LinearParams& params,
+                       const SkinnyWorkspace& workspace, cudaStream_t stream) {
+  const int64_t columns = params.weight.in();
   FOX_CHECK(x.dtype == DType::kBF16 && x.rows > 0 && x.rows <= kMaxSkinnyRows);
-  FOX_CHECK(weight.in % kStep == 0 && weight.in == x.cols);
-  FOX_CHECK(weight.in <= INT32_MAX / kMaxSkinnyRows);
+  FOX_CHECK(columns % kStep == 0 && columns == x.cols);
+  FOX_CHECK(columns <= INT32_MAX / kMaxSkinnyRows);
   SkinnyArguments a{};
-  static_cast<GemmArguments&>(a) = MakeGemmArguments(weight, bias, accumulate, out);
+  static_cast<GemmArguments&>(a) = MakeGemmArguments(params);
   a.x = static_cast<const __nv_bfloat16*>(x.data);
   a.x_stride = x.row_stride;
   a.partial = workspace.partial;

@@ -15,8 +15,8 @@
 #include "kernels/cuda/linear/gemm_arguments.cuh"
 #include "kernels/cuda/linear/input_transform.cuh"
 #include "kernels/cuda/linear/small_batch_gemm.h"
+#include "kernels/cuda/primitives/copy_rows.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
-#include "kernels/cuda/ptx/copy_rows.cuh"
 #include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/ptx/mma_sm80.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
@@ -72,7 +72,7 @@ __host__ __device__ constexpr int FixedBytes(int rows, int in) {
   return InputBytes(rows, in) + kPartialBytes + kBarrierBytes;
 }
 
-struct SharedPlan {
+struct SharedLayout {
   unsigned char* tiles;
   unsigned char* input;
   float* partial;
@@ -80,19 +80,19 @@ struct SharedPlan {
   Mbarrier* empty;
 };
 
-__device__ __forceinline__ SharedPlan PlanOf(unsigned char* shared,
-                                             const SmallBatchGemmArguments& a) {
-  SharedPlan plan;
-  plan.tiles = shared;
-  plan.input = shared + a.stages * a.tile_bytes;
-  plan.partial = reinterpret_cast<float*>(plan.input + InputBytes(a.rows, a.in));
-  plan.full = reinterpret_cast<Mbarrier*>(plan.partial + kPartialBytes / sizeof(float));
-  plan.empty = plan.full + kMaxStages;
-  return plan;
+__device__ __forceinline__ SharedLayout LayoutOf(unsigned char* shared,
+                                                 const SmallBatchGemmArguments& a) {
+  SharedLayout layout;
+  layout.tiles = shared;
+  layout.input = shared + a.stages * a.tile_bytes;
+  layout.partial = reinterpret_cast<float*>(layout.input + InputBytes(a.rows, a.in));
+  layout.full = reinterpret_cast<Mbarrier*>(layout.partial + kPartialBytes / sizeof(float));
+  layout.empty = layout.full + kMaxStages;
+  return layout;
 }
 
 // A place in the ring of tiles.
-struct Place {
+struct PipelineState {
   int stage = 0;
   uint32_t parity = 0;
 
@@ -107,24 +107,24 @@ struct Place {
 // A copying warp: its rows of all tiles of W's rows [first, last), 16 rows at a time from left to
 // right.
 __device__ __forceinline__ void CopyWeights(const SmallBatchGemmArguments& a,
-                                            const SharedPlan& plan, int first, int last) {
-  const int begin = static_cast<int>(threadIdx.x) / kWarp - kConsumerWarps;
-  Place at, arrived;
+                                            const SharedLayout& layout, int first, int last) {
+  const int begin = Warp() - kConsumerWarps;
+  PipelineState at, arrived;
   int tile = 0;
   for (int row = first; row < last; row += kTileRows) {
     const int rows = (min(kTileRows, last - row) - begin + kCopyWarps - 1) / kCopyWarps;
     for (int col = 0; col < a.in; col += kTileCols, ++tile) {
       if (tile >= kTilesUnderWay) {
-        while (!plan.full[arrived.stage].HasEnded(arrived.parity)) {
+        while (!layout.full[arrived.stage].HasEnded(arrived.parity)) {
         }
         arrived.Advance(a.stages);
       }
-      while (!plan.empty[at.stage].HasEnded(at.parity ^ 1)) {
+      while (!layout.empty[at.stage].HasEnded(at.parity ^ 1)) {
       }
       BulkCopyRows(
           a.weight + static_cast<int64_t>(row + begin) * a.in + col, int64_t{2} * kCopyWarps * a.in,
-          plan.tiles + at.stage * a.tile_bytes + begin * kTileStride, kCopyWarps * kTileStride,
-          rows, min(kTileCols, a.in - col) * 2, &plan.full[at.stage]);
+          layout.tiles + at.stage * a.tile_bytes + begin * kTileStride, kCopyWarps * kTileStride,
+          rows, min(kTileCols, a.in - col) * 2, &layout.full[at.stage]);
       at.Advance(a.stages);
     }
   }
@@ -171,7 +171,7 @@ struct Share {
   __device__ __forceinline__ Share(const SmallBatchGemmArguments& a, int col) {
     const int all = min(kTileCols, a.in - col) / kStep;
     const int share = (all + kConsumerWarps - 1) / kConsumerWarps;
-    const int begin = static_cast<int>(threadIdx.x) / kWarp * share;
+    const int begin = Warp() * share;
     steps = min(share, all - begin);
     column = begin * kStep;
   }
@@ -179,10 +179,10 @@ struct Share {
 
 // Of the tile with `rows` rows in stage `stage`.
 __device__ __forceinline__ void LoadFragments(const SmallBatchGemmArguments& a,
-                                              const SharedPlan& plan, int stage, int rows,
+                                              const SharedLayout& layout, int stage, int rows,
                                               const Share& share, Fragments& w) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const uint32_t from = SharedAddress(plan.tiles) + stage * a.tile_bytes +
+  const int lane = Lane();
+  const uint32_t from = SharedAddress(layout.tiles) + stage * a.tile_bytes +
                         min(lane % 16, rows - 1) * kTileStride + share.column * 2 + lane / 16 * 16;
 #pragma unroll
   for (int i = 0; i < kWarpSteps; ++i) {
@@ -193,13 +193,14 @@ __device__ __forceinline__ void LoadFragments(const SmallBatchGemmArguments& a,
 // c += the warp's products of the tile that begins at column `col`. Input is loaded for two of them
 // at a time; what lies behind an odd last one (input, or nothing: InputBytes) is not used.
 __device__ __forceinline__ void MultiplyFragments(const SmallBatchGemmArguments& a,
-                                                  const SharedPlan& plan, int col,
+                                                  const SharedLayout& layout, int col,
                                                   const Fragments& w, float (&c)[2][4]) {
   static_assert(kWarpSteps % 2 == 0);
   const Share share(a, col);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const uint32_t from = SharedAddress(plan.input) + min(lane % 8, a.rows - 1) * InputStride(a.in) +
-                        (col + share.column) * 2 + lane / 8 * 16;
+  const int lane = Lane();
+  const uint32_t from = SharedAddress(layout.input) +
+                        min(lane % 8, a.rows - 1) * InputStride(a.in) + (col + share.column) * 2 +
+                        lane / 8 * 16;
   uint32_t x[kWarpSteps / 2][4];
 #pragma unroll
   for (int i = 0; i < kWarpSteps / 2; ++i) {
@@ -217,19 +218,19 @@ __device__ __forceinline__ void MultiplyFragments(const SmallBatchGemmArguments&
 // only after the next group's barrier.
 class Walk {
  public:
-  __device__ __forceinline__ Walk(const SmallBatchGemmArguments& a, const SharedPlan& plan,
+  __device__ __forceinline__ Walk(const SmallBatchGemmArguments& a, const SharedLayout& layout,
                                   int first, int last)
-      : a_(a), plan_(plan), row_(first), last_(last), partial_(plan.partial) {}
+      : a_(a), layout_(layout), row_(first), last_(last), partial_(layout.partial) {}
 
   __device__ __forceinline__ bool AtEnd() const { return row_ >= last_; }
 
   // Takes the warp's share of the tile at hand out of its stage.
-  __device__ __forceinline__ void Take(Place& at, Fragments& w) const {
-    while (!plan_.full[at.stage].HasEnded(at.parity)) {
+  __device__ __forceinline__ void Take(PipelineState& at, Fragments& w) const {
+    while (!layout_.full[at.stage].HasEnded(at.parity)) {
     }
-    LoadFragments(a_, plan_, at.stage, min(kTileRows, last_ - row_), Share(a_, col_), w);
+    LoadFragments(a_, layout_, at.stage, min(kTileRows, last_ - row_), Share(a_, col_), w);
     __syncwarp();
-    if (threadIdx.x % kWarp == 0) plan_.empty[at.stage].Arrive();
+    if (Lane() == 0) layout_.empty[at.stage].Arrive();
     at.Advance(a_.stages);
   }
 
@@ -245,12 +246,12 @@ class Walk {
   // Adds the tile's products, stores the group's outputs if it is its last, and goes on.
   // `previous`: what y holds before, of the group at hand.
   __device__ __forceinline__ void Multiply(const Fragments& w, float& previous) {
-    MultiplyFragments(a_, plan_, col_, w, c_);
+    MultiplyFragments(a_, layout_, col_, w, c_);
     const int row = row_;
     if (!Advance()) return;
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int lane = Lane();
     if (lane % 4 < kMaxRows / 2) {
-      const int warp = static_cast<int>(threadIdx.x) / kWarp;
+      const int warp = Warp();
       float* mine = partial_ + warp * kGroupValues + lane % 4 * 2 * kTileRows + lane / 4;
       mine[0] = c_[0][0] + c_[1][0];
       mine[kTileRows] = c_[0][1] + c_[1][1];
@@ -260,15 +261,15 @@ class Walk {
     SyncThreads<kConsumers>();
     StoreValue(a_, partial_, previous, row, last_);
     previous = PreviousValue(a_, row_, last_);
-    partial_ =
-        partial_ == plan_.partial ? plan_.partial + kConsumerWarps * kGroupValues : plan_.partial;
+    partial_ = partial_ == layout_.partial ? layout_.partial + kConsumerWarps * kGroupValues
+                                           : layout_.partial;
 #pragma unroll
     for (float(&half)[4] : c_) half[0] = half[1] = half[2] = half[3] = 0;
   }
 
  private:
   const SmallBatchGemmArguments& a_;
-  const SharedPlan& plan_;
+  const SharedLayout& layout_;
   int row_, last_, col_ = 0;
   float* partial_;
   float c_[2][4] = {};
@@ -280,7 +281,7 @@ template <int kTiles>
 struct HeldTiles {
   Fragments w[kTiles > 0 ? kTiles : 1];
 
-  __device__ __forceinline__ void Take(Walk walk, Place& at) {
+  __device__ __forceinline__ void Take(Walk walk, PipelineState& at) {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       if (walk.AtEnd()) break;
@@ -292,8 +293,8 @@ struct HeldTiles {
 
 // The multiplying warps.
 template <int kTiles>
-__device__ __forceinline__ void MultiplyRows(Walk walk, const HeldTiles<kTiles>& held, Place at,
-                                             float previous) {
+__device__ __forceinline__ void MultiplyRows(Walk walk, const HeldTiles<kTiles>& held,
+                                             PipelineState at, float previous) {
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
     if (walk.AtEnd()) return;
@@ -317,38 +318,38 @@ __global__ void __launch_bounds__(kThreads, 2)
     SmallBatchGemmKernel(const __grid_constant__ SmallBatchGemmArguments a) {
   constexpr bool kNorms = kind == InputTransform::Kind::kRmsNorm;
   extern __shared__ __align__(128) unsigned char shared[];
-  if (kind != kSettlingKind) TriggerDependents();
-  const SharedPlan plan = PlanOf(shared, a);
+  if (kind != kDrainingKind) TriggerDependents();
+  const SharedLayout layout = LayoutOf(shared, a);
   const int block = static_cast<int>(blockIdx.x);
   const int first = block * a.block_rows + min(block, a.extra_blocks);
   const int last = first + a.block_rows + (block < a.extra_blocks ? 1 : 0);
   if (threadIdx.x == kConsumers) {
 #pragma unroll 1
     for (int s = 0; s < a.stages; ++s) {
-      plan.full[s].Init(kCopyWarps * BulkCopyRowsArrivals());
-      plan.empty[s].Init(kConsumerWarps);
+      layout.full[s].Init(kCopyWarps * BulkCopyRowsArrivals());
+      layout.empty[s].Init(kConsumerWarps);
     }
     PublishBarriers();
     FenceAsyncProxy();
   }
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
-    CopyWeights(a, plan, first, last);
+    CopyWeights(a, layout, first, last);
     return;
   }
-  const Walk walk(a, plan, first, last);
+  const Walk walk(a, layout, first, last);
   // As many as registers allow.
   constexpr int kHeld = kRows == 1 ? 2 : kNorms ? 0 : 1;
   HeldTiles<kHeld> held;
-  Place at;
-  __nv_bfloat16* const input = reinterpret_cast<__nv_bfloat16*>(plan.input);
+  PipelineState at;
+  __nv_bfloat16* const input = reinterpret_cast<__nv_bfloat16*>(layout.input);
   const int stride = InputStride(a.in) / 2;
   float previous;
   if constexpr (kNorms) {
     const transform::Unit weight = transform::FirstWeight(a.source);
     held.Take(walk, at);
     WaitOnDependencies();
-    TriggerDependents();  // not before: see kSettlingKind
+    TriggerDependents();  // not before: see kDrainingKind
     previous = PreviousValue(a, first, last);
     transform::NormRows<InputOf<kind>, kRows>(a.source, weight, 0, a.rows, input, stride);
   } else {
@@ -364,7 +365,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 // Divides W's rows among the blocks and gives the ring as many tiles as a block has, the budget
 // holds and the barriers serve.
-void Plan(int blocks, const DeviceLimits& limits, SmallBatchGemmArguments* a) {
+void ChooseTiling(int blocks, const DeviceLimits& limits, SmallBatchGemmArguments* a) {
   a->block_rows = a->out / blocks;
   a->extra_blocks = a->out % blocks;
   const int most_rows = a->block_rows + (a->extra_blocks > 0 ? 1 : 0);
@@ -380,9 +381,8 @@ void Plan(int blocks, const DeviceLimits& limits, SmallBatchGemmArguments* a) {
 template <InputTransform::Kind kind, int kRows>
 cudaError_t LaunchSmallBatchGemm(const SmallBatchGemmArguments& a, int blocks,
                                  const DeviceLimits& limits, cudaStream_t stream) {
-  static const cudaError_t ready = cudaFuncSetAttribute(SmallBatchGemmKernel<kind, kRows>,
-                                                        cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                        limits.block_shared_bytes - kReservedBytes);
+  const cudaError_t ready = AllowDynamicSmem(KernelAddress(SmallBatchGemmKernel<kind, kRows>),
+                                             limits.block_shared_bytes - kReservedBytes);
   if (ready != cudaSuccess) return ready;
   const size_t bytes = static_cast<size_t>(a.stages * a.tile_bytes + FixedBytes(a.rows, a.in));
   return Launch(SmallBatchGemmKernel<kind, kRows>, dim3(static_cast<unsigned>(blocks)),
@@ -391,35 +391,37 @@ cudaError_t LaunchSmallBatchGemm(const SmallBatchGemmArguments& a, int blocks,
 
 }  // namespace
 
-bool GemvTakes(const MatrixView& in, const InputTransform& transform, const DeviceWeight& weight,
-               const DeviceLimits& limits) {
-  const bool norm = transform.kind == InputTransform::Kind::kRmsNorm;
+bool GemvTakes(const LinearParams& params, const DeviceLimits& limits) {
+  const MatrixView& in = params.in;
+  const int64_t columns = params.weight.in();
+  const bool norm = params.transform.kind == InputTransform::Kind::kRmsNorm;
   if (in.rows < 1 || in.rows > kMaxGemvRows || in.dtype != (norm ? DType::kF32 : DType::kBF16)) {
     return false;
   }
-  if (weight.in % kStep != 0 || weight.in > limits.block_shared_bytes) return false;
-  const int most = FixedBytes(kMaxRows, static_cast<int>(weight.in)) +
+  if (columns % kStep != 0 || columns > limits.block_shared_bytes) return false;
+  const int most = FixedBytes(kMaxRows, static_cast<int>(columns)) +
                    kMinStages * kTileRows * kTileStride + kReservedBytes;
   return most <= limits.block_shared_bytes;
 }
 
-cudaError_t SmallBatchGemm(const MatrixView& in, const InputTransform& transform,
-                           const DeviceWeight& weight, const float* bias, bool accumulate,
-                           const MatrixView& out, const DeviceLimits& limits, cudaStream_t stream) {
-  FOX_CHECK(GemvTakes(in, transform, weight, limits));
+cudaError_t SmallBatchGemm(const LinearParams& params, const DeviceLimits& limits,
+                           cudaStream_t stream) {
+  FOX_CHECK(GemvTakes(params, limits));
+  const InputTransform::Kind transform = params.transform.kind;
   SmallBatchGemmArguments a{};
-  static_cast<GemmArguments&>(a) = MakeGemmArguments(weight, bias, accumulate, out);
-  a.source = MakeTransformArguments(in, transform);
+  static_cast<GemmArguments&>(a) = MakeGemmArguments(params);
+  a.source = MakeTransformArguments(params.in, params.transform);
   FOX_CHECK(a.source.out_cols == a.in);
   const int blocks = std::min(limits.multiprocessors, a.out);
-  Plan(blocks, limits, &a);
-  return DispatchTransform(transform.kind, in.dtype, [&]<InputTransform::Kind kind, typename In>() {
-    if constexpr (std::is_same_v<In, InputOf<kind>>) {
-      return a.rows == 1 ? LaunchSmallBatchGemm<kind, 1>(a, blocks, limits, stream)
-                         : LaunchSmallBatchGemm<kind, kMaxRows>(a, blocks, limits, stream);
-    }
-    return cudaErrorInvalidValue;
-  });
+  ChooseTiling(blocks, limits, &a);
+  return DispatchTransform(
+      transform, params.in.dtype, [&]<InputTransform::Kind kind, typename In>() {
+        if constexpr (std::is_same_v<In, InputOf<kind>>) {
+          return a.rows == 1 ? LaunchSmallBatchGemm<kind, 1>(a, blocks, limits, stream)
+                             : LaunchSmallBatchGemm<kind, kMaxRows>(a, blocks, limits, stream);
+        }
+        return cudaErrorInvalidValue;
+      });
 }
 
 }  // namespace fox::cuda

@@ -4,8 +4,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/linear/linear.h"
+#include "kernels/batch_view.h"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/linear_params.h"
 
 namespace fox::cuda {
 
@@ -19,17 +20,15 @@ struct DeviceLimits {
 // Whether Gemv takes such a product: at most kMaxGemvRows rows, a norm's input float32 and any
 // other's bf16, in % 16 == 0, rows that fit beside the weights in shared memory. The same for every
 // number of rows from 1 to kMaxGemvRows.
-bool GemvTakes(const MatrixView& in, const InputTransform& transform, const DeviceWeight& weight,
-               const DeviceLimits& limits);
+bool GemvTakes(const LinearParams& params, const DeviceLimits& limits);
 
 // With this transform the kernel triggers after its wait (launch.h). The next one's weights then
 // come later, which costs nothing behind a wide product: it keeps the memory busy by itself.
-inline constexpr InputTransform::Kind kSettlingKind = InputTransform::Kind::kRmsNorm;
+inline constexpr InputTransform::Kind kDrainingKind = InputTransform::Kind::kRmsNorm;
 
-// LinearEngine::Run; scratch is not used. A row's result depends on
-// that row alone. REQUIRES: GemvTakes.
-cudaError_t SmallBatchGemm(const MatrixView& in, const InputTransform& transform,
-                           const DeviceWeight& weight, const float* bias, bool accumulate,
-                           const MatrixView& out, const DeviceLimits& limits, cudaStream_t stream);
+// LinearEngine::Run; scratch is not used. A row's result depends on that row alone. REQUIRES:
+// GemvTakes.
+cudaError_t SmallBatchGemm(const LinearParams& params, const DeviceLimits& limits,
+                           cudaStream_t stream);
 
 }  // namespace fox::cuda

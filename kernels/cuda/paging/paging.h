@@ -1,21 +1,22 @@
 // The page pool on the device: the kernels that take pages, plan a step, and give pages back.
-// Takes and gives are separate kernels of a step, so the free stack is only ever pushed to or
-// popped from. Decisions are those of kernels/cpu/evict.cc and kernels/acp.h.
+// Decisions are those of kernels/cpu/evict.cc and kernels/acp.h. A broken promise of the scheduler
+// ends in PagedKv::pool_fault.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/attention_params.h"
+#include "kernels/batch_view.h"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/op_params.h"
 
 namespace fox::cuda {
 
-// Ops::BeginStep: takes pages, advances lengths and fills `work`. All enqueue on `stream` and give
-// the launch's error. Nothing here depends on a value that the host would have to read.
+// Ops::BeginStep: takes pages, advances lengths and fills `schedule`. All enqueue on `stream` and
+// give the launch's error. Nothing here depends on a value that the host would have to read.
 cudaError_t BeginStep(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,
                       cudaStream_t stream);
 
-// Plans the decode splits of one layer anew, by work.window.
+// Plans the decode splits of one layer anew, by schedule.first_visible_page.
 cudaError_t PlanSplits(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,
                        int layer, cudaStream_t stream);
 
@@ -26,5 +27,10 @@ cudaError_t Evict(const BatchView& batch, const EvictParams& params, const Paged
 // Ops::Release; at most kMaxReleased slots a call, which travel as a kernel argument.
 inline constexpr int kMaxReleased = 64;
 cudaError_t Release(const int32_t* host_slots, int count, const PagedKv& kv, cudaStream_t stream);
+
+// Where PagedKvShape::poison_free_pages is on, else nothing: BeginStep checks free pages, Evict and
+// Release fill them.
+cudaError_t CheckFreePages(const PagedKv& kv, cudaStream_t stream);
+cudaError_t PoisonFreePages(const PagedKv& kv, cudaStream_t stream);
 
 }  // namespace fox::cuda

@@ -5,8 +5,9 @@
 
 #include <cstdint>
 
+#include "kernels/batch_view.h"
 #include "kernels/cuda/primitives/warp.cuh"
-#include "kernels/op_params.h"
+#include "kernels/paged_kv.h"
 
 namespace fox::cuda {
 

@@ -18,16 +18,6 @@
 
 namespace fox::cuda {
 
-// Whether the device runs `kernel` as code that was compiled for clusters; newer devices may run
-// older code.
-template <typename Kernel>
-bool RunsClusters(Kernel* kernel) {
-  constexpr int kFirstVersion = 90;
-  cudaFuncAttributes attributes{};
-  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
-         attributes.ptxVersion >= kFirstVersion;
-}
-
 // Arrive at and wait for the barrier of all the cluster's threads; those that have ended count as
 // arrived. A thread waits before it arrives again. Releases what the thread wrote.
 __device__ __forceinline__ void ArriveAtCluster() {

@@ -1,5 +1,5 @@
 // Asynchronous copies from global to shared memory, a thread at a time (cp.async): a thread closes
-// groups of its copies and waits for them in order. For .cu files only.
+// groups of its copies and waits for them in order.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Arithmetic of a few instructions: exp2, log2 and the sigmoid by the SFU
-// (relative error near 2^-22, subnormals are zero), and the rounding of pairs. For .cu files only.
+// (relative error near 2^-22, subnormals are zero), and the rounding of pairs.
 #pragma once
 
 #include <cstdint>

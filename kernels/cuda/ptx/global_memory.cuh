@@ -1,6 +1,6 @@
 // Loads of global memory that C++ has no word for: by cache level, and prefetches. None is by the
 // read-only path (.nc): under programmatic dependent launch the previous kernel may still be
-// writing. All stay on their side of WaitOnDependencies(). For .cu files only.
+// writing. All stay on their side of WaitOnDependencies().
 #pragma once
 
 #include <cstdint>

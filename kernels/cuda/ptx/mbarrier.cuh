@@ -1,5 +1,5 @@
 // Shared memory barriers that count arrivals (mbarrier) and, on Hopper, the bytes of bulk copies:
-// how tiles are handed from one warp to another. For .cu files only. Read tma.h next.
+// how tiles are handed from one warp to another. Read tma.cuh next.
 #pragma once
 
 #include <cstdint>

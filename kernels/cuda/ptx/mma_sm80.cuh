@@ -1,5 +1,5 @@
 // The m16n8k16 tensor core product (mma.sync, bf16 in, float32 sums) and the loads of its operands
-// from shared memory (ldmatrix). Portable to compute capability 8.0. For .cu files only.
+// from shared memory (ldmatrix). Portable to compute capability 8.0.
 #pragma once
 
 #include <cstdint>

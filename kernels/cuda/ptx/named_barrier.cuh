@@ -1,5 +1,5 @@
 // Barriers among some of a block's threads, whole warps. Barrier 0 is that of __syncthreads(); 1 to
-// 15 are free. For .cu files only.
+// 15 are free.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Shared memory as PTX sees it: 32-bit addresses, and the fence between ordinary accesses and those
-// of the copy engine. For .cu files only.
+// of the copy engine.
 #pragma once
 
 #include <cstdint>

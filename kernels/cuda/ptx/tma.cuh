@@ -1,4 +1,4 @@
-// Bulk tensor copies (TMA); FenceAsyncProxy goes with them. For .cu files only.
+// Bulk tensor copies (TMA); FenceAsyncProxy goes with them.
 #pragma once
 
 #include <cuda.h>

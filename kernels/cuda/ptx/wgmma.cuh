@@ -4,7 +4,7 @@
 // Fragment of thread t: rows 16 (t / 32) + t % 32 / 4 and 8 further down; d[4 i + e] is column
 // 8 i + 2 (t % 4) + e % 2 of the first row (e < 2) or the second. An A fragment of 16 columns is
 // four words of two: columns 2 (t % 4) of both rows, then the same 8 columns further on; so sums
-// become the A operand of a next product where they lie. For .cu files only.
+// become the A operand of a next product where they lie.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Launching kernels so that the next one may start while this one ends (programmatic dependent
-// launch). For .cu files only.
+// launch).
 //
 // Contract of every kernel of this backend: it calls WaitOnDependencies() before it touches
 // anything that an earlier kernel of the step may write or still read, its own outputs included;
@@ -18,6 +18,8 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+
+#include "kernels/cuda/runtime/kernel_attributes.h"
 
 namespace fox::cuda {
 
@@ -45,19 +47,20 @@ struct SmemConfig {
   bool prefer_max_carveout;
 };
 
+// Whether a kernel may overlap the one before it on `stream`: its code must hold the waits, which
+// code compiled for older architectures does not even where the device has them, and the stream
+// must allow it. Any thread.
+bool Overlaps(const void* kernel, cudaStream_t stream);
+// At first every stream does. To be undone before the stream is destroyed.
+void AllowOverlap(cudaStream_t stream, bool allow);
+
 // Launches kernel<<<grid, block, shared, stream>>>(arguments...), overlapping its start with the
-// end of the previous kernel where the device can (compute capability 9.0 and later).
+// end of the previous kernel where Overlaps().
 template <typename... Parameters, typename... Arguments>
 cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, SmemConfig shared,
                    cudaStream_t stream, Arguments&&... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
-  static const bool overlaps = [] {
-    int device = 0, major = 0;
-    return cudaGetDevice(&device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
-               cudaSuccess &&
-           major >= 9;
-  }();
+  const bool overlaps = Overlaps(KernelAddress(kernel), stream);
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;

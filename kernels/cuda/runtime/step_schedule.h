@@ -1,11 +1,13 @@
-// StepSchedule: the device's own plan of one step, made by PlanStep at the step's beginning and
+// StepSchedule: the device's own plan of one step, made by BeginStep at the step's beginning and
 // read by the kernels after it; so that nothing about lengths and windows has to come from the
 // host. Plain device pointers; CudaOps owns the memory.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
-#include "kernels/op_params.h"
+#include "kernels/core/host_device.h"
+#include "kernels/paged_kv.h"
 
 namespace fox::cuda {
 
@@ -27,8 +29,29 @@ constexpr int64_t MaxRowBlocks(int64_t num_rows, int64_t num_seqs) {
 
 // Rows of an attention tile: those of one sequence with the same position / 128.
 inline constexpr int kTileRows = 128;
-// Live pages that one split of decode attention covers: those with the same page / pages_per_split.
-inline constexpr int kMinPagesPerSplit = 4;
+
+// A KV split of decode attention: those pages of a window with the same page >> shift. The shift
+// follows from the window alone, so a row's bits do not depend on the batch or on what the server
+// allows: four pages, and twice as many until a window has at most about kManySplits.
+inline constexpr int kMinSplitShift = 2;
+inline constexpr int kManySplits = 256;
+inline constexpr int kMaxSplits = kManySplits + 1;  // of one window, which may begin within one
+
+FOX_HOST_DEVICE inline int SplitShift(int window_pages) {
+  const unsigned excess = static_cast<unsigned>(window_pages - 1) / kManySplits;
+#if defined(__CUDA_ARCH__)
+  const int shift = 32 - __clz(static_cast<int>(excess));
+#else
+  const int shift = static_cast<int>(std::bit_width(excess));
+#endif
+  return shift > kMinSplitShift ? shift : kMinSplitShift;
+}
+
+// Splits of the window of pages [first, last].
+FOX_HOST_DEVICE inline int NumSplits(int first, int last) {
+  const int shift = SplitShift(last - first + 1);
+  return (last >> shift) - (first >> shift) + 1;
+}
 
 struct StepSchedule {
   int max_blocks = 0, max_tiles = 0, max_splits = 0;  // capacities
@@ -41,19 +64,17 @@ struct StepSchedule {
   // sequence, then position.
   RowBlock* tiles = nullptr;     // [max_tiles]
   int32_t* num_tiles = nullptr;  // [1]
-  // First page that tile t of query head h may see: [q_heads, max_tiles], of the layer at hand.
+  // First page that tile t of query head h may see: [q_heads, max_tiles], of the current layer.
   int32_t* boundary = nullptr;
   int32_t* tile_counter = nullptr;  // [1] dynamic scheduling; zeroed by PruneBoundaries
 
-  // Decode attention, sequences with exactly one row. Pair i = seq * q_heads + head owns the splits
-  // [split_begin[i], split_begin[i + 1]) of its layer, one for each aligned group of
-  // pages_per_split pages that is not wholly left of the pair's window, ascending. Other sequences
-  // own none.
-  int pages_per_split = kMinPagesPerSplit;
+  // Decode attention, sequences with exactly one row. Number i = seq * q_heads + head owns the
+  // splits [split_begin[i], split_begin[i + 1]) of its layer, NumSplits of them, ascending. Other
+  // sequences own none.
   int32_t* split_begin = nullptr;  // [layers, max_seq_heads + 1], row stride max_seq_heads + 1
   int max_seq_heads = 0;
-  // First page that a pair may see, of the layer at hand: [max_seq_heads], those of sequences with
-  // exactly one row. Null: its first live page.
+  // First page that a seq_head may see, of the current layer: [max_seq_heads], those of sequences
+  // with exactly one row. Null: its first live page.
   int32_t* first_visible_page = nullptr;
   float* partial = nullptr;            // [max_splits, head_dim + 2]
   int32_t* arrival_counter = nullptr;  // [max_seq_heads] splits done; zero between launches

@@ -1,7 +1,7 @@
 // What sampling from a row of logits needs of the blocks that share the row: candidate keys,
 // weights as integers, sums over the row, and Locate, a radix search by running sum. Sums are
 // exact, so all blocks take the same decisions without telling each other, and a row gives the same
-// result in any batch. For .cu files only; sample.cu is the user.
+// result in any batch. sample.cu is the user.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -85,16 +85,6 @@ __device__ __forceinline__ uint64_t WarpReduce(uint64_t value, Operator combine)
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
     value = combine(value, __shfl_xor_sync(kAllLanes, value, offset));
-  }
-  return value;
-}
-
-// The sum over this lane and those before it.
-__device__ __forceinline__ uint64_t WarpScan(uint64_t value) {
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const uint64_t before = __shfl_up_sync(kAllLanes, value, offset);
-    if (Lane() >= offset) value += before;
   }
   return value;
 }

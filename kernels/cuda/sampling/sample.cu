@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "kernels/core/check.h"
-#include "kernels/cuda/primitives/philox.cuh"
+#include "kernels/core/philox.h"
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/sampling/radix_select.cuh"
@@ -309,7 +309,7 @@ using Kernel = void (*)(const SampleParams, int, float);
 // As many blocks a row as run at once; the result does not depend on it.
 std::pair<Kernel, int> KernelFor(int64_t rows) {
   constexpr int64_t kBlocksAtOnce = 128;  // of the smallest device with clusters, about
-  static const bool has_clusters = RunsClusters(SampleKernel<kMostBlocks>);
+  const bool has_clusters = HasSm90Code(KernelAddress(SampleKernel<kMostBlocks>));
   if (!has_clusters || rows * 2 > kBlocksAtOnce) return {SampleKernel<1>, 1};
   if (rows * 4 > kBlocksAtOnce) return {SampleKernel<2>, 2};
   if (rows * 8 > kBlocksAtOnce) return {SampleKernel<4>, 4};

@@ -6,6 +6,8 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace fox::sim {
 namespace {
 
@@ -73,7 +75,7 @@ absl::Status FakeExecutor::Submit(const StepPlan& plan) {
   const bool fails = options_.fail_at_run >= 0 && runs_ > options_.fail_at_run;
   if (fails && !options_.fail_late) return absl::InternalError("injected fault");
   Computed& computed = computed_.emplace_back();
-  computed.failed = fails;
+  if (fails) computed.status = absl::InternalError("injected fault");
   if (plan.empty()) Violate("an empty plan was run");
   for (const int32_t slot : plan.release_slots) {
     if (slot < 0 || slot >= options_.limits.max_slots) {
@@ -83,9 +85,9 @@ absl::Status FakeExecutor::Submit(const StepPlan& plan) {
     Release(&slots_[static_cast<size_t>(slot)]);
   }
   SetPenaltyState(plan);
-  CheckPlan(plan);
+  computed.status.Update(CheckPlan(plan));
   if (!violation_.empty()) return absl::InternalError("the plan is wrong");
-  Compute(plan, &computed);
+  if (computed.status.ok()) Compute(plan, &computed);
   return absl::OkStatus();
 }
 
@@ -96,7 +98,7 @@ absl::StatusOr<StepResult> FakeExecutor::Collect() {
   }
   Computed computed = std::move(computed_.front());
   computed_.pop_front();
-  if (computed.failed) return absl::InternalError("injected fault");
+  if (!computed.status.ok()) return computed.status;
   delivered_ = std::move(computed.logits);  // keeps its place: the result points into it
   collected_free_pages_ = computed.free_pages;
   return std::move(computed.result);
@@ -189,7 +191,7 @@ void FakeExecutor::CountLivePages(Slot* slot) {
   }
 }
 
-void FakeExecutor::CheckPlan(const StepPlan& plan) {
+absl::Status FakeExecutor::CheckPlan(const StepPlan& plan) {
   const ExecutorLimits& limits = options_.limits;
   if (plan.num_tokens() > limits.max_batch_tokens) Violate("too many tokens");
   int64_t rows = 0;
@@ -197,14 +199,22 @@ void FakeExecutor::CheckPlan(const StepPlan& plan) {
   std::set<int32_t> seen;
   for (const PlannedSequence& sequence : plan.sequences) {
     rows += static_cast<int64_t>(sequence.logit_rows.size());
-    if (sequence.slot < 0 || sequence.slot >= limits.max_slots) return Violate("slot out of range");
+    if (sequence.slot < 0 || sequence.slot >= limits.max_slots) {
+      Violate("slot out of range");
+      return absl::OkStatus();
+    }
     if (!seen.insert(sequence.slot).second) Violate("a slot appears twice");
     CheckSequence(sequence);
     const int64_t end = sequence.position + static_cast<int64_t>(sequence.token_ids.size());
     pages += limits.lists_per_slot * (PagesFor(end) - PagesFor(sequence.position));
   }
   if (rows > limits.max_logit_rows) Violate("too many rows");
-  if (pages > free_pages()) Violate("more pages than are free");
+  if (pages <= free_pages()) return absl::OkStatus();
+  if (options_.reports_pool_faults) {
+    return absl::UnavailableError(absl::StrCat("page pool: ", Describe(PoolFault::kOverdrawn)));
+  }
+  Violate("more pages than are free");
+  return absl::OkStatus();
 }
 
 void FakeExecutor::CheckSequence(const PlannedSequence& sequence) {

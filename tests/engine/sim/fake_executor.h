@@ -47,8 +47,11 @@ struct FakeOptions {
   // [min_window, max_window]; a negative max_window: nothing is evicted.
   int min_window = 0;
   int max_window = -1;
-  int64_t fail_at_run = -1;         // this plan and all later ones fail,
-  bool fail_late = false;           // when they are collected
+  int64_t fail_at_run = -1;  // this plan and all later ones fail,
+  bool fail_late = false;    // when they are collected
+  // A plan that overdraws the pool fails when it is collected, as a device's does; false: it is a
+  // violation.
+  bool reports_pool_faults = false;
   int64_t understated_pages = 0;    // up to that many free pages are not reported
   std::set<uint64_t> nan_requests;  // their rows of position >= nan_position hold a NaN
   int64_t nan_position = 0;
@@ -115,12 +118,13 @@ class FakeExecutor : public StepExecutor {
     StepResult result;
     std::vector<float> logits;
     int64_t free_pages = 0;
-    bool failed = false;
+    absl::Status status;
   };
 
   void Violate(const std::string& what);
   static void CountLivePages(Slot* slot);
-  void CheckPlan(const StepPlan& plan);
+  // What the plan's Collect will say.
+  absl::Status CheckPlan(const StepPlan& plan);
   void CheckSequence(const PlannedSequence& sequence);
   void SetPenaltyState(const StepPlan& plan);
   void Compute(const StepPlan& plan, Computed* computed);

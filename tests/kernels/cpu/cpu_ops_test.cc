@@ -43,7 +43,11 @@ TEST_P(Linear, EqualsTheDefinition) {
       const auto packed = ops.Pack(View(weight, out, in));
       EXPECT_EQ(packed->out(), out);
       EXPECT_EQ(packed->in(), in);
-      ops.Linear(View(input, rows, in), {}, *packed, bias.data(), true, View(result, rows, out),
+      ops.Linear({.in = View(input, rows, in),
+                  .weight = *packed,
+                  .bias = bias.data(),
+                  .accumulate = true,
+                  .out = View(result, rows, out)},
                  nullptr);
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t n = 0; n < out; ++n) {
@@ -77,10 +81,10 @@ TEST(CpuOps, PlainRowsDoNotDependOnOtherRows) {
   CpuOps ops({DType::kF32, true, 2});
   std::vector<float> weight = Random(100 * 77, 1), input = Random(9 * 77, 2), all(900), one(100);
   const auto packed = ops.Pack(View(weight, 100, 77));
-  ops.Linear(View(input, 9, 77), {}, *packed, nullptr, false, View(all, 9, 100), nullptr);
+  ops.Linear({.in = View(input, 9, 77), .weight = *packed, .out = View(all, 9, 100)}, nullptr);
   for (int64_t r = 0; r < 9; ++r) {
-    ops.Linear(View(input, 9, 77).Rows(r, 1), {}, *packed, nullptr, false, View(one, 1, 100),
-               nullptr);
+    const MatrixView row = View(input, 9, 77).Rows(r, 1);
+    ops.Linear({.in = row, .weight = *packed, .out = View(one, 1, 100)}, nullptr);
     EXPECT_TRUE(std::equal(one.begin(), one.end(), all.begin() + r * 100));
   }
 }
@@ -93,8 +97,11 @@ std::vector<float> Transformed(CpuOps& ops, InputTransform transform, std::vecto
   for (int64_t i = 0; i < cols; ++i) identity[static_cast<size_t>(i * cols + i)] = 1;
   transform.scratch = View(scratch, rows, cols);
   const auto packed = ops.Pack(View(identity, cols, cols));
-  ops.Linear(View(in, rows, static_cast<int64_t>(in.size()) / rows), transform, *packed, nullptr,
-             false, View(out, rows, cols), nullptr);
+  ops.Linear({.in = View(in, rows, static_cast<int64_t>(in.size()) / rows),
+              .transform = transform,
+              .weight = *packed,
+              .out = View(out, rows, cols)},
+             nullptr);
   return out;
 }
 
@@ -119,17 +126,15 @@ TEST(CpuOps, RmsNormAndGates) {
   std::vector<float> gate_up = Random(3 * 74, 7);
   gate_up[0] = 1000;
   gate_up[1] = -1000;
-  for (bool silu : {true, false}) {
-    InputTransform act;
-    act.kind = InputTransform::Kind::kGatedAct;
-    act.silu = silu;
-    const std::vector<float> out = Transformed(ops, act, gate_up, 3, 37);
+  for (Activation act : {Activation::kSilu, Activation::kSigmoid}) {
+    const std::vector<float> out =
+        Transformed(ops, {.kind = InputTransform::Kind::kGatedAct, .act = act}, gate_up, 3, 37);
     for (size_t r = 0; r < 3; ++r) {
       for (size_t i = 0; i < 37; ++i) {
         const auto g = static_cast<double>(gate_up[r * 74 + i]);
         const double sigmoid = 1 / (1 + std::exp(-g));
-        const double want =
-            (silu ? g : 1) * sigmoid * static_cast<double>(gate_up[r * 74 + 37 + i]);
+        const double want = (act == Activation::kSilu ? g : 1) * sigmoid *
+                            static_cast<double>(gate_up[r * 74 + 37 + i]);
         EXPECT_NEAR(static_cast<double>(out[r * 37 + i]), want, 1e-5 + 1e-6 * std::abs(want));
       }
     }

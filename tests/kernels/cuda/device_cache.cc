@@ -428,7 +428,6 @@ void DeviceCache::MakeWork() {
 // The decode splits of the layer at hand; the other layers' rows stay poison.
 void DeviceCache::MakeItems() {
   const int seq_heads = num_seqs() * options_.q_heads;
-  schedule_.pages_per_split = options_.pages_per_split;
   schedule_.max_seq_heads = seq_heads + kSpareEntries;
   auto begin =
       Poisoned<int32_t>(static_cast<size_t>(options_.layers * (schedule_.max_seq_heads + 1)));
@@ -439,8 +438,7 @@ void DeviceCache::MakeItems() {
     int count = 0;
     if (Serves(RowKind::kDecode, s)) {
       const int last = static_cast<int>((seq(s).length - 1) / kPageTokens);
-      count =
-          last / options_.pages_per_split - first_live(s, kv_head) / options_.pages_per_split + 1;
+      count = NumSplits(first_live(s, kv_head), last);
     }
     row[i + 1] = row[i] + count;
   }

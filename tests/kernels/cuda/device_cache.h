@@ -10,8 +10,9 @@
 #include <random>
 #include <vector>
 
+#include "kernels/attention_params.h"
+#include "kernels/batch_view.h"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/op_params.h"
 #include "kernels/paged_kv.h"
 #include "tests/kernels/cuda/device_array.h"
 
@@ -39,7 +40,6 @@ struct CacheOptions {
   bool evict = true;  // earlier steps have evicted what they may; false: nothing
   int layers = 2;
   int layer = 1;
-  int pages_per_split = kMinPagesPerSplit;
   uint64_t seed = 1;
 };
 

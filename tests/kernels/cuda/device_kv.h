@@ -7,8 +7,8 @@
 #include <numeric>
 #include <vector>
 
+#include "kernels/batch_view.h"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/op_params.h"
 #include "tests/kernels/cuda/device_array.h"
 
 namespace fox::cuda::testing {
@@ -27,6 +27,7 @@ struct DeviceKv {
         free_count(std::vector<int32_t>{shape.num_pages}),
         page_table(Lists(shape) * static_cast<size_t>(shape.max_pages)),
         first_live(std::vector<int32_t>(Lists(shape), 0)),
+        pool_fault(std::vector<PoolFault>{PoolFault::kNone}),
         length(std::vector<int64_t>(static_cast<size_t>(shape.max_slots), 0)),
         max_log_evicted_mass(std::vector<double>(Lists(shape), kNothing)),
         cum_log_f(std::vector<double>(Heads(shape), 0)),
@@ -45,6 +46,7 @@ struct DeviceKv {
     view.max_key_norm = max_key_norm.data();
     view.free_stack = free_stack.data();
     view.free_count = free_count.data();
+    view.pool_fault = pool_fault.data();
     view.page_table = page_table.data();
     view.first_live = first_live.data();
     view.length = length.data();
@@ -74,6 +76,7 @@ struct DeviceKv {
   DeviceArray<float> log_f_offset;
   DeviceArray<double> page_cum_log_f, log_mass_bound, log_denominator_bound, max_key_norm;
   DeviceArray<int32_t> free_stack, free_count, page_table, first_live;
+  DeviceArray<PoolFault> pool_fault;
   DeviceArray<int64_t> length;
   DeviceArray<double> max_log_evicted_mass, cum_log_f, log_mass, decay_sum, key_sum;
   DeviceArray<float> last_k, last_v;
@@ -82,8 +85,7 @@ struct DeviceKv {
 
 // Room for the plan of steps with up to `rows` rows and `seqs` sequences.
 struct DeviceWork {
-  DeviceWork(const PagedKvShape& shape, int64_t rows, int seqs,
-             int pages_per_split = kMinPagesPerSplit)
+  DeviceWork(const PagedKvShape& shape, int64_t rows, int seqs)
       : blocks(static_cast<size_t>(MaxRowBlocks(rows, seqs))),
         tiles(blocks.size()),
         num_blocks(1),
@@ -97,8 +99,8 @@ struct DeviceWork {
     view.num_blocks = num_blocks.data();
     view.tiles = tiles.data();
     view.num_tiles = num_tiles.data();
-    view.pages_per_split = pages_per_split;
     view.split_begin = split_begin.data();
+    view.max_splits = std::numeric_limits<int>::max();
     view.max_seq_heads = seqs * shape.q_heads;
     view.page_sums = page_sums.data();
   }

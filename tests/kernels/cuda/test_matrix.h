@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/core/dtype.h"
-#include "kernels/op_params.h"
+#include "kernels/linear_params.h"
 #include "tests/kernels/cuda/device_array.h"
 
 namespace fox::cuda::testing {
@@ -111,7 +111,7 @@ class TestMatrix {
 // A transform and the host's view of its operands; null: absent.
 struct TransformCase {
   InputTransform::Kind kind = InputTransform::Kind::kNone;
-  bool silu = false;
+  Activation act = Activation::kSigmoid;
   int head_dim = 64;
   const TestMatrix* weight = nullptr;  // [1, cols]
   const TestMatrix* gate = nullptr;
@@ -121,7 +121,7 @@ struct TransformCase {
   InputTransform params() const {
     InputTransform t;
     t.kind = kind;
-    t.silu = silu;
+    t.act = act;
     t.eps = kEps;
     t.head_dim = head_dim;
     if (weight != nullptr) t.weight = weight->view().data;
@@ -130,9 +130,11 @@ struct TransformCase {
   }
 };
 
-inline double Activation(double x, bool silu) { return (silu ? x : 1.0) / (1.0 + std::exp(-x)); }
+inline double Activated(double x, Activation act) {
+  return (act == Activation::kSilu ? x : 1.0) / (1.0 + std::exp(-x));
+}
 
-// What kernels/op_params.h says, in float64.
+// What kernels/linear_params.h says, in float64.
 inline std::vector<double> TransformedRow(const TransformCase& t, const TestMatrix& in,
                                           int64_t row) {
   using Kind = InputTransform::Kind;
@@ -143,7 +145,7 @@ inline std::vector<double> TransformedRow(const TransformCase& t, const TestMatr
   };
   if (t.kind == Kind::kGatedAct) {
     const size_t half = x.size() / 2;
-    for (size_t c = 0; c < half; ++c) x[c] = Activation(x[c], t.silu) * x[half + c];
+    for (size_t c = 0; c < half; ++c) x[c] = Activated(x[c], t.act) * x[half + c];
     x.resize(half);
   }
   if (t.kind == Kind::kRmsNorm || (t.kind == Kind::kOutputGate && t.weight != nullptr)) {
@@ -158,7 +160,7 @@ inline std::vector<double> TransformedRow(const TransformCase& t, const TestMatr
     }
   }
   if (t.kind == Kind::kOutputGate && t.gate != nullptr) {
-    for (size_t c = 0; c < x.size(); ++c) x[c] *= Activation(at(*t.gate, row, c), t.silu);
+    for (size_t c = 0; c < x.size(); ++c) x[c] *= Activated(at(*t.gate, row, c), t.act);
   }
   return x;
 }

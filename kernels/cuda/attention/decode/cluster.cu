@@ -1,4 +1,4 @@
-// One cluster of blocks a (sequence, query head) pair. The window's units (half pages) are dealt to
+// One cluster of blocks a (sequence, query head). The half pages of its window are dealt to
 // the cluster's warps in turn, eight to the first block, eight to the second and so on; a block
 // that gets none ends at once, so a short window costs one block. The first block merges, in order.
 #include <cuda_bf16.h>
@@ -24,7 +24,7 @@ using namespace decode;
 constexpr int kBlocks = 8;
 constexpr int kBlockWarps = 8;
 constexpr int kBlockThreads = kBlockWarps * kWarp;
-constexpr int kUnitsAtOnce = kBlocks * kBlockWarps;
+constexpr int kHalfPagesAtOnce = kBlocks * kBlockWarps;
 
 template <int kHeadDim>
 struct Shared {
@@ -37,16 +37,17 @@ struct Shared {
 };
 
 // Half pages that hold keys of the window.
-__device__ __forceinline__ int NumUnits(const SeqHead& seq_head) {
-  return (seq_head.length + kUnitKeys - 1) / kUnitKeys - seq_head.first_live * kUnitsPerPage;
+__device__ __forceinline__ int NumHalfPages(const SeqHead& seq_head) {
+  return (seq_head.length + kHalfPageKeys - 1) / kHalfPageKeys -
+         seq_head.first_live * kHalvesPerPage;
 }
 
-// Unit k of the window; past the last one: no valid keys, and a place that may be read.
-__device__ __forceinline__ Unit UnitOf(const SeqHead& seq_head, int k, int count) {
-  const int at = seq_head.first_live * kUnitsPerPage + (k < count ? k : 0);
-  const int page = at / kUnitsPerPage;
-  const int valid = k < count ? min(kUnitKeys, seq_head.length - at * kUnitKeys) : 0;
-  return {LoadCoherent(seq_head.table + page), at % kUnitsPerPage, valid,
+// HalfPage k of the window; past the last one: no valid keys, and a place that may be read.
+__device__ __forceinline__ HalfPage HalfPageOf(const SeqHead& seq_head, int k, int count) {
+  const int at = seq_head.first_live * kHalvesPerPage + (k < count ? k : 0);
+  const int page = at / kHalvesPerPage;
+  const int valid = k < count ? min(kHalfPageKeys, seq_head.length - at * kHalfPageKeys) : 0;
+  return {LoadCoherent(seq_head.table + page), at % kHalvesPerPage, valid,
           page == NumPages(seq_head) - 1};
 }
 
@@ -70,18 +71,18 @@ __device__ __forceinline__ void MergeBlocks(const Decode& a, const SeqHead& seq_
   StoreRow<kHeadDim>(a, seq_head, max, sum, out);
 }
 
-// The warp's units, every kUnitsAtOnce-th from `first`; keys and values of the first are in
-// registers before the row is.
+// The warp's half pages, every kHalfPagesAtOnce-th from `first`; keys and values of the first are
+// in registers before the row is.
 template <int kHeadDim>
 __device__ __forceinline__ Softmax Attend(const Decode& a, const SeqHead& seq_head, int first,
                                           int count, KeptSeqHead<kHeadDim>& kept) {
   using L = Layout<kHeadDim>;
-  Unit unit = UnitOf(seq_head, first, count);
-  Unit next = UnitOf(seq_head, first + kUnitsAtOnce, count);
+  HalfPage half_page = HalfPageOf(seq_head, first, count);
+  HalfPage next = HalfPageOf(seq_head, first + kHalfPagesAtOnce, count);
   uint4 keys[L::kLoads], values[L::kLoads];
-  PrefetchGates(a, seq_head, unit);
-  LoadTile<kHeadDim>(a.kv.keys, unit, keys);
-  LoadTile<kHeadDim>(a.kv.values, unit, values);
+  PrefetchGates(a, seq_head, half_page);
+  LoadTile<kHeadDim>(a.kv.keys, half_page, keys);
+  LoadTile<kHeadDim>(a.kv.values, half_page, values);
   if (next.valid > 0) {
     PrefetchGates(a, seq_head, next);
     PrefetchTiles<kHeadDim>(a, next);
@@ -91,24 +92,24 @@ __device__ __forceinline__ Softmax Attend(const Decode& a, const SeqHead& seq_he
   Softmax softmax;
   if (first >= count) return softmax;
   const Row<kHeadDim> row = LoadRow<kHeadDim>(a, seq_head);
-  Gate gate = LoadGate<kHeadDim>(a, seq_head, unit);
-  LoadTileAgain<kHeadDim>(a.kv.keys, unit, keys);
-  LoadTileAgain<kHeadDim>(a.kv.values, unit, values);
+  Gate gate = LoadGate<kHeadDim>(a, seq_head, half_page);
+  LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
+  LoadTileAgain<kHeadDim>(a.kv.values, half_page, values);
   Keep(seq_head, row, kept);
 #pragma unroll 1
-  for (int k = first;; k += kUnitsAtOnce) {
-    const float weight = ScoresToProbs(kept, keys, gate, unit.valid, softmax);
+  for (int k = first;; k += kHalfPagesAtOnce) {
+    const float weight = ScoresToProbs(kept, keys, gate, half_page.valid, softmax);
     // Left here, not at the loop's end: where paths meet, the compiler would wait for loads.
     if (next.valid == 0) {
       AddValues<kHeadDim>(weight, values, softmax);
       return softmax;
     }
-    unit = next;
-    gate = LoadGate<kHeadDim>(a, seq_head, unit);
-    LoadTile<kHeadDim>(a.kv.keys, unit, keys);
-    next = UnitOf(seq_head, k + 2 * kUnitsAtOnce, count);
+    half_page = next;
+    gate = LoadGate<kHeadDim>(a, seq_head, half_page);
+    LoadTile<kHeadDim>(a.kv.keys, half_page, keys);
+    next = HalfPageOf(seq_head, k + 2 * kHalfPagesAtOnce, count);
     AddValues<kHeadDim>(weight, values, softmax);
-    LoadTile<kHeadDim>(a.kv.values, unit, values);
+    LoadTile<kHeadDim>(a.kv.values, half_page, values);
     if (next.valid > 0) PrefetchTiles<kHeadDim>(a, next);
   }
 }
@@ -129,7 +130,7 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim >
     return;
   }
   const SeqHead seq_head = LoadSeqHead(a, index);
-  const int count = NumUnits(seq_head);
+  const int count = NumHalfPages(seq_head);
   if (rank * kBlockWarps >= count) return;
   const int warp = Warp(), t = static_cast<int>(threadIdx.x);
   shared.warps.Put(warp, Attend<kHeadDim>(a, seq_head, rank * kBlockWarps + warp, count,
@@ -168,8 +169,7 @@ cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
 }  // namespace
 
 bool DecodeClusterRuns(int head_dim) {
-  static const bool has_clusters = RunsClusters(DecodeClusterKernel<64>);
-  return has_clusters && head_dim >= 32;
+  return head_dim >= 32 && HasSm90Code(KernelAddress(DecodeClusterKernel<64>));
 }
 
 cudaError_t DecodeCluster(const Decode& arguments, cudaStream_t stream) {

@@ -6,17 +6,21 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/attention_params.h"
+#include "kernels/batch_view.h"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/op_params.h"
 
 namespace fox::cuda {
 
 // The sequences of exactly one row; the others are left alone. q, out: bf16; pages: bf16,
 // [64, head_dim], 16-byte aligned; lse float32 or empty. A row visits its list's pages from
-// work.window on, or all live ones where that is null (first_live follows the bound).
-// blocks_total, blocks_pruned: added to as in prefill.h. REQUIRES: head_dim 16, 32, 64 or 128;
-// work.pages_per_split even. Enqueues on `stream`; gives the launch's error.
+// schedule.first_visible_page on, or all live ones where that is null (first_live follows the
+// bound). blocks_total, blocks_pruned: added to as in prefill.h. after_append_decode: the kernel
+// right before is AppendDecode of the same batch and layer, which starts this one when all before
+// it and the projection have ended (launch.h). REQUIRES: head_dim 16, 32, 64 or 128. Enqueues on
+// `stream`; gives the launch's error.
 cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& params,
-                            const PagedKv& kv, const StepSchedule& schedule, cudaStream_t stream);
+                            const PagedKv& kv, const StepSchedule& schedule,
+                            bool after_append_decode, cudaStream_t stream);
 
 }  // namespace fox::cuda

@@ -1,6 +1,6 @@
-// How a warp of decode attention takes a unit of keys and values: which lane holds what, and the
-// loads into registers. Invariant: nothing is left in the first-level cache, where the previous
-// kernel's writes do not come. For decode attention only; the units are decode_splits.h.
+// How a warp of decode attention takes a half page of keys and values: which lane holds what, and
+// the loads into registers. Invariant: nothing is left in the L1, where the previous
+// kernel's writes do not come. For decode attention only; the half pages are splits.cuh.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,22 +14,22 @@ namespace fox::cuda::decode {
 
 template <int kHeadDim>
 struct Layout {
-  static constexpr int kDims = 8;                     // of a lane: 16 bytes
-  static constexpr int kLanes = kHeadDim / kDims;     // that share a key
-  static constexpr int kGroups = kWarp / kLanes;      // keys of one load instruction
-  static constexpr int kLoads = kUnitKeys / kGroups;  // of a unit's keys; equals kLanes
+  static constexpr int kDims = 8;                         // of a lane: 16 bytes
+  static constexpr int kLanes = kHeadDim / kDims;         // that share a key
+  static constexpr int kGroups = kWarp / kLanes;          // keys of one load instruction
+  static constexpr int kLoads = kHalfPageKeys / kGroups;  // of a half page's keys; equals kLanes
   // Blocks on an SM that the registers must allow: each holds 4 * 64 * kHeadDim bytes
   // of keys, and as many of values, in flight; 128 KB in all for head_dim 64 and 128.
   static constexpr int kBlocks = kHeadDim == 128 ? 2 : 4;
 };
 
-// The gates of a unit: of its page, and of this lane's key.
+// The gates of a half page: of its page, and of this lane's key.
 struct Gate {
   double base;
   float local;
 };
 
-// The key of a unit whose logit is this lane's (see GemmArguments).
+// The key of a half page whose logit is this lane's (see DotProduct).
 template <int kHeadDim>
 __device__ int LaneKey() {
   using L = Layout<kHeadDim>;
@@ -37,35 +37,35 @@ __device__ int LaneKey() {
 }
 
 template <int kHeadDim>
-__device__ Gate LoadGate(const Decode& a, const SeqHead& seq_head, const Unit& unit) {
-  const int64_t summary = Summary(a, unit.page, seq_head);
-  const int key = min(LaneKey<kHeadDim>(), max(unit.valid - 1, 0));
+__device__ Gate LoadGate(const Decode& a, const SeqHead& seq_head, const HalfPage& half_page) {
+  const int64_t summary = Summary(a, half_page.page, seq_head);
+  const int key = min(LaneKey<kHeadDim>(), max(half_page.valid - 1, 0));
   return {LoadCoherent(a.kv.page_cum_log_f + summary),
-          LoadCoherent(LogFOffsets(a, summary) + unit.half * kUnitKeys + key)};
+          LoadCoherent(LogFOffsets(a, summary) + half_page.half * kHalfPageKeys + key)};
 }
 
-// Where this lane's part of a unit's first rows is.
+// Where this lane's part of a half page's first rows is.
 template <int kHeadDim>
-__device__ const char* TileBegin(const void* pool, const Unit& unit) {
+__device__ const char* TileBegin(const void* pool, const HalfPage& half_page) {
   using L = Layout<kHeadDim>;
-  const int64_t row =
-      static_cast<int64_t>(unit.page) * kPageTokens + unit.half * kUnitKeys + Lane() / L::kLanes;
+  const int64_t row = static_cast<int64_t>(half_page.page) * kPageTokens +
+                      half_page.half * kHalfPageKeys + Lane() / L::kLanes;
   return static_cast<const char*>(pool) + row * (kHeadDim * 2) + Lane() % L::kLanes * 16;
 }
 
 // tile[i]: this lane's 8 dims of key i * kGroups + lane / kLanes. What lies past the valid keys
 // is never read (it may be NaN): the last valid key stands in for it, with weight zero.
 template <int kHeadDim>
-__device__ void LoadTile(const void* pool, const Unit& unit,
+__device__ void LoadTile(const void* pool, const HalfPage& half_page,
                          uint4 (&tile)[Layout<kHeadDim>::kLoads]) {
   using L = Layout<kHeadDim>;
   constexpr int kRowBytes = kHeadDim * 2;
-  const char* first = TileBegin<kHeadDim>(pool, unit);
-  if (unit.valid == kUnitKeys) {
+  const char* first = TileBegin<kHeadDim>(pool, half_page);
+  if (half_page.valid == kHalfPageKeys) {
 #pragma unroll
     for (int i = 0; i < L::kLoads; ++i) tile[i] = LoadOnce(first + i * L::kGroups * kRowBytes);
   } else {
-    const int last = max(unit.valid - 1, 0) - Lane() / L::kLanes;
+    const int last = max(half_page.valid - 1, 0) - Lane() / L::kLanes;
 #pragma unroll
     for (int i = 0; i < L::kLoads; ++i) {
       tile[i] = LoadOnce(first + min(i * L::kGroups, last) * kRowBytes);
@@ -73,32 +73,35 @@ __device__ void LoadTile(const void* pool, const Unit& unit,
   }
 }
 
-// The same of a unit of the row's own page, once the row is there; else the tile stays as it is.
+// The same of a half page of the row's own page, once the row is there; else the tile stays as it
+// is.
 template <int kHeadDim>
-__device__ void LoadTileAgain(const void* pool, const Unit& unit,
+__device__ void LoadTileAgain(const void* pool, const HalfPage& half_page,
                               uint4 (&tile)[Layout<kHeadDim>::kLoads]) {
   using L = Layout<kHeadDim>;
   constexpr int kRowBytes = kHeadDim * 2;
-  const char* first = TileBegin<kHeadDim>(pool, unit);
-  const int last = max(unit.valid - 1, 0) - Lane() / L::kLanes;
+  const char* first = TileBegin<kHeadDim>(pool, half_page);
+  const int last = max(half_page.valid - 1, 0) - Lane() / L::kLanes;
 #pragma unroll
   for (int i = 0; i < L::kLoads; ++i) {
-    LoadAgain(first + min(i * L::kGroups, last) * kRowBytes, unit.own, tile[i]);
+    LoadAgain(first + min(i * L::kGroups, last) * kRowBytes, half_page.own, tile[i]);
   }
 }
 
-// Bring a unit's gates, or its keys and values, into the second-level cache.
-__device__ inline void PrefetchGates(const Decode& a, const SeqHead& seq_head, const Unit& unit) {
-  const int64_t summary = Summary(a, unit.page, seq_head);
+// Bring a half page's gates, or its keys and values, into the L2.
+__device__ inline void PrefetchGates(const Decode& a, const SeqHead& seq_head,
+                                     const HalfPage& half_page) {
+  const int64_t summary = Summary(a, half_page.page, seq_head);
   Prefetch(a.kv.page_cum_log_f + summary);
-  Prefetch(LogFOffsets(a, summary) + unit.half * kUnitKeys);
+  Prefetch(LogFOffsets(a, summary) + half_page.half * kHalfPageKeys);
 }
 
 template <int kHeadDim>
-__device__ void PrefetchTiles(const Decode& a, const Unit& unit) {
-  constexpr int kLine = 128, kRowBytes = kHeadDim * 2, kBytes = kUnitKeys * kRowBytes;
+__device__ void PrefetchTiles(const Decode& a, const HalfPage& half_page) {
+  constexpr int kLine = 128, kRowBytes = kHeadDim * 2, kBytes = kHalfPageKeys * kRowBytes;
   const int64_t begin =
-      (static_cast<int64_t>(unit.page) * kPageTokens + unit.half * kUnitKeys) * kRowBytes;
+      (static_cast<int64_t>(half_page.page) * kPageTokens + half_page.half * kHalfPageKeys) *
+      kRowBytes;
 #pragma unroll
   for (int at = 0; at < kBytes; at += kWarp * kLine) {
     const int64_t line = begin + min(at + Lane() * kLine, kBytes - kLine);

@@ -1,6 +1,5 @@
-// The arithmetic of decode attention: a warp takes units of keys and values into a softmax in
-// progress, and a finished row is stored. For the .cu files of decode attention only; which lane
-// holds what is loads.cuh.
+// The arithmetic of decode attention: a warp takes half pages of keys and values into a softmax in
+// progress, and a finished row is stored. Which lane holds what is loads.cuh.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,30 +11,17 @@
 
 #include "kernels/cuda/attention/decode/loads.cuh"
 #include "kernels/cuda/attention/decode/splits.cuh"
+#include "kernels/cuda/primitives/math.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
 
 namespace fox::cuda::decode {
 
-inline constexpr float kLog2E = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
-
 // A softmax in progress, logits in log2 units: `sum` and `out` are this lane's share.
 struct Softmax {
-  float max = -FLT_MAX;  // of the warp; finite, so that a unit without keys changes nothing
+  float max = -FLT_MAX;  // of the warp; finite, so that a half page without keys changes nothing
   float sum = 0;
   float out[8] = {};
 };
-
-__device__ inline float WarpMax(float x) {
-  for (int step = kWarp / 2; step > 0; step /= 2) {
-    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, step));
-  }
-  return x;
-}
-
-__device__ inline float WarpSum(float x) {
-  for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
-  return x;
-}
 
 // part[0 .. 2 * kHalf) of 2 * kHalf neighbouring lanes: lane x gets the lanes' sum of part[x]. Two
 // halves of the lanes trade what they keep for what they give away, then each goes on by itself.
@@ -58,7 +44,7 @@ __device__ float SumAcross(const float (&part)[2 * kHalf]) {
 
 // The product q.k of this lane's key.
 template <int kHeadDim>
-__device__ float GemmArguments(const float (&q)[8], const uint4 (&keys)[Layout<kHeadDim>::kLoads]) {
+__device__ float DotProduct(const float (&q)[8], const uint4 (&keys)[Layout<kHeadDim>::kLoads]) {
   using L = Layout<kHeadDim>;
   float part[L::kLoads];
 #pragma unroll
@@ -76,7 +62,7 @@ __device__ float GemmArguments(const float (&q)[8], const uint4 (&keys)[Layout<k
   return SumAcross<L::kLanes / 2>(part);
 }
 
-// Takes a unit's keys into `softmax`; gives the weight of this lane's key.
+// Takes a half page's keys into `softmax`; gives the weight of this lane's key.
 template <int kHeadDim>
 __device__ float ScoresToProbs(const KeptSeqHead<kHeadDim>& kept,
                                const uint4 (&keys)[Layout<kHeadDim>::kLoads], const Gate& gate,
@@ -87,7 +73,7 @@ __device__ float ScoresToProbs(const KeptSeqHead<kHeadDim>& kept,
   const float4 low = from[0], high = from[1];
   const float q[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   const float decay = static_cast<float>(kept.base - gate.base) + (kept.local - gate.local);
-  const float product = GemmArguments<kHeadDim>(q, keys);
+  const float product = DotProduct<kHeadDim>(q, keys);
   const float logit =
       LaneKey<kHeadDim>() < valid ? fmaf(product, scale, decay * kLog2E) : -INFINITY;
   const float max = fmaxf(softmax.max, WarpMax(logit));
@@ -176,7 +162,7 @@ __device__ void StoreRow(const Decode& a, const SeqHead& seq_head, float max, fl
   }
 }
 
-// Counts a pair's pages, for whoever has its first split.
+// Counts a seq_head's pages, for whoever has its first split.
 __device__ inline void CountPages(const Decode& a, const SeqHead& seq_head) {
   using Count = unsigned long long;
   const int seq = seq_head.index / a.kv.shape.q_heads;

@@ -1,13 +1,14 @@
 // Decode attention as one persistent kernel over the step's splits. A warp takes half a page at
 // a time: its lanes hold keys and values in registers, 16 bytes each, while those of the next half
 // page are on their way. Invariant: what a split computes, and the order in which the splits of a
-// (sequence, head) pair are merged, depend on the pair's pages alone. The contract is decode.h; who
+// (sequence, head) are merged, depend on the seq_head's pages alone. The contract is decode.h; who
 // owns which splits is step_schedule.h.
 #include <cuda_bf16.h>
 
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/core/check.h"
 #include "kernels/cuda/attention/decode/cluster.h"
 #include "kernels/cuda/attention/decode/decode.h"
 #include "kernels/cuda/attention/decode/loads.cuh"
@@ -21,7 +22,7 @@ namespace {
 
 using namespace decode;
 
-// Items whose partial results a warp has under way when it merges.
+// Splits whose partial results a warp has under way when it merges.
 constexpr int kMergeDepth = 4;
 
 template <int kHeadDim>
@@ -29,15 +30,15 @@ struct Shared {
   // At a split's end. Two, so that one barrier a split is enough.
   WarpParts<kHeadDim, kWarps> split[2];
   KeptSeqHead<kHeadDim> seq_heads[kWarps][2];
-  // Each warp's share of a pair's splits.
+  // Each warp's share of a seq_head's splits.
   float out[kWarps][kHeadDim];
   float sum[kWarps];
 };
 
 // ---- Results.
 
-// Merges the warps' parts of a split: into the output where the pair has no other split, else as a
-// partial result (maximum, sum, out[kHeadDim]).
+// Merges the warps' parts of a split: into the output where the seq_head has no other split, else
+// as a partial result (maximum, sum, out[kHeadDim]).
 template <int kHeadDim>
 __device__ void FinishItem(const Decode& a, const SeqHead& seq_head, int split,
                            const Softmax& softmax, WarpParts<kHeadDim, kWarps>& parts) {
@@ -59,8 +60,8 @@ __device__ void FinishItem(const Decode& a, const SeqHead& seq_head, int split,
   }
 }
 
-// Whether this block, having written `done` of the pair's partial results, is the last to do so; it
-// then sees all of them. Behind a barrier either way.
+// Whether this block, having written `done` of the seq_head's partial results, is the last to do
+// so; it then sees all of them. Behind a barrier either way.
 __device__ bool IsComplete(const Decode& a, const SeqHead& seq_head, int done) {
   __syncthreads();
   const int count = seq_head.end - seq_head.begin;
@@ -81,7 +82,7 @@ __device__ bool IsComplete(const Decode& a, const SeqHead& seq_head, int done) {
   return __syncthreads_or(last) != 0;
 }
 
-// What a warp has under way of a pair's partial results, one dim in kWarp of each.
+// What a warp has under way of a seq_head's partial results, one dim in kWarp of each.
 template <int kHeadDim>
 struct Partials {
   static constexpr int kStride = kHeadDim + 2;
@@ -103,8 +104,8 @@ struct Partials {
   }
 };
 
-// Merges a pair's partial results: warp w takes splits w, w + 4, ... in order, then the warps' sums
-// are added in order.
+// Merges a seq_head's partial results: warp w takes splits w, w + 4, ... in order, then the warps'
+// sums are added in order.
 template <int kHeadDim>
 __device__ void MergeSplits(const Decode& a, const SeqHead& seq_head, Shared<kHeadDim>& shared) {
   using P = Partials<kHeadDim>;
@@ -170,36 +171,37 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
   // then, and so is read again.
   KeptSeqHead<kHeadDim>* seq_heads = shared.seq_heads[Warp()];
   Cursor next{0, splits.first, 0, 0};
-  EnterSplit(a, seq_head, next);
-  Unit unit = UnitAt(seq_head, next.round, true);
-  const Unit second = UnitAt(seq_head, min(next.round + 1, next.round_end - 1), true);
+  EnterSplit(seq_head, next);
+  HalfPage half_page = HalfPageAt(seq_head, next.iteration, true);
+  const HalfPage second =
+      HalfPageAt(seq_head, min(next.iteration + 1, next.iteration_end - 1), true);
   uint4 keys[L::kLoads], values[L::kLoads];
-  PrefetchGates(a, seq_head, unit);
-  LoadTile<kHeadDim>(a.kv.keys, unit, keys);
-  LoadTile<kHeadDim>(a.kv.values, unit, values);
+  PrefetchGates(a, seq_head, half_page);
+  LoadTile<kHeadDim>(a.kv.keys, half_page, keys);
+  LoadTile<kHeadDim>(a.kv.values, half_page, values);
   PrefetchGates(a, seq_head, second);
   PrefetchTiles<kHeadDim>(a, second);
   TriggerDependents();
   WaitOnDependencies();
   const Row<kHeadDim> row = LoadRow<kHeadDim>(a, seq_head);
-  Gate gate = LoadGate<kHeadDim>(a, seq_head, unit);
-  LoadTileAgain<kHeadDim>(a.kv.keys, unit, keys);
-  LoadTileAgain<kHeadDim>(a.kv.values, unit, values);
+  Gate gate = LoadGate<kHeadDim>(a, seq_head, half_page);
+  LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
+  LoadTileAgain<kHeadDim>(a.kv.values, half_page, values);
   Keep(seq_head, row, seq_heads[0]);
   Softmax softmax;
   int buffer = 0;
   for (bool more = true; more;) {
     const Cursor now = next;
-    const int valid = unit.valid;
+    const int valid = half_page.valid;
     more = Advance(a, splits.last, seq_heads, next);
-    unit = UnitAt(seq_heads[next.slot].seq_head, next.round, more);
-    // As soon as this unit's keys have been used, the next one's take their registers; so with
+    half_page = HalfPageAt(seq_heads[next.slot].seq_head, next.iteration, more);
+    // As soon as this half page's keys have been used, the next one's take their registers; so with
     // the values. No branches here: the compiler would wait for loads where paths meet.
     const float weight = ScoresToProbs(seq_heads[now.slot], keys, gate, valid, softmax);
-    gate = LoadGate<kHeadDim>(a, seq_heads[next.slot].seq_head, unit);
-    LoadTile<kHeadDim>(a.kv.keys, unit, keys);
+    gate = LoadGate<kHeadDim>(a, seq_heads[next.slot].seq_head, half_page);
+    LoadTile<kHeadDim>(a.kv.keys, half_page, keys);
     AddValues<kHeadDim>(weight, values, softmax);
-    LoadTile<kHeadDim>(a.kv.values, unit, values);
+    LoadTile<kHeadDim>(a.kv.values, half_page, values);
     if (next.split == now.split) continue;
 
     const SeqHead& done_seq_head = seq_heads[now.slot].seq_head;
@@ -215,27 +217,12 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
   }
 }
 
-// As many blocks as the device holds at once.
-template <int kHeadDim>
-cudaError_t GridSize(int* blocks) {
-  int device = 0, processors = 0, per_processor = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (error != cudaSuccess) return error;
-  error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, DecodeKernel<kHeadDim>,
-                                                        kThreads, 0);
-  *blocks = processors * per_processor;
-  return error;
-}
-
 template <int kHeadDim>
 cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
-  static int blocks = 0;  // one device and one calling thread (kernels/ops.h)
-  if (blocks == 0) {
-    const cudaError_t error = GridSize<kHeadDim>(&blocks);
-    if (error != cudaSuccess) return error;
-  }
+  int blocks = 0;
+  const cudaError_t error =
+      ResidentBlocks(KernelAddress(DecodeKernel<kHeadDim>), kThreads, &blocks);
+  if (error != cudaSuccess) return error;
   const SmemConfig shared(0, arguments.batch.num_rows <= kSmallBatchRows);
   return Launch(DecodeKernel<kHeadDim>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), shared,
                 stream, arguments);
@@ -244,12 +231,10 @@ cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& params,
-                            const PagedKv& kv, const StepSchedule& schedule, cudaStream_t stream) {
+                            const PagedKv& kv, const StepSchedule& schedule,
+                            bool after_append_decode, cudaStream_t stream) {
   if (batch.num_seqs == 0) return cudaSuccess;
-  if (schedule.pages_per_split % kRoundPages != 0) return cudaErrorInvalidValue;
-  // Else prefill's kernels, or those that plan by window.
-  const bool after_append_decode =
-      batch.num_rows == batch.num_seqs && schedule.first_visible_page == nullptr;
+  FOX_CHECK(!after_append_decode || batch.num_rows == batch.num_seqs);
   const Decode arguments{batch, params, kv, schedule, kv.shape.group(), after_append_decode};
   if (batch.small && after_append_decode && DecodeClusterRuns(kv.shape.head_dim)) {
     return DecodeCluster(arguments, stream);

@@ -1,27 +1,28 @@
 // Which work a block of decode attention does: its share of the step's splits (step_schedule.h),
-// walked split by split in rounds of two pages, of which each of its four warps takes half a page.
-// Everything here is the same in all threads of a block, or of a warp where it says so. For
-// decode.cu only.
+// walked split by split in iterations of two pages, of which each of its four warps takes half a
+// page. Everything here is the same in all threads of a block, or of a warp where it says so.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
+#include "kernels/attention_params.h"
+#include "kernels/batch_view.h"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/op_params.h"
 
 namespace fox::cuda::decode {
 
 inline constexpr int kWarps = 4;
 inline constexpr int kThreads = kWarps * kWarp;
 // What a warp takes at a time: half a page, one logit for each lane.
-inline constexpr int kUnitKeys = 32;
-inline constexpr int kUnitsPerPage = kPageTokens / kUnitKeys;
+inline constexpr int kHalfPageKeys = 32;
+inline constexpr int kHalvesPerPage = kPageTokens / kHalfPageKeys;
 // What the warps of a block take at a time.
-inline constexpr int kRoundPages = kWarps / kUnitsPerPage;
+inline constexpr int kIterationPages = kWarps / kHalvesPerPage;
+static_assert((1 << kMinSplitShift) % kIterationPages == 0);
 
 struct Decode {
   BatchView batch;
@@ -46,7 +47,7 @@ struct SeqHead {
   int64_t own;  // the place of its own page's gates, by page and query head of the group
 };
 
-// What AppendDecode writes of a pair's row: the gates and, spread over the lanes, q.
+// What AppendDecode writes of a seq_head's row: the gates and, spread over the lanes, q.
 template <int kHeadDim>
 struct Row {
   static constexpr int kWords = kHeadDim / 2;  // of two dims
@@ -56,8 +57,8 @@ struct Row {
   uint32_t q[kLaneWords];
 };
 
-// What a warp keeps of a pair in shared memory, which saves registers and waiting. Each warp has
-// its own copies, of the pair at hand and of the next one, so no barrier is needed.
+// What a warp keeps of a seq_head in shared memory, which saves registers and waiting. Each warp
+// has its own copies, of the current seq_head and of the next one, so no barrier is needed.
 template <int kHeadDim>
 struct KeptSeqHead {
   SeqHead seq_head;
@@ -68,14 +69,14 @@ struct KeptSeqHead {
 
 // Where in the block's splits we are; the same in all threads.
 struct Cursor {
-  int slot;  // of the kept pair: 0 or 1
+  int slot;  // of the kept seq_head: 0 or 1
   int split;
-  int round, round_end;  // pages [2 * round, 2 * round + 2) are looked at together
+  int iteration, iteration_end;  // pages [2 * iteration, 2 * iteration + 2) are looked at together
 };
 
 // Half a page; the same in all lanes of a warp. Where the window has none for the warp: no valid
 // keys, and the first half of some page of the window, so that its first row may be read.
-struct Unit {
+struct HalfPage {
   int32_t page;  // id
   int half;
   int valid;  // keys, counted from the first
@@ -180,8 +181,8 @@ __device__ inline SplitRange SplitsOfBlock(int num_splits) {
   return {first, first + share + (b < rest ? 1 : 0)};
 }
 
-// The block's splits, and the pair that owns the first: the last one that begins at or before it.
-// The block's threads probe side by side, up to 128 pairs while the splits are counted.
+// The block's splits, and the seq_head that owns the first: the last one that begins at or before
+// it. The block's threads probe side by side, up to 128 seq_heads while the splits are counted.
 __device__ inline SplitRange FindSplits(const Decode& a, SeqHead& seq_head) {
   const int32_t* split_begin = SplitBegin(a);
   int low = 0, count = NumSeqHeads(a), stride = (count + kThreads - 1) / kThreads;
@@ -207,8 +208,8 @@ __device__ inline SplitRange FindSplits(const Decode& a, SeqHead& seq_head) {
   return splits;
 }
 
-// The next pair that owns splits, `split` being its first. Lanes look at many pairs at once,
-// because sequences of several rows own none.
+// The next seq_head that owns splits, `split` being its first. Lanes look at many seq_heads at
+// once, because sequences of several rows own none.
 __device__ inline SeqHead NextSeqHead(const Decode& a, int index, int split) {
   const int32_t* split_begin = SplitBegin(a);
   for (;; index += kWarp) {
@@ -223,17 +224,18 @@ __device__ inline SeqHead NextSeqHead(const Decode& a, int index, int split) {
   }
 }
 
-__device__ inline void EnterSplit(const Decode& a, const SeqHead& seq_head, Cursor& cursor) {
-  const int size = a.schedule.pages_per_split;
-  const int base = (seq_head.first_live / size + cursor.split - seq_head.begin) * size;
-  cursor.round = max(base, seq_head.first_live) / kRoundPages;
-  cursor.round_end = (min(base + size, NumPages(seq_head)) + kRoundPages - 1) / kRoundPages;
+__device__ inline void EnterSplit(const SeqHead& seq_head, Cursor& cursor) {
+  const int shift = SplitShift(NumPages(seq_head) - seq_head.first_live);
+  const int base = ((seq_head.first_live >> shift) + cursor.split - seq_head.begin) << shift;
+  cursor.iteration = max(base, seq_head.first_live) / kIterationPages;
+  cursor.iteration_end =
+      (min(base + (1 << shift), NumPages(seq_head)) + kIterationPages - 1) / kIterationPages;
 }
 
 // False when nothing is left before split `last`; the cursor is then worth nothing but its slot.
 template <int kHeadDim>
 __device__ bool Advance(const Decode& a, int last, KeptSeqHead<kHeadDim>* kept, Cursor& cursor) {
-  if (++cursor.round < cursor.round_end) return true;
+  if (++cursor.iteration < cursor.iteration_end) return true;
   if (++cursor.split == last) return false;
   const SeqHead& seq_head = kept[cursor.slot].seq_head;
   if (cursor.split == seq_head.end) {
@@ -241,15 +243,15 @@ __device__ bool Advance(const Decode& a, int last, KeptSeqHead<kHeadDim>* kept, 
     cursor.slot ^= 1;
     Keep(next, LoadRow<kHeadDim>(a, next), kept[cursor.slot]);
   }
-  EnterSplit(a, kept[cursor.slot].seq_head, cursor);
+  EnterSplit(kept[cursor.slot].seq_head, cursor);
   return true;
 }
 
-// The warp's unit of a round; without valid keys if `exists` is false.
-__device__ inline Unit UnitAt(const SeqHead& seq_head, int round, bool exists) {
-  const int page = round * kRoundPages + Warp() / kUnitsPerPage;
-  const int half = Warp() % kUnitsPerPage;
-  const int valid = min(kUnitKeys, seq_head.length - page * kPageTokens - half * kUnitKeys);
+// The warp's half page of an iteration; without valid keys if `exists` is false.
+__device__ inline HalfPage HalfPageAt(const SeqHead& seq_head, int iteration, bool exists) {
+  const int page = iteration * kIterationPages + Warp() / kHalvesPerPage;
+  const int half = Warp() % kHalvesPerPage;
+  const int valid = min(kHalfPageKeys, seq_head.length - page * kPageTokens - half * kHalfPageKeys);
   const bool inside = exists && page >= seq_head.first_live && valid > 0;
   const int last = NumPages(seq_head) - 1, at = min(max(page, seq_head.first_live), last);
   return {LoadCoherent(seq_head.table + at), inside ? half : 0, inside ? valid : 0, at == last};

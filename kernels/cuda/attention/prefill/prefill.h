@@ -7,8 +7,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/attention_params.h"
+#include "kernels/batch_view.h"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/op_params.h"
 
 namespace fox::cuda {
 

@@ -183,8 +183,7 @@ TEST_P(MeasuredBoundaryTest, DecodingRowsSkipWhatTheirQueriesAllow) {
     if (got[i] < 0) continue;
     const auto length =
         static_cast<int>(options.sequences[i / static_cast<size_t>(options.q_heads)].length);
-    items += (length - 1) / kPageTokens / schedule.pages_per_split -
-             got[i] / schedule.pages_per_split + 1;
+    items += NumSplits(got[i], (length - 1) / kPageTokens);
   }
   EXPECT_EQ(begin[row + seq_heads], items);
 }

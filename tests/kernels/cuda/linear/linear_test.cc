@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/linear/device_weight.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/test_matrix.h"
 
@@ -65,10 +66,14 @@ class LinearTest : public ::testing::Test {
     t.scratch = scratch_->view().Rows(0, rows).Columns(0, width);
     if (!t.gate.empty()) t.gate = t.gate.Rows(first, rows);
     const MatrixView weight = call.weight->view();
-    return engine_.Run(call.in->view().Rows(first, rows), t,
-                       {weight.data, weight.rows, weight.cols},
-                       call.bias == nullptr ? nullptr : static_cast<float*>(call.bias->view().data),
-                       call.accumulate, out.view().Rows(0, rows), stream_);
+    const auto stays = [](void*, size_t) {};  // the matrix owns it
+    return engine_.Run({.in = call.in->view().Rows(first, rows),
+                        .transform = t,
+                        .weight = DeviceWeight(weight.rows, weight.cols, {weight.data, 0, stays}),
+                        .bias = call.bias == nullptr ? nullptr : call.bias->view().data,
+                        .accumulate = call.accumulate,
+                        .out = out.view().Rows(0, rows)},
+                       stream_);
   }
 
   // Runs `call` into a matrix of this type and gap and compares with float64.
@@ -230,7 +235,7 @@ TEST_P(LinearTransformTest, OutputGate) {
     for (int options = 0; options < 8; ++options) {
       ExpectTransform(cols, DType::kBF16,
                       {.kind = Kind::kOutputGate,
-                       .silu = (options & 1) != 0,
+                       .act = (options & 1) != 0 ? Activation::kSilu : Activation::kSigmoid,
                        .head_dim = head_dim,
                        .weight = (options & 2) != 0 ? &norm : nullptr,
                        .gate = (options & 4) != 0 ? &gate : nullptr});
@@ -241,8 +246,8 @@ TEST_P(LinearTransformTest, OutputGate) {
 
 TEST_P(LinearTransformTest, GatedActAndConversion) {
   for (const int64_t cols : {64, 768, 7168}) {
-    ExpectTransform(cols, DType::kBF16, {.kind = Kind::kGatedAct, .silu = true});
-    ExpectTransform(cols, DType::kF32, {.kind = Kind::kGatedAct, .silu = false});
+    ExpectTransform(cols, DType::kBF16, {.kind = Kind::kGatedAct, .act = Activation::kSilu});
+    ExpectTransform(cols, DType::kF32, {.kind = Kind::kGatedAct, .act = Activation::kSigmoid});
     if (HasFatalFailure()) return;
   }
   ExpectTransform(1536, DType::kF32, {});
@@ -261,7 +266,8 @@ TEST_F(LinearTest, RowsAreIndependent) {
     TestMatrix weight(DType::kBF16, out, in, 0);
     x.FillUniform(uniform, 2);
     weight.FillUniform(uniform, 1);
-    const Call call{.in = &x, .transform = {.kind = kind, .silu = true}, .weight = &weight};
+    const Call call{
+        .in = &x, .transform = {.kind = kind, .act = Activation::kSilu}, .weight = &weight};
     int64_t smaller = 0;
     for (const int64_t largest : {4, 8, 16}) {
       TestMatrix all(DType::kF32, largest, out, 0);
@@ -328,7 +334,7 @@ class LinearChainTest : public LinearTest, public ::testing::WithParamInterface<
            .weight = &gate_up_[n]},
           inner_);
       run({.in = &inner_,
-           .transform = {.kind = Kind::kGatedAct, .silu = true},
+           .transform = {.kind = Kind::kGatedAct, .act = Activation::kSilu},
            .weight = &down_[n],
            .accumulate = true},
           x_);

@@ -147,7 +147,6 @@ void ExpectPlan(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
   ExpectPieces(schedule.tiles.ToHost(), schedule.num_tiles.ToHost()[0],
                Pieces(batch, kTileRows, false));
   const std::vector<int32_t> begin = schedule.split_begin.ToHost();
-  const int unit = schedule.view.pages_per_split;
   for (int layer = 0; layer < shape.layers; ++layer) {
     size_t at = static_cast<size_t>(layer) * static_cast<size_t>(schedule.view.max_seq_heads + 1);
     int32_t splits = 0;
@@ -157,7 +156,7 @@ void ExpectPlan(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
         if (e.slot < 0 || e.rows != 1) continue;
         const size_t list =
             model.List(e.slot, static_cast<int64_t>(layer) * shape.kv_heads + head / shape.group());
-        splits += (PagesFor(e.position + 1) - 1) / unit - model.first_live[list] / unit + 1;
+        splits += NumSplits(model.first_live[list], PagesFor(e.position + 1) - 1);
       }
     }
     EXPECT_EQ(begin[at], splits) << "layer " << layer;

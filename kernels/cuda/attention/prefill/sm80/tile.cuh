@@ -8,11 +8,12 @@
 
 #include <cstdint>
 
+#include "kernels/attention_params.h"
+#include "kernels/batch_view.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/ptx/copy_async.cuh"
 #include "kernels/cuda/ptx/shared_memory.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/op_params.h"
 
 namespace fox::cuda::sm80 {
 

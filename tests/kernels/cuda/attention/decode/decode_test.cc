@@ -31,10 +31,18 @@ using testing::RowKind;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// As after Append, where the batch may follow AppendDecode: nothing else writes meanwhile.
+cudaError_t Attend(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
+                   const StepSchedule& schedule, cudaStream_t stream = nullptr) {
+  const bool after_append_decode =
+      batch.num_rows == batch.num_seqs && schedule.first_visible_page == nullptr;
+  return DecodeAttention(batch, params, kv, schedule, after_append_decode, stream);
+}
+
 cudaError_t Attend(const DeviceCache& cache, bool small = false) {
   BatchView batch = cache.batch();
   batch.small = small;
-  return DecodeAttention(batch, cache.params(), cache.kv(), cache.schedule(), nullptr);
+  return Attend(batch, cache.params(), cache.kv(), cache.schedule());
 }
 
 // Twice, as two layers of one step would: the second run depends on the first one's
@@ -62,8 +70,7 @@ void ExpectExactWindows(DeviceCache& cache) {
               cudaSuccess);
     ASSERT_EQ(PlanSplits(cache.batch(), cache.kv(), schedule, cache.options().layer, nullptr),
               cudaSuccess);
-    ASSERT_EQ(DecodeAttention(cache.batch(), cache.params(), cache.kv(), schedule, nullptr),
-              cudaSuccess);
+    ASSERT_EQ(Attend(cache.batch(), cache.params(), cache.kv(), schedule), cudaSuccess);
     cache.CheckOutputs(RowKind::kDecode);
     for (int32_t arrival_counter : cache.arrival_counter_array().ToHost())
       ASSERT_EQ(arrival_counter, 0);
@@ -190,8 +197,7 @@ TEST(DecodeAttention, NoItemsAtAll) {
   ExpectExact(cache);
   BatchView empty = cache.batch();
   empty.num_seqs = 0;
-  EXPECT_EQ(DecodeAttention(empty, cache.params(), cache.kv(), cache.schedule(), nullptr),
-            cudaSuccess);
+  EXPECT_EQ(Attend(empty, cache.params(), cache.kv(), cache.schedule()), cudaSuccess);
 }
 
 // More pairs than threads, more splits than blocks.
@@ -208,18 +214,22 @@ TEST(DecodeAttention, LargeBatch) {
   ExpectExact(cache);
 }
 
-TEST(DecodeAttention, LargerItems) {
-  for (int pages_per_split : {8, 32}) {
-    for (int head_dim : {64, 128}) {
-      CacheOptions options;
-      options.pages_per_split = pages_per_split;
-      options.head_dim = head_dim;
-      options.gate_means = {2, 7};
-      options.sequences = OneRowEach({5000, 1, 449, 513, 1100});
-      DeviceCache cache(options);
-      ExpectExact(cache);
-    }
-  }
+// Windows of more than 1,024 pages are cut into larger splits, each (sequence, head) by itself: the
+// first head keeps a short window, the other one nearly all pages.
+TEST(DecodeAttention, LongWindowsTakeLargerItems) {
+  CacheOptions options;
+  options.head_dim = 32;
+  options.layers = 1;
+  options.layer = 0;
+  options.gate_means = {2, 16};
+  options.sequences = OneRowEach({65536, 500, 65537, 140001});
+  DeviceCache cache(options);
+  const auto pages_of = [&](int s, int head) {
+    return PagesFor(options.sequences[static_cast<size_t>(s)].length) - cache.first_live(s, head);
+  };
+  EXPECT_EQ(SplitShift(pages_of(3, 0)), kMinSplitShift);
+  EXPECT_EQ(SplitShift(pages_of(3, 1)), kMinSplitShift + 2);
+  ExpectExact(cache);
 }
 
 // Gates so strong that float32 alone would lose the decay, or leave nothing but the last key.
@@ -246,19 +256,8 @@ TEST(DecodeAttention, OptionalOutputs) {
   AttentionParams params = cache.params();
   params.lse = {};
   params.blocks_total = params.blocks_pruned = nullptr;
-  ASSERT_EQ(DecodeAttention(cache.batch(), params, cache.kv(), cache.schedule(), nullptr),
-            cudaSuccess);
+  ASSERT_EQ(Attend(cache.batch(), params, cache.kv(), cache.schedule()), cudaSuccess);
   EXPECT_EQ(cache.out_array().ToHost(), all);
-}
-
-TEST(DecodeAttention, RefusesOddItems) {
-  CacheOptions options;
-  options.sequences = OneRowEach({10});
-  DeviceCache cache(options);
-  StepSchedule schedule = cache.schedule();
-  schedule.pages_per_split = 5;
-  EXPECT_EQ(DecodeAttention(cache.batch(), cache.params(), cache.kv(), schedule, nullptr),
-            cudaErrorInvalidValue);
 }
 
 // The batch of `cache` without its sequences before `first`: the same slots, pages and rows, but
@@ -287,7 +286,7 @@ std::vector<uint16_t> RunTail(DeviceCache& cache, int first) {
   const DeviceArray<int32_t> splits(begin);
   schedule.split_begin = splits.data();
   cache.ResetOutputs();
-  EXPECT_EQ(DecodeAttention(batch, params, cache.kv(), schedule, nullptr), cudaSuccess);
+  EXPECT_EQ(Attend(batch, params, cache.kv(), schedule), cudaSuccess);
   return cache.out_array().ToHost();
 }
 
@@ -351,8 +350,7 @@ WindowLists ListsOf(const Windows& windows) {
       const int first = h % windows.global_every == 0 ? 0 : pages - windows.other_pages;
       for (int p = 0; p < pages; ++p) lists.table.push_back(p < first ? -1 : lists.num_pages++);
       lists.first.push_back(first);
-      lists.begin.push_back(lists.begin.back() + (pages - 1) / kMinPagesPerSplit -
-                            first / kMinPagesPerSplit + 1);
+      lists.begin.push_back(lists.begin.back() + NumSplits(first, pages - 1));
     }
     lists.slot.push_back(s);
     lists.row_begin.push_back(s + 1);
@@ -377,7 +375,7 @@ float AverageMs(const BatchView& batch, const AttentionParams& params, const Pag
     if (run == kWarmUps) {
       EXPECT_EQ(cudaEventRecord(start, stream), cudaSuccess);
     }
-    EXPECT_EQ(DecodeAttention(batch, params, kv, schedule, stream), cudaSuccess);
+    EXPECT_EQ(Attend(batch, params, kv, schedule, stream), cudaSuccess);
   }
   EXPECT_EQ(cudaEventRecord(stop, stream), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/attention_params.h"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/op_params.h"
 #include "tests/kernels/cuda/device_cache.h"
 
 namespace fox::cuda::testing {

@@ -1,5 +1,5 @@
 // Philox against the known-answer vectors of Random123 (kat_vectors, philox4x32-10).
-#include "engine/philox.h"
+#include "kernels/core/philox.h"
 
 #include "gtest/gtest.h"
 

@@ -1,5 +1,5 @@
 // Copies rows from global to shared memory, a warp at a time, and announces them by an mbarrier:
-// the bulk copy of Hopper or, before it, many 16-byte copies. For .cu files only.
+// the bulk copy of Hopper or, before it, many 16-byte copies.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ __device__ __forceinline__ int BulkCopyRowsArrivals() {
 __device__ __forceinline__ void BulkCopyRows(const void* global, int64_t global_stride,
                                              void* shared, int shared_stride, int rows, int bytes,
                                              Mbarrier* barrier) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = Lane();
   const char* from = static_cast<const char*>(global);
   const uint32_t to = SharedAddress(shared);
 #if __CUDA_ARCH__ >= 900

@@ -1,0 +1,32 @@
+// BatchView: one step's tokens, as every operation sees them.
+#pragma once
+
+#include <cstdint>
+
+namespace fox {
+
+// A token id that stands for the token which Ops::Sample last sampled for the row's slot.
+inline constexpr int32_t kLastSampledToken = -1;
+
+// One step's ragged batch: every sequence brings one or more consecutive tokens. Arrays are
+// readable by the backend. A slot appears at most once; a sequence with slot -1 pads the batch and
+// touches nothing (its one row computes garbage that nobody reads).
+struct BatchView {
+  int num_seqs = 0;
+  int64_t num_rows = 0;                   // tokens of all sequences
+  const int32_t* token_ids = nullptr;     // [num_rows]
+  const int32_t* slot = nullptr;          // [num_seqs]
+  const int64_t* row_begin = nullptr;     // [num_seqs + 1]
+  const int64_t* position = nullptr;      // [num_seqs] absolute position of the first row
+  const double* log_tolerance = nullptr;  // [num_seqs] log eps; -infinity: nothing is dropped
+  // [max_slots], for kLastSampledToken; null: there is none
+  const int32_t* sampled_tokens = nullptr;
+  // At most kSmallBatchRows sequences, one row each, none longer than kSmallBatchTokens after the
+  // step: latency is all, and kernels may choose by it.
+  bool small = false;
+};
+
+inline constexpr int kSmallBatchRows = 4;
+inline constexpr int64_t kSmallBatchTokens = 8192;
+
+}  // namespace fox

@@ -1,0 +1,210 @@
+// BeginStep: takes the step's pages and plans it. Pages are taken at places known from a prefix sum
+// over the sequences, so the same state gives the same pages.
+#include "kernels/core/check.h"
+#include "kernels/cuda/paging/page_pool.cuh"
+#include "kernels/cuda/paging/paging.h"
+#include "kernels/cuda/primitives/kv_index.cuh"
+#include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/runtime/supports.h"
+
+namespace fox::cuda {
+namespace {
+
+constexpr int kBeginStepThreads = 256;
+constexpr int kMaxBeginStepBlocks = 264;
+constexpr int kSplitThreads = 1024;
+constexpr int kSeqHeadsPerThread = 8;
+
+// A sequence's new pages per list, row blocks and tiles, side by side in one word so that one scan
+// adds up all three.
+constexpr int kFieldBits = 21;
+constexpr uint64_t kFieldMask = (uint64_t{1} << kFieldBits) - 1;
+static_assert(kMaxRows <= int64_t{1} << (kFieldBits - 1));
+enum Field : int { kNewPages = 0, kBlocks = kFieldBits, kTiles = 2 * kFieldBits };
+
+__device__ __forceinline__ int64_t UnpackCount(uint64_t counts, Field field) {
+  return static_cast<int64_t>((counts >> field) & kFieldMask);
+}
+
+__device__ __forceinline__ uint64_t CountsOf(const SequenceRows& rows) {
+  const int pages = PagesFor(rows.position + rows.count) - PagesFor(rows.position);
+  const int tiles = rows.count > 1 ? NumSpans(rows, kTileRows) : 0;
+  return static_cast<uint64_t>(pages) << kNewPages |
+         static_cast<uint64_t>(NumSpans(rows, kPageTokens)) << kBlocks |
+         static_cast<uint64_t>(tiles) << kTiles;
+}
+
+// before[s] = counts of the sequences before s, for s <= num_seqs. Ends with a barrier.
+__device__ void PrefixCounts(const BatchView& batch, uint64_t* before) {
+  __shared__ uint64_t warp_sums[kBeginStepThreads / kWarp];
+  uint64_t carry = 0;
+  for (int base = 0; base < batch.num_seqs; base += kBeginStepThreads) {
+    const int seq = base + static_cast<int>(threadIdx.x);
+    const uint64_t counts = seq < batch.num_seqs ? CountsOf(RowsOf(batch, seq)) : 0;
+    uint64_t total;
+    const uint64_t sum = InclusiveScan<kBeginStepThreads>(counts, warp_sums, total);
+    if (seq < batch.num_seqs) before[seq + 1] = carry + sum;
+    carry += total;
+  }
+  if (threadIdx.x == 0) before[0] = 0;
+  __syncthreads();
+}
+
+// Span i of a sequence's rows, cut at multiples of `unit`.
+__device__ RowBlock SpanOf(const BatchView& batch, int seq, int64_t i, int unit) {
+  const SequenceRows rows = RowsOf(batch, seq);
+  const int64_t begin = i == 0 ? rows.position : (rows.position / unit + i) * unit;
+  const int64_t limit = (begin / unit + 1) * unit, end = rows.position + rows.count;
+  RowBlock span;
+  span.seq = seq;
+  span.slot = rows.slot;
+  span.first_row = static_cast<int32_t>(rows.first_row + begin - rows.position);
+  span.count = static_cast<int32_t>((limit < end ? limit : end) - begin);
+  span.position = static_cast<int32_t>(begin);
+  return span;
+}
+
+__device__ void WriteSpans(const BatchView& batch, const uint64_t* before, Field field, int unit,
+                           RowBlock* out) {
+  const int64_t total = UnpackCount(before[batch.num_seqs], field);
+  const auto begin = [&](int s) { return UnpackCount(before[s], field); };
+  for (int64_t k = blockIdx.x * kBeginStepThreads + threadIdx.x; k < total;
+       k += gridDim.x * kBeginStepThreads) {
+    const int seq = UpperBoundIndex(k, batch.num_seqs, begin);
+    out[k] = SpanOf(batch, seq, k - begin(seq), unit);
+  }
+}
+
+// Page k of all that are needed is the k-th from the top of the free stack.
+__device__ void PopFreePages(const BatchView& batch, const PagedKv& kv, const uint64_t* before) {
+  const int64_t lists = static_cast<int64_t>(kv.shape.layers) * kv.shape.kv_heads;
+  const int64_t total = UnpackCount(before[batch.num_seqs], kNewPages) * lists;
+  if (total == 0) return;
+  const int64_t free_count = FreePages(kv);
+  if (total > free_count) Report(kv, PoolFault::kOverdrawn);  // against the scheduler's promise
+  const auto begin = [&](int s) { return UnpackCount(before[s], kNewPages); };
+  for (int64_t k = blockIdx.x * kBeginStepThreads + threadIdx.x; k < total;
+       k += gridDim.x * kBeginStepThreads) {
+    const int seq = UpperBoundIndex(k / lists, batch.num_seqs, begin);
+    const int64_t of_seq = k - begin(seq) * lists, per_list = begin(seq + 1) - begin(seq);
+    const int64_t list = kv.ListIndex(batch.slot[seq], 0, 0) + of_seq / per_list;
+    const int64_t p = PagesFor(batch.position[seq]) + of_seq % per_list;
+    if (p >= kv.shape.max_pages) {
+      Report(kv, PoolFault::kTableEnd);
+      continue;
+    }
+    // Where none is left, some page stands in, so that it may be read and written.
+    kv.Table(list)[p] = k < free_count ? CheckedPage(kv, kv.free_stack[free_count - 1 - k]) : 0;
+  }
+}
+
+__global__ void __launch_bounds__(kBeginStepThreads)
+    BeginStepKernel(const BatchView batch, const PagedKv kv, const StepSchedule schedule) {
+  extern __shared__ uint64_t before[];  // [num_seqs + 1]
+  TriggerDependents();
+  WaitOnDependencies();
+  PrefixCounts(batch, before);
+  PopFreePages(batch, kv, before);
+  WriteSpans(batch, before, kBlocks, kPageTokens, schedule.blocks);
+  WriteSpans(batch, before, kTiles, kTileRows, schedule.tiles);
+  if (blockIdx.x != 0) return;
+  for (int seq = static_cast<int>(threadIdx.x); seq < batch.num_seqs; seq += kBeginStepThreads) {
+    const SequenceRows rows = RowsOf(batch, seq);
+    if (rows.slot >= 0) kv.length[rows.slot] = rows.position + rows.count;
+  }
+  if (threadIdx.x == 0) {
+    *schedule.num_blocks = static_cast<int32_t>(UnpackCount(before[batch.num_seqs], kBlocks));
+    *schedule.num_tiles = static_cast<int32_t>(UnpackCount(before[batch.num_seqs], kTiles));
+  }
+}
+
+// Of one (sequence, head).
+__device__ __forceinline__ int SplitsOf(const BatchView& batch, const PagedKv& kv,
+                                        const StepSchedule& schedule, int layer, int seq_head) {
+  const int seq = seq_head / kv.shape.q_heads, head = seq_head % kv.shape.q_heads;
+  const SequenceRows rows = RowsOf(batch, seq);
+  if (rows.count != 1) return 0;
+  const int first = schedule.first_visible_page != nullptr
+                        ? schedule.first_visible_page[seq_head]
+                        : kv.first_live[kv.ListIndex(rows.slot, layer, head / kv.shape.group())];
+  const int last = static_cast<int>(rows.position / kPageTokens);
+  return NumSplits(first, last);
+}
+
+// Ends the taking of pages: what BeginStepKernel took leaves the stack. One thread block calls.
+__device__ void CommitPops(const BatchView& batch, const PagedKv& kv, uint64_t* warp_sums) {
+  uint64_t taken = 0, total;
+  for (int seq = static_cast<int>(threadIdx.x); seq < batch.num_seqs; seq += kSplitThreads) {
+    taken += static_cast<uint64_t>(UnpackCount(CountsOf(RowsOf(batch, seq)), kNewPages));
+  }
+  InclusiveScan<kSplitThreads>(taken, warp_sums, total);
+  if (threadIdx.x == 0 && total > 0) {
+    const int64_t lists = static_cast<int64_t>(kv.shape.layers) * kv.shape.kv_heads;
+    const int64_t free_count = FreePages(kv),
+                  left = free_count - static_cast<int64_t>(total) * lists;
+    *kv.free_count = static_cast<int32_t>(left > 0 ? left : 0);
+  }
+}
+
+// One thread block a layer, from `first_layer` on. More splits than there is room for exist only
+// where the pool was overdrawn: the last ones are left out.
+__global__ void __launch_bounds__(kSplitThreads)
+    PlanSplitsKernel(const BatchView batch, const PagedKv kv, const StepSchedule schedule,
+                     int first_layer, bool ends_taking) {
+  __shared__ int warp_sums[kSplitThreads / kWarp];
+  __shared__ uint64_t taken_sums[kSplitThreads / kWarp];
+  TriggerDependents();
+  WaitOnDependencies();
+  const int layer = first_layer + static_cast<int>(blockIdx.x);
+  const int seq_heads = batch.num_seqs * kv.shape.q_heads;
+  int32_t* begin =
+      schedule.split_begin + static_cast<int64_t>(layer) * (schedule.max_seq_heads + 1);
+  int carry = 0;
+  for (int base = 0; base < seq_heads; base += kSplitThreads * kSeqHeadsPerThread) {
+    const int first = base + static_cast<int>(threadIdx.x) * kSeqHeadsPerThread;
+    int count[kSeqHeadsPerThread], sum = 0, total;
+#pragma unroll
+    for (int i = 0; i < kSeqHeadsPerThread; ++i) {
+      count[i] = first + i < seq_heads ? SplitsOf(batch, kv, schedule, layer, first + i) : 0;
+      sum += count[i];
+    }
+    int before = carry + InclusiveScan<kSplitThreads>(sum, warp_sums, total) - sum;
+#pragma unroll
+    for (int i = 0; i < kSeqHeadsPerThread; ++i) {
+      if (first + i < seq_heads) begin[first + i] = min(before, schedule.max_splits);
+      before += count[i];
+    }
+    carry += total;
+  }
+  if (threadIdx.x == 0) begin[seq_heads] = min(carry, schedule.max_splits);
+  if (ends_taking && blockIdx.x == 0) CommitPops(batch, kv, taken_sums);
+}
+
+}  // namespace
+
+cudaError_t BeginStep(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,
+                      cudaStream_t stream) {
+  if (batch.num_seqs == 0) return cudaSuccess;
+  FOX_CHECK(batch.num_seqs <= kMaxSeqs && batch.num_rows <= kMaxRows);
+  FOX_CHECK(MaxRowBlocks(batch.num_rows, batch.num_seqs) <= schedule.max_blocks);
+  FOX_CHECK(static_cast<int64_t>(batch.num_seqs) * kv.shape.q_heads <= schedule.max_seq_heads);
+  const int64_t most_pages =
+      (batch.num_rows / kPageTokens + batch.num_seqs) * kv.shape.lists_per_slot();
+  const size_t shared = static_cast<size_t>(batch.num_seqs + 1) * sizeof(uint64_t);
+  if (const cudaError_t error = CheckFreePages(kv, stream)) return error;
+  const cudaError_t grown =
+      Launch(BeginStepKernel, BlocksFor(most_pages, kBeginStepThreads, kMaxBeginStepBlocks),
+             kBeginStepThreads, shared, stream, batch, kv, schedule);
+  if (grown != cudaSuccess) return grown;
+  return Launch(PlanSplitsKernel, static_cast<unsigned>(kv.shape.layers), kSplitThreads, 0, stream,
+                batch, kv, schedule, 0, true);
+}
+
+cudaError_t PlanSplits(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,
+                       int layer, cudaStream_t stream) {
+  return Launch(PlanSplitsKernel, 1, kSplitThreads,
+                SmemConfig(0, batch.num_rows <= kSmallBatchRows), stream, batch, kv, schedule,
+                layer, false);
+}
+
+}  // namespace fox::cuda

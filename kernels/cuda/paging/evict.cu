@@ -1,0 +1,184 @@
+// Evict: at each page end among the step's rows, gives back the leading pages that no later row
+// needs. The order in which pages come back does not matter, for nothing depends on which free page
+// a list gets.
+#include "kernels/acp.h"
+#include "kernels/core/check.h"
+#include "kernels/cuda/paging/page_pool.cuh"
+#include "kernels/cuda/paging/paging.h"
+#include "kernels/cuda/primitives/kv_index.cuh"
+#include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/runtime/supports.h"
+
+namespace fox::cuda {
+namespace {
+
+constexpr int kEvictThreads = 128;
+constexpr int kEvictWarps = kEvictThreads / kWarp;
+constexpr int kMaxEvictBlocks = 2112;
+
+// t of a page end, for each query head of the group.
+__device__ void LoadThresholds(const EvictParams& params, const PagedKv& kv, int layer, int kv_head,
+                               int32_t page, double* out) {
+  const int group = kv.shape.group();
+  const float* local = static_cast<const float*>(kv.log_f_offset);
+  for (int g = 0; g < group; ++g) {
+    const int64_t summary = static_cast<int64_t>(page) * group + g;
+    const int64_t head = static_cast<int64_t>(layer) * kv.shape.q_heads + kv_head * group + g;
+    const double c_end =
+        UpperCumulativeGate(kv.page_cum_log_f[summary],
+                            static_cast<double>(local[summary * kPageTokens + kPageTokens - 1]));
+    const double log_denominator_bound =
+        params.acp == AcpMode::kCertified ? kv.log_denominator_bound[summary] : 0;
+    out[g] = PageThreshold(params.acp, log_denominator_bound, c_end, params.self_logit_bound[head],
+                           params.max_logit_bound[head]);
+  }
+}
+
+// The evicted-mass bound of the rule, the largest over the group; a NaN wins.
+__device__ __forceinline__ double EvictedMassBound(const double* log_mass_bound,
+                                                   const double* threshold, int group) {
+  double worst = kNoMass;
+  for (int g = 0; g < group; ++g) {
+    const double side = log_mass_bound[g] + threshold[g];
+    if (!(side <= worst)) worst = side;
+    if (worst != worst) break;
+  }
+  return worst;
+}
+
+// The pages that the walk over a list's page ends looks at next: lane i holds page begin + i and
+// its scores.
+struct EvictWindow {
+  int begin;
+  int32_t page;
+  double* log_mass_bound;  // [group], this lane's, in shared memory
+};
+
+__device__ EvictWindow LoadWindow(const PagedKv& kv, const int32_t* table, int begin, int end,
+                                  double* log_mass_bound) {
+  const int lane = Lane(), group = kv.shape.group();
+  EvictWindow window{begin, -1, log_mass_bound};
+  if (begin + lane < end) {
+    window.page = table[begin + lane];
+    for (int g = 0; g < group; ++g) {
+      log_mass_bound[g] = kv.log_mass_bound[static_cast<int64_t>(window.page) * group + g];
+    }
+  }
+  return window;
+}
+
+// One warp, one list: what the ends of pages [page_begin, page_end) license, each after the other.
+// 32 pages are tested at once. `shared` [2, 32, group]. Returns how many pages were freed.
+__device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot, int layer,
+                         int kv_head, int page_begin, int page_end, double log_eps, double* shared,
+                         double* max_log_evicted_mass) {
+  const int lane = Lane(), group = kv.shape.group();
+  const int64_t list = kv.ListIndex(slot, layer, kv_head);
+  const int32_t* table = kv.Table(list);
+  const int start = kv.first_live[list];
+  int first = start;
+  double worst = kNoMass;
+  double* threshold = shared + kWarp * group;
+  EvictWindow window = LoadWindow(kv, table, first, page_end, shared + lane * group);
+  for (int ends = page_begin; ends < page_end; ends += kWarp) {
+    __syncwarp();
+    if (ends + lane < page_end) {
+      LoadThresholds(params, kv, layer, kv_head, table[ends + lane], threshold + lane * group);
+    }
+    __syncwarp();
+    const int count = min(kWarp, page_end - ends);
+    for (int i = 0; i < count; ++i) {
+      while (first < ends + i) {
+        const int candidate = window.begin + lane;
+        double side = kNoMass;
+        bool drop = candidate < first;
+        if (!drop && candidate < ends + i) {
+          side = EvictedMassBound(window.log_mass_bound, threshold + i * group, group);
+          drop = MayDrop(side, 0, log_eps);
+        }
+        const unsigned kept = ~__ballot_sync(kAllLanes, drop);
+        const int dropped = kept == 0 ? kWarp : __ffs(static_cast<int>(kept)) - 1;
+        if (candidate >= first && lane < dropped && side > worst) worst = side;
+        first = window.begin + dropped;
+        if (dropped < kWarp) break;
+        PushFreePages(kv, window.page, kWarp);
+        window = LoadWindow(kv, table, first, page_end, shared + lane * group);
+      }
+    }
+  }
+  if (first == start) return 0;
+  PushFreePages(kv, window.page, first - window.begin);
+  worst = WarpMax(worst);
+  if (lane == 0) {
+    kv.first_live[list] = first;
+    if (kv.max_log_evicted_mass[list] < worst) kv.max_log_evicted_mass[list] = worst;
+    // All are negative, and the bits of negative numbers fall as the numbers rise.
+    if (max_log_evicted_mass != nullptr) {
+      atomicMin(reinterpret_cast<unsigned long long*>(max_log_evicted_mass),
+                static_cast<unsigned long long>(__double_as_longlong(worst)));
+    }
+  }
+  return first - start;
+}
+
+__device__ __forceinline__ bool HasPageEnd(const BatchView& batch, int seq) {
+  const SequenceRows rows = RowsOf(batch, seq);
+  return rows.count > 0 && isfinite(batch.log_tolerance[seq]) &&
+         rows.position / kPageTokens < (rows.position + rows.count) / kPageTokens;
+}
+
+// A warp a list, over the lists of those sequences that reached a page end.
+__global__ void __launch_bounds__(kEvictThreads)
+    EvictKernel(const BatchView batch, const EvictParams params, const PagedKv kv) {
+  extern __shared__ double windows[];  // [kEvictWarps, 2, 32, group], then active [num_seqs]
+  __shared__ int warp_sums[kEvictWarps];
+  TriggerDependents();
+  WaitOnDependencies();
+  const int group = kv.shape.group(), warp = Warp();
+  int32_t* active = reinterpret_cast<int32_t*>(windows + kEvictWarps * 2 * kWarp * group);
+  int num_active = 0;
+  for (int base = 0; base < batch.num_seqs; base += kEvictThreads) {
+    const int seq = base + static_cast<int>(threadIdx.x);
+    const int here = seq < batch.num_seqs && HasPageEnd(batch, seq) ? 1 : 0;
+    int total;
+    const int sum = InclusiveScan<kEvictThreads>(here, warp_sums, total);
+    if (here != 0) active[num_active + sum - 1] = seq;
+    num_active += total;
+  }
+  if (num_active == 0) return;
+  __syncthreads();
+  const int64_t lists = static_cast<int64_t>(kv.shape.layers) * kv.shape.kv_heads;
+  for (int64_t task = static_cast<int64_t>(blockIdx.x) * kEvictWarps + warp;
+       task < num_active * lists; task += static_cast<int64_t>(gridDim.x) * kEvictWarps) {
+    const int seq = active[task / lists], list = static_cast<int>(task % lists);
+    const SequenceRows rows = RowsOf(batch, seq);
+    const int freed = EvictList(
+        params, kv, rows.slot, list / kv.shape.kv_heads, list % kv.shape.kv_heads,
+        static_cast<int>(rows.position / kPageTokens),
+        static_cast<int>((rows.position + rows.count) / kPageTokens), batch.log_tolerance[seq],
+        windows + warp * 2 * kWarp * group,
+        params.max_log_evicted_mass == nullptr ? nullptr : params.max_log_evicted_mass + seq);
+    if (freed > 0 && params.pages_evicted != nullptr && threadIdx.x % kWarp == 0) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(params.pages_evicted + seq),
+                static_cast<unsigned long long>(freed));
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
+                  cudaStream_t stream) {
+  if (params.acp == AcpMode::kOff || batch.num_seqs == 0) return cudaSuccess;
+  const int group = kv.shape.group();
+  FOX_CHECK(batch.num_seqs <= kMaxSeqs && group <= kMaxGroup);
+  const int64_t lists = batch.num_seqs * kv.shape.lists_per_slot();
+  const size_t shared = static_cast<size_t>(kEvictWarps * 2 * kWarp * group) * sizeof(double) +
+                        static_cast<size_t>(batch.num_seqs) * sizeof(int32_t);
+  static_assert(kEvictWarps * 2 * kWarp * kMaxGroup * 8 + kMaxSeqs * 4 <= 49152 - 64);
+  const cudaError_t evicted = Launch(EvictKernel, BlocksFor(lists, kEvictWarps, kMaxEvictBlocks),
+                                     kEvictThreads, shared, stream, batch, params, kv);
+  return evicted != cudaSuccess ? evicted : PoisonFreePages(kv, stream);
+}
+
+}  // namespace fox::cuda

@@ -1,0 +1,32 @@
+// What the CUDA runtime says about a kernel on the current device. Answers are kept for each
+// (device, kernel): one process may use several devices, and one binary may hold code of several
+// architectures. Any thread.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace fox::cuda {
+
+// A kernel of any signature, as the runtime names it.
+template <typename... Parameters>
+const void* KernelAddress(void (*kernel)(Parameters...)) {
+  return reinterpret_cast<const void*>(kernel);
+}
+
+// The architecture that the code which the device runs was compiled for, as 10 * major + minor:
+// __CUDA_ARCH__ / 10 of that code. A device may run code, by way of PTX, that is older than itself.
+// 0 if the runtime does not know.
+int CompiledArchitecture(const void* kernel);
+
+// Whether that code has the instructions that came with compute capability 9.0: clusters, and the
+// waits of programmatic dependent launch.
+inline bool HasSm90Code(const void* kernel) { return CompiledArchitecture(kernel) >= 90; }
+
+// Lets the kernel have `bytes` of dynamic shared memory. REQUIRES: the same number every time.
+cudaError_t AllowDynamicSmem(const void* kernel, int bytes);
+
+// How many blocks of so many threads, without dynamic shared memory, the device holds at once.
+// REQUIRES: the same number of threads every time.
+cudaError_t ResidentBlocks(const void* kernel, int threads, int* blocks);
+
+}  // namespace fox::cuda

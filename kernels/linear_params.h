@@ -1,0 +1,58 @@
+// Parameters of linear layers: weights, the transform of input rows, the product.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/core/matrix_view.h"
+
+namespace fox {
+
+// A linear layer's weight [out, in] in whatever form the backend multiplies fastest.
+class PackedWeight {
+ public:
+  virtual ~PackedWeight() = default;
+  int64_t out() const { return out_; }
+  int64_t in() const { return in_; }
+  size_t bytes() const { return bytes_; }
+
+ protected:
+  PackedWeight(int64_t out, int64_t in, size_t bytes) : out_(out), in_(in), bytes_(bytes) {}
+
+ private:
+  int64_t out_, in_;
+  size_t bytes_;
+};
+
+enum class Activation : uint8_t { kSigmoid, kSilu };  // silu(x) = x * sigmoid(x)
+
+// Prologue of a linear layer, applied to each input row.
+struct InputTransform {
+  enum class Kind : uint8_t {
+    kNone,
+    kRmsNorm,     // x / sqrt(mean(x^2) + eps) * weight; weight [cols] residual dtype
+    kOutputGate,  // the same per head of head_dim where weight is there; then times act(gate)
+                  // where gate [rows, cols] is there
+    kGatedAct     // act(x[:I]) * x[I:], I = cols / 2
+  };
+  Kind kind = Kind::kNone;
+  const void* weight = nullptr;
+  double eps = 0;
+  int head_dim = 0;
+  MatrixView gate = {};
+  Activation act = Activation::kSigmoid;
+  // [rows, in] activation dtype, for backends that do not fuse; kNone: unused
+  MatrixView scratch = {};
+};
+
+// out = t(in) W^T + bias, or out += ...; t is `transform`, row by row.
+struct LinearParams {
+  MatrixView in;  // [rows, *] residual dtype or activation dtype
+  InputTransform transform = {};
+  const PackedWeight& weight;
+  const void* bias = nullptr;  // [out] residual dtype, or null
+  bool accumulate = false;
+  MatrixView out;  // [rows, out] residual dtype or activation dtype
+};
+
+}  // namespace fox

@@ -1,0 +1,20 @@
+// Workload: everything that a model and a server will ever ask of a backend, known before anything
+// is allocated. See Ops::Unsupported.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/paged_kv.h"
+
+namespace fox {
+
+struct Workload {
+  PagedKvShape shape;  // pages and sequence length as far as they are known
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t vocab_size = 0;
+  int64_t max_rows = 0;  // of one step, padding included
+  int64_t max_seqs = 0;  // in one step, padding included
+};
+
+}  // namespace fox

@@ -1,0 +1,110 @@
+// The page pool where the scheduler breaks its promises: the fault is reported, and nothing but the
+// batch's own lists changes.
+#include <gtest/gtest.h>
+
+#include "kernels/cuda/paging/paging.h"
+#include "tests/kernels/cuda/device_kv.h"
+
+namespace fox::cuda::testing {
+namespace {
+
+PagedKvShape Shape(int layers, int kv_heads, int group, int slots, int max_pages, int num_pages) {
+  PagedKvShape shape;
+  shape.layers = layers;
+  shape.q_heads = kv_heads * group;
+  shape.kv_heads = kv_heads;
+  shape.head_dim = 16;
+  shape.dtype = DType::kBF16;
+  shape.num_pages = num_pages;
+  shape.max_slots = slots;
+  shape.max_pages = max_pages;
+  return shape;
+}
+
+cudaError_t Begin(const DeviceKv& kv, const std::vector<BatchEntry>& batch) {
+  const DeviceBatch on_device(batch);
+  const DeviceWork schedule(kv.view.shape, on_device.view.num_rows, on_device.view.num_seqs);
+  const cudaError_t error = BeginStep(on_device.view, kv.view, schedule.view, nullptr);
+  return error != cudaSuccess ? error : cudaDeviceSynchronize();
+}
+
+PoolFault FaultOf(const DeviceKv& kv) { return kv.pool_fault.ToHost()[0]; }
+
+TEST(PagePoolTest, ATooSmallPoolIsReported) {
+  const PagedKvShape shape = Shape(2, 3, 1, 4, 8, 6 * 5);
+  DeviceKv kv(shape);
+  ASSERT_EQ(Begin(kv, {{0, 0, 190, -10}}), cudaSuccess);  // three of five pages a list
+  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
+  const std::vector<int32_t> before = kv.page_table.ToHost(), stack = kv.free_stack.ToHost();
+  ASSERT_EQ(Begin(kv, {{1, 0, 250, -10}}), cudaSuccess);  // four more
+  EXPECT_EQ(FaultOf(kv), PoolFault::kOverdrawn);
+  EXPECT_EQ(kv.free_count.ToHost()[0], 0);
+  EXPECT_EQ(kv.free_stack.ToHost(), stack);
+  const std::vector<int32_t> after = kv.page_table.ToHost();
+  const size_t of_slot = static_cast<size_t>(shape.lists_per_slot()) * 8;
+  for (size_t i = 0; i < after.size(); ++i) {
+    const bool taken = i / of_slot == 1 && i % 8 < 4;
+    EXPECT_TRUE(taken ? after[i] >= 0 && after[i] < shape.num_pages : after[i] == before[i]) << i;
+  }
+  // The first fault stays, and an empty pool stays empty.
+  ASSERT_EQ(Begin(kv, {{2, 0, 600, -10}}), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kOverdrawn);
+  EXPECT_EQ(kv.free_count.ToHost()[0], 0);
+}
+
+TEST(PagePoolTest, PagesThatComeBackTwiceAreReported) {
+  const PagedKvShape shape = Shape(2, 3, 1, 4, 8, 6 * 5);
+  DeviceKv kv(shape);
+  ASSERT_EQ(Begin(kv, {{0, 0, 190, -10}}), cudaSuccess);
+  const int32_t slot = 0;
+  ASSERT_EQ(Release(&slot, 1, kv.view, nullptr), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
+  const std::vector<int32_t> stack = kv.free_stack.ToHost();
+  kv.length.CopyFrom({190, 0, 0, 0});
+  ASSERT_EQ(Release(&slot, 1, kv.view, nullptr), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kOverfilled);
+  EXPECT_EQ(kv.free_stack.ToHost(), stack);
+}
+
+TEST(PagePoolTest, ASequenceBeyondItsTableIsReported) {
+  const PagedKvShape shape = Shape(1, 2, 1, 3, 2, 60);
+  DeviceKv kv(shape);
+  ASSERT_EQ(Begin(kv, {{1, 0, 128, -10}}), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
+  const std::vector<int32_t> before = kv.page_table.ToHost();
+  ASSERT_EQ(Begin(kv, {{1, 128, 1, -10}}), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kTableEnd);
+  EXPECT_EQ(kv.page_table.ToHost(), before);
+}
+
+// With poison_free_pages; DeviceKv begins with nothing but poison.
+TEST(PagePoolTest, AWriteIntoAFreePageIsReported) {
+  PagedKvShape shape = Shape(2, 3, 1, 4, 8, 6 * 5);
+  shape.poison_free_pages = true;
+  DeviceKv kv(shape);
+  ASSERT_EQ(Begin(kv, {{0, 0, 190, -10}}), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
+  const std::vector<uint16_t> poison = kv.keys.ToHost();
+  std::vector<uint16_t> written = poison;
+  const size_t page = kPageTokens * 16;
+  for (const int32_t owned : kv.page_table.ToHost()) {
+    if (owned >= 0) written[static_cast<size_t>(owned) * page + 5] = 0x3f80;
+  }
+  ASSERT_NE(written, poison);
+  kv.keys.CopyFrom(written);
+  kv.values.CopyFrom(written);
+  const int32_t slot = 0;
+  ASSERT_EQ(Release(&slot, 1, kv.view, nullptr), cudaSuccess);
+  EXPECT_EQ(kv.keys.ToHost(), poison);
+  EXPECT_EQ(kv.values.ToHost(), poison);
+  ASSERT_EQ(Begin(kv, {{1, 0, 64, -10}}), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
+  std::vector<uint16_t> damaged = poison;
+  damaged.back() = 0;  // of the page at the bottom of the stack
+  kv.values.CopyFrom(damaged);
+  ASSERT_EQ(Begin(kv, {{2, 0, 64, -10}}), cudaSuccess);
+  EXPECT_EQ(FaultOf(kv), PoolFault::kWrittenWhileFree);
+}
+
+}  // namespace
+}  // namespace fox::cuda::testing

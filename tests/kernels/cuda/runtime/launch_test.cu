@@ -1,0 +1,67 @@
+// Launch: whether a kernel starts while the one before still runs. The first kernel lets the next
+// one start and then waits, for a while, until it has.
+#include <gtest/gtest.h>
+
+#include "kernels/cuda/runtime/launch.h"
+#include "tests/kernels/cuda/device_array.h"
+
+namespace fox::cuda::testing {
+namespace {
+
+constexpr long long kPatience = 100'000'000;  // clock cycles, some 50 ms
+
+__global__ void MeetNext(volatile int* started, int* met) {
+  TriggerDependents();
+  WaitOnDependencies();
+  const long long begin = clock64();
+  while (*started == 0 && clock64() - begin < kPatience) {
+  }
+  *met = *started;
+}
+
+// Against the contract: it tells before its wait.
+__global__ void Start(volatile int* started) {
+  *started = 1;
+  WaitOnDependencies();
+}
+
+bool Meet(cudaStream_t stream) {
+  DeviceArray<int> started(std::vector<int>{0}), met(std::vector<int>{-1});
+  EXPECT_EQ(Launch(MeetNext, 1, 1, 0, stream, started.data(), met.data()), cudaSuccess);
+  EXPECT_EQ(Launch(Start, 1, 1, 0, stream, started.data()), cudaSuccess);
+  return met.ToHost()[0] == 1;
+}
+
+TEST(LaunchTest, OverlapsWhereTheCodeWaitsAndTheStreamAllows) {
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  const bool waits = HasSm90Code(KernelAddress(Start));
+  EXPECT_EQ(Overlaps(KernelAddress(Start), stream), waits);
+  EXPECT_EQ(Meet(stream), waits);
+  AllowOverlap(stream, false);
+  EXPECT_FALSE(Overlaps(KernelAddress(Start), stream));
+  EXPECT_FALSE(Meet(stream));
+  AllowOverlap(stream, true);
+  EXPECT_EQ(Meet(stream), waits);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+TEST(KernelAttributesTest, AreThoseOfTheCodeThatRuns) {
+  int device = 0, major = 0, minor = 0;
+  ASSERT_EQ(cudaGetDevice(&device), cudaSuccess);
+  ASSERT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), cudaSuccess);
+  ASSERT_EQ(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), cudaSuccess);
+  const int compiled = CompiledArchitecture(KernelAddress(Start));
+  EXPECT_GE(compiled, 80);
+  EXPECT_LE(compiled, 10 * major + minor);
+  int blocks = 0, again = 0;
+  EXPECT_EQ(ResidentBlocks(KernelAddress(Start), 1024, &blocks), cudaSuccess);
+  EXPECT_EQ(ResidentBlocks(KernelAddress(Start), 1024, &again), cudaSuccess);
+  EXPECT_GE(blocks, 1);
+  EXPECT_EQ(blocks, again);
+  EXPECT_EQ(CompiledArchitecture(nullptr), 0);
+  cudaGetLastError();  // what the line above left
+}
+
+}  // namespace
+}  // namespace fox::cuda::testing

@@ -1,0 +1,39 @@
+// How windows fall into KV splits: by their own length, and never into more than there is room for.
+#include "kernels/cuda/runtime/step_schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace fox::cuda {
+namespace {
+
+TEST(StepScheduleTest, SplitsGrowWithTheirWindow) {
+  for (int pages : {1, 2, 320, 1024}) EXPECT_EQ(SplitShift(pages), 2) << pages;
+  for (int pages : {1025, 2048}) EXPECT_EQ(SplitShift(pages), 3) << pages;
+  for (int pages : {2049, 4096}) EXPECT_EQ(SplitShift(pages), 4) << pages;
+  EXPECT_EQ(SplitShift(16384), 6);
+}
+
+// 16,384 tokens are 64 splits whatever the server allows; a server for 1,048,576 tokens used to cut
+// them into four.
+TEST(StepScheduleTest, ASequenceOf16kFillsTheDevice) {
+  EXPECT_EQ(NumSplits(0, PagesFor(16384) - 1), 64);
+  EXPECT_EQ(NumSplits(16128, 16383), 64);
+}
+
+TEST(StepScheduleTest, NoWindowHasMoreSplitsThanThereIsRoomFor) {
+  std::mt19937_64 random(1);
+  for (int n = 0; n < 100000; ++n) {
+    const int pages = 1 << std::uniform_int_distribution<int>(0, 24)(random);
+    const int last = std::uniform_int_distribution<int>(0, pages)(random);
+    const int first = std::uniform_int_distribution<int>(0, last)(random);
+    const int splits = NumSplits(first, last);
+    EXPECT_GE(splits, 1);
+    EXPECT_LE(splits, kMaxSplits) << first << " to " << last;
+    EXPECT_LE(splits, (last >> kMinSplitShift) + 1) << first << " to " << last;
+  }
+}
+
+}  // namespace
+}  // namespace fox::cuda
