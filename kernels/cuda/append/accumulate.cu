@@ -7,6 +7,7 @@
 #include "kernels/cuda/append/kernels.h"
 #include "kernels/cuda/append/page_sums.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
+#include "kernels/cuda/runtime/kernel_attributes.h"
 #include "kernels/cuda/runtime/launch.h"
 
 namespace fox::cuda {
@@ -406,10 +407,7 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
                           ? AccumulateKernel<kHeadDim, false>
                           : AccumulateKernel<kHeadDim, true>;
   constexpr int kBytes = sizeof(Space<kHeadDim>);
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes)) {
-    return error;
-  }
+  if (const cudaError_t error = AllowDynamicSmem(KernelAddress(kernel), kBytes)) return error;
   return Launch(kernel, grid, kThreads, kBytes, stream, batch, params, kv, schedule);
 }
 

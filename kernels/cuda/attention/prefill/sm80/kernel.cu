@@ -15,6 +15,7 @@
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/mma_sm80.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
+#include "kernels/cuda/runtime/kernel_attributes.h"
 #include "kernels/cuda/runtime/launch.h"
 
 namespace fox::cuda {
@@ -363,8 +364,8 @@ template <int kHeadDim>
 cudaError_t LaunchPrefill(const PrefillArguments& arguments, const PagedKv& kv,
                           const StepSchedule& schedule, int max_tiles, cudaStream_t stream) {
   constexpr size_t kBytes = sizeof(SharedMemory<kHeadDim>);
-  static const cudaError_t prepared = cudaFuncSetAttribute(
-      PrefillKernel<kHeadDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  const cudaError_t prepared =
+      AllowDynamicSmem(KernelAddress(PrefillKernel<kHeadDim>), static_cast<int>(kBytes));
   if (prepared != cudaSuccess) return prepared;
   const dim3 grid(static_cast<unsigned>(kv.shape.q_heads), static_cast<unsigned>(max_tiles));
   return Launch(PrefillKernel<kHeadDim>, grid, dim3(kThreads), kBytes, stream, arguments, kv,

@@ -11,6 +11,7 @@
 #include "kernels/cuda/attention/prefill/sm90/producer.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
+#include "kernels/cuda/runtime/kernel_attributes.h"
 #include "kernels/cuda/runtime/launch.h"
 
 namespace fox::cuda {
@@ -113,16 +114,9 @@ cudaError_t EncodeMap(void* data, int64_t rows, int64_t cols, int64_t row_stride
 }
 
 cudaError_t CountMultiprocessors(int* count) {
-  static int known = 0;
-  if (known == 0) {
-    int device = 0;
-    if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-    const cudaError_t error =
-        cudaDeviceGetAttribute(&known, cudaDevAttrMultiProcessorCount, device);
-    if (error != cudaSuccess) return error;
-  }
-  *count = known;
-  return cudaSuccess;
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  return cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
 }
 
 template <int kHeadDim, bool kCertified>
@@ -143,9 +137,8 @@ cudaError_t LaunchPrefill(PrefillArguments& arguments, const MatrixView& q, int 
   if (error != cudaSuccess) return error;
   constexpr size_t kBytes = sizeof(PrefillShared<kHeadDim>) + kAlignment;
   static_assert(kBytes <= 227 * 1024);
-  static const cudaError_t allowed =
-      cudaFuncSetAttribute(PrefillKernel<kHeadDim, kCertified>,
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
+  const cudaError_t allowed = AllowDynamicSmem(KernelAddress(PrefillKernel<kHeadDim, kCertified>),
+                                               static_cast<int>(kBytes));
   if (allowed != cudaSuccess) return allowed;
   return Launch(PrefillKernel<kHeadDim, kCertified>, dim3(static_cast<unsigned>(blocks)),
                 dim3(kPrefillThreads), kBytes, stream, arguments);
