@@ -116,9 +116,10 @@ void DeviceHeads::Step(const std::vector<int64_t>& rows, bool attend) {
   if (entries.empty()) return;
   const DeviceBatch batch(entries);
   const DeviceArray<uint16_t> on_device(projection);
-  const DeviceArray<int64_t> pruned(std::vector<int64_t>(entries.size(), 0));
-  Enqueue(batch, on_device, attend, pruned);
-  Keep(entries, on_device.ToHost(), pruned.ToHost(), attend);
+  const Attended attended{DeviceArray<int64_t>(std::vector<int64_t>(entries.size(), 0)),
+                          DeviceArray<float>(static_cast<size_t>(batch.view.num_rows))};
+  Enqueue(batch, on_device, attend, attended);
+  Keep(entries, on_device.ToHost(), attended, attend);
 }
 
 void DeviceHeads::Run(int64_t rows, bool attend) {
@@ -132,7 +133,7 @@ void DeviceHeads::Run(int64_t rows, bool attend) {
 }
 
 void DeviceHeads::Enqueue(const DeviceBatch& batch, const DeviceArray<uint16_t>& projection,
-                          bool attend, const DeviceArray<int64_t>& pruned) {
+                          bool attend, const Attended& attended) {
   const int64_t rows = batch.view.num_rows, d = head_.head_dim;
   AppendParams append;
   append.projection = {projection.data(), DType::kBF16, rows, stride_, stride_};
@@ -158,7 +159,8 @@ void DeviceHeads::Enqueue(const DeviceBatch& batch, const DeviceArray<uint16_t>&
   attention.out = {out.data(), DType::kBF16, rows, d, d};
   attention.acp = append.acp;
   attention.bound = append.bound;
-  attention.blocks_pruned = pruned.data();
+  attention.lse = {attended.lse.data(), DType::kF32, rows, 1, 1};
+  attention.blocks_pruned = attended.pruned.data();
   ops_->BeginStep(batch.view, kv_.view, nullptr);
   ops_->Append(batch.view, append, kv_.view, nullptr);
   if (attend) ops_->Attention(batch.view, attention, kv_.view, nullptr);
@@ -169,8 +171,10 @@ void DeviceHeads::Enqueue(const DeviceBatch& batch, const DeviceArray<uint16_t>&
 }
 
 void DeviceHeads::Keep(const std::vector<BatchEntry>& entries,
-                       const std::vector<uint16_t>& projection, const std::vector<int64_t>& pruned,
+                       const std::vector<uint16_t>& projection, const Attended& attended,
                        bool attend) {
+  const std::vector<int64_t> pruned = attended.pruned.ToHost();
+  const std::vector<float> lse = attended.lse.ToHost();
   const std::vector<uint16_t> keys = kv_.keys.ToHost();
   const std::vector<float> offsets = kv_.log_f_offset.ToHost();
   const std::vector<double> base = kv_.page_cum_log_f.ToHost(), mass = kv_.log_mass_bound.ToHost();
@@ -197,6 +201,7 @@ void DeviceHeads::Keep(const std::vector<BatchEntry>& entries,
       }
       stored.log_f_offset.push_back(static_cast<double>(offsets[token]));
       stored.first_page.push_back(first);
+      stored.lse.push_back(static_cast<double>(lse[row]));
       if (position % kPageTokens == 0) stored.page_cum_log_f.push_back(base[page]);
       if (position % kPageTokens != kPageTokens - 1) continue;
       stored.log_mass_bound.push_back(mass[page]);
@@ -215,20 +220,32 @@ double DeviceHeads::LogLostMass(int s, int64_t row, const std::vector<double>* c
   return LogMassBefore(s, row, static_cast<size_t>(first_page) * kPageTokens, c);
 }
 
-double DeviceHeads::LogMassBefore(int s, int64_t row, size_t first,
-                                  const std::vector<double>* c) const {
-  if (first == 0) return kNoMass;
+std::vector<double> DeviceHeads::Logits(int s, int64_t row, const std::vector<double>* c) const {
   const StoredRows& rows = stored_[static_cast<size_t>(s)];
   const auto i = static_cast<size_t>(row), d = static_cast<size_t>(head_.head_dim);
-  std::vector<double> terms(i + 1);
+  const auto gate = [&](size_t j) {
+    return c != nullptr ? (*c)[j] : rows.CumulativeGate(static_cast<int64_t>(j));
+  };
+  std::vector<double> logits(i + 1);
   for (size_t j = 0; j <= i; ++j) {
     double product = 0;
     for (size_t m = 0; m < d; ++m) product += rows.q[i * d + m] * rows.k[j * d + m];
-    const double gate = c != nullptr ? (*c)[j] : rows.CumulativeGate(static_cast<int64_t>(j));
-    terms[j] = product / std::sqrt(static_cast<double>(d)) - gate;
+    logits[j] = product / std::sqrt(static_cast<double>(d)) + (gate(i) - gate(j));
   }
-  return LogSumExp(terms.data(), static_cast<int>(first)) -
-         LogSumExp(terms.data(), static_cast<int>(terms.size()));
+  return logits;
+}
+
+double DeviceHeads::LogMassBefore(int s, int64_t row, size_t first,
+                                  const std::vector<double>* c) const {
+  if (first == 0) return kNoMass;
+  const std::vector<double> logits = Logits(s, row, c);
+  return LogSumExp(logits.data(), static_cast<int>(first)) -
+         LogSumExp(logits.data(), static_cast<int>(logits.size()));
+}
+
+double DeviceHeads::ExactLse(int s, int64_t row) const {
+  const std::vector<double> logits = Logits(s, row, nullptr);
+  return LogSumExp(logits.data(), static_cast<int>(logits.size()));
 }
 
 double DeviceHeads::WorstExcess() const {

@@ -46,6 +46,7 @@ struct StoredRows {
   std::vector<double> log_f_offset;                                           // [length]
   std::vector<double> page_cum_log_f, log_mass_bound, log_denominator_bound;  // [pages]
   std::vector<int> first_page;  // [length]: the row did not see the pages before
+  std::vector<double> lse;      // [length], NaN where the step did not attend
 
   // c of a token, relative to which it is weighed.
   double CumulativeGate(int64_t row) const {
@@ -74,14 +75,23 @@ class DeviceHeads {
   // The log of the share of keys [0, first) in a row's attention.
   double LogMassBefore(int s, int64_t row, size_t first,
                        const std::vector<double>* c = nullptr) const;
+  // The log-sum-exp of all of a row's logits, as attention's lse is meant.
+  double ExactLse(int s, int64_t row) const;
   // The largest excess over the tolerance of any row; kNoMass where no row lost anything.
   double WorstExcess() const;
 
  private:
+  // What attention leaves of a step, beside its outputs.
+  struct Attended {
+    DeviceArray<int64_t> pruned;  // [num_seqs]
+    DeviceArray<float> lse;       // [num_rows]
+  };
   void Enqueue(const DeviceBatch& batch, const DeviceArray<uint16_t>& projection, bool attend,
-               const DeviceArray<int64_t>& pruned);
+               const Attended& attended);
   void Keep(const std::vector<BatchEntry>& entries, const std::vector<uint16_t>& projection,
-            const std::vector<int64_t>& pruned, bool attend);
+            const Attended& attended, bool attend);
+  // Logits of a row relative to its own gate; with `c` as in LogLostMass.
+  std::vector<double> Logits(int s, int64_t row, const std::vector<double>* c) const;
 
   const HeadConstants head_;
   const std::vector<HeadRows> sequences_;

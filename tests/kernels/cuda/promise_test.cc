@@ -330,6 +330,33 @@ TEST(Promise, RowCertificateOfLargeLogits) {
   }
 }
 
+// The row certificate trusts a row's sum of weights. A quarter of a million keys that weigh 1.77
+// units in the last place of the row's own would, added one by one in float32, count as 2 each: in
+// the lane that holds the own key the sum then rises by 0.0018 of itself.
+TEST(Promise, SumsOfManyKeys) {
+  constexpr size_t kHeadDim = 32, kLength = size_t{1} << 18;
+  HeadConstants head = HeadConstants::WithGain(kHeadDim, 1.649F);
+  HeadRows rows;
+  rows.q.assign(kLength * kHeadDim, 0.0F);
+  std::fill(rows.q.end() - kHeadDim, rows.q.end(), 1.0F);
+  rows.k = rows.q;
+  rows.gate_logit.assign(kLength, 20.0F);
+  rows.log_tolerance = kNoMass;
+  for (const bool portable : {false, true}) {
+    head.portable = portable;
+    DeviceHeads heads(head, {rows});
+    heads.Step({static_cast<int64_t>(kLength) - 64}, false);
+    heads.Step({64});
+    const auto last = static_cast<int64_t>(kLength) - 1;
+    const double got = heads.stored(0).lse.back(), want = heads.ExactLse(0, last);
+    EXPECT_GT(want, head.max_logit_bound() * 0.9);
+    // Two roundings a page and those inside a tile, and a float32 result.
+    const double sums = 0x1p-24 * (2.0 * PagesFor(kLength) + kTileRows + want);
+    EXPECT_NEAR(got, want, sums + RowRounding(kHeadDim, head.max_logit_bound(), 0, 0))
+        << (portable ? "portable" : "native");
+  }
+}
+
 // What is stored depends on the tokens alone, not on the steps they came in: queries and keys bit
 // by bit, gates but where a float64 sum in another order lies across the middle of two floats. Sums
 // over pages move by float32 rounding of bounds; decisions that are not that close stay.
