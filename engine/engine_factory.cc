@@ -48,8 +48,8 @@ Workload WorkloadOf(const ModelConfig& model, const EngineConfig& config,
   load.hidden_size = model.hidden_size;
   load.intermediate_size = model.intermediate_size;
   load.vocab_size = model.vocab_size;
-  load.max_seqs = DecodeBucket(options.max_slots);
-  load.max_rows = std::max(options.max_batch_tokens, load.max_seqs);
+  load.max_seqs = options.max_slots;
+  load.max_rows = options.max_batch_tokens;
   return load;
 }
 

@@ -13,8 +13,9 @@ struct Workload {
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   int64_t vocab_size = 0;
-  int64_t max_rows = 0;  // of one step, padding included
-  int64_t max_seqs = 0;  // in one step, padding included
+  // Of one step. Padding of decode steps goes up to the next multiple of 32.
+  int64_t max_rows = 0;
+  int64_t max_seqs = 0;
 };
 
 }  // namespace fox

@@ -245,6 +245,17 @@ TEST_P(DeviceEngine, SamplesAreThoseOfTheHostsSampler) {
   }
 }
 
+TEST(DeviceLimits, AreRefusedWithTheReason) {
+  EngineConfig config = BaseConfig("tiny_fla");
+  config.max_num_seqs = 2049;
+  EXPECT_EQ(LoadRunner(config).status(),
+            absl::InvalidArgumentError("at most 2048 sequences at once on a GPU, not 2049"));
+  config.max_num_seqs = 4;
+  config.max_num_batched_tokens = (1 << 20) + 1;
+  EXPECT_EQ(LoadRunner(config).status(),
+            absl::InvalidArgumentError("at most 1048576 tokens in one step on a GPU, not 1048577"));
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, DeviceEngine,
                          ::testing::Values(Variant{"dev_pro_d64", 512, AcpMode::kCertified},
                                            Variant{"dev_pro_d64", 512, AcpMode::kOff},

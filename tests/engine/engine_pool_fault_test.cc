@@ -23,6 +23,7 @@ sim::FakeOptions SmallPool(int depth) {
   fake.limits.max_logit_rows = 32;
   fake.limits.vocab_size = 50;
   fake.limits.depth = depth;
+  fake.limits.samples_on_device = depth > 1;
   fake.bug = sim::ExecutorBug::kOverstateFree;  // so the scheduler breaks its promise
   fake.reports_pool_faults = true;
   return fake;

@@ -16,6 +16,7 @@ inline constexpr int kMaxGroup = 16;                   // query heads of a kv he
 inline constexpr int64_t kMaxRows = int64_t{1} << 20;  // of a step: a field of BeginStep's scan
 inline constexpr int64_t kMaxVocab = int64_t{1} << 30;  // Sample packs ids into keys
 inline constexpr int64_t kMaxTokens = (int64_t{1} << 31) - kPageTokens;  // positions are int32
+static_assert(kMaxSeqs % 32 == 0);                                       // so padding stays within
 inline constexpr int64_t kRowMultiple = 8;  // elements of a row: 16 bytes of bf16
 
 // Why the kernels cannot run this, in one line that names the number; nothing: they can.

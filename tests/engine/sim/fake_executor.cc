@@ -85,9 +85,13 @@ absl::Status FakeExecutor::Submit(const StepPlan& plan) {
     Release(&slots_[static_cast<size_t>(slot)]);
   }
   SetPenaltyState(plan);
-  computed.status.Update(CheckPlan(plan));
+  if (pool_fault_.ok()) pool_fault_ = CheckPlan(plan);
+  if (!pool_fault_.ok()) {  // stays; what this and later plans would compute is worth nothing
+    computed.status = pool_fault_;
+    return absl::OkStatus();
+  }
   if (!violation_.empty()) return absl::InternalError("the plan is wrong");
-  if (computed.status.ok()) Compute(plan, &computed);
+  Compute(plan, &computed);
   return absl::OkStatus();
 }
 

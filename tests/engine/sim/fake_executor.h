@@ -123,7 +123,7 @@ class FakeExecutor : public StepExecutor {
 
   void Violate(const std::string& what);
   static void CountLivePages(Slot* slot);
-  // What the plan's Collect will say.
+  // The fault of the pool, if the plan causes one.
   absl::Status CheckPlan(const StepPlan& plan);
   void CheckSequence(const PlannedSequence& sequence);
   void SetPenaltyState(const StepPlan& plan);
@@ -150,6 +150,7 @@ class FakeExecutor : public StepExecutor {
   std::vector<int32_t> free_stack_;
   std::vector<Slot> slots_;
   Sampler sampler_;
+  absl::Status pool_fault_;
   std::deque<Computed> computed_;  // submitted and not collected, the oldest first
   std::vector<float> delivered_;   // logits of the last plan collected
   int64_t collected_free_pages_;
