@@ -21,13 +21,6 @@ std::unique_ptr<Gemm> MakeGemm(const CpuOptions& options, ThreadPool& pool) {
   return MakePlainGemm(options.dtype, pool);
 }
 
-std::shared_ptr<MassAudit> MakeAudit(const CpuOptions& options) {
-#ifndef NDEBUG
-  if (options.audit == nullptr) return std::make_shared<MassAudit>(MassAudit::OnBreach::kStop);
-#endif
-  return options.audit;
-}
-
 }  // namespace
 
 CpuOps::CpuOps(const CpuOptions& options)
@@ -35,7 +28,7 @@ CpuOps::CpuOps(const CpuOptions& options)
                 ? options.threads
                 : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))),
       gemm_(MakeGemm(options, pool_)),
-      audit_(MakeAudit(options)) {}
+      audit_(options.audit) {}
 
 std::string CpuOps::Description() const {
   return "cpu (" + std::to_string(pool_.threads()) +

@@ -16,8 +16,7 @@ struct CpuOptions {
   DType dtype = DType::kF32;  // of linear weights: f64, f32, bf16
   bool plain_gemm = false;    // row-independent matrix products; always so for f64
   int threads = 0;            // 0: one per core that the process may use
-  // Recomputes what rows lose to pruning. Null: none, in debug builds one that stops the process.
-  std::shared_ptr<MassAudit> audit = nullptr;
+  std::shared_ptr<MassAudit> audit = MakeDebugAudit();  // null: none
 };
 
 class CpuOps : public Ops {

@@ -72,4 +72,12 @@ void MassAudit::Check(const PagedKv& kv, int64_t list, int head_in_group, int64_
   ++rows_checked_;
 }
 
+std::shared_ptr<MassAudit> MakeDebugAudit() {
+#ifdef NDEBUG
+  return nullptr;
+#else
+  return std::make_shared<MassAudit>(MassAudit::OnBreach::kStop);
+#endif
+}
+
 }  // namespace fox

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -60,5 +61,8 @@ class MassAudit {
   double worst_excess_ = kNoMass;
   int64_t rows_checked_ = 0;
 };
+
+// One that stops the process in debug builds, null in others.
+std::shared_ptr<MassAudit> MakeDebugAudit();
 
 }  // namespace fox
