@@ -13,7 +13,7 @@ inline constexpr unsigned kAllLanes = 0xffffffffu;
 __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 __device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / kWarp; }
 
-// Over each group of kLanes neighbouring lanes, in all of them; the max_distance lanes first.
+// Over each group of kLanes neighbouring lanes, in all of them; the farthest lanes first.
 template <int kLanes = kWarp, typename T>
 __device__ __forceinline__ T WarpSum(T x) {
 #pragma unroll
