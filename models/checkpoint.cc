@@ -21,8 +21,6 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
-constexpr size_t kMaxConfigBytes = 1 << 20;
-
 std::string ShapeText(const Shape& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
@@ -198,9 +196,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& dir,
                                             const CheckpointOptions& options) {
   absl::StatusOr<ModelDir> model_dir = ModelDir::Open(dir);
   if (!model_dir.ok()) return model_dir.status();
-  absl::StatusOr<std::string> json = model_dir->ReadText("config.json", kMaxConfigBytes);
-  if (!json.ok()) return json.status();
-  absl::StatusOr<ModelConfig> config = ParseModelConfig(*json);
+  absl::StatusOr<ModelConfig> config = ReadModelConfig(*model_dir);
   if (!config.ok()) return config.status();
   absl::StatusOr<TensorFiles> files = TensorFiles::Open(*model_dir);
   if (!files.ok()) return files.status();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "models/tokenizer/utf8.h"
 
 namespace fox {
 
@@ -27,6 +28,14 @@ class Tokenizer {
   // give "" when `skip_special`. Ids without a token give "": models pad their vocabulary.
   virtual std::string TokenBytes(int32_t id, bool skip_special) const = 0;
 
+  // How the bytes of a token join the text before them.
+  enum class TokenKind {
+    kBytes,  // may hold parts of characters: they join the kBytes tokens before and after
+    kText,   // whole characters: incomplete ones before it stay incomplete
+    kWord,   // kText that opens with the space between words, which a text does not begin with
+  };
+  virtual TokenKind KindOf(int32_t /*id*/) const { return TokenKind::kBytes; }
+
   struct Info {
     std::string kind;  // "sentencepiece", "byte_level_bpe", "longcrawl64"
     int32_t vocab_size = 0;
@@ -34,10 +43,12 @@ class Tokenizer {
     // The wrapper's text is JSON-escaped: token bytes form escapes such as \u00e9, which
     // TokenStream undoes.
     bool json_escaped = false;
-    // sentencepiece writes a space before the first word; decoding drops it.
+    // The first kWord token loses its space if no text came before it.
     bool strip_leading_space = false;
-    // As the models do that also collapse spaces: as long as no text came, from each token anew.
+    // So does every further one as long as no text came: models that collapse spaces.
     bool strip_all_leading_spaces = false;
+    // What U+FFFD stands for in decoded text.
+    Utf8Replacement replacement = Utf8Replacement::kSubpart;
   };
   virtual const Info& info() const = 0;
 };
