@@ -111,7 +111,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
       config.max_num_seqs);
   options.max_logit_rows = std::max<int64_t>(
       config.max_logit_rows > 0 ? config.max_logit_rows : 128, config.max_num_seqs);
-  MemoryRequest request{config.kv_cache_bytes, AvailableBytes() / 4, config.max_model_len};
+  MemoryRequest request{config.kv_cache_bytes, AvailableBytes() / 4, config.max_model_len,
+                        config.kv_cache_tokens};
   if (queue == nullptr) {  // pages that do not fit are refused before the weights are read
     if (absl::Status s = PlanMemory(checkpoint->config(), request, options); !s.ok()) return s;
   }

@@ -151,7 +151,9 @@ std::string AcpReport::Totals() const {
       "  kept pages, certified / paper, summed over page ends: all heads %s, forgetting %s\n"
       "  kept pages, certified / paper, at the last token:     all heads %s, forgetting %s\n"
       "  skipped blocks in prefill: paper %.4f, certified %.4f\n"
-      "  largest log evicted mass: paper %.4f, certified %.4f; allowed %.4f\n",
+      "  certificate, the largest bound over all evictions on the log mass that a row loses:\n"
+      "    paper %.4f, certified %.4f; allowed %.4f (skipped blocks, held to it too, do not "
+      "count)\n",
       paper.heads.size(), ratios.forgetting_heads, ratios.paper_window, ratios.certified_window,
       FullWindow(pages), Number(ratios.all), Number(ratios.forgetting), Number(ratios.all_at_end),
       Number(ratios.forgetting_at_end), SkippedShare(paper), SkippedShare(certified),
