@@ -1,5 +1,5 @@
-// AcpReport: the paper's and the certified bound side by side, as text (table, histogram, boundaries
-// over the decay matrix) and as JSON.
+// AcpReport: the paper's and the certified bound side by side, as text (table, histogram,
+// boundaries over the decay matrix) and as JSON.
 #pragma once
 
 #include <cstdint>

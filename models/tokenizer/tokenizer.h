@@ -30,9 +30,9 @@ class Tokenizer {
 
   // How the bytes of a token join the text before them.
   enum class TokenKind {
-    kBytes,  // may hold parts of characters: they join the kBytes tokens before and after
-    kText,   // whole characters: incomplete ones before it stay incomplete
-    kWord,   // kText that opens with the space between words, which a text does not begin with
+    kBytes,  // may hold a part of a character, which the kBytes tokens next to it complete
+    kText,   // whole characters; a character that bytes before it left incomplete stays so
+    kWord,   // kText that opens with the space between two words
   };
   virtual TokenKind KindOf(int32_t /*id*/) const { return TokenKind::kBytes; }
 
@@ -43,18 +43,17 @@ class Tokenizer {
     // The wrapper's text is JSON-escaped: token bytes form escapes such as \u00e9, which
     // TokenStream undoes.
     bool json_escaped = false;
-    // The first kWord token loses its space if no text came before it.
+    // At the start of a text the first kWord token loses its space.
     bool strip_leading_space = false;
-    // So does every further one as long as no text came: models that collapse spaces.
+    // So does every further one until there is text (models that collapse spaces).
     bool strip_all_leading_spaces = false;
-    // What U+FFFD stands for in decoded text.
+    // What one U+FFFD stands for in decoded text.
     Utf8Replacement replacement = Utf8Replacement::kSubpart;
   };
   virtual const Info& info() const = 0;
 };
 
-// The whole of `ids` as text: TokenStream from start to end; incomplete UTF-8 at the end becomes
-// U+FFFD.
+// The whole of `ids` as text, through a TokenStream; ill-formed UTF-8 becomes U+FFFD.
 std::string Detokenize(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
                        bool skip_special);
 

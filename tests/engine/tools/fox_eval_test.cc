@@ -175,7 +175,8 @@ json AcpOf(const std::string& model, int64_t tokens, int32_t vocab) {
                            TempPath("acp.json"), "--dtype", "f32"});
   EXPECT_EQ(ran.status, 0) << ran.err;
   EXPECT_THAT(ran.out, HasSubstr("most local"));
-  EXPECT_THAT(ran.out, HasSubstr("the largest bound over all evictions"));
+  EXPECT_THAT(ran.out,
+              HasSubstr("log mass that a row loses to evictions: the largest bound over all"));
   return json::parse(ReadWhole(TempPath("acp.json")));
 }
 
