@@ -1,4 +1,5 @@
-// Malformed escapes; well-formed ones are in vectors_test.cc, cut ones in token_stream_test.cc.
+// Malformed escapes. Well-formed ones are in tokenizer_vectors_test.cc, cut ones in
+// token_stream_test.cc.
 #include "models/tokenizer/json_escape.h"
 
 #include <gtest/gtest.h>
