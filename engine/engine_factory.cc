@@ -1,10 +1,9 @@
 // Puts the parts together. See engine_factory.h.
 #include "engine/engine_factory.h"
 
-#include <cmath>
-
 #include "absl/strings/str_cat.h"
 #include "engine/memory_budget.h"
+#include "engine/sampling_limits.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "models/checkpoint.h"
 
@@ -21,22 +20,20 @@ constexpr bool kHasCuda = true;
 constexpr bool kHasCuda = false;
 #endif
 
-constexpr int64_t kCpuStepTokens = 512, kGpuStepTokens = 8192;
-
 absl::Status CheckConfig(const EngineConfig& config) {
-  if (config.max_num_seqs < 1) return absl::InvalidArgumentError("--max-num-seqs: at least 1");
-  if (config.max_num_batched_tokens < 0) {
+  if (config.runner.max_num_seqs < 1) {
+    return absl::InvalidArgumentError("--max-num-seqs: at least 1");
+  }
+  if (config.runner.max_num_batched_tokens < 0) {
     return absl::InvalidArgumentError("--max-num-batched-tokens: at least 0");
   }
-  if (!(config.gpu_memory_utilization > 0 && config.gpu_memory_utilization <= 1)) {
-    return absl::InvalidArgumentError("--gpu-memory-utilization: above 0 and at most 1");
+  constexpr Range kUtilization{0, 1, /*open_low=*/true};
+  absl::Status status =
+      CheckRange("--gpu-memory-utilization", config.gpu_memory_utilization, kUtilization);
+  if (config.log_tolerance) {
+    status.Update(CheckRange("--log-tolerance", *config.log_tolerance, kLogTolerance));
   }
-  // eps >= 1 would let everything be dropped.
-  if (config.log_tolerance &&
-      !(*config.log_tolerance < 0 && std::isfinite(*config.log_tolerance))) {
-    return absl::InvalidArgumentError("--log-tolerance: must be finite and below 0");
-  }
-  return absl::OkStatus();
+  return status;
 }
 
 double LogTolerance(const EngineConfig& config, const ModelConfig& model) {
@@ -99,19 +96,9 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
   if (!backend.ok()) return backend.status();
   DeviceQueue* queue = backend->ops->queue();
 
-  RunnerOptions options;
-  options.acp = config.acp;
+  RunnerOptions options = WithStepSizes(config.runner, queue != nullptr);
   options.kv_dtype = backend->dtype;
-  options.max_slots = config.max_num_seqs;
-  options.enforce_eager = config.enforce_eager;
-  const int64_t step_tokens = queue != nullptr ? kGpuStepTokens : kCpuStepTokens;
-  // A decode step brings one row for every sequence, and each of them wants logits.
-  options.max_batch_tokens = std::max<int64_t>(
-      config.max_num_batched_tokens > 0 ? config.max_num_batched_tokens : step_tokens,
-      config.max_num_seqs);
-  options.max_logit_rows = std::max<int64_t>(
-      config.max_logit_rows > 0 ? config.max_logit_rows : 128, config.max_num_seqs);
-  MemoryRequest request{config.kv_cache_bytes, AvailableBytes() / 4, config.max_model_len};
+  MemoryRequest request{config.kv_cache_bytes, AvailableBytes() / 4, options.max_model_len};
   if (queue == nullptr) {  // pages that do not fit are refused before the weights are read
     if (absl::Status s = PlanMemory(checkpoint->config(), request, options); !s.ok()) return s;
   }
@@ -120,7 +107,6 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
   // A file that changed while it was read gave weights that nobody checked.
   if (absl::Status status = checkpoint->CheckUnchanged(); !status.ok()) return status;
   if (queue != nullptr) {
-    options.max_model_len = config.max_model_len;
     request.available_bytes =
         AvailableDeviceBytes(*queue, config.gpu_memory_utilization, weights, options);
     if (absl::Status s = PlanMemory(checkpoint->config(), request, options); !s.ok()) return s;
@@ -138,17 +124,14 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
   if (absl::Status status = (*runner)->CaptureGraphs(); !status.ok()) return status;
   LoadedEngine loaded;
   loaded.config = (*runner)->weights().config;
-  loaded.options.acp = config.acp;
+  loaded.options = config.engine;
+  loaded.options.acp = config.runner.acp;
   loaded.options.log_tolerance = LogTolerance(config, loaded.config);
-  loaded.options.max_queued_requests = config.max_queued_requests;
-  loaded.options.max_queued_tokens = config.max_queued_tokens;
-  loaded.options.priority_scheduling = config.priority_scheduling;
   loaded.options.eos_token_ids = loaded.config.eos_token_ids;
-  loaded.options.max_logprobs = config.max_logprobs;
   loaded.memory_plan = DescribeMemory(**runner);
   loaded.backend = (*runner)->ops().Description();
   loaded.dtype = NameOf((*runner)->options().kv_dtype);
-  loaded.engine = std::make_unique<Engine>(loaded.options, **runner);
+  loaded.engine = std::make_unique<Engine>(loaded.options, **runner, config.observers);
   loaded.executor = std::move(*runner);
   return loaded;
 }

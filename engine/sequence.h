@@ -9,7 +9,8 @@
 #include <optional>
 #include <vector>
 
-#include "engine/engine.h"
+#include "engine/engine_options.h"
+#include "engine/request.h"
 #include "engine/sampler.h"
 #include "engine/step_plan.h"
 #include "engine/stop_condition.h"
@@ -54,7 +55,7 @@ struct Sequence {
   // The slot is given up: its counters move into stats.acp as soon as they are final.
   void ReleaseSlot();
   // A plan with this sequence was collected; the counters of its slot after that plan.
-  void OnStepCollected(const SlotStats& collected);
+  void OnStepCollected(const AcpStats& collected);
   // stats with the counters of the current slot added.
   RequestStats FinalStats(Seconds now) const;
 
@@ -78,8 +79,8 @@ struct Sequence {
   // Whether `slot` has this sequence's token states. The executor's samples keep them up: once they
   // are there the host samples no more, for nobody would count its token.
   bool has_penalty_state = false;
-  SlotStats slot_stats;  // of `slot`, or of the one given up while plans were in flight, as of the
-                         // last plan collected
+  AcpStats slot_stats;  // of `slot`, or of the one given up while plans were in flight, as of the
+                        // last plan collected
   int64_t acknowledged = 0;
   int64_t prompt_logprobs_done = 0;  // prompt rows whose log-probabilities were delivered
   Seconds paused_since = 0;          // valid while paused()

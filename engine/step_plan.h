@@ -31,7 +31,7 @@ struct PlannedSequence {
   // slot is the sequence's. If the logits_processor is on, it counts the token in the slot's token
   // states.
   std::optional<SampleRow> sample;
-  double log_tolerance = 0;  // log eps; -infinity: prune nothing
+  double log_tolerance = kNoMass;  // log eps; -infinity: prune nothing
 };
 
 struct StepPlan {

@@ -31,15 +31,15 @@ EngineConfig EvalFlags::Config(int64_t max_model_len) const {
   config.model_dir = model;
   config.device = device;
   config.dtype = dtype;
-  config.acp = *ParseAcpMode(acp);
+  config.runner.acp = *ParseAcpMode(acp);
   if (log_tolerance < 0) config.log_tolerance = log_tolerance;
   config.threads = static_cast<int>(threads);
-  config.max_model_len = max_model_len;
-  config.max_num_seqs = 1;
-  config.max_num_batched_tokens = chunk;
-  config.max_logit_rows = chunk;
+  config.runner.max_model_len = max_model_len;
+  config.runner.max_num_seqs = 1;
+  config.runner.max_num_batched_tokens = chunk;
+  config.runner.max_logit_rows = chunk;
   config.plain_gemm = plain_gemm;
-  config.enforce_eager = enforce_eager;
+  config.runner.enforce_eager = enforce_eager;
   return config;
 }
 

@@ -195,8 +195,8 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences,
   options.acp = mode;
   options.enforce_eager = flags.model.enforce_eager;
   options.kv_dtype = dtype;
-  options.max_slots = static_cast<int32_t>(sequences);
-  options.max_batch_tokens = std::max(flags.model.chunk, sequences);
+  options.max_num_seqs = static_cast<int32_t>(sequences);
+  options.max_num_batched_tokens = std::max(flags.model.chunk, sequences);
   options.max_logit_rows = sequences;
   options.max_model_len = max_len;
   const PagedKvShape shape = CacheShape(config, options);
@@ -245,10 +245,10 @@ absl::StatusOr<BenchSession> OpenSession(const BenchFlags& flags) {
   return session;
 }
 
-absl::StatusOr<SlotStats> Prefill(const BenchSession& session, BenchModel& model, int32_t slot,
-                                  int64_t position, int64_t count) {
+absl::StatusOr<AcpStats> Prefill(const BenchSession& session, BenchModel& model, int32_t slot,
+                                 int64_t position, int64_t count) {
   ModelRunner& runner = *model.runner;
-  SlotStats stats;
+  AcpStats stats;
   int in_flight = 0;
   const auto collect = [&]() -> absl::Status {
     const auto result = runner.Collect();

@@ -62,8 +62,8 @@ absl::StatusOr<BenchSession> OpenSession(const BenchFlags& flags);
 // Appends `count` tokens of the text to `slot` at `position` in chunks, as many in flight as the
 // runner takes, wanting the last row's logits, or a token sampled from them where the runner
 // samples. Returns the slot's counters afterwards.
-absl::StatusOr<SlotStats> Prefill(const BenchSession& session, BenchModel& model, int32_t slot,
-                                  int64_t position, int64_t count);
+absl::StatusOr<AcpStats> Prefill(const BenchSession& session, BenchModel& model, int32_t slot,
+                                 int64_t position, int64_t count);
 
 absl::Status BenchPrefill(BenchSession& session);
 absl::Status BenchDecode(BenchSession& session);

@@ -16,7 +16,7 @@ namespace {
 EngineConfig BaseConfig(const std::string& model) {
   EngineConfig config = GoldenConfig(model);
   config.device = "cuda";
-  config.max_num_batched_tokens = 512;
+  config.runner.max_num_batched_tokens = 512;
   return config;
 }
 
@@ -121,14 +121,14 @@ struct Variant {
   AcpMode acp;
 };
 
-class DeviceEngine : public ::testing::TestWithParam<Variant> {};
+class EngineDeviceTest : public ::testing::TestWithParam<Variant> {};
 
-TEST_P(DeviceEngine, GraphsChangeNoBit) {
+TEST_P(EngineDeviceTest, GraphsChangeNoBit) {
   const std::vector<Request> requests = MakeRequests(9, GetParam().vocab, 41);
   EngineConfig config = BaseConfig(GetParam().model);
-  config.acp = GetParam().acp;
+  config.runner.acp = GetParam().acp;
   const StreamResults graphs = RunAll(config, requests, 2);
-  config.enforce_eager = true;
+  config.runner.enforce_eager = true;
   const StreamResults eager = RunAll(config, requests, 2);
   ASSERT_EQ(graphs.size(), eager.size());
   for (const auto& [id, result] : graphs) {
@@ -140,11 +140,11 @@ TEST_P(DeviceEngine, GraphsChangeNoBit) {
   }
 }
 
-TEST_P(DeviceEngine, SchedulesChangeTiesOnly) {
+TEST_P(EngineDeviceTest, SchedulesChangeTiesOnly) {
   const std::vector<Request> requests = MakeRequests(12, GetParam().vocab, 42);
   EngineConfig config = BaseConfig(GetParam().model);
-  config.acp = GetParam().acp;
-  config.max_num_seqs = 1;
+  config.runner.acp = GetParam().acp;
+  config.runner.max_num_seqs = 1;
   const StreamResults solo = RunAll(config, requests, 0);
   const double rms = LogitRms(config, GetParam().vocab);
   struct Schedule {
@@ -156,8 +156,8 @@ TEST_P(DeviceEngine, SchedulesChangeTiesOnly) {
   int64_t preemptions = 0;
   for (const Schedule& s : {Schedule{16, 512, 16384, 0}, Schedule{3, 64, 8192, 3},
                             Schedule{8, 512, 512, 0}, Schedule{16, 100, 512, 2}}) {
-    config.max_num_seqs = s.seqs;
-    config.max_num_batched_tokens = s.batch_tokens;
+    config.runner.max_num_seqs = s.seqs;
+    config.runner.max_num_batched_tokens = s.batch_tokens;
     EngineConfig small = config;
     small.kv_cache_bytes = PoolBytes(config, s.pool_tokens);
     const StreamResults results = RunAll(small, requests, s.gap);
@@ -169,7 +169,7 @@ TEST_P(DeviceEngine, SchedulesChangeTiesOnly) {
   }
 }
 
-TEST_P(DeviceEngine, SamplesAreThoseOfTheHostsSampler) {
+TEST_P(EngineDeviceTest, SamplesAreThoseOfTheHostsSampler) {
   std::vector<Request> on_device = MakeRequests(12, GetParam().vocab, 43);
   for (size_t i = 0; i < on_device.size(); ++i) {
     SamplingParams& sampling = on_device[i].sampling;
@@ -186,8 +186,8 @@ TEST_P(DeviceEngine, SamplesAreThoseOfTheHostsSampler) {
   std::vector<Request> sampled = on_device;
   for (Request& request : sampled) request.sampling.logprob_token_ids = {1};
   EngineConfig config = BaseConfig(GetParam().model);
-  config.acp = GetParam().acp;
-  config.max_num_seqs = 1;  // the same logits in both runs, bit for bit
+  config.runner.acp = GetParam().acp;
+  config.runner.max_num_seqs = 1;  // the same logits in both runs, bit for bit
   const StreamResults device = RunAll(config, on_device, 0);
   const StreamResults host = RunAll(config, sampled, 0);
   ASSERT_EQ(device.size(), host.size());
@@ -204,7 +204,7 @@ TEST_P(DeviceEngine, SamplesAreThoseOfTheHostsSampler) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, DeviceEngine,
+INSTANTIATE_TEST_SUITE_P(Models, EngineDeviceTest,
                          ::testing::Values(Variant{"dev_pro_d64", 512, AcpMode::kCertified},
                                            Variant{"dev_pro_d64", 512, AcpMode::kOff},
                                            Variant{"dev_pro_d128", 300, AcpMode::kPaper},

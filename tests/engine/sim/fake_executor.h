@@ -104,7 +104,7 @@ class FakeExecutor : public StepExecutor {
     uint64_t request = 0;
     int64_t length = 0;
     std::vector<List> lists;
-    SlotStats stats;
+    AcpStats stats;
     SlotSampler sampler;
     bool has_states = false;  // of this request
     int32_t sampled = 0;
@@ -119,7 +119,6 @@ class FakeExecutor : public StepExecutor {
   };
 
   void Violate(const std::string& what);
-  static void CountLivePages(Slot* slot);
   void CheckPlan(const StepPlan& plan);
   void CheckSequence(const PlannedSequence& sequence);
   void SetPenaltyState(const StepPlan& plan);

@@ -1,0 +1,149 @@
+// TraceFile and Trace: whole JSON after every write, within its bytes; events of steps and
+// requests.
+#include "server/trace.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "nlohmann/json.hpp"
+
+namespace fox {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+class TraceTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<TraceFile> Open(int64_t max_bytes = TraceFile::kMaxBytes) {
+    absl::StatusOr<std::unique_ptr<TraceFile>> file = TraceFile::Create(path_, max_bytes);
+    EXPECT_TRUE(file.ok()) << file.status();
+    return *std::move(file);
+  }
+  std::string Text() const {
+    std::ostringstream text;
+    text << std::ifstream(path_).rdbuf();
+    return text.str();
+  }
+  // Fails when the file is not whole.
+  Json Events() const { return Json::parse(Text()).at("traceEvents"); }
+
+  const std::string path_ = ::testing::TempDir() + "/trace_test.json";
+};
+
+TEST_F(TraceTest, TheFileIsWholeAfterEveryWrite) {
+  const std::unique_ptr<TraceFile> file = Open();
+  for (size_t i = 1; i <= 5; ++i) {
+    EXPECT_EQ(Events().size(), i);  // the first one names the process
+    file->Add("{\"ph\":\"i\",\"name\":\"x\"}");
+    EXPECT_EQ(Events().size(), i);
+    file->Flush();
+  }
+}
+
+TEST_F(TraceTest, ItEndsWithinItsBytesAndSaysSo) {
+  constexpr int64_t kMost = 2000;
+  std::unique_ptr<TraceFile> file = Open(kMost);
+  for (int i = 0; i < 1000; ++i) file->Add("{\"ph\":\"i\",\"name\":\"event\"}");
+  file->Flush();
+  const size_t events = Events().size();
+  EXPECT_GT(events, 30u);
+  EXPECT_EQ(Events().back()["args"]["labels"], "the trace is full");
+  EXPECT_LE(std::filesystem::file_size(path_), kMost);
+  file->Add("{}");
+  file.reset();
+  EXPECT_EQ(Events().size(), events);
+}
+
+TEST_F(TraceTest, AFileThatCannotBeWrittenIsRefused) {
+  for (const char* path : {"/no-such-directory/trace.json", "/dev/full"}) {
+    const absl::Status status = TraceFile::Create(path).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << path;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("--trace")) << path;
+  }
+}
+
+// Plans of two tokens each.
+StepPlan TwoTokens() {
+  StepPlan plan;
+  plan.sequences.emplace_back().token_ids = {1, 2};
+  return plan;
+}
+
+TEST_F(TraceTest, OverlappingPlansGetRowsOfTheirOwn) {
+  Trace trace(Open());
+  const StepPlan plan = TwoTokens();
+  StepResult result;
+  result.free_pages = 9;
+  trace.BeforeSubmit(plan);
+  trace.AfterSubmit(plan);
+  for (int i = 0; i < 3; ++i) {  // two in flight
+    trace.BeforeSubmit(plan);
+    trace.AfterSubmit(plan);
+    trace.BeforeCollect();
+    trace.AfterCollect(plan, result);
+  }
+  std::map<int, double> end_of_row;
+  int steps = 0;
+  for (const Json& event : Events()) {
+    if (event["ph"] != "X" || event["name"].get<std::string>().rfind("step ", 0) != 0) continue;
+    const int row = event["tid"];
+    const double begin = event["ts"];
+    EXPECT_GE(begin, end_of_row[row]);
+    end_of_row[row] = begin + event["dur"].get<double>();
+    EXPECT_EQ(event["name"], "step " + std::to_string(steps++));
+    EXPECT_EQ(event["args"]["tokens"], 2);
+    EXPECT_EQ(event["args"]["free_pages"], 9);
+  }
+  EXPECT_EQ(steps, 3);
+  EXPECT_EQ(end_of_row.size(), 2u);
+}
+
+TEST_F(TraceTest, ARequestIsItsPhases) {
+  Trace trace(Open());
+  Finish finish;
+  finish.reason = FinishReason::kLength;
+  finish.stats.arrival = 1;
+  finish.stats.first_scheduled = 2;
+  finish.stats.first_token = 4;
+  finish.stats.finished = 8;
+  finish.stats.completion_tokens = 5;
+  trace.OnFinish(7, finish);
+  finish = {};
+  finish.status = absl::DeadlineExceededError("waited too long in the queue");
+  finish.stats.arrival = 1;
+  finish.stats.finished = 3;
+  trace.OnFinish(8, finish);
+
+  std::map<std::string, double> seconds;  // by request and phase
+  int nesting = 0;
+  for (const Json& event : Events()) {
+    if (event.value("cat", "") != "request") continue;
+    const std::string key = event["id"].dump() + " " + event["name"].get<std::string>();
+    const bool begins = event["ph"] == "b";
+    seconds[key] += (begins ? -1e-6 : 1e-6) * event["ts"].get<double>();
+    nesting += begins ? 1 : -1;
+    EXPECT_GE(nesting, 0);
+    if (begins && key == "7 request") {
+      EXPECT_EQ(event["args"]["completion_tokens"], 5);
+      EXPECT_EQ(event["args"]["finish"], "length");
+      EXPECT_TRUE(event["args"]["max_log_evicted_mass"].is_null());  // nothing was evicted
+    }
+    if (begins && key == "8 request") EXPECT_EQ(event["args"]["finish"], "failed");
+  }
+  EXPECT_EQ(nesting, 0);
+  const std::map<std::string, double> expected = {{"7 request", 7}, {"7 queued", 1},
+                                                  {"7 prefill", 2}, {"7 decode", 4},
+                                                  {"8 request", 2}, {"8 queued", 2}};
+  ASSERT_EQ(seconds.size(), expected.size());
+  for (const auto& [key, value] : expected) EXPECT_NEAR(seconds[key], value, 1e-6) << key;
+}
+
+}  // namespace
+}  // namespace fox
