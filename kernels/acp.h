@@ -18,6 +18,9 @@
 
 namespace fox {
 
+// The log of no mass at all: nothing was dropped.
+inline constexpr double kNoMass = -std::numeric_limits<double>::infinity();
+
 // Pays for float32 rounding in everything compared with log eps.
 inline constexpr double kAcpSlack = 1.0 / 256;
 // Pay for up to three bf16 roundings of a query: norms of keys, and the products B and U.
