@@ -28,7 +28,7 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
   sampled_ = take(max_logit_rows, sizeof(SampleRecord));
   counts_ = take(3 * max_seqs, sizeof(int64_t));
   mass_ = take(max_seqs, sizeof(double));
-  report_bytes_ = end;
+  output_bytes_ = end;
   position_ = take(max_seqs, sizeof(int64_t));
   row_begin_ = take(max_seqs + 1, sizeof(int64_t));
   tolerance_ = take(max_seqs, sizeof(double));

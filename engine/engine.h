@@ -46,7 +46,7 @@ class Engine {
   // a stop string matched). Its pages are free after the next step. Unknown ids are ignored.
   void Cancel(RequestId id, const absl::Status& status);
 
-  // The client has taken `tokens` more of the request's tokens (Request::window).
+  // The client has taken `tokens` more of the request's tokens (Request::flow_window).
   void Acknowledge(RequestId id, int64_t tokens);
 
   // Runs one step: expire, schedule, submit, collect, sample. Returns what happened, empty when

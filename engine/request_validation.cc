@@ -129,7 +129,7 @@ absl::Status ValidateRequest(const Request& request, const EngineOptions& option
   }
   if (std::isnan(request.queue_deadline)) return Invalid("queue_deadline", "is not a number");
   if (std::isnan(request.deadline)) return Invalid("deadline", "is not a number");
-  if (request.window < 0) return Invalid("window", "must not be negative");
+  if (request.flow_window < 0) return Invalid("flow_window", "must not be negative");
   return absl::OkStatus();
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/request.h"
+#include "kernels/op_params.h"
 
 namespace fox {
 

@@ -110,7 +110,7 @@ TEST(BatchBuilderTest, FreePagesLieInTheReport) {
   std::vector<std::byte> staging(builder.bytes(), std::byte{0xff});
   builder.Build(plan, 0, staging.data(), nullptr);
   std::vector<std::byte> copy(builder.output_buffer(),
-                              builder.output_buffer() + builder.report_bytes());
+                              builder.output_buffer() + builder.output_bytes());
   EXPECT_EQ(*builder.OutputsAt(copy.data()).free_pages, 77);
   copy.resize(BatchBuilder::kFreePagesBytes);
   EXPECT_EQ(*builder.OutputsAt(copy.data()).free_pages, 77);

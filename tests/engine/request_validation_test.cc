@@ -1,11 +1,12 @@
 // ValidateRequest: special floats for every field, ids around the bounds, lengths around the
 // context.
+#include "engine/request_validation.h"
+
 #include <cmath>
 #include <functional>
 #include <string>
 
-#include "engine/engine.h"
-#include "engine/request.h"
+#include "engine/sampling_limits.h"
 #include "gtest/gtest.h"
 
 namespace fox {
@@ -165,10 +166,14 @@ TEST(RequestValidationTest, Lists) {
   request.sampling.logit_bias = {{5, 1.0f}, {6, 1.0f}, {5, 2.0f}};
   EXPECT_EQ(Code(request), kBad);
   request = Good();
-  request.stop.stop_token_ids.assign(kVocab + 1, 3);
+  request.stop.stop_token_ids.assign(kMaxStopTokenIds + kMaxDefaultStopTokenIds, 3);
+  EXPECT_EQ(Code(request), kFine);
+  request.stop.stop_token_ids.push_back(3);
   EXPECT_EQ(Code(request), kBad);
   request = Good();
-  request.sampling.logprob_token_ids.assign(1025, 3);
+  request.sampling.logprob_token_ids.assign(128, 3);  // as on the wire
+  EXPECT_EQ(Code(request), kFine);
+  request.sampling.logprob_token_ids.push_back(3);
   EXPECT_EQ(Code(request), kBad);
   request = Good();
   request.sampling.allowed_token_ids = {0, 7};

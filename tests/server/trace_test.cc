@@ -135,7 +135,9 @@ TEST_F(TraceTest, ARequestIsItsPhases) {
       EXPECT_EQ(event["args"]["finish"], "length");
       EXPECT_TRUE(event["args"]["max_log_evicted_mass"].is_null());  // nothing was evicted
     }
-    if (begins && key == "8 request") EXPECT_EQ(event["args"]["finish"], "failed");
+    if (begins && key == "8 request") {
+      EXPECT_EQ(event["args"]["finish"], "failed");
+    }
   }
   EXPECT_EQ(nesting, 0);
   const std::map<std::string, double> expected = {{"7 request", 7}, {"7 queued", 1},
