@@ -94,6 +94,9 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
   if (!checkpoint.ok()) return checkpoint.status();
   absl::StatusOr<Backend> backend = MakeBackend(config);
   if (!backend.ok()) return backend.status();
+  if (config.op_clock != nullptr) {
+    backend->ops = std::make_unique<TimedOps>(std::move(backend->ops), config.op_clock);
+  }
   DeviceQueue* queue = backend->ops->queue();
 
   RunnerOptions options = WithStepSizes(config.runner, queue != nullptr);

@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "engine/model_runner.h"
 #include "engine/step_observer.h"
+#include "engine/timed_ops.h"
 #include "models/model_config.h"
 #include "models/weights.h"
 
@@ -31,6 +32,7 @@ struct EngineConfig {
   bool plain_gemm = false;               // row-independent matrix products, for invariance; CPU
   double gpu_memory_utilization = 0.9;   // of the GPU's memory, for all that the engine allocates
   bool portable_kernels = false;         // no Hopper kernels even on Hopper, for tests
+  std::shared_ptr<OpClock> op_clock;     // null: operations are not timed
   std::vector<StepObserver*> observers;  // must outlive the engine
   LoadProgress progress;
 };

@@ -37,15 +37,19 @@ int Refuse(const absl::Status& status) {
   return kExitConfiguration;
 }
 
-using Observers = std::vector<std::unique_ptr<StepObserver>>;
+// What looks into the engine; null: not asked for.
+struct Observers {
+  std::unique_ptr<PlanLog> plan_log;
+  std::unique_ptr<Trace> trace;
+};
 
 absl::StatusOr<Observers> MakeObservers(const ServerFlags& flags) {
   Observers out;
-  if (flags.log_level == "debug") out.push_back(std::make_unique<PlanLog>());
+  if (flags.log_level == "debug") out.plan_log = std::make_unique<PlanLog>();
   if (flags.trace.empty()) return out;
   absl::StatusOr<std::unique_ptr<TraceFile>> file = TraceFile::Create(flags.trace);
   if (!file.ok()) return file.status();
-  out.push_back(std::make_unique<Trace>(*std::move(file)));
+  out.trace = std::make_unique<Trace>(*std::move(file));
   return out;
 }
 
@@ -69,7 +73,11 @@ EngineConfig EngineConfigOf(const ServerFlags& flags, const std::string& model_d
   config.engine.max_num_queued_tokens = flags.max_num_queued_tokens;
   config.engine.priority_scheduling = flags.scheduling_policy == "priority";
   config.engine.max_logprobs = static_cast<int32_t>(flags.max_logprobs);
-  for (const auto& observer : observers) config.observers.push_back(observer.get());
+  if (observers.plan_log != nullptr) config.observers.push_back(observers.plan_log.get());
+  if (observers.trace != nullptr) {
+    config.observers.push_back(observers.trace.get());
+    config.op_clock = observers.trace->OperationClock();
+  }
   return config;
 }
 

@@ -51,6 +51,21 @@ std::string RequestArguments(const Finish& finish) {
 
 }  // namespace
 
+class Trace::OperationSpans : public OpClock {
+ public:
+  explicit OperationSpans(Trace& trace) : trace_(trace) {}
+
+  void Start() override { begin_ = Now(); }
+  void Stop(OpKind kind) override {
+    if (trace_.in_flight_.empty()) return;  // loading
+    trace_.AddSpan(kEngineRow, NameOf(kind), begin_, Now(), "{}");
+  }
+
+ private:
+  Trace& trace_;
+  Seconds begin_ = 0;
+};
+
 Trace::Trace(std::unique_ptr<TraceFile> file) : file_(std::move(file)), start_(Now()) {
   const auto name_row = [this](int row, const std::string& name) {
     file_->Add(absl::StrCat("{\"ph\":\"M\",\"pid\":1,\"tid\":", row,
@@ -96,6 +111,8 @@ void Trace::OnFinish(RequestId id, const Finish& finish) {
   AddEdge('e', id, "request", stats.finished, "{}");
   file_->Flush();
 }
+
+std::shared_ptr<OpClock> Trace::OperationClock() { return std::make_shared<OperationSpans>(*this); }
 
 void Trace::AddSpan(int row, const std::string& name, Seconds begin, Seconds end,
                     const std::string& arguments) {

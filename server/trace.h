@@ -1,6 +1,7 @@
 // Trace: a running engine as Chrome trace events (`--trace FILE`). One row shows the engine's
-// thread: submitting (on the CPU: computing) and collecting; one row per plan in flight shows its
-// steps; requests are asynchronous events with their phases. No prompt and no token is in it.
+// thread: submitting a plan and in it each operation (on the CPU its computing, on a GPU its
+// enqueueing; a captured decode step has none), and collecting. One row per plan in flight shows
+// its step. Requests are asynchronous events with their phases. No prompt and no token is in it.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <string>
 
 #include "engine/step_observer.h"
+#include "engine/timed_ops.h"
 #include "server/trace_file.h"
 
 namespace fox {
@@ -24,7 +26,11 @@ class Trace : public StepObserver {
   void AfterCollect(const StepPlan& plan, const StepResult& result) override;
   void OnFinish(RequestId id, const Finish& finish) override;
 
+  // Makes a span of each operation of a plan in flight. Uses the trace.
+  std::shared_ptr<OpClock> OperationClock();
+
  private:
+  class OperationSpans;
   struct InFlight {
     int64_t step;
     Seconds begin;

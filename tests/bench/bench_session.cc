@@ -11,6 +11,7 @@
 #include "engine/tools/text_tokens.h"
 #include "models/checkpoint.h"
 #include "tests/bench/gpu_machine.h"
+#include "tests/bench/wall_clock.h"
 
 namespace fox {
 namespace {
@@ -210,7 +211,8 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences,
   }
   options.num_pages = static_cast<int>(pages);
   BenchModel model;
-  auto clock = on_gpu ? MakeGpuClock(*backend->ops) : MakeWallClock();
+  std::unique_ptr<OpClock> clock =
+      on_gpu ? MakeGpuClock(*backend->ops) : std::make_unique<WallClock>();
   auto timed = std::make_unique<TimedOps>(std::move(backend->ops), std::move(clock));
   timed->set_timing(!on_gpu);
   model.ops = timed.get();

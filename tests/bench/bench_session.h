@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/timed_ops.h"
 #include "engine/tools/eval_command.h"
 #include "tests/bench/machine_peaks.h"
 #include "tests/bench/measurement.h"
-#include "tests/bench/timed_ops.h"
 
 namespace fox {
 

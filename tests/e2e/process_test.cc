@@ -190,6 +190,7 @@ TEST(ProcessTest, ATraceLoadsWhateverEndsTheServer) {
     EXPECT_GE(names["step"], 20);
     EXPECT_GE(tokens, 20);
     EXPECT_EQ(names["collect"], names["step"]);
+    EXPECT_GT(names["attention"], 20);
     // Each begin and each end of the requests that ended.
     const int requests = signal == SIGTERM ? 2 : 1;
     for (const char* phase : {"request", "queued", "prefill", "decode"}) {

@@ -105,6 +105,39 @@ TEST_F(TraceTest, OverlappingPlansGetRowsOfTheirOwn) {
   EXPECT_EQ(end_of_row.size(), 2u);
 }
 
+TEST_F(TraceTest, OperationsLieWithinTheirSubmit) {
+  Trace trace(Open());
+  const std::shared_ptr<OpClock> clock = trace.OperationClock();
+  const auto run = [&](OpKind kind) {
+    clock->Start();
+    clock->Stop(kind);
+  };
+  run(OpKind::kCopy);  // while loading: not of a step
+  const StepPlan plan = TwoTokens();
+  trace.BeforeSubmit(plan);
+  run(OpKind::kLinear);
+  run(OpKind::kAttention);
+  trace.AfterSubmit(plan);
+  trace.AfterCollect(plan, StepResult());
+
+  std::map<std::string, std::pair<double, double>> spans;
+  for (const Json& event : Events()) {
+    if (event["ph"] != "X" || event["tid"] != 1) continue;
+    const double begin = event["ts"];
+    const bool added =
+        spans.emplace(event["name"], std::pair(begin, begin + event["dur"].get<double>())).second;
+    EXPECT_TRUE(added) << event;
+  }
+  EXPECT_EQ(spans.count("copy"), 0u);
+  constexpr double kPrinted = 0.002;  // microseconds lost in rounding
+  for (const char* name : {"linear", "attention"}) {
+    ASSERT_EQ(spans.count(name), 1u) << name;
+    EXPECT_GE(spans[name].first, spans["submit"].first - kPrinted);
+    EXPECT_LE(spans[name].second, spans["submit"].second + kPrinted);
+  }
+  EXPECT_LE(spans["linear"].second, spans["attention"].first + kPrinted);
+}
+
 TEST_F(TraceTest, ARequestIsItsPhases) {
   Trace trace(Open());
   Finish finish;
