@@ -292,7 +292,10 @@ void Engine::State::Accept(Sequence* sequence, absl::StatusOr<SampledToken> toke
     output->finish = FinishWith(token.status());
     return;
   }
-  if (sequence->generated() == 0) sequence->stats.first_token = now;
+  if (sequence->generated() == 0) {
+    sequence->stats.first_token = now;
+    for (StepObserver* observer : observers) observer->OnFirstToken(sequence->request.id);
+  }
   if (sequence->stop.Stops(token->id)) {
     output->finish = FinishFor(FinishReason::kStop);
     output->finish->stop_token_id = token->id;

@@ -22,6 +22,8 @@ class StepObserver {
   virtual void AfterCollect(const StepPlan& plan, const StepResult& result) {
     static_cast<void>(plan), static_cast<void>(result);
   }
+  // The first token of a request is known.
+  virtual void OnFirstToken(RequestId id) { static_cast<void>(id); }
   // A request ended, well or not; one that was refused never came here.
   virtual void OnFinish(RequestId id, const Finish& finish) {
     static_cast<void>(id), static_cast<void>(finish);

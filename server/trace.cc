@@ -99,16 +99,19 @@ void Trace::AfterCollect(const StepPlan& plan, const StepResult& result) {
   file_->Flush();
 }
 
+void Trace::OnFirstToken(RequestId id) { first_token_[id] = Now(); }
+
+// Of the request's own times, those of the engine, only the early ones count: the engine takes a
+// step's beginning for all that happens in it.
 void Trace::OnFinish(RequestId id, const Finish& finish) {
-  const RequestStats& stats = finish.stats;
-  const bool scheduled = stats.first_scheduled > 0, sampled = stats.first_token > 0;
-  const Seconds queued_until = scheduled ? stats.first_scheduled : stats.finished;
-  const Seconds prefilled_at = sampled ? stats.first_token : stats.finished;
-  AddEdge('b', id, "request", stats.arrival, RequestArguments(finish));
-  AddPhase(id, "queued", stats.arrival, queued_until);
-  if (scheduled) AddPhase(id, "prefill", queued_until, prefilled_at);
-  if (sampled) AddPhase(id, "decode", prefilled_at, stats.finished);
-  AddEdge('e', id, "request", stats.finished, "{}");
+  const Seconds now = Now();
+  const Seconds arrival = finish.stats.arrival, scheduled = finish.stats.first_scheduled;
+  const auto sampled = first_token_.extract(id);
+  AddEdge('b', id, "request", arrival, RequestArguments(finish));
+  AddPhase(id, "queued", arrival, scheduled > 0 ? scheduled : now);
+  if (scheduled > 0) AddPhase(id, "prefill", scheduled, sampled ? sampled.mapped() : now);
+  if (sampled) AddPhase(id, "decode", sampled.mapped(), now);
+  AddEdge('e', id, "request", now, "{}");
   file_->Flush();
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -24,6 +25,7 @@ class Trace : public StepObserver {
   void AfterSubmit(const StepPlan& plan) override;
   void BeforeCollect() override;
   void AfterCollect(const StepPlan& plan, const StepResult& result) override;
+  void OnFirstToken(RequestId id) override;
   void OnFinish(RequestId id, const Finish& finish) override;
 
   // Makes a span of each operation of a plan in flight. Uses the trace.
@@ -51,7 +53,8 @@ class Trace : public StepObserver {
   const Seconds start_;
   int64_t steps_ = 0;
   Seconds collect_begin_ = 0;
-  std::deque<InFlight> in_flight_;  // the oldest first
+  std::deque<InFlight> in_flight_;            // the oldest first
+  std::map<RequestId, Seconds> first_token_;  // of running requests
 };
 
 }  // namespace fox

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "engine/engine.h"
@@ -33,6 +34,10 @@ class Recorder : public StepObserver {
     tokens += plan.num_tokens();
     in_flight.pop_front();
   }
+  void OnFirstToken(RequestId id) override {
+    EXPECT_EQ(finished.count(id), 0u);
+    EXPECT_TRUE(started.insert(id).second);
+  }
   void OnFinish(RequestId id, const Finish& finish) override {
     EXPECT_TRUE(finished.emplace(id, finish).second);
   }
@@ -40,6 +45,7 @@ class Recorder : public StepObserver {
   std::string calls;
   int64_t tokens = 0;
   std::deque<std::string> in_flight;
+  std::set<RequestId> started;
   std::map<RequestId, Finish> finished;
 };
 
@@ -90,6 +96,7 @@ TEST_P(StepObserverTest, SeesEveryPlanAndEveryEnd) {
   EXPECT_GE(first.tokens, 5 + 2 + 5);  // two prompts and what request 1 was fed of its own
   ASSERT_EQ(first.finished.size(), 2u);
   EXPECT_EQ(first.finished[1].stats.completion_tokens, 3);
+  EXPECT_EQ(first.started.count(1), 1u);
   EXPECT_TRUE(absl::IsCancelled(first.finished[2].status));
   EXPECT_EQ(first.calls, second.calls);
 }
