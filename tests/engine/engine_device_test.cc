@@ -121,9 +121,9 @@ struct Variant {
   AcpMode acp;
 };
 
-class EngineDeviceTest : public ::testing::TestWithParam<Variant> {};
+class DeviceEngine : public ::testing::TestWithParam<Variant> {};
 
-TEST_P(EngineDeviceTest, GraphsChangeNoBit) {
+TEST_P(DeviceEngine, GraphsChangeNoBit) {
   const std::vector<Request> requests = MakeRequests(9, GetParam().vocab, 41);
   EngineConfig config = BaseConfig(GetParam().model);
   config.runner.acp = GetParam().acp;
@@ -140,7 +140,7 @@ TEST_P(EngineDeviceTest, GraphsChangeNoBit) {
   }
 }
 
-TEST_P(EngineDeviceTest, SchedulesChangeTiesOnly) {
+TEST_P(DeviceEngine, SchedulesChangeTiesOnly) {
   const std::vector<Request> requests = MakeRequests(12, GetParam().vocab, 42);
   EngineConfig config = BaseConfig(GetParam().model);
   config.runner.acp = GetParam().acp;
@@ -169,7 +169,7 @@ TEST_P(EngineDeviceTest, SchedulesChangeTiesOnly) {
   }
 }
 
-TEST_P(EngineDeviceTest, SamplesAreThoseOfTheHostsSampler) {
+TEST_P(DeviceEngine, SamplesAreThoseOfTheHostsSampler) {
   std::vector<Request> on_device = MakeRequests(12, GetParam().vocab, 43);
   for (size_t i = 0; i < on_device.size(); ++i) {
     SamplingParams& sampling = on_device[i].sampling;
@@ -204,7 +204,7 @@ TEST_P(EngineDeviceTest, SamplesAreThoseOfTheHostsSampler) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, EngineDeviceTest,
+INSTANTIATE_TEST_SUITE_P(Models, DeviceEngine,
                          ::testing::Values(Variant{"dev_pro_d64", 512, AcpMode::kCertified},
                                            Variant{"dev_pro_d64", 512, AcpMode::kOff},
                                            Variant{"dev_pro_d128", 300, AcpMode::kPaper},

@@ -50,7 +50,7 @@ void ExpectAsSampler(const SampleBatch& batch, int* at_boundary) {
   EXPECT_EQ(batch.sampled_tokens.ToHost(), tokens);
 }
 
-TEST(PhiloxDeviceTest, IsTheHosts) {
+TEST(Philox, IsTheHosts) {
   Random random(1);
   for (int i = 0; i < 1000; ++i) {
     const uint64_t seed = random(), position = i % 2 == 0 ? random() : static_cast<uint64_t>(i);
@@ -58,9 +58,9 @@ TEST(PhiloxDeviceTest, IsTheHosts) {
   }
 }
 
-class SamplerDeviceCaseTest : public ::testing::TestWithParam<int32_t> {};
+class SampleTest : public ::testing::TestWithParam<int32_t> {};
 
-TEST_P(SamplerDeviceCaseTest, SamplesWhatTheSamplerSamples) {
+TEST_P(SampleTest, SamplesWhatTheSamplerSamples) {
   const int32_t vocabulary = GetParam();
   Random random(static_cast<uint64_t>(vocabulary));
   int at_boundary = 0;
@@ -74,11 +74,11 @@ TEST_P(SamplerDeviceCaseTest, SamplesWhatTheSamplerSamples) {
   EXPECT_LE(at_boundary, 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(Vocabularies, SamplerDeviceCaseTest,
+INSTANTIATE_TEST_SUITE_P(Vocabularies, SampleTest,
                          ::testing::Values(1, 2, 7, 256, 1000, 4097, 32000, 50277));
 
 // One row, each token as often as the host samples it: all positions of one request.
-TEST(SamplerDeviceTest, ManyPositionsOfOneRequest) {
+TEST(Sample, ManyPositionsOfOneRequest) {
   constexpr int32_t kVocabulary = 600;
   Random random(5);
   const std::vector<float> logits = MakeLogits(Logits::kNormal, kVocabulary, random);
@@ -96,13 +96,13 @@ TEST(SamplerDeviceTest, ManyPositionsOfOneRequest) {
   EXPECT_LE(at_boundary, 1);
 }
 
-TEST(SamplerDeviceTest, NoRowsIsNoWork) {
+TEST(Sample, NoRowsIsNoWork) {
   SampleParams params;
   params.logits.cols = 7;
   EXPECT_EQ(Sample(params, nullptr), cudaSuccess);
 }
 
-TEST(SamplerDeviceTest, AGraphSamplesForTheRowsOfTheMoment) {
+TEST(Sample, AGraphSamplesForTheRowsOfTheMoment) {
   constexpr int32_t kVocabulary = 50277;
   constexpr size_t kRows = 8;
   Random random(9);

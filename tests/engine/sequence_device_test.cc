@@ -198,9 +198,9 @@ void SampleMany(size_t count, int steps, int32_t vocabulary, cudaStream_t stream
   }
 }
 
-class SequenceDeviceTest : public ::testing::TestWithParam<int32_t> {};
+class SequenceSamples : public ::testing::TestWithParam<int32_t> {};
 
-TEST_P(SequenceDeviceTest, AreThoseOfTheSampler) {
+TEST_P(SequenceSamples, AreThoseOfTheSampler) {
   const int32_t vocabulary = GetParam();
   Random random(static_cast<uint64_t>(vocabulary) + 1);
   Seen seen;
@@ -217,7 +217,7 @@ TEST_P(SequenceDeviceTest, AreThoseOfTheSampler) {
   EXPECT_GT(seen.all_masked, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Vocabularies, SequenceDeviceTest,
+INSTANTIATE_TEST_SUITE_P(Vocabularies, SequenceSamples,
                          ::testing::Values(1, 2, 7, 1000, 4097, 50277));
 
 // Samples whatever the rows of the moment ask for, as one graph.
@@ -245,7 +245,7 @@ class SampleGraph {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-TEST(SequenceGraphDeviceTest, AreThoseOfTheSampler) {
+TEST(SequenceSamplesInAGraph, AreThoseOfTheSampler) {
   Random random(11);
   Seen seen;
   cudaStream_t stream = nullptr;
@@ -260,7 +260,7 @@ TEST(SequenceGraphDeviceTest, AreThoseOfTheSampler) {
 }
 
 // What an entry does, and that the neighbouring slots are left alone.
-TEST(TokenStatesDeviceTest, AreZeroAndThenTheEntries) {
+TEST(PenaltyState, AreZeroAndThenTheEntries) {
   constexpr int32_t kVocabulary = 1500, kSlots = 3;
   const std::vector<PenaltyEntry> host = {{7, {0.5f, 0}},
                                           {7, {0, kTokenAllowed}},
