@@ -71,7 +71,7 @@ void StepReadback::Enqueue(const MatrixView& logits) {
   Fetch(batch_.output_buffer(),
         sequences_.empty() ? BatchBuilder::kFreePagesBytes : batch_.output_bytes(), outputs_);
   const bool wanted = std::any_of(sequences_.begin(), sequences_.end(),
-                                  [](const Sequence& s) { return s.rows > 0 && !s.sampled; });
+                                  [](const Awaited& s) { return s.rows > 0 && !s.sampled; });
   logits_view_ = wanted ? logits : MatrixView{};
   if (wanted) {
     const size_t bytes = static_cast<size_t>(logits.rows * logits.cols) * SizeOf(logits.dtype);
@@ -104,7 +104,7 @@ StepResult StepReadback::Deliver(const ExecutorLimits& limits, std::vector<AcpSt
   const float* logits = Logits();
   int64_t row = 0;
   for (size_t i = 0; i < sequences_.size(); ++i) {
-    const Sequence& seq = sequences_[i];
+    const Awaited& seq = sequences_[i];
     result.logits.push_back(seq.rows == 0 || seq.sampled ? nullptr
                                                          : logits + row * logits_view_.cols);
     row += seq.rows;

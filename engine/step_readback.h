@@ -40,7 +40,7 @@ class StepReadback {
   StepResult Deliver(const ExecutorLimits& limits, std::vector<AcpStats>* slots);
 
  private:
-  struct Sequence {
+  struct Awaited {
     int32_t slot;
     int64_t rows;  // of logits
     bool sampled;  // on the device
@@ -56,7 +56,7 @@ class StepReadback {
   const BatchBuilder& batch_;
   DeviceQueue* const queue_;  // null: calls return when their work is done
   std::vector<int32_t> released_;
-  std::vector<Sequence> sequences_;
+  std::vector<Awaited> sequences_;
   Buffer staging_, entries_, outputs_;
   Buffer logits_;                 // [rows, V], as far as wanted
   MatrixView logits_view_;        // of the backend's; no rows: none are wanted

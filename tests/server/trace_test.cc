@@ -1,15 +1,12 @@
-// TraceFile and Trace: whole JSON after every write, within its bytes; events of steps and
-// requests.
+// Trace: events of steps, operations and requests.
 #include "server/trace.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <filesystem>
 #include <fstream>
 #include <map>
-#include <sstream>
 
 #include "nlohmann/json.hpp"
 
@@ -21,53 +18,19 @@ using Json = nlohmann::json;
 
 class TraceTest : public ::testing::Test {
  protected:
-  std::unique_ptr<TraceFile> Open(int64_t max_bytes = TraceFile::kMaxBytes) {
-    absl::StatusOr<std::unique_ptr<TraceFile>> file = TraceFile::Create(path_, max_bytes);
+  std::unique_ptr<TraceFile> Open() const {
+    absl::StatusOr<std::unique_ptr<TraceFile>> file = TraceFile::Create(path_);
     EXPECT_TRUE(file.ok()) << file.status();
     return *std::move(file);
   }
-  std::string Text() const {
-    std::ostringstream text;
-    text << std::ifstream(path_).rdbuf();
-    return text.str();
-  }
   // Fails when the file is not whole.
-  Json Events() const { return Json::parse(Text()).at("traceEvents"); }
+  Json Events() const {
+    std::ifstream file(path_);
+    return Json::parse(file).at("traceEvents");
+  }
 
   const std::string path_ = ::testing::TempDir() + "/trace_test.json";
 };
-
-TEST_F(TraceTest, TheFileIsWholeAfterEveryWrite) {
-  const std::unique_ptr<TraceFile> file = Open();
-  for (size_t i = 1; i <= 5; ++i) {
-    EXPECT_EQ(Events().size(), i);  // the first one names the process
-    file->Add("{\"ph\":\"i\",\"name\":\"x\"}");
-    EXPECT_EQ(Events().size(), i);
-    file->Flush();
-  }
-}
-
-TEST_F(TraceTest, ItEndsWithinItsBytesAndSaysSo) {
-  constexpr int64_t kMost = 2000;
-  std::unique_ptr<TraceFile> file = Open(kMost);
-  for (int i = 0; i < 1000; ++i) file->Add("{\"ph\":\"i\",\"name\":\"event\"}");
-  file->Flush();
-  const size_t events = Events().size();
-  EXPECT_GT(events, 30u);
-  EXPECT_EQ(Events().back()["args"]["labels"], "the trace is full");
-  EXPECT_LE(std::filesystem::file_size(path_), kMost);
-  file->Add("{}");
-  file.reset();
-  EXPECT_EQ(Events().size(), events);
-}
-
-TEST_F(TraceTest, AFileThatCannotBeWrittenIsRefused) {
-  for (const char* path : {"/no-such-directory/trace.json", "/dev/full"}) {
-    const absl::Status status = TraceFile::Create(path).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << path;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("--trace")) << path;
-  }
-}
 
 // Plans of two tokens each.
 StepPlan TwoTokens() {
