@@ -85,7 +85,7 @@ std::string DescribeMemory(const ModelRunner& runner) {
       "  KV pages         %8.1f MiB  (%d pages of %.1f KiB: %d tokens x 1 head; pool holds %d "
       "tokens unpruned)\n"
       "  KV tables        %8.1f MiB  (%d sequences of at most %d tokens)\n"
-      "  token states     %8.1f MiB  (biases and counts, for samples on the device)\n"
+      "  penalty state    %8.1f MiB  (biases and counts, for sampling on the device)\n"
       "  activations      %8.1f MiB  (%d tokens and %d logit rows a step)\n",
       Mib(static_cast<double>(weights.linear_bytes())),
       Mib(static_cast<double>(weights.embeddings.bytes())), Mib(page * shape.num_pages),

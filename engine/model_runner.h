@@ -37,7 +37,7 @@ RunnerOptions WithStepSizes(RunnerOptions options, bool on_gpu);
 
 PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options);
 
-// Bytes of the token states that a backend samples with: one for every slot and token of the
+// Bytes of the penalty state that a backend samples with: one entry per slot and token of the
 // vocabulary.
 size_t PenaltyStateBytes(const ModelConfig& config, const RunnerOptions& options);
 
@@ -56,7 +56,7 @@ class ModelRunner : public StepExecutor {
   absl::Status CaptureGraphs();
 
   // Logits of the last submitted plan in the residual dtype, all rows of all sequences; memory of
-  // the backend. Rows sampled from with an logits_processor hold the processed ones.
+  // the backend. Rows with a logits processor hold the processed ones.
   const MatrixView& logits() const { return logits_; }
   KvCache& cache() { return cache_; }
   const FoxWeights& weights() const { return weights_; }
