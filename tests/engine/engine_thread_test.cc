@@ -31,9 +31,9 @@ FakeOptions Options() {
   FakeOptions options;
   options.limits.num_pages = 60;
   options.limits.lists_per_slot = 2;
-  options.limits.max_slots = 8;
+  options.limits.max_num_seqs = 8;
   options.limits.max_model_len = 400;
-  options.limits.max_batch_tokens = 64;
+  options.limits.max_num_batched_tokens = 64;
   options.limits.max_logit_rows = 16;
   options.limits.vocab_size = 30;
   return options;
@@ -85,7 +85,7 @@ void WaitUntil(const std::function<bool()>& condition) {
 }
 
 // With one step or two in flight.
-class EngineThreadDepth : public testing::TestWithParam<int> {
+class EngineThreadDepthTest : public testing::TestWithParam<int> {
  protected:
   static FakeOptions DepthOptions() {
     FakeOptions options = Options();
@@ -94,9 +94,9 @@ class EngineThreadDepth : public testing::TestWithParam<int> {
     return options;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Depths, EngineThreadDepth, testing::Values(1, 2));
+INSTANTIATE_TEST_SUITE_P(Depths, EngineThreadDepthTest, testing::Values(1, 2));
 
-TEST_P(EngineThreadDepth, RunsARequest) {
+TEST_P(EngineThreadDepthTest, RunsARequest) {
   Running running(DepthOptions());
   EXPECT_TRUE(running.thread.idle());
   Collector collector;
@@ -109,7 +109,7 @@ TEST_P(EngineThreadDepth, RunsARequest) {
   EXPECT_EQ(running.thread.stats().finished, 1);
 }
 
-TEST(EngineThread, AnswersErrorsAndNeverCallsTheSink) {
+TEST(EngineThreadTest, AnswersErrorsAndNeverCallsTheSink) {
   Running running;
   const OutputSink never = [](const RequestOutput&) { ADD_FAILURE(); };
   EXPECT_TRUE(absl::IsInvalidArgument(running.thread.Submit(Request(), never)));
@@ -122,7 +122,7 @@ TEST(EngineThread, AnswersErrorsAndNeverCallsTheSink) {
   EXPECT_TRUE(absl::IsCancelled(collector.Wait().status));
 }
 
-TEST_P(EngineThreadDepth, AcknowledgementsWakeIt) {
+TEST_P(EngineThreadDepthTest, AcknowledgementsWakeIt) {
   Running running(DepthOptions());
   Collector collector;
   Request request = MakeRequest(1, 20);
@@ -135,7 +135,7 @@ TEST_P(EngineThreadDepth, AcknowledgementsWakeIt) {
   EXPECT_EQ(collector.Wait().reason, FinishReason::kLength);
 }
 
-TEST(EngineThread, SinksMayCallBack) {
+TEST(EngineThreadTest, SinksMayCallBack) {
   Running running;
   std::promise<absl::Status> nested_verdict;
   Collector nested;
@@ -158,7 +158,7 @@ TEST(EngineThread, SinksMayCallBack) {
   EXPECT_TRUE(nested.Wait().status.ok());
 }
 
-TEST(EngineThread, DeadlinesFireWhileNothingRuns) {
+TEST(EngineThreadTest, DeadlinesFireWhileNothingRuns) {
   Running running;
   Collector collector;
   Request request = MakeRequest(1, 100);
@@ -168,7 +168,7 @@ TEST(EngineThread, DeadlinesFireWhileNothingRuns) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(collector.Wait().status));
 }
 
-TEST_P(EngineThreadDepth, DrainRefusesNewRequestsOnly) {
+TEST_P(EngineThreadDepthTest, DrainRefusesNewRequestsOnly) {
   Running running(DepthOptions());
   Collector collector;
   Request request = MakeRequest(1, 20);
@@ -184,7 +184,7 @@ TEST_P(EngineThreadDepth, DrainRefusesNewRequestsOnly) {
   WaitUntil([&] { return running.thread.idle(); });
 }
 
-TEST_P(EngineThreadDepth, StopEndsAllWithUnavailable) {
+TEST_P(EngineThreadDepthTest, StopEndsAllWithUnavailable) {
   Running running(DepthOptions());
   Collector paused;
   Request request = MakeRequest(1, 100);
@@ -198,7 +198,7 @@ TEST_P(EngineThreadDepth, StopEndsAllWithUnavailable) {
   running.thread.Stop();  // again is harmless
 }
 
-TEST_P(EngineThreadDepth, AfterAFailureEverythingIsUnavailable) {
+TEST_P(EngineThreadDepthTest, AfterAFailureEverythingIsUnavailable) {
   FakeOptions options = DepthOptions();
   options.fail_at_run = 3;
   Running running(options);
@@ -210,7 +210,7 @@ TEST_P(EngineThreadDepth, AfterAFailureEverythingIsUnavailable) {
   WaitUntil([&] { return running.thread.idle(); });
 }
 
-TEST(EngineThread, HeartbeatGoesOnWhenIdle) {
+TEST(EngineThreadTest, HeartbeatGoesOnWhenIdle) {
   Running running;
   for (int i = 0; i < 5; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(60));
@@ -231,7 +231,7 @@ class HangingExecutor : public FakeExecutor {
   std::promise<void> gate;
 };
 
-TEST_P(EngineThreadDepth, HeartbeatStopsWhenAStepHangs) {
+TEST_P(EngineThreadDepthTest, HeartbeatStopsWhenAStepHangs) {
   HangingExecutor executor(DepthOptions());
   EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
   Collector collector;
@@ -242,9 +242,9 @@ TEST_P(EngineThreadDepth, HeartbeatStopsWhenAStepHangs) {
   WaitUntil([&] { return thread.HeartbeatAge() < 0.2; });
 }
 
-TEST_P(EngineThreadDepth, EightThreadsSubmitAndCancel) {
+TEST_P(EngineThreadDepthTest, EightThreadsSubmitAndCancel) {
   EngineOptions engine_options;
-  engine_options.max_queued_requests = 1000;
+  engine_options.max_num_queued_reqs = 1000;
   Running running(DepthOptions(), engine_options);
   constexpr int kThreads = 8, kRequests = 60;
   std::atomic<int> accepted{0}, finished{0}, wrong{0};
@@ -287,7 +287,7 @@ TEST_P(EngineThreadDepth, EightThreadsSubmitAndCancel) {
   EXPECT_EQ(running.executor.free_pages(), 60);
 }
 
-TEST_P(EngineThreadDepth, StopRacesWithSubmit) {
+TEST_P(EngineThreadDepthTest, StopRacesWithSubmit) {
   for (int round = 0; round < 20; ++round) {
     Running running(DepthOptions());
     std::atomic<int> accepted{0}, finished{0};
