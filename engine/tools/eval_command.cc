@@ -20,8 +20,7 @@ void EvalFlags::Register(FlagSet& flags) {
   flags.Choice("device", {"auto", "cpu", "cuda"}, "where to compute", &device);
   flags.Choice("dtype", {"auto", "f64", "f32", "bf16"}, "weights and KV pages", &dtype);
   flags.Choice("acp", {"off", "paper", "certified"}, "which bound drops pages", &acp);
-  flags.Double("log-tolerance", "X", "log eps; 0: the checkpoint's own, else -10", -700, 0,
-               &log_tolerance);
+  flags.OptionalDouble("log-tolerance", "X", "log eps [the checkpoint's, or -10]", &log_tolerance);
   flags.Int("chunk", "N", "prefill tokens a step", 1, 1 << 20, &chunk);
   flags.Int("threads", "N", "0: one per core", 0, 4096, &threads);
   flags.Bool("plain-gemm", "row-independent matrix products (CPU)", &plain_gemm);
@@ -34,7 +33,7 @@ EngineConfig EvalFlags::Config(int64_t tokens) const {
   config.device = device;
   config.dtype = dtype;
   config.runner.acp = *ParseAcpMode(acp);
-  if (log_tolerance < 0) config.log_tolerance = log_tolerance;
+  config.log_tolerance = log_tolerance;
   config.threads = static_cast<int>(threads);
   config.kv_cache_tokens = tokens;
   config.gpu_memory_utilization = 1;  // all that is free may be used: little of it will be
@@ -49,7 +48,7 @@ EngineConfig EvalFlags::Config(int64_t tokens) const {
 
 double EvalFlags::Tolerance(const ModelConfig& config) const {
   if (acp == "off") return -std::numeric_limits<double>::infinity();
-  return log_tolerance < 0 ? log_tolerance : config.log_pruning_tolerance.value_or(-10.0);
+  return log_tolerance.value_or(config.log_pruning_tolerance.value_or(-10.0));
 }
 
 absl::Status ParseOrHelp(FlagSet& flags, const std::vector<std::string>& arguments,
