@@ -229,7 +229,7 @@ absl::Status Checkpoint::TakeTensors(const SafetensorsEntries& tensors) {
   final_norm_ = taker.Take("model.norm.weight", {d});
   const bool stored_head = !config_.tie_word_embeddings || taker.Has("lm_head.weight");
   if (stored_head) lm_head_ = taker.Take("lm_head.weight", {config_.vocab_size, d});
-  if (const absl::Status status = taker.Finish(); !status.ok()) return status;
+  if (absl::Status status = taker.Finish(); !status.ok()) return status;
 
   for (const auto& [name, entry] : tensors) {
     parameter_count_ += static_cast<int64_t>(entry.data.size() / SizeOf(*entry.dtype));

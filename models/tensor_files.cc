@@ -109,7 +109,7 @@ absl::Status TensorFiles::AddShards(const ModelDir& dir) {
 
 absl::Status TensorFiles::CheckUnchanged() const {
   for (const MappedFile& file : files_) {
-    const absl::Status status = file.CheckUnchanged();
+    absl::Status status = file.CheckUnchanged();
     if (!status.ok()) return status;
   }
   return absl::OkStatus();

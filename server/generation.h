@@ -61,9 +61,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
     int stop = -1;  // index of the stop string found
   };
   struct Arrival {
-    size_t sequence;
+    size_t sequence = 0;
     RequestOutput output;
-    Seconds when;  // the engine stamps a step with its start; clients wait for its end
+    Seconds when = 0;  // the engine stamps a step with its start; clients wait for its end
   };
 
   Generation(ServerCore& core, std::string request_id, Seconds deadline,

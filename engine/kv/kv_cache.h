@@ -1,6 +1,6 @@
 // KvCache: owns the memory behind a PagedKv and answers questions about it. Pages are taken and
-// given back by the backend (Ops::BeginStep, Evict, Release), never here; see kernels/paged_kv.h for
-// the layout and the invariants that Audit checks.
+// given back by the backend (Ops::BeginStep, Evict, Release), never here; see kernels/paged_kv.h
+// for the layout and the invariants that Audit checks.
 #pragma once
 
 #include <cstddef>

@@ -39,11 +39,11 @@ absl::Status ByteLevelBpe::SetTokens(const BpeDefinition& definition, int64_t mo
     return absl::OkStatus();
   };
   for (const auto& [token, id] : definition.vocab) {
-    const absl::Status status = add(token, id);
+    absl::Status status = add(token, id);
     if (!status.ok()) return status;
   }
   for (const AddedToken& token : definition.added) {
-    const absl::Status status = add(token.content, token.id);
+    absl::Status status = add(token.content, token.id);
     if (!status.ok()) return status;
     const auto in_vocab = definition.vocab.find(token.content);
     if (in_vocab != definition.vocab.end() && in_vocab->second != token.id) {

@@ -123,7 +123,7 @@ absl::Status CheckPieces(SentencePieceFile* file, const Settings& settings) {
   size_t byte_pieces = 0;
   for (size_t id = 0; id < file->pieces.size(); ++id) {
     const Piece& piece = file->pieces[id];
-    const absl::Status status = CheckPiece(piece, id);
+    absl::Status status = CheckPiece(piece, id);
     if (!status.ok()) return status;
     if (!id_of_text.emplace(piece.text, static_cast<int32_t>(id)).second) {
       return Error(absl::StrCat("piece ", Quoted(piece.text), " is there twice"));

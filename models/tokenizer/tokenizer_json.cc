@@ -169,7 +169,7 @@ absl::Status ReadPostProcessor(const Json& json, BpeDefinition* definition) {
     if (type == "ByteLevel") continue;  // moves offsets only
     if (type != "TemplateProcessing" || seen) return Unsupported("post_processor", type);
     seen = true;
-    const absl::Status status = ReadTemplate(*step, definition);
+    absl::Status status = ReadTemplate(*step, definition);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();

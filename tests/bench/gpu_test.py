@@ -30,31 +30,31 @@ LOG_LINES = 40
 # What runs under compute-sanitizer, which is slow: of each program small cases that reach its
 # kernels and, where there are rings of tiles, go around them.
 KERNEL_CASES = {
-    "cuda_append_test": ("AppendTest.EverythingAtOnce", "AppendTest.PaperWithoutNorm"),
-    # The kernel of work items and, after it, that of clusters; mixed batches have only the former.
-    "cuda_decode_test": ("HeadDim/DecodeShapes.GroupsOfQueryHeads/64",
-                         "HeadDim/DecodeShapes.PrunedWindowsOfAllWidths/128",
-                         "DecodeAttention.MixedBatch"),
-    "cuda_prefill_sm80_test": ("Cases/PrefillSm80Test.MatchesFloat64/StrongGatesOff16",
-                               "Cases/PrefillSm80Test.MatchesFloat64/StrongGatesCertified64"),
-    "cuda_prefill_sm90_test": ("Cases/PrefillSm90Test.MatchesFloat64/StrongGatesOff32",
-                               "Cases/PrefillSm90Test.MatchesFloat64/StrongGatesCertified64",
-                               "Cases/PrefillSm90Test.MatchesFloat64/StrongGatesCertified128"),
-    "cuda_prune_boundary_test": (
-        "Modes/PruneBoundaryTest.StrongGates/Certified",
-        "HeadDim/MeasuredBoundaryTest.TilesSkipWhatTheirQueriesAllow/64"),
-    # The streaming kernel for 1 and 4 rows, the tensor core kernel for 32.
-    "cuda_linear_test": ("Rows/LinearTransformTest.RmsNorm/1",
-                         "Rows/LinearTransformTest.GatedActAndConversion/4",
-                         "Rows/LinearTransformTest.GatedActAndConversion/32"),
-    "cuda_embed_test": ("EmbedTest.ReplacesSampledTokensAndClamps", "GatherRowsTest.CopiesRows"),
-    "cuda_input_transform_test": ("TransformRowsTest.RmsNorm", "TransformRowsTest.OutputGate",
-                                  "TransformRowsTest.GatedActAndConversion"),
-    "cuda_page_pool_test": ("PagePoolTest.ATooSmallPoolIsReported",
-                            "PagePoolTest.PagesThatComeBackTwiceAreReported"),
-    "cuda_paging_test": ("PagingTest.LongPrefillEvictsAcrossManyWindows",
-                         "PagingTest.ReleaseResetsTheState"),
-    "sampler_device_test": ("Vocabularies/SampleTest.SamplesWhatTheSamplerSamples/5",),
+    "append_test": ("AppendTest.EverythingAtOnce", "AppendTest.PaperWithoutNorm"),
+    # The kernel of splits and, after it, that of clusters; mixed batches have only the former.
+    "decode_test": ("HeadDim/DecodeShapes.GroupsOfQueryHeads/64",
+                    "HeadDim/DecodeShapes.PrunedWindowsOfAllWidths/128",
+                    "DecodeAttention.MixedBatch"),
+    "sm80_kernel_test": ("Cases/PrefillSm80Test.MatchesFloat64/StrongGatesOff16",
+                         "Cases/PrefillSm80Test.MatchesFloat64/StrongGatesCertified64"),
+    "sm90_kernel_test": ("Cases/PrefillSm90Test.MatchesFloat64/StrongGatesOff32",
+                         "Cases/PrefillSm90Test.MatchesFloat64/StrongGatesCertified64",
+                         "Cases/PrefillSm90Test.MatchesFloat64/StrongGatesCertified128"),
+    "prune_boundary_test": ("Modes/PruneBoundaryTest.StrongGates/Certified",
+                            "HeadDim/MeasuredBoundaryTest.TilesSkipWhatTheirQueriesAllow/64"),
+    # The small-batch kernel for 1 and 4 rows, the skinny one for 6, cuBLASLt for 32.
+    "linear_test": ("Rows/LinearTransformTest.RmsNorm/1",
+                    "Rows/LinearTransformTest.GatedActAndConversion/4",
+                    "Rows/LinearTransformTest.GatedActAndConversion/6",
+                    "Rows/LinearTransformTest.GatedActAndConversion/32"),
+    "embed_test": ("EmbedTest.ReplacesSampledTokensAndClamps", "GatherRowsTest.CopiesRows"),
+    "input_transform_test": ("TransformRowsTest.RmsNorm", "TransformRowsTest.OutputGate",
+                             "TransformRowsTest.GatedActAndConversion"),
+    "page_pool_test": ("PagePoolTest.ATooSmallPoolIsReported",
+                       "PagePoolTest.PagesThatComeBackTwiceAreReported"),
+    "paging_test": ("PagingTest.LongPrefillEvictsAcrossManyWindows",
+                    "PagingTest.ReleaseResetsTheState"),
+    "sample_test": ("Vocabularies/SampleTest.SamplesWhatTheSamplerSamples/5",),
     "sequence_device_test": ("Vocabularies/SequenceSamples.AreThoseOfTheSampler/3",
                              "PenaltyState.AreZeroAndThenTheEntries"),
 }
@@ -72,10 +72,10 @@ TOOLS = {
         "--kernel-name-exclude", "kns=prefill_sm90_cu",
         # Bounds the engine's run; the kernels' own cases launch fewer.
         "--launch-count", "1500",
-        # Of a block, at most: two for each of the 16 stages of linear/small_batch_gemm.cu. Barriers that a loop
+        # Of a block, at most: two for each of the 16 stages of linear/gemv.cu. Barriers that a loop
         # initialises are not counted automatically.
         "--num-cuda-barriers", "32",
-        # That a barrier waits for the bytes of a bulk copy is not modelled: what linear/small_batch_gemm.cu
+        # That a barrier waits for the bytes of a bulk copy is not modelled: what linear/gemv.cu
         # reads of its weights would be reported.
         "--check-bulk-copy", "no",
     ],

@@ -71,7 +71,7 @@ class Collector {
 };
 
 struct Running {
-  explicit Running(FakeOptions options = Options(), EngineOptions engine_options = {})
+  explicit Running(FakeOptions options = Options(), const EngineOptions& engine_options = {})
       : executor(std::move(options)), thread(std::make_unique<Engine>(engine_options, executor)) {}
   FakeExecutor executor;
   EngineThread thread;

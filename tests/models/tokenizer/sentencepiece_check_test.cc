@@ -227,7 +227,8 @@ TEST(SentencePieceCheck, RandomDamage) {
   EXPECT_TRUE(Create(demo).ok());
   for (int round = 0; round < 40; ++round) {
     std::string model = demo;
-    model[rng() % model.size()] ^= static_cast<char>(1u << (rng() % 8));
+    char& byte = model[rng() % model.size()];
+    byte = static_cast<char>(byte ^ (1 << (rng() % 8)));
     LoadThenUse(model);
     LoadThenUse(demo.substr(0, rng() % demo.size()));
   }
