@@ -53,12 +53,6 @@ __device__ __forceinline__ double* RecordOf(const StepSchedule& schedule, const 
          (block * kv.shape.q_heads + q_head) * (kv.shape.head_dim + int{kRecordHeader});
 }
 
-// Whether a bound is || diagonal * k || alone, as QK-norm gives it.
-inline bool IsDiagonal(const QueryBound& bound) {
-  return bound.diagonal != nullptr && bound.dense == nullptr && bound.linear == nullptr &&
-         bound.absolute == nullptr;
-}
-
 // Good to 2^-22, which the bounds' own slack pays for. A NaN stays.
 __device__ __forceinline__ float SquareRoot(float x) { return x == 0 ? 0 : x * rsqrtf(x); }
 

@@ -4,9 +4,11 @@
 #include <cmath>
 
 #include "kernels/acp.h"
-#include "kernels/cuda/append/page_sums.cuh"
 #include "kernels/cuda/attention/prune_boundary.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
+#include "kernels/cuda/primitives/vec8.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
 
 namespace fox::cuda {
