@@ -26,6 +26,12 @@ struct QueryBound {
   const double* max_norm_product = nullptr;
 };
 
+// Whether a bound is || diagonal * k || alone, as QK-norm gives it.
+inline bool IsDiagonal(const QueryBound& bound) {
+  return bound.diagonal != nullptr && bound.dense == nullptr && bound.linear == nullptr &&
+         bound.absolute == nullptr;
+}
+
 FOX_HOST_DEVICE inline double MaxNormProduct(const QueryBound& bound, int head) {
   return (bound.max_norm_product != nullptr ? bound.max_norm_product : bound.max_logit_bound)[head];
 }

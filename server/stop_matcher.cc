@@ -6,7 +6,6 @@
 namespace fox {
 
 StopMatcher::StopMatcher(const std::vector<std::string>& stops) : nodes_(1) {
-  root_.fill(0);
   for (size_t i = 0; i < stops.size(); ++i) Insert(stops[i], static_cast<int32_t>(i));
   Link();
 }

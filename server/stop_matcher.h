@@ -34,7 +34,7 @@ class StopMatcher {
   void Link();
 
   std::vector<Node> nodes_;
-  std::array<int32_t, 256> root_;  // children of the root, 0 where there is none
+  std::array<int32_t, 256> root_ = {};  // children of the root, 0 where there is none
   int32_t state_ = 0;
 };
 

@@ -71,12 +71,12 @@ class WidePage {
 // One query head of one row.
 template <typename T>
 struct Walker {
-  TileRow<T> row;
-  int head_in_group;
-  int64_t batch_row;
-  double c;              // upper bound on the row's cumulative log gate
-  int left;              // pages before this one are excluded by the bound
-  int last;              // the page it visited last
+  TileRow<T> row = {};
+  int head_in_group = 0;
+  int64_t batch_row = 0;
+  double c = 0;          // upper bound on the row's cumulative log gate
+  int left = 0;          // pages before this one are excluded by the bound
+  int last = 0;          // the page it visited last
   bool stopped = false;  // by its own certificate
 };
 

@@ -58,7 +58,7 @@ class PlainGemm : public Gemm {
     const int64_t panels = PanelWeight<T>::Panels(weight.out());
     const bool parallel = weight.out() * weight.in() * in.rows > kParallelElements;
     pool_.ForEach(panels, parallel, [&](int64_t p) {
-      GemmPanel<T> call;
+      GemmPanel<T> call = {};
       call.in = static_cast<const T*>(in.data);
       call.in_stride = in.row_stride;
       call.rows = in.rows;

@@ -21,6 +21,7 @@ import judge
 import plot_results
 
 HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 
 
 def step(acp: str, seconds: float, batch: int = 32, context: int = 16384) -> dict:
@@ -66,7 +67,13 @@ class JudgeTest(unittest.TestCase):
 
 
 class TableTest(unittest.TestCase):
-    """The README's table."""
+    """The table in tests/bench/README.md."""
+
+    def test_it_is_that_of_the_committed_measurements(self) -> None:
+        results = json.loads((HERE / "results" / "h200.json").read_text(encoding="utf-8"))
+        text = plot_results.README.read_text(encoding="utf-8")
+        shown = text.split(plot_results.BEGIN)[1].split(plot_results.END)[0]
+        self.assertEqual(shown.strip(), plot_results.table(results))
 
     def test_it_replaces_what_stands_between_the_marks(self) -> None:
         report = {"parts": {"decode": {"rows": [step(acp, 0.01) for acp in plot_results.MODES]}}}
@@ -116,6 +123,17 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(output.splitlines()[-1], "1 passed, 1 failed")
         self.assertEqual(judged, {"golden_error": "0.5"})
 
+    def test_the_cases_for_the_sanitizer_exist(self) -> None:
+        sources = "".join(path.read_text(encoding="utf-8")
+                          for path in (ROOT / "tests").rglob("*_test.cc"))
+        known = {".".join(names) for names in
+                 re.findall(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", sources, re.MULTILINE)}
+        for program, cases in (gpu_test.KERNEL_CASES | gpu_test.ENGINE_CASES).items():
+            for case in cases:
+                with self.subTest(program=program, case=case):
+                    # Prefix/Suite.Name/Parameter
+                    self.assertIn(re.search(r"\w+\.\w+", case).group(), known)
+
     def test_small_cases_run_under_the_sanitizer(self) -> None:
         # A program that runs as many cases as it is asked for, except that one lacks one; a
         # sanitizer that finds something in one program.
@@ -123,12 +141,12 @@ class RunnerTest(unittest.TestCase):
 echo "[==========] Running $(echo "$1" | tr ':' '\\n' | grep -c .) tests from 1."
 """
         programs = dict.fromkeys([*gpu_test.KERNEL_CASES, *gpu_test.ENGINE_CASES], cases)
-        programs["cuda_paging_test"] = cases.replace("grep -c .", "grep -c Prefill")
+        programs["paging_test"] = cases.replace("grep -c .", "grep -c Prefill")
         sanitizer = """echo ========= COMPUTE-SANITIZER
 for last; do :; done
 while [ ! -x "$1" ]; do tool="$tool $1"; shift; done
 "$1" "$last"
-case "$tool $1" in *racecheck*_append_test) echo '========= Error: Race reported'; exit 1;; esac
+case "$tool $1" in *racecheck*/append_test) echo '========= Error: Race reported'; exit 1;; esac
 echo "========= ERROR SUMMARY: 0 errors"
 """
         code, output, judged = self.run_tests(
@@ -140,10 +158,10 @@ echo "========= ERROR SUMMARY: 0 errors"
                          [f"memcheck.{name}" for name in kernels] +
                          ["racecheck.engine_device_test", "memcheck.engine_device_test"])
         failed = [name for name, line in zip(names, lines) if line.startswith("FAIL")]
-        self.assertEqual(failed, ["racecheck.cuda_append_test", "racecheck.cuda_paging_test",
-                                  "memcheck.cuda_paging_test"])
-        self.assertIn("cuda_append_test: exit code 1\n    | ========= Error: Race", output)
-        self.assertIn("memcheck.cuda_paging_test: 1 of 2 cases are there, 0 errors", output)
+        self.assertEqual(failed, ["racecheck.append_test", "racecheck.paging_test",
+                                  "memcheck.paging_test"])
+        self.assertIn("append_test: exit code 1\n    | ========= Error: Race", output)
+        self.assertIn("memcheck.paging_test: 1 of 2 cases are there, 0 errors", output)
         self.assertIn("memcheck.engine_device_test: 0 errors", output)
         self.assertEqual(code, 1)
         self.assertEqual(judged, {})  # a few cases do not speak for the whole test

@@ -141,7 +141,8 @@ absl::Status MakeModel(const std::vector<std::string>& arguments) {
   const std::vector<Tensor> tensors = TensorsOf(*config);
   const std::string header = Header(tensors);
   const uint64_t length = header.size();  // little-endian, as every machine of ours is
-  out.write(reinterpret_cast<const char*>(&length), sizeof(length)).write(header.data(), length);
+  out.write(reinterpret_cast<const char*>(&length), sizeof(length))
+      .write(header.data(), static_cast<std::streamsize>(length));
   std::vector<BFloat16> values;
   int64_t parameters = 0;
   for (size_t i = 0; i < tensors.size() && out; ++i) {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Draws the README's plots and writes its GPU table from a JSON of gpu_bench.py.
+"""Draws the plots of tests/bench/README.md and writes its GPU table from a JSON of gpu_bench.py.
 
 The table replaces what stands between the lines `<!-- gpu-results -->` and `<!-- /gpu-results -->`
-of README.md; plots are small SVG files beside the JSON. Without matplotlib only the table is made.
+there; plots are small SVG files beside the JSON. Without matplotlib only the table is made.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import judge
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+README = ROOT / "tests/bench/README.md"
 BEGIN, END = "<!-- gpu-results -->", "<!-- /gpu-results -->"
 MODES = ("off", "paper", "certified")
 COLOURS = {"off": "#888888", "paper": "#d9822b", "certified": "#2b6cb0"}
@@ -160,7 +161,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("json", type=pathlib.Path, nargs="?",
                         default=ROOT / "tests/bench/results/h200.json")
-    parser.add_argument("--readme", type=pathlib.Path, default=ROOT / "README.md")
+    parser.add_argument("--readme", type=pathlib.Path, default=README)
     parser.add_argument("--print", action="store_true", help="prints the table, changes no README")
     arguments = parser.parse_args()
     report = json.loads(arguments.json.read_text(encoding="utf-8"))

@@ -56,7 +56,7 @@ class Process {
   // Reads until `text` has appeared or the output ends.
   bool ReadUntil(const std::string& text) {
     while (output.find(text) == std::string::npos || output.back() != '\n') {
-      std::array<char, 4096> buffer;
+      std::array<char, 4096> buffer = {};
       const ssize_t n = read(out_, buffer.data(), buffer.size());
       if (n <= 0) return false;
       output.append(buffer.data(), static_cast<size_t>(n));

@@ -118,7 +118,7 @@ double Error(const Golden& golden, const Mode& mode) {
   TeacherForcingOptions options;
   options.chunk = mode.chunk;
   options.decode_from = mode.decode_from;
-  options.log_tolerance = mode.acp == AcpMode::kOff ? -INFINITY : -10;
+  options.log_tolerance = mode.acp == AcpMode::kOff ? -HUGE_VAL : -10;
   const absl::Status status =
       RunTeacherForced(**runner, golden.ids, options, [&](int64_t first, const MatrixView& logits) {
         for (size_t b = 0; b < golden.logits.size(); ++b) {

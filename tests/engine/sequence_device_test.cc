@@ -12,7 +12,7 @@
 
 #include "engine/sequence.h"
 #include "kernels/cuda/sampling/sample.h"
-#include "tests/engine/sample_batch.h"
+#include "tests/kernels/cuda/sampling/sample_batch.h"
 
 namespace fox::cuda {
 namespace {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-_LITERALS = re.compile(
+LITERALS = re.compile(
     r"//[^\n]*"
     r"|/\*.*?\*/"
     r'|R"(?P<tag>[^(\s]*)\(.*?\)(?P=tag)"'
@@ -28,7 +28,7 @@ def _blank(match: re.Match[str]) -> str:
 
 def blank_comments_and_strings(text: str) -> str:
     """The text with comments and literals as spaces, line for line."""
-    return _LITERALS.sub(_blank, text)
+    return LITERALS.sub(_blank, text)
 
 
 def _without_template(head: str) -> str:

@@ -3,10 +3,17 @@
 
 from __future__ import annotations
 
+import posixpath
 import unittest
 
+import code_rules
+import include_rules
+import text_rules
 import tidy_rules
+import tidy_test
+import tree_rules
 from cpp_functions import function_spans
+from source_tree import Tree
 
 HEADER = "// Widget: something that turns.\n#pragma once\n"
 MARK = "TO" + "DO"
@@ -18,6 +25,23 @@ def function_of(lines: int, head: str = "void F()") -> str:
     return head + " {\n" + "  f();\n" * (lines - 2) + "}\n"
 
 
+def cover(tree: Tree) -> None:
+    """Lists planted sources as covered and planted tests as built, unless that is planted too."""
+    tested = tree_rules.mirrored_sources(tree)
+    sources = [path for path in tree if path.split("/")[0] in include_rules.LAYERS
+               and path.endswith((".cc", ".cu", ".py"))
+               and posixpath.splitext(path)[0] not in tested]
+    if sources:
+        tree.setdefault("tests/e2e/whole_test.py", '"""It tests the whole."""')
+        tree.setdefault(tree_rules.COVERED_ELSEWHERE,
+                        "".join(f"{path}: tests/e2e/whole_test.py\n" for path in sources))
+    tests = [path for path in tree if path.endswith(("_test.cc", "_test.cu"))]
+    calls = "".join(f"fox_add_test({posixpath.basename(path)[:-3]} SOURCES {path[6:]})\n"
+                    for path in tests)
+    if tests and not any(path.endswith("CMakeLists.txt") for path in tree):
+        tree["tests/CMakeLists.txt"] = "# The tests of widgets.\n" + calls
+
+
 class RuleCase(unittest.TestCase):
     """Finds what the rules say about one or more planted files."""
 
@@ -27,6 +51,7 @@ class RuleCase(unittest.TestCase):
         for name, text in files.items():
             stem, suffix = name.replace("__", "/").rsplit("_", 1)
             tree[f"{stem}.{suffix}"] = text
+        cover(tree)
         return {finding.rule for finding in tidy_rules.check_all(tree)}
 
     def expect(self, rule: str, bad: dict[str, str], good: dict[str, str]) -> None:
@@ -64,6 +89,47 @@ class IncludeTest(RuleCase):
                     self.include("tests__engine__a_test_cc", '"engine/b.h"') | source)
 
 
+    def test_rooms_of_cuda(self) -> None:
+        good = [("kernels__cuda__append__a_cu", '"kernels/cuda/primitives/b.cuh"'),
+                ("kernels__cuda__append__a_cu", '"kernels/cuda/append/b.h"'),
+                ("kernels__cuda__runtime__a_h", '"kernels/core/dtype.h"'),
+                ("kernels__cuda__a_cc", '"kernels/cuda/linear/b.h"')]
+        bad = [("kernels__cuda__append__a_cu", '"kernels/cuda/linear/b.h"'),  # siblings
+               ("kernels__cuda__primitives__a_cu", '"kernels/cuda/runtime/b.h"'),
+               ("kernels__cuda__ptx__a_cuh", '"kernels/cuda/primitives/b.cuh"'),
+               ("kernels__cuda__linear__a_cu", '"kernels/cuda/cuda_ops.h"')]
+        for rules, cases in (({"room"}, bad), (set(), good)):
+            for path, target in cases:
+                with self.subTest(path=path, target=target):
+                    self.assertEqual(self.rules_for(**self.include(path, target)), rules)
+        self.expect("room", {"kernels__cuda__cellar__a_h": HEADER},
+                    {"kernels__cuda__paging__a_h": HEADER})
+
+    def test_circles(self) -> None:
+        def include(target: str) -> str:
+            return f'{HEADER}#include "{target}"\n'
+        chain = {"engine__a_h": include("engine/b.h"), "engine__b_cc": include("engine/c.h"),
+                 "engine__b_h": HEADER}
+        self.expect("circle", chain | {"engine__c_h": include("engine/a.h")},
+                    chain | {"engine__c_h": include("kernels/a.h"), "kernels__a_h": HEADER})
+        down = {"engine__a_h": include("engine/kv/b.h"), "engine__kv__c_h": HEADER}
+        self.expect("circle", down | {"engine__kv__b_h": include("engine/d.h"),
+                                      "engine__d_h": HEADER},
+                    down | {"engine__kv__b_h": include("engine/kv/c.h")})
+
+    def test_shortest_circle_of_each_kind(self) -> None:
+        graph = {"a": {"b", "c"}, "b": {"c"}, "c": {"a"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
+        self.assertEqual(list(include_rules.circles(graph)), [["a", "c", "a"], ["d", "e", "d"]])
+
+    def test_device_headers(self) -> None:
+        body = HEADER + "__device__ int f();\n"
+        self.expect("device-header", {"kernels__a_h": body},
+                    {"kernels__a_cuh": body, "kernels__core__host_device_h": body})
+        self.expect("device-header", self.include("kernels__a_cc", '"kernels/b.cuh"'),
+                    self.include("kernels__a_cuh", '"kernels/b.cuh"'))
+        self.assertEqual(self.rules_for(kernels__a_h=HEADER + "// calls __device__ f\n"), set())
+
+
 class LengthTest(RuleCase):
     """Files, functions and lines."""
 
@@ -75,6 +141,18 @@ class LengthTest(RuleCase):
     def test_line(self) -> None:
         self.expect("line-length", {"engine__a_h": HEADER + "//" + "x" * 99},
                     {"engine__a_h": HEADER + "//" + "x" * 98})
+
+    def test_prose(self) -> None:
+        wide = "x " * 51 + "\n"
+        link = "- [" + "x " * 51 + "](a.md).\n"
+        self.expect("prose-width", {"engine__a_md": wide},
+                    {"engine__a_md": f"| {wide}\n```\n{wide}```\n{link}"})
+        self.expect("prose-width", {"engine__a_md": "see " + link}, {"engine__a_md": wide[:100]})
+
+    def test_included_text(self) -> None:
+        self.expect("line-length", {"engine__a_inc": "// Data of widgets.\n" + "1, " * 34},
+                    {"engine__a_inc": "// Data of widgets.\n" + "1, " * 33})
+        self.assertEqual(self.rules_for(engine__a_inc="1, 2,\n"), {"opening-comment"})
 
     def test_function(self) -> None:
         self.expect("function-length", {"engine__a_cc": HEADER + function_of(71)},
@@ -159,6 +237,32 @@ class TextTest(RuleCase):
         self.expect("launch", {"kernels__a_cu": HEADER + bad},
                     {"kernels__a_cu": HEADER + "// " + bad})
 
+    def test_type_names(self) -> None:
+        tile = HEADER + "namespace {\nstruct alignas(16) Tile final : Box {\n  int x;\n};\n}\n"
+        own = HEADER + "struct A::Tile {};\nstruct Tile;\ntemplate <> struct Tile<1> {};\n"
+        self.expect("type-name", {"kernels__a_h": tile, "kernels__b_h": tile},
+                    {"kernels__a_h": tile, "kernels__b_h": own, "kernels__cpu__b_h": tile})
+        self.expect("type-name", {"kernels__a_h": HEADER + "enum class E : int { kA };\n",
+                                  "kernels__b_h": HEADER + "class E {};\n"},
+                    {"kernels__a_h": HEADER + "enum class E : int { kA };\nE e{E::kA};\n"})
+
+    def test_instructions(self) -> None:
+        for body in ("int f(int x) { return __shfl_xor_sync(~0u, x, 1); }\n",
+                     'void f() { asm volatile("wait;" ::: "memory"); }\n'):
+            with self.subTest(body=body):
+                self.expect("instruction", {"kernels__cuda__append__a_cuh": HEADER + body},
+                            {"kernels__cuda__primitives__a_cuh": HEADER + body,
+                             "kernels__cuda__ptx__a_cuh": HEADER + body,
+                             "kernels__cuda__append__a_cuh": HEADER + "// not asm, __shfl_sync\n"})
+
+    def test_suite_names(self) -> None:
+        source = {"engine__a_h": HEADER}
+        for macro in ("TEST", "TEST_F", "TEST_P", "TYPED_TEST"):
+            with self.subTest(macro=macro):
+                bad, good = (f"{HEADER}{macro}({suite}, B) {{}}" for suite in ("A", "ATest"))
+                self.expect("suite-name", {"tests__engine__a_test_cc": bad} | source,
+                            {"tests__engine__a_test_cc": good} | source)
+
     def test_machine_path(self) -> None:
         self.expect("machine-path", {"engine__a_h": HEADER + f"// see {HOME}\n"},
                     {"engine__a_h": HEADER + "// see a/home/x and $ROOT/work/x\n"})
@@ -187,12 +291,64 @@ class TreeTest(RuleCase):
                     {"engine__README_md": good + "```\n[b](b.h)\n```\n"} | target)
 
 
-class CoverageTest(unittest.TestCase):
-    """The list of rules itself."""
+    def test_named_documents(self) -> None:
+        proof = {"kernels__docs__proof_md": "# Proof\n\n## 2. Bounds\n\n### 2a Keys\n"}
+        good = ("// see proof.md, docs/proof.md section 2a and proof.md 2a, 2\n"
+                'const char* kName = "other.md";\n')
+        for comment in ("// see other.md\n", "// see engine/proof.md\n", "/* proof.md\n 2b */\n",
+                        "// proof.md sections 2a and 3\n"):
+            with self.subTest(comment=comment):
+                self.expect("document", {"engine__a_h": HEADER + comment} | proof,
+                            {"engine__a_h": HEADER + good} | proof)
+        python = '"""It turns a widget as proof.md says."""\n'
+        self.expect("document", {"models__a_py": python}, {"models__a_py": python} | proof)
+
+    def test_coverage(self) -> None:
+        covered, whole = "tests__tidy__covered_elsewhere_txt", '"""It tests the whole."""'
+        test = {"tests__e2e__whole_test_py": whole}
+        line = "engine/a.cc: tests/e2e/whole_test.py\n"
+        for text in ("", line * 2, line + "engine/b.cc: tests/e2e/whole_test.py\n",
+                     "engine/a.cc: tests/e2e/gone_test.py\n", "engine/a.cc: engine/a.cc\n"):
+            with self.subTest(text=text):
+                self.expect("coverage", {"engine__a_cc": HEADER, covered: text} | test,
+                            {"engine__a_cc": HEADER, covered: line} | test)
+        own = {"engine__a_cc": HEADER, "tests__engine__a_b_test_cc": HEADER} | test
+        self.expect("coverage", own | {covered: line}, own)
+
+    def test_test_names(self) -> None:
+        tests = {"tests__e2e__sm90__a_b_test_cc": HEADER}
+        cmake = "# The tests of widgets.\nforeach(x a_b)\n%s\nendforeach()\n"
+        call = "fox_add_test(%s LIBS d\n SOURCES sm90/${x}_test.cc c.cc)"
+        good = (call % "${x}_test", call % "sm90_a_b_test", call % "a_b_device_test",
+                call % "a_b_test" + "add_test(NAME a_b_avx2_test COMMAND a_b_test)")
+        bad = (call % "cuda_a_b_test", call % "a_test", call % "b_test", "# " + call % "a_b_test",
+               call % "a_b_test" + "add_test(NAME avx2_test COMMAND a_b_test)")
+        for rules, calls in (({"test-name"}, bad), (set(), good)):
+            for text in calls:
+                with self.subTest(text=text):
+                    found = self.rules_for(tests__e2e__CMakeLists_txt=cmake % text, **tests)
+                    self.assertEqual(found, rules)
+
+
+class ListTest(unittest.TestCase):
+    """The list of rules itself, and what is excused."""
 
     def test_every_rule_runs(self) -> None:
-        written = {value for name, value in vars(tidy_rules).items() if name.startswith("check_")}
-        self.assertEqual(written - {tidy_rules.check_all}, set(tidy_rules.RULES))
+        written = {value for module in (code_rules, include_rules, text_rules, tree_rules)
+                   for name, value in vars(module).items() if name.startswith("check_")}
+        self.assertEqual(written, set(tidy_rules.RULES))
+
+    def test_every_rule_gives_its_reason(self) -> None:
+        for rule in tidy_rules.RULES:
+            self.assertGreater(len((rule.__doc__ or "").split()), 5, rule.__name__)
+
+    def test_exceptions_say_why(self) -> None:
+        def read(line: str) -> dict[tuple[str, str], int]:
+            return tidy_test.read_exceptions({tidy_test.EXCEPTIONS: f"# Title.\n\n{line}\n"})
+        self.assertEqual(read("room kernels/a.cu: shared by: two"), {("room", "kernels/a.cu"): 3})
+        for line in ("room kernels/a.cu", "room kernels/a.cu:", "kernels/a.cu: reason"):
+            with self.subTest(line=line), self.assertRaises(SystemExit):
+                read(line)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 #include "kernels/acp.h"
 #include "kernels/cuda/append/kernels.h"
 #include "kernels/cuda/append/page_sums.cuh"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/kernel_attributes.h"
 #include "kernels/cuda/runtime/launch.h"
@@ -118,8 +119,8 @@ __device__ __forceinline__ Page ScanPages(const PagedKv& kv, const HeadScan& sca
   page.key_norm = WarpScan(page.key_norm, [](double a, double b) { return fmax(b, a); });
 #pragma unroll
   for (int offset = 1; offset < kWarp; offset *= 2) {
-    const double decay_factor = __shfl_up_sync(kAllLanes, page.decay_factor, offset);
-    const double decay_sum = __shfl_up_sync(kAllLanes, page.decay_sum, offset);
+    const double decay_factor = FromLaneBelow(page.decay_factor, offset);
+    const double decay_sum = FromLaneBelow(page.decay_sum, offset);
     if (Lane() < offset) continue;
     page.decay_sum = fma(page.decay_factor, decay_sum, page.decay_sum);
     page.decay_factor *= decay_factor;
@@ -145,7 +146,7 @@ __device__ __forceinline__ double StorePage(const AppendParams& params, const Pa
                                             const HeadScan& scan, int i, const Page& page,
                                             const ScanCarry& before) {
   const int64_t state = kv.HeadIndex(scan.rows.slot, scan.layer, scan.head);
-  const double earlier = __shfl_up_sync(kAllLanes, page.c, 1);
+  const double earlier = FromLaneBelow(page.c, 1);
   const double c_end = before.c + page.c;
   if (page.there && page.starts)
     kv.page_cum_log_f[page.summary] = Lane() == 0 ? before.c : before.c + earlier;

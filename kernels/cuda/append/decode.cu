@@ -4,6 +4,7 @@
 #include "kernels/acp.h"
 #include "kernels/cuda/append/kernels.h"
 #include "kernels/cuda/append/page_sums.cuh"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
@@ -384,8 +385,8 @@ __global__ void __launch_bounds__(kThreads, 4)
 
   if (token.pos_in_page != kPageTokens - 1 || params.acp == AcpMode::kOff) return;
   for (int g = 0; g < group; ++g) {
-    const double c_end = __shfl_sync(kAllLanes, gate.c, g);
-    const double base = __shfl_sync(kAllLanes, gate.base, g);
+    const double c_end = FromLane(gate.c, g);
+    const double base = FromLane(gate.base, g);
     AccumulatePage<kHeadDim, kGeneralBound>(params, kv, token, g, c_end, base, space[warp]);
   }
 }

@@ -5,6 +5,7 @@
 #include "kernels/acp.h"
 #include "kernels/cuda/append/kernels.h"
 #include "kernels/cuda/append/page_sums.cuh"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
 
@@ -57,9 +58,9 @@ __device__ __forceinline__ void WriteGates(const AppendParams& params, const Pag
             kv.page_cum_log_f[summary];
   }
   const double sum = WarpScan(one + two);
-  double before = __shfl_up_sync(kAllLanes, sum, 1);
+  double before = FromLaneBelow(sum, 1);
   if (lane == 0) before = 0;
-  const double all = start + __shfl_sync(kAllLanes, sum, kWarp - 1);
+  const double all = start + FromLane(sum, kWarp - 1);
   const float first = static_cast<float>(start + (before + one));
   const float second = static_cast<float>(start + sum);
   float* local = static_cast<float*>(kv.log_f_offset) + summary * kPageTokens;
@@ -232,7 +233,7 @@ __device__ __forceinline__ void WriteRows(const AppendParams& params, const Page
   Float8 before = Widen(raw.value_before);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    const float value_alpha = __shfl_sync(kAllLanes, alpha, kRows + i, kLanes);
+    const float value_alpha = FromLane(alpha, kRows + i, kLanes);
     uint4 value = raw.values[i];
     if (params.v_shift_column >= 0) {
       Float8 shifted = Widen(value);
@@ -249,7 +250,7 @@ __device__ __forceinline__ void WriteRows(const AppendParams& params, const Page
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     Float8 key = Widen(raw.keys[i]);
-    const float key_alpha = __shfl_sync(kAllLanes, alpha, i, kLanes);
+    const float key_alpha = FromLane(alpha, i, kLanes);
     if (params.k_shift_column >= 0) {
       const Float8 now = key;
       Shift(key, before, key_alpha);

@@ -71,7 +71,7 @@ template <int kHeadDim>
 __device__ __forceinline__ void Rotate(Float8& o, const Rotation& r) {
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) {
-    const float other = __shfl_xor_sync(kAllLanes, o.x[i], kRowLanes<kHeadDim> / 2);
+    const float other = FromLaneXor(o.x[i], kRowLanes<kHeadDim> / 2);
     o.x[i] = fmaf(o.x[i], r.cosine[i], other * r.sine[i]);
   }
 }

@@ -9,6 +9,8 @@
 #include "kernels/cuda/attention/prune_boundary.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
 
 namespace fox::cuda {

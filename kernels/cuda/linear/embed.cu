@@ -7,6 +7,7 @@
 #include "kernels/core/check.h"
 #include "kernels/cuda/linear/embed.h"
 #include "kernels/cuda/primitives/vec8.cuh"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
 
 namespace fox::cuda {

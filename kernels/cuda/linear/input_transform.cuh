@@ -10,6 +10,7 @@
 #include "kernels/core/check.h"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
@@ -104,7 +105,7 @@ __device__ __forceinline__ Unit Gated(Unit unit, const Unit& gate, Activation ac
 // The sum over the lanes of a head, neighbours in a warp: head_dim / kUnit of them, a power of two.
 __device__ __forceinline__ float HeadSum(float sum, int head_dim) {
   for (int offset = head_dim / kUnit / 2; offset > 0; offset /= 2) {
-    sum += __shfl_xor_sync(kAllLanes, sum, offset);
+    sum += FromLaneXor(sum, offset);
   }
   return sum;
 }

@@ -10,6 +10,7 @@
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/linear/skinny_gemm.h"
 #include "kernels/cuda/linear/small_batch_gemm.h"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
 
 namespace fox::cuda {

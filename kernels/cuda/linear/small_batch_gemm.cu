@@ -17,6 +17,7 @@
 #include "kernels/cuda/linear/small_batch_gemm.h"
 #include "kernels/cuda/primitives/copy_rows.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/ptx/mma_sm80.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"

@@ -41,7 +41,7 @@ __device__ __forceinline__ void PushFreePages(const PagedKv& kv, int32_t page, i
   if (count <= 0) return;
   int base = 0;
   if (lane == 0) base = atomicAdd(kv.free_count, count);
-  base = __shfl_sync(kAllLanes, base, 0);
+  base = FromLane(base, 0);
   if (lane >= count) return;
   if (base >= 0 && base + lane < kv.shape.num_pages && Exists(kv, page)) {
     kv.free_stack[base + lane] = page;

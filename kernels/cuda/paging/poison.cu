@@ -2,6 +2,7 @@
 // written to one since. For debugging: every call goes through the whole free stack.
 #include "kernels/cuda/paging/page_pool.cuh"
 #include "kernels/cuda/paging/paging.h"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
 
 namespace fox::cuda {

@@ -13,6 +13,30 @@ inline constexpr unsigned kAllLanes = 0xffffffffu;
 __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 __device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / kWarp; }
 
+// The value of another lane of the warp: of `lane` within each group of `width` neighbours, of the
+// lane whose index differs in the bits of `mask`, of the lane `distance` below (one's own where
+// there is none).
+template <typename T>
+__device__ __forceinline__ T FromLane(T x, int lane, int width = kWarp) {
+  return __shfl_sync(kAllLanes, x, lane, width);
+}
+template <typename T>
+__device__ __forceinline__ T FromLaneXor(T x, int mask) {
+  return __shfl_xor_sync(kAllLanes, x, mask);
+}
+template <typename T>
+__device__ __forceinline__ T FromLaneBelow(T x, int distance) {
+  return __shfl_up_sync(kAllLanes, x, distance);
+}
+
+// The thread's index, as if new: what follows from it is computed where it is needed instead of
+// being kept through a loop that has too few registers for it.
+__device__ __forceinline__ int OpaqueThreadIdx() {
+  int thread = static_cast<int>(threadIdx.x);
+  asm volatile("" : "+r"(thread));
+  return thread;
+}
+
 // Over each group of kLanes neighbouring lanes, in all of them; the farthest lanes first.
 template <int kLanes = kWarp, typename T>
 __device__ __forceinline__ T WarpSum(T x) {

@@ -1,5 +1,5 @@
-// Loads of global memory that C++ has no word for: by cache level, and prefetches. None is by the
-// read-only path (.nc): under programmatic dependent launch the previous kernel may still be
+// Accesses to global memory that C++ has no word for: by cache level, and prefetches. None is by
+// the read-only path (.nc): under programmatic dependent launch the previous kernel may still be
 // writing. All stay on their side of WaitOnDependencies().
 #pragma once
 
@@ -52,6 +52,17 @@ __device__ __forceinline__ void LoadAgain(const void* address, bool changed, uin
       : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
       : "l"(address), "r"(static_cast<int>(changed))
       : "memory");
+}
+
+// Adds and returns what was there before. Releases what this thread saw written before it, and
+// acquires what other blocks released here.
+__device__ __forceinline__ int32_t AtomicAddAcqRel(int32_t* address, int32_t x) {
+  int32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(address), "r"(x)
+               : "memory");
+  return before;
 }
 
 }  // namespace fox::cuda

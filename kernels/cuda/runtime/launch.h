@@ -23,20 +23,6 @@
 
 namespace fox::cuda {
 
-#if defined(__CUDACC__)
-__device__ __forceinline__ void WaitOnDependencies() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void TriggerDependents() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-#endif
-
 // Dynamic shared memory of a block. An SM divides its memory between shared memory and
 // L1 in one way at a time and has to be empty to change it: kernels that are to overlap on it must
 // all ask for the largest share, whatever they use: those of steps of up to kSmallBatchRows rows.

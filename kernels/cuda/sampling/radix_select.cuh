@@ -84,7 +84,7 @@ template <typename Operator>
 __device__ __forceinline__ uint64_t WarpReduce(uint64_t value, Operator combine) {
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    value = combine(value, __shfl_xor_sync(kAllLanes, value, offset));
+    value = combine(value, FromLaneXor(value, offset));
   }
   return value;
 }

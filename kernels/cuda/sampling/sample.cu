@@ -12,6 +12,7 @@
 #include "kernels/core/check.h"
 #include "kernels/core/philox.h"
 #include "kernels/cuda/ptx/cluster.cuh"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/sampling/radix_select.cuh"
 #include "kernels/cuda/sampling/sample.h"
@@ -66,9 +67,9 @@ __device__ int32_t SampleById(Row& row, const SampleRow& how, float floor) {
     if (passed != 0 && owner < 0) {
       const int lane = __ffs(static_cast<int>(passed)) - 1;
       owner = i * kWarp + lane;
-      before = __shfl_sync(kAllLanes, through - gathered.value[i], lane);
+      before = FromLane(through - gathered.value[i], lane);
     }
-    running = __shfl_sync(kAllLanes, through, kWarp - 1);
+    running = FromLane(through, kWarp - 1);
   }
   if (owner / kWarps == row.rank) {
     const int32_t from = row.begin + owner % kWarps * segment;

@@ -162,10 +162,10 @@ std::string PoolSimulation::CheckAllTags() {
         const int64_t first = state.first[static_cast<size_t>(head)];
         for (int64_t position = first * kPageTokens;
              position < slots_[static_cast<size_t>(slot)].length; ++position) {
-          const std::string error = CheckTag(slot, layer, head, position);
+          std::string error = CheckTag(slot, layer, head, position);
           if (!error.empty()) return error;
         }
-        const std::string error = CheckSummaries(slot, layer, head);
+        std::string error = CheckSummaries(slot, layer, head);
         if (!error.empty()) return error;
       }
     }

@@ -17,7 +17,7 @@
 #include "engine/sampler.h"
 #include "engine/step_executor.h"
 #include "kernels/paged_kv.h"
-#include "tests/engine/slot_sampler.h"
+#include "tests/engine/sim/slot_sampler.h"
 
 namespace fox::sim {
 

@@ -18,7 +18,7 @@ namespace {
 
 struct Dropped {
   double largest = 0;  // over rows and heads
-  double certificate = -INFINITY;
+  double certificate = -HUGE_VAL;
   int64_t evicted = 0;
   HeadOutputs pruned;
 };
@@ -157,7 +157,7 @@ TEST(Eviction, OtherTolerances) {
     EXPECT_LE(dropped.evicted, before);
     before = dropped.evicted;
   }
-  const Dropped off = Measure(ops, inputs, AcpMode::kCertified, DType::kF64, -INFINITY);
+  const Dropped off = Measure(ops, inputs, AcpMode::kCertified, DType::kF64, -HUGE_VAL);
   EXPECT_EQ(off.evicted, 0);
   EXPECT_EQ(off.pruned.blocks_pruned, 0);
 }

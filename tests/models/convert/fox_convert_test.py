@@ -15,8 +15,8 @@ SUITES = (
     "rounding_test",
     "restricted_pickle_test",
     "safetensors_io_test",
-    "conversion_test",
-    "refusals_test",
+    "fox_convert_conversion_test",
+    "fox_convert_refusals_test",
 )
 
 

@@ -6,11 +6,12 @@
 #include <cfloat>
 #include <cstdint>
 
-#include "kernels/cuda/attention/decode/cluster.h"
+#include "kernels/cuda/attention/decode/cluster.cuh"
 #include "kernels/cuda/attention/decode/loads.cuh"
 #include "kernels/cuda/attention/decode/softmax.cuh"
 #include "kernels/cuda/attention/decode/splits.cuh"
 #include "kernels/cuda/ptx/cluster.cuh"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
 
@@ -27,7 +28,7 @@ constexpr int kBlockThreads = kBlockWarps * kWarp;
 constexpr int kHalfPagesAtOnce = kBlocks * kBlockWarps;
 
 template <int kHeadDim>
-struct Shared {
+struct ClusterShared {
   WarpParts<kHeadDim, kBlockWarps> warps;
   KeptSeqHead<kHeadDim> seq_heads[kBlockWarps];
   // In the first block: what each block has found.
@@ -54,7 +55,7 @@ __device__ __forceinline__ HalfPage HalfPageOf(const SeqHead& seq_head, int k, i
 // Merges the blocks' parts. Called by the threads t < kHeadDim of the first block.
 template <int kHeadDim>
 __device__ __forceinline__ void MergeBlocks(const Decode& a, const SeqHead& seq_head,
-                                            const Shared<kHeadDim>& shared, int blocks) {
+                                            const ClusterShared<kHeadDim>& shared, int blocks) {
   const int t = static_cast<int>(threadIdx.x);
   float max = shared.blocks[0].max, sum = 0, out = 0;
 #pragma unroll
@@ -117,7 +118,7 @@ __device__ __forceinline__ Softmax Attend(const Decode& a, const SeqHead& seq_he
 template <int kHeadDim>
 __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim > 64 ? 1 : 2)
     DecodeClusterKernel(const __grid_constant__ Decode a) {
-  __shared__ Shared<kHeadDim> shared;
+  __shared__ ClusterShared<kHeadDim> shared;
   ArriveAtClusterRelaxed();  // the first block has started when parts are sent to it
   const int rank = static_cast<int>(blockIdx.x) % kBlocks;
   const int index = static_cast<int>(blockIdx.x) / kBlocks;
@@ -145,7 +146,7 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim >
   }
   WaitForCluster();
   if (t < kHeadDim) {
-    typename Shared<kHeadDim>::Part& part = shared.blocks[rank];
+    typename ClusterShared<kHeadDim>::Part& part = shared.blocks[rank];
     StoreInBlock(&part.out[t], 0, out);
     if (t == 0) {
       StoreInBlock(&part.max, 0, max);

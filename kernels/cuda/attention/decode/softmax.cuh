@@ -33,7 +33,7 @@ __device__ float SumAcross(const float (&part)[2 * kHalf]) {
   for (int i = 0; i < kHalf; ++i) {
     const float give = upper ? part[i] : part[i + kHalf];
     const float rescale = upper ? part[i + kHalf] : part[i];
-    kept[i] = rescale + __shfl_xor_sync(kAllLanes, give, kHalf);
+    kept[i] = rescale + FromLaneXor(give, kHalf);
   }
   if constexpr (kHalf == 1) {
     return kept[0];
@@ -93,7 +93,7 @@ __device__ void AddValues(float weight, const uint4 (&values)[Layout<kHeadDim>::
   float(&out)[8] = softmax.out;
 #pragma unroll
   for (int i = 0; i < L::kLoads; ++i) {
-    const float w = __shfl_sync(kAllLanes, weight, i, L::kLanes);
+    const float w = FromLane(weight, i, L::kLanes);
     const uint4 v = values[i];
     out[0] = fmaf(w, Low(v.x), out[0]);
     out[1] = fmaf(w, High(v.x), out[1]);

@@ -9,11 +9,12 @@
 #include <cstdint>
 
 #include "kernels/core/check.h"
-#include "kernels/cuda/attention/decode/cluster.h"
+#include "kernels/cuda/attention/decode/cluster.cuh"
 #include "kernels/cuda/attention/decode/decode.h"
 #include "kernels/cuda/attention/decode/loads.cuh"
 #include "kernels/cuda/attention/decode/softmax.cuh"
 #include "kernels/cuda/attention/decode/splits.cuh"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
 
@@ -71,11 +72,7 @@ __device__ bool IsComplete(const Decode& a, const SeqHead& seq_head, int done) {
     // Releases what the block's threads wrote before the barrier, acquires for what they read
     // after the next one what other blocks released here.
     int32_t* arrival_counter = a.schedule.arrival_counter + seq_head.index;
-    int before;
-    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "l"(arrival_counter), "r"(done)
-                 : "memory");
+    const int before = AtomicAddAcqRel(arrival_counter, done);
     last = before + done == count;
     if (last) *arrival_counter = 0;
   }

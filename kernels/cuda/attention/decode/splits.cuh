@@ -201,8 +201,8 @@ __device__ inline SplitRange FindSplits(const Decode& a, SeqHead& seq_head) {
   const int bound = LoadCoherent(split_begin + low + Lane() % 2);
   seq_head = LoadSeqHead(a, low);
   // Through a shuffle, so that the pages' loads, later, need not be waited for to use these.
-  seq_head.begin = __shfl_sync(kAllLanes, bound, 0);
-  seq_head.end = __shfl_sync(kAllLanes, bound, 1);
+  seq_head.begin = FromLane(bound, 0);
+  seq_head.end = FromLane(bound, 1);
   return splits;
 }
 
@@ -217,7 +217,7 @@ __device__ inline SeqHead NextSeqHead(const Decode& a, int index, int split) {
     const int lane = __ffs(static_cast<int>(owners)) - 1;
     SeqHead seq_head = LoadSeqHead(a, index + 1 + lane);
     seq_head.begin = split;
-    seq_head.end = __shfl_sync(kAllLanes, end, lane);
+    seq_head.end = FromLane(end, lane);
     return seq_head;
   }
 }

@@ -2,6 +2,7 @@
 // one start and then waits, for a while, until it has.
 #include <gtest/gtest.h>
 
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
 #include "tests/kernels/cuda/device_array.h"
 

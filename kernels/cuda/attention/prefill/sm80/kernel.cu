@@ -12,6 +12,7 @@
 #include "kernels/cuda/attention/prefill/sm80/tile.cuh"
 #include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/mma_sm80.cuh"
 #include "kernels/cuda/runtime/head_dim.h"

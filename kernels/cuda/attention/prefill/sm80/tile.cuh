@@ -132,14 +132,6 @@ __device__ __forceinline__ void CopyQueries(const PrefillArguments& arguments,
   }
 }
 
-// The thread's index, as if new: what follows from it is computed where it is needed instead of
-// being kept through the walk, for which there are too few registers.
-__device__ __forceinline__ int OpaqueThreadIdx() {
-  int thread = static_cast<int>(threadIdx.x);
-  asm volatile("" : "+r"(thread));
-  return thread;
-}
-
 // Tokens past the tile's last row become zero: whatever lies there must not reach the products,
 // where a weight of zero would not silence a NaN.
 template <int kHeadDim>

@@ -279,7 +279,7 @@ class PrefillConsumer {
     float s[64];
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) out_[i] = 0;
-    int more = __shfl_sync(kAllLanes, work_tile.num_kv_tiles - 1, 0);  // tiles after counter_
+    int more = FromLane(work_tile.num_kv_tiles - 1, 0);  // tiles after counter_
     WaitForKeys(counter_);
     IssueScores(s, counter_);
     WgmmaWait<0>();

@@ -9,6 +9,7 @@
 #include "kernels/cuda/attention/prefill/sm90/consumer.cuh"
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
 #include "kernels/cuda/attention/prefill/sm90/producer.cuh"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/kernel_attributes.h"
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   extern __shared__ uint8_t memory[];
   uint8_t* aligned = memory + (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment;
   auto& shared = *reinterpret_cast<PrefillShared<kHeadDim>*>(aligned);
-  const int warp = __shfl_sync(kAllLanes, Warp(), 0);
+  const int warp = FromLane(Warp(), 0);
   TriggerDependents();
   if (threadIdx.x == 0) {
     PrefetchTensorMap(&arguments.q_map);

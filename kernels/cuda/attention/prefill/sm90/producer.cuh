@@ -179,8 +179,8 @@ class PrefillLoader {
       ids = page >= walk.first_page && page <= walk.last_page ? walk.table[page] : -1;
     }
     TileGates gates;
-    gates.id1 = __shfl_sync(kAllLanes, ids, 2 * (i % kTilesRead));
-    gates.id0 = __shfl_sync(kAllLanes, ids, 2 * (i % kTilesRead) + 1);
+    gates.id1 = FromLane(ids, 2 * (i % kTilesRead));
+    gates.id0 = FromLane(ids, 2 * (i % kTilesRead) + 1);
     gates.page0 = gates.id0 >= 0 ? gates.id0 : gates.id1;
     gates.page1 = gates.id1 >= 0 ? gates.id1 : gates.id0;
     const int64_t own =

@@ -1,5 +1,7 @@
 // Sample on the device against engine/sampler.h on the host: the same token, rank and alternatives,
 // whatever the logits and filters; in a captured graph too.
+#include "kernels/cuda/sampling/sample.h"
+
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -7,8 +9,7 @@
 #include <vector>
 
 #include "engine/sampler.h"
-#include "kernels/cuda/sampling/sample.h"
-#include "tests/engine/sample_batch.h"
+#include "tests/kernels/cuda/sampling/sample_batch.h"
 
 namespace fox::cuda {
 namespace {
