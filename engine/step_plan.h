@@ -30,8 +30,8 @@ struct PlannedSequence {
   // for prompt log-probabilities.
   std::vector<int32_t> logit_rows;
   // How the executor samples from the last of logit_rows, instead of delivering logits; the row's
-  // slot is the sequence's. If its logits processor is on, it counts the token in the slot's penalty
-  // state.
+  // slot is the sequence's. If its logits processor is on, it counts the token in the slot's
+  // penalty state.
   std::optional<SampleRow> sample;
   double log_tolerance = kNoMass;  // log eps; -infinity: prune nothing
 };
