@@ -164,8 +164,8 @@ TEST(Eviction, OtherTolerances) {
 
 // What MassAudit finds in one run under the certified bound.
 struct Audited {
-  double worst_excess;  // log(lost mass) - log eps
-  int64_t rows_checked;
+  double worst_excess = 0;  // log(lost mass) - log eps
+  int64_t rows_checked = 0;
   HeadOutputs outputs;
 };
 
