@@ -36,12 +36,6 @@ FOX_HOST_DEVICE inline double MaxNormProduct(const QueryBound& bound, int head) 
   return (bound.max_norm_product != nullptr ? bound.max_norm_product : bound.max_logit_bound)[head];
 }
 
-// Whether a bound is || diagonal * k || alone, as QK-norm gives it.
-inline bool IsDiagonal(const QueryBound& bound) {
-  return bound.diagonal != nullptr && bound.dense == nullptr && bound.linear == nullptr &&
-         bound.absolute == nullptr;
-}
-
 // Turns the fused projection's columns into queries, keys, values and gates.
 struct AppendParams {
   int layer = 0;
