@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/op_params.h"
+#include "kernels/batch_view.h"
 
 namespace fox {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/op_params.h"
+#include "kernels/acp.h"
 
 namespace fox {
 
