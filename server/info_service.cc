@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/paged_kv.h"
+#include "server/request_conversion.h"
 
 namespace fox {
 namespace {

@@ -30,7 +30,7 @@ constexpr const char* kUsage =
     "usage: fox-server --model DIR [flags]\n\n"
     "Each flag may also stand in the environment: --grpc-port as FOX_GRPC_PORT.\n\n";
 
-int Refuse(const absl::Status& status) {
+int ExitWithConfigError(const absl::Status& status) {
   std::fprintf(stderr, "fox-server: %s\n", std::string(status.message()).c_str());
   return kExitConfiguration;
 }
@@ -41,7 +41,7 @@ EngineConfig EngineConfigOf(const ServerFlags& flags, const std::string& model_d
   config.device = flags.device;
   config.dtype = flags.dtype;
   config.acp = *ParseAcpMode(flags.acp);
-  if (!flags.log_tolerance.empty()) config.log_tolerance = LogToleranceOf(flags);
+  config.log_tolerance = flags.log_tolerance;
   config.threads = static_cast<int>(flags.threads);
   config.max_model_len = flags.max_model_len;
   config.max_num_seqs = static_cast<int32_t>(flags.max_num_seqs);
@@ -119,7 +119,7 @@ int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals) {
       });
   if (!server.ok()) {
     engine.Stop();
-    return Refuse(server.status());
+    return ExitWithConfigError(server.status());
   }
   std::printf("listening on %s:%d\n", flags.host.c_str(), (*server)->port());
   std::fflush(stdout);
@@ -143,15 +143,15 @@ int Main(const std::vector<std::string>& arguments) {
   const std::string help = kUsage + set.Help();
   absl::Status status =
       set.Parse(arguments, [](const std::string& name) { return std::getenv(name.c_str()); });
-  if (!status.ok()) return Refuse(status);
+  if (!status.ok()) return ExitWithConfigError(status);
   if (flags.help) return std::fputs(help.c_str(), stdout) < 0;
   if (flags.version) return std::printf("fox-server %s %s\n", FOX_VERSION, FOX_GIT_SHA) < 0;
   if (!set.positional().empty()) {
-    return Refuse(absl::InvalidArgumentError(
+    return ExitWithConfigError(absl::InvalidArgumentError(
         absl::StrCat("unexpected argument ", set.positional()[0].substr(0, 64))));
   }
   status = CheckServerFlags(flags);
-  if (!status.ok()) return Refuse(status);
+  if (!status.ok()) return ExitWithConfigError(status);
   ConfigureLogFrom(flags);
   google::protobuf::SetLogHandler(nullptr);  // it would log what clients send
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
@@ -159,7 +159,7 @@ int Main(const std::vector<std::string>& arguments) {
   SignalHandler signals;
   const bool check = !flags.check_model.empty();
   absl::StatusOr<LoadedModel> model = LoadModel(flags, check ? flags.check_model : flags.model);
-  if (!model.ok()) return Refuse(model.status());
+  if (!model.ok()) return ExitWithConfigError(model.status());
   if (check) {
     PrintModel(*model, stdout);
     return EXIT_SUCCESS;

@@ -18,8 +18,7 @@ void EvalFlags::Register(FlagSet& flags) {
   flags.Choice("device", {"auto", "cpu", "cuda"}, "where to compute", &device);
   flags.Choice("dtype", {"auto", "f64", "f32", "bf16"}, "weights and KV pages", &dtype);
   flags.Choice("acp", {"off", "paper", "certified"}, "which bound drops pages", &acp);
-  flags.Double("log-tolerance", "X", "log eps; 0: the checkpoint's own, else -10", -700, 0,
-               &log_tolerance);
+  flags.OptionalDouble("log-tolerance", "X", "log eps [the checkpoint's, or -10]", &log_tolerance);
   flags.Int("chunk", "N", "prefill tokens a step", 1, 1 << 20, &chunk);
   flags.Int("threads", "N", "0: one per core", 0, 4096, &threads);
   flags.Bool("plain-gemm", "row-independent matrix products (CPU)", &plain_gemm);
@@ -32,7 +31,7 @@ EngineConfig EvalFlags::Config(int64_t max_model_len) const {
   config.device = device;
   config.dtype = dtype;
   config.acp = *ParseAcpMode(acp);
-  if (log_tolerance < 0) config.log_tolerance = log_tolerance;
+  config.log_tolerance = log_tolerance;
   config.threads = static_cast<int>(threads);
   config.max_model_len = max_model_len;
   config.max_num_seqs = 1;
@@ -45,7 +44,7 @@ EngineConfig EvalFlags::Config(int64_t max_model_len) const {
 
 double EvalFlags::Tolerance(const ModelConfig& config) const {
   if (acp == "off") return -std::numeric_limits<double>::infinity();
-  return log_tolerance < 0 ? log_tolerance : config.log_pruning_tolerance.value_or(-10.0);
+  return log_tolerance.value_or(config.log_pruning_tolerance.value_or(-10.0));
 }
 
 absl::Status ParseOrHelp(FlagSet& flags, const std::vector<std::string>& arguments,

@@ -3,12 +3,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/engine_factory.h"
-#include "engine/tools/flag_set.h"
+#include "engine/flags/flag_set.h"
 
 namespace fox {
 
@@ -18,7 +19,7 @@ struct EvalFlags {
   std::string device = "cpu";
   std::string dtype = "auto";
   std::string acp = "certified";
-  double log_tolerance = 0;  // 0: the checkpoint's own, else -10
+  std::optional<double> log_tolerance;  // unset: the checkpoint's own, else -10
   int64_t chunk = 512;
   int64_t threads = 0;
   bool plain_gemm = false, enforce_eager = false;

@@ -49,7 +49,7 @@ class BackgroundStream {
 };
 
 TEST(OverloadTest, FullQueueIsRefusedQuicklyWithADelay) {
-  TestServerOptions options;
+  TestCoreOptions options;
   options.max_slots = 1;
   options.max_queued_requests = 2;
   TestServer server(options);
@@ -87,7 +87,7 @@ TEST(OverloadTest, FullQueueIsRefusedQuicklyWithADelay) {
 }
 
 TEST(OverloadTest, AllSequencesOfACallAreTakenOrNone) {
-  TestServerOptions options;
+  TestCoreOptions options;
   options.max_slots = 1;
   options.max_queued_requests = 2;
   TestServer server(options);
@@ -127,7 +127,7 @@ TEST(OverloadTest, CancelFreesPagesWithinTwoSteps) {
 }
 
 TEST(OverloadTest, DeadlineCoversQueueAndRun) {
-  TestServerOptions options;
+  TestCoreOptions options;
   options.max_slots = 1;
   TestServer server(options);
   server.script->step_delay_us = 5000;

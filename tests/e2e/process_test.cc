@@ -106,6 +106,7 @@ TEST(ProcessTest, WrongFlagsAndModelsExitWith78AndOneLine) {
       {kBin + "fox-server", "--modle", kDemo},
       {kBin + "fox-server", "--model", kDemo, "--grpc-port=70000"},
       {kBin + "fox-server", "--model", kDemo, "--host=0.0.0.0"},
+      {kBin + "fox-server", "--model", kDemo, "--log-tolerance=0"},  // would permit to drop all
       {kBin + "fox-server", "--model", "no-such-directory"},
       {kBin + "fox-server", "--check-model", kDemo + "/config.json"},
   };
