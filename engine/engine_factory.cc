@@ -131,7 +131,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
           backend->ops->Unsupported(WorkloadOf(checkpoint->config(), config, options))) {
     return absl::InvalidArgumentError(*reason);
   }
-  MemoryRequest request{config.kv_cache_bytes, AvailableBytes() / 4, config.max_model_len};
+  MemoryRequest request{config.kv_cache_bytes, AvailableBytes() / 4, config.max_model_len,
+                        config.kv_cache_tokens};
   if (queue == nullptr) {  // pages that do not fit are refused before the weights are read
     if (absl::Status s = PlanMemory(checkpoint->config(), request, options); !s.ok()) return s;
   }

@@ -28,6 +28,7 @@ struct EngineConfig {
   int64_t max_num_batched_tokens = 0;  // 0: 512 on the CPU, 8192 on a GPU
   int64_t max_logit_rows = 0;          // of one step; 0: 128, or max_num_seqs if that is more
   int64_t kv_cache_bytes = 0;          // 0: see MemoryRequest
+  int64_t kv_cache_tokens = 0;         // see MemoryRequest
   bool allow_nonfinite = false;
   bool plain_gemm = false;              // row-independent matrix products, for invariance; CPU
   double gpu_memory_utilization = 0.9;  // of the GPU's memory, for all that the engine allocates

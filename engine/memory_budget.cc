@@ -34,8 +34,20 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
   const int64_t bytes =
       request.kv_cache_bytes > 0 ? request.kv_cache_bytes : request.available_bytes;
   const int64_t lists = shape.lists_per_slot();
-  const int64_t pages = std::min<int64_t>(bytes / static_cast<int64_t>(shape.page_bytes()),
-                                          std::numeric_limits<int32_t>::max());
+  int64_t pages = std::min<int64_t>(bytes / static_cast<int64_t>(shape.page_bytes()),
+                                    std::numeric_limits<int32_t>::max());
+  if (request.kv_cache_tokens > 0) {
+    const int64_t unpruned = PagesFor(request.kv_cache_tokens) * lists;
+    // Eviction may make do with fewer.
+    if (pages < (options.acp == AcpMode::kOff ? unpruned : lists)) {
+      return absl::ResourceExhaustedError(absl::StrFormat(
+          "the KV cache of %d tokens takes %.1f MiB, but %.1f MiB are left for it",
+          request.kv_cache_tokens,
+          Mib(static_cast<double>(unpruned) * static_cast<double>(shape.page_bytes())),
+          Mib(static_cast<double>(bytes))));
+    }
+    pages = std::min(pages, unpruned);
+  }
   if (pages < lists) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--kv-cache-mb: ", bytes >> 20, " MiB hold ", pages, " pages, but one block of ",

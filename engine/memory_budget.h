@@ -16,9 +16,11 @@ struct MemoryRequest {
   int64_t kv_cache_bytes = 0;   // 0: available_bytes
   int64_t available_bytes = 0;  // for pages
   int64_t max_model_len = 0;    // 0: what the pool holds unpruned, at most 131072 tokens
+  int64_t kv_cache_tokens = 0;  // the pool holds no more than so many tokens unpruned; 0: no limit
 };
 
-// Fills num_pages and max_model_len of `options`. InvalidArgument names the flag to change.
+// Fills num_pages and max_model_len of `options`. InvalidArgument names the flag to change;
+// ResourceExhausted: `kv_cache_tokens` tokens cannot fit, whatever is evicted.
 absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
                         RunnerOptions& options);
 

@@ -37,12 +37,13 @@ static_assert(std::atomic<uintptr_t>::is_always_lock_free, "read in a signal han
 
 void OnSigbus(int, siginfo_t* info, void*) {
   const int saved_errno = errno;
-  const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
+  auto* const byte = static_cast<char*>(info->si_addr);
+  const auto address = reinterpret_cast<uintptr_t>(byte);
   for (Guard& guard : g_guards) {
     const uintptr_t begin = guard.begin.load();
     if (begin == 0 || address < begin || address >= guard.end.load()) continue;
     guard.faulted.store(true);
-    void* const page = reinterpret_cast<void*>(address / g_page_size * g_page_size);
+    void* const page = byte - address % g_page_size;
     if (mmap(page, g_page_size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
         page) {
       errno = saved_errno;
@@ -90,7 +91,7 @@ absl::Status Failure(const std::string& name, const std::string& problem) {
 }  // namespace
 
 absl::StatusOr<MappedFile> MappedFile::Map(FileDescriptor fd, const std::string& name) {
-  struct stat info;
+  struct stat info = {};
   if (fstat(fd.get(), &info) != 0) return Failure(name, "cannot be read");
   MappedFile file;
   file.name_ = name;
@@ -126,7 +127,7 @@ MappedFile::~MappedFile() {
 }
 
 absl::Status MappedFile::CheckUnchanged() const {
-  struct stat info;
+  struct stat info = {};
   const bool same = fstat(fd_.get(), &info) == 0 &&
                     static_cast<size_t>(info.st_size) == bytes_.size() &&
                     ModifiedNs(info) == modified_ns_;

@@ -90,7 +90,7 @@ absl::StatusOr<FileDescriptor> ModelDir::OpenFile(const std::string& name) const
   const int result = OpenBeneath(fd_.get(), name);
   if (result < 0) return OpenError(name, -result);
   FileDescriptor fd(result);
-  struct stat info;
+  struct stat info = {};
   if (fstat(fd.get(), &info) != 0) return OpenError(name, errno);
   if (!S_ISREG(info.st_mode)) return OpenError(name, ENODEV);
   return fd;
@@ -119,7 +119,7 @@ absl::StatusOr<std::string> ModelDir::ReadText(const std::string& name, size_t m
 }
 
 bool ModelDir::Contains(const std::string& name) const {
-  struct stat info;
+  struct stat info = {};
   return fstatat(fd_.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0;
 }
 

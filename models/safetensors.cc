@@ -25,8 +25,8 @@ constexpr JsonLimits kHeaderLimits{
     .max_values = kMaxSafetensorsTensors * (6 + kMaxSafetensorsDims) + 1000};
 
 struct ElementType {
-  const char* name;
-  uint64_t bytes;
+  const char* name = nullptr;
+  uint64_t bytes = 0;
   std::optional<DType> dtype;
 };
 

@@ -57,7 +57,7 @@ absl::Status EvalLogits(const Arguments& arguments) {
   options.chunk = common.chunk;
   options.decode_from = decode_from;
   options.log_tolerance = common.Tolerance((*runner)->weights().config);
-  const absl::Status run =
+  absl::Status run =
       RunTeacherForced(**runner, *ids, options, [&](int64_t, const MatrixView& logits) {
         dtype = logits.dtype;
         const auto bytes = static_cast<size_t>(logits.rows * logits.cols) * SizeOf(dtype);

@@ -39,7 +39,7 @@ void BpeMerger::Merge(std::vector<int32_t>* symbols, Workspace* workspace) const
 
 void BpeMerger::MergeShort(std::vector<int32_t>* symbols, Workspace* workspace) const {
   std::vector<int32_t>& ids = *symbols;
-  std::vector<int32_t>& rank = workspace->rank;
+  std::vector<int32_t>& rank = workspace->rank_;
   rank.clear();
   for (size_t i = 0; i + 1 < ids.size(); ++i) rank.push_back(RankOf(ids[i], ids[i + 1]));
   while (!rank.empty()) {
@@ -55,12 +55,12 @@ void BpeMerger::MergeShort(std::vector<int32_t>* symbols, Workspace* workspace) 
 }
 
 void BpeMerger::Push(int32_t position, int32_t rank, Workspace* workspace) const {
-  workspace->rank[static_cast<size_t>(position)] = rank;
+  workspace->rank_[static_cast<size_t>(position)] = rank;
   if (rank == kNoRank) return;
-  std::vector<int32_t>& bucket = workspace->bucket[static_cast<size_t>(rank)];
+  std::vector<int32_t>& bucket = workspace->bucket_[static_cast<size_t>(rank)];
   if (bucket.empty()) {
-    workspace->heap.push_back(rank);
-    std::push_heap(workspace->heap.begin(), workspace->heap.end(), std::greater<>());
+    workspace->heap_.push_back(rank);
+    std::push_heap(workspace->heap_.begin(), workspace->heap_.end(), std::greater<>());
   }
   bucket.push_back(position);
 }
@@ -69,14 +69,14 @@ void BpeMerger::JoinAt(int32_t position, std::vector<int32_t>* symbols,
                        Workspace* workspace) const {
   std::vector<int32_t>& ids = *symbols;
   const auto at = static_cast<size_t>(position);
-  const auto right = static_cast<size_t>(workspace->next[at]);
-  ids[at] = product_of_rank_[static_cast<size_t>(workspace->rank[at])];
+  const auto right = static_cast<size_t>(workspace->next_[at]);
+  ids[at] = product_of_rank_[static_cast<size_t>(workspace->rank_[at])];
   ids[right] = kNone;
-  workspace->rank[right] = kNoRank;
-  const int32_t after = workspace->next[right];
-  const int32_t before = workspace->previous[at];
-  workspace->next[at] = after;
-  if (after != kNone) workspace->previous[static_cast<size_t>(after)] = position;
+  workspace->rank_[right] = kNoRank;
+  const int32_t after = workspace->next_[right];
+  const int32_t before = workspace->previous_[at];
+  workspace->next_[at] = after;
+  if (after != kNone) workspace->previous_[static_cast<size_t>(after)] = position;
   Push(position, after == kNone ? kNoRank : RankOf(ids[at], ids[static_cast<size_t>(after)]),
        workspace);
   if (before != kNone) Push(before, RankOf(ids[static_cast<size_t>(before)], ids[at]), workspace);
@@ -86,31 +86,31 @@ void BpeMerger::MergeLong(std::vector<int32_t>* symbols, Workspace* workspace) c
   std::vector<int32_t>& ids = *symbols;
   const auto size = static_cast<int32_t>(ids.size());
   Workspace& w = *workspace;
-  w.bucket.resize(product_of_rank_.size());
-  w.previous.resize(ids.size());
-  w.next.resize(ids.size());
-  w.rank.assign(ids.size(), kNoRank);
+  w.bucket_.resize(product_of_rank_.size());
+  w.previous_.resize(ids.size());
+  w.next_.resize(ids.size());
+  w.rank_.assign(ids.size(), kNoRank);
   for (int32_t i = 0; i < size; ++i) {
     const auto at = static_cast<size_t>(i);
-    w.previous[at] = i - 1;  // kNone for the first
-    w.next[at] = i + 1 < size ? i + 1 : kNone;
+    w.previous_[at] = i - 1;  // kNone for the first
+    w.next_[at] = i + 1 < size ? i + 1 : kNone;
     if (i + 1 < size) Push(i, RankOf(ids[at], ids[at + 1]), workspace);
   }
-  while (!w.heap.empty()) {
-    std::pop_heap(w.heap.begin(), w.heap.end(), std::greater<>());
-    const int32_t rank = w.heap.back();
-    w.heap.pop_back();
-    w.work.clear();
-    w.work.swap(w.bucket[static_cast<size_t>(rank)]);
-    std::sort(w.work.begin(), w.work.end());
-    for (size_t i = 0; i < w.work.size(); ++i) {
-      const int32_t position = w.work[i];
-      if (w.rank[static_cast<size_t>(position)] != rank) continue;  // outdated
+  while (!w.heap_.empty()) {
+    std::pop_heap(w.heap_.begin(), w.heap_.end(), std::greater<>());
+    const int32_t rank = w.heap_.back();
+    w.heap_.pop_back();
+    w.work_.clear();
+    w.work_.swap(w.bucket_[static_cast<size_t>(rank)]);
+    std::sort(w.work_.begin(), w.work_.end());
+    for (size_t i = 0; i < w.work_.size(); ++i) {
+      const int32_t position = w.work_[i];
+      if (w.rank_[static_cast<size_t>(position)] != rank) continue;  // outdated
       JoinAt(position, symbols, workspace);
       // A merge may enable a lower rank only in tables that no training produces; it comes first.
-      if (!w.heap.empty() && w.heap.front() < rank) {
-        for (++i; i < w.work.size(); ++i) {
-          if (w.rank[static_cast<size_t>(w.work[i])] == rank) Push(w.work[i], rank, workspace);
+      if (!w.heap_.empty() && w.heap_.front() < rank) {
+        for (++i; i < w.work_.size(); ++i) {
+          if (w.rank_[static_cast<size_t>(w.work_[i])] == rank) Push(w.work_[i], rank, workspace);
         }
       }
     }

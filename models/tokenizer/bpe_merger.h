@@ -21,11 +21,11 @@ class BpeMerger {
   // Memory that one thread reuses from pre-token to pre-token.
   class Workspace {
     friend class BpeMerger;
-    std::vector<int32_t> previous, next;       // neighbours of a position, kNone at the ends
-    std::vector<int32_t> rank;                 // of the pair that starts at a position
-    std::vector<std::vector<int32_t>> bucket;  // by rank: positions of pairs, some outdated
-    std::vector<int32_t> work;                 // the bucket in progress
-    std::vector<int32_t> heap;                 // ranks whose bucket is not empty, lowest first
+    std::vector<int32_t> previous_, next_;      // neighbours of a position, kNone at the ends
+    std::vector<int32_t> rank_;                 // of the pair that starts at a position
+    std::vector<std::vector<int32_t>> bucket_;  // by rank: positions of pairs, some outdated
+    std::vector<int32_t> work_;                 // the bucket in progress
+    std::vector<int32_t> heap_;                 // ranks whose bucket is not empty, lowest first
   };
 
   // Merges `symbols` in place until no rule applies.

@@ -21,7 +21,7 @@ UnicodeCategory Search(uint32_t code_point) {
 constexpr uint32_t kDirect = 0x800;
 
 std::array<UnicodeCategory, kDirect> MakeDirect() {
-  std::array<UnicodeCategory, kDirect> table;
+  std::array<UnicodeCategory, kDirect> table = {};
   for (uint32_t c = 0; c < kDirect; ++c) table[c] = Search(c);
   return table;
 }
