@@ -25,11 +25,11 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
                         RunnerOptions& options);
 
 // What a GPU has for pages: `utilization` of its memory, less what is in use (weights), the
-// activations, tables and token states of `options`, and room for the backend's own work space.
+// activations, tables and penalty state of `options`, and room for the backend's own work space.
 int64_t AvailableDeviceBytes(DeviceQueue& queue, double utilization, const FoxWeights& weights,
                              const RunnerOptions& options);
 
-// The plan as text human-readable, one item a line.
+// The plan as human-readable text, one item per line.
 std::string DescribeMemory(const ModelRunner& runner);
 
 }  // namespace fox

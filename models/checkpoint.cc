@@ -227,13 +227,9 @@ absl::Status Checkpoint::TakeTensors(const SafetensorsEntries& tensors) {
   if (stored_head) lm_head_ = taker.Take("lm_head.weight", {config_.vocab_size, d});
   if (absl::Status status = taker.Finish(); !status.ok()) return status;
 
-  for (const auto& [name, entry] : tensors) {
-    parameter_count_ += static_cast<int64_t>(entry.data.size() / SizeOf(*entry.dtype));
-  }
   if (config_.tie_word_embeddings) {
     if (stored_head) {
       if (absl::Status status = CheckTied(lm_head_, embeddings_); !status.ok()) return status;
-      parameter_count_ -= lm_head_.size();
     }
     lm_head_ = embeddings_;
   }

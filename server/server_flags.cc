@@ -96,6 +96,9 @@ void RegisterServerFlags(ServerFlags* flags, FlagSet* set) {
   set->Choice("log-level", {"debug", "info", "warning", "error"}, "least level logged",
               &flags->log_level);
   set->Choice("log-format", {"text", "json"}, "form of log lines", &flags->log_format);
+  set->String("trace", "FILE",
+              "write a Chrome trace of requests, steps and operations, at most 256 MiB [none]",
+              &flags->trace);
   set->Bool("version", "print the version and exit", &flags->version);
   set->Bool("help", "print this and exit", &flags->help);
 }

@@ -31,7 +31,7 @@ struct ServerFlags {
   std::string grpc_services = "inference,tokenizer,info,admin,health,reflection";
   bool allow_insecure_remote = false;
   double shutdown_timeout = 30;
-  std::string log_level = "info", log_format = "text";
+  std::string log_level = "info", log_format = "text", trace;
   bool version = false, help = false;
 };
 

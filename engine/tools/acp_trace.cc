@@ -43,7 +43,7 @@ absl::StatusOr<AcpTrace> TraceAcp(const EngineConfig& config, double log_toleran
   ModelRunner& runner = **loaded;
   const PagedKvShape& shape = runner.cache().view().shape;
   AcpTrace trace;
-  trace.mode = config.acp;
+  trace.mode = config.runner.acp;
   for (int layer = 0; layer < shape.layers; ++layer) {
     for (int head = 0; head < shape.kv_heads; ++head) trace.heads.push_back({layer, head, {}});
   }

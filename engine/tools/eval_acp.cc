@@ -74,7 +74,7 @@ absl::Status EvalAcp(const Arguments& arguments) {
   flags.common.chunk = kPageTokens;
   EngineConfig config = flags.common.Config(static_cast<int64_t>(ids->size()));
   for (AcpMode mode : {AcpMode::kPaper, AcpMode::kCertified}) {
-    config.acp = mode;
+    config.runner.acp = mode;
     auto trace = TraceAcp(config, report.log_tolerance, *ids);
     if (!trace.ok()) return trace.status();
     (mode == AcpMode::kPaper ? report.paper : report.certified) = std::move(*trace);

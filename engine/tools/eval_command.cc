@@ -32,17 +32,17 @@ EngineConfig EvalFlags::Config(int64_t tokens) const {
   config.model_dir = model;
   config.device = device;
   config.dtype = dtype;
-  config.acp = *ParseAcpMode(acp);
+  config.runner.acp = *ParseAcpMode(acp);
   config.log_tolerance = log_tolerance;
   config.threads = static_cast<int>(threads);
-  config.max_model_len = tokens;
+  config.runner.max_model_len = tokens;
   config.kv_cache_tokens = tokens;
   config.gpu_memory_utilization = 1;  // all that is free may be used: little of it will be
-  config.max_num_seqs = 1;
-  config.max_num_batched_tokens = std::min(chunk, tokens);
-  config.max_logit_rows = config.max_num_batched_tokens;
+  config.runner.max_num_seqs = 1;
+  config.runner.max_num_batched_tokens = std::min(chunk, tokens);
+  config.runner.max_logit_rows = config.runner.max_num_batched_tokens;
   config.plain_gemm = plain_gemm;
-  config.enforce_eager = enforce_eager;
+  config.runner.enforce_eager = enforce_eager;
   return config;
 }
 

@@ -40,7 +40,7 @@ absl::Status RunTeacherForced(ModelRunner& runner, const std::vector<int32_t>& i
     const int64_t wanted = position < decode_from
                                ? std::min(options.chunk, std::min(decode_from, length) - position)
                                : 1;
-    const int64_t count = std::min(wanted, limits.max_batch_tokens);
+    const int64_t count = std::min(wanted, limits.max_num_batched_tokens);
     if (absl::Status s = CheckPages(limits, position, count, free_pages); !s.ok()) return s;
     PlannedSequence seq;
     seq.position = position;

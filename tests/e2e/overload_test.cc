@@ -50,8 +50,8 @@ class BackgroundStream {
 
 TEST(OverloadTest, FullQueueIsRefusedQuicklyWithADelay) {
   TestCoreOptions options;
-  options.max_slots = 1;
-  options.max_queued_requests = 2;
+  options.max_num_seqs = 1;
+  options.max_num_queued_reqs = 2;
   TestServer server(options);
   server.script->step_delay_us = 5000;
   BackgroundStream running(server, GreedyRequest("run", 1000));
@@ -88,8 +88,8 @@ TEST(OverloadTest, FullQueueIsRefusedQuicklyWithADelay) {
 
 TEST(OverloadTest, AllSequencesOfACallAreTakenOrNone) {
   TestCoreOptions options;
-  options.max_slots = 1;
-  options.max_queued_requests = 2;
+  options.max_num_seqs = 1;
+  options.max_num_queued_reqs = 2;
   TestServer server(options);
   server.script->step_delay_us = 5000;
   v1::GenerateRequest request = GreedyRequest("many", 100);
@@ -128,7 +128,7 @@ TEST(OverloadTest, CancelFreesPagesWithinTwoSteps) {
 
 TEST(OverloadTest, DeadlineCoversQueueAndRun) {
   TestCoreOptions options;
-  options.max_slots = 1;
+  options.max_num_seqs = 1;
   TestServer server(options);
   server.script->step_delay_us = 5000;
   BackgroundStream running(server, GreedyRequest("run", 3000));

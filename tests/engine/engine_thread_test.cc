@@ -31,9 +31,9 @@ FakeOptions Options() {
   FakeOptions options;
   options.limits.num_pages = 60;
   options.limits.lists_per_slot = 2;
-  options.limits.max_slots = 8;
+  options.limits.max_num_seqs = 8;
   options.limits.max_model_len = 400;
-  options.limits.max_batch_tokens = 64;
+  options.limits.max_num_batched_tokens = 64;
   options.limits.max_logit_rows = 16;
   options.limits.vocab_size = 30;
   return options;
@@ -95,7 +95,7 @@ void WaitUntil(const std::function<bool()>& condition) {
 }
 
 // With one step or two in flight.
-class EngineThreadDepth : public testing::TestWithParam<int> {
+class EngineThreadDepthTest : public testing::TestWithParam<int> {
  protected:
   static FakeOptions DepthOptions() {
     FakeOptions options = Options();
@@ -104,9 +104,9 @@ class EngineThreadDepth : public testing::TestWithParam<int> {
     return options;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Depths, EngineThreadDepth, testing::Values(1, 2));
+INSTANTIATE_TEST_SUITE_P(Depths, EngineThreadDepthTest, testing::Values(1, 2));
 
-TEST_P(EngineThreadDepth, RunsARequest) {
+TEST_P(EngineThreadDepthTest, RunsARequest) {
   Running running(DepthOptions());
   EXPECT_TRUE(running.thread.idle());
   Collector collector;
@@ -119,7 +119,7 @@ TEST_P(EngineThreadDepth, RunsARequest) {
   EXPECT_EQ(running.thread.stats().finished, 1);
 }
 
-TEST(EngineThread, AnswersErrorsAndNeverCallsTheSink) {
+TEST(EngineThreadTest, AnswersErrorsAndNeverCallsTheSink) {
   Running running;
   const OutputSink never = [](const RequestOutput&) { ADD_FAILURE(); };
   EXPECT_TRUE(absl::IsInvalidArgument(SubmitAndWait(running.thread, {Request()}, never)));
@@ -132,7 +132,7 @@ TEST(EngineThread, AnswersErrorsAndNeverCallsTheSink) {
   EXPECT_TRUE(absl::IsCancelled(collector.Wait().status));
 }
 
-TEST_P(EngineThreadDepth, AcknowledgementsWakeIt) {
+TEST_P(EngineThreadDepthTest, AcknowledgementsWakeIt) {
   Running running(DepthOptions());
   Collector collector;
   Request request = MakeRequest(1, 20);
@@ -145,9 +145,9 @@ TEST_P(EngineThreadDepth, AcknowledgementsWakeIt) {
   EXPECT_EQ(collector.Wait().reason, FinishReason::kLength);
 }
 
-TEST(EngineThread, TakesAllRequestsOfACallOrNone) {
+TEST(EngineThreadTest, TakesAllRequestsOfACallOrNone) {
   EngineOptions engine_options;
-  engine_options.max_queued_requests = 2;
+  engine_options.max_num_queued_reqs = 2;
   Running running(Options(), engine_options);
   const OutputSink never = [](const RequestOutput&) { ADD_FAILURE(); };
   EXPECT_TRUE(absl::IsResourceExhausted(
@@ -171,7 +171,7 @@ TEST(EngineThread, TakesAllRequestsOfACallOrNone) {
   EXPECT_EQ(events, (std::vector<std::string>{"taken", "finish 1", "finish 4"}));
 }
 
-TEST(EngineThread, SinksMayCallBack) {
+TEST(EngineThreadTest, SinksMayCallBack) {
   Running running;
   std::promise<absl::Status> nested_result;
   Collector nested;
@@ -191,7 +191,7 @@ TEST(EngineThread, SinksMayCallBack) {
   EXPECT_EQ(nested.tokens(), sim::RunReference(MakeRequest(1), {}, Options()).tokens);
 }
 
-TEST(EngineThread, DeadlinesFireWhileNothingRuns) {
+TEST(EngineThreadTest, DeadlinesFireWhileNothingRuns) {
   Running running;
   Collector collector;
   Request request = MakeRequest(1, 100);
@@ -201,7 +201,7 @@ TEST(EngineThread, DeadlinesFireWhileNothingRuns) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(collector.Wait().status));
 }
 
-TEST_P(EngineThreadDepth, DrainRefusesNewRequestsOnly) {
+TEST_P(EngineThreadDepthTest, DrainRefusesNewRequestsOnly) {
   Running running(DepthOptions());
   Collector collector;
   Request request = MakeRequest(1, 20);
@@ -217,7 +217,7 @@ TEST_P(EngineThreadDepth, DrainRefusesNewRequestsOnly) {
   WaitUntil([&] { return running.thread.idle(); });
 }
 
-TEST_P(EngineThreadDepth, StopEndsAllWithUnavailable) {
+TEST_P(EngineThreadDepthTest, StopEndsAllWithUnavailable) {
   Running running(DepthOptions());
   Collector paused;
   Request request = MakeRequest(1, 100);
@@ -231,7 +231,7 @@ TEST_P(EngineThreadDepth, StopEndsAllWithUnavailable) {
   running.thread.Stop();  // again is harmless
 }
 
-TEST_P(EngineThreadDepth, AfterAFailureEverythingIsUnavailable) {
+TEST_P(EngineThreadDepthTest, AfterAFailureEverythingIsUnavailable) {
   FakeOptions options = DepthOptions();
   options.fail_at_run = 3;
   Running running(options);
@@ -243,7 +243,7 @@ TEST_P(EngineThreadDepth, AfterAFailureEverythingIsUnavailable) {
   WaitUntil([&] { return running.thread.idle(); });
 }
 
-TEST(EngineThread, HeartbeatGoesOnWhenIdle) {
+TEST(EngineThreadTest, HeartbeatGoesOnWhenIdle) {
   Running running;
   for (int i = 0; i < 5; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(60));
@@ -264,7 +264,7 @@ class HangingExecutor : public FakeExecutor {
   std::promise<void> gate;
 };
 
-TEST_P(EngineThreadDepth, HeartbeatStopsWhenAStepHangs) {
+TEST_P(EngineThreadDepthTest, HeartbeatStopsWhenAStepHangs) {
   HangingExecutor executor(DepthOptions());
   EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
   Collector collector;
@@ -275,7 +275,7 @@ TEST_P(EngineThreadDepth, HeartbeatStopsWhenAStepHangs) {
   WaitUntil([&] { return thread.HeartbeatAge() < 0.2; });
 }
 
-TEST_P(EngineThreadDepth, SubmitDoesNotWaitForAStep) {
+TEST_P(EngineThreadDepthTest, SubmitDoesNotWaitForAStep) {
   HangingExecutor executor(DepthOptions());
   EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
   Collector first, second;
@@ -294,9 +294,9 @@ TEST_P(EngineThreadDepth, SubmitDoesNotWaitForAStep) {
   EXPECT_TRUE(answered);
 }
 
-TEST_P(EngineThreadDepth, EightThreadsSubmitAndCancel) {
+TEST_P(EngineThreadDepthTest, EightThreadsSubmitAndCancel) {
   EngineOptions engine_options;
-  engine_options.max_queued_requests = 1000;
+  engine_options.max_num_queued_reqs = 1000;
   Running running(DepthOptions(), engine_options);
   constexpr int kThreads = 8, kRequests = 60;
   std::atomic<int> accepted{0}, finished{0}, wrong{0};
@@ -340,7 +340,7 @@ TEST_P(EngineThreadDepth, EightThreadsSubmitAndCancel) {
   EXPECT_EQ(running.executor.free_pages(), 60);
 }
 
-TEST_P(EngineThreadDepth, StopRacesWithSubmit) {
+TEST_P(EngineThreadDepthTest, StopRacesWithSubmit) {
   for (int round = 0; round < 20; ++round) {
     Running running(DepthOptions());
     std::atomic<int> accepted{0}, finished{0};

@@ -81,7 +81,6 @@ TEST(CheckpointTest, OpensEveryGoldenVariant) {
 TEST(CheckpointTest, OpensTheShardedDemoModel) {
   const auto checkpoint = Checkpoint::Open(std::string(FOX_SOURCE_DIR) + "/models/demo", {});
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().ToString();
-  EXPECT_EQ(checkpoint->parameter_count(), 25549500);  // total_size of the index / 2
   EXPECT_EQ(checkpoint->layers().size(), 10u);
   const LayerTensors& layer = checkpoint->layers()[9];
   EXPECT_EQ(layer.k_shift_proj.shape, (std::vector<int64_t>{6, 384}));
@@ -198,7 +197,6 @@ TEST(CheckpointTest, TiedEmbeddings) {
   const auto repeated = copy.Open();
   ASSERT_TRUE(repeated.ok()) << repeated.status().ToString();
   EXPECT_EQ(repeated->lm_head().data, repeated->embeddings().data);
-  EXPECT_EQ(repeated->parameter_count(), tied->parameter_count());
 
   copy.tensors["lm_head.weight"].bytes[77] ^= 1;
   ExpectRefused(copy.Open().status(), "lm_head.weight\" differs");
