@@ -69,7 +69,7 @@ void StepReadback::Fetch(const void* device, size_t bytes, const Buffer& host) {
 
 void StepReadback::Enqueue(const MatrixView& logits) {
   Fetch(batch_.output_buffer(),
-        sequences_.empty() ? BatchBuilder::kFreePagesBytes : batch_.output_bytes(), outputs_);
+        sequences_.empty() ? BatchBuilder::kPoolBytes : batch_.output_bytes(), outputs_);
   const bool wanted = std::any_of(sequences_.begin(), sequences_.end(),
                                   [](const Awaited& s) { return s.rows > 0 && !s.sampled; });
   logits_view_ = wanted ? logits : MatrixView{};

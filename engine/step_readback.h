@@ -38,6 +38,8 @@ class StepReadback {
   // The step's results. `slots`: counters of every slot since its last release, brought up to this
   // step. REQUIRES: Wait. The logits live until the next Begin.
   StepResult Deliver(const ExecutorLimits& limits, std::vector<AcpStats>* slots);
+  // Of the pool, in this step or before. REQUIRES: Wait.
+  PoolFault pool_fault() const { return *batch_.OutputsAt(outputs_.as<std::byte>()).pool_fault; }
 
  private:
   struct Awaited {

@@ -13,16 +13,16 @@ TestCore::TestCore(const TestCoreOptions& options) {
   ExecutorLimits limits;
   limits.num_pages = 4096;
   limits.lists_per_slot = 2;
-  limits.max_slots = options.max_slots;
+  limits.max_num_seqs = options.max_num_seqs;
   limits.max_model_len = options.max_model_len;
-  limits.max_batch_tokens = 256;
+  limits.max_num_batched_tokens = 256;
   limits.max_logit_rows = 256;
   limits.vocab_size = CharacterTokenizer::kVocabSize;
   executor = std::make_unique<ScriptedExecutor>(limits, script);
 
   ConversionContext context;
   context.engine.acp = options.acp;
-  context.engine.max_queued_requests = options.max_queued_requests;
+  context.engine.max_num_queued_reqs = options.max_num_queued_reqs;
   context.engine.eos_token_ids = {CharacterTokenizer::kEos};
   context.limits = limits;
   context.tokenizer = options.with_tokenizer ? &tokenizer : nullptr;

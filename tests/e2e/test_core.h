@@ -13,9 +13,9 @@
 namespace fox {
 
 struct TestCoreOptions {
-  int32_t max_slots = 4;
+  int32_t max_num_seqs = 4;
   int64_t max_model_len = 4096;
-  int64_t max_queued_requests = 64;
+  int64_t max_num_queued_reqs = 64;
   bool with_tokenizer = true;
   AcpMode acp = AcpMode::kCertified;
 };

@@ -149,12 +149,12 @@ TEST_P(DeviceEngine, GraphsChangeNoBit) {
 TEST_P(DeviceEngine, OverlapChangesNoBit) {
   const std::vector<Request> requests = MakeRequests(9, GetParam().vocab, 44);
   EngineConfig config = BaseConfig(GetParam().model);
-  config.acp = GetParam().acp;
-  config.poison_free_pages = true;
+  config.runner.acp = GetParam().acp;
+  config.runner.poison_free_pages = true;
   for (const int32_t seqs : {2, 16}) {
-    config.max_num_seqs = seqs;
+    config.runner.max_num_seqs = seqs;
     for (const bool eager : {false, true}) {
-      config.enforce_eager = eager;
+      config.runner.enforce_eager = eager;
       config.overlap_kernels = true;
       const StreamResults overlapping = RunAll(config, requests, 2);
       config.overlap_kernels = false;
@@ -166,7 +166,7 @@ TEST_P(DeviceEngine, OverlapChangesNoBit) {
 // Whoever breaks the scheduler's promise hears of it with the step's results.
 TEST_P(DeviceEngine, AnOverdrawnPoolIsUnavailable) {
   EngineConfig config = BaseConfig(GetParam().model);
-  config.acp = GetParam().acp;
+  config.runner.acp = GetParam().acp;
   config.kv_cache_bytes = PoolBytes(config, kPageTokens);
   auto runner = LoadRunner(config);
   ASSERT_TRUE(runner.ok()) << runner.status();
@@ -247,11 +247,11 @@ TEST_P(DeviceEngine, SamplesAreThoseOfTheHostsSampler) {
 
 TEST(DeviceLimits, AreRefusedWithTheReason) {
   EngineConfig config = BaseConfig("tiny_fla");
-  config.max_num_seqs = 2049;
+  config.runner.max_num_seqs = 2049;
   EXPECT_EQ(LoadRunner(config).status(),
             absl::InvalidArgumentError("at most 2048 sequences at once on a GPU, not 2049"));
-  config.max_num_seqs = 4;
-  config.max_num_batched_tokens = (1 << 20) + 1;
+  config.runner.max_num_seqs = 4;
+  config.runner.max_num_batched_tokens = (1 << 20) + 1;
   EXPECT_EQ(LoadRunner(config).status(),
             absl::InvalidArgumentError("at most 1048576 tokens in one step on a GPU, not 1048577"));
 }

@@ -17,9 +17,9 @@ sim::FakeOptions SmallPool(int depth) {
   sim::FakeOptions fake;
   fake.limits.num_pages = 10;
   fake.limits.lists_per_slot = 2;
-  fake.limits.max_slots = 4;
+  fake.limits.max_num_seqs = 4;
   fake.limits.max_model_len = 500;
-  fake.limits.max_batch_tokens = 128;
+  fake.limits.max_num_batched_tokens = 128;
   fake.limits.max_logit_rows = 32;
   fake.limits.vocab_size = 50;
   fake.limits.depth = depth;

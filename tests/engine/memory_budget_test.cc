@@ -26,7 +26,7 @@ ModelConfig Model() {
 RunnerOptions Options(AcpMode acp = AcpMode::kCertified) {
   RunnerOptions options;
   options.acp = acp;
-  options.max_slots = 2;
+  options.max_num_seqs = 2;
   return options;
 }
 

@@ -19,7 +19,7 @@ class GenerationTest : public ::testing::Test {
  protected:
   static TestCoreOptions SmallQueue() {
     TestCoreOptions options;
-    options.max_queued_requests = 2;
+    options.max_num_queued_reqs = 2;
     return options;
   }
 

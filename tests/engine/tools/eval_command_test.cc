@@ -33,9 +33,9 @@ TEST(EvalCommandTest, ThePoolHoldsTheTextAndNoMore) {
     const ExecutorLimits& limits = (*runner)->limits();
     EXPECT_EQ(limits.num_pages, PagesFor(tokens) * limits.lists_per_slot) << tokens;
     EXPECT_EQ(limits.max_model_len, tokens);
-    EXPECT_EQ(limits.max_slots, 1);
+    EXPECT_EQ(limits.max_num_seqs, 1);
     // Rows of activations and logits, too.
-    EXPECT_EQ((*runner)->options().max_batch_tokens, std::min<int64_t>(tokens, 512));
+    EXPECT_EQ((*runner)->options().max_num_batched_tokens, std::min<int64_t>(tokens, 512));
     EXPECT_EQ((*runner)->options().max_logit_rows, std::min<int64_t>(tokens, 512));
     // And that is enough, to the last page.
     const auto ids = SomeIds(static_cast<int32_t>(tokens));
