@@ -2,29 +2,21 @@
 #include "engine/batch_builder.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "kernels/core/check.h"
 
 namespace fox {
-namespace {
-
-constexpr double kNothing = -std::numeric_limits<double>::infinity();
-
-}  // namespace
-
 PlannedSequence PaddingSequence(int64_t position) {
   PlannedSequence padding;
   padding.slot = -1;
   padding.position = position;
   padding.token_ids = {0};
   padding.logit_rows = {0};
-  padding.log_tolerance = kNothing;
   return padding;
 }
 
 BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t max_logit_rows,
-                           int64_t max_slots)
+                           int64_t max_num_seqs)
     : ops_(ops), max_seqs_(max_seqs), max_logit_rows_(max_logit_rows) {
   size_t end = 0;
   const auto take = [&end](int64_t count, size_t size) {
@@ -36,7 +28,7 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
   sampled_ = take(max_logit_rows, sizeof(SampleRecord));
   counts_ = take(3 * max_seqs, sizeof(int64_t));
   mass_ = take(max_seqs, sizeof(double));
-  report_bytes_ = end;
+  output_bytes_ = end;
   position_ = take(max_seqs, sizeof(int64_t));
   row_begin_ = take(max_seqs + 1, sizeof(int64_t));
   tolerance_ = take(max_seqs, sizeof(double));
@@ -45,7 +37,7 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
   slot_ = take(max_seqs, sizeof(int32_t));
   token_ = take(max_rows, sizeof(int32_t));
   block_ = ops.Allocate(end);
-  sampled_tokens_ = ops.Allocate(static_cast<size_t>(max_slots) * sizeof(int32_t));
+  sampled_tokens_ = ops.Allocate(static_cast<size_t>(max_num_seqs) * sizeof(int32_t));
   std::byte* base = block_.as<std::byte>();
   outputs_ = OutputsAt(base);
   batch_.position = At<int64_t>(base, position_);
@@ -75,7 +67,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
   const int64_t total = std::max(seqs, planned);
   FOX_CHECK(total <= max_seqs_);
   std::fill_n(staging + counts_, mass_ - counts_, std::byte{0});
-  std::fill_n(At<double>(staging, mass_), max_seqs_, kNothing);
+  std::fill_n(At<double>(staging, mass_), max_seqs_, kNoMass);
   int64_t rows = 0, logit_rows = 0, longest = 0;
   int64_t* row_begin = At<int64_t>(staging, row_begin_);
   for (int64_t i = 0; i < total; ++i) {

@@ -27,9 +27,10 @@ PlannedSequence PaddingSequence(int64_t position);
 
 class BatchBuilder {
  public:
-  // At most so many rows, sequences and logit rows a step. `max_slots`: of the cache.
+  // At most so many rows, sequences (padding included) and logit rows a step; `max_num_seqs`: slots
+  // of the cache.
   BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t max_logit_rows,
-               int64_t max_slots);
+               int64_t max_num_seqs);
 
   // Bytes of the block that `staging` of Build must hold.
   size_t bytes() const { return block_.bytes(); }
@@ -47,11 +48,11 @@ class BatchBuilder {
 
   const StepOutputs& outputs() const { return outputs_; }
   int32_t* sampled_tokens() const { return sampled_tokens_.as<int32_t>(); }
-  // The report in a block, or in the host copy of one, which begins at output_buffer().
+  // The outputs in a block, or in the host copy of one, which begins at output_buffer().
   StepOutputs OutputsAt(std::byte* block) const;
   const std::byte* output_buffer() const { return block_.as<std::byte>(); }
-  size_t report_bytes() const { return report_bytes_; }
-  // Of the report's beginning, which holds free_pages, pool_fault and nothing else.
+  size_t output_bytes() const { return output_bytes_; }
+  // Of the beginning of the outputs, which holds free_pages, pool_fault and nothing else.
   static constexpr size_t kPoolBytes = 16;
 
  private:
@@ -62,8 +63,8 @@ class BatchBuilder {
 
   Ops& ops_;
   int64_t max_seqs_, max_logit_rows_;
-  // Byte offsets; the report comes first, the token ids, which grow most, last.
-  size_t sampled_ = 0, counts_ = 0, mass_ = 0, report_bytes_ = 0;
+  // Byte offsets; the outputs come first, the token ids, which grow most, last.
+  size_t sampled_ = 0, counts_ = 0, mass_ = 0, output_bytes_ = 0;
   size_t position_ = 0, row_begin_ = 0, tolerance_ = 0, logit_row_ = 0, sample_ = 0, slot_ = 0,
          token_ = 0;
   Buffer block_, sampled_tokens_;

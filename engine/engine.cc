@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <deque>
-#include <limits>
 #include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/request_validation.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
@@ -15,8 +15,6 @@
 
 namespace fox {
 namespace {
-
-constexpr double kNothingEvicted = -std::numeric_limits<double>::infinity();
 
 Finish FinishWith(absl::Status status) {
   Finish finish;
@@ -41,16 +39,17 @@ Seconds DeadlineOf(const Sequence& sequence) {
 }  // namespace
 
 struct Engine::State {
-  State(const EngineOptions& engine_options, StepExecutor& step_executor)
+  State(const EngineOptions& engine_options, StepExecutor& step_executor,
+        std::vector<StepObserver*> step_observers)
       : options(engine_options),
         executor(step_executor),
+        observers(std::move(step_observers)),
         limits(step_executor.limits()),
         scheduler(limits),
         sampler(limits.vocab_size),
         free_pages(limits.num_pages) {
     stats.num_pages = limits.num_pages;
     stats.free_pages = limits.num_pages;
-    stats.max_log_evicted_mass = kNothingEvicted;
   }
 
   absl::Status Queue(Request request, Seconds now);
@@ -64,7 +63,7 @@ struct Engine::State {
   void Process(const PlannedSequence& planned, Sequence* sequence, const float* logits,
                absl::StatusOr<SampledToken>* sampled, Seconds now, RequestOutput* output);
   void Fail(const absl::Status& status, Seconds now, std::vector<RequestOutput>* outputs);
-  void Record(Sequence* sequence, const SlotStats& slot_stats);
+  void Record(Sequence* sequence, const AcpStats& slot_stats);
   // Both add to the output; the finish is set when they end the request.
   void ScorePrompt(Sequence* sequence, const PlannedSequence& planned, const float* logits,
                    RequestOutput* output);
@@ -84,6 +83,7 @@ struct Engine::State {
 
   const EngineOptions options;
   StepExecutor& executor;
+  const std::vector<StepObserver*> observers;
   const ExecutorLimits limits;
   Scheduler scheduler;
   Sampler sampler;
@@ -105,11 +105,11 @@ absl::Status Engine::State::Queue(Request request, Seconds now) {
   if (sequences.count(request.id) > 0) {
     return absl::AlreadyExistsError(absl::StrCat("request ", request.id, " is running"));
   }
-  if (stats.waiting >= options.max_queued_requests) {
+  if (stats.waiting >= options.max_num_queued_reqs) {
     return absl::ResourceExhaustedError("the queue is full");
   }
   const int64_t tokens = static_cast<int64_t>(request.prompt.size());
-  if (tokens > options.max_queued_tokens - stats.queued_tokens) {
+  if (tokens > options.max_num_queued_tokens - stats.queued_tokens) {
     return absl::ResourceExhaustedError("the queue holds too many tokens");
   }
   const RequestId id = request.id;
@@ -175,10 +175,12 @@ bool Engine::State::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs)
     End(sequence, now, &*output.finish);
   }
   if (schedule.plan.empty()) return false;
+  for (StepObserver* observer : observers) observer->BeforeSubmit(schedule.plan);
   if (absl::Status status = executor.Submit(schedule.plan); !status.ok()) {
     Fail(status, now, outputs);
     return true;
   }
+  for (StepObserver* observer : observers) observer->AfterSubmit(schedule.plan);
   InFlight& flight = in_flight.emplace_back();
   flight.plan = std::move(schedule.plan);
   for (Sequence* sequence : schedule.sequences) {
@@ -192,12 +194,14 @@ bool Engine::State::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs)
 }
 
 void Engine::State::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
+  for (StepObserver* observer : observers) observer->BeforeCollect();
   absl::StatusOr<StepResult> result = executor.Collect();
   if (!result.ok()) return Fail(result.status(), now, outputs);
   const InFlight flight = std::move(in_flight.front());
   in_flight.pop_front();
   const size_t count = flight.arrivals.size();
   FOX_CHECK(result->logits.size() == count && result->stats.size() == count);
+  for (StepObserver* observer : observers) observer->AfterCollect(flight.plan, *result);
   ++stats.steps;
   free_pages = result->free_pages;
   scheduler.Collect(*result);
@@ -259,7 +263,7 @@ void Engine::State::Fail(const absl::Status& status, Seconds now,
   }
 }
 
-void Engine::State::Record(Sequence* sequence, const SlotStats& slot_stats) {
+void Engine::State::Record(Sequence* sequence, const AcpStats& slot_stats) {
   stats.pages_evicted += slot_stats.pages_evicted - sequence->slot_stats.pages_evicted;
   sequence->OnStepCollected(slot_stats);
 }
@@ -288,7 +292,10 @@ void Engine::State::Accept(Sequence* sequence, absl::StatusOr<SampledToken> toke
     output->finish = FinishWith(token.status());
     return;
   }
-  if (sequence->generated() == 0) sequence->stats.first_token = now;
+  if (sequence->generated() == 0) {
+    sequence->stats.first_token = now;
+    for (StepObserver* observer : observers) observer->OnFirstToken(sequence->request.id);
+  }
   if (sequence->stop.Stops(token->id)) {
     output->finish = FinishFor(FinishReason::kStop);
     output->finish->stop_token_id = token->id;
@@ -308,6 +315,7 @@ void Engine::State::Accept(Sequence* sequence, absl::StatusOr<SampledToken> toke
 void Engine::State::End(Sequence* sequence, Seconds now, Finish* finish) {
   finish->stats = sequence->FinalStats(now);
   Count(*finish);
+  for (StepObserver* observer : observers) observer->OnFinish(sequence->request.id, *finish);
   sequences.erase(sequence->request.id);
 }
 
@@ -337,8 +345,9 @@ void Engine::State::UpdateGauges() {
   stats.free_pages = free_pages;
 }
 
-Engine::Engine(const EngineOptions& options, StepExecutor& executor)
-    : state_(std::make_unique<State>(options, executor)) {}
+Engine::Engine(const EngineOptions& options, StepExecutor& executor,
+               std::vector<StepObserver*> observers)
+    : state_(std::make_unique<State>(options, executor, std::move(observers))) {}
 
 Engine::~Engine() = default;
 

@@ -8,21 +8,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/engine_options.h"
 #include "engine/request.h"
 #include "engine/step_executor.h"
-#include "kernels/acp.h"
+#include "engine/step_observer.h"
 
 namespace fox {
-
-struct EngineOptions {
-  AcpMode acp = AcpMode::kCertified;
-  double log_tolerance = -10.0;       // log eps, for requests that do not ask for less
-  int64_t max_queued_requests = 256;  // waiting; beyond: ResourceExhausted
-  int64_t max_queued_tokens = 1 << 20;
-  bool priority_scheduling = true;  // false: first come, first served
-  std::vector<int32_t> eos_token_ids;
-  int32_t max_logprobs = 20;  // largest accepted SamplingParams::logprobs
-};
 
 struct EngineStats {
   int64_t running = 0;  // hold a slot, paused ones included
@@ -37,18 +28,14 @@ struct EngineStats {
   int64_t preemptions = 0;
   int64_t pages_evicted = 0;
   int64_t finished = 0, failed = 0, cancelled = 0, rejected = 0;
-  double max_log_evicted_mass = 0;  // over all finished requests; -infinity: none
+  double max_log_evicted_mass = kNoMass;  // over all finished requests
 };
-
-// Checks ranges and sizes against the model and the pool. InvalidArgument names the field;
-// OutOfRange: longer than the context or than the whole pool could hold.
-absl::Status ValidateRequest(const Request& request, const EngineOptions& options,
-                             const ExecutorLimits& limits);
 
 class Engine {
  public:
-  // `executor` must outlive the engine.
-  Engine(const EngineOptions& options, StepExecutor& executor);
+  // `executor` and the observers must outlive the engine.
+  Engine(const EngineOptions& options, StepExecutor& executor,
+         std::vector<StepObserver*> observers = {});
   ~Engine();
 
   // Queues a request. On success exactly one output with `finish` will follow. Errors: those of
@@ -59,7 +46,7 @@ class Engine {
   // a stop string matched). Its pages are free after the next step. Unknown ids are ignored.
   void Cancel(RequestId id, const absl::Status& status);
 
-  // The client has taken `tokens` more of the request's tokens (Request::window).
+  // The client has taken `tokens` more of the request's tokens (Request::flow_window).
   void Acknowledge(RequestId id, int64_t tokens);
 
   // Runs one step: expire, schedule, submit, collect, sample. Returns what happened, empty when

@@ -1,10 +1,9 @@
 // Puts the parts together. See engine_factory.h.
 #include "engine/engine_factory.h"
 
-#include <cmath>
-
 #include "absl/strings/str_cat.h"
 #include "engine/memory_budget.h"
+#include "engine/sampling_limits.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "models/checkpoint.h"
 
@@ -21,35 +20,31 @@ constexpr bool kHasCuda = true;
 constexpr bool kHasCuda = false;
 #endif
 
-constexpr int64_t kCpuStepTokens = 512, kGpuStepTokens = 8192;
-
 absl::Status CheckConfig(const EngineConfig& config) {
-  if (config.max_num_seqs < 1) return absl::InvalidArgumentError("--max-num-seqs: at least 1");
-  if (config.max_num_batched_tokens < 0) {
+  if (config.runner.max_num_seqs < 1) {
+    return absl::InvalidArgumentError("--max-num-seqs: at least 1");
+  }
+  if (config.runner.max_num_batched_tokens < 0) {
     return absl::InvalidArgumentError("--max-num-batched-tokens: at least 0");
   }
-  if (!(config.gpu_memory_utilization > 0 && config.gpu_memory_utilization <= 1)) {
-    return absl::InvalidArgumentError("--gpu-memory-utilization: above 0 and at most 1");
+  constexpr Range kUtilization{0, 1, /*open_low=*/true};
+  absl::Status status =
+      CheckRange("--gpu-memory-utilization", config.gpu_memory_utilization, kUtilization);
+  if (config.log_tolerance) {
+    status.Update(CheckRange("--log-tolerance", *config.log_tolerance, kLogTolerance));
   }
-  // eps >= 1 would let everything be dropped.
-  if (config.log_tolerance &&
-      !(*config.log_tolerance < 0 && std::isfinite(*config.log_tolerance))) {
-    return absl::InvalidArgumentError("--log-tolerance: must be finite and below 0");
-  }
-  return absl::OkStatus();
+  return status;
 }
 
 // All that the backend will be asked for; a length that is not given follows from the memory.
-Workload WorkloadOf(const ModelConfig& model, const EngineConfig& config,
-                    const RunnerOptions& options) {
+Workload WorkloadOf(const ModelConfig& model, const RunnerOptions& options) {
   Workload load;
   load.shape = CacheShape(model, options);
-  load.shape.max_pages = PagesFor(config.max_model_len);
   load.hidden_size = model.hidden_size;
   load.intermediate_size = model.intermediate_size;
   load.vocab_size = model.vocab_size;
-  load.max_seqs = options.max_slots;
-  load.max_rows = options.max_batch_tokens;
+  load.max_seqs = options.max_num_seqs;
+  load.max_rows = options.max_num_batched_tokens;
   return load;
 }
 
@@ -112,26 +107,18 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
   if (!checkpoint.ok()) return checkpoint.status();
   absl::StatusOr<Backend> backend = MakeBackend(config);
   if (!backend.ok()) return backend.status();
+  if (config.op_clock != nullptr) {
+    backend->ops = std::make_unique<TimedOps>(std::move(backend->ops), config.op_clock);
+  }
   DeviceQueue* queue = backend->ops->queue();
 
-  RunnerOptions options;
-  options.acp = config.acp;
+  RunnerOptions options = WithStepSizes(config.runner, queue != nullptr);
   options.kv_dtype = backend->dtype;
-  options.max_slots = config.max_num_seqs;
-  options.enforce_eager = config.enforce_eager;
-  options.poison_free_pages = config.poison_free_pages;
-  const int64_t step_tokens = queue != nullptr ? kGpuStepTokens : kCpuStepTokens;
-  // A decode step brings one row for every sequence, and each of them wants logits.
-  options.max_batch_tokens = std::max<int64_t>(
-      config.max_num_batched_tokens > 0 ? config.max_num_batched_tokens : step_tokens,
-      config.max_num_seqs);
-  options.max_logit_rows = std::max<int64_t>(
-      config.max_logit_rows > 0 ? config.max_logit_rows : 128, config.max_num_seqs);
-  if (const auto reason =
-          backend->ops->Unsupported(WorkloadOf(checkpoint->config(), config, options))) {
+  if (const auto reason = backend->ops->Unsupported(WorkloadOf(checkpoint->config(), options))) {
     return absl::InvalidArgumentError(*reason);
   }
-  MemoryRequest request{config.kv_cache_bytes, AvailableBytes() / 4, config.max_model_len};
+  MemoryRequest request{config.kv_cache_bytes, AvailableBytes() / 4, options.max_model_len,
+                        config.kv_cache_tokens};
   if (queue == nullptr) {  // pages that do not fit are refused before the weights are read
     if (absl::Status s = PlanMemory(checkpoint->config(), request, options); !s.ok()) return s;
   }
@@ -140,7 +127,6 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
   // A file that changed while it was read gave weights that nobody checked.
   if (absl::Status status = checkpoint->CheckUnchanged(); !status.ok()) return status;
   if (queue != nullptr) {
-    options.max_model_len = config.max_model_len;
     request.available_bytes =
         AvailableDeviceBytes(*queue, config.gpu_memory_utilization, weights, options);
     if (absl::Status s = PlanMemory(checkpoint->config(), request, options); !s.ok()) return s;
@@ -158,17 +144,14 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
   if (absl::Status status = (*runner)->CaptureGraphs(); !status.ok()) return status;
   LoadedEngine loaded;
   loaded.config = (*runner)->weights().config;
-  loaded.options.acp = config.acp;
+  loaded.options = config.engine;
+  loaded.options.acp = config.runner.acp;
   loaded.options.log_tolerance = LogTolerance(config, loaded.config);
-  loaded.options.max_queued_requests = config.max_queued_requests;
-  loaded.options.max_queued_tokens = config.max_queued_tokens;
-  loaded.options.priority_scheduling = config.priority_scheduling;
   loaded.options.eos_token_ids = loaded.config.eos_token_ids;
-  loaded.options.max_logprobs = config.max_logprobs;
   loaded.memory_plan = DescribeMemory(**runner);
   loaded.backend = (*runner)->ops().Description();
   loaded.dtype = NameOf((*runner)->options().kv_dtype);
-  loaded.engine = std::make_unique<Engine>(loaded.options, **runner);
+  loaded.engine = std::make_unique<Engine>(loaded.options, **runner, config.observers);
   loaded.executor = std::move(*runner);
   return loaded;
 }

@@ -7,10 +7,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
 #include "engine/model_runner.h"
+#include "engine/step_observer.h"
+#include "engine/timed_ops.h"
 #include "models/model_config.h"
 #include "models/weights.h"
 
@@ -20,25 +23,19 @@ struct EngineConfig {
   std::string model_dir;
   std::string device = "cpu";  // cpu | cuda | auto: cuda where there is one
   std::string dtype = "auto";  // auto | f64 | f32 | bf16; cuda: auto | bf16
-  AcpMode acp = AcpMode::kCertified;
+  RunnerOptions runner;  // max_model_len 0: see MemoryRequest; loading sets kv_dtype, num_pages
+  EngineOptions engine;  // loading sets acp, log_tolerance and eos_token_ids
   std::optional<double> log_tolerance;  // log eps; unset: the checkpoint's own, else -10
   int threads = 0;                      // 0: one per core
-  int64_t max_model_len = 0;            // 0: see MemoryRequest
-  int32_t max_num_seqs = 16;
-  int64_t max_num_batched_tokens = 0;  // 0: 512 on the CPU, 8192 on a GPU
-  int64_t max_logit_rows = 0;          // of one step; 0: 128, or max_num_seqs if that is more
-  int64_t kv_cache_bytes = 0;          // 0: see MemoryRequest
+  int64_t kv_cache_bytes = 0;           // 0: see MemoryRequest
+  int64_t kv_cache_tokens = 0;          // see MemoryRequest
   bool allow_nonfinite = false;
-  bool plain_gemm = false;              // row-independent matrix products, for invariance; CPU
-  double gpu_memory_utilization = 0.9;  // of the GPU's memory, for all that the engine allocates
-  bool enforce_eager = false;           // no CUDA graphs
-  bool portable_kernels = false;        // no Hopper kernels even on Hopper, for tests
-  bool overlap_kernels = true;          // false: one kernel at a time, for tests
-  bool poison_free_pages = false;       // see PagedKvShape; for debugging
-  int64_t max_queued_requests = 256;
-  int64_t max_queued_tokens = 1 << 20;
-  bool priority_scheduling = true;
-  int32_t max_logprobs = 20;
+  bool plain_gemm = false;               // row-independent matrix products, for invariance; CPU
+  double gpu_memory_utilization = 0.9;   // of the GPU's memory, for all that the engine allocates
+  bool portable_kernels = false;         // no Hopper kernels even on Hopper, for tests
+  bool overlap_kernels = true;           // false: one kernel at a time, for tests
+  std::shared_ptr<OpClock> op_clock;     // null: operations are not timed
+  std::vector<StepObserver*> observers;  // must outlive the engine
   LoadProgress progress;
 };
 

@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <future>
 #include <map>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
+
+#include "engine/mutex.h"
 
 namespace fox {
 namespace {
@@ -24,9 +23,9 @@ Seconds SteadySeconds() {
 }
 
 struct SubmitCommand {
-  Request request;
+  std::vector<Request> requests;
   OutputSink sink;
-  std::promise<absl::Status> verdict;
+  SubmitCallback on_result;
 };
 struct CancelCommand {
   RequestId id;
@@ -47,11 +46,13 @@ struct EngineThread::Impl {
     last_turn = SteadySeconds();
   }
 
-  void Push(Command command);
+  // False: the thread is stopping, and the command was dropped.
+  bool Push(Command command);
   void Loop();
   std::vector<Command> TakeCommands();
+  void ExecuteCommands();
   void Execute(Command& command);
-  absl::Status SubmitHere(Request request, OutputSink sink);
+  void SubmitOnEngineThread(SubmitCommand& command);
   void Deliver(std::vector<RequestOutput> outputs);
   void EndAll();
   void Publish();
@@ -66,35 +67,38 @@ struct EngineThread::Impl {
   std::atomic<bool> draining{false};
   std::atomic<std::thread::id> thread_id{};
 
-  mutable std::mutex mutex;  // guards what follows
-  std::condition_variable wake;
-  std::vector<Command> commands;
-  bool stopping = false;
-  int64_t outstanding = 0;  // requests submitted and not yet ended or refused
-  EngineStats stats;
-  absl::Status fatal;
+  mutable Mutex mutex;
+  CondVar wake;
+  std::vector<Command> commands ABSL_GUARDED_BY(mutex);
+  bool stopping ABSL_GUARDED_BY(mutex) = false;
+  // Requests submitted and not yet ended or refused.
+  int64_t outstanding ABSL_GUARDED_BY(mutex) = 0;
+  EngineStats stats ABSL_GUARDED_BY(mutex);
+  absl::Status fatal ABSL_GUARDED_BY(mutex);
 
-  std::mutex join_mutex;
-  std::thread thread;
+  Mutex join_mutex;
+  std::thread thread ABSL_GUARDED_BY(join_mutex);
 };
 
-void EngineThread::Impl::Push(Command command) {
+bool EngineThread::Impl::Push(Command command) {
   {
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (stopping) return;
+    const MutexLock lock(mutex);
+    if (stopping) return false;
+    if (const auto* submit = std::get_if<SubmitCommand>(&command)) {
+      outstanding += static_cast<int64_t>(submit->requests.size());
+    }
     commands.push_back(std::move(command));
   }
-  wake.notify_one();
+  wake.NotifyOne();
+  return true;
 }
 
 void EngineThread::Impl::Loop() {
   thread_id = std::this_thread::get_id();
   for (;;) {
-    std::vector<Command> taken = TakeCommands();
-    last_turn = SteadySeconds();
-    for (Command& command : taken) Execute(command);
+    ExecuteCommands();
     {
-      const std::lock_guard<std::mutex> lock(mutex);
+      const MutexLock lock(mutex);
       if (stopping) break;
     }
     const Seconds now = clock();
@@ -109,19 +113,27 @@ void EngineThread::Impl::Loop() {
 
 // Waits for a command, a deadline or the next heartbeat, but not while there is work.
 std::vector<Command> EngineThread::Impl::TakeCommands() {
-  const bool work = engine->HasWork();
-  const Seconds wait = work ? 0.0 : std::min(kLongestWait, engine->NextDeadline() - clock());
-  std::unique_lock<std::mutex> lock(mutex);
-  if (!work && wait > 0.0) {
-    wake.wait_for(lock, std::chrono::duration<double>(wait),
-                  [this] { return stopping || !commands.empty(); });
+  const Seconds wait =
+      engine->HasWork() ? 0.0 : std::clamp(engine->NextDeadline() - clock(), 0.0, kLongestWait);
+  const auto until = std::chrono::steady_clock::now() +
+                     std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                         std::chrono::duration<double>(wait));
+  const MutexLock lock(mutex);
+  while (wait > 0.0 && !stopping && commands.empty()) {
+    if (!wake.WaitUntil(mutex, until)) break;
   }
   return std::exchange(commands, {});
 }
 
+void EngineThread::Impl::ExecuteCommands() {
+  std::vector<Command> taken = TakeCommands();
+  last_turn = SteadySeconds();
+  for (Command& command : taken) Execute(command);
+}
+
 void EngineThread::Impl::Execute(Command& command) {
   if (auto* submit = std::get_if<SubmitCommand>(&command)) {
-    submit->verdict.set_value(SubmitHere(std::move(submit->request), std::move(submit->sink)));
+    SubmitOnEngineThread(*submit);
   } else if (auto* cancel = std::get_if<CancelCommand>(&command)) {
     engine->Cancel(cancel->id, cancel->status);
   } else if (auto* acknowledge = std::get_if<AcknowledgeCommand>(&command)) {
@@ -129,31 +141,39 @@ void EngineThread::Impl::Execute(Command& command) {
   }
 }
 
-absl::Status EngineThread::Impl::SubmitHere(Request request, OutputSink sink) {
-  const RequestId id = request.id;
-  absl::Status status = engine->Submit(std::move(request), clock());
-  if (status.ok()) sinks.emplace(id, std::move(sink));
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (!status.ok()) --outstanding;
-  stats = engine->stats();
-  return status;
+void EngineThread::Impl::SubmitOnEngineThread(SubmitCommand& command) {
+  std::vector<RequestId> taken;
+  absl::Status status;
+  for (Request& request : command.requests) {
+    const RequestId id = request.id;
+    status = engine->Submit(std::move(request), clock());
+    if (!status.ok()) break;
+    taken.push_back(id);
+  }
+  for (RequestId id : taken) {
+    if (status.ok()) {
+      sinks.emplace(id, command.sink);
+    } else {
+      engine->Cancel(id, status);  // before its first step; nobody hears of its end
+    }
+  }
+  {
+    const MutexLock lock(mutex);
+    outstanding -= static_cast<int64_t>(command.requests.size() - taken.size());
+    stats = engine->stats();
+  }
+  command.on_result(status);
 }
 
 void EngineThread::Impl::Deliver(std::vector<RequestOutput> outputs) {
   for (RequestOutput& output : outputs) {
-    const auto found = sinks.find(output.id);
-    if (found == sinks.end()) continue;
-    if (!output.finish) {
+    const bool ended = output.finish.has_value();
+    if (const auto found = sinks.find(output.id); found != sinks.end()) {
       found->second(std::move(output));
-      continue;
+      if (ended) sinks.erase(found);
     }
-    {
-      // Out of the map first: the sink may submit the same id again.
-      const OutputSink sink = std::move(found->second);
-      sinks.erase(found);
-      sink(std::move(output));
-    }
-    const std::lock_guard<std::mutex> lock(mutex);
+    if (!ended) continue;
+    const MutexLock lock(mutex);
     --outstanding;
   }
 }
@@ -168,43 +188,35 @@ void EngineThread::Impl::EndAll() {
     Deliver(engine->Step(clock()));
   }
   for (Command& command : TakeCommands()) {
-    auto* submit = std::get_if<SubmitCommand>(&command);
+    const auto* submit = std::get_if<SubmitCommand>(&command);
     if (submit == nullptr) continue;
-    submit->verdict.set_value(absl::UnavailableError("the server is stopping"));
-    const std::lock_guard<std::mutex> lock(mutex);
-    --outstanding;
+    submit->on_result(absl::UnavailableError("the server is stopping"));
+    const MutexLock lock(mutex);
+    outstanding -= static_cast<int64_t>(submit->requests.size());
   }
   Publish();
 }
 
 void EngineThread::Impl::Publish() {
-  const std::lock_guard<std::mutex> lock(mutex);
+  const MutexLock lock(mutex);
   stats = engine->stats();
   fatal = engine->fatal();
 }
 
 EngineThread::EngineThread(std::unique_ptr<Engine> engine, Clock clock)
     : impl_(std::make_unique<Impl>(std::move(engine), std::move(clock))) {
+  const MutexLock lock(impl_->join_mutex);
   impl_->thread = std::thread([impl = impl_.get()] { impl->Loop(); });
 }
 
 EngineThread::~EngineThread() { Stop(); }
 
-absl::Status EngineThread::Submit(Request request, OutputSink sink) {
-  if (draining()) return absl::UnavailableError("the server is draining");
-  SubmitCommand command{std::move(request), std::move(sink), {}};
-  std::future<absl::Status> verdict = command.verdict.get_future();
-  const bool from_sink = impl_->thread_id.load() == std::this_thread::get_id();
-  {
-    const std::lock_guard<std::mutex> lock(impl_->mutex);
-    if (impl_->stopping) return absl::UnavailableError("the server is stopping");
-    ++impl_->outstanding;
-    if (!from_sink) impl_->commands.push_back(std::move(command));
+void EngineThread::Submit(std::vector<Request> requests, const OutputSink& sink,
+                          const SubmitCallback& on_result) {
+  if (draining()) return on_result(absl::UnavailableError("the server is draining"));
+  if (!impl_->Push(SubmitCommand{std::move(requests), sink, on_result})) {
+    on_result(absl::UnavailableError("the server is stopping"));
   }
-  // A sink runs between two steps on the engine thread: nobody else could answer it.
-  if (from_sink) return impl_->SubmitHere(std::move(command.request), std::move(command.sink));
-  impl_->wake.notify_one();
-  return verdict.get();
 }
 
 void EngineThread::Cancel(RequestId id, const absl::Status& status) {
@@ -220,30 +232,30 @@ void EngineThread::Drain() { impl_->draining = true; }
 bool EngineThread::draining() const { return impl_->draining; }
 
 bool EngineThread::idle() const {
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  const MutexLock lock(impl_->mutex);
   return impl_->outstanding == 0;
 }
 
 void EngineThread::Stop() {
   {
-    const std::lock_guard<std::mutex> lock(impl_->mutex);
+    const MutexLock lock(impl_->mutex);
     impl_->stopping = true;
   }
-  impl_->wake.notify_one();
+  impl_->wake.NotifyOne();
   if (impl_->thread_id.load() == std::this_thread::get_id()) return;  // the owner joins
-  const std::lock_guard<std::mutex> lock(impl_->join_mutex);
+  const MutexLock lock(impl_->join_mutex);
   if (impl_->thread.joinable()) impl_->thread.join();
 }
 
 EngineStats EngineThread::stats() const {
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  const MutexLock lock(impl_->mutex);
   return impl_->stats;
 }
 
 double EngineThread::HeartbeatAge() const { return SteadySeconds() - impl_->last_turn; }
 
 absl::Status EngineThread::fatal() const {
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  const MutexLock lock(impl_->mutex);
   return impl_->fatal;
 }
 

@@ -1,11 +1,12 @@
 // EngineThread: runs an Engine on its own thread and carries requests in and outputs out. The only
-// place in engine/ with threads. Outputs are given to the request's sink on the engine thread; a
-// sink must not block.
+// place in engine/ with threads. Callbacks run on the engine thread between two steps: they may
+// call back, and must not block.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "engine/engine.h"
@@ -15,8 +16,10 @@ namespace fox {
 // Called on the engine thread with every output of a request, the last one having `finish`. The
 // sink is destroyed after that.
 using OutputSink = std::function<void(RequestOutput output)>;
+// Called exactly once, with the engine's answer to a submission.
+using SubmitCallback = std::function<void(const absl::Status& status)>;
 
-// All public methods may be called from any thread.
+// All public methods may be called from any thread; none waits for the engine but Stop.
 class EngineThread {
  public:
   using Clock = std::function<Seconds()>;
@@ -25,10 +28,12 @@ class EngineThread {
   explicit EngineThread(std::unique_ptr<Engine> engine, Clock clock = nullptr);
   ~EngineThread();  // Stop()
 
-  // Takes the request; errors of Engine::Submit are returned here, before anything is queued
-  // (the call waits for the engine to look at it: at most one step).
-  // After an error the sink is never called.
-  absl::Status Submit(Request request, OutputSink sink);
+  // Queues requests that belong together; the engine takes all of them, between the same two steps,
+  // or none. `on_result` gets Ok before any output of theirs, or the error of Engine::Submit that
+  // refused them, on the engine thread; Unavailable when draining or stopping, within this call.
+  // `sink` takes the outputs of all of them, and after an error it is never called.
+  void Submit(std::vector<Request> requests, const OutputSink& sink,
+              const SubmitCallback& on_result);
   void Cancel(RequestId id, const absl::Status& status);
   void Acknowledge(RequestId id, int64_t tokens);
 

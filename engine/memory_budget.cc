@@ -34,8 +34,20 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
   const int64_t bytes =
       request.kv_cache_bytes > 0 ? request.kv_cache_bytes : request.available_bytes;
   const int64_t lists = shape.lists_per_slot();
-  const int64_t pages = std::min<int64_t>(bytes / static_cast<int64_t>(shape.page_bytes()),
-                                          std::numeric_limits<int32_t>::max());
+  int64_t pages = std::min<int64_t>(bytes / static_cast<int64_t>(shape.page_bytes()),
+                                    std::numeric_limits<int32_t>::max());
+  if (request.kv_cache_tokens > 0) {
+    const int64_t unpruned = PagesFor(request.kv_cache_tokens) * lists;
+    // Eviction may make do with fewer.
+    if (pages < (options.acp == AcpMode::kOff ? unpruned : lists)) {
+      return absl::ResourceExhaustedError(absl::StrFormat(
+          "the KV cache of %d tokens takes %.1f MiB, but %.1f MiB are left for it",
+          request.kv_cache_tokens,
+          Mib(static_cast<double>(unpruned) * static_cast<double>(shape.page_bytes())),
+          Mib(static_cast<double>(bytes))));
+    }
+    pages = std::min(pages, unpruned);
+  }
   if (pages < lists) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--kv-cache-mb: ", bytes >> 20, " MiB hold ", pages, " pages, but one block of ",
@@ -57,8 +69,8 @@ int64_t AvailableDeviceBytes(DeviceQueue& queue, double utilization, const FoxWe
   const auto total = static_cast<double>(queue.total_bytes());
   const double used = total - static_cast<double>(queue.free_bytes());
   const double activations = static_cast<double>(Activations::Bytes(
-      weights.config, weights.residual_dtype, DType::kBF16, options.max_batch_tokens,
-      std::max<int64_t>(options.max_logit_rows, options.max_slots)));
+      weights.config, weights.residual_dtype, DType::kBF16, options.max_num_batched_tokens,
+      std::max<int64_t>(options.max_logit_rows, options.max_num_seqs)));
   // Before the sequences' length is known: tables of the longest default.
   PagedKvShape shape = CacheShape(weights.config, options);
   shape.max_pages = PagesFor(std::max(options.max_model_len, kLongestDefault));
@@ -75,7 +87,7 @@ std::string DescribeMemory(const ModelRunner& runner) {
   const double page = static_cast<double>(shape.page_bytes());
   const auto activations = static_cast<double>(Activations::Bytes(
       weights.config, weights.residual_dtype, runner.ops().ActivationDType(weights.residual_dtype),
-      options.max_batch_tokens, options.max_logit_rows));
+      options.max_num_batched_tokens, options.max_logit_rows));
   const size_t states =
       runner.limits().samples_on_device ? PenaltyStateBytes(weights.config, options) : 0;
   return absl::StrFormat(
@@ -85,15 +97,15 @@ std::string DescribeMemory(const ModelRunner& runner) {
       "  KV pages         %8.1f MiB  (%d pages of %.1f KiB: %d tokens x 1 head; pool holds %d "
       "tokens unpruned)\n"
       "  KV tables        %8.1f MiB  (%d sequences of at most %d tokens)\n"
-      "  token states     %8.1f MiB  (biases and counts, for samples on the device)\n"
+      "  penalty state    %8.1f MiB  (biases and counts, for sampling on the device)\n"
       "  activations      %8.1f MiB  (%d tokens and %d logit rows a step)\n",
       Mib(static_cast<double>(weights.linear_bytes())),
       Mib(static_cast<double>(weights.embeddings.bytes())), Mib(page * shape.num_pages),
       shape.num_pages, page / 1024, kPageTokens,
       shape.num_pages / shape.lists_per_slot() * kPageTokens,
-      Mib(static_cast<double>(KvCache::FixedBytes(shape))), options.max_slots,
+      Mib(static_cast<double>(KvCache::FixedBytes(shape))), options.max_num_seqs,
       options.max_model_len, Mib(static_cast<double>(states)), Mib(activations),
-      options.max_batch_tokens, options.max_logit_rows);
+      options.max_num_batched_tokens, options.max_logit_rows);
 }
 
 }  // namespace fox

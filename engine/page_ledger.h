@@ -23,7 +23,7 @@ class PageLedger {
   explicit PageLedger(const ExecutorLimits& limits)
       : lists_per_slot_(limits.lists_per_slot),
         collected_{limits.num_pages,
-                   std::vector<int64_t>(static_cast<size_t>(limits.max_slots), 0)},
+                   std::vector<int64_t>(static_cast<size_t>(limits.max_num_seqs), 0)},
         expected_(collected_) {}
 
   // Pages free after the plans in flight, nothing evicted by them. Negative only while an executor
@@ -56,7 +56,7 @@ class PageLedger {
     Apply(change, &collected_);
     collected_.free = result.free_pages;
     for (size_t i = 0; i < change.taken.size(); ++i) {
-      collected_.held[static_cast<size_t>(change.taken[i].first)] = result.stats[i].live_pages;
+      collected_.held[static_cast<size_t>(change.taken[i].first)] = result.stats[i].live_pages();
     }
     expected_ = collected_;
     for (const Change& later : plans_) Apply(later, &expected_);
@@ -65,7 +65,7 @@ class PageLedger {
  private:
   struct Pool {
     int64_t free;
-    std::vector<int64_t> held;  // [max_slots]
+    std::vector<int64_t> held;  // [max_num_seqs]
   };
   // What a plan does to the pool.
   struct Change {

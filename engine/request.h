@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/sampling_params.h"
+#include "engine/acp_stats.h"
 
 namespace fox {
 
@@ -20,17 +20,17 @@ using RequestId = uint64_t;
 using Seconds = double;
 inline constexpr Seconds kNever = std::numeric_limits<double>::infinity();
 
-// Ranges are checked by ValidateRequest.
+// Ranges: engine/sampling_limits.h, checked by ValidateRequest.
 struct SamplingParams {
-  float temperature = 1.0f;         // [0, 100]; 0: greedy
-  float top_p = 1.0f;               // (0, 1]
+  float temperature = 1.0f;         // 0: greedy
+  float top_p = 1.0f;               // the smallest set of tokens with that much probability
   int32_t top_k = 0;                // 0: off
-  float min_p = 0.0f;               // [0, 1]
-  float presence_penalty = 0.0f;    // [-2, 2], over generated tokens
-  float frequency_penalty = 0.0f;   // [-2, 2], over generated tokens
-  float repetition_penalty = 1.0f;  // (0, 100], over prompt and generated tokens
+  float min_p = 0.0f;               // relative to the likeliest token
+  float presence_penalty = 0.0f;    // over generated tokens
+  float frequency_penalty = 0.0f;   // over generated tokens
+  float repetition_penalty = 1.0f;  // over prompt and generated tokens
   uint64_t seed = 0;                // Philox key; the counter is the token's position
-  std::vector<std::pair<int32_t, float>> logit_bias;  // [-100, 100] each, distinct ids
+  std::vector<std::pair<int32_t, float>> logit_bias;  // distinct ids
   std::vector<int32_t> allowed_token_ids;             // empty: all
   int32_t logprobs = -1;         // alternatives per generated token; 0: the token's own; -1: none
   int32_t prompt_logprobs = -1;  // the same for prompt tokens
@@ -75,17 +75,6 @@ struct SampledToken {
 
 // Why a request ended well. Deadlines and failures are a status, never a reason.
 enum class FinishReason : uint8_t { kStop, kLength, kAbort };
-
-struct AcpStats {
-  int64_t blocks_total = 0;  // (row, head, page) blocks in the causal range
-  int64_t blocks_pruned = 0;
-  int64_t pages_allocated = 0;
-  int64_t pages_evicted = 0;
-  int64_t peak_pages = 0;
-  double max_log_evicted_mass =
-      -std::numeric_limits<double>::infinity();  // certificate, <= log eps
-  double log_tolerance = -std::numeric_limits<double>::infinity();
-};
 
 struct RequestStats {
   int64_t prompt_tokens = 0;

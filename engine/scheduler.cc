@@ -14,11 +14,11 @@ namespace fox {
 // At most as many sequences run as can all decode in one step.
 Scheduler::Scheduler(const ExecutorLimits& limits)
     : limits_(limits),
-      max_running_(std::min({static_cast<int64_t>(limits.max_slots), limits.max_batch_tokens,
-                             limits.max_logit_rows})),
+      max_running_(std::min({static_cast<int64_t>(limits.max_num_seqs),
+                             limits.max_num_batched_tokens, limits.max_logit_rows})),
       ledger_(limits) {
   FOX_CHECK(max_running_ > 0 && limits.lists_per_slot > 0 && limits.num_pages >= 0);
-  for (int32_t slot = limits.max_slots - 1; slot >= 0; --slot) free_slots_.push_back(slot);
+  for (int32_t slot = limits.max_num_seqs - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
 
 void Scheduler::Add(Sequence* sequence) {
@@ -42,7 +42,7 @@ Schedule Scheduler::Next(Seconds now) {
   // With no slot in use everything is free once this plan has released what it must, however late
   // the count of free pages is.
   pages_ = running_.empty() ? limits_.num_pages : std::min(limits_.num_pages, free);
-  Budget budget{limits_.max_batch_tokens, limits_.max_logit_rows};
+  Budget budget{limits_.max_num_batched_tokens, limits_.max_logit_rows};
   const std::vector<Sequence*> ready = ReservePages(&schedule);
   std::vector<Sequence*> prefills;
   for (Sequence* sequence : ready) {

@@ -2,7 +2,6 @@
 #include "engine/sequence.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "kernels/core/check.h"
@@ -21,21 +20,6 @@ bool FitsSampledToken(const SamplingParams& sampling) {
   return sampling.logprob_token_ids.empty() && sampling.logprobs <= kMaxSampledLogprobs;
 }
 
-void AddSlot(const SlotStats& slot, AcpStats* acp) {
-  acp->blocks_total += slot.blocks_total;
-  acp->blocks_pruned += slot.blocks_pruned;
-  acp->pages_allocated += slot.pages_allocated;
-  acp->pages_evicted += slot.pages_evicted;
-  acp->peak_pages = std::max(acp->peak_pages, slot.peak_pages);
-  acp->max_log_evicted_mass = std::max(acp->max_log_evicted_mass, slot.max_log_evicted_mass);
-}
-
-SlotStats EmptySlot() {
-  SlotStats stats;
-  stats.max_log_evicted_mass = -std::numeric_limits<double>::infinity();
-  return stats;
-}
-
 }  // namespace
 
 Sequence::Sequence(Request submitted, const EngineOptions& options, int64_t max_model_len,
@@ -45,12 +29,11 @@ Sequence::Sequence(Request submitted, const EngineOptions& options, int64_t max_
       prompt_tokens(static_cast<int64_t>(tokens.size())),
       max_tokens(std::min<int64_t>(request.stop.max_tokens, max_model_len - prompt_tokens)),
       log_tolerance(options.acp == AcpMode::kOff
-                        ? -std::numeric_limits<double>::infinity()
+                        ? kNoMass
                         : request.log_tolerance.value_or(options.log_tolerance)),
       stop(request.stop, options.eos_token_ids),
       priority(options.priority_scheduling ? request.priority : 0),
-      arrival(arrival_order),
-      slot_stats(EmptySlot()) {
+      arrival(arrival_order) {
   if (request.sampling.repetition_penalty != 1.0f) counts.AddPrompt(tokens);
   stats.prompt_tokens = prompt_tokens;
   stats.arrival = now;
@@ -143,7 +126,7 @@ void Sequence::ReleaseSlot() {
   CloseSlotStats();
 }
 
-void Sequence::OnStepCollected(const SlotStats& collected) {
+void Sequence::OnStepCollected(const AcpStats& collected) {
   FOX_CHECK(in_flight > 0);
   --in_flight;
   slot_stats = collected;
@@ -152,13 +135,12 @@ void Sequence::OnStepCollected(const SlotStats& collected) {
 
 void Sequence::CloseSlotStats() {
   if (slot >= 0 || in_flight > 0) return;
-  AddSlot(slot_stats, &stats.acp);
-  slot_stats = EmptySlot();
+  stats.acp += std::exchange(slot_stats, {});
 }
 
 RequestStats Sequence::FinalStats(Seconds now) const {
   RequestStats result = stats;
-  AddSlot(slot_stats, &result.acp);
+  result.acp += slot_stats;
   result.finished = now;
   return result;
 }

@@ -9,7 +9,8 @@
 #include <optional>
 #include <vector>
 
-#include "engine/engine.h"
+#include "engine/engine_options.h"
+#include "engine/request.h"
 #include "engine/sampler.h"
 #include "engine/step_plan.h"
 #include "engine/stop_condition.h"
@@ -47,14 +48,14 @@ struct Sequence {
   // How an executor may sample the next token itself; none where more log-probabilities are to be
   // reported than it does.
   std::optional<SampleRow> NextSampleRow() const;
-  // The token states of `slot` for the next sample. REQUIRES: nothing is pending.
+  // The penalty state of `slot` for the next sample. REQUIRES: nothing is pending.
   SlotTokens PenaltyState() const;
 
   void Append(const SampledToken& token);
   // The slot is given up: its counters move into stats.acp as soon as they are final.
   void ReleaseSlot();
   // A plan with this sequence was collected; the counters of its slot after that plan.
-  void OnStepCollected(const SlotStats& collected);
+  void OnStepCollected(const AcpStats& collected);
   // stats with the counters of the current slot added.
   RequestStats FinalStats(Seconds now) const;
 
@@ -72,14 +73,14 @@ struct Sequence {
   int32_t slot = -1;     // -1: waiting
   int64_t computed = 0;
   // Plans in flight with this sequence. One that was preempted meanwhile does not come back before
-  // all are collected: what they computed is valid, and what they drew is among its tokens.
+  // all are collected: what they computed is valid, and what they sampled is among its tokens.
   int in_flight = 0;
   int64_t pending = 0;  // tokens they sample, [0, in_flight]
-  // Whether `slot` has this sequence's token states. The executor's samples keep them up: once they
-  // are there the host samples no more, for nobody would count its token.
+  // Whether `slot` has this sequence's penalty state. The executor's samples keep it up: once it is
+  // there the host samples no more, for nobody would count its token.
   bool has_penalty_state = false;
-  SlotStats slot_stats;  // of `slot`, or of the one given up while plans were in flight, as of the
-                         // last plan collected
+  AcpStats slot_stats;  // of `slot`, or of the one given up while plans were in flight, as of the
+                        // last plan collected
   int64_t acknowledged = 0;
   int64_t prompt_logprobs_done = 0;  // prompt rows whose log-probabilities were delivered
   Seconds paused_since = 0;          // valid while paused()

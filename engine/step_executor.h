@@ -10,17 +10,6 @@
 
 namespace fox {
 
-// Counters of one slot since it was last released.
-struct SlotStats {
-  int64_t blocks_total = 0;
-  int64_t blocks_pruned = 0;
-  int64_t pages_allocated = 0;
-  int64_t pages_evicted = 0;
-  int64_t live_pages = 0;  // now
-  int64_t peak_pages = 0;
-  double max_log_evicted_mass = 0;  // -infinity: nothing was evicted
-};
-
 struct StepResult {
   // For each planned sequence with logit rows and without `sample`, in plan order, its rows one
   // after another: float32 [rows, vocab_size]. Valid until the next Submit.
@@ -30,18 +19,18 @@ struct StepResult {
   std::vector<absl::StatusOr<SampledToken>> sampled;  // [sequences]; the others hold any token. May
                                                       // be empty where the plan has no `sample`
   // As of the end of this plan, whatever plans were submitted behind it.
-  std::vector<SlotStats> stats;  // [sequences]
-  int64_t free_pages = 0;        // at least that many are free
+  std::vector<AcpStats> stats;  // [sequences] of the slot since its last release
+  int64_t free_pages = 0;       // at least that many are free
 };
 
 struct ExecutorLimits {
   int64_t num_pages = 0;  // in the pool
   int64_t lists_per_slot =
-      0;  // layers x kv heads: every 64 tokens a sequence takes that many pages
-  int32_t max_slots = 0;
-  int64_t max_model_len = 0;     // tokens of one sequence
-  int64_t max_batch_tokens = 0;  // of one step
-  int64_t max_logit_rows = 0;    // of one step
+      0;                      // layers x kv heads: every 64 tokens a sequence takes that many pages
+  int32_t max_num_seqs = 0;   // slots
+  int64_t max_model_len = 0;  // tokens of one sequence
+  int64_t max_num_batched_tokens = 0;  // of one step
+  int64_t max_logit_rows = 0;          // of one step
   int32_t vocab_size = 0;
   int depth = 1;                   // steps that may be submitted and not yet collected
   bool samples_on_device = false;  // whether PlannedSequence::sample is understood

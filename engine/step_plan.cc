@@ -1,4 +1,4 @@
-// StepPlan human-readable: one line per plan, for logs and test failures.
+// StepPlan as text: one line per plan, for logs and test failures.
 #include "engine/step_plan.h"
 
 #include "absl/strings/str_cat.h"

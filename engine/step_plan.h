@@ -9,10 +9,11 @@
 
 #include "engine/request.h"
 #include "kernels/batch_view.h"
+#include "kernels/sampling_params.h"
 
 namespace fox {
 
-// A slot's token states, made anew.
+// A slot's penalty state, made anew.
 struct SlotTokens {
   int32_t slot = 0;
   std::vector<PenaltyEntry> entries;
@@ -29,16 +30,16 @@ struct PlannedSequence {
   // for prompt log-probabilities.
   std::vector<int32_t> logit_rows;
   // How the executor samples from the last of logit_rows, instead of delivering logits; the row's
-  // slot is the sequence's. If the logits_processor is on, it counts the token in the slot's token
-  // states.
+  // slot is the sequence's. If its logits processor is on, it counts the token in the slot's
+  // penalty state.
   std::optional<SampleRow> sample;
-  double log_tolerance = 0;  // log eps; -infinity: prune nothing
+  double log_tolerance = kNoMass;  // log eps; -infinity: prune nothing
 };
 
 struct StepPlan {
   std::vector<int32_t> release_slots;  // emptied before anything else runs
   std::vector<PlannedSequence> sequences;
-  // Before the samples; a slot's first sample with an logits_processor comes with them.
+  // Set before anything is sampled; a slot's first sample with a logits processor comes with it.
   std::vector<SlotTokens> penalty_state;
 
   bool empty() const { return release_slots.empty() && sequences.empty(); }

@@ -21,8 +21,6 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
-constexpr size_t kMaxConfigBytes = 1 << 20;
-
 std::string ShapeText(const Shape& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
@@ -198,9 +196,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& dir,
                                             const CheckpointOptions& options) {
   absl::StatusOr<ModelDir> model_dir = ModelDir::Open(dir);
   if (!model_dir.ok()) return model_dir.status();
-  absl::StatusOr<std::string> json = model_dir->ReadText("config.json", kMaxConfigBytes);
-  if (!json.ok()) return json.status();
-  absl::StatusOr<ModelConfig> config = ParseModelConfig(*json);
+  absl::StatusOr<ModelConfig> config = ReadModelConfig(*model_dir);
   if (!config.ok()) return config.status();
   absl::StatusOr<TensorFiles> files = TensorFiles::Open(*model_dir);
   if (!files.ok()) return files.status();
@@ -231,13 +227,9 @@ absl::Status Checkpoint::TakeTensors(const SafetensorsEntries& tensors) {
   if (stored_head) lm_head_ = taker.Take("lm_head.weight", {config_.vocab_size, d});
   if (absl::Status status = taker.Finish(); !status.ok()) return status;
 
-  for (const auto& [name, entry] : tensors) {
-    parameter_count_ += static_cast<int64_t>(entry.data.size() / SizeOf(*entry.dtype));
-  }
   if (config_.tie_word_embeddings) {
     if (stored_head) {
       if (absl::Status status = CheckTied(lm_head_, embeddings_); !status.ok()) return status;
-      parameter_count_ -= lm_head_.size();
     }
     lm_head_ = embeddings_;
   }

@@ -54,7 +54,6 @@ class Checkpoint {
   const HostTensor& final_norm() const { return final_norm_; }  // [D]
   const HostTensor& lm_head() const { return lm_head_; }        // [V, D]; the embeddings when tied
   const std::vector<LayerTensors>& layers() const { return layers_; }
-  int64_t parameter_count() const { return parameter_count_; }
 
   // Call after copying the weights, and trust the copy only when it says ok: InvalidArgument when a
   // file was written to or truncated since Open mapped it (lost pages read as zeros, see
@@ -69,7 +68,6 @@ class Checkpoint {
   ModelConfig config_;
   HostTensor embeddings_, final_norm_, lm_head_;
   std::vector<LayerTensors> layers_;
-  int64_t parameter_count_ = 0;
   std::unique_ptr<Files> files_;
 };
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "models/error_text.h"
 #include "models/json_reader.h"
+#include "models/model_dir.h"
 
 namespace fox {
 namespace {
@@ -299,6 +300,12 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json) {
   }
   if (!keys.status().ok()) return keys.status();
   return config;
+}
+
+absl::StatusOr<ModelConfig> ReadModelConfig(const ModelDir& dir) {
+  absl::StatusOr<std::string> json = dir.ReadText("config.json", kConfigLimits.max_bytes);
+  if (!json.ok()) return json.status();
+  return ParseModelConfig(*json);
 }
 
 }  // namespace fox

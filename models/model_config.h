@@ -13,6 +13,8 @@
 
 namespace fox {
 
+class ModelDir;
+
 enum class CheckpointLayout { kOfficial, kFla };
 // How the log forget gate of a head is made: from the input, from a constant, or not at all (f =
 // 1).
@@ -57,5 +59,8 @@ inline constexpr double kQkNormEps = 1e-5;
 // Parses the text of a config.json of either layout. Errors (InvalidArgument, Unimplemented) name
 // the key. Unknown keys that the reference implementations never read are ignored.
 absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json);
+
+// The same of the config.json in `dir`; NotFound where there is none.
+absl::StatusOr<ModelConfig> ReadModelConfig(const ModelDir& dir);
 
 }  // namespace fox

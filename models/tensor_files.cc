@@ -42,6 +42,12 @@ absl::StatusOr<std::map<std::string, std::string>> ReadIndex(const ModelDir& dir
   return shard_of;
 }
 
+// `status` of the shard's file, which does not always name the file.
+absl::Status Unopened(const absl::Status& status, const std::string& tensor) {
+  return {status.code(), absl::StrCat(kIndexFile, ": the shard of ", Quoted(tensor),
+                                      " cannot be opened: ", status.message())};
+}
+
 absl::Status NoWeights(const ModelDir& dir) {
   for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json", "checkpoints"}) {
     if (dir.Contains(name)) {
@@ -58,7 +64,9 @@ absl::Status NoWeights(const ModelDir& dir) {
 absl::StatusOr<TensorFiles> TensorFiles::Open(const ModelDir& dir) {
   TensorFiles files;
   if (dir.Contains(kSingleFile)) {
-    absl::StatusOr<SafetensorsEntries> tensors = files.AddFile(dir, kSingleFile);
+    absl::StatusOr<FileDescriptor> fd = dir.OpenFile(kSingleFile);
+    if (!fd.ok()) return fd.status();
+    absl::StatusOr<SafetensorsEntries> tensors = files.AddFile(*std::move(fd), kSingleFile);
     if (!tensors.ok()) return tensors.status();
     files.tensors_ = *std::move(tensors);
     return files;
@@ -69,11 +77,9 @@ absl::StatusOr<TensorFiles> TensorFiles::Open(const ModelDir& dir) {
   return files;
 }
 
-absl::StatusOr<SafetensorsEntries> TensorFiles::AddFile(const ModelDir& dir,
+absl::StatusOr<SafetensorsEntries> TensorFiles::AddFile(FileDescriptor fd,
                                                         const std::string& name) {
-  absl::StatusOr<FileDescriptor> fd = dir.OpenFile(name);
-  if (!fd.ok()) return fd.status();
-  absl::StatusOr<MappedFile> file = MappedFile::Map(*std::move(fd), name);
+  absl::StatusOr<MappedFile> file = MappedFile::Map(std::move(fd), name);
   if (!file.ok()) return file.status();
   files_.push_back(*std::move(file));
   return ParseSafetensors(files_.back().bytes(), Printable(name));
@@ -88,7 +94,9 @@ absl::Status TensorFiles::AddShards(const ModelDir& dir) {
     if (added) {
       if (shards.size() > kMaxShards)
         return IndexError(absl::StrCat("more than ", kMaxShards, " shards"));
-      absl::StatusOr<SafetensorsEntries> entries = AddFile(dir, shard);
+      absl::StatusOr<FileDescriptor> fd = dir.OpenFile(shard);
+      if (!fd.ok()) return Unopened(fd.status(), tensor);
+      absl::StatusOr<SafetensorsEntries> entries = AddFile(*std::move(fd), shard);
       if (!entries.ok()) return entries.status();
       it->second = *std::move(entries);
     }

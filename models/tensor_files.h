@@ -17,7 +17,8 @@ namespace fox {
 class TensorFiles {
  public:
   // model.safetensors wins when both it and an index exist, as in the reference loader. NotFound
-  // when neither exists, InvalidArgument for everything wrong inside the files.
+  // when neither or a shard does not exist, InvalidArgument for everything wrong inside the files.
+  // Errors name the file; of a shard that cannot be opened also a tensor that the index has there.
   static absl::StatusOr<TensorFiles> Open(const ModelDir& dir);
 
   // The data lies in the mappings, which live as long as this object.
@@ -27,7 +28,7 @@ class TensorFiles {
   absl::Status CheckUnchanged() const;
 
  private:
-  absl::StatusOr<SafetensorsEntries> AddFile(const ModelDir& dir, const std::string& name);
+  absl::StatusOr<SafetensorsEntries> AddFile(FileDescriptor fd, const std::string& name);
   absl::Status AddShards(const ModelDir& dir);
 
   std::vector<MappedFile> files_;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "server/request_conversion.h"
 #include "server/token_stream_reactor.h"
 #include "server/unary_reactor.h"
 
@@ -74,7 +75,7 @@ grpc::ServerUnaryReactor* GenerateService::Abort(grpc::CallbackServerContext* co
   }
   if (status.ok()) {
     for (const std::string& id : message.request_ids()) {
-      std::shared_ptr<Generation> generation = core_.registry.Find(id);
+      std::shared_ptr<Generation> generation = core_.Find(id);
       if (generation == nullptr) continue;
       generation->Cancel(absl::OkStatus());
       out.add_aborted(id);

@@ -1,8 +1,9 @@
-// Generation: see generation.h. Admission first, then delivery. Events are built in
-// generation_events.cc.
+// Generation: see generation.h. Admission first, then delivery.
 #include "server/generation.h"
 
-#include "absl/strings/str_cat.h"
+#include <algorithm>
+#include <utility>
+
 #include "server/log.h"
 
 namespace fox {
@@ -19,24 +20,21 @@ absl::StatusOr<std::shared_ptr<Generation>> Generation::Start(ServerCore& core,
                                                               const std::string& request_id,
                                                               Seconds deadline, Convert convert,
                                                               GenerationConsumer* consumer) {
-  absl::Status status = core.CheckAdmission();
-  if (!status.ok()) return status;
   std::shared_ptr<Generation> generation(new Generation(core, request_id, deadline, consumer));
-  if (!core.registry.Add(request_id, generation)) {
+  if (!core.Enter(request_id, generation)) {
     return absl::AlreadyExistsError("request_id: a request with this id is running");
   }
-  ++core.admitting;
-  core.admission.Post([generation, convert = std::move(convert)] { generation->Admit(convert); });
+  core.admission().Post([generation, convert = std::move(convert)] { generation->Admit(convert); });
   return generation;
 }
 
 void Generation::Cancel(const absl::Status& status) {
   std::vector<RequestId> ids;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     if (cancelled_.has_value()) return;
     cancelled_ = status;
-    ids = ids_;
+    ids = running_;
   }
   for (RequestId id : ids) core_.engine.Cancel(id, status);
 }
@@ -44,130 +42,113 @@ void Generation::Cancel(const absl::Status& status) {
 void Generation::Admit(const Convert& convert) {
   absl::Status status;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     if (cancelled_.has_value()) status = *cancelled_;  // gone before any work was done
   }
   if (status.ok() && core_.engine.Now() >= deadline_) {
     status = absl::DeadlineExceededError("the deadline passed before the request was queued");
   }
-  if (!status.ok()) return Admitted(status);
+  if (!status.ok()) return OnAdmitted(status);
   absl::StatusOr<GenerationSpec> spec = convert();
-  if (!spec.ok()) return Admitted(spec.status());
-  spec_ = *std::move(spec);
-  undecided_ = spec_.sequences.size();
+  if (!spec.ok()) return OnAdmitted(spec.status());
+  Submit(*std::move(spec));
+}
+
+void Generation::Submit(GenerationSpec spec) {
+  spec_ = std::move(spec);
+  v1::PromptInfo* info = prompt_event_.mutable_prompt();
+  const Request& first = spec_.sequences.front();
+  prompt_tokens_ = static_cast<int64_t>(first.prompt.size());
+  info->set_request_id(request_id_);
+  info->set_model(core_.context.served_model_name);
+  info->set_prompt_tokens(static_cast<uint32_t>(prompt_tokens_));
+  info->set_seed(first.sampling.seed);
+  if (spec_.echo) {
+    info->set_text(std::move(spec_.prompt_text));
+    for (int32_t id : first.prompt) info->add_token_ids(static_cast<uint32_t>(id));
+  }
   for (size_t i = 0; i < spec_.sequences.size(); ++i) {
-    core_.submission.Post([self = shared_from_this(), i] { self->SubmitOne(i); });
+    Request& request = spec_.sequences[i];
+    request.id = core_.engine.NextId();
+    request.deadline = deadline_;
+    if (spec_.queue_timeout_ms > 0) {
+      request.queue_deadline = arrival_ + static_cast<double>(spec_.queue_timeout_ms) / 1000;
+    }
+    sequences_.emplace_back(spec_, i, arrival_, core_.context, core_.engine, *consumer_);
   }
+  core_.engine.Submit(
+      std::move(spec_.sequences),
+      [self = shared_from_this()](RequestOutput output) { self->OnOutput(std::move(output)); },
+      [self = shared_from_this()](const absl::Status& status) { self->OnAdmitted(status); });
 }
 
-void Generation::SubmitOne(size_t sequence) {
-  const absl::Status status = Submit(sequence);
-  absl::Status refusal;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    refusal_.Update(status);
-    if (--undecided_ > 0) return;
-    refusal = refusal_;
-  }
-  Admitted(refusal);
-}
-
-absl::Status Generation::Submit(size_t sequence) {
-  Request& request = spec_.sequences[sequence];
-  request.id = core_.engine.NextId();
-  request.deadline = deadline_;
-  if (spec_.queue_timeout_ms > 0) {
-    request.queue_deadline = arrival_ + static_cast<double>(spec_.queue_timeout_ms) / 1000;
-  }
-  absl::Status status =
-      core_.engine.Submit(request, [self = shared_from_this(), sequence](RequestOutput output) {
-        self->OnOutput(sequence, std::move(output));
-      });
-  if (!status.ok()) return status;
-  std::optional<absl::Status> cancelled;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ids_.push_back(request.id);
-    cancelled = cancelled_;
-  }
-  if (cancelled.has_value()) core_.engine.Cancel(request.id, *cancelled);
-  return absl::OkStatus();
-}
-
-void Generation::Admitted(const absl::Status& status) {
-  --core_.admitting;
+void Generation::OnAdmitted(const absl::Status& status) {
+  core_.EndAdmission();
   std::vector<RequestId> ids;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    admitted_ = status;
-    ids = ids_;
-    Schedule();
+  std::optional<absl::Status> cancelled;
+  if (status.ok()) {
+    for (const SequenceEvents& sequence : sequences_) ids.push_back(sequence.id());
   }
-  if (status.ok()) return;
-  for (RequestId id : ids) core_.engine.Cancel(id, status);
+  {
+    const MutexLock lock(mutex_);
+    refusal_ = status;
+    running_ = ids;
+    cancelled = cancelled_;  // by a Cancel that knew no ids yet
+    ScheduleDelivery();
+  }
+  if (!cancelled.has_value()) return;
+  for (RequestId id : ids) core_.engine.Cancel(id, *cancelled);
 }
 
-void Generation::OnOutput(size_t sequence, RequestOutput output) {
+void Generation::OnOutput(RequestOutput output) {
   const Seconds now = core_.engine.Now();
-  std::lock_guard<std::mutex> lock(mutex_);
-  inbox_.push_back({sequence, std::move(output), now});
-  if (admitted_.has_value()) Schedule();
+  const MutexLock lock(mutex_);
+  inbox_.push_back({std::move(output), now});
+  ScheduleDelivery();
 }
 
-void Generation::Schedule() {
+void Generation::ScheduleDelivery() {
   if (scheduled_) return;
   scheduled_ = true;
-  core_.delivery.Post([self = shared_from_this()] { self->Pump(); });
+  core_.delivery().Post([self = shared_from_this()] { self->DrainInbox(); });
 }
 
-void Generation::Pump() {
+void Generation::DrainInbox() {
   if (!begun_) Begin();
-  for (;;) {
-    std::vector<Arrival> arrivals;
+  while (finished_ < sequences_.size()) {
+    std::vector<InboxEntry> entries;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (inbox_.empty() && finished_ < submitted_) {
+      const MutexLock lock(mutex_);
+      if (inbox_.empty()) {
         scheduled_ = false;
         return;
       }
-      arrivals = std::exchange(inbox_, {});
+      entries = std::exchange(inbox_, {});
     }
-    for (Arrival& arrival : arrivals) Take(std::move(arrival));
-    if (finished_ == submitted_) return Complete();  // `scheduled_` stays: nothing follows
+    for (const InboxEntry& entry : entries) Consume(entry);
   }
+  Complete();  // `scheduled_` stays: nothing follows
 }
 
 void Generation::Begin() {
   begun_ = true;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    submitted_ = ids_.size();
-    failure_ = *admitted_;
+    const MutexLock lock(mutex_);
+    failure_ = refusal_;
   }
-  if (submitted_ == 0) return;
-  prompt_tokens_ = static_cast<int64_t>(spec_.sequences[0].prompt.size());
-  for (size_t i = 0; i < spec_.sequences.size(); ++i) {
-    Sequence& sequence = sequences_.emplace_back();
-    sequence.id = spec_.sequences[i].id;
-    sequence.index = static_cast<int32_t>(i);
-    sequence.min_tokens = spec_.sequences[i].stop.min_tokens;
-    if (spec_.text || !spec_.stop.empty()) {
-      sequence.text = std::make_unique<TextAssembler>(*core_.context.tokenizer, spec_.skip_special,
-                                                      spec_.stop, spec_.include_stop);
-    }
-  }
-  if (!failure_.ok()) return;
-  v1::GenerateDelta event;
-  v1::PromptInfo* info = event.mutable_prompt();
-  info->set_request_id(request_id_);
-  info->set_model(core_.context.served_model_name);
-  info->set_prompt_tokens(static_cast<uint32_t>(prompt_tokens_));
-  info->set_seed(spec_.sequences[0].sampling.seed);
-  if (spec_.echo) {
-    info->set_text(std::move(spec_.prompt_text));
-    for (int32_t id : spec_.sequences[0].prompt) info->add_token_ids(static_cast<uint32_t>(id));
-  }
-  consumer_->Deliver(std::move(event), sequences_[0].id, 0);
+  if (!failure_.ok()) return sequences_.clear();
+  consumer_->Deliver(std::move(prompt_event_), sequences_.front().id(), 0);
+}
+
+void Generation::Consume(const InboxEntry& entry) {
+  const RequestOutput& output = entry.output;
+  const auto sequence = std::find_if(sequences_.begin(), sequences_.end(),
+                                     [&](const auto& s) { return s.id() == output.id; });
+  if (failure_.ok()) sequence->Consume(output, entry.when);
+  if (!output.finish.has_value()) return;
+  ++finished_;
+  if (!output.finish->status.ok() && !sequence->stopped()) Fail(output.finish->status);
+  if (failure_.ok()) sequence->End(*output.finish, entry.when);
 }
 
 void Generation::Fail(const absl::Status& status) {
@@ -179,14 +160,18 @@ void Generation::Fail(const absl::Status& status) {
 void Generation::Complete() {
   const double seconds = core_.engine.Now() - arrival_;
   if (failure_.ok()) core_.RecordDuration(seconds);
+  int64_t completion_tokens = 0;
+  for (const SequenceEvents& sequence : sequences_) {
+    completion_tokens += sequence.completion_tokens();
+  }
   Log(LogLevel::kInfo, "request finished",
       {{"request_id", request_id_},
        {"status", std::string(absl::StatusCodeToString(failure_.code()))},
-       {"sequences", static_cast<int64_t>(submitted_)},
+       {"sequences", static_cast<int64_t>(sequences_.size())},
        {"prompt_tokens", prompt_tokens_},
-       {"completion_tokens", completion_tokens_},
+       {"completion_tokens", completion_tokens},
        {"e2e_s", seconds}});
-  core_.registry.Remove(request_id_);
+  core_.Leave(request_id_);
   consumer_->Done(failure_);
 }
 

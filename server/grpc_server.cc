@@ -120,14 +120,14 @@ void GrpcServer::Drain() {
   impl_->monitor->Check();
 }
 
-void GrpcServer::Stop(double grace_seconds, const std::function<bool()>& hurry) {
+void GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) {
   if (impl_->server == nullptr) return;
   using Clock = std::chrono::steady_clock;
   Drain();
   const Clock::time_point deadline =
       Clock::now() +
       std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(grace_seconds));
-  while (!impl_->core.Idle() && Clock::now() < deadline && !(hurry && hurry())) {
+  while (!impl_->core.Idle() && Clock::now() < deadline && !(force && force())) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   impl_->core.engine.Stop();  // ends every request; their statuses are written below

@@ -35,9 +35,9 @@ class GrpcServer {
   int port() const;
   // Health turns NOT_SERVING and new work is Unavailable, at once.
   void Drain();
-  // Drains, waits up to `grace_seconds` (or until `hurry` says so, asked each 10 ms) for what runs,
+  // Drains, waits up to `grace_seconds` (or until `force` says so, asked each 10 ms) for what runs,
   // ends the rest with Unavailable and closes the port. Stops the core's engine.
-  void Stop(double grace_seconds, const std::function<bool()>& hurry = nullptr);
+  void Stop(double grace_seconds, const std::function<bool()>& force = nullptr);
 
  private:
   struct Impl;

@@ -10,14 +10,18 @@
 namespace fox {
 namespace {
 
-constexpr double kOldestHeartbeat = 10.0;  // seconds; a step never takes that long
 constexpr std::chrono::milliseconds kInterval(50);
 
 }  // namespace
 
 HealthMonitor::HealthMonitor(const ServerCore& core, grpc::HealthCheckServiceInterface* health,
-                             std::vector<std::string> services, std::function<void()> on_fatal)
-    : core_(core), health_(health), services_(std::move(services)), on_fatal_(std::move(on_fatal)) {
+                             std::vector<std::string> services, std::function<void()> on_fatal,
+                             double max_heartbeat_age)
+    : core_(core),
+      health_(health),
+      services_(std::move(services)),
+      max_heartbeat_age_(max_heartbeat_age),
+      on_fatal_(std::move(on_fatal)) {
   if (health_ != nullptr) {
     for (const std::string& service : services_) health_->SetServingStatus(service, false);
   }
@@ -27,17 +31,17 @@ HealthMonitor::HealthMonitor(const ServerCore& core, grpc::HealthCheckServiceInt
 
 HealthMonitor::~HealthMonitor() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
-  wake_.notify_all();
+  wake_.NotifyAll();
   thread_.join();
 }
 
 void HealthMonitor::Check() {
   const bool serving = !core_.engine.draining() && core_.engine.fatal().ok() &&
-                       core_.engine.HeartbeatAge() < kOldestHeartbeat;
-  std::lock_guard<std::mutex> lock(mutex_);
+                       core_.engine.HeartbeatAge() < max_heartbeat_age_;
+  const MutexLock lock(mutex_);
   if (serving == serving_) return;
   serving_ = serving;
   if (health_ != nullptr) {
@@ -48,13 +52,18 @@ void HealthMonitor::Check() {
 }
 
 void HealthMonitor::Loop() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (!wake_.wait_for(lock, kInterval, [this] { return stopping_; })) {
-    lock.unlock();
+  while (WaitForTick()) {
     Check();
     if (on_fatal_ && !core_.engine.fatal().ok()) std::exchange(on_fatal_, nullptr)();
-    lock.lock();
   }
+}
+
+bool HealthMonitor::WaitForTick() {
+  const auto tick = std::chrono::steady_clock::now() + kInterval;
+  const MutexLock lock(mutex_);
+  while (!stopping_ && wake_.WaitUntil(mutex_, tick)) {
+  }
+  return !stopping_;
 }
 
 }  // namespace fox

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/paged_kv.h"
+#include "server/request_conversion.h"
 
 namespace fox {
 namespace {
@@ -24,13 +25,13 @@ v1::ServerInfo DescribeServer(const ServerCore& core) {
   out.set_page_size(kPageTokens);
   out.set_num_pages(U64(limits.num_pages));
   out.set_max_model_len(U64(limits.max_model_len));
-  out.set_max_num_seqs(U32(limits.max_slots));
-  out.set_max_num_batched_tokens(U64(limits.max_batch_tokens));
+  out.set_max_num_seqs(U32(limits.max_num_seqs));
+  out.set_max_num_batched_tokens(U64(limits.max_num_batched_tokens));
   out.set_acp_mode(ToWire(engine.acp));
   out.set_log_tolerance(engine.log_tolerance);
   out.set_uptime_s(core.UptimeSeconds());
-  out.set_max_num_queued_requests(U64(engine.max_queued_requests));
-  out.set_max_num_queued_tokens(U64(engine.max_queued_tokens));
+  out.set_max_num_queued_requests(U64(engine.max_num_queued_reqs));
+  out.set_max_num_queued_tokens(U64(engine.max_num_queued_tokens));
   out.set_max_logprobs(U32(engine.max_logprobs));
   out.set_scheduling_policy(engine.priority_scheduling ? "priority" : "fcfs");
   out.set_max_prompt_bytes(core.context.max_prompt_bytes);

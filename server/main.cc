@@ -14,9 +14,11 @@
 #include "engine/engine_factory.h"
 #include "google/protobuf/stubs/logging.h"
 #include "server/grpc_server.h"
+#include "server/plan_log.h"
 #include "server/server_core.h"
 #include "server/server_flags.h"
 #include "server/signal_handler.h"
+#include "server/trace.h"
 
 namespace fox {
 namespace {
@@ -30,30 +32,52 @@ constexpr const char* kUsage =
     "usage: fox-server --model DIR [flags]\n\n"
     "Each flag may also stand in the environment: --grpc-port as FOX_GRPC_PORT.\n\n";
 
-int Refuse(const absl::Status& status) {
+int ExitWithConfigError(const absl::Status& status) {
   std::fprintf(stderr, "fox-server: %s\n", std::string(status.message()).c_str());
   return kExitConfiguration;
 }
 
-EngineConfig EngineConfigOf(const ServerFlags& flags, const std::string& model_dir) {
+// What looks into the engine; null: not asked for.
+struct Observers {
+  std::unique_ptr<PlanLog> plan_log;
+  std::unique_ptr<Trace> trace;
+};
+
+absl::StatusOr<Observers> MakeObservers(const ServerFlags& flags) {
+  Observers out;
+  if (flags.log_level == "debug") out.plan_log = std::make_unique<PlanLog>();
+  if (flags.trace.empty()) return out;
+  absl::StatusOr<std::unique_ptr<TraceFile>> file = TraceFile::Create(flags.trace);
+  if (!file.ok()) return file.status();
+  out.trace = std::make_unique<Trace>(*std::move(file));
+  return out;
+}
+
+EngineConfig EngineConfigOf(const ServerFlags& flags, const std::string& model_dir,
+                            const Observers& observers) {
   EngineConfig config;
   config.model_dir = model_dir;
   config.device = flags.device;
   config.dtype = flags.dtype;
-  config.acp = *ParseAcpMode(flags.acp);
-  if (!flags.log_tolerance.empty()) config.log_tolerance = LogToleranceOf(flags);
+  config.log_tolerance = flags.log_tolerance;
   config.threads = static_cast<int>(flags.threads);
-  config.max_model_len = flags.max_model_len;
-  config.max_num_seqs = static_cast<int32_t>(flags.max_num_seqs);
-  config.max_num_batched_tokens = flags.max_num_batched_tokens;
   config.kv_cache_bytes = flags.kv_cache_mb << 20;
   config.gpu_memory_utilization = flags.gpu_memory_utilization;
-  config.enforce_eager = flags.enforce_eager;
   config.allow_nonfinite = flags.allow_nonfinite;
-  config.max_queued_requests = flags.max_num_queued_reqs;
-  config.max_queued_tokens = flags.max_num_queued_tokens;
-  config.priority_scheduling = flags.scheduling_policy == "priority";
-  config.max_logprobs = static_cast<int32_t>(flags.max_logprobs);
+  config.runner.acp = *ParseAcpMode(flags.acp);
+  config.runner.max_num_seqs = static_cast<int32_t>(flags.max_num_seqs);
+  config.runner.max_model_len = flags.max_model_len;
+  config.runner.max_num_batched_tokens = flags.max_num_batched_tokens;
+  config.runner.enforce_eager = flags.enforce_eager;
+  config.engine.max_num_queued_reqs = flags.max_num_queued_reqs;
+  config.engine.max_num_queued_tokens = flags.max_num_queued_tokens;
+  config.engine.priority_scheduling = flags.scheduling_policy == "priority";
+  config.engine.max_logprobs = static_cast<int32_t>(flags.max_logprobs);
+  if (observers.plan_log != nullptr) config.observers.push_back(observers.plan_log.get());
+  if (observers.trace != nullptr) {
+    config.observers.push_back(observers.trace.get());
+    config.op_clock = observers.trace->OperationClock();
+  }
   return config;
 }
 
@@ -64,9 +88,10 @@ struct LoadedModel {
   ConversionContext context;
 };
 
-absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags, const std::string& dir) {
+absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags, const std::string& dir,
+                                      const Observers& observers) {
   LoadedModel out;
-  absl::StatusOr<LoadedEngine> engine = LoadEngine(EngineConfigOf(flags, dir));
+  absl::StatusOr<LoadedEngine> engine = LoadEngine(EngineConfigOf(flags, dir, observers));
   if (!engine.ok()) return engine.status();
   out.engine = *std::move(engine);
   const int64_t vocab_size = out.engine.config.vocab_size;
@@ -76,7 +101,9 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags, const std::strin
 
   ConversionContext& context = out.context;
   if (flags.generation_config == "auto") {
-    absl::StatusOr<SamplingDefaults> defaults = LoadSamplingDefaults(dir, vocab_size);
+    const absl::StatusOr<GenerationConfig> config = LoadGenerationConfig(dir);
+    if (!config.ok()) return config.status();
+    absl::StatusOr<SamplingDefaults> defaults = SamplingDefaultsFrom(*config, vocab_size);
     if (!defaults.ok()) return defaults.status();
     context.defaults = *std::move(defaults);
   }
@@ -119,7 +146,7 @@ int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals) {
       });
   if (!server.ok()) {
     engine.Stop();
-    return Refuse(server.status());
+    return ExitWithConfigError(server.status());
   }
   std::printf("listening on %s:%d\n", flags.host.c_str(), (*server)->port());
   std::fflush(stdout);
@@ -143,23 +170,26 @@ int Main(const std::vector<std::string>& arguments) {
   const std::string help = kUsage + set.Help();
   absl::Status status =
       set.Parse(arguments, [](const std::string& name) { return std::getenv(name.c_str()); });
-  if (!status.ok()) return Refuse(status);
+  if (!status.ok()) return ExitWithConfigError(status);
   if (flags.help) return std::fputs(help.c_str(), stdout) < 0;
   if (flags.version) return std::printf("fox-server %s %s\n", FOX_VERSION, FOX_GIT_SHA) < 0;
   if (!set.positional().empty()) {
-    return Refuse(absl::InvalidArgumentError(
+    return ExitWithConfigError(absl::InvalidArgumentError(
         absl::StrCat("unexpected argument ", set.positional()[0].substr(0, 64))));
   }
   status = CheckServerFlags(flags);
-  if (!status.ok()) return Refuse(status);
+  if (!status.ok()) return ExitWithConfigError(status);
   ConfigureLogFrom(flags);
   google::protobuf::SetLogHandler(nullptr);  // it would log what clients send
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
 
   SignalHandler signals;
+  const absl::StatusOr<Observers> observers = MakeObservers(flags);
+  if (!observers.ok()) return ExitWithConfigError(observers.status());
   const bool check = !flags.check_model.empty();
-  absl::StatusOr<LoadedModel> model = LoadModel(flags, check ? flags.check_model : flags.model);
-  if (!model.ok()) return Refuse(model.status());
+  absl::StatusOr<LoadedModel> model =
+      LoadModel(flags, check ? flags.check_model : flags.model, *observers);
+  if (!model.ok()) return ExitWithConfigError(model.status());
   if (check) {
     PrintModel(*model, stdout);
     return EXIT_SUCCESS;

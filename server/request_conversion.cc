@@ -125,7 +125,7 @@ absl::Status ConvertOutput(const v1::Output& output, const ConversionContext& co
 }
 
 // n copies that differ by seed; the prompt's log-probabilities are asked for once.
-void Fan(const Request& first, uint32_t n, GenerationSpec* spec) {
+void Replicate(const Request& first, uint32_t n, GenerationSpec* spec) {
   for (uint32_t i = 0; i < n; ++i) {
     spec->sequences.push_back(first);
     spec->sequences.back().sampling.seed = first.sampling.seed + i;
@@ -204,7 +204,7 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
   first.prompt = *std::move(prompt);
   // What waits for a full interval is not the reader's fault, hence on top of the window.
   if (stream) first.flow_window = context.stream_window + spec.stream_interval;
-  Fan(first, n, &spec);
+  Replicate(first, n, &spec);
   return spec;
 }
 

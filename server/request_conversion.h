@@ -9,24 +9,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/engine.h"
 #include "fox/v1/inference.pb.h"
-#include "models/tokenizer/tokenizer.h"
-#include "server/sampling_defaults.h"
+#include "server/conversion_context.h"
 
 namespace fox {
-
-// What requests are checked against. Constant while serving.
-struct ConversionContext {
-  const Tokenizer* tokenizer = nullptr;  // null: the model has none
-  std::string served_model_name;
-  ExecutorLimits limits;
-  EngineOptions engine;
-  SamplingDefaults defaults;
-  size_t max_prompt_bytes = 4 << 20;
-  int32_t stream_interval = 1;
-  int32_t stream_window = 64;  // tokens a stream may run ahead of its reader
-};
 
 // One call, ready to run.
 struct GenerationSpec {

@@ -4,8 +4,9 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
+
+#include "engine/mutex.h"
 
 namespace fox {
 
@@ -16,30 +17,30 @@ class RequestRegistry {
  public:
   // False: the id is taken.
   bool Add(const std::string& request_id, std::shared_ptr<Generation> generation) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     return active_.emplace(request_id, std::move(generation)).second;
   }
   void Remove(const std::string& request_id) {
     std::shared_ptr<Generation> removed;  // destroyed without the lock
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     auto it = active_.find(request_id);
     if (it == active_.end()) return;
     removed = std::move(it->second);
     active_.erase(it);
   }
   std::shared_ptr<Generation> Find(const std::string& request_id) const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     auto it = active_.find(request_id);
     return it == active_.end() ? nullptr : it->second;
   }
   size_t size() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     return active_.size();
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Generation>> active_;
+  mutable Mutex mutex_;
+  std::map<std::string, std::shared_ptr<Generation>> active_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace fox

@@ -1,10 +1,10 @@
-// Sampling conversion: see sampling_conversion.h. Ranges are tested as !(low <= x && x <= high), so
-// that NaN fails.
+// Sampling conversion: see sampling_conversion.h.
 #include "server/sampling_conversion.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "engine/sampling_limits.h"
 #include "google/protobuf/unknown_field_set.h"
 #include "server/random_id.h"
 
@@ -13,17 +13,11 @@ namespace {
 
 constexpr int kMaxStops = 16;
 constexpr size_t kMaxStopBytes = 256;
-constexpr int kMaxStopIds = 256;
-constexpr int kMaxBiases = 1024;
-constexpr int kMaxLogprobIds = 128;
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
-// (low, high] when `open`, else [low, high].
-absl::Status CheckRange(const char* field, float value, float low, bool open, float high) {
-  if (value >= low && value <= high && !(open && value == low)) return absl::OkStatus();
-  return Invalid(
-      absl::StrCat("sampling.", field, ": must be in ", open ? "(" : "[", low, ", ", high, "]"));
+absl::Status UnknownId(const char* field, uint32_t id, int32_t vocab_size) {
+  return Invalid(absl::StrCat(field, ": id ", id, " is not in the vocabulary of ", vocab_size));
 }
 
 template <class T>
@@ -33,20 +27,17 @@ void SortUnique(std::vector<T>* values) {
 }
 
 absl::Status ConvertBias(const v1::Sampling& in, int32_t vocab_size, SamplingParams* out) {
-  if (in.logit_bias().size() > kMaxBiases) {
-    return Invalid("sampling.logit_bias: at most 1024 entries");
-  }
+  const char* const field = "sampling.logit_bias";
+  absl::Status status =
+      CheckCount(field, static_cast<size_t>(in.logit_bias().size()), kMaxLogitBiases);
   for (const auto& [id, bias] : in.logit_bias()) {
-    if (id >= static_cast<uint32_t>(vocab_size)) {
-      return Invalid(absl::StrCat("sampling.logit_bias: id ", id, " is not in the vocabulary of ",
-                                  vocab_size));
-    }
-    absl::Status status = CheckRange("logit_bias", bias, -100, false, 100);
     if (!status.ok()) return status;
+    if (id >= static_cast<uint32_t>(vocab_size)) return UnknownId(field, id, vocab_size);
+    status = CheckRange(field, bias, kLogitBias);
     out->logit_bias.emplace_back(static_cast<int32_t>(id), bias);
   }
   std::sort(out->logit_bias.begin(), out->logit_bias.end());  // a map has no order of its own
-  return absl::OkStatus();
+  return status;
 }
 
 struct ReservedField {
@@ -92,12 +83,14 @@ absl::Status ConvertSampling(const v1::Sampling& in, const SamplingDefaults& def
   out->frequency_penalty = in.frequency_penalty();
   out->repetition_penalty =
       in.has_repetition_penalty() ? in.repetition_penalty() : defaults.repetition_penalty;
-  absl::Status status = CheckRange("temperature", out->temperature, 0, false, 100);
-  status.Update(CheckRange("top_p", out->top_p, 0, true, 1));
-  status.Update(CheckRange("min_p", out->min_p, 0, false, 1));
-  status.Update(CheckRange("presence_penalty", out->presence_penalty, -2, false, 2));
-  status.Update(CheckRange("frequency_penalty", out->frequency_penalty, -2, false, 2));
-  status.Update(CheckRange("repetition_penalty", out->repetition_penalty, 0, true, 100));
+  absl::Status status = CheckRange("sampling.temperature", out->temperature, kTemperature);
+  status.Update(CheckRange("sampling.top_p", out->top_p, kTopP));
+  status.Update(CheckRange("sampling.min_p", out->min_p, kMinP));
+  status.Update(CheckRange("sampling.presence_penalty", out->presence_penalty, kPresencePenalty));
+  status.Update(
+      CheckRange("sampling.frequency_penalty", out->frequency_penalty, kFrequencyPenalty));
+  status.Update(
+      CheckRange("sampling.repetition_penalty", out->repetition_penalty, kRepetitionPenalty));
   if (out->temperature == 0) out->temperature = 0;  // -0 is 0
 
   const uint32_t top_k = in.has_top_k() ? in.top_k() : defaults.top_k;
@@ -123,11 +116,10 @@ absl::Status ConvertStopping(const v1::Stopping& in, const ConversionContext& co
   out->min_tokens = std::min(static_cast<int32_t>(std::min<uint32_t>(in.min_tokens(), INT32_MAX)),
                              out->max_tokens);
   out->ignore_eos = in.ignore_eos();
-  if (in.stop_token_ids_size() > kMaxStopIds) {
-    return Invalid("stopping.stop_token_ids: at most 256 ids");
-  }
-  absl::Status status = ConvertIds(in.stop_token_ids(), "stopping.stop_token_ids",
-                                   context.limits.vocab_size, &out->stop_token_ids);
+  absl::Status status = CheckCount("stopping.stop_token_ids",
+                                   static_cast<size_t>(in.stop_token_ids_size()), kMaxStopTokenIds);
+  status.Update(ConvertIds(in.stop_token_ids(), "stopping.stop_token_ids",
+                           context.limits.vocab_size, &out->stop_token_ids));
   if (!in.ignore_eos()) {  // config.json's are the engine's own
     out->stop_token_ids.insert(out->stop_token_ids.end(), context.defaults.eos_token_ids.begin(),
                                context.defaults.eos_token_ids.end());
@@ -154,9 +146,7 @@ absl::Status ConvertIds(const WireIds& in, const char* field, int32_t vocab_size
                         std::vector<int32_t>* out) {
   out->reserve(static_cast<size_t>(in.size()));
   for (uint32_t id : in) {
-    if (id >= static_cast<uint32_t>(vocab_size)) {
-      return Invalid(absl::StrCat(field, ": id ", id, " is not in the vocabulary of ", vocab_size));
-    }
+    if (id >= static_cast<uint32_t>(vocab_size)) return UnknownId(field, id, vocab_size);
     out->push_back(static_cast<int32_t>(id));
   }
   return absl::OkStatus();
@@ -174,8 +164,9 @@ absl::Status ConvertLogprobs(bool set, int32_t in, const char* field, int32_t mo
 
 absl::Status ConvertLogprobIds(const WireIds& in, const char* field, int32_t vocab_size,
                                std::vector<int32_t>* out) {
-  if (in.size() > kMaxLogprobIds) return Invalid(absl::StrCat(field, ": at most 128 ids"));
-  return ConvertIds(in, field, vocab_size, out);
+  absl::Status status = CheckCount(field, static_cast<size_t>(in.size()), kMaxLogprobTokenIds);
+  status.Update(ConvertIds(in, field, vocab_size, out));
+  return status;
 }
 
 }  // namespace fox

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "engine/request.h"
 #include "fox/v1/inference.pb.h"
-#include "server/request_conversion.h"
+#include "server/conversion_context.h"
 
 namespace fox {
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "models/generation_config.h"
 
 namespace fox {
 
@@ -21,12 +22,10 @@ struct SamplingDefaults {
   std::vector<int32_t> eos_token_ids;  // beside those of config.json
 };
 
-// Parses the text of a generation_config.json; unknown keys are ignored (do_sample too: greedy is
-// temperature 0). InvalidArgument names the key that is out of range or of the wrong type.
-absl::StatusOr<SamplingDefaults> ParseGenerationConfig(const std::string& json, int64_t vocab_size);
-
-// Reads `dir`/generation_config.json; the built-in defaults when there is none.
-absl::StatusOr<SamplingDefaults> LoadSamplingDefaults(const std::string& dir, int64_t vocab_size);
+// What `config` sets, checked against engine/sampling_limits.h. InvalidArgument names the key that
+// is out of range.
+absl::StatusOr<SamplingDefaults> SamplingDefaultsFrom(const GenerationConfig& config,
+                                                      int64_t vocab_size);
 
 // As JSON, for GetModelInfo.
 std::string ToJson(const SamplingDefaults& defaults);

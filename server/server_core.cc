@@ -18,18 +18,28 @@ absl::Status ServerCore::CheckAdmission() const {
   const EngineStats stats = engine.stats();
   const EngineOptions& options = context.engine;
   // What is on its way may still find a free slot, hence the slots on top.
-  if (stats.waiting >= options.max_queued_requests ||
-      admitting.load() >= options.max_queued_requests + context.limits.max_slots) {
+  if (stats.waiting >= options.max_num_queued_reqs ||
+      admitting_.load() >= options.max_num_queued_reqs + context.limits.max_num_seqs) {
     return absl::ResourceExhaustedError("the queue is full: too many requests");
   }
-  if (stats.queued_tokens >= options.max_queued_tokens) {
+  if (stats.queued_tokens >= options.max_num_queued_tokens) {
     return absl::ResourceExhaustedError("the queue is full: too many prompt tokens");
   }
   return absl::OkStatus();
 }
 
+bool ServerCore::Enter(const std::string& request_id, std::shared_ptr<Generation> call) {
+  if (!registry_.Add(request_id, std::move(call))) return false;
+  ++admitting_;
+  return true;
+}
+
+std::shared_ptr<Generation> ServerCore::Find(const std::string& request_id) const {
+  return registry_.Find(request_id);
+}
+
 int64_t ServerCore::RetryAfterMs() const {
-  const double seconds = mean_seconds_.load() / std::max(1, context.limits.max_slots);
+  const double seconds = mean_seconds_.load() / std::max(1, context.limits.max_num_seqs);
   return static_cast<int64_t>(std::clamp(1000.0 * seconds, 100.0, 30000.0));
 }
 

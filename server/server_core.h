@@ -6,12 +6,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "engine/engine_thread.h"
 #include "models/model_config.h"
-#include "server/request_conversion.h"
+#include "server/conversion_context.h"
 #include "server/request_registry.h"
 #include "server/worker_pool.h"
 
@@ -27,7 +28,7 @@ struct ServerDescription {
 // Grows with every change of proto/ that a client could notice.
 inline constexpr uint32_t kProtoVersion = 1;
 
-// Constant after construction but for the counters; any thread may use it.
+// All methods may be called from any thread.
 class ServerCore {
  public:
   // `engine` and the context's tokenizer must outlive the core, and the engine must have stopped
@@ -38,6 +39,14 @@ class ServerCore {
   // Whether new work may come in. Unavailable: draining; ResourceExhausted: the queue is full.
   // Costs nothing, so a refused request costs nothing.
   absl::Status CheckAdmission() const;
+  // The life of a call: Enter, EndAdmission once the engine has answered, Leave. Enter gives false
+  // when a call with this id is running.
+  bool Enter(const std::string& request_id, std::shared_ptr<Generation> call);
+  void EndAdmission() { --admitting_; }
+  void Leave(const std::string& request_id) { registry_.Remove(request_id); }
+  // The running call of this id, or null.
+  std::shared_ptr<Generation> Find(const std::string& request_id) const;
+
   // When a refused client should come back, from how long requests have taken lately.
   int64_t RetryAfterMs() const;
   void RecordDuration(double seconds);
@@ -45,25 +54,25 @@ class ServerCore {
   // From now on new work is Unavailable; what runs goes on.
   void Drain() { engine.Drain(); }
   // Nothing runs and nothing is on its way in or out.
-  bool Idle() const { return registry.size() == 0 && engine.idle(); }
+  bool Idle() const { return registry_.size() == 0 && engine.idle(); }
   double UptimeSeconds() const;
+
+  WorkerPool& admission() { return admission_; }  // tokenizes
+  WorkerPool& delivery() { return delivery_; }    // detokenizes and writes
 
   EngineThread& engine;
   const ModelConfig model;
   const ConversionContext context;
   const ServerDescription description;
-  RequestRegistry registry;
-  std::atomic<int64_t> admitting{0};  // calls between arrival and the engine's queue
 
  private:
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::atomic<double> mean_seconds_{1.0};  // exponential mean over finished calls
-
- public:
+  std::atomic<int64_t> admitting_{0};      // calls between Enter and the engine's answer
+  RequestRegistry registry_;
   // Last, so that their tasks end before the rest goes.
-  WorkerPool delivery{1};     // detokenizes and writes
-  WorkerPool submission{16};  // waits for the engine's verdict, at most one step each
-  WorkerPool admission{2};    // tokenizes
+  WorkerPool delivery_{1};
+  WorkerPool admission_{2};
 };
 
 }  // namespace fox

@@ -1,12 +1,9 @@
 // ServerFlags: see server_flags.h.
 #include "server/server_flags.h"
 
-#include <cmath>
-#include <cstdlib>
 #include <set>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
@@ -34,8 +31,9 @@ void RegisterPruning(ServerFlags* f, FlagSet* set) {
   set->Group("Adaptive computation pruning");
   set->Choice("acp", {"off", "paper", "certified"}, "which blocks and pages may be dropped",
               &f->acp);
-  set->String("log-tolerance", "X",
-              "log of the mass that may be dropped [the checkpoint's, or -10]", &f->log_tolerance);
+  set->OptionalDouble("log-tolerance", "X",
+                      "log of the mass that may be dropped [the checkpoint's, or -10]",
+                      &f->log_tolerance);
 }
 
 void RegisterScheduling(ServerFlags* f, FlagSet* set) {
@@ -98,6 +96,9 @@ void RegisterServerFlags(ServerFlags* flags, FlagSet* set) {
   set->Choice("log-level", {"debug", "info", "warning", "error"}, "least level logged",
               &flags->log_level);
   set->Choice("log-format", {"text", "json"}, "form of log lines", &flags->log_format);
+  set->String("trace", "FILE",
+              "write a Chrome trace of requests, steps and operations, at most 256 MiB [none]",
+              &flags->trace);
   set->Bool("version", "print the version and exit", &flags->version);
   set->Bool("help", "print this and exit", &flags->help);
 }
@@ -105,12 +106,6 @@ void RegisterServerFlags(ServerFlags* flags, FlagSet* set) {
 absl::Status CheckServerFlags(const ServerFlags& flags) {
   if (flags.model.empty() && flags.check_model.empty()) {
     return absl::InvalidArgumentError("--model: must name a model directory");
-  }
-  if (!flags.log_tolerance.empty()) {
-    double value = 0;
-    if (!absl::SimpleAtod(flags.log_tolerance, &value) || !std::isfinite(value) || value > 0) {
-      return absl::InvalidArgumentError("--log-tolerance: must be a finite number, at most 0");
-    }
   }
   if (!IsLoopback(flags.host) && !flags.allow_insecure_remote) {
     return absl::InvalidArgumentError(
@@ -125,10 +120,6 @@ absl::Status CheckServerFlags(const ServerFlags& flags) {
     }
   }
   return absl::OkStatus();
-}
-
-double LogToleranceOf(const ServerFlags& flags) {
-  return std::strtod(flags.log_tolerance.c_str(), nullptr);
 }
 
 GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags) {

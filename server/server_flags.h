@@ -1,12 +1,13 @@
-// ServerFlags: everything fox-server can be told, with its defaults, and what it means for the
-// engine, the port and requests. Read main.cc next.
+// ServerFlags: all of fox-server's settings with their defaults, and what they mean for the engine,
+// the port and requests. Read main.cc next.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
-#include "engine/tools/flag_set.h"
+#include "engine/flags/flag_set.h"
 #include "server/grpc_server.h"
 #include "server/log.h"
 
@@ -17,7 +18,8 @@ struct ServerFlags {
   std::string device = "auto", dtype = "auto";
   int64_t threads = 0, kv_cache_mb = 0;
   bool allow_nonfinite = false;
-  std::string acp = "certified", log_tolerance;
+  std::string acp = "certified";
+  std::optional<double> log_tolerance;  // unset: the checkpoint's own, else -10
   int64_t max_model_len = 0, max_num_seqs = 16, max_num_batched_tokens = 0;
   double gpu_memory_utilization = 0.9;
   bool enforce_eager = false;
@@ -29,7 +31,7 @@ struct ServerFlags {
   std::string grpc_services = "inference,tokenizer,info,admin,health,reflection";
   bool allow_insecure_remote = false;
   double shutdown_timeout = 30;
-  std::string log_level = "info", log_format = "text";
+  std::string log_level = "info", log_format = "text", trace;
   bool version = false, help = false;
 };
 
@@ -39,8 +41,6 @@ void RegisterServerFlags(ServerFlags* flags, FlagSet* set);
 // What no single flag's range says. InvalidArgument names the flag.
 absl::Status CheckServerFlags(const ServerFlags& flags);
 
-// `--log-tolerance`; REQUIRES: flags that passed CheckServerFlags and the flag set.
-double LogToleranceOf(const ServerFlags& flags);
 // REQUIRES: flags that passed CheckServerFlags.
 GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags);
 void ConfigureLogFrom(const ServerFlags& flags);

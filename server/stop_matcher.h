@@ -20,7 +20,6 @@ class StopMatcher {
   int Push(char byte);
   // Bytes that may still become a stop string.
   size_t held() const { return static_cast<size_t>(nodes_[static_cast<size_t>(state_)].depth); }
-  void Reset() { state_ = 0; }
 
  private:
   struct Node {

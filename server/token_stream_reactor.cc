@@ -6,9 +6,9 @@
 namespace fox {
 namespace {
 
-// Joins `next` to `last` when both are deltas of one sequence: a slow reader gets fewer, larger
+// Merges `next` into `last` when both are deltas of one sequence: a slow reader gets fewer, larger
 // messages.
-bool Join(v1::GenerateDelta* last, const v1::GenerateDelta& next) {
+bool MergeDelta(const v1::GenerateDelta& next, v1::GenerateDelta* last) {
   if (!last->has_delta() || !next.has_delta()) return false;
   v1::TokenDelta* delta = last->mutable_delta();
   if (delta->index() != next.delta().index()) return false;
@@ -23,79 +23,81 @@ bool Join(v1::GenerateDelta* last, const v1::GenerateDelta& next) {
 TokenStreamReactor::TokenStreamReactor(ServerCore& core, grpc::CallbackServerContext* context)
     : core_(core), context_(context) {}
 
-void TokenStreamReactor::Started(absl::StatusOr<std::shared_ptr<Generation>> generation) {
+void TokenStreamReactor::Started(const absl::StatusOr<std::shared_ptr<Generation>>& generation) {
   if (!generation.ok()) return Done(generation.status());
-  bool cancelled = false;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!done_) generation_ = *generation;  // it may have ended by now
-    cancelled = cancelled_;
-  }
-  if (cancelled) (*generation)->Cancel(absl::CancelledError("the client went away"));
+  call_.Set(*generation);
 }
 
 void TokenStreamReactor::Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (broken_) return;
-  if (!pending_.empty() && Join(&pending_.back().message, event)) {
-    pending_.back().tokens += tokens;
-    return;
+  Action action = Action::kNone;
+  {
+    const MutexLock lock(mutex_);
+    if (broken_) return;
+    if (!pending_.empty() && MergeDelta(event, &pending_.back().message)) {
+      pending_.back().tokens += tokens;
+      return;
+    }
+    pending_.push_back({std::move(event), sequence, tokens});
+    action = NextAction();
   }
-  pending_.push_back({std::move(event), sequence, tokens});
-  Advance(std::move(lock));
+  Perform(action);
 }
 
 void TokenStreamReactor::Done(const absl::Status& status) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  done_ = true;
-  status_ = status;
-  generation_ = nullptr;
-  // After a failure only the status matters; text that was not written yet is not waited for.
-  if (!status.ok()) pending_.clear();
-  Advance(std::move(lock));
+  call_.Release();
+  Action action = Action::kNone;
+  {
+    const MutexLock lock(mutex_);
+    done_ = true;
+    status_ = status;
+    // After a failure only the status matters; text that was not written yet is not waited for.
+    if (!status.ok()) pending_.clear();
+    action = NextAction();
+  }
+  Perform(action);
 }
 
 void TokenStreamReactor::OnWriteDone(bool ok) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  write_in_flight_ = false;
-  if (!ok) {
-    broken_ = true;
-    pending_.clear();
-  } else if (writing_tokens_ > 0) {
-    core_.engine.Acknowledge(writing_sequence_, writing_tokens_);
+  Action action = Action::kNone;
+  {
+    const MutexLock lock(mutex_);
+    write_in_flight_ = false;
+    if (!ok) {
+      broken_ = true;
+      pending_.clear();
+    } else if (writing_tokens_ > 0) {
+      core_.engine.Acknowledge(writing_sequence_, writing_tokens_);
+    }
+    action = NextAction();
   }
-  Advance(std::move(lock));
-}
-
-void TokenStreamReactor::Advance(std::unique_lock<std::mutex> lock) {
-  if (write_in_flight_) return;
-  if (!pending_.empty()) {
-    Event event = std::move(pending_.front());
-    pending_.pop_front();
-    writing_.Clear();
-    SerializeMessage(event.message, &writing_);
-    writing_sequence_ = event.sequence;
-    writing_tokens_ = event.tokens;
-    write_in_flight_ = true;
-    lock.unlock();
-    StartWrite(&writing_);
-  } else if (done_) {
-    const absl::Status status = status_;
-    lock.unlock();
-    Finish(EndStatus(status, core_, context_));  // `this` may be gone after it
-  }
+  Perform(action);
 }
 
 void TokenStreamReactor::OnCancel() {
-  std::shared_ptr<Generation> generation;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    cancelled_ = true;
+    const MutexLock lock(mutex_);
     broken_ = true;
     pending_.clear();
-    generation = generation_;
   }
-  if (generation != nullptr) generation->Cancel(absl::CancelledError("the client went away"));
+  call_.Cancel();
+}
+
+TokenStreamReactor::Action TokenStreamReactor::NextAction() {
+  if (write_in_flight_) return Action::kNone;
+  if (pending_.empty()) return done_ ? Action::kFinish : Action::kNone;
+  const Event event = std::move(pending_.front());
+  pending_.pop_front();
+  writing_.Clear();
+  SerializeMessage(event.message, &writing_);
+  writing_sequence_ = event.sequence;
+  writing_tokens_ = event.tokens;
+  write_in_flight_ = true;
+  return Action::kWrite;
+}
+
+void TokenStreamReactor::Perform(Action action) {
+  if (action == Action::kWrite) StartWrite(&writing_);
+  if (action == Action::kFinish) Finish(EndStatus(status_, core_, context_));
 }
 
 }  // namespace fox

@@ -5,9 +5,8 @@
 
 #include <deque>
 #include <memory>
-#include <mutex>
 
-#include "server/generation.h"
+#include "server/call_handle.h"
 #include "server/wire.h"
 
 namespace fox {
@@ -19,7 +18,7 @@ class TokenStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffe
   TokenStreamReactor(ServerCore& core, grpc::CallbackServerContext* context);
 
   // Called once, with what Generation::Start gave for this consumer.
-  void Started(absl::StatusOr<std::shared_ptr<Generation>> generation);
+  void Started(const absl::StatusOr<std::shared_ptr<Generation>>& generation);
 
   void Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) override;
   void Done(const absl::Status& status) override;
@@ -34,23 +33,26 @@ class TokenStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffe
     RequestId sequence;
     int64_t tokens;
   };
-  // Starts the next write or, when all is said, ends the call. REQUIRES: mutex_ held.
-  void Advance(std::unique_lock<std::mutex> lock);
+  // Chosen under the lock and performed without it: `this` may be gone after kFinish.
+  enum class Action { kNone, kWrite, kFinish };
+  Action NextAction() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Perform(Action action) ABSL_LOCKS_EXCLUDED(mutex_);
 
   ServerCore& core_;
   grpc::CallbackServerContext* const context_;
+  CallHandle call_;
 
-  std::mutex mutex_;  // guards the following
-  std::shared_ptr<Generation> generation_;
-  std::deque<Event> pending_;
-  grpc::ByteBuffer writing_;
-  RequestId writing_sequence_ = 0;
-  int64_t writing_tokens_ = 0;
-  bool write_in_flight_ = false;
-  bool broken_ = false;  // the client is gone: events are dropped
-  bool cancelled_ = false;
-  bool done_ = false;
-  absl::Status status_;
+  Mutex mutex_;
+  std::deque<Event> pending_ ABSL_GUARDED_BY(mutex_);
+  RequestId writing_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t writing_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool write_in_flight_ ABSL_GUARDED_BY(mutex_) = false;
+  // The client is gone: events are dropped.
+  bool broken_ ABSL_GUARDED_BY(mutex_) = false;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+
+  grpc::ByteBuffer writing_;  // of the write in flight, or about to be
+  absl::Status status_;       // written by Done, read by the action kFinish after it
 };
 
 }  // namespace fox

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "server/request_conversion.h"
 #include "server/sampling_conversion.h"
 
 namespace fox {
@@ -47,13 +48,13 @@ absl::Status Run(const v1::DetokenizeRequest& request, const ConversionContext& 
 template <class Request, class Response>
 grpc::ServerUnaryReactor* Serve(ServerCore& core, grpc::CallbackServerContext* context,
                                 const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
-  if (core.admission.queued() >= kMaxQueued) {
+  if (core.admission().queued() >= kMaxQueued) {
     return Reply(absl::ResourceExhaustedError("the queue is full: too many requests"), Response(),
                  core, context, response);
   }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   // The library keeps `request`, `response` and the context until Finish.
-  core.admission.Post([&core, context, request, response, reactor] {
+  core.admission().Post([&core, context, request, response, reactor] {
     Request message;
     Response out;
     absl::Status status = ParseMessage(*request, &message);

@@ -6,43 +6,42 @@
 namespace fox {
 
 WorkerPool::WorkerPool(int threads) {
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Loop(); });
+  for (int i = 0; i < threads; ++i) {
+    threads_.emplace_back([this] {
+      while (const Task task = Next()) task();  // what a task holds is freed without the lock
+    });
+  }
 }
 
 WorkerPool::~WorkerPool() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
-  wake_.notify_all();
+  wake_.NotifyAll();
   for (std::thread& thread : threads_) thread.join();
 }
 
-void WorkerPool::Post(std::function<void()> task) {
+void WorkerPool::Post(Task task) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     tasks_.push_back(std::move(task));
   }
-  wake_.notify_one();
+  wake_.NotifyOne();
 }
 
 size_t WorkerPool::queued() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   return tasks_.size();
 }
 
-void WorkerPool::Loop() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  for (;;) {
-    wake_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
-    if (tasks_.empty()) return;
-    std::function<void()> task = std::move(tasks_.front());
-    tasks_.pop_front();
-    lock.unlock();
-    task();
-    task = nullptr;  // what it holds is freed without the lock
-    lock.lock();
-  }
+WorkerPool::Task WorkerPool::Next() {
+  const MutexLock lock(mutex_);
+  while (!stopping_ && tasks_.empty()) wake_.Wait(mutex_);
+  if (tasks_.empty()) return nullptr;
+  Task task = std::move(tasks_.front());
+  tasks_.pop_front();
+  return task;
 }
 
 }  // namespace fox

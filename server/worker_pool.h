@@ -2,33 +2,36 @@
 // tokenize, detokenize or write. The destructor runs what is queued.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "engine/mutex.h"
 
 namespace fox {
 
 // All methods may be called from any thread.
 class WorkerPool {
  public:
+  using Task = std::function<void()>;
+
   explicit WorkerPool(int threads);
   ~WorkerPool();
 
-  void Post(std::function<void()> task);
+  void Post(Task task);
   // Tasks that wait for a thread.
   size_t queued() const;
 
  private:
-  void Loop();
+  // Waits for the next task; empty: the pool is stopping and none is left.
+  Task Next();
 
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::function<void()>> tasks_;
-  bool stopping_ = false;
+  mutable Mutex mutex_;
+  CondVar wake_;
+  std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
 

@@ -150,8 +150,11 @@ std::string AcpReport::Totals() const {
       "  mean window of the forgetting heads: paper %.1f, certified %.1f; full %.1f tokens\n"
       "  kept pages, certified / paper, summed over page ends: all heads %s, forgetting %s\n"
       "  kept pages, certified / paper, at the last token:     all heads %s, forgetting %s\n"
-      "  skipped blocks in prefill: paper %.4f, certified %.4f\n"
-      "  largest log evicted mass: paper %.4f, certified %.4f; allowed %.4f\n",
+      "  skipped blocks in prefill (each row within the same tolerance; not in the certificate):\n"
+      "    paper %.4f, certified %.4f\n"
+      "  certificate (log mass that a row loses to evictions: the largest bound over all of "
+      "them):\n"
+      "    paper %.4f, certified %.4f; allowed %.4f\n",
       paper.heads.size(), ratios.forgetting_heads, ratios.paper_window, ratios.certified_window,
       FullWindow(pages), Number(ratios.all), Number(ratios.forgetting), Number(ratios.all_at_end),
       Number(ratios.forgetting_at_end), SkippedShare(paper), SkippedShare(certified),

@@ -1,5 +1,5 @@
-// AcpReport: the paper's and the certified bound side by side, as text human-readable (table,
-// histogram, boundaries over the decay matrix) and as JSON.
+// AcpReport: the paper's and the certified bound side by side, as text (table, histogram,
+// boundaries over the decay matrix) and as JSON.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,11 @@ struct AcpReport {
   // A head forgets when the paper's bound evicts at least one of its pages in these tokens.
   bool Forgets(size_t head) const { return paper.heads[head].EvictedAny(); }
 
-  std::string Table() const;       // one line a head
-  std::string Totals() const;      // kept pages, skipped blocks, certificates
+  std::string Table() const;  // one line a head
+  // Kept pages, skipped blocks, and the certificates: of each mode the largest bound over all
+  // evictions (acp.md). Blocks that prefill rows skip obey the same tolerance row by row and are
+  // not part of it.
+  std::string Totals() const;
   std::string Histogram() const;   // pruned share of the heads
   std::string Boundaries() const;  // most local, median, most gained, most global head
   nlohmann::ordered_json Json() const;

@@ -2,6 +2,7 @@
 #include "engine/tools/acp_trace.h"
 
 #include "absl/strings/str_cat.h"
+#include "engine/tools/teacher_forcing.h"
 
 namespace fox {
 
@@ -42,7 +43,7 @@ absl::StatusOr<AcpTrace> TraceAcp(const EngineConfig& config, double log_toleran
   ModelRunner& runner = **loaded;
   const PagedKvShape& shape = runner.cache().view().shape;
   AcpTrace trace;
-  trace.mode = config.acp;
+  trace.mode = config.runner.acp;
   for (int layer = 0; layer < shape.layers; ++layer) {
     for (int head = 0; head < shape.kv_heads; ++head) trace.heads.push_back({layer, head, {}});
   }
@@ -51,7 +52,11 @@ absl::StatusOr<AcpTrace> TraceAcp(const EngineConfig& config, double log_toleran
     return absl::InvalidArgumentError(
         absl::StrCat("token id ", id, " is not in the vocabulary of ", runner.limits().vocab_size));
   }
+  int64_t free_pages = runner.limits().num_pages;
   for (size_t begin = 0; begin + kPageTokens <= ids.size(); begin += kPageTokens) {
+    const absl::Status room =
+        CheckPages(runner.limits(), static_cast<int64_t>(begin), kPageTokens, free_pages);
+    if (!room.ok()) return room;
     PlannedSequence seq;
     seq.position = static_cast<int64_t>(begin);
     seq.token_ids.assign(ids.begin() + static_cast<ptrdiff_t>(begin),
@@ -61,6 +66,7 @@ absl::StatusOr<AcpTrace> TraceAcp(const EngineConfig& config, double log_toleran
     plan.sequences = {std::move(seq)};
     const auto result = runner.Run(plan);
     if (!result.ok()) return result.status();
+    free_pages = result->free_pages;
     trace.blocks_total = result->stats[0].blocks_total;
     trace.blocks_pruned = result->stats[0].blocks_pruned;
     const std::vector<int32_t> first = runner.cache().FirstLive(0);

@@ -42,7 +42,7 @@ struct AcpTrace {
 // MeanWindow of a head of `pages` pages that keeps everything.
 double FullWindow(int64_t pages);
 
-// Runs `ids` (whole pages only; a rest is not run) under `config.acp`.
+// Runs `ids` (whole pages only; a rest is not run) under `config.runner.acp`.
 absl::StatusOr<AcpTrace> TraceAcp(const EngineConfig& config, double log_tolerance,
                                   const std::vector<int32_t>& ids);
 

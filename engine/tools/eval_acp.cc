@@ -7,7 +7,6 @@
 #include "engine/tools/acp_report.h"
 #include "engine/tools/eval_command.h"
 #include "engine/tools/text_tokens.h"
-#include "models/checkpoint.h"
 
 namespace fox {
 namespace {
@@ -63,19 +62,19 @@ absl::StatusOr<std::vector<int32_t>> Tokens(const Flags& flags, const ModelConfi
 absl::Status EvalAcp(const Arguments& arguments) {
   Flags flags;
   if (absl::Status s = Parse(arguments, flags); !s.ok()) return s;
-  const auto checkpoint = Checkpoint::Open(flags.common.model, {});
-  if (!checkpoint.ok()) return checkpoint.status();
-  const auto ids = Tokens(flags, checkpoint->config());
+  const auto model = ReadConfig(flags.common.model);
+  if (!model.ok()) return model.status();
+  const auto ids = Tokens(flags, *model);
   if (!ids.ok()) return ids.status();
 
   AcpReport report;
   report.model = flags.common.model;
   report.dtype = flags.common.dtype;
-  report.log_tolerance = flags.common.Tolerance(checkpoint->config());
+  report.log_tolerance = flags.common.Tolerance(*model);
   flags.common.chunk = kPageTokens;
   EngineConfig config = flags.common.Config(static_cast<int64_t>(ids->size()));
   for (AcpMode mode : {AcpMode::kPaper, AcpMode::kCertified}) {
-    config.acp = mode;
+    config.runner.acp = mode;
     auto trace = TraceAcp(config, report.log_tolerance, *ids);
     if (!trace.ok()) return trace.status();
     (mode == AcpMode::kPaper ? report.paper : report.certified) = std::move(*trace);

@@ -1,14 +1,16 @@
 // Common flags and input files of fox-eval.
 #include "engine/tools/eval_command.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "models/json_reader.h"
+#include "models/model_dir.h"
 
 namespace fox {
 
@@ -18,34 +20,35 @@ void EvalFlags::Register(FlagSet& flags) {
   flags.Choice("device", {"auto", "cpu", "cuda"}, "where to compute", &device);
   flags.Choice("dtype", {"auto", "f64", "f32", "bf16"}, "weights and KV pages", &dtype);
   flags.Choice("acp", {"off", "paper", "certified"}, "which bound drops pages", &acp);
-  flags.Double("log-tolerance", "X", "log eps; 0: the checkpoint's own, else -10", -700, 0,
-               &log_tolerance);
+  flags.OptionalDouble("log-tolerance", "X", "log eps [the checkpoint's, or -10]", &log_tolerance);
   flags.Int("chunk", "N", "prefill tokens a step", 1, 1 << 20, &chunk);
   flags.Int("threads", "N", "0: one per core", 0, 4096, &threads);
   flags.Bool("plain-gemm", "row-independent matrix products (CPU)", &plain_gemm);
   flags.Bool("enforce-eager", "no CUDA graphs", &enforce_eager);
 }
 
-EngineConfig EvalFlags::Config(int64_t max_model_len) const {
+EngineConfig EvalFlags::Config(int64_t tokens) const {
   EngineConfig config;
   config.model_dir = model;
   config.device = device;
   config.dtype = dtype;
-  config.acp = *ParseAcpMode(acp);
-  if (log_tolerance < 0) config.log_tolerance = log_tolerance;
+  config.runner.acp = *ParseAcpMode(acp);
+  config.log_tolerance = log_tolerance;
   config.threads = static_cast<int>(threads);
-  config.max_model_len = max_model_len;
-  config.max_num_seqs = 1;
-  config.max_num_batched_tokens = chunk;
-  config.max_logit_rows = chunk;
+  config.kv_cache_tokens = tokens;
+  config.gpu_memory_utilization = 1;  // all that is free may be used: little of it will be
+  config.runner.max_model_len = tokens;
+  config.runner.max_num_seqs = 1;
+  config.runner.max_num_batched_tokens = std::min(chunk, tokens);
+  config.runner.max_logit_rows = config.runner.max_num_batched_tokens;
   config.plain_gemm = plain_gemm;
-  config.enforce_eager = enforce_eager;
+  config.runner.enforce_eager = enforce_eager;
   return config;
 }
 
 double EvalFlags::Tolerance(const ModelConfig& config) const {
   if (acp == "off") return -std::numeric_limits<double>::infinity();
-  return log_tolerance < 0 ? log_tolerance : config.log_pruning_tolerance.value_or(-10.0);
+  return log_tolerance.value_or(config.log_pruning_tolerance.value_or(-10.0));
 }
 
 absl::Status ParseOrHelp(FlagSet& flags, const std::vector<std::string>& arguments,
@@ -72,20 +75,30 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 }
 
 absl::StatusOr<std::vector<int32_t>> ReadIds(const std::string& path) {
+  constexpr JsonLimits kLimits{.max_bytes = size_t{1} << 30, .max_depth = 2, .max_values = 1 << 28};
   const auto text = ReadFile(path);
   if (!text.ok()) return text.status();
-  const auto json = nlohmann::json::parse(*text, nullptr, false);
-  if (!json.is_array() || json.empty()) {
+  const auto json = ReadJson(*text, kLimits, path);
+  if (!json.ok()) return json.status();
+  if (!json->is_array() || json->empty()) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is not a JSON list of token ids"));
   }
   std::vector<int32_t> ids;
-  for (const auto& id : json) {
-    if (!id.is_number_integer()) {
-      return absl::InvalidArgumentError(absl::StrCat(path, " holds something that is no integer"));
+  for (const auto& value : *json) {
+    const auto id = value.is_number_integer() ? value.get<int64_t>() : -1;
+    if (id < 0 || id > std::numeric_limits<int32_t>::max()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": entry ", ids.size(), " is no token id"));
     }
-    ids.push_back(id.get<int32_t>());
+    ids.push_back(static_cast<int32_t>(id));
   }
   return ids;
+}
+
+absl::StatusOr<ModelConfig> ReadConfig(const std::string& model) {
+  const auto dir = ModelDir::Open(model);
+  if (!dir.ok()) return dir.status();
+  return ReadModelConfig(*dir);
 }
 
 }  // namespace fox

@@ -3,12 +3,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/engine_factory.h"
-#include "engine/tools/flag_set.h"
+#include "engine/flags/flag_set.h"
 
 namespace fox {
 
@@ -18,14 +19,15 @@ struct EvalFlags {
   std::string device = "cpu";
   std::string dtype = "auto";
   std::string acp = "certified";
-  double log_tolerance = 0;  // 0: the checkpoint's own, else -10
+  std::optional<double> log_tolerance;  // unset: the checkpoint's own, else -10
   int64_t chunk = 512;
   int64_t threads = 0;
   bool plain_gemm = false, enforce_eager = false;
 
   void Register(FlagSet& flags);
-  // For sequences of at most `max_model_len` tokens.
-  EngineConfig Config(int64_t max_model_len) const;
+  // For one sequence of at most `tokens` tokens, which need not be pruned to fit; takes the memory
+  // that it needs and no more.
+  EngineConfig Config(int64_t tokens) const;
   // log eps that the model will run with; -infinity when `acp` is off.
   double Tolerance(const ModelConfig& config) const;
 };
@@ -39,6 +41,8 @@ absl::Status Require(const std::string& value, const char* flag);
 // A JSON list of token ids.
 absl::StatusOr<std::vector<int32_t>> ReadIds(const std::string& path);
 absl::StatusOr<std::string> ReadFile(const std::string& path);
+// The config.json of a model directory.
+absl::StatusOr<ModelConfig> ReadConfig(const std::string& model);
 
 using Arguments = std::vector<std::string>;
 absl::Status EvalLogits(const Arguments& arguments);

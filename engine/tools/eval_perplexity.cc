@@ -106,17 +106,19 @@ absl::Status Parse(const Arguments& arguments, Flags& values) {
 absl::Status EvalPerplexity(const Arguments& arguments) {
   Flags flags;
   if (absl::Status s = Parse(arguments, flags); !s.ok()) return s;
-  const auto runner = LoadRunner(flags.common.Config(flags.window));
-  if (!runner.ok()) return runner.status();
-  const auto tokens = EncodeTextFile(flags.common.model, (*runner)->weights().config, flags.text,
-                                     TokensNeeded(flags));
+  const auto config = ReadConfig(flags.common.model);
+  if (!config.ok()) return config.status();
+  const auto tokens = EncodeTextFile(flags.common.model, *config, flags.text, TokensNeeded(flags));
   if (!tokens.ok()) return tokens.status();
-  const auto loss = Measure(**runner, flags, tokens->ids);
-  if (!loss.ok()) return loss.status();
-  if (loss->tokens == 0) {
+  const auto length = static_cast<int64_t>(tokens->ids.size());
+  if (length < flags.start + 2) {
     return absl::InvalidArgumentError(
         absl::StrCat(flags.text, " has no two tokens from token ", flags.start, " on"));
   }
+  const auto runner = LoadRunner(flags.common.Config(std::min(flags.window, length - flags.start)));
+  if (!runner.ok()) return runner.status();
+  const auto loss = Measure(**runner, flags, tokens->ids);
+  if (!loss.ok()) return loss.status();
   const double nll = loss->nats / static_cast<double>(loss->tokens);
   // Over all documents that were encoded, so that a few windows of a long text are enough.
   const double tokens_per_byte =

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <string>
 
 #include "engine/tools/eval_command.h"
 
@@ -16,14 +17,19 @@ constexpr char kUsage[] =
     "  perplexity  loss, perplexity and bits per byte of a text\n"
     "  acp         what each head keeps under the paper's and the certified bound\n";
 
+struct Command {
+  std::function<absl::Status(const fox::Arguments&)> run;
+  const char* needs_less;  // the flags that make it need less memory
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::map<std::string, std::function<absl::Status(const fox::Arguments&)>> commands = {
-      {"logits", fox::EvalLogits},
-      {"greedy", fox::EvalGreedy},
-      {"perplexity", fox::EvalPerplexity},
-      {"acp", fox::EvalAcp}};
+  const std::map<std::string, Command> commands = {
+      {"logits", {fox::EvalLogits, "fewer --ids, a smaller --chunk"}},
+      {"greedy", {fox::EvalGreedy, "fewer --ids, a smaller --new, a smaller --chunk"}},
+      {"perplexity", {fox::EvalPerplexity, "a smaller --window, a smaller --chunk"}},
+      {"acp", {fox::EvalAcp, "fewer --tokens"}}};
   const std::string name = argc > 1 ? argv[1] : "";
   const auto command = commands.find(name);
   if (command == commands.end()) {
@@ -31,8 +37,13 @@ int main(int argc, char** argv) {
     std::fputs(kUsage, asked ? stdout : stderr);
     return asked ? 0 : 2;
   }
-  const absl::Status status = command->second(fox::Arguments(argv + 2, argv + argc));
+  const absl::Status status = command->second.run(fox::Arguments(argv + 2, argv + argc));
   if (status.ok()) return 0;
-  std::fprintf(stderr, "fox-eval %s: %s\n", name.c_str(), std::string(status.message()).c_str());
+  std::string message(status.message());
+  if (absl::IsResourceExhausted(status)) {
+    message += std::string("; take ") + command->second.needs_less +
+               " or another --device, or end other programs";
+  }
+  std::fprintf(stderr, "fox-eval %s: %s\n", name.c_str(), message.c_str());
   return kConfigError;
 }

@@ -8,6 +8,15 @@
 
 namespace fox {
 
+absl::Status CheckPages(const ExecutorLimits& limits, int64_t position, int64_t count,
+                        int64_t free_pages) {
+  const int64_t taken = (PagesFor(position + count) - PagesFor(position)) * limits.lists_per_slot;
+  if (taken <= free_pages) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no room in the KV cache after ", position, " tokens: ", limits.num_pages,
+                   " pages, of which ", free_pages, " are free and ", taken, " needed"));
+}
+
 absl::Status RunTeacherForced(ModelRunner& runner, const std::vector<int32_t>& ids,
                               const TeacherForcingOptions& options, const LogitsSink& sink) {
   const ExecutorLimits& limits = runner.limits();
@@ -22,6 +31,7 @@ absl::Status RunTeacherForced(ModelRunner& runner, const std::vector<int32_t>& i
           absl::StrCat("token id ", id, " is not in the vocabulary of ", limits.vocab_size));
     }
   }
+  int64_t free_pages = limits.num_pages;
   const int64_t decode_from = options.decode_from < 0 ? length : options.decode_from;
   StepPlan plan;
   plan.release_slots = {0};
@@ -30,7 +40,8 @@ absl::Status RunTeacherForced(ModelRunner& runner, const std::vector<int32_t>& i
     const int64_t wanted = position < decode_from
                                ? std::min(options.chunk, std::min(decode_from, length) - position)
                                : 1;
-    const int64_t count = std::min(wanted, limits.max_batch_tokens);
+    const int64_t count = std::min(wanted, limits.max_num_batched_tokens);
+    if (absl::Status s = CheckPages(limits, position, count, free_pages); !s.ok()) return s;
     PlannedSequence seq;
     seq.position = position;
     seq.token_ids.assign(ids.begin() + position, ids.begin() + position + count);
@@ -42,6 +53,7 @@ absl::Status RunTeacherForced(ModelRunner& runner, const std::vector<int32_t>& i
     plan.sequences = {std::move(seq)};
     const auto result = runner.Run(plan);
     if (!result.ok()) return result.status();
+    free_pages = result->free_pages;
     if (sink) {
       MatrixView logits = runner.logits();
       host.resize(static_cast<size_t>(logits.rows * logits.cols) * SizeOf(logits.dtype));

@@ -21,7 +21,13 @@ struct TeacherForcingOptions {
 // logits: [rows, V] wide, of positions first .. first + rows - 1.
 using LogitsSink = std::function<void(int64_t first, const MatrixView& logits)>;
 
-// Uses slot 0, emptied first. The sink may be null.
+// Pages that a plan of one sequence takes must be free: ResourceExhausted when its `count` tokens
+// from `position` on need more than `free_pages`.
+absl::Status CheckPages(const ExecutorLimits& limits, int64_t position, int64_t count,
+                        int64_t free_pages);
+
+// Uses slot 0, emptied first. The sink may be null. OutOfRange, InvalidArgument: `ids` are too many
+// or unknown to the model. ResourceExhausted: see CheckPages.
 absl::Status RunTeacherForced(ModelRunner& runner, const std::vector<int32_t>& ids,
                               const TeacherForcingOptions& options, const LogitsSink& sink);
 

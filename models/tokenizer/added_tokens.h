@@ -16,9 +16,10 @@ struct AddedToken {
   std::string content;
   int32_t id = 0;
   bool lstrip = false;      // swallows the white space before it
-  bool rstrip = false;      // swallows the white space behind it
+  bool rstrip = false;      // swallows the white space after it
   bool normalized = false;  // looked for after all tokens that are not
   bool special = false;     // dropped from decoded text on request
+  const char* file = "";    // that names it, for error messages
 };
 
 // A part of a text: an added token, or text between them.

@@ -1,6 +1,8 @@
 // Checks of a BPE definition and the encoding itself. See byte_level_bpe.h.
 #include "models/tokenizer/byte_level_bpe.h"
 
+#include <set>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "models/error_text.h"
@@ -10,6 +12,14 @@
 
 namespace fox {
 
+namespace {
+
+absl::Status Error(const char* file, const std::string& problem) {
+  return absl::InvalidArgumentError(absl::StrCat(file, ": ", problem));
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<ByteLevelBpe>> ByteLevelBpe::Create(const BpeDefinition& definition,
                                                                    int64_t model_vocab_size) {
   std::unique_ptr<ByteLevelBpe> bpe(new ByteLevelBpe());
@@ -17,38 +27,40 @@ absl::StatusOr<std::unique_ptr<ByteLevelBpe>> ByteLevelBpe::Create(const BpeDefi
   bpe->add_prefix_space_ = definition.add_prefix_space;
   bpe->use_regex_ = definition.use_regex;
   absl::Status status = bpe->SetTokens(definition, model_vocab_size);
+  if (status.ok()) status = bpe->SetBytes(definition);
   if (status.ok()) status = bpe->SetMerges(definition);
   if (status.ok()) status = bpe->SetSpecial(definition);
+  if (status.ok()) status = bpe->SetRoles(definition);
   if (!status.ok()) return status;
   return bpe;
 }
 
 absl::Status ByteLevelBpe::SetTokens(const BpeDefinition& definition, int64_t model_vocab_size) {
   absl::flat_hash_map<int32_t, const std::string*> token_of_id;
-  const auto add = [&](const std::string& token, int32_t id) -> absl::Status {
+  const auto add = [&](const char* file, const std::string& token, int32_t id) -> absl::Status {
     if (id < 0 || id >= model_vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat("token ", Quoted(token), " has id ", id,
-                                                     ", outside the model's vocabulary of ",
-                                                     model_vocab_size));
+      return Error(file, absl::StrCat("token ", Quoted(token), " has id ", id,
+                                      ", outside the model's vocabulary of ", model_vocab_size));
     }
     const auto [it, inserted] = token_of_id.try_emplace(id, &token);
     if (!inserted && *it->second != token) {
-      return absl::InvalidArgumentError(absl::StrCat("tokens ", Quoted(*it->second), " and ",
-                                                     Quoted(token), " share the id ", id));
+      return Error(file, absl::StrCat("tokens ", Quoted(*it->second), " and ", Quoted(token),
+                                      " share the id ", id));
     }
     return absl::OkStatus();
   };
   for (const auto& [token, id] : definition.vocab) {
-    absl::Status status = add(token, id);
+    absl::Status status = add(definition.vocab_file, token, id);
     if (!status.ok()) return status;
   }
   for (const AddedToken& token : definition.added) {
-    absl::Status status = add(token.content, token.id);
+    absl::Status status = add(token.file, token.content, token.id);
     if (!status.ok()) return status;
     const auto in_vocab = definition.vocab.find(token.content);
     if (in_vocab != definition.vocab.end() && in_vocab->second != token.id) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("added token ", Quoted(token.content), " has two ids"));
+      return Error(token.file,
+                   absl::StrCat("added token ", Quoted(token.content), " has the id ", token.id,
+                                ", but ", in_vocab->second, " in ", definition.vocab_file));
     }
   }
   const auto size = static_cast<int32_t>(token_of_id.size());
@@ -57,15 +69,19 @@ absl::Status ByteLevelBpe::SetTokens(const BpeDefinition& definition, int64_t mo
   for (int32_t id = 0; id < size; ++id) {
     const auto it = token_of_id.find(id);
     if (it == token_of_id.end()) {
-      return absl::InvalidArgumentError(absl::StrCat("no token has the id ", id, " of ", size));
+      return Error(definition.vocab_file, absl::StrCat("no token has the id ", id, " of ", size));
     }
     // A token with characters outside the alphabet stands for its own text.
     bytes_[static_cast<size_t>(id)] = BytesOfToken(*it->second).value_or(*it->second);
   }
+  return absl::OkStatus();
+}
+
+absl::Status ByteLevelBpe::SetBytes(const BpeDefinition& definition) {
   for (int byte = 0; byte < 256; ++byte) {
     const auto it = definition.vocab.find(CharacterOfByte(static_cast<uint8_t>(byte)));
     if (it == definition.vocab.end()) {
-      return absl::InvalidArgumentError(absl::StrCat("no token for the byte ", byte));
+      return Error(definition.vocab_file, absl::StrCat("no token for the byte ", byte));
     }
     id_of_byte_[static_cast<size_t>(byte)] = it->second;
   }
@@ -85,8 +101,9 @@ absl::Status ByteLevelBpe::SetMerges(const BpeDefinition& definition) {
     const auto product_it = definition.vocab.find(left + right);
     if (left.empty() || right.empty() || left_it == definition.vocab.end() ||
         right_it == definition.vocab.end() || product_it == definition.vocab.end()) {
-      return absl::InvalidArgumentError(absl::StrCat("merge of ", Quoted(left), " and ",
-                                                     Quoted(right), " needs an unknown token"));
+      return Error(definition.merges_file,
+                   absl::StrCat("merge of ", Quoted(left), " and ", Quoted(right),
+                                " needs a token that is not in ", definition.vocab_file));
     }
     merger_.AddRule(left_it->second, right_it->second, product_it->second);
   }
@@ -95,44 +112,47 @@ absl::Status ByteLevelBpe::SetMerges(const BpeDefinition& definition) {
 
 absl::Status ByteLevelBpe::SetSpecial(const BpeDefinition& definition) {
   special_.resize(bytes_.size());
-  absl::flat_hash_map<std::string, int32_t> added;
+  std::set<std::string> added;
   for (const AddedToken& token : definition.added) {
     if (token.content.empty() || token.content.size() > AddedTokenSplitter::kMaxContent) {
-      return absl::InvalidArgumentError(absl::StrCat("added token of ", token.content.size(),
-                                                     " bytes; 1 to ",
-                                                     AddedTokenSplitter::kMaxContent, " allowed"));
+      return Error(token.file,
+                   absl::StrCat("added token of ", token.content.size(), " bytes; 1 to ",
+                                AddedTokenSplitter::kMaxContent, " allowed"));
     }
-    if (!added.emplace(token.content, token.id).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("added token ", Quoted(token.content), " is there twice"));
+    if (!added.insert(token.content).second) {
+      return Error(token.file,
+                   absl::StrCat("added token ", Quoted(token.content), " is there twice"));
     }
     splitter_.Add(token);
     if (token.special) special_[static_cast<size_t>(token.id)] = true;
   }
-  absl::Status status;
-  const auto resolve = [&](const std::optional<std::string>& token, const char* role,
-                           std::optional<int32_t>* id) {
-    if (!token.has_value()) return;
-    const auto it = added.find(*token);
-    if (it != added.end()) {
-      *id = it->second;
-    } else {
-      status = absl::InvalidArgumentError(
-          absl::StrCat(role, " ", Quoted(*token), " is not a token of this vocabulary"));
-    }
-  };
-  resolve(definition.bos, "bos_token", &info_.bos_id);
-  resolve(definition.eos, "eos_token", &info_.eos_id);
-  resolve(definition.unk, "unk_token", &info_.unk_id);
   for (const auto* around : {&definition.prefix, &definition.suffix}) {
     for (const int32_t id : *around) {
       if (id < 0 || id >= info_.vocab_size) {
-        return absl::InvalidArgumentError(absl::StrCat("unknown special token id ", id));
+        return Error(definition.vocab_file, absl::StrCat("unknown special token id ", id));
       }
     }
   }
   prefix_ = definition.prefix;
   suffix_ = definition.suffix;
+  return absl::OkStatus();
+}
+
+absl::Status ByteLevelBpe::SetRoles(const BpeDefinition& definition) {
+  absl::Status status;
+  const auto resolve = [&](const std::optional<AddedToken>& role, const char* name,
+                           std::optional<int32_t>* id) {
+    if (!role.has_value()) return;
+    for (const AddedToken& token : definition.added) {
+      if (token.content == role->content) *id = token.id;
+    }
+    if (id->has_value()) return;
+    status.Update(Error(role->file, absl::StrCat(name, " ", Quoted(role->content),
+                                                 " is not a token of this vocabulary")));
+  };
+  resolve(definition.bos, "bos_token", &info_.bos_id);
+  resolve(definition.eos, "eos_token", &info_.eos_id);
+  resolve(definition.unk, "unk_token", &info_.unk_id);
   return status;
 }
 

@@ -20,22 +20,26 @@
 
 namespace fox {
 
-// As the files say it; tokens in the byte alphabet (byte_alphabet.h).
+// As the files say it; tokens in the byte alphabet (byte_alphabet.h). Errors open with the name of
+// the file at fault.
 struct BpeDefinition {
+  const char* vocab_file = "";
+  const char* merges_file = "";
   absl::flat_hash_map<std::string, int32_t> vocab;
   std::vector<std::pair<std::string, std::string>> merges;  // by rank
   std::vector<AddedToken> added;                            // may repeat tokens of `vocab`
-  bool add_prefix_space = false;        // a space before each text that does not start with one
-  bool use_regex = true;                // false: no pre-tokenizer, a text is one piece
-  bool ignore_merges = false;           // a piece that is a token as a whole is not merged
-  std::vector<int32_t> prefix, suffix;  // what add_special_tokens puts around a text
-  std::optional<std::string> bos, eos, unk;
+  bool add_prefix_space = false;            // a space before each text that does not start with one
+  bool use_regex = true;                    // false: no pre-tokenizer, a text is one piece
+  bool ignore_merges = false;               // a piece that is a token as a whole is not merged
+  std::vector<int32_t> prefix, suffix;      // what add_special_tokens puts around a text
+  std::optional<AddedToken> bos, eos, unk;  // their ids are not read
 };
 
 class ByteLevelBpe : public Tokenizer {
  public:
   // InvalidArgument: a token id twice, missing or not below `model_vocab_size`, a byte without
-  // token, a merge of or into an unknown token, an unknown special token.
+  // token, a merge of or into an unknown token, an unknown special token. The message names the
+  // file.
   static absl::StatusOr<std::unique_ptr<ByteLevelBpe>> Create(const BpeDefinition& definition,
                                                               int64_t model_vocab_size);
 
@@ -48,8 +52,10 @@ class ByteLevelBpe : public Tokenizer {
   ByteLevelBpe() = default;
 
   absl::Status SetTokens(const BpeDefinition& definition, int64_t model_vocab_size);
+  absl::Status SetBytes(const BpeDefinition& definition);
   absl::Status SetMerges(const BpeDefinition& definition);
   absl::Status SetSpecial(const BpeDefinition& definition);
+  absl::Status SetRoles(const BpeDefinition& definition);
   // Encodes text[begin, end), which holds no added token.
   void EncodePart(const std::string& text, size_t begin, size_t end,
                   BpeMerger::Workspace* workspace, std::vector<int32_t>* ids) const;

@@ -32,9 +32,10 @@ inline std::optional<int32_t> ReadId(const nlohmann::json& json) {
   return static_cast<int32_t>(id);
 }
 
-// A token as a string or as an object with content and flags; the id is not read.
-inline std::optional<AddedToken> ReadAddedToken(const nlohmann::json& json) {
+// A token of `file` as a string or as an object with content and flags; the id is not read.
+inline std::optional<AddedToken> ReadAddedToken(const nlohmann::json& json, const char* file) {
   AddedToken token;
+  token.file = file;
   if (json.is_string()) {
     token.content = json.get<std::string>();
     return token;

@@ -15,8 +15,8 @@ absl::StatusOr<std::unique_ptr<LongCrawl64Tokenizer>> LongCrawl64Tokenizer::Crea
     const BpeDefinition& definition, int64_t model_vocab_size) {
   for (const AddedToken& token : definition.added) {
     if (JsonEscape(token.content) != token.content || token.lstrip || token.rstrip) {
-      return absl::UnimplementedError(
-          absl::StrCat("JSONGPT2Tokenizer with the added token ", Quoted(token.content)));
+      return absl::UnimplementedError(absl::StrCat(
+          token.file, ": JSONGPT2Tokenizer with the added token ", Quoted(token.content)));
     }
   }
   absl::StatusOr<std::unique_ptr<ByteLevelBpe>> bpe =

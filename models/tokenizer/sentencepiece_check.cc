@@ -42,10 +42,13 @@ bool ReadPiece(ProtoWire wire, Piece* piece) {
   return !wire.malformed();
 }
 
+// What the library sees of a text that it reads as a C string.
+std::string UpToNul(const std::string& text) { return text.substr(0, text.find('\0')); }
+
 bool ReadTrainerSpec(ProtoWire wire, SentencePieceFile* file, Settings* settings) {
   while (wire.Next()) {
     if (wire.field() == 35 && wire.IsVarint()) file->byte_fallback = wire.varint() != 0;
-    if (wire.field() == 44 && wire.IsBytes()) file->unk_surface = wire.AsString();
+    if (wire.field() == 44 && wire.IsBytes()) file->unk_surface = UpToNul(wire.AsString());
     if (wire.field() == 46 && wire.IsBytes()) settings->bos_piece = wire.AsString();
     if (wire.field() == 47 && wire.IsBytes()) settings->eos_piece = wire.AsString();
   }
@@ -139,6 +142,7 @@ absl::Status CheckPieces(SentencePieceFile* file, const Settings& settings) {
       }
     }
   }
+  if (!IsValidUtf8(file->unk_surface)) return Error("unk_surface is not valid UTF-8");
   if (unknown_pieces != 1) return Error(absl::StrCat(unknown_pieces, " unknown pieces, not 1"));
   // Distinct and each of the form <0xHH>: 256 are all bytes.
   const size_t expected = file->byte_fallback ? 256 : 0;
@@ -165,10 +169,12 @@ absl::StatusOr<SentencePieceFile> CheckSentencePieceModel(const std::string& ser
   if (!ReadModel(serialized, &file, &settings)) return Error("not a sentencepiece model");
   absl::Status status = CheckPieces(&file, settings);
   if (!status.ok()) return status;
-  for (const std::string* charsmap : {&settings.charsmap, &settings.denormalizer_charsmap}) {
-    if (charsmap->empty()) continue;
-    status = CheckCharsMap(*charsmap);
-    if (!status.ok()) return status;
+  if (!settings.charsmap.empty()) status = CheckCharsMap(settings.charsmap);
+  if (!status.ok()) return status;
+  // It rewrites decoded text as a whole, across the ends of tokens.
+  if (!settings.denormalizer_charsmap.empty()) {
+    return absl::UnimplementedError(
+        "tokenizer.model: denormalizer_spec with a precompiled_charsmap is not supported");
   }
   for (Piece& piece : file.pieces) {  // decoding wants the byte itself
     if (piece.type == PieceType::kByte) {

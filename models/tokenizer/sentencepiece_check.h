@@ -42,8 +42,9 @@ struct SentencePieceFile {
 };
 
 // InvalidArgument: not a ModelProto; an empty, over-long, duplicate or ill-formed piece; a score
-// that is not finite; no or several unknown pieces; byte pieces that are not exactly 256; user
-// pieces that nest too deeply; a broken character map.
+// that is not finite; no or several unknown pieces, or an ill-formed unk_surface; byte pieces that
+// are not exactly 256; user pieces that nest too deeply; a broken character map. Unimplemented: a
+// character map for decoded text.
 absl::StatusOr<SentencePieceFile> CheckSentencePieceModel(const std::string& serialized);
 
 // A precompiled_charsmap: uint32 size of the trie, a double array of uint32 units, then

@@ -4,30 +4,34 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "models/error_text.h"
-#include "models/tokenizer/sentencepiece_check.h"
-#include "models/tokenizer/utf8.h"
 
 namespace fox {
 namespace {
 
 constexpr char kVisibleSpace[] = "\xE2\x96\x81";  // how a piece writes a space
 
-std::string BytesOfPiece(const Piece& piece, const std::string& unk_surface) {
+}  // namespace
+
+SentencePieceTokenizer::Token SentencePieceTokenizer::TokenOf(const Piece& piece,
+                                                              const std::string& unk_surface) {
   switch (piece.type) {
     case PieceType::kUnknown:
-      return unk_surface;
+      return {unk_surface};
     case PieceType::kControl:
+      return {piece.text, TokenKind::kText, true};
     case PieceType::kByte:
-      return piece.text;
-    default:
-      return absl::StrReplaceAll(piece.text, {{kVisibleSpace, " "}});
+      return {piece.text, TokenKind::kBytes};
+    default: {
+      const bool word = absl::StartsWith(piece.text, kVisibleSpace);
+      return {absl::StrReplaceAll(piece.text, {{kVisibleSpace, " "}}),
+              word ? TokenKind::kWord : TokenKind::kText};
+    }
   }
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::Create(
     const std::string& serialized, bool add_bos, int64_t model_vocab_size) {
@@ -54,9 +58,9 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
   info.unk_id = file->unk_id;
   info.strip_leading_space = file->add_dummy_prefix || file->remove_extra_whitespaces;
   info.strip_all_leading_spaces = file->remove_extra_whitespaces;
+  info.replacement = Utf8Replacement::kByte;
   for (const Piece& piece : file->pieces) {
-    tokenizer->tokens_.push_back(
-        {BytesOfPiece(piece, file->unk_surface), piece.type == PieceType::kControl});
+    tokenizer->tokens_.push_back(TokenOf(piece, file->unk_surface));
   }
   return tokenizer;
 }
@@ -79,6 +83,11 @@ std::string SentencePieceTokenizer::TokenBytes(int32_t id, bool skip_special) co
   if (id < 0 || id >= info_.vocab_size) return "";
   const Token& token = tokens_[static_cast<size_t>(id)];
   return skip_special && token.control ? std::string() : token.bytes;
+}
+
+Tokenizer::TokenKind SentencePieceTokenizer::KindOf(int32_t id) const {
+  if (id < 0 || id >= info_.vocab_size) return TokenKind::kText;
+  return tokens_[static_cast<size_t>(id)].kind;
 }
 
 }  // namespace fox

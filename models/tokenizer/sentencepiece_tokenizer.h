@@ -1,6 +1,6 @@
 // SentencePieceTokenizer: a sentencepiece model, checked before the library sees it. Encoding is
-// the library's, decoding token by token is our own, equal to the library's for valid UTF-8. Read
-// sentencepiece_check.h next.
+// the library's; decoding, token by token in a TokenStream, is our own and equal to the library's
+// for any ids (control pieces skipped). Read sentencepiece_check.h next.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "models/tokenizer/sentencepiece_check.h"
 #include "models/tokenizer/sentencepiece_model.h"
 #include "models/tokenizer/tokenizer.h"
 
@@ -17,13 +18,15 @@ namespace fox {
 class SentencePieceTokenizer : public Tokenizer {
  public:
   // `serialized`: the bytes of a tokenizer.model. With `add_bos`, bos is what add_special_tokens
-  // puts in front, if the model has one.
+  // puts in front, if the model has one. InvalidArgument, Unimplemented: see
+  // CheckSentencePieceModel; also more pieces than `model_vocab_size`.
   static absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> Create(
       const std::string& serialized, bool add_bos, int64_t model_vocab_size);
 
   absl::StatusOr<std::vector<int32_t>> Encode(const std::string& text,
                                               bool add_special_tokens) const override;
   std::string TokenBytes(int32_t id, bool skip_special) const override;
+  TokenKind KindOf(int32_t id) const override;
   const Info& info() const override { return info_; }
 
  private:
@@ -31,8 +34,10 @@ class SentencePieceTokenizer : public Tokenizer {
 
   struct Token {
     std::string bytes;
+    TokenKind kind = TokenKind::kText;
     bool control = false;
   };
+  static Token TokenOf(const Piece& piece, const std::string& unk_surface);
 
   Info info_;
   bool add_bos_ = true;

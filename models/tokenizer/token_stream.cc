@@ -10,26 +10,33 @@ TokenStream::TokenStream(const Tokenizer& tokenizer, bool skip_special, bool at_
     : tokenizer_(tokenizer), skip_special_(skip_special), at_start_(at_text_start) {}
 
 std::string TokenStream::Push(int32_t id) {
+  std::string text;
+  const Tokenizer::TokenKind kind = tokenizer_.KindOf(id);
+  if (kind != Tokenizer::TokenKind::kBytes) Drain(true, &text);
   std::string bytes = tokenizer_.TokenBytes(id, skip_special_);
-  if (at_start_ && !bytes.empty()) {
+  if (at_start_) {
     const Tokenizer::Info& info = tokenizer_.info();
-    if (info.strip_leading_space && bytes[0] == ' ') bytes.erase(0, 1);
-    at_start_ = info.strip_all_leading_spaces && bytes.empty();
+    const bool strip = kind == Tokenizer::TokenKind::kWord && info.strip_leading_space;
+    if (strip) bytes.erase(0, 1);
+    at_start_ = bytes.empty() && (!strip || info.strip_all_leading_spaces);
   }
   pending_ += bytes;
-  return Drain(false);
+  Drain(false, &text);
+  return text;
 }
 
-std::string TokenStream::Finish() { return Drain(true); }
-
-std::string TokenStream::Drain(bool final) {
+std::string TokenStream::Finish() {
   std::string text;
-  if (tokenizer_.info().json_escaped) {
-    JsonUnescape(&pending_, final, &text);
-  } else {
-    DrainUtf8(&pending_, final, &text);
-  }
+  Drain(true, &text);
   return text;
+}
+
+void TokenStream::Drain(bool final, std::string* text) {
+  if (tokenizer_.info().json_escaped) {
+    JsonUnescape(&pending_, final, text);
+  } else {
+    DrainUtf8(&pending_, final, tokenizer_.info().replacement, text);
+  }
 }
 
 std::string Detokenize(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,

@@ -1,6 +1,9 @@
 // TokenStream: tokens in, text out, one request's worth. It emits only complete UTF-8 characters
-// (and, for LongCrawl64, complete JSON escapes, surrogate pairs joined); what is incomplete waits.
-// Invariant: the concatenation of all Push and Finish results is Detokenize of the same ids.
+// (and, for LongCrawl64, complete JSON escapes, surrogate pairs joined). What later tokens may
+// still complete is held back: at most 3 bytes, or 11 of an escape. Invariant: the concatenation of
+// all Push and Finish results is Detokenize of the same ids, for sentencepiece equal to what the
+// library decodes. A stream that continues a prompt cannot know bytes that the prompt left
+// incomplete.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +16,8 @@ namespace fox {
 // Not thread-safe. The tokenizer must outlive the stream.
 class TokenStream {
  public:
-  // `at_text_start`: the first token begins a text, so sentencepiece's leading space is dropped;
-  // false for the continuation of a prompt, where that space separates words.
+  // `at_text_start`: the first token begins a text, so the space of a first word is dropped; false
+  // for the continuation of a prompt, where that space separates words.
   TokenStream(const Tokenizer& tokenizer, bool skip_special, bool at_text_start = true);
 
   // Text that became complete with this token; may be empty.
@@ -23,7 +26,7 @@ class TokenStream {
   std::string Finish();
 
  private:
-  std::string Drain(bool final);
+  void Drain(bool final, std::string* text);
 
   const Tokenizer& tokenizer_;
   bool skip_special_;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "models/tokenizer/utf8.h"
 
 namespace fox {
 
@@ -27,6 +28,14 @@ class Tokenizer {
   // give "" when `skip_special`. Ids without a token give "": models pad their vocabulary.
   virtual std::string TokenBytes(int32_t id, bool skip_special) const = 0;
 
+  // How the bytes of a token join the text before them.
+  enum class TokenKind {
+    kBytes,  // may hold a part of a character, which the kBytes tokens next to it complete
+    kText,   // whole characters; a character that bytes before it left incomplete stays so
+    kWord,   // kText that opens with the space between two words
+  };
+  virtual TokenKind KindOf(int32_t /*id*/) const { return TokenKind::kBytes; }
+
   struct Info {
     std::string kind;  // "sentencepiece", "byte_level_bpe", "longcrawl64"
     int32_t vocab_size = 0;
@@ -34,16 +43,17 @@ class Tokenizer {
     // The wrapper's text is JSON-escaped: token bytes form escapes such as \u00e9, which
     // TokenStream undoes.
     bool json_escaped = false;
-    // sentencepiece writes a space before the first word; decoding drops it.
+    // At the start of a text the first kWord token loses its space.
     bool strip_leading_space = false;
-    // As the models do that also collapse spaces: as long as no text came, from each token anew.
+    // So does every further one until there is text (models that collapse spaces).
     bool strip_all_leading_spaces = false;
+    // What one U+FFFD stands for in decoded text.
+    Utf8Replacement replacement = Utf8Replacement::kSubpart;
   };
   virtual const Info& info() const = 0;
 };
 
-// The whole of `ids` as text: TokenStream from start to end; incomplete UTF-8 at the end becomes
-// U+FFFD.
+// The whole of `ids` as text, through a TokenStream; ill-formed UTF-8 becomes U+FFFD.
 std::string Detokenize(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
                        bool skip_special);
 

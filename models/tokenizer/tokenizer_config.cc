@@ -16,6 +16,8 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr JsonLimits kLimits = {size_t{16} << 20, 32, 2'000'000};
+constexpr char kConfigFile[] = "tokenizer_config.json";
+constexpr char kSpecialTokensFile[] = "special_tokens_map.json";
 
 absl::Status Error(const char* file, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(file, ": ", what));
@@ -27,7 +29,7 @@ absl::Status ReadRoles(const Json& json, const char* file, TokenizerConfig* conf
     if (it == json.end()) continue;
     std::optional<AddedToken> token;
     if (!it->is_null()) {
-      token = ReadAddedToken(*it);
+      token = ReadAddedToken(*it, file);
       if (!token.has_value()) return Error(file, absl::StrCat(role, " is not a token"));
       token->special = true;
     }
@@ -37,7 +39,7 @@ absl::Status ReadRoles(const Json& json, const char* file, TokenizerConfig* conf
   if (it == json.end() || it->is_null()) return absl::OkStatus();
   if (!it->is_array()) return Error(file, "additional_special_tokens is not a list");
   for (const Json& entry : *it) {
-    std::optional<AddedToken> token = ReadAddedToken(entry);
+    std::optional<AddedToken> token = ReadAddedToken(entry, file);
     if (!token.has_value()) return Error(file, "additional_special_tokens holds no token");
     token->special = true;
     config->additional.push_back(*token);
@@ -46,15 +48,14 @@ absl::Status ReadRoles(const Json& json, const char* file, TokenizerConfig* conf
 }
 
 absl::Status ReadAddedTokensDecoder(const Json& json, TokenizerConfig* config) {
-  constexpr char kFile[] = "tokenizer_config.json";
   const auto it = json.find("added_tokens_decoder");
   if (it == json.end() || it->is_null()) return absl::OkStatus();
-  if (!it->is_object()) return Error(kFile, "added_tokens_decoder is not an object");
+  if (!it->is_object()) return Error(kConfigFile, "added_tokens_decoder is not an object");
   for (const auto& [key, value] : it->items()) {
-    std::optional<AddedToken> token = ReadAddedToken(value);
+    std::optional<AddedToken> token = ReadAddedToken(value, kConfigFile);
     int32_t id = 0;
     if (!token.has_value() || !absl::SimpleAtoi(key, &id) || id < 0) {
-      return Error(kFile, absl::StrCat("added_tokens_decoder entry ", Quoted(key)));
+      return Error(kConfigFile, absl::StrCat("added_tokens_decoder entry ", Quoted(key)));
     }
     token->id = id;
     config->added.push_back(*token);
@@ -66,7 +67,7 @@ absl::Status ReadAddedTokens(const Json& json, TokenizerConfig* config) {
   for (const auto& [content, id] : json.items()) {
     const std::optional<int32_t> number = ReadId(id);
     if (!number.has_value()) {
-      return Error("added_tokens.json", absl::StrCat("id of ", Quoted(content)));
+      return Error(kAddedTokensFile, absl::StrCat("id of ", Quoted(content)));
     }
     config->added_ids[content] = *number;
   }
@@ -94,18 +95,18 @@ absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(const std::string& tokenize
                                                      const std::string& special_tokens_map,
                                                      const std::string& added_tokens) {
   TokenizerConfig config;
-  const absl::StatusOr<Json> main = ParseObject(tokenizer_config, "tokenizer_config.json");
+  const absl::StatusOr<Json> main = ParseObject(tokenizer_config, kConfigFile);
   if (!main.ok()) return main.status();
-  const absl::StatusOr<Json> special = ParseObject(special_tokens_map, "special_tokens_map.json");
+  const absl::StatusOr<Json> special = ParseObject(special_tokens_map, kSpecialTokensFile);
   if (!special.ok()) return special.status();
-  const absl::StatusOr<Json> added = ParseObject(added_tokens, "added_tokens.json");
+  const absl::StatusOr<Json> added = ParseObject(added_tokens, kAddedTokensFile);
   if (!added.ok()) return added.status();
 
   config.tokenizer_class = ReadString(*main, "tokenizer_class").value_or("");
   config.add_bos_token = ReadBool(*main, "add_bos_token");
   config.add_prefix_space = ReadBool(*main, "add_prefix_space");
-  absl::Status status = ReadRoles(*main, "tokenizer_config.json", &config);
-  if (status.ok()) status = ReadRoles(*special, "special_tokens_map.json", &config);
+  absl::Status status = ReadRoles(*main, kConfigFile, &config);
+  if (status.ok()) status = ReadRoles(*special, kSpecialTokensFile, &config);
   if (status.ok()) status = ReadAddedTokensDecoder(*main, &config);
   if (status.ok()) status = ReadAddedTokens(*added, &config);
   if (!status.ok()) return status;

@@ -12,6 +12,8 @@
 
 namespace fox {
 
+inline constexpr char kAddedTokensFile[] = "added_tokens.json";
+
 struct TokenizerConfig {
   std::string tokenizer_class;
   std::optional<bool> add_bos_token, add_prefix_space;
@@ -20,7 +22,7 @@ struct TokenizerConfig {
   std::map<std::string, std::optional<AddedToken>> roles;
   std::vector<AddedToken> additional;        // further special tokens, ids unknown
   std::vector<AddedToken> added;             // added_tokens_decoder, with ids
-  std::map<std::string, int32_t> added_ids;  // added_tokens.json
+  std::map<std::string, int32_t> added_ids;  // kAddedTokensFile
 };
 
 // The texts of the files; "" for a file that is not there. tokenizer_config.json has precedence

@@ -17,14 +17,15 @@ using Json = nlohmann::json;
 
 // Half a million tokens with as many merges are about two million values.
 constexpr JsonLimits kLimits = {size_t{64} << 20, 32, 20'000'000};
+constexpr char kFile[] = "tokenizer.json";
 
 absl::Status Malformed(const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat("tokenizer.json: ", what));
+  return absl::InvalidArgumentError(absl::StrCat(kFile, ": ", what));
 }
 
 absl::Status Unsupported(const char* part, const std::string& kind) {
   return absl::UnimplementedError(
-      absl::StrCat("tokenizer.json: ", part, " ", Quoted(kind), " is not supported"));
+      absl::StrCat(kFile, ": ", part, " ", Quoted(kind), " is not supported"));
 }
 
 bool IsSet(const Json& json, const char* key) {
@@ -119,7 +120,7 @@ absl::Status ReadAddedTokens(const Json& json, BpeDefinition* definition) {
   const Json& list = json.at("added_tokens");
   if (!list.is_array()) return Malformed("added_tokens is not a list");
   for (const Json& entry : list) {
-    std::optional<AddedToken> token = ReadAddedToken(entry);
+    std::optional<AddedToken> token = ReadAddedToken(entry, kFile);
     const bool has_id = entry.is_object() && entry.contains("id");
     const std::optional<int32_t> id = has_id ? ReadId(entry.at("id")) : std::nullopt;
     if (entry.is_object() && ReadFlag(entry, "single_word")) {
@@ -179,11 +180,12 @@ absl::Status ReadPostProcessor(const Json& json, BpeDefinition* definition) {
 
 absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
                                                  const TokenizerConfig& config) {
-  const absl::StatusOr<Json> parsed = ReadJson(text, kLimits, "tokenizer.json");
+  const absl::StatusOr<Json> parsed = ReadJson(text, kLimits, kFile);
   if (!parsed.ok()) return parsed.status();
   const Json& json = *parsed;
   if (!json.is_object()) return Malformed("not a JSON object");
   BpeDefinition definition;
+  definition.vocab_file = definition.merges_file = kFile;
   absl::Status status = ReadModel(json, &definition);
   if (!status.ok()) return status;
   if (IsSet(json, "normalizer")) {
@@ -194,10 +196,9 @@ absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
   if (status.ok()) status = ReadAddedTokens(json, &definition);
   if (status.ok()) status = ReadPostProcessor(json, &definition);
   if (!status.ok()) return status;
-  const auto role = [&config](const char* name) -> std::optional<std::string> {
+  const auto role = [&config](const char* name) -> std::optional<AddedToken> {
     const auto it = config.roles.find(name);
-    if (it == config.roles.end() || !it->second.has_value()) return std::nullopt;
-    return it->second->content;
+    return it == config.roles.end() ? std::nullopt : it->second;
   };
   definition.bos = role("bos_token");
   definition.eos = role("eos_token");

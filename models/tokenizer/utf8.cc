@@ -81,12 +81,14 @@ void AppendUtf8(uint32_t code_point, std::string* out) {
   }
 }
 
-void DrainUtf8(std::string* pending, bool final, std::string* out) {
+void DrainUtf8(std::string* pending, bool final, Utf8Replacement replacement, std::string* out) {
   size_t at = 0;
   while (at < pending->size()) {
     const Utf8Unit unit = NextUtf8(pending->data() + at, pending->size() - at);
     if (unit.kind == Utf8Kind::kIncomplete && !final) break;
-    AppendUtf8(unit.code_point, out);
+    // All bytes of a subpart but the first continue a character, so none of them starts one.
+    const bool one = unit.kind == Utf8Kind::kValid || replacement == Utf8Replacement::kSubpart;
+    for (size_t i = 0; i < (one ? 1 : unit.length); ++i) AppendUtf8(unit.code_point, out);
     at += unit.length;
   }
   pending->erase(0, at);

@@ -1,7 +1,6 @@
-// UTF-8: validation, decoding and U+FFFD replacement, the way the Unicode standard and Python's
-// errors="replace" do it: each maximal subpart of an ill-formed sequence becomes one U+FFFD.
-// Surrogates, overlong forms and code points above U+10FFFF are ill-formed. Read token_stream.h
-// next: it needs to know what is incomplete and what can never become valid.
+// UTF-8: validation, decoding and U+FFFD replacement. Surrogates, overlong forms and code points
+// above U+10FFFF are ill-formed. Read token_stream.h next: it needs to know what is incomplete and
+// what can never become valid.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +31,14 @@ bool IsValidUtf8(const std::string& text);
 // REQUIRES: `code_point` is not a surrogate and at most U+10FFFF.
 void AppendUtf8(uint32_t code_point, std::string* out);
 
-// Moves from the front of `pending` to `out` what further bytes cannot change, each ill-formed part
+// What one U+FFFD stands for.
+enum class Utf8Replacement {
+  kSubpart,  // a maximal subpart: the Unicode standard, Python's errors="replace"
+  kByte,     // a byte: sentencepiece
+};
+
+// Moves from the front of `pending` to `out` what further bytes cannot change, ill-formed sequences
 // replaced by U+FFFD. At most 3 bytes stay behind; none when `final`.
-void DrainUtf8(std::string* pending, bool final, std::string* out);
+void DrainUtf8(std::string* pending, bool final, Utf8Replacement replacement, std::string* out);
 
 }  // namespace fox

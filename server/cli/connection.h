@@ -1,5 +1,5 @@
 // Connection: what every fox-cli command shares: where the server is, how long to wait, how an
-// error is told. Read generate_command.cc next.
+// error is reported. Read generate_command.cc next.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/tools/flag_set.h"
+#include "engine/flags/flag_set.h"
 #include "google/protobuf/message.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"

@@ -31,7 +31,7 @@ void Register(GenerateFlags* f, FlagSet* set) {
   set->Double("min-p", "X", "least relative probability", 0, 1, &f->min_p);
   set->Double("repetition-penalty", "X", "over prompt and generated tokens", 0, 100,
               &f->repetition_penalty);
-  set->Int("seed", "N", "makes the tokens repeatable", 0, INT64_MAX, &f->seed);
+  set->Int("seed", "N", "of the random numbers", 0, INT64_MAX, &f->seed);
   set->Int("n", "N", "completions", 1, 16, &f->n);
   set->Group("End");
   set->Int("max-tokens", "N", "most tokens to generate", 1, INT32_MAX, &f->max_tokens);

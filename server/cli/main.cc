@@ -59,6 +59,6 @@ int Main(const std::vector<std::string>& arguments) {
 }  // namespace fox::cli
 
 int main(int argc, char** argv) {
-  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);  // errors are told in one line, by us
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);  // errors are reported on one line
   return fox::cli::Main(std::vector<std::string>(argv + 1, argv + argc));
 }

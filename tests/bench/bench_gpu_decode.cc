@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "tests/bench/decode_slots.h"
+#include "tests/engine/graph_replay.h"
 
 namespace fox {
 namespace {
@@ -103,9 +104,9 @@ absl::Status MeasureIdle(BenchSession& session, BenchModel& model, Pipeline& seq
   auto seconds = sequences.Run(1, 4 * session.flags.repeat);
   if (!seconds.ok()) return seconds.status();
   const Summary step = Summarize(*std::move(seconds));
-  if (absl::Status s = model.runner->ReplayLastGraph(kReplays); !s.ok()) return s;
+  if (absl::Status s = GraphReplay::Run(*model.runner, kReplays); !s.ok()) return s;
   const double start = Now();
-  if (absl::Status s = model.runner->ReplayLastGraph(kReplays); !s.ok()) return s;
+  if (absl::Status s = GraphReplay::Run(*model.runner, kReplays); !s.ok()) return s;
   const double busy = (Now() - start) / kReplays;
   const double idle = std::max(0.0, 1 - busy / step.median);
   session.report.Row(

@@ -20,15 +20,15 @@ absl::Status BenchMemory(BenchSession& session) {
       position = context;
       const double unpruned =
           static_cast<double>(shape.lists_per_slot() * PagesFor(context)) * page;
-      const double live = static_cast<double>(stats->live_pages) * page;
+      const double live = static_cast<double>(stats->live_pages()) * page;
       const double peak = static_cast<double>(stats->peak_pages) * page;
       session.report.Row(absl::StrFormat("%7d  %-9s %11d %11.2f %11.2f %10.1f%%", context,
-                                         NameOf(mode), stats->live_pages, live / (1 << 20),
+                                         NameOf(mode), stats->live_pages(), live / (1 << 20),
                                          peak / (1 << 20), 100 * live / unpruned),
                          {{"bench", "memory"},
                           {"context", context},
                           {"acp", NameOf(mode)},
-                          {"live_pages", stats->live_pages},
+                          {"live_pages", stats->live_pages()},
                           {"live_bytes", live},
                           {"peak_bytes", peak},
                           {"unpruned_bytes", unpruned},

@@ -12,7 +12,7 @@ struct PrefillRun {
   Summary seconds;
   OpSeconds ops;     // of all measured runs; of one more run where timing would disturb
   double total = 0;  // seconds of those runs
-  SlotStats stats;
+  AcpStats stats;
 };
 
 absl::StatusOr<PrefillRun> Measure(const BenchSession& session, BenchModel& model, int64_t length) {
@@ -75,7 +75,7 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
        {"speedup_over_off", gain},
        {"blocks_total", run.stats.blocks_total},
        {"blocks_pruned", run.stats.blocks_pruned},
-       {"live_bytes", static_cast<double>(run.stats.live_pages) * page},
+       {"live_bytes", static_cast<double>(run.stats.live_pages()) * page},
        {"peak_bytes", static_cast<double>(run.stats.peak_pages) * page},
        {"unpruned_bytes", static_cast<double>(run.stats.pages_allocated) * page},
        {"shares", SharesJson(run.ops, run.total)}});

@@ -11,6 +11,7 @@
 #include "engine/tools/text_tokens.h"
 #include "models/checkpoint.h"
 #include "tests/bench/gpu_machine.h"
+#include "tests/bench/wall_clock.h"
 
 namespace fox {
 namespace {
@@ -202,8 +203,8 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences, i
   options.acp = mode;
   options.enforce_eager = flags.model.enforce_eager;
   options.kv_dtype = dtype;
-  options.max_slots = static_cast<int32_t>(sequences);
-  options.max_batch_tokens = std::max(flags.model.chunk, sequences);
+  options.max_num_seqs = static_cast<int32_t>(sequences);
+  options.max_num_batched_tokens = std::max(flags.model.chunk, sequences);
   options.max_logit_rows = sequences;
   options.max_model_len = std::max(max_len, limit);
   const PagedKvShape shape = CacheShape(config, options);
@@ -217,7 +218,8 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences, i
   }
   options.num_pages = static_cast<int>(pages);
   BenchModel model;
-  auto clock = on_gpu ? MakeGpuClock(*backend->ops) : MakeWallClock();
+  std::unique_ptr<OpClock> clock =
+      on_gpu ? MakeGpuClock(*backend->ops) : std::make_unique<WallClock>();
   auto timed = std::make_unique<TimedOps>(std::move(backend->ops), std::move(clock));
   timed->set_timing(!on_gpu);
   model.ops = timed.get();
@@ -252,10 +254,10 @@ absl::StatusOr<BenchSession> OpenSession(const BenchFlags& flags) {
   return session;
 }
 
-absl::StatusOr<SlotStats> Prefill(const BenchSession& session, BenchModel& model, int32_t slot,
-                                  int64_t position, int64_t count) {
+absl::StatusOr<AcpStats> Prefill(const BenchSession& session, BenchModel& model, int32_t slot,
+                                 int64_t position, int64_t count) {
   ModelRunner& runner = *model.runner;
-  SlotStats stats;
+  AcpStats stats;
   int in_flight = 0;
   const auto collect = [&]() -> absl::Status {
     const auto result = runner.Collect();

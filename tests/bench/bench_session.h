@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/timed_ops.h"
 #include "engine/tools/eval_command.h"
 #include "tests/bench/machine_peaks.h"
 #include "tests/bench/measurement.h"
-#include "tests/bench/timed_ops.h"
 
 namespace fox {
 
@@ -65,8 +65,8 @@ absl::StatusOr<BenchSession> OpenSession(const BenchFlags& flags);
 // Appends `count` tokens of the text to `slot` at `position` in chunks, as many in flight as the
 // runner takes, wanting the last row's logits, or a token sampled from them where the runner
 // samples. Returns the slot's counters afterwards.
-absl::StatusOr<SlotStats> Prefill(const BenchSession& session, BenchModel& model, int32_t slot,
-                                  int64_t position, int64_t count);
+absl::StatusOr<AcpStats> Prefill(const BenchSession& session, BenchModel& model, int32_t slot,
+                                 int64_t position, int64_t count);
 
 absl::Status BenchPrefill(BenchSession& session);
 absl::Status BenchDecode(BenchSession& session);

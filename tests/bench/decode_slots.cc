@@ -43,11 +43,11 @@ double DecodeSlots::MeanPosition(size_t batch) const {
 
 void DecodeSlots::Collect(const StepResult& result, size_t batch, bool count) {
   for (size_t slot = 0; slot < batch; ++slot) {
-    const SlotStats& now = result.stats[slot];
+    const AcpStats& now = result.stats[slot];
     if (count) {
       visited_ += now.blocks_total - now.blocks_pruned -
                   (stats_[slot].blocks_total - stats_[slot].blocks_pruned);
-      live_ += now.live_pages;
+      live_ += now.live_pages();
     }
     stats_[slot] = now;
   }

@@ -46,7 +46,7 @@ class DecodeSlots {
   const BenchSession& session_;
   BenchModel& model_;
   std::vector<int64_t> position_;
-  std::vector<SlotStats> stats_;
+  std::vector<AcpStats> stats_;
   int64_t visited_ = 0, live_ = 0;
 };
 

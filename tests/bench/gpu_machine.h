@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "engine/timed_ops.h"
 #include "tests/bench/machine_peaks.h"
-#include "tests/bench/timed_ops.h"
 
 namespace fox {
 

@@ -72,11 +72,11 @@ TOOLS = {
         "--kernel-name-exclude", "kns=prefill_sm90_cu",
         # Bounds the engine's run; the kernels' own cases launch fewer.
         "--launch-count", "1500",
-        # Of a block, at most: two for each of the 16 stages of linear/gemv.cu. Barriers that a loop
-        # initialises are not counted automatically.
+        # Of a block, at most: two for each of the 16 stages of linear/small_batch_gemm.cu. Barriers
+        # that a loop initialises are not counted automatically.
         "--num-cuda-barriers", "32",
-        # That a barrier waits for the bytes of a bulk copy is not modelled: what linear/gemv.cu
-        # reads of its weights would be reported.
+        # That a barrier waits for the bytes of a bulk copy is not modelled: what
+        # linear/small_batch_gemm.cu reads of its weights would be reported.
         "--check-bulk-copy", "no",
     ],
     "memcheck": [],

@@ -257,7 +257,7 @@ TEST_F(GenerateTest, SpecialFloatsAreAnsweredByRange) {
 }
 
 TEST(GenerateWithoutTokenizerTest, IdsOnly) {
-  TestServerOptions options;
+  TestCoreOptions options;
   options.with_tokenizer = false;
   TestServer server(options);
   v1::GenerateRequest request = GreedyRequest("x", 4);

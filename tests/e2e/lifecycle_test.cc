@@ -130,7 +130,7 @@ TEST(LifecycleTest, StopEndsWhatOutlivesTheGraceWithUnavailable) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
-TEST(LifecycleTest, StopInAHurryDoesNotWait) {
+TEST(LifecycleTest, AForcedStopDoesNotWait) {
   TestServer server;
   server.script->step_delay_us = 10000;
   grpc::ClientContext context;

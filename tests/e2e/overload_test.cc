@@ -49,9 +49,9 @@ class BackgroundStream {
 };
 
 TEST(OverloadTest, FullQueueIsRefusedQuicklyWithADelay) {
-  TestServerOptions options;
-  options.max_slots = 1;
-  options.max_queued_requests = 2;
+  TestCoreOptions options;
+  options.max_num_seqs = 1;
+  options.max_num_queued_reqs = 2;
   TestServer server(options);
   server.script->step_delay_us = 5000;
   BackgroundStream running(server, GreedyRequest("run", 1000));
@@ -87,9 +87,9 @@ TEST(OverloadTest, FullQueueIsRefusedQuicklyWithADelay) {
 }
 
 TEST(OverloadTest, AllSequencesOfACallAreTakenOrNone) {
-  TestServerOptions options;
-  options.max_slots = 1;
-  options.max_queued_requests = 2;
+  TestCoreOptions options;
+  options.max_num_seqs = 1;
+  options.max_num_queued_reqs = 2;
   TestServer server(options);
   server.script->step_delay_us = 5000;
   v1::GenerateRequest request = GreedyRequest("many", 100);
@@ -127,8 +127,8 @@ TEST(OverloadTest, CancelFreesPagesWithinTwoSteps) {
 }
 
 TEST(OverloadTest, DeadlineCoversQueueAndRun) {
-  TestServerOptions options;
-  options.max_slots = 1;
+  TestCoreOptions options;
+  options.max_num_seqs = 1;
   TestServer server(options);
   server.script->step_delay_us = 5000;
   BackgroundStream running(server, GreedyRequest("run", 3000));

@@ -8,8 +8,12 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
+#include <map>
 #include <string>
 #include <vector>
+
+#include "nlohmann/json.hpp"
 
 namespace fox {
 namespace {
@@ -106,6 +110,7 @@ TEST(ProcessTest, WrongFlagsAndModelsExitWith78AndOneLine) {
       {kBin + "fox-server", "--modle", kDemo},
       {kBin + "fox-server", "--model", kDemo, "--grpc-port=70000"},
       {kBin + "fox-server", "--model", kDemo, "--host=0.0.0.0"},
+      {kBin + "fox-server", "--model", kDemo, "--log-tolerance=0"},  // would permit to drop all
       {kBin + "fox-server", "--model", "no-such-directory"},
       {kBin + "fox-server", "--check-model", kDemo + "/config.json"},
   };
@@ -151,6 +156,48 @@ TEST(ProcessTest, ServesTheDemoModelAndStopsOnSigterm) {
   EXPECT_THAT(output, HasSubstr("INVALID_ARGUMENT: acp.log_tolerance"));
   server.Signal(SIGTERM);
   EXPECT_EQ(server.Wait(), 0) << server.output;
+}
+
+TEST(ProcessTest, ATraceLoadsWhateverEndsTheServer) {
+  const std::string path = ::testing::TempDir() + "/process_test_trace.json";
+  for (const int signal : {SIGTERM, SIGKILL}) {
+    Process server(ServerCommand({"--trace=" + path, "--log-level=debug"}));
+    ASSERT_TRUE(server.ReadUntil("listening on "));
+    std::string output;
+    EXPECT_EQ(Finish({kBin + "fox-cli", "generate", "Once upon a time", "--max-tokens=20",
+                      "--ignore-eos", "--target=" + TargetOf(server)},
+                     &output),
+              0);
+    Process client({kBin + "fox-cli", "generate", "Once", "--max-tokens=60000", "--ignore-eos",
+                    "--target=" + TargetOf(server)});
+    ASSERT_TRUE(client.ReadUntil("\n"));
+    server.Signal(signal);
+    if (signal == SIGTERM) {
+      ASSERT_TRUE(server.ReadUntil("shutting down"));
+      server.Signal(SIGTERM);  // ends the long request
+    }
+    server.Wait();
+    EXPECT_THAT(server.output, HasSubstr("tokens 0+"));  // a plan in the log
+
+    std::map<std::string, int> names;
+    int64_t tokens = 0;
+    std::ifstream file(path);
+    const nlohmann::json trace = nlohmann::json::parse(file);
+    for (const nlohmann::json& event : trace.at("traceEvents")) {
+      const std::string name = event.at("name");
+      ++names[name.rfind("step ", 0) == 0 ? "step" : name];
+      if (name == "submit") tokens += event.at("args").at("tokens").get<int64_t>();
+    }
+    EXPECT_GE(names["step"], 20);
+    EXPECT_GE(tokens, 20);
+    EXPECT_EQ(names["collect"], names["step"]);
+    EXPECT_GT(names["attention"], 20);
+    // Each begin and each end of the requests that ended.
+    const int requests = signal == SIGTERM ? 2 : 1;
+    for (const char* phase : {"request", "queued", "prefill", "decode"}) {
+      EXPECT_EQ(names[phase], 2 * requests) << phase;
+    }
+  }
 }
 
 TEST(ProcessTest, ASecondSignalEndsTheDrain) {

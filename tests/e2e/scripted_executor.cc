@@ -42,9 +42,9 @@ absl::StatusOr<StepResult> ScriptedExecutor::Execute(const StepPlan& plan) {
       ++row;
     }
     result.sampled.emplace_back(SampledToken{});
-    SlotStats stats;
-    stats.live_pages = PagesFor(tokens_[sequence.slot]) * limits_.lists_per_slot;
-    stats.pages_allocated = stats.peak_pages = stats.live_pages;
+    AcpStats stats;
+    stats.pages_allocated = PagesFor(tokens_[sequence.slot]) * limits_.lists_per_slot;
+    stats.peak_pages = stats.pages_allocated;
     result.stats.push_back(stats);
   }
   result.free_pages = limits_.num_pages;

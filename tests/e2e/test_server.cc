@@ -2,44 +2,16 @@
 #include "tests/e2e/test_server.h"
 
 #include <chrono>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/stubs/logging.h"
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
-#include "server/log.h"
 
 namespace fox {
 
-TestServer::TestServer(const TestServerOptions& options) {
-  ConfigureLog(LogLevel::kError, LogFormat::kText);
+TestServer::TestServer(const TestCoreOptions& options) : TestCore(options) {
   google::protobuf::SetLogHandler(nullptr);  // malformed requests are sent on purpose
-  ExecutorLimits limits;
-  limits.num_pages = 4096;
-  limits.lists_per_slot = 2;
-  limits.max_slots = options.max_slots;
-  limits.max_model_len = options.max_model_len;
-  limits.max_batch_tokens = 256;
-  limits.max_logit_rows = 256;
-  limits.vocab_size = CharacterTokenizer::kVocabSize;
-  executor = std::make_unique<ScriptedExecutor>(limits, script);
-
-  ConversionContext context;
-  context.engine.acp = options.acp;
-  context.engine.max_queued_requests = options.max_queued_requests;
-  context.engine.eos_token_ids = {CharacterTokenizer::kEos};
-  context.limits = limits;
-  context.tokenizer = options.with_tokenizer ? &tokenizer : nullptr;
-  context.served_model_name = "scripted";
-  context.max_prompt_bytes = 64 << 10;
-  engine = std::make_unique<EngineThread>(std::make_unique<Engine>(context.engine, *executor));
-
-  ModelConfig model;
-  model.vocab_size = limits.vocab_size;
-  model.eos_token_ids = context.engine.eos_token_ids;
-  core = std::make_unique<ServerCore>(*engine, model, context,
-                                      ServerDescription{"0.0", "", "none", "f32", "f32"});
   absl::StatusOr<std::unique_ptr<GrpcServer>> started =
       GrpcServer::Start(*core, GrpcServerOptions(), nullptr);
   EXPECT_TRUE(started.ok()) << started.status();
@@ -48,10 +20,7 @@ TestServer::TestServer(const TestServerOptions& options) {
   inference = v1::Inference::NewStub(channel);
 }
 
-TestServer::~TestServer() {
-  server->Stop(0);
-  engine->Stop();
-}
+TestServer::~TestServer() { server->Stop(0); }
 
 std::shared_ptr<grpc::Channel> TestServer::Connect() const {
   grpc::ChannelArguments arguments;
@@ -62,43 +31,12 @@ std::shared_ptr<grpc::Channel> TestServer::Connect() const {
                                    grpc::InsecureChannelCredentials(), arguments);
 }
 
-bool TestServer::WaitIdle() {
-  for (int i = 0; i < 500; ++i) {
-    const EngineStats stats = engine->stats();
-    if (core->Idle() && stats.running == 0 && stats.waiting == 0 &&
-        stats.free_pages == stats.num_pages) {
-      return true;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return false;
-}
-
 v1::Load TestServer::Load() {
   grpc::ClientContext context;
   SetTimeout(&context);
   v1::Load load;
   EXPECT_TRUE(v1::Info::NewStub(channel)->GetLoad(&context, {}, &load).ok());
   return load;
-}
-
-v1::GenerateRequest GreedyRequest(const std::string& prompt, uint32_t max_tokens) {
-  v1::GenerateRequest request;
-  request.set_text(prompt);
-  request.mutable_sampling()->set_temperature(0);
-  request.mutable_stopping()->set_max_tokens(max_tokens);
-  return request;
-}
-
-std::string ExpectedText(const std::string& prompt, int tokens) {
-  int32_t last = static_cast<unsigned char>(prompt.back());
-  auto position = static_cast<int64_t>(prompt.size());  // of the last prompt token, after bos
-  std::string text;
-  for (int i = 0; i < tokens; ++i) {
-    last = ScriptedExecutor::NextToken(last, position++);
-    text.push_back(static_cast<char>(last));
-  }
-  return text;
 }
 
 StreamResult ReadStream(v1::Inference::Stub& stub, const v1::GenerateRequest& request,

@@ -1,5 +1,5 @@
-// TestServer: a whole server in the test's process: engine over a ScriptedExecutor, core, port on
-// loopback, and a channel to it.
+// TestServer: a whole server in the test's process: a TestCore, its port on loopback, and a channel
+// to it.
 #pragma once
 
 #include <memory>
@@ -13,44 +13,23 @@
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "server/grpc_server.h"
-#include "tests/e2e/character_tokenizer.h"
-#include "tests/e2e/scripted_executor.h"
+#include "tests/e2e/test_core.h"
 
 namespace fox {
 
-struct TestServerOptions {
-  int32_t max_slots = 4;
-  int64_t max_model_len = 4096;
-  int64_t max_queued_requests = 64;
-  bool with_tokenizer = true;
-  AcpMode acp = AcpMode::kCertified;
-};
-
-class TestServer {
+class TestServer : public TestCore {
  public:
-  explicit TestServer(const TestServerOptions& options = {});
+  explicit TestServer(const TestCoreOptions& options = {});
   ~TestServer();
 
   // A new connection; the window is small so that a reader that does not read is noticed soon.
   std::shared_ptr<grpc::Channel> Connect() const;
-  // Waits until nothing runs and every page is free; false after five seconds.
-  bool WaitIdle();
   v1::Load Load();
 
-  std::shared_ptr<ExecutorScript> script = std::make_shared<ExecutorScript>();
-  CharacterTokenizer tokenizer;
-  std::unique_ptr<ScriptedExecutor> executor;
-  std::unique_ptr<EngineThread> engine;
-  std::unique_ptr<ServerCore> core;
   std::unique_ptr<GrpcServer> server;
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::Inference::Stub> inference;
 };
-
-// A request for `max_tokens` greedy tokens after `prompt`.
-v1::GenerateRequest GreedyRequest(const std::string& prompt, uint32_t max_tokens);
-// What the scripted executor generates after bos and `prompt`.
-std::string ExpectedText(const std::string& prompt, int tokens);
 
 // A whole stream, joined.
 struct StreamResult {

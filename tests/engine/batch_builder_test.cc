@@ -20,7 +20,7 @@ PlannedSequence Planned(int32_t slot, std::vector<int32_t> token_ids,
   return planned;
 }
 
-TEST(BatchBuilder, SampleRowsHoldTheSamplePlan) {
+TEST(BatchBuilderTest, SampleRowsHoldTheSamplePlan) {
   CpuOps ops({DType::kF32, true, 1});
   BatchBuilder builder(ops, 16, 8, 16, 4);
   StepPlan plan;
@@ -59,7 +59,7 @@ TEST(BatchBuilder, SampleRowsHoldTheSamplePlan) {
   EXPECT_EQ(row.logits_processor.stops_from, 14u);
 }
 
-TEST(BatchBuilder, PaddingIsNotSampledFrom) {
+TEST(BatchBuilderTest, PaddingIsNotSampledFrom) {
   CpuOps ops({DType::kF32, true, 1});
   BatchBuilder builder(ops, 16, 8, 16, 4);
   StepPlan plan;
@@ -78,7 +78,7 @@ TEST(BatchBuilder, PaddingIsNotSampledFrom) {
   }
 }
 
-TEST(BatchBuilder, SmallBatchesAreFewShortSingleRows) {
+TEST(BatchBuilderTest, SmallBatchesAreFewShortSingleRows) {
   CpuOps ops({DType::kF32, true, 1});
   BatchBuilder builder(ops, 16, 8, 16, 8);
   std::vector<std::byte> staging(builder.bytes());
@@ -101,7 +101,7 @@ TEST(BatchBuilder, SmallBatchesAreFewShortSingleRows) {
 }
 
 // One copy of the report brings the pool's count and fault, which no Build touches.
-TEST(BatchBuilder, FreePagesLieInTheReport) {
+TEST(BatchBuilderTest, FreePagesLieInTheReport) {
   CpuOps ops({DType::kF32, true, 1});
   BatchBuilder builder(ops, 16, 8, 16, 4);
   *builder.outputs().free_pages = 77;
@@ -111,7 +111,7 @@ TEST(BatchBuilder, FreePagesLieInTheReport) {
   std::vector<std::byte> staging(builder.bytes(), std::byte{0xff});
   builder.Build(plan, 0, staging.data(), nullptr);
   std::vector<std::byte> copy(builder.output_buffer(),
-                              builder.output_buffer() + builder.report_bytes());
+                              builder.output_buffer() + builder.output_bytes());
   EXPECT_EQ(*builder.OutputsAt(copy.data()).free_pages, 77);
   copy.resize(BatchBuilder::kPoolBytes);
   EXPECT_EQ(*builder.OutputsAt(copy.data()).free_pages, 77);

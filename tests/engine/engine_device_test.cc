@@ -16,7 +16,7 @@ namespace {
 EngineConfig BaseConfig(const std::string& model) {
   EngineConfig config = GoldenConfig(model);
   config.device = "cuda";
-  config.max_num_batched_tokens = 512;
+  config.runner.max_num_batched_tokens = 512;
   return config;
 }
 
@@ -135,9 +135,9 @@ void ExpectSameBits(const StreamResults& got, const StreamResults& want) {
 TEST_P(DeviceEngine, GraphsChangeNoBit) {
   const std::vector<Request> requests = MakeRequests(9, GetParam().vocab, 41);
   EngineConfig config = BaseConfig(GetParam().model);
-  config.acp = GetParam().acp;
+  config.runner.acp = GetParam().acp;
   const StreamResults graphs = RunAll(config, requests, 2);
-  config.enforce_eager = true;
+  config.runner.enforce_eager = true;
   const StreamResults eager = RunAll(config, requests, 2);
   ExpectSameBits(graphs, eager);
   for (const auto& [id, result] : graphs) judged.graphs_equal &= Ids(result) == Ids(eager.at(id));
@@ -184,8 +184,8 @@ TEST_P(DeviceEngine, AnOverdrawnPoolIsUnavailable) {
 TEST_P(DeviceEngine, SchedulesChangeTiesOnly) {
   const std::vector<Request> requests = MakeRequests(12, GetParam().vocab, 42);
   EngineConfig config = BaseConfig(GetParam().model);
-  config.acp = GetParam().acp;
-  config.max_num_seqs = 1;
+  config.runner.acp = GetParam().acp;
+  config.runner.max_num_seqs = 1;
   const StreamResults solo = RunAll(config, requests, 0);
   const double rms = LogitRms(config, GetParam().vocab);
   struct Schedule {
@@ -197,8 +197,8 @@ TEST_P(DeviceEngine, SchedulesChangeTiesOnly) {
   int64_t preemptions = 0;
   for (const Schedule& s : {Schedule{16, 512, 16384, 0}, Schedule{3, 64, 8192, 3},
                             Schedule{8, 512, 512, 0}, Schedule{16, 100, 512, 2}}) {
-    config.max_num_seqs = s.seqs;
-    config.max_num_batched_tokens = s.batch_tokens;
+    config.runner.max_num_seqs = s.seqs;
+    config.runner.max_num_batched_tokens = s.batch_tokens;
     EngineConfig small = config;
     small.kv_cache_bytes = PoolBytes(config, s.pool_tokens);
     const StreamResults results = RunAll(small, requests, s.gap);
@@ -227,8 +227,8 @@ TEST_P(DeviceEngine, SamplesAreThoseOfTheHostsSampler) {
   std::vector<Request> sampled = on_device;
   for (Request& request : sampled) request.sampling.logprob_token_ids = {1};
   EngineConfig config = BaseConfig(GetParam().model);
-  config.acp = GetParam().acp;
-  config.max_num_seqs = 1;  // the same logits in both runs, bit for bit
+  config.runner.acp = GetParam().acp;
+  config.runner.max_num_seqs = 1;  // the same logits in both runs, bit for bit
   const StreamResults device = RunAll(config, on_device, 0);
   const StreamResults host = RunAll(config, sampled, 0);
   ASSERT_EQ(device.size(), host.size());

@@ -21,7 +21,7 @@ struct Variant {
 EngineConfig BaseConfig(const Variant& variant) {
   EngineConfig config = GoldenConfig(variant.model);
   config.dtype = variant.dtype;
-  config.acp = variant.acp;
+  config.runner.acp = variant.acp;
   config.plain_gemm = true;
   return config;
 }
@@ -60,14 +60,14 @@ StreamResults RunAll(const EngineConfig& config, const std::vector<Request>& req
   return results;
 }
 
-class Invariance : public ::testing::TestWithParam<Variant> {};
+class EngineInvarianceTest : public ::testing::TestWithParam<Variant> {};
 
-TEST_P(Invariance, TokensDoNotDependOnTheSchedule) {
+TEST_P(EngineInvarianceTest, TokensDoNotDependOnTheSchedule) {
   const Variant& variant = GetParam();
   const std::vector<Request> requests = MakeRequests(9, variant.vocab, 42);
   // The reference: one request at a time.
   EngineConfig config = BaseConfig(variant);
-  config.max_num_seqs = 1;
+  config.runner.max_num_seqs = 1;
   const auto solo = RunAll(config, requests, 0, 1);
 
   struct Schedule {
@@ -82,8 +82,8 @@ TEST_P(Invariance, TokensDoNotDependOnTheSchedule) {
        {Schedule{16, 512, 8192, 0, 2}, Schedule{4, 64, 8192, 3, 1}, Schedule{16, 37, 8192, 1, 2},
         Schedule{8, 512, 448, 0, 1}, Schedule{8, 512, 448, 0, 2}, Schedule{16, 100, 448, 2, 2}}) {
     config = BaseConfig(variant);
-    config.max_num_seqs = s.seqs;
-    config.max_num_batched_tokens = s.batch_tokens;
+    config.runner.max_num_seqs = s.seqs;
+    config.runner.max_num_batched_tokens = s.batch_tokens;
     config.kv_cache_bytes = PoolBytes(config, s.pool_tokens);
     const auto results = RunAll(config, requests, s.gap, s.depth);
     ASSERT_EQ(results.size(), solo.size());
@@ -105,7 +105,7 @@ TEST_P(Invariance, TokensDoNotDependOnTheSchedule) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Invariance,
+INSTANTIATE_TEST_SUITE_P(Models, EngineInvarianceTest,
                          ::testing::Values(Variant{"dev_pro_d64", "f32", 512},
                                            Variant{"dev_pro_d64", "bf16", 512},
                                            Variant{"dev_pro_d64", "f32", 512, AcpMode::kOff},

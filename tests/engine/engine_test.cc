@@ -22,9 +22,9 @@ FakeOptions Roomy() {
   FakeOptions options;
   options.limits.num_pages = 100;
   options.limits.lists_per_slot = 2;
-  options.limits.max_slots = 4;
+  options.limits.max_num_seqs = 4;
   options.limits.max_model_len = 500;
-  options.limits.max_batch_tokens = 128;
+  options.limits.max_num_batched_tokens = 128;
   options.limits.max_logit_rows = 32;
   options.limits.vocab_size = 50;
   return options;
@@ -203,8 +203,8 @@ TEST_P(EngineTest, MaxTokensIsClampedToTheContext) {
 
 TEST_P(EngineTest, CancelInEveryState) {
   FakeOptions fake = Roomy();
-  fake.limits.max_slots = 1;
-  fake.limits.max_batch_tokens = 64;
+  fake.limits.max_num_seqs = 1;
+  fake.limits.max_num_batched_tokens = 64;
   Start(fake);
   ASSERT_TRUE(engine_->Submit(MakeRequest(1, 300), 0).ok());  // mid-prefill
   ASSERT_TRUE(engine_->Submit(MakeRequest(2), 0).ok());       // queued
@@ -231,7 +231,7 @@ TEST_P(EngineTest, CancelInEveryState) {
 
 TEST_P(EngineTest, Deadlines) {
   FakeOptions fake = Roomy();
-  fake.limits.max_slots = 1;
+  fake.limits.max_num_seqs = 1;
   Start(fake);
   Request running = MakeRequest(1, 5, 400);
   running.queue_deadline = 2.0;  // met
@@ -279,7 +279,7 @@ TEST_P(EngineTest, SlowReadersPause) {
 
 TEST_P(EngineTest, PausedSequencesDoNotBlockOthersForever) {
   FakeOptions fake = Roomy();
-  fake.limits.max_slots = 1;
+  fake.limits.max_num_seqs = 1;
   Start(fake);
   Request slow = MakeRequest(1, 5, 10);
   slow.flow_window = 1;
@@ -316,7 +316,7 @@ TEST_P(EngineTest, NumericalFailureHitsOneRequestAlone) {
 
 TEST_P(EngineTest, ExecutorFailureEndsEverything) {
   FakeOptions fake = Roomy();
-  fake.limits.max_slots = 1;
+  fake.limits.max_num_seqs = 1;
   fake.fail_at_run = 2;
   Start(fake);
   ASSERT_TRUE(engine_->Submit(MakeRequest(1, 5, 50), 0).ok());
@@ -361,10 +361,10 @@ TEST_P(EngineTest, AnIdMayComeAgainWhileItsSurplusIsInFlight) {
 
 TEST_P(EngineTest, QueueLimitsAndDuplicates) {
   FakeOptions fake = Roomy();
-  fake.limits.max_slots = 1;
+  fake.limits.max_num_seqs = 1;
   EngineOptions options;
-  options.max_queued_requests = 2;
-  options.max_queued_tokens = 12;
+  options.max_num_queued_reqs = 2;
+  options.max_num_queued_tokens = 12;
   Start(fake, options);
   EXPECT_TRUE(engine_->Submit(MakeRequest(1), 0).ok());
   EXPECT_TRUE(absl::IsAlreadyExists(engine_->Submit(MakeRequest(1), 0)));

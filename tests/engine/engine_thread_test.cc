@@ -1,4 +1,4 @@
-// EngineThread: verdicts, sinks that call back, drain, stop, failure, and many threads at once
+// EngineThread: results, sinks that call back, drain, stop, failure, and many threads at once
 // (meant for the thread sanitizer too).
 #include "engine/engine_thread.h"
 
@@ -31,9 +31,9 @@ FakeOptions Options() {
   FakeOptions options;
   options.limits.num_pages = 60;
   options.limits.lists_per_slot = 2;
-  options.limits.max_slots = 8;
+  options.limits.max_num_seqs = 8;
   options.limits.max_model_len = 400;
-  options.limits.max_batch_tokens = 64;
+  options.limits.max_num_batched_tokens = 64;
   options.limits.max_logit_rows = 16;
   options.limits.vocab_size = 30;
   return options;
@@ -46,6 +46,16 @@ Request MakeRequest(RequestId id, int32_t max_tokens = 8) {
   request.sampling.temperature = 0.0f;
   request.stop.max_tokens = max_tokens;
   return request;
+}
+
+// Submits and waits for the engine's answer.
+absl::Status SubmitAndWait(EngineThread& thread, std::vector<Request> requests,
+                           const OutputSink& sink) {
+  const auto result = std::make_shared<std::promise<absl::Status>>();
+  std::future<absl::Status> future = result->get_future();
+  thread.Submit(std::move(requests), sink,
+                [result](const absl::Status& status) { result->set_value(status); });
+  return future.get();
 }
 
 // Collects one request's outputs.
@@ -85,7 +95,7 @@ void WaitUntil(const std::function<bool()>& condition) {
 }
 
 // With one step or two in flight.
-class EngineThreadDepth : public testing::TestWithParam<int> {
+class EngineThreadDepthTest : public testing::TestWithParam<int> {
  protected:
   static FakeOptions DepthOptions() {
     FakeOptions options = Options();
@@ -94,40 +104,40 @@ class EngineThreadDepth : public testing::TestWithParam<int> {
     return options;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Depths, EngineThreadDepth, testing::Values(1, 2));
+INSTANTIATE_TEST_SUITE_P(Depths, EngineThreadDepthTest, testing::Values(1, 2));
 
-TEST_P(EngineThreadDepth, RunsARequest) {
+TEST_P(EngineThreadDepthTest, RunsARequest) {
   Running running(DepthOptions());
   EXPECT_TRUE(running.thread.idle());
   Collector collector;
   const RequestId id = running.thread.NextId();
   EXPECT_NE(id, running.thread.NextId());
-  ASSERT_TRUE(running.thread.Submit(MakeRequest(id), collector.Sink()).ok());
+  ASSERT_TRUE(SubmitAndWait(running.thread, {MakeRequest(id)}, collector.Sink()).ok());
   EXPECT_TRUE(collector.Wait().status.ok());
   EXPECT_EQ(collector.tokens(), sim::RunReference(MakeRequest(id), {}, Options()).tokens);
   WaitUntil([&] { return running.thread.idle() && running.thread.stats().free_pages == 60; });
   EXPECT_EQ(running.thread.stats().finished, 1);
 }
 
-TEST(EngineThread, AnswersErrorsAndNeverCallsTheSink) {
+TEST(EngineThreadTest, AnswersErrorsAndNeverCallsTheSink) {
   Running running;
   const OutputSink never = [](const RequestOutput&) { ADD_FAILURE(); };
-  EXPECT_TRUE(absl::IsInvalidArgument(running.thread.Submit(Request(), never)));
+  EXPECT_TRUE(absl::IsInvalidArgument(SubmitAndWait(running.thread, {Request()}, never)));
   Collector collector;
   Request paused = MakeRequest(5, 100);
   paused.flow_window = 1;
-  ASSERT_TRUE(running.thread.Submit(paused, collector.Sink()).ok());
-  EXPECT_TRUE(absl::IsAlreadyExists(running.thread.Submit(MakeRequest(5), never)));
+  ASSERT_TRUE(SubmitAndWait(running.thread, {paused}, collector.Sink()).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(SubmitAndWait(running.thread, {MakeRequest(5)}, never)));
   running.thread.Cancel(5, absl::CancelledError("gone"));
   EXPECT_TRUE(absl::IsCancelled(collector.Wait().status));
 }
 
-TEST_P(EngineThreadDepth, AcknowledgementsWakeIt) {
+TEST_P(EngineThreadDepthTest, AcknowledgementsWakeIt) {
   Running running(DepthOptions());
   Collector collector;
   Request request = MakeRequest(1, 20);
   request.flow_window = 2;
-  ASSERT_TRUE(running.thread.Submit(request, collector.Sink()).ok());
+  ASSERT_TRUE(SubmitAndWait(running.thread, {request}, collector.Sink()).ok());
   for (size_t have = 2; have < 20; have += 2) {
     WaitUntil([&] { return collector.tokens().size() == have; });
     running.thread.Acknowledge(1, 2);
@@ -135,48 +145,71 @@ TEST_P(EngineThreadDepth, AcknowledgementsWakeIt) {
   EXPECT_EQ(collector.Wait().reason, FinishReason::kLength);
 }
 
-TEST(EngineThread, SinksMayCallBack) {
-  Running running;
-  std::promise<absl::Status> nested_verdict;
-  Collector nested;
+TEST(EngineThreadTest, TakesAllRequestsOfACallOrNone) {
+  EngineOptions engine_options;
+  engine_options.max_num_queued_reqs = 2;
+  Running running(Options(), engine_options);
+  const OutputSink never = [](const RequestOutput&) { ADD_FAILURE(); };
+  EXPECT_TRUE(absl::IsResourceExhausted(
+      SubmitAndWait(running.thread, {MakeRequest(1), MakeRequest(2), MakeRequest(3)}, never)));
+  EXPECT_TRUE(absl::IsAlreadyExists(
+      SubmitAndWait(running.thread, {MakeRequest(4), MakeRequest(4)}, never)));
+  WaitUntil([&] { return running.thread.idle(); });
+  EXPECT_EQ(running.thread.stats().generated_tokens, 0);
+
+  // The ids of refused ones are free again, and the outputs of both come after the result.
+  std::vector<std::string> events;
   std::promise<void> done;
-  ASSERT_TRUE(running.thread
-                  .Submit(MakeRequest(1),
-                          [&](const RequestOutput& output) {
-                            running.thread.Acknowledge(1, 1);
-                            if (!output.finish) return;
-                            running.thread.Cancel(1, absl::OkStatus());
-                            nested_verdict.set_value(
-                                running.thread.Submit(MakeRequest(1), nested.Sink()));
-                            EXPECT_FALSE(running.thread.idle());
-                            done.set_value();
-                          })
-                  .ok());
-  EXPECT_TRUE(nested_verdict.get_future().get().ok());
+  running.thread.Submit(
+      {MakeRequest(1), MakeRequest(4)},
+      [&](const RequestOutput& output) {
+        if (output.finish) events.push_back("finish " + std::to_string(output.id));
+        if (events.size() == 3) done.set_value();
+      },
+      [&](const absl::Status& status) { events.push_back(status.ok() ? "taken" : "refused"); });
   done.get_future().get();
-  // The cancellation of the ended request may reach its namesake: either end is an end.
-  EXPECT_TRUE(nested.Wait().status.ok());
+  EXPECT_EQ(events, (std::vector<std::string>{"taken", "finish 1", "finish 4"}));
 }
 
-TEST(EngineThread, DeadlinesFireWhileNothingRuns) {
+TEST(EngineThreadTest, SinksMayCallBack) {
+  Running running;
+  std::promise<absl::Status> nested_result;
+  Collector nested;
+  std::promise<void> done;
+  ASSERT_TRUE(SubmitAndWait(running.thread, {MakeRequest(1)}, [&](const RequestOutput& output) {
+                running.thread.Acknowledge(1, 1);
+                if (!output.finish) return;
+                running.thread.Cancel(1, absl::OkStatus());
+                running.thread.Submit({MakeRequest(1)}, nested.Sink(),
+                                      [&](const absl::Status& s) { nested_result.set_value(s); });
+                EXPECT_FALSE(running.thread.idle());
+                done.set_value();
+              }).ok());
+  EXPECT_TRUE(nested_result.get_future().get().ok());
+  done.get_future().get();
+  EXPECT_TRUE(nested.Wait().status.ok());
+  EXPECT_EQ(nested.tokens(), sim::RunReference(MakeRequest(1), {}, Options()).tokens);
+}
+
+TEST(EngineThreadTest, DeadlinesFireWhileNothingRuns) {
   Running running;
   Collector collector;
   Request request = MakeRequest(1, 100);
   request.flow_window = 1;
   request.deadline = running.thread.Now() + 0.05;
-  ASSERT_TRUE(running.thread.Submit(request, collector.Sink()).ok());
+  ASSERT_TRUE(SubmitAndWait(running.thread, {request}, collector.Sink()).ok());
   EXPECT_TRUE(absl::IsDeadlineExceeded(collector.Wait().status));
 }
 
-TEST_P(EngineThreadDepth, DrainRefusesNewRequestsOnly) {
+TEST_P(EngineThreadDepthTest, DrainRefusesNewRequestsOnly) {
   Running running(DepthOptions());
   Collector collector;
   Request request = MakeRequest(1, 20);
   request.flow_window = 10;
-  ASSERT_TRUE(running.thread.Submit(request, collector.Sink()).ok());
+  ASSERT_TRUE(SubmitAndWait(running.thread, {request}, collector.Sink()).ok());
   running.thread.Drain();
   EXPECT_TRUE(running.thread.draining());
-  EXPECT_TRUE(absl::IsUnavailable(running.thread.Submit(MakeRequest(2), nullptr)));
+  EXPECT_TRUE(absl::IsUnavailable(SubmitAndWait(running.thread, {MakeRequest(2)}, nullptr)));
   EXPECT_FALSE(running.thread.idle());
   WaitUntil([&] { return collector.tokens().size() == 10; });
   running.thread.Acknowledge(1, 10);
@@ -184,33 +217,33 @@ TEST_P(EngineThreadDepth, DrainRefusesNewRequestsOnly) {
   WaitUntil([&] { return running.thread.idle(); });
 }
 
-TEST_P(EngineThreadDepth, StopEndsAllWithUnavailable) {
+TEST_P(EngineThreadDepthTest, StopEndsAllWithUnavailable) {
   Running running(DepthOptions());
   Collector paused;
   Request request = MakeRequest(1, 100);
   request.flow_window = 1;
-  ASSERT_TRUE(running.thread.Submit(request, paused.Sink()).ok());
+  ASSERT_TRUE(SubmitAndWait(running.thread, {request}, paused.Sink()).ok());
   running.thread.Stop();
   EXPECT_TRUE(absl::IsUnavailable(paused.Wait().status));
-  EXPECT_TRUE(absl::IsUnavailable(running.thread.Submit(MakeRequest(2), nullptr)));
+  EXPECT_TRUE(absl::IsUnavailable(SubmitAndWait(running.thread, {MakeRequest(2)}, nullptr)));
   EXPECT_TRUE(running.thread.idle());
   EXPECT_EQ(running.executor.free_pages(), 60);
   running.thread.Stop();  // again is harmless
 }
 
-TEST_P(EngineThreadDepth, AfterAFailureEverythingIsUnavailable) {
+TEST_P(EngineThreadDepthTest, AfterAFailureEverythingIsUnavailable) {
   FakeOptions options = DepthOptions();
   options.fail_at_run = 3;
   Running running(options);
   Collector collector;
-  ASSERT_TRUE(running.thread.Submit(MakeRequest(1, 100), collector.Sink()).ok());
+  ASSERT_TRUE(SubmitAndWait(running.thread, {MakeRequest(1, 100)}, collector.Sink()).ok());
   EXPECT_TRUE(absl::IsUnavailable(collector.Wait().status));
   EXPECT_FALSE(running.thread.fatal().ok());
-  EXPECT_TRUE(absl::IsUnavailable(running.thread.Submit(MakeRequest(2), nullptr)));
+  EXPECT_TRUE(absl::IsUnavailable(SubmitAndWait(running.thread, {MakeRequest(2)}, nullptr)));
   WaitUntil([&] { return running.thread.idle(); });
 }
 
-TEST(EngineThread, HeartbeatGoesOnWhenIdle) {
+TEST(EngineThreadTest, HeartbeatGoesOnWhenIdle) {
   Running running;
   for (int i = 0; i < 5; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(60));
@@ -231,24 +264,44 @@ class HangingExecutor : public FakeExecutor {
   std::promise<void> gate;
 };
 
-TEST_P(EngineThreadDepth, HeartbeatStopsWhenAStepHangs) {
+TEST_P(EngineThreadDepthTest, HeartbeatStopsWhenAStepHangs) {
   HangingExecutor executor(DepthOptions());
   EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
   Collector collector;
-  ASSERT_TRUE(thread.Submit(MakeRequest(1), collector.Sink()).ok());
+  ASSERT_TRUE(SubmitAndWait(thread, {MakeRequest(1)}, collector.Sink()).ok());
   WaitUntil([&] { return thread.HeartbeatAge() > 0.3; });
   executor.gate.set_value();
   EXPECT_TRUE(collector.Wait().status.ok());
   WaitUntil([&] { return thread.HeartbeatAge() < 0.2; });
 }
 
-TEST_P(EngineThreadDepth, EightThreadsSubmitAndCancel) {
+TEST_P(EngineThreadDepthTest, SubmitDoesNotWaitForAStep) {
+  HangingExecutor executor(DepthOptions());
+  EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
+  Collector first, second;
+  ASSERT_TRUE(SubmitAndWait(thread, {MakeRequest(1)}, first.Sink()).ok());
+  WaitUntil([&] { return thread.HeartbeatAge() > 0.2; });  // the step hangs
+  std::atomic<bool> answered{false};
+  thread.Submit({MakeRequest(2)}, second.Sink(), [&](const absl::Status& status) {
+    EXPECT_TRUE(status.ok());
+    answered = true;
+  });
+  EXPECT_FALSE(answered);
+  EXPECT_FALSE(thread.idle());
+  executor.gate.set_value();
+  EXPECT_TRUE(first.Wait().status.ok());
+  EXPECT_TRUE(second.Wait().status.ok());
+  EXPECT_TRUE(answered);
+}
+
+TEST_P(EngineThreadDepthTest, EightThreadsSubmitAndCancel) {
   EngineOptions engine_options;
-  engine_options.max_queued_requests = 1000;
+  engine_options.max_num_queued_reqs = 1000;
   Running running(DepthOptions(), engine_options);
   constexpr int kThreads = 8, kRequests = 60;
   std::atomic<int> accepted{0}, finished{0}, wrong{0};
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < kRequests; ++i) {
@@ -257,8 +310,8 @@ TEST_P(EngineThreadDepth, EightThreadsSubmitAndCancel) {
         request.flow_window = i % 3 == 0 ? 4 : 0;
         const auto tokens = std::make_shared<std::vector<int32_t>>();
         const auto expected = sim::RunReference(request, {}, Options()).tokens;
-        const absl::Status status =
-            running.thread.Submit(request, [&, id, tokens, expected](const RequestOutput& output) {
+        const absl::Status status = SubmitAndWait(
+            running.thread, {request}, [&, id, tokens, expected](const RequestOutput& output) {
               for (const SampledToken& token : output.tokens) tokens->push_back(token.id);
               running.thread.Acknowledge(id, static_cast<int64_t>(output.tokens.size()));
               if (!output.finish) return;
@@ -287,18 +340,20 @@ TEST_P(EngineThreadDepth, EightThreadsSubmitAndCancel) {
   EXPECT_EQ(running.executor.free_pages(), 60);
 }
 
-TEST_P(EngineThreadDepth, StopRacesWithSubmit) {
+TEST_P(EngineThreadDepthTest, StopRacesWithSubmit) {
   for (int round = 0; round < 20; ++round) {
     Running running(DepthOptions());
     std::atomic<int> accepted{0}, finished{0};
     std::vector<std::thread> threads;
+    threads.reserve(4);
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([&] {
         for (int i = 0; i < 20; ++i) {
-          const absl::Status status = running.thread.Submit(MakeRequest(running.thread.NextId(), 3),
-                                                            [&](const RequestOutput& output) {
-                                                              if (output.finish) ++finished;
-                                                            });
+          const absl::Status status =
+              SubmitAndWait(running.thread, {MakeRequest(running.thread.NextId(), 3)},
+                            [&](const RequestOutput& output) {
+                              if (output.finish) ++finished;
+                            });
           if (status.ok()) ++accepted;
         }
       });

@@ -92,14 +92,14 @@ EngineConfig ConfigOf(const Golden& golden, const Mode& mode) {
   EngineConfig config;
   config.model_dir = golden.model_dir;
   config.device = FOX_TEST_DEVICE;
-  config.enforce_eager = mode.enforce_eager;
+  config.runner.enforce_eager = mode.enforce_eager;
   config.portable_kernels = mode.portable;
   config.dtype = mode.dtype;
-  config.acp = mode.acp;
-  config.max_num_seqs = 1;
-  config.max_num_batched_tokens = mode.chunk;
-  config.max_logit_rows = mode.chunk;
-  config.max_model_len = static_cast<int64_t>(golden.ids.size() + golden.greedy.size());
+  config.runner.acp = mode.acp;
+  config.runner.max_num_seqs = 1;
+  config.runner.max_num_batched_tokens = mode.chunk;
+  config.runner.max_logit_rows = mode.chunk;
+  config.runner.max_model_len = static_cast<int64_t>(golden.ids.size() + golden.greedy.size());
   config.kv_cache_bytes = int64_t{1} << 30;
   config.plain_gemm = mode.plain_gemm;
   return config;
@@ -162,10 +162,10 @@ std::vector<std::string> SmallCases() {
   return names;
 }
 
-class GoldenCase : public ::testing::TestWithParam<std::string> {};
+class ModelRunnerGoldenTest : public ::testing::TestWithParam<std::string> {};
 
 // Stored logits are exact to float64; what is left is our own rounding.
-TEST_P(GoldenCase, Float64WithoutPruning) {
+TEST_P(ModelRunnerGoldenTest, Float64WithoutPruning) {
   if (OnGpu()) GTEST_SKIP() << "a GPU runs bf16 only";
   const Golden golden = LoadGolden(GetParam());
   EXPECT_LT(Error(golden, {"f64"}), 1e-9);
@@ -173,7 +173,7 @@ TEST_P(GoldenCase, Float64WithoutPruning) {
   EXPECT_LT(Error(golden, {"f64", AcpMode::kOff, 1}), 1e-9);
 }
 
-TEST_P(GoldenCase, Float32InEveryAcpMode) {
+TEST_P(ModelRunnerGoldenTest, Float32InEveryAcpMode) {
   if (OnGpu()) GTEST_SKIP() << "a GPU runs bf16 only";
   const Golden golden = LoadGolden(GetParam());
   for (AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
@@ -184,7 +184,7 @@ TEST_P(GoldenCase, Float32InEveryAcpMode) {
   }
 }
 
-TEST_P(GoldenCase, BFloat16InEveryAcpMode) {
+TEST_P(ModelRunnerGoldenTest, BFloat16InEveryAcpMode) {
   const Golden golden = LoadGolden(GetParam());
   for (AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
     EXPECT_LT(Error(golden, {"bf16", acp}), 2e-2);
@@ -196,7 +196,7 @@ TEST_P(GoldenCase, BFloat16InEveryAcpMode) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GoldenCase, ::testing::ValuesIn(SmallCases()),
+INSTANTIATE_TEST_SUITE_P(All, ModelRunnerGoldenTest, ::testing::ValuesIn(SmallCases()),
                          [](const auto& test) { return test.param; });
 
 std::vector<int32_t> Greedy(const Golden& golden, const Mode& mode) {
@@ -227,7 +227,7 @@ void ExpectGreedy(const Golden& golden, const Mode& mode) {
   }
 }
 
-TEST(Golden, GreedyContinuations) {
+TEST(ModelRunnerGoldenDataTest, GreedyContinuations) {
   if (OnGpu()) GTEST_SKIP() << "a GPU runs bf16 only";
   for (const std::string& name : SmallCases()) {
     const Golden golden = LoadGolden(name);
@@ -240,7 +240,7 @@ TEST(Golden, GreedyContinuations) {
 }
 
 // Stored in float32: 2^-24 relative per element.
-TEST(Golden, Books) {
+TEST(ModelRunnerGoldenDataTest, Books) {
   if (OnGpu() &&
       !fs::exists(LoadGolden("dev_books_a").model_dir + "/model-00001-of-00004.safetensors")) {
     GTEST_SKIP() << "models/demo came without its weights, and no .gpu-pack/demo-model.tar.xz";

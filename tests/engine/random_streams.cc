@@ -8,7 +8,7 @@ namespace fox {
 EngineConfig GoldenConfig(const std::string& model) {
   EngineConfig config;
   config.model_dir = std::string(FOX_SOURCE_DIR) + "/tests/golden/" + model;
-  config.max_model_len = 1024;
+  config.runner.max_model_len = 1024;
   config.kv_cache_bytes = int64_t{256} << 20;
   return config;
 }

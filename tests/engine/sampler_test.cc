@@ -48,7 +48,7 @@ std::vector<double> Softmax(const Row& row, double temperature = 1.0) {
   return p;
 }
 
-TEST(Sampler, GreedyTakesTheLargestAndTheLowestOfEquals) {
+TEST(SamplerTest, GreedyTakesTheLargestAndTheLowestOfEquals) {
   for (const size_t size : {1u, 2u, 7u, 1023u, 1024u, 1025u, 50277u}) {
     Row row = RandomRow(size, size);
     const auto best = std::max_element(row.begin(), row.end());
@@ -62,7 +62,7 @@ TEST(Sampler, GreedyTakesTheLargestAndTheLowestOfEquals) {
   EXPECT_EQ(Sample({0.0f, -0.0f, -1.0f}, Greedy()).id, 0);
 }
 
-TEST(Sampler, NotFiniteIsAFailureWhereverItIs) {
+TEST(SamplerTest, NotFiniteIsAFailureWhereverItIs) {
   Sampler sampler(3000);
   for (const float bad : {kInfinity, -kInfinity, std::nanf("")}) {
     for (const size_t at : {0u, 1u, 1024u, 2999u}) {
@@ -79,7 +79,7 @@ TEST(Sampler, NotFiniteIsAFailureWhereverItIs) {
   }
 }
 
-TEST(Sampler, LogprobsMatchFloat64) {
+TEST(SamplerTest, LogprobsMatchFloat64) {
   Row row = RandomRow(5000, 3, 4.0f);
   row[17] = row[4000] = 20.0f;
   SamplingParams params = Greedy();
@@ -116,7 +116,7 @@ TEST(Sampler, LogprobsMatchFloat64) {
   EXPECT_TRUE(Sample(row, params).top.empty());
 }
 
-TEST(Sampler, ScoreIgnoresBiasAndPenalties) {
+TEST(SamplerTest, ScoreIgnoresBiasAndPenalties) {
   const Row row = RandomRow(100, 9);
   SamplingParams params;
   params.prompt_logprobs = 2;
@@ -130,7 +130,7 @@ TEST(Sampler, ScoreIgnoresBiasAndPenalties) {
   EXPECT_EQ(token->top.size(), 2u);
 }
 
-TEST(Sampler, BiasAllowedAndMask) {
+TEST(SamplerTest, BiasAllowedAndMask) {
   const Row row = {1.0f, 2.0f, 3.0f, 4.0f};
   SamplingParams params = Greedy();
   params.logit_bias = {{0, 10.0f}};
@@ -146,7 +146,7 @@ TEST(Sampler, BiasAllowedAndMask) {
   EXPECT_EQ(token.top[3].logprob, -kInfinity);
 }
 
-TEST(Sampler, PenaltiesByHand) {
+TEST(SamplerTest, PenaltiesByHand) {
   TokenCounts counts;
   counts.AddPrompt({3, 0, 3});
   counts.AddGenerated(1);
@@ -167,7 +167,7 @@ TEST(Sampler, PenaltiesByHand) {
   }
 }
 
-TEST(Sampler, AlwaysInsideTheVocabularyAtExtremes) {
+TEST(SamplerTest, AlwaysInsideTheVocabularyAtExtremes) {
   const float floats[] = {1e-45f, 1e-38f, 1e-6f, 1.0f, 100.0f};
   const float unit[] = {1e-45f, 1e-38f, 0.5f, std::nextafter(1.0f, 0.0f), 1.0f};
   const float largest = std::numeric_limits<float>::max();
@@ -199,7 +199,7 @@ TEST(Sampler, AlwaysInsideTheVocabularyAtExtremes) {
   }
 }
 
-TEST(Sampler, TinyTemperatureIsGreedy) {
+TEST(SamplerTest, TinyTemperatureIsGreedy) {
   const Row row = RandomRow(1000, 5);
   const int32_t best = Sample(row, Greedy()).id;
   for (const float temperature : {1e-45f, 1e-38f, 1e-4f}) {
@@ -209,7 +209,7 @@ TEST(Sampler, TinyTemperatureIsGreedy) {
   }
 }
 
-TEST(Sampler, DependsOnSeedAndPositionAlone) {
+TEST(SamplerTest, DependsOnSeedAndPositionAlone) {
   const Row row(64, 0.0f);
   SamplingParams params;
   params.seed = 5;
@@ -253,9 +253,9 @@ struct Filter {
   int32_t top_k;
 };
 
-class Distribution : public testing::TestWithParam<Filter> {};
+class SamplerDistributionTest : public testing::TestWithParam<Filter> {};
 
-TEST_P(Distribution, ChiSquare) {
+TEST_P(SamplerDistributionTest, ChiSquare) {
   const Filter filter = GetParam();
   const Row row = RandomRow(300, 11, 1.5f);
   SamplingParams params;
@@ -294,7 +294,7 @@ TEST_P(Distribution, ChiSquare) {
   EXPECT_LT(chi, k + 5.0 * std::sqrt(2.0 * k));
 }
 
-INSTANTIATE_TEST_SUITE_P(Filters, Distribution,
+INSTANTIATE_TEST_SUITE_P(Filters, SamplerDistributionTest,
                          testing::Values(Filter{1.0f, 1.0f, 0.0f, 0}, Filter{0.7f, 1.0f, 0.0f, 0},
                                          Filter{3.0f, 1.0f, 0.0f, 0}, Filter{1.0f, 0.9f, 0.0f, 0},
                                          Filter{1.0f, 0.3f, 0.0f, 0}, Filter{1.0f, 1.0f, 0.05f, 0},

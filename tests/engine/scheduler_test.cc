@@ -17,9 +17,9 @@ class SchedulerTest : public testing::Test {
   SchedulerTest() {
     limits_.num_pages = 100;
     limits_.lists_per_slot = 2;
-    limits_.max_slots = 4;
+    limits_.max_num_seqs = 4;
     limits_.max_model_len = 10000;
-    limits_.max_batch_tokens = 256;
+    limits_.max_num_batched_tokens = 256;
     limits_.max_logit_rows = 64;
     limits_.vocab_size = 10;
   }
@@ -51,7 +51,7 @@ class SchedulerTest : public testing::Test {
   // Plans a step that stays in flight until Collect.
   Schedule Plan(Seconds now = 0) {
     Schedule schedule = scheduler_->Next(now);
-    EXPECT_LE(schedule.plan.num_tokens(), limits_.max_batch_tokens);
+    EXPECT_LE(schedule.plan.num_tokens(), limits_.max_num_batched_tokens);
     if (!schedule.plan.empty()) flights_.push_back(schedule);
     return schedule;
   }
@@ -68,7 +68,7 @@ class SchedulerTest : public testing::Test {
       const int64_t end = planned.position + static_cast<int64_t>(planned.token_ids.size());
       int64_t& live = live_[static_cast<size_t>(planned.slot)];
       live += limits_.lists_per_slot * (PagesFor(end) - PagesFor(planned.position)) - evicted;
-      result.stats.emplace_back().live_pages = live;
+      result.stats.emplace_back().pages_allocated = live;
       sequence->OnStepCollected(result.stats.back());
       if (planned.sample) --sequence->pending;
       if (end == static_cast<int64_t>(sequence->tokens.size())) sequence->Append({1, 0, 0, {}});
@@ -121,7 +121,7 @@ TEST_F(SchedulerTest, ChunksEndAtPagesAndShareAStep) {
   EXPECT_EQ(Chunks(schedule), (Sizes{44, 100}));
   EXPECT_EQ(schedule.plan.sequences[0].position, 256);
   EXPECT_EQ(schedule.plan.sequences[0].logit_rows, std::vector<int32_t>{43});
-  limits_.max_batch_tokens = 100;
+  limits_.max_num_batched_tokens = 100;
   sequences_.clear();
   Start();
   Add(300);
@@ -129,7 +129,7 @@ TEST_F(SchedulerTest, ChunksEndAtPagesAndShareAStep) {
 }
 
 TEST_F(SchedulerTest, SmallBudgetsStillMakeProgress) {
-  limits_.max_batch_tokens = 10;
+  limits_.max_num_batched_tokens = 10;
   limits_.max_logit_rows = 3;
   Start();
   Add(25, 0, 0, 1);
@@ -155,7 +155,7 @@ TEST_F(SchedulerTest, DecodesComeFirst) {
 }
 
 TEST_F(SchedulerTest, PriorityThenArrival) {
-  limits_.max_slots = 2;
+  limits_.max_num_seqs = 2;
   Start();
   Add(5, 3);
   Add(5, 1);
@@ -171,7 +171,7 @@ TEST_F(SchedulerTest, PriorityThenArrival) {
 
 TEST_F(SchedulerTest, FirstComeFirstServed) {
   options_.priority_scheduling = false;
-  limits_.max_slots = 1;
+  limits_.max_num_seqs = 1;
   Start();
   Add(5, 3);
   Add(5, 1);
@@ -258,7 +258,7 @@ TEST_F(SchedulerTest, PausedSequencesRestAndLosePagesFirst) {
 }
 
 TEST_F(SchedulerTest, PausedSequencesGiveWayToWaitingOnesAfterAWhile) {
-  limits_.max_slots = 1;
+  limits_.max_num_seqs = 1;
   Start();
   Sequence* paused = Add(10, 0, 1);
   Step(0.0);

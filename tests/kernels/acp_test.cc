@@ -35,5 +35,43 @@ TEST(Acp, NanKeeps) {
   EXPECT_FALSE(MayDrop(-20, 0, -kInfinity));
 }
 
+TEST(Acp, SelfLogitBoundIsWidenedUnderRotationUpToU) {
+  const double u = MaxLogitBound(64, 2, 3);
+  EXPECT_DOUBLE_EQ(u, 48 * kProductInflation);
+  EXPECT_DOUBLE_EQ(SelfLogitBound(64, 1, 2, 3, false), 8 * kProductInflation);
+  EXPECT_DOUBLE_EQ(SelfLogitBound(64, 1, 2, 3, true), 8 * kProductInflation + u / 64);
+  EXPECT_DOUBLE_EQ(SelfLogitBound(64, 6, 2, 3, true), u);
+}
+
+TEST(Acp, ThresholdIsTheLesserBound) {
+  EXPECT_DOUBLE_EQ(PageThreshold(AcpMode::kPaper, -50, -20, 3, 4), -12);
+  EXPECT_DOUBLE_EQ(PageThreshold(AcpMode::kCertified, -15, -20, 3, 4), -17);
+  EXPECT_DOUBLE_EQ(PageThreshold(AcpMode::kCertified, -18, -20, 3, 4), -18);
+  EXPECT_DOUBLE_EQ(PageThreshold(AcpMode::kCertified, -18, -20, kInfinity, kInfinity), -18);
+  EXPECT_EQ(PageThreshold(AcpMode::kCertified, kInfinity, -20, kInfinity, kInfinity), kInfinity);
+}
+
+TEST(Acp, MassIsNeverBoundedWorseThanByTheLength) {
+  EXPECT_NEAR(CertifiedLogMassBound(3, 63, -20, 4), 23, 1e-8);
+  EXPECT_NEAR(CertifiedLogMassBound(30, 63, -20, 4), std::log(64) + 24, 1e-8);
+  EXPECT_NEAR(CertifiedLogMassBound(30, 63, -20, kInfinity), 50, 1e-8);
+  EXPECT_TRUE(std::isnan(CertifiedLogMassBound(std::nan(""), 63, -20, 4)));
+}
+
+TEST(Acp, ANanBoundsNoDenominator) {
+  EXPECT_NEAR(LogDenominatorBound(kInfinity, -20, 3), -17, 1e-8);
+  EXPECT_EQ(LogDenominatorBound(-19, -20, 3), -19);
+  EXPECT_EQ(LogDenominatorBound(-19, -20, std::nan("")), -19);
+}
+
+TEST(Acp, RowsPayForTheirOwnRounding) {
+  const double rounding = RowRounding(64, 1e6, -5, -2);
+  EXPECT_GT(rounding, 8);
+  EXPECT_TRUE(MayStop(-5, -5, 0, 0, -9.9));
+  EXPECT_FALSE(MayStop(-5, -5, 0, rounding, -9.9));
+  EXPECT_FALSE(MayStop(-5, -5, 0, RowRounding(64, kInfinity, -5, -2), -9.9));
+  EXPECT_GT(UpperCumulativeGate(-100, -20), -120);
+}
+
 }  // namespace
 }  // namespace fox

@@ -1,10 +1,8 @@
-// Files of a model directory: nothing outside it, nothing but regular files, and truncation of a
-// mapped file is an error rather than the end of the process.
+// Files of a model directory: nothing outside it, and nothing but regular files.
 #include "models/model_dir.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -14,7 +12,6 @@
 #include <filesystem>
 #include <string>
 
-#include "models/mapped_file.h"
 #include "tests/models/refused.h"
 #include "tests/models/safetensors_writer.h"
 
@@ -109,46 +106,6 @@ TEST_F(ModelDirTest, FallbackWithoutOpenat2) {
   for (const char* name : {"..", ".", "../outside", "sub/file", "/etc/hostname"}) {
     EXPECT_EQ(OpenPlainName(dir.get(), name), -EXDEV) << name;
   }
-}
-
-TEST_F(ModelDirTest, TruncationUnderAMappingReadsZerosAndIsReported) {
-  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  temporary_.Write("model/big", std::string(5 * page + 100, 'x'));
-  absl::StatusOr<MappedFile> file = MappedFile::Map(*Dir().OpenFile("big"), "big");
-  ASSERT_TRUE(file.ok());
-  const auto at = [&](size_t i) { return std::to_integer<int>(file->bytes()[i]); };
-  EXPECT_EQ(at(5 * page), 'x');
-  EXPECT_TRUE(file->CheckUnchanged().ok());
-  ASSERT_EQ(truncate(temporary_.File("model/big").c_str(), static_cast<off_t>(page)), 0);
-  EXPECT_EQ(at(page - 1), 'x');
-  for (size_t i = page; i < file->bytes().size(); i += 512) ASSERT_EQ(at(i), 0) << i;
-  ExpectRefused(file->CheckUnchanged(), "big: changed while it was being read");
-
-  // Growing it back does not make the zeros true again.
-  temporary_.Write("model/big", std::string(5 * page + 100, 'x'));
-  ExpectRefused(file->CheckUnchanged(), "big: changed while it was being read");
-}
-
-TEST_F(ModelDirTest, MappingsComeAndGo) {
-  for (int i = 0; i < 3000; ++i) {  // more than there are guard slots
-    absl::StatusOr<MappedFile> file = MappedFile::Map(*Dir().OpenFile("file"), "file");
-    ASSERT_TRUE(file.ok()) << i;
-    const MappedFile moved = *std::move(file);
-    ASSERT_EQ(moved.bytes().size(), 7u);
-  }
-  temporary_.Write("model/empty", "");
-  absl::StatusOr<MappedFile> empty = MappedFile::Map(*Dir().OpenFile("empty"), "empty");
-  ASSERT_TRUE(empty.ok());
-  EXPECT_TRUE(empty->bytes().empty());
-}
-
-using ModelDirDeathTest = ModelDirTest;
-
-// The handler swallows nothing that is not about our mappings.
-TEST_F(ModelDirDeathTest, OtherBusErrorsStillKill) {
-  absl::StatusOr<MappedFile> file = MappedFile::Map(*Dir().OpenFile("file"), "file");
-  ASSERT_TRUE(file.ok());
-  EXPECT_DEATH(raise(SIGBUS), "");
 }
 
 }  // namespace

@@ -277,14 +277,15 @@ __device__ __forceinline__ float BoundKeySum(const QueryBound& bound, int head, 
 }
 
 // The least bound H of the warp's pages up to this lane's; infinity where there is none.
-__device__ __forceinline__ double ScanHorizons(const Page& page, double c_end, double beta) {
+__device__ __forceinline__ double ScanDenominatorBounds(const Page& page, double c_end,
+                                                        double beta) {
   const double bound = page.full ? LogDenominatorBound(CUDART_INF, c_end, beta) : CUDART_INF;
   return WarpScan(bound, [](double a, double b) { return fmin(b, a); });
 }
 
 // The raw last row, which the next step's first token shift needs.
-__device__ __forceinline__ void KeepLastRow(const AppendParams& params, const PagedKv& kv,
-                                            const HeadScan& scan) {
+__device__ __forceinline__ void StoreLastRow(const AppendParams& params, const PagedKv& kv,
+                                             const HeadScan& scan) {
   const int m = static_cast<int>(threadIdx.x);
   if (scan.g != 0 || m >= kv.shape.head_dim) return;
   const __nv_bfloat16* row = ProjectionRow(params, scan.rows.first_row + scan.rows.count - 1) +
@@ -300,8 +301,8 @@ __device__ __forceinline__ void KeepLastRow(const AppendParams& params, const Pa
   }
 }
 
-__device__ __forceinline__ HeadScan MakeWalk(const BatchView& batch, const PagedKv& kv, int layer,
-                                             int seq, int head, int* warp_sums) {
+__device__ __forceinline__ HeadScan MakeHeadScan(const BatchView& batch, const PagedKv& kv,
+                                                 int layer, int seq, int head, int* warp_sums) {
   HeadScan scan;
   scan.rows = RowsOf(batch, seq);
   scan.layer = layer;
@@ -320,7 +321,23 @@ __device__ __forceinline__ HeadScan MakeWalk(const BatchView& batch, const Paged
   return scan;
 }
 
-// A thread block a query head and sequence.
+// H of the lane's page, and then of the carry: the minimum with those of the warps before.
+template <int kHeadDim>
+__device__ __forceinline__ void StoreDenominatorBound(const PagedKv& kv, const Page& page,
+                                                      double log_denominator_bound,
+                                                      const Space<kHeadDim>& space,
+                                                      ScanCarry& carry) {
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    if (w == Warp() && page.full) {
+      kv.log_denominator_bound[page.summary] =
+          fmin(log_denominator_bound, carry.log_denominator_bound);
+    }
+    carry.log_denominator_bound = fmin(carry.log_denominator_bound, space.log_denominator_bound[w]);
+  }
+}
+
+// One CTA per (query head, sequence).
 template <int kHeadDim, bool kGeneralBound>
 __global__ void __launch_bounds__(kThreads, kHeadDim > 64 ? 3 : 4)
     AccumulateKernel(const __grid_constant__ BatchView batch,
@@ -338,8 +355,8 @@ __global__ void __launch_bounds__(kThreads, kHeadDim > 64 ? 3 : 4)
   const int warp = Warp();
   if (batch.slot[seq] < 0) return;
   const HeadScan scan =
-      MakeWalk(batch, kv, params.layer, seq, static_cast<int>(blockIdx.x), warp_sums);
-  KeepLastRow(params, kv, scan);
+      MakeHeadScan(batch, kv, params.layer, seq, static_cast<int>(blockIdx.x), warp_sums);
+  StoreLastRow(params, kv, scan);
   const bool accumulates = params.acp != AcpMode::kOff && scan.full > 0, has_dim = lane < kHeadDim;
   double* state_keys =
       kv.key_sum + kv.HeadIndex(scan.rows.slot, params.layer, scan.head) * kHeadDim;
@@ -380,19 +397,11 @@ __global__ void __launch_bounds__(kThreads, kHeadDim > 64 ? 3 : 4)
         beta = static_cast<double>(bound) / decay_sum +
                kKeySumRounding * MaxNormProduct(params.bound, scan.head) - log(decay_sum);
       }
-      log_denominator_bound = ScanHorizons(page, before.c + page.c, beta);
+      log_denominator_bound = ScanDenominatorBounds(page, before.c + page.c, beta);
       if (lane == kWarp - 1) space.log_denominator_bound[warp] = log_denominator_bound;
     }
     __syncthreads();
-    if (!certifies) continue;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      if (w == warp && page.full)
-        kv.log_denominator_bound[page.summary] =
-            fmin(log_denominator_bound, carry.log_denominator_bound);
-      carry.log_denominator_bound =
-          fmin(carry.log_denominator_bound, space.log_denominator_bound[w]);
-    }
+    if (certifies) StoreDenominatorBound<kHeadDim>(kv, page, log_denominator_bound, space, carry);
   }
 
   if (!accumulates || warp != 0 || !has_dim) return;

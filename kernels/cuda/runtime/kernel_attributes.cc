@@ -47,6 +47,7 @@ int CompiledArchitecture(const void* kernel) {
   if (!known->architecture) {
     cudaFuncAttributes attributes{};
     const bool told = cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess;
+    if (!told) static_cast<void>(cudaGetLastError());  // no code for this device: an answer
     known->architecture = told ? attributes.ptxVersion : 0;
   }
   return *known->architecture;

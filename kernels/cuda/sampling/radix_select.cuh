@@ -1,7 +1,7 @@
 // What sampling from a row of logits needs of the blocks that share the row: candidate keys,
-// weights as integers, sums over the row, and Locate, a radix search by running sum. Sums are
-// exact, so all blocks take the same decisions without telling each other, and a row gives the same
-// result in any batch. sample.cu is the user.
+// weights as integers, sums over the row, and SelectByRunningSum, a radix search by running sum.
+// Sums are exact, so all blocks take the same decisions without telling each other, and a row gives
+// the same result in any batch. sample.cu is the user.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,7 +17,7 @@ constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kBinBits = 9;
 constexpr int kBins = 1 << kBinBits;
-constexpr int kListed = 128;  // so many candidates are compared with each other directly
+constexpr int kMaxCandidates = 128;  // so many candidates are compared with each other directly
 constexpr uint64_t kNotFinite = ~uint64_t{0};  // larger than any key
 static_assert(kBins == kThreads, "one thread a bin");
 
@@ -31,11 +31,11 @@ struct Shared {
   uint64_t partial[2][kWarps];
   // Sums by bin; a weight is high * 2^32 + low, for shared memory adds 32 bits at a time.
   uint32_t count[2][kBins], low[2][kBins], high[2][kBins];
-  uint32_t listed[2];
-  Candidate list[2][kListed];
+  uint32_t num_candidates[2];
+  Candidate candidates[2][kMaxCandidates];
   int32_t sampled_id;
   // Seen by this block alone.
-  Candidate merged[kListed];
+  Candidate merged[kMaxCandidates];
   uint64_t warp_sum[kWarps];
   uint64_t bin_before, picked;
   uint32_t bin_count;
@@ -47,11 +47,11 @@ struct Row {
   const float* logits;             // finite, or -infinity: masked
   int32_t vocabulary, begin, end;  // the block's ids: [begin, end)
   int id_bits;                     // of a key
-  float one;                       // the weight 1 as a fixed-point number, a power of two
+  float fixed_point_one;           // the weight 1 as a fixed-point number, a power of two
   int rank;                        // of the block in its row
   float largest;
   Shared* shared;
-  int turn;  // exchanges done, modulo 2
+  int parity;  // exchanges done, modulo 2
 };
 
 // --- Blocks of a row ---
@@ -99,10 +99,10 @@ struct Gathered {
 
 template <int kBlocks>
 __device__ Gathered<kBlocks> AllGather(Row& row, uint64_t warp_value) {
-  uint64_t* partial = row.shared->partial[row.turn];
+  uint64_t* partial = row.shared->partial[row.parity];
   if (Lane() == 0) partial[Warp()] = warp_value;
   RowBarrier<kBlocks>();
-  row.turn ^= 1;
+  row.parity ^= 1;
   Gathered<kBlocks> gathered;
 #pragma unroll
   for (int i = 0; i < Gathered<kBlocks>::kEach; ++i) {
@@ -186,14 +186,14 @@ __device__ __forceinline__ float ExpNonPositive(float x) {
   return x < -87.0f ? 0.0f : scaled;
 }
 
-// exp((x - largest) * inverse_temperature) in units of 1 / one, which is 2^(bits(V) - 63): no sum
-// of V weights overflows, and rounding to units moves it by less than V / (2 one) < 2^(2 bits(V) -
-// 64).
+// exp((x - largest) * inverse_temperature) in units of 1 / fixed_point_one, which is 2^(bits(V) -
+// 63): no sum of V weights overflows, and rounding to units moves it by less than V / (2
+// fixed_point_one) < 2^(2 bits(V) - 64).
 __device__ __forceinline__ uint64_t Weight(const Row& row, float x, double inverse_temperature) {
   const double scaled =
       __dmul_rn(static_cast<double>(x) - static_cast<double>(row.largest), inverse_temperature);
   return __float2ull_rn(ExpNonPositive(static_cast<float>(scaled < -200.0 ? -200.0 : scaled)) *
-                        row.one);
+                        row.fixed_point_one);
 }
 
 // --- The radix search ---
@@ -246,30 +246,30 @@ struct Range {
   }
 };
 
-// Collects the candidates of the range, at most kListed in all blocks, in `merged` of
+// Collects the candidates of the range, at most kMaxCandidates in all blocks, in `merged` of
 // every block, in no order; their number.
 template <int kBlocks, typename Measure>
-__device__ int List(Row& row, const Range& range, Measure measure) {
+__device__ int GatherCandidates(Row& row, const Range& range, Measure measure) {
   Shared& shared = *row.shared;
   const int tid = static_cast<int>(threadIdx.x);
-  const int turn = row.turn;
-  if (tid == 0) shared.listed[turn] = 0;
+  const int parity = row.parity;
+  if (tid == 0) shared.num_candidates[parity] = 0;
   __syncthreads();
   ForEach<4>(row, [&](float x, int32_t id) {
     const uint64_t key = KeyOf(row, x, id);
     if (!range.Has(row, x, key, measure.bins_per_unit())) return;
     const uint64_t weight = measure(row, x);
     if (weight == 0) return;
-    shared.list[turn][atomicAdd(&shared.listed[turn], 1u)] = {key, weight};
+    shared.candidates[parity][atomicAdd(&shared.num_candidates[parity], 1u)] = {key, weight};
   });
   RowBarrier<kBlocks>();
-  row.turn ^= 1;
+  row.parity ^= 1;
   int total = 0;
 #pragma unroll
   for (int rank = 0; rank < kBlocks; ++rank) {
-    const int count = static_cast<int>(ReadPeer<kBlocks>(&shared.listed[turn], rank));
+    const int count = static_cast<int>(ReadPeer<kBlocks>(&shared.num_candidates[parity], rank));
     if (tid < count) {
-      const Candidate* from = &shared.list[turn][tid];
+      const Candidate* from = &shared.candidates[parity][tid];
       shared.merged[total + tid] = {ReadPeer<kBlocks>(&from->key, rank),
                                     ReadPeer<kBlocks>(&from->weight, rank)};
     }
@@ -284,10 +284,10 @@ __device__ int List(Row& row, const Range& range, Measure measure) {
 template <typename Measure>
 __device__ void FillBins(const Row& row, const Range& range, int shift, Measure measure) {
   Shared& shared = *row.shared;
-  const int turn = row.turn;
-  shared.count[turn][threadIdx.x] = 0;
-  shared.low[turn][threadIdx.x] = 0;
-  shared.high[turn][threadIdx.x] = 0;
+  const int parity = row.parity;
+  shared.count[parity][threadIdx.x] = 0;
+  shared.low[parity][threadIdx.x] = 0;
+  shared.high[parity][threadIdx.x] = 0;
   __syncthreads();
   ForEach<4>(row, [&](float x, int32_t id) {
     const uint64_t key = KeyOf(row, x, id);
@@ -298,11 +298,11 @@ __device__ void FillBins(const Row& row, const Range& range, int shift, Measure 
       const uint64_t weight = measure(row, x);
       if (weight == 0) return;
       const uint32_t part = static_cast<uint32_t>(weight);
-      const uint32_t sum = atomicAdd(&shared.low[turn][bin], part) + part;
+      const uint32_t sum = atomicAdd(&shared.low[parity][bin], part) + part;
       const uint32_t carry = static_cast<uint32_t>(weight >> 32) + (sum < part ? 1 : 0);
-      if (carry != 0) atomicAdd(&shared.high[turn][bin], carry);
+      if (carry != 0) atomicAdd(&shared.high[parity][bin], carry);
     }
-    atomicAdd(&shared.count[turn][bin], 1u);
+    atomicAdd(&shared.count[parity][bin], 1u);
   });
 }
 
@@ -316,7 +316,7 @@ __device__ uint64_t BlockScan(Shared& shared, uint64_t value, uint64_t* total) {
   return scanned + WarpReduce(Lane() < Warp() ? others : 0, Plus());
 }
 
-struct Found {
+struct Selection {
   uint64_t key;    // `low` when the sum does not pass the target
   uint64_t total;  // of the measure over the range
 };
@@ -325,26 +325,27 @@ struct Found {
 // passes target(total). Narrows the range, first by bins of logits and then by bins of keys, until
 // few candidates are left in it.
 template <int kBlocks, typename Measure, typename Target>
-__device__ Found Locate(Row& row, uint64_t low, uint64_t high, Measure measure, Target target_of) {
+__device__ Selection SelectByRunningSum(Row& row, uint64_t low, uint64_t high, Measure measure,
+                                        Target target_of) {
   Shared& shared = *row.shared;
-  Found found{low, 0};
+  Selection found{low, 0};
   Range range{low, high};
   uint64_t target = 0;
   for (bool first = true;; first = false) {
     const int shift =
         max(0, 64 - __clzll(static_cast<long long>(range.high - range.low)) - kBinBits);
     FillBins(row, range, shift, measure);
-    const int turn = row.turn;
+    const int parity = row.parity;
     RowBarrier<kBlocks>();
-    row.turn ^= 1;
+    row.parity ^= 1;
     uint32_t count = 0;
     uint64_t sum = 0;
 #pragma unroll
     for (int rank = 0; rank < kBlocks; ++rank) {
-      count += ReadPeer<kBlocks>(&shared.count[turn][threadIdx.x], rank);
+      count += ReadPeer<kBlocks>(&shared.count[parity][threadIdx.x], rank);
       if constexpr (Measure::kWeighs) {
-        sum += (uint64_t{ReadPeer<kBlocks>(&shared.high[turn][threadIdx.x], rank)} << 32) +
-               ReadPeer<kBlocks>(&shared.low[turn][threadIdx.x], rank);
+        sum += (uint64_t{ReadPeer<kBlocks>(&shared.high[parity][threadIdx.x], rank)} << 32) +
+               ReadPeer<kBlocks>(&shared.low[parity][threadIdx.x], rank);
       }
     }
     if constexpr (!Measure::kWeighs) sum = count;
@@ -369,13 +370,13 @@ __device__ Found Locate(Row& row, uint64_t low, uint64_t high, Measure measure, 
       const uint64_t width = (uint64_t{1} << shift) - 1;
       if (range.high - range.low > width) range.low = range.high - width;
     }
-    if (shared.bin_count <= kListed) break;
+    if (shared.bin_count <= kMaxCandidates) break;
   }
-  const int listed = List<kBlocks>(row, range, measure);
-  if (static_cast<int>(threadIdx.x) < listed) {
+  const int num_candidates = GatherCandidates<kBlocks>(row, range, measure);
+  if (static_cast<int>(threadIdx.x) < num_candidates) {
     const Candidate mine = shared.merged[threadIdx.x];
     uint64_t before = 0;
-    for (int i = 0; i < listed; ++i) {
+    for (int i = 0; i < num_candidates; ++i) {
       const Candidate other = shared.merged[i];
       if (other.key > mine.key) before += other.weight;
     }

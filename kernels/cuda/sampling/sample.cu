@@ -108,17 +108,17 @@ __device__ int32_t SampleFiltered(Row& row, const SampleRow& how, uint64_t best)
   bool sorted = how.top_p < 1.0f;
   if (how.top_k > 0 && how.top_k < row.vocabulary) {
     const uint64_t top_k = static_cast<uint64_t>(how.top_k);
-    const Found kept =
-        Locate<kBlocks>(row, low, best, Counting(), [=](uint64_t) { return top_k - 1; });
+    const Selection kept = SelectByRunningSum<kBlocks>(row, low, best, Counting(),
+                                                       [=](uint64_t) { return top_k - 1; });
     if (top_k < kept.total) {
       sorted = true;
       low = kept.key;
     }
   }
   if (!sorted) return SampleById<kBlocks>(row, how, floor);
-  // Weights below 1 / (4 one) are 0; leaving them out saves time.
+  // Weights below 1 / (4 fixed_point_one) are 0; leaving them out saves time.
   const double max_distance =
-      (log(static_cast<double>(row.one)) + 1.4) * static_cast<double>(how.temperature);
+      (log(static_cast<double>(row.fixed_point_one)) + 1.4) * static_cast<double>(how.temperature);
   const float zero_weight_cutoff =
       __double2float_rd(static_cast<double>(row.largest) - max_distance);
   low = Larger()(low, LowestKey(row, zero_weight_cutoff));
@@ -127,13 +127,13 @@ __device__ int32_t SampleFiltered(Row& row, const SampleRow& how, uint64_t best)
                           static_cast<float>(fmin(kBins / max_distance, kFinest))};
   if (how.top_p < 1.0f) {
     const double top_p = static_cast<double>(how.top_p);
-    low = Locate<kBlocks>(row, low, best, weighing, [=](uint64_t total) {
+    low = SelectByRunningSum<kBlocks>(row, low, best, weighing, [=](uint64_t total) {
             // The running sum is to reach the product, which is to pass the integer below it.
             return static_cast<uint64_t>(ceil(top_p * static_cast<double>(total))) - 1;
           }).key;
   }
-  const Found sampled = Locate<kBlocks>(row, low, best, weighing,
-                                        [&](uint64_t total) { return SampleTarget(how, total); });
+  const Selection sampled = SelectByRunningSum<kBlocks>(
+      row, low, best, weighing, [&](uint64_t total) { return SampleTarget(how, total); });
   return IdOf(row, sampled.key);
 }
 
@@ -141,12 +141,13 @@ __device__ int32_t SampleFiltered(Row& row, const SampleRow& how, uint64_t best)
 template <int kBlocks>
 __device__ void FillLogprobs(Row& row, int32_t id, uint64_t best, int best_count,
                              SampleRecord* out) {
-  int listed = 0;
+  int num_candidates = 0;
   if (best_count > 0) {
     const uint64_t wanted = static_cast<uint64_t>(best_count);
-    const uint64_t low =
-        Locate<kBlocks>(row, 0, best, Counting(), [=](uint64_t) { return wanted - 1; }).key;
-    listed = List<kBlocks>(row, Range{low, best}, Counting());
+    const uint64_t low = SelectByRunningSum<kBlocks>(row, 0, best, Counting(), [=](uint64_t) {
+                           return wanted - 1;
+                         }).key;
+    num_candidates = GatherCandidates<kBlocks>(row, Range{low, best}, Counting());
   }
   const float sampled = row.logits[id];
   const uint64_t sampled_key = KeyOf(row, sampled, id);
@@ -158,17 +159,17 @@ __device__ void FillLogprobs(Row& row, int32_t id, uint64_t best, int best_count
   weights = AllReduce<kBlocks>(row, weights, Plus());
   better = AllReduce<kBlocks>(row, better, Plus());
   if (row.rank != 0) return;
-  const double lse = log(static_cast<double>(weights) / static_cast<double>(row.one)) +
+  const double lse = log(static_cast<double>(weights) / static_cast<double>(row.fixed_point_one)) +
                      static_cast<double>(row.largest);
   if (threadIdx.x == 0) {
     out->logprob = static_cast<float>(static_cast<double>(sampled) - lse);
     out->rank = static_cast<int32_t>(better) + 1;
   }
-  if (static_cast<int>(threadIdx.x) >= listed) return;
+  if (static_cast<int>(threadIdx.x) >= num_candidates) return;
   const Candidate* merged = row.shared->merged;
   const uint64_t mine = merged[threadIdx.x].key;
   int place = 0;
-  for (int i = 0; i < listed; ++i) place += merged[i].key > mine ? 1 : 0;
+  for (int i = 0; i < num_candidates; ++i) place += merged[i].key > mine ? 1 : 0;
   const int32_t top_id = IdOf(row, mine);
   out->top_ids[place] = top_id;
   out->top_logprobs[place] = static_cast<float>(static_cast<double>(row.logits[top_id]) - lse);
@@ -240,7 +241,7 @@ __device__ uint64_t FindBest(Row& row, bool masks) {
 
 template <int kBlocks>
 __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
-    SampleKernel(const __grid_constant__ SampleParams params, int id_bits, float one) {
+    SampleKernel(const __grid_constant__ SampleParams params, int id_bits, float fixed_point_one) {
   __shared__ Shared shared;
   TriggerDependents();
   WaitOnDependencies();
@@ -257,9 +258,9 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
   row.begin = min(vocabulary, row.rank * slice);
   row.end = min(vocabulary - row.begin, slice) + row.begin;
   row.id_bits = id_bits;
-  row.one = one;
+  row.fixed_point_one = fixed_point_one;
   row.shared = &shared;
-  row.turn = 0;
+  row.parity = 0;
 
   const bool processes_logits = how.logits_processor.on;
   TokenPenaltyState* states = params.penalty_state + static_cast<int64_t>(how.slot) * vocabulary;

@@ -62,7 +62,7 @@ std::vector<Campaign> Campaigns() {
   return all;
 }
 
-TEST(KvCache, MillionRandomOperations) {
+TEST(KvCacheTest, MillionRandomOperations) {
   CpuOps ops(OneThread());
   int64_t operations = 0, audits = 0;
   for (const Campaign& campaign : Campaigns()) {
@@ -123,7 +123,7 @@ void AppendRows(CpuOps& ops, const KvCache& cache, int64_t position, int64_t cou
   }
 }
 
-TEST(KvCache, ExactlyEnoughPages) {
+TEST(KvCacheTest, ExactlyEnoughPages) {
   CpuOps ops(OneThread());
   KvCache cache(Shape(2, 4, 2, 4, 1, 3, 12), ops);
   AppendRows(ops, cache, 0, 100);
@@ -136,7 +136,7 @@ TEST(KvCache, ExactlyEnoughPages) {
   EXPECT_EQ(cache.FreePages(), 0);
 }
 
-TEST(KvCache, ReleaseTwiceIsHarmless) {
+TEST(KvCacheTest, ReleaseTwiceIsHarmless) {
   CpuOps ops(OneThread());
   KvCache cache(Shape(2, 2, 2, 4, 2, 3, 12), ops);
   AppendRows(ops, cache, 0, 130);
@@ -246,7 +246,7 @@ std::pair<std::string, bool> FindFault(Fault fault, uint64_t seed) {
   return {error, !simulation.cache().Audit().ok()};
 }
 
-TEST(KvCache, AuditFindsPagesInTheWrongPlace) {
+TEST(KvCacheTest, AuditFindsPagesInTheWrongPlace) {
   for (Fault fault : {Fault::kFreesTwice, Fault::kLeaks, Fault::kSharesPage, Fault::kEvictsUnfreed,
                       Fault::kRevives}) {
     for (uint64_t seed = 1; seed <= 5; ++seed) {
@@ -258,7 +258,7 @@ TEST(KvCache, AuditFindsPagesInTheWrongPlace) {
 }
 
 // Every page has one owner, but the wrong one, or too few, or holds the wrong values.
-TEST(KvCache, ModelAndTagsFindWhatTheAuditCannot) {
+TEST(KvCacheTest, ModelAndTagsFindWhatTheAuditCannot) {
   for (Fault fault : {Fault::kSwapsHeads, Fault::kEvictsOneMore, Fault::kOverwrites}) {
     for (uint64_t seed = 1; seed <= 5; ++seed) {
       const auto [error, audit_fails] = FindFault(fault, seed);

@@ -55,7 +55,7 @@ FakeExecutor::FakeExecutor(FakeOptions options)
   for (Page& page : pool_) page.fill(kPoison);
   owner_.assign(pages, -1);
   for (size_t page = pages; page > 0; --page) free_stack_.push_back(static_cast<int32_t>(page - 1));
-  slots_.resize(static_cast<size_t>(options_.limits.max_slots));
+  slots_.resize(static_cast<size_t>(options_.limits.max_num_seqs));
   for (Slot& slot : slots_) slot.lists.resize(static_cast<size_t>(options_.limits.lists_per_slot));
 }
 
@@ -78,7 +78,7 @@ absl::Status FakeExecutor::Submit(const StepPlan& plan) {
   if (fails) computed.status = absl::InternalError("injected fault");
   if (plan.empty()) Violate("an empty plan was run");
   for (const int32_t slot : plan.release_slots) {
-    if (slot < 0 || slot >= options_.limits.max_slots) {
+    if (slot < 0 || slot >= options_.limits.max_num_seqs) {
       Violate("released slot out of range");
       continue;
     }
@@ -126,7 +126,6 @@ void FakeExecutor::Compute(const StepPlan& plan, Computed* computed) {
     result.logits.push_back(delivers ? logits : nullptr);
     result.sampled.push_back(sequence.sample ? Sample(sequence, logits, &slot) : SampledToken());
     logits += sequence.logit_rows.size() * vocab;
-    CountLivePages(&slot);
     result.stats.push_back(slot.stats);
   }
   computed->free_pages = free_pages();
@@ -174,7 +173,7 @@ absl::StatusOr<SampledToken> FakeExecutor::Sample(const PlannedSequence& sequenc
 // Planted bugs of what is delivered.
 void FakeExecutor::SpoilResult(StepResult* result) {
   if (options_.bug == ExecutorBug::kOverstateLive) {
-    for (SlotStats& stats : result->stats) stats.live_pages += options_.limits.lists_per_slot;
+    for (AcpStats& stats : result->stats) stats.pages_allocated += options_.limits.lists_per_slot;
   }
   if (options_.bug == ExecutorBug::kOverstateFree) {
     result->free_pages += options_.limits.lists_per_slot;
@@ -188,22 +187,15 @@ void FakeExecutor::SpoilResult(StepResult* result) {
   }
 }
 
-void FakeExecutor::CountLivePages(Slot* slot) {
-  slot->stats.live_pages = 0;
-  for (const List& list : slot->lists) {
-    slot->stats.live_pages += static_cast<int64_t>(list.pages.size()) - list.first_live;
-  }
-}
-
 absl::Status FakeExecutor::CheckPlan(const StepPlan& plan) {
   const ExecutorLimits& limits = options_.limits;
-  if (plan.num_tokens() > limits.max_batch_tokens) Violate("too many tokens");
+  if (plan.num_tokens() > limits.max_num_batched_tokens) Violate("too many tokens");
   int64_t rows = 0;
   int64_t pages = 0;
   std::set<int32_t> seen;
   for (const PlannedSequence& sequence : plan.sequences) {
     rows += static_cast<int64_t>(sequence.logit_rows.size());
-    if (sequence.slot < 0 || sequence.slot >= limits.max_slots) {
+    if (sequence.slot < 0 || sequence.slot >= limits.max_num_seqs) {
       Violate("slot out of range");
       return absl::OkStatus();
     }
@@ -259,7 +251,7 @@ void FakeExecutor::CheckSequence(const PlannedSequence& sequence) {
 
 void FakeExecutor::SetPenaltyState(const StepPlan& plan) {
   for (const SlotTokens& states : plan.penalty_state) {
-    if (states.slot < 0 || states.slot >= options_.limits.max_slots) {
+    if (states.slot < 0 || states.slot >= options_.limits.max_num_seqs) {
       return Violate("states of a slot out of range");
     }
     const auto user = std::find_if(plan.sequences.begin(), plan.sequences.end(),
@@ -291,15 +283,12 @@ void FakeExecutor::Release(Slot* slot) {
   slot->occupied = false;
   slot->length = 0;
   slot->has_states = false;
-  slot->stats = SlotStats();
+  slot->stats = {};
   slot->sampled_at = -1;
 }
 
 void FakeExecutor::AppendTokens(const PlannedSequence& sequence, Slot* slot) {
-  if (!slot->occupied) {
-    returns_ += static_cast<int64_t>(released_in_flight_.erase(sequence.id));
-    slot->stats.max_log_evicted_mass = -std::numeric_limits<double>::infinity();
-  }
+  if (!slot->occupied) returns_ += static_cast<int64_t>(released_in_flight_.erase(sequence.id));
   slot->occupied = true;
   slot->request = sequence.id;
   slot->used_at = runs_;
@@ -338,8 +327,7 @@ int32_t FakeExecutor::Allocate(Slot* slot) {
   const int32_t page = free_stack_.back();
   free_stack_.pop_back();
   ++slot->stats.pages_allocated;
-  const int64_t live = slot->stats.pages_allocated - slot->stats.pages_evicted;
-  slot->stats.peak_pages = std::max(slot->stats.peak_pages, live);
+  slot->stats.peak_pages = std::max(slot->stats.peak_pages, slot->stats.live_pages());
   return page;
 }
 

@@ -107,7 +107,7 @@ class FakeExecutor : public StepExecutor {
     uint64_t request = 0;
     int64_t length = 0;
     std::vector<List> lists;
-    SlotStats stats;
+    AcpStats stats;
     SlotSampler sampler;
     bool has_states = false;  // of this request
     int32_t sampled = 0;
@@ -122,7 +122,6 @@ class FakeExecutor : public StepExecutor {
   };
 
   void Violate(const std::string& what);
-  static void CountLivePages(Slot* slot);
   // The fault of the pool, if the plan causes one.
   absl::Status CheckPlan(const StepPlan& plan);
   void CheckSequence(const PlannedSequence& sequence);

@@ -36,7 +36,7 @@ class Day {
     }
     executor_ = std::make_unique<FakeExecutor>(swarm_.executor);
     if (bugs.stream == StreamBug::kOverBudget) {
-      executor_->options().limits.max_batch_tokens += 1;
+      executor_->options().limits.max_num_batched_tokens += 1;
     }
     engine_ = std::make_unique<Engine>(swarm_.engine, *executor_);
     executor_->options().limits = swarm_.executor.limits;

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kOperations = 2000;
 constexpr int64_t kDefaultOperations = 1'000'000;
 
-TEST(Simulation, RandomDays) {
+TEST(SimulationTest, RandomDays) {
   const char* one = std::getenv("FOX_SIM_SEED");
   const char* many = std::getenv("FOX_SIM_SEEDS");
   const uint64_t first = one != nullptr ? std::strtoull(one, nullptr, 10) : 1;
@@ -65,7 +65,7 @@ TEST(Simulation, RandomDays) {
   }
 }
 
-TEST(Simulation, SameSeedSameTrace) {
+TEST(SimulationTest, SameSeedSameTrace) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     EXPECT_EQ(Simulate(seed, 500).trace, Simulate(seed, 500).trace) << "seed " << seed;
   }
@@ -79,13 +79,13 @@ uint64_t SeedsToFind(Bugs bugs) {
   return 0;
 }
 
-class ExecutorCanary : public testing::TestWithParam<ExecutorBug> {};
-TEST_P(ExecutorCanary, IsFound) {
+class ExecutorCanaryTest : public testing::TestWithParam<ExecutorBug> {};
+TEST_P(ExecutorCanaryTest, IsFound) {
   const uint64_t seeds = SeedsToFind({GetParam(), StreamBug::kNone});
   EXPECT_GT(seeds, 0u);
   std::printf("found at seed %d\n", static_cast<int>(seeds));
 }
-INSTANTIATE_TEST_SUITE_P(All, ExecutorCanary,
+INSTANTIATE_TEST_SUITE_P(All, ExecutorCanaryTest,
                          testing::Values(ExecutorBug::kLeakOnRelease, ExecutorBug::kDoubleFree,
                                          ExecutorBug::kSwapHeads, ExecutorBug::kEvictEarly,
                                          ExecutorBug::kForgetToEvict, ExecutorBug::kSkipFirstOfPage,
@@ -95,13 +95,13 @@ INSTANTIATE_TEST_SUITE_P(All, ExecutorCanary,
                                          ExecutorBug::kSwapSamples, ExecutorBug::kStaleStates,
                                          ExecutorBug::kForgetCount));
 
-class StreamCanary : public testing::TestWithParam<StreamBug> {};
-TEST_P(StreamCanary, IsFound) {
+class StreamCanaryTest : public testing::TestWithParam<StreamBug> {};
+TEST_P(StreamCanaryTest, IsFound) {
   const uint64_t seeds = SeedsToFind({ExecutorBug::kNone, GetParam()});
   EXPECT_GT(seeds, 0u);
   std::printf("found at seed %d\n", static_cast<int>(seeds));
 }
-INSTANTIATE_TEST_SUITE_P(All, StreamCanary,
+INSTANTIATE_TEST_SUITE_P(All, StreamCanaryTest,
                          testing::Values(StreamBug::kDropToken, StreamBug::kRepeatToken,
                                          StreamBug::kLoseFinish, StreamBug::kIgnoreCancel,
                                          StreamBug::kIgnoreDeadline, StreamBug::kLoseWakeup,

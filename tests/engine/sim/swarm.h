@@ -39,12 +39,12 @@ inline Swarm MakeSwarm(Random& random) {
   Swarm swarm;
   ExecutorLimits& limits = swarm.executor.limits;
   limits.lists_per_slot = random.Int(1, 4);
-  limits.max_slots = static_cast<int32_t>(random.Int(1, 8));
+  limits.max_num_seqs = static_cast<int32_t>(random.Int(1, 8));
   limits.max_model_len = random.Chance(0.5) ? random.Int(20, 130) : random.Int(130, 520);
   const int64_t whole = limits.lists_per_slot * PagesFor(limits.max_model_len);
   limits.num_pages =
       random.Chance(0.3) ? random.Int(limits.lists_per_slot, whole) : random.Int(whole, 3 * whole);
-  limits.max_batch_tokens = random.Chance(0.5) ? random.Int(1, 40) : random.Int(64, 300);
+  limits.max_num_batched_tokens = random.Chance(0.5) ? random.Int(1, 40) : random.Int(64, 300);
   limits.max_logit_rows = random.Chance(0.5) ? random.Int(1, 10) : random.Int(10, 64);
   limits.vocab_size = static_cast<int32_t>(random.Int(8, 40));
   limits.depth = random.Chance(0.3) ? 1 : random.Chance(0.8) ? 2 : 3;
@@ -54,8 +54,8 @@ inline Swarm MakeSwarm(Random& random) {
     swarm.executor.min_window = static_cast<int>(random.Int(0, 2));
     swarm.executor.max_window = swarm.executor.min_window + static_cast<int>(random.Int(0, 3));
   }
-  swarm.engine.max_queued_requests = random.Int(1, 30);
-  swarm.engine.max_queued_tokens = random.Chance(0.2) ? limits.max_model_len : 1 << 20;
+  swarm.engine.max_num_queued_reqs = random.Int(1, 30);
+  swarm.engine.max_num_queued_tokens = random.Chance(0.2) ? limits.max_model_len : 1 << 20;
   swarm.engine.priority_scheduling = random.Chance(0.7);
   if (random.Chance(0.5)) swarm.engine.eos_token_ids = {2};
   swarm.submit = random.Unit() * 0.4 + 0.02;

@@ -175,6 +175,8 @@ json AcpOf(const std::string& model, int64_t tokens, int32_t vocab) {
                            TempPath("acp.json"), "--dtype", "f32"});
   EXPECT_EQ(ran.status, 0) << ran.err;
   EXPECT_THAT(ran.out, HasSubstr("most local"));
+  EXPECT_THAT(ran.out,
+              HasSubstr("log mass that a row loses to evictions: the largest bound over all"));
   return json::parse(ReadWhole(TempPath("acp.json")));
 }
 
@@ -227,11 +229,16 @@ TEST(FoxEvalTest, MisuseIsToldInOneLine) {
       {{"logits", "--model", tiny, "--ids", "/nonexistent.json", "--out", out},
        "/nonexistent.json"},
       {{"logits", "--model", "/nonexistent", "--ids", TempPath("ids.json"), "--out", out}, ""},
-      {{"logits", "--model", tiny, "--ids", TempPath("bad.json"), "--out", out}, "no integer"},
+      {{"logits", "--model", tiny, "--ids", TempPath("bad.json"), "--out", out},
+       "entry 1 is no token id"},
       {{"logits", "--model", tiny, "--ids", TempPath("far.json"), "--out", out}, "4000"},
       {{"logits", "--model", tiny, "--ids", TempPath("ids.json"), "--out", "/nonexistent/x"},
        "cannot write"},
       {{"greedy", "--model", tiny, "--ids", TempPath("far.json")}, "4000"},
+      // A terabyte of pages.
+      {{"greedy", "--model", kDemo, "--ids", TempPath("ids.json"), "--acp", "off", "--dtype", "f64",
+        "--new", "16777216"},
+       "take fewer --ids, a smaller --new"},
       {{"perplexity", "--model", kDemo, "--text", "/nonexistent.txt"}, "/nonexistent.txt"},
       {{"perplexity", "--model", kDemo, "--text", TempPath("latin")}, "document 0"},
       {{"perplexity", "--model", kDemo, "--text", TempPath("empty")}, "no two tokens"},

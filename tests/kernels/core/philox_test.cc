@@ -6,7 +6,7 @@
 namespace fox {
 namespace {
 
-TEST(Philox, KnownAnswers) {
+TEST(PhiloxTest, KnownAnswers) {
   EXPECT_EQ(Philox4x32({0, 0, 0, 0}, {0, 0}),
             (PhiloxCounter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   const uint32_t ones = 0xffffffff;
@@ -16,7 +16,7 @@ TEST(Philox, KnownAnswers) {
             (PhiloxCounter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-TEST(Philox, UniformStaysBelowOneAndDependsOnAllBits) {
+TEST(PhiloxTest, UniformStaysBelowOneAndDependsOnAllBits) {
   double sum = 0.0;
   constexpr int kSamples = 100000;
   for (uint64_t i = 0; i < kSamples; ++i) {

@@ -43,19 +43,35 @@ TEST(Utf8, SurrogatesAndOverlongFormsAreInvalid) {
   EXPECT_TRUE(IsValidUtf8(std::string("a\0b", 3)));
 }
 
+std::string Replaced(std::string bytes, Utf8Replacement replacement) {
+  std::string out;
+  DrainUtf8(&bytes, true, replacement, &out);
+  EXPECT_EQ(bytes, "");
+  return out;
+}
+
 // The expected texts are Python's bytes.decode(errors="replace").
 TEST(Utf8, ReplacesMaximalSubparts) {
   const std::string r = "\xEF\xBF\xBD";
-  const auto replaced = [](std::string bytes) {
-    std::string out;
-    DrainUtf8(&bytes, true, &out);
-    return out;
+  const auto replaced = [](const std::string& bytes) {
+    return Replaced(bytes, Utf8Replacement::kSubpart);
   };
   EXPECT_EQ(replaced(Bytes({0xF0, 0x9F, 0x98, 'a'})), r + "a");
   EXPECT_EQ(replaced(Bytes({0xF0, 0x9F, 0xF0, 0x9F, 0x98, 0x80})), r + "\xF0\x9F\x98\x80");
   EXPECT_EQ(replaced(Bytes({0xED, 0xA0, 0x80})), r + r + r);
   EXPECT_EQ(replaced(Bytes({0xC0, 0x80, 'x'})), r + r + "x");
   EXPECT_EQ(replaced(Bytes({0xE2, 0x82})), r);
+}
+
+TEST(Utf8, ReplacesBytes) {
+  const std::string r = "\xEF\xBF\xBD";
+  const auto replaced = [](const std::string& bytes) {
+    return Replaced(bytes, Utf8Replacement::kByte);
+  };
+  EXPECT_EQ(replaced(Bytes({0xF0, 0x9F, 0x98, 'a'})), r + r + r + "a");
+  EXPECT_EQ(replaced(Bytes({0xF0, 0x9F, 0xF0, 0x9F, 0x98, 0x80})), r + r + "\xF0\x9F\x98\x80");
+  EXPECT_EQ(replaced(Bytes({0xE2, 0x82})), r + r);
+  EXPECT_EQ(replaced("\xEF\xBF\xBDx"), r + "x");  // the character itself is well-formed
 }
 
 // A two-byte text is valid if both bytes are ASCII, or it is a two-byte sequence.

@@ -115,13 +115,11 @@ __device__ inline SeqHead LoadSeqHead(const Decode& a, int index) {
   const int slot = LoadCoherent(a.batch.slot + seq);
   const int64_t position = LoadCoherent(a.batch.position + seq);
   const int64_t row = LoadCoherent(a.batch.row_begin + seq);
-  const int64_t list =
-      (static_cast<int64_t>(slot) * shape.layers + a.params.layer) * shape.kv_heads +
-      head / a.group;
+  const int64_t list = a.kv.ListIndex(slot, a.params.layer, head / a.group);
   SeqHead seq_head;
   seq_head.index = index;
   seq_head.length = static_cast<int>(position) + 1;
-  seq_head.table = a.kv.page_table + list * shape.max_pages;
+  seq_head.table = a.kv.Table(list);
   seq_head.first_live =
       LoadCoherent(a.schedule.first_visible_page != nullptr ? a.schedule.first_visible_page + index
                                                             : a.kv.first_live + list);

@@ -61,7 +61,7 @@ TEST(KernelAttributesTest, AreThoseOfTheCodeThatRuns) {
   EXPECT_GE(blocks, 1);
   EXPECT_EQ(blocks, again);
   EXPECT_EQ(CompiledArchitecture(nullptr), 0);
-  cudaGetLastError();  // what the line above left
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
 }  // namespace

@@ -260,11 +260,11 @@ class PrefillConsumer {
     return !WarpgroupAny(!proven, half_);
   }
 
-  // Asking costs a few percent of a tile's walk: most local heads see two tiles and never ask, and
-  // long walks ask seldom. A mask, for a remainder by a number that varies takes hundreds of
-  // cycles.
+  // Asking costs a few percent of a tile's walk: most local heads see two or three tiles and never
+  // ask, and long walks ask seldom. A mask, for a remainder by a number that varies takes hundreds
+  // of cycles.
   __device__ __forceinline__ static bool IsTimeToAsk(int visited) {
-    return (visited & (visited < 8 ? 1 : 7)) == 0;
+    return (visited & (visited < 8 ? 3 : 7)) == 0;
   }
 
   // --- walks: over tiles counter_, counter_ + 1, ...; afterwards counter_ is past the last one

@@ -1,12 +1,12 @@
 // ValidateRequest: special floats for every field, ids around the bounds, lengths around the
 // context.
-#include "engine/request.h"
+#include "engine/request_validation.h"
 
 #include <cmath>
 #include <functional>
 #include <string>
 
-#include "engine/engine.h"
+#include "engine/sampling_limits.h"
 #include "gtest/gtest.h"
 
 namespace fox {
@@ -20,9 +20,9 @@ ExecutorLimits Limits() {
   ExecutorLimits limits;
   limits.num_pages = 8;
   limits.lists_per_slot = 4;
-  limits.max_slots = 2;
+  limits.max_num_seqs = 2;
   limits.max_model_len = 50;
-  limits.max_batch_tokens = 16;
+  limits.max_num_batched_tokens = 16;
   limits.max_logit_rows = 16;
   limits.vocab_size = kVocab;
   return limits;
@@ -55,7 +55,7 @@ struct FloatField {
   std::function<bool(double)> legal;
 };
 
-TEST(ValidateRequest, SpecialFloatsOfEveryField) {
+TEST(RequestValidationTest, SpecialFloatsOfEveryField) {
   const FloatField fields[] = {
       {"temperature", [](Request& r, float x) { r.sampling.temperature = x; },
        [](double x) { return x >= 0 && x <= 100; }},
@@ -95,7 +95,7 @@ TEST(ValidateRequest, SpecialFloatsOfEveryField) {
   }
 }
 
-TEST(ValidateRequest, IdsAroundTheBounds) {
+TEST(RequestValidationTest, IdsAroundTheBounds) {
   const std::function<void(Request&, int32_t)> fields[] = {
       [](Request& r, int32_t id) { r.prompt[1] = id; },
       [](Request& r, int32_t id) { r.stop.stop_token_ids = {id}; },
@@ -116,7 +116,7 @@ TEST(ValidateRequest, IdsAroundTheBounds) {
   }
 }
 
-TEST(ValidateRequest, IntegersAroundTheBounds) {
+TEST(RequestValidationTest, IntegersAroundTheBounds) {
   struct Case {
     std::function<void(Request&, int32_t)> set;
     std::function<bool(int32_t)> legal;
@@ -142,7 +142,7 @@ TEST(ValidateRequest, IntegersAroundTheBounds) {
   }
 }
 
-TEST(ValidateRequest, Lengths) {
+TEST(RequestValidationTest, Lengths) {
   Request request = Good();
   request.prompt.clear();
   EXPECT_EQ(Code(request), kBad);
@@ -161,15 +161,19 @@ TEST(ValidateRequest, Lengths) {
   EXPECT_EQ(ValidateRequest(Good(), EngineOptions(), limits).code(), absl::StatusCode::kOutOfRange);
 }
 
-TEST(ValidateRequest, Lists) {
+TEST(RequestValidationTest, Lists) {
   Request request = Good();
   request.sampling.logit_bias = {{5, 1.0f}, {6, 1.0f}, {5, 2.0f}};
   EXPECT_EQ(Code(request), kBad);
   request = Good();
-  request.stop.stop_token_ids.assign(kVocab + 1, 3);
+  request.stop.stop_token_ids.assign(kMaxStopTokenIds + kMaxDefaultStopTokenIds, 3);
+  EXPECT_EQ(Code(request), kFine);
+  request.stop.stop_token_ids.push_back(3);
   EXPECT_EQ(Code(request), kBad);
   request = Good();
-  request.sampling.logprob_token_ids.assign(1025, 3);
+  request.sampling.logprob_token_ids.assign(128, 3);  // as on the wire
+  EXPECT_EQ(Code(request), kFine);
+  request.sampling.logprob_token_ids.push_back(3);
   EXPECT_EQ(Code(request), kBad);
   request = Good();
   request.sampling.allowed_token_ids = {0, 7};

@@ -1,5 +1,5 @@
 // FlagSet: see flag_set.h. Registration first, then parsing, then printing.
-#include "engine/tools/flag_set.h"
+#include "engine/flags/flag_set.h"
 
 #include <algorithm>
 #include <charconv>
@@ -108,6 +108,21 @@ void FlagSet::Double(const std::string& name, const std::string& value_name,
     return true;
   };
   flag.show = [target] { return absl::StrCat(*target); };
+  Add(std::move(flag));
+}
+
+void FlagSet::OptionalDouble(const std::string& name, const std::string& value_name,
+                             const std::string& help, std::optional<double>* target) {
+  Flag flag;
+  flag.name = name, flag.value_name = value_name, flag.help = help;
+  flag.expectation = "a finite number";
+  flag.assign = [target](const std::string& text) {
+    double value = 0;
+    if (!ParseDouble(text, &value)) return false;
+    *target = value;
+    return true;
+  };
+  flag.show = [target] { return *target ? absl::StrCat(**target) : std::string(); };
   Add(std::move(flag));
 }
 

@@ -1,10 +1,11 @@
 // FlagSet: forms, environment, errors and help.
-#include "engine/tools/flag_set.h"
+#include "engine/flags/flag_set.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
+#include <optional>
 
 namespace fox {
 namespace {
@@ -19,6 +20,7 @@ class FlagsTest : public ::testing::Test {
     set_.Int("grpc-port", "PORT", "the port", 0, 65535, &port_);
     set_.Group("Second");
     set_.Double("timeout", "SECONDS", "how long", 0, 10, &timeout_);
+    set_.OptionalDouble("tolerance", "X", "how much", &tolerance_);
     set_.Bool("verbose", "talk", &verbose_);
     set_.Choice("acp", {"off", "paper"}, "pruning", &acp_);
     set_.Strings("stop", "TEXT", "the end", &stop_);
@@ -36,6 +38,7 @@ class FlagsTest : public ::testing::Test {
   std::string model_ = "none", acp_ = "off";
   int64_t port_ = 50051;
   double timeout_ = 1;
+  std::optional<double> tolerance_;
   bool verbose_ = false;
   std::vector<std::string> stop_;
   std::map<std::string, std::string> environment_;
@@ -63,6 +66,20 @@ TEST_F(FlagsTest, BooleansCanBeTurnedOff) {
   ASSERT_TRUE(Parse({"--verbose=yes"}).ok());
   EXPECT_TRUE(verbose_);
   EXPECT_THAT(ErrorOf({"--verbose=maybe"}), HasSubstr("--verbose"));
+}
+
+TEST_F(FlagsTest, OptionalNumbersStayUnset) {
+  ASSERT_TRUE(Parse({}).ok());
+  EXPECT_FALSE(tolerance_.has_value());
+  EXPECT_THAT(set_.Help(), HasSubstr("how much\n"));  // no default
+  EXPECT_THAT(set_.Effective(), HasSubstr("--tolerance=\n"));
+  for (const char* value : {"", "nan", "-inf", "1e999", "1x"}) {
+    EXPECT_THAT(ErrorOf({std::string("--tolerance=") + value}), HasSubstr("not a finite number"));
+  }
+  EXPECT_FALSE(tolerance_.has_value());
+  ASSERT_TRUE(Parse({"--tolerance", "0"}).ok());
+  EXPECT_EQ(tolerance_, 0.0);
+  EXPECT_THAT(set_.Effective(), HasSubstr("--tolerance=0\n"));
 }
 
 TEST_F(FlagsTest, TheCommandLineWinsOverTheEnvironment) {

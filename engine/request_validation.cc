@@ -1,18 +1,16 @@
-// ValidateRequest: every range of request.h, checked before anything is queued. Float ranges are
-// written so that NaN fails. Messages name the field and never quote a prompt.
+// Messages name the field and never quote a prompt. See request_validation.h.
+#include "engine/request_validation.h"
+
 #include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "engine/engine.h"
+#include "engine/sampling_limits.h"
 
 namespace fox {
 namespace {
-
-// More ids to report beside each token than this is a mistake, not a use.
-constexpr size_t kMaxLogprobTokenIds = 1024;
 
 absl::Status Invalid(const std::string& field, const std::string& rule) {
   return absl::InvalidArgumentError(absl::StrCat(field, ": ", rule));
@@ -28,15 +26,15 @@ absl::Status CheckIds(const std::string& field, const std::vector<int32_t>& ids,
 }
 
 absl::Status CheckBias(const std::vector<std::pair<int32_t, float>>& bias, int32_t vocab) {
+  absl::Status status = CheckCount("logit_bias", bias.size(), kMaxLogitBiases);
   std::vector<int32_t> ids;
   ids.reserve(bias.size());
   for (const auto& [id, value] : bias) {
     ids.push_back(id);
-    if (!(value >= -100.0f && value <= 100.0f)) {
-      return Invalid("logit_bias", "values must be in [-100, 100]");
-    }
+    status.Update(CheckRange("logit_bias", value, kLogitBias));
   }
-  if (absl::Status status = CheckIds("logit_bias", ids, vocab); !status.ok()) return status;
+  status.Update(CheckIds("logit_bias", ids, vocab));
+  if (!status.ok()) return status;
   std::sort(ids.begin(), ids.end());
   if (std::adjacent_find(ids.begin(), ids.end()) != ids.end()) {
     return Invalid("logit_bias", "token ids must be distinct");
@@ -45,31 +43,20 @@ absl::Status CheckBias(const std::vector<std::pair<int32_t, float>>& bias, int32
 }
 
 absl::Status CheckNumbers(const SamplingParams& sampling) {
-  if (!(sampling.temperature >= 0.0f && sampling.temperature <= 100.0f)) {
-    return Invalid("temperature", "must be in [0, 100]");
-  }
-  if (!(sampling.top_p > 0.0f && sampling.top_p <= 1.0f)) {
-    return Invalid("top_p", "must be in (0, 1]");
-  }
-  if (sampling.top_k < 0) return Invalid("top_k", "must not be negative");
-  if (!(sampling.min_p >= 0.0f && sampling.min_p <= 1.0f)) {
-    return Invalid("min_p", "must be in [0, 1]");
-  }
-  if (!(sampling.presence_penalty >= -2.0f && sampling.presence_penalty <= 2.0f)) {
-    return Invalid("presence_penalty", "must be in [-2, 2]");
-  }
-  if (!(sampling.frequency_penalty >= -2.0f && sampling.frequency_penalty <= 2.0f)) {
-    return Invalid("frequency_penalty", "must be in [-2, 2]");
-  }
-  if (!(sampling.repetition_penalty > 0.0f && sampling.repetition_penalty <= 100.0f)) {
-    return Invalid("repetition_penalty", "must be in (0, 100]");
-  }
-  return absl::OkStatus();
+  absl::Status status = CheckRange("temperature", sampling.temperature, kTemperature);
+  status.Update(CheckRange("top_p", sampling.top_p, kTopP));
+  status.Update(CheckRange("min_p", sampling.min_p, kMinP));
+  status.Update(CheckRange("presence_penalty", sampling.presence_penalty, kPresencePenalty));
+  status.Update(CheckRange("frequency_penalty", sampling.frequency_penalty, kFrequencyPenalty));
+  status.Update(CheckRange("repetition_penalty", sampling.repetition_penalty, kRepetitionPenalty));
+  if (sampling.top_k < 0) status.Update(Invalid("top_k", "must not be negative"));
+  return status;
 }
 
 absl::Status CheckSampling(const SamplingParams& sampling, const EngineOptions& options,
                            int32_t vocab) {
-  if (absl::Status status = CheckNumbers(sampling); !status.ok()) return status;
+  absl::Status status = CheckNumbers(sampling);
+  if (!status.ok()) return status;
   const std::string logprob_rule = absl::StrCat("must be in [-1, ", options.max_logprobs, "]");
   if (sampling.logprobs < -1 || sampling.logprobs > options.max_logprobs) {
     return Invalid("logprobs", logprob_rule);
@@ -77,15 +64,12 @@ absl::Status CheckSampling(const SamplingParams& sampling, const EngineOptions& 
   if (sampling.prompt_logprobs < -1 || sampling.prompt_logprobs > options.max_logprobs) {
     return Invalid("prompt_logprobs", logprob_rule);
   }
-  if (sampling.logprob_token_ids.size() > kMaxLogprobTokenIds) {
-    return Invalid("logprob_token_ids", absl::StrCat("at most ", kMaxLogprobTokenIds));
-  }
-  if (absl::Status status = CheckBias(sampling.logit_bias, vocab); !status.ok()) return status;
-  if (absl::Status status = CheckIds("allowed_token_ids", sampling.allowed_token_ids, vocab);
-      !status.ok()) {
-    return status;
-  }
-  return CheckIds("logprob_token_ids", sampling.logprob_token_ids, vocab);
+  status.Update(
+      CheckCount("logprob_token_ids", sampling.logprob_token_ids.size(), kMaxLogprobTokenIds));
+  status.Update(CheckIds("logprob_token_ids", sampling.logprob_token_ids, vocab));
+  status.Update(CheckBias(sampling.logit_bias, vocab));
+  status.Update(CheckIds("allowed_token_ids", sampling.allowed_token_ids, vocab));
+  return status;
 }
 
 // Before min_tokens the stop ids are masked: something must be left to sample.
@@ -109,12 +93,10 @@ absl::Status CheckStop(const Request& request, const EngineOptions& options, int
   if (stop.min_tokens < 0 || stop.min_tokens > stop.max_tokens) {
     return Invalid("min_tokens", "must be in [0, max_tokens]");
   }
-  if (stop.stop_token_ids.size() > static_cast<size_t>(vocab)) {
-    return Invalid("stop_token_ids", "more than the vocabulary has");
-  }
-  if (absl::Status status = CheckIds("stop_token_ids", stop.stop_token_ids, vocab); !status.ok()) {
-    return status;
-  }
+  absl::Status status = CheckCount("stop_token_ids", stop.stop_token_ids.size(),
+                                   kMaxStopTokenIds + kMaxDefaultStopTokenIds);
+  status.Update(CheckIds("stop_token_ids", stop.stop_token_ids, vocab));
+  if (!status.ok()) return status;
   if (stop.min_tokens > 0 && !LeavesAToken(request, options, vocab)) {
     return Invalid("min_tokens", "every allowed token is a stop token");
   }

@@ -1,6 +1,5 @@
-// TimedOps: an Ops that forwards every call to another one and adds up the seconds each kind of
-// operation took, by the clock it is given: a wall clock where calls return when the work is done
-// (the CPU), a device's own clock where they do not (gpu_machine.h).
+// TimedOps: an Ops that forwards every call to another one and brackets it with the clock that it
+// is given: for benchmarks, which add up the seconds of each kind of operation, and for traces.
 #pragma once
 
 #include <array>
@@ -39,17 +38,14 @@ class OpClock {
   virtual ~OpClock() = default;
   virtual void Start() = 0;
   virtual void Stop(OpKind kind) = 0;
-  // Seconds since the last Take; waits for what is still running.
-  virtual OpSeconds Take() = 0;
+  // Seconds since the last Take; waits for what is still running. Zeros where nothing is summed.
+  virtual OpSeconds Take() { return {}; }
 };
-
-// For backends whose calls return when the work is done.
-std::unique_ptr<OpClock> MakeWallClock();
 
 class TimedOps : public Ops {
  public:
   // `clock` may be null: nothing is timed.
-  TimedOps(std::unique_ptr<Ops> ops, std::unique_ptr<OpClock> clock)
+  TimedOps(std::unique_ptr<Ops> ops, std::shared_ptr<OpClock> clock)
       : ops_(std::move(ops)), clock_(std::move(clock)) {}
 
   // Whether operations are timed from now on; at first they are.
@@ -94,7 +90,7 @@ class TimedOps : public Ops {
   }
 
   std::unique_ptr<Ops> ops_;
-  std::unique_ptr<OpClock> clock_;
+  const std::shared_ptr<OpClock> clock_;
   bool timing_ = true;
 };
 

@@ -1,26 +1,7 @@
 // Forwarding, one line an operation. See timed_ops.h.
-#include "tests/bench/timed_ops.h"
-
-#include "tests/bench/measurement.h"
+#include "engine/timed_ops.h"
 
 namespace fox {
-namespace {
-
-class WallClock : public OpClock {
- public:
-  void Start() override { start_ = Now(); }
-  void Stop(OpKind kind) override { seconds_[kind] += Now() - start_; }
-  OpSeconds Take() override { return std::exchange(seconds_, {}); }
-
- private:
-  double start_ = 0;
-  OpSeconds seconds_;
-};
-
-}  // namespace
-
-std::unique_ptr<OpClock> MakeWallClock() { return std::make_unique<WallClock>(); }
-
 const char* NameOf(OpKind kind) {
   static constexpr std::array<const char*, kOpKinds> kNames = {
       "linear", "attention", "append", "evict", "embed", "gather_rows", "sample", "copy"};

@@ -1,0 +1,35 @@
+// AcpStats: what pruning did for one slot since it was last released, or for one request over all
+// the slots that it held.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/acp.h"
+
+namespace fox {
+
+struct AcpStats {
+  int64_t blocks_total = 0;  // (row, head, page) visits in the causal range
+  int64_t blocks_pruned = 0;
+  int64_t pages_allocated = 0;
+  int64_t pages_evicted = 0;
+  int64_t peak_pages = 0;
+  double max_log_evicted_mass = kNoMass;  // certificate, <= log eps
+  double log_tolerance = kNoMass;         // log eps of the request; no sum touches it
+
+  // Pages of a slot now.
+  int64_t live_pages() const { return pages_allocated - pages_evicted; }
+
+  AcpStats& operator+=(const AcpStats& other) {
+    blocks_total += other.blocks_total;
+    blocks_pruned += other.blocks_pruned;
+    pages_allocated += other.pages_allocated;
+    pages_evicted += other.pages_evicted;
+    peak_pages = std::max(peak_pages, other.peak_pages);
+    max_log_evicted_mass = std::max(max_log_evicted_mass, other.max_log_evicted_mass);
+    return *this;
+  }
+};
+
+}  // namespace fox

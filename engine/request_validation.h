@@ -1,0 +1,16 @@
+// Request validation: every range of request.h, checked before anything is queued.
+#pragma once
+
+#include "absl/status/status.h"
+#include "engine/engine_options.h"
+#include "engine/request.h"
+#include "engine/step_executor.h"
+
+namespace fox {
+
+// Checks ranges and sizes against the model and the pool. InvalidArgument names the field;
+// OutOfRange: longer than the context or than the whole pool could hold.
+absl::Status ValidateRequest(const Request& request, const EngineOptions& options,
+                             const ExecutorLimits& limits);
+
+}  // namespace fox

@@ -1,0 +1,41 @@
+// TraceFile: a file of Chrome trace events, for chrome://tracing and ui.perfetto.dev. It is whole
+// JSON after every write, so whatever ends the process leaves a file that loads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace fox {
+
+// One thread at a time.
+class TraceFile {
+ public:
+  static constexpr int64_t kMaxBytes = int64_t{256} << 20;
+
+  // Creates or empties the file. InvalidArgument: it cannot be written.
+  static absl::StatusOr<std::unique_ptr<TraceFile>> Create(const std::string& path,
+                                                           int64_t max_bytes = kMaxBytes);
+  ~TraceFile();  // Flush()
+  TraceFile(const TraceFile&) = delete;
+  TraceFile& operator=(const TraceFile&) = delete;
+
+  // Adds one event, a JSON object, with the next Flush. The event that would pass `max_bytes` and
+  // all later ones are left out; the last event says so, and the log.
+  void Add(const std::string& event);
+  void Flush();
+
+ private:
+  TraceFile(int fd, int64_t max_bytes) : fd_(fd), max_bytes_(max_bytes) {}
+  void End(const char* reason);
+
+  const int fd_;
+  const int64_t max_bytes_;
+  int64_t end_ = 0;      // of the last event in the file; what follows closes the list
+  std::string pending_;  // events to be written, each behind its comma
+  bool ended_ = false;   // nothing is added any more
+};
+
+}  // namespace fox

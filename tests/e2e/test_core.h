@@ -1,0 +1,43 @@
+// TestCore: a server without its port: engine over a ScriptedExecutor, and core. TestServer adds
+// the port.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "fox/v1/inference.pb.h"
+#include "server/server_core.h"
+#include "tests/e2e/character_tokenizer.h"
+#include "tests/e2e/scripted_executor.h"
+
+namespace fox {
+
+struct TestCoreOptions {
+  int32_t max_slots = 4;
+  int64_t max_model_len = 4096;
+  int64_t max_queued_requests = 64;
+  bool with_tokenizer = true;
+  AcpMode acp = AcpMode::kCertified;
+};
+
+class TestCore {
+ public:
+  explicit TestCore(const TestCoreOptions& options = {});
+  ~TestCore();
+
+  // Waits until nothing runs and every page is free; false after five seconds.
+  bool WaitIdle();
+
+  std::shared_ptr<ExecutorScript> script = std::make_shared<ExecutorScript>();
+  CharacterTokenizer tokenizer;
+  std::unique_ptr<ScriptedExecutor> executor;
+  std::unique_ptr<EngineThread> engine;
+  std::unique_ptr<ServerCore> core;
+};
+
+// A request for `max_tokens` greedy tokens after `prompt`.
+v1::GenerateRequest GreedyRequest(const std::string& prompt, uint32_t max_tokens);
+// What the scripted executor generates after bos and `prompt`.
+std::string ExpectedText(const std::string& prompt, int tokens);
+
+}  // namespace fox

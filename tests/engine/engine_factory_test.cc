@@ -1,0 +1,55 @@
+// What is refused before a file is opened, and which flag the refusal names.
+#include "engine/engine_factory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+namespace fox {
+namespace {
+
+using ::testing::StartsWith;
+
+absl::Status LoadWith(const std::function<void(EngineConfig&)>& change) {
+  EngineConfig config;
+  config.model_dir = "no-such-directory";
+  change(config);
+  return LoadEngine(config).status();
+}
+
+TEST(EngineFactoryTest, WrongValuesAreRefusedBeforeTheModelIsOpened) {
+  const std::pair<const char*, std::function<void(EngineConfig&)>> cases[] = {
+      {"--max-num-seqs", [](EngineConfig& c) { c.runner.max_num_seqs = 0; }},
+      {"--max-num-batched-tokens", [](EngineConfig& c) { c.runner.max_num_batched_tokens = -1; }},
+      {"--gpu-memory-utilization", [](EngineConfig& c) { c.gpu_memory_utilization = 0; }},
+      {"--gpu-memory-utilization", [](EngineConfig& c) { c.gpu_memory_utilization = 1.01; }},
+      {"--log-tolerance", [](EngineConfig& c) { c.log_tolerance = 0; }},
+      {"--log-tolerance", [](EngineConfig& c) { c.log_tolerance = -HUGE_VAL; }},
+      {"--log-tolerance", [](EngineConfig& c) { c.log_tolerance = NAN; }},
+  };
+  for (const auto& [flag, change] : cases) {
+    const absl::Status status = LoadWith(change);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), StartsWith(flag));
+  }
+  EXPECT_EQ(LoadWith([](EngineConfig& c) { c.log_tolerance = -1e-9; }).code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST(EngineFactoryTest, StepSizesLetEverySequenceDecode) {
+  RunnerOptions options;
+  options.max_num_seqs = 600;
+  EXPECT_EQ(WithStepSizes(options, false).max_num_batched_tokens, 600);
+  EXPECT_EQ(WithStepSizes(options, true).max_num_batched_tokens, 8192);
+  EXPECT_EQ(WithStepSizes(options, false).max_logit_rows, 600);
+  options.max_num_seqs = 2;
+  EXPECT_EQ(WithStepSizes(options, false).max_num_batched_tokens, 512);
+  EXPECT_EQ(WithStepSizes(options, false).max_logit_rows, 128);
+  options.max_num_batched_tokens = 33;
+  EXPECT_EQ(WithStepSizes(options, true).max_num_batched_tokens, 33);
+}
+
+}  // namespace
+}  // namespace fox

@@ -1,0 +1,148 @@
+// How many pages the pool gets of the memory that there is, and what is refused.
+#include "engine/memory_budget.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace fox {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kLists = 6;  // 3 layers, 2 kv heads
+
+ModelConfig Model() {
+  ModelConfig config;
+  config.vocab_size = 100;
+  config.hidden_size = 64;
+  config.intermediate_size = 128;
+  config.num_layers = 3;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim = 16;
+  return config;
+}
+
+RunnerOptions Options(AcpMode acp = AcpMode::kCertified) {
+  RunnerOptions options;
+  options.acp = acp;
+  options.max_slots = 2;
+  return options;
+}
+
+int64_t PageBytes() { return static_cast<int64_t>(CacheShape(Model(), Options()).page_bytes()); }
+
+// The options after planning, or the error.
+absl::StatusOr<RunnerOptions> Plan(const MemoryRequest& request, RunnerOptions options = Options(),
+                                   const ModelConfig& config = Model()) {
+  const absl::Status status = PlanMemory(config, request, options);
+  if (!status.ok()) return status;
+  return options;
+}
+
+TEST(MemoryBudgetTest, ThePoolFillsWhatThereIs) {
+  // 5 rows of pages, one page and a byte.
+  const int64_t bytes = (5 * kLists + 1) * PageBytes() + 1;
+  for (const MemoryRequest& request :
+       {MemoryRequest{.available_bytes = bytes},
+        MemoryRequest{.kv_cache_bytes = bytes, .available_bytes = 7}}) {
+    const auto plan = Plan(request);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->num_pages, 5 * kLists + 1);
+    EXPECT_EQ(plan->max_model_len, 5 * kPageTokens);
+  }
+}
+
+TEST(MemoryBudgetTest, TheLongestSequence) {
+  const int64_t plenty = 10000 * kLists * PageBytes();
+  EXPECT_EQ(Plan({.available_bytes = plenty})->max_model_len, 131072);
+  EXPECT_EQ(Plan({.available_bytes = plenty, .max_model_len = 1 << 20})->max_model_len, 1 << 20);
+  ModelConfig rope = Model();
+  rope.use_rope = true;
+  rope.max_position_embeddings = 4096;
+  EXPECT_EQ(Plan({.available_bytes = plenty}, Options(), rope)->max_model_len, 4096);
+  EXPECT_EQ(
+      Plan({.available_bytes = plenty, .max_model_len = 5000}, Options(), rope)->max_model_len,
+      5000);
+}
+
+TEST(MemoryBudgetTest, LessThanOnePageOfEachListIsRefused) {
+  EXPECT_TRUE(Plan({.available_bytes = kLists * PageBytes()}).ok());
+  const absl::Status status = Plan({.available_bytes = kLists * PageBytes() - 1}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--kv-cache-mb"));
+}
+
+TEST(MemoryBudgetTest, APoolForSoManyTokensIsNoLarger) {
+  const int64_t plenty = 1000 * kLists * PageBytes();
+  for (const AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
+    const auto pages = [&](int64_t tokens) {
+      const auto plan =
+          Plan({.available_bytes = plenty, .max_model_len = tokens, .kv_cache_tokens = tokens},
+               Options(acp));
+      EXPECT_TRUE(plan.ok()) << plan.status();
+      return plan.ok() ? plan->num_pages : -1;
+    };
+    EXPECT_EQ(pages(1), kLists);
+    EXPECT_EQ(pages(64), kLists);
+    EXPECT_EQ(pages(65), 2 * kLists);
+    EXPECT_EQ(pages(1000), 16 * kLists);
+  }
+}
+
+// Tokens that fit only if some are evicted: tried where eviction is on, refused at once where it is
+// not. The error says how much is needed and how much there is.
+TEST(MemoryBudgetTest, APoolForMoreTokensThanFit) {
+  const MemoryRequest request{
+      .available_bytes = 2 * kLists * PageBytes(), .max_model_len = 1000, .kv_cache_tokens = 1000};
+  for (const AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
+    const auto plan = Plan(request, Options(acp));
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->num_pages, 2 * kLists);
+    EXPECT_EQ(plan->max_model_len, 1000);
+  }
+  const absl::Status off = Plan(request, Options(AcpMode::kOff)).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(off)) << off;
+  EXPECT_THAT(std::string(off.message()), HasSubstr("the KV cache of 1000 tokens takes"));
+  const absl::Status none = Plan({.max_model_len = 64, .kv_cache_tokens = 64}).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(none)) << none;
+  EXPECT_THAT(std::string(none.message()), HasSubstr("but 0.0 MiB are left for it"));
+}
+
+// A device of which only the memory is asked for.
+class FakeQueue final : public DeviceQueue {
+ public:
+  FakeQueue(size_t total, size_t free) : total_(total), free_(free) {}
+  Stream stream() const override { return nullptr; }
+  Buffer AllocatePinned(size_t) override { return {}; }
+  void CopyToPinned(const void*, size_t, void*, Stream) override {}
+  std::unique_ptr<Event> MakeEvent() override { return nullptr; }
+  std::unique_ptr<Graph> Capture(Stream, const std::function<void()>&) override { return nullptr; }
+  const char* error() const override { return nullptr; }
+  size_t free_bytes() const override { return free_; }
+  size_t total_bytes() const override { return total_; }
+
+ private:
+  size_t total_, free_;
+};
+
+TEST(MemoryBudgetTest, ADevicesPagesComeOutOfWhatIsFree) {
+  constexpr int64_t kGib = 1 << 30;
+  FoxWeights weights;
+  weights.config = Model();
+  const auto available = [&](double utilization, int64_t free) {
+    FakeQueue queue(64 * kGib, static_cast<size_t>(free));
+    return AvailableDeviceBytes(queue, utilization, weights, Options());
+  };
+  const int64_t all = available(1, 64 * kGib);
+  // The work space, and little else for so small a model.
+  EXPECT_LT(all, 63 * kGib);
+  EXPECT_GT(all, 62 * kGib);
+  EXPECT_EQ(all - available(1, 50 * kGib), 14 * kGib);  // another program's memory, or weights
+  EXPECT_EQ(all - available(0.5, 64 * kGib), 32 * kGib);
+  EXPECT_EQ(available(0.5, 32 * kGib), 0);  // never below nothing
+  EXPECT_EQ(available(1, 0), 0);
+}
+
+}  // namespace
+}  // namespace fox

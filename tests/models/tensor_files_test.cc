@@ -1,0 +1,142 @@
+// TensorFiles: one file or shards, and an index that agrees with them tensor by tensor.
+#include "models/tensor_files.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "tests/models/refused.h"
+#include "tests/models/safetensors_writer.h"
+
+namespace fox {
+namespace {
+
+constexpr char kIndex[] = "model.safetensors.index.json";
+
+absl::StatusOr<TensorFiles> OpenDir(const TemporaryDir& dir) {
+  return TensorFiles::Open(*ModelDir::Open(dir.path()));
+}
+
+// Four tensors in two shards.
+struct Shards {
+  Shards() {
+    for (const std::string name : {"embed", "layer.0", "layer.1", "norm"}) {
+      const int shard = name.starts_with("layer") ? 1 : 0;
+      tensors[shard][name] = {"F32", {1}, name.substr(0, 4)};
+      weight_map[name] = shard == 1 ? "b.safetensors" : "a.safetensors";
+    }
+  }
+  absl::StatusOr<TensorFiles> Open() const {
+    dir.Write("a.safetensors", SafetensorsBytes(tensors[0]));
+    dir.Write("b.safetensors", SafetensorsBytes(tensors[1]));
+    std::string index = R"({"metadata": {"total_size": 1}, "weight_map": {)";
+    for (const auto& [name, shard] : weight_map) {
+      if (index.back() != '{') index += ",";
+      index += "\"" + name + "\":\"" + shard + "\"";
+    }
+    dir.Write(kIndex, index + "}}");
+    return OpenDir(dir);
+  }
+
+  TensorSpecs tensors[2];
+  std::map<std::string, std::string> weight_map;
+  TemporaryDir dir;
+};
+
+std::string BytesOf(const TensorFiles& files, const std::string& name) {
+  const auto& data = files.tensors().at(name).data;
+  return {reinterpret_cast<const char*>(data.data()), data.size()};
+}
+
+TEST(TensorFilesTest, JoinsTheShards) {
+  const Shards shards;
+  const auto files = shards.Open();
+  ASSERT_TRUE(files.ok()) << files.status();
+  EXPECT_EQ(files->tensors().size(), 4u);
+  EXPECT_EQ(BytesOf(*files, "norm"), "norm");
+  EXPECT_EQ(BytesOf(*files, "layer.1"), "laye");
+  EXPECT_TRUE(files->CheckUnchanged().ok());
+  shards.dir.Write("b.safetensors", "other");
+  ExpectRefused(files->CheckUnchanged(), "b.safetensors: changed");
+}
+
+TEST(TensorFilesTest, TheSingleFileWinsOverAnyIndex) {
+  const Shards shards;
+  ASSERT_TRUE(shards.Open().ok());
+  shards.dir.Write(kIndex, "no index at all");
+  ASSERT_FALSE(OpenDir(shards.dir).ok());
+  shards.dir.Write("model.safetensors", SafetensorsBytes(shards.tensors[0]));
+  const auto files = OpenDir(shards.dir);
+  ASSERT_TRUE(files.ok()) << files.status();
+  EXPECT_EQ(files->tensors().size(), 2u);
+}
+
+TEST(TensorFilesTest, ShardsAndIndexAgree) {
+  const std::string unopened = std::string(kIndex) + ": the shard of \"norm\" cannot be opened: ";
+  const std::pair<std::function<void(Shards&)>, std::string> kCases[] = {
+      {[](Shards& s) { s.weight_map["norm"] = "c.safetensors"; },
+       unopened + "c.safetensors: no such file"},
+      {[](Shards& s) { s.weight_map["norm"] = "../a.safetensors"; },
+       unopened + "a file name leaves the model directory"},
+      {[](Shards& s) { s.weight_map["norm"] = s.dir.File("a.safetensors"); },
+       unopened + "a file name leaves the model directory"},
+      {[](Shards& s) { s.weight_map["norm"] = ""; }, unopened + ": no such file"},
+      {[](Shards& s) { s.weight_map["norm"] = "."; }, unopened + ".: is not a regular file"},
+      {[](Shards& s) { s.weight_map["norm"] = "model.safetensors.index.json"; },
+       std::string(kIndex) + ": header"},
+      {[](Shards& s) { s.weight_map["norm"] = "b.safetensors"; },
+       "\"norm\" is not in its shard b.safetensors"},
+      {[](Shards& s) { s.weight_map["x"] = "b.safetensors"; },
+       "\"x\" is not in its shard b.safetensors"},
+      {[](Shards& s) { s.weight_map.erase("norm"); },
+       "shard a.safetensors holds \"norm\", which the index does not place there"},
+      {[](Shards& s) { s.tensors[0].erase("norm"); }, "\"norm\" is not in its shard a.safetensors"},
+      {[](Shards& s) { s.tensors[1]["norm"] = s.tensors[0]["norm"]; },
+       "shard b.safetensors holds \"norm\""},
+      {[](Shards& s) { s.tensors[1]["x"] = s.tensors[0]["norm"]; }, "holds \"x\""},
+  };
+  for (const auto& [damage, part] : kCases) {
+    SCOPED_TRACE(part);
+    Shards shards;
+    damage(shards);
+    ExpectRefused(shards.Open().status(), part);
+  }
+}
+
+TEST(TensorFilesTest, MalformedIndex) {
+  const Shards shards;
+  ASSERT_TRUE(shards.Open().ok());
+  const std::string good = FileContent(shards.dir.File(kIndex));
+  const std::pair<std::string, const char*> kCases[] = {
+      {"", "not valid JSON"},
+      {good + std::string("\0garbage", 8), "not valid JSON"},
+      {good + "{}", "not valid JSON"},
+      {"[]", "object weight_map"},
+      {"{}", "object weight_map"},
+      {R"({"weight_map": []})", "object weight_map"},
+      {R"({"weight_map": {"a": 1}})", "\"a\" must name a file"},
+      {R"({"weight_map": {"a": "a.safetensors", "a": "b.safetensors"}})", "duplicate key"},
+      {R"({"weight_map": {"a": "a\u0000.safetensors"}})", "shard of \"a\" cannot be opened"},
+  };
+  for (const auto& [index, part] : kCases) {
+    SCOPED_TRACE(index);
+    shards.dir.Write(kIndex, index);
+    ExpectRefused(OpenDir(shards.dir).status(), part);
+    ExpectRefused(OpenDir(shards.dir).status(), kIndex);
+  }
+}
+
+TEST(TensorFilesTest, NoWeightsAtAll) {
+  const TemporaryDir dir;
+  ExpectRefused(OpenDir(dir).status(), "neither model.safetensors nor");
+  EXPECT_TRUE(absl::IsNotFound(OpenDir(dir).status()));
+  dir.Write("pytorch_model.bin", "");
+  ExpectRefused(OpenDir(dir).status(), "there is pytorch_model.bin: run ./run convert");
+}
+
+}  // namespace
+}  // namespace fox

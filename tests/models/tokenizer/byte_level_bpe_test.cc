@@ -1,0 +1,82 @@
+// ByteLevelBpe::Create: what it refuses, and which file it blames.
+#include "models/tokenizer/byte_level_bpe.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/models/refused.h"
+#include "tests/models/tokenizer/small_vocabulary.h"
+
+namespace fox {
+namespace {
+
+AddedToken Added(const std::string& content, int32_t id) {
+  AddedToken token;
+  token.content = content;
+  token.id = id;
+  token.file = "A";
+  return token;
+}
+
+TEST(ByteLevelBpeTest, ErrorsNameTheFileAtFault) {
+  using Damage = std::function<void(BpeDefinition&)>;
+  const std::pair<Damage, const char*> kCases[] = {
+      {[](auto& d) { d.vocab["new"] = 300; }, "V: token \"new\" has id 300, outside"},
+      {[](auto& d) { d.vocab["new"] = -1; }, "V: token \"new\" has id -1, outside"},
+      {[](auto& d) { d.vocab["new"] = 256; }, "V: tokens "},
+      {[](auto& d) { d.vocab["new"] = 260; }, "V: no token has the id 259 of 260"},
+      {[](auto& d) {
+         d.vocab.erase("!");
+         d.vocab["new"] = '!';
+       },
+       "V: no token for the byte 33"},
+      {[](auto& d) { d.merges.emplace_back("a", "c"); },
+       "M: merge of \"a\" and \"c\" needs a token that is not in V"},
+      {[](auto& d) { d.merges.emplace_back("", "a"); }, "M: merge of \"\" and \"a\""},
+      {[](auto& d) { d.added = {Added("new", 300)}; }, "A: token \"new\" has id 300, outside"},
+      {[](auto& d) { d.added = {Added("new", 256)}; }, "A: tokens \"ab\" and \"new\" share the id"},
+      {[](auto& d) { d.added = {Added("ab", 259)}; },
+       "A: added token \"ab\" has the id 259, but 256 in V"},
+      {[](auto& d) { d.added = {Added("", 259)}; }, "A: added token of 0 bytes"},
+      {[](auto& d) { d.added = {Added(std::string(513, 'x'), 259)}; }, "A: added token of 513"},
+      {[](auto& d) {
+         d.added = {Added("x", 120), Added("x", 120)};
+       },
+       "A: added token \"x\" is"},
+      {[](auto& d) { d.bos = Added("<s>", 0); }, "A: bos_token \"<s>\" is not a token"},
+      {[](auto& d) { d.eos = Added("<s>", 0); }, "A: eos_token \"<s>\" is not a token"},
+      {[](auto& d) { d.unk = Added("<s>", 0); }, "A: unk_token \"<s>\" is not a token"},
+      {[](auto& d) { d.prefix = {259}; }, "V: unknown special token id 259"},
+      {[](auto& d) { d.suffix = {-1}; }, "V: unknown special token id -1"},
+  };
+  ASSERT_TRUE(ByteLevelBpe::Create(SmallDefinition(), 300).ok());
+  for (const auto& [damage, message] : kCases) {
+    BpeDefinition definition = SmallDefinition();
+    damage(definition);
+    const absl::Status status = ByteLevelBpe::Create(definition, 300).status();
+    ExpectRefused(status, message);
+    EXPECT_EQ(std::string(status.message()).rfind(std::string(message).substr(0, 3), 0), 0u)
+        << status;
+  }
+}
+
+TEST(ByteLevelBpeTest, RolesAreAddedTokens) {
+  BpeDefinition definition = SmallDefinition();
+  definition.added = {Added("<|endoftext|>", 258), Added("<x>", 259)};
+  definition.bos = Added("<|endoftext|>", 0);
+  definition.unk = Added("<x>", 0);
+  const auto bpe = ByteLevelBpe::Create(definition, 260);
+  ASSERT_TRUE(bpe.ok()) << bpe.status();
+  EXPECT_EQ((*bpe)->info().bos_id, 258);
+  EXPECT_EQ((*bpe)->info().eos_id, std::nullopt);
+  EXPECT_EQ((*bpe)->info().unk_id, 259);
+  EXPECT_EQ((*bpe)->info().vocab_size, 260);
+  EXPECT_EQ(*(*bpe)->Encode("abcab<x>", false), (std::vector<int32_t>{257, 256, 259}));
+}
+
+}  // namespace
+}  // namespace fox

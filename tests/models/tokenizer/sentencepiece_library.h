@@ -1,0 +1,26 @@
+// The sentencepiece library's own decoding, to compare ours with. Types of the standard library
+// only: see sentencepiece_model.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fox {
+
+class SentencePieceLibrary {
+ public:
+  // Aborts when the library refuses the model.
+  explicit SentencePieceLibrary(const std::string& serialized);
+  ~SentencePieceLibrary();
+
+  // REQUIRES: every id is that of a piece.
+  std::string Decode(const std::vector<int32_t>& ids) const;
+
+ private:
+  struct Processor;
+  std::unique_ptr<Processor> processor_;
+};
+
+}  // namespace fox

@@ -1,0 +1,177 @@
+// Decoding of any ids, whole and streamed, against the sentencepiece library itself.
+#include "models/tokenizer/sentencepiece_tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "models/tokenizer/token_stream.h"
+#include "models/tokenizer/utf8.h"
+#include "tests/models/tokenizer/model_proto_writer.h"
+#include "tests/models/tokenizer/sentencepiece_library.h"
+#include "tests/models/tokenizer/test_files.h"
+
+namespace fox {
+namespace {
+
+using Ids = std::vector<int32_t>;
+
+std::string DemoModel() { return RepositoryFile("models/demo/tokenizer.model"); }
+
+// Every kind of piece, with spaces and what looks like one in all places.
+std::string OddModel() {
+  return Start() + Letters() + BytePieces(256) + Trainer(true) +
+         PieceField("\u2581a", PieceType::kNormal) + PieceField("a\u2581b", PieceType::kNormal) +
+         PieceField("\u2581\u2581", PieceType::kNormal) +
+         PieceField(" a", PieceType::kUserDefined) + PieceField("\u2581 ", PieceType::kNormal) +
+         PieceField("\u2581c", PieceType::kUserDefined) + PieceField("\u00e9", PieceType::kNormal) +
+         PieceField("\u2581u", PieceType::kUnused) + PieceField("\uFFFD", PieceType::kNormal) +
+         PieceField("<more>", PieceType::kControl);
+}
+
+// A model through our eyes and the library's.
+class Both {
+ public:
+  explicit Both(const std::string& model)
+      : library_(model), file_(*CheckSentencePieceModel(model)) {
+    auto created = SentencePieceTokenizer::Create(model, true, 100000);
+    EXPECT_TRUE(created.ok()) << created.status();
+    tokenizer_ = *std::move(created);
+    for (size_t id = 0; id < file_.pieces.size(); ++id) {
+      ids_of_type_[static_cast<size_t>(file_.pieces[id].type)].push_back(static_cast<int32_t>(id));
+    }
+  }
+
+  std::string Library(const Ids& ids) const { return library_.Decode(ids); }
+  std::string Ours(const Ids& ids) const { return Detokenize(*tokenizer_, ids, true); }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  bool IsByte(int32_t id) const { return TypeOf(id) == PieceType::kByte; }
+  // REQUIRES: the model has byte pieces.
+  int32_t ByteId(uint8_t byte) const {
+    return ids_of_type_[static_cast<size_t>(PieceType::kByte)][byte];
+  }
+
+  // Ids of all kinds, kinds that are rare in the vocabulary as often as the others.
+  Ids Random(std::mt19937& rng) const {
+    Ids ids;
+    const size_t length = 1 + rng() % 12;
+    while (ids.size() < length) {
+      const auto& kind = ids_of_type_[1 + rng() % (ids_of_type_.size() - 1)];
+      if (kind.empty()) continue;
+      const int32_t id = kind[rng() % kind.size()];
+      if (IsByte(id)) {
+        AppendBytes(rng, &ids);
+      } else {
+        ids.push_back(id);
+      }
+    }
+    return ids;
+  }
+
+ private:
+  PieceType TypeOf(int32_t id) const { return file_.pieces[static_cast<size_t>(id)].type; }
+
+  // One byte, or a character of which some bytes may be lost.
+  void AppendBytes(std::mt19937& rng, Ids* ids) const {
+    if (rng() % 2 == 0) return ids->push_back(ByteId(static_cast<uint8_t>(rng())));
+    std::string character;
+    AppendUtf8(0x80u << (rng() % 13), &character);
+    for (const char byte : character) {
+      if (rng() % 8 != 0) ids->push_back(ByteId(static_cast<uint8_t>(byte)));
+    }
+  }
+
+  SentencePieceLibrary library_;
+  SentencePieceFile file_;
+  std::unique_ptr<SentencePieceTokenizer> tokenizer_;
+  std::vector<Ids> ids_of_type_ = std::vector<Ids>(7);  // by PieceType
+};
+
+// A stream gives each text as soon as no later token can change it.
+void ExpectStreams(const Both& both, const Ids& ids) {
+  TokenStream stream(both.tokenizer(), true);
+  std::string text;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const std::string part = stream.Push(ids[i]);
+    ASSERT_TRUE(IsValidUtf8(part));
+    text += part;
+    const std::string now = both.Library(Ids(ids.begin(), ids.begin() + static_cast<int>(i) + 1));
+    if (!both.IsByte(ids[i])) {
+      ASSERT_EQ(text, now);
+      continue;
+    }
+    // Of the bytes at the end, one U+FFFD each for now, up to three are held back.
+    ASSERT_EQ(now.compare(0, text.size(), text), 0);
+    ASSERT_LE(now.size() - text.size(), 3 * 3u);
+  }
+  ASSERT_EQ(text + stream.Finish(), both.Library(ids));
+}
+
+void ExpectDecodesLikeTheLibrary(const std::string& model, uint32_t seed, int rounds) {
+  const Both both(model);
+  std::mt19937 rng(seed);
+  for (int round = 0; round < rounds; ++round) {
+    const Ids ids = both.Random(rng);
+    ASSERT_EQ(both.Ours(ids), both.Library(ids)) << ::testing::PrintToString(ids);
+    ExpectStreams(both, ids);
+    if (::testing::Test::HasFatalFailure()) FAIL() << ::testing::PrintToString(ids);
+  }
+}
+
+TEST(SentencePieceTokenizerTest, RandomIdsOfTheDemoModel) {
+  ExpectDecodesLikeTheLibrary(DemoModel(), 1, 5000);
+}
+
+TEST(SentencePieceTokenizerTest, RandomIdsUnderEverySetting) {
+  uint32_t seed = 2;
+  for (const std::string& model : {DemoModel(), OddModel()}) {
+    for (const bool prefix : {false, true}) {
+      for (const bool extra : {false, true}) {
+        SCOPED_TRACE(seed);
+        ExpectDecodesLikeTheLibrary(model + Spaces(prefix, extra), seed++, 1000);
+      }
+    }
+  }
+  for (const std::string& surface :
+       {std::string(), std::string(" "), std::string("\u2581"), std::string("x\0y", 3)}) {
+    SCOPED_TRACE(surface);
+    ExpectDecodesLikeTheLibrary(OddModel() + UnkSurface(surface), seed++, 500);
+  }
+}
+
+// What a run of byte pieces and the start of a text amount to, spelt out.
+TEST(SentencePieceTokenizerTest, BytesAndLeadingSpaces) {
+  const Both both(OddModel());
+  const std::string r = "\uFFFD";
+  const auto bytes = [&](std::initializer_list<int> values) {
+    Ids ids;
+    for (const int value : values) ids.push_back(both.ByteId(static_cast<uint8_t>(value)));
+    return ids;
+  };
+  const auto expect = [&](const Ids& ids, const std::string& text) {
+    EXPECT_EQ(both.Library(ids), text);
+    EXPECT_EQ(both.Ours(ids), text);
+  };
+  constexpr int32_t kUnk = 0, kControl = 1, kA = 3, kSpace = 6;
+  expect(bytes({0xE2, 0x98, 'a'}), r + r + "a");
+  expect(bytes({0xF0, 0x9F, 0x98}), r + r + r);
+  Ids broken = bytes({0xE2});
+  broken.push_back(kControl);  // invisible, but it ends the character
+  for (const int32_t id : bytes({0x98, 0x83})) broken.push_back(id);
+  expect(broken, r + r + r);
+  expect(bytes({' '}), " ");
+  expect({kUnk, kA}, " \u2047 a");
+  expect({kSpace, kControl, kSpace, kA, kSpace}, "a ");
+}
+
+TEST(SentencePieceTokenizerTest, PaddingIdsEndACharacter) {
+  const Both both(OddModel());
+  const Ids ids = {both.ByteId(0xC3), both.tokenizer().info().vocab_size, both.ByteId(0xA9), -1};
+  EXPECT_EQ(both.Ours(ids), "\uFFFD\uFFFD");
+}
+
+}  // namespace
+}  // namespace fox

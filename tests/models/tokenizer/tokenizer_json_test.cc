@@ -1,0 +1,106 @@
+// tokenizer.json: options that are understood, and those that are refused by name.
+#include "models/tokenizer/tokenizer_json.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/models/refused.h"
+#include "tests/models/tokenizer/test_files.h"
+
+namespace fox {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kVocab = 1000;
+
+TEST(TokenizerJsonTest, WhatIsNotImplementedIsNamed) {
+  const json good = json::parse(RepositoryFile("tests/models/tokenizer/small_tokenizer.json"));
+  const auto expect = [&](const char* path, const json& value, const std::string& named) {
+    json changed = good;
+    changed[json::json_pointer(path)] = value;
+    const absl::Status status = ParseTokenizerJson(changed.dump(), {}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+    EXPECT_NE(std::string(status.message()).find(named), std::string::npos) << status;
+  };
+  expect("/model/type", "Unigram", "Unigram");
+  expect("/model/type", "WordPiece", "WordPiece");
+  expect("/model/dropout", 0.1, "dropout");
+  expect("/model/end_of_word_suffix", "</w>", "end_of_word_suffix");
+  expect("/normalizer", {{"type", "NFC"}}, "NFC");
+  expect("/pre_tokenizer/type", "Metaspace", "Metaspace");
+  expect("/pre_tokenizer", nullptr, "pre_tokenizer");
+  expect("/decoder/type", "WordPiece", "WordPiece");
+  expect("/post_processor/type", "BertProcessing", "BertProcessing");
+  expect("/added_tokens/0/single_word", true, "single_word");
+}
+
+TEST(TokenizerJsonTest, Options) {
+  json changed = json::parse(RepositoryFile("tests/models/tokenizer/small_tokenizer.json"));
+  changed["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {changed["pre_tokenizer"]}}};
+  changed["pre_tokenizer"]["pretokenizers"][0]["add_prefix_space"] = false;
+  const int32_t size =
+      MustLoad(TestDir().Write("tokenizer.json", changed.dump()).path(), kVocab)->info().vocab_size;
+  changed["model"]["vocab"]["zq!"] = size;  // no merges lead to it
+  const auto encode = [&changed](const std::string& text) {
+    TestDir dir;
+    dir.Write("tokenizer.json", changed.dump());
+    return *MustLoad(dir.path(), kVocab)->Encode(text, false);
+  };
+  EXPECT_EQ(encode("zq!").size(), 3u);
+  changed["model"]["ignore_merges"] = true;
+  EXPECT_EQ(encode("zq!").size(), 3u);  // still two pieces: letters, then a sign
+  changed["pre_tokenizer"]["pretokenizers"][0]["use_regex"] = false;
+  EXPECT_EQ(encode("zq!"), (std::vector<int32_t>{size}));
+}
+
+TEST(TokenizerJsonTest, SpecialTokensAroundAText) {
+  const auto parse = [](const json& single) {
+    json changed = json::parse(RepositoryFile("tests/models/tokenizer/small_tokenizer.json"));
+    changed["post_processor"] = {
+        {"type", "TemplateProcessing"},
+        {"single", single},
+        {"special_tokens", {{"<a>", {{"ids", {7, 8}}}}, {"<b>", {{"ids", {9}}}}}}};
+    return ParseTokenizerJson(changed.dump(), {});
+  };
+  const auto special = [](const char* name) { return json{{"SpecialToken", {{"id", name}}}}; };
+  const json text = {{"Sequence", {{"id", "A"}}}};
+  const auto definition = parse({special("<a>"), text, special("<b>"), special("<a>")});
+  ASSERT_TRUE(definition.ok()) << definition.status();
+  EXPECT_EQ(definition->prefix, (std::vector<int32_t>{7, 8}));
+  EXPECT_EQ(definition->suffix, (std::vector<int32_t>{9, 7, 8}));
+  EXPECT_STREQ(definition->vocab_file, "tokenizer.json");
+  EXPECT_STREQ(definition->merges_file, "tokenizer.json");
+  ExpectRefused(parse({text, text}).status(), "TemplateProcessing with two sequences");
+  ExpectRefused(parse({special("<c>"), text}).status(), "tokenizer.json: TemplateProcessing");
+}
+
+TEST(TokenizerJsonTest, MalformedFilesNameTheirFile) {
+  const json good = json::parse(RepositoryFile("tests/models/tokenizer/small_tokenizer.json"));
+  const auto expect_text = [](const std::string& text, const std::string& part) {
+    ExpectRefused(ParseTokenizerJson(text, {}).status(), "tokenizer.json: " + part);
+  };
+  expect_text(good.dump() + "x", "not valid JSON");
+  expect_text(good.dump() + std::string("\0garbage", 8), "not valid JSON");
+  expect_text("[]", "not a JSON object");
+  expect_text("{}", "no model");
+  const auto expect = [&](const char* path, const json& value, const std::string& part) {
+    json changed = good;
+    changed[json::json_pointer(path)] = value;
+    expect_text(changed.dump(), part);
+  };
+  expect("/model/vocab/a", -1, "id of token \"a\"");
+  expect("/model/vocab", 1, "model has no vocab");
+  expect("/model/merges", 1, "model has no merges");
+  expect("/model/merges/0", "a b c", "merge 0 is not two tokens");
+  expect("/model/merges/0", {"a"}, "merge 0 is not two tokens");
+  expect("/added_tokens", 1, "added_tokens is not a list");
+  expect("/added_tokens/0/id", -1, "an added token");
+  expect("/decoder", json::object(), "decoder has no type");
+}
+
+}  // namespace
+}  // namespace fox
