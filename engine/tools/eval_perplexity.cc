@@ -16,7 +16,7 @@
 namespace fox {
 namespace {
 
-struct Flags {
+struct PerplexityFlags {
   EvalFlags common;
   std::string text;
   int64_t window = 4096, max_windows = 0, start = 0, step = 0;
@@ -46,12 +46,12 @@ double RowLoss(const MatrixView& logits, int64_t row, int32_t target) {
 }
 
 // Tokens that the windows reach; -1: all there are.
-int64_t TokensNeeded(const Flags& flags) {
+int64_t TokensNeeded(const PerplexityFlags& flags) {
   if (flags.max_windows == 0) return -1;
   return flags.start + (flags.max_windows - 1) * flags.step + flags.window;
 }
 
-absl::StatusOr<Loss> Measure(ModelRunner& runner, const Flags& flags,
+absl::StatusOr<Loss> Measure(ModelRunner& runner, const PerplexityFlags& flags,
                              const std::vector<int32_t>& ids) {
   TeacherForcingOptions options;
   options.chunk = flags.common.chunk;
@@ -82,7 +82,7 @@ absl::StatusOr<Loss> Measure(ModelRunner& runner, const Flags& flags,
   return loss;
 }
 
-absl::Status Parse(const Arguments& arguments, Flags& values) {
+absl::Status Parse(const Arguments& arguments, PerplexityFlags& values) {
   FlagSet flags;
   constexpr int64_t kMany = std::numeric_limits<int32_t>::max();
   values.common.Register(flags);
@@ -104,7 +104,7 @@ absl::Status Parse(const Arguments& arguments, Flags& values) {
 }  // namespace
 
 absl::Status EvalPerplexity(const Arguments& arguments) {
-  Flags flags;
+  PerplexityFlags flags;
   if (absl::Status s = Parse(arguments, flags); !s.ok()) return s;
   const auto config = ReadConfig(flags.common.model);
   if (!config.ok()) return config.status();

@@ -32,9 +32,9 @@ LOG_LINES = 40
 KERNEL_CASES = {
     "append_test": ("AppendTest.EverythingAtOnce", "AppendTest.PaperWithoutNorm"),
     # The kernel of splits and, after it, that of clusters; mixed batches have only the former.
-    "decode_test": ("HeadDim/DecodeShapes.GroupsOfQueryHeads/64",
-                    "HeadDim/DecodeShapes.PrunedWindowsOfAllWidths/128",
-                    "DecodeAttention.MixedBatch"),
+    "decode_test": ("HeadDim/DecodeShapesTest.GroupsOfQueryHeads/64",
+                    "HeadDim/DecodeShapesTest.PrunedWindowsOfAllWidths/128",
+                    "DecodeAttentionTest.MixedBatch"),
     "sm80_kernel_test": ("Cases/PrefillSm80Test.MatchesFloat64/StrongGatesOff16",
                          "Cases/PrefillSm80Test.MatchesFloat64/StrongGatesCertified64"),
     "sm90_kernel_test": ("Cases/PrefillSm90Test.MatchesFloat64/StrongGatesOff32",
@@ -55,11 +55,11 @@ KERNEL_CASES = {
     "paging_test": ("PagingTest.LongPrefillEvictsAcrossManyWindows",
                     "PagingTest.ReleaseResetsTheState"),
     "sample_test": ("Vocabularies/SampleTest.SamplesWhatTheSamplerSamples/5",),
-    "sequence_device_test": ("Vocabularies/SequenceSamples.AreThoseOfTheSampler/3",
-                             "PenaltyState.AreZeroAndThenTheEntries"),
+    "sequence_device_test": ("Vocabularies/SequenceSamplesTest.AreThoseOfTheSampler/3",
+                             "PenaltyStateTest.AreZeroAndThenTheEntries"),
 }
 ENGINE_CASES = {
-    "engine_device_test": ("Models/DeviceEngine.GraphsChangeNoBit/dev_pro_d64_certified",),
+    "engine_device_test": ("Models/DeviceEngineTest.GraphsChangeNoBit/dev_pro_d64_certified",),
 }
 SANITIZER_SECONDS = 60  # for one program
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr float kForgetting = 1, kRemembering = 9;
 
-struct Flags {
+struct ModelFlags {
   std::string dir;
   int64_t layers = 24, hidden_size = 1536, heads = 24, vocab_size = 50277, seed = 0;
 };
@@ -38,7 +38,7 @@ struct Tensor {
   }
 };
 
-absl::Status Parse(const std::vector<std::string>& arguments, Flags& values) {
+absl::Status Parse(const std::vector<std::string>& arguments, ModelFlags& values) {
   FlagSet flags;
   flags.Group("Synthetic model");
   flags.String("out", "DIR", "where to write it; made if need be", &values.dir);
@@ -51,7 +51,7 @@ absl::Status Parse(const std::vector<std::string>& arguments, Flags& values) {
   return Require(values.dir, "out");
 }
 
-std::string ConfigJson(const Flags& flags) {
+std::string ConfigJson(const ModelFlags& flags) {
   const nlohmann::ordered_json config = {{"model_type", "forgetting_transformer-project_fox"},
                                          {"vocab_size", flags.vocab_size},
                                          {"hidden_size", flags.hidden_size},
@@ -129,7 +129,7 @@ void FillTensor(const Tensor& tensor, uint64_t seed, BFloat16* out) {
 }  // namespace
 
 absl::Status MakeModel(const std::vector<std::string>& arguments) {
-  Flags flags;
+  ModelFlags flags;
   if (absl::Status s = Parse(arguments, flags); !s.ok()) return s;
   const std::string config_text = ConfigJson(flags);
   const auto config = ParseModelConfig(config_text);

@@ -115,13 +115,13 @@ void ExpectSameUpToTies(const StreamResults& got, const StreamResults& want,
   std::printf("%d of %zu streams part at a tie\n", parted, requests.size());
 }
 
-struct Variant {
+struct DeviceVariant {
   const char* model;
   int32_t vocab;
   AcpMode acp;
 };
 
-class DeviceEngine : public ::testing::TestWithParam<Variant> {};
+class DeviceEngineTest : public ::testing::TestWithParam<DeviceVariant> {};
 
 // The same tokens and the same bits of their log-probabilities.
 void ExpectSameBits(const StreamResults& got, const StreamResults& want) {
@@ -132,7 +132,7 @@ void ExpectSameBits(const StreamResults& got, const StreamResults& want) {
   }
 }
 
-TEST_P(DeviceEngine, GraphsChangeNoBit) {
+TEST_P(DeviceEngineTest, GraphsChangeNoBit) {
   const std::vector<Request> requests = MakeRequests(9, GetParam().vocab, 41);
   EngineConfig config = BaseConfig(GetParam().model);
   config.runner.acp = GetParam().acp;
@@ -146,7 +146,7 @@ TEST_P(DeviceEngine, GraphsChangeNoBit) {
 // Each kernel after the one before has ended, against kernels that begin, and read what they may,
 // while earlier ones still run: small batches, larger ones and chunks of prompts, as graphs and
 // without.
-TEST_P(DeviceEngine, OverlapChangesNoBit) {
+TEST_P(DeviceEngineTest, OverlapChangesNoBit) {
   const std::vector<Request> requests = MakeRequests(9, GetParam().vocab, 44);
   EngineConfig config = BaseConfig(GetParam().model);
   config.runner.acp = GetParam().acp;
@@ -164,7 +164,7 @@ TEST_P(DeviceEngine, OverlapChangesNoBit) {
 }
 
 // Whoever breaks the scheduler's promise hears of it with the step's results.
-TEST_P(DeviceEngine, AnOverdrawnPoolIsUnavailable) {
+TEST_P(DeviceEngineTest, AnOverdrawnPoolIsUnavailable) {
   EngineConfig config = BaseConfig(GetParam().model);
   config.runner.acp = GetParam().acp;
   config.kv_cache_bytes = PoolBytes(config, kPageTokens);
@@ -181,22 +181,23 @@ TEST_P(DeviceEngine, AnOverdrawnPoolIsUnavailable) {
             absl::UnavailableError("page pool: a step took more pages than were free"));
 }
 
-TEST_P(DeviceEngine, SchedulesChangeTiesOnly) {
+TEST_P(DeviceEngineTest, SchedulesChangeTiesOnly) {
   const std::vector<Request> requests = MakeRequests(12, GetParam().vocab, 42);
   EngineConfig config = BaseConfig(GetParam().model);
   config.runner.acp = GetParam().acp;
   config.runner.max_num_seqs = 1;
   const StreamResults solo = RunAll(config, requests, 0);
   const double rms = LogitRms(config, GetParam().vocab);
-  struct Schedule {
+  struct DeviceSchedule {
     int32_t seqs;
     int64_t batch_tokens;
     int64_t pool_tokens;  // unpruned tokens the pool holds
     int gap;
   };
   int64_t preemptions = 0;
-  for (const Schedule& s : {Schedule{16, 512, 16384, 0}, Schedule{3, 64, 8192, 3},
-                            Schedule{8, 512, 512, 0}, Schedule{16, 100, 512, 2}}) {
+  for (const DeviceSchedule& s :
+       {DeviceSchedule{16, 512, 16384, 0}, DeviceSchedule{3, 64, 8192, 3},
+        DeviceSchedule{8, 512, 512, 0}, DeviceSchedule{16, 100, 512, 2}}) {
     config.runner.max_num_seqs = s.seqs;
     config.runner.max_num_batched_tokens = s.batch_tokens;
     EngineConfig small = config;
@@ -210,7 +211,7 @@ TEST_P(DeviceEngine, SchedulesChangeTiesOnly) {
   }
 }
 
-TEST_P(DeviceEngine, SamplesAreThoseOfTheHostsSampler) {
+TEST_P(DeviceEngineTest, SamplesAreThoseOfTheHostsSampler) {
   std::vector<Request> on_device = MakeRequests(12, GetParam().vocab, 43);
   for (size_t i = 0; i < on_device.size(); ++i) {
     SamplingParams& sampling = on_device[i].sampling;
@@ -245,7 +246,7 @@ TEST_P(DeviceEngine, SamplesAreThoseOfTheHostsSampler) {
   }
 }
 
-TEST(DeviceLimits, AreRefusedWithTheReason) {
+TEST(DeviceLimitsTest, AreRefusedWithTheReason) {
   EngineConfig config = BaseConfig("tiny_fla");
   config.runner.max_num_seqs = 2049;
   EXPECT_EQ(LoadRunner(config).status(),
@@ -256,13 +257,13 @@ TEST(DeviceLimits, AreRefusedWithTheReason) {
             absl::InvalidArgumentError("at most 1048576 tokens in one step on a GPU, not 1048577"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, DeviceEngine,
-                         ::testing::Values(Variant{"dev_pro_d64", 512, AcpMode::kCertified},
-                                           Variant{"dev_pro_d64", 512, AcpMode::kOff},
-                                           Variant{"dev_pro_d128", 300, AcpMode::kPaper},
-                                           Variant{"tiny_fla", 128, AcpMode::kCertified},
-                                           Variant{"dev_llama_d64", 512, AcpMode::kCertified},
-                                           Variant{"dev_llama_d64", 512, AcpMode::kPaper}),
+INSTANTIATE_TEST_SUITE_P(Models, DeviceEngineTest,
+                         ::testing::Values(DeviceVariant{"dev_pro_d64", 512, AcpMode::kCertified},
+                                           DeviceVariant{"dev_pro_d64", 512, AcpMode::kOff},
+                                           DeviceVariant{"dev_pro_d128", 300, AcpMode::kPaper},
+                                           DeviceVariant{"tiny_fla", 128, AcpMode::kCertified},
+                                           DeviceVariant{"dev_llama_d64", 512, AcpMode::kCertified},
+                                           DeviceVariant{"dev_llama_d64", 512, AcpMode::kPaper}),
                          [](const auto& test) {
                            return std::string(test.param.model) + "_" + NameOf(test.param.acp);
                          });

@@ -46,7 +46,8 @@ TEST_P(EnginePoolFaultTest, EndsEveryRequestWithUnavailable) {
   Engine engine(options, executor);
   std::map<RequestId, std::vector<int32_t>> tokens;
   std::map<RequestId, absl::Status> ends;
-  for (const RequestId id : {1, 2}) ASSERT_TRUE(engine.Submit(MakeRequest(id), 0).ok());
+  for (const RequestId id : {RequestId{1}, RequestId{2}})
+    ASSERT_TRUE(engine.Submit(MakeRequest(id), 0).ok());
   for (int step = 0; step < 1000 && engine.HasWork(); ++step) {
     for (const RequestOutput& output : engine.Step(0)) {
       for (const SampledToken& token : output.tokens) tokens[output.id].push_back(token.id);
@@ -56,7 +57,7 @@ TEST_P(EnginePoolFaultTest, EndsEveryRequestWithUnavailable) {
   EXPECT_EQ(executor.violation(), "");
   EXPECT_EQ(engine.fatal(),
             absl::UnavailableError("page pool: a step took more pages than were free"));
-  for (const RequestId id : {1, 2}) {
+  for (const RequestId id : {RequestId{1}, RequestId{2}}) {
     EXPECT_TRUE(absl::IsUnavailable(ends[id])) << ends[id];
     const std::vector<int32_t> all =
         sim::RunReference(MakeRequest(id), options, executor.options()).tokens;

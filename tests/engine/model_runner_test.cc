@@ -19,7 +19,7 @@ StepPlan OneToken(int64_t position) {
   return plan;
 }
 
-TEST(ModelRunner, APoolFaultIsUnavailableFromThenOn) {
+TEST(ModelRunnerTest, APoolFaultIsUnavailableFromThenOn) {
   auto runner = LoadRunner(GoldenConfig("tiny_fla"));
   ASSERT_TRUE(runner.ok()) << runner.status();
   ASSERT_TRUE((*runner)->Submit(OneToken(0)).ok());

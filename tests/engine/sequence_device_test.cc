@@ -198,9 +198,9 @@ void SampleMany(size_t count, int steps, int32_t vocabulary, cudaStream_t stream
   }
 }
 
-class SequenceSamples : public ::testing::TestWithParam<int32_t> {};
+class SequenceSamplesTest : public ::testing::TestWithParam<int32_t> {};
 
-TEST_P(SequenceSamples, AreThoseOfTheSampler) {
+TEST_P(SequenceSamplesTest, AreThoseOfTheSampler) {
   const int32_t vocabulary = GetParam();
   Random random(static_cast<uint64_t>(vocabulary) + 1);
   Seen seen;
@@ -217,7 +217,7 @@ TEST_P(SequenceSamples, AreThoseOfTheSampler) {
   EXPECT_GT(seen.all_masked, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Vocabularies, SequenceSamples,
+INSTANTIATE_TEST_SUITE_P(Vocabularies, SequenceSamplesTest,
                          ::testing::Values(1, 2, 7, 1000, 4097, 50277));
 
 // Samples whatever the rows of the moment ask for, as one graph.
@@ -245,7 +245,7 @@ class SampleGraph {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-TEST(SequenceSamplesInAGraph, AreThoseOfTheSampler) {
+TEST(SequenceSamplesInAGraphTest, AreThoseOfTheSampler) {
   Random random(11);
   Seen seen;
   cudaStream_t stream = nullptr;
@@ -260,7 +260,7 @@ TEST(SequenceSamplesInAGraph, AreThoseOfTheSampler) {
 }
 
 // What an entry does, and that the neighbouring slots are left alone.
-TEST(PenaltyState, AreZeroAndThenTheEntries) {
+TEST(PenaltyStateTest, AreZeroAndThenTheEntries) {
   constexpr int32_t kVocabulary = 1500, kSlots = 3;
   const std::vector<PenaltyEntry> host = {{7, {0.5f, 0}},
                                           {7, {0, kTokenAllowed}},

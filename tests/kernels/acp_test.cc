@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-TEST(Acp, LogAddExp) {
+TEST(AcpTest, LogAddExp) {
   EXPECT_DOUBLE_EQ(LogAddExp(0, 0), std::log(2));
   EXPECT_DOUBLE_EQ(LogAddExp(-kInfinity, 3), 3);
   EXPECT_DOUBLE_EQ(LogAddExp(3, -kInfinity), 3);
@@ -16,7 +16,7 @@ TEST(Acp, LogAddExp) {
   EXPECT_DOUBLE_EQ(LogAddExp(1000, 0), 1000);
 }
 
-TEST(Acp, LogForgetGateIsStableAndClamped) {
+TEST(AcpTest, LogForgetGateIsStableAndClamped) {
   EXPECT_DOUBLE_EQ(LogForgetGate(0, -128), -std::log(2));
   EXPECT_NEAR(LogForgetGate(40, -128), -std::exp(-40), 1e-30);
   EXPECT_EQ(LogForgetGate(1e6, -128), 0);
@@ -27,7 +27,7 @@ TEST(Acp, LogForgetGateIsStableAndClamped) {
   EXPECT_EQ(MinLogGate(kInfinity), -128);
 }
 
-TEST(Acp, NanKeeps) {
+TEST(AcpTest, NanKeeps) {
   EXPECT_TRUE(MayDrop(-20, 0, -10));
   EXPECT_FALSE(MayDrop(-10, 0, -10));  // the slack is not paid
   EXPECT_FALSE(MayDrop(std::nan(""), 0, -10));
@@ -35,7 +35,7 @@ TEST(Acp, NanKeeps) {
   EXPECT_FALSE(MayDrop(-20, 0, -kInfinity));
 }
 
-TEST(Acp, SelfLogitBoundIsWidenedUnderRotationUpToU) {
+TEST(AcpTest, SelfLogitBoundIsWidenedUnderRotationUpToU) {
   const double u = MaxLogitBound(64, 2, 3);
   EXPECT_DOUBLE_EQ(u, 48 * kProductInflation);
   EXPECT_DOUBLE_EQ(SelfLogitBound(64, 1, 2, 3, false), 8 * kProductInflation);
@@ -43,7 +43,7 @@ TEST(Acp, SelfLogitBoundIsWidenedUnderRotationUpToU) {
   EXPECT_DOUBLE_EQ(SelfLogitBound(64, 6, 2, 3, true), u);
 }
 
-TEST(Acp, ThresholdIsTheLesserBound) {
+TEST(AcpTest, ThresholdIsTheLesserBound) {
   EXPECT_DOUBLE_EQ(PageThreshold(AcpMode::kPaper, -50, -20, 3, 4), -12);
   EXPECT_DOUBLE_EQ(PageThreshold(AcpMode::kCertified, -15, -20, 3, 4), -17);
   EXPECT_DOUBLE_EQ(PageThreshold(AcpMode::kCertified, -18, -20, 3, 4), -18);
@@ -51,20 +51,20 @@ TEST(Acp, ThresholdIsTheLesserBound) {
   EXPECT_EQ(PageThreshold(AcpMode::kCertified, kInfinity, -20, kInfinity, kInfinity), kInfinity);
 }
 
-TEST(Acp, MassIsNeverBoundedWorseThanByTheLength) {
+TEST(AcpTest, MassIsNeverBoundedWorseThanByTheLength) {
   EXPECT_NEAR(CertifiedLogMassBound(3, 63, -20, 4), 23, 1e-8);
   EXPECT_NEAR(CertifiedLogMassBound(30, 63, -20, 4), std::log(64) + 24, 1e-8);
   EXPECT_NEAR(CertifiedLogMassBound(30, 63, -20, kInfinity), 50, 1e-8);
   EXPECT_TRUE(std::isnan(CertifiedLogMassBound(std::nan(""), 63, -20, 4)));
 }
 
-TEST(Acp, ANanBoundsNoDenominator) {
+TEST(AcpTest, ANanBoundsNoDenominator) {
   EXPECT_NEAR(LogDenominatorBound(kInfinity, -20, 3), -17, 1e-8);
   EXPECT_EQ(LogDenominatorBound(-19, -20, 3), -19);
   EXPECT_EQ(LogDenominatorBound(-19, -20, std::nan("")), -19);
 }
 
-TEST(Acp, RowsPayForTheirOwnRounding) {
+TEST(AcpTest, RowsPayForTheirOwnRounding) {
   const double rounding = RowRounding(64, 1e6, -5, -2);
   EXPECT_GT(rounding, 8);
   EXPECT_TRUE(MayStop(-5, -5, 0, 0, -9.9));

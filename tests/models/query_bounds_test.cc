@@ -22,7 +22,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-class QkNormBounds : public QueryBounds {
+class QkNormBoundsTest : public QueryBounds {
  protected:
   NormedLayer MakeLayer(const ModelConfig& shape, bool per_head, DType dtype) {
     NormedLayer layer{shape, {}, {}};
@@ -91,7 +91,7 @@ class QkNormBounds : public QueryBounds {
   }
 };
 
-TEST_F(QkNormBounds, NoQueryExceedsThem) {
+TEST_F(QkNormBoundsTest, NoQueryExceedsThem) {
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
     for (int variant = 0; variant < 16; ++variant) {
       const bool rope = (variant & 1) != 0, per_head = (variant & 2) != 0;
@@ -114,7 +114,7 @@ TEST_F(QkNormBounds, NoQueryExceedsThem) {
   }
 }
 
-TEST_F(QkNormBounds, ClampFollowsTheLargestSelfLogit) {
+TEST_F(QkNormBoundsTest, ClampFollowsTheLargestSelfLogit) {
   NormedLayer layer{Config(2, 2, 4, false), {}, {}};
   layer.config.qk_norm = true;
   layer.q_norm = Tensor({1, 1, 1, 1, 1, 1, 40, 1}, {8}, DType::kF32);
@@ -125,7 +125,7 @@ TEST_F(QkNormBounds, ClampFollowsTheLargestSelfLogit) {
   EXPECT_DOUBLE_EQ(bound.min_log_gate, -(2 * bound.self_logit_bound[1] + 40));
 }
 
-class WeightBounds : public QueryBounds {
+class WeightBoundsTest : public QueryBounds {
  protected:
   // Keys at random, along the rows' strongest direction and across them.
   Vector Key(const PlainLayer& layer, int head, int kind) {
@@ -165,7 +165,7 @@ class WeightBounds : public QueryBounds {
   }
 };
 
-TEST_F(WeightBounds, NoQueryExceedsThem) {
+TEST_F(WeightBoundsTest, NoQueryExceedsThem) {
   for (DType dtype : {DType::kF64, DType::kBF16}) {
     for (int variant = 0; variant < 48; ++variant) {
       const bool rope = (variant & 1) != 0, bias = (variant & 2) != 0;
@@ -192,7 +192,7 @@ TEST_F(WeightBounds, NoQueryExceedsThem) {
 
 // No query meets a key at a logit beyond the product of their norms, and the clamp of the gates
 // leaves room for twice that.
-TEST_F(WeightBounds, NormProductBoundsLogits) {
+TEST_F(WeightBoundsTest, NormProductBoundsLogits) {
   for (int variant = 0; variant < 12; ++variant) {
     const ModelConfig config = Config(4, variant % 2 == 0 ? 4 : 2, 16, false);
     const bool bias = variant / 2 % 2 == 1;
@@ -221,7 +221,7 @@ TEST_F(WeightBounds, NormProductBoundsLogits) {
 
 // Weights, inputs and products that round apart by up to half a unit each, and a key that the exact
 // query does not see at all: only the rounding terms are left.
-TEST_F(WeightBounds, RoundingAcrossTheNullSpace) {
+TEST_F(WeightBoundsTest, RoundingAcrossTheNullSpace) {
   const double up = 1 + 1.001 / 256, down = 1 + 0.999 / 256;  // become 1 + 2^-7 and 1
   double worst = 0;
   for (int64_t used = 1; used <= 8; ++used) {
@@ -250,7 +250,7 @@ TEST_F(WeightBounds, RoundingAcrossTheNullSpace) {
 
 // ---- The promise for such layers, from the projections on.
 
-class CertifiedPromise : public WeightBounds {
+class CertifiedPromiseTest : public WeightBoundsTest {
  protected:
   // out += x * row `i` of `weight` [D, width].
   static void AddRow(double x, const Vector& weight, int64_t i, int64_t width, double* out) {
@@ -362,7 +362,7 @@ class CertifiedPromise : public WeightBounds {
   CpuOps ops_{{}};
 };
 
-TEST_F(CertifiedPromise, HoldsForHundredsOfHeads) {
+TEST_F(CertifiedPromiseTest, HoldsForHundredsOfHeads) {
   int64_t heads = 0, evicted = 0;
   double worst = 0;
   for (int number = 0; number < 48; ++number) {
@@ -414,7 +414,7 @@ void ExpectClampChangesNothing(const HeadInputs& inputs, const HostQueryBound& h
   EXPECT_LT(RelativeError(got.out, NaiveAttention(inputs).out), 1e-12);
 }
 
-TEST(ClampOfGates, FollowsTheWeightsWithoutQkNorm) {
+TEST(ClampOfGatesTest, FollowsTheWeightsWithoutQkNorm) {
   constexpr int kDim = 8;
   for (double logit : {10.0, 100.0, 200.0, 3000.0}) {
     // Token 0 is the only one whose hidden state lies along dimension 1.
@@ -435,7 +435,7 @@ TEST(ClampOfGates, FollowsTheWeightsWithoutQkNorm) {
 }
 
 // Under RoPE a logit may reach U while s_ii keeps to B.
-TEST(ClampOfGates, FollowsRotatedKeys) {
+TEST(ClampOfGatesTest, FollowsRotatedKeys) {
   constexpr int kDim = 64, kHalf = 32;
   for (double gain : {1.0, 4.0, 8.0, 30.0}) {
     HeadShape shape{1, 1, kDim};

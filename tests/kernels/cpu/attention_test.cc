@@ -51,14 +51,14 @@ void ExpectMatchesNaive(const HeadInputs& inputs) {
   }
 }
 
-TEST(CpuAttention, LengthsAroundAPage) {
+TEST(CpuAttentionTest, LengthsAroundAPage) {
   for (int64_t length : {1, 2, 63, 64, 65, 127, 128, 129, 200}) {
     SCOPED_TRACE(length);
     ExpectMatchesNaive(RandomInputs({}, length, 7 + static_cast<uint64_t>(length), {3, 6}));
   }
 }
 
-TEST(CpuAttention, HeadDimensions) {
+TEST(CpuAttentionTest, HeadDimensions) {
   for (int d : {2, 16, 24, 32, 48, 64, 80, 128, 256}) {
     SCOPED_TRACE(d);
     HeadShape shape;
@@ -67,19 +67,19 @@ TEST(CpuAttention, HeadDimensions) {
   }
 }
 
-TEST(CpuAttention, Variants) {
+TEST(CpuAttentionTest, Variants) {
   for (const HeadShape& shape : ShapeVariants()) {
     ExpectMatchesNaive(RandomInputs(shape, 190, 13, {1, 4, 8}));
   }
 }
 
-TEST(CpuAttention, ExtremeGates) {
+TEST(CpuAttentionTest, ExtremeGates) {
   // f from almost 0 (a head that sees itself only) to exactly 1 in float64.
   ExpectMatchesNaive(RandomInputs({}, 150, 17, {-60, 60}));
   ExpectMatchesNaive(RandomInputs({}, 150, 19, {-5, 16}));
 }
 
-TEST(CpuAttention, ChunksDoNotChangeABit) {
+TEST(CpuAttentionTest, ChunksDoNotChangeABit) {
   HeadShape shape{4, 2, 32, true, true, true, true};
   const HeadInputs inputs = RandomInputs(shape, 517, 23, {0, 2, 4, 9});
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
@@ -103,7 +103,7 @@ TEST(CpuAttention, ChunksDoNotChangeABit) {
   }
 }
 
-TEST(CpuAttention, RaggedBatchWithEmptyRowsEqualsSolo) {
+TEST(CpuAttentionTest, RaggedBatchWithEmptyRowsEqualsSolo) {
   // Three slots in one batch, one of them with no row: each as if alone.
   CpuOps ops({});
   const HeadShape shape{2, 1, 32};
@@ -151,7 +151,7 @@ TEST(CpuAttention, RaggedBatchWithEmptyRowsEqualsSolo) {
   }
 }
 
-TEST(CpuAttention, MillionTokensOfGatesStayExact) {
+TEST(CpuAttentionTest, MillionTokensOfGatesStayExact) {
   // |log f| from 1e-7 to 50: one row in a thousand of a million tokens, float32 pages against
   // float64.
   HeadShape shape{1, 1, 2, false, false, true};
@@ -190,7 +190,7 @@ struct LargeLogit {
   double gain, sign;
 };
 
-class LargeLogits : public ::testing::TestWithParam<LargeLogit> {
+class LargeLogitsTest : public ::testing::TestWithParam<LargeLogit> {
  protected:
   static constexpr int kDim = 64;
 
@@ -225,7 +225,7 @@ class LargeLogits : public ::testing::TestWithParam<LargeLogit> {
   }
 };
 
-TEST_P(LargeLogits, RoundedLogitsLicenseNothing) {
+TEST_P(LargeLogitsTest, RoundedLogitsLicenseNothing) {
   for (uint64_t seed = 1; seed <= 12; ++seed) {
     const HeadInputs inputs = Inputs(seed);
     double low = -8 * GetParam().gain * GetParam().gain - 60, high = -1e-3, excess = kNoMass;
@@ -239,7 +239,7 @@ TEST_P(LargeLogits, RoundedLogitsLicenseNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    CpuAttention, LargeLogits,
+    CpuAttention, LargeLogitsTest,
     ::testing::ValuesIn(std::vector<LargeLogit>{
         {1, -1}, {60, -1}, {300, -1}, {1000, -1}, {1, 1}, {300, 1}, {1000, 1}}));
 

@@ -27,11 +27,11 @@ struct LinearCase {
   double input_rounding;  // relative error of each product's factors
 };
 
-class Linear : public ::testing::TestWithParam<LinearCase> {};
+class LinearTest : public ::testing::TestWithParam<LinearCase> {};
 
 // A float32 sum of n terms is off by at most n * 2^-24 of the sum of magnitudes; bf16 factors by
 // 2^-9 each.
-TEST_P(Linear, EqualsTheDefinition) {
+TEST_P(LinearTest, EqualsTheDefinition) {
   const LinearCase& c = GetParam();
   CpuOps ops({c.dtype, c.plain, 2});
   for (int64_t rows : {1, 3, 4, 5, 64, 65}) {
@@ -71,13 +71,13 @@ TEST_P(Linear, EqualsTheDefinition) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Linear,
+INSTANTIATE_TEST_SUITE_P(Kinds, LinearTest,
                          ::testing::Values(LinearCase{DType::kF32, false, 0},
                                            LinearCase{DType::kF32, true, 0},
                                            LinearCase{DType::kBF16, false, 2.01 / 512},
                                            LinearCase{DType::kBF16, true, 2.01 / 512}));
 
-TEST(CpuOps, PlainRowsDoNotDependOnOtherRows) {
+TEST(CpuOpsTest, PlainRowsDoNotDependOnOtherRows) {
   CpuOps ops({DType::kF32, true, 2});
   std::vector<float> weight = Random(100 * 77, 1), input = Random(9 * 77, 2), all(900), one(100);
   const auto packed = ops.Pack(View(weight, 100, 77));
@@ -105,7 +105,7 @@ std::vector<float> Transformed(CpuOps& ops, InputTransform transform, std::vecto
   return out;
 }
 
-TEST(CpuOps, RmsNormAndGates) {
+TEST(CpuOpsTest, RmsNormAndGates) {
   CpuOps ops({DType::kF32, true, 2});
   std::vector<float> x = Random(3 * 40, 5), weight = Random(40, 6);
   InputTransform norm;
@@ -141,7 +141,7 @@ TEST(CpuOps, RmsNormAndGates) {
   }
 }
 
-TEST(CpuOps, OutputGateNormsEachHead) {
+TEST(CpuOpsTest, OutputGateNormsEachHead) {
   CpuOps ops({DType::kF32, true, 2});
   const std::vector<float> o = Random(2 * 32, 8);
   std::vector<float> gate = Random(2 * 32, 9), norm = Random(32, 10);
@@ -165,7 +165,7 @@ TEST(CpuOps, OutputGateNormsEachHead) {
   }
 }
 
-TEST(CpuOps, EmbedClampsIdsAndReadsAnyDtype) {
+TEST(CpuOpsTest, EmbedClampsIdsAndReadsAnyDtype) {
   CpuOps ops({});
   std::vector<uint16_t> table = {0x3f80, 0x4000, 0x4040, 0x4080};  // bf16 1, 2, 3, 4
   const std::vector<int32_t> ids = {1, 0, 99, -5};

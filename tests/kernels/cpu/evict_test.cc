@@ -52,7 +52,7 @@ void ExpectPromise(const Dropped& dropped, double log_tolerance = -10) {
 const double kEps = std::exp(-10);
 
 // Layers of 16 heads with gates from forgetful to global: 2,080 heads in all.
-TEST(Eviction, RandomHeadsKeepThePromise) {
+TEST(EvictionTest, RandomHeadsKeepThePromise) {
   CpuOps ops({});
   std::mt19937_64 rng(1);
   std::uniform_real_distribution<double> mean(-2, 9);
@@ -75,7 +75,7 @@ TEST(Eviction, RandomHeadsKeepThePromise) {
   EXPECT_GT(evicted[2], evicted[1]);
 }
 
-TEST(Eviction, CertifiedNeverKeepsMorePagesThanPaper) {
+TEST(EvictionTest, CertifiedNeverKeepsMorePagesThanPaper) {
   CpuOps ops({});
   std::mt19937_64 rng(2);
   std::normal_distribution<double> normal;
@@ -98,7 +98,7 @@ TEST(Eviction, CertifiedNeverKeepsMorePagesThanPaper) {
 
 // Old keys along u, later keys along -u, later queries along u: as much evicted mass as a model can
 // make after the decision.
-TEST(Eviction, AdversarialQueriesAfterTheDecision) {
+TEST(EvictionTest, AdversarialQueriesAfterTheDecision) {
   CpuOps ops({});
   std::mt19937_64 rng(3);
   std::normal_distribution<double> normal;
@@ -127,7 +127,7 @@ TEST(Eviction, AdversarialQueriesAfterTheDecision) {
   EXPECT_GT(worst, kEps / 100);
 }
 
-TEST(Eviction, OutlierNormsAndAdversarialGates) {
+TEST(EvictionTest, OutlierNormsAndAdversarialGates) {
   CpuOps ops({});
   std::mt19937_64 rng(4);
   for (int trial = 0; trial < 60; ++trial) {
@@ -147,7 +147,7 @@ TEST(Eviction, OutlierNormsAndAdversarialGates) {
   }
 }
 
-TEST(Eviction, OtherTolerances) {
+TEST(EvictionTest, OtherTolerances) {
   CpuOps ops({});
   const HeadInputs inputs = RandomInputs({8, 8, 32}, 1024, 5, {0, 1, 2, 3, 4, 5});
   int64_t before = std::numeric_limits<int64_t>::max();
@@ -182,7 +182,7 @@ Audited Audit(const HeadInputs& inputs, DType dtype, double log_tolerance = -10)
   return {audit->worst_excess(), audit->rows_checked(), std::move(outputs)};
 }
 
-TEST(Eviction, RoundedPagesKeepThePromise) {
+TEST(EvictionTest, RoundedPagesKeepThePromise) {
   const HeadInputs inputs = RandomInputs({8, 4, 64}, 1500, 6, {0, 1, 2, 3, 4, 5, 6, 7});
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     const Audited run = Audit(inputs, dtype);
@@ -193,7 +193,7 @@ TEST(Eviction, RoundedPagesKeepThePromise) {
   }
 }
 
-TEST(Eviction, HundredThousandTokens) {
+TEST(EvictionTest, HundredThousandTokens) {
   CpuOps ops({});
   const HeadInputs inputs = RandomInputs({4, 4, 16}, 100000, 7, {3, 5, 7, 8});
   PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kF64), ops);
@@ -211,14 +211,14 @@ TEST(Eviction, HundredThousandTokens) {
   }
 }
 
-TEST(Eviction, GateOfOneIsNeverPrunedByThePaper) {
+TEST(EvictionTest, GateOfOneIsNeverPrunedByThePaper) {
   CpuOps ops({});
   const HeadInputs inputs = RandomInputs({2, 2, 32}, 512, 8, {700});
   EXPECT_EQ(Measure(ops, inputs, AcpMode::kPaper).evicted, 0);
   ExpectPromise(Measure(ops, inputs, AcpMode::kCertified));
 }
 
-TEST(Eviction, WithoutQkNormPaperSkipsButNeverEvicts) {
+TEST(EvictionTest, WithoutQkNormPaperSkipsButNeverEvicts) {
   CpuOps ops({});
   const HeadInputs inputs = RandomInputs({4, 4, 32, false, false, false}, 1024, 9, {-1, 0, 1, 2});
   const Dropped dropped = Measure(ops, inputs, AcpMode::kPaper);
@@ -255,7 +255,7 @@ HeadInputs LostOffsets(double gain, double share_of_ulp) {
   return inputs;
 }
 
-TEST(Eviction, OffsetsOfHardForgettingPages) {
+TEST(EvictionTest, OffsetsOfHardForgettingPages) {
   for (double gain : {1.0, 32.0, 128.0, 1024.0, 16384.0}) {
     for (double share : {0.3, 0.45, 0.55, 0.7}) {
       for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
@@ -293,7 +293,7 @@ HeadInputs OpposedRotatedKey(double gain, int pair, int64_t zeros, int64_t after
   return inputs;
 }
 
-TEST(Eviction, RoundedRotatedKeyAgainstItsQuery) {
+TEST(EvictionTest, RoundedRotatedKeyAgainstItsQuery) {
   for (double gain : {1.0, 6.0, 8.0, 16.0, 64.0, 4096.0}) {
     for (int pair = 0; pair < 32; pair += 3) {
       for (int64_t zeros : {128, 131, 143, 157, 170, 185}) {

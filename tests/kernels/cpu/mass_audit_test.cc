@@ -25,7 +25,7 @@ HeadOutputs RunWithBounds(const std::shared_ptr<MassAudit>& audit, DType dtype, 
   return RunHeads(ops, storage, inputs, options);
 }
 
-TEST(MassAudit, HonestBoundsPass) {
+TEST(MassAuditTest, HonestBoundsPass) {
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
     const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kStop);
     const HeadOutputs outputs = RunWithBounds(audit, dtype, 1);
@@ -36,7 +36,7 @@ TEST(MassAudit, HonestBoundsPass) {
   }
 }
 
-TEST(MassAudit, SeesABoundThatIsTooSmall) {
+TEST(MassAuditTest, SeesABoundThatIsTooSmall) {
   const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
   RunWithBounds(audit, DType::kBF16, 0.01);
   EXPECT_GT(audit->worst_excess(), 0);
@@ -48,7 +48,7 @@ TEST(MassAuditDeathTest, StopsTheProcess) {
 }
 
 // The audited mass is that of the definition: full attention minus what the row saw.
-TEST(MassAudit, EqualsTheLossInTheDenominator) {
+TEST(MassAuditTest, EqualsTheLossInTheDenominator) {
   const HeadInputs inputs = RandomInputs({1, 1, 16}, 640, 2, {1});
   const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
   CpuOps ops({.threads = 1, .audit = audit});

@@ -8,7 +8,7 @@
 namespace fox {
 namespace {
 
-TEST(ThreadPool, EveryIndexRunsOnce) {
+TEST(ThreadPoolTest, EveryIndexRunsOnce) {
   for (int threads : {1, 2, 3, 8}) {
     ThreadPool pool(threads);
     EXPECT_EQ(pool.threads(), threads);
@@ -22,7 +22,7 @@ TEST(ThreadPool, EveryIndexRunsOnce) {
   }
 }
 
-TEST(ThreadPool, WakesAfterSleep) {
+TEST(ThreadPoolTest, WakesAfterSleep) {
   ThreadPool pool(4);
   for (int round = 0; round < 20; ++round) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));  // longer than the workers wait
@@ -32,7 +32,7 @@ TEST(ThreadPool, WakesAfterSleep) {
   }
 }
 
-TEST(ThreadPool, ManyShortRounds) {
+TEST(ThreadPoolTest, ManyShortRounds) {
   ThreadPool pool(3);
   std::atomic<int64_t> total{0};
   for (int round = 0; round < 5000; ++round) {

@@ -64,7 +64,7 @@ void ExpectPromise(const HeadConstants& head, const std::vector<HeadRows>& seque
   }
 }
 
-TEST(Promise, RandomHeads) {
+TEST(PromiseTest, RandomHeads) {
   std::mt19937_64 rng(1);
   for (const int head_dim : {32, 64, 128}) {
     for (const bool rotates : {false, true}) {
@@ -83,7 +83,7 @@ TEST(Promise, RandomHeads) {
   }
 }
 
-TEST(Promise, QueriesAgainstTheDecision) {
+TEST(PromiseTest, QueriesAgainstTheDecision) {
   std::mt19937_64 rng(2);
   HeadConstants head = RandomHead(32, false, rng);
   std::vector<HeadRows> sequences;
@@ -140,7 +140,7 @@ HeadRows CancellingRows(int head_dim, int64_t length, std::mt19937_64& rng) {
   return rows;
 }
 
-TEST(Promise, SummariesAreBounds) {
+TEST(PromiseTest, SummariesAreBounds) {
   std::mt19937_64 rng(3);
   for (const int head_dim : {16, 64, 128}) {
     for (const float gain : {1.0F, 30.0F, 1000.0F}) {
@@ -187,7 +187,7 @@ std::vector<double> ExactGates(const HeadRows& rows, double min_log_gate) {
   return c;
 }
 
-TEST(Promise, OffsetsOfHardForgettingPages) {
+TEST(PromiseTest, OffsetsOfHardForgettingPages) {
   struct Case {
     double step, share_of_ulp, log_f;
   };
@@ -265,7 +265,7 @@ void ExpectOwnLogitBound(bool rotates, float gain) {
   }
 }
 
-TEST(Promise, OwnKeyAgainstItsQuery) {
+TEST(PromiseTest, OwnKeyAgainstItsQuery) {
   for (const bool rotates : {true, false}) {
     for (const float gain : {1.0F, 6.0F, 16.0F, 64.0F, 1024.0F}) ExpectOwnLogitBound(rotates, gain);
   }
@@ -305,7 +305,7 @@ HeadRows OpposedLongKey(float gain, std::mt19937_64& rng) {
   return rows;
 }
 
-TEST(Promise, RowCertificateOfLargeLogits) {
+TEST(PromiseTest, RowCertificateOfLargeLogits) {
   for (const float gain : {4.0F, 60.0F, 300.0F}) {
     std::mt19937_64 rng(4);
     HeadConstants head = HeadConstants::WithGain(64, gain);
@@ -338,7 +338,7 @@ TEST(Promise, RowCertificateOfLargeLogits) {
 // The row certificate trusts a row's sum of weights. A quarter of a million keys that weigh 1.77
 // units in the last place of the row's own would, added one by one in float32, count as 2 each: in
 // the lane that holds the own key the sum then rises by 0.0018 of itself.
-TEST(Promise, SumsOfManyKeys) {
+TEST(PromiseTest, SumsOfManyKeys) {
   constexpr size_t kHeadDim = 32, kLength = size_t{1} << 18;
   HeadConstants head = HeadConstants::WithGain(kHeadDim, 1.649F);
   HeadRows rows;
@@ -387,7 +387,7 @@ void ExpectSame(const HeadConstants& head, const DeviceHeads& one, const DeviceH
   }
 }
 
-TEST(Promise, TheSameHoweverRowsCome) {
+TEST(PromiseTest, TheSameHoweverRowsCome) {
   std::mt19937_64 rng(5);
   for (const int head_dim : {16, 32, 64, 128}) {
     for (const bool rotates : {false, true}) {

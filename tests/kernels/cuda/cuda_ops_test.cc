@@ -69,14 +69,14 @@ void ExpectMatchesNaive(const HeadInputs& inputs) {
   }
 }
 
-TEST(CudaOps, LengthsAroundAPage) {
+TEST(CudaOpsTest, LengthsAroundAPage) {
   for (int64_t length : {1, 2, 63, 64, 65, 127, 128, 129, 200, 300}) {
     SCOPED_TRACE(length);
     ExpectMatchesNaive(Inputs({}, length, 7 + static_cast<uint64_t>(length), {3, 6}));
   }
 }
 
-TEST(CudaOps, HeadDimensions) {
+TEST(CudaOpsTest, HeadDimensions) {
   for (int d : {16, 32, 64, 128}) {
     SCOPED_TRACE(d);
     HeadShape shape;
@@ -85,13 +85,13 @@ TEST(CudaOps, HeadDimensions) {
   }
 }
 
-TEST(CudaOps, Variants) {
+TEST(CudaOpsTest, Variants) {
   for (const HeadShape& shape : ShapeVariants()) {
     ExpectMatchesNaive(Inputs(shape, 190, 13, {1, 4, 8}));
   }
 }
 
-TEST(CudaOps, ExtremeGates) {
+TEST(CudaOpsTest, ExtremeGates) {
   ExpectMatchesNaive(Inputs({}, 150, 17, {-60, 60}));
   ExpectMatchesNaive(Inputs({}, 150, 19, {-5, 16}));
 }
@@ -101,7 +101,7 @@ TEST(CudaOps, ExtremeGates) {
 // bounds are sums of E and H, or E and B, of which each may be off by what the rounding of a key to
 // bf16 does to bounds up to U (2^-8, for the float32 rows before are not the same bits) and gates
 // of 2^-21. So the device's pages lie between the CPU's at a lower and at a higher tolerance.
-TEST(CudaOps, EvictsWhatTheCpuEvicts) {
+TEST(CudaOpsTest, EvictsWhatTheCpuEvicts) {
   HeadShape shape{8, 4, 64, true, true};
   const HeadInputs inputs = Inputs(shape, 1500, 23, {-1, 0, 1, 2, 3, 4, 5, 9});
   const double most =
@@ -141,7 +141,7 @@ TEST(CudaOps, EvictsWhatTheCpuEvicts) {
 
 // Where keys are copied, which leaves no rounding but that of gates and sums, the device evicts
 // exactly what the CPU evicts, whatever the chunks.
-TEST(CudaOps, EvictsExactlyWhatTheCpuEvictsOfCopiedKeys) {
+TEST(CudaOpsTest, EvictsExactlyWhatTheCpuEvictsOfCopiedKeys) {
   HeadShape shape{8, 8, 64, false, false, false};
   HeadInputs inputs = Inputs(shape, 1300, 29, {-1, 0, 1, 2, 3, 4, 5, 9});
   // Norm weights bound these keys and queries, which are not normed, as if they were: the rule is
@@ -174,7 +174,7 @@ TEST(CudaOps, EvictsExactlyWhatTheCpuEvictsOfCopiedKeys) {
 // Without QK-norm the paper's bound evicts nothing. Decoding rows skip what the CPU skips, up to a
 // page where gates round across the threshold; tiles skip what all of their rows may, five sixths
 // of it here.
-TEST(CudaOps, SkipsLikeTheCpuWithoutQkNorm) {
+TEST(CudaOpsTest, SkipsLikeTheCpuWithoutQkNorm) {
   HeadShape shape{8, 4, 64};
   shape.qk_norm = false;
   const HeadInputs inputs = Inputs(shape, 1000, 31, {-1, 0, 1, 2, 3, 4, 5, 9});
@@ -198,7 +198,7 @@ TEST(CudaOps, SkipsLikeTheCpuWithoutQkNorm) {
   }
 }
 
-TEST(CudaOps, EmptyBatchTouchesNothing) {
+TEST(CudaOpsTest, EmptyBatchTouchesNothing) {
   const auto ops = MakeOps(false);
   const HeadInputs inputs = Inputs({}, 64, 29, {3});
   PagedKvStorage storage(ShapeFor(inputs.shape, 64, DType::kBF16), *ops);

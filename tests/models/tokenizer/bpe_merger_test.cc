@@ -62,7 +62,7 @@ std::vector<int32_t> PlainMerge(const Table& table, std::vector<int32_t> symbols
   }
 }
 
-TEST(BpeMerger, EqualsThePlainDefinition) {
+TEST(BpeMergerTest, EqualsThePlainDefinition) {
   std::mt19937 rng(7);
   for (int round = 0; round < 400; ++round) {
     const int letters = 1 + static_cast<int>(rng() % 4);

@@ -56,7 +56,7 @@ void UseIfLoaded(const absl::StatusOr<std::unique_ptr<Tokenizer>>& tokenizer) {
   }
 }
 
-TEST(LoadTokenizer, PicksByFiles) {
+TEST(LoadTokenizerTest, PicksByFiles) {
   TestDir dir;
   auto none = LoadTokenizer(dir.path(), kVocab);
   ASSERT_TRUE(none.ok());
@@ -78,7 +78,7 @@ TEST(LoadTokenizer, PicksByFiles) {
   EXPECT_FALSE(LoadTokenizer(dir.path(), kDemoVocab - 1).ok());
 }
 
-TEST(LoadTokenizer, RefusesFilesThatAreNone) {
+TEST(LoadTokenizerTest, RefusesFilesThatAreNone) {
   TestDir outside, dir;
   outside.Write("tokenizer.model", RepositoryFile("models/demo/tokenizer.model"));
   std::filesystem::create_symlink(outside / "tokenizer.model", dir / "tokenizer.model");
@@ -92,7 +92,7 @@ TEST(LoadTokenizer, RefusesFilesThatAreNone) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST(LoadTokenizer, SpecialTokensOfGpt2Files) {
+TEST(LoadTokenizerTest, SpecialTokensOfGpt2Files) {
   TestDir dir;
   json vocab = SmallVocab();
   dir.Write("vocab.json", vocab.dump()).Write("merges.txt", kSmallMerges);
@@ -119,7 +119,7 @@ TEST(LoadTokenizer, SpecialTokensOfGpt2Files) {
   EXPECT_EQ(std::string(absent.message()).find("special_tokens_map.json: bos_token"), 0u) << absent;
 }
 
-TEST(LoadTokenizer, FaultsOfVocabulary) {
+TEST(LoadTokenizerTest, FaultsOfVocabulary) {
   const json good = SmallVocab();
   EXPECT_TRUE(LoadPair(good.dump(), kSmallMerges).ok());
   EXPECT_TRUE(LoadPair(good.dump(), kSmallMerges, 259).ok());
@@ -154,7 +154,7 @@ TEST(LoadTokenizer, FaultsOfVocabulary) {
   ExpectRefused(std::string(100'000, '['), kSmallMerges);
 }
 
-TEST(LoadTokenizer, FaultsOfMerges) {
+TEST(LoadTokenizerTest, FaultsOfMerges) {
   const std::string vocab = SmallVocab().dump();
   ExpectMergesRefused(vocab, "x y\n");  // unknown product
   ExpectMergesRefused(vocab, "a unknown\n");
@@ -171,7 +171,7 @@ TEST(LoadTokenizer, FaultsOfMerges) {
   EXPECT_TRUE(LoadPair(vocab, "").ok());
 }
 
-TEST(LoadTokenizer, DamagedFilesNeverCrash) {
+TEST(LoadTokenizerTest, DamagedFilesNeverCrash) {
   const std::string vocab = SmallVocab().dump();
   for (size_t n = 0; n < vocab.size(); n += 11)
     UseIfLoaded(LoadPair(vocab.substr(0, n), kSmallMerges));

@@ -83,14 +83,14 @@ std::string NestedCharsMap(int length) {
   return CharsMap(units, std::string("x\0", 2));
 }
 
-TEST(SentencePieceCheck, SmallModelsWork) {
+TEST(SentencePieceCheckTest, SmallModelsWork) {
   EXPECT_TRUE(Create(Start() + Letters() + Trainer(false)).ok());
   EXPECT_TRUE(Create(Start() + Letters() + BytePieces(256) + Trainer(true)).ok());
   EXPECT_FALSE(Create(Start() + Letters() + Trainer(false), 6).ok());  // 7 pieces
   LoadThenUse(Start() + Letters() + BytePieces(256) + Trainer(true));
 }
 
-TEST(SentencePieceCheck, BadPiecesAreRefused) {
+TEST(SentencePieceCheckTest, BadPiecesAreRefused) {
   const std::string rest = Start() + Letters() + Trainer(false);
   ExpectRefused("");
   ExpectRefused(Letters() + Trainer(false));                        // no unknown piece
@@ -106,7 +106,7 @@ TEST(SentencePieceCheck, BadPiecesAreRefused) {
                 PieceField("c", PieceType::kNormal, -std::numeric_limits<float>::infinity()));
 }
 
-TEST(SentencePieceCheck, BytePiecesAreExactly256) {
+TEST(SentencePieceCheckTest, BytePiecesAreExactly256) {
   ExpectRefused(Start() + Letters() + BytePieces(255) + Trainer(true));
   ExpectRefused(Start() + Letters() + Trainer(true));
   ExpectRefused(Start() + Letters() + BytePieces(256) + Trainer(false));
@@ -116,7 +116,7 @@ TEST(SentencePieceCheck, BytePiecesAreExactly256) {
                 Trainer(true));
 }
 
-TEST(SentencePieceCheck, UserPiecesMustNotNestTooDeeply) {
+TEST(SentencePieceCheckTest, UserPiecesMustNotNestTooDeeply) {
   std::string model = Start() + Letters() + Trainer(false);
   for (size_t n = 1; n <= 64; ++n) {
     model += PieceField(std::string(n, 'z'), PieceType::kUserDefined);
@@ -126,7 +126,7 @@ TEST(SentencePieceCheck, UserPiecesMustNotNestTooDeeply) {
   ExpectRefused(model + PieceField(std::string(65, 'z'), PieceType::kUserDefined));
 }
 
-TEST(SentencePieceCheck, CharacterMaps) {
+TEST(SentencePieceCheckTest, CharacterMaps) {
   EXPECT_TRUE(CheckCharsMap(NestedCharsMap(1)).ok());
   EXPECT_TRUE(CheckCharsMap(NestedCharsMap(32)).ok());
   EXPECT_FALSE(CheckCharsMap(NestedCharsMap(33)).ok());
@@ -149,33 +149,33 @@ TEST(SentencePieceCheck, CharacterMaps) {
   EXPECT_FALSE(CheckCharsMap(good + std::string(2000, 'x') + std::string(1, '\0')).ok());
 }
 
-TEST(SentencePieceCheck, AnAcceptedCharacterMapIsUsed) {
+TEST(SentencePieceCheckTest, AnAcceptedCharacterMapIsUsed) {
   const std::string model = Start() + Letters() + Trainer(false);
   LoadThenUse(model + Normalizer(NestedCharsMap(32)));
   ExpectRefused(model + Normalizer(NestedCharsMap(33)));
 }
 
 // It would rewrite decoded text as a whole.
-TEST(SentencePieceCheck, ACharacterMapForDecodedTextIsNotSupported) {
+TEST(SentencePieceCheckTest, ACharacterMapForDecodedTextIsNotSupported) {
   const std::string model = Start() + Letters() + Trainer(false);
   EXPECT_TRUE(Create(model + BytesField(5, VarintField(3, 1))).ok());
   EXPECT_EQ(Create(model + BytesField(5, BytesField(2, NestedCharsMap(1)))).code(),
             absl::StatusCode::kUnimplemented);
 }
 
-TEST(SentencePieceCheck, TheSurfaceOfUnknownPiecesIsText) {
+TEST(SentencePieceCheckTest, TheSurfaceOfUnknownPiecesIsText) {
   const std::string model = Start() + Letters() + Trainer(false);
   EXPECT_TRUE(Create(model + UnkSurface("\xE2\x81\x87")).ok());
   ExpectRefused(model + UnkSurface("\xE2\x81"));
 }
 
-TEST(SentencePieceCheck, TruncatedAtEveryByte) {
+TEST(SentencePieceCheckTest, TruncatedAtEveryByte) {
   const std::string model =
       Start() + Letters() + BytePieces(256) + Trainer(true) + Normalizer(NestedCharsMap(1));
   for (size_t n = 0; n < model.size(); ++n) LoadThenUse(model.substr(0, n));
 }
 
-TEST(SentencePieceCheck, RandomDamage) {
+TEST(SentencePieceCheckTest, RandomDamage) {
   std::mt19937 rng(13);
   const std::string small =
       Start() + Letters() + BytePieces(256) + Trainer(true) + Normalizer(NestedCharsMap(3));

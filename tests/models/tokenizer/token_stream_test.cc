@@ -50,7 +50,7 @@ std::vector<std::string> Pushes(const std::vector<std::string>& tokens, Tokenize
 
 using Texts = std::vector<std::string>;
 
-TEST(TokenStream, CharactersWaitForTheirBytes) {
+TEST(TokenStreamTest, CharactersWaitForTheirBytes) {
   EXPECT_EQ(Pushes({"a\xF0\x9F", "\x98", "\x80z", "\xC3"}, {}),
             (Texts{"a", "", "\xF0\x9F\x98\x80z", "", "\xEF\xBF\xBD"}));
   EXPECT_EQ(Pushes({"\xF0\x9F", "b"}, {}), (Texts{"",
@@ -59,7 +59,7 @@ TEST(TokenStream, CharactersWaitForTheirBytes) {
                                                   ""}));
 }
 
-TEST(TokenStream, LeadingSpaceGoesOnlyAtTheStart) {
+TEST(TokenStreamTest, LeadingSpaceGoesOnlyAtTheStart) {
   Tokenizer::Info info;
   info.strip_leading_space = true;
   EXPECT_EQ(Pushes({"", " one", " two"}, info), (Texts{"", "one", " two", ""}));
@@ -69,7 +69,7 @@ TEST(TokenStream, LeadingSpaceGoesOnlyAtTheStart) {
   EXPECT_EQ(Pushes({" ", " two", " three"}, info), (Texts{"", "two", " three", ""}));
 }
 
-TEST(TokenStream, JsonEscapesWaitForTheirEnd) {
+TEST(TokenStreamTest, JsonEscapesWaitForTheirEnd) {
   Tokenizer::Info info;
   info.json_escaped = true;
   EXPECT_EQ(Pushes({"caf\\u", "00", "e9", "!", "\\", "n"}, info),
@@ -100,7 +100,7 @@ void ExpectStreamsLikeDetokenize(const Tokenizer& tokenizer, uint32_t seed) {
   }
 }
 
-TEST(TokenStream, RandomIdsOfEveryTokenizer) {
+TEST(TokenStreamTest, RandomIdsOfEveryTokenizer) {
   ExpectStreamsLikeDetokenize(*LoadGpt2("{}"), 1);
   ExpectStreamsLikeDetokenize(*LoadLongCrawl64(), 2);
   ExpectStreamsLikeDetokenize(*LoadDemo(), 3);
@@ -108,7 +108,7 @@ TEST(TokenStream, RandomIdsOfEveryTokenizer) {
 }
 
 // However a text is cut into tokens, it comes out the same.
-TEST(TokenStream, AnyCutOfAnEscapedText) {
+TEST(TokenStreamTest, AnyCutOfAnEscapedText) {
   std::mt19937 rng(5);
   Tokenizer::Info info;
   info.json_escaped = true;
@@ -133,7 +133,7 @@ TEST(TokenStream, AnyCutOfAnEscapedText) {
 }
 
 // Byte fallback splits a character over tokens.
-TEST(TokenStream, SentencePieceBytes) {
+TEST(TokenStreamTest, SentencePieceBytes) {
   const auto tokenizer = LoadDemo();
   const std::string text = "snow \xE2\x98\x83 and \xF0\x9F\xA6\x8A!";
   const auto ids = tokenizer->Encode(text, true);

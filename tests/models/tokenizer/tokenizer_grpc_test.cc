@@ -12,7 +12,7 @@
 namespace fox {
 namespace {
 
-TEST(GrpcProcess, EncodesBesideARunningServer) {
+TEST(GrpcProcessTest, EncodesBesideARunningServer) {
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);

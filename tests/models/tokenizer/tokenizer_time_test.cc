@@ -87,10 +87,10 @@ void ExpectLinear(const Tokenizer& tokenizer) {
   }
 }
 
-TEST(TokenizerTime, Gpt2) { ExpectLinear(*LoadGpt2("{}")); }
-TEST(TokenizerTime, LongCrawl64) { ExpectLinear(*LoadLongCrawl64()); }
-TEST(TokenizerTime, TokenizerJson) { ExpectLinear(*LoadSmall()); }
-TEST(TokenizerTime, SentencePiece) { ExpectLinear(*LoadDemo()); }
+TEST(TokenizerTimeTest, Gpt2) { ExpectLinear(*LoadGpt2("{}")); }
+TEST(TokenizerTimeTest, LongCrawl64) { ExpectLinear(*LoadLongCrawl64()); }
+TEST(TokenizerTimeTest, TokenizerJson) { ExpectLinear(*LoadSmall()); }
+TEST(TokenizerTimeTest, SentencePiece) { ExpectLinear(*LoadDemo()); }
 
 }  // namespace
 }  // namespace fox

@@ -42,7 +42,7 @@ void ExpectDecodes(const Tokenizer& tokenizer, const nlohmann::json& rows) {
   }
 }
 
-TEST(TokenizerVectors, Gpt2) {
+TEST(TokenizerVectorsTest, Gpt2) {
   const auto tokenizer = LoadGpt2("{}");
   EXPECT_EQ(tokenizer->info().kind, "byte_level_bpe");
   EXPECT_EQ(tokenizer->info().vocab_size, kGpt2Vocab);
@@ -53,7 +53,7 @@ TEST(TokenizerVectors, Gpt2) {
   ExpectDecodes(*tokenizer, Vectors()["gpt2"]["decode"]);
 }
 
-TEST(TokenizerVectors, TokenizerJson) {
+TEST(TokenizerVectorsTest, TokenizerJson) {
   const auto tokenizer = LoadSmall();
   EXPECT_EQ(tokenizer->info().kind, "byte_level_bpe");
   ExpectEncodes(*tokenizer, Vectors()["small"]["encode"], false);
@@ -61,7 +61,7 @@ TEST(TokenizerVectors, TokenizerJson) {
   ExpectDecodes(*tokenizer, Vectors()["small"]["decode"]);
 }
 
-TEST(TokenizerVectors, LongCrawl64) {
+TEST(TokenizerVectorsTest, LongCrawl64) {
   const auto tokenizer = LoadLongCrawl64();
   EXPECT_EQ(tokenizer->info().kind, "longcrawl64");
   EXPECT_TRUE(tokenizer->info().json_escaped);
@@ -76,7 +76,7 @@ TEST(TokenizerVectors, LongCrawl64) {
   }
 }
 
-TEST(TokenizerVectors, SentencePiece) {
+TEST(TokenizerVectorsTest, SentencePiece) {
   const auto tokenizer = LoadDemo();
   EXPECT_EQ(tokenizer->info().kind, "sentencepiece");
   EXPECT_EQ(tokenizer->info().bos_id, 1);
@@ -85,7 +85,7 @@ TEST(TokenizerVectors, SentencePiece) {
   ExpectDecodes(*tokenizer, Vectors()["sentencepiece"]["decode"]);
 }
 
-TEST(TokenizerVectors, CategoriesOfAllCodePoints) {
+TEST(TokenizerVectorsTest, CategoriesOfAllCodePoints) {
   uint64_t hash = 0xCBF29CE484222325u;
   for (uint32_t c = 0; c < 0x110000; ++c) {
     if (c >= 0xD800 && c < 0xE000) continue;
@@ -95,7 +95,7 @@ TEST(TokenizerVectors, CategoriesOfAllCodePoints) {
 }
 
 // What was encoded comes back, if no replacement or normalization is in between.
-TEST(TokenizerVectors, RoundTrip) {
+TEST(TokenizerVectorsTest, RoundTrip) {
   const auto gpt2 = LoadGpt2("{}");
   const auto longcrawl64 = LoadLongCrawl64();
   for (const auto& row : Vectors()["gpt2"]["encode"]) {

@@ -17,7 +17,7 @@ std::string Bytes(std::initializer_list<int> values) {
   return out;
 }
 
-TEST(Utf8, EveryCodePointRoundTrips) {
+TEST(Utf8Test, EveryCodePointRoundTrips) {
   for (uint32_t c = 0; c < 0x110000; ++c) {
     if (c >= 0xD800 && c < 0xE000) continue;
     std::string text;
@@ -32,7 +32,7 @@ TEST(Utf8, EveryCodePointRoundTrips) {
   }
 }
 
-TEST(Utf8, SurrogatesAndOverlongFormsAreInvalid) {
+TEST(Utf8Test, SurrogatesAndOverlongFormsAreInvalid) {
   for (const std::string& bytes :
        {Bytes({0xED, 0xA0, 0x80}), Bytes({0xED, 0xBF, 0xBF}), Bytes({0xC0, 0x80}),
         Bytes({0xC1, 0xBF}), Bytes({0xE0, 0x9F, 0xBF}), Bytes({0xF0, 0x8F, 0xBF, 0xBF}),
@@ -51,7 +51,7 @@ std::string Replaced(std::string bytes, Utf8Replacement replacement) {
 }
 
 // The expected texts are Python's bytes.decode(errors="replace").
-TEST(Utf8, ReplacesMaximalSubparts) {
+TEST(Utf8Test, ReplacesMaximalSubparts) {
   const std::string r = "\xEF\xBF\xBD";
   const auto replaced = [](const std::string& bytes) {
     return Replaced(bytes, Utf8Replacement::kSubpart);
@@ -63,7 +63,7 @@ TEST(Utf8, ReplacesMaximalSubparts) {
   EXPECT_EQ(replaced(Bytes({0xE2, 0x82})), r);
 }
 
-TEST(Utf8, ReplacesBytes) {
+TEST(Utf8Test, ReplacesBytes) {
   const std::string r = "\xEF\xBF\xBD";
   const auto replaced = [](const std::string& bytes) {
     return Replaced(bytes, Utf8Replacement::kByte);
@@ -75,7 +75,7 @@ TEST(Utf8, ReplacesBytes) {
 }
 
 // A two-byte text is valid if both bytes are ASCII, or it is a two-byte sequence.
-TEST(Utf8, EncodeRefusesEveryInvalidPairOfBytes) {
+TEST(Utf8Test, EncodeRefusesEveryInvalidPairOfBytes) {
   std::vector<std::unique_ptr<Tokenizer>> tokenizers;
   tokenizers.push_back(LoadGpt2("{}"));
   tokenizers.push_back(LoadLongCrawl64());

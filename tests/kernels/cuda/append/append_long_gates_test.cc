@@ -99,7 +99,7 @@ class LongGates {
   std::vector<int32_t> table_;
 };
 
-TEST(LongGates, AMillionTokens) {
+TEST(LongGatesTest, AMillionTokens) {
   LongGates gates;
   while (gates.length() + kChunk <= kTokens) gates.Append(kChunk);
   while (gates.length() < kTokens) gates.Append(1);

@@ -70,7 +70,7 @@ INSTANTIATE_TEST_SUITE_P(Vocabularies, SampleTest,
                          ::testing::Values(1, 2, 7, 256, 1000, 4097, 32000, 50277));
 
 // One row, each token as often as the host samples it: all positions of one request.
-TEST(Sample, ManyPositionsOfOneRequest) {
+TEST(SampleTest, ManyPositionsOfOneRequest) {
   constexpr int32_t kVocabulary = 600;
   Random random(5);
   const std::vector<float> logits = MakeLogits(Logits::kNormal, kVocabulary, random);
@@ -88,13 +88,13 @@ TEST(Sample, ManyPositionsOfOneRequest) {
   EXPECT_LE(at_boundary, 1);
 }
 
-TEST(Sample, NoRowsIsNoWork) {
+TEST(SampleTest, NoRowsIsNoWork) {
   SampleParams params;
   params.logits.cols = 7;
   EXPECT_EQ(Sample(params, nullptr), cudaSuccess);
 }
 
-TEST(Sample, AGraphSamplesForTheRowsOfTheMoment) {
+TEST(SampleTest, AGraphSamplesForTheRowsOfTheMoment) {
   constexpr int32_t kVocabulary = 50277;
   constexpr size_t kRows = 8;
   Random random(9);

@@ -89,10 +89,10 @@ std::vector<CacheSequence> OneRowEach(const std::vector<int64_t>& lengths) {
   return sequences;
 }
 
-class DecodeShapes : public ::testing::TestWithParam<int> {};
+class DecodeShapesTest : public ::testing::TestWithParam<int> {};
 
 // Lengths around half pages, pages and splits.
-TEST_P(DecodeShapes, UnprunedLengths) {
+TEST_P(DecodeShapesTest, UnprunedLengths) {
   CacheOptions options;
   options.head_dim = GetParam();
   options.acp = AcpMode::kOff;
@@ -102,7 +102,7 @@ TEST_P(DecodeShapes, UnprunedLengths) {
   ExpectExact(cache);
 }
 
-TEST_P(DecodeShapes, PrunedWindowsOfAllWidths) {
+TEST_P(DecodeShapesTest, PrunedWindowsOfAllWidths) {
   CacheOptions options;
   options.head_dim = GetParam();
   options.q_heads = options.kv_heads = 5;
@@ -112,7 +112,7 @@ TEST_P(DecodeShapes, PrunedWindowsOfAllWidths) {
   ExpectExact(cache);
 }
 
-TEST_P(DecodeShapes, GroupsOfQueryHeads) {
+TEST_P(DecodeShapesTest, GroupsOfQueryHeads) {
   CacheOptions options;
   options.head_dim = GetParam();
   options.q_heads = 6;
@@ -124,7 +124,7 @@ TEST_P(DecodeShapes, GroupsOfQueryHeads) {
 }
 
 // Windows within groups differ from head to head; sequences of several rows lie between.
-TEST_P(DecodeShapes, WindowsWithoutQkNorm) {
+TEST_P(DecodeShapesTest, WindowsWithoutQkNorm) {
   CacheOptions options;
   options.acp = AcpMode::kPaper;
   options.qk_norm = false;
@@ -141,10 +141,10 @@ TEST_P(DecodeShapes, WindowsWithoutQkNorm) {
   ExpectExactWindows(cache);
 }
 
-INSTANTIATE_TEST_SUITE_P(HeadDim, DecodeShapes, ::testing::Values(16, 32, 64, 128),
+INSTANTIATE_TEST_SUITE_P(HeadDim, DecodeShapesTest, ::testing::Values(16, 32, 64, 128),
                          [](const auto& head_dim) { return std::to_string(head_dim.param); });
 
-TEST(DecodeAttention, OneHeadOneSequence) {
+TEST(DecodeAttentionTest, OneHeadOneSequence) {
   for (int64_t length : {1, 64, 300, 20000}) {
     CacheOptions options;
     options.q_heads = options.kv_heads = 1;
@@ -158,7 +158,7 @@ TEST(DecodeAttention, OneHeadOneSequence) {
 }
 
 // Padding and sequences of several rows own no splits and are left alone.
-TEST(DecodeAttention, MixedBatch) {
+TEST(DecodeAttentionTest, MixedBatch) {
   CacheOptions options;
   options.q_heads = options.kv_heads = 3;
   options.gate_means = {1, 3, 6};
@@ -169,7 +169,7 @@ TEST(DecodeAttention, MixedBatch) {
   ExpectExact(cache);
 }
 
-TEST(DecodeAttention, PaddedBatch) {
+TEST(DecodeAttentionTest, PaddedBatch) {
   CacheOptions options;
   options.gate_means = {1, 8};
   options.sequences = {{1, 1, -10, -1}, {3000, 1, -10, 0}, {77, 1, -10, -1}, {65, 1, -10, 1}};
@@ -178,7 +178,7 @@ TEST(DecodeAttention, PaddedBatch) {
 }
 
 // Between two sequences with splits lie more pairs than a warp looks at in one step.
-TEST(DecodeAttention, ManyPairsWithoutItems) {
+TEST(DecodeAttentionTest, ManyPairsWithoutItems) {
   CacheOptions options;
   options.q_heads = options.kv_heads = 7;
   options.head_dim = 32;
@@ -190,7 +190,7 @@ TEST(DecodeAttention, ManyPairsWithoutItems) {
   ExpectExact(cache);
 }
 
-TEST(DecodeAttention, NoItemsAtAll) {
+TEST(DecodeAttentionTest, NoItemsAtAll) {
   CacheOptions options;
   options.sequences = {{100, 3, -10, 0}, {1, 1, -10, -1}};
   DeviceCache cache(options);
@@ -201,7 +201,7 @@ TEST(DecodeAttention, NoItemsAtAll) {
 }
 
 // More pairs than threads, more splits than blocks.
-TEST(DecodeAttention, LargeBatch) {
+TEST(DecodeAttentionTest, LargeBatch) {
   CacheOptions options;
   options.q_heads = options.kv_heads = 12;
   options.gate_means = {9, 2, 2, 3};
@@ -216,7 +216,7 @@ TEST(DecodeAttention, LargeBatch) {
 
 // Windows of more than 1,024 pages are cut into larger splits, each (sequence, head) by itself: the
 // first head keeps a short window, the other one nearly all pages.
-TEST(DecodeAttention, LongWindowsTakeLargerItems) {
+TEST(DecodeAttentionTest, LongWindowsTakeLargerItems) {
   CacheOptions options;
   options.head_dim = 32;
   options.layers = 1;
@@ -233,7 +233,7 @@ TEST(DecodeAttention, LongWindowsTakeLargerItems) {
 }
 
 // Gates so strong that float32 alone would lose the decay, or leave nothing but the last key.
-TEST(DecodeAttention, StrongGates) {
+TEST(DecodeAttentionTest, StrongGates) {
   CacheOptions options;
   options.gate_means = {3, 8};
   options.strong_gate_rate = 0.02;
@@ -246,7 +246,7 @@ TEST(DecodeAttention, StrongGates) {
   }
 }
 
-TEST(DecodeAttention, OptionalOutputs) {
+TEST(DecodeAttentionTest, OptionalOutputs) {
   CacheOptions options;
   options.sequences = OneRowEach({400, 90});
   DeviceCache cache(options);
@@ -290,7 +290,7 @@ std::vector<uint16_t> RunTail(DeviceCache& cache, int first) {
   return cache.out_array().ToHost();
 }
 
-TEST(DecodeAttention, RowsDoNotDependOnTheBatch) {
+TEST(DecodeAttentionTest, RowsDoNotDependOnTheBatch) {
   CacheOptions options;
   options.q_heads = options.kv_heads = 8;
   options.gate_means = {2, 4, 9};
@@ -444,7 +444,7 @@ void Measure(const Windows& windows) {
 }
 
 // Launches follow one another, so small ones overlap and, below 50 MB, read from the L2 cache.
-TEST(DecodeAttentionSpeed, DISABLED_Bandwidth) {
+TEST(DecodeAttentionSpeedTest, DISABLED_Bandwidth) {
   Measure({1, 1024, 1, 0});
   Measure({1, 4096, 1, 0});
   Measure({1, 16384, 1, 0});

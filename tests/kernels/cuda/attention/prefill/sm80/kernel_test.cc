@@ -15,7 +15,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, PrefillSm80Test,
                          ::testing::ValuesIn(testing::PrefillCases({16, 32, 64, 128})),
                          testing::CaseName);
 
-TEST(PrefillSm80, RefusesOtherHeadDims) {
+TEST(PrefillSm80Test, RefusesOtherHeadDims) {
   testing::CacheOptions options;
   options.head_dim = 48;
   options.sequences = {{70, 70, -10, 0}};

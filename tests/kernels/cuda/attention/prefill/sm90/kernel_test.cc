@@ -45,7 +45,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, PrefillSm90UnboundedTest, ::testing::ValuesIn(Un
 
 // Three passes over more work tiles than the device has multiprocessors, each with the counter at
 // zero: rings that wrap, blocks that take several work tiles, and the same bits every time.
-TEST(PrefillSm90, RepeatsItself) {
+TEST(PrefillSm90Test, RepeatsItself) {
   testing::CacheOptions options;
   options.q_heads = options.kv_heads = 20;
   options.gate_means = {1, 9};
@@ -71,7 +71,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, PrefillSm90Test,
                          ::testing::ValuesIn(testing::PrefillCases({32, 64, 128})),
                          testing::CaseName);
 
-TEST(PrefillSm90, RefusesOtherHeadDims) {
+TEST(PrefillSm90Test, RefusesOtherHeadDims) {
   testing::CacheOptions options;
   options.head_dim = 48;
   options.sequences = {{70, 70, -10, 0}};
