@@ -69,7 +69,7 @@ TOOLS = {
         "--kernel-name", "kns=3fox4cuda",
         # Reported are gates that a warp writes, one lane announces behind a __syncwarp (an arrival
         # releases what it orders) and others read behind the barrier: the tool does not follow it.
-        "--kernel-name-exclude", "kns=prefill_sm90_cu",
+        "--kernel-name-exclude", "kns=PrefillSm90Kernel",
         # Bounds the engine's run; the kernels' own cases launch fewer.
         "--launch-count", "1500",
         # Of a block, at most: two for each of the 16 stages of linear/small_batch_gemm.cu. Barriers

@@ -309,7 +309,8 @@ __device__ __forceinline__ void Count(const PrefillArguments& arguments, const T
 // Grid (q_heads, at least *work.num_tiles): the last tiles, which see the most pages, start first.
 template <int kHeadDim>
 __global__ void __launch_bounds__(kThreads, 2)
-    PrefillKernel(const PrefillArguments arguments, const PagedKv kv, const StepSchedule schedule) {
+    PrefillSm80Kernel(const PrefillArguments arguments, const PagedKv kv,
+                      const StepSchedule schedule) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<SharedMemory<kHeadDim>*>(shared_bytes);
   constexpr int kStages = SharedMemory<kHeadDim>::kStages;
@@ -366,10 +367,10 @@ cudaError_t LaunchPrefill(const PrefillArguments& arguments, const PagedKv& kv,
                           const StepSchedule& schedule, int max_tiles, cudaStream_t stream) {
   constexpr size_t kBytes = sizeof(SharedMemory<kHeadDim>);
   const cudaError_t prepared =
-      AllowDynamicSmem(KernelAddress(PrefillKernel<kHeadDim>), static_cast<int>(kBytes));
+      AllowDynamicSmem(KernelAddress(PrefillSm80Kernel<kHeadDim>), static_cast<int>(kBytes));
   if (prepared != cudaSuccess) return prepared;
   const dim3 grid(static_cast<unsigned>(kv.shape.q_heads), static_cast<unsigned>(max_tiles));
-  return Launch(PrefillKernel<kHeadDim>, grid, dim3(kThreads), kBytes, stream, arguments, kv,
+  return Launch(PrefillSm80Kernel<kHeadDim>, grid, dim3(kThreads), kBytes, stream, arguments, kv,
                 schedule);
 }
 

@@ -46,7 +46,7 @@ __device__ __forceinline__ void InitBarriers(PrefillShared<kHeadDim>& shared) {
 
 template <int kHeadDim, bool kCertified>
 __global__ void __launch_bounds__(kPrefillThreads, 1)
-    PrefillKernel(const __grid_constant__ PrefillArguments arguments) {
+    PrefillSm90Kernel(const __grid_constant__ PrefillArguments arguments) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ uint8_t memory[];
   uint8_t* aligned = memory + (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment;
@@ -138,10 +138,10 @@ cudaError_t LaunchPrefill(PrefillArguments& arguments, const MatrixView& q, int 
   if (error != cudaSuccess) return error;
   constexpr size_t kBytes = sizeof(PrefillShared<kHeadDim>) + kAlignment;
   static_assert(kBytes <= 227 * 1024);
-  const cudaError_t allowed = AllowDynamicSmem(KernelAddress(PrefillKernel<kHeadDim, kCertified>),
-                                               static_cast<int>(kBytes));
+  const cudaError_t allowed = AllowDynamicSmem(
+      KernelAddress(PrefillSm90Kernel<kHeadDim, kCertified>), static_cast<int>(kBytes));
   if (allowed != cudaSuccess) return allowed;
-  return Launch(PrefillKernel<kHeadDim, kCertified>, dim3(static_cast<unsigned>(blocks)),
+  return Launch(PrefillSm90Kernel<kHeadDim, kCertified>, dim3(static_cast<unsigned>(blocks)),
                 dim3(kPrefillThreads), kBytes, stream, arguments);
 }
 
@@ -157,7 +157,7 @@ cudaError_t LaunchFor(AcpMode acp, PrefillArguments& arguments, const MatrixView
 bool HasPrefillSm90() {
   // A body that only traps is compiled to a few registers.
   cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, PrefillKernel<64, true>) != cudaSuccess) {
+  if (cudaFuncGetAttributes(&attributes, PrefillSm90Kernel<64, true>) != cudaSuccess) {
     static_cast<void>(cudaGetLastError());  // no image for this device: an answer, not an error
     return false;
   }
