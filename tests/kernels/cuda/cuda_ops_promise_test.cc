@@ -272,11 +272,11 @@ TEST(PromiseTest, OwnKeyAgainstItsQuery) {
 }
 
 // The row certificate trusts computed logits. A row's own logit is near -8 gain^2, and it forgets
-// 256 keys, all but the last two zero, by a little more than that: in three gates, for one of bf16
+// 512 keys, all but the last two zero, by a little more than that: in three gates, for one of bf16
 // would be too coarse, the keys between them opposing the query as its own does. What the row loses
 // by leaving out the first 128 is known from a run that leaves out nothing; tolerances then lie
 // around it.
-constexpr size_t kHistory = 256;
+constexpr size_t kHistory = 512;  // PrefillSm90 asks after four tiles
 
 HeadRows OpposedLongKey(float gain, std::mt19937_64& rng) {
   std::normal_distribution<float> normal;
