@@ -33,12 +33,12 @@ Activations::Activations(const FoxWeights& weights, Ops& ops, int64_t rows, int6
 
 size_t Activations::Bytes(const ModelConfig& c, DType residual_dtype, DType activation_dtype,
                           int64_t rows, int64_t logit_rows) {
-  const int64_t narrow_cols = ColumnsOf(c).stride(activation_dtype) + c.hidden_size +
-                              2 * c.intermediate_size +
-                              std::max(c.hidden_size, c.intermediate_size);
+  const int64_t activation_cols = ColumnsOf(c).stride(activation_dtype) + c.hidden_size +
+                                  2 * c.intermediate_size +
+                                  std::max(c.hidden_size, c.intermediate_size);
   return static_cast<size_t>(rows * c.hidden_size + logit_rows * (c.hidden_size + c.vocab_size)) *
              SizeOf(residual_dtype) +
-         static_cast<size_t>(rows * narrow_cols) * SizeOf(activation_dtype);
+         static_cast<size_t>(rows * activation_cols) * SizeOf(activation_dtype);
 }
 
 MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,

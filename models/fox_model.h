@@ -9,8 +9,8 @@
 
 namespace fox {
 
-// Scratch of one forward pass; R rows at most, of which L want logits. "wide" as in weights.h,
-// "narrow" as in kernels/ops.h.
+// Scratch of one forward pass; R rows at most, of which L want logits. "residual dtype" as in weights.h,
+// "activation dtype" as in kernels/ops.h.
 struct Activations {
   Activations(const FoxWeights& weights, Ops& ops, int64_t max_rows, int64_t max_logit_rows);
   // What the constructor will allocate.
@@ -19,13 +19,13 @@ struct Activations {
 
   int64_t max_rows, max_logit_rows;
   DType activation_dtype;
-  Buffer x;           // [R, D] wide: residual stream
-  Buffer projection;  // [R, ProjectionColumns::stride] narrow
-  Buffer o;           // [R, D] narrow: attention output
-  Buffer gate_up;     // [R, 2I] narrow
-  Buffer scratch;     // [R, max(D, I)] narrow: rows on their way into a product
-  Buffer last;        // [L, D] wide: rows that want logits
-  Buffer logits;      // [L, V] wide
+  Buffer x;           // [R, D] residual dtype: residual stream
+  Buffer projection;  // [R, ProjectionColumns::stride] activation dtype
+  Buffer o;           // [R, D] activation dtype: attention output
+  Buffer gate_up;     // [R, 2I] activation dtype
+  Buffer scratch;     // [R, max(D, I)] activation dtype: rows on their way into a product
+  Buffer last;        // [L, D] residual dtype: rows that want logits
+  Buffer logits;      // [L, V] residual dtype
 };
 
 // Counters of one forward pass, by sequence of the batch, added to; null: not counted.

@@ -44,7 +44,7 @@ class ThreadPool {
   std::vector<std::thread> workers_;
   Task task_;  // stable while any of its indices is not done
   // The task's count in the upper half, the next index in the lower: who takes an index learns in
-  // the same instant whether it is one of the task at hand.
+  // the same instant whether it is one of the current task.
   std::atomic<uint64_t> arrival_counter_{0};
   std::atomic<int64_t> done_{0};    // indices of the task
   std::atomic<uint32_t> round_{0};  // counts tasks; idle workers sleep on it

@@ -1,5 +1,5 @@
 // CudaOps: the CUDA backend on one NVIDIA GPU, the first visible one (compute capability 8.0 or
-// later; Hopper's own attention kernel is chosen at run time). Weights, pages and narrow
+// later; Hopper's own attention kernel is chosen at run time). Weights, pages and
 // activations are bf16; the residual stream and logits float32. Everything runs on one stream,
 // queue()->stream(); a null Stream stands for it too.
 //

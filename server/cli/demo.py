@@ -165,7 +165,7 @@ def row_of(setting: str, finish: dict[str, Any], page_bytes: int) -> Row:
 
 
 def log_text(value: float) -> str:
-    """A log mass for people; -infinity means that nothing was given up."""
+    """A log mass as text; -infinity means that nothing was given up."""
     return "none" if value == float("-inf") else f"{value:.4f}"
 
 

@@ -72,7 +72,7 @@ def tested(m: Measurements) -> Iterator[Row]:
 
 
 def ms(seconds: float | None) -> str:
-    """A peer's time, for people."""
+    """A peer's time as text."""
     return "not measured" if seconds is None else f"{1e3 * seconds:.3f} ms"
 
 

@@ -18,8 +18,8 @@ constexpr int PaddedDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 template <typename T>
 struct TileRow {
   const T* q;             // [head_dim]
-  const T* log_f_offset;  // [64] of the page at hand, for this row's head
-  T page_decay;           // page_cum_log_f of the row's page - page_cum_log_f of the page at hand
+  const T* log_f_offset;  // [64] of the current page, for this row's head
+  T page_decay;           // page_cum_log_f of the row's page - that of the current page
   T local;                // the row's own offset from its page's page_cum_log_f
   int keys;               // the row sees keys [0, keys) of the page, at least one
   T max;                  // running maximum of logits with decay

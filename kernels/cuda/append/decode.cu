@@ -228,7 +228,7 @@ __device__ __forceinline__ void AppendRows(const AppendParams& params, const Pag
   }
 }
 
-// What a warp needs beside registers to fold a page.
+// What a warp needs beside registers to accumulate a page.
 template <int kHeadDim>
 struct PageSumsScratch {
   float decay[kPageTokens], term[kPageTokens];

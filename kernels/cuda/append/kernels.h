@@ -21,7 +21,7 @@ cudaError_t AccumulateBlocks(const BatchView& batch, const AppendParams& params,
                              const StepSchedule& schedule, cudaStream_t stream);
 
 // What ProjectBlocks leaves for AccumulateBlocks, by (block, query head): these float64 values,
-// then N[head_dim]. See StepSchedule::fold.
+// then N[head_dim]. See StepSchedule::page_sums.
 enum PageSumsRecord : int { kLogGate, kCount, kLogMass, kKeyNorm, kRecordHeader };
 
 // Most query heads of a kv head: a warp's lanes hold their gates.

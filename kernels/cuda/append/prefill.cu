@@ -1,7 +1,7 @@
 // Append of any batch, first kernel of two: every row block by itself. Rows go into pages, gates
 // relative to the page's start; what a page that becomes full adds to the running sums goes into a
-// record of StepSchedule::fold. Nothing that another row block reads is written here; the rest, in
-// order, is accumulate.cu.
+// record of StepSchedule::page_sums. Nothing that another row block reads is written here; the
+// rest, in order, is accumulate.cu.
 #include "kernels/acp.h"
 #include "kernels/cuda/append/kernels.h"
 #include "kernels/cuda/append/page_sums.cuh"

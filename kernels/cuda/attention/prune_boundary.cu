@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads)
     schedule.boundary[static_cast<int64_t>(head) * schedule.max_tiles + t] = boundary;
 }
 
-// A warp a pair.
+// One warp per (sequence, head).
 __global__ void __launch_bounds__(kThreads)
     FindFirstVisiblePagesKernel(BatchView batch, BoundaryArguments arguments, PagedKv kv,
                                 StepSchedule schedule) {

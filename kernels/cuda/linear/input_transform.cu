@@ -1,6 +1,6 @@
 // Row transforms as kernels of their own, 16 bytes a thread and load. A norm of a row of usual
 // width, and an output gate, are a warp's work: it has all its loads under way at once and meets no
-// barrier. Other transforms take a block a row, as input_transform.cuh does them.
+// barrier. Other transforms take one CTA per row, as input_transform.cuh does them.
 #include <cuda_bf16.h>
 
 #include <cstdint>
@@ -78,7 +78,7 @@ __device__ __forceinline__ void StoreScaled(const Vector<In>& v, float scale, co
 constexpr int kStepCols = 512;
 constexpr int kMaxSteps = 4;
 
-// kRmsNorm of rows of up to kSteps * kStepCols columns: a warp a row. The last rows come first:
+// kRmsNorm of rows of up to kSteps * kStepCols columns: one warp per row. The last rows come first:
 // they were written last, so the L2 may still have them.
 template <typename In, int kSteps>
 __global__ void __launch_bounds__(kWarpThreads)

@@ -326,7 +326,7 @@ inline TransformArguments MakeTransformArguments(const MatrixView& in, const Inp
   return s;
 }
 
-// body.operator()<kind, In>() for the kind and the input's type at hand.
+// body.operator()<kind, In>() for the kind and the input's type.
 template <typename Body>
 auto DispatchTransform(InputTransform::Kind kind, DType in, const Body& body) {
   using Kind = InputTransform::Kind;

@@ -225,7 +225,7 @@ class Walk {
 
   __device__ __forceinline__ bool AtEnd() const { return row_ >= last_; }
 
-  // Takes the warp's share of the tile at hand out of its stage.
+  // Takes the warp's share of the current tile out of its stage.
   __device__ __forceinline__ void Take(PipelineState& at, Fragments& w) const {
     while (!layout_.full[at.stage].HasEnded(at.parity)) {
     }
@@ -245,7 +245,7 @@ class Walk {
   }
 
   // Adds the tile's products, stores the group's outputs if it is its last, and goes on.
-  // `previous`: what y holds before, of the group at hand.
+  // `previous`: what y holds before, of the current group.
   __device__ __forceinline__ void Multiply(const Fragments& w, float& previous) {
     MultiplyFragments(a_, layout_, col_, w, c_);
     const int row = row_;
@@ -309,7 +309,7 @@ __device__ __forceinline__ void MultiplyRows(Walk walk, const HeldTiles<kTiles>&
   }
 }
 
-// What the kinds of transforms read: norms the residual stream, all others narrow rows.
+// What the kinds of transforms read: norms the residual stream, all others activations.
 template <InputTransform::Kind kind>
 using InputOf = std::conditional_t<kind == InputTransform::Kind::kRmsNorm, float, __nv_bfloat16>;
 

@@ -128,7 +128,7 @@ __device__ __forceinline__ bool HasPageEnd(const BatchView& batch, int seq) {
          rows.position / kPageTokens < (rows.position + rows.count) / kPageTokens;
 }
 
-// A warp a list, over the lists of those sequences that reached a page end.
+// One warp per list, over the lists of those sequences that reached a page end.
 __global__ void __launch_bounds__(kEvictThreads)
     EvictKernel(const BatchView batch, const EvictParams params, const PagedKv kv) {
   extern __shared__ double windows[];  // [kEvictWarps, 2, 32, group], then active [num_seqs]

@@ -425,7 +425,7 @@ void DeviceCache::MakeWork() {
   ResetOutputs();
 }
 
-// The decode splits of the layer at hand; the other layers' rows stay poison.
+// The decode splits of the current layer; the other layers' rows stay poison.
 void DeviceCache::MakeItems() {
   const int seq_heads = num_seqs() * options_.q_heads;
   schedule_.max_seq_heads = seq_heads + kSpareEntries;

@@ -67,7 +67,7 @@ class DeviceCache {
   int num_tiles() const { return static_cast<int>(tiles_.size()); }
   int num_splits() const { return num_splits_; }
   int first_live(int s, int kv_head) const;
-  // What PruneBoundaries must find: [q_heads, work.max_tiles], -1 behind the tiles.
+  // What PruneBoundaries must find: [q_heads, schedule.max_tiles], -1 past the tiles.
   const std::vector<int32_t>& boundaries() const { return boundaries_; }
   // The same by thresholds as far off as a kernel's float32 sums may be: 1 for the highest, which
   // gives the least pages, -1 for the lowest, 0 for exact ones. All alike with QK-norm.

@@ -231,7 +231,7 @@ class AppendPair {
                                          return host.empty() ? nullptr : device.data();
                                        });
     ASSERT_EQ(BeginStep(batch.view, kv_.view, schedule.view, nullptr), cudaSuccess);
-    // Every other time as behind a kernel that settles.
+    // Every other time as if the kernel before had drained (launch.h).
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     const bool drained = ++gpu_runs_ % 2 == 0;
     ASSERT_EQ(Append(batch.view, params, kv_.view, schedule.view, drained, nullptr), cudaSuccess);

@@ -56,7 +56,7 @@ struct PageGates {
   double next_score;  // E of the page to the left
 };
 
-// The tile at hand.
+// The current tile.
 struct TileView {
   RowBlock rows;
   int head, in_group, group;
