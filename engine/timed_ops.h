@@ -54,7 +54,9 @@ class TimedOps : public Ops {
   OpSeconds Take() { return clock_ == nullptr ? OpSeconds{} : clock_->Take(); }
 
   std::string Description() const override { return ops_->Description(); }
-  DType ActivationDType(DType wide) const override { return ops_->ActivationDType(wide); }
+  DType ActivationDType(DType residual_dtype) const override {
+    return ops_->ActivationDType(residual_dtype);
+  }
   Buffer Allocate(size_t bytes) override { return ops_->Allocate(bytes); }
   void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) override;
   void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override;

@@ -9,8 +9,8 @@
 
 namespace fox {
 
-// Scratch of one forward pass; R rows at most, of which L want logits. "residual dtype" as in weights.h,
-// "activation dtype" as in kernels/ops.h.
+// Scratch of one forward pass; R rows at most, of which L want logits. "residual dtype" as in
+// weights.h, "activation dtype" as in kernels/ops.h.
 struct Activations {
   Activations(const FoxWeights& weights, Ops& ops, int64_t max_rows, int64_t max_logit_rows);
   // What the constructor will allocate.
@@ -44,8 +44,8 @@ class FoxModel {
       : weights_(weights), ops_(ops), act_(activations) {}
 
   // Appends the batch's tokens to their sequences in `kv`, evicting what `acp` licenses, and
-  // returns logits [num_logit_rows, V] (wide) of batch rows `logit_rows`, valid until the next
-  // pass.
+  // returns logits [num_logit_rows, V] (residual dtype) of batch rows `logit_rows`, valid until the
+  // next pass.
   MatrixView Forward(const BatchView& batch, const int64_t* logit_rows, int64_t num_logit_rows,
                      AcpMode acp, const PagedKv& kv, const ForwardCounters& counters,
                      Stream stream);

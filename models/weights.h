@@ -1,7 +1,7 @@
 // FoxWeights: everything a backend computes with, packed for it. The data dictionary of the model:
 // every tensor, its shape, and when it exists. Made once by LoadWeights; constant afterwards.
-// D hidden size, H query heads, K kv heads, d head_dim, I intermediate size, V vocabulary. "wide"
-// is float64 in the f64 mode, else float32.
+// D hidden size, H query heads, K kv heads, d head_dim, I intermediate size, V vocabulary. The
+// "residual dtype" is float64 in the f64 mode, else float32.
 #pragma once
 
 #include <cstdint>
@@ -34,15 +34,15 @@ struct ProjectionColumns {
 ProjectionColumns ColumnsOf(const ModelConfig& config);
 
 struct LayerWeights {
-  Buffer attn_norm;                          // [D] wide
+  Buffer attn_norm;                          // [D] residual dtype
   std::unique_ptr<PackedWeight> projection;  // [ProjectionColumns::total, D]
-  Buffer projection_bias;                    // [total] wide; qkv_bias
-  Buffer fgate_bias;                         // [H] wide; all gates but kNone
-  Buffer q_norm;                             // [H*d] wide; qk_norm
-  Buffer k_norm;                             // [K*d] wide; qk_norm
-  Buffer output_norm;                        // [D] wide; output_norm
+  Buffer projection_bias;                    // [total] residual dtype; qkv_bias
+  Buffer fgate_bias;                         // [H] residual dtype; all gates but kNone
+  Buffer q_norm;                             // [H*d] residual dtype; qk_norm
+  Buffer k_norm;                             // [K*d] residual dtype; qk_norm
+  Buffer output_norm;                        // [D] residual dtype; output_norm
   std::unique_ptr<PackedWeight> o;           // [D, D]
-  Buffer mlp_norm;                           // [D] wide
+  Buffer mlp_norm;                           // [D] residual dtype
   std::unique_ptr<PackedWeight> gate_up;     // [2I, D], gate first
   std::unique_ptr<PackedWeight> down;        // [D, I]
   DeviceQueryBound bound;                    // what attention logits can reach (acp.md)
@@ -57,7 +57,7 @@ struct FoxWeights {
   Buffer rope_frequency;  // [d/2] float64 radians per position; use_rope
   std::vector<LayerWeights> layers;
   Buffer self_logit_bound, max_logit_bound;  // [layers, H] float64: QueryBound's, of all layers
-  Buffer final_norm;                         // [D] wide
+  Buffer final_norm;                         // [D] residual dtype
   std::unique_ptr<PackedWeight> lm_head;     // [V, D]
 
   // Bytes of linear weights, which a decode step reads once.
@@ -67,7 +67,7 @@ struct FoxWeights {
 // Called with the number of layers done, from 0 to the number of layers.
 using LoadProgress = std::function<void(int done, int total)>;
 
-// `wide`: f64 or f32. The checkpoint may go away afterwards.
+// `residual_dtype`: f64 or f32. The checkpoint may go away afterwards.
 FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dtype,
                        const LoadProgress& progress);
 

@@ -24,7 +24,7 @@ class CpuOps : public Ops {
   explicit CpuOps(const CpuOptions& options);
 
   std::string Description() const override;
-  DType ActivationDType(DType wide) const override { return wide; }
+  DType ActivationDType(DType residual_dtype) const override { return residual_dtype; }
   Buffer Allocate(size_t bytes) override;
   void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) override;
   void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override;

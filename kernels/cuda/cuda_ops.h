@@ -26,7 +26,7 @@ class CudaOps : public Ops {
   ~CudaOps() override;
 
   std::string Description() const override;
-  DType ActivationDType(DType wide) const override;
+  DType ActivationDType(DType residual_dtype) const override;
   Buffer Allocate(size_t bytes) override;
   void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) override;
   void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override;
