@@ -19,7 +19,8 @@ struct DecodeShape {
   int64_t bucket = 1;  // sequences, padding included
   bool small = true;   // BatchView::small
 
-  auto operator<=>(const DecodeShape&) const = default;
+  // clang-tidy 14 takes the operator's own zero for a null pointer.
+  auto operator<=>(const DecodeShape&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 // The smallest batch that decode steps of `seqs` sequences are padded to: 1, 2, 4, then multiples

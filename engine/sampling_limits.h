@@ -13,7 +13,7 @@ namespace fox {
 
 // The numbers from `low` to `high`, each bound included unless it is open. NaN is in no range.
 struct Range {
-  double low, high;
+  double low = 0, high = 0;
   bool open_low = false, open_high = false;
 
   constexpr bool Contains(double value) const {
