@@ -13,6 +13,21 @@
 
 namespace fox::cuda::testing {
 
+// A cache of narrow heads, for tests of the page pool.
+inline PagedKvShape NarrowShape(int layers, int kv_heads, int group, int slots, int max_pages,
+                                int num_pages) {
+  PagedKvShape shape;
+  shape.layers = layers;
+  shape.q_heads = kv_heads * group;
+  shape.kv_heads = kv_heads;
+  shape.head_dim = 16;
+  shape.dtype = DType::kBF16;
+  shape.num_pages = num_pages;
+  shape.max_slots = slots;
+  shape.max_pages = max_pages;
+  return shape;
+}
+
 // All pages free, all slots empty; bf16 pages.
 struct DeviceKv {
   explicit DeviceKv(const PagedKvShape& shape)

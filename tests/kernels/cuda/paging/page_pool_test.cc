@@ -8,19 +8,6 @@
 namespace fox::cuda::testing {
 namespace {
 
-PagedKvShape Shape(int layers, int kv_heads, int group, int slots, int max_pages, int num_pages) {
-  PagedKvShape shape;
-  shape.layers = layers;
-  shape.q_heads = kv_heads * group;
-  shape.kv_heads = kv_heads;
-  shape.head_dim = 16;
-  shape.dtype = DType::kBF16;
-  shape.num_pages = num_pages;
-  shape.max_slots = slots;
-  shape.max_pages = max_pages;
-  return shape;
-}
-
 cudaError_t Begin(const DeviceKv& kv, const std::vector<BatchEntry>& batch) {
   const DeviceBatch on_device(batch);
   const DeviceWork schedule(kv.view.shape, on_device.view.num_rows, on_device.view.num_seqs);
@@ -31,7 +18,7 @@ cudaError_t Begin(const DeviceKv& kv, const std::vector<BatchEntry>& batch) {
 PoolFault FaultOf(const DeviceKv& kv) { return kv.pool_fault.ToHost()[0]; }
 
 TEST(PagePoolTest, ATooSmallPoolIsReported) {
-  const PagedKvShape shape = Shape(2, 3, 1, 4, 8, 6 * 5);
+  const PagedKvShape shape = NarrowShape(2, 3, 1, 4, 8, 6 * 5);
   DeviceKv kv(shape);
   ASSERT_EQ(Begin(kv, {{0, 0, 190, -10}}), cudaSuccess);  // three of five pages a list
   EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
@@ -53,7 +40,7 @@ TEST(PagePoolTest, ATooSmallPoolIsReported) {
 }
 
 TEST(PagePoolTest, PagesThatComeBackTwiceAreReported) {
-  const PagedKvShape shape = Shape(2, 3, 1, 4, 8, 6 * 5);
+  const PagedKvShape shape = NarrowShape(2, 3, 1, 4, 8, 6 * 5);
   DeviceKv kv(shape);
   ASSERT_EQ(Begin(kv, {{0, 0, 190, -10}}), cudaSuccess);
   const int32_t slot = 0;
@@ -67,7 +54,7 @@ TEST(PagePoolTest, PagesThatComeBackTwiceAreReported) {
 }
 
 TEST(PagePoolTest, ASequenceBeyondItsTableIsReported) {
-  const PagedKvShape shape = Shape(1, 2, 1, 3, 2, 60);
+  const PagedKvShape shape = NarrowShape(1, 2, 1, 3, 2, 60);
   DeviceKv kv(shape);
   ASSERT_EQ(Begin(kv, {{1, 0, 128, -10}}), cudaSuccess);
   EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
@@ -79,7 +66,7 @@ TEST(PagePoolTest, ASequenceBeyondItsTableIsReported) {
 
 // With poison_free_pages; DeviceKv begins with nothing but poison.
 TEST(PagePoolTest, AWriteIntoAFreePageIsReported) {
-  PagedKvShape shape = Shape(2, 3, 1, 4, 8, 6 * 5);
+  PagedKvShape shape = NarrowShape(2, 3, 1, 4, 8, 6 * 5);
   shape.poison_free_pages = true;
   DeviceKv kv(shape);
   ASSERT_EQ(Begin(kv, {{0, 0, 190, -10}}), cudaSuccess);

@@ -14,19 +14,6 @@
 namespace fox::cuda::testing {
 namespace {
 
-PagedKvShape Shape(int layers, int kv_heads, int group, int slots, int max_pages, int num_pages) {
-  PagedKvShape shape;
-  shape.layers = layers;
-  shape.q_heads = kv_heads * group;
-  shape.kv_heads = kv_heads;
-  shape.head_dim = 16;
-  shape.dtype = DType::kBF16;
-  shape.num_pages = num_pages;
-  shape.max_slots = slots;
-  shape.max_pages = max_pages;
-  return shape;
-}
-
 // What the host knows of a pool, and its copy of what the device says.
 class PoolModel {
  public:
@@ -303,7 +290,7 @@ void Empty(DeviceKv& kv, PoolModel& model, const std::vector<int32_t>& slots) {
 
 void RunRandomSteps(AcpMode acp, int group, uint64_t seed) {
   std::mt19937_64 rng(seed);
-  const PagedKvShape shape = Shape(3, 5, group, 9, 120, 15 * 200);
+  const PagedKvShape shape = NarrowShape(3, 5, group, 9, 120, 15 * 200);
   DeviceKv kv(shape);
   PoolModel model(kv);
   Decisions decisions(shape, acp, rng);
@@ -336,7 +323,7 @@ TEST(PagingTest, RandomStepsPaper) { RunRandomSteps(AcpMode::kPaper, 2, 3); }
 
 TEST(PagingTest, LongPrefillEvictsAcrossManyWindows) {
   std::mt19937_64 rng(4);
-  const PagedKvShape shape = Shape(2, 6, 1, 2, 400, 12 * 600);
+  const PagedKvShape shape = NarrowShape(2, 6, 1, 2, 400, 12 * 600);
   DeviceKv kv(shape);
   PoolModel model(kv);
   Decisions decisions(shape, AcpMode::kCertified, rng);
@@ -348,7 +335,7 @@ TEST(PagingTest, LongPrefillEvictsAcrossManyWindows) {
 TEST(PagingTest, ManySequences) {
   std::mt19937_64 rng(5);
   const int seqs = 512;
-  const PagedKvShape shape = Shape(2, 8, 3, seqs, 4, seqs * 16 * 4);
+  const PagedKvShape shape = NarrowShape(2, 8, 3, seqs, 4, seqs * 16 * 4);
   DeviceKv kv(shape);
   PoolModel model(kv);
   Decisions decisions(shape, AcpMode::kCertified, rng);
@@ -364,7 +351,7 @@ TEST(PagingTest, ManySequences) {
 
 TEST(PagingTest, ReleaseResetsTheState) {
   std::mt19937_64 rng(6);
-  const PagedKvShape shape = Shape(2, 3, 2, 4, 8, 6 * 20);
+  const PagedKvShape shape = NarrowShape(2, 3, 2, 4, 8, 6 * 20);
   DeviceKv kv(shape);
   PoolModel model(kv);
   Decisions decisions(shape, AcpMode::kCertified, rng);
