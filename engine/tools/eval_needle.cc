@@ -22,8 +22,8 @@ namespace {
 struct Flags {
   EvalFlags common;
   std::string text, json;
-  std::string lengths = "512,1024,2048,4096,8192", depths = "0,0.25,0.5,0.75,1";
-  int64_t trials = 4;
+  std::string lengths = "512,1024,2048,4096,8192", depths = "0.1,0.5,0.9";
+  int64_t trials = 8;
 };
 
 // One cell of the table; without a depth the needle was left out.

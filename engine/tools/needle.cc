@@ -1,6 +1,7 @@
 // Texts of needle and question, and haystacks made of paragraphs. See needle.h.
 #include "engine/tools/needle.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <set>
@@ -12,11 +13,10 @@
 namespace fox {
 namespace {
 
-constexpr char kAsked[] = "What is the secret password of the old castle?";
-constexpr char kAnswer[] = "The secret password of the old castle is";
-constexpr std::array<const char*, 8> kValues = {"silver river",  "yellow monkey", "broken clock",
-                                                "winter garden", "purple carpet", "golden spoon",
-                                                "little candle", "frozen thunder"};
+constexpr char kAsked[] = "What was the name of the old captain?";
+constexpr char kAnswer[] = "The name of the old captain was";
+constexpr std::array<const char*, 8> kValues = {"Barnaby",  "Margaret", "Philip", "Oliver",
+                                                "Thompson", "Jonathan", "Edward", "Hamilton"};
 constexpr char kGap[] = "\n\n";
 constexpr double kGoldenRatio = 0.6180339887498949;
 
@@ -74,11 +74,12 @@ std::vector<const NeedlePrompts::Paragraph*> NeedlePrompts::Haystack(int64_t tok
   const double place = static_cast<double>(trial) * kGoldenRatio;
   const auto count = static_cast<int64_t>(paragraphs_.size());
   const auto start = static_cast<int64_t>((place - std::floor(place)) * static_cast<double>(count));
+  const int64_t longest = tokens / 8;  // with longer ones the needle would miss its depth by far
   std::vector<const Paragraph*> haystack;
   int64_t without = 0;  // paragraphs in a row that did not fit
   for (int64_t i = start; without < count; ++i) {
     const Paragraph& paragraph = paragraphs_[static_cast<size_t>(i % count)];
-    if (paragraph.tokens > tokens) {
+    if (paragraph.tokens > std::min(tokens, longest)) {
       ++without;
       continue;
     }

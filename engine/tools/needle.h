@@ -24,8 +24,9 @@ struct NeedlePrompt {
 class NeedlePrompts {
  public:
   // Haystacks are runs of the paragraphs of `text` (lines that are not empty), from its start again
-  // where it ends. The tokenizer must outlive the prompts. InvalidArgument: there is no paragraph,
-  // it is not UTF-8, or the answers do not differ in their first token.
+  // where it ends, without those longer than an eighth of it. The tokenizer must outlive the
+  // prompts. InvalidArgument: there is no paragraph, it is not UTF-8, or the answers do not differ
+  // in their first token.
   static absl::StatusOr<NeedlePrompts> Make(const Tokenizer& tokenizer, std::optional<int32_t> bos,
                                             const std::string& text);
 
