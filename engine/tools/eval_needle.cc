@@ -19,7 +19,7 @@
 namespace fox {
 namespace {
 
-struct Flags {
+struct NeedleFlags {
   EvalFlags common;
   std::string text, json;
   std::string lengths = "512,1024,2048,4096,8192", depths = "0.1,0.5,0.9";
@@ -56,7 +56,7 @@ absl::StatusOr<std::vector<double>> Numbers(const std::string& list, const char*
   return numbers;
 }
 
-absl::StatusOr<std::vector<Cell>> Parse(const Arguments& arguments, Flags& values) {
+absl::StatusOr<std::vector<Cell>> Parse(const Arguments& arguments, NeedleFlags& values) {
   FlagSet flags;
   values.common.Register(flags);
   flags.Group("Needle");
@@ -115,8 +115,8 @@ absl::StatusOr<Outcome> Ask(ModelRunner& runner, const NeedlePrompt& asked,
 // [cells * trials]
 using Outcomes = std::vector<Outcome>;
 
-absl::StatusOr<Outcomes> Measure(const Flags& flags, AcpMode mode, const NeedlePrompts& prompts,
-                                 const std::vector<Cell>& cells) {
+absl::StatusOr<Outcomes> Measure(const NeedleFlags& flags, AcpMode mode,
+                                 const NeedlePrompts& prompts, const std::vector<Cell>& cells) {
   int64_t longest = 0;
   for (const Cell& cell : cells) longest = std::max(longest, cell.length);
   EngineConfig config = flags.common.Config(longest);
@@ -202,7 +202,7 @@ void Print(const nlohmann::ordered_json& report) {
 }  // namespace
 
 absl::Status EvalNeedle(const Arguments& arguments) {
-  Flags flags;
+  NeedleFlags flags;
   const auto cells = Parse(arguments, flags);
   if (!cells.ok()) return cells.status();
   const auto model = ReadConfig(flags.common.model);
