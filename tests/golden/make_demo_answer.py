@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/dev_books_a: what a float64 reference answers with the weights of models/demo.
+"""Writes tests/golden/dev_books_a: what a float64 reference answers with the demo model's weights.
 
 The reference is plain numpy, written from the papers and the checkpoint layout (official Pro), and
 shares no code with ours: attention over all keys, nothing pruned. The prompt is that of the file
