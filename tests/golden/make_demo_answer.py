@@ -65,7 +65,7 @@ class Reference:
                     "fgate_type": "full", "ogate_act": "sigmoid", "hidden_act": "swish",
                     "tie_word_embeddings": False, "qk_norm_share_param_across_head": False}
         for key, value in expected.items():
-            if self.config.get(key) != value:
+            if (self.config.get(key) or False) != value:
                 sys.exit(f"make_demo_answer: {key} is {self.config.get(key)}, not {value}")
         self.weights: dict[str, Array] = {}
         for path in sorted(folder.glob("*.safetensors")):

@@ -14,15 +14,14 @@ import argparse
 import json
 import pathlib
 import shutil
+import struct
 import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models/demo"
-SIZES = ("model_type", "vocab_size", "hidden_size", "hidden_ratio", "intermediate_size",
-         "num_hidden_layers", "num_heads", "num_kv_heads", "norm_eps", "qk_norm", "use_rope",
-         "use_k_shift", "use_v_shift", "use_output_gate", "use_output_norm", "fgate_type",
-         "log_pruning_tolerance")
+SAME = ("model_type", "num_heads", "num_kv_heads", "norm_eps", "hidden_act", "use_rope",
+        "fgate_type", "ogate_act", "log_pruning_tolerance", "bos_token_id", "eos_token_id")
 WEIGHTS = ("*.safetensors", "model.safetensors.index.json")
 REMAINS = """
 Left to do by hand:
@@ -34,17 +33,30 @@ Left to do by hand:
   are less local, or the bounds got worse; tests/bench/results/h200.json shows the old values."""
 
 
+def shapes(folder: pathlib.Path) -> dict[str, list[int]]:
+    """Names and shapes of all tensors."""
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            size = struct.unpack("<Q", file.read(8))[0]
+            header = json.loads(file.read(size))
+        found.update({name: entry["shape"] for name, entry in header.items()
+                      if name != "__metadata__"})
+    return found
+
+
 def check(new: pathlib.Path) -> None:
     """Ends the program when the checkpoint is of another kind."""
     ours, theirs = (json.loads((folder / "config.json").read_text(encoding="utf-8"))
                     for folder in (DEMO, new))
-    for key in SIZES:
-        if ours.get(key) != theirs.get(key):
+    for key in SAME:
+        if (ours.get(key) or None) != (theirs.get(key) or None):
             sys.exit(f"replace_demo_model: {key} is {theirs.get(key)}, not {ours.get(key)}")
     if (DEMO / "tokenizer.model").read_bytes() != (new / "tokenizer.model").read_bytes():
         sys.exit("replace_demo_model: another tokenizer.model")
-    if not list(new.glob("*.safetensors")):
-        sys.exit(f"replace_demo_model: no weights in {new}")
+    for name in sorted((mine := shapes(DEMO)).keys() | (other := shapes(new)).keys()):
+        if mine.get(name) != other.get(name):
+            sys.exit(f"replace_demo_model: {name} is {other.get(name)}, not {mine.get(name)}")
 
 
 def install(new: pathlib.Path) -> None:
