@@ -14,7 +14,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
-#include "kernels/cuda/attention/prefill/sm90/quad_transpose.cuh"
+#include "kernels/cuda/primitives/quad_transpose.cuh"
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
