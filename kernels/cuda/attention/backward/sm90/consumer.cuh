@@ -56,7 +56,9 @@ class BackwardConsumer {
   static constexpr int kSumsAt = kHeadDim / 2;  // the sums over rows, in dk_
   static constexpr int kDqSumsAt = Plan::kDqColumns / 2;
 
-  // Of the thread in its warp and of the warp in its warpgroup: not worth a register.
+  // Of the thread in its warp and of the warp in its warpgroup; where a loop has no register for
+  // them and what follows from them, as if new.
+  static __device__ __forceinline__ int fresh_lane() { return OpaqueThreadIdx() % kWarp; }
   __device__ __forceinline__ int lane() const { return lane_; }
   static __device__ __forceinline__ int warp() { return OpaqueThreadIdx() % 128 / kWarp; }
 
@@ -97,6 +99,8 @@ class BackwardConsumer {
     Exponentiate(s, slot, step);
     WgmmaWait<0>();
     WarpgroupFenceOperand(dp);
+    shared_.do_full[slot].Wait(
+        phase);  // long since; no load of delta may move up and take registers
 
     uint32_t p[kRows / 4], ds[kRows / 4];
     Differentiate(s, dp, slot, p, ds);
@@ -193,7 +197,7 @@ class BackwardConsumer {
   // % 2.
 
   __device__ __forceinline__ int key() const {
-    return warpgroup_ * kWarpgroupKeys + warp() * 16 + lane() / 4;
+    return warpgroup_ * kWarpgroupKeys + warp() * 16 + fresh_lane() / 4;
   }
 
   __device__ __forceinline__ void Exponentiate(float (&s)[kRows / 2], uint32_t slot,
@@ -205,7 +209,6 @@ class BackwardConsumer {
     const float* lse = shared_.lse[slot] + 2 * (lane() % 4);
 #pragma unroll
     for (int i = 0; i < kRows / 2; i += 4) {
-      if (i % 16 == 0) LoadsStayBehind();
       const float2 log_sum = *reinterpret_cast<const float2*>(lse + 2 * i);
       s[i] = Exp2(fmaf(s[i], scale, bias0 - log_sum.x));
       s[i + 1] = Exp2(fmaf(s[i + 1], scale, bias0 - log_sum.y));
@@ -217,7 +220,7 @@ class BackwardConsumer {
 
   // Rows before their key; the first of the rows is `first` of its tile.
   __device__ __forceinline__ void Mask(float (&s)[kRows / 2], int first) {
-    const int row = first + 2 * (lane() % 4) - key();
+    const int row = first + 2 * (fresh_lane() % 4) - key();
 #pragma unroll
     for (int i = 0; i < kRows / 2; ++i) {
       if (row + i / 4 * 8 + i % 2 < i / 2 % 2 * 8) s[i] = 0;
@@ -231,7 +234,6 @@ class BackwardConsumer {
     const float* delta = shared_.delta[slot] + 2 * (lane() % 4);
 #pragma unroll
     for (int i = 0; i < kRows / 2; i += 4) {
-      if (i % 16 == 0) LoadsStayBehind();
       const float2 d = *reinterpret_cast<const float2*>(delta + 2 * i);
       weights[i / 2] = PackBf16(p[i], p[i + 1]);
       weights[i / 2 + 1] = PackBf16(p[i + 2], p[i + 3]);
@@ -244,7 +246,8 @@ class BackwardConsumer {
   __device__ __forceinline__ void StoreScores(const uint32_t (&ds)[kRows / 4]) {
     const uint32_t block = SharedAddress(shared_.tiles) + Plan::kDsAt +
                            static_cast<uint32_t>(warpgroup_) * Plan::kDsBlockBytes;
-    const int row = lane() / 16 * 8 + lane() % 8, chunk = 2 * warp() + lane() / 8 % 2;
+    const int row = fresh_lane() / 16 * 8 + fresh_lane() % 8,
+              chunk = 2 * warp() + fresh_lane() / 8 % 2;
     const uint32_t address = block + static_cast<uint32_t>(row * 128 + (chunk ^ row % 8) * 16);
 #pragma unroll
     for (int i = 0; i < kRows / 4; i += 4) {
@@ -256,16 +259,16 @@ class BackwardConsumer {
 
   __device__ __forceinline__ void StoreQueryGradients(const float (&dq)[kDqSumsAt + 4],
                                                       const BackwardStep& step) {
-    const int quad_lane = lane() % 4;
-    const int row = (kRows == 128 ? warpgroup_ * 64 : 0) + warp() * 16 + lane() / 4;
+    const int quad_lane = fresh_lane() % 4;
+    const int row = (kRows == 128 ? warpgroup_ * 64 : 0) + warp() * 16 + fresh_lane() / 4;
     const uint32_t first_block = kRows == 128 ? 0 : static_cast<uint32_t>(warpgroup_) * 2;
     uint8_t* tile = shared_.tiles + Plan::kDqAt + first_block * Plan::kDqBlockBytes +
                     static_cast<uint32_t>(row) * 128 + quad_lane % 2 * 8;
 #pragma unroll
     for (int i = 0; i < kDqSumsAt; i += 4) {
       const int column = 2 * i, chunk = column % 32 / 4;  // + quad_lane / 2
-      uint8_t* to =
-          tile + column / 32 * Plan::kDqBlockBytes + ((chunk + quad_lane / 2) ^ lane() / 4) * 16;
+      uint8_t* to = tile + column / 32 * Plan::kDqBlockBytes +
+                    ((chunk + quad_lane / 2) ^ fresh_lane() / 4) * 16;
       *reinterpret_cast<float2*>(to) = float2{dq[i], dq[i + 1]};
       *reinterpret_cast<float2*>(to + 8 * 128) = float2{dq[i + 2], dq[i + 3]};
     }
@@ -279,7 +282,7 @@ class BackwardConsumer {
   // The head's sums over rows; those of the next head begin at zero.
   __device__ __forceinline__ void StoreSums(const BackwardStep& step) {
     const int key_tile = step.row - step.turn * kRows;
-    if (lane() % 4 == 0) {
+    if (fresh_lane() % 4 == 0) {
       float* to = arguments_.gradients.col_sum + key_tile + key();
       to[0] = dk_[kSumsAt];
       to[8] = dk_[kSumsAt + 2];
@@ -291,7 +294,7 @@ class BackwardConsumer {
   template <int kSums>
   __device__ __forceinline__ void Store(const DenseView& view, const BackwardItem& item,
                                         const float (&sums)[kSums], float scale) {
-    const int quad_lane = lane() % 4;
+    const int quad_lane = fresh_lane() % 4;
     auto* to = static_cast<__nv_bfloat16*>(view.data) + item.batch * view.batch_stride +
                (item.token + key()) * view.token_stride + item.kv_head * view.head_stride +
                8 * quad_lane;

@@ -18,14 +18,14 @@ namespace fox::cuda {
 namespace {
 
 // Registers of a thread at launch (65536 / 384, rounded down to 8) and after it.
-constexpr int kLaunchRegisters = 168, kProducerRegisters = 40, kConsumerRegisters = 232;
+constexpr int kLaunchRegisters = 168, kProducerRegisters = 24, kConsumerRegisters = 240;
 static_assert(kProducerRegisters + kWarpgroups * kConsumerRegisters <= 3 * kLaunchRegisters);
 
 template <int kHeadDim>
 __device__ __forceinline__ void InitBarriers(BackwardShared<kHeadDim>& shared) {
   for (uint32_t i = 0; i < kItemSlots; ++i) {
     shared.item_full[i].Init(1);
-    shared.item_empty[i].Init(kBackwardWarps);
+    shared.item_empty[i].Init(kBackwardWarps + 1);
   }
   for (uint32_t i = 0; i < BackwardPlan<kHeadDim>::kKvSlots; ++i) {
     shared.kv_full[i].Init(1);
@@ -70,7 +70,8 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
   if (warp < 4) {
     WarpgroupRegDealloc<kProducerRegisters>();
     if (threadIdx.x % kWarp == 0) {
-      if (warp == 0) BackwardLoader<kHeadDim>(shared, arguments).Run();
+      if (warp == 0) KeyLoader<kHeadDim>(shared, arguments).Run();
+      if (warp == 2) RowLoader<kHeadDim>(shared, arguments).Run();
       if (warp == 1) AddQueryGradients(shared, arguments);
     }
   } else {

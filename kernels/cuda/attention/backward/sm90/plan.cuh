@@ -1,10 +1,10 @@
 // What the warps of BackwardSm90 share: tile sizes, the layout of the block's shared memory and its
 // barriers, and the kernel's arguments.
 //
-// Rings hand things on, each slot guarded by a full and an empty barrier: work items and their
-// values and keys (loader -> consumers), steps with queries and output gradients (loader ->
-// consumers), and the products with keys (consumers -> adder). A ring's n-th use has slot n % size
-// and phase n / size % 2. Read producer.cuh next.
+// Rings hand things on, each slot guarded by a full and an empty barrier: work items (key loader ->
+// all), their values and keys (key loader -> consumers), steps with queries and output gradients
+// (row loader -> consumers), and the products with keys (consumers -> adder). A ring's n-th use has
+// slot n % size and phase n / size % 2. Read producer.cuh next.
 #pragma once
 
 #include <cuda.h>

@@ -1,6 +1,6 @@
-// The producer warpgroup of BackwardSm90: one lane of its first warp, the loader, fetches work
-// items and brings in their tiles; one of its second, the adder, hands each step's dQ to the copy
-// engine, which adds it to global memory. Read consumer.cuh next.
+// The producer warpgroup of BackwardSm90, one lane of a warp for each role: the key loader fetches
+// work items, their values and keys; the row loader brings in what their steps read; the adder
+// hands each step's dQ to the copy engine, which adds it to global memory. Read consumer.cuh next.
 #pragma once
 
 #include <cstdint>
@@ -13,37 +13,31 @@
 namespace fox::cuda {
 
 template <int kHeadDim>
-class BackwardLoader {
+class KeyLoader {
  public:
-  __device__ BackwardLoader(BackwardShared<kHeadDim>& shared, const BackwardArguments& arguments)
+  __device__ KeyLoader(BackwardShared<kHeadDim>& shared, const BackwardArguments& arguments)
       : shared_(shared), arguments_(arguments) {}
 
-  // One thread.
   __device__ __forceinline__ void Run() {
     const int num_tiles = *arguments_.state.num_tiles;
     const int total = num_tiles * arguments_.kv_heads;
-    for (uint32_t item = 0;; ++item) {
+    for (uint32_t n = 0;; ++n) {
       const int index = atomicAdd(arguments_.gradients.work_counter, 1);
-      const uint32_t slot = item % kItemSlots;
-      shared_.item_empty[slot].Wait(item / kItemSlots % 2 ^ 1);
-      if (index >= total) {
-        shared_.items[slot].count = 0;
-        shared_.item_full[slot].Arrive();
-        return;
+      const uint32_t slot = n % kItemSlots;
+      shared_.item_empty[slot].Wait(n / kItemSlots % 2 ^ 1);
+      BackwardItem& item = shared_.items[slot];
+      item.count = 0;
+      if (index < total) {
+        PlaceOf(index, num_tiles, &item.tile, &item.kv_head);
+        const DenseTile& keys = arguments_.state.tiles[item.tile];
+        item.count = keys.count;
+        item.batch = keys.batch;
+        item.token = keys.first_token;
       }
-      int tile = 0, kv_head = 0;
-      PlaceOf(index, num_tiles, &tile, &kv_head);
-      const DenseTile& keys = arguments_.state.tiles[tile];
-      const int batch = keys.batch, token = keys.first_token;
-      shared_.items[slot] = {keys.count, batch, token, kv_head, tile};
       shared_.item_full[slot].Arrive();
-      LoadKeys(arguments_.v_map, 2 * item, batch, token, kv_head);
-      LoadKeys(arguments_.k_map, 2 * item + 1, batch, token, kv_head);
-      const int group = arguments_.q_heads / arguments_.kv_heads;
-#pragma unroll 1
-      for (int g = 0; g < group; ++g) {
-        LoadHead(kv_head * group + g, tile, batch, g == group - 1);
-      }
+      if (index >= total) return;
+      Load(arguments_.v_map, 2 * n, item);
+      Load(arguments_.k_map, 2 * n + 1, item);
     }
   }
 
@@ -61,24 +55,50 @@ class BackwardLoader {
     *kv_head = first + rest % heads;
   }
 
-  __device__ __forceinline__ void LoadKeys(const CUtensorMap& map, uint32_t n, int batch, int token,
-                                           int head) {
+  __device__ __forceinline__ void Load(const CUtensorMap& map, uint32_t n,
+                                       const BackwardItem& item) {
     const uint32_t slot = n % Plan::kKvSlots;
     shared_.kv_empty[slot].Wait(n / Plan::kKvSlots % 2 ^ 1);
     shared_.kv_full[slot].ArriveAndExpect(Plan::kKeyTileBytes);
     uint8_t* tile = shared_.tiles + slot * Plan::kKeyTileBytes;
 #pragma unroll
     for (int b = 0; b < Plan::kBlocks; ++b) {
-      TmaLoad4D(tile + b * Plan::kKeyBlockBytes, &map, b * Plan::kColumns, token, head, batch,
-                &shared_.kv_full[slot]);
+      TmaLoad4D(tile + b * Plan::kKeyBlockBytes, &map, b * Plan::kColumns, item.token, item.kv_head,
+                item.batch, &shared_.kv_full[slot]);
     }
   }
 
+  BackwardShared<kHeadDim>& shared_;
+  const BackwardArguments& arguments_;
+};
+
+template <int kHeadDim>
+class RowLoader {
+ public:
+  __device__ RowLoader(BackwardShared<kHeadDim>& shared, const BackwardArguments& arguments)
+      : shared_(shared), arguments_(arguments) {}
+
+  __device__ __forceinline__ void Run() {
+    const int group = arguments_.q_heads / arguments_.kv_heads;
+    for (uint32_t n = 0;; ++n) {
+      const uint32_t slot = n % kItemSlots;
+      shared_.item_full[slot].Wait(n / kItemSlots % 2);
+      const BackwardItem& item = shared_.items[slot];
+      if (item.count == 0) return;
+#pragma unroll 1
+      for (int g = 0; g < group; ++g) LoadHead(item, item.kv_head * group + g, g == group - 1);
+      shared_.item_empty[slot].Arrive();
+    }
+  }
+
+ private:
+  using Plan = BackwardPlan<kHeadDim>;
+
   // The steps of one query head: row tiles from the diagonal on.
-  __device__ __forceinline__ void LoadHead(int head, int tile, int batch, bool last_head) {
+  __device__ __forceinline__ void LoadHead(const BackwardItem& item, int head, bool last_head) {
     const DenseState& state = arguments_.state;
-    const int keys = head * state.max_tiles + tile;
-    const int steps = (arguments_.gradients.last_row_tile[keys] - tile + 1) * Plan::kSubtiles;
+    const int keys = head * state.max_tiles + item.tile;
+    const int steps = (arguments_.gradients.last_row_tile[keys] - item.tile + 1) * Plan::kSubtiles;
 #pragma unroll 1
     for (int turn = 0; turn < steps; ++turn) {
       const int rows = keys + turn / Plan::kSubtiles;
@@ -90,12 +110,12 @@ class BackwardLoader {
       if (turn == steps - 1) step.flags |= last_head ? kLastOfHead | kLastOfItem : kLastOfHead;
       step.row = keys * kDenseTile + turn * Plan::kRows;
       step.turn = turn;
-      LoadStep(step, keys, head, batch, state.tiles[tile].first_token + turn * Plan::kRows);
+      LoadStep(step, keys, head, item);
     }
   }
 
-  __device__ __forceinline__ void LoadStep(const BackwardStep& step, int keys, int head, int batch,
-                                           int token) {
+  __device__ __forceinline__ void LoadStep(const BackwardStep& step, int keys, int head,
+                                           const BackwardItem& item) {
     const uint32_t slot = step_ % kStepSlots, phase = step_ / kStepSlots % 2;
     ++step_;
     constexpr uint32_t kRowFloats = Plan::kRows * sizeof(float);
@@ -108,7 +128,7 @@ class BackwardLoader {
 #pragma unroll
     for (int b = 0; b < Plan::kBlocks; ++b) {
       TmaLoad4D(shared_.tiles + Plan::QueryAt(slot, b), &arguments_.q_map, b * Plan::kColumns,
-                token, head, batch, &q_full);
+                item.token + step.turn * Plan::kRows, head, item.batch, &q_full);
     }
     BulkLoad(shared_.lse[slot], state.lse + step.row, kRowFloats, &q_full);
     BulkLoad(shared_.key_offset[slot], state.log_f_offset + int64_t{keys} * kDenseTile, kKeyFloats,
@@ -120,7 +140,7 @@ class BackwardLoader {
 #pragma unroll
     for (int b = 0; b < Plan::kBlocks; ++b) {
       TmaLoad4D(shared_.tiles + Plan::GradientAt(slot, b), &arguments_.do_map, b * Plan::kColumns,
-                token, head, batch, &do_full);
+                item.token + step.turn * Plan::kRows, head, item.batch, &do_full);
     }
     BulkLoad(shared_.delta[slot], arguments_.gradients.delta + step.row, kRowFloats, &do_full);
   }
@@ -154,14 +174,13 @@ __device__ __forceinline__ void AddQueryGradients(BackwardShared<kHeadDim>& shar
     }
     BulkAdd(gradients.row_sum + step.row, shared.row_sum, Plan::kRows * sizeof(float));
     BulkCommit();
+    BulkWaitRead();
+    shared.dq_empty.Arrive();
     if (arguments.deterministic) {
       BulkWait();
       FenceAsyncProxyAll();
       StoreRelease(turn, step.turn + 1);
-    } else {
-      BulkWaitRead();
     }
-    shared.dq_empty.Arrive();
   }
   BulkWait();
 }
