@@ -1,27 +1,26 @@
-// Tensor maps: what a bulk tensor copy (kernels/cuda/ptx/tma.cuh) has to know of a bf16 tensor in
-// global memory. The driver encodes them; it is found at run time, so that libcuda need not be
-// linked.
+// Tensor maps: how the copy engine of Hopper GPUs (TMA) sees an array in device memory.
 #pragma once
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <span>
+
+#include "kernels/dense_attention.h"
 
 namespace fox::cuda {
 
-// One dimension: its size, the elements from one index to the next, and how many of them a copy
-// brings.
-struct TensorDim {
-  int64_t size, stride;
-  int box;
-};
+// A matrix of bf16 [rows, cols], strides in elements, copied in boxes of box_rows x box_cols whose
+// rows fill one line of the swizzle: 64 columns, or 32.
+cudaError_t EncodeMatrixMap(void* data, int64_t rows, int64_t cols, int64_t row_stride,
+                            int box_rows, int box_cols, CUtensorMap* map);
 
-// For 2 to 4 dimensions, the first contiguous (its stride is not looked at) with a box of 32 or 64
-// columns, which fill one line of the 64- or 128-byte swizzle. REQUIRES: data 16-byte aligned,
-// strides multiples of 8, in any order. cudaErrorNotSupported without a driver that can encode,
-// cudaErrorInvalidValue where it refuses. Any thread.
-cudaError_t EncodeTensorMap(const void* data, std::span<const TensorDim> dims, CUtensorMap* map);
+// A matrix of float32 [rows, cols], contiguous, in boxes of box_rows x 32 (128 bytes swizzled).
+cudaError_t EncodeFloatMap(float* data, int64_t rows, int64_t cols, int box_rows, CUtensorMap* map);
+
+// A view of bf16 with coordinates (column, token, head, batch row), in boxes of box_tokens tokens
+// of one head and box_cols columns, 64 or 32. Strides are multiples of 8 elements.
+cudaError_t EncodeDenseMap(const DenseView& view, int batch, int tokens, int heads, int head_dim,
+                           int box_tokens, int box_cols, CUtensorMap* map);
 
 }  // namespace fox::cuda

@@ -1,6 +1,4 @@
 // DensePrefillSm90: the kernel of kernel.cuh over arrays.
-#include <cuda.h>
-
 #include "kernels/cuda/attention/prefill/prefill.h"
 #include "kernels/cuda/attention/prefill/sm90/dense_source.cuh"
 #include "kernels/cuda/attention/prefill/sm90/kernel.cuh"
@@ -11,26 +9,18 @@
 namespace fox::cuda {
 namespace {
 
-// Boxes of `box_tokens` tokens of one head.
-cudaError_t EncodeView(const DenseAttentionParams& params, const DenseView& view, int heads,
-                       int box_tokens, int box_cols, CUtensorMap* map) {
-  const TensorDim dims[] = {{params.head_dim, 1, box_cols},
-                            {params.tokens, view.token_stride, box_tokens},
-                            {heads, view.head_stride, 1},
-                            {params.batch, view.batch_stride, 1}};
-  return EncodeTensorMap(view.data, dims, map);
-}
-
 template <int kHeadDim>
 cudaError_t LaunchFor(const DenseAttentionParams& params, DenseSource& source,
                       cudaStream_t stream) {
-  constexpr int kColumns = PrefillPlan<kHeadDim>::kColumns;
-  cudaError_t error =
-      EncodeView(params, params.q, params.q_heads, kTileRows, kColumns, &source.q_map);
+  const auto encode = [&](const DenseView& view, int heads, int box_tokens, CUtensorMap* map) {
+    return EncodeDenseMap(view, params.batch, params.tokens, heads, kHeadDim, box_tokens,
+                          PrefillPlan<kHeadDim>::kColumns, map);
+  };
+  cudaError_t error = encode(params.q, params.q_heads, kTileRows, &source.q_map);
   if (error != cudaSuccess) return error;
-  error = EncodeView(params, params.k, params.kv_heads, kPageTokens, kColumns, &source.k_map);
+  error = encode(params.k, params.kv_heads, kPageTokens, &source.k_map);
   if (error != cudaSuccess) return error;
-  error = EncodeView(params, params.v, params.kv_heads, kPageTokens, kColumns, &source.v_map);
+  error = encode(params.v, params.kv_heads, kPageTokens, &source.v_map);
   if (error != cudaSuccess) return error;
   const int64_t work_tiles = static_cast<int64_t>(source.state.max_tiles) * params.q_heads;
   return LaunchPrefillSm90<DenseSource, kHeadDim, false>(source, work_tiles, stream);

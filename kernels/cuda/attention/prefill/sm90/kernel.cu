@@ -1,6 +1,4 @@
 // PrefillSm90: the kernel of kernel.cuh over the pages of the cache.
-#include <cuda.h>
-
 #include "kernels/cuda/attention/prefill/prefill.h"
 #include "kernels/cuda/attention/prefill/sm90/kernel.cuh"
 #include "kernels/cuda/attention/prefill/sm90/paged_source.cuh"
@@ -10,13 +8,6 @@
 namespace fox::cuda {
 namespace {
 
-// A bf16 matrix, read in boxes.
-cudaError_t EncodeMatrix(const void* data, int64_t rows, int64_t cols, int64_t row_stride,
-                         int box_rows, int box_cols, CUtensorMap* map) {
-  const TensorDim dims[] = {{cols, 1, box_cols}, {rows, row_stride, box_rows}};
-  return EncodeTensorMap(data, dims, map);
-}
-
 template <int kHeadDim>
 cudaError_t LaunchFor(AcpMode acp, PagedSource& source, const MatrixView& q, int64_t work_tiles,
                       cudaStream_t stream) {
@@ -25,13 +16,13 @@ cudaError_t LaunchFor(AcpMode acp, PagedSource& source, const MatrixView& q, int
   const int64_t q_cols = static_cast<int64_t>(kv.shape.q_heads) * kHeadDim;
   constexpr int kColumns = PrefillPlan<kHeadDim>::kColumns;
   cudaError_t error =
-      EncodeMatrix(q.data, q.rows, q_cols, q.row_stride, kTileRows, kColumns, &source.q_map);
+      EncodeMatrixMap(q.data, q.rows, q_cols, q.row_stride, kTileRows, kColumns, &source.q_map);
   if (error != cudaSuccess) return error;
   error =
-      EncodeMatrix(kv.keys, pool_rows, kHeadDim, kHeadDim, kPageTokens, kColumns, &source.k_map);
+      EncodeMatrixMap(kv.keys, pool_rows, kHeadDim, kHeadDim, kPageTokens, kColumns, &source.k_map);
   if (error != cudaSuccess) return error;
-  error =
-      EncodeMatrix(kv.values, pool_rows, kHeadDim, kHeadDim, kPageTokens, kColumns, &source.v_map);
+  error = EncodeMatrixMap(kv.values, pool_rows, kHeadDim, kHeadDim, kPageTokens, kColumns,
+                          &source.v_map);
   if (error != cudaSuccess) return error;
   return acp == AcpMode::kCertified
              ? LaunchPrefillSm90<PagedSource, kHeadDim, true>(source, work_tiles, stream)
