@@ -16,20 +16,23 @@ namespace fox::cuda {
 
 static_assert(kDenseTile == kTileRows && kDenseTile == kTileKeys && kDensePage == kPageTokens);
 
-struct DenseSource {
-  // first_row is the tile's first token in the batch row.
-  struct Work : WorkTile {
-    int32_t batch;
-    int64_t index;  // of (head, tile) in the state's arrays
-  };
+// first_row is the tile's first token in the batch row.
+struct DenseWork : WorkTile {
+  int32_t batch;
+  int64_t index;  // of (head, tile) in the state's arrays
+};
 
-  struct Walk {
-    const double* base;   // cum_log_f of the diagonal tile; those before it are those to the left
-    const float4* local;  // its offsets
-    int token;            // the diagonal tile's first
-    int first_page, last_page, diagonal, kv_head, batch;
-    double ref_log_decay;
-  };
+struct DenseWalk {
+  const double* base;   // cum_log_f of the diagonal tile; those before it are those to the left
+  const float4* local;  // its offsets
+  int token;            // the diagonal tile's first
+  int first_page, last_page, diagonal, kv_head, batch;
+  double ref_log_decay;
+};
+
+struct DenseSource {
+  using Work = DenseWork;
+  using Walk = DenseWalk;
 
   static constexpr bool kPadsLogSums = true;
 

@@ -21,23 +21,26 @@ namespace fox::cuda {
 // weights stay below 2^64, their sums below 2^96.
 inline constexpr double kBoundedSpread = 64;
 
-struct PagedSource {
-  struct Work : WorkTile {
-    int32_t seq;
-    int32_t track_max;     // 0: no logit can overflow against the diagonal tile's reference maximum
-    int64_t table;         // of the page list, offset in kv.page_table
-    double log_tolerance;  // log eps, less what rounding within the tile costs the certificate
-    // Written by the halves when they are done, for the counters.
-    int32_t visited;  // key/value tiles, the larger of the halves' numbers
-    int32_t halves_done;
-  };
+struct PagedWork : WorkTile {
+  int32_t seq;
+  int32_t track_max;     // 0: no logit can overflow against the diagonal tile's reference maximum
+  int64_t table;         // of the page list, offset in kv.page_table
+  double log_tolerance;  // log eps, less what rounding within the tile costs the certificate
+  // Written by the halves when they are done, for the counters.
+  int32_t visited;  // key/value tiles, the larger of the halves' numbers
+  int32_t halves_done;
+};
 
-  // A work tile's constants, in registers: what lies in shared memory would be read for every tile.
-  struct Walk {
-    const int32_t* table;
-    int first_page, last_page, diagonal, group, in_group;
-    double ref_log_decay, log_tolerance;
-  };
+// A work tile's constants, in registers: what lies in shared memory would be read for every tile.
+struct PagedWalk {
+  const int32_t* table;
+  int first_page, last_page, diagonal, group, in_group;
+  double ref_log_decay, log_tolerance;
+};
+
+struct PagedSource {
+  using Work = PagedWork;
+  using Walk = PagedWalk;
 
   static constexpr bool kPadsLogSums = false;
 
