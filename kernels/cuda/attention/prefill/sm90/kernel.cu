@@ -1,8 +1,6 @@
 // PrefillSm90: the kernel and its launch. One block per SM for the whole launch: a producer
 // warpgroup and two consumers of 64 rows each, in the manner of FlashAttention-3 (Shah et al.).
 // Read plan.cuh next.
-#include <cuda.h>
-
 #include <algorithm>
 
 #include "kernels/cuda/attention/prefill/prefill.h"
@@ -14,6 +12,7 @@
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/kernel_attributes.h"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/runtime/tensor_map.h"
 
 namespace fox::cuda {
 namespace {
@@ -77,43 +76,6 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
 #endif
 }
 
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-// The driver's encoder, found at run time so that libcuda need not be linked; null without driver.
-EncodeTiled FindEncoder() {
-  static const EncodeTiled encoder = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
-                                                               12000, cudaEnableDefault, &found);
-#else
-    const cudaError_t error =
-        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &found);
-#endif
-    const bool usable = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
-    return usable ? reinterpret_cast<EncodeTiled>(entry) : nullptr;
-  }();
-  return encoder;
-}
-
-// A bf16 matrix, read in boxes that fill one swizzle line of `columns`.
-cudaError_t EncodeMap(void* data, int64_t rows, int64_t cols, int64_t row_stride, int box_rows,
-                      int box_cols, CUtensorMap* map) {
-  const EncodeTiled encode = FindEncoder();
-  if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t size[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t stride[1] = {static_cast<cuuint64_t>(row_stride) * 2};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_cols), static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t element_stride[2] = {1, 1};
-  const CUresult result =
-      encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, data, size, stride, box, element_stride,
-             CU_TENSOR_MAP_INTERLEAVE_NONE,
-             box_cols == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
-
 cudaError_t CountMultiprocessors(int* count) {
   int device = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
@@ -128,13 +90,13 @@ cudaError_t LaunchPrefill(PrefillArguments& arguments, const MatrixView& q, int 
   const int64_t q_cols = static_cast<int64_t>(kv.shape.q_heads) * kHeadDim;
   constexpr int kColumns = PrefillPlan<kHeadDim>::kColumns;
   cudaError_t error =
-      EncodeMap(q.data, q.rows, q_cols, q.row_stride, kTileRows, kColumns, &arguments.q_map);
+      EncodeMatrixMap(q.data, q.rows, q_cols, q.row_stride, kTileRows, kColumns, &arguments.q_map);
   if (error != cudaSuccess) return error;
-  error =
-      EncodeMap(kv.keys, pool_rows, kHeadDim, kHeadDim, kPageTokens, kColumns, &arguments.k_map);
+  error = EncodeMatrixMap(kv.keys, pool_rows, kHeadDim, kHeadDim, kPageTokens, kColumns,
+                          &arguments.k_map);
   if (error != cudaSuccess) return error;
-  error =
-      EncodeMap(kv.values, pool_rows, kHeadDim, kHeadDim, kPageTokens, kColumns, &arguments.v_map);
+  error = EncodeMatrixMap(kv.values, pool_rows, kHeadDim, kHeadDim, kPageTokens, kColumns,
+                          &arguments.v_map);
   if (error != cudaSuccess) return error;
   constexpr size_t kBytes = sizeof(PrefillShared<kHeadDim>) + kAlignment;
   static_assert(kBytes <= 227 * 1024);
