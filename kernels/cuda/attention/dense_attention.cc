@@ -1,5 +1,5 @@
 // Checks what kernels rely on, and enqueues them in order.
-#include "kernels/cuda/attention/dense/dense_attention.h"
+#include "kernels/cuda/attention/dense_attention.h"
 
 #include <initializer_list>
 
