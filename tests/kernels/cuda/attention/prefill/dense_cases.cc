@@ -2,27 +2,21 @@
 #include "tests/kernels/cuda/attention/prefill/dense_cases.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 
-#include "kernels/core/dtype.h"
 #include "kernels/cpu/dense_attention.h"
-#include "kernels/cuda/attention/dense/schedule.h"
-#include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/cuda/attention/dense/device_dense.h"
 
 namespace fox::cuda::testing {
 namespace {
 
 using fox::testing::BatchCase;
-using fox::testing::DenseArray;
 using fox::testing::DenseCase;
-using fox::testing::DenseInputs;
 using fox::testing::PackedCase;
 
-constexpr uint16_t kPoisonBits = 0xffff;
-constexpr double kLogEps = -10;
 constexpr double kLog2E = 1.4426950408889634;
 
 DensePrefillCase Edges(int head_dim) {
@@ -125,111 +119,45 @@ DenseInputs MakeInputs(const DensePrefillCase& c) {
   return inputs;
 }
 
-std::vector<uint16_t> ToBf16(const std::vector<double>& values) {
-  std::vector<uint16_t> bits;
-  bits.reserve(values.size());
-  for (const double x : values) {
-    bits.push_back(std::bit_cast<uint16_t>(BFloat16(static_cast<float>(x))));
-  }
-  return bits;
-}
+// What a run has left on the host.
+struct DenseRun {
+  HostState state;
+  int max_tiles = 0;
+  DenseArray<double> out;
+  std::vector<int32_t> first_key;
 
-double Widened(uint16_t bits) {
-  return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(bits) << 16));
-}
-
-// The device's copy of a case, and what a run leaves there.
-class DenseRun {
- public:
-  DenseRun(DenseInputs& inputs, const DensePrefillCase& c)
-      : q_(ToBf16(inputs.q.values)),
-        k_(ToBf16(inputs.k.values)),
-        v_(ToBf16(inputs.v.values)),
-        out_(inputs.out.values.size()),
-        log_fgate_(
-            std::vector<float>(inputs.log_fgate.values.begin(), inputs.log_fgate.values.end())),
-        threshold_(inputs.PaperThresholds(kLogEps)),
-        max_query_norm_(inputs.MaxQueryNorms()),
-        begin_(inputs.begin),
-        end_(inputs.end) {
-    params = inputs.params();
-    params.seqs.begin = begin_.data();
-    params.seqs.end = end_.data();
-    params.q.data = q_.data();
-    params.k.data = k_.data();
-    params.v.data = v_.data();
-    params.out.data = out_.data();
-    params.log_fgate.data = log_fgate_.data();
-    params.acp = c.acp;
-    params.threshold = threshold_.data();
-    params.max_query_norm = max_query_norm_.data();
-    params.log_eps = kLogEps;
-    memory_ = DeviceArray<uint8_t>(DenseStateBytes(params));
-    state = MakeDenseState(params, memory_.data());
-  }
-
-  void Run(DensePrefillKernel kernel, const DensePrefillCase& c) {
-    out_.Fill(kPoison);
-    memory_.Fill(kPoison);
-    ASSERT_EQ(ScheduleDense(params, state, nullptr), cudaSuccess);
-    ReadSchedule();
-    if (c.random_pages) SetRandomPages();
-    ASSERT_EQ(kernel(params, state, nullptr), cudaSuccess);
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    out = out_.ToHost();
-    lse = Read(state.lse, Rows() * kDenseTile);
-  }
-
-  size_t Rows() const {
-    return static_cast<size_t>(params.q_heads) * static_cast<size_t>(state.max_tiles);
-  }
-
-  DenseAttentionParams params;
-  DenseState state;
-  std::vector<DenseTile> tiles;
-  std::vector<int32_t> first_page;  // [q_heads][max_tiles]
-  std::vector<uint16_t> out;
-  std::vector<float> lse;
-
- private:
-  template <typename T>
-  static std::vector<T> Read(const T* from, size_t count) {
-    std::vector<T> host(count);
-    EXPECT_EQ(cudaMemcpy(host.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost),
-              cudaSuccess);
-    return host;
-  }
-
-  void ReadSchedule() {
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    tiles = Read(state.tiles, static_cast<size_t>(Read(state.num_tiles, 1)[0]));
-    first_page = Read(state.first_page, Rows());
-  }
-
-  // Not falling along a sequence.
-  void SetRandomPages() {
-    std::mt19937_64 random(1);
-    for (int h = 0; h < params.q_heads; ++h) {
-      int least = 0;
-      for (size_t t = 0; t < tiles.size(); ++t) {
-        if (tiles[t].position == 0) least = 0;
-        const int own = tiles[t].position / kDensePage;
-        if (random() % 2 == 0) {
-          least = std::uniform_int_distribution<int>(least, std::max(least, own))(random);
-        }
-        first_page[static_cast<size_t>(h * state.max_tiles) + t] = least;
-      }
-    }
-    ASSERT_EQ(cudaMemcpy(state.first_page, first_page.data(), first_page.size() * sizeof(int32_t),
-                         cudaMemcpyHostToDevice),
-              cudaSuccess);
-  }
-
-  DeviceArray<uint16_t> q_, k_, v_, out_;
-  DeviceArray<float> log_fgate_, threshold_, max_query_norm_;
-  DeviceArray<int32_t> begin_, end_;
-  DeviceArray<uint8_t> memory_;
+  size_t Index(int head, size_t tile) const { return static_cast<size_t>(head * max_tiles) + tile; }
 };
+
+// Any first pages that do not fall along a sequence.
+std::vector<int32_t> SomeFirstPages(const DeviceDense& device, int q_heads) {
+  HostState state = device.ToHost();
+  std::mt19937_64 random(1);
+  for (int h = 0; h < q_heads; ++h) {
+    int page = 0;
+    for (int t = 0; t < state.num_tiles; ++t) {
+      const int position = state.tiles[static_cast<size_t>(t)].position;
+      if (position == 0) page = 0;
+      if (random() % 2 == 0) {
+        page = std::uniform_int_distribution<int>(page, position / kDensePage)(random);
+      }
+      state.first_page[static_cast<size_t>(h * device.state().max_tiles + t)] = page;
+    }
+  }
+  return state.first_page;
+}
+
+void Run(DensePrefillKernel kernel, const DensePrefillCase& c, DeviceDense& device, DenseRun& run) {
+  ASSERT_NO_FATAL_FAILURE(device.Schedule());
+  if (c.random_pages) device.SetFirstPage(SomeFirstPages(device, c.shape.q_heads));
+  device.PoisonOutputs();
+  ASSERT_EQ(kernel(device.params(), device.state(), nullptr), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  run.state = device.ToHost();
+  run.max_tiles = device.state().max_tiles;
+  run.out = device.Out();
+  run.first_key = device.FirstKeys();
+}
 
 // Float64 results for what a run has seen, and the error that a correct kernel may make, as in
 // device_cache_oracle.cc: all to first order and with a factor of two or more to spare.
@@ -246,11 +174,10 @@ class Exact {
         absolute_(inputs),
         c_(inputs.num_rows()),
         lse_(inputs.num_rows()) {
-    const std::vector<int32_t> first_key = FirstKeys(run);
     DenseCumulativeGates(exact_.params(), c_.data());
-    DenseForwardFloat64(exact_.params(), first_key.data(), lse_.data());
+    DenseForwardFloat64(exact_.params(), run.first_key.data(), lse_.data());
     for (double& x : absolute_.v.values) x = std::abs(x);
-    DenseForwardFloat64(absolute_.params(), first_key.data());
+    DenseForwardFloat64(absolute_.params(), run.first_key.data());
     max_logit_ = MaxNorm(inputs.q) * MaxNorm(inputs.k) * inputs.scale;
   }
 
@@ -264,9 +191,7 @@ class Exact {
       const double absolute = absolute_.out.At(tile.batch, token, head, m);
       const double before = error * (absolute + std::abs(o)) + 0x1p-8 * absolute;
       const double tolerance = before + 0x1p-8 * (std::abs(o) + before) + 1e-30;
-      const auto at = static_cast<size_t>(&exact_.out.At(tile.batch, token, head, m) -
-                                          exact_.out.values.data());
-      const double got = Widened(run.out[at]);
+      const double got = run.out.At(tile.batch, token, head, m);
       if (std::abs(got - o) <= tolerance) continue;  // false for NaN
       ADD_FAILURE() << "sequence " << tile.seq << " row " << tile.position + row << " head " << head
                     << " dim " << m << ": " << got << ", not " << o << " +- " << tolerance;
@@ -282,19 +207,6 @@ class Exact {
   }
 
  private:
-  std::vector<int32_t> FirstKeys(const DenseRun& run) const {
-    std::vector<int32_t> first_key(inputs_.num_rows(), 0);
-    for (size_t t = 0; t < run.tiles.size(); ++t) {
-      for (int h = 0; h < inputs_.shape.q_heads; ++h) {
-        const int page = run.first_page[static_cast<size_t>(h * run.state.max_tiles) + t];
-        for (int r = 0; r < run.tiles[t].count; ++r) {
-          first_key[Index(run.tiles[t], h, r)] = page * kDensePage;
-        }
-      }
-    }
-    return first_key;
-  }
-
   size_t Index(const DenseTile& tile, int head, int row) const {
     return inputs_.RowIndex(tile.seq, tile.position + row, head);
   }
@@ -340,33 +252,30 @@ class Exact {
   double max_logit_ = 0;
 };
 
-void CheckOutputs(const DenseInputs& inputs, const DenseRun& run) {
+void CheckOutputs(const DenseInputs& inputs, DenseRun& run) {
   const Exact exact(inputs, run);
-  std::vector<bool> written(run.out.size(), false);
-  const int d = inputs.shape.head_dim;
   int wrong = 0;
-  for (size_t t = 0; t < run.tiles.size(); ++t) {
-    const DenseTile& tile = run.tiles[t];
-    for (int h = 0; h < inputs.shape.q_heads && wrong < 5; ++h) {
-      const size_t index = static_cast<size_t>(h * run.state.max_tiles) + t;
-      for (int r = 0; r < kDenseTile && wrong < 5; ++r) {
-        const float lse = run.lse[index * kDenseTile + static_cast<size_t>(r)];
+  for (size_t t = 0; t < run.state.tiles.size(); ++t) {
+    const DenseTile& tile = run.state.tiles[t];
+    for (int h = 0; h < inputs.shape.q_heads; ++h) {
+      const size_t index = run.Index(h, t);
+      for (int r = 0; r < kDenseTile; ++r) {
+        const float lse = run.state.lse[index * kDenseTile + static_cast<size_t>(r)];
         if (r >= tile.count) {
           ASSERT_EQ(lse, std::numeric_limits<float>::infinity()) << "tile " << t << " row " << r;
           continue;
         }
-        if (!exact.CheckRow(tile, run.first_page[index], h, r, run, lse)) ++wrong;
-        const auto at = static_cast<size_t>(&inputs.out.At(tile.batch, tile.first_token + r, h) -
-                                            inputs.out.values.data());
-        std::fill_n(written.begin() + static_cast<std::ptrdiff_t>(at), d, true);
+        if (!exact.CheckRow(tile, run.state.first_page[index], h, r, run, lse)) ++wrong;
+        ASSERT_LT(wrong, 5);
+        // Seen: what is left must be untouched.
+        double* row = &run.out.At(tile.batch, tile.first_token + r, h);
+        std::fill_n(row, inputs.shape.head_dim, std::numeric_limits<double>::quiet_NaN());
       }
     }
   }
-  if (wrong > 0) return;
-  for (size_t i = 0; i < written.size(); ++i) {
-    if (written[i]) continue;
-    ASSERT_EQ(run.out[i], kPoisonBits) << "of no sequence, element " << i;
-  }
+  EXPECT_TRUE(std::all_of(run.out.values.begin(), run.out.values.end(), [](double x) {
+    return std::isnan(x);
+  })) << "wrote to tokens of no sequence, or between rows";
 }
 
 }  // namespace
@@ -387,29 +296,30 @@ std::vector<DensePrefillCase> DensePrefillCases() {
 
 void ExpectDensePrefill(DensePrefillKernel kernel, const DensePrefillCase& c) {
   DenseInputs inputs = MakeInputs(c);
-  DenseRun run(inputs, c);
-  ASSERT_NO_FATAL_FAILURE(run.Run(kernel, c));
+  DeviceDense device(inputs, c.acp);
+  DenseRun run, again;
+  ASSERT_NO_FATAL_FAILURE(Run(kernel, c, device, run));
+  ASSERT_NO_FATAL_FAILURE(Run(kernel, c, device, again));
+  const std::vector<DenseTile>& tiles = run.state.tiles;
   int64_t tokens = 0, expected = 0;
-  for (const DenseTile& tile : run.tiles) tokens += tile.count;
+  for (const DenseTile& tile : tiles) tokens += tile.count;
   for (int s = 0; s < inputs.num_seqs(); ++s) expected += inputs.length(s);
   ASSERT_EQ(tokens, expected);
-  if (c.acp != AcpMode::kOff || c.random_pages) {
-    EXPECT_GT(*std::max_element(run.first_page.begin(), run.first_page.end()), 8);
-  }
-  CheckOutputs(inputs, run);
-
-  const std::vector<uint16_t> out = run.out;
-  const std::vector<float> lse = run.lse;
-  ASSERT_NO_FATAL_FAILURE(run.Run(kernel, c));
-  EXPECT_EQ(run.out, out);
-  for (size_t t = 0; t < run.tiles.size(); ++t) {
+  int last = 0;
+  for (size_t t = 0; t < tiles.size(); ++t) {
     for (int h = 0; h < c.shape.q_heads; ++h) {
-      const auto at = static_cast<std::ptrdiff_t>(
-          (static_cast<size_t>(h * run.state.max_tiles) + t) * kDenseTile);
-      ASSERT_TRUE(
-          std::equal(lse.begin() + at, lse.begin() + at + kDenseTile, run.lse.begin() + at));
+      const size_t index = run.Index(h, t);
+      last = std::max(last, run.state.first_page[index]);
+      const auto row = static_cast<std::ptrdiff_t>(index * kDenseTile);
+      ASSERT_TRUE(std::equal(run.state.lse.begin() + row, run.state.lse.begin() + row + kDenseTile,
+                             again.state.lse.begin() + row));
     }
   }
+  EXPECT_EQ(last > 8, c.acp != AcpMode::kOff || c.random_pages) << last;
+  ASSERT_EQ(std::memcmp(run.out.values.data(), again.out.values.data(),
+                        run.out.values.size() * sizeof(double)),
+            0);
+  CheckOutputs(inputs, run);
 }
 
 }  // namespace fox::cuda::testing
