@@ -37,6 +37,10 @@ __device__ __forceinline__ int OpaqueThreadIdx() {
   return thread;
 }
 
+// Keeps the compiler from loading what comes later before what comes first: unrolled loops would
+// fill the registers with loads.
+__device__ __forceinline__ void LoadsStayBehind() { asm volatile("" ::: "memory"); }
+
 // Over each group of kLanes neighbouring lanes, in all of them; the farthest lanes first.
 template <int kLanes = kWarp, typename T>
 __device__ __forceinline__ T WarpSum(T x) {
