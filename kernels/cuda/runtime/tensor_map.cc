@@ -69,8 +69,10 @@ cudaError_t EncodeDenseMap(const DenseView& view, int batch, int tokens, int hea
                            int box_tokens, int box_cols, CUtensorMap* map) {
   const cuuint64_t size[4] = {static_cast<cuuint64_t>(head_dim), static_cast<cuuint64_t>(tokens),
                               static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(batch)};
-  const cuuint64_t stride[3] = {Bytes(view.token_stride), Bytes(view.head_stride),
-                                Bytes(view.batch_stride)};
+  // The stride of a dimension of one index may be anything, and is never used.
+  const auto bytes = [](int size, int64_t stride) { return Bytes(size == 1 ? 8 : stride); };
+  const cuuint64_t stride[3] = {bytes(tokens, view.token_stride), bytes(heads, view.head_stride),
+                                bytes(batch, view.batch_stride)};
   const cuuint32_t box[4] = {static_cast<cuuint32_t>(box_cols), static_cast<cuuint32_t>(box_tokens),
                              1, 1};
   return Encode<4>(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, view.data, size, stride, box,
