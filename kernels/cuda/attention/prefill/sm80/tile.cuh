@@ -11,6 +11,7 @@
 #include "kernels/attention_params.h"
 #include "kernels/batch_view.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
+#include "kernels/cuda/primitives/row_layout.cuh"
 #include "kernels/cuda/ptx/copy_async.cuh"
 #include "kernels/cuda/ptx/shared_memory.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"
@@ -35,19 +36,6 @@ struct PrefillArguments {
   int64_t* blocks_pruned;
   int layer;
   float scale;  // log2(e) / sqrt(head_dim)
-};
-
-// Rows of head_dim bf16 in shared memory, in chunks of 16 bytes. Chunks are permuted within a row
-// so that the same chunk of 8 consecutive rows, which is what ldmatrix reads, covers all banks.
-template <int kHeadDim>
-struct RowLayout {
-  static constexpr int kChunks = kHeadDim / 8;
-  static constexpr int kBytes = kHeadDim * 2;
-  __device__ static constexpr int Offset(int row, int chunk) {
-    constexpr int kRowsPerLine = kChunks < 8 ? 8 / kChunks : 1;
-    constexpr int kMask = kChunks < 8 ? kChunks - 1 : 7;
-    return row * kBytes + (chunk ^ (row / kRowsPerLine & kMask)) * 16;
-  }
 };
 
 struct PageGates {
