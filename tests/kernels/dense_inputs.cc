@@ -17,6 +17,10 @@ double RoundToBf16(double x) {
 
 DenseArray<double> MakeArray(const DenseInputs& inputs, int heads, int head_dim) {
   DenseArray<double> array;
+  array.batch = inputs.batch;
+  array.tokens = inputs.tokens;
+  array.heads = heads;
+  array.head_dim = head_dim;
   const int padding = head_dim > 1 ? inputs.shape.padding : 0;
   if (inputs.shape.head_first) {
     array.token_stride = head_dim;

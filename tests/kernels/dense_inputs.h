@@ -34,15 +34,28 @@ DenseCase BatchCase(const std::vector<int>& lengths);
 template <typename T>
 struct DenseArray {
   std::vector<T> values;
+  int batch = 0, tokens = 0, heads = 0, head_dim = 0;  // 1 for gates
   int64_t batch_stride = 0, token_stride = 0, head_stride = 0;
 
   DenseView view() { return {values.data(), batch_stride, token_stride, head_stride}; }
-  T& At(int64_t batch, int64_t token, int64_t head, int64_t m = 0) {
-    return values[static_cast<size_t>(batch * batch_stride + token * token_stride +
+  T& At(int64_t row, int64_t token, int64_t head, int64_t m = 0) {
+    return values[static_cast<size_t>(row * batch_stride + token * token_stride +
                                       head * head_stride + m)];
   }
-  const T& At(int64_t batch, int64_t token, int64_t head, int64_t m = 0) const {
-    return const_cast<DenseArray*>(this)->At(batch, token, head, m);
+  const T& At(int64_t row, int64_t token, int64_t head, int64_t m = 0) const {
+    return const_cast<DenseArray*>(this)->At(row, token, head, m);
+  }
+  // [batch][tokens][heads][head_dim], whatever the layout is.
+  std::vector<T> InOrder() const {
+    std::vector<T> in_order;
+    for (int b = 0; b < batch; ++b) {
+      for (int t = 0; t < tokens; ++t) {
+        for (int h = 0; h < heads; ++h) {
+          in_order.insert(in_order.end(), &At(b, t, h), &At(b, t, h) + head_dim);
+        }
+      }
+    }
+    return in_order;
   }
 };
 
