@@ -1,0 +1,72 @@
+"""What is pruned: thresholds as the operators take them, and the first page that each tile sees.
+
+Queries are pruned in tiles of 128 rows, keys in pages of 64, both counted from where their sequence
+begins. All thresholds are computed on the device of their inputs, without waiting for it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+TILE = 128  # rows
+PAGE = 64  # keys
+# The rounding of float32 sums in what is compared with log_eps (kAcpSlack of kernels/acp.h).
+SLACK = 2.0**-8
+
+
+def max_norms(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    """The largest Euclidean norm per (sequence, head) of x [batch, tokens, heads, head_dim]."""
+    norms = torch.linalg.vector_norm(x.detach().float(), dim=-1)
+    if cu_seqlens is None:
+        return norms.amax(dim=1)
+    tokens = torch.arange(x.shape[1], device=x.device, dtype=cu_seqlens.dtype)
+    # Tokens outside of all sequences count for the first or the last: a larger norm prunes less.
+    sequence = torch.searchsorted(cu_seqlens[1:-1], tokens, right=True)
+    largest = norms.new_zeros(cu_seqlens.shape[0] - 1, x.shape[2])
+    return largest.scatter_reduce(0, sequence[:, None].expand(-1, x.shape[2]), norms[0], "amax")
+
+
+def auto_threshold(q: torch.Tensor, k: torch.Tensor, scale: float, log_eps: float,
+                   cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    """-(2 max|q| max|k| scale + log length) + log_eps, [sequences, query heads], float32."""
+    group = q.shape[2] // k.shape[2]
+    key_norms = max_norms(k, cu_seqlens).repeat_interleave(group, dim=1)
+    bound = max_norms(q, cu_seqlens) * key_norms * scale
+    if cu_seqlens is None:
+        return log_eps - (2 * bound + math.log(k.shape[1]))
+    lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).clamp(min=1)
+    return log_eps - (2 * bound + lengths.log()[:, None])
+
+
+def first_pages(log_fgate: torch.Tensor, keys: torch.Tensor, threshold: torch.Tensor | None,
+                max_query_norm: torch.Tensor | None, scale: float,
+                log_eps: float) -> torch.Tensor:
+    """The first page that each tile of one sequence sees, [query heads, tiles], int64.
+
+    `log_fgate` is [length, query heads], `keys` [length, kv heads, head_dim]; `threshold` and
+    `max_query_norm` are [query heads], at most one of them given. By a threshold a page goes when
+    the decay between its last key and the tile's first row is below it. By the norms it goes when
+    the weight of all keys up to its end is at most exp(log_eps) for every later row: with a_j =
+    max|q| |k_j| scale and c the sum of log gates,
+      log sum_j exp(a_j + c_i - c_j) - log Z_i,  Z_i >= exp(c_i - c_e - a_e) for any row e <= i.
+    """
+    length, heads = log_fgate.shape
+    tiles = torch.arange(0, length, TILE, device=log_fgate.device)
+    cum = log_fgate.double().cumsum(0).T.contiguous()  # [heads, length]
+    page_ends = torch.arange(PAGE - 1, length, PAGE, device=log_fgate.device)
+    if threshold is not None:
+        rising, wanted = -cum[:, page_ends], threshold.double()[:, None] - cum[:, tiles]
+        pages = torch.searchsorted(rising.contiguous(), wanted.contiguous())
+    elif max_query_norm is not None:
+        norms = torch.linalg.vector_norm(keys.double(), dim=-1).T  # [kv heads, length]
+        logits = norms.repeat_interleave(heads // keys.shape[1], dim=0) * scale
+        logits = logits * max_query_norm.double()[:, None]
+        mass = torch.logcumsumexp(logits - cum, dim=1)[:, page_ends]
+        rows = (cum + logits).cummin(dim=1).values[:, tiles]
+        wanted = log_eps - SLACK - rows
+        pages = torch.searchsorted(mass.contiguous(), wanted.contiguous(), right=True)
+    else:
+        pages = tiles.new_zeros(heads, tiles.shape[0])
+    return torch.minimum(pages, tiles // PAGE)  # a tile's own keys stay
