@@ -21,8 +21,3 @@ ops = getattr(torch.ops, NAMESPACE)
 def add_op_namespace_prefix(name: str) -> str:
     """The qualified name of one of this package's operators."""
     return f"{NAMESPACE}::{name}"
-
-
-def has_cuda_kernels() -> bool:
-    """Whether the package was built with its CUDA kernels."""
-    return bool(_libraries)

@@ -7,8 +7,8 @@ from typing import Literal
 
 import torch
 
-from . import operators  # noqa: F401  defines the operators
-from ._ops import has_cuda_kernels, ops
+from ._ops import ops
+from .operators import HAS_CUDA_KERNELS
 from .pruning import PAGE, TILE, auto_threshold, first_pages, max_norms
 
 Threshold = Literal["auto"] | float | torch.Tensor | None
@@ -122,7 +122,7 @@ def _uses_kernels(q: torch.Tensor) -> bool:
         return False
     _require(q.dtype == torch.bfloat16, TypeError,
              f"{q.dtype} has no CUDA kernel here: cast q, k and v to torch.bfloat16")
-    _require(has_cuda_kernels(), RuntimeError,
+    _require(HAS_CUDA_KERNELS, RuntimeError,
              "fox_attention was built without its CUDA kernels (no nvcc was found); install it "
              "again where nvcc is, or use float32 for the slow reference")
     _require(q.shape[3] in (16, 32, 64, 128), ValueError,
@@ -172,6 +172,8 @@ def forgetting_attention(
     uses_kernels = _uses_kernels(q)
     head_dim, missing = q.shape[3], k.shape[1] - q.shape[1]
     scale = 1 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)
+    if k.shape[1] == 0:
+        return q.clone().transpose(1, 2) if head_first else q.clone()
     if missing:
         q = torch.nn.functional.pad(q, (0, 0, 0, 0, missing, 0))
     threshold, max_query_norm = _pruning(q, k, scale, adaptive_threshold, cu_seqlens, bound,

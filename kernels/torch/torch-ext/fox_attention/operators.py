@@ -29,7 +29,7 @@ _BACKWARD = ("(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor log_fgate, Ten
 def state_bytes(batch: int, tokens: int, heads: int, sequences: int) -> int:
     """Bytes of the state on CUDA; torch_binding.cc has the same formula."""
     tiles = batch * (tokens // 128) + sequences
-    return tiles * (heads * 1040 + 32) + 4096
+    return tiles * (heads * 1088 + 32) + 4096
 
 
 def _forward_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_fgate: torch.Tensor,
@@ -83,3 +83,7 @@ _register("reference_", _reference_forward_shapes)
 for _function in (reference_forward, reference_backward):
     torch.library.impl(add_op_namespace_prefix(_function.__name__), "CompositeExplicitAutograd",
                        _function)
+
+# Whether the compiled library is here: the package installs without nvcc, too.
+HAS_CUDA_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key(
+    add_op_namespace_prefix("forward"), "CUDA")

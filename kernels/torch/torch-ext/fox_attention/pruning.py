@@ -40,6 +40,34 @@ def auto_threshold(q: torch.Tensor, k: torch.Tensor, scale: float, log_eps: floa
     return log_eps - (2 * bound + lengths.log()[:, None])
 
 
+def _certified_bounds(cum: torch.Tensor, keys: torch.Tensor,
+                      scaled_norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """E of each page and t of each tile (kernels/docs/acp.md section 2), [heads, pages or tiles].
+
+    Page p may go for a tile's rows when E_p + t <= log_eps: E bounds the log mass of the keys up to
+    the page's end, t the inverse of the rows' denominators, by the row's own or an earlier key (the
+    last of its terms) or by Jensen's inequality on what came before the tile. `cum` is [heads,
+    length], `keys` [heads, length, head_dim], `scaled_norm` [heads], all float64.
+    """
+    length = cum.shape[1]
+    logits = torch.linalg.vector_norm(keys, dim=-1) * scaled_norm[:, None]
+    mass = torch.logcumsumexp(logits - cum, dim=1)[:, PAGE - 1::PAGE]
+    own = (cum + logits).cummin(dim=1).values[:, ::TILE]
+    count, total = torch.zeros_like(cum[:, 0]), torch.zeros_like(keys[:, 0])
+    least = torch.full_like(count, torch.inf)
+    rows, before = [], cum[:, 0]
+    for begin in range(0, length, TILE):
+        rows.append(torch.minimum(least, own[:, begin // TILE]))
+        end = cum[:, min(begin + TILE, length) - 1]
+        weights = (end[:, None] - cum[:, begin:begin + TILE]).exp()
+        decay, before = (end - before).exp(), end
+        count = count * decay + weights.sum(1)
+        total = total * decay[:, None] + (weights[:, None] @ keys[:, begin:begin + TILE])[:, 0]
+        beta = torch.linalg.vector_norm(total, dim=-1) / count * scaled_norm - count.log()
+        least = torch.minimum(least, end + beta)
+    return mass, torch.stack(rows, dim=1)
+
+
 def first_pages(log_fgate: torch.Tensor, keys: torch.Tensor, threshold: torch.Tensor | None,
                 max_query_norm: torch.Tensor | None, scale: float,
                 log_eps: float) -> torch.Tensor:
@@ -48,25 +76,18 @@ def first_pages(log_fgate: torch.Tensor, keys: torch.Tensor, threshold: torch.Te
     `log_fgate` is [length, query heads], `keys` [length, kv heads, head_dim]; `threshold` and
     `max_query_norm` are [query heads], at most one of them given. By a threshold a page goes when
     the decay between its last key and the tile's first row is below it. By the norms it goes when
-    the weight of all keys up to its end is at most exp(log_eps) for every later row: with a_j =
-    max|q| |k_j| scale and c the sum of log gates,
-      log sum_j exp(a_j + c_i - c_j) - log Z_i,  Z_i >= exp(c_i - c_e - a_e) for any row e <= i.
+    all keys up to its end together weigh at most exp(log_eps) in every row from the tile on.
     """
     length, heads = log_fgate.shape
     tiles = torch.arange(0, length, TILE, device=log_fgate.device)
     cum = log_fgate.double().cumsum(0).T.contiguous()  # [heads, length]
-    page_ends = torch.arange(PAGE - 1, length, PAGE, device=log_fgate.device)
     if threshold is not None:
-        rising, wanted = -cum[:, page_ends], threshold.double()[:, None] - cum[:, tiles]
+        rising, wanted = -cum[:, PAGE - 1::PAGE], threshold.double()[:, None] - cum[:, tiles]
         pages = torch.searchsorted(rising.contiguous(), wanted.contiguous())
     elif max_query_norm is not None:
-        norms = torch.linalg.vector_norm(keys.double(), dim=-1).T  # [kv heads, length]
-        logits = norms.repeat_interleave(heads // keys.shape[1], dim=0) * scale
-        logits = logits * max_query_norm.double()[:, None]
-        mass = torch.logcumsumexp(logits - cum, dim=1)[:, page_ends]
-        rows = (cum + logits).cummin(dim=1).values[:, tiles]
-        wanted = log_eps - SLACK - rows
-        pages = torch.searchsorted(mass.contiguous(), wanted.contiguous(), right=True)
+        expanded = keys.double().transpose(0, 1).repeat_interleave(heads // keys.shape[1], dim=0)
+        mass, rows = _certified_bounds(cum, expanded, max_query_norm.double() * scale)
+        pages = torch.searchsorted(mass.contiguous(), log_eps - SLACK - rows, right=True)
     else:
         pages = tiles.new_zeros(heads, tiles.shape[0])
     return torch.minimum(pages, tiles // PAGE)  # a tile's own keys stay
