@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -14,62 +15,66 @@ from .pruning import PAGE, TILE, auto_threshold, first_pages, max_norms
 Threshold = Literal["auto"] | float | torch.Tensor | None
 
 
-def _require(condition: bool, error: type[Exception], message: str) -> None:
+def _require(condition: bool, error: type[Exception], message: Callable[[], str]) -> None:
+    """The message is only made when it is needed: torch.compile would fix every size in it."""
     if not condition:
-        raise error(message)
+        raise error(message())
 
 
 def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
                    log_fgate: torch.Tensor) -> None:
     """Arguments with heads last but one."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _require(x.ndim == 4, ValueError, f"{name} must have 4 dimensions, but has {x.ndim}")
-        _require(x.is_floating_point(), TypeError, f"{name} must be floating point, not {x.dtype}")
+        _require(x.ndim == 4, ValueError,
+                 lambda: f"{name} must have 4 dimensions, but has {x.ndim}")
+        _require(x.is_floating_point(), TypeError,
+                 lambda: f"{name} must be floating point, not {x.dtype}")
         _require(x.dtype == q.dtype and x.device == q.device, TypeError,
-                 f"q, k and v must agree in dtype and device, but q is {q.dtype} on {q.device} "
-                 f"and {name} is {x.dtype} on {x.device}")
+                 lambda: "q, k and v must agree in dtype and device, but q is "
+                 f"{q.dtype} on {q.device} and {name} is {x.dtype} on {x.device}")
     _require(k.shape == v.shape, ValueError,
-             f"k and v must have one shape, but have {tuple(k.shape)} and {tuple(v.shape)}")
+             lambda: f"k and v must have one shape, but have {tuple(k.shape)} and {tuple(v.shape)}")
     _require(q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3], ValueError,
-             "q, k and v must agree in batch and head size, but q has shape "
+             lambda: "q, k and v must agree in batch and head size, but q has shape "
              f"{tuple(q.shape)} and k {tuple(k.shape)}")
     _require(k.shape[2] > 0 and q.shape[2] % k.shape[2] == 0, ValueError,
-             f"the number of query heads ({q.shape[2]}) must be a multiple of the number of kv "
-             f"heads ({k.shape[2]})")
+             lambda: f"the number of query heads ({q.shape[2]}) must be a multiple of the number "
+             f"of kv heads ({k.shape[2]})")
     _require(q.shape[1] <= k.shape[1], ValueError,
-             f"q must not be longer than k, but has {q.shape[1]} tokens, not {k.shape[1]}")
+             lambda: f"q must not be longer than k, but has {q.shape[1]} tokens, not {k.shape[1]}")
     gates = (k.shape[0], k.shape[1], q.shape[2])
     _require(log_fgate.shape == gates, ValueError,
-             f"log_fgate must have a gate for each key and query head, (batch, tokens, heads) = "
-             f"{gates}, but has shape {tuple(log_fgate.shape)} (order without head_first)")
+             lambda: "log_fgate must have a gate for each key and query head, (batch, tokens, "
+             f"heads) = {gates}, but has shape {tuple(log_fgate.shape)} (order without head_first)")
     allowed = (torch.float32, torch.float64) if q.dtype == torch.float64 else (torch.float32,)
     _require(log_fgate.dtype in allowed, TypeError,
-             f"log_fgate must be torch.float32, not {log_fgate.dtype}; cast before logsigmoid, "
-             "torch.nn.functional.logsigmoid(logits.float())")
+             lambda: f"log_fgate must be torch.float32, not {log_fgate.dtype}; cast before "
+             "logsigmoid, torch.nn.functional.logsigmoid(logits.float())")
     _require(log_fgate.device == q.device, TypeError,
-             f"log_fgate is on {log_fgate.device}, q on {q.device}")
+             lambda: f"log_fgate is on {log_fgate.device}, q on {q.device}")
 
 
 def _check_sequences(q: torch.Tensor, k: torch.Tensor, seq_start: torch.Tensor | None,
                      cu_seqlens: torch.Tensor | None) -> None:
     if seq_start is not None:
-        _require(cu_seqlens is None, ValueError, "seq_start and cu_seqlens exclude each other")
+        _require(cu_seqlens is None, ValueError,
+                 lambda: "seq_start and cu_seqlens exclude each other")
         _require(seq_start.shape == (q.shape[0],), ValueError,
-                 f"seq_start must have shape ({q.shape[0]},), not {tuple(seq_start.shape)}")
+                 lambda: f"seq_start must have shape ({q.shape[0]},), not {tuple(seq_start.shape)}")
         _require(not seq_start.is_floating_point(), TypeError,
-                 f"seq_start must hold integers, not {seq_start.dtype}")
+                 lambda: f"seq_start must hold integers, not {seq_start.dtype}")
     if cu_seqlens is None:
         return
     _require(cu_seqlens.dtype == torch.int32 and cu_seqlens.ndim == 1 and
              cu_seqlens.shape[0] >= 2, ValueError,
-             "cu_seqlens must be int32 of shape (sequences + 1,), not "
+             lambda: "cu_seqlens must be int32 of shape (sequences + 1,), not "
              f"{cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}")
     _require(cu_seqlens.device == q.device, TypeError,
-             f"cu_seqlens is on {cu_seqlens.device}, q on {q.device}")
+             lambda: f"cu_seqlens is on {cu_seqlens.device}, q on {q.device}")
     _require(q.shape[0] == 1, ValueError,
-             f"with cu_seqlens the batch must be 1, not {q.shape[0]}: sequences are packed "
+             lambda: f"with cu_seqlens the batch must be 1, not {q.shape[0]}: sequences are packed "
              "one behind the other")
-    _require(q.shape[1] == k.shape[1], ValueError, "with cu_seqlens q must be as long as k")
+    _require(q.shape[1] == k.shape[1], ValueError, lambda: "with cu_seqlens q must be as long as k")
 
 
 def _sequences(k: torch.Tensor, seq_start: torch.Tensor | None,
@@ -89,17 +94,18 @@ def _pruning(q: torch.Tensor, k: torch.Tensor, scale: float, adaptive_threshold:
              log_eps: float) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(threshold, max_query_norm) of the operators."""
     _require(bound in ("paper", "certified"), ValueError,
-             f'bound must be "paper" or "certified", not {bound!r}')
+             lambda: f'bound must be "paper" or "certified", not {bound!r}')
     if isinstance(adaptive_threshold, str):
         _require(adaptive_threshold == "auto", ValueError,
-                 'adaptive_threshold must be None, "auto", a float or a tensor, not '
+                 lambda: 'adaptive_threshold must be None, "auto", a float or a tensor, not '
                  f"{adaptive_threshold!r}")
     if adaptive_threshold is None:
         return None, None
     if bound == "certified":
         _require(isinstance(adaptive_threshold, str), ValueError,
-                 'with bound="certified" adaptive_threshold must be None or "auto": what a row may '
-                 "lose is exp(log_eps)")
+                 lambda: 'with bound="certified" adaptive_threshold must be None or "auto": what a '
+                 "row may lose is exp(log_eps)")
+        _require(log_eps < 0, ValueError, lambda: f"log_eps must be below 0, not {log_eps}")
         return None, max_norms(q, cu_seqlens)
     if isinstance(adaptive_threshold, str):
         return auto_threshold(q, k, scale, log_eps, cu_seqlens), None
@@ -121,12 +127,12 @@ def _uses_kernels(q: torch.Tensor) -> bool:
     if q.device.type != "cuda" or q.dtype in (torch.float32, torch.float64):
         return False
     _require(q.dtype == torch.bfloat16, TypeError,
-             f"{q.dtype} has no CUDA kernel here: cast q, k and v to torch.bfloat16")
+             lambda: f"{q.dtype} has no CUDA kernel here: cast q, k and v to torch.bfloat16")
     _require(HAS_CUDA_KERNELS, RuntimeError,
-             "fox_attention was built without its CUDA kernels (no nvcc was found); install it "
-             "again where nvcc is, or use float32 for the slow reference")
+             lambda: "fox_attention was built without its CUDA kernels (no nvcc was found); "
+             "install it again where nvcc is, or use float32 for the slow reference")
     _require(q.shape[3] in (16, 32, 64, 128), ValueError,
-             f"head_dim must be 16, 32, 64 or 128 on CUDA, not {q.shape[3]}")
+             lambda: f"head_dim must be 16, 32, 64 or 128 on CUDA, not {q.shape[3]}")
     return True
 
 
@@ -173,7 +179,7 @@ def forgetting_attention(
     head_dim, missing = q.shape[3], k.shape[1] - q.shape[1]
     scale = 1 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)
     if k.shape[1] == 0:
-        return q.clone().transpose(1, 2) if head_first else q.clone()
+        adaptive_threshold = None
     if missing:
         q = torch.nn.functional.pad(q, (0, 0, 0, 0, missing, 0))
     threshold, max_query_norm = _pruning(q, k, scale, adaptive_threshold, cu_seqlens, bound,
@@ -204,7 +210,7 @@ def pruned_share(q: torch.Tensor, k: torch.Tensor, log_fgate: torch.Tensor, *,
         q, k, log_fgate = (x.transpose(1, 2) for x in (q, k, log_fgate))
     _check_tensors(q, k, k, log_fgate)
     _check_sequences(q, k, seq_start, cu_seqlens)
-    _require(q.shape[1] == k.shape[1], ValueError, "q must be as long as k")
+    _require(q.shape[1] == k.shape[1], ValueError, lambda: "q must be as long as k")
     scale = 1 / math.sqrt(q.shape[3]) if sm_scale is None else float(sm_scale)
     threshold, norm = _pruning(q, k, scale, adaptive_threshold, cu_seqlens, bound, log_eps)
     begin, end = _sequences(k, seq_start, cu_seqlens)

@@ -6,8 +6,6 @@ begins. All thresholds are computed on the device of their inputs, without waiti
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 TILE = 128  # rows
@@ -34,9 +32,9 @@ def auto_threshold(q: torch.Tensor, k: torch.Tensor, scale: float, log_eps: floa
     group = q.shape[2] // k.shape[2]
     key_norms = max_norms(k, cu_seqlens).repeat_interleave(group, dim=1)
     bound = max_norms(q, cu_seqlens) * key_norms * scale
-    if cu_seqlens is None:
-        return log_eps - (2 * bound + math.log(k.shape[1]))
-    lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).clamp(min=1)
+    # Lengths as a tensor: math.log would make torch.compile take each length for a constant.
+    lengths = (torch.full((1,), k.shape[1], device=k.device) if cu_seqlens is None
+               else (cu_seqlens[1:] - cu_seqlens[:-1]).clamp(min=1))
     return log_eps - (2 * bound + lengths.log()[:, None])
 
 
