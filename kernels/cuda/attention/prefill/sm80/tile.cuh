@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/primitives/row_layout.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/copy_async.cuh"
 #include "kernels/cuda/ptx/shared_memory.cuh"
@@ -22,19 +23,6 @@ inline constexpr int kWarpRows = kTileRows / kWarps;  // 32
 // Keys that a warp looks at together: more would not fit into the registers beside the outputs.
 template <int kHeadDim>
 inline constexpr int kKeys = kHeadDim <= 64 ? kPageTokens : kPageTokens / 2;
-
-// Rows of head_dim bf16 in shared memory, in chunks of 16 bytes. Chunks are permuted within a row
-// so that the same chunk of 8 consecutive rows, which is what ldmatrix reads, covers all banks.
-template <int kHeadDim>
-struct RowLayout {
-  static constexpr int kChunks = kHeadDim / 8;
-  static constexpr int kBytes = kHeadDim * 2;
-  __device__ static constexpr int Offset(int row, int chunk) {
-    constexpr int kRowsPerLine = kChunks < 8 ? 8 / kChunks : 1;
-    constexpr int kMask = kChunks < 8 ? kChunks - 1 : 7;
-    return row * kBytes + (chunk ^ (row / kRowsPerLine & kMask)) * 16;
-  }
-};
 
 struct PageGates {
   float local[kPageTokens];
