@@ -14,7 +14,7 @@
 #include <optional>
 #include <tuple>
 
-#include "kernels/cuda/attention/dense/dense_attention.h"
+#include "kernels/cuda/attention/dense_attention.h"
 #include "kernels/cuda/attention/dense/state.h"
 #include "kernels/dense_attention.h"
 

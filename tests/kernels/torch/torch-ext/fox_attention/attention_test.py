@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The arguments of forgetting_attention: meaning and refusals, those of the official function first.
+"""The arguments of forgetting_attention: what they mean, and which are refused.
 
 Official: forgetting_transformer.ops.forgetting_attention (adaptive-computation-pruning version).
 """

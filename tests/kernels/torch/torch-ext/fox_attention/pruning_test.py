@@ -11,7 +11,8 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from attention_inputs import AttentionTest, Inputs, definition, gradients, random_inputs  # noqa: E402
+from attention_inputs import (AttentionTest, Inputs, definition, gradients,  # noqa: E402
+                              random_inputs)
 
 import torch  # noqa: E402
 from fox_attention import forgetting_attention, pruned_share, pruning  # noqa: E402
