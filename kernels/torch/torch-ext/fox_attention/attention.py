@@ -154,7 +154,7 @@ def forgetting_attention(
     k, v: [batch, tokens, kv_heads, head_dim], kv_heads a divisor of heads. Fewer queries than
       tokens: they are the last ones; it costs as much as with all.
     log_fgate: float32 [batch, tokens, heads], logarithms of the gates, at most 0; gate t lies
-      between keys t - 1 and t.
+      between keys t - 1 and t. Below -1024, -infinity included, it is taken to be that.
     seq_start: integers [batch]; row b begins at token seq_start[b] (left padding). Earlier tokens
       get zeros.
     sm_scale: 1 / sqrt(head_dim) if None.

@@ -10,8 +10,15 @@ import torch
 
 TILE = 128  # rows
 PAGE = 64  # keys
+# Gates are taken to be at least this, so that one of zero cuts a sequence instead of giving NaNs.
+LEAST_LOG_GATE = -1024.0
 # The rounding of float32 sums in what is compared with log_eps (kAcpSlack of kernels/acp.h).
 SLACK = 2.0**-8
+
+
+def cumulative_gates(log_fgate: torch.Tensor) -> torch.Tensor:
+    """Sums of a sequence's log gates [length, ...] up to each token, float64."""
+    return log_fgate.double().clamp(min=LEAST_LOG_GATE).cumsum(0)
 
 
 def max_norms(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
@@ -78,7 +85,7 @@ def first_pages(log_fgate: torch.Tensor, keys: torch.Tensor, threshold: torch.Te
     """
     length, heads = log_fgate.shape
     tiles = torch.arange(0, length, TILE, device=log_fgate.device)
-    cum = log_fgate.double().cumsum(0).T.contiguous()  # [heads, length]
+    cum = cumulative_gates(log_fgate).T.contiguous()  # [heads, length]
     if threshold is not None:
         rising, wanted = -cum[:, PAGE - 1::PAGE], threshold.double()[:, None] - cum[:, tiles]
         pages = torch.searchsorted(rising.contiguous(), wanted.contiguous())

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from .pruning import PAGE, TILE, first_pages
+from .pruning import PAGE, TILE, cumulative_gates, first_pages
 
 
 class Sequence(NamedTuple):
@@ -55,7 +55,7 @@ def _sequences(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_fgate: tor
         row, tokens = 0 if packed else index, slice(begin, end)
         yield Sequence(row, tokens, index, *(_grouped(x[row, tokens].to(dtype), kv_heads)
                                              for x in (q, k, v)),
-                       _grouped(log_fgate[row, tokens].double().cumsum(0), kv_heads))
+                       _grouped(cumulative_gates(log_fgate[row, tokens]), kv_heads))
 
 
 def _tiles(sequence: Sequence, pages: torch.Tensor) -> Iterator[Tile]:
