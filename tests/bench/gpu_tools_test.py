@@ -78,7 +78,8 @@ def training_rows() -> list[dict]:
 
     def gradients(impl: str, case: str, error: float) -> dict:
         return {"bench": "gradients", "impl": impl, "case": case, "acp": "off",
-                "errors": dict.fromkeys(("out", *judge_training.GRADIENTS), error)}
+                **{key: dict.fromkeys(("out", *judge_training.GRADIENTS), error)
+                   for key in ("errors", "mean_errors")}}
 
     return [attention("ours", "forward", "paper", 0.0021),
             attention("ours", "backward", "off", 0.020),
@@ -88,7 +89,7 @@ def training_rows() -> list[dict]:
             attention("official", "backward", "off", 0.050),
             attention("cudnn", "backward", "no gate", 0.0196),
             gradients("official", "random", 4e-3), gradients("ours", "random", 4.4e-3),
-            gradients("official", "tiny", 1e-6), gradients("ours", "tiny", 5e-6),
+            gradients("official", "tiny", 1e-4), gradients("ours", "tiny", 2e-4),
             gradients("ours", "ragged", 6e-3),
             {"bench": "determinism", "acp": "off", "equal": True},
             {"bench": "training_step", "impl": "ours", "acp": "paper", "seconds": 0.3,
@@ -120,7 +121,8 @@ class JudgeTrainingTest(unittest.TestCase):
                 ("backward d64 16k, paper, speed of deterministic over fast", 63 / 81, False),
                 ("deterministic: equal bits in three runs", 1, True),
                 ("error of dq against float64, worst case and head", 6e-3, True),
-                ("error of dq over the official kernel's, worst case", 1.1, True),
+                ("error of dq over the official kernel's, all cases", 1.1008, True),
+                ("error of dq over the official kernel's, worst case", 2, None),
                 ("gradient cases that failed", 0, True),
                 ("training step 760M Pro, 16k, our op, paper", 0.3, True),
                 ("training step 760M Pro, 16k, over official with ACP", 1.2, True),
@@ -133,7 +135,7 @@ class JudgeTrainingTest(unittest.TestCase):
                 if value is None:
                     self.assertIsNone(rows[name]["value"])
                 else:
-                    self.assertAlmostEqual(rows[name]["value"], value)
+                    self.assertAlmostEqual(rows[name]["value"], value, 4)
                 self.assertEqual(rows[name]["ok"], ok)
 
     def test_what_failed_is_missed(self) -> None:
@@ -194,8 +196,9 @@ class JudgeTrainingTest(unittest.TestCase):
             torch.testing.assert_close(given[name], value, msg=name)
         errors = float64_attention.relative_errors(
             {name: 1.001 * value for name, value in given.items()}, given)
-        for error in errors.values():
-            self.assertAlmostEqual(error, 1e-3)
+        for given_errors in float64_attention.worst_and_mean(errors).values():
+            for error in given_errors.values():
+                self.assertAlmostEqual(error, 1e-3)
 
 
 class TableTest(unittest.TestCase):

@@ -59,19 +59,25 @@ def attention_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
 
 
 def relative_errors(given: dict[str, torch.Tensor],
-                    exact: dict[str, torch.Tensor]) -> dict[str, float]:
-    """By NAMES, the worst head's |given - exact| / |exact|, norms over its batch and tokens.
+                    exact: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """By NAMES, each head's |given - exact| / |exact|, norms over its batch and tokens.
 
     A gradient that is zero in exact arithmetic (a single token's but that of v) is compared with
     the size of dv: the terms that cancel in it are of that size.
     """
+    def norms(x: torch.Tensor) -> torch.Tensor:
+        return x.double().transpose(0, 1).flatten(1).norm(dim=1)  # [heads]
+
+    whole = exact["dv"].norm() / exact["dv"].shape[1] ** 0.5
     errors = {}
     for name in NAMES:
-        def norms(x: torch.Tensor) -> torch.Tensor:
-            return x.double().transpose(0, 1).flatten(1).norm(dim=1)  # of each head
-
-        difference, size = norms(given[name].double() - exact[name]), norms(exact[name])
-        whole = exact["dv"].norm() / exact["dv"].shape[1] ** 0.5
-        error = difference / torch.where(size > 1e-9 * whole, size, whole)
-        errors[name] = error.max().item()  # NaN if there is one
+        size = norms(exact[name])
+        difference = norms(given[name].double() - exact[name])
+        errors[name] = difference / torch.where(size > 1e-9 * whole, size, whole)
     return errors
+
+
+def worst_and_mean(errors: dict[str, torch.Tensor]) -> dict[str, dict[str, float]]:
+    """Errors of the worst head, and their root mean square over heads; NaN if there is one."""
+    return {"errors": {name: e.max().item() for name, e in errors.items()},
+            "mean_errors": {name: e.square().mean().sqrt().item() for name, e in errors.items()}}

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 import inputs
 import training_calls as calls
-from float64_attention import NAMES, attention_gradients, relative_errors
+from float64_attention import NAMES, attention_gradients, relative_errors, worst_and_mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +103,9 @@ def measure(results: inputs.Results, case: Case, has_official: bool) -> None:
         try:
             call = (calls.official(acp, threshold, **options) if impl == "official" else
                     calls.ours(acp, threshold, deterministic=deterministic, **options))
-            errors = relative_errors(gradients(call, tensors, d_out, starts), exact)
-            finite = all(error < float("inf") for error in errors.values())
-            results.row(**row, **({"errors": errors} if finite else {"error": f"{errors}"}))
+            errors = worst_and_mean(relative_errors(gradients(call, tensors, d_out, starts), exact))
+            finite = all(error < float("inf") for error in errors["errors"].values())
+            results.row(**row, **(errors if finite else {"error": f"{errors['errors']}"}))
         except Exception as error:  # pylint: disable=broad-except
             results.row(**row, error=f"{type(error).__name__}: {error}"[:300])
     del tensors, d_out, exact
