@@ -348,8 +348,8 @@ class FoxModel(nn.Module):
         """Logits [B, T, V], or with targets [B, T] the mean loss in nats per token.
 
         cu_seqlens [count + 1] int32: where sequences that are packed into one row (B = 1) begin,
-        and the end of the last. `shares` receives, layer by layer, the share of pairs that each head
-        prunes [H].
+        and the end of the last. `shares` receives of each layer the share of pairs that its heads
+        prune [H].
         """
         starts = positions = None
         if cu_seqlens is not None:

@@ -71,7 +71,7 @@ class ProcessGroup:
 
 
 class Reading:
-    """Numbers on their way from the device: read() waits for them and for nothing enqueued later."""
+    """Numbers on their way from the device: read() waits for them, for nothing enqueued later."""
 
     def __init__(self, values: Tensor) -> None:
         self._values, self._event = values, None

@@ -234,9 +234,9 @@ def _encode_all(texts: list[Path], model: Path, out: Path, dtype: type,
                 counts["text_bytes"] += len(piece.text)
                 yield piece
 
-    start, shown = time.monotonic(), 0.0
-    # Not fork: the parent may have threads (PyTorch's) by now.
-    context = multiprocessing.get_context("spawn")
+    start = shown = time.monotonic()
+    # Fork, as PyTorch's own loaders do: spawned processes would each import the main program.
+    context = multiprocessing.get_context("fork")
     with open(out, "wb") as file, context.Pool(workers, _start_worker, (model,)) as pool:
         for ids, _ in pool.imap(_encode_piece, pieces()):
             file.write(ids.astype(dtype).tobytes())
