@@ -399,6 +399,7 @@ def main(arguments: list[str] | None = None) -> int:
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     group = ProcessGroup()
     try:
         return run(args, group)
