@@ -24,4 +24,14 @@ __device__ __forceinline__ void TmaLoad2D(void* shared, const CUtensorMap* map, 
       : "memory");
 }
 
+// The same of a map of four dimensions.
+__device__ __forceinline__ void TmaLoad4D(void* shared, const CUtensorMap* map, int column, int row,
+                                          int plane, int volume, Mbarrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(SharedAddress(shared)),
+      "l"(map), "r"(column), "r"(row), "r"(plane), "r"(volume), "r"(SharedAddress(&barrier->state))
+      : "memory");
+}
+
 }  // namespace fox::cuda
