@@ -35,8 +35,8 @@ class TrainingCase(unittest.TestCase):
     def command(self, out: str, *flags: str, model: Path | None = None) -> list[str]:
         return [str(FINETUNE / "train.py"), str(model or self.config), str(self.text), "--out",
                 str(self.folder / out), "--window", str(self.window), "--batch-tokens",
-                str(4 * self.window), "--warmup-tokens", str(16 * self.window), "--lr", "3e-3", "--dtype", "f32", "--sample-tokens", "4",
-                "--workers", "1", *flags]
+                str(4 * self.window), "--warmup-tokens", str(16 * self.window), "--lr", "3e-3",
+                "--dtype", "f32", "--sample-tokens", "4", "--workers", "1", *flags]
 
     def run_to_end(self, arguments: list[str], status: int = 0) -> str:
         run = subprocess.run([sys.executable, "-B", *arguments], capture_output=True, text=True,
