@@ -6,6 +6,12 @@
 
 namespace fox::cuda {
 
+__device__ __forceinline__ void CopyAsync4(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared),
+               "l"(__cvta_generic_to_global(global))
+               : "memory");
+}
+
 __device__ __forceinline__ void CopyAsync8(uint32_t shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared),
                "l"(__cvta_generic_to_global(global))

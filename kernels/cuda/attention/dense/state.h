@@ -26,8 +26,17 @@ struct DenseTile {
   int32_t seq_first, seq_last;  // the sequence's first and last tile in the list
 };
 
+// Of a tile's keys and a query head, for the certified bound; the schedule's own.
+struct DenseKeySums {
+  double page_log_mass[2];  // log sum_j exp(a_j - c_j) of each page; then E of kernels/acp.h
+  double threshold;         // c_e + beta_e at the tile's end e; then t of kernels/acp.h
+  double decay;             // exp(c_e - c of the last tile's end); 0 for a sequence's first tile
+  float count;              // sum_j exp(c_e - c_j)
+  float max_key_norm;       // of the tile's keys; then of all up to them
+};
+
 struct DenseState {
-  int max_tiles = 0;             // batch * (tokens / 128) + number of sequences, or less
+  int max_tiles = 0;             // of any sequences with these parameters, at most
   int32_t* num_tiles = nullptr;  // [1]
   DenseTile* tiles = nullptr;    // [max_tiles]
   // c_j = cum_log_f + log_f_offset: cum_log_f is c before the tile's first token's gate, the offset
@@ -40,6 +49,9 @@ struct DenseState {
   // first token: log2 sum_j 2^(log2(e) (scale q_i.k_j + c_ref - c_j)). Past the end: +infinity.
   float* lse = nullptr;             // [q_heads][max_tiles][128]
   int32_t* work_counter = nullptr;  // [1], zeroed by the schedule
+  // [q_heads][max_tiles], AcpMode::kCertified alone. Until the forward kernel writes lse, its first
+  // head_dim floats of a tile are sum_j exp(c_e - c_j) k_j.
+  DenseKeySums* key_sums = nullptr;
 };
 
 // Scratch of a backward call.
@@ -55,6 +67,7 @@ struct DenseGradients {
   // to row tile m when turn is m - n.
   int32_t* turn = nullptr;          // [q_heads][max_tiles]
   int32_t* work_counter = nullptr;  // [1], zeroed before
+  double* gate_sum = nullptr;       // [q_heads][max_tiles]: of d_log_fgate's scan
 };
 
 // Bytes of device memory for each, and the pointers into such memory (256-byte aligned).

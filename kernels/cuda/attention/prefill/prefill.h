@@ -3,13 +3,17 @@
 // rows' own denominators prove the rest negligible (acp.md 2d). Two kernels with one contract:
 //   PrefillSm90  wgmma, TMA, warp specialisation, persistent: Hopper
 //   PrefillSm80  mma.sync, cp.async: every tensor-core GPU since Ampere
+// Both read keys, values, gates and boundaries from a source: the server's pages, or, for training,
+// dense arrays and their DenseState.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "kernels/attention_params.h"
 #include "kernels/batch_view.h"
+#include "kernels/cuda/attention/dense/state.h"
 #include "kernels/cuda/runtime/step_schedule.h"
+#include "kernels/dense_attention.h"
 
 namespace fox::cuda {
 
@@ -24,8 +28,19 @@ cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, c
 cudaError_t PrefillSm80(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                         const StepSchedule& schedule, int max_tiles, cudaStream_t stream);
 
-// Whether this binary holds PrefillSm90 for the current device: its instructions exist in code
-// compiled for sm_90a only, and elsewhere, PTX compiled at load time included, the kernel traps.
+// The same walk over params.q, k, v: writes params.out (rows of sequences only) and state.lse;
+// reads the tiles, gates and first_page of the state, which its schedule has filled, and counts
+// work_counter up from zero. Keys and values behind a sequence's end may be anything. REQUIRES:
+// head_dim 32, 64 or 128; q_heads a multiple of kv_heads; views 16-byte aligned, strides multiples
+// of 8. Enqueue on `stream`; give the launch's error.
+cudaError_t DensePrefillSm90(const DenseAttentionParams& params, const DenseState& state,
+                             cudaStream_t stream);
+cudaError_t DensePrefillSm80(const DenseAttentionParams& params, const DenseState& state,
+                             cudaStream_t stream);
+
+// Whether this binary holds PrefillSm90, of both sources, for the current device: its instructions
+// exist in code compiled for sm_90a only, and elsewhere, PTX compiled at load time included, the
+// kernel traps.
 bool HasPrefillSm90();
 
 }  // namespace fox::cuda

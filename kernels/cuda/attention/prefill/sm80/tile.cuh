@@ -1,19 +1,19 @@
-// A tile of PrefillSm80 and its place in shared memory: the view of the cache that a tile has, the
-// layout of its rows, and the asynchronous copies that bring queries and pages. For .cu files only;
-// prefill_sm80.cu has the mathematics.
+// A tile of PrefillSm80 and its place in shared memory: the layout of its rows, and the
+// asynchronous copies that bring queries, keys, values and gates. Where those lie is for a Source
+// to say, the kernel's argument: PagedSource (paged_source.cuh) or DenseSource (dense_source.cuh).
+// kernel.cuh has the mathematics.
 #pragma once
 
 #include <cuda_bf16.h>
-#include <math_constants.h>
 
 #include <cstdint>
 
-#include "kernels/attention_params.h"
-#include "kernels/batch_view.h"
-#include "kernels/cuda/primitives/kv_index.cuh"
+#include "kernels/cuda/primitives/row_layout.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/copy_async.cuh"
 #include "kernels/cuda/ptx/shared_memory.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"
+#include "kernels/paged_kv.h"
 
 namespace fox::cuda::sm80 {
 
@@ -24,60 +24,33 @@ inline constexpr int kWarpRows = kTileRows / kWarps;  // 32
 template <int kHeadDim>
 inline constexpr int kKeys = kHeadDim <= 64 ? kPageTokens : kPageTokens / 2;
 
-struct PrefillArguments {
-  const __nv_bfloat16* q;
-  __nv_bfloat16* out;
-  float* lse;  // or null
-  int64_t q_stride, out_stride, lse_stride;
-  const double* log_tolerance;     // null: rows do not stop by themselves
-  const double* max_norm_product;  // [q_heads] or null
-  int64_t* blocks_total;           // or null
-  int64_t* blocks_pruned;
-  int layer;
-  float scale;  // log2(e) / sqrt(head_dim)
-};
-
-// Rows of head_dim bf16 in shared memory, in chunks of 16 bytes. Chunks are permuted within a row
-// so that the same chunk of 8 consecutive rows, which is what ldmatrix reads, covers all banks.
-template <int kHeadDim>
-struct RowLayout {
-  static constexpr int kChunks = kHeadDim / 8;
-  static constexpr int kBytes = kHeadDim * 2;
-  __device__ static constexpr int Offset(int row, int chunk) {
-    constexpr int kRowsPerLine = kChunks < 8 ? 8 / kChunks : 1;
-    constexpr int kMask = kChunks < 8 ? kChunks - 1 : 7;
-    return row * kBytes + (chunk ^ (row / kRowsPerLine & kMask)) * 16;
-  }
-};
-
 struct PageGates {
   float local[kPageTokens];
   double page_cum_log_f;
   double next_score;  // E of the page to the left
 };
 
-// The current tile.
+// The current tile; a Source's Tile has more.
 struct TileView {
-  RowBlock rows;
-  int head, in_group, group;
-  const int32_t* table;
-  int first_page, last_page;     // of the tile's first and last row
-  int left;                      // the leftmost page to visit
-  double ref_log_decay, c_last;  // of the first and the last row
-  double log_eps;                // -infinity: no row stops by itself
-  double max_norm_product;       // of a query and a key; infinite: unknown
-
-  // Where the quantities of a page and query head lie.
-  __device__ int64_t Summary(int32_t page) const {
-    return static_cast<int64_t>(page) * group + in_group;
-  }
-  __device__ int64_t GateIndex(int row) const {
-    const int position = rows.position + row;
-    return Summary(table[position / kPageTokens]) * kPageTokens + position % kPageTokens;
-  }
+  int count, position, head;  // rows, and of the first row
+  int first_page, last_page;  // of the tile's first and last row
+  int left;                   // the leftmost page to visit
+  double ref_log_decay;       // of the first row
 };
 
-template <int kHeadDim>
+// Rows of head_dim bf16 in global memory.
+struct GlobalRows {
+  const __nv_bfloat16* first;
+  int64_t stride;
+};
+
+// What CopyGates reads of a page. A source's PageAt gives its number of a sequence's page.
+struct GlobalGates {
+  const float* local;  // [64], c relative to *base
+  const double* base;
+};
+
+template <typename Source, int kHeadDim>
 struct SharedMemory {
   static constexpr int kStages = kHeadDim <= 64 ? 3 : 2;
   using Layout = RowLayout<kHeadDim>;
@@ -86,103 +59,77 @@ struct SharedMemory {
   uint8_t keys[kStages][kPageTokens * Layout::kBytes];
   uint8_t values[kStages][kPageTokens * Layout::kBytes];
   PageGates gates[kStages];
-  TileView tile;  // here, for registers are scarce
+  typename Source::Tile tile;  // here, for registers are scarce
 };
 
-__device__ __forceinline__ double CumulativeGate(const PagedKv& kv, int64_t gate_index) {
-  return kv.page_cum_log_f[gate_index / kPageTokens] +
-         static_cast<double>(static_cast<const float*>(kv.log_f_offset)[gate_index]);
-}
-
-__device__ __forceinline__ TileView ViewOf(const PrefillArguments& arguments, const PagedKv& kv,
-                                           const StepSchedule& schedule, int t, int head) {
-  TileView tile;
-  tile.rows = schedule.tiles[t];
-  tile.head = head;
-  tile.group = kv.shape.group();
-  tile.in_group = head % tile.group;
-  tile.table = kv.Table(kv.ListIndex(tile.rows.slot, arguments.layer, head / tile.group));
-  tile.first_page = tile.rows.position / kPageTokens;
-  tile.last_page = (tile.rows.position + tile.rows.count - 1) / kPageTokens;
-  tile.left =
-      min(schedule.boundary[static_cast<int64_t>(head) * schedule.max_tiles + t], tile.first_page);
-  tile.ref_log_decay = CumulativeGate(kv, tile.GateIndex(0));
-  tile.c_last = CumulativeGate(kv, tile.GateIndex(tile.rows.count - 1));
-  tile.max_norm_product =
-      arguments.max_norm_product == nullptr ? CUDART_INF : arguments.max_norm_product[head];
-  tile.log_eps =
-      arguments.log_tolerance == nullptr ? -CUDART_INF : arguments.log_tolerance[tile.rows.seq];
-  return tile;
-}
-
-template <int kHeadDim>
-__device__ __forceinline__ void CopyQueries(const PrefillArguments& arguments,
-                                            SharedMemory<kHeadDim>& shared) {
-  const TileView& tile = shared.tile;
+template <typename Source, int kHeadDim>
+__device__ __forceinline__ void CopyQueries(const Source& source,
+                                            SharedMemory<Source, kHeadDim>& shared) {
+  const typename Source::Tile& tile = shared.tile;
   using Layout = RowLayout<kHeadDim>;
   const uint32_t to = SharedAddress(shared.q);
-  const __nv_bfloat16* from =
-      arguments.q + tile.rows.first_row * arguments.q_stride + tile.head * kHeadDim;
+  const GlobalRows from = source.template Queries<kHeadDim>(tile);
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x); i < kTileRows * Layout::kChunks; i += kThreads) {
     const int row = i / Layout::kChunks, chunk = i % Layout::kChunks;
-    const bool real = row < tile.rows.count;
+    const bool real = row < tile.count;
     CopyAsync16OrZero(to + Layout::Offset(row, chunk),
-                      from + (real ? row : 0) * arguments.q_stride + chunk * 8, real);
+                      from.first + (real ? row : 0) * from.stride + chunk * 8, real);
   }
 }
 
 // Tokens past the tile's last row become zero: whatever lies there must not reach the products,
 // where a weight of zero would not silence a NaN.
-template <int kHeadDim>
-__device__ __forceinline__ void CopyTokens(const PagedKv& kv, int n, int32_t page, int stage,
-                                           SharedMemory<kHeadDim>& shared) {
+template <typename Source, int kHeadDim>
+__device__ __forceinline__ void CopyTokens(const Source& source, int n, int page, int stage,
+                                           SharedMemory<Source, kHeadDim>& shared) {
   using Layout = RowLayout<kHeadDim>;
-  const int valid = shared.tile.rows.position + shared.tile.rows.count - n * kPageTokens;
+  const int valid = shared.tile.position + shared.tile.count - n * kPageTokens;
   const uint32_t keys = SharedAddress(shared.keys[stage]);
   const uint32_t values = SharedAddress(shared.values[stage]);
-  const int64_t first = static_cast<int64_t>(page) * (kPageTokens * kHeadDim);
-  const __nv_bfloat16* from_keys = static_cast<const __nv_bfloat16*>(kv.keys) + first;
-  const __nv_bfloat16* from_values = static_cast<const __nv_bfloat16*>(kv.values) + first;
+  const GlobalRows from_keys = source.template Keys<kHeadDim>(shared.tile, page);
+  const GlobalRows from_values = source.template Values<kHeadDim>(shared.tile, page);
   const int thread = OpaqueThreadIdx();
   constexpr int kCopies = kPageTokens * Layout::kChunks;
   static_assert(kCopies % kThreads == 0);
 #pragma unroll
   for (int step = 0; step < kCopies / kThreads; ++step) {
     const int i = step * kThreads + thread;
-    const int row = i / Layout::kChunks;
-    const int offset = Layout::Offset(row, i % Layout::kChunks);
-    CopyAsync16OrZero(keys + offset, from_keys + i * 8, row < valid);
-    CopyAsync16OrZero(values + offset, from_values + i * 8, row < valid);
+    const int row = i / Layout::kChunks, chunk = i % Layout::kChunks;
+    const int offset = Layout::Offset(row, chunk);
+    CopyAsync16OrZero(keys + offset, from_keys.first + row * from_keys.stride + chunk * 8,
+                      row < valid);
+    CopyAsync16OrZero(values + offset, from_values.first + row * from_values.stride + chunk * 8,
+                      row < valid);
   }
 }
 
 // A gate past the tile's last row may be anything: all keys there are hidden.
-__device__ __forceinline__ void CopyGates(const PagedKv& kv, const TileView& tile, int n,
-                                          int32_t page, PageGates& gates) {
+template <typename Source>
+__device__ __forceinline__ void CopyGates(const Source& source, const typename Source::Tile& tile,
+                                          int n, int page, PageGates& gates) {
   constexpr int kChunks = kPageTokens * sizeof(float) / 16;
   const int thread = OpaqueThreadIdx();
-  const int64_t summary = tile.Summary(page);
+  const GlobalGates from = source.Gates(tile, page);
   if (thread < kChunks) {
-    const float* local = static_cast<const float*>(kv.log_f_offset) + summary * kPageTokens;
-    CopyAsync16OrZero(SharedAddress(gates.local + thread * 4), local + thread * 4, true);
+    CopyAsync16OrZero(SharedAddress(gates.local + thread * 4), from.local + thread * 4, true);
   } else if (thread == kChunks) {
-    CopyAsync8(SharedAddress(&gates.page_cum_log_f), kv.page_cum_log_f + summary);
-  } else if (thread == kChunks + 1 && n > tile.left && isfinite(tile.log_eps)) {
-    CopyAsync8(SharedAddress(&gates.next_score),
-               kv.log_mass_bound + tile.Summary(tile.table[n - 1]));
+    CopyAsync8(SharedAddress(&gates.page_cum_log_f), from.base);
+  } else if constexpr (Source::kCertified) {
+    if (thread == kChunks + 1 && n > tile.left && isfinite(tile.log_eps)) {
+      CopyAsync8(SharedAddress(&gates.next_score), source.NextScore(tile, n));
+    }
   }
 }
 
 // Brings page `n` into a stage, as one group of copies; an empty group left of the view.
-template <int kHeadDim>
-__device__ __forceinline__ void CopyPage(const PagedKv& kv, int n, int stage,
-                                         SharedMemory<kHeadDim>& shared) {
-  const TileView& tile = shared.tile;
-  if (n >= tile.left) {
-    const int32_t page = tile.table[n];
-    CopyTokens<kHeadDim>(kv, n, page, stage, shared);
-    CopyGates(kv, tile, n, page, shared.gates[stage]);
+template <typename Source, int kHeadDim>
+__device__ __forceinline__ void CopyPage(const Source& source, int n, int stage,
+                                         SharedMemory<Source, kHeadDim>& shared) {
+  if (n >= shared.tile.left) {
+    const int page = source.PageAt(shared.tile, n);
+    CopyTokens(source, n, page, stage, shared);
+    CopyGates(source, shared.tile, n, page, shared.gates[stage]);
   }
   CommitCopies();
 }

@@ -14,9 +14,8 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
-#include "kernels/cuda/attention/prefill/sm90/quad_transpose.cuh"
-#include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/primitives/math.cuh"
+#include "kernels/cuda/primitives/quad_transpose.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
@@ -37,13 +36,13 @@ __device__ __forceinline__ bool WarpgroupAny(bool vote, int half) {
   return __any_sync(kAllLanes, any) != 0;  // the same, but the compiler sees that it is
 }
 
-template <int kHeadDim, bool kCertified>
+template <typename Source, int kHeadDim, bool kCertified>
 class PrefillConsumer {
  public:
-  __device__ PrefillConsumer(PrefillShared<kHeadDim>& shared, const PrefillArguments& arguments,
+  __device__ PrefillConsumer(PrefillShared<Source, kHeadDim>& shared, const Source& source,
                              int half)
       : shared_(shared),
-        arguments_(arguments),
+        source_(source),
         half_(half),
         lane_(Lane()),
         row_(half * kHalfRows + static_cast<int>(threadIdx.x) % 128 / kWarp * 16 + lane_ / 4) {}
@@ -54,7 +53,7 @@ class PrefillConsumer {
     uint32_t phase = 0;
     for (uint32_t count = 0;; ++count) {
       shared_.work_full[slot].Wait(phase);
-      WorkTile& work_tile = shared_.work_tiles[slot];
+      Work& work_tile = shared_.work_tiles[slot];
       if (work_tile.count == 0) break;
       const uint32_t q_slot = count % kQueryStages;
       shared_.q_full[q_slot].Wait(count / kQueryStages % 2);
@@ -62,7 +61,7 @@ class PrefillConsumer {
       if (work_tile.count > half_ * kHalfRows) {
         const uint32_t begin = counter_;
         q_ = KeyMajor(shared_.q[q_slot] + half_ * kHalfRows * Plan::kLineBytes);
-        track_max_ = work_tile.track_max != 0;
+        track_max_ = source_.TracksMax(work_tile);
         if constexpr (Plan::kDoubleBufferedScores) {
           IntraWarpgroupPipelined(work_tile);
         } else {
@@ -71,8 +70,12 @@ class PrefillConsumer {
         visited = static_cast<int>(counter_ - begin);
       }
       Release(shared_.q_empty[q_slot]);
-      if (visited > 0) Store(work_tile);
-      CountBlocks(work_tile, visited);
+      if (visited > 0) {
+        Store(work_tile);
+      } else if constexpr (Source::kPadsLogSums) {
+        PadLogSums(work_tile);
+      }
+      if (threadIdx.x % 128 == 0) source_.CountBlocks(work_tile, visited);
       Drain(work_tile, visited);
       Release(shared_.work_empty[slot]);
       if (++slot == kWorkStages) {
@@ -84,6 +87,7 @@ class PrefillConsumer {
 
  private:
   using Plan = PrefillPlan<kHeadDim>;
+  using Work = typename Source::Work;
   static constexpr uint32_t kStages = Plan::kStages;
 
   __device__ __forceinline__ void Release(Mbarrier& empty) {
@@ -152,19 +156,20 @@ class PrefillConsumer {
 
   // x: the scores of tile n in log2 units, relative to c_ref.
   __device__ __forceinline__ void AddBias(const float (&s)[64], uint32_t n, float (&x)[64]) {
+    const float scale = source_.template Scale<kHeadDim>();
     const float* key_decay_bias = shared_.key_decay_bias[n % kStages] + 2 * (lane_ % 4);
 #pragma unroll
     for (int i = 0; i < 64; i += 4) {
       const float2 pair = *reinterpret_cast<const float2*>(key_decay_bias + 2 * i);
-      x[i] = fmaf(s[i], Plan::kScale, pair.x);
-      x[i + 1] = fmaf(s[i + 1], Plan::kScale, pair.y);
-      x[i + 2] = fmaf(s[i + 2], Plan::kScale, pair.x);
-      x[i + 3] = fmaf(s[i + 3], Plan::kScale, pair.y);
+      x[i] = fmaf(s[i], scale, pair.x);
+      x[i + 1] = fmaf(s[i + 1], scale, pair.y);
+      x[i + 2] = fmaf(s[i + 2], scale, pair.x);
+      x[i + 3] = fmaf(s[i + 3], scale, pair.y);
     }
   }
 
   // Keys after the row's own, and what is not seen before first_key.
-  __device__ __forceinline__ void Mask(float (&s)[64], const WorkTile& work_tile) {
+  __device__ __forceinline__ void Mask(float (&s)[64], const Work& work_tile) {
     const int first = work_tile.first_key(), column = 2 * (lane_ % 4) - first;
     const int own = work_tile.position % kTileKeys + row_ - first;
 #pragma unroll
@@ -191,7 +196,7 @@ class PrefillConsumer {
   // The first tile sets the pivots; later ones raise them where they must. No products with values
   // but those of tiles before may be in flight.
   template <bool kFirst>
-  __device__ __forceinline__ void SetPivots(float (&s)[64], const WorkTile& work_tile) {
+  __device__ __forceinline__ void SetPivots(float (&s)[64], const Work& work_tile) {
     float row_max[2];
     if constexpr (kFirst) {
       Mask(s, work_tile);
@@ -249,7 +254,7 @@ class PrefillConsumer {
 
   // Whether all rows of this half can do without the tile that carries `stop_at` and all left of
   // it (acp.md 2d). The sums are of the keys visited so far, which suffices.
-  __device__ __forceinline__ bool MayStop(const WorkTile& work_tile, float stop_at) {
+  __device__ __forceinline__ bool MayStop(const Work& work_tile, float stop_at) {
     bool proven = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -275,7 +280,7 @@ class PrefillConsumer {
   // products wait for each other when it cannot follow them: no product under a condition (behind
   // the last tile the scores of whatever lies in the next slot are computed and forgotten), and
   // outputs touched only where nothing else is in flight.
-  __device__ __forceinline__ void IntraWarpgroupPipelined(const WorkTile& work_tile) {
+  __device__ __forceinline__ void IntraWarpgroupPipelined(const Work& work_tile) {
     float s[64];
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) out_[i] = 0;
@@ -294,7 +299,7 @@ class PrefillConsumer {
   // From the scores of counter_ to those of the next tile; in flight are (but at first) the
   // products with the values before. Returns whether the `more` tiles after it are not needed.
   template <bool kFirst>
-  __device__ __forceinline__ bool StepAhead(float (&s)[64], const WorkTile& work_tile, int more) {
+  __device__ __forceinline__ bool StepAhead(float (&s)[64], const Work& work_tile, int more) {
     float x[64];
     AddBias(s, counter_, x);
     ReleaseKeys(counter_, false);
@@ -325,7 +330,7 @@ class PrefillConsumer {
 
   // One score buffer: a turn issues the scores of this tile and the values of the one before; the
   // softmax of this tile runs beside the latter and beside the other half's turn.
-  __device__ __forceinline__ void PingPong(const WorkTile& work_tile) {
+  __device__ __forceinline__ void PingPong(const Work& work_tile) {
     float s[64];
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) out_[i] = 0;
@@ -369,7 +374,7 @@ class PrefillConsumer {
   }
 
   // Lets the work tile's other tiles pass by: the other half may need them.
-  __device__ __forceinline__ void Drain(const WorkTile& work_tile, int visited) {
+  __device__ __forceinline__ void Drain(const Work& work_tile, int visited) {
     for (int i = visited; i < work_tile.num_kv_tiles; ++i) {
       if (!Plan::kDoubleBufferedScores && i > 0) {
         WaitForTurn();
@@ -386,18 +391,15 @@ class PrefillConsumer {
     }
   }
 
-  __device__ __forceinline__ void Store(const WorkTile& work_tile) {
+  __device__ __forceinline__ void Store(const Work& work_tile) {
     const int quad_lane = lane_ % 4;
-    auto* out = static_cast<__nv_bfloat16*>(arguments_.out);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = row_ + 8 * r;
       const bool real = row < work_tile.count;
       const float sum = QuadSum(sum_[r]);
       const float scale = sum > 0 ? 1 / sum : 0;
-      __nv_bfloat16* to =
-          out + (static_cast<int64_t>(work_tile.first_row) + row) * arguments_.out_stride +
-          work_tile.head * kHeadDim + 8 * quad_lane;
+      __nv_bfloat16* to = source_.template OutRow<kHeadDim>(work_tile, row) + 8 * quad_lane;
 #pragma unroll
       for (int b = 0; b < kHeadDim / 8; b += 4) {
         uint32_t words[4];
@@ -409,53 +411,18 @@ class PrefillConsumer {
         const uint4 vector = QuadTranspose(words, quad_lane);
         if (real) *reinterpret_cast<uint4*>(to + 8 * b) = vector;
       }
-      if (arguments_.lse != nullptr && real && quad_lane == 0) {
-        StoreLogSum(work_tile, row, reference_max_[r], sum);
-      }
+      if (quad_lane == 0) source_.StoreLogSum(work_tile, row, real, reference_max_[r], sum);
     }
   }
 
-  // Scores are relative to c_ref: s + c_ref - c_j; the row's logits are s + c_i - c_j.
-  __device__ __forceinline__ void StoreLogSum(const WorkTile& work_tile, int row,
-                                              float reference_max, float sum) {
-    const PagedKv& kv = arguments_.kv;
-    const int group = kv.shape.group(), position = work_tile.position + row;
-    const int32_t page = kv.page_table[work_tile.table + position / kPageTokens];
-    const int64_t own = static_cast<int64_t>(page) * group + work_tile.head % group;
-    const float local =
-        static_cast<const float*>(kv.log_f_offset)[own * kPageTokens + position % kPageTokens];
-    const double decay =
-        kv.page_cum_log_f[own] + static_cast<double>(local) - work_tile.ref_log_decay;
-    const double lse =
-        static_cast<double>(kLn2) * (static_cast<double>(reference_max) + log2f(sum));
-    arguments_.lse[(static_cast<int64_t>(work_tile.first_row) + row) * arguments_.lse_stride +
-                   work_tile.head] = sum > 0 ? static_cast<float>(lse + decay) : 0.0f;
+  // Of a half without rows.
+  __device__ __forceinline__ void PadLogSums(const Work& work_tile) {
+    if (lane_ % 4 != 0) return;
+    for (int r = 0; r < 2; ++r) source_.StoreLogSum(work_tile, row_ + 8 * r, false, 0, 0);
   }
 
-  // The half that is done last adds what the tile's rows saw of the causal range, and what not.
-  __device__ __forceinline__ void CountBlocks(WorkTile& work_tile, int visited) {
-    if (threadIdx.x % 128 != 0) return;
-    atomicMax_block(&work_tile.visited, visited);
-    __threadfence_block();
-    if (atomicAdd_block(&work_tile.halves_done, 1) != kHalves - 1) return;
-    __threadfence_block();
-    visited = atomicMax_block(&work_tile.visited, 0);
-    const int page = work_tile.position / kPageTokens;
-    const int here = min(work_tile.count, (page + 1) * kPageTokens - work_tile.position);
-    const int64_t total = static_cast<int64_t>(here) * (page + 1) +
-                          static_cast<int64_t>(work_tile.count - here) * (page + 2);
-    const int left = max(work_tile.first_page, 2 * (work_tile.diagonal() - visited + 1));
-    Add(arguments_.blocks_total, work_tile.seq, total);
-    Add(arguments_.blocks_pruned, work_tile.seq, static_cast<int64_t>(work_tile.count) * left);
-  }
-  __device__ __forceinline__ void Add(int64_t* counts, int seq, int64_t amount) {
-    if (counts == nullptr) return;
-    atomicAdd(reinterpret_cast<unsigned long long*>(counts) + seq,
-              static_cast<unsigned long long>(amount));
-  }
-
-  PrefillShared<kHeadDim>& shared_;
-  const PrefillArguments& arguments_;
+  PrefillShared<Source, kHeadDim>& shared_;
+  const Source& source_;
   const int half_, lane_, row_;  // row_ and row_ + 8 of the tile are this thread's
   uint32_t counter_ = 0;         // of key/value tiles
   uint64_t q_ = 0;

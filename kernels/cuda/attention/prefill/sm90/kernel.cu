@@ -1,155 +1,32 @@
-// PrefillSm90: the kernel and its launch. One block per SM for the whole launch: a producer
-// warpgroup and two consumers of 64 rows each, in the manner of FlashAttention-3 (Shah et al.).
-// Read plan.cuh next.
-#include <cuda.h>
-
-#include <algorithm>
-
+// PrefillSm90: the kernel of kernel.cuh over the pages of the cache.
 #include "kernels/cuda/attention/prefill/prefill.h"
-#include "kernels/cuda/attention/prefill/sm90/consumer.cuh"
-#include "kernels/cuda/attention/prefill/sm90/plan.cuh"
-#include "kernels/cuda/attention/prefill/sm90/producer.cuh"
-#include "kernels/cuda/ptx/dependent_launch.cuh"
-#include "kernels/cuda/ptx/tma.cuh"
+#include "kernels/cuda/attention/prefill/sm90/kernel.cuh"
+#include "kernels/cuda/attention/prefill/sm90/paged_source.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
-#include "kernels/cuda/runtime/kernel_attributes.h"
-#include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/runtime/tensor_map.h"
 
 namespace fox::cuda {
 namespace {
 
-// Registers of a thread at launch (65536 / 384, rounded down to 8) and after it.
-constexpr int kLaunchRegisters = 168, kProducerRegisters = 40, kConsumerRegisters = 232;
-static_assert(kProducerRegisters + kHalves * kConsumerRegisters <= 3 * kLaunchRegisters);
-constexpr size_t kAlignment = 1024;  // of swizzled tiles; the launch does not promise it
-
 template <int kHeadDim>
-__device__ __forceinline__ void InitBarriers(PrefillShared<kHeadDim>& shared) {
-  for (int i = 0; i < kWorkStages; ++i) {
-    shared.work_full[i].Init(1);
-    shared.work_empty[i].Init(1 + kConsumerWarps);
-  }
-  shared.work_ending.Init(1);
-  for (int i = 0; i < kQueryStages; ++i) {
-    shared.q_full[i].Init(1);
-    shared.q_empty[i].Init(kConsumerWarps);
-  }
-  for (uint32_t i = 0; i < PrefillPlan<kHeadDim>::kStages; ++i) {
-    shared.k_full[i].Init(1);
-    shared.k_empty[i].Init(kConsumerWarps);
-    shared.v_full[i].Init(1);
-    shared.v_empty[i].Init(kConsumerWarps);
-  }
-  shared.v_raw.Init(1);
-  PublishBarriers();
-}
-
-template <int kHeadDim, bool kCertified>
-__global__ void __launch_bounds__(kPrefillThreads, 1)
-    PrefillSm90Kernel(const __grid_constant__ PrefillArguments arguments) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ uint8_t memory[];
-  uint8_t* aligned = memory + (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment;
-  auto& shared = *reinterpret_cast<PrefillShared<kHeadDim>*>(aligned);
-  const int warp = FromLane(Warp(), 0);
-  TriggerDependents();
-  if (threadIdx.x == 0) {
-    PrefetchTensorMap(&arguments.q_map);
-    PrefetchTensorMap(&arguments.k_map);
-    PrefetchTensorMap(&arguments.v_map);
-    InitBarriers(shared);
-  }
-  __syncthreads();
-  WaitOnDependencies();
-  if (warp < 4) {
-    WarpgroupRegDealloc<kProducerRegisters>();
-    if (warp == 0) {
-      PrefillLoader<kHeadDim, kCertified>(shared, arguments).Run();
-    } else if (warp == 1 && threadIdx.x % kWarp == 0) {
-      ScheduleWork(shared, arguments);
-    }
-  } else {
-    WarpgroupRegAlloc<kConsumerRegisters>();
-    PrefillConsumer<kHeadDim, kCertified>(shared, arguments, warp / 4 - 1).Run();
-  }
-#else
-  __trap();  // compiled for something else: nothing may pass for its result
-#endif
-}
-
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-// The driver's encoder, found at run time so that libcuda need not be linked; null without driver.
-EncodeTiled FindEncoder() {
-  static const EncodeTiled encoder = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
-                                                               12000, cudaEnableDefault, &found);
-#else
-    const cudaError_t error =
-        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &found);
-#endif
-    const bool usable = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
-    return usable ? reinterpret_cast<EncodeTiled>(entry) : nullptr;
-  }();
-  return encoder;
-}
-
-// A bf16 matrix, read in boxes that fill one swizzle line of `columns`.
-cudaError_t EncodeMap(void* data, int64_t rows, int64_t cols, int64_t row_stride, int box_rows,
-                      int box_cols, CUtensorMap* map) {
-  const EncodeTiled encode = FindEncoder();
-  if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t size[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t stride[1] = {static_cast<cuuint64_t>(row_stride) * 2};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_cols), static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t element_stride[2] = {1, 1};
-  const CUresult result =
-      encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, data, size, stride, box, element_stride,
-             CU_TENSOR_MAP_INTERLEAVE_NONE,
-             box_cols == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
-
-cudaError_t CountMultiprocessors(int* count) {
-  int device = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  return cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
-}
-
-template <int kHeadDim, bool kCertified>
-cudaError_t LaunchPrefill(PrefillArguments& arguments, const MatrixView& q, int blocks,
-                          cudaStream_t stream) {
-  const PagedKv& kv = arguments.kv;
+cudaError_t LaunchFor(AcpMode acp, PagedSource& source, const MatrixView& q, int64_t work_tiles,
+                      cudaStream_t stream) {
+  const PagedKv& kv = source.kv;
   const int64_t pool_rows = static_cast<int64_t>(kv.shape.num_pages) * kPageTokens;
   const int64_t q_cols = static_cast<int64_t>(kv.shape.q_heads) * kHeadDim;
   constexpr int kColumns = PrefillPlan<kHeadDim>::kColumns;
   cudaError_t error =
-      EncodeMap(q.data, q.rows, q_cols, q.row_stride, kTileRows, kColumns, &arguments.q_map);
+      EncodeMatrixMap(q.data, q.rows, q_cols, q.row_stride, kTileRows, kColumns, &source.q_map);
   if (error != cudaSuccess) return error;
   error =
-      EncodeMap(kv.keys, pool_rows, kHeadDim, kHeadDim, kPageTokens, kColumns, &arguments.k_map);
+      EncodeMatrixMap(kv.keys, pool_rows, kHeadDim, kHeadDim, kPageTokens, kColumns, &source.k_map);
   if (error != cudaSuccess) return error;
-  error =
-      EncodeMap(kv.values, pool_rows, kHeadDim, kHeadDim, kPageTokens, kColumns, &arguments.v_map);
+  error = EncodeMatrixMap(kv.values, pool_rows, kHeadDim, kHeadDim, kPageTokens, kColumns,
+                          &source.v_map);
   if (error != cudaSuccess) return error;
-  constexpr size_t kBytes = sizeof(PrefillShared<kHeadDim>) + kAlignment;
-  static_assert(kBytes <= 227 * 1024);
-  const cudaError_t allowed = AllowDynamicSmem(
-      KernelAddress(PrefillSm90Kernel<kHeadDim, kCertified>), static_cast<int>(kBytes));
-  if (allowed != cudaSuccess) return allowed;
-  return Launch(PrefillSm90Kernel<kHeadDim, kCertified>, dim3(static_cast<unsigned>(blocks)),
-                dim3(kPrefillThreads), kBytes, stream, arguments);
-}
-
-template <int kHeadDim>
-cudaError_t LaunchFor(AcpMode acp, PrefillArguments& arguments, const MatrixView& q, int blocks,
-                      cudaStream_t stream) {
-  return acp == AcpMode::kCertified ? LaunchPrefill<kHeadDim, true>(arguments, q, blocks, stream)
-                                    : LaunchPrefill<kHeadDim, false>(arguments, q, blocks, stream);
+  return acp == AcpMode::kCertified
+             ? LaunchPrefillSm90<PagedSource, kHeadDim, true>(source, work_tiles, stream)
+             : LaunchPrefillSm90<PagedSource, kHeadDim, false>(source, work_tiles, stream);
 }
 
 }  // namespace
@@ -157,7 +34,7 @@ cudaError_t LaunchFor(AcpMode acp, PrefillArguments& arguments, const MatrixView
 bool HasPrefillSm90() {
   // A body that only traps is compiled to a few registers.
   cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, PrefillSm90Kernel<64, true>) != cudaSuccess) {
+  if (cudaFuncGetAttributes(&attributes, PrefillSm90Kernel<PagedSource, 64, true>) != cudaSuccess) {
     static_cast<void>(cudaGetLastError());  // no image for this device: an answer, not an error
     return false;
   }
@@ -167,27 +44,23 @@ bool HasPrefillSm90() {
 cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                         const StepSchedule& schedule, int max_tiles, cudaStream_t stream) {
   if (max_tiles == 0) return cudaSuccess;
-  int blocks = 0;
-  if (const cudaError_t error = CountMultiprocessors(&blocks); error != cudaSuccess) return error;
+  PagedSource source{};
+  source.kv = kv;
+  source.schedule = schedule;
+  source.layer = params.layer;
+  source.log_tolerance_of = params.acp == AcpMode::kCertified ? batch.log_tolerance : nullptr;
+  source.max_logit_bound = params.bound.max_logit_bound;
+  source.max_norm_product = params.bound.max_norm_product != nullptr ? params.bound.max_norm_product
+                                                                     : params.bound.max_logit_bound;
+  source.out = params.out.data;
+  source.out_stride = params.out.row_stride;
+  source.lse = static_cast<float*>(params.lse.data);
+  source.lse_stride = params.lse.row_stride;
+  source.blocks_total = params.blocks_total;
+  source.blocks_pruned = params.blocks_pruned;
   const int64_t work_tiles = static_cast<int64_t>(max_tiles) * kv.shape.q_heads;
-  blocks = static_cast<int>(std::min<int64_t>(blocks, work_tiles));
-  PrefillArguments arguments{};
-  arguments.kv = kv;
-  arguments.schedule = schedule;
-  arguments.layer = params.layer;
-  arguments.log_tolerance = params.acp == AcpMode::kCertified ? batch.log_tolerance : nullptr;
-  arguments.max_logit_bound = params.bound.max_logit_bound;
-  arguments.max_norm_product = params.bound.max_norm_product != nullptr
-                                   ? params.bound.max_norm_product
-                                   : params.bound.max_logit_bound;
-  arguments.out = params.out.data;
-  arguments.out_stride = params.out.row_stride;
-  arguments.lse = static_cast<float*>(params.lse.data);
-  arguments.lse_stride = params.lse.row_stride;
-  arguments.blocks_total = params.blocks_total;
-  arguments.blocks_pruned = params.blocks_pruned;
   return DispatchHeadDim<32>(kv.shape.head_dim, [&]<int kHeadDim>() {
-    return LaunchFor<kHeadDim>(params.acp, arguments, params.q, blocks, stream);
+    return LaunchFor<kHeadDim>(params.acp, source, params.q, work_tiles, stream);
   });
 }
 

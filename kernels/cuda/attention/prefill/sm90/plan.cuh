@@ -1,5 +1,8 @@
-// What the warps of PrefillSm90 share: tile sizes, the block's shared memory and its barriers, work
-// work tiles, and the kernel's arguments.
+// What the warps of PrefillSm90 share: tile sizes, work tiles, the block's shared memory and its
+// barriers.
+//
+// A Source is the kernel's argument and knows where rows, keys, values, gates and boundaries lie
+// and where results go: PagedSource (paged_source.cuh) or DenseSource (dense_source.cuh).
 //
 // Three rings hand things on, each slot guarded by a full and an empty barrier: work tiles
 // (scheduler -> all), query tiles and key/value tiles (loader -> consumers). A ring's n-th use has
@@ -10,7 +13,6 @@
 
 #include <cstdint>
 
-#include "kernels/acp.h"
 #include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"
@@ -46,25 +48,15 @@ struct PrefillPlan {
   // Where registers allow, a warpgroup holds the scores of two tiles; where they do not, the two
   // warpgroups take turns at issuing products.
   static constexpr bool kDoubleBufferedScores = kHeadDim < 128;
-  // Of scores, to log2 units: log2(e) / sqrt(head_dim).
-  static constexpr float kScale = kHeadDim == 128  ? 0.12751743f
-                                  : kHeadDim == 64 ? 0.18033688f
-                                                   : 0.25503486f;
 };
 
-// One query head of one tile.
+// One query head of one tile; a Source's Work has more.
 struct WorkTile {
   int32_t first_row, count, position;  // as in RowBlock; count 0: there is no more work
-  int32_t seq, head;
+  int32_t head;
   int32_t first_page;    // the bound excludes those before it
   int32_t num_kv_tiles;  // key/value tiles from the diagonal down to first_page
-  int32_t track_max;  // 0: no logit can overflow against the reference maximum of the diagonal tile
-  int64_t table;      // of the page list, offset in kv.page_table
   double ref_log_decay;  // c of the first row: biases are relative to it
-  double log_tolerance;  // log eps, less what rounding within the tile costs the certificate
-  // Written by the halves when they are done, for the counters.
-  int32_t visited;  // key/value tiles, the larger of the halves' numbers
-  int32_t halves_done;
 
   __device__ int diagonal() const { return position / kTileKeys; }
   __device__ int last_page() const { return (position + count - 1) / kPageTokens; }
@@ -73,7 +65,20 @@ struct WorkTile {
   __device__ int last_key() const { return (position + count - 1) % kTileKeys; }
 };
 
-template <int kHeadDim>
+// What the loader reads of a key/value tile for itself. Four keys a lane.
+struct TileGates {
+  int id0, id1;      // of the two pages, as the source counts; -1: not seen
+  int page0, page1;  // what stands in for them
+  double base, log_mass_bound;
+  float4 local;
+
+  __device__ __forceinline__ void StandIn() {
+    page0 = id0 >= 0 ? id0 : id1;
+    page1 = id1 >= 0 ? id1 : id0;
+  }
+};
+
+template <typename Source, int kHeadDim>
 struct alignas(1024) PrefillShared {
   using Plan = PrefillPlan<kHeadDim>;
 
@@ -86,7 +91,7 @@ struct alignas(1024) PrefillShared {
   float stop_at[Plan::kStages];
   int32_t end[Plan::kStages];            // 1: no tile, the work tile's walk is over
   int32_t done[Plan::kStages][kHalves];  // 1: the half did not need the tile that was here
-  WorkTile work_tiles[kWorkStages];
+  typename Source::Work work_tiles[kWorkStages];
 
   Mbarrier work_full[kWorkStages], work_empty[kWorkStages];
   Mbarrier work_ending;  // the loader is near the end of the newest work tile
@@ -94,22 +99,6 @@ struct alignas(1024) PrefillShared {
   Mbarrier k_full[Plan::kStages], k_empty[Plan::kStages];
   Mbarrier v_full[Plan::kStages], v_empty[Plan::kStages];
   Mbarrier v_raw;  // values that the loader has yet to clear past the sequence's end
-};
-
-struct PrefillArguments {
-  CUtensorMap q_map, k_map, v_map;
-  PagedKv kv;
-  StepSchedule schedule;
-  int layer;
-  const double* log_tolerance;     // [num_seqs], or null: no certificate
-  const double* max_logit_bound;   // [q_heads] or null
-  const double* max_norm_product;  // [q_heads], for the certificate
-  void* out;                       // bf16
-  int64_t out_stride;
-  float* lse;  // or null
-  int64_t lse_stride;
-  int64_t* blocks_total;
-  int64_t* blocks_pruned;
 };
 
 }  // namespace fox::cuda

@@ -1,0 +1,94 @@
+// Checks what kernels rely on, and enqueues them in order.
+#include "kernels/cuda/attention/dense_attention.h"
+
+#include <initializer_list>
+
+#include "kernels/cuda/attention/backward/backward.h"
+#include "kernels/cuda/attention/dense/gradients.h"
+#include "kernels/cuda/attention/dense/schedule.h"
+#include "kernels/cuda/attention/prefill/prefill.h"
+
+namespace fox::cuda {
+namespace {
+
+constexpr uintptr_t kViewAlignment = 16;     // bytes
+constexpr int64_t kStrideAlignment = 8;      // elements of bf16
+constexpr uintptr_t kMemoryAlignment = 256;  // of state and gradients
+
+bool IsAligned(const void* pointer, uintptr_t alignment) {
+  return reinterpret_cast<uintptr_t>(pointer) % alignment == 0;
+}
+
+// Strides of dimensions of size 1 may be anything.
+cudaError_t CheckViews(const DenseAttentionParams& params, int heads,
+                       std::initializer_list<DenseView> views) {
+  for (const DenseView& view : views) {
+    if (view.data == nullptr) return cudaErrorInvalidValue;
+    if (!IsAligned(view.data, kViewAlignment) ||
+        (params.batch > 1 && view.batch_stride % kStrideAlignment != 0) ||
+        (params.tokens > 1 && view.token_stride % kStrideAlignment != 0) ||
+        (heads > 1 && view.head_stride % kStrideAlignment != 0)) {
+      return cudaErrorMisalignedAddress;
+    }
+  }
+  return cudaSuccess;
+}
+
+cudaError_t CheckParams(const DenseAttentionParams& params, const void* state) {
+  const bool head_dim = params.head_dim == 32 || params.head_dim == 64 || params.head_dim == 128;
+  const bool shapes = params.batch > 0 && params.tokens > 0 && params.q_heads > 0 &&
+                      params.kv_heads > 0 && params.q_heads % params.kv_heads == 0;
+  const bool seqs = params.seqs.count > 0 && params.seqs.begin != nullptr &&
+                    params.seqs.end != nullptr &&
+                    (params.seqs.packed ? params.batch == 1 : params.seqs.count <= params.batch);
+  const bool bounds = (params.acp != AcpMode::kPaper || params.threshold != nullptr) &&
+                      (params.acp != AcpMode::kCertified ||
+                       (params.max_query_norm != nullptr && params.log_eps < 0));
+  if (!head_dim || !shapes || !seqs || !bounds || state == nullptr ||
+      params.log_fgate.data == nullptr) {
+    return cudaErrorInvalidValue;
+  }
+  if (!IsAligned(state, kMemoryAlignment)) return cudaErrorMisalignedAddress;
+  const cudaError_t error = CheckViews(params, params.q_heads, {params.q, params.out});
+  if (error != cudaSuccess) return error;
+  return CheckViews(params, params.kv_heads, {params.k, params.v});
+}
+
+}  // namespace
+
+cudaError_t DenseForward(const DenseAttentionParams& params, void* state, cudaStream_t stream,
+                         DenseKernels kernels) {
+  cudaError_t error = CheckParams(params, state);
+  if (error != cudaSuccess) return error;
+  const DenseState dense = MakeDenseState(params, state);
+  error = ScheduleDense(params, dense, stream);
+  if (error != cudaSuccess) return error;
+  const bool fastest = kernels == DenseKernels::kFastest && HasPrefillSm90();
+  const auto prefill = fastest ? DensePrefillSm90 : DensePrefillSm80;
+  error = prefill(params, dense, stream);
+  if (error != cudaSuccess) return error;
+  return ZeroOutputPadding(params, stream);
+}
+
+cudaError_t DenseBackward(const DenseAttentionParams& params, void* state, void* gradients,
+                          cudaStream_t stream, DenseKernels kernels) {
+  cudaError_t error = CheckParams(params, state);
+  if (error == cudaSuccess) error = CheckViews(params, params.q_heads, {params.d_out, params.dq});
+  if (error == cudaSuccess) error = CheckViews(params, params.kv_heads, {params.dk, params.dv});
+  if (error != cudaSuccess) return error;
+  if (gradients == nullptr || params.d_log_fgate.data == nullptr) return cudaErrorInvalidValue;
+  if (!IsAligned(gradients, kMemoryAlignment)) return cudaErrorMisalignedAddress;
+  const DenseState dense = MakeDenseState(params, state);
+  const DenseGradients scratch = MakeDenseGradients(params, gradients);
+  error = PrepareGradients(params, dense, scratch, stream);
+  if (error != cudaSuccess) return error;
+  const bool fastest = kernels == DenseKernels::kFastest && HasBackwardSm90();
+  const auto backward = fastest ? BackwardSm90 : BackwardSm80;
+  error = backward(params, dense, scratch, stream);
+  if (error != cudaSuccess) return error;
+  error = FinishGradients(params, dense, scratch, stream);
+  if (error != cudaSuccess) return error;
+  return ZeroGradientPadding(params, stream);
+}
+
+}  // namespace fox::cuda

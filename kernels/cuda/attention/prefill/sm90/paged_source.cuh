@@ -1,0 +1,196 @@
+// PagedSource: the keys, values, gates and boundaries of the server's cache, by pages, with the row
+// certificate and the block counters. See plan.cuh.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/acp.h"
+#include "kernels/cuda/attention/prefill/sm90/plan.cuh"
+#include "kernels/cuda/primitives/math.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/tma.cuh"
+#include "kernels/cuda/runtime/step_schedule.h"
+#include "kernels/paged_kv.h"
+
+namespace fox::cuda {
+
+// With logits within this of each other, in log2 units, no float32 or bf16 in the walk overflows:
+// weights stay below 2^64, their sums below 2^96.
+inline constexpr double kBoundedSpread = 64;
+
+struct PagedWork : WorkTile {
+  int32_t seq;
+  int32_t track_max;     // 0: no logit can overflow against the diagonal tile's reference maximum
+  int64_t table;         // of the page list, offset in kv.page_table
+  double log_tolerance;  // log eps, less what rounding within the tile costs the certificate
+  // Written by the halves when they are done, for the counters.
+  int32_t visited;  // key/value tiles, the larger of the halves' numbers
+  int32_t halves_done;
+};
+
+// A work tile's constants, in registers: what lies in shared memory would be read for every tile.
+struct PagedWalk {
+  const int32_t* table;
+  int first_page, last_page, diagonal, group, in_group;
+  double ref_log_decay, log_tolerance;
+};
+
+struct PagedSource {
+  using Work = PagedWork;
+  using Walk = PagedWalk;
+
+  static constexpr bool kPadsLogSums = false;
+
+  CUtensorMap q_map, k_map, v_map;
+  PagedKv kv;
+  StepSchedule schedule;
+  int layer;
+  const double* log_tolerance_of;  // [num_seqs], or null: no certificate
+  const double* max_logit_bound;   // [q_heads] or null
+  const double* max_norm_product;  // [q_heads], for the certificate
+  void* out;                       // bf16
+  int64_t out_stride;
+  float* lse;  // or null
+  int64_t lse_stride;
+  int64_t* blocks_total;
+  int64_t* blocks_pruned;
+
+  __device__ __forceinline__ int NumTiles() const { return *schedule.num_tiles; }
+  __device__ __forceinline__ int NumHeads() const { return kv.shape.q_heads; }
+  __device__ __forceinline__ int32_t* WorkCounter() const { return schedule.tile_counter; }
+
+  // Of scores, to log2 units: log2(e) / sqrt(head_dim).
+  template <int kHeadDim>
+  __device__ __forceinline__ static constexpr float Scale() {
+    return kHeadDim == 128 ? 0.12751743f : kHeadDim == 64 ? 0.18033688f : 0.25503486f;
+  }
+  __device__ __forceinline__ static bool TracksMax(const Work& work) { return work.track_max != 0; }
+
+  // c of a position of the work tile's page list.
+  __device__ __forceinline__ double CumulativeGate(const Work& work, int in_group,
+                                                   int position) const {
+    const int64_t own = static_cast<int64_t>(kv.page_table[work.table + position / kPageTokens]) *
+                            kv.shape.group() +
+                        in_group;
+    const float* local = static_cast<const float*>(kv.log_f_offset) + own * kPageTokens;
+    return kv.page_cum_log_f[own] + static_cast<double>(local[position % kPageTokens]);
+  }
+
+  __device__ __forceinline__ Work MakeWork(int tile, int head) const {
+    const RowBlock rows = schedule.tiles[tile];
+    const int64_t boundary_at = static_cast<int64_t>(head) * schedule.max_tiles + tile;
+    const int group = kv.shape.group();
+    Work work{};
+    work.first_row = rows.first_row;
+    work.count = rows.count;
+    work.position = rows.position;
+    work.seq = rows.seq;
+    work.head = head;
+    work.first_page = min(schedule.boundary[boundary_at], rows.position / kPageTokens);
+    work.num_kv_tiles = rows.position / kTileKeys - work.first_page / 2 + 1;
+    work.table = kv.ListIndex(rows.slot, layer, head / group) * kv.shape.max_pages;
+    work.ref_log_decay = CumulativeGate(work, head % group, rows.position);
+    work.log_tolerance = -INFINITY;
+    if (log_tolerance_of != nullptr && max_norm_product != nullptr) {
+      const double last = CumulativeGate(work, head % group, rows.position + rows.count - 1);
+      work.log_tolerance =
+          log_tolerance_of[rows.seq] -
+          RowRounding(kv.shape.head_dim, max_norm_product[head], last, work.ref_log_decay);
+    }
+    // A key's bias does not exceed that of the row's own key, which lies in the diagonal tile.
+    const double spread =
+        max_logit_bound == nullptr ? INFINITY : 2 * max_logit_bound[head] * kLog2EDouble;
+    work.track_max = spread <= kBoundedSpread ? 0 : 1;
+    return work;
+  }
+
+  __device__ __forceinline__ Walk MakeWalk(const Work& work) const {
+    const int group = kv.shape.group();
+    return {
+        kv.page_table + work.table, work.first_page,    work.last_page(),  work.diagonal(), group,
+        work.head % group,          work.ref_log_decay, work.log_tolerance};
+  }
+
+  // The gates of the walk's i-th tile; `ids` is the lane's from the first tile to the last.
+  template <bool kCertified>
+  __device__ __forceinline__ TileGates ReadGates(const Walk& walk, int i, int lane,
+                                                 int& ids) const {
+    constexpr int kTilesRead = kWarp / 2;  // page ids are read a warp at a time
+    if (i % kTilesRead == 0) {
+      const int page = 2 * (walk.diagonal - i) + 1 - lane;
+      ids = page >= walk.first_page && page <= walk.last_page ? walk.table[page] : -1;
+    }
+    TileGates gates;
+    gates.id1 = FromLane(ids, 2 * (i % kTilesRead));
+    gates.id0 = FromLane(ids, 2 * (i % kTilesRead) + 1);
+    gates.StandIn();
+    const int64_t own =
+        static_cast<int64_t>(lane < 16 ? gates.page0 : gates.page1) * walk.group + walk.in_group;
+    gates.base = kv.page_cum_log_f[own];
+    gates.local =
+        reinterpret_cast<const float4*>(kv.log_f_offset)[own * (kPageTokens / 4) + lane % 16];
+    gates.log_mass_bound = 0;
+    if constexpr (kCertified) {
+      if (i > 0)
+        gates.log_mass_bound =
+            kv.log_mass_bound[static_cast<int64_t>(gates.page1) * walk.group + walk.in_group];
+    }
+    return gates;
+  }
+
+  // One lane: a column block of the work tile's queries, or of a page.
+  template <int kHeadDim>
+  __device__ __forceinline__ void LoadQueries(void* block, const Work& work, int column,
+                                              Mbarrier& full) const {
+    TmaLoad2D(block, &q_map, work.head * kHeadDim + column, work.first_row, &full);
+  }
+  __device__ __forceinline__ void LoadPage(void* block, const CUtensorMap& map, const Walk&,
+                                           int column, int page, Mbarrier& full) const {
+    TmaLoad2D(block, &map, column, page * kPageTokens, &full);
+  }
+
+  template <int kHeadDim>
+  __device__ __forceinline__ __nv_bfloat16* OutRow(const Work& work, int row) const {
+    return static_cast<__nv_bfloat16*>(out) +
+           (static_cast<int64_t>(work.first_row) + row) * out_stride + work.head * kHeadDim;
+  }
+
+  // Scores are relative to c_ref: s + c_ref - c_j; the row's logits are s + c_i - c_j.
+  __device__ __forceinline__ void StoreLogSum(const Work& work, int row, bool real,
+                                              float reference_max, float sum) const {
+    if (lse == nullptr || !real) return;
+    const double decay = CumulativeGate(work, work.head % kv.shape.group(), work.position + row) -
+                         work.ref_log_decay;
+    const double log_sum =
+        static_cast<double>(kLn2) * (static_cast<double>(reference_max) + log2f(sum));
+    lse[(static_cast<int64_t>(work.first_row) + row) * lse_stride + work.head] =
+        sum > 0 ? static_cast<float>(log_sum + decay) : 0.0f;
+  }
+
+  // One thread of each half: the half that is done last adds what the tile's rows saw of the causal
+  // range, and what not.
+  __device__ __forceinline__ void CountBlocks(Work& work, int visited) const {
+    atomicMax_block(&work.visited, visited);
+    __threadfence_block();
+    if (atomicAdd_block(&work.halves_done, 1) != kHalves - 1) return;
+    __threadfence_block();
+    visited = atomicMax_block(&work.visited, 0);
+    const int page = work.position / kPageTokens;
+    const int here = min(work.count, (page + 1) * kPageTokens - work.position);
+    const int64_t total = static_cast<int64_t>(here) * (page + 1) +
+                          static_cast<int64_t>(work.count - here) * (page + 2);
+    const int left = max(work.first_page, 2 * (work.diagonal() - visited + 1));
+    Add(blocks_total, work.seq, total);
+    Add(blocks_pruned, work.seq, static_cast<int64_t>(work.count) * left);
+  }
+  __device__ __forceinline__ static void Add(int64_t* counts, int seq, int64_t amount) {
+    if (counts == nullptr) return;
+    atomicAdd(reinterpret_cast<unsigned long long*>(counts) + seq,
+              static_cast<unsigned long long>(amount));
+  }
+};
+
+}  // namespace fox::cuda
