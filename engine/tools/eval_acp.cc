@@ -121,12 +121,14 @@ absl::Status Measure(const Flags& flags, AcpMode mode, const Windows& windows, A
   if (!loaded.ok()) return loaded.status();
   ModelRunner& runner = **loaded;
   const bool off = mode == AcpMode::kOff;
+  double log_tolerance = report.log_tolerance;
+  if (off) log_tolerance = kNoMass;
   auto& trace = off ? report.off : mode == AcpMode::kPaper ? report.paper : report.certified;
   auto& losses = off                       ? report.loss.off
                  : mode == AcpMode::kPaper ? report.loss.paper
                                            : report.loss.certified;
   for (size_t w = 0; w < windows.size(); ++w) {
-    auto run = TraceAcp(runner, off ? kNoMass : report.log_tolerance, windows[w]);
+    auto run = TraceAcp(runner, log_tolerance, windows[w]);
     if (!run.ok()) return run.status();
     losses.insert(losses.end(), run->losses.begin(), run->losses.end());
     if (w == 0) trace = std::move(*run);
