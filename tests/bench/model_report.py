@@ -23,6 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODES = ("off", "paper", "certified")
 BOUNDS = MODES[1:]
 COLOURS = {"off": "#888888", "paper": "#d9822b", "certified": "#2b6cb0"}
+ROUNDING = {"f64": 2 ** -53, "f32": 2 ** -24, "bf16": 2 ** -9}
 SWEEP = "-1,-2.5,-5,-7.5,-10,-15,-20,-40"
 Json = dict[str, Any]
 
@@ -139,15 +140,17 @@ def loss_table(loss: Json) -> list[str]:
     return table(("ACP", "loss, nats a token", "mean difference", "largest of a token"), rows)
 
 
-def loss_verdict(loss: Json) -> str:
+def loss_verdict(loss: Json, dtype: str) -> str:
     """Whether certified pruning can be told from rounding."""
     certified, rounding = loss["difference"]["certified"], loss["difference"]["rounding"]
-    ratio = certified["largest"] / rounding["largest"] if rounding["largest"] else float("inf")
-    if ratio <= 1 and abs(certified["mean"]) <= abs(rounding["mean"]):
-        return ("Certified pruning moves no token's loss further than a change in the order of "
-                "summation does: no loss beyond float noise.")
-    return (f"Certified pruning moves the mean loss by {certified['mean']:+.1e} nats; the largest "
-            f"change of a token's loss is {ratio:.1f} times that of another order of summation.")
+    unit = ROUNDING[dtype] * loss["nll"]["off"]
+    text = (f"Certified pruning moves the mean loss by {certified['mean']:+.1e} nats (a number of "
+            f"its size in {dtype} is rounded by up to {unit:.1e}) and a token's by at most "
+            f"{certified['largest']:.1e}; another order of summation, with nothing pruned, moves "
+            f"a token's by up to {rounding['largest']:.1e}")
+    if abs(certified["mean"]) > unit or certified["largest"] > rounding["largest"]:
+        return text + "."
+    return text + ": no loss beyond float noise."
 
 
 def needle_table(needle: Json) -> list[str]:
@@ -181,6 +184,8 @@ def text_of(report: Json) -> str:
     acp, needle, perplexity = report["acp"], report["needle"], report["perplexity"]
     loss, pages = acp["loss"], acp["page_tokens"]
     windows = loss["tokens"] // (loss["window"] - 1)
+    lengths = ",".join(str(length) for length in sorted(
+        {cell["length"] for cell in needle["modes"]["off"]["cells"]}))
     sections = [
         ["# What pruning does to this model"],
         ["The analyses of the papers on FoX and adaptive computation pruning, by "
@@ -218,7 +223,7 @@ def text_of(report: Json) -> str:
         ["![Savings and loss by eps](report/sweep.svg)"],
         ["## Loss by position"],
         [f"{windows} windows of {loss['window']} tokens, each from an empty context. "
-         + loss_verdict(loss)],
+         + loss_verdict(loss, perplexity["dtype"])],
         loss_table(loss),
         ["![Loss by position](report/loss.svg)"],
         ["## Needle in a haystack, easy mode"],
@@ -230,8 +235,9 @@ def text_of(report: Json) -> str:
          + needle_verdict(needle)],
         needle_table(needle),
         ["## Again"],
-        ["    python3 tests/bench/model_report.py --model models/demo --build build/cpu \\\n"
-         "        --text FILE --device cpu"]]
+        ["    python3 tests/bench/model_report.py --model models/demo --text FILE \\\n"
+         f"        --device {report['device']} --tokens {loss['window']} --windows {windows} "
+         f"--lengths {lengths} --trials {needle['trials']}"]]
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 
