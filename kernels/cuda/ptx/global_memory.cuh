@@ -65,4 +65,18 @@ __device__ __forceinline__ int32_t AtomicAddAcqRel(int32_t* address, int32_t x) 
   return before;
 }
 
+// Flags between blocks: what the thread that stores wrote before is seen by the one that loads.
+__device__ __forceinline__ int LoadAcquire(const int* address) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void StoreRelease(int* address, int value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+// Orders this thread's accesses to all memory by the copy engine with its ordinary ones.
+__device__ __forceinline__ void FenceAsyncProxyAll() {
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
 }  // namespace fox::cuda

@@ -1,4 +1,5 @@
-// Bulk tensor copies (TMA); FenceAsyncProxy goes with them.
+// Bulk copies by the copy engine (TMA), tensors and plain bytes, and its additions to global
+// memory; FenceAsyncProxy goes with them.
 #pragma once
 
 #include <cuda.h>
@@ -24,14 +25,54 @@ __device__ __forceinline__ void TmaLoad2D(void* shared, const CUtensorMap* map, 
       : "memory");
 }
 
-// The same of a map of four dimensions.
-__device__ __forceinline__ void TmaLoad4D(void* shared, const CUtensorMap* map, int column, int row,
-                                          int plane, int volume, Mbarrier* barrier) {
+// The same with four coordinates, fastest first.
+__device__ __forceinline__ void TmaLoad4D(void* shared, const CUtensorMap* map, int x, int y, int z,
+                                          int w, Mbarrier* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(SharedAddress(shared)),
-      "l"(map), "r"(column), "r"(row), "r"(plane), "r"(volume), "r"(SharedAddress(&barrier->state))
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(SharedAddress(&barrier->state))
       : "memory");
+}
+
+// `bytes`, a multiple of 16, between addresses that are.
+__device__ __forceinline__ void BulkLoad(void* shared, const void* global, uint32_t bytes,
+                                         Mbarrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(SharedAddress(shared)),
+      "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(SharedAddress(&barrier->state))
+      : "memory");
+}
+
+// Adds float32 in `shared` to the map's box at (column, row), each element atomically. One thread
+// issues copies, closes groups of them and waits for them.
+__device__ __forceinline__ void TmaAdd2D(const CUtensorMap* map, int column, int row,
+                                         const void* shared) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], "
+      "[%3];" ::"l"(map),
+      "r"(column), "r"(row), "r"(SharedAddress(shared))
+      : "memory");
+}
+
+__device__ __forceinline__ void BulkAdd(float* global, const float* shared, uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                   __cvta_generic_to_global(global)),
+               "r"(SharedAddress(shared)), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void BulkCommit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until shared memory has been read and may be written again.
+__device__ __forceinline__ void BulkWaitRead() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+// Until global memory has been written.
+__device__ __forceinline__ void BulkWait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 }  // namespace fox::cuda

@@ -70,7 +70,7 @@ cudaError_t EncodeDenseMap(const DenseView& view, int batch, int tokens, int hea
   const cuuint64_t size[4] = {static_cast<cuuint64_t>(head_dim), static_cast<cuuint64_t>(tokens),
                               static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(batch)};
   // The stride of a dimension of one index may be anything, and is never used.
-  const auto bytes = [](int size, int64_t stride) { return Bytes(size == 1 ? 8 : stride); };
+  const auto bytes = [](int extent, int64_t stride) { return Bytes(extent == 1 ? 8 : stride); };
   const cuuint64_t stride[3] = {bytes(tokens, view.token_stride), bytes(heads, view.head_stride),
                                 bytes(batch, view.batch_stride)};
   const cuuint32_t box[4] = {static_cast<cuuint32_t>(box_cols), static_cast<cuuint32_t>(box_tokens),

@@ -260,7 +260,7 @@ __device__ void BoundTiles(const DenseAttentionParams& params, const DenseState&
     const double c = UpperCumulativeGate(state.cum_log_f[index],
                                          static_cast<double>(OffsetsOf(state, index)[0]));
     const double threshold =
-        PageThreshold(AcpMode::kCertified, mass.denominator_bound, c, logit, logit);
+        isnan(c) ? c : PageThreshold(AcpMode::kCertified, mass.denominator_bound, c, logit, logit);
     mass.denominator_bound = fmin(mass.denominator_bound, sums.threshold);
     sums.threshold = threshold;
     for (int p = 0; p < 2; ++p) {

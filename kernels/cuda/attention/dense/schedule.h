@@ -15,8 +15,8 @@ namespace fox::cuda {
 inline constexpr double kLeastLogGate = -1024;
 
 // Fills all of `state` but lse. Sequences are cut off at `tokens`. A gate above 0 breaks the bounds
-// of pruning, and nothing else; a NaN prunes nothing in its sequence before or behind it.
-// Reads params.k under AcpMode::kCertified alone. Enqueues on `stream`; gives the launch's error.
+// of pruning, and nothing else; with a NaN gate a head prunes nothing in that sequence. Reads
+// params.k under AcpMode::kCertified alone. Enqueues on `stream`; gives the launch's error.
 cudaError_t ScheduleDense(const DenseAttentionParams& params, const DenseState& state,
                           cudaStream_t stream);
 

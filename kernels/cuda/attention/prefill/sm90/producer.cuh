@@ -18,6 +18,7 @@ namespace fox::cuda {
 
 // Takes a key out of the softmax.
 inline constexpr float kExcludedBias = -1e30f;
+
 // Order of the work: heads in groups that share the L2 cache; within a group the last tiles, which
 // have the longest walks, first; heads fastest.
 __device__ __forceinline__ void PlaceOf(int index, int num_tiles, int q_heads, int* tile,

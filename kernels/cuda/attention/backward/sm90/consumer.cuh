@@ -1,0 +1,327 @@
+// A consumer warpgroup of BackwardSm90: 64 keys of an item's 128, through all of its steps. Scores
+// are computed with keys as rows (S^T = K Q^T), so that weights and their gradients, as they lie in
+// registers, are the left operands of the products that make dV and dK; dS also goes to shared
+// memory, where both warpgroups read it for dQ.
+//
+// Of one step, products in the order they are issued:
+//   S^T = K Q^T | dP^T = V dO^T | dV += P^T dO | dQ = dS K | dK += dS^T Q
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/attention/backward/sm90/plan.cuh"
+#include "kernels/cuda/primitives/math.cuh"
+#include "kernels/cuda/primitives/quad_transpose.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/fast_math.cuh"
+#include "kernels/cuda/ptx/named_barrier.cuh"
+#include "kernels/cuda/ptx/shared_memory.cuh"
+
+namespace fox::cuda {
+
+// Named barriers; 0 is __syncthreads.
+inline constexpr int kDsFull = 1;  // both warpgroups have written dS
+inline constexpr int kDsFree = 2;  // + warpgroup: the other one has read dS, this one may write
+inline constexpr int kConsumerThreads = 128 * kWarpgroups;
+
+template <int kHeadDim>
+class BackwardConsumer {
+ public:
+  __device__ BackwardConsumer(BackwardShared<kHeadDim>& shared, const BackwardArguments& arguments,
+                              int warpgroup)
+      : shared_(shared), arguments_(arguments), warpgroup_(warpgroup), lane_(Lane()) {}
+
+  __device__ __forceinline__ void Run() {
+    ArriveAtBarrier<kConsumerThreads>(kDsFree + (warpgroup_ ^ 1));
+    for (uint32_t n = 0;; ++n) {
+      const uint32_t slot = n % kItemSlots;
+      shared_.item_full[slot].Wait(n / kItemSlots % 2);
+      const BackwardItem& item = shared_.items[slot];
+      if (item.count == 0) break;
+      Walk(n);
+      Store(arguments_.dv, item, dv_, 1.0f);
+      Store(arguments_.dk, item, dk_, arguments_.scale);
+      Release(shared_.item_empty[slot]);
+    }
+    shared_.dq_empty.Wait(step_ % 2 ^ 1);
+    if (warpgroup_ == 0 && threadIdx.x % 128 == 0) shared_.adding.row = -1;
+    Release(shared_.dq_full);
+  }
+
+ private:
+  using Plan = BackwardPlan<kHeadDim>;
+  static constexpr int kRows = Plan::kRows;
+  static constexpr int kSumsAt = kHeadDim / 2;  // the sums over rows, in dk_
+  static constexpr int kDqSumsAt = Plan::kDqColumns / 2;
+
+  // Of the thread in its warp and of the warp in its warpgroup; where a loop has no register for
+  // them and what follows from them, as if new.
+  static __device__ __forceinline__ int fresh_lane() { return OpaqueThreadIdx() % kWarp; }
+  __device__ __forceinline__ int lane() const { return lane_; }
+  static __device__ __forceinline__ int warp() { return OpaqueThreadIdx() % 128 / kWarp; }
+
+  __device__ __forceinline__ void Release(Mbarrier& empty) {
+    __syncwarp();
+    if (lane() == 0) empty.Arrive();
+  }
+
+  __device__ __forceinline__ void Walk(uint32_t n) {
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 2; ++i) dv_[i] = 0;
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 2 + 4; ++i) dk_[i] = 0;
+    const uint32_t v_slot = 2 * n % Plan::kKvSlots, k_slot = (2 * n + 1) % Plan::kKvSlots;
+    shared_.kv_full[v_slot].Wait(2 * n / Plan::kKvSlots % 2);
+    shared_.kv_full[k_slot].Wait((2 * n + 1) / Plan::kKvSlots % 2);
+    const uint32_t tiles = SharedAddress(shared_.tiles);
+    keys_ = tiles + k_slot * Plan::kKeyTileBytes;
+    values_ = tiles + v_slot * Plan::kKeyTileBytes;
+    for (int flags = 0; (flags & kLastOfItem) == 0;) {
+      flags = Step();
+    }
+    Release(shared_.kv_empty[v_slot]);
+    Release(shared_.kv_empty[k_slot]);
+  }
+
+  // One step; gives its flags.
+  __device__ __forceinline__ int Step() {
+    const uint32_t slot = step_ % kStepSlots, phase = step_ / kStepSlots % 2;
+    float s[kRows / 2], dp[kRows / 2];
+    shared_.q_full[slot].Wait(phase);
+    const BackwardStep step = shared_.steps[slot];
+    IssueScores(s, keys_, Plan::QueryAt(slot, 0), Plan::QueryAt(slot, Plan::kBlocks - 1));
+    shared_.do_full[slot].Wait(phase);
+    IssueScores(dp, values_, Plan::GradientAt(slot, 0), Plan::GradientAt(slot, Plan::kBlocks - 1));
+    WgmmaWait<1>();
+    WarpgroupFenceOperand(s);
+    Exponentiate(s, slot, step);
+    WgmmaWait<0>();
+    WarpgroupFenceOperand(dp);
+    shared_.do_full[slot].Wait(
+        phase);  // long since; no load of delta may move up and take registers
+
+    uint32_t p[kRows / 4], ds[kRows / 4];
+    Differentiate(s, dp, slot, p, ds);
+    IssueProduct(dv_, p, Plan::GradientAt(slot, 0), Plan::kRowBlockBytes);
+    SyncThreads<kConsumerThreads>(kDsFree + warpgroup_);
+    StoreScores(ds);
+    FenceAsyncProxy();
+    SyncThreads<kConsumerThreads>(kDsFull);
+    float dq[kDqSumsAt + 4];
+    IssueQueryGradients(dq);
+    IssueProduct(dk_, ds, Plan::QueryAt(slot, 0), Plan::QueryStride(slot));
+    WgmmaWait<2>();
+    WarpgroupFenceOperand(dv_);
+    Release(shared_.do_empty[slot]);
+    WgmmaWait<1>();
+    WarpgroupFenceOperand(dq);
+    ArriveAtBarrier<kConsumerThreads>(kDsFree + (warpgroup_ ^ 1));
+    shared_.dq_empty.Wait(step_ % 2 ^ 1);
+    StoreQueryGradients(dq, step);
+    FenceAsyncProxy();
+    Release(shared_.dq_full);
+    WgmmaWait<0>();
+    WarpgroupFenceOperand(dk_);
+    if ((step.flags & kLastOfHead) != 0) StoreSums(step);
+    Release(shared_.q_empty[slot]);
+    ++step_;
+    return step.flags;
+  }
+
+  // --- products
+
+  // s = this warpgroup's rows of a key tile times all rows of a row tile, whose first block is at
+  // `first` in shared memory and whose second one, if there are two, is at `second`.
+  __device__ __forceinline__ void IssueScores(float (&s)[kRows / 2], uint32_t tile, uint32_t first,
+                                              uint32_t second) {
+    constexpr uint32_t kGroup = 8 * Plan::kLineBytes;
+    const uint64_t a = MatrixDescriptor(
+        tile + static_cast<uint32_t>(warpgroup_) * kWarpgroupKeys * Plan::kLineBytes, 16, kGroup,
+        Plan::kSwizzle);
+    const uint64_t b =
+        MatrixDescriptor(SharedAddress(shared_.tiles) + first, 16, kGroup, Plan::kSwizzle);
+    WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      const uint32_t block = step * 32 / Plan::kLineBytes, at = step * 32 % Plan::kLineBytes;
+      const uint64_t a_step = a + (block * Plan::kKeyBlockBytes + at) / 16;
+      const uint64_t b_step = b + (block * (second - first) + at) / 16;
+      if (step == 0) {
+        WgmmaQk<true>(s, a_step, b_step);
+      } else {
+        WgmmaQk<false>(s, a_step, b_step);
+      }
+    }
+    WgmmaCommit();
+  }
+
+  // sums += (weights in registers) times a row tile, blocks `stride` bytes apart.
+  template <int kSums>
+  __device__ __forceinline__ void IssueProduct(float (&sums)[kSums], const uint32_t (&w)[kRows / 4],
+                                               uint32_t tile, uint32_t stride) {
+    const uint64_t b = MatrixDescriptor(SharedAddress(shared_.tiles) + tile, stride,
+                                        8 * Plan::kLineBytes, Plan::kSwizzle);
+    WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < kRows / 16; ++step) {
+      WgmmaValues(sums, w, step, b + step * (16 * Plan::kLineBytes / 16));
+    }
+    WgmmaCommit();
+  }
+
+  // dq = dS K: half of the rows, or with 64 of them half of the columns.
+  __device__ __forceinline__ void IssueQueryGradients(float (&dq)[kDqSumsAt + 4]) {
+    const uint32_t tiles = SharedAddress(shared_.tiles), half = static_cast<uint32_t>(warpgroup_);
+    const uint32_t rows = kRows == 128 ? half * 64 * 128 : 0;
+    const uint32_t keys = keys_ + (kRows == 128 ? 0 : half * Plan::kKeyBlockBytes);
+    const uint64_t a = MatrixDescriptor(tiles + Plan::kDsAt + rows, 16, 8 * 128, Swizzle::k128);
+    const uint64_t b =
+        MatrixDescriptor(keys, tiles + Plan::kOnesAt - keys, 8 * Plan::kLineBytes, Plan::kSwizzle);
+    WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < kDenseTile / 16; ++step) {
+      const uint64_t a_step = a + (step / 4 * Plan::kDsBlockBytes + step % 4 * 32) / 16;
+      const uint64_t b_step = b + step * (16 * Plan::kLineBytes / 16);
+      if (step == 0) {
+        WgmmaRows<true>(dq, a_step, b_step);
+      } else {
+        WgmmaRows<false>(dq, a_step, b_step);
+      }
+    }
+    WgmmaCommit();
+  }
+
+  // --- weights. A thread's elements 4 i + e: key key() + 8 (e / 2), row 8 i + 2 (lane % 4) + e
+  // % 2.
+
+  __device__ __forceinline__ int key() const {
+    return warpgroup_ * kWarpgroupKeys + warp() * 16 + fresh_lane() / 4;
+  }
+
+  __device__ __forceinline__ void Exponentiate(float (&s)[kRows / 2], uint32_t slot,
+                                               const BackwardStep& step) {
+    const float* key_offset = shared_.key_offset[slot] + key();
+    const float bias0 = step.ref - kLog2E * key_offset[0];
+    const float bias1 = step.ref - kLog2E * key_offset[8];
+    const float scale = arguments_.scale_log2;
+    const float* lse = shared_.lse[slot] + 2 * (lane() % 4);
+#pragma unroll
+    for (int i = 0; i < kRows / 2; i += 4) {
+      const float2 log_sum = *reinterpret_cast<const float2*>(lse + 2 * i);
+      s[i] = Exp2(fmaf(s[i], scale, bias0 - log_sum.x));
+      s[i + 1] = Exp2(fmaf(s[i + 1], scale, bias0 - log_sum.y));
+      s[i + 2] = Exp2(fmaf(s[i + 2], scale, bias1 - log_sum.x));
+      s[i + 3] = Exp2(fmaf(s[i + 3], scale, bias1 - log_sum.y));
+    }
+    if ((step.flags & kDiagonal) != 0) Mask(s, step.row % kDenseTile);
+  }
+
+  // Rows before their key; the first of the rows is `first` of its tile.
+  __device__ __forceinline__ void Mask(float (&s)[kRows / 2], int first) {
+    const int row = first + 2 * (fresh_lane() % 4) - key();
+#pragma unroll
+    for (int i = 0; i < kRows / 2; ++i) {
+      if (row + i / 4 * 8 + i % 2 < i / 2 % 2 * 8) s[i] = 0;
+    }
+  }
+
+  __device__ __forceinline__ void Differentiate(const float (&p)[kRows / 2],
+                                                const float (&dp)[kRows / 2], uint32_t slot,
+                                                uint32_t (&weights)[kRows / 4],
+                                                uint32_t (&ds)[kRows / 4]) {
+    const float* delta = shared_.delta[slot] + 2 * (lane() % 4);
+#pragma unroll
+    for (int i = 0; i < kRows / 2; i += 4) {
+      const float2 d = *reinterpret_cast<const float2*>(delta + 2 * i);
+      weights[i / 2] = PackBf16(p[i], p[i + 1]);
+      weights[i / 2 + 1] = PackBf16(p[i + 2], p[i + 3]);
+      ds[i / 2] = PackBf16(p[i] * (dp[i] - d.x), p[i + 1] * (dp[i + 1] - d.y));
+      ds[i / 2 + 1] = PackBf16(p[i + 2] * (dp[i + 2] - d.x), p[i + 3] * (dp[i + 3] - d.y));
+    }
+  }
+
+  // dS with rows as rows: this warpgroup's keys are the columns of its block.
+  __device__ __forceinline__ void StoreScores(const uint32_t (&ds)[kRows / 4]) {
+    const uint32_t block = SharedAddress(shared_.tiles) + Plan::kDsAt +
+                           static_cast<uint32_t>(warpgroup_) * Plan::kDsBlockBytes;
+    const int row = fresh_lane() / 16 * 8 + fresh_lane() % 8,
+              chunk = 2 * warp() + fresh_lane() / 8 % 2;
+    const uint32_t address = block + static_cast<uint32_t>(row * 128 + (chunk ^ row % 8) * 16);
+#pragma unroll
+    for (int i = 0; i < kRows / 4; i += 4) {
+      StoreTransposed(address + i * 512, ds[i], ds[i + 1], ds[i + 2], ds[i + 3]);
+    }
+  }
+
+  // --- results
+
+  __device__ __forceinline__ void StoreQueryGradients(const float (&dq)[kDqSumsAt + 4],
+                                                      const BackwardStep& step) {
+    const int quad_lane = fresh_lane() % 4;
+    const int row = (kRows == 128 ? warpgroup_ * 64 : 0) + warp() * 16 + fresh_lane() / 4;
+    const uint32_t first_block = kRows == 128 ? 0 : static_cast<uint32_t>(warpgroup_) * 2;
+    uint8_t* tile = shared_.tiles + Plan::kDqAt + first_block * Plan::kDqBlockBytes +
+                    static_cast<uint32_t>(row) * 128 + quad_lane % 2 * 8;
+#pragma unroll
+    for (int i = 0; i < kDqSumsAt; i += 4) {
+      const int column = 2 * i, chunk = column % 32 / 4;  // + quad_lane / 2
+      uint8_t* to = tile + column / 32 * Plan::kDqBlockBytes +
+                    ((chunk + quad_lane / 2) ^ fresh_lane() / 4) * 16;
+      *reinterpret_cast<float2*>(to) = float2{dq[i], dq[i + 1]};
+      *reinterpret_cast<float2*>(to + 8 * 128) = float2{dq[i + 2], dq[i + 3]};
+    }
+    if (quad_lane == 0 && (kRows == 128 || warpgroup_ == 0)) {
+      shared_.row_sum[row] = dq[kDqSumsAt];
+      shared_.row_sum[row + 8] = dq[kDqSumsAt + 2];
+    }
+    if (warpgroup_ == 0 && threadIdx.x % 128 == 0) shared_.adding = step;
+  }
+
+  // The head's sums over rows; those of the next head begin at zero.
+  __device__ __forceinline__ void StoreSums(const BackwardStep& step) {
+    const int key_tile = step.row - step.turn * kRows;
+    if (fresh_lane() % 4 == 0) {
+      float* to = arguments_.gradients.col_sum + key_tile + key();
+      to[0] = dk_[kSumsAt];
+      to[8] = dk_[kSumsAt + 2];
+    }
+#pragma unroll
+    for (int i = kSumsAt; i < kSumsAt + 4; ++i) dk_[i] = 0;
+  }
+
+  template <int kSums>
+  __device__ __forceinline__ void Store(const DenseView& view, const BackwardItem& item,
+                                        const float (&sums)[kSums], float scale) {
+    const int quad_lane = fresh_lane() % 4;
+    auto* to = static_cast<__nv_bfloat16*>(view.data) + item.batch * view.batch_stride +
+               (item.token + key()) * view.token_stride + item.kv_head * view.head_stride +
+               8 * quad_lane;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool real = key() + 8 * r < item.count;
+#pragma unroll
+      for (int b = 0; b < kHeadDim / 8; b += 4) {
+        uint32_t words[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int i = 4 * (b + j) + 2 * r;
+          words[j] = PackBf16(sums[i] * scale, sums[i + 1] * scale);
+        }
+        const uint4 vector = QuadTranspose(words, quad_lane);
+        if (real) *reinterpret_cast<uint4*>(to + 8 * r * view.token_stride + 8 * b) = vector;
+      }
+    }
+  }
+
+  BackwardShared<kHeadDim>& shared_;
+  const BackwardArguments& arguments_;
+  const int warpgroup_, lane_;
+  uint32_t step_ = 0;
+  uint32_t keys_ = 0, values_ = 0;  // in shared memory
+  float dv_[kHeadDim / 2];
+  float dk_[kHeadDim / 2 + 4];  // and dS summed over rows
+};
+
+}  // namespace fox::cuda

@@ -1,0 +1,128 @@
+// What the warps of BackwardSm90 share: tile sizes, the layout of the block's shared memory and its
+// barriers, and the kernel's arguments.
+//
+// Rings hand things on, each slot guarded by a full and an empty barrier: work items (key loader ->
+// all), their values and keys (key loader -> consumers), steps with queries and output gradients
+// (row loader -> consumers), and the products with keys (consumers -> adder). A ring's n-th use has
+// slot n % size and phase n / size % 2. Read producer.cuh next.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/core/host_device.h"
+#include "kernels/cuda/attention/dense/state.h"
+#include "kernels/cuda/ptx/mbarrier.cuh"
+#include "kernels/cuda/ptx/wgmma.cuh"
+
+namespace fox::cuda {
+
+inline constexpr int kWarpgroups = 2;  // of consumers, 64 keys each
+inline constexpr int kWarpgroupKeys = kDenseTile / kWarpgroups;
+inline constexpr int kBackwardWarps = 4 * kWarpgroups;
+inline constexpr int kBackwardThreads = 128 + 128 * kWarpgroups;
+inline constexpr uint32_t kItemSlots = 2, kStepSlots = 2;
+// Kv heads that run side by side, so that what they read stays in the L2 cache.
+inline constexpr int kBackwardHeadGroup = 4;
+
+// Tiles lie in shared memory as blocks of at most 64 columns whose rows fill one line of the
+// swizzle. Behind every tile that is multiplied from the right follows, at the same distance as
+// between its own blocks, a block of ones: the product's next 8 columns are the left operand's row
+// sums.
+template <int kHeadDim>
+struct BackwardPlan {
+  static constexpr int kRows = kHeadDim == 128 ? 64 : 128;  // of a step
+  static constexpr int kSubtiles = kDenseTile / kRows;      // steps of a row tile
+  static constexpr int kColumns = kHeadDim < 64 ? kHeadDim : 64;
+  static constexpr int kBlocks = kHeadDim / kColumns;
+  static constexpr uint32_t kLineBytes = kColumns * 2;
+  static constexpr Swizzle kSwizzle = kLineBytes == 128 ? Swizzle::k128 : Swizzle::k64;
+  static constexpr uint32_t kKeyBlockBytes = kDenseTile * kLineBytes;
+  static constexpr uint32_t kKeyTileBytes = kBlocks * kKeyBlockBytes;
+  static constexpr uint32_t kRowBlockBytes = kRows * kLineBytes;
+  static constexpr uint32_t kRowTileBytes = kBlocks * kRowBlockBytes;
+  static constexpr uint32_t kKvSlots = kBlocks == 1 ? 4 : 3;
+
+  // Columns of dQ that a warpgroup computes: all of its rows, or its half of the columns.
+  static constexpr int kDqColumns = kHeadDim == 128 ? 64 : kHeadDim;
+
+  // Offsets in shared memory. With two blocks: q0 d d q0 q1 q1 ones ones d d, in row blocks.
+  static constexpr uint32_t kRowsAt = kKvSlots * kKeyTileBytes;
+  FOX_HOST_DEVICE static constexpr uint32_t QueryAt(uint32_t slot, int block) {
+    return kRowsAt + kRowBlockBytes * (kBlocks == 1 ? slot
+                                       : slot == 0  ? 3 * static_cast<uint32_t>(block)
+                                                    : 4 + static_cast<uint32_t>(block));
+  }
+  FOX_HOST_DEVICE static constexpr uint32_t GradientAt(uint32_t slot, int block) {
+    return kRowsAt + kRowBlockBytes * (kBlocks == 1 ? 3 + slot
+                                       : slot == 0  ? 1 + static_cast<uint32_t>(block)
+                                                    : 8 + static_cast<uint32_t>(block));
+  }
+  static constexpr uint32_t kOnesAt = kRowsAt + kRowBlockBytes * (kBlocks == 1 ? 2 : 6);
+  static constexpr uint32_t kOnesBytes = kKeyBlockBytes;
+  static constexpr uint32_t kRowsBytes = (kBlocks == 1 ? 5 : 10) * kRowBlockBytes;
+  static_assert(kBlocks == 1 ? kOnesBytes == kRowBlockBytes : kOnesBytes == 2 * kRowBlockBytes);
+  // From a tile's first block to its second, or to the ones.
+  FOX_HOST_DEVICE static constexpr uint32_t QueryStride(uint32_t slot) {
+    return kBlocks == 1 ? kOnesAt - QueryAt(slot, 0) : QueryAt(slot, 1) - QueryAt(slot, 0);
+  }
+
+  // dS: a block of [kRows][64 keys] bf16 for each warpgroup, lines of 128 bytes.
+  static constexpr uint32_t kDsAt = kRowsAt + kRowsBytes;
+  static constexpr uint32_t kDsBlockBytes = kRows * 128;
+  // dQ: blocks of [kRows][32] float32, lines of 128 bytes.
+  static constexpr uint32_t kDqAt = kDsAt + kWarpgroups * kDsBlockBytes;
+  static constexpr uint32_t kDqBlockBytes = kRows * 128;
+  static constexpr uint32_t kDqBlocks = kHeadDim / 32;
+  static constexpr uint32_t kTileBytes = kDqAt + kDqBlocks * kDqBlockBytes;
+};
+
+// A key tile of a kv head.
+struct BackwardItem {
+  int32_t count;  // keys; 0: there is no more work
+  int32_t batch, token, kv_head;
+  int32_t tile;  // in the list
+};
+
+enum StepFlags : int32_t { kDiagonal = 1, kLastOfHead = 2, kLastOfItem = 4 };
+
+// One walk step: kRows rows of one query head.
+struct BackwardStep {
+  float ref;      // log2(e) (c_ref of the rows - c before the key tile)
+  int32_t flags;  // of StepFlags
+  int32_t row;    // in gradients.dq: (head * max_tiles + tile) * 128 + first row
+  int32_t turn;   // key tiles before this one in the fixed order, counted in steps
+};
+
+template <int kHeadDim>
+struct BackwardShared {
+  using Plan = BackwardPlan<kHeadDim>;
+
+  uint8_t tiles[Plan::kTileBytes];  // 1024-byte aligned
+  float lse[kStepSlots][Plan::kRows];
+  float key_offset[kStepSlots][kDenseTile];  // c_j - c before the tile
+  float delta[kStepSlots][Plan::kRows];
+  float row_sum[Plan::kRows];
+  BackwardStep steps[kStepSlots];
+  BackwardItem items[kItemSlots];
+  BackwardStep adding;  // of the dQ in shared memory; row -1: there will be no more
+
+  Mbarrier item_full[kItemSlots], item_empty[kItemSlots];
+  Mbarrier kv_full[Plan::kKvSlots], kv_empty[Plan::kKvSlots];
+  Mbarrier q_full[kStepSlots], q_empty[kStepSlots];
+  Mbarrier do_full[kStepSlots], do_empty[kStepSlots];
+  Mbarrier dq_full, dq_empty;
+};
+
+struct BackwardArguments {
+  CUtensorMap q_map, k_map, v_map, do_map, dq_map;
+  DenseState state;
+  DenseGradients gradients;
+  DenseView dk, dv;
+  int q_heads, kv_heads;
+  float scale, scale_log2;  // of q.k, and to log2 units
+  bool deterministic;
+};
+
+}  // namespace fox::cuda
