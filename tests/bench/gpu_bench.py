@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """All measurements of the CUDA backend and its peers in one run, merged into one JSON.
 
+--training measures the training side instead: the PyTorch op of kernels/torch, installed or built
+in place, beside its peers in the same processes. It needs no build of the server.
+
 Each part is a process of its own with a time limit; the JSON is written after every part, so what
 was measured is kept whatever comes next. Parts that are not selected keep the rows they had in the
 file. Ends with the table of judged rows (judge.py).
@@ -27,9 +30,15 @@ from typing import Any
 
 import gpu_build
 import judge
+import judge_training
 
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 CONTEXTS = "4096,16384"
+
+
+def json_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The rows of a file that a peer wrote, one a line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 class Bench:
@@ -38,6 +47,7 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.build = arguments.build.resolve()
+        self.judge = judge_training if arguments.training else judge
         self.environment = gpu_build.environment(self.build)
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="gpu-bench-"))
         self.end = time.monotonic() + arguments.limit
@@ -98,11 +108,11 @@ class Bench:
             part["model"] = pathlib.Path(part["model"]).name
         return {**part, **({"error": problem} if problem else {})}
 
-    def peer(self, script: str, seconds: float) -> dict[str, Any]:
+    def peer(self, script: str, seconds: float, *flags: str) -> dict[str, Any]:
         """One peer, in the Python that runs this."""
         out = self.scratch / "peer.jsonl"
         out.unlink(missing_ok=True)
-        command = [sys.executable, "-B", str(PEERS / script), "--json", str(out)]
+        command = [sys.executable, "-B", str(PEERS / script), "--json", str(out), *flags]
         if self.arguments.official_repo:
             command += ["--official-repo", self.arguments.official_repo]
         problem = None
@@ -110,17 +120,16 @@ class Bench:
             self.run(command, seconds, ours=False)
         except RuntimeError as error:
             problem = str(error)
-        lines = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
-        part: dict[str, Any] = {"rows": [json.loads(line) for line in lines]}
+        part: dict[str, Any] = {"rows": json_lines(out) if out.is_file() else []}
         return {**part, **({"error": problem} if problem else {})}
 
     def save(self) -> None:
         """Writes the JSON with its judged rows."""
         tests = gpu_build.ROOT / "build/gpu-test/judged.json"
-        if tests.is_file():
+        if tests.is_file() and not self.arguments.training:
             self.report["tests"] = json.loads(tests.read_text(encoding="utf-8"))
-        self.report["judged"] = judge.judged_rows(self.report["parts"],
-                                                  self.report.get("tests", {}))
+        self.report["judged"] = self.judge.judged_rows(self.report["parts"],
+                                                       self.report.get("tests", {}))
         out = self.arguments.out
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")
@@ -223,6 +232,15 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "books": books,
 }
 
+TRAINING_PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "training-d64": lambda bench: bench.peer("training_attention.py", 90),
+    "training-step": lambda bench: bench.peer("training_step.py", 110),
+    "training-gradients": lambda bench: bench.peer("training_gradients.py", 110),
+    "training-d128": lambda bench: bench.peer("training_attention.py", 90, "--head-dim", "128"),
+    "training-packed": lambda bench: bench.peer("training_packed.py", 60),
+    "training-flex": lambda bench: bench.peer("training_attention.py", 100, "--flex"),
+}
+
 
 def device() -> dict[str, str]:
     """Name and driver of the GPU."""
@@ -240,7 +258,7 @@ def run_part(bench: Bench, name: str) -> None:
     print(f"\n==> {name}", flush=True)
     start = time.monotonic()
     try:
-        part = PARTS[name](bench)
+        part = (PARTS | TRAINING_PARTS)[name](bench)
     except (RuntimeError, TimeoutError, OSError, ValueError, KeyError) as error:
         part = {"error": str(error) or type(error).__name__}
     part["wall_seconds"] = round(time.monotonic() - start, 1)
@@ -251,35 +269,53 @@ def run_part(bench: Bench, name: str) -> None:
     bench.save()
 
 
-def main() -> int:
-    """0 when every selected part measured something."""
+def parse_arguments() -> argparse.Namespace:
+    """The command line, with `parts` as the list of what to measure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("build", type=pathlib.Path, nargs="?", default=gpu_build.UNPACKED)
+    parser.add_argument("--training", action="store_true", help="measures the training side")
     parser.add_argument("--out", type=pathlib.Path,
-                        default=gpu_build.ROOT / "tests/bench/results/h200.json")
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
+                        help="default: h200.json or h200_training.json in tests/bench/results")
+    parser.add_argument("--only", help="parts, separated by commas: " + ", ".join(PARTS)
+                        + "; with --training: " + ", ".join(TRAINING_PARTS))
     parser.add_argument("--fresh", action="store_true", help="forgets what the file holds")
     parser.add_argument("--judge", action="store_true", help="measures nothing, prints the table")
+    parser.add_argument("--rows", type=pathlib.Path,
+                        help="lines of JSON that other programs measured, to be judged with ours")
     parser.add_argument("--limit", type=float, default=470, help="seconds for all parts")
     parser.add_argument("--official-repo", default=os.environ.get("FOX_OFFICIAL_REPO"),
                         help="a checkout of zhixuan-lin/forgetting-transformer, for peers")
     parser.add_argument("--books-text", default=gpu_build.ROOT / "models/demo/prompt_long.txt",
                         type=pathlib.Path, help="held-out text for the demo model")
     arguments = parser.parse_args()
-    names = [] if arguments.judge else [name for name in arguments.only.split(",") if name]
-    unknown = [name for name in names if name not in PARTS]
+    known = TRAINING_PARTS if arguments.training else PARTS
+    if arguments.out is None:
+        arguments.out = gpu_build.ROOT / "tests/bench/results" / (
+            "h200_training.json" if arguments.training else "h200.json")
+    wanted = list(known) if arguments.only is None else arguments.only.split(",")
+    arguments.parts = [] if arguments.judge else [name for name in wanted if name]
+    unknown = [name for name in arguments.parts if name not in known]
     if unknown:
-        parser.error(f"--only: no part {', '.join(unknown)}; there are: {', '.join(PARTS)}")
+        parser.error(f"--only: no part {', '.join(unknown)}; there are: {', '.join(known)}")
+    return arguments
+
+
+def main() -> int:
+    """0 when every selected part measured something."""
+    arguments = parse_arguments()
     bench = Bench(arguments)
     atexit.register(shutil.rmtree, bench.scratch, ignore_errors=True)
-    if names:
+    if arguments.parts:
         bench.report.update(device=device() or bench.report.get("device", {}),
                             date=datetime.date.today().isoformat())
-    for name in names:
+    if arguments.rows:
+        bench.report["parts"]["elsewhere"] = {"rows": json_lines(arguments.rows)}
+    for name in arguments.parts:
         run_part(bench, name)
     bench.save()
     print("\n" + judge.as_table(bench.report["judged"]))
-    return 0 if all(bench.report["parts"][name].get("rows") for name in names) else 1
+    measured = [bench.report["parts"][name].get("rows") for name in arguments.parts]
+    return 0 if all(measured) else 1
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ tests on programs made up here."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -18,7 +19,9 @@ import gpu_build
 import gpu_pack
 import gpu_test
 import judge
+import judge_training
 import plot_results
+import training_report
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -66,6 +69,138 @@ class JudgeTest(unittest.TestCase):
         self.assertNotIn("MISSED", judge.as_table(list(rows.values())))
 
 
+def training_rows() -> list[dict]:
+    """What gpu_bench.py --training measures, with made-up values."""
+    def attention(impl: str, kind: str, acp: str, seconds: float, **more: object) -> dict:
+        return {"bench": "training_attention", "impl": impl, "kind": kind, "acp": acp, "heads": 24,
+                "head_dim": 64, "tokens": 16384, "deterministic": False, "flops": 8.25e12,
+                "seconds": seconds, **more}
+
+    def gradients(impl: str, case: str, error: float) -> dict:
+        return {"bench": "gradients", "impl": impl, "case": case, "acp": "off",
+                **{key: dict.fromkeys(("out", *judge_training.GRADIENTS), error)
+                   for key in ("errors", "mean_errors")}}
+
+    return [attention("ours", "forward", "paper", 0.0021),
+            attention("ours", "backward", "off", 0.020),
+            attention("ours", "backward", "off", 0.024, deterministic=True),
+            attention("ours", "backward", "paper", 0.0063),
+            attention("ours", "backward", "paper", 0.0081, deterministic=True),
+            attention("official", "backward", "off", 0.050),
+            attention("cudnn", "backward", "no gate", 0.0196),
+            gradients("official", "random", 4e-3), gradients("ours", "random", 4.4e-3),
+            gradients("official", "tiny", 1e-4), gradients("ours", "tiny", 2e-4),
+            gradients("ours", "ragged", 6e-3),
+            {"bench": "determinism", "acp": "off", "equal": True},
+            {"bench": "training_step", "impl": "ours", "acp": "paper", "seconds": 0.3,
+             "loss": 10.8},
+            {"bench": "training_step", "impl": "official", "acp": "paper", "seconds": 0.36,
+             "loss": 10.81},
+            {"bench": "packed", "acp": "paper", "differences": {"out": 0.0, "dq": 1e-3},
+             "seconds": 0.001, "seconds_of_calls": 0.004},
+            {"bench": "compile", "acp": "off", "differences": {"out": 0.0}, "graph_breaks": 0}]
+
+
+class JudgeTrainingTest(unittest.TestCase):
+    """Rows of the training side."""
+
+    def rows(self, measured: list[dict]) -> dict[str, judge.Row]:
+        """Judged rows by name."""
+        return {row["row"]: row for row in
+                judge_training.judged_rows({"training": {"rows": measured}}, {})}
+
+    def test_every_limit_of_the_table(self) -> None:
+        rows = self.rows(training_rows())
+        for name, value, ok in (
+                ("training forward d64 16k, paper", 2.1, True),
+                ("backward d64 16k, off, over the official kernel", 2.5, True),
+                ("backward d64 16k, off", 412.5, None),
+                ("backward d64 16k, off, over cuDNN without gate", 0.98, None),
+                ("backward d64 16k, paper", 6.3, True),
+                ("backward d64 16k, off, speed of deterministic over fast", 20 / 24, True),
+                ("backward d64 16k, paper, speed of deterministic over fast", 63 / 81, False),
+                ("deterministic: equal bits in three runs", 1, True),
+                ("error of dq against float64, worst case and head", 6e-3, True),
+                ("error of dq over the official kernel's, all cases", 1.1008, True),
+                ("error of dq over the official kernel's, worst case", 2, None),
+                ("gradient cases that failed", 0, True),
+                ("training step 760M Pro, 16k, our op, paper", 0.3, True),
+                ("training step 760M Pro, 16k, over official with ACP", 1.2, True),
+                ("training step 760M Pro, 16k, over official without ACP", None, None),
+                ("16 packed sequences against 16 calls, outputs and gradients", 1e-3, True),
+                ("graph breaks under torch.compile", 0, True),
+                ("packed or compiled cases that failed", 0, True),
+                ("two GPUs by torchrun against one, losses", None, None)):
+            with self.subTest(row=name):
+                if value is None:
+                    self.assertIsNone(rows[name]["value"])
+                else:
+                    self.assertAlmostEqual(rows[name]["value"], value, 4)
+                self.assertEqual(rows[name]["ok"], ok)
+
+    def test_what_failed_is_missed(self) -> None:
+        rows = self.rows([*training_rows(),
+                          {"bench": "gradients", "impl": "ours", "case": "65", "error": "nan"},
+                          {"bench": "compile", "acp": "paper", "error": "Unsupported"}])
+        for name in ("gradient cases that failed", "packed or compiled cases that failed",
+                     "graph breaks under torch.compile"):
+            self.assertIs(rows[name]["ok"], False, name)
+
+    def test_without_measurements_nothing_is_met_or_missed(self) -> None:
+        rows = list(self.rows([]).values())
+        self.assertTrue(all(row["ok"] is None and row["value"] is None for row in rows))
+        self.assertEqual(json.loads(json.dumps(rows)), rows)
+        self.assertEqual(judge.as_table(rows).count("absent"), len(rows))
+
+    def test_a_run_without_a_gpu_keeps_what_was_measured(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            out, rows = pathlib.Path(folder, "out.json"), pathlib.Path(folder, "rows")
+            out.write_text(json.dumps({"parts": {"training-d64": {"rows": training_rows()}}}),
+                           encoding="utf-8")
+            rows.write_text('{"bench": "two_gpus", "loss_gap": 0.001}\n', encoding="utf-8")
+            subprocess.run([sys.executable, "-B", str(HERE / "gpu_bench.py"), "--training",
+                            "--judge", "--out", str(out), "--rows", str(rows)], check=True,
+                           stdout=subprocess.DEVNULL)
+            report = json.loads(out.read_text(encoding="utf-8"))
+        judged = {row["row"]: row["value"] for row in report["judged"]}
+        self.assertEqual(judged["two GPUs by torchrun against one, losses"], 0.001)
+        self.assertEqual(judged["backward d64 16k, paper"], 6.3)
+        self.assertEqual(report["parts"]["training-d64"]["rows"], training_rows())
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch here")
+    def test_the_float64_gradients_are_those_of_autograd(self) -> None:
+        import torch
+        sys.path.insert(0, str(HERE / "peers"))
+        import float64_attention
+        torch.manual_seed(0)
+        tokens, starts = 37, [0, 11]
+        q, d_out = (torch.randn(2, 4, tokens, 8, dtype=torch.float64) for _ in range(2))
+        k, v = (torch.randn(2, 2, tokens, 8, dtype=torch.float64) for _ in range(2))
+        log_gates = -torch.rand(2, 4, tokens, dtype=torch.float64)
+        inputs = [x.requires_grad_() for x in (q, k, v, log_gates)]
+        outs = []
+        for b, start in enumerate(starts):
+            part = [x[b, ..., start:] if x.dim() == 3 else x[b, :, start:] for x in inputs]
+            c = part[3].cumsum(-1)
+            keys, values = (x.repeat_interleave(2, 0) for x in part[1:3])
+            s = part[0] @ keys.mT / 8**0.5 + c[:, :, None] - c[:, None, :]
+            dead = torch.ones(s.shape[-2:], dtype=torch.bool).triu(1)
+            out = s.masked_fill(dead, -torch.inf).softmax(-1) @ values
+            outs.append(torch.nn.functional.pad(out, (0, 0, start, 0)))
+        out = torch.stack(outs)
+        wanted = [out, *torch.autograd.grad(out, inputs, d_out)]
+        with torch.no_grad():
+            float64_attention.ROWS = 16  # several blocks of rows
+            given = float64_attention.attention_gradients(q, k, v, log_gates, d_out, starts)
+        for name, value in zip(float64_attention.NAMES, wanted):
+            torch.testing.assert_close(given[name], value, msg=name)
+        errors = float64_attention.relative_errors(
+            {name: 1.001 * value for name, value in given.items()}, given)
+        for given_errors in float64_attention.worst_and_mean(errors).values():
+            for error in given_errors.values():
+                self.assertAlmostEqual(error, 1e-3)
+
+
 class TableTest(unittest.TestCase):
     """The table in tests/bench/README.md."""
 
@@ -74,6 +209,23 @@ class TableTest(unittest.TestCase):
         text = plot_results.README.read_text(encoding="utf-8")
         shown = text.split(plot_results.BEGIN)[1].split(plot_results.END)[0]
         self.assertEqual(shown.strip(), plot_results.table(results))
+
+    def test_that_of_training_is(self) -> None:
+        text = plot_results.README.read_text(encoding="utf-8")
+        shown = text.split(plot_results.TRAINING_BEGIN)[1].split(plot_results.TRAINING_END)[0]
+        measured = plot_results.TRAINING_RESULTS
+        wanted = (training_report.table(json.loads(measured.read_text(encoding="utf-8")))
+                  if measured.is_file() else "")
+        self.assertEqual(shown.strip(), wanted)
+
+    def test_that_of_training_has_a_line_for_what_was_measured(self) -> None:
+        text = training_report.table({"parts": {"training": {"rows": training_rows()}}})
+        self.assertIn("| backward, 24 heads of 64 | 20 | 6.3 | - | official 50; cuDNN without gate "
+                      "19.6 |", text)
+        self.assertIn("| backward, deterministic, 24 heads of 64 | 24 | 8.1 | - |  |", text)
+        self.assertIn("| training step of the official 760M Pro | - | 300 | - | official -, with "
+                      "ACP 360 |", text)
+        self.assertNotIn("heads of 128", text)
 
     def test_it_replaces_what_stands_between_the_marks(self) -> None:
         report = {"parts": {"decode": {"rows": [step(acp, 0.01) for acp in plot_results.MODES]}}}

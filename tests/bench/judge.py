@@ -20,12 +20,14 @@ class Measurements:
         self._rows = [row for part in parts.values() for row in part.get("rows", [])]
         self.tests = tests
 
+    def all(self, **keys: Any) -> list[Row]:
+        """The rows that have all these values."""
+        return [row for row in self._rows
+                if all(row.get(key) == value for key, value in keys.items())]
+
     def find(self, **keys: Any) -> Row | None:
         """The last row that has all these values."""
-        for row in reversed(self._rows):
-            if all(row.get(key) == value for key, value in keys.items()):
-                return row
-        return None
+        return next(reversed(self.all(**keys)), None)
 
     def seconds(self, **keys: Any) -> float | None:
         """Median seconds of a row, ours or a peer's."""

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Draws the plots of tests/bench/README.md and writes its GPU table from a JSON of gpu_bench.py.
+"""Draws the plots of tests/bench/README.md and writes its GPU tables from JSONs of gpu_bench.py.
 
-The table replaces what stands between the lines `<!-- gpu-results -->` and `<!-- /gpu-results -->`
-there; plots are small SVG files beside the JSON. Without matplotlib only the table is made.
+A table replaces what stands between the lines `<!-- gpu-results -->` and `<!-- /gpu-results -->`
+there, that of h200_training.json (if it is there) what stands between those of training-results;
+plots are small SVG files beside the JSON. Without matplotlib only the tables are made.
 """
 
 from __future__ import annotations
@@ -15,20 +16,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import judge
+import training_report
+from plot_style import COLOURS, MODES, pyplot, shown
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = ROOT / "tests/bench/README.md"
+RESULTS = ROOT / "tests/bench/results/h200.json"
+TRAINING_RESULTS = ROOT / "tests/bench/results/h200_training.json"
 BEGIN, END = "<!-- gpu-results -->", "<!-- /gpu-results -->"
-MODES = ("off", "paper", "certified")
-COLOURS = {"off": "#888888", "paper": "#d9822b", "certified": "#2b6cb0"}
-
-
-def shown(value: float | None, scale: float = 1e3) -> str:
-    """Three significant digits, or a dash."""
-    if value is None:
-        return "-"
-    value *= scale
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+TRAINING_BEGIN, TRAINING_END = "<!-- training-results -->", "<!-- /training-results -->"
 
 
 def length_name(tokens: int) -> str:
@@ -89,14 +85,14 @@ def table(report: dict[str, Any]) -> str:
         *attention_lines(m), *model_lines(report, m)])
 
 
-def rewrite_readme(path: pathlib.Path, text: str) -> None:
+def rewrite_readme(path: pathlib.Path, text: str, begin: str = BEGIN, end: str = END) -> None:
     """Puts `text` between the two marker lines."""
     readme = path.read_text(encoding="utf-8")
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1:
-        sys.exit(f"plot_results: {path.name} needs the lines {BEGIN} and {END} once each")
-    before, rest = readme.split(BEGIN)
-    after = rest.split(END)[1]
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    if readme.count(begin) != 1 or readme.count(end) != 1:
+        sys.exit(f"plot_results: {path.name} needs the lines {begin} and {end} once each")
+    before, rest = readme.split(begin)
+    after = rest.split(end)[1]
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def draw_lines(axes: Any, m: judge.Measurements, lengths: list[int], key: str | None,
@@ -132,11 +128,7 @@ def draw_decode(axes: Any, report: dict[str, Any], m: judge.Measurements) -> Non
 
 def draw(report: dict[str, Any], folder: pathlib.Path) -> None:
     """Three figures."""
-    import matplotlib
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "foxserve",
-                                "font.size": 9, "axes.grid": True, "grid.alpha": 0.3})
+    plt = pyplot()
     m = judge.Measurements(report["parts"], report.get("tests", {}))
     lengths = values_of(report, "prefill", "length")
     figures = (
@@ -147,32 +139,38 @@ def draw(report: dict[str, Any], folder: pathlib.Path) -> None:
         ("gpu_kv", "KV cache of one sequence", "GB",
          lambda axes: draw_lines(axes, m, lengths, "live_bytes", 1e-9)))
     for name, title, unit, fill in figures:
-        figure, axes = pyplot.subplots(figsize=(4.6, 3.0), layout="constrained")
+        figure, axes = plt.subplots(figsize=(4.6, 3.0), layout="constrained")
         fill(axes)
         axes.set_title(title)
         axes.set_ylabel(unit)
         axes.legend(frameon=False)
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-        pyplot.close(figure)
+        plt.close(figure)
 
 
 def main() -> int:
-    """Reads the JSON; writes table and plots."""
+    """Reads the JSONs; writes tables and plots."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("json", type=pathlib.Path, nargs="?",
-                        default=ROOT / "tests/bench/results/h200.json")
+    parser.add_argument("json", type=pathlib.Path, nargs="?", default=RESULTS)
+    parser.add_argument("--training", type=pathlib.Path, default=TRAINING_RESULTS)
     parser.add_argument("--readme", type=pathlib.Path, default=README)
-    parser.add_argument("--print", action="store_true", help="prints the table, changes no README")
+    parser.add_argument("--print", action="store_true", help="prints tables, changes no README")
     arguments = parser.parse_args()
-    report = json.loads(arguments.json.read_text(encoding="utf-8"))
-    if arguments.print:
-        print(table(report))
-    else:
-        rewrite_readme(arguments.readme, table(report))
-    try:
-        draw(report, arguments.json.parent)
-    except ImportError:
-        print("no matplotlib here: no plots", file=sys.stderr)
+    for path, marks, make_table, make_figures in (
+            (arguments.json, (BEGIN, END), table, draw),
+            (arguments.training, (TRAINING_BEGIN, TRAINING_END), training_report.table,
+             training_report.draw)):
+        if path == arguments.training and not path.is_file():
+            continue
+        report = json.loads(path.read_text(encoding="utf-8"))
+        if arguments.print:
+            print(make_table(report))
+        else:
+            rewrite_readme(arguments.readme, make_table(report), *marks)
+        try:
+            make_figures(report, path.parent)
+        except ImportError:
+            print("no matplotlib here: no plots", file=sys.stderr)
     return 0
 
 

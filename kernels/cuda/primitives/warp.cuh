@@ -125,4 +125,18 @@ __device__ __forceinline__ LogTerm LogAddExpScan(LogTerm term) {
   return term;
 }
 
+// Adds up each v[i] over the 8 lanes with the same lane % 4. Lane t gets, in v[k], the sum of
+// v[t / 4 * kCount / 8 + k], k < kCount / 8; the rest of v is lost.
+template <int kCount, int kMask = 16, int kHalf = kCount / 2>
+__device__ __forceinline__ void ScatterSums(float (&v)[kCount]) {
+  static_assert(kCount % 8 == 0);
+  const bool upper = (Lane() & kMask) != 0;
+#pragma unroll
+  for (int k = 0; k < kHalf; ++k) {
+    const float kept = upper ? v[k + kHalf] : v[k], sent = upper ? v[k] : v[k + kHalf];
+    v[k] = kept + FromLaneXor(sent, kMask);
+  }
+  if constexpr (kMask > 4) ScatterSums<kCount, kMask / 2, kHalf / 2>(v);
+}
+
 }  // namespace fox::cuda

@@ -52,12 +52,7 @@ __device__ __forceinline__ void WarpgroupFenceOperand(float (&sums)[kCount]) {
 #define FOX_SUMS64(d) FOX_SUMS16(d, 0), FOX_SUMS16(d, 16), FOX_SUMS16(d, 32), FOX_SUMS16(d, 48)
 #define FOX_NEW4(d, i) "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3])
 #define FOX_NEW16(d, i) FOX_NEW4(d, i), FOX_NEW4(d, i + 4), FOX_NEW4(d, i + 8), FOX_NEW4(d, i + 12)
-#define FOX_SUMS20(d) FOX_SUMS16(d, 0), FOX_SUMS4(d, 16)
-#define FOX_SUMS36(d) FOX_SUMS16(d, 0), FOX_SUMS16(d, 16), FOX_SUMS4(d, 32)
-#define FOX_SUMS68(d) FOX_SUMS64(d), FOX_SUMS4(d, 64)
-#define FOX_NEW20(d) FOX_NEW16(d, 0), FOX_NEW4(d, 16)
 #define FOX_NEW32(d) FOX_NEW16(d, 0), FOX_NEW16(d, 16)
-#define FOX_NEW36(d) FOX_NEW32(d), FOX_NEW4(d, 32)
 #define FOX_NEW64(d) FOX_NEW16(d, 0), FOX_NEW16(d, 16), FOX_NEW16(d, 32), FOX_NEW16(d, 48)
 // The first operands of an instruction, where the sums are.
 #define FOX_FIRST16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
@@ -67,9 +62,6 @@ __device__ __forceinline__ void WarpgroupFenceOperand(float (&sums)[kCount]) {
   FOX_FIRST32                                                                        \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define FOX_FIRST20 FOX_FIRST16 ", %16, %17, %18, %19"
-#define FOX_FIRST36 FOX_FIRST32 ", %32, %33, %34, %35"
-#define FOX_FIRST68 FOX_FIRST64 ", %64, %65, %66, %67"
 // `adds`: "eq" to add to the sums, "ne" to begin them. `rest`: the operands after the sums.
 #define FOX_WGMMA(adds, shape, sums, rest) \
   "{\n.reg .pred add;\nsetp." adds         \
@@ -106,50 +98,41 @@ __device__ __forceinline__ void WgmmaQk(float (&d)[32], uint64_t a, uint64_t b) 
 }
 
 // d = a b with kFirst, else d += a b: a [64, 16] in shared memory with 16 contiguous, b [16, N]
-// with N contiguous; N is 40 or 72: 32 or 64 columns, and 8 of the descriptor's next block.
+// with N contiguous; N is 32 or 64.
 template <bool kFirst>
-__device__ __forceinline__ void WgmmaRows(float (&d)[20], uint64_t a, uint64_t b) {
+__device__ __forceinline__ void WgmmaRows(float (&d)[16], uint64_t a, uint64_t b) {
   if constexpr (kFirst) {
-    asm volatile(FOX_WGMMA("ne", "m64n40k16", FOX_FIRST20, "%20, %21, add, 1, 1, 0, 1")
-                 : FOX_NEW20(d)
+    asm volatile(FOX_WGMMA("ne", "m64n32k16", FOX_FIRST16, "%16, %17, add, 1, 1, 0, 1")
+                 : FOX_NEW16(d, 0)
                  : "l"(a), "l"(b));
   } else {
-    asm volatile(FOX_WGMMA("eq", "m64n40k16", FOX_FIRST20, "%20, %21, add, 1, 1, 0, 1")
-                 : FOX_SUMS20(d)
+    asm volatile(FOX_WGMMA("eq", "m64n32k16", FOX_FIRST16, "%16, %17, add, 1, 1, 0, 1")
+                 : FOX_SUMS16(d, 0)
                  : "l"(a), "l"(b));
   }
 }
 
 template <bool kFirst>
-__device__ __forceinline__ void WgmmaRows(float (&d)[36], uint64_t a, uint64_t b) {
+__device__ __forceinline__ void WgmmaRows(float (&d)[32], uint64_t a, uint64_t b) {
   if constexpr (kFirst) {
-    asm volatile(FOX_WGMMA("ne", "m64n72k16", FOX_FIRST36, "%36, %37, add, 1, 1, 0, 1")
-                 : FOX_NEW36(d)
+    asm volatile(FOX_WGMMA("ne", "m64n64k16", FOX_FIRST32, "%32, %33, add, 1, 1, 0, 1")
+                 : FOX_NEW32(d)
                  : "l"(a), "l"(b));
   } else {
-    asm volatile(FOX_WGMMA("eq", "m64n72k16", FOX_FIRST36, "%36, %37, add, 1, 1, 0, 1")
-                 : FOX_SUMS36(d)
+    asm volatile(FOX_WGMMA("eq", "m64n64k16", FOX_FIRST32, "%32, %33, add, 1, 1, 0, 1")
+                 : FOX_SUMS16(d, 0), FOX_SUMS16(d, 16)
                  : "l"(a), "l"(b));
   }
 }
 
 // d += a b: a [64, 16] in registers, the words 4 step to 4 step + 3 of p; b [16, N] in shared
-// memory with N contiguous; N is 32, 64 or 128, or 8 more.
+// memory with N contiguous; N is 32, 64 or 128.
 template <int kWords>
 __device__ __forceinline__ void WgmmaValues(float (&d)[16], const uint32_t (&p)[kWords], int step,
                                             uint64_t b) {
   const int i = 4 * step;
   asm volatile(FOX_WGMMA("eq", "m64n32k16", FOX_FIRST16, "{%16, %17, %18, %19}, %20, add, 1, 1, 1")
                : FOX_SUMS16(d, 0)
-               : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));
-}
-
-template <int kWords>
-__device__ __forceinline__ void WgmmaValues(float (&d)[20], const uint32_t (&p)[kWords], int step,
-                                            uint64_t b) {
-  const int i = 4 * step;
-  asm volatile(FOX_WGMMA("eq", "m64n40k16", FOX_FIRST20, "{%20, %21, %22, %23}, %24, add, 1, 1, 1")
-               : FOX_SUMS20(d)
                : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));
 }
 
@@ -163,15 +146,6 @@ __device__ __forceinline__ void WgmmaValues(float (&d)[32], const uint32_t (&p)[
 }
 
 template <int kWords>
-__device__ __forceinline__ void WgmmaValues(float (&d)[36], const uint32_t (&p)[kWords], int step,
-                                            uint64_t b) {
-  const int i = 4 * step;
-  asm volatile(FOX_WGMMA("eq", "m64n72k16", FOX_FIRST36, "{%36, %37, %38, %39}, %40, add, 1, 1, 1")
-               : FOX_SUMS36(d)
-               : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));
-}
-
-template <int kWords>
 __device__ __forceinline__ void WgmmaValues(float (&d)[64], const uint32_t (&p)[kWords], int step,
                                             uint64_t b) {
   const int i = 4 * step;
@@ -180,32 +154,15 @@ __device__ __forceinline__ void WgmmaValues(float (&d)[64], const uint32_t (&p)[
                : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));
 }
 
-template <int kWords>
-__device__ __forceinline__ void WgmmaValues(float (&d)[68], const uint32_t (&p)[kWords], int step,
-                                            uint64_t b) {
-  const int i = 4 * step;
-  asm volatile(FOX_WGMMA("eq", "m64n136k16", FOX_FIRST68, "{%68, %69, %70, %71}, %72, add, 1, 1, 1")
-               : FOX_SUMS68(d)
-               : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));
-}
-
 #undef FOX_WGMMA
-#undef FOX_FIRST68
 #undef FOX_FIRST64
-#undef FOX_FIRST36
 #undef FOX_FIRST32
-#undef FOX_FIRST20
 #undef FOX_FIRST16
 #undef FOX_NEW64
-#undef FOX_NEW36
 #undef FOX_NEW32
-#undef FOX_NEW20
 #undef FOX_NEW16
 #undef FOX_NEW4
-#undef FOX_SUMS68
 #undef FOX_SUMS64
-#undef FOX_SUMS36
-#undef FOX_SUMS20
 #undef FOX_SUMS16
 #undef FOX_SUMS4
 

@@ -51,9 +51,9 @@ class Results:
         torch.cuda.empty_cache()
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Flags that all peers take."""
-    parser = argparse.ArgumentParser()
+def parse_arguments(parser: argparse.ArgumentParser | None = None) -> argparse.Namespace:
+    """Flags that all peers take, and those that `parser` has already."""
+    parser = parser or argparse.ArgumentParser()
     parser.add_argument("--json", help="where to write rows, one a line")
     parser.add_argument("--official-repo", default=os.environ.get("FOX_OFFICIAL_REPO"),
                         help="a checkout of zhixuan-lin/forgetting-transformer")

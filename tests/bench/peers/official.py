@@ -7,6 +7,7 @@ subclass of Cache, and it ties no weights.
 
 from __future__ import annotations
 
+import importlib
 import os
 import pathlib
 import shutil
@@ -17,6 +18,7 @@ import torch
 
 import inputs
 
+PACKAGE = "forgetting_transformer.model.forgetting_transformer."
 EDITS = {
     "fgate_cache.py": [("class FgateDynamicCache(Cache):", "class FgateDynamicCache:")],
     "modeling_forgetting_transformer.py": [('_tied_weights_keys = ["lm_head.weight"]',
@@ -39,19 +41,28 @@ def edited_copy(repo: str, folder: str) -> str:
     return target
 
 
-def load_model() -> torch.nn.Module:
-    """The 760M Pro with random weights."""
-    package = "forgetting_transformer.model.forgetting_transformer."
-    configuration = __import__(package + "configuration_forgetting_transformer", fromlist=["x"])
-    modeling = __import__(package + "modeling_forgetting_transformer", fromlist=["x"])
+def new_model() -> torch.nn.Module:
+    """The 760M Pro as its code initialises it, float32."""
+    configuration = importlib.import_module(PACKAGE + "configuration_forgetting_transformer")
+    modeling = importlib.import_module(PACKAGE + "modeling_forgetting_transformer")
     config = configuration.ForgettingTransformerConfig(
         vocab_size=inputs.VOCABULARY, hidden_size=inputs.HIDDEN,
         num_hidden_layers=inputs.LAYERS, num_heads=inputs.HEADS, use_output_gate=True,
         use_output_norm=True, qk_norm=True, use_k_shift=True, use_v_shift=True, hidden_ratio=3.5,
         log_pruning_tolerance=inputs.LOG_TOLERANCE, max_position_embeddings=None)
     with torch.device("cuda"):
-        model = modeling.ForgettingTransformerForCausalLM(config)
-    model = model.to(torch.bfloat16).eval()
+        return modeling.ForgettingTransformerForCausalLM(config)
+
+
+def use_bound(model: torch.nn.Module, acp: str) -> None:
+    """Switches the model's own pruning: paper or off."""
+    for layer in model.model.layers:
+        layer.attn.log_pruning_tolerance = inputs.LOG_TOLERANCE if acp == "paper" else None
+
+
+def load_model() -> torch.nn.Module:
+    """The same with random weights, bf16."""
+    model = new_model().to(torch.bfloat16).eval()
     missing, unexpected = model.load_state_dict(inputs.random_weights(), strict=False)
     if missing or unexpected:
         print(f"missing {missing[:3]}, unexpected {unexpected[:3]}", file=sys.stderr)
@@ -71,9 +82,7 @@ def main() -> None:
         with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
             for acp, length in (("paper", 16384), ("paper", 65536), ("paper", 4096),
                                 ("off", 16384), ("off", 65536)):
-                for layer in model.model.layers:
-                    layer.attn.log_pruning_tolerance = (
-                        inputs.LOG_TOLERANCE if acp == "paper" else None)
+                use_bound(model, acp)
                 ids = torch.randint(0, 50000, (1, length), device="cuda")
 
                 def run(ids: torch.Tensor = ids) -> torch.Tensor:

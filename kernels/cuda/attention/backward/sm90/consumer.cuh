@@ -39,7 +39,7 @@ class BackwardConsumer {
       const uint32_t slot = n % kItemSlots;
       shared_.item_full[slot].Wait(n / kItemSlots % 2);
       const BackwardItem& item = shared_.items[slot];
-      if (item.count == 0) break;
+      if (item.tokens == 0) break;
       Walk(n);
       Store(arguments_.dv, item, dv_, 1.0f);
       Store(arguments_.dk, item, dk_, arguments_.scale);
@@ -53,12 +53,9 @@ class BackwardConsumer {
  private:
   using Plan = BackwardPlan<kHeadDim>;
   static constexpr int kRows = Plan::kRows;
-  static constexpr int kSumsAt = kHeadDim / 2;  // the sums over rows, in dk_
-  static constexpr int kDqSumsAt = Plan::kDqColumns / 2;
+  static constexpr int kDqSums = Plan::kDqColumns / 2;  // of a thread
 
-  // Of the thread in its warp and of the warp in its warpgroup; where a loop has no register for
-  // them and what follows from them, as if new.
-  static __device__ __forceinline__ int fresh_lane() { return OpaqueThreadIdx() % kWarp; }
+  // Of the thread in its warp and of the warp in its warpgroup: not worth a register.
   __device__ __forceinline__ int lane() const { return lane_; }
   static __device__ __forceinline__ int warp() { return OpaqueThreadIdx() % 128 / kWarp; }
 
@@ -69,9 +66,7 @@ class BackwardConsumer {
 
   __device__ __forceinline__ void Walk(uint32_t n) {
 #pragma unroll
-    for (int i = 0; i < kHeadDim / 2; ++i) dv_[i] = 0;
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 2 + 4; ++i) dk_[i] = 0;
+    for (int i = 0; i < kHeadDim / 2; ++i) dv_[i] = dk_[i] = 0;
     const uint32_t v_slot = 2 * n % Plan::kKvSlots, k_slot = (2 * n + 1) % Plan::kKvSlots;
     shared_.kv_full[v_slot].Wait(2 * n / Plan::kKvSlots % 2);
     shared_.kv_full[k_slot].Wait((2 * n + 1) / Plan::kKvSlots % 2);
@@ -91,27 +86,27 @@ class BackwardConsumer {
     float s[kRows / 2], dp[kRows / 2];
     shared_.q_full[slot].Wait(phase);
     const BackwardStep step = shared_.steps[slot];
-    IssueScores(s, keys_, Plan::QueryAt(slot, 0), Plan::QueryAt(slot, Plan::kBlocks - 1));
+    IssueScores(s, keys_, Plan::QueryAt(slot));
     shared_.do_full[slot].Wait(phase);
-    IssueScores(dp, values_, Plan::GradientAt(slot, 0), Plan::GradientAt(slot, Plan::kBlocks - 1));
+    IssueScores(dp, values_, Plan::GradientAt(slot));
     WgmmaWait<1>();
     WarpgroupFenceOperand(s);
     Exponentiate(s, slot, step);
     WgmmaWait<0>();
     WarpgroupFenceOperand(dp);
-    shared_.do_full[slot].Wait(
-        phase);  // long since; no load of delta may move up and take registers
 
     uint32_t p[kRows / 4], ds[kRows / 4];
-    Differentiate(s, dp, slot, p, ds);
-    IssueProduct(dv_, p, Plan::GradientAt(slot, 0), Plan::kRowBlockBytes);
+    float row_sums[kRows / 4];
+    Differentiate(s, dp, slot, p, ds, row_sums);
+    IssueProduct(dv_, p, Plan::GradientAt(slot));
     SyncThreads<kConsumerThreads>(kDsFree + warpgroup_);
     StoreScores(ds);
     FenceAsyncProxy();
     SyncThreads<kConsumerThreads>(kDsFull);
-    float dq[kDqSumsAt + 4];
+    float dq[kDqSums];
     IssueQueryGradients(dq);
-    IssueProduct(dk_, ds, Plan::QueryAt(slot, 0), Plan::QueryStride(slot));
+    IssueProduct(dk_, ds, Plan::QueryAt(slot));
+    ScatterSums(row_sums);
     WgmmaWait<2>();
     WarpgroupFenceOperand(dv_);
     Release(shared_.do_empty[slot]);
@@ -119,7 +114,7 @@ class BackwardConsumer {
     WarpgroupFenceOperand(dq);
     ArriveAtBarrier<kConsumerThreads>(kDsFree + (warpgroup_ ^ 1));
     shared_.dq_empty.Wait(step_ % 2 ^ 1);
-    StoreQueryGradients(dq, step);
+    StoreQueryGradients(dq, row_sums, step);
     FenceAsyncProxy();
     Release(shared_.dq_full);
     WgmmaWait<0>();
@@ -132,22 +127,20 @@ class BackwardConsumer {
 
   // --- products
 
-  // s = this warpgroup's rows of a key tile times all rows of a row tile, whose first block is at
-  // `first` in shared memory and whose second one, if there are two, is at `second`.
-  __device__ __forceinline__ void IssueScores(float (&s)[kRows / 2], uint32_t tile, uint32_t first,
-                                              uint32_t second) {
+  // s = this warpgroup's rows of the key tile at `keys` times all rows of the one at `rows`.
+  __device__ __forceinline__ void IssueScores(float (&s)[kRows / 2], uint32_t keys, uint32_t rows) {
     constexpr uint32_t kGroup = 8 * Plan::kLineBytes;
     const uint64_t a = MatrixDescriptor(
-        tile + static_cast<uint32_t>(warpgroup_) * kWarpgroupKeys * Plan::kLineBytes, 16, kGroup,
+        keys + static_cast<uint32_t>(warpgroup_) * kWarpgroupKeys * Plan::kLineBytes, 16, kGroup,
         Plan::kSwizzle);
     const uint64_t b =
-        MatrixDescriptor(SharedAddress(shared_.tiles) + first, 16, kGroup, Plan::kSwizzle);
+        MatrixDescriptor(SharedAddress(shared_.tiles) + rows, 16, kGroup, Plan::kSwizzle);
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
       const uint32_t block = step * 32 / Plan::kLineBytes, at = step * 32 % Plan::kLineBytes;
       const uint64_t a_step = a + (block * Plan::kKeyBlockBytes + at) / 16;
-      const uint64_t b_step = b + (block * (second - first) + at) / 16;
+      const uint64_t b_step = b + (block * Plan::kRowBlockBytes + at) / 16;
       if (step == 0) {
         WgmmaQk<true>(s, a_step, b_step);
       } else {
@@ -157,11 +150,10 @@ class BackwardConsumer {
     WgmmaCommit();
   }
 
-  // sums += (weights in registers) times a row tile, blocks `stride` bytes apart.
-  template <int kSums>
-  __device__ __forceinline__ void IssueProduct(float (&sums)[kSums], const uint32_t (&w)[kRows / 4],
-                                               uint32_t tile, uint32_t stride) {
-    const uint64_t b = MatrixDescriptor(SharedAddress(shared_.tiles) + tile, stride,
+  // sums += (weights in registers) times the row tile at `rows`.
+  __device__ __forceinline__ void IssueProduct(float (&sums)[kHeadDim / 2],
+                                               const uint32_t (&w)[kRows / 4], uint32_t rows) {
+    const uint64_t b = MatrixDescriptor(SharedAddress(shared_.tiles) + rows, Plan::kRowBlockBytes,
                                         8 * Plan::kLineBytes, Plan::kSwizzle);
     WgmmaFence();
 #pragma unroll
@@ -172,13 +164,13 @@ class BackwardConsumer {
   }
 
   // dq = dS K: half of the rows, or with 64 of them half of the columns.
-  __device__ __forceinline__ void IssueQueryGradients(float (&dq)[kDqSumsAt + 4]) {
+  __device__ __forceinline__ void IssueQueryGradients(float (&dq)[kDqSums]) {
     const uint32_t tiles = SharedAddress(shared_.tiles), half = static_cast<uint32_t>(warpgroup_);
     const uint32_t rows = kRows == 128 ? half * 64 * 128 : 0;
     const uint32_t keys = keys_ + (kRows == 128 ? 0 : half * Plan::kKeyBlockBytes);
     const uint64_t a = MatrixDescriptor(tiles + Plan::kDsAt + rows, 16, 8 * 128, Swizzle::k128);
     const uint64_t b =
-        MatrixDescriptor(keys, tiles + Plan::kOnesAt - keys, 8 * Plan::kLineBytes, Plan::kSwizzle);
+        MatrixDescriptor(keys, Plan::kKeyBlockBytes, 8 * Plan::kLineBytes, Plan::kSwizzle);
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < kDenseTile / 16; ++step) {
@@ -197,7 +189,7 @@ class BackwardConsumer {
   // % 2.
 
   __device__ __forceinline__ int key() const {
-    return warpgroup_ * kWarpgroupKeys + warp() * 16 + fresh_lane() / 4;
+    return warpgroup_ * kWarpgroupKeys + warp() * 16 + lane() / 4;
   }
 
   __device__ __forceinline__ void Exponentiate(float (&s)[kRows / 2], uint32_t slot,
@@ -220,25 +212,36 @@ class BackwardConsumer {
 
   // Rows before their key; the first of the rows is `first` of its tile.
   __device__ __forceinline__ void Mask(float (&s)[kRows / 2], int first) {
-    const int row = first + 2 * (fresh_lane() % 4) - key();
+    const int row = first + 2 * (lane() % 4) - key();
 #pragma unroll
     for (int i = 0; i < kRows / 2; ++i) {
       if (row + i / 4 * 8 + i % 2 < i / 2 % 2 * 8) s[i] = 0;
     }
   }
 
+  // dS = P (dP - delta), both as operands; and, of float32, this thread's part of the sums over
+  // keys, row_sums[2 i + e] of row 8 i + 2 (lane % 4) + e, and over rows. The gate's gradient is a
+  // difference of such sums in which almost everything cancels: rounded ones would double its
+  // error.
   __device__ __forceinline__ void Differentiate(const float (&p)[kRows / 2],
                                                 const float (&dp)[kRows / 2], uint32_t slot,
                                                 uint32_t (&weights)[kRows / 4],
-                                                uint32_t (&ds)[kRows / 4]) {
+                                                uint32_t (&ds)[kRows / 4],
+                                                float (&row_sums)[kRows / 4]) {
     const float* delta = shared_.delta[slot] + 2 * (lane() % 4);
 #pragma unroll
     for (int i = 0; i < kRows / 2; i += 4) {
       const float2 d = *reinterpret_cast<const float2*>(delta + 2 * i);
       weights[i / 2] = PackBf16(p[i], p[i + 1]);
       weights[i / 2 + 1] = PackBf16(p[i + 2], p[i + 3]);
-      ds[i / 2] = PackBf16(p[i] * (dp[i] - d.x), p[i + 1] * (dp[i + 1] - d.y));
-      ds[i / 2 + 1] = PackBf16(p[i + 2] * (dp[i + 2] - d.x), p[i + 3] * (dp[i + 3] - d.y));
+      const float a = p[i] * (dp[i] - d.x), b = p[i + 1] * (dp[i + 1] - d.y);
+      const float a8 = p[i + 2] * (dp[i + 2] - d.x), b8 = p[i + 3] * (dp[i + 3] - d.y);
+      ds[i / 2] = PackBf16(a, b);
+      ds[i / 2 + 1] = PackBf16(a8, b8);
+      row_sums[i / 2] = a + a8;
+      row_sums[i / 2 + 1] = b + b8;
+      col_sum_[0] += a + b;
+      col_sum_[1] += a8 + b8;
     }
   }
 
@@ -246,8 +249,7 @@ class BackwardConsumer {
   __device__ __forceinline__ void StoreScores(const uint32_t (&ds)[kRows / 4]) {
     const uint32_t block = SharedAddress(shared_.tiles) + Plan::kDsAt +
                            static_cast<uint32_t>(warpgroup_) * Plan::kDsBlockBytes;
-    const int row = fresh_lane() / 16 * 8 + fresh_lane() % 8,
-              chunk = 2 * warp() + fresh_lane() / 8 % 2;
+    const int row = lane() / 16 * 8 + lane() % 8, chunk = 2 * warp() + lane() / 8 % 2;
     const uint32_t address = block + static_cast<uint32_t>(row * 128 + (chunk ^ row % 8) * 16);
 #pragma unroll
     for (int i = 0; i < kRows / 4; i += 4) {
@@ -257,50 +259,53 @@ class BackwardConsumer {
 
   // --- results
 
-  __device__ __forceinline__ void StoreQueryGradients(const float (&dq)[kDqSumsAt + 4],
+  __device__ __forceinline__ void StoreQueryGradients(const float (&dq)[kDqSums],
+                                                      const float (&row_sums)[kRows / 4],
                                                       const BackwardStep& step) {
-    const int quad_lane = fresh_lane() % 4;
-    const int row = (kRows == 128 ? warpgroup_ * 64 : 0) + warp() * 16 + fresh_lane() / 4;
+    const int quad_lane = lane() % 4;
+    const int row = (kRows == 128 ? warpgroup_ * 64 : 0) + warp() * 16 + lane() / 4;
     const uint32_t first_block = kRows == 128 ? 0 : static_cast<uint32_t>(warpgroup_) * 2;
     uint8_t* tile = shared_.tiles + Plan::kDqAt + first_block * Plan::kDqBlockBytes +
                     static_cast<uint32_t>(row) * 128 + quad_lane % 2 * 8;
 #pragma unroll
-    for (int i = 0; i < kDqSumsAt; i += 4) {
+    for (int i = 0; i < kDqSums; i += 4) {
       const int column = 2 * i, chunk = column % 32 / 4;  // + quad_lane / 2
-      uint8_t* to = tile + column / 32 * Plan::kDqBlockBytes +
-                    ((chunk + quad_lane / 2) ^ fresh_lane() / 4) * 16;
+      uint8_t* to =
+          tile + column / 32 * Plan::kDqBlockBytes + ((chunk + quad_lane / 2) ^ lane() / 4) * 16;
       *reinterpret_cast<float2*>(to) = float2{dq[i], dq[i + 1]};
       *reinterpret_cast<float2*>(to + 8 * 128) = float2{dq[i + 2], dq[i + 3]};
     }
-    if (quad_lane == 0 && (kRows == 128 || warpgroup_ == 0)) {
-      shared_.row_sum[row] = dq[kDqSumsAt];
-      shared_.row_sum[row + 8] = dq[kDqSumsAt + 2];
+    // After ScatterSums a lane has kRows / 32 of them, in pairs 8 rows apart.
+    constexpr int kOwn = kRows / 32;
+    float* sums =
+        shared_.row_sums[warpgroup_ * 4 + warp()] + lane() / 4 * (4 * kOwn) + 2 * quad_lane;
+#pragma unroll
+    for (int k = 0; k < kOwn; k += 2) {
+      *reinterpret_cast<float2*>(sums + 4 * k) = float2{row_sums[k], row_sums[k + 1]};
     }
     if (warpgroup_ == 0 && threadIdx.x % 128 == 0) shared_.adding = step;
   }
 
   // The head's sums over rows; those of the next head begin at zero.
   __device__ __forceinline__ void StoreSums(const BackwardStep& step) {
-    const int key_tile = step.row - step.turn * kRows;
-    if (fresh_lane() % 4 == 0) {
-      float* to = arguments_.gradients.col_sum + key_tile + key();
-      to[0] = dk_[kSumsAt];
-      to[8] = dk_[kSumsAt + 2];
-    }
+    float* to = arguments_.gradients.col_sum + (step.row - step.turn * kRows) + key();
 #pragma unroll
-    for (int i = kSumsAt; i < kSumsAt + 4; ++i) dk_[i] = 0;
+    for (int r = 0; r < 2; ++r) {
+      const float sum = QuadSum(col_sum_[r]);
+      if (lane() % 4 == 0) to[8 * r] = sum;
+      col_sum_[r] = 0;
+    }
   }
 
-  template <int kSums>
   __device__ __forceinline__ void Store(const DenseView& view, const BackwardItem& item,
-                                        const float (&sums)[kSums], float scale) {
-    const int quad_lane = fresh_lane() % 4;
+                                        const float (&sums)[kHeadDim / 2], float scale) {
+    const int quad_lane = lane() % 4;
     auto* to = static_cast<__nv_bfloat16*>(view.data) + item.batch * view.batch_stride +
                (item.token + key()) * view.token_stride + item.kv_head * view.head_stride +
                8 * quad_lane;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const bool real = key() + 8 * r < item.count;
+      const bool real = key() + 8 * r < item.tokens;
 #pragma unroll
       for (int b = 0; b < kHeadDim / 8; b += 4) {
         uint32_t words[4];
@@ -320,8 +325,8 @@ class BackwardConsumer {
   const int warpgroup_, lane_;
   uint32_t step_ = 0;
   uint32_t keys_ = 0, values_ = 0;  // in shared memory
-  float dv_[kHeadDim / 2];
-  float dk_[kHeadDim / 2 + 4];  // and dS summed over rows
+  float dv_[kHeadDim / 2], dk_[kHeadDim / 2];
+  float col_sum_[2] = {0, 0};
 };
 
 }  // namespace fox::cuda

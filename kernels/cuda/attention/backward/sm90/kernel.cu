@@ -25,7 +25,7 @@ template <int kHeadDim>
 __device__ __forceinline__ void InitBarriers(BackwardShared<kHeadDim>& shared) {
   for (uint32_t i = 0; i < kItemSlots; ++i) {
     shared.item_full[i].Init(1);
-    shared.item_empty[i].Init(kBackwardWarps + 1);
+    shared.item_empty[i].Init(kBackwardWarps);
   }
   for (uint32_t i = 0; i < BackwardPlan<kHeadDim>::kKvSlots; ++i) {
     shared.kv_full[i].Init(1);
@@ -39,6 +39,7 @@ __device__ __forceinline__ void InitBarriers(BackwardShared<kHeadDim>& shared) {
   }
   shared.dq_full.Init(kBackwardWarps);
   shared.dq_empty.Init(1);
+  shared.raw.Init(1);
   PublishBarriers();
 }
 
@@ -46,7 +47,6 @@ template <int kHeadDim>
 __global__ void __launch_bounds__(kBackwardThreads, 1)
     BackwardSm90Kernel(const __grid_constant__ BackwardArguments arguments) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Plan = BackwardPlan<kHeadDim>;
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& shared = *reinterpret_cast<BackwardShared<kHeadDim>*>(memory);
   const int warp = FromLane(Warp(), 0);
@@ -60,20 +60,12 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     PrefetchTensorMap(&arguments.dq_map);
     InitBarriers(shared);
   }
-  constexpr uint32_t kTwoOnes = 0x3f803f80;  // bf16
-  auto* ones = reinterpret_cast<uint32_t*>(shared.tiles + Plan::kOnesAt);
-  for (uint32_t i = threadIdx.x; i < Plan::kOnesBytes / 4; i += kBackwardThreads)
-    ones[i] = kTwoOnes;
-  FenceAsyncProxy();
   __syncthreads();
   WaitOnDependencies();
   if (warp < 4) {
     WarpgroupRegDealloc<kProducerRegisters>();
-    if (threadIdx.x % kWarp == 0) {
-      if (warp == 0) KeyLoader<kHeadDim>(shared, arguments).Run();
-      if (warp == 2) RowLoader<kHeadDim>(shared, arguments).Run();
-      if (warp == 1) AddQueryGradients(shared, arguments);
-    }
+    if (warp == 0) BackwardLoader<kHeadDim>(shared, arguments).Run();
+    if (warp == 1) AddQueryGradients(shared, arguments);
   } else {
     WarpgroupRegAlloc<kConsumerRegisters>();
     BackwardConsumer<kHeadDim>(shared, arguments, warp / 4 - 1).Run();

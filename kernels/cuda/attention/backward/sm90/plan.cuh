@@ -1,10 +1,10 @@
 // What the warps of BackwardSm90 share: tile sizes, the layout of the block's shared memory and its
 // barriers, and the kernel's arguments.
 //
-// Rings hand things on, each slot guarded by a full and an empty barrier: work items (key loader ->
-// all), their values and keys (key loader -> consumers), steps with queries and output gradients
-// (row loader -> consumers), and the products with keys (consumers -> adder). A ring's n-th use has
-// slot n % size and phase n / size % 2. Read producer.cuh next.
+// Rings hand things on, each slot guarded by a full and an empty barrier: work items and their
+// values and keys (loader -> consumers), steps with queries and output gradients (loader ->
+// consumers), and the products with keys (consumers -> adder). A ring's n-th use has slot n % size
+// and phase n / size % 2. Read producer.cuh next.
 #pragma once
 
 #include <cuda.h>
@@ -27,9 +27,7 @@ inline constexpr uint32_t kItemSlots = 2, kStepSlots = 2;
 inline constexpr int kBackwardHeadGroup = 4;
 
 // Tiles lie in shared memory as blocks of at most 64 columns whose rows fill one line of the
-// swizzle. Behind every tile that is multiplied from the right follows, at the same distance as
-// between its own blocks, a block of ones: the product's next 8 columns are the left operand's row
-// sums.
+// swizzle.
 template <int kHeadDim>
 struct BackwardPlan {
   static constexpr int kRows = kHeadDim == 128 ? 64 : 128;  // of a step
@@ -47,29 +45,16 @@ struct BackwardPlan {
   // Columns of dQ that a warpgroup computes: all of its rows, or its half of the columns.
   static constexpr int kDqColumns = kHeadDim == 128 ? 64 : kHeadDim;
 
-  // Offsets in shared memory. With two blocks: q0 d d q0 q1 q1 ones ones d d, in row blocks.
-  static constexpr uint32_t kRowsAt = kKvSlots * kKeyTileBytes;
-  FOX_HOST_DEVICE static constexpr uint32_t QueryAt(uint32_t slot, int block) {
-    return kRowsAt + kRowBlockBytes * (kBlocks == 1 ? slot
-                                       : slot == 0  ? 3 * static_cast<uint32_t>(block)
-                                                    : 4 + static_cast<uint32_t>(block));
+  // Offsets in shared memory: of values and keys, queries, output gradients, dS and dQ.
+  FOX_HOST_DEVICE static constexpr uint32_t QueryAt(uint32_t slot) {
+    return kKvSlots * kKeyTileBytes + slot * kRowTileBytes;
   }
-  FOX_HOST_DEVICE static constexpr uint32_t GradientAt(uint32_t slot, int block) {
-    return kRowsAt + kRowBlockBytes * (kBlocks == 1 ? 3 + slot
-                                       : slot == 0  ? 1 + static_cast<uint32_t>(block)
-                                                    : 8 + static_cast<uint32_t>(block));
-  }
-  static constexpr uint32_t kOnesAt = kRowsAt + kRowBlockBytes * (kBlocks == 1 ? 2 : 6);
-  static constexpr uint32_t kOnesBytes = kKeyBlockBytes;
-  static constexpr uint32_t kRowsBytes = (kBlocks == 1 ? 5 : 10) * kRowBlockBytes;
-  static_assert(kBlocks == 1 ? kOnesBytes == kRowBlockBytes : kOnesBytes == 2 * kRowBlockBytes);
-  // From a tile's first block to its second, or to the ones.
-  FOX_HOST_DEVICE static constexpr uint32_t QueryStride(uint32_t slot) {
-    return kBlocks == 1 ? kOnesAt - QueryAt(slot, 0) : QueryAt(slot, 1) - QueryAt(slot, 0);
+  FOX_HOST_DEVICE static constexpr uint32_t GradientAt(uint32_t slot) {
+    return QueryAt(kStepSlots) + slot * kRowTileBytes;
   }
 
   // dS: a block of [kRows][64 keys] bf16 for each warpgroup, lines of 128 bytes.
-  static constexpr uint32_t kDsAt = kRowsAt + kRowsBytes;
+  static constexpr uint32_t kDsAt = kKvSlots * kKeyTileBytes + 2 * kStepSlots * kRowTileBytes;
   static constexpr uint32_t kDsBlockBytes = kRows * 128;
   // dQ: blocks of [kRows][32] float32, lines of 128 bytes.
   static constexpr uint32_t kDqAt = kDsAt + kWarpgroups * kDsBlockBytes;
@@ -80,7 +65,7 @@ struct BackwardPlan {
 
 // A key tile of a kv head.
 struct BackwardItem {
-  int32_t count;  // keys; 0: there is no more work
+  int32_t tokens;  // from the tile's first to the sequence's end; 0: there is no more work
   int32_t batch, token, kv_head;
   int32_t tile;  // in the list
 };
@@ -103,7 +88,8 @@ struct BackwardShared {
   float lse[kStepSlots][Plan::kRows];
   float key_offset[kStepSlots][kDenseTile];  // c_j - c before the tile
   float delta[kStepSlots][Plan::kRows];
-  float row_sum[Plan::kRows];
+  float row_sums[kBackwardWarps][Plan::kRows];  // of each warp's keys
+  float row_sum[Plan::kRows];                   // of them all
   BackwardStep steps[kStepSlots];
   BackwardItem items[kItemSlots];
   BackwardStep adding;  // of the dQ in shared memory; row -1: there will be no more
@@ -113,6 +99,7 @@ struct BackwardShared {
   Mbarrier q_full[kStepSlots], q_empty[kStepSlots];
   Mbarrier do_full[kStepSlots], do_empty[kStepSlots];
   Mbarrier dq_full, dq_empty;
+  Mbarrier raw;  // a tile that the loader has yet to clear past the sequence's end
 };
 
 struct BackwardArguments {

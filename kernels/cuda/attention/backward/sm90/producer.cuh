@@ -1,43 +1,43 @@
-// The producer warpgroup of BackwardSm90, one lane of a warp for each role: the key loader fetches
-// work items, their values and keys; the row loader brings in what their steps read; the adder
-// hands each step's dQ to the copy engine, which adds it to global memory. Read consumer.cuh next.
+// The producer warpgroup of BackwardSm90: its first warp, the loader, fetches work items and brings
+// in their tiles; its second, the adder, sums up each step's rows and hands dQ to the copy engine,
+// which adds it to global memory. Read consumer.cuh next.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cuda/attention/backward/sm90/plan.cuh"
 #include "kernels/cuda/primitives/math.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 
 namespace fox::cuda {
 
+// The lanes stay together; the first one issues copies.
 template <int kHeadDim>
-class KeyLoader {
+class BackwardLoader {
  public:
-  __device__ KeyLoader(BackwardShared<kHeadDim>& shared, const BackwardArguments& arguments)
+  __device__ BackwardLoader(BackwardShared<kHeadDim>& shared, const BackwardArguments& arguments)
       : shared_(shared), arguments_(arguments) {}
 
+  // The next item is fetched when this one's last step is on its way: a block that held items in
+  // reserve would still work on them when all others are done, and keep the fixed order waiting.
   __device__ __forceinline__ void Run() {
-    const int num_tiles = *arguments_.state.num_tiles;
-    const int total = num_tiles * arguments_.kv_heads;
+    const int group = arguments_.q_heads / arguments_.kv_heads;
     for (uint32_t n = 0;; ++n) {
-      const int index = atomicAdd(arguments_.gradients.work_counter, 1);
       const uint32_t slot = n % kItemSlots;
       shared_.item_empty[slot].Wait(n / kItemSlots % 2 ^ 1);
       BackwardItem& item = shared_.items[slot];
-      item.count = 0;
-      if (index < total) {
-        PlaceOf(index, num_tiles, &item.tile, &item.kv_head);
-        const DenseTile& keys = arguments_.state.tiles[item.tile];
-        item.count = keys.count;
-        item.batch = keys.batch;
-        item.token = keys.first_token;
+      if (Lane() == 0) {
+        Fetch(item);
+        shared_.item_full[slot].Arrive();
       }
-      shared_.item_full[slot].Arrive();
-      if (index >= total) return;
-      Load(arguments_.v_map, 2 * n, item);
-      Load(arguments_.k_map, 2 * n + 1, item);
+      __syncwarp();
+      if (item.tokens == 0) return;
+      LoadKeys(arguments_.v_map, 2 * n, item);
+      LoadKeys(arguments_.k_map, 2 * n + 1, item);
+#pragma unroll 1
+      for (int g = 0; g < group; ++g) LoadHead(item, item.kv_head * group + g, g == group - 1);
     }
   }
 
@@ -46,53 +46,65 @@ class KeyLoader {
 
   // Long walks first: those of a sequence's first tiles. In the fixed order a block waits for the
   // key tiles after its own, which must have begun before it.
-  __device__ __forceinline__ void PlaceOf(int index, int num_tiles, int* tile, int* kv_head) {
+  __device__ __forceinline__ void Fetch(BackwardItem& item) {
+    const int num_tiles = *arguments_.state.num_tiles;
+    const int index = atomicAdd(arguments_.gradients.work_counter, 1);
+    item.tokens = 0;
+    if (index >= num_tiles * arguments_.kv_heads) return;
     const int per_group = kBackwardHeadGroup * num_tiles;
     const int first = index / per_group * kBackwardHeadGroup;
     const int heads = min(kBackwardHeadGroup, arguments_.kv_heads - first);
     const int rest = index % per_group;
-    *tile = arguments_.deterministic ? num_tiles - 1 - rest / heads : rest / heads;
-    *kv_head = first + rest % heads;
+    item.tile = arguments_.deterministic ? num_tiles - 1 - rest / heads : rest / heads;
+    item.kv_head = first + rest % heads;
+    const DenseTile& keys = arguments_.state.tiles[item.tile];
+    const DenseTile& last = arguments_.state.tiles[keys.seq_last];
+    item.batch = keys.batch;
+    item.token = keys.first_token;
+    item.tokens = last.position + last.count - keys.position;
   }
 
-  __device__ __forceinline__ void Load(const CUtensorMap& map, uint32_t n,
-                                       const BackwardItem& item) {
+  __device__ __forceinline__ void LoadKeys(const CUtensorMap& map, uint32_t n,
+                                           const BackwardItem& item) {
     const uint32_t slot = n % Plan::kKvSlots;
     shared_.kv_empty[slot].Wait(n / Plan::kKvSlots % 2 ^ 1);
-    shared_.kv_full[slot].ArriveAndExpect(Plan::kKeyTileBytes);
-    uint8_t* tile = shared_.tiles + slot * Plan::kKeyTileBytes;
+    LoadTile<kDenseTile>(map, shared_.tiles + slot * Plan::kKeyTileBytes, item, item.kv_head, 0,
+                         shared_.kv_full[slot]);
+  }
+
+  // kTokens rows of a head from the item's token `first` on, with which `full` is complete. What
+  // lies past the sequence's end may be NaN, which a weight of zero would not silence.
+  template <int kTokens>
+  __device__ __forceinline__ void LoadTile(const CUtensorMap& map, uint8_t* tile,
+                                           const BackwardItem& item, int head, int first,
+                                           Mbarrier& full) {
+    constexpr uint32_t kBlockBytes = kTokens * Plan::kLineBytes;
+    const bool clipped = item.tokens - first < kTokens;
+    Mbarrier& loaded = clipped ? shared_.raw : full;
+    if (Lane() == 0) {
+      loaded.ArriveAndExpect(Plan::kBlocks * kBlockBytes);
 #pragma unroll
-    for (int b = 0; b < Plan::kBlocks; ++b) {
-      TmaLoad4D(tile + b * Plan::kKeyBlockBytes, &map, b * Plan::kColumns, item.token, item.kv_head,
-                item.batch, &shared_.kv_full[slot]);
+      for (int b = 0; b < Plan::kBlocks; ++b) {
+        TmaLoad4D(tile + b * kBlockBytes, &map, b * Plan::kColumns, item.token + first, head,
+                  item.batch, &loaded);
+      }
     }
-  }
-
-  BackwardShared<kHeadDim>& shared_;
-  const BackwardArguments& arguments_;
-};
-
-template <int kHeadDim>
-class RowLoader {
- public:
-  __device__ RowLoader(BackwardShared<kHeadDim>& shared, const BackwardArguments& arguments)
-      : shared_(shared), arguments_(arguments) {}
-
-  __device__ __forceinline__ void Run() {
-    const int group = arguments_.q_heads / arguments_.kv_heads;
-    for (uint32_t n = 0;; ++n) {
-      const uint32_t slot = n % kItemSlots;
-      shared_.item_full[slot].Wait(n / kItemSlots % 2);
-      const BackwardItem& item = shared_.items[slot];
-      if (item.count == 0) return;
+    if (!clipped) return;
+    shared_.raw.Wait(raw_phase_);
+    raw_phase_ ^= 1;
+    constexpr int kVectors = Plan::kLineBytes / 16;
 #pragma unroll 1
-      for (int g = 0; g < group; ++g) LoadHead(item, item.kv_head * group + g, g == group - 1);
-      shared_.item_empty[slot].Arrive();
+    for (int i = max(0, item.tokens - first) * kVectors + Lane(); i < kTokens * kVectors;
+         i += kWarp) {
+#pragma unroll
+      for (int b = 0; b < Plan::kBlocks; ++b) {
+        reinterpret_cast<uint4*>(tile + b * kBlockBytes)[i] = uint4{0, 0, 0, 0};
+      }
     }
+    FenceAsyncProxy();
+    __syncwarp();
+    if (Lane() == 0) full.Arrive();
   }
-
- private:
-  using Plan = BackwardPlan<kHeadDim>;
 
   // The steps of one query head: row tiles from the diagonal on.
   __device__ __forceinline__ void LoadHead(const BackwardItem& item, int head, bool last_head) {
@@ -123,35 +135,33 @@ class RowLoader {
     const DenseState& state = arguments_.state;
     Mbarrier& q_full = shared_.q_full[slot];
     shared_.q_empty[slot].Wait(phase ^ 1);
-    shared_.steps[slot] = step;
-    q_full.ArriveAndExpect(Plan::kRowTileBytes + kRowFloats + kKeyFloats);
-#pragma unroll
-    for (int b = 0; b < Plan::kBlocks; ++b) {
-      TmaLoad4D(shared_.tiles + Plan::QueryAt(slot, b), &arguments_.q_map, b * Plan::kColumns,
-                item.token + step.turn * Plan::kRows, head, item.batch, &q_full);
+    if (Lane() == 0) {
+      shared_.steps[slot] = step;
+      q_full.Expect(kRowFloats + kKeyFloats);
+      BulkLoad(shared_.lse[slot], state.lse + step.row, kRowFloats, &q_full);
+      BulkLoad(shared_.key_offset[slot], state.log_f_offset + int64_t{keys} * kDenseTile,
+               kKeyFloats, &q_full);
     }
-    BulkLoad(shared_.lse[slot], state.lse + step.row, kRowFloats, &q_full);
-    BulkLoad(shared_.key_offset[slot], state.log_f_offset + int64_t{keys} * kDenseTile, kKeyFloats,
-             &q_full);
+    LoadTile<Plan::kRows>(arguments_.q_map, shared_.tiles + Plan::QueryAt(slot), item, head,
+                          step.turn * Plan::kRows, q_full);
 
     Mbarrier& do_full = shared_.do_full[slot];
     shared_.do_empty[slot].Wait(phase ^ 1);
-    do_full.ArriveAndExpect(Plan::kRowTileBytes + kRowFloats);
-#pragma unroll
-    for (int b = 0; b < Plan::kBlocks; ++b) {
-      TmaLoad4D(shared_.tiles + Plan::GradientAt(slot, b), &arguments_.do_map, b * Plan::kColumns,
-                item.token + step.turn * Plan::kRows, head, item.batch, &do_full);
+    if (Lane() == 0) {
+      do_full.Expect(kRowFloats);
+      BulkLoad(shared_.delta[slot], arguments_.gradients.delta + step.row, kRowFloats, &do_full);
     }
-    BulkLoad(shared_.delta[slot], arguments_.gradients.delta + step.row, kRowFloats, &do_full);
+    LoadTile<Plan::kRows>(arguments_.do_map, shared_.tiles + Plan::GradientAt(slot), item, head,
+                          step.turn * Plan::kRows, do_full);
   }
 
   BackwardShared<kHeadDim>& shared_;
   const BackwardArguments& arguments_;
-  uint32_t step_ = 0;
+  uint32_t step_ = 0, raw_phase_ = 0;
 };
 
-// One thread adds dQ and the row sums of each step to global memory; in the fixed order it waits
-// for its turn and passes it on.
+// One warp adds dQ and the row sums of each step to global memory; in the fixed order it waits for
+// its turn and passes it on.
 template <int kHeadDim>
 __device__ __forceinline__ void AddQueryGradients(BackwardShared<kHeadDim>& shared,
                                                   const BackwardArguments& arguments) {
@@ -161,28 +171,40 @@ __device__ __forceinline__ void AddQueryGradients(BackwardShared<kHeadDim>& shar
     shared.dq_full.Wait(n % 2);
     const BackwardStep step = shared.adding;
     if (step.row < 0) break;
-    int* turn = gradients.turn + step.row / kDenseTile;
-    if (arguments.deterministic) {
-      while (LoadAcquire(turn) != step.turn) {
-      }
-      FenceAsyncProxyAll();
-    }
 #pragma unroll
-    for (uint32_t b = 0; b < Plan::kDqBlocks; ++b) {
-      TmaAdd2D(&arguments.dq_map, static_cast<int>(b) * 32, step.row,
-               shared.tiles + Plan::kDqAt + b * Plan::kDqBlockBytes);
+    for (int row = Lane(); row < Plan::kRows; row += kWarp) {
+      float sum = shared.row_sums[0][row];
+#pragma unroll
+      for (int w = 1; w < kBackwardWarps; ++w) sum += shared.row_sums[w][row];
+      shared.row_sum[row] = sum;
     }
-    BulkAdd(gradients.row_sum + step.row, shared.row_sum, Plan::kRows * sizeof(float));
-    BulkCommit();
-    BulkWaitRead();
-    shared.dq_empty.Arrive();
-    if (arguments.deterministic) {
-      BulkWait();
-      FenceAsyncProxyAll();
-      StoreRelease(turn, step.turn + 1);
+    FenceAsyncProxy();
+    __syncwarp();
+    if (Lane() == 0) {
+      int* turn = gradients.turn + step.row / kDenseTile;
+      if (arguments.deterministic) {
+        while (LoadAcquire(turn) != step.turn) {
+        }
+        FenceAsyncProxyAll();
+      }
+#pragma unroll
+      for (uint32_t b = 0; b < Plan::kDqBlocks; ++b) {
+        TmaAdd2D(&arguments.dq_map, static_cast<int>(b) * 32, step.row,
+                 shared.tiles + Plan::kDqAt + b * Plan::kDqBlockBytes);
+      }
+      BulkAdd(gradients.row_sum + step.row, shared.row_sum, Plan::kRows * sizeof(float));
+      BulkCommit();
+      BulkWaitRead();
+      shared.dq_empty.Arrive();
+      if (arguments.deterministic) {
+        BulkWait();
+        FenceAsyncProxyAll();
+        StoreRelease(turn, step.turn + 1);
+      }
     }
+    __syncwarp();
   }
-  BulkWait();
+  if (Lane() == 0) BulkWait();
 }
 
 }  // namespace fox::cuda

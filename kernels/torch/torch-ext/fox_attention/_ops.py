@@ -1,0 +1,23 @@
+"""The namespace of the operators, and the compiled library that implements them on CUDA.
+
+The builder of the HuggingFace kernels hub puts a module of the same names in this one's place.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+import torch
+
+NAMESPACE = "fox"
+
+_libraries = sorted(pathlib.Path(__file__).parent.glob("_fox_attention*.so"))
+if _libraries:
+    torch.ops.load_library(_libraries[0])
+
+ops = getattr(torch.ops, NAMESPACE)
+
+
+def add_op_namespace_prefix(name: str) -> str:
+    """The qualified name of one of this package's operators."""
+    return f"{NAMESPACE}::{name}"

@@ -1,0 +1,89 @@
+"""The operators of this package as PyTorch sees them: schemas, shapes and gradients.
+
+    forward, backward                      bfloat16 on CUDA, implemented by the compiled library
+    reference_forward, reference_backward  everything else (reference.py)
+
+Both pairs take the same arguments. Sequence s holds tokens [seq_begin[s], seq_end[s]) of batch row
+s, or of row 0 if `packed`; `threshold` and `max_query_norm` are float32 [sequences, query heads],
+none or one of them given. `state` is what a backward call needs of its forward call: opaque bytes
+on CUDA, the rows' log-sum-exp in the reference.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ._ops import add_op_namespace_prefix, ops
+from .reference import accumulation_dtype, reference_backward, reference_forward
+
+Tensors = tuple[torch.Tensor, ...]
+
+_PRUNING = ("Tensor seq_begin, Tensor seq_end, bool packed, Tensor? threshold, "
+            "Tensor? max_query_norm, float scale, float log_eps, bool deterministic")
+_FORWARD = (f"(Tensor q, Tensor k, Tensor v, Tensor log_fgate, {_PRUNING}) "
+            "-> (Tensor out, Tensor state)")
+_BACKWARD = ("(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor log_fgate, Tensor out, "
+             f"Tensor state, {_PRUNING}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor d_log_fgate)")
+
+
+def state_bytes(batch: int, tokens: int, heads: int, sequences: int) -> int:
+    """Bytes of the state on CUDA; torch_binding.cc has the same formula."""
+    tiles = batch * (tokens // 128) + sequences
+    return tiles * (heads * 1088 + 32) + 4096
+
+
+def _forward_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_fgate: torch.Tensor,
+                    seq_begin: torch.Tensor, *rest: object) -> Tensors:
+    del k, v, log_fgate, rest
+    batch, tokens, heads = q.shape[:3]
+    size = state_bytes(batch, tokens, heads, seq_begin.shape[0])
+    return q.new_empty(q.shape), q.new_empty((size,), dtype=torch.uint8)
+
+
+def _reference_forward_shapes(q: torch.Tensor, *rest: object) -> Tensors:
+    del rest
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=accumulation_dtype(q))
+
+
+def _backward_shapes(d_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                     log_fgate: torch.Tensor, *rest: object) -> Tensors:
+    del d_out, rest
+    return tuple(x.new_empty(x.shape) for x in (q, k, v, log_fgate))
+
+
+def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[object, ...],
+          output: Tensors) -> None:
+    q, k, v, log_fgate, seq_begin, seq_end, packed, threshold, max_query_norm, *rest = inputs
+    ctx.save_for_backward(q, k, v, log_fgate, *output, seq_begin, seq_end, threshold,
+                          max_query_norm)
+    ctx.packed, ctx.rest = packed, rest
+
+
+def _register(prefix: str, forward_shapes: object) -> None:
+    forward, backward = (add_op_namespace_prefix(prefix + name) for name in ("forward", "backward"))
+    torch.library.define(forward, _FORWARD)
+    torch.library.define(backward, _BACKWARD)
+    torch.library.register_fake(forward, forward_shapes)
+    torch.library.register_fake(backward, _backward_shapes)
+    backward_op = getattr(ops, prefix + "backward")
+
+    def differentiate(ctx: torch.autograd.function.FunctionCtx, d_out: torch.Tensor,
+                      d_state: None) -> tuple[torch.Tensor | None, ...]:
+        del d_state  # no function of the inputs, to autograd
+        *tensors, seq_begin, seq_end, threshold, max_query_norm = ctx.saved_tensors
+        grads = backward_op(d_out, *tensors, seq_begin, seq_end, ctx.packed, threshold,
+                            max_query_norm, *ctx.rest)
+        return *grads, *(None,) * 8
+
+    torch.library.register_autograd(forward, differentiate, setup_context=_save)
+
+
+_register("", _forward_shapes)
+_register("reference_", _reference_forward_shapes)
+for _function in (reference_forward, reference_backward):
+    torch.library.impl(add_op_namespace_prefix(_function.__name__), "CompositeExplicitAutograd",
+                       _function)
+
+# Whether the compiled library is here: the package installs without nvcc, too.
+HAS_CUDA_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key(
+    add_op_namespace_prefix("forward"), "CUDA")

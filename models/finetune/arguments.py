@@ -1,0 +1,136 @@
+"""The command line of train.py, with its defaults."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from pathlib import Path
+
+import torch
+
+_EPILOG = """\
+examples:
+  ./run finetune models/demo books/*.txt --out my-model
+  ./run finetune models/demo corpus.txt.xz --valid valid.txt --out my-model --epochs 3
+  ./run finetune config.json corpus.tokens --tokenizer models/demo --out new --minutes-total 60
+
+The same command continues an interrupted run. Exit status: 0 done; 1 failed, with one line that
+says why; 2 usage; 3 stopped before the end (--minutes, a signal), with a checkpoint.
+"""
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.strip().upper())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 5GB or 15.5MB")
+    return int(float(match.group(1)) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}[match.group(2)])
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _above_zero(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+def _add_length(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how long")
+    length = group.add_mutually_exclusive_group()
+    length.add_argument("--epochs", type=_above_zero, default=1.0, help="over the text (default 1)")
+    length.add_argument("--steps", type=_positive, help="optimizer steps")
+    length.add_argument("--minutes-total", type=_above_zero, metavar="M",
+                        help="of training, all runs together; the schedule adapts to the pace")
+    group.add_argument("--minutes", type=_above_zero, metavar="M",
+                       help="of this run, start to end: then a checkpoint, and exit status 3")
+    group.add_argument("--checkpoint-minutes", type=float, default=10, metavar="M",
+                       help="between checkpoints (default 10); 0: at every record of metrics")
+
+
+def _add_batches(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("batches")
+    group.add_argument("--window", type=_positive, default=8192, metavar="T",
+                       help="tokens of one training sequence (default 8192)")
+    group.add_argument("--batch-tokens", type=_positive, default=1 << 17, metavar="N",
+                       help="tokens of one optimizer step (default 131072)")
+    group.add_argument("--micro-batch", type=_positive, metavar="N",
+                       help="windows in one forward pass (default: what memory should hold)")
+    group.add_argument("--packing", choices=("windows", "documents"), default="windows",
+                       help="what lies in one window attends to all before it, as the official "
+                       "training has it, or to its own document only")
+    group.add_argument("--workers", type=_positive, default=os.cpu_count() or 1,
+                       help="processes that encode text")
+    group.add_argument("--seed", type=int, default=0, help="of the order of windows, and weights")
+
+
+def _add_optimizer(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("optimizer (AdamW, warmup, cosine to 0)")
+    group.add_argument("--lr", type=_above_zero,
+                       help="peak learning rate (default 1e-4; from a config.json 1e-3)")
+    group.add_argument("--warmup-tokens", type=float, default=4e6, metavar="N",
+                       help="until the peak (default 4e6)")
+    group.add_argument("--weight-decay", type=float, default=0.1, help="of matrices (default 0.1)")
+    group.add_argument("--clip", type=_above_zero, default=1.0, help="gradient norm (default 1)")
+
+
+def _add_computation(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("computation")
+    group.add_argument("--precision", choices=("bf16", "fp32"),
+                       help="of matrix products; weights are float32 (default: bf16 on a GPU)")
+    group.add_argument("--acp", choices=("paper", "certified", "off"), default="paper",
+                       help="bound by which attention is pruned (default paper)")
+    group.add_argument("--log-tolerance", type=float, metavar="X",
+                       help="log eps of pruning (default: the checkpoint's, or -10)")
+    group.add_argument("--fast", action="store_true",
+                       help="sums in any order: a little faster, but no two runs are equal")
+    group.add_argument("--no-compile", action="store_true", help="no torch.compile")
+    group.add_argument("--recompute", action="store_true",
+                       help="activations again in the backward pass: less memory, a third slower")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output")
+    group.add_argument("--out", type=Path, required=True, metavar="DIR", help="model directory")
+    group.add_argument("--valid", type=Path, metavar="FILE",
+                       help="held-out text: bits per byte over 16 windows spread over it")
+    group.add_argument("--valid-minutes", type=_above_zero, default=5, metavar="M",
+                       help="between losses of it (default 5)")
+    group.add_argument("--prompt", default="Once upon a time", help="of the samples")
+    group.add_argument("--sample-tokens", type=int, default=120, help="length of the samples")
+    group.add_argument("--dtype", choices=("bf16", "f16", "f32"), default="bf16",
+                       help="of the exported weights (default bf16)")
+    group.add_argument("--max-shard-size", type=_bytes, default=5 * 10**9, metavar="SIZE",
+                       help="of an exported file (default 5GB)")
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    """The checked command line; defaults that depend on others are filled in."""
+    parser = argparse.ArgumentParser(
+        prog="finetune", description="Train a Forgetting Transformer on text files.",
+        epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", metavar="MODEL_OR_CONFIG", type=Path,
+                        help="checkpoint directory, or a config.json: then from scratch")
+    parser.add_argument("texts", metavar="TEXT", type=Path, nargs="+",
+                        help="UTF-8 (.xz: packed), documents parted by a line with one zero byte; "
+                        "or one file NAME.tokens made by text_tokens.py")
+    parser.add_argument("--tokenizer", type=Path, metavar="DIR",
+                        help="where the tokenizer is (default: beside the model)")
+    for add in (_add_output, _add_length, _add_batches, _add_optimizer, _add_computation):
+        add(parser)
+    args = parser.parse_args(arguments)
+    if not args.model.exists():
+        parser.error(f"{args.model}: no such directory or file")
+    if args.model.is_dir() and args.out.exists() and args.out.samefile(args.model):
+        parser.error("--out is the model that training starts from")
+    if args.lr is None:
+        args.lr = 1e-3 if args.model.is_file() else 1e-4
+    if args.precision is None:
+        args.precision = "bf16" if torch.cuda.is_available() else "fp32"
+    return args

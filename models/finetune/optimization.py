@@ -1,0 +1,31 @@
+"""AdamW's parameter groups and the learning rate, as in the paper's official configuration."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+BETAS = (0.9, 0.95)
+
+
+def make_optimizer(model: nn.Module, lr: float, weight_decay: float) -> torch.optim.AdamW:
+    """Matrices and embeddings decay; biases, norms and constant forget gates do not."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=lr, betas=BETAS, fused=parameters[0].is_cuda)
+
+
+def learning_rate(step: int, total: int, warmup: int, peak: float) -> float:
+    """Linear from 0 over `warmup` steps, then a cosine that reaches 0 at `total`.
+
+    `step` counts from 0; the first step already moves.
+    """
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = min(1.0, (step - warmup) / max(1, total - warmup))
+    return peak * 0.5 * (1 + math.cos(math.pi * done))

@@ -1,0 +1,88 @@
+"""The processes that train together (torchrun), or the only one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, ContextManager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class ProcessGroup:
+    """Rank, device and the few collective operations of training.
+
+    Collective: every process calls it at the same point.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        self.device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device(
+            "cpu")
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if self.size > 1:
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+
+    @property
+    def is_first(self) -> bool:
+        """One process talks and writes."""
+        return self.rank == 0
+
+    def close(self) -> None:
+        """Ends the group."""
+        if self.size > 1:
+            dist.destroy_process_group()
+
+    def barrier(self) -> None:
+        """Waits for all. Collective."""
+        if self.size > 1:
+            dist.barrier()
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """A model whose gradients are averaged over the processes. Collective."""
+        if self.size == 1:
+            return model
+        devices = [self.device.index] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+
+    def accumulating(self, model: nn.Module, last: bool) -> ContextManager[Any]:
+        """Around one of several passes of a step: gradients travel with the last."""
+        return contextlib.nullcontext() if last or self.size == 1 else model.no_sync()
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Of all processes' values. Collective."""
+        if self.size > 1:
+            dist.all_reduce(value)
+            value = value / self.size
+        return value
+
+    def from_first(self, numbers: list[int]) -> list[int]:
+        """The first process's numbers. Collective."""
+        if self.size == 1:
+            return numbers
+        tensor = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+        dist.broadcast(tensor, 0)
+        return tensor.tolist()
+
+
+class Reading:
+    """Numbers on their way from the device: read() waits for them, for nothing enqueued later."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values, self._event = values, None
+        if values.is_cuda:
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> list[float]:
+        """The numbers."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._values.tolist()

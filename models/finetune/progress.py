@@ -1,0 +1,117 @@
+"""What a person sees of a training: one changing line, a JSONL file of numbers, a plot of the loss.
+
+    progress.py metrics.jsonl loss.svg      draws the plot again; needs matplotlib
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PLAIN_SECONDS = 30  # between lines where the output is no terminal
+
+
+def duration(seconds: float) -> str:
+    """1:02:03 or 2:03."""
+    whole = max(0, round(seconds))
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class ProgressLine:
+    """Shows the newest record on stderr."""
+
+    def __init__(self) -> None:
+        self._terminal, self._shown = sys.stderr.isatty(), 0.0
+
+    def show(self, record: dict[str, Any], total_steps: int, seconds_left: float) -> None:
+        """One line; where it would not overwrite itself, only now and then."""
+        now = time.monotonic()
+        last = record["step"] >= total_steps
+        if not self._terminal and not last and now - self._shown < PLAIN_SECONDS:
+            return
+        self._shown = now
+        pruned = record.get("pruned_share")
+        parts = [f"{100 * record['step'] / total_steps:5.1f}%  step {record['step']}/{total_steps}",
+                 f"loss {record['loss']:.4f}", f"lr {record['lr']:.2e}",
+                 f"{record['tokens_per_second']:,.0f} tokens/s"]
+        if pruned is not None:
+            parts.append(f"pruned {100 * pruned:.1f}%")
+        parts.append(f"{duration(seconds_left)} left")
+        text = "  ".join(parts)
+        print(f"\r\033[K{text}" if self._terminal else text, end="" if self._terminal else "\n",
+              file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        print(("\r\033[K" if self._terminal else "") + text, file=sys.stderr, flush=True)
+
+
+class MetricsFile:
+    """A JSONL file; what a killed run wrote past its checkpoint is dropped on resume."""
+
+    def __init__(self, path: Path, resumed_step: int) -> None:
+        self._path = path
+        kept = [r for r in read_metrics(path) if r["step"] <= resumed_step and resumed_step > 0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Appends one line."""
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All complete lines."""
+    records = []
+    for line in path.read_text("utf-8").splitlines() if path.is_file() else []:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break  # cut by a kill
+    return records
+
+
+def draw_loss(metrics: Path, picture: Path) -> bool:
+    """Loss and pruned share over tokens; False without matplotlib."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        return False
+    records = read_metrics(metrics)
+    figure, axis = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    training = [r for r in records if "loss" in r]
+    axis.plot([r["tokens"] for r in training], [r["loss"] for r in training], label="training",
+              linewidth=0.8)
+    validation = [r for r in records if "valid_loss" in r]
+    axis.plot([r["tokens"] for r in validation], [r["valid_loss"] for r in validation], "o-",
+              label="validation")
+    axis.set(xlabel="tokens", ylabel="loss (nats per token)")
+    if training:
+        late = sorted(r["loss"] for r in training[len(training) // 20 :])
+        axis.set_ylim(late[0] - 0.1, late[-1] + 0.1)
+    axis.grid(alpha=0.3)
+    axis.legend(loc="upper right")
+    pruned = [r for r in training if r.get("pruned_share") is not None]
+    if pruned:
+        right = axis.twinx()
+        right.plot([r["tokens"] for r in pruned], [100 * r["pruned_share"] for r in pruned],
+                   color="gray", linewidth=0.8)
+        right.set(ylabel="pruned pairs (%)", ylim=(0, 100))
+    figure.savefig(picture)
+    pyplot.close(figure)
+    return True
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: progress.py METRICS.jsonl PICTURE")
+    if not draw_loss(Path(sys.argv[1]), Path(sys.argv[2])):
+        sys.exit("progress.py: matplotlib is missing")

@@ -1,0 +1,317 @@
+"""Text files to tokens: documents are read as a stream, encoded by several processes, and written
+to one flat file that training maps into memory.
+
+A document is a whole file, or what lies between two lines that hold one zero byte each (as fox-eval
+reads texts). It becomes bos, its tokens, eos, where the tokenizer has them. A token file NAME holds
+uint16 (uint32 for vocabularies above 65,536); NAME.json says what it was made from.
+
+    text_tokens.py --model models/demo --out corpus.tokens books/*.txt corpus.txt.xz
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import lzma
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+SEPARATOR = b"\n\0\n"
+READ_BYTES = 1 << 20
+LONGEST_PIECE = 16 << 20  # bytes that are encoded at once; longer documents are cut at a line end
+TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json", "vocab.json", "merges.txt",
+                   "tokenizer_config.json", "special_tokens_map.json")
+
+
+class TextError(Exception):
+    """A text or tokenizer that cannot be used; the message names the file."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A document, or one of the pieces of a very long one."""
+
+    text: bytes
+    source: str
+    first: bool
+    last: bool
+
+
+class TextTokenizer:
+    """The tokenizer of a model directory, chosen as models/tokenizer/load_tokenizer.cc does."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises TextError where there is none."""
+        self._directory = directory
+        config = self._json("tokenizer_config.json")
+        self._wraps_json = config.get("tokenizer_class") == "JSONGPT2Tokenizer"
+        special = {**self._json("special_tokens_map.json"), **config}
+        if (directory / "tokenizer.model").is_file():
+            self._open_sentencepiece()
+        else:
+            self._open_bpe(special)
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self._directory / name
+        return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+    def _open_sentencepiece(self) -> None:
+        import sentencepiece
+
+        model = sentencepiece.SentencePieceProcessor(
+            model_file=str(self._directory / "tokenizer.model")
+        )
+        self.vocab_size = model.vocab_size()
+        self.bos = model.bos_id() if model.bos_id() >= 0 else None
+        self.eos = model.eos_id() if model.eos_id() >= 0 else None
+        self._encode: Callable[[str], list[int]] = model.encode
+        self._decode: Callable[[list[int]], str] = model.decode
+
+    def _open_bpe(self, special: dict[str, Any]) -> None:
+        from tokenizers import ByteLevelBPETokenizer, Tokenizer
+
+        folder = self._directory
+        if (folder / "tokenizer.json").is_file():
+            model = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+            model = ByteLevelBPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+        else:
+            raise TextError(f"{folder}: no tokenizer (tokenizer.model, tokenizer.json, or "
+                            "vocab.json with merges.txt)")
+
+        def token_id(key: str) -> int | None:
+            token = special.get(key)
+            token = token.get("content") if isinstance(token, dict) else token
+            return None if token is None else model.token_to_id(token)
+
+        self.vocab_size = model.get_vocab_size()
+        self.bos, self.eos = token_id("bos_token"), token_id("eos_token")
+        self._encode = lambda text: model.encode(text, add_special_tokens=False).ids
+        self._decode = lambda ids: model.decode(ids)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids without bos and eos."""
+        return self._encode(json.dumps(text)[1:-1] if self._wraps_json else text)
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of ids; what is no text becomes replacement characters."""
+        text = self._decode([i for i in ids if i not in (self.bos, self.eos)])
+        if not self._wraps_json:
+            return text
+        try:
+            return json.loads(f'"{text}"')
+        except ValueError:
+            return text
+
+    def fingerprint(self) -> str:
+        """Changes when any of the files does that say how text is encoded."""
+        digest = hashlib.sha256()
+        for name in TOKENIZER_FILES:
+            path = self._directory / name
+            if path.is_file():
+                digest.update(name.encode() + b"\0" + path.read_bytes())
+        return digest.hexdigest()
+
+
+def _open(path: Path) -> BinaryIO:
+    return lzma.open(path) if path.suffix == ".xz" else open(path, "rb")
+
+
+def read_pieces(path: Path) -> Iterator[Piece]:
+    """The documents of one file (.xz is unpacked), empty ones left out."""
+    with _open(path) as file:
+        buffer, first, ended = b"", True, False
+        while not ended:
+            block = file.read(READ_BYTES)
+            ended, buffer = not block, buffer + block
+            *documents, buffer = buffer.split(SEPARATOR)
+            for document in documents:
+                if document or not first:
+                    yield Piece(document, path.name, first, last=True)
+                first = True
+            while len(buffer) > LONGEST_PIECE:
+                cut = buffer.rfind(b"\n", 0, LONGEST_PIECE - len(SEPARATOR)) + 1
+                if cut == 0:
+                    raise TextError(f"{path}: a line of more than {LONGEST_PIECE >> 20} MiB")
+                yield Piece(buffer[:cut], path.name, first, last=False)
+                buffer, first = buffer[cut:], False
+        if buffer or not first:
+            yield Piece(buffer, path.name, first, last=True)
+
+
+_worker_tokenizer: TextTokenizer | None = None
+
+
+def _start_worker(directory: Path) -> None:
+    global _worker_tokenizer
+    _worker_tokenizer = TextTokenizer(directory)
+
+
+def _encode_piece(piece: Piece) -> tuple[np.ndarray, Piece]:
+    """The ids of a piece; the piece comes back without its text."""
+    tokenizer = _worker_tokenizer
+    assert tokenizer is not None
+    try:
+        text = piece.text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TextError(f"{piece.source}: not UTF-8 (byte {error.start} of a document, "
+                        f"0x{piece.text[error.start]:02x}); convert it, for example with iconv"
+                        ) from None
+    ids = tokenizer.encode(text)
+    if piece.first and tokenizer.bos is not None:
+        ids = [tokenizer.bos, *ids]
+    if piece.last and tokenizer.eos is not None:
+        ids = [*ids, tokenizer.eos]
+    return np.asarray(ids, dtype=np.uint32), Piece(b"", piece.source, piece.first, piece.last)
+
+
+@dataclass(frozen=True)
+class TokenFileInfo:
+    """What NAME.json of a token file says."""
+
+    tokens: int
+    documents: int
+    text_bytes: int
+    dtype: str
+    tokenizer: str
+    sources: list[list[Any]]  # name, size, modification time of each text
+
+
+def _sources(texts: list[Path]) -> list[list[Any]]:
+    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in texts]
+
+
+def info_path(path: Path) -> Path:
+    """Where the description of a token file lies."""
+    return path.with_name(path.name + ".json")
+
+
+def write_tokens(texts: list[Path], model: Path, out: Path, workers: int) -> TokenFileInfo:
+    """Makes a token file of `texts`; does nothing if it is already there, of the same texts."""
+    for path in texts:
+        if not path.is_file():
+            raise TextError(f"{path}: no such file")
+    tokenizer = TextTokenizer(model)
+    fingerprint, sources = tokenizer.fingerprint(), _sources(texts)
+    if out.is_file() and info_path(out).is_file():
+        info = TokenFileInfo(**json.loads(info_path(out).read_text()))
+        if (info.tokenizer, info.sources) == (fingerprint, sources):
+            return info
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+    partial = out.with_name(out.name + ".partial")
+    counts = _encode_all(texts, model, partial, dtype, workers)
+    if counts["tokens"] == 0:
+        partial.unlink()
+        raise TextError("no text in " + ", ".join(path.name for path in texts))
+    info = TokenFileInfo(dtype=np.dtype(dtype).name, tokenizer=fingerprint, sources=sources,
+                         **counts)
+    info_path(out).unlink(missing_ok=True)
+    os.replace(partial, out)
+    info_partial = out.with_name(out.name + ".json.partial")
+    info_partial.write_text(json.dumps(asdict(info)))
+    os.replace(info_partial, info_path(out))
+    return info
+
+
+def _encode_all(texts: list[Path], model: Path, out: Path, dtype: type,
+                workers: int) -> dict[str, int]:
+    """Encodes in processes of their own, writes in order."""
+    counts = {"tokens": 0, "documents": 0, "text_bytes": 0}
+
+    def pieces() -> Iterator[Piece]:
+        for path in texts:
+            for piece in read_pieces(path):
+                counts["documents"] += piece.first
+                counts["text_bytes"] += len(piece.text)
+                yield piece
+
+    start = shown = time.monotonic()
+    # Fork, as PyTorch's own loaders do: spawned processes would each import the main program.
+    context = multiprocessing.get_context("fork")
+    with open(out, "wb") as file, context.Pool(workers, _start_worker, (model,)) as pool:
+        for ids, _ in pool.imap(_encode_piece, pieces()):
+            file.write(ids.astype(dtype).tobytes())
+            counts["tokens"] += len(ids)
+            now = time.monotonic()
+            if now - shown > 2:
+                shown = now
+                print(f"encoding: {counts['tokens'] / 1e6:.1f}M tokens, "
+                      f"{counts['text_bytes'] / 1e6 / (now - start):.1f} MB/s",
+                      file=sys.stderr, flush=True)
+        file.flush()
+        os.fsync(file.fileno())
+    return counts
+
+
+def open_tokens(path: Path) -> tuple[np.ndarray, TokenFileInfo]:
+    """A token file, mapped, and its description."""
+    if not path.is_file() or not info_path(path).is_file():
+        raise TextError(f"{path}: no token file (or no {info_path(path).name} beside it)")
+    info = TokenFileInfo(**json.loads(info_path(path).read_text()))
+    tokens = np.memmap(path, dtype=info.dtype, mode="r")
+    if len(tokens) != info.tokens:
+        raise TextError(f"{path}: {len(tokens)} tokens, but {info.tokens} are described")
+    return tokens, info
+
+
+class Windows:
+    """Windows of `length` + 1 tokens in a random order, each epoch cut and ordered anew.
+
+    Which windows a step takes is a function of (seed, index) alone, so training resumes anywhere.
+    """
+
+    def __init__(self, tokens: np.ndarray, length: int, seed: int) -> None:
+        if len(tokens) < 2 * length:
+            raise TextError(f"{len(tokens)} tokens of text are too few for windows of {length}: "
+                            "add text, or lower --window")
+        self.tokens, self._length, self._seed = tokens, length, seed
+        # An epoch starts anywhere in the first window, so the last may be missing.
+        self.per_epoch = (len(tokens) - 1) // length - 1
+        self._epoch, self._order, self._offset = -1, np.empty(0, dtype=np.int64), 0
+
+    def window(self, index: int) -> np.ndarray:
+        """The index-th window of the whole training, int64 [length + 1]."""
+        epoch, place = divmod(index, self.per_epoch)
+        if epoch != self._epoch:
+            generator = np.random.default_rng([self._seed, epoch])
+            self._offset = int(generator.integers(self._length))
+            self._order = generator.permutation(self.per_epoch)
+            self._epoch = epoch
+        first = self._offset + int(self._order[place]) * self._length
+        return self.tokens[first : first + self._length + 1].astype(np.int64)
+
+    def batch(self, indices: range) -> np.ndarray:
+        """Windows one below the other, int64 [len(indices), length + 1]."""
+        return np.stack([self.window(index) for index in indices])
+
+
+def main() -> int:
+    """Makes a token file from the command line."""
+    parser = argparse.ArgumentParser(prog="text_tokens.py", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", metavar="TEXT", type=Path, nargs="+", help="UTF-8, or .xz of it")
+    parser.add_argument("--model", type=Path, required=True, help="directory of the tokenizer")
+    parser.add_argument("--out", type=Path, required=True, help="token file to write")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    args = parser.parse_args()
+    try:
+        info = write_tokens(args.texts, args.model, args.out, args.workers)
+    except (TextError, OSError) as error:
+        print(f"text_tokens: {error}", file=sys.stderr)
+        return 1
+    print(f"{args.out}: {info.tokens} tokens of {info.documents} documents, "
+          f"{info.text_bytes / info.tokens:.4f} bytes per token")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

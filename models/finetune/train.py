@@ -1,0 +1,411 @@
+"""Fine-tunes a Forgetting Transformer on text files, or trains one from a config: ./run finetune.
+
+A run: model and tokens -> newest checkpoint, if any -> steps -> export, loss, samples, savings.
+OUT becomes a directory that `./run serve` loads; OUT/training holds checkpoints, tokens, metrics.
+The same command again continues what was interrupted. Examples: README.md here.
+"""
+
+from __future__ import annotations
+
+import time
+
+BEGAN = time.monotonic()  # before PyTorch is imported: --minutes counts from here
+
+import json  # noqa: E402
+import math  # noqa: E402
+import os  # noqa: E402
+import signal  # noqa: E402
+import sys  # noqa: E402
+from argparse import Namespace  # noqa: E402
+from collections import deque  # noqa: E402
+from dataclasses import asdict  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from arguments import parse_arguments  # noqa: E402
+from evaluation import pruned_shares, sample, shares_table, text_loss  # noqa: E402
+from model import AttentionOptions  # noqa: E402
+from model_directory import (  # noqa: E402
+    Refusal, describe, export_model, load_model, parameter_count)
+from optimization import learning_rate, make_optimizer  # noqa: E402
+from process_group import ProcessGroup, Reading  # noqa: E402
+from progress import MetricsFile, ProgressLine, draw_loss, duration  # noqa: E402
+from text_tokens import TextError, TextTokenizer, Windows, open_tokens, write_tokens  # noqa: E402
+from training_state import (  # noqa: E402
+    TrainingError, check_settings, load_checkpoint, random_states, restore_random_states,
+    save_checkpoint)
+
+WARM_STEPS = 2  # first steps of a run, which compile and allocate: they say nothing of its pace
+SECONDS_A_RECORD = 2.0  # metrics are read, and decisions made, about this often
+SHARE_SECONDS = 60.0  # between measurements of the pruned share
+VALID_WINDOWS, SHARE_WINDOWS = 16, 4
+END_SECONDS = 15.0  # --minutes leaves for the last checkpoint and the export
+UNPLANNED = 1 << 40  # steps: with --minutes-total, until the pace is known
+EXIT_FAILED, EXIT_UNFINISHED = 1, 3
+
+
+class Trainer:
+    """One run of a training, in each of its processes."""
+
+    def __init__(self, args: Namespace, group: ProcessGroup) -> None:
+        self.args, self.group, self.folder = args, group, args.out / "training"
+        self.loaded = load_model(args.model, args.seed)
+        self.line = ProgressLine()
+        self.tokenizer_dir = args.tokenizer or self.loaded.directory
+        self.tokenizer = TextTokenizer(self.tokenizer_dir)
+        if self.tokenizer.vocab_size > self.loaded.config.vocab_size:
+            raise TrainingError(f"the tokenizer has {self.tokenizer.vocab_size} tokens, the model "
+                                f"{self.loaded.config.vocab_size}")
+        tokens, self.text = self._tokens(args.texts, "train.tokens")
+        self.valid = self._tokens([args.valid], "valid.tokens") if args.valid else None
+        self.windows = Windows(tokens, args.window, args.seed)
+        self.precision = {"bf16": torch.bfloat16, "fp32": torch.float32}[args.precision]
+        self.model = self.loaded.model.to(group.device)
+        self.model.recompute = args.recompute
+        self.model.set_options(self._options())
+        self._plan_batches()
+        self.optimizer = make_optimizer(self.model, args.lr, args.weight_decay)
+        self.warmup = max(1, round(args.warmup_tokens / self.tokens_a_step))
+        self.step, self.seconds, self.total_steps = 0, 0.0, self._planned_steps()
+        self.stop_asked = self.stopped = False
+        self.share: float | None = None
+        self.pace: deque[tuple[float, int]] = deque(maxlen=16)  # (when, step) of recent records
+
+    # ---- setting up --------------------------------------------------------------------------
+
+    def _tokens(self, texts: list[Path], name: str) -> tuple[np.ndarray, Any]:
+        """A token file as it is; texts are encoded by the first process."""
+        if len(texts) == 1 and texts[0].suffix == ".tokens":
+            return open_tokens(texts[0])
+        path = self.folder / name
+        if self.group.is_first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_tokens(texts, self.tokenizer_dir, path, self.args.workers)
+        self.group.barrier()
+        return open_tokens(path)
+
+    def _options(self) -> AttentionOptions:
+        args = self.args
+        tolerance = self.loaded.log_tolerance if args.log_tolerance is None else args.log_tolerance
+        return AttentionOptions(None if args.acp == "off" else tolerance,
+                                "certified" if args.acp == "certified" else "paper", not args.fast)
+
+    def _plan_batches(self) -> None:
+        """Windows of a step, of one forward pass, and passes of this process in a step."""
+        args, size = self.args, self.group.size
+        self.windows_a_step = max(1, args.batch_tokens // args.window)
+        if self.windows_a_step % size:
+            raise TrainingError(f"a batch of {self.windows_a_step} windows cannot be shared by "
+                                f"{size} processes: --batch-tokens must be a multiple of "
+                                f"{args.window * size}")
+        share = self.windows_a_step // size
+        self.micro = self.group.from_first([args.micro_batch or self._windows_that_fit()])[0]
+        self.micro = min(share, self.micro)
+        while share % self.micro:
+            self.micro -= 1
+        self.passes = share // self.micro
+        self.tokens_a_step = self.windows_a_step * args.window
+
+    def _windows_that_fit(self) -> int:
+        """Windows whose activations should fill at most half of the free memory."""
+        c, free = self.loaded.config, 2 << 30
+        if self.group.device.type == "cuda":
+            free = torch.cuda.mem_get_info()[0] - 12 * parameter_count(self.model)
+        layer = 30 * c.hidden_size + 8 * c.intermediate_size  # bytes a token, mostly bf16
+        kept = 4 * c.hidden_size * c.num_layers + layer if self.args.recompute else (
+            layer * c.num_layers)
+        return max(1, int(0.5 * free / ((kept + 6 * c.vocab_size) * self.args.window)))
+
+    def _planned_steps(self) -> int:
+        args = self.args
+        if args.minutes_total:
+            return UNPLANNED
+        return args.steps or max(
+            1, round(args.epochs * self.windows.per_epoch / self.windows_a_step))
+
+    def _settings(self) -> dict[str, Any]:
+        """What a resumed run must share with the run before it."""
+        names = ("window", "batch_tokens", "packing", "seed", "lr", "warmup_tokens",
+                 "weight_decay", "clip", "precision", "acp", "log_tolerance", "fast", "epochs",
+                 "steps", "minutes_total")
+        return {"model": describe(self.loaded.config),
+                "text": {"tokens": self.text.tokens, "tokenizer": self.text.tokenizer},
+                **{name: getattr(self.args, name) for name in names}}
+
+    def resume(self) -> None:
+        """Continues from the newest checkpoint if there is one."""
+        state = load_checkpoint(self.folder / "checkpoints")
+        if state is not None:
+            check_settings(state["settings"], self._settings(), self.args.out)
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.step, self.seconds = state["step"], state["seconds"]
+            self.total_steps = state["total_steps"]
+            restore_random_states(state["random"])
+        if self.group.is_first:
+            self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.step)
+
+    def _save(self) -> None:
+        save_checkpoint(self.folder / "checkpoints", {
+            "step": self.step, "seconds": self.seconds, "total_steps": self.total_steps,
+            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "random": random_states(), "settings": self._settings()})
+
+    # ---- steps -------------------------------------------------------------------------------
+
+    def _batch(self, index: int) -> list[torch.Tensor]:
+        """Ids, targets and, for packed documents, cu_seqlens of pass `index` of this step."""
+        turn = index * self.group.size + self.group.rank
+        first = self.step * self.windows_a_step + turn * self.micro
+        rows = self.windows.batch(range(first, first + self.micro))
+        arrays = [rows[:, :-1], rows[:, 1:]]
+        if self.args.packing == "documents":
+            arrays = [array.reshape(1, -1) for array in arrays]
+            starts = np.flatnonzero(arrays[0][0] == self.tokenizer.bos)
+            edges = np.arange(0, arrays[0].size + 1, self.args.window)
+            arrays.append(np.union1d(starts, edges).astype(np.int32))
+        tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+        if self.group.device.type == "cuda":
+            return [t.pin_memory().to(self.group.device, non_blocking=True) for t in tensors]
+        return tensors
+
+    def _one_step(self, trained: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+        """Trains on one batch; returns its loss and gradient norm, still on the device."""
+        rate = learning_rate(self.step, self.total_steps, self.warmup, self.args.lr)
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = rate
+        parts = []
+        for index in range(self.passes):
+            with self.group.accumulating(trained, last=index == self.passes - 1):
+                with torch.autocast(self.group.device.type, self.precision,
+                                    enabled=self.precision != torch.float32):
+                    loss = trained(*self._batch(index)) / self.passes
+                loss.backward()
+            parts.append(loss.detach())
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return torch.stack(parts).sum(), norm
+
+    def train(self) -> None:
+        """Steps until the plan is done, time is over or a signal asks to stop."""
+        if self.group.device.type == "cuda" and not self.args.no_compile:
+            self.model.compile_parts()
+        trained = self.group.wrap(self.model)
+        self.model.train()
+        now = time.monotonic()
+        self.last_save, self.last_valid, self.last_share = now, now, now - SHARE_SECONDS
+        self.next_record, losses, reading = self.step + WARM_STEPS, [], None
+        while self.step < self.total_steps and not self.stopped:
+            loss, norm = self._one_step(trained)
+            losses.append(loss)
+            if reading is not None:  # one more step is enqueued: the device does not idle
+                self._record(*reading)
+                reading = None
+            if self.step >= min(self.next_record, self.total_steps):
+                mean = self.group.mean(torch.stack(losses).mean())
+                reading, losses = (self.step, Reading(torch.stack([mean, norm]))), []
+        if reading is not None:
+            self._record(*reading)
+        if self.group.is_first:
+            self._save()
+
+    def _record(self, step: int, reading: Reading) -> None:
+        """Reads the numbers of a past step, writes metrics and decides how to go on. Collective."""
+        loss, norm = reading.read()
+        if not math.isfinite(loss):
+            raise TrainingError(f"the loss of step {step} is {loss}: the last checkpoint is kept; "
+                                "try a lower --lr")
+        plan = [0, 0, 0]
+        if self.group.is_first:
+            if self.pace:
+                self.seconds += time.monotonic() - self.pace[-1][0]
+            self.pace.append((time.monotonic(), step))
+            plan = self._decide()
+            if len(self.pace) > 1:
+                self._show(step, loss, norm, plan[0])
+            self._now_and_then(step)
+        self.total_steps, self.next_record, stop = self.group.from_first(plan)
+        self.stopped = bool(stop)
+
+    def _step_seconds(self) -> float | None:
+        """Of a recent step; None before it is known."""
+        if len(self.pace) < 2:
+            return None
+        (began, first), (ended, last) = self.pace[0], self.pace[-1]
+        return max(ended - began, 1e-6) / max(1, last - first)
+
+    def _decide(self) -> list[int]:
+        """Steps in all, the next step to record, and whether to stop."""
+        seconds, total = self._step_seconds(), self.total_steps
+        if seconds is None:
+            return [total, self.step + 2, int(self.stop_asked)]
+        if self.args.minutes_total:
+            left = 60 * self.args.minutes_total - self.seconds
+            total = self.step + max(0, round(left / seconds))
+        ahead = max(1, round(SECONDS_A_RECORD / seconds))
+        late = self.args.minutes is not None and (
+            time.monotonic() - BEGAN + (ahead + 2) * seconds + END_SECONDS > 60 * self.args.minutes)
+        return [total, self.step + ahead, int(self.stop_asked or late)]
+
+    def _show(self, step: int, loss: float, norm: float, total: int) -> None:
+        """One record of metrics, and the progress line."""
+        seconds = self._step_seconds() or math.inf
+        record = {
+            "step": step, "tokens": step * self.tokens_a_step, "loss": loss,
+            "lr": learning_rate(step - 1, total, self.warmup, self.args.lr),
+            "grad_norm": norm, "pruned_share": self.share, "seconds": self.seconds,
+            "tokens_per_second": self.tokens_a_step / seconds}
+        self.metrics.add(record)
+        self.line.show(record, total, (total - step) * seconds)
+
+    def _now_and_then(self, step: int) -> None:
+        """Checkpoint, pruned share and validation loss when they are due; not part of the pace."""
+        now = time.monotonic()
+        if now - self.last_share >= SHARE_SECONDS:
+            ids = self.windows.window(step * self.windows_a_step)[:-1]
+            self.share = pruned_shares(self.model, ids, self.precision).mean().item()
+            self.last_share = time.monotonic()
+        if self.valid and now - self.last_valid >= 60 * self.args.valid_minutes:
+            self._validate(self.model, step)
+            self.last_valid = time.monotonic()
+        if now - self.last_save >= 60 * self.args.checkpoint_minutes:
+            self._save()
+            self.last_save = time.monotonic()
+        idle = time.monotonic() - now
+        self.pace = deque(((when + idle, at) for when, at in self.pace), self.pace.maxlen)
+
+    def _validate(self, model: torch.nn.Module, step: int) -> float:
+        """Bits per byte of the validation text, into the metrics, too."""
+        tokens, info = self.valid
+        loss = text_loss(model, tokens, info.text_bytes / info.tokens, self.args.window,
+                         VALID_WINDOWS, self.precision)
+        self.metrics.add({"step": step, "tokens": step * self.tokens_a_step,
+                          "valid_loss": loss.nats_per_token, **asdict(loss)})
+        self.line.say(f"validation: {loss.nats_per_token:.4f} nats per token, "
+                      f"{loss.bits_per_byte:.4f} bits per byte ({loss.windows} windows)")
+        return loss.bits_per_byte
+
+    def ask_to_stop(self, *_: Any) -> None:
+        """A signal's handler: stops at the next record; asked twice, at once."""
+        if self.stop_asked:
+            raise KeyboardInterrupt
+        self.stop_asked = True
+
+    # ---- before and after --------------------------------------------------------------------
+
+    def _sample(self, model: torch.nn.Module, when: str) -> None:
+        text = sample(model, self.tokenizer, self.args.prompt, self.args.sample_tokens,
+                      self.precision)
+        with open(self.folder / "samples.txt", "a", encoding="utf-8") as file:
+            file.write(f"---- {when}\n{text}\n")
+        self.line.say(f"sample {when}: {text!r}")
+
+    def introduce(self) -> None:
+        """Says what will be trained, and what the model can before."""
+        c, where = self.loaded.config, self.group.device
+        if where.type == "cpu":
+            self.line.say("No GPU here: training by the reference operator on the CPU, which is "
+                          "slow; good for trying things out.")
+        plan = (f"{self.args.minutes_total:g} minutes" if self.args.minutes_total
+                else f"{self.total_steps} steps")
+        self.line.say(
+            f"{parameter_count(self.model) / 1e6:.1f}M parameters ({c.num_layers} layers of "
+            f"{c.hidden_size}), {self.text.tokens / 1e6:.2f}M tokens of "
+            f"{self.text.documents} documents; {plan} of {self.windows_a_step} x "
+            f"{self.args.window} tokens, {self.micro} windows a pass, on {self.group.size} x "
+            f"{where.type}, {self.args.precision}")
+        if self.step > 0:
+            self.line.say(f"continuing after step {self.step} ({duration(self.seconds)} trained)")
+        elif not self.loaded.from_scratch:
+            if self.valid:
+                self._validate(self.model, 0)
+            self._sample(self.model, "before")
+
+    def finish(self) -> None:
+        """Exports the model; if training is done, measures what was exported."""
+        args = self.args
+        files = export_model(self.model, self.tokenizer_dir, args.out, args.dtype,
+                             args.max_shard_size)
+        draw_loss(self.folder / "metrics.jsonl", self.folder / "loss.svg")
+        if self.step < self.total_steps:
+            self.line.say(f"stopped after step {self.step}, with a checkpoint; the same command "
+                          "continues")
+            return
+        model = load_model(args.out, 0).model.to(self.group.device)
+        model.set_options(self._options())
+        report: dict[str, Any] = {"steps": self.step, "tokens": self.step * self.tokens_a_step,
+                                  "seconds": self.seconds, "files": [f.name for f in files]}
+        tokens = self.windows.tokens
+        if self.valid:
+            report["bits_per_byte"] = self._validate(model, self.step)
+            tokens = self.valid[0]
+        self._sample(model, "after")
+        if self.model.config.fgate_type != "none" and args.acp != "off":
+            ids = [tokens[i * args.window : (i + 1) * args.window] for i in range(SHARE_WINDOWS)]
+            shares = torch.stack([pruned_shares(model, window, self.precision) for window in ids
+                                  if len(window) == args.window]).mean(0)
+            report["pruned_shares"] = shares.tolist()
+            self.line.say(shares_table(shares))
+        draw_loss(self.folder / "metrics.jsonl", self.folder / "loss.svg")
+        (self.folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        self.line.say(f"done in {duration(self.seconds)}: ./run serve {args.out}")
+
+
+def _memory_advice(trainer: Trainer | None) -> str:
+    if trainer is None:
+        return "out of GPU memory while loading the model"
+    advice = "try --recompute, or a smaller --window"
+    if trainer.micro > 1:
+        advice = f"try --micro-batch {trainer.micro // 2}, then --recompute"
+    return (f"out of GPU memory with {trainer.micro} windows of {trainer.args.window} tokens in "
+            f"one pass: {advice}")
+
+
+def run(args: Namespace, group: ProcessGroup) -> int:
+    """One run; returns the exit status."""
+    trainer = None
+    try:
+        trainer = Trainer(args, group)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, trainer.ask_to_stop)
+        trainer.resume()
+        if group.is_first:
+            trainer.introduce()
+        trainer.train()
+        if group.is_first:
+            trainer.finish()
+        return 0 if trainer.step >= trainer.total_steps else EXIT_UNFINISHED
+    except (Refusal, TextError, TrainingError) as error:
+        message = str(error)
+    except torch.OutOfMemoryError:
+        message = _memory_advice(trainer)
+    except OSError as error:
+        message = f"{error.filename or 'input/output'}: {error.strerror or error}"
+    except KeyboardInterrupt:
+        message = "interrupted; the last checkpoint is kept"
+    print(f"\nfinetune: {message}", file=sys.stderr)
+    return EXIT_FAILED
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    args = parse_arguments(arguments)
+    if not args.fast:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    group = ProcessGroup()
+    try:
+        return run(args, group)
+    finally:
+        group.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

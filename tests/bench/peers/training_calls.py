@@ -1,0 +1,76 @@
+"""The attention calls that the training benchmark compares, behind one signature.
+
+A call takes q, k, v [batch, heads, tokens, head_dim] and log gates [batch, heads, tokens].
+"""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import inputs
+
+# Built in place counts, too, after what is installed.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[3] / "kernels/torch/torch-ext"))
+Call = Callable[..., torch.Tensor]
+
+
+def our_op() -> Call:
+    """Our function, from kernels/torch."""
+    return importlib.import_module("fox_attention").forgetting_attention
+
+
+def bound_options(acp: str, threshold: float | torch.Tensor | None) -> dict[str, Any]:
+    """Our op's arguments for off, paper or certified."""
+    return {"off": {}, "paper": {"adaptive_threshold": threshold},
+            "certified": {"adaptive_threshold": "auto", "bound": "certified"}}[acp]
+
+
+def ours(acp: str, threshold: float, **options: Any) -> Call:
+    """Our op under a bound; `options` are its own."""
+    op, options = our_op(), {**options, **bound_options(acp, threshold)}
+    return lambda q, k, v, log_gates: op(q, k, v, log_gates, head_first=True, **options)
+
+
+def official(acp: str, threshold: float, **options: Any) -> Call:
+    """The official kernel, whose package must be importable (inputs.use_official)."""
+    op = importlib.import_module("forgetting_transformer.ops.forgetting_attention"
+                                 ).forgetting_attention
+    bound = threshold if acp == "paper" else None
+    return lambda q, k, v, log_gates: op(q, k, v, log_gates, head_first=True,
+                                         adaptive_threshold=bound, **options)
+
+
+def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+          _log_gates: torch.Tensor) -> torch.Tensor:
+    """cuDNN's attention, which knows no gate."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def training_inputs(batch: int, heads: int, head_dim: int,
+                    tokens: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """q, k, v and log gates that want gradients, and the output's gradient."""
+    tensors = [x.requires_grad_() for x in
+               inputs.attention_inputs(batch, heads, head_dim, tokens, tokens)]
+    return tensors, torch.randn_like(tensors[0])
+
+
+def forward_seconds(call: Call, tensors: list[torch.Tensor]) -> float:
+    """Median seconds of a forward call that keeps what its backward needs."""
+    return inputs.gpu_seconds(lambda: call(*tensors))
+
+
+def backward_seconds(call: Call, tensors: list[torch.Tensor], d_out: torch.Tensor,
+                     wanted: int = 4) -> float:
+    """Median seconds of the gradients of the first `wanted` inputs, into fresh tensors."""
+    out = call(*tensors)
+    return inputs.gpu_seconds(lambda: torch.autograd.grad(out, tensors[:wanted], d_out,
+                                                          retain_graph=True))

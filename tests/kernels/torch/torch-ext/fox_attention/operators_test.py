@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""The operators as PyTorch sees them: opcheck, torch.compile, checkpointing, saved memory."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from attention_inputs import AttentionTest, gradients, random_inputs  # noqa: E402
+
+import torch  # noqa: E402
+import torch._dynamo.testing  # noqa: E402
+from fox_attention import forgetting_attention  # noqa: E402
+
+
+def compiled(**options: object) -> object:
+    """forgetting_attention with these options, compiled into one graph or refused."""
+    torch._dynamo.reset()
+    return torch.compile(functools.partial(forgetting_attention, **options), fullgraph=True,
+                         backend="aot_eager")
+
+
+class OperatorsTest(AttentionTest):
+    """The reference's operators; those of CUDA have the same registration, torch_binding_test.py
+    runs them."""
+
+    def test_opcheck(self) -> None:
+        inputs = random_inputs(1, 70, 2, 1)
+        leaves = [x.requires_grad_() for x in inputs.arguments]
+        begin, end = (torch.tensor(x, dtype=torch.int32) for x in ([0, 30], [30, 70]))
+        per_head = torch.full((2, 2), -4.0)
+        for threshold, norm in ((None, None), (per_head, None), (None, -per_head)):
+            torch.library.opcheck(
+                torch.ops.fox.reference_forward,
+                (*leaves, begin, end, True, threshold, norm, 0.3, -10.0, False))
+        out, lse = torch.ops.fox.reference_forward(*inputs.arguments, begin, end, True, None, None,
+                                                   0.3, -10.0, False)
+        torch.library.opcheck(
+            torch.ops.fox.reference_backward,
+            (inputs.d_out, *(x.detach() for x in (*inputs.arguments, out, lse)), begin, end, True,
+             None, None, 0.3, -10.0, False))
+
+    def test_it_compiles_into_one_graph(self) -> None:
+        inputs = random_inputs(1, 150, 2, 1, gate=3.0)
+        cu_seqlens = torch.tensor([0, 70, 150], dtype=torch.int32)
+        for options in ({}, {"adaptive_threshold": -6.0}, {"adaptive_threshold": "auto"},
+                        {"adaptive_threshold": torch.tensor([-6.0, -8.0])},
+                        {"adaptive_threshold": "auto", "bound": "certified"},
+                        {"seq_start": torch.tensor([40])},
+                        {"cu_seqlens": cu_seqlens, "adaptive_threshold": "auto"},
+                        {"deterministic": True}):
+            with self.subTest(**options):
+                eager = functools.partial(forgetting_attention, **options)
+                self.assert_near(gradients(compiled(**options), inputs), gradients(eager, inputs))
+
+    def test_one_graph_serves_all_lengths(self) -> None:
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+        attend = torch.compile(functools.partial(forgetting_attention, adaptive_threshold="auto"),
+                               fullgraph=True, backend=counter, dynamic=True)
+        graphs = []
+        for tokens in (60, 130, 131, 257):
+            inputs = random_inputs(2, tokens)
+            wanted = forgetting_attention(*inputs.arguments, adaptive_threshold="auto")
+            self.assert_near((attend(*inputs.arguments),), (wanted,))
+            graphs.append(counter.frame_count)
+        self.assertEqual(graphs[0], graphs[-1])
+
+    def test_checkpointing_recomputes_the_same(self) -> None:
+        inputs = random_inputs(gate=3.0)
+        attend = functools.partial(forgetting_attention, adaptive_threshold=-6.0)
+        for reentrant in (False, True):
+            checkpointed = functools.partial(torch.utils.checkpoint.checkpoint, attend,
+                                             use_reentrant=reentrant)
+            self.assert_equal(gradients(checkpointed, inputs), gradients(attend, inputs))
+
+    def test_some_inputs_may_be_constant(self) -> None:
+        inputs = random_inputs(1, 70)
+        wanted = gradients(forgetting_attention, inputs)
+        for index in range(4):
+            leaves = [x.detach().requires_grad_(i == index)
+                      for i, x in enumerate(inputs.arguments)]
+            forgetting_attention(*leaves).backward(inputs.d_out)
+            self.assert_equal((leaves[index].grad,), (wanted[index + 1],))
+            self.assertTrue(all(leaf.grad is None for i, leaf in enumerate(leaves) if i != index))
+
+    def test_nothing_quadratic_is_saved(self) -> None:
+        inputs, sizes = random_inputs(1, 1000), []
+        leaves = [x.requires_grad_() for x in inputs.arguments]
+
+        def pack(x: torch.Tensor) -> torch.Tensor:
+            sizes.append(x.numel())
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            forgetting_attention(*leaves)
+        self.assertLess(sum(sizes), 6 * inputs.q.numel())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,312 @@
+#!/usr/bin/env python3
+"""The CUDA operators against the float64 reference, and how they behave inside PyTorch.
+
+Skipped, and it says so, without a GPU or the compiled library (pip install ./kernels/torch).
+Errors are relative, by Euclidean norms. Where the official package forgetting_transformer can be
+imported, they are also held to 1.2 times its kernel's.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import sys
+import unittest
+from collections.abc import Callable
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from attention_inputs import (NAMES, SKIPPED, AttentionTest, Inputs, gradients,  # noqa: E402
+                              random_inputs)
+
+import torch  # noqa: E402
+from fox_attention import HAS_CUDA_KERNELS, forgetting_attention  # noqa: E402
+
+try:
+    from forgetting_transformer.ops.forgetting_attention import (
+        forgetting_attention as official_attention)
+except ImportError:
+    official_attention = None
+
+# Operands, weights and dS are bf16: 2^-9 each, relative; sums are float32.
+TOLERANCE = 1e-2
+bf16_inputs = functools.partial(random_inputs, dtype=torch.bfloat16, device="cuda")
+
+
+def exact(inputs: Inputs) -> Inputs:
+    """The same numbers in float64: the reference serves them."""
+    return Inputs(*(x.double() for x in inputs))
+
+
+def errors(found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> dict[str, float]:
+    """|found - wanted| / |wanted| of the output and of each gradient; 0 / 0 is 0."""
+    ratios = {}
+    for name, one, other in zip(NAMES, found, wanted):
+        difference, size = (one.double() - other).norm().item(), other.norm().item()
+        ratios[name] = difference if size == 0 else difference / size
+    return ratios
+
+
+class GpuTest(AttentionTest):
+    """Comparisons in bf16."""
+
+    def assert_precise(self, inputs: Inputs, **options: object) -> None:
+        """Output and all gradients against the reference with the same options."""
+        attend = functools.partial(forgetting_attention, **options)
+        found = gradients(attend, inputs)
+        wanted = gradients(attend, exact(inputs))
+        for name, error in errors(found, wanted).items():
+            self.assertLessEqual(error, TOLERANCE, f"{name} {options}")
+
+
+class PrecisionTest(GpuTest):
+    """Random, ragged and edge shapes."""
+
+    def test_lengths_at_the_edges_of_tiles(self) -> None:
+        for tokens in (2, 63, 64, 65, 127, 128, 129, 255, 257, 1000):
+            with self.subTest(tokens=tokens):
+                self.assert_precise(bf16_inputs(tokens=tokens, head_dim=64))
+
+    def test_one_token(self) -> None:
+        """dq, dk and d_log_fgate are zero but for the rounding of dO V^T - delta."""
+        inputs = bf16_inputs(tokens=1, head_dim=64)
+        out, dq, dk, dv, gates = gradients(forgetting_attention, inputs)
+        self.assert_equal((out, dv), (inputs.v, inputs.d_out))
+        self.assertEqual(gates.abs().max().item(), 0.0)
+        limit = 2.0**-7 * inputs.d_out.float().norm() * inputs.v.float().norm()
+        for x in (dq, dk):
+            self.assertLessEqual(x.abs().max().item(), limit.item())
+
+    def test_head_dims_and_groups(self) -> None:
+        for head_dim in (16, 32, 64, 128):
+            for heads, kv_heads in ((1, 1), (4, 4), (4, 2), (6, 1)):
+                with self.subTest(head_dim=head_dim, heads=heads, kv_heads=kv_heads):
+                    self.assert_precise(bf16_inputs(1, 300, heads, kv_heads, head_dim, gate=4.0))
+
+    def test_gates(self) -> None:
+        """From a memory of all tokens to one of the row's own.
+
+        There dS is the difference of nearly equal numbers, one of which comes from the rounded
+        output; the reference, which rounds nothing else, has the same error.
+        """
+        for gate in (9.0, 4.0, 0.0, -4.0):
+            inputs = bf16_inputs(1, 700, head_dim=64, gate=gate)
+            wanted = gradients(forgetting_attention, exact(inputs))
+            found = errors(gradients(forgetting_attention, inputs), wanted)
+            on_cpu = gradients(forgetting_attention, Inputs(*(x.cpu() for x in inputs)))
+            least = errors(on_cpu, tuple(x.cpu() for x in wanted))
+            for name in NAMES:
+                self.assertLessEqual(found[name], max(TOLERANCE, 1.5 * least[name]),
+                                     f"{name} {gate}")
+
+    def test_pruning(self) -> None:
+        inputs = bf16_inputs(2, 1500, 4, 2, 64, gate=2.5)
+        per_head = torch.tensor([-1e9, -40.0, -8.0, -3.0], device="cuda")
+        for options in ({"adaptive_threshold": -6.0}, {"adaptive_threshold": 0.0},
+                        {"adaptive_threshold": per_head}, {"adaptive_threshold": "auto"},
+                        {"adaptive_threshold": "auto", "bound": "certified"},
+                        {"adaptive_threshold": -6.0, "deterministic": True}):
+            self.assert_precise(inputs, **options)
+
+    def test_packed_sequences(self) -> None:
+        lengths = [1, 63, 0, 64, 65, 500, 129, 2]
+        inputs = bf16_inputs(1, sum(lengths) + 10, 4, 2, 64, gate=3.0)
+        cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to("cuda", torch.int32)
+        for options in ({}, {"adaptive_threshold": -6.0}, {"adaptive_threshold": "auto"},
+                        {"adaptive_threshold": "auto", "bound": "certified"}):
+            self.assert_precise(inputs, cu_seqlens=cu_seqlens, **options)
+        for x in gradients(functools.partial(forgetting_attention, cu_seqlens=cu_seqlens), inputs):
+            self.assertEqual(x[:, -10:].abs().sum().item(), 0.0)
+
+    def test_packed_sequences_are_separate_calls(self) -> None:
+        inputs = bf16_inputs(1, 1600, 2, 2, 64, gate=3.0)
+        cu_seqlens = torch.arange(0, 1601, 100, device="cuda", dtype=torch.int32)
+        found = gradients(functools.partial(forgetting_attention, cu_seqlens=cu_seqlens,
+                                            deterministic=True), inputs)
+        for begin in range(0, 1600, 100):
+            alone = Inputs(*(x[:, begin:begin + 100] for x in inputs))
+            self.assert_equal(
+                [x[:, begin:begin + 100] for x in found],
+                gradients(functools.partial(forgetting_attention, deterministic=True), alone))
+
+    def test_left_padding(self) -> None:
+        inputs = bf16_inputs(4, 300, head_dim=64)
+        starts = torch.tensor([0, 1, 128, 299], device="cuda")
+        self.assert_precise(inputs, seq_start=starts)
+        self.assert_precise(inputs, seq_start=starts, adaptive_threshold="auto")
+
+    def test_layouts(self) -> None:
+        """Columns of a fused projection, head_first, storage that bulk copies cannot load."""
+        fused = bf16_inputs(2, 200, 12, 12, 64).q
+        inputs = bf16_inputs(2, 200, 4, 4, 64)
+        q, k, v = fused.split(4, dim=2)
+        self.assert_precise(inputs._replace(q=q, k=k, v=v))
+        shifted = [torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)[1:].view_as(x)
+                   .copy_(x) for x in inputs]
+        self.assert_precise(Inputs(*shifted))
+        expanded = torch.ones((), dtype=torch.bfloat16, device="cuda").expand(inputs.q.shape)
+        self.assert_precise(inputs._replace(d_out=expanded))
+        swapped = Inputs(*(x.transpose(1, 2).contiguous() for x in inputs))
+        self.assert_precise(swapped, head_first=True)
+
+    def test_fewer_queries(self) -> None:
+        inputs = bf16_inputs(2, 300, head_dim=64)
+        self.assert_precise(inputs._replace(q=inputs.q[:, 170:], d_out=inputs.d_out[:, 170:]))
+
+    @unittest.skipIf(official_attention is None, "the package forgetting_transformer is not here")
+    def test_no_gradient_is_much_worse_than_the_official_one(self) -> None:
+        for tokens, head_dim, gate in ((1024, 64, 4.0), (1024, 128, 4.0), (4096, 64, 6.0),
+                                       (1000, 64, 0.0)):
+            inputs = bf16_inputs(1, tokens, 4, 4, head_dim, gate=gate)
+            for options in ({}, {"adaptive_threshold": "auto"}):
+                with self.subTest(tokens=tokens, head_dim=head_dim, gate=gate, **options):
+                    wanted = gradients(functools.partial(forgetting_attention, **options),
+                                       exact(inputs))
+                    ours, theirs = (
+                        errors(gradients(functools.partial(attend, **options), inputs), wanted)
+                        for attend in (forgetting_attention, official_attention))
+                    for name in NAMES:
+                        self.assertLessEqual(ours[name], 1.2 * theirs[name], name)
+
+
+class IntegrationTest(GpuTest):
+    """Streams, graphs, compilation, determinism."""
+
+    def setUp(self) -> None:
+        self.inputs = bf16_inputs(2, 900, 4, 2, 64, gate=3.0)
+
+    def test_deterministic_runs_have_equal_bits(self) -> None:
+        for options in ({}, {"adaptive_threshold": "auto"}):
+            attend = functools.partial(forgetting_attention, deterministic=True, **options)
+            first = gradients(attend, self.inputs)
+            for _ in range(20):
+                self.assert_equal(gradients(attend, self.inputs), first)
+
+    def test_torch_may_ask_for_determinism(self) -> None:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            found = gradients(forgetting_attention, self.inputs)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        wanted = functools.partial(forgetting_attention, deterministic=True)
+        self.assert_equal(found, gradients(wanted, self.inputs))
+
+    def test_the_current_stream_is_used(self) -> None:
+        """Inputs appear on another stream late: work on any other would read zeros."""
+        attend = functools.partial(forgetting_attention, adaptive_threshold="auto",
+                                   deterministic=True)
+        wanted = gradients(attend, self.inputs)
+        late = Inputs(*(torch.zeros_like(x) for x in self.inputs))
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(200_000_000)
+            for target, source in zip(late, self.inputs):
+                target.copy_(source)
+            found = gradients(attend, late)
+            torch.cuda.current_stream().synchronize()
+        self.assert_equal(found, wanted)
+
+    def test_nothing_waits_for_the_device(self) -> None:
+        packed = bf16_inputs(1, 900, 4, 2, 64)
+        cu_seqlens = torch.tensor([0, 400, 900], device="cuda", dtype=torch.int32)
+        starts = torch.tensor([0, 5], device="cuda")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for bound in ("paper", "certified"):
+                options = {"adaptive_threshold": "auto", "bound": bound}
+                gradients(functools.partial(forgetting_attention, cu_seqlens=cu_seqlens,
+                                            **options), packed)
+                gradients(functools.partial(forgetting_attention, seq_start=starts, **options),
+                          self.inputs)
+            gradients(functools.partial(forgetting_attention, adaptive_threshold=-8.0),
+                      self.inputs)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def test_a_cuda_graph_replays_it(self) -> None:
+        attend = functools.partial(forgetting_attention, adaptive_threshold="auto",
+                                   deterministic=True)
+        other = bf16_inputs(2, 900, 4, 2, 64, gate=3.0, seed=1)
+        static = Inputs(*(x.clone() for x in self.inputs))
+        with torch.cuda.stream(torch.cuda.Stream()):
+            gradients(attend, static)  # warm up
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = gradients(attend, static)
+        for inputs in (self.inputs, other):
+            for target, source in zip(static, inputs):
+                target.copy_(source)
+            graph.replay()
+            torch.cuda.synchronize()
+            self.assert_equal(found, gradients(attend, inputs))
+
+    def test_compiling_changes_nothing(self) -> None:
+        for options in ({}, {"adaptive_threshold": -8.0}, {"adaptive_threshold": "auto"}):
+            with self.subTest(**options):
+                torch._dynamo.reset()
+                attend = functools.partial(forgetting_attention, deterministic=True, **options)
+                compiled = torch.compile(attend, fullgraph=True)
+                self.assert_equal(gradients(compiled, self.inputs),
+                                  gradients(attend, self.inputs))
+
+    def test_checkpointing_recomputes_the_same(self) -> None:
+        attend = functools.partial(forgetting_attention, adaptive_threshold="auto",
+                                   deterministic=True)
+        checkpointed = functools.partial(torch.utils.checkpoint.checkpoint, attend,
+                                         use_reentrant=False)
+        self.assert_equal(gradients(checkpointed, self.inputs), gradients(attend, self.inputs))
+
+    def test_opcheck(self) -> None:
+        q, k, v, gates, d_out = bf16_inputs(1, 300, 4, 2, 64)
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, gates)]
+        begin, end = (torch.tensor(x, dtype=torch.int32, device="cuda")
+                      for x in ([0, 130], [130, 300]))
+        per_head = torch.full((2, 4), -20.0, device="cuda")
+        for threshold, norm in ((None, None), (per_head, None), (None, -per_head)):
+            rest = (begin, end, True, threshold, norm, 0.125, -10.0, True)
+            # Not test_aot_dispatch_dynamic, which compares outputs: some bytes of the state are
+            # never written. test_compiling_changes_nothing takes its place.
+            torch.library.opcheck(torch.ops.fox.forward, (*leaves, *rest), test_utils=(
+                "test_schema", "test_autograd_registration", "test_faketensor"))
+            out, state = torch.ops.fox.forward(q, k, v, gates, *rest)
+            torch.library.opcheck(torch.ops.fox.backward,
+                                  (d_out, q, k, v, gates, out, state, *rest))
+
+    def test_the_device_of_the_tensors_is_used(self) -> None:
+        if torch.cuda.device_count() < 2:
+            self.skipTest("one GPU")
+        other = Inputs(*(x.to("cuda:1") for x in self.inputs))
+        attend = functools.partial(forgetting_attention, deterministic=True)
+        self.assert_equal([x.to("cuda:0") for x in gradients(attend, other)],
+                          gradients(attend, self.inputs))
+
+    def test_other_dtypes(self) -> None:
+        half = [x.half() for x in self.inputs[:3]]
+        with self.assertRaisesRegex(TypeError, "cast q, k and v to torch.bfloat16"):
+            forgetting_attention(*half, self.inputs.log_fgate)
+        wide = Inputs(*(x.float() for x in self.inputs))
+        for name, error in errors(gradients(forgetting_attention, wide),
+                                  gradients(forgetting_attention, exact(self.inputs))).items():
+            self.assertLessEqual(error, 1e-3, name)  # products in TF32 at worst
+
+    def test_the_library_checks_for_itself(self) -> None:
+        """Whoever calls the operator gets an error, not a fault."""
+        q, k, v, gates, _ = bf16_inputs(1, 64, 2, 2, 64)
+        begin, end = (torch.tensor([x], dtype=torch.int32, device="cuda") for x in (0, 64))
+        call: Callable[..., object] = torch.ops.fox.forward
+        for broken in ((q[:, :32], k, v, gates), (q, k[..., :32], v, gates),
+                       (q, k, v, gates.double()), (q, k, v, gates[..., :1]),
+                       (q.half(), k, v, gates), (q, k.cpu(), v, gates)):
+            with self.assertRaises(RuntimeError):
+                call(*broken, begin, end, False, None, None, 0.125, -10.0, False)
+
+
+if __name__ == "__main__":
+    if not torch.cuda.is_available():
+        print("SKIPPED: there is no GPU")
+        sys.exit(SKIPPED)
+    if not HAS_CUDA_KERNELS:
+        print("SKIPPED: fox_attention has no CUDA kernels (pip install ./kernels/torch)")
+        sys.exit(SKIPPED)
+    unittest.main()

@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""The PyTorch model against the golden logits of the reference implementations, in float64."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import unittest
+import unittest.mock
+from pathlib import Path
+
+from toy_model import ROOT, write_toy  # first: it skips without torch
+
+import torch
+from model import AttentionOptions, FoxModel, token_shift
+from model_directory import load_model
+from safetensors.torch import load_file
+
+GOLDEN = ROOT / "tests" / "golden"
+# Logits of a few layers in float64: every sum has fewer than 2^10 terms of relative error 2^-53.
+FLOAT64_ERROR = 2.0**-53 * 2**10
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """In the norm, with NaN as infinite."""
+    error = ((got - want).norm() / want.norm()).item()
+    return error if error == error else float("inf")
+
+
+class GoldenTest(unittest.TestCase):
+    """Every variant of both layouts."""
+
+    def test_logits(self) -> None:
+        folders = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
+        self.assertGreaterEqual(len(folders), 13)
+        for folder in folders:
+            with self.subTest(folder.name):
+                ids = json.loads((folder / "expected.json").read_text())["input_ids"]
+                model = load_model(folder, 0).model.double()
+                with torch.no_grad():
+                    logits = model(torch.tensor([ids]))[0]
+                for name, want in load_file(folder / "expected.safetensors").items():
+                    first = name == "logits_first"
+                    got = logits[: len(want)] if first else logits[-len(want):]
+                    self.assertEqual(want.dtype, torch.float64)
+                    self.assertLess(relative_error(got, want), FLOAT64_ERROR)
+
+
+class ModelTest(unittest.TestCase):
+    """What golden data does not show."""
+
+    def setUp(self) -> None:
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        torch.manual_seed(0)
+
+    def toy(self, **changes: object) -> FoxModel:
+        return load_model(write_toy(self.folder, **changes), 0).model.double()
+
+    def test_packed_sequences_equal_single_ones(self) -> None:
+        for rope in (False, True):
+            model = self.toy(use_rope=rope)
+            ids = torch.randint(0, 257, (1, 100))
+            borders = [0, 1, 33, 97, 100]
+            packed = model(ids, cu_seqlens=torch.tensor(borders, dtype=torch.int32))
+            alone = [model(ids[:, a:b]) for a, b in zip(borders, borders[1:])]
+            self.assertLess(relative_error(packed, torch.cat(alone, 1)), FLOAT64_ERROR)
+
+    def test_loss_in_parts_equals_the_whole(self) -> None:
+        model = self.toy()
+        ids = torch.randint(0, 257, (2, 41))
+        whole = model(ids[:, :-1], ids[:, 1:])
+        whole.backward()
+        wanted = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        with unittest.mock.patch("model.LOGITS_AT_ONCE", 257 * 7):
+            parts = model(ids[:, :-1], ids[:, 1:])
+        parts.backward()
+        self.assertLess(abs(parts.item() / whole.item() - 1), FLOAT64_ERROR)
+        for parameter, want in zip(model.parameters(), wanted):
+            self.assertLess(relative_error(parameter.grad, want), FLOAT64_ERROR)
+
+    def test_recomputing_changes_no_bit(self) -> None:
+        gradients = []
+        for recompute in (False, True):
+            model = self.toy()
+            model.recompute = recompute
+            ids = torch.arange(66)[None]
+            model(ids[:, :-1], ids[:, 1:]).backward()
+            gradients.append([p.grad for p in model.parameters()])
+        self.assertTrue(all(torch.equal(a, b) for a, b in zip(*gradients)))
+
+    def test_pruning_loses_no_more_than_it_may(self) -> None:
+        model = self.toy()
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.attn.fgate_proj.bias.fill_(1.0)
+        ids = torch.randint(0, 257, (1, 1500))
+        exact = model(ids)
+        shares: list[torch.Tensor] = []
+        model.set_options(AttentionOptions(-10.0))
+        pruned = model(ids, shares=shares)
+        self.assertEqual(len(shares), 2)
+        self.assertGreater(torch.stack(shares).min().item(), 0.5)
+        self.assertFalse(torch.equal(pruned, exact))
+        # Each row of each head loses at most exp(-10) of its mass, so its output at most twice
+        # that in relation to the values; the gated norm and two layers keep the order.
+        self.assertLess(relative_error(pruned, exact), 2 * 2 * 4.54e-5)
+
+    def test_nothing_precedes_a_start(self) -> None:
+        x, logit = torch.randn(1, 4, 1, 2), torch.zeros(1, 4, 1)
+        starts = torch.tensor([[True, False, True, False]])
+        shifted = token_shift(x, logit, starts)
+        self.assertTrue(torch.equal(shifted[:, 0], x[:, 0] / 2))
+        self.assertTrue(torch.equal(shifted[:, 2], x[:, 2] / 2))
+        self.assertTrue(torch.allclose(shifted[:, 3], (x[:, 2] + x[:, 3]) / 2))
+
+    def test_one_graph_for_all_layers(self) -> None:
+        import torch._dynamo.utils
+
+        model = self.toy(num_hidden_layers=4).float()
+        ids = torch.randint(0, 257, (2, 65))
+        plain = model(ids[:, :-1], ids[:, 1:])
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model.compile_parts(fullgraph=True, backend="aot_eager")
+        compiled = model(ids[:, :-1], ids[:, 1:])
+        compiled.backward()
+        self.assertTrue(torch.equal(plain, compiled))
+        # Embedding, layer, loss.
+        self.assertEqual(torch._dynamo.utils.counters["stats"]["unique_graphs"], 3)
+
+
+if __name__ == "__main__":
+    unittest.main()

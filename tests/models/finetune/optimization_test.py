@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""Parameter groups and the schedule of the paper."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import unittest
+from pathlib import Path
+
+from toy_model import write_toy  # first: it skips without torch
+
+from model_directory import load_model
+from optimization import learning_rate, make_optimizer
+
+
+class OptimizationTest(unittest.TestCase):
+    """Both are small."""
+
+    def test_what_decays(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            model = load_model(write_toy(Path(folder)), 0).model
+        optimizer = make_optimizer(model, 1e-3, 0.1)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        decayed, free = ({names[id(p)] for p in group["params"]} for group in
+                         optimizer.param_groups)
+        self.assertEqual(decayed | free, set(names.values()))
+        self.assertFalse(decayed & free)
+        self.assertIn("model.embeddings.weight", decayed)
+        self.assertIn("model.layers.0.attn.k_proj.shift_proj.weight", decayed)
+        self.assertEqual({name.rsplit(".", 2)[-2] + "." + name.rsplit(".", 1)[-1] for name in free},
+                         {"attn_norm.weight", "mlp_norm.weight", "norm.weight", "q_norm.weight",
+                          "k_norm.weight", "output_norm.weight", "fgate_proj.bias"})
+        self.assertEqual([group["weight_decay"] for group in optimizer.param_groups], [0.1, 0.0])
+        self.assertEqual(optimizer.defaults["betas"], (0.9, 0.95))
+
+    def test_learning_rate(self) -> None:
+        rates = [learning_rate(step, 110, 10, 2.0) for step in range(111)]
+        self.assertEqual(rates[:10], [2.0 * (step + 1) / 10 for step in range(10)])
+        self.assertEqual(rates[10], 2.0)
+        for step in range(10, 111):
+            self.assertAlmostEqual(rates[step], 1 + math.cos(math.pi * (step - 10) / 100))
+        self.assertEqual(learning_rate(500, 110, 10, 2.0), 0.0)
+        self.assertEqual(learning_rate(3, 3, 3, 1.0), 1.0)  # a warmup as long as the training
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""Texts become tokens document by document, and windows of every epoch cover them."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from toy_model import ROOT, write_toy  # first: it skips without its packages
+
+import numpy as np
+import text_tokens
+from text_tokens import (
+    TextError, TextTokenizer, Windows, info_path, open_tokens, read_pieces, write_tokens)
+
+END = 256
+
+
+class TokenFileTest(unittest.TestCase):
+    """With the byte tokenizer, whose ids are GPT-2's characters in order of bytes."""
+
+    def setUp(self) -> None:
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        write_toy(self.folder)
+        self.out = self.folder / "t.tokens"
+
+    def write(self, name: str, data: bytes) -> Path:
+        path = self.folder / name
+        path.write_bytes(data)
+        return path
+
+    def tokens(self, *paths: Path) -> list[int]:
+        write_tokens(list(paths), self.folder, self.out, 2)
+        return open_tokens(self.out)[0].tolist()
+
+    def test_documents_are_wrapped(self) -> None:
+        a = self.write("a.txt", b"one\n\0\ntwo\n\0\n")
+        b = self.write("b.txt", "dr\u00ef\n".encode())
+        want = [END, *b"one", END, END, *b"two", END, END, *"dr\u00ef\n".encode(), END]
+        self.assertEqual(self.tokens(a, b), want)
+        info = open_tokens(self.out)[1]
+        self.assertEqual((info.documents, info.text_bytes, info.dtype), (3, 11, "uint16"))
+
+    def test_packed_files_are_read(self) -> None:
+        path = self.write("a.txt.xz", lzma.compress(b"x\n\0\n\n\0\ny"))
+        self.assertEqual(self.tokens(path), [END, *b"x", END, END, *b"y", END])
+
+    def test_any_block_size_gives_the_same_documents(self) -> None:
+        text = b"\n\0\nab\n\0\n\n\0\n\nc\nd\0\ne\n\0\nf\n\0"
+        path = self.write("a.txt", text)
+        want = [document for document in text.split(b"\n\0\n") if document]
+        for size in (1, 2, 3, 5, 1000):
+            with mock.patch.object(text_tokens, "READ_BYTES", size):
+                self.assertEqual([piece.text for piece in read_pieces(path)], want)
+
+    def test_long_documents_are_cut_at_line_ends(self) -> None:
+        path = self.write("a.txt", b"line one\nline two\nline three\n\0\nrest")
+        with mock.patch.multiple(text_tokens, LONGEST_PIECE=16, READ_BYTES=4):
+            pieces = list(read_pieces(path))
+            self.assertEqual(b"".join(piece.text for piece in pieces[:-1]),
+                             b"line one\nline two\nline three")
+            self.assertEqual([piece.first for piece in pieces], [True, False, False, True])
+            self.assertEqual([piece.last for piece in pieces], [False, False, True, True])
+            with self.assertRaisesRegex(TextError, "a line of more"):
+                list(read_pieces(self.write("b.txt", b"x" * 40)))
+
+    def test_what_is_there_is_kept_until_its_texts_change(self) -> None:
+        path = self.write("a.txt", b"abc")
+        self.tokens(path)
+        made = self.out.stat().st_mtime_ns
+        self.assertEqual(self.tokens(path), [END, *b"abc", END])
+        self.assertEqual(self.out.stat().st_mtime_ns, made)
+        self.assertEqual(self.tokens(self.write("a.txt", b"abcd")), [END, *b"abcd", END])
+
+    def test_errors_name_the_file(self) -> None:
+        with self.assertRaisesRegex(TextError, r"latin.txt: not UTF-8 \(byte 2 .*0xe9"):
+            self.tokens(self.write("good.txt", b"ok"), self.write("latin.txt", b"caf\xe9"[1:]))
+        self.assertFalse(self.out.exists())
+        with self.assertRaisesRegex(TextError, "gone.txt: no such file"):
+            self.tokens(self.folder / "gone.txt")
+        with self.assertRaisesRegex(TextError, "no text in empty.txt"):
+            self.tokens(self.write("empty.txt", b""))
+        with self.assertRaisesRegex(TextError, "no tokenizer"):
+            TextTokenizer(self.folder.parent)
+        self.tokens(self.write("a.txt", b"abc"))
+        with open(self.out, "ab") as file:
+            file.write(b"xx")
+        with self.assertRaisesRegex(TextError, "6 tokens, but 5 are described"):
+            open_tokens(self.out)
+        info_path(self.out).unlink()
+        with self.assertRaisesRegex(TextError, "no token file"):
+            open_tokens(self.out)
+
+
+class TokenizerTest(unittest.TestCase):
+    """The kinds that the server knows."""
+
+    def setUp(self) -> None:
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def test_sentencepiece(self) -> None:
+        tokenizer = TextTokenizer(ROOT / "models" / "demo")
+        self.assertEqual((tokenizer.vocab_size, tokenizer.bos, tokenizer.eos), (8192, 1, 2))
+        text = "Once upon a time, in Ruritania \u00fc"
+        ids = tokenizer.encode(text)
+        self.assertNotIn(1, ids)
+        self.assertEqual(tokenizer.decode([1, *ids, 2]), text)
+
+    def test_bytes_and_json_inside(self) -> None:
+        write_toy(self.folder)
+        text = 'a "quoted" line\nand \u00fc'
+        plain = TextTokenizer(self.folder)
+        self.assertEqual(plain.encode(text), list(text.encode()))
+        self.assertEqual(plain.decode(plain.encode(text)), text)
+        fingerprint = plain.fingerprint()
+        config = self.folder / "tokenizer_config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()),
+                                      "tokenizer_class": "JSONGPT2Tokenizer"}))
+        wrapped = TextTokenizer(self.folder)
+        self.assertEqual(wrapped.encode("\n\u00fc"), list(b"\\n\\u00fc"))
+        self.assertEqual(wrapped.decode(wrapped.encode(text)), text)
+        self.assertNotEqual(wrapped.fingerprint(), fingerprint)
+
+
+class WindowsTest(unittest.TestCase):
+    """Order and coverage."""
+
+    def test_an_epoch_holds_each_token_once(self) -> None:
+        windows = Windows(np.arange(1000, dtype=np.uint16), 10, 7)
+        self.assertEqual(windows.per_epoch, 98)
+        starts = []
+        for epoch in range(3):
+            batch = windows.batch(range(epoch * 98, (epoch + 1) * 98))
+            self.assertEqual(batch.shape, (98, 11))
+            self.assertTrue((np.diff(batch, axis=1) == 1).all())
+            inputs = np.sort(batch[:, :-1].reshape(-1))
+            self.assertTrue((np.diff(inputs) == 1).all())
+            starts.append(tuple(batch[:, 0]))
+        self.assertEqual(len(set(starts)), 3)
+        self.assertEqual(len({min(order) for order in starts}), 3)
+
+    def test_any_window_is_found_again(self) -> None:
+        tokens = np.arange(500, dtype=np.uint16)
+        first, again = Windows(tokens, 16, 1), Windows(tokens, 16, 1)
+        forwards = [first.window(i).tolist() for i in range(60)]
+        self.assertEqual([again.window(i).tolist() for i in reversed(range(60))], forwards[::-1])
+        self.assertNotEqual(Windows(tokens, 16, 2).window(0).tolist(), forwards[0])
+
+    def test_too_little_text(self) -> None:
+        with self.assertRaisesRegex(TextError, "19 tokens of text are too few for windows of 10"):
+            Windows(np.zeros(19, dtype=np.uint16), 10, 0)
+        self.assertEqual(Windows(np.zeros(21, dtype=np.uint16), 10, 0).per_epoch, 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Whole trainings of a toy: learning, kills and resuming bit for bit, processes, messages.
+
+Each run is a process of its own, as a user starts it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import unittest
+
+from toy_model import write_toy  # first: it skips without torch
+from toy_training import LONG, TrainingCase
+
+from progress import read_metrics
+
+
+class TrainTest(TrainingCase):
+    """On the CPU, in float32."""
+
+    environment = {**TrainingCase.environment, "CUDA_VISIBLE_DEVICES": ""}
+
+    def test_it_learns_and_a_killed_run_resumes_bit_for_bit(self) -> None:
+        flags = ("--steps", "150", "--checkpoint-minutes", "0", "--valid", str(self.text))
+        said = self.run_to_end(self.command("whole", *flags))
+        self.assertIn("No GPU here", said)
+        self.assertIn("sample after", said)
+        self.assertIn("percent of pairs pruned", said)
+        step = self.kill_after_a_checkpoint(self.command("killed", *flags), "killed")
+        self.assertLess(step, 150)
+        self.assertIn(f"continuing after step {step}",
+                      self.run_to_end(self.command("killed", *flags)))
+        self.assert_equal_trainings("whole", "killed")
+        metrics = read_metrics(self.folder / "killed" / "training" / "metrics.jsonl")
+        steps = [record["step"] for record in metrics if "loss" in record]
+        self.assertEqual(steps, sorted(set(steps)))
+        self.assertEqual(steps[-1], 150)
+        report = json.loads((self.folder / "whole" / "training" / "report.json").read_text())
+        self.assertLess(report["bits_per_byte"], 4)  # 8 before: the text is one sentence
+        self.assertEqual(report["steps"], 150)
+
+    def test_a_model_is_tuned_further_and_a_stop_is_asked_for(self) -> None:
+        self.run_to_end(self.command("first", "--steps", "4"))
+        flags = ("--steps", "100000", "--packing", "documents")
+        arguments = self.command("tuned", *flags, model=self.folder / "first")
+        process = subprocess.Popen([sys.executable, "-B", *arguments], env=self.environment,
+                                   stderr=subprocess.PIPE, text=True)
+        metrics, end = self.folder / "tuned" / "training" / "metrics.jsonl", time.monotonic() + LONG
+        while not read_metrics(metrics) and time.monotonic() < end:
+            time.sleep(0.01)
+        process.terminate()
+        said = process.communicate(timeout=LONG)[1]
+        self.assertEqual(process.returncode, 3, said)
+        self.assertIn("sample before", said)
+        step = self.checkpoint("tuned")["step"]
+        self.assertIn(f"stopped after step {step}", said)
+        self.assertTrue((self.folder / "tuned" / "config.json").is_file())
+
+    def test_two_processes_equal_one_that_accumulates(self) -> None:
+        flags = ("--steps", "6", "--micro-batch", "2")
+        self.run_to_end(self.command("one", *flags))
+        self.run_to_end(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                         *self.command("two", *flags)])
+        self.assert_equal_trainings("one", "two")
+
+    def test_time_is_the_plan(self) -> None:
+        said = self.run_to_end(self.command("timed", "--minutes-total", "0.15"))
+        self.assertIn("done in 0:", said)
+        state = self.checkpoint("timed")
+        self.assertLess(abs(state["seconds"] - 9), 3)
+        records = read_metrics(self.folder / "timed" / "training" / "metrics.jsonl")
+        last = [record for record in records if "loss" in record][-1]
+        self.assertLess(last["lr"], 0.2 * 3e-3)
+
+    def test_messages(self) -> None:
+        (self.folder / "latin.txt").write_bytes(b"caf\xe9")
+        latin = self.command("m", "--steps", "2")
+        latin[2] = str(self.folder / "latin.txt")
+        self.assertIn("finetune: latin.txt: not UTF-8", self.run_to_end(latin, 1))
+        self.assertIn("too few for windows of 9999",
+                      self.run_to_end(self.command("m", "--window", "9999"), 1))
+        self.run_to_end(self.command("m", "--steps", "2"))
+        other = self.run_to_end(self.command("m", "--steps", "2", "--seed", "4"), 1)
+        self.assertIn("seed was 0 and is now 4", other)
+        model = self.command("m", "--steps", "2", model=self.folder / "gone")
+        self.assertIn("no such directory", self.run_to_end(model, 2))
+        small = write_toy(self.folder / "small", vocab_size=200, bos_token_id=None,
+                          eos_token_id=None)
+        said = self.run_to_end(self.command("n", model=small), 1)
+        self.assertIn("the tokenizer has 257 tokens, the model 200", said)
+        nan = self.run_to_end(self.command("n", "--steps", "60", "--lr", "1e30"), 1)
+        self.assertIn("try a lower --lr", nan)
+
+
+if __name__ == "__main__":
+    unittest.main()
