@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <numeric>
 #include <optional>
 
@@ -65,10 +66,6 @@ nlohmann::ordered_json JsonNumber(const std::optional<double>& value) {
   return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
 }
 
-double SkippedShare(const AcpTrace& trace) {
-  return Ratio(trace.blocks_pruned, trace.blocks_total).value_or(0);
-}
-
 // Heads by pruned share, in tenths.
 std::array<int, kHistogramBins> Bins(const AcpTrace& trace) {
   std::array<int, kHistogramBins> bins{};
@@ -114,11 +111,33 @@ nlohmann::ordered_json HeadJson(const HeadTrace& head) {
 }
 
 nlohmann::ordered_json TraceJson(const AcpTrace& trace) {
-  return {{"blocks_total", trace.blocks_total},
-          {"blocks_pruned", trace.blocks_pruned},
-          {"skipped_share", SkippedShare(trace)},
-          {"max_log_evicted_mass", trace.max_log_evicted_mass},  // nothing evicted: null
+  return {{"blocks_total", trace.stats.blocks_total},
+          {"blocks_pruned", trace.stats.blocks_pruned},
+          {"skipped_share", trace.PrunedPairs()},
+          {"pages_written", trace.stats.pages_allocated},
+          {"pages_evicted", trace.stats.pages_evicted},
+          {"evicted_share", trace.EvictedPages()},
+          {"max_log_evicted_mass", trace.stats.max_log_evicted_mass},  // nothing evicted: null
+          {"nll", trace.MeanLoss()},
           {"histogram", Bins(trace)}};
+}
+
+// Largest difference of one token's loss.
+double LargestChange(const AcpTrace& trace, const AcpTrace& off) {
+  double largest = 0;
+  for (size_t i = 0; i < off.losses.size(); ++i) {
+    largest = std::max(largest, std::abs(trace.losses[i] - off.losses[i]));
+  }
+  return largest;
+}
+
+nlohmann::ordered_json SweepJson(const AcpTrace& trace, const AcpTrace& off) {
+  return {{"skipped_share", trace.PrunedPairs()},
+          {"evicted_share", trace.EvictedPages()},
+          {"max_log_evicted_mass", trace.stats.max_log_evicted_mass},
+          {"nll", trace.MeanLoss()},
+          {"nll_difference", trace.MeanLoss() - off.MeanLoss()},
+          {"largest_difference", LargestChange(trace, off)}};
 }
 
 }  // namespace
@@ -152,13 +171,15 @@ std::string AcpReport::Totals() const {
       "  kept pages, certified / paper, at the last token:     all heads %s, forgetting %s\n"
       "  skipped blocks in prefill (each row within the same tolerance; not in the certificate):\n"
       "    paper %.4f, certified %.4f\n"
+      "  pages evicted by the last token: paper %.4f, certified %.4f\n"
       "  certificate (log mass that a row loses to evictions: the largest bound over all of "
       "them):\n"
       "    paper %.4f, certified %.4f; allowed %.4f\n",
       paper.heads.size(), ratios.forgetting_heads, ratios.paper_window, ratios.certified_window,
       FullWindow(pages), Number(ratios.all), Number(ratios.forgetting), Number(ratios.all_at_end),
-      Number(ratios.forgetting_at_end), SkippedShare(paper), SkippedShare(certified),
-      paper.max_log_evicted_mass, certified.max_log_evicted_mass, log_tolerance);
+      Number(ratios.forgetting_at_end), paper.PrunedPairs(), certified.PrunedPairs(),
+      paper.EvictedPages(), certified.EvictedPages(), paper.stats.max_log_evicted_mass,
+      certified.stats.max_log_evicted_mass, log_tolerance);
 }
 
 std::string AcpReport::Histogram() const {
@@ -200,6 +221,21 @@ std::string AcpReport::Boundaries() const {
   return text;
 }
 
+std::string AcpReport::Sweep() const {
+  std::string text =
+      "              pairs pruned     pages evicted    loss - off, mean     largest of a token\n"
+      "  log eps   paper  certified  paper  certified  paper  certified     paper  certified\n";
+  for (const SweepPoint& point : sweep) {
+    const AcpTrace &p = point.paper, &c = point.certified;
+    absl::StrAppendFormat(&text, "  %7g %7.4f %7.4f %9.4f %7.4f %+12.2e %+9.2e %9.2e %9.2e\n",
+                          point.log_tolerance, p.PrunedPairs(), c.PrunedPairs(), p.EvictedPages(),
+                          c.EvictedPages(), p.MeanLoss() - off.MeanLoss(),
+                          c.MeanLoss() - off.MeanLoss(), LargestChange(p, off),
+                          LargestChange(c, off));
+  }
+  return text;
+}
+
 nlohmann::ordered_json AcpReport::Json() const {
   const KeptRatios ratios = RatiosOf(*this);
   nlohmann::ordered_json json = {{"model", model},
@@ -208,6 +244,7 @@ nlohmann::ordered_json AcpReport::Json() const {
                                  {"log_tolerance", log_tolerance},
                                  {"page_tokens", kPageTokens},
                                  {"heads_that_forget", ratios.forgetting_heads},
+                                 {"off", TraceJson(off)},
                                  {"paper", TraceJson(paper)},
                                  {"certified", TraceJson(certified)}};
   json["certified_over_paper"] = {{"kept_pages", JsonNumber(ratios.all)},
@@ -216,6 +253,13 @@ nlohmann::ordered_json AcpReport::Json() const {
                                   {"at_end_forgetting", JsonNumber(ratios.forgetting_at_end)}};
   json["mean_window_forgetting"] = {{"paper", ratios.paper_window},
                                     {"certified", ratios.certified_window}};
+  json["loss"] = loss.Json();
+  auto& points = json["sweep"] = nlohmann::ordered_json::array();
+  for (const SweepPoint& point : sweep) {
+    points.push_back({{"log_tolerance", point.log_tolerance},
+                      {"paper", SweepJson(point.paper, off)},
+                      {"certified", SweepJson(point.certified, off)}});
+  }
   auto& heads = json["heads"] = nlohmann::ordered_json::array();
   for (size_t i = 0; i < paper.heads.size(); ++i) {
     heads.push_back({{"layer", paper.heads[i].layer},

@@ -1,18 +1,27 @@
 // AcpReport: the paper's and the certified bound side by side, as text (table, histogram,
-// boundaries over the decay matrix) and as JSON.
+// boundaries over the decay matrix, loss, a sweep over log eps) and as JSON.
 #pragma once
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "engine/tools/acp_loss.h"
 #include "engine/tools/acp_trace.h"
 
 namespace fox {
 
+// Both bounds at one log eps, over the tokens of the report's traces.
+struct SweepPoint {
+  double log_tolerance = 0;
+  AcpTrace paper, certified;
+};
+
 struct AcpReport {
-  AcpTrace paper, certified;  // of the same tokens
+  AcpTrace off, paper, certified;  // of the same tokens
   double log_tolerance = -10;
+  AcpLoss loss;  // of these tokens, and perhaps of further windows
+  std::vector<SweepPoint> sweep;
   std::string model, dtype;
 
   int64_t tokens() const;
@@ -26,6 +35,7 @@ struct AcpReport {
   std::string Totals() const;
   std::string Histogram() const;   // pruned share of the heads
   std::string Boundaries() const;  // most local, median, most gained, most global head
+  std::string Sweep() const;       // savings and loss by log eps
   nlohmann::ordered_json Json() const;
 };
 

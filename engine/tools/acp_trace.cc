@@ -1,8 +1,10 @@
 // Runs a sequence page by page and reads the cache's live ranges. See acp_trace.h.
 #include "engine/tools/acp_trace.h"
 
-#include "absl/strings/str_cat.h"
+#include <numeric>
+
 #include "engine/tools/teacher_forcing.h"
+#include "engine/tools/token_loss.h"
 
 namespace fox {
 
@@ -36,43 +38,43 @@ double FullWindow(int64_t pages) {
   return full.MeanWindow();
 }
 
-absl::StatusOr<AcpTrace> TraceAcp(const EngineConfig& config, double log_tolerance,
+double AcpTrace::MeanLoss() const {
+  return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
+}
+
+double AcpTrace::PrunedPairs() const {
+  if (stats.blocks_total == 0) return 0;
+  return static_cast<double>(stats.blocks_pruned) / static_cast<double>(stats.blocks_total);
+}
+
+double AcpTrace::EvictedPages() const {
+  if (stats.pages_allocated == 0) return 0;
+  return static_cast<double>(stats.pages_evicted) / static_cast<double>(stats.pages_allocated);
+}
+
+absl::StatusOr<AcpTrace> TraceAcp(ModelRunner& runner, double log_tolerance,
                                   const std::vector<int32_t>& ids) {
-  const auto loaded = LoadRunner(config);
-  if (!loaded.ok()) return loaded.status();
-  ModelRunner& runner = **loaded;
   const PagedKvShape& shape = runner.cache().view().shape;
   AcpTrace trace;
-  trace.mode = config.runner.acp;
+  trace.mode = runner.options().acp;
   for (int layer = 0; layer < shape.layers; ++layer) {
     for (int head = 0; head < shape.kv_heads; ++head) trace.heads.push_back({layer, head, {}});
   }
-  for (int32_t id : ids) {
-    if (id >= 0 && id < runner.limits().vocab_size) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("token id ", id, " is not in the vocabulary of ", runner.limits().vocab_size));
-  }
-  int64_t free_pages = runner.limits().num_pages;
-  for (size_t begin = 0; begin + kPageTokens <= ids.size(); begin += kPageTokens) {
-    const absl::Status room =
-        CheckPages(runner.limits(), static_cast<int64_t>(begin), kPageTokens, free_pages);
-    if (!room.ok()) return room;
-    PlannedSequence seq;
-    seq.position = static_cast<int64_t>(begin);
-    seq.token_ids.assign(ids.begin() + static_cast<ptrdiff_t>(begin),
-                         ids.begin() + static_cast<ptrdiff_t>(begin + kPageTokens));
-    seq.log_tolerance = log_tolerance;
-    StepPlan plan;
-    plan.sequences = {std::move(seq)};
-    const auto result = runner.Run(plan);
-    if (!result.ok()) return result.status();
-    free_pages = result->free_pages;
-    trace.blocks_total = result->stats[0].blocks_total;
-    trace.blocks_pruned = result->stats[0].blocks_pruned;
+  TeacherForcingOptions options;
+  options.chunk = kPageTokens;
+  options.log_tolerance = log_tolerance;
+  options.after_step = [&](const StepResult& result) {
+    trace.stats = result.stats[0];
     const std::vector<int32_t> first = runner.cache().FirstLive(0);
     for (size_t i = 0; i < first.size(); ++i) trace.heads[i].first_live.push_back(first[i]);
-  }
-  trace.max_log_evicted_mass = runner.cache().MaxLogMass(0);
+  };
+  const auto add_losses = [&](int64_t first, const MatrixView& logits) {
+    for (int64_t row = 0; row < logits.rows; ++row) {
+      const auto next = static_cast<size_t>(first + row + 1);
+      if (next < ids.size()) trace.losses.push_back(TokenLoss(logits, row, ids[next]));
+    }
+  };
+  if (absl::Status s = RunTeacherForced(runner, ids, options, add_losses); !s.ok()) return s;
   return trace;
 }
 

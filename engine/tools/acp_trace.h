@@ -1,6 +1,7 @@
 // AcpTrace: what every head keeps of one sequence under one bound, page end by page end, and the
-// quantities made from it. Measured through the engine's own cache: eviction is decided at page
-// ends only, so steps of one page show every decision. Read acp_report.h next.
+// quantities made from it, with the loss of its tokens. Measured through the engine's own cache:
+// eviction is decided at page ends only, so steps of one page show every decision. Read
+// acp_report.h next.
 #pragma once
 
 #include <cstdint>
@@ -34,16 +35,21 @@ struct HeadTrace {
 struct AcpTrace {
   AcpMode mode = AcpMode::kOff;
   std::vector<HeadTrace> heads;  // layer by layer
-  int64_t blocks_total = 0;      // (row, query head, page) in the causal range
-  int64_t blocks_pruned = 0;     // of them, not read in prefill
-  double max_log_evicted_mass = 0;
+  AcpStats stats;                // as of the last page end
+  std::vector<double> losses;    // -log p of tokens 1, 2, ..., in nats
+
+  double MeanLoss() const;
+  // (row, query head, page) in the causal range that prefill did not read, over all of them.
+  double PrunedPairs() const;
+  // Pages evicted over pages written, as of the last page end.
+  double EvictedPages() const;
 };
 
 // MeanWindow of a head of `pages` pages that keeps everything.
 double FullWindow(int64_t pages);
 
-// Runs `ids` (whole pages only; a rest is not run) under `config.runner.acp`.
-absl::StatusOr<AcpTrace> TraceAcp(const EngineConfig& config, double log_tolerance,
+// Runs `ids`, whole pages, in slot 0 under the runner's bound and the given log eps.
+absl::StatusOr<AcpTrace> TraceAcp(ModelRunner& runner, double log_tolerance,
                                   const std::vector<int32_t>& ids);
 
 }  // namespace fox

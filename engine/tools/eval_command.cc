@@ -74,6 +74,13 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
+absl::Status WriteJson(const std::string& path, const nlohmann::ordered_json& json) {
+  std::ofstream out(path);
+  out << json.dump(1) << '\n';
+  out.close();
+  return out ? absl::OkStatus() : absl::UnavailableError(absl::StrCat("cannot write ", path));
+}
+
 absl::StatusOr<std::vector<int32_t>> ReadIds(const std::string& path) {
   constexpr JsonLimits kLimits{.max_bytes = size_t{1} << 30, .max_depth = 2, .max_values = 1 << 28};
   const auto text = ReadFile(path);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,6 +42,7 @@ absl::Status Require(const std::string& value, const char* flag);
 // A JSON list of token ids.
 absl::StatusOr<std::vector<int32_t>> ReadIds(const std::string& path);
 absl::StatusOr<std::string> ReadFile(const std::string& path);
+absl::Status WriteJson(const std::string& path, const nlohmann::ordered_json& json);
 // The config.json of a model directory.
 absl::StatusOr<ModelConfig> ReadConfig(const std::string& model);
 
@@ -49,5 +51,6 @@ absl::Status EvalLogits(const Arguments& arguments);
 absl::Status EvalGreedy(const Arguments& arguments);
 absl::Status EvalPerplexity(const Arguments& arguments);
 absl::Status EvalAcp(const Arguments& arguments);
+absl::Status EvalNeedle(const Arguments& arguments);
 
 }  // namespace fox

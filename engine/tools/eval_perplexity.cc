@@ -12,6 +12,7 @@
 #include "engine/tools/eval_command.h"
 #include "engine/tools/teacher_forcing.h"
 #include "engine/tools/text_tokens.h"
+#include "engine/tools/token_loss.h"
 
 namespace fox {
 namespace {
@@ -27,23 +28,6 @@ struct Loss {
   int64_t tokens = 0;
   int64_t windows = 0;
 };
-
-// -log softmax(row)[target].
-template <typename T>
-double NegativeLogLikelihood(const T* row, int64_t vocab, int32_t target) {
-  const double top = static_cast<double>(*std::max_element(row, row + vocab));
-  double sum = 0;
-  for (int64_t i = 0; i < vocab; ++i) sum += std::exp(static_cast<double>(row[i]) - top);
-  return top + std::log(sum) - static_cast<double>(row[target]);
-}
-
-double RowLoss(const MatrixView& logits, int64_t row, int32_t target) {
-  const int64_t at = row * logits.row_stride;
-  if (logits.dtype == DType::kF64) {
-    return NegativeLogLikelihood(static_cast<const double*>(logits.data) + at, logits.cols, target);
-  }
-  return NegativeLogLikelihood(static_cast<const float*>(logits.data) + at, logits.cols, target);
-}
 
 // Tokens that the windows reach; -1: all there are.
 int64_t TokensNeeded(const PerplexityFlags& flags) {
@@ -67,7 +51,7 @@ absl::StatusOr<Loss> Measure(ModelRunner& runner, const PerplexityFlags& flags,
         RunTeacherForced(runner, window, options, [&](int64_t first, const MatrixView& logits) {
           for (int64_t row = 0; row < logits.rows; ++row) {
             const auto next = static_cast<size_t>(first + row + 1);
-            if (next < window.size()) loss.nats += RowLoss(logits, row, window[next]);
+            if (next < window.size()) loss.nats += TokenLoss(logits, row, window[next]);
           }
         });
     if (!run.ok()) return run;

@@ -1,5 +1,6 @@
 // fox-eval: measures a model offline, through the same path that serves requests; no gRPC. Each
-// subcommand has a file of its own: eval_logits.cc (also greedy), eval_perplexity.cc, eval_acp.cc.
+// subcommand has a file of its own: eval_logits.cc (also greedy), eval_perplexity.cc, eval_acp.cc,
+// eval_needle.cc.
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -15,7 +16,9 @@ constexpr char kUsage[] =
     "  logits      logits of given token ids, to a safetensors file\n"
     "  greedy      greedy continuation of given token ids, as a JSON list\n"
     "  perplexity  loss, perplexity and bits per byte of a text\n"
-    "  acp         what each head keeps under the paper's and the certified bound\n";
+    "  acp         what each head keeps under the paper's and the certified bound, and what it\n"
+    "              costs in loss, by position and by log eps\n"
+    "  needle      whether a sentence hidden in a long text is found again\n";
 
 struct Command {
   std::function<absl::Status(const fox::Arguments&)> run;
@@ -29,7 +32,8 @@ int main(int argc, char** argv) {
       {"logits", {fox::EvalLogits, "fewer --ids, a smaller --chunk"}},
       {"greedy", {fox::EvalGreedy, "fewer --ids, a smaller --new, a smaller --chunk"}},
       {"perplexity", {fox::EvalPerplexity, "a smaller --window, a smaller --chunk"}},
-      {"acp", {fox::EvalAcp, "fewer --tokens"}}};
+      {"acp", {fox::EvalAcp, "fewer --tokens"}},
+      {"needle", {fox::EvalNeedle, "smaller --lengths, a smaller --chunk"}}};
   const std::string name = argc > 1 ? argv[1] : "";
   const auto command = commands.find(name);
   if (command == commands.end()) {

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "engine/tools/needle.h"
 #include "models/safetensors.h"
 #include "models/tokenizer/tokenizer.h"
 #include "tests/engine/tools/run_program.h"
@@ -172,7 +173,7 @@ json AcpOf(const std::string& model, int64_t tokens, int32_t vocab) {
   for (int64_t i = 0; i < tokens; ++i) ids.push_back((i * i * 31 + i * 7 + 5) % vocab);
   WriteWhole(TempPath("ids.json"), ids.dump());
   const Ran ran = FoxEval({"acp", "--model", model, "--ids", TempPath("ids.json"), "--json",
-                           TempPath("acp.json"), "--dtype", "f32"});
+                           TempPath("acp.json"), "--dtype", "f32", "--sweep=-2,-30"});
   EXPECT_EQ(ran.status, 0) << ran.err;
   EXPECT_THAT(ran.out, HasSubstr("most local"));
   EXPECT_THAT(ran.out,
@@ -202,6 +203,92 @@ TEST(FoxEvalTest, AcpReportsBothBounds) {
       EXPECT_EQ(head[mode]["kept_pages"], kept);
     }
     EXPECT_LE(head["certified"]["kept_pages"], head["paper"]["kept_pages"]);
+  }
+}
+
+TEST(FoxEvalTest, AcpWithoutABoundPrunesNothing) {
+  const json report = AcpOf(Golden("dev_pro_d64"), 512, 512);
+  EXPECT_EQ(report["off"]["blocks_pruned"], 0);
+  EXPECT_EQ(report["off"]["pages_evicted"], 0);
+  EXPECT_EQ(report["off"]["blocks_total"], report["certified"]["blocks_total"]);
+  EXPECT_EQ(report["off"]["pages_written"], report["paper"]["pages_written"]);
+}
+
+TEST(FoxEvalTest, AcpSavesMoreWhereMoreMayBeLost) {
+  const json report = AcpOf(Golden("dev_pro_d64"), 1000, 512);
+  ASSERT_EQ(report["sweep"].size(), 2u);
+  for (const char* mode : {"paper", "certified"}) {
+    const json &loose = report["sweep"][0][mode], &strict = report["sweep"][1][mode];
+    for (const char* share : {"skipped_share", "evicted_share"}) {
+      EXPECT_GT(loose[share].get<double>(), report[mode][share].get<double>()) << mode << share;
+      EXPECT_GT(report[mode][share].get<double>(), strict[share].get<double>()) << mode << share;
+    }
+    EXPECT_LE(loose["max_log_evicted_mass"].get<double>(), -2);
+    EXPECT_LE(strict["max_log_evicted_mass"].get<double>(), -30);
+    EXPECT_GE(loose["largest_difference"], strict["largest_difference"]);
+  }
+}
+
+// Each window's loss is that of a text of its own.
+TEST_F(PerplexityTest, AcpMeasuresTheSameLoss) {
+  const std::vector<int32_t> ids = Ids();
+  ASSERT_GE(ids.size(), 512u);
+  const Ran ran = FoxEval({"acp", "--model", kDemo, "--text", TempPath("text"), "--tokens", "256",
+                           "--windows", "2", "--dtype", "f32", "--json", TempPath("acp.json")});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const json loss = json::parse(ReadWhole(TempPath("acp.json")))["loss"];
+  EXPECT_EQ(loss["tokens"], 2 * 255);
+  for (const char* mode : {"off", "paper", "certified"}) {
+    const json alone = Perplexity({"--acp", mode, "--window", "256", "--max-windows", "2"});
+    EXPECT_NEAR(loss["nll"][mode].get<double>(), alone["nll"].get<double>(), 1e-6) << mode;
+  }
+  double sum = 0;
+  for (const json& bucket : loss["by_position"]) {
+    const int64_t first = bucket["first"], end = bucket["end"];
+    sum += bucket["off"].get<double>() * static_cast<double>(end - std::max<int64_t>(first, 1));
+  }
+  EXPECT_NEAR(sum / 255, loss["nll"]["off"].get<double>(), 1e-12);
+  // 2^-24 for each of some hundred roundings, in logits of the order of ten.
+  EXPECT_LE(loss["difference"]["rounding"]["largest"].get<double>(), 1e-3);
+  EXPECT_LE(loss["difference"]["certified"]["largest"].get<double>(), 1e-3);
+}
+
+TEST(FoxEvalTest, NeedleIsWhatGreedyDecodingFinds) {
+  const std::string text = kDemo + "/prompt_long.txt";
+  const Ran ran =
+      FoxEval({"needle", "--model", kDemo, "--text", text, "--dtype", "f32", "--lengths", "200",
+               "--depths", "0.8", "--trials", "8", "--json", TempPath("needle.json")});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const json report = json::parse(ReadWhole(TempPath("needle.json")));
+  const auto tokenizer = LoadTokenizer(kDemo, 8192);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto prompts = NeedlePrompts::Make(**tokenizer, 1, ReadWhole(text));
+  ASSERT_TRUE(prompts.ok()) << prompts.status();
+  int copied = 0;
+  double tokens = 0;
+  for (int trial = 0; trial < 8; ++trial) {
+    const auto asked = prompts->Prompt(200, 0.8, trial);
+    ASSERT_TRUE(asked.ok()) << asked.status();
+    WriteWhole(TempPath("ids.json"), json(asked->prompt).dump());
+    const Ran greedy =
+        FoxEval({"greedy", "--model", kDemo, "--ids", TempPath("ids.json"), "--dtype", "f32",
+                 "--acp", "off", "--new", std::to_string(asked->value.size())});
+    ASSERT_EQ(greedy.status, 0) << greedy.err;
+    copied += json::parse(greedy.out) == json(asked->value) ? 1 : 0;
+    tokens += static_cast<double>(asked->prompt.size());
+  }
+  EXPECT_GT(copied, 0);  // a model that looks back finds some of them
+  for (const char* mode : {"off", "paper", "certified"}) {
+    const json& cells = report["modes"][mode]["cells"];
+    ASSERT_EQ(cells.size(), 2u);
+    EXPECT_EQ(cells[0]["copied"].get<double>(), copied / 8.0) << mode;
+    EXPECT_EQ(cells[0]["tokens"].get<double>(), tokens / 8);
+    EXPECT_TRUE(cells[1]["depth"].is_null());
+    // Each answer is right once, and without a needle all prompts of a trial's haystack differ
+    // little: a guess is right about once in eight.
+    EXPECT_GT(cells[0]["chosen"].get<double>(), cells[1]["chosen"].get<double>()) << mode;
+    EXPECT_GT(cells[0]["log_prob"].get<double>(), cells[1]["log_prob"].get<double>()) << mode;
+    EXPECT_EQ(report["modes"][mode]["changed_answers"], 0) << mode;
   }
 }
 
@@ -247,7 +334,14 @@ TEST(FoxEvalTest, MisuseIsToldInOneLine) {
       {{"acp", "--model", tiny}, "--text"},
       {{"acp", "--model", tiny, "--ids", TempPath("ids.json")}, "fewer than 64"},
       {{"acp", "--model", tiny, "--ids", TempPath("ids.json"), "--acp", "off"}, "--acp"},
-      {{"acp", "--model", tiny, "--tokens", "many"}, "--tokens"}};
+      {{"acp", "--model", tiny, "--tokens", "many"}, "--tokens"},
+      {{"acp", "--model", tiny, "--ids", TempPath("ids.json"), "--sweep", "-5,1"}, "'1'"},
+      {{"needle", "--model", kDemo}, "--text is required"},
+      {{"needle", "--model", tiny, "--text", TempPath("latin")}, "no tokenizer"},
+      {{"needle", "--model", kDemo, "--text", TempPath("empty")}, "no paragraph"},
+      {{"needle", "--model", kDemo, "--text", TempPath("latin"), "--lengths", "64.5"}, "'64.5'"},
+      {{"needle", "--model", kDemo, "--text", TempPath("latin"), "--depths", "1.5"}, "'1.5'"},
+      {{"needle", "--model", kDemo, "--text", TempPath("latin"), "--acp", "off"}, "--acp"}};
   for (const Case& c : cases) {
     const Ran ran = FoxEval(c.arguments);
     std::string command;

@@ -1,0 +1,22 @@
+// AcpLoss: what pruning costs. The losses of the same tokens without pruning, under either bound,
+// and once more without pruning but with the sums of matrix products taken in another order, which
+// shows how much of a difference is rounding.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace fox {
+
+struct AcpLoss {
+  int64_t window = 0;  // tokens; each starts from an empty context, so its first one has no loss
+  // In nats, window - 1 for each window, one window after another.
+  std::vector<double> off, paper, certified, rounding;
+
+  std::string Table() const;  // by position
+  nlohmann::ordered_json Json() const;
+};
+
+}  // namespace fox

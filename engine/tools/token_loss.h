@@ -1,0 +1,16 @@
+// TokenLoss and BestToken: what one row of logits says about the token that follows, in float64.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/core/matrix_view.h"
+
+namespace fox {
+
+// -log softmax(row)[token], in nats. logits: host memory, float32 or float64.
+double TokenLoss(const MatrixView& logits, int64_t row, int32_t token);
+
+// The token of the largest logit, the first of equals: what greedy decoding takes.
+int32_t BestToken(const MatrixView& logits, int64_t row);
+
+}  // namespace fox

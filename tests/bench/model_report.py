@@ -1,0 +1,402 @@
+#!/usr/bin/env python3
+"""Writes the report of a model: its loss, what pruning saves on it and what that costs.
+
+Runs `fox-eval perplexity`, `acp` and `needle` on a text the model has not seen, keeps what they say
+in report/report.json of the model's folder, draws it into report/*.svg (these need matplotlib) and
+writes it up beside the folder's README. --draw makes text and plots again from that JSON. On two
+cores it takes some 15 minutes for the demo model, half of them for the perplexity.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODES = ("off", "paper", "certified")
+BOUNDS = MODES[1:]
+COLOURS = {"off": "#888888", "paper": "#d9822b", "certified": "#2b6cb0"}
+SWEEP = "-1,-2.5,-5,-7.5,-10,-15,-20,-40"
+Json = dict[str, Any]
+
+
+def measure(arguments: argparse.Namespace) -> Json:
+    """Runs the three commands."""
+    program = str(arguments.build / "bin/fox-eval")
+    base = ["--model", str(arguments.model), "--text", str(arguments.text), "--device",
+            arguments.device, "--dtype", "auto" if arguments.device == "cuda" else "f32"]
+    commands = {
+        "perplexity": ["--window", str(arguments.tokens), "--max-windows",
+                       str(arguments.perplexity_windows)],
+        "acp": ["--tokens", str(arguments.tokens), "--windows", str(arguments.windows), "--sweep",
+                SWEEP],
+        "needle": ["--lengths", arguments.lengths, "--trials", str(arguments.trials)]}
+    report: Json = {"text": {"name": arguments.text.name,
+                             "sha256": hashlib.sha256(arguments.text.read_bytes()).hexdigest()},
+                    "device": arguments.device}
+    for name, flags in commands.items():
+        print(f"fox-eval {name} ...", flush=True)
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            written = [] if name == "perplexity" else ["--json", file.name]
+            said = subprocess.run([program, name, *base, *flags, *written], check=True,
+                                  stdout=subprocess.PIPE, text=True).stdout
+            report[name] = json.loads(file.read() if written else said)
+        report[name].pop("model", None)
+    return report
+
+
+def percent(share: float) -> str:
+    """0.8765 as 87.7%."""
+    return f"{100 * share:.1f}%"
+
+
+def row(*cells: object) -> str:
+    """One line of a table."""
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def table(head: tuple[str, ...], rows: list[str]) -> list[str]:
+    """A table of rows."""
+    return [row(*head), "|" + "---|" * len(head), *rows]
+
+
+def mean(values: list[float]) -> float:
+    """0 of nothing."""
+    return sum(values) / len(values) if values else 0.0
+
+
+def savings(acp: Json) -> list[str]:
+    """Shares of pairs and pages, windows, certificates."""
+    full = acp["tokens"] * 3 / 4
+    rows = []
+    for mode in MODES:
+        result = acp[mode]
+        window, certificate = full, result["max_log_evicted_mass"]
+        if mode != "off":
+            window = acp["mean_window_forgetting"][mode]
+        rows.append(row(mode, percent(result["skipped_share"]), percent(result["evicted_share"]),
+                        f"{window:.0f}",
+                        "none" if certificate is None else f"{certificate:.4f}"))
+    return table(("ACP", "pairs pruned in prefill", "pages evicted by the end",
+                  "mean window of a head that forgets, tokens", "certificate (log mass)"), rows)
+
+
+def bimodality(acp: Json) -> str:
+    """How many heads are at the ends of the histogram."""
+    heads = len(acp["heads"])
+    parts = []
+    for mode in BOUNDS:
+        shares = [head[mode]["pruned_share"] for head in acp["heads"]]
+        low, high = sum(s < 0.1 for s in shares), sum(s >= 0.8 for s in shares)
+        parts.append(f"under the {mode} bound {high} lose at least 80% of their pages, {low} less "
+                     f"than 10%, {heads - low - high} lie between")
+    return f"Of {heads} heads, " + "; ".join(parts) + "."
+
+
+def layers(acp: Json) -> list[str]:
+    """Means over the heads of each layer."""
+    rows = []
+    for layer in sorted({head["layer"] for head in acp["heads"]}):
+        heads = [head for head in acp["heads"] if head["layer"] == layer]
+        cells: list[object] = [layer, sum(head["forgets"] for head in heads)]
+        for mode in BOUNDS:
+            cells += [percent(mean([head[mode]["pruned_share"] for head in heads])),
+                      f"{mean([head[mode]['mean_window'] for head in heads]):.0f}"]
+        rows.append(row(*cells))
+    return table(("layer", "heads that forget", "paper: pages pruned", "window, tokens",
+                  "certified: pages pruned", "window, tokens"), rows)
+
+
+def sweep(acp: Json) -> list[str]:
+    """Savings and loss by log eps."""
+    rows = []
+    for point in acp["sweep"]:
+        cells: list[object] = [f"{point['log_tolerance']:g}"]
+        for key, form in (("skipped_share", percent), ("nll_difference", "{:+.1e}".format),
+                          ("largest_difference", "{:.1e}".format)):
+            cells += [form(point[mode][key]) for mode in BOUNDS]
+        rows.append(row(*cells))
+    return table(("log eps", "pairs pruned, paper", "certified", "loss - off, paper", "certified",
+                  "largest change of a token's loss, paper", "certified"), rows)
+
+
+def loss_table(loss: Json) -> list[str]:
+    """Mean and largest differences, rounding beside them."""
+    rows = [row("off", f"{loss['nll']['off']:.6f}", "", "")]
+    names = {"paper": "paper", "certified": "certified",
+             "rounding": "off, matrix products summed in another order"}
+    for key, name in names.items():
+        difference = loss["difference"][key]
+        rows.append(row(name, f"{loss['nll'][key]:.6f}" if key in loss["nll"] else "",
+                        f"{difference['mean']:+.1e}", f"{difference['largest']:.1e}"))
+    return table(("ACP", "loss, nats a token", "mean difference", "largest of a token"), rows)
+
+
+def loss_verdict(loss: Json) -> str:
+    """Whether certified pruning can be told from rounding."""
+    certified, rounding = loss["difference"]["certified"], loss["difference"]["rounding"]
+    ratio = certified["largest"] / rounding["largest"] if rounding["largest"] else float("inf")
+    if ratio <= 1 and abs(certified["mean"]) <= abs(rounding["mean"]):
+        return ("Certified pruning moves no token's loss further than a change in the order of "
+                "summation does: no loss beyond float noise.")
+    return (f"Certified pruning moves the mean loss by {certified['mean']:+.1e} nats; the largest "
+            f"change of a token's loss is {ratio:.1f} times that of another order of summation.")
+
+
+def needle_table(needle: Json) -> list[str]:
+    """Copied and chosen, by length and depth."""
+    rows = []
+    cells = {mode: needle["modes"][mode]["cells"] for mode in MODES}
+    for i, cell in enumerate(cells["off"]):
+        depth = "no needle" if cell["depth"] is None else f"{cell['depth']:g}"
+        line: list[object] = [cell["length"], depth]
+        for key in ("copied", "chosen"):
+            line += [f"{100 * cells[mode][i][key]:.0f}%" for mode in MODES]
+        rows.append(row(*line))
+    return table(("tokens", "depth", "copied, off", "paper", "certified", "chosen, off", "paper",
+                  "certified"), rows)
+
+
+def needle_verdict(needle: Json) -> str:
+    """Answers that pruning changed."""
+    trials = needle["trials"] * len(needle["modes"]["off"]["cells"])
+    parts = []
+    for mode in BOUNDS:
+        result = needle["modes"][mode]
+        parts.append(f"{mode} changes {result['changed_answers']} of {trials} answers (log "
+                     f"probability of an answer: by at most "
+                     f"{result['largest_log_prob_difference']:.1e})")
+    return "Against no pruning, " + " and ".join(parts) + "."
+
+
+def text_of(report: Json) -> str:
+    """The report, in Markdown."""
+    acp, needle, perplexity = report["acp"], report["needle"], report["perplexity"]
+    loss, pages = acp["loss"], acp["page_tokens"]
+    windows = loss["tokens"] // (loss["window"] - 1)
+    sections = [
+        ["# What pruning does to this model"],
+        ["The analyses of the papers on FoX and adaptive computation pruning, by "
+         "`fox-eval` on text that was not trained on "
+         f"(`{report['text']['name']}`, sha256 {report['text']['sha256'][:16]}). Weights and cache "
+         f"in {perplexity['dtype']} on {report['device']}, log eps {acp['log_tolerance']:g}. Made "
+         "by [model_report.py](../../tests/bench/model_report.py); all numbers are in "
+         "[report.json](report/report.json)."],
+        ["## Loss"],
+        [f"{perplexity['nll']:.4f} nats a token, {perplexity['bits_per_byte']:.4f} bits per byte: "
+         f"`fox-eval perplexity`, {perplexity['windows']} windows of {perplexity['window']} "
+         f"tokens, each from an empty context, {perplexity['bytes_per_token']:.3f} bytes a token; "
+         f"documents encoded one by one and wrapped as bos ... eos, ACP {perplexity['acp']}."],
+        ["## Savings"],
+        [f"One sequence of {acp['tokens']} tokens. A pair is a query row of a head and a page of "
+         f"{pages} keys in its causal range; a certificate bounds the attention mass that any row "
+         "loses to eviction. The mean window is over the second half of the sequence."],
+        savings(acp),
+        ["## Heads are local or global"],
+        [bimodality(acp) + " The share is that of pages evicted over pages written, averaged over "
+         "the sequence."],
+        ["![Heads by pruned share](report/heads.svg)"],
+        layers(acp),
+        ["## Boundaries"],
+        ["Where each head's window starts, by position, under the certified bound; one line a "
+         "head, one panel a layer. A line on the diagonal keeps almost nothing, a line at zero "
+         "everything."],
+        ["![Window starts by layer](report/boundaries.svg)"],
+        ["Paper and certified, for the most local head, the median, the one where the certified "
+         "bound gains most, and the most global:"],
+        ["![Window starts of four heads](report/bounds.svg)"],
+        ["## Savings and loss by eps"],
+        [f"The same {acp['tokens']} tokens, loss against no pruning in nats."],
+        sweep(acp),
+        ["![Savings and loss by eps](report/sweep.svg)"],
+        ["## Loss by position"],
+        [f"{windows} windows of {loss['window']} tokens, each from an empty context. "
+         + loss_verdict(loss)],
+        loss_table(loss),
+        ["![Loss by position](report/loss.svg)"],
+        ["## Needle in a haystack, easy mode"],
+        ["The hidden sentence holds question and answer, and the text ends with the question: "
+         f"\"{needle['needle']}\" Copied: greedy decoding gives the whole answer. Chosen: the "
+         "answer's first token beats those of the seven other answers (a guess: 12.5%). A model "
+         f"of this size follows no instructions; it can only copy. {needle['trials']} trials a "
+         "cell, each with another answer and another stretch of the text. "
+         + needle_verdict(needle)],
+        needle_table(needle),
+        ["## Again"],
+        ["    python3 tests/bench/model_report.py --model models/demo --build build/cpu \\\n"
+         "        --text FILE --device cpu"]]
+    return "\n\n".join("\n".join(section) for section in sections) + "\n"
+
+
+def wrapped(text: str, width: int = 100) -> str:
+    """Prose broken at `width`; tables, headings and code stay."""
+    lines = []
+    for line in text.split("\n"):
+        if line.startswith(("|", "#", " ", "!")):
+            lines.append(line)
+            continue
+        current = ""
+        for word in line.split(" "):
+            if current and len(current) + 1 + len(word) > width:
+                lines.append(current)
+                current = word
+            else:
+                current = f"{current} {word}" if current else word
+        lines.append(current)
+    return "\n".join(lines)
+
+
+def draw_heads(figure: Any, acp: Json) -> None:
+    """The histogram of pruned shares, and the windows of all heads in order."""
+    left, right = figure.subplots(1, 2)
+    for i, mode in enumerate(BOUNDS):
+        counts = acp[mode]["histogram"]
+        left.bar([0.05 + 0.1 * b + 0.04 * (i - 0.5) for b in range(len(counts))], counts, 0.04,
+                 color=COLOURS[mode], label=mode)
+        windows = sorted(head[mode]["mean_window"] for head in acp["heads"])
+        right.plot(windows, color=COLOURS[mode], label=mode)
+    left.set_xlabel("share of pages pruned")
+    left.set_ylabel("heads")
+    right.set_yscale("log")
+    right.set_xlabel("heads, in order")
+    right.set_ylabel("mean window, tokens")
+    left.legend(frameon=False)
+
+
+def boundary(head: Json, pages: int) -> tuple[list[int], list[int]]:
+    """Position and window start at each page end, in tokens."""
+    first = head["first_live"]
+    return [pages * (p + 1) for p in range(len(first))], [pages * value for value in first]
+
+
+def draw_boundaries(figure: Any, acp: Json) -> None:
+    """One panel a layer."""
+    count = 1 + max(head["layer"] for head in acp["heads"])
+    columns = min(count, 5)
+    panels = figure.subplots((count + columns - 1) // columns, columns, sharex=True, sharey=True,
+                             squeeze=False)
+    for panel in panels.flat[count:]:
+        panel.set_axis_off()
+    for head in acp["heads"]:
+        panel = panels.flat[head["layer"]]
+        panel.plot(*boundary(head["certified"], acp["page_tokens"]), linewidth=0.8)
+        panel.set_title(f"layer {head['layer']}", fontsize=8)
+
+
+def draw_bounds(figure: Any, acp: Json) -> None:
+    """Both bounds for four heads."""
+    heads = sorted(acp["heads"], key=lambda head: head["certified"]["mean_window"])
+    gain = max(heads, key=lambda h: h["paper"]["mean_window"] - h["certified"]["mean_window"])
+    chosen = {"most local": heads[0], "median": heads[len(heads) // 2], "largest gain": gain,
+              "most global": heads[-1]}
+    panels = figure.subplots(1, 4, sharex=True, sharey=True)
+    for panel, (name, head) in zip(panels, chosen.items()):
+        for mode in BOUNDS:
+            panel.plot(*boundary(head[mode], acp["page_tokens"]), color=COLOURS[mode], label=mode)
+        panel.set_title(f"{name}: {head['layer']}.{head['head']}", fontsize=8)
+    panels[0].legend(frameon=False, fontsize=7)
+    panels[0].set_ylabel("window start")
+
+
+def draw_sweep(figure: Any, acp: Json) -> None:
+    """Pruned pairs, and the largest change of a token's loss."""
+    left, right = figure.subplots(1, 2)
+    for mode in BOUNDS:
+        eps = [point["log_tolerance"] for point in acp["sweep"]]
+        left.plot(eps, [100 * point[mode]["skipped_share"] for point in acp["sweep"]], marker="o",
+                  color=COLOURS[mode], label=mode)
+        change = [(e, point[mode]["largest_difference"]) for e, point in zip(eps, acp["sweep"])
+                  if point[mode]["largest_difference"] > 0]
+        if change:
+            right.plot(*zip(*change), marker="o", color=COLOURS[mode], label=mode)
+    rounding = acp["loss"]["difference"]["rounding"]["largest"]
+    if rounding > 0:
+        right.axhline(rounding, color=COLOURS["off"], linestyle="--", label="rounding")
+    left.set_ylabel("pairs pruned, %")
+    right.set_ylabel("largest change of a loss, nats")
+    right.set_yscale("log")
+    for axes in (left, right):
+        axes.set_xlabel("log eps")
+        axes.legend(frameon=False, fontsize=7)
+
+
+def draw_loss(figure: Any, acp: Json) -> None:
+    """Three curves that should be one, and their differences."""
+    left, right = figure.subplots(1, 2)
+    buckets = acp["loss"]["by_position"]
+    middle = [(bucket["first"] + bucket["end"]) / 2 for bucket in buckets]
+    for mode, width in zip(MODES, (4, 2.5, 1)):
+        left.plot(middle, [bucket[mode] for bucket in buckets], color=COLOURS[mode], label=mode,
+                  linewidth=width)
+    for mode in BOUNDS:
+        right.plot(middle, [bucket[mode] - bucket["off"] for bucket in buckets],
+                   color=COLOURS[mode], label=mode)
+    left.set_ylabel("loss, nats a token")
+    right.set_ylabel("loss - off")
+    for axes in (left, right):
+        axes.set_xlabel("position")
+        axes.legend(frameon=False, fontsize=7)
+
+
+def draw(report: Json, folder: pathlib.Path) -> None:
+    """All figures, coordinates to a tenth of a point."""
+    import matplotlib
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "foxserve",
+                                "font.size": 8, "axes.grid": True, "grid.alpha": 0.3})
+    figures = {"heads": (draw_heads, (6.4, 2.4)), "boundaries": (draw_boundaries, (7.2, 3.2)),
+               "bounds": (draw_bounds, (7.2, 2.0)), "sweep": (draw_sweep, (6.4, 2.4)),
+               "loss": (draw_loss, (6.4, 2.4))}
+    for name, (fill, size) in figures.items():
+        figure = pyplot.figure(figsize=size, layout="constrained")
+        fill(figure, report["acp"])
+        path = folder / f"{name}.svg"
+        figure.savefig(path, metadata={"Date": None})
+        pyplot.close(figure)
+        text = path.read_text(encoding="utf-8")
+        path.write_text(re.sub(r"(?<=\d\.\d)\d+(?=[ \"\n])", "", text), encoding="utf-8")
+
+
+def main() -> int:
+    """Measures unless told otherwise; writes JSON, plots and text."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=pathlib.Path, default=ROOT / "models/demo")
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/cpu")
+    parser.add_argument("--text", type=pathlib.Path, help="held-out text, UTF-8")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--tokens", type=int, default=8192, help="of a window")
+    parser.add_argument("--windows", type=int, default=8, help="whose loss is measured")
+    parser.add_argument("--perplexity-windows", type=int, default=0, help="0: the whole text")
+    parser.add_argument("--lengths", default="512,1024,2048,4096,8192", help="of the needle's text")
+    parser.add_argument("--trials", type=int, default=8, help="of the needle in each cell")
+    parser.add_argument("--draw", action="store_true", help="measures nothing")
+    arguments = parser.parse_args()
+    if not arguments.draw and arguments.text is None:
+        parser.error("--text is required")
+    folder = arguments.model / "report"
+    folder.mkdir(exist_ok=True)
+    stored = folder / "report.json"
+    if arguments.draw:
+        report = json.loads(stored.read_text(encoding="utf-8"))
+    else:
+        report = measure(arguments)
+        stored.write_text(json.dumps(report, separators=(",", ":")) + "\n", encoding="utf-8")
+    text = wrapped(text_of(report))
+    (arguments.model / "REPORT.md").write_text(text, encoding="utf-8")
+    try:
+        draw(report, folder)
+    except ImportError:
+        print("no matplotlib here: no plots", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
