@@ -193,7 +193,7 @@ class Trainer:
     def train(self) -> None:
         """Steps until the plan is done, time is over or a signal asks to stop."""
         if self.group.device.type == "cuda" and not self.args.no_compile:
-            self.model.compile_parts()
+            self._compile()
         trained = self.group.wrap(self.model)
         self.model.train()
         now = time.monotonic()
@@ -212,6 +212,13 @@ class Trainer:
             self._record(*reading)
         if self.group.is_first:
             self._save()
+
+    def _compile(self) -> None:
+        from torch._inductor import config
+
+        # Else a stopwatch picks kernels, and two runs may sum in different orders.
+        config.deterministic = not self.args.fast
+        self.model.compile_parts()
 
     def _record(self, step: int, reading: Reading) -> None:
         """Reads the numbers of a past step, writes metrics and decides how to go on. Collective."""

@@ -14,8 +14,8 @@
 #include <optional>
 #include <tuple>
 
-#include "kernels/cuda/attention/dense_attention.h"
 #include "kernels/cuda/attention/dense/state.h"
+#include "kernels/cuda/attention/dense_attention.h"
 #include "kernels/dense_attention.h"
 
 #ifdef TORCH_EXTENSION_NAME  // built by the builder of the HuggingFace hub

@@ -5,10 +5,10 @@
 //   BackwardSm90  wgmma, TMA, warp specialisation, persistent: Hopper
 //   BackwardSm80  mma.sync, cp.async: every tensor-core GPU since Ampere
 //
-// Rounding. dS is rounded to bf16 before products and before both sums. The gate's gradient is a
-// difference of sums over many rows and keys in which what lies on both sides cancels exactly: were
-// the two sums of different numbers, or rows taken to sum to zero, noise would grow with the root
-// of the length.
+// Rounding. dS is rounded to bf16 for products; both sums are of dS in float32. The gate's gradient
+// is a difference of sums over many rows and keys in which what lies on both sides cancels exactly:
+// were the two sums of different numbers, or rows taken to sum to zero, noise would grow with the
+// root of the length.
 #pragma once
 
 #include <cuda_runtime_api.h>

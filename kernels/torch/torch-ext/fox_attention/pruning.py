@@ -23,7 +23,8 @@ def cumulative_gates(log_fgate: torch.Tensor) -> torch.Tensor:
 
 def max_norms(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
     """The largest Euclidean norm per (sequence, head) of x [batch, tokens, heads, head_dim]."""
-    norms = torch.linalg.vector_norm(x.detach().float(), dim=-1)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    norms = torch.linalg.vector_norm(x.detach(), dim=-1, dtype=dtype)
     if cu_seqlens is None:
         return norms.amax(dim=1)
     tokens = torch.arange(x.shape[1], device=x.device, dtype=cu_seqlens.dtype)

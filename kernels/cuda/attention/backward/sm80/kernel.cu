@@ -34,23 +34,21 @@ template <int kHeadDim>
 struct KeyState {
   uint32_t values[kHeadDim / 16][4];  // operands, a step of 16 dimensions each
   float dk[kHeadDim / 8][4] = {}, dv[kHeadDim / 8][4] = {};
-  // Of the current query head.
-  float log_f_offset[2];
-  float col_sum[2] = {};  // of this thread's rows
-  // Of the current row tile: (c_ref - c_j) log2(e).
-  float bias[2];
+  float col_sum[2] = {};  // of the current query head and this thread's rows
+  float bias[2];          // of the current row tile: (c_ref - c_j) log2(e)
 };
 
 // Which of the tile's keys a step's rows see at all, in multiples of 32.
 struct KeyRange {
   int begin, end;
+
+  __device__ bool Has(int key) const { return begin <= key && key < end; }
 };
 
-__device__ __forceinline__ int WarpKey() { return Warp() * kWarpKeys; }
+__device__ __forceinline__ int WarpKey() { return OpaqueThreadIdx() / kWarp * kWarpKeys; }
 // The thread's key g + 8 half, counted in the tile.
 __device__ __forceinline__ int KeyOf(int half) {
-  const int thread = OpaqueThreadIdx();
-  return thread / kWarp * kWarpKeys + thread % kWarp / 4 + half * 8;
+  return WarpKey() + OpaqueThreadIdx() % kWarp / 4 + half * 8;
 }
 
 template <int kHeadDim>
@@ -84,17 +82,12 @@ __device__ __forceinline__ void SetBias(const BackwardArguments& arguments, cons
                                         const Step& step, const StepRows<kHeadDim>& rows,
                                         KeyState<kHeadDim>& keys) {
   const int64_t own = int64_t{step.head} * arguments.state.max_tiles + tile.index;
-  if (step.row == 0) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      keys.log_f_offset[half] = arguments.state.log_f_offset[own * kDenseTile + KeyOf(half)];
-    }
-  }
   const double c_ref = rows.cum_log_f + static_cast<double>(rows.log_f_offset);
   const auto gate = static_cast<float>(c_ref - arguments.state.cum_log_f[own]);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    keys.bias[half] = (gate - keys.log_f_offset[half]) * kLog2E;
+    keys.bias[half] =
+        (gate - arguments.state.log_f_offset[own * kDenseTile + KeyOf(half)]) * kLog2E;
   }
 }
 
@@ -133,20 +126,17 @@ __device__ __forceinline__ void Logits(const SharedMemory<kHeadDim>& shared, int
   }
 }
 
-// The sum of two numbers in bf16.
-__device__ __forceinline__ float PairSum(uint32_t pair) {
-  return __uint_as_float(pair << 16) + __uint_as_float(pair & 0xffff0000u);
-}
-
-// From logits to P^T and dS^T as operands of 16 rows each. `first_row`: of the step; `masked`: keys
-// behind a row are hidden.
+// From logits to P^T and dS^T as operands of 16 rows each, and, of float32, this thread's part of
+// dS's sums over rows and, in row_sums[2 r + e] of row 8 r + 2 (lane % 4) + e, over keys.
+// `first_row`: of the step; `masked`: keys behind a row are hidden.
 template <int kHeadDim>
 __device__ __forceinline__ void Weigh(const StepRows<kHeadDim>& rows, float log2_scale, bool masked,
                                       int first_row, const float (&s)[kRowTiles<kHeadDim>][4],
                                       const float (&dp)[kRowTiles<kHeadDim>][4],
                                       KeyState<kHeadDim>& keys,
                                       uint32_t (&p)[kRowTiles<kHeadDim> / 2][4],
-                                      uint32_t (&ds)[kRowTiles<kHeadDim> / 2][4]) {
+                                      uint32_t (&ds)[kRowTiles<kHeadDim> / 2][4],
+                                      float (&row_sums)[kRowTiles<kHeadDim> * 2]) {
   const int pair = OpaqueThreadIdx() % 4 * 2;
   const int behind = first_row + pair - KeyOf(0);  // by how much row `pair` follows key g
   float col_sum[2] = {};
@@ -154,6 +144,7 @@ __device__ __forceinline__ void Weigh(const StepRows<kHeadDim>& rows, float log2
   for (int r = 0; r < kRowTiles<kHeadDim>; ++r) {
     const float2 lse = *reinterpret_cast<const float2*>(rows.lse + r * 8 + pair);
     const float2 delta = *reinterpret_cast<const float2*>(rows.delta + r * 8 + pair);
+    row_sums[r * 2] = row_sums[r * 2 + 1] = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float x0 = fmaf(s[r][half * 2], log2_scale, keys.bias[half] - lse.x);
@@ -163,21 +154,32 @@ __device__ __forceinline__ void Weigh(const StepRows<kHeadDim>& rows, float log2
         if (behind + r * 8 + 1 < half * 8) x1 = -CUDART_INF_F;
       }
       const float p0 = Exp2(x0), p1 = Exp2(x1);
-      const uint32_t rounded =
-          PackBf16(p0 * (dp[r][half * 2] - delta.x), p1 * (dp[r][half * 2 + 1] - delta.y));
+      const float ds0 = p0 * (dp[r][half * 2] - delta.x),
+                  ds1 = p1 * (dp[r][half * 2 + 1] - delta.y);
       p[r / 2][r % 2 * 2 + half] = PackBf16(p0, p1);
-      ds[r / 2][r % 2 * 2 + half] = rounded;
-      col_sum[half] += PairSum(rounded);
+      ds[r / 2][r % 2 * 2 + half] = PackBf16(ds0, ds1);
+      col_sum[half] += ds0 + ds1;
+      row_sums[r * 2] += ds0;
+      row_sums[r * 2 + 1] += ds1;
     }
   }
   keys.col_sum[0] += col_sum[0];
   keys.col_sum[1] += col_sum[1];
 }
 
-// Leaves the warp's dS for all warps.
+// Leaves the warp's dS and the sums over its keys for all warps.
 template <int kHeadDim>
 __device__ __forceinline__ void ShareLogitGradients(
-    const uint32_t (&ds)[kRowTiles<kHeadDim> / 2][4], SharedMemory<kHeadDim>& shared) {
+    const uint32_t (&ds)[kRowTiles<kHeadDim> / 2][4], float (&row_sums)[kRowTiles<kHeadDim> * 2],
+    SharedMemory<kHeadDim>& shared) {
+  ScatterSums(row_sums);
+  constexpr int kOwn = kRowTiles<kHeadDim> / 4;  // sums that a lane has now
+  const int thread = OpaqueThreadIdx(), lane = thread % kWarp;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int sum = lane / 4 * kOwn + i;  // before they were scattered
+    shared.row_sums[thread / kWarp][sum / 2 * 8 + lane % 4 * 2 + sum % 2] = row_sums[i];
+  }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -214,14 +216,15 @@ __device__ __forceinline__ void AttendRows(const BackwardArguments& arguments, c
                                            int stage, KeyState<kHeadDim>& keys,
                                            SharedMemory<kHeadDim>& shared) {
   uint32_t p[kRowTiles<kHeadDim> / 2][4], ds[kRowTiles<kHeadDim> / 2][4];
+  float row_sums[kRowTiles<kHeadDim> * 2];
   {
     float s[kRowTiles<kHeadDim>][4], dp[kRowTiles<kHeadDim>][4];
     Logits<kHeadDim>(shared, stage, keys, s, dp);
     Weigh<kHeadDim>(shared.rows[stage], arguments.log2_scale, step.row < kDenseTile, step.row, s,
-                    dp, keys, p, ds);
+                    dp, keys, p, ds, row_sums);
   }
-  ShareLogitGradients<kHeadDim>(ds, shared);
   AddRows<kHeadDim>(shared.d_out[stage], p, keys.dv);
+  ShareLogitGradients<kHeadDim>(ds, row_sums, shared);
   AddRows<kHeadDim>(shared.q[stage], ds, keys.dk);
 }
 
@@ -241,7 +244,7 @@ __device__ __forceinline__ void AddQueryGradients(const BackwardArguments& argum
       SharedAddress(shared.d_logits) +
       LogitLayout::Offset(lane / 16 * 8 + lane % 8, row_block * 2 + lane / 8 % 2);
   const uint32_t keys = SharedAddress(shared.keys) + Layout::Offset(lane, col_block * kCols);
-  float dq[kCols][4] = {}, row_sum[2] = {};
+  float dq[kCols][4] = {};
 #pragma unroll 1
   for (int key = visible.begin; key < visible.end; key += 32) {
     uint32_t a[2][4];
@@ -254,24 +257,21 @@ __device__ __forceinline__ void AddQueryGradients(const BackwardArguments& argum
       MultiplyAdd(dq[m], a[0], b[0], b[1]);
       MultiplyAdd(dq[m], a[1], b[2], b[3]);
     }
-    if (col_block == 0) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) row_sum[i % 2] += PairSum(a[0][i]) + PairSum(a[1][i]);
-    }
   }
-  const int64_t first = step.PaddedRow(arguments, shared.tile) + row_block * 16 + lane / 4;
-  float* to = arguments.gradients.dq + first * kHeadDim + col_block * kCols * 8 + lane % 4 * 2;
+  const int64_t first = step.PaddedRow(arguments, shared.tile);
+  float* to = arguments.gradients.dq + (first + row_block * 16 + lane / 4) * kHeadDim +
+              col_block * kCols * 8 + lane % 4 * 2;
 #pragma unroll
   for (int m = 0; m < kCols; ++m) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) atomicAdd(to + i / 2 * 8 * kHeadDim + m * 8 + i % 2, dq[m][i]);
   }
-  if (col_block != 0) return;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float sum = QuadSum(row_sum[half]);
-    if (lane % 4 == 0) atomicAdd(arguments.gradients.row_sum + first + half * 8, sum);
+  if (thread >= kStepRows<kHeadDim>) return;
+  float sum = 0;
+  for (int warp = visible.begin / kWarpKeys; warp < visible.end / kWarpKeys; ++warp) {
+    sum += shared.row_sums[warp][thread];
   }
+  atomicAdd(arguments.gradients.row_sum + first + thread, sum);
 }
 
 // Deterministic: returns when all key tiles behind this one have added to the step's row tile;
@@ -360,13 +360,12 @@ __global__ void __launch_bounds__(kThreads) BackwardSm80Kernel(const BackwardArg
     const StepRows<kHeadDim>& rows = shared.rows[stage];
     const bool new_tile = step.row % kDenseTile == 0;
     if (new_tile) SetBias<kHeadDim>(arguments, tile, step, rows, keys);
-    const KeyRange visible = VisibleKeys<kHeadDim>(tile, step, rows);
-    if (WarpKey() >= visible.begin && WarpKey() < visible.end) {
+    if (VisibleKeys<kHeadDim>(tile, step, rows).Has(WarpKey())) {
       AttendRows<kHeadDim>(arguments, step, stage, keys, shared);
     }
     if (arguments.deterministic && new_tile) WaitForTurn(arguments, tile, step);
     __syncthreads();  // dS is there
-    AddQueryGradients<kHeadDim>(arguments, step, visible, shared);
+    AddQueryGradients<kHeadDim>(arguments, step, VisibleKeys<kHeadDim>(tile, step, rows), shared);
     if (next.head != step.head) StoreColumnSums<kHeadDim>(arguments, tile, step.head, keys);
     if (arguments.deterministic && (next.row % kDenseTile == 0)) {
       ended_turn = arguments.gradients.turn + step.Tile(arguments, tile);

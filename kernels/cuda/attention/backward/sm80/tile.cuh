@@ -60,6 +60,7 @@ struct SharedMemory {
   uint8_t q[kStages][kStepRows<kHeadDim> * Layout::kBytes];
   uint8_t d_out[kStages][kStepRows<kHeadDim> * Layout::kBytes];
   uint8_t d_logits[kDenseTile * RowLayout<kStepRows<kHeadDim>>::kBytes];  // dS: bf16 [key][row]
+  float row_sums[kWarps][kStepRows<kHeadDim>];  // of dS, over a warp's keys
   StepRows<kHeadDim> rows[kStages];
   KeyTile tile;
 };

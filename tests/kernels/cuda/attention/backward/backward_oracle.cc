@@ -97,7 +97,6 @@ BackwardOracle::Squares BackwardOracle::AddNoise(int seq, int head) {
       squares.dq += square_scale * square * Dot(k, k, dim);
       squares.dk += square_scale * square * q_square;
       squares.dv += p * p * d_out_square;
-      squares.gates += d_logit * d_logit * (i - j);
       d_logit_sum += std::fabs(d_logit);
       before += p;
     }

@@ -1,7 +1,7 @@
 // Gradients of dense attention in float64, and how far those of a kernel in bf16 may be from them.
 //
 // A number rounded to bf16 is off by at most 2^-8 of itself, 0.83 2^-9 in the mean square. Kernels
-// round P (for dV), dS (for all else) and dq, dk, dv, and read an out that was rounded, by which
+// round P for dV, dS for dQ and dK, and dq, dk, dv, and read an out that was rounded, by which
 // delta_i = dO_i.out_i is off by as much of eta_i, eta_i^2 = sum_m (dO_im out_im)^2, and every
 // dS_ij by P_ij of that. The float32 exponent of P adds the rounding of what decays within a tile.
 // Errors of different roundings are independent, so their squares add up: a gradient's error is
@@ -9,9 +9,9 @@
 //   dq     scale^2 sum_ij |k_j|^2 (dS_ij^2 + eta_i^2 P_ij^2) + |dq|^2
 //   dk     scale^2 sum_ij |q_i|^2 (dS_ij^2 + eta_i^2 P_ij^2) + |dk|^2
 //   dv     sum_ij |dO_i|^2 P_ij^2 + |dv|^2
-//   gates  sum_t sum_{i >= t} (sum_{j < t} dS_ij^2 + eta_i^2 (sum_{j < t} P_ij)^2)
-// which is close to the gradient's own norm unless its terms cancel. Twice that is allowed, and at
-// most a hundredth of the norm.
+//   gates  sum_t sum_{i >= t} eta_i^2 (sum_{j < t} P_ij)^2
+// which is close to the gradient's own norm, for gates half of it, unless terms cancel. Twice that
+// is allowed, and at most a hundredth of the norm.
 #pragma once
 
 #include <cstdint>
