@@ -37,6 +37,7 @@ cudaError_t DensePrefillSm90(const DenseAttentionParams& params, const DenseStat
   source.q_heads = params.q_heads;
   source.group = params.q_heads / params.kv_heads;
   source.scale = static_cast<float>(params.scale * kLog2EDouble);
+  source.max_logit = params.max_logit;
   return DispatchHeadDim<32>(
       params.head_dim, [&]<int kHeadDim>() { return LaunchFor<kHeadDim>(params, source, stream); });
 }
