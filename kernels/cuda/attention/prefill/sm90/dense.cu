@@ -28,6 +28,8 @@ cudaError_t LaunchFor(const DenseAttentionParams& params, DenseSource& source,
 
 }  // namespace
 
+bool HasDensePrefillSm90() { return HasPrefillSm90Kernel<DenseSource, 64, false>(); }
+
 cudaError_t DensePrefillSm90(const DenseAttentionParams& params, const DenseState& state,
                              cudaStream_t stream) {
   if (state.max_tiles == 0 || params.tokens == 0 || params.batch == 0) return cudaSuccess;
