@@ -3,10 +3,11 @@
     forward, backward                      bfloat16 on CUDA, implemented by the compiled library
     reference_forward, reference_backward  everything else (reference.py)
 
-Both pairs take the same arguments, but `max_logit` is the forward's alone. Sequence s holds tokens [seq_begin[s], seq_end[s]) of batch row
-s, or of row 0 if `packed`; `threshold` and `max_query_norm` are float32 [sequences, query heads],
-none or one of them given. `max_logit`, of that shape or none, is a promise: no |scale q.k| of the
-head is larger; the CUDA kernel may then do without the rows' maxima. `state` is what a backward call needs of its forward call: opaque bytes
+Both pairs take the same arguments, but that `max_logit` is the forward's alone. Sequence s holds
+tokens [seq_begin[s], seq_end[s]) of batch row s, or of row 0 if `packed`; `threshold` and
+`max_query_norm` are float32 [sequences, query heads], none or one of them given. `max_logit`, of
+that shape or none, is a promise: no |scale q.k| of the head is larger, and the CUDA kernel may then
+do without the rows' maxima. `state` is what a backward call needs of its forward call: opaque bytes
 on CUDA, the rows' log-sum-exp in the reference.
 """
 

@@ -170,8 +170,8 @@ class MaxLogitTest(AttentionTest):
 
     def test_the_reference_needs_none(self) -> None:
         inputs = random_inputs(gate=3.0)
-        self.assert_equal(gradients(functools.partial(forgetting_attention, max_logit=1e-3), inputs),
-                          gradients(forgetting_attention, inputs))
+        attend = functools.partial(forgetting_attention, max_logit=1e-3)
+        self.assert_equal(gradients(attend, inputs), gradients(forgetting_attention, inputs))
 
 
 class RefusalTest(unittest.TestCase):
