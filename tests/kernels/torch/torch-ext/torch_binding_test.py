@@ -8,6 +8,7 @@ imported, they are also held to 1.2 times its kernel's.
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import pathlib
 import sys
@@ -371,4 +372,5 @@ if __name__ == "__main__":
     if not HAS_CUDA_KERNELS:
         print("SKIPPED: fox_attention has no CUDA kernels (pip install ./kernels/torch)")
         sys.exit(SKIPPED)
+    faulthandler.enable()  # a fault in the library says in which test
     unittest.main()
