@@ -208,6 +208,9 @@ class Trainer:
             if self.step >= min(self.next_record, self.total_steps):
                 mean = self.group.mean(torch.stack(losses).mean())
                 reading, losses = (self.step, Reading(torch.stack([mean, norm]))), []
+                if self.group.device.type == "cpu":  # its steps are done when they return
+                    self._record(*reading)
+                    reading = None
         if reading is not None:
             self._record(*reading)
         if self.group.is_first:
