@@ -46,6 +46,9 @@ struct DenseAttentionParams {
   const float* threshold = nullptr;       // [count, q_heads], kPaper
   const float* max_query_norm = nullptr;  // [count, q_heads], kCertified
   double log_eps = -10;
+  // A bound on |scale q_i.k_j|, [count, q_heads], or null: unknown. Where it is small no row's
+  // maximum need be tracked; logits beyond it may overflow.
+  const float* max_logit = nullptr;
 
   // Backward only. Gradients of out and of the inputs, shapes and dtypes as theirs.
   DenseView d_out, dq, dk, dv, d_log_fgate;

@@ -159,29 +159,25 @@ class FoxAttention(nn.Module):
         return F.logsigmoid(_wide(self.fgate_bias)).expand(shape)
 
     @torch.no_grad()
-    def _threshold(self, q: Tensor, k: Tensor) -> Tensor | str | None:
-        """The paper's: log eps - (2U + ln T), U the largest logit that the norms allow.
-
-        [H] from the weights of QK-norm, else [B, H] from this batch; None: nothing is pruned.
-        """
-        c, log_tolerance = self.config, self.options.log_tolerance
-        if log_tolerance is None or c.fgate_type == "none":
+    def _max_logit(self) -> Tensor | None:
+        """The largest |logit| that the weights of QK-norm allow, U, [H]; None without QK-norm."""
+        c = self.config
+        if not c.qk_norm:
             return None
-        if self.options.bound == "certified":
-            return "auto"
+        q_weight = self.q_norm.weight.view(-1, c.head_dim).abs().amax(-1)
+        k_weight = self.k_norm.weight.view(-1, c.head_dim).abs().amax(-1)
         group = c.num_heads // c.num_kv_heads
-        if c.qk_norm:
-            root = math.sqrt(c.head_dim)
-            q_norm = self.q_norm.weight.view(-1, c.head_dim).abs().amax(-1) * root
-            k_norm = self.k_norm.weight.view(-1, c.head_dim).abs().amax(-1) * root
-            q_norm = q_norm.expand(c.num_heads)
-            k_norm = k_norm.expand(c.num_kv_heads).repeat_interleave(group)
-        else:
-            q_norm = torch.linalg.vector_norm(_wide(q), dim=-1).amax(1)
-            k_norm = torch.linalg.vector_norm(_wide(k), dim=-1).amax(1)
-            k_norm = k_norm.repeat_interleave(group, dim=-1)
-        largest = q_norm * k_norm / math.sqrt(c.head_dim)
-        return (log_tolerance - 2 * largest - math.log(q.shape[1])).float()
+        k_weight = k_weight.expand(c.num_kv_heads).repeat_interleave(group)
+        return (q_weight.expand(c.num_heads) * k_weight * math.sqrt(c.head_dim)).float()
+
+    def _threshold(self, max_logit: Tensor | None, tokens: int) -> Tensor | str | None:
+        """The paper's, log eps - (2U + ln T) [H]; "auto": from this batch; None: no pruning."""
+        log_tolerance = self.options.log_tolerance
+        if log_tolerance is None or self.config.fgate_type == "none":
+            return None
+        if self.options.bound == "certified" or max_logit is None:
+            return "auto"
+        return log_tolerance - 2 * max_logit - math.log(tokens)
 
     def forward(
         self,
@@ -228,8 +224,9 @@ class FoxAttention(nn.Module):
         dtype = v.dtype
         if q.is_cuda and dtype == torch.float32:  # what the kernels read
             q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+        max_logit = self._max_logit()
         pruning: dict[str, Any] = {
-            "adaptive_threshold": self._threshold(q, k),
+            "adaptive_threshold": self._threshold(max_logit, q.shape[1]),
             "cu_seqlens": cu_seqlens,
             "bound": self.options.bound,
         }
@@ -237,8 +234,9 @@ class FoxAttention(nn.Module):
             pruning["log_eps"] = self.options.log_tolerance
         if shares is not None:
             shares.append(pruned_share(q, k, log_fgate, **pruning))
+        deterministic = self.options.deterministic
         o = forgetting_attention(
-            q, k, v, log_fgate, deterministic=self.options.deterministic, **pruning
+            q, k, v, log_fgate, deterministic=deterministic, max_logit=max_logit, **pruning
         )
         return o.to(dtype)
 

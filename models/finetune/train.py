@@ -208,6 +208,9 @@ class Trainer:
             if self.step >= min(self.next_record, self.total_steps):
                 mean = self.group.mean(torch.stack(losses).mean())
                 reading, losses = (self.step, Reading(torch.stack([mean, norm]))), []
+                if self.group.device.type == "cpu":  # its steps are done when they return
+                    self._record(*reading)
+                    reading = None
         if reading is not None:
             self._record(*reading)
         if self.group.is_first:
@@ -250,7 +253,8 @@ class Trainer:
         seconds, total = self._step_seconds(), self.total_steps
         if seconds is None:
             return [total, self.step + 2, int(self.stop_asked)]
-        if self.args.minutes_total:
+        # A plan that is fulfilled stays: its learning rate has come to its end.
+        if self.args.minutes_total and self.step < total:
             left = 60 * self.args.minutes_total - self.seconds
             total = self.step + max(0, round(left / seconds))
         ahead = max(1, round(SECONDS_A_RECORD / seconds))

@@ -161,13 +161,4 @@ std::vector<float> DenseInputs::PaperThresholds(double log_eps) const {
   return thresholds;
 }
 
-double RelativeError(const std::vector<double>& a, const std::vector<double>& b) {
-  double difference = 0, size = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference += (a[i] - b[i]) * (a[i] - b[i]);
-    size += b[i] * b[i];
-  }
-  return difference == 0 ? 0 : std::sqrt(difference / size);
-}
-
 }  // namespace fox::testing

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/dense_attention.h"
+#include "tests/kernels/relative_error.h"
 
 namespace fox::testing {
 
@@ -85,8 +86,5 @@ struct DenseInputs {
   std::vector<float> MaxQueryNorms() const;
   std::vector<float> PaperThresholds(double log_eps) const;
 };
-
-// ||a - b|| / ||b|| over all elements; NaN anywhere makes it NaN. 0 where both are 0.
-double RelativeError(const std::vector<double>& a, const std::vector<double>& b);
 
 }  // namespace fox::testing

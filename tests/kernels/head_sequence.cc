@@ -366,16 +366,6 @@ std::vector<HeadShape> ShapeVariants() {
   return {one_head, grouped, shifted, key_shift_only, rope, llama};
 }
 
-double RelativeError(const std::vector<double>& got, const std::vector<double>& want) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    if (!std::isfinite(got[i])) return INFINITY;
-    difference += (got[i] - want[i]) * (got[i] - want[i]);
-    norm += want[i] * want[i];
-  }
-  return std::sqrt(difference / norm);
-}
-
 double LargestError(const std::vector<double>& got, const std::vector<double>& want) {
   double worst = 0;
   for (size_t i = 0; i < want.size(); ++i) {

@@ -8,6 +8,7 @@
 
 #include "kernels/ops.h"
 #include "kernels/paged_kv_storage.h"
+#include "tests/kernels/relative_error.h"
 
 namespace fox::testing {
 
@@ -86,8 +87,6 @@ HeadOutputs NaiveAttention(const HeadInputs& inputs);
 
 // One shape for each of the model's choices: groups, token shifts, norms, rotation.
 std::vector<HeadShape> ShapeVariants();
-// || got - want || / || want ||; infinity where anything in `got` is not finite.
-double RelativeError(const std::vector<double>& got, const std::vector<double>& want);
 // The largest | got - want |; NaN counts as infinity.
 double LargestError(const std::vector<double>& got, const std::vector<double>& want);
 

@@ -63,7 +63,7 @@ cudaError_t DenseForward(const DenseAttentionParams& params, void* state, cudaSt
   const DenseState dense = MakeDenseState(params, state);
   error = ScheduleDense(params, dense, stream);
   if (error != cudaSuccess) return error;
-  const bool fastest = kernels == DenseKernels::kFastest && HasPrefillSm90();
+  const bool fastest = kernels == DenseKernels::kFastest && HasDensePrefillSm90();
   const auto prefill = fastest ? DensePrefillSm90 : DensePrefillSm80;
   error = prefill(params, dense, stream);
   if (error != cudaSuccess) return error;

@@ -168,10 +168,12 @@ std::tuple<Tensor, Tensor> Forward(const Tensor& q, const Tensor& k, const Tenso
                                    const Tensor& seq_end, bool packed,
                                    const OptionalTensor& threshold,
                                    const OptionalTensor& max_query_norm, double scale,
-                                   double log_eps, bool /*deterministic: it always is*/) {
+                                   double log_eps, bool /*deterministic: it always is*/,
+                                   OptionalTensor max_logit) {
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
   Inputs inputs{q, k, v, log_fgate, seq_begin, seq_end, threshold, max_query_norm};
   DenseAttentionParams params = MakeParams(inputs, packed, scale, log_eps);
+  params.max_logit = PerHead("max_logit", max_logit, inputs);
   const Tensor out = torch::stable::new_empty(q, q.sizes());
   const int64_t bytes = StateBytes(q.size(0), q.size(1), q.size(2), seq_begin.size(0));
   const Tensor state = NewBytes(q, bytes);

@@ -110,8 +110,13 @@ def attention_inputs(batch: int, heads: int, head_dim: int, rows: int,
 
 
 def paper_threshold(head_dim: int, tokens: int) -> float:
-    """Decay below which the paper prunes; norm weights are one, so U is sqrt(head_dim)."""
-    return -(2 * math.sqrt(head_dim) + math.log(tokens)) + LOG_TOLERANCE
+    """Decay below which the paper prunes attention_inputs."""
+    return -(2 * max_logit(head_dim) + math.log(tokens)) + LOG_TOLERANCE
+
+
+def max_logit(head_dim: int) -> float:
+    """U of attention_inputs: queries and keys of norm sqrt(head_dim), scaled by its inverse."""
+    return math.sqrt(head_dim)
 
 
 # The FoX Pro of 760M parameters.

@@ -34,9 +34,10 @@ def bound_options(acp: str, threshold: float | torch.Tensor | None) -> dict[str,
 
 
 def ours(acp: str, threshold: float, **options: Any) -> Call:
-    """Our op under a bound; `options` are its own."""
+    """Our op under a bound, told the largest logit of the inputs below; `options` are its own."""
     op, options = our_op(), {**options, **bound_options(acp, threshold)}
-    return lambda q, k, v, log_gates: op(q, k, v, log_gates, head_first=True, **options)
+    return lambda q, k, v, log_gates: op(q, k, v, log_gates, head_first=True,
+                                         max_logit=inputs.max_logit(q.shape[-1]), **options)
 
 
 def official(acp: str, threshold: float, **options: Any) -> Call:

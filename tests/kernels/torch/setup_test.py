@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -14,7 +15,7 @@ import zipfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from attention_inputs import PACKAGE  # noqa: E402
+from attention_inputs import PACKAGE, SKIPPED  # noqa: E402
 
 
 def build_wheel(folder: pathlib.Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -47,4 +48,8 @@ class SetupTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    for name in ("pip", "setuptools", "wheel"):  # pip does not fetch them: --no-build-isolation
+        if importlib.util.find_spec(name) is None:
+            print(f"SKIPPED: {sys.executable} lacks {name}")
+            sys.exit(SKIPPED)
     unittest.main()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 import unittest
 import unittest.mock
@@ -12,7 +13,7 @@ from pathlib import Path
 from toy_model import ROOT, write_toy  # first: it skips without torch
 
 import torch
-from model import AttentionOptions, FoxModel, token_shift
+from model import AttentionOptions, FoxAttention, FoxModel, forgetting_attention, token_shift
 from model_directory import load_model
 from safetensors.torch import load_file
 
@@ -105,6 +106,33 @@ class ModelTest(unittest.TestCase):
         # Each row of each head loses at most exp(-10) of its mass, so its output at most twice
         # that in relation to the values; the gated norm and two layers keep the order.
         self.assertLess(relative_error(pruned, exact), 2 * 2 * 4.54e-5)
+
+    def test_logits_keep_within_what_attention_is_told(self) -> None:
+        """QK-norm whose weights differ by head or are shared, grouped heads, RoPE; and none."""
+        for changes in ({}, {"num_heads": 4, "num_kv_heads": 2}, {"use_rope": True},
+                        {"qk_norm_share_param_across_head": True}, {"qk_norm": False}):
+            with self.subTest(**changes):
+                model = self.toy(**changes)
+                for module in model.modules():
+                    if isinstance(module, FoxAttention) and module.config.qk_norm:
+                        torch.nn.init.normal_(module.q_norm.weight)
+                        torch.nn.init.normal_(module.k_norm.weight)
+                with unittest.mock.patch("model.forgetting_attention",
+                                         wraps=forgetting_attention) as attend:
+                    model(torch.randint(0, 257, (2, 60)))
+                self.assertEqual(attend.call_count, 2)
+                for call in attend.call_args_list:
+                    q, k, told = *call.args[:2], call.kwargs["max_logit"]
+                    if not model.config.qk_norm:
+                        self.assertIsNone(told)
+                        continue
+                    k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+                    logits = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.shape[3])
+                    largest = logits.abs().amax((0, 2, 3))
+                    self.assertEqual(told.shape, largest.shape)
+                    self.assertTrue((largest <= told).all())
+                    # It is no empty promise: some logit comes within a factor of it.
+                    self.assertGreater((largest / told).min().item(), 0.1)
 
     def test_nothing_precedes_a_start(self) -> None:
         x, logit = torch.randn(1, 4, 1, 2), torch.zeros(1, 4, 1)

@@ -20,8 +20,10 @@ if not torch.cuda.is_available() or not HAS_CUDA_KERNELS:
     sys.exit(77)
 
 # Two trainings that differ by bf16 rounding (2^-8) in every product; their losses are sums over
-# thousands of tokens, so they differ by less than one rounding.
+# thousands of tokens, so they differ by less than one rounding while the weights do not yet: AdamW's
+# first steps are of one size, whatever the gradient, and small differences grow from then on.
 ROUNDING = 2.0**-8
+FEW_STEPS = 4
 
 
 class TrainGpuTest(TrainingCase):
@@ -54,16 +56,16 @@ class TrainGpuTest(TrainingCase):
         self.assertLess(self.bits_per_byte("whole"), 4)
 
     def test_compiled_or_not_fast_or_not(self) -> None:
-        self.run_to_end(self.command("plain", *self.flags(60), "--no-compile"))
-        self.run_to_end(self.command("compiled", *self.flags(60)))
-        self.run_to_end(self.command("fast", *self.flags(60), "--fast"))
+        self.run_to_end(self.command("plain", *self.flags(FEW_STEPS), "--no-compile"))
+        self.run_to_end(self.command("compiled", *self.flags(FEW_STEPS)))
+        self.run_to_end(self.command("fast", *self.flags(FEW_STEPS), "--fast"))
         plain = self.bits_per_byte("plain")
         for out in ("compiled", "fast"):
             self.assertLess(abs(self.bits_per_byte(out) / plain - 1), ROUNDING)
 
     def test_recomputing_and_documents(self) -> None:
-        self.run_to_end(self.command("plain", *self.flags(20)))
-        self.run_to_end(self.command("less", *self.flags(20), "--recompute"))
+        self.run_to_end(self.command("plain", *self.flags(FEW_STEPS)))
+        self.run_to_end(self.command("less", *self.flags(FEW_STEPS), "--recompute"))
         ratio = self.bits_per_byte("less") / self.bits_per_byte("plain")
         self.assertLess(abs(ratio - 1), ROUNDING)
         self.run_to_end(self.command("packed", *self.flags(20), "--packing", "documents"))

@@ -6,6 +6,8 @@ Each run is a process of its own, as a user starts it.
 
 from __future__ import annotations
 
+import argparse
+import collections
 import json
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from toy_model import write_toy  # first: it skips without torch
 from toy_training import LONG, TrainingCase
 
 from progress import read_metrics
+from train import Trainer
 
 
 class TrainTest(TrainingCase):
@@ -93,6 +96,24 @@ class TrainTest(TrainingCase):
         self.assertIn("the tokenizer has 257 tokens, the model 200", said)
         nan = self.run_to_end(self.command("n", "--steps", "60", "--lr", "1e30"), 1)
         self.assertIn("try a lower --lr", nan)
+
+
+class PlanTest(unittest.TestCase):
+    """How many steps --minutes-total makes, by the pace."""
+
+    def steps(self, step: int, planned: int) -> int:
+        trainer = Trainer.__new__(Trainer)  # nothing but what the decision reads
+        trainer.args = argparse.Namespace(minutes_total=1.0, minutes=None)
+        trainer.step, trainer.total_steps, trainer.stop_asked = step, planned, False
+        trainer.seconds, trainer.pace = 59.0, collections.deque([(0.0, 0), (10.0, 20)])
+        return trainer._decide()[0]  # pylint: disable=protected-access
+
+    def test_the_pace_corrects_the_plan(self) -> None:
+        self.assertEqual(self.steps(99, 100), 101)
+        self.assertEqual(self.steps(99, 500), 101)
+
+    def test_a_plan_that_is_fulfilled_stays(self) -> None:
+        self.assertEqual(self.steps(100, 100), 100)
 
 
 if __name__ == "__main__":

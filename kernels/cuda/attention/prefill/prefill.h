@@ -38,9 +38,10 @@ cudaError_t DensePrefillSm90(const DenseAttentionParams& params, const DenseStat
 cudaError_t DensePrefillSm80(const DenseAttentionParams& params, const DenseState& state,
                              cudaStream_t stream);
 
-// Whether this binary holds PrefillSm90, of both sources, for the current device: its instructions
-// exist in code compiled for sm_90a only, and elsewhere, PTX compiled at load time included, the
-// kernel traps.
+// Whether this binary holds PrefillSm90 or DensePrefillSm90 for the current device: their
+// instructions exist in code compiled for sm_90a only, and elsewhere, PTX compiled at load time
+// included, the kernels trap.
 bool HasPrefillSm90();
+bool HasDensePrefillSm90();
 
 }  // namespace fox::cuda

@@ -89,10 +89,25 @@ def _sequences(k: torch.Tensor, seq_start: torch.Tensor | None,
     return seq_start.to(device=k.device, dtype=torch.int32).clamp(0, tokens), end
 
 
+def _per_head(name: str, value: float | torch.Tensor, q: torch.Tensor,
+              cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    """`value` as the operators take it: float32 [sequences, query heads] on the device of q."""
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    shape = (sequences, q.shape[2])
+    if not isinstance(value, torch.Tensor):
+        return torch.full(shape, float(value), device=q.device)
+    value = value.detach().to(device=q.device, dtype=torch.float32)
+    try:
+        return value.broadcast_to(shape).contiguous()
+    except RuntimeError as error:
+        raise RuntimeError(f"{name} must be broadcastable to (sequences, query heads) = {shape}, "
+                           f"but has shape {tuple(value.shape)}") from error
+
+
 def _pruning(q: torch.Tensor, k: torch.Tensor, scale: float, adaptive_threshold: Threshold,
-             cu_seqlens: torch.Tensor | None, bound: str,
-             log_eps: float) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(threshold, max_query_norm) of the operators."""
+             cu_seqlens: torch.Tensor | None, bound: str, log_eps: float
+             ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """(threshold, max_query_norm) of the operators, and max_logit where a threshold took it."""
     _require(bound in ("paper", "certified"), ValueError,
              lambda: f'bound must be "paper" or "certified", not {bound!r}')
     if isinstance(adaptive_threshold, str):
@@ -100,26 +115,17 @@ def _pruning(q: torch.Tensor, k: torch.Tensor, scale: float, adaptive_threshold:
                  lambda: 'adaptive_threshold must be None, "auto", a float or a tensor, not '
                  f"{adaptive_threshold!r}")
     if adaptive_threshold is None:
-        return None, None
+        return None, None, None
     if bound == "certified":
         _require(isinstance(adaptive_threshold, str), ValueError,
                  lambda: 'with bound="certified" adaptive_threshold must be None or "auto": what a '
                  "row may lose is exp(log_eps)")
         _require(log_eps < 0, ValueError, lambda: f"log_eps must be below 0, not {log_eps}")
-        return None, max_norms(q, cu_seqlens)
+        return None, max_norms(q, cu_seqlens), None
     if isinstance(adaptive_threshold, str):
-        return auto_threshold(q, k, scale, log_eps, cu_seqlens), None
-    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    shape = (sequences, q.shape[2])
-    if not isinstance(adaptive_threshold, torch.Tensor):
-        return torch.full(shape, float(adaptive_threshold), device=q.device), None
-    threshold = adaptive_threshold.detach().to(device=q.device, dtype=torch.float32)
-    try:
-        return threshold.broadcast_to(shape).contiguous(), None
-    except RuntimeError as error:
-        raise RuntimeError(
-            "adaptive_threshold must be broadcastable to (sequences, query heads) = "
-            f"{shape}, but has shape {tuple(threshold.shape)}") from error
+        threshold, largest = auto_threshold(q, k, scale, log_eps, cu_seqlens)
+        return threshold, None, largest
+    return _per_head("adaptive_threshold", adaptive_threshold, q, cu_seqlens), None, None
 
 
 def _uses_kernels(q: torch.Tensor) -> bool:
@@ -141,7 +147,8 @@ def forgetting_attention(
         head_first: bool = False, seq_start: torch.Tensor | None = None,
         sm_scale: float | None = None, adaptive_threshold: Threshold = None,
         cu_seqlens: torch.Tensor | None = None, bound: Literal["paper", "certified"] = "paper",
-        deterministic: bool = False, log_eps: float = -10.0) -> torch.Tensor:
+        deterministic: bool = False, log_eps: float = -10.0,
+        max_logit: float | torch.Tensor | None = None) -> torch.Tensor:
     """softmax(sm_scale q k^T + decay) v, causal, with decay_ij = sum of log_fgate over (j, i].
 
     Source: Lin et al., "Forgetting Transformer" (ICLR 2025) and "Adaptive Computation Pruning for
@@ -167,6 +174,12 @@ def forgetting_attention(
       "certified": key pages whose total weight in every row that skips them is at most
       exp(log_eps), whatever the queries are; it skips more for the same promise.
     deterministic: equal bits in every run, also when torch.use_deterministic_algorithms is set.
+    max_logit: a float, or a tensor broadcastable to (batch, heads), with cu_seqlens to (sequences,
+      heads): the caller's promise that no |sm_scale q.k| of the head is larger, as the weights of
+      QK-norm give one; rounding to bfloat16 need not be counted. Up to 22 it makes the forward
+      kernel of Hopper faster, which then looks for no row's maximum; a larger one changes nothing.
+      If a logit breaks the promise, the output may be infinite or NaN. None: unknown, but that
+      "auto" of "paper" finds it.
 
     Returns [batch, queries, heads, head_dim], or as q with head_first. Raises TypeError, ValueError
     or RuntimeError, before anything is enqueued, if arguments do not fit.
@@ -182,15 +195,17 @@ def forgetting_attention(
         adaptive_threshold = None
     if missing:
         q = torch.nn.functional.pad(q, (0, 0, 0, 0, missing, 0))
-    threshold, max_query_norm = _pruning(q, k, scale, adaptive_threshold, cu_seqlens, bound,
-                                         log_eps)
+    threshold, max_query_norm, largest = _pruning(q, k, scale, adaptive_threshold, cu_seqlens,
+                                                  bound, log_eps)
+    if max_logit is not None:
+        largest = _per_head("max_logit", max_logit, q, cu_seqlens)
     begin, end = _sequences(k, seq_start, cu_seqlens)
     if uses_kernels and head_dim == 16:
         q, k, v = (torch.nn.functional.pad(x, (0, 16)) for x in (q, k, v))
     operator = ops.forward if uses_kernels else ops.reference_forward
     out, _ = operator(q, k, v, log_fgate, begin, end, cu_seqlens is not None, threshold,
                       max_query_norm, scale, float(log_eps),
-                      deterministic or torch.are_deterministic_algorithms_enabled())
+                      deterministic or torch.are_deterministic_algorithms_enabled(), largest)
     out = out[:, missing:, :, :head_dim]
     return out.transpose(1, 2) if head_first else out
 
@@ -212,7 +227,7 @@ def pruned_share(q: torch.Tensor, k: torch.Tensor, log_fgate: torch.Tensor, *,
     _check_sequences(q, k, seq_start, cu_seqlens)
     _require(q.shape[1] == k.shape[1], ValueError, lambda: "q must be as long as k")
     scale = 1 / math.sqrt(q.shape[3]) if sm_scale is None else float(sm_scale)
-    threshold, norm = _pruning(q, k, scale, adaptive_threshold, cu_seqlens, bound, log_eps)
+    threshold, norm, _ = _pruning(q, k, scale, adaptive_threshold, cu_seqlens, bound, log_eps)
     begin, end = _sequences(k, seq_start, cu_seqlens)
     skipped = torch.zeros(q.shape[2], dtype=torch.float64, device=q.device)
     pairs = 0

@@ -3,9 +3,11 @@
     forward, backward                      bfloat16 on CUDA, implemented by the compiled library
     reference_forward, reference_backward  everything else (reference.py)
 
-Both pairs take the same arguments. Sequence s holds tokens [seq_begin[s], seq_end[s]) of batch row
-s, or of row 0 if `packed`; `threshold` and `max_query_norm` are float32 [sequences, query heads],
-none or one of them given. `state` is what a backward call needs of its forward call: opaque bytes
+Both pairs take the same arguments, but that `max_logit` is the forward's alone. Sequence s holds
+tokens [seq_begin[s], seq_end[s]) of batch row s, or of row 0 if `packed`; `threshold` and
+`max_query_norm` are float32 [sequences, query heads], none or one of them given. `max_logit`, of
+that shape or none, is a promise: no |scale q.k| of the head is larger, and the CUDA kernel may then
+do without the rows' maxima. `state` is what a backward call needs of its forward call: opaque bytes
 on CUDA, the rows' log-sum-exp in the reference.
 """
 
@@ -20,7 +22,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 _PRUNING = ("Tensor seq_begin, Tensor seq_end, bool packed, Tensor? threshold, "
             "Tensor? max_query_norm, float scale, float log_eps, bool deterministic")
-_FORWARD = (f"(Tensor q, Tensor k, Tensor v, Tensor log_fgate, {_PRUNING}) "
+_FORWARD = (f"(Tensor q, Tensor k, Tensor v, Tensor log_fgate, {_PRUNING}, Tensor? max_logit) "
             "-> (Tensor out, Tensor state)")
 _BACKWARD = ("(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor log_fgate, Tensor out, "
              f"Tensor state, {_PRUNING}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor d_log_fgate)")
@@ -53,7 +55,7 @@ def _backward_shapes(d_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: t
 
 def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[object, ...],
           output: Tensors) -> None:
-    q, k, v, log_fgate, seq_begin, seq_end, packed, threshold, max_query_norm, *rest = inputs
+    q, k, v, log_fgate, seq_begin, seq_end, packed, threshold, max_query_norm, *rest, _ = inputs
     ctx.save_for_backward(q, k, v, log_fgate, *output, seq_begin, seq_end, threshold,
                           max_query_norm)
     ctx.packed, ctx.rest = packed, rest
@@ -73,7 +75,7 @@ def _register(prefix: str, forward_shapes: object) -> None:
         *tensors, seq_begin, seq_end, threshold, max_query_norm = ctx.saved_tensors
         grads = backward_op(d_out, *tensors, seq_begin, seq_end, ctx.packed, threshold,
                             max_query_norm, *ctx.rest)
-        return *grads, *(None,) * 8
+        return *grads, *(None,) * 9
 
     torch.library.register_autograd(forward, differentiate, setup_context=_save)
 

@@ -35,15 +35,18 @@ def max_norms(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
 
 
 def auto_threshold(q: torch.Tensor, k: torch.Tensor, scale: float, log_eps: float,
-                   cu_seqlens: torch.Tensor | None) -> torch.Tensor:
-    """-(2 max|q| max|k| scale + log length) + log_eps, [sequences, query heads], float32."""
+                   cu_seqlens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """-(2 U + log length) + log_eps and U = max|q| max|k| |scale|, which bounds the logits.
+
+    Both [sequences, query heads], float32.
+    """
     group = q.shape[2] // k.shape[2]
     key_norms = max_norms(k, cu_seqlens).repeat_interleave(group, dim=1)
-    bound = max_norms(q, cu_seqlens) * key_norms * scale
+    bound = max_norms(q, cu_seqlens) * key_norms * abs(scale)
     # Lengths as a tensor: math.log would make torch.compile take each length for a constant.
     lengths = (torch.full((1,), k.shape[1], device=k.device) if cu_seqlens is None
                else (cu_seqlens[1:] - cu_seqlens[:-1]).clamp(min=1))
-    return log_eps - (2 * bound + lengths.log()[:, None])
+    return log_eps - (2 * bound + lengths.log()[:, None]), bound
 
 
 def _certified_bounds(cum: torch.Tensor, keys: torch.Tensor,

@@ -93,14 +93,14 @@ def _pages(sequence: Sequence, k: torch.Tensor, log_fgate: torch.Tensor,
 def reference_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_fgate: torch.Tensor,
                       seq_begin: torch.Tensor, seq_end: torch.Tensor, packed: bool,
                       threshold: torch.Tensor | None, max_query_norm: torch.Tensor | None,
-                      scale: float, log_eps: float,
-                      deterministic: bool) -> tuple[torch.Tensor, torch.Tensor]:
+                      scale: float, log_eps: float, deterministic: bool,
+                      max_logit: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The output [batch, tokens, query heads, head_dim] and the log-sum-exp of each row.
 
     Arguments are those of the operators (operators.py). The log-sum-exp, [batch, tokens, query
     heads], natural units, holds the row's own decay; tokens of no sequence have zeros in both.
     """
-    del deterministic  # it always is
+    del deterministic, max_logit  # it always is; maxima of rows are always looked for
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.zeros(q.shape[:3], dtype=accumulation_dtype(q), device=q.device)
     for sequence in _sequences(q, k, v, log_fgate, seq_begin, seq_end, packed):

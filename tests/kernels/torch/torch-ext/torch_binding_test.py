@@ -8,6 +8,7 @@ imported, they are also held to 1.2 times its kernel's.
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import pathlib
 import sys
@@ -169,6 +170,63 @@ class PrecisionTest(GpuTest):
                         self.assertLessEqual(ours[name], 1.2 * theirs[name], name)
 
 
+class MaxLogitTest(GpuTest):
+    """Where the caller bounds the logits, no row's maximum is looked for."""
+
+    def far_apart(self, size: float) -> Inputs:
+        """Logits size^2 / 8 for the first 128 keys, their negatives for all others."""
+        inputs = bf16_inputs(1, 700, 2, 2, 64, gate=9.0)
+        q, k = torch.zeros_like(inputs.q), torch.zeros_like(inputs.k)
+        q[..., 0], k[:, :128, :, 0], k[:, 128:, :, 0] = size, size, -size
+        return inputs._replace(q=q, k=k)
+
+    def test_it_changes_no_more_than_rounding(self) -> None:
+        """Weights and output are bf16, 2^-9 relative each, in both runs."""
+        for head_dim, tokens in ((32, 129), (64, 65), (64, 1500), (128, 1000)):
+            inputs = bf16_inputs(2, tokens, 4, 2, head_dim, gate=3.0)
+            norms = [x.double().norm(dim=-1).amax(1) for x in (inputs.q, inputs.k)]
+            bound = norms[0] * norms[1].repeat_interleave(2, dim=1) * head_dim**-0.5
+            self.assertLess(bound.max().item(), 22)
+            for options in ({}, {"adaptive_threshold": -8.0},
+                            {"adaptive_threshold": "auto", "bound": "certified"}):
+                self.assert_precise(inputs, max_logit=bound, **options)
+                one, other = (forgetting_attention(*inputs.arguments, max_logit=x, **options)
+                              for x in (bound, None))
+                self.assertLessEqual(errors((one,), (other,))["out"], 2.0**-7)
+
+    def test_packed_sequences_have_bounds_of_their_own(self) -> None:
+        inputs = bf16_inputs(1, 1200, 2, 2, 64, gate=3.0)
+        cu_seqlens = torch.tensor([0, 500, 1200], device="cuda", dtype=torch.int32)
+        self.assert_precise(inputs, cu_seqlens=cu_seqlens,
+                            max_logit=torch.tensor([[22.0], [1e9]], device="cuda"))
+
+    def test_logits_may_reach_the_bound(self) -> None:
+        """Keys of the largest logit lie left of a diagonal tile of the least. dq, dk and
+        d_log_fgate are sums that cancel."""
+        inputs = self.far_apart(13.0)
+        wanted = gradients(forgetting_attention, exact(inputs))
+        found = gradients(functools.partial(forgetting_attention, max_logit=13**2 / 8), inputs)
+        ratios = errors(found, wanted)
+        for name in ("out", "dv"):
+            self.assertLessEqual(ratios[name], TOLERANCE, name)
+
+    def test_large_bounds_change_no_bit(self) -> None:
+        inputs = self.far_apart(60.0)
+        wanted = gradients(functools.partial(forgetting_attention, deterministic=True), inputs)
+        for bound in (450.0, torch.inf):
+            attend = functools.partial(forgetting_attention, deterministic=True, max_logit=bound)
+            self.assert_equal(gradients(attend, inputs), wanted)
+        auto = forgetting_attention(*inputs.arguments, adaptive_threshold="auto")
+        self.assertTrue(torch.equal(auto, wanted[0]))
+
+    def test_the_kernel_of_hopper_relies_on_it(self) -> None:
+        """A promise that is broken shows: the bound has reached the kernel."""
+        if torch.cuda.get_device_capability()[0] != 9:
+            self.skipTest("not Hopper")
+        out = forgetting_attention(*self.far_apart(60.0).arguments, max_logit=1.0)
+        self.assertFalse(out.isfinite().all())
+
+
 class IntegrationTest(GpuTest):
     """Streams, graphs, compilation, determinism."""
 
@@ -263,13 +321,14 @@ class IntegrationTest(GpuTest):
         begin, end = (torch.tensor(x, dtype=torch.int32, device="cuda")
                       for x in ([0, 130], [130, 300]))
         per_head = torch.full((2, 4), -20.0, device="cuda")
-        for threshold, norm in ((None, None), (per_head, None), (None, -per_head)):
+        for threshold, norm, logit in ((None, None, None), (per_head, None, -per_head),
+                                       (None, -per_head, None)):
             rest = (begin, end, True, threshold, norm, 0.125, -10.0, True)
             # Not test_aot_dispatch_dynamic, which compares outputs: some bytes of the state are
             # never written. test_compiling_changes_nothing takes its place.
-            torch.library.opcheck(torch.ops.fox.forward, (*leaves, *rest), test_utils=(
+            torch.library.opcheck(torch.ops.fox.forward, (*leaves, *rest, logit), test_utils=(
                 "test_schema", "test_autograd_registration", "test_faketensor"))
-            out, state = torch.ops.fox.forward(q, k, v, gates, *rest)
+            out, state = torch.ops.fox.forward(q, k, v, gates, *rest, logit)
             torch.library.opcheck(torch.ops.fox.backward,
                                   (d_out, q, k, v, gates, out, state, *rest))
 
@@ -299,7 +358,11 @@ class IntegrationTest(GpuTest):
                        (q, k, v, gates.double()), (q, k, v, gates[..., :1]),
                        (q.half(), k, v, gates), (q, k.cpu(), v, gates)):
             with self.assertRaises(RuntimeError):
-                call(*broken, begin, end, False, None, None, 0.125, -10.0, False)
+                call(*broken, begin, end, False, None, None, 0.125, -10.0, False, None)
+        for logit in (torch.ones(1, 1, device="cuda"), torch.ones(1, 2),
+                      torch.ones(1, 2, device="cuda", dtype=torch.float64)):
+            with self.assertRaises(RuntimeError):
+                call(q, k, v, gates, begin, end, False, None, None, 0.125, -10.0, False, logit)
 
 
 if __name__ == "__main__":
@@ -309,4 +372,5 @@ if __name__ == "__main__":
     if not HAS_CUDA_KERNELS:
         print("SKIPPED: fox_attention has no CUDA kernels (pip install ./kernels/torch)")
         sys.exit(SKIPPED)
+    faulthandler.enable()  # a fault in the library says in which test
     unittest.main()

@@ -195,8 +195,9 @@ class BackwardConsumer {
   __device__ __forceinline__ void Exponentiate(float (&s)[kRows / 2], uint32_t slot,
                                                const BackwardStep& step) {
     const float* key_offset = shared_.key_offset[slot] + key();
-    const float bias0 = step.ref - kLog2E * key_offset[0];
-    const float bias1 = step.ref - kLog2E * key_offset[8];
+    const bool seen = warpgroup_ != 0 || (step.flags & kSecondPage) == 0;
+    const float ref = seen ? step.ref : -INFINITY;
+    const float bias0 = ref - kLog2E * key_offset[0], bias1 = ref - kLog2E * key_offset[8];
     const float scale = arguments_.scale_log2;
     const float* lse = shared_.lse[slot] + 2 * (lane() % 4);
 #pragma unroll

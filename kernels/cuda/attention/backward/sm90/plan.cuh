@@ -68,9 +68,12 @@ struct BackwardItem {
   int32_t tokens;  // from the tile's first to the sequence's end; 0: there is no more work
   int32_t batch, token, kv_head;
   int32_t tile;  // in the list
+  int32_t page;  // its first, counted in its sequence
 };
 
-enum StepFlags : int32_t { kDiagonal = 1, kLastOfHead = 2, kLastOfItem = 4 };
+// kSecondPage: the rows do not see the key tile's first page.
+enum StepFlags : int32_t { kDiagonal = 1, kLastOfHead = 2, kLastOfItem = 4, kSecondPage = 8 };
+static_assert(kWarpgroupKeys == kDensePage, "a page is one warpgroup's");
 
 // One walk step: kRows rows of one query head.
 struct BackwardStep {

@@ -61,6 +61,7 @@ class BackwardLoader {
     const DenseTile& last = arguments_.state.tiles[keys.seq_last];
     item.batch = keys.batch;
     item.token = keys.first_token;
+    item.page = keys.position / kDensePage;
     item.tokens = last.position + last.count - keys.position;
   }
 
@@ -119,6 +120,7 @@ class BackwardLoader {
       BackwardStep step;
       step.ref = static_cast<float>(kLog2EDouble * (c_ref - state.cum_log_f[keys]));
       step.flags = turn < Plan::kSubtiles ? kDiagonal : 0;
+      if (state.first_page[rows] > item.page) step.flags |= kSecondPage;
       if (turn == steps - 1) step.flags |= last_head ? kLastOfHead | kLastOfItem : kLastOfHead;
       step.row = keys * kDenseTile + turn * Plan::kRows;
       step.turn = turn;

@@ -28,6 +28,8 @@ cudaError_t LaunchFor(const DenseAttentionParams& params, DenseSource& source,
 
 }  // namespace
 
+bool HasDensePrefillSm90() { return HasPrefillSm90Kernel<DenseSource, 64, false>(); }
+
 cudaError_t DensePrefillSm90(const DenseAttentionParams& params, const DenseState& state,
                              cudaStream_t stream) {
   if (state.max_tiles == 0 || params.tokens == 0 || params.batch == 0) return cudaSuccess;
@@ -37,6 +39,7 @@ cudaError_t DensePrefillSm90(const DenseAttentionParams& params, const DenseStat
   source.q_heads = params.q_heads;
   source.group = params.q_heads / params.kv_heads;
   source.scale = static_cast<float>(params.scale * kLog2EDouble);
+  source.max_logit = params.max_logit;
   return DispatchHeadDim<32>(
       params.head_dim, [&]<int kHeadDim>() { return LaunchFor<kHeadDim>(params, source, stream); });
 }

@@ -1,6 +1,5 @@
 // DenseSource: queries, keys and values in arrays of any strides, gates and boundaries of a
-// DenseState. There are no block counters and no row certificate, and nothing bounds logits. See
-// plan.cuh.
+// DenseState. There are no block counters and no row certificate. See plan.cuh.
 #pragma once
 
 #include <cuda.h>
@@ -10,6 +9,7 @@
 
 #include "kernels/cuda/attention/dense/state.h"
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
+#include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 
 namespace fox::cuda {
@@ -19,7 +19,8 @@ static_assert(kDenseTile == kTileRows && kDenseTile == kTileKeys && kDensePage =
 // first_row is the tile's first token in the batch row.
 struct DenseWork : WorkTile {
   int32_t batch;
-  int64_t index;  // of (head, tile) in the state's arrays
+  int32_t track_max;  // 0: no logit can overflow against the diagonal tile's reference maximum
+  int64_t index;      // of (head, tile) in the state's arrays
 };
 
 struct DenseWalk {
@@ -40,7 +41,8 @@ struct DenseSource {
   DenseState state;
   DenseView out;
   int q_heads, group;
-  float scale;  // of scores, to log2 units
+  float scale;             // of scores, to log2 units
+  const float* max_logit;  // [sequences, q_heads] or null
 
   __device__ __forceinline__ int NumTiles() const { return *state.num_tiles; }
   __device__ __forceinline__ int NumHeads() const { return q_heads; }
@@ -49,7 +51,7 @@ struct DenseSource {
   __device__ __forceinline__ float Scale() const {
     return scale;
   }
-  __device__ __forceinline__ static constexpr bool TracksMax(const Work&) { return true; }
+  __device__ __forceinline__ static bool TracksMax(const Work& work) { return work.track_max != 0; }
 
   __device__ __forceinline__ Work MakeWork(int tile, int head) const {
     const DenseTile rows = state.tiles[tile];
@@ -64,6 +66,11 @@ struct DenseSource {
     work.ref_log_decay = state.cum_log_f[work.index] +
                          static_cast<double>(state.log_f_offset[work.index * kDenseTile]);
     work.batch = rows.batch;
+    const double spread =
+        max_logit == nullptr
+            ? INFINITY
+            : 2 * kLog2EDouble * static_cast<double>(max_logit[rows.seq * q_heads + head]);
+    work.track_max = spread <= kBoundedSpread ? 0 : 1;
     return work;
   }
 

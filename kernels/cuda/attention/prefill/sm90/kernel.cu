@@ -31,15 +31,7 @@ cudaError_t LaunchFor(AcpMode acp, PagedSource& source, const MatrixView& q, int
 
 }  // namespace
 
-bool HasPrefillSm90() {
-  // A body that only traps is compiled to a few registers.
-  cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, PrefillSm90Kernel<PagedSource, 64, true>) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());  // no image for this device: an answer, not an error
-    return false;
-  }
-  return attributes.numRegs >= kLaunchRegisters;
-}
+bool HasPrefillSm90() { return HasPrefillSm90Kernel<PagedSource, 64, true>(); }
 
 cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                         const StepSchedule& schedule, int max_tiles, cudaStream_t stream) {

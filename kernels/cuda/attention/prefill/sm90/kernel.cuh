@@ -94,4 +94,17 @@ cudaError_t LaunchPrefillSm90(const Source& source, int64_t work_tiles, cudaStre
   return Launch(kernel, dim3(blocks), dim3(kPrefillThreads), kBytes, stream, source);
 }
 
+// Whether the current device has the kernel as compiled for sm_90a.
+template <typename Source, int kHeadDim, bool kCertified>
+bool HasPrefillSm90Kernel() {
+  // A body that only traps is compiled to a few registers.
+  cudaFuncAttributes attributes{};
+  const auto kernel = PrefillSm90Kernel<Source, kHeadDim, kCertified>;
+  if (cudaFuncGetAttributes(&attributes, KernelAddress(kernel)) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // no image for this device: an answer, not an error
+    return false;
+  }
+  return attributes.numRegs >= kLaunchRegisters;
+}
+
 }  // namespace fox::cuda

@@ -17,10 +17,6 @@
 
 namespace fox::cuda {
 
-// With logits within this of each other, in log2 units, no float32 or bf16 in the walk overflows:
-// weights stay below 2^64, their sums below 2^96.
-inline constexpr double kBoundedSpread = 64;
-
 struct PagedWork : WorkTile {
   int32_t seq;
   int32_t track_max;     // 0: no logit can overflow against the diagonal tile's reference maximum

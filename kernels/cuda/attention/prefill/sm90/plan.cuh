@@ -30,6 +30,9 @@ inline constexpr int kWorkStages = 3;
 // requested.
 inline constexpr int kTilesBeforeNext = 8;
 inline constexpr int kQueryStages = 2;
+// With logits within this of each other, in log2 units, no float32 or bf16 in the walk overflows:
+// weights stay below 2^64, their sums below 2^96.
+inline constexpr double kBoundedSpread = 64;
 // Heads that run side by side, so that their keys and values stay in the L2 cache.
 inline constexpr int kHeadGroup = 8;
 

@@ -13,10 +13,12 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from attention_inputs import AttentionTest, definition, gradients, random_inputs  # noqa: E402
+from attention_inputs import (AttentionTest, Inputs, definition, gradients,  # noqa: E402
+                              random_inputs)
 
 import torch  # noqa: E402
 from fox_attention import forgetting_attention, pruned_share  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 
 class LayoutTest(AttentionTest):
@@ -118,6 +120,60 @@ class SequencesTest(AttentionTest):
         self.assertGreater(packed.min().item(), 0.1)
 
 
+class MaxLogitTest(AttentionTest):
+    """A bound of the logits: how it reaches the operator, that it is no mathematics."""
+
+    def given_to_the_operator(self, inputs: Inputs, **options: object) -> torch.Tensor | None:
+        """The operator's last argument."""
+        given = []
+
+        class Calls(TorchDispatchMode):
+            """Keeps what the forward operator is called with."""
+
+            def __torch_dispatch__(self, function: object, types: object, args: tuple = (),
+                                   kwargs: dict | None = None) -> object:
+                if function is torch.ops.fox.reference_forward.default:
+                    given.append(args[-1])
+                return function(*args, **(kwargs or {}))
+
+        with torch.no_grad(), Calls():
+            forgetting_attention(*inputs.arguments, **options)
+        self.assertEqual(len(given), 1)
+        return given[0]
+
+    def test_it_is_broadcast_to_sequences_and_heads(self) -> None:
+        inputs = random_inputs(3, 20, 4, 2)
+        for value in (9, 9.0, torch.tensor(9.0), torch.full((4,), 9.0, dtype=torch.float64),
+                      torch.full((3, 1), 9.0, requires_grad=True)):
+            found = self.given_to_the_operator(inputs, max_logit=value)
+            self.assertTrue(found.is_contiguous())
+            torch.testing.assert_close(found, torch.full((3, 4), 9.0))
+        packed = type(inputs)(*(x[:1] for x in inputs))
+        cu_seqlens = torch.tensor([0, 5, 20], dtype=torch.int32)
+        found = self.given_to_the_operator(packed, cu_seqlens=cu_seqlens,
+                                           max_logit=torch.tensor([[1.0], [2.0]]))
+        torch.testing.assert_close(found, torch.tensor([[1.0] * 4, [2.0] * 4]))
+
+    def test_only_what_bounds_logits_is_taken_for_a_bound(self) -> None:
+        inputs = random_inputs(3, 20, 4, 2)
+        for options in ({}, {"adaptive_threshold": -6.0},
+                        {"adaptive_threshold": "auto", "bound": "certified"}):
+            self.assertIsNone(self.given_to_the_operator(inputs, **options))
+        for scale in (0.5, -0.5):
+            options = {"adaptive_threshold": "auto", "sm_scale": scale}
+            found = self.given_to_the_operator(inputs, **options)
+            keys = inputs.k.repeat_interleave(2, dim=2)
+            largest = torch.einsum("bihd,bjhd->bhij", inputs.q, keys).abs().amax((2, 3)) / 2
+            self.assertTrue((found >= largest).all())
+            found = self.given_to_the_operator(inputs, max_logit=40.0, **options)
+            torch.testing.assert_close(found, torch.full((3, 4), 40.0))
+
+    def test_the_reference_needs_none(self) -> None:
+        inputs = random_inputs(gate=3.0)
+        attend = functools.partial(forgetting_attention, max_logit=1e-3)
+        self.assert_equal(gradients(attend, inputs), gradients(forgetting_attention, inputs))
+
+
 class RefusalTest(unittest.TestCase):
     """Each names what is wrong. The official function asserts these, or fails in its kernel."""
 
@@ -150,7 +206,14 @@ class RefusalTest(unittest.TestCase):
 
     def test_thresholds_and_bounds(self) -> None:
         self.refuses(ValueError, "adaptive_threshold must be None", adaptive_threshold="yes")
-        self.refuses(RuntimeError, "broadcastable", adaptive_threshold=torch.zeros(3))
+        self.refuses(RuntimeError, "adaptive_threshold must be broadcastable",
+                     adaptive_threshold=torch.zeros(3))
+        for shape in ((3,), (2, 1, 1), (2, 8)):
+            self.refuses(RuntimeError, "max_logit must be broadcastable",
+                         max_logit=torch.zeros(shape))
+        self.refuses(RuntimeError, "max_logit must be broadcastable", shape={"batch": 1},
+                     cu_seqlens=torch.tensor([0, 4, 8], dtype=torch.int32),
+                     max_logit=torch.zeros(3, 2))
         self.refuses(ValueError, 'bound must be "paper"', bound="loose")
         self.refuses(ValueError, "must be None or \"auto\"", bound="certified",
                      adaptive_threshold=-10.0)

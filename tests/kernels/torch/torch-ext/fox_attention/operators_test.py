@@ -33,12 +33,13 @@ class OperatorsTest(AttentionTest):
         leaves = [x.requires_grad_() for x in inputs.arguments]
         begin, end = (torch.tensor(x, dtype=torch.int32) for x in ([0, 30], [30, 70]))
         per_head = torch.full((2, 2), -4.0)
-        for threshold, norm in ((None, None), (per_head, None), (None, -per_head)):
+        for threshold, norm, logit in ((None, None, None), (per_head, None, -per_head),
+                                       (None, -per_head, None)):
             torch.library.opcheck(
                 torch.ops.fox.reference_forward,
-                (*leaves, begin, end, True, threshold, norm, 0.3, -10.0, False))
+                (*leaves, begin, end, True, threshold, norm, 0.3, -10.0, False, logit))
         out, lse = torch.ops.fox.reference_forward(*inputs.arguments, begin, end, True, None, None,
-                                                   0.3, -10.0, False)
+                                                   0.3, -10.0, False, None)
         torch.library.opcheck(
             torch.ops.fox.reference_backward,
             (inputs.d_out, *(x.detach() for x in (*inputs.arguments, out, lse)), begin, end, True,
@@ -52,6 +53,7 @@ class OperatorsTest(AttentionTest):
                         {"adaptive_threshold": "auto", "bound": "certified"},
                         {"seq_start": torch.tensor([40])},
                         {"cu_seqlens": cu_seqlens, "adaptive_threshold": "auto"},
+                        {"max_logit": 9.0}, {"max_logit": torch.tensor([9.0, 8.0])},
                         {"deterministic": True}):
             with self.subTest(**options):
                 eager = functools.partial(forgetting_attention, **options)

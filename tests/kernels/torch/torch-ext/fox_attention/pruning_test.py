@@ -74,13 +74,17 @@ class PruningTest(AttentionTest):
 
     def test_auto_is_the_formula_of_the_paper(self) -> None:
         inputs = random_inputs(3, 100, 4, 2)
-        threshold = pruning.auto_threshold(inputs.q, inputs.k, 0.7, -10.0, None)
+        threshold, bound = pruning.auto_threshold(inputs.q, inputs.k, 0.7, -10.0, None)
         for row in range(3):
             for head in range(4):
                 largest = [x[row, :, index].norm(dim=-1).max().item()
                            for x, index in ((inputs.q, head), (inputs.k, head // 2))]
-                wanted = -(2 * 0.7 * largest[0] * largest[1] + math.log(100)) - 10
+                logit = 0.7 * largest[0] * largest[1]
+                self.assertAlmostEqual(bound[row, head].item(), logit, delta=1e-4)
+                wanted = -(2 * logit + math.log(100)) - 10
                 self.assertAlmostEqual(threshold[row, head].item(), wanted, delta=1e-4)
+        torch.testing.assert_close(
+            (threshold, bound), pruning.auto_threshold(inputs.q, inputs.k, -0.7, -10.0, None))
 
     def test_auto_of_packed_sequences_is_that_of_each(self) -> None:
         inputs = random_inputs(1, 300, 4, 2)
@@ -90,7 +94,8 @@ class PruningTest(AttentionTest):
             if begin < end:
                 q, k = inputs.q[:, begin:end], inputs.k[:, begin:end]
                 wanted = pruning.auto_threshold(q, k, 0.7, -10.0, None)
-                torch.testing.assert_close(found[index], wanted[0])
+                for one, other in zip(found, wanted):
+                    torch.testing.assert_close(one[index], other[0])
 
     def test_no_row_loses_more_than_is_promised(self) -> None:
         """Both bounds; the certified one prunes at least as much, and both prune something."""
@@ -99,7 +104,7 @@ class PruningTest(AttentionTest):
             weights = log_weights(inputs)[0].exp()
             shares = {}
             for bound in ("paper", "certified"):
-                auto = pruning.auto_threshold(inputs.q, inputs.k, 8**-0.5, -10.0, None)[0]
+                auto = pruning.auto_threshold(inputs.q, inputs.k, 8**-0.5, -10.0, None)[0][0]
                 norm = pruning.max_norms(inputs.q, None)[0]
                 pages = pruning.first_pages(
                     inputs.log_fgate[0], inputs.k[0], auto if bound == "paper" else None,
