@@ -20,8 +20,8 @@ if not torch.cuda.is_available() or not HAS_CUDA_KERNELS:
     sys.exit(77)
 
 # Two trainings that differ by bf16 rounding (2^-8) in every product; their losses are sums over
-# thousands of tokens, so they differ by less than one rounding while the weights do not yet: AdamW's
-# first steps are of one size, whatever the gradient, and small differences grow from then on.
+# thousands of tokens, so they differ by less than one rounding while the weights are alike. From
+# then on small differences grow: a first step of AdamW has one size, however small the gradient.
 ROUNDING = 2.0**-8
 FEW_STEPS = 4
 
