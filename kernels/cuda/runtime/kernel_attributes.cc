@@ -9,8 +9,13 @@
 namespace fox::cuda {
 namespace {
 
+// Zeros if there is none for the device.
+struct Code {
+  int architecture, registers;
+};
+
 struct Known {
-  std::optional<int> architecture;
+  std::optional<Code> code;
   bool smem_allowed = false;
   std::optional<int> resident_blocks;
 };
@@ -19,12 +24,11 @@ struct Known {
 class Answers {
  public:
   explicit Answers(const void* kernel) : lock_(mutex_) {
-    error_ = cudaGetDevice(&device_);
-    known_ = &table_[{device_, kernel}];
+    int device = -1;  // stays where there is none: what is asked then gives the error
+    static_cast<void>(cudaGetDevice(&device));
+    known_ = &table_[{device, kernel}];
   }
 
-  cudaError_t error() const { return error_; }
-  int device() const { return device_; }
   Known* operator->() const { return known_; }
 
  private:
@@ -32,25 +36,29 @@ class Answers {
   static std::map<std::pair<int, const void*>, Known> table_;
 
   std::lock_guard<std::mutex> lock_;
-  int device_ = -1;
-  cudaError_t error_;
   Known* known_;
 };
 
 std::mutex Answers::mutex_;
 std::map<std::pair<int, const void*>, Known> Answers::table_;
 
-}  // namespace
-
-int CompiledArchitecture(const void* kernel) {
+Code CodeOf(const void* kernel) {
   const Answers known(kernel);
-  if (!known->architecture) {
+  if (!known->code) {
     cudaFuncAttributes attributes{};
     const bool told = cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess;
     if (!told) static_cast<void>(cudaGetLastError());  // no code for this device: an answer
-    known->architecture = told ? attributes.ptxVersion : 0;
+    known->code = told ? Code{attributes.ptxVersion, attributes.numRegs} : Code{0, 0};
   }
-  return *known->architecture;
+  return *known->code;
+}
+
+}  // namespace
+
+int CompiledArchitecture(const void* kernel) { return CodeOf(kernel).architecture; }
+
+bool TakesRegisters(const void* kernel, int registers) {
+  return CodeOf(kernel).registers >= registers;
 }
 
 cudaError_t AllowDynamicSmem(const void* kernel, int bytes) {
@@ -66,10 +74,7 @@ cudaError_t ResidentBlocks(const void* kernel, int threads, int* blocks) {
   const Answers known(kernel);
   if (!known->resident_blocks) {
     int sms = 0, per_sm = 0;
-    cudaError_t error = known.error();
-    if (error == cudaSuccess) {
-      error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, known.device());
-    }
+    cudaError_t error = CountMultiprocessors(&sms);
     if (error == cudaSuccess) {
       error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, threads, 0);
     }
@@ -78,6 +83,13 @@ cudaError_t ResidentBlocks(const void* kernel, int threads, int* blocks) {
   }
   *blocks = *known->resident_blocks;
   return cudaSuccess;
+}
+
+cudaError_t CountMultiprocessors(int* count) {
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  return cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
 }
 
 }  // namespace fox::cuda

@@ -22,11 +22,18 @@ int CompiledArchitecture(const void* kernel);
 // waits of programmatic dependent launch.
 inline bool HasSm90Code(const void* kernel) { return CompiledArchitecture(kernel) >= 90; }
 
+// Whether that code takes at least so many registers a thread. A body that only traps, as kernels
+// for one architecture have in code for all others, takes a few. False if there is no code.
+bool TakesRegisters(const void* kernel, int registers);
+
 // Lets the kernel have `bytes` of dynamic shared memory. REQUIRES: the same number every time.
 cudaError_t AllowDynamicSmem(const void* kernel, int bytes);
 
 // How many blocks of so many threads, without dynamic shared memory, the device holds at once.
 // REQUIRES: the same number of threads every time.
 cudaError_t ResidentBlocks(const void* kernel, int threads, int* blocks);
+
+// Of the current device: the blocks of a launch that keeps one on each.
+cudaError_t CountMultiprocessors(int* count);
 
 }  // namespace fox::cuda

@@ -55,13 +55,12 @@ class BackwardConsumer {
   static constexpr int kRows = Plan::kRows;
   static constexpr int kDqSums = Plan::kDqColumns / 2;  // of a thread
 
-  // Of the thread in its warp and of the warp in its warpgroup: not worth a register.
-  __device__ __forceinline__ int lane() const { return lane_; }
+  // In its warpgroup; not worth a register.
   static __device__ __forceinline__ int warp() { return OpaqueThreadIdx() % 128 / kWarp; }
 
   __device__ __forceinline__ void Release(Mbarrier& empty) {
     __syncwarp();
-    if (lane() == 0) empty.Arrive();
+    if (lane_ == 0) empty.Arrive();
   }
 
   __device__ __forceinline__ void Walk(uint32_t n) {
@@ -185,11 +184,11 @@ class BackwardConsumer {
     WgmmaCommit();
   }
 
-  // --- weights. A thread's elements 4 i + e: key key() + 8 (e / 2), row 8 i + 2 (lane % 4) + e
+  // --- weights. Element 4 i + e of a thread: key key() + 8 (e / 2), row 8 i + 2 (lane % 4) + e
   // % 2.
 
   __device__ __forceinline__ int key() const {
-    return warpgroup_ * kWarpgroupKeys + warp() * 16 + lane() / 4;
+    return warpgroup_ * kWarpgroupKeys + warp() * 16 + lane_ / 4;
   }
 
   __device__ __forceinline__ void Exponentiate(float (&s)[kRows / 2], uint32_t slot,
@@ -199,7 +198,7 @@ class BackwardConsumer {
     const float ref = seen ? step.ref : -INFINITY;
     const float bias0 = ref - kLog2E * key_offset[0], bias1 = ref - kLog2E * key_offset[8];
     const float scale = arguments_.scale_log2;
-    const float* lse = shared_.lse[slot] + 2 * (lane() % 4);
+    const float* lse = shared_.lse[slot] + 2 * (lane_ % 4);
 #pragma unroll
     for (int i = 0; i < kRows / 2; i += 4) {
       const float2 log_sum = *reinterpret_cast<const float2*>(lse + 2 * i);
@@ -213,7 +212,7 @@ class BackwardConsumer {
 
   // Rows before their key; the first of the rows is `first` of its tile.
   __device__ __forceinline__ void Mask(float (&s)[kRows / 2], int first) {
-    const int row = first + 2 * (lane() % 4) - key();
+    const int row = first + 2 * (lane_ % 4) - key();
 #pragma unroll
     for (int i = 0; i < kRows / 2; ++i) {
       if (row + i / 4 * 8 + i % 2 < i / 2 % 2 * 8) s[i] = 0;
@@ -229,7 +228,7 @@ class BackwardConsumer {
                                                 uint32_t (&weights)[kRows / 4],
                                                 uint32_t (&ds)[kRows / 4],
                                                 float (&row_sums)[kRows / 4]) {
-    const float* delta = shared_.delta[slot] + 2 * (lane() % 4);
+    const float* delta = shared_.delta[slot] + 2 * (lane_ % 4);
 #pragma unroll
     for (int i = 0; i < kRows / 2; i += 4) {
       const float2 d = *reinterpret_cast<const float2*>(delta + 2 * i);
@@ -250,7 +249,7 @@ class BackwardConsumer {
   __device__ __forceinline__ void StoreScores(const uint32_t (&ds)[kRows / 4]) {
     const uint32_t block = SharedAddress(shared_.tiles) + Plan::kDsAt +
                            static_cast<uint32_t>(warpgroup_) * Plan::kDsBlockBytes;
-    const int row = lane() / 16 * 8 + lane() % 8, chunk = 2 * warp() + lane() / 8 % 2;
+    const int row = lane_ / 16 * 8 + lane_ % 8, chunk = 2 * warp() + lane_ / 8 % 2;
     const uint32_t address = block + static_cast<uint32_t>(row * 128 + (chunk ^ row % 8) * 16);
 #pragma unroll
     for (int i = 0; i < kRows / 4; i += 4) {
@@ -263,8 +262,8 @@ class BackwardConsumer {
   __device__ __forceinline__ void StoreQueryGradients(const float (&dq)[kDqSums],
                                                       const float (&row_sums)[kRows / 4],
                                                       const BackwardStep& step) {
-    const int quad_lane = lane() % 4;
-    const int row = (kRows == 128 ? warpgroup_ * 64 : 0) + warp() * 16 + lane() / 4;
+    const int quad_lane = lane_ % 4;
+    const int row = (kRows == 128 ? warpgroup_ * 64 : 0) + warp() * 16 + lane_ / 4;
     const uint32_t first_block = kRows == 128 ? 0 : static_cast<uint32_t>(warpgroup_) * 2;
     uint8_t* tile = shared_.tiles + Plan::kDqAt + first_block * Plan::kDqBlockBytes +
                     static_cast<uint32_t>(row) * 128 + quad_lane % 2 * 8;
@@ -272,14 +271,14 @@ class BackwardConsumer {
     for (int i = 0; i < kDqSums; i += 4) {
       const int column = 2 * i, chunk = column % 32 / 4;  // + quad_lane / 2
       uint8_t* to =
-          tile + column / 32 * Plan::kDqBlockBytes + ((chunk + quad_lane / 2) ^ lane() / 4) * 16;
+          tile + column / 32 * Plan::kDqBlockBytes + ((chunk + quad_lane / 2) ^ lane_ / 4) * 16;
       *reinterpret_cast<float2*>(to) = float2{dq[i], dq[i + 1]};
       *reinterpret_cast<float2*>(to + 8 * 128) = float2{dq[i + 2], dq[i + 3]};
     }
     // After ScatterSums a lane has kRows / 32 of them, in pairs 8 rows apart.
     constexpr int kOwn = kRows / 32;
     float* sums =
-        shared_.row_sums[warpgroup_ * 4 + warp()] + lane() / 4 * (4 * kOwn) + 2 * quad_lane;
+        shared_.row_sums[warpgroup_ * 4 + warp()] + lane_ / 4 * (4 * kOwn) + 2 * quad_lane;
 #pragma unroll
     for (int k = 0; k < kOwn; k += 2) {
       *reinterpret_cast<float2*>(sums + 4 * k) = float2{row_sums[k], row_sums[k + 1]};
@@ -293,14 +292,14 @@ class BackwardConsumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = QuadSum(col_sum_[r]);
-      if (lane() % 4 == 0) to[8 * r] = sum;
+      if (lane_ % 4 == 0) to[8 * r] = sum;
       col_sum_[r] = 0;
     }
   }
 
   __device__ __forceinline__ void Store(const DenseView& view, const BackwardItem& item,
                                         const float (&sums)[kHeadDim / 2], float scale) {
-    const int quad_lane = lane() % 4;
+    const int quad_lane = lane_ % 4;
     auto* to = static_cast<__nv_bfloat16*>(view.data) + item.batch * view.batch_stride +
                (item.token + key()) * view.token_stride + item.kv_head * view.head_stride +
                8 * quad_lane;

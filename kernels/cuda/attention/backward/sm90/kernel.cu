@@ -75,12 +75,6 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
 #endif
 }
 
-cudaError_t CountMultiprocessors(int* count) {
-  int device = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  return cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
-}
-
 template <int kHeadDim>
 cudaError_t EncodeMaps(const DenseAttentionParams& params, BackwardArguments& arguments) {
   using Plan = BackwardPlan<kHeadDim>;
@@ -126,13 +120,7 @@ cudaError_t LaunchBackward(const DenseAttentionParams& params, BackwardArguments
 }  // namespace
 
 bool HasBackwardSm90() {
-  // A body that only traps is compiled to a few registers.
-  cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, BackwardSm90Kernel<64>) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());  // no image for this device: an answer, not an error
-    return false;
-  }
-  return attributes.numRegs >= kLaunchRegisters;
+  return TakesRegisters(KernelAddress(BackwardSm90Kernel<64>), kLaunchRegisters);
 }
 
 cudaError_t BackwardSm90(const DenseAttentionParams& params, const DenseState& state,

@@ -80,10 +80,8 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
 // `work_tiles`: at most so many will be fetched.
 template <typename Source, int kHeadDim, bool kCertified>
 cudaError_t LaunchPrefillSm90(const Source& source, int64_t work_tiles, cudaStream_t stream) {
-  int device = 0, processors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  int processors = 0;
+  cudaError_t error = CountMultiprocessors(&processors);
   if (error != cudaSuccess) return error;
   constexpr size_t kBytes = sizeof(PrefillShared<Source, kHeadDim>) + kAlignment;
   static_assert(kBytes <= 227 * 1024);
@@ -97,14 +95,8 @@ cudaError_t LaunchPrefillSm90(const Source& source, int64_t work_tiles, cudaStre
 // Whether the current device has the kernel as compiled for sm_90a.
 template <typename Source, int kHeadDim, bool kCertified>
 bool HasPrefillSm90Kernel() {
-  // A body that only traps is compiled to a few registers.
-  cudaFuncAttributes attributes{};
-  const auto kernel = PrefillSm90Kernel<Source, kHeadDim, kCertified>;
-  if (cudaFuncGetAttributes(&attributes, KernelAddress(kernel)) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());  // no image for this device: an answer, not an error
-    return false;
-  }
-  return attributes.numRegs >= kLaunchRegisters;
+  return TakesRegisters(KernelAddress(PrefillSm90Kernel<Source, kHeadDim, kCertified>),
+                        kLaunchRegisters);
 }
 
 }  // namespace fox::cuda
