@@ -19,8 +19,8 @@ struct DenseView {
   int64_t batch_stride = 0, token_stride = 0, head_stride = 0;
 };
 
-// Sequence s holds tokens [seq_begin[s], seq_end[s]) of batch row s, or of row 0 if packed. Tokens
-// of no sequence get zeros in every output.
+// Sequence s holds tokens [begin[s], end[s]) of batch row s, or of row 0 if packed; all of row s if
+// both are null. Tokens of no sequence get zeros in every output.
 struct DenseSequences {
   int count = 0;
   const int32_t* begin = nullptr;  // [count], memory of the backend

@@ -42,8 +42,9 @@ class HeadSequence {
       : params_(params),
         first_key_(first_key),
         batch_(params.seqs.packed ? 0 : seq),
-        begin_(params.seqs.begin[seq]),
-        length_(std::max<int64_t>(0, params.seqs.end[seq] - begin_)),
+        begin_(params.seqs.begin == nullptr ? 0 : params.seqs.begin[seq]),
+        length_(std::max<int64_t>(
+            0, (params.seqs.end == nullptr ? params.tokens : params.seqs.end[seq]) - begin_)),
         head_(head),
         kv_head_(head / (params.q_heads / params.kv_heads)),
         c_(static_cast<size_t>(length_)),

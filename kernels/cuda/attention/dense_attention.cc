@@ -38,13 +38,14 @@ cudaError_t CheckParams(const DenseAttentionParams& params, const void* state) {
   const bool head_dim = params.head_dim == 32 || params.head_dim == 64 || params.head_dim == 128;
   const bool shapes = params.batch > 0 && params.tokens > 0 && params.q_heads > 0 &&
                       params.kv_heads > 0 && params.q_heads % params.kv_heads == 0;
-  const bool seqs = params.seqs.count > 0 && params.seqs.begin != nullptr &&
-                    params.seqs.end != nullptr &&
-                    (params.seqs.packed ? params.batch == 1 : params.seqs.count <= params.batch);
+  const DenseSequences& seqs = params.seqs;
+  const bool ranges =
+      seqs.count > 0 && (seqs.begin == nullptr) == (seqs.end == nullptr) &&
+      (seqs.packed ? params.batch == 1 && seqs.begin != nullptr : seqs.count <= params.batch);
   const bool bounds = (params.acp != AcpMode::kPaper || params.threshold != nullptr) &&
                       (params.acp != AcpMode::kCertified ||
                        (params.max_query_norm != nullptr && params.log_eps < 0));
-  if (!head_dim || !shapes || !seqs || !bounds || state == nullptr ||
+  if (!head_dim || !shapes || !ranges || !bounds || state == nullptr ||
       params.log_fgate.data == nullptr) {
     return cudaErrorInvalidValue;
   }

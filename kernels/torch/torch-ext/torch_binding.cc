@@ -76,14 +76,16 @@ void CheckTensor(const char* name, const Tensor& x, ScalarType dtype, int64_t di
 
 // The inputs that both operators take, held for as long as the parameters point into them.
 struct Inputs {
-  Tensor q, k, v, log_fgate, seq_begin, seq_end;
-  OptionalTensor threshold, max_query_norm;
+  Tensor q, k, v, log_fgate;
+  OptionalTensor seq_begin, seq_end, threshold, max_query_norm;
+  // As many as batch rows if nobody says where they begin.
+  int64_t sequences() const { return seq_begin ? seq_begin->size(0) : q.size(0); }
 };
 
 const float* PerHead(const char* name, OptionalTensor& x, const Inputs& inputs) {
   if (!x) return nullptr;
   CheckTensor(name, *x, ScalarType::Float, 2, inputs.q.get_device_index());
-  STD_TORCH_CHECK(x->size(0) == inputs.seq_begin.size(0) && x->size(1) == inputs.q.size(2), name,
+  STD_TORCH_CHECK(x->size(0) == inputs.sequences() && x->size(1) == inputs.q.size(2), name,
                   " must have shape (sequences, query heads)");
   x = Contiguous(*x);
   return static_cast<const float*>(x->data_ptr());
@@ -96,8 +98,16 @@ void CheckShapes(const Inputs& inputs, bool packed) {
   CheckTensor("k", k, ScalarType::BFloat16, 4, device);
   CheckTensor("v", v, ScalarType::BFloat16, 4, device);
   CheckTensor("log_fgate", gates, ScalarType::Float, 3, device);
-  CheckTensor("seq_begin", inputs.seq_begin, ScalarType::Int, 1, device);
-  CheckTensor("seq_end", inputs.seq_end, ScalarType::Int, 1, device);
+  STD_TORCH_CHECK(inputs.seq_begin.has_value() == inputs.seq_end.has_value() &&
+                      (inputs.seq_begin.has_value() || !packed),
+                  "seq_begin and seq_end go together, and packed sequences need them");
+  if (inputs.seq_begin) {
+    CheckTensor("seq_begin", *inputs.seq_begin, ScalarType::Int, 1, device);
+    CheckTensor("seq_end", *inputs.seq_end, ScalarType::Int, 1, device);
+    STD_TORCH_CHECK(inputs.seq_begin->size(0) == inputs.seq_end->size(0) &&
+                        (packed ? q.size(0) == 1 : q.size(0) == inputs.sequences()),
+                    "one sequence a batch row, or a batch of 1 with packed ones");
+  }
   for (int64_t dim = 0; dim < 4; ++dim) {
     STD_TORCH_CHECK(k.size(dim) == v.size(dim), "k and v must have one shape");
     STD_TORCH_CHECK(dim == 2 || q.size(dim) == k.size(dim),
@@ -109,9 +119,6 @@ void CheckShapes(const Inputs& inputs, bool packed) {
                   "the number of query heads must be a multiple of that of kv heads");
   STD_TORCH_CHECK(q.size(3) == 32 || q.size(3) == 64 || q.size(3) == 128,
                   "head_dim must be 32, 64 or 128, not ", q.size(3));
-  STD_TORCH_CHECK(inputs.seq_begin.size(0) == inputs.seq_end.size(0) &&
-                      (packed ? q.size(0) == 1 : q.size(0) == inputs.seq_begin.size(0)),
-                  "one sequence a batch row, or a batch of 1 with packed ones");
   STD_TORCH_CHECK(q.size(0) * q.size(1) <= std::numeric_limits<int32_t>::max(),
                   "too many tokens: ", q.size(0) * q.size(1));
 }
@@ -122,17 +129,19 @@ DenseAttentionParams MakeParams(Inputs& inputs, bool packed, double scale, doubl
   inputs.q = Loadable(inputs.q);
   inputs.k = Loadable(inputs.k);
   inputs.v = Loadable(inputs.v);
-  inputs.seq_begin = Contiguous(inputs.seq_begin);
-  inputs.seq_end = Contiguous(inputs.seq_end);
   DenseAttentionParams params;
   params.batch = static_cast<int>(inputs.q.size(0));
   params.tokens = static_cast<int>(inputs.q.size(1));
   params.q_heads = static_cast<int>(inputs.q.size(2));
   params.kv_heads = static_cast<int>(inputs.k.size(2));
   params.head_dim = static_cast<int>(inputs.q.size(3));
-  params.seqs.count = static_cast<int>(inputs.seq_begin.size(0));
-  params.seqs.begin = static_cast<const int32_t*>(inputs.seq_begin.data_ptr());
-  params.seqs.end = static_cast<const int32_t*>(inputs.seq_end.data_ptr());
+  params.seqs.count = static_cast<int>(inputs.sequences());
+  if (inputs.seq_begin) {
+    inputs.seq_begin = Contiguous(*inputs.seq_begin);
+    inputs.seq_end = Contiguous(*inputs.seq_end);
+    params.seqs.begin = static_cast<const int32_t*>(inputs.seq_begin->data_ptr());
+    params.seqs.end = static_cast<const int32_t*>(inputs.seq_end->data_ptr());
+  }
   params.seqs.packed = packed;
   params.scale = scale;
   params.q = View(inputs.q);
@@ -164,8 +173,8 @@ Tensor NewBytes(const Tensor& like, int64_t count) {
 }
 
 std::tuple<Tensor, Tensor> Forward(const Tensor& q, const Tensor& k, const Tensor& v,
-                                   const Tensor& log_fgate, const Tensor& seq_begin,
-                                   const Tensor& seq_end, bool packed,
+                                   const Tensor& log_fgate, const OptionalTensor& seq_begin,
+                                   const OptionalTensor& seq_end, bool packed,
                                    const OptionalTensor& threshold,
                                    const OptionalTensor& max_query_norm, double scale,
                                    double log_eps, bool /*deterministic: it always is*/,
@@ -175,7 +184,7 @@ std::tuple<Tensor, Tensor> Forward(const Tensor& q, const Tensor& k, const Tenso
   DenseAttentionParams params = MakeParams(inputs, packed, scale, log_eps);
   params.max_logit = PerHead("max_logit", max_logit, inputs);
   const Tensor out = torch::stable::new_empty(q, q.sizes());
-  const int64_t bytes = StateBytes(q.size(0), q.size(1), q.size(2), seq_begin.size(0));
+  const int64_t bytes = StateBytes(q.size(0), q.size(1), q.size(2), inputs.sequences());
   const Tensor state = NewBytes(q, bytes);
   if (q.numel() == 0) return {out, state};
   STD_TORCH_CHECK(cuda::DenseStateBytes(params) <= static_cast<size_t>(bytes),
@@ -188,9 +197,9 @@ std::tuple<Tensor, Tensor> Forward(const Tensor& q, const Tensor& k, const Tenso
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> Backward(
     const Tensor& d_out, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& log_fgate,
-    const Tensor& out, const Tensor& state, const Tensor& seq_begin, const Tensor& seq_end,
-    bool packed, const OptionalTensor& threshold, const OptionalTensor& max_query_norm,
-    double scale, double log_eps, bool deterministic) {
+    const Tensor& out, const Tensor& state, const OptionalTensor& seq_begin,
+    const OptionalTensor& seq_end, bool packed, const OptionalTensor& threshold,
+    const OptionalTensor& max_query_norm, double scale, double log_eps, bool deterministic) {
   const int32_t device = q.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   Inputs inputs{q, k, v, log_fgate, seq_begin, seq_end, threshold, max_query_norm};

@@ -181,6 +181,24 @@ TEST(DenseAttentionTest, PackingChangesNothing) {
   }
 }
 
+TEST(DenseAttentionTest, WholeRowsNeedNoRanges) {
+  DenseInputs inputs(Small(BatchCase({70, 70})));
+  DenseForwardFloat64(inputs.params());
+  DenseBackwardFloat64(inputs.params());
+  const DenseInputs given = inputs;
+  DenseAttentionParams params = inputs.params();
+  params.seqs = {.count = 2};
+  using I = DenseInputs;
+  for (const auto member : {&I::out, &I::dq, &I::dk, &I::dv, &I::d_log_fgate}) {
+    (inputs.*member).values.assign((inputs.*member).values.size(), NAN);
+  }
+  DenseForwardFloat64(params);
+  DenseBackwardFloat64(params);
+  for (const auto member : {&I::out, &I::dq, &I::dk, &I::dv, &I::d_log_fgate}) {
+    EXPECT_EQ((inputs.*member).InOrder(), (given.*member).InOrder());
+  }
+}
+
 // Rows that see all but a prefix of little mass lose that much of their denominator.
 TEST(DenseAttentionTest, PruningLosesTheMassOfWhatIsPruned) {
   DenseInputs inputs(Small(BatchCase({90})));

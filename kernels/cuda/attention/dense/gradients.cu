@@ -226,9 +226,11 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t LaunchZeroPadding(const DenseAttentionParams& params, const PaddedArrays& padded,
                               cudaStream_t stream) {
+  const DenseSequences& seqs = params.seqs;
+  if (seqs.begin == nullptr && seqs.count == params.batch) return cudaSuccess;  // there is none
   const dim3 grid(static_cast<unsigned>((params.tokens + kThreads - 1) / kThreads),
                   static_cast<unsigned>(params.batch));
-  return Launch(ZeroPadding, grid, kThreads, 0, stream, padded, params.seqs, params.tokens);
+  return Launch(ZeroPadding, grid, kThreads, 0, stream, padded, seqs, params.tokens);
 }
 
 PaddedArray Rows(const DenseView& view, int heads, int head_dim) {

@@ -11,6 +11,7 @@ struct SequenceRange {
 };
 
 __device__ __forceinline__ SequenceRange RangeOf(const DenseSequences& seqs, int tokens, int seq) {
+  if (seqs.begin == nullptr) return {0, tokens};
   const int begin = min(max(seqs.begin[seq], 0), tokens);
   return {begin, max(begin, min(seqs.end[seq], tokens))};
 }

@@ -11,6 +11,7 @@ import torch
 from ._ops import ops
 from .operators import HAS_CUDA_KERNELS
 from .pruning import PAGE, TILE, auto_threshold, first_pages, max_norms
+from .reference import sequence_ranges
 
 Threshold = Literal["auto"] | float | torch.Tensor | None
 
@@ -78,15 +79,15 @@ def _check_sequences(q: torch.Tensor, k: torch.Tensor, seq_start: torch.Tensor |
 
 
 def _sequences(k: torch.Tensor, seq_start: torch.Tensor | None,
-               cu_seqlens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where each sequence begins and ends, int32 [sequences], on the device."""
+               cu_seqlens: torch.Tensor | None
+               ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Where each sequence begins and ends, int32 [sequences], on the device; None: whole rows."""
     if cu_seqlens is not None:
         return cu_seqlens[:-1], cu_seqlens[1:]
-    batch, tokens = k.shape[:2]
-    end = torch.full((batch,), tokens, dtype=torch.int32, device=k.device)
     if seq_start is None:
-        return torch.zeros_like(end), end
-    return seq_start.to(device=k.device, dtype=torch.int32).clamp(0, tokens), end
+        return None, None
+    begin = seq_start.to(device=k.device, dtype=torch.int32).clamp(0, k.shape[1])
+    return begin, torch.full_like(begin, k.shape[1])
 
 
 def _per_head(name: str, value: float | torch.Tensor, q: torch.Tensor,
@@ -231,7 +232,7 @@ def pruned_share(q: torch.Tensor, k: torch.Tensor, log_fgate: torch.Tensor, *,
     begin, end = _sequences(k, seq_start, cu_seqlens)
     skipped = torch.zeros(q.shape[2], dtype=torch.float64, device=q.device)
     pairs = 0
-    for index, (first, last) in enumerate(zip(begin.tolist(), end.tolist())):
+    for index, (first, last) in enumerate(sequence_ranges(k, begin, end)):
         length = last - first
         if length <= 0:
             continue

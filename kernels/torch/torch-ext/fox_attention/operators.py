@@ -4,7 +4,8 @@
     reference_forward, reference_backward  everything else (reference.py)
 
 Both pairs take the same arguments, but that `max_logit` is the forward's alone. Sequence s holds
-tokens [seq_begin[s], seq_end[s]) of batch row s, or of row 0 if `packed`; `threshold` and
+tokens [seq_begin[s], seq_end[s]) of batch row s, or of row 0 if `packed`; each is a whole row if
+both are None; `threshold` and
 `max_query_norm` are float32 [sequences, query heads], none or one of them given. `max_logit`, of
 that shape or none, is a promise: no |scale q.k| of the head is larger, and the CUDA kernel may then
 do without the rows' maxima. `state` is what a backward call needs of its forward call: opaque bytes
@@ -20,7 +21,7 @@ from .reference import accumulation_dtype, reference_backward, reference_forward
 
 Tensors = tuple[torch.Tensor, ...]
 
-_PRUNING = ("Tensor seq_begin, Tensor seq_end, bool packed, Tensor? threshold, "
+_PRUNING = ("Tensor? seq_begin, Tensor? seq_end, bool packed, Tensor? threshold, "
             "Tensor? max_query_norm, float scale, float log_eps, bool deterministic")
 _FORWARD = (f"(Tensor q, Tensor k, Tensor v, Tensor log_fgate, {_PRUNING}, Tensor? max_logit) "
             "-> (Tensor out, Tensor state)")
@@ -35,10 +36,11 @@ def state_bytes(batch: int, tokens: int, heads: int, sequences: int) -> int:
 
 
 def _forward_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_fgate: torch.Tensor,
-                    seq_begin: torch.Tensor, *rest: object) -> Tensors:
+                    seq_begin: torch.Tensor | None, *rest: object) -> Tensors:
     del k, v, log_fgate, rest
     batch, tokens, heads = q.shape[:3]
-    size = state_bytes(batch, tokens, heads, seq_begin.shape[0])
+    sequences = batch if seq_begin is None else seq_begin.shape[0]
+    size = state_bytes(batch, tokens, heads, sequences)
     return q.new_empty(q.shape), q.new_empty((size,), dtype=torch.uint8)
 
 

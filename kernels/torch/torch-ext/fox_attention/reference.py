@@ -45,11 +45,19 @@ def _grouped(x: torch.Tensor, kv_heads: int) -> torch.Tensor:
     return x.transpose(0, 1).unflatten(0, (kv_heads, -1))
 
 
+def sequence_ranges(k: torch.Tensor, seq_begin: torch.Tensor | None,
+                    seq_end: torch.Tensor | None) -> list[tuple[int, int]]:
+    """First token of each sequence and the one behind its last; waits for the device."""
+    if seq_begin is None or seq_end is None:
+        return [(0, k.shape[1])] * k.shape[0]
+    return list(zip(seq_begin.tolist(), seq_end.tolist()))
+
+
 def _sequences(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_fgate: torch.Tensor,
-               seq_begin: torch.Tensor, seq_end: torch.Tensor,
+               seq_begin: torch.Tensor | None, seq_end: torch.Tensor | None,
                packed: bool) -> Iterator[Sequence]:
     dtype, kv_heads = accumulation_dtype(q), k.shape[2]
-    for index, (begin, end) in enumerate(zip(seq_begin.tolist(), seq_end.tolist())):
+    for index, (begin, end) in enumerate(sequence_ranges(k, seq_begin, seq_end)):
         if begin >= end:
             continue
         row, tokens = 0 if packed else index, slice(begin, end)
@@ -91,9 +99,9 @@ def _pages(sequence: Sequence, k: torch.Tensor, log_fgate: torch.Tensor,
 
 
 def reference_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_fgate: torch.Tensor,
-                      seq_begin: torch.Tensor, seq_end: torch.Tensor, packed: bool,
-                      threshold: torch.Tensor | None, max_query_norm: torch.Tensor | None,
-                      scale: float, log_eps: float, deterministic: bool,
+                      seq_begin: torch.Tensor | None, seq_end: torch.Tensor | None,
+                      packed: bool, threshold: torch.Tensor | None,
+                      max_query_norm: torch.Tensor | None, scale: float, log_eps: float, deterministic: bool,
                       max_logit: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The output [batch, tokens, query heads, head_dim] and the log-sum-exp of each row.
 
@@ -118,9 +126,9 @@ def reference_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_fga
 
 def reference_backward(d_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
                        log_fgate: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-                       seq_begin: torch.Tensor, seq_end: torch.Tensor, packed: bool,
-                       threshold: torch.Tensor | None, max_query_norm: torch.Tensor | None,
-                       scale: float, log_eps: float, deterministic: bool
+                       seq_begin: torch.Tensor | None, seq_end: torch.Tensor | None,
+                       packed: bool, threshold: torch.Tensor | None,
+                       max_query_norm: torch.Tensor | None, scale: float, log_eps: float, deterministic: bool
                        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k, v and log_fgate, shapes and dtypes as theirs.
 

@@ -176,6 +176,19 @@ TEST_P(DenseAttentionTest, PackingChangesNoBit) {
   expect_equal(apart.DLogFgate(), together.DLogFgate());
 }
 
+TEST_P(DenseAttentionTest, WholeRowsNeedNoRanges) {
+  for (const std::vector<int>& lengths : {std::vector<int>{200, 200}, std::vector<int>{200, 0}}) {
+    DenseInputs inputs(Grouped(BatchCase(lengths), 2, 1, 64, false));
+    DeviceDense device(inputs, AcpMode::kPaper);
+    device.params().deterministic = true;
+    Run(device);
+    const std::vector<uint8_t> wanted = device.OutputBits();
+    device.params().seqs = {.count = lengths[1] == 0 ? 1 : 2};
+    Run(device);
+    EXPECT_EQ(device.OutputBits(), wanted);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, DenseAttentionTest,
                          ::testing::Values(DenseKernels::kFastest, DenseKernels::kPortable),
                          [](const auto& kernels) {
@@ -200,6 +213,8 @@ TEST(DenseAttentionErrorsTest, RefusesWhatKernelsCannotDo) {
   EXPECT_EQ(forward([](auto& p) { p.log_eps = 0; }), cudaErrorInvalidValue);
   EXPECT_EQ(forward([](auto& p) { p.max_query_norm = nullptr; }), cudaErrorInvalidValue);
   EXPECT_EQ(forward([](auto& p) { p.seqs.count = 3; }), cudaErrorInvalidValue);
+  EXPECT_EQ(forward([](auto& p) { p.seqs.end = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(forward([](auto& p) { p.seqs = {.count = 1, .packed = true}; }), cudaErrorInvalidValue);
   EXPECT_EQ(forward([](auto& p) { p.v.data = nullptr; }), cudaErrorInvalidValue);
   EXPECT_EQ(forward([](auto& p) { p.k.token_stride += 4; }), cudaErrorMisalignedAddress);
   EXPECT_EQ(forward([](auto& p) { p.q.data = static_cast<char*>(p.q.data) + 8; }),

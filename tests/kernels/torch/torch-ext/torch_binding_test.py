@@ -321,9 +321,11 @@ class IntegrationTest(GpuTest):
         begin, end = (torch.tensor(x, dtype=torch.int32, device="cuda")
                       for x in ([0, 130], [130, 300]))
         per_head = torch.full((2, 4), -20.0, device="cuda")
-        for threshold, norm, logit in ((None, None, None), (per_head, None, -per_head),
-                                       (None, -per_head, None)):
-            rest = (begin, end, True, threshold, norm, 0.125, -10.0, True)
+        packed, whole = (begin, end, True), (None, None, False)
+        for ranges, threshold, norm, logit in (
+                (packed, None, None, None), (packed, per_head, None, -per_head),
+                (packed, None, -per_head, None), (whole, None, None, None)):
+            rest = (*ranges, threshold, norm, 0.125, -10.0, True)
             # Not test_aot_dispatch_dynamic, which compares outputs: some bytes of the state are
             # never written. test_compiling_changes_nothing takes its place.
             torch.library.opcheck(torch.ops.fox.forward, (*leaves, *rest, logit), test_utils=(
@@ -359,6 +361,10 @@ class IntegrationTest(GpuTest):
                        (q.half(), k, v, gates), (q, k.cpu(), v, gates)):
             with self.assertRaises(RuntimeError):
                 call(*broken, begin, end, False, None, None, 0.125, -10.0, False, None)
+        for ranges in ((begin, None, False), (None, None, True), (begin.cpu(), end, False),
+                       (begin.long(), end, False), (begin[:0], end[:0], False)):
+            with self.assertRaises(RuntimeError):
+                call(q, k, v, gates, *ranges, None, None, 0.125, -10.0, False, None)
         for logit in (torch.ones(1, 1, device="cuda"), torch.ones(1, 2),
                       torch.ones(1, 2, device="cuda", dtype=torch.float64)):
             with self.assertRaises(RuntimeError):

@@ -44,6 +44,8 @@ class OperatorsTest(AttentionTest):
             torch.ops.fox.reference_backward,
             (inputs.d_out, *(x.detach() for x in (*inputs.arguments, out, lse)), begin, end, True,
              None, None, 0.3, -10.0, False))
+        torch.library.opcheck(torch.ops.fox.reference_forward, (
+            *leaves, None, None, False, None, None, 0.3, -10.0, False, None))
 
     def test_it_compiles_into_one_graph(self) -> None:
         inputs = random_inputs(1, 150, 2, 1, gate=3.0)
