@@ -46,9 +46,12 @@ def environment(build: pathlib.Path) -> dict[str, str]:
 
 
 def ctest_list(build: pathlib.Path) -> list[dict]:
-    """The tests labelled gpu that CMake knows: name, command (empty: not built), seconds."""
+    """The programs labelled gpu that CMake knows: name, command (empty: not built), seconds.
+
+    Not those labelled torch as well: they are Python, and want a PyTorch beside the build.
+    """
     listing = json.loads(subprocess.run(
-        ["ctest", "--test-dir", str(build), "-L", "^gpu$", "--show-only=json-v1"],
+        ["ctest", "--test-dir", str(build), "-L", "^gpu$", "-LE", "^torch$", "--show-only=json-v1"],
         check=True, capture_output=True, text=True).stdout)
     tests = []
     for test in listing["tests"]:
