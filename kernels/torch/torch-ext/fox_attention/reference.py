@@ -101,8 +101,9 @@ def _pages(sequence: Sequence, k: torch.Tensor, log_fgate: torch.Tensor,
 def reference_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_fgate: torch.Tensor,
                       seq_begin: torch.Tensor | None, seq_end: torch.Tensor | None,
                       packed: bool, threshold: torch.Tensor | None,
-                      max_query_norm: torch.Tensor | None, scale: float, log_eps: float, deterministic: bool,
-                      max_logit: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+                      max_query_norm: torch.Tensor | None, scale: float, log_eps: float,
+                      deterministic: bool, max_logit: torch.Tensor | None
+                      ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output [batch, tokens, query heads, head_dim] and the log-sum-exp of each row.
 
     Arguments are those of the operators (operators.py). The log-sum-exp, [batch, tokens, query
@@ -128,7 +129,8 @@ def reference_backward(d_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v:
                        log_fgate: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
                        seq_begin: torch.Tensor | None, seq_end: torch.Tensor | None,
                        packed: bool, threshold: torch.Tensor | None,
-                       max_query_norm: torch.Tensor | None, scale: float, log_eps: float, deterministic: bool
+                       max_query_norm: torch.Tensor | None, scale: float, log_eps: float,
+                       deterministic: bool
                        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k, v and log_fgate, shapes and dtypes as theirs.
 

@@ -49,27 +49,25 @@ class PrefillConsumer {
 
   __device__ __forceinline__ void Run() {
     if (!Plan::kDoubleBufferedScores && half_ == 1) SignalPeer();  // the first half begins
-    int slot = 0;
-    uint32_t phase = 0;
-    for (uint32_t count = 0;; ++count) {
-      shared_.work_full[slot].Wait(phase);
-      Work& work_tile = shared_.work_tiles[slot];
+    float s[64];
+    for (;; ++count_) {
+      Work& work_tile = WaitForWork(count_);
       if (work_tile.count == 0) break;
-      const uint32_t q_slot = count % kQueryStages;
-      shared_.q_full[q_slot].Wait(count / kQueryStages % 2);
       int visited = 0;
-      if (work_tile.count > half_ * kHalfRows) {
+      if (HasRows(work_tile)) {
         const uint32_t begin = counter_;
-        q_ = KeyMajor(shared_.q[q_slot] + half_ * kHalfRows * Plan::kLineBytes);
+        WaitForQueries(count_);
         track_max_ = source_.TracksMax(work_tile);
         if constexpr (Plan::kDoubleBufferedScores) {
-          IntraWarpgroupPipelined(work_tile);
+          IntraWarpgroupPipelined(s, work_tile);
         } else {
-          PingPong(work_tile);
+          PingPong(s, work_tile);
         }
         visited = static_cast<int>(counter_ - begin);
+      } else {
+        shared_.q_full[count_ % kQueryStages].Wait(count_ / kQueryStages % 2);
       }
-      Release(shared_.q_empty[q_slot]);
+      Release(shared_.q_empty[count_ % kQueryStages]);
       if (visited > 0) {
         Store(work_tile);
       } else if constexpr (Source::kPadsLogSums) {
@@ -77,11 +75,7 @@ class PrefillConsumer {
       }
       if (threadIdx.x % 128 == 0) source_.CountBlocks(work_tile, visited);
       Drain(work_tile, visited);
-      Release(shared_.work_empty[slot]);
-      if (++slot == kWorkStages) {
-        slot = 0;
-        phase ^= 1;
-      }
+      Release(shared_.work_empty[count_ % kWorkStages]);
     }
   }
 
@@ -93,6 +87,19 @@ class PrefillConsumer {
   __device__ __forceinline__ void Release(Mbarrier& empty) {
     __syncwarp();
     if (lane_ == 0) empty.Arrive();
+  }
+  __device__ __forceinline__ Work& WaitForWork(uint32_t count) {
+    shared_.work_full[count % kWorkStages].Wait(count / kWorkStages % 2);
+    return shared_.work_tiles[count % kWorkStages];
+  }
+  __device__ __forceinline__ bool HasRows(const Work& work_tile) const {
+    return work_tile.count > half_ * kHalfRows;
+  }
+  // Afterwards scores are those of work tile `count`.
+  __device__ __forceinline__ void WaitForQueries(uint32_t count) {
+    const uint32_t slot = count % kQueryStages;
+    shared_.q_full[slot].Wait(count / kQueryStages % 2);
+    q_ = KeyMajor(shared_.q[slot] + half_ * kHalfRows * Plan::kLineBytes);
   }
   __device__ __forceinline__ void WaitForKeys(uint32_t n) {
     shared_.k_full[n % kStages].Wait(n / kStages % 2);
@@ -276,19 +283,23 @@ class PrefillConsumer {
   // visited and all products are done.
 
   // With registers for the scores of two tiles those of the next are computed during the softmax of
-  // this one, so a warpgroup waits neither for scores nor for values. Shaped for ptxas, which makes
-  // products wait for each other when it cannot follow them: no product under a condition (behind
-  // the last tile the scores of whatever lies in the next slot are computed and forgotten), and
-  // outputs touched only where nothing else is in flight.
-  __device__ __forceinline__ void IntraWarpgroupPipelined(const Work& work_tile) {
-    float s[64];
+  // this one, so a warpgroup waits neither for scores nor for values; behind a walk's last tile
+  // they are those of the next work tile, whose walk then begins with them. Shaped for ptxas, which
+  // makes products wait for each other when it cannot follow them: no product under a condition
+  // while others are in flight (if the next work tile has no rows for this half, the scores of
+  // whatever lies in the next slot are computed and forgotten), and outputs touched only where
+  // nothing else is in flight.
+  __device__ __forceinline__ void IntraWarpgroupPipelined(float (&s)[64], const Work& work_tile) {
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) out_[i] = 0;
     int more = FromLane(work_tile.num_kv_tiles - 1, 0);  // tiles after counter_
-    WaitForKeys(counter_);
-    IssueScores(s, counter_);
-    WgmmaWait<0>();
-    WarpgroupFenceOperand(s);
+    if (!has_scores_) {
+      WaitForKeys(counter_);
+      IssueScores(s, counter_);
+      WgmmaWait<0>();
+      WarpgroupFenceOperand(s);
+    }
+    has_scores_ = false;
     bool stop = StepAhead<true>(s, work_tile, more);
     for (; more > 0 && !stop; --more) stop = StepAhead<false>(s, work_tile, more - 1);
     WgmmaWait<0>();
@@ -308,6 +319,10 @@ class PrefillConsumer {
     if (more > 0) {
       WaitForKeys(counter_ + 1);
       if constexpr (kCertified) stop_at = shared_.stop_at[(counter_ + 1) % kStages];
+    } else if (HasRows(WaitForWork(count_ + 1))) {
+      WaitForQueries(count_ + 1);
+      WaitForKeys(counter_ + 1);
+      has_scores_ = true;
     }
     IssueScores(s, counter_ + 1);
     Exponentiate(x);
@@ -330,8 +345,7 @@ class PrefillConsumer {
 
   // One score buffer: a turn issues the scores of this tile and the values of the one before; the
   // softmax of this tile runs beside the latter and beside the other half's turn.
-  __device__ __forceinline__ void PingPong(const Work& work_tile) {
-    float s[64];
+  __device__ __forceinline__ void PingPong(float (&s)[64], const Work& work_tile) {
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) out_[i] = 0;
     const uint32_t end = counter_ + static_cast<uint32_t>(work_tile.num_kv_tiles);
@@ -424,7 +438,9 @@ class PrefillConsumer {
   PrefillShared<Source, kHeadDim>& shared_;
   const Source& source_;
   const int half_, lane_, row_;  // row_ and row_ + 8 of the tile are this thread's
+  uint32_t count_ = 0;           // of work tiles
   uint32_t counter_ = 0;         // of key/value tiles
+  bool has_scores_ = false;      // of the walk that begins next: it has those of its first tile
   uint64_t q_ = 0;
   bool track_max_ = true;
   float out_[kHeadDim / 2];

@@ -25,7 +25,7 @@ inline constexpr int kHalves = 2;                  // consumer warpgroups, 64 ro
 inline constexpr int kHalfRows = kTileRows / kHalves;
 inline constexpr int kConsumerWarps = 4 * kHalves;
 inline constexpr int kPrefillThreads = 128 + 128 * kHalves;
-inline constexpr int kWorkStages = 3;
+inline constexpr int kWorkStages = 4;
 // The next work tile is fetched when so many of a work tile's key/value tiles are still to be
 // requested.
 inline constexpr int kTilesBeforeNext = 8;
