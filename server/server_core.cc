@@ -7,11 +7,13 @@
 namespace fox {
 
 ServerCore::ServerCore(EngineThread& engine_thread, ModelConfig model_config,
-                       ConversionContext conversion, ServerDescription what)
+                       ConversionContext conversion, ServerDescription what,
+                       const ServerLimits& limits)
     : engine(engine_thread),
       model(std::move(model_config)),
       context(std::move(conversion)),
-      description(std::move(what)) {}
+      description(std::move(what)),
+      calls_(limits.max_calls, limits.max_call_bytes) {}
 
 absl::Status ServerCore::CheckAdmission() const {
   if (engine.draining()) return absl::UnavailableError("the server is draining");

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "engine/engine_thread.h"
 #include "models/model_config.h"
+#include "server/call_budget.h"
 #include "server/conversion_context.h"
 #include "server/request_registry.h"
 #include "server/worker_pool.h"
@@ -25,6 +26,13 @@ struct ServerDescription {
   std::string dtype, kv_dtype;
 };
 
+// How much may be held for calls at once.
+struct ServerLimits {
+  int64_t max_calls = 4096;
+  int64_t max_call_bytes = int64_t{256} << 20;
+  int delivery_threads = 2;
+};
+
 // Grows with every change of proto/ that a client could notice.
 inline constexpr uint32_t kProtoVersion = 1;
 
@@ -34,7 +42,7 @@ class ServerCore {
   // `engine` and the context's tokenizer must outlive the core, and the engine must have stopped
   // before the core is destroyed.
   ServerCore(EngineThread& engine, ModelConfig model, ConversionContext context,
-             ServerDescription description);
+             ServerDescription description, const ServerLimits& limits = {});
 
   // Whether new work may come in. Unavailable: draining; ResourceExhausted: the queue is full.
   // Costs nothing, so a refused request costs nothing.
@@ -57,6 +65,8 @@ class ServerCore {
   bool Idle() const { return registry_.size() == 0 && engine.idle(); }
   double UptimeSeconds() const;
 
+  // What calls hold from before their message is parsed until the library has let them go.
+  CallBudget& calls() { return calls_; }
   WorkerPool& admission() { return admission_; }  // tokenizes
   WorkerPool& delivery() { return delivery_; }    // detokenizes and writes
 
@@ -69,6 +79,7 @@ class ServerCore {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::atomic<double> mean_seconds_{1.0};  // exponential mean over finished calls
   std::atomic<int64_t> admitting_{0};      // calls between Enter and the engine's answer
+  CallBudget calls_;
   RequestRegistry registry_;
   // Last, so that their tasks end before the rest goes.
   WorkerPool delivery_{1};
