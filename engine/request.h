@@ -49,7 +49,8 @@ struct Request {
   std::vector<int32_t> prompt;  // at least one token
   SamplingParams sampling;
   StopParams stop;
-  int32_t priority = 0;  // lower runs earlier
+  int32_t priority = 0;  // lower runs earlier, where the engine schedules by priority
+  uint64_t client = 0;   // whose turn it takes: clients share the queue evenly
   // log eps of this request: at most the engine's (stricter), or -infinity: prune nothing.
   std::optional<double> log_tolerance;
   Seconds queue_deadline = kNever;  // must have started by then
