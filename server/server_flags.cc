@@ -69,6 +69,9 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
   set->Int("max-message-mb", "N", "MiB of one request message", 1, 1024, &f->max_message_mb);
   set->Int("max-prompt-bytes", "N", "bytes of a prompt's text", 1, kBillion, &f->max_prompt_bytes);
   set->Int("stream-interval", "N", "tokens in a streamed message", 1, 1024, &f->stream_interval);
+  set->Int("max-connections", "N",
+           "connections open at once, more are closed; 0: from the limit of descriptors", 0,
+           1 << 20, &f->max_connections);
   set->Int("max-connection-age", "SECONDS",
            "close connections that old, so that balancers rebalance; "
            "0: never",
@@ -124,8 +127,9 @@ absl::Status CheckServerFlags(const ServerFlags& flags) {
 
 GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags) {
   GrpcServerOptions out;
-  out.host = flags.host;
-  out.port = static_cast<int>(flags.grpc_port);
+  out.listen.host = flags.host;
+  out.listen.port = static_cast<int>(flags.grpc_port);
+  out.listen.max_connections = flags.max_connections;
   out.max_message_mb = static_cast<int>(flags.max_message_mb);
   out.max_connection_age_s = static_cast<int>(flags.max_connection_age);
   out.services = Split(flags.grpc_services);

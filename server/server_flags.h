@@ -27,7 +27,7 @@ struct ServerFlags {
   std::string scheduling_policy = "priority";
   std::string host = "127.0.0.1";
   int64_t grpc_port = 50051, max_message_mb = 16, max_prompt_bytes = 4 << 20;
-  int64_t stream_interval = 1, max_connection_age = 0;
+  int64_t stream_interval = 1, max_connections = 0, max_connection_age = 0;
   std::string grpc_services = "inference,tokenizer,info,admin,health,reflection";
   bool allow_insecure_remote = false;
   double shutdown_timeout = 30;
