@@ -47,13 +47,6 @@ void SetChannelArguments(const GrpcServerOptions& options, grpc::ServerBuilder* 
     builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
                                 options.max_connection_age_s * 1000);
   }
-  // Two servers on one port would share the calls silently.
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-}
-
-std::string HostForUri(const std::string& host) {
-  const bool ipv6 = host.find(':') != std::string::npos && host[0] != '[';
-  return ipv6 ? absl::StrCat("[", host, "]") : host;
 }
 
 }  // namespace
@@ -69,7 +62,7 @@ struct GrpcServer::Impl {
   AdminService admin{core, [this] {
                        if (monitor != nullptr) monitor->Check();
                      }};
-  int port = 0;
+  std::unique_ptr<ConnectionAcceptor> acceptor;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<HealthMonitor> monitor;
 };
@@ -92,20 +85,26 @@ std::vector<std::string> GrpcServer::Impl::Register(const GrpcServerOptions& opt
 
 GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(ServerCore& core,
-                                                              const GrpcServerOptions& options,
-                                                              std::function<void()> on_fatal) {
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
+    ServerCore& core, const GrpcServerOptions& options, std::function<void()> on_fatal,
+    std::unique_ptr<ConnectionAcceptor> acceptor) {
   InstallPlugins(options.services.count("health") > 0, options.services.count("reflection") > 0);
   auto impl = std::make_unique<Impl>(core);
+  impl->acceptor = std::move(acceptor);
+  if (impl->acceptor == nullptr) {
+    auto listening = ConnectionAcceptor::Listen(options.listen);
+    if (!listening.ok()) return listening.status();
+    impl->acceptor = *std::move(listening);
+  }
   grpc::ServerBuilder builder;
   SetChannelArguments(options, &builder);
-  const std::string address = absl::StrCat(HostForUri(options.host), ":", options.port);
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &impl->port);
+  auto sink = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      grpc::InsecureServerCredentials());
   std::vector<std::string> names = impl->Register(options, &builder);
   impl->server = builder.BuildAndStart();
-  if (impl->server == nullptr || impl->port == 0) {
-    return absl::UnavailableError(absl::StrCat("cannot listen on ", address));
-  }
+  if (impl->server == nullptr) return absl::UnavailableError("gRPC does not start");
+  impl->acceptor->Start(std::move(sink));
   impl->monitor = std::make_unique<HealthMonitor>(core, impl->server->GetHealthCheckService(),
                                                   std::move(names), std::move(on_fatal));
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
@@ -113,7 +112,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(ServerCore& core,
 
 GrpcServer::~GrpcServer() { Stop(0); }
 
-int GrpcServer::port() const { return impl_->port; }
+int GrpcServer::port() const { return impl_->acceptor->port(); }
 
 void GrpcServer::Drain() {
   impl_->core.Drain();
@@ -131,6 +130,7 @@ void GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) 
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   impl_->core.engine.Stop();  // ends every request; their statuses are written below
+  impl_->acceptor->Stop();
   // Calls have ended but for their last write; a client that does not read is cut off.
   impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
   impl_->server->Wait();

@@ -8,13 +8,13 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/connection_acceptor.h"
 #include "server/server_core.h"
 
 namespace fox {
 
 struct GrpcServerOptions {
-  std::string host = "127.0.0.1";
-  int port = 0;  // 0: any free one
+  AcceptorOptions listen;
   int max_message_mb = 16;
   int max_connection_age_s = 0;  // 0: no limit; running calls finish
   // Of inference, tokenizer, info, admin, health, reflection.
@@ -24,12 +24,12 @@ struct GrpcServerOptions {
 
 class GrpcServer {
  public:
-  // Opens the port: the core must be ready to serve. Unavailable: the port is taken. `core` must
-  // outlive the server. `on_fatal` is called once, from a thread of its own, when the engine has
-  // failed.
-  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(ServerCore& core,
-                                                           const GrpcServerOptions& options,
-                                                           std::function<void()> on_fatal);
+  // Serves what comes in by `acceptor`, from now on; null: one that listens as the options say.
+  // Unavailable: the port is taken. `core` must be ready and outlive the server. `on_fatal` is
+  // called once, from a thread of its own, when the engine has failed.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
+      ServerCore& core, const GrpcServerOptions& options, std::function<void()> on_fatal,
+      std::unique_ptr<ConnectionAcceptor> acceptor = nullptr);
   ~GrpcServer();  // Stop(0)
 
   int port() const;

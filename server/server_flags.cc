@@ -153,8 +153,9 @@ absl::Status CheckServerFlags(const ServerFlags& flags) {
 
 GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags) {
   GrpcServerOptions out;
-  out.host = flags.host;
-  out.port = static_cast<int>(flags.grpc_port);
+  out.listen.host = flags.host;
+  out.listen.port = static_cast<int>(flags.grpc_port);
+  out.listen.max_connections = flags.max_connections;
   out.max_message_mb = static_cast<int>(flags.max_message_mb);
   out.max_connection_age_s = static_cast<int>(flags.max_connection_age);
   out.services = Split(flags.grpc_services);
