@@ -13,24 +13,40 @@ namespace {
 
 constexpr int kMaxAbortIds = 1024;
 
-// Parses a request and starts its Generation; `convert` turns the parsed message into a spec.
-template <class Message, class Convert>
-absl::StatusOr<std::shared_ptr<Generation>> Start(ServerCore& core,
-                                                  const grpc::CallbackServerContext& context,
-                                                  const grpc::ByteBuffer& bytes, Convert convert,
-                                                  GenerationConsumer* consumer) {
+absl::StatusOr<CallInfo> TakeCall(ServerCore& core, const char* method,
+                                  const grpc::CallbackServerContext& context,
+                                  const grpc::ByteBuffer& bytes) {
+  absl::StatusOr<CallBudget::Share> share =
+      core.calls().Take(0, static_cast<int64_t>(bytes.Length()) * 4);
+  if (!share.ok()) return share.status();
+  return CallInfo{method,
+                  context.peer(),
+                  0,
+                  DeadlineOf(context, core.engine),
+                  *std::move(share),
+                  core.engine.Now()};
+}
+
+// Parses a request and runs it; `convert` turns the parsed message into a spec.
+template <class Message, class Reactor, class Convert>
+Reactor* Start(ServerCore& core, const grpc::ByteBuffer& bytes, Convert convert,
+               Reactor* reactor) {
   absl::Status status = core.CheckAdmission();
-  if (!status.ok()) return status;
   auto message = std::make_shared<Message>();
-  status = ParseMessage(bytes, message.get());
-  if (!status.ok()) return status;
-  status = CheckModelName(message->model(), core.context);
-  if (!status.ok()) return status;
-  absl::StatusOr<std::string> id = CheckRequestId(message->request_id());
-  if (!id.ok()) return id.status();
-  return Generation::Start(
-      core, *id, DeadlineOf(context, core.engine),
-      [message, convert, &core] { return convert(*message, core.context); }, consumer);
+  status.Update(ParseMessage(bytes, message.get()));
+  if (status.ok()) status = CheckModelName(message->model(), core.context);
+  if (!status.ok()) {
+    reactor->Refuse(status);
+    return reactor;
+  }
+  reactor->Run([message, convert, &core]() -> absl::StatusOr<GenerationSpec> {
+    absl::StatusOr<std::string> id = CheckRequestId(message->request_id());
+    if (!id.ok()) return id.status();
+    absl::StatusOr<GenerationSpec> spec = convert(*message, core.context);
+    if (spec.ok()) spec->request_id = *std::move(id);
+    return spec;
+  });
+  return reactor;
 }
 
 }  // namespace
@@ -38,30 +54,39 @@ absl::StatusOr<std::shared_ptr<Generation>> Start(ServerCore& core,
 grpc::ServerUnaryReactor* GenerateService::Generate(grpc::CallbackServerContext* context,
                                                     const grpc::ByteBuffer* request,
                                                     grpc::ByteBuffer* response) {
-  auto* reactor = new GenerateReactor(core_, context, response);
+  absl::StatusOr<CallInfo> info = TakeCall(core_, "Generate", *context, *request);
+  if (!info.ok()) return Reply(info.status(), v1::GenerateResponse(), core_, context, response);
   auto convert = [](const v1::GenerateRequest& message, const ConversionContext& conversion) {
     return ConvertGenerate(message, /*stream=*/false, conversion);
   };
-  reactor->Started(Start<v1::GenerateRequest>(core_, *context, *request, convert, reactor));
-  return reactor;
+  return Start<v1::GenerateRequest>(
+      core_, *request, convert,
+      new GenerateReactor(core_, context, response, *std::move(info)));
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerateService::GenerateStream(
     grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
-  auto* reactor = new TokenStreamReactor(core_, context);
+  absl::StatusOr<CallInfo> info = TakeCall(core_, "GenerateStream", *context, *request);
+  const absl::Status taken = info.status();
+  auto* reactor =
+      new TokenStreamReactor(core_, context, info.ok() ? *std::move(info) : CallInfo());
+  if (!taken.ok()) {
+    reactor->Refuse(taken);
+    return reactor;
+  }
   auto convert = [](const v1::GenerateRequest& message, const ConversionContext& conversion) {
     return ConvertGenerate(message, /*stream=*/true, conversion);
   };
-  reactor->Started(Start<v1::GenerateRequest>(core_, *context, *request, convert, reactor));
-  return reactor;
+  return Start<v1::GenerateRequest>(core_, *request, convert, reactor);
 }
 
 grpc::ServerUnaryReactor* GenerateService::Score(grpc::CallbackServerContext* context,
                                                  const grpc::ByteBuffer* request,
                                                  grpc::ByteBuffer* response) {
-  auto* reactor = new ScoreReactor(core_, context, response);
-  reactor->Started(Start<v1::ScoreRequest>(core_, *context, *request, ConvertScore, reactor));
-  return reactor;
+  absl::StatusOr<CallInfo> info = TakeCall(core_, "Score", *context, *request);
+  if (!info.ok()) return Reply(info.status(), v1::ScoreResponse(), core_, context, response);
+  return Start<v1::ScoreRequest>(core_, *request, ConvertScore,
+                                 new ScoreReactor(core_, context, response, *std::move(info)));
 }
 
 grpc::ServerUnaryReactor* GenerateService::Abort(grpc::CallbackServerContext* context,

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/generation.h"
+
 namespace fox {
 
 ServerCore::ServerCore(EngineThread& engine_thread, ModelConfig model_config,
@@ -13,7 +15,11 @@ ServerCore::ServerCore(EngineThread& engine_thread, ModelConfig model_config,
       model(std::move(model_config)),
       context(std::move(conversion)),
       description(std::move(what)),
-      calls_(limits.max_calls, limits.max_call_bytes) {}
+      calls_(limits.max_calls, limits.max_call_bytes),
+      stalls_(limits.stall_timeout),
+      delivery_(limits.delivery_threads) {
+  engine.SetBatchEnd([this](Seconds now) { delivery_.Flush(now); });
+}
 
 absl::Status ServerCore::CheckAdmission() const {
   if (engine.draining()) return absl::UnavailableError("the server is draining");
@@ -31,9 +37,11 @@ absl::Status ServerCore::CheckAdmission() const {
 }
 
 bool ServerCore::Enter(const std::string& request_id, std::shared_ptr<Generation> call) {
-  if (!registry_.Add(request_id, std::move(call))) return false;
-  ++admitting_;
-  return true;
+  return registry_.Add(request_id, std::move(call));
+}
+
+void ServerCore::AbandonAll(const absl::Status& status) {
+  for (const std::shared_ptr<Generation>& call : registry_.All()) call->Abandon(status);
 }
 
 std::shared_ptr<Generation> ServerCore::Find(const std::string& request_id) const {

@@ -14,7 +14,9 @@
 #include "models/model_config.h"
 #include "server/call_budget.h"
 #include "server/conversion_context.h"
+#include "server/delivery_pool.h"
 #include "server/request_registry.h"
+#include "server/stall_monitor.h"
 #include "server/worker_pool.h"
 
 namespace fox {
@@ -26,11 +28,12 @@ struct ServerDescription {
   std::string dtype, kv_dtype;
 };
 
-// How much may be held for calls at once.
+// How much may be held for calls at once, and how long.
 struct ServerLimits {
   int64_t max_calls = 4096;
   int64_t max_call_bytes = int64_t{256} << 20;
   int delivery_threads = 2;
+  double stall_timeout = 30;  // seconds without progress of a write
 };
 
 // Grows with every change of proto/ that a client could notice.
@@ -47,8 +50,9 @@ class ServerCore {
   // Whether new work may come in. Unavailable: draining; ResourceExhausted: the queue is full.
   // Costs nothing, so a refused request costs nothing.
   absl::Status CheckAdmission() const;
-  // The life of a call: Enter, EndAdmission once the engine has answered, Leave. Enter gives false
-  // when a call with this id is running.
+  // The life of a call: BeginAdmission, Enter once its id is known, EndAdmission once the engine has
+  // answered, Leave. Enter gives false when a call with this id is running.
+  void BeginAdmission() { ++admitting_; }
   bool Enter(const std::string& request_id, std::shared_ptr<Generation> call);
   void EndAdmission() { --admitting_; }
   void Leave(const std::string& request_id) { registry_.Remove(request_id); }
@@ -62,13 +66,18 @@ class ServerCore {
   // From now on new work is Unavailable; what runs goes on.
   void Drain() { engine.Drain(); }
   // Nothing runs and nothing is on its way in or out.
-  bool Idle() const { return registry_.size() == 0 && engine.idle(); }
+  bool Idle() const {
+    return calls_.calls() == 0 && registry_.size() == 0 && admitting_ == 0 && engine.idle();
+  }
+  // Ends what runs without the engine, for one that hangs.
+  void AbandonAll(const absl::Status& status);
   double UptimeSeconds() const;
 
   // What calls hold from before their message is parsed until the library has let them go.
   CallBudget& calls() { return calls_; }
-  WorkerPool& admission() { return admission_; }  // tokenizes
-  WorkerPool& delivery() { return delivery_; }    // detokenizes and writes
+  WorkerPool& admission() { return admission_; }   // tokenizes
+  DeliveryPool& delivery() { return delivery_; }  // detokenizes and writes
+  StallMonitor& stalls() { return stalls_; }
 
   EngineThread& engine;
   const ModelConfig model;
@@ -81,8 +90,9 @@ class ServerCore {
   std::atomic<int64_t> admitting_{0};      // calls between Enter and the engine's answer
   CallBudget calls_;
   RequestRegistry registry_;
+  StallMonitor stalls_;
   // Last, so that their tasks end before the rest goes.
-  WorkerPool delivery_{1};
+  DeliveryPool delivery_;
   WorkerPool admission_{2};
 };
 
