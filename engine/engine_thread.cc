@@ -290,6 +290,8 @@ void EngineThread::Acknowledge(RequestId id, int64_t tokens) {
 
 void EngineThread::Drain() { impl_->draining = true; }
 
+void EngineThread::Undrain() { impl_->draining = false; }
+
 bool EngineThread::draining() const { return impl_->draining; }
 
 bool EngineThread::idle() const {

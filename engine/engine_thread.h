@@ -45,6 +45,8 @@ class EngineThread {
 
   // From now on Submit answers Unavailable. Running requests go on.
   void Drain();
+  // Takes it back.
+  void Undrain();
   bool draining() const;
   // True when nothing is queued or running.
   bool idle() const;

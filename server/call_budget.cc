@@ -10,15 +10,15 @@ CallBudget::Share::~Share() {
 }
 
 bool CallBudget::Share::Grow(int64_t bytes) {
-  if (budget_ == nullptr || !budget_->Add(client_, 0, bytes)) return false;
+  if (budget_ != nullptr && !budget_->Add(client_, 0, bytes)) return false;
   bytes_ += bytes;
   return true;
 }
 
 void CallBudget::Share::Shrink(int64_t bytes) {
   bytes = std::min(bytes, bytes_);
-  if (budget_ == nullptr || bytes <= 0) return;
-  budget_->Remove(client_, 0, bytes);
+  if (bytes <= 0) return;
+  if (budget_ != nullptr) budget_->Remove(client_, 0, bytes);
   bytes_ -= bytes;
 }
 

@@ -18,7 +18,7 @@ class CallBudget {
   // One call's part. Gives back what it holds when it dies. Used by one thread at a time.
   class Share {
    public:
-    Share() = default;  // holds nothing; Grow fails
+    Share() = default;  // of no budget: it grows freely
     Share(Share&& other) noexcept { *this = std::move(other); }
     Share& operator=(Share&& other) noexcept {
       std::swap(budget_, other.budget_);

@@ -38,7 +38,9 @@ class DeliveryPool {
   // Queues at once. Any thread.
   void Post(size_t lane, Delivery delivery);
   // Queues with the next Flush, which gives all of them its time. The engine's thread alone.
-  void Stage(size_t lane, Delivery delivery) { lanes_[lane]->staged.push_back(std::move(delivery)); }
+  void Stage(size_t lane, Delivery delivery) {
+    lanes_[lane]->staged.push_back(std::move(delivery));
+  }
   void Flush(Seconds now);
 
  private:

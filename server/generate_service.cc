@@ -5,48 +5,59 @@
 #include <utility>
 
 #include "server/request_conversion.h"
+#include "server/short_call.h"
 #include "server/token_stream_reactor.h"
-#include "server/unary_reactor.h"
 
 namespace fox {
 namespace {
 
 constexpr int kMaxAbortIds = 1024;
 
-absl::StatusOr<CallInfo> TakeCall(ServerCore& core, const char* method,
-                                  const grpc::CallbackServerContext& context,
-                                  const grpc::ByteBuffer& bytes) {
-  absl::StatusOr<CallBudget::Share> share =
-      core.calls().Take(0, static_cast<int64_t>(bytes.Length()) * 4);
-  if (!share.ok()) return share.status();
-  return CallInfo{method,
-                  context.peer(),
-                  0,
-                  DeadlineOf(context, core.engine),
-                  *std::move(share),
-                  core.engine.Now()};
+// Parses, checks and tokenizes; `convert` turns the parsed message into a spec.
+template <class Message, class Convert>
+absl::StatusOr<GenerationSpec> ConvertBytes(grpc::ByteBuffer* bytes, Convert convert,
+                                            const ConversionContext& context) {
+  Message message;
+  absl::Status status = ParseMessage(*bytes, &message);
+  bytes->Clear();
+  if (status.ok()) status = CheckModelName(message.model(), context);
+  if (!status.ok()) return status;
+  absl::StatusOr<std::string> id = CheckRequestId(message.request_id());
+  if (!id.ok()) return id.status();
+  absl::StatusOr<GenerationSpec> spec = convert(message, context);
+  if (spec.ok()) spec->request_id = *std::move(id);
+  return spec;
 }
 
-// Parses a request and runs it; `convert` turns the parsed message into a spec.
-template <class Message, class Reactor, class Convert>
-Reactor* Start(ServerCore& core, const grpc::ByteBuffer& bytes, Convert convert,
-               Reactor* reactor) {
-  absl::Status status = core.CheckAdmission();
-  auto message = std::make_shared<Message>();
-  status.Update(ParseMessage(bytes, message.get()));
-  if (status.ok()) status = CheckModelName(message->model(), core.context);
-  if (!status.ok()) {
-    reactor->Refuse(status);
-    return reactor;
+// A call from its arrival on. `make` makes its reactor of its CallInfo.
+template <class Message, class Convert, class Make>
+auto* Start(ServerCore& core, CallInfo call, const grpc::ByteBuffer* request, Convert convert,
+            Make make) {
+  const absl::Status admitted = core.Admit(&call, static_cast<int64_t>(request->Length()));
+  const auto bytes = std::make_shared<grpc::ByteBuffer>(TakeBytes(request));
+  auto* reactor = make(std::move(call));
+  if (admitted.ok()) {
+    reactor->Run([bytes, convert, &context = core.context] {
+      return ConvertBytes<Message>(bytes.get(), convert, context);
+    });
+  } else {
+    reactor->Refuse(admitted);
   }
-  reactor->Run([message, convert, &core]() -> absl::StatusOr<GenerationSpec> {
-    absl::StatusOr<std::string> id = CheckRequestId(message->request_id());
-    if (!id.ok()) return id.status();
-    absl::StatusOr<GenerationSpec> spec = convert(*message, core.context);
-    if (spec.ok()) spec->request_id = *std::move(id);
-    return spec;
-  });
   return reactor;
+}
+
+absl::Status AbortAll(const v1::AbortRequest& request, const ServerCore& core,
+                      v1::AbortResponse* out) {
+  if (request.request_ids().empty() || request.request_ids_size() > kMaxAbortIds) {
+    return absl::InvalidArgumentError("request_ids: 1 to 1024 ids");
+  }
+  for (const std::string& id : request.request_ids()) {
+    std::shared_ptr<Generation> generation = core.Find(id);
+    if (generation == nullptr) continue;
+    generation->Cancel(absl::OkStatus());
+    out->add_aborted(id);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -54,59 +65,41 @@ Reactor* Start(ServerCore& core, const grpc::ByteBuffer& bytes, Convert convert,
 grpc::ServerUnaryReactor* GenerateService::Generate(grpc::CallbackServerContext* context,
                                                     const grpc::ByteBuffer* request,
                                                     grpc::ByteBuffer* response) {
-  absl::StatusOr<CallInfo> info = TakeCall(core_, "Generate", *context, *request);
-  if (!info.ok()) return Reply(info.status(), v1::GenerateResponse(), core_, context, response);
-  auto convert = [](const v1::GenerateRequest& message, const ConversionContext& conversion) {
+  const auto convert = [](const v1::GenerateRequest& message, const ConversionContext& conversion) {
     return ConvertGenerate(message, /*stream=*/false, conversion);
   };
   return Start<v1::GenerateRequest>(
-      core_, *request, convert,
-      new GenerateReactor(core_, context, response, *std::move(info)));
+      core_, DescribeCall("Generate", *context, core_), request, convert, [&](CallInfo call) {
+        return new GenerateReactor(core_, context, response, std::move(call));
+      });
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerateService::GenerateStream(
     grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
-  absl::StatusOr<CallInfo> info = TakeCall(core_, "GenerateStream", *context, *request);
-  const absl::Status taken = info.status();
-  auto* reactor =
-      new TokenStreamReactor(core_, context, info.ok() ? *std::move(info) : CallInfo());
-  if (!taken.ok()) {
-    reactor->Refuse(taken);
-    return reactor;
-  }
-  auto convert = [](const v1::GenerateRequest& message, const ConversionContext& conversion) {
+  const auto convert = [](const v1::GenerateRequest& message, const ConversionContext& conversion) {
     return ConvertGenerate(message, /*stream=*/true, conversion);
   };
-  return Start<v1::GenerateRequest>(core_, *request, convert, reactor);
+  return Start<v1::GenerateRequest>(
+      core_, DescribeCall("GenerateStream", *context, core_), request, convert,
+      [&](CallInfo call) { return new TokenStreamReactor(core_, context, std::move(call)); });
 }
 
 grpc::ServerUnaryReactor* GenerateService::Score(grpc::CallbackServerContext* context,
                                                  const grpc::ByteBuffer* request,
                                                  grpc::ByteBuffer* response) {
-  absl::StatusOr<CallInfo> info = TakeCall(core_, "Score", *context, *request);
-  if (!info.ok()) return Reply(info.status(), v1::ScoreResponse(), core_, context, response);
-  return Start<v1::ScoreRequest>(core_, *request, ConvertScore,
-                                 new ScoreReactor(core_, context, response, *std::move(info)));
+  return Start<v1::ScoreRequest>(
+      core_, DescribeCall("Score", *context, core_), request, ConvertScore,
+      [&](CallInfo call) { return new ScoreReactor(core_, context, response, std::move(call)); });
 }
 
 grpc::ServerUnaryReactor* GenerateService::Abort(grpc::CallbackServerContext* context,
                                                  const grpc::ByteBuffer* request,
                                                  grpc::ByteBuffer* response) {
-  v1::AbortRequest message;
-  v1::AbortResponse out;
-  absl::Status status = ParseMessage(*request, &message);
-  if (status.ok() && (message.request_ids().empty() || message.request_ids_size() > kMaxAbortIds)) {
-    status = absl::InvalidArgumentError("request_ids: 1 to 1024 ids");
-  }
-  if (status.ok()) {
-    for (const std::string& id : message.request_ids()) {
-      std::shared_ptr<Generation> generation = core_.Find(id);
-      if (generation == nullptr) continue;
-      generation->Cancel(absl::OkStatus());
-      out.add_aborted(id);
-    }
-  }
-  return Reply(status, out, core_, context, response);
+  return AnswerShort<v1::AbortRequest, v1::AbortResponse>(
+      core_, DescribeCall("Abort", *context, core_), context, request, response,
+      [&](const v1::AbortRequest& message, v1::AbortResponse* out) {
+        return AbortAll(message, core_, out);
+      });
 }
 
 }  // namespace fox

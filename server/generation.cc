@@ -15,9 +15,10 @@ std::shared_ptr<Generation> Generation::Start(ServerCore& core, const CallInfo& 
                                               Convert convert, GenerationConsumer* consumer) {
   std::shared_ptr<Generation> generation(new Generation(core, info, consumer));
   core.BeginAdmission();
-  core.admission().Post([generation, convert = std::move(convert)]() mutable {
-    generation->Admit(std::move(convert));
-  });
+  core.admission().Post(info.client, info.share.bytes(),
+                        [generation, convert = std::move(convert)]() mutable {
+                          generation->Admit(std::move(convert));
+                        });
   return generation;
 }
 
@@ -175,7 +176,6 @@ void Generation::Fail(const absl::Status& status) {
 void Generation::Complete() {
   done_ = true;
   const Seconds now = core_.engine.Now();
-  if (failure_.ok()) core_.RecordDuration(now - info_.arrival);
   LogEnd(now);
   if (entered_) core_.Leave(spec_.request_id);
   consumer_->Done(failure_);
