@@ -289,8 +289,8 @@ void ConnectionAcceptor::ForgetClosed() {
 
 void ConnectionAcceptor::Refuse(int descriptor, const char* reason) {
   if (descriptor < 0) return;
-  close(descriptor);
   const int64_t refused = ++refused_;
+  close(descriptor);
   if (Now() - last_log_ < kSecondsBetweenLogs) return;
   Log(LogLevel::kWarning, "connections refused",
       {{"reason", reason},

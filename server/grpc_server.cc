@@ -23,6 +23,7 @@ namespace {
 constexpr int kMiB = 1 << 20;
 constexpr int kMaxSendMb = 256;
 constexpr int kMaxMetadataBytes = 8 << 10;
+constexpr int kHandshakeTimeoutMs = 10000;
 
 // The library's plugins are installed for every server of the process; once is enough.
 void InstallPlugins(bool health, bool reflection) {
@@ -40,6 +41,9 @@ void SetChannelArguments(const GrpcServerOptions& options, grpc::ServerBuilder* 
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10000);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
+  // One connection may have as many calls as all may have together: clients share connections.
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams);
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
   // A client that vanished without closing its connection is noticed after 80 s.
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60000);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000);

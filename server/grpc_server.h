@@ -16,6 +16,7 @@ namespace fox {
 struct GrpcServerOptions {
   AcceptorOptions listen;
   int max_message_mb = 16;
+  int max_streams = 4096;  // of one connection
   int max_connection_age_s = 0;  // 0: no limit; running calls finish
   // Of inference, tokenizer, info, admin, health, reflection.
   std::set<std::string> services = {"inference", "tokenizer", "info",

@@ -60,6 +60,7 @@ class Connection:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.buffer = b""
         self.stream = -1
+        self.answers = True  # acknowledges SETTINGS and PING
         self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
 
     def __enter__(self):
@@ -83,7 +84,9 @@ class Connection:
         kind, flags = self.buffer[3], self.buffer[4]
         stream = struct.unpack(">I", self.buffer[5:9])[0]
         payload, self.buffer = self.buffer[9:end], self.buffer[end:]
-        if kind == SETTINGS and not flags & ACK:
+        if not self.answers:
+            pass
+        elif kind == SETTINGS and not flags & ACK:
             self.socket.sendall(frame(SETTINGS, ACK, 0))
         elif kind == PING and not flags & ACK:
             self.socket.sendall(frame(PING, ACK, 0, payload))
@@ -156,6 +159,7 @@ def send_all(connection, data):
     """Sends while the peer's frames are read away. Returns what was sent before the end, and why
     the peer ended the connection."""
     ends = []
+    connection.answers = False  # two threads would write over each other
 
     def drain():
         try:
