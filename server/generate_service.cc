@@ -19,18 +19,14 @@ absl::StatusOr<CallInfo> TakeCall(ServerCore& core, const char* method,
   absl::StatusOr<CallBudget::Share> share =
       core.calls().Take(0, static_cast<int64_t>(bytes.Length()) * 4);
   if (!share.ok()) return share.status();
-  return CallInfo{method,
-                  context.peer(),
-                  0,
-                  DeadlineOf(context, core.engine),
-                  *std::move(share),
-                  core.engine.Now()};
+  return CallInfo{
+      method,           context.peer(), 0, DeadlineOf(context, core.engine), *std::move(share),
+      core.engine.Now()};
 }
 
 // Parses a request and runs it; `convert` turns the parsed message into a spec.
 template <class Message, class Reactor, class Convert>
-Reactor* Start(ServerCore& core, const grpc::ByteBuffer& bytes, Convert convert,
-               Reactor* reactor) {
+Reactor* Start(ServerCore& core, const grpc::ByteBuffer& bytes, Convert convert, Reactor* reactor) {
   absl::Status status = core.CheckAdmission();
   auto message = std::make_shared<Message>();
   status.Update(ParseMessage(bytes, message.get()));
@@ -60,16 +56,14 @@ grpc::ServerUnaryReactor* GenerateService::Generate(grpc::CallbackServerContext*
     return ConvertGenerate(message, /*stream=*/false, conversion);
   };
   return Start<v1::GenerateRequest>(
-      core_, *request, convert,
-      new GenerateReactor(core_, context, response, *std::move(info)));
+      core_, *request, convert, new GenerateReactor(core_, context, response, *std::move(info)));
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerateService::GenerateStream(
     grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
   absl::StatusOr<CallInfo> info = TakeCall(core_, "GenerateStream", *context, *request);
   const absl::Status taken = info.status();
-  auto* reactor =
-      new TokenStreamReactor(core_, context, info.ok() ? *std::move(info) : CallInfo());
+  auto* reactor = new TokenStreamReactor(core_, context, info.ok() ? *std::move(info) : CallInfo());
   if (!taken.ok()) {
     reactor->Refuse(taken);
     return reactor;

@@ -24,7 +24,8 @@ class GenerationConsumer {
   virtual void Done(const absl::Status& status) = 0;
 };
 
-// Used by one thread at a time. `spec` but its sequences, `context`, `engine` and `consumer` must outlive it.
+// Used by one thread at a time. `spec` but its sequences, `context`, `engine` and `consumer` must
+// outlive it.
 class SequenceEvents {
  public:
   // Of spec.sequences[index], whose id is set. `arrival`: of the call, on the engine's clock.

@@ -50,8 +50,8 @@ class ServerCore {
   // Whether new work may come in. Unavailable: draining; ResourceExhausted: the queue is full.
   // Costs nothing, so a refused request costs nothing.
   absl::Status CheckAdmission() const;
-  // The life of a call: BeginAdmission, Enter once its id is known, EndAdmission once the engine has
-  // answered, Leave. Enter gives false when a call with this id is running.
+  // The life of a call: BeginAdmission, Enter once its id is known, EndAdmission once the engine
+  // has answered, Leave. Enter gives false when a call with this id is running.
   void BeginAdmission() { ++admitting_; }
   bool Enter(const std::string& request_id, std::shared_ptr<Generation> call);
   void EndAdmission() { --admitting_; }
@@ -75,7 +75,7 @@ class ServerCore {
 
   // What calls hold from before their message is parsed until the library has let them go.
   CallBudget& calls() { return calls_; }
-  WorkerPool& admission() { return admission_; }   // tokenizes
+  WorkerPool& admission() { return admission_; }  // tokenizes
   DeliveryPool& delivery() { return delivery_; }  // detokenizes and writes
   StallMonitor& stalls() { return stalls_; }
 

@@ -46,7 +46,7 @@ class TokenStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffe
   ServerCore& core_;
   CallHandle call_;
 
-  Mutex mutex_;  // also for the call's Hold and Drop
+  Mutex mutex_;                                         // also for the call's Hold and Drop
   std::vector<Event> pending_ ABSL_GUARDED_BY(mutex_);  // at most one delta a sequence
   Load writing_ ABSL_GUARDED_BY(mutex_);
   bool write_in_flight_ ABSL_GUARDED_BY(mutex_) = false;
