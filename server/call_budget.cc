@@ -50,7 +50,8 @@ bool CallBudget::Add(uint64_t client, int64_t calls, int64_t bytes) {
   const MutexLock lock(mutex_);
   const auto it = clients_.find(client);
   const Holding held = it == clients_.end() ? Holding{} : it->second;
-  if (total_.calls + calls > max_calls_ || held.calls + calls > (max_calls_ + 1) / 2) return false;
+  const int64_t kept = std::min((max_calls_ + 63) / 64, max_calls_ - 1);
+  if (total_.calls + calls > max_calls_ || held.calls + calls > max_calls_ - kept) return false;
   if (total_.bytes + bytes > max_bytes_ || held.bytes + bytes > (max_bytes_ + 1) / 2) return false;
   total_ = {total_.calls + calls, total_.bytes + bytes};
   clients_[client] = {held.calls + calls, held.bytes + bytes};

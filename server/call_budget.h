@@ -45,7 +45,8 @@ class CallBudget {
 
   CallBudget(int64_t max_calls, int64_t max_bytes) : max_calls_(max_calls), max_bytes_(max_bytes) {}
 
-  // One call. ResourceExhausted: calls or bytes are used up, or the client holds half of them.
+  // One call. ResourceExhausted: calls or bytes are used up; or the client holds half of the bytes,
+  // or all calls but the last 64th, which is kept for others.
   absl::StatusOr<Share> Take(uint64_t client, int64_t bytes);
 
   int64_t calls() const;

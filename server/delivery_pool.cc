@@ -50,13 +50,24 @@ void DeliveryPool::Flush(Seconds now) {
   }
 }
 
+double DeliveryPool::StuckFor() const {
+  const Clock::time_point now = Clock::now();
+  Clock::time_point oldest = now;
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    oldest = std::min(oldest, lane->receiving_since.load(std::memory_order_relaxed));
+  }
+  return std::chrono::duration<double>(now - oldest).count();
+}
+
 void DeliveryPool::Run(Lane& lane) {
   std::vector<Delivery> deliveries;
   while (Take(lane, &deliveries)) {
     for (Delivery& delivery : deliveries) {
+      lane.receiving_since.store(Clock::now(), std::memory_order_relaxed);
       delivery.receiver->Receive(std::move(delivery.output), delivery.when);
       delivery.receiver = nullptr;
     }
+    lane.receiving_since.store(Clock::time_point::max(), std::memory_order_relaxed);
     deliveries.clear();
   }
 }

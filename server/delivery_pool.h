@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -43,7 +44,11 @@ class DeliveryPool {
   }
   void Flush(Seconds now);
 
+  // The longest that a lane has been in one Receive by now, in seconds; 0: none is. Any thread.
+  double StuckFor() const;
+
  private:
+  using Clock = std::chrono::steady_clock;
   struct Lane {
     std::vector<Delivery> staged;  // used by the engine's thread alone
 
@@ -51,6 +56,7 @@ class DeliveryPool {
     CondVar wake;
     std::vector<Delivery> queue ABSL_GUARDED_BY(mutex);
     bool stopping ABSL_GUARDED_BY(mutex) = false;
+    std::atomic<Clock::time_point> receiving_since{Clock::time_point::max()};  // max: not now
     std::thread thread;
   };
   static void Run(Lane& lane);

@@ -80,6 +80,7 @@ void Generation::Submit() {
   for (size_t i = 0; i < spec_.sequences.size(); ++i) {
     Request& request = spec_.sequences[i];
     request.id = core_.engine.NextId();
+    request.client = info_.client;
     request.deadline = info_.deadline;
     if (spec_.queue_timeout_ms > 0) {
       request.queue_deadline = info_.arrival + static_cast<double>(spec_.queue_timeout_ms) / 1000;

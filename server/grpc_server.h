@@ -15,9 +15,12 @@ namespace fox {
 
 struct GrpcServerOptions {
   AcceptorOptions listen;
-  int max_message_mb = 16;
-  int max_streams = 4096;  // of one connection
+  int max_message_mb = 5;
+  int max_streams = 4096;        // of one connection
   int max_connection_age_s = 0;  // 0: no limit; running calls finish
+  // HOST:PORT where the admin service is offered, and nothing else; empty: nowhere beside
+  // `services`.
+  std::string admin_address;
   // Of inference, tokenizer, info, admin, health, reflection.
   std::set<std::string> services = {"inference", "tokenizer", "info",
                                     "admin",     "health",    "reflection"};
@@ -34,10 +37,12 @@ class GrpcServer {
   ~GrpcServer();  // Stop(0)
 
   int port() const;
+  int admin_port() const;  // 0: none of its own
   // Health turns NOT_SERVING and new work is Unavailable, at once.
   void Drain();
-  // Drains, waits up to `grace_seconds` (or until `force` says so, asked each 10 ms) for what runs,
-  // ends the rest with Unavailable and closes the port. Stops the core's engine.
+  // Drains for good and waits up to `grace_seconds`, or until `force` says so, asked each 10 ms,
+  // for what runs and for who still reads answers; ends the rest with Unavailable and closes the
+  // port: half a second later at most, unless the engine hangs. Stops the core's engine.
   void Stop(double grace_seconds, const std::function<bool()>& force = nullptr);
 
  private:

@@ -138,7 +138,8 @@ int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals,
   EngineThread engine(std::move(model.engine.engine));
   ServerCore core(engine, model.engine.config, model.context,
                   ServerDescription{FOX_VERSION, FOX_GIT_SHA, model.engine.backend,
-                                    model.engine.dtype, model.engine.dtype});
+                                    model.engine.dtype, model.engine.dtype},
+                  ServerLimitsOf(flags));
   std::atomic<bool> failed{false};
   absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(
       core, GrpcOptionsOf(flags),

@@ -12,6 +12,7 @@ namespace fox {
 namespace {
 
 constexpr int64_t kBillion = 1000000000;
+constexpr const char* kMainPort = "main";
 constexpr double kDay = 86400;
 
 void RegisterModel(ServerFlags* f, FlagSet* set) {
@@ -83,7 +84,8 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
             &f->allow_insecure_remote);
   set->String("grpc-services", "LIST", "services to offer", &f->grpc_services);
   set->String("admin-address", "HOST:PORT",
-              "where the admin service is offered [the main port, if its host is loopback]",
+              "where alone the admin service is offered; `main`: the main port, though strangers "
+              "reach it [the main port, if its host is loopback]",
               &f->admin_address);
   set->Int("max-message-mb", "N", "MiB of one request message", 1, 1024, &f->max_message_mb);
   set->Int("max-calls", "N", "calls open at once; more are refused", 1, 1 << 20, &f->max_calls);
@@ -159,6 +161,20 @@ GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags) {
   out.max_message_mb = static_cast<int>(flags.max_message_mb);
   out.max_connection_age_s = static_cast<int>(flags.max_connection_age);
   out.services = Split(flags.grpc_services);
+  // Who reaches the main port from afar is no operator, unless that is said.
+  if (flags.admin_address == kMainPort) return out;
+  out.admin_address = flags.admin_address;
+  if (!IsLoopback(flags.host)) out.services.erase("admin");
+  return out;
+}
+
+ServerLimits ServerLimitsOf(const ServerFlags& flags) {
+  ServerLimits out;
+  out.max_calls = flags.max_calls;
+  out.max_call_bytes = flags.call_memory_mb << 20;
+  out.delivery_threads = static_cast<int>(flags.delivery_threads);
+  out.stall_timeout = flags.stall_timeout;
+  out.client_metadata = flags.client_metadata;
   return out;
 }
 

@@ -48,6 +48,7 @@ absl::Status CheckServerFlags(const ServerFlags& flags);
 
 // REQUIRES: flags that passed CheckServerFlags.
 GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags);
+ServerLimits ServerLimitsOf(const ServerFlags& flags);
 void ConfigureLogFrom(const ServerFlags& flags);
 
 }  // namespace fox
