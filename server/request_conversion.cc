@@ -88,9 +88,6 @@ absl::Status ConvertScheduling(const Message& request, const ConversionContext& 
   if (request.priority() != 0 && !context.engine.priority_scheduling) {
     return Invalid("priority: the server's scheduling policy is fcfs");
   }
-  if (request.priority() < context.engine.min_priority) {
-    return Invalid(absl::StrCat("priority: must be at least ", context.engine.min_priority));
-  }
   out->priority = request.priority();
   return ConvertAcp(request.acp(), context.engine, out);
 }

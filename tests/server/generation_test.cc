@@ -125,8 +125,7 @@ TEST_F(GenerationTest, AnAbandonedCallEndsThoughItsStepHangs) {
 TEST_F(GenerationTest, CancelledBeforeAdmissionIsNotConverted) {
   std::promise<void> gate;
   std::shared_future<void> opened = gate.get_future().share();
-  for (int thread = 0; thread < 2; ++thread)
-    test_.core->admission().Post([opened] { opened.wait(); });
+  test_.core->admission().Post(0, 0, [opened] { opened.wait(); });
   std::shared_ptr<Generation> call = Start(Converting(GreedyRequest("late", 30)));
   call->Cancel(absl::CancelledError("gone"));
   gate.set_value();
