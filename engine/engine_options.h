@@ -15,11 +15,11 @@ struct EngineOptions {
   int64_t max_num_queued_reqs = 256;  // waiting; beyond: ResourceExhausted
   int64_t max_num_queued_tokens = 1 << 20;
   double max_queue_seconds = 30;     // of estimated wait; beyond: ResourceExhausted. 0: no bound
-  int64_t max_paused_reqs = 256;     // without a slot because their readers are slow
+  int64_t max_paused_reqs = 256;     // whose readers are slow; beyond: one is Aborted
   double stall_timeout = 30;         // paused so long without an acknowledgement: Aborted. 0: never
   bool priority_scheduling = false;  // false: first come, first served
   int32_t min_priority = 0;          // the most urgent that a request may ask for
-  // Prompt tokens of a step beside decodes are cut to what takes about so long. 0: no limit.
+  // Prompts are cut to what a step does in about that time, at least a page. 0: no limit.
   double max_step_seconds = 0;
   std::vector<int32_t> eos_token_ids;
   int32_t max_logprobs = 20;  // largest accepted SamplingParams::logprobs

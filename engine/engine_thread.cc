@@ -188,24 +188,15 @@ void EngineThread::Impl::Execute(Command& command) {
 }
 
 void EngineThread::Impl::SubmitOnEngineThread(SubmitCommand& command) {
-  std::vector<RequestId> taken;
-  absl::Status status;
-  for (Request& request : command.requests) {
-    const RequestId id = request.id;
-    status = engine->Submit(std::move(request), clock());
-    if (!status.ok()) break;
-    taken.push_back(id);
-  }
-  for (RequestId id : taken) {
-    if (status.ok()) {
-      sinks.emplace(id, command.sink);
-    } else {
-      engine->Cancel(id, status);  // before its first step; nobody hears of its end
-    }
+  std::vector<RequestId> ids;
+  for (const Request& request : command.requests) ids.push_back(request.id);
+  const absl::Status status = engine->Submit(std::move(command.requests), clock());
+  if (status.ok()) {
+    for (RequestId id : ids) sinks.emplace(id, command.sink);
   }
   {
     const MutexLock lock(mutex);
-    outstanding -= static_cast<int64_t>(command.requests.size() - taken.size());
+    if (!status.ok()) outstanding -= static_cast<int64_t>(ids.size());
     stats = engine->stats();
   }
   called_back = true;
