@@ -44,15 +44,16 @@ class WithoutReflection final : public grpc::ServerBuilderOption {
   }
 };
 
-// Reflection and unknown methods are served by blocking threads, one a stream: the library refuses
-// more with RESOURCE_EXHAUSTED.
-void BoundThreads(grpc::ServerBuilder* builder) {
+// What the library holds of messages that have not arrived whole; and its blocking threads, which
+// serve reflection and unknown methods, one a stream: more are refused with RESOURCE_EXHAUSTED.
+void BoundResources(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
   using Option = grpc::ServerBuilder;
   builder->SetSyncServerOption(Option::NUM_CQS, 1);
   builder->SetSyncServerOption(Option::MIN_POLLERS, 1);
   builder->SetSyncServerOption(Option::MAX_POLLERS, 1);
   builder->SetSyncServerOption(Option::CQ_TIMEOUT_MSEC, kPollMs);  // a stop waits for one
   grpc::ResourceQuota quota;
+  quota.Resize(static_cast<size_t>(options.receive_memory_bytes));
   quota.SetMaxThreads(kMaxBlockingThreads);
   builder->SetResourceQuota(quota);
 }
@@ -155,7 +156,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();  // linking it does so, or not
   grpc::ServerBuilder builder;
   SetChannelArguments(options, &builder);
-  BoundThreads(&builder);
+  BoundResources(options, &builder);
   if (options.services.count("reflection") == 0) {
     builder.SetOption(std::make_unique<WithoutReflection>());
   }

@@ -16,7 +16,8 @@ namespace fox {
 struct GrpcServerOptions {
   AcceptorOptions listen;
   int max_message_mb = 5;
-  int max_streams = 4096;        // of one connection
+  int max_streams = 4096;  // of one connection
+  int64_t receive_memory_bytes = int64_t{512} << 20;
   int max_connection_age_s = 0;  // 0: no limit; running calls finish
   // HOST:PORT where the admin service is offered, and nothing else; empty: nowhere beside
   // `services`.

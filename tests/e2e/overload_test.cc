@@ -73,6 +73,8 @@ TEST(OverloadTest, FullQueueIsRefusedQuicklyWithADelay) {
     const auto& trailers = context.GetServerTrailingMetadata();
     auto it = trailers.find("retry-after-ms");
     ASSERT_NE(it, trailers.end());
+    EXPECT_EQ(trailers.find("grpc-retry-pushback-ms")->second, it->second);
+    EXPECT_NE(status.error_details().find("google.rpc.RetryInfo"), std::string::npos);
     int delay = 0;
     ASSERT_TRUE(absl::SimpleAtoi(std::string(it->second.data(), it->second.size()), &delay));
     EXPECT_GE(delay, 100);
