@@ -17,7 +17,6 @@ namespace fox {
 namespace {
 
 constexpr Seconds kLongestWait = 0.1;  // between heartbeats
-constexpr Seconds kSlowestWindow = 60.0;
 
 Seconds SteadySeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -39,25 +38,6 @@ std::chrono::steady_clock::duration ToDuration(Seconds seconds) {
   return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
       std::chrono::duration<double>(seconds));
 }
-
-// The longest step of this window and of the one before it.
-class SlowestStepWindow {
- public:
-  // A step of `seconds` ended at `now`. Returns the longest.
-  double Add(Seconds now, double seconds) {
-    if (now - start_ >= kSlowestWindow) {
-      last_ = now - start_ < 2 * kSlowestWindow ? current_ : 0.0;
-      current_ = 0.0;
-      start_ = now;
-    }
-    current_ = std::max(current_, seconds);
-    return std::max(last_, current_);
-  }
-
- private:
-  Seconds start_ = 0;
-  double current_ = 0, last_ = 0;
-};
 
 }  // namespace
 
@@ -86,12 +66,10 @@ struct EngineThread::Impl {
   std::unordered_map<RequestId, OutputSink> sinks;
   std::function<void(Seconds)> batch_end;  // set before the first Submit
   bool called_back = false;                // since batch_end
-  SlowestStepWindow slowest_window;
 
   const Clock clock;
   std::atomic<RequestId> next_id{1};
   std::atomic<double> last_turn{0.0};  // steady clock
-  std::atomic<double> slowest_step{0.0};
   std::atomic<bool> draining{false};
   std::atomic<std::thread::id> thread_id{};
 
@@ -145,11 +123,7 @@ void EngineThread::Impl::Loop() {
 }
 
 void EngineThread::Impl::Step() {
-  const Seconds start = SteadySeconds();
   std::vector<RequestOutput> outputs = engine->Step(clock());
-  const Seconds end = SteadySeconds();
-  last_turn = end;
-  slowest_step = slowest_window.Add(end, end - start);
   Publish();
   Deliver(std::move(outputs));
 }
@@ -320,8 +294,6 @@ EngineStats EngineThread::stats() const {
 }
 
 double EngineThread::HeartbeatAge() const { return SteadySeconds() - impl_->last_turn; }
-
-double EngineThread::SlowestStep() const { return impl_->slowest_step; }
 
 absl::Status EngineThread::fatal() const {
   const MutexLock lock(impl_->mutex);

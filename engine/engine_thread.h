@@ -60,8 +60,6 @@ class EngineThread {
   // Seconds since the loop last turned; grows when a step hangs. The loop turns at least each 100
   // ms.
   double HeartbeatAge() const;
-  // The longest of the steps that ended in the last minute or two, in seconds; 0: none did.
-  double SlowestStep() const;
   // Not ok after an executor failure; the process should end.
   absl::Status fatal() const;
   RequestId NextId();

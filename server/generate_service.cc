@@ -52,9 +52,9 @@ absl::Status AbortAll(const v1::AbortRequest& request, const ServerCore& core,
     return absl::InvalidArgumentError("request_ids: 1 to 1024 ids");
   }
   for (const std::string& id : request.request_ids()) {
-    std::shared_ptr<Generation> generation = core.Find(id);
-    if (generation == nullptr) continue;
-    generation->Cancel(absl::OkStatus());
+    const std::shared_ptr<RunningCall> call = core.Find(id);
+    if (call == nullptr) continue;
+    call->Cancel(absl::OkStatus());
     out->add_aborted(id);
   }
   return absl::OkStatus();

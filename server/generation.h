@@ -20,7 +20,9 @@
 
 namespace fox {
 
-class Generation final : public OutputReceiver, public std::enable_shared_from_this<Generation> {
+class Generation final : public OutputReceiver,
+                         public RunningCall,
+                         public std::enable_shared_from_this<Generation> {
  public:
   using Convert = std::function<absl::StatusOr<GenerationSpec>()>;
 
@@ -30,10 +32,8 @@ class Generation final : public OutputReceiver, public std::enable_shared_from_t
   static std::shared_ptr<Generation> Start(ServerCore& core, const CallInfo& info, Convert convert,
                                            GenerationConsumer* consumer);
 
-  // Ends the call's sequences; Ok: they finish with ABORT. Any thread.
-  void Cancel(const absl::Status& status);
-  // Ends the call without the engine, for one that hangs. Any thread.
-  void Abandon(const absl::Status& status);
+  void Cancel(const absl::Status& status) override;
+  void Abandon(const absl::Status& status) override;
 
  private:
   Generation(ServerCore& core, const CallInfo& info, GenerationConsumer* consumer);

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "server/generation.h"
-
 namespace fox {
 namespace {
 
@@ -70,15 +68,15 @@ absl::Status ServerCore::CheckQueue(const CallInfo& call) const {
   return absl::OkStatus();
 }
 
-bool ServerCore::Enter(const std::string& request_id, std::shared_ptr<Generation> call) {
+bool ServerCore::Enter(const std::string& request_id, std::shared_ptr<RunningCall> call) {
   return registry_.Add(request_id, std::move(call));
 }
 
 void ServerCore::AbandonAll(const absl::Status& status) {
-  for (const std::shared_ptr<Generation>& call : registry_.All()) call->Abandon(status);
+  for (const std::shared_ptr<RunningCall>& call : registry_.All()) call->Abandon(status);
 }
 
-std::shared_ptr<Generation> ServerCore::Find(const std::string& request_id) const {
+std::shared_ptr<RunningCall> ServerCore::Find(const std::string& request_id) const {
   return registry_.Find(request_id);
 }
 

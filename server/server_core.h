@@ -62,11 +62,11 @@ class ServerCore {
   // The life of a call: BeginAdmission, Enter once its id is known, EndAdmission once the engine
   // has answered, Leave. Enter gives false when a call with this id is running.
   void BeginAdmission() { ++admitting_; }
-  bool Enter(const std::string& request_id, std::shared_ptr<Generation> call);
+  bool Enter(const std::string& request_id, std::shared_ptr<RunningCall> call);
   void EndAdmission() { --admitting_; }
   void Leave(const std::string& request_id) { registry_.Remove(request_id); }
   // The running call of this id, or null.
-  std::shared_ptr<Generation> Find(const std::string& request_id) const;
+  std::shared_ptr<RunningCall> Find(const std::string& request_id) const;
 
   // When a refused client should come back.
   int64_t RetryAfterMs() const;

@@ -306,19 +306,6 @@ TEST_P(EngineThreadDepthTest, StopDoesNotWaitForAHungStepLongerThanItIsTold) {
   EXPECT_TRUE(absl::IsUnavailable(collector.Wait().status));
 }
 
-TEST_P(EngineThreadDepthTest, TellsTheSlowestStep) {
-  HangingExecutor executor(DepthOptions());
-  EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
-  EXPECT_EQ(thread.SlowestStep(), 0.0);
-  Collector collector;
-  ASSERT_TRUE(SubmitAndWait(thread, {MakeRequest(1)}, collector.Sink()).ok());
-  WaitUntil([&] { return thread.HeartbeatAge() > 0.3; });
-  EXPECT_LT(thread.SlowestStep(), 0.3);  // it has not ended
-  executor.gate.set_value();
-  EXPECT_TRUE(collector.Wait().status.ok());
-  EXPECT_GE(thread.SlowestStep(), 0.3);  // the fast ones since do not hide it
-}
-
 TEST(EngineThreadTest, AcknowledgementsOfAHungStepAreAddedUp) {
   HangingExecutor executor(Options());
   EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
