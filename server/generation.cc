@@ -8,28 +8,35 @@
 
 namespace fox {
 
-Generation::Generation(ServerCore& core, const CallInfo& info, GenerationConsumer* consumer)
-    : core_(core), info_(info), consumer_(consumer), lane_(core.delivery().NextLane()) {}
+Generation::Generation(ServerCore& core, const CallInfo& info, Convert convert,
+                       GenerationConsumer* consumer)
+    : core_(core),
+      info_(info),
+      consumer_(consumer),
+      lane_(core.delivery().NextLane()),
+      convert_(std::move(convert)) {}
 
 std::shared_ptr<Generation> Generation::Start(ServerCore& core, const CallInfo& info,
                                               Convert convert, GenerationConsumer* consumer) {
-  std::shared_ptr<Generation> generation(new Generation(core, info, consumer));
+  std::shared_ptr<Generation> generation(new Generation(core, info, std::move(convert), consumer));
   core.BeginAdmission();
-  core.admission().Post(info.client, info.share.bytes(),
-                        [generation, convert = std::move(convert)]() mutable {
-                          generation->Admit(std::move(convert));
-                        });
+  core.admission().Post(info.client, info.share.bytes(), [generation] { generation->Admit(); });
   return generation;
 }
 
 void Generation::Cancel(const absl::Status& status) {
   std::vector<RequestId> ids;
+  Convert dropped;
+  bool in_admission = false;
   {
     const MutexLock lock(mutex_);
     if (cancelled_.has_value()) return;
     cancelled_ = status;
     ids = running_;
+    in_admission = !std::exchange(decided_, true);
+    dropped = std::exchange(convert_, nullptr);  // with the client's message
   }
+  if (in_admission) OnAdmitted(status.ok() ? absl::CancelledError("aborted in admission") : status);
   for (RequestId id : ids) core_.engine.Cancel(id, status);
 }
 
@@ -39,21 +46,26 @@ void Generation::Abandon(const absl::Status& status) {
   core_.delivery().Post(lane_, {shared_from_this(), std::move(end)});
 }
 
-absl::Status Generation::CheckStillWanted() {
+void Generation::Admit() {
+  Convert convert;
+  bool late = false;
   {
     const MutexLock lock(mutex_);
-    if (cancelled_.has_value()) {
-      return cancelled_->ok() ? absl::CancelledError("aborted before it was queued") : *cancelled_;
-    }
+    if (decided_) return;  // cancelled: what the consumer owns may be gone
+    late = core_.engine.Now() >= info_.deadline;
+    decided_ = late;
+    convert = std::exchange(convert_, nullptr);
   }
-  if (core_.engine.Now() < info_.deadline) return absl::OkStatus();
-  return absl::DeadlineExceededError("the deadline passed before the request was queued");
-}
-
-void Generation::Admit(Convert convert) {
-  if (absl::Status status = CheckStillWanted(); !status.ok()) return OnAdmitted(status);
+  if (late) {
+    return OnAdmitted(
+        absl::DeadlineExceededError("the deadline passed before the request was queued"));
+  }
   absl::StatusOr<GenerationSpec> spec = convert();
   convert = nullptr;  // with the client's message
+  {
+    const MutexLock lock(mutex_);
+    if (std::exchange(decided_, true)) return;
+  }
   if (!spec.ok()) return OnAdmitted(spec.status());
   spec_ = *std::move(spec);
   entered_ = core_.Enter(spec_.request_id, shared_from_this());

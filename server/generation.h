@@ -36,7 +36,7 @@ class Generation final : public OutputReceiver,
   void Abandon(const absl::Status& status) override;
 
  private:
-  Generation(ServerCore& core, const CallInfo& info, GenerationConsumer* consumer);
+  Generation(ServerCore& core, const CallInfo& info, Convert convert, GenerationConsumer* consumer);
 
   // For the log, over all sequences.
   struct Totals {
@@ -47,9 +47,8 @@ class Generation final : public OutputReceiver,
     v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;  // of the last one
   };
 
-  void Admit(Convert convert);      // on the admission pool
-  absl::Status CheckStillWanted();  // likewise
-  void Submit();                    // likewise
+  void Admit();   // on the admission pool
+  void Submit();  // likewise
   // Before any output, on the engine's thread; or where the call ended before that.
   void OnAdmitted(const absl::Status& status);
 
@@ -76,6 +75,10 @@ class Generation final : public OutputReceiver,
   std::vector<SequenceEvents> sequences_;
 
   Mutex mutex_;
+  Convert convert_ ABSL_GUARDED_BY(mutex_);  // null once it was taken
+  // Whether admission has come to its end, or Cancel was faster: then the call ends at once, and
+  // admission, which nobody can interrupt, finds it so and leaves it alone.
+  bool decided_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<RequestId> running_ ABSL_GUARDED_BY(mutex_);  // taken by the engine
   std::optional<absl::Status> cancelled_ ABSL_GUARDED_BY(mutex_);
   absl::Status refusal_ ABSL_GUARDED_BY(mutex_);
