@@ -39,7 +39,7 @@ class WithoutReflection final : public grpc::ServerBuilderOption {
   void UpdateArguments(grpc::ChannelArguments*) override {}
   void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
     plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
-                                  [](const auto& p) { return p->name() == "proto_reflection"; }),
+                                  [](const auto& p) { return p->name() == "proto_server_reflection"; }),
                    plugins->end());
   }
 };

@@ -72,10 +72,10 @@ class OpenStream {
   bool finished_ = false;
 };
 
-// Megabytes that swell to thirty times as many when they are parsed.
-v1::GenerateRequest Bomb(int megabytes) {
+// A mebibyte that swells to thirty when it is parsed.
+v1::GenerateRequest Bomb() {
   v1::GenerateRequest request = GreedyRequest("boom", 2);
-  for (int i = 0; i < megabytes << 19; ++i) request.mutable_stopping()->add_stop("");
+  for (int i = 0; i < 1 << 19; ++i) request.mutable_stopping()->add_stop("");
   return request;
 }
 
@@ -94,13 +94,13 @@ TEST(AdmissionTest, CompressedMessagesAreUnimplemented) {
 
 TEST(AdmissionTest, MessagesAreHeldToTheBudgetBeforeTheyAreParsed) {
   TestCoreOptions options;
-  options.limits.max_call_bytes = 8 << 20;  // two messages of 2 MiB, one for a client
+  options.limits.max_call_bytes = 5 << 20;  // two messages of a mebibyte, one for a client
   TestServer server(options);
   Gate gate(*server.core);
-  const v1::GenerateRequest bomb = Bomb(2);
+  const v1::GenerateRequest bomb = Bomb();
   OpenStream first(server, bomb, "one");
   ASSERT_TRUE(Eventually([&] { return server.core->calls().calls() == 1; }));
-  EXPECT_GE(server.core->calls().bytes(), 4 << 20);
+  EXPECT_GE(server.core->calls().bytes(), 2 << 20);
   OpenStream second(server, bomb, "one");  // on the same connection
   EXPECT_EQ(second.Finish().error_code(), grpc::RESOURCE_EXHAUSTED);
   OpenStream other(server, GreedyRequest("polite", 2), "two");
@@ -131,7 +131,7 @@ TEST(AdmissionTest, ATrustedGatewayNamesItsClients) {
         ->Tokenize(&context, request, &response)
         .error_code();
   };
-  OpenStream held(server, Bomb(1));
+  OpenStream held(server, Bomb());
   ASSERT_TRUE(Eventually([&] { return server.core->calls().calls() == 1; }));
   EXPECT_EQ(code_of("a"), grpc::RESOURCE_EXHAUSTED);
   gate.Open();
