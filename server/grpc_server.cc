@@ -38,9 +38,8 @@ class WithoutReflection final : public grpc::ServerBuilderOption {
  public:
   void UpdateArguments(grpc::ChannelArguments*) override {}
   void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
-    plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
-                                  [](const auto& p) { return p->name() == "proto_server_reflection"; }),
-                   plugins->end());
+    const auto reflects = [](const auto& p) { return p->name() == "proto_server_reflection"; };
+    plugins->erase(std::remove_if(plugins->begin(), plugins->end(), reflects), plugins->end());
   }
 };
 
