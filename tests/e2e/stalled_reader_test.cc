@@ -116,15 +116,19 @@ TEST(StalledReaderTest, ASlowReaderThatGoesOnIsNotAborted) {
 }
 
 TEST(StalledReaderTest, WhatWaitsForReadersHasABudget) {
-  TestServer server(Stalling(int64_t{256} << 10));
+  constexpr int kStreams = 12;
+  TestCoreOptions options = Stalling(int64_t{256} << 10);
+  options.max_num_seqs = kStreams;
+  TestServer server(options);
   std::vector<std::unique_ptr<UnreadStream>> streams;
-  for (int i = 0; i < 4; ++i)
+  for (int i = 0; i < kStreams; ++i) {
     streams.push_back(std::make_unique<UnreadStream>(server, Bulky(3000)));
+  }
   ExpectNothingHeld(server);
   std::map<grpc::StatusCode, int> ends;
   for (const auto& stream : streams) ++ends[stream->End().error_code()];
   EXPECT_GE(ends[grpc::RESOURCE_EXHAUSTED], 1);
-  EXPECT_EQ(ends[grpc::RESOURCE_EXHAUSTED] + ends[grpc::ABORTED], 4);
+  EXPECT_EQ(ends[grpc::RESOURCE_EXHAUSTED] + ends[grpc::ABORTED], kStreams);
 
   grpc::ClientContext context;  // an answer that is too large
   SetTimeout(&context);

@@ -157,6 +157,29 @@ TEST_F(GenerationTest, CancelledDuringConversionEndsAtOnce) {
   ExpectNothingDelivered();
 }
 
+TEST_F(GenerationTest, CancelledBeforeConversionItsMessageIsFreed) {
+  std::promise<void> gate;
+  std::shared_future<void> opened = gate.get_future().share();
+  const auto message = std::make_shared<int>(7);
+  std::shared_ptr<Generation> blocking = Start([&]() -> absl::StatusOr<GenerationSpec> {
+    opened.wait();
+    return absl::InvalidArgumentError("no");
+  });
+  RecordingConsumer second(*test_.engine);
+  CallInfo info;
+  std::shared_ptr<Generation> call = Generation::Start(
+      *test_.core, info,
+      [message]() -> absl::StatusOr<GenerationSpec> { return absl::InvalidArgumentError("no"); },
+      &second);
+  blocking->Cancel(absl::CancelledError("gone"));
+  call->Cancel(absl::CancelledError("gone"));
+  EXPECT_TRUE(absl::IsCancelled(second.WaitDone()));
+  EXPECT_EQ(message.use_count(), 1);
+  gate.set_value();
+  EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
+  EXPECT_TRUE(test_.WaitIdle());
+}
+
 TEST_F(GenerationTest, DrainingDuringConversionRefuses) {
   const Generation::Convert convert = Converting(GreedyRequest("drain", 30));
   Start([&] {
