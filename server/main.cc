@@ -133,17 +133,21 @@ void PrintModel(const LoadedModel& model, std::FILE* out) {
   std::fprintf(out, "%s\n", model.engine.memory_plan.c_str());
 }
 
-int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals) {
+int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals,
+          std::unique_ptr<ConnectionAcceptor> acceptor) {
   EngineThread engine(std::move(model.engine.engine));
   ServerCore core(engine, model.engine.config, model.context,
                   ServerDescription{FOX_VERSION, FOX_GIT_SHA, model.engine.backend,
-                                    model.engine.dtype, model.engine.dtype});
+                                    model.engine.dtype, model.engine.dtype},
+                  ServerLimitsOf(flags));
   std::atomic<bool> failed{false};
-  absl::StatusOr<std::unique_ptr<GrpcServer>> server =
-      GrpcServer::Start(core, GrpcOptionsOf(flags), [&failed, signals] {
+  absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(
+      core, GrpcOptionsOf(flags),
+      [&failed, signals] {
         failed = true;
         signals->Wake();
-      });
+      },
+      std::move(acceptor));
   if (!server.ok()) {
     engine.Stop();
     return ExitWithConfigError(server.status());
@@ -187,6 +191,12 @@ int Main(const std::vector<std::string>& arguments) {
   const absl::StatusOr<Observers> observers = MakeObservers(flags);
   if (!observers.ok()) return ExitWithConfigError(observers.status());
   const bool check = !flags.check_model.empty();
+  std::unique_ptr<ConnectionAcceptor> acceptor;
+  if (!check) {  // a taken port is told before the minutes that a model takes
+    auto listening = ConnectionAcceptor::Listen(GrpcOptionsOf(flags).listen);
+    if (!listening.ok()) return ExitWithConfigError(listening.status());
+    acceptor = *std::move(listening);
+  }
   absl::StatusOr<LoadedModel> model =
       LoadModel(flags, check ? flags.check_model : flags.model, *observers);
   if (!model.ok()) return ExitWithConfigError(model.status());
@@ -196,7 +206,7 @@ int Main(const std::vector<std::string>& arguments) {
   }
   PrintModel(*model, stderr);
   std::fprintf(stderr, "%s", set.Effective().c_str());
-  return Serve(flags, *std::move(model), &signals);
+  return Serve(flags, *std::move(model), &signals, std::move(acceptor));
 }
 
 }  // namespace

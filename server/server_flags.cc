@@ -1,6 +1,7 @@
 // ServerFlags: see server_flags.h.
 #include "server/server_flags.h"
 
+#include <limits>
 #include <set>
 #include <vector>
 
@@ -11,6 +12,8 @@ namespace fox {
 namespace {
 
 constexpr int64_t kBillion = 1000000000;
+constexpr const char* kMainPort = "main";
+constexpr double kDay = 86400;
 
 void RegisterModel(ServerFlags* f, FlagSet* set) {
   set->Group("Model");
@@ -52,10 +55,24 @@ void RegisterScheduling(ServerFlags* f, FlagSet* set) {
            &f->max_num_queued_reqs);
   set->Int("max-num-queued-tokens", "N", "waiting prompt tokens; more are refused", 1, kBillion,
            &f->max_num_queued_tokens);
+  set->Double("max-queue-seconds", "SECONDS",
+              "expected wait of a request beyond which it is refused; 0: any", 0, kDay,
+              &f->max_queue_seconds);
+  set->Int("max-paused-reqs", "N", "requests whose readers have stopped; more are ended", 1,
+           1 << 20, &f->max_paused_reqs);
+  set->Double("stall-timeout", "SECONDS", "a reader that takes nothing for so long is cut off", 0.1,
+              kDay, &f->stall_timeout);
+  set->Double("step-timeout", "SECONDS",
+              "a step that takes so long, and 4 times the slowest before it, ends the process", 0.1,
+              kDay, &f->step_timeout);
   set->Int("max-logprobs", "N", "largest logprobs a request may ask for", 0, 1024,
            &f->max_logprobs);
-  set->Choice("scheduling-policy", {"priority", "fcfs"}, "order of the queue",
+  set->Choice("scheduling-policy", {"fcfs", "priority"},
+              "order of the queue: as they come, or by the priority that requests ask for",
               &f->scheduling_policy);
+  set->Int("min-priority", "N", "most urgent priority that a request may ask for",
+           std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max(),
+           &f->min_priority);
 }
 
 void RegisterServing(ServerFlags* f, FlagSet* set) {
@@ -66,9 +83,23 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
   set->Bool("allow-insecure-remote", "permit a host that is not loopback, without encryption",
             &f->allow_insecure_remote);
   set->String("grpc-services", "LIST", "services to offer", &f->grpc_services);
+  set->String("admin-address", "HOST:PORT",
+              "where alone the admin service is offered; `main`: the main port, though strangers "
+              "reach it [the main port, if its host is loopback]",
+              &f->admin_address);
   set->Int("max-message-mb", "N", "MiB of one request message", 1, 1024, &f->max_message_mb);
+  set->Int("max-calls", "N", "calls open at once; more are refused", 1, 1 << 20, &f->max_calls);
+  set->Int("call-memory-mb", "N", "MiB that calls may hold, from arrival to the last write", 1,
+           1 << 20, &f->call_memory_mb);
+  set->Int("max-connections", "N", "connections open at once; 0: what the descriptors allow", 0,
+           1 << 20, &f->max_connections);
+  set->String("client-metadata", "KEY",
+              "metadata key that names a gateway's client; only behind a trusted gateway [none]",
+              &f->client_metadata);
   set->Int("max-prompt-bytes", "N", "bytes of a prompt's text", 1, kBillion, &f->max_prompt_bytes);
   set->Int("stream-interval", "N", "tokens in a streamed message", 1, 1024, &f->stream_interval);
+  set->Int("delivery-threads", "N", "threads that make text of tokens and write it", 1, 256,
+           &f->delivery_threads);
   set->Int("max-connection-age", "SECONDS",
            "close connections that old, so that balancers rebalance; "
            "0: never",
@@ -124,11 +155,26 @@ absl::Status CheckServerFlags(const ServerFlags& flags) {
 
 GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags) {
   GrpcServerOptions out;
-  out.host = flags.host;
-  out.port = static_cast<int>(flags.grpc_port);
+  out.listen.host = flags.host;
+  out.listen.port = static_cast<int>(flags.grpc_port);
+  out.listen.max_connections = flags.max_connections;
   out.max_message_mb = static_cast<int>(flags.max_message_mb);
   out.max_connection_age_s = static_cast<int>(flags.max_connection_age);
   out.services = Split(flags.grpc_services);
+  // Who reaches the main port from afar is no operator, unless that is said.
+  if (flags.admin_address == kMainPort) return out;
+  out.admin_address = flags.admin_address;
+  if (!IsLoopback(flags.host)) out.services.erase("admin");
+  return out;
+}
+
+ServerLimits ServerLimitsOf(const ServerFlags& flags) {
+  ServerLimits out;
+  out.max_calls = flags.max_calls;
+  out.max_call_bytes = flags.call_memory_mb << 20;
+  out.delivery_threads = static_cast<int>(flags.delivery_threads);
+  out.stall_timeout = flags.stall_timeout;
+  out.client_metadata = flags.client_metadata;
   return out;
 }
 

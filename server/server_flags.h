@@ -24,10 +24,15 @@ struct ServerFlags {
   double gpu_memory_utilization = 0.9;
   bool enforce_eager = false;
   int64_t max_num_queued_reqs = 256, max_num_queued_tokens = 1 << 20, max_logprobs = 20;
-  std::string scheduling_policy = "priority";
+  int64_t max_paused_reqs = 256, min_priority = 0;
+  double stall_timeout = 30, max_queue_seconds = 30, step_timeout = 60;
+  std::string scheduling_policy = "fcfs";
   std::string host = "127.0.0.1";
-  int64_t grpc_port = 50051, max_message_mb = 16, max_prompt_bytes = 4 << 20;
-  int64_t stream_interval = 1, max_connection_age = 0;
+  int64_t grpc_port = 50051, max_message_mb = 5, max_prompt_bytes = 4 << 20;
+  int64_t max_calls = 4096, call_memory_mb = 256, max_connections = 0;  // 0: by the descriptors
+  int64_t stream_interval = 1, max_connection_age = 0, delivery_threads = 2;
+  std::string admin_address;    // HOST:PORT; empty: the main port, if that is loopback
+  std::string client_metadata;  // key of a gateway's name for its client; empty: none is believed
   std::string grpc_services = "inference,tokenizer,info,admin,health,reflection";
   bool allow_insecure_remote = false;
   double shutdown_timeout = 30;
@@ -43,6 +48,7 @@ absl::Status CheckServerFlags(const ServerFlags& flags);
 
 // REQUIRES: flags that passed CheckServerFlags.
 GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags);
+ServerLimits ServerLimitsOf(const ServerFlags& flags);
 void ConfigureLogFrom(const ServerFlags& flags);
 
 }  // namespace fox

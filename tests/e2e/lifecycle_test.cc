@@ -1,9 +1,11 @@
 // From opening the port to closing it: health, reflection, drain, stop, an engine that fails.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <thread>
 
 #include "google/protobuf/wrappers.pb.h"
+#include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "tests/e2e/test_server.h"
@@ -88,6 +90,125 @@ TEST(LifecycleTest, ReflectionListsTheServices) {
                               "grpc.health.v1.Health"}) {
     EXPECT_NE(response.find(service), std::string::npos) << service;
   }
+}
+
+TEST(LifecycleTest, ReflectionNotListedIsOff) {
+  GrpcServerOptions port;
+  port.services.erase("reflection");
+  TestServer server({}, port);
+  std::string response;
+  EXPECT_EQ(
+      Exchange(server.channel, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+               std::string("\x3a\x01*"), &response)
+          .error_code(),
+      grpc::UNIMPLEMENTED);
+}
+
+// Reflection blocks a thread for each stream.
+TEST(LifecycleTest, OpenReflectionStreamsTakeFewThreads) {
+  TestServer server;
+  const auto threads = [] {
+    std::filesystem::directory_iterator tasks("/proc/self/task");
+    return std::distance(begin(tasks), end(tasks));
+  };
+  grpc::GenericStub stub(server.channel);
+  grpc::CompletionQueue queue;
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::GenericClientAsyncReaderWriter>> streams;
+  const auto before = threads();
+  for (int i = 0; i < 100; ++i) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    streams.push_back(
+        stub.PrepareCall(contexts.back().get(),
+                         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue));
+    streams.back()->StartCall(nullptr);
+    void* tag = nullptr;
+    bool ok = false;
+    queue.Next(&tag, &ok);
+  }
+  EXPECT_EQ(GenerateCode(server), grpc::OK);
+  EXPECT_EQ(HealthOf(server.channel, ""), 1);
+  EXPECT_LE(threads(), before + 20);
+  for (size_t i = 0; i < streams.size(); ++i) {
+    contexts[i]->TryCancel();
+    grpc::Status status;
+    streams[i]->Finish(&status, nullptr);
+    void* tag = nullptr;
+    bool ok = false;
+    queue.Next(&tag, &ok);
+  }
+}
+
+TEST(LifecycleTest, UndrainTakesRequestsAgainUntilTheServerShutsDown) {
+  TestServer server;
+  std::unique_ptr<v1::Admin::Stub> admin = v1::Admin::NewStub(server.channel);
+  v1::DrainResponse drained;
+  v1::UndrainResponse undrained;
+  grpc::ClientContext first, second, third;
+  ASSERT_TRUE(admin->Drain(&first, {}, &drained).ok());
+  EXPECT_EQ(HealthOf(server.channel, ""), 2);
+  EXPECT_EQ(GenerateCode(server), grpc::UNAVAILABLE);
+  ASSERT_TRUE(admin->Undrain(&second, {}, &undrained).ok());
+  EXPECT_EQ(HealthOf(server.channel, ""), 1);
+  EXPECT_EQ(GenerateCode(server), grpc::OK);
+  server.core->ShutDown();
+  EXPECT_EQ(admin->Undrain(&third, {}, &undrained).error_code(), grpc::FAILED_PRECONDITION);
+  EXPECT_EQ(GenerateCode(server), grpc::UNAVAILABLE);
+}
+
+TEST(LifecycleTest, AnAdminAddressIsTheOnlyOneWithAdmin) {
+  GrpcServerOptions port;
+  port.admin_address = "127.0.0.1:0";
+  TestServer server({}, port);
+  v1::DrainResponse drained;
+  grpc::ClientContext first, second, third;
+  EXPECT_EQ(v1::Admin::NewStub(server.channel)->Drain(&first, {}, &drained).error_code(),
+            grpc::UNIMPLEMENTED);
+  const auto operators =
+      grpc::CreateChannel("127.0.0.1:" + std::to_string(server.server->admin_port()),
+                          grpc::InsecureChannelCredentials());
+  v1::Load load;
+  EXPECT_EQ(v1::Info::NewStub(operators)->GetLoad(&second, {}, &load).error_code(),
+            grpc::UNIMPLEMENTED);
+  EXPECT_EQ(GenerateCode(server), grpc::OK);
+  EXPECT_TRUE(v1::Admin::NewStub(operators)->Drain(&third, {}, &drained).ok());
+  EXPECT_EQ(GenerateCode(server), grpc::UNAVAILABLE);
+}
+
+// What has been generated is still to be read: the grace is the reader's too.
+TEST(LifecycleTest, AStopWaitsForWhoReadsAFinishedAnswer) {
+  TestServer server;
+  v1::GenerateRequest request = GreedyRequest("slow", 2000);
+  request.mutable_output()->set_logprobs(20);  // half a megabyte: more than the connection holds
+  const std::string bytes = request.SerializeAsString();
+  const grpc::Slice slice(bytes);
+  grpc::GenericStub stub(server.Connect());
+  grpc::ClientContext context;
+  SetTimeout(&context);
+  grpc::CompletionQueue queue;
+  void* tag = nullptr;
+  bool ok = false;
+  auto call = stub.PrepareCall(&context, "/fox.v1.Inference/Generate", &queue);
+  call->StartCall(nullptr);
+  queue.Next(&tag, &ok);
+  call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
+  queue.Next(&tag, &ok);
+  while (server.engine->stats().finished == 0) std::this_thread::yield();
+  std::thread stop([&] { server.server->Stop(20); });
+  // Longer than a stop takes that waits for the engine alone.
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  grpc::ByteBuffer answer;
+  call->Read(&answer, nullptr);
+  queue.Next(&tag, &ok);
+  EXPECT_TRUE(ok);
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  queue.Next(&tag, &ok);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_GT(answer.Length(), 300000u);
+  const auto read = std::chrono::steady_clock::now();
+  stop.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - read, std::chrono::seconds(2));
 }
 
 TEST(LifecycleTest, DrainLetsRunningRequestsFinish) {

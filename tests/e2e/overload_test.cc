@@ -73,6 +73,8 @@ TEST(OverloadTest, FullQueueIsRefusedQuicklyWithADelay) {
     const auto& trailers = context.GetServerTrailingMetadata();
     auto it = trailers.find("retry-after-ms");
     ASSERT_NE(it, trailers.end());
+    EXPECT_EQ(trailers.find("grpc-retry-pushback-ms")->second, it->second);
+    EXPECT_NE(status.error_details().find("google.rpc.RetryInfo"), std::string::npos);
     int delay = 0;
     ASSERT_TRUE(absl::SimpleAtoi(std::string(it->second.data(), it->second.size()), &delay));
     EXPECT_GE(delay, 100);
@@ -97,9 +99,9 @@ TEST(OverloadTest, AllSequencesOfACallAreTakenOrNone) {
   grpc::ClientContext context;
   SetTimeout(&context);
   const StreamResult result = ReadStream(*server.inference, request, &context);
-  EXPECT_EQ(result.status.error_code(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(result.status.error_code(), grpc::OUT_OF_RANGE);  // no later time helps
   EXPECT_TRUE(result.text.empty());
-  EXPECT_EQ(context.GetServerTrailingMetadata().count("retry-after-ms"), 1u);
+  EXPECT_EQ(context.GetServerTrailingMetadata().count("retry-after-ms"), 0u);
   EXPECT_TRUE(server.WaitIdle());
 }
 
@@ -126,6 +128,12 @@ TEST(OverloadTest, CancelFreesPagesWithinTwoSteps) {
   EXPECT_TRUE(server.WaitIdle());
 }
 
+// Refused where the queue was known to be too long, else ended.
+bool TooLate(const grpc::Status& status) {
+  return status.error_code() == grpc::RESOURCE_EXHAUSTED ||
+         status.error_code() == grpc::DEADLINE_EXCEEDED;
+}
+
 TEST(OverloadTest, DeadlineCoversQueueAndRun) {
   TestCoreOptions options;
   options.max_num_seqs = 1;
@@ -137,9 +145,7 @@ TEST(OverloadTest, DeadlineCoversQueueAndRun) {
     grpc::ClientContext context;  // waits behind the other one until its time is over
     SetTimeout(&context, 100);
     v1::GenerateResponse response;
-    EXPECT_EQ(
-        server.inference->Generate(&context, GreedyRequest("late", 2), &response).error_code(),
-        grpc::DEADLINE_EXCEEDED);
+    EXPECT_TRUE(TooLate(server.inference->Generate(&context, GreedyRequest("late", 2), &response)));
   }
   {
     grpc::ClientContext context;  // only the server knows this limit
@@ -147,8 +153,7 @@ TEST(OverloadTest, DeadlineCoversQueueAndRun) {
     v1::GenerateRequest request = GreedyRequest("late", 2);
     request.set_queue_timeout_ms(50);
     v1::GenerateResponse response;
-    EXPECT_EQ(server.inference->Generate(&context, request, &response).error_code(),
-              grpc::DEADLINE_EXCEEDED);
+    EXPECT_TRUE(TooLate(server.inference->Generate(&context, request, &response)));
   }
   running.context.TryCancel();
   running.Join();

@@ -10,10 +10,12 @@
 
 namespace fox {
 
-TestServer::TestServer(const TestCoreOptions& options) : TestCore(options) {
+TestServer::TestServer(const TestCoreOptions& options) : TestServer(options, GrpcServerOptions()) {}
+
+TestServer::TestServer(const TestCoreOptions& options, const GrpcServerOptions& port)
+    : TestCore(options) {
   google::protobuf::SetLogHandler(nullptr);  // malformed requests are sent on purpose
-  absl::StatusOr<std::unique_ptr<GrpcServer>> started =
-      GrpcServer::Start(*core, GrpcServerOptions(), nullptr);
+  absl::StatusOr<std::unique_ptr<GrpcServer>> started = GrpcServer::Start(*core, port, nullptr);
   EXPECT_TRUE(started.ok()) << started.status();
   server = *std::move(started);
   channel = Connect();

@@ -20,6 +20,7 @@ namespace fox {
 class TestServer : public TestCore {
  public:
   explicit TestServer(const TestCoreOptions& options = {});
+  TestServer(const TestCoreOptions& options, const GrpcServerOptions& port);
   ~TestServer();
 
   // A new connection; the window is small so that a reader that does not read is noticed soon.

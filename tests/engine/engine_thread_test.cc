@@ -150,7 +150,7 @@ TEST(EngineThreadTest, TakesAllRequestsOfACallOrNone) {
   engine_options.max_num_queued_reqs = 2;
   Running running(Options(), engine_options);
   const OutputSink never = [](const RequestOutput&) { ADD_FAILURE(); };
-  EXPECT_TRUE(absl::IsResourceExhausted(
+  EXPECT_TRUE(absl::IsOutOfRange(
       SubmitAndWait(running.thread, {MakeRequest(1), MakeRequest(2), MakeRequest(3)}, never)));
   EXPECT_TRUE(absl::IsAlreadyExists(
       SubmitAndWait(running.thread, {MakeRequest(4), MakeRequest(4)}, never)));
@@ -292,6 +292,51 @@ TEST_P(EngineThreadDepthTest, SubmitDoesNotWaitForAStep) {
   EXPECT_TRUE(first.Wait().status.ok());
   EXPECT_TRUE(second.Wait().status.ok());
   EXPECT_TRUE(answered);
+}
+
+TEST_P(EngineThreadDepthTest, StopDoesNotWaitForAHungStepLongerThanItIsTold) {
+  HangingExecutor executor(DepthOptions());
+  EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
+  Collector collector;
+  ASSERT_TRUE(SubmitAndWait(thread, {MakeRequest(1)}, collector.Sink()).ok());
+  WaitUntil([&] { return thread.HeartbeatAge() > 0.2; });
+  EXPECT_FALSE(thread.Stop(0.05));
+  executor.gate.set_value();
+  EXPECT_TRUE(thread.Stop(60));
+  EXPECT_TRUE(absl::IsUnavailable(collector.Wait().status));
+}
+
+TEST(EngineThreadTest, AcknowledgementsOfAHungStepAreAddedUp) {
+  HangingExecutor executor(Options());
+  EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
+  Collector collector;
+  Request request = MakeRequest(1, 20);
+  request.flow_window = 2;
+  ASSERT_TRUE(SubmitAndWait(thread, {request}, collector.Sink()).ok());
+  executor.gate.set_value();
+  for (size_t have = 2; have < 20; have += 2) {
+    WaitUntil([&] { return collector.tokens().size() == have; });
+    thread.Acknowledge(1, 1);
+    thread.Acknowledge(1, 1);
+  }
+  EXPECT_EQ(collector.Wait().reason, FinishReason::kLength);
+}
+
+TEST_P(EngineThreadDepthTest, ABatchEndsAfterTheCallbacksOfAStep) {
+  Running running(DepthOptions());
+  size_t gathered = 0, total = 0, largest = 0;  // on the engine's thread
+  std::promise<void> done;
+  running.thread.SetBatchEnd([&](Seconds now) {
+    EXPECT_LE(now, running.thread.Now());
+    largest = std::max(largest, gathered);
+    total += std::exchange(gathered, 0);
+    if (total == 3 * 8) done.set_value();
+  });
+  running.thread.Submit(
+      {MakeRequest(1), MakeRequest(2), MakeRequest(3)}, [&](const RequestOutput&) { ++gathered; },
+      [](const absl::Status&) {});
+  done.get_future().get();
+  EXPECT_EQ(largest, 3u);  // all that a step gave
 }
 
 TEST_P(EngineThreadDepthTest, EightThreadsSubmitAndCancel) {

@@ -1,0 +1,219 @@
+// The door: what is refused before it costs anything, who takes turns, who may come in.
+#include <gtest/gtest.h>
+
+#include <future>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/any.pb.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "tests/e2e/test_server.h"
+
+namespace fox {
+namespace {
+
+// Holds both pools of admission until it is opened or dies.
+class Gate {
+ public:
+  explicit Gate(ServerCore& core) {
+    for (AdmissionPool* pool : {&core.admission(), &core.tokenizing()}) {
+      for (const int64_t bytes : {0, 1 << 30})
+        pool->Post(0, bytes, [open = open_] { open.wait(); });
+    }
+  }
+  ~Gate() { Open(); }
+  void Open() {
+    if (!opened_) gate_.set_value();
+    opened_ = true;
+  }
+
+ private:
+  std::promise<void> gate_;
+  std::shared_future<void> open_ = gate_.get_future().share();
+  bool opened_ = false;
+};
+
+template <class Condition>
+bool Eventually(Condition condition) {
+  for (int i = 0; i < 1000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
+}
+
+// A stream that was started and that nobody reads until Finish.
+class OpenStream {
+ public:
+  OpenStream(TestServer& server, const v1::GenerateRequest& request, const std::string& token = "")
+      : stub_(v1::Inference::NewStub(server.channel)) {
+    SetTimeout(&context_);
+    if (!token.empty()) context_.AddMetadata("authorization", "Bearer " + token);
+    reader_ = stub_->GenerateStream(&context_, request);
+  }
+  ~OpenStream() {
+    context_.TryCancel();
+    if (!finished_) Finish();
+  }
+  grpc::Status Finish() {
+    finished_ = true;
+    v1::GenerateDelta event;
+    while (reader_->Read(&event)) {
+    }
+    return reader_->Finish();
+  }
+
+ private:
+  std::unique_ptr<v1::Inference::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReader<v1::GenerateDelta>> reader_;
+  bool finished_ = false;
+};
+
+// A mebibyte that swells to thirty when it is parsed.
+v1::GenerateRequest Bomb() {
+  v1::GenerateRequest request = GreedyRequest("boom", 2);
+  for (int i = 0; i < 1 << 19; ++i) request.mutable_stopping()->add_stop("");
+  return request;
+}
+
+TEST(AdmissionTest, CompressedMessagesAreUnimplemented) {
+  TestServer server;
+  for (grpc_compression_algorithm algorithm : {GRPC_COMPRESS_GZIP, GRPC_COMPRESS_DEFLATE}) {
+    grpc::ClientContext context;
+    SetTimeout(&context);
+    context.set_compression_algorithm(algorithm);
+    v1::GenerateResponse response;
+    const v1::GenerateRequest request = GreedyRequest(std::string(1000, 'x'), 2);
+    EXPECT_EQ(server.inference->Generate(&context, request, &response).error_code(),
+              grpc::UNIMPLEMENTED);
+  }
+}
+
+TEST(AdmissionTest, MessagesAreHeldToTheBudgetBeforeTheyAreParsed) {
+  TestCoreOptions options;
+  options.limits.max_call_bytes = 5 << 20;  // two messages of a mebibyte, one for a client
+  TestServer server(options);
+  Gate gate(*server.core);
+  const v1::GenerateRequest bomb = Bomb();
+  OpenStream first(server, bomb, "one");
+  ASSERT_TRUE(Eventually([&] { return server.core->calls().calls() == 1; }));
+  EXPECT_GE(server.core->calls().bytes(), 2 << 20);
+  OpenStream second(server, bomb, "one");  // on the same connection
+  EXPECT_EQ(second.Finish().error_code(), grpc::RESOURCE_EXHAUSTED);
+  OpenStream other(server, GreedyRequest("polite", 2), "two");
+  ASSERT_TRUE(Eventually([&] { return server.core->calls().calls() == 2; }));
+  // Nothing of it has been parsed, and gRPC's threads are free.
+  EXPECT_EQ(server.Load().calls(), 3u);
+  EXPECT_EQ(server.Load().requests_rejected(), 1u);
+  gate.Open();
+  EXPECT_TRUE(other.Finish().ok());
+  EXPECT_EQ(first.Finish().error_code(), grpc::INVALID_ARGUMENT);
+  EXPECT_TRUE(Eventually([&] { return server.core->calls().bytes() == 0; }));
+}
+
+TEST(AdmissionTest, ATrustedGatewayNamesItsClients) {
+  TestCoreOptions options;
+  options.limits.max_call_bytes = 8 << 20;
+  options.limits.client_metadata = "x-client";
+  TestServer server(options);
+  Gate gate(*server.core);
+  const auto code_of = [&](const std::string& client) {
+    grpc::ClientContext context;
+    SetTimeout(&context);
+    context.AddMetadata("x-client", client);
+    v1::TokenizeRequest request;
+    request.set_text(std::string(3 << 20, 'x'));  // more than a client's half
+    v1::TokenizeResponse response;
+    return v1::Tokenizer::NewStub(server.channel)
+        ->Tokenize(&context, request, &response)
+        .error_code();
+  };
+  OpenStream held(server, Bomb());
+  ASSERT_TRUE(Eventually([&] { return server.core->calls().calls() == 1; }));
+  EXPECT_EQ(code_of("a"), grpc::RESOURCE_EXHAUSTED);
+  gate.Open();
+}
+
+TEST(AdmissionTest, ARefusalSaysWhenToRetry) {
+  TestCoreOptions options;
+  options.limits.max_call_bytes = 1000;
+  TestServer server(options);
+  grpc::ClientContext context;
+  SetTimeout(&context);
+  v1::GenerateResponse response;
+  const grpc::Status status =
+      server.inference->Generate(&context, GreedyRequest(std::string(800, 'x'), 2), &response);
+  ASSERT_EQ(status.error_code(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(context.GetServerTrailingMetadata().count("grpc-retry-pushback-ms"), 1u);
+  EXPECT_EQ(context.GetServerTrailingMetadata().count("retry-after-ms"), 1u);
+  // google.rpc.Status: code, message, then the details from field 3 on.
+  const std::string head = absl::StrCat(
+      std::string("\x08\x08\x12"), std::string(1, static_cast<char>(status.error_message().size())),
+      status.error_message(), "\x1a");
+  const std::string& details = status.error_details();
+  ASSERT_EQ(details.substr(0, head.size()), head);
+  google::protobuf::Any detail;
+  ASSERT_TRUE(detail.ParseFromString(details.substr(head.size() + 1)));
+  EXPECT_EQ(detail.type_url(), "type.googleapis.com/google.rpc.RetryInfo");
+  EXPECT_FALSE(detail.value().empty());
+}
+
+TEST(AdmissionTest, CancelledTextsLeaveBeforeTheirTurn) {
+  TestServer server;
+  Gate gate(*server.core);
+  v1::TokenizeRequest request;
+  request.set_text(std::string(60 << 10, 'x'));
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 20; ++i) {
+    clients.emplace_back([&] {
+      grpc::ClientContext context;
+      SetTimeout(&context, 300);
+      v1::TokenizeResponse response;
+      EXPECT_EQ(v1::Tokenizer::NewStub(server.channel)
+                    ->Tokenize(&context, request, &response)
+                    .error_code(),
+                grpc::DEADLINE_EXCEEDED);
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  // Though not one of them had its turn.
+  EXPECT_TRUE(Eventually([&] { return server.core->calls().calls() == 0; }));
+  EXPECT_EQ(server.core->tokenizing().queued(), 21u);
+}
+
+TEST(AdmissionTest, AStopDoesNotWaitForTextsInAdmission) {
+  TestServer server;
+  Gate gate(*server.core);
+  OpenStream prompt(server, GreedyRequest("waits", 2));
+  grpc::ClientContext context;
+  SetTimeout(&context);
+  std::thread client([&] {
+    v1::TokenizeRequest request;
+    request.set_text("waits too");
+    v1::TokenizeResponse response;
+    EXPECT_FALSE(
+        v1::Tokenizer::NewStub(server.channel)->Tokenize(&context, request, &response).ok());
+  });
+  ASSERT_TRUE(Eventually([&] { return server.core->calls().calls() == 2; }));
+  const auto start = std::chrono::steady_clock::now();
+  server.server->Stop(0.1);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(1100));
+  client.join();
+}
+
+TEST(AdmissionTest, ADeadlineHoldsBeforeATurnComes) {
+  TestServer server;
+  Gate gate(*server.core);
+  grpc::ClientContext context;
+  SetTimeout(&context, 200);
+  v1::GenerateResponse response;
+  EXPECT_EQ(server.inference->Generate(&context, GreedyRequest("late", 2), &response).error_code(),
+            grpc::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(Eventually([&] { return server.core->calls().calls() == 0; }));
+}
+
+}  // namespace
+}  // namespace fox
