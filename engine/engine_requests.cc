@@ -93,7 +93,10 @@ absl::Status Engine::State::CheckWait(const Request& request, int64_t tokens, Se
       std::min<int64_t>(request.stop.max_tokens, limits.max_model_len - prompt_tokens);
   const Seconds left = request.deadline - now;
   const Seconds whole = times.Service(prompt_tokens, max_tokens);
-  const Seconds service = whole <= left ? whole : times.FirstToken(prompt_tokens);
+  // As if it were no shorter than others, lest a full queue took the shortest alone.
+  const Seconds typical = std::min(2 * times.mean_service(), left / 2);
+  const Seconds service =
+      std::max(whole <= left ? whole : times.FirstToken(prompt_tokens), typical);
   const bool too_late = wait > 0 && (wait + service > left || now + wait > request.queue_deadline);
   if (too_late || (options.max_queue_seconds > 0 && wait > options.max_queue_seconds)) {
     return absl::ResourceExhaustedError(absl::StrFormat(
@@ -194,7 +197,10 @@ void Engine::State::LimitPaused(Seconds now, std::vector<RequestOutput>* outputs
 void Engine::State::End(Sequence* sequence, Seconds now, Finish* finish) {
   finish->stats = sequence->FinalStats(now);
   Count(*finish);
-  if (finish->status.ok()) times.RecordLength(sequence->generated(), sequence->max_tokens);
+  if (finish->status.ok()) {
+    times.RecordEnd(sequence->generated(), sequence->max_tokens,
+                    now - sequence->stats.first_scheduled);
+  }
   if (sequence->next_event != kNever) events.erase(sequence);
   std::vector<Sequence*>& members = sequence->group->members;
   members.erase(std::find(members.begin(), members.end(), sequence));

@@ -340,6 +340,11 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
     if (ready) {
       const bool fits = !whole_prompts || next->remaining() <= budget->prefill;
       if (fits && Start(next, now, &demand, budget, schedule)) continue;
+      if (running_.empty() && next->slot >= 0 && holders_.size() == 1 && !ledger_.in_flight()) {
+        Remove(next);
+        schedule->exhausted.push_back(next);
+        continue;
+      }
       next->blocked_since = std::min(next->blocked_since, now);
       if (now >= next->blocked_since + kOvertaking) return;
     }
