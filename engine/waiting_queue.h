@@ -55,9 +55,6 @@ class WaitingQueue {
                       int64_t max_tokens, const std::vector<Sequence*>& others) const;
 
  private:
-  struct Earlier {
-    bool operator()(const Sequence* a, const Sequence* b) const { return RunsBefore(*a, *b); }
-  };
   struct Older {
     bool operator()(const Sequence* a, const Sequence* b) const {
       return a->waiting_since != b->waiting_since ? a->waiting_since < b->waiting_since
@@ -68,7 +65,7 @@ class WaitingQueue {
     uint64_t id = 0;
     int64_t served = 0;   // tokens
     int64_t members = 0;  // sequences anywhere
-    std::set<Sequence*, Earlier> waiting;
+    std::set<Sequence*, RunsEarlier> waiting;
     int64_t tokens = 0, max_tokens = 0;  // of those: to compute, to generate
   };
   struct LessServed {
@@ -88,7 +85,7 @@ class WaitingQueue {
   std::map<uint64_t, Client> clients_;
   std::set<Client*, LessServed> turns_;  // those that wait
   std::set<Sequence*, Older> by_age_;    // all that wait but the preempted ones
-  std::set<Sequence*, Earlier> preempted_;
+  std::set<Sequence*, RunsEarlier> preempted_;
   int64_t tokens_ = 0, max_tokens_ = 0;
   int64_t served_ = 0;  // of the client that had the last turn: a newcomer begins there
   int64_t tokens_since_aged_ = 0;

@@ -4,9 +4,9 @@
 namespace fox {
 namespace {
 
-class EngineQueueTest : public EngineTest {};
+class EngineRequestsTest : public EngineTest {};
 
-TEST_P(EngineQueueTest, QueueLimitsAndDuplicates) {
+TEST_P(EngineRequestsTest, QueueLimitsAndDuplicates) {
   FakeOptions fake = Roomy();
   fake.limits.max_num_seqs = 1;
   EngineOptions options;
@@ -36,7 +36,7 @@ std::vector<Request> Samples(std::vector<RequestId> ids, size_t prompt, uint64_t
   return requests;
 }
 
-TEST_P(EngineQueueTest, SamplesOfAPromptAreOneRequest) {
+TEST_P(EngineRequestsTest, SamplesOfAPromptAreOneRequest) {
   FakeOptions fake = Roomy();
   fake.limits.max_num_seqs = 1;
   EngineOptions options;
@@ -65,7 +65,7 @@ TEST_P(EngineQueueTest, SamplesOfAPromptAreOneRequest) {
   }
 }
 
-TEST_P(EngineQueueTest, WhoHoldsLessThanItsShareDisplacesTheNewestOfWhoHoldsMost) {
+TEST_P(EngineRequestsTest, WhoHoldsLessThanItsShareDisplacesTheNewestOfWhoHoldsMost) {
   FakeOptions fake = Roomy();
   fake.limits.max_num_seqs = 1;
   EngineOptions options;
@@ -97,7 +97,7 @@ TEST_P(EngineQueueTest, WhoHoldsLessThanItsShareDisplacesTheNewestOfWhoHoldsMost
   }
 }
 
-TEST_P(EngineQueueTest, StalledReadersEnd) {
+TEST_P(EngineRequestsTest, StalledReadersEnd) {
   EngineOptions options;
   options.stall_timeout = 30;
   options.max_paused_reqs = 2;
@@ -135,7 +135,7 @@ TEST_P(EngineQueueTest, StalledReadersEnd) {
   EXPECT_EQ(executor_->free_pages(), 100);
 }
 
-TEST_P(EngineQueueTest, EndsAreCountedByTheirCause) {
+TEST_P(EngineRequestsTest, EndsAreCountedByTheirCause) {
   FakeOptions fake = Roomy();
   fake.limits.max_num_seqs = 1;
   Start(fake);
@@ -156,7 +156,7 @@ TEST_P(EngineQueueTest, EndsAreCountedByTheirCause) {
   EXPECT_EQ(stats.failed, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Depths, EngineQueueTest,
+INSTANTIATE_TEST_SUITE_P(Depths, EngineRequestsTest,
                          testing::Values(Pipeline{1, false}, Pipeline{1, true}, Pipeline{2, false},
                                          Pipeline{2, true}),
                          [](const auto& test) {
