@@ -93,10 +93,12 @@ absl::Status EngineState::CheckWait(const Request& request, int64_t tokens, Seco
       std::min<int64_t>(request.stop.max_tokens, limits.max_model_len - prompt_tokens);
   const Seconds left = request.deadline - now;
   const Seconds whole = times.Service(prompt_tokens, max_tokens);
-  // As if it were no shorter than others, lest a full queue took the shortest alone.
-  const Seconds typical = std::min(2 * times.mean_service(), left / 2);
-  const Seconds service =
-      std::max(whole <= left ? whole : times.FirstToken(prompt_tokens), typical);
+  Seconds service = times.FirstToken(prompt_tokens);
+  if (scheduler.running() + scheduler.waiting().size() >= scheduler.seats()) {
+    // As if it were no shorter than others, lest a full queue took the shortest alone.
+    const Seconds typical = std::min(2 * times.mean_service(), left / 2);
+    service = std::max(whole <= left ? whole : service, typical);
+  }
   const bool too_late = wait > 0 && (wait + service > left || now + wait > request.queue_deadline);
   if (too_late || (options.max_queue_seconds > 0 && wait > options.max_queue_seconds)) {
     return absl::ResourceExhaustedError(absl::StrFormat(

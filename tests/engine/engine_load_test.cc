@@ -202,6 +202,20 @@ TEST(EngineLoadTest, ALongPromptDoesNotHoldOthersUp) {
   EXPECT_GE(long_prompts.served(), 3);
 }
 
+TEST(EngineLoadTest, TwoLongPromptsShareTheSteps) {
+  EngineOptions options;
+  options.max_queue_seconds = 0;
+  Load load(options);
+  RequestId longs[2];
+  for (RequestId& id : longs) id = load.Send(Load::MakeRequest(16000, 4, 1));
+  const ClosedLoop others(load, 1, 4, 64, 16);
+  load.Run(40);
+  EXPECT_LT(load.requests().at(longs[0]).end, 12);
+  EXPECT_LT(load.requests().at(longs[1]).end, 16);
+  EXPECT_LT(others.longest(), 6);  // sixteen tokens beside half of a step each
+  EXPECT_GT(others.served(), 100);
+}
+
 // A client whose reader takes `rate` tokens a second, at most so many ahead.
 class SlowReader {
  public:
