@@ -150,7 +150,7 @@ TEST(EngineThreadTest, TakesAllRequestsOfACallOrNone) {
   engine_options.max_num_queued_reqs = 2;
   Running running(Options(), engine_options);
   const OutputSink never = [](const RequestOutput&) { ADD_FAILURE(); };
-  EXPECT_TRUE(absl::IsResourceExhausted(
+  EXPECT_TRUE(absl::IsOutOfRange(
       SubmitAndWait(running.thread, {MakeRequest(1), MakeRequest(2), MakeRequest(3)}, never)));
   EXPECT_TRUE(absl::IsAlreadyExists(
       SubmitAndWait(running.thread, {MakeRequest(4), MakeRequest(4)}, never)));
