@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/resource_quota.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 #include "server/admin_service.h"
@@ -44,6 +45,9 @@ void SetChannelArguments(const GrpcServerOptions& options, grpc::ServerBuilder* 
   // One connection may have as many calls as all may have together: clients share connections.
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams);
   builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
+  // What messages that have not arrived whole may take; beyond, gRPC cancels calls.
+  grpc::ResourceQuota quota;
+  builder->SetResourceQuota(quota.Resize(static_cast<size_t>(options.receive_memory_bytes)));
   // A client that vanished without closing its connection is noticed after 80 s.
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60000);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000);

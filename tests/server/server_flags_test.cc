@@ -56,7 +56,7 @@ TEST(ServerFlagsTest, ValuesReachTheirOptions) {
                     &flags),
             "");
   const GrpcServerOptions options = GrpcOptionsOf(flags);
-  EXPECT_EQ(options.port, 0);
+  EXPECT_EQ(options.listen.port, 0);
   EXPECT_EQ(options.max_message_mb, 3);
   EXPECT_EQ(flags.log_tolerance, -12.5);
   EXPECT_EQ(options.services.count("info"), 1u);
