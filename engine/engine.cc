@@ -9,13 +9,13 @@
 
 namespace fox {
 
-Sequence* Engine::State::Find(RequestId id, int64_t arrival) const {
+Sequence* EngineState::Find(RequestId id, int64_t arrival) const {
   const auto found = sequences.find(id);
   if (found == sequences.end() || found->second->arrival != arrival) return nullptr;
   return found->second.get();
 }
 
-bool Engine::State::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
+bool EngineState::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
   Schedule schedule = scheduler.Next(now);
   stats.preemptions += schedule.preemptions;
   const auto end = [&](Sequence* sequence, const absl::Status& status) {
@@ -48,7 +48,7 @@ bool Engine::State::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs)
   return true;
 }
 
-void Engine::State::OnStarted(Sequence* sequence, Seconds now) {
+void EngineState::OnStarted(Sequence* sequence, Seconds now) {
   sequence->started = true;
   sequence->stats.first_scheduled = now;
   stats.prompt_tokens += sequence->prompt_tokens;
@@ -56,7 +56,7 @@ void Engine::State::OnStarted(Sequence* sequence, Seconds now) {
   for (Sequence* member : sequence->group->members) UpdateEvent(member);
 }
 
-void Engine::State::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
+void EngineState::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
   for (StepObserver* observer : observers) observer->BeforeCollect();
   absl::StatusOr<StepResult> result = executor.Collect();
   if (!result.ok()) return Fail(result.status(), now, outputs);
@@ -89,9 +89,9 @@ void Engine::State::CollectOldest(Seconds now, std::vector<RequestOutput>* outpu
   }
 }
 
-void Engine::State::Process(const PlannedSequence& planned, Sequence* sequence, const float* logits,
-                            absl::StatusOr<SampledToken>* sampled, Seconds now,
-                            RequestOutput* output) {
+void EngineState::Process(const PlannedSequence& planned, Sequence* sequence, const float* logits,
+                          absl::StatusOr<SampledToken>* sampled, Seconds now,
+                          RequestOutput* output) {
   FOX_CHECK(planned.logit_rows.empty() || planned.sample || logits != nullptr);
   ScorePrompt(sequence, planned, logits, output);
   const int64_t end = planned.position + static_cast<int64_t>(planned.token_ids.size());
@@ -113,8 +113,8 @@ void Engine::State::Process(const PlannedSequence& planned, Sequence* sequence, 
   }
 }
 
-void Engine::State::Fail(const absl::Status& status, Seconds now,
-                         std::vector<RequestOutput>* outputs) {
+void EngineState::Fail(const absl::Status& status, Seconds now,
+                       std::vector<RequestOutput>* outputs) {
   fatal = status;
   in_flight.clear();  // abandoned
   while (!sequences.empty()) {
@@ -122,13 +122,13 @@ void Engine::State::Fail(const absl::Status& status, Seconds now,
   }
 }
 
-void Engine::State::Record(Sequence* sequence, const AcpStats& slot_stats) {
+void EngineState::Record(Sequence* sequence, const AcpStats& slot_stats) {
   stats.pages_evicted += slot_stats.pages_evicted - sequence->slot_stats.pages_evicted;
   sequence->OnStepCollected(slot_stats);
 }
 
-void Engine::State::ScorePrompt(Sequence* sequence, const PlannedSequence& planned,
-                                const float* logits, RequestOutput* output) {
+void EngineState::ScorePrompt(Sequence* sequence, const PlannedSequence& planned,
+                              const float* logits, RequestOutput* output) {
   for (size_t k = 0; k < planned.logit_rows.size(); ++k) {
     const int64_t row = planned.position + planned.logit_rows[k];
     if (row >= sequence->prompt_tokens - 1) return;  // the row to sample from
@@ -145,8 +145,8 @@ void Engine::State::ScorePrompt(Sequence* sequence, const PlannedSequence& plann
   }
 }
 
-void Engine::State::Accept(Sequence* sequence, absl::StatusOr<SampledToken> token, Seconds now,
-                           RequestOutput* output) {
+void EngineState::Accept(Sequence* sequence, absl::StatusOr<SampledToken> token, Seconds now,
+                         RequestOutput* output) {
   if (!token.ok()) {
     output->finish = FinishWith(token.status());
     return;
@@ -171,7 +171,7 @@ void Engine::State::Accept(Sequence* sequence, absl::StatusOr<SampledToken> toke
   }
 }
 
-void Engine::State::UpdateGauges() {
+void EngineState::UpdateGauges() {
   const WaitingQueue& waiting = scheduler.waiting();
   stats.running = scheduler.running();
   stats.waiting = waiting.size();
@@ -186,7 +186,7 @@ void Engine::State::UpdateGauges() {
 
 Engine::Engine(const EngineOptions& options, StepExecutor& executor,
                std::vector<StepObserver*> observers)
-    : state_(std::make_unique<State>(options, executor, std::move(observers))) {}
+    : state_(std::make_unique<EngineState>(options, executor, std::move(observers))) {}
 
 Engine::~Engine() = default;
 
@@ -220,7 +220,7 @@ void Engine::Acknowledge(RequestId id, int64_t tokens) {
 }
 
 std::vector<RequestOutput> Engine::Step(Seconds now) {
-  State& state = *state_;
+  EngineState& state = *state_;
   std::vector<RequestOutput> outputs = std::exchange(state.displaced, {});
   if (!state.fatal.ok()) return outputs;
   state.times.RecordStep(std::exchange(state.step_prefill, 0), std::exchange(state.step_decodes, 0),

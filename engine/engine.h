@@ -9,31 +9,14 @@
 
 #include "absl/status/status.h"
 #include "engine/engine_options.h"
+#include "engine/engine_stats.h"
 #include "engine/request.h"
 #include "engine/step_executor.h"
 #include "engine/step_observer.h"
 
 namespace fox {
 
-struct EngineStats {
-  // Every request runs, waits or is paused.
-  int64_t running = 0;
-  int64_t waiting = 0;  // preempted ones included
-  int64_t paused = 0;   // until their readers have caught up
-  int64_t queued_tokens = 0;
-  int64_t free_pages = 0;
-  int64_t num_pages = 0;
-  int64_t steps = 0;
-  int64_t prompt_tokens = 0;  // totals since start
-  int64_t generated_tokens = 0;
-  int64_t preemptions = 0;
-  int64_t pages_evicted = 0;
-  // Ended requests. expired: past a deadline; aborted: FinishReason::kAbort and stalled readers;
-  // rejected: never started for want of room, all samples of a prompt counted once.
-  int64_t finished = 0, failed = 0, cancelled = 0, expired = 0, aborted = 0, rejected = 0;
-  double queue_seconds = 0;  // how long a request that came now would wait for its start, estimated
-  double max_log_evicted_mass = kNoMass;  // over all finished requests
-};
+struct EngineState;
 
 class Engine {
  public:
@@ -74,8 +57,7 @@ class Engine {
   const absl::Status& fatal() const;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<EngineState> state_;
 };
 
 }  // namespace fox

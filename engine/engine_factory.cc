@@ -151,7 +151,9 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
   loaded.options.acp = config.runner.acp;
   loaded.options.log_tolerance = LogTolerance(config, loaded.config);
   loaded.options.eos_token_ids = loaded.config.eos_token_ids;
-  if ((*runner)->ops().queue() == nullptr) loaded.options.max_step_seconds = kCpuStepSeconds;
+  if (config.engine.max_step_seconds == 0 && (*runner)->ops().queue() == nullptr) {
+    loaded.options.max_step_seconds = kCpuStepSeconds;
+  }
   loaded.memory_plan = DescribeMemory(**runner);
   loaded.backend = (*runner)->ops().Description();
   loaded.dtype = NameOf((*runner)->options().kv_dtype);

@@ -19,7 +19,7 @@ absl::Status QueueFull(const char* what) {
 
 }  // namespace
 
-absl::Status Engine::State::Queue(std::vector<Request> requests, Seconds now) {
+absl::Status EngineState::Queue(std::vector<Request> requests, Seconds now) {
   FOX_CHECK(!requests.empty());
   if (!fatal.ok()) return Stopped();
   std::set<RequestId> ids;
@@ -54,8 +54,8 @@ absl::Status Engine::State::Queue(std::vector<Request> requests, Seconds now) {
 
 // Whether the queue has room for the requests, or, for a client that holds less than its share, for
 // them without `victims`.
-absl::Status Engine::State::CheckRoom(const std::vector<Request>& requests,
-                                      std::vector<Sequence*>* victims) {
+absl::Status EngineState::CheckRoom(const std::vector<Request>& requests,
+                                    std::vector<Sequence*>* victims) {
   const auto count = static_cast<int64_t>(requests.size());
   int64_t tokens = 0;
   for (const Request& request : requests) tokens += static_cast<int64_t>(request.prompt.size());
@@ -83,7 +83,7 @@ absl::Status Engine::State::CheckRoom(const std::vector<Request>& requests,
 
 // A request that would wait longer than it may is refused at once. One that could not even finish
 // in time if it started now is only asked for its first token.
-absl::Status Engine::State::CheckWait(const Request& request, int64_t tokens, Seconds now) const {
+absl::Status EngineState::CheckWait(const Request& request, int64_t tokens, Seconds now) const {
   if (!times.known() || sequences.empty()) return absl::OkStatus();
   const Seconds wait =
       times.Wait(scheduler.RunningWork(), scheduler.waiting().Ahead(request.client, tokens, times),
@@ -93,7 +93,12 @@ absl::Status Engine::State::CheckWait(const Request& request, int64_t tokens, Se
       std::min<int64_t>(request.stop.max_tokens, limits.max_model_len - prompt_tokens);
   const Seconds left = request.deadline - now;
   const Seconds whole = times.Service(prompt_tokens, max_tokens);
-  const Seconds service = whole <= left ? whole : times.FirstToken(prompt_tokens);
+  Seconds service = times.FirstToken(prompt_tokens);
+  if (scheduler.running() + scheduler.waiting().size() >= scheduler.seats()) {
+    // As if it were no shorter than others, lest a full queue took the shortest alone.
+    const Seconds typical = std::min(2 * times.mean_service(), left / 2);
+    service = std::max(whole <= left ? whole : service, typical);
+  }
   const bool too_late = wait > 0 && (wait + service > left || now + wait > request.queue_deadline);
   if (too_late || (options.max_queue_seconds > 0 && wait > options.max_queue_seconds)) {
     return absl::ResourceExhaustedError(absl::StrFormat(
@@ -102,7 +107,7 @@ absl::Status Engine::State::CheckWait(const Request& request, int64_t tokens, Se
   return absl::OkStatus();
 }
 
-void Engine::State::Displace(const std::vector<Sequence*>& victims, Seconds now) {
+void EngineState::Displace(const std::vector<Sequence*>& victims, Seconds now) {
   std::set<const SequenceGroup*> groups;
   for (Sequence* sequence : victims) {
     if (groups.insert(sequence->group.get()).second) ++stats.rejected;
@@ -111,8 +116,8 @@ void Engine::State::Displace(const std::vector<Sequence*>& victims, Seconds now)
   }
 }
 
-void Engine::State::Close(Sequence* sequence, Finish finish, Seconds now,
-                          std::vector<RequestOutput>* outputs) {
+void EngineState::Close(Sequence* sequence, Finish finish, Seconds now,
+                        std::vector<RequestOutput>* outputs) {
   RequestOutput& output = outputs->emplace_back();
   output.id = sequence->request.id;
   output.finish = std::move(finish);
@@ -120,7 +125,7 @@ void Engine::State::Close(Sequence* sequence, Finish finish, Seconds now,
   End(sequence, now, &*output.finish);
 }
 
-void Engine::State::DeliverCancellations(Seconds now, std::vector<RequestOutput>* outputs) {
+void EngineState::DeliverCancellations(Seconds now, std::vector<RequestOutput>* outputs) {
   for (auto& [id, status] : cancellations) {
     const auto found = sequences.find(id);
     if (found == sequences.end()) continue;  // cancelled twice
@@ -131,7 +136,7 @@ void Engine::State::DeliverCancellations(Seconds now, std::vector<RequestOutput>
   cancellations.clear();
 }
 
-void Engine::State::TakeAcknowledgements(Seconds now) {
+void EngineState::TakeAcknowledgements(Seconds now) {
   for (const auto& [id, arrival] : acknowledgements) {
     Sequence* sequence = Find(id, arrival);
     if (sequence == nullptr) continue;
@@ -145,7 +150,7 @@ void Engine::State::TakeAcknowledgements(Seconds now) {
 }
 
 // When there is something to do about a sequence though nothing happens to it.
-Seconds Engine::State::NextEvent(const Sequence& sequence) const {
+Seconds EngineState::NextEvent(const Sequence& sequence) const {
   Seconds next = sequence.request.deadline;
   if (!sequence.group->started) next = std::min(next, sequence.request.queue_deadline);
   if (options.stall_timeout > 0 && sequence.paused()) {
@@ -154,7 +159,7 @@ Seconds Engine::State::NextEvent(const Sequence& sequence) const {
   return next;
 }
 
-void Engine::State::UpdateEvent(Sequence* sequence) {
+void EngineState::UpdateEvent(Sequence* sequence) {
   const Seconds next = NextEvent(*sequence);
   if (next == sequence->next_event) return;
   if (sequence->next_event != kNever) events.erase(sequence);
@@ -162,7 +167,7 @@ void Engine::State::UpdateEvent(Sequence* sequence) {
   if (next != kNever) events.insert(sequence);
 }
 
-void Engine::State::Expire(Seconds now, std::vector<RequestOutput>* outputs) {
+void EngineState::Expire(Seconds now, std::vector<RequestOutput>* outputs) {
   while (!events.empty() && now >= (*events.begin())->next_event) {
     Sequence* sequence = *events.begin();
     if (now >= sequence->request.deadline) {
@@ -178,7 +183,7 @@ void Engine::State::Expire(Seconds now, std::vector<RequestOutput>* outputs) {
 }
 
 // Beyond the bound the one that has waited longest for its reader ends.
-void Engine::State::LimitPaused(Seconds now, std::vector<RequestOutput>* outputs) {
+void EngineState::LimitPaused(Seconds now, std::vector<RequestOutput>* outputs) {
   while (scheduler.paused() > options.max_paused_reqs) {
     Sequence* longest = nullptr;
     for (const auto& [id, sequence] : sequences) {
@@ -191,10 +196,13 @@ void Engine::State::LimitPaused(Seconds now, std::vector<RequestOutput>* outputs
   }
 }
 
-void Engine::State::End(Sequence* sequence, Seconds now, Finish* finish) {
+void EngineState::End(Sequence* sequence, Seconds now, Finish* finish) {
   finish->stats = sequence->FinalStats(now);
   Count(*finish);
-  if (finish->status.ok()) times.RecordLength(sequence->generated(), sequence->max_tokens);
+  if (finish->status.ok()) {
+    times.RecordEnd(sequence->generated(), sequence->max_tokens,
+                    now - sequence->stats.first_scheduled);
+  }
   if (sequence->next_event != kNever) events.erase(sequence);
   std::vector<Sequence*>& members = sequence->group->members;
   members.erase(std::find(members.begin(), members.end(), sequence));
@@ -202,7 +210,7 @@ void Engine::State::End(Sequence* sequence, Seconds now, Finish* finish) {
   sequences.erase(sequence->request.id);
 }
 
-void Engine::State::Count(const Finish& finish) {
+void EngineState::Count(const Finish& finish) {
   switch (finish.status.code()) {
     case absl::StatusCode::kOk:
       ++(finish.reason == FinishReason::kAbort ? stats.aborted : stats.finished);

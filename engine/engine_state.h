@@ -1,5 +1,5 @@
-// What an Engine consists of. Its methods are in engine.cc, those that begin and end requests in
-// engine_requests.cc. Read engine.h first.
+// EngineState: what an Engine consists of. Methods that take a step are in engine.cc, those that
+// begin and end requests in engine_requests.cc. Read engine.h first.
 #pragma once
 
 #include <deque>
@@ -9,11 +9,14 @@
 #include <utility>
 #include <vector>
 
-#include "engine/engine.h"
+#include "engine/engine_options.h"
+#include "engine/engine_stats.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
 #include "engine/service_times.h"
+#include "engine/step_executor.h"
+#include "engine/step_observer.h"
 
 namespace fox {
 
@@ -33,9 +36,9 @@ inline absl::Status Stopped() {
   return absl::UnavailableError("the engine stopped after a failure");
 }
 
-struct Engine::State {
-  State(const EngineOptions& engine_options, StepExecutor& step_executor,
-        std::vector<StepObserver*> step_observers)
+struct EngineState {
+  EngineState(const EngineOptions& engine_options, StepExecutor& step_executor,
+              std::vector<StepObserver*> step_observers)
       : options(engine_options),
         executor(step_executor),
         observers(std::move(step_observers)),

@@ -338,10 +338,16 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
     // One that was preempted with a plan in flight comes back when that has been collected.
     const bool ready = next->is_schedulable() && (next->slot >= 0 || next->in_flight == 0);
     if (ready) {
-      const bool fits = !whole_prompts || next->remaining() <= budget->prefill;
+      const bool overdue = now >= next->blocked_since + kOvertaking;
+      const bool fits = !whole_prompts || overdue || next->remaining() <= budget->prefill;
       if (fits && Start(next, now, &demand, budget, schedule)) continue;
+      if (running_.empty() && next->slot >= 0 && holders_.size() == 1 && !ledger_.in_flight()) {
+        Remove(next);
+        schedule->exhausted.push_back(next);
+        continue;
+      }
+      if (overdue) return;
       next->blocked_since = std::min(next->blocked_since, now);
-      if (now >= next->blocked_since + kOvertaking) return;
     }
     waiting_.PassOver(next);
     ++passed_over;

@@ -77,9 +77,6 @@ class Scheduler {
   Work RunningWork() const;
 
  private:
-  struct Earlier {
-    bool operator()(const Sequence* a, const Sequence* b) const { return RunsBefore(*a, *b); }
-  };
   // What is left in the plan being made.
   struct Budget {
     int64_t tokens = 0;
@@ -117,7 +114,7 @@ class Scheduler {
   const ServiceTimes& times_;
   const double max_step_seconds_;
   const int64_t max_running_;
-  std::set<Sequence*, Earlier> running_;
+  std::set<Sequence*, RunsEarlier> running_;
   WaitingQueue waiting_;
   std::vector<Sequence*> holders_;  // have a slot and do not run
   int64_t paused_ = 0;

@@ -146,4 +146,8 @@ inline bool RunsBefore(const Sequence& a, const Sequence& b) {
   return a.priority != b.priority ? a.priority < b.priority : a.place < b.place;
 }
 
+struct RunsEarlier {
+  bool operator()(const Sequence* a, const Sequence* b) const { return RunsBefore(*a, *b); }
+};
+
 }  // namespace fox

@@ -38,7 +38,8 @@ void ServiceTimes::RecordStep(int64_t prefill, int64_t decodes, Seconds seconds)
   if (prefill > 0) Mean((p * prefill_ + d * decode_) / (p * prefill_), &slowdown_);
 }
 
-void ServiceTimes::RecordLength(int64_t generated, int64_t max_tokens) {
+void ServiceTimes::RecordEnd(int64_t generated, int64_t max_tokens, Seconds seconds) {
+  mean_service_ += 0.05 * (std::max(seconds, 0.0) - mean_service_);
   if (max_tokens <= 0) return;
   const double share = static_cast<double>(generated) / static_cast<double>(max_tokens);
   length_share_ += 0.05 * (std::clamp(share, 0.0, 1.0) - length_share_);

@@ -25,8 +25,9 @@ class ServiceTimes {
  public:
   // A step that fed `prefill` tokens of prompts and `decodes` single ones took that long.
   void RecordStep(int64_t prefill, int64_t decodes, Seconds seconds);
-  // A request ended by itself after `generated` of at most `max_tokens` tokens.
-  void RecordLength(int64_t generated, int64_t max_tokens);
+  // A request ended by itself after `generated` of at most `max_tokens` tokens, that long after its
+  // start.
+  void RecordEnd(int64_t generated, int64_t max_tokens, Seconds seconds);
 
   // Whether enough was measured to refuse a request by it.
   bool known() const { return steps_ >= kFewSteps; }
@@ -40,6 +41,8 @@ class ServiceTimes {
   // From the start of a request to its first and to its last token, beside what runs now.
   Seconds FirstToken(int64_t prompt_tokens) const;
   Seconds Service(int64_t prompt_tokens, int64_t max_tokens) const;
+  // What requests took lately from start to end.
+  Seconds mean_service() const { return mean_service_; }
   // Until a request starts that comes behind `ahead`, beside `running`, over so many seats.
   Seconds Wait(const Work& running, const Work& ahead, int64_t seats) const;
 
@@ -56,6 +59,7 @@ class ServiceTimes {
   Seconds step_ = 0;     // of steps that decode, whatever else they do
   double slowdown_ = 1;  // of prefill beside decodes
   double length_share_ = 1;
+  Seconds mean_service_ = 0;
 };
 
 }  // namespace fox

@@ -64,11 +64,16 @@ Sequence* WaitingQueue::Next(Seconds now) const {
   for (Sequence* sequence : preempted_) {
     if (!passed(*sequence)) return sequence;
   }
-  if (turns_since_aged_ >= kAgedTurn && !by_age_.empty()) {
+  if (!by_age_.empty()) {
     Sequence* oldest = *by_age_.begin();
-    if (now >= oldest->waiting_since + kAging && !passed(*oldest)) return oldest;
+    if (IsAged(*oldest, now) && !passed(*oldest)) return oldest;
   }
   return NextInTurn();
+}
+
+bool WaitingQueue::IsAged(const Sequence& oldest, Seconds now) const {
+  return now >= oldest.waiting_since + kAging &&
+         tokens_since_aged_ >= kAgedShare * oldest.queued_tokens;
 }
 
 Sequence* WaitingQueue::NextInTurn() const {
@@ -82,9 +87,8 @@ Sequence* WaitingQueue::NextInTurn() const {
 
 void WaitingQueue::Start(Sequence* sequence, Seconds now) {
   if (!sequence->preempted) {
-    const bool aged =
-        !by_age_.empty() && *by_age_.begin() == sequence && now >= sequence->waiting_since + kAging;
-    turns_since_aged_ = aged ? 0 : turns_since_aged_ + 1;
+    const bool aged = sequence == *by_age_.begin() && IsAged(*sequence, now);
+    tokens_since_aged_ = aged ? 0 : tokens_since_aged_ + sequence->queued_tokens;
   }
   Remove(sequence);
   Client& client = clients_.at(sequence->request.client);

@@ -1,8 +1,8 @@
 // WaitingQueue: sequences that wait for a seat, and whose turn it is. Who was preempted comes
 // first, in the order of running. Then clients take turns: the next seat is that of the client that
 // has been served least, counted in tokens; within a client requests come in order. Under priority
-// scheduling the most urgent come before, whoever sends them. Every few seats the one that has
-// waited longest takes its turn out of order, so nothing starves, whatever others send.
+// scheduling the most urgent come before, whoever sends them. Now and then the one that has waited
+// longest takes its turn out of order, so nothing starves, whatever others send.
 // Read scheduler.h next.
 #pragma once
 
@@ -18,8 +18,8 @@ namespace fox {
 
 class WaitingQueue {
  public:
-  static constexpr Seconds kAging = 5.0;     // who has waited so long
-  static constexpr int64_t kAgedTurn = 8;    // gets every eighth seat
+  static constexpr Seconds kAging = 5.0;     // who has waited so long and longest
+  static constexpr int64_t kAgedShare = 8;   // takes its turn after so many times its tokens
   static constexpr int64_t kDecodeCost = 4;  // of a decoded token, in tokens of a prompt
 
   // A client's account is kept from the first of its sequences to enter until the last one leaves.
@@ -55,9 +55,6 @@ class WaitingQueue {
                       int64_t max_tokens, const std::vector<Sequence*>& others) const;
 
  private:
-  struct Earlier {
-    bool operator()(const Sequence* a, const Sequence* b) const { return RunsBefore(*a, *b); }
-  };
   struct Older {
     bool operator()(const Sequence* a, const Sequence* b) const {
       return a->waiting_since != b->waiting_since ? a->waiting_since < b->waiting_since
@@ -68,7 +65,7 @@ class WaitingQueue {
     uint64_t id = 0;
     int64_t served = 0;   // tokens
     int64_t members = 0;  // sequences anywhere
-    std::set<Sequence*, Earlier> waiting;
+    std::set<Sequence*, RunsEarlier> waiting;
     int64_t tokens = 0, max_tokens = 0;  // of those: to compute, to generate
   };
   struct LessServed {
@@ -80,6 +77,7 @@ class WaitingQueue {
     }
   };
 
+  bool IsAged(const Sequence& sequence, Seconds now) const;
   bool passed(const Sequence& sequence) const { return sequence.passed_in_round == round_; }
   void Count(const Sequence& sequence, int64_t sign, Client* client);
   Sequence* NextInTurn() const;
@@ -87,10 +85,10 @@ class WaitingQueue {
   std::map<uint64_t, Client> clients_;
   std::set<Client*, LessServed> turns_;  // those that wait
   std::set<Sequence*, Older> by_age_;    // all that wait but the preempted ones
-  std::set<Sequence*, Earlier> preempted_;
+  std::set<Sequence*, RunsEarlier> preempted_;
   int64_t tokens_ = 0, max_tokens_ = 0;
   int64_t served_ = 0;  // of the client that had the last turn: a newcomer begins there
-  int64_t turns_since_aged_ = 0;
+  int64_t tokens_since_aged_ = 0;
   int64_t round_ = 0;
 };
 

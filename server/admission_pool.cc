@@ -9,7 +9,7 @@
 namespace fox {
 namespace {
 
-constexpr int64_t kLargeBytes = 128 << 10;  // a text of half of it is tokenized in about 20 ms
+constexpr int64_t kLargeBytes = 256 << 10;  // a text of a quarter of it is tokenized in about 20 ms
 constexpr int64_t kTaskBytes = 1 << 10;     // what a task costs beside its bytes
 constexpr int kNiceness = 10;               // a tenth of a share
 

@@ -2,6 +2,7 @@
 // stop. Read generate_service.h next.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <set>
@@ -17,6 +18,7 @@ struct GrpcServerOptions {
   AcceptorOptions listen;
   int max_message_mb = 5;
   int max_streams = 4096;  // of one connection
+  // Of gRPC's own buffers; twice what calls may hold once their messages are here.
   int64_t receive_memory_bytes = int64_t{512} << 20;
   int max_connection_age_s = 0;  // 0: no limit; running calls finish
   // HOST:PORT where the admin service is offered, and nothing else; empty: nowhere beside

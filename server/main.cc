@@ -1,6 +1,6 @@
-// fox-server: flags, then the model, then the port, then signals. The port opens only when
-// everything is loaded. Exit codes: 0 after a drain, 78 for a wrong flag or model (one line says
-// why), 70 after an engine failure. Read server_core.h next.
+// fox-server: flags, the port, the model, signals. Who connects while the model is loaded waits.
+// Exit codes: 0 after a drain, 78 for a wrong flag or model or a taken port (one line says why), 70
+// after an engine failure. Read server_core.h next.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>

@@ -7,7 +7,7 @@
 namespace fox {
 namespace {
 
-constexpr int64_t kHeldPerByte = 2;  // the message, and what is made of it
+constexpr int64_t kHeldPerByte = 4;  // the message, parsed, and as tokens
 
 }  // namespace
 

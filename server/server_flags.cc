@@ -159,6 +159,8 @@ GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags) {
   out.listen.port = static_cast<int>(flags.grpc_port);
   out.listen.max_connections = flags.max_connections;
   out.max_message_mb = static_cast<int>(flags.max_message_mb);
+  out.max_streams = static_cast<int>(flags.max_calls);
+  out.receive_memory_bytes = 2 * flags.call_memory_mb << 20;
   out.max_connection_age_s = static_cast<int>(flags.max_connection_age);
   out.services = Split(flags.grpc_services);
   // Who reaches the main port from afar is no operator, unless that is said.

@@ -61,6 +61,7 @@ std::string RetryDetails(const grpc::Status& status, int64_t milliseconds) {
 }  // namespace
 
 absl::Status ParseMessage(const grpc::ByteBuffer& in, google::protobuf::Message* out) {
+  if (!in.Valid()) return absl::InvalidArgumentError("no whole message came");
   grpc::ByteBuffer consumed(in);  // shares the bytes
   if (consumed.Length() == 0) return absl::OkStatus();
   if (MessageTraits::Deserialize(&consumed, out).ok()) return absl::OkStatus();

@@ -139,9 +139,14 @@ class Victim(threading.Thread):
                 connection = connection or Connection(self.address)
                 assert connection.call() == b"\x08\x01"
             except (OSError, AssertionError):
-                self.errors, connection = self.errors + 1, None
+                self.errors += 1
+                if connection is not None:
+                    connection.socket.close()
+                connection = None
             self.seconds.append(time.monotonic() - start)
             time.sleep(0.005)
+        if connection is not None:
+            connection.socket.close()
 
     def end(self):
         self.ended = True

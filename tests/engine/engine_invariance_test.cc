@@ -76,15 +76,17 @@ TEST_P(EngineInvarianceTest, TokensDoNotDependOnTheSchedule) {
     int64_t pool_tokens;  // unpruned tokens the pool holds
     int gap;
     int depth;
+    double step_seconds = 0;  // on the streams' clock; steps take a thousandth of a second
   };
   int64_t preemptions = 0;
-  for (const Schedule& s :
-       {Schedule{16, 512, 8192, 0, 2}, Schedule{4, 64, 8192, 3, 1}, Schedule{16, 37, 8192, 1, 2},
-        Schedule{8, 512, 448, 0, 1}, Schedule{8, 512, 448, 0, 2}, Schedule{16, 100, 448, 2, 2}}) {
+  for (const Schedule& s : {Schedule{16, 512, 8192, 0, 2}, Schedule{4, 64, 8192, 3, 1},
+                            Schedule{16, 37, 8192, 1, 2}, Schedule{8, 512, 448, 0, 1, 0.002},
+                            Schedule{8, 512, 448, 0, 2}, Schedule{16, 100, 448, 2, 2}}) {
     config = BaseConfig(variant);
     config.runner.max_num_seqs = s.seqs;
     config.runner.max_num_batched_tokens = s.batch_tokens;
     config.kv_cache_bytes = PoolBytes(config, s.pool_tokens);
+    config.engine.max_step_seconds = s.step_seconds;
     const auto results = RunAll(config, requests, s.gap, s.depth);
     ASSERT_EQ(results.size(), solo.size());
     for (const auto& [id, result] : results) {

@@ -2,88 +2,10 @@
 // two in flight.
 #include "engine/engine.h"
 
-#include <algorithm>
-#include <map>
-#include <memory>
-#include <string>
-
-#include "gtest/gtest.h"
-#include "tests/engine/sim/fake_executor.h"
-#include "tests/engine/sim/reference_model.h"
+#include "tests/engine/engine_fixture.h"
 
 namespace fox {
 namespace {
-
-using sim::Expected;
-using sim::FakeExecutor;
-using sim::FakeOptions;
-
-FakeOptions Roomy() {
-  FakeOptions options;
-  options.limits.num_pages = 100;
-  options.limits.lists_per_slot = 2;
-  options.limits.max_num_seqs = 4;
-  options.limits.max_model_len = 500;
-  options.limits.max_num_batched_tokens = 128;
-  options.limits.max_logit_rows = 32;
-  options.limits.vocab_size = 50;
-  return options;
-}
-
-Request MakeRequest(RequestId id, size_t prompt = 5, int32_t max_tokens = 8) {
-  Request request;
-  request.id = id;
-  for (size_t i = 0; i < prompt; ++i) request.prompt.push_back(static_cast<int32_t>(i % 50));
-  request.sampling.temperature = 0.0f;
-  request.stop.max_tokens = max_tokens;
-  return request;
-}
-
-// What a client has received.
-struct Received {
-  std::vector<int32_t> tokens;
-  std::vector<SampledToken> scores;
-  std::optional<Finish> finish;
-};
-
-struct Pipeline {
-  int depth;
-  bool samples_on_device;
-};
-
-class EngineTest : public testing::TestWithParam<Pipeline> {
- protected:
-  void Start(FakeOptions fake = Roomy(), const EngineOptions& options = {}) {
-    options_ = options;
-    fake.limits.depth = GetParam().depth;
-    fake.limits.samples_on_device = GetParam().samples_on_device;
-    executor_ = std::make_unique<FakeExecutor>(fake);
-    engine_ = std::make_unique<Engine>(options, *executor_);
-  }
-  void Step(Seconds now = 0) {
-    for (RequestOutput& output : engine_->Step(now)) {
-      Received& r = received_[output.id];
-      EXPECT_FALSE(r.finish) << "an output after the end";
-      for (const SampledToken& token : output.tokens) r.tokens.push_back(token.id);
-      for (SampledToken& token : output.prompt_logprobs) r.scores.push_back(std::move(token));
-      r.finish = std::move(output.finish);
-    }
-    executor_->Audit();
-    EXPECT_EQ(executor_->violation(), "");
-  }
-  void RunToEnd(Seconds now = 0) {
-    for (int i = 0; i < 10000 && engine_->HasWork(); ++i) Step(now);
-    EXPECT_FALSE(engine_->HasWork());
-  }
-  Expected Reference(const Request& request) {
-    return sim::RunReference(request, options_, executor_->options());
-  }
-
-  EngineOptions options_;
-  std::unique_ptr<FakeExecutor> executor_;
-  std::unique_ptr<Engine> engine_;
-  std::map<RequestId, Received> received_;
-};
 
 TEST_P(EngineTest, GeneratesWhatTheReferenceDoes) {
   Start();
@@ -356,27 +278,6 @@ TEST_P(EngineTest, AnIdMayComeAgainWhileItsSurplusIsInFlight) {
   RunToEnd();
   EXPECT_EQ(received_[1].tokens, free_run);
   EXPECT_EQ(executor_->free_pages(), 100);
-}
-
-TEST_P(EngineTest, QueueLimitsAndDuplicates) {
-  FakeOptions fake = Roomy();
-  fake.limits.max_num_seqs = 1;
-  EngineOptions options;
-  options.max_num_queued_reqs = 2;
-  options.max_num_queued_tokens = 12;
-  Start(fake, options);
-  EXPECT_TRUE(engine_->Submit(MakeRequest(1), 0).ok());
-  EXPECT_TRUE(absl::IsAlreadyExists(engine_->Submit(MakeRequest(1), 0)));
-  Step();
-  EXPECT_TRUE(engine_->Submit(MakeRequest(2), 0).ok());
-  EXPECT_TRUE(absl::IsResourceExhausted(engine_->Submit(MakeRequest(3, 8), 0)));  // tokens
-  EXPECT_TRUE(engine_->Submit(MakeRequest(4), 0).ok());
-  EXPECT_TRUE(absl::IsResourceExhausted(engine_->Submit(MakeRequest(5, 1), 0)));  // requests
-  EXPECT_EQ(engine_->stats().rejected, 2);  // a duplicate is no lack of room
-  EXPECT_EQ(engine_->stats().waiting, 2);
-  EXPECT_EQ(engine_->stats().queued_tokens, 10);
-  RunToEnd();
-  EXPECT_TRUE(engine_->Submit(MakeRequest(1), 0).ok());  // an id may come again
 }
 
 TEST_P(EngineTest, ASoleRequestTooLargeForThePool) {

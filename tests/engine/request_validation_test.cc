@@ -161,6 +161,32 @@ TEST(RequestValidationTest, Lengths) {
   EXPECT_EQ(ValidateRequest(Good(), EngineOptions(), limits).code(), absl::StatusCode::kOutOfRange);
 }
 
+TEST(RequestValidationTest, WithoutEvictionAPromptMustFitIntoThePool) {
+  ExecutorLimits limits = Limits();
+  limits.num_pages = limits.lists_per_slot;
+  limits.max_model_len = 500;
+  EngineOptions options;
+  options.acp = AcpMode::kOff;
+  Request request = Good();
+  request.prompt.assign(64, 1);
+  EXPECT_TRUE(ValidateRequest(request, options, limits).ok());
+  request.prompt.assign(65, 1);
+  EXPECT_EQ(ValidateRequest(request, options, limits).code(), absl::StatusCode::kOutOfRange);
+  options.acp = AcpMode::kCertified;  // it may
+  EXPECT_TRUE(ValidateRequest(request, options, limits).ok());
+}
+
+TEST(RequestValidationTest, TheMostUrgentPriorityIsBounded) {
+  EngineOptions options;
+  Request request = Good();
+  request.priority = -1;
+  EXPECT_TRUE(ValidateRequest(request, options, Limits()).ok());  // nobody looks at it
+  options.priority_scheduling = true;
+  EXPECT_EQ(ValidateRequest(request, options, Limits()).code(), kBad);
+  options.min_priority = -1;
+  EXPECT_TRUE(ValidateRequest(request, options, Limits()).ok());
+}
+
 TEST(RequestValidationTest, Lists) {
   Request request = Good();
   request.sampling.logit_bias = {{5, 1.0f}, {6, 1.0f}, {5, 2.0f}};

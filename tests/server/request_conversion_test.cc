@@ -142,7 +142,8 @@ TEST(RequestConversionTest, PrioritiesNeedTheirPolicy) {
   context.engine.priority_scheduling = false;
   Check({{"priority", [](R* r) { r->set_priority(-1); }}, {"", [](R* r) { r->set_priority(0); }}},
         context);
-  Check({{"", [](R* r) { r->set_priority(-1); }}}, Context());
+  context.engine.priority_scheduling = true;
+  Check({{"", [](R* r) { r->set_priority(-1); }}}, context);
 }
 
 TEST(RequestConversionTest, DefaultsComeFromTheModel) {

@@ -56,10 +56,25 @@ TEST(ServerFlagsTest, ValuesReachTheirOptions) {
                     &flags),
             "");
   const GrpcServerOptions options = GrpcOptionsOf(flags);
-  EXPECT_EQ(options.port, 0);
+  EXPECT_EQ(options.listen.port, 0);
   EXPECT_EQ(options.max_message_mb, 3);
   EXPECT_EQ(flags.log_tolerance, -12.5);
   EXPECT_EQ(options.services.count("info"), 1u);
+}
+
+TEST(ServerFlagsTest, AdminIsNotWhereStrangersAreUnlessThatIsSaid) {
+  const auto options_of = [](std::vector<std::string> arguments) {
+    ServerFlags flags;
+    arguments.insert(arguments.end(), {"--model=m", "--allow-insecure-remote"});
+    EXPECT_EQ(ErrorOf(arguments, &flags), "");
+    return GrpcOptionsOf(flags);
+  };
+  EXPECT_EQ(options_of({}).services.count("admin"), 1u);
+  EXPECT_EQ(options_of({"--host=0.0.0.0"}).services.count("admin"), 0u);
+  EXPECT_EQ(options_of({"--host=0.0.0.0", "--admin-address=main"}).services.count("admin"), 1u);
+  const GrpcServerOptions own = options_of({"--host=0.0.0.0", "--admin-address=127.0.0.1:99"});
+  EXPECT_EQ(own.services.count("admin"), 0u);
+  EXPECT_EQ(own.admin_address, "127.0.0.1:99");
 }
 
 }  // namespace

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Connections to a fox-server with few descriptors, and a port that is taken.
+
+    connections_test.py BIN     the folder of fox-server and fox-cli
+"""
+
+from __future__ import annotations
+
+import pathlib
+import resource
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "tests" / "e2e")]
+
+import demo  # noqa: E402
+import http2_attacks as attacks  # noqa: E402
+
+DESCRIPTORS = 200
+
+
+class ConnectionsTest(unittest.TestCase):
+    """One server for all cases."""
+
+    programs = pathlib.Path()
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, before[1]))  # the child's
+        try:
+            cls.server = cls.enterClassContext(
+                demo.Server(cls.programs, ROOT / "models" / "demo", "certified"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        host, port = cls.server.target.rsplit(":", 1)
+        cls.address, cls.pid = (host, int(port)), cls.server._process.pid
+
+    def test_a_flood_of_connections(self) -> None:
+        """Old clients do not notice; a new one is served within a second of its end."""
+        for _ in range(2):
+            did = attacks.measure(self.address, self.pid, attacks.connections, 3 * DESCRIPTORS)
+            self.assertEqual(did["errors"], 0, did)
+            held, text = did["result"]
+            self.assertGreater(held, DESCRIPTORS)
+            self.assertLess(float(text.split()[3]), 1.0, did)
+
+    def test_a_connection_cannot_open_streams_without_end(self) -> None:
+        with attacks.Connection(self.address) as connection:
+            self.assertEqual(connection.call(), b"\x08\x01")  # has acknowledged the settings
+            fields = attacks.request_headers(attacks.GENERATE)
+            with self.assertRaises(OSError):
+                for _ in range(6000):
+                    connection.socket.sendall(attacks.frame(
+                        attacks.HEADERS, attacks.END_HEADERS, connection.next_stream(), fields))
+                connection.socket.settimeout(5)
+                while True:
+                    if connection.read()[0] == attacks.GOAWAY:
+                        raise ConnectionError("goaway")
+        self.assertTrue(attacks.is_serving(self.address))
+
+    def test_a_taken_port_is_told_before_the_model_is_loaded(self) -> None:
+        refused = subprocess.run(
+            [str(self.programs / "fox-server"), "--model", "/no/such/model", "--grpc-port",
+             str(self.address[1])], capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual((refused.returncode, refused.stderr.strip()), (
+            78, "fox-server: cannot listen on 127.0.0.1, port %d: Address already in use"
+            % self.address[1]))
+
+
+if __name__ == "__main__":
+    ConnectionsTest.programs = pathlib.Path(sys.argv.pop(1))
+    unittest.main()

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""docker/haproxy.cfg in front of a fox-server on the demo model: the attacks of http2_attacks.py
+cost neither process memory and a polite client nothing. Skipped, and it says so, without haproxy.
+
+    proxy_test.py BIN     the folder of fox-server and fox-cli
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "tests" / "e2e")]
+
+import demo  # noqa: E402
+import http2_attacks as attacks  # noqa: E402
+
+SKIPPED = 77  # ctest's SKIP_RETURN_CODE
+CONFIGURATION = ROOT / "docker" / "haproxy.cfg"
+HAPROXY = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+
+
+def free_port() -> int:
+    """A port that nobody has."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+class Proxy:
+    """HAProxy on a free port, with some of the file's words replaced."""
+
+    def __init__(self, target: str, words: dict[str, str]) -> None:
+        text = CONFIGURATION.read_text()
+        for old, new in words.items():
+            assert old in text, old
+            text = text.replace(old, new)
+        self.address = ("127.0.0.1", free_port())
+        self._file = tempfile.NamedTemporaryFile("w", suffix=".cfg")
+        self._file.write(text)
+        self._file.flush()
+        self._environment = {**os.environ, "FOX_SERVER": target,
+                             "FOX_PROXY_BIND": "%s:%d" % self.address}
+
+    def __enter__(self) -> Proxy:
+        self._process = subprocess.Popen([str(HAPROXY), "-db", "-f", self._file.name],
+                                         env=self._environment, stdout=subprocess.DEVNULL,
+                                         stderr=subprocess.DEVNULL)
+        self.pid = self._process.pid
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._file.close()
+
+    def wait_until(self, condition) -> bool:
+        """Asks until it is so, for ten seconds at most."""
+        end = time.monotonic() + 10
+        while not condition():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.01)
+        return True
+
+
+class ProxyTest(unittest.TestCase):
+    """One server and one proxy for all cases."""
+
+    programs = pathlib.Path()
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.server = cls.enterClassContext(
+            demo.Server(cls.programs, ROOT / "models" / "demo", "certified"))
+        cls.server_pid = cls.server._process.pid
+        cls.proxy = cls.enterClassContext(Proxy(cls.server.target, {
+            "timeout http-request 10s": "timeout http-request 1s",
+            "timeout client 1m": "timeout client 1s"}))
+        cls.target = "%s:%d" % cls.proxy.address
+        assert cls.proxy.wait_until(lambda: attacks.is_serving(cls.proxy.address, 1))
+
+    def attack(self, attack, size: int, server_mib: float = 48) -> tuple:
+        """Runs one attack; the processes may not grow and nobody else may notice."""
+        before = attacks.resident_mib(self.server_pid)
+        did = attacks.measure(self.proxy.address, self.proxy.pid, attack, size)
+        self.assertEqual(did["errors"], 0, did)
+        self.assertLess(did["p99_ms"], 500, did)
+        self.assertLess(did["peak_mib"], 16, did)
+        self.assertLess(attacks.resident_mib(self.server_pid) - before, server_mib, did)
+        self.assertTrue(attacks.is_serving(self.proxy.address, 1), did)
+        return did["result"]
+
+    def test_rapid_resets(self) -> None:
+        self.attack(attacks.rapid_reset, 20000)
+        self.attack(attacks.requests_reset, 20000)
+
+    def test_headers_without_end(self) -> None:
+        for attack in (attacks.continuation_flood, attacks.long_header):
+            sent, end = self.attack(attack, 100)
+            self.assertLess(sent, 32 << 20)
+            self.assertNotEqual(end, "open")
+
+    def test_streams_that_are_opened_and_left(self) -> None:
+        self.attack(attacks.many_streams, 5000)
+
+    def test_messages_that_never_arrive_whole(self) -> None:
+        sent, end = self.attack(attacks.half_messages, 32, server_mib=96)
+        self.assertGreater(sent, 0, end)
+
+    def test_floods_of_connections(self) -> None:
+        closed, seconds = self.attack(attacks.half_handshakes, 100)
+        self.assertEqual(closed, 100, seconds)
+        self.attack(attacks.connections, 1500)
+
+    def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """fox-cli through the proxy."""
+        return subprocess.run([str(self.programs / "fox-cli"), *arguments, "--target", self.target],
+                              capture_output=True, text=True, timeout=60, check=False)
+
+    def test_a_silent_stream_is_not_cut(self) -> None:
+        """The server is stopped for longer than a client may be silent."""
+        with subprocess.Popen(
+                [str(self.programs / "fox-cli"), "generate", "Once", "--target", self.target,
+                 "--max-tokens", "2000", "--ignore-eos"], stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stderr is not None
+            first = process.stdout.read(1)
+            os.kill(self.server_pid, signal.SIGSTOP)
+            time.sleep(2)
+            os.kill(self.server_pid, signal.SIGCONT)
+            rest, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, errors)
+        self.assertGreater(len(first + rest), 2000)
+
+    def test_what_is_not_offered(self) -> None:
+        with attacks.Connection(self.proxy.address) as connection:
+            stream = connection.next_stream()
+            connection.socket.sendall(
+                attacks.frame(attacks.HEADERS, attacks.END_HEADERS, stream,
+                              attacks.request_headers("/fox.v1.Admin/Drain")) +
+                attacks.frame(attacks.DATA, attacks.END_STREAM, stream, attacks.message()))
+            while True:
+                kind, flags, _, payload = connection.read()
+                if kind == attacks.HEADERS:
+                    break
+        self.assertIn(b"12", payload)  # UNIMPLEMENTED, in a header without compression
+        self.assertTrue(flags & attacks.END_STREAM)
+        self.assertEqual(self.cli("health").stdout.strip(), "SERVING")
+
+    def test_without_a_server_calls_are_unavailable(self) -> None:
+        with Proxy("127.0.0.1:1", {}) as alone:
+            target = "%s:%d" % alone.address
+
+            def is_refused() -> bool:
+                health = subprocess.run([str(self.programs / "fox-cli"), "health", "--target",
+                                         target], capture_output=True, text=True, check=False)
+                return "UNAVAILABLE" in health.stderr and "503" in health.stderr
+
+            self.assertTrue(alone.wait_until(is_refused))
+
+
+if __name__ == "__main__":
+    ProxyTest.programs = pathlib.Path(sys.argv.pop(1))
+    if HAPROXY is None:
+        print("SKIPPED: there is no haproxy; `./run test` installs it")
+        sys.exit(SKIPPED)
+    unittest.main()

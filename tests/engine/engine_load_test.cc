@@ -1,0 +1,306 @@
+// How an engine behaves under load: overload with deadlines, clients that crowd others out, slow
+// readers, long prompts. Whole minutes on a virtual clock.
+#include <cmath>
+#include <cstdio>
+#include <random>
+
+#include "gtest/gtest.h"
+#include "tests/engine/sim/load.h"
+
+namespace fox {
+namespace {
+
+using sim::Load;
+using sim::LoadCosts;
+using sim::LoadLimits;
+using sim::LoadRequest;
+
+constexpr Seconds kWarm = 20, kEnd = 80;
+
+// Open loop at `rate` a second with deadlines of `deadline` seconds; tokens a second that came in
+// time.
+class Overload {
+ public:
+  Overload(double rate, Seconds deadline, int clients = 1, EngineOptions options = {})
+      : load_(options), rate_(rate), deadline_(deadline), clients_(clients) {
+    Arrive();
+    load_.Run(kEnd);
+  }
+  double Goodput() const {
+    return static_cast<double>(load_.GoodTokens(kWarm, kEnd)) / (kEnd - kWarm);
+  }
+  const Load& load() const { return load_; }
+
+ private:
+  double Unit() { return static_cast<double>(random_() >> 11) * 0x1.0p-53; }
+  void Arrive() {
+    Request request =
+        Load::MakeRequest(20 + static_cast<int64_t>(180 * Unit()),
+                          static_cast<int32_t>(16 + 80 * Unit()), random_() % clients_);
+    request.deadline = load_.now() + deadline_;
+    load_.Send(std::move(request));
+    load_.At(load_.now() - std::log(1 - Unit()) / rate_, [this] { Arrive(); });
+  }
+
+  Load load_;
+  const double rate_;
+  const Seconds deadline_;
+  const uint64_t clients_;
+  std::mt19937_64 random_{1};
+};
+
+TEST(EngineLoadTest, OverloadWithDeadlinesKeepsTheGoodput) {
+  double peak = 0;
+  for (const double rate : {15.0, 20.0, 25.0}) {
+    peak = std::max(peak, Overload(rate, kNever).Goodput());
+  }
+  for (const int clients : {1, 7}) {
+    for (const double factor : {2.0, 5.0, 10.0}) {
+      Overload overload(20 * factor, 5.0, clients);
+      const double goodput = overload.Goodput();
+      std::printf("clients %d, %g x: %.0f of %.0f tokens/s, %lld expired\n", clients, factor,
+                  goodput, peak, static_cast<long long>(overload.load().engine_stats().expired));
+      EXPECT_GE(goodput, 0.9 * peak) << factor << " x, clients " << clients;
+    }
+  }
+}
+
+TEST(EngineLoadTest, EstimatedWaitsAreTrue) {
+  for (const double factor : {2.0, 10.0}) {
+    const Overload overload(20 * factor, kNever);
+    int64_t within = 0, all = 0;
+    double ratio = 0;
+    for (const auto& [id, request] : overload.load().requests()) {
+      if (!request.admitted || request.sent < 5 || request.end == kNever) continue;
+      const double wait = request.finish.stats.first_scheduled - request.sent;
+      ++all;
+      ratio += request.estimate / wait;
+      if (request.estimate > wait / 2 && request.estimate < 2 * wait) ++within;
+    }
+    std::printf("%g x: %lld of %lld within 2x, mean ratio %.2f\n", factor,
+                static_cast<long long>(within), static_cast<long long>(all),
+                ratio / static_cast<double>(all));
+    EXPECT_GT(all, 100);
+    EXPECT_GE(static_cast<double>(within), 0.95 * static_cast<double>(all));
+  }
+}
+
+TEST(EngineLoadTest, TheQueueIsBoundedInSeconds) {
+  EngineOptions options;
+  options.max_queue_seconds = 3;
+  const Overload overload(200, kNever, 1, options);
+  Seconds longest = 0;
+  int64_t refused = 0;
+  for (const auto& [id, request] : overload.load().requests()) {
+    if (!request.admitted) {
+      ++refused;
+      EXPECT_TRUE(absl::IsResourceExhausted(request.refusal));
+    } else if (request.sent > 5 && request.first_token < kNever) {
+      longest = std::max(longest, request.first_token - request.sent);
+    }
+  }
+  EXPECT_GT(refused, 1000);
+  EXPECT_LT(longest, 6);
+  EXPECT_GT(longest, 1.5);
+}
+
+// A client that keeps `parallel` requests going.
+class ClosedLoop {
+ public:
+  ClosedLoop(Load& load, uint64_t client, int parallel, int64_t prompt, int32_t tokens,
+             int32_t priority = 0)
+      : load_(load), client_(client), prompt_(prompt), tokens_(tokens), priority_(priority) {
+    for (int i = 0; i < parallel; ++i) Send();
+  }
+  int64_t served() const { return served_; }
+  int64_t refused() const { return refused_; }
+  int64_t tokens() const { return served_ * tokens_; }
+  Seconds longest() const { return longest_; }
+  Seconds mean_first_token() const { return first_tokens_ / static_cast<double>(served_); }
+
+ private:
+  void Send() {
+    Request request = Load::MakeRequest(prompt_, tokens_, client_);
+    request.priority = priority_;
+    load_.Send(std::move(request), [this](const LoadRequest& ended) {
+      ++(ended.ok() ? served_ : refused_);
+      if (ended.ok()) {
+        longest_ = std::max(longest_, ended.end - ended.sent);
+        first_tokens_ += ended.first_token - ended.sent;
+      }
+      load_.At(load_.now() + (ended.ok() ? 0.0 : 0.02), [this] { Send(); });
+    });
+  }
+
+  Load& load_;
+  const uint64_t client_;
+  const int64_t prompt_;
+  const int32_t tokens_;
+  const int32_t priority_;
+  int64_t served_ = 0, refused_ = 0;
+  Seconds longest_ = 0, first_tokens_ = 0;
+};
+
+TEST(EngineLoadTest, AFloodOfOneClientLeavesOthersTheirTurns) {
+  Load load;
+  const ClosedLoop flood(load, 1, 400, 100, 50);
+  load.Run(10);
+  const ClosedLoop polite(load, 2, 1, 100, 50);
+  load.Run(70);
+  EXPECT_GE(polite.served(), 30);
+  EXPECT_EQ(polite.refused(), 0);
+  EXPECT_GT(flood.served(), 10 * polite.served());  // what is left is the flood's
+  EXPECT_LT(polite.longest(), 4);
+}
+
+TEST(EngineLoadTest, TurnsAreCountedInTokens) {
+  Load load;
+  const ClosedLoop long_prompts(load, 1, 60, 2000, 10);
+  const ClosedLoop short_prompts(load, 2, 60, 50, 10);
+  load.Run(120);
+  const double long_tokens = static_cast<double>(long_prompts.served()) * (2000 + 40);
+  const double short_tokens = static_cast<double>(short_prompts.served()) * (50 + 40);
+  EXPECT_GT(short_tokens / long_tokens, 0.7);
+  EXPECT_LT(short_tokens / long_tokens, 1.5);
+}
+
+TEST(EngineLoadTest, UrgentRequestsDoNotStarveOthers) {
+  EngineOptions options;
+  options.priority_scheduling = true;
+  options.min_priority = -1;
+  options.max_queue_seconds = 0;
+  Load load(options);
+  const ClosedLoop urgent(load, 1, 100, 100, 50, -1);
+  load.Run(10);
+  const ClosedLoop plain(load, 1, 1, 100, 50);
+  load.Run(100);
+  EXPECT_GE(plain.served(), 8);
+  EXPECT_LT(plain.longest(), 12);
+  EXPECT_GT(urgent.served(), 50 * plain.served());
+}
+
+TEST(EngineLoadTest, ALongPromptDoesNotHoldOthersUp) {
+  ExecutorLimits limits = LoadLimits();
+  limits.num_pages = 1000;  // 16,000 tokens; a long prompt needs a tenth of them
+  LoadCosts costs;
+  costs.kept_tokens = 1000;
+  EngineOptions options;
+  options.max_step_seconds = 0.05;
+  Load alone(options, limits, costs);
+  const ClosedLoop undisturbed(alone, 1, 8, 64, 64);
+  alone.Run(60);
+  Load load(options, limits, costs);
+  const ClosedLoop others(load, 1, 8, 64, 64);
+  load.Run(10);
+  const ClosedLoop long_prompts(load, 1, 1, 15000, 4);
+  load.Run(60);
+  std::printf("first token %.3f s, alone %.3f; %lld long prompts, the longest %.1f s\n",
+              others.mean_first_token(), undisturbed.mean_first_token(),
+              static_cast<long long>(long_prompts.served()), long_prompts.longest());
+  EXPECT_LT(others.mean_first_token(),
+            2 * undisturbed.mean_first_token() + options.max_step_seconds);
+  EXPECT_GE(long_prompts.served(), 3);
+}
+
+TEST(EngineLoadTest, TwoLongPromptsShareTheSteps) {
+  EngineOptions options;
+  options.max_queue_seconds = 0;
+  Load load(options);
+  RequestId longs[2];
+  for (RequestId& id : longs) id = load.Send(Load::MakeRequest(16000, 4, 1));
+  const ClosedLoop others(load, 1, 4, 64, 16);
+  load.Run(40);
+  EXPECT_LT(load.requests().at(longs[0]).end, 12);
+  EXPECT_LT(load.requests().at(longs[1]).end, 16);
+  EXPECT_LT(others.longest(), 6);  // sixteen tokens beside half of a step each
+  EXPECT_GT(others.served(), 100);
+}
+
+// A client whose reader takes `rate` tokens a second, at most so many ahead.
+class SlowReader {
+ public:
+  SlowReader(Load& load, uint64_t client, int64_t prompt, double rate) : load_(load), rate_(rate) {
+    Request request = Load::MakeRequest(prompt, 8000, client);
+    request.flow_window = 64;
+    id_ = load.Send(std::move(request));
+    if (rate > 0) load.At(load.now() + 8 / rate, [this] { Read(); });
+  }
+  RequestId id() const { return id_; }
+
+ private:
+  void Read() {
+    load_.engine().Acknowledge(id_, 8);
+    load_.At(load_.now() + 8 / rate_, [this] { Read(); });
+  }
+  Load& load_;
+  const double rate_;
+  RequestId id_ = 0;
+};
+
+TEST(EngineLoadTest, SlowReadersOfLongPromptsCostLittle) {
+  const auto tokens = [](int slow) {
+    Load load;
+    std::vector<std::unique_ptr<SlowReader>> readers;
+    for (int i = 0; i < slow; ++i) {
+      readers.push_back(std::make_unique<SlowReader>(load, 100 + i % 2, 6000, 15.0));
+    }
+    load.Run(60);
+    const ClosedLoop normal(load, 1, 16, 50, 100);
+    load.Run(120);
+    return normal.tokens();
+  };
+  const int64_t alone = tokens(0), beside = tokens(20);
+  std::printf("%lld tokens beside slow readers, %lld alone\n", static_cast<long long>(beside),
+              static_cast<long long>(alone));
+  // Slow readers get what they read, no more.
+  EXPECT_GE(beside + 60 * 20 * 15, 8 * alone / 10);
+  EXPECT_GE(beside, 6 * alone / 10);
+}
+
+TEST(EngineLoadTest, StalledReadersTakeNothingAwayAndEnd) {
+  EngineOptions options;
+  options.stall_timeout = 30;
+  Load load(options);
+  std::vector<std::unique_ptr<SlowReader>> stalled;
+  for (int i = 0; i < 250; ++i) {
+    stalled.push_back(std::make_unique<SlowReader>(load, 7, 100, 0.0));
+  }
+  load.Run(20);
+  EXPECT_EQ(load.engine().stats().paused, 250);
+  EXPECT_EQ(load.engine().stats().waiting, 0);
+  const ClosedLoop others(load, 1, 4, 100, 50);
+  load.Run(28);
+  EXPECT_GT(others.served(), 20);
+  EXPECT_EQ(others.refused(), 0);
+  EXPECT_LT(others.longest(), 1);
+  load.Run(60);
+  for (const auto& reader : stalled) {
+    const LoadRequest& request = load.requests().at(reader->id());
+    ASSERT_LT(request.end, kNever);
+    EXPECT_TRUE(absl::IsAborted(request.finish.status)) << request.finish.status;
+  }
+  EXPECT_EQ(load.engine().stats().paused, 0);
+  EXPECT_EQ(load.engine().stats().aborted, 250);
+}
+
+TEST(EngineLoadTest, StepsAreBoundedByTime) {
+  LoadCosts costs;
+  costs.prefill_token = 0.005;  // 512 tokens would take 2.5 s
+  EngineOptions options;
+  options.max_step_seconds = 0.25;
+  Load load(options, LoadLimits(), costs);
+  const ClosedLoop decoding(load, 1, 2, 10, 1000);
+  load.Run(1);
+  Seconds last = load.now(), longest = 0;
+  load.on_tokens = [&](RequestId, int64_t) {
+    longest = std::max(longest, load.now() - last);
+    last = load.now();
+  };
+  load.Send(Load::MakeRequest(4000, 4, 2));
+  load.Run(30);
+  EXPECT_LT(longest, 0.45);  // a page takes 0.32 s
+  EXPECT_GT(longest, 0.2);
+}
+
+}  // namespace
+}  // namespace fox

@@ -1,0 +1,168 @@
+// Who is taken into the queue, who is displaced, and whom the engine ends by itself.
+#include "tests/engine/engine_fixture.h"
+
+namespace fox {
+namespace {
+
+class EngineRequestsTest : public EngineTest {};
+
+TEST_P(EngineRequestsTest, QueueLimitsAndDuplicates) {
+  FakeOptions fake = Roomy();
+  fake.limits.max_num_seqs = 1;
+  EngineOptions options;
+  options.max_num_queued_reqs = 2;
+  options.max_num_queued_tokens = 12;
+  Start(fake, options);
+  EXPECT_TRUE(engine_->Submit(MakeRequest(1), 0).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(engine_->Submit(MakeRequest(1), 0)));
+  Step();
+  EXPECT_TRUE(engine_->Submit(MakeRequest(2), 0).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(engine_->Submit(MakeRequest(3, 8), 0)));  // tokens
+  EXPECT_TRUE(engine_->Submit(MakeRequest(4), 0).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(engine_->Submit(MakeRequest(5, 1), 0)));  // requests
+  EXPECT_EQ(engine_->stats().rejected, 2);  // a duplicate is no lack of room
+  EXPECT_EQ(engine_->stats().waiting, 2);
+  EXPECT_EQ(engine_->stats().queued_tokens, 10);
+  RunToEnd();
+  EXPECT_TRUE(engine_->Submit(MakeRequest(1), 0).ok());  // an id may come again
+}
+
+std::vector<Request> Samples(std::vector<RequestId> ids, size_t prompt, uint64_t client = 0) {
+  std::vector<Request> requests;
+  for (const RequestId id : ids) {
+    requests.push_back(MakeRequest(id, prompt));
+    requests.back().client = client;
+  }
+  return requests;
+}
+
+TEST_P(EngineRequestsTest, SamplesOfAPromptAreOneRequest) {
+  FakeOptions fake = Roomy();
+  fake.limits.max_num_seqs = 1;
+  EngineOptions options;
+  options.max_num_queued_reqs = 4;
+  options.max_num_queued_tokens = 100;
+  Start(fake, options);
+  EXPECT_TRUE(absl::IsOutOfRange(engine_->Submit(Samples({1, 2, 3, 4, 5}, 5), 0)));
+  EXPECT_TRUE(absl::IsOutOfRange(engine_->Submit(Samples({1, 2, 3}, 40), 0)));
+  EXPECT_TRUE(absl::IsAlreadyExists(engine_->Submit(Samples({1, 2, 1}, 5), 0)));
+  EXPECT_EQ(engine_->stats().rejected, 0);  // a retry would not help
+  ASSERT_TRUE(engine_->Submit(Samples({1, 2, 3}, 5), 0).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(engine_->Submit(Samples({4, 5}, 5), 0)));
+  EXPECT_EQ(engine_->stats().rejected, 1);
+  EXPECT_EQ(engine_->stats().waiting, 3);
+  // A queue deadline is kept as soon as one of them has started.
+  RunToEnd();
+  std::vector<Request> patient = Samples({6, 7, 8}, 5);
+  for (Request& request : patient) request.queue_deadline = 2.0;
+  ASSERT_TRUE(engine_->Submit(std::move(patient), 0).ok());
+  EXPECT_EQ(engine_->NextDeadline(), 2.0);
+  Step(1.0);
+  EXPECT_EQ(engine_->NextDeadline(), kNever);
+  RunToEnd(3.0);
+  for (const RequestId id : {RequestId{6}, RequestId{7}, RequestId{8}}) {
+    EXPECT_TRUE(received_[id].finish->status.ok()) << received_[id].finish->status;
+  }
+}
+
+TEST_P(EngineRequestsTest, WhoHoldsLessThanItsShareDisplacesTheNewestOfWhoHoldsMost) {
+  FakeOptions fake = Roomy();
+  fake.limits.max_num_seqs = 1;
+  EngineOptions options;
+  options.max_num_queued_reqs = 6;
+  Start(fake, options);
+  ASSERT_TRUE(engine_->Submit(Samples({1}, 5, 7), 0).ok());
+  Step();  // runs
+  ASSERT_TRUE(engine_->Submit(Samples({2, 3}, 5, 7), 0).ok());
+  ASSERT_TRUE(engine_->Submit(Samples({4, 5, 6}, 5, 7), 0).ok());
+  ASSERT_TRUE(engine_->Submit(Samples({7}, 5, 8), 0).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(engine_->Submit(Samples({8}, 5, 7), 0)));
+  ASSERT_TRUE(engine_->Submit(Samples({9}, 5, 8), 0).ok());  // displaces 4, 5 and 6
+  EXPECT_EQ(engine_->stats().rejected, 2);
+  EXPECT_EQ(engine_->stats().waiting, 4);
+  EXPECT_TRUE(engine_->HasWork());
+  Step();
+  for (const RequestId id : {RequestId{4}, RequestId{5}, RequestId{6}}) {
+    EXPECT_TRUE(absl::IsResourceExhausted(received_[id].finish->status));
+    EXPECT_TRUE(received_[id].tokens.empty());
+  }
+  // Three of six are its share.
+  ASSERT_TRUE(engine_->Submit(Samples({10}, 5, 8), 0).ok());
+  ASSERT_TRUE(engine_->Submit(Samples({11}, 5, 7), 0).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(engine_->Submit(Samples({12}, 5, 8), 0)));
+  RunToEnd();
+  EXPECT_EQ(engine_->stats().failed, 0);
+  for (const RequestId id : {RequestId{1}, RequestId{2}, RequestId{7}, RequestId{11}}) {
+    EXPECT_EQ(received_[id].tokens, Reference(MakeRequest(id)).tokens);
+  }
+}
+
+TEST_P(EngineRequestsTest, StalledReadersEnd) {
+  EngineOptions options;
+  options.stall_timeout = 30;
+  options.max_paused_reqs = 2;
+  Start(Roomy(), options);
+  for (RequestId id = 1; id <= 2; ++id) {
+    Request request = MakeRequest(id, 5, 50);
+    request.flow_window = 4;
+    ASSERT_TRUE(engine_->Submit(request, 0).ok());
+  }
+  RunToEnd(10.0);
+  EXPECT_EQ(engine_->stats().paused, 2);
+  EXPECT_EQ(engine_->NextDeadline(), 40.0);
+  engine_->Acknowledge(2, 1);  // too little to go on, yet a sign of life
+  RunToEnd(20.0);
+  EXPECT_EQ(received_[2].tokens.size(), 4u);
+  EXPECT_EQ(engine_->NextDeadline(), 40.0);
+  Step(40.0);
+  EXPECT_TRUE(absl::IsAborted(received_[1].finish->status));
+  EXPECT_FALSE(received_[2].finish);
+  EXPECT_EQ(engine_->NextDeadline(), 50.0);
+  // One more than the bound: who has been silent longest ends.
+  for (RequestId id = 3; id <= 4; ++id) {
+    Request request = MakeRequest(id, 5, 50);
+    request.flow_window = 4;
+    ASSERT_TRUE(engine_->Submit(request, 40.0).ok());
+  }
+  RunToEnd(41.0);
+  EXPECT_TRUE(absl::IsAborted(received_[2].finish->status));
+  EXPECT_EQ(engine_->stats().paused, 2);
+  EXPECT_EQ(engine_->stats().aborted, 2);
+  Step(71.0);
+  RunToEnd(71.0);
+  EXPECT_EQ(engine_->stats().aborted, 4);
+  EXPECT_EQ(engine_->NextDeadline(), kNever);
+  EXPECT_EQ(executor_->free_pages(), 100);
+}
+
+TEST_P(EngineRequestsTest, EndsAreCountedByTheirCause) {
+  FakeOptions fake = Roomy();
+  fake.limits.max_num_seqs = 1;
+  Start(fake);
+  Request late = MakeRequest(2);
+  late.deadline = 1.0;
+  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 5, 3), 0).ok());
+  ASSERT_TRUE(engine_->Submit(late, 0).ok());
+  ASSERT_TRUE(engine_->Submit(MakeRequest(3), 0).ok());
+  ASSERT_TRUE(engine_->Submit(MakeRequest(4), 0).ok());
+  engine_->Cancel(3, absl::OkStatus());
+  engine_->Cancel(4, absl::CancelledError("gone"));
+  RunToEnd(1.0);
+  const EngineStats& stats = engine_->stats();
+  EXPECT_EQ(stats.finished, 1);
+  EXPECT_EQ(stats.expired, 1);
+  EXPECT_EQ(stats.aborted, 1);
+  EXPECT_EQ(stats.cancelled, 1);
+  EXPECT_EQ(stats.failed, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Depths, EngineRequestsTest,
+                         testing::Values(Pipeline{1, false}, Pipeline{1, true}, Pipeline{2, false},
+                                         Pipeline{2, true}),
+                         [](const auto& test) {
+                           return "Depth" + std::to_string(test.param.depth) +
+                                  (test.param.samples_on_device ? "Samples" : "");
+                         });
+
+}  // namespace
+}  // namespace fox
