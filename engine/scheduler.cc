@@ -254,10 +254,7 @@ bool Scheduler::MakeRoom(Sequence* next, const Demand& demand, Seconds now, Sche
   const bool needs_slot = next->slot < 0;
   const bool has_slot = !needs_slot || !free_slots_.empty();
   if (has_slot && HasRoom(*next, demand, pages_)) return true;
-  if (has_slot && needs_slot && HasRoomForChunks(*next, demand)) {
-    next->by_chunks = true;
-    return true;
-  }
+  if (has_slot && needs_slot && HasRoomForChunks(*next, demand)) return true;
   int64_t pages = pages_;
   for (const Sequence* holder : holders_) {
     if (holder != next) pages += ledger_.held(holder->slot);
@@ -288,6 +285,7 @@ bool Scheduler::IsHopeless(const Sequence& next, Seconds now) const {
 bool Scheduler::Start(Sequence* next, Seconds now, Demand* demand, Budget* budget,
                       Schedule* schedule) {
   if (!next->is_schedulable() || !MakeRoom(next, *demand, now, schedule)) return false;
+  next->by_chunks = next->slot < 0 && pages_ < ledger_.Between(0, next->length());
   const int64_t need = ledger_.Between(next->computed, next->computed + 1);
   pages_ -= need;  // as ReservePages does
   const int64_t count = ChunkSize(*next, *budget);

@@ -200,6 +200,15 @@ TEST(EngineLoadTest, ALongPromptDoesNotHoldOthersUp) {
   EXPECT_LT(others.mean_first_token(),
             2 * undisturbed.mean_first_token() + options.max_step_seconds);
   EXPECT_GE(long_prompts.served(), 3);
+  // Nor one that has started alone and is larger than the pool.
+  limits.num_pages = 500;
+  Load first(options, limits, costs);
+  const RequestId id = first.Send(Load::MakeRequest(15000, 4, 1));
+  first.Run(0.2);
+  const ClosedLoop later(first, 1, 4, 64, 64);
+  first.Run(2);
+  EXPECT_EQ(first.requests().at(id).end, kNever);
+  EXPECT_GT(first.engine_stats().generated_tokens, 50);  // of the others
 }
 
 TEST(EngineLoadTest, TwoLongPromptsShareTheSteps) {
