@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <limits>
 #include <map>
 #include <thread>
 #include <utility>
@@ -109,6 +110,7 @@ void EngineThread::Impl::Loop() {
     }
   }
   EndAll();
+  last_turn = std::numeric_limits<double>::infinity();  // has ended, which is no hang
 }
 
 // Waits for a command, a deadline or the next heartbeat, but not while there is work.

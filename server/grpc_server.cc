@@ -106,8 +106,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(ServerCore& core,
   if (impl->server == nullptr || impl->port == 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address));
   }
-  impl->monitor = std::make_unique<HealthMonitor>(core, impl->server->GetHealthCheckService(),
-                                                  std::move(names), std::move(on_fatal));
+  impl->monitor =
+      std::make_unique<HealthMonitor>(core, impl->server->GetHealthCheckService(), std::move(names),
+                                      std::move(on_fatal), options.step_timeout);
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
 }
 

@@ -17,6 +17,7 @@ struct GrpcServerOptions {
   int port = 0;  // 0: any free one
   int max_message_mb = 16;
   int max_connection_age_s = 0;  // 0: no limit; running calls finish
+  double step_timeout = 60;      // seconds; see HealthMonitor
   // Of inference, tokenizer, info, admin, health, reflection.
   std::set<std::string> services = {"inference", "tokenizer", "info",
                                     "admin",     "health",    "reflection"};
@@ -26,7 +27,7 @@ class GrpcServer {
  public:
   // Opens the port: the core must be ready to serve. Unavailable: the port is taken. `core` must
   // outlive the server. `on_fatal` is called once, from a thread of its own, when the engine has
-  // failed.
+  // failed or hangs.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(ServerCore& core,
                                                            const GrpcServerOptions& options,
                                                            std::function<void()> on_fatal);

@@ -1,12 +1,14 @@
-// fox-server: flags, then the model, then the port, then signals. The port opens only when
-// everything is loaded. Exit codes: 0 after a drain, 78 for a wrong flag or model (one line says
+// fox-server: flags, then the model, then the port, then signals. Exit codes: 0 after a drain and
+// for a signal while loading, 78 for a wrong flag or model and for too little memory (one line says
 // why), 70 after an engine failure. Read server_core.h next.
-#include <atomic>
+#include <poll.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include "google/protobuf/stubs/logging.h"
 #include "server/grpc_server.h"
 #include "server/plan_log.h"
+#include "server/process_end.h"
 #include "server/server_core.h"
 #include "server/server_flags.h"
 #include "server/signal_handler.h"
@@ -23,9 +26,8 @@
 namespace fox {
 namespace {
 
-constexpr int kExitEngineFailed = 70;   // EX_SOFTWARE
-constexpr int kExitConfiguration = 78;  // EX_CONFIG
-constexpr double kFailureGraceSeconds = 0.5;
+constexpr double kFailureGraceSeconds = 0.2;
+constexpr double kStopSeconds = 0.8;  // after the grace: the last writes, threads that end
 
 constexpr const char* kUsage =
     "fox-server serves a Forgetting Transformer over gRPC (fox.v1).\n\n"
@@ -33,7 +35,11 @@ constexpr const char* kUsage =
     "Each flag may also stand in the environment: --grpc-port as FOX_GRPC_PORT.\n\n";
 
 int ExitWithConfigError(const absl::Status& status) {
-  std::fprintf(stderr, "fox-server: %s\n", std::string(status.message()).c_str());
+  const std::string reason(status.message());
+  LogText(absl::StrCat("fox-server: ", reason, "\n"));
+  if (CurrentLogFormat() == LogFormat::kJson) {
+    Log(LogLevel::kError, "cannot start", {{"reason", reason}});
+  }
   return kExitConfiguration;
 }
 
@@ -91,6 +97,8 @@ struct LoadedModel {
 absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags, const std::string& dir,
                                       const Observers& observers) {
   LoadedModel out;
+  absl::StatusOr<std::string> name = ServedModelName(flags, dir);
+  if (!name.ok()) return name.status();
   absl::StatusOr<LoadedEngine> engine = LoadEngine(EngineConfigOf(flags, dir, observers));
   if (!engine.ok()) return engine.status();
   out.engine = *std::move(engine);
@@ -108,11 +116,7 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags, const std::strin
     context.defaults = *std::move(defaults);
   }
   context.tokenizer = out.tokenizer.get();
-  context.served_model_name = flags.served_model_name;
-  if (context.served_model_name.empty()) {
-    const std::filesystem::path path = std::filesystem::path(dir + "/").lexically_normal();
-    context.served_model_name = path.parent_path().filename().string();
-  }
+  context.served_model_name = *std::move(name);
   context.limits = out.engine.executor->limits();
   context.engine = out.engine.options;
   context.max_prompt_bytes = static_cast<size_t>(flags.max_prompt_bytes);
@@ -120,17 +124,60 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags, const std::strin
   return out;
 }
 
-void PrintModel(const LoadedModel& model, std::FILE* out) {
+// On a thread of its own, so that a signal ends the process at once, however large the model is.
+absl::StatusOr<LoadedModel> LoadUnlessSignalled(const ServerFlags& flags, const std::string& dir,
+                                                const Observers& observers,
+                                                SignalHandler* signals) {
+  absl::StatusOr<LoadedModel> model = absl::UnknownError("not loaded");
+  std::thread loader([&] {
+    model = LoadModel(flags, dir, observers);
+    signals->Wake();
+  });
+  if (const int signal = signals->Wait()) {
+    Log(LogLevel::kInfo, "stopped while loading", {{"signal", int64_t{signal}}});
+    EndNow(EXIT_SUCCESS);
+  }
+  loader.join();
+  return model;
+}
+
+std::string Describe(const LoadedModel& model) {
   const ModelConfig& config = model.engine.config;
-  std::fprintf(out, "model: %s, %d layers, %d heads, hidden size %lld, vocabulary %lld\n",
-               model.context.served_model_name.c_str(), config.num_layers, config.num_heads,
-               static_cast<long long>(config.hidden_size),
-               static_cast<long long>(config.vocab_size));
-  std::fprintf(out, "tokenizer: %s\n",
-               model.tokenizer == nullptr ? "none" : model.tokenizer->info().kind.c_str());
-  std::fprintf(out, "backend: %s, dtype %s\n", model.engine.backend.c_str(),
-               model.engine.dtype.c_str());
-  std::fprintf(out, "%s\n", model.engine.memory_plan.c_str());
+  return absl::StrCat("model: ", model.context.served_model_name, ", ", config.num_layers,
+                      " layers, ", config.num_heads, " heads, hidden size ", config.hidden_size,
+                      ", vocabulary ", config.vocab_size, "\ntokenizer: ",
+                      model.tokenizer == nullptr ? "none" : model.tokenizer->info().kind,
+                      "\nbackend: ", model.engine.backend, ", dtype ", model.engine.dtype, "\n",
+                      model.engine.memory_plan, "\n");
+}
+
+// What the server runs with: text for people, or events.
+void LogStart(const LoadedModel& model, const FlagSet& set) {
+  if (CurrentLogFormat() == LogFormat::kText) return LogText(Describe(model) + set.Effective());
+  const ModelConfig& config = model.engine.config;
+  Log(LogLevel::kInfo, "model",
+      {{"name", model.context.served_model_name},
+       {"layers", int64_t{config.num_layers}},
+       {"heads", int64_t{config.num_heads}},
+       {"hidden_size", int64_t{config.hidden_size}},
+       {"vocabulary", int64_t{config.vocab_size}},
+       {"tokenizer", model.tokenizer == nullptr ? "none" : model.tokenizer->info().kind},
+       {"backend", model.engine.backend},
+       {"dtype", model.engine.dtype},
+       {"memory_plan", model.engine.memory_plan}});
+  std::vector<LogField> fields;
+  for (const auto& [name, value] : set.Values()) fields.emplace_back(name, value);
+  Log(LogLevel::kInfo, "flags", fields);
+}
+
+// On standard output, for whoever started the server; it may be a pipe that nobody reads.
+void PrintListening(const std::string& host, int port) {
+  const std::string line = absl::StrCat("listening on ", host, ":", port, "\n");
+  pollfd ready{STDOUT_FILENO, POLLOUT, 0};
+  const bool printed =
+      poll(&ready, 1, 0) == 1 && write(STDOUT_FILENO, line.data(), line.size()) > 0;
+  Log(LogLevel::kInfo, "listening",
+      {{"host", host}, {"port", int64_t{port}}, {"printed", printed ? "yes" : "no"}});
 }
 
 int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals) {
@@ -138,38 +185,50 @@ int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals) {
   ServerCore core(engine, model.engine.config, model.context,
                   ServerDescription{FOX_VERSION, FOX_GIT_SHA, model.engine.backend,
                                     model.engine.dtype, model.engine.dtype});
-  std::atomic<bool> failed{false};
   absl::StatusOr<std::unique_ptr<GrpcServer>> server =
-      GrpcServer::Start(core, GrpcOptionsOf(flags), [&failed, signals] {
-        failed = true;
+      GrpcServer::Start(core, GrpcOptionsOf(flags), [&engine, signals] {
+        // No thread that waits for a hanging step can end; with the process its connections close,
+        // which clients see as Unavailable.
+        if (engine.fatal().ok()) EndNow(kExitEngineFailed);
         signals->Wake();
       });
   if (!server.ok()) {
     engine.Stop();
     return ExitWithConfigError(server.status());
   }
-  std::printf("listening on %s:%d\n", flags.host.c_str(), (*server)->port());
-  std::fflush(stdout);
+  PrintListening(flags.host, (*server)->port());
 
   const int signal = signals->Wait();
-  if (failed) {
-    Log(LogLevel::kError, "the engine failed", {{"reason", std::string(engine.fatal().message())}});
-    (*server)->Stop(kFailureGraceSeconds);
-    return kExitEngineFailed;
+  const double grace = signal == 0 ? kFailureGraceSeconds : flags.shutdown_timeout;
+  if (signal != 0) Log(LogLevel::kInfo, "shutting down", {{"signal", int64_t{signal}}});
+  EndWithin(grace + kStopSeconds);
+  (*server)->Stop(grace, [signals] {
+    const bool again = signals->Again();
+    if (again) EndWithin(kStopSeconds);
+    return again;
+  });
+  const absl::Status fatal = engine.fatal();  // it may have failed in the drain, too
+  if (fatal.ok()) {
+    Log(LogLevel::kInfo, "stopped");
+  } else {
+    Log(LogLevel::kError, "the engine failed", {{"reason", std::string(fatal.message())}});
   }
-  Log(LogLevel::kInfo, "shutting down", {{"signal", int64_t{signal}}});
-  (*server)->Stop(flags.shutdown_timeout, [signals] { return signals->Again(); });
-  Log(LogLevel::kInfo, "stopped");
-  return EXIT_SUCCESS;
+  const int code = fatal.ok() ? EXIT_SUCCESS : kExitEngineFailed;
+  EndWithin(kStopSeconds, code);  // whatever a thread still does
+  return code;
 }
 
-int Main(const std::vector<std::string>& arguments) {
+int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   ServerFlags flags;
   FlagSet set;
   RegisterServerFlags(&flags, &set);
   const std::string help = kUsage + set.Help();
   absl::Status status =
       set.Parse(arguments, [](const std::string& name) { return std::getenv(name.c_str()); });
+  ConfigureLogFrom(flags);
+  for (const std::string& warning : set.warnings()) {
+    Log(LogLevel::kWarning, "environment", {{"variable", warning}});
+  }
   if (!status.ok()) return ExitWithConfigError(status);
   if (flags.help) return std::fputs(help.c_str(), stdout) < 0;
   if (flags.version) return std::printf("fox-server %s %s\n", FOX_VERSION, FOX_GIT_SHA) < 0;
@@ -179,24 +238,28 @@ int Main(const std::vector<std::string>& arguments) {
   }
   status = CheckServerFlags(flags);
   if (!status.ok()) return ExitWithConfigError(status);
-  ConfigureLogFrom(flags);
   google::protobuf::SetLogHandler(nullptr);  // it would log what clients send
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
 
-  SignalHandler signals;
   const absl::StatusOr<Observers> observers = MakeObservers(flags);
   if (!observers.ok()) return ExitWithConfigError(observers.status());
   const bool check = !flags.check_model.empty();
+  // The port is bound here, so that a taken one is told before the minutes that a model may take.
   absl::StatusOr<LoadedModel> model =
-      LoadModel(flags, check ? flags.check_model : flags.model, *observers);
+      LoadUnlessSignalled(flags, check ? flags.check_model : flags.model, *observers, signals);
   if (!model.ok()) return ExitWithConfigError(model.status());
-  if (check) {
-    PrintModel(*model, stdout);
-    return EXIT_SUCCESS;
-  }
-  PrintModel(*model, stderr);
-  std::fprintf(stderr, "%s", set.Effective().c_str());
-  return Serve(flags, *std::move(model), &signals);
+  if (check) return std::fputs(Describe(*model).c_str(), stdout) < 0;
+  EndOnUncaughtExceptions(kExitEngineFailed);
+  LogStart(*model, set);
+  return Serve(flags, *std::move(model), signals);
+}
+
+int Main(const std::vector<std::string>& arguments) {
+  SignalHandler signals;
+  EndOnUncaughtExceptions(kExitConfiguration);  // until the model is loaded
+  const int code = Run(arguments, &signals);
+  FlushLog(/*seconds=*/0.5);
+  return code;
 }
 
 }  // namespace
