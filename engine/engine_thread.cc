@@ -2,6 +2,8 @@
 // may call back. Read engine_thread.h first.
 #include "engine/engine_thread.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -96,6 +98,7 @@ bool EngineThread::Impl::Push(Command command) {
 
 void EngineThread::Impl::Loop() {
   thread_id = std::this_thread::get_id();
+  pthread_setname_np(pthread_self(), "engine");  // for whoever looks at a process that is stuck
   for (;;) {
     ExecuteCommands();
     {

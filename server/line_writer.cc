@@ -102,7 +102,9 @@ bool LineWriter::Next(Entry* entry) {
 
 // One write a line, so that lines of several processes do not mix.
 bool LineWriter::Write(const std::string& text) {
-  const std::string whole = torn_ ? "\n" + text : text;
+  std::string whole;
+  if (torn_) whole += '\n';
+  whole += text;
   size_t done = 0;
   while (done < whole.size()) {
     const ssize_t n = write(descriptor_, whole.data() + done, whole.size() - done);

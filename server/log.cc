@@ -75,14 +75,18 @@ std::string Line(LogLevel level, const char* event, const std::vector<LogField>&
     line = std::string("{\"time\":\"") + Now().text + "\",\"level\":\"" + name + "\",\"event\":\"" +
            event + "\"";
     for (const LogField& field : fields) {
-      line += "," + Quoted(field.key) + ":";
+      line += ',';
+      line += Quoted(field.key);
+      line += ':';
       line += field.quoted ? Quoted(field.text) : field.text;
     }
     line += "}\n";
   } else {
     line = std::string(Now().text) + " " + name + " " + event;
     for (const LogField& field : fields) {
-      line += " " + field.key + "=";
+      line += ' ';
+      line += field.key;
+      line += '=';
       line += IsPlain(field.text) ? field.text : Quoted(field.text);
     }
     line += "\n";

@@ -27,7 +27,7 @@ namespace fox {
 namespace {
 
 constexpr double kFailureGraceSeconds = 0.2;
-constexpr double kStopSeconds = 0.8;  // after the grace: the last writes, threads that end
+constexpr double kStopSeconds = 0.9;  // after the grace: the last writes, threads that end
 
 constexpr const char* kUsage =
     "fox-server serves a Forgetting Transformer over gRPC (fox.v1).\n\n"
@@ -249,14 +249,14 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
       LoadUnlessSignalled(flags, check ? flags.check_model : flags.model, *observers, signals);
   if (!model.ok()) return ExitWithConfigError(model.status());
   if (check) return std::fputs(Describe(*model).c_str(), stdout) < 0;
-  EndOnUncaughtExceptions(kExitEngineFailed);
+  EndOnAbort(kExitEngineFailed);
   LogStart(*model, set);
   return Serve(flags, *std::move(model), signals);
 }
 
 int Main(const std::vector<std::string>& arguments) {
   SignalHandler signals;
-  EndOnUncaughtExceptions(kExitConfiguration);  // until the model is loaded
+  EndOnAbort(kExitConfiguration);  // until the model is loaded
   const int code = Run(arguments, &signals);
   FlushLog(/*seconds=*/0.5);
   return code;

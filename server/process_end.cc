@@ -17,7 +17,7 @@
 namespace fox {
 namespace {
 
-std::atomic<int> g_uncaught_code{kExitEngineFailed};
+std::atomic<int> g_abort_code{kExitEngineFailed};
 std::atomic<int> g_late_code{kExitEngineFailed};
 
 [[noreturn]] void EndUncaught() {
@@ -34,7 +34,12 @@ std::atomic<int> g_late_code{kExitEngineFailed};
   } catch (...) {
     WriteLastLine(kEvent, "unknown");
   }
-  _exit(g_uncaught_code);
+  _exit(g_abort_code);
+}
+
+void EndAborted(int) {
+  WriteLastLine("the process aborts", "a failed check, or a library without memory or threads");
+  _exit(g_abort_code);
 }
 
 void EndLate(int) {
@@ -44,9 +49,12 @@ void EndLate(int) {
 
 }  // namespace
 
-void EndOnUncaughtExceptions(int code) {
-  g_uncaught_code = code;
+void EndOnAbort(int code) {
+  g_abort_code = code;
   std::set_terminate(EndUncaught);
+  struct sigaction action {};
+  action.sa_handler = EndAborted;
+  sigaction(SIGABRT, &action, nullptr);
 }
 
 void EndWithin(double seconds, int code) {

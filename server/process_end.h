@@ -7,9 +7,9 @@ namespace fox {
 inline constexpr int kExitEngineFailed = 70;   // EX_SOFTWARE
 inline constexpr int kExitConfiguration = 78;  // EX_CONFIG
 
-// From now on an exception that nobody catches (out of memory, a thread that cannot start) ends
-// the process with `code`.
-void EndOnUncaughtExceptions(int code);
+// From now on what would abort (an exception that nobody catches, a library that gets no memory or
+// no thread, a failed check) ends the process with `code`.
+void EndOnAbort(int code);
 
 // Ends the process with `code` after `seconds`, unless it has ended before. The last call counts.
 void EndWithin(double seconds, int code = kExitEngineFailed);
