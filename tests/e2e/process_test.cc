@@ -300,9 +300,9 @@ TEST(ProcessTest, JsonLogsAreJson) {
   EXPECT_EQ(Finish({kBin + "fox-server", "--modle=x", "--log-format=json"}, &output), 78);
   EXPECT_THAT(std::string(nlohmann::json::parse(output).at("reason")), HasSubstr("--model"));
 
-  setenv("FOX_GRPC_PORT", "tcp://10.0.0.1:50051", 1);
+  setenv("FOX_HOST", "tcp://10.0.0.1:50051", 1);
   Process server(ServerCommand({"--log-format=json", "--log-level=debug"}));
-  unsetenv("FOX_GRPC_PORT");
+  unsetenv("FOX_HOST");
   ASSERT_TRUE(server.ReadUntil("listening on "));
   EXPECT_EQ(Finish({kBin + "fox-cli", "generate", "Once", "--max-tokens=3",
                     "--target=" + TargetOf(server)},
@@ -323,10 +323,10 @@ TEST(ProcessTest, JsonLogsAreJson) {
 }
 
 TEST(ProcessTest, ASignalWhileLoadingEndsTheServerAtOnce) {
-  setenv("FOX_GRPC_PORT", "tcp://10.0.0.1:50051", 1);
+  setenv("FOX_HOST", "tcp://10.0.0.1:50051", 1);
   Process server(ServerCommand({}));
-  unsetenv("FOX_GRPC_PORT");
-  ASSERT_TRUE(server.ReadUntil("FOX_GRPC_PORT is ignored"));  // before the model is opened
+  unsetenv("FOX_HOST");
+  ASSERT_TRUE(server.ReadUntil("FOX_HOST is ignored"));  // before the model is opened
   server.Signal(SIGTERM);
   EXPECT_EQ(server.Wait(), 0) << server.output;
   EXPECT_THAT(server.output, HasSubstr("stopped while loading"));

@@ -77,9 +77,9 @@ TEST_F(HealthMonitorTest, ALongStepTurnsItAndItsEndTurnsItBack) {
   std::atomic<int> reported{0};
   HealthMonitor monitor(
       *test_.core, &health_, services_, [&] { ++reported; },
-      /*step_timeout=*/2);
+      /*step_timeout=*/1.6);
   EXPECT_TRUE(health_.All(true));
-  test_.script->step_delay_us = 1300000;
+  test_.script->step_delay_us = 1100000;
   Submit(1);
   EXPECT_TRUE(Eventually([&] { return health_.All(false); }));
   EXPECT_TRUE(Eventually([&] { return health_.All(true); }));
@@ -91,7 +91,7 @@ TEST_F(HealthMonitorTest, AHangIsReportedOnceWhileItLasts) {
   HealthMonitor monitor(
       *test_.core, &health_, services_, [&] { ++reported; },
       /*step_timeout=*/0.3);
-  test_.script->step_delay_us = 1000000;
+  test_.script->step_delay_us = 600000;
   Submit(1);
   EXPECT_TRUE(Eventually([&] { return reported > 0; }));
   EXPECT_TRUE(test_.engine->fatal().ok());
@@ -105,11 +105,11 @@ TEST_F(HealthMonitorTest, TheLimitGrowsWithTheStepsSeen) {
   std::atomic<int> reported{0};
   HealthMonitor monitor(
       *test_.core, &health_, services_, [&] { ++reported; },
-      /*step_timeout=*/0.6);
-  test_.script->step_delay_us = 400000;  // limit: about 1.6 s from here on
+      /*step_timeout=*/0.5);
+  test_.script->step_delay_us = 300000;  // limit: about 1.2 s from here on
   Submit(1);
   EXPECT_TRUE(Eventually([&] { return test_.engine->idle(); }));
-  test_.script->step_delay_us = 1000000;
+  test_.script->step_delay_us = 800000;
   Submit(1);
   EXPECT_TRUE(Eventually([&] { return test_.engine->idle(); }));
   EXPECT_EQ(reported, 0);

@@ -34,7 +34,8 @@ TEST(ServerFlagsTest, RemoteHostsNeedConsent) {
     EXPECT_THAT(ErrorOf({"--model=m", "--host=" + host}, &flags),
                 HasSubstr("--allow-insecure-remote"))
         << host;
-    EXPECT_THAT(ErrorOf({"--model=m", "--admin-address=" + host + ":1"}, &flags),
+    ServerFlags admin;
+    EXPECT_THAT(ErrorOf({"--model=m", "--admin-address=" + host + ":1"}, &admin),
                 HasSubstr("--admin-address"))
         << host;
   }
