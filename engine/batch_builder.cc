@@ -16,7 +16,7 @@ PlannedSequence PaddingSequence(int64_t position) {
 }
 
 BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t max_logit_rows,
-                           int64_t max_num_seqs)
+                           int64_t num_slots)
     : ops_(ops), max_seqs_(max_seqs), max_logit_rows_(max_logit_rows) {
   size_t end = 0;
   const auto take = [&end](int64_t count, size_t size) {
@@ -37,7 +37,7 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
   slot_ = take(max_seqs, sizeof(int32_t));
   token_ = take(max_rows, sizeof(int32_t));
   block_ = ops.Allocate(end);
-  sampled_tokens_ = ops.Allocate(static_cast<size_t>(max_num_seqs) * sizeof(int32_t));
+  sampled_tokens_ = ops.Allocate(static_cast<size_t>(num_slots) * sizeof(int32_t));
   std::byte* base = block_.as<std::byte>();
   outputs_ = OutputsAt(base);
   batch_.position = At<int64_t>(base, position_);

@@ -27,10 +27,10 @@ PlannedSequence PaddingSequence(int64_t position);
 
 class BatchBuilder {
  public:
-  // At most so many rows, sequences (padding included) and logit rows a step; `max_num_seqs`: slots
-  // of the cache.
+  // At most so many rows, sequences (padding included) and logit rows a step; `num_slots`: of
+  // the cache.
   BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t max_logit_rows,
-               int64_t max_num_seqs);
+               int64_t num_slots);
 
   // Bytes of the block that `staging` of Build must hold.
   size_t bytes() const { return block_.bytes(); }

@@ -23,6 +23,9 @@ constexpr bool kHasCuda = true;
 constexpr bool kHasCuda = false;
 #endif
 
+// Of a step's prompts: a GPU's steps are short.
+constexpr double kCpuStepSeconds = 0.25;
+
 absl::Status CheckConfig(const EngineConfig& config) {
   if (config.runner.max_num_seqs < 1) {
     return absl::InvalidArgumentError("--max-num-seqs: at least 1");
@@ -178,6 +181,7 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
   loaded.options.acp = config.runner.acp;
   loaded.options.log_tolerance = LogTolerance(config, loaded.config);
   loaded.options.eos_token_ids = loaded.config.eos_token_ids;
+  if ((*runner)->ops().queue() == nullptr) loaded.options.max_step_seconds = kCpuStepSeconds;
   loaded.memory_plan = DescribeMemory(**runner);
   loaded.backend = (*runner)->ops().Description();
   loaded.dtype = NameOf((*runner)->options().kv_dtype);

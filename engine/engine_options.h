@@ -14,7 +14,13 @@ struct EngineOptions {
   double log_tolerance = -10.0;       // log eps, for requests that do not ask for less
   int64_t max_num_queued_reqs = 256;  // waiting; beyond: ResourceExhausted
   int64_t max_num_queued_tokens = 1 << 20;
-  bool priority_scheduling = true;  // false: first come, first served
+  double max_queue_seconds = 30;     // of estimated wait; beyond: ResourceExhausted. 0: no bound
+  int64_t max_paused_reqs = 256;     // whose readers are slow; beyond: one is Aborted
+  double stall_timeout = 30;         // paused so long without an acknowledgement: Aborted. 0: never
+  bool priority_scheduling = false;  // false: first come, first served
+  int32_t min_priority = 0;          // the most urgent that a request may ask for
+  // Prompts are cut to what a step does in about that time, at least a page. 0: no limit.
+  double max_step_seconds = 0;
   std::vector<int32_t> eos_token_ids;
   int32_t max_logprobs = 20;  // largest accepted SamplingParams::logprobs
 };

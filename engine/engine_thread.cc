@@ -7,9 +7,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+<<<<<<< HEAD
 #include <limits>
 #include <map>
+=======
+>>>>>>> door
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -20,6 +24,7 @@ namespace fox {
 namespace {
 
 constexpr Seconds kLongestWait = 0.1;  // between heartbeats
+constexpr Seconds kSlowestWindow = 60.0;
 
 Seconds SteadySeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -34,11 +39,32 @@ struct CancelCommand {
   RequestId id;
   absl::Status status;
 };
-struct AcknowledgeCommand {
-  RequestId id;
-  int64_t tokens;
+using Command = std::variant<SubmitCommand, CancelCommand>;
+using Acknowledgements = std::unordered_map<RequestId, int64_t>;
+
+std::chrono::steady_clock::duration ToDuration(Seconds seconds) {
+  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+      std::chrono::duration<double>(seconds));
+}
+
+// The longest step of this window and of the one before it.
+class SlowestStepWindow {
+ public:
+  // A step of `seconds` ended at `now`. Returns the longest.
+  double Add(Seconds now, double seconds) {
+    if (now - start_ >= kSlowestWindow) {
+      last_ = now - start_ < 2 * kSlowestWindow ? current_ : 0.0;
+      current_ = 0.0;
+      start_ = now;
+    }
+    current_ = std::max(current_, seconds);
+    return std::max(last_, current_);
+  }
+
+ private:
+  Seconds start_ = 0;
+  double current_ = 0, last_ = 0;
 };
-using Command = std::variant<SubmitCommand, CancelCommand, AcknowledgeCommand>;
 
 }  // namespace
 
@@ -52,28 +78,37 @@ struct EngineThread::Impl {
   // False: the thread is stopping, and the command was dropped.
   bool Push(Command command);
   void Loop();
-  std::vector<Command> TakeCommands();
+  void Step();
+  std::vector<Command> TakeCommands(Acknowledgements* acknowledgements);
   void ExecuteCommands();
   void Execute(Command& command);
   void SubmitOnEngineThread(SubmitCommand& command);
   void Deliver(std::vector<RequestOutput> outputs);
+  void EndBatch();
   void EndAll();
   void Publish();
 
   // Used by the engine thread alone.
   const std::unique_ptr<Engine> engine;
-  std::map<RequestId, OutputSink> sinks;
+  std::unordered_map<RequestId, OutputSink> sinks;
+  std::function<void(Seconds)> batch_end;  // set before the first Submit
+  bool called_back = false;                // since batch_end
+  SlowestStepWindow slowest_window;
 
   const Clock clock;
   std::atomic<RequestId> next_id{1};
   std::atomic<double> last_turn{0.0};  // steady clock
+  std::atomic<double> slowest_step{0.0};
   std::atomic<bool> draining{false};
   std::atomic<std::thread::id> thread_id{};
 
   mutable Mutex mutex;
   CondVar wake;
   std::vector<Command> commands ABSL_GUARDED_BY(mutex);
+  Acknowledgements acknowledged ABSL_GUARDED_BY(mutex);
   bool stopping ABSL_GUARDED_BY(mutex) = false;
+  bool stopped ABSL_GUARDED_BY(mutex) = false;  // the loop is over
+  CondVar stopped_changed;
   // Requests submitted and not yet ended or refused.
   int64_t outstanding ABSL_GUARDED_BY(mutex) = 0;
   EngineStats stats ABSL_GUARDED_BY(mutex);
@@ -105,34 +140,54 @@ void EngineThread::Impl::Loop() {
       const MutexLock lock(mutex);
       if (stopping) break;
     }
-    const Seconds now = clock();
-    if (engine->HasWork() || engine->NextDeadline() <= now) {
-      std::vector<RequestOutput> outputs = engine->Step(now);
-      Publish();
-      Deliver(std::move(outputs));
-    }
+    if (engine->HasWork() || engine->NextDeadline() <= clock()) Step();
+    EndBatch();
   }
   EndAll();
+<<<<<<< HEAD
   last_turn = std::numeric_limits<double>::infinity();  // has ended, which is no hang
+=======
+  EndBatch();
+  {
+    const MutexLock lock(mutex);
+    stopped = true;
+  }
+  stopped_changed.NotifyAll();
+}
+
+void EngineThread::Impl::Step() {
+  const Seconds start = SteadySeconds();
+  std::vector<RequestOutput> outputs = engine->Step(clock());
+  const Seconds end = SteadySeconds();
+  last_turn = end;
+  slowest_step = slowest_window.Add(end, end - start);
+  Publish();
+  Deliver(std::move(outputs));
+}
+
+void EngineThread::Impl::EndBatch() {
+  if (std::exchange(called_back, false) && batch_end) batch_end(clock());
+>>>>>>> door
 }
 
 // Waits for a command, a deadline or the next heartbeat, but not while there is work.
-std::vector<Command> EngineThread::Impl::TakeCommands() {
+std::vector<Command> EngineThread::Impl::TakeCommands(Acknowledgements* acknowledgements) {
   const Seconds wait =
       engine->HasWork() ? 0.0 : std::clamp(engine->NextDeadline() - clock(), 0.0, kLongestWait);
-  const auto until = std::chrono::steady_clock::now() +
-                     std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                         std::chrono::duration<double>(wait));
+  const auto until = std::chrono::steady_clock::now() + ToDuration(wait);
   const MutexLock lock(mutex);
-  while (wait > 0.0 && !stopping && commands.empty()) {
+  while (wait > 0.0 && !stopping && commands.empty() && acknowledged.empty()) {
     if (!wake.WaitUntil(mutex, until)) break;
   }
+  acknowledgements->swap(acknowledged);
   return std::exchange(commands, {});
 }
 
 void EngineThread::Impl::ExecuteCommands() {
-  std::vector<Command> taken = TakeCommands();
+  Acknowledgements acknowledgements;
+  std::vector<Command> taken = TakeCommands(&acknowledgements);
   last_turn = SteadySeconds();
+  for (const auto& [id, tokens] : acknowledgements) engine->Acknowledge(id, tokens);
   for (Command& command : taken) Execute(command);
 }
 
@@ -141,46 +196,40 @@ void EngineThread::Impl::Execute(Command& command) {
     SubmitOnEngineThread(*submit);
   } else if (auto* cancel = std::get_if<CancelCommand>(&command)) {
     engine->Cancel(cancel->id, cancel->status);
-  } else if (auto* acknowledge = std::get_if<AcknowledgeCommand>(&command)) {
-    engine->Acknowledge(acknowledge->id, acknowledge->tokens);
   }
 }
 
 void EngineThread::Impl::SubmitOnEngineThread(SubmitCommand& command) {
-  std::vector<RequestId> taken;
-  absl::Status status;
-  for (Request& request : command.requests) {
-    const RequestId id = request.id;
-    status = engine->Submit(std::move(request), clock());
-    if (!status.ok()) break;
-    taken.push_back(id);
-  }
-  for (RequestId id : taken) {
-    if (status.ok()) {
-      sinks.emplace(id, command.sink);
-    } else {
-      engine->Cancel(id, status);  // before its first step; nobody hears of its end
-    }
+  std::vector<RequestId> ids;
+  for (const Request& request : command.requests) ids.push_back(request.id);
+  const absl::Status status = engine->Submit(std::move(command.requests), clock());
+  if (status.ok()) {
+    for (RequestId id : ids) sinks.emplace(id, command.sink);
   }
   {
     const MutexLock lock(mutex);
-    outstanding -= static_cast<int64_t>(command.requests.size() - taken.size());
+    if (!status.ok()) outstanding -= static_cast<int64_t>(ids.size());
     stats = engine->stats();
   }
+  called_back = true;
   command.on_result(status);
 }
 
 void EngineThread::Impl::Deliver(std::vector<RequestOutput> outputs) {
+  int64_t ended = 0;
   for (RequestOutput& output : outputs) {
-    const bool ended = output.finish.has_value();
-    if (const auto found = sinks.find(output.id); found != sinks.end()) {
-      found->second(std::move(output));
-      if (ended) sinks.erase(found);
-    }
-    if (!ended) continue;
-    const MutexLock lock(mutex);
-    --outstanding;
+    const RequestId id = output.id;
+    const bool last = output.finish.has_value();
+    if (last) ++ended;
+    const auto found = sinks.find(id);
+    if (found == sinks.end()) continue;
+    called_back = true;
+    found->second(std::move(output));
+    if (last) sinks.erase(found);
   }
+  if (ended == 0) return;
+  const MutexLock lock(mutex);
+  outstanding -= ended;
 }
 
 void EngineThread::Impl::EndAll() {
@@ -192,7 +241,8 @@ void EngineThread::Impl::EndAll() {
     last_turn = SteadySeconds();
     Deliver(engine->Step(clock()));
   }
-  for (Command& command : TakeCommands()) {
+  Acknowledgements unused;
+  for (Command& command : TakeCommands(&unused)) {
     const auto* submit = std::get_if<SubmitCommand>(&command);
     if (submit == nullptr) continue;
     submit->on_result(absl::UnavailableError("the server is stopping"));
@@ -216,6 +266,10 @@ EngineThread::EngineThread(std::unique_ptr<Engine> engine, Clock clock)
 
 EngineThread::~EngineThread() { Stop(); }
 
+void EngineThread::SetBatchEnd(std::function<void(Seconds now)> batch_end) {
+  impl_->batch_end = std::move(batch_end);
+}
+
 void EngineThread::Submit(std::vector<Request> requests, const OutputSink& sink,
                           const SubmitCallback& on_result) {
   if (draining()) return on_result(absl::UnavailableError("the server is draining"));
@@ -229,10 +283,17 @@ void EngineThread::Cancel(RequestId id, const absl::Status& status) {
 }
 
 void EngineThread::Acknowledge(RequestId id, int64_t tokens) {
-  impl_->Push(AcknowledgeCommand{id, tokens});
+  {
+    const MutexLock lock(impl_->mutex);
+    if (impl_->stopping) return;
+    impl_->acknowledged[id] += tokens;
+  }
+  impl_->wake.NotifyOne();
 }
 
 void EngineThread::Drain() { impl_->draining = true; }
+
+void EngineThread::Undrain() { impl_->draining = false; }
 
 bool EngineThread::draining() const { return impl_->draining; }
 
@@ -241,15 +302,28 @@ bool EngineThread::idle() const {
   return impl_->outstanding == 0;
 }
 
-void EngineThread::Stop() {
+bool EngineThread::Stop(double patience) {
   {
     const MutexLock lock(impl_->mutex);
     impl_->stopping = true;
   }
   impl_->wake.NotifyOne();
-  if (impl_->thread_id.load() == std::this_thread::get_id()) return;  // the owner joins
+  if (impl_->thread_id.load() == std::this_thread::get_id()) return true;  // the owner joins
+  {
+    const auto start = std::chrono::steady_clock::now();
+    const MutexLock lock(impl_->mutex);
+    while (!impl_->stopped) {
+      if (patience == kNever) {
+        impl_->stopped_changed.Wait(impl_->mutex);
+      } else if (!impl_->stopped_changed.WaitUntil(impl_->mutex, start + ToDuration(patience))) {
+        if (impl_->stopped) break;
+        return false;
+      }
+    }
+  }
   const MutexLock lock(impl_->join_mutex);
   if (impl_->thread.joinable()) impl_->thread.join();
+  return true;
 }
 
 EngineStats EngineThread::stats() const {
@@ -258,6 +332,8 @@ EngineStats EngineThread::stats() const {
 }
 
 double EngineThread::HeartbeatAge() const { return SteadySeconds() - impl_->last_turn; }
+
+double EngineThread::SlowestStep() const { return impl_->slowest_step; }
 
 absl::Status EngineThread::fatal() const {
   const MutexLock lock(impl_->mutex);

@@ -28,28 +28,40 @@ class EngineThread {
   explicit EngineThread(std::unique_ptr<Engine> engine, Clock clock = nullptr);
   ~EngineThread();  // Stop()
 
+  // From now on `batch_end` is called on the engine thread after the callbacks of each turn of the
+  // loop, with the time: what they gathered can be handed on at once. Call before the first Submit.
+  void SetBatchEnd(std::function<void(Seconds now)> batch_end);
+
   // Queues requests that belong together; the engine takes all of them, between the same two steps,
   // or none. `on_result` gets Ok before any output of theirs, or the error of Engine::Submit that
   // refused them, on the engine thread; Unavailable when draining or stopping, within this call.
   // `sink` takes the outputs of all of them, and after an error it is never called.
   void Submit(std::vector<Request> requests, const OutputSink& sink,
               const SubmitCallback& on_result);
+  // What waits for the engine is bounded by its requests, however long a step takes: the tokens
+  // acknowledged to one of them are added up.
   void Cancel(RequestId id, const absl::Status& status);
   void Acknowledge(RequestId id, int64_t tokens);
 
   // From now on Submit answers Unavailable. Running requests go on.
   void Drain();
+  // Takes it back.
+  void Undrain();
   bool draining() const;
   // True when nothing is queued or running.
   bool idle() const;
-  // Ends all requests with Unavailable and joins the thread.
-  void Stop();
+  // Ends all requests with Unavailable and joins the thread. False: after `patience` seconds a step
+  // has still not come back. The requests have not ended then, and the destructor would wait for
+  // it: the process can only exit.
+  bool Stop(double patience = kNever);
 
   // A copy of the engine's counters, at most one step old.
   EngineStats stats() const;
   // Seconds since the loop last turned; grows when a step hangs. The loop turns at least each 100
   // ms.
   double HeartbeatAge() const;
+  // The longest of the steps that ended in the last minute or two, in seconds; 0: none did.
+  double SlowestStep() const;
   // Not ok after an executor failure; the process should end.
   absl::Status fatal() const;
   RequestId NextId();

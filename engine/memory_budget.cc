@@ -137,7 +137,7 @@ std::string DescribeMemory(const ModelRunner& runner) {
       Mib(static_cast<double>(weights.embeddings.bytes())), Mib(page * shape.num_pages),
       shape.num_pages, page / 1024, kPageTokens,
       shape.num_pages / shape.lists_per_slot() * kPageTokens,
-      Mib(static_cast<double>(KvCache::FixedBytes(shape))), options.max_num_seqs,
+      Mib(static_cast<double>(KvCache::FixedBytes(shape))), options.num_slots(),
       options.max_model_len, Mib(static_cast<double>(states)), Mib(activations),
       options.max_num_batched_tokens, options.max_logit_rows);
 }

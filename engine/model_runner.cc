@@ -39,7 +39,7 @@ PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options)
   shape.head_dim = config.head_dim;
   shape.dtype = options.kv_dtype;
   shape.num_pages = options.num_pages;
-  shape.max_slots = options.max_num_seqs;
+  shape.max_slots = options.num_slots();
   shape.max_pages = PagesFor(options.max_model_len);
   shape.k_shift = config.k_shift;
   shape.v_shift = config.v_shift;
@@ -48,7 +48,7 @@ PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options)
 }
 
 size_t PenaltyStateBytes(const ModelConfig& config, const RunnerOptions& options) {
-  return static_cast<size_t>(options.max_num_seqs * config.vocab_size) * sizeof(TokenPenaltyState);
+  return static_cast<size_t>(options.num_slots() * config.vocab_size) * sizeof(TokenPenaltyState);
 }
 
 ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const RunnerOptions& options)
@@ -62,13 +62,14 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
                    std::max(options_.max_logit_rows, DecodeBucket(options_.max_num_seqs))),
       model_(weights_, *ops_, activations_),
       batch_(*ops_, activations_.max_rows, DecodeBucket(options_.max_num_seqs),
-             activations_.max_logit_rows, options_.max_num_seqs),
+             activations_.max_logit_rows, options_.num_slots()),
       cache_(CacheShape(weights_.config, options_), *ops_,
              {batch_.outputs().free_pages, batch_.outputs().pool_fault}),
-      slots_(static_cast<size_t>(options_.max_num_seqs)) {
+      slots_(static_cast<size_t>(options_.num_slots())) {
   limits_.num_pages = options_.num_pages;
   limits_.lists_per_slot = cache_.view().shape.lists_per_slot();
   limits_.max_num_seqs = options_.max_num_seqs;
+  limits_.num_slots = options_.num_slots();
   limits_.max_model_len = options_.max_model_len;
   limits_.max_num_batched_tokens = options_.max_num_batched_tokens;
   limits_.max_logit_rows = options_.max_logit_rows;

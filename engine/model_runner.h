@@ -25,12 +25,15 @@ struct RunnerOptions {
   AcpMode acp = AcpMode::kCertified;
   DType kv_dtype = DType::kF32;
   int32_t max_num_seqs = 16;
+  int32_t spare_slots = 32;  // beside max_num_seqs, where paused sequences keep their pages
   int64_t max_model_len = 0;
   int64_t max_num_batched_tokens = 0;  // of one step; 0: 512 on the CPU, 8192 on a GPU
   int64_t max_logit_rows = 0;          // of one step; 0: 128
   int num_pages = 0;
   bool enforce_eager = false;      // no graphs
   bool poison_free_pages = false;  // see PagedKvShape
+
+  int32_t num_slots() const { return max_num_seqs + spare_slots; }
 };
 
 // `options` with the sizes of a step chosen: no 0 is left, and every sequence can decode in it.

@@ -22,8 +22,7 @@ class PageLedger {
  public:
   explicit PageLedger(const ExecutorLimits& limits)
       : lists_per_slot_(limits.lists_per_slot),
-        collected_{limits.num_pages,
-                   std::vector<int64_t>(static_cast<size_t>(limits.max_num_seqs), 0)},
+        collected_{limits.num_pages, std::vector<int64_t>(static_cast<size_t>(limits.slots()), 0)},
         expected_(collected_) {}
 
   // Pages free after the plans in flight, nothing evicted by them. Negative only while an executor
@@ -65,7 +64,7 @@ class PageLedger {
  private:
   struct Pool {
     int64_t free;
-    std::vector<int64_t> held;  // [max_num_seqs]
+    std::vector<int64_t> held;  // [slots]
   };
   // What a plan does to the pool.
   struct Change {

@@ -49,13 +49,14 @@ struct Request {
   std::vector<int32_t> prompt;  // at least one token
   SamplingParams sampling;
   StopParams stop;
-  int32_t priority = 0;  // lower runs earlier
+  int32_t priority = 0;  // lower runs earlier, where the engine schedules by priority
+  uint64_t client = 0;   // whose turn it takes: clients share the queue evenly
   // log eps of this request: at most the engine's (stricter), or -infinity: prune nothing.
   std::optional<double> log_tolerance;
   Seconds queue_deadline = kNever;  // must have started by then
   Seconds deadline = kNever;        // must have finished by then
-  // Tokens that may be produced ahead of Engine::Acknowledge; beyond them the sequence pauses,
-  // keeping its pages. 0: unlimited.
+  // Tokens that may be produced ahead of Engine::Acknowledge; then the sequence pauses until half
+  // of them are acknowledged. 0: unlimited.
   int32_t flow_window = 0;
 };
 
@@ -85,8 +86,9 @@ struct RequestStats {
 };
 
 struct Finish {
-  absl::Status
-      status;  // not ok: DeadlineExceeded, Cancelled, Internal, ResourceExhausted, Unavailable
+  // Not ok: DeadlineExceeded, Cancelled, Aborted (a stalled reader), Internal, OutOfRange (the pool
+  // is too small), ResourceExhausted (displaced, never started), Unavailable.
+  absl::Status status;
   FinishReason reason = FinishReason::kStop;  // when ok
   std::optional<int32_t> stop_token_id;       // the id that stopped it; it is in no output
   bool eos = false;

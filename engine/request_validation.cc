@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/sampling_limits.h"
+#include "kernels/paged_kv.h"
 
 namespace fox {
 namespace {
@@ -118,12 +119,20 @@ absl::Status ValidateRequest(const Request& request, const EngineOptions& option
   if (limits.lists_per_slot > limits.num_pages) {
     return absl::OutOfRangeError("the page pool is too small for any request");
   }
+  if (options.acp == AcpMode::kOff &&
+      PagesFor(prompt_tokens) * limits.lists_per_slot > limits.num_pages) {
+    return absl::OutOfRangeError(
+        absl::StrCat("prompt: ", prompt_tokens, " tokens do not fit into the page pool"));
+  }
   const int32_t vocab = limits.vocab_size;
   if (absl::Status status = CheckIds("prompt", request.prompt, vocab); !status.ok()) return status;
   if (absl::Status status = CheckSampling(request.sampling, options, vocab); !status.ok()) {
     return status;
   }
   if (absl::Status status = CheckStop(request, options, vocab); !status.ok()) return status;
+  if (options.priority_scheduling && request.priority < options.min_priority) {
+    return Invalid("priority", absl::StrCat("must be at least ", options.min_priority));
+  }
   if (request.log_tolerance && !(*request.log_tolerance <= options.log_tolerance)) {
     return Invalid("log_tolerance", absl::StrCat("must be at most ", options.log_tolerance));
   }

@@ -12,38 +12,82 @@
 namespace fox {
 
 // At most as many sequences run as can all decode in one step.
-Scheduler::Scheduler(const ExecutorLimits& limits)
+Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
+                     double max_step_seconds)
     : limits_(limits),
+      times_(times),
+      max_step_seconds_(max_step_seconds),
       max_running_(std::min({static_cast<int64_t>(limits.max_num_seqs),
                              limits.max_num_batched_tokens, limits.max_logit_rows})),
       ledger_(limits) {
   FOX_CHECK(max_running_ > 0 && limits.lists_per_slot > 0 && limits.num_pages >= 0);
-  for (int32_t slot = limits.max_num_seqs - 1; slot >= 0; --slot) free_slots_.push_back(slot);
+  for (int32_t slot = limits.slots() - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
 
-void Scheduler::Add(Sequence* sequence) {
-  FOX_CHECK(sequence->slot < 0 && sequence->computed == 0 && !sequence->tokens.empty());
-  FOX_CHECK(waiting_.insert(sequence).second);
+void Scheduler::Add(Sequence* sequence, Seconds now) {
+  FOX_CHECK(sequence->state == SequenceState::kNone && sequence->slot < 0);
+  FOX_CHECK(sequence->computed == 0 && !sequence->tokens.empty());
+  waiting_.Enter(*sequence);
+  sequence->place = places_++;
+  sequence->state = SequenceState::kWaiting;
+  waiting_.Add(sequence, now);
 }
 
 void Scheduler::Remove(Sequence* sequence) {
-  if (sequence->slot < 0) {
-    FOX_CHECK(waiting_.erase(sequence) == 1);
-    return;
+  switch (sequence->state) {
+    case SequenceState::kWaiting:
+      waiting_.Remove(sequence);
+      break;
+    case SequenceState::kRunning:
+      FOX_CHECK(running_.erase(sequence) == 1);
+      waiting_.Charge(sequence);
+      break;
+    case SequenceState::kPaused:
+      --paused_;
+      break;
+    default:
+      FOX_CHECK(false);
   }
-  FOX_CHECK(running_.erase(sequence) == 1);
-  ReleaseSlot(sequence);
+  if (sequence->slot >= 0) ReleaseSlot(sequence);
+  sequence->state = SequenceState::kNone;
+  waiting_.Leave(*sequence);
+}
+
+void Scheduler::Resume(Sequence* sequence, Seconds now) {
+  if (sequence->state != SequenceState::kPaused) return;
+  --paused_;
+  sequence->state = SequenceState::kWaiting;
+  if (sequence->slot < 0) sequence->place = places_++;
+  waiting_.Add(sequence, now);
+}
+
+Work Scheduler::RunningWork() const {
+  Work work;
+  for (const Sequence* sequence : running_) {
+    // Of one token the sequence is expected to sample the next; that is decoding.
+    const int64_t prefill = sequence->remaining() > 1 ? sequence->remaining() : 0;
+    const double left =
+        times_.ExpectedTokens(sequence->max_tokens) - static_cast<double>(sequence->produced());
+    work.Add({static_cast<double>(prefill), std::max(left, 1.0), 1});
+  }
+  return work;
 }
 
 Schedule Scheduler::Next(Seconds now) {
   Schedule schedule;
+  for (auto it = running_.begin(); it != running_.end();) {
+    Sequence* sequence = *it++;
+    if (sequence->paused()) Rest(sequence, &schedule);
+  }
   int64_t free = ledger_.free();
   for (const int32_t slot : release_slots_) free += ledger_.held(slot);
   // With no slot in use everything is free once this plan has released what it must, however late
   // the count of free pages is.
-  pages_ = running_.empty() ? limits_.num_pages : std::min(limits_.num_pages, free);
-  Budget budget{limits_.max_num_batched_tokens, limits_.max_logit_rows};
-  const std::vector<Sequence*> ready = ReservePages(&schedule);
+  const bool unused = running_.empty() && holders_.empty();
+  pages_ = unused ? limits_.num_pages : std::min(limits_.num_pages, free);
+  Budget budget{limits_.max_num_batched_tokens, limits_.max_num_batched_tokens,
+                limits_.max_logit_rows};
+  const std::vector<Sequence*> ready = ReservePages(now, &schedule);
   std::vector<Sequence*> prefills;
   for (Sequence* sequence : ready) {
     if (sequence->remaining() > 1) {
@@ -52,10 +96,18 @@ Schedule Scheduler::Next(Seconds now) {
       Plan(sequence, 1, now, &budget, &schedule);
     }
   }
-  for (Sequence* sequence : prefills) {
-    Plan(sequence, ChunkSize(*sequence, budget), now, &budget, &schedule);
+  if (max_step_seconds_ > 0) {
+    const auto decodes = static_cast<int64_t>(schedule.sequences.size());
+    budget.prefill = std::min(budget.tokens, times_.PrefillTokens(max_step_seconds_, decodes));
   }
-  Admit(now, &budget, &schedule);
+  if (!prefills.empty()) {
+    const int64_t kept = (budget.prefill + 1) / 2;
+    budget.prefill -= kept;
+    Admit(now, /*whole_prompts=*/true, &budget, &schedule);
+    budget.prefill = std::min(budget.prefill + kept, budget.tokens);
+    PlanPrefills(std::move(prefills), now, &budget, &schedule);
+  }
+  Admit(now, /*whole_prompts=*/false, &budget, &schedule);
   FOX_CHECK(budget.tokens >= 0 && budget.logit_rows >= 0);
   schedule.plan.release_slots = std::exchange(release_slots_, {});
   if (!schedule.plan.empty()) ledger_.Submit(schedule.plan);
@@ -68,45 +120,100 @@ void Scheduler::ReleaseSlot(Sequence* sequence) {
   const auto place =
       std::lower_bound(free_slots_.begin(), free_slots_.end(), sequence->slot, std::greater<>());
   free_slots_.insert(place, sequence->slot);
+  const auto holder = std::find(holders_.begin(), holders_.end(), sequence);
+  if (holder != holders_.end()) holders_.erase(holder);
+  if (by_chunks_ == sequence) by_chunks_ = nullptr;
   sequence->ReleaseSlot();
 }
 
-void Scheduler::Preempt(Sequence* sequence, Schedule* schedule) {
+void Scheduler::Rest(Sequence* sequence, Schedule* schedule) {
   FOX_CHECK(running_.erase(sequence) == 1);
+  waiting_.Charge(sequence);
+  holders_.push_back(sequence);
+  Pause(sequence, schedule);
+}
+
+void Scheduler::Pause(Sequence* sequence, Schedule* schedule) {
+  sequence->state = SequenceState::kPaused;
+  sequence->preempted = false;
+  ++paused_;
+  schedule->paused.push_back(sequence);
+}
+
+void Scheduler::Preempt(Sequence* sequence, Seconds now, Schedule* schedule) {
+  FOX_CHECK(running_.erase(sequence) == 1);
+  waiting_.Charge(sequence);
+  sequence->pages_lost = ledger_.held(sequence->slot);
   ReleaseSlot(sequence);
   ++sequence->stats.preemptions;
   ++schedule->preemptions;
-  FOX_CHECK(waiting_.insert(sequence).second);
+  ++sequence->losses;
+  sequence->preempted = true;
+  sequence->state = SequenceState::kWaiting;
+  waiting_.Add(sequence, now);
 }
 
-// Who loses its pages to `requester`: a paused sequence, else the last one behind `requester`.
-Sequence* Scheduler::SelectVictim(const Sequence& requester) const {
-  for (auto last = running_.rbegin(); last != running_.rend(); ++last) {
-    if ((*last)->paused()) return *last;
+void Scheduler::TakePages(Sequence* holder, Seconds now, Schedule* schedule) {
+  const bool waits = holder->state == SequenceState::kWaiting;
+  if (waits) waiting_.Remove(holder);
+  ReleaseSlot(holder);
+  ++holder->stats.preemptions;
+  ++schedule->preemptions;
+  if (!waits) return;
+  holder->place = places_++;
+  waiting_.Add(holder, now);
+}
+
+// Of those that hold pages and do not run: who is paused for long, the longest first; then who
+// costs least to be computed again.
+Sequence* Scheduler::SelectHolder(Seconds now) const {
+  constexpr Seconds kLong = 5.0;
+  const auto before = [now](const Sequence* a, const Sequence* b) {
+    const bool a_waits = a->state == SequenceState::kWaiting;
+    const bool b_waits = b->state == SequenceState::kWaiting;
+    if (a_waits != b_waits) return b_waits;
+    const bool a_long = !a_waits && now >= a->paused_since + kLong;
+    const bool b_long = !b_waits && now >= b->paused_since + kLong;
+    if (a_long != b_long) return a_long;
+    if (a_long && a->paused_since != b->paused_since) return a->paused_since < b->paused_since;
+    return a->length() != b->length() ? a->length() < b->length() : a->place > b->place;
+  };
+  const auto least = std::min_element(holders_.begin(), holders_.end(), before);
+  return least == holders_.end() ? nullptr : *least;
+}
+
+// Takes pages from a sequence that does not run, else from the last one behind `requester`. False:
+// there is none.
+bool Scheduler::TakeFor(const Sequence& requester, Seconds now, Schedule* schedule) {
+  if (Sequence* holder = SelectHolder(now); holder != nullptr) {
+    TakePages(holder, now, schedule);
+    return true;
   }
   Sequence* last = *running_.rbegin();
-  return RunsBefore(requester, *last) ? last : nullptr;
+  if (!RunsBefore(requester, *last)) return false;
+  Preempt(last, now, schedule);
+  return true;
 }
 
 // Promises pages for one token to each running sequence in order; those that got them. One that
 // did not waits with its pages while earlier ones go on, or, alone, while plans in flight may still
-// evict.
-std::vector<Sequence*> Scheduler::ReservePages(Schedule* schedule) {
+// evict. Who started without room for its prompt leaves those before it a page row each.
+std::vector<Sequence*> Scheduler::ReservePages(Seconds now, Schedule* schedule) {
   std::vector<Sequence*> ready;
-  for (auto it = running_.begin(); it != running_.end();) {
+  int64_t earlier = 0;
+  for (auto it = running_.begin(); it != running_.end(); ++earlier) {
     Sequence* sequence = *it;
     if (!sequence->is_schedulable()) {
       ++it;
       continue;
     }
     const int64_t need = ledger_.Between(sequence->computed, sequence->computed + 1);
-    while (need > 0 && pages_ < need) {
-      Sequence* victim = SelectVictim(*sequence);
-      if (victim == nullptr) break;
-      Preempt(victim, schedule);
+    const int64_t left = sequence->by_chunks ? earlier * limits_.lists_per_slot : 0;
+    while (need > 0 && pages_ < need + left) {
+      if (!TakeFor(*sequence, now, schedule)) break;
     }
     ++it;  // only now: a victim may have been the next one
-    if (need == 0 || pages_ >= need) {
+    if (need == 0 || pages_ >= need + left) {
       pages_ -= need;
       ready.push_back(sequence);
     } else if (running_.size() == 1 && !ledger_.in_flight()) {
@@ -118,75 +225,162 @@ std::vector<Sequence*> Scheduler::ReservePages(Schedule* schedule) {
   return ready;
 }
 
-// Whether `next` may start: the pages of all its tokens, beside the demand of those that run. One
-// that runs alone starts anyway: eviction may make a long prompt fit.
-bool Scheduler::Fits(const Sequence& next, const Demand& demand, int64_t pages) const {
-  if (demand.running == 0) return pages >= limits_.lists_per_slot;
-  if (demand.running >= max_running_) return false;
-  const int64_t whole = ledger_.Between(0, next.length());
+// One that started by chunks takes what it finds.
+int64_t Scheduler::PromisedTo(const Sequence& sequence) const {
+  return sequence.by_chunks ? 0 : ledger_.Between(sequence.computed, sequence.length());
+}
+
+// The pages of all its tokens, beside the demand of those that run. One that runs alone starts
+// anyway: eviction may make a long prompt fit; and one that still has its pages.
+bool Scheduler::HasRoom(const Sequence& next, const Demand& demand, int64_t pages) const {
+  if (demand.running == 0 || next.slot >= 0) {
+    return pages >= ledger_.Between(next.computed, next.computed + 1);
+  }
+  const int64_t whole = ledger_.Between(next.computed, next.length());
   return pages >= whole + demand.promised + demand.running * limits_.lists_per_slot;
 }
 
-// Preempts sequences that have been paused for long, the last first, if that lets `next` start.
-bool Scheduler::MakeRoom(const Sequence& next, Seconds now, Demand* demand, Schedule* schedule) {
-  std::vector<Sequence*> victims;
-  Demand after = *demand;
-  int64_t pages = pages_;
-  for (auto last = running_.rbegin(); last != running_.rend() && !Fits(next, after, pages);
-       ++last) {
-    Sequence* victim = *last;
-    if (!victim->paused() || now < victim->paused_since + kPauseGrace) continue;
-    victims.push_back(victim);
-    pages += ledger_.held(victim->slot);
-    after.promised -= ledger_.Between(victim->computed, victim->length());
-    --after.running;
+// A page row, beside the demand of those that run, and more than it could not hold before. Eviction
+// may make the rest fit; else it is preempted. One at a time, so that they do not preempt each
+// other.
+bool Scheduler::HasRoomForChunks(const Sequence& next, const Demand& demand) const {
+  if (by_chunks_ != nullptr || next.remaining() <= kPageTokens) return false;
+  const int64_t own = std::max(limits_.lists_per_slot, 2 * next.pages_lost);
+  return pages_ >= own + demand.promised + demand.running * limits_.lists_per_slot;
+}
+
+// Finds a slot and pages, if need be those of sequences that do not run.
+bool Scheduler::MakeRoom(Sequence* next, const Demand& demand, Seconds now, Schedule* schedule) {
+  const bool needs_slot = next->slot < 0;
+  const bool has_slot = !needs_slot || !free_slots_.empty();
+  if (has_slot && HasRoom(*next, demand, pages_)) return true;
+  if (has_slot && needs_slot && HasRoomForChunks(*next, demand)) {
+    next->by_chunks = true;
+    return true;
   }
-  if (!Fits(next, after, pages)) return false;
-  for (Sequence* victim : victims) Preempt(victim, schedule);
-  *demand = after;
+  int64_t pages = pages_;
+  for (const Sequence* holder : holders_) {
+    if (holder != next) pages += ledger_.held(holder->slot);
+  }
+  if (!HasRoom(*next, demand, pages)) return false;
+  while (!holders_.empty() &&
+         ((needs_slot && free_slots_.empty()) || !HasRoom(*next, demand, pages_))) {
+    Sequence* holder = SelectHolder(now);
+    if (holder == next) break;
+    TakePages(holder, now, schedule);
+  }
+  return !(needs_slot && free_slots_.empty()) && HasRoom(*next, demand, pages_);
+}
+
+// Whether a sequence that has not started could not finish before its deadline; or, where it could
+// not even if it had started at once, not begin.
+bool Scheduler::IsHopeless(const Sequence& next, Seconds now) const {
+  if (next.started || next.request.deadline == kNever || running_.empty() || !times_.known()) {
+    return false;
+  }
+  const Seconds first = times_.FirstToken(next.prompt_tokens);
+  const Seconds whole = times_.Service(next.prompt_tokens, next.max_tokens);
+  const bool could_finish = next.stats.arrival + whole <= next.request.deadline;
+  return now + (could_finish ? std::max(first, 0.7 * whole) : first) > next.request.deadline;
+}
+
+// Gives `next` a seat if there is room. False: nothing has changed.
+bool Scheduler::Start(Sequence* next, Seconds now, Demand* demand, Budget* budget,
+                      Schedule* schedule) {
+  if (!next->is_schedulable() || !MakeRoom(next, *demand, now, schedule)) return false;
+  const int64_t need = ledger_.Between(next->computed, next->computed + 1);
+  pages_ -= need;  // as ReservePages does
+  const int64_t count = ChunkSize(*next, *budget);
+  if (count == 0) {
+    pages_ += need;
+    next->by_chunks = false;
+    return false;
+  }
+  waiting_.Start(next, now);
+  if (next->slot < 0) {
+    next->slot = free_slots_.back();
+    free_slots_.pop_back();
+  } else {
+    holders_.erase(std::find(holders_.begin(), holders_.end(), next));
+  }
+  if (next->by_chunks) by_chunks_ = next;
+  if (!next->preempted) next->place = places_++;
+  next->state = SequenceState::kRunning;
+  next->blocked_since = kNever;
+  FOX_CHECK(running_.insert(next).second);
+  Plan(next, count, now, budget, schedule);
+  demand->promised += PromisedTo(*next);
+  ++demand->running;
   return true;
 }
 
-void Scheduler::Admit(Seconds now, Budget* budget, Schedule* schedule) {
-  if (waiting_.empty() || budget->tokens == 0) return;
+// By turns; only those whose tokens all go into this plan, if `whole_prompts`. Who finds no room is
+// passed over, and holds back the rest after a while.
+void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule) {
   Demand demand;
-  demand.running = static_cast<int64_t>(running_.size());
-  for (const Sequence* sequence : running_) {
-    demand.promised += ledger_.Between(sequence->computed, sequence->length());
-  }
-  for (auto it = waiting_.begin(); it != waiting_.end();) {
-    Sequence* next = *it;
-    if (next->paused()) {
-      ++it;
+  demand.running = running();
+  for (const Sequence* sequence : running_) demand.promised += PromisedTo(*sequence);
+  waiting_.BeginRound();
+  int passed_over = 0;
+  while (budget->prefill > 0 && demand.running < max_running_ && passed_over < kMostPassedOver) {
+    Sequence* next = waiting_.Next(now);
+    if (next == nullptr) return;
+    if (next->paused()) {  // by what a plan in flight has brought
+      waiting_.Remove(next);
+      Pause(next, schedule);
       continue;
     }
-    // In order: who does not fit holds back the rest, else a long prompt would never start. One
-    // that was preempted with a plan in flight comes back when that has been collected.
-    if (budget->tokens == 0 || next->in_flight > 0) break;
-    if (!MakeRoom(*next, now, &demand, schedule)) break;
-    pages_ -= limits_.lists_per_slot;  // the first page row, as ReservePages does
-    const int64_t count = ChunkSize(*next, *budget);
-    if (count == 0) {
-      pages_ += limits_.lists_per_slot;
-      break;
+    if (IsHopeless(*next, now)) {
+      Remove(next);
+      schedule->hopeless.push_back(next);
+      continue;
     }
-    it = waiting_.erase(it);
-    next->slot = free_slots_.back();
-    free_slots_.pop_back();
-    FOX_CHECK(running_.insert(next).second);
-    Plan(next, count, now, budget, schedule);
-    demand.promised += ledger_.Between(next->computed, next->length());
-    ++demand.running;
+    // One that was preempted with a plan in flight comes back when that has been collected.
+    const bool ready = next->is_schedulable() && (next->slot >= 0 || next->in_flight == 0);
+    if (ready) {
+      const bool fits = !whole_prompts || next->remaining() <= budget->prefill;
+      if (fits && Start(next, now, &demand, budget, schedule)) continue;
+      next->blocked_since = std::min(next->blocked_since, now);
+      if (now >= next->blocked_since + kOvertaking) return;
+    }
+    waiting_.PassOver(next);
+    ++passed_over;
   }
+}
+
+// The first in order gets at least half, then the shortest are done first.
+void Scheduler::PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budget* budget,
+                             Schedule* schedule) {
+  if (prefills.empty()) return;
+  Sequence* first = prefills.front();
+  prefills.erase(prefills.begin());
+  std::stable_sort(prefills.begin(), prefills.end(), [](const Sequence* a, const Sequence* b) {
+    return a->remaining() < b->remaining();
+  });
+  const int64_t kept =
+      std::min(first->remaining(), std::max<int64_t>(kPageTokens, budget->prefill / 2));
+  budget->prefill = std::max<int64_t>(0, budget->prefill - kept);
+  for (Sequence* sequence : prefills) {
+    Plan(sequence, ChunkSize(*sequence, *budget), now, budget, schedule);
+  }
+  budget->prefill = std::min(budget->prefill + kept, budget->tokens);
+  Plan(first, ChunkSize(*first, *budget), now, budget, schedule);
 }
 
 // The largest chunk within tokens, pages and logit rows, ending at a page end if it is not the
 // last. The pages of its first token are promised already.
 int64_t Scheduler::ChunkSize(const Sequence& sequence, const Budget& budget) const {
   const int64_t begin = sequence.computed;
-  int64_t count = std::min(sequence.remaining(), budget.tokens);
+  int64_t count = std::min({sequence.remaining(), budget.tokens, budget.prefill});
+  int64_t pages = pages_;
+  if (sequence.by_chunks) {
+    // What others were promised stays theirs.
+    for (const Sequence* other : running_) {
+      if (other != &sequence) pages -= PromisedTo(*other) + limits_.lists_per_slot;
+    }
+  }
   const int64_t page_rows =
-      PagesFor(begin + 1) + std::max<int64_t>(0, pages_) / limits_.lists_per_slot;
+      PagesFor(begin + 1) + std::max<int64_t>(0, pages) / limits_.lists_per_slot;
   count = std::min(count, page_rows * kPageTokens - begin);
   // A token wants at most one row: leaving out as many tokens as rows are too many never cuts too
   // deep, and may have to be repeated where tokens want none.
@@ -223,16 +417,21 @@ void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* bud
     }
   }
   budget->tokens -= count;
+  if (sequence->remaining() > 1) budget->prefill -= count;
+  budget->prefill = std::min(budget->prefill, budget->tokens);
   budget->logit_rows -= static_cast<int64_t>(planned.logit_rows.size());
   const int64_t pages = ledger_.Between(begin + 1, begin + count);
   FOX_CHECK(pages == 0 || pages_ >= pages);
   pages_ -= pages;
   sequence->computed += count;
   ++sequence->in_flight;
+  if (sequence->by_chunks && sequence->remaining() == 0) {
+    sequence->by_chunks = false;
+    by_chunks_ = nullptr;
+  }
   if (planned.sample) {
     ++sequence->pending;
-    // From now on, so that nobody admitted later takes it out of this very plan.
-    if (sequence->paused()) sequence->paused_since = now;
+    sequence->UpdatePause(now);
   }
   schedule->plan.sequences.push_back(std::move(planned));
   schedule->sequences.push_back(sequence);

@@ -1,14 +1,18 @@
 // Scheduler: which sequences run next and how many of their tokens. Pure: depends on the sequences
-// given, on `now` and on the results collected; no clock, no I/O. Read scheduler.cc next.
+// given, on `now` and on the results collected; no clock, no I/O. Read waiting_queue.h next.
 //
 // Plans may be made while earlier ones are in flight. Plans run in order, so a slot released by one
 // may be used by the same one. A sequence is planned again at once where the executor samples its
 // token (Sequence::pending), else when the host has sampled it.
 //
-// Order is (priority, arrival), everywhere. Running sequences come before waiting ones, sequences
-// with one token left (decode) before longer ones (prefill). Pages are promised in order: who
-// comes earlier preempts who comes later, so the first running sequence is never preempted and
-// nothing starves. A plan never asks for more pages than are known to be free.
+// A sequence waits for a seat, runs, or is paused. Seats are given by turns (WaitingQueue); those
+// that run are in the order of RunsBefore: by when they started. Decodes (one token left) come
+// before longer ones (prefill). Pages are promised in order: who comes earlier preempts who comes
+// later, so the first running sequence is never preempted, and who was preempted kMostLosses times
+// comes first: nothing starves. A plan never asks for more pages than are known to be free.
+//
+// A paused sequence gives its seat up at once, but keeps slot and pages until somebody else has no
+// room without them.
 #pragma once
 
 #include <cstdint>
@@ -17,32 +21,42 @@
 
 #include "engine/page_ledger.h"
 #include "engine/sequence.h"
+#include "engine/service_times.h"
 #include "engine/step_executor.h"
 #include "engine/step_plan.h"
+#include "engine/waiting_queue.h"
 
 namespace fox {
 
 struct Schedule {
   StepPlan plan;
   std::vector<Sequence*> sequences;  // of plan.sequences, in that order
-  std::vector<Sequence*> exhausted;  // ran alone and the pool is too small; removed already
+  // Removed already:
+  std::vector<Sequence*> exhausted;  // ran alone and the pool is too small
+  std::vector<Sequence*> hopeless;   // could not start early enough for their deadlines
+  std::vector<Sequence*> paused;     // since this plan: not removed
   int64_t preemptions = 0;
 };
 
 class Scheduler {
  public:
-  // A paused sequence keeps its pages this long against waiting ones. Running ones take them at
-  // once when they need them.
-  static constexpr Seconds kPauseGrace = 1.0;
+  // Who finds no room at its turn is overtaken by those who do, for so long.
+  static constexpr Seconds kOvertaking = 5.0;
+  static constexpr int kMostPassedOver = 16;  // a step
 
-  explicit Scheduler(const ExecutorLimits& limits);
+  // Prompts are cut so that a step takes about `max_step_seconds` (0: no limit) by `times`, which
+  // must outlive the scheduler.
+  Scheduler(const ExecutorLimits& limits, const ServiceTimes& times, double max_step_seconds = 0);
 
-  // Queues a sequence at its place in the order. It must live until Remove, or until it is
-  // reported exhausted.
-  void Add(Sequence* sequence);
+  // Queues a sequence. It must live until Remove, or until it is reported as removed.
+  void Add(Sequence* sequence, Seconds now);
 
   // Forgets a sequence; the next plan releases its slot, if it has one.
   void Remove(Sequence* sequence);
+
+  // The sequence is not paused() any more: it waits for a seat, with its pages if it still has
+  // them, else behind all that wait.
+  void Resume(Sequence* sequence, Seconds now);
 
   // Plans the next step and counts its tokens as computed. A plan that is not empty is in flight
   // from then on.
@@ -55,6 +69,13 @@ class Scheduler {
   // Whether the next plan has slots to release.
   bool has_pending_release() const { return !release_slots_.empty(); }
 
+  int64_t running() const { return static_cast<int64_t>(running_.size()); }
+  int64_t paused() const { return paused_; }
+  const WaitingQueue& waiting() const { return waiting_; }
+  // How many run at once.
+  int64_t seats() const { return max_running_; }
+  Work RunningWork() const;
+
  private:
   struct Earlier {
     bool operator()(const Sequence* a, const Sequence* b) const { return RunsBefore(*a, *b); }
@@ -62,6 +83,7 @@ class Scheduler {
   // What is left in the plan being made.
   struct Budget {
     int64_t tokens = 0;
+    int64_t prefill = 0;  // of them
     int64_t logit_rows = 0;
   };
   // What the running sequences may still ask of the pool.
@@ -71,19 +93,36 @@ class Scheduler {
   };
 
   void ReleaseSlot(Sequence* sequence);
-  void Preempt(Sequence* sequence, Schedule* schedule);
-  Sequence* SelectVictim(const Sequence& requester) const;
-  std::vector<Sequence*> ReservePages(Schedule* schedule);
-  bool Fits(const Sequence& next, const Demand& demand, int64_t pages) const;
-  bool MakeRoom(const Sequence& next, Seconds now, Demand* demand, Schedule* schedule);
-  void Admit(Seconds now, Budget* budget, Schedule* schedule);
+  void Rest(Sequence* sequence, Schedule* schedule);
+  void Pause(Sequence* sequence, Schedule* schedule);
+  void Preempt(Sequence* sequence, Seconds now, Schedule* schedule);
+  // Takes the pages of a sequence that has a slot and does not run.
+  void TakePages(Sequence* holder, Seconds now, Schedule* schedule);
+  Sequence* SelectHolder(Seconds now) const;
+  bool TakeFor(const Sequence& requester, Seconds now, Schedule* schedule);
+  int64_t PromisedTo(const Sequence& sequence) const;
+  std::vector<Sequence*> ReservePages(Seconds now, Schedule* schedule);
+  bool HasRoom(const Sequence& next, const Demand& demand, int64_t pages) const;
+  bool HasRoomForChunks(const Sequence& next, const Demand& demand) const;
+  bool MakeRoom(Sequence* next, const Demand& demand, Seconds now, Schedule* schedule);
+  bool IsHopeless(const Sequence& next, Seconds now) const;
+  bool Start(Sequence* next, Seconds now, Demand* demand, Budget* budget, Schedule* schedule);
+  void Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule);
+  void PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budget* budget,
+                    Schedule* schedule);
   int64_t ChunkSize(const Sequence& sequence, const Budget& budget) const;
   void Plan(Sequence* sequence, int64_t count, Seconds now, Budget* budget, Schedule* schedule);
 
   const ExecutorLimits limits_;
+  const ServiceTimes& times_;
+  const double max_step_seconds_;
   const int64_t max_running_;
-  std::set<Sequence*, Earlier> running_;  // hold a slot, paused ones included
-  std::set<Sequence*, Earlier> waiting_;
+  std::set<Sequence*, Earlier> running_;
+  WaitingQueue waiting_;
+  std::vector<Sequence*> holders_;  // have a slot and do not run
+  int64_t paused_ = 0;
+  Sequence* by_chunks_ = nullptr;  // the one running sequence with that mark
+  int64_t places_ = 0;
   std::vector<int32_t> free_slots_;     // descending: the lowest is taken first
   std::vector<int32_t> release_slots_;  // for the next plan
   PageLedger ledger_;

@@ -33,7 +33,8 @@ Sequence::Sequence(Request submitted, const EngineOptions& options, int64_t max_
                         : request.log_tolerance.value_or(options.log_tolerance)),
       stop(request.stop, options.eos_token_ids),
       priority(options.priority_scheduling ? request.priority : 0),
-      arrival(arrival_order) {
+      arrival(arrival_order),
+      place(0) {
   if (request.sampling.repetition_penalty != 1.0f) counts.AddPrompt(tokens);
   stats.prompt_tokens = prompt_tokens;
   stats.arrival = now;
@@ -121,6 +122,7 @@ void Sequence::Append(const SampledToken& token) {
 
 void Sequence::ReleaseSlot() {
   slot = -1;
+  by_chunks = false;
   has_penalty_state = false;
   computed = 0;
   CloseSlotStats();

@@ -1,11 +1,13 @@
 // Sequence: one request on its way through the engine. Invariant: the slot's cache holds the first
 // `computed` tokens once all plans in flight have run; the rest of length() is to be fed; sampling
 // needs all of it fed. `pending` tokens at the end are sampled by plans in flight and not known
-// yet: they count as tokens everywhere but in `tokens` and generated(). A preempted sequence is one
-// with computed == 0 and no slot. Read scheduler.h next.
+// yet: they count as tokens everywhere but in `tokens` and generated(). Without a slot `computed`
+// is 0. Read scheduler.h next.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -16,6 +18,20 @@
 #include "engine/stop_condition.h"
 
 namespace fox {
+
+// Requests that were submitted together: samples of one prompt.
+struct SequenceGroup {
+  std::vector<struct Sequence*> members;  // that have not ended
+  bool started = false;                   // one of them was in a plan
+};
+
+// What a sequence is doing. It may have a slot in any state, and has one while it runs.
+enum class SequenceState : uint8_t {
+  kNone,     // the scheduler does not know it
+  kWaiting,  // for a seat
+  kRunning,
+  kPaused,  // until its reader has caught up
+};
 
 struct Sequence {
   // `arrival` counts submitted requests. Takes the request's prompt into `tokens`.
@@ -28,8 +44,18 @@ struct Sequence {
   int64_t length() const { return static_cast<int64_t>(tokens.size()) + pending; }
   int64_t produced() const { return generated() + pending; }
   int64_t remaining() const { return length() - computed; }
-  bool paused() const {
-    return request.flow_window > 0 && produced() - acknowledged >= request.flow_window;
+  // Whether it rests: from a full window on, until half of it is free.
+  bool paused() const { return paused_; }
+  // Call when tokens were produced or acknowledged.
+  void UpdatePause(Seconds now) {
+    if (request.flow_window == 0) return;
+    const int64_t ahead = produced() - acknowledged;
+    if (!paused_ && ahead >= request.flow_window) {
+      paused_ = true;
+      paused_since = now;
+    } else if (ahead <= request.flow_window / 2) {
+      paused_ = false;
+    }
   }
   // Whether a running sequence has something to feed: a known token, or a pending one that is not
   // the last. All it has is fed and not sampled on the device: it waits for the host's sampler.
@@ -67,7 +93,22 @@ struct Sequence {
   StopCondition stop;
   TokenCounts counts;  // empty unless a penalty needs it
   int64_t priority;    // 0 for all when first come, first served
-  int64_t arrival;
+  const int64_t arrival;
+  std::shared_ptr<SequenceGroup> group = std::make_shared<SequenceGroup>();
+
+  SequenceState state = SequenceState::kNone;
+  int64_t place;           // in the order: anew when it is queued and when it starts
+  bool preempted = false;  // waits, or runs again, because others needed its pages
+  int32_t losses = 0;      // how often that was
+  int64_t pages_lost = 0;  // how many it held then
+  bool by_chunks = false;  // started without room for all of its prompt, which it still feeds
+  Seconds blocked_since = kNever;  // when it first found no room at its turn
+
+  // The waiting queue's.
+  Seconds waiting_since = 0;
+  int64_t queued_tokens = 0, queued_max_tokens = 0;
+  int64_t charged_length = 0;
+  int64_t passed_in_round = -1;
 
   bool started = false;  // was in a plan
   int32_t slot = -1;     // -1: waiting
@@ -83,18 +124,26 @@ struct Sequence {
                         // last plan collected
   int64_t acknowledged = 0;
   int64_t prompt_logprobs_done = 0;  // prompt rows whose log-probabilities were delivered
-  Seconds paused_since = 0;          // valid while paused()
+  Seconds paused_since = 0;          // or last acknowledged since; valid while paused()
+  Seconds next_event = kNever;       // the engine's: when to look at it again
   RequestStats stats;
 
  private:
   int64_t FirstPromptRow() const;
   void CloseSlotStats();
   bool wants_prompt_logprobs() const { return request.sampling.prompt_logprobs >= 0; }
+
+  bool paused_ = false;
 };
 
-// Scheduling order: lower priority value, then earlier arrival.
+// Who was preempted so often is preempted no more but by others like it.
+inline constexpr int32_t kMostLosses = 3;
+
+// Scheduling order: who has lost most, lower priority value, then place.
 inline bool RunsBefore(const Sequence& a, const Sequence& b) {
-  return a.priority != b.priority ? a.priority < b.priority : a.arrival < b.arrival;
+  const bool a_first = a.losses >= kMostLosses, b_first = b.losses >= kMostLosses;
+  if (a_first != b_first) return a_first;
+  return a.priority != b.priority ? a.priority < b.priority : a.place < b.place;
 }
 
 }  // namespace fox

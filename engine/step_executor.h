@@ -2,6 +2,7 @@
 // put an executor of their own here.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -27,13 +28,16 @@ struct ExecutorLimits {
   int64_t num_pages = 0;  // in the pool
   int64_t lists_per_slot =
       0;                      // layers x kv heads: every 64 tokens a sequence takes that many pages
-  int32_t max_num_seqs = 0;   // slots
+  int32_t max_num_seqs = 0;   // of one step
+  int32_t num_slots = 0;      // sequences that have pages, some of them paused; 0: max_num_seqs
   int64_t max_model_len = 0;  // tokens of one sequence
   int64_t max_num_batched_tokens = 0;  // of one step
   int64_t max_logit_rows = 0;          // of one step
   int32_t vocab_size = 0;
   int depth = 1;                   // steps that may be submitted and not yet collected
   bool samples_on_device = false;  // whether PlannedSequence::sample is understood
+
+  int32_t slots() const { return std::max(num_slots, max_num_seqs); }
 };
 
 // One thread calls. A failed Submit or Collect (Internal, Unavailable) poisons the executor: every

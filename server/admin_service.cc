@@ -2,24 +2,53 @@
 #include "server/admin_service.h"
 
 #include "server/log.h"
+#include "server/unary_reactor.h"
 
 namespace fox {
+namespace {
+
+// Operators are let in whatever clients hold: no share of the budget is taken.
+template <class Request, class Response, class Answer>
+grpc::ServerUnaryReactor* AnswerOperator(ServerCore& core, const char* method,
+                                         grpc::CallbackServerContext* context,
+                                         const grpc::ByteBuffer& bytes, grpc::ByteBuffer* out,
+                                         Answer answer) {
+  Request request;
+  Response response;
+  absl::Status status = ParseShortMessage(bytes, &request);
+  if (status.ok()) status = answer();
+  const EngineStats stats = core.engine.stats();
+  response.set_running(static_cast<uint64_t>(stats.running));
+  response.set_waiting(static_cast<uint64_t>(stats.waiting));
+  auto* reactor = new AnswerReactor(core, context, out, DescribeCall(method, *context, core));
+  reactor->Answer(std::move(status), response);
+  return reactor;
+}
+
+}  // namespace
 
 grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* context,
                                               const grpc::ByteBuffer* request,
                                               grpc::ByteBuffer* response) {
-  v1::DrainRequest message;
-  v1::DrainResponse out;
-  const absl::Status status = ParseMessage(*request, &message);
-  if (status.ok()) {
-    Log(LogLevel::kInfo, "draining, asked by an operator");
-    core_.Drain();
-    on_drain_();
-    const EngineStats stats = core_.engine.stats();
-    out.set_running(static_cast<uint64_t>(stats.running));
-    out.set_waiting(static_cast<uint64_t>(stats.waiting));
-  }
-  return Reply(status, out, core_, context, response);
+  return AnswerOperator<v1::DrainRequest, v1::DrainResponse>(
+      core_, "Drain", context, *request, response, [this] {
+        Log(LogLevel::kInfo, "draining, asked by an operator");
+        core_.Drain();
+        on_change_();
+        return absl::OkStatus();
+      });
+}
+
+grpc::ServerUnaryReactor* AdminService::Undrain(grpc::CallbackServerContext* context,
+                                                const grpc::ByteBuffer* request,
+                                                grpc::ByteBuffer* response) {
+  return AnswerOperator<v1::UndrainRequest, v1::UndrainResponse>(
+      core_, "Undrain", context, *request, response, [this] {
+        Log(LogLevel::kInfo, "taking requests again, asked by an operator");
+        const absl::Status status = core_.Undrain();
+        on_change_();
+        return status;
+      });
 }
 
 }  // namespace fox

@@ -5,32 +5,59 @@
 #include <utility>
 
 #include "server/request_conversion.h"
+#include "server/short_call.h"
 #include "server/token_stream_reactor.h"
-#include "server/unary_reactor.h"
 
 namespace fox {
 namespace {
 
 constexpr int kMaxAbortIds = 1024;
 
-// Parses a request and starts its Generation; `convert` turns the parsed message into a spec.
+// Parses, checks and tokenizes; `convert` turns the parsed message into a spec.
 template <class Message, class Convert>
-absl::StatusOr<std::shared_ptr<Generation>> Start(ServerCore& core,
-                                                  const grpc::CallbackServerContext& context,
-                                                  const grpc::ByteBuffer& bytes, Convert convert,
-                                                  GenerationConsumer* consumer) {
-  absl::Status status = core.CheckAdmission();
+absl::StatusOr<GenerationSpec> ConvertBytes(grpc::ByteBuffer* bytes, Convert convert,
+                                            const ConversionContext& context) {
+  Message message;
+  absl::Status status = ParseMessage(*bytes, &message);
+  bytes->Clear();
+  if (status.ok()) status = CheckModelName(message.model(), context);
   if (!status.ok()) return status;
-  auto message = std::make_shared<Message>();
-  status = ParseMessage(bytes, message.get());
-  if (!status.ok()) return status;
-  status = CheckModelName(message->model(), core.context);
-  if (!status.ok()) return status;
-  absl::StatusOr<std::string> id = CheckRequestId(message->request_id());
+  absl::StatusOr<std::string> id = CheckRequestId(message.request_id());
   if (!id.ok()) return id.status();
-  return Generation::Start(
-      core, *id, DeadlineOf(context, core.engine),
-      [message, convert, &core] { return convert(*message, core.context); }, consumer);
+  absl::StatusOr<GenerationSpec> spec = convert(message, context);
+  if (spec.ok()) spec->request_id = *std::move(id);
+  return spec;
+}
+
+// A call from its arrival on. `make` makes its reactor of its CallInfo.
+template <class Message, class Convert, class Make>
+auto* Start(ServerCore& core, CallInfo call, const grpc::ByteBuffer* request, Convert convert,
+            Make make) {
+  const absl::Status admitted = core.Admit(&call, static_cast<int64_t>(request->Length()));
+  const auto bytes = std::make_shared<grpc::ByteBuffer>(TakeBytes(request));
+  auto* reactor = make(std::move(call));
+  if (admitted.ok()) {
+    reactor->Run([bytes, convert, &context = core.context] {
+      return ConvertBytes<Message>(bytes.get(), convert, context);
+    });
+  } else {
+    reactor->Refuse(admitted);
+  }
+  return reactor;
+}
+
+absl::Status AbortAll(const v1::AbortRequest& request, const ServerCore& core,
+                      v1::AbortResponse* out) {
+  if (request.request_ids().empty() || request.request_ids_size() > kMaxAbortIds) {
+    return absl::InvalidArgumentError("request_ids: 1 to 1024 ids");
+  }
+  for (const std::string& id : request.request_ids()) {
+    std::shared_ptr<Generation> generation = core.Find(id);
+    if (generation == nullptr) continue;
+    generation->Cancel(absl::OkStatus());
+    out->add_aborted(id);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -38,50 +65,41 @@ absl::StatusOr<std::shared_ptr<Generation>> Start(ServerCore& core,
 grpc::ServerUnaryReactor* GenerateService::Generate(grpc::CallbackServerContext* context,
                                                     const grpc::ByteBuffer* request,
                                                     grpc::ByteBuffer* response) {
-  auto* reactor = new GenerateReactor(core_, context, response);
-  auto convert = [](const v1::GenerateRequest& message, const ConversionContext& conversion) {
+  const auto convert = [](const v1::GenerateRequest& message, const ConversionContext& conversion) {
     return ConvertGenerate(message, /*stream=*/false, conversion);
   };
-  reactor->Started(Start<v1::GenerateRequest>(core_, *context, *request, convert, reactor));
-  return reactor;
+  return Start<v1::GenerateRequest>(
+      core_, DescribeCall("Generate", *context, core_), request, convert, [&](CallInfo call) {
+        return new GenerateReactor(core_, context, response, std::move(call));
+      });
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerateService::GenerateStream(
     grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
-  auto* reactor = new TokenStreamReactor(core_, context);
-  auto convert = [](const v1::GenerateRequest& message, const ConversionContext& conversion) {
+  const auto convert = [](const v1::GenerateRequest& message, const ConversionContext& conversion) {
     return ConvertGenerate(message, /*stream=*/true, conversion);
   };
-  reactor->Started(Start<v1::GenerateRequest>(core_, *context, *request, convert, reactor));
-  return reactor;
+  return Start<v1::GenerateRequest>(
+      core_, DescribeCall("GenerateStream", *context, core_), request, convert,
+      [&](CallInfo call) { return new TokenStreamReactor(core_, context, std::move(call)); });
 }
 
 grpc::ServerUnaryReactor* GenerateService::Score(grpc::CallbackServerContext* context,
                                                  const grpc::ByteBuffer* request,
                                                  grpc::ByteBuffer* response) {
-  auto* reactor = new ScoreReactor(core_, context, response);
-  reactor->Started(Start<v1::ScoreRequest>(core_, *context, *request, ConvertScore, reactor));
-  return reactor;
+  return Start<v1::ScoreRequest>(
+      core_, DescribeCall("Score", *context, core_), request, ConvertScore,
+      [&](CallInfo call) { return new ScoreReactor(core_, context, response, std::move(call)); });
 }
 
 grpc::ServerUnaryReactor* GenerateService::Abort(grpc::CallbackServerContext* context,
                                                  const grpc::ByteBuffer* request,
                                                  grpc::ByteBuffer* response) {
-  v1::AbortRequest message;
-  v1::AbortResponse out;
-  absl::Status status = ParseMessage(*request, &message);
-  if (status.ok() && (message.request_ids().empty() || message.request_ids_size() > kMaxAbortIds)) {
-    status = absl::InvalidArgumentError("request_ids: 1 to 1024 ids");
-  }
-  if (status.ok()) {
-    for (const std::string& id : message.request_ids()) {
-      std::shared_ptr<Generation> generation = core_.Find(id);
-      if (generation == nullptr) continue;
-      generation->Cancel(absl::OkStatus());
-      out.add_aborted(id);
-    }
-  }
-  return Reply(status, out, core_, context, response);
+  return AnswerShort<v1::AbortRequest, v1::AbortResponse>(
+      core_, DescribeCall("Abort", *context, core_), context, request, response,
+      [&](const v1::AbortRequest& message, v1::AbortResponse* out) {
+        return AbortAll(message, core_, out);
+      });
 }
 
 }  // namespace fox

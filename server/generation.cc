@@ -8,23 +8,17 @@
 
 namespace fox {
 
-Generation::Generation(ServerCore& core, std::string request_id, Seconds deadline,
-                       GenerationConsumer* consumer)
-    : core_(core),
-      request_id_(std::move(request_id)),
-      deadline_(deadline),
-      arrival_(core.engine.Now()),
-      consumer_(consumer) {}
+Generation::Generation(ServerCore& core, const CallInfo& info, GenerationConsumer* consumer)
+    : core_(core), info_(info), consumer_(consumer), lane_(core.delivery().NextLane()) {}
 
-absl::StatusOr<std::shared_ptr<Generation>> Generation::Start(ServerCore& core,
-                                                              const std::string& request_id,
-                                                              Seconds deadline, Convert convert,
-                                                              GenerationConsumer* consumer) {
-  std::shared_ptr<Generation> generation(new Generation(core, request_id, deadline, consumer));
-  if (!core.Enter(request_id, generation)) {
-    return absl::AlreadyExistsError("request_id: a request with this id is running");
-  }
-  core.admission().Post([generation, convert = std::move(convert)] { generation->Admit(convert); });
+std::shared_ptr<Generation> Generation::Start(ServerCore& core, const CallInfo& info,
+                                              Convert convert, GenerationConsumer* consumer) {
+  std::shared_ptr<Generation> generation(new Generation(core, info, consumer));
+  core.BeginAdmission();
+  core.admission().Post(info.client, info.share.bytes(),
+                        [generation, convert = std::move(convert)]() mutable {
+                          generation->Admit(std::move(convert));
+                        });
   return generation;
 }
 
@@ -39,116 +33,139 @@ void Generation::Cancel(const absl::Status& status) {
   for (RequestId id : ids) core_.engine.Cancel(id, status);
 }
 
-void Generation::Admit(const Convert& convert) {
-  absl::Status status;
-  {
-    const MutexLock lock(mutex_);
-    if (cancelled_.has_value()) status = *cancelled_;  // gone before any work was done
-  }
-  if (status.ok() && core_.engine.Now() >= deadline_) {
-    status = absl::DeadlineExceededError("the deadline passed before the request was queued");
-  }
-  if (!status.ok()) return OnAdmitted(status);
-  absl::StatusOr<GenerationSpec> spec = convert();
-  if (!spec.ok()) return OnAdmitted(spec.status());
-  Submit(*std::move(spec));
+void Generation::Abandon(const absl::Status& status) {
+  RequestOutput end;  // of no request
+  end.finish.emplace().status = status;
+  core_.delivery().Post(lane_, {shared_from_this(), std::move(end)});
 }
 
-void Generation::Submit(GenerationSpec spec) {
-  spec_ = std::move(spec);
+absl::Status Generation::CheckStillWanted() {
+  {
+    const MutexLock lock(mutex_);
+    if (cancelled_.has_value()) {
+      return cancelled_->ok() ? absl::CancelledError("aborted before it was queued") : *cancelled_;
+    }
+  }
+  if (core_.engine.Now() < info_.deadline) return absl::OkStatus();
+  return absl::DeadlineExceededError("the deadline passed before the request was queued");
+}
+
+void Generation::Admit(Convert convert) {
+  if (absl::Status status = CheckStillWanted(); !status.ok()) return OnAdmitted(status);
+  absl::StatusOr<GenerationSpec> spec = convert();
+  convert = nullptr;  // with the client's message
+  if (!spec.ok()) return OnAdmitted(spec.status());
+  spec_ = *std::move(spec);
+  entered_ = core_.Enter(spec_.request_id, shared_from_this());
+  if (!entered_) {
+    return OnAdmitted(absl::AlreadyExistsError("request_id: a request with this id is running"));
+  }
+  Submit();
+}
+
+void Generation::Submit() {
   v1::PromptInfo* info = prompt_event_.mutable_prompt();
   const Request& first = spec_.sequences.front();
   prompt_tokens_ = static_cast<int64_t>(first.prompt.size());
-  info->set_request_id(request_id_);
+  info->set_request_id(spec_.request_id);
   info->set_model(core_.context.served_model_name);
   info->set_prompt_tokens(static_cast<uint32_t>(prompt_tokens_));
   info->set_seed(first.sampling.seed);
   if (spec_.echo) {
-    info->set_text(std::move(spec_.prompt_text));
+    info->set_text(std::exchange(spec_.prompt_text, {}));
+    info->mutable_token_ids()->Reserve(static_cast<int>(first.prompt.size()));
     for (int32_t id : first.prompt) info->add_token_ids(static_cast<uint32_t>(id));
   }
+  sequences_.reserve(spec_.sequences.size());
   for (size_t i = 0; i < spec_.sequences.size(); ++i) {
     Request& request = spec_.sequences[i];
     request.id = core_.engine.NextId();
-    request.deadline = deadline_;
+    request.client = info_.client;
+    request.deadline = info_.deadline;
     if (spec_.queue_timeout_ms > 0) {
-      request.queue_deadline = arrival_ + static_cast<double>(spec_.queue_timeout_ms) / 1000;
+      request.queue_deadline = info_.arrival + static_cast<double>(spec_.queue_timeout_ms) / 1000;
     }
-    sequences_.emplace_back(spec_, i, arrival_, core_.context, core_.engine, *consumer_);
+    sequences_.emplace_back(spec_, i, info_.arrival, core_.context, core_.engine, *consumer_);
   }
   core_.engine.Submit(
-      std::move(spec_.sequences),
-      [self = shared_from_this()](RequestOutput output) { self->OnOutput(std::move(output)); },
+      std::exchange(spec_.sequences, {}),
+      [self = shared_from_this()](RequestOutput output) {
+        self->core_.delivery().Stage(self->lane_, {self, std::move(output)});
+      },
       [self = shared_from_this()](const absl::Status& status) { self->OnAdmitted(status); });
+  const MutexLock lock(mutex_);
+  submitted_ = true;
 }
 
 void Generation::OnAdmitted(const absl::Status& status) {
   core_.EndAdmission();
   std::vector<RequestId> ids;
-  std::optional<absl::Status> cancelled;
   if (status.ok()) {
     for (const SequenceEvents& sequence : sequences_) ids.push_back(sequence.id());
   }
+  std::optional<absl::Status> cancelled;
   {
     const MutexLock lock(mutex_);
     refusal_ = status;
     running_ = ids;
     cancelled = cancelled_;  // by a Cancel that knew no ids yet
-    ScheduleDelivery();
   }
+  core_.delivery().Post(lane_, {shared_from_this(), RequestOutput()});
   if (!cancelled.has_value()) return;
   for (RequestId id : ids) core_.engine.Cancel(id, *cancelled);
 }
 
-void Generation::OnOutput(RequestOutput output) {
-  const Seconds now = core_.engine.Now();
-  const MutexLock lock(mutex_);
-  inbox_.push_back({std::move(output), now});
-  ScheduleDelivery();
-}
-
-void Generation::ScheduleDelivery() {
-  if (scheduled_) return;
-  scheduled_ = true;
-  core_.delivery().Post([self = shared_from_this()] { self->DrainInbox(); });
-}
-
-void Generation::DrainInbox() {
-  if (!begun_) Begin();
-  while (finished_ < sequences_.size()) {
-    std::vector<InboxEntry> entries;
-    {
-      const MutexLock lock(mutex_);
-      if (inbox_.empty()) {
-        scheduled_ = false;
-        return;
-      }
-      entries = std::exchange(inbox_, {});
-    }
-    for (const InboxEntry& entry : entries) Consume(entry);
+void Generation::Receive(RequestOutput output, Seconds when) {
+  if (done_) return;
+  if (output.id != 0) {
+    Consume(output, when);
+  } else if (!output.finish.has_value()) {
+    Begin();
+  } else if (!GiveUp(output.finish->status)) {
+    return;
   }
-  Complete();  // `scheduled_` stays: nothing follows
+  if (finished_ == sequences_.size()) Complete();
 }
 
 void Generation::Begin() {
-  begun_ = true;
   {
     const MutexLock lock(mutex_);
     failure_ = refusal_;
   }
   if (!failure_.ok()) return sequences_.clear();
-  consumer_->Deliver(std::move(prompt_event_), sequences_.front().id(), 0);
+  consumer_->Deliver(std::exchange(prompt_event_, {}), sequences_.front().id(), 0);
 }
 
-void Generation::Consume(const InboxEntry& entry) {
-  const RequestOutput& output = entry.output;
+bool Generation::GiveUp(const absl::Status& status) {
+  {
+    const MutexLock lock(mutex_);
+    if (!submitted_) return false;  // admission still uses what the consumer owns
+  }
+  failure_ = status;
+  finished_ = sequences_.size();
+  return true;
+}
+
+void Generation::Consume(const RequestOutput& output, Seconds when) {
   const auto sequence = std::find_if(sequences_.begin(), sequences_.end(),
                                      [&](const auto& s) { return s.id() == output.id; });
-  if (failure_.ok()) sequence->Consume(output, entry.when);
+  if (failure_.ok()) sequence->Consume(output, when);
   if (!output.finish.has_value()) return;
   ++finished_;
+  totals_.Add(*sequence, output.finish->stats);
   if (!output.finish->status.ok() && !sequence->stopped()) Fail(output.finish->status);
-  if (failure_.ok()) sequence->End(*output.finish, entry.when);
+  if (!failure_.ok()) return;
+  totals_.reason = sequence->Reason(*output.finish);
+  sequence->End(*output.finish, when);
+}
+
+void Generation::Totals::Add(const SequenceEvents& sequence, const RequestStats& stats) {
+  completion_tokens += sequence.completion_tokens();
+  preemptions += stats.preemptions;
+  peak_pages += stats.acp.peak_pages;
+  pages_evicted += stats.acp.pages_evicted;
+  first_token = std::min(first_token, sequence.first_token());
+  if (stats.first_scheduled > 0) scheduled = std::min(scheduled, stats.first_scheduled);
 }
 
 void Generation::Fail(const absl::Status& status) {
@@ -158,21 +175,33 @@ void Generation::Fail(const absl::Status& status) {
 }
 
 void Generation::Complete() {
-  const double seconds = core_.engine.Now() - arrival_;
-  if (failure_.ok()) core_.RecordDuration(seconds);
-  int64_t completion_tokens = 0;
-  for (const SequenceEvents& sequence : sequences_) {
-    completion_tokens += sequence.completion_tokens();
-  }
+  done_ = true;
+  const Seconds now = core_.engine.Now();
+  LogEnd(now);
+  if (entered_) core_.Leave(spec_.request_id);
+  consumer_->Done(failure_);
+}
+
+void Generation::LogEnd(Seconds end) const {
+  const Seconds scheduled = std::clamp(totals_.scheduled, info_.arrival, end);
+  const Seconds first_token = std::clamp(totals_.first_token, scheduled, end);
+  const double running = std::max(end - scheduled, 1e-6);
   Log(LogLevel::kInfo, "request finished",
-      {{"request_id", request_id_},
+      {{"request_id", spec_.request_id},
+       {"method", info_.method},
+       {"peer", info_.peer},
        {"status", std::string(absl::StatusCodeToString(failure_.code()))},
+       {"finish_reason", failure_.ok() ? v1::FinishReason_Name(totals_.reason) : ""},
        {"sequences", static_cast<int64_t>(sequences_.size())},
        {"prompt_tokens", prompt_tokens_},
-       {"completion_tokens", completion_tokens},
-       {"e2e_s", seconds}});
-  core_.Leave(request_id_);
-  consumer_->Done(failure_);
+       {"completion_tokens", totals_.completion_tokens},
+       {"queue_s", scheduled - info_.arrival},
+       {"ttft_s", first_token - info_.arrival},
+       {"e2e_s", end - info_.arrival},
+       {"tokens_per_s", static_cast<double>(totals_.completion_tokens) / running},
+       {"preemptions", totals_.preemptions},
+       {"peak_pages", totals_.peak_pages},
+       {"pages_evicted", totals_.pages_evicted}});
 }
 
 }  // namespace fox

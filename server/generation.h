@@ -1,7 +1,7 @@
 // Generation: one call from admission to its end, without gRPC: its n sequences submitted to the
 // engine together, their outputs handed to SequenceEvents. Outputs arrive on the engine's thread
-// and are only queued there; the delivery pool does the rest, one call never on two threads at
-// once. Read sequence_events.h next.
+// and are only staged there; the call's lane of the delivery pool does the rest. Read
+// sequence_events.h next.
 #pragma once
 
 #include <cstdint>
@@ -14,72 +14,78 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/mutex.h"
+#include "server/call_info.h"
 #include "server/sequence_events.h"
 #include "server/server_core.h"
 
 namespace fox {
 
-class Generation : public std::enable_shared_from_this<Generation> {
+class Generation final : public OutputReceiver, public std::enable_shared_from_this<Generation> {
  public:
   using Convert = std::function<absl::StatusOr<GenerationSpec>()>;
 
-  // Starts a call that ServerCore::CheckAdmission let in: `convert` runs on the admission pool.
-  // AlreadyExists: a call with this id is running; nothing was done and the consumer is never
-  // called. `deadline` is on the engine's clock. The consumer must live until Done.
-  static absl::StatusOr<std::shared_ptr<Generation>> Start(ServerCore& core,
-                                                           const std::string& request_id,
-                                                           Seconds deadline, Convert convert,
-                                                           GenerationConsumer* consumer);
+  // Starts a call: `convert` runs on the admission pool, and the call is registered under the id
+  // that it gives. Never fails: refusals arrive by Done, AlreadyExists where a call with this id is
+  // running. The consumer and `info` must live until Done.
+  static std::shared_ptr<Generation> Start(ServerCore& core, const CallInfo& info, Convert convert,
+                                           GenerationConsumer* consumer);
 
-  // Ends the call at once; Ok: its sequences finish with ABORT. May be called from any thread.
+  // Ends the call's sequences; Ok: they finish with ABORT. Any thread.
   void Cancel(const absl::Status& status);
+  // Ends the call without the engine, for one that hangs. Any thread.
+  void Abandon(const absl::Status& status);
 
  private:
-  struct InboxEntry {
-    RequestOutput output;
-    Seconds when = 0;  // the engine stamps a step with its start; clients wait for its end
+  Generation(ServerCore& core, const CallInfo& info, GenerationConsumer* consumer);
+
+  // For the log, over all sequences.
+  struct Totals {
+    void Add(const SequenceEvents& sequence, const RequestStats& stats);
+
+    int64_t completion_tokens = 0, preemptions = 0, peak_pages = 0, pages_evicted = 0;
+    Seconds scheduled = kNever, first_token = kNever;
+    v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;  // of the last one
   };
 
-  Generation(ServerCore& core, std::string request_id, Seconds deadline,
-             GenerationConsumer* consumer);
+  void Admit(Convert convert);      // on the admission pool
+  absl::Status CheckStillWanted();  // likewise
+  void Submit();                    // likewise
+  // Before any output, on the engine's thread; or where the call ended before that.
+  void OnAdmitted(const absl::Status& status);
 
-  void Admit(const Convert& convert);           // on the admission pool
-  void Submit(GenerationSpec spec);             // likewise
-  void OnAdmitted(const absl::Status& status);  // before any output, on the engine's thread; or
-                                                // where the call ended before that
-  void OnOutput(RequestOutput output);          // on the engine's thread
-  void ScheduleDelivery() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-
-  // On the delivery pool.
-  void DrainInbox();
+  // On the call's lane.
+  void Receive(RequestOutput output, Seconds when) override;
   void Begin();
-  void Consume(const InboxEntry& entry);
+  // Abandoned. False: too early, nothing was done.
+  bool GiveUp(const absl::Status& status);
+  void Consume(const RequestOutput& output, Seconds when);
   void Fail(const absl::Status& status);
   void Complete();
+  void LogEnd(Seconds end) const;
 
   ServerCore& core_;
-  const std::string request_id_;
-  const Seconds deadline_;
-  const Seconds arrival_;
+  const CallInfo& info_;
   GenerationConsumer* const consumer_;
+  const size_t lane_;
 
-  // Written by admission, then used by delivery alone.
-  GenerationSpec spec_;
+  // Written by admission, then used by the lane alone.
+  GenerationSpec spec_;   // its sequences go to the engine
+  bool entered_ = false;  // into the registry
   v1::GenerateDelta prompt_event_;
   int64_t prompt_tokens_ = 0;
   std::vector<SequenceEvents> sequences_;
 
   Mutex mutex_;
-  std::vector<InboxEntry> inbox_ ABSL_GUARDED_BY(mutex_);
   std::vector<RequestId> running_ ABSL_GUARDED_BY(mutex_);  // taken by the engine
   std::optional<absl::Status> cancelled_ ABSL_GUARDED_BY(mutex_);
   absl::Status refusal_ ABSL_GUARDED_BY(mutex_);
-  bool scheduled_ ABSL_GUARDED_BY(mutex_) = false;
+  bool submitted_ ABSL_GUARDED_BY(mutex_) = false;  // admission is through with the call
 
-  // Used by delivery alone.
-  bool begun_ = false;
+  // Used by the lane alone.
   size_t finished_ = 0;
+  bool done_ = false;
   absl::Status failure_;
+  Totals totals_;
 };
 
 }  // namespace fox

@@ -8,16 +8,20 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/connection_acceptor.h"
 #include "server/server_core.h"
 
 namespace fox {
 
 struct GrpcServerOptions {
-  std::string host = "127.0.0.1";
-  int port = 0;  // 0: any free one
-  int max_message_mb = 16;
+  AcceptorOptions listen;
+  int max_message_mb = 5;
+  int max_streams = 4096;        // of one connection
   int max_connection_age_s = 0;  // 0: no limit; running calls finish
   double step_timeout = 60;      // seconds; see HealthMonitor
+  // HOST:PORT where the admin service is offered, and nothing else; empty: nowhere beside
+  // `services`.
+  std::string admin_address;
   // Of inference, tokenizer, info, admin, health, reflection.
   std::set<std::string> services = {"inference", "tokenizer", "info",
                                     "admin",     "health",    "reflection"};
@@ -25,19 +29,21 @@ struct GrpcServerOptions {
 
 class GrpcServer {
  public:
-  // Opens the port: the core must be ready to serve. Unavailable: the port is taken. `core` must
-  // outlive the server. `on_fatal` is called once, from a thread of its own, when the engine has
-  // failed or hangs.
-  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(ServerCore& core,
-                                                           const GrpcServerOptions& options,
-                                                           std::function<void()> on_fatal);
+  // Serves what comes in by `acceptor`, from now on; null: one that listens as the options say.
+  // Unavailable: the port is taken. `core` must be ready and outlive the server. `on_fatal` is
+  // called once, from a thread of its own, when the engine has failed or hangs.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
+      ServerCore& core, const GrpcServerOptions& options, std::function<void()> on_fatal,
+      std::unique_ptr<ConnectionAcceptor> acceptor = nullptr);
   ~GrpcServer();  // Stop(0)
 
   int port() const;
+  int admin_port() const;  // 0: none of its own
   // Health turns NOT_SERVING and new work is Unavailable, at once.
   void Drain();
-  // Drains, waits up to `grace_seconds` (or until `force` says so, asked each 10 ms) for what runs,
-  // ends the rest with Unavailable and closes the port. Stops the core's engine.
+  // Drains for good and waits up to `grace_seconds`, or until `force` says so, asked each 10 ms,
+  // for what runs and for who still reads answers; ends the rest with Unavailable and closes the
+  // port: half a second later at most, unless the engine hangs. Stops the core's engine.
   void Stop(double grace_seconds, const std::function<bool()>& force = nullptr);
 
  private:

@@ -5,6 +5,7 @@
 
 #include "kernels/paged_kv.h"
 #include "server/request_conversion.h"
+#include "server/short_call.h"
 
 namespace fox {
 namespace {
@@ -66,7 +67,7 @@ v1::ModelInfo DescribeModel(const ServerCore& core) {
   return out;
 }
 
-v1::Load DescribeLoad(const ServerCore& core) {
+v1::Load DescribeLoad(ServerCore& core) {
   const EngineStats stats = core.engine.stats();
   v1::Load out;
   out.set_running(U64(stats.running));
@@ -87,7 +88,12 @@ v1::Load DescribeLoad(const ServerCore& core) {
   out.set_requests_finished(U64(stats.finished));
   out.set_requests_failed(U64(stats.failed));
   out.set_requests_cancelled(U64(stats.cancelled));
-  out.set_requests_rejected(U64(stats.rejected));
+  out.set_requests_rejected(U64(stats.rejected + core.refused()));
+  out.set_requests_expired(U64(stats.expired));
+  out.set_requests_aborted(U64(stats.aborted));
+  out.set_queue_s(stats.queue_seconds);
+  out.set_calls(U64(core.calls().calls()));
+  out.set_call_bytes(U64(core.calls().bytes()));
   out.set_max_log_evicted_mass(stats.max_log_evicted_mass);
   out.set_heartbeat_age_s(core.engine.HeartbeatAge());
   return out;
@@ -98,26 +104,34 @@ v1::Load DescribeLoad(const ServerCore& core) {
 grpc::ServerUnaryReactor* InfoService::GetServerInfo(grpc::CallbackServerContext* context,
                                                      const grpc::ByteBuffer* request,
                                                      grpc::ByteBuffer* response) {
-  v1::GetServerInfoRequest message;
-  const absl::Status status = ParseMessage(*request, &message);
-  return Reply(status, DescribeServer(core_), core_, context, response);
+  return AnswerShort<v1::GetServerInfoRequest, v1::ServerInfo>(
+      core_, DescribeCall("GetServerInfo", *context, core_), context, request, response,
+      [this](const v1::GetServerInfoRequest&, v1::ServerInfo* out) {
+        *out = DescribeServer(core_);
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerUnaryReactor* InfoService::GetModelInfo(grpc::CallbackServerContext* context,
                                                     const grpc::ByteBuffer* request,
                                                     grpc::ByteBuffer* response) {
-  v1::GetModelInfoRequest message;
-  absl::Status status = ParseMessage(*request, &message);
-  if (status.ok()) status = CheckModelName(message.model(), core_.context);
-  return Reply(status, DescribeModel(core_), core_, context, response);
+  return AnswerShort<v1::GetModelInfoRequest, v1::ModelInfo>(
+      core_, DescribeCall("GetModelInfo", *context, core_), context, request, response,
+      [this](const v1::GetModelInfoRequest& message, v1::ModelInfo* out) {
+        *out = DescribeModel(core_);
+        return CheckModelName(message.model(), core_.context);
+      });
 }
 
 grpc::ServerUnaryReactor* InfoService::GetLoad(grpc::CallbackServerContext* context,
                                                const grpc::ByteBuffer* request,
                                                grpc::ByteBuffer* response) {
-  v1::GetLoadRequest message;
-  const absl::Status status = ParseMessage(*request, &message);
-  return Reply(status, DescribeLoad(core_), core_, context, response);
+  return AnswerShort<v1::GetLoadRequest, v1::Load>(
+      core_, DescribeCall("GetLoad", *context, core_), context, request, response,
+      [this](const v1::GetLoadRequest&, v1::Load* out) {
+        *out = DescribeLoad(core_);
+        return absl::OkStatus();
+      });
 }
 
 }  // namespace fox

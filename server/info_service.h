@@ -14,7 +14,7 @@ using RawInfo =
 class InfoService final : public RawInfo {
  public:
   // `core` must outlive the server this is registered with.
-  explicit InfoService(const ServerCore& core) : core_(core) {}
+  explicit InfoService(ServerCore& core) : core_(core) {}
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
                                           const grpc::ByteBuffer* request,
@@ -27,7 +27,7 @@ class InfoService final : public RawInfo {
                                     grpc::ByteBuffer* response) override;
 
  private:
-  const ServerCore& core_;
+  ServerCore& core_;
 };
 
 }  // namespace fox

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -77,6 +78,10 @@ EngineConfig EngineConfigOf(const ServerFlags& flags, const std::string& model_d
   config.runner.enforce_eager = flags.enforce_eager;
   config.engine.max_num_queued_reqs = flags.max_num_queued_reqs;
   config.engine.max_num_queued_tokens = flags.max_num_queued_tokens;
+  config.engine.max_queue_seconds = flags.max_queue_seconds;
+  config.engine.max_paused_reqs = flags.max_paused_reqs;
+  config.engine.stall_timeout = flags.stall_timeout;
+  config.engine.min_priority = static_cast<int32_t>(flags.min_priority);
   config.engine.priority_scheduling = flags.scheduling_policy == "priority";
   config.engine.max_logprobs = static_cast<int32_t>(flags.max_logprobs);
   if (observers.plan_log != nullptr) config.observers.push_back(observers.plan_log.get());
@@ -180,18 +185,30 @@ void PrintListening(const std::string& host, int port) {
       {{"host", host}, {"port", int64_t{port}}, {"printed", printed ? "yes" : "no"}});
 }
 
-int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals) {
+// No thread that waits for a hanging step ever returns: what runs is told, and the process ends.
+[[noreturn]] void EndHung(ServerCore& core) {
+  EndWithin(kStopSeconds);
+  core.AbandonAll(absl::UnavailableError("the engine hangs; the server restarts"));
+  for (int i = 0; i < 50 && core.calls().calls() > 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EndNow(kExitEngineFailed);
+}
+
+int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals,
+          std::unique_ptr<ConnectionAcceptor> acceptor) {
   EngineThread engine(std::move(model.engine.engine));
   ServerCore core(engine, model.engine.config, model.context,
                   ServerDescription{FOX_VERSION, FOX_GIT_SHA, model.engine.backend,
-                                    model.engine.dtype, model.engine.dtype});
-  absl::StatusOr<std::unique_ptr<GrpcServer>> server =
-      GrpcServer::Start(core, GrpcOptionsOf(flags), [&engine, signals] {
-        // No thread that waits for a hanging step can end; with the process its connections close,
-        // which clients see as Unavailable.
-        if (engine.fatal().ok()) EndNow(kExitEngineFailed);
+                                    model.engine.dtype, model.engine.dtype},
+                  ServerLimitsOf(flags));
+  absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(
+      core, GrpcOptionsOf(flags),
+      [&core, signals] {
+        if (core.engine.fatal().ok()) EndHung(core);
         signals->Wake();
-      });
+      },
+      std::move(acceptor));
   if (!server.ok()) {
     engine.Stop();
     return ExitWithConfigError(server.status());
@@ -244,14 +261,19 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   const absl::StatusOr<Observers> observers = MakeObservers(flags);
   if (!observers.ok()) return ExitWithConfigError(observers.status());
   const bool check = !flags.check_model.empty();
-  // The port is bound here, so that a taken one is told before the minutes that a model may take.
+  std::unique_ptr<ConnectionAcceptor> acceptor;
+  if (!check) {  // a taken port is told before the minutes that a model takes
+    auto listening = ConnectionAcceptor::Listen(GrpcOptionsOf(flags).listen);
+    if (!listening.ok()) return ExitWithConfigError(listening.status());
+    acceptor = *std::move(listening);
+  }
   absl::StatusOr<LoadedModel> model =
       LoadUnlessSignalled(flags, check ? flags.check_model : flags.model, *observers, signals);
   if (!model.ok()) return ExitWithConfigError(model.status());
   if (check) return std::fputs(Describe(*model).c_str(), stdout) < 0;
   EndOnAbort(kExitEngineFailed);
   LogStart(*model, set);
-  return Serve(flags, *std::move(model), signals);
+  return Serve(flags, *std::move(model), signals, std::move(acceptor));
 }
 
 int Main(const std::vector<std::string>& arguments) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/mutex.h"
 
@@ -32,6 +33,12 @@ class RequestRegistry {
     const MutexLock lock(mutex_);
     auto it = active_.find(request_id);
     return it == active_.end() ? nullptr : it->second;
+  }
+  std::vector<std::shared_ptr<Generation>> All() const {
+    const MutexLock lock(mutex_);
+    std::vector<std::shared_ptr<Generation>> all;
+    for (const auto& [id, generation] : active_) all.push_back(generation);
+    return all;
   }
   size_t size() const {
     const MutexLock lock(mutex_);

@@ -110,18 +110,19 @@ void SequenceEvents::End(const Finish& finish, Seconds when) {
   consumer_.Deliver(std::move(event), id_, 0);
 }
 
+v1::FinishReason SequenceEvents::Reason(const Finish& finish) const {
+  if (stopped()) return v1::STOP;
+  if (finish.reason == FinishReason::kLength) return v1::LENGTH;
+  return finish.reason == FinishReason::kAbort ? v1::ABORT : v1::STOP;
+}
+
 v1::Finish SequenceEvents::FinishEvent(const Finish& finish) const {
   v1::Finish out;
   out.set_index(index_);
+  out.set_reason(Reason(finish));
   if (stopped()) {
-    out.set_reason(v1::STOP);
     out.set_stop_str(spec_.stop[static_cast<size_t>(stop_)]);
-  } else if (finish.reason == FinishReason::kLength) {
-    out.set_reason(v1::LENGTH);
-  } else if (finish.reason == FinishReason::kAbort) {
-    out.set_reason(v1::ABORT);
-  } else {
-    out.set_reason(v1::STOP);
+  } else if (finish.reason == FinishReason::kStop) {
     const std::vector<int32_t>& eos = context_.defaults.eos_token_ids;
     if (finish.eos || (finish.stop_token_id.has_value() &&
                        std::find(eos.begin(), eos.end(), *finish.stop_token_id) != eos.end())) {

@@ -24,7 +24,8 @@ class GenerationConsumer {
   virtual void Done(const absl::Status& status) = 0;
 };
 
-// Used by one thread at a time. `spec`, `context`, `engine` and `consumer` must outlive it.
+// Used by one thread at a time. `spec` but its sequences, `context`, `engine` and `consumer` must
+// outlive it.
 class SequenceEvents {
  public:
   // Of spec.sequences[index], whose id is set. `arrival`: of the call, on the engine's clock.
@@ -41,6 +42,9 @@ class SequenceEvents {
   // Whether a stop string has ended it: what the engine says of its end no longer matters.
   bool stopped() const { return stop_ >= 0; }
   int64_t completion_tokens() const { return completion_tokens_; }
+  Seconds first_token() const { return first_token_; }  // kNever: none yet
+  // What Finish says when the engine ended it well.
+  v1::FinishReason Reason(const Finish& finish) const;
 
  private:
   void ConsumeToken(const SampledToken& token);

@@ -12,9 +12,14 @@
 #include "absl/status/status.h"
 #include "engine/engine_thread.h"
 #include "models/model_config.h"
+#include "server/admission_pool.h"
+#include "server/call_budget.h"
+#include "server/call_info.h"
 #include "server/conversion_context.h"
+#include "server/delivery_pool.h"
+#include "server/refusal_log.h"
 #include "server/request_registry.h"
-#include "server/worker_pool.h"
+#include "server/stall_monitor.h"
 
 namespace fox {
 
@@ -25,8 +30,17 @@ struct ServerDescription {
   std::string dtype, kv_dtype;
 };
 
+// How much may be held for calls at once, and how long.
+struct ServerLimits {
+  int64_t max_calls = 4096;
+  int64_t max_call_bytes = int64_t{256} << 20;
+  int delivery_threads = 2;
+  std::string client_metadata;  // key under which a trusted gateway names its client; empty: none
+  double stall_timeout = 30;    // seconds without progress of a write
+};
+
 // Grows with every change of proto/ that a client could notice.
-inline constexpr uint32_t kProtoVersion = 1;
+inline constexpr uint32_t kProtoVersion = 2;
 
 // All methods may be called from any thread.
 class ServerCore {
@@ -34,45 +48,71 @@ class ServerCore {
   // `engine` and the context's tokenizer must outlive the core, and the engine must have stopped
   // before the core is destroyed.
   ServerCore(EngineThread& engine, ModelConfig model, ConversionContext context,
-             ServerDescription description);
+             ServerDescription description, const ServerLimits& limits = {});
 
-  // Whether new work may come in. Unavailable: draining; ResourceExhausted: the queue is full.
-  // Costs nothing, so a refused request costs nothing.
-  absl::Status CheckAdmission() const;
-  // The life of a call: Enter, EndAdmission once the engine has answered, Leave. Enter gives false
-  // when a call with this id is running.
+  // Lets a generation of `bytes` on the wire in, before it is parsed: gives `call` its share of the
+  // budget. A refusal costs nothing, is counted and logged. Unavailable: draining;
+  // DeadlineExceeded: it has passed; ResourceExhausted: calls or bytes are used up, or this client
+  // has its part of a queue that is full, or longer than the deadline.
+  absl::Status Admit(CallInfo* call, int64_t bytes);
+  // The same for a call that does not go to the engine.
+  absl::Status TakeShare(CallInfo* call, int64_t bytes);
+  // Calls that Admit and TakeShare refused.
+  int64_t refused() const { return refusals_.count(); }
+  // The life of a call: BeginAdmission, Enter once its id is known, EndAdmission once the engine
+  // has answered, Leave. Enter gives false when a call with this id is running.
+  void BeginAdmission() { ++admitting_; }
   bool Enter(const std::string& request_id, std::shared_ptr<Generation> call);
   void EndAdmission() { --admitting_; }
   void Leave(const std::string& request_id) { registry_.Remove(request_id); }
   // The running call of this id, or null.
   std::shared_ptr<Generation> Find(const std::string& request_id) const;
 
-  // When a refused client should come back, from how long requests have taken lately.
+  // When a refused client should come back.
   int64_t RetryAfterMs() const;
-  void RecordDuration(double seconds);
 
   // From now on new work is Unavailable; what runs goes on.
   void Drain() { engine.Drain(); }
+  // Takes new work again. FailedPrecondition: the server is shutting down.
+  absl::Status Undrain();
+  // Drain, for good.
+  void ShutDown();
   // Nothing runs and nothing is on its way in or out.
-  bool Idle() const { return registry_.size() == 0 && engine.idle(); }
+  bool Idle() const {
+    return calls_.calls() == 0 && registry_.size() == 0 && admitting_ == 0 && engine.idle();
+  }
+  // Ends what runs without the engine, for one that hangs.
+  void AbandonAll(const absl::Status& status);
   double UptimeSeconds() const;
 
-  WorkerPool& admission() { return admission_; }  // tokenizes
-  WorkerPool& delivery() { return delivery_; }    // detokenizes and writes
+  // What calls hold from before their message is parsed until the library has let them go.
+  CallBudget& calls() { return calls_; }
+  AdmissionPool& admission() { return admission_; }    // parses and tokenizes prompts
+  AdmissionPool& tokenizing() { return tokenizing_; }  // the same for fox.v1.Tokenizer
+  DeliveryPool& delivery() { return delivery_; }       // detokenizes and writes
+  StallMonitor& stalls() { return stalls_; }
 
   EngineThread& engine;
   const ModelConfig model;
   const ConversionContext context;
   const ServerDescription description;
+  const std::string client_metadata;  // ServerLimits'
 
  private:
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::atomic<double> mean_seconds_{1.0};  // exponential mean over finished calls
-  std::atomic<int64_t> admitting_{0};      // calls between Enter and the engine's answer
+  absl::Status CheckQueue(const CallInfo& call) const;
+
+  std::atomic<int64_t> admitting_{0};  // calls between BeginAdmission and the engine's answer
+  RefusalLog refusals_;
+  Mutex drain_mutex_;
+  bool shutting_down_ ABSL_GUARDED_BY(drain_mutex_) = false;
+  CallBudget calls_;
   RequestRegistry registry_;
+  StallMonitor stalls_;
   // Last, so that their tasks end before the rest goes.
-  WorkerPool delivery_{1};
-  WorkerPool admission_{2};
+  DeliveryPool delivery_;
+  AdmissionPool admission_{1};
+  AdmissionPool tokenizing_{0};
 };
 
 }  // namespace fox

@@ -21,6 +21,7 @@ namespace fox {
 namespace {
 
 constexpr int64_t kBillion = 1000000000;
+constexpr const char* kMainPort = "main";
 constexpr double kDay = 86400;
 
 void RegisterModel(ServerFlags* f, FlagSet* set) {
@@ -92,7 +93,8 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
             &f->allow_insecure_remote);
   set->String("grpc-services", "LIST", "services to offer", &f->grpc_services);
   set->String("admin-address", "HOST:PORT",
-              "where the admin service is offered [the main port, if its host is loopback]",
+              "where alone the admin service is offered; `main`: the main port, though strangers "
+              "reach it [the main port, if its host is loopback]",
               &f->admin_address);
   set->Int("max-message-mb", "N", "MiB of one request message", 1, 1024, &f->max_message_mb);
   set->Int("max-calls", "N", "calls open at once; more are refused", 1, 1 << 20, &f->max_calls);
@@ -125,27 +127,25 @@ bool IsLoopback(const sockaddr& address) {
   return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
 }
 
-// Ok: every address that `host` stands for is loopback, or `remote` allows others.
-absl::Status CheckHost(const char* flag, std::string host, bool remote) {
-  if (remote) return absl::OkStatus();
+// Whether every address that `host` stands for is loopback. False: also when it has none.
+bool IsLoopback(std::string host) {
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
   }
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (host.empty() || getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(flag, ": \"", host.substr(0, 64),
-                     "\" is not an address and has none; other hosts than loopback need "
-                     "--allow-insecure-remote"));
-  }
+  if (host.empty() || getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return false;
   bool loopback = true;
   for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
     loopback = loopback && IsLoopback(*a->ai_addr);
   }
   freeaddrinfo(found);
-  if (loopback) return absl::OkStatus();
+  return loopback;
+}
+
+absl::Status CheckHost(const char* flag, const std::string& host, bool allow_remote) {
+  if (allow_remote || IsLoopback(host)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       flag,
       ": not a loopback address; there is no encryption, so put a proxy in front or give "
@@ -154,12 +154,12 @@ absl::Status CheckHost(const char* flag, std::string host, bool remote) {
 
 // HOST:PORT; the host of an IPv6 address stands in brackets.
 absl::Status CheckAdminAddress(const ServerFlags& flags) {
-  if (flags.admin_address.empty()) return absl::OkStatus();
+  if (flags.admin_address.empty() || flags.admin_address == kMainPort) return absl::OkStatus();
   const size_t colon = flags.admin_address.rfind(':');
   int32_t port = -1;
   if (colon == std::string::npos ||
       !absl::SimpleAtoi(flags.admin_address.substr(colon + 1), &port) || port < 0 || port > 65535) {
-    return absl::InvalidArgumentError("--admin-address: must be HOST:PORT");
+    return absl::InvalidArgumentError("--admin-address: must be HOST:PORT or main");
   }
   return CheckHost("--admin-address", flags.admin_address.substr(0, colon),
                    flags.allow_insecure_remote);
@@ -241,12 +241,27 @@ absl::StatusOr<std::string> ServedModelName(const ServerFlags& flags,
 
 GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags) {
   GrpcServerOptions out;
-  out.host = flags.host;
-  out.port = static_cast<int>(flags.grpc_port);
+  out.listen.host = flags.host;
+  out.listen.port = static_cast<int>(flags.grpc_port);
+  out.listen.max_connections = flags.max_connections;
   out.max_message_mb = static_cast<int>(flags.max_message_mb);
   out.max_connection_age_s = static_cast<int>(flags.max_connection_age);
   out.step_timeout = flags.step_timeout;
   out.services = Split(flags.grpc_services);
+  // Who reaches the main port from afar is no operator, unless that is said.
+  if (flags.admin_address == kMainPort) return out;
+  out.admin_address = flags.admin_address;
+  if (!IsLoopback(flags.host)) out.services.erase("admin");
+  return out;
+}
+
+ServerLimits ServerLimitsOf(const ServerFlags& flags) {
+  ServerLimits out;
+  out.max_calls = flags.max_calls;
+  out.max_call_bytes = flags.call_memory_mb << 20;
+  out.delivery_threads = static_cast<int>(flags.delivery_threads);
+  out.stall_timeout = flags.stall_timeout;
+  out.client_metadata = flags.client_metadata;
   return out;
 }
 

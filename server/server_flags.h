@@ -53,6 +53,7 @@ absl::StatusOr<std::string> ServedModelName(const ServerFlags& flags, const std:
 
 // REQUIRES: flags that passed CheckServerFlags.
 GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags);
+ServerLimits ServerLimitsOf(const ServerFlags& flags);
 void ConfigureLogFrom(const ServerFlags& flags);
 
 }  // namespace fox

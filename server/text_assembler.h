@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -31,10 +32,10 @@ class TextAssembler {
   Piece Finish();
 
  private:
-  Piece Append(const std::string& text, bool may_stop);
+  Piece Append(std::string text, bool may_stop);
 
   TokenStream stream_;
-  StopMatcher matcher_;
+  const std::unique_ptr<StopMatcher> matcher_;  // null: no stop strings
   std::vector<size_t> stop_lengths_;
   bool include_stop_;
   bool stopped_ = false;

@@ -1,45 +1,54 @@
 // TokenStreamReactor: see token_stream_reactor.h.
 #include "server/token_stream_reactor.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace fox {
 namespace {
 
-// Merges `next` into `last` when both are deltas of one sequence: a slow reader gets fewer, larger
-// messages.
-bool MergeDelta(const v1::GenerateDelta& next, v1::GenerateDelta* last) {
-  if (!last->has_delta() || !next.has_delta()) return false;
-  v1::TokenDelta* delta = last->mutable_delta();
-  if (delta->index() != next.delta().index()) return false;
-  delta->mutable_text()->append(next.delta().text());
-  delta->mutable_token_ids()->MergeFrom(next.delta().token_ids());
-  delta->mutable_logprobs()->MergeFrom(next.delta().logprobs());
-  return true;
+// Appends one delta of a sequence to another: a slow reader gets fewer, larger messages.
+void Append(const v1::TokenDelta& next, v1::TokenDelta* last) {
+  last->mutable_text()->append(next.text());
+  last->mutable_token_ids()->MergeFrom(next.token_ids());
+  last->mutable_logprobs()->MergeFrom(next.logprobs());
 }
 
 }  // namespace
 
-TokenStreamReactor::TokenStreamReactor(ServerCore& core, grpc::CallbackServerContext* context)
-    : core_(core), context_(context) {}
-
-void TokenStreamReactor::Started(const absl::StatusOr<std::shared_ptr<Generation>>& generation) {
-  if (!generation.ok()) return Done(generation.status());
-  call_.Set(*generation);
-}
+TokenStreamReactor::TokenStreamReactor(ServerCore& core, grpc::CallbackServerContext* context,
+                                       CallInfo info)
+    : core_(core), call_(core, context, std::move(info)) {}
 
 void TokenStreamReactor::Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) {
+  const int64_t bytes = HeldBytes(event);
   Action action = Action::kNone;
+  bool full = false, hangs = false;
   {
     const MutexLock lock(mutex_);
     if (broken_) return;
-    if (!pending_.empty() && MergeDelta(event, &pending_.back().message)) {
-      pending_.back().tokens += tokens;
-      return;
+    const auto same = std::find_if(pending_.begin(), pending_.end(), [&](const Event& last) {
+      return last.load.sequence == sequence && last.message.has_delta() && event.has_delta();
+    });
+    if (same == pending_.end()) {
+      pending_.push_back({std::move(event), {sequence, tokens, bytes}});
+    } else {
+      Append(event.delta(), same->message.mutable_delta());
+      same->load.tokens += tokens;
+      same->load.bytes += bytes;
     }
-    pending_.push_back({std::move(event), sequence, tokens});
-    action = NextAction();
+    full = !call_.Hold(bytes);
+    if (full) {
+      broken_ = true;
+      status_ = AnswersUnread();
+      DropPending();
+      hangs = write_in_flight_;
+    } else {
+      action = NextAction();
+    }
   }
+  if (hangs) return call_.Abandon(AnswersUnread());
+  if (full) return call_.Cancel(AnswersUnread());  // Done will finish it
   Perform(action);
 }
 
@@ -49,24 +58,26 @@ void TokenStreamReactor::Done(const absl::Status& status) {
   {
     const MutexLock lock(mutex_);
     done_ = true;
-    status_ = status;
+    if (status_.ok()) status_ = status;
     // After a failure only the status matters; text that was not written yet is not waited for.
-    if (!status.ok()) pending_.clear();
+    if (!status.ok()) DropPending();
     action = NextAction();
   }
   Perform(action);
 }
 
 void TokenStreamReactor::OnWriteDone(bool ok) {
+  call_.writes().End();
   Action action = Action::kNone;
   {
     const MutexLock lock(mutex_);
     write_in_flight_ = false;
+    call_.Drop(writing_.bytes);
     if (!ok) {
       broken_ = true;
-      pending_.clear();
-    } else if (writing_tokens_ > 0) {
-      core_.engine.Acknowledge(writing_sequence_, writing_tokens_);
+      DropPending();
+    } else if (writing_.tokens > 0) {
+      core_.engine.Acknowledge(writing_.sequence, writing_.tokens);
     }
     action = NextAction();
   }
@@ -77,27 +88,35 @@ void TokenStreamReactor::OnCancel() {
   {
     const MutexLock lock(mutex_);
     broken_ = true;
-    pending_.clear();
+    DropPending();
   }
-  call_.Cancel();
+  call_.OnCancel();
 }
 
 TokenStreamReactor::Action TokenStreamReactor::NextAction() {
   if (write_in_flight_) return Action::kNone;
   if (pending_.empty()) return done_ ? Action::kFinish : Action::kNone;
-  const Event event = std::move(pending_.front());
-  pending_.pop_front();
-  writing_.Clear();
-  SerializeMessage(event.message, &writing_);
-  writing_sequence_ = event.sequence;
-  writing_tokens_ = event.tokens;
+  const Event& event = pending_.front();
+  bytes_.Clear();
+  SerializeMessage(event.message, &bytes_);
+  writing_ = event.load;
+  writing_.bytes = static_cast<int64_t>(bytes_.Length());
+  call_.Drop(event.load.bytes - writing_.bytes);
+  pending_.erase(pending_.begin());
   write_in_flight_ = true;
   return Action::kWrite;
 }
 
 void TokenStreamReactor::Perform(Action action) {
-  if (action == Action::kWrite) StartWrite(&writing_);
-  if (action == Action::kFinish) Finish(EndStatus(status_, core_, context_));
+  if (action == Action::kNone) return;
+  call_.writes().Begin();
+  if (action == Action::kWrite) StartWrite(&bytes_);
+  if (action == Action::kFinish) Finish(call_.End(status_));
+}
+
+void TokenStreamReactor::DropPending() {
+  for (const Event& event : pending_) call_.Drop(event.load.bytes);
+  pending_.clear();
 }
 
 }  // namespace fox

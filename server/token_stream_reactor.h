@@ -3,22 +3,22 @@
 // its own sequence and nothing else. A cancelled call cancels its sequences at once.
 #pragma once
 
-#include <deque>
-#include <memory>
+#include <utility>
+#include <vector>
 
 #include "server/call_handle.h"
-#include "server/wire.h"
 
 namespace fox {
 
-// Deletes itself when the call has ended.
+// Deletes itself, and gives back the call's share, when the call has ended.
 class TokenStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                                  public GenerationConsumer {
  public:
-  TokenStreamReactor(ServerCore& core, grpc::CallbackServerContext* context);
+  TokenStreamReactor(ServerCore& core, grpc::CallbackServerContext* context, CallInfo info);
 
-  // Called once, with what Generation::Start gave for this consumer.
-  void Started(const absl::StatusOr<std::shared_ptr<Generation>>& generation);
+  // Either of them once.
+  void Run(Generation::Convert convert) { call_.Run(std::move(convert), this); }
+  void Refuse(const absl::Status& status) { Done(status); }
 
   void Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) override;
   void Done(const absl::Status& status) override;
@@ -28,31 +28,34 @@ class TokenStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffe
   void OnDone() override { delete this; }
 
  private:
+  struct Load {
+    RequestId sequence = 0;
+    int64_t tokens = 0;
+    int64_t bytes = 0;  // held of the budget
+  };
   struct Event {
     v1::GenerateDelta message;
-    RequestId sequence;
-    int64_t tokens;
+    Load load;
   };
   // Chosen under the lock and performed without it: `this` may be gone after kFinish.
   enum class Action { kNone, kWrite, kFinish };
   Action NextAction() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Perform(Action action) ABSL_LOCKS_EXCLUDED(mutex_);
+  void DropPending() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   ServerCore& core_;
-  grpc::CallbackServerContext* const context_;
   CallHandle call_;
 
-  Mutex mutex_;
-  std::deque<Event> pending_ ABSL_GUARDED_BY(mutex_);
-  RequestId writing_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t writing_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  Mutex mutex_;                                         // also for the call's Hold and Drop
+  std::vector<Event> pending_ ABSL_GUARDED_BY(mutex_);  // at most one delta a sequence
+  Load writing_ ABSL_GUARDED_BY(mutex_);
   bool write_in_flight_ ABSL_GUARDED_BY(mutex_) = false;
   // The client is gone: events are dropped.
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
 
-  grpc::ByteBuffer writing_;  // of the write in flight, or about to be
-  absl::Status status_;       // written by Done, read by the action kFinish after it
+  grpc::ByteBuffer bytes_;  // of the write in flight, or about to be
+  absl::Status status_;     // written by Done, read by the action kFinish after it
 };
 
 }  // namespace fox

@@ -1,10 +1,12 @@
 // TokenizerService: see tokenizer_service.h.
 #include "server/tokenizer_service.h"
 
+#include <memory>
 #include <utility>
 
 #include "server/request_conversion.h"
 #include "server/sampling_conversion.h"
+#include "server/unary_reactor.h"
 
 namespace fox {
 namespace {
@@ -45,23 +47,79 @@ absl::Status Run(const v1::DetokenizeRequest& request, const ConversionContext& 
   return absl::OkStatus();
 }
 
-template <class Request, class Response>
-grpc::ServerUnaryReactor* Serve(ServerCore& core, grpc::CallbackServerContext* context,
-                                const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
-  if (core.admission().queued() >= kMaxQueued) {
-    return Reply(absl::ResourceExhaustedError("the queue is full: too many requests"), Response(),
-                 core, context, response);
+// A call that one thread works on and another may cancel meanwhile. The work goes on then, since
+// the tokenizers' libraries cannot be interrupted, but nobody waits for it: what it uses is its
+// own.
+class TokenizerReactor final : public AnswerReactor {
+ public:
+  // Whoever takes the reactor first answers; the work holds on to this.
+  struct Claim {
+    Mutex mutex;
+    AnswerReactor* reactor ABSL_GUARDED_BY(mutex);
+
+    AnswerReactor* Take() {
+      const MutexLock lock(mutex);
+      return std::exchange(reactor, nullptr);
+    }
+    bool taken() {
+      const MutexLock lock(mutex);
+      return reactor == nullptr;
+    }
+  };
+
+  TokenizerReactor(ServerCore& core, grpc::CallbackServerContext* context,
+                   grpc::ByteBuffer* response, CallInfo call)
+      : AnswerReactor(core, context, response, std::move(call)), claim_(std::make_shared<Claim>()) {
+    const MutexLock lock(claim_->mutex);
+    claim_->reactor = this;
   }
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  // The library keeps `request`, `response` and the context until Finish.
-  core.admission().Post([&core, context, request, response, reactor] {
-    Request message;
-    Response out;
-    absl::Status status = ParseMessage(*request, &message);
-    if (status.ok()) status = Run(message, core.context, &out);
-    if (status.ok()) SerializeMessage(out, response);
-    reactor->Finish(EndStatus(status, core, context));
-  });
+
+  const std::shared_ptr<Claim>& claim() const { return claim_; }
+  void OnCancel() override {
+    const std::shared_ptr<Claim> claim = claim_;
+    AnswerReactor::OnCancel();
+    AnswerReactor* self = claim->Take();
+    if (self != nullptr)
+      self->Answer(absl::CancelledError("the call is over"), v1::TokenizeResponse());
+  }
+
+ private:
+  const std::shared_ptr<Claim> claim_;
+};
+
+template <class Request, class Response>
+void Work(const std::shared_ptr<TokenizerReactor::Claim>& claim, grpc::ByteBuffer* bytes,
+          const ConversionContext& context) {
+  if (claim->taken()) return;
+  Request message;
+  Response out;
+  absl::Status status = ParseMessage(*bytes, &message);
+  bytes->Clear();
+  if (status.ok()) status = Run(message, context, &out);
+  AnswerReactor* reactor = claim->Take();
+  if (reactor != nullptr) reactor->Answer(std::move(status), out);
+}
+
+template <class Request, class Response>
+grpc::ServerUnaryReactor* Serve(ServerCore& core, const char* method,
+                                grpc::CallbackServerContext* context,
+                                const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+  CallInfo call = DescribeCall(method, *context, core);
+  absl::Status status = core.TakeShare(&call, static_cast<int64_t>(request->Length()));
+  if (status.ok() && core.tokenizing().queued() >= kMaxQueued) {
+    status = absl::ResourceExhaustedError("too many texts wait to be tokenized");
+  }
+  const uint64_t client = call.client;
+  const int64_t size = call.share.bytes();
+  auto* reactor = new TokenizerReactor(core, context, response, std::move(call));
+  if (status.ok()) {
+    const auto bytes = std::make_shared<grpc::ByteBuffer>(TakeBytes(request));
+    core.tokenizing().Post(client, size, [claim = reactor->claim(), bytes, &core] {
+      Work<Request, Response>(claim, bytes.get(), core.context);
+    });
+  } else if (reactor->claim()->Take() != nullptr) {
+    reactor->Answer(status, Response());
+  }
   return reactor;
 }
 
@@ -70,13 +128,15 @@ grpc::ServerUnaryReactor* Serve(ServerCore& core, grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* TokenizerService::Tokenize(grpc::CallbackServerContext* context,
                                                      const grpc::ByteBuffer* request,
                                                      grpc::ByteBuffer* response) {
-  return Serve<v1::TokenizeRequest, v1::TokenizeResponse>(core_, context, request, response);
+  return Serve<v1::TokenizeRequest, v1::TokenizeResponse>(core_, "Tokenize", context, request,
+                                                          response);
 }
 
 grpc::ServerUnaryReactor* TokenizerService::Detokenize(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request,
                                                        grpc::ByteBuffer* response) {
-  return Serve<v1::DetokenizeRequest, v1::DetokenizeResponse>(core_, context, request, response);
+  return Serve<v1::DetokenizeRequest, v1::DetokenizeResponse>(core_, "Detokenize", context, request,
+                                                              response);
 }
 
 }  // namespace fox

@@ -1,5 +1,6 @@
-// TokenizerService: fox.v1.Tokenizer. Work is done on the admission pool: a long text takes a
-// while.
+// TokenizerService: fox.v1.Tokenizer. A long text takes a while, on a thread of this
+// service's own that yields to those that generate. A call that is cancelled, by its client, its
+// deadline or a stop of the server, ends at once.
 #pragma once
 
 #include "fox/v1/tokenizer.grpc.pb.h"

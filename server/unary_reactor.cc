@@ -1,25 +1,18 @@
-// UnaryReactor: see unary_reactor.h.
+// AnswerReactor and UnaryReactor: see unary_reactor.h.
 #include "server/unary_reactor.h"
 
 #include <utility>
 
 namespace fox {
 
-UnaryReactor::UnaryReactor(ServerCore& core, grpc::CallbackServerContext* context,
-                           grpc::ByteBuffer* response)
-    : core_(core), context_(context), response_(response) {}
-
-void UnaryReactor::Started(const absl::StatusOr<std::shared_ptr<Generation>>& generation) {
-  if (!generation.ok()) return Done(generation.status());
-  call_.Set(*generation);
-}
-
-void UnaryReactor::Deliver(v1::GenerateDelta event, RequestId, int64_t) { Merge(std::move(event)); }
-
-void UnaryReactor::Done(const absl::Status& status) {
-  call_.Release();
-  if (status.ok()) SerializeMessage(Response(), response_);
-  Finish(EndStatus(status, core_, context_));  // `this` may be gone after it
+void AnswerReactor::Answer(absl::Status status, const google::protobuf::Message& message) {
+  if (status.ok()) {
+    SerializeMessage(message, response_);
+    if (!call_.Hold(static_cast<int64_t>(response_->Length()))) status = AnswersUnread();
+  }
+  if (!status.ok()) response_->Clear();
+  call_.writes().Begin();
+  Finish(call_.End(status));
 }
 
 void GenerateReactor::Merge(v1::GenerateDelta event) {

@@ -1,58 +1,89 @@
-// UnaryReactor: the reading end of a Generation whose answer is one message: events are merged and
-// sent when the last sequence has ended. Invariant: Finish is called once, from Done.
+// AnswerReactor: the end of every call with one answer. UnaryReactor: one whose answer is what a
+// Generation gave, merged, sent when the last sequence has ended. Read generation.h next.
 #pragma once
 
-#include <memory>
+#include <utility>
 
 #include "server/call_handle.h"
-#include "server/wire.h"
 
 namespace fox {
 
-// Deletes itself when the call has ended. Subclasses merge the events.
-class UnaryReactor : public grpc::ServerUnaryReactor, public GenerationConsumer {
+// Deletes itself, and gives back the call's share, when the library is done with the call: its
+// answer was taken, its reader stalled or its client went away.
+class AnswerReactor : public grpc::ServerUnaryReactor {
  public:
-  UnaryReactor(ServerCore& core, grpc::CallbackServerContext* context, grpc::ByteBuffer* response);
+  AnswerReactor(ServerCore& core, grpc::CallbackServerContext* context, grpc::ByteBuffer* response,
+                CallInfo info)
+      : call_(core, context, std::move(info)), response_(response) {}
 
-  // Called once, with what Generation::Start gave for this consumer.
-  void Started(const absl::StatusOr<std::shared_ptr<Generation>>& generation);
+  // Ends the call: `message` when the status is Ok. Called once, on any thread; `this` may be gone
+  // afterwards. ResourceExhausted instead where the budget does not hold the answer.
+  void Answer(absl::Status status, const google::protobuf::Message& message);
 
-  void Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) override;
-  void Done(const absl::Status& status) override;
-  void OnCancel() override { call_.Cancel(); }
+  const CallInfo& info() const { return call_.info(); }
+  // Nobody waits for the answer any more; it has to be given all the same. Any thread.
+  bool cancelled() const { return call_.cancelled(); }
+
+  void OnCancel() override { call_.OnCancel(); }
   void OnDone() override { delete this; }
 
  protected:
-  virtual void Merge(v1::GenerateDelta event) = 0;
-  virtual const google::protobuf::Message& Response() = 0;
+  CallHandle call_;
 
  private:
-  ServerCore& core_;
-  grpc::CallbackServerContext* const context_;
   grpc::ByteBuffer* const response_;
-  CallHandle call_;
+};
+
+// Subclasses merge the events.
+template <class Message>
+class UnaryReactor : public AnswerReactor, public GenerationConsumer {
+ public:
+  using AnswerReactor::AnswerReactor;
+
+  // Either of them once.
+  void Run(Generation::Convert convert) { call_.Run(std::move(convert), this); }
+  void Refuse(const absl::Status& status) { Answer(status, merged_); }
+
+  void Deliver(v1::GenerateDelta event, RequestId, int64_t) final {
+    if (full_) return;
+    const int64_t bytes = HeldBytes(event);
+    full_ = !call_.Hold(bytes);
+    held_ += bytes;
+    if (full_) return call_.Cancel(AnswersUnread());
+    Merge(std::move(event));
+  }
+  void Done(const absl::Status& status) final {
+    call_.Release();
+    const Message merged = std::move(merged_);  // not kept beside what is sent
+    call_.Drop(held_);
+    Answer(full_ ? AnswersUnread() : status, merged);
+  }
+
+ protected:
+  virtual void Merge(v1::GenerateDelta event) = 0;
+  Message merged_;
+
+ private:
+  int64_t held_ = 0;
+  bool full_ = false;  // the budget: what follows is dropped
 };
 
 // Merges deltas into completions.
-class GenerateReactor final : public UnaryReactor {
+class GenerateReactor final : public UnaryReactor<v1::GenerateResponse> {
  public:
   using UnaryReactor::UnaryReactor;
 
  private:
   void Merge(v1::GenerateDelta event) override;
-  const google::protobuf::Message& Response() override { return merged_; }
-  v1::GenerateResponse merged_;
 };
 
 // Merges the prompt's log-probabilities.
-class ScoreReactor final : public UnaryReactor {
+class ScoreReactor final : public UnaryReactor<v1::ScoreResponse> {
  public:
   using UnaryReactor::UnaryReactor;
 
  private:
   void Merge(v1::GenerateDelta event) override;
-  const google::protobuf::Message& Response() override { return merged_; }
-  v1::ScoreResponse merged_;
 };
 
 }  // namespace fox

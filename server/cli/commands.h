@@ -14,5 +14,6 @@ int Detokenize(const std::vector<std::string>& arguments);
 int Health(const std::vector<std::string>& arguments);
 int Info(const std::vector<std::string>& arguments);
 int Drain(const std::vector<std::string>& arguments);
+int Undrain(const std::vector<std::string>& arguments);
 
 }  // namespace fox::cli

@@ -1,4 +1,4 @@
-// fox-cli health, info and drain: about the server, not about a text.
+// fox-cli health, info, drain and undrain: about the server, not about a text.
 #include <cstdio>
 
 #include "fox/v1/admin.grpc.pb.h"
@@ -12,7 +12,7 @@
 namespace fox::cli {
 namespace {
 
-// Parses the flags all three have. Returns true when the command is to run.
+// Parses the flags all of them have. Returns true when the command is to run.
 bool Prepare(const char* usage, size_t most_arguments, const std::vector<std::string>& arguments,
              Connection* connection, std::string* argument, int* exit_code) {
   FlagSet set;
@@ -65,6 +65,27 @@ grpc::Status CheckHealth(const Connection& connection, grpc::ClientContext* cont
   return status;
 }
 
+// One call of the admin service; `state` is what the server is in then.
+template <class Request, class Response>
+int Operate(const char* command, const char* state,
+            grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                    Response*),
+            const std::vector<std::string>& arguments) {
+  Connection connection;
+  std::string unused;
+  int exit_code = 0;
+  if (!Prepare(command, 0, arguments, &connection, &unused, &exit_code)) return exit_code;
+  Response response;
+  std::unique_ptr<grpc::ClientContext> context = connection.Call();
+  std::unique_ptr<v1::Admin::Stub> stub = v1::Admin::NewStub(connection.Open());
+  const grpc::Status status = (stub.get()->*method)(context.get(), {}, &response);
+  if (!status.ok()) return Report(status, *context);
+  std::printf("%s: %llu running, %llu waiting\n", state,
+              static_cast<unsigned long long>(response.running()),
+              static_cast<unsigned long long>(response.waiting()));
+  return kExitOk;
+}
+
 }  // namespace
 
 int Health(const std::vector<std::string>& arguments) {
@@ -109,19 +130,13 @@ int Info(const std::vector<std::string>& arguments) {
 }
 
 int Drain(const std::vector<std::string>& arguments) {
-  Connection connection;
-  std::string unused;
-  int exit_code = 0;
-  if (!Prepare("drain", 0, arguments, &connection, &unused, &exit_code)) return exit_code;
-  v1::DrainResponse response;
-  std::unique_ptr<grpc::ClientContext> context = connection.Call();
-  const grpc::Status status =
-      v1::Admin::NewStub(connection.Open())->Drain(context.get(), {}, &response);
-  if (!status.ok()) return Report(status, *context);
-  std::printf("draining: %llu running, %llu waiting\n",
-              static_cast<unsigned long long>(response.running()),
-              static_cast<unsigned long long>(response.waiting()));
-  return kExitOk;
+  return Operate<v1::DrainRequest, v1::DrainResponse>("drain", "draining", &v1::Admin::Stub::Drain,
+                                                      arguments);
+}
+
+int Undrain(const std::vector<std::string>& arguments) {
+  return Operate<v1::UndrainRequest, v1::UndrainResponse>("undrain", "serving",
+                                                          &v1::Admin::Stub::Undrain, arguments);
 }
 
 }  // namespace fox::cli

@@ -20,7 +20,8 @@ constexpr const char* kHelp =
     "  detokenize IDS      text of ids\n"
     "  health [SERVICE]    whether the server is serving (exit code 0) or not (1)\n"
     "  info                the server, its model and its load, as JSON\n"
-    "  drain               stop taking requests\n\n"
+    "  drain               stop taking requests\n"
+    "  undrain             take requests again\n\n"
     "A text is an argument, @FILE, or - for standard input.\n";
 
 struct Command {
@@ -30,7 +31,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"generate", Generate}, {"score", Score}, {"tokenize", Tokenize}, {"detokenize", Detokenize},
-    {"health", Health},     {"info", Info},   {"drain", Drain}};
+    {"health", Health},     {"info", Info},   {"drain", Drain},       {"undrain", Undrain}};
 
 int Main(const std::vector<std::string>& arguments) {
   if (arguments.empty()) {

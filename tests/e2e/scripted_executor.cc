@@ -22,6 +22,7 @@ absl::Status ScriptedExecutor::Submit(const StepPlan& plan) {
 }
 
 absl::StatusOr<StepResult> ScriptedExecutor::Execute(const StepPlan& plan) {
+  const std::lock_guard<std::mutex> lock(script_->step);
   if (script_->fail) return absl::UnavailableError("scripted failure");
   const int delay = script_->step_delay_us;
   if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));

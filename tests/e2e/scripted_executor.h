@@ -7,6 +7,7 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,7 @@ namespace fox {
 struct ExecutorScript {
   std::atomic<int> step_delay_us{0};
   std::atomic<bool> fail{false};
+  std::mutex step;  // a test that holds it makes steps hang
 };
 
 class ScriptedExecutor final : public StepExecutor {

@@ -33,8 +33,8 @@ TestCore::TestCore(const TestCoreOptions& options) {
   ModelConfig model;
   model.vocab_size = limits.vocab_size;
   model.eos_token_ids = context.engine.eos_token_ids;
-  core = std::make_unique<ServerCore>(*engine, model, context,
-                                      ServerDescription{"0.0", "", "none", "f32", "f32"});
+  core = std::make_unique<ServerCore>(
+      *engine, model, context, ServerDescription{"0.0", "", "none", "f32", "f32"}, options.limits);
 }
 
 TestCore::~TestCore() { engine->Stop(); }

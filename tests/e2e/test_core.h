@@ -18,6 +18,7 @@ struct TestCoreOptions {
   int64_t max_num_queued_reqs = 64;
   bool with_tokenizer = true;
   AcpMode acp = AcpMode::kCertified;
+  ServerLimits limits;
 };
 
 class TestCore {

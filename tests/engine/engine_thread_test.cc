@@ -294,6 +294,64 @@ TEST_P(EngineThreadDepthTest, SubmitDoesNotWaitForAStep) {
   EXPECT_TRUE(answered);
 }
 
+TEST_P(EngineThreadDepthTest, StopDoesNotWaitForAHungStepLongerThanItIsTold) {
+  HangingExecutor executor(DepthOptions());
+  EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
+  Collector collector;
+  ASSERT_TRUE(SubmitAndWait(thread, {MakeRequest(1)}, collector.Sink()).ok());
+  WaitUntil([&] { return thread.HeartbeatAge() > 0.2; });
+  EXPECT_FALSE(thread.Stop(0.05));
+  executor.gate.set_value();
+  EXPECT_TRUE(thread.Stop(60));
+  EXPECT_TRUE(absl::IsUnavailable(collector.Wait().status));
+}
+
+TEST_P(EngineThreadDepthTest, TellsTheSlowestStep) {
+  HangingExecutor executor(DepthOptions());
+  EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
+  EXPECT_EQ(thread.SlowestStep(), 0.0);
+  Collector collector;
+  ASSERT_TRUE(SubmitAndWait(thread, {MakeRequest(1)}, collector.Sink()).ok());
+  WaitUntil([&] { return thread.HeartbeatAge() > 0.3; });
+  EXPECT_LT(thread.SlowestStep(), 0.3);  // it has not ended
+  executor.gate.set_value();
+  EXPECT_TRUE(collector.Wait().status.ok());
+  EXPECT_GE(thread.SlowestStep(), 0.3);  // the fast ones since do not hide it
+}
+
+TEST(EngineThreadTest, AcknowledgementsOfAHungStepAreAddedUp) {
+  HangingExecutor executor(Options());
+  EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
+  Collector collector;
+  Request request = MakeRequest(1, 20);
+  request.flow_window = 2;
+  ASSERT_TRUE(SubmitAndWait(thread, {request}, collector.Sink()).ok());
+  executor.gate.set_value();
+  for (size_t have = 2; have < 20; have += 2) {
+    WaitUntil([&] { return collector.tokens().size() == have; });
+    thread.Acknowledge(1, 1);
+    thread.Acknowledge(1, 1);
+  }
+  EXPECT_EQ(collector.Wait().reason, FinishReason::kLength);
+}
+
+TEST_P(EngineThreadDepthTest, ABatchEndsAfterTheCallbacksOfAStep) {
+  Running running(DepthOptions());
+  size_t gathered = 0, total = 0, largest = 0;  // on the engine's thread
+  std::promise<void> done;
+  running.thread.SetBatchEnd([&](Seconds now) {
+    EXPECT_LE(now, running.thread.Now());
+    largest = std::max(largest, gathered);
+    total += std::exchange(gathered, 0);
+    if (total == 3 * 8) done.set_value();
+  });
+  running.thread.Submit(
+      {MakeRequest(1), MakeRequest(2), MakeRequest(3)}, [&](const RequestOutput&) { ++gathered; },
+      [](const absl::Status&) {});
+  done.get_future().get();
+  EXPECT_EQ(largest, 3u);  // all that a step gave
+}
+
 TEST_P(EngineThreadDepthTest, EightThreadsSubmitAndCancel) {
   EngineOptions engine_options;
   engine_options.max_num_queued_reqs = 1000;

@@ -52,10 +52,11 @@ StreamResults RunStreams(Engine& engine, ModelRunner& runner, const std::vector<
   StreamResults results;
   size_t next = 0;
   for (int step = 0; next < requests.size() || engine.HasWork(); ++step) {
+    const Seconds now = 0.001 * step;
     if (next < requests.size() && step % (gap + 1) == 0) {
-      EXPECT_TRUE(engine.Submit(requests[next++], step).ok());
+      EXPECT_TRUE(engine.Submit(requests[next++], now).ok());
     }
-    for (RequestOutput& output : engine.Step(step)) {
+    for (RequestOutput& output : engine.Step(now)) {
       StreamResult& result = results[output.id];
       result.tokens.insert(result.tokens.end(), output.tokens.begin(), output.tokens.end());
       if (!output.finish) continue;

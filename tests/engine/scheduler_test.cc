@@ -15,6 +15,7 @@ namespace {
 class SchedulerTest : public testing::Test {
  protected:
   SchedulerTest() {
+    options_.priority_scheduling = true;
     limits_.num_pages = 100;
     limits_.lists_per_slot = 2;
     limits_.max_num_seqs = 4;
@@ -26,7 +27,7 @@ class SchedulerTest : public testing::Test {
 
   void Start() {
     live_.assign(100, 0);
-    scheduler_ = std::make_unique<Scheduler>(limits_);
+    scheduler_ = std::make_unique<Scheduler>(limits_, times_);
   }
 
   Sequence* Add(int64_t prompt, int32_t priority = 0, int32_t flow_window = 0,
@@ -44,7 +45,7 @@ class SchedulerTest : public testing::Test {
     sequences_.push_back(std::make_unique<Sequence>(std::move(request), options_,
                                                     limits_.max_model_len,
                                                     static_cast<int64_t>(sequences_.size()), 0.0));
-    scheduler_->Add(sequences_.back().get());
+    scheduler_->Add(sequences_.back().get(), 0.0);
     return sequences_.back().get();
   }
 
@@ -71,7 +72,10 @@ class SchedulerTest : public testing::Test {
       result.stats.emplace_back().pages_allocated = live;
       sequence->OnStepCollected(result.stats.back());
       if (planned.sample) --sequence->pending;
-      if (end == static_cast<int64_t>(sequence->tokens.size())) sequence->Append({1, 0, 0, {}});
+      if (end == static_cast<int64_t>(sequence->tokens.size())) {
+        sequence->Append({1, 0, 0, {}});
+        sequence->UpdatePause(0.0);
+      }
     }
     result.free_pages = limits_.num_pages;
     for (const int64_t live : live_) result.free_pages -= live;
@@ -82,6 +86,12 @@ class SchedulerTest : public testing::Test {
     Schedule schedule = Plan(now);
     if (!schedule.plan.empty()) Collect();
     return schedule;
+  }
+
+  void Acknowledge(Sequence* sequence, int64_t tokens) {
+    sequence->acknowledged = tokens;
+    sequence->UpdatePause(0.0);
+    if (!sequence->paused()) scheduler_->Resume(sequence, 0.0);
   }
 
   static std::vector<size_t> Chunks(const Schedule& schedule) {
@@ -98,6 +108,7 @@ class SchedulerTest : public testing::Test {
   using Sizes = std::vector<size_t>;
   using IdList = std::vector<RequestId>;
   EngineOptions options_;
+  ServiceTimes times_;
   ExecutorLimits limits_;
   std::vector<int64_t> live_ = std::vector<int64_t>(100, 0);  // pages of each slot
   std::deque<Schedule> flights_;
@@ -118,9 +129,9 @@ TEST_F(SchedulerTest, ChunksEndAtPagesAndShareAStep) {
   EXPECT_EQ(Chunks(schedule), (Sizes{256}));
   EXPECT_TRUE(schedule.plan.sequences[0].logit_rows.empty());
   schedule = Step();
-  EXPECT_EQ(Chunks(schedule), (Sizes{44, 100}));
-  EXPECT_EQ(schedule.plan.sequences[0].position, 256);
-  EXPECT_EQ(schedule.plan.sequences[0].logit_rows, std::vector<int32_t>{43});
+  EXPECT_EQ(Chunks(schedule), (Sizes{100, 44}));  // the whole prompt first
+  EXPECT_EQ(schedule.plan.sequences[1].position, 256);
+  EXPECT_EQ(schedule.plan.sequences[1].logit_rows, std::vector<int32_t>{43});
   limits_.max_num_batched_tokens = 100;
   sequences_.clear();
   Start();
@@ -179,27 +190,45 @@ TEST_F(SchedulerTest, FirstComeFirstServed) {
 }
 
 TEST_F(SchedulerTest, AdmissionKeepsHeadroom) {
-  limits_.num_pages = 8;
+  limits_.num_pages = 6;
   Start();
-  Add(64);   // 2 pages
-  Add(128);  // 4 pages, and 2 of headroom for the first
+  Add(64);  // 2 pages
+  Add(64);  // 2 pages, and 2 of headroom for the first
   EXPECT_EQ(Ids(Step()), (IdList{0, 1}));
   sequences_.clear();
-  limits_.num_pages = 7;
+  limits_.num_pages = 5;
   Start();
   Add(64);
-  Add(128);
+  Add(64);
   EXPECT_EQ(Ids(Step()), IdList{0});
 }
 
-TEST_F(SchedulerTest, WhoDoesNotFitHoldsBackTheRest) {
+TEST_F(SchedulerTest, ALongPromptStartsOnFreePages) {
   limits_.num_pages = 8;
   Start();
   Add(64);
+  Sequence* longer = Add(500);
+  const Schedule schedule = Step();
+  EXPECT_EQ(Ids(schedule), (IdList{0, 1}));
+  EXPECT_EQ(Chunks(schedule), (Sizes{64, 128}));  // and leaves the first its headroom
+  EXPECT_TRUE(longer->by_chunks);
   Add(500);
-  Add(1);
-  EXPECT_EQ(Ids(Step()), IdList{0});
-  EXPECT_EQ(Ids(Step()), IdList{0});
+  EXPECT_EQ(Ids(Step()), IdList{0});  // one at a time
+}
+
+TEST_F(SchedulerTest, WhoFindsNoRoomIsOvertakenForAWhile) {
+  limits_.num_pages = 6;
+  Start();
+  Add(64);
+  Add(64);
+  EXPECT_EQ(Ids(Step()), (IdList{0, 1}));  // 2 pages are left, for the two
+  Sequence* blocked = Add(64);
+  EXPECT_EQ(Ids(Step(1.0)), IdList{0});  // the second has no room for its next token
+  scheduler_->Remove(sequences_[1].get());
+  Sequence* large = Add(200, -1);
+  EXPECT_EQ(Ids(Step(2.0)), (IdList{0}));
+  EXPECT_EQ(large->blocked_since, 2.0);
+  EXPECT_EQ(blocked->slot, -1);
 }
 
 TEST_F(SchedulerTest, ALongPromptAloneGoesChunkByChunkUntilThePoolIsFull) {
@@ -253,21 +282,45 @@ TEST_F(SchedulerTest, PausedSequencesRestAndLosePagesFirst) {
   EXPECT_EQ(paused->slot, -1);
   scheduler_->Remove(busy);
   EXPECT_TRUE(Step().plan.sequences.empty());  // paused: not admitted
-  paused->acknowledged = 1;
+  Acknowledge(paused, 1);
   EXPECT_EQ(Chunks(Step()), Sizes{61});
 }
 
-TEST_F(SchedulerTest, PausedSequencesGiveWayToWaitingOnesAfterAWhile) {
+TEST_F(SchedulerTest, PausedSequencesGiveUpTheirSeatsAndKeepTheirPages) {
+  limits_.max_num_seqs = 1;
+  limits_.num_slots = 2;
+  Start();
+  Sequence* paused = Add(10, 0, 4);
+  for (int i = 0; i < 4; ++i) Step();
+  ASSERT_TRUE(paused->paused());
+  Sequence* other = Add(10, 7);
+  EXPECT_EQ(Ids(Step()), IdList{1});
+  EXPECT_EQ(scheduler_->paused(), 1);
+  EXPECT_GE(paused->slot, 0);
+  Acknowledge(paused, 1);  // not half of the window
+  EXPECT_TRUE(paused->paused());
+  Acknowledge(paused, 2);
+  EXPECT_EQ(Ids(Step()), IdList{1});  // the only seat is taken
+  scheduler_->Remove(other);
+  const Schedule schedule = Step();
+  EXPECT_EQ(Ids(schedule), IdList{0});
+  EXPECT_EQ(Chunks(schedule), Sizes{1});  // nothing is computed again
+  EXPECT_EQ(paused->stats.preemptions, 0);
+}
+
+TEST_F(SchedulerTest, WithoutASpareSlotAPausedSequenceGivesItsPagesToo) {
   limits_.max_num_seqs = 1;
   Start();
   Sequence* paused = Add(10, 0, 1);
-  Step(0.0);
-  paused->paused_since = 5.0;
+  Step();
   Add(10, 7);
-  EXPECT_TRUE(Step(5.5).plan.empty());
-  const Schedule schedule = Step(5.0 + Scheduler::kPauseGrace);
+  Add(10, 7);
+  const Schedule schedule = Step();
   EXPECT_EQ(Ids(schedule), IdList{1});
   EXPECT_EQ(schedule.preemptions, 1);
+  Acknowledge(paused, 1);
+  scheduler_->Remove(sequences_[1].get());
+  EXPECT_EQ(Ids(Step()), IdList{0});  // more urgent than the one that waits
 }
 
 TEST_F(SchedulerTest, RunsNoMoreThanCanDecodeInOneStep) {
@@ -392,7 +445,7 @@ TEST_F(PipelinedSchedulerTest, APreemptedSequenceBringsItsCounts) {
   Sequence* second = Add(1, 0, 5, -1, sampling);
   while (first->computed < 127) Step();
   EXPECT_TRUE(second->has_penalty_state);
-  second->acknowledged = 5;
+  Acknowledge(second, 5);
   Plan();
   EXPECT_EQ(Plan().preemptions, 1);
   EXPECT_FALSE(second->has_penalty_state);
@@ -459,7 +512,8 @@ TEST_F(PipelinedSchedulerTest, PagesEvictedInFlightAreNotCountedTwice) {
   Plan();      // releases the 4 pages that the first has had so far
   Collect(1);  // but each of the two had lost one by then
   Add(256);    // 8 pages and 2 of headroom: one too many
-  EXPECT_EQ(Ids(Plan()), IdList{1});
+  const Schedule schedule = Plan();
+  EXPECT_EQ(Chunks(schedule), (Sizes{1, 192}));
 }
 
 TEST_F(PipelinedSchedulerTest, APreemptedSequenceComesBackWithItsPendingToken) {
@@ -468,7 +522,7 @@ TEST_F(PipelinedSchedulerTest, APreemptedSequenceComesBackWithItsPendingToken) {
   Sequence* first = Add(62);
   Sequence* second = Add(1, 0, 5);
   while (first->computed < 127) Step();  // the pool is full, and the second paused in between
-  second->acknowledged = 5;
+  Acknowledge(second, 5);
   EXPECT_EQ(Ids(Plan()), (IdList{0, 1}));
   const Schedule preempting = Plan();  // the first takes a page row
   EXPECT_EQ(preempting.preemptions, 1);

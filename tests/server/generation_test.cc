@@ -26,24 +26,29 @@ class GenerationTest : public ::testing::Test {
   Generation::Convert Converting(const v1::GenerateRequest& request) {
     return [this, request] {
       ++conversions_;
-      return ConvertGenerate(request, /*stream=*/true, test_.core->context);
+      absl::StatusOr<GenerationSpec> spec =
+          ConvertGenerate(request, /*stream=*/true, test_.core->context);
+      if (spec.ok()) spec->request_id = kId;
+      return spec;
     };
   }
   std::shared_ptr<Generation> Start(Generation::Convert convert, Seconds deadline = kNever) {
-    auto started = Generation::Start(*test_.core, kId, deadline, std::move(convert), &consumer_);
-    EXPECT_TRUE(started.ok()) << started.status();
-    return started.ok() ? *started : nullptr;
+    info_.deadline = deadline;
+    info_.arrival = test_.engine->Now();
+    return Generation::Start(*test_.core, info_, std::move(convert), &consumer_);
   }
   // A call ended as it should: nothing was delivered, and nothing is left of it.
   void ExpectNothingDelivered() {
     EXPECT_TRUE(consumer_.events().empty());
     EXPECT_TRUE(test_.WaitIdle());
     EXPECT_EQ(test_.core->Find(kId), nullptr);
-    EXPECT_TRUE(test_.core->CheckAdmission().ok());
+    CallInfo next;
+    EXPECT_TRUE(test_.core->Admit(&next, 1).ok());
   }
 
   TestCore test_{SmallQueue()};
   RecordingConsumer consumer_{*test_.engine};
+  CallInfo info_;
   std::atomic<int> conversions_{0};
 };
 
@@ -81,26 +86,46 @@ TEST_F(GenerationTest, ARefusedSequenceRefusesTheWholeCall) {
   ExpectNothingDelivered();
 }
 
-TEST_F(GenerationTest, ARunningIdIsRefusedAtOnce) {
+TEST_F(GenerationTest, ARunningIdIsRefused) {
   test_.script->step_delay_us = 2000;
   std::shared_ptr<Generation> running = Start(Converting(GreedyRequest("one", 3000)));
-  const auto convert = []() -> absl::StatusOr<GenerationSpec> {
-    ADD_FAILURE();
-    return absl::InternalError("converted");
-  };
-  RecordingConsumer never(*test_.engine);
-  EXPECT_TRUE(
-      absl::IsAlreadyExists(Generation::Start(*test_.core, kId, kNever, convert, &never).status()));
+  while (test_.core->Find(kId) == nullptr) std::this_thread::yield();
+  RecordingConsumer second(*test_.engine);
+  CallInfo info;
+  Generation::Start(*test_.core, info, Converting(GreedyRequest("two", 3)), &second);
+  EXPECT_TRUE(absl::IsAlreadyExists(second.WaitDone()));
+  EXPECT_TRUE(second.events().empty());
+  EXPECT_EQ(test_.core->Find(kId), running);
   running->Cancel(absl::CancelledError("gone"));
   EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
   EXPECT_TRUE(test_.WaitIdle());
 }
 
+TEST_F(GenerationTest, WhatItWasMadeFromIsLetGoOfBeforeItRuns) {
+  const auto message = std::make_shared<v1::GenerateRequest>(GreedyRequest("hello", 3000));
+  test_.script->step_delay_us = 2000;
+  const Generation::Convert convert = Converting(*message);
+  std::shared_ptr<Generation> call = Start([message, convert] { return convert(); });
+  while (consumer_.events().size() < 2) std::this_thread::yield();
+  EXPECT_EQ(message.use_count(), 1);
+  call->Cancel(absl::CancelledError("gone"));
+  EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
+}
+
+TEST_F(GenerationTest, AnAbandonedCallEndsThoughItsStepHangs) {
+  const std::unique_lock<std::mutex> hang(test_.script->step);
+  std::shared_ptr<Generation> call = Start(Converting(GreedyRequest("stuck", 30)));
+  while (test_.engine->HeartbeatAge() < 0.3) std::this_thread::yield();
+  EXPECT_FALSE(test_.engine->Stop(0.01));
+  test_.core->AbandonAll(absl::UnavailableError("the engine hangs"));
+  EXPECT_TRUE(absl::IsUnavailable(consumer_.WaitDone()));
+  EXPECT_EQ(test_.core->Find(kId), nullptr);
+}
+
 TEST_F(GenerationTest, CancelledBeforeAdmissionIsNotConverted) {
   std::promise<void> gate;
   std::shared_future<void> opened = gate.get_future().share();
-  for (int thread = 0; thread < 2; ++thread)
-    test_.core->admission().Post([opened] { opened.wait(); });
+  test_.core->admission().Post(0, 0, [opened] { opened.wait(); });
   std::shared_ptr<Generation> call = Start(Converting(GreedyRequest("late", 30)));
   call->Cancel(absl::CancelledError("gone"));
   gate.set_value();

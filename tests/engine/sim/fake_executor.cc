@@ -55,7 +55,7 @@ FakeExecutor::FakeExecutor(FakeOptions options)
   for (Page& page : pool_) page.fill(kPoison);
   owner_.assign(pages, -1);
   for (size_t page = pages; page > 0; --page) free_stack_.push_back(static_cast<int32_t>(page - 1));
-  slots_.resize(static_cast<size_t>(options_.limits.max_num_seqs));
+  slots_.resize(static_cast<size_t>(options_.limits.slots()));
   for (Slot& slot : slots_) slot.lists.resize(static_cast<size_t>(options_.limits.lists_per_slot));
 }
 
@@ -78,7 +78,7 @@ absl::Status FakeExecutor::Submit(const StepPlan& plan) {
   if (fails) computed.status = absl::InternalError("injected fault");
   if (plan.empty()) Violate("an empty plan was run");
   for (const int32_t slot : plan.release_slots) {
-    if (slot < 0 || slot >= options_.limits.max_num_seqs) {
+    if (slot < 0 || slot >= options_.limits.slots()) {
       Violate("released slot out of range");
       continue;
     }
@@ -195,7 +195,7 @@ absl::Status FakeExecutor::CheckPlan(const StepPlan& plan) {
   std::set<int32_t> seen;
   for (const PlannedSequence& sequence : plan.sequences) {
     rows += static_cast<int64_t>(sequence.logit_rows.size());
-    if (sequence.slot < 0 || sequence.slot >= limits.max_num_seqs) {
+    if (sequence.slot < 0 || sequence.slot >= limits.slots()) {
       Violate("slot out of range");
       return absl::OkStatus();
     }
@@ -251,7 +251,7 @@ void FakeExecutor::CheckSequence(const PlannedSequence& sequence) {
 
 void FakeExecutor::SetPenaltyState(const StepPlan& plan) {
   for (const SlotTokens& states : plan.penalty_state) {
-    if (states.slot < 0 || states.slot >= options_.limits.max_num_seqs) {
+    if (states.slot < 0 || states.slot >= options_.limits.slots()) {
       return Violate("states of a slot out of range");
     }
     const auto user = std::find_if(plan.sequences.begin(), plan.sequences.end(),

@@ -151,6 +151,7 @@ Request Day::MakeRequest() {
   if (random_.Chance(0.3)) request.stop.stop_token_ids = {1};
   request.stop.ignore_eos = random_.Chance(0.3);
   request.priority = static_cast<int32_t>(random_.Int(0, swarm_.priorities - 1));
+  request.client = static_cast<uint64_t>(random_.Int(0, swarm_.clients - 1));
   if (random_.Chance(swarm_.deadlines)) request.deadline = now_ + 20 * swarm_.tick * random_.Unit();
   if (random_.Chance(swarm_.deadlines)) {
     request.queue_deadline = now_ + 5 * swarm_.tick * random_.Unit();
@@ -300,7 +301,10 @@ void Day::CheckFinish(const Client& client, const RequestOutput& output) {
   const bool complete = client.delivered == expected.tokens.size() &&
                         client.scored == expected.prompt_logprobs.size();
   Expect(finish.stats.completion_tokens == static_cast<int64_t>(client.delivered), "stats", id);
-  if (client.cancelled) {
+  if (absl::IsResourceExhausted(finish.status)) {  // before it was cancelled, if it was
+    Expect(finish.stats.acp.pages_allocated == 0, "displaced after its start", id);
+    ++marks_.displaced;
+  } else if (client.cancelled) {
     if (finish.status.ok() && client.cancel_status.ok()) {
       Expect(finish.reason == FinishReason::kAbort, "abort", id);
     } else {
@@ -321,13 +325,19 @@ void Day::CheckFinish(const Client& client, const RequestOutput& output) {
     ++(finish.reason == FinishReason::kStop ? marks_.stopped : marks_.lengths);
   } else if (absl::IsDeadlineExceeded(finish.status)) {
     const bool waited = finish.stats.acp.pages_allocated == 0;
-    Expect(now_ >= client.request.deadline || (waited && now_ >= client.request.queue_deadline),
+    // A request that has not started may be given up for a deadline that it could not meet.
+    const bool hopeless = waited && client.request.deadline < kNever;
+    Expect(now_ >= client.request.deadline || hopeless ||
+               (waited && now_ >= client.request.queue_deadline),
            "expired too early", id);
     ++marks_.deadlines;
   } else if (absl::IsInternal(finish.status)) {
     Expect(expected.numerical_failure && complete, "failed for no reason", id);
     ++marks_.numerical;
-  } else if (absl::IsResourceExhausted(finish.status)) {
+  } else if (absl::IsAborted(finish.status)) {
+    Expect(client.request.flow_window > 0, "aborted without a pause", id);
+    ++marks_.stalled;
+  } else if (absl::IsOutOfRange(finish.status)) {
     Expect(expected.exhausts_pool || swarm_.executor.understated_pages > 0, "the pool would do",
            id);
     ++marks_.exhausted;
@@ -354,11 +364,12 @@ void Day::CheckAfterStep() {
   if (!executor_->violation().empty()) return Violate(executor_->violation());
   const EngineStats& stats = engine_->stats();
   const int64_t live = static_cast<int64_t>(clients_.size());
-  if (stats.running + stats.waiting != live) Violate("requests are miscounted");
+  if (stats.running + stats.waiting + stats.paused != live) Violate("requests are miscounted");
   // Finished sequences leave their slots one step later.
   if (executor_->occupied_slots() < stats.running) Violate("a running sequence without a slot");
   if (stats.free_pages > executor_->collected_free_pages()) Violate("free pages are overstated");
-  if (stats.running == 0 && !engine_->HasWork() && executor_->occupied_slots() > 0) {
+  if (stats.running + stats.paused > executor_->occupied_slots()) ++marks_.preempted_paused;
+  if (live == 0 && !engine_->HasWork() && executor_->occupied_slots() > 0) {
     Violate("a slot is held by nobody");
   }
   if (!engine_->HasWork() && executor_->in_flight() > 0) Violate("asleep with a plan in flight");
@@ -366,7 +377,6 @@ void Day::CheckAfterStep() {
     Expect(!client.cancelled, "a cancelled request lives on", id);
     Expect(now_ < client.request.deadline, "a deadline was ignored", id);
   }
-  if (stats.paused > stats.running) ++marks_.preempted_paused;
 }
 
 // Readers are fast now and nobody new comes: all must end, and the pool must be full.
@@ -424,6 +434,8 @@ void Marks::Add(const Marks& other) {
   restored_states += other.restored_states;
   returns += other.returns;
   late_faults += other.late_faults;
+  displaced += other.displaced;
+  stalled += other.stalled;
 }
 
 Report Simulate(uint64_t seed, int64_t operations, Bugs bugs, bool print) {

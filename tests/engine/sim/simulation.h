@@ -58,6 +58,8 @@ struct Marks {
   int64_t restored_states = 0;  // penalties that went on after a preemption or the prompt's scores
   int64_t returns = 0;          // preempted with a plan in flight and back again
   int64_t late_faults = 0;
+  int64_t displaced = 0;  // by another client
+  int64_t stalled = 0;    // readers
 
   void Add(const Marks& other);
 };

@@ -55,6 +55,8 @@ TEST(SimulationTest, RandomDays) {
       {"restored_states", marks.restored_states},
       {"returns", marks.returns},
       {"late_faults", marks.late_faults},
+      {"displaced", marks.displaced},
+      {"stalled", marks.stalled},
   };
   for (const auto& [name, count] : counts) {
     RecordProperty(name, std::to_string(count));

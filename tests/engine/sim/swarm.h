@@ -31,7 +31,7 @@ struct Swarm {
   double deadlines = 0.0, windows = 0.0, sampled = 0.0, scored = 0.0, penalties = 0.0, nan = 0.0;
   double biased = 0.0;
   int64_t long_prompt = 0, short_prompt = 1, max_tokens = 1;
-  int priorities = 1;
+  int priorities = 1, clients = 1;
   double tick = 0.1;
 };
 
@@ -40,6 +40,7 @@ inline Swarm MakeSwarm(Random& random) {
   ExecutorLimits& limits = swarm.executor.limits;
   limits.lists_per_slot = random.Int(1, 4);
   limits.max_num_seqs = static_cast<int32_t>(random.Int(1, 8));
+  limits.num_slots = static_cast<int32_t>(random.Int(0, 12));
   limits.max_model_len = random.Chance(0.5) ? random.Int(20, 130) : random.Int(130, 520);
   const int64_t whole = limits.lists_per_slot * PagesFor(limits.max_model_len);
   limits.num_pages =
@@ -56,7 +57,11 @@ inline Swarm MakeSwarm(Random& random) {
   }
   swarm.engine.max_num_queued_reqs = random.Int(1, 30);
   swarm.engine.max_num_queued_tokens = random.Chance(0.2) ? limits.max_model_len : 1 << 20;
-  swarm.engine.priority_scheduling = random.Chance(0.7);
+  swarm.engine.priority_scheduling = random.Chance(0.5);
+  swarm.engine.max_queue_seconds = random.Chance(0.3) ? random.Unit() * 100 : 0;
+  swarm.engine.stall_timeout = random.Chance(0.5) ? random.Unit() * 20 : 0;
+  swarm.engine.max_paused_reqs = random.Int(0, 20);
+  swarm.engine.max_step_seconds = random.Chance(0.5) ? random.Unit() : 0;
   if (random.Chance(0.5)) swarm.engine.eos_token_ids = {2};
   swarm.submit = random.Unit() * 0.4 + 0.02;
   swarm.step = random.Unit() * 0.6 + 0.2;
@@ -73,6 +78,7 @@ inline Swarm MakeSwarm(Random& random) {
   swarm.long_prompt = limits.max_model_len - 1;
   swarm.max_tokens = random.Int(1, 80);
   swarm.priorities = static_cast<int>(random.Int(1, 4));
+  swarm.clients = static_cast<int>(random.Int(1, 5));
   swarm.tick = random.Chance(0.5) ? 0.01 : 0.4;
   if (random.Chance(0.1)) swarm.executor.fail_at_run = random.Int(0, 300);
   swarm.executor.fail_late = random.Chance(0.5);

@@ -1,0 +1,228 @@
+// How requests enter and leave an engine: room, waits, deadlines, stalled readers, counters. Read
+// engine_state.h first.
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "engine/engine_state.h"
+#include "engine/request_validation.h"
+#include "kernels/core/check.h"
+
+namespace fox {
+namespace {
+
+absl::Status QueueFull(const char* what) {
+  return absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", what));
+}
+
+}  // namespace
+
+absl::Status Engine::State::Queue(std::vector<Request> requests, Seconds now) {
+  FOX_CHECK(!requests.empty());
+  if (!fatal.ok()) return Stopped();
+  std::set<RequestId> ids;
+  int64_t tokens = 0;
+  for (const Request& request : requests) {
+    absl::Status status = ValidateRequest(request, options, limits);
+    if (!status.ok()) return status;
+    if (sequences.count(request.id) > 0 || !ids.insert(request.id).second) {
+      return absl::AlreadyExistsError(absl::StrCat("request ", request.id, " is running"));
+    }
+    tokens += static_cast<int64_t>(request.prompt.size());
+  }
+  std::vector<Sequence*> victims;
+  if (absl::Status status = CheckRoom(requests, &victims); !status.ok()) return status;
+  if (absl::Status status = CheckWait(requests.front(), tokens, now); !status.ok()) return status;
+  Displace(victims, now);
+  auto group = std::make_shared<SequenceGroup>();
+  for (Request& request : requests) {
+    const RequestId id = request.id;
+    auto sequence = std::make_unique<Sequence>(std::move(request), options, limits.max_model_len,
+                                               arrivals++, now);
+    sequence->group = group;
+    group->members.push_back(sequence.get());
+    scheduler.Add(sequence.get(), now);
+    UpdateEvent(sequence.get());
+    sequences.emplace(id, std::move(sequence));
+  }
+  UpdateGauges();
+  idle = false;
+  return absl::OkStatus();
+}
+
+// Whether the queue has room for the requests, or, for a client that holds less than its share, for
+// them without `victims`.
+absl::Status Engine::State::CheckRoom(const std::vector<Request>& requests,
+                                      std::vector<Sequence*>* victims) {
+  const auto count = static_cast<int64_t>(requests.size());
+  int64_t tokens = 0;
+  for (const Request& request : requests) tokens += static_cast<int64_t>(request.prompt.size());
+  if (count > options.max_num_queued_reqs || tokens > options.max_num_queued_tokens) {
+    return absl::OutOfRangeError("the request is larger than the queue");
+  }
+  int64_t waiting = scheduler.waiting().size(), queued_tokens = scheduler.waiting().tokens();
+  while (waiting + count > options.max_num_queued_reqs ||
+         queued_tokens + tokens > options.max_num_queued_tokens) {
+    const Sequence* victim = scheduler.waiting().Displaced(requests.front().client, count, tokens,
+                                                           options.max_num_queued_reqs,
+                                                           options.max_num_queued_tokens, *victims);
+    if (victim == nullptr) {
+      return QueueFull(waiting + count > options.max_num_queued_reqs ? "too many requests"
+                                                                     : "too many prompt tokens");
+    }
+    for (Sequence* member : victim->group->members) {
+      victims->push_back(member);
+      --waiting;
+      queued_tokens -= member->queued_tokens;
+    }
+  }
+  return absl::OkStatus();
+}
+
+// A request that would wait longer than it may is refused at once. One that could not even finish
+// in time if it started now is only asked for its first token.
+absl::Status Engine::State::CheckWait(const Request& request, int64_t tokens, Seconds now) const {
+  if (!times.known() || sequences.empty()) return absl::OkStatus();
+  const Seconds wait =
+      times.Wait(scheduler.RunningWork(), scheduler.waiting().Ahead(request.client, tokens, times),
+                 scheduler.seats());
+  const auto prompt_tokens = static_cast<int64_t>(request.prompt.size());
+  const int64_t max_tokens =
+      std::min<int64_t>(request.stop.max_tokens, limits.max_model_len - prompt_tokens);
+  const Seconds left = request.deadline - now;
+  const Seconds whole = times.Service(prompt_tokens, max_tokens);
+  const Seconds service = whole <= left ? whole : times.FirstToken(prompt_tokens);
+  const bool too_late = wait > 0 && (wait + service > left || now + wait > request.queue_deadline);
+  if (too_late || (options.max_queue_seconds > 0 && wait > options.max_queue_seconds)) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "the queue is %.1f s long: %s", wait, too_late ? "the deadline would pass" : "too long"));
+  }
+  return absl::OkStatus();
+}
+
+void Engine::State::Displace(const std::vector<Sequence*>& victims, Seconds now) {
+  std::set<const SequenceGroup*> groups;
+  for (Sequence* sequence : victims) {
+    if (groups.insert(sequence->group.get()).second) ++stats.rejected;
+    Close(sequence, FinishWith(QueueFull("displaced by a client that holds less of it")), now,
+          &displaced);
+  }
+}
+
+void Engine::State::Close(Sequence* sequence, Finish finish, Seconds now,
+                          std::vector<RequestOutput>* outputs) {
+  RequestOutput& output = outputs->emplace_back();
+  output.id = sequence->request.id;
+  output.finish = std::move(finish);
+  scheduler.Remove(sequence);
+  End(sequence, now, &*output.finish);
+}
+
+void Engine::State::DeliverCancellations(Seconds now, std::vector<RequestOutput>* outputs) {
+  for (auto& [id, status] : cancellations) {
+    const auto found = sequences.find(id);
+    if (found == sequences.end()) continue;  // cancelled twice
+    Close(found->second.get(),
+          status.ok() ? FinishFor(FinishReason::kAbort) : FinishWith(std::move(status)), now,
+          outputs);
+  }
+  cancellations.clear();
+}
+
+void Engine::State::TakeAcknowledgements(Seconds now) {
+  for (const auto& [id, arrival] : acknowledgements) {
+    Sequence* sequence = Find(id, arrival);
+    if (sequence == nullptr) continue;
+    const bool rested = sequence->paused();
+    sequence->UpdatePause(now);
+    if (sequence->paused()) sequence->paused_since = now;
+    if (rested && !sequence->paused()) scheduler.Resume(sequence, now);
+    if (rested) UpdateEvent(sequence);
+  }
+  acknowledgements.clear();
+}
+
+// When there is something to do about a sequence though nothing happens to it.
+Seconds Engine::State::NextEvent(const Sequence& sequence) const {
+  Seconds next = sequence.request.deadline;
+  if (!sequence.group->started) next = std::min(next, sequence.request.queue_deadline);
+  if (options.stall_timeout > 0 && sequence.paused()) {
+    next = std::min(next, sequence.paused_since + options.stall_timeout);
+  }
+  return next;
+}
+
+void Engine::State::UpdateEvent(Sequence* sequence) {
+  const Seconds next = NextEvent(*sequence);
+  if (next == sequence->next_event) return;
+  if (sequence->next_event != kNever) events.erase(sequence);
+  sequence->next_event = next;
+  if (next != kNever) events.insert(sequence);
+}
+
+void Engine::State::Expire(Seconds now, std::vector<RequestOutput>* outputs) {
+  while (!events.empty() && now >= (*events.begin())->next_event) {
+    Sequence* sequence = *events.begin();
+    if (now >= sequence->request.deadline) {
+      Close(sequence, FinishWith(absl::DeadlineExceededError("the deadline has passed")), now,
+            outputs);
+    } else if (!sequence->group->started && now >= sequence->request.queue_deadline) {
+      Close(sequence, FinishWith(absl::DeadlineExceededError("waited too long in the queue")), now,
+            outputs);
+    } else {
+      Close(sequence, FinishWith(absl::AbortedError("the reader has stalled")), now, outputs);
+    }
+  }
+}
+
+// Beyond the bound the one that has waited longest for its reader ends.
+void Engine::State::LimitPaused(Seconds now, std::vector<RequestOutput>* outputs) {
+  while (scheduler.paused() > options.max_paused_reqs) {
+    Sequence* longest = nullptr;
+    for (const auto& [id, sequence] : sequences) {
+      if (sequence->state != SequenceState::kPaused) continue;
+      if (longest == nullptr || sequence->paused_since < longest->paused_since) {
+        longest = sequence.get();
+      }
+    }
+    Close(longest, FinishWith(absl::AbortedError("too many readers have stalled")), now, outputs);
+  }
+}
+
+void Engine::State::End(Sequence* sequence, Seconds now, Finish* finish) {
+  finish->stats = sequence->FinalStats(now);
+  Count(*finish);
+  if (finish->status.ok()) times.RecordLength(sequence->generated(), sequence->max_tokens);
+  if (sequence->next_event != kNever) events.erase(sequence);
+  std::vector<Sequence*>& members = sequence->group->members;
+  members.erase(std::find(members.begin(), members.end(), sequence));
+  for (StepObserver* observer : observers) observer->OnFinish(sequence->request.id, *finish);
+  sequences.erase(sequence->request.id);
+}
+
+void Engine::State::Count(const Finish& finish) {
+  switch (finish.status.code()) {
+    case absl::StatusCode::kOk:
+      ++(finish.reason == FinishReason::kAbort ? stats.aborted : stats.finished);
+      break;
+    case absl::StatusCode::kCancelled:
+      ++stats.cancelled;
+      break;
+    case absl::StatusCode::kDeadlineExceeded:
+      ++stats.expired;
+      break;
+    case absl::StatusCode::kAborted:
+      ++stats.aborted;
+      break;
+    case absl::StatusCode::kResourceExhausted:
+      break;  // counted as rejected
+    default:
+      ++stats.failed;
+  }
+  stats.max_log_evicted_mass =
+      std::max(stats.max_log_evicted_mass, finish.stats.acp.max_log_evicted_mass);
+}
+
+}  // namespace fox

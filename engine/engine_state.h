@@ -1,0 +1,119 @@
+// What an Engine consists of. Its methods are in engine.cc, those that begin and end requests in
+// engine_requests.cc. Read engine.h first.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/sampler.h"
+#include "engine/scheduler.h"
+#include "engine/sequence.h"
+#include "engine/service_times.h"
+
+namespace fox {
+
+inline Finish FinishWith(absl::Status status) {
+  Finish finish;
+  finish.status = std::move(status);
+  return finish;
+}
+
+inline Finish FinishFor(FinishReason reason) {
+  Finish finish;
+  finish.reason = reason;
+  return finish;
+}
+
+inline absl::Status Stopped() {
+  return absl::UnavailableError("the engine stopped after a failure");
+}
+
+struct Engine::State {
+  State(const EngineOptions& engine_options, StepExecutor& step_executor,
+        std::vector<StepObserver*> step_observers)
+      : options(engine_options),
+        executor(step_executor),
+        observers(std::move(step_observers)),
+        limits(step_executor.limits()),
+        scheduler(limits, times, options.max_step_seconds),
+        sampler(limits.vocab_size),
+        free_pages(limits.num_pages) {
+    stats.num_pages = limits.num_pages;
+    stats.free_pages = limits.num_pages;
+  }
+
+  absl::Status Queue(std::vector<Request> requests, Seconds now);
+  absl::Status CheckRoom(const std::vector<Request>& requests, std::vector<Sequence*>* victims);
+  absl::Status CheckWait(const Request& request, int64_t tokens, Seconds now) const;
+  void Displace(const std::vector<Sequence*>& victims, Seconds now);
+  // Takes a sequence from the scheduler and ends it.
+  void Close(Sequence* sequence, Finish finish, Seconds now, std::vector<RequestOutput>* outputs);
+  void DeliverCancellations(Seconds now, std::vector<RequestOutput>* outputs);
+  void TakeAcknowledgements(Seconds now);
+  void Expire(Seconds now, std::vector<RequestOutput>* outputs);
+  void LimitPaused(Seconds now, std::vector<RequestOutput>* outputs);
+  Seconds NextEvent(const Sequence& sequence) const;
+  void UpdateEvent(Sequence* sequence);
+  void OnStarted(Sequence* sequence, Seconds now);
+  Sequence* Find(RequestId id, int64_t arrival) const;
+  // Whether there was something to submit.
+  bool SubmitNext(Seconds now, std::vector<RequestOutput>* outputs);
+  void CollectOldest(Seconds now, std::vector<RequestOutput>* outputs);
+  // Takes what a collected plan computed for one of its sequences.
+  void Process(const PlannedSequence& planned, Sequence* sequence, const float* logits,
+               absl::StatusOr<SampledToken>* sampled, Seconds now, RequestOutput* output);
+  void Fail(const absl::Status& status, Seconds now, std::vector<RequestOutput>* outputs);
+  void Record(Sequence* sequence, const AcpStats& slot_stats);
+  // Both add to the output; the finish is set when they end the request.
+  void ScorePrompt(Sequence* sequence, const PlannedSequence& planned, const float* logits,
+                   RequestOutput* output);
+  void Accept(Sequence* sequence, absl::StatusOr<SampledToken> token, Seconds now,
+              RequestOutput* output);
+  // Ends a sequence that the scheduler no longer knows.
+  void End(Sequence* sequence, Seconds now, Finish* finish);
+  void Count(const Finish& finish);
+  void UpdateGauges();
+
+  // A plan submitted and not yet collected. Its sequences may end meanwhile, and an id may come
+  // again: they are found by id and arrival.
+  struct InFlight {
+    StepPlan plan;
+    std::vector<int64_t> arrivals;  // of plan.sequences
+  };
+
+  struct Sooner {
+    bool operator()(const Sequence* a, const Sequence* b) const {
+      return a->next_event != b->next_event ? a->next_event < b->next_event
+                                            : a->arrival < b->arrival;
+    }
+  };
+
+  const EngineOptions options;
+  StepExecutor& executor;
+  const std::vector<StepObserver*> observers;
+  const ExecutorLimits limits;
+  ServiceTimes times;
+  Scheduler scheduler;
+  Sampler sampler;
+  std::map<RequestId, std::unique_ptr<Sequence>> sequences;
+  std::set<Sequence*, Sooner> events;  // deadlines and stalls
+  std::vector<std::pair<RequestId, absl::Status>> cancellations;
+  std::vector<std::pair<RequestId, int64_t>> acknowledgements;
+  std::vector<RequestOutput> displaced;  // ends to be told by the next step
+  std::deque<InFlight> in_flight;        // the oldest first
+  int64_t free_pages;                    // after the last plan collected
+  int64_t arrivals = 0;
+  Seconds last_step = -kNever;
+  // The plan that the last step collected, if that step's time is to be measured.
+  int64_t step_prefill = 0, step_decodes = 0;
+  bool idle = true;  // a step now would find nothing to do
+  EngineStats stats;
+  absl::Status fatal;
+};
+
+}  // namespace fox

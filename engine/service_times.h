@@ -1,0 +1,61 @@
+// ServiceTimes: what work costs here and now, measured from the steps themselves: seconds a prompt
+// token, seconds a decoded token, and how much of what they may generate requests do generate.
+// From them follow a step's time, a request's, and the wait in a queue. Pure. Read scheduler.h
+// next.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/request.h"
+
+namespace fox {
+
+// Work to do: tokens to prefill, tokens to decode, of so many requests.
+struct Work {
+  double prefill_tokens = 0, decode_tokens = 0, requests = 0;
+
+  void Add(const Work& other, double share = 1) {
+    prefill_tokens += share * other.prefill_tokens;
+    decode_tokens += share * other.decode_tokens;
+    requests += share * other.requests;
+  }
+};
+
+class ServiceTimes {
+ public:
+  // A step that fed `prefill` tokens of prompts and `decodes` single ones took that long.
+  void RecordStep(int64_t prefill, int64_t decodes, Seconds seconds);
+  // A request ended by itself after `generated` of at most `max_tokens` tokens.
+  void RecordLength(int64_t generated, int64_t max_tokens);
+
+  // Whether enough was measured to refuse a request by it.
+  bool known() const { return steps_ >= kFewSteps; }
+  // How many tokens of prompts fit into a step of that many seconds beside `decodes`, at least a
+  // page; a page as long as nothing was measured.
+  int64_t PrefillTokens(Seconds seconds, int64_t decodes) const;
+  // Expected tokens of a request that may generate `max_tokens`.
+  double ExpectedTokens(int64_t max_tokens) const {
+    return length_share_ * static_cast<double>(max_tokens);
+  }
+  // From the start of a request to its first and to its last token, beside what runs now.
+  Seconds FirstToken(int64_t prompt_tokens) const;
+  Seconds Service(int64_t prompt_tokens, int64_t max_tokens) const;
+  // Until a request starts that comes behind `ahead`, beside `running`, over so many seats.
+  Seconds Wait(const Work& running, const Work& ahead, int64_t seats) const;
+
+ private:
+  static constexpr int64_t kFewSteps = 8;
+
+  Seconds Cost(const Work& work) const {
+    return work.prefill_tokens * prefill_ + work.decode_tokens * decode_;
+  }
+
+  int64_t steps_ = 0;
+  Seconds prefill_ = 0;  // a token
+  Seconds decode_ = 0;   // a token of one of the sequences that decode together
+  Seconds step_ = 0;     // of steps that decode, whatever else they do
+  double slowdown_ = 1;  // of prefill beside decodes
+  double length_share_ = 1;
+};
+
+}  // namespace fox

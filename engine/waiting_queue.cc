@@ -1,0 +1,158 @@
+// Turns, ages and shares. Read waiting_queue.h first.
+#include "engine/waiting_queue.h"
+
+#include <algorithm>
+
+#include "kernels/core/check.h"
+
+namespace fox {
+
+void WaitingQueue::Enter(const Sequence& sequence) {
+  Client& client = clients_[sequence.request.client];
+  client.id = sequence.request.client;
+  ++client.members;
+}
+
+void WaitingQueue::Leave(const Sequence& sequence) {
+  const auto found = clients_.find(sequence.request.client);
+  FOX_CHECK(found != clients_.end() && found->second.members > 0);
+  if (--found->second.members == 0) clients_.erase(found);
+}
+
+void WaitingQueue::Count(const Sequence& sequence, int64_t sign, Client* client) {
+  tokens_ += sign * sequence.queued_tokens;
+  max_tokens_ += sign * sequence.queued_max_tokens;
+  if (client == nullptr) return;
+  client->tokens += sign * sequence.queued_tokens;
+  client->max_tokens += sign * sequence.queued_max_tokens;
+}
+
+void WaitingQueue::Add(Sequence* sequence, Seconds now) {
+  sequence->waiting_since = now;
+  sequence->queued_tokens = sequence->remaining();
+  sequence->queued_max_tokens = sequence->max_tokens - sequence->produced();
+  if (sequence->preempted) {
+    Count(*sequence, 1, nullptr);
+    FOX_CHECK(preempted_.insert(sequence).second);
+    return;
+  }
+  Client& client = clients_.at(sequence->request.client);
+  if (client.waiting.empty()) {
+    client.served = std::max(client.served, served_);
+  } else {
+    turns_.erase(&client);
+  }
+  FOX_CHECK(client.waiting.insert(sequence).second && by_age_.insert(sequence).second);
+  Count(*sequence, 1, &client);
+  turns_.insert(&client);
+}
+
+void WaitingQueue::Remove(Sequence* sequence) {
+  if (sequence->preempted) {
+    Count(*sequence, -1, nullptr);
+    FOX_CHECK(preempted_.erase(sequence) == 1);
+    return;
+  }
+  Client& client = clients_.at(sequence->request.client);
+  turns_.erase(&client);
+  FOX_CHECK(client.waiting.erase(sequence) == 1 && by_age_.erase(sequence) == 1);
+  Count(*sequence, -1, &client);
+  if (!client.waiting.empty()) turns_.insert(&client);
+}
+
+Sequence* WaitingQueue::Next(Seconds now) const {
+  for (Sequence* sequence : preempted_) {
+    if (!passed(*sequence)) return sequence;
+  }
+  if (turns_since_aged_ >= kAgedTurn && !by_age_.empty()) {
+    Sequence* oldest = *by_age_.begin();
+    if (now >= oldest->waiting_since + kAging && !passed(*oldest)) return oldest;
+  }
+  return NextInTurn();
+}
+
+Sequence* WaitingQueue::NextInTurn() const {
+  for (const Client* client : turns_) {
+    for (Sequence* sequence : client->waiting) {
+      if (!passed(*sequence)) return sequence;
+    }
+  }
+  return nullptr;
+}
+
+void WaitingQueue::Start(Sequence* sequence, Seconds now) {
+  if (!sequence->preempted) {
+    const bool aged =
+        !by_age_.empty() && *by_age_.begin() == sequence && now >= sequence->waiting_since + kAging;
+    turns_since_aged_ = aged ? 0 : turns_since_aged_ + 1;
+  }
+  Remove(sequence);
+  Client& client = clients_.at(sequence->request.client);
+  if (!sequence->preempted) {  // else it was charged before
+    served_ = std::max(served_, client.served);
+    if (!client.waiting.empty()) turns_.erase(&client);
+    client.served += sequence->remaining();
+    if (!client.waiting.empty()) turns_.insert(&client);
+  }
+  sequence->charged_length = sequence->length();
+}
+
+void WaitingQueue::Charge(Sequence* sequence) {
+  Client& client = clients_.at(sequence->request.client);
+  if (!client.waiting.empty()) turns_.erase(&client);
+  client.served += kDecodeCost * (sequence->length() - sequence->charged_length);
+  if (!client.waiting.empty()) turns_.insert(&client);
+  sequence->charged_length = sequence->length();
+}
+
+// Every other client gets as many tokens as this one has before the newcomer, and its own.
+Work WaitingQueue::Ahead(uint64_t client, int64_t tokens, const ServiceTimes& times) const {
+  Work work;
+  for (const Sequence* sequence : preempted_) {
+    work.Add({static_cast<double>(sequence->queued_tokens),
+              times.ExpectedTokens(sequence->queued_max_tokens), 1});
+  }
+  const auto own = clients_.find(client);
+  const double turn =
+      static_cast<double>(tokens + (own == clients_.end() ? 0 : own->second.tokens));
+  for (const Client* other : turns_) {
+    const auto total = static_cast<double>(other->tokens);
+    const double share = other->id == client || total <= turn ? 1.0 : turn / total;
+    work.Add({total, times.ExpectedTokens(other->max_tokens),
+              static_cast<double>(other->waiting.size())},
+             share);
+  }
+  return work;
+}
+
+Sequence* WaitingQueue::Displaced(uint64_t client, int64_t requests, int64_t tokens,
+                                  int64_t max_requests, int64_t max_tokens,
+                                  const std::vector<Sequence*>& others) const {
+  const auto own = clients_.find(client);
+  const bool waits = own != clients_.end() && !own->second.waiting.empty();
+  const auto rivals = static_cast<int64_t>(turns_.size()) - (waits ? 1 : 0);
+  const int64_t own_requests = waits ? static_cast<int64_t>(own->second.waiting.size()) : 0;
+  const int64_t own_tokens = waits ? own->second.tokens : 0;
+  if (rivals == 0 || (own_requests + requests) * (rivals + 1) > max_requests ||
+      (own_tokens + tokens) * (rivals + 1) > max_tokens) {
+    return nullptr;
+  }
+  Sequence* newest = nullptr;
+  double most = 0;  // of the share, in requests or tokens
+  for (const Client* other : turns_) {
+    const double held =
+        std::max(static_cast<double>(other->waiting.size()) / static_cast<double>(max_requests),
+                 static_cast<double>(other->tokens) / static_cast<double>(max_tokens));
+    if (other->id == client || held <= most) continue;
+    for (auto last = other->waiting.rbegin(); last != other->waiting.rend(); ++last) {
+      if ((*last)->started || (*last)->group->started) continue;
+      if (std::find(others.begin(), others.end(), *last) != others.end()) continue;
+      newest = *last;
+      most = held;
+      break;
+    }
+  }
+  return newest;
+}
+
+}  // namespace fox

@@ -1,0 +1,97 @@
+// WaitingQueue: sequences that wait for a seat, and whose turn it is. Who was preempted comes
+// first, in the order of running. Then clients take turns: the next seat is that of the client that
+// has been served least, counted in tokens; within a client requests come in order. Under priority
+// scheduling the most urgent come before, whoever sends them. Every few seats the one that has
+// waited longest takes its turn out of order, so nothing starves, whatever others send.
+// Read scheduler.h next.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "engine/sequence.h"
+#include "engine/service_times.h"
+
+namespace fox {
+
+class WaitingQueue {
+ public:
+  static constexpr Seconds kAging = 5.0;     // who has waited so long
+  static constexpr int64_t kAgedTurn = 8;    // gets every eighth seat
+  static constexpr int64_t kDecodeCost = 4;  // of a decoded token, in tokens of a prompt
+
+  // A client's account is kept from the first of its sequences to enter until the last one leaves.
+  void Enter(const Sequence& sequence);
+  void Leave(const Sequence& sequence);
+
+  void Add(Sequence* sequence, Seconds now);
+  void Remove(Sequence* sequence);
+  int64_t size() const { return static_cast<int64_t>(by_age_.size() + preempted_.size()); }
+  int64_t tokens() const { return tokens_; }
+
+  // Begins a round of choosing: nobody is passed over any more.
+  void BeginRound() { ++round_; }
+  // Whose turn it is, of those not passed over in this round; null: nobody's.
+  Sequence* Next(Seconds now) const;
+  void PassOver(Sequence* sequence) const { sequence->passed_in_round = round_; }
+  // Takes a sequence out that Next gave; its client is charged what it must compute.
+  void Start(Sequence* sequence, Seconds now);
+  // Charges what the sequence has generated since it was charged last.
+  void Charge(Sequence* sequence);
+
+  // All that wait.
+  Work All(const ServiceTimes& times) const {
+    return {static_cast<double>(tokens_), times.ExpectedTokens(max_tokens_),
+            static_cast<double>(size())};
+  }
+  // What starts before a newcomer of `client` with so many tokens.
+  Work Ahead(uint64_t client, int64_t tokens, const ServiceTimes& times) const;
+  // The queue is full for a newcomer with so many requests and tokens. If that stays within the
+  // client's even share of `max_requests` and `max_tokens`: the newest of the client with most that
+  // has not started, nor any of its siblings, and is none of `others`. Null: there is none.
+  Sequence* Displaced(uint64_t client, int64_t requests, int64_t tokens, int64_t max_requests,
+                      int64_t max_tokens, const std::vector<Sequence*>& others) const;
+
+ private:
+  struct Earlier {
+    bool operator()(const Sequence* a, const Sequence* b) const { return RunsBefore(*a, *b); }
+  };
+  struct Older {
+    bool operator()(const Sequence* a, const Sequence* b) const {
+      return a->waiting_since != b->waiting_since ? a->waiting_since < b->waiting_since
+                                                  : a->arrival < b->arrival;
+    }
+  };
+  struct Client {
+    uint64_t id = 0;
+    int64_t served = 0;   // tokens
+    int64_t members = 0;  // sequences anywhere
+    std::set<Sequence*, Earlier> waiting;
+    int64_t tokens = 0, max_tokens = 0;  // of those: to compute, to generate
+  };
+  struct LessServed {
+    bool operator()(const Client* a, const Client* b) const {
+      const Sequence& first = **a->waiting.begin();
+      const Sequence& second = **b->waiting.begin();
+      if (first.priority != second.priority) return first.priority < second.priority;
+      return a->served != b->served ? a->served < b->served : first.place < second.place;
+    }
+  };
+
+  bool passed(const Sequence& sequence) const { return sequence.passed_in_round == round_; }
+  void Count(const Sequence& sequence, int64_t sign, Client* client);
+  Sequence* NextInTurn() const;
+
+  std::map<uint64_t, Client> clients_;
+  std::set<Client*, LessServed> turns_;  // those that wait
+  std::set<Sequence*, Older> by_age_;    // all that wait but the preempted ones
+  std::set<Sequence*, Earlier> preempted_;
+  int64_t tokens_ = 0, max_tokens_ = 0;
+  int64_t served_ = 0;  // of the client that had the last turn: a newcomer begins there
+  int64_t turns_since_aged_ = 0;
+  int64_t round_ = 0;
+};
+
+}  // namespace fox

@@ -1,0 +1,70 @@
+// CallBudget: one budget of calls and bytes for everything that calls hold outside of the engine:
+// messages that wait to be parsed, answers that wait to be read. A call takes its share before its
+// message is parsed and gives it back when the library has let it go.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "engine/mutex.h"
+
+namespace fox {
+
+// All methods may be called from any thread. The budget must outlive its shares.
+class CallBudget {
+ public:
+  // One call's part. Gives back what it holds when it dies. Used by one thread at a time.
+  class Share {
+   public:
+    Share() = default;  // of no budget: it grows freely
+    Share(Share&& other) noexcept { *this = std::move(other); }
+    Share& operator=(Share&& other) noexcept {
+      std::swap(budget_, other.budget_);
+      std::swap(client_, other.client_);
+      std::swap(bytes_, other.bytes_);
+      return *this;
+    }
+    ~Share();
+
+    // False: the budget is full, and nothing was taken.
+    bool Grow(int64_t bytes);
+    void Shrink(int64_t bytes);
+    int64_t bytes() const { return bytes_; }
+
+   private:
+    friend class CallBudget;
+    Share(CallBudget* budget, uint64_t client, int64_t bytes)
+        : budget_(budget), client_(client), bytes_(bytes) {}
+
+    CallBudget* budget_ = nullptr;
+    uint64_t client_ = 0;
+    int64_t bytes_ = 0;
+  };
+
+  CallBudget(int64_t max_calls, int64_t max_bytes) : max_calls_(max_calls), max_bytes_(max_bytes) {}
+
+  // One call. ResourceExhausted: calls or bytes are used up; or the client holds half of the bytes,
+  // or all calls but the last 64th, which is kept for others.
+  absl::StatusOr<Share> Take(uint64_t client, int64_t bytes);
+
+  int64_t calls() const;
+  int64_t bytes() const;
+  // Whether the client holds more than an equal part of all calls.
+  bool HoldsMost(uint64_t client) const;
+
+ private:
+  struct Holding {
+    int64_t calls = 0, bytes = 0;
+  };
+  bool Add(uint64_t client, int64_t calls, int64_t bytes);
+  void Remove(uint64_t client, int64_t calls, int64_t bytes);
+
+  const int64_t max_calls_, max_bytes_;
+  mutable Mutex mutex_;
+  Holding total_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, Holding> clients_ ABSL_GUARDED_BY(mutex_);  // of those with calls
+};
+
+}  // namespace fox

