@@ -7,11 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-<<<<<<< HEAD
 #include <limits>
-#include <map>
-=======
->>>>>>> door
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -144,9 +140,7 @@ void EngineThread::Impl::Loop() {
     EndBatch();
   }
   EndAll();
-<<<<<<< HEAD
   last_turn = std::numeric_limits<double>::infinity();  // has ended, which is no hang
-=======
   EndBatch();
   {
     const MutexLock lock(mutex);
@@ -167,7 +161,6 @@ void EngineThread::Impl::Step() {
 
 void EngineThread::Impl::EndBatch() {
   if (std::exchange(called_back, false) && batch_end) batch_end(clock());
->>>>>>> door
 }
 
 // Waits for a command, a deadline or the next heartbeat, but not while there is work.

@@ -69,7 +69,7 @@ bool LineWriter::Flush(double seconds) {
 }
 
 void LineWriter::Loop() {
-  Entry entry;
+  Queued entry;
   while (Next(&entry)) {
     const bool written = Write(entry.text);
     {
@@ -84,7 +84,7 @@ void LineWriter::Loop() {
   }
 }
 
-bool LineWriter::Next(Entry* entry) {
+bool LineWriter::Next(Queued* entry) {
   const MutexLock lock(mutex_);
   // While writing fails, the report waits for the next line.
   while (!stopping_ && queue_.empty() && (dropped_ == 0 || failing_)) changed_.Wait(mutex_);

@@ -33,13 +33,13 @@ class LineWriter {
   int64_t dropped() const { return total_dropped_; }
 
  private:
-  struct Entry {
+  struct Queued {
     std::string text;
     int64_t reported = 0;  // dropped lines that it tells of; 0: a line
   };
   void Loop();
   // Waits; false: stopping.
-  bool Next(Entry* entry);
+  bool Next(Queued* entry);
   bool Write(const std::string& text);
 
   const int descriptor_;
@@ -50,7 +50,7 @@ class LineWriter {
 
   Mutex mutex_;
   CondVar changed_;
-  std::deque<Entry> queue_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
   size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;     // of the queue and of what is being written
   int64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;  // not yet told
   bool failing_ ABSL_GUARDED_BY(mutex_) = false;
