@@ -247,6 +247,7 @@ GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags) {
   out.max_message_mb = static_cast<int>(flags.max_message_mb);
   out.max_connection_age_s = static_cast<int>(flags.max_connection_age);
   out.step_timeout = flags.step_timeout;
+  out.max_streams = static_cast<int>(flags.max_calls);
   out.services = Split(flags.grpc_services);
   // Who reaches the main port from afar is no operator, unless that is said.
   if (flags.admin_address == kMainPort) return out;

@@ -69,12 +69,13 @@ TEST(ServerFlagsTest, RefusalsNameTheFlag) {
 TEST(ServerFlagsTest, ValuesReachTheirOptions) {
   ServerFlags flags;
   ASSERT_EQ(ErrorOf({"--model=m", "--grpc-port=0", "--max-message-mb=3", "--log-tolerance=-12.5",
-                     "--grpc-services=info, health"},
+                     "--grpc-services=info, health", "--step-timeout=7"},
                     &flags),
             "");
   const GrpcServerOptions options = GrpcOptionsOf(flags);
-  EXPECT_EQ(options.port, 0);
+  EXPECT_EQ(options.listen.port, 0);
   EXPECT_EQ(options.max_message_mb, 3);
+  EXPECT_EQ(options.step_timeout, 7);
   EXPECT_EQ(flags.log_tolerance, -12.5);
   EXPECT_EQ(options.services.count("info"), 1u);
 }
