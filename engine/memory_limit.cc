@@ -13,8 +13,8 @@
 namespace fox {
 namespace {
 
-// Address space for the stacks of threads that are yet to start.
-constexpr int64_t kStackBytes = 256 << 20;
+// Address space for threads that are yet to start: 8 MiB of stack and often 64 MiB of heap each.
+constexpr int64_t kThreadBytes = 512 << 20;
 
 // The number after `key` in a file of "key number" lines; `key` "": the file's only number.
 std::optional<int64_t> ReadNumber(const std::string& path, const std::string& key = "") {
@@ -97,7 +97,7 @@ MemoryLimit AvailableMemory(const std::string& root) {
   if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
     const int64_t pages = ReadNumber(root + "/proc/self/statm").value_or(0);
     Lower(&limit,
-          static_cast<int64_t>(space.rlim_cur) - pages * sysconf(_SC_PAGESIZE) - kStackBytes,
+          static_cast<int64_t>(space.rlim_cur) - pages * sysconf(_SC_PAGESIZE) - kThreadBytes,
           "RLIMIT_AS");
   }
   if (limit.bytes == kUnknown) return {int64_t{4} << 30, "a guess"};

@@ -13,8 +13,9 @@ struct MemoryLimit {
 };
 
 // The least of MemAvailable, what the control groups around the process leave (v1 and v2; page
-// cache that is easily given up counts as free) and what RLIMIT_AS leaves beside the stacks of
-// threads; 4 GiB where none can be read. `root` is put in front of /proc and /sys, for tests.
+// cache that is easily given up counts as free) and what RLIMIT_AS leaves beside what threads will
+// take (0.5 GiB); 4 GiB where none can be read. `root` is put in front of /proc and /sys, for
+// tests.
 MemoryLimit AvailableMemory(const std::string& root = "");
 
 }  // namespace fox
