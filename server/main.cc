@@ -213,6 +213,7 @@ int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals,
     engine.Stop();
     return ExitWithConfigError(server.status());
   }
+  EndOnAbort(kExitEngineFailed);
   PrintListening(flags.host, (*server)->port());
 
   const int signal = signals->Wait();
@@ -271,14 +272,13 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
       LoadUnlessSignalled(flags, check ? flags.check_model : flags.model, *observers, signals);
   if (!model.ok()) return ExitWithConfigError(model.status());
   if (check) return std::fputs(Describe(*model).c_str(), stdout) < 0;
-  EndOnAbort(kExitEngineFailed);
   LogStart(*model, set);
   return Serve(flags, *std::move(model), signals, std::move(acceptor));
 }
 
 int Main(const std::vector<std::string>& arguments) {
   SignalHandler signals;
-  EndOnAbort(kExitConfiguration);  // until the model is loaded
+  EndOnAbort(kExitConfiguration);  // until it serves
   const int code = Run(arguments, &signals);
   FlushLog(/*seconds=*/0.5);
   return code;
