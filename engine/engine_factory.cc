@@ -1,6 +1,9 @@
 // Puts the parts together. See engine_factory.h.
 #include "engine/engine_factory.h"
 
+#include <exception>
+#include <new>
+
 #include "absl/strings/str_cat.h"
 #include "engine/memory_budget.h"
 #include "engine/sampling_limits.h"
@@ -102,7 +105,10 @@ absl::StatusOr<Backend> MakeBackend(const EngineConfig& config) {
                  *dtype};
 }
 
-absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& config) {
+namespace {
+
+// Throws when memory runs out.
+absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& config) {
   if (absl::Status status = CheckConfig(config); !status.ok()) return status;
   CheckpointOptions checkpoint_options;
   checkpoint_options.allow_nonfinite = config.allow_nonfinite;
@@ -120,16 +126,27 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
   if (const auto reason = backend->ops->Unsupported(WorkloadOf(checkpoint->config(), options))) {
     return absl::InvalidArgumentError(*reason);
   }
-  MemoryRequest request{config.kv_cache_bytes, AvailableBytes() / 4, options.max_model_len,
-                        config.kv_cache_tokens};
-  if (queue == nullptr) {  // pages that do not fit are refused before the weights are read
-    if (absl::Status s = PlanMemory(checkpoint->config(), request, options); !s.ok()) return s;
-  }
+  // What does not fit is refused before the weights are read.
   const DType residual_dtype = backend->dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  const MemoryLimit limit = queue == nullptr
+                                ? AvailableMemory()
+                                : MemoryLimit{static_cast<int64_t>(queue->free_bytes()), "the GPU"};
+  MemoryRequest request{config.kv_cache_bytes, queue == nullptr ? limit.bytes / 4 : limit.bytes,
+                        options.max_model_len, config.kv_cache_tokens};
+  const MemoryBeside beside{
+      WeightBytes(checkpoint->config(), backend->dtype, checkpoint->embeddings().dtype),
+      residual_dtype, backend->ops->ActivationDType(residual_dtype)};
+  RunnerOptions planned = options;
+  if (absl::Status s = PlanMemoryWithin(limit, beside, checkpoint->config(), request, planned);
+      !s.ok()) {
+    return s;
+  }
   FoxWeights weights = LoadWeights(*checkpoint, *backend->ops, residual_dtype, config.progress);
   // A file that changed while it was read gave weights that nobody checked.
   if (absl::Status status = checkpoint->CheckUnchanged(); !status.ok()) return status;
-  if (queue != nullptr) {
+  if (queue == nullptr) {
+    options = planned;
+  } else {
     request.available_bytes =
         AvailableDeviceBytes(*queue, config.gpu_memory_utilization, weights, options);
     if (absl::Status s = PlanMemory(checkpoint->config(), request, options); !s.ok()) return s;
@@ -139,6 +156,19 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
     return absl::ResourceExhaustedError(absl::StrCat("GPU: ", queue->error()));
   }
   return runner;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& config) {
+  try {
+    return MakeRunner(config);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("out of memory while loading the model");
+  } catch (const std::exception& exception) {  // a thread that cannot start, a library
+    return absl::ResourceExhaustedError(
+        absl::StrCat("loading the model failed: ", exception.what()));
+  }
 }
 
 absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {

@@ -2,9 +2,12 @@
 // may call back. Read engine_thread.h first.
 #include "engine/engine_thread.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <limits>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -104,6 +107,7 @@ bool EngineThread::Impl::Push(Command command) {
 
 void EngineThread::Impl::Loop() {
   thread_id = std::this_thread::get_id();
+  pthread_setname_np(pthread_self(), "engine");  // for whoever looks at a process that is stuck
   for (;;) {
     ExecuteCommands();
     {
@@ -114,6 +118,7 @@ void EngineThread::Impl::Loop() {
     EndBatch();
   }
   EndAll();
+  last_turn = std::numeric_limits<double>::infinity();  // has ended, which is no hang
   EndBatch();
   {
     const MutexLock lock(mutex);

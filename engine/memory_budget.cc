@@ -2,7 +2,6 @@
 #include "engine/memory_budget.h"
 
 #include <algorithm>
-#include <fstream>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -16,17 +15,6 @@ constexpr int64_t kLongestDefault = 131072;
 double Mib(double bytes) { return bytes / (1 << 20); }
 
 }  // namespace
-
-int64_t AvailableBytes() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key, unit;
-  int64_t kib = 0;
-  while (meminfo >> key >> kib) {
-    if (key == "MemAvailable:") return kib * 1024;
-    std::getline(meminfo, unit);
-  }
-  return int64_t{4} << 30;
-}
 
 absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
                         RunnerOptions& options) {
@@ -61,6 +49,52 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
     options.max_model_len = std::min(options.max_model_len, *config.max_position_embeddings);
   }
   return absl::OkStatus();
+}
+
+int64_t WeightBytes(const ModelConfig& config, DType dtype, DType embeddings_dtype) {
+  const int64_t layer = config.hidden_size * (ColumnsOf(config).total + config.hidden_size +
+                                              3 * config.intermediate_size);
+  const int64_t table = config.vocab_size * config.hidden_size;
+  return (config.num_layers * layer + table) * static_cast<int64_t>(SizeOf(dtype)) +
+         table * static_cast<int64_t>(SizeOf(embeddings_dtype));
+}
+
+absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& beside,
+                              const ModelConfig& config, MemoryRequest request,
+                              RunnerOptions& options) {
+  const auto activations = static_cast<int64_t>(
+      Activations::Bytes(config, beside.residual_dtype, beside.activation_dtype,
+                         options.max_num_batched_tokens, options.max_logit_rows));
+  const int64_t rest = beside.weights + activations;
+  const auto refuse = [&](int64_t pages, int64_t tables) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%s%.1f MiB of weights, %.1f MiB of KV pages and %.1f MiB of tables and activations do "
+        "not fit into the %.1f MiB that %s leaves",
+        request.kv_cache_bytes > 0 ? "--kv-cache-mb: " : "",
+        Mib(static_cast<double>(beside.weights)), Mib(static_cast<double>(pages)),
+        Mib(static_cast<double>(tables + activations)), Mib(static_cast<double>(limit.bytes)),
+        limit.source));
+  };
+  if (rest >= limit.bytes) return refuse(request.kv_cache_bytes, 0);
+  request.available_bytes = std::min(request.available_bytes, limit.bytes - rest);
+  for (bool again = false;; again = true) {
+    RunnerOptions planned = options;
+    absl::Status status = PlanMemory(config, request, planned);
+    if (!status.ok()) return status;
+    const PagedKvShape shape = CacheShape(config, planned);
+    const int64_t pages = shape.num_pages * static_cast<int64_t>(shape.page_bytes());
+    const auto tables = static_cast<int64_t>(KvCache::FixedBytes(shape));
+    const int64_t excess = rest + pages + tables - limit.bytes;
+    if (excess <= 0) {
+      options = planned;
+      return absl::OkStatus();
+    }
+    // Tables of a pool that is chosen come out of it; they do not grow as it shrinks.
+    if (again || request.kv_cache_bytes > 0 || excess >= request.available_bytes) {
+      return refuse(pages, tables);
+    }
+    request.available_bytes = std::min(request.available_bytes, pages) - excess;
+  }
 }
 
 int64_t AvailableDeviceBytes(DeviceQueue& queue, double utilization, const FoxWeights& weights,

@@ -5,12 +5,10 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "engine/memory_limit.h"
 #include "engine/model_runner.h"
 
 namespace fox {
-
-// MemAvailable of the machine; 4 GiB where it cannot be read.
-int64_t AvailableBytes();
 
 struct MemoryRequest {
   int64_t kv_cache_bytes = 0;   // 0: available_bytes
@@ -23,6 +21,21 @@ struct MemoryRequest {
 // ResourceExhausted: `kv_cache_tokens` tokens cannot fit, whatever is evicted.
 absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
                         RunnerOptions& options);
+
+// What will be there beside the pages.
+struct MemoryBeside {
+  int64_t weights = 0;  // WeightBytes
+  DType residual_dtype = DType::kF32, activation_dtype = DType::kF32;
+};
+
+// Bytes of the packed weights in `dtype` and of the embeddings in theirs.
+int64_t WeightBytes(const ModelConfig& config, DType dtype, DType embeddings_dtype);
+
+// PlanMemory, of a pool that fits beside the rest into what there is. ResourceExhausted has all
+// the numbers; nothing has been allocated then.
+absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& beside,
+                              const ModelConfig& config, MemoryRequest request,
+                              RunnerOptions& options);
 
 // What a GPU has for pages: `utilization` of its memory, less what is in use (weights), the
 // activations, tables and penalty state of `options`, and room for the backend's own work space.

@@ -40,7 +40,7 @@ class Ops {
   // everywhere.
   virtual DType ActivationDType(DType residual_dtype) const = 0;
 
-  // Zeroed memory of the backend.
+  // Zeroed memory of the backend; none: std::bad_alloc, or with a queue its error().
   virtual Buffer Allocate(size_t bytes) = 0;
   // The host's bytes may be reused after the call, unless they lie in the queue's pinned memory.
   virtual void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) = 0;

@@ -167,8 +167,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr) return absl::UnavailableError("gRPC does not start");
   impl->acceptor->Start(std::move(sink));
-  auto monitor = std::make_unique<HealthMonitor>(core, impl->server->GetHealthCheckService(),
-                                                 std::move(names), std::move(on_fatal));
+  auto monitor = std::make_unique<HealthMonitor>(
+      core, impl->server->GetHealthCheckService(), std::move(names), std::move(on_fatal),
+      options.step_timeout, [&core] { return core.delivery().StuckFor(); });
   {
     const MutexLock lock(impl->mutex);
     impl->monitor = std::move(monitor);

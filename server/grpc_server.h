@@ -21,6 +21,7 @@ struct GrpcServerOptions {
   // Of gRPC's own buffers; twice what calls may hold once their messages are here.
   int64_t receive_memory_bytes = int64_t{512} << 20;
   int max_connection_age_s = 0;  // 0: no limit; running calls finish
+  double step_timeout = 60;      // seconds; see HealthMonitor
   // HOST:PORT where the admin service is offered, and nothing else; empty: nowhere beside
   // `services`.
   std::string admin_address;
@@ -33,7 +34,7 @@ class GrpcServer {
  public:
   // Serves what comes in by `acceptor`, from now on; null: one that listens as the options say.
   // Unavailable: the port is taken. `core` must be ready and outlive the server. `on_fatal` is
-  // called once, from a thread of its own, when the engine has failed.
+  // called once, from a thread of its own, when the engine has failed or hangs.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
       ServerCore& core, const GrpcServerOptions& options, std::function<void()> on_fatal,
       std::unique_ptr<ConnectionAcceptor> acceptor = nullptr);

@@ -1,6 +1,7 @@
 // HealthMonitor: see health_monitor.h.
 #include "server/health_monitor.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -11,17 +12,25 @@ namespace fox {
 namespace {
 
 constexpr std::chrono::milliseconds kInterval(50);
+constexpr double kLongestLook = 0.1;  // seconds; a longer gap means that the process was stopped
+constexpr double kSlowerThanEver = 4;
+
+double SteadySeconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 }  // namespace
 
 HealthMonitor::HealthMonitor(const ServerCore& core, grpc::HealthCheckServiceInterface* health,
                              std::vector<std::string> services, std::function<void()> on_fatal,
-                             double max_heartbeat_age)
+                             double step_timeout, std::function<double()> delivery_age)
     : core_(core),
       health_(health),
       services_(std::move(services)),
-      max_heartbeat_age_(max_heartbeat_age),
-      on_fatal_(std::move(on_fatal)) {
+      step_timeout_(step_timeout),
+      delivery_age_(std::move(delivery_age)),
+      on_fatal_(std::move(on_fatal)),
+      last_look_(SteadySeconds()) {
   if (health_ != nullptr) {
     for (const std::string& service : services_) health_->SetServingStatus(service, false);
   }
@@ -39,9 +48,10 @@ HealthMonitor::~HealthMonitor() {
 }
 
 void HealthMonitor::Check() {
-  const bool serving = !core_.engine.draining() && core_.engine.fatal().ok() &&
-                       core_.engine.HeartbeatAge() < max_heartbeat_age_;
-  const MutexLock lock(mutex_);
+  const MutexLock lock(mutex_);  // else an older look could overwrite a newer one
+  const bool serving = !core_.engine.draining() && step_seconds_ < StepLimit() / 2 &&
+                       (!delivery_age_ || delivery_age_() < kMaxDeliverySeconds) &&
+                       core_.engine.fatal().ok();
   if (serving == serving_) return;
   serving_ = serving;
   if (health_ != nullptr) {
@@ -51,10 +61,30 @@ void HealthMonitor::Check() {
   Log(LogLevel::kInfo, serving ? "health is SERVING" : "health is NOT_SERVING");
 }
 
+double HealthMonitor::StepLimit() const {
+  return std::max(step_timeout_, kSlowerThanEver * slowest_step_);
+}
+
+bool HealthMonitor::Measure() {
+  const double now = SteadySeconds(), age = core_.engine.HeartbeatAge();
+  const double passed = now - std::exchange(last_look_, now);
+  // After the loop's end the age is below 0.
+  const bool turned = age < std::max(0.0, std::exchange(last_age_, age) + passed / 2);
+  const MutexLock lock(mutex_);
+  if (!turned) {
+    step_seconds_ += std::min(passed, kLongestLook);
+  } else {
+    slowest_step_ = std::max(slowest_step_, std::exchange(step_seconds_, 0.0));
+  }
+  return step_seconds_ > StepLimit();
+}
+
 void HealthMonitor::Loop() {
   while (WaitForTick()) {
+    const bool hangs = Measure();
+    if (hangs && on_fatal_) Log(LogLevel::kError, "a step hangs");
     Check();
-    if (on_fatal_ && !core_.engine.fatal().ok()) std::exchange(on_fatal_, nullptr)();
+    if (on_fatal_ && (hangs || !core_.engine.fatal().ok())) std::exchange(on_fatal_, nullptr)();
   }
 }
 

@@ -1,6 +1,7 @@
-// HealthMonitor: the truth behind grpc.health.v1. SERVING while the engine's loop turns;
-// NOT_SERVING when draining, when a step hangs or when the engine has failed. It watches on a
-// thread of its own, so a dead engine cannot keep health alive.
+// HealthMonitor: the truth behind grpc.health.v1, and the watchdog. SERVING while the engine's loop
+// turns and answers are delivered; NOT_SERVING when draining, when a step takes long, when delivery
+// is stuck or when the engine has failed. It watches on a thread of its own, so a dead engine
+// cannot keep health alive.
 #pragma once
 
 #include <functional>
@@ -17,17 +18,21 @@ class HealthCheckServiceInterface;
 
 namespace fox {
 
-// Seconds without a turn of the engine's loop after which a step is taken to hang; none takes that
-// long.
-inline constexpr double kMaxHeartbeatAge = 10.0;
+// Seconds without a delivery, while some wait, after which health turns.
+inline constexpr double kMaxDeliverySeconds = 10.0;
 
 class HealthMonitor {
  public:
-  // Sets "" and each of `services`. `health` and `core` must outlive the monitor. `on_fatal` is
-  // called once, from the monitor's thread, when the engine has failed.
+  // Sets "" and each of `services`. `health` and `core` must outlive the monitor.
+  //
+  // A step hangs when it takes longer than `step_timeout` seconds and than 4 times the slowest one
+  // so far; health turns at half of that. Time in which the process itself was stopped does not
+  // count. `on_fatal` is called once, from the monitor's thread, when the engine has failed or
+  // hangs: then `fatal()` of the engine is still ok. `delivery_age`: seconds for which deliveries
+  // have been stuck; null: not watched.
   HealthMonitor(const ServerCore& core, grpc::HealthCheckServiceInterface* health,
                 std::vector<std::string> services, std::function<void()> on_fatal,
-                double max_heartbeat_age = kMaxHeartbeatAge);
+                double step_timeout = 60.0, std::function<double()> delivery_age = nullptr);
   ~HealthMonitor();
 
   // Looks now instead of at the next tick, for callers that have just drained.
@@ -37,17 +42,25 @@ class HealthMonitor {
   void Loop();
   // False: the monitor is stopping.
   bool WaitForTick();
+  // Measures the step that is running. True: it hangs.
+  bool Measure();
+  double StepLimit() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ServerCore& core_;
   grpc::HealthCheckServiceInterface* const health_;
   const std::vector<std::string> services_;
-  const double max_heartbeat_age_;
-  std::function<void()> on_fatal_;  // used by the monitor's thread alone
+  const double step_timeout_;
+  const std::function<double()> delivery_age_;
+  std::function<void()> on_fatal_;   // used by the monitor's thread alone
+  double last_look_, last_age_ = 0;  // likewise; seconds
 
   Mutex mutex_;
   CondVar wake_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool serving_ ABSL_GUARDED_BY(mutex_) = false;
+  // Seconds of this thread's time: without a turn of the engine's loop, and the most before.
+  double step_seconds_ ABSL_GUARDED_BY(mutex_) = 0;
+  double slowest_step_ ABSL_GUARDED_BY(mutex_) = 0;
   std::thread thread_;
 };
 

@@ -1,5 +1,6 @@
 // Log: one line for each event on standard error, as text or as JSON. Prompts and completions are
-// never logged. Any thread may call.
+// never logged. Any thread may call, and none waits for whoever reads standard error: lines that it
+// does not take are dropped, and a line tells how many were when it takes them again.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +15,33 @@ enum class LogFormat { kText, kJson };
 
 // A key and its value; numbers stay numbers in JSON.
 struct LogField {
-  LogField(const char* k, const std::string& v) : key(k), text(v), quoted(true) {}
-  LogField(const char* k, const char* v) : LogField(k, std::string(v)) {}
-  LogField(const char* k, int64_t v) : key(k), text(std::to_string(v)) {}
-  LogField(const char* k, double v);
+  LogField(std::string k, const std::string& v) : key(std::move(k)), text(v), quoted(true) {}
+  LogField(std::string k, const char* v) : LogField(std::move(k), std::string(v)) {}
+  LogField(std::string k, int64_t v) : key(std::move(k)), text(std::to_string(v)) {}
+  LogField(std::string k, double v);
 
-  const char* key;
+  std::string key;
   std::string text;
   bool quoted = false;
 };
 
 // Set once, before other threads run.
 void ConfigureLog(LogLevel least, LogFormat format);
+LogFormat CurrentLogFormat();
 bool ParseLogLevel(const std::string& name, LogLevel* level);
 
 // `event` is a fixed phrase; what varies goes into `fields`.
 void Log(LogLevel level, const char* event, const std::vector<LogField>& fields = {});
+// Lines as they are, for people: only under LogFormat::kText.
+void LogText(const std::string& lines);
+
+// Waits up to `seconds` until all lines are written. False: somebody does not read.
+bool FlushLog(double seconds);
+// Lines lost since the start.
+int64_t DroppedLogLines();
+
+// A line of level error for a process about to end: written at once, or not at all if that would
+// block. Allocates nothing and takes no lock: signal handlers may call. `event` is plain.
+void WriteLastLine(const char* event, const char* reason);
 
 }  // namespace fox

@@ -1,12 +1,16 @@
 // fox-server: flags, the port, the model, signals. Who connects while the model is loaded waits.
-// Exit codes: 0 after a drain, 78 for a wrong flag or model or a taken port (one line says why), 70
-// after an engine failure. Read server_core.h next.
-#include <atomic>
+// Exit codes: 0 after a drain and for a signal while loading, 78 for a wrong flag or model, a taken
+// port and too little memory (one line says why), 70 after an engine failure. Read server_core.h
+// next.
+#include <poll.h>
+#include <unistd.h>
+
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +19,7 @@
 #include "google/protobuf/stubs/logging.h"
 #include "server/grpc_server.h"
 #include "server/plan_log.h"
+#include "server/process_end.h"
 #include "server/server_core.h"
 #include "server/server_flags.h"
 #include "server/signal_handler.h"
@@ -23,9 +28,8 @@
 namespace fox {
 namespace {
 
-constexpr int kExitEngineFailed = 70;   // EX_SOFTWARE
-constexpr int kExitConfiguration = 78;  // EX_CONFIG
-constexpr double kFailureGraceSeconds = 0.5;
+constexpr double kFailureGraceSeconds = 0.2;
+constexpr double kStopSeconds = 0.9;  // after the grace: the last writes, threads that end
 
 constexpr const char* kUsage =
     "fox-server serves a Forgetting Transformer over gRPC (fox.v1).\n\n"
@@ -33,7 +37,11 @@ constexpr const char* kUsage =
     "Each flag may also stand in the environment: --grpc-port as FOX_GRPC_PORT.\n\n";
 
 int ExitWithConfigError(const absl::Status& status) {
-  std::fprintf(stderr, "fox-server: %s\n", std::string(status.message()).c_str());
+  const std::string reason(status.message());
+  LogText(absl::StrCat("fox-server: ", reason, "\n"));
+  if (CurrentLogFormat() == LogFormat::kJson) {
+    Log(LogLevel::kError, "cannot start", {{"reason", reason}});
+  }
   return kExitConfiguration;
 }
 
@@ -71,6 +79,10 @@ EngineConfig EngineConfigOf(const ServerFlags& flags, const std::string& model_d
   config.runner.enforce_eager = flags.enforce_eager;
   config.engine.max_num_queued_reqs = flags.max_num_queued_reqs;
   config.engine.max_num_queued_tokens = flags.max_num_queued_tokens;
+  config.engine.max_queue_seconds = flags.max_queue_seconds;
+  config.engine.max_paused_reqs = flags.max_paused_reqs;
+  config.engine.stall_timeout = flags.stall_timeout;
+  config.engine.min_priority = static_cast<int32_t>(flags.min_priority);
   config.engine.priority_scheduling = flags.scheduling_policy == "priority";
   config.engine.max_logprobs = static_cast<int32_t>(flags.max_logprobs);
   if (observers.plan_log != nullptr) config.observers.push_back(observers.plan_log.get());
@@ -91,6 +103,8 @@ struct LoadedModel {
 absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags, const std::string& dir,
                                       const Observers& observers) {
   LoadedModel out;
+  absl::StatusOr<std::string> name = ServedModelName(flags, dir);
+  if (!name.ok()) return name.status();
   absl::StatusOr<LoadedEngine> engine = LoadEngine(EngineConfigOf(flags, dir, observers));
   if (!engine.ok()) return engine.status();
   out.engine = *std::move(engine);
@@ -108,11 +122,7 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags, const std::strin
     context.defaults = *std::move(defaults);
   }
   context.tokenizer = out.tokenizer.get();
-  context.served_model_name = flags.served_model_name;
-  if (context.served_model_name.empty()) {
-    const std::filesystem::path path = std::filesystem::path(dir + "/").lexically_normal();
-    context.served_model_name = path.parent_path().filename().string();
-  }
+  context.served_model_name = *std::move(name);
   context.limits = out.engine.executor->limits();
   context.engine = out.engine.options;
   context.max_prompt_bytes = static_cast<size_t>(flags.max_prompt_bytes);
@@ -120,17 +130,70 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags, const std::strin
   return out;
 }
 
-void PrintModel(const LoadedModel& model, std::FILE* out) {
+// On a thread of its own, so that a signal ends the process at once, however large the model is.
+absl::StatusOr<LoadedModel> LoadUnlessSignalled(const ServerFlags& flags, const std::string& dir,
+                                                const Observers& observers,
+                                                SignalHandler* signals) {
+  absl::StatusOr<LoadedModel> model = absl::UnknownError("not loaded");
+  std::thread loader([&] {
+    model = LoadModel(flags, dir, observers);
+    signals->Wake();
+  });
+  if (const int signal = signals->Wait()) {
+    Log(LogLevel::kInfo, "stopped while loading", {{"signal", int64_t{signal}}});
+    EndNow(EXIT_SUCCESS);
+  }
+  loader.join();
+  return model;
+}
+
+std::string Describe(const LoadedModel& model) {
   const ModelConfig& config = model.engine.config;
-  std::fprintf(out, "model: %s, %d layers, %d heads, hidden size %lld, vocabulary %lld\n",
-               model.context.served_model_name.c_str(), config.num_layers, config.num_heads,
-               static_cast<long long>(config.hidden_size),
-               static_cast<long long>(config.vocab_size));
-  std::fprintf(out, "tokenizer: %s\n",
-               model.tokenizer == nullptr ? "none" : model.tokenizer->info().kind.c_str());
-  std::fprintf(out, "backend: %s, dtype %s\n", model.engine.backend.c_str(),
-               model.engine.dtype.c_str());
-  std::fprintf(out, "%s\n", model.engine.memory_plan.c_str());
+  return absl::StrCat("model: ", model.context.served_model_name, ", ", config.num_layers,
+                      " layers, ", config.num_heads, " heads, hidden size ", config.hidden_size,
+                      ", vocabulary ", config.vocab_size, "\ntokenizer: ",
+                      model.tokenizer == nullptr ? "none" : model.tokenizer->info().kind,
+                      "\nbackend: ", model.engine.backend, ", dtype ", model.engine.dtype, "\n",
+                      model.engine.memory_plan, "\n");
+}
+
+// What the server runs with: text for people, or events.
+void LogStart(const LoadedModel& model, const FlagSet& set) {
+  if (CurrentLogFormat() == LogFormat::kText) return LogText(Describe(model) + set.Effective());
+  const ModelConfig& config = model.engine.config;
+  Log(LogLevel::kInfo, "model",
+      {{"name", model.context.served_model_name},
+       {"layers", int64_t{config.num_layers}},
+       {"heads", int64_t{config.num_heads}},
+       {"hidden_size", int64_t{config.hidden_size}},
+       {"vocabulary", int64_t{config.vocab_size}},
+       {"tokenizer", model.tokenizer == nullptr ? "none" : model.tokenizer->info().kind},
+       {"backend", model.engine.backend},
+       {"dtype", model.engine.dtype},
+       {"memory_plan", model.engine.memory_plan}});
+  std::vector<LogField> fields;
+  for (const auto& [name, value] : set.Values()) fields.emplace_back(name, value);
+  Log(LogLevel::kInfo, "flags", fields);
+}
+
+// On standard output, for whoever started the server; it may be a pipe that nobody reads.
+void PrintListening(const std::string& host, int port) {
+  const std::string line = absl::StrCat("listening on ", host, ":", port, "\n");
+  pollfd ready{STDOUT_FILENO, POLLOUT, 0};
+  const bool printed =
+      poll(&ready, 1, 0) == 1 && write(STDOUT_FILENO, line.data(), line.size()) > 0;
+  Log(LogLevel::kInfo, "listening",
+      {{"host", host}, {"port", int64_t{port}}, {"printed", printed ? "yes" : "no"}});
+}
+
+// No thread that waits for a hanging step ever returns: what runs is told, and the process ends.
+[[noreturn]] void EndHung(ServerCore& core) {
+  EndWithin(kStopSeconds);
+  core.AbandonAll(absl::UnavailableError("the engine hangs; the server restarts"));
+  for (int i = 0; i < 50 && core.calls().calls() > 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EndNow(kExitEngineFailed);
 }
 
 int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals,
@@ -140,11 +203,10 @@ int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals,
                   ServerDescription{FOX_VERSION, FOX_GIT_SHA, model.engine.backend,
                                     model.engine.dtype, model.engine.dtype},
                   ServerLimitsOf(flags));
-  std::atomic<bool> failed{false};
   absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(
       core, GrpcOptionsOf(flags),
-      [&failed, signals] {
-        failed = true;
+      [&core, signals] {
+        if (core.engine.fatal().ok()) EndHung(core);
         signals->Wake();
       },
       std::move(acceptor));
@@ -152,28 +214,40 @@ int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals,
     engine.Stop();
     return ExitWithConfigError(server.status());
   }
-  std::printf("listening on %s:%d\n", flags.host.c_str(), (*server)->port());
-  std::fflush(stdout);
+  EndOnAbort(kExitEngineFailed);
+  PrintListening(flags.host, (*server)->port());
 
   const int signal = signals->Wait();
-  if (failed) {
-    Log(LogLevel::kError, "the engine failed", {{"reason", std::string(engine.fatal().message())}});
-    (*server)->Stop(kFailureGraceSeconds);
-    return kExitEngineFailed;
+  const double grace = signal == 0 ? kFailureGraceSeconds : flags.shutdown_timeout;
+  if (signal != 0) Log(LogLevel::kInfo, "shutting down", {{"signal", int64_t{signal}}});
+  EndWithin(grace + kStopSeconds);
+  (*server)->Stop(grace, [signals] {
+    const bool again = signals->Again();
+    if (again) EndWithin(kStopSeconds);
+    return again;
+  });
+  const absl::Status fatal = engine.fatal();  // it may have failed in the drain, too
+  if (fatal.ok()) {
+    Log(LogLevel::kInfo, "stopped");
+  } else {
+    Log(LogLevel::kError, "the engine failed", {{"reason", std::string(fatal.message())}});
   }
-  Log(LogLevel::kInfo, "shutting down", {{"signal", int64_t{signal}}});
-  (*server)->Stop(flags.shutdown_timeout, [signals] { return signals->Again(); });
-  Log(LogLevel::kInfo, "stopped");
-  return EXIT_SUCCESS;
+  const int code = fatal.ok() ? EXIT_SUCCESS : kExitEngineFailed;
+  EndWithin(kStopSeconds, code);  // whatever a thread still does
+  return code;
 }
 
-int Main(const std::vector<std::string>& arguments) {
+int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   ServerFlags flags;
   FlagSet set;
   RegisterServerFlags(&flags, &set);
   const std::string help = kUsage + set.Help();
   absl::Status status =
       set.Parse(arguments, [](const std::string& name) { return std::getenv(name.c_str()); });
+  ConfigureLogFrom(flags);
+  for (const std::string& warning : set.warnings()) {
+    Log(LogLevel::kWarning, "environment", {{"variable", warning}});
+  }
   if (!status.ok()) return ExitWithConfigError(status);
   if (flags.help) return std::fputs(help.c_str(), stdout) < 0;
   if (flags.version) return std::printf("fox-server %s %s\n", FOX_VERSION, FOX_GIT_SHA) < 0;
@@ -183,11 +257,9 @@ int Main(const std::vector<std::string>& arguments) {
   }
   status = CheckServerFlags(flags);
   if (!status.ok()) return ExitWithConfigError(status);
-  ConfigureLogFrom(flags);
   google::protobuf::SetLogHandler(nullptr);  // it would log what clients send
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
 
-  SignalHandler signals;
   const absl::StatusOr<Observers> observers = MakeObservers(flags);
   if (!observers.ok()) return ExitWithConfigError(observers.status());
   const bool check = !flags.check_model.empty();
@@ -198,15 +270,19 @@ int Main(const std::vector<std::string>& arguments) {
     acceptor = *std::move(listening);
   }
   absl::StatusOr<LoadedModel> model =
-      LoadModel(flags, check ? flags.check_model : flags.model, *observers);
+      LoadUnlessSignalled(flags, check ? flags.check_model : flags.model, *observers, signals);
   if (!model.ok()) return ExitWithConfigError(model.status());
-  if (check) {
-    PrintModel(*model, stdout);
-    return EXIT_SUCCESS;
-  }
-  PrintModel(*model, stderr);
-  std::fprintf(stderr, "%s", set.Effective().c_str());
-  return Serve(flags, *std::move(model), &signals, std::move(acceptor));
+  if (check) return std::fputs(Describe(*model).c_str(), stdout) < 0;
+  LogStart(*model, set);
+  return Serve(flags, *std::move(model), signals, std::move(acceptor));
+}
+
+int Main(const std::vector<std::string>& arguments) {
+  SignalHandler signals;
+  EndOnAbort(kExitConfiguration);  // until it serves
+  const int code = Run(arguments, &signals);
+  FlushLog(/*seconds=*/0.5);
+  return code;
 }
 
 }  // namespace

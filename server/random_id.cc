@@ -1,18 +1,18 @@
-// Random ids: one generator a thread, seeded by the system.
+// Random ids: from the kernel, so that nothing that a client sees tells what others get.
 #include "server/random_id.h"
 
+#include <sys/random.h>
+
 #include <cstdio>
-#include <random>
+
+#include "kernels/core/check.h"
 
 namespace fox {
 
 uint64_t RandomSeed() {
-  static thread_local std::mt19937_64 generator = [] {
-    std::random_device device;
-    std::seed_seq seed{device(), device(), device(), device(), device(), device()};
-    return std::mt19937_64(seed);
-  }();
-  return generator();
+  uint64_t value = 0;
+  FOX_CHECK(getrandom(&value, sizeof(value), 0) == sizeof(value));  // whole up to 256 bytes
+  return value;
 }
 
 std::string RandomUuid() {

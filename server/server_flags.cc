@@ -1,12 +1,21 @@
 // ServerFlags: see server_flags.h.
 #include "server/server_flags.h"
 
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <set>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "engine/sampling_limits.h"
+#include "models/tokenizer/utf8.h"
 
 namespace fox {
 namespace {
@@ -108,8 +117,52 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
               &f->shutdown_timeout);
 }
 
-bool IsLoopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host == "[::1]" || host.rfind("127.", 0) == 0;
+bool IsLoopback(const sockaddr& address) {
+  if (address.sa_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+    return (ntohl(v4.sin_addr.s_addr) >> 24) == 127;
+  }
+  if (address.sa_family != AF_INET6) return false;
+  const in6_addr& v6 = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
+}
+
+// Whether every address that `host` stands for is loopback. False: also when it has none.
+bool IsLoopback(std::string host) {
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (host.empty() || getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return false;
+  bool loopback = true;
+  for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
+    loopback = loopback && IsLoopback(*a->ai_addr);
+  }
+  freeaddrinfo(found);
+  return loopback;
+}
+
+absl::Status CheckHost(const char* flag, const std::string& host, bool allow_remote) {
+  if (allow_remote || IsLoopback(host)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      flag,
+      ": not a loopback address; there is no encryption, so put a proxy in front or give "
+      "--allow-insecure-remote"));
+}
+
+// HOST:PORT; the host of an IPv6 address stands in brackets.
+absl::Status CheckAdminAddress(const ServerFlags& flags) {
+  if (flags.admin_address.empty() || flags.admin_address == kMainPort) return absl::OkStatus();
+  const size_t colon = flags.admin_address.rfind(':');
+  int32_t port = -1;
+  if (colon == std::string::npos ||
+      !absl::SimpleAtoi(flags.admin_address.substr(colon + 1), &port) || port < 0 || port > 65535) {
+    return absl::InvalidArgumentError("--admin-address: must be HOST:PORT or main");
+  }
+  return CheckHost("--admin-address", flags.admin_address.substr(0, colon),
+                   flags.allow_insecure_remote);
 }
 
 std::set<std::string> Split(const std::string& list) {
@@ -130,27 +183,60 @@ void RegisterServerFlags(ServerFlags* flags, FlagSet* set) {
   set->String("trace", "FILE",
               "write a Chrome trace of requests, steps and operations, at most 256 MiB [none]",
               &flags->trace);
-  set->Bool("version", "print the version and exit", &flags->version);
-  set->Bool("help", "print this and exit", &flags->help);
+  set->Action("version", "print the version and exit", &flags->version);
+  set->Action("help", "print this and exit", &flags->help);
 }
 
 absl::Status CheckServerFlags(const ServerFlags& flags) {
   if (flags.model.empty() && flags.check_model.empty()) {
     return absl::InvalidArgumentError("--model: must name a model directory");
   }
-  if (!IsLoopback(flags.host) && !flags.allow_insecure_remote) {
+  if (flags.max_model_len == 1) {
     return absl::InvalidArgumentError(
-        "--host: not a loopback address; there is no encryption, so put a proxy in front or give "
-        "--allow-insecure-remote");
+        "--max-model-len: at least 2, one token of a prompt and one of an answer");
+  }
+  if (flags.log_tolerance) {
+    absl::Status status = CheckRange("--log-tolerance", *flags.log_tolerance, kLogTolerance);
+    if (!status.ok()) return status;
+  }
+  if (flags.min_priority != 0 && flags.scheduling_policy != "priority") {
+    return absl::InvalidArgumentError("--min-priority: needs --scheduling-policy priority");
   }
   const std::set<std::string> known = GrpcServerOptions().services;
-  for (const std::string& service : Split(flags.grpc_services)) {
+  const std::set<std::string> services = Split(flags.grpc_services);
+  if (services.empty()) {
+    return absl::InvalidArgumentError("--grpc-services: must name at least one service");
+  }
+  for (const std::string& service : services) {
     if (known.count(service) == 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("--grpc-services: unknown service ", service.substr(0, 64)));
     }
   }
-  return absl::OkStatus();
+  absl::Status status = CheckHost("--host", flags.host, flags.allow_insecure_remote);
+  status.Update(CheckAdminAddress(flags));
+  return status;
+}
+
+absl::StatusOr<std::string> ServedModelName(const ServerFlags& flags,
+                                            const std::string& model_dir) {
+  std::string name = flags.served_model_name;
+  if (name.empty()) {
+    namespace fs = std::filesystem;
+    name = fs::path(model_dir + "/").lexically_normal().parent_path().filename();
+    if (name.empty() || name == "." || name == "..") {
+      std::error_code error;  // a directory that does not exist is told by who opens it
+      name = fs::weakly_canonical(model_dir, error).filename();
+    }
+  }
+  const bool control = std::any_of(name.begin(), name.end(), [](char c) {
+    return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+  });
+  if (name.empty() || name.size() > 256 || control || !IsValidUtf8(name)) {
+    return absl::InvalidArgumentError(
+        "--served-model-name: must be 1 to 256 bytes of UTF-8 without control characters");
+  }
+  return name;
 }
 
 GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags) {
@@ -162,6 +248,7 @@ GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags) {
   out.max_streams = static_cast<int>(flags.max_calls);
   out.receive_memory_bytes = 2 * flags.call_memory_mb << 20;
   out.max_connection_age_s = static_cast<int>(flags.max_connection_age);
+  out.step_timeout = flags.step_timeout;
   out.services = Split(flags.grpc_services);
   // Who reaches the main port from afar is no operator, unless that is said.
   if (flags.admin_address == kMainPort) return out;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "engine/flags/flag_set.h"
 #include "server/grpc_server.h"
 #include "server/log.h"
@@ -43,8 +44,12 @@ struct ServerFlags {
 // Registers every flag; `flags` must outlive `set`.
 void RegisterServerFlags(ServerFlags* flags, FlagSet* set);
 
-// What no single flag's range says. InvalidArgument names the flag.
+// What no single flag's range says; resolves the hosts' names. InvalidArgument names the flag.
 absl::Status CheckServerFlags(const ServerFlags& flags);
+
+// --served-model-name, else the name of the model's directory. InvalidArgument: it is empty, longer
+// than 256 bytes, not UTF-8 or has control characters.
+absl::StatusOr<std::string> ServedModelName(const ServerFlags& flags, const std::string& model_dir);
 
 // REQUIRES: flags that passed CheckServerFlags.
 GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags);

@@ -1,16 +1,19 @@
 // SignalHandler: SIGTERM and SIGINT as something to wait for. Construct it in main before any
-// thread starts: threads inherit the blocked signals, so none is ever interrupted.
+// thread starts: threads inherit the blocked signals, so none is ever interrupted. SIGPIPE is
+// ignored from then on: a reader that leaves is an error of a write, not the end.
 #pragma once
-
-#include <atomic>
 
 namespace fox {
 
 class SignalHandler {
  public:
   SignalHandler();
+  ~SignalHandler();
+  SignalHandler(const SignalHandler&) = delete;
+  SignalHandler& operator=(const SignalHandler&) = delete;
 
-  // Blocks until a signal came or Wake was called. Returns the signal, 0 after Wake.
+  // Blocks until a signal came or Wake was called. Returns the signal; 0 after Wake, which counts
+  // for one Wait.
   int Wait();
   // Whether another signal has come since; does not block. Called by the thread that waited.
   bool Again();
@@ -18,7 +21,8 @@ class SignalHandler {
   void Wake();
 
  private:
-  std::atomic<bool> woken_{false};
+  int signals_ = -1;  // signalfd
+  int wake_ = -1;     // eventfd
 };
 
 }  // namespace fox

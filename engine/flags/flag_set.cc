@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/core/check.h"
@@ -135,6 +136,11 @@ void FlagSet::Bool(const std::string& name, const std::string& help, bool* targe
   Add(std::move(flag));
 }
 
+void FlagSet::Action(const std::string& name, const std::string& help, bool* target) {
+  Bool(name, help, target);
+  flags_.back().from_environment = false;
+}
+
 void FlagSet::Choice(const std::string& name, const std::vector<std::string>& choices,
                      const std::string& help, std::string* target) {
   Flag flag;
@@ -172,8 +178,22 @@ absl::Status FlagSet::Assign(Flag& flag, const std::string& value, const std::st
   return absl::OkStatus();
 }
 
+absl::Status FlagSet::AssignFrom(const EnvironmentLookup& lookup, Flag& flag) {
+  const std::string variable = EnvironmentName(flag.name);
+  const char* value = lookup(variable);
+  if (value == nullptr) return absl::OkStatus();
+  for (const char* scheme : {"tcp://", "udp://", "sctp://"}) {
+    if (!absl::StartsWith(value, scheme)) continue;
+    warnings_.push_back(absl::StrCat(variable, " is ignored: \"", scheme,
+                                     "\" is the link of a Kubernetes Service, not a setting"));
+    return absl::OkStatus();
+  }
+  return Assign(flag, value, variable);
+}
+
 absl::Status FlagSet::Parse(const std::vector<std::string>& arguments,
                             const EnvironmentLookup& lookup) {
+  absl::Status status;
   size_t next = 0;
   while (next < arguments.size()) {
     if (arguments[next] == "--") {
@@ -181,18 +201,13 @@ absl::Status FlagSet::Parse(const std::vector<std::string>& arguments,
                          arguments.end());
       break;
     }
-    absl::Status status = ParseOne(arguments, &next);
-    if (!status.ok()) return status;
+    status.Update(ParseOne(arguments, &next));
   }
   for (Flag& flag : flags_) {
     if (flag.set || !flag.from_environment || lookup == nullptr) continue;
-    const std::string variable = EnvironmentName(flag.name);
-    if (const char* value = lookup(variable)) {
-      absl::Status status = Assign(flag, value, variable);
-      if (!status.ok()) return status;
-    }
+    status.Update(AssignFrom(lookup, flag));
   }
-  return absl::OkStatus();
+  return status;
 }
 
 absl::Status FlagSet::ParseOne(const std::vector<std::string>& arguments, size_t* next) {
@@ -255,9 +270,15 @@ std::string FlagSet::Help() const {
   return out;
 }
 
+std::vector<std::pair<std::string, std::string>> FlagSet::Values() const {
+  std::vector<std::pair<std::string, std::string>> out;
+  for (const Flag& flag : flags_) out.emplace_back(flag.name, flag.show());
+  return out;
+}
+
 std::string FlagSet::Effective() const {
   std::string out;
-  for (const Flag& flag : flags_) absl::StrAppend(&out, "--", flag.name, "=", flag.show(), "\n");
+  for (const auto& [name, value] : Values()) absl::StrAppend(&out, "--", name, "=", value, "\n");
   return out;
 }
 

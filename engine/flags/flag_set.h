@@ -16,6 +16,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -42,11 +43,14 @@ class FlagSet {
   void OptionalDouble(const std::string& name, const std::string& value_name,
                       const std::string& help, std::optional<double>* target);
   void Bool(const std::string& name, const std::string& help, bool* target);
+  // A Bool that the environment does not set: something to do instead of running.
+  void Action(const std::string& name, const std::string& help, bool* target);
   void Choice(const std::string& name, const std::vector<std::string>& choices,
               const std::string& help, std::string* target);
 
-  // Takes the arguments after the program's name. InvalidArgument names the flag; an unknown one
-  // comes with its nearest name. `lookup` may be null: no environment.
+  // Takes the arguments after the program's name. The first error is returned, and what is right is
+  // set all the same. InvalidArgument names the flag; an unknown one comes with its nearest name.
+  // `lookup` may be null: no environment.
   absl::Status Parse(const std::vector<std::string>& arguments, const EnvironmentLookup& lookup);
 
   // What was no flag, in order; everything after `--` is.
@@ -55,8 +59,13 @@ class FlagSet {
   bool IsSet(const std::string& name) const;
   // One line for each flag, grouped, with its default.
   std::string Help() const;
-  // `--name=value` of every flag as it now stands, one a line.
+  // Every flag as it now stands.
+  std::vector<std::pair<std::string, std::string>> Values() const;
+  // The same as `--name=value`, one a line.
   std::string Effective() const;
+  // Variables that were ignored, one sentence each. Kubernetes gives every container
+  // FOX_GRPC_PORT=tcp://10.0.0.1:50051 when a Service is called fox-grpc.
+  const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
   struct Flag {
@@ -71,12 +80,13 @@ class FlagSet {
   void Add(Flag flag);
   Flag* Find(const std::string& name);
   absl::Status Assign(Flag& flag, const std::string& value, const std::string& origin);
+  absl::Status AssignFrom(const EnvironmentLookup& lookup, Flag& flag);
   absl::Status ParseOne(const std::vector<std::string>& arguments, size_t* next);
   std::string NearestName(const std::string& name) const;
 
   std::string group_ = "Options";
   std::vector<Flag> flags_;
-  std::vector<std::string> positional_;
+  std::vector<std::string> positional_, warnings_;
 };
 
 // Levenshtein distance in bytes.

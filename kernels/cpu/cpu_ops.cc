@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <thread>
 
-#include "kernels/core/check.h"
 #include "kernels/cpu/isa/isa_kernels.h"
 
 namespace fox {
@@ -41,7 +41,7 @@ Buffer CpuOps::Allocate(size_t bytes) {
   if (bytes == 0) return {};
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  FOX_CHECK(data != MAP_FAILED);
+  if (data == MAP_FAILED) throw std::bad_alloc();
   return {data, bytes, [](void* at, size_t size) { munmap(at, size); }};
 }
 

@@ -55,7 +55,7 @@ void Register(GenerateFlags* f, FlagSet* set) {
   set->Int("priority", "N", "lower runs earlier", INT32_MIN, INT32_MAX, &f->priority);
   set->Int("queue-timeout-ms", "N", "longest wait; 0: none", 0, UINT32_MAX, &f->queue_timeout_ms);
   f->connection.Register(set);
-  set->Bool("help", "print this and exit", &f->help);
+  set->Action("help", "print this and exit", &f->help);
 }
 
 void FillSampling(const GenerateFlags& f, const FlagSet& set, v1::Sampling* out) {

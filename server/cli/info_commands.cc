@@ -18,7 +18,7 @@ bool Prepare(const char* usage, size_t most_arguments, const std::vector<std::st
   FlagSet set;
   bool help = false;
   connection->Register(&set);
-  set.Bool("help", "print this and exit", &help);
+  set.Action("help", "print this and exit", &help);
   const absl::Status status = set.Parse(arguments, nullptr);
   if (!status.ok()) {
     *exit_code = UsageError(std::string(status.message()));

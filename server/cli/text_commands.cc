@@ -26,7 +26,7 @@ bool Prepare(const char* name, const char* what, const std::vector<std::string>&
   set.Bool("prompt-ids", "score: the text is ids, separated by commas", &flags->ids);
   set.Bool("stats", "score: print each token", &flags->stats);
   flags->connection.Register(&set);
-  set.Bool("help", "print this and exit", &flags->help);
+  set.Action("help", "print this and exit", &flags->help);
   const absl::Status status = set.Parse(arguments, nullptr);
   if (!status.ok()) {
     *exit_code = UsageError(std::string(status.message()));

@@ -70,7 +70,7 @@ constexpr int kPeakSamples = 7;
 
 int64_t FreeBytes(Ops& ops) {
   return ops.queue() != nullptr ? static_cast<int64_t>(ops.queue()->free_bytes())
-                                : AvailableBytes();
+                                : AvailableMemory().bytes;
 }
 
 void RegisterBenchFlags(FlagSet& set, BenchFlags& flags) {

@@ -1,16 +1,23 @@
 // fox-server and fox-cli as processes, with the demo model: exit codes, signals, one-line errors.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "nlohmann/json.hpp"
@@ -24,16 +31,17 @@ using ::testing::Not;
 const std::string kBin = std::string(FOX_BINARY_DIR) + "/bin/";
 const std::string kDemo = std::string(FOX_SOURCE_DIR) + "/models/demo";
 
-// A child whose standard output is read through a pipe; standard error goes with it.
+// A child whose standard output is read through a pipe; standard error goes with it, or to the
+// descriptor `errors`.
 class Process {
  public:
-  explicit Process(std::vector<std::string> arguments) {
+  explicit Process(std::vector<std::string> arguments, int errors = -1) {
     int ends[2];
     if (pipe(ends) != 0) return;
     pid_ = fork();
     if (pid_ == 0) {
       dup2(ends[1], STDOUT_FILENO);
-      dup2(ends[1], STDERR_FILENO);
+      dup2(errors >= 0 ? errors : ends[1], STDERR_FILENO);
       close(ends[0]);
       close(ends[1]);
       std::vector<char*> argv;
@@ -68,6 +76,7 @@ class Process {
     return n > 0;
   }
   void Signal(int signal) { kill(pid_, signal); }
+  pid_t pid() const { return pid_; }
   // The exit code after reading everything; 128 + signal when one ended it.
   int Wait() {
     int status = 0;
@@ -124,6 +133,28 @@ TEST(ProcessTest, WrongFlagsAndModelsExitWith78AndOneLine) {
     EXPECT_EQ(output.find('\n'), output.size() - 1) << output;
     EXPECT_THAT(output, HasSubstr("fox-server: "));
     EXPECT_THAT(output, Not(HasSubstr("listening")));
+  }
+}
+
+// Under limits of the address space that the model does not fit into, and pools larger than any
+// machine: told before anything is loaded, never an abort.
+TEST(ProcessTest, TooLittleMemoryIsTold) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers reserve more than any limit";
+#endif
+  std::string output;
+  for (const char* mb : {"100000000", "1073741824"}) {
+    EXPECT_EQ(Finish(ServerCommand({std::string("--kv-cache-mb=") + mb}), &output), 78) << output;
+    EXPECT_THAT(output, HasSubstr("do not fit into the"));
+    EXPECT_EQ(output.find('\n'), output.size() - 1) << output;
+  }
+  for (const char* kib : {"100000", "200000", "400000"}) {
+    const std::string command = std::string("ulimit -v ") + kib + "; exec " + kBin +
+                                "fox-server --kv-cache-mb=200 --check-model " + kDemo;
+    const int code = Finish({"/bin/sh", "-c", command}, &output);
+    if (output.find("error while loading shared libraries") != std::string::npos) continue;
+    EXPECT_EQ(code, 78) << kib << ": " << output;
+    EXPECT_THAT(output, Not(HasSubstr("check failed")));
   }
 }
 
@@ -217,6 +248,120 @@ TEST(ProcessTest, ASecondSignalEndsTheDrain) {
   server.Signal(SIGTERM);
   EXPECT_EQ(server.Wait(), 0) << server.output;
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  EXPECT_EQ(client.Wait(), 1);
+  EXPECT_THAT(client.output, HasSubstr("UNAVAILABLE"));
+}
+
+// A pipe that holds little, so that it is full soon.
+class SmallPipe {
+ public:
+  SmallPipe() {
+    EXPECT_EQ(pipe2(ends_, O_CLOEXEC), 0);
+    EXPECT_EQ(fcntl(ends_[1], F_SETPIPE_SZ, 4096), 4096);
+  }
+  ~SmallPipe() {
+    CloseReader();
+    close(ends_[1]);
+  }
+  int writer() const { return ends_[1]; }
+  void CloseReader() {
+    if (ends_[0] >= 0) close(std::exchange(ends_[0], -1));
+  }
+
+ private:
+  int ends_[2] = {-1, -1};
+};
+
+// Standard error that nobody reads, or whose reader has left: requests are served all the same, and
+// a signal ends the server.
+TEST(ProcessTest, TheLogMayBeStuckOrGone) {
+  for (const bool gone : {false, true}) {
+    SmallPipe log;
+    Process server(ServerCommand({"--log-level=debug"}), log.writer());
+    ASSERT_TRUE(server.ReadUntil("listening on "));
+    if (gone) log.CloseReader();
+    const std::string target = "--target=" + TargetOf(server);
+    std::string output;
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(
+          Finish({kBin + "fox-cli", "generate", "Once", "--max-tokens=100", "--ignore-eos", target},
+                 &output),
+          0)
+          << output;
+    }
+    server.Signal(SIGTERM);
+    EXPECT_EQ(server.Wait(), 0) << server.output;
+  }
+}
+
+// Every line on standard error is an object, from the first warning to the last word.
+TEST(ProcessTest, JsonLogsAreJson) {
+  std::string output;
+  EXPECT_EQ(Finish({kBin + "fox-server", "--modle=x", "--log-format=json"}, &output), 78);
+  EXPECT_THAT(std::string(nlohmann::json::parse(output).at("reason")), HasSubstr("--model"));
+
+  setenv("FOX_HOST", "tcp://10.0.0.1:50051", 1);
+  Process server(ServerCommand({"--log-format=json", "--log-level=debug"}));
+  unsetenv("FOX_HOST");
+  ASSERT_TRUE(server.ReadUntil("listening on "));
+  EXPECT_EQ(Finish({kBin + "fox-cli", "generate", "Once", "--max-tokens=3",
+                    "--target=" + TargetOf(server)},
+                   &output),
+            0);
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.Wait(), 0);
+  std::istringstream lines(server.output);
+  std::set<std::string> events;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("listening on ", 0) == 0) continue;  // standard output
+    ASSERT_TRUE(nlohmann::json::accept(line)) << line;
+    events.insert(nlohmann::json::parse(line).at("event"));
+  }
+  for (const char* event : {"model", "flags", "environment", "step", "stopped"}) {
+    EXPECT_EQ(events.count(event), 1u) << event;
+  }
+}
+
+TEST(ProcessTest, ASignalWhileLoadingEndsTheServerAtOnce) {
+  setenv("FOX_HOST", "tcp://10.0.0.1:50051", 1);
+  Process server(ServerCommand({}));
+  unsetenv("FOX_HOST");
+  ASSERT_TRUE(server.ReadUntil("FOX_HOST is ignored"));  // before the model is opened
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.Wait(), 0) << server.output;
+  EXPECT_THAT(server.output, HasSubstr("stopped while loading"));
+  EXPECT_THAT(server.output, Not(HasSubstr("listening")));
+}
+
+// The thread of this name, or -1.
+pid_t ThreadNamed(pid_t process, const std::string& name) {
+  namespace fs = std::filesystem;
+  for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(process) + "/task")) {
+    std::string comm;
+    std::getline(std::ifstream(entry.path() / "comm"), comm);
+    if (comm == name) return std::stoi(entry.path().filename());
+  }
+  return -1;
+}
+
+// The engine's thread is held by ptrace, as a device that hangs would hold it.
+TEST(ProcessTest, AHangingStepEndsTheProcess) {
+  Process server(ServerCommand({"--step-timeout=0.3"}));
+  ASSERT_TRUE(server.ReadUntil("listening on "));
+  Process client({kBin + "fox-cli", "generate", "Once", "--max-tokens=60000", "--ignore-eos",
+                  "--target=" + TargetOf(server)});
+  ASSERT_TRUE(client.ReadSome());
+  const pid_t engine = ThreadNamed(server.pid(), "engine");
+  ASSERT_GT(engine, 0);
+  if (ptrace(PTRACE_SEIZE, engine, nullptr, nullptr) != 0) GTEST_SKIP() << "no ptrace";
+  ASSERT_EQ(ptrace(PTRACE_INTERRUPT, engine, nullptr, nullptr), 0);
+  int status = 0;
+  const auto start = std::chrono::steady_clock::now();
+  while (waitpid(engine, &status, __WALL) == engine && WIFSTOPPED(status)) {
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+  EXPECT_EQ(server.Wait(), 70) << server.output;
+  EXPECT_THAT(server.output, HasSubstr("a step hangs"));
   EXPECT_EQ(client.Wait(), 1);
   EXPECT_THAT(client.output, HasSubstr("UNAVAILABLE"));
 }

@@ -109,6 +109,56 @@ TEST(MemoryBudgetTest, APoolForMoreTokensThanFit) {
   EXPECT_THAT(std::string(none.message()), HasSubstr("but 0.0 MiB are left for it"));
 }
 
+constexpr double kMib = 1 << 20;
+constexpr int64_t kWeights = 64 << 20;
+
+absl::StatusOr<RunnerOptions> PlanIn(int64_t limit, const MemoryRequest& request) {
+  RunnerOptions options = WithStepSizes(Options(), /*on_gpu=*/false);
+  const absl::Status status =
+      PlanMemoryWithin({limit, "a test"}, {.weights = kWeights}, Model(), request, options);
+  if (!status.ok()) return status;
+  return options;
+}
+
+TEST(MemoryBudgetTest, APoolThatDoesNotFitBesideTheWeightsIsRefusedWithTheNumbers) {
+  constexpr int64_t kLimit = 256 << 20;
+  EXPECT_TRUE(PlanIn(kLimit, {.kv_cache_bytes = 128 << 20}).ok());
+  for (const int64_t bytes : {int64_t{200} << 20, int64_t{1} << 50}) {  // alone, 200 MiB would fit
+    const absl::Status status = PlanIn(kLimit, {.kv_cache_bytes = bytes}).status();
+    EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+    for (const char* part :
+         {"--kv-cache-mb: 64.0 MiB of weights", "256.0 MiB that a test leaves"}) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+    }
+  }
+  const absl::Status status = PlanIn(kWeights, {.available_bytes = kWeights}).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+}
+
+TEST(MemoryBudgetTest, AChosenPoolLeavesRoomForTheRest) {
+  constexpr int64_t kLimit = 128 << 20;
+  const auto plan = PlanIn(kLimit, {.available_bytes = kLimit});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const PagedKvShape shape = CacheShape(Model(), *plan);
+  const auto pages = static_cast<double>(plan->num_pages * PageBytes());
+  const auto tables = static_cast<double>(KvCache::FixedBytes(shape));
+  EXPECT_LE(pages + tables, static_cast<double>(kLimit - kWeights));
+  EXPECT_GT(pages / kMib, 32);
+  // Tables of many slots come out of the pool.
+  EXPECT_LT(PlanIn(kLimit, {.available_bytes = kLimit, .max_model_len = 4 << 20})->num_pages,
+            plan->num_pages);
+}
+
+TEST(MemoryBudgetTest, WeightsAreCountedInTheirType) {
+  ModelConfig config = Model();
+  const int64_t bf16 = WeightBytes(config, DType::kBF16, DType::kBF16);
+  EXPECT_EQ(WeightBytes(config, DType::kF32, DType::kF32), 2 * bf16);
+  const int64_t table = config.vocab_size * config.hidden_size;
+  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kF32), bf16 + 2 * table);
+  config.num_layers = 0;
+  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16), 2 * 2 * table);
+}
+
 // A device of which only the memory is asked for.
 class FakeQueue final : public DeviceQueue {
  public:

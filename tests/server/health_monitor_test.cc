@@ -72,13 +72,68 @@ TEST_F(HealthMonitorTest, ServesFromTheStartAndDrainsAtOnce) {
   EXPECT_TRUE(health_.All(false));
 }
 
-TEST_F(HealthMonitorTest, AHangingStepTurnsItAndItsEndTurnsItBack) {
-  HealthMonitor monitor(*test_.core, &health_, services_, nullptr, /*max_heartbeat_age=*/0.3);
+// Health turns at half of the limit; the limit itself is not reached.
+TEST_F(HealthMonitorTest, ALongStepTurnsItAndItsEndTurnsItBack) {
+  std::atomic<int> reported{0};
+  HealthMonitor monitor(
+      *test_.core, &health_, services_, [&] { ++reported; },
+      /*step_timeout=*/1.6);
   EXPECT_TRUE(health_.All(true));
-  test_.script->step_delay_us = 1000000;
+  test_.script->step_delay_us = 1100000;
   Submit(1);
   EXPECT_TRUE(Eventually([&] { return health_.All(false); }));
   EXPECT_TRUE(Eventually([&] { return health_.All(true); }));
+  EXPECT_EQ(reported, 0);
+}
+
+TEST_F(HealthMonitorTest, AHangIsReportedOnceWhileItLasts) {
+  std::atomic<int> reported{0};
+  HealthMonitor monitor(
+      *test_.core, &health_, services_, [&] { ++reported; },
+      /*step_timeout=*/0.3);
+  test_.script->step_delay_us = 600000;
+  Submit(1);
+  EXPECT_TRUE(Eventually([&] { return reported > 0; }));
+  EXPECT_TRUE(test_.engine->fatal().ok());
+  EXPECT_TRUE(health_.All(false));
+  EXPECT_TRUE(Eventually([&] { return health_.All(true); }));
+  EXPECT_EQ(reported, 1);
+}
+
+// A model whose steps take long has a limit of its own.
+TEST_F(HealthMonitorTest, TheLimitGrowsWithTheStepsSeen) {
+  std::atomic<int> reported{0};
+  HealthMonitor monitor(
+      *test_.core, &health_, services_, [&] { ++reported; },
+      /*step_timeout=*/0.5);
+  test_.script->step_delay_us = 300000;  // limit: about 1.2 s from here on
+  Submit(1);
+  EXPECT_TRUE(Eventually([&] { return test_.engine->idle(); }));
+  test_.script->step_delay_us = 800000;
+  Submit(1);
+  EXPECT_TRUE(Eventually([&] { return test_.engine->idle(); }));
+  EXPECT_EQ(reported, 0);
+}
+
+TEST_F(HealthMonitorTest, StuckDeliveriesTurnIt) {
+  std::atomic<double> age{0};
+  HealthMonitor monitor(*test_.core, &health_, services_, nullptr, /*step_timeout=*/60,
+                        [&] { return age.load(); });
+  EXPECT_TRUE(health_.All(true));
+  age = kMaxDeliverySeconds + 1;
+  EXPECT_TRUE(Eventually([&] { return health_.All(false); }));
+  age = 0;
+  EXPECT_TRUE(Eventually([&] { return health_.All(true); }));
+}
+
+TEST_F(HealthMonitorTest, AStoppedEngineDoesNotHang) {
+  std::atomic<int> reported{0};
+  HealthMonitor monitor(
+      *test_.core, &health_, services_, [&] { ++reported; },
+      /*step_timeout=*/0.1);
+  test_.engine->Stop();
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));  // four limits
+  EXPECT_EQ(reported, 0);
 }
 
 TEST_F(HealthMonitorTest, AFailureIsReportedOnce) {

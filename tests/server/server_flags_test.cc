@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 namespace fox {
 namespace {
 
@@ -18,14 +20,23 @@ std::string ErrorOf(const std::vector<std::string>& arguments, ServerFlags* flag
 }
 
 TEST(ServerFlagsTest, RemoteHostsNeedConsent) {
-  for (const char* host : {"127.0.0.1", "127.1.2.3", "localhost", "::1", "[::1]"}) {
+  for (const char* host :
+       {"127.0.0.1", "127.1.2.3", "localhost", "::1", "[::1]", "::ffff:127.0.0.1", "127.1"}) {
     ServerFlags flags;
     EXPECT_EQ(ErrorOf({"--model=m", std::string("--host=") + host}, &flags), "") << host;
   }
-  for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "example.org", ""}) {
+  // A name is judged by what it stands for; this one is too long to be asked for.
+  const std::string name = "127." + std::string(64, 'a') + ".example";
+  for (const std::string& host :
+       {std::string("0.0.0.0"), std::string("::"), std::string("10.0.0.1"),
+        std::string("::ffff:10.0.0.1"), std::string(), name}) {
     ServerFlags flags;
-    EXPECT_THAT(ErrorOf({"--model=m", std::string("--host=") + host}, &flags),
+    EXPECT_THAT(ErrorOf({"--model=m", "--host=" + host}, &flags),
                 HasSubstr("--allow-insecure-remote"))
+        << host;
+    ServerFlags admin;
+    EXPECT_THAT(ErrorOf({"--model=m", "--admin-address=" + host + ":1"}, &admin),
+                HasSubstr("--admin-address"))
         << host;
   }
   ServerFlags flags;
@@ -38,6 +49,12 @@ TEST(ServerFlagsTest, RefusalsNameTheFlag) {
       {{"--model=m", "--log-tolerance=nan"}, "--log-tolerance"},
       {{"--model=m", "--log-tolerance=-x"}, "--log-tolerance"},
       {{"--model=m", "--grpc-services=info,magic"}, "--grpc-services"},
+      {{"--model=m", "--log-tolerance=0"}, "--log-tolerance"},
+      {{"--model=m", "--grpc-services= ,"}, "--grpc-services"},
+      {{"--model=m", "--max-model-len=1"}, "--max-model-len"},
+      {{"--model=m", "--min-priority=-1"}, "--scheduling-policy"},
+      {{"--model=m", "--admin-address=127.0.0.1"}, "--admin-address"},
+      {{"--model=m", "--admin-address=127.0.0.1:70000"}, "--admin-address"},
       {{"--model=m", "--acp=on"}, "--acp"},
       {{"--model=m", "--dtype=fp8"}, "--dtype"},
       {{"--model=m", "--max-num-seqs=0"}, "--max-num-seqs"},
@@ -52,12 +69,13 @@ TEST(ServerFlagsTest, RefusalsNameTheFlag) {
 TEST(ServerFlagsTest, ValuesReachTheirOptions) {
   ServerFlags flags;
   ASSERT_EQ(ErrorOf({"--model=m", "--grpc-port=0", "--max-message-mb=3", "--log-tolerance=-12.5",
-                     "--grpc-services=info, health"},
+                     "--grpc-services=info, health", "--step-timeout=7"},
                     &flags),
             "");
   const GrpcServerOptions options = GrpcOptionsOf(flags);
   EXPECT_EQ(options.listen.port, 0);
   EXPECT_EQ(options.max_message_mb, 3);
+  EXPECT_EQ(options.step_timeout, 7);
   EXPECT_EQ(flags.log_tolerance, -12.5);
   EXPECT_EQ(options.services.count("info"), 1u);
 }
@@ -75,6 +93,24 @@ TEST(ServerFlagsTest, AdminIsNotWhereStrangersAreUnlessThatIsSaid) {
   const GrpcServerOptions own = options_of({"--host=0.0.0.0", "--admin-address=127.0.0.1:99"});
   EXPECT_EQ(own.services.count("admin"), 0u);
   EXPECT_EQ(own.admin_address, "127.0.0.1:99");
+}
+
+TEST(ServerFlagsTest, AModelIsNamedByItsDirectory) {
+  ServerFlags flags;
+  const std::string here = std::filesystem::current_path().filename();
+  EXPECT_EQ(ServedModelName(flags, "/models/fox-7b/").value(), "fox-7b");
+  EXPECT_EQ(ServedModelName(flags, "a/../b").value(), "b");
+  EXPECT_EQ(ServedModelName(flags, ".").value(), here);
+  EXPECT_EQ(ServedModelName(flags, "./").value(), here);
+  EXPECT_FALSE(ServedModelName(flags, "/").ok());
+  EXPECT_FALSE(ServedModelName(flags, "/models/a\nb").ok());
+  flags.served_model_name = "f\xc3\xb6x";
+  EXPECT_EQ(ServedModelName(flags, "/").value(), "f\xc3\xb6x");
+  for (const std::string& name :
+       {std::string("a\nb"), std::string("a\xff"), std::string(257, 'a'), std::string("\x7f")}) {
+    flags.served_model_name = name;
+    EXPECT_FALSE(ServedModelName(flags, "m").ok()) << name;
+  }
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ class FlagsTest : public ::testing::Test {
     set_.OptionalDouble("tolerance", "X", "how much", &tolerance_);
     set_.Bool("verbose", "talk", &verbose_);
     set_.Choice("acp", {"off", "paper"}, "pruning", &acp_);
+    set_.Action("version", "say it", &version_);
     set_.Strings("stop", "TEXT", "the end", &stop_);
   }
   absl::Status Parse(const std::vector<std::string>& arguments) {
@@ -39,7 +40,7 @@ class FlagsTest : public ::testing::Test {
   int64_t port_ = 50051;
   double timeout_ = 1;
   std::optional<double> tolerance_;
-  bool verbose_ = false;
+  bool verbose_ = false, version_ = false;
   std::vector<std::string> stop_;
   std::map<std::string, std::string> environment_;
   FlagSet set_;
@@ -105,6 +106,26 @@ TEST_F(FlagsTest, WrongValuesNameTheFlagAndChangeNothing) {
   EXPECT_THAT(ErrorOf({}), HasSubstr("FOX_GRPC_PORT"));
   EXPECT_EQ(port_, 50051);
   EXPECT_EQ(timeout_, 1);
+}
+
+// What images and Kubernetes put into the environment is no setting.
+TEST_F(FlagsTest, VariablesOfOthersAreIgnored) {
+  environment_ = {{"FOX_VERSION", "0.1.0"}, {"FOX_GRPC_PORT", "tcp://10.96.0.7:50051"}};
+  ASSERT_TRUE(Parse({}).ok());
+  EXPECT_EQ(port_, 50051);
+  EXPECT_FALSE(version_);
+  ASSERT_EQ(set_.warnings().size(), 1u);
+  EXPECT_THAT(set_.warnings()[0], HasSubstr("FOX_GRPC_PORT is ignored"));
+  ASSERT_TRUE(Parse({"--version"}).ok());
+  EXPECT_TRUE(version_);
+}
+
+// So that an error can be told in the form that another flag asks for.
+TEST_F(FlagsTest, WhatFollowsAnErrorIsSet) {
+  environment_ = {{"FOX_MODEL", "from env"}};
+  EXPECT_THAT(ErrorOf({"--grpc-port=x", "--unknown", "--acp=paper"}), HasSubstr("--grpc-port"));
+  EXPECT_EQ(acp_, "paper");
+  EXPECT_EQ(model_, "from env");
 }
 
 TEST_F(FlagsTest, UnknownFlagsComeWithTheNearestName) {

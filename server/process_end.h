@@ -1,0 +1,21 @@
+// How the process ends when it cannot return from main: exit codes, and ends that no stuck thread
+// and no reader of the log can delay. Each tells why in one line of the log.
+#pragma once
+
+namespace fox {
+
+inline constexpr int kExitEngineFailed = 70;   // EX_SOFTWARE
+inline constexpr int kExitConfiguration = 78;  // EX_CONFIG
+
+// From now on what would abort (an exception that nobody catches, a library that gets no memory or
+// no thread, a failed check) ends the process with `code`.
+void EndOnAbort(int code);
+
+// Ends the process with `code` after `seconds`, unless it has ended before. The last call counts.
+void EndWithin(double seconds, int code = kExitEngineFailed);
+
+// Ends the process now, without destructors; the log is written first if that takes no longer than
+// 0.2 s.
+[[noreturn]] void EndNow(int code);
+
+}  // namespace fox
