@@ -43,9 +43,9 @@ class WithoutReflection final : public grpc::ServerBuilderOption {
   }
 };
 
-// What the library holds of messages that have not arrived whole, beyond which it cancels calls; and
-// its blocking threads, which serve reflection and unknown methods, one a stream: more are refused
-// with RESOURCE_EXHAUSTED.
+// What the library holds of messages that have not arrived whole, beyond which it cancels calls;
+// and its blocking threads, which serve reflection and unknown methods, one a stream: more are
+// refused with RESOURCE_EXHAUSTED.
 void BoundResources(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
   using Option = grpc::ServerBuilder;
   builder->SetSyncServerOption(Option::NUM_CQS, 1);
