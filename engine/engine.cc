@@ -30,7 +30,10 @@ bool EngineState::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
   for (Sequence* sequence : schedule.hopeless) {
     end(sequence, absl::DeadlineExceededError("waited so long that the deadline cannot be met"));
   }
-  for (Sequence* sequence : schedule.paused) UpdateEvent(sequence);
+  for (Sequence* sequence : schedule.paused) {
+    times.RecordPause(sequence->produced() - sequence->acknowledged);
+    UpdateEvent(sequence);
+  }
   LimitPaused(now, outputs);
   if (schedule.plan.empty()) return false;
   for (StepObserver* observer : observers) observer->BeforeSubmit(schedule.plan);

@@ -14,7 +14,7 @@ namespace fox {
 namespace {
 
 // Address space for threads that are yet to start: 8 MiB of stack and often 64 MiB of heap each.
-constexpr int64_t kThreadBytes = 512 << 20;
+constexpr int64_t kThreadBytes = 768 << 20;
 
 // The number after `key` in a file of "key number" lines; `key` "": the file's only number.
 std::optional<int64_t> ReadNumber(const std::string& path, const std::string& key = "") {

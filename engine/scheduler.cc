@@ -66,8 +66,14 @@ Work Scheduler::RunningWork() const {
   for (const Sequence* sequence : running_) {
     // Of one token the sequence is expected to sample the next; that is decoding.
     const int64_t prefill = sequence->remaining() > 1 ? sequence->remaining() : 0;
-    const double left =
+    double left =
         times_.ExpectedTokens(sequence->max_tokens) - static_cast<double>(sequence->produced());
+    // A reader that has not taken half of what there is has yet to show that it takes more.
+    const int64_t window = sequence->request.flow_window;
+    const int64_t ahead = sequence->produced() - sequence->acknowledged;
+    if (window > 0 && ahead >= sequence->acknowledged) {
+      left = std::min(left, static_cast<double>(window - ahead));
+    }
     work.Add({static_cast<double>(prefill), std::max(left, 1.0), 1});
   }
   return work;

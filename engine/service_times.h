@@ -1,9 +1,10 @@
 // ServiceTimes: what work costs here and now, measured from the steps themselves: seconds a prompt
-// token, seconds a decoded token, and how much of what they may generate requests do generate.
+// token, seconds a decoded token, and how many tokens requests generate while they have a seat.
 // From them follow a step's time, a request's, and the wait in a queue. Pure. Read scheduler.h
 // next.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "engine/request.h"
@@ -28,15 +29,18 @@ class ServiceTimes {
   // A request ended by itself after `generated` of at most `max_tokens` tokens, that long after its
   // start.
   void RecordEnd(int64_t generated, int64_t max_tokens, Seconds seconds);
+  // One paused with so many tokens unread: it gave its seat up.
+  void RecordPause(int64_t unread) { RecordTokens(unread); }
 
   // Whether enough was measured to refuse a request by it.
   bool known() const { return steps_ >= kFewSteps; }
   // How many tokens of prompts fit into a step of that many seconds beside `decodes`, at least a
   // page; a page as long as nothing was measured.
   int64_t PrefillTokens(Seconds seconds, int64_t decodes) const;
-  // Expected tokens of a request that may generate `max_tokens`.
-  double ExpectedTokens(int64_t max_tokens) const {
-    return length_share_ * static_cast<double>(max_tokens);
+  // Expected tokens of requests that may generate `max_tokens` together.
+  double ExpectedTokens(int64_t max_tokens, int64_t requests = 1) const {
+    return std::min(length_share_ * static_cast<double>(max_tokens),
+                    static_cast<double>(requests) * most_tokens_);
   }
   // From the start of a request to its first and to its last token, beside what runs now.
   Seconds FirstToken(int64_t prompt_tokens) const;
@@ -49,6 +53,7 @@ class ServiceTimes {
  private:
   static constexpr int64_t kFewSteps = 8;
 
+  void RecordTokens(int64_t generated);
   Seconds Cost(const Work& work) const {
     return work.prefill_tokens * prefill_ + work.decode_tokens * decode_;
   }
@@ -59,6 +64,9 @@ class ServiceTimes {
   Seconds step_ = 0;     // of steps that decode, whatever else they do
   double slowdown_ = 1;  // of prefill beside decodes
   double length_share_ = 1;
+  // Lately, of one request: what it may ask for must not keep others out. At first as many as a
+  // reader who reads nothing gets.
+  double most_tokens_ = 64;
   Seconds mean_service_ = 0;
 };
 

@@ -122,9 +122,10 @@ Work WaitingQueue::Ahead(uint64_t client, int64_t tokens, const ServiceTimes& ti
   for (const Client* other : turns_) {
     const auto total = static_cast<double>(other->tokens);
     const double share = other->id == client || total <= turn ? 1.0 : turn / total;
-    work.Add({total, times.ExpectedTokens(other->max_tokens),
-              static_cast<double>(other->waiting.size())},
-             share);
+    const auto requests = static_cast<int64_t>(other->waiting.size());
+    work.Add(
+        {total, times.ExpectedTokens(other->max_tokens, requests), static_cast<double>(requests)},
+        share);
   }
   return work;
 }

@@ -43,7 +43,7 @@ class WaitingQueue {
 
   // All that wait.
   Work All(const ServiceTimes& times) const {
-    return {static_cast<double>(tokens_), times.ExpectedTokens(max_tokens_),
+    return {static_cast<double>(tokens_), times.ExpectedTokens(max_tokens_, size()),
             static_cast<double>(size())};
   }
   // What starts before a newcomer of `client` with so many tokens.

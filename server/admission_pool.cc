@@ -21,7 +21,8 @@ AdmissionPool::AdmissionPool(int threads_for_small) {
     while (const Task task = Next(small, large)) task();
   };
   threads_.emplace_back([run, small_too = threads_for_small == 0] {
-    setpriority(PRIO_PROCESS, 0, kNiceness);  // Linux takes 0 for the calling thread
+    // Linux takes 0 for the calling thread.
+    setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + kNiceness);
     run(small_too, /*large=*/true);
   });
   for (int i = 0; i < threads_for_small; ++i) {

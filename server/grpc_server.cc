@@ -189,8 +189,8 @@ void GrpcServer::Drain() {
   impl_->CheckHealth();
 }
 
-void GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) {
-  if (impl_->server == nullptr) return;
+bool GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) {
+  if (impl_->server == nullptr) return true;
   using Clock = std::chrono::steady_clock;
   impl_->core.ShutDown();
   impl_->CheckHealth();
@@ -201,7 +201,8 @@ void GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) 
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   // Ends every request; their statuses are written below.
-  if (!impl_->core.engine.Stop(kEngineStopSeconds)) {
+  const bool ended = impl_->core.engine.Stop(kEngineStopSeconds);
+  if (!ended) {
     impl_->core.AbandonAll(absl::UnavailableError("the server is stopping"));
   }
   impl_->acceptor->Stop();
@@ -218,6 +219,7 @@ void GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) 
   monitor = nullptr;  // it knows the server's health service
   impl_->server = nullptr;
   impl_->admin_server = nullptr;
+  return ended;
 }
 
 }  // namespace fox

@@ -46,8 +46,8 @@ class GrpcServer {
   void Drain();
   // Drains for good and waits up to `grace_seconds`, or until `force` says so, asked each 10 ms,
   // for what runs and for who still reads answers; ends the rest with Unavailable and closes the
-  // port: half a second later at most, unless the engine hangs. Stops the core's engine.
-  void Stop(double grace_seconds, const std::function<bool()>& force = nullptr);
+  // port: half a second later at most. Stops the core's engine. False: a step of it hangs.
+  bool Stop(double grace_seconds, const std::function<bool()>& force = nullptr);
 
  private:
   struct Impl;

@@ -2,9 +2,11 @@
 // Exit codes: 0 after a drain and for a signal while loading, 78 for a wrong flag or model, a taken
 // port and too little memory (one line says why), 70 after an engine failure. Read server_core.h
 // next.
+#include <malloc.h>
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -220,20 +222,24 @@ int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals,
   const int signal = signals->Wait();
   const double grace = signal == 0 ? kFailureGraceSeconds : flags.shutdown_timeout;
   if (signal != 0) Log(LogLevel::kInfo, "shutting down", {{"signal", int64_t{signal}}});
+  const auto begin = std::chrono::steady_clock::now();
   EndWithin(grace + kStopSeconds);
-  (*server)->Stop(grace, [signals] {
+  const bool ended = (*server)->Stop(grace, [signals] {
     const bool again = signals->Again();
     if (again) EndWithin(kStopSeconds);
     return again;
   });
-  const absl::Status fatal = engine.fatal();  // it may have failed in the drain, too
+  absl::Status fatal = engine.fatal();  // it may have failed in the drain, too
+  if (!ended) fatal.Update(absl::InternalError("a step hangs"));
   if (fatal.ok()) {
     Log(LogLevel::kInfo, "stopped");
   } else {
     Log(LogLevel::kError, "the engine failed", {{"reason", std::string(fatal.message())}});
   }
   const int code = fatal.ok() ? EXIT_SUCCESS : kExitEngineFailed;
-  EndWithin(kStopSeconds, code);  // whatever a thread still does
+  // Whatever a thread still does.
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  EndWithin(std::clamp(grace + kStopSeconds - taken.count(), 0.1, kStopSeconds), code);
   return code;
 }
 
@@ -277,7 +283,15 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   return Serve(flags, *std::move(model), signals, std::move(acceptor));
 }
 
+// Large messages go back to the system when they are freed, and what one thread has freed another
+// one uses: what clients send and leave must not stay resident.
+void LimitHeap() {
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  mallopt(M_ARENA_MAX, 4);
+}
+
 int Main(const std::vector<std::string>& arguments) {
+  LimitHeap();
   SignalHandler signals;
   EndOnAbort(kExitConfiguration);  // until it serves
   const int code = Run(arguments, &signals);

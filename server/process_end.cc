@@ -26,7 +26,7 @@ std::atomic<int> g_late_code{kExitEngineFailed};
     if (const std::exception_ptr current = std::current_exception()) {
       std::rethrow_exception(current);
     }
-    WriteLastLine(kEvent, "none");
+    WriteLastLine(kEvent, "none: a thread could not start, or was left running");
   } catch (const std::bad_alloc&) {
     WriteLastLine(kEvent, "out of memory");
   } catch (const std::exception& exception) {

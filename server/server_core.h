@@ -15,6 +15,7 @@
 #include "server/admission_pool.h"
 #include "server/call_budget.h"
 #include "server/call_info.h"
+#include "server/client_names.h"
 #include "server/conversion_context.h"
 #include "server/delivery_pool.h"
 #include "server/refusal_log.h"
@@ -97,6 +98,7 @@ class ServerCore {
   const ConversionContext context;
   const ServerDescription description;
   const std::string client_metadata;  // ServerLimits'
+  ClientNames clients;
 
  private:
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();

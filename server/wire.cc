@@ -27,14 +27,14 @@ absl::string_view MetadataOf(const grpc::CallbackServerContext& context, const s
   return absl::string_view(found->second.data(), found->second.size());
 }
 
-uint64_t ClientOf(const grpc::CallbackServerContext& context, const ServerCore& core) {
+uint64_t ClientOf(const grpc::CallbackServerContext& context, ServerCore& core) {
   if (!core.client_metadata.empty()) {
     const absl::string_view name = MetadataOf(context, core.client_metadata);
     if (!name.empty()) return absl::HashOf('m', name);
   }
   const absl::string_view token = MetadataOf(context, "authorization");
-  if (absl::StartsWithIgnoreCase(token, "bearer ")) return absl::HashOf('t', token);
-  return absl::HashOf('p', context.peer());
+  const bool bearer = absl::StartsWithIgnoreCase(token, "bearer ");
+  return core.clients.Of(context.peer(), bearer ? token : "");
 }
 
 // One field of a message on the wire: a length-delimited one, below 16 in number.
@@ -87,7 +87,7 @@ grpc::ByteBuffer TakeBytes(const grpc::ByteBuffer* request) {
 }
 
 CallInfo DescribeCall(const char* method, const grpc::CallbackServerContext& context,
-                      const ServerCore& core) {
+                      ServerCore& core) {
   CallInfo call;
   call.method = method;
   call.peer = context.peer();

@@ -24,10 +24,10 @@ void SerializeMessage(const google::protobuf::Message& in, grpc::ByteBuffer* out
 // Takes the bytes of a request, which the library would keep until the call ends.
 grpc::ByteBuffer TakeBytes(const grpc::ByteBuffer* request);
 
-// A call as it arrives, without a share. Its client is the bearer of its token, else the
-// connection; or, from a gateway that is trusted to say so, whom its metadata names.
+// A call as it arrives, without a share. Its client is that of client_names.h or, from a gateway
+// that is trusted to say so, whom its metadata names.
 CallInfo DescribeCall(const char* method, const grpc::CallbackServerContext& context,
-                      const ServerCore& core);
+                      ServerCore& core);
 
 // The status a call ends with. RESOURCE_EXHAUSTED, and nothing else, says when to retry: trailing
 // metadata grpc-retry-pushback-ms and retry-after-ms, google.rpc.RetryInfo in the status' details.

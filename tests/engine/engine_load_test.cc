@@ -292,6 +292,27 @@ TEST(EngineLoadTest, StalledReadersTakeNothingAwayAndEnd) {
   EXPECT_EQ(load.engine().stats().aborted, 250);
 }
 
+TEST(EngineLoadTest, StalledReadersMakeNoQueueLong) {
+  EngineOptions options;
+  options.max_paused_reqs = 1000;
+  Load load(options);
+  std::vector<std::unique_ptr<SlowReader>> stalled;
+  std::vector<RequestId> probes;
+  for (int i = 0; i < 250; ++i) {
+    load.At(0.02 * i, [&] { stalled.push_back(std::make_unique<SlowReader>(load, 7, 100, 0.0)); });
+    load.At(0.02 * i + 0.01, [&] {
+      Request probe = Load::MakeRequest(10, 1, 8);
+      probe.deadline = load.now() + 3;
+      probes.push_back(load.Send(std::move(probe)));
+    });
+  }
+  load.Run(10);
+  for (const RequestId probe : probes) {
+    const LoadRequest& request = load.requests().at(probe);
+    ASSERT_TRUE(request.ok()) << "sent at " << request.sent << " " << request.refusal;
+  }
+}
+
 TEST(EngineLoadTest, StepsAreBoundedByTime) {
   LoadCosts costs;
   costs.prefill_token = 0.005;  // 512 tokens would take 2.5 s

@@ -54,8 +54,18 @@ TEST(ServiceTimesTest, WaitsAreTheWorkAhead) {
   EXPECT_NEAR(times.Wait(running, {200, 0, 1}, 8), 0.2, 0.2);  // prompts come before
   // Four seats; twenty requests of 100 + 10 tokens: 0.2 s each.
   EXPECT_NEAR(times.Wait(running, {2000, 200, 20}, 4), 4.4, 0.9);
-  times.RecordEnd(5, 10, 1.0);
-  EXPECT_LT(times.ExpectedTokens(1000), 1000);
+}
+
+TEST(ServiceTimesTest, ExpectsWhatRequestsGenerateWhileTheyHaveASeat) {
+  ServiceTimes times;
+  EXPECT_EQ(times.ExpectedTokens(10), 10);
+  EXPECT_EQ(times.ExpectedTokens(20000), 64);
+  for (int i = 0; i < 200; ++i) times.RecordEnd(500, 20000, 1.0);
+  EXPECT_EQ(times.ExpectedTokens(40000), 500);
+  EXPECT_EQ(times.ExpectedTokens(120000, 3), 1500);
+  EXPECT_NEAR(times.ExpectedTokens(800, 3), 20, 1);  // they ask for 40 times what they take
+  for (int i = 0; i < 200; ++i) times.RecordPause(64);
+  EXPECT_NEAR(times.ExpectedTokens(40000), 64, 1);
 }
 
 }  // namespace
