@@ -71,8 +71,8 @@ Seconds ServiceTimes::Service(int64_t prompt_tokens, int64_t max_tokens) const {
 Seconds ServiceTimes::Wait(const Work& running, const Work& ahead, int64_t seats) const {
   Work all = running;
   all.Add(ahead);
-  if (all.requests < static_cast<double>(seats)) {
-    return all.prefill_tokens * prefill_ * std::min(slowdown_, kOutlier);
+  if (all.requests < static_cast<double>(seats)) {  // it shares the steps of those that run
+    return ahead.prefill_tokens * prefill_ * std::min(slowdown_, kOutlier);
   }
   const double half_of_neighbours = 0.5 * static_cast<double>(seats - 1) / all.requests;
   return Cost(all) * (1 - half_of_neighbours);
