@@ -14,7 +14,7 @@ struct EngineOptions {
   double log_tolerance = -10.0;       // log eps, for requests that do not ask for less
   int64_t max_num_queued_reqs = 256;  // waiting; beyond: ResourceExhausted
   int64_t max_num_queued_tokens = 1 << 20;
-  double max_queue_seconds = 30;     // of estimated wait; beyond: ResourceExhausted. 0: no bound
+  double max_queue_seconds = 120;    // of estimated wait; beyond: ResourceExhausted. 0: no bound
   int64_t max_paused_reqs = 256;     // whose readers are slow; beyond: one is Aborted
   double stall_timeout = 30;         // paused so long without an acknowledgement: Aborted. 0: never
   bool priority_scheduling = false;  // false: first come, first served

@@ -26,7 +26,7 @@ struct ServerFlags {
   bool enforce_eager = false;
   int64_t max_num_queued_reqs = 256, max_num_queued_tokens = 1 << 20, max_logprobs = 20;
   int64_t max_paused_reqs = 256, min_priority = 0;
-  double stall_timeout = 30, max_queue_seconds = 30, step_timeout = 60;
+  double stall_timeout = 30, max_queue_seconds = 120, step_timeout = 60;
   std::string scheduling_policy = "fcfs";
   std::string host = "127.0.0.1";
   int64_t grpc_port = 50051, max_message_mb = 5, max_prompt_bytes = 4 << 20;
