@@ -94,8 +94,12 @@ Schedule Scheduler::Next(Seconds now) {
   Budget budget{limits_.max_num_batched_tokens, limits_.max_num_batched_tokens,
                 limits_.max_logit_rows};
   const std::vector<Sequence*> ready = ReservePages(now, &schedule);
+  const bool others =
+      std::any_of(ready.begin(), ready.end(), [](const auto* s) { return !s->reads_slowly(); });
+  slow_turn_ = others ? (slow_turn_ + 1) % kSlowTurn : 0;
   std::vector<Sequence*> prefills;
   for (Sequence* sequence : ready) {
+    if (sequence->reads_slowly() && slow_turn_ != 0) continue;
     if (sequence->remaining() > 1) {
       prefills.push_back(sequence);
     } else {
@@ -323,7 +327,12 @@ bool Scheduler::Start(Sequence* next, Seconds now, Demand* demand, Budget* budge
 void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule) {
   Demand demand;
   demand.running = running();
-  for (const Sequence* sequence : running_) demand.promised += PromisedTo(*sequence);
+  int64_t slow = 0;
+  for (const Sequence* sequence : running_) {
+    demand.promised += PromisedTo(*sequence);
+    if (sequence->reads_slowly()) ++slow;
+  }
+  const int64_t most_slow = std::max<int64_t>(1, max_running_ / kSlowShare);
   waiting_.BeginRound();
   int passed_over = 0;
   while (budget->prefill > 0 && demand.running < max_running_ && passed_over < kMostPassedOver) {
@@ -340,11 +349,15 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
       continue;
     }
     // One that was preempted with a plan in flight comes back when that has been collected.
-    const bool ready = next->is_schedulable() && (next->slot >= 0 || next->in_flight == 0);
+    const bool seat = !next->reads_slowly() || slow < most_slow || slow == demand.running;
+    const bool ready = seat && next->is_schedulable() && (next->slot >= 0 || next->in_flight == 0);
     if (ready) {
       const bool overdue = now >= next->blocked_since + kOvertaking;
       const bool fits = !whole_prompts || overdue || next->remaining() <= budget->prefill;
-      if (fits && Start(next, now, &demand, budget, schedule)) continue;
+      if (fits && Start(next, now, &demand, budget, schedule)) {
+        if (next->reads_slowly()) ++slow;
+        continue;
+      }
       if (running_.empty() && next->slot >= 0 && holders_.size() == 1 && !ledger_.in_flight()) {
         Remove(next);
         schedule->exhausted.push_back(next);
@@ -354,7 +367,7 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
       next->blocked_since = std::min(next->blocked_since, now);
     }
     waiting_.PassOver(next);
-    ++passed_over;
+    if (seat) ++passed_over;
   }
 }
 

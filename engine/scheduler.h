@@ -43,6 +43,9 @@ class Scheduler {
   // Who finds no room at its turn is overtaken by those who do, for so long.
   static constexpr Seconds kOvertaking = 5.0;
   static constexpr int kMostPassedOver = 16;  // a step
+  // Beside others, sequences whose readers have fallen behind hold one seat in so many, and decode
+  // in one step of so many: their contexts may be long, and they are given what nobody waits for.
+  static constexpr int64_t kSlowShare = 4, kSlowTurn = 12;
 
   // Prompts are cut so that a step takes about `max_step_seconds` (0: no limit) by `times`, which
   // must outlive the scheduler.
@@ -118,6 +121,7 @@ class Scheduler {
   WaitingQueue waiting_;
   std::vector<Sequence*> holders_;  // have a slot and do not run
   int64_t paused_ = 0;
+  int64_t slow_turn_ = 0;          // 0: who reads slowly is in the plan, too
   Sequence* by_chunks_ = nullptr;  // the one running sequence with that mark
   int64_t places_ = 0;
   std::vector<int32_t> free_slots_;     // descending: the lowest is taken first

@@ -53,9 +53,14 @@ struct Sequence {
     if (!paused_ && ahead >= request.flow_window) {
       paused_ = true;
       paused_since = now;
+      paused_at = produced();
     } else if (ahead <= request.flow_window / 2) {
       paused_ = false;
     }
+  }
+  // Whether its reader has fallen behind lately. It decodes in some steps only, beside others.
+  bool reads_slowly() const {
+    return paused_at >= 0 && produced() - paused_at < 2 * request.flow_window;
   }
   // Whether a running sequence has something to feed: a known token, or a pending one that is not
   // the last. All it has is fed and not sampled on the device: it waits for the host's sampler.
@@ -123,6 +128,7 @@ struct Sequence {
   AcpStats slot_stats;  // of `slot`, or of the one given up while plans were in flight, as of the
                         // last plan collected
   int64_t acknowledged = 0;
+  int64_t paused_at = -1;            // produced() when it paused last; -1: never
   int64_t prompt_logprobs_done = 0;  // prompt rows whose log-probabilities were delivered
   Seconds paused_since = 0;          // or last acknowledged since; valid while paused()
   Seconds next_event = kNever;       // the engine's: when to look at it again

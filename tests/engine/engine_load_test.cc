@@ -261,9 +261,7 @@ TEST(EngineLoadTest, SlowReadersOfLongPromptsCostLittle) {
   const int64_t alone = tokens(0), beside = tokens(20);
   std::printf("%lld tokens beside slow readers, %lld alone\n", static_cast<long long>(beside),
               static_cast<long long>(alone));
-  // Slow readers get what they read, no more.
-  EXPECT_GE(beside + 60 * 20 * 15, 8 * alone / 10);
-  EXPECT_GE(beside, 6 * alone / 10);
+  EXPECT_GE(beside, 8 * alone / 10);
 }
 
 TEST(EngineLoadTest, StalledReadersTakeNothingAwayAndEnd) {
