@@ -79,7 +79,7 @@ TEST_F(MemoryLimitTest, TheAddressSpace) {
   ASSERT_EQ(setrlimit(RLIMIT_AS, &lower), 0);
   const MemoryLimit limit = AvailableMemory(root_);
   setrlimit(RLIMIT_AS, &before);
-  EXPECT_EQ(limit.bytes, 24 * kGib - 1000 * 4096 - kGib / 2);
+  EXPECT_EQ(limit.bytes, 24 * kGib - 1000 * 4096 - 3 * kGib / 4);
   EXPECT_EQ(limit.source, "RLIMIT_AS");
 }
 
