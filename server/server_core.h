@@ -34,7 +34,7 @@ struct ServerDescription {
 // How much may be held for calls at once, and how long.
 struct ServerLimits {
   int64_t max_calls = 4096;
-  int64_t max_call_bytes = int64_t{256} << 20;
+  int64_t max_call_bytes = int64_t{128} << 20;
   int delivery_threads = 2;
   std::string client_metadata;  // key under which a trusted gateway names its client; empty: none
   double stall_timeout = 30;    // seconds without progress of a write

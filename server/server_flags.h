@@ -30,7 +30,7 @@ struct ServerFlags {
   std::string scheduling_policy = "fcfs";
   std::string host = "127.0.0.1";
   int64_t grpc_port = 50051, max_message_mb = 5, max_prompt_bytes = 4 << 20;
-  int64_t max_calls = 4096, call_memory_mb = 256, max_connections = 0;  // 0: by the descriptors
+  int64_t max_calls = 4096, call_memory_mb = 128, max_connections = 0;  // 0: by the descriptors
   int64_t stream_interval = 1, max_connection_age = 0, delivery_threads = 2;
   std::string admin_address;    // HOST:PORT; empty: the main port, if that is loopback
   std::string client_metadata;  // key of a gateway's name for its client; empty: none is believed
