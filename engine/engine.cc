@@ -250,7 +250,8 @@ std::vector<RequestOutput> Engine::Step(Seconds now) {
 bool Engine::HasWork() const { return state_->fatal.ok() && !state_->idle; }
 
 Seconds Engine::NextDeadline() const {
-  return state_->events.empty() ? kNever : (*state_->events.begin())->next_event;
+  if (state_->events.empty()) return kNever;
+  return (*state_->events.begin())->next_event;
 }
 
 const EngineStats& Engine::stats() const { return state_->stats; }

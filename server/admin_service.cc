@@ -45,7 +45,7 @@ grpc::ServerUnaryReactor* AdminService::Undrain(grpc::CallbackServerContext* con
   return AnswerOperator<v1::UndrainRequest, v1::UndrainResponse>(
       core_, "Undrain", context, *request, response, [this] {
         Log(LogLevel::kInfo, "taking requests again, asked by an operator");
-        const absl::Status status = core_.Undrain();
+        absl::Status status = core_.Undrain();
         on_change_();
         return status;
       });

@@ -26,7 +26,7 @@ ServerCore::ServerCore(EngineThread& engine_thread, ModelConfig model_config,
 }
 
 absl::Status ServerCore::Admit(CallInfo* call, int64_t bytes) {
-  const absl::Status status = CheckQueue(*call);
+  absl::Status status = CheckQueue(*call);
   if (status.ok()) return TakeShare(call, bytes);
   refusals_.Add(*call, status, call->arrival);
   return status;

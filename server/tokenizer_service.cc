@@ -55,7 +55,7 @@ class TokenizerReactor final : public AnswerReactor {
   // Whoever takes the reactor first answers; the work holds on to this.
   struct Claim {
     Mutex mutex;
-    AnswerReactor* reactor ABSL_GUARDED_BY(mutex);
+    AnswerReactor* reactor ABSL_GUARDED_BY(mutex) = nullptr;
 
     AnswerReactor* Take() {
       const MutexLock lock(mutex);

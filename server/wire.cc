@@ -99,7 +99,7 @@ CallInfo DescribeCall(const char* method, const grpc::CallbackServerContext& con
 
 grpc::Status EndStatus(const absl::Status& status, const ServerCore& core,
                        grpc::CallbackServerContext* context) {
-  const grpc::Status out = ToGrpc(status);
+  grpc::Status out = ToGrpc(status);
   if (out.error_code() != grpc::RESOURCE_EXHAUSTED) return out;
   const int64_t milliseconds = core.RetryAfterMs();
   context->AddTrailingMetadata("grpc-retry-pushback-ms", absl::StrCat(milliseconds));

@@ -71,11 +71,11 @@ TEST_P(EngineInvarianceTest, TokensDoNotDependOnTheSchedule) {
   const auto solo = RunAll(config, requests, 0, 1);
 
   struct Schedule {
-    int32_t seqs;
-    int64_t batch_tokens;
-    int64_t pool_tokens;  // unpruned tokens the pool holds
-    int gap;
-    int depth;
+    int32_t seqs = 0;
+    int64_t batch_tokens = 0;
+    int64_t pool_tokens = 0;  // unpruned tokens the pool holds
+    int gap = 0;
+    int depth = 0;
     double step_seconds = 0;  // on the streams' clock; steps take a thousandth of a second
   };
   int64_t preemptions = 0;

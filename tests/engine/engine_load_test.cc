@@ -21,7 +21,7 @@ constexpr Seconds kWarm = 20, kEnd = 80;
 // time.
 class Overload {
  public:
-  Overload(double rate, Seconds deadline, int clients = 1, EngineOptions options = {})
+  Overload(double rate, Seconds deadline, uint64_t clients = 1, const EngineOptions& options = {})
       : load_(options), rate_(rate), deadline_(deadline), clients_(clients) {
     Arrive();
     load_.Run(kEnd);
@@ -54,12 +54,13 @@ TEST(EngineLoadTest, OverloadWithDeadlinesKeepsTheGoodput) {
   for (const double rate : {15.0, 20.0, 25.0}) {
     peak = std::max(peak, Overload(rate, kNever).Goodput());
   }
-  for (const int clients : {1, 7}) {
+  for (const uint64_t clients : {uint64_t{1}, uint64_t{7}}) {
     for (const double factor : {2.0, 5.0, 10.0}) {
       Overload overload(20 * factor, 5.0, clients);
       const double goodput = overload.Goodput();
-      std::printf("clients %d, %g x: %.0f of %.0f tokens/s, %lld expired\n", clients, factor,
-                  goodput, peak, static_cast<long long>(overload.load().engine_stats().expired));
+      std::printf("clients %d, %g x: %.0f of %.0f tokens/s, %lld expired\n",
+                  static_cast<int>(clients), factor, goodput, peak,
+                  static_cast<long long>(overload.load().engine_stats().expired));
       EXPECT_GE(goodput, 0.9 * peak) << factor << " x, clients " << clients;
     }
   }

@@ -27,7 +27,8 @@ TEST_P(EngineRequestsTest, QueueLimitsAndDuplicates) {
   EXPECT_TRUE(engine_->Submit(MakeRequest(1), 0).ok());  // an id may come again
 }
 
-std::vector<Request> Samples(std::vector<RequestId> ids, size_t prompt, uint64_t client = 0) {
+std::vector<Request> Samples(const std::vector<RequestId>& ids, size_t prompt,
+                             uint64_t client = 0) {
   std::vector<Request> requests;
   for (const RequestId id : ids) {
     requests.push_back(MakeRequest(id, prompt));

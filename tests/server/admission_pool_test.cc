@@ -78,7 +78,8 @@ TEST(AdmissionPoolTest, TheDestructorRunsWhatIsQueued) {
   std::atomic<int> runs{0};
   {
     AdmissionPool pool(2);
-    for (int i = 0; i < 1000; ++i) pool.Post(i % 7, i % 2 * kLarge, [&runs] { ++runs; });
+    for (uint64_t i = 0; i < 1000; ++i)
+      pool.Post(i % 7, i % 2 == 0 ? 0 : kLarge, [&runs] { ++runs; });
   }
   EXPECT_EQ(runs, 1000);
 }

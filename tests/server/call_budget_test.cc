@@ -42,8 +42,9 @@ TEST(CallBudgetTest, NoClientTakesWhatIsKeptForOthers) {
   std::vector<CallBudget::Share> shares;
   const auto take = [&](uint64_t client, int64_t bytes) {
     absl::StatusOr<CallBudget::Share> share = budget.Take(client, bytes);
-    if (share.ok()) shares.push_back(*std::move(share));
-    return share.ok();
+    if (!share.ok()) return false;
+    shares.push_back(*std::move(share));
+    return true;
   };
   EXPECT_FALSE(take(1, 51));
   EXPECT_TRUE(take(1, 20));

@@ -46,7 +46,7 @@ bool FollowsMersenneTwister(Generator&& next) {
     for (int i = 0; i < 3; ++i) x = y ^ ((x >> 29) & 0x5555555555555555);
     return x;
   };
-  std::array<uint64_t, 312> state;
+  std::array<uint64_t, 312> state{};
   for (uint64_t& word : state) word = untemper(next());
   const uint64_t joined = (state[0] & 0xffffffff80000000) | (state[1] & 0x7fffffff);
   return next() ==

@@ -119,8 +119,11 @@ class Load {
     sent.estimate = engine_->stats().queue_seconds;
     sent.refusal = engine_->Submit(std::move(request), now_);
     sent.admitted = sent.refusal.ok();
-    if (on_end && sent.admitted) on_end_[id] = std::move(on_end);
-    if (on_end && !sent.admitted) on_end(sent);
+    if (on_end && sent.admitted) {
+      on_end_[id] = std::move(on_end);
+    } else if (on_end) {
+      on_end(sent);
+    }
     return id;
   }
   void Run(Seconds until) {
@@ -134,7 +137,8 @@ class Load {
         Step();
         continue;
       }
-      const Seconds next = events_.empty() ? kNever : events_.begin()->first;
+      Seconds next = kNever;
+      if (!events_.empty()) next = events_.begin()->first;
       now_ = std::min({next, engine_->NextDeadline(), until});
     }
   }
