@@ -33,7 +33,7 @@ absl::Status EngineState::Queue(std::vector<Request> requests, Seconds now) {
     tokens += static_cast<int64_t>(request.prompt.size());
   }
   std::vector<Sequence*> victims;
-  if (absl::Status status = CheckRoom(requests, &victims); !status.ok()) return status;
+  if (absl::Status status = CheckRoom(requests, tokens, &victims); !status.ok()) return status;
   if (absl::Status status = CheckWait(requests.front(), tokens, now); !status.ok()) return status;
   Displace(victims, now);
   auto group = std::make_shared<SequenceGroup>();
@@ -52,13 +52,11 @@ absl::Status EngineState::Queue(std::vector<Request> requests, Seconds now) {
   return absl::OkStatus();
 }
 
-// Whether the queue has room for the requests, or, for a client that holds less than its share, for
-// them without `victims`.
-absl::Status EngineState::CheckRoom(const std::vector<Request>& requests,
+// Whether the queue has room for the requests, with `tokens` in all, or, for a client that holds
+// less than its share, for them without `victims`.
+absl::Status EngineState::CheckRoom(const std::vector<Request>& requests, int64_t tokens,
                                     std::vector<Sequence*>* victims) {
   const auto count = static_cast<int64_t>(requests.size());
-  int64_t tokens = 0;
-  for (const Request& request : requests) tokens += static_cast<int64_t>(request.prompt.size());
   if (count > options.max_num_queued_reqs || tokens > options.max_num_queued_tokens) {
     return absl::OutOfRangeError("the request is larger than the queue");
   }

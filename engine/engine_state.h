@@ -51,7 +51,8 @@ struct EngineState {
   }
 
   absl::Status Queue(std::vector<Request> requests, Seconds now);
-  absl::Status CheckRoom(const std::vector<Request>& requests, std::vector<Sequence*>* victims);
+  absl::Status CheckRoom(const std::vector<Request>& requests, int64_t tokens,
+                         std::vector<Sequence*>* victims);
   absl::Status CheckWait(const Request& request, int64_t tokens, Seconds now) const;
   void Displace(const std::vector<Sequence*>& victims, Seconds now);
   // Takes a sequence from the scheduler and ends it.

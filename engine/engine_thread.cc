@@ -15,15 +15,12 @@
 #include <vector>
 
 #include "engine/mutex.h"
+#include "engine/steady_clock.h"
 
 namespace fox {
 namespace {
 
 constexpr Seconds kLongestWait = 0.1;  // between heartbeats
-
-Seconds SteadySeconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 struct SubmitCommand {
   std::vector<Request> requests;
@@ -36,11 +33,6 @@ struct CancelCommand {
 };
 using Command = std::variant<SubmitCommand, CancelCommand>;
 using Acknowledgements = std::unordered_map<RequestId, int64_t>;
-
-std::chrono::steady_clock::duration ToDuration(Seconds seconds) {
-  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-      std::chrono::duration<double>(seconds));
-}
 
 }  // namespace
 
@@ -141,7 +133,7 @@ void EngineThread::Impl::EndBatch() {
 std::vector<Command> EngineThread::Impl::TakeCommands(Acknowledgements* acknowledgements) {
   const Seconds wait =
       engine->HasWork() ? 0.0 : std::clamp(engine->NextDeadline() - clock(), 0.0, kLongestWait);
-  const auto until = std::chrono::steady_clock::now() + ToDuration(wait);
+  const auto until = std::chrono::steady_clock::now() + SteadyDuration(wait);
   const MutexLock lock(mutex);
   while (wait > 0.0 && !stopping && commands.empty() && acknowledged.empty()) {
     if (!wake.WaitUntil(mutex, until)) break;
@@ -282,7 +274,8 @@ bool EngineThread::Stop(double patience) {
     while (!impl_->stopped) {
       if (patience == kNever) {
         impl_->stopped_changed.Wait(impl_->mutex);
-      } else if (!impl_->stopped_changed.WaitUntil(impl_->mutex, start + ToDuration(patience))) {
+      } else if (!impl_->stopped_changed.WaitUntil(impl_->mutex,
+                                                   start + SteadyDuration(patience))) {
         if (impl_->stopped) break;
         return false;
       }

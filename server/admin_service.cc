@@ -2,7 +2,7 @@
 #include "server/admin_service.h"
 
 #include "server/log.h"
-#include "server/unary_reactor.h"
+#include "server/short_call.h"
 
 namespace fox {
 namespace {
@@ -11,18 +11,17 @@ namespace {
 template <class Request, class Response, class Answer>
 grpc::ServerUnaryReactor* AnswerOperator(ServerCore& core, const char* method,
                                          grpc::CallbackServerContext* context,
-                                         const grpc::ByteBuffer& bytes, grpc::ByteBuffer* out,
+                                         const grpc::ByteBuffer* bytes, grpc::ByteBuffer* out,
                                          Answer answer) {
-  Request request;
-  Response response;
-  absl::Status status = ParseShortMessage(bytes, &request);
-  if (status.ok()) status = answer();
-  const EngineStats stats = core.engine.stats();
-  response.set_running(static_cast<uint64_t>(stats.running));
-  response.set_waiting(static_cast<uint64_t>(stats.waiting));
-  auto* reactor = new AnswerReactor(core, context, out, DescribeCall(method, *context, core));
-  reactor->Answer(std::move(status), response);
-  return reactor;
+  return AnswerAdmitted<Request, Response>(
+      absl::OkStatus(), core, DescribeCall(method, *context, core), context, bytes, out,
+      [&](const Request&, Response* response) {
+        absl::Status status = answer();
+        const EngineStats stats = core.engine.stats();
+        response->set_running(static_cast<uint64_t>(stats.running));
+        response->set_waiting(static_cast<uint64_t>(stats.waiting));
+        return status;
+      });
 }
 
 }  // namespace
@@ -31,7 +30,7 @@ grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* conte
                                               const grpc::ByteBuffer* request,
                                               grpc::ByteBuffer* response) {
   return AnswerOperator<v1::DrainRequest, v1::DrainResponse>(
-      core_, "Drain", context, *request, response, [this] {
+      core_, "Drain", context, request, response, [this] {
         Log(LogLevel::kInfo, "draining, asked by an operator");
         core_.Drain();
         on_change_();
@@ -43,7 +42,7 @@ grpc::ServerUnaryReactor* AdminService::Undrain(grpc::CallbackServerContext* con
                                                 const grpc::ByteBuffer* request,
                                                 grpc::ByteBuffer* response) {
   return AnswerOperator<v1::UndrainRequest, v1::UndrainResponse>(
-      core_, "Undrain", context, *request, response, [this] {
+      core_, "Undrain", context, request, response, [this] {
         Log(LogLevel::kInfo, "taking requests again, asked by an operator");
         absl::Status status = core_.Undrain();
         on_change_();

@@ -21,6 +21,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "engine/steady_clock.h"
 #include "server/log.h"
 
 namespace fox {
@@ -36,11 +37,6 @@ constexpr unsigned kUserTimeoutMs = 20000;
 constexpr double kSecondsBetweenLooks = 0.05;
 constexpr double kSecondsBetweenLogs = 5;
 constexpr int kPauseMs = 20;
-
-double Now() {
-  using Seconds = std::chrono::duration<double>;
-  return Seconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 int64_t DescriptorLimit() {
   rlimit limit{};
@@ -265,9 +261,9 @@ bool ConnectionAcceptor::Admit(const std::string& address) {
     return held == by_address_.end() || held->second < max_per_address_;
   };
   if (fits()) return true;
-  if (Now() - last_look_ < kSecondsBetweenLooks) return false;  // a flood costs no looks
+  if (SteadySeconds() - last_look_ < kSecondsBetweenLooks) return false;  // a flood costs no looks
   ForgetClosed();
-  last_look_ = Now();
+  last_look_ = SteadySeconds();
   return fits();
 }
 
@@ -291,13 +287,13 @@ void ConnectionAcceptor::Refuse(int descriptor, const char* reason) {
   if (descriptor < 0) return;
   const int64_t refused = ++refused_;
   close(descriptor);
-  if (Now() - last_log_ < kSecondsBetweenLogs) return;
+  if (SteadySeconds() - last_log_ < kSecondsBetweenLogs) return;
   Log(LogLevel::kWarning, "connections refused",
       {{"reason", reason},
        {"refused", refused - refusals_logged_},
        {"open", static_cast<int64_t>(connections_.size())}});
   refusals_logged_ = refused;
-  last_log_ = Now();
+  last_log_ = SteadySeconds();
 }
 
 }  // namespace fox

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "engine/steady_clock.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/impl/server_builder_option.h"
@@ -194,9 +195,7 @@ bool GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) 
   using Clock = std::chrono::steady_clock;
   impl_->core.ShutDown();
   impl_->CheckHealth();
-  const Clock::time_point deadline =
-      Clock::now() +
-      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(grace_seconds));
+  const Clock::time_point deadline = Clock::now() + SteadyDuration(grace_seconds);
   while (!impl_->core.Idle() && Clock::now() < deadline && !(force && force())) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "engine/steady_clock.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "server/log.h"
 
@@ -14,10 +15,6 @@ namespace {
 constexpr std::chrono::milliseconds kInterval(50);
 constexpr double kLongestLook = 0.1;  // seconds; a longer gap means that the process was stopped
 constexpr double kSlowerThanEver = 4;
-
-double SteadySeconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 }  // namespace
 

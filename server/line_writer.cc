@@ -9,6 +9,8 @@
 #include <chrono>
 #include <utility>
 
+#include "engine/steady_clock.h"
+
 namespace fox {
 namespace {
 
@@ -58,9 +60,7 @@ void LineWriter::Add(std::string line) {
 }
 
 bool LineWriter::Flush(double seconds) {
-  const auto deadline = std::chrono::steady_clock::now() +
-                        std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                            std::chrono::duration<double>(seconds));
+  const auto deadline = std::chrono::steady_clock::now() + SteadyDuration(seconds);
   const MutexLock lock(mutex_);
   while (!queue_.empty() || writing_ || (dropped_ > 0 && !failing_)) {
     if (!changed_.WaitUntil(mutex_, deadline)) return false;

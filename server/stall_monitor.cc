@@ -4,16 +4,13 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "engine/steady_clock.h"
 #include "grpc/grpc.h"
 
 namespace fox {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-Clock::duration ToDuration(double seconds) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
 
 }  // namespace
 
@@ -41,7 +38,7 @@ StallMonitor::~StallMonitor() {
 }
 
 void StallMonitor::Loop() {
-  const Clock::duration tick = ToDuration(std::clamp(timeout_ / 8, 0.01, 1.0));
+  const Clock::duration tick = SteadyDuration(std::clamp(timeout_ / 8, 0.01, 1.0));
   const std::string reason =
       absl::StrCat("the reader has stalled: no write was finished for ", timeout_, " s");
   for (;;) {
@@ -71,7 +68,7 @@ std::list<grpc_call*> StallMonitor::TakeStalled() {
     if (writes % 2 == 0 || writes != watch->seen_) {
       watch->seen_ = writes;
       watch->since_ = now;
-    } else if (!watch->stalled_ && now - watch->since_ >= ToDuration(timeout_)) {
+    } else if (!watch->stalled_ && now - watch->since_ >= SteadyDuration(timeout_)) {
       watch->stalled_ = true;
       grpc_call_ref(watch->call_);
       stalled.push_back(watch->call_);

@@ -8,16 +8,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "engine/steady_clock.h"
 
 namespace fox {
 namespace {
 
 constexpr int kEngineRow = 1, kFirstLane = 2, kLanes = 2;
-
-// The clock of EngineThread, which stamps requests.
-Seconds Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 const char* NameOf(const Finish& finish) {
   if (!finish.status.ok()) return "failed";
@@ -55,10 +51,10 @@ class Trace::OperationSpans : public OpClock {
  public:
   explicit OperationSpans(Trace& trace) : trace_(trace) {}
 
-  void Start() override { begin_ = Now(); }
+  void Start() override { begin_ = SteadySeconds(); }
   void Stop(OpKind kind) override {
     if (trace_.in_flight_.empty()) return;  // loading
-    trace_.AddSpan(kEngineRow, NameOf(kind), begin_, Now(), "{}");
+    trace_.AddSpan(kEngineRow, NameOf(kind), begin_, SteadySeconds(), "{}");
   }
 
  private:
@@ -66,7 +62,7 @@ class Trace::OperationSpans : public OpClock {
   Seconds begin_ = 0;
 };
 
-Trace::Trace(std::unique_ptr<TraceFile> file) : file_(std::move(file)), start_(Now()) {
+Trace::Trace(std::unique_ptr<TraceFile> file) : file_(std::move(file)), start_(SteadySeconds()) {
   const auto name_row = [this](int row, const std::string& name) {
     file_->Add(absl::StrCat("{\"ph\":\"M\",\"pid\":1,\"tid\":", row,
                             ",\"name\":\"thread_name\",\"args\":{\"name\":\"", name, "\"}}"));
@@ -78,19 +74,21 @@ Trace::Trace(std::unique_ptr<TraceFile> file) : file_(std::move(file)), start_(N
   file_->Flush();
 }
 
-void Trace::BeforeSubmit(const StepPlan&) { in_flight_.push_back({steps_++, Now(), FreeLane()}); }
+void Trace::BeforeSubmit(const StepPlan&) {
+  in_flight_.push_back({steps_++, SteadySeconds(), FreeLane()});
+}
 
 void Trace::AfterSubmit(const StepPlan& plan) {
-  AddSpan(kEngineRow, "submit", in_flight_.back().begin, Now(),
+  AddSpan(kEngineRow, "submit", in_flight_.back().begin, SteadySeconds(),
           absl::StrCat("{\"tokens\":", plan.num_tokens(), "}"));
 }
 
-void Trace::BeforeCollect() { collect_begin_ = Now(); }
+void Trace::BeforeCollect() { collect_begin_ = SteadySeconds(); }
 
 void Trace::AfterCollect(const StepPlan& plan, const StepResult& result) {
   const InFlight step = in_flight_.front();
   in_flight_.pop_front();
-  const Seconds now = Now();
+  const Seconds now = SteadySeconds();
   AddSpan(kEngineRow, "collect", collect_begin_, now, "{}");
   AddSpan(kFirstLane + step.lane, absl::StrCat("step ", step.step), step.begin, now,
           StepArguments(plan, result));
@@ -99,12 +97,12 @@ void Trace::AfterCollect(const StepPlan& plan, const StepResult& result) {
   file_->Flush();
 }
 
-void Trace::OnFirstToken(RequestId id) { first_token_[id] = Now(); }
+void Trace::OnFirstToken(RequestId id) { first_token_[id] = SteadySeconds(); }
 
 // Of the request's own times, those of the engine, only the early ones count: the engine takes a
 // step's beginning for all that happens in it.
 void Trace::OnFinish(RequestId id, const Finish& finish) {
-  const Seconds now = Now();
+  const Seconds now = SteadySeconds();
   const Seconds arrival = finish.stats.arrival, scheduled = finish.stats.first_scheduled;
   const auto sampled = first_token_.extract(id);
   AddEdge('b', id, "request", arrival, RequestArguments(finish));

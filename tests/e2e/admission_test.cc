@@ -35,15 +35,6 @@ class Gate {
   bool opened_ = false;
 };
 
-template <class Condition>
-bool Eventually(Condition condition) {
-  for (int i = 0; i < 1000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return false;
-}
-
 // A stream that was started and that nobody reads until Finish.
 class OpenStream {
  public:

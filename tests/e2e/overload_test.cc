@@ -17,16 +17,6 @@ double MillisecondsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-// Waits until `condition` holds; false after five seconds.
-template <class Condition>
-bool Eventually(Condition condition) {
-  for (int i = 0; i < 1000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return false;
-}
-
 // A stream that runs on a thread of its own until it ends or is cancelled.
 class BackgroundStream {
  public:

@@ -27,13 +27,6 @@ v1::GenerateRequest Bulky(uint32_t max_tokens) {
   return request;
 }
 
-bool Eventually(const std::function<bool()>& condition) {
-  for (int i = 0; i < 1000 && !condition(); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return condition();
-}
-
 void ExpectNothingHeld(TestServer& server) {
   EXPECT_TRUE(Eventually([&] { return server.core->calls().calls() == 0; }));
   EXPECT_EQ(server.core->calls().bytes(), 0);

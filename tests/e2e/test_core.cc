@@ -40,13 +40,17 @@ TestCore::TestCore(const TestCoreOptions& options) {
 TestCore::~TestCore() { engine->Stop(); }
 
 bool TestCore::WaitIdle() {
-  for (int i = 0; i < 500; ++i) {
+  return Eventually([this] {
     const EngineStats stats = engine->stats();
-    if (core->Idle() && stats.running == 0 && stats.waiting == 0 &&
-        stats.free_pages == stats.num_pages) {
-      return true;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return core->Idle() && stats.running == 0 && stats.waiting == 0 &&
+           stats.free_pages == stats.num_pages;
+  });
+}
+
+bool Eventually(const std::function<bool()>& condition) {
+  for (int i = 0; i < 1000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return false;
 }

@@ -2,6 +2,7 @@
 // the port.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -36,6 +37,8 @@ class TestCore {
   std::unique_ptr<ServerCore> core;
 };
 
+// Waits until `condition` holds; false after five seconds.
+bool Eventually(const std::function<bool()>& condition);
 // A request for `max_tokens` greedy tokens after `prompt`.
 v1::GenerateRequest GreedyRequest(const std::string& prompt, uint32_t max_tokens);
 // What the scripted executor generates after bos and `prompt`.

@@ -39,15 +39,6 @@ class RecordingHealth final : public grpc::HealthCheckServiceInterface {
   std::map<std::string, bool> serving_ ABSL_GUARDED_BY(mutex_) = {{"", false}};
 };
 
-template <class Condition>
-bool Eventually(Condition condition) {
-  for (int i = 0; i < 1000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return false;
-}
-
 class HealthMonitorTest : public ::testing::Test {
  protected:
   void Submit(int32_t max_tokens) {
