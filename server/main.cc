@@ -19,13 +19,13 @@
 #include "absl/strings/str_cat.h"
 #include "engine/engine_factory.h"
 #include "google/protobuf/stubs/logging.h"
-#include "server/grpc_server.h"
-#include "server/plan_log.h"
-#include "server/process_end.h"
-#include "server/server_core.h"
+#include "server/calls/plan_log.h"
+#include "server/calls/server_core.h"
+#include "server/calls/trace.h"
+#include "server/process/process_end.h"
+#include "server/process/signal_handler.h"
+#include "server/rpc/grpc_server.h"
 #include "server/server_flags.h"
-#include "server/signal_handler.h"
-#include "server/trace.h"
 
 namespace fox {
 namespace {

@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/flags/flag_set.h"
-#include "server/grpc_server.h"
-#include "server/log.h"
+#include "server/process/log.h"
+#include "server/rpc/grpc_server.h"
 
 namespace fox {
 

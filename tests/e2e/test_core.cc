@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "server/log.h"
+#include "server/process/log.h"
 
 namespace fox {
 

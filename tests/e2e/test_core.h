@@ -7,7 +7,7 @@
 #include <string>
 
 #include "fox/v1/inference.pb.h"
-#include "server/server_core.h"
+#include "server/calls/server_core.h"
 #include "tests/e2e/character_tokenizer.h"
 #include "tests/e2e/scripted_executor.h"
 

@@ -12,7 +12,7 @@
 #include "fox/v1/tokenizer.grpc.pb.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
-#include "server/grpc_server.h"
+#include "server/rpc/grpc_server.h"
 #include "tests/e2e/test_core.h"
 
 namespace fox {

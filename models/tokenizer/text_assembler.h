@@ -1,0 +1,45 @@
+// TextAssembler: one sequence's tokens in, text to show out, cut at the first stop string. Text
+// that may be the start of a stop string is held back. Invariant: the pieces joined are the whole
+// text up to the stop (and with it when asked for). Read generation.h next.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/tokenizer/stop_matcher.h"
+#include "models/tokenizer/token_stream.h"
+
+namespace fox {
+
+// Not thread-safe. The tokenizer must outlive the assembler.
+class TextAssembler {
+ public:
+  struct Shown {
+    std::string text;
+    int stop = -1;  // index of the stop string that ended the text
+  };
+
+  // The text continues a prompt: a leading space separates it from there.
+  TextAssembler(const Tokenizer& tokenizer, bool skip_special,
+                const std::vector<std::string>& stops, bool include_stop);
+
+  // Text that became safe to show. `may_stop` false: nothing that ends in this token stops the
+  // text. After a stop everything is empty.
+  Shown Push(int32_t id, bool may_stop = true);
+  // What was held back.
+  Shown Finish();
+
+ private:
+  Shown Append(std::string text, bool may_stop);
+
+  TokenStream stream_;
+  const std::unique_ptr<StopMatcher> matcher_;  // null: no stop strings
+  std::vector<size_t> stop_lengths_;
+  bool include_stop_;
+  bool stopped_ = false;
+  std::string held_;
+};
+
+}  // namespace fox

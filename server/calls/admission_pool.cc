@@ -1,0 +1,81 @@
+// AdmissionPool: see admission_pool.h.
+#include "server/calls/admission_pool.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fox {
+namespace {
+
+constexpr int64_t kLargeBytes = 256 << 10;  // a text of a quarter of it is tokenized in about 20 ms
+constexpr int64_t kTaskBytes = 1 << 10;     // what a task costs beside its bytes
+constexpr int kNiceness = 10;               // a tenth of a share
+
+}  // namespace
+
+AdmissionPool::AdmissionPool(int threads_for_small) {
+  const auto run = [this](bool small, bool large) {
+    // What a task holds is freed without the lock.
+    while (const Task task = Next(small, large)) task();
+  };
+  threads_.emplace_back([run, small_too = threads_for_small == 0] {
+    // Linux takes 0 for the calling thread.
+    setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + kNiceness);
+    run(small_too, /*large=*/true);
+  });
+  for (int i = 0; i < threads_for_small; ++i) {
+    threads_.emplace_back([run] { run(/*small=*/true, /*large=*/false); });
+  }
+}
+
+AdmissionPool::~AdmissionPool() {
+  {
+    const MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.NotifyAll();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void AdmissionPool::Post(uint64_t client, int64_t bytes, Task task) {
+  {
+    const MutexLock lock(mutex_);
+    Account& account = clients_[client];
+    account.end = std::max(now_, account.end) + bytes + kTaskBytes;
+    ++account.queued;
+    (bytes > kLargeBytes ? large_ : small_).emplace(account.end, Entry{client, std::move(task)});
+  }
+  wake_.NotifyAll();  // not each thread takes each task
+}
+
+size_t AdmissionPool::queued() const {
+  const MutexLock lock(mutex_);
+  return small_.size() + large_.size();
+}
+
+AdmissionPool::Task AdmissionPool::Next(bool small, bool large) {
+  const MutexLock lock(mutex_);
+  for (;;) {
+    Queue* queue = nullptr;
+    if (small && !small_.empty()) queue = &small_;
+    if (large && !large_.empty() &&
+        (queue == nullptr || large_.begin()->first < queue->begin()->first)) {
+      queue = &large_;
+    }
+    if (queue != nullptr) {
+      const auto first = queue->begin();
+      now_ = std::max(now_, first->first);
+      Entry entry = std::move(first->second);
+      queue->erase(first);
+      const auto account = clients_.find(entry.client);
+      if (--account->second.queued == 0) clients_.erase(account);
+      return std::move(entry.task);
+    }
+    if (stopping_) return nullptr;
+    wake_.Wait(mutex_);
+  }
+}
+
+}  // namespace fox

@@ -1,0 +1,22 @@
+// CallInfo: what is known of a call before its message is parsed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "engine/request.h"
+#include "server/calls/call_budget.h"
+
+namespace fox {
+
+// Owned by the call's reactor until OnDone.
+struct CallInfo {
+  const char* method = "";    // as the .proto files call it: "GenerateStream"
+  std::string peer;           // the connection's other end
+  uint64_t client = 0;        // whose turn it is: Request::client
+  Seconds deadline = kNever;  // on the engine's clock
+  CallBudget::Share share;    // of ServerCore::calls
+  Seconds arrival = 0;        // on the engine's clock
+};
+
+}  // namespace fox

@@ -1,0 +1,219 @@
+// Generation: see generation.h. Admission first, then delivery.
+#include "server/calls/generation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/process/log.h"
+
+namespace fox {
+
+Generation::Generation(ServerCore& core, const CallInfo& info, Convert convert,
+                       GenerationConsumer* consumer)
+    : core_(core),
+      info_(info),
+      consumer_(consumer),
+      lane_(core.delivery().NextLane()),
+      convert_(std::move(convert)) {}
+
+std::shared_ptr<Generation> Generation::Start(ServerCore& core, const CallInfo& info,
+                                              Convert convert, GenerationConsumer* consumer) {
+  std::shared_ptr<Generation> generation(new Generation(core, info, std::move(convert), consumer));
+  core.BeginAdmission();
+  core.admission().Post(info.client, info.share.bytes(), [generation] { generation->Admit(); });
+  return generation;
+}
+
+void Generation::Cancel(const absl::Status& status) {
+  std::vector<RequestId> ids;
+  Convert dropped;
+  bool in_admission = false;
+  {
+    const MutexLock lock(mutex_);
+    if (cancelled_.has_value()) return;
+    cancelled_ = status;
+    ids = running_;
+    in_admission = !std::exchange(decided_, true);
+    dropped = std::exchange(convert_, nullptr);  // with the client's message
+  }
+  if (in_admission) OnAdmitted(status.ok() ? absl::CancelledError("aborted in admission") : status);
+  for (RequestId id : ids) core_.engine.Cancel(id, status);
+}
+
+void Generation::Abandon(const absl::Status& status) {
+  RequestOutput end;  // of no request
+  end.finish.emplace().status = status;
+  core_.delivery().Post(lane_, {shared_from_this(), std::move(end)});
+}
+
+void Generation::Admit() {
+  Convert convert;
+  bool late = false;
+  {
+    const MutexLock lock(mutex_);
+    if (decided_) return;  // cancelled: what the consumer owns may be gone
+    late = core_.engine.Now() >= info_.deadline;
+    decided_ = late;
+    convert = std::exchange(convert_, nullptr);
+  }
+  if (late) {
+    return OnAdmitted(
+        absl::DeadlineExceededError("the deadline passed before the request was queued"));
+  }
+  absl::StatusOr<GenerationSpec> spec = convert();
+  convert = nullptr;  // with the client's message
+  {
+    const MutexLock lock(mutex_);
+    if (std::exchange(decided_, true)) return;
+  }
+  if (!spec.ok()) return OnAdmitted(spec.status());
+  spec_ = *std::move(spec);
+  entered_ = core_.Enter(spec_.request_id, shared_from_this());
+  if (!entered_) {
+    return OnAdmitted(absl::AlreadyExistsError("request_id: a request with this id is running"));
+  }
+  Submit();
+}
+
+void Generation::Submit() {
+  v1::PromptInfo* info = prompt_event_.mutable_prompt();
+  const Request& first = spec_.sequences.front();
+  prompt_tokens_ = static_cast<int64_t>(first.prompt.size());
+  info->set_request_id(spec_.request_id);
+  info->set_model(core_.context.served_model_name);
+  info->set_prompt_tokens(static_cast<uint32_t>(prompt_tokens_));
+  info->set_seed(first.sampling.seed);
+  if (spec_.echo) {
+    info->set_text(std::exchange(spec_.prompt_text, {}));
+    info->mutable_token_ids()->Reserve(static_cast<int>(first.prompt.size()));
+    for (int32_t id : first.prompt) info->add_token_ids(static_cast<uint32_t>(id));
+  }
+  sequences_.reserve(spec_.sequences.size());
+  for (size_t i = 0; i < spec_.sequences.size(); ++i) {
+    Request& request = spec_.sequences[i];
+    request.id = core_.engine.NextId();
+    request.client = info_.client;
+    request.deadline = info_.deadline;
+    if (spec_.queue_timeout_ms > 0) {
+      request.queue_deadline = info_.arrival + static_cast<double>(spec_.queue_timeout_ms) / 1000;
+    }
+    sequences_.emplace_back(spec_, i, info_.arrival, core_.context, core_.engine, *consumer_);
+  }
+  core_.engine.Submit(
+      std::exchange(spec_.sequences, {}),
+      [self = shared_from_this()](RequestOutput output) {
+        self->core_.delivery().Stage(self->lane_, {self, std::move(output)});
+      },
+      [self = shared_from_this()](const absl::Status& status) { self->OnAdmitted(status); });
+  const MutexLock lock(mutex_);
+  submitted_ = true;
+}
+
+void Generation::OnAdmitted(const absl::Status& status) {
+  core_.EndAdmission();
+  std::vector<RequestId> ids;
+  if (status.ok()) {
+    for (const SequenceEvents& sequence : sequences_) ids.push_back(sequence.id());
+  }
+  std::optional<absl::Status> cancelled;
+  {
+    const MutexLock lock(mutex_);
+    refusal_ = status;
+    running_ = ids;
+    cancelled = cancelled_;  // by a Cancel that knew no ids yet
+  }
+  core_.delivery().Post(lane_, {shared_from_this(), RequestOutput()});
+  if (!cancelled.has_value()) return;
+  for (RequestId id : ids) core_.engine.Cancel(id, *cancelled);
+}
+
+void Generation::Receive(RequestOutput output, Seconds when) {
+  if (done_) return;
+  if (output.id != 0) {
+    Consume(output, when);
+  } else if (!output.finish.has_value()) {
+    Begin();
+  } else if (!GiveUp(output.finish->status)) {
+    return;
+  }
+  if (finished_ == sequences_.size()) Complete();
+}
+
+void Generation::Begin() {
+  {
+    const MutexLock lock(mutex_);
+    failure_ = refusal_;
+  }
+  if (!failure_.ok()) return sequences_.clear();
+  consumer_->Deliver(std::exchange(prompt_event_, {}), sequences_.front().id(), 0);
+}
+
+bool Generation::GiveUp(const absl::Status& status) {
+  {
+    const MutexLock lock(mutex_);
+    if (!submitted_) return false;  // admission still uses what the consumer owns
+  }
+  failure_ = status;
+  finished_ = sequences_.size();
+  return true;
+}
+
+void Generation::Consume(const RequestOutput& output, Seconds when) {
+  const auto sequence = std::find_if(sequences_.begin(), sequences_.end(),
+                                     [&](const auto& s) { return s.id() == output.id; });
+  if (failure_.ok()) sequence->Consume(output, when);
+  if (!output.finish.has_value()) return;
+  ++finished_;
+  totals_.Add(*sequence, output.finish->stats);
+  if (!output.finish->status.ok() && !sequence->stopped()) Fail(output.finish->status);
+  if (!failure_.ok()) return;
+  totals_.reason = sequence->Reason(*output.finish);
+  sequence->End(*output.finish, when);
+}
+
+void Generation::Totals::Add(const SequenceEvents& sequence, const RequestStats& stats) {
+  completion_tokens += sequence.completion_tokens();
+  preemptions += stats.preemptions;
+  peak_pages += stats.acp.peak_pages;
+  pages_evicted += stats.acp.pages_evicted;
+  first_token = std::min(first_token, sequence.first_token());
+  if (stats.first_scheduled > 0) scheduled = std::min(scheduled, stats.first_scheduled);
+}
+
+void Generation::Fail(const absl::Status& status) {
+  if (!failure_.ok()) return;
+  failure_ = status;
+  Cancel(status);
+}
+
+void Generation::Complete() {
+  done_ = true;
+  const Seconds now = core_.engine.Now();
+  LogEnd(now);
+  if (entered_) core_.Leave(spec_.request_id);
+  consumer_->Done(failure_);
+}
+
+void Generation::LogEnd(Seconds end) const {
+  const Seconds scheduled = std::clamp(totals_.scheduled, info_.arrival, end);
+  const Seconds first_token = std::clamp(totals_.first_token, scheduled, end);
+  const double running = std::max(end - scheduled, 1e-6);
+  Log(LogLevel::kInfo, "request finished",
+      {{"request_id", spec_.request_id},
+       {"method", info_.method},
+       {"peer", info_.peer},
+       {"status", std::string(absl::StatusCodeToString(failure_.code()))},
+       {"finish_reason", failure_.ok() ? v1::FinishReason_Name(totals_.reason) : ""},
+       {"sequences", static_cast<int64_t>(sequences_.size())},
+       {"prompt_tokens", prompt_tokens_},
+       {"completion_tokens", totals_.completion_tokens},
+       {"queue_s", scheduled - info_.arrival},
+       {"ttft_s", first_token - info_.arrival},
+       {"e2e_s", end - info_.arrival},
+       {"tokens_per_s", static_cast<double>(totals_.completion_tokens) / running},
+       {"preemptions", totals_.preemptions},
+       {"peak_pages", totals_.peak_pages},
+       {"pages_evicted", totals_.pages_evicted}});
+}
+
+}  // namespace fox

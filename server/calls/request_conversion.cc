@@ -1,0 +1,233 @@
+// Request conversion: prompt, output and the whole of a request. Sampling and stopping fields are
+// in sampling_conversion.cc.
+#include "server/calls/request_conversion.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/calls/sampling_conversion.h"
+#include "server/process/random_id.h"
+
+namespace fox {
+namespace {
+
+constexpr size_t kMaxRequestIdBytes = 128;
+constexpr uint32_t kMaxStreamInterval = 1024;
+
+absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
+
+absl::Status NoTokenizer(const char* field) {
+  return absl::FailedPreconditionError(absl::StrCat(field, ": the model has no tokenizer"));
+}
+
+// GenerateRequest and ScoreRequest share these fields.
+template <class Message>
+absl::StatusOr<std::vector<int32_t>> ConvertPrompt(const Message& request,
+                                                   const ConversionContext& context) {
+  std::vector<int32_t> prompt;
+  if (request.has_text()) {
+    if (request.text().empty()) return Invalid("text: the prompt is empty");
+    const bool add_special = !request.has_add_special_tokens() || request.add_special_tokens();
+    absl::StatusOr<std::vector<int32_t>> ids =
+        TokenizeText(request.text(), add_special, "text", context);
+    if (!ids.ok()) return ids.status();
+    prompt = *std::move(ids);
+  } else if (request.has_token_ids()) {
+    absl::Status status =
+        ConvertIds(request.token_ids().ids(), "token_ids.ids", context.limits.vocab_size, &prompt);
+    if (!status.ok()) return status;
+  }
+  if (prompt.empty()) return Invalid("prompt: text or token_ids must be set and not be empty");
+  if (request.has_truncate_prompt_tokens()) {
+    const size_t keep = request.truncate_prompt_tokens();
+    if (keep == 0) return Invalid("truncate_prompt_tokens: must be at least 1");
+    if (prompt.size() > keep)
+      prompt.erase(prompt.begin(), prompt.end() - static_cast<int64_t>(keep));
+  }
+  if (static_cast<int64_t>(prompt.size()) > context.limits.max_model_len) {
+    return absl::OutOfRangeError(absl::StrCat("prompt: ", prompt.size(),
+                                              " tokens are more than the context of ",
+                                              context.limits.max_model_len));
+  }
+  return prompt;
+}
+
+const char* NameOf(AcpMode mode) {
+  return mode == AcpMode::kOff ? "OFF" : mode == AcpMode::kPaper ? "PAPER" : "CERTIFIED";
+}
+
+absl::Status ConvertAcp(const v1::AcpOptions& acp, const EngineOptions& engine, Request* out) {
+  if (acp.has_log_tolerance()) {
+    const float tolerance = acp.log_tolerance();
+    if (engine.acp == AcpMode::kOff) return Invalid("acp.log_tolerance: the server's ACP is off");
+    if (!std::isfinite(tolerance) || !(tolerance <= engine.log_tolerance)) {
+      return Invalid(absl::StrCat("acp.log_tolerance: must be finite and at most the server's ",
+                                  engine.log_tolerance));
+    }
+    out->log_tolerance = tolerance;
+  }
+  if (!acp.has_mode() || acp.mode() == v1::ACP_MODE_UNSPECIFIED) return absl::OkStatus();
+  if (acp.mode() == v1::OFF) {
+    out->log_tolerance = -std::numeric_limits<double>::infinity();
+  } else if (acp.mode() != ToWire(engine.acp)) {
+    return Invalid(absl::StrCat("acp.mode: must be OFF or the server's, ", NameOf(engine.acp)));
+  }
+  return absl::OkStatus();
+}
+
+template <class Message>
+absl::Status ConvertScheduling(const Message& request, const ConversionContext& context,
+                               GenerationSpec* spec, Request* out) {
+  if (request.has_queue_timeout_ms()) {
+    if (request.queue_timeout_ms() == 0) return Invalid("queue_timeout_ms: must be at least 1");
+    spec->queue_timeout_ms = request.queue_timeout_ms();
+  }
+  if (request.priority() != 0 && !context.engine.priority_scheduling) {
+    return Invalid("priority: the server's scheduling policy is fcfs");
+  }
+  out->priority = request.priority();
+  return ConvertAcp(request.acp(), context.engine, out);
+}
+
+absl::Status ConvertOutput(const v1::Output& output, const ConversionContext& context,
+                           GenerationSpec* spec, SamplingParams* sampling) {
+  const bool tokenizer = context.tokenizer != nullptr;
+  spec->text = output.has_text() ? output.text() : tokenizer;
+  spec->token_ids = output.has_token_ids() ? output.token_ids() : !tokenizer;
+  if (spec->text && !tokenizer) return NoTokenizer("output.text");
+  spec->echo = output.echo();
+  spec->skip_special = !output.has_skip_special_tokens() || output.skip_special_tokens();
+  spec->perf = output.perf_metrics();
+  spec->acp_stats = output.acp_stats();
+  spec->logprobs = output.has_logprobs();
+  spec->stream_interval = context.stream_interval;
+  if (output.has_stream_interval()) {
+    if (output.stream_interval() < 1 || output.stream_interval() > kMaxStreamInterval) {
+      return Invalid("output.stream_interval: must be in [1, 1024]");
+    }
+    spec->stream_interval = static_cast<int32_t>(output.stream_interval());
+  }
+  const int32_t most = context.engine.max_logprobs;
+  absl::Status status = ConvertLogprobs(output.has_logprobs(), output.logprobs(), "output.logprobs",
+                                        most, &sampling->logprobs);
+  status.Update(ConvertLogprobs(output.has_prompt_logprobs(), output.prompt_logprobs(),
+                                "output.prompt_logprobs", most, &sampling->prompt_logprobs));
+  if (!output.logprob_token_ids().empty() && !output.has_logprobs() &&
+      !output.has_prompt_logprobs()) {
+    status.Update(Invalid("output.logprob_token_ids: needs logprobs or prompt_logprobs"));
+  }
+  status.Update(ConvertLogprobIds(output.logprob_token_ids(), "output.logprob_token_ids",
+                                  context.limits.vocab_size, &sampling->logprob_token_ids));
+  return status;
+}
+
+// n copies that differ by seed; the prompt's log-probabilities are asked for once.
+void Replicate(const Request& first, uint32_t n, GenerationSpec* spec) {
+  for (uint32_t i = 0; i < n; ++i) {
+    spec->sequences.push_back(first);
+    spec->sequences.back().sampling.seed = first.sampling.seed + i;
+    if (i > 0) spec->sequences.back().sampling.prompt_logprobs = -1;
+  }
+}
+
+}  // namespace
+
+v1::AcpMode ToWire(AcpMode mode) {
+  return mode == AcpMode::kOff ? v1::OFF : mode == AcpMode::kPaper ? v1::PAPER : v1::CERTIFIED;
+}
+
+absl::StatusOr<std::string> CheckRequestId(const std::string& request_id) {
+  if (request_id.empty()) return RandomUuid();
+  const bool printable = std::all_of(request_id.begin(), request_id.end(),
+                                     [](char c) { return c > 0x20 && c < 0x7f; });
+  if (request_id.size() > kMaxRequestIdBytes || !printable) {
+    return Invalid("request_id: must be at most 128 printable ASCII bytes without spaces");
+  }
+  return request_id;
+}
+
+absl::Status CheckModelName(const std::string& model, const ConversionContext& context) {
+  if (model.empty() || model == context.served_model_name) return absl::OkStatus();
+  return absl::NotFoundError(
+      absl::StrCat("model: not served here; the model is ", context.served_model_name));
+}
+
+absl::StatusOr<std::vector<int32_t>> TokenizeText(const std::string& text, bool add_special,
+                                                  const char* field,
+                                                  const ConversionContext& context) {
+  if (context.tokenizer == nullptr) return NoTokenizer(field);
+  if (text.size() > context.max_prompt_bytes) {
+    return Invalid(absl::StrCat(field, ": ", text.size(), " bytes are more than the limit of ",
+                                context.max_prompt_bytes));
+  }
+  if (text.find('\0') != std::string::npos) {
+    return Invalid(absl::StrCat(field, ": contains a NUL character"));
+  }
+  return context.tokenizer->Encode(text, add_special);
+}
+
+absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& request, bool stream,
+                                               const ConversionContext& context) {
+  GenerationSpec spec;
+  Request first;
+  const int32_t vocab = context.limits.vocab_size;
+  absl::Status status = CheckReservedFields(request);
+  status.Update(ConvertSampling(request.sampling(), context.defaults, vocab, &first.sampling));
+  status.Update(ConvertStopping(request.stopping(), context, &first.stop));
+  status.Update(ConvertStopStrings(request.stopping(), &spec.stop));
+  status.Update(ConvertOutput(request.output(), context, &spec, &first.sampling));
+  status.Update(ConvertScheduling(request, context, &spec, &first));
+  if (!status.ok()) return status;
+  if (!spec.stop.empty() && context.tokenizer == nullptr) return NoTokenizer("stopping.stop");
+  spec.include_stop = request.stopping().include_stop_str_in_output();
+  const uint32_t n = request.sampling().has_n() ? request.sampling().n() : 1;
+  if (n < 1 || n > 16) return Invalid("sampling.n: must be in [1, 16]");
+
+  absl::StatusOr<std::vector<int32_t>> prompt = ConvertPrompt(request, context);
+  if (!prompt.ok()) return prompt.status();
+  const int64_t room = context.limits.max_model_len - static_cast<int64_t>(prompt->size());
+  if (room < 1) {
+    return absl::OutOfRangeError(absl::StrCat("prompt: ", prompt->size(),
+                                              " tokens leave no room in the context of ",
+                                              context.limits.max_model_len));
+  }
+  first.stop.max_tokens = static_cast<int32_t>(std::min<int64_t>(first.stop.max_tokens, room));
+  first.stop.min_tokens = std::min(first.stop.min_tokens, first.stop.max_tokens);
+  if (spec.echo && spec.text) {
+    spec.prompt_text = request.has_text()
+                           ? request.text()
+                           : Detokenize(*context.tokenizer, *prompt, spec.skip_special);
+  }
+  first.prompt = *std::move(prompt);
+  // What waits for a full interval is not the reader's fault, hence on top of the window.
+  if (stream) first.flow_window = context.stream_window + spec.stream_interval;
+  Replicate(first, n, &spec);
+  return spec;
+}
+
+absl::StatusOr<GenerationSpec> ConvertScore(const v1::ScoreRequest& request,
+                                            const ConversionContext& context) {
+  GenerationSpec spec;
+  Request out;
+  spec.text = false;
+  spec.perf = request.perf_metrics();
+  spec.acp_stats = request.acp_stats();
+  spec.echo = true;  // ScoreResponse repeats the ids
+  out.stop.max_tokens = 0;
+  absl::Status status = ConvertLogprobs(true, request.logprobs(), "logprobs",
+                                        context.engine.max_logprobs, &out.sampling.prompt_logprobs);
+  status.Update(ConvertLogprobIds(request.logprob_token_ids(), "logprob_token_ids",
+                                  context.limits.vocab_size, &out.sampling.logprob_token_ids));
+  status.Update(ConvertScheduling(request, context, &spec, &out));
+  if (!status.ok()) return status;
+  absl::StatusOr<std::vector<int32_t>> prompt = ConvertPrompt(request, context);
+  if (!prompt.ok()) return prompt.status();
+  out.prompt = *std::move(prompt);
+  spec.sequences.push_back(std::move(out));
+  return spec;
+}
+
+}  // namespace fox

@@ -1,0 +1,50 @@
+// Request conversion: the wire's messages into what the engine takes, everything checked. Nothing
+// behind it sees a protobuf request. Errors name the field as the .proto files write it.
+// Read generation.h next: it runs a spec.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "fox/v1/inference.pb.h"
+#include "server/calls/conversion_context.h"
+
+namespace fox {
+
+// One call, ready to run.
+struct GenerationSpec {
+  std::string request_id;
+  std::vector<Request> sequences;  // n of them; `id` and deadlines are not set yet
+  uint32_t queue_timeout_ms = 0;   // 0: none
+  std::vector<std::string> stop;
+  bool include_stop = false;
+  bool text = true, token_ids = false, logprobs = false;
+  bool skip_special = true, perf = false, acp_stats = false;
+  int32_t stream_interval = 1;
+  // Filled when the prompt is to be echoed.
+  bool echo = false;
+  std::string prompt_text;
+};
+
+// The part that costs nothing and touches no prompt: ids and names. Returns the request's id.
+absl::StatusOr<std::string> CheckRequestId(const std::string& request_id);
+absl::Status CheckModelName(const std::string& model, const ConversionContext& context);
+
+// Tokenizes: may take milliseconds. `stream` decides about the flow-control window.
+absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& request, bool stream,
+                                               const ConversionContext& context);
+absl::StatusOr<GenerationSpec> ConvertScore(const v1::ScoreRequest& request,
+                                            const ConversionContext& context);
+
+// Text checked and tokenized, for prompts and for the tokenizer service. `field` names it in
+// errors.
+absl::StatusOr<std::vector<int32_t>> TokenizeText(const std::string& text, bool add_special,
+                                                  const char* field,
+                                                  const ConversionContext& context);
+
+v1::AcpMode ToWire(AcpMode mode);
+
+}  // namespace fox

@@ -1,0 +1,104 @@
+// ServerCore: see server_core.h.
+#include "server/calls/server_core.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace fox {
+namespace {
+
+constexpr int64_t kHeldPerByte = 4;  // the message, parsed, and as tokens
+
+}  // namespace
+
+ServerCore::ServerCore(EngineThread& engine_thread, ModelConfig model_config,
+                       ConversionContext conversion, ServerDescription what,
+                       const ServerLimits& limits)
+    : engine(engine_thread),
+      model(std::move(model_config)),
+      context(std::move(conversion)),
+      description(std::move(what)),
+      client_metadata(limits.client_metadata),
+      calls_(limits.max_calls, limits.max_call_bytes),
+      stalls_(limits.stall_timeout),
+      delivery_(limits.delivery_threads) {
+  engine.SetBatchEnd([this](Seconds now) { delivery_.Flush(now); });
+}
+
+absl::Status ServerCore::Admit(CallInfo* call, int64_t bytes) {
+  absl::Status status = CheckQueue(*call);
+  if (status.ok()) return TakeShare(call, bytes);
+  refusals_.Add(*call, status, call->arrival);
+  return status;
+}
+
+absl::Status ServerCore::TakeShare(CallInfo* call, int64_t bytes) {
+  absl::StatusOr<CallBudget::Share> share = calls_.Take(call->client, kHeldPerByte * bytes);
+  if (!share.ok()) {
+    refusals_.Add(*call, share.status(), call->arrival);
+    return share.status();
+  }
+  call->share = *std::move(share);
+  return absl::OkStatus();
+}
+
+absl::Status ServerCore::CheckQueue(const CallInfo& call) const {
+  if (engine.draining()) return absl::UnavailableError("the server is draining");
+  if (call.deadline <= call.arrival) {
+    return absl::DeadlineExceededError("the deadline has passed on arrival");
+  }
+  // The engine's queue has room for who holds less than others.
+  if (!calls_.HoldsMost(call.client)) return absl::OkStatus();
+  const EngineStats stats = engine.stats();
+  const EngineOptions& options = context.engine;
+  // What is on its way may still find a free slot, hence the slots on top.
+  if (stats.waiting >= options.max_num_queued_reqs ||
+      admitting_.load() >= options.max_num_queued_reqs + context.limits.max_num_seqs) {
+    return absl::ResourceExhaustedError("the queue is full: too many requests");
+  }
+  if (stats.queued_tokens >= options.max_num_queued_tokens) {
+    return absl::ResourceExhaustedError("the queue is full: too many prompt tokens");
+  }
+  if (options.max_queue_seconds > 0 && stats.queue_seconds > options.max_queue_seconds) {
+    return absl::ResourceExhaustedError("the queue is full: it is too long in seconds");
+  }
+  if (call.arrival + stats.queue_seconds > call.deadline) {
+    return absl::ResourceExhaustedError("the queue is longer than the deadline");
+  }
+  return absl::OkStatus();
+}
+
+bool ServerCore::Enter(const std::string& request_id, std::shared_ptr<RunningCall> call) {
+  return registry_.Add(request_id, std::move(call));
+}
+
+void ServerCore::AbandonAll(const absl::Status& status) {
+  for (const std::shared_ptr<RunningCall>& call : registry_.All()) call->Abandon(status);
+}
+
+std::shared_ptr<RunningCall> ServerCore::Find(const std::string& request_id) const {
+  return registry_.Find(request_id);
+}
+
+int64_t ServerCore::RetryAfterMs() const {
+  return static_cast<int64_t>(std::clamp(1000.0 * engine.stats().queue_seconds, 100.0, 60000.0));
+}
+
+absl::Status ServerCore::Undrain() {
+  const MutexLock lock(drain_mutex_);
+  if (shutting_down_) return absl::FailedPreconditionError("the server is shutting down");
+  engine.Undrain();
+  return absl::OkStatus();
+}
+
+void ServerCore::ShutDown() {
+  const MutexLock lock(drain_mutex_);
+  shutting_down_ = true;
+  engine.Drain();
+}
+
+double ServerCore::UptimeSeconds() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+}  // namespace fox

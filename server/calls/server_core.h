@@ -1,0 +1,120 @@
+// ServerCore: what all services share: the engine's thread, the tokenizer, the settings requests
+// are checked against, the running calls. No gRPC in it, so tests build one around any
+// StepExecutor. Read generation.h next.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "engine/engine_thread.h"
+#include "models/model_config.h"
+#include "server/calls/admission_pool.h"
+#include "server/calls/call_budget.h"
+#include "server/calls/call_info.h"
+#include "server/calls/client_names.h"
+#include "server/calls/conversion_context.h"
+#include "server/calls/delivery_pool.h"
+#include "server/calls/refusal_log.h"
+#include "server/calls/request_registry.h"
+#include "server/calls/stall_monitor.h"
+
+namespace fox {
+
+// For GetServerInfo and GetModelInfo; nothing depends on it.
+struct ServerDescription {
+  std::string version, git_sha;
+  std::string device;  // processor or GPU and library
+  std::string dtype, kv_dtype;
+};
+
+// How much may be held for calls at once, and how long.
+struct ServerLimits {
+  int64_t max_calls = 4096;
+  int64_t max_call_bytes = int64_t{128} << 20;
+  int delivery_threads = 2;
+  std::string client_metadata;  // key under which a trusted gateway names its client; empty: none
+  double stall_timeout = 30;    // seconds without progress of a write
+};
+
+// Grows with every change of proto/ that a client could notice.
+inline constexpr uint32_t kProtoVersion = 2;
+
+// All methods may be called from any thread.
+class ServerCore {
+ public:
+  // `engine` and the context's tokenizer must outlive the core, and the engine must have stopped
+  // before the core is destroyed.
+  ServerCore(EngineThread& engine, ModelConfig model, ConversionContext context,
+             ServerDescription description, const ServerLimits& limits = {});
+
+  // Lets a generation of `bytes` on the wire in, before it is parsed: gives `call` its share of the
+  // budget. A refusal costs nothing, is counted and logged. Unavailable: draining;
+  // DeadlineExceeded: it has passed; ResourceExhausted: calls or bytes are used up, or this client
+  // has its part of a queue that is full, or longer than the deadline.
+  absl::Status Admit(CallInfo* call, int64_t bytes);
+  // The same for a call that does not go to the engine.
+  absl::Status TakeShare(CallInfo* call, int64_t bytes);
+  // Calls that Admit and TakeShare refused.
+  int64_t refused() const { return refusals_.count(); }
+  // The life of a call: BeginAdmission, Enter once its id is known, EndAdmission once the engine
+  // has answered, Leave. Enter gives false when a call with this id is running.
+  void BeginAdmission() { ++admitting_; }
+  bool Enter(const std::string& request_id, std::shared_ptr<RunningCall> call);
+  void EndAdmission() { --admitting_; }
+  void Leave(const std::string& request_id) { registry_.Remove(request_id); }
+  // The running call of this id, or null.
+  std::shared_ptr<RunningCall> Find(const std::string& request_id) const;
+
+  // When a refused client should come back.
+  int64_t RetryAfterMs() const;
+
+  // From now on new work is Unavailable; what runs goes on.
+  void Drain() { engine.Drain(); }
+  // Takes new work again. FailedPrecondition: the server is shutting down.
+  absl::Status Undrain();
+  // Drain, for good.
+  void ShutDown();
+  // Nothing runs and nothing is on its way in or out.
+  bool Idle() const {
+    return calls_.calls() == 0 && registry_.size() == 0 && admitting_ == 0 && engine.idle();
+  }
+  // Ends what runs without the engine, for one that hangs.
+  void AbandonAll(const absl::Status& status);
+  double UptimeSeconds() const;
+
+  // What calls hold from before their message is parsed until the library has let them go.
+  CallBudget& calls() { return calls_; }
+  AdmissionPool& admission() { return admission_; }    // parses and tokenizes prompts
+  AdmissionPool& tokenizing() { return tokenizing_; }  // the same for fox.v1.Tokenizer
+  DeliveryPool& delivery() { return delivery_; }       // detokenizes and writes
+  StallMonitor& stalls() { return stalls_; }
+
+  EngineThread& engine;
+  const ModelConfig model;
+  const ConversionContext context;
+  const ServerDescription description;
+  const std::string client_metadata;  // ServerLimits'
+  ClientNames clients;
+
+ private:
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  absl::Status CheckQueue(const CallInfo& call) const;
+
+  std::atomic<int64_t> admitting_{0};  // calls between BeginAdmission and the engine's answer
+  RefusalLog refusals_;
+  Mutex drain_mutex_;
+  bool shutting_down_ ABSL_GUARDED_BY(drain_mutex_) = false;
+  CallBudget calls_;
+  RequestRegistry registry_;
+  StallMonitor stalls_;
+  // Last, so that their tasks end before the rest goes.
+  DeliveryPool delivery_;
+  AdmissionPool admission_{1};
+  AdmissionPool tokenizing_{0};
+};
+
+}  // namespace fox

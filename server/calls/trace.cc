@@ -1,0 +1,152 @@
+// Events as text: names are ours, so nothing needs escaping. See trace.h.
+#include "server/calls/trace.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "engine/steady_clock.h"
+
+namespace fox {
+namespace {
+
+constexpr int kEngineRow = 1, kFirstLane = 2, kLanes = 2;
+
+const char* NameOf(const Finish& finish) {
+  if (!finish.status.ok()) return "failed";
+  switch (finish.reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    default:
+      return "abort";
+  }
+}
+
+std::string StepArguments(const StepPlan& plan, const StepResult& result) {
+  return absl::StrCat("{\"sequences\":", plan.sequences.size(), ",\"tokens\":", plan.num_tokens(),
+                      ",\"released_slots\":", plan.release_slots.size(),
+                      ",\"free_pages\":", result.free_pages, "}");
+}
+
+std::string RequestArguments(const Finish& finish) {
+  const RequestStats& stats = finish.stats;
+  const double mass = stats.acp.max_log_evicted_mass;
+  return absl::StrCat(
+      "{\"prompt_tokens\":", stats.prompt_tokens,
+      ",\"completion_tokens\":", stats.completion_tokens, ",\"preemptions\":", stats.preemptions,
+      ",\"pages_allocated\":", stats.acp.pages_allocated,
+      ",\"pages_evicted\":", stats.acp.pages_evicted,
+      ",\"max_log_evicted_mass\":", std::isfinite(mass) ? absl::StrCat(mass) : std::string("null"),
+      ",\"finish\":\"", NameOf(finish), "\"}");
+}
+
+}  // namespace
+
+class Trace::OperationSpans : public OpClock {
+ public:
+  explicit OperationSpans(Trace& trace) : trace_(trace) {}
+
+  void Start() override { begin_ = SteadySeconds(); }
+  void Stop(OpKind kind) override {
+    if (trace_.in_flight_.empty()) return;  // loading
+    trace_.AddSpan(kEngineRow, NameOf(kind), begin_, SteadySeconds(), "{}");
+  }
+
+ private:
+  Trace& trace_;
+  Seconds begin_ = 0;
+};
+
+Trace::Trace(std::unique_ptr<TraceFile> file) : file_(std::move(file)), start_(SteadySeconds()) {
+  const auto name_row = [this](int row, const std::string& name) {
+    file_->Add(absl::StrCat("{\"ph\":\"M\",\"pid\":1,\"tid\":", row,
+                            ",\"name\":\"thread_name\",\"args\":{\"name\":\"", name, "\"}}"));
+  };
+  name_row(kEngineRow, "engine thread");
+  for (int lane = 0; lane < kLanes; ++lane) {
+    name_row(kFirstLane + lane, absl::StrCat("plans in flight ", lane + 1));
+  }
+  file_->Flush();
+}
+
+void Trace::BeforeSubmit(const StepPlan&) {
+  in_flight_.push_back({steps_++, SteadySeconds(), FreeLane()});
+}
+
+void Trace::AfterSubmit(const StepPlan& plan) {
+  AddSpan(kEngineRow, "submit", in_flight_.back().begin, SteadySeconds(),
+          absl::StrCat("{\"tokens\":", plan.num_tokens(), "}"));
+}
+
+void Trace::BeforeCollect() { collect_begin_ = SteadySeconds(); }
+
+void Trace::AfterCollect(const StepPlan& plan, const StepResult& result) {
+  const InFlight step = in_flight_.front();
+  in_flight_.pop_front();
+  const Seconds now = SteadySeconds();
+  AddSpan(kEngineRow, "collect", collect_begin_, now, "{}");
+  AddSpan(kFirstLane + step.lane, absl::StrCat("step ", step.step), step.begin, now,
+          StepArguments(plan, result));
+  file_->Add(absl::StrCat("{\"ph\":\"C\",\"pid\":1,\"name\":\"free pages\",\"ts\":",
+                          Microseconds(now), ",\"args\":{\"pages\":", result.free_pages, "}}"));
+  file_->Flush();
+}
+
+void Trace::OnFirstToken(RequestId id) { first_token_[id] = SteadySeconds(); }
+
+// Of the request's own times, those of the engine, only the early ones count: the engine takes a
+// step's beginning for all that happens in it.
+void Trace::OnFinish(RequestId id, const Finish& finish) {
+  const Seconds now = SteadySeconds();
+  const Seconds arrival = finish.stats.arrival, scheduled = finish.stats.first_scheduled;
+  const auto sampled = first_token_.extract(id);
+  AddEdge('b', id, "request", arrival, RequestArguments(finish));
+  AddPhase(id, "queued", arrival, scheduled > 0 ? scheduled : now);
+  if (scheduled > 0) AddPhase(id, "prefill", scheduled, sampled ? sampled.mapped() : now);
+  if (sampled) AddPhase(id, "decode", sampled.mapped(), now);
+  AddEdge('e', id, "request", now, "{}");
+  file_->Flush();
+}
+
+std::shared_ptr<OpClock> Trace::OperationClock() { return std::make_shared<OperationSpans>(*this); }
+
+void Trace::AddSpan(int row, const std::string& name, Seconds begin, Seconds end,
+                    const std::string& arguments) {
+  file_->Add(absl::StrCat("{\"ph\":\"X\",\"pid\":1,\"tid\":", row, ",\"name\":\"", name,
+                          "\",\"ts\":", Microseconds(begin),
+                          ",\"dur\":", absl::StrFormat("%.3f", 1e6 * (end - begin)),
+                          ",\"args\":", arguments, "}"));
+}
+
+void Trace::AddPhase(RequestId id, const char* name, Seconds begin, Seconds end) {
+  AddEdge('b', id, name, begin, "{}");
+  AddEdge('e', id, name, end, "{}");
+}
+
+void Trace::AddEdge(char kind, RequestId id, const char* name, Seconds time,
+                    const std::string& arguments) {
+  file_->Add(absl::StrCat("{\"ph\":\"", std::string(1, kind), "\",\"cat\":\"request\",\"pid\":1",
+                          ",\"id\":", id, ",\"name\":\"", name, "\",\"ts\":", Microseconds(time),
+                          ",\"args\":", arguments, "}"));
+}
+
+std::string Trace::Microseconds(Seconds time) const {
+  return absl::StrFormat("%.3f", 1e6 * (time - start_));
+}
+
+int Trace::FreeLane() const {
+  for (int lane = 0; lane + 1 < kLanes; ++lane) {
+    if (std::none_of(in_flight_.begin(), in_flight_.end(),
+                     [lane](const InFlight& step) { return step.lane == lane; })) {
+      return lane;
+    }
+  }
+  return kLanes - 1;
+}
+
+}  // namespace fox

@@ -1,0 +1,60 @@
+// Trace: a running engine as Chrome trace events (`--trace FILE`). One row shows the engine's
+// thread: submitting a plan and in it each operation (on the CPU its computing, on a GPU its
+// enqueueing; a captured decode step has none), and collecting. One row per plan in flight shows
+// its step. Requests are asynchronous events with their phases. No prompt and no token is in it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "engine/step_observer.h"
+#include "engine/timed_ops.h"
+#include "server/calls/trace_file.h"
+
+namespace fox {
+
+// Used by the engine's thread alone, once it runs.
+class Trace : public StepObserver {
+ public:
+  explicit Trace(std::unique_ptr<TraceFile> file);
+
+  void BeforeSubmit(const StepPlan& plan) override;
+  void AfterSubmit(const StepPlan& plan) override;
+  void BeforeCollect() override;
+  void AfterCollect(const StepPlan& plan, const StepResult& result) override;
+  void OnFirstToken(RequestId id) override;
+  void OnFinish(RequestId id, const Finish& finish) override;
+
+  // Makes a span of each operation of a plan in flight. Uses the trace.
+  std::shared_ptr<OpClock> OperationClock();
+
+ private:
+  class OperationSpans;
+  struct InFlight {
+    int64_t step;
+    Seconds begin;
+    int lane;
+  };
+
+  // A span [begin, end) of a row; `arguments`: the text of a JSON object.
+  void AddSpan(int row, const std::string& name, Seconds begin, Seconds end,
+               const std::string& arguments);
+  // A phase of a request, and the begin ('b') or end ('e') of one. Phases nest.
+  void AddPhase(RequestId id, const char* name, Seconds begin, Seconds end);
+  void AddEdge(char kind, RequestId id, const char* name, Seconds time,
+               const std::string& arguments);
+  std::string Microseconds(Seconds time) const;
+  int FreeLane() const;
+
+  const std::unique_ptr<TraceFile> file_;
+  const Seconds start_;
+  int64_t steps_ = 0;
+  Seconds collect_begin_ = 0;
+  std::deque<InFlight> in_flight_;            // the oldest first
+  std::map<RequestId, Seconds> first_token_;  // of running requests
+};
+
+}  // namespace fox

@@ -1,0 +1,163 @@
+// Log: see log.h. A line is one write, so lines of several threads do not mix.
+#include "server/process/log.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+#include "models/tokenizer/utf8.h"
+#include "server/process/line_writer.h"
+
+namespace fox {
+namespace {
+
+constexpr size_t kMaxWaitingBytes = 1 << 20;
+
+std::atomic<LogLevel> g_least{LogLevel::kInfo};
+std::atomic<LogFormat> g_format{LogFormat::kText};
+
+constexpr const char* kNames[] = {"debug", "info", "warning", "error"};
+
+struct Timestamp {
+  char text[32];
+};
+
+// UTC with milliseconds, by arithmetic alone: gmtime takes a lock.
+Timestamp Now() {
+  namespace chrono = std::chrono;
+  const auto now = chrono::floor<chrono::milliseconds>(chrono::system_clock::now());
+  const auto midnight = chrono::floor<chrono::days>(now);
+  const chrono::year_month_day day(midnight);
+  const auto ms = static_cast<int>((now - midnight).count());
+  Timestamp out{};
+  std::snprintf(out.text, sizeof(out.text), "%04d-%02u-%02uT%02d:%02d:%02d.%03dZ",
+                static_cast<int>(day.year()), static_cast<unsigned>(day.month()),
+                static_cast<unsigned>(day.day()), ms / 3600000, ms / 60000 % 60, ms / 1000 % 60,
+                ms % 1000);
+  return out;
+}
+
+std::string Quoted(const std::string& text) {
+  std::string pending = text, valid, out = "\"";
+  DrainUtf8(&pending, /*final=*/true, Utf8Replacement::kSubpart, &valid);
+  for (char c : valid) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (byte < 0x20 || byte == 0x7f) {
+      char escape[8];
+      std::snprintf(escape, sizeof(escape), "\\u%04x", byte);
+      out += escape;
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+// Reads as one word, and cannot forge a line or a field.
+bool IsPlain(const std::string& text) {
+  return std::none_of(text.begin(), text.end(), [](char c) {
+    return static_cast<unsigned char>(c) <= 0x20 || c == 0x7f || c == '"' || c == '\\';
+  });
+}
+
+std::string Line(LogLevel level, const char* event, const std::vector<LogField>& fields) {
+  const char* name = kNames[static_cast<int>(level)];
+  std::string line;
+  if (g_format == LogFormat::kJson) {
+    line = std::string("{\"time\":\"") + Now().text + "\",\"level\":\"" + name + "\",\"event\":\"" +
+           event + "\"";
+    for (const LogField& field : fields) {
+      line += ',';
+      line += Quoted(field.key);
+      line += ':';
+      line += field.quoted ? Quoted(field.text) : field.text;
+    }
+    line += "}\n";
+  } else {
+    line = std::string(Now().text) + " " + name + " " + event;
+    for (const LogField& field : fields) {
+      line += ' ';
+      line += field.key;
+      line += '=';
+      line += IsPlain(field.text) ? field.text : Quoted(field.text);
+    }
+    line += "\n";
+  }
+  return line;
+}
+
+// Lives for ever: threads may log until the process ends.
+LineWriter& Writer() {
+  static auto* const writer = new LineWriter(STDERR_FILENO, kMaxWaitingBytes, [](int64_t dropped) {
+    return Line(LogLevel::kWarning, "log lines dropped", {{"lines", dropped}});
+  });
+  return *writer;
+}
+
+}  // namespace
+
+LogField::LogField(std::string k, double v) : key(std::move(k)) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof(buffer), "%.6g", v);
+  text = buffer;
+  quoted = !std::isfinite(v);  // JSON has no infinity
+}
+
+void ConfigureLog(LogLevel least, LogFormat format) {
+  g_least = least;
+  g_format = format;
+}
+
+LogFormat CurrentLogFormat() { return g_format; }
+
+bool ParseLogLevel(const std::string& name, LogLevel* level) {
+  for (int i = 0; i < 4; ++i) {
+    if (name == kNames[i]) {
+      *level = static_cast<LogLevel>(i);
+      return true;
+    }
+  }
+  return false;
+}
+
+void Log(LogLevel level, const char* event, const std::vector<LogField>& fields) {
+  if (level >= g_least.load()) Writer().Add(Line(level, event, fields));
+}
+
+void LogText(const std::string& lines) {
+  if (g_format == LogFormat::kText) Writer().Add(lines);
+}
+
+bool FlushLog(double seconds) { return Writer().Flush(seconds); }
+
+int64_t DroppedLogLines() { return Writer().dropped(); }
+
+void WriteLastLine(const char* event, const char* reason) {
+  char line[512], word[256];
+  size_t size = 0;
+  for (; size + 1 < sizeof(word) && reason[size] != '\0'; ++size) {
+    const char c = reason[size];
+    word[size] = c < 0x20 || c > 0x7e || c == '"' || c == '\\' ? '_' : c;
+  }
+  word[size] = '\0';
+  const char* format =
+      g_format == LogFormat::kJson
+          ? "{\"time\":\"%s\",\"level\":\"error\",\"event\":\"%s\",\"reason\":\"%s\"}\n"
+          : "%s error %s reason=\"%s\"\n";
+  const int length = std::snprintf(line, sizeof(line), format, Now().text, event, word);
+  // A pipe that polls as writable takes 4096 bytes without blocking.
+  pollfd ready{STDERR_FILENO, POLLOUT, 0};
+  if (length <= 0 || poll(&ready, 1, 0) != 1) return;
+  const size_t most = std::min(static_cast<size_t>(length), sizeof(line) - 1);
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line, most);
+}
+
+}  // namespace fox

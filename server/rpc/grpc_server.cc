@@ -1,0 +1,224 @@
+// GrpcServer: see grpc_server.h.
+#include "server/rpc/grpc_server.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "engine/steady_clock.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/impl/server_builder_option.h"
+#include "grpcpp/impl/server_builder_plugin.h"
+#include "grpcpp/resource_quota.h"
+#include "grpcpp/server.h"
+#include "grpcpp/server_builder.h"
+#include "server/rpc/admin_service.h"
+#include "server/rpc/generate_service.h"
+#include "server/rpc/health_monitor.h"
+#include "server/rpc/info_service.h"
+#include "server/rpc/tokenizer_service.h"
+
+namespace fox {
+namespace {
+
+constexpr int kMiB = 1 << 20;
+constexpr int kMaxSendMb = 256;
+constexpr int kMaxMetadataBytes = 8 << 10;
+constexpr int kHandshakeTimeoutMs = 10000;
+constexpr int kPollMs = 100;
+constexpr int kMaxBlockingThreads = 16;
+constexpr double kEngineStopSeconds = 0.4;
+constexpr std::chrono::milliseconds kLastWrites(400);
+
+// Reflection registers itself with every server of a process that links it; this takes it back.
+class WithoutReflection final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    const auto reflects = [](const auto& p) { return p->name() == "proto_server_reflection"; };
+    plugins->erase(std::remove_if(plugins->begin(), plugins->end(), reflects), plugins->end());
+  }
+};
+
+// What the library holds of messages that have not arrived whole, beyond which it cancels calls;
+// and its blocking threads, which serve reflection and unknown methods, one a stream: more are
+// refused with RESOURCE_EXHAUSTED.
+void BoundResources(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
+  using Option = grpc::ServerBuilder;
+  builder->SetSyncServerOption(Option::NUM_CQS, 1);
+  builder->SetSyncServerOption(Option::MIN_POLLERS, 1);
+  builder->SetSyncServerOption(Option::MAX_POLLERS, 1);
+  builder->SetSyncServerOption(Option::CQ_TIMEOUT_MSEC, kPollMs);  // a stop waits for one
+  grpc::ResourceQuota quota;
+  quota.Resize(static_cast<size_t>(options.receive_memory_bytes));
+  quota.SetMaxThreads(kMaxBlockingThreads);
+  builder->SetResourceQuota(quota);
+}
+
+void SetChannelArguments(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
+  // A compressed message of 5 MiB may hold 5 GiB, and the library's limit counts them afterwards.
+  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  builder->AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  builder->SetMaxReceiveMessageSize(options.max_message_mb * kMiB);
+  builder->SetMaxSendMessageSize(kMaxSendMb * kMiB);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10000);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
+  // One connection may have as many calls as all may have together: clients share connections.
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams);
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
+  // A client that vanished without closing its connection is noticed after 80 s.
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60000);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000);
+  // Also one that waits in the queue, where nothing is sent to it for minutes.
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  if (options.max_connection_age_s > 0) {
+    builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
+                                options.max_connection_age_s * 1000);
+  }
+}
+
+}  // namespace
+
+struct GrpcServer::Impl {
+  explicit Impl(ServerCore& server_core) : core(server_core) {}
+  std::vector<std::string> Register(const GrpcServerOptions& options, grpc::ServerBuilder* builder);
+  absl::Status StartAdmin(const GrpcServerOptions& options);
+  void CheckHealth();
+
+  ServerCore& core;
+  GenerateService generate{core};
+  TokenizerService tokenizer{core};
+  InfoService info{core};
+  AdminService admin{core, [this] { CheckHealth(); }};
+  std::unique_ptr<ConnectionAcceptor> acceptor;
+  int admin_port = 0;
+  std::unique_ptr<grpc::Server> server, admin_server;
+  Mutex mutex;
+  std::unique_ptr<HealthMonitor> monitor ABSL_GUARDED_BY(mutex);  // none yet, or none any more
+};
+
+// Returns the names for health.
+std::vector<std::string> GrpcServer::Impl::Register(const GrpcServerOptions& options,
+                                                    grpc::ServerBuilder* builder) {
+  std::vector<std::string> names;
+  auto add = [&](const char* key, const char* name, grpc::Service* service) {
+    if (options.services.count(key) == 0) return;
+    builder->RegisterService(service);
+    names.push_back(name);
+  };
+  add("inference", v1::Inference::service_full_name(), &generate);
+  add("tokenizer", v1::Tokenizer::service_full_name(), &tokenizer);
+  add("info", v1::Info::service_full_name(), &info);
+  if (options.admin_address.empty()) add("admin", v1::Admin::service_full_name(), &admin);
+  return names;
+}
+
+absl::Status GrpcServer::Impl::StartAdmin(const GrpcServerOptions& options) {
+  if (options.admin_address.empty()) return absl::OkStatus();
+  grpc::EnableDefaultHealthCheckService(false);  // it would know nothing of the main port
+  grpc::ServerBuilder builder;
+  SetChannelArguments(options, &builder);
+  builder.SetOption(std::make_unique<WithoutReflection>());
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddListeningPort(options.admin_address, grpc::InsecureServerCredentials(), &admin_port);
+  builder.RegisterService(&admin);
+  admin_server = builder.BuildAndStart();
+  if (admin_server != nullptr && admin_port != 0) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("--admin-address: cannot listen on ", options.admin_address));
+}
+
+void GrpcServer::Impl::CheckHealth() {
+  const MutexLock lock(mutex);
+  if (monitor != nullptr) monitor->Check();
+}
+
+GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
+    ServerCore& core, const GrpcServerOptions& options, std::function<void()> on_fatal,
+    std::unique_ptr<ConnectionAcceptor> acceptor) {
+  auto impl = std::make_unique<Impl>(core);
+  impl->acceptor = std::move(acceptor);
+  if (impl->acceptor == nullptr) {
+    auto listening = ConnectionAcceptor::Listen(options.listen);
+    if (!listening.ok()) return listening.status();
+    impl->acceptor = *std::move(listening);
+  }
+  absl::Status status = impl->StartAdmin(options);
+  if (!status.ok()) return status;
+  grpc::EnableDefaultHealthCheckService(options.services.count("health") > 0);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();  // linking it does so, or not
+  grpc::ServerBuilder builder;
+  SetChannelArguments(options, &builder);
+  BoundResources(options, &builder);
+  if (options.services.count("reflection") == 0) {
+    builder.SetOption(std::make_unique<WithoutReflection>());
+  }
+  auto sink = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      grpc::InsecureServerCredentials());
+  std::vector<std::string> names = impl->Register(options, &builder);
+  impl->server = builder.BuildAndStart();
+  if (impl->server == nullptr) return absl::UnavailableError("gRPC does not start");
+  impl->acceptor->Start(std::move(sink));
+  auto monitor = std::make_unique<HealthMonitor>(
+      core, impl->server->GetHealthCheckService(), std::move(names), std::move(on_fatal),
+      options.step_timeout, [&core] { return core.delivery().StuckFor(); });
+  {
+    const MutexLock lock(impl->mutex);
+    impl->monitor = std::move(monitor);
+    impl->monitor->Check();  // for an operator who was faster
+  }
+  return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
+}
+
+GrpcServer::~GrpcServer() { Stop(0); }
+
+int GrpcServer::port() const { return impl_->acceptor->port(); }
+
+int GrpcServer::admin_port() const { return impl_->admin_port; }
+
+void GrpcServer::Drain() {
+  impl_->core.Drain();
+  impl_->CheckHealth();
+}
+
+bool GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) {
+  if (impl_->server == nullptr) return true;
+  using Clock = std::chrono::steady_clock;
+  impl_->core.ShutDown();
+  impl_->CheckHealth();
+  const Clock::time_point deadline = Clock::now() + SteadyDuration(grace_seconds);
+  while (!impl_->core.Idle() && Clock::now() < deadline && !(force && force())) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  // Ends every request; their statuses are written below.
+  const bool ended = impl_->core.engine.Stop(kEngineStopSeconds);
+  if (!ended) {
+    impl_->core.AbandonAll(absl::UnavailableError("the server is stopping"));
+  }
+  impl_->acceptor->Stop();
+  // Calls have ended but for their last write; a client that does not read is cut off.
+  const auto cut_off = std::chrono::system_clock::now() + kLastWrites;
+  if (impl_->admin_server != nullptr) impl_->admin_server->Shutdown(cut_off);
+  impl_->server->Shutdown(cut_off);
+  impl_->server->Wait();
+  std::unique_ptr<HealthMonitor> monitor;
+  {
+    const MutexLock lock(impl_->mutex);
+    monitor = std::move(impl_->monitor);
+  }
+  monitor = nullptr;  // it knows the server's health service
+  impl_->server = nullptr;
+  impl_->admin_server = nullptr;
+  return ended;
+}
+
+}  // namespace fox

@@ -1,0 +1,58 @@
+// GrpcServer: the port: services, channel settings, health and reflection, from start to drained
+// stop. Read generate_service.h next.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/calls/server_core.h"
+#include "server/rpc/connection_acceptor.h"
+
+namespace fox {
+
+struct GrpcServerOptions {
+  AcceptorOptions listen;
+  int max_message_mb = 5;
+  int max_streams = 4096;  // of one connection
+  // Of gRPC's own buffers; twice what calls may hold once their messages are here.
+  int64_t receive_memory_bytes = int64_t{512} << 20;
+  int max_connection_age_s = 0;  // 0: no limit; running calls finish
+  double step_timeout = 60;      // seconds; see HealthMonitor
+  // HOST:PORT where the admin service is offered, and nothing else; empty: nowhere beside
+  // `services`.
+  std::string admin_address;
+  // Of inference, tokenizer, info, admin, health, reflection.
+  std::set<std::string> services = {"inference", "tokenizer", "info",
+                                    "admin",     "health",    "reflection"};
+};
+
+class GrpcServer {
+ public:
+  // Serves what comes in by `acceptor`, from now on; null: one that listens as the options say.
+  // Unavailable: the port is taken. `core` must be ready and outlive the server. `on_fatal` is
+  // called once, from a thread of its own, when the engine has failed or hangs.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
+      ServerCore& core, const GrpcServerOptions& options, std::function<void()> on_fatal,
+      std::unique_ptr<ConnectionAcceptor> acceptor = nullptr);
+  ~GrpcServer();  // Stop(0)
+
+  int port() const;
+  int admin_port() const;  // 0: none of its own
+  // Health turns NOT_SERVING and new work is Unavailable, at once.
+  void Drain();
+  // Drains for good and waits up to `grace_seconds`, or until `force` says so, asked each 10 ms,
+  // for what runs and for who still reads answers; ends the rest with Unavailable and closes the
+  // port: half a second later at most. Stops the core's engine. False: a step of it hangs.
+  bool Stop(double grace_seconds, const std::function<bool()>& force = nullptr);
+
+ private:
+  struct Impl;
+  explicit GrpcServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace fox

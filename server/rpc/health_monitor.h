@@ -1,0 +1,67 @@
+// HealthMonitor: the truth behind grpc.health.v1, and the watchdog. SERVING while the engine's loop
+// turns and answers are delivered; NOT_SERVING when draining, when a step takes long, when delivery
+// is stuck or when the engine has failed. It watches on a thread of its own, so a dead engine
+// cannot keep health alive.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/mutex.h"
+#include "server/calls/server_core.h"
+
+namespace grpc {
+class HealthCheckServiceInterface;
+}
+
+namespace fox {
+
+// Seconds without a delivery, while some wait, after which health turns.
+inline constexpr double kMaxDeliverySeconds = 10.0;
+
+class HealthMonitor {
+ public:
+  // Sets "" and each of `services`. `health` and `core` must outlive the monitor.
+  //
+  // A step hangs when it takes longer than `step_timeout` seconds and than 4 times the slowest one
+  // so far; health turns at half of that. Time in which the process itself was stopped does not
+  // count. `on_fatal` is called once, from the monitor's thread, when the engine has failed or
+  // hangs: then `fatal()` of the engine is still ok. `delivery_age`: seconds for which deliveries
+  // have been stuck; null: not watched.
+  HealthMonitor(const ServerCore& core, grpc::HealthCheckServiceInterface* health,
+                std::vector<std::string> services, std::function<void()> on_fatal,
+                double step_timeout = 60.0, std::function<double()> delivery_age = nullptr);
+  ~HealthMonitor();
+
+  // Looks now instead of at the next tick, for callers that have just drained.
+  void Check();
+
+ private:
+  void Loop();
+  // False: the monitor is stopping.
+  bool WaitForTick();
+  // Measures the step that is running. True: it hangs.
+  bool Measure();
+  double StepLimit() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const ServerCore& core_;
+  grpc::HealthCheckServiceInterface* const health_;
+  const std::vector<std::string> services_;
+  const double step_timeout_;
+  const std::function<double()> delivery_age_;
+  std::function<void()> on_fatal_;   // used by the monitor's thread alone
+  double last_look_, last_age_ = 0;  // likewise; seconds
+
+  Mutex mutex_;
+  CondVar wake_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool serving_ ABSL_GUARDED_BY(mutex_) = false;
+  // Seconds of this thread's time: without a turn of the engine's loop, and the most before.
+  double step_seconds_ ABSL_GUARDED_BY(mutex_) = 0;
+  double slowest_step_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::thread thread_;
+};
+
+}  // namespace fox

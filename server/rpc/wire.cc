@@ -1,0 +1,116 @@
+// The wire: see wire.h.
+#include "server/rpc/wire.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/hash/hash.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/any.pb.h"
+#include "google/protobuf/duration.pb.h"
+#include "grpc/support/time.h"
+#include "grpcpp/impl/codegen/proto_utils.h"
+#include "server/rpc/status_mapping.h"
+
+namespace fox {
+namespace {
+
+using MessageTraits = grpc::SerializationTraits<google::protobuf::Message>;
+
+constexpr size_t kMaxShortMessageBytes = 256 << 10;
+
+absl::string_view MetadataOf(const grpc::CallbackServerContext& context, const std::string& key) {
+  const auto& metadata = context.client_metadata();
+  const auto found = metadata.find(grpc::string_ref(key.data(), key.size()));
+  if (found == metadata.end()) return "";
+  return absl::string_view(found->second.data(), found->second.size());
+}
+
+uint64_t ClientOf(const grpc::CallbackServerContext& context, ServerCore& core) {
+  if (!core.client_metadata.empty()) {
+    const absl::string_view name = MetadataOf(context, core.client_metadata);
+    if (!name.empty()) return absl::HashOf('m', name);
+  }
+  const absl::string_view token = MetadataOf(context, "authorization");
+  const bool bearer = absl::StartsWithIgnoreCase(token, "bearer ");
+  return core.clients.Of(context.peer(), bearer ? token : "");
+}
+
+// One field of a message on the wire: a length-delimited one, below 16 in number.
+std::string Field(int number, const std::string& bytes) {
+  std::string out(1, static_cast<char>(number << 3 | 2));
+  size_t rest = bytes.size();
+  for (; rest >= 0x80; rest >>= 7) out.push_back(static_cast<char>(rest | 0x80));
+  out.push_back(static_cast<char>(rest));
+  return out + bytes;
+}
+
+// google.rpc.Status with a google.rpc.RetryInfo, whose .proto files distributions do not carry.
+std::string RetryDetails(const grpc::Status& status, int64_t milliseconds) {
+  google::protobuf::Duration delay;
+  delay.set_seconds(milliseconds / 1000);
+  delay.set_nanos(static_cast<int32_t>(milliseconds % 1000 * 1000000));
+  google::protobuf::Any detail;
+  detail.set_type_url("type.googleapis.com/google.rpc.RetryInfo");
+  detail.set_value(Field(1, delay.SerializeAsString()));
+  const std::string code = {1 << 3, static_cast<char>(status.error_code())};
+  return code + Field(2, status.error_message()) + Field(3, detail.SerializeAsString());
+}
+
+}  // namespace
+
+absl::Status ParseMessage(const grpc::ByteBuffer& in, google::protobuf::Message* out) {
+  if (!in.Valid()) return absl::InvalidArgumentError("no whole message came");
+  grpc::ByteBuffer consumed(in);  // shares the bytes
+  if (consumed.Length() == 0) return absl::OkStatus();
+  if (MessageTraits::Deserialize(&consumed, out).ok()) return absl::OkStatus();
+  return absl::InvalidArgumentError("the request is not a valid " +
+                                    std::string(out->GetDescriptor()->full_name()) +
+                                    ": it is malformed or a string in it is not UTF-8");
+}
+
+absl::Status ParseShortMessage(const grpc::ByteBuffer& in, google::protobuf::Message* out) {
+  if (in.Length() <= kMaxShortMessageBytes) return ParseMessage(in, out);
+  return absl::InvalidArgumentError("the request is larger than 256 KiB");
+}
+
+void SerializeMessage(const google::protobuf::Message& in, grpc::ByteBuffer* out) {
+  bool own = false;
+  MessageTraits::Serialize(in, out, &own);
+}
+
+grpc::ByteBuffer TakeBytes(const grpc::ByteBuffer* request) {
+  grpc::ByteBuffer taken;
+  taken.Swap(const_cast<grpc::ByteBuffer*>(request));  // the library's own, and not constant
+  return taken;
+}
+
+CallInfo DescribeCall(const char* method, const grpc::CallbackServerContext& context,
+                      ServerCore& core) {
+  CallInfo call;
+  call.method = method;
+  call.peer = context.peer();
+  call.client = ClientOf(context, core);
+  call.arrival = core.engine.Now();
+  call.deadline = DeadlineOf(context.raw_deadline(), call.arrival);
+  return call;
+}
+
+grpc::Status EndStatus(const absl::Status& status, const ServerCore& core,
+                       grpc::CallbackServerContext* context) {
+  grpc::Status out = ToGrpc(status);
+  if (out.error_code() != grpc::RESOURCE_EXHAUSTED) return out;
+  const int64_t milliseconds = core.RetryAfterMs();
+  context->AddTrailingMetadata("grpc-retry-pushback-ms", absl::StrCat(milliseconds));
+  context->AddTrailingMetadata("retry-after-ms", absl::StrCat(milliseconds));
+  return grpc::Status(out.error_code(), out.error_message(), RetryDetails(out, milliseconds));
+}
+
+Seconds DeadlineOf(gpr_timespec deadline, Seconds now) {
+  if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) == 0) return kNever;
+  const gpr_timespec left = gpr_time_sub(deadline, gpr_now(deadline.clock_type));
+  return now + static_cast<double>(left.tv_sec) + 1e-9 * left.tv_nsec;
+}
+
+}  // namespace fox

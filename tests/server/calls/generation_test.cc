@@ -1,0 +1,380 @@
+// Generation: a call's events in order, and each way in which a call ends before or while it runs.
+#include "server/calls/generation.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <malloc.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <ctime>
+#include <thread>
+
+#include "nlohmann/json.hpp"
+#include "server/process/log.h"
+#include "tests/e2e/test_core.h"
+#include "tests/server/calls/recording_consumer.h"
+
+namespace fox {
+namespace {
+
+constexpr char kId[] = "call";
+
+class GenerationTest : public ::testing::Test {
+ protected:
+  static TestCoreOptions SmallQueue() {
+    TestCoreOptions options;
+    options.max_num_queued_reqs = 2;
+    return options;
+  }
+
+  Generation::Convert Converting(const v1::GenerateRequest& request) {
+    return [this, request] {
+      ++conversions_;
+      absl::StatusOr<GenerationSpec> spec =
+          ConvertGenerate(request, /*stream=*/true, test_.core->context);
+      if (spec.ok()) spec->request_id = kId;
+      return spec;
+    };
+  }
+  std::shared_ptr<Generation> Start(Generation::Convert convert, Seconds deadline = kNever) {
+    info_.deadline = deadline;
+    info_.arrival = test_.engine->Now();
+    return Generation::Start(*test_.core, info_, std::move(convert), &consumer_);
+  }
+  // A call ended as it should: nothing was delivered, and nothing is left of it.
+  void ExpectNothingDelivered() {
+    EXPECT_TRUE(consumer_.events().empty());
+    EXPECT_TRUE(test_.WaitIdle());
+    EXPECT_EQ(test_.core->Find(kId), nullptr);
+    CallInfo next;
+    EXPECT_TRUE(test_.core->Admit(&next, 1).ok());
+  }
+
+  TestCore test_{SmallQueue()};
+  RecordingConsumer consumer_{*test_.engine};
+  CallInfo info_;
+  std::atomic<int> conversions_{0};
+};
+
+TEST_F(GenerationTest, DeliversPromptThenTextThenOneFinishForEachSequence) {
+  v1::GenerateRequest request = GreedyRequest("hello", 30);
+  request.mutable_sampling()->set_n(2);
+  request.mutable_output()->set_echo(true);
+  Start(Converting(request));
+  EXPECT_TRUE(consumer_.WaitDone().ok());
+  const std::vector<v1::GenerateDelta> events = consumer_.events();
+  ASSERT_FALSE(events.empty());
+  EXPECT_EQ(events[0].prompt().request_id(), kId);
+  EXPECT_EQ(events[0].prompt().text(), "hello");
+  EXPECT_EQ(events[0].prompt().token_ids_size(), 6);  // bos first
+  bool ended[2] = {false, false};
+  for (size_t i = 1; i < events.size(); ++i) {
+    ASSERT_FALSE(events[i].has_prompt());
+    const bool finish = events[i].has_finish();
+    const uint32_t index = finish ? events[i].finish().index() : events[i].delta().index();
+    ASSERT_LT(index, 2u);
+    EXPECT_FALSE(ended[index]);
+    ended[index] = finish;
+  }
+  EXPECT_TRUE(ended[0] && ended[1]);
+  EXPECT_EQ(consumer_.Text(0), ExpectedText("hello", 30));
+  EXPECT_EQ(consumer_.Text(1), ExpectedText("hello", 30));
+  EXPECT_TRUE(test_.WaitIdle());
+}
+
+TEST_F(GenerationTest, ARefusedSequenceRefusesTheWholeCall) {
+  v1::GenerateRequest request = GreedyRequest("many", 30);
+  request.mutable_sampling()->set_n(3);  // one more than the queue ever holds
+  Start(Converting(request));
+  EXPECT_TRUE(absl::IsOutOfRange(consumer_.WaitDone()));
+  ExpectNothingDelivered();
+}
+
+TEST_F(GenerationTest, ARunningIdIsRefused) {
+  test_.script->step_delay_us = 2000;
+  std::shared_ptr<Generation> running = Start(Converting(GreedyRequest("one", 3000)));
+  while (test_.core->Find(kId) == nullptr) std::this_thread::yield();
+  RecordingConsumer second(*test_.engine);
+  CallInfo info;
+  Generation::Start(*test_.core, info, Converting(GreedyRequest("two", 3)), &second);
+  EXPECT_TRUE(absl::IsAlreadyExists(second.WaitDone()));
+  EXPECT_TRUE(second.events().empty());
+  EXPECT_EQ(test_.core->Find(kId), running);
+  running->Cancel(absl::CancelledError("gone"));
+  EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
+  EXPECT_TRUE(test_.WaitIdle());
+}
+
+TEST_F(GenerationTest, WhatItWasMadeFromIsLetGoOfBeforeItRuns) {
+  const auto message = std::make_shared<v1::GenerateRequest>(GreedyRequest("hello", 3000));
+  test_.script->step_delay_us = 2000;
+  const Generation::Convert convert = Converting(*message);
+  std::shared_ptr<Generation> call = Start([message, convert] { return convert(); });
+  while (consumer_.events().size() < 2) std::this_thread::yield();
+  EXPECT_EQ(message.use_count(), 1);
+  call->Cancel(absl::CancelledError("gone"));
+  EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
+}
+
+TEST_F(GenerationTest, AnAbandonedCallEndsThoughItsStepHangs) {
+  const std::unique_lock<std::mutex> hang(test_.script->step);
+  std::shared_ptr<Generation> call = Start(Converting(GreedyRequest("stuck", 30)));
+  while (test_.engine->HeartbeatAge() < 0.3) std::this_thread::yield();
+  EXPECT_FALSE(test_.engine->Stop(0.01));
+  test_.core->AbandonAll(absl::UnavailableError("the engine hangs"));
+  EXPECT_TRUE(absl::IsUnavailable(consumer_.WaitDone()));
+  EXPECT_EQ(test_.core->Find(kId), nullptr);
+}
+
+TEST_F(GenerationTest, CancelledBeforeItsTurnEndsAtOnceAndIsNotConverted) {
+  std::promise<void> gate;
+  test_.core->admission().Post(0, 0, [open = gate.get_future().share()] { open.wait(); });
+  std::shared_ptr<Generation> call = Start(Converting(GreedyRequest("late", 30)));
+  call->Cancel(absl::CancelledError("gone"));
+  EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
+  gate.set_value();
+  EXPECT_EQ(conversions_, 0);
+  ExpectNothingDelivered();
+}
+
+TEST_F(GenerationTest, CancelledDuringConversionEndsAtOnce) {
+  std::promise<void> converting, gate, converted;
+  const Generation::Convert convert = Converting(GreedyRequest("late", 3000));
+  std::shared_ptr<Generation> call = Start([&] {
+    converting.set_value();
+    gate.get_future().wait();
+    absl::StatusOr<GenerationSpec> spec = convert();
+    converted.set_value();
+    return spec;
+  });
+  converting.get_future().wait();
+  call->Cancel(absl::CancelledError("gone"));
+  EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
+  gate.set_value();
+  converted.get_future().wait();
+  ExpectNothingDelivered();
+}
+
+TEST_F(GenerationTest, CancelledBeforeConversionItsMessageIsFreed) {
+  std::promise<void> gate;
+  std::shared_future<void> opened = gate.get_future().share();
+  const auto message = std::make_shared<int>(7);
+  std::shared_ptr<Generation> blocking = Start([&]() -> absl::StatusOr<GenerationSpec> {
+    opened.wait();
+    return absl::InvalidArgumentError("no");
+  });
+  RecordingConsumer second(*test_.engine);
+  CallInfo info;
+  std::shared_ptr<Generation> call = Generation::Start(
+      *test_.core, info,
+      [message]() -> absl::StatusOr<GenerationSpec> { return absl::InvalidArgumentError("no"); },
+      &second);
+  blocking->Cancel(absl::CancelledError("gone"));
+  call->Cancel(absl::CancelledError("gone"));
+  EXPECT_TRUE(absl::IsCancelled(second.WaitDone()));
+  EXPECT_EQ(message.use_count(), 1);
+  gate.set_value();
+  EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
+  EXPECT_TRUE(test_.WaitIdle());
+}
+
+TEST_F(GenerationTest, DrainingDuringConversionRefuses) {
+  const Generation::Convert convert = Converting(GreedyRequest("drain", 30));
+  Start([&] {
+    test_.core->Drain();
+    return convert();
+  });
+  EXPECT_TRUE(absl::IsUnavailable(consumer_.WaitDone()));
+  EXPECT_TRUE(consumer_.events().empty());
+  EXPECT_TRUE(test_.WaitIdle());
+}
+
+TEST_F(GenerationTest, APassedDeadlineIsNotConverted) {
+  Start(Converting(GreedyRequest("late", 30)), test_.engine->Now() - 1);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(consumer_.WaitDone()));
+  EXPECT_EQ(conversions_, 0);
+  ExpectNothingDelivered();
+}
+
+TEST_F(GenerationTest, ConversionErrorsEndTheCall) {
+  Start([] { return absl::InvalidArgumentError("no"); });
+  EXPECT_TRUE(absl::IsInvalidArgument(consumer_.WaitDone()));
+  ExpectNothingDelivered();
+}
+
+TEST_F(GenerationTest, AFailedEngineEndsTheCallOnce) {
+  test_.script->step_delay_us = 1000;
+  v1::GenerateRequest request = GreedyRequest("fail", 3000);
+  request.mutable_sampling()->set_n(2);
+  Start(Converting(request));
+  while (consumer_.events().size() < 3) std::this_thread::yield();
+  test_.script->fail = true;
+  EXPECT_TRUE(absl::IsUnavailable(consumer_.WaitDone()));
+  for (const v1::GenerateDelta& event : consumer_.events()) EXPECT_FALSE(event.has_finish());
+  EXPECT_EQ(test_.core->Find(kId), nullptr);
+}
+
+// Takes the place of standard error.
+class StderrPipe {
+ public:
+  StderrPipe() : saved_(dup(STDERR_FILENO)) {
+    EXPECT_EQ(pipe2(pipe_, O_CLOEXEC), 0);
+    dup2(pipe_[1], STDERR_FILENO);
+  }
+  ~StderrPipe() {
+    dup2(saved_, STDERR_FILENO);
+    for (int fd : {saved_, pipe_[0], pipe_[1]}) close(fd);
+  }
+  std::string ReadLine() {
+    std::string line;
+    for (char c = 0; read(pipe_[0], &c, 1) == 1 && c != '\n';) line.push_back(c);
+    return line;
+  }
+
+ private:
+  const int saved_;
+  int pipe_[2] = {};
+};
+
+TEST_F(GenerationTest, ItsLineInTheLogTellsWhatOperatorsAsk) {
+  StderrPipe standard_error;
+  ConfigureLog(LogLevel::kInfo, LogFormat::kJson);
+  test_.script->step_delay_us = 1000;
+  info_.method = "GenerateStream";
+  info_.peer = "ipv4:127.0.0.1:7";
+  v1::GenerateRequest request = GreedyRequest("hello", 30);
+  request.mutable_sampling()->set_n(2);
+  Start(Converting(request));
+  EXPECT_TRUE(consumer_.WaitDone().ok());
+  const nlohmann::json line = nlohmann::json::parse(standard_error.ReadLine());
+  ConfigureLog(LogLevel::kError, LogFormat::kText);
+  EXPECT_EQ(line["event"], "request finished");
+  EXPECT_EQ(line["request_id"], kId);
+  EXPECT_EQ(line["method"], "GenerateStream");
+  EXPECT_EQ(line["peer"], "ipv4:127.0.0.1:7");
+  EXPECT_EQ(line["status"], "OK");
+  EXPECT_EQ(line["finish_reason"], "LENGTH");
+  EXPECT_EQ(line["prompt_tokens"], 6);
+  EXPECT_EQ(line["completion_tokens"], 60);
+  EXPECT_EQ(line["preemptions"], 0);
+  EXPECT_GT(line["peak_pages"], 0);
+  EXPECT_EQ(line["pages_evicted"], 0);
+  EXPECT_LE(line["queue_s"], line["ttft_s"]);
+  EXPECT_LT(line["ttft_s"], line["e2e_s"]);
+  EXPECT_GE(line["e2e_s"], 0.03);
+  EXPECT_GT(line["tokens_per_s"], 0);
+  EXPECT_LE(line["tokens_per_s"], 2000);  // two sequences, a millisecond a step
+}
+
+// Many calls at once.
+class ManyGenerationsTest : public ::testing::Test {
+ protected:
+  // Serializes as a stream does.
+  class Reader final : public GenerationConsumer {
+   public:
+    explicit Reader(EngineThread& engine) : engine_(engine) {}
+    void Deliver(v1::GenerateDelta event, RequestId sequence, int64_t count) override {
+      bytes += event.SerializeAsString().size();
+      if (count > 0) engine_.Acknowledge(sequence, count);
+      tokens += count;
+    }
+    void Done(const absl::Status&) override { ended = true; }
+
+    size_t bytes = 0;
+    int64_t tokens = 0;
+    std::atomic<bool> ended{false};
+
+   private:
+    EngineThread& engine_;
+  };
+
+  static TestCoreOptions Options() {
+    TestCoreOptions options;
+    options.max_num_seqs = 64;
+    options.max_num_queued_reqs = 10000;
+    return options;
+  }
+  void StartAll(int calls, uint32_t tokens) {
+    readers_.reserve(static_cast<size_t>(calls));
+    for (int i = 0; i < calls; ++i) readers_.push_back(std::make_unique<Reader>(*test_.engine));
+    for (int i = 0; i < calls; ++i) {
+      const auto convert = [this, i, tokens] {
+        auto spec = ConvertGenerate(GreedyRequest("prompt", tokens), true, test_.core->context);
+        if (spec.ok()) spec->request_id = std::to_string(i);
+        return spec;
+      };
+      Generation::Start(*test_.core, info_, convert, readers_[static_cast<size_t>(i)].get());
+    }
+  }
+
+  void WaitForAll() {
+    for (const auto& reader : readers_) {
+      while (!reader->ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  CallInfo info_;
+  TestCore test_{Options()};
+  std::vector<std::unique_ptr<Reader>> readers_;
+};
+
+// Tells the CPU time of its lane's thread.
+class LaneClock final : public OutputReceiver {
+ public:
+  void Receive(RequestOutput, Seconds) override {
+    timespec time = {};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    seconds.set_value(static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec));
+  }
+  std::promise<double> seconds;
+};
+
+double CpuSeconds(DeliveryPool& pool, int lanes) {
+  double sum = 0;
+  for (int lane = 0; lane < lanes; ++lane) {
+    const auto clock = std::make_shared<LaneClock>();
+    pool.Post(static_cast<size_t>(lane), {clock, {}, 0});
+    sum += clock->seconds.get_future().get();
+  }
+  return sum;
+}
+
+// Two threads make 150,000 tokens a second of it, text on, and leave half of their time to gRPC.
+TEST_F(ManyGenerationsTest, ATokenTakesTheDeliveryThreadsMicroseconds) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "not the speed of the program";
+#endif
+  constexpr int kCalls = 64;
+  constexpr uint32_t kTokens = 1000;
+  const int lanes = Options().limits.delivery_threads;
+  const double before = CpuSeconds(test_.core->delivery(), lanes);
+  StartAll(kCalls, kTokens);
+  WaitForAll();
+  for (const auto& reader : readers_) EXPECT_EQ(reader->tokens, kTokens);
+  const double cpu = CpuSeconds(test_.core->delivery(), lanes) - before;
+  const double microseconds = 1e6 * cpu / (kCalls * kTokens);
+  RecordProperty("microseconds", std::to_string(microseconds));
+  EXPECT_LT(microseconds, 6.7);
+}
+
+TEST_F(ManyGenerationsTest, AnOpenCallTakesLittleMemory) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "not the memory of the program";
+#endif
+  constexpr int kCalls = 4000;
+  std::unique_lock<std::mutex> hang(test_.script->step);
+  const size_t before = mallinfo2().uordblks;
+  StartAll(kCalls, 100);
+  while (test_.core->Find(std::to_string(kCalls - 1)) == nullptr) std::this_thread::yield();
+  const size_t bytes = mallinfo2().uordblks - before;
+  RecordProperty("bytes", std::to_string(bytes / kCalls));
+  EXPECT_LT(bytes / kCalls, 4096u);
+  hang.unlock();
+  test_.engine->Stop();
+  WaitForAll();
+}
+
+}  // namespace
+}  // namespace fox

@@ -1,0 +1,280 @@
+// Request conversion: each field at and beyond its bounds, defaults, and messages that name fields.
+#include "server/calls/request_conversion.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+namespace fox {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int32_t kVocab = 100;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+ConversionContext Context() {
+  ConversionContext context;
+  context.served_model_name = "served";
+  context.limits.vocab_size = kVocab;
+  context.limits.max_model_len = 50;
+  context.engine.max_logprobs = 5;
+  return context;
+}
+
+v1::GenerateRequest Base() {
+  v1::GenerateRequest request;
+  request.mutable_token_ids()->add_ids(1);
+  return request;
+}
+
+struct Case {
+  const char* field;  // in the message; "" when it must be accepted
+  std::function<void(v1::GenerateRequest*)> change;
+};
+
+void Check(const std::vector<Case>& cases, const ConversionContext& context) {
+  for (size_t i = 0; i < cases.size(); ++i) {
+    v1::GenerateRequest request = Base();
+    cases[i].change(&request);
+    const absl::Status status = ConvertGenerate(request, true, context).status();
+    if (cases[i].field[0] == '\0') {
+      EXPECT_TRUE(status.ok()) << "case " << i << ": " << status;
+    } else {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << "case " << i << " " << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(cases[i].field)) << "case " << i;
+    }
+  }
+}
+
+using R = v1::GenerateRequest;
+
+TEST(RequestConversionTest, FloatRanges) {
+  struct Range {
+    const char* field;
+    float low, high;
+    bool open;
+  };
+  const Range ranges[] = {{"temperature", 0, 100, false},
+                          {"top_p", 0, 1, true},
+                          {"min_p", 0, 1, false},
+                          {"presence_penalty", -2, 2, false},
+                          {"frequency_penalty", -2, 2, false},
+                          {"repetition_penalty", 0, 100, true}};
+  for (const Range& range : ranges) {
+    const auto* field = v1::Sampling::descriptor()->FindFieldByName(range.field);
+    for (float value :
+         {range.low, range.high, std::nextafter(range.low, -kInfinity),
+          std::nextafter(range.low, kInfinity), std::nextafter(range.high, kInfinity), -0.0f,
+          1e-40f, -1e-40f, 1e38f, -1e38f, kInfinity, -kInfinity, std::nanf("")}) {
+      v1::GenerateRequest request = Base();
+      request.mutable_sampling()->GetReflection()->SetFloat(request.mutable_sampling(), field,
+                                                            value);
+      const bool legal =
+          value >= range.low && value <= range.high && !(range.open && value == range.low);
+      const absl::Status status = ConvertGenerate(request, true, Context()).status();
+      EXPECT_EQ(status.ok(), legal) << range.field << " " << value << " " << status;
+      if (!legal) {
+        EXPECT_THAT(std::string(status.message()), HasSubstr(range.field));
+      }
+    }
+  }
+}
+
+TEST(RequestConversionTest, IdsCountsAndStrings) {
+  Check(
+      {
+          {"", [](R* r) { r->mutable_token_ids()->add_ids(kVocab - 1); }},
+          {"token_ids", [](R* r) { r->mutable_token_ids()->add_ids(kVocab); }},
+          {"token_ids", [](R* r) { r->mutable_token_ids()->add_ids(UINT32_MAX); }},
+          {"prompt", [](R* r) { r->mutable_token_ids()->clear_ids(); }},
+          {"prompt", [](R* r) { r->clear_token_ids(); }},
+          {"text", [](R* r) { r->set_text(std::string()); }},
+          {"sampling.n", [](R* r) { r->mutable_sampling()->set_n(0); }},
+          {"", [](R* r) { r->mutable_sampling()->set_n(16); }},
+          {"sampling.n", [](R* r) { r->mutable_sampling()->set_n(17); }},
+          {"sampling.n", [](R* r) { r->mutable_sampling()->set_n(UINT32_MAX); }},
+          {"", [](R* r) { r->mutable_sampling()->set_top_k(UINT32_MAX); }},
+          {"logit_bias", [](R* r) { (*r->mutable_sampling()->mutable_logit_bias())[kVocab] = 1; }},
+          {"logit_bias", [](R* r) { (*r->mutable_sampling()->mutable_logit_bias())[1] = 100.5f; }},
+          {"logit_bias",
+           [](R* r) { (*r->mutable_sampling()->mutable_logit_bias())[1] = std::nanf(""); }},
+          {"allowed_token_ids", [](R* r) { r->mutable_sampling()->add_allowed_token_ids(kVocab); }},
+          {"stopping.max_tokens", [](R* r) { r->mutable_stopping()->set_max_tokens(0); }},
+          {"", [](R* r) { r->mutable_stopping()->set_max_tokens(UINT32_MAX); }},
+          {"stopping.min_tokens",
+           [](R* r) {
+             r->mutable_stopping()->set_max_tokens(3);
+             r->mutable_stopping()->set_min_tokens(4);
+           }},
+          {"stopping.stop", [](R* r) { r->mutable_stopping()->add_stop(std::string()); }},
+          {"stopping.stop", [](R* r) { r->mutable_stopping()->add_stop(std::string(257, 'x')); }},
+          {"stopping.stop", [](R* r) { r->mutable_stopping()->add_stop(std::string("a\0", 2)); }},
+          {"stopping.stop",
+           [](R* r) {
+             for (int i = 0; i < 17; ++i) r->mutable_stopping()->add_stop(std::string(1, 'x'));
+           }},
+          {"stop_token_ids", [](R* r) { r->mutable_stopping()->add_stop_token_ids(kVocab); }},
+          {"output.logprobs", [](R* r) { r->mutable_output()->set_logprobs(-1); }},
+          {"", [](R* r) { r->mutable_output()->set_logprobs(5); }},
+          {"output.logprobs", [](R* r) { r->mutable_output()->set_logprobs(6); }},
+          {"output.prompt_logprobs", [](R* r) { r->mutable_output()->set_prompt_logprobs(6); }},
+          {"logprob_token_ids", [](R* r) { r->mutable_output()->add_logprob_token_ids(1); }},
+          {"stream_interval", [](R* r) { r->mutable_output()->set_stream_interval(0); }},
+          {"stream_interval", [](R* r) { r->mutable_output()->set_stream_interval(1025); }},
+          {"queue_timeout_ms", [](R* r) { r->set_queue_timeout_ms(0); }},
+          {"truncate_prompt_tokens", [](R* r) { r->set_truncate_prompt_tokens(0); }},
+          {"acp.log_tolerance", [](R* r) { r->mutable_acp()->set_log_tolerance(-9.99f); }},
+          {"acp.log_tolerance", [](R* r) { r->mutable_acp()->set_log_tolerance(-kInfinity); }},
+          {"", [](R* r) { r->mutable_acp()->set_log_tolerance(-10); }},
+          {"acp.mode", [](R* r) { r->mutable_acp()->set_mode(v1::PAPER); }},
+          {"", [](R* r) { r->mutable_acp()->set_mode(v1::CERTIFIED); }},
+      },
+      Context());
+}
+
+TEST(RequestConversionTest, PrioritiesNeedTheirPolicy) {
+  ConversionContext context = Context();
+  context.engine.priority_scheduling = false;
+  Check({{"priority", [](R* r) { r->set_priority(-1); }}, {"", [](R* r) { r->set_priority(0); }}},
+        context);
+  context.engine.priority_scheduling = true;
+  Check({{"", [](R* r) { r->set_priority(-1); }}}, context);
+}
+
+TEST(RequestConversionTest, DefaultsComeFromTheModel) {
+  ConversionContext context = Context();
+  context.defaults.temperature = 0.25f;
+  context.defaults.top_k = 7;
+  context.defaults.max_tokens = 20;
+  context.defaults.eos_token_ids = {9};
+  v1::GenerateRequest request = Base();
+  request.mutable_stopping()->add_stop_token_ids(3);
+  absl::StatusOr<GenerationSpec> spec = ConvertGenerate(request, true, context);
+  ASSERT_TRUE(spec.ok());
+  const Request& out = spec->sequences.at(0);
+  EXPECT_EQ(out.sampling.temperature, 0.25f);
+  EXPECT_EQ(out.sampling.top_k, 7);
+  EXPECT_EQ(out.stop.max_tokens, 20);
+  EXPECT_THAT(out.stop.stop_token_ids, ElementsAre(3, 9));
+  EXPECT_EQ(out.flow_window, 64 + 1);
+  EXPECT_FALSE(spec->text);  // no tokenizer
+  EXPECT_TRUE(spec->token_ids);
+  request.mutable_stopping()->set_ignore_eos(true);
+  request.mutable_sampling()->set_temperature(0);
+  spec = ConvertGenerate(request, false, context);
+  ASSERT_TRUE(spec.ok());
+  EXPECT_THAT(spec->sequences[0].stop.stop_token_ids, ElementsAre(3));
+  EXPECT_EQ(spec->sequences[0].sampling.temperature, 0);
+  EXPECT_EQ(spec->sequences[0].flow_window, 0);
+}
+
+TEST(RequestConversionTest, LengthsAgainstTheContext) {
+  v1::GenerateRequest request;
+  for (int i = 0; i < 49; ++i) request.mutable_token_ids()->add_ids(5);
+  absl::StatusOr<GenerationSpec> spec = ConvertGenerate(request, true, Context());
+  ASSERT_TRUE(spec.ok());
+  EXPECT_EQ(spec->sequences[0].stop.max_tokens, 1);  // cut to what is left
+  for (int i = 0; i < 2; ++i) {
+    request.mutable_token_ids()->add_ids(6);
+    EXPECT_EQ(ConvertGenerate(request, true, Context()).status().code(),
+              absl::StatusCode::kOutOfRange);
+  }
+  request.set_truncate_prompt_tokens(3);
+  spec = ConvertGenerate(request, true, Context());
+  ASSERT_TRUE(spec.ok());
+  EXPECT_THAT(spec->sequences[0].prompt, ElementsAre(5, 6, 6));
+}
+
+TEST(RequestConversionTest, SequencesDifferBySeedAlone) {
+  v1::GenerateRequest request = Base();
+  request.mutable_sampling()->set_n(3);
+  request.mutable_sampling()->set_seed(UINT64_MAX);
+  request.mutable_output()->set_prompt_logprobs(1);
+  absl::StatusOr<GenerationSpec> spec = ConvertGenerate(request, true, Context());
+  ASSERT_TRUE(spec.ok());
+  ASSERT_EQ(spec->sequences.size(), 3u);
+  EXPECT_EQ(spec->sequences[0].sampling.seed, UINT64_MAX);
+  EXPECT_EQ(spec->sequences[1].sampling.seed, 0u);
+  EXPECT_EQ(spec->sequences[2].sampling.seed, 1u);
+  EXPECT_EQ(spec->sequences[0].sampling.prompt_logprobs, 1);
+  EXPECT_EQ(spec->sequences[1].sampling.prompt_logprobs, -1);
+  request.mutable_sampling()->clear_seed();
+  EXPECT_NE(ConvertGenerate(request, true, Context())->sequences[0].sampling.seed,
+            ConvertGenerate(request, true, Context())->sequences[0].sampling.seed);
+}
+
+TEST(RequestConversionTest, AcpModesBecomeTolerances) {
+  v1::GenerateRequest request = Base();
+  EXPECT_FALSE(ConvertGenerate(request, true, Context())->sequences[0].log_tolerance.has_value());
+  request.mutable_acp()->set_log_tolerance(-20);
+  EXPECT_EQ(ConvertGenerate(request, true, Context())->sequences[0].log_tolerance, -20.0);
+  request.mutable_acp()->set_mode(v1::OFF);
+  EXPECT_EQ(ConvertGenerate(request, true, Context())->sequences[0].log_tolerance,
+            -std::numeric_limits<double>::infinity());
+  ConversionContext off = Context();
+  off.engine.acp = AcpMode::kOff;
+  EXPECT_FALSE(ConvertGenerate(request, true, off).ok());
+  request.mutable_acp()->clear_log_tolerance();
+  EXPECT_TRUE(ConvertGenerate(request, true, off).ok());
+}
+
+TEST(RequestConversionTest, TextNeedsATokenizer) {
+  v1::GenerateRequest request = Base();
+  request.set_text(std::string(1, 'x'));
+  EXPECT_EQ(ConvertGenerate(request, true, Context()).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  request = Base();
+  request.mutable_output()->set_text(true);
+  EXPECT_EQ(ConvertGenerate(request, true, Context()).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  request = Base();
+  request.mutable_stopping()->add_stop(std::string(1, 'x'));
+  EXPECT_EQ(ConvertGenerate(request, true, Context()).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(RequestConversionTest, ReservedFieldsAreUnimplemented) {
+  for (int number : {5, 13, 20, 21, 22, 23, 24}) {
+    v1::GenerateRequest request = Base();
+    v1::Sampling* sampling = request.mutable_sampling();
+    sampling->GetReflection()->MutableUnknownFields(sampling)->AddVarint(number, 1);
+    EXPECT_EQ(ConvertGenerate(request, true, Context()).status().code(),
+              absl::StatusCode::kUnimplemented);
+  }
+  v1::GenerateRequest request = Base();  // what nobody has reserved is ignored
+  request.GetReflection()->MutableUnknownFields(&request)->AddVarint(999, 1);
+  EXPECT_TRUE(ConvertGenerate(request, true, Context()).ok());
+}
+
+TEST(RequestConversionTest, NamesAndIds) {
+  EXPECT_TRUE(CheckModelName("", Context()).ok());
+  EXPECT_TRUE(CheckModelName("served", Context()).ok());
+  EXPECT_EQ(CheckModelName("other", Context()).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(CheckRequestId("")->size(), 36u);
+  EXPECT_EQ(*CheckRequestId("mine"), "mine");
+  EXPECT_TRUE(CheckRequestId(std::string(128, 'x')).ok());
+  EXPECT_FALSE(CheckRequestId(std::string(129, 'x')).ok());
+  EXPECT_FALSE(CheckRequestId("two words").ok());
+  EXPECT_FALSE(CheckRequestId("caf\xc3\xa9").ok());
+}
+
+TEST(RequestConversionTest, ScoreAsksForThePromptAlone) {
+  v1::ScoreRequest request;
+  EXPECT_FALSE(ConvertScore(request, Context()).ok());
+  request.mutable_token_ids()->add_ids(4);
+  request.set_logprobs(2);
+  absl::StatusOr<GenerationSpec> spec = ConvertScore(request, Context());
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->sequences[0].stop.max_tokens, 0);
+  EXPECT_EQ(spec->sequences[0].sampling.prompt_logprobs, 2);
+  request.set_logprobs(6);
+  EXPECT_FALSE(ConvertScore(request, Context()).ok());
+}
+
+}  // namespace
+}  // namespace fox

@@ -1,0 +1,150 @@
+// SequenceEvents: grouping, text held back, stop strings, and what Finish says.
+#include "server/calls/sequence_events.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <optional>
+
+#include "tests/e2e/test_core.h"
+#include "tests/server/calls/recording_consumer.h"
+
+namespace fox {
+namespace {
+
+constexpr Seconds kArrival = 10;
+
+RequestOutput Tokens(const std::string& text) {
+  RequestOutput output;
+  for (char c : text) output.tokens.push_back({static_cast<unsigned char>(c), -0.5f, 1, {}});
+  return output;
+}
+
+class SequenceEventsTest : public ::testing::Test {
+ protected:
+  SequenceEventsTest() {
+    spec_.sequences.resize(1);
+    spec_.sequences[0].id = 7;
+    spec_.sequences[0].prompt = {1, 2, 3};
+  }
+  SequenceEvents& events() {
+    if (!events_) {
+      events_.emplace(spec_, 0, kArrival, test_.core->context, *test_.engine, consumer_);
+    }
+    return *events_;
+  }
+  // The text of each TokenDelta.
+  std::vector<std::string> Deltas() {
+    std::vector<std::string> texts;
+    for (const v1::GenerateDelta& event : consumer_.events()) {
+      if (event.has_delta()) texts.push_back(event.delta().text());
+    }
+    return texts;
+  }
+  v1::Finish End(const Finish& finish, Seconds when = 15) {
+    events().End(finish, when);
+    return consumer_.events().back().finish();
+  }
+
+  TestCore test_;
+  RecordingConsumer consumer_{*test_.engine};
+  GenerationSpec spec_;
+  std::optional<SequenceEvents> events_;
+};
+
+using Texts = std::vector<std::string>;
+
+TEST_F(SequenceEventsTest, TheFirstTokenComesAloneAndOthersByTheInterval) {
+  spec_.stream_interval = 3;
+  for (const char* token : {"a", "b", "c", "d", "e", "f"}) events().Consume(Tokens(token), 12);
+  EXPECT_EQ(Deltas(), (Texts{"a", "bcd"}));
+  Finish finish;
+  finish.reason = FinishReason::kLength;
+  const v1::Finish end = End(finish);
+  EXPECT_EQ(Deltas(), (Texts{"a", "bcd", "ef"}));
+  EXPECT_EQ(end.reason(), v1::LENGTH);
+  EXPECT_EQ(end.usage().prompt_tokens(), 3u);
+  EXPECT_EQ(end.usage().completion_tokens(), 6u);
+  EXPECT_FALSE(end.has_perf());
+  EXPECT_FALSE(end.has_acp());
+}
+
+TEST_F(SequenceEventsTest, TextBeforeAStopStringOnly) {
+  spec_.stop = {"never", "END"};
+  events().Consume(Tokens("x"), 12);
+  events().Consume(Tokens("EN"), 12);  // may become the stop string
+  EXPECT_EQ(Deltas(), (Texts{"x"}));
+  EXPECT_FALSE(events().stopped());
+  events().Consume(Tokens("Dyz"), 12);  // sampled before the engine knew
+  EXPECT_TRUE(events().stopped());
+  EXPECT_EQ(Deltas(), (Texts{"x"}));
+  Finish aborted;
+  aborted.reason = FinishReason::kAbort;  // what the engine says of a cancelled sequence
+  const v1::Finish end = End(aborted);
+  EXPECT_EQ(end.reason(), v1::STOP);
+  EXPECT_EQ(end.stop_str(), "END");
+  EXPECT_EQ(end.usage().completion_tokens(), 4u);
+  EXPECT_EQ(Deltas(), (Texts{"x"}));
+}
+
+TEST_F(SequenceEventsTest, WhatWasHeldBackComesAtTheEnd) {
+  spec_.stop = {"END"};
+  events().Consume(Tokens("EN"), 12);
+  EXPECT_EQ(Deltas(), Texts{});
+  End(Finish());
+  EXPECT_EQ(Deltas(), (Texts{"EN"}));
+}
+
+TEST_F(SequenceEventsTest, NothingStopsBeforeMinTokens) {
+  spec_.stop = {"a"};
+  spec_.sequences[0].stop.min_tokens = 3;
+  events().Consume(Tokens("aa"), 12);
+  EXPECT_FALSE(events().stopped());
+  events().Consume(Tokens("a"), 12);
+  EXPECT_TRUE(events().stopped());
+  EXPECT_EQ(consumer_.Text(0), "aa");
+}
+
+TEST_F(SequenceEventsTest, IdsAndLogprobsAreNotHeldBack) {
+  spec_.stop = {"END"};
+  spec_.token_ids = spec_.logprobs = true;
+  RequestOutput output = Tokens("E");
+  output.tokens[0].top = {{'F', -1.5f, 2}};
+  output.prompt_logprobs = Tokens("pq").tokens;
+  events().Consume(output, 12);
+  const std::vector<v1::GenerateDelta> delivered = consumer_.events();
+  ASSERT_EQ(delivered.size(), 2u);
+  EXPECT_EQ(delivered[0].prompt().prompt_logprobs_size(), 2);
+  const v1::TokenDelta& delta = delivered[1].delta();
+  EXPECT_EQ(delta.text(), "");
+  ASSERT_EQ(delta.token_ids_size(), 1);
+  EXPECT_EQ(delta.token_ids(0), static_cast<uint32_t>('E'));
+  ASSERT_EQ(delta.logprobs(0).top_size(), 1);
+  EXPECT_EQ(delta.logprobs(0).top(0).rank(), 2u);
+}
+
+TEST_F(SequenceEventsTest, FinishTellsTimesAndTheCertificate) {
+  spec_.perf = spec_.acp_stats = true;
+  events().Consume(Tokens("a"), 12);
+  events().Consume(Tokens("b"), 14);
+  Finish finish;
+  finish.stats.first_scheduled = 11;
+  finish.stats.preemptions = 2;
+  finish.stats.acp.blocks_total = 9;
+  finish.stats.acp.blocks_pruned = 4;
+  finish.stats.acp.log_tolerance = -10;
+  const v1::Finish end = End(finish, 15);
+  EXPECT_EQ(end.perf().queue_s(), 1);
+  EXPECT_EQ(end.perf().prefill_s(), 1);
+  EXPECT_EQ(end.perf().ttft_s(), 2);
+  EXPECT_EQ(end.perf().decode_s(), 3);
+  EXPECT_EQ(end.perf().e2e_s(), 5);
+  EXPECT_EQ(end.perf().preemptions(), 2u);
+  EXPECT_EQ(end.acp().blocks_total(), 9u);
+  EXPECT_EQ(end.acp().blocks_pruned(), 4u);
+  EXPECT_EQ(end.acp().log_tolerance(), -10);
+  EXPECT_TRUE(std::isinf(end.acp().max_log_evicted_mass()));  // nothing was evicted
+}
+
+}  // namespace
+}  // namespace fox

@@ -1,0 +1,77 @@
+// Log lines: one line each, whatever stands in the fields; JSON that parses.
+#include "server/process/log.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace fox {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string Captured(LogFormat format, LogLevel least, LogLevel level,
+                     const std::vector<LogField>& fields) {
+  ConfigureLog(least, format);
+  ::testing::internal::CaptureStderr();
+  Log(level, "event", fields);
+  FlushLog(10);
+  ConfigureLog(LogLevel::kError, LogFormat::kText);
+  return ::testing::internal::GetCapturedStderr();
+}
+
+TEST(LogTest, JsonQuotesTextAndKeepsNumbers) {
+  const std::string line = Captured(LogFormat::kJson, LogLevel::kInfo, LogLevel::kInfo,
+                                    {{"id", "a\"\n\\b"},
+                                     {"count", int64_t{7}},
+                                     {"time", 0.25},
+                                     {"worst", -std::numeric_limits<double>::infinity()}});
+  EXPECT_THAT(line, HasSubstr(R"("id":"a\"\u000a\\b","count":7,"time":0.25,"worst":"-inf"})"));
+  EXPECT_EQ(line.find('\n'), line.size() - 1);
+}
+
+TEST(LogTest, JsonIsUtf8WhateverTheFieldHolds) {
+  const std::string line = Captured(LogFormat::kJson, LogLevel::kInfo, LogLevel::kInfo,
+                                    {{"a\"b", "\xff\xc3\xa9\xe2\x82"}});
+  EXPECT_THAT(line, HasSubstr("\"a\\\"b\":\"\xef\xbf\xbd\xc3\xa9\xef\xbf\xbd\"}"));
+}
+
+TEST(LogTest, TheLastLineIsWholeWhateverTheReason) {
+  ConfigureLog(LogLevel::kInfo, LogFormat::kJson);
+  ::testing::internal::CaptureStderr();
+  WriteLastLine("the end", ("\"quote\" \n" + std::string(1000, 'x')).c_str());
+  const std::string line = ::testing::internal::GetCapturedStderr();
+  ConfigureLog(LogLevel::kError, LogFormat::kText);
+  EXPECT_THAT(line, HasSubstr(R"("event":"the end","reason":"_quote_ _xxx)"));
+  EXPECT_EQ(line.substr(line.size() - 4), "x\"}\n");
+}
+
+TEST(LogTest, LinesForPeopleAreForTextAlone) {
+  for (const LogFormat format : {LogFormat::kText, LogFormat::kJson}) {
+    ConfigureLog(LogLevel::kInfo, format);
+    ::testing::internal::CaptureStderr();
+    LogText("one\ntwo\n");
+    FlushLog(10);
+    EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+              format == LogFormat::kText ? "one\ntwo\n" : "");
+  }
+}
+
+TEST(LogTest, TextIsOneLineAndLevelsFilter) {
+  const std::string line = Captured(LogFormat::kText, LogLevel::kInfo, LogLevel::kWarning,
+                                    {{"id", "two words\n"}, {"count", int64_t{7}}});
+  EXPECT_THAT(line, HasSubstr(" warning event id=\"two words\\u000a\" count=7\n"));
+  EXPECT_EQ(Captured(LogFormat::kText, LogLevel::kWarning, LogLevel::kInfo, {}), "");
+}
+
+TEST(LogTest, LevelNames) {
+  LogLevel level = LogLevel::kError;
+  EXPECT_TRUE(ParseLogLevel("debug", &level));
+  EXPECT_EQ(level, LogLevel::kDebug);
+  EXPECT_FALSE(ParseLogLevel("loud", &level));
+}
+
+}  // namespace
+}  // namespace fox
