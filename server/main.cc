@@ -18,10 +18,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/engine_factory.h"
+#include "engine/trace/trace.h"
 #include "google/protobuf/stubs/logging.h"
-#include "server/calls/plan_log.h"
 #include "server/calls/server_core.h"
-#include "server/calls/trace.h"
 #include "server/process/process_end.h"
 #include "server/process/signal_handler.h"
 #include "server/rpc/grpc_server.h"
@@ -47,6 +46,14 @@ int ExitWithConfigError(const absl::Status& status) {
   return kExitConfiguration;
 }
 
+// Every plan of the running engine as a line of the log, for `--log-level debug`.
+class PlanLog : public StepObserver {
+ public:
+  void BeforeSubmit(const StepPlan& plan) override {
+    Log(LogLevel::kDebug, "step", {{"plan", plan.DebugString()}});
+  }
+};
+
 // What looks into the engine; null: not asked for.
 struct Observers {
   std::unique_ptr<PlanLog> plan_log;
@@ -57,7 +64,10 @@ absl::StatusOr<Observers> MakeObservers(const ServerFlags& flags) {
   Observers out;
   if (flags.log_level == "debug") out.plan_log = std::make_unique<PlanLog>();
   if (flags.trace.empty()) return out;
-  absl::StatusOr<std::unique_ptr<TraceFile>> file = TraceFile::Create(flags.trace);
+  absl::StatusOr<std::unique_ptr<TraceFile>> file =
+      TraceFile::Create(flags.trace, [](const char* reason) {
+        Log(LogLevel::kWarning, "the trace ends", {{"reason", reason}});
+      });
   if (!file.ok()) return file.status();
   out.trace = std::make_unique<Trace>(*std::move(file));
   return out;
