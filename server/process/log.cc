@@ -92,16 +92,6 @@ void ConfigureLog(LogLevel least, LogFormat format) {
 
 LogFormat CurrentLogFormat() { return g_format; }
 
-bool ParseLogLevel(const std::string& name, LogLevel* level) {
-  for (int i = 0; i < 4; ++i) {
-    if (name == kNames[i]) {
-      *level = static_cast<LogLevel>(i);
-      return true;
-    }
-  }
-  return false;
-}
-
 void Log(LogLevel level, const char* event, const std::vector<LogField>& fields) {
   if (level >= g_least.load()) Writer().Add(Line(level, event, fields));
 }

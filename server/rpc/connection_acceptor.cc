@@ -20,7 +20,6 @@
 #include <optional>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "engine/steady_clock.h"
 #include "server/process/log.h"
@@ -67,14 +66,14 @@ void SetOption(int socket, int level, int name, unsigned value) {
 }
 
 // A listening socket, or -1 and errno. Accepted sockets inherit its options.
-int ListenOn(const sockaddr_storage& address, socklen_t length) {
+int ListenOn(const sockaddr_storage& address) {
   const int socket = ::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (socket < 0) return -1;
   SetOption(socket, SOL_SOCKET, SO_REUSEADDR, 1);
   SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   SetOption(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, kUserTimeoutMs);
   if (address.ss_family == AF_INET6) SetOption(socket, IPPROTO_IPV6, IPV6_V6ONLY, 0);
-  if (bind(socket, reinterpret_cast<const sockaddr*>(&address), length) == 0 &&
+  if (bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
       listen(socket, kBacklog) == 0) {
     return socket;
   }
@@ -105,12 +104,32 @@ uint64_t InodeOf(int descriptor) {
 
 int OpenSpare() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
 
-std::string WithoutBrackets(const std::string& host) {
-  const bool has_them = host.size() > 2 && host.front() == '[' && host.back() == ']';
-  return has_them ? host.substr(1, host.size() - 2) : host;
+// The addresses of a name, or of an address, which may stand in brackets. Without ports.
+absl::StatusOr<std::vector<sockaddr_storage>> Resolve(const std::string& host) {
+  const bool brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  const std::string name = brackets ? host.substr(1, host.size() - 2) : host;
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(name.c_str(), nullptr, &hints, &found);
+  if (error != 0) {
+    return absl::UnavailableError(absl::StrCat("cannot resolve ", host, ": ", gai_strerror(error)));
+  }
+  std::vector<sockaddr_storage> addresses;
+  for (const addrinfo* i = found; i != nullptr; i = i->ai_next) {
+    std::memcpy(&addresses.emplace_back(), i->ai_addr, i->ai_addrlen);
+  }
+  freeaddrinfo(found);
+  return addresses;
 }
 
 }  // namespace
+
+bool IsLoopback(const std::string& host) {
+  const auto addresses = Resolve(host);
+  return addresses.ok() && std::all_of(addresses->begin(), addresses->end(),
+                                       [](const auto& a) { return IsLoopback(AddressOf(a)); });
+}
 
 absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
     const AcceptorOptions& options) {
@@ -128,24 +147,13 @@ absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
 }
 
 absl::Status ConnectionAcceptor::Bind(const AcceptorOptions& options) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  const std::string host = WithoutBrackets(options.host);
-  const int error = getaddrinfo(host.c_str(), absl::StrCat(options.port).c_str(), &hints, &found);
-  if (error != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot resolve ", options.host, ": ", gai_strerror(error)));
-  }
-  const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
+  absl::StatusOr<std::vector<sockaddr_storage>> addresses = Resolve(options.host);
+  if (!addresses.ok()) return addresses.status();
   port_ = options.port;
   int failure = 0;
-  for (const addrinfo* i = found; i != nullptr; i = i->ai_next) {
-    sockaddr_storage address{};
-    std::memcpy(&address, i->ai_addr, i->ai_addrlen);
+  for (sockaddr_storage& address : *addresses) {
     PortOf(address) = htons(static_cast<uint16_t>(port_));  // the first one's, if any was free
-    const int socket = ListenOn(address, i->ai_addrlen);
+    const int socket = ListenOn(address);
     if (socket >= 0) {
       listeners_.push_back(socket);
       socklen_t length = sizeof(address);

@@ -27,6 +27,9 @@ struct AcceptorOptions {
   int64_t max_per_address = 0;
 };
 
+// Whether every address that `host` stands for is loopback. False: also when it has none.
+bool IsLoopback(const std::string& host);
+
 class ConnectionAcceptor {
  public:
   // Binds and listens on every address of the host. From here on clients connect and wait; nobody

@@ -66,12 +66,5 @@ TEST(LogTest, TextIsOneLineAndLevelsFilter) {
   EXPECT_EQ(Captured(LogFormat::kText, LogLevel::kWarning, LogLevel::kInfo, {}), "");
 }
 
-TEST(LogTest, LevelNames) {
-  LogLevel level = LogLevel::kError;
-  EXPECT_TRUE(ParseLogLevel("debug", &level));
-  EXPECT_EQ(level, LogLevel::kDebug);
-  EXPECT_FALSE(ParseLogLevel("loud", &level));
-}
-
 }  // namespace
 }  // namespace fox
