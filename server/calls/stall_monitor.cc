@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "engine/steady_clock.h"
 
 namespace fox {
 
@@ -30,8 +29,7 @@ bool StallMonitor::Watch::HasStalled(Seconds now) {
   return now - since_ >= monitor_.timeout_ && !stalled_.exchange(true);
 }
 
-void StallMonitor::EndStalled() {
-  const Seconds now = SteadySeconds();
+void StallMonitor::EndStalled(Seconds now) {
   if (now < next_look_) return;
   next_look_ = now + std::min(timeout_ / 8, 1.0);
   std::vector<OnStall> stalled;

@@ -51,8 +51,9 @@ class StallMonitor {
   // `timeout` in seconds.
   explicit StallMonitor(double timeout) : timeout_(timeout) {}
 
-  // Looks at all calls, unless it did so less than an eighth of the timeout ago. One thread.
-  void EndStalled();
+  // Looks at all calls, unless it did so less than an eighth of the timeout ago. `now`: in seconds
+  // of a clock that goes on. One thread.
+  void EndStalled(Seconds now);
 
  private:
   const double timeout_;

@@ -37,22 +37,18 @@ constexpr unsigned kUserTimeoutMs = 20000;
 constexpr double kSecondsBetweenLooks = 0.05;
 constexpr std::chrono::milliseconds kPause(20);
 
-int64_t DescriptorLimit() {
-  rlimit limit{};
-  getrlimit(RLIMIT_NOFILE, &limit);
-  return static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, int64_t{1} << 40));
-}
-
-// A quarter of a small limit is reserved.
+// By the limit of descriptors; a quarter of a small one is reserved.
 int64_t DefaultCap() {
-  const int64_t limit = DescriptorLimit();
+  rlimit descriptors{};
+  getrlimit(RLIMIT_NOFILE, &descriptors);
+  const auto limit = static_cast<int64_t>(std::min<rlim_t>(descriptors.rlim_cur, 1 << 30));
   return std::clamp<int64_t>(limit - std::min(kReservedDescriptors, limit / 4), 1,
                              kMaxDefaultConnections);
 }
 
-absl::Status Failed(const char* what, const std::string& host, int port, int error) {
-  return absl::UnavailableError(
-      absl::StrCat("cannot ", what, " ", host, ", port ", port, ": ", std::strerror(error)));
+absl::Status CannotListen(const AcceptorOptions& options, int error) {
+  return absl::UnavailableError(absl::StrCat("cannot listen on ", options.host, ", port ",
+                                             options.port, ": ", std::strerror(error)));
 }
 
 // Of an address of either family, in the network's order.
@@ -142,7 +138,7 @@ absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
   const absl::Status status = acceptor->Bind(options);
   if (!status.ok()) return status;
   acceptor->spare_ = OpenSpare();
-  if (acceptor->spare_ < 0) return Failed("listen on", options.host, options.port, errno);
+  if (acceptor->spare_ < 0) return CannotListen(options, errno);
   return acceptor;
 }
 
@@ -165,7 +161,7 @@ absl::Status ConnectionAcceptor::Bind(const AcceptorOptions& options) {
   }
   // A machine without IPv6 still has ::1 as a name's address; a port taken on one is taken.
   if (listeners_.empty() || failure == EADDRINUSE) {
-    return Failed("listen on", options.host, options.port, failure);
+    return CannotListen(options, failure);
   }
   return absl::OkStatus();
 }

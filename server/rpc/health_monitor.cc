@@ -79,7 +79,7 @@ void HealthMonitor::Loop() {
     if (hangs && on_fatal_) Log(LogLevel::kError, "a step hangs");
     Check();
     if (on_fatal_ && (hangs || !core_.engine.fatal().ok())) std::exchange(on_fatal_, nullptr)();
-    core_.stalls().EndStalled();
+    core_.stalls().EndStalled(SteadySeconds());
   }
 }
 
