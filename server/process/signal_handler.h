@@ -20,7 +20,7 @@ class SignalHandler {
   void Wake();
 
  private:
-  sigset_t stops_, all_;  // SIGTERM and SIGINT; these and what Wake sends
+  sigset_t stops_{}, all_{};  // SIGTERM and SIGINT; these and what Wake sends
 };
 
 }  // namespace fox
