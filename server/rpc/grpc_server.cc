@@ -163,13 +163,20 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
                                                   [&core] { return core.delivery().StuckFor(); });
   const absl::Status status = impl->StartAdmin(options);
   if (!status.ok()) return status;
-  impl->acceptor->Start(std::move(sink));
+  impl->acceptor->Start([sink = std::shared_ptr(std::move(sink))](int listener, int descriptor) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.listener_fd = listener;
+    connection.fd = descriptor;
+    sink->HandleNewConnection(&connection);
+  });
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
 }
 
 GrpcServer::~GrpcServer() { Stop(0); }
 
 int GrpcServer::port() const { return impl_->acceptor->port(); }
+
+bool GrpcServer::serving() const { return impl_->monitor != nullptr && impl_->monitor->serving(); }
 
 int GrpcServer::admin_port() const { return impl_->admin_port; }
 

@@ -1,5 +1,5 @@
 // ConnectionAcceptor: see connection_acceptor.h.
-#include "server/rpc/connection_acceptor.h"
+#include "server/process/connection_acceptor.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -171,8 +171,7 @@ ConnectionAcceptor::~ConnectionAcceptor() {
   if (spare_ >= 0) close(spare_);
 }
 
-void ConnectionAcceptor::Start(
-    std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> sink) {
+void ConnectionAcceptor::Start(Sink sink) {
   sink_ = std::move(sink);
   thread_ = std::thread([this] { Run(); });
 }
@@ -215,10 +214,7 @@ void ConnectionAcceptor::AcceptFrom(int listener) {
       continue;
     }
     connections_.push_back({descriptor, InodeOf(descriptor), address});
-    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
-    parameters.listener_fd = listener;
-    parameters.fd = descriptor;
-    sink_->HandleNewConnection(&parameters);
+    sink_(listener, descriptor);
   }
 }
 
