@@ -40,7 +40,6 @@ class ConnectionAcceptor {
   ConnectionAcceptor& operator=(const ConnectionAcceptor&) = delete;
 
   int port() const { return port_; }
-  int64_t max_connections() const { return max_connections_; }
 
   // Takes over a connection, whose descriptor it closes one day. Must not block.
   using Sink = std::function<void(int listener, int descriptor)>;
