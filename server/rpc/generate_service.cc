@@ -14,34 +14,23 @@ using Kind = GenerationReactor::Kind;
 
 constexpr int kMaxAbortIds = 1024;
 
-// Parses, checks and tokenizes; `convert` turns the parsed message into a spec.
+// Parses, then converts.
 template <class Message, class Convert>
-absl::StatusOr<GenerationSpec> ConvertBytes(grpc::ByteBuffer* bytes, Convert convert,
-                                            const ConversionContext& context) {
-  Message message;
-  absl::Status status = ParseMessage(*bytes, &message);
-  bytes->Clear();
-  if (status.ok()) status = CheckModelName(message.model(), context);
-  if (!status.ok()) return status;
-  absl::StatusOr<std::string> id = CheckRequestId(message.request_id());
-  if (!id.ok()) return id.status();
-  absl::StatusOr<GenerationSpec> spec = convert(message, context);
-  if (spec.ok()) spec->request_id = *std::move(id);
-  return spec;
+auto Converting(Convert convert) {
+  return [convert](grpc::ByteBuffer* bytes,
+                   const ConversionContext& context) -> absl::StatusOr<GenerationSpec> {
+    Message message;
+    absl::Status status = ParseMessage(*bytes, &message);
+    bytes->Clear();
+    if (!status.ok()) return status;
+    return convert(message, context);
+  };
 }
 
 template <bool stream>
-absl::StatusOr<GenerationSpec> ConvertGenerateBytes(grpc::ByteBuffer* bytes,
-                                                    const ConversionContext& context) {
-  const auto convert = [](const v1::GenerateRequest& message, const ConversionContext& conversion) {
-    return ConvertGenerate(message, stream, conversion);
-  };
-  return ConvertBytes<v1::GenerateRequest>(bytes, convert, context);
-}
-
-absl::StatusOr<GenerationSpec> ConvertScoreBytes(grpc::ByteBuffer* bytes,
-                                                 const ConversionContext& context) {
-  return ConvertBytes<v1::ScoreRequest>(bytes, ConvertScore, context);
+absl::StatusOr<GenerationSpec> ConvertAs(const v1::GenerateRequest& request,
+                                         const ConversionContext& context) {
+  return ConvertGenerate(request, stream, context);
 }
 
 bool EncodeDelta(Events events, grpc::ByteBuffer* out) {
@@ -102,9 +91,11 @@ bool EncodeScore(Events events, grpc::ByteBuffer* out) {
 }  // namespace
 
 GenerateService::GenerateService(ServerCore& core) : RawService(core) {
-  Serve({"Generate", Kind::kUnary, ConvertGenerateBytes<false>, EncodeGenerate});
-  Serve({"GenerateStream", Kind::kStream, ConvertGenerateBytes<true>, EncodeDelta});
-  Serve({"Score", Kind::kUnary, ConvertScoreBytes, EncodeScore});
+  Serve({"Generate", Kind::kUnary, Converting<v1::GenerateRequest>(ConvertAs<false>),
+         EncodeGenerate});
+  Serve({"GenerateStream", Kind::kStream, Converting<v1::GenerateRequest>(ConvertAs<true>),
+         EncodeDelta});
+  Serve({"Score", Kind::kUnary, Converting<v1::ScoreRequest>(ConvertScore), EncodeScore});
   ServeShort<v1::AbortRequest, v1::AbortResponse>(
       "Abort", [&core](const v1::AbortRequest& request, v1::AbortResponse* response) {
         if (request.request_ids().empty() || request.request_ids_size() > kMaxAbortIds) {

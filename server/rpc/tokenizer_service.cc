@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "server/calls/request_conversion.h"
-#include "server/calls/sampling_conversion.h"
 
 namespace fox {
 namespace {
