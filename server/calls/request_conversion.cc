@@ -179,10 +179,6 @@ absl::Status ConvertLogprobIds(const google::protobuf::RepeatedField<uint32_t>& 
   return status;
 }
 
-const char* NameOf(AcpMode mode) {
-  return mode == AcpMode::kOff ? "OFF" : mode == AcpMode::kPaper ? "PAPER" : "CERTIFIED";
-}
-
 absl::Status ConvertAcp(const v1::AcpOptions& acp, const EngineOptions& engine, Request* out) {
   if (acp.has_log_tolerance()) {
     const float tolerance = acp.log_tolerance();
@@ -197,7 +193,8 @@ absl::Status ConvertAcp(const v1::AcpOptions& acp, const EngineOptions& engine, 
   if (acp.mode() == v1::OFF) {
     out->log_tolerance = -std::numeric_limits<double>::infinity();
   } else if (acp.mode() != ToWire(engine.acp)) {
-    return Invalid(absl::StrCat("acp.mode: must be OFF or the server's, ", NameOf(engine.acp)));
+    return Invalid(absl::StrCat("acp.mode: must be OFF or the server's, ",
+                                v1::AcpMode_Name(ToWire(engine.acp))));
   }
   return absl::OkStatus();
 }

@@ -8,16 +8,13 @@ namespace fox {
 namespace {
 
 void AddLogprobs(const SampledToken& token, v1::TokenLogprobs* out) {
-  v1::TokenLogprob* own = out->mutable_token();
-  own->set_token_id(static_cast<uint32_t>(token.id));
-  own->set_logprob(token.logprob);
-  own->set_rank(static_cast<uint32_t>(token.rank));
-  for (const TokenLogprob& alternative : token.top) {
-    v1::TokenLogprob* top = out->add_top();
-    top->set_token_id(static_cast<uint32_t>(alternative.id));
-    top->set_logprob(alternative.logprob);
-    top->set_rank(static_cast<uint32_t>(alternative.rank));
-  }
+  const auto add = [](const auto& from, v1::TokenLogprob* to) {
+    to->set_token_id(static_cast<uint32_t>(from.id));
+    to->set_logprob(from.logprob);
+    to->set_rank(static_cast<uint32_t>(from.rank));
+  };
+  add(token, out->mutable_token());
+  for (const TokenLogprob& alternative : token.top) add(alternative, out->add_top());
 }
 
 uint64_t Unsigned(int64_t value) { return static_cast<uint64_t>(std::max<int64_t>(0, value)); }

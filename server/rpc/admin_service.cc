@@ -15,6 +15,7 @@ void TellLoad(const ServerCore& core, Response* response) {
 
 }  // namespace
 
+// Operators are let in whatever clients hold.
 AdminService::AdminService(ServerCore& core, const std::function<void()>& on_change)
     : RawService(core) {
   ServeShort<v1::DrainRequest, v1::DrainResponse>(
@@ -26,7 +27,7 @@ AdminService::AdminService(ServerCore& core, const std::function<void()>& on_cha
         TellLoad(core, response);
         return absl::OkStatus();
       },
-      /*for_operators=*/true);
+      /*takes_share=*/false);
   ServeShort<v1::UndrainRequest, v1::UndrainResponse>(
       "Undrain",
       [&core, on_change](const v1::UndrainRequest&, v1::UndrainResponse* response) {
@@ -36,7 +37,7 @@ AdminService::AdminService(ServerCore& core, const std::function<void()>& on_cha
         TellLoad(core, response);
         return status;
       },
-      /*for_operators=*/true);
+      /*takes_share=*/false);
 }
 
 }  // namespace fox

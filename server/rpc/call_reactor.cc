@@ -27,11 +27,7 @@ std::optional<grpc::ByteBuffer> CallReactor::TakeRequest() {
 }
 
 void CallReactor::Answer(absl::Status status, const google::protobuf::Message* message) {
-  {
-    const MutexLock lock(mutex_);
-    if (std::exchange(answered_, true)) return;
-    request_.Clear();
-  }
+  if (!Claim()) return;
   if (status.ok()) {
     SerializeMessage(*message, &bytes_);
     if (!info_.share.Hold(static_cast<int64_t>(bytes_.Length()))) status = AnswersUnread();
@@ -43,6 +39,12 @@ void CallReactor::OnDone() {
   writes_.reset();
   info_.share = CallBudget::Share();
   self_ = nullptr;
+}
+
+bool CallReactor::Claim() {
+  const MutexLock lock(mutex_);
+  request_.Clear();
+  return !std::exchange(answered_, true);
 }
 
 absl::Status CallReactor::WhyCancelled() const {

@@ -34,6 +34,8 @@ class CallReactor : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void OnDone() override;
 
  protected:
+  // True for who comes first: nobody else answers the call then.
+  bool Claim();
   // In OnCancel.
   absl::Status WhyCancelled() const;
   // Ends the call though a write hangs: nothing more is written, and OnCancel follows.

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <functional>
-#include <memory>
+#include <string>
 #include <utility>
 
 #include "google/protobuf/descriptor.h"
@@ -22,12 +22,13 @@ class RawService : public Definition::Service {
   // `core` must outlive the server that the service is registered with.
   explicit RawService(ServerCore& core) : core_(core) {}
 
-  // Does what the generated WithRawCallbackMethod_NAME does, for a method of any kind.
-  void Serve(const char* method, Handler handler) {
+  // Does what the generated WithRawCallbackMethod_NAME does, for a method of any kind. A method is
+  // named as the log calls it: NAME or SERVICE.NAME.
+  void Serve(const std::string& method, Handler handler) {
     const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
         Definition::service_full_name());
     this->MarkMethodRawCallback(
-        service->FindMethodByName(method)->index(),
+        service->FindMethodByName(method.substr(method.rfind('.') + 1))->index(),
         new grpc::internal::CallbackServerStreamingHandler<Bytes, Bytes>(std::move(handler)));
   }
 
@@ -38,18 +39,18 @@ class RawService : public Definition::Service {
   }
 
   // A method whose message is small and whose answer takes no time: all of it happens in the
-  // handler. Operators are let in whatever clients hold: `for_operators` takes no share.
+  // handler. Without a share of the budget it is let in whatever clients hold.
   template <class Request, class Response>
   void ServeShort(const char* method,
                   std::function<absl::Status(const Request& request, Response* response)> answer,
-                  bool for_operators = false) {
-    Serve(method, [this, method, answer = std::move(answer), for_operators](
+                  bool takes_share = true) {
+    Serve(method, [this, method, answer = std::move(answer), takes_share](
                       grpc::CallbackServerContext* context, const Bytes* bytes) {
       Request request;
       Response response;
       absl::Status status;
       CallInfo call = DescribeCall(method, *context, core_);
-      if (!for_operators) status = core_.TakeShare(&call, static_cast<int64_t>(bytes->Length()));
+      if (takes_share) status = core_.TakeShare(&call, static_cast<int64_t>(bytes->Length()));
       if (status.ok()) status = ParseShortMessage(*bytes, &request);
       if (status.ok()) status = answer(request, &response);
       auto* reactor = new CallReactor(core_, context, std::move(call));
