@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "grpc/grpc.h"
-#include "server/rpc/status_mapping.h"
 
 namespace fox {
 

@@ -48,11 +48,10 @@ class CallReactor : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   CallInfo info_;
   std::optional<StallMonitor::Watch> writes_;  // until OnDone
   grpc::ByteBuffer bytes_;                     // of the write in flight
+  Mutex mutex_;
 
  private:
   std::shared_ptr<CallReactor> self_{this};
-
-  Mutex mutex_;
   grpc::ByteBuffer request_ ABSL_GUARDED_BY(mutex_);
   bool answered_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -30,7 +30,10 @@ CallReactor* GenerationReactor::Start(ServerCore& core, Method method,
   };
   auto* reactor = new GenerationReactor(core, std::move(method), context, std::move(info));
   if (admitted.ok()) {
-    reactor->generation_ = Generation::Start(core, reactor->info_, convert, reactor);
+    // It may end before this returns, but OnCancel comes after the handler.
+    const auto generation = Generation::Start(core, reactor->info_, convert, reactor);
+    const MutexLock lock(reactor->mutex_);
+    reactor->generation_ = generation;
   } else {
     reactor->Done(admitted);
   }
@@ -102,12 +105,13 @@ void GenerationReactor::OnWriteDone(bool ok) {
 }
 
 void GenerationReactor::OnCancel() {
+  std::shared_ptr<Generation> generation;
   {
     const MutexLock lock(mutex_);
     broken_ = true;
     DropPending();
+    generation = generation_.lock();
   }
-  const std::shared_ptr<Generation> generation = generation_.lock();
   if (generation != nullptr) generation->Cancel(WhyCancelled());
 }
 

@@ -63,9 +63,8 @@ class GenerationReactor final : public CallReactor, public GenerationConsumer {
   void DropPending() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Method method_;
-  std::weak_ptr<Generation> generation_;  // set in the handler, and OnCancel comes after it
-
-  Mutex mutex_;                                         // also for the share's Hold
+  // The base's mutex is also for the share's Hold.
+  std::weak_ptr<Generation> generation_ ABSL_GUARDED_BY(mutex_);
   std::vector<Event> pending_ ABSL_GUARDED_BY(mutex_);  // at most one delta a sequence
   Event writing_ ABSL_GUARDED_BY(mutex_);               // without its message
   bool write_in_flight_ ABSL_GUARDED_BY(mutex_) = false;
