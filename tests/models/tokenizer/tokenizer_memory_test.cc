@@ -59,7 +59,7 @@ void ExpectLittleMemory(const Tokenizer& tokenizer) {
   for (const auto& [name, text] : contents) {
     const double mib = PeakOfChild(tokenizer, text) - PeakOfChild(tokenizer, "a");
     std::printf("%-16s %-16s %6.1f MiB\n", tokenizer.info().kind.c_str(), name, mib);
-    EXPECT_LT(mib, 128) << name;
+    EXPECT_LT(mib, 80) << name;
   }
 }
 
