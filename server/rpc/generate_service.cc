@@ -42,7 +42,8 @@ bool EncodeGenerate(Events events, grpc::ByteBuffer* out) {
   v1::GenerateResponse response;
   for (v1::GenerateDelta& event : events) {
     if (event.has_prompt()) {
-      response.mutable_prompt()->MergeFrom(event.prompt());
+      if (!response.has_prompt()) response.mutable_prompt()->Swap(event.mutable_prompt());
+      response.mutable_prompt()->MergeFrom(event.prompt());  // the first one's is empty now
       continue;
     }
     const uint32_t index = event.has_delta() ? event.delta().index() : event.finish().index();
