@@ -19,7 +19,7 @@ constexpr uint32_t kDefaultMaxTokens = 16;  // OpenAI's
 absl::Status Invalid(absl::string_view message) { return absl::InvalidArgumentError(message); }
 
 // A text, ids, or a list of either.
-constexpr char kForm[] =
+constexpr char kPromptForm[] =
     "prompt: must be a text, a list of texts, token ids or a list of lists of token ids";
 absl::Status ReadPrompts(const Json* value, std::vector<v1::GenerateRequest>* out) {
   if (value == nullptr) return Invalid("prompt: must be set");
@@ -34,14 +34,14 @@ absl::Status ReadPrompts(const Json* value, std::vector<v1::GenerateRequest>* ou
     return true;
   };
   if (!value->is_array() || (!value->empty() && value->front().is_number())) {
-    return add(*value) ? absl::OkStatus() : Invalid(kForm);
+    return add(*value) ? absl::OkStatus() : Invalid(kPromptForm);
   }
   if (value->empty()) return Invalid("prompt: must not be empty");
   if (value->size() > kMaxPrompts) {
     return Invalid(absl::StrCat("prompt: at most ", kMaxPrompts, " prompts"));
   }
   for (const Json& prompt : *value) {
-    if (!add(prompt)) return Invalid(kForm);
+    if (!add(prompt)) return Invalid(kPromptForm);
   }
   return absl::OkStatus();
 }
@@ -49,12 +49,12 @@ absl::Status ReadPrompts(const Json* value, std::vector<v1::GenerateRequest>* ou
 void ReadBias(JsonFields* fields, v1::Sampling* sampling) {
   const Json* bias = fields->Find("logit_bias");
   if (bias == nullptr) return;
-  constexpr const char* kForm = "an object of token ids and numbers";
-  if (!bias->is_object()) return fields->Fail("logit_bias", kForm);
+  constexpr const char* kBiasForm = "an object of token ids and numbers";
+  if (!bias->is_object()) return fields->Fail("logit_bias", kBiasForm);
   for (const auto& [key, value] : bias->items()) {
     uint32_t id = 0;
     if (!absl::SimpleAtoi(key, &id) || !value.is_number()) {
-      return fields->Fail("logit_bias", kForm);
+      return fields->Fail("logit_bias", kBiasForm);
     }
     (*sampling->mutable_logit_bias())[id] = ToFloat(value);
   }
