@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -19,11 +20,13 @@
 #include "absl/strings/str_cat.h"
 #include "engine/engine_factory.h"
 #include "google/protobuf/stubs/logging.h"
+#include "server/calls/access.h"
 #include "server/calls/plan_log.h"
 #include "server/calls/server_core.h"
 #include "server/calls/trace.h"
 #include "server/process/process_end.h"
 #include "server/process/signal_handler.h"
+#include "server/process/tls_files.h"
 #include "server/rpc/grpc_server.h"
 #include "server/server_flags.h"
 
@@ -198,20 +201,48 @@ void PrintListening(const std::string& host, int port) {
   EndNow(kExitEngineFailed);
 }
 
-int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals,
-          std::unique_ptr<ConnectionAcceptor> acceptor) {
+// What a port needs before it opens. Everything that may be wrong with it is told before the
+// minutes that a model takes.
+struct Doors {
+  std::unique_ptr<ConnectionAcceptor> acceptor;
+  std::shared_ptr<TlsFiles> tls;
+  std::shared_ptr<Access> access;
+};
+
+absl::StatusOr<Doors> PrepareDoors(const ServerFlags& flags) {
+  Doors out;
+  if (const std::optional<TlsOptions> options = TlsOptionsOf(flags)) {
+    absl::StatusOr<std::unique_ptr<TlsFiles>> tls = TlsFiles::Load(*options);
+    if (!tls.ok()) return tls.status();
+    out.tls = *std::move(tls);
+  }
+  absl::StatusOr<std::shared_ptr<Access>> access =
+      Access::Load(flags.api_key_file, flags.admin_key_file);
+  if (!access.ok()) return access.status();
+  out.access = *std::move(access);
+  auto listening = ConnectionAcceptor::Listen(GrpcOptionsOf(flags).listen);
+  if (!listening.ok()) return listening.status();
+  out.acceptor = *std::move(listening);
+  return out;
+}
+
+int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals, Doors doors) {
   EngineThread engine(std::move(model.engine.engine));
+  ServerLimits limits = ServerLimitsOf(flags);
+  limits.access = doors.access;
   ServerCore core(engine, model.engine.config, model.context,
                   ServerDescription{FOX_VERSION, FOX_GIT_SHA, model.engine.backend,
                                     model.engine.dtype, model.engine.dtype},
-                  ServerLimitsOf(flags));
+                  limits);
+  GrpcServerOptions port = GrpcOptionsOf(flags);
+  port.tls = doors.tls;
   absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(
-      core, GrpcOptionsOf(flags),
+      core, port,
       [&core, signals] {
         if (core.engine.fatal().ok()) EndHung(core);
         signals->Wake();
       },
-      std::move(acceptor));
+      std::move(doors.acceptor));
   if (!server.ok()) {
     engine.Stop();
     return ExitWithConfigError(server.status());
@@ -269,18 +300,15 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   const absl::StatusOr<Observers> observers = MakeObservers(flags);
   if (!observers.ok()) return ExitWithConfigError(observers.status());
   const bool check = !flags.check_model.empty();
-  std::unique_ptr<ConnectionAcceptor> acceptor;
-  if (!check) {  // a taken port is told before the minutes that a model takes
-    auto listening = ConnectionAcceptor::Listen(GrpcOptionsOf(flags).listen);
-    if (!listening.ok()) return ExitWithConfigError(listening.status());
-    acceptor = *std::move(listening);
-  }
+  absl::StatusOr<Doors> doors = Doors();
+  if (!check) doors = PrepareDoors(flags);
+  if (!doors.ok()) return ExitWithConfigError(doors.status());
   absl::StatusOr<LoadedModel> model =
       LoadUnlessSignalled(flags, check ? flags.check_model : flags.model, *observers, signals);
   if (!model.ok()) return ExitWithConfigError(model.status());
   if (check) return std::fputs(Describe(*model).c_str(), stdout) < 0;
   LogStart(*model, set);
-  return Serve(flags, *std::move(model), signals, std::move(acceptor));
+  return Serve(flags, *std::move(model), signals, *std::move(doors));
 }
 
 // Large messages go back to the system when they are freed, and what one thread has freed another

@@ -89,8 +89,6 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
   set->String("host", "ADDRESS", "address to listen on", &f->host);
   set->Int("grpc-port", "PORT", "port to listen on; 0: any free one, which is printed", 0, 65535,
            &f->grpc_port);
-  set->Bool("allow-insecure-remote", "permit a host that is not loopback, without encryption",
-            &f->allow_insecure_remote);
   set->String("grpc-services", "LIST", "services to offer", &f->grpc_services);
   set->String("admin-address", "HOST:PORT",
               "where alone the admin service is offered; `main`: the main port, though strangers "
@@ -113,8 +111,32 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
            "close connections that old, so that balancers rebalance; "
            "0: never",
            0, 1 << 20, &f->max_connection_age);
+  set->Int("max-connection-idle", "SECONDS",
+           "close connections without a call for that long; 0: never", 0, 1 << 20,
+           &f->max_connection_idle);
   set->Double("shutdown-timeout", "SECONDS", "time for running requests after SIGTERM", 0, 86400,
               &f->shutdown_timeout);
+}
+
+void RegisterSecurity(ServerFlags* f, FlagSet* set) {
+  set->Group("Security");
+  set->Bool("allow-insecure-remote", "permit a host that is not loopback, without encryption",
+            &f->allow_insecure_remote);
+  set->String("ssl-certfile", "FILE", "serve TLS with this certificate chain, PEM [plain text]",
+              &f->ssl_certfile);
+  set->String("ssl-keyfile", "FILE", "the certificate's key, PEM without a passphrase",
+              &f->ssl_keyfile);
+  set->String("ssl-ca-certs", "FILE",
+              "authorities of client certificates, PEM [none are asked for]", &f->ssl_ca_certs);
+  set->Choice("ssl-cert-reqs", {"auto", "none", "optional", "required"},
+              "whether clients need a certificate; auto: required, if there are --ssl-ca-certs",
+              &f->ssl_cert_reqs);
+  set->String("api-key-file", "FILE", "bearer tokens of clients, one a line [none is needed]",
+              &f->api_key_file);
+  set->String("admin-key-file", "FILE",
+              "bearer tokens of administrators, who may do what clients may, too "
+              "[none is needed at --admin-address]",
+              &f->admin_key_file);
 }
 
 bool IsLoopback(const sockaddr& address) {
@@ -148,21 +170,60 @@ absl::Status CheckHost(const char* flag, const std::string& host, bool allow_rem
   if (allow_remote || IsLoopback(host)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       flag,
-      ": not a loopback address; there is no encryption, so put a proxy in front or give "
-      "--allow-insecure-remote"));
+      ": not a loopback address; give --ssl-certfile and --ssl-keyfile, put a proxy in front or "
+      "give --allow-insecure-remote"));
 }
 
 // HOST:PORT; the host of an IPv6 address stands in brackets.
+std::optional<AcceptorOptions> ParseAddress(const std::string& address) {
+  AcceptorOptions out;
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos || !absl::SimpleAtoi(address.substr(colon + 1), &out.port) ||
+      out.port < 0 || out.port > 65535) {
+    return std::nullopt;
+  }
+  out.host = address.substr(0, colon);
+  return out;
+}
+
 absl::Status CheckAdminAddress(const ServerFlags& flags) {
+  if (flags.admin_address == kMainPort && !flags.api_key_file.empty() &&
+      flags.admin_key_file.empty()) {
+    return absl::InvalidArgumentError(
+        "--admin-address: main, where clients need --api-key-file's tokens, needs "
+        "--admin-key-file, too");
+  }
   if (flags.admin_address.empty() || flags.admin_address == kMainPort) return absl::OkStatus();
-  const size_t colon = flags.admin_address.rfind(':');
-  int32_t port = -1;
-  if (colon == std::string::npos ||
-      !absl::SimpleAtoi(flags.admin_address.substr(colon + 1), &port) || port < 0 || port > 65535) {
+  const std::optional<AcceptorOptions> address = ParseAddress(flags.admin_address);
+  if (!address.has_value()) {
     return absl::InvalidArgumentError("--admin-address: must be HOST:PORT or main");
   }
-  return CheckHost("--admin-address", flags.admin_address.substr(0, colon),
-                   flags.allow_insecure_remote);
+  const std::optional<TlsOptions> tls = TlsOptionsOf(flags);
+  const bool known = !flags.admin_key_file.empty() ||
+                     (tls.has_value() && tls->clients == ClientCertificate::kRequired);
+  absl::Status status =
+      CheckHost("--admin-address", address->host, flags.allow_insecure_remote || tls.has_value());
+  if (status.ok() && !known && !flags.allow_insecure_remote && !IsLoopback(address->host)) {
+    status = absl::InvalidArgumentError(
+        "--admin-address: not a loopback address, and whoever connects would be an administrator; "
+        "give --admin-key-file or --ssl-ca-certs");
+  }
+  return status;
+}
+
+absl::Status CheckTls(const ServerFlags& flags) {
+  const bool certificate = !flags.ssl_certfile.empty(), authorities = !flags.ssl_ca_certs.empty();
+  if (certificate != !flags.ssl_keyfile.empty()) {
+    return absl::InvalidArgumentError("--ssl-certfile: needs --ssl-keyfile, and the other way");
+  }
+  if (authorities && !certificate) {
+    return absl::InvalidArgumentError("--ssl-ca-certs: needs --ssl-certfile and --ssl-keyfile");
+  }
+  const bool asked = flags.ssl_cert_reqs == "optional" || flags.ssl_cert_reqs == "required";
+  if (asked && !authorities) {
+    return absl::InvalidArgumentError("--ssl-cert-reqs: needs --ssl-ca-certs");
+  }
+  return absl::OkStatus();
 }
 
 std::set<std::string> Split(const std::string& list) {
@@ -176,6 +237,7 @@ void RegisterServerFlags(ServerFlags* flags, FlagSet* set) {
   RegisterPruning(flags, set);
   RegisterScheduling(flags, set);
   RegisterServing(flags, set);
+  RegisterSecurity(flags, set);
   set->Group("Other");
   set->Choice("log-level", {"debug", "info", "warning", "error"}, "least level logged",
               &flags->log_level);
@@ -213,7 +275,9 @@ absl::Status CheckServerFlags(const ServerFlags& flags) {
           absl::StrCat("--grpc-services: unknown service ", service.substr(0, 64)));
     }
   }
-  absl::Status status = CheckHost("--host", flags.host, flags.allow_insecure_remote);
+  absl::Status status = CheckTls(flags);
+  status.Update(CheckHost("--host", flags.host,
+                          flags.allow_insecure_remote || TlsOptionsOf(flags).has_value()));
   status.Update(CheckAdminAddress(flags));
   return status;
 }
@@ -248,12 +312,26 @@ GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags) {
   out.max_streams = static_cast<int>(flags.max_calls);
   out.receive_memory_bytes = 2 * flags.call_memory_mb << 20;
   out.max_connection_age_s = static_cast<int>(flags.max_connection_age);
+  out.max_connection_idle_s = static_cast<int>(flags.max_connection_idle);
   out.step_timeout = flags.step_timeout;
   out.services = Split(flags.grpc_services);
-  // Who reaches the main port from afar is no operator, unless that is said.
+  // Who reaches the main port from afar, or as a client, is no administrator.
   if (flags.admin_address == kMainPort) return out;
-  out.admin_address = flags.admin_address;
-  if (!IsLoopback(flags.host)) out.services.erase("admin");
+  const bool clients_only = !flags.api_key_file.empty() && flags.admin_key_file.empty();
+  if (clients_only || !IsLoopback(flags.host)) out.services.erase("admin");
+  out.admin = ParseAddress(flags.admin_address);
+  return out;
+}
+
+std::optional<TlsOptions> TlsOptionsOf(const ServerFlags& flags) {
+  if (flags.ssl_certfile.empty()) return std::nullopt;
+  TlsOptions out{flags.ssl_certfile, flags.ssl_keyfile, flags.ssl_ca_certs};
+  if (flags.ssl_ca_certs.empty() || flags.ssl_cert_reqs == "none") {
+    out.authorities.clear();
+  } else {
+    out.clients = flags.ssl_cert_reqs == "optional" ? ClientCertificate::kOptional
+                                                    : ClientCertificate::kRequired;
+  }
   return out;
 }
 

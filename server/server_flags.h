@@ -36,6 +36,9 @@ struct ServerFlags {
   std::string client_metadata;  // key of a gateway's name for its client; empty: none is believed
   std::string grpc_services = "inference,tokenizer,info,admin,health,reflection";
   bool allow_insecure_remote = false;
+  std::string ssl_certfile, ssl_keyfile, ssl_ca_certs, ssl_cert_reqs = "auto";
+  std::string api_key_file, admin_key_file;
+  int64_t max_connection_idle = 300;
   double shutdown_timeout = 30;
   std::string log_level = "info", log_format = "text", trace;
   bool version = false, help = false;
@@ -53,6 +56,8 @@ absl::StatusOr<std::string> ServedModelName(const ServerFlags& flags, const std:
 
 // REQUIRES: flags that passed CheckServerFlags.
 GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags);
+// Of --ssl-*; none: no TLS.
+std::optional<TlsOptions> TlsOptionsOf(const ServerFlags& flags);
 ServerLimits ServerLimitsOf(const ServerFlags& flags);
 void ConfigureLogFrom(const ServerFlags& flags);
 

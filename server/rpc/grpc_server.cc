@@ -20,6 +20,7 @@
 #include "server/rpc/generate_service.h"
 #include "server/rpc/health_monitor.h"
 #include "server/rpc/info_service.h"
+#include "server/rpc/port_credentials.h"
 #include "server/rpc/tokenizer_service.h"
 
 namespace fox {
@@ -81,23 +82,36 @@ void SetChannelArguments(const GrpcServerOptions& options, grpc::ServerBuilder* 
     builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
                                 options.max_connection_age_s * 1000);
   }
+  if (options.max_connection_idle_s > 0) {
+    builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                                options.max_connection_idle_s * 1000);
+  }
+}
+
+// Connections come in by what this returns.
+auto AddPort(const GrpcServerOptions& options, std::shared_ptr<Access> access,
+             grpc::ServerBuilder* builder) {
+  return builder->experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      PortCredentials(options.tls, std::move(access)));
 }
 
 }  // namespace
 
 struct GrpcServer::Impl {
   explicit Impl(ServerCore& server_core) : core(server_core) {}
+  ~Impl() { StopAccepting(); }  // before the servers go
   std::vector<std::string> Register(const GrpcServerOptions& options, grpc::ServerBuilder* builder);
   absl::Status StartAdmin(const GrpcServerOptions& options);
   void CheckHealth();
+  void StopAccepting();
 
   ServerCore& core;
   GenerateService generate{core};
   TokenizerService tokenizer{core};
   InfoService info{core};
   AdminService admin{core, [this] { CheckHealth(); }};
-  std::unique_ptr<ConnectionAcceptor> acceptor;
-  int admin_port = 0;
+  std::unique_ptr<ConnectionAcceptor> acceptor, admin_acceptor;
   std::unique_ptr<grpc::Server> server, admin_server;
   Mutex mutex;
   std::unique_ptr<HealthMonitor> monitor ABSL_GUARDED_BY(mutex);  // none yet, or none any more
@@ -115,28 +129,38 @@ std::vector<std::string> GrpcServer::Impl::Register(const GrpcServerOptions& opt
   add("inference", v1::Inference::service_full_name(), &generate);
   add("tokenizer", v1::Tokenizer::service_full_name(), &tokenizer);
   add("info", v1::Info::service_full_name(), &info);
-  if (options.admin_address.empty()) add("admin", v1::Admin::service_full_name(), &admin);
+  if (!options.admin.has_value()) add("admin", v1::Admin::service_full_name(), &admin);
   return names;
 }
 
 absl::Status GrpcServer::Impl::StartAdmin(const GrpcServerOptions& options) {
-  if (options.admin_address.empty()) return absl::OkStatus();
+  if (!options.admin.has_value()) return absl::OkStatus();
+  auto listening = ConnectionAcceptor::Listen(*options.admin);
+  if (!listening.ok()) {
+    return absl::UnavailableError(absl::StrCat("--admin-address: ", listening.status().message()));
+  }
+  admin_acceptor = *std::move(listening);
   grpc::EnableDefaultHealthCheckService(false);  // it would know nothing of the main port
   grpc::ServerBuilder builder;
   SetChannelArguments(options, &builder);
   builder.SetOption(std::make_unique<WithoutReflection>());
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.AddListeningPort(options.admin_address, grpc::InsecureServerCredentials(), &admin_port);
   builder.RegisterService(&admin);
+  // Without tokens of its own, who reaches this address is an administrator.
+  auto sink = AddPort(options, core.access->needs_admin_token() ? core.access : nullptr, &builder);
   admin_server = builder.BuildAndStart();
-  if (admin_server != nullptr && admin_port != 0) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat("--admin-address: cannot listen on ", options.admin_address));
+  if (admin_server == nullptr) return absl::UnavailableError("gRPC does not start");
+  admin_acceptor->Start(std::move(sink));
+  return absl::OkStatus();
 }
 
 void GrpcServer::Impl::CheckHealth() {
   const MutexLock lock(mutex);
   if (monitor != nullptr) monitor->Check();
+}
+
+void GrpcServer::Impl::StopAccepting() {
+  if (acceptor != nullptr) acceptor->Stop();
+  if (admin_acceptor != nullptr) admin_acceptor->Stop();
 }
 
 GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -161,9 +185,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   if (options.services.count("reflection") == 0) {
     builder.SetOption(std::make_unique<WithoutReflection>());
   }
-  auto sink = builder.experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      grpc::InsecureServerCredentials());
+  auto sink = AddPort(options, core.access, &builder);
   std::vector<std::string> names = impl->Register(options, &builder);
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr) return absl::UnavailableError("gRPC does not start");
@@ -183,7 +205,9 @@ GrpcServer::~GrpcServer() { Stop(0); }
 
 int GrpcServer::port() const { return impl_->acceptor->port(); }
 
-int GrpcServer::admin_port() const { return impl_->admin_port; }
+int GrpcServer::admin_port() const {
+  return impl_->admin_acceptor == nullptr ? 0 : impl_->admin_acceptor->port();
+}
 
 void GrpcServer::Drain() {
   impl_->core.Drain();
@@ -204,7 +228,7 @@ bool GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) 
   if (!ended) {
     impl_->core.AbandonAll(absl::UnavailableError("the server is stopping"));
   }
-  impl_->acceptor->Stop();
+  impl_->StopAccepting();
   // Calls have ended but for their last write; a client that does not read is cut off.
   const auto cut_off = std::chrono::system_clock::now() + kLastWrites;
   if (impl_->admin_server != nullptr) impl_->admin_server->Shutdown(cut_off);
