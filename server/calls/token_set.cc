@@ -27,10 +27,12 @@ bool IsToken(absl::string_view line) {
 
 }  // namespace
 
-TokenSet::TokenSet(std::string path) : path_(std::move(path)), watched_({path_}) {}
+TokenSet::TokenSet(std::string path, Seconds interval)
+    : path_(std::move(path)), watched_({path_}, interval) {}
 
-absl::StatusOr<std::unique_ptr<TokenSet>> TokenSet::Load(const std::string& path) {
-  std::unique_ptr<TokenSet> set(new TokenSet(path));
+absl::StatusOr<std::unique_ptr<TokenSet>> TokenSet::Load(const std::string& path,
+                                                         Seconds interval) {
+  std::unique_ptr<TokenSet> set(new TokenSet(path, interval));
   absl::StatusOr<std::vector<Digest>> tokens = Read(path);
   if (!tokens.ok()) return tokens.status();
   const MutexLock lock(set->mutex_);

@@ -25,7 +25,8 @@ class TokenSet {
   // InvalidArgument: the file cannot be read, holds no token or more than kMaxTokens, or a line
   // that is no token: visible ASCII, kMinTokenBytes to kMaxTokenBytes of it. The message names the
   // line, never what is in it.
-  static absl::StatusOr<std::unique_ptr<TokenSet>> Load(const std::string& path);
+  static absl::StatusOr<std::unique_ptr<TokenSet>> Load(const std::string& path,
+                                                        Seconds interval = WatchedFiles::kInterval);
 
   // Whose token it is: the same number for the same token, and no two have the same. None: it is
   // not in the set. The time depends on the length of `token` and the size of the set alone.
@@ -37,7 +38,7 @@ class TokenSet {
   static absl::StatusOr<std::vector<Digest>> Read(const std::string& path);
   static Digest DigestOf(absl::string_view token);
 
-  explicit TokenSet(std::string path);
+  TokenSet(std::string path, Seconds interval);
   void ReloadIfChanged();
 
   const std::string path_;

@@ -23,12 +23,12 @@ absl::Status CannotRead(int error) {
 
 }  // namespace
 
-WatchedFiles::WatchedFiles(std::vector<std::string> paths)
-    : paths_(std::move(paths)), known_(Look()) {}
+WatchedFiles::WatchedFiles(std::vector<std::string> paths, Seconds interval)
+    : paths_(std::move(paths)), interval_(interval), known_(Look()) {}
 
 bool WatchedFiles::Changed(Seconds now) {
   const MutexLock lock(mutex_);
-  if (now < last_look_ + kInterval) return false;
+  if (now < last_look_ + interval_) return false;
   last_look_ = now;
   std::vector<Stamp> seen = Look();
   if (seen == known_) return false;

@@ -14,11 +14,11 @@ namespace fox {
 
 class WatchedFiles {
  public:
-  // Looks at most that often, whoever asks.
   static constexpr Seconds kInterval = 1.0;
 
-  // The files as they are now count as known.
-  explicit WatchedFiles(std::vector<std::string> paths);
+  // The files as they are now count as known. They are looked at once an `interval`, however often
+  // somebody asks.
+  explicit WatchedFiles(std::vector<std::string> paths, Seconds interval = kInterval);
 
   // Whether any of them is another than at construction or when this last said so. `now`: on any
   // steady clock. Any thread; one of those that ask at a time gets true.
@@ -38,6 +38,7 @@ class WatchedFiles {
   std::vector<Stamp> Look() const;
 
   const std::vector<std::string> paths_;
+  const Seconds interval_;
   Mutex mutex_;
   std::vector<Stamp> known_ ABSL_GUARDED_BY(mutex_);
   Seconds last_look_ ABSL_GUARDED_BY(mutex_) = -kNever;
