@@ -23,6 +23,7 @@ namespace {
 constexpr int64_t kBillion = 1000000000;
 constexpr const char* kMainPort = "main";
 constexpr double kDay = 86400;
+constexpr int64_t kMaxAdminConnections = 32;  // of the descriptors that the main port leaves
 
 void RegisterModel(ServerFlags* f, FlagSet* set) {
   set->Group("Model");
@@ -320,6 +321,7 @@ GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags) {
   const bool clients_only = !flags.api_key_file.empty() && flags.admin_key_file.empty();
   if (clients_only || !IsLoopback(flags.host)) out.services.erase("admin");
   out.admin = ParseAddress(flags.admin_address);
+  if (out.admin.has_value()) out.admin->max_connections = kMaxAdminConnections;
   return out;
 }
 

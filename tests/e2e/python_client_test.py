@@ -61,8 +61,7 @@ class Server(demo.Server):
     """With flags of its own; serving as soon as it listens."""
 
     def __init__(self, programs: pathlib.Path, flags: list[str]) -> None:
-        super().__init__(programs, ROOT / "models" / "demo", "certified")
-        self._command += flags
+        super().__init__(programs, ROOT / "models" / "demo", "certified", flags)
 
     def _wait_until_serving(self) -> None:
         if not self._listening.wait(demo.START_SECONDS) or not self.target:

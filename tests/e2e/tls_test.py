@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import resource
 import select
 import shutil
 import socket
@@ -36,8 +37,7 @@ class Server(demo.Server):
     """With flags of its own; serving as soon as it listens."""
 
     def __init__(self, programs: pathlib.Path, flags: list[str]) -> None:
-        super().__init__(programs, ROOT / "models" / "demo", "certified")
-        self._command += flags
+        super().__init__(programs, ROOT / "models" / "demo", "certified", flags)
 
     def _wait_until_serving(self) -> None:
         if not self._listening.wait(demo.START_SECONDS) or not self.target:
@@ -215,6 +215,39 @@ class HandshakeTest(Case):
             one.close()
             self.assertIn(name, ages, "still open")
             self.assertLess(ages[name], HANDSHAKE_SECONDS + 5, name)
+        self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
+
+
+class FloodTest(Case):
+    """A server with few descriptors."""
+
+    DESCRIPTORS = 200
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (cls.DESCRIPTORS, before[1]))  # the child's
+        try:
+            cls.server = cls.serve(*cls.own.server_flags())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    def test_a_new_client_is_served_after_a_flood_of_handshakes(self) -> None:
+        context = client_context(self.authority)
+        for _ in range(2):
+            flood = [socket.create_connection(self.server.address)
+                     for _ in range(3 * self.DESCRIPTORS)]
+            for one in flood:
+                one.close()
+            begin, version = time.monotonic(), ""
+            while not version and time.monotonic() < begin + 5:
+                try:
+                    version = handshake(self.server.address, context)
+                except OSError:
+                    time.sleep(0.02)
+            self.assertEqual(version, "TLSv1.3")
+            self.assertLess(time.monotonic() - begin, 1)
         self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
 
 
