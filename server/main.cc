@@ -220,6 +220,9 @@ absl::StatusOr<Doors> PrepareDoors(const ServerFlags& flags) {
       Access::Load(flags.api_key_file, flags.admin_key_file);
   if (!access.ok()) return access.status();
   out.access = *std::move(access);
+  if (StrangersMayCall(flags)) {
+    Log(LogLevel::kWarning, "whoever reaches the port may use it", {{"host", flags.host}});
+  }
   auto listening = ConnectionAcceptor::Listen(GrpcOptionsOf(flags).listen);
   if (!listening.ok()) return listening.status();
   out.acceptor = *std::move(listening);

@@ -325,6 +325,12 @@ GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags) {
   return out;
 }
 
+bool StrangersMayCall(const ServerFlags& flags) {
+  const std::optional<TlsOptions> tls = TlsOptionsOf(flags);
+  const bool certificates = tls.has_value() && tls->clients == ClientCertificate::kRequired;
+  return flags.api_key_file.empty() && !certificates && !IsLoopback(flags.host);
+}
+
 std::optional<TlsOptions> TlsOptionsOf(const ServerFlags& flags) {
   if (flags.ssl_certfile.empty()) return std::nullopt;
   TlsOptions out{flags.ssl_certfile, flags.ssl_keyfile, flags.ssl_ca_certs};

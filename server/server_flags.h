@@ -56,6 +56,8 @@ absl::StatusOr<std::string> ServedModelName(const ServerFlags& flags, const std:
 
 // REQUIRES: flags that passed CheckServerFlags.
 GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags);
+// Whether who is neither on this machine nor known by a token or certificate may send requests.
+bool StrangersMayCall(const ServerFlags& flags);
 // Of --ssl-*; none: no TLS.
 std::optional<TlsOptions> TlsOptionsOf(const ServerFlags& flags);
 ServerLimits ServerLimitsOf(const ServerFlags& flags);

@@ -52,9 +52,8 @@ absl::Status Access::Check(Privilege needed, const char* method, absl::string_vi
   const absl::string_view token = TokenOf(authorization);
   const bool user = Find(users_, token).has_value(), admin = Find(admins_, token).has_value();
   if (admin || (user && needed == Privilege::kUser)) return absl::OkStatus();
-  absl::Status status =
-      user ? absl::PermissionDeniedError("an administrator's token is needed")
-           : absl::UnauthenticatedError("a valid token is needed");
+  absl::Status status = user ? absl::PermissionDeniedError("an administrator's token is needed")
+                             : absl::UnauthenticatedError("a valid token is needed");
   CallInfo call;
   call.method = method;
   refusals_.Add(call, status, SteadySeconds());

@@ -92,8 +92,9 @@ class PrivacyTest(unittest.TestCase):
         server = self.enterContext(Server(
             self.programs, ROOT / "models" / "demo", "certified",
             ["--log-level", "debug", "--log-format", "json"]))
+        alone_on_it = [("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(server.target) as mine, \
-                grpc.insecure_channel(server.target, [("grpc.use_local_subchannel_pool", 1)]) as own:
+                grpc.insecure_channel(server.target, alone_on_it) as own:
             stub = inference_grpc.InferenceStub(mine)
             request = inference_pb.GenerateRequest(
                 text=PROMPT, sampling=inference_pb.Sampling(temperature=0),

@@ -124,6 +124,20 @@ TEST(ServerFlagsTest, TlsLetsRemoteHostsIn) {
               HasSubstr("--admin-key-file"));
 }
 
+TEST(ServerFlagsTest, StrangersAreThoseWhomNothingKeepsOut) {
+  ServerFlags flags;
+  EXPECT_FALSE(StrangersMayCall(flags));
+  flags.host = "0.0.0.0";
+  EXPECT_TRUE(StrangersMayCall(flags));
+  flags.api_key_file = "k";
+  EXPECT_FALSE(StrangersMayCall(flags));
+  flags.api_key_file = "";
+  flags.ssl_certfile = flags.ssl_keyfile = flags.ssl_ca_certs = "f";
+  EXPECT_FALSE(StrangersMayCall(flags));
+  flags.ssl_cert_reqs = "optional";
+  EXPECT_TRUE(StrangersMayCall(flags));
+}
+
 TEST(ServerFlagsTest, ClientCertificatesAreRequiredWhereAuthoritiesAreGiven) {
   const auto clients_of = [](const std::vector<std::string>& more) {
     std::vector<std::string> arguments = {"--model=m", "--ssl-certfile=c", "--ssl-keyfile=k"};
