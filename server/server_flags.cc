@@ -23,7 +23,8 @@ namespace {
 constexpr int64_t kBillion = 1000000000;
 constexpr const char* kMainPort = "main";
 constexpr double kDay = 86400;
-constexpr int64_t kMaxAdminConnections = 32;  // of the descriptors that the main port leaves
+constexpr int64_t kDefaultTlsConnections = 1024;  // 70 kB each while it shakes hands
+constexpr int64_t kMaxAdminConnections = 32;      // of the descriptors that the main port leaves
 
 void RegisterModel(ServerFlags* f, FlagSet* set) {
   set->Group("Model");
@@ -99,8 +100,9 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
   set->Int("max-calls", "N", "calls open at once; more are refused", 1, 1 << 20, &f->max_calls);
   set->Int("call-memory-mb", "N", "MiB that calls may hold, from arrival to the last write", 1,
            1 << 20, &f->call_memory_mb);
-  set->Int("max-connections", "N", "connections open at once; 0: what the descriptors allow", 0,
-           1 << 20, &f->max_connections);
+  set->Int("max-connections", "N",
+           "connections open at once; 0: what the descriptors allow, at most 8192, with TLS 1024",
+           0, 1 << 20, &f->max_connections);
   set->String("client-metadata", "KEY",
               "metadata key that names a gateway's client; only behind a trusted gateway [none]",
               &f->client_metadata);
@@ -309,6 +311,7 @@ GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags) {
   out.listen.host = flags.host;
   out.listen.port = static_cast<int>(flags.grpc_port);
   out.listen.max_connections = flags.max_connections;
+  if (!flags.ssl_certfile.empty()) out.listen.default_connections = kDefaultTlsConnections;
   out.max_message_mb = static_cast<int>(flags.max_message_mb);
   out.max_streams = static_cast<int>(flags.max_calls);
   out.receive_memory_bytes = 2 * flags.call_memory_mb << 20;

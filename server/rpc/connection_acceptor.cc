@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -29,7 +30,6 @@ namespace {
 
 // For files, the event loops of gRPC, a device's driver.
 constexpr int64_t kReservedDescriptors = 64;
-constexpr int64_t kMaxDefaultConnections = 8192;
 constexpr int kBacklog = 4096;
 constexpr int kAcceptedInATurn = 64;
 // Unacknowledged data closes a connection after this; what gRPC sets on listeners of its own.
@@ -37,6 +37,10 @@ constexpr unsigned kUserTimeoutMs = 20000;
 constexpr double kSecondsBetweenLooks = 0.05;
 constexpr double kSecondsBetweenLogs = 5;
 constexpr int kPauseMs = 20;
+// What a handshake took, 70 kB with TLS, would stay in the heap, once for each of its arenas. The
+// last of a flood ends 10 s after it began.
+constexpr int64_t kConnectionsOfAFlood = 64, kMostBeforeTrim = 1024;
+constexpr double kSecondsBetweenTrims = 2, kTrimsAfterAFlood = 13;
 
 int64_t DescriptorLimit() {
   rlimit limit{};
@@ -45,10 +49,9 @@ int64_t DescriptorLimit() {
 }
 
 // A quarter of a small limit is reserved.
-int64_t DefaultCap() {
+int64_t DefaultCap(int64_t most) {
   const int64_t limit = DescriptorLimit();
-  return std::clamp<int64_t>(limit - std::min(kReservedDescriptors, limit / 4), 1,
-                             kMaxDefaultConnections);
+  return std::clamp<int64_t>(limit - std::min(kReservedDescriptors, limit / 4), 1, most);
 }
 
 absl::Status Failed(const char* what, const std::string& host, int port, int error) {
@@ -129,7 +132,8 @@ std::string WithoutBrackets(const std::string& host) {
 absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
     const AcceptorOptions& options) {
   std::unique_ptr<ConnectionAcceptor> acceptor(new ConnectionAcceptor());
-  const int64_t cap = options.max_connections > 0 ? options.max_connections : DefaultCap();
+  const int64_t cap = options.max_connections > 0 ? options.max_connections
+                                                  : DefaultCap(options.default_connections);
   acceptor->max_connections_ = cap;
   acceptor->loopback_is_exempt_ = options.max_per_address == 0;
   acceptor->max_per_address_ =
@@ -203,12 +207,24 @@ void ConnectionAcceptor::Run() {
   std::vector<pollfd> waiting{{wake_, POLLIN, 0}};
   for (int listener : listeners_) waiting.push_back({listener, POLLIN, 0});
   while (true) {
-    if (poll(waiting.data(), waiting.size(), -1) < 0 && errno != EINTR) return;
+    const double now = SteadySeconds();
+    const bool trims = accepted_since_trim_ > 0 || now < flood_until_;
+    const int wait_ms = trims ? static_cast<int>(1000 * std::max(0.0, trim_at_ - now)) + 1 : -1;
+    if (poll(waiting.data(), waiting.size(), wait_ms) < 0 && errno != EINTR) return;
     if (waiting[0].revents != 0) return;
+    if (trims) TrimHeap(SteadySeconds());
     for (size_t i = 1; i < waiting.size(); ++i) {
       if (waiting[i].revents != 0) AcceptFrom(waiting[i].fd);
     }
   }
+}
+
+void ConnectionAcceptor::TrimHeap(double now) {
+  if (now < trim_at_ && accepted_since_trim_ < kMostBeforeTrim) return;
+  if (accepted_since_trim_ >= kConnectionsOfAFlood) flood_until_ = now + kTrimsAfterAFlood;
+  if (now < flood_until_) malloc_trim(0);
+  accepted_since_trim_ = 0;
+  trim_at_ = now + kSecondsBetweenTrims;
 }
 
 // Takes what waits, in turns, so that Stop and the other listeners have theirs.
@@ -228,6 +244,7 @@ void ConnectionAcceptor::AcceptFrom(int listener) {
       Refuse(descriptor, "too many connections");
       continue;
     }
+    ++accepted_since_trim_;
     ++by_address_[address];
     connections_[descriptor] = {InodeOf(descriptor), std::move(address)};
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;

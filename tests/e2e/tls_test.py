@@ -43,7 +43,7 @@ class Server(demo.Server):
         if not self._listening.wait(demo.START_SECONDS) or not self.target:
             raise demo.DemoError("\n".join(self._log))
         host, port = self.target.rsplit(":", 1)
-        self.address = (host, int(port))
+        self.address, self.pid = (host, int(port)), self._process.pid
 
     def logged(self, text: str) -> bool:
         """Whether it has been, within two seconds."""
@@ -188,6 +188,25 @@ class HandshakeTest(Case):
             output, _ = client.communicate(b"R\n", timeout=30)
         self.assertIn(b"Verify return code: 0 (ok)", output)
         self.assertIn(b"no renegotiation", output)
+
+    def test_handshakes_leave_no_memory_behind(self) -> None:
+        """Half-open ones take 70 kB each, and the heap has several arenas."""
+        def resident_mb() -> float:
+            status = pathlib.Path(f"/proc/{self.server.pid}/status").read_text()
+            return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+        before = resident_mb()
+        for _ in range(4):
+            hanging = [socket.create_connection(self.server.address) for _ in range(700)]
+            for one in hanging:
+                one.sendall(b"\x16\x03\x01\x02\x00\x01")
+            self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
+            for one in hanging:
+                one.close()
+        end = time.monotonic() + 10
+        while resident_mb() > before + 30 and time.monotonic() < end:
+            time.sleep(0.05)
+        self.assertLess(resident_mb(), before + 30)
 
     def test_others_are_served_beside_handshakes_that_hang(self) -> None:
         hanging = [socket.create_connection(self.server.address) for _ in range(300)]
