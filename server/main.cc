@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -19,11 +18,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/engine_factory.h"
+#include "engine/trace/trace.h"
 #include "google/protobuf/stubs/logging.h"
 #include "server/calls/access.h"
-#include "server/calls/plan_log.h"
 #include "server/calls/server_core.h"
-#include "server/calls/trace.h"
 #include "server/process/process_end.h"
 #include "server/process/signal_handler.h"
 #include "server/process/tls_files.h"
@@ -50,52 +48,38 @@ int ExitWithConfigError(const absl::Status& status) {
   return kExitConfiguration;
 }
 
+// Every plan of the running engine as a line of the log, for `--log-level debug`.
+class PlanLog : public StepObserver {
+ public:
+  void BeforeSubmit(const StepPlan& plan) override {
+    Log(LogLevel::kDebug, "step", {{"plan", plan.DebugString()}});
+  }
+};
+
 // What looks into the engine; null: not asked for.
 struct Observers {
   std::unique_ptr<PlanLog> plan_log;
   std::unique_ptr<Trace> trace;
 };
 
-absl::StatusOr<Observers> MakeObservers(const ServerFlags& flags) {
+// Makes them the engine's.
+absl::StatusOr<Observers> Observe(ServerFlags* flags) {
   Observers out;
-  if (flags.log_level == "debug") out.plan_log = std::make_unique<PlanLog>();
-  if (flags.trace.empty()) return out;
-  absl::StatusOr<std::unique_ptr<TraceFile>> file = TraceFile::Create(flags.trace);
+  EngineConfig& config = flags->engine;
+  if (flags->log_level == LogLevel::kDebug) {
+    out.plan_log = std::make_unique<PlanLog>();
+    config.observers.push_back(out.plan_log.get());
+  }
+  if (flags->trace.empty()) return out;
+  absl::StatusOr<std::unique_ptr<TraceFile>> file =
+      TraceFile::Create(flags->trace, [](const char* reason) {
+        Log(LogLevel::kWarning, "the trace ends", {{"reason", reason}});
+      });
   if (!file.ok()) return file.status();
   out.trace = std::make_unique<Trace>(*std::move(file));
+  config.observers.push_back(out.trace.get());
+  config.op_clock = out.trace->OperationClock();
   return out;
-}
-
-EngineConfig EngineConfigOf(const ServerFlags& flags, const std::string& model_dir,
-                            const Observers& observers) {
-  EngineConfig config;
-  config.model_dir = model_dir;
-  config.device = flags.device;
-  config.dtype = flags.dtype;
-  config.log_tolerance = flags.log_tolerance;
-  config.threads = static_cast<int>(flags.threads);
-  config.kv_cache_bytes = flags.kv_cache_mb << 20;
-  config.gpu_memory_utilization = flags.gpu_memory_utilization;
-  config.allow_nonfinite = flags.allow_nonfinite;
-  config.runner.acp = *ParseAcpMode(flags.acp);
-  config.runner.max_num_seqs = static_cast<int32_t>(flags.max_num_seqs);
-  config.runner.max_model_len = flags.max_model_len;
-  config.runner.max_num_batched_tokens = flags.max_num_batched_tokens;
-  config.runner.enforce_eager = flags.enforce_eager;
-  config.engine.max_num_queued_reqs = flags.max_num_queued_reqs;
-  config.engine.max_num_queued_tokens = flags.max_num_queued_tokens;
-  config.engine.max_queue_seconds = flags.max_queue_seconds;
-  config.engine.max_paused_reqs = flags.max_paused_reqs;
-  config.engine.stall_timeout = flags.stall_timeout;
-  config.engine.min_priority = static_cast<int32_t>(flags.min_priority);
-  config.engine.priority_scheduling = flags.scheduling_policy == "priority";
-  config.engine.max_logprobs = static_cast<int32_t>(flags.max_logprobs);
-  if (observers.plan_log != nullptr) config.observers.push_back(observers.plan_log.get());
-  if (observers.trace != nullptr) {
-    config.observers.push_back(observers.trace.get());
-    config.op_clock = observers.trace->OperationClock();
-  }
-  return config;
 }
 
 // A model directory, loaded.
@@ -105,12 +89,10 @@ struct LoadedModel {
   ConversionContext context;
 };
 
-absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags, const std::string& dir,
-                                      const Observers& observers) {
+absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags) {
   LoadedModel out;
-  absl::StatusOr<std::string> name = ServedModelName(flags, dir);
-  if (!name.ok()) return name.status();
-  absl::StatusOr<LoadedEngine> engine = LoadEngine(EngineConfigOf(flags, dir, observers));
+  const std::string& dir = flags.engine.model_dir;
+  absl::StatusOr<LoadedEngine> engine = LoadEngine(flags.engine);
   if (!engine.ok()) return engine.status();
   out.engine = *std::move(engine);
   const int64_t vocab_size = out.engine.config.vocab_size;
@@ -118,30 +100,24 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags, const std::strin
   if (!tokenizer.ok()) return tokenizer.status();
   out.tokenizer = *std::move(tokenizer);
 
-  ConversionContext& context = out.context;
-  if (flags.generation_config == "auto") {
-    const absl::StatusOr<GenerationConfig> config = LoadGenerationConfig(dir);
-    if (!config.ok()) return config.status();
-    absl::StatusOr<SamplingDefaults> defaults = SamplingDefaultsFrom(*config, vocab_size);
-    if (!defaults.ok()) return defaults.status();
-    context.defaults = *std::move(defaults);
-  }
-  context.tokenizer = out.tokenizer.get();
-  context.served_model_name = *std::move(name);
-  context.limits = out.engine.executor->limits();
-  context.engine = out.engine.options;
-  context.max_prompt_bytes = static_cast<size_t>(flags.max_prompt_bytes);
-  context.stream_interval = static_cast<int32_t>(flags.stream_interval);
+  out.context = flags.context;
+  out.context.tokenizer = out.tokenizer.get();
+  out.context.limits = out.engine.executor->limits();
+  out.context.engine = out.engine.options;
+  if (!flags.generation_config) return out;
+  const absl::StatusOr<GenerationConfig> config = LoadGenerationConfig(dir);
+  if (!config.ok()) return config.status();
+  absl::StatusOr<SamplingDefaults> defaults = SamplingDefaultsFrom(*config, vocab_size);
+  if (!defaults.ok()) return defaults.status();
+  out.context.defaults = *std::move(defaults);
   return out;
 }
 
 // On a thread of its own, so that a signal ends the process at once, however large the model is.
-absl::StatusOr<LoadedModel> LoadUnlessSignalled(const ServerFlags& flags, const std::string& dir,
-                                                const Observers& observers,
-                                                SignalHandler* signals) {
+absl::StatusOr<LoadedModel> LoadUnlessSignalled(const ServerFlags& flags, SignalHandler* signals) {
   absl::StatusOr<LoadedModel> model = absl::UnknownError("not loaded");
   std::thread loader([&] {
-    model = LoadModel(flags, dir, observers);
+    model = LoadModel(flags);
     signals->Wake();
   });
   if (const int signal = signals->Wait()) {
@@ -152,31 +128,33 @@ absl::StatusOr<LoadedModel> LoadUnlessSignalled(const ServerFlags& flags, const 
   return model;
 }
 
-std::string Describe(const LoadedModel& model) {
+std::vector<LogField> FieldsOf(const LoadedModel& model) {
   const ModelConfig& config = model.engine.config;
-  return absl::StrCat("model: ", model.context.served_model_name, ", ", config.num_layers,
-                      " layers, ", config.num_heads, " heads, hidden size ", config.hidden_size,
-                      ", vocabulary ", config.vocab_size, "\ntokenizer: ",
-                      model.tokenizer == nullptr ? "none" : model.tokenizer->info().kind,
-                      "\nbackend: ", model.engine.backend, ", dtype ", model.engine.dtype, "\n",
-                      model.engine.memory_plan, "\n");
+  return {{"name", model.context.served_model_name},
+          {"layers", int64_t{config.num_layers}},
+          {"heads", int64_t{config.num_heads}},
+          {"hidden_size", int64_t{config.hidden_size}},
+          {"vocabulary", int64_t{config.vocab_size}},
+          {"tokenizer", model.tokenizer == nullptr ? "none" : model.tokenizer->info().kind},
+          {"backend", model.engine.backend},
+          {"dtype", model.engine.dtype}};
+}
+
+std::string Describe(const LoadedModel& model) {
+  std::string lines;
+  for (const LogField& field : FieldsOf(model)) {
+    absl::StrAppend(&lines, field.key, ": ", field.text, "\n");
+  }
+  return absl::StrCat(lines, model.engine.memory_plan, "\n");
 }
 
 // What the server runs with: text for people, or events.
 void LogStart(const LoadedModel& model, const FlagSet& set) {
   if (CurrentLogFormat() == LogFormat::kText) return LogText(Describe(model) + set.Effective());
-  const ModelConfig& config = model.engine.config;
-  Log(LogLevel::kInfo, "model",
-      {{"name", model.context.served_model_name},
-       {"layers", int64_t{config.num_layers}},
-       {"heads", int64_t{config.num_heads}},
-       {"hidden_size", int64_t{config.hidden_size}},
-       {"vocabulary", int64_t{config.vocab_size}},
-       {"tokenizer", model.tokenizer == nullptr ? "none" : model.tokenizer->info().kind},
-       {"backend", model.engine.backend},
-       {"dtype", model.engine.dtype},
-       {"memory_plan", model.engine.memory_plan}});
-  std::vector<LogField> fields;
+  std::vector<LogField> fields = FieldsOf(model);
+  fields.emplace_back("memory_plan", model.engine.memory_plan);
+  Log(LogLevel::kInfo, "model", fields);
+  fields.clear();
   for (const auto& [name, value] : set.Values()) fields.emplace_back(name, value);
   Log(LogLevel::kInfo, "flags", fields);
 }
@@ -211,8 +189,8 @@ struct Doors {
 
 absl::StatusOr<Doors> PrepareDoors(const ServerFlags& flags) {
   Doors out;
-  if (const std::optional<TlsOptions> options = TlsOptionsOf(flags)) {
-    absl::StatusOr<std::unique_ptr<TlsFiles>> tls = TlsFiles::Load(*options);
+  if (!flags.tls.certificate.empty()) {
+    absl::StatusOr<std::unique_ptr<TlsFiles>> tls = TlsFiles::Load(flags.tls);
     if (!tls.ok()) return tls.status();
     out.tls = *std::move(tls);
   }
@@ -221,9 +199,10 @@ absl::StatusOr<Doors> PrepareDoors(const ServerFlags& flags) {
   if (!access.ok()) return access.status();
   out.access = *std::move(access);
   if (StrangersMayCall(flags)) {
-    Log(LogLevel::kWarning, "whoever reaches the port may use it", {{"host", flags.host}});
+    Log(LogLevel::kWarning, "whoever reaches the port may use it",
+        {{"host", flags.grpc.listen.host}});
   }
-  auto listening = ConnectionAcceptor::Listen(GrpcOptionsOf(flags).listen);
+  auto listening = ConnectionAcceptor::Listen(flags.grpc.listen);
   if (!listening.ok()) return listening.status();
   out.acceptor = *std::move(listening);
   return out;
@@ -231,13 +210,13 @@ absl::StatusOr<Doors> PrepareDoors(const ServerFlags& flags) {
 
 int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals, Doors doors) {
   EngineThread engine(std::move(model.engine.engine));
-  ServerLimits limits = ServerLimitsOf(flags);
+  ServerLimits limits = flags.limits;
   limits.access = doors.access;
   ServerCore core(engine, model.engine.config, model.context,
                   ServerDescription{FOX_VERSION, FOX_GIT_SHA, model.engine.backend,
                                     model.engine.dtype, model.engine.dtype},
                   limits);
-  GrpcServerOptions port = GrpcOptionsOf(flags);
+  GrpcServerOptions port = flags.grpc;
   port.tls = doors.tls;
   absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(
       core, port,
@@ -251,7 +230,7 @@ int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals, D
     return ExitWithConfigError(server.status());
   }
   EndOnAbort(kExitEngineFailed);
-  PrintListening(flags.host, (*server)->port());
+  PrintListening(flags.grpc.listen.host, (*server)->port());
 
   const int signal = signals->Wait();
   const double grace = signal == 0 ? kFailureGraceSeconds : flags.shutdown_timeout;
@@ -284,7 +263,7 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   const std::string help = kUsage + set.Help();
   absl::Status status =
       set.Parse(arguments, [](const std::string& name) { return std::getenv(name.c_str()); });
-  ConfigureLogFrom(flags);
+  ConfigureLog(flags.log_level, flags.log_format);
   for (const std::string& warning : set.warnings()) {
     Log(LogLevel::kWarning, "environment", {{"variable", warning}});
   }
@@ -295,19 +274,18 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
     return ExitWithConfigError(absl::InvalidArgumentError(
         absl::StrCat("unexpected argument ", set.positional()[0].substr(0, 64))));
   }
-  status = CheckServerFlags(flags);
+  status = CompleteServerFlags(&flags);
   if (!status.ok()) return ExitWithConfigError(status);
   google::protobuf::SetLogHandler(nullptr);  // it would log what clients send
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
 
-  const absl::StatusOr<Observers> observers = MakeObservers(flags);
+  const absl::StatusOr<Observers> observers = Observe(&flags);
   if (!observers.ok()) return ExitWithConfigError(observers.status());
   const bool check = !flags.check_model.empty();
   absl::StatusOr<Doors> doors = Doors();
   if (!check) doors = PrepareDoors(flags);
   if (!doors.ok()) return ExitWithConfigError(doors.status());
-  absl::StatusOr<LoadedModel> model =
-      LoadUnlessSignalled(flags, check ? flags.check_model : flags.model, *observers, signals);
+  absl::StatusOr<LoadedModel> model = LoadUnlessSignalled(flags, signals);
   if (!model.ok()) return ExitWithConfigError(model.status());
   if (check) return std::fputs(Describe(*model).c_str(), stdout) < 0;
   LogStart(*model, set);

@@ -12,13 +12,21 @@ namespace {
 
 constexpr int64_t kChunk = 4096;  // the budget is shared: it is asked once in many tokens
 
+// Ends the call for its reader, whenever that is.
+StallMonitor::OnStall EndOf(grpc_call* call) {
+  grpc_call_ref(call);
+  return [held = std::shared_ptr<grpc_call>(call, grpc_call_unref)](const std::string& reason) {
+    grpc_call_cancel_with_status(held.get(), GRPC_STATUS_ABORTED, reason.c_str(), nullptr);
+  };
+}
+
 }  // namespace
 
 CallHandle::CallHandle(ServerCore& core, grpc::CallbackServerContext* context, CallInfo info)
     : core_(core),
       context_(context),
       info_(std::move(info)),
-      writes_(core.stalls(), context->c_call()) {}
+      writes_(core.stalls(), EndOf(context->c_call())) {}
 
 void CallHandle::Run(Generation::Convert convert, GenerationConsumer* consumer) {
   std::shared_ptr<Generation> generation =

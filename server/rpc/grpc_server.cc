@@ -88,33 +88,36 @@ void SetChannelArguments(const GrpcServerOptions& options, grpc::ServerBuilder* 
   }
 }
 
-// Connections come in by what this returns.
-auto AddPort(const GrpcServerOptions& options, std::shared_ptr<Access> access,
-             grpc::ServerBuilder* builder) {
-  return builder->experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      PortCredentials(options.tls, std::move(access)));
+// What takes the port's connections over.
+ConnectionAcceptor::Sink AddPort(const GrpcServerOptions& options, std::shared_ptr<Access> access,
+                                 grpc::ServerBuilder* builder) {
+  std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> port =
+      builder->experimental().AddExternalConnectionAcceptor(
+          grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+          PortCredentials(options.tls, std::move(access)));
+  return [port](int listener, int descriptor) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.listener_fd = listener;
+    connection.fd = descriptor;
+    port->HandleNewConnection(&connection);
+  };
 }
 
 }  // namespace
 
 struct GrpcServer::Impl {
   explicit Impl(ServerCore& server_core) : core(server_core) {}
-  ~Impl() { StopAccepting(); }  // before the servers go
   std::vector<std::string> Register(const GrpcServerOptions& options, grpc::ServerBuilder* builder);
   absl::Status StartAdmin(const GrpcServerOptions& options);
-  void CheckHealth();
-  void StopAccepting();
 
   ServerCore& core;
   GenerateService generate{core};
   TokenizerService tokenizer{core};
   InfoService info{core};
-  AdminService admin{core, [this] { CheckHealth(); }};
+  AdminService admin{core, [this] { monitor->Check(); }};
   std::unique_ptr<ConnectionAcceptor> acceptor, admin_acceptor;
   std::unique_ptr<grpc::Server> server, admin_server;
-  Mutex mutex;
-  std::unique_ptr<HealthMonitor> monitor ABSL_GUARDED_BY(mutex);  // none yet, or none any more
+  std::unique_ptr<HealthMonitor> monitor;  // from before the first call until after the last one
 };
 
 // Returns the names for health.
@@ -153,16 +156,6 @@ absl::Status GrpcServer::Impl::StartAdmin(const GrpcServerOptions& options) {
   return absl::OkStatus();
 }
 
-void GrpcServer::Impl::CheckHealth() {
-  const MutexLock lock(mutex);
-  if (monitor != nullptr) monitor->Check();
-}
-
-void GrpcServer::Impl::StopAccepting() {
-  if (acceptor != nullptr) acceptor->Stop();
-  if (admin_acceptor != nullptr) admin_acceptor->Stop();
-}
-
 GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
@@ -175,8 +168,6 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     if (!listening.ok()) return listening.status();
     impl->acceptor = *std::move(listening);
   }
-  absl::Status status = impl->StartAdmin(options);
-  if (!status.ok()) return status;
   grpc::EnableDefaultHealthCheckService(options.services.count("health") > 0);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();  // linking it does so, or not
   grpc::ServerBuilder builder;
@@ -186,18 +177,15 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     builder.SetOption(std::make_unique<WithoutReflection>());
   }
   auto sink = AddPort(options, core.access, &builder);
-  std::vector<std::string> names = impl->Register(options, &builder);
+  const std::vector<std::string> names = impl->Register(options, &builder);
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr) return absl::UnavailableError("gRPC does not start");
+  impl->monitor = std::make_unique<HealthMonitor>(core, impl->server->GetHealthCheckService(),
+                                                  names, std::move(on_fatal), options.step_timeout,
+                                                  [&core] { return core.delivery().StuckFor(); });
+  const absl::Status status = impl->StartAdmin(options);
+  if (!status.ok()) return status;
   impl->acceptor->Start(std::move(sink));
-  auto monitor = std::make_unique<HealthMonitor>(
-      core, impl->server->GetHealthCheckService(), std::move(names), std::move(on_fatal),
-      options.step_timeout, [&core] { return core.delivery().StuckFor(); });
-  {
-    const MutexLock lock(impl->mutex);
-    impl->monitor = std::move(monitor);
-    impl->monitor->Check();  // for an operator who was faster
-  }
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
 }
 
@@ -205,20 +193,22 @@ GrpcServer::~GrpcServer() { Stop(0); }
 
 int GrpcServer::port() const { return impl_->acceptor->port(); }
 
+bool GrpcServer::serving() const { return impl_->monitor != nullptr && impl_->monitor->serving(); }
+
 int GrpcServer::admin_port() const {
   return impl_->admin_acceptor == nullptr ? 0 : impl_->admin_acceptor->port();
 }
 
 void GrpcServer::Drain() {
   impl_->core.Drain();
-  impl_->CheckHealth();
+  impl_->monitor->Check();
 }
 
 bool GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) {
   if (impl_->server == nullptr) return true;
   using Clock = std::chrono::steady_clock;
   impl_->core.ShutDown();
-  impl_->CheckHealth();
+  impl_->monitor->Check();
   const Clock::time_point deadline = Clock::now() + SteadyDuration(grace_seconds);
   while (!impl_->core.Idle() && Clock::now() < deadline && !(force && force())) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -228,18 +218,14 @@ bool GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) 
   if (!ended) {
     impl_->core.AbandonAll(absl::UnavailableError("the server is stopping"));
   }
-  impl_->StopAccepting();
+  impl_->acceptor->Stop();
+  if (impl_->admin_acceptor != nullptr) impl_->admin_acceptor->Stop();
   // Calls have ended but for their last write; a client that does not read is cut off.
   const auto cut_off = std::chrono::system_clock::now() + kLastWrites;
   if (impl_->admin_server != nullptr) impl_->admin_server->Shutdown(cut_off);
   impl_->server->Shutdown(cut_off);
   impl_->server->Wait();
-  std::unique_ptr<HealthMonitor> monitor;
-  {
-    const MutexLock lock(impl_->mutex);
-    monitor = std::move(impl_->monitor);
-  }
-  monitor = nullptr;  // it knows the server's health service
+  impl_->monitor = nullptr;  // it knows the server's health service
   impl_->server = nullptr;
   impl_->admin_server = nullptr;
   return ended;

@@ -11,8 +11,8 @@
 
 #include "absl/status/statusor.h"
 #include "server/calls/server_core.h"
+#include "server/process/connection_acceptor.h"
 #include "server/process/tls_files.h"
-#include "server/rpc/connection_acceptor.h"
 
 namespace fox {
 
@@ -22,9 +22,9 @@ struct GrpcServerOptions {
   int max_streams = 4096;  // of one connection
   // Of gRPC's own buffers; twice what calls may hold once their messages are here.
   int64_t receive_memory_bytes = int64_t{512} << 20;
-  int max_connection_age_s = 0;   // 0: no limit; running calls finish
-  int max_connection_idle_s = 0;  // without a call; 0: no limit
-  double step_timeout = 60;       // seconds; see HealthMonitor
+  int max_connection_age_s = 0;     // 0: no limit; running calls finish
+  int max_connection_idle_s = 300;  // without a call; 0: no limit
+  double step_timeout = 60;         // seconds; see HealthMonitor
   // Where the admin service is offered, and nothing else; unset: nowhere beside `services`.
   std::optional<AcceptorOptions> admin;
   // Of inference, tokenizer, info, admin, health, reflection.
@@ -45,6 +45,8 @@ class GrpcServer {
 
   int port() const;
   int admin_port() const;  // 0: none of its own
+  // What health says. Until Stop.
+  bool serving() const;
   // Health turns NOT_SERVING and new work is Unavailable, at once.
   void Drain();
   // Drains for good and waits up to `grace_seconds`, or until `force` says so, asked each 10 ms,
