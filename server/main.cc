@@ -56,30 +56,24 @@ class PlanLog : public StepObserver {
   }
 };
 
-// What looks into the engine; null: not asked for.
-struct Observers {
-  std::unique_ptr<PlanLog> plan_log;
-  std::unique_ptr<Trace> trace;
-};
+using Observers = std::vector<std::unique_ptr<StepObserver>>;
 
-// Makes them the engine's.
+// What looks into the engine, if it is asked for.
 absl::StatusOr<Observers> Observe(ServerFlags* flags) {
-  Observers out;
-  EngineConfig& config = flags->engine;
-  if (flags->log_level == LogLevel::kDebug) {
-    out.plan_log = std::make_unique<PlanLog>();
-    config.observers.push_back(out.plan_log.get());
+  Observers observers;
+  if (flags->log_level == LogLevel::kDebug) observers.push_back(std::make_unique<PlanLog>());
+  if (!flags->trace.empty()) {
+    absl::StatusOr<std::unique_ptr<TraceFile>> file =
+        TraceFile::Create(flags->trace, [](const char* reason) {
+          Log(LogLevel::kWarning, "the trace ends", {{"reason", reason}});
+        });
+    if (!file.ok()) return file.status();
+    auto trace = std::make_unique<Trace>(*std::move(file));
+    flags->engine.op_clock = trace->OperationClock();
+    observers.push_back(std::move(trace));
   }
-  if (flags->trace.empty()) return out;
-  absl::StatusOr<std::unique_ptr<TraceFile>> file =
-      TraceFile::Create(flags->trace, [](const char* reason) {
-        Log(LogLevel::kWarning, "the trace ends", {{"reason", reason}});
-      });
-  if (!file.ok()) return file.status();
-  out.trace = std::make_unique<Trace>(*std::move(file));
-  config.observers.push_back(out.trace.get());
-  config.op_clock = out.trace->OperationClock();
-  return out;
+  for (const auto& observer : observers) flags->engine.observers.push_back(observer.get());
+  return observers;
 }
 
 // A model directory, loaded.

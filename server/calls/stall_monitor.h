@@ -1,6 +1,6 @@
 // StallMonitor: ends calls whose reader has stopped reading. Whoever owns a thread looks at all
 // calls a few times a timeout: a write that has been in flight since long ends its call. Writing
-// costs a call one increment of a counter, and no clock is read. Read call_handle.h next.
+// costs a call one increment of a counter, and no clock is read. Read call_reactor.h next.
 #pragma once
 
 #include <atomic>
