@@ -20,10 +20,12 @@
 #include "engine/engine_factory.h"
 #include "engine/trace/trace.h"
 #include "google/protobuf/stubs/logging.h"
+#include "server/calls/access.h"
 #include "server/calls/server_core.h"
 #include "server/http/openai_service.h"
 #include "server/process/process_end.h"
 #include "server/process/signal_handler.h"
+#include "server/process/tls_files.h"
 #include "server/rpc/grpc_server.h"
 #include "server/server_flags.h"
 
@@ -163,24 +165,6 @@ void PrintListening(const char* what, const std::string& host, int port) {
       {{"host", host}, {"port", int64_t{port}}, {"printed", printed ? "yes" : "no"}});
 }
 
-// The ports, from before the model is loaded.
-struct Doors {
-  std::unique_ptr<ConnectionAcceptor> grpc;
-  std::unique_ptr<HttpServer> http;  // null: none
-};
-
-absl::StatusOr<Doors> Listen(const ServerFlags& flags) {
-  Doors doors;
-  auto grpc = ConnectionAcceptor::Listen(flags.grpc.listen);
-  if (!grpc.ok()) return grpc.status();
-  doors.grpc = *std::move(grpc);
-  if (flags.http.listen.port < 0) return doors;
-  auto http = HttpServer::Listen(flags.http);
-  if (!http.ok()) return http.status();
-  doors.http = *std::move(http);
-  return doors;
-}
-
 // No thread that waits for a hanging step ever returns: what runs is told, and the process ends.
 [[noreturn]] void EndHung(ServerCore& core) {
   EndWithin(kStopSeconds);
@@ -191,14 +175,52 @@ absl::StatusOr<Doors> Listen(const ServerFlags& flags) {
   EndNow(kExitEngineFailed);
 }
 
+// What a port needs before it opens. Everything that may be wrong with it is told before the
+// minutes that a model takes.
+struct Doors {
+  std::unique_ptr<ConnectionAcceptor> grpc;
+  std::unique_ptr<HttpServer> http;  // null: none
+  std::shared_ptr<TlsFiles> tls;
+  std::shared_ptr<Access> access;
+};
+
+absl::StatusOr<Doors> PrepareDoors(const ServerFlags& flags) {
+  Doors out;
+  if (!flags.tls.certificate.empty()) {
+    absl::StatusOr<std::unique_ptr<TlsFiles>> tls = TlsFiles::Load(flags.tls);
+    if (!tls.ok()) return tls.status();
+    out.tls = *std::move(tls);
+  }
+  absl::StatusOr<std::shared_ptr<Access>> access =
+      Access::Load(flags.api_key_file, flags.admin_key_file);
+  if (!access.ok()) return access.status();
+  out.access = *std::move(access);
+  if (StrangersMayCall(flags)) {
+    Log(LogLevel::kWarning, "whoever reaches the port may use it",
+        {{"host", flags.grpc.listen.host}});
+  }
+  auto grpc = ConnectionAcceptor::Listen(flags.grpc.listen);
+  if (!grpc.ok()) return grpc.status();
+  out.grpc = *std::move(grpc);
+  if (flags.http.listen.port < 0) return out;
+  auto http = HttpServer::Listen(flags.http);
+  if (!http.ok()) return http.status();
+  out.http = *std::move(http);
+  return out;
+}
+
 int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals, Doors doors) {
   EngineThread engine(std::move(model.engine.engine));
+  ServerLimits limits = flags.limits;
+  limits.access = doors.access;
   ServerCore core(engine, model.engine.config, model.context,
                   ServerDescription{FOX_VERSION, FOX_GIT_SHA, model.engine.backend,
                                     model.engine.dtype, model.engine.dtype},
-                  flags.limits);
+                  limits);
+  GrpcServerOptions port = flags.grpc;
+  port.tls = doors.tls;
   absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(
-      core, flags.grpc,
+      core, port,
       [&core, signals] {
         if (core.engine.fatal().ok()) EndHung(core);
         signals->Wake();
@@ -270,17 +292,14 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   const absl::StatusOr<Observers> observers = Observe(&flags);
   if (!observers.ok()) return ExitWithConfigError(observers.status());
   const bool check = !flags.check_model.empty();
-  Doors doors;
-  if (!check) {  // a taken port is told before the minutes that a model takes
-    absl::StatusOr<Doors> listening = Listen(flags);
-    if (!listening.ok()) return ExitWithConfigError(listening.status());
-    doors = *std::move(listening);
-  }
+  absl::StatusOr<Doors> doors = Doors();
+  if (!check) doors = PrepareDoors(flags);
+  if (!doors.ok()) return ExitWithConfigError(doors.status());
   absl::StatusOr<LoadedModel> model = LoadUnlessSignalled(flags, signals);
   if (!model.ok()) return ExitWithConfigError(model.status());
   if (check) return std::fputs(Describe(*model).c_str(), stdout) < 0;
   LogStart(*model, set);
-  return Serve(flags, *std::move(model), signals, std::move(doors));
+  return Serve(flags, *std::move(model), signals, *std::move(doors));
 }
 
 // Large messages go back to the system when they are freed, and what one thread has freed another

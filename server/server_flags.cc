@@ -17,6 +17,8 @@ namespace fox {
 namespace {
 
 constexpr int64_t kBillion = 1000000000;
+constexpr int64_t kDefaultTlsConnections = 1024;  // 70 kB each while it shakes hands
+constexpr int64_t kMaxAdminConnections = 32;      // of the descriptors that the main port leaves
 constexpr const char* kMainPort = "main";
 constexpr double kDay = 86400;
 
@@ -100,8 +102,6 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
            65535, &f->http.listen.port);
   set->String("http-host", "ADDRESS", "address of the HTTP port [that of --host]",
               &f->http.listen.host);
-  set->Bool("allow-insecure-remote", "permit a host that is not loopback, without encryption",
-            &f->allow_insecure_remote);
   set->String("grpc-services", "LIST", "services to offer", &f->grpc_services);
   set->String("admin-address", "HOST:PORT",
               "where alone the admin service is offered; `main`: the main port, though strangers "
@@ -112,8 +112,9 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
            &f->limits.max_calls);
   set->Mebibytes("call-memory-mb", "MiB that calls may hold, from arrival to the last write", 1,
                  1 << 20, &f->limits.max_call_bytes);
-  set->Int("max-connections", "N", "connections open at once; 0: what the descriptors allow", 0,
-           1 << 20, &f->grpc.listen.max_connections);
+  set->Int("max-connections", "N",
+           "connections open at once; 0: what the descriptors allow, at most 8192, with TLS 1024",
+           0, 1 << 20, &f->grpc.listen.max_connections);
   set->String("client-metadata", "KEY",
               "metadata key that names a gateway's client; only behind a trusted gateway [none]",
               &f->limits.client_metadata);
@@ -127,32 +128,102 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
            "close connections that old, so that balancers rebalance; "
            "0: never",
            0, 1 << 20, &f->grpc.max_connection_age_s);
+  set->Int("max-connection-idle", "SECONDS",
+           "close connections without a call for that long; 0: never", 0, 1 << 20,
+           &f->grpc.max_connection_idle_s);
   set->Double("shutdown-timeout", "SECONDS", "time for running requests after SIGTERM", 0, 86400,
               &f->shutdown_timeout);
+}
+
+void RegisterSecurity(ServerFlags* f, FlagSet* set) {
+  set->Group("Security");
+  set->Bool("allow-insecure-remote", "permit a host that is not loopback, without encryption",
+            &f->allow_insecure_remote);
+  set->String("ssl-certfile", "FILE", "serve TLS with this certificate chain, PEM [plain text]",
+              &f->tls.certificate);
+  set->String("ssl-keyfile", "FILE", "the certificate's key, PEM without a passphrase",
+              &f->tls.key);
+  set->String("ssl-ca-certs", "FILE",
+              "authorities of client certificates, PEM [none are asked for]", &f->tls.authorities);
+  set->Choice("ssl-cert-reqs", {"auto", "none", "optional", "required"},
+              "whether clients need a certificate; auto: required, if there are --ssl-ca-certs",
+              &f->ssl_cert_reqs);
+  set->String("api-key-file", "FILE", "bearer tokens of clients, one a line [none is needed]",
+              &f->api_key_file);
+  set->String("admin-key-file", "FILE",
+              "bearer tokens of administrators, who may do what clients may, too "
+              "[none is needed at --admin-address]",
+              &f->admin_key_file);
 }
 
 absl::Status CheckHost(const char* flag, const std::string& host, bool allow_remote) {
   if (allow_remote || IsLoopback(host)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       flag,
-      ": not a loopback address; there is no encryption, so put a proxy in front or give "
-      "--allow-insecure-remote"));
+      ": not a loopback address; give --ssl-certfile and --ssl-keyfile, put a proxy in front or "
+      "give --allow-insecure-remote"));
 }
 
 // HOST:PORT; the host of an IPv6 address stands in brackets.
-absl::Status CheckAdminAddress(const ServerFlags& flags) {
-  if (flags.admin_address.empty() || flags.admin_address == kMainPort) return absl::OkStatus();
-  const size_t colon = flags.admin_address.rfind(':');
-  int32_t port = -1;
-  if (colon == std::string::npos ||
-      !absl::SimpleAtoi(flags.admin_address.substr(colon + 1), &port) || port < 0 || port > 65535) {
-    return absl::InvalidArgumentError("--admin-address: must be HOST:PORT or main");
+std::optional<AcceptorOptions> ParseAddress(const std::string& address) {
+  AcceptorOptions out;
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos || !absl::SimpleAtoi(address.substr(colon + 1), &out.port) ||
+      out.port < 0 || out.port > 65535) {
+    return std::nullopt;
   }
-  return CheckHost("--admin-address", flags.admin_address.substr(0, colon),
-                   flags.allow_insecure_remote);
+  out.host = address.substr(0, colon);
+  return out;
 }
 
-// What the list names. Who reaches the main port from afar is no operator, unless that is said.
+absl::Status CheckAdminAddress(const ServerFlags& flags) {
+  if (flags.admin_address == kMainPort && !flags.api_key_file.empty() &&
+      flags.admin_key_file.empty()) {
+    return absl::InvalidArgumentError(
+        "--admin-address: main, where clients need --api-key-file's tokens, needs "
+        "--admin-key-file, too");
+  }
+  if (flags.admin_address.empty() || flags.admin_address == kMainPort) return absl::OkStatus();
+  const std::optional<AcceptorOptions> address = ParseAddress(flags.admin_address);
+  if (!address.has_value()) {
+    return absl::InvalidArgumentError("--admin-address: must be HOST:PORT or main");
+  }
+  const bool encrypted = !flags.tls.certificate.empty();
+  const bool known =
+      !flags.admin_key_file.empty() || flags.tls.clients == ClientCertificate::kRequired;
+  absl::Status status =
+      CheckHost("--admin-address", address->host, flags.allow_insecure_remote || encrypted);
+  if (status.ok() && !known && !flags.allow_insecure_remote && !IsLoopback(address->host)) {
+    status = absl::InvalidArgumentError(
+        "--admin-address: not a loopback address, and whoever connects would be an administrator; "
+        "give --admin-key-file or --ssl-ca-certs");
+  }
+  return status;
+}
+
+// Checks what belongs together, and sets which certificates clients need.
+absl::Status CompleteTls(const std::string& cert_reqs, TlsOptions* tls) {
+  if (tls->certificate.empty() != tls->key.empty()) {
+    return absl::InvalidArgumentError("--ssl-certfile: needs --ssl-keyfile, and the other way");
+  }
+  if (!tls->authorities.empty() && tls->certificate.empty()) {
+    return absl::InvalidArgumentError("--ssl-ca-certs: needs --ssl-certfile and --ssl-keyfile");
+  }
+  if (tls->authorities.empty()) {
+    if (cert_reqs == "auto" || cert_reqs == "none") return absl::OkStatus();
+    return absl::InvalidArgumentError("--ssl-cert-reqs: needs --ssl-ca-certs");
+  }
+  if (cert_reqs == "none") {
+    tls->authorities.clear();
+  } else {
+    tls->clients =
+        cert_reqs == "optional" ? ClientCertificate::kOptional : ClientCertificate::kRequired;
+  }
+  return absl::OkStatus();
+}
+
+// What the list names. Who reaches the main port from afar, or as a client, is no administrator,
+// unless that is said.
 absl::Status SetServices(ServerFlags* flags) {
   std::set<std::string>& services = flags->grpc.services;
   const std::set<std::string> known = std::exchange(
@@ -167,8 +238,10 @@ absl::Status SetServices(ServerFlags* flags) {
     }
   }
   if (flags->admin_address == kMainPort) return absl::OkStatus();
-  flags->grpc.admin_address = flags->admin_address;
-  if (!IsLoopback(flags->grpc.listen.host)) services.erase("admin");
+  flags->grpc.admin = ParseAddress(flags->admin_address);
+  if (flags->grpc.admin.has_value()) flags->grpc.admin->max_connections = kMaxAdminConnections;
+  const bool clients_only = !flags->api_key_file.empty() && flags->admin_key_file.empty();
+  if (clients_only || !IsLoopback(flags->grpc.listen.host)) services.erase("admin");
   return absl::OkStatus();
 }
 
@@ -181,6 +254,7 @@ absl::Status CompleteHttp(ServerFlags* flags) {
   http.port.max_body_bytes = int64_t{flags->grpc.max_message_mb} << 20;
   http.port.receive_memory_bytes = flags->grpc.receive_memory_bytes;
   http.port.stall_timeout = flags->limits.stall_timeout;
+  if (http.listen.port < 0) return absl::OkStatus();
   return CheckHost("--http-host", http.listen.host, flags->allow_insecure_remote);
 }
 
@@ -191,6 +265,7 @@ void RegisterServerFlags(ServerFlags* flags, FlagSet* set) {
   RegisterPruning(flags, set);
   RegisterScheduling(flags, set);
   RegisterServing(flags, set);
+  RegisterSecurity(flags, set);
   set->Group("Other");
   set->Enum("log-level",
             {{"debug", LogLevel::kDebug},
@@ -231,11 +306,23 @@ absl::Status CompleteServerFlags(ServerFlags* flags) {
   flags->limits.stall_timeout = engine.engine.stall_timeout;
   flags->grpc.max_streams = static_cast<int>(flags->limits.max_calls);
   flags->grpc.receive_memory_bytes = 2 * flags->limits.max_call_bytes;
-  absl::Status status = SetServices(flags);
-  status.Update(CheckHost("--host", flags->grpc.listen.host, flags->allow_insecure_remote));
+  const bool encrypted = !flags->tls.certificate.empty();
+  if (encrypted) flags->grpc.listen.default_connections = kDefaultTlsConnections;
+  absl::Status status = CompleteTls(flags->ssl_cert_reqs, &flags->tls);
+  status.Update(SetServices(flags));
+  status.Update(
+      CheckHost("--host", flags->grpc.listen.host, flags->allow_insecure_remote || encrypted));
   status.Update(CheckAdminAddress(*flags));
   status.Update(CompleteHttp(flags));
   return status;
+}
+
+bool StrangersMayCall(const ServerFlags& flags) {
+  if (!flags.api_key_file.empty()) return false;
+  const AcceptorOptions& http = flags.http.listen;
+  return (flags.tls.clients != ClientCertificate::kRequired &&
+          !IsLoopback(flags.grpc.listen.host)) ||
+         (http.port >= 0 && !IsLoopback(http.host));
 }
 
 absl::StatusOr<std::string> ServedModelName(std::string name, const std::string& model_dir) {

@@ -26,6 +26,9 @@ struct ServerFlags {
   std::string grpc_services = "inference,tokenizer,info,admin,health,reflection";
   std::string admin_address;  // HOST:PORT; empty: the main port, if that is loopback
   bool allow_insecure_remote = false;
+  TlsOptions tls;  // no certificate: plain text
+  std::string ssl_cert_reqs = "auto";
+  std::string api_key_file, admin_key_file;
   double shutdown_timeout = 30;
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kText;
@@ -39,6 +42,9 @@ void RegisterServerFlags(ServerFlags* flags, FlagSet* set);
 // Checks what no single flag's range says, and sets what follows from several flags; resolves the
 // hosts' names. InvalidArgument names the flag.
 absl::Status CompleteServerFlags(ServerFlags* flags);
+
+// Whether who is neither on this machine nor known by a token or certificate may send requests.
+bool StrangersMayCall(const ServerFlags& flags);
 
 // `name`, else the name of the model's directory. InvalidArgument: it is empty, longer than 256
 // bytes, not UTF-8 or has control characters.

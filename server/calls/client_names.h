@@ -1,6 +1,6 @@
-// ClientNames: who is one client to queues and budgets. A bearer token is a client, on whatever
-// connections; but nobody has verified it, so a connection may name only a few: what it names
-// beyond them, and what comes without a token, is the connection's own.
+// ClientNames: who is one client to queues and budgets where nobody verifies tokens (access.h). A
+// bearer token is a client, on whatever connections; but a connection may name only a few: what it
+// names beyond them, and what comes without a token, is the connection's own.
 #pragma once
 
 #include <cstddef>

@@ -20,6 +20,7 @@ ServerCore::ServerCore(EngineThread& engine_thread, ModelConfig model_config,
       context(std::move(conversion)),
       description(std::move(what)),
       client_metadata(limits.client_metadata),
+      access(limits.access),
       calls_(limits.max_calls, limits.max_call_bytes),
       stalls_(limits.stall_timeout),
       delivery_(limits.delivery_threads) {

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "engine/engine_thread.h"
 #include "models/model_config.h"
+#include "server/calls/access.h"
 #include "server/calls/admission_pool.h"
 #include "server/calls/call_budget.h"
 #include "server/calls/call_info.h"
@@ -38,6 +39,7 @@ struct ServerLimits {
   int delivery_threads = 2;
   std::string client_metadata;  // key under which a trusted gateway names its client; empty: none
   double stall_timeout = 30;    // seconds without progress of a write
+  std::shared_ptr<Access> access = std::make_shared<Access>();  // not null
 };
 
 // What others may do to a call while it runs. All methods may be called from any thread.
@@ -106,6 +108,7 @@ class ServerCore {
   const ConversionContext context;
   const ServerDescription description;
   const std::string client_metadata;  // ServerLimits'
+  const std::shared_ptr<Access> access;
   ClientNames clients;
 
  private:

@@ -3,10 +3,13 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <iterator>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -24,18 +27,60 @@ constexpr const char* kCodeNames[] = {
     "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
     "DATA_LOSS", "UNAUTHENTICATED"};
 
+// Leaves `content` as it is for the path "".
+absl::Status ReadFlagFile(const char* flag, const std::string& path, std::string* content) {
+  if (path.empty()) return absl::OkStatus();
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return absl::InvalidArgumentError(absl::StrCat(flag, ": cannot read ", path));
+  content->assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void Connection::Register(FlagSet* flags) {
   flags->Group("Connection");
   flags->String("target", "HOST:PORT", "the server", &target);
   flags->Double("timeout", "SECONDS", "deadline of the call; 0: none", 0, 1e6, &timeout_s);
+  flags->Bool("tls", "encrypt, and check the server's certificate", &tls_);
+  flags->String("ca", "FILE",
+                "authorities of the server's certificate, PEM; implies --tls "
+                "[the system's]",
+                &authorities_);
+  flags->String("cert", "FILE", "a certificate of our own, PEM; implies --tls", &certificate_);
+  flags->String("key", "FILE", "the key of --cert, PEM", &key_);
+  flags->String("server-name", "NAME", "name in the server's certificate [the target's]",
+                &server_name_);
+  flags->String("api-key-file", "FILE", "its first token is sent [FOX_API_KEY's]", &api_key_file_);
+}
+
+absl::Status Connection::Parse(const std::vector<std::string>& arguments, FlagSet* flags) {
+  absl::Status status = flags->Parse(arguments, nullptr);
+  if (!status.ok()) return status;
+  if (certificate_.empty() != key_.empty()) {
+    return absl::InvalidArgumentError("--cert: needs --key, and the other way");
+  }
+  tls_ = tls_ || !authorities_.empty() || !certificate_.empty();
+  status.Update(ReadFlagFile("--ca", authorities_, &pem_.pem_root_certs));
+  status.Update(ReadFlagFile("--cert", certificate_, &pem_.pem_cert_chain));
+  status.Update(ReadFlagFile("--key", key_, &pem_.pem_private_key));
+  std::string tokens;
+  const char* variable = std::getenv("FOX_API_KEY");
+  if (variable != nullptr) tokens = variable;
+  status.Update(ReadFlagFile("--api-key-file", api_key_file_, &tokens));
+  for (absl::string_view line : absl::StrSplit(tokens, '\n')) {
+    line = absl::StripAsciiWhitespace(line);
+    if (token_.empty() && !absl::StartsWith(line, "#")) token_ = std::string(line);
+  }
+  return status;
 }
 
 std::shared_ptr<grpc::Channel> Connection::Open() const {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
-  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+  if (!server_name_.empty()) arguments.SetSslTargetNameOverride(server_name_);
+  return grpc::CreateCustomChannel(
+      target, tls_ ? grpc::SslCredentials(pem_) : grpc::InsecureChannelCredentials(), arguments);
 }
 
 std::unique_ptr<grpc::ClientContext> Connection::Call() const {
@@ -44,6 +89,7 @@ std::unique_ptr<grpc::ClientContext> Connection::Call() const {
     context->set_deadline(std::chrono::system_clock::now() +
                           std::chrono::milliseconds(static_cast<int64_t>(1000 * timeout_s)));
   }
+  if (!token_.empty()) context->AddMetadata("authorization", "Bearer " + token_);
   return context;
 }
 

@@ -1,5 +1,5 @@
-// Connection: what every fox-cli command shares: where the server is, how long to wait, how an
-// error is reported. Read generate_command.cc next.
+// Connection: what every fox-cli command shares: where the server is, how it is known and who
+// calls, how long to wait, how an error is reported. Read generate_command.cc next.
 #pragma once
 
 #include <memory>
@@ -11,6 +11,7 @@
 #include "google/protobuf/message.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
+#include "grpcpp/security/credentials.h"
 
 namespace fox::cli {
 
@@ -24,9 +25,17 @@ struct Connection {
   double timeout_s = 0;  // 0: none
 
   void Register(FlagSet* flags);
+  // FlagSet::Parse, without an environment but FOX_API_KEY, and the files that the flags name.
+  absl::Status Parse(const std::vector<std::string>& arguments, FlagSet* flags);
   std::shared_ptr<grpc::Channel> Open() const;
   // The context of one call.
   std::unique_ptr<grpc::ClientContext> Call() const;
+
+ private:
+  bool tls_ = false;
+  std::string authorities_, certificate_, key_, server_name_, api_key_file_;  // files but the name
+  grpc::SslCredentialsOptions pem_;                                           // what they hold
+  std::string token_;
 };
 
 // One line on standard error with the gRPC code's name. Returns the exit code.

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 SHORT_PROMPT = "Once upon a time"
@@ -30,10 +31,11 @@ class DemoError(Exception):
 class Server:
     """A fox-server of ours on a free port; gone when the context ends, Ctrl-C included."""
 
-    def __init__(self, programs: pathlib.Path, model: pathlib.Path, acp: str) -> None:
+    def __init__(self, programs: pathlib.Path, model: pathlib.Path, acp: str,
+                 flags: Sequence[str] = ()) -> None:
         self._cli = programs / "fox-cli"
         self._command = [str(programs / "fox-server"), "--model", str(model), "--grpc-port", "0",
-                         "--acp", acp]
+                         "--acp", acp, *flags]
         self._log: list[str] = []
         self._listening = threading.Event()
         self.target = ""

@@ -202,7 +202,7 @@ int Generate(const std::vector<std::string>& arguments) {
   GenerateFlags flags;
   FlagSet set;
   Register(&flags, &set);
-  absl::Status status = set.Parse(arguments, nullptr);
+  absl::Status status = flags.connection.Parse(arguments, &set);
   if (!status.ok()) return UsageError(std::string(status.message()));
   if (flags.help) {
     std::printf("usage: fox-cli generate PROMPT|@FILE|- [flags]\n\n%s", set.Help().c_str());

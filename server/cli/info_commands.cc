@@ -19,7 +19,7 @@ bool Prepare(const char* usage, size_t most_arguments, const std::vector<std::st
   bool help = false;
   connection->Register(&set);
   set.Action("help", "print this and exit", &help);
-  const absl::Status status = set.Parse(arguments, nullptr);
+  const absl::Status status = connection->Parse(arguments, &set);
   if (!status.ok()) {
     *exit_code = UsageError(std::string(status.message()));
     return false;

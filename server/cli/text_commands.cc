@@ -27,7 +27,7 @@ bool Prepare(const char* name, const char* what, const std::vector<std::string>&
   set.Bool("stats", "score: print each token", &flags->stats);
   flags->connection.Register(&set);
   set.Action("help", "print this and exit", &flags->help);
-  const absl::Status status = set.Parse(arguments, nullptr);
+  const absl::Status status = flags->connection.Parse(arguments, &set);
   if (!status.ok()) {
     *exit_code = UsageError(std::string(status.message()));
     return false;

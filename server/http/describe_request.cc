@@ -1,6 +1,8 @@
 // DescribeRequest: see describe_request.h.
 #include "server/http/describe_request.h"
 
+#include <optional>
+
 #include "absl/hash/hash.h"
 #include "absl/strings/match.h"
 
@@ -13,6 +15,7 @@ uint64_t ClientOf(const HttpRequest& request, ServerCore& core) {
     if (!name.empty()) return absl::HashOf('m', name);
   }
   const absl::string_view token = request.Header("authorization");
+  if (const std::optional<uint64_t> verified = core.access->ClientOf(token)) return *verified;
   const bool bearer = absl::StartsWithIgnoreCase(token, "bearer ");
   return core.clients.Of(request.peer, bearer ? token : "");
 }

@@ -32,22 +32,24 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Listen(const HttpServerO
 
 HttpServer::~HttpServer() { Stop(0); }
 
-void HttpServer::Handle(const std::string& method, const std::string& path, Handler handler) {
-  routes_[path][method] = std::move(handler);
+void HttpServer::Handle(const std::string& method, const std::string& path, Handler handler,
+                        Privilege needed) {
+  routes_[path][method] = {std::move(handler), needed};
 }
 
-void HttpServer::AddPage(const std::string& path, HttpAnswer page) {
-  Handle("GET", path, [page = std::move(page)](const std::shared_ptr<HttpExchange>& exchange) {
+void HttpServer::AddPage(const std::string& path, HttpAnswer page, Privilege needed) {
+  const auto answer = [page = std::move(page)](const std::shared_ptr<HttpExchange>& exchange) {
     exchange->Answer(page);
-  });
+  };
+  Handle("GET", path, answer, needed);
 }
 
 void HttpServer::Start() {
   port_ = std::make_unique<HttpPort>(
       options_.port, [this](const HttpRequest& head) { return Refusal(head); },
       [this](std::shared_ptr<HttpExchange> exchange) {
-        const Handler* handler = Find(exchange->request);
-        (*handler)(std::move(exchange));
+        const Handler& handler = Find(exchange->request)->handler;
+        handler(std::move(exchange));
       });
   acceptor_->Start([this](int, int descriptor) { port_->Add(descriptor); });
 }
@@ -61,28 +63,28 @@ void HttpServer::Stop(double seconds) {
   if (port_ != nullptr) port_->Stop(seconds);
 }
 
-const HttpServer::Handler* HttpServer::Find(const HttpRequest& request) const {
-  const auto route = routes_.find(request.path);
-  if (route == routes_.end()) return nullptr;
-  const auto handler = route->second.find(request.method == "HEAD" ? "GET" : request.method);
-  return handler == route->second.end() ? nullptr : &handler->second;
+const HttpServer::Route* HttpServer::Find(const HttpRequest& request) const {
+  const auto path = routes_.find(request.path);
+  if (path == routes_.end()) return nullptr;
+  const auto route = path->second.find(request.method == "HEAD" ? "GET" : request.method);
+  return route == path->second.end() ? nullptr : &route->second;
 }
 
 std::optional<HttpAnswer> HttpServer::Refusal(const HttpRequest& head) const {
-  const auto route = routes_.find(head.path);
-  if (route == routes_.end()) {
+  const auto path = routes_.find(head.path);
+  if (path == routes_.end()) {
     return ErrorAnswer(404, "no such path; completions are at POST /v1/completions");
   }
-  if (Find(head) == nullptr) {
+  const Route* route = Find(head);
+  if (route == nullptr) {
     HttpAnswer answer = ErrorAnswer(405, "this path does not know the method");
     const auto name = [](std::string* out, const auto& entry) { *out += entry.first; };
-    answer.headers.emplace_back("Allow", absl::StrJoin(route->second, ", ", name));
+    answer.headers.emplace_back("Allow", absl::StrJoin(path->second, ", ", name));
     return answer;
   }
-  if (check_) {
-    const absl::Status status = check_(head);
-    if (!status.ok()) return ErrorAnswer(status);
-  }
+  const absl::Status allowed =
+      access_->Check(route->needed, path->first.c_str(), head.Header("authorization"));
+  if (!allowed.ok()) return ErrorAnswer(allowed);
   if (head.method == "POST" && !IsJson(head)) {
     return ErrorAnswer(415, "the body must be sent as Content-Type: application/json");
   }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "server/calls/access.h"
 #include "server/http/http_exchange.h"
 #include "server/http/http_port.h"
 #include "server/process/connection_acceptor.h"
@@ -26,8 +27,6 @@ class HttpServer {
  public:
   // Called on the HTTP thread with a whole request; must not block.
   using Handler = std::function<void(std::shared_ptr<HttpExchange> exchange)>;
-  // Of a request's head: Ok, or why it is refused.
-  using Check = std::function<absl::Status(const HttpRequest& head)>;
 
   // Binds and listens. From here on clients connect and wait. Unavailable: the port is taken.
   // Unimplemented: see HttpPort::IsBuilt.
@@ -38,11 +37,13 @@ class HttpServer {
 
   // Before Start: `handler` answers `method` on exactly `path`, percent-encodings decoded. A route
   // for GET answers HEAD, too. Other methods there are refused with 405, other paths with 404.
-  void Handle(const std::string& method, const std::string& path, Handler handler);
-  // Before Start: a file that is compiled in.
-  void AddPage(const std::string& path, HttpAnswer page);
-  // Before Start: asked before a body is read.
-  void SetCheck(Check check) { check_ = std::move(check); }
+  // `needed`: of who asks; see SetAccess.
+  void Handle(const std::string& method, const std::string& path, Handler handler,
+              Privilege needed = Privilege::kUser);
+  // Before Start: an answer that is always the same.
+  void AddPage(const std::string& path, HttpAnswer page, Privilege needed = Privilege::kPublic);
+  // Before Start: who may do what, asked before a body is read. Not null.
+  void SetAccess(std::shared_ptr<Access> access) { access_ = std::move(access); }
 
   // Answers from now on. Once.
   void Start();
@@ -55,13 +56,17 @@ class HttpServer {
   HttpServer(const HttpServerOptions& options, std::unique_ptr<ConnectionAcceptor> acceptor)
       : options_(options), acceptor_(std::move(acceptor)) {}
 
-  const Handler* Find(const HttpRequest& request) const;
+  struct Route {
+    Handler handler;
+    Privilege needed;
+  };
+  const Route* Find(const HttpRequest& request) const;
   std::optional<HttpAnswer> Refusal(const HttpRequest& head) const;
 
   const HttpServerOptions options_;
   const std::unique_ptr<ConnectionAcceptor> acceptor_;
-  std::map<std::string, std::map<std::string, Handler>> routes_;  // by path, by method
-  Check check_;
+  std::map<std::string, std::map<std::string, Route>> routes_;  // by path, by method
+  std::shared_ptr<Access> access_ = std::make_shared<Access>();
   std::unique_ptr<HttpPort> port_;
 };
 

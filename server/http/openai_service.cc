@@ -34,18 +34,23 @@ OpenAiService::OpenAiService(ServerCore& core, std::function<bool()> serving)
 
 void OpenAiService::Register(HttpServer* server) {
   using Exchange = std::shared_ptr<HttpExchange>;
+  server->SetAccess(core_.access);
   server->Handle("POST", "/v1/completions",
                  [this](const Exchange& exchange) { CompletionCall::Start(core_, exchange); });
   const std::string model = Model(core_, created_);
-  server->AddPage("/v1/models", Json(absl::StrCat("{\"object\":\"list\",\"data\":[", model, "]}")));
-  server->AddPage("/v1/models/" + core_.context.served_model_name, Json(model));
-  server->AddPage("/version",
-                  Json(absl::StrCat("{\"version\":", JsonString(core_.description.version), "}")));
-  server->Handle("GET", "/health", [this](const Exchange& exchange) {
-    if (serving_()) return exchange->Answer(Json("{\"status\":\"ok\"}"));
-    const char* reason = core_.engine.draining() ? "the server is draining" : "not healthy";
-    exchange->Answer(ErrorAnswer(absl::UnavailableError(reason)));
-  });
+  const std::string list = absl::StrCat("{\"object\":\"list\",\"data\":[", model, "]}");
+  server->AddPage("/v1/models", Json(list), Privilege::kUser);
+  server->AddPage("/v1/models/" + core_.context.served_model_name, Json(model), Privilege::kUser);
+  const std::string version = JsonString(core_.description.version);
+  server->AddPage("/version", Json(absl::StrCat("{\"version\":", version, "}")));
+  server->Handle(
+      "GET", "/health",
+      [this](const Exchange& exchange) {
+        if (serving_()) return exchange->Answer(Json("{\"status\":\"ok\"}"));
+        const char* reason = core_.engine.draining() ? "the server is draining" : "not healthy";
+        exchange->Answer(ErrorAnswer(absl::UnavailableError(reason)));
+      },
+      Privilege::kPublic);
   RegisterTokenizerRoutes(core_, server);
 }
 

@@ -138,7 +138,7 @@ void RegisterTokenizerRoutes(ServerCore& core, HttpServer* server) {
   if (core.context.tokenizer == nullptr) return;
   HttpAnswer info;
   info.body = TokenizerInfo(core.context);
-  server->AddPage("/tokenizer_info", info);
+  server->AddPage("/tokenizer_info", info, Privilege::kUser);
 }
 
 }  // namespace fox

@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -29,21 +30,23 @@ namespace {
 
 // For files, the event loops of gRPC, a device's driver.
 constexpr int64_t kReservedDescriptors = 64;
-constexpr int64_t kMaxDefaultConnections = 8192;
 constexpr int kBacklog = 4096;
 constexpr int kAcceptedInATurn = 64;
 // Unacknowledged data closes a connection after this; what gRPC sets on listeners of its own.
 constexpr unsigned kUserTimeoutMs = 20000;
 constexpr double kSecondsBetweenLooks = 0.05;
 constexpr std::chrono::milliseconds kPause(20);
+// What a handshake took, 70 kB with TLS, would stay in the heap, once for each of its arenas. The
+// last of a flood ends 10 s after it began.
+constexpr int64_t kConnectionsOfAFlood = 64, kMostBeforeTrim = 1024;
+constexpr double kSecondsBetweenTrims = 2, kTrimsAfterAFlood = 13;
 
 // By the limit of descriptors; a quarter of a small one is reserved.
-int64_t DefaultCap() {
+int64_t DefaultCap(int64_t most) {
   rlimit descriptors{};
   getrlimit(RLIMIT_NOFILE, &descriptors);
   const auto limit = static_cast<int64_t>(std::min<rlim_t>(descriptors.rlim_cur, 1 << 30));
-  return std::clamp<int64_t>(limit - std::min(kReservedDescriptors, limit / 4), 1,
-                             kMaxDefaultConnections);
+  return std::clamp<int64_t>(limit - std::min(kReservedDescriptors, limit / 4), 1, most);
 }
 
 absl::Status CannotListen(const AcceptorOptions& options, int error) {
@@ -130,7 +133,8 @@ bool IsLoopback(const std::string& host) {
 absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
     const AcceptorOptions& options) {
   std::unique_ptr<ConnectionAcceptor> acceptor(new ConnectionAcceptor());
-  const int64_t cap = options.max_connections > 0 ? options.max_connections : DefaultCap();
+  const int64_t cap = options.max_connections > 0 ? options.max_connections
+                                                  : DefaultCap(options.default_connections);
   acceptor->max_connections_ = cap;
   acceptor->loopback_is_exempt_ = options.max_per_address == 0;
   acceptor->max_per_address_ =
@@ -188,11 +192,23 @@ void ConnectionAcceptor::Run() {
   std::vector<pollfd> waiting;
   for (int listener : listeners_) waiting.push_back({listener, POLLIN, 0});
   while (!stopping_) {
-    if (poll(waiting.data(), waiting.size(), -1) < 0 && errno != EINTR) return;
+    const double now = SteadySeconds();
+    const bool trims = accepted_since_trim_ > 0 || now < flood_until_;
+    const int wait_ms = trims ? static_cast<int>(1000 * std::max(0.0, trim_at_ - now)) + 1 : -1;
+    if (poll(waiting.data(), waiting.size(), wait_ms) < 0 && errno != EINTR) return;
+    if (trims) TrimHeap(SteadySeconds());
     for (const pollfd& ready : waiting) {
       if (ready.revents != 0) AcceptFrom(ready.fd);
     }
   }
+}
+
+void ConnectionAcceptor::TrimHeap(double now) {
+  if (now < trim_at_ && accepted_since_trim_ < kMostBeforeTrim) return;
+  if (accepted_since_trim_ >= kConnectionsOfAFlood) flood_until_ = now + kTrimsAfterAFlood;
+  if (now < flood_until_) malloc_trim(0);
+  accepted_since_trim_ = 0;
+  trim_at_ = now + kSecondsBetweenTrims;
 }
 
 // Takes what waits, in turns, so that Stop and the other listeners have theirs.
@@ -213,6 +229,7 @@ void ConnectionAcceptor::AcceptFrom(int listener) {
       Refuse(descriptor, "too many connections");
       continue;
     }
+    ++accepted_since_trim_;
     connections_.push_back({descriptor, InodeOf(descriptor), address});
     sink_(listener, descriptor);
   }

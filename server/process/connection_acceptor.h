@@ -20,8 +20,9 @@ struct AcceptorOptions {
   std::string host = "127.0.0.1";  // address or name; a name may have several addresses
   int port = 0;                    // 0: any free one
   // Open connections; 0: the limit of descriptors less a reserve for everything else, at most
-  // 8192.
+  // `default_connections`.
   int64_t max_connections = 0;
+  int64_t default_connections = 8192;
   // Of these, from one address (IPv6: from one /64); 0: seven eighths. Loopback is exempt unless
   // this is set: behind a proxy everybody has its address.
   int64_t max_per_address = 0;
@@ -62,6 +63,8 @@ class ConnectionAcceptor {
   absl::Status Bind(const AcceptorOptions& options);
   void Run();
   void AcceptFrom(int listener);
+  // Gives the heap that closed connections have left back to the system: in a flood and after it.
+  void TrimHeap(double now);
   // What to do about an error of accept; false: nothing more to accept now.
   bool Recover(int listener, int error);
   bool Admit(uint64_t address);
@@ -78,6 +81,8 @@ class ConnectionAcceptor {
   // lowest free number to the next connection, and at the cap every record is looked at.
   std::vector<Connection> connections_;
   double last_look_ = 0;
+  int64_t accepted_since_trim_ = 0;
+  double trim_at_ = 0, flood_until_ = 0;
   LogLimit log_limit_{1, 5.0};
 
   std::atomic<int64_t> refused_{0};

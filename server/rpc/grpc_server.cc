@@ -20,6 +20,7 @@
 #include "server/rpc/generate_service.h"
 #include "server/rpc/health_monitor.h"
 #include "server/rpc/info_service.h"
+#include "server/rpc/port_credentials.h"
 #include "server/rpc/tokenizer_service.h"
 
 namespace fox {
@@ -81,6 +82,25 @@ void SetChannelArguments(const GrpcServerOptions& options, grpc::ServerBuilder* 
     builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
                                 options.max_connection_age_s * 1000);
   }
+  if (options.max_connection_idle_s > 0) {
+    builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                                options.max_connection_idle_s * 1000);
+  }
+}
+
+// What takes the port's connections over.
+ConnectionAcceptor::Sink AddPort(const GrpcServerOptions& options, std::shared_ptr<Access> access,
+                                 grpc::ServerBuilder* builder) {
+  std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> port =
+      builder->experimental().AddExternalConnectionAcceptor(
+          grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+          PortCredentials(options.tls, std::move(access)));
+  return [port](int listener, int descriptor) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.listener_fd = listener;
+    connection.fd = descriptor;
+    port->HandleNewConnection(&connection);
+  };
 }
 
 }  // namespace
@@ -95,8 +115,7 @@ struct GrpcServer::Impl {
   TokenizerService tokenizer{core};
   InfoService info{core};
   AdminService admin{core, [this] { monitor->Check(); }};
-  std::unique_ptr<ConnectionAcceptor> acceptor;
-  int admin_port = 0;
+  std::unique_ptr<ConnectionAcceptor> acceptor, admin_acceptor;
   std::unique_ptr<grpc::Server> server, admin_server;
   std::unique_ptr<HealthMonitor> monitor;  // from before the first call until after the last one
 };
@@ -113,23 +132,28 @@ std::vector<std::string> GrpcServer::Impl::Register(const GrpcServerOptions& opt
   add("inference", v1::Inference::service_full_name(), &generate);
   add("tokenizer", v1::Tokenizer::service_full_name(), &tokenizer);
   add("info", v1::Info::service_full_name(), &info);
-  if (options.admin_address.empty()) add("admin", v1::Admin::service_full_name(), &admin);
+  if (!options.admin.has_value()) add("admin", v1::Admin::service_full_name(), &admin);
   return names;
 }
 
 absl::Status GrpcServer::Impl::StartAdmin(const GrpcServerOptions& options) {
-  if (options.admin_address.empty()) return absl::OkStatus();
+  if (!options.admin.has_value()) return absl::OkStatus();
+  auto listening = ConnectionAcceptor::Listen(*options.admin);
+  if (!listening.ok()) {
+    return absl::UnavailableError(absl::StrCat("--admin-address: ", listening.status().message()));
+  }
+  admin_acceptor = *std::move(listening);
   grpc::EnableDefaultHealthCheckService(false);  // it would know nothing of the main port
   grpc::ServerBuilder builder;
   SetChannelArguments(options, &builder);
   builder.SetOption(std::make_unique<WithoutReflection>());
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.AddListeningPort(options.admin_address, grpc::InsecureServerCredentials(), &admin_port);
   builder.RegisterService(&admin);
+  // Without tokens of its own, who reaches this address is an administrator.
+  auto sink = AddPort(options, core.access->needs_admin_token() ? core.access : nullptr, &builder);
   admin_server = builder.BuildAndStart();
-  if (admin_server != nullptr && admin_port != 0) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat("--admin-address: cannot listen on ", options.admin_address));
+  if (admin_server == nullptr) return absl::UnavailableError("gRPC does not start");
+  admin_acceptor->Start(std::move(sink));
+  return absl::OkStatus();
 }
 
 GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -152,9 +176,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   if (options.services.count("reflection") == 0) {
     builder.SetOption(std::make_unique<WithoutReflection>());
   }
-  auto sink = builder.experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      grpc::InsecureServerCredentials());
+  auto sink = AddPort(options, core.access, &builder);
   const std::vector<std::string> names = impl->Register(options, &builder);
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr) return absl::UnavailableError("gRPC does not start");
@@ -163,12 +185,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
                                                   [&core] { return core.delivery().StuckFor(); });
   const absl::Status status = impl->StartAdmin(options);
   if (!status.ok()) return status;
-  impl->acceptor->Start([sink = std::shared_ptr(std::move(sink))](int listener, int descriptor) {
-    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
-    connection.listener_fd = listener;
-    connection.fd = descriptor;
-    sink->HandleNewConnection(&connection);
-  });
+  impl->acceptor->Start(std::move(sink));
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
 }
 
@@ -178,7 +195,9 @@ int GrpcServer::port() const { return impl_->acceptor->port(); }
 
 bool GrpcServer::serving() const { return impl_->monitor != nullptr && impl_->monitor->serving(); }
 
-int GrpcServer::admin_port() const { return impl_->admin_port; }
+int GrpcServer::admin_port() const {
+  return impl_->admin_acceptor == nullptr ? 0 : impl_->admin_acceptor->port();
+}
 
 void GrpcServer::Drain() {
   impl_->core.Drain();
@@ -200,6 +219,7 @@ bool GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) 
     impl_->core.AbandonAll(absl::UnavailableError("the server is stopping"));
   }
   impl_->acceptor->Stop();
+  if (impl_->admin_acceptor != nullptr) impl_->admin_acceptor->Stop();
   // Calls have ended but for their last write; a client that does not read is cut off.
   const auto cut_off = std::chrono::system_clock::now() + kLastWrites;
   if (impl_->admin_server != nullptr) impl_->admin_server->Shutdown(cut_off);

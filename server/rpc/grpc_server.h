@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "server/calls/server_core.h"
 #include "server/process/connection_acceptor.h"
+#include "server/process/tls_files.h"
 
 namespace fox {
 
@@ -20,14 +22,15 @@ struct GrpcServerOptions {
   int max_streams = 4096;  // of one connection
   // Of gRPC's own buffers; twice what calls may hold once their messages are here.
   int64_t receive_memory_bytes = int64_t{512} << 20;
-  int max_connection_age_s = 0;  // 0: no limit; running calls finish
-  double step_timeout = 60;      // seconds; see HealthMonitor
-  // HOST:PORT where the admin service is offered, and nothing else; empty: nowhere beside
-  // `services`.
-  std::string admin_address;
+  int max_connection_age_s = 0;     // 0: no limit; running calls finish
+  int max_connection_idle_s = 300;  // without a call; 0: no limit
+  double step_timeout = 60;         // seconds; see HealthMonitor
+  // Where the admin service is offered, and nothing else; unset: nowhere beside `services`.
+  std::optional<AcceptorOptions> admin;
   // Of inference, tokenizer, info, admin, health, reflection.
   std::set<std::string> services = {"inference", "tokenizer", "info",
                                     "admin",     "health",    "reflection"};
+  std::shared_ptr<TlsFiles> tls;  // of both ports; null: plain text
 };
 
 class GrpcServer {

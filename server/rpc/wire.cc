@@ -1,6 +1,7 @@
 // The wire: see wire.h.
 #include "server/rpc/wire.h"
 
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -33,6 +34,7 @@ uint64_t ClientOf(const grpc::CallbackServerContext& context, ServerCore& core) 
     if (!name.empty()) return absl::HashOf('m', name);
   }
   const absl::string_view token = MetadataOf(context, "authorization");
+  if (const std::optional<uint64_t> verified = core.access->ClientOf(token)) return *verified;
   const bool bearer = absl::StartsWithIgnoreCase(token, "bearer ");
   return core.clients.Of(context.peer(), bearer ? token : "");
 }

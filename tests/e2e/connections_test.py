@@ -61,6 +61,23 @@ class ConnectionsTest(unittest.TestCase):
                         raise ConnectionError("goaway")
         self.assertTrue(attacks.is_serving(self.address))
 
+    def test_who_says_nothing_for_long_is_let_go(self) -> None:
+        """But not who waits for something."""
+        server = self.enterContext(demo.Server(self.programs, ROOT / "models" / "demo", "certified",
+                                               ["--max-connection-idle", "1"]))
+        host, port = server.target.rsplit(":", 1)
+        with attacks.Connection((host, int(port))) as idle, \
+                attacks.Connection((host, int(port))) as waiting:
+            self.assertEqual(idle.call(), b"\x08\x01")
+            waiting.socket.sendall(
+                attacks.frame(attacks.HEADERS, attacks.END_HEADERS, waiting.next_stream(),
+                              attacks.request_headers("/grpc.health.v1.Health/Watch")) +
+                attacks.frame(attacks.DATA, attacks.END_STREAM, 1, attacks.message()))
+            with self.assertRaisesRegex(ConnectionError, "closed"):
+                while True:
+                    idle.read()
+            self.assertEqual(waiting.call(), b"\x08\x01")
+
     def test_a_taken_port_is_told_before_the_model_is_loaded(self) -> None:
         refused = subprocess.run(
             [str(self.programs / "fox-server"), "--model", "/no/such/model", "--grpc-port",

@@ -1,6 +1,8 @@
 // OpenAI's completions over HTTP: what comes is what fox.v1 gives, as one answer and streamed.
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/http_client.h"
@@ -235,6 +237,28 @@ TEST(HttpCompletionsTest, AFailureInAStreamIsAnEventAndElseAStatus) {
   EXPECT_EQ(events.back(), "[DONE]");
   EXPECT_GE(answered.status, 500);
   EXPECT_EQ(answered.Json()["error"]["type"], "server_error");
+}
+
+TEST(HttpCompletionsTest, WhoHasNoTokenIsToldBeforeTheBody) {
+  const std::string file = ::testing::TempDir() + "http_tokens";
+  std::ofstream(file) << "a-secret-token\n";
+  TestCoreOptions options;
+  options.limits.access = *Access::Load(file, "");
+  TestHttp test(options);
+  HttpClient client = test.Connect();
+  for (const char* path : {"/health", "/version"}) EXPECT_EQ(client.Get(path).status, 200);
+  EXPECT_EQ(client.Get("/v1/models").status, 401);
+  const std::string body = Greedy("hello", 3).dump();
+  client.SendRequest("POST", kPath, body, "Authorization: Bearer a-secret-token\r\n");
+  EXPECT_EQ(client.Read().status, 200);
+  client.Send(absl::StrCat("POST ", kPath,
+                           " HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n"
+                           "Authorization: Bearer another-token\r\n\r\n"));
+  const HttpReply refused = client.Read();
+  EXPECT_EQ(refused.status, 401);
+  EXPECT_EQ(refused.headers.at("www-authenticate"), "Bearer");
+  EXPECT_EQ(refused.Json()["error"]["type"], "authentication_error");
+  EXPECT_TRUE(client.AtEnd());
 }
 
 TEST(HttpCompletionsTest, WhatElseIsServed) {

@@ -158,7 +158,7 @@ TEST(LifecycleTest, UndrainTakesRequestsAgainUntilTheServerShutsDown) {
 
 TEST(LifecycleTest, AnAdminAddressIsTheOnlyOneWithAdmin) {
   GrpcServerOptions port;
-  port.admin_address = "127.0.0.1:0";
+  port.admin = AcceptorOptions();
   TestServer server({}, port);
   v1::DrainResponse drained;
   grpc::ClientContext first, second, third;

@@ -56,6 +56,11 @@ TEST(ServerFlagsTest, RefusalsNameTheFlag) {
       {{"--model=m", "--admin-address=127.0.0.1"}, "--admin-address"},
       {{"--model=m", "--admin-address=127.0.0.1:70000"}, "--admin-address"},
       {{"--model=m", "--acp=on"}, "--acp"},
+      {{"--model=m", "--ssl-certfile=c"}, "--ssl-keyfile"},
+      {{"--model=m", "--ssl-keyfile=k"}, "--ssl-certfile"},
+      {{"--model=m", "--ssl-ca-certs=a"}, "--ssl-certfile"},
+      {{"--model=m", "--ssl-certfile=c", "--ssl-keyfile=k", "--ssl-cert-reqs=required"},
+       "--ssl-ca-certs"},
       {{"--model=m", "--dtype=fp8"}, "--dtype"},
       {{"--model=m", "--max-num-seqs=0"}, "--max-num-seqs"},
       {{"--model=m", "--grpc-prot=1"}, "did you mean --grpc-port?"},
@@ -128,7 +133,61 @@ TEST(ServerFlagsTest, AdminIsNotWhereStrangersAreUnlessThatIsSaid) {
   EXPECT_EQ(options_of({"--host=0.0.0.0", "--admin-address=main"}).services.count("admin"), 1u);
   const GrpcServerOptions own = options_of({"--host=0.0.0.0", "--admin-address=127.0.0.1:99"});
   EXPECT_EQ(own.services.count("admin"), 0u);
-  EXPECT_EQ(own.admin_address, "127.0.0.1:99");
+  EXPECT_EQ(own.admin->host, "127.0.0.1");
+  EXPECT_EQ(own.admin->port, 99);
+  // Nor where clients have tokens and administrators have none.
+  EXPECT_EQ(options_of({"--api-key-file=k"}).services.count("admin"), 0u);
+  EXPECT_EQ(options_of({"--api-key-file=k", "--admin-key-file=a"}).services.count("admin"), 1u);
+}
+
+TEST(ServerFlagsTest, TlsLetsRemoteHostsIn) {
+  const std::vector<std::string> tls = {"--model=m", "--ssl-certfile=c", "--ssl-keyfile=k"};
+  const auto error_of = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = tls;
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    ServerFlags flags;
+    return ErrorOf(arguments, &flags);
+  };
+  EXPECT_EQ(error_of({"--host=0.0.0.0"}), "");
+  // But not strangers to an address where whoever connects is an administrator.
+  EXPECT_THAT(error_of({"--admin-address=0.0.0.0:1"}), HasSubstr("--admin-key-file"));
+  EXPECT_THAT(
+      error_of({"--admin-address=0.0.0.0:1", "--ssl-ca-certs=a", "--ssl-cert-reqs=optional"}),
+      HasSubstr("--admin-key-file"));
+  EXPECT_EQ(error_of({"--admin-address=0.0.0.0:1", "--ssl-ca-certs=a"}), "");
+  EXPECT_EQ(error_of({"--admin-address=0.0.0.0:1", "--admin-key-file=a"}), "");
+  EXPECT_THAT(error_of({"--api-key-file=k", "--admin-address=main"}),
+              HasSubstr("--admin-key-file"));
+}
+
+TEST(ServerFlagsTest, StrangersAreThoseWhomNothingKeepsOut) {
+  const auto strangers_with = [](std::vector<std::string> arguments) {
+    ServerFlags flags;
+    arguments.insert(arguments.end(), {"--model=m", "--ssl-certfile=c", "--ssl-keyfile=k"});
+    EXPECT_EQ(ErrorOf(arguments, &flags), "");
+    return StrangersMayCall(flags);
+  };
+  EXPECT_FALSE(strangers_with({}));
+  EXPECT_TRUE(strangers_with({"--host=0.0.0.0"}));
+  EXPECT_FALSE(strangers_with({"--host=0.0.0.0", "--api-key-file=f"}));
+  EXPECT_FALSE(strangers_with({"--host=0.0.0.0", "--ssl-ca-certs=f"}));
+  EXPECT_TRUE(strangers_with({"--host=0.0.0.0", "--ssl-ca-certs=f", "--ssl-cert-reqs=optional"}));
+}
+
+TEST(ServerFlagsTest, ClientCertificatesAreRequiredWhereAuthoritiesAreGiven) {
+  const auto clients_of = [](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"--model=m", "--ssl-certfile=c", "--ssl-keyfile=k"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    ServerFlags flags;
+    EXPECT_EQ(ErrorOf(arguments, &flags), "");
+    EXPECT_EQ(flags.tls.authorities.empty(), flags.tls.clients == ClientCertificate::kNone);
+    return flags.tls.clients;
+  };
+  EXPECT_EQ(clients_of({}), ClientCertificate::kNone);
+  EXPECT_EQ(clients_of({"--ssl-ca-certs=a"}), ClientCertificate::kRequired);
+  EXPECT_EQ(clients_of({"--ssl-ca-certs=a", "--ssl-cert-reqs=optional"}),
+            ClientCertificate::kOptional);
+  EXPECT_EQ(clients_of({"--ssl-ca-certs=a", "--ssl-cert-reqs=none"}), ClientCertificate::kNone);
 }
 
 TEST(ServerFlagsTest, AModelIsNamedByItsDirectory) {

@@ -1,0 +1,106 @@
+"""Requests out of keyword arguments. Ranges, defaults and errors of each field are in the .proto
+files; what is not given is the server's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Sequence, TypedDict, Union
+
+from google.protobuf.message import Message
+
+from foxserve_client.fox.v1 import acp_pb2, inference_pb2
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeAlias
+
+Prompt: "TypeAlias" = Union[str, Sequence[int]]
+
+
+class RequestOptions(TypedDict, total=False):
+    """Of every request that goes to the model."""
+
+    request_id: str
+    model: str
+    priority: int
+    queue_timeout_ms: int
+    acp: acp_pb2.AcpOptions
+    add_special_tokens: bool
+    truncate_prompt_tokens: int
+    logprob_token_ids: Iterable[int]
+    perf_metrics: bool
+    acp_stats: bool
+    logprobs: int
+
+
+class ScoreOptions(RequestOptions, total=False):
+    """Of Score."""
+
+
+class GenerateOptions(RequestOptions, total=False):
+    """Of Generate and GenerateStream: fields of Sampling, Stopping and Output."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    n: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: Iterable[int]
+    max_tokens: int
+    min_tokens: int
+    stop: Union[str, Iterable[str]]
+    stop_token_ids: Iterable[int]
+    ignore_eos: bool
+    include_stop_str_in_output: bool
+    text: bool
+    token_ids: bool
+    prompt_logprobs: int
+    echo: bool
+    skip_special_tokens: bool
+    stream_interval: int
+
+
+def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.GenerateRequest:
+    """TypeError: there is no such option. TypeError and ValueError: not a value of its type."""
+    request = inference_pb2.GenerateRequest()
+    _set_prompt(request, prompt)
+    _set(options, (request.sampling, request.stopping, request.output, request))
+    return request
+
+
+def score_request(prompt: Prompt, options: ScoreOptions) -> inference_pb2.ScoreRequest:
+    """As generate_request."""
+    request = inference_pb2.ScoreRequest()
+    _set_prompt(request, prompt)
+    _set(options, (request,))
+    return request
+
+
+def _set_prompt(request: inference_pb2.GenerateRequest | inference_pb2.ScoreRequest,
+                prompt: Prompt) -> None:
+    if isinstance(prompt, str):
+        request.text = prompt
+    else:
+        request.token_ids.ids.extend(prompt)
+
+
+def _set(options: Mapping[str, Any], parts: tuple[Message, ...]) -> None:
+    """Each into the first part that has a field of its name."""
+    for name, value in options.items():
+        part = next((p for p in parts if name in p.DESCRIPTOR.fields_by_name), None)
+        if part is None:
+            raise TypeError(f"unexpected keyword argument {name!r}")
+        if name == "stop" and isinstance(value, str):
+            value = [value]
+        if isinstance(value, Message):
+            getattr(part, name).CopyFrom(value)
+        elif isinstance(value, Mapping):
+            getattr(part, name).update(value)
+        elif isinstance(value, Iterable) and not isinstance(value, str):
+            getattr(part, name).extend(value)
+        else:
+            setattr(part, name, value)

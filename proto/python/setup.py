@@ -1,0 +1,68 @@
+"""Builds foxserve_client: makes its message classes of the .proto files beside it.
+
+The modules protoc writes import each other as fox.v1; here they are a part of the package, so that
+no other `fox` on a machine gets in the way.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import pathlib
+import re
+import shutil
+
+from grpc_tools import protoc
+from setuptools import setup
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
+
+HERE = pathlib.Path(__file__).resolve().parent
+# Of the repository, or of an archive of sources, which has a copy.
+PROTOS = next(root for root in (HERE.parent, HERE) if (root / "fox" / "v1").is_dir())
+CMAKE = HERE.parents[1] / "CMakeLists.txt"
+
+
+def version() -> str:
+    """The server's; in an archive of sources that of the archive."""
+    if (HERE / "PKG-INFO").is_file():
+        return re.findall(r"(?m)^Version: (\S+)$", (HERE / "PKG-INFO").read_text())[0]
+    return re.findall(r"\bVERSION (\d+\.\d+\.\d+)", CMAKE.read_text())[0]
+
+
+def protobuf() -> str:
+    """Modules that protoc writes refuse a runtime older than themselves."""
+    return next(line for line in importlib.metadata.requires("grpcio-tools") or ()
+                if line.startswith("protobuf"))
+
+
+class BuildWithMessages(build_py):
+    """Writes foxserve_client/fox/v1/*_pb2.py beside the rest; into a checkout for
+    `pip install -e`."""
+
+    def run(self) -> None:
+        super().run()
+        root = HERE if self.editable_mode else pathlib.Path(self.build_lib)
+        package = root / "foxserve_client"
+        package.mkdir(parents=True, exist_ok=True)
+        files = sorted(str(path) for path in (PROTOS / "fox" / "v1").glob("*.proto"))
+        if protoc.main(["protoc", f"-I{PROTOS}", f"--python_out={package}",
+                        f"--pyi_out={package}", *files]) != 0:
+            raise RuntimeError("protoc failed")
+        for module in (package / "fox" / "v1").glob("*_pb2.py*"):
+            text = module.read_text()
+            module.write_text(
+                text.replace("from fox.v1 import", "from foxserve_client.fox.v1 import"))
+        for folder in (package / "fox", package / "fox" / "v1"):
+            (folder / "__init__.py").touch()
+
+
+class SdistWithProtos(sdist):
+    """An archive of sources has no repository around it."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        super().make_release_tree(base_dir, files)
+        shutil.copytree(PROTOS / "fox", pathlib.Path(base_dir) / "fox", dirs_exist_ok=True)
+
+
+setup(version=version(), install_requires=["grpcio>=1.60,<2", protobuf()],
+      cmdclass={"build_py": BuildWithMessages, "sdist": SdistWithProtos})

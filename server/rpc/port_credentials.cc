@@ -1,0 +1,117 @@
+// PortCredentials: see port_credentials.h. Written against the C API: the C++ one takes a processor
+// of metadata with TLS only, and certificates that never change.
+#include "server/rpc/port_credentials.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/string_view.h"
+#include "grpc/grpc.h"
+#include "grpc/grpc_security.h"
+#include "kernels/core/check.h"
+#include "server/rpc/method_policy.h"
+
+namespace fox {
+namespace {
+
+// Lives as long as the library's credentials, which a server keeps.
+struct Door {
+  std::shared_ptr<TlsFiles> tls;
+  std::shared_ptr<Access> access;
+  // What the library has. Connections are set up one at a time, by the acceptor's thread.
+  std::shared_ptr<const TlsMaterial> given;
+};
+
+absl::string_view View(const grpc_slice& slice) {
+  return {reinterpret_cast<const char*>(GRPC_SLICE_START_PTR(slice)), GRPC_SLICE_LENGTH(slice)};
+}
+
+absl::Status Judge(Access* access, const grpc_metadata* fields, size_t count) {
+  absl::string_view path, authorization;
+  bool twice = false;
+  for (size_t i = 0; i < count; ++i) {
+    const absl::string_view key = View(fields[i].key);
+    if (key == ":path") path = View(fields[i].value);
+    if (key != "authorization") continue;
+    twice = !authorization.empty();
+    authorization = View(fields[i].value);
+  }
+  const MethodPolicy* policy = FindMethodPolicy(path);
+  // An unknown method is told so to who may call known ones.
+  const Privilege needed = policy == nullptr ? Privilege::kUser : policy->needed;
+  const char* method = policy == nullptr ? "unknown" : policy->path;
+  absl::Status status;
+  if (access != nullptr) status = access->Check(needed, method, twice ? "" : authorization);
+  if (status.ok() && policy == nullptr) status = absl::UnimplementedError("no such method");
+  return status;
+}
+
+// As grpc_auth_metadata_processor asks: answers before it returns.
+void Process(void* state, grpc_auth_context*, const grpc_metadata* fields, size_t count,
+             grpc_process_auth_metadata_done_cb done, void* call) {
+  const absl::Status status = Judge(static_cast<Door*>(state)->access.get(), fields, count);
+  const std::string message(status.message());
+  done(call, nullptr, 0, nullptr, 0, static_cast<grpc_status_code>(status.code()), message.c_str());
+}
+
+// As grpc_ssl_server_certificate_config_callback asks, at the start and for each connection.
+grpc_ssl_certificate_config_reload_status Fetch(void* state,
+                                                grpc_ssl_server_certificate_config** config) {
+  auto* door = static_cast<Door*>(state);
+  door->tls->Reload();
+  std::shared_ptr<const TlsMaterial> now = door->tls->Current();
+  if (now == door->given) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+  const grpc_ssl_pem_key_cert_pair pair{now->key.c_str(), now->certificate.c_str()};
+  // The library ends the process without any, and uses none where no client is asked.
+  const std::string& authorities = now->authorities.empty() ? now->certificate : now->authorities;
+  *config = grpc_ssl_server_certificate_config_create(authorities.c_str(), &pair, 1);
+  door->given = std::move(now);
+  return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
+}
+
+grpc_ssl_client_certificate_request_type RequestOf(ClientCertificate clients) {
+  switch (clients) {
+    case ClientCertificate::kNone:
+      return GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE;
+    case ClientCertificate::kOptional:
+      return GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY;
+    case ClientCertificate::kRequired:
+      break;
+  }
+  return GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY;
+}
+
+class Credentials final : public grpc::ServerCredentials {
+ public:
+  Credentials(std::shared_ptr<TlsFiles> tls, std::shared_ptr<Access> access) {
+    auto* door = new Door{std::move(tls), std::move(access), nullptr};
+    credentials_ = door->tls == nullptr
+                       ? grpc_insecure_server_credentials_create()
+                       : grpc_ssl_server_credentials_create_with_options(
+                             grpc_ssl_server_credentials_create_options_using_config_fetcher(
+                                 RequestOf(door->tls->clients()), Fetch, door));
+    grpc_server_credentials_set_auth_metadata_processor(
+        credentials_, {Process, [](void* state) { delete static_cast<Door*>(state); }, door});
+  }
+  ~Credentials() override { grpc_server_credentials_release(credentials_); }
+
+  void SetAuthMetadataProcessor(const std::shared_ptr<grpc::AuthMetadataProcessor>&) override {
+    FOX_CHECK(false);  // it has one
+  }
+
+ private:
+  int AddPortToServer(const std::string& address, grpc_server* server) override {
+    return grpc_server_add_http2_port(server, address.c_str(), credentials_);
+  }
+
+  grpc_server_credentials* credentials_;
+};
+
+}  // namespace
+
+std::shared_ptr<grpc::ServerCredentials> PortCredentials(std::shared_ptr<TlsFiles> tls,
+                                                         std::shared_ptr<Access> access) {
+  return std::make_shared<Credentials>(std::move(tls), std::move(access));
+}
+
+}  // namespace fox

@@ -1,0 +1,60 @@
+"""Authorities and certificates for tests, made with the openssl program."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import subprocess
+
+OPENSSL = shutil.which("openssl")
+
+
+def openssl(*arguments: object) -> None:
+    """Runs it; its complaint is the exception's."""
+    done = subprocess.run([str(OPENSSL), *map(str, arguments)], capture_output=True, text=True,
+                          timeout=60, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr)
+
+
+class Pair:
+    """A certificate and its key."""
+
+    def __init__(self, stem: pathlib.Path) -> None:
+        self.certificate, self.key = stem.with_suffix(".pem"), stem.with_suffix(".key")
+
+    def server_flags(self) -> list[str]:
+        """For fox-server."""
+        return ["--ssl-certfile", str(self.certificate), "--ssl-keyfile", str(self.key)]
+
+    def client_flags(self) -> list[str]:
+        """For fox-cli."""
+        return ["--cert", str(self.certificate), "--key", str(self.key)]
+
+
+class Authority(Pair):
+    """Its own certificate is what others trust."""
+
+    def __init__(self, folder: pathlib.Path, name: str) -> None:
+        super().__init__(folder / name)
+        self._folder = folder
+        openssl("req", "-x509", *self._new_key("EC"), "-days", 2, "-subj", f"/CN={name}",
+                "-keyout", self.key, "-out", self.certificate)
+
+    @staticmethod
+    def _new_key(kind: str) -> list[str]:
+        if kind == "EC":
+            return ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        return ["-newkey", kind, "-nodes"]
+
+    def issue(self, name: str, names: str = "DNS:localhost,IP:127.0.0.1", days: int = 1,
+              key: str = "EC") -> Pair:
+        """A certificate for a server or a client; below 0 days it has expired."""
+        pair, stem = Pair(self._folder / name), self._folder / name
+        request, extensions = stem.with_suffix(".csr"), stem.with_suffix(".ext")
+        extensions.write_text(f"subjectAltName={names}\n")
+        openssl("req", *self._new_key(key), "-subj", f"/CN={name}", "-keyout", pair.key,
+                "-out", request)
+        openssl("x509", "-req", "-in", request, "-CA", self.certificate, "-CAkey", self.key,
+                "-CAcreateserial", "-days", days, "-extfile", extensions, "-out", pair.certificate)
+        return pair

@@ -1,0 +1,296 @@
+#!/usr/bin/env python3
+"""proto/python, built, type-checked, and used against fox-servers on the demo model. Skipped, and
+it says so, without what it is built with.
+
+    python_client_test.py BIN     the folder of fox-server and fox-cli
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "tests" / "e2e")]
+
+import certificates  # noqa: E402
+import demo  # noqa: E402
+
+SKIPPED = 77  # ctest's SKIP_RETURN_CODE
+NEEDED = {"grpc": "grpcio", "grpc_tools": "grpcio-tools", "setuptools": "setuptools",
+          "wheel": "wheel", "mypy": "mypy", "google-stubs": "types-protobuf"}
+PROMPT = "Once upon a time"
+TOKEN = "a-token-of-the-test"
+
+# A program that the type checker takes but for the lines it names.
+TYPED_PROGRAM = """
+import foxserve_client
+
+def use(client: foxserve_client.Client) -> str:
+    client.generate("x", max_tokens=1, stop=["a"], logit_bias={1: 0.5}).completions[0].text
+    client.generate("x", max_tokens="1")  # wrong
+    client.generate("x", max_token=1)  # wrong
+    client.score("x", temperature=1.0)  # wrong
+    client.load().running.upper()  # wrong
+    return next(client.stream_text([1, 2], echo=True))
+"""
+
+
+def build(into: pathlib.Path) -> None:
+    """Installs the package there, from a copy: a build leaves files in its source."""
+    source = into / "source" / "proto"
+    shutil.copytree(ROOT / "proto", source, ignore=shutil.ignore_patterns("build", "__pycache__"))
+    shutil.copy(ROOT / "CMakeLists.txt", source.parent)
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps",
+                    "--no-build-isolation", "--no-index", "--disable-pip-version-check",
+                    "--root-user-action", "ignore", "--target", str(into / "site"),
+                    str(source / "python")], check=True, timeout=120)
+    sys.path.insert(0, str(into / "site"))
+
+
+class Server(demo.Server):
+    """With flags of its own; serving as soon as it listens."""
+
+    def __init__(self, programs: pathlib.Path, flags: list[str]) -> None:
+        super().__init__(programs, ROOT / "models" / "demo", "certified", flags)
+
+    def _wait_until_serving(self) -> None:
+        if not self._listening.wait(demo.START_SECONDS) or not self.target:
+            raise demo.DemoError("\n".join(self._log))
+
+
+class Case(unittest.TestCase):
+    """The package, and a folder that ends with the class."""
+
+    programs = pathlib.Path()
+    site = pathlib.Path()
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+
+    @classmethod
+    def serve(cls, *flags: str) -> Server:
+        """A server until the class' end."""
+        return cls.enterClassContext(Server(cls.programs, list(flags)))
+
+    def assert_fails(self, code: str, call: Any) -> Any:
+        """With that status; returns the error."""
+        with self.assertRaises(grpc.RpcError) as raised:
+            call()
+        self.assertEqual(raised.exception.code().name, code)
+        return raised.exception
+
+
+class PackageTest(Case):
+    """What is built, before anything is called."""
+
+    def test_types(self) -> None:
+        program = self.folder / "program.py"
+        program.write_text(TYPED_PROGRAM)
+        checked = subprocess.run(
+            [sys.executable, "-m", "mypy", "--config-file",
+             str(ROOT / "proto" / "python" / "pyproject.toml"), "--cache-dir",
+             str(self.folder / "cache"), str(self.site / "foxserve_client"), str(program)],
+            capture_output=True, text=True, timeout=120, check=False, cwd=self.folder,
+            env={"MYPYPATH": str(self.site), "PATH": "/usr/bin:/bin"})
+        found = {int(line.split(":")[1]) for line in checked.stdout.splitlines()
+                 if line.startswith("program.py:") and "error:" in line}
+        wrong = {number for number, line in enumerate(TYPED_PROGRAM.splitlines(), 1)
+                 if "# wrong" in line}
+        self.assertEqual(found, wrong, checked.stdout)
+        self.assertEqual([line for line in checked.stdout.splitlines()
+                          if "error:" in line and not line.startswith("program.py:")], [])
+
+    def test_options_are_the_fields(self) -> None:
+        """Each field of a request can be given, by the name it has on the wire, and no other."""
+        from foxserve_client import requests
+        from foxserve_client.fox.v1 import inference_pb2 as pb
+
+        def names(*messages: Any) -> set[str]:
+            return {f.name for message in messages for f in message.DESCRIPTOR.fields}
+
+        prompt = {"text", "token_ids", "sampling", "stopping", "output", "cache"}
+        generate = (names(pb.GenerateRequest) - prompt) | names(pb.Sampling, pb.Stopping, pb.Output)
+        self.assertEqual(set(requests.GenerateOptions.__annotations__), generate)
+        self.assertEqual(set(requests.ScoreOptions.__annotations__),
+                         names(pb.ScoreRequest) - {"text", "token_ids"})
+        request = requests.generate_request(
+            [1, 2], {"text": False, "token_ids": True, "stop": "x", "logit_bias": {7: 1.0},
+                     "stop_token_ids": (3,), "request_id": "id", "temperature": 0.0})
+        self.assertEqual(request, pb.GenerateRequest(
+            request_id="id", token_ids=pb.TokenIds(ids=[1, 2]),
+            sampling=pb.Sampling(temperature=0.0, logit_bias={7: 1.0}),
+            stopping=pb.Stopping(stop=["x"], stop_token_ids=[3]),
+            output=pb.Output(text=False, token_ids=True)))
+        with self.assertRaisesRegex(TypeError, "max_token"):
+            requests.generate_request("x", {"max_token": 1})  # type: ignore[typeddict-unknown-key]
+
+
+class CallsTest(Case):
+    """Both clients against one server, which asks for TLS, a certificate and a token."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        authority = certificates.Authority(cls.folder, "authority")
+        own, client = authority.issue("own"), authority.issue("client")
+        tokens = cls.folder / "tokens"
+        tokens.write_text(TOKEN + "\n")
+        tokens.chmod(0o600)
+        server = cls.serve(*own.server_flags(), "--ssl-ca-certs", str(authority.certificate),
+                           "--api-key-file", str(tokens))
+        cls.target = server.target
+        cls.tls = foxserve_client.Tls(authority.certificate, client.certificate, client.key)
+        cls.without = foxserve_client.Tls(authority.certificate)
+
+    def client(self, **changes: Any) -> foxserve_client.Client:
+        """One that is let in, but for the changes."""
+        options = {"token": TOKEN, "tls": self.tls, "timeout": 20.0, **changes}
+        client = foxserve_client.Client(self.target, **options)
+        self.addCleanup(client.close)
+        return client
+
+    def test_every_method(self) -> None:
+        client = self.client()
+        whole = client.generate(PROMPT, max_tokens=8, temperature=0, echo=True, token_ids=True)
+        events = list(client.stream(PROMPT, max_tokens=8, temperature=0, token_ids=True))
+        self.assertEqual(whole.prompt.text, PROMPT)
+        self.assertEqual(len(whole.completions[0].token_ids), 8)
+        self.assertEqual("".join(e.delta.text for e in events), whole.completions[0].text)
+        self.assertEqual(events[-1].finish.usage.completion_tokens, 8)
+        text = "".join(client.stream_text(PROMPT, max_tokens=8, temperature=0, echo=True))
+        self.assertEqual(text, PROMPT + whole.completions[0].text)
+        ids = client.tokenize(PROMPT)
+        self.assertEqual(client.detokenize(ids), PROMPT)
+        self.assertEqual(client.generate(ids, max_tokens=8, temperature=0).completions[0].text,
+                         whole.completions[0].text)
+        scored = client.score(PROMPT, logprobs=2)
+        self.assertAlmostEqual(sum(p.token.logprob for p in scored.logprobs), scored.total_logprob,
+                               places=4)
+        self.assertLess(scored.total_logprob, 0)
+        self.assertEqual(client.abort("nothing"), [])
+        self.assertEqual(client.model_info().served_model_name, "demo")
+        self.assertGreater(client.server_info().uptime_s, 0)
+        self.assertGreater(client.load().generated_tokens, 8)
+        self.assertTrue(client.health())
+        self.assertTrue(client.health("fox.v1.Inference"))
+
+    def test_every_method_awaited(self) -> None:
+        async def use() -> None:
+            options = {"token": TOKEN, "tls": self.tls, "timeout": 20.0}
+            async with foxserve_client.AsyncClient(self.target, **options) as client:
+                several = await asyncio.gather(*(
+                    client.generate(PROMPT, max_tokens=4, temperature=0) for _ in range(4)))
+                texts = {answer.completions[0].text for answer in several}
+                self.assertEqual(len(texts), 1)
+                text = [t async for t in client.stream_text(PROMPT, max_tokens=4, temperature=0)]
+                self.assertEqual("".join(text), texts.pop())
+                ids = await client.tokenize(PROMPT)
+                self.assertEqual(await client.detokenize(ids), PROMPT)
+                self.assertLess((await client.score(ids)).total_logprob, 0)
+                self.assertEqual(await client.abort("nothing"), [])
+                self.assertEqual((await client.model_info()).served_model_name, "demo")
+                self.assertGreater((await client.server_info()).uptime_s, 0)
+                self.assertGreater((await client.load()).generated_tokens, 0)
+                self.assertTrue(await client.health())
+                with self.assertRaises(grpc.RpcError) as raised:
+                    await client.generate("")
+                self.assertEqual(raised.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+        asyncio.run(use())
+
+    def test_who_is_not_let_in(self) -> None:
+        self.assert_fails("UNAUTHENTICATED", self.client(token=None).load)
+        self.assert_fails("UNAUTHENTICATED", self.client(token=TOKEN + "x").load)
+        self.assert_fails("UNAVAILABLE", self.client(tls=self.without, max_attempts=1).load)
+        self.assert_fails("UNAVAILABLE", self.client(tls=None, max_attempts=1).load)
+        self.assertTrue(self.client(token=None).health())  # probes have none
+
+    def test_a_deadline(self) -> None:
+        client = self.client()
+        self.assert_fails("DEADLINE_EXCEEDED", lambda: client.generate(
+            PROMPT, max_tokens=4000, ignore_eos=True, timeout=0.3))
+
+    def test_leaving_a_stream_ends_the_request(self) -> None:
+        client = self.client()
+        for event in client.stream(PROMPT, max_tokens=4000, ignore_eos=True, request_id="left"):
+            if event.HasField("delta"):
+                break
+        del event
+        end = time.monotonic() + 10
+        while client.load().running and time.monotonic() < end:
+            time.sleep(0.02)
+        self.assertEqual(client.load().running, 0)
+
+    def test_abort(self) -> None:
+        client = self.client()
+        events = client.stream(PROMPT, max_tokens=4000, ignore_eos=True, request_id="mine")
+        next(events)
+        self.assertEqual(client.abort("mine", "other"), ["mine"])
+        self.assertEqual(list(events)[-1].finish.reason, 3)  # ABORT
+
+
+class RetryTest(Case):
+    """A server that lets one call of a client in, and no more."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.server = cls.serve("--max-calls", "2")  # of which a connection may have one
+
+    def hold(self) -> foxserve_client.Client:
+        """Takes the only place until it is closed."""
+        client = foxserve_client.Client(self.server.target, timeout=60)
+        events = client.stream(PROMPT, max_tokens=4000, ignore_eos=True)
+        next(events)
+        self.addCleanup(events.close)  # it would end when nobody has it
+        self.addCleanup(client.close)
+        return client
+
+    def test_a_refused_call_is_tried_again_when_the_server_says(self) -> None:
+        with foxserve_client.Client(self.server.target, timeout=20, max_attempts=1) as once, \
+                foxserve_client.Client(self.server.target, timeout=20) as patient:
+            holder = self.hold()
+            error = self.assert_fails("RESOURCE_EXHAUSTED",
+                                      lambda: once.generate(PROMPT, max_tokens=1))
+            delay = int(dict(error.trailing_metadata())["retry-after-ms"]) / 1000
+            begin = time.monotonic()
+            timer = threading.Timer(0.05, holder.close)
+            timer.start()
+            self.addCleanup(timer.join)
+            answer = patient.generate(PROMPT, max_tokens=1)
+            self.assertEqual(answer.completions[0].finish.usage.completion_tokens, 1)
+            self.assertGreaterEqual(time.monotonic() - begin, delay)
+
+    def test_a_deadline_holds_for_all_attempts(self) -> None:
+        with foxserve_client.Client(self.server.target) as client:
+            self.hold()
+            begin = time.monotonic()
+            with self.assertRaises(grpc.RpcError):
+                client.generate(PROMPT, max_tokens=1, timeout=0.3)
+            self.assertLess(time.monotonic() - begin, 2)
+
+
+if __name__ == "__main__":
+    Case.programs = pathlib.Path(sys.argv.pop(1)).resolve()
+    missing = [name for module, name in NEEDED.items() if importlib.util.find_spec(module) is None]
+    if certificates.OPENSSL is None:
+        missing.append("openssl")
+    if missing:
+        print(f"SKIPPED: {sys.executable} lacks {', '.join(missing)}; `./run test` installs them")
+        sys.exit(SKIPPED)
+    with tempfile.TemporaryDirectory() as name:
+        build(pathlib.Path(name))
+        Case.site = pathlib.Path(name) / "site"
+        import foxserve_client
+        import grpc
+        unittest.main()

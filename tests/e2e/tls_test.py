@@ -1,0 +1,386 @@
+#!/usr/bin/env python3
+"""TLS of a fox-server on the demo model: who gets in with which certificate, what ends a
+handshake, which files refuse a start, and certificates that are replaced. Skipped, and it says so,
+without openssl.
+
+    tls_test.py BIN     the folder of fox-server and fox-cli
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import resource
+import select
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import warnings
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "tests" / "e2e")]
+
+import certificates  # noqa: E402
+import demo  # noqa: E402
+import http2_attacks as attacks  # noqa: E402
+
+SKIPPED = 77  # ctest's SKIP_RETURN_CODE
+HANDSHAKE_SECONDS = 10  # the server's patience
+
+
+class Server(demo.Server):
+    """With flags of its own; serving as soon as it listens."""
+
+    def __init__(self, programs: pathlib.Path, flags: list[str]) -> None:
+        super().__init__(programs, ROOT / "models" / "demo", "certified", flags)
+
+    def _wait_until_serving(self) -> None:
+        if not self._listening.wait(demo.START_SECONDS) or not self.target:
+            raise demo.DemoError("\n".join(self._log))
+        host, port = self.target.rsplit(":", 1)
+        self.address, self.pid = (host, int(port)), self._process.pid
+
+    def logged(self, text: str) -> bool:
+        """Whether it has been, within two seconds."""
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            if any(text in line for line in self._log):
+                return True
+            time.sleep(0.02)
+        return False
+
+
+class Case(unittest.TestCase):
+    """Certificates for all cases."""
+
+    programs = pathlib.Path()
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.authority = certificates.Authority(cls.folder, "authority")
+        cls.stranger = certificates.Authority(cls.folder, "stranger")
+        cls.own = cls.authority.issue("own")
+        cls.trust = ["--ca", str(cls.authority.certificate)]
+
+    @classmethod
+    def serve(cls, *flags: str) -> Server:
+        """A server until the class' end."""
+        return cls.enterClassContext(Server(cls.programs, list(flags)))
+
+    def cli(self, server: Server, *arguments: str, target: str = "",
+            command: str = "health") -> str:
+        """What fox-cli says: SERVING, or the error."""
+        done = subprocess.run(
+            [str(self.programs / "fox-cli"), command, "--target", target or server.target,
+             "--timeout", "5", *arguments], capture_output=True, text=True, timeout=60, check=False)
+        return (done.stdout + done.stderr).strip()
+
+    def assert_unavailable(self, said: str) -> None:
+        """A handshake that failed is UNAVAILABLE to a gRPC client."""
+        self.assertTrue(said.startswith("fox-cli: UNAVAILABLE: "), said)
+
+
+def client_context(authority: certificates.Pair, protocols: tuple[str, ...] = ("h2",),
+                   version: ssl.TLSVersion | None = None) -> ssl.SSLContext:
+    """A client of Python's; of one version, which it may speak however old it is."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(authority.certificate)
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
+    if version is not None:
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # that is why they are tried
+            context.minimum_version = context.maximum_version = version
+    return context
+
+
+def handshake(address: tuple[str, int], context: ssl.SSLContext) -> str:
+    """The version that was agreed upon; raises OSError when there is none."""
+    with socket.create_connection(address, 5) as plain:
+        with context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
+            return secure.version() or ""
+
+
+def seconds_until_closed(sockets: dict[str, tuple[socket.socket, float]]) -> dict[str, float]:
+    """How long each was open; what is sent on them is read away."""
+    ages: dict[str, float] = {}
+    end = time.monotonic() + 2 * HANDSHAKE_SECONDS
+    while len(ages) < len(sockets) and time.monotonic() < end:
+        for name, (one, begin) in sockets.items():
+            if name in ages or not select.select([one], [], [], 0.05)[0]:
+                continue
+            try:
+                closed = one.recv(1 << 16) == b""
+            except OSError:
+                closed = True
+            if closed:
+                ages[name] = time.monotonic() - begin
+    return ages
+
+
+class HandshakeTest(Case):
+    """A server that asks clients for nothing."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.server = cls.serve(*cls.own.server_flags())
+        # They wait while the other cases run.
+        cls.slow = {name: (socket.create_connection(cls.server.address), time.monotonic())
+                    for name in ("silent", "half a hello", "a hello that drips", "no preface")}
+        cls.slow["half a hello"][0].sendall(b"\x16\x03\x01\x02\x00\x01")
+        secure = client_context(cls.authority).wrap_socket(
+            cls.slow["no preface"][0], server_hostname="127.0.0.1")
+        cls.slow["no preface"] = (secure, cls.slow["no preface"][1])
+
+    def test_a_client_that_trusts_the_authority_is_served(self) -> None:
+        self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
+        by_name = f"localhost:{self.server.address[1]}"
+        self.assertEqual(self.cli(self.server, *self.trust, target=by_name), "SERVING")
+        self.assertRegex(
+            self.cli(self.server, *self.trust, "Once", command="tokenize"), r"^\d+(,\d+)*$")
+
+    def test_a_client_refuses_a_server_that_is_not_known(self) -> None:
+        self.assert_unavailable(self.cli(self.server, "--ca", str(self.stranger.certificate)))
+        self.assert_unavailable(self.cli(self.server, *self.trust, "--server-name", "other"))
+
+    def test_plain_text_is_not_spoken(self) -> None:
+        self.assert_unavailable(self.cli(self.server))
+        for said in (attacks.PREFACE, b"GET / HTTP/1.1\r\n\r\n", bytes(64)):
+            with socket.create_connection(self.server.address, 5) as plain:
+                plain.sendall(said)
+                answer = b"".join(iter(lambda: plain.recv(4096), b""))
+            self.assertNotIn(b"HTTP", answer)
+
+    def test_only_new_versions_and_http2_are_spoken(self) -> None:
+        said = {}
+        for version in ("TLSv1", "TLSv1_1", "TLSv1_2", "TLSv1_3"):
+            context = client_context(self.authority, version=ssl.TLSVersion[version])
+            try:
+                said[version] = handshake(self.server.address, context)
+            except OSError as error:
+                said[version] = str(error)
+        for version in ("TLSv1", "TLSv1_1"):  # the client would have spoken them
+            self.assertRegex(said[version], "EOF occurred|ALERT_PROTOCOL_VERSION")
+        self.assertEqual((said["TLSv1_2"], said["TLSv1_3"]), ("TLSv1.2", "TLSv1.3"))
+        for protocols in ((), ("http/1.1",)):
+            with self.assertRaises(OSError, msg=protocols):
+                context = client_context(self.authority, protocols)
+                with socket.create_connection(self.server.address, 5) as plain, \
+                        context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
+                    secure.sendall(attacks.PREFACE + attacks.frame(attacks.SETTINGS, 0, 0))
+                    if secure.recv(1) == b"":
+                        raise ConnectionError("closed")
+
+    def test_a_session_is_not_renegotiated(self) -> None:
+        """Which would make the server compute for nothing, again and again."""
+        with subprocess.Popen(
+                [str(certificates.OPENSSL), "s_client", "-connect", self.server.target, "-tls1_2",
+                 "-alpn", "h2", "-CAfile", str(self.authority.certificate)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as client:
+            output, _ = client.communicate(b"R\n", timeout=30)
+        self.assertIn(b"Verify return code: 0 (ok)", output)
+        self.assertIn(b"no renegotiation", output)
+
+    def test_handshakes_leave_no_memory_behind(self) -> None:
+        """Half-open ones take 70 kB each, and the heap has several arenas."""
+        def resident_mb() -> float:
+            status = pathlib.Path(f"/proc/{self.server.pid}/status").read_text()
+            return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+        before = resident_mb()
+        for _ in range(4):
+            hanging = [socket.create_connection(self.server.address) for _ in range(700)]
+            for one in hanging:
+                one.sendall(b"\x16\x03\x01\x02\x00\x01")
+            self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
+            for one in hanging:
+                one.close()
+        end = time.monotonic() + 10
+        while resident_mb() > before + 30 and time.monotonic() < end:
+            time.sleep(0.05)
+        self.assertLess(resident_mb(), before + 30)
+
+    def test_others_are_served_beside_handshakes_that_hang(self) -> None:
+        hanging = [socket.create_connection(self.server.address) for _ in range(300)]
+        for one in hanging:
+            one.sendall(b"\x16\x03\x01\x02\x00\x01")
+        begin = time.monotonic()
+        self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
+        self.assertLess(time.monotonic() - begin, 2)
+        for one in hanging:
+            one.close()
+
+    def test_zz_a_slow_handshake_is_cut(self) -> None:
+        """Last by its name: the sockets have waited since the class' start."""
+        drip = self.slow["a hello that drips"][0]
+        hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(400)
+        try:
+            for byte in hello:
+                drip.sendall(bytes((byte,)))
+                if select.select([drip], [], [], 0.1)[0]:
+                    break
+        except OSError:
+            pass
+        ages = seconds_until_closed(self.slow)
+        for name, (one, _) in self.slow.items():
+            one.close()
+            self.assertIn(name, ages, "still open")
+            self.assertLess(ages[name], HANDSHAKE_SECONDS + 5, name)
+        self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
+
+
+class FloodTest(Case):
+    """A server with few descriptors."""
+
+    DESCRIPTORS = 200
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (cls.DESCRIPTORS, before[1]))  # the child's
+        try:
+            cls.server = cls.serve(*cls.own.server_flags())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    def test_a_new_client_is_served_after_a_flood_of_handshakes(self) -> None:
+        context = client_context(self.authority)
+        for _ in range(2):
+            flood = [socket.create_connection(self.server.address)
+                     for _ in range(3 * self.DESCRIPTORS)]
+            for one in flood:
+                one.close()
+            begin, version = time.monotonic(), ""
+            while not version and time.monotonic() < begin + 5:
+                try:
+                    version = handshake(self.server.address, context)
+                except OSError:
+                    time.sleep(0.02)
+            self.assertEqual(version, "TLSv1.3")
+            self.assertLess(time.monotonic() - begin, 1)
+        self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
+
+
+class ClientCertificateTest(Case):
+    """Servers that ask clients for certificates."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.client = cls.authority.issue("client", names="DNS:client")
+        flags = [*cls.own.server_flags(), "--ssl-ca-certs", str(cls.authority.certificate)]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            cls.admin = "127.0.0.1:%d" % free.getsockname()[1]
+        cls.strict = cls.serve(*flags, "--admin-address", cls.admin)
+        cls.lenient = cls.serve(*flags, "--ssl-cert-reqs", "optional")
+
+    def test_who_has_one_gets_in(self) -> None:
+        flags = [*self.trust, *self.client.client_flags()]
+        for server in (self.strict, self.lenient):
+            self.assertEqual(self.cli(server, *flags), "SERVING")
+        self.assertRegex(self.cli(self.strict, *flags, target=self.admin, command="undrain"),
+                         "^serving: ")
+
+    def test_who_has_none_gets_in_only_where_that_is_allowed(self) -> None:
+        self.assert_unavailable(self.cli(self.strict, *self.trust))
+        self.assert_unavailable(
+            self.cli(self.strict, *self.trust, target=self.admin, command="undrain"))
+        self.assert_unavailable(self.cli(self.strict, target=self.admin, command="undrain"))
+        self.assertEqual(self.cli(self.lenient, *self.trust), "SERVING")
+
+    def test_who_has_a_wrong_one_never_gets_in(self) -> None:
+        expired = self.authority.issue("expired", days=-1)
+        unknown = self.stranger.issue("unknown")
+        own_word = self.stranger  # signed by itself
+        for pair in (expired, unknown, own_word):
+            for server in (self.strict, self.lenient):
+                self.assert_unavailable(self.cli(server, *self.trust, *pair.client_flags()))
+
+
+class FilesTest(Case):
+    """What is wrong is told at once, and what is replaced counts."""
+
+    def refusal(self, *flags: str) -> str:
+        """The one line of a server that does not start."""
+        begin = time.monotonic()
+        done = subprocess.run(
+            [str(self.programs / "fox-server"), "--model", str(ROOT / "models" / "demo"),
+             "--grpc-port", "0", *flags], capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual((done.returncode, done.stdout), (78, ""), done.stderr)
+        self.assertLess(time.monotonic() - begin, 2)
+        last = done.stderr.splitlines()[-1]
+        self.assertTrue(last.startswith("fox-server: "), done.stderr)
+        return last
+
+    def test_wrong_files_refuse_the_start(self) -> None:
+        text = self.folder / "text"
+        text.write_text("no certificate\n")
+        fifo = self.folder / "fifo"
+        os.mkfifo(fifo)
+        locked = self.folder / "locked.key"
+        certificates.openssl("ec", "-in", self.own.key, "-aes128", "-passout", "pass:secret",
+                             "-out", locked)
+        expired, other = self.authority.issue("old", days=-1), self.authority.issue("other")
+        weak = self.authority.issue("weak", key="rsa:1024")
+        own = [str(self.own.certificate), str(self.own.key)]
+        cases = [
+            (str(self.folder / "none"), own[1], "--ssl-certfile: .*none cannot be read: No such"),
+            (own[0], str(self.folder / "none"), "--ssl-keyfile: .*none cannot be read: No such"),
+            (str(text), own[1], "--ssl-certfile: .*text holds no PEM certificate"),
+            (str(fifo), own[1], "--ssl-certfile: .*fifo is no regular file"),
+            (str(self.folder), own[1], "--ssl-certfile: .* is no regular file"),
+            (own[0], str(text), "--ssl-keyfile: .*text holds no PEM key"),
+            (own[0], str(locked), "--ssl-keyfile: .*locked.key holds no PEM key, or one with a"),
+            (own[0], str(other.key), "--ssl-keyfile: .*other.key is not the key of the cert"),
+            (str(expired.certificate), str(expired.key), "--ssl-certfile: .*old.pem has expired"),
+            (str(weak.certificate), str(weak.key), "--ssl-certfile: .*weak.pem .*key too small"),
+        ]
+        for certificate, key, reason in cases:
+            said = self.refusal("--ssl-certfile", certificate, "--ssl-keyfile", key)
+            self.assertRegex(said, reason)
+        flags = self.own.server_flags()
+        self.assertRegex(self.refusal(*flags, "--ssl-ca-certs", str(text)),
+                         "--ssl-ca-certs: .*text holds no PEM certificate")
+        self.assertRegex(self.refusal("--api-key-file", str(self.folder / "none")),
+                         "--api-key-file: .*none cannot be read")
+        self.assertRegex(self.refusal("--admin-key-file", str(fifo)),
+                         "--admin-key-file: .*fifo is no regular file")
+
+    def test_replaced_files_count_from_the_next_connection_on(self) -> None:
+        live = certificates.Pair(self.folder / "live")
+        shutil.copy(self.own.certificate, live.certificate)
+        shutil.copy(self.own.key, live.key)
+        server = self.serve(*live.server_flags())
+        context = client_context(self.authority)
+        with socket.create_connection(server.address, 5) as plain, \
+                context.wrap_socket(plain, server_hostname="127.0.0.1") as old:
+            new = self.stranger.issue("new")
+            shutil.copy(new.certificate, live.certificate)  # half of a change
+            time.sleep(1.1)  # files are looked at once a second
+            self.assertEqual(self.cli(server, *self.trust), "SERVING")
+            self.assertTrue(server.logged("new certificate refused, the old one stays"))
+            shutil.copy(new.key, live.key)
+            time.sleep(1.1)
+            trust_new = ["--ca", str(self.stranger.certificate)]
+            self.assertEqual(self.cli(server, *trust_new), "SERVING")
+            self.assert_unavailable(self.cli(server, *self.trust))
+            old.sendall(attacks.PREFACE + attacks.frame(attacks.SETTINGS, 0, 0))
+            self.assertEqual(old.recv(9)[3], attacks.SETTINGS)  # who is there stays
+
+
+if __name__ == "__main__":
+    Case.programs = pathlib.Path(sys.argv.pop(1))
+    if certificates.OPENSSL is None:
+        print("SKIPPED: there is no openssl; `./run test` installs it")
+        sys.exit(SKIPPED)
+    unittest.main()

@@ -1,0 +1,116 @@
+// Every method of every service that a server registers has a policy, and no policy is of a method
+// that is none: the server itself is asked for its services.
+#include "server/rpc/method_policy.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <set>
+#include <string>
+
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/message.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "tests/e2e/test_server.h"
+
+namespace fox {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::DescriptorPool;
+using google::protobuf::Message;
+using google::protobuf::ServiceDescriptor;
+
+constexpr const char* kReflection = "grpc.reflection.v1alpha.ServerReflection";
+
+// One message each way over a stream.
+std::string Exchange(const std::shared_ptr<grpc::Channel>& channel, const std::string& path,
+                     const std::string& request) {
+  grpc::GenericStub stub(channel);
+  grpc::ClientContext context;
+  SetTimeout(&context);
+  grpc::CompletionQueue queue;
+  void* tag = nullptr;
+  bool ok = false;
+  auto call = stub.PrepareCall(&context, path, &queue);
+  call->StartCall(nullptr);
+  queue.Next(&tag, &ok);
+  const grpc::Slice slice(request);
+  call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
+  queue.Next(&tag, &ok);
+  grpc::ByteBuffer bytes;
+  call->Read(&bytes, nullptr);
+  queue.Next(&tag, &ok);
+  grpc::Slice flat;
+  const bool whole = ok && bytes.DumpToSingleSlice(&flat).ok();
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  queue.Next(&tag, &ok);
+  return whole ? std::string(flat.begin(), flat.end()) : "";
+}
+
+const Descriptor* ReflectionMessage(const std::string& name) {
+  return DescriptorPool::generated_pool()->FindMessageTypeByName("grpc.reflection.v1alpha." + name);
+}
+
+std::set<std::string> RegisteredServices(const TestServer& server) {
+  auto* factory = google::protobuf::MessageFactory::generated_factory();
+  const Descriptor* type = ReflectionMessage("ServerReflectionResponse");
+  const std::unique_ptr<Message> response(factory->GetPrototype(type)->New());
+  // ServerReflectionRequest{list_services: "*"} is field 7.
+  EXPECT_TRUE(response->ParseFromString(Exchange(
+      server.channel, std::string("/") + kReflection + "/ServerReflectionInfo", "\x3a\x01*")));
+  const Message& list = response->GetReflection()->GetMessage(
+      *response, type->FindFieldByName("list_services_response"));
+  const auto* services = list.GetDescriptor()->FindFieldByName("service");
+  std::set<std::string> names;
+  for (int i = 0; i < list.GetReflection()->FieldSize(list, services); ++i) {
+    const Message& service = list.GetReflection()->GetRepeatedMessage(list, services, i);
+    names.insert(service.GetReflection()->GetString(
+        service, service.GetDescriptor()->FindFieldByName("name")));
+  }
+  return names;
+}
+
+std::set<std::string> PathsOf(const std::string& service) {
+  // The library's health service is written by hand and has no descriptor.
+  if (service == "grpc.health.v1.Health") {
+    return {"/" + service + "/Check", "/" + service + "/Watch"};
+  }
+  const ServiceDescriptor* descriptor =
+      DescriptorPool::generated_pool()->FindServiceByName(service);
+  EXPECT_NE(descriptor, nullptr) << service << " has no descriptor: write its methods down here";
+  std::set<std::string> paths;
+  for (int i = 0; descriptor != nullptr && i < descriptor->method_count(); ++i) {
+    paths.insert("/" + service + "/" + descriptor->method(i)->name());
+  }
+  return paths;
+}
+
+TEST(MethodPolicyTest, TheTableIsWhatIsRegistered) {
+  const TestServer server;
+  const std::set<std::string> services = RegisteredServices(server);
+  EXPECT_THAT(services, ::testing::IsSupersetOf(
+                            {std::string("fox.v1.Inference"), std::string("fox.v1.Admin"),
+                             std::string("grpc.health.v1.Health"), std::string(kReflection)}));
+  std::set<std::string> registered, listed;
+  for (const std::string& service : services) registered.merge(PathsOf(service));
+  for (const MethodPolicy& policy : MethodPolicies()) {
+    EXPECT_TRUE(listed.insert(policy.path).second) << policy.path << " is there twice";
+    EXPECT_EQ(FindMethodPolicy(policy.path), &policy);
+  }
+  EXPECT_EQ(listed, registered);
+}
+
+TEST(MethodPolicyTest, OnlyTheWholePathCounts) {
+  for (const char* path :
+       {"", "/", "/fox.v1.Inference/", "/fox.v1.Inference/Generat", "/fox.v1.Inference/Generate/",
+        "fox.v1.Inference/Generate", "/fox.v1.inference/Generate", "/fox.v1.Inference/Generate?"}) {
+    EXPECT_EQ(FindMethodPolicy(path), nullptr) << path;
+  }
+}
+
+}  // namespace
+}  // namespace fox
