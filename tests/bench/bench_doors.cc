@@ -32,12 +32,12 @@
 namespace fox {
 namespace {
 
-struct Flags {
+struct DoorFlags {
   std::string model = FOX_SOURCE_DIR "/models/demo", device = "auto", json;
   int64_t streams = 16, tokens = 128, rounds = 5, threads = 0;
 };
 
-absl::Status Parse(const std::vector<std::string>& arguments, Flags* values) {
+absl::Status Parse(const std::vector<std::string>& arguments, DoorFlags* values) {
   FlagSet flags;
   flags.Group("Doors");
   flags.String("model", "DIR", "a model with a tokenizer", &values->model);
@@ -95,7 +95,7 @@ struct Server {
   std::unique_ptr<HttpServer> http;
 };
 
-void RunEngine(Server& server, const Flags& flags) {
+void RunEngine(Server& server, const DoorFlags& flags) {
   Mutex mutex;
   CondVar wake;
   int64_t running = flags.streams;
@@ -120,7 +120,7 @@ void RunEngine(Server& server, const Flags& flags) {
   while (running > 0) wake.Wait(mutex);
 }
 
-void RunGrpc(Server& server, const Flags& flags) {
+void RunGrpc(Server& server, const DoorFlags& flags) {
   const auto channel = grpc::CreateChannel(absl::StrCat("127.0.0.1:", server.grpc->port()),
                                            grpc::InsecureChannelCredentials());
   std::vector<std::thread> threads;
@@ -155,7 +155,7 @@ int Connect(int port) {
   return socket;
 }
 
-void RunHttp(Server& server, const Flags& flags) {
+void RunHttp(Server& server, const DoorFlags& flags) {
   std::vector<pollfd> open;
   for (int64_t i = 0; i < flags.streams; ++i) {
     const nlohmann::json body = {{"prompt", PromptOf(i)},
@@ -184,8 +184,8 @@ void RunHttp(Server& server, const Flags& flags) {
   }
 }
 
-absl::Status Measure(Server& server, const Flags& flags) {
-  const std::vector<std::pair<std::string, std::function<void(Server&, const Flags&)>>> ways = {
+absl::Status Measure(Server& server, const DoorFlags& flags) {
+  const std::vector<std::pair<std::string, std::function<void(Server&, const DoorFlags&)>>> ways = {
       {"engine", RunEngine}, {"fox.v1", RunGrpc}, {"http", RunHttp}};
   std::map<std::string, std::vector<double>> seconds, processor;
   for (int64_t round = -1; round < flags.rounds; ++round) {  // the first one warms up
@@ -224,7 +224,7 @@ absl::Status Measure(Server& server, const Flags& flags) {
 }  // namespace
 
 absl::Status BenchDoors(const std::vector<std::string>& arguments) {
-  Flags flags;
+  DoorFlags flags;
   if (absl::Status s = Parse(arguments, &flags); !s.ok()) return s;
   ConfigureLog(LogLevel::kError, LogFormat::kText);
   EngineConfig config;

@@ -102,7 +102,8 @@ TEST(ServerFlagsTest, TheHttpPortHasTheLimitsOfTheOther) {
   EXPECT_EQ(on.http.port.max_body_bytes, 3 << 20);
   EXPECT_EQ(on.http.port.stall_timeout, 7);
   ServerFlags remote;
-  EXPECT_THAT(ErrorOf({"--model=m", "--http-host=0.0.0.0"}, &remote), HasSubstr("--http-host"));
+  EXPECT_THAT(ErrorOf({"--model=m", "--http-port=0", "--http-host=0.0.0.0"}, &remote),
+              HasSubstr("--http-host"));
 }
 
 TEST(ServerFlagsTest, WhatFollowsFromSeveralFlags) {
