@@ -51,11 +51,13 @@ int ExitWithConfigError(const absl::Status& status) {
 struct Observers {
   std::unique_ptr<PlanLog> plan_log;
   std::unique_ptr<Trace> trace;
+  std::unique_ptr<StepMetrics> steps;
 };
 
 absl::StatusOr<Observers> MakeObservers(const ServerFlags& flags) {
   Observers out;
   if (flags.log_level == "debug") out.plan_log = std::make_unique<PlanLog>();
+  if (flags.metrics_port >= 0) out.steps = std::make_unique<StepMetrics>();
   if (flags.trace.empty()) return out;
   absl::StatusOr<std::unique_ptr<TraceFile>> file = TraceFile::Create(flags.trace);
   if (!file.ok()) return file.status();
@@ -88,6 +90,7 @@ EngineConfig EngineConfigOf(const ServerFlags& flags, const std::string& model_d
   config.engine.priority_scheduling = flags.scheduling_policy == "priority";
   config.engine.max_logprobs = static_cast<int32_t>(flags.max_logprobs);
   if (observers.plan_log != nullptr) config.observers.push_back(observers.plan_log.get());
+  if (observers.steps != nullptr) config.observers.push_back(observers.steps.get());
   if (observers.trace != nullptr) {
     config.observers.push_back(observers.trace.get());
     config.op_clock = observers.trace->OperationClock();
@@ -198,25 +201,49 @@ void PrintListening(const std::string& host, int port) {
   EndNow(kExitEngineFailed);
 }
 
-int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals,
-          std::unique_ptr<ConnectionAcceptor> acceptor) {
+// The ports, taken before the model is loaded: a taken one is told at once.
+struct Ports {
+  std::unique_ptr<ConnectionAcceptor> grpc;
+  std::unique_ptr<MetricsServer> metrics;  // null: not asked for
+};
+
+absl::StatusOr<Ports> Listen(const ServerFlags& flags) {
+  Ports out;
+  auto grpc = ConnectionAcceptor::Listen(GrpcOptionsOf(flags).listen);
+  if (!grpc.ok()) return grpc.status();
+  out.grpc = *std::move(grpc);
+  if (flags.metrics_port < 0) return out;
+  auto metrics = MetricsServer::Listen(MetricsOptionsOf(flags));
+  if (!metrics.ok()) return metrics.status();
+  out.metrics = *std::move(metrics);
+  return out;
+}
+
+int Serve(const ServerFlags& flags, LoadedModel model, const Observers& observers,
+          SignalHandler* signals, Ports ports) {
   EngineThread engine(std::move(model.engine.engine));
   ServerCore core(engine, model.engine.config, model.context,
                   ServerDescription{FOX_VERSION, FOX_GIT_SHA, model.engine.backend,
                                     model.engine.dtype, model.engine.dtype},
                   ServerLimitsOf(flags));
+  const std::unique_ptr<MetricsServer> metrics = std::move(ports.metrics);
+  if (metrics != nullptr) metrics->Expose(core, *observers.steps);
   absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(
       core, GrpcOptionsOf(flags),
       [&core, signals] {
         if (core.engine.fatal().ok()) EndHung(core);
         signals->Wake();
       },
-      std::move(acceptor));
+      std::move(ports.grpc));
   if (!server.ok()) {
     engine.Stop();
     return ExitWithConfigError(server.status());
   }
   EndOnAbort(kExitEngineFailed);
+  if (metrics != nullptr) {
+    Log(LogLevel::kInfo, "metrics",
+        {{"host", flags.metrics_host}, {"port", int64_t{metrics->port()}}});
+  }
   PrintListening(flags.host, (*server)->port());
 
   const int signal = signals->Wait();
@@ -269,18 +296,14 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   const absl::StatusOr<Observers> observers = MakeObservers(flags);
   if (!observers.ok()) return ExitWithConfigError(observers.status());
   const bool check = !flags.check_model.empty();
-  std::unique_ptr<ConnectionAcceptor> acceptor;
-  if (!check) {  // a taken port is told before the minutes that a model takes
-    auto listening = ConnectionAcceptor::Listen(GrpcOptionsOf(flags).listen);
-    if (!listening.ok()) return ExitWithConfigError(listening.status());
-    acceptor = *std::move(listening);
-  }
+  absl::StatusOr<Ports> ports = check ? Ports() : Listen(flags);
+  if (!ports.ok()) return ExitWithConfigError(ports.status());
   absl::StatusOr<LoadedModel> model =
       LoadUnlessSignalled(flags, check ? flags.check_model : flags.model, *observers, signals);
   if (!model.ok()) return ExitWithConfigError(model.status());
   if (check) return std::fputs(Describe(*model).c_str(), stdout) < 0;
   LogStart(*model, set);
-  return Serve(flags, *std::move(model), signals, std::move(acceptor));
+  return Serve(flags, *std::move(model), *observers, signals, *std::move(ports));
 }
 
 // Large messages go back to the system when they are freed, and what one thread has freed another

@@ -113,6 +113,12 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
            "close connections that old, so that balancers rebalance; "
            "0: never",
            0, 1 << 20, &f->max_connection_age);
+  set->Int("metrics-port", "PORT",
+           "where Prometheus scrapes /metrics; 0: any free port, which is logged; -1: nowhere", -1,
+           65535, &f->metrics_port);
+  set->String("metrics-host", "ADDRESS", "address of the metrics port", &f->metrics_host);
+  set->Choice("metrics-compat", {"vllm", "none"}, "whose names the metrics have beside their own",
+              &f->metrics_compat);
   set->Double("shutdown-timeout", "SECONDS", "time for running requests after SIGTERM", 0, 86400,
               &f->shutdown_timeout);
 }
@@ -215,6 +221,9 @@ absl::Status CheckServerFlags(const ServerFlags& flags) {
   }
   absl::Status status = CheckHost("--host", flags.host, flags.allow_insecure_remote);
   status.Update(CheckAdminAddress(flags));
+  if (flags.metrics_port >= 0) {
+    status.Update(CheckHost("--metrics-host", flags.metrics_host, flags.allow_insecure_remote));
+  }
   return status;
 }
 
@@ -264,6 +273,14 @@ ServerLimits ServerLimitsOf(const ServerFlags& flags) {
   out.delivery_threads = static_cast<int>(flags.delivery_threads);
   out.stall_timeout = flags.stall_timeout;
   out.client_metadata = flags.client_metadata;
+  return out;
+}
+
+MetricsOptions MetricsOptionsOf(const ServerFlags& flags) {
+  MetricsOptions out;
+  out.host = flags.metrics_host;
+  out.port = static_cast<int>(flags.metrics_port);
+  out.vllm_aliases = flags.metrics_compat == "vllm";
   return out;
 }
 

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/flags/flag_set.h"
+#include "server/metrics/metrics_server.h"
 #include "server/process/log.h"
 #include "server/rpc/grpc_server.h"
 
@@ -36,6 +37,8 @@ struct ServerFlags {
   std::string client_metadata;  // key of a gateway's name for its client; empty: none is believed
   std::string grpc_services = "inference,tokenizer,info,admin,health,reflection";
   bool allow_insecure_remote = false;
+  int64_t metrics_port = -1;  // -1: no metrics
+  std::string metrics_host = "127.0.0.1", metrics_compat = "vllm";
   double shutdown_timeout = 30;
   std::string log_level = "info", log_format = "text", trace;
   bool version = false, help = false;
@@ -54,6 +57,7 @@ absl::StatusOr<std::string> ServedModelName(const ServerFlags& flags, const std:
 // REQUIRES: flags that passed CheckServerFlags.
 GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags);
 ServerLimits ServerLimitsOf(const ServerFlags& flags);
+MetricsOptions MetricsOptionsOf(const ServerFlags& flags);
 void ConfigureLogFrom(const ServerFlags& flags);
 
 }  // namespace fox

@@ -51,6 +51,8 @@ class CallBudget {
 
   int64_t calls() const;
   int64_t bytes() const;
+  int64_t max_calls() const { return max_calls_; }
+  int64_t max_bytes() const { return max_bytes_; }
   // Whether the client holds more than an equal part of all calls.
   bool HoldsMost(uint64_t client) const;
 

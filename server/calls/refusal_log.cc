@@ -1,8 +1,10 @@
 // RefusalLog: see refusal_log.h.
 #include "server/calls/refusal_log.h"
 
+#include <numeric>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "server/process/log.h"
 
@@ -13,8 +15,13 @@ constexpr int kLinesPerSecond = 10;
 
 }  // namespace
 
-bool RefusalLog::Add(const CallInfo& call, const absl::Status& status, Seconds now) {
-  ++count_;
+int64_t RefusalLog::count() const {
+  return std::accumulate(counts_.begin(), counts_.end(), int64_t{0});
+}
+
+bool RefusalLog::Add(const CallInfo& call, RefusalReason reason, const absl::Status& status,
+                     Seconds now) {
+  ++counts_[static_cast<size_t>(reason)];
   int64_t skipped = 0;
   {
     const MutexLock lock(mutex_);
@@ -28,12 +35,13 @@ bool RefusalLog::Add(const CallInfo& call, const absl::Status& status, Seconds n
     }
     skipped = std::exchange(skipped_, 0);
   }
-  Log(LogLevel::kWarning, "request refused",
-      {{"method", call.method},
-       {"peer", call.peer},
-       {"status", std::string(absl::StatusCodeToString(status.code()))},
-       {"reason", std::string(status.message())},
-       {"skipped_lines", skipped}});
+  std::vector<LogField> fields = {{"method", call.method},
+                                  {"peer", call.peer},
+                                  {"status", std::string(absl::StatusCodeToString(status.code()))},
+                                  {"reason", std::string(status.message())},
+                                  {"skipped_lines", skipped}};
+  call.trace.AddTo(&fields);
+  Log(LogLevel::kWarning, "request refused", fields);
   return true;
 }
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/paged_kv.h"
+
 namespace fox {
 namespace {
 
@@ -34,6 +36,19 @@ v1::AcpStats ToWire(const AcpStats& stats) {
   return out;
 }
 
+v1::Windows ToWire(const KeptWindows& windows, uint32_t index, const ExecutorLimits& limits) {
+  v1::Windows out;
+  out.set_index(index);
+  out.set_tokens(Unsigned(windows.tokens));
+  out.set_layers(static_cast<uint32_t>(limits.layers));
+  out.set_kv_heads(static_cast<uint32_t>(limits.lists_per_slot / std::max(limits.layers, 1)));
+  out.set_page_size(kPageTokens);
+  out.set_page_bytes(Unsigned(limits.page_bytes));
+  out.mutable_first_page()->Assign(windows.first_pages.begin(), windows.first_pages.end());
+  *out.mutable_acp() = ToWire(windows.acp);
+  return out;
+}
+
 }  // namespace
 
 SequenceEvents::SequenceEvents(const GenerationSpec& spec, size_t index, Seconds arrival,
@@ -60,6 +75,11 @@ void SequenceEvents::Consume(const RequestOutput& output, Seconds when) {
     for (const SampledToken& token : output.prompt_logprobs) {
       AddLogprobs(token, event.mutable_prompt()->add_prompt_logprobs());
     }
+    consumer_.Deliver(std::move(event), id_, 0);
+  }
+  if (output.windows.has_value()) {
+    v1::GenerateDelta event;
+    *event.mutable_windows() = ToWire(*output.windows, index_, context_.limits);
     consumer_.Deliver(std::move(event), id_, 0);
   }
   if (!output.tokens.empty()) first_token_ = std::min(first_token_, when);

@@ -7,7 +7,12 @@
 namespace fox {
 namespace {
 
-// Appends one delta of a sequence to another: a slow reader gets fewer, larger messages.
+// Whether an event can join one of the same sequence that is not written yet: a slow reader gets
+// fewer, larger deltas, and the newest windows.
+bool Joins(const v1::GenerateDelta& next, const v1::GenerateDelta& last) {
+  return (next.has_delta() && last.has_delta()) || (next.has_windows() && last.has_windows());
+}
+
 void Append(const v1::TokenDelta& next, v1::TokenDelta* last) {
   last->mutable_text()->append(next.text());
   last->mutable_token_ids()->MergeFrom(next.token_ids());
@@ -28,10 +33,13 @@ void TokenStreamReactor::Deliver(v1::GenerateDelta event, RequestId sequence, in
     const MutexLock lock(mutex_);
     if (broken_) return;
     const auto same = std::find_if(pending_.begin(), pending_.end(), [&](const Event& last) {
-      return last.load.sequence == sequence && last.message.has_delta() && event.has_delta();
+      return last.load.sequence == sequence && Joins(event, last.message);
     });
     if (same == pending_.end()) {
       pending_.push_back({std::move(event), {sequence, tokens, bytes}});
+    } else if (event.has_windows()) {
+      call_.Drop(std::exchange(same->load.bytes, bytes));
+      same->message.mutable_windows()->Swap(event.mutable_windows());
     } else {
       Append(event.delta(), same->message.mutable_delta());
       same->load.tokens += tokens;
