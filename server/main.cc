@@ -22,6 +22,8 @@
 #include "server/calls/plan_log.h"
 #include "server/calls/server_core.h"
 #include "server/calls/trace.h"
+#include "server/http/openai_service.h"
+#include "server/http/page/page_assets.h"
 #include "server/process/process_end.h"
 #include "server/process/signal_handler.h"
 #include "server/rpc/grpc_server.h"
@@ -31,10 +33,11 @@ namespace fox {
 namespace {
 
 constexpr double kFailureGraceSeconds = 0.2;
-constexpr double kStopSeconds = 0.9;  // after the grace: the last writes, threads that end
+constexpr double kLastHttpWrites = 0.1;  // beside the time that gRPC's take
+constexpr double kStopSeconds = 0.9;     // after the grace: the last writes, threads that end
 
 constexpr const char* kUsage =
-    "fox-server serves a Forgetting Transformer over gRPC (fox.v1).\n\n"
+    "fox-server serves a Forgetting Transformer over gRPC (fox.v1) and HTTP (OpenAI's API).\n\n"
     "usage: fox-server --model DIR [flags]\n\n"
     "Each flag may also stand in the environment: --grpc-port as FOX_GRPC_PORT.\n\n";
 
@@ -182,13 +185,38 @@ void LogStart(const LoadedModel& model, const FlagSet& set) {
 }
 
 // On standard output, for whoever started the server; it may be a pipe that nobody reads.
-void PrintListening(const std::string& host, int port) {
-  const std::string line = absl::StrCat("listening on ", host, ":", port, "\n");
+void PrintListening(const char* what, const std::string& host, int port) {
+  const std::string line = absl::StrCat(what, " ", host, ":", port, "\n");
   pollfd ready{STDOUT_FILENO, POLLOUT, 0};
   const bool printed =
       poll(&ready, 1, 0) == 1 && write(STDOUT_FILENO, line.data(), line.size()) > 0;
-  Log(LogLevel::kInfo, "listening",
+  Log(LogLevel::kInfo, what,
       {{"host", host}, {"port", int64_t{port}}, {"printed", printed ? "yes" : "no"}});
+}
+
+// The ports, from before the model is loaded.
+struct Doors {
+  std::unique_ptr<ConnectionAcceptor> grpc;
+  std::unique_ptr<HttpServer> http;        // null: none
+  std::unique_ptr<MetricsServer> metrics;  // likewise
+};
+
+absl::StatusOr<Doors> Listen(const ServerFlags& flags) {
+  Doors doors;
+  auto grpc = ConnectionAcceptor::Listen(GrpcOptionsOf(flags).listen);
+  if (!grpc.ok()) return grpc.status();
+  doors.grpc = *std::move(grpc);
+  if (flags.http_port >= 0) {
+    auto http = HttpServer::Listen(HttpOptionsOf(flags));
+    if (!http.ok()) return http.status();
+    doors.http = *std::move(http);
+  }
+  if (flags.metrics_port >= 0) {
+    auto metrics = MetricsServer::Listen(MetricsOptionsOf(flags));
+    if (!metrics.ok()) return metrics.status();
+    doors.metrics = *std::move(metrics);
+  }
+  return doors;
 }
 
 // No thread that waits for a hanging step ever returns: what runs is told, and the process ends.
@@ -201,32 +229,14 @@ void PrintListening(const std::string& host, int port) {
   EndNow(kExitEngineFailed);
 }
 
-// The ports, taken before the model is loaded: a taken one is told at once.
-struct Ports {
-  std::unique_ptr<ConnectionAcceptor> grpc;
-  std::unique_ptr<MetricsServer> metrics;  // null: not asked for
-};
-
-absl::StatusOr<Ports> Listen(const ServerFlags& flags) {
-  Ports out;
-  auto grpc = ConnectionAcceptor::Listen(GrpcOptionsOf(flags).listen);
-  if (!grpc.ok()) return grpc.status();
-  out.grpc = *std::move(grpc);
-  if (flags.metrics_port < 0) return out;
-  auto metrics = MetricsServer::Listen(MetricsOptionsOf(flags));
-  if (!metrics.ok()) return metrics.status();
-  out.metrics = *std::move(metrics);
-  return out;
-}
-
 int Serve(const ServerFlags& flags, LoadedModel model, const Observers& observers,
-          SignalHandler* signals, Ports ports) {
+          SignalHandler* signals, Doors doors) {
   EngineThread engine(std::move(model.engine.engine));
   ServerCore core(engine, model.engine.config, model.context,
                   ServerDescription{FOX_VERSION, FOX_GIT_SHA, model.engine.backend,
                                     model.engine.dtype, model.engine.dtype},
                   ServerLimitsOf(flags));
-  const std::unique_ptr<MetricsServer> metrics = std::move(ports.metrics);
+  const std::unique_ptr<MetricsServer> metrics = std::move(doors.metrics);
   if (metrics != nullptr) metrics->Expose(core, *observers.steps);
   absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(
       core, GrpcOptionsOf(flags),
@@ -234,28 +244,39 @@ int Serve(const ServerFlags& flags, LoadedModel model, const Observers& observer
         if (core.engine.fatal().ok()) EndHung(core);
         signals->Wake();
       },
-      std::move(ports.grpc));
+      std::move(doors.grpc));
   if (!server.ok()) {
     engine.Stop();
     return ExitWithConfigError(server.status());
   }
   EndOnAbort(kExitEngineFailed);
   if (metrics != nullptr) {
-    Log(LogLevel::kInfo, "metrics",
-        {{"host", flags.metrics_host}, {"port", int64_t{metrics->port()}}});
+    PrintListening("listening for Prometheus on", flags.metrics_host, metrics->port());
   }
-  PrintListening(flags.host, (*server)->port());
+  PrintListening("listening on", flags.host, (*server)->port());
+  OpenAiService openai(core, [&server] { return (*server)->serving(); });
+  const std::unique_ptr<HttpServer> http = std::move(doors.http);
+  if (http != nullptr) {
+    openai.Register(http.get());
+    for (const PageAsset& asset : PageAssets()) {
+      http->AddPage(asset.path, {200, asset.content_type, PageHeaders(), std::string(asset.body)});
+    }
+    http->Start();
+    PrintListening("listening for HTTP on", HttpOptionsOf(flags).listen.host, http->port());
+  }
 
   const int signal = signals->Wait();
   const double grace = signal == 0 ? kFailureGraceSeconds : flags.shutdown_timeout;
   if (signal != 0) Log(LogLevel::kInfo, "shutting down", {{"signal", int64_t{signal}}});
   const auto begin = std::chrono::steady_clock::now();
   EndWithin(grace + kStopSeconds);
+  if (http != nullptr) http->Drain();
   const bool ended = (*server)->Stop(grace, [signals] {
     const bool again = signals->Again();
     if (again) EndWithin(kStopSeconds);
     return again;
   });
+  if (http != nullptr) http->Stop(kLastHttpWrites);
   absl::Status fatal = engine.fatal();  // it may have failed in the drain, too
   if (!ended) fatal.Update(absl::InternalError("a step hangs"));
   if (fatal.ok()) {
@@ -296,14 +317,18 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   const absl::StatusOr<Observers> observers = MakeObservers(flags);
   if (!observers.ok()) return ExitWithConfigError(observers.status());
   const bool check = !flags.check_model.empty();
-  absl::StatusOr<Ports> ports = check ? Ports() : Listen(flags);
-  if (!ports.ok()) return ExitWithConfigError(ports.status());
+  Doors doors;
+  if (!check) {  // a taken port is told before the minutes that a model takes
+    absl::StatusOr<Doors> listening = Listen(flags);
+    if (!listening.ok()) return ExitWithConfigError(listening.status());
+    doors = *std::move(listening);
+  }
   absl::StatusOr<LoadedModel> model =
       LoadUnlessSignalled(flags, check ? flags.check_model : flags.model, *observers, signals);
   if (!model.ok()) return ExitWithConfigError(model.status());
   if (check) return std::fputs(Describe(*model).c_str(), stdout) < 0;
   LogStart(*model, set);
-  return Serve(flags, *std::move(model), *observers, signals, *std::move(ports));
+  return Serve(flags, *std::move(model), *observers, signals, std::move(doors));
 }
 
 // Large messages go back to the system when they are freed, and what one thread has freed another

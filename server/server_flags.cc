@@ -89,6 +89,9 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
   set->String("host", "ADDRESS", "address to listen on", &f->host);
   set->Int("grpc-port", "PORT", "port to listen on; 0: any free one, which is printed", 0, 65535,
            &f->grpc_port);
+  set->Int("http-port", "PORT", "port of OpenAI's API over HTTP; 0: any free one; -1: none", -1,
+           65535, &f->http_port);
+  set->String("http-host", "ADDRESS", "address of the HTTP port [that of --host]", &f->http_host);
   set->Bool("allow-insecure-remote", "permit a host that is not loopback, without encryption",
             &f->allow_insecure_remote);
   set->String("grpc-services", "LIST", "services to offer", &f->grpc_services);
@@ -220,6 +223,9 @@ absl::Status CheckServerFlags(const ServerFlags& flags) {
     }
   }
   absl::Status status = CheckHost("--host", flags.host, flags.allow_insecure_remote);
+  if (!flags.http_host.empty()) {
+    status.Update(CheckHost("--http-host", flags.http_host, flags.allow_insecure_remote));
+  }
   status.Update(CheckAdminAddress(flags));
   if (flags.metrics_port >= 0) {
     status.Update(CheckHost("--metrics-host", flags.metrics_host, flags.allow_insecure_remote));
@@ -263,6 +269,17 @@ GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags) {
   if (flags.admin_address == kMainPort) return out;
   out.admin_address = flags.admin_address;
   if (!IsLoopback(flags.host)) out.services.erase("admin");
+  return out;
+}
+
+HttpServerOptions HttpOptionsOf(const ServerFlags& flags) {
+  HttpServerOptions out;
+  out.listen.host = flags.http_host.empty() ? flags.host : flags.http_host;
+  out.listen.port = static_cast<int>(flags.http_port);
+  out.listen.max_connections = flags.max_connections;
+  out.port.max_body_bytes = flags.max_message_mb << 20;
+  out.port.receive_memory_bytes = 2 * flags.call_memory_mb << 20;
+  out.port.stall_timeout = flags.stall_timeout;
   return out;
 }
 

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/flags/flag_set.h"
+#include "server/http/http_server.h"
 #include "server/metrics/metrics_server.h"
 #include "server/process/log.h"
 #include "server/rpc/grpc_server.h"
@@ -30,6 +31,8 @@ struct ServerFlags {
   double stall_timeout = 30, max_queue_seconds = 120, step_timeout = 60;
   std::string scheduling_policy = "fcfs";
   std::string host = "127.0.0.1";
+  std::string http_host;   // empty: `host`
+  int64_t http_port = -1;  // -1: no HTTP
   int64_t grpc_port = 50051, max_message_mb = 5, max_prompt_bytes = 4 << 20;
   int64_t max_calls = 4096, call_memory_mb = 128, max_connections = 0;  // 0: by the descriptors
   int64_t stream_interval = 1, max_connection_age = 0, delivery_threads = 2;
@@ -56,6 +59,7 @@ absl::StatusOr<std::string> ServedModelName(const ServerFlags& flags, const std:
 
 // REQUIRES: flags that passed CheckServerFlags.
 GrpcServerOptions GrpcOptionsOf(const ServerFlags& flags);
+HttpServerOptions HttpOptionsOf(const ServerFlags& flags);
 ServerLimits ServerLimitsOf(const ServerFlags& flags);
 MetricsOptions MetricsOptionsOf(const ServerFlags& flags);
 void ConfigureLogFrom(const ServerFlags& flags);

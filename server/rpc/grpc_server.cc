@@ -167,7 +167,12 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   std::vector<std::string> names = impl->Register(options, &builder);
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr) return absl::UnavailableError("gRPC does not start");
-  impl->acceptor->Start(std::move(sink));
+  impl->acceptor->Start([sink = std::shared_ptr(std::move(sink))](int listener, int descriptor) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.listener_fd = listener;
+    connection.fd = descriptor;
+    sink->HandleNewConnection(&connection);
+  });
   auto monitor = std::make_unique<HealthMonitor>(
       core, impl->server->GetHealthCheckService(), std::move(names), std::move(on_fatal),
       options.step_timeout, [&core] { return core.delivery().StuckFor(); });
@@ -184,6 +189,11 @@ GrpcServer::~GrpcServer() { Stop(0); }
 int GrpcServer::port() const { return impl_->acceptor->port(); }
 
 int GrpcServer::admin_port() const { return impl_->admin_port; }
+
+bool GrpcServer::serving() const {
+  const MutexLock lock(impl_->mutex);
+  return impl_->monitor != nullptr && impl_->monitor->serving();
+}
 
 void GrpcServer::Drain() {
   impl_->core.Drain();

@@ -1,5 +1,5 @@
 // ConnectionAcceptor: see connection_acceptor.h.
-#include "server/rpc/connection_acceptor.h"
+#include "server/process/connection_acceptor.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -184,8 +184,7 @@ ConnectionAcceptor::~ConnectionAcceptor() {
   }
 }
 
-void ConnectionAcceptor::Start(
-    std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> sink) {
+void ConnectionAcceptor::Start(Sink sink) {
   sink_ = std::move(sink);
   thread_ = std::thread([this] { Run(); });
 }
@@ -230,10 +229,7 @@ void ConnectionAcceptor::AcceptFrom(int listener) {
     }
     ++by_address_[address];
     connections_[descriptor] = {InodeOf(descriptor), std::move(address)};
-    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
-    parameters.listener_fd = listener;
-    parameters.fd = descriptor;
-    sink_->HandleNewConnection(&parameters);
+    sink_(listener, descriptor);
   }
 }
 

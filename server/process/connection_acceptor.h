@@ -1,10 +1,11 @@
 // ConnectionAcceptor: the listening socket of our own and the thread that hands its connections to
-// gRPC. The library's listener has no cap, and after its process has run out of descriptors it
-// accepts nobody for minutes; this one closes what is too much at once and goes on.
+// a door. gRPC's listener has no cap, and after its process has run out of descriptors it accepts
+// nobody for minutes; this one closes what is too much at once and goes on.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -12,7 +13,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "grpcpp/server_builder.h"
 
 namespace fox {
 
@@ -39,10 +39,12 @@ class ConnectionAcceptor {
   int port() const { return port_; }
   int64_t max_connections() const { return max_connections_; }
 
-  // Starts the thread. REQUIRES: the gRPC server that `sink` belongs to has started and outlives
-  // Stop. Once.
-  void Start(std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> sink);
-  // Closes the listening sockets; open connections are gRPC's and stay. Returns at once.
+  // Takes over a connection, whose descriptor it closes one day. Must not block.
+  using Sink = std::function<void(int listener, int descriptor)>;
+
+  // Starts the thread, which calls `sink` until Stop. Once.
+  void Start(Sink sink);
+  // Closes the listening sockets; open connections are the sink's and stay. Returns at once.
   void Stop();
   // Connections that were closed at once, since the start. Any thread.
   int64_t refused() const { return refused_; }
@@ -70,10 +72,10 @@ class ConnectionAcceptor {
   int spare_ = -1;  // given up for a moment to close a connection when no descriptor is left
   int64_t max_connections_ = 0, max_per_address_ = 0;
   bool loopback_is_exempt_ = true;
-  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> sink_;
+  Sink sink_;
 
-  // The thread's alone. gRPC does not tell when it closes a descriptor: the kernel gives the lowest
-  // free number to the next connection, and at the cap every record is looked at.
+  // The thread's alone. A door does not tell when it closes a descriptor: the kernel gives the
+  // lowest free number to the next connection, and at the cap every record is looked at.
   std::unordered_map<int, Connection> connections_;  // by descriptor
   std::unordered_map<std::string, int64_t> by_address_;
   double last_look_ = 0, last_log_ = 0;

@@ -1,0 +1,282 @@
+// CompletionCall: see completion_call.h.
+#include "server/http/completion_call.h"
+
+#include <ctime>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/http/describe_request.h"
+#include "server/http/http_error.h"
+#include "server/http/windows_event.h"
+
+namespace fox {
+namespace {
+
+constexpr int64_t kChunk = 4096;  // the budget is shared: it is asked once in many tokens
+
+absl::Status AnswersUnread() {
+  return absl::ResourceExhaustedError("too much waits to be read by clients");
+}
+
+}  // namespace
+
+struct CompletionCall::Prompt final : GenerationConsumer {
+  void Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) override {
+    call->Deliver(index, event, sequence, tokens);
+  }
+  void Done(const absl::Status& status) override {
+    const std::shared_ptr<CompletionCall> last = std::move(call);
+    last->Done(index, status);
+  }
+
+  size_t index = 0;
+  CallInfo info;
+  std::shared_ptr<CompletionCall> call;  // from the start until Done
+  // Under the call's lock.
+  std::shared_ptr<Generation> generation;  // while it runs and is known
+  bool done = false;
+};
+
+void CompletionCall::Start(ServerCore& core, std::shared_ptr<HttpExchange> exchange) {
+  CallInfo info = DescribeRequest("/v1/completions", exchange->request, core);
+  const absl::Status admitted =
+      core.Admit(&info, static_cast<int64_t>(exchange->request.body.size()));
+  if (!admitted.ok()) return exchange->Answer(ErrorAnswer(admitted, core.RetryAfterMs()));
+  const uint64_t client = info.client;
+  const int64_t bytes = info.share.bytes();
+  auto call = std::make_shared<CompletionCall>(core, exchange, std::move(info));
+  exchange->Attach(call);
+  core.admission().Post(client, bytes, [call] { call->Parse(); });
+}
+
+CompletionCall::CompletionCall(ServerCore& core, std::shared_ptr<HttpExchange> exchange,
+                               CallInfo info)
+    : core_(core), exchange_(std::move(exchange)), info_(std::move(info)) {}
+
+CompletionCall::~CompletionCall() = default;
+
+void CompletionCall::Parse() {
+  absl::StatusOr<CompletionRequest> request = absl::CancelledError("closed");
+  {
+    const MutexLock lock(mutex_);
+    if (closed_) return;
+  }
+  {
+    const std::string body = std::exchange(exchange_->request.body, {});
+    request = ParseCompletion(body, core_.context);
+  }
+  if (!request.ok()) return Fail(request.status());
+  absl::StatusOr<std::string> id =
+      CheckRequestId(std::string(exchange_->request.Header("x-request-id")));
+  if (!id.ok()) return Fail(id.status());
+  id_ = *std::move(id);
+  request_ = *std::move(request);
+  const absl::Status admitted = AdmitPrompts();
+  if (!admitted.ok()) return Fail(admitted);
+  {
+    const MutexLock lock(mutex_);
+    if (closed_) return;
+    writer_.emplace(request_, core_.context, absl::StrCat("cmpl-", id_), std::time(nullptr));
+    running_ = prompts_.size();
+  }
+  for (size_t i = 0; i < prompts_.size(); ++i) Run(i);
+}
+
+// The call's own share is the first prompt's; the others take theirs.
+absl::Status CompletionCall::AdmitPrompts() {
+  const MutexLock lock(mutex_);
+  for (size_t i = 0; i < request_.prompts.size(); ++i) {
+    auto prompt = std::make_unique<Prompt>();
+    prompt->index = i;
+    prompt->info.method = info_.method;
+    prompt->info.peer = info_.peer;
+    prompt->info.client = info_.client;
+    prompt->info.deadline = info_.deadline;
+    prompt->info.arrival = info_.arrival;
+    prompt->info.trace = info_.trace;
+    if (i == 0) {
+      prompt->info.share = std::move(info_.share);
+    } else {
+      const auto bytes = static_cast<int64_t>(request_.prompts[i].ByteSizeLong());
+      const absl::Status admitted = core_.Admit(&prompt->info, bytes);
+      if (!admitted.ok()) return admitted;
+    }
+    prompts_.push_back(std::move(prompt));
+  }
+  return absl::OkStatus();
+}
+
+void CompletionCall::Run(size_t index) {
+  Prompt& prompt = *prompts_[index];
+  prompt.call = shared_from_this();
+  const auto convert = [self = shared_from_this(), index]() -> absl::StatusOr<GenerationSpec> {
+    absl::StatusOr<GenerationSpec> spec = Convert(self->request_, index, self->core_.context);
+    if (!spec.ok()) return spec.status();
+    spec->request_id = self->prompts_.size() == 1 ? self->id_ : absl::StrCat(self->id_, "-", index);
+    return spec;
+  };
+  std::shared_ptr<Generation> generation = Generation::Start(core_, prompt.info, convert, &prompt);
+  std::optional<absl::Status> end;
+  {
+    const MutexLock lock(mutex_);
+    if (!prompt.done) prompt.generation = generation;
+    end = end_;
+  }
+  if (end.has_value()) generation->Cancel(*end);
+}
+
+void CompletionCall::Fail(const absl::Status& status) {
+  exchange_->Answer(ErrorAnswer(status, core_.RetryAfterMs()));
+}
+
+void CompletionCall::Deliver(size_t prompt, const v1::GenerateDelta& event, RequestId sequence,
+                             int64_t tokens) {
+  Output output;
+  std::vector<std::shared_ptr<Generation>> cancelled;
+  {
+    const MutexLock lock(mutex_);
+    if (end_.has_value()) return;
+    const int64_t bytes = Take(prompt, event);
+    if (request_.stream && tokens > 0) pending_tokens_.emplace_back(sequence, tokens);
+    if (Hold(bytes)) {
+      output = Next();
+    } else {
+      cancelled = Cancel(AnswersUnread());
+    }
+  }
+  for (const auto& generation : cancelled) generation->Cancel(AnswersUnread());
+  Perform(std::move(output));
+}
+
+int64_t CompletionCall::Take(size_t prompt, const v1::GenerateDelta& event) {
+  if (event.has_windows()) {
+    const size_t choice = prompt * static_cast<size_t>(request_.n) + event.windows().index();
+    std::string& newest = windows_[choice];
+    const auto before = static_cast<int64_t>(newest.size());
+    newest = WindowsEvent(event.windows(), choice);
+    return static_cast<int64_t>(newest.size()) - before;
+  }
+  const int64_t grown = writer_->Add(prompt, event);
+  if (!request_.stream || event.has_prompt()) return grown;
+  const std::string chunk = writer_->TakeChunk(prompt, event);
+  pending_ += chunk;
+  return static_cast<int64_t>(chunk.size());
+}
+
+void CompletionCall::Done(size_t prompt, const absl::Status& status) {
+  Output output;
+  std::vector<std::shared_ptr<Generation>> cancelled;
+  {
+    const MutexLock lock(mutex_);
+    prompts_[prompt]->generation = nullptr;
+    prompts_[prompt]->done = true;
+    --running_;
+    if (!status.ok()) cancelled = Cancel(status);
+    output = Next();
+  }
+  for (const auto& generation : cancelled) generation->Cancel(status);
+  Perform(std::move(output));
+}
+
+void CompletionCall::OnWritten() {
+  Output output;
+  Tokens written;
+  {
+    const MutexLock lock(mutex_);
+    writing_ = false;
+    Hold(-std::exchange(writing_bytes_, 0));
+    written = std::exchange(writing_tokens_, {});
+    output = Next();
+  }
+  for (const auto& [sequence, tokens] : written) core_.engine.Acknowledge(sequence, tokens);
+  Perform(std::move(output));
+}
+
+void CompletionCall::OnClosed(const absl::Status& reason) {
+  std::vector<std::shared_ptr<Generation>> cancelled;
+  {
+    const MutexLock lock(mutex_);
+    closed_ = true;
+    cancelled = Cancel(reason);
+  }
+  for (const auto& generation : cancelled) generation->Cancel(reason);
+}
+
+CompletionCall::Output CompletionCall::Next() {
+  if (closed_ || ended_ || writing_) return {};
+  if (running_ == 0 && (begun_ || !request_.stream || end_.has_value())) return Last();
+  if ((pending_.empty() && windows_.empty()) || end_.has_value()) return {};
+  for (const auto& [choice, event] : windows_) pending_ += event;
+  windows_.clear();
+  Output output;
+  output.kind = begun_ ? Output::Kind::kWrite : Output::Kind::kBegin;
+  if (!begun_) {
+    output.answer.content_type = "text/event-stream";
+    output.answer.headers = {{"Cache-Control", "no-cache"}, {"X-Request-Id", id_}};
+  }
+  output.answer.body = std::exchange(pending_, {});
+  writing_bytes_ = static_cast<int64_t>(output.answer.body.size());
+  writing_tokens_ = std::exchange(pending_tokens_, {});
+  begun_ = writing_ = true;
+  return output;
+}
+
+CompletionCall::Output CompletionCall::Last() {
+  ended_ = true;
+  Output output;
+  if (begun_) {
+    output.kind = Output::Kind::kEnd;
+    output.answer.body = std::exchange(pending_, {});
+    output.answer.body += end_.has_value()
+                              ? absl::StrCat("data: ", ErrorBody(*end_), "\n\ndata: [DONE]\n\n")
+                              : writer_->LastChunks();
+    return output;
+  }
+  output.kind = Output::Kind::kAnswer;
+  if (!end_.has_value()) {
+    output.answer.headers = {{"X-Request-Id", id_}};
+    output.answer.body = writer_->TakeBody();
+    if (Hold(static_cast<int64_t>(output.answer.body.size()) - held_)) return output;
+    end_ = AnswersUnread();
+  }
+  output.answer = ErrorAnswer(*end_, core_.RetryAfterMs());
+  return output;
+}
+
+void CompletionCall::Perform(Output output) {
+  switch (output.kind) {
+    case Output::Kind::kNone:
+      return;
+    case Output::Kind::kAnswer:
+      return exchange_->Answer(std::move(output.answer));
+    case Output::Kind::kBegin:
+      return exchange_->BeginStream(std::move(output.answer));
+    case Output::Kind::kWrite:
+      return exchange_->Write(std::move(output.answer.body));
+    case Output::Kind::kEnd:
+      return exchange_->End(std::move(output.answer.body));
+  }
+}
+
+std::vector<std::shared_ptr<Generation>> CompletionCall::Cancel(const absl::Status& reason) {
+  std::vector<std::shared_ptr<Generation>> out;
+  if (end_.has_value()) return out;
+  end_ = reason;
+  for (const std::unique_ptr<Prompt>& prompt : prompts_) {
+    if (prompt->generation != nullptr) out.push_back(prompt->generation);
+  }
+  return out;
+}
+
+bool CompletionCall::Hold(int64_t bytes) {
+  CallBudget::Share& share = prompts_.front()->info.share;
+  held_ += bytes;
+  const int64_t more = held_ - share.bytes();
+  if (more <= 0) {
+    if (more < -2 * kChunk) share.Shrink(-more - kChunk);
+    return true;
+  }
+  return share.Grow((more + kChunk - 1) / kChunk * kChunk);
+}
+
+}  // namespace fox

@@ -1,0 +1,216 @@
+// CompletionRequest: see completion_request.h.
+#include "server/http/completion_request.h"
+
+#include <limits>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "server/http/json_fields.h"
+
+namespace fox {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
+constexpr uint32_t kDefaultMaxTokens = 16;  // OpenAI's
+
+absl::Status Invalid(absl::string_view message) { return absl::InvalidArgumentError(message); }
+
+// A text, ids, or a list of either.
+absl::Status ReadPrompts(const Json* value, std::vector<v1::GenerateRequest>* out) {
+  const absl::Status wrong =
+      Invalid("prompt: must be a text, a list of texts, token ids or a list of lists of token ids");
+  if (value == nullptr) return Invalid("prompt: must be set");
+  const auto add = [out](const Json& prompt) {
+    if (prompt.is_string()) {
+      out->emplace_back().set_text(prompt.get<std::string>());
+      return true;
+    }
+    std::vector<uint32_t> ids;
+    if (!ReadIds(prompt, &ids)) return false;
+    out->emplace_back().mutable_token_ids()->mutable_ids()->Add(ids.begin(), ids.end());
+    return true;
+  };
+  if (!value->is_array() || (!value->empty() && value->front().is_number())) {
+    return add(*value) ? absl::OkStatus() : wrong;
+  }
+  if (value->empty()) return Invalid("prompt: must not be empty");
+  if (value->size() > kMaxPrompts) {
+    return Invalid(absl::StrCat("prompt: at most ", kMaxPrompts, " prompts"));
+  }
+  for (const Json& prompt : *value) {
+    if (!add(prompt)) return wrong;
+  }
+  return absl::OkStatus();
+}
+
+void ReadBias(JsonFields* fields, v1::Sampling* sampling) {
+  const Json* bias = fields->Find("logit_bias");
+  if (bias == nullptr) return;
+  constexpr const char* kForm = "an object of token ids and numbers";
+  if (!bias->is_object()) return fields->Fail("logit_bias", kForm);
+  for (const auto& [key, value] : bias->items()) {
+    uint32_t id = 0;
+    if (!absl::SimpleAtoi(key, &id) || !value.is_number()) {
+      return fields->Fail("logit_bias", kForm);
+    }
+    (*sampling->mutable_logit_bias())[id] = ToFloat(value);
+  }
+}
+
+void ReadSampling(JsonFields* fields, v1::Sampling* out) {
+  if (const auto v = fields->Float("temperature")) out->set_temperature(*v);
+  if (const auto v = fields->Float("top_p")) out->set_top_p(*v);
+  if (const auto v = fields->Float("min_p")) out->set_min_p(*v);
+  if (const auto v = fields->Int("top_k", -1, kMaxInt)) {
+    out->set_top_k(*v < 0 ? 0 : static_cast<uint32_t>(*v));
+  }
+  if (const auto v = fields->Float("presence_penalty")) out->set_presence_penalty(*v);
+  if (const auto v = fields->Float("frequency_penalty")) out->set_frequency_penalty(*v);
+  if (const auto v = fields->Float("repetition_penalty")) out->set_repetition_penalty(*v);
+  if (const auto v = fields->Int("seed", std::numeric_limits<int64_t>::min(),
+                                 std::numeric_limits<int64_t>::max())) {
+    out->set_seed(static_cast<uint64_t>(*v));
+  }
+  for (uint32_t id : fields->Ids("allowed_token_ids")) out->add_allowed_token_ids(id);
+  ReadBias(fields, out);
+}
+
+void ReadStopping(JsonFields* fields, v1::Stopping* out) {
+  out->set_max_tokens(kDefaultMaxTokens);
+  if (const auto v = fields->Int("max_tokens", 0, kMaxInt)) {
+    out->set_max_tokens(static_cast<uint32_t>(*v));
+  }
+  if (const auto v = fields->Int("min_tokens", 0, kMaxInt)) {
+    out->set_min_tokens(static_cast<uint32_t>(*v));
+  }
+  for (std::string& stop : fields->Strings("stop")) out->add_stop(std::move(stop));
+  for (uint32_t id : fields->Ids("stop_token_ids")) out->add_stop_token_ids(id);
+  if (const auto v = fields->Bool("ignore_eos")) out->set_ignore_eos(*v);
+  if (const auto v = fields->Bool("include_stop_str_in_output")) {
+    out->set_include_stop_str_in_output(*v);
+  }
+}
+
+void ReadOutput(JsonFields* fields, CompletionRequest* out) {
+  v1::Output* output = out->settings.mutable_output();
+  out->echo = fields->Bool("echo").value_or(false);
+  out->stream = fields->Bool("stream").value_or(false);
+  out->logprobs = static_cast<int32_t>(fields->Int("logprobs", 0, kMaxInt).value_or(-1));
+  if (const auto v = fields->Bool("skip_special_tokens")) output->set_skip_special_tokens(*v);
+  output->set_text(true);
+  output->set_echo(out->echo);
+  if (out->logprobs >= 0) {
+    output->set_logprobs(out->logprobs);
+    if (out->echo) output->set_prompt_logprobs(out->logprobs);
+  }
+  if (fields->Bool("acp_windows").value_or(false)) {
+    if (!out->stream) return fields->Fail("acp_windows", "absent without stream");
+    out->settings.mutable_output()->set_acp_windows(true);
+  }
+  const Json* options = fields->Find("stream_options");
+  if (options == nullptr) return;
+  if (!options->is_object()) return fields->Fail("stream_options", "an object");
+  if (!out->stream) return fields->Fail("stream_options", "absent without stream");
+  const auto usage = options->find("include_usage");
+  if (usage == options->end() || usage->is_null()) return;
+  if (!usage->is_boolean()) return fields->Fail("stream_options.include_usage", "true or false");
+  out->include_usage = usage->get<bool>();
+}
+
+void ReadScheduling(JsonFields* fields, v1::GenerateRequest* out) {
+  if (const auto v = fields->Int("priority", -kMaxInt - 1, kMaxInt)) {
+    out->set_priority(static_cast<int32_t>(*v));
+  }
+  if (const auto v = fields->Bool("add_special_tokens")) out->set_add_special_tokens(*v);
+  if (const auto v = fields->Int("truncate_prompt_tokens", 1, kMaxInt)) {
+    out->set_truncate_prompt_tokens(static_cast<uint32_t>(*v));
+  }
+}
+
+// What OpenAI's API has and this server does not: a client must not believe that it was done.
+void RefuseUnsupported(JsonFields* fields) {
+  const std::optional<std::string> suffix = fields->String("suffix");
+  if (suffix.has_value() && !suffix->empty()) fields->Fail("suffix", "absent: not supported");
+  const Json* format = fields->Find("response_format");
+  if (format != nullptr && *format != Json{{"type", "text"}}) {
+    fields->Fail("response_format", "{\"type\": \"text\"}: nothing else is supported");
+  }
+}
+
+absl::Status CheckCounts(JsonFields* fields, CompletionRequest* out) {
+  out->n = static_cast<int32_t>(fields->Int("n", 1, 16).value_or(1));
+  out->settings.mutable_sampling()->set_n(static_cast<uint32_t>(out->n));
+  const int64_t best_of = fields->Int("best_of", 1, kMaxInt).value_or(out->n);
+  if (!fields->status().ok()) return fields->status();
+  if (best_of != out->n) return Invalid("best_of: must be n, or absent: not supported");
+  if (out->prompts.size() * static_cast<size_t>(out->n) > kMaxChoices) {
+    return Invalid(absl::StrCat("n: at most ", kMaxChoices, " choices in all"));
+  }
+  out->score = out->settings.stopping().max_tokens() == 0;
+  if (!out->score) return absl::OkStatus();
+  if (!out->echo) return Invalid("max_tokens: must be at least 1 without echo");
+  if (out->n > 1) return Invalid("n: must be 1 where max_tokens is 0");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
+                                                  const ConversionContext& context) {
+  const absl::StatusOr<Json> json = ParseJsonObject(body);
+  if (!json.ok()) return json.status();
+  JsonFields fields(*json);
+  const std::string model = fields.String("model").value_or("");
+  absl::Status status = fields.status();
+  if (status.ok()) status = CheckModelName(model, context);
+  if (!status.ok()) return status;
+  CompletionRequest out;
+  ReadSampling(&fields, out.settings.mutable_sampling());
+  ReadStopping(&fields, out.settings.mutable_stopping());
+  ReadOutput(&fields, &out);
+  ReadScheduling(&fields, &out.settings);
+  RefuseUnsupported(&fields);
+  status = fields.status();
+  if (status.ok()) status = ReadPrompts(fields.Find("prompt"), &out.prompts);
+  if (status.ok()) status = CheckCounts(&fields, &out);
+  if (!status.ok()) return status;
+  return out;
+}
+
+absl::StatusOr<GenerationSpec> Convert(const CompletionRequest& request, size_t prompt,
+                                       const ConversionContext& context) {
+  if (!request.score) {
+    v1::GenerateRequest one = request.settings;
+    one.MergeFrom(request.prompts[prompt]);
+    return ConvertGenerate(one, request.stream, context);
+  }
+  v1::ScoreRequest score;
+  const v1::GenerateRequest& one = request.prompts[prompt];
+  const v1::GenerateRequest& settings = request.settings;
+  if (one.has_text()) score.set_text(one.text());
+  if (one.has_token_ids()) *score.mutable_token_ids() = one.token_ids();
+  if (request.logprobs > 0) score.set_logprobs(request.logprobs);
+  if (settings.has_priority()) score.set_priority(settings.priority());
+  if (settings.has_add_special_tokens()) {
+    score.set_add_special_tokens(settings.add_special_tokens());
+  }
+  if (settings.has_truncate_prompt_tokens()) {
+    score.set_truncate_prompt_tokens(settings.truncate_prompt_tokens());
+  }
+  absl::StatusOr<GenerationSpec> spec = ConvertScore(score, context);
+  if (!spec.ok()) return spec.status();
+  if (context.tokenizer == nullptr) {
+    return absl::FailedPreconditionError("echo: the model has no tokenizer");
+  }
+  spec->prompt_text = one.has_text()
+                          ? one.text()
+                          : Detokenize(*context.tokenizer, spec->sequences.front().prompt,
+                                       !request.settings.output().has_skip_special_tokens() ||
+                                           request.settings.output().skip_special_tokens());
+  return spec;
+}
+
+}  // namespace fox

@@ -1,0 +1,37 @@
+// CompletionRequest: the body of POST /v1/completions, as requests of fox.v1: one a prompt. Read
+// completion_call.h next: it runs them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "fox/v1/inference.pb.h"
+#include "server/calls/conversion_context.h"
+#include "server/calls/request_conversion.h"
+
+namespace fox {
+
+struct CompletionRequest {
+  v1::GenerateRequest settings;              // all but the prompt
+  std::vector<v1::GenerateRequest> prompts;  // a prompt each, and nothing else
+  bool score = false;                        // max_tokens is 0: the prompts are scored
+  bool echo = false, stream = false, include_usage = false;
+  int32_t n = 1;          // choices of a prompt
+  int32_t logprobs = -1;  // alternatives; -1: none
+};
+
+inline constexpr size_t kMaxPrompts = 128;
+inline constexpr size_t kMaxChoices = 128;  // prompts times n
+
+// InvalidArgument names the field; NotFound: another model. Values that fox.v1 has, too, are
+// checked by Convert.
+absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
+                                                  const ConversionContext& context);
+
+// One prompt, ready to run. Tokenizes.
+absl::StatusOr<GenerationSpec> Convert(const CompletionRequest& request, size_t prompt,
+                                       const ConversionContext& context);
+
+}  // namespace fox

@@ -1,0 +1,60 @@
+// CompletionWriter: events of fox.v1 become choices of OpenAI's completions, as one answer or as
+// server-sent events. Read completion_call.h next.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fox/v1/inference.pb.h"
+#include "server/http/completion_logprobs.h"
+#include "server/http/completion_request.h"
+
+namespace fox {
+
+// The choices of one call. Not thread-safe. `request` and `context` must outlive it.
+class CompletionWriter {
+ public:
+  // `id`: of the answer; `created`: seconds since 1970.
+  CompletionWriter(const CompletionRequest& request, const ConversionContext& context,
+                   const std::string& id, int64_t created);
+
+  // Takes an event of request.prompts[prompt]. Returns the bytes by which this has grown.
+  int64_t Add(size_t prompt, const v1::GenerateDelta& event);
+  // What is new of the choice that `event`, added last, belongs to: a server-sent event; "" for
+  // events of the prompt, which come with the first of a choice.
+  std::string TakeChunk(size_t prompt, const v1::GenerateDelta& event);
+  // After the last chunk: usage where it was asked for, and [DONE].
+  std::string LastChunks() const;
+  // The answer that is not streamed; once.
+  std::string TakeBody();
+
+ private:
+  struct Prompt {
+    std::string text;  // where it is echoed
+    std::optional<CompletionLogprobs> logprobs;
+    uint32_t tokens = 0;
+  };
+  struct Choice {
+    bool begun = false;
+    std::string text;
+    std::optional<CompletionLogprobs> logprobs;
+    std::string finish = "null", stop = "null";  // JSON
+    uint32_t tokens = 0;
+  };
+  void AddPrompt(const v1::PromptInfo& info, Prompt* prompt);
+  void Begin(const Prompt& prompt, Choice* choice);
+  std::string TakeChoice(size_t index);
+  std::string Usage() const;
+  size_t IndexOf(size_t prompt, const v1::GenerateDelta& event) const;
+
+  const CompletionRequest& request_;
+  const ConversionContext& context_;
+  const bool skip_special_;
+  const std::string head_;  // of every object: id, model
+  std::vector<Prompt> prompts_;
+  std::vector<Choice> choices_;
+};
+
+}  // namespace fox

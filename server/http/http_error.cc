@@ -1,0 +1,143 @@
+// HTTP errors: see http_error.h.
+#include "server/http/http_error.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "nlohmann/json.hpp"
+
+namespace fox {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr size_t kMaxMessageBytes = 1024;
+
+const char* TypeOf(int http_status) {
+  switch (http_status) {
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 429:
+      return "rate_limit_error";
+    default:
+      return http_status >= 500 ? "server_error" : "invalid_request_error";
+  }
+}
+
+// How fields of fox.v1 are called here.
+std::string WithOurNames(absl::string_view message) {
+  static constexpr std::pair<absl::string_view, absl::string_view> kNames[] = {
+      {"text: ", "prompt: "},
+      {"token_ids.ids: ", "prompt: "},
+      {"request_id: ", "x-request-id: "},
+      {"output.prompt_logprobs: ", "logprobs: "},
+  };
+  for (const auto& [theirs, ours] : kNames) {
+    if (absl::StartsWith(message, theirs)) {
+      return absl::StrCat(ours, message.substr(theirs.size()));
+    }
+  }
+  for (absl::string_view part : {"sampling.", "stopping.", "output."}) {
+    if (absl::StartsWith(message, part)) return std::string(message.substr(part.size()));
+  }
+  return std::string(message);
+}
+
+// The field that a message names at its start.
+Json FieldOf(const std::string& message) {
+  const size_t colon = message.find(": ");
+  if (colon == std::string::npos || colon == 0) return nullptr;
+  const bool is_name =
+      std::all_of(message.begin(), message.begin() + static_cast<int64_t>(colon), [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.';
+      });
+  if (!is_name) return nullptr;
+  return message.substr(0, colon);
+}
+
+std::string Body(const std::string& message, const Json& field, int http_status, const Json& code) {
+  const nlohmann::ordered_json body = {
+      {"error",
+       {{"message", message}, {"type", TypeOf(http_status)}, {"param", field}, {"code", code}}}};
+  return body.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Json CodeOf(const absl::Status& status, const Json& field, int http_status) {
+  if (field == "model" && http_status == 404) return "model_not_found";
+  if (status.code() == absl::StatusCode::kOutOfRange) return "context_length_exceeded";
+  if (http_status == 429) return "rate_limit_exceeded";
+  return nullptr;
+}
+
+}  // namespace
+
+int HttpStatusOf(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kOk:
+      return 200;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kFailedPrecondition:
+      return 400;
+    case absl::StatusCode::kUnauthenticated:
+      return 401;
+    case absl::StatusCode::kPermissionDenied:
+      return 403;
+    case absl::StatusCode::kNotFound:
+      return 404;
+    case absl::StatusCode::kAborted:
+      return 408;
+    case absl::StatusCode::kAlreadyExists:
+      return 409;
+    case absl::StatusCode::kResourceExhausted:
+      return 429;
+    case absl::StatusCode::kCancelled:
+      return 499;
+    case absl::StatusCode::kUnimplemented:
+      return 501;
+    case absl::StatusCode::kUnavailable:
+      return 503;
+    case absl::StatusCode::kDeadlineExceeded:
+      return 504;
+    default:
+      return 500;
+  }
+}
+
+std::string ErrorBody(const absl::Status& status) {
+  std::string message = WithOurNames(status.message());
+  if (message.size() > kMaxMessageBytes) message.resize(kMaxMessageBytes);
+  const Json field = FieldOf(message);
+  const int http_status = HttpStatusOf(status.code());
+  return Body(message, field, http_status, CodeOf(status, field, http_status));
+}
+
+HttpAnswer ErrorAnswer(const absl::Status& status, int64_t retry_after_ms) {
+  HttpAnswer answer;
+  answer.status = HttpStatusOf(status.code());
+  answer.body = ErrorBody(status);
+  if (answer.status == 401) answer.headers.emplace_back("WWW-Authenticate", "Bearer");
+  if (retry_after_ms > 0 && (answer.status == 429 || answer.status == 503)) {
+    answer.headers.emplace_back("Retry-After", absl::StrCat((retry_after_ms + 999) / 1000));
+    answer.headers.emplace_back("Retry-After-Ms", absl::StrCat(retry_after_ms));
+  }
+  return answer;
+}
+
+HttpAnswer ErrorAnswer(int http_status, absl::string_view message) {
+  HttpAnswer answer;
+  answer.status = http_status;
+  answer.body = Body(std::string(message), nullptr, http_status, nullptr);
+  return answer;
+}
+
+std::string JsonString(absl::string_view text) {
+  return Json(std::string(text)).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace fox

@@ -1,0 +1,28 @@
+// HTTP errors: a status as an answer in OpenAI's form, with the HTTP code that fits.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "server/http/http_exchange.h"
+
+namespace fox {
+
+// 200 for Ok; 499 for Cancelled: nobody reads it.
+int HttpStatusOf(absl::StatusCode code);
+
+// {"error": {"message", "type", "param", "code"}}: `status` names the field at its start, as
+// "top_p: must be in (0, 1]"; names of fox.v1 become those of the HTTP API.
+std::string ErrorBody(const absl::Status& status);
+
+// The whole answer. `retry_after_ms`: with 429 and 503, when to come back; 0: not said.
+HttpAnswer ErrorAnswer(const absl::Status& status, int64_t retry_after_ms = 0);
+
+// For what has no status of ours: 405, 408, 413.
+HttpAnswer ErrorAnswer(int http_status, absl::string_view message);
+
+// `text` as a JSON string, ill-formed UTF-8 replaced.
+std::string JsonString(absl::string_view text);
+
+}  // namespace fox

@@ -1,0 +1,68 @@
+// HttpExchange: one HTTP request and the way its answer is written; no library in sight. A route's
+// handler gets one; what has to live until the last byte is written attaches itself as its
+// HttpCall. Read http_server.h next.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace fox {
+
+using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
+
+struct HttpRequest {
+  std::string method;   // "POST"
+  std::string path;     // without the query, percent-encodings decoded
+  std::string query;    // without "?", as it came
+  HttpHeaders headers;  // names in lower case
+  std::string peer;     // "ipv4:127.0.0.1:4711", as gRPC writes it
+  std::string body;     // whole
+
+  // The first value of a header; "": none. `name` in lower case.
+  absl::string_view Header(absl::string_view name) const;
+};
+
+struct HttpAnswer {
+  int status = 200;
+  std::string content_type = "application/json";
+  HttpHeaders headers;
+  std::string body;
+  bool close = false;  // the connection ends with this answer
+};
+
+// What an exchange works for. Methods are called on the HTTP thread and must not block.
+class HttpCall {
+ public:
+  virtual ~HttpCall() = default;
+  // The connection has taken the bytes of BeginStream or Write; the next may follow.
+  virtual void OnWritten() {}
+  // The client went away (Cancelled) or has stopped reading (Aborted): nothing more is written.
+  // Comes at most once, and not after the last byte was written.
+  virtual void OnClosed(const absl::Status& reason) = 0;
+};
+
+// Methods may be called from any thread; after OnClosed they do nothing. Either Answer; or
+// BeginStream, then Write one at a time, each after OnWritten, and End, which waits for nothing.
+class HttpExchange {
+ public:
+  virtual ~HttpExchange() = default;
+
+  HttpRequest request;  // used by whoever handles it
+
+  // In the handler, on the HTTP thread. The connection lets `call` go after the last byte was
+  // written, or after OnClosed.
+  virtual void Attach(std::shared_ptr<HttpCall> call) = 0;
+  virtual void Answer(HttpAnswer answer) = 0;
+  // An answer without an end yet; its body is what comes first.
+  virtual void BeginStream(HttpAnswer head) = 0;
+  virtual void Write(std::string bytes) = 0;
+  // The last bytes, or none.
+  virtual void End(std::string bytes) = 0;
+};
+
+}  // namespace fox

@@ -1,0 +1,106 @@
+// HTTP messages: see http_message.h.
+#include "server/http/http_message.h"
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace fox {
+namespace {
+
+// %41 is A; what is no such code stays.
+std::string PercentDecoded(absl::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%' && i + 2 < text.size() && absl::ascii_isxdigit(text[i + 1]) &&
+        absl::ascii_isxdigit(text[i + 2])) {
+      out += absl::HexStringToBytes(text.substr(i + 1, 2));
+      i += 2;
+    } else {
+      out.push_back(text[i]);
+    }
+  }
+  return out;
+}
+
+const char* ReasonOf(int status) {
+  switch (status) {
+    case 200:
+      return "OK";
+    case 400:
+      return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 403:
+      return "Forbidden";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 408:
+      return "Request Timeout";
+    case 409:
+      return "Conflict";
+    case 413:
+      return "Content Too Large";
+    case 415:
+      return "Unsupported Media Type";
+    case 429:
+      return "Too Many Requests";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 500:
+      return "Internal Server Error";
+    case 501:
+      return "Not Implemented";
+    case 503:
+      return "Service Unavailable";
+    case 504:
+      return "Gateway Timeout";
+    default:
+      return "Error";
+  }
+}
+
+}  // namespace
+
+absl::string_view HttpRequest::Header(absl::string_view name) const {
+  for (const auto& [known, value] : headers) {
+    if (known == name) return value;
+  }
+  return "";
+}
+
+void SetTarget(absl::string_view target, HttpRequest* request) {
+  const size_t scheme = target.find("://");
+  if (!absl::StartsWith(target, "/") && scheme != absl::string_view::npos) {
+    const size_t path = target.find('/', scheme + 3);
+    target = path == absl::string_view::npos ? "/" : target.substr(path);
+  }
+  const size_t question = target.find('?');
+  request->path = PercentDecoded(target.substr(0, question));
+  request->query =
+      question == absl::string_view::npos ? "" : std::string(target.substr(question + 1));
+}
+
+std::string AnswerHead(const HttpAnswer& answer, BodyFraming framing) {
+  std::string head = absl::StrCat("HTTP/1.1 ", answer.status, " ", ReasonOf(answer.status),
+                                  "\r\nContent-Type: ", answer.content_type, "\r\n");
+  for (const auto& [name, value] : answer.headers)
+    absl::StrAppend(&head, name, ": ", value, "\r\n");
+  if (framing == BodyFraming::kLength) {
+    absl::StrAppend(&head, "Content-Length: ", answer.body.size(), "\r\n");
+  } else if (framing == BodyFraming::kChunked) {
+    head += "Transfer-Encoding: chunked\r\n";
+  }
+  if (answer.close || framing == BodyFraming::kClose) head += "Connection: close\r\n";
+  return head + "\r\n";
+}
+
+std::string Chunk(absl::string_view bytes) {
+  if (bytes.empty()) return "";
+  return absl::StrCat(absl::Hex(bytes.size()), "\r\n", bytes, "\r\n");
+}
+
+}  // namespace fox

@@ -1,0 +1,572 @@
+// HttpPort: see http_port.h. A connection reads one request, hands it on, writes its answer, and
+// reads the next; what is pipelined meanwhile waits in a small buffer and then in the socket's.
+#include "server/http/http_port.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "boost/asio/dispatch.hpp"
+#include "boost/asio/executor_work_guard.hpp"
+#include "boost/asio/io_context.hpp"
+#include "boost/asio/ip/tcp.hpp"
+#include "boost/asio/post.hpp"
+#include "boost/asio/steady_timer.hpp"
+#include "boost/beast/core/buffers_range.hpp"
+#include "boost/beast/http/parser.hpp"
+#include "engine/steady_clock.h"
+#include "server/http/http_error.h"
+#include "server/http/http_message.h"
+
+namespace fox {
+namespace {
+
+namespace asio = boost::asio;
+namespace http = boost::beast::http;
+using boost::system::error_code;
+using tcp = asio::ip::tcp;
+using Clock = std::chrono::steady_clock;
+
+constexpr uint32_t kMaxHeadBytes = 16 << 10;
+constexpr size_t kMaxPipelinedBytes = kMaxHeadBytes;
+constexpr double kBodyBytesPerSecond = 16 << 10;
+// The kernel holds no more unsent bytes than that: a reader that stops is noticed soon.
+constexpr int kUnsentBytes = 64 << 10;
+constexpr double kLingerSeconds = 2;  // for a client that still sends to read why it is refused
+constexpr std::chrono::milliseconds kTick(50);
+constexpr Clock::time_point kNoDeadline = Clock::time_point::max();
+
+// A body that grows with what arrives, whatever its length claims to be.
+struct GrowingBody {
+  using value_type = std::string;
+  class reader {
+   public:
+    template <bool is_request, class Fields>
+    reader(http::header<is_request, Fields>&, value_type& body) : body_(body) {}
+    template <class Length>
+    void init(const Length&, error_code& error) {
+      error = {};
+    }
+    template <class Buffers>
+    size_t put(const Buffers& buffers, error_code& error) {
+      const size_t before = body_.size();
+      for (asio::const_buffer buffer : boost::beast::buffers_range_ref(buffers)) {
+        body_.append(static_cast<const char*>(buffer.data()), buffer.size());
+      }
+      error = {};
+      return body_.size() - before;
+    }
+    void finish(error_code& error) { error = {}; }
+
+   private:
+    value_type& body_;
+  };
+};
+using Parser = http::request_parser<GrowingBody>;
+
+// Works with the string views of every version of Boost.
+template <class View>
+std::string ToString(const View& view) {
+  return std::string(view.data(), view.size());
+}
+
+std::string PeerOf(const tcp::socket& socket) {
+  error_code error;
+  const tcp::endpoint peer = socket.remote_endpoint(error);
+  if (error) return "";
+  const std::string address = peer.address().to_string();
+  return peer.address().is_v4() ? absl::StrCat("ipv4:", address, ":", peer.port())
+                                : absl::StrCat("ipv6:[", address, "]:", peer.port());
+}
+
+void SetOption(tcp::socket* socket, int level, int name, int value) {
+  setsockopt(socket->native_handle(), level, name, &value, sizeof(value));
+}
+
+void SetOptions(tcp::socket* socket) {
+  error_code error;
+  socket->non_blocking(true, error);
+  SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  SetOption(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
+  // A client that vanished while its request waits is noticed after 80 s.
+  SetOption(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  SetOption(socket, IPPROTO_TCP, TCP_KEEPIDLE, 60);
+  SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, 10);
+  SetOption(socket, IPPROTO_TCP, TCP_KEEPCNT, 2);
+}
+
+HttpAnswer ErrorOf(const error_code& error) {
+  if (error == http::error::header_limit) return ErrorAnswer(431, "the headers exceed 16 KiB");
+  if (error == http::error::body_limit) {
+    return ErrorAnswer(413, "the body is larger than --max-message-mb");
+  }
+  return ErrorAnswer(400, absl::StrCat("not an HTTP request: ", error.message()));
+}
+
+class Connection;
+
+// What all connections share. All but the atomics and `io` is used by the port's thread alone.
+struct Loop : std::enable_shared_from_this<Loop> {
+  Loop(const HttpPortOptions& opts, HttpPort::Gate g, HttpPort::Handler h)
+      : options(opts), gate(std::move(g)), handler(std::move(h)) {}
+  void Add(int descriptor);
+  void Tick();
+  void CloseIdle();
+  void CloseAll();
+
+  const HttpPortOptions options;
+  const HttpPort::Gate gate;
+  const HttpPort::Handler handler;
+  asio::io_context io{1};
+  asio::steady_timer timer{io};
+  std::array<char, 64 << 10> scratch{};  // every connection reads into it
+  std::unordered_set<std::shared_ptr<Connection>> connections;
+  int64_t receiving_bytes = 0;  // of bodies that are not whole
+  std::atomic<int64_t> handling{0};
+  std::atomic<bool> draining{false}, stopped{false};
+};
+
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(std::shared_ptr<Loop> loop, tcp::socket socket)
+      : loop_(std::move(loop)), socket_(std::move(socket)), peer_(PeerOf(socket_)) {
+    Expire(loop_->options.head_timeout);
+  }
+
+  const std::shared_ptr<Loop>& loop() const { return loop_; }
+  bool idle() const { return state_ != State::kHandling; }
+  bool expired(Clock::time_point now) const { return now >= deadline_; }
+  void Read();
+  void OnDeadline();
+  // Nothing more is read or written.
+  void Close(const absl::Status& reason);
+
+  // Of the exchange with this number; without effect when it is over.
+  void Attach(uint64_t exchange, std::shared_ptr<HttpCall> call) {
+    if (exchange == exchange_ && !closed_) call_ = std::move(call);
+  }
+  void Answer(uint64_t exchange, HttpAnswer answer);
+  void BeginStream(uint64_t exchange, HttpAnswer head);
+  void Write(uint64_t exchange, const std::string& bytes, bool last);
+
+ private:
+  enum class State { kHead, kBody, kHandling, kLingering };
+
+  void Expire(double seconds) {
+    deadline_ = seconds > 0 ? Clock::now() + SteadyDuration(seconds) : kNoDeadline;
+  }
+  void OnReadable(const error_code& error);
+  void OnEnd();
+  void Process();
+  // False: the connection ends.
+  bool Parse();
+  bool OnHead();
+  bool CountBody();
+  void Handle();
+  // Answers without a handler, and ends the connection.
+  bool Refuse(HttpAnswer answer);
+  bool Running(uint64_t exchange) const {
+    return exchange == exchange_ && state_ == State::kHandling && !closed_ && !last_queued_;
+  }
+  void Send(std::string bytes, bool last);
+  void WriteSome();
+  void OnWritten(const error_code& error, size_t count);
+  void FinishExchange();
+
+  const std::shared_ptr<Loop> loop_;
+  tcp::socket socket_;
+  const std::string peer_;
+  State state_ = State::kHead;
+  Clock::time_point deadline_;
+  bool reading_ = false, ended_ = false, closed_ = false;  // ended: by the client's FIN
+  std::string in_;                                         // not parsed yet
+  std::unique_ptr<Parser> parser_;                         // null: no byte of a request is here
+  HttpRequest request_;
+  Clock::time_point body_since_;
+  size_t body_bytes_ = 0;  // counted in the loop
+
+  uint64_t exchange_ = 0;  // counts requests
+  std::shared_ptr<HttpCall> call_;
+  bool keep_alive_ = true, old_client_ = false, head_only_ = false;
+  std::string out_, next_;  // in flight, and behind it
+  size_t out_done_ = 0;
+  bool last_queued_ = false;
+};
+
+class Exchange final : public HttpExchange {
+ public:
+  Exchange(std::shared_ptr<Connection> connection, uint64_t number)
+      : connection_(std::move(connection)), number_(number) {}
+
+  void Attach(std::shared_ptr<HttpCall> call) override {
+    connection_->Attach(number_, std::move(call));
+  }
+  void Answer(HttpAnswer answer) override {
+    Run([c = connection_, n = number_, answer = std::move(answer)]() mutable {
+      c->Answer(n, std::move(answer));
+    });
+  }
+  void BeginStream(HttpAnswer head) override {
+    Run([c = connection_, n = number_, head = std::move(head)]() mutable {
+      c->BeginStream(n, std::move(head));
+    });
+  }
+  void Write(std::string bytes) override { Queue(std::move(bytes), /*last=*/false); }
+  void End(std::string bytes) override { Queue(std::move(bytes), /*last=*/true); }
+
+ private:
+  template <class Function>
+  void Run(Function function) {
+    Loop& loop = *connection_->loop();
+    if (!loop.stopped) asio::dispatch(loop.io, std::move(function));
+  }
+  void Queue(std::string bytes, bool last) {
+    Run([c = connection_, n = number_, bytes = std::move(bytes), last] {
+      c->Write(n, bytes, last);
+    });
+  }
+
+  const std::shared_ptr<Connection> connection_;
+  const uint64_t number_;
+};
+
+void Loop::Add(int descriptor) {
+  sockaddr_storage local{};
+  socklen_t length = sizeof(local);
+  getsockname(descriptor, reinterpret_cast<sockaddr*>(&local), &length);
+  tcp::socket socket(io);
+  error_code error;
+  socket.assign(local.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), descriptor, error);
+  if (error) {
+    close(descriptor);
+    return;
+  }
+  SetOptions(&socket);
+  auto connection = std::make_shared<Connection>(shared_from_this(), std::move(socket));
+  connections.insert(connection);
+  connection->Read();
+}
+
+void Loop::Tick() {
+  std::vector<std::shared_ptr<Connection>> expired;
+  const Clock::time_point now = Clock::now();
+  for (const auto& connection : connections) {
+    if (connection->expired(now)) expired.push_back(connection);
+  }
+  for (const auto& connection : expired) connection->OnDeadline();
+  timer.expires_after(kTick);
+  timer.async_wait([this](const error_code& error) {
+    if (!error) Tick();
+  });
+}
+
+void Loop::CloseIdle() {
+  const auto all = connections;
+  for (const auto& connection : all) {
+    if (connection->idle()) connection->Close(absl::UnavailableError("the server is stopping"));
+  }
+}
+
+void Loop::CloseAll() {
+  const auto all = connections;
+  for (const auto& connection : all) {
+    connection->Close(absl::UnavailableError("the server is stopping"));
+  }
+}
+
+void Connection::Read() {
+  if (reading_ || closed_ || ended_) return;
+  if (state_ == State::kHandling && in_.size() >= kMaxPipelinedBytes) return;
+  reading_ = true;
+  socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this()](const error_code& error) {
+    self->OnReadable(error);
+  });
+}
+
+void Connection::OnReadable(const error_code& error) {
+  reading_ = false;
+  if (closed_) return;
+  error_code failure = error;
+  const size_t count = error ? 0 : socket_.read_some(asio::buffer(loop_->scratch), failure);
+  if (failure == asio::error::would_block) return Read();
+  if (failure || count == 0) return OnEnd();
+  if (state_ == State::kLingering) return Read();
+  in_.append(loop_->scratch.data(), count);
+  Process();
+}
+
+void Connection::OnEnd() {
+  ended_ = true;
+  if (!last_queued_) Close(absl::CancelledError("the client went away"));
+}
+
+void Connection::OnDeadline() {
+  if (state_ == State::kBody || (state_ == State::kHead && parser_ != nullptr)) {
+    Refuse(ErrorAnswer(408, "the request did not arrive in time"));
+  } else {
+    Close(absl::AbortedError("the reader has stalled"));
+  }
+}
+
+void Connection::Close(const absl::Status& reason) {
+  if (std::exchange(closed_, true)) return;
+  deadline_ = kNoDeadline;
+  const std::shared_ptr<Connection> self = shared_from_this();
+  loop_->receiving_bytes -= static_cast<int64_t>(std::exchange(body_bytes_, 0));
+  if (state_ == State::kHandling) --loop_->handling;
+  error_code ignored;
+  socket_.close(ignored);
+  loop_->connections.erase(self);
+  const std::shared_ptr<HttpCall> call = std::move(call_);
+  if (call != nullptr) call->OnClosed(reason);
+}
+
+void Connection::Process() {
+  while (!closed_ && state_ != State::kHandling && state_ != State::kLingering && !in_.empty()) {
+    if (!Parse()) return;
+  }
+  Read();
+}
+
+bool Connection::Parse() {
+  if (parser_ == nullptr) {
+    parser_ = std::make_unique<Parser>();
+    parser_->header_limit(kMaxHeadBytes);
+    parser_->body_limit(static_cast<uint64_t>(loop_->options.max_body_bytes));
+    Expire(loop_->options.head_timeout);
+  }
+  error_code error;
+  const size_t used = parser_->put(asio::buffer(in_), error);
+  in_.erase(0, used);
+  const bool starved = error == http::error::need_more;
+  if (error && !starved) return Refuse(ErrorOf(error));
+  if (state_ == State::kHead && parser_->is_header_done() && !OnHead()) return false;
+  if (state_ == State::kBody && !CountBody()) return false;
+  if (parser_->is_done()) {
+    Handle();
+  } else if (starved || used == 0) {
+    Read();
+    return false;
+  }
+  return true;
+}
+
+// The head is here: whether the body is wanted.
+bool Connection::OnHead() {
+  const auto& message = parser_->get();
+  old_client_ = message.version() < 11;
+  keep_alive_ = parser_->keep_alive();
+  request_ = HttpRequest();
+  request_.method = ToString(message.method_string());
+  request_.peer = peer_;
+  SetTarget(ToString(message.target()), &request_);
+  for (const auto& field : message) {
+    request_.headers.emplace_back(absl::AsciiStrToLower(ToString(field.name_string())),
+                                  ToString(field.value()));
+  }
+  head_only_ = request_.method == "HEAD";
+  if (!old_client_ && message.count(http::field::host) != 1) {
+    return Refuse(ErrorAnswer(400, "not an HTTP request: one Host header is needed"));
+  }
+  std::optional<HttpAnswer> refusal = loop_->gate(request_);
+  const bool more = !parser_->is_done();
+  if (refusal.has_value() && (more || refusal->close)) return Refuse(*std::move(refusal));
+  state_ = State::kBody;
+  body_since_ = Clock::now();
+  if (more && in_.empty() && absl::EqualsIgnoreCase(request_.Header("expect"), "100-continue")) {
+    static constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    error_code ignored;  // nothing else is being written: it fits, or the client has gone
+    socket_.write_some(asio::buffer(kContinue, sizeof(kContinue) - 1), ignored);
+  }
+  if (!refusal.has_value()) return true;
+  // Nothing is left to read, so the connection can stay.
+  state_ = State::kHandling;
+  ++loop_->handling;
+  ++exchange_;
+  deadline_ = kNoDeadline;
+  parser_ = nullptr;
+  Answer(exchange_, *std::move(refusal));
+  Read();
+  return false;
+}
+
+// What has arrived of the body has a budget and a time.
+bool Connection::CountBody() {
+  const size_t size = parser_->get().body().size();
+  loop_->receiving_bytes += static_cast<int64_t>(size - body_bytes_);
+  body_bytes_ = size;
+  if (loop_->receiving_bytes > loop_->options.receive_memory_bytes) {
+    return Refuse(ErrorAnswer(absl::ResourceExhaustedError("too much is being received at once"),
+                              /*retry_after_ms=*/1000));
+  }
+  deadline_ = body_since_ + SteadyDuration(loop_->options.body_timeout +
+                                           static_cast<double>(size) / kBodyBytesPerSecond);
+  return true;
+}
+
+void Connection::Handle() {
+  state_ = State::kHandling;
+  ++loop_->handling;
+  ++exchange_;
+  deadline_ = kNoDeadline;
+  loop_->receiving_bytes -= static_cast<int64_t>(std::exchange(body_bytes_, 0));
+  auto exchange = std::make_shared<Exchange>(shared_from_this(), exchange_);
+  request_.body = std::move(parser_->get().body());
+  parser_ = nullptr;
+  exchange->request = std::move(request_);
+  loop_->handler(std::move(exchange));
+}
+
+bool Connection::Refuse(HttpAnswer answer) {
+  loop_->receiving_bytes -= static_cast<int64_t>(std::exchange(body_bytes_, 0));
+  parser_ = nullptr;
+  in_.clear();
+  state_ = State::kHandling;
+  ++loop_->handling;
+  ++exchange_;
+  answer.close = true;
+  Answer(exchange_, std::move(answer));
+  return false;
+}
+
+void Connection::Answer(uint64_t exchange, HttpAnswer answer) {
+  if (!Running(exchange)) return;
+  answer.close = answer.close || !keep_alive_ || loop_->draining;
+  keep_alive_ = !answer.close;
+  std::string bytes = AnswerHead(answer, BodyFraming::kLength);
+  if (!head_only_) bytes += answer.body;
+  Send(std::move(bytes), /*last=*/true);
+}
+
+void Connection::BeginStream(uint64_t exchange, HttpAnswer head) {
+  if (!Running(exchange)) return;
+  keep_alive_ = keep_alive_ && !old_client_ && !loop_->draining;
+  head.close = !keep_alive_;
+  const std::string first = old_client_ ? head.body : Chunk(head.body);
+  Send(AnswerHead(head, old_client_ ? BodyFraming::kClose : BodyFraming::kChunked) + first,
+       /*last=*/false);
+}
+
+void Connection::Write(uint64_t exchange, const std::string& bytes, bool last) {
+  if (!Running(exchange)) return;
+  Send(old_client_ ? bytes : absl::StrCat(Chunk(bytes), last ? kLastChunk : ""), last);
+}
+
+void Connection::Send(std::string bytes, bool last) {
+  last_queued_ = last;
+  if (!out_.empty()) {
+    next_ += bytes;
+    return;
+  }
+  out_ = std::move(bytes);
+  out_done_ = 0;
+  if (out_.empty()) return FinishExchange();  // the end of a stream of HTTP/1.0
+  WriteSome();
+}
+
+void Connection::WriteSome() {
+  Expire(loop_->options.stall_timeout);
+  socket_.async_write_some(asio::buffer(out_.data() + out_done_, out_.size() - out_done_),
+                           [self = shared_from_this()](const error_code& error, size_t count) {
+                             self->OnWritten(error, count);
+                           });
+}
+
+void Connection::OnWritten(const error_code& error, size_t count) {
+  if (closed_) return;
+  if (error) return Close(absl::CancelledError("the client went away"));
+  out_done_ += count;
+  if (out_done_ < out_.size()) return WriteSome();
+  out_ = std::exchange(next_, {});
+  out_done_ = 0;
+  if (!out_.empty()) {
+    WriteSome();
+  } else if (last_queued_) {
+    return FinishExchange();
+  } else {
+    deadline_ = kNoDeadline;
+  }
+  const std::shared_ptr<HttpCall> call = call_;
+  if (call != nullptr) call->OnWritten();
+}
+
+void Connection::FinishExchange() {
+  --loop_->handling;
+  ++exchange_;
+  call_ = nullptr;
+  last_queued_ = false;
+  state_ = State::kHead;
+  if (ended_) return Close(absl::OkStatus());
+  if (keep_alive_) {
+    Expire(loop_->options.idle_timeout);
+    return Process();
+  }
+  // What the client still sends is thrown away: to close at once would take the answer from it.
+  state_ = State::kLingering;
+  in_.clear();
+  error_code ignored;
+  socket_.shutdown(tcp::socket::shutdown_send, ignored);
+  Expire(kLingerSeconds);
+  Read();
+}
+
+}  // namespace
+
+struct HttpPort::Impl {
+  std::shared_ptr<Loop> loop;
+  asio::executor_work_guard<asio::io_context::executor_type> work;
+  std::thread thread;
+};
+
+bool HttpPort::IsBuilt() { return true; }
+
+HttpPort::HttpPort(const HttpPortOptions& options, Gate gate, Handler handler) {
+  auto loop = std::make_shared<Loop>(options, std::move(gate), std::move(handler));
+  impl_ = std::make_unique<Impl>(
+      Impl{loop, asio::make_work_guard(loop->io), std::thread([loop] { loop->io.run(); })});
+  asio::post(loop->io, [loop = loop.get()] { loop->Tick(); });
+}
+
+HttpPort::~HttpPort() { Stop(0); }
+
+void HttpPort::Add(int descriptor) {
+  Loop& loop = *impl_->loop;
+  asio::post(loop.io, [&loop, descriptor] { loop.Add(descriptor); });
+}
+
+void HttpPort::Drain() { impl_->loop->draining = true; }
+
+void HttpPort::Stop(double seconds) {
+  if (!impl_->thread.joinable()) return;
+  Loop& loop = *impl_->loop;
+  Drain();
+  asio::post(loop.io, [&loop] { loop.CloseIdle(); });
+  const Clock::time_point deadline = Clock::now() + SteadyDuration(seconds);
+  while (loop.handling > 0 && Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  loop.stopped = true;
+  loop.io.stop();
+  impl_->thread.join();
+  // This thread is alone with the loop now.
+  loop.CloseAll();
+  loop.io.restart();
+  loop.io.poll();
+}
+
+}  // namespace fox

@@ -1,0 +1,53 @@
+// HttpPort: HTTP/1.1 on connections that somebody else accepts, on one thread for all of them. The
+// only file of ours that sees Boost (Asio for the sockets, Beast's parser) is http_port.cc.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "server/http/http_exchange.h"
+
+namespace fox {
+
+struct HttpPortOptions {
+  int64_t max_body_bytes = 5 << 20;
+  int64_t receive_memory_bytes = int64_t{256} << 20;  // of all bodies that have not arrived whole
+  // Seconds. A head must be whole that long after its first byte; a body too, plus the time that
+  // its bytes take at 16 KiB/s; a connection without a request is closed after `idle`.
+  double head_timeout = 10, body_timeout = 10, idle_timeout = 75;
+  double stall_timeout = 30;  // of a write without progress
+};
+
+// All methods may be called from any thread.
+class HttpPort {
+ public:
+  // A request's head has arrived, and nothing of its body: an answer refuses it.
+  using Gate = std::function<std::optional<HttpAnswer>(const HttpRequest& head)>;
+  // A request is whole.
+  using Handler = std::function<void(std::shared_ptr<HttpExchange> exchange)>;
+
+  // False: the library was missing when this was built, and nothing is ever answered.
+  static bool IsBuilt();
+
+  // Both are called on the port's thread, which starts here.
+  HttpPort(const HttpPortOptions& options, Gate gate, Handler handler);
+  ~HttpPort();  // Stop(0)
+  HttpPort(const HttpPort&) = delete;
+  HttpPort& operator=(const HttpPort&) = delete;
+
+  // Takes over a connected socket.
+  void Add(int descriptor);
+  // From now on connections end with their next answer.
+  void Drain();
+  // Drain; closes what has no request, waits up to `seconds` for answers on their way, closes
+  // everything. Handlers are not called any more.
+  void Stop(double seconds);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace fox

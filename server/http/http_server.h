@@ -1,0 +1,68 @@
+// HttpServer: the HTTP port: who listens, which route answers what, and what is refused before a
+// body is read. What the routes of OpenAI's API do is in openai_service.h; read that next.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "server/http/http_exchange.h"
+#include "server/http/http_port.h"
+#include "server/process/connection_acceptor.h"
+
+namespace fox {
+
+struct HttpServerOptions {
+  AcceptorOptions listen;
+  HttpPortOptions port;
+};
+
+class HttpServer {
+ public:
+  // Called on the HTTP thread with a whole request; must not block.
+  using Handler = std::function<void(std::shared_ptr<HttpExchange> exchange)>;
+  // Of a request's head: Ok, or why it is refused.
+  using Check = std::function<absl::Status(const HttpRequest& head)>;
+
+  // Binds and listens. From here on clients connect and wait. Unavailable: the port is taken.
+  // Unimplemented: see HttpPort::IsBuilt.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Listen(const HttpServerOptions& options);
+  ~HttpServer();  // Stop(0)
+
+  int port() const { return acceptor_->port(); }
+
+  // Before Start: `handler` answers `method` on exactly `path`, percent-encodings decoded. A route
+  // for GET answers HEAD, too. Other methods there are refused with 405, other paths with 404.
+  void Handle(const std::string& method, const std::string& path, Handler handler);
+  // Before Start: a file that is compiled in.
+  void AddPage(const std::string& path, HttpAnswer page);
+  // Before Start: asked before a body is read.
+  void SetCheck(Check check) { check_ = std::move(check); }
+
+  // Answers from now on. Once.
+  void Start();
+  // From now on connections end with their next answer.
+  void Drain();
+  // Closes the port, waits up to `seconds` for answers on their way, then closes connections.
+  void Stop(double seconds);
+
+ private:
+  HttpServer(const HttpServerOptions& options, std::unique_ptr<ConnectionAcceptor> acceptor)
+      : options_(options), acceptor_(std::move(acceptor)) {}
+
+  const Handler* Find(const HttpRequest& request) const;
+  std::optional<HttpAnswer> Refusal(const HttpRequest& head) const;
+
+  const HttpServerOptions options_;
+  const std::unique_ptr<ConnectionAcceptor> acceptor_;
+  std::map<std::string, std::map<std::string, Handler>> routes_;  // by path, by method
+  Check check_;
+  std::unique_ptr<HttpPort> port_;
+};
+
+}  // namespace fox

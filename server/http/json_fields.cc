@@ -1,0 +1,120 @@
+// JsonFields: see json_fields.h.
+#include "server/http/json_fields.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "models/json_reader.h"
+
+namespace fox {
+namespace {
+
+using Json = nlohmann::json;
+
+// A prompt of a million ids fits; a list of lists of lists is nothing we know.
+constexpr JsonLimits kLimits{std::numeric_limits<size_t>::max(), /*max_depth=*/16,
+                             /*max_values=*/size_t{4} << 20};
+
+bool InRange(const Json& value, int64_t low, int64_t high) {
+  if (value.is_number_unsigned()) {
+    const auto number = value.get<uint64_t>();
+    return number <= static_cast<uint64_t>(high) && static_cast<int64_t>(number) >= low;
+  }
+  if (!value.is_number_integer()) return false;
+  const auto number = value.get<int64_t>();
+  return number >= low && number <= high;
+}
+
+}  // namespace
+
+absl::StatusOr<Json> ParseJsonObject(const std::string& body) {
+  absl::StatusOr<Json> json = ReadJson(body, kLimits, "the body");
+  if (json.ok() && !json->is_object()) {
+    return absl::InvalidArgumentError("the body: must be a JSON object");
+  }
+  return json;
+}
+
+const Json* JsonFields::Find(const char* name) const {
+  const auto found = object_.find(name);
+  return !status_.ok() || found == object_.end() || found->is_null() ? nullptr : &*found;
+}
+
+std::optional<bool> JsonFields::Bool(const char* name) {
+  const Json* value = Find(name);
+  if (value == nullptr) return std::nullopt;
+  if (value->is_boolean()) return value->get<bool>();
+  Fail(name, "true or false");
+  return std::nullopt;
+}
+
+std::optional<int64_t> JsonFields::Int(const char* name, int64_t low, int64_t high) {
+  const Json* value = Find(name);
+  if (value == nullptr) return std::nullopt;
+  if (InRange(*value, low, high)) return value->get<int64_t>();
+  Fail(name, absl::StrCat("an integer in [", low, ", ", high, "]").c_str());
+  return std::nullopt;
+}
+
+std::optional<float> JsonFields::Float(const char* name) {
+  const Json* value = Find(name);
+  if (value == nullptr) return std::nullopt;
+  if (value->is_number()) return ToFloat(*value);
+  Fail(name, "a number");
+  return std::nullopt;
+}
+
+std::optional<std::string> JsonFields::String(const char* name) {
+  const Json* value = Find(name);
+  if (value == nullptr) return std::nullopt;
+  if (value->is_string()) return value->get<std::string>();
+  Fail(name, "a string");
+  return std::nullopt;
+}
+
+std::vector<std::string> JsonFields::Strings(const char* name) {
+  std::vector<std::string> out;
+  const Json* value = Find(name);
+  if (value == nullptr) return out;
+  if (value->is_string()) {
+    out.push_back(value->get<std::string>());
+  } else if (value->is_array()) {
+    for (const Json& entry : *value) {
+      if (!entry.is_string()) break;
+      out.push_back(entry.get<std::string>());
+    }
+    if (out.size() != value->size()) Fail(name, "a string or a list of strings");
+  } else {
+    Fail(name, "a string or a list of strings");
+  }
+  return out;
+}
+
+std::vector<uint32_t> JsonFields::Ids(const char* name) {
+  std::vector<uint32_t> out;
+  const Json* value = Find(name);
+  if (value != nullptr && !ReadIds(*value, &out)) Fail(name, "a list of token ids");
+  return out;
+}
+
+void JsonFields::Fail(const char* name, const char* must_be) {
+  status_.Update(absl::InvalidArgumentError(absl::StrCat(name, ": must be ", must_be)));
+}
+
+float ToFloat(const Json& number) {
+  constexpr double kMax = std::numeric_limits<float>::max();
+  return static_cast<float>(std::clamp(number.get<double>(), -kMax, kMax));
+}
+
+bool ReadIds(const Json& list, std::vector<uint32_t>* out) {
+  if (!list.is_array()) return false;
+  out->reserve(list.size());
+  for (const Json& id : list) {
+    if (!InRange(id, 0, std::numeric_limits<uint32_t>::max())) return false;
+    out->push_back(id.get<uint32_t>());
+  }
+  return true;
+}
+
+}  // namespace fox

@@ -1,0 +1,49 @@
+// JsonFields: what a client's JSON object says, read field by field with types and ranges checked.
+// Absent and null are the same: not set. Fields that nobody reads are ignored.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+
+namespace fox {
+
+// Bounded in depth and in number of values. InvalidArgument: not JSON, or not an object.
+absl::StatusOr<nlohmann::json> ParseJsonObject(const std::string& body);
+
+// The first error (InvalidArgument, "NAME: must be ...") stays; after it nothing is set.
+class JsonFields {
+ public:
+  // `object` must outlive this.
+  explicit JsonFields(const nlohmann::json& object) : object_(object) {}
+
+  // Null: not set.
+  const nlohmann::json* Find(const char* name) const;
+  std::optional<bool> Bool(const char* name);
+  std::optional<int64_t> Int(const char* name, int64_t low, int64_t high);
+  std::optional<float> Float(const char* name);
+  std::optional<std::string> String(const char* name);
+  // One string, or a list of strings.
+  std::vector<std::string> Strings(const char* name);
+  std::vector<uint32_t> Ids(const char* name);
+
+  const absl::Status& status() const { return status_; }
+  void Fail(const char* name, const char* must_be);
+
+ private:
+  const nlohmann::json& object_;
+  absl::Status status_;
+};
+
+// What is too large for a float is the largest one.
+float ToFloat(const nlohmann::json& number);
+
+// Token ids, each in 32 bits. False: `list` is something else.
+bool ReadIds(const nlohmann::json& list, std::vector<uint32_t>* out);
+
+}  // namespace fox

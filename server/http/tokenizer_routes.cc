@@ -1,0 +1,145 @@
+// Tokenizer routes: see tokenizer_routes.h.
+#include "server/http/tokenizer_routes.h"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/calls/request_conversion.h"
+#include "server/calls/sampling_conversion.h"
+#include "server/http/completion_logprobs.h"
+#include "server/http/describe_request.h"
+#include "server/http/http_error.h"
+#include "server/http/json_fields.h"
+
+namespace fox {
+namespace {
+
+using Json = nlohmann::json;
+using Answered = absl::StatusOr<std::string>;  // the body
+using Work = Answered (*)(JsonFields& fields, const ConversionContext& context);
+
+constexpr size_t kMaxQueued = 256;
+constexpr size_t kMaxIds = 1 << 20;
+
+std::string JoinedNames(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
+  return absl::StrJoin(ids, ",", [&](std::string* out, int32_t id) {
+    *out += JsonString(TokenName(tokenizer, id));
+  });
+}
+
+// A special token where the text is its name and nothing else: so clients learn its id.
+std::optional<int32_t> SpecialId(const std::string& text, const Tokenizer& tokenizer) {
+  for (const std::optional<int32_t>& id : {tokenizer.info().bos_id, tokenizer.info().eos_id}) {
+    if (id.has_value() && TokenName(tokenizer, *id) == text) return id;
+  }
+  return std::nullopt;
+}
+
+Answered AnswerTokenize(JsonFields& fields, const ConversionContext& context) {
+  const std::optional<std::string> text = fields.String("prompt");
+  const bool special = fields.Bool("add_special_tokens").value_or(true);
+  const bool names = fields.Bool("return_token_strs").value_or(false);
+  if (!fields.status().ok()) return fields.status();
+  if (!text.has_value()) return absl::InvalidArgumentError("prompt: must be set");
+  absl::StatusOr<std::vector<int32_t>> ids = TokenizeText(*text, special, "prompt", context);
+  if (!ids.ok()) return ids.status();
+  const std::optional<int32_t> id = SpecialId(*text, *context.tokenizer);
+  if (id.has_value() && !special) ids = std::vector<int32_t>{*id};
+  return absl::StrCat(
+      "{\"count\":", ids->size(), ",\"max_model_len\":", context.limits.max_model_len,
+      ",\"tokens\":[", absl::StrJoin(*ids, ","), "],\"token_strs\":",
+      names ? absl::StrCat("[", JoinedNames(*context.tokenizer, *ids), "]") : "null", "}");
+}
+
+Answered AnswerDetokenize(JsonFields& fields, const ConversionContext& context) {
+  const std::vector<uint32_t> tokens = fields.Ids("tokens");
+  if (!fields.status().ok()) return fields.status();
+  if (context.tokenizer == nullptr) {
+    return absl::FailedPreconditionError("tokens: the model has no tokenizer");
+  }
+  if (tokens.size() > kMaxIds) return absl::InvalidArgumentError("tokens: at most 1048576 ids");
+  const WireIds wire(tokens.begin(), tokens.end());
+  std::vector<int32_t> ids;
+  const absl::Status status =
+      ConvertIds(wire, "tokens", context.tokenizer->info().vocab_size, &ids);
+  if (!status.ok()) return status;
+  const std::string text = Detokenize(*context.tokenizer, ids, /*skip_special=*/true);
+  return absl::StrCat("{\"prompt\":", JsonString(text), "}");
+}
+
+std::string TokenizerInfo(const ConversionContext& context) {
+  const Tokenizer* tokenizer = context.tokenizer;
+  const auto name = [&](const std::optional<int32_t>& id) {
+    return id.has_value() ? JsonString(TokenName(*tokenizer, *id)) : "null";
+  };
+  return absl::StrCat("{\"tokenizer_class\":", JsonString(tokenizer->info().kind),
+                      ",\"bos_token\":", name(tokenizer->info().bos_id),
+                      ",\"eos_token\":", name(tokenizer->info().eos_id),
+                      ",\"pad_token\":null,\"chat_template\":null}");
+}
+
+// A text on its way through the tokenizer, which nobody can interrupt.
+struct TokenizerCall final : HttpCall {
+  void OnClosed(const absl::Status&) override { closed = true; }
+
+  CallInfo info;
+  std::atomic<bool> closed{false};
+};
+
+Answered Run(const std::string& body, Work work, const ConversionContext& context) {
+  const absl::StatusOr<Json> json = ParseJsonObject(body);
+  if (!json.ok()) return json.status();
+  JsonFields fields(*json);
+  const std::string model = fields.String("model").value_or("");
+  absl::Status status = fields.status();
+  if (status.ok()) status = CheckModelName(model, context);
+  return status.ok() ? work(fields, context) : status;
+}
+
+void Start(ServerCore& core, const char* method, Work work,
+           const std::shared_ptr<HttpExchange>& exchange) {
+  auto call = std::make_shared<TokenizerCall>();
+  call->info = DescribeRequest(method, exchange->request, core);
+  absl::Status status =
+      core.TakeShare(&call->info, static_cast<int64_t>(exchange->request.body.size()));
+  if (status.ok() && core.tokenizing().queued() >= kMaxQueued) {
+    status = absl::ResourceExhaustedError("too many texts wait to be tokenized");
+  }
+  if (!status.ok()) return exchange->Answer(ErrorAnswer(status, core.RetryAfterMs()));
+  exchange->Attach(call);
+  core.tokenizing().Post(
+      call->info.client, call->info.share.bytes(), [call, exchange, work, &context = core.context] {
+        if (call->closed) return;
+        const std::string body = std::exchange(exchange->request.body, {});
+        Answered answered = Run(body, work, context);
+        // The answer counts until it is written.
+        if (answered.ok() && !call->info.share.Grow(static_cast<int64_t>(answered->size()))) {
+          answered = absl::ResourceExhaustedError("too much waits to be read by clients");
+        }
+        exchange->Answer(answered.ok() ? HttpAnswer{200, "application/json", {}, *answered}
+                                       : ErrorAnswer(answered.status()));
+      });
+}
+
+}  // namespace
+
+void RegisterTokenizerRoutes(ServerCore& core, HttpServer* server) {
+  using Exchange = std::shared_ptr<HttpExchange>;
+  server->Handle("POST", "/tokenize", [&core](const Exchange& exchange) {
+    Start(core, "/tokenize", AnswerTokenize, exchange);
+  });
+  server->Handle("POST", "/detokenize", [&core](const Exchange& exchange) {
+    Start(core, "/detokenize", AnswerDetokenize, exchange);
+  });
+  if (core.context.tokenizer == nullptr) return;
+  HttpAnswer info;
+  info.body = TokenizerInfo(core.context);
+  server->AddPage("/tokenizer_info", info);
+}
+
+}  // namespace fox
