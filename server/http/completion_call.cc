@@ -206,19 +206,23 @@ CompletionCall::Output CompletionCall::Next() {
   if (closed_ || ended_ || writing_) return {};
   if (running_ == 0 && (begun_ || !request_.stream || end_.has_value())) return Last();
   if ((pending_.empty() && windows_.empty()) || end_.has_value()) return {};
-  for (const auto& [choice, event] : windows_) pending_ += event;
-  windows_.clear();
   Output output;
   output.kind = begun_ ? Output::Kind::kWrite : Output::Kind::kBegin;
   if (!begun_) {
     output.answer.content_type = "text/event-stream";
     output.answer.headers = {{"Cache-Control", "no-cache"}, {"X-Request-Id", id_}};
   }
-  output.answer.body = std::exchange(pending_, {});
+  output.answer.body = TakePending();
   writing_bytes_ = static_cast<int64_t>(output.answer.body.size());
   writing_tokens_ = std::exchange(pending_tokens_, {});
   begun_ = writing_ = true;
   return output;
+}
+
+std::string CompletionCall::TakePending() {
+  for (const auto& [choice, event] : windows_) pending_ += event;
+  windows_.clear();
+  return std::exchange(pending_, {});
 }
 
 CompletionCall::Output CompletionCall::Last() {
@@ -226,7 +230,7 @@ CompletionCall::Output CompletionCall::Last() {
   Output output;
   if (begun_) {
     output.kind = Output::Kind::kEnd;
-    output.answer.body = std::exchange(pending_, {});
+    output.answer.body = TakePending();
     output.answer.body += end_.has_value()
                               ? absl::StrCat("data: ", ErrorBody(*end_), "\n\ndata: [DONE]\n\n")
                               : writer_->LastChunks();

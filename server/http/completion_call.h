@@ -54,6 +54,7 @@ class CompletionCall final : public HttpCall, public std::enable_shared_from_thi
   // What is to be written now. It is written without the lock.
   Output Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Output Last() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string TakePending() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Perform(Output output) ABSL_LOCKS_EXCLUDED(mutex_);
   // The generations to be cancelled for the first reason there is.
   std::vector<std::shared_ptr<Generation>> Cancel(const absl::Status& reason)

@@ -22,6 +22,9 @@ acp = sys.argv[sys.argv.index("--acp") + 1]
 print("loading", flush=True)
 open(os.environ["FAKE_PIDS"], "a").write(f"{os.getpid()}\\n")
 print("listening on 127.0.0.1:" + {"certified": "1001", "paper": "1002"}[acp], flush=True)
+if "--http-port" in sys.argv:
+    print("listening for HTTP on 127.0.0.1:" + sys.argv[sys.argv.index("--http-port") + 1],
+          flush=True)
 time.sleep(60)
 """
 
