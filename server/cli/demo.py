@@ -72,6 +72,7 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._reader.join()
 
     def wait(self) -> None:
         """Returns when the server has ended, which it should not."""
@@ -80,16 +81,20 @@ class Server:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._log = self._log[-40:] + [line.rstrip()]
-            match = re.match(r"listening (?:for (\S+) )?on (\S+:\d+)$", line)
-            if match and match.group(1) in self.ports:
-                self.ports[match.group(1)] = match.group(2)
-            elif match and match.group(1) is None:
-                self.target = match.group(2)
-            if self.target and all(self.ports.values()):
-                self._listening.set()
+        with self._process.stdout as lines:
+            for line in lines:
+                self._read_line(line)
         self._listening.set()  # the server ended: nothing more to wait for
+
+    def _read_line(self, line: str) -> None:
+        self._log = self._log[-40:] + [line.rstrip()]
+        match = re.match(r"listening (?:for (\S+) )?on (\S+:\d+)$", line)
+        if match and match.group(1) in self.ports:
+            self.ports[match.group(1)] = match.group(2)
+        elif match and match.group(1) is None:
+            self.target = match.group(2)
+        if self.target and all(self.ports.values()):
+            self._listening.set()
 
     def _wait_until_serving(self) -> None:
         if not self._listening.wait(START_SECONDS) or not self.target or (

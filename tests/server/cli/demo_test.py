@@ -66,12 +66,13 @@ class DemoTest(unittest.TestCase):
         (self.folder / "prompt_long.txt").write_text("It was a dark night.\n")
         self.pids = self.folder / "pids"
 
-    def start(self, mode: str = "") -> subprocess.Popen[str]:
-        """The demo as a running process."""
-        environment = dict(os.environ, FAKE_PIDS=str(self.pids), FAKE_MODE=mode)
+    def start(self, mode: str = "", *arguments: str) -> subprocess.Popen[str]:
+        """The demo as a running process, without a screen."""
+        environment = dict(os.environ, FAKE_PIDS=str(self.pids), FAKE_MODE=mode, DISPLAY="",
+                           WAYLAND_DISPLAY="")
         return subprocess.Popen(
             [sys.executable, "-B", str(DEMO), "--bin", str(self.folder), "--model",
-             str(self.folder)],
+             str(self.folder), *arguments],
             env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def expect_no_server(self) -> None:
@@ -113,6 +114,16 @@ class DemoTest(unittest.TestCase):
                 process.communicate(timeout=60)
                 self.assertEqual(process.returncode, 130)
                 self.expect_no_server()
+
+    def test_web_says_where_the_page_is_until_it_is_stopped(self) -> None:
+        process = self.start("", "--web", "--port", "1234")
+        assert process.stdout is not None
+        while "The page is at http://127.0.0.1:1234\n" not in process.stdout.readline():
+            self.assertIsNone(process.poll())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130)
+        self.expect_no_server()
 
 
 if __name__ == "__main__":
