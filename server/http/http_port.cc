@@ -18,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "boost/asio/dispatch.hpp"
@@ -27,63 +26,26 @@
 #include "boost/asio/ip/tcp.hpp"
 #include "boost/asio/post.hpp"
 #include "boost/asio/steady_timer.hpp"
-#include "boost/beast/core/buffers_range.hpp"
-#include "boost/beast/http/parser.hpp"
 #include "engine/steady_clock.h"
 #include "server/http/http_error.h"
 #include "server/http/http_message.h"
+#include "server/http/http_parser.h"
 
 namespace fox {
 namespace {
 
 namespace asio = boost::asio;
-namespace http = boost::beast::http;
 using boost::system::error_code;
 using tcp = asio::ip::tcp;
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t kMaxHeadBytes = 16 << 10;
-constexpr size_t kMaxPipelinedBytes = kMaxHeadBytes;
+constexpr size_t kMaxPipelinedBytes = 16 << 10;
 constexpr double kBodyBytesPerSecond = 16 << 10;
 // The kernel holds no more unsent bytes than that: a reader that stops is noticed soon.
 constexpr int kUnsentBytes = 64 << 10;
 constexpr double kLingerSeconds = 2;  // for a client that still sends to read why it is refused
 constexpr std::chrono::milliseconds kTick(50);
 constexpr Clock::time_point kNoDeadline = Clock::time_point::max();
-
-// A body that grows with what arrives, whatever its length claims to be.
-struct GrowingBody {
-  using value_type = std::string;
-  class reader {
-   public:
-    template <bool is_request, class Fields>
-    reader(http::header<is_request, Fields>&, value_type& body) : body_(body) {}
-    template <class Length>
-    void init(const Length&, error_code& error) {
-      error = {};
-    }
-    template <class Buffers>
-    size_t put(const Buffers& buffers, error_code& error) {
-      const size_t before = body_.size();
-      for (asio::const_buffer buffer : boost::beast::buffers_range_ref(buffers)) {
-        body_.append(static_cast<const char*>(buffer.data()), buffer.size());
-      }
-      error = {};
-      return body_.size() - before;
-    }
-    void finish(error_code& error) { error = {}; }
-
-   private:
-    value_type& body_;
-  };
-};
-using Parser = http::request_parser<GrowingBody>;
-
-// Works with the string views of every version of Boost.
-template <class View>
-std::string ToString(const View& view) {
-  return std::string(view.data(), view.size());
-}
 
 std::string PeerOf(const tcp::socket& socket) {
   error_code error;
@@ -108,14 +70,6 @@ void SetOptions(tcp::socket* socket) {
   SetOption(socket, IPPROTO_TCP, TCP_KEEPIDLE, 60);
   SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, 10);
   SetOption(socket, IPPROTO_TCP, TCP_KEEPCNT, 2);
-}
-
-HttpAnswer ErrorOf(const error_code& error) {
-  if (error == http::error::header_limit) return ErrorAnswer(431, "the headers exceed 16 KiB");
-  if (error == http::error::body_limit) {
-    return ErrorAnswer(413, "the body is larger than --max-message-mb");
-  }
-  return ErrorAnswer(400, absl::StrCat("not an HTTP request: ", error.message()));
 }
 
 class Connection;
@@ -144,7 +98,10 @@ struct Loop : std::enable_shared_from_this<Loop> {
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(std::shared_ptr<Loop> loop, tcp::socket socket)
-      : loop_(std::move(loop)), socket_(std::move(socket)), peer_(PeerOf(socket_)) {
+      : loop_(std::move(loop)),
+        socket_(std::move(socket)),
+        peer_(PeerOf(socket_)),
+        parser_(loop_->options.max_body_bytes) {
     Expire(loop_->options.head_timeout);
   }
 
@@ -173,13 +130,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void OnReadable(const error_code& error);
   void OnEnd();
   void Process();
-  // False: the connection ends.
-  bool Parse();
   bool OnHead();
   bool CountBody();
   void Handle();
   // Answers without a handler, and ends the connection.
-  bool Refuse(HttpAnswer answer);
+  void Refuse(HttpAnswer answer);
+  void BeginExchange();
   bool Running(uint64_t exchange) const {
     return exchange == exchange_ && state_ == State::kHandling && !closed_ && !last_queued_;
   }
@@ -195,14 +151,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Clock::time_point deadline_;
   bool reading_ = false, ended_ = false, closed_ = false;  // ended: by the client's FIN
   std::string in_;                                         // not parsed yet
-  std::unique_ptr<Parser> parser_;                         // null: no byte of a request is here
-  HttpRequest request_;
+  HttpParser parser_;
+  std::optional<HttpAnswer> refusal_;  // of a request that is whole with its head
   Clock::time_point body_since_;
   size_t body_bytes_ = 0;  // counted in the loop
 
   uint64_t exchange_ = 0;  // counts requests
   std::shared_ptr<HttpCall> call_;
-  bool keep_alive_ = true, old_client_ = false, head_only_ = false;
+  bool keep_alive_ = true, head_only_ = false;
   std::string out_, next_;  // in flight, and behind it
   size_t out_done_ = 0;
   bool last_queued_ = false;
@@ -316,7 +272,7 @@ void Connection::OnEnd() {
 }
 
 void Connection::OnDeadline() {
-  if (state_ == State::kBody || (state_ == State::kHead && parser_ != nullptr)) {
+  if (state_ == State::kBody || (state_ == State::kHead && parser_.begun())) {
     Refuse(ErrorAnswer(408, "the request did not arrive in time"));
   } else {
     Close(absl::AbortedError("the reader has stalled"));
@@ -337,82 +293,49 @@ void Connection::Close(const absl::Status& reason) {
 }
 
 void Connection::Process() {
-  while (!closed_ && state_ != State::kHandling && state_ != State::kLingering && !in_.empty()) {
-    if (!Parse()) return;
+  while (!closed_ && state_ != State::kHandling && state_ != State::kLingering) {
+    if (!parser_.begun() && !in_.empty()) Expire(loop_->options.head_timeout);
+    const HttpParser::Step step = parser_.Advance(&in_);
+    if (step == HttpParser::Step::kRefused) return Refuse(parser_.refusal());
+    if (step == HttpParser::Step::kHead && !OnHead()) return;
+    if (state_ == State::kBody && !CountBody()) return;
+    if (step == HttpParser::Step::kWhole) Handle();
+    if (step == HttpParser::Step::kMore) break;
   }
   Read();
 }
 
-bool Connection::Parse() {
-  if (parser_ == nullptr) {
-    parser_ = std::make_unique<Parser>();
-    parser_->header_limit(kMaxHeadBytes);
-    parser_->body_limit(static_cast<uint64_t>(loop_->options.max_body_bytes));
-    Expire(loop_->options.head_timeout);
-  }
-  error_code error;
-  const size_t used = parser_->put(asio::buffer(in_), error);
-  in_.erase(0, used);
-  const bool starved = error == http::error::need_more;
-  if (error && !starved) return Refuse(ErrorOf(error));
-  if (state_ == State::kHead && parser_->is_header_done() && !OnHead()) return false;
-  if (state_ == State::kBody && !CountBody()) return false;
-  if (parser_->is_done()) {
-    Handle();
-  } else if (starved || used == 0) {
-    Read();
+// False: the request is refused.
+bool Connection::OnHead() {
+  HttpRequest& request = parser_.request;
+  request.peer = peer_;
+  keep_alive_ = parser_.keep_alive();
+  head_only_ = request.method == "HEAD";
+  refusal_ = loop_->gate(request);
+  if (refusal_.has_value() && !parser_.whole()) {
+    Refuse(*std::move(refusal_));
     return false;
   }
-  return true;
-}
-
-// The head is here: whether the body is wanted.
-bool Connection::OnHead() {
-  const auto& message = parser_->get();
-  old_client_ = message.version() < 11;
-  keep_alive_ = parser_->keep_alive();
-  request_ = HttpRequest();
-  request_.method = ToString(message.method_string());
-  request_.peer = peer_;
-  SetTarget(ToString(message.target()), &request_);
-  for (const auto& field : message) {
-    request_.headers.emplace_back(absl::AsciiStrToLower(ToString(field.name_string())),
-                                  ToString(field.value()));
-  }
-  head_only_ = request_.method == "HEAD";
-  if (!old_client_ && message.count(http::field::host) != 1) {
-    return Refuse(ErrorAnswer(400, "not an HTTP request: one Host header is needed"));
-  }
-  std::optional<HttpAnswer> refusal = loop_->gate(request_);
-  const bool more = !parser_->is_done();
-  if (refusal.has_value() && (more || refusal->close)) return Refuse(*std::move(refusal));
   state_ = State::kBody;
   body_since_ = Clock::now();
-  if (more && in_.empty() && absl::EqualsIgnoreCase(request_.Header("expect"), "100-continue")) {
+  if (!parser_.whole() && in_.empty() &&
+      absl::EqualsIgnoreCase(request.Header("expect"), "100-continue")) {
     static constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
     error_code ignored;  // nothing else is being written: it fits, or the client has gone
     socket_.write_some(asio::buffer(kContinue, sizeof(kContinue) - 1), ignored);
   }
-  if (!refusal.has_value()) return true;
-  // Nothing is left to read, so the connection can stay.
-  state_ = State::kHandling;
-  ++loop_->handling;
-  ++exchange_;
-  deadline_ = kNoDeadline;
-  parser_ = nullptr;
-  Answer(exchange_, *std::move(refusal));
-  Read();
-  return false;
+  return true;
 }
 
 // What has arrived of the body has a budget and a time.
 bool Connection::CountBody() {
-  const size_t size = parser_->get().body().size();
+  const size_t size = parser_.body_bytes();
   loop_->receiving_bytes += static_cast<int64_t>(size - body_bytes_);
   body_bytes_ = size;
   if (loop_->receiving_bytes > loop_->options.receive_memory_bytes) {
-    return Refuse(ErrorAnswer(absl::ResourceExhaustedError("too much is being received at once"),
-                              /*retry_after_ms=*/1000));
+    Refuse(ErrorAnswer(absl::ResourceExhaustedError("too much is being received at once"),
+                       /*retry_after_ms=*/1000));
+    return false;
   }
   deadline_ = body_since_ + SteadyDuration(loop_->options.body_timeout +
                                            static_cast<double>(size) / kBodyBytesPerSecond);
@@ -420,28 +343,31 @@ bool Connection::CountBody() {
 }
 
 void Connection::Handle() {
+  BeginExchange();
+  auto exchange = std::make_shared<Exchange>(shared_from_this(), exchange_);
+  exchange->request = std::move(parser_.request);
+  parser_.Reset();
+  if (refusal_.has_value()) {
+    Answer(exchange_, *std::exchange(refusal_, std::nullopt));
+  } else {
+    loop_->handler(std::move(exchange));
+  }
+}
+
+void Connection::Refuse(HttpAnswer answer) {
+  BeginExchange();
+  parser_.Reset();
+  in_.clear();
+  answer.close = true;
+  Answer(exchange_, std::move(answer));
+}
+
+void Connection::BeginExchange() {
   state_ = State::kHandling;
   ++loop_->handling;
   ++exchange_;
   deadline_ = kNoDeadline;
   loop_->receiving_bytes -= static_cast<int64_t>(std::exchange(body_bytes_, 0));
-  auto exchange = std::make_shared<Exchange>(shared_from_this(), exchange_);
-  request_.body = std::move(parser_->get().body());
-  parser_ = nullptr;
-  exchange->request = std::move(request_);
-  loop_->handler(std::move(exchange));
-}
-
-bool Connection::Refuse(HttpAnswer answer) {
-  loop_->receiving_bytes -= static_cast<int64_t>(std::exchange(body_bytes_, 0));
-  parser_ = nullptr;
-  in_.clear();
-  state_ = State::kHandling;
-  ++loop_->handling;
-  ++exchange_;
-  answer.close = true;
-  Answer(exchange_, std::move(answer));
-  return false;
 }
 
 void Connection::Answer(uint64_t exchange, HttpAnswer answer) {
@@ -455,16 +381,16 @@ void Connection::Answer(uint64_t exchange, HttpAnswer answer) {
 
 void Connection::BeginStream(uint64_t exchange, HttpAnswer head) {
   if (!Running(exchange)) return;
-  keep_alive_ = keep_alive_ && !old_client_ && !loop_->draining;
+  keep_alive_ = keep_alive_ && !parser_.old_client() && !loop_->draining;
   head.close = !keep_alive_;
-  const std::string first = old_client_ ? head.body : Chunk(head.body);
-  Send(AnswerHead(head, old_client_ ? BodyFraming::kClose : BodyFraming::kChunked) + first,
+  const std::string first = parser_.old_client() ? head.body : Chunk(head.body);
+  Send(AnswerHead(head, parser_.old_client() ? BodyFraming::kClose : BodyFraming::kChunked) + first,
        /*last=*/false);
 }
 
 void Connection::Write(uint64_t exchange, const std::string& bytes, bool last) {
   if (!Running(exchange)) return;
-  Send(old_client_ ? bytes : absl::StrCat(Chunk(bytes), last ? kLastChunk : ""), last);
+  Send(parser_.old_client() ? bytes : absl::StrCat(Chunk(bytes), last ? kLastChunk : ""), last);
 }
 
 void Connection::Send(std::string bytes, bool last) {

@@ -1,5 +1,5 @@
-// HttpPort: HTTP/1.1 on connections that somebody else accepts, on one thread for all of them. The
-// only file of ours that sees Boost (Asio for the sockets, Beast's parser) is http_port.cc.
+// HttpPort: HTTP/1.1 on connections that somebody else accepts, on one thread for all of them.
+// Sockets are Boost's Asio, which http_port.cc alone sees; requests are read by http_parser.h.
 #pragma once
 
 #include <cstdint>

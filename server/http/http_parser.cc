@@ -1,0 +1,129 @@
+// HttpParser: see http_parser.h. The only file that sees Beast.
+#include "server/http/http_parser.h"
+
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "boost/asio/buffer.hpp"
+#include "boost/beast/core/buffers_range.hpp"
+#include "boost/beast/http/parser.hpp"
+#include "server/http/http_error.h"
+#include "server/http/http_message.h"
+
+namespace fox {
+namespace {
+
+namespace http = boost::beast::http;
+using boost::system::error_code;
+
+constexpr uint32_t kMaxHeadBytes = 16 << 10;
+
+// Beast's own string body reserves the length that a head claims.
+struct GrowingBody {
+  using value_type = std::string;
+  class reader {
+   public:
+    template <bool is_request, class Fields>
+    reader(http::header<is_request, Fields>&, value_type& body) : body_(body) {}
+    template <class Length>
+    void init(const Length&, error_code& error) {
+      error = {};
+    }
+    template <class Buffers>
+    size_t put(const Buffers& buffers, error_code& error) {
+      const size_t before = body_.size();
+      for (boost::asio::const_buffer buffer : boost::beast::buffers_range_ref(buffers)) {
+        body_.append(static_cast<const char*>(buffer.data()), buffer.size());
+      }
+      error = {};
+      return body_.size() - before;
+    }
+    void finish(error_code& error) { error = {}; }
+
+   private:
+    value_type& body_;
+  };
+};
+
+// Works with the string views of every version of Boost.
+template <class View>
+std::string ToString(const View& view) {
+  return std::string(view.data(), view.size());
+}
+
+HttpAnswer ErrorOf(const error_code& error) {
+  if (error == http::error::header_limit) return ErrorAnswer(431, "the headers exceed 16 KiB");
+  if (error == http::error::body_limit) {
+    return ErrorAnswer(413, "the body is larger than --max-message-mb");
+  }
+  return ErrorAnswer(400, absl::StrCat("not an HTTP request: ", error.message()));
+}
+
+}  // namespace
+
+struct HttpParser::Beast {
+  http::request_parser<GrowingBody> parser;
+};
+
+HttpParser::HttpParser(int64_t max_body_bytes) : max_body_bytes_(max_body_bytes) {}
+HttpParser::~HttpParser() = default;
+
+HttpParser::Step HttpParser::Advance(std::string* in) {
+  error_code error;
+  while (true) {
+    if (beast_ != nullptr && beast_->parser.is_header_done() && !std::exchange(head_told_, true)) {
+      return FinishHead();
+    }
+    if (beast_ != nullptr && beast_->parser.is_done()) {
+      request.body = std::move(beast_->parser.get().body());
+      return Step::kWhole;
+    }
+    if (in->empty()) return Step::kMore;
+    if (beast_ == nullptr) {
+      beast_ = std::make_unique<Beast>();
+      beast_->parser.header_limit(kMaxHeadBytes);
+      beast_->parser.body_limit(static_cast<uint64_t>(max_body_bytes_));
+    }
+    const size_t used = beast_->parser.put(boost::asio::buffer(*in), error);
+    in->erase(0, used);
+    const bool starved = error == http::error::need_more;
+    if (error && !starved) return Refuse(ErrorOf(error));
+    if (used == 0) return Step::kMore;
+  }
+}
+
+HttpParser::Step HttpParser::FinishHead() {
+  const auto& message = beast_->parser.get();
+  old_client_ = message.version() < 11;
+  keep_alive_ = beast_->parser.keep_alive();
+  request = HttpRequest();
+  request.method = ToString(message.method_string());
+  SetTarget(ToString(message.target()), &request);
+  for (const auto& field : message) {
+    request.headers.emplace_back(absl::AsciiStrToLower(ToString(field.name_string())),
+                                 ToString(field.value()));
+  }
+  if (!old_client_ && message.count(http::field::host) != 1) {
+    return Refuse(ErrorAnswer(400, "not an HTTP request: one Host header is needed"));
+  }
+  return Step::kHead;
+}
+
+HttpParser::Step HttpParser::Refuse(HttpAnswer answer) {
+  refusal_ = std::move(answer);
+  return Step::kRefused;
+}
+
+size_t HttpParser::body_bytes() const {
+  return beast_ == nullptr ? 0 : beast_->parser.get().body().size();
+}
+
+bool HttpParser::whole() const { return beast_ != nullptr && beast_->parser.is_done(); }
+
+void HttpParser::Reset() {
+  beast_ = nullptr;
+  head_told_ = false;
+}
+
+}  // namespace fox

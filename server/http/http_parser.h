@@ -1,0 +1,53 @@
+// HttpParser: the bytes of a connection become requests. Beast's parser, bounded: a head of 16 KiB
+// at most, a body that grows with what arrives, whatever its length claims to be.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "server/http/http_exchange.h"
+
+namespace fox {
+
+// Not thread-safe. Without a request under way it holds next to nothing.
+class HttpParser {
+ public:
+  enum class Step {
+    kMore,     // all that could be used was; more bytes are needed
+    kHead,     // the head has become whole: `request` has it
+    kWhole,    // the request has become whole
+    kRefused,  // what came is no request, or too large: see refusal
+  };
+
+  explicit HttpParser(int64_t max_body_bytes);
+  ~HttpParser();
+
+  // Takes bytes from the front of `in`, up to the end of a head or of a request.
+  Step Advance(std::string* in);
+
+  HttpRequest request;  // from kHead on
+  // Whether a request is under way: a byte of it has come.
+  bool begun() const { return beast_ != nullptr; }
+  size_t body_bytes() const;
+  // From kHead on.
+  bool whole() const;
+  bool keep_alive() const { return keep_alive_; }
+  bool old_client() const { return old_client_; }  // HTTP/1.0
+  // After kWhole and kRefused: the next request may come.
+  void Reset();
+  HttpAnswer refusal() const { return refusal_; }
+
+ private:
+  struct Beast;
+  Step Refuse(HttpAnswer answer);
+  Step FinishHead();
+
+  const int64_t max_body_bytes_;
+  std::unique_ptr<Beast> beast_;
+  bool head_told_ = false, keep_alive_ = true, old_client_ = false;
+  HttpAnswer refusal_;
+};
+
+}  // namespace fox

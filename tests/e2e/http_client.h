@@ -1,0 +1,76 @@
+// HttpClient: HTTP/1.1 over one connection, written by hand: what a library would not send can be
+// sent. TestHttp: a TestCore behind an HTTP port.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nlohmann/json.hpp"
+#include "server/http/http_server.h"
+#include "server/http/openai_service.h"
+#include "tests/e2e/test_core.h"
+
+namespace fox {
+
+struct HttpReply {
+  int status = 0;                              // 0: the connection ended before an answer
+  std::map<std::string, std::string> headers;  // names in lower case
+  std::string body;                            // without its framing
+
+  nlohmann::json Json() const { return nlohmann::json::parse(body); }
+  std::string ErrorMessage() const { return Json()["error"]["message"]; }
+  std::string ErrorField() const;
+};
+
+class HttpClient {
+ public:
+  explicit HttpClient(int port);
+  ~HttpClient();
+  HttpClient(HttpClient&& other) noexcept : socket_(other.socket_) { other.socket_ = -1; }
+  HttpClient(const HttpClient&) = delete;
+  HttpClient& operator=(const HttpClient&) = delete;
+
+  // False: the server has closed the connection.
+  bool Send(const std::string& bytes);
+  void SendRequest(const std::string& method, const std::string& path, const std::string& body,
+                   const std::string& headers = "");
+  // Waits for a whole answer, at most ten seconds.
+  HttpReply Read(bool head_only = false);
+  HttpReply Post(const std::string& path, const nlohmann::json& body);
+  HttpReply Get(const std::string& path);
+
+  // What has arrived of a stream; waits until it holds `text`. False: the stream ended before.
+  bool ReadUntil(const std::string& text);
+  const std::string& received() const { return in_; }
+  // Waits for the end of the connection. False: ten seconds have passed, or more bytes have come.
+  bool AtEnd();
+  void Close();
+  // Ends with a reset instead of a FIN.
+  void Reset();
+
+ private:
+  bool Fill();
+
+  int socket_;
+  std::string in_;
+};
+
+class TestHttp : public TestCore {
+ public:
+  explicit TestHttp(const TestCoreOptions& options = {}, HttpServerOptions port = {});
+  ~TestHttp();
+
+  HttpClient Connect() const { return HttpClient(server->port()); }
+
+  std::atomic<bool> serving{true};
+  std::unique_ptr<HttpServer> server;
+  OpenAiService service{*core, [this] { return serving.load(); }};
+};
+
+// The data of server-sent events, in order.
+std::vector<std::string> Events(const std::string& body);
+
+}  // namespace fox

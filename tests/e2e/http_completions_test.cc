@@ -1,0 +1,262 @@
+// OpenAI's completions over HTTP: what comes is what fox.v1 gives, as one answer and streamed.
+#include <gtest/gtest.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/e2e/http_client.h"
+
+namespace fox {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr char kPath[] = "/v1/completions";
+
+Json Greedy(const Json& prompt, int max_tokens) {
+  return {{"prompt", prompt}, {"max_tokens", max_tokens}, {"temperature", 0}};
+}
+
+Json With(Json request, const char* field, const Json& value) {
+  request[field] = value;
+  return request;
+}
+
+// Joins the chunks of one choice.
+struct Streamed {
+  std::string text;
+  Json finish;
+  Json usage;
+};
+std::vector<Streamed> Join(const HttpReply& reply, size_t choices) {
+  EXPECT_EQ(reply.status, 200) << reply.body;
+  EXPECT_EQ(reply.headers.at("content-type"), "text/event-stream");
+  std::vector<Streamed> out(choices);
+  std::vector<std::string> events = Events(reply.body);
+  EXPECT_EQ(events.back(), "[DONE]");
+  events.pop_back();
+  for (const std::string& event : events) {
+    const Json chunk = Json::parse(event);
+    EXPECT_EQ(chunk["object"], "text_completion");
+    if (chunk["choices"].empty()) out[0].usage = chunk["usage"];
+    for (const Json& choice : chunk["choices"]) {
+      Streamed& joined = out.at(choice["index"]);
+      EXPECT_TRUE(joined.finish.is_null());
+      joined.text += choice["text"];
+      joined.finish = choice["finish_reason"];
+    }
+  }
+  return out;
+}
+
+TEST(HttpCompletionsTest, OneAnswerAndAStreamHoldTheSameText) {
+  TestHttp test;
+  HttpClient client = test.Connect();
+  const Json request = Greedy("hello", 30);
+  const HttpReply whole = client.Post(kPath, request);
+  ASSERT_EQ(whole.status, 200) << whole.body;
+  const Json answer = whole.Json();
+  EXPECT_EQ(answer["model"], "scripted");
+  EXPECT_EQ(answer["choices"][0]["text"], ExpectedText("hello", 30));
+  EXPECT_EQ(answer["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(answer["usage"],
+            Json({{"prompt_tokens", 6}, {"completion_tokens", 30}, {"total_tokens", 36}}));
+  Json streamed = With(request, "stream", true);
+  streamed["stream_options"] = {{"include_usage", true}};
+  const Streamed joined = Join(client.Post(kPath, streamed), 1)[0];  // on the same connection
+  EXPECT_EQ(joined.text, answer["choices"][0]["text"]);
+  EXPECT_EQ(joined.finish, "length");
+  EXPECT_EQ(joined.usage, answer["usage"]);
+  EXPECT_TRUE(test.WaitIdle());
+}
+
+TEST(HttpCompletionsTest, ManyPromptsOfEveryKindWithManyChoices) {
+  TestHttp test;
+  HttpClient client = test.Connect();
+  const Json ids = {CharacterTokenizer::kBos, 'h', 'e', 'y'};
+  for (bool stream : {false, true}) {
+    Json request = With(Greedy({"hello", ids}, 12), "n", 2);
+    request["stream"] = stream;
+    const HttpReply reply = client.Post(kPath, request);
+    ASSERT_EQ(reply.status, 200) << reply.body;
+    for (size_t i = 0; i < 4; ++i) {
+      const std::string expected = ExpectedText(i < 2 ? "hello" : "hey", 12);
+      if (stream) {
+        EXPECT_EQ(Join(reply, 4)[i].text, expected);
+      } else {
+        EXPECT_EQ(reply.Json()["choices"][i]["index"], i);
+        EXPECT_EQ(reply.Json()["choices"][i]["text"], expected);
+      }
+    }
+  }
+  EXPECT_EQ(client.Post(kPath, Greedy(ids, 5)).Json()["choices"][0]["text"],
+            ExpectedText("hey", 5));
+  EXPECT_TRUE(test.WaitIdle());
+}
+
+TEST(HttpCompletionsTest, EchoWithLogProbabilitiesAndScoringAlone) {
+  TestHttp test;
+  HttpClient client = test.Connect();
+  Json request = Greedy("hey", 2);
+  request["echo"] = true;
+  request["logprobs"] = 1;
+  const Json echoed = client.Post(kPath, request).Json()["choices"][0];
+  EXPECT_EQ(echoed["text"], "hey" + ExpectedText("hey", 2));
+  const Json& lists = echoed["logprobs"];
+  EXPECT_EQ(lists["tokens"].size(), 6u);
+  EXPECT_EQ(lists["tokens"][0], "<s>");
+  EXPECT_EQ(lists["tokens"][1], "h");
+  EXPECT_TRUE(lists["token_logprobs"][0].is_null());
+  EXPECT_EQ(lists["text_offset"], Json({0, 0, 1, 2, 3, 4}));
+  for (size_t i = 1; i < 6; ++i) {
+    EXPECT_EQ(lists["top_logprobs"][i][std::string(lists["tokens"][i])],
+              lists["token_logprobs"][i]);
+  }
+  // The same numbers without generating, and in chunks.
+  const Json scored = client.Post(kPath, With(request, "max_tokens", 0)).Json();
+  EXPECT_EQ(scored["choices"][0]["text"], "hey");
+  EXPECT_EQ(scored["usage"]["completion_tokens"], 0);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(scored["choices"][0]["logprobs"]["token_logprobs"][i], lists["token_logprobs"][i]);
+  }
+  EXPECT_EQ(scored["choices"][0]["logprobs"]["token_logprobs"].size(), 4u);
+  const HttpReply streamed = client.Post(kPath, With(request, "stream", true));
+  EXPECT_EQ(Join(streamed, 1)[0].text, echoed["text"]);
+  const Json first = Json::parse(Events(streamed.body)[0])["choices"][0];
+  EXPECT_EQ(first["logprobs"]["tokens"][0], "<s>");
+  EXPECT_TRUE(test.WaitIdle());
+}
+
+TEST(HttpCompletionsTest, StopStringsAndEndOfText) {
+  TestHttp test;
+  HttpClient client = test.Connect();
+  const std::string text = ExpectedText("hello", 30);
+  const std::string stop = text.substr(10, 3);
+  const Json choice =
+      client.Post(kPath, With(Greedy("hello", 30), "stop", {stop})).Json()["choices"][0];
+  EXPECT_EQ(choice["text"], text.substr(0, text.find(stop)));
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  EXPECT_EQ(choice["stop_reason"], stop);
+}
+
+TEST(HttpCompletionsTest, ErrorsNameTheField) {
+  TestHttp test;
+  HttpClient client = test.Connect();
+  const Json good = Greedy("hello", 3);
+  struct Case {
+    Json request;
+    int status;
+    const char* field;
+  };
+  const Case cases[] = {
+      {With(good, "top_p", 2), 400, "top_p"},
+      {With(good, "top_p", "1"), 400, "top_p"},
+      {With(good, "max_tokens", -1), 400, "max_tokens"},
+      {With(good, "max_tokens", 0), 400, "max_tokens"},
+      {With(good, "stop", Json{{"a", 1}}), 400, "stop"},
+      {With(good, "logprobs", 999), 400, "logprobs"},
+      {With(good, "logit_bias", Json{{"x", 1}}), 400, "logit_bias"},
+      {With(good, "best_of", 2), 400, "best_of"},
+      {With(good, "prompt", nullptr), 400, "prompt"},
+      {With(good, "prompt", ""), 400, "prompt"},
+      {With(good, "prompt", Json{100000}), 400, "prompt"},
+      {With(good, "prompt", std::string(5000, 'a')), 400, "prompt"},
+      {With(good, "stream_options", Json::object()), 400, "stream_options"},
+      {With(good, "model", "other"), 404, "model"},
+      {Json::array(), 400, ""},
+  };
+  for (const Case& c : cases) {
+    const HttpReply reply = client.Post(kPath, c.request);
+    EXPECT_EQ(reply.status, c.status) << c.request << reply.body;
+    EXPECT_EQ(reply.ErrorField(), c.field) << reply.body;
+  }
+  client.SendRequest("POST", kPath, std::string(1000000, '['));
+  EXPECT_TRUE(absl::StrContains(client.Read().ErrorMessage(), "nested too deeply"));
+  EXPECT_EQ(client.Post(kPath, With(good, "unknown", 1)).status, 200);
+  EXPECT_TRUE(test.WaitIdle());
+}
+
+TEST(HttpCompletionsTest, WhoIsTooMuchIsToldWhenToComeBack) {
+  TestCoreOptions options;
+  options.limits.max_calls = 1;
+  TestHttp test(options);
+  test.script->step_delay_us = 2000;
+  HttpClient first = test.Connect(), second = test.Connect();
+  first.SendRequest("POST", kPath, With(Greedy("long", 3000), "stream", true).dump());
+  ASSERT_TRUE(first.ReadUntil("data: "));
+  const HttpReply refused = second.Post(kPath, Greedy("hello", 3));
+  EXPECT_EQ(refused.status, 429);
+  EXPECT_EQ(refused.Json()["error"]["type"], "rate_limit_error");
+  EXPECT_GT(std::stoi(refused.headers.at("retry-after")), 0);
+  EXPECT_EQ(test.core->refused(), 1);
+  EXPECT_EQ(second.Get("/health").status, 200);  // the connection goes on
+}
+
+TEST(HttpCompletionsTest, AListOfPromptsIsAdmittedAsAWhole) {
+  TestCoreOptions options;
+  options.limits.max_calls = 4;
+  TestHttp test(options);
+  HttpClient client = test.Connect();
+  EXPECT_EQ(client.Post(kPath, Greedy({"a", "b", "c", "d", "e"}, 3)).status, 429);
+  EXPECT_TRUE(test.WaitIdle());
+  EXPECT_EQ(test.engine->stats().prompt_tokens, 0);
+  EXPECT_EQ(client.Post(kPath, Greedy({"a", "b"}, 3)).status, 200);
+}
+
+TEST(HttpCompletionsTest, ARequestHasItsId) {
+  TestHttp test;
+  test.script->step_delay_us = 2000;
+  HttpClient client = test.Connect(), other = test.Connect();
+  const std::string body = With(Greedy("hello", 3000), "stream", true).dump();
+  client.SendRequest("POST", kPath, body, "X-Request-Id: mine\r\n");
+  ASSERT_TRUE(client.ReadUntil("cmpl-mine"));
+  EXPECT_NE(test.core->Find("mine"), nullptr);
+  other.SendRequest("POST", kPath, body, "X-Request-Id: mine\r\n");
+  EXPECT_EQ(other.Read().status, 409);
+  other.SendRequest("POST", kPath, body, "X-Request-Id: not mine\r\n");
+  EXPECT_EQ(other.Read().ErrorField(), "x-request-id");
+  test.core->Find("mine")->Cancel(absl::OkStatus());
+  ASSERT_TRUE(client.ReadUntil("[DONE]"));
+  EXPECT_TRUE(absl::StrContains(client.received(), "\"finish_reason\":\"abort\""));
+}
+
+TEST(HttpCompletionsTest, AFailureInAStreamIsAnEventAndElseAStatus) {
+  TestHttp test;
+  test.script->step_delay_us = 2000;
+  HttpClient stream = test.Connect(), whole = test.Connect();
+  stream.SendRequest("POST", kPath, With(Greedy("hello", 3000), "stream", true).dump());
+  ASSERT_TRUE(stream.ReadUntil("data: "));
+  whole.SendRequest("POST", kPath, Greedy("hello", 3000).dump());
+  ASSERT_TRUE(Eventually([&] { return test.engine->stats().running == 2; }));
+  test.script->fail = true;
+  const HttpReply streamed = stream.Read(), answered = whole.Read();
+  const std::vector<std::string> events = Events(streamed.body);
+  ASSERT_GT(events.size(), 2u);
+  EXPECT_EQ(Json::parse(events[events.size() - 2])["error"]["type"], "server_error");
+  EXPECT_EQ(events.back(), "[DONE]");
+  EXPECT_GE(answered.status, 500);
+  EXPECT_EQ(answered.Json()["error"]["type"], "server_error");
+}
+
+TEST(HttpCompletionsTest, WhatElseIsServed) {
+  TestHttp test;
+  HttpClient client = test.Connect();
+  EXPECT_EQ(client.Get("/v1/models").Json()["data"][0]["id"], "scripted");
+  EXPECT_EQ(client.Get("/v1/models/scripted").Json()["id"], "scripted");
+  EXPECT_EQ(client.Get("/v1/models/other").status, 404);
+  EXPECT_EQ(client.Get("/version").Json()["version"], "0.0");
+  EXPECT_EQ(client.Get("/health").status, 200);
+  test.serving = false;
+  EXPECT_EQ(client.Get("/health").status, 503);
+  const Json tokens = client.Post("/tokenize", {{"prompt", "hi"}}).Json();
+  EXPECT_EQ(tokens["tokens"], Json({CharacterTokenizer::kBos, 'h', 'i'}));
+  EXPECT_EQ(tokens["count"], 3);
+  EXPECT_EQ(client.Post("/detokenize", {{"tokens", tokens["tokens"]}}).Json()["prompt"], "hi");
+  EXPECT_EQ(client.Post("/detokenize", {{"tokens", {-1}}}).ErrorField(), "tokens");
+  // The name of a special token alone is that token, so that clients learn its id.
+  const Json eos = {{"prompt", "</s>"}, {"add_special_tokens", false}};
+  EXPECT_EQ(client.Get("/tokenizer_info").Json()["eos_token"], "</s>");
+  EXPECT_EQ(client.Post("/tokenize", eos).Json()["tokens"], Json({CharacterTokenizer::kEos}));
+}
+
+}  // namespace
+}  // namespace fox

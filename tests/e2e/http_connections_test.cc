@@ -1,0 +1,260 @@
+// Connections to the HTTP port: what is malformed, slow, too large, pipelined, left or not read,
+// and many at once. Each ends with an answer, within a time, and leaves nothing behind.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "tests/e2e/http_client.h"
+
+namespace fox {
+namespace {
+
+using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+constexpr char kPath[] = "/v1/completions";
+constexpr double kShort = 0.3;  // seconds
+
+std::string Body(const std::string& prompt, int max_tokens, bool stream) {
+  return Json({{"prompt", prompt},
+               {"max_tokens", max_tokens},
+               {"temperature", 0},
+               {"stream", stream}})
+      .dump();
+}
+
+HttpServerOptions Impatient() {
+  HttpServerOptions options;
+  options.port.head_timeout = options.port.body_timeout = kShort;
+  options.port.idle_timeout = kShort;
+  options.port.max_body_bytes = 100000;
+  return options;
+}
+
+TEST(HttpConnectionsTest, WhatIsNoRequestIsToldSo) {
+  TestHttp test;
+  const std::pair<const char*, int> cases[] = {
+      {"GARBAGE\r\n\r\n", 400},
+      {"GET / HTTP/9.9\r\n\r\n", 400},
+      {"GET /health HTTP/1.1\r\n\r\n", 400},  // no Host
+      {"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400},
+      {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400},
+      {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n", 400},
+      {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999\r\n\r\n", 400},
+      {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n"
+       "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+       400},
+      {"POST /tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400},
+      {"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n", 404},
+      {"DELETE /health HTTP/1.1\r\nHost: a\r\n\r\n", 405},
+      {"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", 404},
+      {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: text/plain\r\n"
+       "Content-Length: 2\r\n\r\n{}",
+       415},
+  };
+  for (const auto& [bytes, status] : cases) {
+    HttpClient client = test.Connect();
+    client.Send(bytes);
+    const HttpReply reply = client.Read();
+    EXPECT_EQ(reply.status, status) << bytes;
+    EXPECT_EQ(reply.Json()["error"]["type"], "invalid_request_error") << bytes;
+  }
+  HttpClient wrong = test.Connect();
+  EXPECT_EQ(wrong.Get("/nothing").status, 404);
+  EXPECT_EQ(wrong.Get("/health").status, 200);  // on the same connection
+}
+
+TEST(HttpConnectionsTest, WhatIsTooLargeIsRefusedBeforeItHasArrived) {
+  TestHttp test({}, Impatient());
+  HttpClient body = test.Connect(), chunked = test.Connect(), head = test.Connect();
+  body.Send("POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 100001\r\n\r\n");
+  EXPECT_EQ(body.Read().status, 413);
+  EXPECT_TRUE(body.AtEnd());
+  chunked.Send("POST /tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
+  const std::string chunk = absl::StrCat("4e20\r\n", std::string(20000, 'a'), "\r\n");
+  for (int i = 0; i < 6; ++i) chunked.Send(chunk);
+  EXPECT_EQ(chunked.Read().status, 413);
+  head.Send("GET /health HTTP/1.1\r\nHost: a\r\nX: " + std::string(20000, 'x'));
+  EXPECT_EQ(head.Read().status, 431);
+  HttpClient fits = test.Connect();
+  fits.SendRequest("POST", "/tokenize", Json({{"prompt", std::string(60000, 'a')}}).dump());
+  EXPECT_EQ(fits.Read().Json()["count"], 60001);
+}
+
+TEST(HttpConnectionsTest, WhoIsSlowIsCutOff) {
+  TestHttp test({}, Impatient());
+  HttpClient head = test.Connect(), body = test.Connect(), silent = test.Connect(),
+             idle = test.Connect();
+  const auto start = Clock::now();
+  head.Send("GET /hea");
+  body.Send("POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{");
+  EXPECT_EQ(idle.Get("/health").status, 200);
+  std::thread dripping([&] {  // bytes that come one by one do not help
+    for (int i = 0; i < 40 && head.Send("x") && body.Send(" "); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  });
+  EXPECT_EQ(head.Read().status, 408);
+  EXPECT_EQ(body.Read().status, 408);
+  EXPECT_TRUE(silent.AtEnd());
+  EXPECT_TRUE(idle.AtEnd());
+  const std::chrono::duration<double> taken = Clock::now() - start;
+  EXPECT_GE(taken.count(), kShort);
+  EXPECT_LT(taken.count(), 5);
+  dripping.join();
+}
+
+TEST(HttpConnectionsTest, PipelinedRequestsAreAnsweredInOrder) {
+  TestHttp test;
+  HttpClient client = test.Connect();
+  constexpr int kRequests = 500;  // more than the connection's buffer holds
+  std::thread sender([&] {
+    for (int i = 0; i < kRequests; ++i) {
+      client.SendRequest("POST", "/tokenize", Json({{"prompt", std::string(i, 'a')}}).dump());
+    }
+  });
+  for (int i = 0; i < kRequests; ++i) {
+    const HttpReply reply = client.Read();
+    ASSERT_EQ(reply.status, 200);
+    ASSERT_EQ(reply.Json()["count"], i + 1);
+  }
+  sender.join();
+}
+
+TEST(HttpConnectionsTest, ChunkedBodiesExpectationsOldClientsAndHeads) {
+  TestHttp test;
+  HttpClient client = test.Connect();
+  client.Send(
+      "POST /tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+      "3;x=y\r\n{\"p\r\n10\r\nrompt\": \"hello\"}\r\n0\r\nTrailer: x\r\n\r\n");
+  EXPECT_EQ(client.Read().Json()["count"], 6);
+  client.Send(
+      "POST /tokenize HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 15\r\n\r\n");
+  ASSERT_TRUE(client.ReadUntil("HTTP/1.1 100 Continue\r\n\r\n"));
+  client.Send("{\"prompt\":\"abc\"}");
+  EXPECT_EQ(client.Read().status, 400);  // 15 bytes end before the brace
+  HttpClient head = test.Connect();
+  head.Send("HEAD /health HTTP/1.1\r\nHost: a\r\n\r\n");
+  EXPECT_EQ(head.Read(/*head_only=*/true).headers.at("content-length"), "15");
+  EXPECT_EQ(head.Get("/health").status, 200);
+  HttpClient old = test.Connect();
+  const std::string body = Body("hello", 20, true);
+  old.Send(
+      absl::StrCat("POST ", kPath, " HTTP/1.0\r\nContent-Length: ", body.size(), "\r\n\r\n", body));
+  const HttpReply reply = old.Read();
+  EXPECT_EQ(reply.headers.count("transfer-encoding"), 0u);
+  EXPECT_EQ(Events(reply.body).back(), "[DONE]");
+}
+
+TEST(HttpConnectionsTest, WhoLeavesLeavesNothingBehind) {
+  TestHttp test;
+  test.script->step_delay_us = 2000;
+  for (bool stream : {false, true}) {
+    for (bool reset : {false, true}) {
+      HttpClient client = test.Connect();
+      client.SendRequest("POST", kPath, Body("hello", 3000, stream));
+      ASSERT_TRUE(Eventually([&] { return test.engine->stats().running == 1; }));
+      if (reset) {
+        client.Reset();
+      } else {
+        client.Close();
+      }
+      EXPECT_TRUE(test.WaitIdle()) << stream << reset;
+    }
+  }
+  EXPECT_EQ(test.engine->stats().cancelled, 4);
+}
+
+TEST(HttpConnectionsTest, AReaderThatStopsPausesItselfAndIsCutOff) {
+  TestCoreOptions options;
+  options.limits.stall_timeout = 0.5;
+  options.max_model_len = 1 << 20;
+  TestHttp test(options);
+  HttpClient stalled = test.Connect(), other = test.Connect();
+  const Json bulky = {{"prompt", "bulky"},
+                      {"max_tokens", 60000},
+                      {"temperature", 0},
+                      {"logprobs", 20},
+                      {"stream", true}};
+  stalled.SendRequest("POST", kPath, bulky.dump());
+  ASSERT_TRUE(Eventually([&] { return test.engine->stats().paused == 1; }));
+  other.SendRequest("POST", kPath, Body("fast", 300, true));  // others go on
+  EXPECT_EQ(Events(other.Read().body).back(), "[DONE]");
+  EXPECT_TRUE(test.WaitIdle());  // the stalled one is gone
+  EXPECT_EQ(test.core->calls().calls(), 0);
+  EXPECT_EQ(test.core->calls().bytes(), 0);
+  EXPECT_FALSE(stalled.ReadUntil("[DONE]"));
+}
+
+TEST(HttpConnectionsTest, AThousandOpenStreamsNeedNoThreads) {
+  constexpr int kStreams = 1000;
+  TestCoreOptions options;
+  options.max_num_seqs = 64;
+  options.max_num_queued_reqs = 2 * kStreams;
+  TestHttp test(options);
+  const auto threads = [] {
+    const std::filesystem::directory_iterator all("/proc/self/task");
+    return std::distance(begin(all), end(all));
+  };
+  const auto before = threads();
+  std::vector<HttpClient> clients;
+  test.script->step_delay_us = 1000;
+  for (int i = 0; i < kStreams; ++i) {
+    clients.push_back(test.Connect());
+    clients.back().SendRequest("POST", kPath, Body("many", 24, true));
+  }
+  EXPECT_EQ(threads(), before);
+  for (HttpClient& client : clients) {
+    const HttpReply reply = client.Read();
+    ASSERT_EQ(reply.status, 200) << reply.body;
+    std::string text;
+    for (const std::string& event : Events(reply.body)) {
+      if (event != "[DONE]") text += Json::parse(event)["choices"][0]["text"];
+    }
+    ASSERT_EQ(text, ExpectedText("many", 24));
+  }
+  EXPECT_EQ(threads(), before);
+  EXPECT_TRUE(test.WaitIdle());
+}
+
+TEST(HttpConnectionsTest, BeyondTheCapConnectionsAreClosedUntilOthersEnd) {
+  HttpServerOptions options;
+  options.listen.max_connections = 4;
+  TestHttp test({}, options);
+  std::vector<HttpClient> clients;
+  for (int i = 0; i < 4; ++i) {
+    clients.push_back(test.Connect());
+    EXPECT_EQ(clients.back().Get("/health").status, 200);
+  }
+  EXPECT_TRUE(test.Connect().AtEnd());
+  clients.pop_back();
+  EXPECT_TRUE(Eventually([&] { return test.Connect().Get("/health").status == 200; }));
+}
+
+TEST(HttpConnectionsTest, ADrainRefusesNewWorkAndFinishesWhatRuns) {
+  TestHttp test;
+  test.script->step_delay_us = 2000;
+  HttpClient running = test.Connect(), idle = test.Connect();
+  running.SendRequest("POST", kPath, Body("hello", 100, true));
+  ASSERT_TRUE(running.ReadUntil("data: "));
+  EXPECT_EQ(idle.Get("/health").status, 200);
+  test.core->Drain();
+  test.server->Drain();
+  const HttpReply refused = idle.Post(kPath, {{"prompt", "x"}});
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(refused.headers.at("connection"), "close");
+  EXPECT_FALSE(test.core->Idle());
+  EXPECT_EQ(Events(running.Read().body).back(), "[DONE]");
+  EXPECT_TRUE(test.WaitIdle());
+  HttpClient late = test.Connect();
+  late.SendRequest("POST", kPath, Body("x", 100, true));
+  EXPECT_EQ(late.Read().status, 503);
+}
+
+}  // namespace
+}  // namespace fox

@@ -1,0 +1,145 @@
+// CompletionRequest: fields of OpenAI's API as fields of fox.v1.
+#include "server/http/completion_request.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "nlohmann/json.hpp"
+#include "tests/e2e/character_tokenizer.h"
+
+namespace fox {
+namespace {
+
+using Json = nlohmann::json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class CompletionRequestTest : public ::testing::Test {
+ protected:
+  CompletionRequestTest() {
+    context_.tokenizer = &tokenizer_;
+    context_.served_model_name = "served";
+    context_.limits.vocab_size = CharacterTokenizer::kVocabSize;
+    context_.limits.max_model_len = 50;
+  }
+  absl::StatusOr<CompletionRequest> Parse(Json fields) {
+    if (!fields.contains("prompt")) fields["prompt"] = "hi";
+    return ParseCompletion(fields.dump(), context_);
+  }
+  CompletionRequest Parsed(const Json& fields) {
+    absl::StatusOr<CompletionRequest> request = Parse(fields);
+    EXPECT_TRUE(request.ok()) << request.status();
+    return *std::move(request);
+  }
+  void ExpectRefused(const Json& fields, const char* message) {
+    const absl::StatusOr<CompletionRequest> request = Parse(fields);
+    EXPECT_FALSE(request.ok()) << fields;
+    EXPECT_THAT(std::string(request.status().message()), HasSubstr(message));
+  }
+
+  CharacterTokenizer tokenizer_;
+  ConversionContext context_;
+};
+
+TEST_F(CompletionRequestTest, TheFourFormsOfAPrompt) {
+  EXPECT_EQ(Parsed({{"prompt", "x"}}).prompts[0].text(), "x");
+  EXPECT_EQ(Parsed({{"prompt", {"x", "y"}}}).prompts[1].text(), "y");
+  EXPECT_THAT(Parsed({{"prompt", {1, 2}}}).prompts[0].token_ids().ids(), ElementsAre(1, 2));
+  const CompletionRequest lists = Parsed({{"prompt", {{1, 2}, {3}}}});
+  ASSERT_EQ(lists.prompts.size(), 2u);
+  EXPECT_THAT(lists.prompts[1].token_ids().ids(), ElementsAre(3));
+  for (const Json& wrong : {Json(1), Json(true), Json::object(), Json::array(), Json({1, "x"}),
+                            Json({1.5}), Json({Json({Json({1})})}), Json({"x", nullptr})}) {
+    ExpectRefused({{"prompt", wrong}}, "prompt: ");
+  }
+  ExpectRefused({{"prompt", std::vector<std::string>(kMaxPrompts + 1, "x")}}, "prompt: at most");
+}
+
+TEST_F(CompletionRequestTest, FieldsOfSamplingAndStopping) {
+  const CompletionRequest request = Parsed({{"temperature", 0.5},
+                                            {"top_p", 0.25},
+                                            {"top_k", -1},
+                                            {"min_p", 0.125},
+                                            {"presence_penalty", 1},
+                                            {"frequency_penalty", -1},
+                                            {"repetition_penalty", 1.5},
+                                            {"seed", -7},
+                                            {"n", 2},
+                                            {"logit_bias", {{"5", -100}}},
+                                            {"max_tokens", 7},
+                                            {"min_tokens", 2},
+                                            {"stop", "s"},
+                                            {"stop_token_ids", {9}},
+                                            {"ignore_eos", true},
+                                            {"best_of", 2},
+                                            {"user", "ignored"},
+                                            {"suffix", ""}});
+  const v1::Sampling& sampling = request.settings.sampling();
+  EXPECT_EQ(sampling.temperature(), 0.5f);
+  EXPECT_EQ(sampling.top_p(), 0.25f);
+  EXPECT_EQ(sampling.top_k(), 0u);
+  EXPECT_EQ(sampling.min_p(), 0.125f);
+  EXPECT_EQ(sampling.presence_penalty(), 1);
+  EXPECT_EQ(sampling.frequency_penalty(), -1);
+  EXPECT_EQ(sampling.repetition_penalty(), 1.5f);
+  EXPECT_EQ(sampling.seed(), static_cast<uint64_t>(-7));
+  EXPECT_EQ(sampling.n(), 2u);
+  EXPECT_EQ(sampling.logit_bias().at(5), -100);
+  const v1::Stopping& stopping = request.settings.stopping();
+  EXPECT_EQ(stopping.max_tokens(), 7u);
+  EXPECT_EQ(stopping.min_tokens(), 2u);
+  EXPECT_THAT(stopping.stop(), ElementsAre("s"));
+  EXPECT_THAT(stopping.stop_token_ids(), ElementsAre(9));
+  EXPECT_TRUE(stopping.ignore_eos());
+}
+
+TEST_F(CompletionRequestTest, DefaultsAreOpenAis) {
+  const CompletionRequest request = Parsed({{"stop", nullptr}, {"logprobs", nullptr}});
+  EXPECT_EQ(request.settings.stopping().max_tokens(), 16u);
+  EXPECT_FALSE(request.stream || request.echo || request.include_usage || request.score);
+  EXPECT_EQ(request.n, 1);
+  EXPECT_FALSE(request.settings.output().has_logprobs());
+  EXPECT_FALSE(request.settings.sampling().has_temperature());
+}
+
+TEST_F(CompletionRequestTest, WhatCannotBeDoneIsRefused) {
+  ExpectRefused({{"suffix", "x"}}, "suffix: ");
+  ExpectRefused({{"best_of", 3}}, "best_of: ");
+  ExpectRefused({{"response_format", {{"type", "json_object"}}}}, "response_format: ");
+  ExpectRefused({{"response_format", 1}}, "response_format: ");
+  ExpectRefused({{"n", 17}}, "n: ");
+  ExpectRefused({{"n", 16}, {"prompt", std::vector<std::string>(9, "x")}}, "n: at most");
+  ExpectRefused({{"max_tokens", 0}}, "max_tokens: ");
+  ExpectRefused({{"max_tokens", 0}, {"echo", true}, {"n", 2}}, "n: ");
+  ExpectRefused({{"stream_options", {{"include_usage", 1}}}, {"stream", true}}, "include_usage");
+  EXPECT_TRUE(absl::IsNotFound(Parse({{"model", "other"}}).status()));
+  Parsed({{"response_format", {{"type", "text"}}}, {"model", "served"}});
+}
+
+TEST_F(CompletionRequestTest, ConvertGivesASpecOfEachPrompt) {
+  CompletionRequest request =
+      Parsed({{"prompt", {"ab", "c"}}, {"echo", true}, {"logprobs", 2}, {"max_tokens", 3}});
+  absl::StatusOr<GenerationSpec> spec = Convert(request, 1, context_);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_THAT(spec->sequences[0].prompt, ElementsAre(CharacterTokenizer::kBos, 'c'));
+  EXPECT_EQ(spec->sequences[0].sampling.prompt_logprobs, 2);
+  EXPECT_EQ(spec->sequences[0].sampling.logprobs, 2);
+  EXPECT_EQ(spec->prompt_text, "c");
+}
+
+TEST_F(CompletionRequestTest, NoTokensToGenerateAreAScore) {
+  const CompletionRequest request = Parsed({{"prompt", {104, 105}},
+                                            {"echo", true},
+                                            {"logprobs", 2},
+                                            {"max_tokens", 0},
+                                            {"truncate_prompt_tokens", 1}});
+  EXPECT_TRUE(request.score);
+  const absl::StatusOr<GenerationSpec> spec = Convert(request, 0, context_);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->sequences[0].stop.max_tokens, 0);
+  EXPECT_THAT(spec->sequences[0].prompt, ElementsAre(105));
+  EXPECT_EQ(spec->prompt_text, "i");
+}
+
+}  // namespace
+}  // namespace fox

@@ -1,0 +1,99 @@
+// HttpParser: requests in pieces of every size, one after another, and what is no request.
+#include "server/http/http_parser.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+namespace fox {
+namespace {
+
+using Step = HttpParser::Step;
+
+constexpr char kTwo[] =
+    "POST /a?q HTTP/1.1\r\nHost: h\r\nX-A:  b \r\nContent-Length: 4\r\n\r\nbody"
+    "POST /b HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    "3\r\nabc\r\n2;e=f\r\nde\r\n0\r\nTrailer: x\r\n\r\n";
+
+// Parses `bytes` fed in pieces of `size`; each request that became whole.
+std::vector<HttpRequest> ParseAll(const std::string& bytes, size_t size, Step* last) {
+  HttpParser parser(1000);
+  std::vector<HttpRequest> out;
+  std::string in;
+  for (size_t i = 0; i < bytes.size(); i += size) {
+    in += bytes.substr(i, size);
+    while ((*last = parser.Advance(&in)) != Step::kMore) {
+      if (*last == Step::kRefused) return out;
+      if (*last == Step::kWhole) {
+        out.push_back(parser.request);
+        parser.Reset();
+      }
+    }
+  }
+  return out;
+}
+
+TEST(HttpParserTest, PiecesOfAnySizeGiveTheSameRequests) {
+  for (size_t size = 1; size < sizeof(kTwo); ++size) {
+    Step last{};
+    const std::vector<HttpRequest> requests = ParseAll(kTwo, size, &last);
+    ASSERT_EQ(requests.size(), 2u) << size;
+    EXPECT_EQ(requests[0].method, "POST");
+    EXPECT_EQ(requests[0].path, "/a");
+    EXPECT_EQ(requests[0].query, "q");
+    EXPECT_EQ(requests[0].Header("x-a"), "b");
+    EXPECT_EQ(requests[0].body, "body");
+    EXPECT_EQ(requests[1].body, "abcde");
+    EXPECT_EQ(last, Step::kMore);
+  }
+}
+
+TEST(HttpParserTest, TheHeadIsToldBeforeItsBody) {
+  HttpParser parser(1000);
+  EXPECT_FALSE(parser.begun());
+  std::string in = "POST / HTTP/1.0\r\nContent-Length: 3\r\n\r\nab";
+  EXPECT_EQ(parser.Advance(&in), Step::kHead);
+  EXPECT_TRUE(parser.begun());
+  EXPECT_FALSE(parser.whole());
+  EXPECT_TRUE(parser.old_client());
+  EXPECT_FALSE(parser.keep_alive());
+  EXPECT_EQ(parser.Advance(&in), Step::kMore);
+  EXPECT_EQ(parser.body_bytes(), 2u);
+  in += "cGET";
+  EXPECT_EQ(parser.Advance(&in), Step::kWhole);
+  EXPECT_EQ(in, "GET");
+}
+
+TEST(HttpParserTest, LimitsHoldWithoutWaitingForTheEnd) {
+  const std::pair<std::string, int> cases[] = {
+      {"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1001\r\n\r\n", 413},
+      {"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n", 413},
+      {"GET / HTTP/1.1\r\nHost: h\r\nX: " + std::string(17000, 'x'), 431},
+      {"GET /" + std::string(17000, 'x'), 431},
+      {"GET / HTTP/1.1\r\n\r\n", 400},
+  };
+  for (const auto& [bytes, status] : cases) {
+    HttpParser parser(1000);
+    std::string in = bytes;
+    Step step = parser.Advance(&in);
+    while (step == Step::kHead) step = parser.Advance(&in);
+    EXPECT_EQ(step, Step::kRefused) << bytes.substr(0, 80);
+    EXPECT_EQ(parser.refusal().status, status) << bytes.substr(0, 80);
+  }
+}
+
+TEST(HttpParserTest, DamagedRequestsEndInSomeStep) {
+  std::mt19937 random(1);
+  for (int i = 0; i < 20000; ++i) {
+    std::string bytes(kTwo, sizeof(kTwo) - 1);
+    for (int change = 0; change < 4; ++change) {
+      bytes[random() % bytes.size()] = static_cast<char>(random());
+    }
+    Step last{};
+    EXPECT_LE(ParseAll(bytes, 1 + random() % bytes.size(), &last).size(), 3u);
+  }
+}
+
+}  // namespace
+}  // namespace fox
