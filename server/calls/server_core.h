@@ -42,7 +42,7 @@ struct ServerLimits {
 };
 
 // Grows with every change of proto/ that a client could notice.
-inline constexpr uint32_t kProtoVersion = 2;
+inline constexpr uint32_t kProtoVersion = 3;
 
 // All methods may be called from any thread.
 class ServerCore {

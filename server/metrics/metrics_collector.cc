@@ -1,5 +1,4 @@
-// The fox_ metrics: see metrics_collector.h. docker/grafana/foxserve.json draws them, and
-// docker/OPERATIONS.md says what to do about them.
+// The fox_ metrics: see metrics_collector.h. docker/grafana/foxserve.json draws them.
 #include "server/metrics/metrics_collector.h"
 
 #include <chrono>

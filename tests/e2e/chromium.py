@@ -134,7 +134,7 @@ class Browser:
                       "  });"
                       "  watch.observe(document, {subtree: true, childList: true,"
                       "    attributes: true, characterData: true});"
-                      f"  setTimeout(() => fail(new Error({json.dumps(condition)} + ' never holds: '"
+                      f"  setTimeout(() => fail(Error({json.dumps(condition)} + ' never holds: '"
                       f"    + document.body.innerText)), {1000 * (SECONDS - 10)});"
                       "})")
 

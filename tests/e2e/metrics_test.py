@@ -255,8 +255,9 @@ class StartTest(unittest.TestCase):
                             if "request finished" in line]
             self.assertEqual([line.get("trace_id") for line in finished], [TRACE, None])
             self.assertEqual(finished[0]["parent_id"], PARENT)
-            traced = [event["args"].get("traceparent") for event
-                      in json.loads(trace.read_text())["traceEvents"] if event.get("name") == "request" and event["ph"] == "b"]
+            events = json.loads(trace.read_text())["traceEvents"]
+            traced = [event["args"].get("traceparent") for event in events
+                      if event["name"] == "request" and event["ph"] == "b"]
             self.assertEqual(traced, [header, None])
 
 

@@ -43,7 +43,7 @@ class PageTest(unittest.TestCase):
             cls.url = cls.enterClassContext(server).http_url
         executable = chromium.find()
         assert executable is not None
-        cls.browser = cls.enterClassContext(chromium.Browser(executable))
+        cls.browser = cls.enterClassContext(chromium.Browser(executable, 1200, 1160))
 
     def setUp(self) -> None:
         self.browser.events.clear()
@@ -144,7 +144,7 @@ class PageTest(unittest.TestCase):
         self.browser.wait_for("document.getElementById('table-details').open && "
                               "document.querySelectorAll('#table tbody td').length === 60")
         cells = self.browser.evaluate(
-            "Array.from(document.querySelectorAll('#table tbody td'), td => Number(td.textContent))")
+            "Array.from(document.querySelectorAll('#table tbody td'), c => Number(c.textContent))")
         self.assertEqual(spoken.split("keeps ")[1].split()[0], str(cells[7]))
         pages = int(self.text("table").split("of ")[2].split("layer")[0])
         share = float(self.text("share").rstrip("%"))
@@ -204,7 +204,8 @@ class PageTest(unittest.TestCase):
     def test_every_control_has_a_name(self) -> None:
         self.browser.send("Accessibility.enable")
         nodes = self.browser.send("Accessibility.getFullAXTree")["nodes"]
-        roles = {"button", "textbox", "spinbutton", "canvas", "image", "region", "DisclosureTriangle"}
+        roles = {"button", "textbox", "spinbutton", "canvas", "image", "region",
+                 "DisclosureTriangle"}
         found = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes
                  if not node["ignored"] and node["role"]["value"] in roles]
         self.assertGreater(len(found), 9)

@@ -5,6 +5,7 @@
 
 const $ = (id) => document.getElementById(id);
 const TABLE_EVERY_MS = 500;
+const MOST_POINTS = 2000;
 const NUMBERS = new Intl.NumberFormat("en");
 
 let running = null;  // the AbortController of the answer that comes in
@@ -180,6 +181,7 @@ function fillTable() {
 function showWindows(event) {
   windows = event;
   const {kept, unpruned} = memoryOf(event);
+  if (course.length >= MOST_POINTS) course = course.filter((_, i) => i % 2 === 0);
   course.push([event.tokens, kept, unpruned]);
   showFigures(event);
   showCertificate(event);
