@@ -37,7 +37,7 @@ struct CompletionCall::Prompt final : GenerationConsumer {
   bool done = false;
 };
 
-void CompletionCall::Start(ServerCore& core, std::shared_ptr<HttpExchange> exchange) {
+void CompletionCall::Start(ServerCore& core, const std::shared_ptr<HttpExchange>& exchange) {
   CallInfo info = DescribeRequest("/v1/completions", exchange->request, core);
   const absl::Status admitted =
       core.Admit(&info, static_cast<int64_t>(exchange->request.body.size()));
@@ -98,7 +98,7 @@ absl::Status CompletionCall::AdmitPrompts() {
       prompt->info.share = std::move(info_.share);
     } else {
       const auto bytes = static_cast<int64_t>(request_.prompts[i].ByteSizeLong());
-      const absl::Status admitted = core_.Admit(&prompt->info, bytes);
+      absl::Status admitted = core_.Admit(&prompt->info, bytes);
       if (!admitted.ok()) return admitted;
     }
     prompts_.push_back(std::move(prompt));

@@ -25,7 +25,7 @@ namespace fox {
 class CompletionCall final : public HttpCall, public std::enable_shared_from_this<CompletionCall> {
  public:
   // On the HTTP thread. Every end is told to the exchange.
-  static void Start(ServerCore& core, std::shared_ptr<HttpExchange> exchange);
+  static void Start(ServerCore& core, const std::shared_ptr<HttpExchange>& exchange);
   CompletionCall(ServerCore& core, std::shared_ptr<HttpExchange> exchange, CallInfo info);
   ~CompletionCall() override;
 

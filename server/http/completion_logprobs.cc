@@ -34,7 +34,7 @@ void Append(const std::string& item, std::string* list) {
 }  // namespace
 
 std::string TokenName(const Tokenizer& tokenizer, int32_t id) {
-  const std::string bytes = tokenizer.TokenBytes(id, /*skip_special=*/false);
+  std::string bytes = tokenizer.TokenBytes(id, /*skip_special=*/false);
   if (bytes.empty()) return absl::StrCat("token_id:", id);
   if (IsValidUtf8(bytes)) return bytes;
   std::string name = "bytes:";

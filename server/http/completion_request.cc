@@ -19,9 +19,9 @@ constexpr uint32_t kDefaultMaxTokens = 16;  // OpenAI's
 absl::Status Invalid(absl::string_view message) { return absl::InvalidArgumentError(message); }
 
 // A text, ids, or a list of either.
+constexpr char kForm[] =
+    "prompt: must be a text, a list of texts, token ids or a list of lists of token ids";
 absl::Status ReadPrompts(const Json* value, std::vector<v1::GenerateRequest>* out) {
-  const absl::Status wrong =
-      Invalid("prompt: must be a text, a list of texts, token ids or a list of lists of token ids");
   if (value == nullptr) return Invalid("prompt: must be set");
   const auto add = [out](const Json& prompt) {
     if (prompt.is_string()) {
@@ -34,14 +34,14 @@ absl::Status ReadPrompts(const Json* value, std::vector<v1::GenerateRequest>* ou
     return true;
   };
   if (!value->is_array() || (!value->empty() && value->front().is_number())) {
-    return add(*value) ? absl::OkStatus() : wrong;
+    return add(*value) ? absl::OkStatus() : Invalid(kForm);
   }
   if (value->empty()) return Invalid("prompt: must not be empty");
   if (value->size() > kMaxPrompts) {
     return Invalid(absl::StrCat("prompt: at most ", kMaxPrompts, " prompts"));
   }
   for (const Json& prompt : *value) {
-    if (!add(prompt)) return wrong;
+    if (!add(prompt)) return Invalid(kForm);
   }
   return absl::OkStatus();
 }

@@ -99,7 +99,7 @@ std::string CompletionWriter::TakeChunk(size_t prompt, const v1::GenerateDelta& 
 }
 
 std::string CompletionWriter::LastChunks() const {
-  const std::string done = ServerSentEvent("[DONE]");
+  std::string done = ServerSentEvent("[DONE]");
   if (!request_.include_usage) return done;
   return ServerSentEvent(absl::StrCat(head_, "],\"usage\":", Usage(), "}")) + done;
 }

@@ -9,12 +9,14 @@
 namespace fox {
 namespace {
 
+bool IsHexDigit(char c) { return absl::ascii_isxdigit(static_cast<unsigned char>(c)); }
+
 // %41 is A; what is no such code stays.
 std::string PercentDecoded(absl::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '%' && i + 2 < text.size() && absl::ascii_isxdigit(text[i + 1]) &&
-        absl::ascii_isxdigit(text[i + 2])) {
+    if (text[i] == '%' && i + 2 < text.size() && IsHexDigit(text[i + 1]) &&
+        IsHexDigit(text[i + 2])) {
       out += absl::HexStringToBytes(text.substr(i + 1, 2));
       i += 2;
     } else {

@@ -46,7 +46,8 @@ void HttpServer::Start() {
   port_ = std::make_unique<HttpPort>(
       options_.port, [this](const HttpRequest& head) { return Refusal(head); },
       [this](std::shared_ptr<HttpExchange> exchange) {
-        (*Find(exchange->request))(std::move(exchange));
+        const Handler* handler = Find(exchange->request);
+        (*handler)(std::move(exchange));
       });
   acceptor_->Start([this](int, int descriptor) { port_->Add(descriptor); });
 }

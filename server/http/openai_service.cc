@@ -35,7 +35,7 @@ OpenAiService::OpenAiService(ServerCore& core, std::function<bool()> serving)
 void OpenAiService::Register(HttpServer* server) {
   using Exchange = std::shared_ptr<HttpExchange>;
   server->Handle("POST", "/v1/completions",
-                 [this](Exchange exchange) { CompletionCall::Start(core_, std::move(exchange)); });
+                 [this](const Exchange& exchange) { CompletionCall::Start(core_, exchange); });
   const std::string model = Model(core_, created_);
   server->AddPage("/v1/models", Json(absl::StrCat("{\"object\":\"list\",\"data\":[", model, "]}")));
   server->AddPage("/v1/models/" + core_.context.served_model_name, Json(model));
