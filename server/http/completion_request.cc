@@ -19,7 +19,7 @@ constexpr uint32_t kDefaultMaxTokens = 16;  // OpenAI's
 absl::Status Invalid(absl::string_view message) { return absl::InvalidArgumentError(message); }
 
 // A text, ids, or a list of either.
-constexpr char kForm[] =
+constexpr char kPromptForm[] =
     "prompt: must be a text, a list of texts, token ids or a list of lists of token ids";
 absl::Status ReadPrompts(const Json* value, std::vector<v1::GenerateRequest>* out) {
   if (value == nullptr) return Invalid("prompt: must be set");
@@ -34,14 +34,14 @@ absl::Status ReadPrompts(const Json* value, std::vector<v1::GenerateRequest>* ou
     return true;
   };
   if (!value->is_array() || (!value->empty() && value->front().is_number())) {
-    return add(*value) ? absl::OkStatus() : Invalid(kForm);
+    return add(*value) ? absl::OkStatus() : Invalid(kPromptForm);
   }
   if (value->empty()) return Invalid("prompt: must not be empty");
   if (value->size() > kMaxPrompts) {
     return Invalid(absl::StrCat("prompt: at most ", kMaxPrompts, " prompts"));
   }
   for (const Json& prompt : *value) {
-    if (!add(prompt)) return Invalid(kForm);
+    if (!add(prompt)) return Invalid(kPromptForm);
   }
   return absl::OkStatus();
 }
