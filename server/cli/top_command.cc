@@ -36,7 +36,7 @@ std::string Bytes(double bytes) {
   const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   size_t unit = 0;
   for (; bytes >= 1024 && unit + 1 < std::size(units); ++unit) bytes /= 1024;
-  return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
+  return absl::StrFormat("%.*f %s", unit == 0 ? 0 : 1, bytes, units[unit]);
 }
 
 std::string Duration(double seconds) {
