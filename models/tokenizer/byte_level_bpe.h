@@ -1,7 +1,7 @@
 // ByteLevelBpe: GPT-2's tokenizer. Text is cut at added tokens, then by the pre-tokenizer, and the
-// bytes of each piece are merged by rank. Its definition comes from gpt2_files.h (vocab.json and
-// merges.txt) or tokenizer_json.h; Create checks it, so that any accepted definition is safe to
-// use. Read bpe_merger.h next.
+// bytes of each piece are merged by rank, those of a long one window by window. Its definition
+// comes from gpt2_files.h (vocab.json and merges.txt) or tokenizer_json.h; Create checks it, so
+// that any accepted definition is safe to use. Read bpe_merger.h and bpe_windows.h next.
 #pragma once
 
 #include <array>
@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -59,6 +60,10 @@ class ByteLevelBpe : public Tokenizer {
   // Encodes text[begin, end), which holds no added token.
   void EncodePart(const std::string& text, size_t begin, size_t end,
                   BpeMerger::Workspace* workspace, std::vector<int32_t>* ids) const;
+  void EncodePretoken(std::string_view pretoken, BpeMerger::Workspace* workspace,
+                      std::vector<int32_t>* ids) const;
+  void Merge(std::string_view bytes, BpeMerger::Workspace* workspace,
+             std::vector<int32_t>* ids) const;
 
   Info info_;
   std::vector<std::string> bytes_;  // by id

@@ -37,8 +37,12 @@ struct SentencePieceFile {
   std::optional<int32_t> bos_id, eos_id;
   std::string unk_surface = " \xE2\x81\x87 ";  // what an unknown piece reads as
   bool byte_fallback = false;
+  bool is_bpe = false;
   bool add_dummy_prefix = true;
   bool remove_extra_whitespaces = true;
+  // Whether spaces become U+2581, after one in front with add_dummy_prefix, and nothing else
+  // changes.
+  bool only_marks_spaces = false;
 };
 
 // InvalidArgument: not a ModelProto; an empty, over-long, duplicate or ill-formed piece; a score
@@ -46,6 +50,10 @@ struct SentencePieceFile {
 // are not exactly 256; user pieces that nest too deeply; a broken character map. Unimplemented: a
 // character map for decoded text.
 absl::StatusOr<SentencePieceFile> CheckSentencePieceModel(const std::string& serialized);
+
+// The same pieces for text that is normalized already: a model that leaves text as it is.
+// REQUIRES: CheckSentencePieceModel accepts `serialized`.
+std::string WithoutNormalizer(const std::string& serialized);
 
 // A precompiled_charsmap: uint32 size of the trie, a double array of uint32 units, then
 // NUL-terminated replacements. Every walk through an accepted trie stays inside it, ends, and

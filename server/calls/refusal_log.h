@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "engine/mutex.h"
 #include "server/calls/call_info.h"
+#include "server/process/log_limit.h"
 
 namespace fox {
 
@@ -29,9 +30,7 @@ class RefusalLog {
  private:
   std::array<std::atomic<int64_t>, kRefusalReasons> counts_{};
   Mutex mutex_;
-  Seconds second_ ABSL_GUARDED_BY(mutex_) = -kNever;  // began then
-  int lines_ ABSL_GUARDED_BY(mutex_) = 0;             // in it
-  int64_t skipped_ ABSL_GUARDED_BY(mutex_) = 0;       // since the last line
+  LogLimit limit_ ABSL_GUARDED_BY(mutex_){10, 1.0};
 };
 
 }  // namespace fox

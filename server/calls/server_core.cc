@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace fox {
 namespace {
@@ -54,8 +55,9 @@ absl::Status ServerCore::CheckQueue(const CallInfo& call) const {
   if (call.deadline <= call.arrival) {
     return absl::DeadlineExceededError("the deadline has passed on arrival");
   }
-  // The engine's queue has room for who holds less than others.
-  if (!calls_.HoldsMost(call.client)) return absl::OkStatus();
+  // The engine's queue has room for who holds less than others, and the wait of a client with few
+  // calls is not that of the whole queue: the engine knows.
+  if (!calls_.HoldsMost(call.client, context.limits.max_num_seqs)) return absl::OkStatus();
   const EngineStats stats = engine.stats();
   const EngineOptions& options = context.engine;
   // What is on its way may still find a free slot, hence the slots on top.
@@ -76,15 +78,34 @@ absl::Status ServerCore::CheckQueue(const CallInfo& call) const {
 }
 
 bool ServerCore::Enter(const std::string& request_id, std::shared_ptr<RunningCall> call) {
-  return registry_.Add(request_id, std::move(call));
+  const MutexLock lock(mutex_);
+  return running_.emplace(request_id, std::move(call)).second;
 }
 
-void ServerCore::AbandonAll(const absl::Status& status) {
-  for (const std::shared_ptr<RunningCall>& call : registry_.All()) call->Abandon(status);
+void ServerCore::Leave(const std::string& request_id) {
+  const MutexLock lock(mutex_);
+  running_.erase(request_id);
 }
 
 std::shared_ptr<RunningCall> ServerCore::Find(const std::string& request_id) const {
-  return registry_.Find(request_id);
+  const MutexLock lock(mutex_);
+  const auto found = running_.find(request_id);
+  return found == running_.end() ? nullptr : found->second;
+}
+
+bool ServerCore::Idle() const {
+  if (calls_.calls() > 0 || admitting_ > 0 || !engine.idle()) return false;
+  const MutexLock lock(mutex_);
+  return running_.empty();
+}
+
+void ServerCore::AbandonAll(const absl::Status& status) {
+  std::vector<std::shared_ptr<RunningCall>> calls;
+  {
+    const MutexLock lock(mutex_);
+    for (const auto& [id, call] : running_) calls.push_back(call);
+  }
+  for (const std::shared_ptr<RunningCall>& call : calls) call->Abandon(status);
 }
 
 int64_t ServerCore::RetryAfterMs() const {
@@ -92,14 +113,14 @@ int64_t ServerCore::RetryAfterMs() const {
 }
 
 absl::Status ServerCore::Undrain() {
-  const MutexLock lock(drain_mutex_);
+  const MutexLock lock(mutex_);
   if (shutting_down_) return absl::FailedPreconditionError("the server is shutting down");
   engine.Undrain();
   return absl::OkStatus();
 }
 
 void ServerCore::ShutDown() {
-  const MutexLock lock(drain_mutex_);
+  const MutexLock lock(mutex_);
   shutting_down_ = true;
   engine.Drain();
 }

@@ -10,19 +10,10 @@
 #include "server/http/windows_event.h"
 
 namespace fox {
-namespace {
-
-constexpr int64_t kChunk = 4096;  // the budget is shared: it is asked once in many tokens
-
-absl::Status AnswersUnread() {
-  return absl::ResourceExhaustedError("too much waits to be read by clients");
-}
-
-}  // namespace
 
 struct CompletionCall::Prompt final : GenerationConsumer {
-  void Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) override {
-    call->Deliver(index, event, sequence, tokens);
+  absl::Status Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) override {
+    return call->Deliver(index, event, sequence, tokens);
   }
   void Done(const absl::Status& status) override {
     const std::shared_ptr<CompletionCall> last = std::move(call);
@@ -129,23 +120,19 @@ void CompletionCall::Fail(const absl::Status& status) {
   exchange_->Answer(ErrorAnswer(status, core_.RetryAfterMs()));
 }
 
-void CompletionCall::Deliver(size_t prompt, const v1::GenerateDelta& event, RequestId sequence,
-                             int64_t tokens) {
+absl::Status CompletionCall::Deliver(size_t prompt, const v1::GenerateDelta& event,
+                                     RequestId sequence, int64_t tokens) {
   Output output;
-  std::vector<std::shared_ptr<Generation>> cancelled;
   {
     const MutexLock lock(mutex_);
-    if (end_.has_value()) return;
+    if (end_.has_value()) return *end_;
     const int64_t bytes = Take(prompt, event);
     if (request_.stream && tokens > 0) pending_tokens_.emplace_back(sequence, tokens);
-    if (Hold(bytes)) {
-      output = Next();
-    } else {
-      cancelled = Cancel(AnswersUnread());
-    }
+    if (!Hold(bytes)) return AnswersUnread();
+    output = Next();
   }
-  for (const auto& generation : cancelled) generation->Cancel(AnswersUnread());
   Perform(std::move(output));
+  return absl::OkStatus();
 }
 
 int64_t CompletionCall::Take(size_t prompt, const v1::GenerateDelta& event) {
@@ -273,14 +260,9 @@ std::vector<std::shared_ptr<Generation>> CompletionCall::Cancel(const absl::Stat
 }
 
 bool CompletionCall::Hold(int64_t bytes) {
-  CallBudget::Share& share = prompts_.front()->info.share;
+  if (!prompts_.front()->info.share.Hold(bytes)) return false;
   held_ += bytes;
-  const int64_t more = held_ - share.bytes();
-  if (more <= 0) {
-    if (more < -2 * kChunk) share.Shrink(-more - kChunk);
-    return true;
-  }
-  return share.Grow((more + kChunk - 1) / kChunk * kChunk);
+  return true;
 }
 
 }  // namespace fox

@@ -46,7 +46,8 @@ class CompletionCall final : public HttpCall, public std::enable_shared_from_thi
   void Fail(const absl::Status& status);
 
   // On the lane of a prompt.
-  void Deliver(size_t prompt, const v1::GenerateDelta& event, RequestId sequence, int64_t tokens);
+  absl::Status Deliver(size_t prompt, const v1::GenerateDelta& event, RequestId sequence,
+                       int64_t tokens);
   void Done(size_t prompt, const absl::Status& status);
   // Takes an event; returns the bytes by which what is held has grown.
   int64_t Take(size_t prompt, const v1::GenerateDelta& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

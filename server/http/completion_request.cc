@@ -49,12 +49,12 @@ absl::Status ReadPrompts(const Json* value, std::vector<v1::GenerateRequest>* ou
 void ReadBias(JsonFields* fields, v1::Sampling* sampling) {
   const Json* bias = fields->Find("logit_bias");
   if (bias == nullptr) return;
-  constexpr const char* kForm = "an object of token ids and numbers";
-  if (!bias->is_object()) return fields->Fail("logit_bias", kForm);
+  constexpr const char* kBiasForm = "an object of token ids and numbers";
+  if (!bias->is_object()) return fields->Fail("logit_bias", kBiasForm);
   for (const auto& [key, value] : bias->items()) {
     uint32_t id = 0;
     if (!absl::SimpleAtoi(key, &id) || !value.is_number()) {
-      return fields->Fail("logit_bias", kForm);
+      return fields->Fail("logit_bias", kBiasForm);
     }
     (*sampling->mutable_logit_bias())[id] = ToFloat(value);
   }

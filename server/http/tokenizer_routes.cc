@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/calls/request_conversion.h"
-#include "server/calls/sampling_conversion.h"
 #include "server/http/completion_logprobs.h"
 #include "server/http/describe_request.h"
 #include "server/http/http_error.h"
@@ -63,7 +62,7 @@ Answered AnswerDetokenize(JsonFields& fields, const ConversionContext& context) 
     return absl::FailedPreconditionError("tokens: the model has no tokenizer");
   }
   if (tokens.size() > kMaxIds) return absl::InvalidArgumentError("tokens: at most 1048576 ids");
-  const WireIds wire(tokens.begin(), tokens.end());
+  const google::protobuf::RepeatedField<uint32_t> wire(tokens.begin(), tokens.end());
   std::vector<int32_t> ids;
   const absl::Status status =
       ConvertIds(wire, "tokens", context.tokenizer->info().vocab_size, &ids);
@@ -118,8 +117,8 @@ void Start(ServerCore& core, const char* method, Work work,
         const std::string body = std::exchange(exchange->request.body, {});
         Answered answered = Run(body, work, context);
         // The answer counts until it is written.
-        if (answered.ok() && !call->info.share.Grow(static_cast<int64_t>(answered->size()))) {
-          answered = absl::ResourceExhaustedError("too much waits to be read by clients");
+        if (answered.ok() && !call->info.share.Hold(static_cast<int64_t>(answered->size()))) {
+          answered = AnswersUnread();
         }
         exchange->Answer(answered.ok() ? HttpAnswer{200, "application/json", {}, *answered}
                                        : ErrorAnswer(answered.status()));

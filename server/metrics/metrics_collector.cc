@@ -56,9 +56,9 @@ void AddPages(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
              "The certificate: largest log of the attention mass that any row of a finished "
              "request lost to eviction.",
              stats.max_log_evicted_mass);
-  out->Gauge(
-      "fox_log_tolerance", "What the certificate may not exceed.",
-      core.context.engine.acp == AcpMode::kOff ? kNoMass : core.context.engine.log_tolerance);
+  double tolerance = core.context.engine.log_tolerance;
+  if (core.context.engine.acp == AcpMode::kOff) tolerance = kNoMass;
+  out->Gauge("fox_log_tolerance", "What the certificate may not exceed.", tolerance);
 }
 
 void AddSteps(const ServerCore& core, const EngineStats& stats, const StepMetrics& steps,

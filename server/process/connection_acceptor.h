@@ -9,10 +9,10 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/process/log_limit.h"
 
 namespace fox {
 
@@ -27,6 +27,9 @@ struct AcceptorOptions {
   int64_t max_per_address = 0;
 };
 
+// Whether every address that `host` stands for is loopback. False: also when it has none.
+bool IsLoopback(const std::string& host);
+
 class ConnectionAcceptor {
  public:
   // Binds and listens on every address of the host. From here on clients connect and wait; nobody
@@ -37,7 +40,6 @@ class ConnectionAcceptor {
   ConnectionAcceptor& operator=(const ConnectionAcceptor&) = delete;
 
   int port() const { return port_; }
-  int64_t max_connections() const { return max_connections_; }
 
   // Takes over a connection, whose descriptor it closes one day. Must not block.
   using Sink = std::function<void(int listener, int descriptor)>;
@@ -51,8 +53,9 @@ class ConnectionAcceptor {
 
  private:
   struct Connection {
-    uint64_t inode = 0;   // of the socket: whether the descriptor is still this connection
-    std::string address;  // of the peer, without its port
+    int descriptor;
+    uint64_t inode;    // of the socket: whether the descriptor is still this connection
+    uint64_t address;  // of the peer: IPv4, or the upper half of IPv6
   };
 
   ConnectionAcceptor() = default;
@@ -61,14 +64,11 @@ class ConnectionAcceptor {
   void AcceptFrom(int listener);
   // What to do about an error of accept; false: nothing more to accept now.
   bool Recover(int listener, int error);
-  bool Admit(const std::string& address);
-  void Forget(int descriptor);
-  void ForgetClosed();
+  bool Admit(uint64_t address);
   void Refuse(int descriptor, const char* reason);
 
   std::vector<int> listeners_;
   int port_ = 0;
-  int wake_ = -1;   // eventfd: Stop was called
   int spare_ = -1;  // given up for a moment to close a connection when no descriptor is left
   int64_t max_connections_ = 0, max_per_address_ = 0;
   bool loopback_is_exempt_ = true;
@@ -76,12 +76,12 @@ class ConnectionAcceptor {
 
   // The thread's alone. A door does not tell when it closes a descriptor: the kernel gives the
   // lowest free number to the next connection, and at the cap every record is looked at.
-  std::unordered_map<int, Connection> connections_;  // by descriptor
-  std::unordered_map<std::string, int64_t> by_address_;
-  double last_look_ = 0, last_log_ = 0;
+  std::vector<Connection> connections_;
+  double last_look_ = 0;
+  LogLimit log_limit_{1, 5.0};
 
   std::atomic<int64_t> refused_{0};
-  int64_t refusals_logged_ = 0;
+  std::atomic<bool> stopping_{false};
   std::thread thread_;
 };
 

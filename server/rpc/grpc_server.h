@@ -42,7 +42,7 @@ class GrpcServer {
 
   int port() const;
   int admin_port() const;  // 0: none of its own
-  // What health says. Any thread.
+  // What health says. Until Stop.
   bool serving() const;
   // Health turns NOT_SERVING and new work is Unavailable, at once.
   void Drain();
