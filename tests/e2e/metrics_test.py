@@ -33,6 +33,7 @@ import demo  # noqa: E402
 SKIPPED = 77  # ctest's SKIP_RETURN_CODE
 MODEL = ROOT / "models" / "demo"
 DASHBOARD = ROOT / "docker" / "grafana" / "foxserve.json"
+ALERTS = ROOT / "docker" / "prometheus" / "alerts.yml"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SCRAPE_TIMEOUT = 3  # seconds until a scrape that stalls is cut off, as in metrics_server.cc
 
@@ -172,6 +173,9 @@ class MetricsTest(unittest.TestCase):
         expressions = [target["expr"] for panel in dashboard["panels"]
                        for target in panel.get("targets", [])]
         self.assertGreater(len(expressions), 15)
+        if ALERTS.exists():
+            expressions += [line.partition("expr:")[2] for line in ALERTS.read_text().splitlines()
+                            if "expr:" in line]
         named = {name for expression in expressions
                  for name in re.findall(r"\b(?:fox|process|vllm)[a-z_:]*[a-z]\b", expression)}
         self.assertGreater(len(named), 15)

@@ -106,6 +106,9 @@ class PageTest(unittest.TestCase):
         self.assertEqual(self.value("prompt"), LONG)
         self.enter("max-tokens", "150")
         self.browser.press("Enter", 13, modifiers=CONTROL)
+        self.browser.wait_for("document.getElementById('kept').textContent !== '-'")
+        self.assertEqual(self.browser.evaluate(STATE), "running")  # it is seen while it happens
+        self.assertLess(int(self.text("tokens").replace(",", "")), 6645)
         self.browser.wait_for(f"{STATE} === 'done' || {STATE} === 'failed'")
         self.assertRegex(self.text("status"), r"^Done: 6,645 tokens read, \d+ written$")
         answer = self.text("answer")
