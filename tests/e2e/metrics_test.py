@@ -174,12 +174,13 @@ class MetricsTest(unittest.TestCase):
                        for target in panel.get("targets", [])]
         self.assertGreater(len(expressions), 15)
         if ALERTS.exists():
-            expressions += [line.partition("expr:")[2] for line in ALERTS.read_text().splitlines()
-                            if "expr:" in line]
+            expressions.append(ALERTS.read_text())
         named = {name for expression in expressions
-                 for name in re.findall(r"\b(?:fox|process|vllm)[a-z_:]*[a-z]\b", expression)}
+                 for name in re.findall(r"\b(?:fox_|process_|vllm:)[a-z_:]*[a-z]\b", expression)}
         self.assertGreater(len(named), 15)
-        self.assertEqual(named - names_of(text), set())
+        exported = names_of(text)
+        exported |= {name.removesuffix("_bucket") for name in exported}
+        self.assertEqual(named - exported, set())
         typed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE fox_")}
         helped = {line.split()[2] for line in text.splitlines()
                   if line.startswith("# HELP fox_") and len(line.split()) > 4}
