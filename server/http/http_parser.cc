@@ -22,10 +22,10 @@ constexpr uint32_t kMaxHeadBytes = 16 << 10;
 // Beast's own string body reserves the length that a head claims.
 struct GrowingBody {
   using value_type = std::string;
-  class reader {
+  class Reader {
    public:
     template <bool is_request, class Fields>
-    reader(http::header<is_request, Fields>&, value_type& body) : body_(body) {}
+    Reader(http::header<is_request, Fields>&, value_type& body) : body_(body) {}
     template <class Length>
     void init(const Length&, error_code& error) {
       error = {};
@@ -44,6 +44,7 @@ struct GrowingBody {
    private:
     value_type& body_;
   };
+  using reader = Reader;  // as Beast calls it
 };
 
 // Works with the string views of every version of Boost.

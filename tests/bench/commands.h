@@ -12,5 +12,7 @@ namespace fox {
 absl::Status MakeModel(const std::vector<std::string>& arguments);
 // Sends requests to a running server and measures what a client sees.
 absl::Status BenchServe(const std::vector<std::string>& arguments);
+// Compares throughput through the engine alone, fox.v1 and HTTP.
+absl::Status BenchDoors(const std::vector<std::string>& arguments);
 
 }  // namespace fox

@@ -191,6 +191,41 @@ TEST(HttpConnectionsTest, AReaderThatStopsPausesItselfAndIsCutOff) {
   EXPECT_FALSE(stalled.ReadUntil("[DONE]"));
 }
 
+TEST(HttpConnectionsTest, WhatWaitsToBeReadHasABudget) {
+  TestCoreOptions options;
+  options.limits.max_call_bytes = 96 << 10;  // half of it for one client
+  TestHttp test(options);
+  Json bulky = {{"prompt", "bulky"}, {"max_tokens", 3000}, {"temperature", 0}, {"logprobs", 20}};
+  HttpClient whole = test.Connect();
+  EXPECT_EQ(whole.Post(kPath, bulky).status, 429);
+  bulky["stream"] = true;
+  HttpClient unread = test.Connect();  // the sockets' buffers hold some, the budget the rest
+  unread.SendRequest("POST", kPath, bulky.dump());
+  ASSERT_TRUE(unread.ReadUntil("data: "));
+  EXPECT_TRUE(test.WaitIdle() || test.engine->stats().paused == 1);
+  unread.Close();
+  EXPECT_TRUE(test.WaitIdle());
+  EXPECT_EQ(test.core->calls().bytes(), 0);
+}
+
+TEST(HttpConnectionsTest, BodiesOnTheirWayHaveABudget) {
+  HttpServerOptions options;
+  options.port.receive_memory_bytes = 100000;
+  TestHttp test({}, options);
+  HttpClient first = test.Connect(), second = test.Connect();
+  const std::string head = "POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 90000\r\n\r\n";
+  first.Send(head + std::string(80000, ' '));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(test.Connect().Get("/health").status, 200);  // it is read
+  second.Send(head + std::string(80000, ' '));
+  const HttpReply refused = second.Read();
+  EXPECT_EQ(refused.status, 429);
+  EXPECT_EQ(refused.headers.at("retry-after"), "1");
+  const std::string rest = "{\"prompt\":\"a\"}";
+  first.Send(std::string(10000 - rest.size(), ' ') + rest);
+  EXPECT_EQ(first.Read().Json()["count"], 2);
+  EXPECT_EQ(test.Connect().Get("/health").status, 200);
+}
+
 TEST(HttpConnectionsTest, AThousandOpenStreamsNeedNoThreads) {
   constexpr int kStreams = 1000;
   TestCoreOptions options;

@@ -82,6 +82,24 @@ TEST(ServerFlagsTest, ValuesReachTheirOptions) {
   EXPECT_EQ(flags.engine.device, "auto");
 }
 
+TEST(ServerFlagsTest, TheHttpPortHasTheLimitsOfTheOther) {
+  ServerFlags off;
+  ASSERT_EQ(ErrorOf({"--model=m"}, &off), "");
+  EXPECT_EQ(off.http.listen.port, -1);
+  ServerFlags on;
+  ASSERT_EQ(ErrorOf({"--model=m", "--http-port=80", "--host=::1", "--max-message-mb=3",
+                     "--max-connections=9", "--stall-timeout=7"},
+                    &on),
+            "");
+  EXPECT_EQ(on.http.listen.port, 80);
+  EXPECT_EQ(on.http.listen.host, "::1");
+  EXPECT_EQ(on.http.listen.max_connections, 9);
+  EXPECT_EQ(on.http.port.max_body_bytes, 3 << 20);
+  EXPECT_EQ(on.http.port.stall_timeout, 7);
+  ServerFlags remote;
+  EXPECT_THAT(ErrorOf({"--model=m", "--http-host=0.0.0.0"}, &remote), HasSubstr("--http-host"));
+}
+
 TEST(ServerFlagsTest, WhatFollowsFromSeveralFlags) {
   ServerFlags flags;
   ASSERT_EQ(ErrorOf({"--check-model=m", "--stall-timeout=7", "--max-calls=9", "--call-memory-mb=3",
