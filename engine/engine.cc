@@ -36,6 +36,7 @@ bool EngineState::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
   }
   LimitPaused(now, outputs);
   if (schedule.plan.empty()) return false;
+  AskForWindows(now, schedule.sequences, &schedule.plan);
   for (StepObserver* observer : observers) observer->BeforeSubmit(schedule.plan);
   if (absl::Status status = executor.Submit(schedule.plan); !status.ok()) {
     Fail(status, now, outputs);
@@ -71,6 +72,7 @@ void EngineState::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs
   for (StepObserver* observer : observers) observer->AfterCollect(flight.plan, *result);
   ++stats.steps;
   free_pages = result->free_pages;
+  CountPages(flight.plan, *result);
   scheduler.Collect(*result);
   for (size_t i = 0; i < count; ++i) {
     const PlannedSequence& planned = flight.plan.sequences[i];
@@ -85,13 +87,17 @@ void EngineState::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs
     Record(sequence, result->stats[i]);
     RequestOutput output;
     output.id = planned.id;
+    if (sequence->request.report_windows && result->first_pages != nullptr) {
+      output.windows = WindowsOf(*sequence, planned, *result);
+    }
     Process(planned, sequence, result->logits[i], planned.sample ? &result->sampled.at(i) : nullptr,
             now, &output);
     if (output.finish) {
       scheduler.Remove(sequence);
       End(sequence, now, &*output.finish);
     }
-    if (output.finish || !output.tokens.empty() || !output.prompt_logprobs.empty()) {
+    if (output.finish || output.windows || !output.tokens.empty() ||
+        !output.prompt_logprobs.empty()) {
       outputs->push_back(std::move(output));
     }
   }
@@ -131,8 +137,44 @@ void EngineState::Fail(const absl::Status& status, Seconds now,
 }
 
 void EngineState::Record(Sequence* sequence, const AcpStats& slot_stats) {
-  stats.pages_evicted += slot_stats.pages_evicted - sequence->slot_stats.pages_evicted;
+  const AcpStats& before = sequence->slot_stats;
+  stats.pages_evicted += slot_stats.pages_evicted - before.pages_evicted;
+  stats.blocks_total += slot_stats.blocks_total - before.blocks_total;
+  stats.blocks_pruned += slot_stats.blocks_pruned - before.blocks_pruned;
   sequence->OnStepCollected(slot_stats);
+}
+
+void EngineState::CountPages(const StepPlan& plan, const StepResult& result) {
+  for (const int32_t slot : plan.release_slots) {
+    stats.unpruned_pages -= std::exchange(unpruned_pages[static_cast<size_t>(slot)], 0);
+  }
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    int64_t& pages = unpruned_pages[static_cast<size_t>(plan.sequences[i].slot)];
+    const int64_t before = std::exchange(pages, result.stats[i].pages_allocated);
+    stats.unpruned_pages += pages - before;
+  }
+}
+
+// All slots at once, at a bounded rate, and only while somebody watches: the copy is of all slots.
+void EngineState::AskForWindows(Seconds now, const std::vector<Sequence*>& planned,
+                                StepPlan* plan) {
+  if (now < next_windows) return;
+  plan->read_windows = std::any_of(planned.begin(), planned.end(), [](const Sequence* sequence) {
+    return sequence->request.report_windows;
+  });
+  if (plan->read_windows) next_windows = now + kWindowsInterval;
+}
+
+KeptWindows EngineState::WindowsOf(const Sequence& sequence, const PlannedSequence& planned,
+                                   const StepResult& result) const {
+  KeptWindows windows;
+  windows.tokens = planned.position + static_cast<int64_t>(planned.token_ids.size());
+  const int32_t* first = result.first_pages + planned.slot * limits.lists_per_slot;
+  windows.first_pages.assign(first, first + limits.lists_per_slot);
+  windows.acp = sequence.stats.acp;
+  windows.acp += sequence.slot_stats;
+  windows.acp.log_tolerance = sequence.log_tolerance;
+  return windows;
 }
 
 void EngineState::ScorePrompt(Sequence* sequence, const PlannedSequence& planned,

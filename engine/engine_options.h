@@ -8,6 +8,9 @@
 
 namespace fox {
 
+// Seconds between two reports of windows (Request::report_windows), of all requests together.
+inline constexpr double kWindowsInterval = 0.1;
+
 // Names are those of fox-server's flags.
 struct EngineOptions {
   AcpMode acp = AcpMode::kCertified;  // the executor's

@@ -206,7 +206,7 @@ void EngineState::End(Sequence* sequence, Seconds now, Finish* finish) {
   if (sequence->next_event != kNever) events.erase(sequence);
   std::vector<Sequence*>& members = sequence->group->members;
   members.erase(std::find(members.begin(), members.end(), sequence));
-  for (StepObserver* observer : observers) observer->OnFinish(sequence->request.id, *finish);
+  for (StepObserver* observer : observers) observer->OnFinish(sequence->request, *finish);
   sequences.erase(sequence->request.id);
 }
 

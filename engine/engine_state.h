@@ -45,7 +45,8 @@ struct EngineState {
         limits(step_executor.limits()),
         scheduler(limits, times, options.max_step_seconds),
         sampler(limits.vocab_size),
-        free_pages(limits.num_pages) {
+        free_pages(limits.num_pages),
+        unpruned_pages(static_cast<size_t>(limits.slots())) {
     stats.num_pages = limits.num_pages;
     stats.free_pages = limits.num_pages;
   }
@@ -73,6 +74,10 @@ struct EngineState {
                absl::StatusOr<SampledToken>* sampled, Seconds now, RequestOutput* output);
   void Fail(const absl::Status& status, Seconds now, std::vector<RequestOutput>* outputs);
   void Record(Sequence* sequence, const AcpStats& slot_stats);
+  void CountPages(const StepPlan& plan, const StepResult& result);
+  void AskForWindows(Seconds now, const std::vector<Sequence*>& planned, StepPlan* plan);
+  KeptWindows WindowsOf(const Sequence& sequence, const PlannedSequence& planned,
+                        const StepResult& result) const;
   // Both add to the output; the finish is set when they end the request.
   void ScorePrompt(Sequence* sequence, const PlannedSequence& planned, const float* logits,
                    RequestOutput* output);
@@ -112,6 +117,8 @@ struct EngineState {
   std::vector<RequestOutput> displaced;  // ends to be told by the next step
   std::deque<InFlight> in_flight;        // the oldest first
   int64_t free_pages;                    // after the last plan collected
+  std::vector<int64_t> unpruned_pages;   // by slot: taken since its last release, evicted or not
+  Seconds next_windows = -kNever;        // when windows may be reported again
   int64_t arrivals = 0;
   Seconds last_step = -kNever;
   // The plan that the last step collected, if that step's time is to be measured.

@@ -68,6 +68,8 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
       slots_(static_cast<size_t>(options_.num_slots())) {
   limits_.num_pages = options_.num_pages;
   limits_.lists_per_slot = cache_.view().shape.lists_per_slot();
+  limits_.layers = cache_.view().shape.layers;
+  limits_.page_bytes = static_cast<int64_t>(cache_.view().shape.page_bytes());
   limits_.max_num_seqs = options_.max_num_seqs;
   limits_.num_slots = options_.num_slots();
   limits_.max_model_len = options_.max_model_len;
@@ -116,7 +118,7 @@ absl::Status ModelRunner::Submit(const StepPlan& plan) {
                   ? graphs_->Run({bucket, batch_.batch().small}, [this] { return Forward(); })
                   : Forward();
   }
-  step->Enqueue(logits_);
+  step->Enqueue(logits_, cache_.view());
   in_flight_.push_back(std::move(step));
   return Health();
 }

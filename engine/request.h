@@ -58,6 +58,8 @@ struct Request {
   // Tokens that may be produced ahead of Engine::Acknowledge; then the sequence pauses until half
   // of them are acknowledged. 0: unlimited.
   int32_t flow_window = 0;
+  bool report_windows = false;  // RequestOutput::windows, some times a second
+  std::string trace_parent;     // W3C traceparent of the call, for observers; empty: none
 };
 
 struct TokenLogprob {
@@ -95,13 +97,22 @@ struct Finish {
   RequestStats stats;
 };
 
+// What each head keeps of a sequence after a step.
+struct KeptWindows {
+  int64_t tokens = 0;  // in the cache: PagesFor(tokens) pages, but for those evicted
+  // [layers, kv heads]: the first page that is kept.
+  std::vector<int32_t> first_pages;
+  AcpStats acp;  // of the request so far
+};
+
 // What one step did for one request. Tokens are new ones, in order; each is given exactly once.
 struct RequestOutput {
   RequestId id = 0;
   std::vector<SampledToken> tokens;
   // Prompt log-probabilities for positions 1 .. n-1 as they become known, in order.
   std::vector<SampledToken> prompt_logprobs;
-  std::optional<Finish> finish;  // the last output of this request
+  std::optional<KeptWindows> windows;  // where Request::report_windows asks for them
+  std::optional<Finish> finish;        // the last output of this request
 };
 
 }  // namespace fox

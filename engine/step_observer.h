@@ -25,8 +25,8 @@ class StepObserver {
   // The first token of a request is known.
   virtual void OnFirstToken(RequestId id) { static_cast<void>(id); }
   // A request ended, well or not; one that was refused never came here.
-  virtual void OnFinish(RequestId id, const Finish& finish) {
-    static_cast<void>(id), static_cast<void>(finish);
+  virtual void OnFinish(const Request& request, const Finish& finish) {
+    static_cast<void>(request), static_cast<void>(finish);
   }
 };
 

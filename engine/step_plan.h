@@ -41,6 +41,7 @@ struct StepPlan {
   std::vector<PlannedSequence> sequences;
   // Set before anything is sampled; a slot's first sample with a logits processor comes with it.
   std::vector<SlotTokens> penalty_state;
+  bool read_windows = false;  // StepResult::first_pages is wanted
 
   bool empty() const { return release_slots.empty() && sequences.empty(); }
   int64_t num_tokens() const;

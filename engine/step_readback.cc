@@ -43,6 +43,7 @@ Buffer StepReadback::Allocate(size_t bytes) const {
 
 void StepReadback::Begin(const StepPlan& plan) {
   released_ = plan.release_slots;
+  wants_windows_ = plan.read_windows;
   sequences_.clear();
   for (const PlannedSequence& seq : plan.sequences) {
     sequences_.push_back({seq.slot, static_cast<int64_t>(seq.logit_rows.size()),
@@ -67,7 +68,7 @@ void StepReadback::Fetch(const void* device, size_t bytes, const Buffer& host) {
   }
 }
 
-void StepReadback::Enqueue(const MatrixView& logits) {
+void StepReadback::Enqueue(const MatrixView& logits, const PagedKv& kv) {
   Fetch(batch_.output_buffer(),
         sequences_.empty() ? BatchBuilder::kPoolBytes : batch_.output_bytes(), outputs_);
   const bool wanted = std::any_of(sequences_.begin(), sequences_.end(),
@@ -77,6 +78,12 @@ void StepReadback::Enqueue(const MatrixView& logits) {
     const size_t bytes = static_cast<size_t>(logits.rows * logits.cols) * SizeOf(logits.dtype);
     if (logits_.bytes() < bytes) logits_ = Allocate(bytes);
     Fetch(logits.data, bytes, logits_);
+  }
+  if (wants_windows_) {
+    const size_t bytes =
+        static_cast<size_t>(kv.shape.max_slots * kv.shape.lists_per_slot()) * sizeof(int32_t);
+    if (first_pages_.bytes() < bytes) first_pages_ = Allocate(bytes);
+    Fetch(kv.first_live, bytes, first_pages_);
   }
   Mark();
 }
@@ -122,6 +129,7 @@ StepResult StepReadback::Deliver(const ExecutorLimits& limits, std::vector<AcpSt
     result.stats.push_back(stats);
   }
   result.free_pages = *outputs.free_pages;
+  if (wants_windows_) result.first_pages = first_pages_.as<int32_t>();
   return result;
 }
 

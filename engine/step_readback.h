@@ -28,8 +28,9 @@ class StepReadback {
   // Room for `count` penalty entries on their way there.
   PenaltyEntry* Entries(size_t count);
 
-  // Enqueues the copies of all that the host wants of the step; `logits` of its rows.
-  void Enqueue(const MatrixView& logits);
+  // Enqueues the copies of all that the host wants of the step; `logits` of its rows, `kv` for
+  // windows.
+  void Enqueue(const MatrixView& logits, const PagedKv& kv);
   // Returns when all work enqueued before the last Enqueue or Mark is done.
   void Wait();
   // Without a step: a point for Wait.
@@ -59,7 +60,9 @@ class StepReadback {
   DeviceQueue* const queue_;  // null: calls return when their work is done
   std::vector<int32_t> released_;
   std::vector<Awaited> sequences_;
+  bool wants_windows_ = false;
   Buffer staging_, entries_, outputs_;
+  Buffer first_pages_;            // [slots, lists], once somebody wanted them
   Buffer logits_;                 // [rows, V], as far as wanted
   MatrixView logits_view_;        // of the backend's; no rows: none are wanted
   std::vector<float> float32_;    // of float64 logits

@@ -23,6 +23,8 @@
 #include "server/calls/access.h"
 #include "server/calls/server_core.h"
 #include "server/http/openai_service.h"
+#include "server/http/page/page_assets.h"
+#include "server/metrics/metrics_server.h"
 #include "server/process/process_end.h"
 #include "server/process/signal_handler.h"
 #include "server/process/tls_files.h"
@@ -179,7 +181,8 @@ void PrintListening(const char* what, const std::string& host, int port) {
 // minutes that a model takes.
 struct Doors {
   std::unique_ptr<ConnectionAcceptor> grpc;
-  std::unique_ptr<HttpServer> http;  // null: none
+  std::unique_ptr<HttpServer> http;        // null: none
+  std::unique_ptr<MetricsServer> metrics;  // likewise
   std::shared_ptr<TlsFiles> tls;
   std::shared_ptr<Access> access;
 };
@@ -202,14 +205,21 @@ absl::StatusOr<Doors> PrepareDoors(const ServerFlags& flags) {
   auto grpc = ConnectionAcceptor::Listen(flags.grpc.listen);
   if (!grpc.ok()) return grpc.status();
   out.grpc = *std::move(grpc);
-  if (flags.http.listen.port < 0) return out;
-  auto http = HttpServer::Listen(flags.http);
-  if (!http.ok()) return http.status();
-  out.http = *std::move(http);
+  if (flags.http.listen.port >= 0) {
+    auto http = HttpServer::Listen(flags.http);
+    if (!http.ok()) return http.status();
+    out.http = *std::move(http);
+  }
+  if (flags.metrics.port >= 0) {
+    auto metrics = MetricsServer::Listen(flags.metrics);
+    if (!metrics.ok()) return metrics.status();
+    out.metrics = *std::move(metrics);
+  }
   return out;
 }
 
-int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals, Doors doors) {
+int Serve(const ServerFlags& flags, LoadedModel model, const StepMetrics& steps,
+          SignalHandler* signals, Doors doors) {
   EngineThread engine(std::move(model.engine.engine));
   ServerLimits limits = flags.limits;
   limits.access = doors.access;
@@ -217,6 +227,8 @@ int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals, D
                   ServerDescription{FOX_VERSION, FOX_GIT_SHA, model.engine.backend,
                                     model.engine.dtype, model.engine.dtype},
                   limits);
+  const std::unique_ptr<MetricsServer> metrics = std::move(doors.metrics);
+  if (metrics != nullptr) metrics->Expose(core, steps);
   GrpcServerOptions port = flags.grpc;
   port.tls = doors.tls;
   absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(
@@ -231,11 +243,17 @@ int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals, D
     return ExitWithConfigError(server.status());
   }
   EndOnAbort(kExitEngineFailed);
+  if (metrics != nullptr) {
+    PrintListening("listening for Prometheus on", flags.metrics.host, metrics->port());
+  }
   PrintListening("listening on", flags.grpc.listen.host, (*server)->port());
   OpenAiService openai(core, [&server] { return (*server)->serving(); });
   const std::unique_ptr<HttpServer> http = std::move(doors.http);
   if (http != nullptr) {
     openai.Register(http.get());
+    for (const PageAsset& asset : PageAssets()) {
+      http->AddPage(asset.path, {200, asset.content_type, PageHeaders(), std::string(asset.body)});
+    }
     http->Start();
     PrintListening("listening for HTTP on", flags.http.listen.host, http->port());
   }
@@ -289,6 +307,8 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   google::protobuf::SetLogHandler(nullptr);  // it would log what clients send
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
 
+  StepMetrics steps;
+  if (flags.metrics.port >= 0) flags.engine.observers.push_back(&steps);
   const absl::StatusOr<Observers> observers = Observe(&flags);
   if (!observers.ok()) return ExitWithConfigError(observers.status());
   const bool check = !flags.check_model.empty();
@@ -299,7 +319,7 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   if (!model.ok()) return ExitWithConfigError(model.status());
   if (check) return std::fputs(Describe(*model).c_str(), stdout) < 0;
   LogStart(*model, set);
-  return Serve(flags, *std::move(model), signals, *std::move(doors));
+  return Serve(flags, *std::move(model), steps, signals, *std::move(doors));
 }
 
 // Large messages go back to the system when they are freed, and what one thread has freed another

@@ -131,6 +131,12 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
   set->Int("max-connection-idle", "SECONDS",
            "close connections without a call for that long; 0: never", 0, 1 << 20,
            &f->grpc.max_connection_idle_s);
+  set->Int("metrics-port", "PORT",
+           "where Prometheus scrapes /metrics; 0: any free port, which is logged; -1: nowhere", -1,
+           65535, &f->metrics.port);
+  set->String("metrics-host", "ADDRESS", "address of the metrics port", &f->metrics.host);
+  set->Enum<bool>("metrics-compat", {{"vllm", true}, {"none", false}},
+                  "whose names the metrics have beside their own", &f->metrics.vllm_aliases);
   set->Double("shutdown-timeout", "SECONDS", "time for running requests after SIGTERM", 0, 86400,
               &f->shutdown_timeout);
 }
@@ -314,6 +320,9 @@ absl::Status CompleteServerFlags(ServerFlags* flags) {
       CheckHost("--host", flags->grpc.listen.host, flags->allow_insecure_remote || encrypted));
   status.Update(CheckAdminAddress(*flags));
   status.Update(CompleteHttp(flags));
+  if (flags->metrics.port >= 0) {
+    status.Update(CheckHost("--metrics-host", flags->metrics.host, flags->allow_insecure_remote));
+  }
   return status;
 }
 

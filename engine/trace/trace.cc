@@ -33,7 +33,7 @@ std::string StepArguments(const StepPlan& plan, const StepResult& result) {
                       ",\"free_pages\":", result.free_pages, "}");
 }
 
-std::string RequestArguments(const Finish& finish) {
+std::string RequestArguments(const Request& request, const Finish& finish) {
   const RequestStats& stats = finish.stats;
   const double mass = stats.acp.max_log_evicted_mass;
   return absl::StrCat(
@@ -42,7 +42,11 @@ std::string RequestArguments(const Finish& finish) {
       ",\"pages_allocated\":", stats.acp.pages_allocated,
       ",\"pages_evicted\":", stats.acp.pages_evicted,
       ",\"max_log_evicted_mass\":", std::isfinite(mass) ? absl::StrCat(mass) : std::string("null"),
-      ",\"finish\":\"", NameOf(finish), "\"}");
+      ",\"finish\":\"", NameOf(finish), "\"",
+      request.trace_parent.empty()
+          ? ""
+          : absl::StrCat(",\"traceparent\":\"", request.trace_parent, "\""),
+      "}");
 }
 
 }  // namespace
@@ -101,11 +105,12 @@ void Trace::OnFirstToken(RequestId id) { first_token_[id] = SteadySeconds(); }
 
 // Of the request's own times, those of the engine, only the early ones count: the engine takes a
 // step's beginning for all that happens in it.
-void Trace::OnFinish(RequestId id, const Finish& finish) {
+void Trace::OnFinish(const Request& request, const Finish& finish) {
+  const RequestId id = request.id;
   const Seconds now = SteadySeconds();
   const Seconds arrival = finish.stats.arrival, scheduled = finish.stats.first_scheduled;
   const auto sampled = first_token_.extract(id);
-  AddEdge('b', id, "request", arrival, RequestArguments(finish));
+  AddEdge('b', id, "request", arrival, RequestArguments(request, finish));
   AddPhase(id, "queued", arrival, scheduled > 0 ? scheduled : now);
   if (scheduled > 0) AddPhase(id, "prefill", scheduled, sampled ? sampled.mapped() : now);
   if (sampled) AddPhase(id, "decode", sampled.mapped(), now);

@@ -26,7 +26,7 @@ class Trace : public StepObserver {
   void BeforeCollect() override;
   void AfterCollect(const StepPlan& plan, const StepResult& result) override;
   void OnFirstToken(RequestId id) override;
-  void OnFinish(RequestId id, const Finish& finish) override;
+  void OnFinish(const Request& request, const Finish& finish) override;
 
   // Makes a span of each operation of a plan in flight. Uses the trace.
   std::shared_ptr<OpClock> OperationClock();

@@ -56,7 +56,7 @@ absl::Status Access::Check(Privilege needed, const char* method, absl::string_vi
                              : absl::UnauthenticatedError("a valid token is needed");
   CallInfo call;
   call.method = method;
-  refusals_.Add(call, status, SteadySeconds());
+  refusals_.Add(call, RefusalReason::kCredentials, status, SteadySeconds());
   return status;
 }
 

@@ -53,6 +53,8 @@ class CallBudget {
 
   int64_t calls() const;
   int64_t bytes() const;
+  int64_t max_calls() const { return max_calls_; }
+  int64_t max_bytes() const { return max_bytes_; }
   // Whether the client holds an equal part of all calls or more, and more than `few`.
   bool HoldsMost(uint64_t client, int64_t few = 0) const;
 

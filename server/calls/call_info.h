@@ -6,6 +6,7 @@
 
 #include "engine/request.h"
 #include "server/calls/call_budget.h"
+#include "server/calls/trace_context.h"
 
 namespace fox {
 
@@ -17,6 +18,7 @@ struct CallInfo {
   Seconds deadline = kNever;  // on the engine's clock
   CallBudget::Share share;    // of ServerCore::calls
   Seconds arrival = 0;        // on the engine's clock
+  TraceContext trace;         // the client's, for the log
 };
 
 }  // namespace fox

@@ -98,6 +98,8 @@ void Generation::Submit() {
     if (spec_.queue_timeout_ms > 0) {
       request.queue_deadline = info_.arrival + static_cast<double>(spec_.queue_timeout_ms) / 1000;
     }
+    request.trace_parent = info_.trace.parent;
+    times_.emplace_back();
     sequences_.emplace_back(spec_, i, info_.arrival, core_.context, core_.engine, *consumer_);
   }
   core_.engine.Submit(
@@ -143,13 +145,17 @@ void Generation::Receive(RequestOutput output, Seconds when) {
 void Generation::Consume(const RequestOutput& output, Seconds when) {
   const auto sequence = std::find_if(sequences_.begin(), sequences_.end(),
                                      [&](const auto& s) { return s.id() == output.id; });
+  TokenTimes& times = times_[static_cast<size_t>(sequence - sequences_.begin())];
+  times.Add(output.tokens.size(), info_.arrival, when, &core_.metrics());
   if (failure_.ok()) Fail(sequence->Consume(output, when));
   if (!output.finish.has_value()) return;
   ++finished_;
+  core_.metrics().OnSequenceEnd(output.finish->stats, info_.arrival, times.first(), when);
   totals_.Add(*sequence, output.finish->stats);
   if (!output.finish->status.ok() && !sequence->stopped()) Fail(output.finish->status);
   if (!failure_.ok()) return;
   totals_.reason = sequence->Reason(*output.finish);
+  core_.metrics().OnSequenceEnd(totals_.reason);
   Fail(sequence->End(*output.finish, when));
 }
 
@@ -172,6 +178,7 @@ void Generation::Complete() {
   done_ = true;
   const Seconds now = core_.engine.Now();
   LogEnd(now);
+  core_.metrics().OnCallEnd(failure_, totals_.reason);
   if (entered_) core_.Leave(spec_.request_id);
   consumer_->Done(failure_);
 }
@@ -180,22 +187,24 @@ void Generation::LogEnd(Seconds end) const {
   const Seconds scheduled = std::clamp(totals_.scheduled, info_.arrival, end);
   const Seconds first_token = std::clamp(totals_.first_token, scheduled, end);
   const double running = std::max(end - scheduled, 1e-6);
-  Log(LogLevel::kInfo, "request finished",
-      {{"request_id", spec_.request_id},
-       {"method", info_.method},
-       {"peer", info_.peer},
-       {"status", std::string(absl::StatusCodeToString(failure_.code()))},
-       {"finish_reason", failure_.ok() ? v1::FinishReason_Name(totals_.reason) : ""},
-       {"sequences", static_cast<int64_t>(sequences_.size())},
-       {"prompt_tokens", prompt_tokens_},
-       {"completion_tokens", totals_.completion_tokens},
-       {"queue_s", scheduled - info_.arrival},
-       {"ttft_s", first_token - info_.arrival},
-       {"e2e_s", end - info_.arrival},
-       {"tokens_per_s", static_cast<double>(totals_.completion_tokens) / running},
-       {"preemptions", totals_.preemptions},
-       {"peak_pages", totals_.peak_pages},
-       {"pages_evicted", totals_.pages_evicted}});
+  std::vector<LogField> fields = {
+      {"request_id", spec_.request_id},
+      {"method", info_.method},
+      {"peer", info_.peer},
+      {"status", std::string(absl::StatusCodeToString(failure_.code()))},
+      {"finish_reason", failure_.ok() ? v1::FinishReason_Name(totals_.reason) : ""},
+      {"sequences", static_cast<int64_t>(sequences_.size())},
+      {"prompt_tokens", prompt_tokens_},
+      {"completion_tokens", totals_.completion_tokens},
+      {"queue_s", scheduled - info_.arrival},
+      {"ttft_s", first_token - info_.arrival},
+      {"e2e_s", end - info_.arrival},
+      {"tokens_per_s", static_cast<double>(totals_.completion_tokens) / running},
+      {"preemptions", totals_.preemptions},
+      {"peak_pages", totals_.peak_pages},
+      {"pages_evicted", totals_.pages_evicted}};
+  info_.trace.AddTo(&fields);
+  Log(LogLevel::kInfo, "request finished", fields);
 }
 
 }  // namespace fox

@@ -72,6 +72,7 @@ class Generation final : public OutputReceiver,
   v1::GenerateDelta prompt_event_;
   int64_t prompt_tokens_ = 0;
   std::vector<SequenceEvents> sequences_;
+  std::vector<TokenTimes> times_;  // of the sequences
 
   Mutex mutex_;
   Convert convert_ ABSL_GUARDED_BY(mutex_);  // null once it was taken

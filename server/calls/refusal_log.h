@@ -2,7 +2,9 @@
 // flood of refusals must not become a flood of lines.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -12,16 +14,21 @@
 
 namespace fox {
 
+enum class RefusalReason : uint8_t { kDraining, kDeadline, kQueue, kBudget, kCredentials };
+inline constexpr size_t kRefusalReasons = 5;
+
 // All methods may be called from any thread.
 class RefusalLog {
  public:
   // At most ten lines a second are logged; the next line says how many were not. Returns whether
   // this one was. `now`: on the engine's clock.
-  bool Add(const CallInfo& call, const absl::Status& status, Seconds now);
-  int64_t count() const { return count_; }
+  bool Add(const CallInfo& call, RefusalReason reason, const absl::Status& status, Seconds now);
+  int64_t count(RefusalReason reason) const { return counts_[static_cast<size_t>(reason)]; }
+  // For all reasons.
+  int64_t count() const;
 
  private:
-  std::atomic<int64_t> count_{0};
+  std::array<std::atomic<int64_t>, kRefusalReasons> counts_{};
   Mutex mutex_;
   LogLimit limit_ ABSL_GUARDED_BY(mutex_){10, 1.0};
 };

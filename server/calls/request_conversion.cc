@@ -223,6 +223,7 @@ absl::Status ConvertOutput(const v1::Output& output, const ConversionContext& co
   spec->skip_special = !output.has_skip_special_tokens() || output.skip_special_tokens();
   spec->perf = output.perf_metrics();
   spec->acp_stats = output.acp_stats();
+  spec->windows = output.acp_windows();
   spec->logprobs = output.has_logprobs();
   spec->stream_interval = context.stream_interval;
   if (output.has_stream_interval()) {
@@ -316,6 +317,7 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
   status.Update(ConvertScheduling(request, context, &spec, &first));
   if (!status.ok()) return status;
   if (!spec.stop.empty() && context.tokenizer == nullptr) return NoTokenizer("stopping.stop");
+  if (spec.windows && !stream) return Invalid("output.acp_windows: only in a stream");
   spec.include_stop = request.stopping().include_stop_str_in_output();
   const uint32_t n = request.sampling().has_n() ? request.sampling().n() : 1;
   if (n < 1 || n > 16) return Invalid("sampling.n: must be in [1, 16]");
@@ -336,6 +338,7 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
                            : Detokenize(*context.tokenizer, *prompt, spec.skip_special);
   }
   first.prompt = *std::move(prompt);
+  first.report_windows = spec.windows;
   // What waits for a full interval is not the reader's fault, hence on top of the window.
   if (stream) first.flow_window = context.stream_window + spec.stream_interval;
   Replicate(first, n, &spec);

@@ -24,6 +24,7 @@ struct GenerationSpec {
   bool include_stop = false;
   bool text = true, token_ids = false, logprobs = false;
   bool skip_special = true, perf = false, acp_stats = false;
+  bool windows = false;
   int32_t stream_interval = 1;
   // Filled when the prompt is to be echoed.
   bool echo = false;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/paged_kv.h"
+
 namespace fox {
 namespace {
 
@@ -28,6 +30,19 @@ v1::AcpStats ToWire(const AcpStats& stats) {
   out.set_peak_pages(Unsigned(stats.peak_pages));
   out.set_max_log_evicted_mass(static_cast<float>(stats.max_log_evicted_mass));
   out.set_log_tolerance(static_cast<float>(stats.log_tolerance));
+  return out;
+}
+
+v1::Windows ToWire(const KeptWindows& windows, uint32_t index, const ExecutorLimits& limits) {
+  v1::Windows out;
+  out.set_index(index);
+  out.set_tokens(Unsigned(windows.tokens));
+  out.set_layers(static_cast<uint32_t>(limits.layers));
+  out.set_kv_heads(static_cast<uint32_t>(limits.lists_per_slot / std::max(limits.layers, 1)));
+  out.set_page_size(kPageTokens);
+  out.set_page_bytes(Unsigned(limits.page_bytes));
+  out.mutable_first_page()->Assign(windows.first_pages.begin(), windows.first_pages.end());
+  *out.mutable_acp() = ToWire(windows.acp);
   return out;
 }
 
@@ -59,6 +74,11 @@ absl::Status SequenceEvents::Consume(const RequestOutput& output, Seconds when) 
       AddLogprobs(token, event.mutable_prompt()->add_prompt_logprobs());
     }
     status = consumer_.Deliver(std::move(event), id_, 0);
+  }
+  if (output.windows.has_value()) {
+    v1::GenerateDelta event;
+    *event.mutable_windows() = ToWire(*output.windows, index_, context_.limits);
+    status.Update(consumer_.Deliver(std::move(event), id_, 0));
   }
   if (!output.tokens.empty()) first_token_ = std::min(first_token_, when);
   for (const SampledToken& token : output.tokens) ConsumeToken(token);

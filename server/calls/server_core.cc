@@ -10,6 +10,13 @@ namespace {
 
 constexpr int64_t kHeldPerByte = 4;  // the message, parsed, and as tokens
 
+// Of what CheckQueue says.
+RefusalReason ReasonOf(const absl::Status& status) {
+  if (absl::IsUnavailable(status)) return RefusalReason::kDraining;
+  if (absl::IsDeadlineExceeded(status)) return RefusalReason::kDeadline;
+  return RefusalReason::kQueue;
+}
+
 }  // namespace
 
 ServerCore::ServerCore(EngineThread& engine_thread, ModelConfig model_config,
@@ -30,14 +37,14 @@ ServerCore::ServerCore(EngineThread& engine_thread, ModelConfig model_config,
 absl::Status ServerCore::Admit(CallInfo* call, int64_t bytes) {
   absl::Status status = CheckQueue(*call);
   if (status.ok()) return TakeShare(call, bytes);
-  refusals_.Add(*call, status, call->arrival);
+  refusals_.Add(*call, ReasonOf(status), status, call->arrival);
   return status;
 }
 
 absl::Status ServerCore::TakeShare(CallInfo* call, int64_t bytes) {
   absl::StatusOr<CallBudget::Share> share = calls_.Take(call->client, kHeldPerByte * bytes);
   if (!share.ok()) {
-    refusals_.Add(*call, share.status(), call->arrival);
+    refusals_.Add(*call, RefusalReason::kBudget, share.status(), call->arrival);
     return share.status();
   }
   call->share = *std::move(share);

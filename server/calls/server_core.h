@@ -17,6 +17,7 @@
 #include "server/calls/admission_pool.h"
 #include "server/calls/call_budget.h"
 #include "server/calls/call_info.h"
+#include "server/calls/call_metrics.h"
 #include "server/calls/client_names.h"
 #include "server/calls/conversion_context.h"
 #include "server/calls/delivery_pool.h"
@@ -53,7 +54,7 @@ class RunningCall {
 };
 
 // Grows with every change of proto/ that a client could notice.
-inline constexpr uint32_t kProtoVersion = 2;
+inline constexpr uint32_t kProtoVersion = 3;
 
 // All methods may be called from any thread.
 class ServerCore {
@@ -71,7 +72,7 @@ class ServerCore {
   // The same for a call that does not go to the engine.
   absl::Status TakeShare(CallInfo* call, int64_t bytes);
   // Calls that Admit and TakeShare refused.
-  int64_t refused() const { return refusals_.count(); }
+  const RefusalLog& refusals() const { return refusals_; }
   // The life of a call: BeginAdmission, Enter once its id is known, EndAdmission once the engine
   // has answered, Leave. Enter gives false when a call with this id is running.
   void BeginAdmission() { ++admitting_; }
@@ -98,10 +99,13 @@ class ServerCore {
 
   // What calls hold from before their message is parsed until the library has let them go.
   CallBudget& calls() { return calls_; }
+  const CallBudget& calls() const { return calls_; }
   AdmissionPool& admission() { return admission_; }    // parses and tokenizes prompts
   AdmissionPool& tokenizing() { return tokenizing_; }  // the same for fox.v1.Tokenizer
   DeliveryPool& delivery() { return delivery_; }       // detokenizes and writes
   StallMonitor& stalls() { return stalls_; }
+  CallMetrics& metrics() { return metrics_; }
+  const CallMetrics& metrics() const { return metrics_; }
 
   EngineThread& engine;
   const ModelConfig model;
@@ -117,6 +121,7 @@ class ServerCore {
 
   std::atomic<int64_t> admitting_{0};  // calls between BeginAdmission and the engine's answer
   RefusalLog refusals_;
+  CallMetrics metrics_;
   mutable Mutex mutex_;
   bool shutting_down_ ABSL_GUARDED_BY(mutex_) = false;
   // By request id, from Enter to Leave.

@@ -13,6 +13,7 @@ int Tokenize(const std::vector<std::string>& arguments);
 int Detokenize(const std::vector<std::string>& arguments);
 int Health(const std::vector<std::string>& arguments);
 int Info(const std::vector<std::string>& arguments);
+int Top(const std::vector<std::string>& arguments);
 int Drain(const std::vector<std::string>& arguments);
 int Undrain(const std::vector<std::string>& arguments);
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What `./run demo` runs: a server on the embedded model, two streamed answers, one table.
+"""What `./run demo` runs: a server on the embedded model, two streamed answers, one table; or with
+--web the page that shows what each head keeps.
 
 The long prompt is answered under three settings of adaptive computation pruning (off, paper,
 certified), and the table compares what each kept in memory. Standard library only.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -16,12 +18,14 @@ import signal
 import subprocess
 import sys
 import threading
+import webbrowser
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 SHORT_PROMPT = "Once upon a time"
 START_SECONDS = 120
 ANSWER_SECONDS = 600
+PORT_FLAGS = {"--http-port": "HTTP", "--metrics-port": "Prometheus"}
 
 
 class DemoError(Exception):
@@ -39,6 +43,13 @@ class Server:
         self._log: list[str] = []
         self._listening = threading.Event()
         self.target = ""
+        # HOST:PORT of the ports that `flags` ask for, by what listens there.
+        self.ports = {name: "" for flag, name in PORT_FLAGS.items() if flag in flags}
+
+    @property
+    def http_url(self) -> str:
+        """Where the page is. The server was started with --http-port."""
+        return "http://" + self.ports["HTTP"]
 
     def __enter__(self) -> Server:
         self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL,
@@ -61,19 +72,33 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._reader.join()
+
+    def wait(self) -> None:
+        """Returns when the server has ended, which it should not."""
+        self._process.wait()
+        raise DemoError("the server has ended:\n" + "\n".join(self._log))
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._log = self._log[-40:] + [line.rstrip()]
-            match = re.search(r"listening on (\S+:\d+)", line)
-            if match and not self.target:
-                self.target = match.group(1)
-                self._listening.set()
+        with self._process.stdout as lines:
+            for line in lines:
+                self._read_line(line)
         self._listening.set()  # the server ended: nothing more to wait for
 
+    def _read_line(self, line: str) -> None:
+        self._log = self._log[-40:] + [line.rstrip()]
+        match = re.match(r"listening (?:for (\S+) )?on (\S+:\d+)$", line)
+        if match and match.group(1) in self.ports:
+            self.ports[match.group(1)] = match.group(2)
+        elif match and match.group(1) is None:
+            self.target = match.group(2)
+        if self.target and all(self.ports.values()):
+            self._listening.set()
+
     def _wait_until_serving(self) -> None:
-        if not self._listening.wait(START_SECONDS) or not self.target:
+        if not self._listening.wait(START_SECONDS) or not self.target or (
+                not all(self.ports.values())):
             raise DemoError("the server did not start:\n" + "\n".join(self._log))
         health = subprocess.run([str(self._cli), "health", "--target", self.target],
                                 capture_output=True, text=True, timeout=START_SECONDS)
@@ -217,16 +242,33 @@ def demonstrate(programs: pathlib.Path, model: pathlib.Path, new_tokens: int) ->
     return rows
 
 
+def show_page(programs: pathlib.Path, model: pathlib.Path, port: int) -> None:
+    """Serves the page until Ctrl-C; a browser opens where there is a screen."""
+    with Server(programs, model, "certified", ["--http-port", str(port)]) as server:
+        print(f"==> The page is at {server.http_url}\n"
+              "    \"Use a long example\", then \"Generate\". Ctrl-C stops the server.", flush=True)
+        if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+            webbrowser.open(server.http_url)
+        server.wait()
+
+
 def main() -> int:
     """Parses the arguments and runs the demonstration."""
     parser = argparse.ArgumentParser(prog="./run demo", description=__doc__.splitlines()[0])
     parser.add_argument("--bin", type=pathlib.Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--model", type=pathlib.Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--max-tokens", type=int, default=64, help="length of each answer")
+    parser.add_argument("--web", action="store_true",
+                        help="show in a browser what each head keeps, instead of the table")
+    parser.add_argument("--port", type=int, default=8080,
+                        help="port of the page; 0: any free one (default: 8080)")
     arguments = parser.parse_args()
     # A plain kill must not leave the server behind either.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        if arguments.web:
+            show_page(arguments.bin, arguments.model, arguments.port)
+            return 0
         rows = demonstrate(arguments.bin, arguments.model, arguments.max_tokens)
     except DemoError as error:
         print(f"demo: {error}", file=sys.stderr)

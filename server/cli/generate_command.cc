@@ -117,7 +117,7 @@ class Printer {
       Write(0, flags_.ids_out ? "" : event.prompt().text());
     } else if (event.has_delta()) {
       PrintDelta(event.delta());
-    } else {
+    } else if (event.has_finish()) {
       finishes_[event.finish().index()] = event.finish();
     }
   }

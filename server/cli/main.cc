@@ -20,6 +20,7 @@ constexpr const char* kHelp =
     "  detokenize IDS      text of ids\n"
     "  health [SERVICE]    whether the server is serving (exit code 0) or not (1)\n"
     "  info                the server, its model and its load, as JSON\n"
+    "  top                 the load, live; once where there is no terminal\n"
     "  drain               stop taking requests\n"
     "  undrain             take requests again\n\n"
     "A text is an argument, @FILE, or - for standard input.\n";
@@ -31,7 +32,8 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"generate", Generate}, {"score", Score}, {"tokenize", Tokenize}, {"detokenize", Detokenize},
-    {"health", Health},     {"info", Info},   {"drain", Drain},       {"undrain", Undrain}};
+    {"health", Health},     {"info", Info},   {"top", Top},           {"drain", Drain},
+    {"undrain", Undrain}};
 
 int Main(const std::vector<std::string>& arguments) {
   if (arguments.empty()) {

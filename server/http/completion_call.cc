@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/http/describe_request.h"
 #include "server/http/http_error.h"
+#include "server/http/windows_event.h"
 
 namespace fox {
 
@@ -83,6 +84,7 @@ absl::Status CompletionCall::AdmitPrompts() {
     prompt->info.client = info_.client;
     prompt->info.deadline = info_.deadline;
     prompt->info.arrival = info_.arrival;
+    prompt->info.trace = info_.trace;
     if (i == 0) {
       prompt->info.share = std::move(info_.share);
     } else {
@@ -124,18 +126,28 @@ absl::Status CompletionCall::Deliver(size_t prompt, const v1::GenerateDelta& eve
   {
     const MutexLock lock(mutex_);
     if (end_.has_value()) return *end_;
-    int64_t bytes = writer_->Add(prompt, event);
-    if (request_.stream && !event.has_prompt()) {
-      const std::string chunk = writer_->TakeChunk(prompt, event);
-      bytes = static_cast<int64_t>(chunk.size());
-      pending_ += chunk;
-      if (tokens > 0) pending_tokens_.emplace_back(sequence, tokens);
-    }
+    const int64_t bytes = Take(prompt, event);
+    if (request_.stream && tokens > 0) pending_tokens_.emplace_back(sequence, tokens);
     if (!Hold(bytes)) return AnswersUnread();
     output = Next();
   }
   Perform(std::move(output));
   return absl::OkStatus();
+}
+
+int64_t CompletionCall::Take(size_t prompt, const v1::GenerateDelta& event) {
+  if (event.has_windows()) {
+    const size_t choice = prompt * static_cast<size_t>(request_.n) + event.windows().index();
+    std::string& newest = windows_[choice];
+    const auto before = static_cast<int64_t>(newest.size());
+    newest = WindowsEvent(event.windows(), choice);
+    return static_cast<int64_t>(newest.size()) - before;
+  }
+  const int64_t grown = writer_->Add(prompt, event);
+  if (!request_.stream || event.has_prompt()) return grown;
+  const std::string chunk = writer_->TakeChunk(prompt, event);
+  pending_ += chunk;
+  return static_cast<int64_t>(chunk.size());
 }
 
 void CompletionCall::Done(size_t prompt, const absl::Status& status) {
@@ -180,18 +192,24 @@ void CompletionCall::OnClosed(const absl::Status& reason) {
 CompletionCall::Output CompletionCall::Next() {
   if (closed_ || ended_ || writing_) return {};
   if (running_ == 0 && (begun_ || !request_.stream || end_.has_value())) return Last();
-  if (pending_.empty() || end_.has_value()) return {};
+  if ((pending_.empty() && windows_.empty()) || end_.has_value()) return {};
   Output output;
   output.kind = begun_ ? Output::Kind::kWrite : Output::Kind::kBegin;
   if (!begun_) {
     output.answer.content_type = "text/event-stream";
     output.answer.headers = {{"Cache-Control", "no-cache"}, {"X-Request-Id", id_}};
   }
-  output.answer.body = std::exchange(pending_, {});
+  output.answer.body = TakePending();
   writing_bytes_ = static_cast<int64_t>(output.answer.body.size());
   writing_tokens_ = std::exchange(pending_tokens_, {});
   begun_ = writing_ = true;
   return output;
+}
+
+std::string CompletionCall::TakePending() {
+  for (const auto& [choice, event] : windows_) pending_ += event;
+  windows_.clear();
+  return std::exchange(pending_, {});
 }
 
 CompletionCall::Output CompletionCall::Last() {
@@ -199,7 +217,7 @@ CompletionCall::Output CompletionCall::Last() {
   Output output;
   if (begun_) {
     output.kind = Output::Kind::kEnd;
-    output.answer.body = std::exchange(pending_, {});
+    output.answer.body = TakePending();
     output.answer.body += end_.has_value()
                               ? absl::StrCat("data: ", ErrorBody(*end_), "\n\ndata: [DONE]\n\n")
                               : writer_->LastChunks();

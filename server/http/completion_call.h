@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,10 +49,13 @@ class CompletionCall final : public HttpCall, public std::enable_shared_from_thi
   absl::Status Deliver(size_t prompt, const v1::GenerateDelta& event, RequestId sequence,
                        int64_t tokens);
   void Done(size_t prompt, const absl::Status& status);
+  // Takes an event; returns the bytes by which what is held has grown.
+  int64_t Take(size_t prompt, const v1::GenerateDelta& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // What is to be written now. It is written without the lock.
   Output Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Output Last() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string TakePending() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Perform(Output output) ABSL_LOCKS_EXCLUDED(mutex_);
   // The generations to be cancelled for the first reason there is.
   std::vector<std::shared_ptr<Generation>> Cancel(const absl::Status& reason)
@@ -76,6 +80,7 @@ class CompletionCall final : public HttpCall, public std::enable_shared_from_thi
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   using Tokens = std::vector<std::pair<RequestId, int64_t>>;
   std::string pending_ ABSL_GUARDED_BY(mutex_);
+  std::map<size_t, std::string> windows_ ABSL_GUARDED_BY(mutex_);  // the newest, by choice
   Tokens pending_tokens_ ABSL_GUARDED_BY(mutex_), writing_tokens_ ABSL_GUARDED_BY(mutex_);
   int64_t writing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t held_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -106,6 +106,10 @@ void ReadOutput(JsonFields* fields, CompletionRequest* out) {
     output->set_logprobs(out->logprobs);
     if (out->echo) output->set_prompt_logprobs(out->logprobs);
   }
+  if (fields->Bool("acp_windows").value_or(false)) {
+    if (!out->stream) return fields->Fail("acp_windows", "absent without stream");
+    out->settings.mutable_output()->set_acp_windows(true);
+  }
   const Json* options = fields->Find("stream_options");
   if (options == nullptr) return;
   if (!options->is_object()) return fields->Fail("stream_options", "an object");

@@ -28,6 +28,8 @@ CallInfo DescribeRequest(const char* method, const HttpRequest& request, ServerC
   call.peer = request.peer;
   call.client = ClientOf(request, core);
   call.arrival = core.engine.Now();
+  const absl::string_view trace = request.Header("traceparent");
+  call.trace = ParseTraceParent({trace.data(), trace.size()});
   return call;
 }
 

@@ -2,6 +2,7 @@
 #include "server/rpc/generation_reactor.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace fox {
 namespace {
@@ -11,7 +12,12 @@ int64_t HeldBytes(const v1::GenerateDelta& event) {
   return 4 * static_cast<int64_t>(event.ByteSizeLong());  // log-probabilities: 40 bytes for 10
 }
 
-// Joins the next delta of a sequence to one that waits.
+// Whether an event can join one of the same sequence that waits: a slow reader gets fewer, larger
+// deltas, and the newest windows.
+bool Joins(const v1::GenerateDelta& next, const v1::GenerateDelta& last) {
+  return (next.has_delta() && last.has_delta()) || (next.has_windows() && last.has_windows());
+}
+
 void Append(const v1::TokenDelta& next, v1::TokenDelta* last) {
   last->mutable_text()->append(next.text());
   last->mutable_token_ids()->MergeFrom(next.token_ids());
@@ -55,10 +61,13 @@ absl::Status GenerationReactor::Deliver(v1::GenerateDelta event, RequestId seque
       hangs = write_in_flight_;
     } else {
       const auto same = std::find_if(pending_.rbegin(), pending_.rend(), [&](const Event& last) {
-        return last.sequence == sequence && last.message.has_delta() && event.has_delta();
+        return last.sequence == sequence && Joins(event, last.message);
       });
       if (same == pending_.rend()) {
         pending_.push_back({std::move(event), sequence, tokens, bytes});
+      } else if (event.has_windows()) {
+        info_.share.Hold(-std::exchange(same->bytes, bytes));
+        same->message.mutable_windows()->Swap(event.mutable_windows());
       } else {
         Append(event.delta(), same->message.mutable_delta());
         same->tokens += tokens;

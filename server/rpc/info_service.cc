@@ -87,12 +87,14 @@ v1::Load DescribeLoad(ServerCore& core) {
   out.set_requests_finished(U64(stats.finished));
   out.set_requests_failed(U64(stats.failed));
   out.set_requests_cancelled(U64(stats.cancelled));
-  out.set_requests_rejected(U64(stats.rejected + core.refused()));
+  out.set_requests_rejected(U64(stats.rejected + core.refusals().count()));
   out.set_requests_expired(U64(stats.expired));
   out.set_requests_aborted(U64(stats.aborted));
   out.set_queue_s(stats.queue_seconds);
   out.set_calls(U64(core.calls().calls()));
   out.set_call_bytes(U64(core.calls().bytes()));
+  out.set_unpruned_pages(U64(stats.unpruned_pages));
+  out.set_page_bytes(U64(core.context.limits.page_bytes));
   out.set_max_log_evicted_mass(stats.max_log_evicted_mass);
   out.set_heartbeat_age_s(core.engine.HeartbeatAge());
   return out;

@@ -94,6 +94,8 @@ CallInfo DescribeCall(const char* method, const grpc::CallbackServerContext& con
   call.method = method;
   call.peer = context.peer();
   call.client = ClientOf(context, core);
+  const absl::string_view trace = MetadataOf(context, "traceparent");
+  call.trace = ParseTraceParent({trace.data(), trace.size()});
   call.arrival = core.engine.Now();
   call.deadline = DeadlineOf(context.raw_deadline(), call.arrival);
   return call;

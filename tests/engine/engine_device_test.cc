@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
+#include <numeric>
 #include <random>
 
 #include "engine/tools/teacher_forcing.h"
@@ -244,6 +246,34 @@ TEST_P(DeviceEngineTest, SamplesAreThoseOfTheHostsSampler) {
       EXPECT_NEAR(a.logprob, b.logprob, 0x1p-21 + std::abs(b.logprob) * 0x1p-23);
     }
   }
+}
+
+// The copy comes back with the step, though another one is in flight behind it.
+TEST(DeviceWindowsTest, AreThoseOfTheCache) {
+  auto runner = LoadRunner(BaseConfig("tiny_fla"));
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  StepPlan plan;
+  PlannedSequence& sequence = plan.sequences.emplace_back();
+  sequence.slot = 1;
+  sequence.log_tolerance = -0.01;
+  sequence.token_ids.assign(5 * kPageTokens, 1);
+  ASSERT_TRUE((*runner)->Submit(plan).ok());
+  sequence.position = 5 * kPageTokens;
+  plan.read_windows = true;
+  ASSERT_TRUE((*runner)->Submit(plan).ok());
+  absl::StatusOr<StepResult> result = (*runner)->Collect();
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->first_pages, nullptr);
+  sequence.position = 10 * kPageTokens;  // behind the one that is read
+  plan.read_windows = false;
+  ASSERT_TRUE((*runner)->Submit(plan).ok());
+  result = (*runner)->Collect();
+  ASSERT_TRUE(result.ok());
+  ASSERT_NE(result->first_pages, nullptr);
+  const int32_t* const first = result->first_pages + (*runner)->limits().lists_per_slot;
+  EXPECT_EQ(std::accumulate(first, first + (*runner)->limits().lists_per_slot, int64_t{0}),
+            result->stats[0].pages_evicted);
+  EXPECT_GT(result->stats[0].pages_evicted, 0);
 }
 
 TEST(DeviceLimitsTest, AreRefusedWithTheReason) {

@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
 #include "tests/engine/random_streams.h"
 
 namespace fox {
@@ -30,6 +34,32 @@ TEST(ModelRunnerTest, APoolFaultIsUnavailableFromThenOn) {
     EXPECT_EQ((*runner)->Collect().status(),
               absl::UnavailableError("page pool: a step took more pages than were free"));
   }
+}
+
+// Three pages of it, and a bound so loose that heads forget.
+TEST(ModelRunnerTest, WindowsAreThoseOfTheCacheWherePlansAskForThem) {
+  auto runner = LoadRunner(GoldenConfig("tiny_fla"));
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  StepPlan plan;
+  PlannedSequence& sequence = plan.sequences.emplace_back();
+  sequence.slot = 1;
+  sequence.log_tolerance = -0.01;
+  sequence.token_ids.assign(5 * kPageTokens, 1);
+  absl::StatusOr<StepResult> result = (*runner)->Run(plan);
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->first_pages, nullptr);
+
+  sequence.position = 5 * kPageTokens;
+  plan.read_windows = true;
+  result = (*runner)->Run(plan);
+  ASSERT_TRUE(result.ok());
+  ASSERT_NE(result->first_pages, nullptr);
+  const int64_t lists = (*runner)->limits().lists_per_slot;
+  const std::vector<int32_t> read(result->first_pages + lists, result->first_pages + 2 * lists);
+  EXPECT_EQ(read, (*runner)->cache().FirstLive(1));
+  EXPECT_EQ(std::accumulate(read.begin(), read.end(), int64_t{0}), result->stats[0].pages_evicted);
+  EXPECT_GT(result->stats[0].pages_evicted, 0);
+  EXPECT_EQ(result->first_pages[0], 0);  // of the empty slot before it
 }
 
 }  // namespace

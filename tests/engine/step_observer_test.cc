@@ -38,8 +38,8 @@ class Recorder : public StepObserver {
     EXPECT_EQ(finished.count(id), 0u);
     EXPECT_TRUE(started.insert(id).second);
   }
-  void OnFinish(RequestId id, const Finish& finish) override {
-    EXPECT_TRUE(finished.emplace(id, finish).second);
+  void OnFinish(const Request& request, const Finish& finish) override {
+    EXPECT_TRUE(finished.emplace(request.id, finish).second);
   }
 
   std::string calls;

@@ -47,7 +47,7 @@ class StepReadbackTest : public ::testing::Test {
       out.sampled[0].top_ids[0] = 2;
       out.sampled[0].top_logprobs[0] = -0.5f;
     }
-    readback_.Enqueue(logits);
+    readback_.Enqueue(logits, PagedKv());
     readback_.Wait();
     return readback_.Deliver(limits_, &slots_);
   }

@@ -62,6 +62,7 @@ class GenerateOptions(RequestOptions, total=False):
     echo: bool
     skip_special_tokens: bool
     stream_interval: int
+    acp_windows: bool
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.GenerateRequest:

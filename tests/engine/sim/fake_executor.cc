@@ -70,6 +70,7 @@ int64_t FakeExecutor::occupied_slots() const {
 absl::Status FakeExecutor::Submit(const StepPlan& plan) {
   // Logits are valid until now: whoever still reads them finds a numerical failure.
   std::fill(delivered_.begin(), delivered_.end(), std::nanf(""));
+  std::fill(delivered_pages_.begin(), delivered_pages_.end(), -1);
   if (static_cast<int>(computed_.size()) >= options_.limits.depth) Violate("too deep");
   ++runs_;
   const bool fails = options_.fail_at_run >= 0 && runs_ > options_.fail_at_run;
@@ -103,7 +104,8 @@ absl::StatusOr<StepResult> FakeExecutor::Collect() {
   Computed computed = std::move(computed_.front());
   computed_.pop_front();
   if (!computed.status.ok()) return computed.status;
-  delivered_ = std::move(computed.logits);  // keeps its place: the result points into it
+  delivered_ = std::move(computed.logits);             // keeps its place: the result points into it
+  delivered_pages_ = std::move(computed.first_pages);  // likewise
   collected_free_pages_ = computed.free_pages;
   return std::move(computed.result);
 }
@@ -127,6 +129,14 @@ void FakeExecutor::Compute(const StepPlan& plan, Computed* computed) {
     result.sampled.push_back(sequence.sample ? Sample(sequence, logits, &slot) : SampledToken());
     logits += sequence.logit_rows.size() * vocab;
     result.stats.push_back(slot.stats);
+  }
+  if (plan.read_windows) {
+    for (const Slot& slot : slots_) {
+      for (const List& list : slot.lists) {
+        computed->first_pages.push_back(static_cast<int32_t>(list.first_live));
+      }
+    }
+    result.first_pages = computed->first_pages.data();
   }
   computed->free_pages = free_pages();
   result.free_pages = free_pages();

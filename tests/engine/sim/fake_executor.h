@@ -117,6 +117,7 @@ class FakeExecutor : public StepExecutor {
   struct Computed {
     StepResult result;
     std::vector<float> logits;
+    std::vector<int32_t> first_pages;
     int64_t free_pages = 0;
     absl::Status status;
   };
@@ -152,6 +153,7 @@ class FakeExecutor : public StepExecutor {
   absl::Status pool_fault_;
   std::deque<Computed> computed_;  // submitted and not collected, the oldest first
   std::vector<float> delivered_;   // logits of the last plan collected
+  std::vector<int32_t> delivered_pages_;
   int64_t collected_free_pages_;
   std::set<uint64_t> released_in_flight_;  // requests
   int64_t runs_ = 0;

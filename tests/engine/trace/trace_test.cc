@@ -130,10 +130,15 @@ TEST_F(TraceTest, ARequestIsItsPhases) {
   finish.stats.first_scheduled = start - 3;
   finish.stats.completion_tokens = 5;
   trace.OnFirstToken(7);
-  trace.OnFinish(7, finish);
+  Request request;
+  request.id = 7;
+  request.trace_parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+  trace.OnFinish(request, finish);
   finish.stats.first_scheduled = 0;
   finish.status = absl::DeadlineExceededError("waited too long in the queue");
-  trace.OnFinish(8, finish);
+  request.id = 8;
+  request.trace_parent = "";
+  trace.OnFinish(request, finish);
   const double slack = now() - start + 1e-6;
 
   const Json events = Events();
@@ -144,6 +149,9 @@ TEST_F(TraceTest, ARequestIsItsPhases) {
   ASSERT_EQ(seconds.size(), expected.size());
   for (const auto& [key, value] : expected) EXPECT_NEAR(seconds[key], value, slack) << key;
   EXPECT_THAT(events.dump(), HasSubstr("\"completion_tokens\":5,\"finish\":\"length\""));
+  EXPECT_THAT(
+      events.dump(),
+      HasSubstr("\"traceparent\":\"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\""));
   EXPECT_THAT(events.dump(), HasSubstr("\"finish\":\"failed\""));
   EXPECT_THAT(events.dump(), HasSubstr("\"max_log_evicted_mass\":null"));  // nothing was evicted
 }

@@ -22,6 +22,9 @@ acp = sys.argv[sys.argv.index("--acp") + 1]
 print("loading", flush=True)
 open(os.environ["FAKE_PIDS"], "a").write(f"{os.getpid()}\\n")
 print("listening on 127.0.0.1:" + {"certified": "1001", "paper": "1002"}[acp], flush=True)
+if "--http-port" in sys.argv:
+    print("listening for HTTP on 127.0.0.1:" + sys.argv[sys.argv.index("--http-port") + 1],
+          flush=True)
 time.sleep(60)
 """
 
@@ -63,12 +66,13 @@ class DemoTest(unittest.TestCase):
         (self.folder / "prompt_long.txt").write_text("It was a dark night.\n")
         self.pids = self.folder / "pids"
 
-    def start(self, mode: str = "") -> subprocess.Popen[str]:
-        """The demo as a running process."""
-        environment = dict(os.environ, FAKE_PIDS=str(self.pids), FAKE_MODE=mode)
+    def start(self, mode: str = "", *arguments: str) -> subprocess.Popen[str]:
+        """The demo as a running process, without a screen."""
+        environment = dict(os.environ, FAKE_PIDS=str(self.pids), FAKE_MODE=mode, DISPLAY="",
+                           WAYLAND_DISPLAY="")
         return subprocess.Popen(
             [sys.executable, "-B", str(DEMO), "--bin", str(self.folder), "--model",
-             str(self.folder)],
+             str(self.folder), *arguments],
             env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def expect_no_server(self) -> None:
@@ -110,6 +114,16 @@ class DemoTest(unittest.TestCase):
                 process.communicate(timeout=60)
                 self.assertEqual(process.returncode, 130)
                 self.expect_no_server()
+
+    def test_web_says_where_the_page_is_until_it_is_stopped(self) -> None:
+        process = self.start("", "--web", "--port", "1234")
+        assert process.stdout is not None
+        while "The page is at http://127.0.0.1:1234\n" not in process.stdout.readline():
+            self.assertIsNone(process.poll())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130)
+        self.expect_no_server()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,162 @@
+// The fox_ metrics: see metrics_collector.h. docker/grafana/foxserve.json draws them.
+#include "server/metrics/metrics_collector.h"
+
+#include <chrono>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "server/metrics/metric_families.h"
+#include "server/metrics/process_metrics.h"
+#include "server/metrics/vllm_aliases.h"
+#include "server/process/log.h"
+
+namespace fox {
+namespace {
+
+double Real(int64_t value) { return static_cast<double>(value); }
+
+void AddRequests(const EngineStats& stats, MetricFamilies* out) {
+  out->Gauge("fox_requests_running", "Requests in the running batch.", Real(stats.running));
+  out->Gauge("fox_requests_waiting", "Requests in the queue, preempted ones included.",
+             Real(stats.waiting));
+  out->Gauge("fox_requests_paused", "Requests that rest until their readers have caught up.",
+             Real(stats.paused));
+  out->Gauge("fox_queued_tokens", "Prompt tokens in the queue.", Real(stats.queued_tokens));
+  out->Gauge("fox_queue_wait_seconds",
+             "How long a request that came now would wait for its start, estimated.",
+             stats.queue_seconds);
+  out->Counter("fox_prompt_tokens_total", "Tokens of prompts that were started.",
+               Real(stats.prompt_tokens));
+  out->Counter("fox_generated_tokens_total", "Tokens generated.", Real(stats.generated_tokens));
+  out->Counter("fox_preemptions_total", "Requests that lost their pages to others and go on later.",
+               Real(stats.preemptions));
+}
+
+// What pruning keeps and what it gave up.
+void AddPages(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
+  const int64_t live = stats.num_pages - stats.free_pages;
+  out->Gauge("fox_kv_pages", "Pages in the pool; each holds 64 tokens of one head of one layer.",
+             Real(stats.num_pages));
+  out->Gauge("fox_kv_pages_live", "Pages that requests hold.", Real(live));
+  out->Gauge("fox_kv_pages_unpruned", "Pages that the same requests would hold without eviction.",
+             Real(stats.unpruned_pages));
+  out->Gauge("fox_kv_page_bytes", "Bytes of one page.", Real(core.context.limits.page_bytes));
+  out->Gauge("fox_kv_kept_ratio", "Pages that requests hold over what they would hold unpruned.",
+             stats.unpruned_pages > 0 ? Real(live) / Real(stats.unpruned_pages) : 1);
+  out->Counter("fox_kv_pages_evicted_total", "Pages given back while their requests ran.",
+               Real(stats.pages_evicted), {{"reason", "decay"}});
+  out->Counter("fox_acp_blocks_total", "Blocks of attention in the causal range.",
+               Real(stats.blocks_total));
+  out->Counter("fox_acp_blocks_pruned_total", "Blocks of attention that were skipped.",
+               Real(stats.blocks_pruned));
+  out->Gauge("fox_max_log_evicted_mass",
+             "The certificate: largest log of the attention mass that any row of a finished "
+             "request lost to eviction.",
+             stats.max_log_evicted_mass);
+  double tolerance = core.context.engine.log_tolerance;
+  if (core.context.engine.acp == AcpMode::kOff) tolerance = kNoMass;
+  out->Gauge("fox_log_tolerance", "What the certificate may not exceed.", tolerance);
+}
+
+void AddSteps(const ServerCore& core, const EngineStats& stats, const StepMetrics& steps,
+              MetricFamilies* out) {
+  out->Counter("fox_steps_total", "Steps of the engine.", Real(stats.steps));
+  out->AddHistogram("fox_step_duration_seconds", "Time of a step.", steps.prefill_seconds, {},
+                    {{"phase", "prefill"}});
+  out->AddHistogram("fox_step_duration_seconds", "", steps.decode_seconds, {},
+                    {{"phase", "decode"}});
+  out->AddHistogram("fox_step_tokens", "Tokens that a step feeds.", steps.tokens);
+  const double now =
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  out->Gauge("fox_last_step_timestamp_seconds",
+             "When the engine's loop last turned, in Unix time; ten times a second without work.",
+             now - core.engine.HeartbeatAge());
+}
+
+void AddCalls(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
+  const CallMetrics& calls = core.metrics();
+  out->AddHistogram("fox_time_to_first_token_seconds", "From a call's arrival to its first token.",
+                    calls.time_to_first_token);
+  out->AddHistogram("fox_inter_token_seconds", "Between two tokens of a sequence.",
+                    calls.inter_token);
+  out->AddHistogram("fox_queue_seconds", "From a call's arrival to its first step.", calls.queue);
+  out->AddHistogram("fox_prefill_seconds", "From the first step to the first token.",
+                    calls.prefill);
+  out->AddHistogram("fox_decode_seconds", "From the first token to the last.", calls.decode);
+  out->AddHistogram("fox_request_seconds", "From a call's arrival to its last token.",
+                    calls.end_to_end);
+  out->AddHistogram("fox_request_prompt_tokens", "Prompt tokens of a sequence.",
+                    calls.prompt_tokens);
+  out->AddHistogram("fox_request_generated_tokens", "Generated tokens of a sequence.",
+                    calls.generation_tokens);
+  out->AddHistogram("fox_request_kv_kept_ratio",
+                    "Share of its pages that a sequence held at its end.", calls.kept_share);
+  for (size_t code = 0; code < calls.by_code.size(); ++code) {
+    out->Counter("fox_calls_ended_total", "Generations that were admitted, by their status.",
+                 Real(calls.by_code[code]),
+                 {{"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code))}});
+  }
+  for (int reason = v1::STOP; reason < v1::FinishReason_ARRAYSIZE; ++reason) {
+    out->Counter("fox_sequences_finished_total", "Sequences that ended well, by reason.",
+                 Real(calls.by_reason[static_cast<size_t>(reason)]),
+                 {{"reason", absl::AsciiStrToLower(
+                                 v1::FinishReason_Name(static_cast<v1::FinishReason>(reason)))}});
+  }
+  constexpr const char* kCauses[] = {"client", "deadline", "abort", "stall", "drain"};
+  static_assert(std::size(kCauses) == decltype(calls.by_cause)::size());
+  for (size_t cause = 0; cause < std::size(kCauses); ++cause) {
+    out->Counter("fox_calls_cancelled_total", "Generations ended early, by whom.",
+                 Real(calls.by_cause[cause]), {{"cause", kCauses[cause]}});
+  }
+  constexpr const char* kRefusals[] = {"draining", "deadline", "queue", "budget", "credentials"};
+  static_assert(std::size(kRefusals) == kRefusalReasons);
+  for (size_t reason = 0; reason < std::size(kRefusals); ++reason) {
+    const auto which = static_cast<RefusalReason>(reason);
+    int64_t later = which == RefusalReason::kQueue ? stats.rejected : 0;  // by the engine
+    if (which == RefusalReason::kCredentials) later = core.access->refused();
+    out->Counter("fox_admission_rejections_total", "Calls refused before they started, by reason.",
+                 Real(core.refusals().count(which) + later), {{"reason", kRefusals[reason]}});
+  }
+}
+
+void AddServer(const ServerCore& core, MetricFamilies* out) {
+  out->Gauge("fox_calls", "Calls from their arrival to their last write.",
+             Real(core.calls().calls()));
+  out->Gauge("fox_calls_max", "How many there may be.", Real(core.calls().max_calls()));
+  out->Gauge("fox_call_bytes", "Memory held for calls.", Real(core.calls().bytes()));
+  out->Gauge("fox_call_bytes_max", "How much there may be.", Real(core.calls().max_bytes()));
+  out->Counter("fox_log_lines_dropped_total", "Log lines that nobody took.",
+               Real(DroppedLogLines()));
+  out->Gauge("fox_draining", "1: new work is refused.", core.engine.draining() ? 1 : 0);
+  out->Gauge("fox_build_info", "Always 1; what runs is in the labels.", 1,
+             {{"version", core.description.version},
+              {"git_sha", core.description.git_sha},
+              {"model", core.context.served_model_name},
+              {"device", core.description.device},
+              {"dtype", core.description.dtype}});
+}
+
+}  // namespace
+
+std::vector<prometheus::MetricFamily> MetricsCollector::Collect() const {
+  const EngineStats stats = core_.engine.stats();
+  MetricFamilies out;
+  AddRequests(stats, &out);
+  AddPages(core_, stats, &out);
+  AddSteps(core_, stats, steps_, &out);
+  AddCalls(core_, stats, &out);
+  AddServer(core_, &out);
+  AddProcessMetrics(&out);
+  std::vector<prometheus::MetricFamily> families = out.Take();
+  if (vllm_aliases_) {
+    MetricFamilies aliases({{"model_name", core_.context.served_model_name}, {"engine", "0"}});
+    AddVllmAliases(core_, stats, steps_, &aliases);
+    for (prometheus::MetricFamily& family : aliases.Take()) families.push_back(std::move(family));
+  }
+  return families;
+}
+
+}  // namespace fox

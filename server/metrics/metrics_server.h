@@ -1,0 +1,39 @@
+// MetricsServer: the port that Prometheus scrapes (--metrics-port), GET /metrics in its text
+// format. It is a library's small HTTP server (prometheus-cpp, CivetWeb) with two threads; whoever
+// is slow blocks other scrapes for seconds at most, and nothing else. Read metrics_collector.h
+// next.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/calls/server_core.h"
+#include "server/metrics/step_metrics.h"
+
+namespace fox {
+
+struct MetricsOptions {
+  std::string host = "127.0.0.1";
+  int port = -1;             // -1: no metrics; 0: any free port
+  bool vllm_aliases = true;  // the same under the names that vLLM's tools read
+};
+
+class MetricsServer {
+ public:
+  // Takes the port; until Expose what is asked for is Not Found. Unavailable: the port is taken, or
+  // the host is no address. Unimplemented: built without prometheus-cpp.
+  static absl::StatusOr<std::unique_ptr<MetricsServer>> Listen(const MetricsOptions& options);
+  ~MetricsServer();  // waits for the scrape that is being answered
+
+  // From now on answers with the numbers of `core` and `steps`, which must outlive the server.
+  void Expose(const ServerCore& core, const StepMetrics& steps);
+  int port() const;
+
+ private:
+  struct Impl;
+  explicit MetricsServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace fox

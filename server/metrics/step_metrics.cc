@@ -1,0 +1,42 @@
+// StepMetrics: see step_metrics.h.
+#include "server/metrics/step_metrics.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "engine/steady_clock.h"
+
+namespace fox {
+namespace {
+
+std::vector<double> SecondsBounds() {
+  return {0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075,
+          0.1,    0.15,  0.25,   0.5,   0.75,  1,     2.5,    5,    10,    30,    60};
+}
+
+std::vector<double> TokenBounds() {
+  return {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
+}
+
+}  // namespace
+
+StepMetrics::StepMetrics()
+    : prefill_seconds(SecondsBounds(), 1e-6),
+      decode_seconds(SecondsBounds(), 1e-6),
+      tokens(TokenBounds(), 1) {}
+
+void StepMetrics::BeforeSubmit(const StepPlan&) { submitted_.push_back(SteadySeconds()); }
+
+void StepMetrics::AfterCollect(const StepPlan& plan, const StepResult&) {
+  const Seconds begin = std::max(submitted_.front(), collected_);
+  submitted_.pop_front();
+  collected_ = SteadySeconds();
+  if (plan.sequences.empty()) return;  // slots were released, nothing more
+  const bool feeds_prompt =
+      std::any_of(plan.sequences.begin(), plan.sequences.end(),
+                  [](const PlannedSequence& sequence) { return sequence.token_ids.size() > 1; });
+  (feeds_prompt ? prefill_seconds : decode_seconds).Observe(collected_ - begin);
+  tokens.Observe(static_cast<double>(plan.num_tokens()));
+}
+
+}  // namespace fox

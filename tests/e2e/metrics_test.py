@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+"""The metrics of a fox-server as Prometheus' own programs read them, and traceparent in its log.
+
+    metrics_test.py BIN     the folder of fox-server and fox-cli
+
+Skipped, and it says so: all of it where the server was built without prometheus-cpp; single cases
+without prometheus and promtool, and without grpcio.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import urllib.parse
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "proto")]
+
+import demo  # noqa: E402
+
+SKIPPED = 77  # ctest's SKIP_RETURN_CODE
+MODEL = ROOT / "models" / "demo"
+DASHBOARD = ROOT / "docker" / "grafana" / "foxserve.json"
+ALERTS = ROOT / "docker" / "prometheus" / "alerts.yml"
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SCRAPE_TIMEOUT = 3  # seconds until a scrape that stalls is cut off, as in metrics_server.cc
+
+
+def scrape(address: str) -> str:
+    """What Prometheus would read."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as response:
+        return response.read().decode()
+
+
+def samples_of(text: str) -> dict[str, float]:
+    """Values by name and labels."""
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in lines}
+
+
+def names_of(text: str) -> set[str]:
+    """Names as queries write them: a histogram has three."""
+    return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+
+
+class Prometheus:
+    """A Prometheus that scrapes `target` each second; gone when the context ends."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def __enter__(self) -> Prometheus:
+        self._folder = tempfile.TemporaryDirectory()
+        config = pathlib.Path(self._folder.name, "prometheus.yml")
+        config.write_text("global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
+                          "scrape_configs:\n- job_name: fox\n  static_configs:\n"
+                          f"  - targets: ['{self._target}']\n")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = "127.0.0.1:%d" % free.getsockname()[1]
+        self._process = subprocess.Popen(
+            ["prometheus", f"--config.file={config}", f"--web.listen-address={self.address}",
+             f"--storage.tsdb.path={self._folder.name}/data"], stderr=subprocess.PIPE, text=True)
+        ready = threading.Event()
+
+        def read() -> None:
+            assert self._process.stderr is not None
+            for line in self._process.stderr:
+                if "ready to receive" in line:
+                    ready.set()
+
+        self._reader = threading.Thread(target=read, daemon=True)
+        self._reader.start()
+        if not ready.wait(60):
+            self.__exit__()
+            raise AssertionError("Prometheus does not start")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._reader.join()
+        self._folder.cleanup()
+
+    def query(self, expression: str) -> float | None:
+        """The one value of an expression; None: there is none."""
+        url = f"http://{self.address}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
+        with urllib.request.urlopen(url, timeout=30) as response:
+            result = json.load(response)["data"]["result"]
+        return float(result[0]["value"][1]) if result else None
+
+    def wait_for(self, expression: str) -> float:
+        """The value, once there is one; Prometheus tells nobody when it has scraped."""
+        for _ in range(300):
+            value = self.query(expression)
+            if value is not None and value == value:
+                return value
+            time.sleep(0.1)
+        raise AssertionError(f"no value of {expression}")
+
+
+class MetricsTest(unittest.TestCase):
+    """One server for all cases, which has answered a long prompt."""
+
+    programs = pathlib.Path()
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.server = cls.enterClassContext(
+            demo.Server(cls.programs, MODEL, "certified", ["--metrics-port", "0"]))
+        cls.address = cls.server.ports["Prometheus"]
+        cls.finish = cls.server.generate(
+            ["@" + str(MODEL / "prompt_long.txt"), "--max-tokens", "20"], show=False)
+
+    def test_values_are_those_that_the_client_saw(self) -> None:
+        samples = samples_of(scrape(self.address))
+        self.assertEqual(samples["fox_prompt_tokens_total"], 6645)
+        self.assertEqual(samples["fox_generated_tokens_total"], 20)
+        self.assertEqual(samples['fox_kv_pages_evicted_total{reason="decay"}'],
+                         int(self.finish["pages_evicted"]))
+        self.assertEqual(samples["fox_acp_blocks_pruned_total"],
+                         int(self.finish["blocks_pruned"]))
+        mass = samples["fox_max_log_evicted_mass"]
+        self.assertAlmostEqual(mass, self.finish["max_log_evicted_mass"], places=5)
+        self.assertLessEqual(mass, samples["fox_log_tolerance"])
+        self.assertEqual(samples["fox_inter_token_seconds_count"], 19)
+        self.assertAlmostEqual(samples["fox_time_to_first_token_seconds_sum"],
+                               self.finish["ttft_s"], delta=0.02)
+        prefill = samples['fox_step_duration_seconds_count{phase="prefill"}']
+        decode = samples['fox_step_duration_seconds_count{phase="decode"}']
+        self.assertGreaterEqual(prefill, 6645 // 512)
+        self.assertEqual(decode, 19)
+
+    @unittest.skipUnless(shutil.which("promtool"), "SKIPPED: no promtool (apt: prometheus)")
+    def test_promtool_has_nothing_to_say_but_of_the_aliases(self) -> None:
+        text = scrape(self.address)
+        checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True,
+                                 capture_output=True, timeout=60, check=False)
+        said = (checked.stdout + checked.stderr).splitlines()
+        self.assertGreater(len(said), 10)  # the aliases have a colon
+        self.assertEqual([line for line in said if not line.startswith("vllm:")], [])
+
+    @unittest.skipUnless(shutil.which("prometheus"), "SKIPPED: no prometheus (apt: prometheus)")
+    def test_prometheus_scrapes_it(self) -> None:
+        with Prometheus(self.address) as prometheus:
+            self.assertEqual(prometheus.wait_for("up{job='fox'}"), 1)
+            self.assertEqual(prometheus.wait_for("fox_prompt_tokens_total"), 6645)
+            self.assertEqual(prometheus.wait_for("vllm:prompt_tokens_total"), 6645)
+            self.assertEqual(prometheus.wait_for("fox_build_info{model='demo'}"), 1)
+            median = prometheus.wait_for("histogram_quantile(0.5, fox_inter_token_seconds_bucket)")
+            self.assertGreater(median, 0)
+            self.assertLess(median, 1)
+            share = prometheus.wait_for(
+                "fox_acp_blocks_pruned_total / fox_acp_blocks_total")
+            self.assertGreater(share, 0.5)
+            self.assertLess(share, 1)
+
+    def test_each_metric_of_the_dashboard_is_exported(self) -> None:
+        text = scrape(self.address)
+        dashboard = json.loads(DASHBOARD.read_text())
+        expressions = [target["expr"] for panel in dashboard["panels"]
+                       for target in panel.get("targets", [])]
+        self.assertGreater(len(expressions), 15)
+        if ALERTS.exists():
+            expressions.append(ALERTS.read_text())
+        named = {name for expression in expressions
+                 for name in re.findall(r"\b(?:fox_|process_|vllm:)[a-z_:]*[a-z]\b", expression)}
+        self.assertGreater(len(named), 15)
+        exported = names_of(text)
+        exported |= {name.removesuffix("_bucket") for name in exported}
+        self.assertEqual(named - exported, set())
+        typed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE fox_")}
+        helped = {line.split()[2] for line in text.splitlines()
+                  if line.startswith("# HELP fox_") and len(line.split()) > 4}
+        self.assertEqual(typed - helped, set())
+
+    def test_who_stalls_a_scrape_stalls_nobody_for_long(self) -> None:
+        host, port = self.address.rsplit(":", 1)
+        stalled = [socket.create_connection((host, int(port)), timeout=30) for _ in range(4)]
+        try:
+            for connection in stalled[:2]:
+                connection.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
+            began = time.monotonic()
+            self.server.generate(["Once", "--max-tokens", "2"], show=False)  # as ever
+            self.assertIn("fox_steps_total", scrape(self.address))
+            self.assertLess(time.monotonic() - began, 3 * SCRAPE_TIMEOUT + 5)
+        finally:
+            for connection in stalled:
+                connection.close()
+
+
+class StartTest(unittest.TestCase):
+    """Servers of their own."""
+
+    programs = pathlib.Path()
+
+    def refusal(self, *flags: str) -> tuple[int, str]:
+        """Exit code and last word of a server that does not start."""
+        run = subprocess.run([str(self.programs / "fox-server"), "--model", "/no/such/model",
+                              "--grpc-port", "0", *flags], capture_output=True, text=True,
+                             timeout=60, check=False)
+        return run.returncode, run.stderr.strip().splitlines()[-1]
+
+    def test_a_taken_port_is_told_before_the_model_is_loaded(self) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = str(taken.getsockname()[1])
+            self.assertEqual(self.refusal("--metrics-port", port), (
+                78, f"fox-server: --metrics-port: cannot listen on 127.0.0.1:{port}"))
+
+    def test_beyond_loopback_it_wants_to_be_told(self) -> None:
+        code, said = self.refusal("--metrics-port", "0", "--metrics-host", "0.0.0.0")
+        self.assertEqual(code, 78)
+        self.assertIn("--metrics-host: not a loopback address", said)
+
+    def test_no_aliases_and_a_stop_that_no_scrape_delays(self) -> None:
+        with demo.Server(self.programs, MODEL, "certified",
+                         ["--metrics-port", "0", "--metrics-compat", "none"]) as server:
+            address = server.ports["Prometheus"]
+            self.assertNotIn("vllm:", scrape(address))
+            host, port = address.rsplit(":", 1)
+            with socket.create_connection((host, int(port))) as stalled:
+                stalled.sendall(b"GET /metrics HT")
+                server._process.send_signal(signal.SIGTERM)
+                self.assertEqual(server._process.wait(timeout=10), 0)
+
+    @unittest.skipUnless(importlib.util.find_spec("grpc_tools"),
+                         "SKIPPED: no grpcio-tools; `./run test` installs it")
+    def test_traceparent_is_in_the_log_and_in_the_trace(self) -> None:
+        import grpc
+        fox, fox_grpc = grpc.protos_and_services("fox/v1/inference.proto")
+        header = f"00-{TRACE}-{PARENT}-01"
+        with tempfile.TemporaryDirectory() as folder:
+            trace = pathlib.Path(folder, "trace.json")
+            with demo.Server(self.programs, MODEL, "certified",
+                             ["--log-format", "json", "--trace", str(trace)]) as server:
+                with grpc.insecure_channel(server.target) as channel:
+                    stub = fox_grpc.InferenceStub(channel)
+                    for value in (header, "no traceparent"):
+                        stub.Generate(fox.GenerateRequest(
+                            text="Once", stopping=fox.Stopping(max_tokens=2)),
+                            metadata=(("traceparent", value),), timeout=60)
+                server._process.send_signal(signal.SIGTERM)
+                server._process.wait(timeout=30)
+                server._reader.join()
+                finished = [json.loads(line) for line in server._log
+                            if "request finished" in line]
+            self.assertEqual([line.get("trace_id") for line in finished], [TRACE, None])
+            self.assertEqual(finished[0]["parent_id"], PARENT)
+            events = json.loads(trace.read_text())["traceEvents"]
+            traced = [event["args"].get("traceparent") for event in events
+                      if event["name"] == "request" and event["ph"] == "b"]
+            self.assertEqual(traced, [header, None])
+
+
+def has_metrics(programs: pathlib.Path) -> bool:
+    """Whether this fox-server was built with prometheus-cpp."""
+    run = subprocess.run([str(programs / "fox-server"), "--model", "/no/such/model", "--grpc-port",
+                          "0", "--metrics-port", "0"], capture_output=True, text=True, timeout=60,
+                         check=False)
+    return "built without" not in run.stderr
+
+
+if __name__ == "__main__":
+    StartTest.programs = MetricsTest.programs = pathlib.Path(sys.argv.pop(1))
+    if not has_metrics(MetricsTest.programs):
+        print("SKIPPED: fox-server was built without prometheus-cpp (apt: prometheus-cpp-dev); "
+              "`./run test` installs it")
+        sys.exit(SKIPPED)
+    unittest.main(verbosity=2)

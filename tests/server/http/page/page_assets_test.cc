@@ -1,0 +1,57 @@
+// The page's files: they are those of the repository, and ask nothing of anybody else.
+#include "server/http/page/page_assets.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <string>
+
+namespace fox {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(std::string(FOX_SOURCE_DIR) + "/" + path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(PageAssetsTest, FilesAreThoseOfTheRepository) {
+  const std::map<std::string, std::string> sources = {
+      {"/", "server/http/page/index.html"},
+      {"/style.css", "server/http/page/style.css"},
+      {"/app.js", "server/http/page/app.js"},
+      {"/example.txt", "models/demo/prompt_long.txt"}};
+  ASSERT_EQ(PageAssets().size(), sources.size());
+  for (const PageAsset& asset : PageAssets()) {
+    const std::string source = ReadFile(sources.at(asset.path));
+    EXPECT_GT(source.size(), 1000u);
+    EXPECT_EQ(asset.body, source) << asset.path;
+  }
+}
+
+// A browser would refuse what breaks the policy, and the page would fail silently.
+TEST(PageAssetsTest, NothingIsInlineAndNothingIsElsewhere) {
+  std::map<std::string, std::string> headers(PageHeaders().begin(), PageHeaders().end());
+  const std::string policy = headers["Content-Security-Policy"];
+  EXPECT_THAT(policy, HasSubstr("default-src 'none'"));
+  EXPECT_THAT(policy, HasSubstr("frame-ancestors 'none'"));
+  EXPECT_THAT(policy, Not(HasSubstr("unsafe")));
+  EXPECT_THAT(policy, Not(HasSubstr("*")));
+  EXPECT_EQ(headers["X-Content-Type-Options"], "nosniff");
+  for (const PageAsset& asset : PageAssets()) {
+    if (std::string(asset.path) == "/example.txt") continue;
+    const std::string body(asset.body);
+    for (const char* foreign : {"http://", "https://", "//cdn", "style=\"", "onclick", "<script>",
+                                "<style", "eval(", "innerHTML", "document.write"}) {
+      EXPECT_THAT(body, Not(HasSubstr(foreign))) << asset.path;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fox

@@ -1,0 +1,58 @@
+// StepMetrics: which steps are prefill, and how long one takes that overlaps the one before.
+#include "server/metrics/step_metrics.h"
+
+#include <gtest/gtest.h>
+
+#include "engine/steady_clock.h"
+
+namespace fox {
+namespace {
+
+StepPlan PlanOf(std::vector<int> tokens) {
+  StepPlan plan;
+  for (int count : tokens) {
+    plan.sequences.emplace_back().token_ids.assign(static_cast<size_t>(count), 1);
+  }
+  return plan;
+}
+
+int64_t Total(const Histogram& histogram) {
+  int64_t total = 0;
+  for (size_t i = 0; i <= histogram.bounds().size(); ++i) total += histogram.count(i);
+  return total;
+}
+
+TEST(StepMetricsTest, AStepThatFeedsAPromptIsPrefill) {
+  StepMetrics metrics;
+  StepPlan release;
+  release.release_slots = {1};
+  for (const StepPlan& plan : {PlanOf({1, 5}), PlanOf({1, 1, 1}), PlanOf({1}), release}) {
+    metrics.BeforeSubmit(plan);
+    metrics.AfterCollect(plan, {});
+  }
+  EXPECT_EQ(Total(metrics.prefill_seconds), 1);
+  EXPECT_EQ(Total(metrics.decode_seconds), 2);
+  EXPECT_EQ(Total(metrics.tokens), 3);
+  EXPECT_EQ(metrics.tokens.sum(), 10);
+}
+
+// With two plans in flight the times of steps add up to the time that passed, not to twice it.
+TEST(StepMetricsTest, OverlappingStepsAreNotCountedTwice) {
+  StepMetrics metrics;
+  const StepPlan plan = PlanOf({1});
+  const Seconds start = SteadySeconds();
+  metrics.BeforeSubmit(plan);
+  for (int i = 0; i < 50; ++i) {
+    metrics.BeforeSubmit(plan);
+    const Seconds begin = SteadySeconds();
+    while (SteadySeconds() < begin + 0.0002) {
+    }
+    metrics.AfterCollect(plan, {});
+  }
+  EXPECT_EQ(Total(metrics.decode_seconds), 50);
+  EXPECT_GE(metrics.decode_seconds.sum(), 50 * 0.0002 - 50e-6);
+  EXPECT_LE(metrics.decode_seconds.sum(), SteadySeconds() - start + 50e-6);
+}
+
+}  // namespace
+}  // namespace fox
