@@ -41,6 +41,8 @@ class AddedTokenSplitter {
   // Cuts `text` (valid UTF-8) into non-empty parts in order, without gaps.
   std::vector<TextPart> Split(const std::string& text) const;
 
+  const std::vector<AddedToken>& tokens() const { return tokens_; }
+
  private:
   class Trie {
    public:

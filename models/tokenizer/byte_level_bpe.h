@@ -47,6 +47,7 @@ class ByteLevelBpe : public Tokenizer {
                                               bool add_special_tokens) const override;
   std::string TokenBytes(int32_t id, bool skip_special) const override;
   const Info& info() const override { return info_; }
+  absl::StatusOr<std::string> ToJson() const override;
 
  private:
   ByteLevelBpe() = default;
@@ -69,7 +70,7 @@ class ByteLevelBpe : public Tokenizer {
   AddedTokenSplitter splitter_;
   bool add_prefix_space_ = false;
   bool use_regex_ = true;
-  std::vector<int32_t> prefix_, suffix_;
+  std::vector<int32_t> suffix_;
 };
 
 }  // namespace fox

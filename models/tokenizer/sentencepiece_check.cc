@@ -18,10 +18,11 @@ namespace {
 constexpr size_t kMaxPieceBytes = 4096;
 // The library has room for this many user-defined pieces that begin at one place.
 constexpr size_t kMaxNestedUserPieces = 64;
+constexpr uint64_t kBpeModel = 2;  // TrainerSpec.ModelType
 
 struct Settings {
   std::string bos_piece = "<s>", eos_piece = "</s>";
-  std::string charsmap, denormalizer_charsmap;
+  std::string denormalizer_charsmap;
 };
 
 absl::Status Error(const std::string& what) {
@@ -47,6 +48,8 @@ std::string UpToNul(const std::string& text) { return text.substr(0, text.find('
 
 bool ReadTrainerSpec(ProtoWire wire, SentencePieceFile* file, Settings* settings) {
   while (wire.Next()) {
+    if (wire.field() == 3 && wire.IsVarint()) file->is_bpe = wire.varint() == kBpeModel;
+    if (wire.field() == 24 && wire.IsVarint()) file->spaces_are_suffixes = wire.varint() != 0;
     if (wire.field() == 35 && wire.IsVarint()) file->byte_fallback = wire.varint() != 0;
     if (wire.field() == 44 && wire.IsBytes()) file->unk_surface = UpToNul(wire.AsString());
     if (wire.field() == 46 && wire.IsBytes()) settings->bos_piece = wire.AsString();
@@ -61,6 +64,7 @@ bool ReadNormalizerSpec(ProtoWire wire, SentencePieceFile* file, std::string* ch
     if (file == nullptr || !wire.IsVarint()) continue;
     if (wire.field() == 3) file->add_dummy_prefix = wire.varint() != 0;
     if (wire.field() == 4) file->remove_extra_whitespaces = wire.varint() != 0;
+    if (wire.field() == 5) file->escape_whitespaces = wire.varint() != 0;
   }
   return !wire.malformed();
 }
@@ -72,7 +76,7 @@ bool ReadModel(const std::string& serialized, SentencePieceFile* file, Settings*
     bool ok = true;
     if (wire.field() == 1) ok = ReadPiece(wire.AsMessage(), &file->pieces.emplace_back());
     if (wire.field() == 2) ok = ReadTrainerSpec(wire.AsMessage(), file, settings);
-    if (wire.field() == 3) ok = ReadNormalizerSpec(wire.AsMessage(), file, &settings->charsmap);
+    if (wire.field() == 3) ok = ReadNormalizerSpec(wire.AsMessage(), file, &file->charsmap);
     if (wire.field() == 5) {
       ok = ReadNormalizerSpec(wire.AsMessage(), nullptr, &settings->denormalizer_charsmap);
     }
@@ -169,7 +173,7 @@ absl::StatusOr<SentencePieceFile> CheckSentencePieceModel(const std::string& ser
   if (!ReadModel(serialized, &file, &settings)) return Error("not a sentencepiece model");
   absl::Status status = CheckPieces(&file, settings);
   if (!status.ok()) return status;
-  if (!settings.charsmap.empty()) status = CheckCharsMap(settings.charsmap);
+  if (!file.charsmap.empty()) status = CheckCharsMap(file.charsmap);
   if (!status.ok()) return status;
   // It rewrites decoded text as a whole, across the ends of tokens.
   if (!settings.denormalizer_charsmap.empty()) {

@@ -30,7 +30,7 @@ struct Piece {
   PieceType type = PieceType::kNormal;
 };
 
-// What decoding needs to know of a model.
+// What decoding, and a copy of the model in another format, need to know of it.
 struct SentencePieceFile {
   std::vector<Piece> pieces;  // by id
   int32_t unk_id = 0;
@@ -39,6 +39,11 @@ struct SentencePieceFile {
   bool byte_fallback = false;
   bool add_dummy_prefix = true;
   bool remove_extra_whitespaces = true;
+  // What only encoding needs to know.
+  bool is_bpe = false;
+  bool escape_whitespaces = true;
+  bool spaces_are_suffixes = false;
+  std::string charsmap;  // precompiled; "": none
 };
 
 // InvalidArgument: not a ModelProto; an empty, over-long, duplicate or ill-formed piece; a score

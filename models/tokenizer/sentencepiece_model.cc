@@ -33,6 +33,10 @@ std::unique_ptr<SentencePieceModel> SentencePieceModel::Parse(const std::string&
   return std::unique_ptr<SentencePieceModel>(new SentencePieceModel(std::move(library)));
 }
 
+std::string SentencePieceModel::Serialized() const {
+  return library_->processor.serialized_model_proto();
+}
+
 bool SentencePieceModel::Encode(const std::string& text, std::vector<int32_t>* ids,
                                 std::string* error) const {
   const auto status = library_->processor.Encode(std::string_view(text), ids);

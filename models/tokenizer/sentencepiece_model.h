@@ -18,6 +18,9 @@ class SentencePieceModel {
                                                    std::string* error);
   ~SentencePieceModel();
 
+  // The bytes of the model, as Parse takes them.
+  std::string Serialized() const;
+
   // False with `error` set when the library fails.
   bool Encode(const std::string& text, std::vector<int32_t>* ids, std::string* error) const;
 

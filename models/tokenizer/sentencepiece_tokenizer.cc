@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "models/error_text.h"
+#include "models/tokenizer/tokenizer_json_writer.h"
 
 namespace fox {
 namespace {
@@ -49,13 +50,13 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
   }
   std::unique_ptr<SentencePieceTokenizer> tokenizer(new SentencePieceTokenizer());
   tokenizer->model_ = std::move(model);
-  tokenizer->add_bos_ = add_bos;
   Info& info = tokenizer->info_;
   info.kind = "sentencepiece";
   info.vocab_size = static_cast<int32_t>(file->pieces.size());
   info.bos_id = file->bos_id;
   info.eos_id = file->eos_id;
   info.unk_id = file->unk_id;
+  if (add_bos && info.bos_id.has_value()) info.prefix = {*info.bos_id};
   info.strip_leading_space = file->add_dummy_prefix || file->remove_extra_whitespaces;
   info.strip_all_leading_spaces = file->remove_extra_whitespaces;
   info.replacement = Utf8Replacement::kByte;
@@ -73,10 +74,14 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(const std::s
   if (!model_->Encode(text, &ids, &error)) {
     return absl::InternalError(absl::StrCat("sentencepiece: ", Quoted(error)));
   }
-  if (add_special_tokens && add_bos_ && info_.bos_id.has_value()) {
-    ids.insert(ids.begin(), *info_.bos_id);
-  }
+  if (add_special_tokens) ids.insert(ids.begin(), info_.prefix.begin(), info_.prefix.end());
   return ids;
+}
+
+absl::StatusOr<std::string> SentencePieceTokenizer::ToJson() const {
+  const absl::StatusOr<SentencePieceFile> file = CheckSentencePieceModel(model_->Serialized());
+  if (!file.ok()) return file.status();
+  return WriteTokenizerJson(*file);
 }
 
 std::string SentencePieceTokenizer::TokenBytes(int32_t id, bool skip_special) const {

@@ -28,6 +28,7 @@ class SentencePieceTokenizer : public Tokenizer {
   std::string TokenBytes(int32_t id, bool skip_special) const override;
   TokenKind KindOf(int32_t id) const override;
   const Info& info() const override { return info_; }
+  absl::StatusOr<std::string> ToJson() const override;
 
  private:
   SentencePieceTokenizer() = default;
@@ -40,7 +41,6 @@ class SentencePieceTokenizer : public Tokenizer {
   static Token TokenOf(const Piece& piece, const std::string& unk_surface);
 
   Info info_;
-  bool add_bos_ = true;
   std::vector<Token> tokens_;  // by id
   std::unique_ptr<SentencePieceModel> model_;
 };

@@ -14,7 +14,7 @@
 namespace fox {
 namespace {
 
-constexpr size_t kMaxRequestIdBytes = 128;
+constexpr size_t kMaxRequestIdBytes = 256;
 constexpr uint32_t kMaxStreamInterval = 1024;
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
@@ -144,7 +144,7 @@ absl::StatusOr<std::string> CheckRequestId(const std::string& request_id) {
   const bool printable = std::all_of(request_id.begin(), request_id.end(),
                                      [](char c) { return c > 0x20 && c < 0x7f; });
   if (request_id.size() > kMaxRequestIdBytes || !printable) {
-    return Invalid("request_id: must be at most 128 printable ASCII bytes without spaces");
+    return Invalid("request_id: must be at most 256 printable ASCII bytes without spaces");
   }
   return request_id;
 }

@@ -13,6 +13,8 @@ namespace {
 uint32_t U32(int64_t value) { return static_cast<uint32_t>(value); }
 uint64_t U64(int64_t value) { return static_cast<uint64_t>(value); }
 
+}  // namespace
+
 v1::ServerInfo DescribeServer(const ServerCore& core) {
   const ExecutorLimits& limits = core.context.limits;
   const EngineOptions& engine = core.context.engine;
@@ -98,8 +100,6 @@ v1::Load DescribeLoad(ServerCore& core) {
   out.set_heartbeat_age_s(core.engine.HeartbeatAge());
   return out;
 }
-
-}  // namespace
 
 grpc::ServerUnaryReactor* InfoService::GetServerInfo(grpc::CallbackServerContext* context,
                                                      const grpc::ByteBuffer* request,

@@ -95,16 +95,18 @@ void TokenStreamReactor::OnCancel() {
 
 TokenStreamReactor::Action TokenStreamReactor::NextAction() {
   if (write_in_flight_) return Action::kNone;
-  if (pending_.empty()) return done_ ? Action::kFinish : Action::kNone;
-  const Event& event = pending_.front();
-  bytes_.Clear();
-  SerializeMessage(event.message, &bytes_);
-  writing_ = event.load;
-  writing_.bytes = static_cast<int64_t>(bytes_.Length());
-  call_.Drop(event.load.bytes - writing_.bytes);
-  pending_.erase(pending_.begin());
-  write_in_flight_ = true;
-  return Action::kWrite;
+  while (!pending_.empty()) {
+    Event event = std::move(pending_.front());
+    pending_.erase(pending_.begin());
+    bytes_.Clear();
+    if (!Encode(std::move(event.message), &bytes_)) continue;
+    writing_ = event.load;
+    writing_.bytes = static_cast<int64_t>(bytes_.Length());
+    call_.Drop(event.load.bytes - writing_.bytes);
+    write_in_flight_ = true;
+    return Action::kWrite;
+  }
+  return done_ ? Action::kFinish : Action::kNone;
 }
 
 void TokenStreamReactor::Perform(Action action) {

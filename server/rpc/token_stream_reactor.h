@@ -11,8 +11,8 @@
 namespace fox {
 
 // Deletes itself, and gives back the call's share, when the call has ended.
-class TokenStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
-                                 public GenerationConsumer {
+class TokenStreamReactor : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
+                           public GenerationConsumer {
  public:
   TokenStreamReactor(ServerCore& core, grpc::CallbackServerContext* context, CallInfo info);
 
@@ -26,6 +26,14 @@ class TokenStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffe
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
   void OnDone() override { delete this; }
+
+ protected:
+  // The message of an event. False: it has none, and what it holds of the budget stays so. In
+  // order, one thread at a time.
+  virtual bool Encode(v1::GenerateDelta event, grpc::ByteBuffer* out) {
+    SerializeMessage(event, out);
+    return true;
+  }
 
  private:
   struct Load {
