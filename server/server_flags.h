@@ -34,7 +34,7 @@ struct ServerFlags {
   int64_t stream_interval = 1, max_connection_age = 0, delivery_threads = 2;
   std::string admin_address;    // HOST:PORT; empty: the main port, if that is loopback
   std::string client_metadata;  // key of a gateway's name for its client; empty: none is believed
-  std::string grpc_services = "inference,tokenizer,info,admin,health,reflection";
+  std::string grpc_services = "inference,tokenizer,info,admin,vllm,health,reflection";
   bool allow_insecure_remote = false;
   double shutdown_timeout = 30;
   std::string log_level = "info", log_format = "text", trace;

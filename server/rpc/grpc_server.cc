@@ -21,6 +21,7 @@
 #include "server/rpc/health_monitor.h"
 #include "server/rpc/info_service.h"
 #include "server/rpc/tokenizer_service.h"
+#include "server/rpc/vllm_service.h"
 
 namespace fox {
 namespace {
@@ -90,12 +91,14 @@ struct GrpcServer::Impl {
   std::vector<std::string> Register(const GrpcServerOptions& options, grpc::ServerBuilder* builder);
   absl::Status StartAdmin(const GrpcServerOptions& options);
   void CheckHealth();
+  bool Serving();
 
   ServerCore& core;
   GenerateService generate{core};
   TokenizerService tokenizer{core};
   InfoService info{core};
   AdminService admin{core, [this] { CheckHealth(); }};
+  VllmService vllm{core, [this] { return Serving(); }};
   std::unique_ptr<ConnectionAcceptor> acceptor;
   int admin_port = 0;
   std::unique_ptr<grpc::Server> server, admin_server;
@@ -115,6 +118,7 @@ std::vector<std::string> GrpcServer::Impl::Register(const GrpcServerOptions& opt
   add("inference", v1::Inference::service_full_name(), &generate);
   add("tokenizer", v1::Tokenizer::service_full_name(), &tokenizer);
   add("info", v1::Info::service_full_name(), &info);
+  add("vllm", vllm_wire::VllmEngine::service_full_name(), &vllm);
   if (options.admin_address.empty()) add("admin", v1::Admin::service_full_name(), &admin);
   return names;
 }
@@ -137,6 +141,11 @@ absl::Status GrpcServer::Impl::StartAdmin(const GrpcServerOptions& options) {
 void GrpcServer::Impl::CheckHealth() {
   const MutexLock lock(mutex);
   if (monitor != nullptr) monitor->Check();
+}
+
+bool GrpcServer::Impl::Serving() {
+  const MutexLock lock(mutex);
+  return monitor != nullptr && monitor->serving();
 }
 
 GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -25,9 +25,9 @@ struct GrpcServerOptions {
   // HOST:PORT where the admin service is offered, and nothing else; empty: nowhere beside
   // `services`.
   std::string admin_address;
-  // Of inference, tokenizer, info, admin, health, reflection.
-  std::set<std::string> services = {"inference", "tokenizer", "info",
-                                    "admin",     "health",    "reflection"};
+  // Of inference, tokenizer, info, admin, vllm, health, reflection.
+  std::set<std::string> services = {"inference", "tokenizer", "info",      "admin",
+                                    "vllm",      "health",    "reflection"};
 };
 
 class GrpcServer {

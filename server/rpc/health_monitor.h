@@ -37,6 +37,11 @@ class HealthMonitor {
 
   // Looks now instead of at the next tick, for callers that have just drained.
   void Check();
+  // What health says.
+  bool serving() const {
+    const MutexLock lock(mutex_);
+    return serving_;
+  }
 
  private:
   void Loop();
@@ -54,7 +59,7 @@ class HealthMonitor {
   std::function<void()> on_fatal_;   // used by the monitor's thread alone
   double last_look_, last_age_ = 0;  // likewise; seconds
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   CondVar wake_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool serving_ ABSL_GUARDED_BY(mutex_) = false;
