@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "models/tokenizer/byte_level_bpe.h"
+#include "models/tokenizer/bpe_definition.h"
 #include "models/tokenizer/sentencepiece_check.h"
 
 namespace fox {

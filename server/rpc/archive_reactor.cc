@@ -15,8 +15,8 @@ constexpr size_t kChunkBytes = 64 << 10;
 ArchiveReactor::ArchiveReactor(ServerCore& core, grpc::CallbackServerContext* context,
                                CallInfo info)
     : call_(core, context, std::move(info)) {
-  const MutexLock lock(claim_->mutex);
-  claim_->reactor = this;
+  const MutexLock lock(ticket_->mutex);
+  ticket_->reactor = this;
 }
 
 void ArchiveReactor::Send(absl::StatusOr<Archive> archive) {
@@ -47,9 +47,9 @@ void ArchiveReactor::OnWriteDone(bool ok) {
 }
 
 void ArchiveReactor::OnCancel() {
-  const std::shared_ptr<Claim> claim = claim_;
+  const std::shared_ptr<Ticket> ticket = ticket_;
   call_.OnCancel();
-  ArchiveReactor* self = claim->Take();
+  ArchiveReactor* self = ticket->Take();
   if (self != nullptr) self->End(absl::CancelledError("the call is over"));
 }
 

@@ -15,9 +15,9 @@ class ArchiveReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   using Archive = std::shared_ptr<const TokenizerArchive>;
 
-  // Whoever takes the reactor first goes on with it: the thread that has made the archive, or the
-  // library, which cancels the call. Any thread.
-  struct Claim {
+  // Whoever takes the reactor from it first goes on with it: the thread that has made the archive,
+  // or the library, which cancels the call. Any thread.
+  struct Ticket {
     Mutex mutex;
     ArchiveReactor* reactor ABSL_GUARDED_BY(mutex) = nullptr;
 
@@ -29,8 +29,8 @@ class ArchiveReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 
   ArchiveReactor(ServerCore& core, grpc::CallbackServerContext* context, CallInfo info);
 
-  const std::shared_ptr<Claim>& claim() const { return claim_; }
-  // By who has taken the claim: begins to send, or ends the call with a refusal.
+  const std::shared_ptr<Ticket>& ticket() const { return ticket_; }
+  // By who has taken the ticket: begins to send, or ends the call with a refusal.
   void Send(absl::StatusOr<Archive> archive);
 
   void OnWriteDone(bool ok) override;
@@ -41,7 +41,7 @@ class ArchiveReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void WriteNext();
   void End(const absl::Status& status);
 
-  const std::shared_ptr<Claim> claim_ = std::make_shared<Claim>();
+  const std::shared_ptr<Ticket> ticket_ = std::make_shared<Ticket>();
   CallHandle call_;
   Archive archive_;
   size_t sent_ = 0;  // bytes of the archive, the write in flight included

@@ -221,14 +221,14 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* VllmService::GetTokenizer(
   const uint64_t client = info.client;
   auto* reactor = new ArchiveReactor(core_, context, std::move(info));
   if (!status.ok()) {
-    ArchiveReactor* claimed = reactor->claim()->Take();
-    if (claimed != nullptr) claimed->Send(status);
+    ArchiveReactor* taken = reactor->ticket()->Take();
+    if (taken != nullptr) taken->Send(status);
     return reactor;
   }
-  core_.tokenizing().Post(client, 0, [claim = reactor->claim(), tokenizers = tokenizers_] {
+  core_.tokenizing().Post(client, 0, [ticket = reactor->ticket(), tokenizers = tokenizers_] {
     absl::StatusOr<ArchiveReactor::Archive> archive = tokenizers->Get();
-    ArchiveReactor* claimed = claim->Take();
-    if (claimed != nullptr) claimed->Send(std::move(archive));
+    ArchiveReactor* taken = ticket->Take();
+    if (taken != nullptr) taken->Send(std::move(archive));
   });
   return reactor;
 }
