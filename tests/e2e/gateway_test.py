@@ -3,13 +3,15 @@
 is cancelled is freed, and a worker that dies or drains costs nobody else anything. Skipped, and it
 says so, where the packages cannot be had.
 
-    gateway_test.py BIN     the folder of fox-server and fox-cli
+    gateway_test.py BIN     the folder of fox-server, fox-cli and fox-bench
 """
 
 from __future__ import annotations
 
 import pathlib
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -53,8 +55,9 @@ def fox_modules() -> tuple[Any, Any, Any]:
 class Worker(demo.Server):
     """A fox-server, and what its own interface says of it."""
 
-    def __init__(self, programs: pathlib.Path) -> None:
-        super().__init__(programs, ROOT / "models" / "demo", "certified")
+    def __init__(self, programs: pathlib.Path, model: pathlib.Path = ROOT / "models" / MODEL,
+                 ) -> None:
+        super().__init__(programs, model, "certified")
 
     def __enter__(self) -> Worker:
         super().__enter__()
@@ -214,6 +217,42 @@ class GatewayTest(unittest.TestCase):
         self.assertEqual(self.ended_early(), before + 1)
 
 
+class GatewayEscapedTest(unittest.TestCase):
+    """A LongCrawl64 model (random weights), whose own tokenizer no tokenizer.json can say."""
+
+    programs = pathlib.Path()
+
+    def test_text_is_that_of_fox_v1(self) -> None:
+        gpt2 = ROOT / "tests" / "models" / "tokenizer" / "gpt2"
+        with tempfile.TemporaryDirectory() as folder:
+            model = pathlib.Path(folder) / "crawl"
+            subprocess.run([str(self.programs / "fox-bench"), "make-model", "--out", str(model),
+                            "--layers", "1", "--hidden-size", "32", "--heads", "2", "--vocab-size",
+                            "50257"], capture_output=True, timeout=60, check=True)
+            for name in ("vocab.json", "merges.txt"):
+                shutil.copy(gpt2 / name, model)
+            (model / "tokenizer_config.json").write_text(
+                '{"tokenizer_class": "JSONGPT2Tokenizer", "add_bos_token": true}')
+            with Worker(self.programs, model) as worker, \
+                    gateway_process.Gateway([worker.target]) as gateway:
+                self.compare(worker, openai.OpenAI(base_url=gateway.url + "/v1", api_key="none",
+                                                   max_retries=0, timeout=60))
+
+    def compare(self, worker: Worker, client: openai.OpenAI) -> None:
+        for seed, prompt in enumerate(["plain", "“Déjà vu”\n\t 🦊 \\ \"x\"", "a\\u00e9b", "日本 "]):
+            asked = dict(model="crawl", prompt=prompt, max_tokens=64, seed=seed, temperature=1,
+                         stop=["rr"])
+            own = worker.inference.Generate(MESSAGES.GenerateRequest(
+                text=prompt, sampling=dict(seed=seed), stopping=dict(max_tokens=64, stop=["rr"])))
+            whole = client.completions.create(**asked)
+            streamed = "".join(choice.text for piece in client.completions.create(
+                **asked, stream=True) for choice in piece.choices)
+            self.assertGreater(len(streamed), 64)
+            self.assertEqual(whole.choices[0].text, own.completions[0].text)
+            self.assertEqual(streamed, own.completions[0].text)
+            self.assertEqual(whole.usage.prompt_tokens, own.prompt.prompt_tokens)
+
+
 class Users:
     """Clients that ask on and on, every other time for a stream."""
 
@@ -295,6 +334,8 @@ class GatewayFaultTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    GatewayTest.programs = GatewayFaultTest.programs = pathlib.Path(sys.argv.pop(1))
+    programs = pathlib.Path(sys.argv.pop(1))
+    for case in (GatewayTest, GatewayEscapedTest, GatewayFaultTest):
+        case.programs = programs
     MESSAGES, INFERENCE, INFO = fox_modules()
-    unittest.main(verbosity=2)
+    unittest.main()
