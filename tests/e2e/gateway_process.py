@@ -14,7 +14,16 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+import pypi_packages
+
 READY_SECONDS = 30
+REQUIREMENTS = ("smg==1.13.0", "smg-grpc-proto==0.4.28", "openai>=1.60,<4", "tokenizers>=0.20,<1",
+                "grpcio>=1.60,<2", "grpcio-tools>=1.60,<2")
+
+
+def enter_packages(programs: pathlib.Path) -> None:
+    """Runs this program again where the gateway, its clients and its libraries can be imported."""
+    pypi_packages.enter(programs, "gateway_packages", REQUIREMENTS)
 
 
 def free_port() -> int:

@@ -22,13 +22,12 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "tests" / "e2e")]
 
-import pypi_packages  # noqa: E402
+import gateway_process  # noqa: E402
 
 if __name__ == "__main__":
-    pypi_packages.enter(pathlib.Path(sys.argv[1]))
+    gateway_process.enter_packages(pathlib.Path(sys.argv[1]))
 
 import demo  # noqa: E402
-import gateway_process  # noqa: E402
 import grpc  # noqa: E402
 import openai  # noqa: E402
 from grpc_tools import protoc  # noqa: E402

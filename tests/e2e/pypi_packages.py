@@ -1,4 +1,4 @@
-"""Packages from PyPI that only tests need, in a Python environment of their own below the build."""
+"""Packages from PyPI that only tests need, in Python environments of their own below the build."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Sequence
 
 SKIPPED = 77  # ctest's SKIP_RETURN_CODE
-REQUIREMENTS = ("smg==1.13.0", "smg-grpc-proto==0.4.28", "openai>=1.60,<4", "tokenizers>=0.20,<1",
-                "grpcio>=1.60,<2", "grpcio-tools>=1.60,<2")
+INSTALL_SECONDS = 300
 
 
-def _install(environment: pathlib.Path) -> str:
+def _install(environment: pathlib.Path, requirements: Sequence[str]) -> str:
     """Makes the environment; "" or why not."""
-    stamp, wanted = environment / ".installed", " ".join(REQUIREMENTS)
+    stamp, wanted = environment / ".installed", " ".join(requirements)
     with open(environment.parent / (environment.name + ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several tests may start at once
         if stamp.exists() and stamp.read_text() == wanted:
             return ""
         commands = ([sys.executable, "-m", "venv", "--clear", str(environment)],
                     [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet",
-                     "--disable-pip-version-check", "--retries", "1", *REQUIREMENTS])
+                     "--disable-pip-version-check", "--retries", "1", *requirements])
         for command in commands:
             try:
                 done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True,
-                                      text=True, timeout=240, check=False)
+                                      text=True, timeout=INSTALL_SECONDS, check=False)
             except subprocess.TimeoutExpired:
                 return "pip takes too long"
             if done.returncode != 0:
@@ -35,18 +35,18 @@ def _install(environment: pathlib.Path) -> str:
         return ""
 
 
-def enter(programs: pathlib.Path) -> None:
-    """Runs this program again with the environment's Python, unless it does already.
+def enter(programs: pathlib.Path, name: str, requirements: Sequence[str]) -> None:
+    """Runs this program again with the Python of the environment `name`, unless it does already.
 
     `programs`: the folder of fox-server. Ends with SKIPPED, and says so, where the packages cannot
     be had.
     """
-    environment = programs.resolve().parent / "pypi_packages"
+    environment = programs.resolve().parent / name
     if pathlib.Path(sys.prefix) == environment:
         return
-    reason = _install(environment)
+    reason = _install(environment, requirements)
     if reason:
-        print(f"SKIPPED: cannot install {', '.join(REQUIREMENTS)} from PyPI: {reason}")
+        print(f"SKIPPED: cannot install {', '.join(requirements)} from PyPI: {reason}")
         sys.exit(SKIPPED)
     python = str(environment / "bin" / "python")
     os.execv(python, [python, "-B", *sys.argv])

@@ -20,10 +20,10 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 
-import pypi_packages  # noqa: E402
+import gateway_process  # noqa: E402
 
 if __name__ == "__main__":
-    pypi_packages.enter(pathlib.Path(sys.argv[1]))
+    gateway_process.enter_packages(pathlib.Path(sys.argv[1]))
 
 import tokenizers  # noqa: E402
 
