@@ -54,25 +54,6 @@ absl::Status CheckNumbers(const SamplingParams& sampling) {
   return status;
 }
 
-absl::Status CheckSampling(const SamplingParams& sampling, const EngineOptions& options,
-                           int32_t vocab) {
-  absl::Status status = CheckNumbers(sampling);
-  if (!status.ok()) return status;
-  const std::string logprob_rule = absl::StrCat("must be in [-1, ", options.max_logprobs, "]");
-  if (sampling.logprobs < -1 || sampling.logprobs > options.max_logprobs) {
-    return Invalid("logprobs", logprob_rule);
-  }
-  if (sampling.prompt_logprobs < -1 || sampling.prompt_logprobs > options.max_logprobs) {
-    return Invalid("prompt_logprobs", logprob_rule);
-  }
-  status.Update(
-      CheckCount("logprob_token_ids", sampling.logprob_token_ids.size(), kMaxLogprobTokenIds));
-  status.Update(CheckIds("logprob_token_ids", sampling.logprob_token_ids, vocab));
-  status.Update(CheckBias(sampling.logit_bias, vocab));
-  status.Update(CheckIds("allowed_token_ids", sampling.allowed_token_ids, vocab));
-  return status;
-}
-
 // Before min_tokens the stop ids are masked: something must be left to sample.
 bool LeavesAToken(const Request& request, const EngineOptions& options, int32_t vocab) {
   std::vector<int32_t> masked = request.stop.stop_token_ids;
@@ -106,6 +87,25 @@ absl::Status CheckStop(const Request& request, const EngineOptions& options, int
 
 }  // namespace
 
+absl::Status ValidateSampling(const SamplingParams& sampling, const EngineOptions& options,
+                              int32_t vocab) {
+  absl::Status status = CheckNumbers(sampling);
+  if (!status.ok()) return status;
+  const std::string logprob_rule = absl::StrCat("must be in [-1, ", options.max_logprobs, "]");
+  if (sampling.logprobs < -1 || sampling.logprobs > options.max_logprobs) {
+    return Invalid("logprobs", logprob_rule);
+  }
+  if (sampling.prompt_logprobs < -1 || sampling.prompt_logprobs > options.max_logprobs) {
+    return Invalid("prompt_logprobs", logprob_rule);
+  }
+  status.Update(
+      CheckCount("logprob_token_ids", sampling.logprob_token_ids.size(), kMaxLogprobTokenIds));
+  status.Update(CheckIds("logprob_token_ids", sampling.logprob_token_ids, vocab));
+  status.Update(CheckBias(sampling.logit_bias, vocab));
+  status.Update(CheckIds("allowed_token_ids", sampling.allowed_token_ids, vocab));
+  return status;
+}
+
 absl::Status ValidateRequest(const Request& request, const EngineOptions& options,
                              const ExecutorLimits& limits) {
   if (request.prompt.empty()) return Invalid("prompt", "must hold at least one token");
@@ -126,7 +126,7 @@ absl::Status ValidateRequest(const Request& request, const EngineOptions& option
   }
   const int32_t vocab = limits.vocab_size;
   if (absl::Status status = CheckIds("prompt", request.prompt, vocab); !status.ok()) return status;
-  if (absl::Status status = CheckSampling(request.sampling, options, vocab); !status.ok()) {
+  if (absl::Status status = ValidateSampling(request.sampling, options, vocab); !status.ok()) {
     return status;
   }
   if (absl::Status status = CheckStop(request, options, vocab); !status.ok()) return status;

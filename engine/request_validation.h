@@ -12,5 +12,8 @@ namespace fox {
 // OutOfRange: longer than the context or than the whole pool could hold.
 absl::Status ValidateRequest(const Request& request, const EngineOptions& options,
                              const ExecutorLimits& limits);
+// The part about sampling alone.
+absl::Status ValidateSampling(const SamplingParams& sampling, const EngineOptions& options,
+                              int32_t vocab_size);
 
 }  // namespace fox

@@ -18,10 +18,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/engine_factory.h"
+#include "engine/trace/trace.h"
 #include "google/protobuf/stubs/logging.h"
-#include "server/calls/plan_log.h"
 #include "server/calls/server_core.h"
-#include "server/calls/trace.h"
 #include "server/process/process_end.h"
 #include "server/process/signal_handler.h"
 #include "server/rpc/grpc_server.h"
@@ -47,52 +46,32 @@ int ExitWithConfigError(const absl::Status& status) {
   return kExitConfiguration;
 }
 
-// What looks into the engine; null: not asked for.
-struct Observers {
-  std::unique_ptr<PlanLog> plan_log;
-  std::unique_ptr<Trace> trace;
+// Every plan of the running engine as a line of the log, for `--log-level debug`.
+class PlanLog : public StepObserver {
+ public:
+  void BeforeSubmit(const StepPlan& plan) override {
+    Log(LogLevel::kDebug, "step", {{"plan", plan.DebugString()}});
+  }
 };
 
-absl::StatusOr<Observers> MakeObservers(const ServerFlags& flags) {
-  Observers out;
-  if (flags.log_level == "debug") out.plan_log = std::make_unique<PlanLog>();
-  if (flags.trace.empty()) return out;
-  absl::StatusOr<std::unique_ptr<TraceFile>> file = TraceFile::Create(flags.trace);
-  if (!file.ok()) return file.status();
-  out.trace = std::make_unique<Trace>(*std::move(file));
-  return out;
-}
+using Observers = std::vector<std::unique_ptr<StepObserver>>;
 
-EngineConfig EngineConfigOf(const ServerFlags& flags, const std::string& model_dir,
-                            const Observers& observers) {
-  EngineConfig config;
-  config.model_dir = model_dir;
-  config.device = flags.device;
-  config.dtype = flags.dtype;
-  config.log_tolerance = flags.log_tolerance;
-  config.threads = static_cast<int>(flags.threads);
-  config.kv_cache_bytes = flags.kv_cache_mb << 20;
-  config.gpu_memory_utilization = flags.gpu_memory_utilization;
-  config.allow_nonfinite = flags.allow_nonfinite;
-  config.runner.acp = *ParseAcpMode(flags.acp);
-  config.runner.max_num_seqs = static_cast<int32_t>(flags.max_num_seqs);
-  config.runner.max_model_len = flags.max_model_len;
-  config.runner.max_num_batched_tokens = flags.max_num_batched_tokens;
-  config.runner.enforce_eager = flags.enforce_eager;
-  config.engine.max_num_queued_reqs = flags.max_num_queued_reqs;
-  config.engine.max_num_queued_tokens = flags.max_num_queued_tokens;
-  config.engine.max_queue_seconds = flags.max_queue_seconds;
-  config.engine.max_paused_reqs = flags.max_paused_reqs;
-  config.engine.stall_timeout = flags.stall_timeout;
-  config.engine.min_priority = static_cast<int32_t>(flags.min_priority);
-  config.engine.priority_scheduling = flags.scheduling_policy == "priority";
-  config.engine.max_logprobs = static_cast<int32_t>(flags.max_logprobs);
-  if (observers.plan_log != nullptr) config.observers.push_back(observers.plan_log.get());
-  if (observers.trace != nullptr) {
-    config.observers.push_back(observers.trace.get());
-    config.op_clock = observers.trace->OperationClock();
+// What looks into the engine, if it is asked for.
+absl::StatusOr<Observers> Observe(ServerFlags* flags) {
+  Observers observers;
+  if (flags->log_level == LogLevel::kDebug) observers.push_back(std::make_unique<PlanLog>());
+  if (!flags->trace.empty()) {
+    absl::StatusOr<std::unique_ptr<TraceFile>> file =
+        TraceFile::Create(flags->trace, [](const char* reason) {
+          Log(LogLevel::kWarning, "the trace ends", {{"reason", reason}});
+        });
+    if (!file.ok()) return file.status();
+    auto trace = std::make_unique<Trace>(*std::move(file));
+    flags->engine.op_clock = trace->OperationClock();
+    observers.push_back(std::move(trace));
   }
-  return config;
+  for (const auto& observer : observers) flags->engine.observers.push_back(observer.get());
+  return observers;
 }
 
 // A model directory, loaded.
@@ -102,12 +81,10 @@ struct LoadedModel {
   ConversionContext context;
 };
 
-absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags, const std::string& dir,
-                                      const Observers& observers) {
+absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags) {
   LoadedModel out;
-  absl::StatusOr<std::string> name = ServedModelName(flags, dir);
-  if (!name.ok()) return name.status();
-  absl::StatusOr<LoadedEngine> engine = LoadEngine(EngineConfigOf(flags, dir, observers));
+  const std::string& dir = flags.engine.model_dir;
+  absl::StatusOr<LoadedEngine> engine = LoadEngine(flags.engine);
   if (!engine.ok()) return engine.status();
   out.engine = *std::move(engine);
   const int64_t vocab_size = out.engine.config.vocab_size;
@@ -115,30 +92,24 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags, const std::strin
   if (!tokenizer.ok()) return tokenizer.status();
   out.tokenizer = *std::move(tokenizer);
 
-  ConversionContext& context = out.context;
-  if (flags.generation_config == "auto") {
-    const absl::StatusOr<GenerationConfig> config = LoadGenerationConfig(dir);
-    if (!config.ok()) return config.status();
-    absl::StatusOr<SamplingDefaults> defaults = SamplingDefaultsFrom(*config, vocab_size);
-    if (!defaults.ok()) return defaults.status();
-    context.defaults = *std::move(defaults);
-  }
-  context.tokenizer = out.tokenizer.get();
-  context.served_model_name = *std::move(name);
-  context.limits = out.engine.executor->limits();
-  context.engine = out.engine.options;
-  context.max_prompt_bytes = static_cast<size_t>(flags.max_prompt_bytes);
-  context.stream_interval = static_cast<int32_t>(flags.stream_interval);
+  out.context = flags.context;
+  out.context.tokenizer = out.tokenizer.get();
+  out.context.limits = out.engine.executor->limits();
+  out.context.engine = out.engine.options;
+  if (!flags.generation_config) return out;
+  const absl::StatusOr<GenerationConfig> config = LoadGenerationConfig(dir);
+  if (!config.ok()) return config.status();
+  absl::StatusOr<SamplingDefaults> defaults = SamplingDefaultsFrom(*config, vocab_size);
+  if (!defaults.ok()) return defaults.status();
+  out.context.defaults = *std::move(defaults);
   return out;
 }
 
 // On a thread of its own, so that a signal ends the process at once, however large the model is.
-absl::StatusOr<LoadedModel> LoadUnlessSignalled(const ServerFlags& flags, const std::string& dir,
-                                                const Observers& observers,
-                                                SignalHandler* signals) {
+absl::StatusOr<LoadedModel> LoadUnlessSignalled(const ServerFlags& flags, SignalHandler* signals) {
   absl::StatusOr<LoadedModel> model = absl::UnknownError("not loaded");
   std::thread loader([&] {
-    model = LoadModel(flags, dir, observers);
+    model = LoadModel(flags);
     signals->Wake();
   });
   if (const int signal = signals->Wait()) {
@@ -149,31 +120,33 @@ absl::StatusOr<LoadedModel> LoadUnlessSignalled(const ServerFlags& flags, const 
   return model;
 }
 
-std::string Describe(const LoadedModel& model) {
+std::vector<LogField> FieldsOf(const LoadedModel& model) {
   const ModelConfig& config = model.engine.config;
-  return absl::StrCat("model: ", model.context.served_model_name, ", ", config.num_layers,
-                      " layers, ", config.num_heads, " heads, hidden size ", config.hidden_size,
-                      ", vocabulary ", config.vocab_size, "\ntokenizer: ",
-                      model.tokenizer == nullptr ? "none" : model.tokenizer->info().kind,
-                      "\nbackend: ", model.engine.backend, ", dtype ", model.engine.dtype, "\n",
-                      model.engine.memory_plan, "\n");
+  return {{"name", model.context.served_model_name},
+          {"layers", int64_t{config.num_layers}},
+          {"heads", int64_t{config.num_heads}},
+          {"hidden_size", int64_t{config.hidden_size}},
+          {"vocabulary", int64_t{config.vocab_size}},
+          {"tokenizer", model.tokenizer == nullptr ? "none" : model.tokenizer->info().kind},
+          {"backend", model.engine.backend},
+          {"dtype", model.engine.dtype}};
+}
+
+std::string Describe(const LoadedModel& model) {
+  std::string lines;
+  for (const LogField& field : FieldsOf(model)) {
+    absl::StrAppend(&lines, field.key, ": ", field.text, "\n");
+  }
+  return absl::StrCat(lines, model.engine.memory_plan, "\n");
 }
 
 // What the server runs with: text for people, or events.
 void LogStart(const LoadedModel& model, const FlagSet& set) {
   if (CurrentLogFormat() == LogFormat::kText) return LogText(Describe(model) + set.Effective());
-  const ModelConfig& config = model.engine.config;
-  Log(LogLevel::kInfo, "model",
-      {{"name", model.context.served_model_name},
-       {"layers", int64_t{config.num_layers}},
-       {"heads", int64_t{config.num_heads}},
-       {"hidden_size", int64_t{config.hidden_size}},
-       {"vocabulary", int64_t{config.vocab_size}},
-       {"tokenizer", model.tokenizer == nullptr ? "none" : model.tokenizer->info().kind},
-       {"backend", model.engine.backend},
-       {"dtype", model.engine.dtype},
-       {"memory_plan", model.engine.memory_plan}});
-  std::vector<LogField> fields;
+  std::vector<LogField> fields = FieldsOf(model);
+  fields.emplace_back("memory_plan", model.engine.memory_plan);
+  Log(LogLevel::kInfo, "model", fields);
+  fields.clear();
   for (const auto& [name, value] : set.Values()) fields.emplace_back(name, value);
   Log(LogLevel::kInfo, "flags", fields);
 }
@@ -204,9 +177,9 @@ int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals,
   ServerCore core(engine, model.engine.config, model.context,
                   ServerDescription{FOX_VERSION, FOX_GIT_SHA, model.engine.backend,
                                     model.engine.dtype, model.engine.dtype},
-                  ServerLimitsOf(flags));
+                  flags.limits);
   absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(
-      core, GrpcOptionsOf(flags),
+      core, flags.grpc,
       [&core, signals] {
         if (core.engine.fatal().ok()) EndHung(core);
         signals->Wake();
@@ -217,7 +190,7 @@ int Serve(const ServerFlags& flags, LoadedModel model, SignalHandler* signals,
     return ExitWithConfigError(server.status());
   }
   EndOnAbort(kExitEngineFailed);
-  PrintListening(flags.host, (*server)->port());
+  PrintListening(flags.grpc.listen.host, (*server)->port());
 
   const int signal = signals->Wait();
   const double grace = signal == 0 ? kFailureGraceSeconds : flags.shutdown_timeout;
@@ -250,7 +223,7 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   const std::string help = kUsage + set.Help();
   absl::Status status =
       set.Parse(arguments, [](const std::string& name) { return std::getenv(name.c_str()); });
-  ConfigureLogFrom(flags);
+  ConfigureLog(flags.log_level, flags.log_format);
   for (const std::string& warning : set.warnings()) {
     Log(LogLevel::kWarning, "environment", {{"variable", warning}});
   }
@@ -261,22 +234,21 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
     return ExitWithConfigError(absl::InvalidArgumentError(
         absl::StrCat("unexpected argument ", set.positional()[0].substr(0, 64))));
   }
-  status = CheckServerFlags(flags);
+  status = CompleteServerFlags(&flags);
   if (!status.ok()) return ExitWithConfigError(status);
   google::protobuf::SetLogHandler(nullptr);  // it would log what clients send
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
 
-  const absl::StatusOr<Observers> observers = MakeObservers(flags);
+  const absl::StatusOr<Observers> observers = Observe(&flags);
   if (!observers.ok()) return ExitWithConfigError(observers.status());
   const bool check = !flags.check_model.empty();
   std::unique_ptr<ConnectionAcceptor> acceptor;
   if (!check) {  // a taken port is told before the minutes that a model takes
-    auto listening = ConnectionAcceptor::Listen(GrpcOptionsOf(flags).listen);
+    auto listening = ConnectionAcceptor::Listen(flags.grpc.listen);
     if (!listening.ok()) return ExitWithConfigError(listening.status());
     acceptor = *std::move(listening);
   }
-  absl::StatusOr<LoadedModel> model =
-      LoadUnlessSignalled(flags, check ? flags.check_model : flags.model, *observers, signals);
+  absl::StatusOr<LoadedModel> model = LoadUnlessSignalled(flags, signals);
   if (!model.ok()) return ExitWithConfigError(model.status());
   if (check) return std::fputs(Describe(*model).c_str(), stdout) < 0;
   LogStart(*model, set);

@@ -82,19 +82,27 @@ void FlagSet::Strings(const std::string& name, const std::string& value_name,
   Add(std::move(flag));
 }
 
-void FlagSet::Int(const std::string& name, const std::string& value_name, const std::string& help,
-                  int64_t min, int64_t max, int64_t* target) {
+void FlagSet::AddInt(const std::string& name, const std::string& value_name,
+                     const std::string& help, int64_t min, int64_t max,
+                     std::function<void(int64_t)> set, std::function<int64_t()> get) {
   Flag flag;
   flag.name = name, flag.value_name = value_name, flag.help = help;
   flag.expectation = absl::StrCat("a whole number in [", min, ", ", max, "]");
-  flag.assign = [target, min, max](const std::string& text) {
+  flag.assign = [set = std::move(set), min, max](const std::string& text) {
     int64_t value = 0;
     if (!ParseInt(text, &value) || value < min || value > max) return false;
-    *target = value;
+    set(value);
     return true;
   };
-  flag.show = [target] { return absl::StrCat(*target); };
+  flag.show = [get = std::move(get)] { return absl::StrCat(get()); };
   Add(std::move(flag));
+}
+
+void FlagSet::Mebibytes(const std::string& name, const std::string& help, int64_t min, int64_t max,
+                        int64_t* target) {
+  AddInt(
+      name, "N", help, min, max, [target](int64_t value) { *target = value << 20; },
+      [target] { return *target >> 20; });
 }
 
 void FlagSet::Double(const std::string& name, const std::string& value_name,
@@ -141,18 +149,26 @@ void FlagSet::Action(const std::string& name, const std::string& help, bool* tar
   flags_.back().from_environment = false;
 }
 
-void FlagSet::Choice(const std::string& name, const std::vector<std::string>& choices,
-                     const std::string& help, std::string* target) {
+void FlagSet::AddChoice(const std::string& name, const std::vector<std::string>& choices,
+                        const std::string& help, std::function<void(const std::string&)> set,
+                        std::function<std::string()> get) {
   Flag flag;
   flag.name = name, flag.value_name = absl::StrJoin(choices, "|"), flag.help = help;
   flag.expectation = absl::StrCat("one of ", absl::StrJoin(choices, ", "));
-  flag.assign = [target, choices](const std::string& value) {
+  flag.assign = [set = std::move(set), choices](const std::string& value) {
     if (std::find(choices.begin(), choices.end(), value) == choices.end()) return false;
-    *target = value;
+    set(value);
     return true;
   };
-  flag.show = [target] { return *target; };
+  flag.show = std::move(get);
   Add(std::move(flag));
+}
+
+void FlagSet::Choice(const std::string& name, const std::vector<std::string>& choices,
+                     const std::string& help, std::string* target) {
+  AddChoice(
+      name, choices, help, [target](const std::string& value) { *target = value; },
+      [target] { return *target; });
 }
 
 FlagSet::Flag* FlagSet::Find(const std::string& name) {

@@ -35,8 +35,18 @@ class FlagSet {
               std::string* target);
   void Strings(const std::string& name, const std::string& value_name, const std::string& help,
                std::vector<std::string>* target);  // may be repeated; not from the environment
+  // T holds all of [min, max].
+  template <typename T>
   void Int(const std::string& name, const std::string& value_name, const std::string& help,
-           int64_t min, int64_t max, int64_t* target);
+           int64_t min, int64_t max, T* target) {
+    AddInt(
+        name, value_name, help, min, max,
+        [target](int64_t value) { *target = static_cast<T>(value); },
+        [target] { return static_cast<int64_t>(*target); });
+  }
+  // MiB on the command line, bytes behind `target`.
+  void Mebibytes(const std::string& name, const std::string& help, int64_t min, int64_t max,
+                 int64_t* target);
   void Double(const std::string& name, const std::string& value_name, const std::string& help,
               double min, double max, double* target);
   // Any finite number; stays unset when it is not given.
@@ -47,6 +57,26 @@ class FlagSet {
   void Action(const std::string& name, const std::string& help, bool* target);
   void Choice(const std::string& name, const std::vector<std::string>& choices,
               const std::string& help, std::string* target);
+  // A Choice of names of `values`, of which the target is one.
+  template <typename T>
+  void Enum(const std::string& name, const std::vector<std::pair<std::string, T>>& values,
+            const std::string& help, T* target) {
+    std::vector<std::string> names;
+    for (const auto& value : values) names.push_back(value.first);
+    AddChoice(
+        name, names, help,
+        [values, target](const std::string& chosen) {
+          for (const auto& [value_name, value] : values) {
+            if (value_name == chosen) *target = value;
+          }
+        },
+        [values, target] {
+          for (const auto& [value_name, value] : values) {
+            if (value == *target) return value_name;
+          }
+          return std::string();
+        });
+  }
 
   // Takes the arguments after the program's name. The first error is returned, and what is right is
   // set all the same. InvalidArgument names the flag; an unknown one comes with its nearest name.
@@ -78,6 +108,12 @@ class FlagSet {
     std::string expectation;  // "a whole number in [1, 9]"
   };
   void Add(Flag flag);
+  void AddInt(const std::string& name, const std::string& value_name, const std::string& help,
+              int64_t min, int64_t max, std::function<void(int64_t)> set,
+              std::function<int64_t()> get);
+  void AddChoice(const std::string& name, const std::vector<std::string>& choices,
+                 const std::string& help, std::function<void(const std::string&)> set,
+                 std::function<std::string()> get);
   Flag* Find(const std::string& name);
   absl::Status Assign(Flag& flag, const std::string& value, const std::string& origin);
   absl::Status AssignFrom(const EnvironmentLookup& lookup, Flag& flag);

@@ -16,17 +16,13 @@ constexpr int kNiceness = 10;               // a tenth of a share
 }  // namespace
 
 AdmissionPool::AdmissionPool(int threads_for_small) {
-  const auto run = [this](bool small, bool large) {
-    // What a task holds is freed without the lock.
-    while (const Task task = Next(small, large)) task();
-  };
-  threads_.emplace_back([run, small_too = threads_for_small == 0] {
-    // Linux takes 0 for the calling thread.
-    setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + kNiceness);
-    run(small_too, /*large=*/true);
-  });
-  for (int i = 0; i < threads_for_small; ++i) {
-    threads_.emplace_back([run] { run(/*small=*/true, /*large=*/false); });
+  for (int i = 0; i <= threads_for_small; ++i) {
+    threads_.emplace_back([this, large = i == 0, small = i > 0 || threads_for_small == 0] {
+      // Linux takes 0 for the calling thread.
+      if (large) setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + kNiceness);
+      // What a task holds is freed without the lock.
+      while (const Task task = Next(small, large)) task();
+    });
   }
 }
 

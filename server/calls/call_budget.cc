@@ -6,24 +6,23 @@
 namespace fox {
 
 CallBudget::Share::~Share() {
-  if (budget_ != nullptr) budget_->Remove(client_, 1, bytes_);
+  if (budget_ != nullptr) budget_->Change(client_, -1, -taken_);
 }
 
-bool CallBudget::Share::Grow(int64_t bytes) {
-  if (budget_ != nullptr && !budget_->Add(client_, 0, bytes)) return false;
-  bytes_ += bytes;
+bool CallBudget::Share::Hold(int64_t bytes) {
+  constexpr int64_t kStep = 4096;
+  const int64_t more = held_ + bytes - taken_;
+  int64_t change = 0;
+  if (more > 0) change = (more + kStep - 1) / kStep * kStep;
+  if (more < -2 * kStep) change = more + kStep;
+  if (change != 0 && budget_ != nullptr && !budget_->Change(client_, 0, change)) return false;
+  taken_ += change;
+  held_ += bytes;
   return true;
 }
 
-void CallBudget::Share::Shrink(int64_t bytes) {
-  bytes = std::min(bytes, bytes_);
-  if (bytes <= 0) return;
-  if (budget_ != nullptr) budget_->Remove(client_, 0, bytes);
-  bytes_ -= bytes;
-}
-
 absl::StatusOr<CallBudget::Share> CallBudget::Take(uint64_t client, int64_t bytes) {
-  if (!Add(client, 1, bytes)) {
+  if (!Change(client, 1, bytes)) {
     return absl::ResourceExhaustedError("too many calls, or too much in them, at once");
   }
   return Share(this, client, bytes);
@@ -46,24 +45,25 @@ bool CallBudget::HoldsMost(uint64_t client) const {
   return it->second.calls * static_cast<int64_t>(clients_.size()) >= total_.calls;
 }
 
-bool CallBudget::Add(uint64_t client, int64_t calls, int64_t bytes) {
+bool CallBudget::Change(uint64_t client, int64_t calls, int64_t bytes) {
   const MutexLock lock(mutex_);
-  const auto it = clients_.find(client);
-  const Holding held = it == clients_.end() ? Holding{} : it->second;
+  const auto it = clients_.emplace(client, Holding()).first;
+  const Holding total = {total_.calls + calls, total_.bytes + bytes};
+  const Holding held = {it->second.calls + calls, it->second.bytes + bytes};
   const int64_t kept = std::min((max_calls_ + 63) / 64, max_calls_ - 1);
-  if (total_.calls + calls > max_calls_ || held.calls + calls > max_calls_ - kept) return false;
-  if (total_.bytes + bytes > max_bytes_ || held.bytes + bytes > (max_bytes_ + 1) / 2) return false;
-  total_ = {total_.calls + calls, total_.bytes + bytes};
-  clients_[client] = {held.calls + calls, held.bytes + bytes};
-  return true;
+  const bool fits =
+      (calls <= 0 || (total.calls <= max_calls_ && held.calls <= max_calls_ - kept)) &&
+      (bytes <= 0 || (total.bytes <= max_bytes_ && held.bytes <= (max_bytes_ + 1) / 2));
+  if (fits) {
+    total_ = total;
+    it->second = held;
+  }
+  if (it->second.calls == 0) clients_.erase(it);
+  return fits;
 }
 
-void CallBudget::Remove(uint64_t client, int64_t calls, int64_t bytes) {
-  const MutexLock lock(mutex_);
-  total_ = {total_.calls - calls, total_.bytes - bytes};
-  const auto it = clients_.find(client);
-  it->second = {it->second.calls - calls, it->second.bytes - bytes};
-  if (it->second.calls == 0) clients_.erase(it);
+absl::Status AnswersUnread() {
+  return absl::ResourceExhaustedError("too much waits to be read by clients");
 }
 
 }  // namespace fox

@@ -18,29 +18,31 @@ class CallBudget {
   // One call's part. Gives back what it holds when it dies. Used by one thread at a time.
   class Share {
    public:
-    Share() = default;  // of no budget: it grows freely
+    Share() = default;  // of no budget: it holds anything
     Share(Share&& other) noexcept { *this = std::move(other); }
     Share& operator=(Share&& other) noexcept {
       std::swap(budget_, other.budget_);
       std::swap(client_, other.client_);
-      std::swap(bytes_, other.bytes_);
+      std::swap(taken_, other.taken_);
+      std::swap(held_, other.held_);
       return *this;
     }
     ~Share();
 
-    // False: the budget is full, and nothing was taken.
-    bool Grow(int64_t bytes);
-    void Shrink(int64_t bytes);
-    int64_t bytes() const { return bytes_; }
+    // Holds so many bytes more, or less, for what waits to be written. What the message took goes
+    // with the first of them. The budget is shared and asked once in many tokens: up to 8 KiB more
+    // than needed are taken of it. False: it is full, and nothing has changed.
+    bool Hold(int64_t bytes);
+    int64_t bytes() const { return taken_; }
 
    private:
     friend class CallBudget;
     Share(CallBudget* budget, uint64_t client, int64_t bytes)
-        : budget_(budget), client_(client), bytes_(bytes) {}
+        : budget_(budget), client_(client), taken_(bytes) {}
 
     CallBudget* budget_ = nullptr;
     uint64_t client_ = 0;
-    int64_t bytes_ = 0;
+    int64_t taken_ = 0, held_ = 0;
   };
 
   CallBudget(int64_t max_calls, int64_t max_bytes) : max_calls_(max_calls), max_bytes_(max_bytes) {}
@@ -58,13 +60,16 @@ class CallBudget {
   struct Holding {
     int64_t calls = 0, bytes = 0;
   };
-  bool Add(uint64_t client, int64_t calls, int64_t bytes);
-  void Remove(uint64_t client, int64_t calls, int64_t bytes);
+  // Adds to what the client holds, or takes from it. False: it would be too much.
+  bool Change(uint64_t client, int64_t calls, int64_t bytes);
 
   const int64_t max_calls_, max_bytes_;
   mutable Mutex mutex_;
   Holding total_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Holding> clients_ ABSL_GUARDED_BY(mutex_);  // of those with calls
 };
+
+// ResourceExhausted: what waits to be read fills the budget.
+absl::Status AnswersUnread();
 
 }  // namespace fox

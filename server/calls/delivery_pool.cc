@@ -60,8 +60,14 @@ double DeliveryPool::StuckFor() const {
 }
 
 void DeliveryPool::Run(Lane& lane) {
-  std::vector<Delivery> deliveries;
-  while (Take(lane, &deliveries)) {
+  std::vector<Delivery> deliveries;  // outside: its memory goes round
+  for (;;) {
+    {
+      const MutexLock lock(lane.mutex);
+      while (!lane.stopping && lane.queue.empty()) lane.wake.Wait(lane.mutex);
+      deliveries.swap(lane.queue);
+    }
+    if (deliveries.empty()) return;  // stopping
     for (Delivery& delivery : deliveries) {
       lane.receiving_since.store(Clock::now(), std::memory_order_relaxed);
       delivery.receiver->Receive(std::move(delivery.output), delivery.when);
@@ -70,13 +76,6 @@ void DeliveryPool::Run(Lane& lane) {
     lane.receiving_since.store(Clock::time_point::max(), std::memory_order_relaxed);
     deliveries.clear();
   }
-}
-
-bool DeliveryPool::Take(Lane& lane, std::vector<Delivery>* deliveries) {
-  const MutexLock lock(lane.mutex);
-  while (!lane.stopping && lane.queue.empty()) lane.wake.Wait(lane.mutex);
-  deliveries->swap(lane.queue);
-  return !deliveries->empty();
 }
 
 }  // namespace fox

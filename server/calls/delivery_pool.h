@@ -60,8 +60,6 @@ class DeliveryPool {
     std::thread thread;
   };
   static void Run(Lane& lane);
-  // Waits; false: the pool is stopping and nothing is left.
-  static bool Take(Lane& lane, std::vector<Delivery>* deliveries);
 
   std::atomic<size_t> next_lane_{0};
   std::vector<std::unique_ptr<Lane>> lanes_;

@@ -32,7 +32,7 @@ void Generation::Cancel(const absl::Status& status) {
     const MutexLock lock(mutex_);
     if (cancelled_.has_value()) return;
     cancelled_ = status;
-    ids = running_;
+    ids = submitted_;
     in_admission = !std::exchange(decided_, true);
     dropped = std::exchange(convert_, nullptr);  // with the client's message
   }
@@ -41,9 +41,12 @@ void Generation::Cancel(const absl::Status& status) {
 }
 
 void Generation::Abandon(const absl::Status& status) {
-  RequestOutput end;  // of no request
-  end.finish.emplace().status = status;
-  core_.delivery().Post(lane_, {shared_from_this(), std::move(end)});
+  Cancel(status);
+  {
+    const MutexLock lock(mutex_);
+    if (submitted_.empty()) return;  // it has ended, or admission still uses the consumer's
+  }
+  Begin(status);
 }
 
 void Generation::Admit() {
@@ -53,14 +56,11 @@ void Generation::Admit() {
     const MutexLock lock(mutex_);
     if (decided_) return;  // cancelled: what the consumer owns may be gone
     late = core_.engine.Now() >= info_.deadline;
-    decided_ = late;
     convert = std::exchange(convert_, nullptr);
   }
-  if (late) {
-    return OnAdmitted(
-        absl::DeadlineExceededError("the deadline passed before the request was queued"));
-  }
-  absl::StatusOr<GenerationSpec> spec = convert();
+  absl::StatusOr<GenerationSpec> spec =
+      absl::DeadlineExceededError("the deadline passed before the request was queued");
+  if (!late) spec = convert();
   convert = nullptr;  // with the client's message
   {
     const MutexLock lock(mutex_);
@@ -88,10 +88,11 @@ void Generation::Submit() {
     info->mutable_token_ids()->Reserve(static_cast<int>(first.prompt.size()));
     for (int32_t id : first.prompt) info->add_token_ids(static_cast<uint32_t>(id));
   }
+  std::vector<RequestId> ids;
   sequences_.reserve(spec_.sequences.size());
   for (size_t i = 0; i < spec_.sequences.size(); ++i) {
     Request& request = spec_.sequences[i];
-    request.id = core_.engine.NextId();
+    request.id = ids.emplace_back(core_.engine.NextId());
     request.client = info_.client;
     request.deadline = info_.deadline;
     if (spec_.queue_timeout_ms > 0) {
@@ -105,26 +106,25 @@ void Generation::Submit() {
         self->core_.delivery().Stage(self->lane_, {self, std::move(output)});
       },
       [self = shared_from_this()](const absl::Status& status) { self->OnAdmitted(status); });
-  const MutexLock lock(mutex_);
-  submitted_ = true;
+  std::optional<absl::Status> cancelled;
+  {
+    const MutexLock lock(mutex_);
+    submitted_ = ids;
+    cancelled = cancelled_;  // by a Cancel that knew no ids yet
+  }
+  if (!cancelled.has_value()) return;
+  for (RequestId id : ids) core_.engine.Cancel(id, *cancelled);
 }
 
 void Generation::OnAdmitted(const absl::Status& status) {
   core_.EndAdmission();
-  std::vector<RequestId> ids;
-  if (status.ok()) {
-    for (const SequenceEvents& sequence : sequences_) ids.push_back(sequence.id());
-  }
-  std::optional<absl::Status> cancelled;
-  {
-    const MutexLock lock(mutex_);
-    refusal_ = status;
-    running_ = ids;
-    cancelled = cancelled_;  // by a Cancel that knew no ids yet
-  }
-  core_.delivery().Post(lane_, {shared_from_this(), RequestOutput()});
-  if (!cancelled.has_value()) return;
-  for (RequestId id : ids) core_.engine.Cancel(id, *cancelled);
+  Begin(status);
+}
+
+void Generation::Begin(const absl::Status& status) {
+  RequestOutput output;  // of no request
+  if (!status.ok()) output.finish.emplace().status = status;
+  core_.delivery().Post(lane_, {shared_from_this(), std::move(output)});
 }
 
 void Generation::Receive(RequestOutput output, Seconds when) {
@@ -132,43 +132,25 @@ void Generation::Receive(RequestOutput output, Seconds when) {
   if (output.id != 0) {
     Consume(output, when);
   } else if (!output.finish.has_value()) {
-    Begin();
-  } else if (!GiveUp(output.finish->status)) {
-    return;
+    Fail(consumer_->Deliver(std::exchange(prompt_event_, {}), sequences_.front().id(), 0));
+  } else {
+    failure_ = output.finish->status;
+    finished_ = sequences_.size();
   }
   if (finished_ == sequences_.size()) Complete();
-}
-
-void Generation::Begin() {
-  {
-    const MutexLock lock(mutex_);
-    failure_ = refusal_;
-  }
-  if (!failure_.ok()) return sequences_.clear();
-  consumer_->Deliver(std::exchange(prompt_event_, {}), sequences_.front().id(), 0);
-}
-
-bool Generation::GiveUp(const absl::Status& status) {
-  {
-    const MutexLock lock(mutex_);
-    if (!submitted_) return false;  // admission still uses what the consumer owns
-  }
-  failure_ = status;
-  finished_ = sequences_.size();
-  return true;
 }
 
 void Generation::Consume(const RequestOutput& output, Seconds when) {
   const auto sequence = std::find_if(sequences_.begin(), sequences_.end(),
                                      [&](const auto& s) { return s.id() == output.id; });
-  if (failure_.ok()) sequence->Consume(output, when);
+  if (failure_.ok()) Fail(sequence->Consume(output, when));
   if (!output.finish.has_value()) return;
   ++finished_;
   totals_.Add(*sequence, output.finish->stats);
   if (!output.finish->status.ok() && !sequence->stopped()) Fail(output.finish->status);
   if (!failure_.ok()) return;
   totals_.reason = sequence->Reason(*output.finish);
-  sequence->End(*output.finish, when);
+  Fail(sequence->End(*output.finish, when));
 }
 
 void Generation::Totals::Add(const SequenceEvents& sequence, const RequestStats& stats) {
@@ -181,7 +163,7 @@ void Generation::Totals::Add(const SequenceEvents& sequence, const RequestStats&
 }
 
 void Generation::Fail(const absl::Status& status) {
-  if (!failure_.ok()) return;
+  if (status.ok() || !failure_.ok()) return;
   failure_ = status;
   Cancel(status);
 }

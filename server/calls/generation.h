@@ -51,14 +51,13 @@ class Generation final : public OutputReceiver,
   void Submit();  // likewise
   // Before any output, on the engine's thread; or where the call ended before that.
   void OnAdmitted(const absl::Status& status);
+  // Tells the lane that the call runs or, with an error, that it is over.
+  void Begin(const absl::Status& status);
 
   // On the call's lane.
   void Receive(RequestOutput output, Seconds when) override;
-  void Begin();
-  // Abandoned. False: too early, nothing was done.
-  bool GiveUp(const absl::Status& status);
   void Consume(const RequestOutput& output, Seconds when);
-  void Fail(const absl::Status& status);
+  void Fail(const absl::Status& status);  // Ok: it goes on
   void Complete();
   void LogEnd(Seconds end) const;
 
@@ -79,10 +78,9 @@ class Generation final : public OutputReceiver,
   // Whether admission has come to its end, or Cancel was faster: then the call ends at once, and
   // admission, which nobody can interrupt, finds it so and leaves it alone.
   bool decided_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<RequestId> running_ ABSL_GUARDED_BY(mutex_);  // taken by the engine
+  // Given to the engine: admission is through with the call.
+  std::vector<RequestId> submitted_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::Status> cancelled_ ABSL_GUARDED_BY(mutex_);
-  absl::Status refusal_ ABSL_GUARDED_BY(mutex_);
-  bool submitted_ ABSL_GUARDED_BY(mutex_) = false;  // admission is through with the call
 
   // Used by the lane alone.
   size_t finished_ = 0;

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "engine/mutex.h"
 #include "server/calls/call_info.h"
+#include "server/process/log_limit.h"
 
 namespace fox {
 
@@ -22,9 +23,7 @@ class RefusalLog {
  private:
   std::atomic<int64_t> count_{0};
   Mutex mutex_;
-  Seconds second_ ABSL_GUARDED_BY(mutex_) = -kNever;  // began then
-  int lines_ ABSL_GUARDED_BY(mutex_) = 0;             // in it
-  int64_t skipped_ ABSL_GUARDED_BY(mutex_) = 0;       // since the last line
+  LogLimit limit_ ABSL_GUARDED_BY(mutex_){10, 1.0};
 };
 
 }  // namespace fox

@@ -1,5 +1,4 @@
-// Request conversion: prompt, output and the whole of a request. Sampling and stopping fields are
-// in sampling_conversion.cc.
+// Request conversion: each part of a request, then the whole of it. See request_conversion.h.
 #include "server/calls/request_conversion.h"
 
 #include <algorithm>
@@ -8,7 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/calls/sampling_conversion.h"
+#include "engine/request_validation.h"
+#include "engine/sampling_limits.h"
+#include "google/protobuf/unknown_field_set.h"
 #include "server/process/random_id.h"
 
 namespace fox {
@@ -16,6 +17,8 @@ namespace {
 
 constexpr size_t kMaxRequestIdBytes = 256;
 constexpr uint32_t kMaxStreamInterval = 1024;
+constexpr int kMaxStops = 16;
+constexpr size_t kMaxStopBytes = 256;
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
@@ -23,7 +26,45 @@ absl::Status NoTokenizer(const char* field) {
   return absl::FailedPreconditionError(absl::StrCat(field, ": the model has no tokenizer"));
 }
 
+// Unimplemented when a field was sent that the .proto file reserves, where the names stand in the
+// order of the numbers. `in` names the message.
+absl::Status CheckReserved(const google::protobuf::Message& message, const char* in) {
+  const google::protobuf::Descriptor& type = *message.GetDescriptor();
+  const google::protobuf::UnknownFieldSet& unknown =
+      message.GetReflection()->GetUnknownFields(message);
+  for (int i = 0; i < unknown.field_count(); ++i) {
+    int name = 0;
+    for (int r = 0; r < type.reserved_range_count(); ++r) {
+      const auto [start, end] =
+          std::pair(type.reserved_range(r)->start, type.reserved_range(r)->end);
+      const int number = unknown.field(i).number();
+      if (number >= start && number < end) {
+        return absl::UnimplementedError(
+            absl::StrCat(in, type.reserved_name(name + number - start), " is not supported"));
+      }
+      name += end - start;
+    }
+  }
+  return absl::OkStatus();
+}
+
+template <class T>
+void SortUnique(std::vector<T>* values) {
+  std::sort(values->begin(), values->end());
+  values->erase(std::unique(values->begin(), values->end()), values->end());
+}
+
 // GenerateRequest and ScoreRequest share these fields.
+template <class Message>
+absl::Status ConvertNames(const Message& request, const ConversionContext& context,
+                          GenerationSpec* spec) {
+  absl::Status status = CheckModelName(request.model(), context);
+  absl::StatusOr<std::string> id = CheckRequestId(request.request_id());
+  status.Update(id.status());
+  if (status.ok()) spec->request_id = *std::move(id);
+  return status;
+}
+
 template <class Message>
 absl::StatusOr<std::vector<int32_t>> ConvertPrompt(const Message& request,
                                                    const ConversionContext& context) {
@@ -55,8 +96,87 @@ absl::StatusOr<std::vector<int32_t>> ConvertPrompt(const Message& request,
   return prompt;
 }
 
-const char* NameOf(AcpMode mode) {
-  return mode == AcpMode::kOff ? "OFF" : mode == AcpMode::kPaper ? "PAPER" : "CERTIFIED";
+absl::Status ConvertSampling(const v1::Sampling& in, const ConversionContext& context,
+                             SamplingParams* out) {
+  const SamplingDefaults& defaults = context.defaults;
+  const int32_t vocab_size = context.limits.vocab_size;
+  out->temperature = in.has_temperature() ? in.temperature() : defaults.temperature;
+  out->top_p = in.has_top_p() ? in.top_p() : defaults.top_p;
+  out->min_p = in.has_min_p() ? in.min_p() : defaults.min_p;
+  out->presence_penalty = in.presence_penalty();
+  out->frequency_penalty = in.frequency_penalty();
+  out->repetition_penalty =
+      in.has_repetition_penalty() ? in.repetition_penalty() : defaults.repetition_penalty;
+  if (out->temperature == 0) out->temperature = 0;  // -0 is 0
+  const uint32_t top_k = in.has_top_k() ? in.top_k() : defaults.top_k;
+  out->top_k = static_cast<int32_t>(std::min(top_k, static_cast<uint32_t>(vocab_size)));
+  out->seed = in.has_seed() ? in.seed() : RandomSeed();
+  for (const auto& [id, bias] : in.logit_bias()) {
+    out->logit_bias.emplace_back(static_cast<int32_t>(id), bias);
+  }
+  std::sort(out->logit_bias.begin(), out->logit_bias.end());  // a map has no order of its own
+  absl::Status status = ConvertIds(in.allowed_token_ids(), "sampling.allowed_token_ids", vocab_size,
+                                   &out->allowed_token_ids);
+  SortUnique(&out->allowed_token_ids);
+  const absl::Status valid = ValidateSampling(*out, context.engine, vocab_size);
+  status.Update(absl::Status(valid.code(), absl::StrCat("sampling.", valid.message())));
+  return status;
+}
+
+absl::Status ConvertStopping(const v1::Stopping& in, const ConversionContext& context,
+                             StopParams* out) {
+  const uint32_t max_tokens = in.has_max_tokens() ? in.max_tokens() : context.defaults.max_tokens;
+  if (max_tokens == 0) {
+    return Invalid("stopping.max_tokens: must be at least 1; Score generates nothing");
+  }
+  if (in.has_max_tokens() && in.min_tokens() > max_tokens) {
+    return Invalid("stopping.min_tokens: must be at most max_tokens");
+  }
+  out->max_tokens = static_cast<int32_t>(std::min<uint32_t>(max_tokens, INT32_MAX));
+  out->min_tokens = std::min(static_cast<int32_t>(std::min<uint32_t>(in.min_tokens(), INT32_MAX)),
+                             out->max_tokens);
+  out->ignore_eos = in.ignore_eos();
+  absl::Status status = CheckCount("stopping.stop_token_ids",
+                                   static_cast<size_t>(in.stop_token_ids_size()), kMaxStopTokenIds);
+  status.Update(ConvertIds(in.stop_token_ids(), "stopping.stop_token_ids",
+                           context.limits.vocab_size, &out->stop_token_ids));
+  if (!in.ignore_eos()) {  // config.json's are the engine's own
+    out->stop_token_ids.insert(out->stop_token_ids.end(), context.defaults.eos_token_ids.begin(),
+                               context.defaults.eos_token_ids.end());
+  }
+  SortUnique(&out->stop_token_ids);
+  return status;
+}
+
+absl::Status ConvertStopStrings(const v1::Stopping& in, std::vector<std::string>* out) {
+  if (in.stop_size() > kMaxStops) return Invalid("stopping.stop: at most 16 strings");
+  for (const std::string& stop : in.stop()) {
+    if (stop.empty() || stop.size() > kMaxStopBytes) {
+      return Invalid("stopping.stop: each string must have 1 to 256 bytes");
+    }
+    if (stop.find('\0') != std::string::npos) {
+      return Invalid("stopping.stop: contains a NUL character");
+    }
+    out->push_back(stop);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ConvertLogprobs(bool set, int32_t in, const char* field, int32_t most, int32_t* out) {
+  *out = -1;
+  if (!set) return absl::OkStatus();
+  if (in < 0 || in > most) {
+    return Invalid(absl::StrCat(field, ": must be in [0, ", most, "]"));
+  }
+  *out = in;
+  return absl::OkStatus();
+}
+
+absl::Status ConvertLogprobIds(const google::protobuf::RepeatedField<uint32_t>& in,
+                               const char* field, int32_t vocab_size, std::vector<int32_t>* out) {
+  absl::Status status = CheckCount(field, static_cast<size_t>(in.size()), kMaxLogprobTokenIds);
+  status.Update(ConvertIds(in, field, vocab_size, out));
+  return status;
 }
 
 absl::Status ConvertAcp(const v1::AcpOptions& acp, const EngineOptions& engine, Request* out) {
@@ -73,7 +193,8 @@ absl::Status ConvertAcp(const v1::AcpOptions& acp, const EngineOptions& engine, 
   if (acp.mode() == v1::OFF) {
     out->log_tolerance = -std::numeric_limits<double>::infinity();
   } else if (acp.mode() != ToWire(engine.acp)) {
-    return Invalid(absl::StrCat("acp.mode: must be OFF or the server's, ", NameOf(engine.acp)));
+    return Invalid(absl::StrCat("acp.mode: must be OFF or the server's, ",
+                                v1::AcpMode_Name(ToWire(engine.acp))));
   }
   return absl::OkStatus();
 }
@@ -155,6 +276,18 @@ absl::Status CheckModelName(const std::string& model, const ConversionContext& c
       absl::StrCat("model: not served here; the model is ", context.served_model_name));
 }
 
+absl::Status ConvertIds(const google::protobuf::RepeatedField<uint32_t>& in, const char* field,
+                        int32_t vocab_size, std::vector<int32_t>* out) {
+  out->reserve(static_cast<size_t>(in.size()));
+  for (uint32_t id : in) {
+    if (id >= static_cast<uint32_t>(vocab_size)) {
+      return Invalid(absl::StrCat(field, ": id ", id, " is not in the vocabulary of ", vocab_size));
+    }
+    out->push_back(static_cast<int32_t>(id));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<int32_t>> TokenizeText(const std::string& text, bool add_special,
                                                   const char* field,
                                                   const ConversionContext& context) {
@@ -173,9 +306,10 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
                                                const ConversionContext& context) {
   GenerationSpec spec;
   Request first;
-  const int32_t vocab = context.limits.vocab_size;
-  absl::Status status = CheckReservedFields(request);
-  status.Update(ConvertSampling(request.sampling(), context.defaults, vocab, &first.sampling));
+  absl::Status status = ConvertNames(request, context, &spec);
+  status.Update(CheckReserved(request, ""));
+  status.Update(CheckReserved(request.sampling(), "sampling."));
+  status.Update(ConvertSampling(request.sampling(), context, &first.sampling));
   status.Update(ConvertStopping(request.stopping(), context, &first.stop));
   status.Update(ConvertStopStrings(request.stopping(), &spec.stop));
   status.Update(ConvertOutput(request.output(), context, &spec, &first.sampling));
@@ -217,8 +351,9 @@ absl::StatusOr<GenerationSpec> ConvertScore(const v1::ScoreRequest& request,
   spec.acp_stats = request.acp_stats();
   spec.echo = true;  // ScoreResponse repeats the ids
   out.stop.max_tokens = 0;
-  absl::Status status = ConvertLogprobs(true, request.logprobs(), "logprobs",
-                                        context.engine.max_logprobs, &out.sampling.prompt_logprobs);
+  absl::Status status = ConvertNames(request, context, &spec);
+  status.Update(ConvertLogprobs(true, request.logprobs(), "logprobs", context.engine.max_logprobs,
+                                &out.sampling.prompt_logprobs));
   status.Update(ConvertLogprobIds(request.logprob_token_ids(), "logprob_token_ids",
                                   context.limits.vocab_size, &out.sampling.logprob_token_ids));
   status.Update(ConvertScheduling(request, context, &spec, &out));

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/request.h"
 #include "fox/v1/inference.pb.h"
 #include "server/calls/conversion_context.h"
 
@@ -29,15 +30,19 @@ struct GenerationSpec {
   std::string prompt_text;
 };
 
-// The part that costs nothing and touches no prompt: ids and names. Returns the request's id.
-absl::StatusOr<std::string> CheckRequestId(const std::string& request_id);
-absl::Status CheckModelName(const std::string& model, const ConversionContext& context);
-
 // Tokenizes: may take milliseconds. `stream` decides about the flow-control window.
 absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& request, bool stream,
                                                const ConversionContext& context);
 absl::StatusOr<GenerationSpec> ConvertScore(const v1::ScoreRequest& request,
                                             const ConversionContext& context);
+
+// Names and ids alone. Returns the request's id: a UUID where it is empty.
+absl::StatusOr<std::string> CheckRequestId(const std::string& request_id);
+absl::Status CheckModelName(const std::string& model, const ConversionContext& context);
+
+// Token ids in [0, vocab_size).
+absl::Status ConvertIds(const google::protobuf::RepeatedField<uint32_t>& in, const char* field,
+                        int32_t vocab_size, std::vector<int32_t>* out);
 
 // Text checked and tokenized, for prompts and for the tokenizer service. `field` names it in
 // errors.

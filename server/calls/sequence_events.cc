@@ -8,16 +8,13 @@ namespace fox {
 namespace {
 
 void AddLogprobs(const SampledToken& token, v1::TokenLogprobs* out) {
-  v1::TokenLogprob* own = out->mutable_token();
-  own->set_token_id(static_cast<uint32_t>(token.id));
-  own->set_logprob(token.logprob);
-  own->set_rank(static_cast<uint32_t>(token.rank));
-  for (const TokenLogprob& alternative : token.top) {
-    v1::TokenLogprob* top = out->add_top();
-    top->set_token_id(static_cast<uint32_t>(alternative.id));
-    top->set_logprob(alternative.logprob);
-    top->set_rank(static_cast<uint32_t>(alternative.rank));
-  }
+  const auto add = [](const auto& from, v1::TokenLogprob* to) {
+    to->set_token_id(static_cast<uint32_t>(from.id));
+    to->set_logprob(from.logprob);
+    to->set_rank(static_cast<uint32_t>(from.rank));
+  };
+  add(token, out->mutable_token());
+  for (const TokenLogprob& alternative : token.top) add(alternative, out->add_top());
 }
 
 uint64_t Unsigned(int64_t value) { return static_cast<uint64_t>(std::max<int64_t>(0, value)); }
@@ -54,17 +51,19 @@ SequenceEvents::SequenceEvents(const GenerationSpec& spec, size_t index, Seconds
   }
 }
 
-void SequenceEvents::Consume(const RequestOutput& output, Seconds when) {
+absl::Status SequenceEvents::Consume(const RequestOutput& output, Seconds when) {
+  absl::Status status;
   if (!output.prompt_logprobs.empty()) {
     v1::GenerateDelta event;
     for (const SampledToken& token : output.prompt_logprobs) {
       AddLogprobs(token, event.mutable_prompt()->add_prompt_logprobs());
     }
-    consumer_.Deliver(std::move(event), id_, 0);
+    status = consumer_.Deliver(std::move(event), id_, 0);
   }
   if (!output.tokens.empty()) first_token_ = std::min(first_token_, when);
   for (const SampledToken& token : output.tokens) ConsumeToken(token);
-  Flush(/*force=*/false);
+  status.Update(Flush(/*force=*/false));
+  return status;
 }
 
 void SequenceEvents::ConsumeToken(const SampledToken& token) {
@@ -82,32 +81,35 @@ void SequenceEvents::ConsumeToken(const SampledToken& token) {
   }
 }
 
-void SequenceEvents::Flush(bool force) {
-  if (!force && delivered_ && !stopped() && delta_tokens_ < spec_.stream_interval) return;
+absl::Status SequenceEvents::Flush(bool force) {
+  if (!force && delivered_ && !stopped() && delta_tokens_ < spec_.stream_interval) {
+    return absl::OkStatus();
+  }
   const int64_t tokens = std::exchange(delta_tokens_, 0);
   if (delta_.text().empty() && delta_.token_ids().empty() && delta_.logprobs().empty()) {
     // Held back: the reader cannot take what it is not given.
     if (tokens > 0) engine_.Acknowledge(id_, tokens);
-    return;
+    return absl::OkStatus();
   }
   delivered_ = true;
   delta_.set_index(index_);
   v1::GenerateDelta event;
   event.mutable_delta()->Swap(&delta_);
-  consumer_.Deliver(std::move(event), id_, tokens);
+  return consumer_.Deliver(std::move(event), id_, tokens);
 }
 
-void SequenceEvents::End(const Finish& finish, Seconds when) {
+absl::Status SequenceEvents::End(const Finish& finish, Seconds when) {
   if (text_ != nullptr && !stopped()) {
     TextAssembler::Shown piece = text_->Finish();
     if (spec_.text) delta_.mutable_text()->append(piece.text);
     stop_ = piece.stop;
   }
-  Flush(/*force=*/true);
+  absl::Status status = Flush(/*force=*/true);
   v1::GenerateDelta event;
   *event.mutable_finish() = FinishEvent(finish);
   if (spec_.perf) *event.mutable_finish()->mutable_perf() = Timing(finish.stats, when);
-  consumer_.Deliver(std::move(event), id_, 0);
+  status.Update(consumer_.Deliver(std::move(event), id_, 0));
+  return status;
 }
 
 v1::FinishReason SequenceEvents::Reason(const Finish& finish) const {

@@ -18,8 +18,8 @@ class GenerationConsumer {
  public:
   virtual ~GenerationConsumer() = default;
   // `tokens` of `sequence` are in this event: EngineThread::Acknowledge them when the reader has
-  // it.
-  virtual void Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) = 0;
+  // it. Returns Ok, or what the call shall end with; what still comes after that is of no use.
+  virtual absl::Status Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) = 0;
   // The last call. Ok: every sequence has had its Finish.
   virtual void Done(const absl::Status& status) = 0;
 };
@@ -33,10 +33,10 @@ class SequenceEvents {
                  const ConversionContext& context, EngineThread& engine,
                  GenerationConsumer& consumer);
 
-  // Delivers what became known at `when`. `output.finish` is for End.
-  void Consume(const RequestOutput& output, Seconds when);
+  // Delivers what became known at `when`, and returns what Deliver did. `output.finish` is for End.
+  absl::Status Consume(const RequestOutput& output, Seconds when);
   // Delivers what was held back, and the Finish.
-  void End(const Finish& finish, Seconds when);
+  absl::Status End(const Finish& finish, Seconds when);
 
   RequestId id() const { return id_; }
   // Whether a stop string has ended it: what the engine says of its end no longer matters.
@@ -49,7 +49,7 @@ class SequenceEvents {
  private:
   void ConsumeToken(const SampledToken& token);
   // Delivers the delta when it is due, or `force`.
-  void Flush(bool force);
+  absl::Status Flush(bool force);
   v1::Finish FinishEvent(const Finish& finish) const;
   v1::PerfMetrics Timing(const RequestStats& stats, Seconds when) const;
 

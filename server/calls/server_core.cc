@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace fox {
 namespace {
@@ -69,15 +70,34 @@ absl::Status ServerCore::CheckQueue(const CallInfo& call) const {
 }
 
 bool ServerCore::Enter(const std::string& request_id, std::shared_ptr<RunningCall> call) {
-  return registry_.Add(request_id, std::move(call));
+  const MutexLock lock(mutex_);
+  return running_.emplace(request_id, std::move(call)).second;
 }
 
-void ServerCore::AbandonAll(const absl::Status& status) {
-  for (const std::shared_ptr<RunningCall>& call : registry_.All()) call->Abandon(status);
+void ServerCore::Leave(const std::string& request_id) {
+  const MutexLock lock(mutex_);
+  running_.erase(request_id);
 }
 
 std::shared_ptr<RunningCall> ServerCore::Find(const std::string& request_id) const {
-  return registry_.Find(request_id);
+  const MutexLock lock(mutex_);
+  const auto found = running_.find(request_id);
+  return found == running_.end() ? nullptr : found->second;
+}
+
+bool ServerCore::Idle() const {
+  if (calls_.calls() > 0 || admitting_ > 0 || !engine.idle()) return false;
+  const MutexLock lock(mutex_);
+  return running_.empty();
+}
+
+void ServerCore::AbandonAll(const absl::Status& status) {
+  std::vector<std::shared_ptr<RunningCall>> calls;
+  {
+    const MutexLock lock(mutex_);
+    for (const auto& [id, call] : running_) calls.push_back(call);
+  }
+  for (const std::shared_ptr<RunningCall>& call : calls) call->Abandon(status);
 }
 
 int64_t ServerCore::RetryAfterMs() const {
@@ -85,14 +105,14 @@ int64_t ServerCore::RetryAfterMs() const {
 }
 
 absl::Status ServerCore::Undrain() {
-  const MutexLock lock(drain_mutex_);
+  const MutexLock lock(mutex_);
   if (shutting_down_) return absl::FailedPreconditionError("the server is shutting down");
   engine.Undrain();
   return absl::OkStatus();
 }
 
 void ServerCore::ShutDown() {
-  const MutexLock lock(drain_mutex_);
+  const MutexLock lock(mutex_);
   shutting_down_ = true;
   engine.Drain();
 }

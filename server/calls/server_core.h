@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -19,7 +20,6 @@
 #include "server/calls/conversion_context.h"
 #include "server/calls/delivery_pool.h"
 #include "server/calls/refusal_log.h"
-#include "server/calls/request_registry.h"
 #include "server/calls/stall_monitor.h"
 
 namespace fox {
@@ -38,6 +38,16 @@ struct ServerLimits {
   int delivery_threads = 2;
   std::string client_metadata;  // key under which a trusted gateway names its client; empty: none
   double stall_timeout = 30;    // seconds without progress of a write
+};
+
+// What others may do to a call while it runs. All methods may be called from any thread.
+class RunningCall {
+ public:
+  virtual ~RunningCall() = default;
+  // Ends its sequences; Ok: they finish with ABORT.
+  virtual void Cancel(const absl::Status& status) = 0;
+  // Ends the call without the engine, for one that hangs.
+  virtual void Abandon(const absl::Status& status) = 0;
 };
 
 // Grows with every change of proto/ that a client could notice.
@@ -65,7 +75,7 @@ class ServerCore {
   void BeginAdmission() { ++admitting_; }
   bool Enter(const std::string& request_id, std::shared_ptr<RunningCall> call);
   void EndAdmission() { --admitting_; }
-  void Leave(const std::string& request_id) { registry_.Remove(request_id); }
+  void Leave(const std::string& request_id);
   // The running call of this id, or null.
   std::shared_ptr<RunningCall> Find(const std::string& request_id) const;
 
@@ -79,9 +89,7 @@ class ServerCore {
   // Drain, for good.
   void ShutDown();
   // Nothing runs and nothing is on its way in or out.
-  bool Idle() const {
-    return calls_.calls() == 0 && registry_.size() == 0 && admitting_ == 0 && engine.idle();
-  }
+  bool Idle() const;
   // Ends what runs without the engine, for one that hangs.
   void AbandonAll(const absl::Status& status);
   double UptimeSeconds() const;
@@ -106,10 +114,11 @@ class ServerCore {
 
   std::atomic<int64_t> admitting_{0};  // calls between BeginAdmission and the engine's answer
   RefusalLog refusals_;
-  Mutex drain_mutex_;
-  bool shutting_down_ ABSL_GUARDED_BY(drain_mutex_) = false;
+  mutable Mutex mutex_;
+  bool shutting_down_ ABSL_GUARDED_BY(mutex_) = false;
+  // By request id, from Enter to Leave.
+  std::map<std::string, std::shared_ptr<RunningCall>> running_ ABSL_GUARDED_BY(mutex_);
   CallBudget calls_;
-  RequestRegistry registry_;
   StallMonitor stalls_;
   // Last, so that their tasks end before the rest goes.
   DeliveryPool delivery_;

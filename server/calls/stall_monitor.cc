@@ -2,79 +2,48 @@
 #include "server/calls/stall_monitor.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "engine/steady_clock.h"
-#include "grpc/grpc.h"
 
 namespace fox {
-namespace {
 
-using Clock = std::chrono::steady_clock;
-
-}  // namespace
-
-StallMonitor::Watch::Watch(StallMonitor& monitor, grpc_call* call)
-    : monitor_(monitor), call_(call) {
+StallMonitor::Watch::Watch(StallMonitor& monitor, OnStall on_stall)
+    : monitor_(monitor), on_stall_(std::move(on_stall)) {
   const MutexLock lock(monitor_.mutex_);
-  place_ = monitor_.watches_.insert(monitor_.watches_.end(), this);
-  if (monitor_.watches_.size() == 1) monitor_.wake_.NotifyOne();
+  monitor_.watches_.insert(this);
 }
 
 StallMonitor::Watch::~Watch() {
   const MutexLock lock(monitor_.mutex_);
-  monitor_.watches_.erase(place_);
+  monitor_.watches_.erase(this);
 }
 
-StallMonitor::StallMonitor(double timeout) : timeout_(timeout), thread_([this] { Loop(); }) {}
+bool StallMonitor::Watch::HasStalled(Seconds now) {
+  const uint32_t writes = writes_.load(std::memory_order_relaxed);
+  if (writes % 2 == 0 || writes != seen_) {
+    seen_ = writes;
+    since_ = now;
+  }
+  return now - since_ >= monitor_.timeout_ && !stalled_.exchange(true);
+}
 
-StallMonitor::~StallMonitor() {
+void StallMonitor::EndStalled(Seconds now) {
+  if (now < next_look_) return;
+  next_look_ = now + std::min(timeout_ / 8, 1.0);
+  std::vector<OnStall> stalled;
   {
     const MutexLock lock(mutex_);
-    stopping_ = true;
+    for (Watch* watch : watches_) {
+      if (watch->HasStalled(now)) stalled.push_back(watch->on_stall_);
+    }
   }
-  wake_.NotifyOne();
-  thread_.join();
-}
-
-void StallMonitor::Loop() {
-  const Clock::duration tick = SteadyDuration(std::clamp(timeout_ / 8, 0.01, 1.0));
+  if (stalled.empty()) return;
   const std::string reason =
       absl::StrCat("the reader has stalled: no write was finished for ", timeout_, " s");
-  for (;;) {
-    std::list<grpc_call*> stalled;
-    {
-      const MutexLock lock(mutex_);
-      while (!stopping_ && watches_.empty()) wake_.Wait(mutex_);
-      const Clock::time_point next = Clock::now() + tick;
-      while (!stopping_ && wake_.WaitUntil(mutex_, next)) {
-      }
-      if (stopping_) return;
-      stalled = TakeStalled();
-    }
-    // Without the lock: the library may run what ends a call.
-    for (grpc_call* call : stalled) {
-      grpc_call_cancel_with_status(call, GRPC_STATUS_ABORTED, reason.c_str(), nullptr);
-      grpc_call_unref(call);
-    }
-  }
-}
-
-std::list<grpc_call*> StallMonitor::TakeStalled() {
-  std::list<grpc_call*> stalled;
-  const Clock::time_point now = Clock::now();
-  for (Watch* watch : watches_) {
-    const uint32_t writes = watch->writes_.load(std::memory_order_relaxed);
-    if (writes % 2 == 0 || writes != watch->seen_) {
-      watch->seen_ = writes;
-      watch->since_ = now;
-    } else if (!watch->stalled_ && now - watch->since_ >= SteadyDuration(timeout_)) {
-      watch->stalled_ = true;
-      grpc_call_ref(watch->call_);
-      stalled.push_back(watch->call_);
-    }
-  }
-  return stalled;
+  // Without the lock: what ends a call may end its watch.
+  for (const OnStall& end : stalled) end(reason);
 }
 
 }  // namespace fox

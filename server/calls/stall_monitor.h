@@ -1,27 +1,29 @@
-// StallMonitor: ends calls whose reader has stopped reading. One thread looks at all calls a few
-// times a timeout: a write that has been in flight since long ends its call with ABORTED. Writing
-// costs a call one increment of a counter, and no clock is read. Read call_handle.h next.
+// StallMonitor: ends calls whose reader has stopped reading. Whoever owns a thread looks at all
+// calls a few times a timeout: a write that has been in flight since long ends its call. Writing
+// costs a call one increment of a counter, and no clock is read. Read call_reactor.h next.
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
-#include <list>
-#include <thread>
+#include <functional>
+#include <string>
+#include <unordered_set>
 
 #include "engine/mutex.h"
-
-struct grpc_call;
+#include "engine/request.h"
 
 namespace fox {
 
 class StallMonitor {
  public:
+  // Ends the call, for this reason. Called once, without a lock and without waiting for anything,
+  // by a copy that may outlive the watch.
+  using OnStall = std::function<void(const std::string& reason)>;
+
   // One call's writes. Begin and End alternate; the others may be called from any thread.
   class Watch {
    public:
-    // `call` must be alive for as long as the watch is.
-    Watch(StallMonitor& monitor, grpc_call* call);
+    Watch(StallMonitor& monitor, OnStall on_stall);
     ~Watch();
     Watch(const Watch&) = delete;
     Watch& operator=(const Watch&) = delete;
@@ -34,33 +36,30 @@ class StallMonitor {
 
    private:
     friend class StallMonitor;
+    // Whether it has stalled since the last look. Under the monitor's lock.
+    bool HasStalled(Seconds now);
+
     StallMonitor& monitor_;
-    grpc_call* const call_;
+    const OnStall on_stall_;
     std::atomic<uint32_t> writes_{0};  // odd: one is in flight
     std::atomic<bool> stalled_{false};
     // Under the monitor's lock: what it saw last, and since when.
     uint32_t seen_ = 0;
-    std::chrono::steady_clock::time_point since_;
-    std::list<Watch*>::iterator place_;
+    Seconds since_ = 0;
   };
 
   // `timeout` in seconds.
-  explicit StallMonitor(double timeout);
-  ~StallMonitor();
+  explicit StallMonitor(double timeout) : timeout_(timeout) {}
 
-  double timeout() const { return timeout_; }
+  // Looks at all calls, unless it did so less than an eighth of the timeout ago. `now`: in seconds
+  // of a clock that goes on. One thread.
+  void EndStalled(Seconds now);
 
  private:
-  void Loop();
-  // Marks the calls that have stalled. The caller owns a reference to each.
-  std::list<grpc_call*> TakeStalled() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-
   const double timeout_;
+  Seconds next_look_ = 0;  // used by the thread of EndStalled alone
   Mutex mutex_;
-  CondVar wake_;
-  std::list<Watch*> watches_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  std::unordered_set<Watch*> watches_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace fox

@@ -5,10 +5,10 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "engine/mutex.h"
 
@@ -22,7 +22,7 @@ class LineWriter {
 
   // Holds up to `max_bytes` of lines that are not yet written; more are dropped and counted.
   LineWriter(int descriptor, size_t max_bytes, Report report);
-  // Gives up what is not yet written. REQUIRES: no write blocks for ever.
+  // Gives up what is queued. REQUIRES: no write blocks for ever.
   ~LineWriter();
 
   // `line` ends with a newline.
@@ -30,31 +30,23 @@ class LineWriter {
   // Waits until all lines are written or dropped; false: not within `seconds`.
   bool Flush(double seconds);
   // Lines lost since the start.
-  int64_t dropped() const { return total_dropped_; }
+  int64_t dropped() const { return dropped_; }
 
  private:
-  struct Queued {
-    std::string text;
-    int64_t reported = 0;  // dropped lines that it tells of; 0: a line
-  };
   void Loop();
-  // Waits; false: stopping.
-  bool Next(Queued* entry);
   bool Write(const std::string& text);
 
   const int descriptor_;
   const size_t max_bytes_;
   const Report report_;
-  std::atomic<int64_t> total_dropped_{0};
+  std::atomic<size_t> bytes_{0};  // of the queue and of what is being written
+  std::atomic<int64_t> dropped_{0};
   bool torn_ = false;  // a line was written in part; the writer's thread alone
 
   Mutex mutex_;
   CondVar changed_;
-  std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
-  size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;     // of the queue and of what is being written
-  int64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;  // not yet told
-  bool failing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::string> queue_ ABSL_GUARDED_BY(mutex_);
+  bool idle_ ABSL_GUARDED_BY(mutex_) = true;  // nothing was added since all was written
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

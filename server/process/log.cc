@@ -10,7 +10,8 @@
 #include <cmath>
 #include <cstdio>
 
-#include "models/tokenizer/utf8.h"
+#include "absl/strings/str_cat.h"
+#include "nlohmann/json.hpp"
 #include "server/process/line_writer.h"
 
 namespace fox {
@@ -42,23 +43,10 @@ Timestamp Now() {
   return out;
 }
 
+// A JSON string, whatever the bytes are.
 std::string Quoted(const std::string& text) {
-  std::string pending = text, valid, out = "\"";
-  DrainUtf8(&pending, /*final=*/true, Utf8Replacement::kSubpart, &valid);
-  for (char c : valid) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (byte < 0x20 || byte == 0x7f) {
-      char escape[8];
-      std::snprintf(escape, sizeof(escape), "\\u%04x", byte);
-      out += escape;
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
+  using Json = nlohmann::json;
+  return Json(text).dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
 }
 
 // Reads as one word, and cannot forge a line or a field.
@@ -69,29 +57,17 @@ bool IsPlain(const std::string& text) {
 }
 
 std::string Line(LogLevel level, const char* event, const std::vector<LogField>& fields) {
+  const bool json = g_format == LogFormat::kJson;
   const char* name = kNames[static_cast<int>(level)];
-  std::string line;
-  if (g_format == LogFormat::kJson) {
-    line = std::string("{\"time\":\"") + Now().text + "\",\"level\":\"" + name + "\",\"event\":\"" +
-           event + "\"";
-    for (const LogField& field : fields) {
-      line += ',';
-      line += Quoted(field.key);
-      line += ':';
-      line += field.quoted ? Quoted(field.text) : field.text;
-    }
-    line += "}\n";
-  } else {
-    line = std::string(Now().text) + " " + name + " " + event;
-    for (const LogField& field : fields) {
-      line += ' ';
-      line += field.key;
-      line += '=';
-      line += IsPlain(field.text) ? field.text : Quoted(field.text);
-    }
-    line += "\n";
+  std::string line = json ? absl::StrCat("{\"time\":\"", Now().text, "\",\"level\":\"", name,
+                                         "\",\"event\":\"", event, "\"")
+                          : absl::StrCat(Now().text, " ", name, " ", event);
+  for (const LogField& field : fields) {
+    const bool quoted = json ? field.quoted : !IsPlain(field.text);
+    absl::StrAppend(&line, json ? "," : " ", json ? Quoted(field.key) : field.key, json ? ":" : "=",
+                    quoted ? Quoted(field.text) : field.text);
   }
-  return line;
+  return line + (json ? "}\n" : "\n");
 }
 
 // Lives for ever: threads may log until the process ends.
@@ -104,12 +80,10 @@ LineWriter& Writer() {
 
 }  // namespace
 
-LogField::LogField(std::string k, double v) : key(std::move(k)) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof(buffer), "%.6g", v);
-  text = buffer;
-  quoted = !std::isfinite(v);  // JSON has no infinity
-}
+LogField::LogField(std::string k, double v)
+    : key(std::move(k)),
+      text(absl::StrCat(v)),
+      quoted(!std::isfinite(v)) {}  // JSON has no infinity
 
 void ConfigureLog(LogLevel least, LogFormat format) {
   g_least = least;
@@ -117,16 +91,6 @@ void ConfigureLog(LogLevel least, LogFormat format) {
 }
 
 LogFormat CurrentLogFormat() { return g_format; }
-
-bool ParseLogLevel(const std::string& name, LogLevel* level) {
-  for (int i = 0; i < 4; ++i) {
-    if (name == kNames[i]) {
-      *level = static_cast<LogLevel>(i);
-      return true;
-    }
-  }
-  return false;
-}
 
 void Log(LogLevel level, const char* event, const std::vector<LogField>& fields) {
   if (level >= g_least.load()) Writer().Add(Line(level, event, fields));
@@ -141,13 +105,11 @@ bool FlushLog(double seconds) { return Writer().Flush(seconds); }
 int64_t DroppedLogLines() { return Writer().dropped(); }
 
 void WriteLastLine(const char* event, const char* reason) {
-  char line[512], word[256];
-  size_t size = 0;
-  for (; size + 1 < sizeof(word) && reason[size] != '\0'; ++size) {
-    const char c = reason[size];
-    word[size] = c < 0x20 || c > 0x7e || c == '"' || c == '\\' ? '_' : c;
+  char line[512], word[256] = {};
+  for (size_t i = 0; i + 1 < sizeof(word) && reason[i] != '\0'; ++i) {
+    const char c = reason[i];
+    word[i] = c < 0x20 || c > 0x7e || c == '"' || c == '\\' ? '_' : c;
   }
-  word[size] = '\0';
   const char* format =
       g_format == LogFormat::kJson
           ? "{\"time\":\"%s\",\"level\":\"error\",\"event\":\"%s\",\"reason\":\"%s\"}\n"

@@ -28,7 +28,6 @@ struct LogField {
 // Set once, before other threads run.
 void ConfigureLog(LogLevel least, LogFormat format);
 LogFormat CurrentLogFormat();
-bool ParseLogLevel(const std::string& name, LogLevel* level);
 
 // `event` is a fixed phrase; what varies goes into `fields`.
 void Log(LogLevel level, const char* event, const std::vector<LogField>& fields = {});

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <exception>
 #include <new>
@@ -52,21 +53,16 @@ void EndLate(int) {
 void EndOnAbort(int code) {
   g_abort_code = code;
   std::set_terminate(EndUncaught);
-  struct sigaction action {};
-  action.sa_handler = EndAborted;
-  sigaction(SIGABRT, &action, nullptr);
+  signal(SIGABRT, EndAborted);
 }
 
 void EndWithin(double seconds, int code) {
   g_late_code = code;
-  struct sigaction action {};
-  action.sa_handler = EndLate;
-  sigaction(SIGALRM, &action, nullptr);
+  signal(SIGALRM, EndLate);
+  const int64_t microseconds = std::max<int64_t>(1, std::llround(1e6 * seconds));
   itimerval timer{};
-  const double whole = std::floor(seconds);
-  timer.it_value.tv_sec = static_cast<time_t>(whole);
-  timer.it_value.tv_usec =
-      std::max<suseconds_t>(1, static_cast<suseconds_t>((seconds - whole) * 1e6));
+  timer.it_value.tv_sec = microseconds / 1000000;
+  timer.it_value.tv_usec = microseconds % 1000000;
   setitimer(ITIMER_REAL, &timer, nullptr);
 }
 

@@ -3,14 +3,13 @@
 // ignored from then on: a reader that leaves is an error of a write, not the end.
 #pragma once
 
+#include <signal.h>
+
 namespace fox {
 
 class SignalHandler {
  public:
   SignalHandler();
-  ~SignalHandler();
-  SignalHandler(const SignalHandler&) = delete;
-  SignalHandler& operator=(const SignalHandler&) = delete;
 
   // Blocks until a signal came or Wake was called. Returns the signal; 0 after Wake, which counts
   // for one Wait.
@@ -21,8 +20,7 @@ class SignalHandler {
   void Wake();
 
  private:
-  int signals_ = -1;  // signalfd
-  int wake_ = -1;     // eventfd
+  sigset_t stops_{}, all_{};  // SIGTERM and SIGINT; these and what Wake sends
 };
 
 }  // namespace fox

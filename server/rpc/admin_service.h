@@ -4,29 +4,14 @@
 #include <functional>
 
 #include "fox/v1/admin.grpc.pb.h"
-#include "server/rpc/wire.h"
+#include "server/rpc/raw_service.h"
 
 namespace fox {
 
-using RawAdmin = v1::Admin::WithRawCallbackMethod_Drain<
-    v1::Admin::WithRawCallbackMethod_Undrain<v1::Admin::Service>>;
-
-class AdminService final : public RawAdmin {
+class AdminService final : public RawService<v1::Admin> {
  public:
-  // `core` must outlive the server this is registered with. `on_change` runs before the answer.
-  AdminService(ServerCore& core, std::function<void()> on_change)
-      : core_(core), on_change_(std::move(on_change)) {}
-
-  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
-                                  const grpc::ByteBuffer* request,
-                                  grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* Undrain(grpc::CallbackServerContext* context,
-                                    const grpc::ByteBuffer* request,
-                                    grpc::ByteBuffer* response) override;
-
- private:
-  ServerCore& core_;
-  const std::function<void()> on_change_;
+  // `on_change` runs before the answer.
+  AdminService(ServerCore& core, const std::function<void()>& on_change);
 };
 
 }  // namespace fox

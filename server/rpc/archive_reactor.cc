@@ -2,6 +2,7 @@
 #include "server/rpc/archive_reactor.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "vllm/grpc/engine/get_tokenizer.pb.h"
 
@@ -12,15 +13,9 @@ constexpr size_t kChunkBytes = 64 << 10;
 
 }  // namespace
 
-ArchiveReactor::ArchiveReactor(ServerCore& core, grpc::CallbackServerContext* context,
-                               CallInfo info)
-    : call_(core, context, std::move(info)) {
-  const MutexLock lock(ticket_->mutex);
-  ticket_->reactor = this;
-}
-
 void ArchiveReactor::Send(absl::StatusOr<Archive> archive) {
-  if (!archive.ok()) return End(archive.status());
+  if (!archive.ok()) return Answer(archive.status());
+  if (!Claim()) return;
   archive_ = *std::move(archive);
   WriteNext();
 }
@@ -33,29 +28,18 @@ void ArchiveReactor::WriteNext() {
   if (sent_ == archive_->bytes.size()) chunk.set_sha256(archive_->sha256);
   bytes_.Clear();
   SerializeMessage(chunk, &bytes_);
-  if (!call_.Hold(static_cast<int64_t>(bytes_.Length()))) return End(AnswersUnread());
-  call_.writes().Begin();
+  if (!info_.share.Hold(static_cast<int64_t>(bytes_.Length()))) {
+    return End(AnswersUnread(), nullptr);
+  }
+  writes_->Begin();
   StartWrite(&bytes_);
 }
 
 void ArchiveReactor::OnWriteDone(bool ok) {
-  call_.writes().End();
-  call_.Drop(static_cast<int64_t>(bytes_.Length()));
-  if (!ok) return End(absl::CancelledError("the call is over"));
-  if (sent_ == archive_->bytes.size()) return End(absl::OkStatus());
-  WriteNext();
-}
-
-void ArchiveReactor::OnCancel() {
-  const std::shared_ptr<Ticket> ticket = ticket_;
-  call_.OnCancel();
-  ArchiveReactor* self = ticket->Take();
-  if (self != nullptr) self->End(absl::CancelledError("the call is over"));
-}
-
-void ArchiveReactor::End(const absl::Status& status) {
-  call_.writes().Begin();
-  Finish(call_.End(status));
+  writes_->End();
+  info_.share.Hold(-static_cast<int64_t>(bytes_.Length()));
+  if (ok && sent_ < archive_->bytes.size()) return WriteNext();
+  End(ok ? absl::OkStatus() : WhyCancelled(), nullptr);
 }
 
 }  // namespace fox

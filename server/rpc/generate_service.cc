@@ -5,100 +5,110 @@
 #include <utility>
 
 #include "server/calls/request_conversion.h"
-#include "server/rpc/short_call.h"
-#include "server/rpc/token_stream_reactor.h"
 
 namespace fox {
 namespace {
 
+using Events = GenerationReactor::Events;
+using Kind = GenerationReactor::Kind;
+
 constexpr int kMaxAbortIds = 1024;
 
-// Parses, checks and tokenizes; `convert` turns the parsed message into a spec.
+// Parses, then converts.
 template <class Message, class Convert>
-absl::StatusOr<GenerationSpec> ConvertBytes(grpc::ByteBuffer* bytes, Convert convert,
-                                            const ConversionContext& context) {
-  Message message;
-  absl::Status status = ParseMessage(*bytes, &message);
-  bytes->Clear();
-  if (status.ok()) status = CheckModelName(message.model(), context);
-  if (!status.ok()) return status;
-  absl::StatusOr<std::string> id = CheckRequestId(message.request_id());
-  if (!id.ok()) return id.status();
-  absl::StatusOr<GenerationSpec> spec = convert(message, context);
-  if (spec.ok()) spec->request_id = *std::move(id);
-  return spec;
+auto Converting(Convert convert) {
+  return [convert](grpc::ByteBuffer* bytes,
+                   const ConversionContext& context) -> absl::StatusOr<GenerationSpec> {
+    Message message;
+    absl::Status status = ParseMessage(*bytes, &message);
+    bytes->Clear();
+    if (!status.ok()) return status;
+    return convert(message, context);
+  };
 }
 
-// A call from its arrival on. `make` makes its reactor of its CallInfo.
-template <class Message, class Convert, class Make>
-auto* Start(ServerCore& core, CallInfo call, const grpc::ByteBuffer* request, Convert convert,
-            Make make) {
-  const absl::Status admitted = core.Admit(&call, static_cast<int64_t>(request->Length()));
-  const auto bytes = std::make_shared<grpc::ByteBuffer>(TakeBytes(request));
-  auto* reactor = make(std::move(call));
-  if (admitted.ok()) {
-    reactor->Run([bytes, convert, &context = core.context] {
-      return ConvertBytes<Message>(bytes.get(), convert, context);
-    });
-  } else {
-    reactor->Refuse(admitted);
-  }
-  return reactor;
+template <bool stream>
+absl::StatusOr<GenerationSpec> ConvertAs(const v1::GenerateRequest& request,
+                                         const ConversionContext& context) {
+  return ConvertGenerate(request, stream, context);
 }
 
-absl::Status AbortAll(const v1::AbortRequest& request, const ServerCore& core,
-                      v1::AbortResponse* out) {
-  if (request.request_ids().empty() || request.request_ids_size() > kMaxAbortIds) {
-    return absl::InvalidArgumentError("request_ids: 1 to 1024 ids");
+bool EncodeDelta(Events events, grpc::ByteBuffer* out) {
+  SerializeMessage(events.front(), out);
+  return true;
+}
+
+bool EncodeGenerate(Events events, grpc::ByteBuffer* out) {
+  v1::GenerateResponse response;
+  for (v1::GenerateDelta& event : events) {
+    if (event.has_prompt()) {
+      if (!response.has_prompt()) response.mutable_prompt()->Swap(event.mutable_prompt());
+      response.mutable_prompt()->MergeFrom(event.prompt());  // the first one's is empty now
+      continue;
+    }
+    const uint32_t index = event.has_delta() ? event.delta().index() : event.finish().index();
+    while (response.completions_size() <= static_cast<int>(index)) {
+      const int next = response.completions_size();
+      response.add_completions()->set_index(static_cast<uint32_t>(next));
+    }
+    v1::Completion* completion = response.mutable_completions(static_cast<int>(index));
+    if (event.has_finish()) {
+      completion->mutable_finish()->Swap(event.mutable_finish());
+    } else {
+      completion->mutable_text()->swap(*event.mutable_delta()->mutable_text());
+      completion->mutable_token_ids()->Swap(event.mutable_delta()->mutable_token_ids());
+      completion->mutable_logprobs()->Swap(event.mutable_delta()->mutable_logprobs());
+    }
   }
-  for (const std::string& id : request.request_ids()) {
-    const std::shared_ptr<RunningCall> call = core.Find(id);
-    if (call == nullptr) continue;
-    call->Cancel(absl::OkStatus());
-    out->add_aborted(id);
+  SerializeMessage(response, out);
+  return true;
+}
+
+bool EncodeScore(Events events, grpc::ByteBuffer* out) {
+  v1::ScoreResponse response;
+  for (v1::GenerateDelta& event : events) {
+    if (event.has_finish()) {
+      v1::Finish* finish = event.mutable_finish();
+      response.mutable_usage()->Swap(finish->mutable_usage());
+      if (finish->has_perf()) response.mutable_perf()->Swap(finish->mutable_perf());
+      if (finish->has_acp()) response.mutable_acp()->Swap(finish->mutable_acp());
+      continue;
+    }
+    v1::PromptInfo* prompt = event.mutable_prompt();
+    if (!prompt->request_id().empty()) {
+      response.set_request_id(prompt->request_id());
+      response.mutable_token_ids()->Swap(prompt->mutable_token_ids());
+    }
+    for (const v1::TokenLogprobs& position : prompt->prompt_logprobs()) {
+      response.set_total_logprob(response.total_logprob() +
+                                 static_cast<double>(position.token().logprob()));
+    }
+    response.mutable_logprobs()->MergeFrom(prompt->prompt_logprobs());
   }
-  return absl::OkStatus();
+  SerializeMessage(response, out);
+  return true;
 }
 
 }  // namespace
 
-grpc::ServerUnaryReactor* GenerateService::Generate(grpc::CallbackServerContext* context,
-                                                    const grpc::ByteBuffer* request,
-                                                    grpc::ByteBuffer* response) {
-  const auto convert = [](const v1::GenerateRequest& message, const ConversionContext& conversion) {
-    return ConvertGenerate(message, /*stream=*/false, conversion);
-  };
-  return Start<v1::GenerateRequest>(
-      core_, DescribeCall("Generate", *context, core_), request, convert, [&](CallInfo call) {
-        return new GenerateReactor(core_, context, response, std::move(call));
-      });
-}
-
-grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerateService::GenerateStream(
-    grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
-  const auto convert = [](const v1::GenerateRequest& message, const ConversionContext& conversion) {
-    return ConvertGenerate(message, /*stream=*/true, conversion);
-  };
-  return Start<v1::GenerateRequest>(
-      core_, DescribeCall("GenerateStream", *context, core_), request, convert,
-      [&](CallInfo call) { return new TokenStreamReactor(core_, context, std::move(call)); });
-}
-
-grpc::ServerUnaryReactor* GenerateService::Score(grpc::CallbackServerContext* context,
-                                                 const grpc::ByteBuffer* request,
-                                                 grpc::ByteBuffer* response) {
-  return Start<v1::ScoreRequest>(
-      core_, DescribeCall("Score", *context, core_), request, ConvertScore,
-      [&](CallInfo call) { return new ScoreReactor(core_, context, response, std::move(call)); });
-}
-
-grpc::ServerUnaryReactor* GenerateService::Abort(grpc::CallbackServerContext* context,
-                                                 const grpc::ByteBuffer* request,
-                                                 grpc::ByteBuffer* response) {
-  return AnswerShort<v1::AbortRequest, v1::AbortResponse>(
-      core_, DescribeCall("Abort", *context, core_), context, request, response,
-      [&](const v1::AbortRequest& message, v1::AbortResponse* out) {
-        return AbortAll(message, core_, out);
+GenerateService::GenerateService(ServerCore& core) : RawService(core) {
+  Serve({"Generate", Kind::kUnary, Converting<v1::GenerateRequest>(ConvertAs<false>),
+         EncodeGenerate});
+  Serve({"GenerateStream", Kind::kStream, Converting<v1::GenerateRequest>(ConvertAs<true>),
+         EncodeDelta});
+  Serve({"Score", Kind::kUnary, Converting<v1::ScoreRequest>(ConvertScore), EncodeScore});
+  ServeShort<v1::AbortRequest, v1::AbortResponse>(
+      "Abort", [&core](const v1::AbortRequest& request, v1::AbortResponse* response) {
+        if (request.request_ids().empty() || request.request_ids_size() > kMaxAbortIds) {
+          return absl::InvalidArgumentError("request_ids: 1 to 1024 ids");
+        }
+        for (const std::string& id : request.request_ids()) {
+          const std::shared_ptr<RunningCall> call = core.Find(id);
+          if (call == nullptr) continue;
+          call->Cancel(absl::OkStatus());
+          response->add_aborted(id);
+        }
+        return absl::OkStatus();
       });
 }
 

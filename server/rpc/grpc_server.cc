@@ -90,20 +90,17 @@ struct GrpcServer::Impl {
   explicit Impl(ServerCore& server_core) : core(server_core) {}
   std::vector<std::string> Register(const GrpcServerOptions& options, grpc::ServerBuilder* builder);
   absl::Status StartAdmin(const GrpcServerOptions& options);
-  void CheckHealth();
-  bool Serving();
 
   ServerCore& core;
   GenerateService generate{core};
   TokenizerService tokenizer{core};
   InfoService info{core};
-  AdminService admin{core, [this] { CheckHealth(); }};
-  VllmService vllm{core, [this] { return Serving(); }};
+  AdminService admin{core, [this] { monitor->Check(); }};
+  VllmService vllm{core, [this] { return monitor->serving(); }};
   std::unique_ptr<ConnectionAcceptor> acceptor;
   int admin_port = 0;
   std::unique_ptr<grpc::Server> server, admin_server;
-  Mutex mutex;
-  std::unique_ptr<HealthMonitor> monitor ABSL_GUARDED_BY(mutex);  // none yet, or none any more
+  std::unique_ptr<HealthMonitor> monitor;  // from before the first call until after the last one
 };
 
 // Returns the names for health.
@@ -138,16 +135,6 @@ absl::Status GrpcServer::Impl::StartAdmin(const GrpcServerOptions& options) {
       absl::StrCat("--admin-address: cannot listen on ", options.admin_address));
 }
 
-void GrpcServer::Impl::CheckHealth() {
-  const MutexLock lock(mutex);
-  if (monitor != nullptr) monitor->Check();
-}
-
-bool GrpcServer::Impl::Serving() {
-  const MutexLock lock(mutex);
-  return monitor != nullptr && monitor->serving();
-}
-
 GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
@@ -160,8 +147,6 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     if (!listening.ok()) return listening.status();
     impl->acceptor = *std::move(listening);
   }
-  absl::Status status = impl->StartAdmin(options);
-  if (!status.ok()) return status;
   grpc::EnableDefaultHealthCheckService(options.services.count("health") > 0);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();  // linking it does so, or not
   grpc::ServerBuilder builder;
@@ -173,18 +158,20 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   auto sink = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       grpc::InsecureServerCredentials());
-  std::vector<std::string> names = impl->Register(options, &builder);
+  const std::vector<std::string> names = impl->Register(options, &builder);
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr) return absl::UnavailableError("gRPC does not start");
-  impl->acceptor->Start(std::move(sink));
-  auto monitor = std::make_unique<HealthMonitor>(
-      core, impl->server->GetHealthCheckService(), std::move(names), std::move(on_fatal),
-      options.step_timeout, [&core] { return core.delivery().StuckFor(); });
-  {
-    const MutexLock lock(impl->mutex);
-    impl->monitor = std::move(monitor);
-    impl->monitor->Check();  // for an operator who was faster
-  }
+  impl->monitor = std::make_unique<HealthMonitor>(core, impl->server->GetHealthCheckService(),
+                                                  names, std::move(on_fatal), options.step_timeout,
+                                                  [&core] { return core.delivery().StuckFor(); });
+  const absl::Status status = impl->StartAdmin(options);
+  if (!status.ok()) return status;
+  impl->acceptor->Start([sink = std::shared_ptr(std::move(sink))](int listener, int descriptor) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.listener_fd = listener;
+    connection.fd = descriptor;
+    sink->HandleNewConnection(&connection);
+  });
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
 }
 
@@ -192,18 +179,20 @@ GrpcServer::~GrpcServer() { Stop(0); }
 
 int GrpcServer::port() const { return impl_->acceptor->port(); }
 
+bool GrpcServer::serving() const { return impl_->monitor != nullptr && impl_->monitor->serving(); }
+
 int GrpcServer::admin_port() const { return impl_->admin_port; }
 
 void GrpcServer::Drain() {
   impl_->core.Drain();
-  impl_->CheckHealth();
+  impl_->monitor->Check();
 }
 
 bool GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) {
   if (impl_->server == nullptr) return true;
   using Clock = std::chrono::steady_clock;
   impl_->core.ShutDown();
-  impl_->CheckHealth();
+  impl_->monitor->Check();
   const Clock::time_point deadline = Clock::now() + SteadyDuration(grace_seconds);
   while (!impl_->core.Idle() && Clock::now() < deadline && !(force && force())) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -219,12 +208,7 @@ bool GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) 
   if (impl_->admin_server != nullptr) impl_->admin_server->Shutdown(cut_off);
   impl_->server->Shutdown(cut_off);
   impl_->server->Wait();
-  std::unique_ptr<HealthMonitor> monitor;
-  {
-    const MutexLock lock(impl_->mutex);
-    monitor = std::move(impl_->monitor);
-  }
-  monitor = nullptr;  // it knows the server's health service
+  impl_->monitor = nullptr;  // it knows the server's health service
   impl_->server = nullptr;
   impl_->admin_server = nullptr;
   return ended;

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/calls/server_core.h"
-#include "server/rpc/connection_acceptor.h"
+#include "server/process/connection_acceptor.h"
 
 namespace fox {
 
@@ -42,6 +42,8 @@ class GrpcServer {
 
   int port() const;
   int admin_port() const;  // 0: none of its own
+  // What health says. Until Stop.
+  bool serving() const;
   // Health turns NOT_SERVING and new work is Unavailable, at once.
   void Drain();
   // Drains for good and waits up to `grace_seconds`, or until `force` says so, asked each 10 ms,

@@ -18,18 +18,18 @@ constexpr double kSlowerThanEver = 4;
 
 }  // namespace
 
-HealthMonitor::HealthMonitor(const ServerCore& core, grpc::HealthCheckServiceInterface* health,
-                             std::vector<std::string> services, std::function<void()> on_fatal,
-                             double step_timeout, std::function<double()> delivery_age)
+HealthMonitor::HealthMonitor(ServerCore& core, grpc::HealthCheckServiceInterface* health,
+                             const std::vector<std::string>& services,
+                             std::function<void()> on_fatal, double step_timeout,
+                             std::function<double()> delivery_age)
     : core_(core),
       health_(health),
-      services_(std::move(services)),
       step_timeout_(step_timeout),
       delivery_age_(std::move(delivery_age)),
       on_fatal_(std::move(on_fatal)),
       last_look_(SteadySeconds()) {
   if (health_ != nullptr) {
-    for (const std::string& service : services_) health_->SetServingStatus(service, false);
+    for (const std::string& service : services) health_->SetServingStatus(service, false);
   }
   Check();
   thread_ = std::thread([this] { Loop(); });
@@ -51,10 +51,7 @@ void HealthMonitor::Check() {
                        core_.engine.fatal().ok();
   if (serving == serving_) return;
   serving_ = serving;
-  if (health_ != nullptr) {
-    health_->SetServingStatus(serving);  // all known names, "" among them
-    for (const std::string& service : services_) health_->SetServingStatus(service, serving);
-  }
+  if (health_ != nullptr) health_->SetServingStatus(serving);  // all known names, "" among them
   Log(LogLevel::kInfo, serving ? "health is SERVING" : "health is NOT_SERVING");
 }
 
@@ -82,6 +79,7 @@ void HealthMonitor::Loop() {
     if (hangs && on_fatal_) Log(LogLevel::kError, "a step hangs");
     Check();
     if (on_fatal_ && (hangs || !core_.engine.fatal().ok())) std::exchange(on_fatal_, nullptr)();
+    core_.stalls().EndStalled(SteadySeconds());
   }
 }
 

@@ -1,7 +1,7 @@
 // HealthMonitor: the truth behind grpc.health.v1, and the watchdog. SERVING while the engine's loop
 // turns and answers are delivered; NOT_SERVING when draining, when a step takes long, when delivery
 // is stuck or when the engine has failed. It watches on a thread of its own, so a dead engine
-// cannot keep health alive.
+// cannot keep health alive; the same thread looks for readers that have stalled.
 #pragma once
 
 #include <functional>
@@ -30,14 +30,14 @@ class HealthMonitor {
   // count. `on_fatal` is called once, from the monitor's thread, when the engine has failed or
   // hangs: then `fatal()` of the engine is still ok. `delivery_age`: seconds for which deliveries
   // have been stuck; null: not watched.
-  HealthMonitor(const ServerCore& core, grpc::HealthCheckServiceInterface* health,
-                std::vector<std::string> services, std::function<void()> on_fatal,
+  HealthMonitor(ServerCore& core, grpc::HealthCheckServiceInterface* health,
+                const std::vector<std::string>& services, std::function<void()> on_fatal,
                 double step_timeout = 60.0, std::function<double()> delivery_age = nullptr);
   ~HealthMonitor();
 
   // Looks now instead of at the next tick, for callers that have just drained.
   void Check();
-  // What health says.
+  // What it said last.
   bool serving() const {
     const MutexLock lock(mutex_);
     return serving_;
@@ -51,9 +51,8 @@ class HealthMonitor {
   bool Measure();
   double StepLimit() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const ServerCore& core_;
+  ServerCore& core_;
   grpc::HealthCheckServiceInterface* const health_;
-  const std::vector<std::string> services_;
   const double step_timeout_;
   const std::function<double()> delivery_age_;
   std::function<void()> on_fatal_;   // used by the monitor's thread alone

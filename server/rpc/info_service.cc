@@ -5,7 +5,6 @@
 
 #include "kernels/paged_kv.h"
 #include "server/calls/request_conversion.h"
-#include "server/rpc/short_call.h"
 
 namespace fox {
 namespace {
@@ -101,37 +100,22 @@ v1::Load DescribeLoad(ServerCore& core) {
   return out;
 }
 
-grpc::ServerUnaryReactor* InfoService::GetServerInfo(grpc::CallbackServerContext* context,
-                                                     const grpc::ByteBuffer* request,
-                                                     grpc::ByteBuffer* response) {
-  return AnswerShort<v1::GetServerInfoRequest, v1::ServerInfo>(
-      core_, DescribeCall("GetServerInfo", *context, core_), context, request, response,
-      [this](const v1::GetServerInfoRequest&, v1::ServerInfo* out) {
-        *out = DescribeServer(core_);
+InfoService::InfoService(ServerCore& core) : RawService(core) {
+  ServeShort<v1::GetServerInfoRequest, v1::ServerInfo>(
+      "GetServerInfo", [&core](const v1::GetServerInfoRequest&, v1::ServerInfo* out) {
+        *out = DescribeServer(core);
         return absl::OkStatus();
       });
-}
-
-grpc::ServerUnaryReactor* InfoService::GetModelInfo(grpc::CallbackServerContext* context,
-                                                    const grpc::ByteBuffer* request,
-                                                    grpc::ByteBuffer* response) {
-  return AnswerShort<v1::GetModelInfoRequest, v1::ModelInfo>(
-      core_, DescribeCall("GetModelInfo", *context, core_), context, request, response,
-      [this](const v1::GetModelInfoRequest& message, v1::ModelInfo* out) {
-        *out = DescribeModel(core_);
-        return CheckModelName(message.model(), core_.context);
+  ServeShort<v1::GetModelInfoRequest, v1::ModelInfo>(
+      "GetModelInfo", [&core](const v1::GetModelInfoRequest& request, v1::ModelInfo* out) {
+        *out = DescribeModel(core);
+        return CheckModelName(request.model(), core.context);
       });
-}
-
-grpc::ServerUnaryReactor* InfoService::GetLoad(grpc::CallbackServerContext* context,
-                                               const grpc::ByteBuffer* request,
-                                               grpc::ByteBuffer* response) {
-  return AnswerShort<v1::GetLoadRequest, v1::Load>(
-      core_, DescribeCall("GetLoad", *context, core_), context, request, response,
-      [this](const v1::GetLoadRequest&, v1::Load* out) {
-        *out = DescribeLoad(core_);
-        return absl::OkStatus();
-      });
+  ServeShort<v1::GetLoadRequest, v1::Load>("GetLoad",
+                                           [&core](const v1::GetLoadRequest&, v1::Load* out) {
+                                             *out = DescribeLoad(core);
+                                             return absl::OkStatus();
+                                           });
 }
 
 }  // namespace fox

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "fox/v1/info.grpc.pb.h"
-#include "server/rpc/wire.h"
+#include "server/rpc/raw_service.h"
 
 namespace fox {
 
@@ -12,27 +12,9 @@ v1::ServerInfo DescribeServer(const ServerCore& core);
 v1::ModelInfo DescribeModel(const ServerCore& core);
 v1::Load DescribeLoad(ServerCore& core);
 
-using RawInfo =
-    v1::Info::WithRawCallbackMethod_GetServerInfo<v1::Info::WithRawCallbackMethod_GetModelInfo<
-        v1::Info::WithRawCallbackMethod_GetLoad<v1::Info::Service>>>;
-
-class InfoService final : public RawInfo {
+class InfoService final : public RawService<v1::Info> {
  public:
-  // `core` must outlive the server this is registered with.
-  explicit InfoService(ServerCore& core) : core_(core) {}
-
-  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
-                                          const grpc::ByteBuffer* request,
-                                          grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
-                                         const grpc::ByteBuffer* request,
-                                         grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context,
-                                    const grpc::ByteBuffer* request,
-                                    grpc::ByteBuffer* response) override;
-
- private:
-  ServerCore& core_;
+  explicit InfoService(ServerCore& core);
 };
 
 }  // namespace fox

@@ -1,12 +1,10 @@
 // TokenizerService: see tokenizer_service.h.
 #include "server/rpc/tokenizer_service.h"
 
-#include <memory>
+#include <optional>
 #include <utility>
 
 #include "server/calls/request_conversion.h"
-#include "server/calls/sampling_conversion.h"
-#include "server/rpc/unary_reactor.h"
 
 namespace fox {
 namespace {
@@ -47,96 +45,43 @@ absl::Status Run(const v1::DetokenizeRequest& request, const ConversionContext& 
   return absl::OkStatus();
 }
 
-// A call that one thread works on and another may cancel meanwhile. The work goes on then, since
-// the tokenizers' libraries cannot be interrupted, but nobody waits for it: what it uses is its
-// own.
-class TokenizerReactor final : public AnswerReactor {
- public:
-  // Whoever takes the reactor first answers; the work holds on to this.
-  struct Claim {
-    Mutex mutex;
-    AnswerReactor* reactor ABSL_GUARDED_BY(mutex) = nullptr;
-
-    AnswerReactor* Take() {
-      const MutexLock lock(mutex);
-      return std::exchange(reactor, nullptr);
-    }
-    bool taken() {
-      const MutexLock lock(mutex);
-      return reactor == nullptr;
-    }
-  };
-
-  TokenizerReactor(ServerCore& core, grpc::CallbackServerContext* context,
-                   grpc::ByteBuffer* response, CallInfo call)
-      : AnswerReactor(core, context, response, std::move(call)), claim_(std::make_shared<Claim>()) {
-    const MutexLock lock(claim_->mutex);
-    claim_->reactor = this;
-  }
-
-  const std::shared_ptr<Claim>& claim() const { return claim_; }
-  void OnCancel() override {
-    const std::shared_ptr<Claim> claim = claim_;
-    AnswerReactor::OnCancel();
-    AnswerReactor* self = claim->Take();
-    if (self != nullptr)
-      self->Answer(absl::CancelledError("the call is over"), v1::TokenizeResponse());
-  }
-
- private:
-  const std::shared_ptr<Claim> claim_;
-};
-
-template <class Request, class Response>
-void Work(const std::shared_ptr<TokenizerReactor::Claim>& claim, grpc::ByteBuffer* bytes,
-          const ConversionContext& context) {
-  if (claim->taken()) return;
-  Request message;
-  Response out;
-  absl::Status status = ParseMessage(*bytes, &message);
-  bytes->Clear();
-  if (status.ok()) status = Run(message, context, &out);
-  AnswerReactor* reactor = claim->Take();
-  if (reactor != nullptr) reactor->Answer(std::move(status), out);
-}
-
-template <class Request, class Response>
-grpc::ServerUnaryReactor* Serve(ServerCore& core, const char* method,
-                                grpc::CallbackServerContext* context,
-                                const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
-  CallInfo call = DescribeCall(method, *context, core);
-  absl::Status status = core.TakeShare(&call, static_cast<int64_t>(request->Length()));
-  if (status.ok() && core.tokenizing().queued() >= kMaxQueued) {
-    status = absl::ResourceExhaustedError("too many texts wait to be tokenized");
-  }
-  const uint64_t client = call.client;
-  const int64_t size = call.share.bytes();
-  auto* reactor = new TokenizerReactor(core, context, response, std::move(call));
-  if (status.ok()) {
-    const auto bytes = std::make_shared<grpc::ByteBuffer>(TakeBytes(request));
-    core.tokenizing().Post(client, size, [claim = reactor->claim(), bytes, &core] {
-      Work<Request, Response>(claim, bytes.get(), core.context);
-    });
-  } else if (reactor->claim()->Take() != nullptr) {
-    reactor->Answer(status, Response());
-  }
-  return reactor;
-}
-
 }  // namespace
 
-grpc::ServerUnaryReactor* TokenizerService::Tokenize(grpc::CallbackServerContext* context,
-                                                     const grpc::ByteBuffer* request,
-                                                     grpc::ByteBuffer* response) {
-  return Serve<v1::TokenizeRequest, v1::TokenizeResponse>(core_, "Tokenize", context, request,
-                                                          response);
+// The call may be over before the work is: the tokenizers' libraries cannot be interrupted, but
+// nobody waits for it then.
+template <class Request, class Response>
+void TokenizerService::ServeLater(const char* method) {
+  Serve(method, [this, method](grpc::CallbackServerContext* context, const Bytes* request) {
+    CallInfo call = DescribeCall(method, *context, core_);
+    absl::Status status = core_.TakeShare(&call, static_cast<int64_t>(request->Length()));
+    if (status.ok() && core_.tokenizing().queued() >= kMaxQueued) {
+      status = absl::ResourceExhaustedError("too many texts wait to be tokenized");
+    }
+    const uint64_t client = call.client;
+    const int64_t size = call.share.bytes();
+    const auto reactor = (new CallReactor(core_, context, std::move(call)))->self();
+    if (!status.ok()) {
+      reactor->Answer(status);
+      return reactor.get();
+    }
+    reactor->KeepRequest(request);
+    core_.tokenizing().Post(client, size, [reactor, &conversion = core_.context] {
+      std::optional<Bytes> bytes = reactor->TakeRequest();
+      if (!bytes.has_value()) return;
+      Request message;
+      Response response;
+      absl::Status parsed = ParseMessage(*bytes, &message);
+      bytes->Clear();
+      if (parsed.ok()) parsed = Run(message, conversion, &response);
+      reactor->Answer(std::move(parsed), &response);
+    });
+    return reactor.get();
+  });
 }
 
-grpc::ServerUnaryReactor* TokenizerService::Detokenize(grpc::CallbackServerContext* context,
-                                                       const grpc::ByteBuffer* request,
-                                                       grpc::ByteBuffer* response) {
-  return Serve<v1::DetokenizeRequest, v1::DetokenizeResponse>(core_, "Detokenize", context, request,
-                                                              response);
+TokenizerService::TokenizerService(ServerCore& core) : RawService(core) {
+  ServeLater<v1::TokenizeRequest, v1::TokenizeResponse>("Tokenize");
+  ServeLater<v1::DetokenizeRequest, v1::DetokenizeResponse>("Detokenize");
 }
 
 }  // namespace fox

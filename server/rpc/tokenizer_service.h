@@ -4,27 +4,17 @@
 #pragma once
 
 #include "fox/v1/tokenizer.grpc.pb.h"
-#include "server/rpc/wire.h"
+#include "server/rpc/raw_service.h"
 
 namespace fox {
 
-using RawTokenizer = v1::Tokenizer::WithRawCallbackMethod_Tokenize<
-    v1::Tokenizer::WithRawCallbackMethod_Detokenize<v1::Tokenizer::Service>>;
-
-class TokenizerService final : public RawTokenizer {
+class TokenizerService final : public RawService<v1::Tokenizer> {
  public:
-  // `core` must outlive the server this is registered with.
-  explicit TokenizerService(ServerCore& core) : core_(core) {}
-
-  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
-                                     const grpc::ByteBuffer* request,
-                                     grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
-                                       const grpc::ByteBuffer* request,
-                                       grpc::ByteBuffer* response) override;
+  explicit TokenizerService(ServerCore& core);
 
  private:
-  ServerCore& core_;
+  template <class Request, class Response>
+  void ServeLater(const char* method);
 };
 
 }  // namespace fox

@@ -81,8 +81,6 @@ VllmCall::VllmCall(const ConversionContext& context)
 
 absl::StatusOr<GenerationSpec> VllmCall::Convert(vllm_wire::GenerateRequest message) {
   stream_ = message.stream();
-  absl::StatusOr<std::string> id = CheckRequestId(message.request_id());
-  if (!id.ok()) return id.status();
   absl::StatusOr<v1::GenerateRequest> request = Translate(&message);
   if (!request.ok()) return request.status();
   absl::StatusOr<GenerationSpec> spec = ConvertGenerate(*request, stream_, context_);
@@ -93,7 +91,6 @@ absl::StatusOr<GenerationSpec> VllmCall::Convert(vllm_wire::GenerateRequest mess
         "max_tokens: ", tokens,
         " tokens with what was asked of each may not fit one answer of 4 MiB; ask for a stream"));
   }
-  spec->request_id = *std::move(id);
   return spec;
 }
 
@@ -103,6 +100,7 @@ absl::StatusOr<v1::GenerateRequest> VllmCall::Translate(vllm_wire::GenerateReque
     return absl::UnimplementedError("structured output is not supported");
   }
   v1::GenerateRequest out;
+  out.set_request_id(in->request_id());
   if (params->has_truncate_prompt_tokens()) {
     const int32_t keep = std::max(0, params->truncate_prompt_tokens());
     out.set_truncate_prompt_tokens(static_cast<uint32_t>(keep));
@@ -167,7 +165,7 @@ bool VllmCall::Answer(v1::GenerateDelta event, vllm_wire::GenerateResponse* out)
     AnswerDelta(std::move(*event.mutable_delta()), out->mutable_chunk());
     return true;
   }
-  if (event.has_delta()) Collect(std::move(*event.mutable_delta()));
+  if (event.has_delta()) Collect(event.delta());
   if (!event.has_finish()) return false;
   AnswerFinish(event.finish(), out->mutable_complete());
   return true;
@@ -182,7 +180,7 @@ void VllmCall::AnswerDelta(v1::TokenDelta delta, vllm_wire::GenerateStreamChunk*
   out->set_completion_tokens(static_cast<uint32_t>(out->token_ids_size()));
 }
 
-void VllmCall::Collect(v1::TokenDelta delta) {
+void VllmCall::Collect(const v1::TokenDelta& delta) {
   if (collected_.size() <= delta.index()) collected_.resize(delta.index() + 1);
   Collected& sequence = collected_[delta.index()];
   sequence.text += delta.text();

@@ -1,6 +1,8 @@
 // VllmService: see vllm_service.h.
 #include "server/rpc/vllm_service.h"
 
+#include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -8,8 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "server/rpc/archive_reactor.h"
 #include "server/rpc/info_service.h"
-#include "server/rpc/short_call.h"
-#include "server/rpc/token_stream_reactor.h"
 #include "server/rpc/vllm_call.h"
 
 namespace fox {
@@ -18,28 +18,6 @@ namespace {
 constexpr int kMaxAbortIds = 1024;
 
 int32_t I32(uint64_t value) { return static_cast<int32_t>(std::min<uint64_t>(value, INT32_MAX)); }
-
-// A stream of a VllmCall's answers.
-class VllmReactor final : public TokenStreamReactor {
- public:
-  VllmReactor(ServerCore& core, grpc::CallbackServerContext* context, CallInfo info,
-              std::shared_ptr<VllmCall> call)
-      : TokenStreamReactor(core, context, std::move(info)), call_(std::move(call)) {}
-
-  void Done(const absl::Status& status) override {
-    TokenStreamReactor::Done(VllmCall::EndOf(status));
-  }
-
- private:
-  bool Encode(v1::GenerateDelta event, grpc::ByteBuffer* out) override {
-    vllm_wire::GenerateResponse response;
-    if (!call_->Answer(std::move(event), &response)) return false;
-    SerializeMessage(response, out);
-    return true;
-  }
-
-  const std::shared_ptr<VllmCall> call_;  // shared with admission, which may outlive this
-};
 
 absl::StatusOr<GenerationSpec> ConvertBytes(grpc::ByteBuffer* bytes, VllmCall* call) {
   vllm_wire::GenerateRequest message;
@@ -107,12 +85,10 @@ vllm_wire::GetLoadsResponse ToGateway(const v1::Load& load, const ServerCore& co
   return out;
 }
 
-}  // namespace
-
-// Makes the archive when the first gateway asks, and keeps it. May outlive the service.
-class VllmService::Tokenizers {
+// Makes the archive when the first gateway asks, and keeps it.
+class TokenizerStore {
  public:
-  explicit Tokenizers(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
+  explicit TokenizerStore(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
 
   absl::StatusOr<ArchiveReactor::Archive> Get() {
     const MutexLock lock(mutex_);
@@ -133,104 +109,80 @@ class VllmService::Tokenizers {
   std::optional<absl::StatusOr<ArchiveReactor::Archive>> made_ ABSL_GUARDED_BY(mutex_);
 };
 
-VllmService::VllmService(ServerCore& core, std::function<bool()> serving)
-    : core_(core),
-      serving_(std::move(serving)),
-      tokenizers_(std::make_shared<Tokenizers>(core.context.tokenizer)) {}
+}  // namespace
 
-VllmService::~VllmService() = default;
-
-grpc::ServerWriteReactor<grpc::ByteBuffer>* VllmService::Generate(
-    grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
-  CallInfo info = DescribeCall("VllmEngine.Generate", *context, core_);
-  const absl::Status admitted = core_.Admit(&info, static_cast<int64_t>(request->Length()));
-  const auto bytes = std::make_shared<grpc::ByteBuffer>(TakeBytes(request));
-  const auto call = std::make_shared<VllmCall>(core_.context);
-  auto* reactor = new VllmReactor(core_, context, std::move(info), call);
-  if (admitted.ok()) {
-    reactor->Run([bytes, call] { return ConvertBytes(bytes.get(), call.get()); });
-  } else {
-    reactor->Refuse(admitted);
-  }
-  return reactor;
-}
-
-// Without a share of the budget: a server that is full is as healthy as before.
-grpc::ServerUnaryReactor* VllmService::HealthCheck(grpc::CallbackServerContext* context,
-                                                   const grpc::ByteBuffer* request,
-                                                   grpc::ByteBuffer* response) {
-  return AnswerAdmitted<vllm_wire::HealthCheckRequest, vllm_wire::HealthCheckResponse>(
-      absl::OkStatus(), core_, DescribeCall("VllmEngine.HealthCheck", *context, core_), context,
-      request, response,
-      [this](const vllm_wire::HealthCheckRequest&, vllm_wire::HealthCheckResponse* out) {
-        out->set_healthy(serving_());
-        out->set_message(out->healthy()            ? "serving"
-                         : core_.engine.draining() ? "draining"
-                                                   : "not serving");
+VllmService::VllmService(ServerCore& core, std::function<bool()> serving) : RawService(core) {
+  ServeGenerate();
+  ServeGetTokenizer();
+  // Without a share of the budget: a server that is full is as healthy as before.
+  ServeShort<vllm_wire::HealthCheckRequest, vllm_wire::HealthCheckResponse>(
+      "VllmEngine.HealthCheck",
+      [&core, serving = std::move(serving)](const vllm_wire::HealthCheckRequest&,
+                                            vllm_wire::HealthCheckResponse* out) {
+        out->set_healthy(serving());
+        out->set_message(out->healthy()           ? "serving"
+                         : core.engine.draining() ? "draining"
+                                                  : "not serving");
+        return absl::OkStatus();
+      },
+      /*takes_share=*/false);
+  ServeShort<vllm_wire::AbortRequest, vllm_wire::AbortResponse>(
+      "VllmEngine.Abort", [&core](const vllm_wire::AbortRequest& request,
+                                  vllm_wire::AbortResponse*) { return AbortAll(request, core); });
+  ServeShort<vllm_wire::GetModelInfoRequest, vllm_wire::GetModelInfoResponse>(
+      "VllmEngine.GetModelInfo",
+      [&core](const vllm_wire::GetModelInfoRequest&, vllm_wire::GetModelInfoResponse* out) {
+        *out = ToGateway(DescribeModel(core));
+        return absl::OkStatus();
+      });
+  ServeShort<vllm_wire::GetServerInfoRequest, vllm_wire::GetServerInfoResponse>(
+      "VllmEngine.GetServerInfo",
+      [&core](const vllm_wire::GetServerInfoRequest&, vllm_wire::GetServerInfoResponse* out) {
+        *out = ToGateway(DescribeServer(core), DescribeLoad(core));
+        return absl::OkStatus();
+      });
+  ServeShort<vllm_wire::GetLoadsRequest, vllm_wire::GetLoadsResponse>(
+      "VllmEngine.GetLoads",
+      [&core](const vllm_wire::GetLoadsRequest&, vllm_wire::GetLoadsResponse* out) {
+        *out = ToGateway(DescribeLoad(core), core);
         return absl::OkStatus();
       });
 }
 
-grpc::ServerUnaryReactor* VllmService::Abort(grpc::CallbackServerContext* context,
-                                             const grpc::ByteBuffer* request,
-                                             grpc::ByteBuffer* response) {
-  return AnswerShort<vllm_wire::AbortRequest, vllm_wire::AbortResponse>(
-      core_, DescribeCall("VllmEngine.Abort", *context, core_), context, request, response,
-      [this](const vllm_wire::AbortRequest& message, vllm_wire::AbortResponse*) {
-        return AbortAll(message, core_);
-      });
-}
-
-grpc::ServerUnaryReactor* VllmService::GetModelInfo(grpc::CallbackServerContext* context,
-                                                    const grpc::ByteBuffer* request,
-                                                    grpc::ByteBuffer* response) {
-  return AnswerShort<vllm_wire::GetModelInfoRequest, vllm_wire::GetModelInfoResponse>(
-      core_, DescribeCall("VllmEngine.GetModelInfo", *context, core_), context, request, response,
-      [this](const vllm_wire::GetModelInfoRequest&, vllm_wire::GetModelInfoResponse* out) {
-        *out = ToGateway(DescribeModel(core_));
-        return absl::OkStatus();
-      });
-}
-
-grpc::ServerUnaryReactor* VllmService::GetServerInfo(grpc::CallbackServerContext* context,
-                                                     const grpc::ByteBuffer* request,
-                                                     grpc::ByteBuffer* response) {
-  return AnswerShort<vllm_wire::GetServerInfoRequest, vllm_wire::GetServerInfoResponse>(
-      core_, DescribeCall("VllmEngine.GetServerInfo", *context, core_), context, request, response,
-      [this](const vllm_wire::GetServerInfoRequest&, vllm_wire::GetServerInfoResponse* out) {
-        *out = ToGateway(DescribeServer(core_), DescribeLoad(core_));
-        return absl::OkStatus();
-      });
-}
-
-grpc::ServerUnaryReactor* VllmService::GetLoads(grpc::CallbackServerContext* context,
-                                                const grpc::ByteBuffer* request,
-                                                grpc::ByteBuffer* response) {
-  return AnswerShort<vllm_wire::GetLoadsRequest, vllm_wire::GetLoadsResponse>(
-      core_, DescribeCall("VllmEngine.GetLoads", *context, core_), context, request, response,
-      [this](const vllm_wire::GetLoadsRequest&, vllm_wire::GetLoadsResponse* out) {
-        *out = ToGateway(DescribeLoad(core_), core_);
-        return absl::OkStatus();
-      });
-}
-
-grpc::ServerWriteReactor<grpc::ByteBuffer>* VllmService::GetTokenizer(
-    grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
-  CallInfo info = DescribeCall("VllmEngine.GetTokenizer", *context, core_);
-  const absl::Status status = core_.TakeShare(&info, static_cast<int64_t>(request->Length()));
-  const uint64_t client = info.client;
-  auto* reactor = new ArchiveReactor(core_, context, std::move(info));
-  if (!status.ok()) {
-    ArchiveReactor* taken = reactor->ticket()->Take();
-    if (taken != nullptr) taken->Send(status);
-    return reactor;
-  }
-  core_.tokenizing().Post(client, 0, [ticket = reactor->ticket(), tokenizers = tokenizers_] {
-    absl::StatusOr<ArchiveReactor::Archive> archive = tokenizers->Get();
-    ArchiveReactor* taken = ticket->Take();
-    if (taken != nullptr) taken->Send(std::move(archive));
+void VllmService::ServeGenerate() {
+  Serve("VllmEngine.Generate", [this](grpc::CallbackServerContext* context, const Bytes* request) {
+    const auto call = std::make_shared<VllmCall>(core_.context);  // admission may outlive the rest
+    const auto convert = [call](Bytes* bytes, const ConversionContext&) {
+      return ConvertBytes(bytes, call.get());
+    };
+    const auto encode = [call](GenerationReactor::Events events, Bytes* out) {
+      vllm_wire::GenerateResponse response;
+      if (!call->Answer(std::move(events.front()), &response)) return false;
+      SerializeMessage(response, out);
+      return true;
+    };
+    GenerationReactor::Method method = {"VllmEngine.Generate", GenerationReactor::Kind::kStream,
+                                        convert, encode, VllmCall::EndOf};
+    return GenerationReactor::Start(core_, std::move(method), context, request);
   });
-  return reactor;
+}
+
+void VllmService::ServeGetTokenizer() {
+  const auto store = std::make_shared<TokenizerStore>(core_.context.tokenizer);
+  const auto handler = [this, store](grpc::CallbackServerContext* context, const Bytes* request) {
+    CallInfo info = DescribeCall("VllmEngine.GetTokenizer", *context, core_);
+    const absl::Status status = core_.TakeShare(&info, static_cast<int64_t>(request->Length()));
+    const uint64_t client = info.client;
+    const auto reactor = std::static_pointer_cast<ArchiveReactor>(
+        (new ArchiveReactor(core_, context, std::move(info)))->self());
+    if (status.ok()) {
+      core_.tokenizing().Post(client, 0, [reactor, store] { reactor->Send(store->Get()); });
+    } else {
+      reactor->Answer(status);
+    }
+    return reactor.get();
+  };
+  Serve("VllmEngine.GetTokenizer", handler);
 }
 
 }  // namespace fox

@@ -11,7 +11,6 @@
 #include "google/protobuf/duration.pb.h"
 #include "grpc/support/time.h"
 #include "grpcpp/impl/codegen/proto_utils.h"
-#include "server/rpc/status_mapping.h"
 
 namespace fox {
 namespace {
@@ -19,6 +18,7 @@ namespace {
 using MessageTraits = grpc::SerializationTraits<google::protobuf::Message>;
 
 constexpr size_t kMaxShortMessageBytes = 256 << 10;
+constexpr size_t kMaxStatusBytes = 1024;
 
 absl::string_view MetadataOf(const grpc::CallbackServerContext& context, const std::string& key) {
   const auto& metadata = context.client_metadata();
@@ -95,6 +95,20 @@ CallInfo DescribeCall(const char* method, const grpc::CallbackServerContext& con
   call.arrival = core.engine.Now();
   call.deadline = DeadlineOf(context.raw_deadline(), call.arrival);
   return call;
+}
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  std::string message(status.message().data(), status.message().size());
+  if (message.size() > kMaxStatusBytes) {
+    size_t end = kMaxStatusBytes;
+    while (end > 0 && (static_cast<unsigned char>(message[end]) & 0xc0) == 0x80) --end;
+    message.resize(end);  // not inside a UTF-8 character
+  }
+  // The canonical codes have the same numbers on both sides.
+  const bool ours = absl::IsUnknown(status) || absl::IsDataLoss(status);  // to answer for
+  return grpc::Status(ours ? grpc::INTERNAL : static_cast<grpc::StatusCode>(status.code()),
+                      message);
 }
 
 grpc::Status EndStatus(const absl::Status& status, const ServerCore& core,

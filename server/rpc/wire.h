@@ -29,6 +29,9 @@ grpc::ByteBuffer TakeBytes(const grpc::ByteBuffer* request);
 CallInfo DescribeCall(const char* method, const grpc::CallbackServerContext& context,
                       ServerCore& core);
 
+// Messages are at most 1 KiB; a client never sees UNKNOWN.
+grpc::Status ToGrpc(const absl::Status& status);
+
 // The status a call ends with. RESOURCE_EXHAUSTED, and nothing else, says when to retry: trailing
 // metadata grpc-retry-pushback-ms and retry-after-ms, google.rpc.RetryInfo in the status' details.
 grpc::Status EndStatus(const absl::Status& status, const ServerCore& core,

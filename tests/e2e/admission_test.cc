@@ -1,5 +1,6 @@
 // The door: what is refused before it costs anything, who takes turns, who may come in.
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <future>
 #include <thread>
@@ -173,6 +174,36 @@ TEST(AdmissionTest, CancelledTextsLeaveBeforeTheirTurn) {
   // Though not one of them had its turn.
   EXPECT_TRUE(Eventually([&] { return server.core->calls().calls() == 0; }));
   EXPECT_EQ(server.core->tokenizing().queued(), 21u);
+}
+
+TEST(AdmissionTest, ACancelledTextIsFreedBeforeItsTurn) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "not the memory of the program";
+#endif
+  constexpr size_t kCalls = 20, kBytes = 1 << 20;
+  const auto in_use = [] { return mallinfo2().uordblks + mallinfo2().hblkhd; };
+  TestCoreOptions options;
+  options.limits.max_call_bytes = int64_t{1} << 30;
+  TestServer server(options);
+  Gate gate(*server.core);
+  v1::TokenizeRequest request;
+  request.set_text(std::string(kBytes, 'x'));
+  const size_t before = in_use();
+  std::vector<grpc::ClientContext> contexts(kCalls);
+  std::vector<std::thread> clients;
+  for (grpc::ClientContext& context : contexts) {
+    clients.emplace_back([&] {
+      v1::TokenizeResponse response;
+      EXPECT_FALSE(
+          v1::Tokenizer::NewStub(server.channel)->Tokenize(&context, request, &response).ok());
+    });
+  }
+  EXPECT_TRUE(Eventually([&] { return server.core->tokenizing().queued() == kCalls + 1; }));
+  EXPECT_GT(in_use(), before + kCalls * kBytes);
+  for (grpc::ClientContext& context : contexts) context.TryCancel();
+  for (std::thread& client : clients) client.join();
+  EXPECT_TRUE(Eventually([&] { return in_use() < before + kCalls * kBytes / 2; }));
+  EXPECT_EQ(server.core->tokenizing().queued(), kCalls + 1);
 }
 
 TEST(AdmissionTest, AStopDoesNotWaitForTextsInAdmission) {

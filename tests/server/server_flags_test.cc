@@ -15,7 +15,7 @@ std::string ErrorOf(const std::vector<std::string>& arguments, ServerFlags* flag
   FlagSet set;
   RegisterServerFlags(flags, &set);
   absl::Status status = set.Parse(arguments, nullptr);
-  if (status.ok()) status = CheckServerFlags(*flags);
+  if (status.ok()) status = CompleteServerFlags(flags);
   return std::string(status.message());
 }
 
@@ -72,12 +72,30 @@ TEST(ServerFlagsTest, ValuesReachTheirOptions) {
                      "--grpc-services=info, health", "--step-timeout=7"},
                     &flags),
             "");
-  const GrpcServerOptions options = GrpcOptionsOf(flags);
-  EXPECT_EQ(options.listen.port, 0);
-  EXPECT_EQ(options.max_message_mb, 3);
-  EXPECT_EQ(options.step_timeout, 7);
-  EXPECT_EQ(flags.log_tolerance, -12.5);
-  EXPECT_EQ(options.services.count("info"), 1u);
+  EXPECT_EQ(flags.grpc.listen.port, 0);
+  EXPECT_EQ(flags.grpc.max_message_mb, 3);
+  EXPECT_EQ(flags.grpc.step_timeout, 7);
+  EXPECT_EQ(flags.engine.log_tolerance, -12.5);
+  EXPECT_EQ(flags.grpc.services, (std::set<std::string>{"info", "health"}));
+  EXPECT_EQ(flags.context.served_model_name, "m");
+  EXPECT_EQ(flags.engine.model_dir, "m");
+  EXPECT_EQ(flags.engine.device, "auto");
+}
+
+TEST(ServerFlagsTest, WhatFollowsFromSeveralFlags) {
+  ServerFlags flags;
+  ASSERT_EQ(ErrorOf({"--check-model=m", "--stall-timeout=7", "--max-calls=9", "--call-memory-mb=3",
+                     "--scheduling-policy=priority", "--min-priority=-5"},
+                    &flags),
+            "");
+  EXPECT_EQ(flags.engine.engine.stall_timeout, 7);
+  EXPECT_EQ(flags.limits.stall_timeout, 7);
+  EXPECT_EQ(flags.limits.max_calls, 9);
+  EXPECT_EQ(flags.grpc.max_streams, 9);
+  EXPECT_EQ(flags.limits.max_call_bytes, 3 << 20);
+  EXPECT_EQ(flags.grpc.receive_memory_bytes, 6 << 20);
+  EXPECT_TRUE(flags.engine.engine.priority_scheduling);
+  EXPECT_EQ(flags.engine.engine.min_priority, -5);
 }
 
 TEST(ServerFlagsTest, AdminIsNotWhereStrangersAreUnlessThatIsSaid) {
@@ -85,7 +103,7 @@ TEST(ServerFlagsTest, AdminIsNotWhereStrangersAreUnlessThatIsSaid) {
     ServerFlags flags;
     arguments.insert(arguments.end(), {"--model=m", "--allow-insecure-remote"});
     EXPECT_EQ(ErrorOf(arguments, &flags), "");
-    return GrpcOptionsOf(flags);
+    return flags.grpc;
   };
   EXPECT_EQ(options_of({}).services.count("admin"), 1u);
   EXPECT_EQ(options_of({"--host=0.0.0.0"}).services.count("admin"), 0u);
@@ -96,20 +114,17 @@ TEST(ServerFlagsTest, AdminIsNotWhereStrangersAreUnlessThatIsSaid) {
 }
 
 TEST(ServerFlagsTest, AModelIsNamedByItsDirectory) {
-  ServerFlags flags;
   const std::string here = std::filesystem::current_path().filename();
-  EXPECT_EQ(ServedModelName(flags, "/models/fox-7b/").value(), "fox-7b");
-  EXPECT_EQ(ServedModelName(flags, "a/../b").value(), "b");
-  EXPECT_EQ(ServedModelName(flags, ".").value(), here);
-  EXPECT_EQ(ServedModelName(flags, "./").value(), here);
-  EXPECT_FALSE(ServedModelName(flags, "/").ok());
-  EXPECT_FALSE(ServedModelName(flags, "/models/a\nb").ok());
-  flags.served_model_name = "f\xc3\xb6x";
-  EXPECT_EQ(ServedModelName(flags, "/").value(), "f\xc3\xb6x");
+  EXPECT_EQ(ServedModelName("", "/models/fox-7b/").value(), "fox-7b");
+  EXPECT_EQ(ServedModelName("", "a/../b").value(), "b");
+  EXPECT_EQ(ServedModelName("", ".").value(), here);
+  EXPECT_EQ(ServedModelName("", "./").value(), here);
+  EXPECT_FALSE(ServedModelName("", "/").ok());
+  EXPECT_FALSE(ServedModelName("", "/models/a\nb").ok());
+  EXPECT_EQ(ServedModelName("f\xc3\xb6x", "/").value(), "f\xc3\xb6x");
   for (const std::string& name :
        {std::string("a\nb"), std::string("a\xff"), std::string(257, 'a'), std::string("\x7f")}) {
-    flags.served_model_name = name;
-    EXPECT_FALSE(ServedModelName(flags, "m").ok()) << name;
+    EXPECT_FALSE(ServedModelName(name, "m").ok()) << name;
   }
 }
 

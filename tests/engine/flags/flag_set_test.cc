@@ -60,6 +60,24 @@ TEST_F(FlagsTest, AcceptsEveryForm) {
   EXPECT_TRUE(set_.IsSet("model"));
 }
 
+TEST_F(FlagsTest, TargetsHaveTypesAndUnitsOfTheirOwn) {
+  enum class Level { kLow, kHigh } level = Level::kHigh;
+  int64_t bytes = 3 << 20;
+  int32_t small = -1;
+  set_.Enum("level", {{"low", Level::kLow}, {"high", Level::kHigh}}, "how high", &level);
+  set_.Mebibytes("room-mb", "how much", 0, 1 << 30, &bytes);
+  set_.Int("small", "N", "how many", -5, 5, &small);
+  EXPECT_THAT(set_.Help(), AllOf(HasSubstr("--level low|high"), HasSubstr("how high [high]"),
+                                 HasSubstr("how much [3]"), HasSubstr("how many [-1]")));
+  EXPECT_THAT(ErrorOf({"--level=middle"}), HasSubstr("one of low, high"));
+  EXPECT_EQ(level, Level::kHigh);
+  ASSERT_TRUE(Parse({"--level=low", "--room-mb=1073741824", "--small=-5"}).ok());
+  EXPECT_EQ(level, Level::kLow);
+  EXPECT_EQ(bytes, int64_t{1} << 50);
+  EXPECT_EQ(small, -5);
+  EXPECT_THAT(set_.Effective(), HasSubstr("--level=low\n--room-mb=1073741824\n--small=-5\n"));
+}
+
 TEST_F(FlagsTest, BooleansCanBeTurnedOff) {
   ASSERT_TRUE(Parse({"--verbose"}).ok());
   ASSERT_TRUE(Parse({"--no-verbose"}).ok());

@@ -8,25 +8,34 @@
 namespace fox {
 namespace {
 
+constexpr int64_t kStep = 4096;  // of what a share takes
+
 TEST(CallBudgetTest, SharesGiveBackWhatTheyHold) {
-  CallBudget budget(4, 100);
+  CallBudget budget(4, 100 * kStep);
   {
-    absl::StatusOr<CallBudget::Share> first = budget.Take(1, 10);
+    absl::StatusOr<CallBudget::Share> first = budget.Take(1, 10 * kStep);
     absl::StatusOr<CallBudget::Share> second = budget.Take(2, 20);
     ASSERT_TRUE(first.ok() && second.ok());
-    EXPECT_TRUE(first->Grow(15));
+    EXPECT_TRUE(first->Hold(24 * kStep + 1));
     EXPECT_EQ(budget.calls(), 2);
-    EXPECT_EQ(budget.bytes(), 45);
-    first->Shrink(20);
-    EXPECT_EQ(budget.bytes(), 25);
+    EXPECT_EQ(budget.bytes(), 25 * kStep + 20);
+    EXPECT_TRUE(first->Hold(-20 * kStep - 1));
+    EXPECT_EQ(budget.bytes(), 5 * kStep + 20);  // a step is kept
     CallBudget::Share moved = *std::move(second);
     second = absl::CancelledError();
     EXPECT_EQ(budget.calls(), 2);
-    first->Shrink(1000);  // no more than it holds
-    EXPECT_EQ(budget.bytes(), 20);
+    EXPECT_TRUE(first->Hold(-4 * kStep));
+    EXPECT_EQ(budget.bytes(), kStep + 20);
   }
   EXPECT_EQ(budget.calls(), 0);
   EXPECT_EQ(budget.bytes(), 0);
+}
+
+TEST(CallBudgetTest, WhatTheMessageTookGoesWithTheFirstAnswer) {
+  CallBudget budget(4, 100 * kStep);
+  CallBudget::Share share = *budget.Take(1, 40 * kStep);
+  EXPECT_TRUE(share.Hold(1));
+  EXPECT_EQ(budget.bytes(), kStep + 1);
 }
 
 TEST(CallBudgetTest, AssigningAShareGivesBackTheOldOne) {
@@ -38,7 +47,7 @@ TEST(CallBudgetTest, AssigningAShareGivesBackTheOldOne) {
 }
 
 TEST(CallBudgetTest, NoClientTakesWhatIsKeptForOthers) {
-  CallBudget budget(4, 100);
+  CallBudget budget(4, 100 * kStep);
   std::vector<CallBudget::Share> shares;
   const auto take = [&](uint64_t client, int64_t bytes) {
     absl::StatusOr<CallBudget::Share> share = budget.Take(client, bytes);
@@ -46,20 +55,21 @@ TEST(CallBudgetTest, NoClientTakesWhatIsKeptForOthers) {
     shares.push_back(*std::move(share));
     return true;
   };
-  EXPECT_FALSE(take(1, 51));
-  EXPECT_TRUE(take(1, 20));
-  EXPECT_TRUE(take(1, 30));
-  EXPECT_FALSE(shares.back().Grow(1));
+  EXPECT_FALSE(take(1, 50 * kStep + 1));
+  EXPECT_TRUE(take(1, 20 * kStep));
+  EXPECT_TRUE(take(1, 30 * kStep));
+  EXPECT_FALSE(shares.back().Hold(30 * kStep + 1));
   EXPECT_TRUE(take(1, 0));
   EXPECT_FALSE(take(1, 0));  // the last call is not for who has all others
-  EXPECT_TRUE(take(2, 40));
-  EXPECT_TRUE(shares.back().Grow(10));
-  EXPECT_EQ(budget.bytes(), 100);
+  EXPECT_TRUE(take(2, 40 * kStep));
+  EXPECT_TRUE(shares.back().Hold(50 * kStep));
+  EXPECT_EQ(budget.bytes(), 100 * kStep);
   EXPECT_FALSE(take(3, 0));  // the calls are used up
-  EXPECT_FALSE(shares.back().Grow(1));
+  EXPECT_FALSE(shares.back().Hold(1));
+  EXPECT_EQ(budget.bytes(), 100 * kStep);
   shares.clear();
   EXPECT_EQ(budget.bytes(), 0);
-  EXPECT_TRUE(take(3, 50));
+  EXPECT_TRUE(take(3, 50 * kStep));
 }
 
 TEST(CallBudgetTest, ABudgetOfOneCallServesIt) {

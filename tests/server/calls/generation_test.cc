@@ -216,6 +216,31 @@ TEST_F(GenerationTest, AFailedEngineEndsTheCallOnce) {
   EXPECT_EQ(test_.core->Find(kId), nullptr);
 }
 
+// A reader that takes the prompt and nothing more.
+class FullConsumer final : public GenerationConsumer {
+ public:
+  absl::Status Deliver(v1::GenerateDelta event, RequestId, int64_t) override {
+    if (event.has_prompt()) return absl::OkStatus();
+    ++refused;
+    return AnswersUnread();
+  }
+  void Done(const absl::Status& status) override { done.set_value(status); }
+
+  std::promise<absl::Status> done;
+  int refused = 0;
+};
+
+TEST_F(GenerationTest, WhatAReaderCannotTakeEndsTheCall) {
+  test_.script->step_delay_us = 1000;
+  FullConsumer consumer;
+  v1::GenerateRequest request = GreedyRequest("much", 3000);
+  request.mutable_sampling()->set_n(2);
+  Generation::Start(*test_.core, info_, Converting(request), &consumer);
+  EXPECT_TRUE(absl::IsResourceExhausted(consumer.done.get_future().get()));
+  EXPECT_EQ(consumer.refused, 1);
+  ExpectNothingDelivered();
+}
+
 // Takes the place of standard error.
 class StderrPipe {
  public:
@@ -275,10 +300,11 @@ class ManyGenerationsTest : public ::testing::Test {
   class Reader final : public GenerationConsumer {
    public:
     explicit Reader(EngineThread& engine) : engine_(engine) {}
-    void Deliver(v1::GenerateDelta event, RequestId sequence, int64_t count) override {
+    absl::Status Deliver(v1::GenerateDelta event, RequestId sequence, int64_t count) override {
       bytes += event.SerializeAsString().size();
       if (count > 0) engine_.Acknowledge(sequence, count);
       tokens += count;
+      return absl::OkStatus();
     }
     void Done(const absl::Status&) override { ended = true; }
 

@@ -16,10 +16,11 @@ class RecordingConsumer final : public GenerationConsumer {
  public:
   explicit RecordingConsumer(EngineThread& engine) : engine_(engine) {}
 
-  void Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) override {
+  absl::Status Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) override {
     if (tokens > 0) engine_.Acknowledge(sequence, tokens);
     const MutexLock lock(mutex_);
     events_.push_back(std::move(event));
+    return absl::OkStatus();
   }
   void Done(const absl::Status& status) override { done_.set_value(status); }
 

@@ -41,8 +41,11 @@ class SequenceEventsTest : public ::testing::Test {
     }
     return texts;
   }
+  void Consume(const RequestOutput& output, Seconds when) {
+    EXPECT_TRUE(events().Consume(output, when).ok());
+  }
   v1::Finish End(const Finish& finish, Seconds when = 15) {
-    events().End(finish, when);
+    EXPECT_TRUE(events().End(finish, when).ok());
     return consumer_.events().back().finish();
   }
 
@@ -56,7 +59,7 @@ using Texts = std::vector<std::string>;
 
 TEST_F(SequenceEventsTest, TheFirstTokenComesAloneAndOthersByTheInterval) {
   spec_.stream_interval = 3;
-  for (const char* token : {"a", "b", "c", "d", "e", "f"}) events().Consume(Tokens(token), 12);
+  for (const char* token : {"a", "b", "c", "d", "e", "f"}) Consume(Tokens(token), 12);
   EXPECT_EQ(Deltas(), (Texts{"a", "bcd"}));
   Finish finish;
   finish.reason = FinishReason::kLength;
@@ -71,11 +74,11 @@ TEST_F(SequenceEventsTest, TheFirstTokenComesAloneAndOthersByTheInterval) {
 
 TEST_F(SequenceEventsTest, TextBeforeAStopStringOnly) {
   spec_.stop = {"never", "END"};
-  events().Consume(Tokens("x"), 12);
-  events().Consume(Tokens("EN"), 12);  // may become the stop string
+  Consume(Tokens("x"), 12);
+  Consume(Tokens("EN"), 12);  // may become the stop string
   EXPECT_EQ(Deltas(), (Texts{"x"}));
   EXPECT_FALSE(events().stopped());
-  events().Consume(Tokens("Dyz"), 12);  // sampled before the engine knew
+  Consume(Tokens("Dyz"), 12);  // sampled before the engine knew
   EXPECT_TRUE(events().stopped());
   EXPECT_EQ(Deltas(), (Texts{"x"}));
   Finish aborted;
@@ -89,7 +92,7 @@ TEST_F(SequenceEventsTest, TextBeforeAStopStringOnly) {
 
 TEST_F(SequenceEventsTest, WhatWasHeldBackComesAtTheEnd) {
   spec_.stop = {"END"};
-  events().Consume(Tokens("EN"), 12);
+  Consume(Tokens("EN"), 12);
   EXPECT_EQ(Deltas(), Texts{});
   End(Finish());
   EXPECT_EQ(Deltas(), (Texts{"EN"}));
@@ -98,9 +101,9 @@ TEST_F(SequenceEventsTest, WhatWasHeldBackComesAtTheEnd) {
 TEST_F(SequenceEventsTest, NothingStopsBeforeMinTokens) {
   spec_.stop = {"a"};
   spec_.sequences[0].stop.min_tokens = 3;
-  events().Consume(Tokens("aa"), 12);
+  Consume(Tokens("aa"), 12);
   EXPECT_FALSE(events().stopped());
-  events().Consume(Tokens("a"), 12);
+  Consume(Tokens("a"), 12);
   EXPECT_TRUE(events().stopped());
   EXPECT_EQ(consumer_.Text(0), "aa");
 }
@@ -111,7 +114,7 @@ TEST_F(SequenceEventsTest, IdsAndLogprobsAreNotHeldBack) {
   RequestOutput output = Tokens("E");
   output.tokens[0].top = {{'F', -1.5f, 2}};
   output.prompt_logprobs = Tokens("pq").tokens;
-  events().Consume(output, 12);
+  Consume(output, 12);
   const std::vector<v1::GenerateDelta> delivered = consumer_.events();
   ASSERT_EQ(delivered.size(), 2u);
   EXPECT_EQ(delivered[0].prompt().prompt_logprobs_size(), 2);
@@ -125,8 +128,8 @@ TEST_F(SequenceEventsTest, IdsAndLogprobsAreNotHeldBack) {
 
 TEST_F(SequenceEventsTest, FinishTellsTimesAndTheCertificate) {
   spec_.perf = spec_.acp_stats = true;
-  events().Consume(Tokens("a"), 12);
-  events().Consume(Tokens("b"), 14);
+  Consume(Tokens("a"), 12);
+  Consume(Tokens("b"), 14);
   Finish finish;
   finish.stats.first_scheduled = 11;
   finish.stats.preemptions = 2;

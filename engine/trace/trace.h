@@ -12,7 +12,7 @@
 
 #include "engine/step_observer.h"
 #include "engine/timed_ops.h"
-#include "server/calls/trace_file.h"
+#include "engine/trace/trace_file.h"
 
 namespace fox {
 

@@ -1,11 +1,12 @@
 // TraceFile: whole JSON after every write, within its bytes.
-#include "server/calls/trace_file.h"
+#include "engine/trace/trace_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
 #include "nlohmann/json.hpp"
 
@@ -17,8 +18,9 @@ using Json = nlohmann::json;
 
 class TraceFileTest : public ::testing::Test {
  protected:
-  std::unique_ptr<TraceFile> Open(int64_t max_bytes = TraceFile::kMaxBytes) const {
-    absl::StatusOr<std::unique_ptr<TraceFile>> file = TraceFile::Create(path_, max_bytes);
+  std::unique_ptr<TraceFile> Open(int64_t max_bytes = TraceFile::kMaxBytes) {
+    absl::StatusOr<std::unique_ptr<TraceFile>> file = TraceFile::Create(
+        path_, [this](const char* reason) { ends_.push_back(reason); }, max_bytes);
     EXPECT_TRUE(file.ok()) << file.status();
     return *std::move(file);
   }
@@ -29,6 +31,7 @@ class TraceFileTest : public ::testing::Test {
   }
 
   const std::string path_ = ::testing::TempDir() + "/trace_file_test.json";
+  std::vector<std::string> ends_;
 };
 
 TEST_F(TraceFileTest, TheFileIsWholeAfterEveryWrite) {
@@ -53,6 +56,7 @@ TEST_F(TraceFileTest, ItEndsWithinItsBytesAndSaysSo) {
   file->Add("{}");
   file.reset();
   EXPECT_EQ(Events().size(), events);
+  EXPECT_EQ(ends_, std::vector<std::string>{"the trace is full"});
 }
 
 TEST_F(TraceFileTest, AFileThatCannotBeWrittenIsRefused) {

@@ -1,5 +1,5 @@
 // ConnectionAcceptor in front of a gRPC server that answers every call with its peer's address.
-#include "server/rpc/connection_acceptor.h"
+#include "server/process/connection_acceptor.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -20,6 +20,7 @@
 #include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/server.h"
+#include "grpcpp/server_builder.h"
 #include "grpcpp/support/byte_buffer.h"
 
 namespace fox {
@@ -129,7 +130,12 @@ class ConnectionAcceptorTest : public ::testing::Test {
         grpc::InsecureServerCredentials());
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);
-    acceptor_->Start(std::move(sink));
+    acceptor_->Start([sink = std::shared_ptr(std::move(sink))](int listener, int descriptor) {
+      grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+      connection.listener_fd = listener;
+      connection.fd = descriptor;
+      sink->HandleNewConnection(&connection);
+    });
   }
   std::string Target(const char* host = "127.0.0.1") const {
     return absl::StrCat(host, ":", acceptor_->port());

@@ -1,14 +1,14 @@
 // Every write replaces the closing brackets by new events and the brackets. See trace_file.h.
-#include "server/calls/trace_file.h"
+#include "engine/trace/trace_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/process/log.h"
 
 namespace fox {
 namespace {
@@ -32,7 +32,7 @@ bool WriteAt(int fd, const std::string& text, int64_t offset) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TraceFile>> TraceFile::Create(const std::string& path,
+absl::StatusOr<std::unique_ptr<TraceFile>> TraceFile::Create(const std::string& path, OnEnd on_end,
                                                              int64_t max_bytes) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) {
@@ -43,6 +43,7 @@ absl::StatusOr<std::unique_ptr<TraceFile>> TraceFile::Create(const std::string& 
   file->pending_ = kOpening;
   file->Flush();
   if (file->ended_) return absl::InvalidArgumentError("--trace: the file cannot be written");
+  file->on_end_ = std::move(on_end);
   return file;
 }
 
@@ -70,8 +71,7 @@ void TraceFile::Flush() {
   ended_ = true;
   const bool restored =
       ftruncate(fd_, static_cast<off_t>(end_)) == 0 && WriteAt(fd_, kClosing, end_);
-  Log(LogLevel::kWarning, "the trace ends: it cannot be written",
-      {{"whole", int64_t{restored ? 1 : 0}}});
+  on_end_(restored ? "it cannot be written" : "it cannot be written, and is not whole");
 }
 
 void TraceFile::End(const char* reason) {
@@ -79,7 +79,7 @@ void TraceFile::End(const char* reason) {
                   "{\"labels\":\"", reason, "\"}}");
   ended_ = true;
   Flush();
-  Log(LogLevel::kWarning, reason, {{"bytes", end_}});
+  on_end_(reason);
 }
 
 }  // namespace fox

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -14,16 +15,18 @@ namespace fox {
 class TraceFile {
  public:
   static constexpr int64_t kMaxBytes = int64_t{256} << 20;
+  // Called when the trace ends before the engine does, with the reason.
+  using OnEnd = std::function<void(const char* reason)>;
 
   // Creates or empties the file. InvalidArgument: it cannot be written.
-  static absl::StatusOr<std::unique_ptr<TraceFile>> Create(const std::string& path,
-                                                           int64_t max_bytes = kMaxBytes);
+  static absl::StatusOr<std::unique_ptr<TraceFile>> Create(
+      const std::string& path, OnEnd on_end = [](const char*) {}, int64_t max_bytes = kMaxBytes);
   ~TraceFile();  // Flush()
   TraceFile(const TraceFile&) = delete;
   TraceFile& operator=(const TraceFile&) = delete;
 
   // Adds one event, a JSON object, with the next Flush. The event that would pass `max_bytes` and
-  // all later ones are left out; the last event says so, and the log.
+  // all later ones are left out; the last event says so.
   void Add(const std::string& event);
   void Flush();
 
@@ -33,6 +36,7 @@ class TraceFile {
 
   const int fd_;
   const int64_t max_bytes_;
+  OnEnd on_end_ = [](const char*) {};
   int64_t end_ = 0;      // of the last event in the file; what follows closes the list
   std::string pending_;  // events to be written, each behind its comma
   bool ended_ = false;   // nothing is added any more

@@ -1,18 +1,18 @@
 // ConnectionAcceptor: the listening socket of our own and the thread that hands its connections to
-// gRPC. The library's listener has no cap, and after its process has run out of descriptors it
-// accepts nobody for minutes; this one closes what is too much at once and goes on.
+// a door. gRPC's listener has no cap, and after its process has run out of descriptors it accepts
+// nobody for minutes; this one closes what is too much at once and goes on.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "grpcpp/server_builder.h"
+#include "server/process/log_limit.h"
 
 namespace fox {
 
@@ -27,6 +27,9 @@ struct AcceptorOptions {
   int64_t max_per_address = 0;
 };
 
+// Whether every address that `host` stands for is loopback. False: also when it has none.
+bool IsLoopback(const std::string& host);
+
 class ConnectionAcceptor {
  public:
   // Binds and listens on every address of the host. From here on clients connect and wait; nobody
@@ -37,20 +40,22 @@ class ConnectionAcceptor {
   ConnectionAcceptor& operator=(const ConnectionAcceptor&) = delete;
 
   int port() const { return port_; }
-  int64_t max_connections() const { return max_connections_; }
 
-  // Starts the thread. REQUIRES: the gRPC server that `sink` belongs to has started and outlives
-  // Stop. Once.
-  void Start(std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> sink);
-  // Closes the listening sockets; open connections are gRPC's and stay. Returns at once.
+  // Takes over a connection, whose descriptor it closes one day. Must not block.
+  using Sink = std::function<void(int listener, int descriptor)>;
+
+  // Starts the thread, which calls `sink` until Stop. Once.
+  void Start(Sink sink);
+  // Closes the listening sockets; open connections are the sink's and stay. Returns at once.
   void Stop();
   // Connections that were closed at once, since the start. Any thread.
   int64_t refused() const { return refused_; }
 
  private:
   struct Connection {
-    uint64_t inode = 0;   // of the socket: whether the descriptor is still this connection
-    std::string address;  // of the peer, without its port
+    int descriptor;
+    uint64_t inode;    // of the socket: whether the descriptor is still this connection
+    uint64_t address;  // of the peer: IPv4, or the upper half of IPv6
   };
 
   ConnectionAcceptor() = default;
@@ -59,27 +64,24 @@ class ConnectionAcceptor {
   void AcceptFrom(int listener);
   // What to do about an error of accept; false: nothing more to accept now.
   bool Recover(int listener, int error);
-  bool Admit(const std::string& address);
-  void Forget(int descriptor);
-  void ForgetClosed();
+  bool Admit(uint64_t address);
   void Refuse(int descriptor, const char* reason);
 
   std::vector<int> listeners_;
   int port_ = 0;
-  int wake_ = -1;   // eventfd: Stop was called
   int spare_ = -1;  // given up for a moment to close a connection when no descriptor is left
   int64_t max_connections_ = 0, max_per_address_ = 0;
   bool loopback_is_exempt_ = true;
-  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> sink_;
+  Sink sink_;
 
-  // The thread's alone. gRPC does not tell when it closes a descriptor: the kernel gives the lowest
-  // free number to the next connection, and at the cap every record is looked at.
-  std::unordered_map<int, Connection> connections_;  // by descriptor
-  std::unordered_map<std::string, int64_t> by_address_;
-  double last_look_ = 0, last_log_ = 0;
+  // The thread's alone. A door does not tell when it closes a descriptor: the kernel gives the
+  // lowest free number to the next connection, and at the cap every record is looked at.
+  std::vector<Connection> connections_;
+  double last_look_ = 0;
+  LogLimit log_limit_{1, 5.0};
 
   std::atomic<int64_t> refused_{0};
-  int64_t refusals_logged_ = 0;
+  std::atomic<bool> stopping_{false};
   std::thread thread_;
 };
 

@@ -1,5 +1,5 @@
 // Events as text: names are ours, so nothing needs escaping. See trace.h.
-#include "server/calls/trace.h"
+#include "engine/trace/trace.h"
 
 #include <algorithm>
 #include <chrono>

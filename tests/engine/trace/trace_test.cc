@@ -1,5 +1,5 @@
 // Trace: events of steps, operations and requests.
-#include "server/calls/trace.h"
+#include "engine/trace/trace.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,0 +1,59 @@
+// StallMonitor: which calls it ends, by a clock of the test's own.
+#include "server/calls/stall_monitor.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+namespace fox {
+namespace {
+
+constexpr double kTimeout = 8;
+
+class StallMonitorTest : public ::testing::Test {
+ protected:
+  void LookUntil(Seconds end) {
+    for (; now_ < end; now_ += 0.5) monitor_.EndStalled(now_);
+  }
+
+  StallMonitor monitor_{kTimeout};
+  Seconds now_ = 100;
+  int ended_ = 0;
+  StallMonitor::Watch watch_{monitor_, [this](const std::string&) { ++ended_; }};
+};
+
+TEST_F(StallMonitorTest, AWriteThatTakesLongEndsItsCallOnce) {
+  watch_.Begin();
+  LookUntil(100 + kTimeout);
+  EXPECT_EQ(ended_, 0);
+  EXPECT_FALSE(watch_.stalled());
+  LookUntil(100 + kTimeout + 1.5);  // the next look is an eighth of the timeout away
+  EXPECT_EQ(ended_, 1);
+  EXPECT_TRUE(watch_.stalled());
+  LookUntil(100 + 3 * kTimeout);
+  EXPECT_EQ(ended_, 1);
+}
+
+TEST_F(StallMonitorTest, ProgressAndSilenceDoNot) {
+  LookUntil(100 + 2 * kTimeout);  // nothing to write
+  for (int i = 0; i < 10; ++i) {  // always writing, never the same write
+    watch_.Begin();
+    LookUntil(now_ + kTimeout - 1);
+    watch_.End();
+  }
+  EXPECT_EQ(ended_, 0);
+}
+
+TEST_F(StallMonitorTest, WhatEndsACallMayEndItsWatch) {
+  std::unique_ptr<StallMonitor::Watch> other;
+  other = std::make_unique<StallMonitor::Watch>(monitor_, [&](const std::string& reason) {
+    other = nullptr;
+    EXPECT_EQ(reason, "the reader has stalled: no write was finished for 8 s");
+  });
+  other->Begin();
+  LookUntil(100 + 2 * kTimeout);
+  EXPECT_EQ(other, nullptr);
+}
+
+}  // namespace
+}  // namespace fox
