@@ -30,7 +30,7 @@ class TokenStreamReactor : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
  protected:
   // The message of an event. False: it has none, and what it holds of the budget stays so. In
   // order, one thread at a time.
-  virtual bool Encode(v1::GenerateDelta event, grpc::ByteBuffer* out) {
+  virtual bool Encode(v1::GenerateDelta&& event, grpc::ByteBuffer* out) {
     SerializeMessage(event, out);
     return true;
   }

@@ -167,7 +167,7 @@ bool VllmCall::Answer(v1::GenerateDelta event, vllm_wire::GenerateResponse* out)
     AnswerDelta(std::move(*event.mutable_delta()), out->mutable_chunk());
     return true;
   }
-  if (event.has_delta()) Collect(std::move(*event.mutable_delta()));
+  if (event.has_delta()) Collect(event.delta());
   if (!event.has_finish()) return false;
   AnswerFinish(event.finish(), out->mutable_complete());
   return true;
@@ -182,7 +182,7 @@ void VllmCall::AnswerDelta(v1::TokenDelta delta, vllm_wire::GenerateStreamChunk*
   out->set_completion_tokens(static_cast<uint32_t>(out->token_ids_size()));
 }
 
-void VllmCall::Collect(v1::TokenDelta delta) {
+void VllmCall::Collect(const v1::TokenDelta& delta) {
   if (collected_.size() <= delta.index()) collected_.resize(delta.index() + 1);
   Collected& sequence = collected_[delta.index()];
   sequence.text += delta.text();

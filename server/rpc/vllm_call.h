@@ -41,7 +41,7 @@ class VllmCall {
   // Text as ids of the gateway's tokenizer.
   void AddIds(const std::string& text, google::protobuf::RepeatedField<uint32_t>* ids) const;
   void AnswerDelta(v1::TokenDelta delta, vllm_wire::GenerateStreamChunk* out) const;
-  void Collect(v1::TokenDelta delta);
+  void Collect(const v1::TokenDelta& delta);
   void AnswerFinish(const v1::Finish& finish, vllm_wire::GenerateComplete* out);
 
   const ConversionContext& context_;

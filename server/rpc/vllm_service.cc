@@ -31,7 +31,7 @@ class VllmReactor final : public TokenStreamReactor {
   }
 
  private:
-  bool Encode(v1::GenerateDelta event, grpc::ByteBuffer* out) override {
+  bool Encode(v1::GenerateDelta&& event, grpc::ByteBuffer* out) override {
     vllm_wire::GenerateResponse response;
     if (!call_->Answer(std::move(event), &response)) return false;
     SerializeMessage(response, out);
