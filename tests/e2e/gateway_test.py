@@ -8,6 +8,9 @@ says so, where the packages cannot be had.
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import pathlib
 import shutil
 import signal
@@ -17,6 +20,7 @@ import tempfile
 import threading
 import time
 import unittest
+import zipfile
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -31,6 +35,8 @@ import demo  # noqa: E402
 import grpc  # noqa: E402
 import openai  # noqa: E402
 from grpc_tools import protoc  # noqa: E402
+from smg_grpc_proto import vllm_engine_pb2_grpc  # noqa: E402
+from smg_grpc_proto.generated import common_pb2  # noqa: E402
 
 MODEL = "demo"
 WAIT_SECONDS = 15
@@ -190,6 +196,19 @@ class GatewayTest(unittest.TestCase):
                 model=MODEL, messages=[{"role": "user", "content": "a"}], response_format=schema)
         self.assertEqual(caught.exception.status_code, 501)
         self.assertTrue(self.client.completions.create(model=MODEL, prompt="a").choices[0].text)
+
+    def test_the_worker_by_the_packages_own_stubs(self) -> None:
+        stub = vllm_engine_pb2_grpc.VllmEngineStub(grpc.insecure_channel(self.workers[0].target))
+        chunks = list(stub.GetTokenizer(common_pb2.GetTokenizerRequest()))
+        archive = b"".join(chunk.data for chunk in chunks)
+        self.assertEqual(chunks[-1].sha256, hashlib.sha256(archive).hexdigest())
+        with zipfile.ZipFile(io.BytesIO(archive)) as unzipped:
+            self.assertIsNone(unzipped.testzip())
+            self.assertEqual(unzipped.namelist(), ["tokenizer.json"])
+            self.assertEqual(json.loads(unzipped.read("tokenizer.json"))["model"]["type"], "BPE")
+        with self.assertRaises(grpc.RpcError) as caught:
+            list(stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()))
+        self.assertEqual(caught.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
 
     def running(self) -> int:
         return sum(worker.load().running for worker in self.workers)
