@@ -46,6 +46,7 @@ bool EngineState::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
   flight.plan = std::move(schedule.plan);
   for (Sequence* sequence : schedule.sequences) {
     flight.arrivals.push_back(sequence->arrival);
+    flight.guests.push_back(schedule.guests && sequence->reads_slowly());
     if (!sequence->started) OnStarted(sequence, now);
   }
   return true;
@@ -74,7 +75,11 @@ void EngineState::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs
   for (size_t i = 0; i < count; ++i) {
     const PlannedSequence& planned = flight.plan.sequences[i];
     const auto fed = static_cast<int64_t>(planned.token_ids.size());
-    (fed > 1 ? step_prefill : step_decodes) += fed;
+    if (flight.guests[i]) {
+      step_guests = true;
+    } else {
+      (fed > 1 ? step_prefill : step_decodes) += fed;
+    }
     Sequence* sequence = Find(planned.id, flight.arrivals[i]);
     if (sequence == nullptr) continue;  // it has ended: this was surplus
     Record(sequence, result->stats[i]);
@@ -227,7 +232,7 @@ std::vector<RequestOutput> Engine::Step(Seconds now) {
   std::vector<RequestOutput> outputs = std::exchange(state.displaced, {});
   if (!state.fatal.ok()) return outputs;
   state.times.RecordStep(std::exchange(state.step_prefill, 0), std::exchange(state.step_decodes, 0),
-                         now - state.last_step);
+                         now - state.last_step, std::exchange(state.step_guests, false));
   state.last_step = now;
   state.DeliverCancellations(now, &outputs);
   state.TakeAcknowledgements(now);
@@ -242,7 +247,10 @@ std::vector<RequestOutput> Engine::Step(Seconds now) {
   state.idle = state.in_flight.empty() && !state.scheduler.has_pending_release() &&
                (state.sequences.empty() || (!submitted && !collects));
   // From here to the next step there may be a pause.
-  if (state.idle) state.step_prefill = state.step_decodes = 0;
+  if (state.idle) {
+    state.step_prefill = state.step_decodes = 0;
+    state.step_guests = false;
+  }
   state.UpdateGauges();
   return outputs;
 }

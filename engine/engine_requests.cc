@@ -34,7 +34,7 @@ absl::Status EngineState::Queue(std::vector<Request> requests, Seconds now) {
   }
   std::vector<Sequence*> victims;
   if (absl::Status status = CheckRoom(requests, tokens, &victims); !status.ok()) return status;
-  if (absl::Status status = CheckWait(requests.front(), tokens, now); !status.ok()) return status;
+  if (absl::Status status = CheckWait(requests, now); !status.ok()) return status;
   Displace(victims, now);
   auto group = std::make_shared<SequenceGroup>();
   for (Request& request : requests) {
@@ -81,14 +81,16 @@ absl::Status EngineState::CheckRoom(const std::vector<Request>& requests, int64_
 
 // A request that would wait longer than it may is refused at once. One that could not even finish
 // in time if it started now is only asked for its first token.
-absl::Status EngineState::CheckWait(const Request& request, int64_t tokens, Seconds now) const {
+absl::Status EngineState::CheckWait(const std::vector<Request>& requests, Seconds now) const {
   if (!times.known() || sequences.empty()) return absl::OkStatus();
-  const Seconds wait =
-      times.Wait(scheduler.RunningWork(), scheduler.waiting().Ahead(request.client, tokens, times),
-                 scheduler.seats());
+  const Request& request = requests.front();
   const auto prompt_tokens = static_cast<int64_t>(request.prompt.size());
   const int64_t max_tokens =
       std::min<int64_t>(request.stop.max_tokens, limits.max_model_len - prompt_tokens);
+  const Work ahead = scheduler.waiting().Ahead(
+      request.client, static_cast<int64_t>(requests.size()) * prompt_tokens,
+      WaitingQueue::Asked(prompt_tokens, max_tokens), times);
+  const Seconds wait = times.Wait(scheduler.RunningWork(), ahead, scheduler.seats());
   const Seconds left = request.deadline - now;
   const Seconds whole = times.Service(prompt_tokens, max_tokens);
   Seconds service = times.FirstToken(prompt_tokens);

@@ -53,7 +53,7 @@ struct EngineState {
   absl::Status Queue(std::vector<Request> requests, Seconds now);
   absl::Status CheckRoom(const std::vector<Request>& requests, int64_t tokens,
                          std::vector<Sequence*>* victims);
-  absl::Status CheckWait(const Request& request, int64_t tokens, Seconds now) const;
+  absl::Status CheckWait(const std::vector<Request>& requests, Seconds now) const;
   void Displace(const std::vector<Sequence*>& victims, Seconds now);
   // Takes a sequence from the scheduler and ends it.
   void Close(Sequence* sequence, Finish finish, Seconds now, std::vector<RequestOutput>* outputs);
@@ -88,6 +88,7 @@ struct EngineState {
   struct InFlight {
     StepPlan plan;
     std::vector<int64_t> arrivals;  // of plan.sequences
+    std::vector<bool> guests;       // which of them: see Schedule
   };
 
   struct Sooner {
@@ -115,6 +116,7 @@ struct EngineState {
   Seconds last_step = -kNever;
   // The plan that the last step collected, if that step's time is to be measured.
   int64_t step_prefill = 0, step_decodes = 0;
+  bool step_guests = false;
   bool idle = true;  // a step now would find nothing to do
   EngineStats stats;
   absl::Status fatal;

@@ -96,10 +96,14 @@ Schedule Scheduler::Next(Seconds now) {
   const std::vector<Sequence*> ready = ReservePages(now, &schedule);
   const bool others =
       std::any_of(ready.begin(), ready.end(), [](const auto* s) { return !s->reads_slowly(); });
-  slow_turn_ = others ? (slow_turn_ + 1) % kSlowTurn : 0;
+  budget.guests = !others || ++steps_without_guests_ >= times_.GuestTurn();
+  schedule.guests = others && budget.guests;
   std::vector<Sequence*> prefills;
   for (Sequence* sequence : ready) {
-    if (sequence->reads_slowly() && slow_turn_ != 0) continue;
+    if (sequence->reads_slowly()) {
+      if (!budget.guests) continue;
+      steps_without_guests_ = 0;
+    }
     if (sequence->remaining() > 1) {
       prefills.push_back(sequence);
     } else {
@@ -349,13 +353,17 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
       continue;
     }
     // One that was preempted with a plan in flight comes back when that has been collected.
-    const bool seat = !next->reads_slowly() || slow < most_slow || slow == demand.running;
+    const bool guest = next->reads_slowly();
+    const bool seat = !guest || (budget->guests && (slow < most_slow || slow == demand.running));
     const bool ready = seat && next->is_schedulable() && (next->slot >= 0 || next->in_flight == 0);
     if (ready) {
       const bool overdue = now >= next->blocked_since + kOvertaking;
       const bool fits = !whole_prompts || overdue || next->remaining() <= budget->prefill;
       if (fits && Start(next, now, &demand, budget, schedule)) {
-        if (next->reads_slowly()) ++slow;
+        if (guest) {
+          ++slow;
+          steps_without_guests_ = 0;
+        }
         continue;
       }
       if (running_.empty() && next->slot >= 0 && holders_.size() == 1 && !ledger_.in_flight()) {

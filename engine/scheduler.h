@@ -35,6 +35,7 @@ struct Schedule {
   std::vector<Sequence*> exhausted;  // ran alone and the pool is too small
   std::vector<Sequence*> hopeless;   // could not start early enough for their deadlines
   std::vector<Sequence*> paused;     // since this plan: not removed
+  bool guests = false;               // who reads slowly may be in the plan, beside others
   int64_t preemptions = 0;
 };
 
@@ -43,9 +44,10 @@ class Scheduler {
   // Who finds no room at its turn is overtaken by those who do, for so long.
   static constexpr Seconds kOvertaking = 5.0;
   static constexpr int kMostPassedOver = 16;  // a step
-  // Beside others, sequences whose readers have fallen behind hold one seat in so many, and decode
-  // in one step of so many: their contexts may be long, and they are given what nobody waits for.
-  static constexpr int64_t kSlowShare = 4, kSlowTurn = 12;
+  // Beside others, sequences whose readers have fallen behind hold one seat in so many, and run as
+  // guests (ServiceTimes::GuestTurn): their contexts may be long, and they are given what nobody
+  // waits for.
+  static constexpr int64_t kSlowShare = 8;
 
   // Prompts are cut so that a step takes about `max_step_seconds` (0: no limit) by `times`, which
   // must outlive the scheduler.
@@ -85,6 +87,7 @@ class Scheduler {
     int64_t tokens = 0;
     int64_t prefill = 0;  // of them
     int64_t logit_rows = 0;
+    bool guests = true;  // whether who reads slowly may be in it
   };
   // What the running sequences may still ask of the pool.
   struct Demand {
@@ -121,7 +124,7 @@ class Scheduler {
   WaitingQueue waiting_;
   std::vector<Sequence*> holders_;  // have a slot and do not run
   int64_t paused_ = 0;
-  int64_t slow_turn_ = 0;          // 0: who reads slowly is in the plan, too
+  int64_t steps_without_guests_ = 0;
   Sequence* by_chunks_ = nullptr;  // the one running sequence with that mark
   int64_t places_ = 0;
   std::vector<int32_t> free_slots_;     // descending: the lowest is taken first

@@ -19,11 +19,15 @@ void Mean(double value, double* mean) {
 
 // Each part is corrected in proportion to its share of the expected time: what a step does not
 // contain is left as it was, and steps of one mixture are told right whatever the split.
-void ServiceTimes::RecordStep(int64_t prefill, int64_t decodes, Seconds seconds) {
+void ServiceTimes::RecordStep(int64_t prefill, int64_t decodes, Seconds seconds, bool guests) {
   if (prefill + decodes == 0 || !(seconds > 0)) return;
-  ++steps_;
   const auto p = static_cast<double>(prefill);
   const auto d = static_cast<double>(decodes);
+  if (guests) {
+    guests_ = std::max(seconds - p * prefill_ - d * decode_, 0.0);
+    return;
+  }
+  ++steps_;
   if (prefill > 0 && prefill_ == 0) {
     prefill_ = std::max(seconds - d * decode_, seconds / 4) / (p + (decode_ == 0 ? d : 0));
   }
@@ -56,6 +60,12 @@ int64_t ServiceTimes::PrefillTokens(Seconds seconds, int64_t decodes) const {
   const double tokens = (seconds - static_cast<double>(decodes) * decode_) / prefill_;
   const double most = 1e9;
   return std::max<int64_t>(kPageTokens, static_cast<int64_t>(std::clamp(tokens, 0.0, most)));
+}
+
+int64_t ServiceTimes::GuestTurn() const {
+  if (step_ == 0) return 1;
+  const double turn = guests_ / step_ * (1 / kGuestShare - 1);
+  return 1 + static_cast<int64_t>(std::min(turn, static_cast<double>(kLongestTurn)));
 }
 
 Seconds ServiceTimes::FirstToken(int64_t prompt_tokens) const {

@@ -24,8 +24,9 @@ struct Work {
 
 class ServiceTimes {
  public:
-  // A step that fed `prefill` tokens of prompts and `decodes` single ones took that long.
-  void RecordStep(int64_t prefill, int64_t decodes, Seconds seconds);
+  // A step that fed `prefill` tokens of prompts and `decodes` single ones took that long, with
+  // `guests` beside them: sequences that are let in now and then.
+  void RecordStep(int64_t prefill, int64_t decodes, Seconds seconds, bool guests = false);
   // A request ended by itself after `generated` of at most `max_tokens` tokens, that long after its
   // start.
   void RecordEnd(int64_t generated, int64_t max_tokens, Seconds seconds);
@@ -45,6 +46,9 @@ class ServiceTimes {
   // From the start of a request to its first and to its last token, beside what runs now.
   Seconds FirstToken(int64_t prompt_tokens) const;
   Seconds Service(int64_t prompt_tokens, int64_t max_tokens) const;
+  // One step in how many may have guests, so that they take kGuestShare of the time, by what the
+  // last such step took beyond its other work.
+  int64_t GuestTurn() const;
   // What requests took lately from start to end.
   Seconds mean_service() const { return mean_service_; }
   // Until a request starts that comes behind `ahead`, beside `running`, over so many seats.
@@ -52,6 +56,8 @@ class ServiceTimes {
 
  private:
   static constexpr int64_t kFewSteps = 8;
+  static constexpr double kGuestShare = 1.0 / 12;
+  static constexpr int64_t kLongestTurn = 256;  // a step that was held up is not held against them
 
   void RecordTokens(int64_t generated);
   Seconds Cost(const Work& work) const {
@@ -62,6 +68,7 @@ class ServiceTimes {
   Seconds prefill_ = 0;  // a token
   Seconds decode_ = 0;   // a token of one of the sequences that decode together
   Seconds step_ = 0;     // of steps that decode, whatever else they do
+  Seconds guests_ = 0;   // of the last step with guests, beyond the rest of it
   double slowdown_ = 1;  // of prefill beside decodes
   double length_share_ = 1;
   // Lately, of one request: what it may ask for must not keep others out. At first as many as a

@@ -2,6 +2,7 @@
 #include "engine/waiting_queue.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "kernels/core/check.h"
 
@@ -38,7 +39,7 @@ void WaitingQueue::Add(Sequence* sequence, Seconds now) {
   }
   Client& client = clients_.at(sequence->request.client);
   if (client.waiting.empty()) {
-    client.served = std::max(client.served, served_);
+    client.served = std::max(client.served, static_cast<int64_t>(served_));
   } else {
     turns_.erase(&client);
   }
@@ -89,28 +90,35 @@ void WaitingQueue::Start(Sequence* sequence, Seconds now) {
   if (!sequence->preempted) {
     const bool aged = sequence == *by_age_.begin() && IsAged(*sequence, now);
     tokens_since_aged_ = aged ? 0 : tokens_since_aged_ + sequence->queued_tokens;
+    int64_t least = INT64_MAX;
+    for (const Client* client : turns_) least = std::min(least, client->served);
+    served_ = std::max(served_, static_cast<double>(least));
   }
   Remove(sequence);
-  Client& client = clients_.at(sequence->request.client);
-  if (!sequence->preempted) {  // else it was charged before
-    served_ = std::max(served_, client.served);
-    if (!client.waiting.empty()) turns_.erase(&client);
-    client.served += sequence->remaining();
-    if (!client.waiting.empty()) turns_.insert(&client);
-  }
   sequence->charged_length = sequence->length();
+  if (sequence->preempted) return;  // charged before
+  Serve(sequence->remaining(), &clients_.at(sequence->request.client));
 }
 
 void WaitingQueue::Charge(Sequence* sequence) {
-  Client& client = clients_.at(sequence->request.client);
-  if (!client.waiting.empty()) turns_.erase(&client);
-  client.served += kDecodeCost * (sequence->length() - sequence->charged_length);
-  if (!client.waiting.empty()) turns_.insert(&client);
+  Serve(kDecodeCost * (sequence->length() - sequence->charged_length),
+        &clients_.at(sequence->request.client));
   sequence->charged_length = sequence->length();
 }
 
-// Every other client gets as many tokens as this one has before the newcomer, and its own.
-Work WaitingQueue::Ahead(uint64_t client, int64_t tokens, const ServiceTimes& times) const {
+// Each of the clients that are here is due its part of it.
+void WaitingQueue::Serve(int64_t tokens, Client* client) {
+  served_ += static_cast<double>(tokens) / static_cast<double>(clients_.size());
+  const bool waits = !client->waiting.empty();
+  if (waits) turns_.erase(client);
+  client->served += tokens;
+  if (waits) turns_.insert(client);
+}
+
+// Every other client whose turn comes first gets as many tokens as this one has before the
+// newcomer, and its own.
+Work WaitingQueue::Ahead(uint64_t client, int64_t tokens, int64_t asked,
+                         const ServiceTimes& times) const {
   Work work;
   for (const Sequence* sequence : preempted_) {
     work.Add({static_cast<double>(sequence->queued_tokens),
@@ -119,7 +127,11 @@ Work WaitingQueue::Ahead(uint64_t client, int64_t tokens, const ServiceTimes& ti
   const auto own = clients_.find(client);
   const double turn =
       static_cast<double>(tokens + (own == clients_.end() ? 0 : own->second.tokens));
+  auto newcomer = static_cast<int64_t>(served_);
+  if (own != clients_.end()) newcomer = std::max(newcomer, own->second.served + own->second.tokens);
+  newcomer += asked;
   for (const Client* other : turns_) {
+    if (other->id != client && other->turn() > newcomer) continue;
     const auto total = static_cast<double>(other->tokens);
     const double share = other->id == client || total <= turn ? 1.0 : turn / total;
     const auto requests = static_cast<int64_t>(other->waiting.size());

@@ -1,11 +1,14 @@
 // WaitingQueue: sequences that wait for a seat, and whose turn it is. Who was preempted comes
 // first, in the order of running. Then clients take turns: the next seat is that of the client that
-// has been served least, counted in tokens; within a client requests come in order. Under priority
+// has been served least, counted in tokens, as if what large requests ask for had been served
+// already: who asks for little does not wait for all who ask for much (weighted fair queueing:
+// Demers, Keshav and Shenker, SIGCOMM 1989). Within a client requests come in order. Under priority
 // scheduling the most urgent come before, whoever sends them. Now and then the one that has waited
 // longest takes its turn out of order, so nothing starves, whatever others send.
 // Read scheduler.h next.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -21,6 +24,12 @@ class WaitingQueue {
   static constexpr Seconds kAging = 5.0;     // who has waited so long and longest
   static constexpr int64_t kAgedShare = 8;   // takes its turn after so many times its tokens
   static constexpr int64_t kDecodeCost = 4;  // of a decoded token, in tokens of a prompt
+
+  // What a request asks for, in tokens of a prompt and whole thousands, so that the order of
+  // requests like each other stays; of the tokens that it may generate the first 512.
+  static int64_t Asked(int64_t tokens, int64_t max_tokens) {
+    return (tokens + kDecodeCost * std::min<int64_t>(max_tokens, 512)) / 1024 * 1024;
+  }
 
   // A client's account is kept from the first of its sequences to enter until the last one leaves.
   void Enter(const Sequence& sequence);
@@ -46,8 +55,8 @@ class WaitingQueue {
     return {static_cast<double>(tokens_), times.ExpectedTokens(max_tokens_, size()),
             static_cast<double>(size())};
   }
-  // What starts before a newcomer of `client` with so many tokens.
-  Work Ahead(uint64_t client, int64_t tokens, const ServiceTimes& times) const;
+  // What starts before a newcomer of `client` with so many tokens, which asks for as much.
+  Work Ahead(uint64_t client, int64_t tokens, int64_t asked, const ServiceTimes& times) const;
   // The queue is full for a newcomer with so many requests and tokens. If that stays within the
   // client's even share of `max_requests` and `max_tokens`: the newest of the client with most that
   // has not started, nor any of its siblings, and is none of `others`. Null: there is none.
@@ -67,19 +76,26 @@ class WaitingQueue {
     int64_t members = 0;  // sequences anywhere
     std::set<Sequence*, RunsEarlier> waiting;
     int64_t tokens = 0, max_tokens = 0;  // of those: to compute, to generate
+
+    // Whose is least has the next turn. REQUIRES: somebody waits.
+    int64_t turn() const {
+      const Sequence& first = **waiting.begin();
+      return served + Asked(first.queued_tokens, first.queued_max_tokens);
+    }
   };
   struct LessServed {
     bool operator()(const Client* a, const Client* b) const {
       const Sequence& first = **a->waiting.begin();
       const Sequence& second = **b->waiting.begin();
       if (first.priority != second.priority) return first.priority < second.priority;
-      return a->served != b->served ? a->served < b->served : first.place < second.place;
+      return a->turn() != b->turn() ? a->turn() < b->turn() : first.place < second.place;
     }
   };
 
   bool IsAged(const Sequence& sequence, Seconds now) const;
   bool passed(const Sequence& sequence) const { return sequence.passed_in_round == round_; }
   void Count(const Sequence& sequence, int64_t sign, Client* client);
+  void Serve(int64_t tokens, Client* client);
   Sequence* NextInTurn() const;
 
   std::map<uint64_t, Client> clients_;
@@ -87,7 +103,8 @@ class WaitingQueue {
   std::set<Sequence*, Older> by_age_;    // all that wait but the preempted ones
   std::set<Sequence*, RunsEarlier> preempted_;
   int64_t tokens_ = 0, max_tokens_ = 0;
-  int64_t served_ = 0;  // of the client that had the last turn: a newcomer begins there
+  // What each client is due by now: a newcomer begins there.
+  double served_ = 0;
   int64_t tokens_since_aged_ = 0;
   int64_t round_ = 0;
 };

@@ -46,7 +46,7 @@ inline constexpr double kSumRounding = 0x1p-36;
 
 FOX_HOST_DEVICE inline double LogAddExp(double a, double b) {
   const double high = a > b ? a : b, low = a > b ? b : a;
-  if (high == kNoMass) return high;
+  if (high == kNoMass) return low + high;  // NaN if `low` is: lost, it would look like no mass
   return high + std::log1p(std::exp(low - high));
 }
 

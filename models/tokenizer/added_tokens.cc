@@ -72,7 +72,7 @@ void AddedTokenSplitter::Add(const AddedToken& token) {
 }
 
 void AddedTokenSplitter::SplitText(const std::string& text, const TextPart& part, const Trie& trie,
-                                   std::vector<TextPart>* parts) const {
+                                   const Take& take) const {
   size_t done = part.begin;
   for (size_t at = part.begin; at < part.end;) {
     const int32_t index = trie.Match(text, at, part.end);
@@ -84,24 +84,21 @@ void AddedTokenSplitter::SplitText(const std::string& text, const TextPart& part
     size_t end = at + token.content.size();
     const size_t begin = token.lstrip ? SpaceBefore(text, done, at) : at;
     if (token.rstrip) end = SpaceBehind(text, end, part.end);
-    if (done < begin) parts->push_back({done, begin});
-    parts->push_back({begin, end, token.id});
+    if (done < begin) take({done, begin});
+    take({begin, end, token.id});
     done = at = end;
   }
-  if (done < part.end) parts->push_back({done, part.end});
+  if (done < part.end) take({done, part.end});
 }
 
-std::vector<TextPart> AddedTokenSplitter::Split(const std::string& text) const {
-  std::vector<TextPart> first, parts;
-  SplitText(text, {0, text.size()}, plain_, &first);
-  for (const TextPart& part : first) {
+void AddedTokenSplitter::Split(const std::string& text, const Take& take) const {
+  SplitText(text, {0, text.size()}, plain_, [&](const TextPart& part) {
     if (part.id == TextPart::kText) {
-      SplitText(text, part, normalized_, &parts);
+      SplitText(text, part, normalized_, take);
     } else {
-      parts.push_back(part);
+      take(part);
     }
-  }
-  return parts;
+  });
 }
 
 }  // namespace fox

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -38,8 +39,9 @@ class AddedTokenSplitter {
   // REQUIRES: the content is not empty and at most kMaxContent bytes.
   void Add(const AddedToken& token);
 
-  // Cuts `text` (valid UTF-8) into non-empty parts in order, without gaps.
-  std::vector<TextPart> Split(const std::string& text) const;
+  using Take = std::function<void(const TextPart&)>;
+  // Gives `text` (valid UTF-8) to `take` in non-empty parts, in order and without gaps.
+  void Split(const std::string& text, const Take& take) const;
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
 
@@ -57,7 +59,7 @@ class AddedTokenSplitter {
   };
 
   void SplitText(const std::string& text, const TextPart& part, const Trie& trie,
-                 std::vector<TextPart>* parts) const;
+                 const Take& take) const;
 
   std::vector<AddedToken> tokens_;
   Trie plain_, normalized_;

@@ -23,6 +23,10 @@ class BpeMerger {
 
   // Memory that one thread reuses from pre-token to pre-token.
   class Workspace {
+   public:
+    std::vector<int32_t> symbols;  // the caller's: a pre-token
+
+   private:
     friend class BpeMerger;
     std::vector<int32_t> previous_, next_;      // neighbours of a position, kNone at the ends
     std::vector<int32_t> rank_;                 // of the pair that starts at a position

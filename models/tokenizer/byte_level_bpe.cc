@@ -5,7 +5,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "models/error_text.h"
+#include "models/tokenizer/bpe_windows.h"
 #include "models/tokenizer/byte_alphabet.h"
 #include "models/tokenizer/pretokenizer.h"
 #include "models/tokenizer/tokenizer_json_writer.h"
@@ -163,7 +165,7 @@ absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::Encode(const std::string& tex
   std::vector<int32_t> ids;
   if (add_special_tokens) ids = info_.prefix;
   BpeMerger::Workspace workspace;
-  for (const TextPart& part : splitter_.Split(text)) {
+  splitter_.Split(text, [&](const TextPart& part) {
     if (part.id != TextPart::kText) {
       ids.push_back(part.id);
     } else if (add_prefix_space_ && text[part.begin] != ' ') {
@@ -173,31 +175,49 @@ absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::Encode(const std::string& tex
     } else {
       EncodePart(text, part.begin, part.end, &workspace, &ids);
     }
-  }
+  });
   if (add_special_tokens) ids.insert(ids.end(), suffix_.begin(), suffix_.end());
   return ids;
 }
 
 void ByteLevelBpe::EncodePart(const std::string& text, size_t begin, size_t end,
                               BpeMerger::Workspace* workspace, std::vector<int32_t>* ids) const {
-  std::vector<int32_t> symbols;
   while (begin < end) {
     const size_t piece_end = use_regex_ ? NextPretoken(text, begin, end) : end;
-    if (!id_of_bytes_.empty()) {
-      const auto it = id_of_bytes_.find(text.substr(begin, piece_end - begin));
-      if (it != id_of_bytes_.end()) {
-        ids->push_back(it->second);
-        begin = piece_end;
-        continue;
-      }
-    }
-    symbols.clear();
-    for (; begin < piece_end; ++begin) {
-      symbols.push_back(id_of_byte_[static_cast<uint8_t>(text[begin])]);
-    }
-    merger_.Merge(&symbols, workspace);
-    ids->insert(ids->end(), symbols.begin(), symbols.end());
+    EncodePretoken(std::string_view(text).substr(begin, piece_end - begin), workspace, ids);
+    begin = piece_end;
   }
+}
+
+void ByteLevelBpe::EncodePretoken(std::string_view pretoken, BpeMerger::Workspace* workspace,
+                                  std::vector<int32_t>* ids) const {
+  if (!id_of_bytes_.empty()) {
+    const auto it = id_of_bytes_.find(absl::string_view(pretoken.data(), pretoken.size()));
+    if (it != id_of_bytes_.end()) return ids->push_back(it->second);
+  }
+  if (pretoken.size() <= kWindowBytes) return Merge(pretoken, workspace, ids);
+  std::vector<int32_t> symbols;
+  const auto encode = [&](std::string_view window, std::vector<WindowToken>* tokens) {
+    symbols.clear();
+    Merge(window, workspace, &symbols);
+    size_t token_end = 0;
+    for (const int32_t id : symbols) {
+      token_end += bytes_[static_cast<size_t>(id)].size();
+      tokens->push_back({id, token_end});
+    }
+    return true;
+  };
+  EncodeInWindows(pretoken, kWindowBytes, /*lookahead=*/0, encode, ids);
+}
+
+// Appends the tokens of `bytes` as one pre-token.
+void ByteLevelBpe::Merge(std::string_view bytes, BpeMerger::Workspace* workspace,
+                         std::vector<int32_t>* ids) const {
+  std::vector<int32_t>& symbols = workspace->symbols;
+  symbols.clear();
+  for (const char byte : bytes) symbols.push_back(id_of_byte_[static_cast<uint8_t>(byte)]);
+  merger_.Merge(&symbols, workspace);
+  ids->insert(ids->end(), symbols.begin(), symbols.end());
 }
 
 std::string ByteLevelBpe::TokenBytes(int32_t id, bool skip_special) const {

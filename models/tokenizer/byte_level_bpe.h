@@ -1,13 +1,14 @@
 // ByteLevelBpe: GPT-2's tokenizer. Text is cut at added tokens, then by the pre-tokenizer, and the
-// bytes of each piece are merged by rank. Its definition comes from gpt2_files.h (vocab.json and
-// merges.txt) or tokenizer_json.h; Create checks it, so that any accepted definition is safe to
-// use. Read bpe_merger.h next.
+// bytes of each piece are merged by rank, those of a long one window by window. Its definition
+// comes from gpt2_files.h (vocab.json and merges.txt) or tokenizer_json.h; Create checks it, so
+// that any accepted definition is safe to use. Read bpe_merger.h and bpe_windows.h next.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -44,6 +45,10 @@ class ByteLevelBpe : public Tokenizer {
   // Encodes text[begin, end), which holds no added token.
   void EncodePart(const std::string& text, size_t begin, size_t end,
                   BpeMerger::Workspace* workspace, std::vector<int32_t>* ids) const;
+  void EncodePretoken(std::string_view pretoken, BpeMerger::Workspace* workspace,
+                      std::vector<int32_t>* ids) const;
+  void Merge(std::string_view bytes, BpeMerger::Workspace* workspace,
+             std::vector<int32_t>* ids) const;
 
   Info info_;
   std::vector<std::string> bytes_;  // by id

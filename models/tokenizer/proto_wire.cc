@@ -24,6 +24,7 @@ bool ProtoWire::ReadVarint(uint64_t* value) {
 
 bool ProtoWire::Next() {
   if (at_ == end_) return false;
+  field_begin_ = at_;
   uint64_t tag = 0;
   if (!ReadVarint(&tag)) return false;
   if (tag > UINT32_MAX || (tag >> 3) == 0) return Fail();
@@ -55,5 +56,7 @@ float ProtoWire::AsFloat() const {
 }
 
 std::string ProtoWire::AsString() const { return data_.substr(begin_, at_ - begin_); }
+
+std::string ProtoWire::AsField() const { return data_.substr(field_begin_, at_ - field_begin_); }
 
 }  // namespace fox

@@ -27,6 +27,7 @@ class ProtoWire {
   uint64_t varint() const { return value_; }
   float AsFloat() const;                                        // of a fixed32
   std::string AsString() const;                                 // of bytes
+  std::string AsField() const;                                  // any, with its tag
   ProtoWire AsMessage() const { return {data_, begin_, at_}; }  // of bytes
 
  private:
@@ -38,6 +39,7 @@ class ProtoWire {
   bool malformed_ = false;
   uint32_t field_ = 0, wire_type_ = 0;
   uint64_t value_ = 0;
+  size_t field_begin_ = 0;
   size_t begin_ = 0;  // of the bytes
 };
 

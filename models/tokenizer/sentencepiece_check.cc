@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kMaxPieceBytes = 4096;
 // The library has room for this many user-defined pieces that begin at one place.
 constexpr size_t kMaxNestedUserPieces = 64;
-constexpr uint64_t kBpeModel = 2;  // TrainerSpec.ModelType
+constexpr uint64_t kBpeModelType = 2;  // TrainerSpec.ModelType
 
 struct Settings {
   std::string bos_piece = "<s>", eos_piece = "</s>";
@@ -48,7 +48,7 @@ std::string UpToNul(const std::string& text) { return text.substr(0, text.find('
 
 bool ReadTrainerSpec(ProtoWire wire, SentencePieceFile* file, Settings* settings) {
   while (wire.Next()) {
-    if (wire.field() == 3 && wire.IsVarint()) file->is_bpe = wire.varint() == kBpeModel;
+    if (wire.field() == 3 && wire.IsVarint()) file->is_bpe = wire.varint() == kBpeModelType;
     if (wire.field() == 24 && wire.IsVarint()) file->spaces_are_suffixes = wire.varint() != 0;
     if (wire.field() == 35 && wire.IsVarint()) file->byte_fallback = wire.varint() != 0;
     if (wire.field() == 44 && wire.IsBytes()) file->unk_surface = UpToNul(wire.AsString());
@@ -58,13 +58,20 @@ bool ReadTrainerSpec(ProtoWire wire, SentencePieceFile* file, Settings* settings
   return !wire.malformed();
 }
 
-bool ReadNormalizerSpec(ProtoWire wire, SentencePieceFile* file, std::string* charsmap) {
+bool ReadNormalizerSpec(ProtoWire wire, SentencePieceFile* file) {
   while (wire.Next()) {
-    if (wire.field() == 2 && wire.IsBytes()) *charsmap = wire.AsString();
-    if (file == nullptr || !wire.IsVarint()) continue;
+    if (wire.field() == 2 && wire.IsBytes()) file->charsmap = wire.AsString();
+    if (!wire.IsVarint()) continue;
     if (wire.field() == 3) file->add_dummy_prefix = wire.varint() != 0;
     if (wire.field() == 4) file->remove_extra_whitespaces = wire.varint() != 0;
     if (wire.field() == 5) file->escape_whitespaces = wire.varint() != 0;
+  }
+  return !wire.malformed();
+}
+
+bool ReadDenormalizerSpec(ProtoWire wire, Settings* settings) {
+  while (wire.Next()) {
+    if (wire.field() == 2 && wire.IsBytes()) settings->denormalizer_charsmap = wire.AsString();
   }
   return !wire.malformed();
 }
@@ -76,10 +83,8 @@ bool ReadModel(const std::string& serialized, SentencePieceFile* file, Settings*
     bool ok = true;
     if (wire.field() == 1) ok = ReadPiece(wire.AsMessage(), &file->pieces.emplace_back());
     if (wire.field() == 2) ok = ReadTrainerSpec(wire.AsMessage(), file, settings);
-    if (wire.field() == 3) ok = ReadNormalizerSpec(wire.AsMessage(), file, &file->charsmap);
-    if (wire.field() == 5) {
-      ok = ReadNormalizerSpec(wire.AsMessage(), nullptr, &settings->denormalizer_charsmap);
-    }
+    if (wire.field() == 3) ok = ReadNormalizerSpec(wire.AsMessage(), file);
+    if (wire.field() == 5) ok = ReadDenormalizerSpec(wire.AsMessage(), settings);
     if (!ok) return false;
   }
   return !wire.malformed();
@@ -180,12 +185,24 @@ absl::StatusOr<SentencePieceFile> CheckSentencePieceModel(const std::string& ser
     return absl::UnimplementedError(
         "tokenizer.model: denormalizer_spec with a precompiled_charsmap is not supported");
   }
+  file.only_marks_spaces = file.charsmap.empty() && !file.remove_extra_whitespaces &&
+                           file.escape_whitespaces && !file.spaces_are_suffixes;
   for (Piece& piece : file.pieces) {  // decoding wants the byte itself
     if (piece.type == PieceType::kByte) {
       piece.text = std::string(1, static_cast<char>(ByteOfPiece(piece.text)));
     }
   }
   return file;
+}
+
+std::string WithoutNormalizer(const std::string& serialized) {
+  std::string model;
+  ProtoWire wire(serialized, 0, serialized.size());
+  while (wire.Next()) {
+    if (wire.field() == 1 || wire.field() == 2) model += wire.AsField();  // pieces, TrainerSpec
+  }
+  // NormalizerSpec: no dummy prefix, extra white space stays, spaces stay.
+  return model.append("\x1A\x06\x18\x00\x20\x00\x28\x00", 8);
 }
 
 }  // namespace fox

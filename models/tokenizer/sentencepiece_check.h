@@ -30,20 +30,22 @@ struct Piece {
   PieceType type = PieceType::kNormal;
 };
 
-// What decoding, and a copy of the model in another format, need to know of it.
+// What our own code, and a copy of the model in another format, need to know of a model.
 struct SentencePieceFile {
   std::vector<Piece> pieces;  // by id
   int32_t unk_id = 0;
   std::optional<int32_t> bos_id, eos_id;
   std::string unk_surface = " \xE2\x81\x87 ";  // what an unknown piece reads as
   bool byte_fallback = false;
+  bool is_bpe = false;
   bool add_dummy_prefix = true;
   bool remove_extra_whitespaces = true;
-  // What only encoding needs to know.
-  bool is_bpe = false;
   bool escape_whitespaces = true;
   bool spaces_are_suffixes = false;
   std::string charsmap;  // precompiled; "": none
+  // Whether spaces become U+2581, after one in front with add_dummy_prefix, and nothing else
+  // changes.
+  bool only_marks_spaces = false;
 };
 
 // InvalidArgument: not a ModelProto; an empty, over-long, duplicate or ill-formed piece; a score
@@ -51,6 +53,10 @@ struct SentencePieceFile {
 // are not exactly 256; user pieces that nest too deeply; a broken character map. Unimplemented: a
 // character map for decoded text.
 absl::StatusOr<SentencePieceFile> CheckSentencePieceModel(const std::string& serialized);
+
+// The same pieces for text that is normalized already: a model that leaves text as it is.
+// REQUIRES: CheckSentencePieceModel accepts `serialized`.
+std::string WithoutNormalizer(const std::string& serialized);
 
 // A precompiled_charsmap: uint32 size of the trie, a double array of uint32 units, then
 // NUL-terminated replacements. Every walk through an accepted trie stays inside it, ends, and

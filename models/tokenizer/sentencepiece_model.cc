@@ -37,11 +37,27 @@ std::string SentencePieceModel::Serialized() const {
   return library_->processor.serialized_model_proto();
 }
 
-bool SentencePieceModel::Encode(const std::string& text, std::vector<int32_t>* ids,
-                                std::string* error) const {
-  const auto status = library_->processor.Encode(std::string_view(text), ids);
+bool SentencePieceModel::Normalize(std::string_view text, std::string* normalized,
+                                   std::string* error) const {
+  const auto status = library_->processor.Normalize(text, normalized);
   if (!status.ok()) *error = status.message();
   return status.ok();
+}
+
+bool SentencePieceModel::Encode(std::string_view text, std::vector<WindowToken>* tokens,
+                                std::string* error) const {
+  sentencepiece::ImmutableSentencePieceText pieces;
+  const auto status = library_->processor.Encode(text, pieces.mutable_proto());
+  if (!status.ok()) {
+    *error = status.message();
+    return false;
+  }
+  const auto size = static_cast<int>(pieces.pieces_size());
+  for (int i = 0; i < size; ++i) {
+    const auto piece = pieces.pieces(i);
+    tokens->push_back({static_cast<int32_t>(piece.id()), piece.end()});
+  }
+  return true;
 }
 
 }  // namespace fox

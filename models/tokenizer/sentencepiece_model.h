@@ -6,11 +6,14 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "models/tokenizer/bpe_windows.h"
 
 namespace fox {
 
-// Immutable; Encode may be called from any thread.
+// Immutable; Normalize and Encode may be called from any thread.
 class SentencePieceModel {
  public:
   // nullptr with `error` set when the library refuses the model.
@@ -21,8 +24,13 @@ class SentencePieceModel {
   // The bytes of the model, as Parse takes them.
   std::string Serialized() const;
 
-  // False with `error` set when the library fails.
-  bool Encode(const std::string& text, std::vector<int32_t>* ids, std::string* error) const;
+  // The text as its pieces are looked for. False with `error` set when the library fails.
+  bool Normalize(std::string_view text, std::string* normalized, std::string* error) const;
+
+  // Appends the pieces of `text`, normalized by this model before anything else. An unknown piece
+  // stands for a run of characters, whose end it has. False with `error` set when the library
+  // fails.
+  bool Encode(std::string_view text, std::vector<WindowToken>* tokens, std::string* error) const;
 
  private:
   struct Library;

@@ -1,6 +1,7 @@
 // The sentencepiece library between our checks and our decoding. See sentencepiece_tokenizer.h.
 #include "models/tokenizer/sentencepiece_tokenizer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -14,6 +15,19 @@ namespace fox {
 namespace {
 
 constexpr char kVisibleSpace[] = "\xE2\x96\x81";  // how a piece writes a space
+
+// How far the symbols that merging begins with depend on the text behind them: the longest piece
+// that is found before anything else. None: other models than BPE weigh whole texts, and pieces out
+// of use are split as they were merged last, anywhere in the text.
+std::optional<size_t> LookaheadOf(const SentencePieceFile& file) {
+  if (!file.is_bpe) return std::nullopt;
+  size_t longest = 0;
+  for (const Piece& piece : file.pieces) {
+    if (piece.type == PieceType::kUnused) return std::nullopt;
+    if (piece.type == PieceType::kUserDefined) longest = std::max(longest, piece.text.size());
+  }
+  return longest;
+}
 
 }  // namespace
 
@@ -35,7 +49,7 @@ SentencePieceTokenizer::Token SentencePieceTokenizer::TokenOf(const Piece& piece
 }
 
 absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::Create(
-    const std::string& serialized, bool add_bos, int64_t model_vocab_size) {
+    const std::string& serialized, bool add_bos, int64_t model_vocab_size, size_t window_bytes) {
   absl::StatusOr<SentencePieceFile> file = CheckSentencePieceModel(serialized);
   if (!file.ok()) return file.status();
   if (static_cast<int64_t>(file->pieces.size()) > model_vocab_size) {
@@ -44,12 +58,18 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
                                                    model_vocab_size));
   }
   std::string error;
-  std::unique_ptr<SentencePieceModel> model = SentencePieceModel::Parse(serialized, &error);
-  if (model == nullptr) {
+  std::unique_ptr<SentencePieceTokenizer> tokenizer(new SentencePieceTokenizer());
+  tokenizer->normalizer_ = SentencePieceModel::Parse(serialized, &error);
+  if (tokenizer->normalizer_ != nullptr) {
+    if (file->only_marks_spaces) tokenizer->normalizer_.reset();
+    tokenizer->model_ = SentencePieceModel::Parse(WithoutNormalizer(serialized), &error);
+  }
+  tokenizer->add_dummy_prefix_ = file->add_dummy_prefix;
+  if (tokenizer->model_ == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("tokenizer.model: ", Quoted(error)));
   }
-  std::unique_ptr<SentencePieceTokenizer> tokenizer(new SentencePieceTokenizer());
-  tokenizer->model_ = std::move(model);
+  tokenizer->window_bytes_ = window_bytes;
+  tokenizer->lookahead_ = LookaheadOf(*file);
   Info& info = tokenizer->info_;
   info.kind = "sentencepiece";
   info.vocab_size = static_cast<int32_t>(file->pieces.size());
@@ -69,18 +89,68 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
 absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(const std::string& text,
                                                                     bool add_special_tokens) const {
   if (!IsValidUtf8(text)) return absl::InvalidArgumentError("text is not valid UTF-8");
+  std::string normalized, error;
   std::vector<int32_t> ids;
-  std::string error;
-  if (!model_->Encode(text, &ids, &error)) {
-    return absl::InternalError(absl::StrCat("sentencepiece: ", Quoted(error)));
+  if (add_special_tokens) ids = info_.prefix;
+  const size_t first = ids.size();
+  bool ok = Normalize(text, &normalized, &error);
+  if (ok) {
+    const auto encode = [&](std::string_view window, std::vector<WindowToken>* tokens) {
+      return EncodeNormalized(window, tokens, &error);
+    };
+    ok = EncodeInWindows(normalized, window_bytes_, lookahead_, encode, &ids);
   }
-  if (add_special_tokens) ids.insert(ids.begin(), info_.prefix.begin(), info_.prefix.end());
+  if (!ok) return absl::InternalError(absl::StrCat("sentencepiece: ", Quoted(error)));
+  // Unknown characters in a row are one token.
+  const auto both_unknown = [this](int32_t a, int32_t b) { return a == b && a == info_.unk_id; };
+  ids.erase(std::unique(ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end(), both_unknown),
+            ids.end());
   return ids;
 }
 
+bool SentencePieceTokenizer::Normalize(const std::string& text, std::string* normalized,
+                                       std::string* error) const {
+  if (normalizer_ == nullptr) {  // the library would take up to 50 times the text's memory
+    if (text.empty()) return true;
+    *normalized = absl::StrReplaceAll(text, {{" ", kVisibleSpace}});
+    if (add_dummy_prefix_) normalized->insert(0, kVisibleSpace);
+    return true;
+  }
+  if (!normalizer_->Normalize(text, normalized, error)) return false;
+  if (IsValidUtf8(*normalized)) return true;
+  *error = "the normalized text is not valid UTF-8";
+  return false;
+}
+
+bool SentencePieceTokenizer::EncodeNormalized(std::string_view text,
+                                              std::vector<WindowToken>* tokens,
+                                              std::string* error) const {
+  std::vector<WindowToken> pieces;
+  if (!model_->Encode(text, &pieces, error)) return false;
+  size_t begin = 0;
+  for (const WindowToken& piece : pieces) {
+    if (piece.id == info_.unk_id) {
+      // Each character of an unknown run was a symbol by itself.
+      for (++begin; begin < piece.end; ++begin) {
+        const bool starts = (static_cast<uint8_t>(text[begin]) & 0xC0) != 0x80;
+        if (starts) tokens->push_back({piece.id, begin});
+      }
+    }
+    tokens->push_back(piece);
+    begin = piece.end;
+  }
+  return true;
+}
+
 absl::StatusOr<std::string> SentencePieceTokenizer::ToJson() const {
-  const absl::StatusOr<SentencePieceFile> file = CheckSentencePieceModel(model_->Serialized());
+  const bool whole = normalizer_ != nullptr;
+  absl::StatusOr<SentencePieceFile> file =
+      CheckSentencePieceModel((whole ? normalizer_ : model_)->Serialized());
   if (!file.ok()) return file.status();
+  if (!whole) {  // what the library was not told
+    file->add_dummy_prefix = add_dummy_prefix_;
+    file->escape_whitespaces = true;
+  }
   return WriteTokenizerJson(*file);
 }
 

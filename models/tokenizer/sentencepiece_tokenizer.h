@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -19,9 +21,11 @@ class SentencePieceTokenizer : public Tokenizer {
  public:
   // `serialized`: the bytes of a tokenizer.model. With `add_bos`, bos is what add_special_tokens
   // puts in front, if the model has one. InvalidArgument, Unimplemented: see
-  // CheckSentencePieceModel; also more pieces than `model_vocab_size`.
+  // CheckSentencePieceModel; also more pieces than `model_vocab_size`. Longer texts than
+  // `window_bytes` are encoded window by window (bpe_windows.h), if the model allows it.
   static absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> Create(
-      const std::string& serialized, bool add_bos, int64_t model_vocab_size);
+      const std::string& serialized, bool add_bos, int64_t model_vocab_size,
+      size_t window_bytes = kWindowBytes);
 
   absl::StatusOr<std::vector<int32_t>> Encode(const std::string& text,
                                               bool add_special_tokens) const override;
@@ -39,10 +43,19 @@ class SentencePieceTokenizer : public Tokenizer {
     bool control = false;
   };
   static Token TokenOf(const Piece& piece, const std::string& unk_surface);
+  // As the pieces are written.
+  bool Normalize(const std::string& text, std::string* normalized, std::string* error) const;
+  // Appends the pieces of a normalized text, an unknown one for each unknown character.
+  bool EncodeNormalized(std::string_view text, std::vector<WindowToken>* tokens,
+                        std::string* error) const;
 
   Info info_;
-  std::vector<Token> tokens_;  // by id
-  std::unique_ptr<SentencePieceModel> model_;
+  std::vector<Token> tokens_;                       // by id
+  std::unique_ptr<SentencePieceModel> model_;       // for normalized texts
+  std::unique_ptr<SentencePieceModel> normalizer_;  // null: it only marks spaces
+  bool add_dummy_prefix_ = true;
+  size_t window_bytes_ = kWindowBytes;
+  std::optional<size_t> lookahead_;  // none: a text is one window
 };
 
 }  // namespace fox

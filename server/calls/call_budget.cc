@@ -38,10 +38,10 @@ int64_t CallBudget::bytes() const {
   return total_.bytes;
 }
 
-bool CallBudget::HoldsMost(uint64_t client) const {
+bool CallBudget::HoldsMost(uint64_t client, int64_t few) const {
   const MutexLock lock(mutex_);
   const auto it = clients_.find(client);
-  if (it == clients_.end()) return false;
+  if (it == clients_.end() || it->second.calls <= few) return false;
   return it->second.calls * static_cast<int64_t>(clients_.size()) >= total_.calls;
 }
 

@@ -53,8 +53,8 @@ class CallBudget {
 
   int64_t calls() const;
   int64_t bytes() const;
-  // Whether the client holds more than an equal part of all calls.
-  bool HoldsMost(uint64_t client) const;
+  // Whether the client holds an equal part of all calls or more, and more than `few`.
+  bool HoldsMost(uint64_t client, int64_t few = 0) const;
 
  private:
   struct Holding {

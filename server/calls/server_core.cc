@@ -48,8 +48,9 @@ absl::Status ServerCore::CheckQueue(const CallInfo& call) const {
   if (call.deadline <= call.arrival) {
     return absl::DeadlineExceededError("the deadline has passed on arrival");
   }
-  // The engine's queue has room for who holds less than others.
-  if (!calls_.HoldsMost(call.client)) return absl::OkStatus();
+  // The engine's queue has room for who holds less than others, and the wait of a client with few
+  // calls is not that of the whole queue: the engine knows.
+  if (!calls_.HoldsMost(call.client, context.limits.max_num_seqs)) return absl::OkStatus();
   const EngineStats stats = engine.stats();
   const EngineOptions& options = context.engine;
   // What is on its way may still find a free slot, hence the slots on top.

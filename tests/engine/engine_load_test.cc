@@ -248,21 +248,35 @@ class SlowReader {
 };
 
 TEST(EngineLoadTest, SlowReadersOfLongPromptsCostLittle) {
-  const auto tokens = [](int slow) {
-    Load load;
+  LoadCosts costs;
+  costs.context_token = 4e-7;  // a decode at 6,000 tokens costs as much as six short ones
+  const auto tokens = [&](int slow) {
+    Load load({}, LoadLimits(), costs);
     std::vector<std::unique_ptr<SlowReader>> readers;
     for (int i = 0; i < slow; ++i) {
       readers.push_back(std::make_unique<SlowReader>(load, 100 + i % 2, 6000, 15.0));
     }
     load.Run(60);
     const ClosedLoop normal(load, 1, 16, 50, 100);
-    load.Run(120);
-    return normal.tokens();
+    load.Run(70);  // until it is known who reads slowly
+    const int64_t before = normal.tokens();
+    load.Run(130);
+    return normal.tokens() - before;
   };
   const int64_t alone = tokens(0), beside = tokens(20);
   std::printf("%lld tokens beside slow readers, %lld alone\n", static_cast<long long>(beside),
               static_cast<long long>(alone));
-  EXPECT_GE(beside, 8 * alone / 10);
+  EXPECT_GE(beside, 83 * alone / 100);
+}
+
+TEST(EngineLoadTest, SlowReadersThatCostLittleGetWhatTheyRead) {
+  constexpr double kRate = 40;
+  Load load;
+  const SlowReader reader(load, 100, 50, kRate);
+  const ClosedLoop normal(load, 1, 8, 50, 100);
+  load.Run(60);
+  EXPECT_GE(load.requests().at(reader.id()).tokens, static_cast<int64_t>(0.9 * kRate * 60));
+  EXPECT_GT(normal.served(), 500);
 }
 
 TEST(EngineLoadTest, StalledReadersTakeNothingAwayAndEnd) {
@@ -310,6 +324,58 @@ TEST(EngineLoadTest, StalledReadersMakeNoQueueLong) {
     const LoadRequest& request = load.requests().at(probe);
     ASSERT_TRUE(request.ok()) << "sent at " << request.sent << " " << request.refusal;
   }
+}
+
+// Each of them a client of its own, whose turn came before that of any newcomer.
+TEST(EngineLoadTest, StalledReadersOfManyClientsLetNewcomersIn) {
+  EngineOptions options;
+  options.stall_timeout = 4;
+  Load load(options);
+  const ClosedLoop before(load, 1000, 2, 4, 1);
+  load.Run(2);
+  std::vector<std::unique_ptr<SlowReader>> stalled;
+  for (uint64_t i = 0; i < 272; ++i) {
+    load.At(2 + 0.002 * static_cast<double>(i), [&load, &stalled, i] {
+      stalled.push_back(std::make_unique<SlowReader>(load, i, 4, 0.0));
+    });
+  }
+  std::vector<RequestId> probes;
+  for (int i = 0; i < 60; ++i) {
+    load.At(2 + 0.1 * i, [&] {
+      Request probe = Load::MakeRequest(4, 1, 2000);
+      probe.deadline = load.now() + 3;
+      probes.push_back(load.Send(std::move(probe)));
+    });
+  }
+  load.Run(20);
+  for (const RequestId probe : probes) {
+    const LoadRequest& request = load.requests().at(probe);
+    EXPECT_TRUE(request.ok()) << "sent at " << request.sent << " " << request.refusal;
+    EXPECT_LT(request.end - request.sent, 1.5);
+  }
+  for (const auto& reader : stalled) {
+    const LoadRequest& request = load.requests().at(reader->id());
+    EXPECT_GT(request.tokens, 0) << "starved: " << request.refusal;
+  }
+}
+
+// Short requests of one client after another come before a long one only for their share.
+TEST(EngineLoadTest, NewcomersDoNotStarveOthers) {
+  EngineOptions options;
+  options.max_queue_seconds = 0;
+  Load load(options);
+  const ClosedLoop crowd(load, 1, 8, 200, 60);
+  std::vector<std::unique_ptr<ClosedLoop>> newcomers;
+  for (uint64_t i = 0; i < 24; ++i) {
+    newcomers.push_back(std::make_unique<ClosedLoop>(load, 100 + i, 1, 4, 1));
+  }
+  load.Run(60);
+  int64_t served = 0;
+  for (const auto& newcomer : newcomers) served += newcomer->served();
+  const double crowd_tokens = static_cast<double>(crowd.served()) * (200 + 4 * 60);
+  const double newcomer_tokens = static_cast<double>(served) * (4 + 4);
+  std::printf("%.0f tokens of the crowd, %.0f of newcomers\n", crowd_tokens, newcomer_tokens);
+  EXPECT_GT(crowd_tokens, newcomer_tokens / 24);  // one client's share at least
 }
 
 TEST(EngineLoadTest, StepsAreBoundedByTime) {

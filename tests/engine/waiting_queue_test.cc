@@ -63,10 +63,10 @@ TEST_F(WaitingQueueTest, LongPromptsCountAsManyTurns) {
 TEST_F(WaitingQueueTest, WhatWasGeneratedIsCharged) {
   Sequence* first = Add(1, 10);
   EXPECT_EQ(Turns(1), Clients{1});
+  for (int i = 0; i < 5; ++i) Add(2, 10);
   for (int i = 0; i < 10; ++i) first->Append({1, 0, 0, {}});
   queue_.Charge(first);
   for (int i = 0; i < 2; ++i) Add(1, 10);
-  for (int i = 0; i < 5; ++i) Add(2, 10);
   EXPECT_EQ(Turns(6), (Clients{2, 2, 2, 2, 2, 1}));
 }
 
@@ -77,6 +77,22 @@ TEST_F(WaitingQueueTest, ANewcomerOwesAndIsOwedNothing) {
   const Clients turns = Turns(10);
   EXPECT_EQ(std::count(turns.begin(), turns.end(), 2u), 5);
   EXPECT_EQ(std::count(turns.begin(), turns.begin() + 4, 1u), 2);
+}
+
+// Forty clients that ask for much have come before one that asks for little again and again.
+TEST_F(WaitingQueueTest, WhoAsksForLittleComesFirstForItsShare) {
+  for (uint64_t client = 1; client <= 40; ++client) Add(client, 3000);
+  Sequence* small = Add(100, 10);
+  EXPECT_EQ(queue_.Next(0), small);
+  int64_t small_turns = 0;
+  while (queue_.Next(0) == small) {
+    queue_.Start(small, 0);
+    queue_.Leave(*small);
+    small = Add(100, 10);
+    ++small_turns;
+  }
+  // By then each of the forty-one is due the 2,048 that a large one asks for beyond it.
+  EXPECT_NEAR(static_cast<double>(small_turns * 10), 41 * 2048, 100);
 }
 
 TEST_F(WaitingQueueTest, TheOldestTakesItsTurnNowAndThen) {
@@ -102,9 +118,9 @@ TEST_F(WaitingQueueTest, PassedOverForARound) {
 TEST_F(WaitingQueueTest, WhatIsAheadDependsOnTheClient) {
   ServiceTimes times;
   for (int i = 0; i < 100; ++i) Add(1, 10);
-  EXPECT_EQ(queue_.Ahead(1, 10, times).requests, 100);
-  EXPECT_EQ(queue_.Ahead(2, 10, times).requests, 1);
-  EXPECT_EQ(queue_.Ahead(2, 10, times).prefill_tokens, 10);
+  EXPECT_EQ(queue_.Ahead(1, 10, 0, times).requests, 100);
+  EXPECT_EQ(queue_.Ahead(2, 10, 0, times).requests, 1);
+  EXPECT_EQ(queue_.Ahead(2, 10, 0, times).prefill_tokens, 10);
   EXPECT_EQ(queue_.All(times).prefill_tokens, 1000);
 }
 

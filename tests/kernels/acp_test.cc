@@ -14,6 +14,11 @@ TEST(AcpTest, LogAddExp) {
   EXPECT_DOUBLE_EQ(LogAddExp(3, -kInfinity), 3);
   EXPECT_EQ(LogAddExp(-kInfinity, -kInfinity), -kInfinity);
   EXPECT_DOUBLE_EQ(LogAddExp(1000, 0), 1000);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const double other : {-kInfinity, -3.0, 0.0, 3.0, kInfinity, nan}) {
+    EXPECT_TRUE(std::isnan(LogAddExp(nan, other))) << other;
+    EXPECT_TRUE(std::isnan(LogAddExp(other, nan))) << other;
+  }
 }
 
 TEST(AcpTest, LogForgetGateIsStableAndClamped) {

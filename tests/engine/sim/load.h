@@ -18,6 +18,7 @@ namespace fox::sim {
 
 struct LoadCosts {
   Seconds step = 0.0012, prefill_token = 0.0002, decode_token = 0.00045;
+  Seconds context_token = 0;        // of a decode, for each token before it
   int64_t kept_tokens = INT64_MAX;  // of a sequence; the pages before them are evicted
 };
 
@@ -55,6 +56,7 @@ class ScriptedExecutor : public StepExecutor {
       const auto count = static_cast<int64_t>(planned.token_ids.size());
       seconds_ +=
           static_cast<double>(count) * (count > 1 ? costs_.prefill_token : costs_.decode_token);
+      if (count == 1) seconds_ += static_cast<double>(planned.position) * costs_.context_token;
       const int64_t kept = std::min(planned.position + count, costs_.kept_tokens);
       int64_t& live = live_[static_cast<size_t>(planned.slot)];
       live = limits_.lists_per_slot * PagesFor(kept);

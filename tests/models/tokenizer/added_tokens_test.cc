@@ -15,7 +15,7 @@ AddedTokenSplitter SplitterOf(const std::vector<AddedToken>& tokens) {
 // The parts, text as it stands and tokens as [id:text], with | between.
 std::string Cut(const AddedTokenSplitter& splitter, const std::string& text) {
   std::string shown;
-  for (const TextPart& part : splitter.Split(text)) {
+  splitter.Split(text, [&](const TextPart& part) {
     EXPECT_LT(part.begin, part.end);
     const std::string content = text.substr(part.begin, part.end - part.begin);
     if (!shown.empty()) shown += '|';
@@ -24,7 +24,7 @@ std::string Cut(const AddedTokenSplitter& splitter, const std::string& text) {
     } else {
       shown.append("[").append(std::to_string(part.id)).append(":").append(content).append("]");
     }
-  }
+  });
   return shown;
 }
 

@@ -1,4 +1,4 @@
-// SentencePieceProcessor::Decode, with every failure fatal. See sentencepiece_library.h.
+// SentencePieceProcessor::Encode and Decode, with every failure fatal. See sentencepiece_library.h.
 #include "tests/models/tokenizer/sentencepiece_library.h"
 
 #include <sentencepiece_processor.h>
@@ -27,6 +27,12 @@ SentencePieceLibrary::SentencePieceLibrary(const std::string& serialized)
 }
 
 SentencePieceLibrary::~SentencePieceLibrary() = default;
+
+std::vector<int32_t> SentencePieceLibrary::Encode(const std::string& text) const {
+  std::vector<int32_t> ids;
+  CheckOk(processor_->library.Encode(text, &ids));
+  return ids;
+}
 
 std::string SentencePieceLibrary::Decode(const std::vector<int32_t>& ids) const {
   std::string text;

@@ -1,5 +1,5 @@
-// The sentencepiece library's own decoding, to compare ours with. Types of the standard library
-// only: see sentencepiece_model.h.
+// The sentencepiece library's own encoding and decoding, to compare ours with. Types of the
+// standard library only: see sentencepiece_model.h.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@ class SentencePieceLibrary {
   explicit SentencePieceLibrary(const std::string& serialized);
   ~SentencePieceLibrary();
 
+  std::vector<int32_t> Encode(const std::string& text) const;
   // REQUIRES: every id is that of a piece.
   std::string Decode(const std::vector<int32_t>& ids) const;
 

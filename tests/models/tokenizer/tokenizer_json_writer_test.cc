@@ -10,6 +10,7 @@
 #include <random>
 
 #include "models/tokenizer/longcrawl64_tokenizer.h"
+#include "models/tokenizer/sentencepiece_tokenizer.h"
 #include "models/tokenizer/tokenizer_json.h"
 #include "tests/models/tokenizer/model_proto_writer.h"
 #include "tests/models/tokenizer/small_vocabulary.h"
@@ -197,6 +198,17 @@ TEST(TokenizerJsonWriterTest, SettingsOfSentencepieceShow) {
   const Json spaces = Written(Start() + Letters() + Trainer(false) + Spaces(true, true));
   EXPECT_EQ(spaces["normalizer"]["normalizers"].size(), 5u);
   EXPECT_EQ(spaces["normalizer"]["normalizers"][3]["type"], "Prepend");
+}
+
+TEST(TokenizerJsonWriterTest, ALoadedModelStillKnowsItsNormalizer) {
+  for (const bool prefix : {false, true}) {
+    for (const bool extra : {false, true}) {
+      const std::string model = Start() + Letters() + Trainer(false) + Spaces(prefix, extra);
+      const auto tokenizer = SentencePieceTokenizer::Create(model, /*add_bos=*/true, 100);
+      ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+      EXPECT_EQ(Json::parse(*(*tokenizer)->ToJson()), Written(model));
+    }
+  }
 }
 
 TEST(TokenizerJsonWriterTest, WhatTheFormatCannotSayIsRefused) {

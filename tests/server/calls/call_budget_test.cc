@@ -86,6 +86,8 @@ TEST(CallBudgetTest, TellsWhoHoldsMost) {
   shares.push_back(*budget.Take(2, 0));
   EXPECT_TRUE(budget.HoldsMost(1));
   EXPECT_FALSE(budget.HoldsMost(2));
+  EXPECT_TRUE(budget.HoldsMost(1, 8));
+  EXPECT_FALSE(budget.HoldsMost(1, 9));
 }
 
 }  // namespace

@@ -1,0 +1,84 @@
+// Windows that overlap by a token. See bpe_windows.h.
+#include "models/tokenizer/bpe_windows.h"
+
+#include <algorithm>
+
+namespace fox {
+namespace {
+
+// Left at the end of a window, in parts of it: tokens there may yet change.
+constexpr size_t kTail = 32;
+
+// Where a window is left: behind `tokens` tokens, which end at `end`; the next window must begin
+// with what ends at `next_end`. All counted from the window's start; end 0: there is no such place.
+struct Cut {
+  size_t tokens = 0, end = 0, next_end = 0;
+};
+
+// The last place whose next token ends by `limit`.
+Cut FindCut(const std::vector<WindowToken>& tokens, size_t limit) {
+  Cut cut;
+  size_t count = 0, end = 0;
+  for (size_t i = 0; i < tokens.size() && tokens[i].end <= limit; ++i) {
+    if (tokens[i].end <= end) continue;  // not the last token of its character
+    cut = {count, end, tokens[i].end};
+    count = i + 1;
+    end = tokens[i].end;
+  }
+  return cut;
+}
+
+// Where the first character or token of a window ends.
+size_t FirstEnd(const std::vector<WindowToken>& tokens) {
+  for (const WindowToken& token : tokens) {
+    if (token.end > 0) return token.end;
+  }
+  return 0;
+}
+
+size_t CharacterStart(std::string_view text, size_t at) {
+  while (at < text.size() && (static_cast<uint8_t>(text[at]) & 0xC0) == 0x80) --at;
+  return at;
+}
+
+}  // namespace
+
+bool EncodeInWindows(std::string_view text, size_t window_bytes, std::optional<size_t> lookahead,
+                     const WindowEncoder& encode, std::vector<int32_t>* ids) {
+  struct Window {
+    size_t begin, ids;  // in the text, in `ids`
+    size_t first_end;   // of the token that it must begin with; 0: any
+  };
+  std::vector<Window> windows = {{0, ids->size(), 0}};
+  std::vector<WindowToken> tokens;
+  // Grows for good: what made it grow may come again.
+  size_t length = lookahead.has_value() ? window_bytes : text.size();
+  for (;;) {
+    const Window window = windows.back();
+    const size_t left = text.size() - window.begin;
+    const size_t end = left <= length ? text.size() : CharacterStart(text, window.begin + length);
+    tokens.clear();
+    if (!encode(text.substr(window.begin, end - window.begin), &tokens)) return false;
+    if (window.first_end != 0 && window.begin + FirstEnd(tokens) != window.first_end) {
+      windows.pop_back();
+      length *= 2;
+      continue;
+    }
+    const bool last = end == text.size();
+    Cut cut{tokens.size()};
+    if (!last) {
+      const size_t tail = *lookahead + length / kTail;
+      cut = FindCut(tokens, std::max(end - window.begin, tail) - tail);
+    }
+    if (!last && cut.end == 0) {
+      length *= 2;
+      continue;
+    }
+    ids->resize(window.ids);
+    for (size_t i = 0; i < cut.tokens; ++i) ids->push_back(tokens[i].id);
+    if (last) return true;
+    windows.push_back({window.begin + cut.end, ids->size(), window.begin + cut.next_end});
+  }
+}
+
+}  // namespace fox
