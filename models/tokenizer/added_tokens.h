@@ -43,6 +43,8 @@ class AddedTokenSplitter {
   // Gives `text` (valid UTF-8) to `take` in non-empty parts, in order and without gaps.
   void Split(const std::string& text, const Take& take) const;
 
+  const std::vector<AddedToken>& tokens() const { return tokens_; }
+
  private:
   class Trie {
    public:

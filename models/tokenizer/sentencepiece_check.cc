@@ -22,8 +22,7 @@ constexpr uint64_t kBpeModelType = 2;  // TrainerSpec.ModelType
 
 struct Settings {
   std::string bos_piece = "<s>", eos_piece = "</s>";
-  std::string charsmap, denormalizer_charsmap;
-  bool escape_whitespaces = true, treat_whitespace_as_suffix = false;
+  std::string denormalizer_charsmap;
 };
 
 absl::Status Error(const std::string& what) {
@@ -50,9 +49,7 @@ std::string UpToNul(const std::string& text) { return text.substr(0, text.find('
 bool ReadTrainerSpec(ProtoWire wire, SentencePieceFile* file, Settings* settings) {
   while (wire.Next()) {
     if (wire.field() == 3 && wire.IsVarint()) file->is_bpe = wire.varint() == kBpeModelType;
-    if (wire.field() == 24 && wire.IsVarint()) {
-      settings->treat_whitespace_as_suffix = wire.varint() != 0;
-    }
+    if (wire.field() == 24 && wire.IsVarint()) file->spaces_are_suffixes = wire.varint() != 0;
     if (wire.field() == 35 && wire.IsVarint()) file->byte_fallback = wire.varint() != 0;
     if (wire.field() == 44 && wire.IsBytes()) file->unk_surface = UpToNul(wire.AsString());
     if (wire.field() == 46 && wire.IsBytes()) settings->bos_piece = wire.AsString();
@@ -61,13 +58,13 @@ bool ReadTrainerSpec(ProtoWire wire, SentencePieceFile* file, Settings* settings
   return !wire.malformed();
 }
 
-bool ReadNormalizerSpec(ProtoWire wire, SentencePieceFile* file, Settings* settings) {
+bool ReadNormalizerSpec(ProtoWire wire, SentencePieceFile* file) {
   while (wire.Next()) {
-    if (wire.field() == 2 && wire.IsBytes()) settings->charsmap = wire.AsString();
+    if (wire.field() == 2 && wire.IsBytes()) file->charsmap = wire.AsString();
     if (!wire.IsVarint()) continue;
     if (wire.field() == 3) file->add_dummy_prefix = wire.varint() != 0;
     if (wire.field() == 4) file->remove_extra_whitespaces = wire.varint() != 0;
-    if (wire.field() == 5) settings->escape_whitespaces = wire.varint() != 0;
+    if (wire.field() == 5) file->escape_whitespaces = wire.varint() != 0;
   }
   return !wire.malformed();
 }
@@ -86,7 +83,7 @@ bool ReadModel(const std::string& serialized, SentencePieceFile* file, Settings*
     bool ok = true;
     if (wire.field() == 1) ok = ReadPiece(wire.AsMessage(), &file->pieces.emplace_back());
     if (wire.field() == 2) ok = ReadTrainerSpec(wire.AsMessage(), file, settings);
-    if (wire.field() == 3) ok = ReadNormalizerSpec(wire.AsMessage(), file, settings);
+    if (wire.field() == 3) ok = ReadNormalizerSpec(wire.AsMessage(), file);
     if (wire.field() == 5) ok = ReadDenormalizerSpec(wire.AsMessage(), settings);
     if (!ok) return false;
   }
@@ -181,15 +178,15 @@ absl::StatusOr<SentencePieceFile> CheckSentencePieceModel(const std::string& ser
   if (!ReadModel(serialized, &file, &settings)) return Error("not a sentencepiece model");
   absl::Status status = CheckPieces(&file, settings);
   if (!status.ok()) return status;
-  if (!settings.charsmap.empty()) status = CheckCharsMap(settings.charsmap);
+  if (!file.charsmap.empty()) status = CheckCharsMap(file.charsmap);
   if (!status.ok()) return status;
   // It rewrites decoded text as a whole, across the ends of tokens.
   if (!settings.denormalizer_charsmap.empty()) {
     return absl::UnimplementedError(
         "tokenizer.model: denormalizer_spec with a precompiled_charsmap is not supported");
   }
-  file.only_marks_spaces = settings.charsmap.empty() && !file.remove_extra_whitespaces &&
-                           settings.escape_whitespaces && !settings.treat_whitespace_as_suffix;
+  file.only_marks_spaces = file.charsmap.empty() && !file.remove_extra_whitespaces &&
+                           file.escape_whitespaces && !file.spaces_are_suffixes;
   for (Piece& piece : file.pieces) {  // decoding wants the byte itself
     if (piece.type == PieceType::kByte) {
       piece.text = std::string(1, static_cast<char>(ByteOfPiece(piece.text)));

@@ -30,7 +30,7 @@ struct Piece {
   PieceType type = PieceType::kNormal;
 };
 
-// What decoding needs to know of a model.
+// What our own code, and a copy of the model in another format, need to know of a model.
 struct SentencePieceFile {
   std::vector<Piece> pieces;  // by id
   int32_t unk_id = 0;
@@ -40,6 +40,9 @@ struct SentencePieceFile {
   bool is_bpe = false;
   bool add_dummy_prefix = true;
   bool remove_extra_whitespaces = true;
+  bool escape_whitespaces = true;
+  bool spaces_are_suffixes = false;
+  std::string charsmap;  // precompiled; "": none
   // Whether spaces become U+2581, after one in front with add_dummy_prefix, and nothing else
   // changes.
   bool only_marks_spaces = false;

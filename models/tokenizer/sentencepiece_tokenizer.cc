@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "models/error_text.h"
+#include "models/tokenizer/tokenizer_json_writer.h"
 
 namespace fox {
 namespace {
@@ -69,13 +70,13 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
   }
   tokenizer->window_bytes_ = window_bytes;
   tokenizer->lookahead_ = LookaheadOf(*file);
-  tokenizer->add_bos_ = add_bos;
   Info& info = tokenizer->info_;
   info.kind = "sentencepiece";
   info.vocab_size = static_cast<int32_t>(file->pieces.size());
   info.bos_id = file->bos_id;
   info.eos_id = file->eos_id;
   info.unk_id = file->unk_id;
+  if (add_bos && info.bos_id.has_value()) info.prefix = {*info.bos_id};
   info.strip_leading_space = file->add_dummy_prefix || file->remove_extra_whitespaces;
   info.strip_all_leading_spaces = file->remove_extra_whitespaces;
   info.replacement = Utf8Replacement::kByte;
@@ -90,7 +91,7 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(const std::s
   if (!IsValidUtf8(text)) return absl::InvalidArgumentError("text is not valid UTF-8");
   std::string normalized, error;
   std::vector<int32_t> ids;
-  if (add_special_tokens && add_bos_ && info_.bos_id.has_value()) ids.push_back(*info_.bos_id);
+  if (add_special_tokens) ids = info_.prefix;
   const size_t first = ids.size();
   bool ok = Normalize(text, &normalized, &error);
   if (ok) {
@@ -139,6 +140,18 @@ bool SentencePieceTokenizer::EncodeNormalized(std::string_view text,
     begin = piece.end;
   }
   return true;
+}
+
+absl::StatusOr<std::string> SentencePieceTokenizer::ToJson() const {
+  const bool whole = normalizer_ != nullptr;
+  absl::StatusOr<SentencePieceFile> file =
+      CheckSentencePieceModel((whole ? normalizer_ : model_)->Serialized());
+  if (!file.ok()) return file.status();
+  if (!whole) {  // what the library was not told
+    file->add_dummy_prefix = add_dummy_prefix_;
+    file->escape_whitespaces = true;
+  }
+  return WriteTokenizerJson(*file);
 }
 
 std::string SentencePieceTokenizer::TokenBytes(int32_t id, bool skip_special) const {

@@ -32,6 +32,7 @@ class SentencePieceTokenizer : public Tokenizer {
   std::string TokenBytes(int32_t id, bool skip_special) const override;
   TokenKind KindOf(int32_t id) const override;
   const Info& info() const override { return info_; }
+  absl::StatusOr<std::string> ToJson() const override;
 
  private:
   SentencePieceTokenizer() = default;
@@ -49,7 +50,6 @@ class SentencePieceTokenizer : public Tokenizer {
                         std::string* error) const;
 
   Info info_;
-  bool add_bos_ = true;
   std::vector<Token> tokens_;                       // by id
   std::unique_ptr<SentencePieceModel> model_;       // for normalized texts
   std::unique_ptr<SentencePieceModel> normalizer_;  // null: it only marks spaces

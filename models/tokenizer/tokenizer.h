@@ -40,6 +40,7 @@ class Tokenizer {
     std::string kind;  // "sentencepiece", "byte_level_bpe", "longcrawl64"
     int32_t vocab_size = 0;
     std::optional<int32_t> bos_id, eos_id, unk_id;
+    std::vector<int32_t> prefix;  // what add_special_tokens puts in front of a text
     // The wrapper's text is JSON-escaped: token bytes form escapes such as \u00e9, which
     // TokenStream undoes.
     bool json_escaped = false;
@@ -51,6 +52,15 @@ class Tokenizer {
     Utf8Replacement replacement = Utf8Replacement::kSubpart;
   };
   virtual const Info& info() const = 0;
+
+  // This tokenizer as a tokenizer.json of the Hugging Face tokenizers library, but for
+  // Info::prefix. Takes tens of milliseconds. Unimplemented names what the format cannot say; see
+  // tokenizer_json_writer.h.
+  virtual absl::StatusOr<std::string> ToJson() const {
+    return absl::UnimplementedError("this kind of tokenizer has no tokenizer.json");
+  }
+  // The tokenizer with the same ids whose texts are not escaped (Info::json_escaped).
+  virtual const Tokenizer& Unescaped() const { return *this; }
 };
 
 // The whole of `ids` as text, through a TokenStream; ill-formed UTF-8 becomes U+FFFD.

@@ -15,7 +15,7 @@
 namespace fox {
 namespace {
 
-constexpr size_t kMaxRequestIdBytes = 128;
+constexpr size_t kMaxRequestIdBytes = 256;
 constexpr uint32_t kMaxStreamInterval = 1024;
 constexpr int kMaxStops = 16;
 constexpr size_t kMaxStopBytes = 256;
@@ -266,7 +266,7 @@ absl::StatusOr<std::string> CheckRequestId(const std::string& request_id) {
   const bool printable = std::all_of(request_id.begin(), request_id.end(),
                                      [](char c) { return c > 0x20 && c < 0x7f; });
   if (request_id.size() > kMaxRequestIdBytes || !printable) {
-    return Invalid("request_id: must be at most 128 printable ASCII bytes without spaces");
+    return Invalid("request_id: must be at most 256 printable ASCII bytes without spaces");
   }
   return request_id;
 }

@@ -22,6 +22,7 @@
 #include "server/rpc/info_service.h"
 #include "server/rpc/port_credentials.h"
 #include "server/rpc/tokenizer_service.h"
+#include "server/rpc/vllm_service.h"
 
 namespace fox {
 namespace {
@@ -115,6 +116,7 @@ struct GrpcServer::Impl {
   TokenizerService tokenizer{core};
   InfoService info{core};
   AdminService admin{core, [this] { monitor->Check(); }};
+  VllmService vllm{core, [this] { return monitor->serving(); }};
   std::unique_ptr<ConnectionAcceptor> acceptor, admin_acceptor;
   std::unique_ptr<grpc::Server> server, admin_server;
   std::unique_ptr<HealthMonitor> monitor;  // from before the first call until after the last one
@@ -132,6 +134,7 @@ std::vector<std::string> GrpcServer::Impl::Register(const GrpcServerOptions& opt
   add("inference", v1::Inference::service_full_name(), &generate);
   add("tokenizer", v1::Tokenizer::service_full_name(), &tokenizer);
   add("info", v1::Info::service_full_name(), &info);
+  add("vllm", vllm_wire::VllmEngine::service_full_name(), &vllm);
   if (!options.admin.has_value()) add("admin", v1::Admin::service_full_name(), &admin);
   return names;
 }

@@ -12,6 +12,8 @@ namespace {
 uint32_t U32(int64_t value) { return static_cast<uint32_t>(value); }
 uint64_t U64(int64_t value) { return static_cast<uint64_t>(value); }
 
+}  // namespace
+
 v1::ServerInfo DescribeServer(const ServerCore& core) {
   const ExecutorLimits& limits = core.context.limits;
   const EngineOptions& engine = core.context.engine;
@@ -99,8 +101,6 @@ v1::Load DescribeLoad(ServerCore& core) {
   out.set_heartbeat_age_s(core.engine.HeartbeatAge());
   return out;
 }
-
-}  // namespace
 
 InfoService::InfoService(ServerCore& core) : RawService(core) {
   ServeShort<v1::GetServerInfoRequest, v1::ServerInfo>(

@@ -7,6 +7,11 @@
 
 namespace fox {
 
+// What the methods answer; of constants and of a copy of the engine's counters.
+v1::ServerInfo DescribeServer(const ServerCore& core);
+v1::ModelInfo DescribeModel(const ServerCore& core);
+v1::Load DescribeLoad(ServerCore& core);
+
 class InfoService final : public RawService<v1::Info> {
  public:
   explicit InfoService(ServerCore& core);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "google/protobuf/descriptor.h"
+#include "grpcpp/impl/codegen/server_callback_handlers.h"
 #include "server/rpc/generation_reactor.h"
 
 namespace fox {

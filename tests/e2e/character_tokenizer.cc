@@ -8,6 +8,7 @@ CharacterTokenizer::CharacterTokenizer() {
   info_.vocab_size = kVocabSize;
   info_.bos_id = kBos;
   info_.eos_id = kEos;
+  info_.prefix = {kBos};
 }
 
 absl::StatusOr<std::vector<int32_t>> CharacterTokenizer::Encode(const std::string& text,

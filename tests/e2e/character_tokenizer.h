@@ -18,6 +18,8 @@ class CharacterTokenizer final : public Tokenizer {
                                               bool add_special_tokens) const override;
   std::string TokenBytes(int32_t id, bool skip_special) const override;
   const Info& info() const override { return info_; }
+  // No such thing, but long.
+  absl::StatusOr<std::string> ToJson() const override { return std::string(1 << 20, 'x'); }
 
  private:
   Info info_;

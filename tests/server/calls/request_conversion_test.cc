@@ -258,7 +258,7 @@ TEST(RequestConversionTest, NamesAndIds) {
   EXPECT_EQ(CheckRequestId("")->size(), 36u);
   EXPECT_EQ(*CheckRequestId("mine"), "mine");
   EXPECT_TRUE(CheckRequestId(std::string(128, 'x')).ok());
-  EXPECT_FALSE(CheckRequestId(std::string(129, 'x')).ok());
+  EXPECT_FALSE(CheckRequestId(std::string(257, 'x')).ok());
   EXPECT_FALSE(CheckRequestId("two words").ok());
   EXPECT_FALSE(CheckRequestId("caf\xc3\xa9").ok());
 }

@@ -104,7 +104,7 @@ TEST(PortCredentialsTest, ARefusalWaitsForNoMessageAndTakesNothing) {
         << policy.path;
   }
   EXPECT_EQ(server.core->calls().calls(), 0);
-  EXPECT_EQ(server.core->refused(), 0);  // by the budget
+  EXPECT_EQ(server.core->refusals().count(), 0);  // by the budget
   EXPECT_GT(server.core->access->refused(), 0);
 }
 
