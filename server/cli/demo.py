@@ -30,10 +30,11 @@ class DemoError(Exception):
 class Server:
     """A fox-server of ours on a free port; gone when the context ends, Ctrl-C included."""
 
-    def __init__(self, programs: pathlib.Path, model: pathlib.Path, acp: str) -> None:
+    def __init__(self, programs: pathlib.Path, model: pathlib.Path, acp: str,
+                 device: str = "auto") -> None:
         self._cli = programs / "fox-cli"
         self._command = [str(programs / "fox-server"), "--model", str(model), "--grpc-port", "0",
-                         "--acp", acp]
+                         "--acp", acp, "--device", device]
         self._log: list[str] = []
         self._listening = threading.Event()
         self.target = ""
@@ -192,15 +193,18 @@ def page_bytes_of(info: dict[str, Any]) -> int:
     return 2 * int(info["page_size"]) * int(info["head_dim"]) * element
 
 
-def demonstrate(programs: pathlib.Path, model: pathlib.Path, new_tokens: int) -> list[Row]:
+def demonstrate(programs: pathlib.Path, model: pathlib.Path, device: str,
+                new_tokens: int) -> list[Row]:
     """Runs the servers and returns the table's rows."""
     sampling = ["--max-tokens", str(new_tokens), "--temperature", "0.7", "--seed", "1"]
     long_prompt = ["@" + str(model / "prompt_long.txt"), *sampling]
     tail = (model / "prompt_long.txt").read_text().rstrip()[-200:]
     print("==> Starting fox-server on the embedded model (ACP: certified)", flush=True)
-    with Server(programs, model, "certified") as server:
-        page_bytes = page_bytes_of(server.info())
-        print(f"==> It listens on {server.target}. A short prompt:\n")
+    with Server(programs, model, "certified", device) as server:
+        info = server.info()
+        page_bytes = page_bytes_of(info)
+        print(f"==> It computes on {info['device']}, and listens on {server.target}. "
+              "A short prompt:\n")
         print(SHORT_PROMPT, end="", flush=True)
         server.generate([SHORT_PROMPT, *sampling], show=True)
         print("\n\n==> A long prompt (two chapters of a novel it has not read), which ends:\n")
@@ -210,7 +214,7 @@ def demonstrate(programs: pathlib.Path, model: pathlib.Path, new_tokens: int) ->
         off = server.generate([*long_prompt, "--acp", "off"], show=False)
         rows.insert(0, row_of("off", off, page_bytes))
     print("==> The same prompt under the paper's bound, on a server of its own", flush=True)
-    with Server(programs, model, "paper") as server:
+    with Server(programs, model, "paper", device) as server:
         rows.insert(1, row_of("paper", server.generate(long_prompt, show=False), page_bytes))
     return rows
 
@@ -220,12 +224,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="./run demo", description=__doc__.splitlines()[0])
     parser.add_argument("--bin", type=pathlib.Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--model", type=pathlib.Path, required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
+                        help="where to compute; auto: a GPU if there is one")
     parser.add_argument("--max-tokens", type=int, default=64, help="length of each answer")
     arguments = parser.parse_args()
     # A plain kill must not leave the server behind either.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        rows = demonstrate(arguments.bin, arguments.model, arguments.max_tokens)
+        rows = demonstrate(arguments.bin, arguments.model, arguments.device,
+                           arguments.max_tokens)
     except DemoError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
