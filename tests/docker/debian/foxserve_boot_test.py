@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""The Debian package in a Debian of its own: apt installs it, a real systemd runs it, purge removes
+it. debootstrap makes the system once (build/.../debian-root), systemd-nspawn boots a copy without a
+network. Skipped, and it says so, without root, these two programs or a mirror.
+
+    foxserve_boot_test.py BUILD     a build tree whose programs are built
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import loud_skips  # noqa: E402
+
+# Runs inside, as root, when the system is up; the last line that it reached is its verdict.
+INSIDE = r"""#!/bin/bash
+exec >/root/log 2>&1
+trap 'journalctl -u foxserve --no-pager | tail -n 30; systemctl poweroff' EXIT
+set -eux
+of() { systemctl show -P "$1" foxserve; }
+serving() { until fox-cli health; do sleep 0.05; done; }
+
+[[ "$(systemctl is-enabled foxserve)" == disabled && "$(of ActiveState)" == inactive ]]
+systemctl start foxserve
+serving
+fox-cli generate "Once upon a time" --max-tokens 8 --temperature 0 | grep -q "there was"
+grep -q "^Uid:[[:space:]]6[0-9]*" "/proc/$(of MainPID)/status"  # a dynamic user, not root
+grep -q "^NoNewPrivs:[[:space:]]1" "/proc/$(of MainPID)/status"
+grep -q "^Seccomp:[[:space:]]2" "/proc/$(of MainPID)/status"
+
+: A crash: systemd starts it again.
+kill -9 "$(of MainPID)"
+until [[ "$(of NRestarts)" == 1 ]]; do sleep 0.05; done
+serving
+
+: A stop lets what runs finish.
+fox-cli generate "Once upon a time" --max-tokens 100 --ignore-eos --json --stats >/root/answer &
+until [[ -s /root/answer ]]; do sleep 0.01; done
+systemctl stop foxserve
+wait $!
+grep -q LENGTH /root/answer
+[[ "$(of Result)" == success && "$(of ExecMainStatus)" == 0 ]]
+
+: A setting that cannot work: told once, not tried again.
+echo FOX_MODEL=/nonexistent >>/etc/default/foxserve
+systemctl start foxserve
+until [[ "$(of ActiveState)" == failed ]]; do sleep 0.05; done
+sleep 1.5  # RestartSec is 1
+[[ "$(of ActiveState)" == failed && "$(of ExecMainStatus)" == 78 && "$(of NRestarts)" == 0 ]]
+sed -i '$d' /etc/default/foxserve
+
+: An upgrade restarts what runs, removal stops it, purge leaves nothing.
+systemctl enable --now foxserve
+serving
+before="$(of MainPID)"
+dpkg -i /root/foxserve.deb
+serving
+[[ "$(of MainPID)" != "$before" ]]
+apt-get -q -y remove foxserve
+[[ "$(systemctl is-active foxserve)" == inactive && -f /etc/default/foxserve ]]
+apt-get -q -y purge foxserve
+for path in /etc/default/foxserve /usr/bin/fox-server /usr/share/foxserve \
+  /etc/systemd/system/multi-user.target.wants/foxserve.service; do
+  [[ ! -e "$path" && ! -L "$path" ]]
+done
+echo passed >/root/verdict
+"""
+CHECK_UNIT = """[Unit]
+After=multi-user.target
+[Service]
+Type=exec
+ExecStart=/root/inside
+"""
+
+
+def run(*command: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+    """A command with all that it says in one string."""
+    return subprocess.run(["timeout", "-k", "10", str(seconds), *command], text=True,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, check=False,
+                          env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"})
+
+
+def mirror() -> tuple[str, str]:
+    """The address and the suite that this machine's apt takes packages of its release from."""
+    release = dict(line.split("=", 1) for line in
+                   pathlib.Path("/etc/os-release").read_text().splitlines() if "=" in line)
+    suite = release.get("VERSION_CODENAME", "").strip('"')
+    sources = run("apt-get", "indextargets", "--format", "$(SITE) $(CODENAME) $(COMPONENT)",
+                  "Created-By: Packages").stdout
+    for line in sources.splitlines():
+        words = line.split()
+        if words[1:] == [suite, "main"]:
+            return words[0], suite
+    raise unittest.SkipTest("apt names no mirror of this release")
+
+
+def make_root(folder: pathlib.Path) -> None:
+    """A small Debian with systemd, which later runs find again."""
+    if folder.exists():
+        return
+    site, suite = mirror()
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    made = run("debootstrap", "--variant=minbase", "--include=systemd,dbus",
+               "--components=main,universe" if "ubuntu" in site else "--components=main", suite,
+               str(partial), site, seconds=500)
+    if made.returncode != 0:
+        raise unittest.SkipTest("debootstrap failed: " + made.stdout.strip().splitlines()[-1])
+    partial.rename(folder)
+
+
+class BootTest(unittest.TestCase):
+    """The life of the package."""
+
+    def setUp(self) -> None:
+        for program in ("debootstrap", "systemd-nspawn", "dpkg-shlibdeps"):
+            if shutil.which(program) is None:
+                self.skipTest(f"no {program} here")
+        if os.geteuid() != 0:
+            self.skipTest("only root can boot a system")
+        self.base = loud_skips.build_folder() / "debian-root"
+        make_root(self.base)
+        tried = run("systemd-nspawn", "-q", "--register=no", "--keep-unit", "--volatile=overlay",
+                    "-D", str(self.base), "/bin/true")
+        if tried.returncode != 0:
+            self.skipTest("systemd-nspawn cannot run here: " + tried.stdout.strip())
+        # Beside the build tree, not in /tmp: that may forbid devices and programs.
+        folder = tempfile.TemporaryDirectory(dir=self.base.parent)
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name) / "root"
+
+    def install(self) -> None:
+        """A copy of the system, with the package and what it needs."""
+        made = run("cpack", "-G", "DEB", "-B", str(self.root.parent), "--config",
+                   str(loud_skips.build_folder() / "CPackConfig.cmake"))
+        self.assertEqual(made.returncode, 0, made.stdout)
+        package = next(self.root.parent.glob("*.deb"))
+        self.assertEqual(run("cp", "-a", "--reflink=auto", str(self.base), str(self.root)
+                             ).returncode, 0)
+        shutil.copy(package, self.root / "root" / "foxserve.deb")
+        if run("chroot", str(self.root), "apt-get", "-q", "update").returncode != 0:
+            self.skipTest("apt reaches no mirror")
+        installed = run("chroot", str(self.root), "apt-get", "-q", "-y", "install",
+                        "--no-install-recommends", "/root/foxserve.deb")
+        self.assertEqual(installed.returncode, 0, installed.stdout)
+
+    def test_life(self) -> None:
+        self.install()
+        home, units = self.root / "root", self.root / "etc" / "systemd" / "system"
+        (home / "inside").write_text(INSIDE)
+        (home / "inside").chmod(0o755)
+        (units / "inside.service").write_text(CHECK_UNIT)
+        wants = units / "multi-user.target.wants"
+        wants.mkdir(exist_ok=True)
+        (wants / "inside.service").symlink_to("../inside.service")
+        booted = run("systemd-nspawn", "-q", "--private-network", "--register=no", "--keep-unit",
+                     "-b", "-D", str(self.root), seconds=120)
+        log = home / "log"
+        self.assertTrue((home / "verdict").exists(),
+                        log.read_text() if log.exists() else booted.stdout)
+
+
+if __name__ == "__main__":
+    sys.exit(loud_skips.main())
