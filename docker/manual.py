@@ -3,10 +3,10 @@
 
     manual.py --version VERSION --out SHARE PROGRAM...
 
-writes SHARE/man/man1/PROGRAM.1.gz and SHARE/bash-completion/completions/PROGRAM. The form of --help is
-FlagSet::Help's: titles that end in a colon, one flag a line, its default in brackets at the end. A
-program's commands are the indented lines below its usage. What no flag says (exit codes, files,
-examples) stands here.
+writes SHARE/man/man1/PROGRAM.1.gz and SHARE/bash-completion/completions/PROGRAM. The form of
+--help is FlagSet::Help's: titles that end in a colon, one flag a line, its default in brackets at
+the end. A program's commands are the indented lines below its usage. What no flag says (exit codes,
+files, examples) stands here.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import loud_skips  # noqa: E402
 
 # Runs inside, as root, when the system is up; the last line that it reached is its verdict.
 INSIDE = r"""#!/bin/bash
-exec >/root/log 2>&1
+exec >/srv/log 2>&1
 trap 'journalctl -u foxserve --no-pager | tail -n 30; systemctl poweroff' EXIT
 set -eux
 of() { systemctl show -P "$1" foxserve; }
@@ -41,11 +41,11 @@ until [[ "$(of NRestarts)" == 1 ]]; do sleep 0.05; done
 serving
 
 : A stop lets what runs finish.
-fox-cli generate "Once upon a time" --max-tokens 100 --ignore-eos --json --stats >/root/answer &
-until [[ -s /root/answer ]]; do sleep 0.01; done
+fox-cli generate "Once upon a time" --max-tokens 100 --ignore-eos --json --stats >/srv/answer &
+until [[ -s /srv/answer ]]; do sleep 0.01; done
 systemctl stop foxserve
 wait $!
-grep -q LENGTH /root/answer
+grep -q LENGTH /srv/answer
 [[ "$(of Result)" == success && "$(of ExecMainStatus)" == 0 ]]
 
 : A setting that cannot work: told once, not tried again.
@@ -60,7 +60,7 @@ sed -i '$d' /etc/default/foxserve
 systemctl enable --now foxserve
 serving
 before="$(of MainPID)"
-dpkg -i /root/foxserve.deb
+dpkg -i /srv/foxserve.deb
 serving
 [[ "$(of MainPID)" != "$before" ]]
 apt-get -q -y remove foxserve
@@ -70,13 +70,13 @@ for path in /etc/default/foxserve /usr/bin/fox-server /usr/share/foxserve \
   /etc/systemd/system/multi-user.target.wants/foxserve.service; do
   [[ ! -e "$path" && ! -L "$path" ]]
 done
-echo passed >/root/verdict
+echo passed >/srv/verdict
 """
 CHECK_UNIT = """[Unit]
 After=multi-user.target
 [Service]
 Type=exec
-ExecStart=/root/inside
+ExecStart=/srv/inside
 """
 
 
@@ -145,16 +145,16 @@ class BootTest(unittest.TestCase):
         package = next(self.root.parent.glob("*.deb"))
         self.assertEqual(run("cp", "-a", "--reflink=auto", str(self.base), str(self.root)
                              ).returncode, 0)
-        shutil.copy(package, self.root / "root" / "foxserve.deb")
+        shutil.copy(package, self.root / "srv" / "foxserve.deb")
         if run("chroot", str(self.root), "apt-get", "-q", "update").returncode != 0:
             self.skipTest("apt reaches no mirror")
         installed = run("chroot", str(self.root), "apt-get", "-q", "-y", "install",
-                        "--no-install-recommends", "/root/foxserve.deb")
+                        "--no-install-recommends", "/srv/foxserve.deb")
         self.assertEqual(installed.returncode, 0, installed.stdout)
 
     def test_life(self) -> None:
         self.install()
-        home, units = self.root / "root", self.root / "etc" / "systemd" / "system"
+        home, units = self.root / "srv", self.root / "etc" / "systemd" / "system"
         (home / "inside").write_text(INSIDE)
         (home / "inside").chmod(0o755)
         (units / "inside.service").write_text(CHECK_UNIT)
