@@ -8,16 +8,15 @@ network. Skipped, and it says so, without root, these two programs or a mirror.
 
 from __future__ import annotations
 
-import os
 import pathlib
 import shutil
-import subprocess
 import sys
-import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import loud_skips  # noqa: E402
+import small_debian  # noqa: E402
+from small_debian import run  # noqa: E402
 
 # Runs inside, as root, when the system is up; the last line that it reached is its verdict.
 INSIDE = r"""#!/bin/bash
@@ -80,80 +79,17 @@ ExecStart=/srv/inside
 """
 
 
-def run(*command: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-    """A command with all that it says in one string."""
-    return subprocess.run(["timeout", "-k", "10", str(seconds), *command], text=True,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, check=False,
-                          env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"})
-
-
-def mirror() -> tuple[str, str]:
-    """The address and the suite that this machine's apt takes packages of its release from."""
-    release = dict(line.split("=", 1) for line in
-                   pathlib.Path("/etc/os-release").read_text().splitlines() if "=" in line)
-    suite = release.get("VERSION_CODENAME", "").strip('"')
-    sources = run("apt-get", "indextargets", "--format", "$(SITE) $(CODENAME) $(COMPONENT)",
-                  "Created-By: Packages").stdout
-    for line in sources.splitlines():
-        words = line.split()
-        if words[1:] == [suite, "main"]:
-            return words[0], suite
-    raise unittest.SkipTest("apt names no mirror of this release")
-
-
-def make_root(folder: pathlib.Path) -> None:
-    """A small Debian with systemd, which later runs find again."""
-    if folder.exists():
-        return
-    site, suite = mirror()
-    partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    made = run("debootstrap", "--variant=minbase", "--include=systemd,dbus",
-               "--components=main,universe" if "ubuntu" in site else "--components=main", suite,
-               str(partial), site, seconds=500)
-    if made.returncode != 0:
-        raise unittest.SkipTest("debootstrap failed: " + made.stdout.strip().splitlines()[-1])
-    partial.rename(folder)
-
-
 class BootTest(unittest.TestCase):
     """The life of the package."""
 
     def setUp(self) -> None:
-        for program in ("debootstrap", "systemd-nspawn", "dpkg-shlibdeps"):
-            if shutil.which(program) is None:
-                self.skipTest(f"no {program} here")
-        if os.geteuid() != 0:
-            self.skipTest("only root can boot a system")
-        self.base = loud_skips.build_folder() / "debian-root"
-        make_root(self.base)
-        tried = run("systemd-nspawn", "-q", "--register=no", "--keep-unit", "--volatile=overlay",
-                    "-D", str(self.base), "/bin/true")
-        if tried.returncode != 0:
-            self.skipTest("systemd-nspawn cannot run here: " + tried.stdout.strip())
-        # Beside the build tree, not in /tmp: that may forbid devices and programs.
-        folder = tempfile.TemporaryDirectory(dir=self.base.parent)
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name) / "root"
-
-    def install(self) -> None:
-        """A copy of the system, with the package and what it needs."""
-        made = run("cpack", "-G", "DEB", "-B", str(self.root.parent), "--config",
-                   str(loud_skips.build_folder() / "CPackConfig.cmake"))
-        self.assertEqual(made.returncode, 0, made.stdout)
-        package = next(self.root.parent.glob("*.deb"))
-        self.assertEqual(run("cp", "-a", "--reflink=auto", str(self.base), str(self.root)
-                             ).returncode, 0)
-        shutil.copy(package, self.root / "srv" / "foxserve.deb")
-        if run("chroot", str(self.root), "apt-get", "-q", "update").returncode != 0:
-            self.skipTest("apt reaches no mirror")
+        self.root = small_debian.copy_of_root(self)
+        shutil.copy(small_debian.package(self.root.parent), self.root / "srv" / "foxserve.deb")
         installed = run("chroot", str(self.root), "apt-get", "-q", "-y", "install",
                         "--no-install-recommends", "/srv/foxserve.deb")
         self.assertEqual(installed.returncode, 0, installed.stdout)
 
     def test_life(self) -> None:
-        self.install()
         home, units = self.root / "srv", self.root / "etc" / "systemd" / "system"
         (home / "inside").write_text(INSIDE)
         (home / "inside").chmod(0o755)
