@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 SHORT_PROMPT = "Once upon a time"
@@ -31,10 +32,10 @@ class Server:
     """A fox-server of ours on a free port; gone when the context ends, Ctrl-C included."""
 
     def __init__(self, programs: pathlib.Path, model: pathlib.Path, acp: str,
-                 device: str = "auto") -> None:
+                 flags: Sequence[str] = ()) -> None:
         self._cli = programs / "fox-cli"
         self._command = [str(programs / "fox-server"), "--model", str(model), "--grpc-port", "0",
-                         "--acp", acp, "--device", device]
+                         "--acp", acp, *flags]
         self._log: list[str] = []
         self._listening = threading.Event()
         self.target = ""
@@ -193,14 +194,14 @@ def page_bytes_of(info: dict[str, Any]) -> int:
     return 2 * int(info["page_size"]) * int(info["head_dim"]) * element
 
 
-def demonstrate(programs: pathlib.Path, model: pathlib.Path, device: str,
+def demonstrate(programs: pathlib.Path, model: pathlib.Path, flags: Sequence[str],
                 new_tokens: int) -> list[Row]:
     """Runs the servers and returns the table's rows."""
     sampling = ["--max-tokens", str(new_tokens), "--temperature", "0.7", "--seed", "1"]
     long_prompt = ["@" + str(model / "prompt_long.txt"), *sampling]
     tail = (model / "prompt_long.txt").read_text().rstrip()[-200:]
     print("==> Starting fox-server on the embedded model (ACP: certified)", flush=True)
-    with Server(programs, model, "certified", device) as server:
+    with Server(programs, model, "certified", flags) as server:
         info = server.info()
         page_bytes = page_bytes_of(info)
         print(f"==> It computes on {info['device']}, and listens on {server.target}. "
@@ -214,7 +215,7 @@ def demonstrate(programs: pathlib.Path, model: pathlib.Path, device: str,
         off = server.generate([*long_prompt, "--acp", "off"], show=False)
         rows.insert(0, row_of("off", off, page_bytes))
     print("==> The same prompt under the paper's bound, on a server of its own", flush=True)
-    with Server(programs, model, "paper", device) as server:
+    with Server(programs, model, "paper", flags) as server:
         rows.insert(1, row_of("paper", server.generate(long_prompt, show=False), page_bytes))
     return rows
 
@@ -231,8 +232,8 @@ def main() -> int:
     # A plain kill must not leave the server behind either.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        rows = demonstrate(arguments.bin, arguments.model, arguments.device,
-                           arguments.max_tokens)
+        rows = demonstrate(arguments.bin, arguments.model,
+                           ["--device", arguments.device], arguments.max_tokens)
     except DemoError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
