@@ -97,7 +97,7 @@ class RunTest(unittest.TestCase):
 
     def test_card_without_a_compiler(self) -> None:
         self.add_card()
-        self.expect_cpu("no nvcc")
+        self.expect_cpu("no nvcc 12.4")
 
     def test_card_and_compiler(self) -> None:
         self.add_card()
@@ -116,7 +116,7 @@ class RunTest(unittest.TestCase):
                 started, said = self.serve(FAKE_CAPABILITY=capability)
                 self.assertEqual("server of cuda" in started, takes_it, said)
         self.expect_cpu("compute capability 7.5, and 8.0 is needed", FAKE_CAPABILITY="7.5")
-        self.expect_cpu("older than CUDA 12.4", FAKE_CUDA="11.8")
+        self.expect_cpu("no nvcc 12.4", FAKE_CUDA="11.8")
 
     def test_cards_that_are_hidden(self) -> None:
         self.add_card()
