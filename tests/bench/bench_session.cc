@@ -156,7 +156,8 @@ absl::Status BenchFlags::Parse(const std::vector<std::string>& arguments,
   if (absl::Status s = ParseOrHelp(set, arguments, command); !s.ok()) return s;
   chunk_given = set.IsSet("chunk");
   if (set.IsSet("acp")) return absl::InvalidArgumentError("--acp: give --modes, a list");
-  if (model.model.empty()) model.model = DemoModel();
+  if (!set.IsSet("model")) model.model = DemoModel();
+  if (absl::Status s = Require(model.model, "model"); !s.ok()) return s;
   const auto parsed_lengths = ParseList(length_list, "lengths");
   if (!parsed_lengths.ok()) return parsed_lengths.status();
   const auto parsed_batches = ParseList(batch_list, "batch-sizes");
