@@ -219,15 +219,18 @@ def page_bytes_of(info: dict[str, Any]) -> int:
     return 2 * int(info["page_size"]) * int(info["head_dim"]) * element
 
 
-def demonstrate(programs: pathlib.Path, model: pathlib.Path, new_tokens: int) -> list[Row]:
+def demonstrate(programs: pathlib.Path, model: pathlib.Path, flags: Sequence[str],
+                new_tokens: int) -> list[Row]:
     """Runs the servers and returns the table's rows."""
     sampling = ["--max-tokens", str(new_tokens), "--temperature", "0.7", "--seed", "1"]
     long_prompt = ["@" + str(model / "prompt_long.txt"), *sampling]
     tail = (model / "prompt_long.txt").read_text().rstrip()[-200:]
     print("==> Starting fox-server on the embedded model (ACP: certified)", flush=True)
-    with Server(programs, model, "certified") as server:
-        page_bytes = page_bytes_of(server.info())
-        print(f"==> It listens on {server.target}. A short prompt:\n")
+    with Server(programs, model, "certified", flags) as server:
+        info = server.info()
+        page_bytes = page_bytes_of(info)
+        print(f"==> It computes on {info['device']}, and listens on {server.target}. "
+              "A short prompt:\n")
         print(SHORT_PROMPT, end="", flush=True)
         server.generate([SHORT_PROMPT, *sampling], show=True)
         print("\n\n==> A long prompt (two chapters of a novel it has not read), which ends:\n")
@@ -237,14 +240,15 @@ def demonstrate(programs: pathlib.Path, model: pathlib.Path, new_tokens: int) ->
         off = server.generate([*long_prompt, "--acp", "off"], show=False)
         rows.insert(0, row_of("off", off, page_bytes))
     print("==> The same prompt under the paper's bound, on a server of its own", flush=True)
-    with Server(programs, model, "paper") as server:
+    with Server(programs, model, "paper", flags) as server:
         rows.insert(1, row_of("paper", server.generate(long_prompt, show=False), page_bytes))
     return rows
 
 
-def show_page(programs: pathlib.Path, model: pathlib.Path, port: int) -> None:
+def show_page(programs: pathlib.Path, model: pathlib.Path, port: int,
+              flags: Sequence[str]) -> None:
     """Serves the page until Ctrl-C; a browser opens where there is a screen."""
-    with Server(programs, model, "certified", ["--http-port", str(port)]) as server:
+    with Server(programs, model, "certified", ["--http-port", str(port), *flags]) as server:
         print(f"==> The page is at {server.http_url}\n"
               "    \"Use a long example\", then \"Generate\". Ctrl-C stops the server.", flush=True)
         if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
@@ -257,6 +261,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="./run demo", description=__doc__.splitlines()[0])
     parser.add_argument("--bin", type=pathlib.Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--model", type=pathlib.Path, required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
+                        help="where to compute; auto: a GPU if there is one")
     parser.add_argument("--max-tokens", type=int, default=64, help="length of each answer")
     parser.add_argument("--web", action="store_true",
                         help="show in a browser what each head keeps, instead of the table")
@@ -266,10 +272,11 @@ def main() -> int:
     # A plain kill must not leave the server behind either.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        flags = ["--device", arguments.device]
         if arguments.web:
-            show_page(arguments.bin, arguments.model, arguments.port)
+            show_page(arguments.bin, arguments.model, arguments.port, flags)
             return 0
-        rows = demonstrate(arguments.bin, arguments.model, arguments.max_tokens)
+        rows = demonstrate(arguments.bin, arguments.model, flags, arguments.max_tokens)
     except DemoError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1

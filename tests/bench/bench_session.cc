@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
@@ -62,6 +63,15 @@ std::vector<int32_t> SpreadIds(int64_t vocab) {
 
 double OutTimesIn(const PackedWeight& weight) {
   return static_cast<double>(weight.out()) * static_cast<double>(weight.in());
+}
+
+// Where the demo model is: beside the installed program, or in the sources.
+std::string DemoModel() {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path bin = fs::read_symlink("/proc/self/exe", error).parent_path();
+  const fs::path installed = bin.parent_path() / "share" / "foxserve" / "demo";
+  return fs::exists(installed, error) ? installed.string() : FOX_SOURCE_DIR "/models/demo";
 }
 
 // Prefill chunks unless told otherwise: a GPU wants more rows at once.
@@ -134,7 +144,6 @@ absl::Status BenchFlags::Parse(const std::vector<std::string>& arguments,
                                const std::string& command) {
   std::string length_list = "512,1024,2048,4096,8192", batch_list = "1,2,4,8";
   std::string context_list = "512,2048,8192", mode_list = "off,paper,certified", limit_list;
-  model.model = std::string(FOX_SOURCE_DIR) + "/models/demo";
   FlagSet set;
   model.Register(set);
   RegisterBenchFlags(set, *this);
@@ -147,6 +156,7 @@ absl::Status BenchFlags::Parse(const std::vector<std::string>& arguments,
   if (absl::Status s = ParseOrHelp(set, arguments, command); !s.ok()) return s;
   chunk_given = set.IsSet("chunk");
   if (set.IsSet("acp")) return absl::InvalidArgumentError("--acp: give --modes, a list");
+  if (!set.IsSet("model")) model.model = DemoModel();
   if (absl::Status s = Require(model.model, "model"); !s.ok()) return s;
   const auto parsed_lengths = ParseList(length_list, "lengths");
   if (!parsed_lengths.ok()) return parsed_lengths.status();

@@ -29,7 +29,8 @@ class Finding(NamedTuple):
 CPP = (".h", ".cc", ".cu", ".cuh", ".inc")
 HEADERS = (".h", ".cuh", ".inc")
 DEVICE = (".cu", ".cuh")
-PLAIN_FILES = ("run", ".ci/run", "Dockerfile", "Dockerfile.dev", "CMakeLists.txt")
+PLAIN_FILES = ("run", ".ci/run", "Dockerfile", "Dockerfile.cuda", "Dockerfile.dev",
+               "CMakeLists.txt")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 
 

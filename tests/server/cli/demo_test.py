@@ -34,7 +34,8 @@ import json, os, sys, time
 command, target = sys.argv[1], sys.argv[sys.argv.index("--target") + 1]
 mode = os.environ.get("FAKE_MODE", "")
 if command == "info":
-    print(json.dumps({"kv_dtype": "bf16", "page_size": 64}, indent=1), json.dumps({"head_dim": 64}))
+    print(json.dumps({"kv_dtype": "bf16", "page_size": 64, "device": "an abacus"}, indent=1),
+          json.dumps({"head_dim": 64}))
 if command != "generate":
     sys.exit(0)
 if mode == "fail":
@@ -85,6 +86,7 @@ class DemoTest(unittest.TestCase):
         out, err = self.start().communicate(timeout=60)
         self.assertEqual(err, "")
         self.assertIn("Once upon a time there was", out)
+        self.assertIn("computes on an abacus", out)
         rows = {line.split()[0]: line.split() for line in out.splitlines()
                 if line.split()[:1] in (["off"], ["paper"], ["certified"])}
         # 400 pages of 64 keys and 64 values of 64 bf16 numbers: 16 KiB each.

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Tests of docker/OPERATIONS.md: its formulae are those of the memory plan, it names every metric,
+exit code and status that there is, and no flag that there is not.
+
+    OPERATIONS_test.py BUILD     a build tree with fox-server
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import loud_skips  # noqa: E402
+import server_command  # noqa: E402
+from loud_skips import ROOT  # noqa: E402
+
+GUIDE = (ROOT / "docker" / "OPERATIONS.md").read_text()
+DEMO = ROOT / "models" / "demo"
+
+
+def formula(what: str) -> str:
+    """The expression in backticks of a row of the sizing table."""
+    row = re.search(rf"(?m)^\| {what} \| `([^`]+)`", GUIDE)
+    assert row is not None, what
+    return row.group(1)
+
+
+class GuideTest(unittest.TestCase):
+    """The guide against the sources and the server itself."""
+
+    def server(self, *arguments: str) -> str:
+        """What fox-server prints and ends with."""
+        return subprocess.run([str(loud_skips.build_folder() / "bin" / "fox-server"), *arguments],
+                              check=True, capture_output=True, text=True, timeout=100).stdout
+
+    def test_formulae(self) -> None:
+        length, sequences, mib = 5000, 24, 256
+        plan = self.server("--check-model", str(DEMO), "--max-model-len", str(length),
+                           "--max-num-seqs", str(sequences), "--kv-cache-mb", str(mib))
+        config = json.loads((DEMO / "config.json").read_text())
+        heads = config["num_heads"]
+        names = {"layers": config["num_hidden_layers"], "heads": heads, "kv_heads": heads,
+                 "head_dim": config["hidden_size"] // heads, "e": 2 if "dtype bf16" in plan else 4,
+                 "tokens": length, "max_model_len": length, "max_num_seqs": sequences,
+                 "ceil": math.ceil}
+
+        def value(what: str) -> float:
+            return eval(formula(what), {"__builtins__": {}}, names)  # noqa: S307
+
+        pages = int(re.search(r"\((\d+) pages of", plan).group(1))
+        self.assertEqual(pages, int(mib * 2**20 // value("one page")))
+        unpruned = int(re.search(r"pool holds (\d+) tokens unpruned", plan).group(1))
+        self.assertEqual(unpruned, pages // (names["layers"] * heads) * 64)
+        tables = float(re.search(r"KV tables +([\d.]+) MiB", plan).group(1))
+        self.assertAlmostEqual(tables, value("tables") / 2**20, delta=0.051)
+        # The two examples below the formulae.
+        for row, example in (("demo, 25M", (10, 6)), ("FoX Pro, 760M", (24, 24))):
+            names.update(layers=example[0], heads=example[1], kv_heads=example[1], head_dim=64,
+                         e=2, tokens=16384)
+            page = value("one page")
+            sequence = value("one sequence, unpruned") * page
+            told = next(line for line in GUIDE.splitlines() if line.startswith(f"| {row}"))
+            cells = [cell.strip() for cell in told.split("|")[2:6]]
+            self.assertEqual(cells, [str(example[0] * example[1]), f"{page:,.0f} bytes",
+                                     f"{sequence / 16384:,.0f} bytes", f"{sequence / 1e9:.3f} GB"])
+
+    def test_measured_figures_are_those_of_the_reports(self) -> None:
+        bench = (ROOT / "tests" / "bench" / "README.md").read_text()
+        for row in re.findall(r"(?m)^\| demo, [\d,]+ tokens of a novel \| (.*) \|$", GUIDE):
+            self.assertIn("| " + row.replace(" MiB", "") + " |", bench)
+        for context, first in (("4k", "3 heads of 4 local, 4k"), ("16k", "the same, 16k"),
+                               ("64k", "the same, 64k")):
+            row = re.search(rf"(?m){first} \| (.*) \|$", GUIDE).group(1)
+            self.assertIn(f"| KV of one sequence at {context}, GB | {row.replace(' GB', '')} |",
+                          bench)
+
+    def test_flags_exist(self) -> None:
+        flags = self.server("--help")
+        known = set(re.findall(r"(?m)^  (--[a-z0-9-]+)", flags))
+        # Of other programs, and those that only some builds have.
+        others = {"--target", "--rates", "--text", "--gpus", "--now", "--tls", "--ssl-certfile",
+                  "--ssl-keyfile"}
+        named = set(re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]+)", GUIDE)) - others - known
+        missing = sorted(flag for flag in named if not flag.startswith(server_command.OPTIONAL))
+        self.assertEqual(missing, [])
+        variables = {name for name in re.findall(r"\bFOX_([A-Z_]+)", GUIDE)}
+        for name in sorted(variables):
+            flag = "--" + name.lower().replace("_", "-")
+            if not flag.startswith(("--ssl-", *server_command.OPTIONAL)) and "gateway" not in name:
+                self.assertIn(flag, known)
+        # Defaults that the table of flags gives.
+        for flag, default in re.findall(r"`(--[a-z-]+)` \((\d[\d.]*)\)", GUIDE):
+            line = next(line for line in flags.splitlines() if line.startswith(f"  {flag} "))
+            self.assertTrue(line.endswith(f"[{default}]"), line)
+
+    def test_exit_codes(self) -> None:
+        text = (ROOT / "server" / "README.md").read_text()
+        ended = GUIDE.split("### The process ended")[1].split("###")[0]
+        for code in re.findall(r"(?m)^\| (\d+) \|", text):
+            self.assertRegex(ended, rf"(?m)^\| {code} \|")
+
+    def test_statuses(self) -> None:
+        mapping = (ROOT / "server" / "rpc" / "status_mapping.cc").read_text()
+        answered = GUIDE.split("### A client gets a status")[1].split("###")[0]
+        for status in set(re.findall(r"grpc::StatusCode::([A-Z_]+)", mapping)) - {"OK"}:
+            self.assertIn(status, answered)
+
+    def test_metrics(self) -> None:
+        source = ROOT / "server" / "metrics"
+        if not source.exists():
+            self.skipTest("this server has no metrics")
+        made = set(re.findall(r'"((?:fox|process)_[a-z_]+)"',
+                              "".join(path.read_text() for path in source.glob("*.cc"))))
+        section = GUIDE.split("## Metrics")[1].split("\n## ")[0]
+        named = set(re.findall(r"`((?:fox|process)_[a-z_]+)`", section))
+        self.assertEqual(sorted(made - named), [])
+        self.assertEqual(sorted(named - made), [])
+
+
+if __name__ == "__main__":
+    sys.exit(loud_skips.main())

@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Tests of docker/compose.yaml: valid by the Compose specification, its parts fit each other, and
+nothing is reachable from outside or runs with more rights than it needs.
+
+    compose_test.py BUILD     a build tree with fox-server
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import loud_skips  # noqa: E402
+import server_command  # noqa: E402
+from loud_skips import ROOT  # noqa: E402
+
+try:
+    import yaml
+except ImportError:
+    yaml = None
+try:
+    from compose_viz.spec.compose_spec import ComposeSpecification
+except ImportError:
+    ComposeSpecification = None
+
+FILE = ROOT / "docker" / "compose.yaml"
+
+
+def settled(text: str) -> str:
+    """Variables with their defaults, as without an environment."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
+@unittest.skipIf(yaml is None, "no PyYAML here")
+class ComposeTest(unittest.TestCase):
+    """The file as a whole."""
+
+    def setUp(self) -> None:
+        self.compose = yaml.safe_load(settled(FILE.read_text()))
+        self.services = self.compose["services"]
+
+    @unittest.skipIf(ComposeSpecification is None, "no compose-viz here (pip)")
+    def test_schema(self) -> None:
+        # The model that is made of the specification knows no extension fields.
+        plain = {key: value for key, value in self.compose.items() if not key.startswith("x-")}
+        ComposeSpecification.model_validate(plain)
+        plain["services"]["gateway"]["prots"] = []
+        with self.assertRaises(ValueError):
+            ComposeSpecification.model_validate(plain)
+
+    def test_ports_are_published_on_loopback(self) -> None:
+        for name, service in self.services.items():
+            for port in service.get("ports", []):
+                self.assertTrue(port.startswith("127.0.0.1:"), f"{name}: {port}")
+        for worker in ("worker-1", "worker-2"):
+            self.assertNotIn("ports", self.services[worker])
+            self.assertEqual(self.services[worker]["networks"], ["workers"])
+        self.assertIs(self.compose["networks"]["workers"]["internal"], True)
+
+    def test_rights(self) -> None:
+        for name, service in self.services.items():
+            with self.subTest(service=name):
+                self.assertEqual(service["cap_drop"], ["ALL"])
+                self.assertIn("no-new-privileges:true", service["security_opt"])
+                self.assertNotIn("privileged", service)
+                self.assertEqual(service["restart"], "on-failure")
+
+    def test_versions_are_pinned(self) -> None:
+        for name, service in self.services.items():
+            if "build" not in service:
+                self.assertRegex(service["image"], r":v?\d+\.\d+\.\d+$", name)
+        self.assertIn("smg==1.13.0", self.services["gateway"]["build"]["dockerfile_inline"])
+
+    def test_parts_know_each_other(self) -> None:
+        worker = server_command.flag_values(self.services["worker-1"]["command"])
+        gateway = self.services["gateway"]["command"]
+        image = server_command.image_flags()
+        port = image[image.index("--grpc-port") + 1]
+        self.assertEqual([word for word in gateway if word.startswith("grpc://")],
+                         [f"grpc://worker-{i}:{port}" for i in (1, 2)])
+        scraped = yaml.safe_load((ROOT / "docker/prometheus/prometheus.yml").read_text())
+        targets = {job["job_name"]: job["static_configs"][0]["targets"]
+                   for job in scraped["scrape_configs"]}
+        self.assertEqual(targets["foxserve"],
+                         [f"worker-{i}:{worker['metrics-port']}" for i in (1, 2)])
+        self.assertIn(f"--prometheus-port={targets['gateway'][0].split(':')[1]}", gateway)
+        self.assertIn("HF_ENDPOINT", self.services["gateway"]["environment"])
+        folder = ROOT / "docker/grafana/provisioning"
+        source = yaml.safe_load((folder / "datasources/prometheus.yml").read_text())
+        self.assertEqual(source["datasources"][0]["url"], "http://prometheus:9090")
+
+    def test_workers_drain_before_they_are_killed(self) -> None:
+        grace = int(self.services["worker-1"]["stop_grace_period"].removesuffix("s"))
+        flags = server_command.flag_values(self.services["worker-1"]["command"])
+        self.assertGreater(grace, float(flags.get("shutdown-timeout", 30)) + 5)
+        for worker in ("worker-1", "worker-2"):
+            self.assertEqual(self.services["gateway"]["depends_on"][worker]["condition"],
+                             "service_healthy")
+
+    def test_mounted_files_exist(self) -> None:
+        missing = [volume.split(":")[0] for service in self.services.values()
+                   for volume in service.get("volumes", [])
+                   if volume.startswith(".") and
+                   not (FILE.parent / volume.split(":")[0]).exists()]
+        if missing == ["./grafana/foxserve.json"]:
+            self.skipTest("this tree has no dashboard")
+        self.assertEqual(missing, [])
+
+    def test_server_takes_the_flags(self) -> None:
+        server_command.expect_accepted(self, loud_skips.build_folder(),
+                                       self.services["worker-1"]["command"])
+
+
+if __name__ == "__main__":
+    sys.exit(loud_skips.main())
