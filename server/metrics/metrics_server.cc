@@ -2,6 +2,7 @@
 #include "server/metrics/metrics_server.h"
 
 #include <exception>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -36,7 +37,12 @@ struct MetricsServer::Impl {
 
 MetricsServer::MetricsServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-MetricsServer::~MetricsServer() = default;
+// The library's thread looks only every two seconds whether it should end: nobody waits for that,
+// and nothing of ours is used meanwhile.
+MetricsServer::~MetricsServer() {
+  if (impl_->collector != nullptr) impl_->exposer->RemoveCollectable(impl_->collector);
+  std::thread([impl = std::move(impl_)] {}).detach();
+}
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Listen(
     const MetricsOptions& options) {
