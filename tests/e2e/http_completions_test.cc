@@ -187,7 +187,7 @@ TEST(HttpCompletionsTest, WhoIsTooMuchIsToldWhenToComeBack) {
   EXPECT_EQ(refused.status, 429);
   EXPECT_EQ(refused.Json()["error"]["type"], "rate_limit_error");
   EXPECT_GT(std::stoi(refused.headers.at("retry-after")), 0);
-  EXPECT_EQ(test.core->refused(), 1);
+  EXPECT_EQ(test.core->refusals().count(), 1);
   EXPECT_EQ(second.Get("/health").status, 200);  // the connection goes on
 }
 
