@@ -123,16 +123,19 @@ void CompletionCall::Fail(const absl::Status& status) {
 absl::Status CompletionCall::Deliver(size_t prompt, const v1::GenerateDelta& event,
                                      RequestId sequence, int64_t tokens) {
   Output output;
+  bool full = false, hangs = false;
   {
     const MutexLock lock(mutex_);
     if (end_.has_value()) return *end_;
     const int64_t bytes = Take(prompt, event);
     if (request_.stream && tokens > 0) pending_tokens_.emplace_back(sequence, tokens);
-    if (!Hold(bytes)) return AnswersUnread();
-    output = Next();
+    full = !Hold(bytes);
+    hangs = full && writing_;
+    if (!full) output = Next();
   }
   Perform(std::move(output));
-  return absl::OkStatus();
+  if (hangs) exchange_->Abandon();  // what it holds is needed now
+  return full ? AnswersUnread() : absl::OkStatus();
 }
 
 int64_t CompletionCall::Take(size_t prompt, const v1::GenerateDelta& event) {

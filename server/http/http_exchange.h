@@ -63,6 +63,8 @@ class HttpExchange {
   virtual void Write(std::string bytes) = 0;
   // The last bytes, or none.
   virtual void End(std::string bytes) = 0;
+  // Closes the connection though a write hangs; OnClosed follows.
+  virtual void Abandon() = 0;
 };
 
 }  // namespace fox

@@ -80,8 +80,7 @@ struct Loop : std::enable_shared_from_this<Loop> {
       : options(opts), gate(std::move(g)), handler(std::move(h)) {}
   void Add(int descriptor);
   void Tick();
-  void CloseIdle();
-  void CloseAll();
+  void Close(bool idle_only);
 
   const HttpPortOptions options;
   const HttpPort::Gate gate;
@@ -120,6 +119,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Answer(uint64_t exchange, HttpAnswer answer);
   void BeginStream(uint64_t exchange, HttpAnswer head);
   void Write(uint64_t exchange, const std::string& bytes, bool last);
+  void Abandon(uint64_t exchange) {
+    if (exchange == exchange_) Close(absl::AbortedError("the reader has stalled"));
+  }
 
  private:
   enum class State { kHead, kBody, kHandling, kLingering };
@@ -184,6 +186,9 @@ class Exchange final : public HttpExchange {
   }
   void Write(std::string bytes) override { Queue(std::move(bytes), /*last=*/false); }
   void End(std::string bytes) override { Queue(std::move(bytes), /*last=*/true); }
+  void Abandon() override {
+    Run([c = connection_, n = number_] { c->Abandon(n); });
+  }
 
  private:
   template <class Function>
@@ -231,16 +236,10 @@ void Loop::Tick() {
   });
 }
 
-void Loop::CloseIdle() {
+void Loop::Close(bool idle_only) {
   const auto all = connections;
   for (const auto& connection : all) {
-    if (connection->idle()) connection->Close(absl::UnavailableError("the server is stopping"));
-  }
-}
-
-void Loop::CloseAll() {
-  const auto all = connections;
-  for (const auto& connection : all) {
+    if (idle_only && !connection->idle()) continue;
     connection->Close(absl::UnavailableError("the server is stopping"));
   }
 }
@@ -481,7 +480,7 @@ void HttpPort::Stop(double seconds) {
   if (!impl_->thread.joinable()) return;
   Loop& loop = *impl_->loop;
   Drain();
-  asio::post(loop.io, [&loop] { loop.CloseIdle(); });
+  asio::post(loop.io, [&loop] { loop.Close(/*idle_only=*/true); });
   const Clock::time_point deadline = Clock::now() + SteadyDuration(seconds);
   while (loop.handling > 0 && Clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -490,7 +489,7 @@ void HttpPort::Stop(double seconds) {
   loop.io.stop();
   impl_->thread.join();
   // This thread is alone with the loop now.
-  loop.CloseAll();
+  loop.Close(/*idle_only=*/false);
   loop.io.restart();
   loop.io.poll();
 }
