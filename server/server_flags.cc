@@ -20,6 +20,7 @@ constexpr int64_t kBillion = 1000000000;
 constexpr int64_t kDefaultTlsConnections = 1024;  // 70 kB each while it shakes hands
 constexpr int64_t kMaxAdminConnections = 32;      // of the descriptors that the main port leaves
 constexpr const char* kMainPort = "main";
+constexpr const char* kNoTls = "this port speaks plain HTTP";
 constexpr double kDay = 86400;
 
 void RegisterModel(ServerFlags* f, FlagSet* set) {
@@ -162,12 +163,12 @@ void RegisterSecurity(ServerFlags* f, FlagSet* set) {
               &f->admin_key_file);
 }
 
-absl::Status CheckHost(const char* flag, const std::string& host, bool allow_remote) {
+absl::Status CheckHost(const char* flag, const std::string& host, bool allow_remote,
+                       const char* tls = "give --ssl-certfile and --ssl-keyfile") {
   if (allow_remote || IsLoopback(host)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      flag,
-      ": not a loopback address; give --ssl-certfile and --ssl-keyfile, put a proxy in front or "
-      "give --allow-insecure-remote"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, ": not a loopback address; ", tls,
+                   ", put a proxy in front or give --allow-insecure-remote"));
 }
 
 // HOST:PORT; the host of an IPv6 address stands in brackets.
@@ -261,7 +262,7 @@ absl::Status CompleteHttp(ServerFlags* flags) {
   http.port.receive_memory_bytes = flags->grpc.receive_memory_bytes;
   http.port.stall_timeout = flags->limits.stall_timeout;
   if (http.listen.port < 0) return absl::OkStatus();
-  return CheckHost("--http-host", http.listen.host, flags->allow_insecure_remote);
+  return CheckHost("--http-host", http.listen.host, flags->allow_insecure_remote, kNoTls);
 }
 
 }  // namespace
@@ -321,7 +322,8 @@ absl::Status CompleteServerFlags(ServerFlags* flags) {
   status.Update(CheckAdminAddress(*flags));
   status.Update(CompleteHttp(flags));
   if (flags->metrics.port >= 0) {
-    status.Update(CheckHost("--metrics-host", flags->metrics.host, flags->allow_insecure_remote));
+    status.Update(
+        CheckHost("--metrics-host", flags->metrics.host, flags->allow_insecure_remote, kNoTls));
   }
   return status;
 }
