@@ -46,7 +46,7 @@ class GuideTest(unittest.TestCase):
         config = json.loads((DEMO / "config.json").read_text())
         heads = config["num_heads"]
         names = {"layers": config["num_hidden_layers"], "heads": heads, "kv_heads": heads,
-                 "head_dim": config["hidden_size"] // heads, "e": 2 if "dtype bf16" in plan else 4,
+                 "head_dim": config["hidden_size"] // heads, "e": 2 if "dtype: bf16" in plan else 4,
                  "tokens": length, "max_model_len": length, "max_num_seqs": sequences,
                  "ceil": math.ceil}
 
@@ -106,10 +106,13 @@ class GuideTest(unittest.TestCase):
             self.assertRegex(ended, rf"(?m)^\| {code} \|")
 
     def test_statuses(self) -> None:
-        mapping = (ROOT / "server" / "rpc" / "status_mapping.cc").read_text()
         answered = GUIDE.split("### A client gets a status")[1].split("###")[0]
-        for status in set(re.findall(r"grpc::StatusCode::([A-Z_]+)", mapping)) - {"OK"}:
-            self.assertIn(status, answered)
+        made = set()
+        for folder in ("engine", "server/calls", "server/http", "server/rpc"):
+            for source in (ROOT / folder).rglob("*.cc"):
+                made.update(re.findall(r"\babsl::([A-Z]\w+)Error\(", source.read_text()))
+        for name in sorted(made):
+            self.assertIn(re.sub(r"(?<!^)([A-Z])", r"_\1", name).upper(), answered)
 
     def test_metrics(self) -> None:
         source = ROOT / "server" / "metrics"
