@@ -58,7 +58,7 @@ class HttpServer {
 
   struct Route {
     Handler handler;
-    Privilege needed;
+    Privilege needed = Privilege::kAdmin;
   };
   const Route* Find(const HttpRequest& request) const;
   std::optional<HttpAnswer> Refusal(const HttpRequest& head) const;

@@ -115,7 +115,8 @@ TEST(HttpConnectionsTest, PipelinedRequestsAreAnsweredInOrder) {
   constexpr int kRequests = 500;  // more than the connection's buffer holds
   std::thread sender([&] {
     for (int i = 0; i < kRequests; ++i) {
-      client.SendRequest("POST", "/tokenize", Json({{"prompt", std::string(i, 'a')}}).dump());
+      client.SendRequest("POST", "/tokenize",
+                         Json({{"prompt", std::string(static_cast<size_t>(i), 'a')}}).dump());
     }
   });
   for (int i = 0; i < kRequests; ++i) {

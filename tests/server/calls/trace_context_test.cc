@@ -33,7 +33,7 @@ TEST(TraceContextTest, LaterVersionsMayBeLonger) {
 
 TEST(TraceContextTest, WhatIsNotOneIsIgnored) {
   const std::string zeros(32, '0');
-  for (std::string bad :
+  for (const std::string& bad :
        {std::string(), "ff" + kHeader.substr(2), "0g" + kHeader.substr(2),
         "00-" + zeros + "-" + kParent + "-01", "00-" + kTrace + "-" + zeros.substr(16) + "-01",
         "00-0AF7651916CD43DD8448EB211C80319C-" + kParent + "-01",

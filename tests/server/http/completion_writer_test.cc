@@ -47,9 +47,9 @@ class CompletionWriterTest : public ::testing::Test {
 
 TEST_F(CompletionWriterTest, OneBodyHoldsAllChoices) {
   CompletionWriter writer(request_, context_, "cmpl-1", 7);
-  for (size_t prompt : {0, 1}) {
+  for (size_t prompt : {0U, 1U}) {
     EXPECT_EQ(writer.Add(prompt, Prompt(5)), 0);
-    for (uint32_t index : {1, 0}) {
+    for (uint32_t index : {1U, 0U}) {
       EXPECT_EQ(writer.Add(prompt, Text(index, "ab")), 2);
       writer.Add(prompt, Text(index, std::string(1, static_cast<char>('c' + index))));
       writer.Add(prompt, End(index, index == 0 ? v1::STOP : v1::ABORT));

@@ -8,7 +8,7 @@
 namespace fox {
 namespace {
 
-StepPlan PlanOf(std::vector<int> tokens) {
+StepPlan PlanOf(const std::vector<int>& tokens) {
   StepPlan plan;
   for (int count : tokens) {
     plan.sequences.emplace_back().token_ids.assign(static_cast<size_t>(count), 1);
