@@ -2,8 +2,12 @@
 #include "server/calls/server_core.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
+
+#include "absl/hash/hash.h"
+#include "absl/strings/match.h"
 
 namespace fox {
 namespace {
@@ -128,6 +132,14 @@ void ServerCore::ShutDown() {
 
 double ServerCore::UptimeSeconds() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+uint64_t ServerCore::ClientOf(const std::string& peer, absl::string_view name,
+                              absl::string_view authorization) {
+  if (!client_metadata.empty() && !name.empty()) return absl::HashOf('m', name);
+  if (const std::optional<uint64_t> verified = access->ClientOf(authorization)) return *verified;
+  const bool bearer = absl::StartsWithIgnoreCase(authorization, "bearer ");
+  return clients_.Of(peer, bearer ? authorization : "");
 }
 
 }  // namespace fox

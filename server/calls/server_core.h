@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "engine/engine_thread.h"
 #include "models/model_config.h"
 #include "server/calls/access.h"
@@ -96,6 +97,10 @@ class ServerCore {
   // Ends what runs without the engine, for one that hangs.
   void AbandonAll(const absl::Status& status);
   double UptimeSeconds() const;
+  // Who a call's client is: whom a trusted gateway names (`name`: the value of client_metadata),
+  // else the owner of its token, else what client_names.h says. "": there is none.
+  uint64_t ClientOf(const std::string& peer, absl::string_view name,
+                    absl::string_view authorization);
 
   // What calls hold from before their message is parsed until the library has let them go.
   CallBudget& calls() { return calls_; }
@@ -113,13 +118,13 @@ class ServerCore {
   const ServerDescription description;
   const std::string client_metadata;  // ServerLimits'
   const std::shared_ptr<Access> access;
-  ClientNames clients;
 
  private:
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   absl::Status CheckQueue(const CallInfo& call) const;
 
   std::atomic<int64_t> admitting_{0};  // calls between BeginAdmission and the engine's answer
+  ClientNames clients_;
   RefusalLog refusals_;
   CallMetrics metrics_;
   mutable Mutex mutex_;

@@ -1,12 +1,9 @@
 // The wire: see wire.h.
 #include "server/rpc/wire.h"
 
-#include <optional>
 #include <string>
 #include <utility>
 
-#include "absl/hash/hash.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/any.pb.h"
 #include "google/protobuf/duration.pb.h"
@@ -26,17 +23,6 @@ absl::string_view MetadataOf(const grpc::CallbackServerContext& context, const s
   const auto found = metadata.find(grpc::string_ref(key.data(), key.size()));
   if (found == metadata.end()) return "";
   return absl::string_view(found->second.data(), found->second.size());
-}
-
-uint64_t ClientOf(const grpc::CallbackServerContext& context, ServerCore& core) {
-  if (!core.client_metadata.empty()) {
-    const absl::string_view name = MetadataOf(context, core.client_metadata);
-    if (!name.empty()) return absl::HashOf('m', name);
-  }
-  const absl::string_view token = MetadataOf(context, "authorization");
-  if (const std::optional<uint64_t> verified = core.access->ClientOf(token)) return *verified;
-  const bool bearer = absl::StartsWithIgnoreCase(token, "bearer ");
-  return core.clients.Of(context.peer(), bearer ? token : "");
 }
 
 // One field of a message on the wire: a length-delimited one, below 16 in number.
@@ -93,7 +79,8 @@ CallInfo DescribeCall(const char* method, const grpc::CallbackServerContext& con
   CallInfo call;
   call.method = method;
   call.peer = context.peer();
-  call.client = ClientOf(context, core);
+  call.client = core.ClientOf(call.peer, MetadataOf(context, core.client_metadata),
+                              MetadataOf(context, "authorization"));
   const absl::string_view trace = MetadataOf(context, "traceparent");
   call.trace = ParseTraceParent({trace.data(), trace.size()});
   call.arrival = core.engine.Now();

@@ -7,40 +7,10 @@
 #include "google/protobuf/wrappers.pb.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
-#include "grpcpp/support/byte_buffer.h"
 #include "tests/e2e/test_server.h"
 
 namespace fox {
 namespace {
-
-// One unary or first-of-stream exchange with a service that fox does not define. Field 1 of the
-// request is a string.
-grpc::Status Exchange(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                      const std::string& request, std::string* response) {
-  grpc::GenericStub stub(channel);
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  grpc::CompletionQueue queue;
-  void* tag = nullptr;
-  bool ok = false;
-  auto call = stub.PrepareCall(&context, method, &queue);
-  call->StartCall(nullptr);
-  queue.Next(&tag, &ok);
-  const grpc::Slice slice(request);
-  call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
-  queue.Next(&tag, &ok);
-  grpc::ByteBuffer out;
-  call->Read(&out, nullptr);
-  queue.Next(&tag, &ok);
-  grpc::Slice flat;
-  if (ok && out.DumpToSingleSlice(&flat).ok()) {
-    response->assign(reinterpret_cast<const char*>(flat.begin()), flat.size());
-  }
-  grpc::Status status;
-  call->Finish(&status, nullptr);
-  queue.Next(&tag, &ok);
-  return status;
-}
 
 // 1: SERVING, 2: NOT_SERVING; -1: the call failed.
 int HealthOf(const std::shared_ptr<grpc::Channel>& channel, const std::string& service) {

@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/stubs/logging.h"
 #include "grpcpp/create_channel.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/support/byte_buffer.h"
 #include "gtest/gtest.h"
 
 namespace fox {
@@ -65,6 +67,33 @@ StreamResult ReadStream(v1::Inference::Stub& stub, const v1::GenerateRequest& re
 
 void SetTimeout(grpc::ClientContext* context, int milliseconds) {
   context->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(milliseconds));
+}
+
+grpc::Status Exchange(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                      const std::string& request, std::string* response) {
+  grpc::GenericStub stub(channel);
+  grpc::ClientContext context;
+  SetTimeout(&context);
+  grpc::CompletionQueue queue;
+  void* tag = nullptr;
+  bool ok = false;
+  auto call = stub.PrepareCall(&context, method, &queue);
+  call->StartCall(nullptr);
+  queue.Next(&tag, &ok);
+  const grpc::Slice slice(request);
+  call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
+  queue.Next(&tag, &ok);
+  grpc::ByteBuffer out;
+  call->Read(&out, nullptr);
+  queue.Next(&tag, &ok);
+  grpc::Slice flat;
+  if (ok && out.DumpToSingleSlice(&flat).ok()) {
+    response->assign(reinterpret_cast<const char*>(flat.begin()), flat.size());
+  }
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  queue.Next(&tag, &ok);
+  return status;
 }
 
 }  // namespace fox

@@ -43,6 +43,11 @@ struct StreamResult {
 StreamResult ReadStream(v1::Inference::Stub& stub, const v1::GenerateRequest& request,
                         grpc::ClientContext* context);
 
+// One message each way, unary or over a stream, with any service; `request` and `response` are the
+// messages' bytes.
+grpc::Status Exchange(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                      const std::string& request, std::string* response);
+
 // Sets a deadline so that no test can hang.
 void SetTimeout(grpc::ClientContext* context, int milliseconds = 20000);
 

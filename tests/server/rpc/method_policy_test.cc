@@ -11,8 +11,6 @@
 
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/message.h"
-#include "grpcpp/generic/generic_stub.h"
-#include "grpcpp/support/byte_buffer.h"
 #include "tests/e2e/test_server.h"
 
 namespace fox {
@@ -25,32 +23,6 @@ using google::protobuf::ServiceDescriptor;
 
 constexpr const char* kReflection = "grpc.reflection.v1alpha.ServerReflection";
 
-// One message each way over a stream.
-std::string Exchange(const std::shared_ptr<grpc::Channel>& channel, const std::string& path,
-                     const std::string& request) {
-  grpc::GenericStub stub(channel);
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  grpc::CompletionQueue queue;
-  void* tag = nullptr;
-  bool ok = false;
-  auto call = stub.PrepareCall(&context, path, &queue);
-  call->StartCall(nullptr);
-  queue.Next(&tag, &ok);
-  const grpc::Slice slice(request);
-  call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
-  queue.Next(&tag, &ok);
-  grpc::ByteBuffer bytes;
-  call->Read(&bytes, nullptr);
-  queue.Next(&tag, &ok);
-  grpc::Slice flat;
-  const bool whole = ok && bytes.DumpToSingleSlice(&flat).ok();
-  grpc::Status status;
-  call->Finish(&status, nullptr);
-  queue.Next(&tag, &ok);
-  return whole ? std::string(flat.begin(), flat.end()) : "";
-}
-
 const Descriptor* ReflectionMessage(const std::string& name) {
   return DescriptorPool::generated_pool()->FindMessageTypeByName("grpc.reflection.v1alpha." + name);
 }
@@ -60,8 +32,10 @@ std::set<std::string> RegisteredServices(const TestServer& server) {
   const Descriptor* type = ReflectionMessage("ServerReflectionResponse");
   const std::unique_ptr<Message> response(factory->GetPrototype(type)->New());
   // ServerReflectionRequest{list_services: "*"} is field 7.
-  EXPECT_TRUE(response->ParseFromString(Exchange(
-      server.channel, std::string("/") + kReflection + "/ServerReflectionInfo", "\x3a\x01*")));
+  std::string bytes;
+  Exchange(server.channel, std::string("/") + kReflection + "/ServerReflectionInfo", "\x3a\x01*",
+           &bytes);
+  EXPECT_TRUE(response->ParseFromString(bytes));
   const Message& list = response->GetReflection()->GetMessage(
       *response, type->FindFieldByName("list_services_response"));
   const auto* services = list.GetDescriptor()->FindFieldByName("service");
