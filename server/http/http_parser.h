@@ -41,6 +41,9 @@ class HttpParser {
 
  private:
   struct Beast;
+  // Advance; `used`: how much of `in` is not needed any more.
+  Step Take(absl::string_view in, size_t* used);
+  bool HasPlainFraming() const;
   Step Refuse(HttpAnswer answer);
   Step FinishHead();
 
