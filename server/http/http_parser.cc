@@ -89,7 +89,8 @@ HttpParser::Step HttpParser::Take(absl::string_view in, size_t* used) {
       request.body = std::move(beast_->parser.get().body());
       return Step::kWhole;
     }
-    // Beast bounds neither a chunk's extensions nor trailers, and throws at a field of 64 KiB.
+    // Beast bounds what it finds unfinished, but neither all of a head nor a chunk's extensions nor
+    // trailers, and throws at a field of 64 KiB.
     const absl::string_view window = in.substr(*used, kMaxHeadBytes);
     if (window.empty()) return Step::kMore;
     if (beast_ == nullptr) {
@@ -97,9 +98,13 @@ HttpParser::Step HttpParser::Take(absl::string_view in, size_t* used) {
       beast_->parser.header_limit(kMaxHeadBytes);
       beast_->parser.body_limit(static_cast<uint64_t>(max_body_bytes_));
     }
+    const bool in_head = !beast_->parser.is_header_done();
     const size_t count =
         beast_->parser.put(boost::asio::buffer(window.data(), window.size()), error);
     *used += count;
+    if (in_head && (head_bytes_ += count) > kMaxHeadBytes) {
+      return Refuse(ErrorOf(http::error::header_limit));
+    }
     const bool starved = error == http::error::need_more;
     if (error && !starved) return Refuse(ErrorOf(error));
     if (count > 0) continue;
@@ -151,6 +156,7 @@ bool HttpParser::whole() const { return beast_ != nullptr && beast_->parser.is_d
 void HttpParser::Reset() {
   beast_ = nullptr;
   head_told_ = false;
+  head_bytes_ = 0;
 }
 
 }  // namespace fox

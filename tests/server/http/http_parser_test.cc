@@ -67,11 +67,14 @@ TEST(HttpParserTest, TheHeadIsToldBeforeItsBody) {
 
 TEST(HttpParserTest, LimitsHoldWithoutWaitingForTheEnd) {
   const std::string chunked = "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n";
+  std::string many = "GET / HTTP/1.1\r\nHost: h\r\n";
+  for (int i = 0; i < 170; ++i) many += "X: " + std::string(95, 'x') + "\r\n";
   const std::pair<std::string, int> cases[] = {
       {"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1001\r\n\r\n", 413},
       {"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n", 413},
       {"GET / HTTP/1.1\r\nHost: h\r\nX: " + std::string(17000, 'x'), 431},
       {"GET /" + std::string(17000, 'x'), 431},
+      {many + "\r\n", 431},
       {"GET / HTTP/1.1\r\n\r\n", 400},
       {chunked + "1;e=" + std::string(17000, 'x'), 431},
       {chunked + "0\r\nT: " + std::string(17000, 'x'), 431},
