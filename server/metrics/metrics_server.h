@@ -25,7 +25,8 @@ class MetricsServer {
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Listen(const MetricsOptions& options);
   ~MetricsServer();  // waits for the scrape that is being answered
 
-  // From now on answers with the numbers of `core` and `steps`, which must outlive the server. Once.
+  // From now on answers with the numbers of `core` and `steps`, which must outlive the server.
+  // Once.
   void Expose(const ServerCore& core, const StepMetrics& steps);
   int port() const;
 

@@ -3,8 +3,8 @@
 
     metrics_test.py BIN     the folder of fox-server and fox-cli
 
-Skipped, and it says so: all of it where the server was built without prometheus-cpp or Boost; single cases
-without prometheus and promtool, and without grpcio.
+Skipped, and it says so: all of it where the server was built without prometheus-cpp or Boost;
+single cases without prometheus and promtool, and without grpcio.
 """
 
 from __future__ import annotations
