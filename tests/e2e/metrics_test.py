@@ -3,8 +3,8 @@
 
     metrics_test.py BIN     the folder of fox-server and fox-cli
 
-Skipped, and it says so: all of it where the server was built without prometheus-cpp; single cases
-without prometheus and promtool, and without grpcio.
+Skipped, and it says so: all of it where the server was built without prometheus-cpp or Boost;
+single cases without prometheus and promtool, and without grpcio.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ MODEL = ROOT / "models" / "demo"
 DASHBOARD = ROOT / "docker" / "grafana" / "foxserve.json"
 ALERTS = ROOT / "docker" / "prometheus" / "alerts.yml"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-SCRAPE_TIMEOUT = 3  # seconds until a scrape that stalls is cut off, as in metrics_server.cc
 
 
 def scrape(address: str) -> str:
@@ -186,16 +185,15 @@ class MetricsTest(unittest.TestCase):
                   if line.startswith("# HELP fox_") and len(line.split()) > 4}
         self.assertEqual(typed - helped, set())
 
-    def test_who_stalls_a_scrape_stalls_nobody_for_long(self) -> None:
+    def test_who_stalls_a_scrape_stalls_nobody(self) -> None:
         host, port = self.address.rsplit(":", 1)
-        stalled = [socket.create_connection((host, int(port)), timeout=30) for _ in range(4)]
+        stalled = [socket.create_connection((host, int(port)), timeout=30) for _ in range(200)]
         try:
-            for connection in stalled[:2]:
+            for connection in stalled[:150]:
                 connection.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
             began = time.monotonic()
-            self.server.generate(["Once", "--max-tokens", "2"], show=False)  # as ever
             self.assertIn("fox_steps_total", scrape(self.address))
-            self.assertLess(time.monotonic() - began, 3 * SCRAPE_TIMEOUT + 5)
+            self.assertLess(time.monotonic() - began, 2)  # those have 10 seconds
         finally:
             for connection in stalled:
                 connection.close()
@@ -219,7 +217,8 @@ class StartTest(unittest.TestCase):
             taken.listen()
             port = str(taken.getsockname()[1])
             self.assertEqual(self.refusal("--metrics-port", port), (
-                78, f"fox-server: --metrics-port: cannot listen on 127.0.0.1:{port}"))
+                78, f"fox-server: --metrics-port: cannot listen on 127.0.0.1, port {port}: "
+                "Address already in use"))
 
     def test_beyond_loopback_it_wants_to_be_told(self) -> None:
         code, said = self.refusal("--metrics-port", "0", "--metrics-host", "0.0.0.0")
