@@ -62,7 +62,8 @@ bool HttpClient::Send(const std::string& bytes) {
 void HttpClient::SendRequest(const std::string& method, const std::string& path,
                              const std::string& body, const std::string& headers) {
   Send(absl::StrCat(method, " ", path, " HTTP/1.1\r\nHost: test\r\n", headers,
-                    "Content-Length: ", body.size(), "\r\n\r\n", body));
+                    "Content-Type: application/json\r\nContent-Length: ", body.size(), "\r\n\r\n",
+                    body));
 }
 
 bool HttpClient::Fill() {
@@ -124,7 +125,7 @@ HttpReply HttpClient::Read(bool head_only) {
 }
 
 HttpReply HttpClient::Post(const std::string& path, const nlohmann::json& body) {
-  SendRequest("POST", path, body.dump(), "Content-Type: application/json\r\n");
+  SendRequest("POST", path, body.dump());
   return Read();
 }
 
