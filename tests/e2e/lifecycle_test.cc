@@ -1,6 +1,7 @@
 // From opening the port to closing it: health, reflection, drain, stop, an engine that fails.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <thread>
 
@@ -46,6 +47,19 @@ TEST(LifecycleTest, HealthIsServingForEveryServiceAndUnknownForOthers) {
   TestServer server;
   for (const char* service : kServices) EXPECT_EQ(HealthOf(server.channel, service), 1) << service;
   EXPECT_EQ(HealthOf(server.channel, "fox.v1.Nothing"), -1);
+}
+
+// The HTTP door lives longer and asks for its health.
+TEST(LifecycleTest, ItMayBeAskedWhetherItServesWhileItStops) {
+  TestServer server;
+  std::atomic<bool> stopped{false};
+  std::thread asks([&] {
+    while (!stopped) server.server->serving();
+  });
+  EXPECT_TRUE(server.server->Stop(0));
+  stopped = true;
+  asks.join();
+  EXPECT_FALSE(server.server->serving());
 }
 
 TEST(LifecycleTest, ReflectionListsTheServices) {
