@@ -1,9 +1,9 @@
-// For the thread sanitizer: the order that gRPC gives. Distributions compile it, and Abseil, without
-// the sanitizer, which then takes what is handed from one thread to another through them for races.
-// The functions here stand before the libraries' own, tell it what each guarantees, and go on to
-// them: what happened before a batch was started on a call is seen by who learns of the call's
-// batches, and what happened under a lock by who takes it next. Nothing else is ordered, so a race
-// between our own threads stays one.
+// For the thread sanitizer: the order that gRPC gives. Distributions compile it, and Abseil,
+// without the sanitizer, which then takes what is handed from one thread to another through them
+// for races. The functions here stand before the libraries' own, tell it what each guarantees, and
+// go on to them: what happened before a batch was started on a call is seen by who learns of the
+// call's batches, and what happened under a lock by who takes it next. Nothing else is ordered, so
+// a race between our own threads stays one.
 #include <dlfcn.h>
 #include <grpc/grpc.h>
 #include <sanitizer/tsan_interface.h>
@@ -72,7 +72,8 @@ bool Mutex::TryLock() {
 }
 
 void CondVar::Wait(Mutex* mutex) {
-  static const auto next = Next<void (*)(CondVar*, Mutex*)>(Mangled("7CondVar", "4WaitEPNS0_5MutexE"));
+  static const auto next =
+      Next<void (*)(CondVar*, Mutex*)>(Mangled("7CondVar", "4WaitEPNS0_5MutexE"));
   Before(mutex);
   next(this, mutex);
   After(mutex);

@@ -4,4 +4,4 @@ set(ENV{ASAN_OPTIONS} "detect_leaks=1:detect_stack_use_after_return=1:strict_str
 set(ENV{LSAN_OPTIONS} "suppressions=${CMAKE_CURRENT_LIST_DIR}/lsan.supp:print_suppressions=0")
 set(ENV{UBSAN_OPTIONS} "print_stacktrace=1")
 set(ENV{TSAN_OPTIONS}
-    "halt_on_error=1:second_deadlock_stack=1:suppressions=${CMAKE_CURRENT_LIST_DIR}/tsan.supp")
+    "halt_on_error=1:second_deadlock_stack=1:io_sync=0:suppressions=${CMAKE_CURRENT_LIST_DIR}/tsan.supp")
