@@ -4,6 +4,11 @@
 #include <cstring>
 
 namespace fox {
+namespace {
+
+constexpr size_t kMaxTagBytes = 5;
+
+}  // namespace
 
 bool ProtoWire::Fail() {
   malformed_ = true;
@@ -27,7 +32,8 @@ bool ProtoWire::Next() {
   field_begin_ = at_;
   uint64_t tag = 0;
   if (!ReadVarint(&tag)) return false;
-  if (tag > UINT32_MAX || (tag >> 3) == 0) return Fail();
+  // Of more bytes than a tag needs, protobuf says that it is none.
+  if (at_ - field_begin_ > kMaxTagBytes || tag > UINT32_MAX || (tag >> 3) == 0) return Fail();
   field_ = static_cast<uint32_t>(tag >> 3);
   wire_type_ = static_cast<uint32_t>(tag & 7);
   if (wire_type_ == 0) return ReadVarint(&value_);
