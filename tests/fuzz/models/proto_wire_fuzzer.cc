@@ -1,5 +1,6 @@
-// ProtoWire against protobuf's own reading of a message of unknown fields: it accepts no more (less:
-// groups, which no file of ours has, and tags of 33 bits and more), and sees the same fields.
+// ProtoWire against protobuf's own reading of a message of unknown fields: it accepts no more
+// (less: groups, which no file of ours has, and tags of 33 bits and more), and sees the same
+// fields.
 #include <string>
 
 #include "google/protobuf/empty.pb.h"
