@@ -74,10 +74,7 @@ class Connection {
 
 // Whether `longer` is `shorter` and a refusal.
 bool IsCutAtRefusal(const std::string& shorter, const std::string& longer) {
-  constexpr std::string_view kRefusal = "refused";
-  return longer.size() == shorter.size() + kRefusal &&
-         longer.compare(0, shorter.size(), shorter) == 0 &&
-         longer.compare(shorter.size(), 8, "refused:") == 0;
+  return longer == shorter + "refused";
 }
 
 void CutAnywhere(FuzzInput& in) {
@@ -118,7 +115,7 @@ void WriteAndRead(FuzzInput& in) {
   request.query = Word(in, 20);
   request.headers.emplace_back("host", "h");
   for (size_t count = in.Below(6); count > 0; --count) {
-    std::string name = "x-" + Word(in, 10);
+    std::string name = absl::StrCat("x", count, Word(in, 10));  // once each: Beast groups them
     for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
     request.headers.emplace_back(std::move(name), Word(in, 30));
   }
