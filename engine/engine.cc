@@ -95,6 +95,9 @@ void EngineState::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs
     if (output.finish) {
       scheduler.Remove(sequence);
       End(sequence, now, &*output.finish);
+    } else if (sequence->paused() && !output.tokens.empty()) {
+      sequence->paused_since = now;
+      UpdateEvent(sequence);
     }
     if (output.finish || output.windows || !output.tokens.empty() ||
         !output.prompt_logprobs.empty()) {

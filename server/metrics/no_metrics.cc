@@ -1,4 +1,4 @@
-// MetricsServer where prometheus-cpp was not found: it says so.
+// MetricsServer where prometheus-cpp or Boost was not found: it says so.
 #include "server/metrics/metrics_server.h"
 
 namespace fox {
@@ -7,7 +7,8 @@ struct MetricsServer::Impl {};
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Listen(const MetricsOptions&) {
   return absl::UnimplementedError(
-      "--metrics-port: built without prometheus-cpp (apt: prometheus-cpp-dev)");
+      "--metrics-port: built without prometheus-cpp or Boost (apt: prometheus-cpp-dev, "
+      "libboost-dev)");
 }
 
 MetricsServer::~MetricsServer() = default;
