@@ -1,4 +1,5 @@
-// CheckPort: see port_check.h. Frames are those of RFC 9113, sections 3.4, 4.1, 6.5 and 6.7.
+// CheckPort: see port_check.h. Frames are those of RFC 9113, sections 3.4, 4.1, 6.2 and 6.5; fields
+// those of RFC 7541, section 6.
 #include "server/rpc/port_check.h"
 
 #include <netinet/in.h>
@@ -19,7 +20,7 @@ namespace fox {
 namespace {
 
 constexpr size_t kFrameHead = 9;
-constexpr char kPing = 6, kAck = 1;
+constexpr char kHeaders = 1;
 
 // A descriptor that is closed at the end, unless somebody else takes it.
 class Socket {
@@ -37,17 +38,27 @@ class Socket {
   int descriptor_;
 };
 
-// Empty settings and a ping.
-std::string FirstBytes() {
-  const std::string settings("\0\0\0\4\0\0\0\0\0", kFrameHead);
-  const std::string ping("\0\0\10\6\0\0\0\0\0foxserve", kFrameHead + 8);
-  return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + ping;
+// Of field `name`, an index below 128 into the static table or a first byte and a second.
+std::string Field(const std::string& name, const std::string& value) {
+  return name + static_cast<char>(value.size()) + value;
 }
 
-bool HoldsPong(const std::string& frames) {
+// Empty settings, and a call of grpc.health.v1 that ends at once. It need not succeed.
+std::string FirstBytes() {
+  const std::string settings("\0\0\0\4\0\0\0\0\0", kFrameHead);
+  const std::string post_http = "\x83\x86";
+  const std::string fields = post_http + Field("\4", "/grpc.health.v1.Health/Check") +
+                             Field("\1", "localhost") + Field("\x0f\x10", "application/grpc") +
+                             Field(std::string("\0\2te", 4), "trailers");
+  std::string head("\0\0\0\1\5\0\0\0\1", kFrameHead);  // ends its fields and stream 1
+  head[2] = static_cast<char>(fields.size());
+  return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + head + fields;
+}
+
+bool HoldsAnswer(const std::string& frames) {
   for (size_t at = 0; at + kFrameHead <= frames.size();) {
     const auto byte = [&](size_t i) { return static_cast<unsigned char>(frames[at + i]); };
-    if (frames[at + 3] == kPing && (frames[at + 4] & kAck) != 0) return true;
+    if (frames[at + 3] == kHeaders) return true;
     at += kFrameHead + (size_t{byte(0)} << 16 | size_t{byte(1)} << 8 | byte(2));
   }
   return false;
@@ -67,7 +78,7 @@ bool IsAnswered(int socket, double seconds) {
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) return true;
     received.append(buffer.data(), static_cast<size_t>(count));
-    if (HoldsPong(received)) return true;
+    if (HoldsAnswer(received)) return true;
   }
 }
 

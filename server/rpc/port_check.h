@@ -7,9 +7,9 @@
 
 namespace fox {
 
-// Hands a connection of our own over to `sink` and waits, at most `seconds`, until its first bytes
-// are answered: a ping, or by a port that speaks TLS with the connection's end. Unavailable: they
-// are not, or this machine has no descriptor or address for it.
+// Hands a connection of our own over to `sink` and waits, at most `seconds`, until its call is
+// answered, or the connection ended, as a port does that speaks TLS. Unavailable: it is not, or
+// this machine has no descriptor or address for it.
 absl::Status CheckPort(const ConnectionAcceptor::Sink& sink, double seconds = 10);
 
 }  // namespace fox

@@ -118,12 +118,11 @@ class CallFaultsTest : public testing::Test {
     }
   }
 
-  // A line that says why, the last one.
-  static void ExpectLastWord(const std::string& log) {
-    EXPECT_THAT(log, testing::EndsWith("\n"));
-    const size_t end = log.empty() ? 0 : log.size() - 1;
-    const std::string last = log.substr(log.rfind('\n', end - 1) + 1);
-    EXPECT_TRUE(last.find("fox-server: ") == 0 || last.find(" error ") != std::string::npos) << log;
+  // A line that says why; what other threads log meanwhile may come behind it.
+  static void ExpectReason(const std::string& log) {
+    EXPECT_TRUE(log.find("fox-server: ") != std::string::npos ||
+                log.find(" error ") != std::string::npos)
+        << log;
   }
 
   // The calls of a start and of a scenario.
@@ -156,7 +155,7 @@ class CallFaultsTest : public testing::Test {
     const int code = server.WaitEnd(0).value_or(-1);
     EXPECT_EQ(code, 78) << server.log();
     EXPECT_THAT(server.log(), Not(HasSubstr("listening on")));
-    ExpectLastWord(server.log());
+    ExpectReason(server.log());
     ends->Add("refused to start");
   }
 
@@ -177,7 +176,7 @@ class CallFaultsTest : public testing::Test {
     const std::optional<int> code = server.WaitEnd(kPatienceSeconds);
     EXPECT_TRUE(code.has_value()) << "it hangs: " << server.log();
     EXPECT_TRUE(code == 0 || code == 70) << code.value_or(-1) << "\n" << server.log();
-    if (code == 70) ExpectLastWord(server.log());
+    if (code == 70) ExpectReason(server.log());
     ends->Add(code == 0 ? good : "ended with 70");
   }
 

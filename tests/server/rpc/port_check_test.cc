@@ -10,7 +10,7 @@
 namespace fox {
 namespace {
 
-TEST(PortCheckTest, AnAnswerOtherThanAPongIsNone) {
+TEST(PortCheckTest, SettingsAreNoAnswer) {
   int taken = -1;
   const auto sink = [&](int, int descriptor) {
     taken = descriptor;
@@ -22,11 +22,11 @@ TEST(PortCheckTest, AnAnswerOtherThanAPongIsNone) {
   close(taken);
 }
 
-TEST(PortCheckTest, APongBehindOtherFramesIsOne) {
+TEST(PortCheckTest, FieldsBehindOtherFramesAreOne) {
   int taken = -1;
   const auto sink = [&](int, int descriptor) {
     taken = descriptor;
-    const std::string frames("\0\0\6\4\0\0\0\0\0abcdef\0\0\10\6\1\0\0\0\0foxserve", 32);
+    const std::string frames("\0\0\6\4\0\0\0\0\0abcdef\0\0\1\1\5\0\0\0\1\x88", 25);
     send(taken, frames.data(), frames.size(), MSG_NOSIGNAL);
   };
   EXPECT_TRUE(CheckPort(sink, 10).ok());
