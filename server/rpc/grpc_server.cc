@@ -235,7 +235,7 @@ bool GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) 
     impl_->admin_server->Shutdown(std::chrono::system_clock::now());
   impl_->server->Shutdown(std::chrono::system_clock::now());
   impl_->server->Wait();
-  impl_->monitor = nullptr;  // it knows the server's health service
+  impl_->monitor->Stop();  // it knows the server's health service; HTTP still asks it
   impl_->server = nullptr;
   impl_->admin_server = nullptr;
   return ended;

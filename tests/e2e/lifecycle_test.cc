@@ -51,6 +51,19 @@ TEST(LifecycleTest, HealthIsServingForEveryServiceAndUnknownForOthers) {
   EXPECT_EQ(HealthOf(server.channel, "fox.v1.Nothing"), -1);
 }
 
+// The HTTP door lives longer and asks for its health.
+TEST(LifecycleTest, ItMayBeAskedWhetherItServesWhileItStops) {
+  TestServer server;
+  std::atomic<bool> stopped{false};
+  std::thread asks([&] {
+    while (!stopped) server.server->serving();
+  });
+  EXPECT_TRUE(server.server->Stop(0));
+  stopped = true;
+  asks.join();
+  EXPECT_FALSE(server.server->serving());
+}
+
 TEST(LifecycleTest, ReflectionListsTheServices) {
   TestServer server;
   // ServerReflectionRequest{list_services: "*"} is field 7.
