@@ -95,6 +95,9 @@ void EngineState::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs
     if (output.finish) {
       scheduler.Remove(sequence);
       End(sequence, now, &*output.finish);
+    } else if (sequence->paused() && !output.tokens.empty()) {
+      sequence->paused_since = now;
+      UpdateEvent(sequence);
     }
     if (output.finish || output.windows || !output.tokens.empty() ||
         !output.prompt_logprobs.empty()) {
@@ -294,6 +297,14 @@ std::vector<RequestOutput> Engine::Step(Seconds now) {
     state.step_guests = false;
   }
   state.UpdateGauges();
+  return outputs;
+}
+
+std::vector<RequestOutput> Engine::Probe(Seconds now) {
+  std::vector<RequestOutput> outputs;
+  if (!state_->fatal.ok()) return outputs;
+  const absl::Status status = state_->executor.Probe();
+  if (!status.ok()) state_->Fail(status, now, &outputs);
   return outputs;
 }
 

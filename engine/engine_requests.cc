@@ -153,7 +153,8 @@ void EngineState::TakeAcknowledgements(Seconds now) {
 Seconds EngineState::NextEvent(const Sequence& sequence) const {
   Seconds next = sequence.request.deadline;
   if (!sequence.group->started) next = std::min(next, sequence.request.queue_deadline);
-  if (options.stall_timeout > 0 && sequence.paused()) {
+  // What its reader has not been given yet it cannot take.
+  if (options.stall_timeout > 0 && sequence.paused() && sequence.pending == 0) {
     next = std::min(next, sequence.paused_since + options.stall_timeout);
   }
   return next;

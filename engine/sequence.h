@@ -130,8 +130,9 @@ struct Sequence {
   int64_t acknowledged = 0;
   int64_t paused_at = -1;            // produced() when it paused last; -1: never
   int64_t prompt_logprobs_done = 0;  // prompt rows whose log-probabilities were delivered
-  Seconds paused_since = 0;          // or last acknowledged since; valid while paused()
-  Seconds next_event = kNever;       // the engine's: when to look at it again
+  // Or last given a token, or acknowledged one, since; valid while paused().
+  Seconds paused_since = 0;
+  Seconds next_event = kNever;  // the engine's: when to look at it again
   RequestStats stats;
 
  private:

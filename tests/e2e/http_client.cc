@@ -35,7 +35,7 @@ HttpClient::HttpClient(int port) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  EXPECT_EQ(connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  if (connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) Close();
 }
 
 HttpClient::~HttpClient() { Close(); }
@@ -67,6 +67,7 @@ void HttpClient::SendRequest(const std::string& method, const std::string& path,
 }
 
 bool HttpClient::Fill() {
+  if (socket_ < 0) return false;
   pollfd waiting{socket_, POLLIN, 0};
   if (poll(&waiting, 1, kPatienceMs) != 1) return false;
   std::array<char, 1 << 16> buffer{};

@@ -25,13 +25,10 @@ import unittest
 import urllib.parse
 import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "proto")]
+from fox_server import MODEL, ROOT, SKIPPED, FoxServer, free_port
 
-import demo  # noqa: E402
+sys.path.insert(0, str(ROOT / "proto"))
 
-SKIPPED = 77  # ctest's SKIP_RETURN_CODE
-MODEL = ROOT / "models" / "demo"
 DASHBOARD = ROOT / "docker" / "grafana" / "foxserve.json"
 ALERTS = ROOT / "docker" / "prometheus" / "alerts.yml"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -66,9 +63,7 @@ class Prometheus:
         config.write_text("global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
                           "scrape_configs:\n- job_name: fox\n  static_configs:\n"
                           f"  - targets: ['{self._target}']\n")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = "127.0.0.1:%d" % free.getsockname()[1]
+        self.address = f"127.0.0.1:{free_port()}"
         self._process = subprocess.Popen(
             ["prometheus", f"--config.file={config}", f"--web.listen-address={self.address}",
              f"--storage.tsdb.path={self._folder.name}/data"], stderr=subprocess.PIPE, text=True)
@@ -118,7 +113,7 @@ class MetricsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
         cls.server = cls.enterClassContext(
-            demo.Server(cls.programs, MODEL, "certified", ["--metrics-port", "0"]))
+            FoxServer(cls.programs, ["--metrics-port", "0"]))
         cls.address = cls.server.ports["Prometheus"]
         cls.finish = cls.server.generate(
             ["@" + str(MODEL / "prompt_long.txt"), "--max-tokens", "20"], show=False)
@@ -226,15 +221,16 @@ class StartTest(unittest.TestCase):
         self.assertIn("--metrics-host: not a loopback address", said)
 
     def test_no_aliases_and_a_stop_that_no_scrape_delays(self) -> None:
-        with demo.Server(self.programs, MODEL, "certified",
-                         ["--metrics-port", "0", "--metrics-compat", "none"]) as server:
+        with FoxServer(self.programs,
+                       ["--metrics-port", "0", "--metrics-compat", "none"]) as server:
             address = server.ports["Prometheus"]
             self.assertNotIn("vllm:", scrape(address))
             host, port = address.rsplit(":", 1)
             with socket.create_connection((host, int(port))) as stalled:
                 stalled.sendall(b"GET /metrics HT")
-                server._process.send_signal(signal.SIGTERM)
-                self.assertEqual(server._process.wait(timeout=10), 0)
+                began = time.monotonic()
+                self.assertEqual(server.end(signal.SIGTERM), 0)
+                self.assertLess(time.monotonic() - began, 10)
 
     @unittest.skipUnless(importlib.util.find_spec("grpc_tools"),
                          "SKIPPED: no grpcio-tools; `./run test` installs it")
@@ -244,19 +240,16 @@ class StartTest(unittest.TestCase):
         header = f"00-{TRACE}-{PARENT}-01"
         with tempfile.TemporaryDirectory() as folder:
             trace = pathlib.Path(folder, "trace.json")
-            with demo.Server(self.programs, MODEL, "certified",
-                             ["--log-format", "json", "--trace", str(trace)]) as server:
+            with FoxServer(self.programs,
+                           ["--log-format", "json", "--trace", str(trace)]) as server:
                 with grpc.insecure_channel(server.target) as channel:
                     stub = fox_grpc.InferenceStub(channel)
                     for value in (header, "no traceparent"):
                         stub.Generate(fox.GenerateRequest(
                             text="Once", stopping=fox.Stopping(max_tokens=2)),
                             metadata=(("traceparent", value),), timeout=60)
-                server._process.send_signal(signal.SIGTERM)
-                server._process.wait(timeout=30)
-                server._reader.join()
-                finished = [json.loads(line) for line in server._log
-                            if "request finished" in line]
+                server.end(signal.SIGTERM)
+                finished = [json.loads(line) for line in server.log if "request finished" in line]
             self.assertEqual([line.get("trace_id") for line in finished], [TRACE, None])
             self.assertEqual(finished[0]["parent_id"], PARENT)
             events = json.loads(trace.read_text())["traceEvents"]

@@ -16,15 +16,11 @@ import sys
 import unittest
 import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "tests" / "e2e")]
+import chromium
+from fox_server import MODEL, SKIPPED, FoxServer
 
-import chromium  # noqa: E402
-import demo  # noqa: E402
-
-SKIPPED = 77  # ctest's SKIP_RETURN_CODE
 CONTROL, SHIFT = 2, 8
-LONG = (ROOT / "models" / "demo" / "prompt_long.txt").read_text()
+LONG = (MODEL / "prompt_long.txt").read_text()
 STATE = "document.body.dataset.state"
 
 
@@ -38,9 +34,8 @@ class PageTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
         if not cls.url:
-            server = demo.Server(cls.programs, ROOT / "models" / "demo", "certified",
-                                 ["--http-port", "0"])
-            cls.url = cls.enterClassContext(server).http_url
+            server = cls.enterClassContext(FoxServer(cls.programs, ["--http-port", "0"]))
+            cls.url = server.http_url
         executable = chromium.find()
         assert executable is not None
         cls.browser = cls.enterClassContext(chromium.Browser(executable, 1200, 1160))

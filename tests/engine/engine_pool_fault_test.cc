@@ -24,7 +24,7 @@ sim::FakeOptions SmallPool(int depth) {
   fake.limits.vocab_size = 50;
   fake.limits.depth = depth;
   fake.limits.samples_on_device = depth > 1;
-  fake.bug = sim::ExecutorBug::kOverstateFree;  // so the scheduler breaks its promise
+  fake.bug = sim::Bug::kOverstateFree;  // so the scheduler breaks its promise
   fake.reports_pool_faults = true;
   return fake;
 }

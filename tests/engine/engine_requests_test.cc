@@ -136,6 +136,24 @@ TEST_P(EngineRequestsTest, StalledReadersEnd) {
   EXPECT_EQ(executor_->free_pages(), 100);
 }
 
+// The machine slept with a step in flight: what it brings is the reader's only now.
+TEST_P(EngineRequestsTest, NoReaderIsBlamedForATokenItHasNotBeenGiven) {
+  EngineOptions options;
+  options.stall_timeout = 30;
+  Start(Roomy(), options);
+  Request request = MakeRequest(1, 5, 50);
+  request.flow_window = 1;
+  ASSERT_TRUE(engine_->Submit(request, 0).ok());
+  Step(0);
+  const Seconds woken = GetParam().depth > 1 ? 100 : 0;  // else it has its token at once
+  RunToEnd(woken);
+  EXPECT_FALSE(received_[1].finish);
+  EXPECT_EQ(received_[1].tokens.size(), 1u);
+  EXPECT_EQ(engine_->NextDeadline(), woken + 30);
+  Step(woken + 30);
+  EXPECT_TRUE(absl::IsAborted(received_[1].finish->status));
+}
+
 TEST_P(EngineRequestsTest, EndsAreCountedByTheirCause) {
   FakeOptions fake = Roomy();
   fake.limits.max_num_seqs = 1;

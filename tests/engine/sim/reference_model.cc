@@ -1,61 +1,11 @@
-// ReferenceModel: all keys of all heads in plain vectors. Read reference_model.h first.
+// Reference: sums of keys, head by head, kept as tokens come. Read reference_model.h first.
 #include "tests/engine/sim/reference_model.h"
 
 #include <algorithm>
-
-#include "engine/sampler.h"
+#include <utility>
 
 namespace fox::sim {
 namespace {
-
-// One request's keys: every head remembers all of them and where its live ones begin.
-class Memory {
- public:
-  Memory(uint64_t request, const FakeOptions& options)
-      : request_(request),
-        options_(options),
-        keys_(static_cast<size_t>(options.limits.lists_per_slot)),
-        begin_(keys_.size(), 0) {}
-
-  void Append(int32_t token) {
-    const int64_t position = length_++;
-    for (size_t head = 0; head < keys_.size(); ++head) {
-      keys_[head].push_back(KeyHash(request_, static_cast<int64_t>(head), position, token));
-    }
-    int64_t held = 0;
-    for (const int64_t begin : begin_) held += (length_ - begin + 63) / 64;
-    most_pages_ = std::max(most_pages_, held);
-  }
-
-  uint64_t FoldAll() const {
-    uint64_t state = 0;
-    for (size_t head = 0; head < keys_.size(); ++head) {
-      for (int64_t p = begin_[head]; p < length_; ++p) {
-        state = Fold(state, keys_[head][static_cast<size_t>(p)]);
-      }
-    }
-    return state;
-  }
-
-  void Forget() {
-    if (length_ % 64 != 0) return;
-    for (size_t head = 0; head < keys_.size(); ++head) {
-      const int flow_window = WindowPages(options_, request_, static_cast<int64_t>(head), length_);
-      const int64_t begin = length_ - 64 * static_cast<int64_t>(flow_window);
-      begin_[head] = std::max(begin_[head], begin);
-    }
-  }
-
-  int64_t most_pages() const { return most_pages_; }
-
- private:
-  uint64_t request_;
-  const FakeOptions& options_;
-  std::vector<std::vector<uint64_t>> keys_;
-  std::vector<int64_t> begin_;
-  int64_t length_ = 0;
-  int64_t most_pages_ = 0;
-};
 
 bool Contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
@@ -63,58 +13,141 @@ bool Contains(const std::vector<int32_t>& ids, int32_t id) {
 
 }  // namespace
 
+Reference::Reference(Request request, const EngineOptions& engine, const FakeOptions& executor)
+    : request_(std::move(request)),
+      engine_(engine),
+      executor_(executor),
+      log_tolerance_(engine.acp == AcpMode::kOff
+                         ? kNoMass
+                         : request_.log_tolerance.value_or(engine.log_tolerance)),
+      limit_(std::min<int64_t>(
+          request_.stop.max_tokens,
+          executor.limits.max_model_len - static_cast<int64_t>(request_.prompt.size()))),
+      heads_(static_cast<size_t>(executor.limits.lists_per_slot)) {}
+
+void Reference::Append(int32_t token) {
+  const uint64_t hash = TokenHash(request_.id, length_, token);
+  int64_t head = 0;
+  for (Head& h : heads_) h.current += KeyOf(hash, head++);
+  if (length_ % kPageTokens == 0) {  // a page each
+    int64_t held = 0;
+    for (const Head& h : heads_) held += static_cast<int64_t>(h.pages.size()) + 1 - h.first;
+    most_pages_ = std::max(most_pages_, held);
+  }
+  ++length_;
+}
+
+uint64_t Reference::Fold() const {
+  uint64_t fold = 0;
+  int64_t head = 0;
+  for (const Head& h : heads_) {
+    fold += h.live + PageWeight(head++, static_cast<int64_t>(h.pages.size())) * h.current;
+  }
+  return fold;
+}
+
+void Reference::EndPage() {
+  int64_t head = 0;
+  for (Head& h : heads_) {
+    h.pages.push_back(PageWeight(head, static_cast<int64_t>(h.pages.size())) *
+                      std::exchange(h.current, 0));
+    h.live += h.pages.back();
+    const int64_t first = FirstKept(executor_, request_.id, head, length_, log_tolerance_);
+    for (; h.first < first; ++h.first) h.live -= h.pages[static_cast<size_t>(h.first)];
+    ++head;
+  }
+}
+
+Reference::Kind Reference::Next(Sampler& sampler, SampledToken* token) {
+  if (over_) return *over_;
+  const auto prompt = static_cast<int64_t>(request_.prompt.size());
+  if (length_ == 0) {
+    row_.resize(static_cast<size_t>(executor_.limits.vocab_size));
+    if (request_.sampling.repetition_penalty != 1.0f) counts_.AddPrompt(request_.prompt);
+    stops_ = request_.stop.stop_token_ids;
+    if (!request_.stop.ignore_eos) {
+      stops_.insert(stops_.end(), engine_.eos_token_ids.begin(), engine_.eos_token_ids.end());
+    }
+  }
+  if (generated_ > 0 && generated_ == limit_) over_ = Kind::kEnd;
+  while (!over_) {
+    Append(length_ < prompt ? request_.prompt[static_cast<size_t>(length_)] : last_);
+    const bool inside = length_ < prompt;
+    const bool wanted = inside ? request_.sampling.prompt_logprobs >= 0 : limit_ > 0;
+    if (wanted) FillLogits(Fold(), row_.data(), executor_.limits.vocab_size);
+    if (length_ % kPageTokens == 0) EndPage();
+    if (!wanted) {
+      if (!inside) over_ = Kind::kEnd;
+      continue;
+    }
+    if (!executor_.nan_requests.empty() && length_ > executor_.nan_position &&
+        executor_.nan_requests.count(request_.id) > 0) {
+      over_ = Kind::kFailure;
+      continue;
+    }
+    if (!inside) return Choose(sampler, token);
+    *token = *sampler.ScorePrompt(row_.data(), request_.sampling,
+                                  request_.prompt[static_cast<size_t>(length_)]);
+    return Kind::kScore;
+  }
+  return *over_;
+}
+
+Reference::Kind Reference::Choose(Sampler& sampler, SampledToken* token) {
+  const SamplingParams& sampling = request_.sampling;
+  const bool counts = sampling.repetition_penalty != 1 || sampling.presence_penalty != 0 ||
+                      sampling.frequency_penalty != 0;
+  const bool early = generated_ < request_.stop.min_tokens;
+  *token = *sampler.Sample(row_.data(), request_.sampling, counts_,
+                           early ? stops_ : std::vector<int32_t>(), static_cast<uint64_t>(length_));
+  if (Contains(stops_, token->id)) {
+    reason_ = FinishReason::kStop;
+    stop_token_id_ = token->id;
+    eos_ = !request_.stop.ignore_eos && Contains(engine_.eos_token_ids, token->id);
+    over_ = Kind::kEnd;
+    return *over_;
+  }
+  ++generated_;
+  last_ = token->id;
+  if (counts) counts_.AddGenerated(last_);
+  return Kind::kToken;
+}
+
+void Reference::Drain(Sampler& sampler) {
+  SampledToken ignored;
+  while (!over_) Next(sampler, &ignored);
+}
+
 Expected RunReference(const Request& request, const EngineOptions& engine,
                       const FakeOptions& executor) {
   Expected expected;
-  Memory memory(request.id, executor);
-  const int32_t vocab = executor.limits.vocab_size;
-  Sampler sampler(vocab);
-  TokenCounts counts;
-  if (request.sampling.repetition_penalty != 1.0f) counts.AddPrompt(request.prompt);
-  std::vector<int32_t> stops = request.stop.stop_token_ids;
-  if (!request.stop.ignore_eos) {
-    stops.insert(stops.end(), engine.eos_token_ids.begin(), engine.eos_token_ids.end());
-  }
-  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
-  const int64_t limit =
-      std::min<int64_t>(request.stop.max_tokens, executor.limits.max_model_len - prompt);
-  std::vector<int32_t> tokens = request.prompt;
-  std::vector<float> row(static_cast<size_t>(vocab));
-  for (int64_t position = 0; position < static_cast<int64_t>(tokens.size()); ++position) {
-    memory.Append(tokens[static_cast<size_t>(position)]);
-    if (memory.most_pages() > executor.limits.num_pages) expected.exhausts_pool = true;
-    FillLogits(memory.FoldAll(), row.data(), vocab);
-    memory.Forget();
-    const bool inside = position < prompt - 1;
-    if (inside ? request.sampling.prompt_logprobs < 0 : limit == 0) continue;
-    if (executor.nan_requests.count(request.id) > 0 && position >= executor.nan_position) {
-      expected.numerical_failure = true;
+  Reference reference(request, engine, executor);
+  Sampler sampler(executor.limits.vocab_size);
+  for (;;) {
+    SampledToken token;
+    const Reference::Kind kind = reference.Next(sampler, &token);
+    if (kind == Reference::Kind::kToken) {
+      expected.tokens.push_back(token.id);
+    } else if (kind == Reference::Kind::kScore) {
+      expected.prompt_logprobs.push_back(std::move(token));
+    } else {
+      expected.reason = reference.reason();
       return expected;
     }
-    if (inside) {
-      const int32_t next = tokens[static_cast<size_t>(position) + 1];
-      expected.prompt_logprobs.push_back(*sampler.ScorePrompt(row.data(), request.sampling, next));
-      continue;
-    }
-    const int64_t generated = position + 1 - prompt;
-    const bool early = generated < request.stop.min_tokens;
-    const SampledToken sampled = *sampler.Sample(row.data(), request.sampling, counts,
-                                                 early ? stops : std::vector<int32_t>(),
-                                                 static_cast<uint64_t>(position + 1));
-    const int32_t token = sampled.id;
-    if (Contains(stops, token)) {
-      expected.reason = FinishReason::kStop;
-      expected.stop_token_id = token;
-      expected.eos = !request.stop.ignore_eos && Contains(engine.eos_token_ids, token);
-      return expected;
-    }
-    expected.tokens.push_back(token);
-    expected.sampled.push_back(sampled);
-    if (generated + 1 == limit) return expected;
-    tokens.push_back(token);
-    counts.AddGenerated(token);
   }
-  return expected;
+}
+
+std::vector<int32_t> FirstPages(const FakeOptions& options, uint64_t request, int64_t tokens,
+                                double log_tolerance) {
+  std::vector<int32_t> first;
+  for (int64_t head = 0; head < options.limits.lists_per_slot; ++head) {
+    int64_t most = 0;
+    for (int64_t end = kPageTokens; end <= tokens; end += kPageTokens) {
+      most = std::max(most, FirstKept(options, request, head, end, log_tolerance));
+    }
+    first.push_back(static_cast<int32_t>(most));
+  }
+  return first;
 }
 
 }  // namespace fox::sim

@@ -1,6 +1,6 @@
-// ReferenceModel: what a request must produce, computed alone, token by token, without scheduler,
-// slots, pages or chunks. Independent of everything under test but the pure functions of
-// fake_executor.h and the sampler. Read simulation.h next.
+// Reference: what a request must produce, computed alone, token by token, without scheduler, slots,
+// pages or chunks, and only as far as it is asked for. Independent of everything under test but the
+// pure functions of fake_keys.h and the sampler. Read simulation.h next.
 #pragma once
 
 #include <cstdint>
@@ -8,22 +8,79 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "tests/engine/sim/fake_executor.h"
+#include "engine/sampler.h"
+#include "tests/engine/sim/fake_keys.h"
 
 namespace fox::sim {
 
-struct Expected {
-  std::vector<int32_t> tokens;
-  std::vector<SampledToken> sampled;  // the same with their log-probabilities
-  std::vector<SampledToken> prompt_logprobs;
-  FinishReason reason = FinishReason::kLength;
-  std::optional<int32_t> stop_token_id;
-  bool eos = false;
-  bool numerical_failure = false;  // after `tokens`
-  bool exhausts_pool = false;      // even alone; it ends after a prefix of `tokens`
+class Reference {
+ public:
+  enum class Kind : uint8_t {
+    kScore,  // a prompt log-probability
+    kToken,
+    kEnd,      // reason() and so on are valid
+    kFailure,  // a logit is not finite
+  };
+
+  // Of the options only what is the same for all requests is read later; both must outlive it.
+  Reference(Request request, const EngineOptions& engine, const FakeOptions& executor);
+
+  const Request& request() const { return request_; }
+  double log_tolerance() const { return log_tolerance_; }
+  // What comes next, and what it is where it is a score or a token.
+  Kind Next(Sampler& sampler, SampledToken* token);
+  // What is left is computed and forgotten.
+  void Drain(Sampler& sampler);
+
+  FinishReason reason() const { return reason_; }
+  std::optional<int32_t> stop_token_id() const { return stop_token_id_; }
+  bool eos() const { return eos_; }
+  // Whether what was computed so far needs more pages than there are.
+  bool exhausts_pool() const { return most_pages_ > executor_.limits.num_pages; }
+
+ private:
+  struct Head {
+    uint64_t live = 0;            // weighted keys of the pages that are full and kept
+    uint64_t current = 0;         // keys of the page that fills
+    std::vector<uint64_t> pages;  // weighted keys by full page
+    int64_t first = 0;            // kept
+  };
+
+  void Append(int32_t token);
+  void EndPage();
+  uint64_t Fold() const;
+  Kind Choose(Sampler& sampler, SampledToken* token);
+
+  Request request_;
+  const EngineOptions& engine_;
+  const FakeOptions& executor_;
+  double log_tolerance_;
+  int64_t limit_;
+  std::vector<Head> heads_;
+  TokenCounts counts_;
+  std::vector<int32_t> stops_;
+  std::vector<float> row_;
+  int64_t length_ = 0;  // tokens appended
+  int64_t generated_ = 0;
+  int32_t last_ = 0;  // generated, to be appended
+  int64_t most_pages_ = 0;
+  std::optional<Kind> over_;
+  FinishReason reason_ = FinishReason::kLength;
+  std::optional<int32_t> stop_token_id_;
+  bool eos_ = false;
 };
 
+// All of it at once.
+struct Expected {
+  std::vector<int32_t> tokens;
+  FinishReason reason = FinishReason::kLength;
+  std::vector<SampledToken> prompt_logprobs;
+};
 Expected RunReference(const Request& request, const EngineOptions& engine,
                       const FakeOptions& executor);
+
+// The first page that each head keeps of a sequence of so many tokens.
+std::vector<int32_t> FirstPages(const FakeOptions& options, uint64_t request, int64_t tokens,
+                                double log_tolerance);
 
 }  // namespace fox::sim

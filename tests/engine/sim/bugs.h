@@ -1,0 +1,146 @@
+// Bugs to plant, one at a time, each where a real one could sit: in the page pool, in the executor,
+// in the plans (as a scheduler could make them), in what the engine is told (as if it did not hear
+// it) and in what it delivers. The simulation must find each.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+namespace fox::sim {
+
+enum class Bug : uint8_t {
+  kNone,
+  // The page pool: paged_keys.cc.
+  kFreeTwice,         // an evicted page is pushed twice
+  kLeakOnRelease,     // a released page is forgotten
+  kLeakOnEvict,       // an evicted page is not freed
+  kSharePage,         // a list takes over another list's page
+  kSwapHeads,         // two heads of a sequence swap lists
+  kSwapPages,         // two pages of a list change places
+  kEvictEarly,        // a page too many
+  kForgetToEvict,     // a page that should go stays
+  kRevivePage,        // a freed page is live again
+  kKeepSlot,          // a release is forgotten
+  kReleaseNeighbour,  // another slot's page is freed with it
+  kSkipPageEdge,      // the first key of a page is not written
+  kWriteBehind,       // a key is written one place on
+  kWriteFreed,        // a free page is written
+  // The executor: fake_executor.cc.
+  kOverstateFree,   // reports pages that do not exist
+  kOverstateLive,   // reports more live pages than a slot has
+  kWrongLogitRows,  // rows of two sequences are swapped
+  kStaleSample,     // a sampled token is delivered but not kept: an older one is fed
+  kSwapSamples,     // sampled tokens of two sequences are swapped
+  kStaleStates,     // a slot keeps the token states it had
+  kForgetCount,     // a sampled token is not counted
+  kWrongWindows,    // first pages of another slot are reported
+  // Plans: planted_plan.h.
+  kPlanKeepsSlot,       // forgets to release a slot
+  kPlanReleasesEarly,   // releases the slot of a sequence that runs
+  kPlanSkipsToken,      // feeds a chunk without its first token
+  kPlanRepeatsToken,    // feeds a token again
+  kPlanSwapsTokens,     // feeds two tokens of a chunk in the wrong order
+  kPlanSwapsSlots,      // two sequences change slots
+  kPlanSamplesEarly,    // samples from the row before
+  kPlanWrongPosition,   // keys the sample by another position
+  kPlanLosesStates,     // a slot's token states are not sent
+  kPlanWrongTolerance,  // prunes for who asked to keep all
+  // What the engine is told.
+  kOverBudget,        // believes in a larger batch,
+  kOverRows,          // in more rows of logits,
+  kOverSeats,         // in more seats,
+  kOverContext,       // in a longer context,
+  kOverPool,          // in a larger pool
+  kIgnoreCancel,      // a cancellation is not heard
+  kIgnoreDeadline,    // deadlines are not heard
+  kIgnoreQueueLimit,  // a limit of the queue is not heard
+  kIgnoreStall,       // nor the time that a reader has
+  kLoseWakeup,        // an acknowledgement is not heard
+  kRepeatWakeup,      // an acknowledgement is heard twice
+  kIgnoreWindow,      // a flow window is not heard
+  kWrongSeed,         // sampling uses another seed
+  kAcceptTwice,       // an id that runs is accepted again
+  // What it delivers.
+  kDropToken,        // a token is lost after a preemption
+  kRepeatToken,      // a token is delivered again after a preemption
+  kMixStreams,       // tokens of two requests are swapped
+  kForgetProgress,   // a prompt log-probability is delivered twice
+  kLoseFinish,       // an end is not delivered
+  kRepeatFinish,     // an end is delivered twice
+  kWrongReason,      // an end at the limit is called a stop
+  kBlameReader,      // a stalled reader is called a deadline
+  kWrongStatistics,  // a token is not counted
+  kCount
+};
+
+inline constexpr auto kBugCount = static_cast<int>(Bug::kCount);
+
+inline constexpr std::array<const char*, static_cast<size_t>(kBugCount)> kBugNames = {
+    "none",
+    "free_twice",
+    "leak_on_release",
+    "leak_on_evict",
+    "share_page",
+    "swap_heads",
+    "swap_pages",
+    "evict_early",
+    "forget_to_evict",
+    "revive_page",
+    "keep_slot",
+    "release_neighbour",
+    "skip_page_edge",
+    "write_behind",
+    "write_freed",
+    "overstate_free",
+    "overstate_live",
+    "wrong_logit_rows",
+    "stale_sample",
+    "swap_samples",
+    "stale_states",
+    "forget_count",
+    "wrong_windows",
+    "plan_keeps_slot",
+    "plan_releases_early",
+    "plan_skips_token",
+    "plan_repeats_token",
+    "plan_swaps_tokens",
+    "plan_swaps_slots",
+    "plan_samples_early",
+    "plan_wrong_position",
+    "plan_loses_states",
+    "plan_wrong_tolerance",
+    "over_budget",
+    "over_rows",
+    "over_seats",
+    "over_context",
+    "over_pool",
+    "ignore_cancel",
+    "ignore_deadline",
+    "ignore_queue_limit",
+    "ignore_stall",
+    "lose_wakeup",
+    "repeat_wakeup",
+    "ignore_window",
+    "wrong_seed",
+    "accept_twice",
+    "drop_token",
+    "repeat_token",
+    "mix_streams",
+    "forget_progress",
+    "lose_finish",
+    "repeat_finish",
+    "wrong_reason",
+    "blame_reader",
+    "wrong_statistics"};
+
+inline const char* Name(Bug bug) { return kBugNames[static_cast<size_t>(bug)]; }
+
+// kCount: there is none of that name.
+inline Bug BugOf(const char* name) {
+  int i = 0;
+  while (i < kBugCount && std::strcmp(kBugNames[static_cast<size_t>(i)], name) != 0) ++i;
+  return static_cast<Bug>(i);
+}
+
+}  // namespace fox::sim

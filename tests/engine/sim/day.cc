@@ -1,0 +1,241 @@
+// Day: what clients do, steps, and planted bugs; day_checks.cc checks. Read day.h first.
+#include "tests/engine/sim/day.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+namespace fox::sim {
+namespace {
+
+// What the engine believes.
+ExecutorLimits BelievedLimits(ExecutorLimits limits, Bug bug) {
+  if (bug == Bug::kOverBudget) ++limits.max_num_batched_tokens;
+  if (bug == Bug::kOverRows) ++limits.max_logit_rows;
+  if (bug == Bug::kOverSeats) ++limits.max_num_seqs;
+  if (bug == Bug::kOverContext) ++limits.max_model_len;
+  if (bug == Bug::kOverPool) limits.num_pages += limits.lists_per_slot;
+  return limits;
+}
+
+EngineOptions BelievedOptions(EngineOptions options, Bug bug) {
+  if (bug == Bug::kIgnoreQueueLimit) ++options.max_num_queued_reqs;
+  if (bug == Bug::kIgnoreStall) options.stall_timeout = 0;
+  return options;
+}
+
+}  // namespace
+
+Day::Day(const Swarm& swarm, Bug bug, bool print)
+    : swarm_(swarm), bug_(bug), print_(print), sampler_(swarm.executor.limits.vocab_size) {
+  FakeOptions options = swarm.executor;
+  options.bug = bug;
+  executor_ = std::make_unique<FakeExecutor>(options);
+  executor_->options().limits = BelievedLimits(options.limits, bug);
+  engine_ = std::make_unique<Engine>(BelievedOptions(swarm.engine, bug), *executor_,
+                                     std::vector<StepObserver*>{this});
+  executor_->options().limits = options.limits;
+}
+
+Day::~Day() = default;
+
+void Day::Violate(const std::string& what) {
+  if (ok()) violation_ = "step " + std::to_string(marks_[Mark::kSteps]) + ": " + what;
+}
+
+RequestId Day::StartedId() const {
+  for (const auto& client : clients_) {
+    if (group_started_[client->group]) return client->request().id;
+  }
+  return 0;
+}
+
+void Day::MakeNan(RequestId id) { executor_->options().nan_requests.insert(id); }
+
+void Day::Submit(const std::vector<Request>& requests, absl::StatusCode invalid) {
+  std::vector<Request> sent = requests;
+  for (Request& request : sent) {
+    executor_->Forget(request.id);
+    if (bug_ == Bug::kIgnoreDeadline) request.deadline = request.queue_deadline = kNever;
+    if (bug_ == Bug::kIgnoreWindow) request.flow_window = 0;
+    if (bug_ == Bug::kWrongSeed) ++request.sampling.seed;
+  }
+  marks_[Mark::kSubmitted] += static_cast<int64_t>(requests.size());
+  absl::Status status = engine_->Submit(std::move(sent), now_);
+  if (print_) {
+    std::printf("%.3f submit %llu x%zu: %zu tokens, at most %d: %s\n", now_,
+                static_cast<unsigned long long>(requests.front().id), requests.size(),
+                requests.front().prompt.size(), requests.front().stop.max_tokens,
+                status.ToString().c_str());
+  }
+  if (bug_ == Bug::kAcceptTwice && absl::IsAlreadyExists(status)) status = absl::OkStatus();
+  if (status.code() != invalid && invalid != absl::StatusCode::kOk && !fatal()) {
+    Violate("a wrong request was answered with " + status.ToString());
+  } else if (!status.ok()) {
+    marks_[Mark::kRefused] += static_cast<int64_t>(requests.size());
+    if (absl::IsResourceExhausted(status)) ++refused_groups_;
+    if (invalid == absl::StatusCode::kOk || fatal()) {
+      CheckRefusal(requests, status);
+    } else {
+      ++marks_[Mark::kInvalid];
+    }
+  } else {
+    if (engine_->stats().waiting > swarm_.engine.max_num_queued_reqs ||
+        engine_->stats().queued_tokens > swarm_.engine.max_num_queued_tokens) {
+      Violate("the queue is longer than it may be");
+    }
+    ++accepted_groups_;
+    if (requests.size() > 1) ++marks_[Mark::kGroups];
+    group_started_.push_back(false);
+    displaced_in_group_.push_back(0);
+    for (const Request& request : requests) Add(request, group_started_.size() - 1);
+  }
+}
+
+void Day::Add(const Request& request, size_t group) {
+  const auto id = static_cast<size_t>(request.id);
+  if (id >= index_.size()) index_.resize(2 * id + 16, -1);
+  if (id <= newest_) ++marks_[Mark::kIdAgain];
+  newest_ = std::max(newest_, id);
+  index_[id] = static_cast<int32_t>(clients_.size());
+  if (executor_->options().max_lengths.size() > 200) executor_->options().max_lengths.clear();
+  // The last token is never fed.
+  executor_->options().max_lengths[request.id] =
+      static_cast<int64_t>(request.prompt.size()) + std::max(1, request.stop.max_tokens) - 1;
+  auto client = std::make_unique<Client>(request, swarm_.engine, executor_->options());
+  client->group = group;
+  client->submitted = now_;
+  if (request.log_tolerance == kNoMass) ++marks_[Mark::kPrunesNothing];
+  clients_.push_back(std::move(client));
+}
+
+void Day::Cancel(size_t index, const absl::Status& status) {
+  Client& client = *clients_[index];
+  if (!std::exchange(client.cancelled, true)) {
+    client.cancel_status = status;
+    ++marks_[Mark::kCancelled];
+  }
+  if (print_) {
+    std::printf("%.3f cancel %llu\n", now_, static_cast<unsigned long long>(client.request().id));
+  }
+  if (bug_ == Bug::kIgnoreCancel) return;
+  engine_->Cancel(client.request().id, client.cancel_status);
+}
+
+void Day::Acknowledge(size_t index, int64_t tokens, int64_t excess) {
+  Client& client = *clients_[index];
+  client.acknowledged += tokens;
+  if (tokens > 0) client.acknowledged_at = now_;
+  ++marks_[Mark::kAcknowledged];
+  if (print_) {
+    std::printf("%.3f acknowledge %llu +%lld\n", now_,
+                static_cast<unsigned long long>(client.request().id),
+                static_cast<long long>(tokens));
+  }
+  if (bug_ == Bug::kLoseWakeup) return;
+  engine_->Acknowledge(client.request().id, tokens + excess);
+  if (bug_ == Bug::kRepeatWakeup) engine_->Acknowledge(client.request().id, tokens);
+}
+
+void Day::Step() {
+  ++marks_[Mark::kSteps];
+  const bool work = engine_->HasWork() || engine_->NextDeadline() <= now_;
+  const int64_t runs = executor_->runs();
+  std::vector<RequestOutput> outputs = engine_->Step(now_);
+  const bool ran = executor_->runs() != runs;
+  if (!work && (!outputs.empty() || ran)) Violate("HasWork missed work");
+  if (bug_ != Bug::kNone) Plant(&outputs);
+  for (const RequestOutput& output : outputs) Check(output);
+  if (!executor_->violation().empty()) return Violate(executor_->violation());
+  if (engine_->fatal().ok()) {
+    CheckAfterStep();
+  } else if (swarm_.executor.fail_at_run < 0) {
+    Violate("fatal without a fault: " + engine_->fatal().ToString());
+  } else {
+    ++marks_[swarm_.executor.fail_late ? Mark::kLateFaults : Mark::kFaults];
+    if (!clients_.empty()) Violate("a request outlived the engine");
+  }
+  if (ran) {
+    now_ +=
+        swarm_.step_seconds + swarm_.token_seconds * static_cast<double>(executor_->last_tokens());
+  }
+}
+
+void Day::AfterSubmit(const StepPlan& plan) {
+  bool slow = false, others = false;
+  for (const PlannedSequence& sequence : plan.sequences) {
+    const int64_t index = IndexOf(sequence.id);
+    if (index < 0) continue;
+    const Client& client = *clients_[static_cast<size_t>(index)];
+    group_started_[client.group] = true;
+    (client.was_full ? slow : others) = true;
+  }
+  if (slow && others) ++marks_[Mark::kGuests];
+}
+
+void Day::OnFinish(const Request& request, const Finish&) {
+  ++heard_ends_;
+  if (IndexOf(request.id) < 0) Violate("the observer heard of an end that is none");
+}
+
+// Bugs that an engine could have, made from a correct one's outputs.
+void Day::Plant(std::vector<RequestOutput>* outputs) {
+  preempted_since_ |= engine_->stats().preemptions > seen_preemptions_;
+  seen_preemptions_ = engine_->stats().preemptions;
+  RequestOutput* last = nullptr;
+  for (RequestOutput& output : *outputs) {
+    if (output.tokens.empty()) continue;
+    if (bug_ == Bug::kMixStreams && last != nullptr) std::swap(output.tokens, last->tokens);
+    last = &output;
+    if (!preempted_since_) continue;
+    if (bug_ == Bug::kDropToken) output.tokens.pop_back();
+    if (bug_ == Bug::kRepeatToken) output.tokens.push_back(output.tokens.back());
+    preempted_since_ = false;
+  }
+  for (RequestOutput& output : *outputs) {
+    if (bug_ == Bug::kForgetProgress && output.prompt_logprobs.size() > 1) {
+      output.prompt_logprobs.push_back(output.prompt_logprobs.back());
+    }
+  }
+  PlantEnds(outputs);
+}
+
+void Day::PlantEnds(std::vector<RequestOutput>* outputs) {
+  for (size_t i = 0; i < outputs->size(); ++i) {
+    if (!(*outputs)[i].finish) continue;
+    Finish& finish = *(*outputs)[i].finish;
+    const bool good = finish.status.ok();
+    if (bug_ == Bug::kWrongReason && good && finish.reason == FinishReason::kLength) {
+      finish.reason = FinishReason::kStop;
+    }
+    if (bug_ == Bug::kBlameReader && absl::IsDeadlineExceeded(finish.status)) {
+      finish.status = absl::AbortedError("the reader has stalled");
+    }
+    if (bug_ == Bug::kWrongStatistics && finish.stats.completion_tokens > 0) {
+      --finish.stats.completion_tokens;
+    }
+    if (struck_) continue;
+    if (bug_ == Bug::kLoseFinish || bug_ == Bug::kRepeatFinish) struck_ = true;
+    if (bug_ == Bug::kRepeatFinish) {
+      outputs->push_back(RequestOutput((*outputs)[i]));
+      return;
+    }
+    if (bug_ == Bug::kLoseFinish) (*outputs)[i].finish.reset();
+  }
+}
+
+const Marks& Day::CountMarks() {
+  marks_[Mark::kPagesTaken] = executor_->pages().taken;
+  marks_[Mark::kPagesEvicted] = executor_->pages().evicted;
+  marks_[Mark::kPagesReleased] = executor_->pages().released;
+  marks_[Mark::kPreemptions] = engine_->stats().preemptions;
+  marks_[Mark::kSampled] = executor_->samples();
+  marks_[Mark::kFedSamples] = executor_->fed_samples();
+  marks_[Mark::kProcessedSamples] = executor_->processed_samples();
+  marks_[Mark::kRestoredStates] = executor_->restored_states();
+  marks_[Mark::kReturns] = executor_->returns();
+  marks_.CountEvents();
+  return marks_;
+}
+
+}  // namespace fox::sim

@@ -1,0 +1,129 @@
+// Day: clients over an Engine and a FakeExecutor, checked after every step: each delivered stream
+// against its Reference, ends against what may end a request so, the pool against its audit, times
+// against deadlines. What clients do and when is the caller's: random (simulation.h) or every
+// possibility in turn (small_scope.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "tests/engine/sim/bugs.h"
+#include "tests/engine/sim/fake_executor.h"
+#include "tests/engine/sim/marks.h"
+#include "tests/engine/sim/reference_model.h"
+#include "tests/engine/sim/swarm.h"
+
+namespace fox::sim {
+
+// One request as its client sees it.
+struct Client {
+  Client(Request request, const EngineOptions& engine, const FakeOptions& executor)
+      : reference(std::move(request), engine, executor) {}
+  const Request& request() const { return reference.request(); }
+  int64_t open() const { return delivered - acknowledged; }
+  bool full() const { return request().flow_window > 0 && open() >= request().flow_window; }
+
+  Reference reference;
+  size_t group = 0;
+  int64_t delivered = 0, scored = 0, acknowledged = 0;
+  bool cancelled = false, was_full = false;
+  absl::Status cancel_status;
+  Seconds submitted = 0;
+  Seconds acknowledged_at = -kNever;  // last,
+  Seconds heard_at = -kNever;         // and the step that heard it
+  Seconds full_since = kNever;
+  int64_t full_steps = 0;
+};
+
+class Day : private StepObserver {
+ public:
+  // print: every event, to stdout.
+  Day(const Swarm& swarm, Bug bug, bool print = false);
+  ~Day() override;
+  Day(const Day&) = delete;
+  Day& operator=(const Day&) = delete;
+
+  // Requests that belong together, all or none; `invalid`: they must be refused with that code.
+  void Submit(const std::vector<Request>& requests,
+              absl::StatusCode invalid = absl::StatusCode::kOk);
+  // Of the client of that index, of those that there are.
+  void Cancel(size_t client, const absl::Status& status);
+  void Acknowledge(size_t client, int64_t tokens, int64_t excess = 0);
+  void Step();
+  // Time passes.
+  void Wait(Seconds seconds) { now_ += seconds; }
+  // Faults and impatience are over: everything must end, and the pool must be full then.
+  void Close(bool cancel_all = false);
+
+  const Swarm& swarm() const { return swarm_; }
+  Seconds now() const { return now_; }
+  const std::vector<std::unique_ptr<Client>>& clients() const { return clients_; }
+  bool fatal() const { return !engine_->fatal().ok(); }
+  bool idle() const { return !engine_->HasWork() && engine_->NextDeadline() == kNever; }
+  RequestId NewId() { return next_id_++; }
+  // The id that ended last, if nobody has it now; 0: there is none.
+  RequestId free_id() const { return IndexOf(ended_) < 0 ? ended_ : 0; }
+  RequestId StartedId() const;  // of a request that has started; 0: there is none
+  void MakeNan(RequestId id);
+  // The first thing that was wrong; empty: nothing.
+  const std::string& violation() const { return violation_; }
+  bool ok() const { return violation_.empty(); }
+  uint64_t trace() const { return trace_; }  // hash of everything delivered
+  const Marks& CountMarks();
+
+ private:
+  // An observer's.
+  void AfterSubmit(const StepPlan& plan) override;
+  void OnFinish(const Request& request, const Finish& finish) override;
+
+  void Violate(const std::string& what);
+  void Expect(bool condition, const char* what, RequestId id) {
+    if (!condition) Violate(std::string(what) + ", request " + std::to_string(id));
+  }
+  int64_t IndexOf(RequestId id) const {
+    return id < index_.size() ? index_[static_cast<size_t>(id)] : -1;
+  }
+  void Add(const Request& request, size_t group);
+  void CheckRefusal(const std::vector<Request>& requests, const absl::Status& status);
+  void Check(const RequestOutput& output);
+  void CheckTokens(const RequestOutput& output, Client* client);
+  void CheckWindows(const KeptWindows& windows, const Client& client);
+  void CheckFinish(const RequestOutput& output, Client* client);
+  void CheckStatus(const RequestOutput& output, Client* client);
+  void CheckGoodEnd(const Finish& finish, Client* client);
+  void CheckPages(const Client& client, const Finish& finish);
+  void CheckAfterStep();
+  void CheckTimes();
+  void CheckTotals();
+  void EndAll(bool cancel_all);
+  void Plant(std::vector<RequestOutput>* outputs);
+  void PlantEnds(std::vector<RequestOutput>* outputs);
+
+  const Swarm swarm_;
+  const Bug bug_;
+  const bool print_;
+  std::unique_ptr<FakeExecutor> executor_;
+  std::unique_ptr<Engine> engine_;
+  Sampler sampler_;                               // the references'
+  std::vector<std::unique_ptr<Client>> clients_;  // that have not ended
+  std::vector<int32_t> index_;                    // in clients_, by id; -1: none
+  std::vector<bool> group_started_;
+  RequestId next_id_ = 1;
+  RequestId ended_ = 0;  // the last to end
+  size_t newest_ = 0;    // id
+  Seconds now_ = 0;
+  int64_t heard_ends_ = 0;  // by the observer
+  int64_t accepted_groups_ = 0, displaced_groups_ = 0, refused_groups_ = 0;
+  std::vector<size_t> displaced_in_group_;
+  int64_t seen_preemptions_ = 0;
+  bool struck_ = false;
+  bool preempted_since_ = false;
+  Marks marks_;
+  uint64_t trace_ = 0;
+  std::string violation_;
+};
+
+}  // namespace fox::sim

@@ -1,0 +1,119 @@
+// Marks: what happened in simulated days, counted. Over many seeds each must have happened.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace fox::sim {
+
+// The first ones are events: what entered or left the engine or its page pool. Steps and checks are
+// none.
+enum class Mark : uint8_t {
+  kSubmitted,     // requests, those that were refused too
+  kCancelled,     // of requests that had not ended
+  kAcknowledged,  // calls
+  kTokens,        // delivered
+  kScores,        // prompt log-probabilities delivered
+  kWindows,       // reports of kept windows
+  kEnded,         // of accepted requests, each once
+  kRefused,       // instead
+  kPagesTaken,
+  kPagesEvicted,
+  kPagesReleased,
+  kEvents,  // how many marks are events; the sum of them
+  kSteps,
+  kPreemptions,
+  kPrunesNothing,       // requests that must not be evicted from
+  kGroups,              // requests in groups of several
+  kInvalid,             // refused as such
+  kIdAgain,             // an id that had ended came again
+  kFinished,            // at a limit
+  kStopped,             // by a token
+  kExpired,             // by a deadline while running or waiting
+  kHopeless,            // before its deadline, which it could not meet
+  kExhausted,           // the pool is too small for it alone
+  kNumerical,           // failures
+  kDisplaced,           // by another client
+  kStalled,             // readers that were too slow,
+  kTooManyStalled,      // or one too many of them
+  kCancelledWaiting,    // cancelled before a start,
+  kCancelledRunning,    // while it ran,
+  kCancelledPreempted,  // after it had lost its pages once
+  kPauses,              // a window was full
+  kPreemptedPaused,     // requests that wait for readers without pages, by step
+  kGuests,              // plans of slow readers beside others
+  kFaults,              // of the executor, at a submission
+  kLateFaults,          // at a collection
+  kSampled,             // by the executor
+  kFedSamples,          // before they were collected
+  kProcessedSamples,    // of those: with penalties, biases or masks
+  kRestoredStates,      // penalties that went on after a preemption or the prompt's scores
+  kReturns,             // preempted with a plan in flight and back again
+  kCancelledAll,        // days that ended so
+  kCount
+};
+
+inline constexpr auto kMarkCount = static_cast<size_t>(Mark::kCount);
+
+inline constexpr std::array<const char*, kMarkCount> kMarkNames = {"submitted",
+                                                                   "cancelled",
+                                                                   "acknowledged",
+                                                                   "tokens",
+                                                                   "scores",
+                                                                   "windows",
+                                                                   "ended",
+                                                                   "refused",
+                                                                   "pages_taken",
+                                                                   "pages_evicted",
+                                                                   "pages_released",
+                                                                   "events",
+                                                                   "steps",
+                                                                   "preemptions",
+                                                                   "prunes_nothing",
+                                                                   "groups",
+                                                                   "invalid",
+                                                                   "id_again",
+                                                                   "finished",
+                                                                   "stopped",
+                                                                   "expired",
+                                                                   "hopeless",
+                                                                   "exhausted",
+                                                                   "numerical",
+                                                                   "displaced",
+                                                                   "stalled",
+                                                                   "too_many_stalled",
+                                                                   "cancelled_waiting",
+                                                                   "cancelled_running",
+                                                                   "cancelled_preempted",
+                                                                   "pauses",
+                                                                   "preempted_paused",
+                                                                   "guests",
+                                                                   "faults",
+                                                                   "late_faults",
+                                                                   "sampled",
+                                                                   "fed_samples",
+                                                                   "processed_samples",
+                                                                   "restored_states",
+                                                                   "returns",
+                                                                   "cancelled_all"};
+
+class Marks {
+ public:
+  int64_t& operator[](Mark mark) { return counts_[static_cast<size_t>(mark)]; }
+  int64_t operator[](Mark mark) const { return counts_[static_cast<size_t>(mark)]; }
+  void Add(const Marks& other) {
+    for (size_t i = 0; i < kMarkCount; ++i) counts_[i] += other.counts_[i];
+  }
+  // Sets kEvents.
+  void CountEvents() {
+    int64_t sum = 0;
+    for (size_t i = 0; i < static_cast<size_t>(Mark::kEvents); ++i) sum += counts_[i];
+    (*this)[Mark::kEvents] = sum;
+  }
+
+ private:
+  std::array<int64_t, kMarkCount> counts_ = {};
+};
+
+}  // namespace fox::sim

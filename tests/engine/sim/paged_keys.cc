@@ -1,0 +1,317 @@
+// The real pool's operations, bugs planted around them, and the audit. Read paged_keys.h first.
+#include "tests/engine/sim/paged_keys.h"
+
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include "kernels/cpu/cpu_ops.h"
+
+namespace fox::sim {
+namespace {
+
+constexpr uint64_t kPoison = 0xdeadbeefdeadbeefULL;
+
+CpuOptions OneThread() {
+  CpuOptions options;
+  options.dtype = DType::kF64;
+  options.plain_gemm = true;
+  options.threads = 1;
+  options.audit = nullptr;
+  return options;
+}
+
+// One key of 8 bytes a token.
+PagedKvShape ShapeOf(const ExecutorLimits& limits) {
+  PagedKvShape shape;
+  shape.layers = limits.lists_per_slot % 2 == 0 ? 2 : 1;
+  shape.kv_heads = static_cast<int>(limits.lists_per_slot / shape.layers);
+  shape.q_heads = shape.kv_heads;
+  shape.head_dim = 1;
+  shape.dtype = DType::kF64;
+  shape.num_pages = static_cast<int>(limits.num_pages);
+  shape.max_slots = limits.slots();
+  shape.max_pages = PagesFor(limits.max_model_len) + 1;
+  return shape;
+}
+
+}  // namespace
+
+// The CPU backend with memory that is cheap to make, and with bugs. None of them may break what
+// the pool itself checks (it would end the process) before the next audit.
+class FaultyOps : public CpuOps {
+ public:
+  explicit FaultyOps(Bug bug) : CpuOps(OneThread()), bug_(bug) {}
+
+  Buffer Allocate(size_t bytes) override {
+    if (bytes == 0) return {};
+    void* data = std::calloc(bytes, 1);
+    if (data == nullptr) throw std::bad_alloc();
+    return {data, bytes, [](void* at, size_t) { std::free(at); }};
+  }
+
+  void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override {
+    if (bug_ == Bug::kKeepSlot && Strikes()) return;
+    if (bug_ == Bug::kReleaseNeighbour) FreeNeighbour(slots[0], kv);
+    CpuOps::Release(slots, count, kv, stream);
+    if (bug_ == Bug::kLeakOnRelease && *kv.free_count > 0 && Strikes()) --*kv.free_count;
+  }
+
+  void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override {
+    CpuOps::BeginStep(batch, kv, stream);
+    for (int i = 0; i < batch.num_seqs; ++i) PlantInLists(batch.slot[i], kv);
+  }
+
+  void Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
+             Stream stream) override {
+    if (bug_ == Bug::kForgetToEvict && Strikes()) return;
+    const int32_t free_before = *kv.free_count;
+    CpuOps::Evict(batch, params, kv, stream);
+    for (int i = 0; i < batch.num_seqs; ++i) PlantAfterEviction(batch.slot[i], free_before, kv);
+  }
+
+ private:
+  bool Strikes() { return ++clock_ % 3 == 0; }
+
+  void FreeNeighbour(int32_t slot, const PagedKv& kv) {
+    const int32_t other = (slot + 1) % kv.shape.max_slots;
+    if (kv.length[other] == 0 || other == slot || *kv.free_count >= kv.shape.num_pages) return;
+    if (!Strikes()) return;
+    const int64_t list = kv.ListIndex(other, 0, 0);
+    kv.free_stack[(*kv.free_count)++] = kv.Table(list)[PagesFor(kv.length[other]) - 1];
+  }
+
+  void PlantInLists(int32_t slot, const PagedKv& kv) {
+    const int64_t list = kv.ListIndex(slot, 0, 0);
+    const int end = PagesFor(kv.length[slot]);
+    if (end == 0) return;
+    if (bug_ == Bug::kSwapHeads && kv.shape.lists_per_slot() > 1 && Strikes()) {
+      std::swap(kv.Table(list)[end - 1], kv.Table(list + 1)[end - 1]);
+    }
+    if (bug_ == Bug::kSwapPages && end - kv.first_live[list] > 1 && Strikes()) {
+      std::swap(kv.Table(list)[end - 1], kv.Table(list)[end - 2]);
+    }
+    const int32_t other = (slot + 1) % kv.shape.max_slots;
+    if (bug_ == Bug::kSharePage && other != slot && kv.length[other] > 0 && Strikes()) {
+      kv.Table(list)[end - 1] = kv.Table(kv.ListIndex(other, 0, 0))[PagesFor(kv.length[other]) - 1];
+    }
+  }
+
+  void PlantAfterEviction(int32_t slot, int32_t free_before, const PagedKv& kv) {
+    const int64_t list = kv.ListIndex(slot, 0, 0);
+    int32_t& first = kv.first_live[list];
+    const bool evicted = *kv.free_count > free_before;
+    const bool has_room = *kv.free_count < kv.shape.num_pages;
+    if (bug_ == Bug::kFreeTwice && evicted && has_room && Strikes()) {
+      const int32_t page = kv.free_stack[*kv.free_count - 1];
+      kv.free_stack[(*kv.free_count)++] = page;
+    }
+    if (bug_ == Bug::kLeakOnEvict && evicted && Strikes()) --*kv.free_count;
+    if (bug_ == Bug::kRevivePage && first > 0 && Strikes()) --first;
+    const bool may_lose = PagesFor(kv.length[slot]) - first > 1;
+    if (bug_ == Bug::kEvictEarly && may_lose && has_room && Strikes()) {
+      kv.free_stack[(*kv.free_count)++] = kv.Table(list)[first++];
+    }
+  }
+
+  const Bug bug_;
+  uint64_t clock_ = 0;
+};
+
+PagedKeys::PagedKeys(const FakeOptions& options)
+    : options_(options),
+      lists_(options.limits.lists_per_slot),
+      slots_(options.limits.slots()),
+      ops_(std::make_unique<FaultyOps>(options.bug)),
+      cache_(ShapeOf(options.limits), *ops_),
+      kv_(cache_.view()),
+      infinity_(static_cast<size_t>(lists_), std::numeric_limits<double>::infinity()),
+      length_(static_cast<size_t>(slots_), 0),
+      first_(static_cast<size_t>(slots_ * lists_), 0),
+      stats_(static_cast<size_t>(slots_)),
+      seen_(static_cast<size_t>(options.limits.num_pages), 0) {
+  std::fill_n(Page(0), options.limits.num_pages * kPageTokens, kPoison);
+}
+
+PagedKeys::~PagedKeys() = default;
+
+void PagedKeys::Violate(const char* what, int64_t detail) {
+  if (violation_.empty()) violation_ = std::string(what) + " (" + std::to_string(detail) + ")";
+}
+
+// Whoever reads a freed page gets something else.
+void PagedKeys::PoisonFreed(int32_t free_before) {
+  for (int32_t i = free_before; i < *kv_.free_count; ++i) {
+    std::fill_n(Page(kv_.free_stack[i]), kPageTokens, kPoison);
+  }
+  if (options_.bug == Bug::kWriteFreed && *kv_.free_count > free_before) {
+    Page(kv_.free_stack[free_before])[kPageTokens - 1] = 1;
+  }
+}
+
+void PagedKeys::Release(const std::vector<int32_t>& slots) {
+  if (slots.empty()) return;
+  const int32_t before = *kv_.free_count;
+  cache_.Release(slots);
+  counts_.released += *kv_.free_count - before;
+  PoisonFreed(before);
+  for (const int32_t slot : slots) {
+    length_[static_cast<size_t>(slot)] = 0;
+    stats_[static_cast<size_t>(slot)] = {};
+    std::fill_n(first_.begin() + slot * lists_, lists_, 0);
+  }
+}
+
+void PagedKeys::Begin(const std::vector<Appended>& batch) {
+  batch_ = batch;
+  batch_slots_.clear();
+  positions_.clear();
+  log_tolerances_.clear();
+  row_begin_.assign(1, 0);
+  for (const Appended& rows : batch) {
+    const auto slot = static_cast<size_t>(rows.slot);
+    batch_slots_.push_back(rows.slot);
+    positions_.push_back(rows.position);
+    log_tolerances_.push_back(rows.log_tolerance);
+    row_begin_.push_back(row_begin_.back() + rows.count);
+    const int64_t pages = lists_ * (PagesFor(rows.position + rows.count) - PagesFor(rows.position));
+    AcpStats& stats = stats_[slot];
+    stats.log_tolerance = rows.log_tolerance;
+    stats.pages_allocated += pages;
+    stats.peak_pages = std::max(stats.peak_pages, stats.live_pages());
+    counts_.taken += pages;
+    length_[slot] += rows.count;
+  }
+  const BatchView view{static_cast<int>(batch.size()),
+                       row_begin_.back(),
+                       nullptr,
+                       batch_slots_.data(),
+                       row_begin_.data(),
+                       positions_.data(),
+                       log_tolerances_.data()};
+  ops_->BeginStep(view, kv_, nullptr);
+}
+
+void PagedKeys::Write(int32_t slot, int64_t position, const std::vector<uint64_t>& token_hashes) {
+  const int64_t list = kv_.ListIndex(slot, 0, 0);
+  const auto count = static_cast<int64_t>(token_hashes.size());
+  const int64_t behind = options_.bug == Bug::kWriteBehind && count > 1 ? 1 : 0;
+  for (int64_t head = 0; head < lists_; ++head) {
+    const int32_t* table = kv_.Table(list + head);
+    for (int64_t i = 0; i < count;) {
+      const int64_t page_index = (position + i) / kPageTokens, at = (position + i) % kPageTokens;
+      const int32_t page = table[page_index];
+      if (page < 0 || page >= kv_.shape.num_pages) return Violate("no such page", page);
+      uint64_t* words = Page(page);
+      if (at == 0) {
+        uint64_t written = 0;
+        for (int k = 0; k < kPageTokens; ++k) written |= words[k] ^ kPoison;
+        if (written != 0) return Violate("a free page was written", page);
+        // The mass up to this page: its number. See EndPage.
+        kv_.log_mass_bound[page] = static_cast<double>(page_index);
+      }
+      const int64_t end = std::min<int64_t>(count, i + kPageTokens - at);
+      int64_t to = at;
+      for (; i < end; ++i, ++to) words[to] = KeyOf(token_hashes[static_cast<size_t>(i)], head);
+      if (options_.bug == Bug::kSkipPageEdge && at == 0) words[0] = kPoison;
+      if (behind > 0 && to < kPageTokens) std::swap(words[to - 1], words[to]);
+    }
+  }
+}
+
+// The real rule evicts page n at this page end if E_n + H <= log eps - slack. E_n is n, so with H
+// half above log eps - `kept` it does for each n < kept, and for no other.
+void PagedKeys::EndPage(int32_t slot, uint64_t request, int64_t end, double log_tolerance) {
+  const int64_t list = kv_.ListIndex(slot, 0, 0), last = end / kPageTokens - 1;
+  for (int64_t head = 0; head < lists_; ++head) {
+    const int64_t kept = FirstKept(options_, request, head, end, log_tolerance);
+    const int32_t page = kv_.Table(list + head)[last];
+    kv_.log_denominator_bound[page] = log_tolerance - static_cast<double>(kept) + 0.5;
+    int32_t& first = first_[static_cast<size_t>(list + head)];
+    first = std::max(first, static_cast<int32_t>(kept));
+  }
+}
+
+uint64_t PagedKeys::Fold(int32_t slot, int64_t position) const {
+  const int64_t list = kv_.ListIndex(slot, 0, 0);
+  uint64_t fold = 0;
+  for (int64_t head = 0; head < lists_; ++head) {
+    const int32_t* table = kv_.Table(list + head);
+    for (int64_t p = first_[static_cast<size_t>(list + head)]; p * kPageTokens <= position; ++p) {
+      const int64_t count = std::min<int64_t>(kPageTokens, position + 1 - p * kPageTokens);
+      const uint64_t* words = Page(table[p]);
+      uint64_t sum = 0;
+      for (int64_t i = 0; i < count; ++i) sum += words[i];
+      fold += PageWeight(head, p) * sum;
+    }
+  }
+  return fold;
+}
+
+void PagedKeys::Evict() {
+  const int32_t before = *kv_.free_count;
+  evicted_.assign(batch_.size(), 0);
+  evicted_mass_.assign(batch_.size(), kNoMass);
+  const BatchView view{static_cast<int>(batch_.size()),
+                       row_begin_.back(),
+                       nullptr,
+                       batch_slots_.data(),
+                       row_begin_.data(),
+                       positions_.data(),
+                       log_tolerances_.data()};
+  const EvictParams params{AcpMode::kCertified, infinity_.data(), infinity_.data(), evicted_.data(),
+                           evicted_mass_.data()};
+  ops_->Evict(view, params, kv_, nullptr);
+  for (size_t i = 0; i < batch_.size(); ++i) {
+    AcpStats& stats = stats_[static_cast<size_t>(batch_[i].slot)];
+    stats.pages_evicted += evicted_[i];
+    counts_.evicted += evicted_[i];
+    stats.max_log_evicted_mass = std::max(stats.max_log_evicted_mass, evicted_mass_[i]);
+    if (!(evicted_mass_[i] <= batch_[i].log_tolerance)) Violate("evicted too much", batch_[i].slot);
+  }
+  PoisonFreed(before);
+}
+
+void PagedKeys::Own(int32_t page) {
+  if (page < 0 || page >= kv_.shape.num_pages) return Violate("a page does not exist", page);
+  if (std::exchange(seen_[static_cast<size_t>(page)], audits_) == audits_) {
+    Violate("a page has two owners", page);
+  }
+  ++owned_;
+}
+
+void PagedKeys::Audit() {
+  ++audits_;
+  owned_ = 0;
+  const int32_t free = *kv_.free_count;
+  if (free < 0 || free > kv_.shape.num_pages) return Violate("free count", free);
+  for (int32_t i = 0; i < free && violation_.empty(); ++i) {
+    Own(kv_.free_stack[i]);
+    if (violation_.empty() && *Page(kv_.free_stack[i]) != kPoison) {
+      Violate("a free page holds a key", kv_.free_stack[i]);
+    }
+  }
+  for (int32_t slot = 0; slot < slots_ && violation_.empty(); ++slot) AuditSlot(slot);
+  if (owned_ != kv_.shape.num_pages) Violate("pages are lost", kv_.shape.num_pages - owned_);
+  // What the product itself would say.
+  if (audits_ % 64 == 0 && cache_.Audit().ok() != violation_.empty()) Violate("KvCache::Audit", 0);
+}
+
+void PagedKeys::AuditSlot(int32_t slot) {
+  const int64_t length = length_[static_cast<size_t>(slot)];
+  if (kv_.length[slot] != length) return Violate("length of a slot", slot);
+  const int64_t list = kv_.ListIndex(slot, 0, 0);
+  const int end = PagesFor(length);
+  int64_t live = 0;
+  for (int64_t head = 0; head < lists_; ++head) {
+    const int32_t first = kv_.first_live[list + head];
+    if (first != first_[static_cast<size_t>(list + head)]) {
+      return Violate("a head keeps other pages than it should", list + head);
+    }
+    live += end - first;
+    for (int p = first; p < end; ++p) Own(kv_.Table(list + head)[p]);
+  }
+  if (live != stats_[static_cast<size_t>(slot)].live_pages()) Violate("count of live pages", slot);
+}
+
+}  // namespace fox::sim

@@ -1,0 +1,91 @@
+// PagedKeys: the keys of sequences in the real page pool: KvCache, and the CPU backend's operations
+// that take pages, evict them and release slots. Eviction is decided by the real rule from page
+// summaries that are made up so that each head keeps what FirstKept says. Beside it stands a model
+// of what the pool must hold; Audit compares all of it. Read fake_executor.h next.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/acp_stats.h"
+#include "engine/kv/kv_cache.h"
+#include "tests/engine/sim/fake_keys.h"
+
+namespace fox::sim {
+
+class FaultyOps;
+
+// What one step appends to a slot.
+struct Appended {
+  int32_t slot = 0;
+  int64_t position = 0, count = 0;
+  double log_tolerance = kNoMass;
+};
+
+struct PageCounts {
+  int64_t taken = 0, evicted = 0, released = 0;
+};
+
+class PagedKeys {
+ public:
+  explicit PagedKeys(const FakeOptions& options);
+  ~PagedKeys();
+
+  void Release(const std::vector<int32_t>& slots);
+  // Takes the pages of a step; they must be free. Then Write, EndPage and Fold for each sequence.
+  void Begin(const std::vector<Appended>& batch);
+  // Keys of consecutive tokens.
+  void Write(int32_t slot, int64_t position, const std::vector<uint64_t>& token_hashes);
+  // The page end at `end` tokens decides what is kept; from here on nobody reads more.
+  void EndPage(int32_t slot, uint64_t request, int64_t end, double log_tolerance);
+  // The sum over what is kept up to `position`, read through the page tables.
+  uint64_t Fold(int32_t slot, int64_t position) const;
+  // Ends the step: what EndPage decided is evicted.
+  void Evict();
+
+  int64_t free_pages() const { return *kv_.free_count; }
+  // Since the slot's last release.
+  const AcpStats& stats(int32_t slot) const { return stats_[static_cast<size_t>(slot)]; }
+  // The first page of each list of each slot.
+  const std::vector<int32_t>& first_pages() const { return first_; }
+  const PageCounts& counts() const { return counts_; }
+  // The first thing that was wrong; empty: nothing.
+  const std::string& violation() const { return violation_; }
+  // Exact, all of it: who owns each page, live ranges, lengths, poison.
+  void Audit();
+
+ private:
+  void Violate(const char* what, int64_t detail);
+  void AuditSlot(int32_t slot);
+  void Own(int32_t page);
+  void PoisonFreed(int32_t free_before);
+  uint64_t* Page(int32_t page) const {
+    return static_cast<uint64_t*>(kv_.keys) + static_cast<int64_t>(page) * kPageTokens;
+  }
+
+  const FakeOptions& options_;
+  const int64_t lists_;
+  const int32_t slots_;
+  std::unique_ptr<FaultyOps> ops_;
+  KvCache cache_;
+  const PagedKv& kv_;
+  std::vector<double> infinity_;  // B and U are unknown
+  // The model.
+  std::vector<int64_t> length_;  // by slot
+  std::vector<int32_t> first_;   // by slot and list: after the page ends so far
+  std::vector<AcpStats> stats_;  // by slot
+  std::vector<Appended> batch_;
+  std::vector<uint64_t> seen_;  // by page: the audit that saw it last
+  uint64_t audits_ = 0;
+  int64_t owned_ = 0;  // in this audit
+  // The batch as the operations see it.
+  std::vector<int32_t> batch_slots_;
+  std::vector<int64_t> row_begin_, positions_, evicted_;
+  std::vector<double> log_tolerances_, evicted_mass_;
+  PageCounts counts_;
+  std::string violation_;
+};
+
+}  // namespace fox::sim

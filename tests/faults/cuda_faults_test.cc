@@ -1,0 +1,322 @@
+// fox-server on a GPU whose context breaks, that hangs, that is full or missing, and whose driver
+// fails at any call: what clients see, when health turns, how and when the process ends.
+// FOX_FAULT_ROUNDS: how often a kernel traps (20). FOX_FAULTS=all: many more calls fail.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/faults/client_streams.h"
+#include "tests/faults/cuda_faults.h"
+#include "tests/faults/server_process.h"
+
+namespace fox {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr double kNotServingSeconds = 0.1, kEndSeconds = 1.0, kReadySeconds = 30;
+constexpr int kOutOfMemory = 2, kLaunchFailed = 719;  // of CUresult
+constexpr int kStarters = 6;                          // servers that start at the same time
+const char* const kPrompt = "Once upon a time";
+
+int Rounds() {
+  const char* rounds = std::getenv("FOX_FAULT_ROUNDS");
+  return rounds == nullptr ? 20 : std::atoi(rounds);
+}
+
+bool All() {
+  const char* all = std::getenv("FOX_FAULTS");
+  return all != nullptr && std::string(all) == "all";
+}
+
+ServerStart OnDevice(std::vector<std::string> flags = {}) {
+  ServerStart start;
+  start.preload = LibraryOf(reinterpret_cast<const void*>(&IsPreloaded));
+  start.flags = {"--device=cuda", "--kv-cache-mb=512", "--max-num-seqs=32"};
+  start.flags.insert(start.flags.end(), flags.begin(), flags.end());
+  return start;
+}
+
+void Send(const SharedFaultPage& page, DeviceCommand command) {
+  page->done_ns = 0;
+  page->command = command;
+  syscall(SYS_futex, &page->command, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+}
+
+// The command's cudaError_t, or -1 after ten seconds.
+int Done(const SharedFaultPage& page) {
+  for (int i = 0; i < 10000 && page->done_ns == 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return page->done_ns == 0 ? -1 : page->result.load();
+}
+
+std::vector<StreamRequest> LongStreams() {
+  std::vector<StreamRequest> requests;
+  for (int i = 0; i < 16; ++i) {
+    requests.push_back({kPrompt + std::string(static_cast<size_t>(i), '.'), 100000, i % 4 == 3});
+  }
+  return requests;
+}
+
+double Seconds(int64_t from_ns, int64_t to_ns) {
+  return 1e-9 * static_cast<double>(to_ns - from_ns);
+}
+
+struct Times {
+  double not_serving = 0, end = 0;
+};
+
+// After a failure at `since_ns`: NOT_SERVING, UNAVAILABLE for all who are connected, exit code 70.
+Times ExpectEnd(ServerProcess& server, HealthWatch& health, ClientStreams* streams,
+                const SharedFaultPage& page, int64_t since_ns) {
+  Times times;
+  const std::optional<int> code = server.WaitEnd(30);
+  EXPECT_TRUE(code.has_value()) << "it still runs";
+  EXPECT_EQ(code.value_or(-1), 70) << server.log();
+  times.not_serving = Seconds(since_ns, health.WaitNotServing());
+  times.end = Seconds(since_ns, server.ended_ns());
+  if (streams == nullptr) return times;
+  for (const AnswerEnd& end : streams->Join()) {
+    EXPECT_EQ(end.status.error_code(), grpc::StatusCode::UNAVAILABLE) << end.DebugString();
+  }
+  EXPECT_EQ(page->failed.load(), page->fail_at > 0 ? 1 : 0);
+  return times;
+}
+
+void Report(const char* what, std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  std::printf("%s: %zu times, median %.3f s, most %.3f s\n", what, seconds.size(),
+              seconds[seconds.size() / 2], seconds.back());
+}
+
+// At a random moment of a busy server, of one that prefills and of an idle one.
+TEST(CudaFaultsTest, AStickyErrorEndsTheProcess) {
+  std::mt19937 random(11);
+  std::vector<double> not_serving, ends, ready;
+  SharedFaultPage page;
+  for (int round = 0; round < Rounds(); ++round) {
+    SCOPED_TRACE(round);
+    page.Clear();
+    const int64_t begin = FaultPage::Now();
+    ServerProcess server(OnDevice(), page);
+    ASSERT_TRUE(server.WaitReady()) << server.log();
+    ready.push_back(Seconds(begin, FaultPage::Now()));
+    HealthWatch health(server.grpc_port());
+    ASSERT_TRUE(health.WaitServing());
+    Send(page, DeviceCommand::kPrepare);
+    ASSERT_EQ(Done(page), 0);
+
+    const bool idle = round % 4 == 3;
+    ClientStreams streams(server.grpc_port(), server.http_port(),
+                          idle ? std::vector<StreamRequest>() : LongStreams());
+    if (round % 4 != 2) streams.WaitText();
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 100000));
+    const bool writes = round % 2 == 1;
+    Send(page, writes ? DeviceCommand::kWrite : DeviceCommand::kTrap);
+    const Times times = [&] {
+      const int error = Done(page);
+      EXPECT_EQ(error, writes ? 700 : 719);
+      return ExpectEnd(server, health, &streams, page, page->command_ns);
+    }();
+    EXPECT_LE(times.not_serving, kNotServingSeconds) << server.log();
+    EXPECT_LE(times.end, kEndSeconds) << server.log();
+    EXPECT_THAT(server.log(), HasSubstr("the engine failed"));
+    not_serving.push_back(times.not_serving);
+    ends.push_back(times.end);
+    EXPECT_LE(ready.back(), kReadySeconds);
+  }
+  Report("NOT_SERVING after", not_serving);
+  Report("the process ends after", ends);
+  Report("ready after a start", ready);
+}
+
+TEST(CudaFaultsTest, ADeviceThatHangsEndsTheProcess) {
+  for (const bool idle : {false, true}) {
+    SharedFaultPage page;
+    page.Clear();
+    ServerProcess server(OnDevice({"--step-timeout=1"}), page);
+    ASSERT_TRUE(server.WaitReady()) << server.log();
+    HealthWatch health(server.grpc_port());
+    ASSERT_TRUE(health.WaitServing());
+    Send(page, DeviceCommand::kPrepare);
+    ASSERT_EQ(Done(page), 0);
+    std::unique_ptr<ClientStreams> streams;
+    const auto open = [&] {
+      streams = std::make_unique<ClientStreams>(server.grpc_port(), server.http_port(),
+                                                LongStreams());
+    };
+    if (!idle) {
+      open();
+      streams->WaitText();
+    }
+    Send(page, DeviceCommand::kSpin);
+    ASSERT_EQ(Done(page), 0);
+    if (idle) open();
+    const Times times = ExpectEnd(server, health, streams.get(), page, page->command_ns);
+    std::printf("a device hangs: NOT_SERVING after %.3f s, the end after %.3f s\n",
+                times.not_serving, times.end);
+    EXPECT_LE(times.not_serving, 1 + kNotServingSeconds);  // half of the time a step may take
+    EXPECT_LE(times.end, 1 + kEndSeconds + 1);             // the driver stops what runs
+    EXPECT_THAT(server.log(), HasSubstr("a step hangs"));
+  }
+}
+
+TEST(CudaFaultsTest, ADriverThatFailsWhileServingEndsTheProcess) {
+  std::mt19937 random(12);
+  std::vector<double> not_serving, ends;
+  for (int round = 0; round < (All() ? 60 : 6); ++round) {
+    SCOPED_TRACE(round);
+    SharedFaultPage page;
+    page.Clear();
+    ServerProcess server(OnDevice(), page);
+    ASSERT_TRUE(server.WaitReady()) << server.log();
+    HealthWatch health(server.grpc_port());
+    ASSERT_TRUE(health.WaitServing());
+    page.Arm(FaultKind::kDriverCall, 1 + static_cast<int64_t>(random() % 2000), kLaunchFailed);
+    ClientStreams streams(server.grpc_port(), server.http_port(), LongStreams());
+    while (page->failed == 0 && !server.WaitEnd(0.001)) {
+    }
+    const Times times = ExpectEnd(server, health, &streams, page, page->failed_ns);
+    EXPECT_LE(times.not_serving, kNotServingSeconds) << server.log();
+    EXPECT_LE(times.end, kEndSeconds) << server.log();
+    not_serving.push_back(times.not_serving);
+    ends.push_back(times.end);
+  }
+  Report("NOT_SERVING after a call of the driver", not_serving);
+  Report("the process ends after a call of the driver", ends);
+}
+
+// One line that says why, and no port.
+void ExpectRefusal(ServerProcess& server) {
+  const std::string log = server.log();
+  EXPECT_EQ(server.WaitEnd(30).value_or(-1), 78) << log;
+  EXPECT_THAT(log, HasSubstr("fox-server: "));
+  EXPECT_THAT(log, Not(HasSubstr("listening")));
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
+}
+
+// It starts, and answers as if nothing had been, or it says why not.
+bool StartsOrRefuses(const SharedFaultPage& page, const std::string& expected) {
+  ServerProcess server(OnDevice(), page);
+  if (!server.WaitReady()) {
+    ExpectRefusal(server);
+    return false;
+  }
+  page.Disarm();
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  const AnswerEnd answer =
+      ReadAnswer(server.grpc_port(), server.http_port(), {kPrompt, 32, false}, &context);
+  EXPECT_TRUE(answer.status.ok()) << answer.DebugString() << server.log();
+  EXPECT_EQ(answer.text, expected);
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.WaitEnd(30).value_or(-1), 0) << server.log();
+  return true;
+}
+
+struct Calls {
+  const char* functions;  // a part of their names
+  int error;
+};
+
+// Sampled evenly over the start, or all.
+std::vector<int64_t> CallsToFail(int64_t count, int64_t most) {
+  std::vector<int64_t> out;
+  for (int64_t i = 0; i < std::min(count, most); ++i) {
+    out.push_back(1 + i * count / std::min(count, most));
+  }
+  if (count > most) out.push_back(count);
+  return out;
+}
+
+TEST(CudaFaultsTest, ADriverThatFailsAtTheStartIsToldOrSurvived) {
+  const Calls kCalls[] = {{"cuMemAlloc", kOutOfMemory}, {"cuMemHostAlloc", kOutOfMemory},
+                          {"cuGraph", kOutOfMemory},    {"Capture", kLaunchFailed},
+                          {"cuEvent", kOutOfMemory},    {"cuStream", kOutOfMemory},
+                          {"cuLaunch", kLaunchFailed},  {"cuMemcpy", kLaunchFailed},
+                          {"cuLibrary", kOutOfMemory},  {"cuDevice", kOutOfMemory},
+                          {"", kOutOfMemory}};
+  std::string expected;
+  for (const Calls& calls : kCalls) {
+    SCOPED_TRACE(calls.functions);
+    const auto arm = [&](SharedFaultPage* page, int64_t fail_at) {
+      page->Clear();
+      std::strncpy((*page)->driver_calls, calls.functions, sizeof((*page)->driver_calls) - 1);
+      page->Arm(FaultKind::kDriverCall, fail_at, calls.error);
+    };
+    SharedFaultPage counting;
+    arm(&counting, 0);
+    {
+      ServerProcess server(OnDevice(), counting);
+      ASSERT_TRUE(server.WaitReady()) << server.log();
+      counting.Disarm();
+      grpc::ClientContext context;
+      const AnswerEnd answer =
+          ReadAnswer(server.grpc_port(), server.http_port(), {kPrompt, 32, false}, &context);
+      ASSERT_TRUE(answer.status.ok()) << answer.DebugString();
+      if (expected.empty()) expected = answer.text;
+      EXPECT_EQ(answer.text, expected);
+    }
+    const std::vector<int64_t> fail_at = CallsToFail(counting->calls, All() ? 1 << 20 : 12);
+    std::atomic<size_t> next{0}, refused{0};
+    std::vector<std::thread> starters;
+    for (int i = 0; i < kStarters; ++i) {
+      starters.emplace_back([&] {
+        for (size_t mine = next++; mine < fail_at.size(); mine = next++) {
+          SCOPED_TRACE(testing::Message() << calls.functions << " " << fail_at[mine]);
+          SharedFaultPage page;
+          arm(&page, fail_at[mine]);
+          if (!StartsOrRefuses(page, expected)) ++refused;
+        }
+      });
+    }
+    for (std::thread& starter : starters) starter.join();
+    std::printf("%-14s %6lld calls at the start; failed: %zu, refused: %zu\n", calls.functions,
+                static_cast<long long>(counting->calls.load()), fail_at.size(), refused.load());
+  }
+}
+
+TEST(CudaFaultsTest, NoDeviceIsTold) {
+  SharedFaultPage page;
+  page.Clear();
+  ServerStart start = OnDevice();
+  start.variables = {"CUDA_VISIBLE_DEVICES="};
+  ServerProcess server(start, page);
+  EXPECT_FALSE(server.WaitReady());
+  ExpectRefusal(server);
+  EXPECT_THAT(server.log(), HasSubstr("--device: "));
+}
+
+TEST(CudaFaultsTest, ADeviceThatIsFullIsTold) {
+  SharedFaultPage page;
+  page.Clear();
+  ServerStart start = OnDevice();
+  start.flags = {"--device=cuda", "--gpu-memory-utilization=1"};
+  ServerProcess first(start, page);
+  ASSERT_TRUE(first.WaitReady()) << first.log();
+  ServerProcess second(start, page);
+  EXPECT_FALSE(second.WaitReady()) << second.log();
+  ExpectRefusal(second);
+  start.flags = {"--device=cuda", "--kv-cache-mb=8192"};
+  ServerProcess third(start, page);
+  EXPECT_FALSE(third.WaitReady()) << third.log();
+  ExpectRefusal(third);
+  HealthWatch health(first.grpc_port());
+  EXPECT_TRUE(health.WaitServing());
+}
+
+}  // namespace
+}  // namespace fox
