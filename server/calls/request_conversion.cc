@@ -17,7 +17,6 @@ namespace {
 
 constexpr size_t kMaxRequestIdBytes = 256;
 constexpr uint32_t kMaxStreamInterval = 1024;
-constexpr int kMaxStops = 16;
 constexpr size_t kMaxStopBytes = 256;
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
