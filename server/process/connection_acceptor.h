@@ -49,6 +49,9 @@ class ConnectionAcceptor {
   void Start(Sink sink);
   // Closes the listening sockets; open connections are the sink's and stay. Returns at once.
   void Stop();
+  // After Stop: ends open connections below their doors, as a network would; what the kernel has
+  // still goes out. Waits at most so long until the doors have closed them.
+  void HangUp(double seconds);
   // Connections that were closed at once, since the start. Any thread.
   int64_t refused() const { return refused_; }
 

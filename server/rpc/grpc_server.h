@@ -45,7 +45,7 @@ class GrpcServer {
 
   int port() const;
   int admin_port() const;  // 0: none of its own
-  // What health says. Until Stop.
+  // What health says. Any thread, also while and after it stops.
   bool serving() const;
   // Health turns NOT_SERVING and new work is Unavailable, at once.
   void Drain();

@@ -1,7 +1,10 @@
 // From opening the port to closing it: health, reflection, drain, stop, an engine that fails.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
+#include <map>
+#include <mutex>
 #include <thread>
 
 #include "google/protobuf/wrappers.pb.h"
@@ -46,6 +49,19 @@ TEST(LifecycleTest, HealthIsServingForEveryServiceAndUnknownForOthers) {
   TestServer server;
   for (const char* service : kServices) EXPECT_EQ(HealthOf(server.channel, service), 1) << service;
   EXPECT_EQ(HealthOf(server.channel, "fox.v1.Nothing"), -1);
+}
+
+// The HTTP door lives longer and asks for its health.
+TEST(LifecycleTest, ItMayBeAskedWhetherItServesWhileItStops) {
+  TestServer server;
+  std::atomic<bool> stopped{false};
+  std::thread asks([&] {
+    while (!stopped) server.server->serving();
+  });
+  EXPECT_TRUE(server.server->Stop(0));
+  stopped = true;
+  asks.join();
+  EXPECT_FALSE(server.server->serving());
 }
 
 TEST(LifecycleTest, ReflectionListsTheServices) {
@@ -212,6 +228,41 @@ TEST(LifecycleTest, StopEndsWhatOutlivesTheGraceWithUnavailable) {
   EXPECT_EQ(stream.result.text[0],
             ExpectedText("long", static_cast<int>(stream.result.text[0].size())));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+}
+
+// On connections that were there before: those calls arrive when gRPC has begun to shut down, which
+// ends them with CANCELLED, and clients do not repeat what was cancelled.
+TEST(LifecycleTest, WhoCallsUntilTheVeryEndIsToldUnavailable) {
+  std::mutex mutex;
+  std::map<grpc::StatusCode, int> codes;
+  for (int round = 0; round < 10; ++round) {
+    TestServer server;
+    server.script->step_delay_us = 2000;
+    std::atomic<bool> over{false};
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 8; ++i) {
+      callers.emplace_back([&, channel = server.Connect()] {
+        const std::unique_ptr<v1::Inference::Stub> stub = v1::Inference::NewStub(channel);
+        while (!over) {
+          grpc::ClientContext context;
+          SetTimeout(&context);
+          v1::GenerateResponse response;
+          const auto code = stub->Generate(&context, GreedyRequest("x", 5), &response).error_code();
+          const std::lock_guard<std::mutex> lock(mutex);
+          ++codes[code];
+        }
+      });
+    }
+    ASSERT_TRUE(Eventually([&] { return server.engine->stats().finished > 20; }));
+    server.server->Stop(0.02);
+    over = true;
+    for (std::thread& caller : callers) caller.join();
+  }
+  EXPECT_GT(codes[grpc::UNAVAILABLE], 100);
+  for (const auto& [code, count] : codes) {
+    EXPECT_TRUE(code == grpc::OK || code == grpc::UNAVAILABLE || code == grpc::RESOURCE_EXHAUSTED)
+        << count << " times " << code;
+  }
 }
 
 TEST(LifecycleTest, AForcedStopDoesNotWait) {

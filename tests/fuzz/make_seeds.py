@@ -313,6 +313,9 @@ def byte_level_seeds(as_json: bool) -> Seeds:
     yield "unigram", tokenizer(vocab, merges, model={"type": "Unigram", "vocab": []})
     yield "valid_ignore_merges", tokenizer(vocab, merges, model={
         "vocab": vocab, "merges": merges, "ignore_merges": True, "dropout": None})
+    digits = "9" * 30
+    yield "template_index", tokenizer(vocab, merges, post_processor=dict(
+        template, single=[{"SpecialToken": {"id": digits}}], special_tokens=[{"ids": [258]}]))
     yield "template_path", tokenizer(vocab, merges, post_processor=dict(template, single=[
         {"SpecialToken": {"id": "~/x~2"}}]))
 

@@ -43,6 +43,7 @@ def proto_wire_seeds() -> Seeds:
     yield "tag_long", b"\x88\x80\x80\x80\x80\x80\x00\x01"
     yield "length_huge", b"\x12" + varint(1 << 63)
     yield "length_past_the_end", b"\x12\x05abc"
+    yield "length_of_ten_bytes", b"\x12" + b"\x80" * 9 + b"\x01"
     yield "wire_type", b"\x0e\x00"
 
 

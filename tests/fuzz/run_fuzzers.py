@@ -68,6 +68,11 @@ class Session:
         self.environment = dict(os.environ)
         self.environment.setdefault("ASAN_OPTIONS", "abort_on_error=0:detect_leaks=1")
         self.environment.setdefault("UBSAN_OPTIONS", "print_stacktrace=1:halt_on_error=1")
+        # Sanitizers of clang 14 cannot place their memory under strong address randomisation.
+        plain = ["setarch", "-R"]
+        works = shutil.which("setarch") and subprocess.run([*plain, "true"], check=False,
+                                                           stderr=subprocess.DEVNULL)
+        self.prefix = plain if works and works.returncode == 0 else []
         libraries = binaries.parent / "lib"
         if libraries.is_dir():
             self.environment["LD_LIBRARY_PATH"] = str(libraries)
@@ -79,7 +84,7 @@ class Session:
 
     def run(self, name: str, arguments: list[str]) -> str:
         """Output of a target; it ends by itself, well before the limit."""
-        command = [str(self.binaries / (name + SUFFIX)), *arguments]
+        command = [*self.prefix, str(self.binaries / (name + SUFFIX)), *arguments]
         done = subprocess.run(command, env=self.environment, stdout=subprocess.DEVNULL,
                               stderr=subprocess.PIPE, check=False, cwd=self.out)
         return done.stderr.decode(errors="replace")

@@ -45,7 +45,8 @@ v1::GenerateRequest FoxRequest(const std::string& prompt, Random* random) {
   v1::GenerateRequest request;
   request.set_text(prompt);
   request.mutable_sampling()->set_temperature(0);
-  if ((*random)() % 4 == 0) request.mutable_sampling()->set_n(1 + static_cast<uint32_t>((*random)() % 3));
+  if ((*random)() % 4 == 0)
+    request.mutable_sampling()->set_n(1 + static_cast<uint32_t>((*random)() % 3));
   request.mutable_stopping()->set_max_tokens(1 + static_cast<uint32_t>((*random)() % 200));
   return request;
 }
@@ -108,8 +109,8 @@ void CountEnd(Storm* storm, const grpc::Status& status) {
       ++storm->refused;
       break;
     default:
-      storm->part->Check(false, absl::StrCat("status ", status.error_code(), " ",
-                                             status.error_message()));
+      storm->part->Check(false,
+                         absl::StrCat("status ", status.error_code(), " ", status.error_message()));
   }
 }
 
@@ -189,8 +190,8 @@ void CheckCalm(Storm* storm) {
   // What is whole afterwards.
   Random random(1);
   HttpClient client(storm->server->http_port());
-  const HttpReply reply = client.Post(
-      "/v1/completions", {{"prompt", "calm|"}, {"temperature", 0}, {"max_tokens", 20}});
+  const HttpReply reply =
+      client.Post("/v1/completions", {{"prompt", "calm|"}, {"temperature", 0}, {"max_tokens", 20}});
   part.Check(reply.status == 200 && reply.Json()["choices"][0]["text"] == Recitation("calm|", 20),
              "after the storm HTTP is not as before");
   grpc::GenericStub stub(storm->server->Connect());
@@ -238,7 +239,8 @@ int TortureCancels(const Arguments& arguments) {
     });
   }
   std::vector<std::unique_ptr<grpc::GenericStub>> stubs;
-  for (int i = 0; i < 8; ++i) stubs.push_back(std::make_unique<grpc::GenericStub>(server.Connect()));
+  for (int i = 0; i < 8; ++i)
+    stubs.push_back(std::make_unique<grpc::GenericStub>(server.Connect()));
   RunCalls(open, [&](int64_t index, std::function<void()> done) {
     return StartGrpc(&storm, *stubs[static_cast<size_t>(index) % stubs.size()], index,
                      std::move(done));

@@ -158,8 +158,8 @@ int TortureKills(const Arguments& arguments) {
   part.Parse(&flags, arguments);
   rounds.random.seed(part.seed());
   // A pool so small that requests are preempted, too.
-  rounds.flags = {"--model=" + model,  "--device=cpu",     "--threads=1",
-                  "--kv-cache-mb=8", "--max-num-seqs=6", "--log-level=warning"};
+  rounds.flags = {"--model=" + model, "--device=cpu",     "--threads=1",
+                  "--kv-cache-mb=8",  "--max-num-seqs=6", "--log-level=warning"};
   {
     ServerProcess alone(rounds.program, rounds.flags, {});
     if (alone.WaitListening(60)) rounds.answers = RunAlone(alone.ports());

@@ -115,7 +115,8 @@ int TortureOverload(const Arguments& arguments) {
   options.step_delay_us = 4000;
   TortureServer server(options);
   Stubs stubs;
-  for (int i = 0; i < 8; ++i) stubs.push_back(std::make_unique<grpc::GenericStub>(server.Connect()));
+  for (int i = 0; i < 8; ++i)
+    stubs.push_back(std::make_unique<grpc::GenericStub>(server.Connect()));
   const double peak = Peak(&part, stubs, std::clamp(seconds / 10, 1.0, 20.0), 16);
   Outcome outcome;
   Offer(&part, stubs, times * peak, seconds, &outcome);

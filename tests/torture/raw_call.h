@@ -45,6 +45,7 @@ class RawCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byt
 // Calls `start` for call 0, 1, ... so that `open` calls are open, until it returns false, and waits
 // for their ends. `start` begins a call and has `done` called when it has ended, from any thread
 // and not from within `start`; it is called by one thread at a time or more.
-void RunCalls(int open, const std::function<bool(int64_t index, std::function<void()> done)>& start);
+void RunCalls(int open,
+              const std::function<bool(int64_t index, std::function<void()> done)>& start);
 
 }  // namespace fox

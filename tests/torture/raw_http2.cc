@@ -38,8 +38,7 @@ constexpr uint32_t kCancel = 8;
 std::string RawHttp2Calls(const std::string& method, const std::string& message, int calls) {
   const std::string headers = Header(":method", "POST") + Header(":scheme", "http") +
                               Header(":path", method) + Header(":authority", "localhost") +
-                              Header("te", "trailers") +
-                              Header("content-type", "application/grpc");
+                              Header("te", "trailers") + Header("content-type", "application/grpc");
   const std::string body =
       std::string(1, '\0') + Number(static_cast<uint32_t>(message.size()), 4) + message;
   std::string out = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(kSettings, 0, 0, "");

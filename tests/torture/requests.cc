@@ -142,8 +142,8 @@ void StartRandom(Fuzz* fuzz, grpc::GenericStub& stub, const RawRequest& request,
                  std::function<void()> done) {
   RawCall::Start(
       stub, request, nullptr,
-      [fuzz, &stub, method = request.method, done = std::move(done)](
-          const grpc::Status& status, const grpc::ClientContext&) {
+      [fuzz, &stub, method = request.method, done = std::move(done)](const grpc::Status& status,
+                                                                     const grpc::ClientContext&) {
         ++fuzz->codes[static_cast<size_t>(status.error_code()) % fuzz->codes.size()];
         const std::string& text = status.error_message();
         fuzz->part->Check(Allowed(method, status),

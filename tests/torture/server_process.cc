@@ -40,10 +40,9 @@ int PortAfter(const std::string& output, const std::string& mark) {
 ServerProcess::ServerProcess(const std::string& program, const std::vector<std::string>& flags,
                              const ServerPorts& ports)
     : start_(Clock::now()) {
-  std::vector<std::string> arguments = {program, "--host=127.0.0.1",
-                                        absl::StrCat("--grpc-port=", ports.grpc),
-                                        absl::StrCat("--http-port=", ports.http),
-                                        absl::StrCat("--metrics-port=", ports.metrics)};
+  std::vector<std::string> arguments = {
+      program, "--host=127.0.0.1", absl::StrCat("--grpc-port=", ports.grpc),
+      absl::StrCat("--http-port=", ports.http), absl::StrCat("--metrics-port=", ports.metrics)};
   arguments.insert(arguments.end(), flags.begin(), flags.end());
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());

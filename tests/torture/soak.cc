@@ -50,8 +50,11 @@ void StallReads(Soak* soak, uint64_t seed) {
   std::mt19937_64 random(seed);
   while (!soak->over) {
     HttpClient client(soak->ports.http);
-    const nlohmann::json body = {{"prompt", "Once"}, {"stream", true},     {"max_tokens", 2000},
-                                 {"logprobs", 5},    {"ignore_eos", true}};
+    const nlohmann::json body = {{"prompt", "Once"},
+                                 {"stream", true},
+                                 {"max_tokens", 2000},
+                                 {"logprobs", 5},
+                                 {"ignore_eos", true}};
     client.SendRequest("POST", "/v1/completions", body.dump(),
                        "Content-Type: application/json\r\n");
     for (uint64_t i = random() % 40; i > 0 && !soak->over; --i) {
@@ -66,9 +69,12 @@ void StallReads(Soak* soak, uint64_t seed) {
 void SendNonsense(Soak* soak, uint64_t seed) {
   RandomMessage random(seed);
   grpc::GenericStub stub(ConnectTo(soak->ports.grpc));
-  const char* const methods[] = {"/fox.v1.Inference/Generate", "/fox.v1.Inference/Score",
-                                 "/fox.v1.Tokenizer/Tokenize", "/fox.v1.Info/GetLoad",
-                                 "/vllm.grpc.engine.VllmEngine/Generate", "/fox.v1.No/Such"};
+  const char* const methods[] = {"/fox.v1.Inference/Generate",
+                                 "/fox.v1.Inference/Score",
+                                 "/fox.v1.Tokenizer/Tokenize",
+                                 "/fox.v1.Info/GetLoad",
+                                 "/vllm.grpc.engine.VllmEngine/Generate",
+                                 "/fox.v1.No/Such"};
   while (!soak->over) {
     RunCalls(4, [&](int64_t index, std::function<void()> done) {
       if (index >= 40) return false;

@@ -50,9 +50,9 @@ void StreamCounts::Describe(Part* part) const {
 std::vector<SoloAnswer> RunAlone(const ServerPorts& ports) {
   const std::unique_ptr<v1::Inference::Stub> stub = v1::Inference::NewStub(ConnectTo(ports.grpc));
   const std::string sentence = "The King rode through the forest of Zenda, and it began to rain. ";
-  const std::vector<std::string> prompts = {
-      "Once upon a time", "Chapter 1", sentence, sentence + sentence + sentence + sentence,
-      "\"I am not the King,\" said I, and"};
+  const std::vector<std::string> prompts = {"Once upon a time", "Chapter 1", sentence,
+                                            sentence + sentence + sentence + sentence,
+                                            "\"I am not the King,\" said I, and"};
   std::vector<SoloAnswer> answers;
   for (const uint32_t max_tokens : {4u, 40u, 150u}) {
     for (size_t i = 0; i < prompts.size(); ++i) {
@@ -84,7 +84,8 @@ SoloReader::Seen SoloReader::ReadFox(const SoloAnswer& answer, int64_t messages)
   Seen seen;
   grpc::ClientContext context;
   SetMinute(&context);
-  const auto reader = v1::Inference::NewStub(channel_)->GenerateStream(&context, FoxRequest(answer));
+  const auto reader =
+      v1::Inference::NewStub(channel_)->GenerateStream(&context, FoxRequest(answer));
   v1::GenerateDelta event;
   while (reader->Read(&event)) {
     seen.text += event.delta().text();
@@ -148,8 +149,9 @@ SoloReader::Seen SoloReader::ReadHttp(const SoloAnswer& answer, int64_t messages
       if (at == 0 && absl::StrContains(client.received(), "\r\n\r\n") &&
           !absl::StrContains(client.received(), " 200 ")) {
         const std::string code = client.received().substr(9, 3);
-        seen.status = code == "503" ? grpc::UNAVAILABLE
-                                    : code == "429" ? grpc::RESOURCE_EXHAUSTED : grpc::INTERNAL;
+        seen.status = code == "503"   ? grpc::UNAVAILABLE
+                      : code == "429" ? grpc::RESOURCE_EXHAUSTED
+                                      : grpc::INTERNAL;
         seen.reason = "HTTP " + code;
         return seen;
       }
@@ -179,8 +181,8 @@ SoloReader::Seen SoloReader::ReadHttp(const SoloAnswer& answer, int64_t messages
 StreamEnd SoloReader::Judge(Door door, const SoloAnswer& answer, const Seen& seen) {
   const char* const names[] = {"fox.v1", "vllm", "HTTP"};
   const std::string name = names[static_cast<size_t>(door)];
-  counts_->tokens += static_cast<int64_t>(door == Door::kHttp ? seen.text.size() / 4
-                                                              : seen.ids.size());
+  counts_->tokens +=
+      static_cast<int64_t>(door == Door::kHttp ? seen.text.size() / 4 : seen.ids.size());
   bool right = IsBeginning(seen.ids, answer.ids) && IsBeginning(seen.text, answer.text);
   if (seen.finished) {
     right = right && seen.text == answer.text && (door == Door::kHttp || seen.ids == answer.ids);

@@ -9,7 +9,8 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <set>
+#include <functional>
+#include <map>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -39,22 +40,23 @@ struct Sizes {
 // The calls of all streams, until they end.
 class OpenCalls {
  public:
-  void Add(RawCall* call) {
+  // `start` is called under the lock, so that a call cannot end before it is known.
+  void Open(int index, const std::function<RawCall*()>& start) {
     const MutexLock lock(mutex_);
-    if (ended_.erase(call) == 0) calls_.insert(call);
+    calls_[index] = start();
   }
-  void Remove(RawCall* call) {
+  void Remove(int index) {
     const MutexLock lock(mutex_);
-    if (calls_.erase(call) == 0) ended_.insert(call);
+    calls_.erase(index);
   }
   void Cancel() {
     const MutexLock lock(mutex_);
-    for (RawCall* call : calls_) call->Cancel();
+    for (const auto& [index, call] : calls_) call->Cancel();
   }
 
  private:
   Mutex mutex_;
-  std::set<RawCall*> calls_ ABSL_GUARDED_BY(mutex_), ended_ ABSL_GUARDED_BY(mutex_);
+  std::map<int, RawCall*> calls_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Opens the streams; a line on standard input cancels them. Its exit code says whether all was
@@ -74,27 +76,28 @@ int RunClient(const Sizes& sizes) {
     request.mutable_sampling()->set_temperature(0);
     request.mutable_stopping()->set_max_tokens(100000);
     const auto position = std::make_shared<size_t>(0);
-    const auto self = std::make_shared<RawCall*>(nullptr);
-    *self = RawCall::Start(
-        *stubs.back(), {"/fox.v1.Inference/GenerateStream", request.SerializeAsString(), 3600000},
-        [&wrong, prompt, position](const std::string& bytes) {
-          v1::GenerateDelta event;
-          if (!event.ParseFromString(bytes)) ++wrong;
-          for (const char c : event.delta().text()) {
-            if (c != prompt[(*position)++ % prompt.size()]) ++wrong;
-          }
-          return true;
-        },
-        [&, self](const grpc::Status& status, const grpc::ClientContext&) {
-          if (!cancelling) {
-            std::fprintf(stderr, "streams: a stream ended with %d %s\n", status.error_code(),
-                         status.error_message().c_str());
-            ++failed;
-          }
-          calls.Remove(*self);
-          ++ended;
-        });
-    calls.Add(*self);
+    const auto read = [&wrong, prompt, position](const std::string& bytes) {
+      v1::GenerateDelta event;
+      if (!event.ParseFromString(bytes)) ++wrong;
+      for (const char c : event.delta().text()) {
+        if (c != prompt[(*position)++ % prompt.size()]) ++wrong;
+      }
+      return true;
+    };
+    const auto end = [&, i](const grpc::Status& status, const grpc::ClientContext&) {
+      if (!cancelling) {
+        std::fprintf(stderr, "streams: a stream ended with %d %s\n", status.error_code(),
+                     status.error_message().c_str());
+        ++failed;
+      }
+      calls.Remove(i);
+      ++ended;
+    };
+    calls.Open(i, [&] {
+      return RawCall::Start(
+          *stubs.back(), {"/fox.v1.Inference/GenerateStream", request.SerializeAsString(), 3600000},
+          read, end);
+    });
   }
   std::getchar();
   cancelling = true;
@@ -191,8 +194,7 @@ void OpenAndEnd(Part* part, TortureServer* server, const Sizes& sizes, bool dies
   part->Set(how + "_tokens_per_second",
             static_cast<double>(server->stats().generated_tokens - tokens) / SecondsSince(watched));
   part->Set(how + "_slowest_other_answer_ms", SlowestAnswer(*server));
-  const double each =
-      static_cast<double>(ResidentBytes(getpid()) - before) / sizes.open;
+  const double each = static_cast<double>(ResidentBytes(getpid()) - before) / sizes.open;
   const EngineStats stats = server->stats();
   part->Check(stats.running + stats.paused + stats.waiting >= sizes.open, "a stream was lost");
   const auto ending = Clock::now();

@@ -77,9 +77,8 @@ TortureServer::TortureServer(const TortureServerOptions& options) {
   ModelConfig model;
   model.vocab_size = limits.vocab_size;
   model.eos_token_ids = context.engine.eos_token_ids;
-  core_ = std::make_unique<ServerCore>(*engine_, model, context,
-                                       ServerDescription{"0.0", "", "none", "f32", "f32"},
-                                       options.limits);
+  core_ = std::make_unique<ServerCore>(
+      *engine_, model, context, ServerDescription{"0.0", "", "none", "f32", "f32"}, options.limits);
   MetricsOptions metrics;
   metrics.port = 0;
   absl::StatusOr<std::unique_ptr<MetricsServer>> scraped = MetricsServer::Listen(metrics);

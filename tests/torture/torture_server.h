@@ -30,9 +30,9 @@ class ReleaseWatch final : public StepObserver {
  private:
   // The engine's thread alone.
   int64_t plans_ = 0;
-  std::map<int32_t, RequestId> owners_;   // by slot
-  std::map<RequestId, int32_t> slots_;    // of what holds pages
-  std::map<RequestId, int64_t> ended_;    // when, of what ended and holds pages
+  std::map<int32_t, RequestId> owners_;  // by slot
+  std::map<RequestId, int32_t> slots_;   // of what holds pages
+  std::map<RequestId, int64_t> ended_;   // when, of what ended and holds pages
   std::atomic<int64_t> slowest_{0};
 };
 

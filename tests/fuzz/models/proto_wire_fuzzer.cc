@@ -2,6 +2,7 @@
 // ours has, are the one thing that protobuf reads and ProtoWire refuses.
 #include <string>
 
+#include "google/protobuf/empty.pb.h"
 #include "google/protobuf/unknown_field_set.h"
 #include "models/tokenizer/proto_wire.h"
 #include "tests/fuzz/fuzz_target.h"
@@ -42,8 +43,9 @@ void WalkMessages(ProtoWire wire, int depth) {
 }
 
 void Fuzz(const std::string& bytes) {
-  UnknownFieldSet fields;
-  const bool valid = fields.ParseFromString(bytes);
+  google::protobuf::Empty message;
+  const bool valid = message.ParseFromString(bytes);
+  const UnknownFieldSet& fields = message.GetReflection()->GetUnknownFields(message);
   ProtoWire wire(bytes, 0, bytes.size());
   int count = 0;
   std::string joined;
