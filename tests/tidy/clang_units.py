@@ -66,7 +66,7 @@ class Unit:
 
 
 def joined(commands: dict[pathlib.Path, list[str]]) -> list[Unit]:
-    """Units of all files, whose flags are given; a new one changes those of its neighbours alone."""
+    """Units of all files, whose flags are given; a new file changes its neighbours' alone."""
     units: list[Unit] = []
     for file in sorted(commands):
         alone = Unit(commands[file], [file])
