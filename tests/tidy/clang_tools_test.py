@@ -47,7 +47,8 @@ class PlantedTest(unittest.TestCase):
     def check(self, *files: pathlib.Path) -> str:
         """What clang-tidy finds in a unit; a stamp is left when that is nothing."""
         stamp = self.folder / "stamp"
-        said = clang_tidy_test.check(clang_tools.find("clang-tidy"), Unit(FLAGS, list(files)), stamp)
+        tool = clang_tools.find("clang-tidy")
+        said = clang_tidy_test.check(tool, Unit(FLAGS, list(files)), stamp)
         self.assertEqual(stamp.exists(), not said)
         stamp.unlink(missing_ok=True)
         return said
@@ -97,7 +98,7 @@ class Widget {
     def test_units(self) -> None:
         texts = {
             "a.cc": "using Json = nlohmann::json;\nint Read(int n) {\n}\nint Widget::Turn() {\n}\n",
-            "b.cc": "using Json = nlohmann::json;\nconstexpr int kMost = 1;\nTEST(WTest, Turns) {\n",
+            "b.cc": "using Json = nlohmann::json;\nconst int kMost = 1;\nTEST(WTest, Turns) {\n",
             "c.cc": "void Widget::Read() {\n}\nclass Shop final {\n",  # Read is a member
             "d.cc": "absl::StatusOr<int> Read();\n",
             "e.cc": "using Json = int;\n", "f.cc": "constexpr int kMost = 2;\n",

@@ -47,7 +47,7 @@ class Unit:
                          for name, line in definitions(text).items()}
 
     def takes(self, other: Unit) -> bool:
-        """Whether the other's files may join: neighbours, compiled alike, no name means two things."""
+        """Whether the other's files may join: neighbours, compiled alike, no name in both."""
         both = self._defined.keys() & other._defined.keys()
         return (self.flags == other.flags and self._room == other._room and
                 len(self.files) + len(other.files) <= MOST_FILES and
