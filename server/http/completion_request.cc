@@ -164,22 +164,17 @@ absl::Status CheckCounts(JsonFields* fields, CompletionRequest* out) {
 
 absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
                                                   const ConversionContext& context) {
-  const absl::StatusOr<Json> json = ParseJsonObject(body);
-  if (!json.ok()) return json.status();
-  JsonFields fields(*json);
-  const std::string model = fields.String("model").value_or("");
-  absl::Status status = fields.status();
-  if (status.ok()) status = CheckModelName(model, context);
-  if (!status.ok()) return status;
+  absl::StatusOr<JsonFields> fields = ReadBody(body, context);
+  if (!fields.ok()) return fields.status();
   CompletionRequest out;
-  ReadSampling(&fields, out.settings.mutable_sampling());
-  ReadStopping(&fields, out.settings.mutable_stopping());
-  ReadOutput(&fields, &out);
-  ReadScheduling(&fields, &out.settings);
-  RefuseUnsupported(&fields);
-  status = fields.status();
-  if (status.ok()) status = ReadPrompts(fields.Find("prompt"), &out.prompts);
-  if (status.ok()) status = CheckCounts(&fields, &out);
+  ReadSampling(&*fields, out.settings.mutable_sampling());
+  ReadStopping(&*fields, out.settings.mutable_stopping());
+  ReadOutput(&*fields, &out);
+  ReadScheduling(&*fields, &out.settings);
+  RefuseUnsupported(&*fields);
+  absl::Status status = fields->status();
+  if (status.ok()) status = ReadPrompts(fields->Find("prompt"), &out.prompts);
+  if (status.ok()) status = CheckCounts(&*fields, &out);
   if (!status.ok()) return status;
   return out;
 }

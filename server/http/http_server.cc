@@ -54,9 +54,6 @@ bool NamesThisMachine(absl::string_view host) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Listen(const HttpServerOptions& options) {
-  if (!HttpPort::IsBuilt()) {
-    return absl::UnimplementedError("--http-port: this program was built without Boost");
-  }
   absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> acceptor =
       ConnectionAcceptor::Listen(options.listen);
   if (!acceptor.ok()) return acceptor.status();

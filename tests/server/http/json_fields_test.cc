@@ -77,12 +77,12 @@ TEST(JsonFieldsTest, LargeNumbersStayFinite) {
 }
 
 TEST(JsonFieldsTest, OnlyObjectsOfABoundedDepth) {
-  EXPECT_TRUE(ParseJsonObject("{\"a\": [[1]]}").ok());
+  EXPECT_TRUE(JsonFields::Parse("{\"a\": [[1]]}").ok());
   for (const std::string& body :
        {std::string("[]"), std::string(), std::string("{"), std::string("{} {}"),
         std::string("{\"a\": NaN}"), std::string("{\"a\": 1, \"a\": 2}"), std::string("{}\0x", 4),
         "{\"a\": " + std::string(1 << 20, '['), std::string("{\"a\": \"\xff\"}")}) {
-    EXPECT_FALSE(ParseJsonObject(body).ok()) << body.substr(0, 20);
+    EXPECT_FALSE(JsonFields::Parse(body).ok()) << body.substr(0, 20);
   }
 }
 
