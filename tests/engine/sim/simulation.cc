@@ -101,6 +101,7 @@ void Flood(Random& random, Day* day) {
     if (--bound < 0) return day->Fail("starved by newcomers");
     Request request = MakeRequest(day->swarm(), day->now(), random);
     request.id = day->NewId();
+    request.flow_window = 0;
     day->Submit({std::move(request)});
     day->AcknowledgeAll();
     day->Wait(0.05);
