@@ -17,7 +17,6 @@ namespace {
 
 constexpr size_t kMaxRequestIdBytes = 256;
 constexpr uint32_t kMaxStreamInterval = 1024;
-constexpr int kMaxStops = 16;
 constexpr size_t kMaxStopBytes = 256;
 constexpr int kMaxIdsToDetokenize = 1 << 20;
 

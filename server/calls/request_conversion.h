@@ -15,6 +15,8 @@
 
 namespace fox {
 
+inline constexpr int kMaxStops = 16;  // stop strings
+
 // One call, ready to run.
 struct GenerationSpec {
   std::string request_id;

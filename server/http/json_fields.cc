@@ -73,12 +73,14 @@ std::optional<std::string> JsonFields::String(const char* name) {
   return std::nullopt;
 }
 
-std::vector<std::string> JsonFields::Strings(const char* name) {
+std::vector<std::string> JsonFields::Strings(const char* name, size_t most) {
   std::vector<std::string> out;
   const Json* value = Find(name);
   if (value == nullptr) return out;
   if (value->is_string()) {
     out.push_back(value->get<std::string>());
+  } else if (value->is_array() && value->size() > most) {
+    Fail(name, absl::StrCat("a string or a list of at most ", most, " strings").c_str());
   } else if (value->is_array()) {
     for (const Json& entry : *value) {
       if (!entry.is_string()) break;

@@ -2,6 +2,7 @@
 // Absent and null are the same: not set. Fields that nobody reads are ignored.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -28,8 +29,8 @@ class JsonFields {
   std::optional<int64_t> Int(const char* name, int64_t low, int64_t high);
   std::optional<float> Float(const char* name);
   std::optional<std::string> String(const char* name);
-  // One string, or a list of strings.
-  std::vector<std::string> Strings(const char* name);
+  // One string, or a list of so many. More are not copied: a call waits with what it has.
+  std::vector<std::string> Strings(const char* name, size_t most);
   std::vector<uint32_t> Ids(const char* name);
 
   const absl::Status& status() const { return status_; }

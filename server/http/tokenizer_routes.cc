@@ -95,16 +95,16 @@ void Start(ServerCore& core, const char* method, Work work,
   if (!status.ok()) return exchange->Answer(ErrorAnswer(status, core.RetryAfterMs()));
   exchange->Attach(call);
   core.tokenizing().Post(
-      call->info.client, call->info.share.bytes(), [call, exchange, work, &context = core.context] {
+      call->info.client, call->info.share.bytes(), [call, exchange, work, &core] {
         if (call->closed) return;
         const std::string body = std::exchange(exchange->request.body, {});
-        Answered answered = Run(body, work, context);
+        Answered answered = Run(body, work, core.context);
         // The answer counts until it is written.
         if (answered.ok() && !call->info.share.Hold(static_cast<int64_t>(answered->size()))) {
           answered = AnswersUnread();
         }
         exchange->Answer(answered.ok() ? HttpAnswer{200, "application/json", {}, *answered}
-                                       : ErrorAnswer(answered.status()));
+                                       : ErrorAnswer(answered.status(), core.RetryAfterMs()));
       });
 }
 
