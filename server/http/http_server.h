@@ -23,13 +23,13 @@ struct HttpServerOptions {
   HttpPortOptions port;
 };
 
+// Methods are called by one thread at a time.
 class HttpServer {
  public:
   // Called on the HTTP thread with a whole request; must not block.
   using Handler = std::function<void(std::shared_ptr<HttpExchange> exchange)>;
 
   // Binds and listens. From here on clients connect and wait. Unavailable: the port is taken.
-  // Unimplemented: see HttpPort::IsBuilt.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Listen(const HttpServerOptions& options);
   ~HttpServer();  // Stop(0)
 

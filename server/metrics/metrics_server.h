@@ -18,10 +18,11 @@ struct MetricsOptions {
   bool vllm_aliases = true;  // the same under the names that vLLM's tools read
 };
 
+// Methods are called by one thread at a time.
 class MetricsServer {
  public:
   // Binds and listens; who asks before Expose waits. Unavailable: the port is taken, or the host is
-  // no address. Unimplemented: built without prometheus-cpp or Boost.
+  // no address.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Listen(const MetricsOptions& options);
   ~MetricsServer();  // waits for the scrape that is being answered
 
