@@ -81,11 +81,6 @@ int EndOf(Part* part, ServerProcess* server, double seconds, const char* what) {
   return server->Wait(60).value_or(-1);
 }
 
-void CheckStop(Rounds* rounds, int code, double seconds) {
-  rounds->part->Check(code == 0, absl::StrCat("SIGTERM ends the server with ", code));
-  rounds->stop_seconds.push_back(seconds);
-}
-
 // One life of a server. Even rounds end by SIGKILL, odd ones by SIGTERM.
 void RunRound(Rounds* rounds, bool kill) {
   Random& random = rounds->random;
@@ -96,8 +91,9 @@ void RunRound(Rounds* rounds, bool kill) {
   const bool loading = random() % 8 == 0;
   const double usual = Percentile(rounds->ready_seconds, 0.5);
   if (loading) {
-    // SIGTERM means what it should from the moment on that the program has begun to run.
-    SleepFor(Uniform(&random, kill ? 0 : 0.3 * usual, usual));
+    // SIGTERM means what it should from the moment on that the program has a say.
+    while (!kill && !server.Handles(SIGTERM) && server.age() < 5) SleepFor(0.001);
+    SleepFor(Uniform(&random, 0, usual));
     ++rounds->while_loading;
   } else if (!server.WaitListening(rounds->ready_limit)) {
     const int code = EndOf(rounds->part, &server, 5, "a failed start");
@@ -117,12 +113,11 @@ void RunRound(Rounds* rounds, bool kill) {
   const double sent = server.age();
   server.Signal(kill ? SIGKILL : SIGTERM);
   const int code = EndOf(rounds->part, &server, grace + kStopSlack, kill ? "SIGKILL" : "SIGTERM");
-  const double taken = server.age() - sent;
-  load.reset();
   if (!kill) {
-    // While it starts, a signal may come before the program has a say.
-    CheckStop(rounds, loading && code == 128 + SIGTERM && sent < 0.1 ? 0 : code, taken);
+    rounds->part->Check(code == 0, absl::StrCat("SIGTERM ends the server with ", code));
+    rounds->stop_seconds.push_back(server.age() - sent);
   }
+  load.reset();
   ++(kill ? rounds->kills : rounds->stops);
 }
 

@@ -11,8 +11,10 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 extern char** environ;
@@ -70,6 +72,17 @@ ServerProcess::~ServerProcess() {
 }
 
 double ServerProcess::age() const { return SecondsSince(start_); }
+
+bool ServerProcess::Handles(int signal) const {
+  std::ifstream status(absl::StrCat("/proc/", pid_, "/status"));
+  uint64_t handled = 0;
+  for (std::string line; std::getline(status, line);) {
+    if (absl::StartsWith(line, "SigBlk:") || absl::StartsWith(line, "SigCgt:")) {
+      handled |= std::stoull(line.substr(7), nullptr, 16);
+    }
+  }
+  return (handled >> (signal - 1) & 1) != 0;
+}
 
 void ServerProcess::ReadPorts() {
   ports_.grpc = PortAfter(output_, "listening on");

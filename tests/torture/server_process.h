@@ -31,6 +31,8 @@ class ServerProcess {
   double ready_seconds() const { return ready_seconds_; }
   double age() const;
   pid_t pid() const { return pid_; }
+  // Whether it has begun to block or catch the signal.
+  bool Handles(int signal) const;
   void Signal(int signal) const;
   // The exit code, or 128 + the signal that ended it; unset: it still runs after `seconds`.
   std::optional<int> Wait(double seconds);

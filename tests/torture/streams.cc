@@ -220,6 +220,7 @@ int TortureStreams(const Arguments& arguments) {
   flags.Int("port", "PORT", "be the client of that server", 0, 65535, &sizes.port);
   part.Parse(&flags, arguments);
   if (sizes.port != 0) return RunClient(sizes);
+  sizes.generating = std::min(sizes.generating, sizes.open);
 
   TortureServerOptions options;
   options.max_num_seqs = sizes.generating;

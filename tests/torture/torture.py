@@ -168,7 +168,7 @@ def run(parts: list[Part], arguments: argparse.Namespace, folder: pathlib.Path) 
 
 
 WORST = re.compile(r"_(p50|p99|max|ms|mb|steps|hour|sigma)$|_seconds($|_p50|_max)"
-                   r"|^bytes_per|^pages|^threads|^descriptors")
+                   r"|^bytes_per|^pages$|^pages_free|^methods")
 
 
 def merged(part: Part) -> dict[str, Any]:
@@ -176,7 +176,10 @@ def merged(part: Part) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for report in part.reports:
         for key, value in report["figures"].items():
-            if not isinstance(value, (int, float)) or key not in figures:
+            if isinstance(value, dict):
+                known = figures.setdefault(key, {})
+                figures[key] = {k: known.get(k, 0) + value.get(k, 0) for k in {**known, **value}}
+            elif not isinstance(value, (int, float)) or key not in figures:
                 figures.setdefault(key, value)
             elif WORST.search(key):
                 figures[key] = max(figures[key], value)
@@ -283,7 +286,7 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path, help="a JSON file")
     parser.add_argument("--logs", type=pathlib.Path, help="keep the lanes' output here")
     parser.add_argument("--pack", type=pathlib.Path, help="only write this archive")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if arguments.pack:
         pack(arguments.bin, arguments.pack)
         return 0
