@@ -201,13 +201,13 @@ class CallFaultsTest : public testing::Test {
 
 std::vector<ScenarioStep> CallFaultsTest::sound_;
 
-TEST_F(CallFaultsTest, Allocations) { Fail({"allocation", FaultKind::kAllocation, {}}, 14, 14); }
+TEST_F(CallFaultsTest, Allocations) { Fail({"allocation", FaultKind::kAllocation, {}}, 8, 8); }
 
 TEST_F(CallFaultsTest, AllAllocationsFromOneOn) {
-  Fail({"allocations", FaultKind::kAllocation, {}, 0, kForEver}, 6, 6);
+  Fail({"allocations", FaultKind::kAllocation, {}, 0, kForEver}, 4, 4);
 }
 
-TEST_F(CallFaultsTest, Threads) { Fail({"thread", FaultKind::kThread, {}}, 40, 4); }
+TEST_F(CallFaultsTest, Threads) { Fail({"thread", FaultKind::kThread, {}}, 12, 2); }
 
 TEST_F(CallFaultsTest, SystemCalls) {
   const Fault kFaults[] = {
@@ -226,7 +226,7 @@ TEST_F(CallFaultsTest, SystemCalls) {
       {"send", FaultKind::kSystemCall, {SYS_sendmsg, SYS_sendto, SYS_recvmsg}, ECONNRESET},
   };
   for (const Fault& fault : kFaults) {
-    Fail(fault, 3, 2);
+    Fail(fault, 2, 2);
     if (IsSkipped()) return;
   }
 }
