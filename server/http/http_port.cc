@@ -458,8 +458,6 @@ struct HttpPort::Impl {
   std::thread thread;
 };
 
-bool HttpPort::IsBuilt() { return true; }
-
 HttpPort::HttpPort(const HttpPortOptions& options, Gate gate, Handler handler) {
   auto loop = std::make_shared<Loop>(options, std::move(gate), std::move(handler));
   impl_ = std::make_unique<Impl>(

@@ -24,6 +24,12 @@ bool IsJson(const HttpRequest& head) {
   return absl::EqualsIgnoreCase(media, "application/json");
 }
 
+// Whether a body follows, or an empty one in chunks.
+bool HasBody(const HttpRequest& head) {
+  const absl::string_view length = head.Header("content-length");
+  return !head.Header("transfer-encoding").empty() || (!length.empty() && length != "0");
+}
+
 // "": none, or several, of which a proxy may have judged another one.
 absl::string_view AuthorizationOf(const HttpRequest& head) {
   const auto count = std::count_if(head.headers.begin(), head.headers.end(),
@@ -48,9 +54,6 @@ bool NamesThisMachine(absl::string_view host) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Listen(const HttpServerOptions& options) {
-  if (!HttpPort::IsBuilt()) {
-    return absl::UnimplementedError("--http-port: this program was built without Boost");
-  }
   absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> acceptor =
       ConnectionAcceptor::Listen(options.listen);
   if (!acceptor.ok()) return acceptor.status();
@@ -115,6 +118,10 @@ std::optional<HttpAnswer> HttpServer::Refusal(const HttpRequest& head) const {
   if (local_ && route->needed != Privilege::kPublic && !access_->needs_user_token() &&
       !head.Header("origin").empty() && !NamesThisMachine(head.Header("host"))) {
     return ErrorAnswer(403, "Host: not this machine's, which a page needs where no token is asked");
+  }
+  // Who has no token must not fill the budget of bodies with one that nobody reads.
+  if (head.method != "POST" && HasBody(head)) {
+    return ErrorAnswer(400, "this method takes no body");
   }
   if (head.method == "POST" && !IsJson(head)) {
     return ErrorAnswer(415, "the body must be sent as Content-Type: application/json");

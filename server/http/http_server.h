@@ -29,7 +29,6 @@ class HttpServer {
   using Handler = std::function<void(std::shared_ptr<HttpExchange> exchange)>;
 
   // Binds and listens. From here on clients connect and wait. Unavailable: the port is taken.
-  // Unimplemented: see HttpPort::IsBuilt.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Listen(const HttpServerOptions& options);
   ~HttpServer();  // Stop(0)
 

@@ -21,7 +21,7 @@ struct MetricsOptions {
 class MetricsServer {
  public:
   // Binds and listens; who asks before Expose waits. Unavailable: the port is taken, or the host is
-  // no address. Unimplemented: built without prometheus-cpp or Boost.
+  // no address.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Listen(const MetricsOptions& options);
   ~MetricsServer();  // waits for the scrape that is being answered
 

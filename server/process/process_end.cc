@@ -66,6 +66,11 @@ void EndWithin(double seconds, int code) {
   setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
+void CancelEnd() {
+  const itimerval never{};
+  setitimer(ITIMER_REAL, &never, nullptr);
+}
+
 void EndNow(int code) {
   FlushLog(0.2);
   _exit(code);

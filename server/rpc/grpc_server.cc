@@ -20,6 +20,7 @@
 #include "server/rpc/generate_service.h"
 #include "server/rpc/health_monitor.h"
 #include "server/rpc/info_service.h"
+#include "server/rpc/port_check.h"
 #include "server/rpc/port_credentials.h"
 #include "server/rpc/tokenizer_service.h"
 #include "server/rpc/vllm_service.h"
@@ -187,7 +188,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   impl->monitor = std::make_unique<HealthMonitor>(core, impl->server->GetHealthCheckService(),
                                                   names, std::move(on_fatal), options.step_timeout,
                                                   [&core] { return core.delivery().StuckFor(); });
-  const absl::Status status = impl->StartAdmin(options);
+  absl::Status status = CheckPort(sink);
+  if (status.ok()) status = impl->StartAdmin(options);
   if (!status.ok()) return status;
   impl->acceptor->Start(std::move(sink));
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));

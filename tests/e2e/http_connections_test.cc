@@ -51,7 +51,8 @@ TEST(HttpConnectionsTest, WhatIsNoRequestIsToldSo) {
       {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n"
        "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
        400},
-      {"GET /health HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400},
+      {"GET /health HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", 400},
+      {"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n", 400},
       {"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n", 404},
       {"DELETE /health HTTP/1.1\r\nHost: a\r\n\r\n", 405},
       {"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", 404},

@@ -200,11 +200,7 @@ TEST(LifecycleTest, AStopWaitsForWhoReadsAFinishedAnswer) {
 TEST(LifecycleTest, DrainLetsRunningRequestsFinish) {
   TestServer server;
   server.script->step_delay_us = 5000;
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  StreamResult result;
-  std::thread stream(
-      [&] { result = ReadStream(*server.inference, GreedyRequest("drain", 100), &context); });
+  BackgroundStream stream(server, GreedyRequest("drain", 100));
   while (server.engine->stats().running == 0) std::this_thread::yield();
 
   v1::DrainResponse drained;
@@ -214,26 +210,23 @@ TEST(LifecycleTest, DrainLetsRunningRequestsFinish) {
   EXPECT_EQ(drained.running(), 1u);
   for (const char* service : kServices) EXPECT_EQ(HealthOf(server.channel, service), 2) << service;
   EXPECT_EQ(GenerateCode(server), grpc::UNAVAILABLE);
-  stream.join();
-  EXPECT_TRUE(result.status.ok()) << result.status.error_message();
-  EXPECT_EQ(result.text.at(0), ExpectedText("drain", 100));
+  stream.Join();
+  EXPECT_TRUE(stream.result.status.ok()) << stream.result.status.error_message();
+  EXPECT_EQ(stream.result.text.at(0), ExpectedText("drain", 100));
 }
 
 TEST(LifecycleTest, StopEndsWhatOutlivesTheGraceWithUnavailable) {
   TestServer server;
   server.script->step_delay_us = 10000;
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  StreamResult result;
-  std::thread stream(
-      [&] { result = ReadStream(*server.inference, GreedyRequest("long", 4000), &context); });
+  BackgroundStream stream(server, GreedyRequest("long", 4000));
   while (server.engine->stats().running == 0) std::this_thread::yield();
   const auto start = std::chrono::steady_clock::now();
   server.server->Stop(0.2);
-  stream.join();
-  EXPECT_EQ(result.status.error_code(), grpc::UNAVAILABLE);
-  EXPECT_FALSE(result.text.empty());
-  EXPECT_EQ(result.text[0], ExpectedText("long", static_cast<int>(result.text[0].size())));
+  stream.Join();
+  EXPECT_EQ(stream.result.status.error_code(), grpc::UNAVAILABLE);
+  EXPECT_FALSE(stream.result.text.empty());
+  EXPECT_EQ(stream.result.text[0],
+            ExpectedText("long", static_cast<int>(stream.result.text[0].size())));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
@@ -275,31 +268,23 @@ TEST(LifecycleTest, WhoCallsUntilTheVeryEndIsToldUnavailable) {
 TEST(LifecycleTest, AForcedStopDoesNotWait) {
   TestServer server;
   server.script->step_delay_us = 10000;
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  StreamResult result;
-  std::thread stream(
-      [&] { result = ReadStream(*server.inference, GreedyRequest("long", 4000), &context); });
+  BackgroundStream stream(server, GreedyRequest("long", 4000));
   while (server.engine->stats().running == 0) std::this_thread::yield();
   const auto start = std::chrono::steady_clock::now();
   server.server->Stop(60, [] { return true; });
-  stream.join();
-  EXPECT_EQ(result.status.error_code(), grpc::UNAVAILABLE);
+  stream.Join();
+  EXPECT_EQ(stream.result.status.error_code(), grpc::UNAVAILABLE);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
 TEST(LifecycleTest, AFailedEngineTurnsHealthAndEndsEveryStream) {
   TestServer server;
   server.script->step_delay_us = 5000;
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  StreamResult result;
-  std::thread stream(
-      [&] { result = ReadStream(*server.inference, GreedyRequest("fail", 4000), &context); });
+  BackgroundStream stream(server, GreedyRequest("fail", 4000));
   while (server.engine->stats().generated_tokens == 0) std::this_thread::yield();
   server.script->fail = true;
-  stream.join();
-  EXPECT_EQ(result.status.error_code(), grpc::UNAVAILABLE);
+  stream.Join();
+  EXPECT_EQ(stream.result.status.error_code(), grpc::UNAVAILABLE);
   EXPECT_TRUE(WaitForHealth(server, "", 2));
   EXPECT_EQ(GenerateCode(server), grpc::UNAVAILABLE);
 }

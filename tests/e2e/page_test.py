@@ -3,7 +3,7 @@
 
     page_test.py BIN [--screenshot FILE]     the folder of fox-server; FILE: a PNG for the README
 
-Skipped, and it says so, without Chromium, and where the server was built without HTTP.
+Skipped, and it says so, without Chromium.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import subprocess
 import sys
 import unittest
 import urllib.request
@@ -212,13 +211,6 @@ class PageTest(unittest.TestCase):
         self.browser.send("Accessibility.disable")
 
 
-def has_http(programs: pathlib.Path) -> bool:
-    """Whether this fox-server speaks HTTP."""
-    shown = subprocess.run([str(programs / "fox-server"), "--help"], capture_output=True, text=True,
-                           timeout=60, check=False)
-    return "--http-port" in shown.stdout
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("programs", type=pathlib.Path)
@@ -228,9 +220,6 @@ if __name__ == "__main__":
     if chromium.find() is None:
         print(f"SKIPPED: none of {', '.join(chromium.NAMES)} is here (apt: chromium); "
               "`./run test` installs it")
-        sys.exit(SKIPPED)
-    if not arguments.url and not has_http(arguments.programs):
-        print("SKIPPED: this fox-server was built without HTTP")
         sys.exit(SKIPPED)
     PageTest.programs, PageTest.screenshot = arguments.programs, arguments.screenshot
     PageTest.url = arguments.url

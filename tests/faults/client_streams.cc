@@ -7,12 +7,13 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "fox/v1/inference.grpc.pb.h"
 #include "google/protobuf/wrappers.pb.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "nlohmann/json.hpp"
-#include "tests/e2e/http_client.h"
 #include "tests/faults/fault_page.h"
 
 namespace fox {
@@ -48,20 +49,6 @@ AnswerEnd ReadGrpc(int port, const StreamRequest& request, grpc::ClientContext* 
 
 grpc::Status Unavailable(const std::string& why) { return {grpc::StatusCode::UNAVAILABLE, why}; }
 
-// The status of an HTTP answer that is not 200, or of an error in a stream.
-grpc::Status StatusOf(int http_status, const std::string& body) {
-  switch (http_status) {
-    case 503:
-      return Unavailable(body);
-    case 429:
-      return {grpc::StatusCode::RESOURCE_EXHAUSTED, body};
-    case 500:
-      return {grpc::StatusCode::INTERNAL, body};
-    default:
-      return {grpc::StatusCode::UNKNOWN, absl::StrCat(http_status, " ", body)};
-  }
-}
-
 // An error that comes within a stream has no status of HTTP; its words say which.
 grpc::Status StreamError(const Json& error) {
   const std::string message = error.at("message");
@@ -70,42 +57,31 @@ grpc::Status StreamError(const Json& error) {
 }
 
 AnswerEnd ReadHttp(int port, const StreamRequest& request, const std::function<void()>& on_text) {
+  const Json body = {{"prompt", request.prompt},
+                     {"max_tokens", request.max_tokens},
+                     {"temperature", 0},
+                     {"ignore_eos", true},
+                     {"stream", true}};
+  const HttpText answer = PostJson(port, "/v1/completions", body.dump(), on_text);
   AnswerEnd end;
   end.http = true;
-  HttpClient client(port);
-  client.SendRequest("POST", "/v1/completions",
-                     Json{{"prompt", request.prompt},
-                          {"max_tokens", request.max_tokens},
-                          {"temperature", 0},
-                          {"ignore_eos", true},
-                          {"stream", true}}
-                         .dump(),
-                     "Content-Type: application/json\r\n");
-  if (!client.ReadUntil("\r\n\r\n")) {
-    end.status = Unavailable("the connection ended");
+  if (answer.status != 200) {
+    end.status = StatusOf(answer);
     return end;
   }
-  if (client.ReadUntil("data: ") && on_text) on_text();
-  const HttpReply reply = client.Read();
-  if (reply.status != 200) {
-    end.status = StatusOf(reply.status, reply.body);
-    return end;
-  }
-  end.status = Unavailable("the stream ended");
-  for (const std::string& data : Events(reply.body)) {
-    if (data == "[DONE]") {
-      if (end.status.error_message() == "the stream ended") end.status = grpc::Status::OK;
-      break;
-    }
-    const Json event = Json::parse(data, nullptr, /*allow_exceptions=*/false);
-    if (event.is_discarded()) break;  // cut off
-    if (event.contains("error")) {
-      end.status = StreamError(event["error"]);
-      if (end.status.error_message() == "the stream ended") break;
-    } else if (!event["choices"].empty()) {
-      end.text += event["choices"][0].value("text", "");
+  bool done = false;
+  for (absl::string_view event : absl::StrSplit(answer.body, "\n\n", absl::SkipEmpty())) {
+    absl::ConsumePrefix(&event, "data: ");
+    done = event == "[DONE]";
+    const Json json = Json::parse(event, nullptr, /*allow_exceptions=*/false);
+    if (json.is_discarded()) continue;
+    if (json.contains("error")) {
+      end.status = StreamError(json["error"]);
+    } else if (!json["choices"].empty()) {
+      end.text += json["choices"][0].value("text", "");
     }
   }
+  if (end.status.ok() && !(done && answer.whole)) end.status = Unavailable("the stream was cut");
   return end;
 }
 
@@ -114,6 +90,23 @@ AnswerEnd ReadHttp(int port, const StreamRequest& request, const std::function<v
 std::string AnswerEnd::DebugString() const {
   return absl::StrCat(http ? "HTTP" : "gRPC", ": ", static_cast<int>(status.error_code()), " ",
                       status.error_message(), " after '", text.substr(0, 200), "'");
+}
+
+grpc::Status StatusOf(const HttpText& answer) {
+  switch (answer.status) {
+    case 0:
+      return Unavailable("no answer");
+    case 200:
+      return answer.whole ? grpc::Status::OK : Unavailable("the answer was cut");
+    case 429:
+      return {grpc::StatusCode::RESOURCE_EXHAUSTED, answer.body};
+    case 500:
+      return {grpc::StatusCode::INTERNAL, answer.body};
+    case 503:
+      return Unavailable(answer.body);
+    default:
+      return {grpc::StatusCode::UNKNOWN, absl::StrCat(answer.status, " ", answer.body)};
+  }
 }
 
 std::shared_ptr<grpc::Channel> ConnectTo(int port) {

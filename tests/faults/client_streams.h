@@ -1,8 +1,8 @@
 // What clients of a server see while it is made to fail: streams through both doors, and health.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -12,11 +12,14 @@
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/support/status.h"
+#include "tests/faults/http_exchange.h"
 
 namespace fox {
 
-// How an answer ended. One by HTTP is told in gRPC's words: a 503, an error in the stream and a
-// connection that ends before the answer does are UNAVAILABLE.
+// In gRPC's words: a connection that ends before the answer does is UNAVAILABLE.
+grpc::Status StatusOf(const HttpText& answer);
+
+// How an answer ended.
 struct AnswerEnd {
   bool http = false;
   grpc::Status status;

@@ -1,7 +1,5 @@
 // Preloaded into a fox-server on a GPU: a thread that waits for the test's command and launches a
 // kernel that traps, writes nowhere or never ends, in the context that the server computes in.
-#include "tests/faults/cuda_faults.h"
-
 #include <cuda_runtime.h>
 #include <linux/futex.h>
 #include <signal.h>
@@ -10,6 +8,7 @@
 
 #include <thread>
 
+#include "tests/faults/cuda_faults.h"
 #include "tests/faults/fault_page.h"
 
 namespace fox {
@@ -39,9 +38,9 @@ cudaStream_t TheStream() {
 
 cudaError_t Prepare() {
   cudaFuncAttributes attributes{};
-  for (const void* kernel : {reinterpret_cast<const void*>(TrapKernel),
-                             reinterpret_cast<const void*>(WriteKernel),
-                             reinterpret_cast<const void*>(SpinKernel)}) {
+  for (const void* kernel :
+       {reinterpret_cast<const void*>(TrapKernel), reinterpret_cast<const void*>(WriteKernel),
+        reinterpret_cast<const void*>(SpinKernel)}) {
     const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
     if (error != cudaSuccess) return error;
   }

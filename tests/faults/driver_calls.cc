@@ -115,8 +115,7 @@ void* StubFor(const char* name, void* function) {
 }
 
 void Replace(const char* name, void** function, int version) {
-  if (std::strcmp(name, "cuGetProcAddress") != 0 &&
-      std::strcmp(name, "cuGetProcAddress_v2") != 0) {
+  if (std::strcmp(name, "cuGetProcAddress") != 0 && std::strcmp(name, "cuGetProcAddress_v2") != 0) {
     *function = StubFor(name, *function);
   } else if (version >= 12000 || std::strcmp(name, "cuGetProcAddress_v2") == 0) {
     g_get_v2 = reinterpret_cast<GetProcAddressV2>(*function);
@@ -144,7 +143,7 @@ int GetThroughStubsV2(const char* name, void** function, int version, uint64_t f
 
 // The program's own lookups.
 extern "C" __attribute__((visibility("default"))) void* dlsym(void* handle,
-                                                               const char* name) noexcept {
+                                                              const char* name) noexcept {
   using Dlsym = void* (*)(void*, const char*);
   static const auto real = reinterpret_cast<Dlsym>(dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5"));
   if (std::strncmp(name, "cu", 2) != 0 || Page() == nullptr) return real(handle, name);

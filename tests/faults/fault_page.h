@@ -17,7 +17,14 @@ namespace fox {
 inline constexpr const char* kFaultPageVariable = "FAULT_PAGE";
 
 // What is counted.
-enum class FaultKind : uint32_t { kNone, kAllocation, kSystemCall, kThread, kDriverCall, kExecutor };
+enum class FaultKind : uint32_t {
+  kNone,
+  kAllocation,
+  kSystemCall,
+  kThread,
+  kDriverCall,
+  kExecutor
+};
 
 // What the preloaded CUDA library does when the test asks for it.
 enum class DeviceCommand : uint32_t {
@@ -29,7 +36,15 @@ enum class DeviceCommand : uint32_t {
 };
 
 // Where the executor fails.
-enum class ExecutorFault : uint32_t { kNone, kSubmit, kCollect, kHang, kNotFinite, kTooManyPages };
+enum class ExecutorFault : uint32_t {
+  kNone,
+  kSubmit,
+  kCollect,
+  kReadback,      // when the results are there
+  kHang,          // for ever
+  kNotFinite,     // the logits of one sequence among several are NaN
+  kTooManyPages,  // are reported as free
+};
 
 struct FaultPage {
   std::atomic<FaultKind> kind;      // counted from now on; kNone: nothing is
@@ -40,7 +55,8 @@ struct FaultPage {
   std::atomic<int64_t> failed_ns;   // when the first did, Now()
   std::atomic<int32_t> error;       // an errno, a CUresult
   std::atomic<ExecutorFault> executor_fault;
-  int32_t system_calls[8];  // the numbers of those that are counted, and 0
+  bool traps_system_calls;
+  int32_t system_calls[8];  // the numbers of those that are counted; -1: none
   char driver_calls[64];    // a part of their names; "": all
 
   std::atomic<DeviceCommand> command;  // a futex

@@ -120,6 +120,9 @@ void ServerProcess::ReadLog() {
     log_.append(buffer.data(), static_cast<size_t>(count));
     changed_.notify_all();
   }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  log_is_whole_ = true;
+  changed_.notify_all();
 }
 
 void ServerProcess::AwaitEnd() {
@@ -136,20 +139,17 @@ void ServerProcess::AwaitEnd() {
 bool ServerProcess::WaitReady(double seconds) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   std::unique_lock<std::mutex> lock(mutex_);
-  return changed_.wait_until(lock, end,
-                             [this] {
-                               grpc_port_ = PortAfter(log_, "listening on ");
-                               http_port_ = PortAfter(log_, "listening for HTTP on ");
-                               return code_.has_value() ||
-                                      (grpc_port_ > 0 && (http_port_ > 0 || !http_));
-                             }) &&
-         !code_.has_value();
+  return changed_.wait_until(lock, end, [this] {
+    grpc_port_ = PortAfter(log_, "listening on ");
+    http_port_ = PortAfter(log_, "listening for HTTP on ");
+    return (code_.has_value() && log_is_whole_) || (grpc_port_ > 0 && (http_port_ > 0 || !http_));
+  }) && !code_.has_value();
 }
 
 std::optional<int> ServerProcess::WaitEnd(double seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait_for(lock, std::chrono::duration<double>(seconds),
-                    [this] { return code_.has_value(); });
+                    [this] { return code_.has_value() && log_is_whole_; });
   return code_;
 }
 

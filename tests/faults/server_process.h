@@ -1,4 +1,5 @@
-// ServerProcess: a fox-server with a FaultPage and a preloaded library, its log, its ports, its end.
+// ServerProcess: a fox-server with a FaultPage and a preloaded library, its log, its ports, its
+// end.
 #pragma once
 
 #include <sys/types.h>
@@ -76,6 +77,7 @@ class ServerProcess {
   std::condition_variable changed_;
   std::string log_;
   std::optional<int> code_;
+  bool log_is_whole_ = false;
   int64_t ended_ns_ = 0;
   std::thread reader_, waiter_;
 };

@@ -26,7 +26,7 @@ namespace {
 
 constexpr double kMostSeconds = 2;               // of processor time, for one input
 constexpr rlim_t kMostMemory = rlim_t{4} << 30;  // of the address space
-constexpr size_t kMostCut = 2048;                // bytes of a file that is cut at every byte
+constexpr size_t kMostCut = 4608;                // bytes of a file that is cut at every byte
 constexpr size_t kMostBytes = 16 << 10;          // of a mutation
 
 std::string g_input, g_artifact;  // the input under way, and where it goes should it fail

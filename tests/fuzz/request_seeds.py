@@ -40,7 +40,8 @@ def proto_wire_seeds() -> Seeds:
     yield "field_zero", number(0, 1)
     yield "varint_long", b"\x08" + b"\xff" * 10 + b"\x01"
     yield "varint_eleven", b"\x08" + b"\x80" * 10 + b"\x00"
-    yield "tag_long", b"\x88\x80\x80\x80\x80\x80\x00\x01"
+    yield "tag_of_seven_bytes", b"\x88\x80\x80\x80\x80\x80\x00\x01"
+    yield "length_of_six_bytes", b"\x12\x80\x80\x80\x80\x80\x00"
     yield "length_huge", b"\x12" + varint(1 << 63)
     yield "length_past_the_end", b"\x12\x05abc"
     yield "length_of_ten_bytes", b"\x12" + b"\x80" * 9 + b"\x01"
