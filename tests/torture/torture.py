@@ -39,6 +39,7 @@ import gpu_pack  # noqa: E402
 
 PROGRAMS = ("fox-torture", "fox-server", "fox-simulate")
 PATIENCE_S = 25  # after a lane's time
+OVERHEAD_S = 25  # of parts that are asked for minutes: to start, to come to rest
 SERVED = ["--server={bin}/fox-server", "--model={model}"]
 
 
@@ -98,7 +99,8 @@ class Lane:
                  folder: pathlib.Path, seconds: float) -> None:
         self.part, self.number = part, number
         values = {"bin": str(arguments.bin), "model": str(arguments.model), "seed": number + 1,
-                  "seconds": int(seconds), "minutes": round(seconds / 60, 2),
+                  "seconds": int(seconds),
+                  "minutes": max(0.1, round((seconds - OVERHEAD_S) / 60, 2)),
                   "share": int(part.amount / part.lanes * arguments.scale) or 1}
         command = [word.format(**values) for word in part.command]
         self.command = " ".join(command)
