@@ -52,7 +52,7 @@ class FaultyOps : public CpuOps {
 
   void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override {
     if (bug_ == Bug::kKeepSlot && Strikes()) return;
-    if (bug_ == Bug::kReleaseNeighbour) FreeNeighbour(slots[0], kv);
+    if (bug_ == Bug::kReleaseNeighbour && count == 1) FreeNeighbour(slots[0], kv);
     CpuOps::Release(slots, count, kv, stream);
     if (bug_ == Bug::kLeakOnRelease && *kv.free_count > 0 && Strikes()) --*kv.free_count;
   }
@@ -170,6 +170,7 @@ void PagedKeys::Begin(const std::vector<Appended>& batch) {
   row_begin_.assign(1, 0);
   for (const Appended& rows : batch) {
     const auto slot = static_cast<size_t>(rows.slot);
+    if (kv_.length[rows.slot] != rows.position) return Violate("a slot is not empty", rows.slot);
     batch_slots_.push_back(rows.slot);
     positions_.push_back(rows.position);
     log_tolerances_.push_back(rows.log_tolerance);
