@@ -177,7 +177,8 @@ class Workshop:
         for option in ("-MT", "-MF"):
             if option in words:
                 words[words.index(option) + 1] = str(target) + ".d"
-        words = [w for w in words if not w.endswith("ccache") and w != "-Werror"]
+        words = ["-O1" if w == "-O3" else w for w in words
+                 if not w.endswith("ccache") and w != "-Werror"]
         words[1:1] = [f"-I{folder}"]
         subprocess.run(words, check=True, cwd=entry["directory"], capture_output=True, text=True)
         return target

@@ -102,6 +102,8 @@ void Flood(Random& random, Day* day) {
     Request request = MakeRequest(day->swarm(), day->now(), random);
     request.id = day->NewId();
     request.flow_window = 0;
+    request.priority = 0;  // the most urgent
+    request.stop.max_tokens += 10;
     day->Submit({std::move(request)});
     day->AcknowledgeAll();
     day->Wait(0.05);
