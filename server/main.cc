@@ -338,7 +338,6 @@ void LimitHeap() {
 int Main(const std::vector<std::string>& arguments) {
   LimitHeap();
   SignalHandler signals;
-  EndOnAbort(kExitConfiguration);  // until it serves
   const int code = Run(arguments, &signals);
   FlushLog(/*seconds=*/0.5);
   return code;
@@ -348,5 +347,6 @@ int Main(const std::vector<std::string>& arguments) {
 }  // namespace fox
 
 int main(int argc, char** argv) {
+  fox::EndOnAbort(fox::kExitConfiguration);  // until it serves
   return fox::Main(std::vector<std::string>(argv + 1, argv + argc));
 }

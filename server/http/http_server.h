@@ -23,6 +23,7 @@ struct HttpServerOptions {
   HttpPortOptions port;
 };
 
+// Methods are called by one thread at a time.
 class HttpServer {
  public:
   // Called on the HTTP thread with a whole request; must not block.

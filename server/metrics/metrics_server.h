@@ -18,6 +18,7 @@ struct MetricsOptions {
   bool vllm_aliases = true;  // the same under the names that vLLM's tools read
 };
 
+// Methods are called by one thread at a time.
 class MetricsServer {
  public:
   // Binds and listens; who asks before Expose waits. Unavailable: the port is taken, or the host is

@@ -31,6 +31,7 @@ struct AcceptorOptions {
 // Whether every address that `host` stands for is loopback. False: also when it has none.
 bool IsLoopback(const std::string& host);
 
+// Listen, Start and Stop are called by one thread at a time, the others by any.
 class ConnectionAcceptor {
  public:
   // Binds and listens on every address of the host. From here on clients connect and wait; nobody

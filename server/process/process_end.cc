@@ -44,7 +44,9 @@ void EndAborted(int) {
 }
 
 void EndLate(int) {
-  WriteLastLine("the process did not stop in time", "a thread is stuck");
+  WriteLastLine(g_late_code == kExitConfiguration ? "the process did not start in time"
+                                                  : "the process did not stop in time",
+                "a thread is stuck");
   _exit(g_late_code);
 }
 

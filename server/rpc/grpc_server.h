@@ -33,6 +33,7 @@ struct GrpcServerOptions {
   std::shared_ptr<TlsFiles> tls;  // of both ports; null: plain text
 };
 
+// port, admin_port and serving may be called from any thread, the others from one at a time.
 class GrpcServer {
  public:
   // Serves what comes in by `acceptor`, from now on; null: one that listens as the options say.

@@ -21,6 +21,7 @@ namespace fox {
 // Seconds without a delivery, while some wait, after which health turns.
 inline constexpr double kMaxDeliverySeconds = 10.0;
 
+// Stop is called by one thread at a time, the others by any.
 class HealthMonitor {
  public:
   // Sets "" and each of `services`. `core` must outlive the monitor, `health` its Stop.

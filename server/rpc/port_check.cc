@@ -38,8 +38,8 @@ class Socket {
   int descriptor_;
 };
 
-// Of field `name`, an index below 128 into the static table or a first byte and a second.
-std::string Field(const std::string& name, const std::string& value) {
+// A field that goes into no table; `name` as it is coded: an index into the static table, or text.
+std::string HeaderField(const std::string& name, const std::string& value) {
   return name + static_cast<char>(value.size()) + value;
 }
 
@@ -47,9 +47,10 @@ std::string Field(const std::string& name, const std::string& value) {
 std::string FirstBytes() {
   const std::string settings("\0\0\0\4\0\0\0\0\0", kFrameHead);
   const std::string post_http = "\x83\x86";
-  const std::string fields = post_http + Field("\4", "/grpc.health.v1.Health/Check") +
-                             Field("\1", "localhost") + Field("\x0f\x10", "application/grpc") +
-                             Field(std::string("\0\2te", 4), "trailers");
+  const std::string fields = post_http + HeaderField("\4", "/grpc.health.v1.Health/Check") +
+                             HeaderField("\1", "localhost") +
+                             HeaderField("\x0f\x10", "application/grpc") +
+                             HeaderField(std::string("\0\2te", 4), "trailers");
   std::string head("\0\0\0\1\5\0\0\0\1", kFrameHead);  // ends its fields and stream 1
   head[2] = static_cast<char>(fields.size());
   return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + head + fields;

@@ -4,7 +4,7 @@ token: nothing.
 
     other_sites_test.py BIN     the folder of fox-server
 
-Skipped, and it says so, without Chromium, and where the server was built without HTTP.
+Skipped, and it says so, without Chromium.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import unittest
 
 import chromium
 from fox_server import SKIPPED, FoxServer
-from page_test import has_http
 
 BODY = json.dumps({"prompt": "Once", "max_tokens": 1})
 JSON = "headers: {'Content-Type': 'application/json'}"
@@ -98,8 +97,5 @@ if __name__ == "__main__":
     if chromium.find() is None:
         print(f"SKIPPED: none of {', '.join(chromium.NAMES)} is here (apt: chromium); "
               "`./run test` installs it")
-        sys.exit(SKIPPED)
-    if not has_http(OtherSitesTest.programs):
-        print("SKIPPED: this fox-server was built without HTTP")
         sys.exit(SKIPPED)
     unittest.main(verbosity=2)

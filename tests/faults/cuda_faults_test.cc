@@ -1,6 +1,8 @@
 // fox-server on a GPU whose context breaks, that hangs, that is full or missing, and whose driver
 // fails at any call: what clients see, when health turns, how and when the process ends.
-// FOX_FAULT_ROUNDS: how often a kernel traps (20). FOX_FAULTS=all: many more calls fail.
+//
+// FOX_FAULT_SECONDS: what all of it may take (140); a test that is due then is skipped, and rounds
+// that are left over are not made. FOX_FAULT_ROUNDS: how often a kernel traps at most (20).
 #include "tests/faults/cuda_faults.h"
 
 #include <gmock/gmock.h>
@@ -34,18 +36,44 @@ using ::testing::Not;
 
 constexpr double kNotServingSeconds = 0.1, kEndSeconds = 1.0, kReadySeconds = 30;
 constexpr int kOutOfMemory = 2, kLaunchFailed = 719;  // of CUresult
-constexpr int kStarters = 6;                          // servers that start at the same time
+constexpr int kStarters = 4;                          // servers that start at the same time
+constexpr double kStartSeconds = 25;
 const char* const kPrompt = "Once upon a time";
 
-int Rounds() {
-  const char* rounds = std::getenv("FOX_FAULT_ROUNDS");
-  return rounds == nullptr ? 20 : std::atoi(rounds);
+int Number(const char* variable, int fallback) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? fallback : std::atoi(text);
 }
 
-bool All() {
-  const char* all = std::getenv("FOX_FAULTS");
-  return all != nullptr && std::string(all) == "all";
+double Elapsed() {
+  static const int64_t begin = FaultPage::Now();
+  return 1e-9 * static_cast<double>(FaultPage::Now() - begin);
 }
+
+// Whether the tests so far have left time: each may go on until its share of it is over.
+bool HasTime(double share) { return Elapsed() < share * Number("FOX_FAULT_SECONDS", 140); }
+
+template <class... Values>
+void Say(const char* format, Values... values) {
+  std::printf("[%6.2f s] ", Elapsed());
+  std::printf(format, values...);
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+// What hangs in spite of all takes the tests' time no longer than that.
+class Deadline : public testing::Environment {
+ public:
+  void SetUp() override {
+    Elapsed();
+    std::thread([] {
+      while (HasTime(1.05)) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      Say("the time is over");
+      _exit(1);
+    }).detach();
+  }
+};
+const auto* const kDeadline = testing::AddGlobalTestEnvironment(new Deadline());
 
 ServerStart OnDevice(std::vector<std::string> flags = {}) {
   ServerStart start;
@@ -69,10 +97,13 @@ int Done(const SharedFaultPage& page) {
   return page->done_ns == 0 ? -1 : page->result.load();
 }
 
-std::vector<StreamRequest> LongStreams() {
+// 16 streams; with a prompt of some thousand tokens they are still prefilled.
+std::vector<StreamRequest> LongStreams(int words = 0) {
+  std::string prompt = kPrompt;
+  for (int i = 0; i < words; ++i) prompt += " there was a king and a queen";
   std::vector<StreamRequest> requests;
-  for (int i = 0; i < 16; ++i) {
-    requests.push_back({kPrompt + std::string(static_cast<size_t>(i), '.'), 100000, i % 4 == 3});
+  for (size_t i = 0; i < 16; ++i) {
+    requests.push_back({prompt + std::string(i, '.'), 20000, i % 4 == 3});
   }
   return requests;
 }
@@ -103,8 +134,8 @@ Times ExpectEnd(ServerProcess& server, HealthWatch& health, ClientStreams* strea
 
 void Report(const char* what, std::vector<double> seconds) {
   std::sort(seconds.begin(), seconds.end());
-  std::printf("%s: %zu times, median %.3f s, most %.3f s\n", what, seconds.size(),
-              seconds[seconds.size() / 2], seconds.back());
+  Say("%s: %zu times, median %.3f s, most %.3f s", what, seconds.size(),
+      seconds[seconds.size() / 2], seconds.back());
 }
 
 // At a random moment of a busy server, of one that prefills and of an idle one.
@@ -112,22 +143,22 @@ TEST(CudaFaultsTest, AStickyErrorEndsTheProcess) {
   std::mt19937 random(11);
   std::vector<double> not_serving, ends, ready;
   SharedFaultPage page;
-  for (int round = 0; round < Rounds(); ++round) {
+  for (int round = 0; round < Number("FOX_FAULT_ROUNDS", 20) && HasTime(0.45); ++round) {
     SCOPED_TRACE(round);
     page.Clear();
     const int64_t begin = FaultPage::Now();
     ServerProcess server(OnDevice(), page);
-    ASSERT_TRUE(server.WaitReady()) << server.log();
+    ASSERT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
     ready.push_back(Seconds(begin, FaultPage::Now()));
     HealthWatch health(server.grpc_port());
     ASSERT_TRUE(health.WaitServing());
     Send(page, DeviceCommand::kPrepare);
     ASSERT_EQ(Done(page), 0);
 
-    const bool idle = round % 4 == 3;
+    const bool idle = round % 4 == 3, prefills = round % 4 == 2;
     ClientStreams streams(server.grpc_port(), server.http_port(),
-                          idle ? std::vector<StreamRequest>() : LongStreams());
-    if (round % 4 != 2) streams.WaitText();
+                          idle ? std::vector<StreamRequest>() : LongStreams(prefills ? 400 : 0));
+    if (!prefills) streams.WaitText();
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 100000));
     const bool writes = round % 2 == 1;
     Send(page, writes ? DeviceCommand::kWrite : DeviceCommand::kTrap);
@@ -142,6 +173,11 @@ TEST(CudaFaultsTest, AStickyErrorEndsTheProcess) {
     not_serving.push_back(times.not_serving);
     ends.push_back(times.end);
     EXPECT_LE(ready.back(), kReadySeconds);
+    Say("round %d%s: ready %.3f s, NOT_SERVING %.3f s, end %.3f s", round,
+        idle       ? ", idle"
+        : prefills ? ", prefill"
+                   : "",
+        ready.back(), times.not_serving, times.end);
   }
   Report("NOT_SERVING after", not_serving);
   Report("the process ends after", ends);
@@ -153,7 +189,7 @@ TEST(CudaFaultsTest, ADeviceThatHangsEndsTheProcess) {
     SharedFaultPage page;
     page.Clear();
     ServerProcess server(OnDevice({"--step-timeout=1"}), page);
-    ASSERT_TRUE(server.WaitReady()) << server.log();
+    ASSERT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
     HealthWatch health(server.grpc_port());
     ASSERT_TRUE(health.WaitServing());
     Send(page, DeviceCommand::kPrepare);
@@ -171,12 +207,50 @@ TEST(CudaFaultsTest, ADeviceThatHangsEndsTheProcess) {
     ASSERT_EQ(Done(page), 0);
     if (idle) open();
     const Times times = ExpectEnd(server, health, streams.get(), page->command_ns);
-    std::printf("a device hangs: NOT_SERVING after %.3f s, the end after %.3f s\n",
-                times.not_serving, times.end);
+    Say("a device hangs: NOT_SERVING after %.3f s, the end after %.3f s", times.not_serving,
+        times.end);
     EXPECT_LE(times.not_serving, 1 + kNotServingSeconds);  // half of the time a step may take
     EXPECT_LE(times.end, 1 + kEndSeconds + 1);             // the driver stops what runs
     EXPECT_THAT(server.log(), HasSubstr("a step hangs"));
   }
+}
+
+// One line that says why, and no port.
+void ExpectRefusal(ServerProcess& server) {
+  const std::string log = server.log();
+  EXPECT_EQ(server.WaitEnd(0).value_or(-1), 78) << log;
+  EXPECT_THAT(log, HasSubstr("fox-server: "));
+  EXPECT_THAT(log, Not(HasSubstr("listening")));
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
+}
+
+TEST(CudaFaultsTest, NoDeviceIsTold) {
+  SharedFaultPage page;
+  page.Clear();
+  ServerStart start = OnDevice();
+  start.variables = {"CUDA_VISIBLE_DEVICES="};
+  ServerProcess server(start, page);
+  EXPECT_FALSE(server.WaitReady(kStartSeconds));
+  ExpectRefusal(server);
+  EXPECT_THAT(server.log(), HasSubstr("--device: "));
+}
+
+TEST(CudaFaultsTest, ADeviceThatIsFullIsTold) {
+  SharedFaultPage page;
+  page.Clear();
+  ServerStart start = OnDevice();
+  start.flags = {"--device=cuda", "--gpu-memory-utilization=1"};
+  ServerProcess first(start, page);
+  ASSERT_TRUE(first.WaitReady(kStartSeconds)) << first.log();
+  ServerProcess second(start, page);
+  EXPECT_FALSE(second.WaitReady(kStartSeconds)) << second.log();
+  ExpectRefusal(second);
+  start.flags = {"--device=cuda", "--kv-cache-mb=8192"};
+  ServerProcess third(start, page);
+  EXPECT_FALSE(third.WaitReady(kStartSeconds)) << third.log();
+  ExpectRefusal(third);
+  HealthWatch health(first.grpc_port());
+  EXPECT_TRUE(health.WaitServing());
 }
 
 // One stream, so that it has one right answer; a call that nobody misses changes no token.
@@ -187,11 +261,11 @@ TEST(CudaFaultsTest, ADriverThatFailsWhileServingEndsTheProcess) {
   std::string expected;
   int64_t calls = 0;
   int survived = 0;
-  for (int round = 0; round < (All() ? 100 : 10); ++round) {
+  for (int round = 0; HasTime(0.75); ++round) {
     SharedFaultPage page;
     page.Clear();
     ServerProcess server(OnDevice(), page);
-    ASSERT_TRUE(server.WaitReady()) << server.log();
+    ASSERT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
     HealthWatch health(server.grpc_port());
     ASSERT_TRUE(health.WaitServing());
     // The first round only counts.
@@ -220,26 +294,30 @@ TEST(CudaFaultsTest, ADriverThatFailsWhileServingEndsTheProcess) {
     not_serving.push_back(times.not_serving);
     ends.push_back(times.end);
   }
-  std::printf("of %lld calls of the driver some failed; %d changed nothing\n",
-              static_cast<long long>(calls), survived);
+  Say("of %lld calls of the driver %zu ended the process; %d changed nothing",
+      static_cast<long long>(calls), ends.size(), survived);
   ASSERT_FALSE(ends.empty());
   Report("NOT_SERVING after a call of the driver", not_serving);
   Report("the process ends after a call of the driver", ends);
 }
 
-// One line that says why, and no port.
-void ExpectRefusal(ServerProcess& server) {
-  const std::string log = server.log();
-  EXPECT_EQ(server.WaitEnd(30).value_or(-1), 78) << log;
-  EXPECT_THAT(log, HasSubstr("fox-server: "));
-  EXPECT_THAT(log, Not(HasSubstr("listening")));
-  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
+// Of a server that nothing happens to.
+std::string SoundAnswer() {
+  SharedFaultPage page;
+  page.Clear();
+  ServerProcess server(OnDevice(), page);
+  EXPECT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
+  grpc::ClientContext context;
+  const AnswerEnd answer =
+      ReadAnswer(server.grpc_port(), server.http_port(), {kPrompt, 32, false}, &context);
+  EXPECT_TRUE(answer.status.ok()) << answer.DebugString();
+  return answer.text;
 }
 
 // It starts, and answers as if nothing had been, or it says why not.
 bool StartsOrRefuses(const SharedFaultPage& page, const std::string& expected) {
   ServerProcess server(OnDevice(), page);
-  if (!server.WaitReady()) {
+  if (!server.WaitReady(kStartSeconds)) {
     ExpectRefusal(server);
     return false;
   }
@@ -258,97 +336,49 @@ bool StartsOrRefuses(const SharedFaultPage& page, const std::string& expected) {
 struct Calls {
   const char* functions;  // a part of their names
   int error;
+  std::atomic<int64_t> made{0};  // not more than that at a start, once it is not 0
 };
 
-// Sampled evenly over the start, or all.
-std::vector<int64_t> CallsToFail(int64_t count, int64_t most) {
-  std::vector<int64_t> out;
-  for (int64_t i = 0; i < std::min(count, most); ++i) {
-    out.push_back(1 + i * count / std::min(count, most));
-  }
-  if (count > most) out.push_back(count);
-  return out;
-}
-
+// The first, second, fourth, ... call of each kind, as long as there is time.
 TEST(CudaFaultsTest, ADriverThatFailsAtTheStartIsToldOrSurvived) {
-  const Calls kCalls[] = {{"cuMemAlloc", kOutOfMemory},
-                          {"cuMemHostAlloc", kOutOfMemory},
-                          {"cuGraph", kOutOfMemory},
-                          {"Capture", kLaunchFailed},
-                          {"cuEvent", kOutOfMemory},
-                          {"cuStream", kOutOfMemory},
-                          {"cuLaunch", kLaunchFailed},
-                          {"cuMemcpy", kLaunchFailed},
-                          {"cuLibrary", kOutOfMemory},
-                          {"cuDevice", kOutOfMemory},
-                          {"", kOutOfMemory}};
-  std::string expected;
-  for (const Calls& calls : kCalls) {
-    SCOPED_TRACE(calls.functions);
-    const auto arm = [&](SharedFaultPage* page, int64_t fail_at) {
-      page->Clear();
-      std::strncpy((*page)->driver_calls, calls.functions, sizeof((*page)->driver_calls) - 1);
-      page->Arm(FaultKind::kDriverCall, fail_at, calls.error);
-    };
-    SharedFaultPage counting;
-    arm(&counting, 0);
-    {
-      ServerProcess server(OnDevice(), counting);
-      ASSERT_TRUE(server.WaitReady()) << server.log();
-      counting.Disarm();
-      grpc::ClientContext context;
-      const AnswerEnd answer =
-          ReadAnswer(server.grpc_port(), server.http_port(), {kPrompt, 32, false}, &context);
-      ASSERT_TRUE(answer.status.ok()) << answer.DebugString();
-      if (expected.empty()) expected = answer.text;
-      EXPECT_EQ(answer.text, expected);
-    }
-    const std::vector<int64_t> fail_at = CallsToFail(counting->calls, All() ? 1 << 20 : 12);
-    std::atomic<size_t> next{0}, refused{0};
-    std::vector<std::thread> starters;
-    for (int i = 0; i < kStarters; ++i) {
-      starters.emplace_back([&] {
-        for (size_t mine = next++; mine < fail_at.size(); mine = next++) {
-          SCOPED_TRACE(testing::Message() << calls.functions << " " << fail_at[mine]);
-          SharedFaultPage page;
-          arm(&page, fail_at[mine]);
-          if (!StartsOrRefuses(page, expected)) ++refused;
+  Calls kinds[] = {{"cuMemAlloc", kOutOfMemory},      {"cuMemHostAlloc", kOutOfMemory},
+                   {"EndCapture", kLaunchFailed},     {"GraphInstantiate", kOutOfMemory},
+                   {"cuEventCreate", kOutOfMemory},   {"cuStreamCreate", kOutOfMemory},
+                   {"cuLaunchKernel", kLaunchFailed}, {"cuMemcpy", kLaunchFailed},
+                   {"cuLibrary", kOutOfMemory},       {"cuDevice", kOutOfMemory},
+                   {"cuStream", kLaunchFailed},       {"", kOutOfMemory}};
+  const std::string expected = SoundAnswer();
+  std::atomic<size_t> next{0}, refused{0}, served{0};
+  std::vector<std::thread> starters;
+  for (int i = 0; i < kStarters; ++i) {
+    starters.emplace_back([&] {
+      while (HasTime(0.95)) {
+        const size_t mine = next++;
+        Calls& calls = kinds[mine % std::size(kinds)];
+        const int64_t call = int64_t{1} << (mine / std::size(kinds));
+        if (call > 1 << 16) return;
+        if (calls.made > 0 && call > calls.made) continue;
+        SCOPED_TRACE(testing::Message() << "'" << calls.functions << "' " << call);
+        SharedFaultPage page;
+        page.Clear();
+        std::strncpy(page->driver_calls, calls.functions, sizeof(page->driver_calls) - 1);
+        page.Arm(FaultKind::kDriverCall, call, calls.error);
+        const bool starts = StartsOrRefuses(page, expected);
+        if (page->failed == 0) {
+          calls.made = std::max<int64_t>(1, page->calls.load());
+        } else {
+          ++(starts ? served : refused);
         }
-      });
-    }
-    for (std::thread& starter : starters) starter.join();
-    std::printf("%-14s %6lld calls at the start; failed: %zu, refused: %zu\n", calls.functions,
-                static_cast<long long>(counting->calls.load()), fail_at.size(), refused.load());
+      }
+    });
   }
-}
-
-TEST(CudaFaultsTest, NoDeviceIsTold) {
-  SharedFaultPage page;
-  page.Clear();
-  ServerStart start = OnDevice();
-  start.variables = {"CUDA_VISIBLE_DEVICES="};
-  ServerProcess server(start, page);
-  EXPECT_FALSE(server.WaitReady());
-  ExpectRefusal(server);
-  EXPECT_THAT(server.log(), HasSubstr("--device: "));
-}
-
-TEST(CudaFaultsTest, ADeviceThatIsFullIsTold) {
-  SharedFaultPage page;
-  page.Clear();
-  ServerStart start = OnDevice();
-  start.flags = {"--device=cuda", "--gpu-memory-utilization=1"};
-  ServerProcess first(start, page);
-  ASSERT_TRUE(first.WaitReady()) << first.log();
-  ServerProcess second(start, page);
-  EXPECT_FALSE(second.WaitReady()) << second.log();
-  ExpectRefusal(second);
-  start.flags = {"--device=cuda", "--kv-cache-mb=8192"};
-  ServerProcess third(start, page);
-  EXPECT_FALSE(third.WaitReady()) << third.log();
-  ExpectRefusal(third);
-  HealthWatch health(first.grpc_port());
-  EXPECT_TRUE(health.WaitServing());
+  for (std::thread& starter : starters) starter.join();
+  for (const Calls& calls : kinds) {
+    Say("'%s': %lld calls", calls.functions, static_cast<long long>(calls.made.load()));
+  }
+  Say("calls that failed at the start: %zu refused it, %zu changed nothing", refused.load(),
+      served.load());
+  EXPECT_GT(refused, 0u);
 }
 
 }  // namespace

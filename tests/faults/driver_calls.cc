@@ -3,6 +3,7 @@
 // given the address of a stub for each, which asks the page before it goes on to the function.
 #include <dlfcn.h>
 
+#include <cctype>
 #include <cstdint>
 #include <cstring>
 #include <mutex>
@@ -95,12 +96,17 @@ fault_ask:
 
 namespace {
 
+// cuInit, not cudbgInit or cublasCreate.
+bool IsDriverCall(const char* name) {
+  return std::strncmp(name, "cu", 2) == 0 && std::isupper(static_cast<unsigned char>(name[2])) != 0;
+}
+
 int GetThroughStubs(const char* name, void** function, int version, uint64_t flags);
 int GetThroughStubsV2(const char* name, void** function, int version, uint64_t flags, void* result);
 
 // What a lookup of `name` that found `function` gives instead.
 void* StubFor(const char* name, void* function) {
-  if (function == nullptr || Page() == nullptr || std::strncmp(name, "cu", 2) != 0) return function;
+  if (function == nullptr || Page() == nullptr || !IsDriverCall(name)) return function;
   if (std::strcmp(name, "cuGetProcAddress") == 0 || std::strcmp(name, "cuGetProcAddress_v2") == 0) {
     return function;  // replaced by who asks, who knows which of the two it is
   }
@@ -146,7 +152,7 @@ extern "C" __attribute__((visibility("default"))) void* dlsym(void* handle,
                                                               const char* name) noexcept {
   using Dlsym = void* (*)(void*, const char*);
   static const auto real = reinterpret_cast<Dlsym>(dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5"));
-  if (std::strncmp(name, "cu", 2) != 0 || Page() == nullptr) return real(handle, name);
+  if (!IsDriverCall(name) || Page() == nullptr) return real(handle, name);
   void* found = real(handle, name);
   // By its plain name the older of the two is found.
   if (found != nullptr) Replace(name, &found, 0);

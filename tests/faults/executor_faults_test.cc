@@ -1,8 +1,7 @@
-// fox-server over an executor that fails at its n-th call, that hangs, that computes NaN for one
-// stream or promises pages that it does not have: what clients see by both doors, when health
-// turns, how and when the process ends.
+// fox-server over an executor that fails at its n-th call, that hangs or that computes NaN for one
+// stream: what clients see by both doors, when health turns, how and when the process ends.
 //
-// FOX_FAULTS=all: each of the first 60 calls, and times as an idle machine has them.
+// FOX_FAULTS=all: each call, and times as an idle machine has them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -23,7 +22,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int kTokens = 40, kForEver = 1 << 30;
+constexpr int kTokens = 24;
 
 bool All() {
   const char* all = std::getenv("FOX_FAULTS");
@@ -48,9 +47,9 @@ ServerStart Faulty(std::vector<std::string> flags = {}) {
   return start;
 }
 
-void Arm(SharedFaultPage* page, ExecutorFault fault, int64_t call, int64_t calls = 1) {
+void Arm(SharedFaultPage* page, ExecutorFault fault, int64_t call) {
   (*page)->executor_fault = fault;
-  page->Arm(FaultKind::kExecutor, call, 0, calls);
+  page->Arm(FaultKind::kExecutor, call);
 }
 
 class ExecutorFaultsTest : public testing::Test {
@@ -64,7 +63,7 @@ class ExecutorFaultsTest : public testing::Test {
       ClientStreams alone(server.grpc_port(), server.http_port(), {request});
       sound_.push_back(alone.Join().front());
       ASSERT_TRUE(sound_.back().status.ok()) << sound_.back().DebugString();
-      ASSERT_GT(sound_.back().text.size(), 40u);
+      ASSERT_GT(sound_.back().text.size(), 20u);
     }
   }
 
@@ -89,7 +88,7 @@ class ExecutorFaultsTest : public testing::Test {
   }
 
   static void FailOnce(ExecutorFault fault, int64_t call, const std::vector<std::string>& flags,
-                       double patience = 0, int64_t calls = 1) {
+                       double patience = 0) {
     SCOPED_TRACE(testing::Message() << "fault " << static_cast<int>(fault) << ", call " << call);
     SharedFaultPage page;
     page.Clear();
@@ -97,7 +96,7 @@ class ExecutorFaultsTest : public testing::Test {
     ASSERT_TRUE(server.WaitReady()) << server.log();
     HealthWatch health(server.grpc_port());
     ASSERT_TRUE(health.WaitServing());
-    Arm(&page, fault, call, calls);
+    Arm(&page, fault, call);
     ClientStreams streams(server.grpc_port(), server.http_port(), kStreams);
     ExpectEnd(server, health, streams, page, patience);
   }
@@ -130,11 +129,6 @@ TEST_F(ExecutorFaultsTest, AStepThatHangsEndsTheProcess) {
   constexpr double kStepTimeout = 0.4;
   FailOnce(ExecutorFault::kHang, 1, {"--kv-cache-mb=64", "--step-timeout=0.4"}, kStepTimeout);
   FailOnce(ExecutorFault::kHang, 9, {"--kv-cache-mb=64", "--step-timeout=0.4"}, kStepTimeout);
-}
-
-// The pool notices that a step takes more than there is, and the answers so far stand.
-TEST_F(ExecutorFaultsTest, PagesThatAreNotThereEndTheProcess) {
-  FailOnce(ExecutorFault::kTooManyPages, 1, {"--kv-cache-mb=2"}, /*patience=*/30, kForEver);
 }
 
 // Its neighbours, by either door, bring what they bring alone, and the server goes on.

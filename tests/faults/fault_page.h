@@ -40,10 +40,9 @@ enum class ExecutorFault : uint32_t {
   kNone,
   kSubmit,
   kCollect,
-  kReadback,      // when the results are there
-  kHang,          // for ever
-  kNotFinite,     // the logits of one sequence among several are NaN
-  kTooManyPages,  // are reported as free
+  kReadback,   // when the results are there
+  kHang,       // for ever
+  kNotFinite,  // the logits of one sequence among several are NaN
 };
 
 struct FaultPage {

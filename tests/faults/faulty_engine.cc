@@ -39,7 +39,6 @@ class FaultyExecutor final : public StepExecutor {
                      std::numeric_limits<float>::quiet_NaN());
       result->logits.back() = spoilt_.data();
     }
-    if (Fails(ExecutorFault::kTooManyPages)) result->free_pages += limits().num_pages;
     return result;
   }
 

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include <array>
@@ -91,6 +92,7 @@ ServerProcess::ServerProcess(const ServerStart& start, const SharedFaultPage& pa
   if (pipe2(ends, O_CLOEXEC) != 0) std::abort();
   pid_ = fork();
   if (pid_ == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // with the thread that starts it, or the test
     dup2(ends[1], STDOUT_FILENO);
     dup2(ends[1], STDERR_FILENO);
     execve(argv[0], argv.data(), environment.data());

@@ -81,12 +81,14 @@ def check(tool: str, unit: Unit, stamp: pathlib.Path) -> str:
     said = "" if run.returncode == 0 else (run.stdout or run.stderr).strip()
     if len(unit.files) > 1:
         source.unlink()
-    if said and len(unit.files) > 1:  # in one of them, or these do not go together
-        alone = [check(tool, Unit(unit.flags, [file]), stamp) for file in unit.files]
-        if not any(alone):
+    if said and len(unit.files) > 1:  # in one of them, or some do not go together
+        half = len(unit.files) // 2
+        parts = [Unit(unit.flags, files) for files in (unit.files[:half], unit.files[half:])]
+        found = "\n".join(filter(None, [check(tool, part, stamp) for part in parts]))
+        if not found:
             names = " ".join(file.name for file in unit.files)
-            print(f"passed, but one by one, which takes long: {names}\n{said}", flush=True)
-        said = "\n".join(filter(None, alone))
+            print(f"passed in parts, which takes longer: {names}\n{said}", flush=True)
+        said = found
     if said:
         stamp.unlink(missing_ok=True)
     else:

@@ -62,11 +62,11 @@ class PlantedTest(unittest.TestCase):
         other = self.write("other.cc", TIDY.replace("Turn", "TurnBack"))
         self.assertEqual(self.check(good, other), "")
 
-    def test_files_that_do_not_go_together_are_checked_alone(self) -> None:
+    def test_files_that_do_not_go_together_are_checked_in_parts(self) -> None:
         twins = [self.write(f"{name}.cc", TIDY) for name in ("one", "two")]
         with contextlib.redirect_stdout(io.StringIO()) as said:
             self.assertEqual(self.check(*twins), "")
-        self.assertIn("passed, but one by one, which takes long: one.cc two.cc", said.getvalue())
+        self.assertIn("passed in parts, which takes longer: one.cc two.cc", said.getvalue())
         twins.append(self.write("three.cc", "// A widget.\nint* g_turns = 0;\n"))
         self.assertIn("three.cc:2:16", self.check(*twins))
 

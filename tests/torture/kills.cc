@@ -18,7 +18,7 @@ namespace {
 
 using Random = std::mt19937_64;
 
-constexpr double kStopSlack = 1.5;  // after the grace
+constexpr double kStopSlack = kInstrumented ? 20 : 1.5;  // after the grace
 
 struct Rounds {
   explicit Rounds(Part* owner) : part(owner) {}

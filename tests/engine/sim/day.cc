@@ -39,7 +39,7 @@ Day::Day(const Swarm& swarm, Bug bug, bool print)
 
 Day::~Day() = default;
 
-void Day::Violate(const std::string& what) {
+void Day::Fail(const std::string& what) {
   if (ok()) violation_ = "step " + std::to_string(marks_[Mark::kSteps]) + ": " + what;
 }
 
@@ -70,7 +70,7 @@ void Day::Submit(const std::vector<Request>& requests, absl::StatusCode invalid)
   }
   if (bug_ == Bug::kAcceptTwice && absl::IsAlreadyExists(status)) status = absl::OkStatus();
   if (status.code() != invalid && invalid != absl::StatusCode::kOk && !fatal()) {
-    Violate("a wrong request was answered with " + status.ToString());
+    Fail("a wrong request was answered with " + status.ToString());
   } else if (!status.ok()) {
     marks_[Mark::kRefused] += static_cast<int64_t>(requests.size());
     if (absl::IsResourceExhausted(status)) ++refused_groups_;
@@ -82,7 +82,7 @@ void Day::Submit(const std::vector<Request>& requests, absl::StatusCode invalid)
   } else {
     if (engine_->stats().waiting > swarm_.engine.max_num_queued_reqs ||
         engine_->stats().queued_tokens > swarm_.engine.max_num_queued_tokens) {
-      Violate("the queue is longer than it may be");
+      Fail("the queue is longer than it may be");
     }
     ++accepted_groups_;
     if (requests.size() > 1) ++marks_[Mark::kGroups];
@@ -137,23 +137,30 @@ void Day::Acknowledge(size_t index, int64_t tokens, int64_t excess) {
   if (bug_ == Bug::kRepeatWakeup) engine_->Acknowledge(client.request().id, tokens);
 }
 
+void Day::AcknowledgeAll() {
+  for (size_t i = 0; i < clients_.size(); ++i) {
+    const Client& client = *clients_[i];
+    if (client.request().flow_window > 0 && client.open() > 0) Acknowledge(i, client.open());
+  }
+}
+
 void Day::Step() {
   ++marks_[Mark::kSteps];
   const bool work = engine_->HasWork() || engine_->NextDeadline() <= now_;
   const int64_t runs = executor_->runs();
   std::vector<RequestOutput> outputs = engine_->Step(now_);
   const bool ran = executor_->runs() != runs;
-  if (!work && (!outputs.empty() || ran)) Violate("HasWork missed work");
+  if (!work && (!outputs.empty() || ran)) Fail("HasWork missed work");
   if (bug_ != Bug::kNone) Plant(&outputs);
   for (const RequestOutput& output : outputs) Check(output);
-  if (!executor_->violation().empty()) return Violate(executor_->violation());
+  if (!executor_->violation().empty()) return Fail(executor_->violation());
   if (engine_->fatal().ok()) {
     CheckAfterStep();
   } else if (swarm_.executor.fail_at_run < 0) {
-    Violate("fatal without a fault: " + engine_->fatal().ToString());
+    Fail("fatal without a fault: " + engine_->fatal().ToString());
   } else {
     ++marks_[swarm_.executor.fail_late ? Mark::kLateFaults : Mark::kFaults];
-    if (!clients_.empty()) Violate("a request outlived the engine");
+    if (!clients_.empty()) Fail("a request outlived the engine");
   }
   if (ran) {
     now_ +=
@@ -175,7 +182,7 @@ void Day::AfterSubmit(const StepPlan& plan) {
 
 void Day::OnFinish(const Request& request, const Finish&) {
   ++heard_ends_;
-  if (IndexOf(request.id) < 0) Violate("the observer heard of an end that is none");
+  if (IndexOf(request.id) < 0) Fail("the observer heard of an end that is none");
 }
 
 // Bugs that an engine could have, made from a correct one's outputs.

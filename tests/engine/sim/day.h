@@ -53,6 +53,7 @@ class Day : private StepObserver {
   void Cancel(size_t client, const absl::Status& status);
   void Acknowledge(size_t client, int64_t tokens, int64_t excess = 0);
   void Step();
+  void AcknowledgeAll();
   // Time passes.
   void Wait(Seconds seconds) { now_ += seconds; }
   // Faults and impatience are over: everything must end, and the pool must be full then.
@@ -71,7 +72,9 @@ class Day : private StepObserver {
   // The first thing that was wrong; empty: nothing.
   const std::string& violation() const { return violation_; }
   bool ok() const { return violation_.empty(); }
+  void Fail(const std::string& what);
   uint64_t trace() const { return trace_; }  // hash of everything delivered
+  void Count(Mark mark) { ++marks_[mark]; }
   const Marks& CountMarks();
 
  private:
@@ -79,9 +82,8 @@ class Day : private StepObserver {
   void AfterSubmit(const StepPlan& plan) override;
   void OnFinish(const Request& request, const Finish& finish) override;
 
-  void Violate(const std::string& what);
   void Expect(bool condition, const char* what, RequestId id) {
-    if (!condition) Violate(std::string(what) + ", request " + std::to_string(id));
+    if (!condition) Fail(std::string(what) + ", request " + std::to_string(id));
   }
   int64_t IndexOf(RequestId id) const {
     return id < index_.size() ? index_[static_cast<size_t>(id)] : -1;
@@ -118,7 +120,7 @@ class Day : private StepObserver {
   int64_t heard_ends_ = 0;  // by the observer
   int64_t accepted_groups_ = 0, displaced_groups_ = 0, refused_groups_ = 0;
   std::vector<size_t> displaced_in_group_;
-  int64_t seen_preemptions_ = 0;
+  int64_t seen_preemptions_ = 0, ended_preemptions_ = 0;
   bool struck_ = false;
   bool preempted_since_ = false;
   Marks marks_;

@@ -21,14 +21,14 @@ void Day::CheckRefusal(const std::vector<Request>& requests, const absl::Status&
         (swarm_.engine.acp == AcpMode::kOff && pages > swarm_.executor.limits.num_pages);
     Expect(large, "out of range for no reason", id);
   } else {
-    if (!absl::IsResourceExhausted(status)) Violate("refused for no reason: " + status.ToString());
+    if (!absl::IsResourceExhausted(status)) Fail("refused for no reason: " + status.ToString());
     Expect(!clients_.empty(), "refused by an engine with nothing to do", id);
   }
 }
 
 void Day::Check(const RequestOutput& output) {
   const int64_t index = IndexOf(output.id);
-  if (index < 0) return Violate("an output after the end");
+  if (index < 0) return Fail("an output after the end");
   Client& client = *clients_[static_cast<size_t>(index)];
   CheckTokens(output, &client);
   if (output.windows) CheckWindows(*output.windows, client);
@@ -59,7 +59,7 @@ void Day::Check(const RequestOutput& output) {
 void Day::CheckTokens(const RequestOutput& output, Client* client) {
   const auto check = [&](const SampledToken& token, Reference::Kind kind, bool logprobs) {
     SampledToken expected;
-    if (client->reference.Next(sampler_, &expected) != kind) return Violate("an odd token");
+    if (client->reference.Next(sampler_, &expected) != kind) return Fail("an odd token");
     Expect(token.id == expected.id, "wrong token", output.id);
     if (!logprobs) return;
     const bool same = std::equal(
@@ -109,6 +109,10 @@ void Day::CheckFinish(const RequestOutput& output, Client* client) {
              stats.prompt_tokens == static_cast<int64_t>(client->request().prompt.size()) &&
              stats.arrival == client->submitted && stats.finished <= now_,
          "wrong statistics", id);
+  const bool in_order = stats.first_token == 0 || stats.first_token >= stats.first_scheduled;
+  Expect(in_order && (stats.first_scheduled == 0 || stats.first_scheduled >= stats.arrival),
+         "times in no order", id);
+  ended_preemptions_ += stats.preemptions;
   Expect(stats.acp.max_log_evicted_mass <= client->reference.log_tolerance() ||
              stats.acp.max_log_evicted_mass == kNoMass,
          "evicted more than it allows", id);
@@ -193,20 +197,20 @@ void Day::CheckPages(const Client& client, const Finish& finish) {
 
 void Day::CheckAfterStep() {
   executor_->Audit();
-  if (!executor_->violation().empty()) return Violate(executor_->violation());
+  if (!executor_->violation().empty()) return Fail(executor_->violation());
   const EngineStats& stats = engine_->stats();
   const auto live = static_cast<int64_t>(clients_.size());
-  if (stats.running + stats.waiting + stats.paused != live) Violate("requests are miscounted");
-  if (stats.running > swarm_.executor.limits.max_num_seqs) Violate("more run than may");
-  if (stats.paused > swarm_.engine.max_paused_reqs) Violate("more are paused than may be");
+  if (stats.running + stats.waiting + stats.paused != live) Fail("requests are miscounted");
+  if (stats.running > swarm_.executor.limits.max_num_seqs) Fail("more run than may");
+  if (stats.paused > swarm_.engine.max_paused_reqs) Fail("more are paused than may be");
   // Finished sequences leave their slots one step later.
-  if (executor_->occupied_slots() < stats.running) Violate("a running sequence without a slot");
-  if (stats.free_pages > executor_->collected_free_pages()) Violate("free pages are overstated");
+  if (executor_->occupied_slots() < stats.running) Fail("a running sequence without a slot");
+  if (stats.free_pages > executor_->collected_free_pages()) Fail("free pages are overstated");
   if (stats.running + stats.paused > executor_->occupied_slots()) ++marks_[Mark::kPreemptedPaused];
   if (live == 0 && !engine_->HasWork() && executor_->occupied_slots() > 0) {
-    Violate("a slot is held by nobody");
+    Fail("a slot is held by nobody");
   }
-  if (!engine_->HasWork() && executor_->in_flight() > 0) Violate("asleep with a plan in flight");
+  if (!engine_->HasWork() && executor_->in_flight() > 0) Fail("asleep with a plan in flight");
   CheckTimes();
 }
 
@@ -228,7 +232,7 @@ void Day::CheckTimes() {
     }
     // Plans in flight may have to come in first.
     const Seconds since = std::max(client.full_since, client.heard_at);
-    if (patience > 0 && now_ >= since + patience && ++client.full_steps > 4) {
+    if (patience > 0 && now_ >= since + patience && ++client.full_steps > 2) {
       Expect(false, "a stalled reader was waited for", request.id);
     }
   }
@@ -238,14 +242,15 @@ void Day::CheckTotals() {
   const EngineStats& stats = engine_->stats();
   const int64_t ends = stats.finished + stats.failed + stats.cancelled + stats.expired +
                        stats.aborted + marks_[Mark::kDisplaced];
-  if (ends != marks_[Mark::kEnded] || heard_ends_ != ends) Violate("ends are miscounted");
-  if (stats.rejected != refused_groups_ + displaced_groups_) Violate("refusals are miscounted");
-  if (stats.generated_tokens != marks_[Mark::kTokens]) Violate("tokens are miscounted");
+  if (ends != marks_[Mark::kEnded] || heard_ends_ != ends) Fail("ends are miscounted");
+  if (stats.rejected != refused_groups_ + displaced_groups_) Fail("refusals are miscounted");
+  if (stats.generated_tokens != marks_[Mark::kTokens]) Fail("tokens are miscounted");
+  if (stats.preemptions != ended_preemptions_) Fail("preemptions are miscounted");
   if (stats.free_pages != swarm_.executor.limits.num_pages &&
       swarm_.executor.understated_pages == 0) {
-    Violate("the engine believes that pages are gone");
+    Fail("the engine believes that pages are gone");
   }
-  if (stats.unpruned_pages != 0 || stats.queued_tokens != 0) Violate("a gauge is not at rest");
+  if (stats.unpruned_pages != 0 || stats.queued_tokens != 0) Fail("a gauge is not at rest");
 }
 
 void Day::Close(bool cancel_all) {
@@ -253,9 +258,9 @@ void Day::Close(bool cancel_all) {
   if (!ok() || fatal()) return;
   for (int i = 0; i < 3 && engine_->HasWork() && ok(); ++i) Step();
   if (!ok()) return;
-  if (engine_->HasWork()) Violate("work without requests");
-  if (executor_->free_pages() != swarm_.executor.limits.num_pages) Violate("pages leaked");
-  if (executor_->occupied_slots() != 0) Violate("slots leaked");
+  if (engine_->HasWork()) Fail("work without requests");
+  if (executor_->free_pages() != swarm_.executor.limits.num_pages) Fail("pages leaked");
+  if (executor_->occupied_slots() != 0) Fail("slots leaked");
   CheckTotals();
   if (print_) std::printf("trace %016llx\n", static_cast<unsigned long long>(trace_));
 }
@@ -267,7 +272,7 @@ void Day::EndAll(bool cancel_all) {
     for (size_t i = 0; i < clients_.size(); ++i) Cancel(i, absl::CancelledError("all left"));
     for (int i = 0; i < 2 && ok() && (engine_->HasWork() || !clients_.empty()); ++i) Step();
     if (ok() && executor_->free_pages() != swarm_.executor.limits.num_pages) {
-      Violate("pages of cancelled requests are not free after two steps");
+      Fail("pages of cancelled requests are not free after two steps");
     }
     return;
   }
@@ -277,12 +282,9 @@ void Day::EndAll(bool cancel_all) {
     bound += 20 * (static_cast<int64_t>(request.prompt.size()) + request.stop.max_tokens);
   }
   while (!clients_.empty() && ok() && !fatal()) {
-    if (--bound < 0) return Violate("starved");
-    for (size_t i = 0; i < clients_.size(); ++i) {
-      const bool reads = clients_[i]->request().flow_window > 0 && clients_[i]->open() > 0;
-      if (reads) Acknowledge(i, clients_[i]->open());
-    }
-    if (!engine_->HasWork() && engine_->NextDeadline() == kNever) return Violate("asleep");
+    if (--bound < 0) return Fail("starved");
+    AcknowledgeAll();
+    if (!engine_->HasWork() && engine_->NextDeadline() == kNever) return Fail("asleep");
     now_ += 0.01;
     Step();
   }

@@ -51,9 +51,8 @@ absl::Status FakeExecutor::Take(const StepPlan& plan, Computed* computed) {
     computed->status = pool_fault_;
     return absl::OkStatus();
   }
-  if (!violation_.empty()) return absl::InternalError("the plan is wrong");
-  Compute(plan, computed);
-  return absl::OkStatus();
+  if (violation_.empty()) Compute(plan, computed);
+  return violation_.empty() ? absl::OkStatus() : absl::InternalError("see violation()");
 }
 
 absl::StatusOr<StepResult> FakeExecutor::Collect() {
@@ -80,7 +79,7 @@ void FakeExecutor::Compute(const StepPlan& plan, Computed* computed) {
   if (!batch_.empty()) keys_.Begin(batch_);
   size_t rows = 0;
   for (const PlannedSequence& sequence : plan.sequences) {
-    Append(sequence);
+    if (keys_.violation().empty()) Append(sequence);
     rows += sequence.logit_rows.size();
   }
   if (!keys_.violation().empty()) return Violate(keys_.violation());

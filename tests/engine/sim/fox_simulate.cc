@@ -18,7 +18,7 @@ namespace {
 
 struct Settings {
   int64_t seed = 0, first_seed = 1, events = 100'000'000, operations = kDayOperations, threads = 1;
-  int64_t scope = 0, seconds = 0;
+  int64_t scope = 0, seconds = 0, days = 0;
   bool print = false, shrink = false;
   std::string bug = "none";
 };
@@ -67,8 +67,8 @@ class Campaign {
     for (std::thread& thread : threads) thread.join();
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
     PrintMarks(marks_);
-    std::printf("%llu seeds, %.1f s on %lld threads, %.2f million events/s\n",
-                static_cast<unsigned long long>(days_), taken.count(),
+    std::printf("%lld seeds, %.1f s on %lld threads, %.2f million events/s\n",
+                static_cast<long long>(days_), taken.count(),
                 static_cast<long long>(settings_.threads),
                 static_cast<double>(marks_[Mark::kEvents]) / taken.count() / 1e6);
     if (!violation_.empty()) std::printf("VIOLATION\n%s\n", violation_.c_str());
@@ -87,7 +87,8 @@ class Campaign {
       marks_.Add(report.marks);
       ++days_;
       if (!report.violation.empty() && violation_.empty()) violation_ = Describe(options, report);
-      const bool late = settings_.seconds > 0 && std::chrono::steady_clock::now() >= deadline_;
+      const bool late = (settings_.seconds > 0 && std::chrono::steady_clock::now() >= deadline_) ||
+                        (settings_.days > 0 && days_ >= settings_.days);
       if (!violation_.empty() || late || marks_[Mark::kEvents] >= settings_.events) done_ = true;
     }
   }
@@ -98,7 +99,7 @@ class Campaign {
   std::atomic<bool> done_{false};
   std::mutex mutex_;
   Marks marks_;
-  uint64_t days_ = 0;
+  int64_t days_ = 0;
   std::string violation_;
 };
 
@@ -118,6 +119,7 @@ int Main(int argc, char** argv) {
   flags.Int("seed", "N", "one day alone", 0, kMost, &settings.seed);
   flags.Int("first-seed", "N", "of many days", 1, kMost, &settings.first_seed);
   flags.Int("events", "N", "how many to run to", 1, kMost, &settings.events);
+  flags.Int("days", "N", "how many seeds at most; 0: any", 0, kMost, &settings.days);
   flags.Int("seconds", "N", "the longest time; 0: any", 0, kMost, &settings.seconds);
   flags.Int("operations", "N", "of a day", 1, kMost, &settings.operations);
   flags.Int("threads", "N", "how many", 1, 1024, &settings.threads);

@@ -50,7 +50,8 @@ enum class Mark : uint8_t {
   kProcessedSamples,    // of those: with penalties, biases or masks
   kRestoredStates,      // penalties that went on after a preemption or the prompt's scores
   kReturns,             // preempted with a plan in flight and back again
-  kCancelledAll,        // days that ended so
+  kCancelledAll,        // days that ended so,
+  kFloods,              // or so
   kCount
 };
 
@@ -96,7 +97,8 @@ inline constexpr std::array<const char*, kMarkCount> kMarkNames = {"submitted",
                                                                    "processed_samples",
                                                                    "restored_states",
                                                                    "returns",
-                                                                   "cancelled_all"};
+                                                                   "cancelled_all",
+                                                                   "floods"};
 
 class Marks {
  public:

@@ -52,7 +52,7 @@ class FaultyOps : public CpuOps {
 
   void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override {
     if (bug_ == Bug::kKeepSlot && Strikes()) return;
-    if (bug_ == Bug::kReleaseNeighbour) FreeNeighbour(slots[0], kv);
+    if (bug_ == Bug::kReleaseNeighbour && count == 1) FreeNeighbour(slots[0], kv);
     CpuOps::Release(slots, count, kv, stream);
     if (bug_ == Bug::kLeakOnRelease && *kv.free_count > 0 && Strikes()) --*kv.free_count;
   }
@@ -170,6 +170,7 @@ void PagedKeys::Begin(const std::vector<Appended>& batch) {
   row_begin_.assign(1, 0);
   for (const Appended& rows : batch) {
     const auto slot = static_cast<size_t>(rows.slot);
+    if (kv_.length[rows.slot] != rows.position) return Violate("a slot is not empty", rows.slot);
     batch_slots_.push_back(rows.slot);
     positions_.push_back(rows.position);
     log_tolerances_.push_back(rows.log_tolerance);
@@ -220,13 +221,15 @@ void PagedKeys::Write(int32_t slot, int64_t position, const std::vector<uint64_t
 }
 
 // The real rule evicts page n at this page end if E_n + H <= log eps - slack. E_n is n, so with H
-// half above log eps - `kept` it does for each n < kept, and for no other.
+// half above log eps - `licensed` it does for each n < licensed, and for no other.
 void PagedKeys::EndPage(int32_t slot, uint64_t request, int64_t end, double log_tolerance) {
   const int64_t list = kv_.ListIndex(slot, 0, 0), last = end / kPageTokens - 1;
   for (int64_t head = 0; head < lists_; ++head) {
     const int64_t kept = FirstKept(options_, request, head, end, log_tolerance);
     const int32_t page = kv_.Table(list + head)[last];
-    kv_.log_denominator_bound[page] = log_tolerance - static_cast<double>(kept) + 0.5;
+    // The page that ends is never evicted, licence or not.
+    const int64_t licensed = kept == last ? last + 1 : kept;
+    kv_.log_denominator_bound[page] = log_tolerance - static_cast<double>(licensed) + 0.5;
     int32_t& first = first_[static_cast<size_t>(list + head)];
     first = std::max(first, static_cast<int32_t>(kept));
   }

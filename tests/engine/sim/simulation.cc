@@ -84,6 +84,33 @@ void Operate(Random& random, Day* day) {
   }
 }
 
+// Nothing starves: whoever is there ends, though others send on. Readers are fast and patient now.
+void Flood(Random& random, Day* day) {
+  day->Count(Mark::kFloods);
+  int64_t bound = 2000;
+  const RequestId last = day->NewId();
+  for (const auto& client : day->clients()) {
+    const Request& request = client->request();
+    bound += 40 * (static_cast<int64_t>(request.prompt.size()) + request.stop.max_tokens);
+    // Who read slowly is let in now and then until it has shown that it does no more.
+    bound += 256 * (2 * int64_t{request.flow_window} + 8);
+  }
+  const auto is_old = [&](const auto& client) { return client->request().id < last; };
+  const auto& clients = day->clients();
+  while (day->ok() && !day->fatal() && std::any_of(clients.begin(), clients.end(), is_old)) {
+    if (--bound < 0) return day->Fail("starved by newcomers");
+    Request request = MakeRequest(day->swarm(), day->now(), random);
+    request.id = day->NewId();
+    request.flow_window = 0;
+    request.priority = 0;  // the most urgent
+    request.stop.max_tokens += 10;
+    day->Submit({std::move(request)});
+    day->AcknowledgeAll();
+    day->Wait(0.05);
+    day->Step();
+  }
+}
+
 }  // namespace
 
 Report Simulate(const DayOptions& options) {
@@ -97,6 +124,7 @@ Report Simulate(const DayOptions& options) {
   }
   Random random(options.seed, static_cast<uint64_t>(options.operations));
   if (day.ok() && day.fatal()) SubmitSome(random, &day);  // must be refused
+  if (day.ok() && !day.fatal() && random.Chance(day.swarm().flood)) Flood(random, &day);
   if (day.ok()) day.Close(random.Chance(day.swarm().cancel_all));
   report.violation = day.violation();
   report.trace = day.trace();

@@ -66,6 +66,7 @@ void ChooseClients(Random& random, Swarm* swarm) {
   if (random.Chance(0.3)) swarm->stalls = 0.002;
   if (random.Chance(0.3)) swarm->burst = static_cast<int>(random.Int(2, 12));
   if (random.Chance(0.2)) swarm->cancel_all = 1;
+  if (random.Chance(0.2)) swarm->flood = 1;
   swarm->long_prompts = random.Chance(0.3) ? 0.1 : random.Unit();
   swarm->short_prompt = random.Int(1, limits.max_model_len - 1);
   swarm->long_prompt = limits.max_model_len - 1;
@@ -87,7 +88,7 @@ void ChooseSlowReaders(Random& random, Swarm* swarm) {
   limits.max_num_batched_tokens = random.Int(300, 2000);
   limits.max_logit_rows = 64;
   swarm->engine.max_paused_reqs = random.Int(20, 100);
-  swarm->engine.stall_timeout = random.Chance(0.8) ? 0 : 20;
+  swarm->engine.stall_timeout = random.Chance(0.6) ? 0 : 5 + random.Unit() * 15;
   swarm->engine.max_step_seconds = 0;
   swarm->windows = 1;
   swarm->flow_window = random.Int(1, 4);

@@ -24,7 +24,7 @@ struct Swarm {
   double tick = 0.1;
   Seconds step_seconds = 0, token_seconds = 0;  // what a step takes
   double stalls = 0;                            // of an operation: nothing happens for long
-  double cancel_all = 0;                        // how the day ends
+  double cancel_all = 0, flood = 0;             // how the day ends
 };
 
 Swarm MakeSwarm(Random& random);

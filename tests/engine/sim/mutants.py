@@ -1,0 +1,244 @@
+#!/usr/bin/env python3
+"""Bugs written into the real sources, one at a time: the simulation must find each in 100 days.
+
+    mutants.py BUILD [--only WORD] [--jobs N]
+
+BUILD is a build folder in which fox-simulate was built, for example build/cpu. Each mutant costs
+the compilation of a file or three; nothing in BUILD or in the sources changes. Exit 0: every mutant
+was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+DAYS = 100
+USERS = {  # who has to be compiled with a header
+    "engine/page_ledger.h": ["engine/scheduler.cc", "engine/engine.cc",
+                             "engine/engine_requests.cc"],
+    "engine/sequence.h": ["engine/scheduler.cc", "engine/engine.cc", "engine/engine_requests.cc",
+                          "engine/sequence.cc", "engine/waiting_queue.cc"],
+}
+S, L, Q = "engine/scheduler.cc", "engine/page_ledger.h", "engine/sequence.h"
+E, R, W = "engine/engine.cc", "engine/engine_requests.cc", "engine/waiting_queue.cc"
+V, A, C = "kernels/cpu/evict.cc", "kernels/cpu/append.cc", "engine/sequence.cc"
+# name, file, what stands there, what stands there instead
+MUTANTS = [
+    ("slot is not released", S, "  release_slots_.push_back(sequence->slot);\n", ""),
+    ("released pages count twice", S, "  pages_ += ledger_.held(sequence->slot);\n",
+     "  pages_ += 2 * ledger_.held(sequence->slot);\n"),
+    ("promised pages are not taken", S, "      pages_ -= need;\n      ready", "      ready"),
+    ("runs without its pages", S, "if (need == 0 || pages_ >= need + left) {",
+     "if (need == 0 || pages_ >= left) {"),
+    ("gives up with plans in flight", S, "running_.size() == 1 && !ledger_.in_flight()",
+     "running_.size() == 1"),
+    ("resumed but not queued", S, "sequence->place = places_++;\n  waiting_.Add(sequence, now);",
+     "sequence->place = places_++;"),
+    ("pages taken, slot kept", S, "if (waits) waiting_.Remove(holder);\n  ReleaseSlot(holder);",
+     "if (waits) waiting_.Remove(holder);"),
+    ("samples before the end", S, "count == sequence->remaining() && sequence->samples()",
+     "sequence->samples()"),
+    ("states are sent again", S, "sample->logits_processor.on && !sequence->has_penalty_state",
+     "sample->logits_processor.on"),
+    ("states are never sent", S,
+     "schedule->plan.penalty_state.push_back(sequence->PenaltyState());", ""),
+    ("pending is forgotten", S, "    ++sequence->pending;\n", ""),
+    ("one more seat", S, "demand.running < max_running_ &&", "demand.running <= max_running_ &&"),
+    ("back before its results", S, "(next->slot >= 0 || next->in_flight == 0)", "true"),
+    ("hopeless though it started", S, "if (next.started || next", "if (next"),
+    ("rows are not counted", S,
+     "budget->logit_rows -= static_cast<int64_t>(planned.logit_rows.size());", ""),
+    ("tokens are not counted", S, "  budget->tokens -= count;\n", ""),
+    ("guests never run", S, "!others || ++steps_without_guests_ >= times_.GuestTurn()", "!others"),
+    ("chunk of one page too many", S, "PagesFor(begin + 1) + std::max<int64_t>(0, pages)",
+     "PagesFor(begin + 1) + 1 + std::max<int64_t>(0, pages)"),
+    ("computed is one short", S, "  sequence->computed += count;",
+     "  sequence->computed += count > 64 ? count - 1 : count;"),
+    ("paused readers keep their seats", S, "    if (sequence->paused()) Rest(sequence, &schedule);",
+     "    static_cast<void>(sequence);"),
+    ("paused is miscounted", S, "    case SequenceState::kPaused:\n      --paused_;",
+     "    case SequenceState::kPaused:"),
+    ("free slot handed out twice", S, "    free_slots_.pop_back();\n", ""),
+    ("releases are forgotten by the ledger", L, "Change change{plan.release_slots, {}};",
+     "Change change{{}, {}};"),
+    ("a released slot still holds", L, "std::exchange(pool->held[static_cast<size_t>(slot)], 0)",
+     "pool->held[static_cast<size_t>(slot)]"),
+    ("plans behind are not counted", L,
+     "    for (const Change& later : plans_) Apply(later, &expected_);\n", ""),
+    ("taken pages are not counted", L, "      pool->free -= pages;\n", ""),
+    ("pages by whole hundreds", L, "PagesFor(to) - PagesFor(from)", "to / 64 - from / 64"),
+    ("fed beyond max_tokens", Q, "produced() < max_tokens)", "produced() <= max_tokens)"),
+    ("window of one more", Q, "ahead >= request.flow_window", "ahead > request.flow_window"),
+    ("never reads on", Q, "ahead <= request.flow_window / 2", "ahead < request.flow_window / 2"),
+    ("pauses are not noticed", Q, "remaining() > 0 && !paused() &&", "remaining() > 0 &&"),
+    ("states survive a slot", C, "  has_penalty_state = false;\n", ""),
+    ("computed survives a slot", C, "  computed = 0;\n", ""),
+    ("counts are lost", C, "static_cast<uint32_t>(entry.generated) : kTokenInPrompt",
+     "1u : kTokenInPrompt"),
+    ("prompt is scored again", C, "return std::max(computed, prompt_logprobs_done);",
+     "return computed;"),
+    ("counters twice", C, "if (slot >= 0 || in_flight > 0) return;", "if (slot >= 0) return;"),
+    ("sample of the last position", C, "static_cast<uint64_t>(length());",
+     "static_cast<uint64_t>(length()) - 1;"),
+    ("stop ids are not masked", C,
+     "for (const int32_t id : stop.MaskedAt(generated())) add(id, 0, kTokenStops);", ""),
+    ("results go to an id's next owner", E,
+     "found == sequences.end() || found->second->arrival != arrival", "found == sequences.end()"),
+    ("one token too many", E, "sequence->generated() >= sequence->max_tokens",
+     "sequence->generated() > sequence->max_tokens"),
+    ("asleep with a slot to release", E, "!state.scheduler.has_pending_release() &&", ""),
+    ("asleep with a plan in flight", E, "state.idle = state.in_flight.empty() &&", "state.idle ="),
+    ("first scores are skipped", E, "row >= sequence->prompt_tokens - 1",
+     "row >= sequence->prompt_tokens - 2"),
+    ("stop token is delivered", E, "if (sequence->stop.Stops(token->id)) {",
+     "if (sequence->stop.Stops(token->id) && sequence->generated() > 0) {"),
+    ("cancelled request is not found", E, "state_->cancellations.emplace_back(id, status);", ""),
+    ("acknowledged twice over", E, "sequence.acknowledged += std::min(",
+     "sequence.acknowledged += 2 * std::min("),
+    ("free pages of another time", E, "  free_pages = result->free_pages;\n",
+     "  free_pages = result->free_pages + 1;\n"),
+    ("windows of slot 0", E, "result.first_pages + planned.slot * limits.lists_per_slot",
+     "result.first_pages"),
+    ("cancellations stay", R, "  cancellations.clear();\n", ""),
+    ("queue deadline after the start", R,
+     "    } else if (!sequence->group->started && now >= sequence->request.queue_deadline) {",
+     "    } else if (now >= sequence->request.queue_deadline) {"),
+    ("queue deadline is no event", R,
+     "  if (!sequence.group->started) next = std::min(next, sequence.request.queue_deadline);\n",
+     ""),
+    ("deadline is no event", R, "  Seconds next = sequence.request.deadline;\n",
+     "  Seconds next = kNever;\n"),
+    ("stalls are no event", R, "    next = std::min(next, sequence.paused_since + options.stall",
+     "    next = std::min(next, 1e9 + sequence.paused_since + options.stall"),
+    ("a queue of one more", R, "  while (waiting + count > options.max_num_queued_reqs ||",
+     "  while (waiting + count > options.max_num_queued_reqs + 1 ||"),
+    ("one more is paused", R, "scheduler.paused() > options.max_paused_reqs",
+     "scheduler.paused() > options.max_paused_reqs + 1"),
+    ("acknowledgement is forgotten", R,
+     "    if (rested && !sequence->paused()) scheduler.Resume(sequence, now);\n", ""),
+    ("a wrong request is accepted", R, "    if (!status.ok()) return status;\n    if (sequences",
+     "    if (sequences"),
+    ("an id is accepted twice", R, "sequences.count(request.id) > 0 || ", ""),
+    ("the displaced are not told", R, "          &displaced);", "          &unheard);"),
+    ("age is no turn", W, "  return now >= oldest.waiting_since + kAging &&",
+     "  return false && now >= oldest.waiting_since + kAging &&"),
+    ("half of a group is displaced", W, "(*last)->started || (*last)->group->started",
+     "(*last)->started"),
+    ("queued tokens stay", W,
+     "  Count(*sequence, -1, &client);\n  if (!client.waiting.empty())",
+     "  if (!client.waiting.empty())"),
+    ("evicts the page that ends", V, "while (first < p) {", "while (first <= p) {"),
+    ("frees the next page", V, "FreePage(kv, table[first]);", "FreePage(kv, table[first + 1]);"),
+    ("evicts without licence", V, "if (!MayDrop(side, 0, log_eps)) break;",
+     "if (!MayDrop(side - 1, 0, log_eps)) break;"),
+    ("never evicts from head 0", V, "int64_t head = 0; head < kv.shape.lists_per_slot()",
+     "int64_t head = 1; head < kv.shape.lists_per_slot()"),
+    ("first of the old owner", V, "      kv.first_live[list] = 0;\n", ""),
+    ("certificate of the old owner", V, "      kv.max_log_evicted_mass[list] = kNoMass;\n", ""),
+    ("releases evicted pages too", V,
+     "for (int p = kv.first_live[list]; p < PagesFor(length); ++p)",
+     "for (int p = 0; p < PagesFor(length); ++p)"),
+    ("keeps the last page", V, "p < PagesFor(length); ++p) FreePage",
+     "p < PagesFor(length - 1); ++p) FreePage"),
+    ("a page for each step", A, "for (int p = PagesFor(rows.position); p < end; ++p) {",
+     "for (int p = static_cast<int>(rows.position / 64); p < end; ++p) {"),
+    ("takes a page that is not free", A, "kv.free_stack[--*kv.free_count]",
+     "kv.free_stack[(*kv.free_count)--]"),
+]
+
+
+class Workshop:
+    """Compiles and links as the build folder does."""
+
+    def __init__(self, build: pathlib.Path) -> None:
+        self.build = build
+        entries = json.loads((build / "compile_commands.json").read_text())
+        self.commands = {str(pathlib.Path(e["file"]).resolve()): e for e in entries}
+        listing = subprocess.run(["ninja", "-C", str(build), "-t", "commands", "fox-simulate"],
+                                 check=True, capture_output=True, text=True).stdout
+        self.link = [line for line in listing.splitlines() if "-o bin/fox-simulate" in line][-1]
+
+    def compile(self, source: str, folder: pathlib.Path) -> pathlib.Path:
+        """`source` as it is in `folder`, or here; headers in `folder` come first."""
+        entry = self.commands[str(ROOT / source)]
+        words = shlex.split(entry["command"])
+        target = folder / (pathlib.Path(source).stem + ".o")
+        mutated = folder / source
+        words[words.index("-o") + 1] = str(target)
+        words[words.index("-c") + 1] = str(mutated if mutated.exists() else ROOT / source)
+        for option in ("-MT", "-MF"):
+            if option in words:
+                words[words.index(option) + 1] = str(target) + ".d"
+        words = ["-O1" if w == "-O3" else w for w in words
+                 if not w.endswith("ccache") and w != "-Werror"]
+        words[1:1] = [f"-I{folder}"]
+        subprocess.run(words, check=True, cwd=entry["directory"], capture_output=True, text=True)
+        return target
+
+    def make(self, mutant: tuple[str, str, str, str], folder: pathlib.Path) -> pathlib.Path:
+        """The program with that bug."""
+        _, name, old, new = mutant
+        text = (ROOT / name).read_text()
+        if text.count(old) != 1:
+            raise ValueError(f"{name} has {text.count(old)} times: {old}")
+        (folder / name).parent.mkdir(parents=True)
+        text = text.replace(old, new)
+        if "unheard" in new:
+            text = text.replace("  std::set<const SequenceGroup*> groups;",
+                                "  std::set<const SequenceGroup*> groups;\n"
+                                "  std::vector<RequestOutput> unheard;")
+        (folder / name).write_text(text)
+        objects = [str(self.compile(source, folder)) for source in USERS.get(name, [name])]
+        program = folder / "fox-simulate"
+        command = self.link.replace("-o bin/fox-simulate",
+                                    " ".join(objects) + f" -o {program}")
+        subprocess.run(command, shell=True, check=True, cwd=self.build, capture_output=True)
+        return program
+
+
+def find(shop: Workshop, mutant: tuple[str, str, str, str]) -> str:
+    """How the mutant was found; empty: it was not."""
+    with tempfile.TemporaryDirectory() as name:
+        try:
+            program = shop.make(mutant, pathlib.Path(name))
+        except subprocess.CalledProcessError as error:
+            return f"COMPILER {error.stderr[-2000:]!r}"
+        try:
+            run = subprocess.run([str(program), "--days", str(DAYS)], timeout=120,
+                                 capture_output=True, text=True)
+        except subprocess.TimeoutExpired:
+            return "hangs"
+    if run.returncode == 0:
+        return ""
+    if run.returncode < 0:
+        return f"signal {-run.returncode}: {run.stderr.strip()[-120:]}"
+    return run.stdout[run.stdout.index("VIOLATION"):].splitlines()[1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--only", default="", help="mutants whose name or file has this")
+    parser.add_argument("--jobs", type=int, default=1)
+    arguments = parser.parse_args()
+    shop = Workshop(arguments.build.resolve())
+    chosen = [m for m in MUTANTS if arguments.only in m[0] or arguments.only in m[1]]
+    missed = 0
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        for mutant, how in zip(chosen, pool.map(lambda m: find(shop, m), chosen)):
+            missed += not how or how.startswith("COMPILER")
+            print(f"{mutant[1]}: {mutant[0]}: {how or 'MISSED'}", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} mutants found in {DAYS} days")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
