@@ -212,7 +212,8 @@ def main() -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binaries", type=pathlib.Path, help="build/fuzz/bin")
     parser.add_argument("--minutes", type=float, default=10, help="of the whole run, at most [10]")
-    parser.add_argument("--runs", type=float, default=math.inf, help="executions of each target [any]")
+    parser.add_argument("--runs", type=float, default=math.inf,
+                        help="executions of each target [any]")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
     parser.add_argument("--targets", default="", help="comma-separated names [all that are built]")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("fuzz-out"))
