@@ -79,6 +79,10 @@ def sentencepiece_seeds() -> Seeds:
     yield "valid_suffix", raw(right + message(2, number(24, 1)) + message(3, number(4, 0)))
     yield "valid_user", raw(right + piece("<sep>", USER) + piece("<se", USER) + piece("x", UNUSED),
                             "a<sep>b<se xab", 3)
+    parts = {"ab": -2, "ba": -3, "abab": -6}
+    unused = b"".join(piece(text, score=score) for text, score in parts.items())
+    yield "valid_unused", raw(START + piece("a", score=-9) + piece("b", score=-9) + unused
+                              + piece("bab", UNUSED, -4) + BPE, "abbabababbbabaababab" * 3, 0)
     yield "valid_surface", raw(right + message(2, message(44, " ?")))
     yield "valid_word", raw(START + LETTERS + message(2, number(3, 3)))
     yield "valid_char", raw(START + LETTERS + message(2, number(3, 4)))
@@ -164,7 +168,8 @@ def generate_request_seeds() -> Seeds:
 
 def vllm_request_seeds() -> Seeds:
     """First byte: 1 bytes as they come; 0, 2 or 4 more: which tokenizer."""
-    params = message(4, float32(1, 0.5) + float32(2, 0.9) + number(3, 5) + number(8, 10)
+    params = message(4, float32(1, 0.5) + float32(2, 0.9) + number(3, 5) + float32(4, 0.1)
+                     + float32(5, 0.5) + float32(6, -0.5) + float32(7, 1.5) + number(8, 10)
                      + message(10, "stop") + number(11, 97) + number(12, 1) + number(22, 1)
                      + number(24, 7) + message(26, number(1, 97) + float32(2, 1.5)))
     text = message(3, "some text")
@@ -198,6 +203,8 @@ def completion_request_seeds() -> Seeds:
         yield f"valid_{name}", json.dumps({"prompt": prompt}).encode()
     yield "valid_score", json.dumps(
         {"prompt": [97, 258, 98], "max_tokens": 0, "echo": True, "logprobs": 1}).encode()
+    yield "score_twice", json.dumps(
+        {"prompt": "a", "max_tokens": 0, "echo": True, "n": 2}).encode()
     yield "key_twice", b'{"prompt": "a", "prompt": "b"}'
     yield "not_object", b'["prompt"]'
     yield "bad_utf8", b'{"prompt": "\xff"}'

@@ -33,7 +33,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 SUFFIX = "_fuzzer"
 SLOW = {"charsmap", "checkpoint", "gpt2_files", "sentencepiece", "server_flags", "tensor_files",
         "token_set", "tokenizer_json"}
-SLICE_S = 60
+SLICE_S = 60  # at most; less where time is short, so that every target has its turn
 LIMITS = ["-timeout=5", "-rss_limit_mb=2048", "-malloc_limit_mb=1024", "-max_len=4096"]
 # The C and C++ runtimes are the target's own.
 LEFT_OUT = re.compile(r"(linux-vdso|ld-linux.*|lib(c|m|dl|rt|pthread|resolv|stdc\+\+|gcc_s))"
@@ -139,6 +139,7 @@ class Session:
 def fuzz_all(session: Session, targets: list[Target], jobs: int, minutes: float) -> None:
     """Slices of whichever target is furthest from its goal, until time or goals are reached."""
     end, seed, pending = time.monotonic() + 60 * minutes, 0, {}
+    slice_s = min(SLICE_S, 60 * minutes * jobs / len(targets))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         while True:
             left = end - time.monotonic()
@@ -148,7 +149,7 @@ def fuzz_all(session: Session, targets: list[Target], jobs: int, minutes: float)
                 seed += 1
                 target.running += 1
                 runs = max(1.0, min(target.goal - target.executions, 1e12))
-                work = pool.submit(session.fuzz, target, seed, min(SLICE_S, left), runs)
+                work = pool.submit(session.fuzz, target, seed, min(slice_s, left), runs)
                 pending[work] = target
                 open_targets = [t for t in open_targets if t.progress() < 1]
             if not pending:

@@ -36,6 +36,16 @@ void CheckField(const ProtoWire& wire, const UnknownField& field) {
   FOX_CHECK(bits == field.fixed32());
 }
 
+// As protobuf itself writes the fields, they are accepted.
+void CheckWritten(const UnknownFieldSet& fields) {
+  std::string written;
+  FOX_CHECK(fields.SerializeToString(&written));
+  ProtoWire wire(written, 0, written.size());
+  int count = 0;
+  while (wire.Next()) CheckField(wire, fields.field(count++));
+  FOX_CHECK(!wire.malformed() && count == fields.field_count());
+}
+
 // Messages in messages, as far as they read as such.
 void WalkMessages(ProtoWire wire, int depth) {
   while (wire.Next()) {
@@ -62,6 +72,7 @@ void Fuzz(const std::string& bytes) {
     FOX_CHECK(valid && count == fields.field_count());
     FOX_CHECK(joined == bytes);
   }
+  if (valid && !HasGroup(fields)) CheckWritten(fields);
   WalkMessages(ProtoWire(bytes, 0, bytes.size()), 4);
 }
 

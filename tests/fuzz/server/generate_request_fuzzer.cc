@@ -1,6 +1,8 @@
 // Messages of fox.v1 to what the engine takes. The first byte chooses a GenerateRequest or a
 // ScoreRequest, in its bytes or of fields that the input chooses, with or without a tokenizer.
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "fox/v1/inference.pb.h"
 #include "tests/fuzz/fuzz_input.h"
@@ -20,11 +22,21 @@ bool Read(FuzzInput& in, bool raw, Message* message) {
   return message->ParseFromString(bytes);
 }
 
-void Check(const absl::StatusOr<GenerationSpec>& spec, const absl::StatusOr<GenerationSpec>& again,
-           bool seeded, const ConversionContext& context) {
+template <class Message>
+void Check(const Message& request, const absl::StatusOr<GenerationSpec>& spec,
+           const absl::StatusOr<GenerationSpec>& again, bool seeded,
+           const ConversionContext& context) {
   FOX_CHECK(spec.status() == again.status());
   if (!spec.ok()) return CheckRefusal(spec.status());
   CheckSpec(*spec, context);
+  const std::vector<int32_t>& prompt = spec->sequences.front().prompt;
+  FOX_CHECK(!request.has_truncate_prompt_tokens() ||
+            prompt.size() <= request.truncate_prompt_tokens());
+  if (request.has_token_ids()) {  // those at the end stay
+    const auto& ids = request.token_ids().ids();
+    FOX_CHECK(std::equal(prompt.rbegin(), prompt.rend(), ids.rbegin(),
+                         [](int32_t a, uint32_t b) { return static_cast<uint32_t>(a) == b; }));
+  }
   FOX_CHECK(SameWork(*spec, *again, seeded));
 }
 
@@ -36,13 +48,13 @@ void Fuzz(FuzzInput in) {
   if (score) {
     v1::ScoreRequest request;
     if (!Read(in, raw, &request)) return;
-    Check(ConvertScore(request, context), ConvertScore(request, context), true, context);
+    Check(request, ConvertScore(request, context), ConvertScore(request, context), true, context);
     return;
   }
   v1::GenerateRequest request;
   if (!Read(in, raw, &request)) return;
-  Check(ConvertGenerate(request, stream, context), ConvertGenerate(request, stream, context),
-        request.sampling().has_seed(), context);
+  Check(request, ConvertGenerate(request, stream, context),
+        ConvertGenerate(request, stream, context), request.sampling().has_seed(), context);
 }
 
 }  // namespace
