@@ -300,6 +300,14 @@ std::vector<RequestOutput> Engine::Step(Seconds now) {
   return outputs;
 }
 
+std::vector<RequestOutput> Engine::Probe(Seconds now) {
+  std::vector<RequestOutput> outputs;
+  if (!state_->fatal.ok()) return outputs;
+  const absl::Status status = state_->executor.Probe();
+  if (!status.ok()) state_->Fail(status, now, &outputs);
+  return outputs;
+}
+
 bool Engine::HasWork() const { return state_->fatal.ok() && !state_->idle; }
 
 Seconds Engine::NextDeadline() const {

@@ -49,6 +49,9 @@ class Engine {
   // is kept: fatal(); plans in flight are abandoned.
   std::vector<RequestOutput> Step(Seconds now);
 
+  // For when there is no work: an executor that has failed meanwhile is found out, as Step would.
+  std::vector<RequestOutput> Probe(Seconds now);
+
   // Whether Step would do something: work, a plan in flight, or a cancellation to deliver.
   // NextDeadline: when Step has something to do even without work, at the earliest.
   bool HasWork() const;

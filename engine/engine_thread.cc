@@ -20,7 +20,7 @@
 namespace fox {
 namespace {
 
-constexpr Seconds kLongestWait = 0.1;  // between heartbeats
+constexpr Seconds kLongestWait = 0.04;  // between heartbeats, when the executor is probed
 
 struct SubmitCommand {
   std::vector<Request> requests;
@@ -46,7 +46,7 @@ struct EngineThread::Impl {
   // False: the thread is stopping, and the command was dropped.
   bool Push(Command command);
   void Loop();
-  void Step();
+  void Report(std::vector<RequestOutput> outputs);
   std::vector<Command> TakeCommands(Acknowledgements* acknowledgements);
   void ExecuteCommands();
   void Execute(Command& command);
@@ -106,7 +106,8 @@ void EngineThread::Impl::Loop() {
       const MutexLock lock(mutex);
       if (stopping) break;
     }
-    if (engine->HasWork() || engine->NextDeadline() <= clock()) Step();
+    const bool works = engine->HasWork() || engine->NextDeadline() <= clock();
+    Report(works ? engine->Step(clock()) : engine->Probe(clock()));
     EndBatch();
   }
   EndAll();
@@ -119,8 +120,7 @@ void EngineThread::Impl::Loop() {
   stopped_changed.NotifyAll();
 }
 
-void EngineThread::Impl::Step() {
-  std::vector<RequestOutput> outputs = engine->Step(clock());
+void EngineThread::Impl::Report(std::vector<RequestOutput> outputs) {
   Publish();
   Deliver(std::move(outputs));
 }

@@ -57,7 +57,7 @@ class EngineThread {
 
   // A copy of the engine's counters, at most one step old.
   EngineStats stats() const;
-  // Seconds since the loop last turned; grows when a step hangs. The loop turns at least each 100
+  // Seconds since the loop last turned; grows when a step hangs. The loop turns at least each 40
   // ms.
   double HeartbeatAge() const;
   // Not ok after an executor failure; the process should end.

@@ -100,6 +100,11 @@ absl::Status ModelRunner::Health() const {
   return absl::UnavailableError(absl::StrCat("device: ", queue_->error()));
 }
 
+absl::Status ModelRunner::Probe() {
+  if (queue_ != nullptr) queue_->Probe();
+  return Health();
+}
+
 absl::Status ModelRunner::Submit(const StepPlan& plan) {
   if (absl::Status status = Health(); !status.ok()) return status;
   FOX_CHECK(static_cast<int>(in_flight_.size()) < limits_.depth);

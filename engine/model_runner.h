@@ -54,6 +54,7 @@ class ModelRunner : public StepExecutor {
   const ExecutorLimits& limits() const override { return limits_; }
   absl::Status Submit(const StepPlan& plan) override;
   absl::StatusOr<StepResult> Collect() override;
+  absl::Status Probe() override;
 
   // Captures the decode graphs of all shapes now instead of when they are first needed. REQUIRES:
   // no plan was submitted yet.

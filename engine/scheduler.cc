@@ -61,8 +61,8 @@ void Scheduler::Resume(Sequence* sequence, Seconds now) {
   waiting_.Add(sequence, now);
 }
 
-Work Scheduler::RunningWork() const {
-  Work work;
+std::vector<Work> Scheduler::RunningWork() const {
+  std::vector<Work> work;
   for (const Sequence* sequence : running_) {
     // Of one token the sequence is expected to sample the next; that is decoding.
     const int64_t prefill = sequence->remaining() > 1 ? sequence->remaining() : 0;
@@ -74,7 +74,7 @@ Work Scheduler::RunningWork() const {
     if (window > 0 && ahead >= sequence->acknowledged) {
       left = std::min(left, static_cast<double>(window - ahead));
     }
-    work.Add({static_cast<double>(prefill), std::max(left, 1.0), 1});
+    work.push_back({static_cast<double>(prefill), std::max(left, 1.0), 1});
   }
   return work;
 }

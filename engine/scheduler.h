@@ -79,7 +79,7 @@ class Scheduler {
   const WaitingQueue& waiting() const { return waiting_; }
   // How many run at once.
   int64_t seats() const { return max_running_; }
-  Work RunningWork() const;
+  std::vector<Work> RunningWork() const;
 
  private:
   // What is left in the plan being made.

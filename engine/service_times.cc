@@ -2,6 +2,8 @@
 #include "engine/service_times.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 
 #include "kernels/paged_kv.h"
 
@@ -77,15 +79,37 @@ Seconds ServiceTimes::Service(int64_t prompt_tokens, int64_t max_tokens) const {
 }
 
 // All that is there, less what is still running when the request starts: half of the work of its
-// neighbours, if they came one after another.
-Seconds ServiceTimes::Wait(const Work& running, const Work& ahead, int64_t seats) const {
-  Work all = running;
-  all.Add(ahead);
+// neighbours, if they came one after another. Sooner where enough of those that run end before.
+Seconds ServiceTimes::Wait(const std::vector<Work>& running, const Work& ahead,
+                           int64_t seats) const {
+  Work all = ahead;
+  for (const Work& one : running) all.Add(one);
   if (all.requests < static_cast<double>(seats)) {  // it shares the steps of those that run
     return ahead.prefill_tokens * prefill_ * std::min(slowdown_, kOutlier);
   }
   const double half_of_neighbours = 0.5 * static_cast<double>(seats - 1) / all.requests;
-  return Cost(all) * (1 - half_of_neighbours);
+  const Seconds wait = Cost(all) * (1 - half_of_neighbours);
+  const double ends = std::ceil(all.requests - static_cast<double>(seats)) + 1;
+  if (ends > static_cast<double>(running.size())) return wait;
+  return std::min(wait, EndOf(running, static_cast<size_t>(ends)));
+}
+
+// Prompts are computed from the shortest on with half of a step's tokens; the oldest, whichever it
+// is, has the others.
+Seconds ServiceTimes::EndOf(std::vector<Work> running, size_t number) const {
+  std::sort(running.begin(), running.end(),
+            [](const Work& a, const Work& b) { return a.prefill_tokens < b.prefill_tokens; });
+  double all = 0, prompts = 0;
+  for (const Work& one : running) all += one.prefill_tokens;
+  std::vector<Seconds> ends;
+  for (const Work& one : running) {
+    prompts += one.prefill_tokens;
+    const double computed = std::min(2 * prompts, all);
+    ends.push_back(computed * prefill_ * std::min(slowdown_, kOutlier) + one.decode_tokens * step_);
+  }
+  const auto end = ends.begin() + static_cast<std::ptrdiff_t>(number) - 1;
+  std::nth_element(ends.begin(), end, ends.end());
+  return *end;
 }
 
 }  // namespace fox

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "engine/request.h"
 
@@ -51,8 +53,9 @@ class ServiceTimes {
   int64_t GuestTurn() const;
   // What requests took lately from start to end.
   Seconds mean_service() const { return mean_service_; }
-  // Until a request starts that comes behind `ahead`, beside `running`, over so many seats.
-  Seconds Wait(const Work& running, const Work& ahead, int64_t seats) const;
+  // Until a request starts that comes behind `ahead`, beside `running`, one by one, over so many
+  // seats.
+  Seconds Wait(const std::vector<Work>& running, const Work& ahead, int64_t seats) const;
 
  private:
   static constexpr int64_t kFewSteps = 8;
@@ -60,6 +63,8 @@ class ServiceTimes {
   static constexpr int64_t kLongestTurn = 256;  // a step that was held up is not held against them
 
   void RecordTokens(int64_t generated);
+  // Of `running`: until so many of them have ended; at least 1, at most all.
+  Seconds EndOf(std::vector<Work> running, size_t number) const;
   Seconds Cost(const Work& work) const {
     return work.prefill_tokens * prefill_ + work.decode_tokens * decode_;
   }

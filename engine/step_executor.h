@@ -56,6 +56,8 @@ class StepExecutor {
   virtual absl::Status Submit(const StepPlan& plan) = 0;
   // Waits for the oldest plan that is not collected. REQUIRES: there is one.
   virtual absl::StatusOr<StepResult> Collect() = 0;
+  // Whether it has failed since the last call, for when there is nothing to run. Does not wait.
+  virtual absl::Status Probe() { return absl::OkStatus(); }
 
   absl::StatusOr<StepResult> Run(const StepPlan& plan) {
     if (absl::Status status = Submit(plan); !status.ok()) return status;

@@ -48,6 +48,8 @@ class DeviceQueue {
   virtual std::unique_ptr<Graph> Capture(Stream stream, const std::function<void()>& work) = 0;
   // Null while all is well.
   virtual const char* error() const = 0;
+  // Looks, without waiting, for an error that no call has reported yet.
+  virtual void Probe() {}
   // Device memory, bytes.
   virtual size_t free_bytes() const = 0;
   virtual size_t total_bytes() const = 0;

@@ -36,6 +36,7 @@ namespace {
 
 constexpr double kFailureGraceSeconds = 0.2;
 constexpr double kLastHttpWrites = 0.1;  // beside the time that gRPC's take
+constexpr double kOpenSeconds = 20;      // for all ports
 constexpr double kStopSeconds = 0.9;     // after the grace: the last writes, threads that end
 
 constexpr const char* kUsage =
@@ -229,6 +230,7 @@ int Serve(const ServerFlags& flags, LoadedModel model, const StepMetrics& steps,
                   limits);
   const std::unique_ptr<MetricsServer> metrics = std::move(doors.metrics);
   if (metrics != nullptr) metrics->Expose(core, steps);
+  EndWithin(kOpenSeconds, kExitConfiguration);  // gRPC waits for ever for a thread that is missing
   GrpcServerOptions port = flags.grpc;
   port.tls = doors.tls;
   absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(
@@ -242,11 +244,6 @@ int Serve(const ServerFlags& flags, LoadedModel model, const StepMetrics& steps,
     engine.Stop();
     return ExitWithConfigError(server.status());
   }
-  EndOnAbort(kExitEngineFailed);
-  if (metrics != nullptr) {
-    PrintListening("listening for Prometheus on", flags.metrics.host, metrics->port());
-  }
-  PrintListening("listening on", flags.grpc.listen.host, (*server)->port());
   OpenAiService openai(core, [&server] { return (*server)->serving(); });
   const std::unique_ptr<HttpServer> http = std::move(doors.http);
   if (http != nullptr) {
@@ -255,6 +252,15 @@ int Serve(const ServerFlags& flags, LoadedModel model, const StepMetrics& steps,
       http->AddPage(asset.path, {200, asset.content_type, PageHeaders(), std::string(asset.body)});
     }
     http->Start();
+  }
+  // Every thread runs: what fails from now on fails a server that serves.
+  CancelEnd();
+  EndOnAbort(kExitEngineFailed);
+  if (metrics != nullptr) {
+    PrintListening("listening for Prometheus on", flags.metrics.host, metrics->port());
+  }
+  PrintListening("listening on", flags.grpc.listen.host, (*server)->port());
+  if (http != nullptr) {
     PrintListening("listening for HTTP on", flags.http.listen.host, http->port());
   }
 
@@ -332,7 +338,6 @@ void LimitHeap() {
 int Main(const std::vector<std::string>& arguments) {
   LimitHeap();
   SignalHandler signals;
-  EndOnAbort(kExitConfiguration);  // until it serves
   const int code = Run(arguments, &signals);
   FlushLog(/*seconds=*/0.5);
   return code;
@@ -342,5 +347,6 @@ int Main(const std::vector<std::string>& arguments) {
 }  // namespace fox
 
 int main(int argc, char** argv) {
+  fox::EndOnAbort(fox::kExitConfiguration);  // until it serves
   return fox::Main(std::vector<std::string>(argv + 1, argv + argc));
 }

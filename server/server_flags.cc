@@ -144,7 +144,9 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
 
 void RegisterSecurity(ServerFlags* f, FlagSet* set) {
   set->Group("Security");
-  set->Bool("allow-insecure-remote", "permit a host that is not loopback, without encryption",
+  set->Bool("allow-insecure-remote",
+            "permit a host that is not loopback without encryption, or without tokens and required "
+            "client certificates",
             &f->allow_insecure_remote);
   set->String("ssl-certfile", "FILE", "serve TLS with this certificate chain, PEM [plain text]",
               &f->tls.certificate);
@@ -324,6 +326,11 @@ absl::Status CompleteServerFlags(ServerFlags* flags) {
   if (flags->metrics.port >= 0) {
     status.Update(
         CheckHost("--metrics-host", flags->metrics.host, flags->allow_insecure_remote, kNoTls));
+  }
+  if (!flags->allow_insecure_remote && StrangersMayCall(*flags)) {
+    status.Update(absl::InvalidArgumentError(
+        "--host: not a loopback address, and whoever connects would be served; give --api-key-file "
+        "or --ssl-ca-certs, put a proxy in front or give --allow-insecure-remote"));
   }
   return status;
 }

@@ -4,6 +4,11 @@
 #include <cstring>
 
 namespace fox {
+namespace {
+
+constexpr unsigned kMaxBits = 70, kMaxShortBits = 35;  // 10 and 5 bytes: as many as protobuf takes
+
+}  // namespace
 
 bool ProtoWire::Fail() {
   malformed_ = true;
@@ -11,9 +16,9 @@ bool ProtoWire::Fail() {
   return false;
 }
 
-bool ProtoWire::ReadVarint(uint64_t* value) {
+bool ProtoWire::ReadVarint(unsigned max_bits, uint64_t* value) {
   *value = 0;
-  for (unsigned shift = 0; shift < 70; shift += 7) {
+  for (unsigned shift = 0; shift < max_bits; shift += 7) {
     if (at_ == end_) return Fail();
     const auto byte = static_cast<uint8_t>(data_[at_++]);
     if (shift < 64) *value |= static_cast<uint64_t>(byte & 0x7Fu) << shift;
@@ -26,17 +31,17 @@ bool ProtoWire::Next() {
   if (at_ == end_) return false;
   field_begin_ = at_;
   uint64_t tag = 0;
-  if (!ReadVarint(&tag)) return false;
+  if (!ReadVarint(kMaxShortBits, &tag)) return false;
   if (tag > UINT32_MAX || (tag >> 3) == 0) return Fail();
   field_ = static_cast<uint32_t>(tag >> 3);
   wire_type_ = static_cast<uint32_t>(tag & 7);
-  if (wire_type_ == 0) return ReadVarint(&value_);
+  if (wire_type_ == 0) return ReadVarint(kMaxBits, &value_);
   uint64_t length = 0;
   if (wire_type_ == 1) {
     length = 8;
   } else if (wire_type_ == 5) {
     length = 4;
-  } else if (wire_type_ != 2 || !ReadVarint(&length)) {
+  } else if (wire_type_ != 2 || !ReadVarint(kMaxShortBits, &length)) {
     return Fail();
   }
   if (length > end_ - at_) return Fail();

@@ -31,7 +31,7 @@ class ProtoWire {
   ProtoWire AsMessage() const { return {data_, begin_, at_}; }  // of bytes
 
  private:
-  bool ReadVarint(uint64_t* value);
+  bool ReadVarint(unsigned max_bits, uint64_t* value);
   bool Fail();
 
   const std::string& data_;

@@ -33,6 +33,13 @@ bool IsSet(const Json& json, const char* key) {
   return it != json.end() && !it->is_null();
 }
 
+// A field of an object; null: there is none.
+const Json* Find(const Json* json, const std::string& key) {
+  if (json == nullptr) return nullptr;
+  const auto it = json->find(key);
+  return it == json->end() ? nullptr : &*it;
+}
+
 // The steps of a part: the part itself, or what its Sequence lists under `list`.
 absl::StatusOr<std::vector<const Json*>> StepsOf(const Json& part, const char* name,
                                                  const char* list) {
@@ -149,9 +156,10 @@ absl::Status ReadTemplate(const Json& step, BpeDefinition* definition) {
     const auto special = piece.find("SpecialToken");
     if (special == piece.end()) return Malformed("TemplateProcessing");
     const std::string name = ReadString(*special, "id").value_or("");
-    const Json::json_pointer path = Json::json_pointer("/special_tokens") / name / "ids";
-    if (!step.contains(path) || !step.at(path).is_array()) return Malformed("TemplateProcessing");
-    for (const Json& entry : step.at(path)) {
+    // Not by a JSON pointer: a name of many digits is an index to it, and throws.
+    const Json* ids = Find(Find(Find(&step, "special_tokens"), name), "ids");
+    if (ids == nullptr || !ids->is_array()) return Malformed("TemplateProcessing");
+    for (const Json& entry : *ids) {
       const std::optional<int32_t> id = ReadId(entry);
       if (!id.has_value()) return Malformed("TemplateProcessing");
       (behind ? definition->suffix : definition->prefix).push_back(*id);

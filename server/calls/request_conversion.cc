@@ -17,8 +17,8 @@ namespace {
 
 constexpr size_t kMaxRequestIdBytes = 256;
 constexpr uint32_t kMaxStreamInterval = 1024;
-constexpr int kMaxStops = 16;
 constexpr size_t kMaxStopBytes = 256;
+constexpr int kMaxIdsToDetokenize = 1 << 20;
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
@@ -301,6 +301,19 @@ absl::StatusOr<std::vector<int32_t>> TokenizeText(const std::string& text, bool 
     return Invalid(absl::StrCat(field, ": contains a NUL character"));
   }
   return context.tokenizer->Encode(text, add_special);
+}
+
+absl::StatusOr<std::string> DetokenizeIds(const google::protobuf::RepeatedField<uint32_t>& ids,
+                                          bool skip_special, const char* field,
+                                          const ConversionContext& context) {
+  if (context.tokenizer == nullptr) return NoTokenizer(field);
+  if (ids.size() > kMaxIdsToDetokenize) {
+    return Invalid(absl::StrCat(field, ": at most ", kMaxIdsToDetokenize, " ids"));
+  }
+  std::vector<int32_t> checked;
+  absl::Status status = ConvertIds(ids, field, context.tokenizer->info().vocab_size, &checked);
+  if (!status.ok()) return status;
+  return Detokenize(*context.tokenizer, checked, skip_special);
 }
 
 absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& request, bool stream,

@@ -15,6 +15,8 @@
 
 namespace fox {
 
+inline constexpr int kMaxStops = 16;  // stop strings
+
 // One call, ready to run.
 struct GenerationSpec {
   std::string request_id;
@@ -50,6 +52,10 @@ absl::Status ConvertIds(const google::protobuf::RepeatedField<uint32_t>& in, con
 absl::StatusOr<std::vector<int32_t>> TokenizeText(const std::string& text, bool add_special,
                                                   const char* field,
                                                   const ConversionContext& context);
+// The way back, of at most 2^20 ids.
+absl::StatusOr<std::string> DetokenizeIds(const google::protobuf::RepeatedField<uint32_t>& ids,
+                                          bool skip_special, const char* field,
+                                          const ConversionContext& context);
 
 v1::AcpMode ToWire(AcpMode mode);
 

@@ -13,6 +13,7 @@ namespace fox {
 namespace {
 
 constexpr int64_t kHeldPerByte = 4;  // the message, parsed, and as tokens
+constexpr size_t kMaxTextsQueued = 256;
 
 // Of what CheckQueue says.
 RefusalReason ReasonOf(const absl::Status& status) {
@@ -30,12 +31,23 @@ ServerCore::ServerCore(EngineThread& engine_thread, ModelConfig model_config,
       model(std::move(model_config)),
       context(std::move(conversion)),
       description(std::move(what)),
-      client_metadata(limits.client_metadata),
       access(limits.access),
+      client_metadata_(limits.client_metadata),
       calls_(limits.max_calls, limits.max_call_bytes),
       stalls_(limits.stall_timeout),
       delivery_(limits.delivery_threads) {
   engine.SetBatchEnd([this](Seconds now) { delivery_.Flush(now); });
+}
+
+CallInfo ServerCore::Describe(const char* method, const std::string& peer, const Header& header) {
+  CallInfo call;
+  call.method = method;
+  call.peer = peer;
+  call.client = ClientOf(peer, header);
+  const absl::string_view trace = header("traceparent");
+  call.trace = ParseTraceParent({trace.data(), trace.size()});
+  call.arrival = engine.Now();
+  return call;
 }
 
 absl::Status ServerCore::Admit(CallInfo* call, int64_t bytes) {
@@ -53,6 +65,14 @@ absl::Status ServerCore::TakeShare(CallInfo* call, int64_t bytes) {
   }
   call->share = *std::move(share);
   return absl::OkStatus();
+}
+
+absl::Status ServerCore::AdmitTokenizing(CallInfo* call, int64_t bytes) {
+  absl::Status status = TakeShare(call, bytes);
+  if (!status.ok() || tokenizing_.queued() < kMaxTextsQueued) return status;
+  status = absl::ResourceExhaustedError("too many texts wait to be tokenized");
+  refusals_.Add(*call, RefusalReason::kQueue, status, call->arrival);
+  return status;
 }
 
 absl::Status ServerCore::CheckQueue(const CallInfo& call) const {
@@ -98,6 +118,12 @@ std::shared_ptr<RunningCall> ServerCore::Find(const std::string& request_id) con
   return found == running_.end() ? nullptr : found->second;
 }
 
+bool ServerCore::Abort(const std::string& request_id) {
+  const std::shared_ptr<RunningCall> call = Find(request_id);
+  if (call != nullptr) call->Cancel(absl::OkStatus());
+  return call != nullptr;
+}
+
 bool ServerCore::Idle() const {
   if (calls_.calls() > 0 || admitting_ > 0 || !engine.idle()) return false;
   const MutexLock lock(mutex_);
@@ -134,9 +160,10 @@ double ServerCore::UptimeSeconds() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
 }
 
-uint64_t ServerCore::ClientOf(const std::string& peer, absl::string_view name,
-                              absl::string_view authorization) {
-  if (!client_metadata.empty() && !name.empty()) return absl::HashOf('m', name);
+uint64_t ServerCore::ClientOf(const std::string& peer, const Header& header) {
+  const absl::string_view name = client_metadata_.empty() ? "" : header(client_metadata_);
+  if (!name.empty()) return absl::HashOf('m', name);
+  const absl::string_view authorization = header("authorization");
   if (const std::optional<uint64_t> verified = access->ClientOf(authorization)) return *verified;
   const bool bearer = absl::StartsWithIgnoreCase(authorization, "bearer ");
   return clients_.Of(peer, bearer ? authorization : "");

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -65,6 +66,12 @@ class ServerCore {
   ServerCore(EngineThread& engine, ModelConfig model, ConversionContext context,
              ServerDescription description, const ServerLimits& limits = {});
 
+  // A call of `method` (of static life) as it arrives from `peer`: without a share, and without a
+  // deadline. `header`: the value of its metadata entry or header of that name, "" if there is
+  // none.
+  using Header = std::function<absl::string_view(const std::string& name)>;
+  CallInfo Describe(const char* method, const std::string& peer, const Header& header);
+
   // Lets a generation of `bytes` on the wire in, before it is parsed: gives `call` its share of the
   // budget. A refusal costs nothing, is counted and logged. Unavailable: draining;
   // DeadlineExceeded: it has passed; ResourceExhausted: calls or bytes are used up, or this client
@@ -72,6 +79,9 @@ class ServerCore {
   absl::Status Admit(CallInfo* call, int64_t bytes);
   // The same for a call that does not go to the engine.
   absl::Status TakeShare(CallInfo* call, int64_t bytes);
+  // The same for one whose work is posted to tokenizing(); ResourceExhausted also where too much
+  // waits there.
+  absl::Status AdmitTokenizing(CallInfo* call, int64_t bytes);
   // Calls that Admit and TakeShare refused.
   const RefusalLog& refusals() const { return refusals_; }
   // The life of a call: BeginAdmission, Enter once its id is known, EndAdmission once the engine
@@ -82,6 +92,8 @@ class ServerCore {
   void Leave(const std::string& request_id);
   // The running call of this id, or null.
   std::shared_ptr<RunningCall> Find(const std::string& request_id) const;
+  // Ends the call of this id, which then finishes with ABORT. False: none is running.
+  bool Abort(const std::string& request_id);
 
   // When a refused client should come back.
   int64_t RetryAfterMs() const;
@@ -97,10 +109,6 @@ class ServerCore {
   // Ends what runs without the engine, for one that hangs.
   void AbandonAll(const absl::Status& status);
   double UptimeSeconds() const;
-  // Who a call's client is: whom a trusted gateway names (`name`: the value of client_metadata),
-  // else the owner of its token, else what client_names.h says. "": there is none.
-  uint64_t ClientOf(const std::string& peer, absl::string_view name,
-                    absl::string_view authorization);
 
   // What calls hold from before their message is parsed until the library has let them go.
   CallBudget& calls() { return calls_; }
@@ -116,13 +124,15 @@ class ServerCore {
   const ModelConfig model;
   const ConversionContext context;
   const ServerDescription description;
-  const std::string client_metadata;  // ServerLimits'
   const std::shared_ptr<Access> access;
 
  private:
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   absl::Status CheckQueue(const CallInfo& call) const;
+  // Whom a trusted gateway names, else the owner of the token, else what client_names.h says.
+  uint64_t ClientOf(const std::string& peer, const Header& header);
 
+  const std::string client_metadata_;  // ServerLimits'
   std::atomic<int64_t> admitting_{0};  // calls between BeginAdmission and the engine's answer
   ClientNames clients_;
   RefusalLog refusals_;

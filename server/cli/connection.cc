@@ -75,6 +75,23 @@ absl::Status Connection::Parse(const std::vector<std::string>& arguments, FlagSe
   return status;
 }
 
+std::optional<int> Connection::Begin(const char* usage, const std::vector<std::string>& arguments,
+                                     FlagSet* flags, size_t most) {
+  bool help = false;
+  Register(flags);
+  flags->Action("help", "print this and exit", &help);
+  const absl::Status status = Parse(arguments, flags);
+  if (!status.ok()) return UsageError(status.message());
+  if (help) {
+    std::printf("usage: fox-cli %s [flags]\n\n%s", usage, flags->Help().c_str());
+    return kExitOk;
+  }
+  if (flags->positional().size() > most) {
+    return UsageError("unexpected argument " + flags->positional()[most].substr(0, 64));
+  }
+  return std::nullopt;
+}
+
 std::shared_ptr<grpc::Channel> Connection::Open() const {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
@@ -114,8 +131,8 @@ int Report(const grpc::Status& status, const grpc::ClientContext& context) {
   return kExitFailed;
 }
 
-int UsageError(const std::string& message) {
-  std::fprintf(stderr, "fox-cli: %s\n", message.c_str());
+int UsageError(absl::string_view message) {
+  std::fprintf(stderr, "fox-cli: %.*s\n", static_cast<int>(message.size()), message.data());
   return kExitUsage;
 }
 
@@ -140,8 +157,7 @@ absl::StatusOr<std::string> ReadArgument(const std::string& argument) {
   return std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
 }
 
-absl::StatusOr<std::vector<uint32_t>> ParseIds(const std::string& text) {
-  std::vector<uint32_t> ids;
+absl::Status ParseIds(const std::string& text, WireIds* ids) {
   const std::vector<std::string> parts =
       absl::StrSplit(text, absl::ByAnyChar(", \n\t"), absl::SkipEmpty());
   for (const std::string& part : parts) {
@@ -149,9 +165,9 @@ absl::StatusOr<std::vector<uint32_t>> ParseIds(const std::string& text) {
     if (!absl::SimpleAtoi(part, &id)) {
       return absl::InvalidArgumentError(absl::StrCat("\"", part, "\" is not a token id"));
     }
-    ids.push_back(id);
+    ids->Add(id);
   }
-  return ids;
+  return absl::OkStatus();
 }
 
 }  // namespace fox::cli

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "engine/flags/flag_set.h"
 #include "google/protobuf/message.h"
 #include "grpcpp/channel.h"
@@ -20,33 +22,56 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;  // the server answered with an error
 inline constexpr int kExitUsage = 2;
 
+// One line on standard error with the gRPC code's name. Returns the exit code.
+int Report(const grpc::Status& status, const grpc::ClientContext& context);
+int UsageError(absl::string_view message);
+
 struct Connection {
   std::string target = "127.0.0.1:50051";
   double timeout_s = 0;  // 0: none
 
-  void Register(FlagSet* flags);
-  // FlagSet::Parse, without an environment but FOX_API_KEY, and the files that the flags name.
-  absl::Status Parse(const std::vector<std::string>& arguments, FlagSet* flags);
+  // How a command begins: parses its arguments by `flags`, to which it adds the connection's and
+  // --help, and reads the files they name. An exit code: the command is over; it was reported.
+  // `usage`: the command and its arguments; more positional ones than `most` are an error.
+  std::optional<int> Begin(const char* usage, const std::vector<std::string>& arguments,
+                           FlagSet* flags, size_t most = 1);
   std::shared_ptr<grpc::Channel> Open() const;
   // The context of one call.
   std::unique_ptr<grpc::ClientContext> Call() const;
+  // One unary call of a service. Returns the exit code; an error is reported.
+  template <class Stub, class Request, class Response>
+  int Ask(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+          const Request& request, Response* response) const {
+    const std::unique_ptr<grpc::ClientContext> context = Call();
+    return Report((stub.*method)(context.get(), request, response), *context);
+  }
 
  private:
+  void Register(FlagSet* flags);
+  // FlagSet::Parse, without an environment but FOX_API_KEY.
+  absl::Status Parse(const std::vector<std::string>& arguments, FlagSet* flags);
+
   bool tls_ = false;
   std::string authorities_, certificate_, key_, server_name_, api_key_file_;  // files but the name
   grpc::SslCredentialsOptions pem_;                                           // what they hold
   std::string token_;
 };
 
-// One line on standard error with the gRPC code's name. Returns the exit code.
-int Report(const grpc::Status& status, const grpc::ClientContext& context);
-int UsageError(const std::string& message);
-
 void PrintJson(const google::protobuf::Message& message);
 
 // The text an argument stands for: itself, a file after `@`, standard input for `-`.
 absl::StatusOr<std::string> ReadArgument(const std::string& argument);
+using WireIds = google::protobuf::RepeatedField<uint32_t>;
 // Ids separated by commas or spaces.
-absl::StatusOr<std::vector<uint32_t>> ParseIds(const std::string& text);
+absl::Status ParseIds(const std::string& text, WireIds* ids);
+// The prompt of a request: ReadArgument's text, or the ids in it.
+template <class Request>
+absl::Status SetPrompt(const std::string& argument, bool is_ids, Request* request) {
+  const absl::StatusOr<std::string> text = ReadArgument(argument);
+  if (!text.ok()) return text.status();
+  if (is_ids) return ParseIds(*text, request->mutable_token_ids()->mutable_ids());
+  request->set_text(*text);
+  return absl::OkStatus();
+}
 
 }  // namespace fox::cli

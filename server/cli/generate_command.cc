@@ -2,6 +2,7 @@
 // on standard error.
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <map>
 
@@ -18,9 +19,10 @@ struct GenerateFlags {
   int64_t priority = 0, queue_timeout_ms = 0;
   double temperature = 1, top_p = 1, min_p = 0, repetition_penalty = 1, log_tolerance = 0;
   std::vector<std::string> stop;
-  std::string acp = "server", request_id;
+  v1::AcpMode acp = v1::ACP_MODE_UNSPECIFIED;  // the server's
+  std::string request_id;
   bool ids_in = false, ids_out = false, json = false, stats = false, ignore_eos = false;
-  bool echo = false, help = false;
+  bool echo = false;
 };
 
 void Register(GenerateFlags* f, FlagSet* set) {
@@ -39,8 +41,12 @@ void Register(GenerateFlags* f, FlagSet* set) {
   set->Strings("stop", "TEXT", "text that ends the completion", &f->stop);
   set->Bool("ignore-eos", "go on past the end of the text", &f->ignore_eos);
   set->Group("Pruning");
-  set->Choice("acp", {"server", "off", "paper", "certified"}, "stricter than the server's mode",
-              &f->acp);
+  set->Enum("acp",
+            {{"server", v1::ACP_MODE_UNSPECIFIED},
+             {"off", v1::OFF},
+             {"paper", v1::PAPER},
+             {"certified", v1::CERTIFIED}},
+            "stricter than the server's mode", &f->acp);
   set->Double("log-tolerance", "X", "stricter than the server's", -1e6, 0, &f->log_tolerance);
   set->Group("Output");
   set->Bool("stats", "times, pages and the certificate, on standard error", &f->stats);
@@ -54,8 +60,6 @@ void Register(GenerateFlags* f, FlagSet* set) {
   set->String("request-id", "ID", "name of the request [a UUID]", &f->request_id);
   set->Int("priority", "N", "lower runs earlier", INT32_MIN, INT32_MAX, &f->priority);
   set->Int("queue-timeout-ms", "N", "longest wait; 0: none", 0, UINT32_MAX, &f->queue_timeout_ms);
-  f->connection.Register(set);
-  set->Action("help", "print this and exit", &f->help);
 }
 
 void FillSampling(const GenerateFlags& f, const FlagSet& set, v1::Sampling* out) {
@@ -72,15 +76,8 @@ void FillSampling(const GenerateFlags& f, const FlagSet& set, v1::Sampling* out)
 
 absl::StatusOr<v1::GenerateRequest> BuildRequest(const GenerateFlags& f, const FlagSet& set) {
   v1::GenerateRequest request;
-  absl::StatusOr<std::string> prompt = ReadArgument(set.positional()[0]);
-  if (!prompt.ok()) return prompt.status();
-  if (f.ids_in) {
-    absl::StatusOr<std::vector<uint32_t>> ids = ParseIds(*prompt);
-    if (!ids.ok()) return ids.status();
-    request.mutable_token_ids()->mutable_ids()->Add(ids->begin(), ids->end());
-  } else {
-    request.set_text(*prompt);
-  }
+  absl::Status status = SetPrompt(set.positional()[0], f.ids_in, &request);
+  if (!status.ok()) return status;
   FillSampling(f, set, request.mutable_sampling());
   v1::Stopping* stopping = request.mutable_stopping();
   if (set.IsSet("max-tokens")) stopping->set_max_tokens(static_cast<uint32_t>(f.max_tokens));
@@ -92,9 +89,7 @@ absl::StatusOr<v1::GenerateRequest> BuildRequest(const GenerateFlags& f, const F
   if (set.IsSet("logprobs")) output->set_logprobs(static_cast<int32_t>(f.logprobs));
   if (f.echo) output->set_echo(true);
   if (f.stats) output->set_perf_metrics(true), output->set_acp_stats(true);
-  if (f.acp == "off") request.mutable_acp()->set_mode(v1::OFF);
-  if (f.acp == "paper") request.mutable_acp()->set_mode(v1::PAPER);
-  if (f.acp == "certified") request.mutable_acp()->set_mode(v1::CERTIFIED);
+  if (f.acp != v1::ACP_MODE_UNSPECIFIED) request.mutable_acp()->set_mode(f.acp);
   if (set.IsSet("log-tolerance")) {
     request.mutable_acp()->set_log_tolerance(static_cast<float>(f.log_tolerance));
   }
@@ -202,15 +197,12 @@ int Generate(const std::vector<std::string>& arguments) {
   GenerateFlags flags;
   FlagSet set;
   Register(&flags, &set);
-  absl::Status status = flags.connection.Parse(arguments, &set);
-  if (!status.ok()) return UsageError(std::string(status.message()));
-  if (flags.help) {
-    std::printf("usage: fox-cli generate PROMPT|@FILE|- [flags]\n\n%s", set.Help().c_str());
-    return kExitOk;
-  }
+  const std::optional<int> over =
+      flags.connection.Begin("generate PROMPT|@FILE|-", arguments, &set, /*most=*/SIZE_MAX);
+  if (over.has_value()) return *over;
   if (set.positional().size() != 1) return UsageError("generate needs one prompt (or @FILE, or -)");
   absl::StatusOr<v1::GenerateRequest> request = BuildRequest(flags, set);
-  if (!request.ok()) return UsageError(std::string(request.status().message()));
+  if (!request.ok()) return UsageError(request.status().message());
 
   std::unique_ptr<v1::Inference::Stub> stub = v1::Inference::NewStub(flags.connection.Open());
   std::unique_ptr<grpc::ClientContext> context = flags.connection.Call();

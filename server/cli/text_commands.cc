@@ -1,5 +1,6 @@
 // fox-cli score, tokenize and detokenize: one text or list of ids in, one answer out.
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 
 #include "fox/v1/inference.grpc.pb.h"
@@ -11,66 +12,41 @@ namespace fox::cli {
 namespace {
 
 struct TextFlags {
+  FlagSet set;
   Connection connection;
-  bool json = false, no_bos = false, ids = false, stats = false, help = false;
+  bool json = false, no_bos = false, ids = false, stats = false;
 };
 
-// Parses the flags and the one argument all three have. Returns true when the command is to run;
-// otherwise `exit_code` says how it ended.
-bool Prepare(const char* name, const char* what, const std::vector<std::string>& arguments,
-             TextFlags* flags, std::string* text, int* exit_code) {
-  FlagSet set;
+// Parses the flags and the one argument that all three have. An exit code: the command is over.
+std::optional<int> Begin(const std::string& name, const char* what,
+                         const std::vector<std::string>& arguments, TextFlags* flags) {
+  FlagSet& set = flags->set;
   set.Group("Options");
   set.Bool("json", "print the answer as JSON", &flags->json);
   set.Bool("no-bos", "do not add what the model expects in front", &flags->no_bos);
   set.Bool("prompt-ids", "score: the text is ids, separated by commas", &flags->ids);
   set.Bool("stats", "score: print each token", &flags->stats);
-  flags->connection.Register(&set);
-  set.Action("help", "print this and exit", &flags->help);
-  const absl::Status status = flags->connection.Parse(arguments, &set);
-  if (!status.ok()) {
-    *exit_code = UsageError(std::string(status.message()));
-    return false;
-  }
-  if (flags->help) {
-    std::printf("usage: fox-cli %s %s|@FILE|- [flags]\n\n%s", name, what, set.Help().c_str());
-    *exit_code = kExitOk;
-    return false;
-  }
-  if (set.positional().size() != 1) {
-    *exit_code = UsageError(std::string(name) + " needs one argument (or @FILE, or -)");
-    return false;
-  }
-  absl::StatusOr<std::string> read = ReadArgument(set.positional()[0]);
-  if (!read.ok()) {
-    *exit_code = UsageError(std::string(read.status().message()));
-    return false;
-  }
-  *text = *std::move(read);
-  return true;
+  const std::string usage = name + " " + what + "|@FILE|-";
+  const std::optional<int> over =
+      flags->connection.Begin(usage.c_str(), arguments, &set, /*most=*/SIZE_MAX);
+  if (over.has_value() || set.positional().size() == 1) return over;
+  return UsageError(name + " needs one argument (or @FILE, or -)");
 }
 
 }  // namespace
 
 int Score(const std::vector<std::string>& arguments) {
   TextFlags flags;
-  std::string text;
-  int exit_code = 0;
-  if (!Prepare("score", "TEXT", arguments, &flags, &text, &exit_code)) return exit_code;
+  const std::optional<int> over = Begin("score", "TEXT", arguments, &flags);
+  if (over.has_value()) return *over;
   v1::ScoreRequest request;
-  if (flags.ids) {
-    absl::StatusOr<std::vector<uint32_t>> ids = ParseIds(text);
-    if (!ids.ok()) return UsageError(std::string(ids.status().message()));
-    request.mutable_token_ids()->mutable_ids()->Add(ids->begin(), ids->end());
-  } else {
-    request.set_text(text);
-  }
+  const absl::Status read = SetPrompt(flags.set.positional()[0], flags.ids, &request);
+  if (!read.ok()) return UsageError(read.message());
   if (flags.no_bos) request.set_add_special_tokens(false);
   v1::ScoreResponse response;
-  std::unique_ptr<grpc::ClientContext> context = flags.connection.Call();
-  const grpc::Status status =
-      v1::Inference::NewStub(flags.connection.Open())->Score(context.get(), request, &response);
-  if (!status.ok()) return Report(status, *context);
+  const int code = flags.connection.Ask(*v1::Inference::NewStub(flags.connection.Open()),
+                                        &v1::Inference::Stub::Score, request, &response);
+  if (code != kExitOk) return code;
   if (flags.json) {
     PrintJson(response);
     return kExitOk;
@@ -90,17 +66,17 @@ int Score(const std::vector<std::string>& arguments) {
 
 int Tokenize(const std::vector<std::string>& arguments) {
   TextFlags flags;
-  std::string text;
-  int exit_code = 0;
-  if (!Prepare("tokenize", "TEXT", arguments, &flags, &text, &exit_code)) return exit_code;
+  const std::optional<int> over = Begin("tokenize", "TEXT", arguments, &flags);
+  if (over.has_value()) return *over;
+  const absl::StatusOr<std::string> text = ReadArgument(flags.set.positional()[0]);
+  if (!text.ok()) return UsageError(text.status().message());
   v1::TokenizeRequest request;
-  request.set_text(text);
+  request.set_text(*text);
   if (flags.no_bos) request.set_add_special_tokens(false);
   v1::TokenizeResponse response;
-  std::unique_ptr<grpc::ClientContext> context = flags.connection.Call();
-  const grpc::Status status =
-      v1::Tokenizer::NewStub(flags.connection.Open())->Tokenize(context.get(), request, &response);
-  if (!status.ok()) return Report(status, *context);
+  const int code = flags.connection.Ask(*v1::Tokenizer::NewStub(flags.connection.Open()),
+                                        &v1::Tokenizer::Stub::Tokenize, request, &response);
+  if (code != kExitOk) return code;
   if (flags.json) {
     PrintJson(response);
     return kExitOk;
@@ -114,18 +90,17 @@ int Tokenize(const std::vector<std::string>& arguments) {
 
 int Detokenize(const std::vector<std::string>& arguments) {
   TextFlags flags;
-  std::string text;
-  int exit_code = 0;
-  if (!Prepare("detokenize", "IDS", arguments, &flags, &text, &exit_code)) return exit_code;
-  absl::StatusOr<std::vector<uint32_t>> ids = ParseIds(text);
-  if (!ids.ok()) return UsageError(std::string(ids.status().message()));
+  const std::optional<int> over = Begin("detokenize", "IDS", arguments, &flags);
+  if (over.has_value()) return *over;
+  const absl::StatusOr<std::string> text = ReadArgument(flags.set.positional()[0]);
+  if (!text.ok()) return UsageError(text.status().message());
   v1::DetokenizeRequest request;
-  request.mutable_token_ids()->Add(ids->begin(), ids->end());
+  const absl::Status parsed = ParseIds(*text, request.mutable_token_ids());
+  if (!parsed.ok()) return UsageError(parsed.message());
   v1::DetokenizeResponse response;
-  std::unique_ptr<grpc::ClientContext> context = flags.connection.Call();
-  const grpc::Status status = v1::Tokenizer::NewStub(flags.connection.Open())
-                                  ->Detokenize(context.get(), request, &response);
-  if (!status.ok()) return Report(status, *context);
+  const int code = flags.connection.Ask(*v1::Tokenizer::NewStub(flags.connection.Open()),
+                                        &v1::Tokenizer::Stub::Detokenize, request, &response);
+  if (code != kExitOk) return code;
   if (flags.json) {
     PrintJson(response);
   } else {

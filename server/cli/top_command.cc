@@ -101,36 +101,15 @@ std::string Table(const v1::ServerInfo& server, const std::string& model, const 
       absl::StrFormat("engine      last turned %.2f s ago\n", load.heartbeat_age_s()));
 }
 
-// Reads what the table shows; the first error ends the command.
-class Reader {
- public:
-  explicit Reader(const Connection& connection)
-      : connection_(connection), stub_(v1::Info::NewStub(connection.Open())) {}
-
-  bool Read(v1::ServerInfo* server, Reading* reading) {
-    context_ = connection_.Call();
-    status_ = stub_->GetServerInfo(context_.get(), {}, server);
-    if (!status_.ok()) return false;
-    context_ = connection_.Call();
-    status_ = stub_->GetLoad(context_.get(), {}, &reading->load);
-    reading->when = Clock::now();
-    return status_.ok();
-  }
-  bool ReadModel(std::string* name) {
-    v1::ModelInfo model;
-    context_ = connection_.Call();
-    status_ = stub_->GetModelInfo(context_.get(), {}, &model);
-    *name = model.served_model_name();
-    return status_.ok();
-  }
-  int ReportError() const { return Report(status_, *context_); }
-
- private:
-  const Connection& connection_;
-  const std::unique_ptr<v1::Info::Stub> stub_;
-  std::unique_ptr<grpc::ClientContext> context_;
-  grpc::Status status_;
-};
+// Reads what the table shows. Returns the exit code; an error is reported.
+int Read(const Connection& connection, v1::Info::Stub& stub, v1::ServerInfo* server,
+         Reading* reading) {
+  const int code = connection.Ask(stub, &v1::Info::Stub::GetServerInfo, {}, server);
+  if (code != kExitOk) return code;
+  const int loaded = connection.Ask(stub, &v1::Info::Stub::GetLoad, {}, &reading->load);
+  reading->when = Clock::now();
+  return loaded;
+}
 
 }  // namespace
 
@@ -139,31 +118,30 @@ int Top(const std::vector<std::string>& arguments) {
   Connection connection;
   connection.timeout_s = 5;
   double interval = 1;
-  bool help = false, once = false;
-  connection.Register(&set);
+  bool once = false;
   set.Double("interval", "SECONDS", "time between two looks", 0.1, 3600, &interval);
   set.Bool("once", "print one table and end", &once);
-  set.Action("help", "print this and exit", &help);
-  const absl::Status status = connection.Parse(arguments, &set);
-  if (!status.ok()) return UsageError(std::string(status.message()));
-  if (help) return std::printf("usage: fox-cli top [flags]\n\n%s", set.Help().c_str()) < 0;
-  if (!set.positional().empty()) {
-    return UsageError("unexpected argument " + set.positional()[0].substr(0, 64));
-  }
+  const std::optional<int> over = connection.Begin("top", arguments, &set, /*most=*/0);
+  if (over.has_value()) return *over;
   once = once || isatty(STDOUT_FILENO) == 0;
 
-  Reader reader(connection);
+  const std::unique_ptr<v1::Info::Stub> stub = v1::Info::NewStub(connection.Open());
+  v1::ModelInfo model;
   v1::ServerInfo server;
-  std::string model;
   Reading before, now;
-  if (!reader.ReadModel(&model) || !reader.Read(&server, &before)) return reader.ReportError();
-  for (;;) {  // until a signal ends it; rates need two readings
+  int code = connection.Ask(*stub, &v1::Info::Stub::GetModelInfo, {}, &model);
+  if (code == kExitOk) code = Read(connection, *stub, &server, &before);
+  while (code == kExitOk) {  // until a signal ends it; rates need two readings
     std::this_thread::sleep_for(std::chrono::duration<double>(interval));
-    if (!reader.Read(&server, &now)) return reader.ReportError();
-    std::printf("%s%s", once ? "" : kHome, Table(server, model, before, now).c_str());
-    if (std::fflush(stdout) != 0 || once) return once ? kExitOk : kExitFailed;
+    code = Read(connection, *stub, &server, &now);
+    if (code != kExitOk) break;
+    const std::string table = Table(server, model.served_model_name(), before, now);
+    std::printf("%s%s", once ? "" : kHome, table.c_str());
+    if (std::fflush(stdout) != 0) return once ? kExitOk : kExitFailed;
+    if (once) break;
     before = now;
   }
+  return code;
 }
 
 }  // namespace fox::cli

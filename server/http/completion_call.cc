@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/http/describe_request.h"
 #include "server/http/http_error.h"
 #include "server/http/windows_event.h"
 
@@ -29,9 +28,10 @@ struct CompletionCall::Prompt final : GenerationConsumer {
 };
 
 void CompletionCall::Start(ServerCore& core, const std::shared_ptr<HttpExchange>& exchange) {
-  CallInfo info = DescribeRequest("/v1/completions", exchange->request, core);
-  const absl::Status admitted =
-      core.Admit(&info, static_cast<int64_t>(exchange->request.body.size()));
+  const HttpRequest& request = exchange->request;
+  CallInfo info = core.Describe("/v1/completions", request.peer,
+                                [&](const std::string& name) { return request.Header(name); });
+  const absl::Status admitted = core.Admit(&info, static_cast<int64_t>(request.body.size()));
   if (!admitted.ok()) return exchange->Answer(ErrorAnswer(admitted, core.RetryAfterMs()));
   const uint64_t client = info.client;
   const int64_t bytes = info.share.bytes();
@@ -79,12 +79,8 @@ absl::Status CompletionCall::AdmitPrompts() {
   for (size_t i = 0; i < request_.prompts.size(); ++i) {
     auto prompt = std::make_unique<Prompt>();
     prompt->index = i;
-    prompt->info.method = info_.method;
-    prompt->info.peer = info_.peer;
-    prompt->info.client = info_.client;
-    prompt->info.deadline = info_.deadline;
-    prompt->info.arrival = info_.arrival;
-    prompt->info.trace = info_.trace;
+    prompt->info = {info_.method, info_.peer,    info_.client, info_.deadline,
+                    {},           info_.arrival, info_.trace};
     if (i == 0) {
       prompt->info.share = std::move(info_.share);
     } else {
@@ -122,7 +118,7 @@ void CompletionCall::Fail(const absl::Status& status) {
 
 absl::Status CompletionCall::Deliver(size_t prompt, const v1::GenerateDelta& event,
                                      RequestId sequence, int64_t tokens) {
-  Output output;
+  Action action;
   bool full = false, hangs = false;
   {
     const MutexLock lock(mutex_);
@@ -131,9 +127,9 @@ absl::Status CompletionCall::Deliver(size_t prompt, const v1::GenerateDelta& eve
     if (request_.stream && tokens > 0) pending_tokens_.emplace_back(sequence, tokens);
     full = !Hold(bytes);
     hangs = full && writing_;
-    if (!full) output = Next();
+    if (!full) action = Next();
   }
-  Perform(std::move(output));
+  Perform(action);
   if (hangs) exchange_->Abandon();  // what it holds is needed now
   return full ? AnswersUnread() : absl::OkStatus();
 }
@@ -154,7 +150,7 @@ int64_t CompletionCall::Take(size_t prompt, const v1::GenerateDelta& event) {
 }
 
 void CompletionCall::Done(size_t prompt, const absl::Status& status) {
-  Output output;
+  Action action;
   std::vector<std::shared_ptr<Generation>> cancelled;
   {
     const MutexLock lock(mutex_);
@@ -162,24 +158,24 @@ void CompletionCall::Done(size_t prompt, const absl::Status& status) {
     prompts_[prompt]->done = true;
     --running_;
     if (!status.ok()) cancelled = Cancel(status);
-    output = Next();
+    action = Next();
   }
   for (const auto& generation : cancelled) generation->Cancel(status);
-  Perform(std::move(output));
+  Perform(action);
 }
 
 void CompletionCall::OnWritten() {
-  Output output;
+  Action action;
   Tokens written;
   {
     const MutexLock lock(mutex_);
     writing_ = false;
     Hold(-std::exchange(writing_bytes_, 0));
     written = std::exchange(writing_tokens_, {});
-    output = Next();
+    action = Next();
   }
   for (const auto& [sequence, tokens] : written) core_.engine.Acknowledge(sequence, tokens);
-  Perform(std::move(output));
+  Perform(action);
 }
 
 void CompletionCall::OnClosed(const absl::Status& reason) {
@@ -192,21 +188,22 @@ void CompletionCall::OnClosed(const absl::Status& reason) {
   for (const auto& generation : cancelled) generation->Cancel(reason);
 }
 
-CompletionCall::Output CompletionCall::Next() {
-  if (closed_ || ended_ || writing_) return {};
+CompletionCall::Action CompletionCall::Next() {
+  if (closed_ || ended_ || writing_) return nullptr;
   if (running_ == 0 && (begun_ || !request_.stream || end_.has_value())) return Last();
-  if ((pending_.empty() && windows_.empty()) || end_.has_value()) return {};
-  Output output;
-  output.kind = begun_ ? Output::Kind::kWrite : Output::Kind::kBegin;
-  if (!begun_) {
-    output.answer.content_type = "text/event-stream";
-    output.answer.headers = {{"Cache-Control", "no-cache"}, {"X-Request-Id", id_}};
-  }
-  output.answer.body = TakePending();
-  writing_bytes_ = static_cast<int64_t>(output.answer.body.size());
+  if ((pending_.empty() && windows_.empty()) || end_.has_value()) return nullptr;
+  std::string bytes = TakePending();
+  writing_ = true;
+  writing_bytes_ = static_cast<int64_t>(bytes.size());
   writing_tokens_ = std::exchange(pending_tokens_, {});
-  begun_ = writing_ = true;
-  return output;
+  if (std::exchange(begun_, true)) {
+    return [this, bytes = std::move(bytes)]() mutable { exchange_->Write(std::move(bytes)); };
+  }
+  HttpAnswer head;
+  head.content_type = "text/event-stream";
+  head.headers = {{"Cache-Control", "no-cache"}, {"X-Request-Id", id_}};
+  head.body = std::move(bytes);
+  return [this, head = std::move(head)]() mutable { exchange_->BeginStream(std::move(head)); };
 }
 
 std::string CompletionCall::TakePending() {
@@ -215,41 +212,22 @@ std::string CompletionCall::TakePending() {
   return std::exchange(pending_, {});
 }
 
-CompletionCall::Output CompletionCall::Last() {
+CompletionCall::Action CompletionCall::Last() {
   ended_ = true;
-  Output output;
   if (begun_) {
-    output.kind = Output::Kind::kEnd;
-    output.answer.body = TakePending();
-    output.answer.body += end_.has_value()
-                              ? absl::StrCat("data: ", ErrorBody(*end_), "\n\ndata: [DONE]\n\n")
-                              : writer_->LastChunks();
-    return output;
+    std::string rest = TakePending();
+    rest += end_.has_value() ? absl::StrCat("data: ", ErrorBody(*end_), "\n\ndata: [DONE]\n\n")
+                             : writer_->LastChunks();
+    return [this, rest = std::move(rest)]() mutable { exchange_->End(std::move(rest)); };
   }
-  output.kind = Output::Kind::kAnswer;
+  HttpAnswer answer;
   if (!end_.has_value()) {
-    output.answer.headers = {{"X-Request-Id", id_}};
-    output.answer.body = writer_->TakeBody();
-    if (Hold(static_cast<int64_t>(output.answer.body.size()) - held_)) return output;
-    end_ = AnswersUnread();
+    answer.headers = {{"X-Request-Id", id_}};
+    answer.body = writer_->TakeBody();
+    if (!Hold(static_cast<int64_t>(answer.body.size()) - held_)) end_ = AnswersUnread();
   }
-  output.answer = ErrorAnswer(*end_, core_.RetryAfterMs());
-  return output;
-}
-
-void CompletionCall::Perform(Output output) {
-  switch (output.kind) {
-    case Output::Kind::kNone:
-      return;
-    case Output::Kind::kAnswer:
-      return exchange_->Answer(std::move(output.answer));
-    case Output::Kind::kBegin:
-      return exchange_->BeginStream(std::move(output.answer));
-    case Output::Kind::kWrite:
-      return exchange_->Write(std::move(output.answer.body));
-    case Output::Kind::kEnd:
-      return exchange_->End(std::move(output.answer.body));
-  }
+  if (end_.has_value()) answer = ErrorAnswer(*end_, core_.RetryAfterMs());
+  return [this, answer = std::move(answer)]() mutable { exchange_->Answer(std::move(answer)); };
 }
 
 std::vector<std::shared_ptr<Generation>> CompletionCall::Cancel(const absl::Status& reason) {

@@ -1,9 +1,11 @@
 // CompletionCall: one POST /v1/completions: a Generation for each of its prompts, their events
 // written as they come or merged into one answer. Tokens are acknowledged to the engine when the
-// connection has taken their bytes, so a reader that stops reading pauses its own sequences.
+// connection has taken their bytes, so a reader that stops reading pauses its own sequences. JSON
+// is made on the lanes as events come: the one HTTP thread only writes it.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -34,11 +36,8 @@ class CompletionCall final : public HttpCall, public std::enable_shared_from_thi
 
  private:
   struct Prompt;  // one of them and its generation
-  struct Output {
-    enum class Kind { kNone, kAnswer, kBegin, kWrite, kEnd };
-    Kind kind = Kind::kNone;
-    HttpAnswer answer;  // its body alone for kWrite and kEnd
-  };
+  // What to tell the exchange: chosen under the lock and done without it. Null: nothing now.
+  using Action = std::function<void()>;
 
   void Parse();  // on the admission pool
   absl::Status AdmitPrompts();
@@ -52,11 +51,12 @@ class CompletionCall final : public HttpCall, public std::enable_shared_from_thi
   // Takes an event; returns the bytes by which what is held has grown.
   int64_t Take(size_t prompt, const v1::GenerateDelta& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // What is to be written now. It is written without the lock.
-  Output Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Output Last() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Action Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Action Last() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string TakePending() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Perform(Output output) ABSL_LOCKS_EXCLUDED(mutex_);
+  static void Perform(const Action& action) {
+    if (action) action();
+  }
   // The generations to be cancelled for the first reason there is.
   std::vector<std::shared_ptr<Generation>> Cancel(const absl::Status& reason)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "engine/sampling_limits.h"
 #include "server/http/json_fields.h"
 
 namespace fox {
@@ -51,6 +52,9 @@ void ReadBias(JsonFields* fields, v1::Sampling* sampling) {
   if (bias == nullptr) return;
   constexpr const char* kBiasForm = "an object of token ids and numbers";
   if (!bias->is_object()) return fields->Fail("logit_bias", kBiasForm);
+  if (bias->size() > kMaxLogitBiases) {
+    return fields->Fail("logit_bias", absl::StrCat("of at most ", kMaxLogitBiases, " ids").c_str());
+  }
   for (const auto& [key, value] : bias->items()) {
     uint32_t id = 0;
     if (!absl::SimpleAtoi(key, &id) || !value.is_number()) {
@@ -86,7 +90,7 @@ void ReadStopping(JsonFields* fields, v1::Stopping* out) {
   if (const auto v = fields->Int("min_tokens", 0, kMaxInt)) {
     out->set_min_tokens(static_cast<uint32_t>(*v));
   }
-  for (std::string& stop : fields->Strings("stop")) out->add_stop(std::move(stop));
+  for (std::string& stop : fields->Strings("stop", kMaxStops)) out->add_stop(std::move(stop));
   for (uint32_t id : fields->Ids("stop_token_ids")) out->add_stop_token_ids(id);
   if (const auto v = fields->Bool("ignore_eos")) out->set_ignore_eos(*v);
   if (const auto v = fields->Bool("include_stop_str_in_output")) {
@@ -160,22 +164,17 @@ absl::Status CheckCounts(JsonFields* fields, CompletionRequest* out) {
 
 absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
                                                   const ConversionContext& context) {
-  const absl::StatusOr<Json> json = ParseJsonObject(body);
-  if (!json.ok()) return json.status();
-  JsonFields fields(*json);
-  const std::string model = fields.String("model").value_or("");
-  absl::Status status = fields.status();
-  if (status.ok()) status = CheckModelName(model, context);
-  if (!status.ok()) return status;
+  absl::StatusOr<JsonFields> fields = ReadBody(body, context);
+  if (!fields.ok()) return fields.status();
   CompletionRequest out;
-  ReadSampling(&fields, out.settings.mutable_sampling());
-  ReadStopping(&fields, out.settings.mutable_stopping());
-  ReadOutput(&fields, &out);
-  ReadScheduling(&fields, &out.settings);
-  RefuseUnsupported(&fields);
-  status = fields.status();
-  if (status.ok()) status = ReadPrompts(fields.Find("prompt"), &out.prompts);
-  if (status.ok()) status = CheckCounts(&fields, &out);
+  ReadSampling(&*fields, out.settings.mutable_sampling());
+  ReadStopping(&*fields, out.settings.mutable_stopping());
+  ReadOutput(&*fields, &out);
+  ReadScheduling(&*fields, &out.settings);
+  RefuseUnsupported(&*fields);
+  absl::Status status = fields->status();
+  if (status.ok()) status = ReadPrompts(fields->Find("prompt"), &out.prompts);
+  if (status.ok()) status = CheckCounts(&*fields, &out);
   if (!status.ok()) return status;
   return out;
 }

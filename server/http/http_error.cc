@@ -17,16 +17,10 @@ using Json = nlohmann::json;
 constexpr size_t kMaxMessageBytes = 1024;
 
 const char* TypeOf(int http_status) {
-  switch (http_status) {
-    case 401:
-      return "authentication_error";
-    case 403:
-      return "permission_error";
-    case 429:
-      return "rate_limit_error";
-    default:
-      return http_status >= 500 ? "server_error" : "invalid_request_error";
-  }
+  if (http_status == 401) return "authentication_error";
+  if (http_status == 403) return "permission_error";
+  if (http_status == 429) return "rate_limit_error";
+  return http_status >= 500 ? "server_error" : "invalid_request_error";
 }
 
 // How fields of fox.v1 are called here.
@@ -77,36 +71,27 @@ Json CodeOf(const absl::Status& status, const Json& field, int http_status) {
 }  // namespace
 
 int HttpStatusOf(absl::StatusCode code) {
-  switch (code) {
-    case absl::StatusCode::kOk:
-      return 200;
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kOutOfRange:
-    case absl::StatusCode::kFailedPrecondition:
-      return 400;
-    case absl::StatusCode::kUnauthenticated:
-      return 401;
-    case absl::StatusCode::kPermissionDenied:
-      return 403;
-    case absl::StatusCode::kNotFound:
-      return 404;
-    case absl::StatusCode::kAborted:
-      return 408;
-    case absl::StatusCode::kAlreadyExists:
-      return 409;
-    case absl::StatusCode::kResourceExhausted:
-      return 429;
-    case absl::StatusCode::kCancelled:
-      return 499;
-    case absl::StatusCode::kUnimplemented:
-      return 501;
-    case absl::StatusCode::kUnavailable:
-      return 503;
-    case absl::StatusCode::kDeadlineExceeded:
-      return 504;
-    default:
-      return 500;
+  using Code = absl::StatusCode;
+  static constexpr std::pair<Code, int> kStatuses[] = {
+      {Code::kOk, 200},
+      {Code::kInvalidArgument, 400},
+      {Code::kOutOfRange, 400},
+      {Code::kFailedPrecondition, 400},
+      {Code::kUnauthenticated, 401},
+      {Code::kPermissionDenied, 403},
+      {Code::kNotFound, 404},
+      {Code::kAborted, 408},
+      {Code::kAlreadyExists, 409},
+      {Code::kResourceExhausted, 429},
+      {Code::kCancelled, 499},
+      {Code::kUnimplemented, 501},
+      {Code::kUnavailable, 503},
+      {Code::kDeadlineExceeded, 504},
+  };
+  for (const auto& [known, http_status] : kStatuses) {
+    if (known == code) return http_status;
   }
+  return 500;
 }
 
 std::string ErrorBody(const absl::Status& status) {

@@ -1,9 +1,11 @@
 // HttpParser: see http_parser.h. The only file that sees Beast.
 #include "server/http/http_parser.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "boost/asio/buffer.hpp"
 #include "boost/beast/core/buffers_range.hpp"
@@ -71,6 +73,13 @@ HttpParser::HttpParser(int64_t max_body_bytes) : max_body_bytes_(max_body_bytes)
 HttpParser::~HttpParser() = default;
 
 HttpParser::Step HttpParser::Advance(std::string* in) {
+  size_t used = 0;
+  const Step step = Take(*in, &used);
+  in->erase(0, used);
+  return step;
+}
+
+HttpParser::Step HttpParser::Take(absl::string_view in, size_t* used) {
   error_code error;
   while (true) {
     if (beast_ != nullptr && beast_->parser.is_header_done() && !std::exchange(head_told_, true)) {
@@ -80,17 +89,27 @@ HttpParser::Step HttpParser::Advance(std::string* in) {
       request.body = std::move(beast_->parser.get().body());
       return Step::kWhole;
     }
-    if (in->empty()) return Step::kMore;
+    // Beast bounds what it finds unfinished, but neither all of a head nor a chunk's extensions nor
+    // trailers, and throws at a field of 64 KiB.
+    const absl::string_view window = in.substr(*used, kMaxHeadBytes);
+    if (window.empty()) return Step::kMore;
     if (beast_ == nullptr) {
       beast_ = std::make_unique<Beast>();
       beast_->parser.header_limit(kMaxHeadBytes);
       beast_->parser.body_limit(static_cast<uint64_t>(max_body_bytes_));
     }
-    const size_t used = beast_->parser.put(boost::asio::buffer(*in), error);
-    in->erase(0, used);
+    const bool in_head = !beast_->parser.is_header_done();
+    const size_t count =
+        beast_->parser.put(boost::asio::buffer(window.data(), window.size()), error);
+    *used += count;
+    if (in_head && (head_bytes_ += count) > kMaxHeadBytes) {
+      return Refuse(ErrorOf(http::error::header_limit));
+    }
     const bool starved = error == http::error::need_more;
     if (error && !starved) return Refuse(ErrorOf(error));
-    if (used == 0) return Step::kMore;
+    if (count > 0) continue;
+    if (window.size() < kMaxHeadBytes) return Step::kMore;
+    return Refuse(ErrorAnswer(431, "the trailers or a chunk's extensions exceed 16 KiB"));
   }
 }
 
@@ -108,7 +127,19 @@ HttpParser::Step HttpParser::FinishHead() {
   if (!old_client_ && message.count(http::field::host) != 1) {
     return Refuse(ErrorAnswer(400, "not an HTTP request: one Host header is needed"));
   }
-  return Step::kHead;
+  return HasPlainFraming() ? Step::kHead
+                           : Refuse(ErrorAnswer(400, "not an HTTP request: ambiguous framing"));
+}
+
+// A proxy may read what is left to interpretation in another way, and see other requests.
+bool HttpParser::HasPlainFraming() const {
+  const auto& message = beast_->parser.get();
+  const absl::string_view coding = request.Header("transfer-encoding");
+  const absl::string_view length = request.Header("content-length");
+  return (message.count(http::field::transfer_encoding) == 0 ||
+          (absl::EqualsIgnoreCase(coding, "chunked") && !old_client_)) &&
+         message.count(http::field::content_length) <= 1 &&
+         std::all_of(length.begin(), length.end(), absl::ascii_isdigit);
 }
 
 HttpParser::Step HttpParser::Refuse(HttpAnswer answer) {
@@ -125,6 +156,7 @@ bool HttpParser::whole() const { return beast_ != nullptr && beast_->parser.is_d
 void HttpParser::Reset() {
   beast_ = nullptr;
   head_told_ = false;
+  head_bytes_ = 0;
 }
 
 }  // namespace fox

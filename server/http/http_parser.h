@@ -41,11 +41,15 @@ class HttpParser {
 
  private:
   struct Beast;
+  // Advance; `used`: how much of `in` is not needed any more.
+  Step Take(absl::string_view in, size_t* used);
+  bool HasPlainFraming() const;
   Step Refuse(HttpAnswer answer);
   Step FinishHead();
 
   const int64_t max_body_bytes_;
   std::unique_ptr<Beast> beast_;
+  size_t head_bytes_ = 0;
   bool head_told_ = false, keep_alive_ = true, old_client_ = false;
   HttpAnswer refusal_;
 };

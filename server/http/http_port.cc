@@ -317,7 +317,7 @@ bool Connection::OnHead() {
   }
   state_ = State::kBody;
   body_since_ = Clock::now();
-  if (!parser_.whole() && in_.empty() &&
+  if (!parser_.whole() && !parser_.old_client() && in_.empty() &&
       absl::EqualsIgnoreCase(request.Header("expect"), "100-continue")) {
     static constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
     error_code ignored;  // nothing else is being written: it fits, or the client has gone
@@ -457,8 +457,6 @@ struct HttpPort::Impl {
   asio::executor_work_guard<asio::io_context::executor_type> work;
   std::thread thread;
 };
-
-bool HttpPort::IsBuilt() { return true; }
 
 HttpPort::HttpPort(const HttpPortOptions& options, Gate gate, Handler handler) {
   auto loop = std::make_shared<Loop>(options, std::move(gate), std::move(handler));

@@ -28,9 +28,6 @@ class HttpPort {
   // A request is whole.
   using Handler = std::function<void(std::shared_ptr<HttpExchange> exchange)>;
 
-  // False: the library was missing when this was built, and nothing is ever answered.
-  static bool IsBuilt();
-
   // Both are called on the port's thread, which starts here.
   HttpPort(const HttpPortOptions& options, Gate gate, Handler handler);
   ~HttpPort();  // Stop(0)

@@ -1,9 +1,13 @@
 // HttpServer: see http_server.h.
 #include "server/http/http_server.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <optional>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -12,18 +16,44 @@
 namespace fox {
 namespace {
 
-// A page of another origin may send forms and plain text without asking; JSON it may not.
+// A page of another origin may send forms, plain text and what has no type without asking; JSON it
+// may not.
 bool IsJson(const HttpRequest& head) {
   const absl::string_view type = head.Header("content-type");
-  return type.empty() || absl::StartsWithIgnoreCase(type, "application/json");
+  const absl::string_view media = absl::StripAsciiWhitespace(type.substr(0, type.find(';')));
+  return absl::EqualsIgnoreCase(media, "application/json");
+}
+
+// Whether a body follows, or an empty one in chunks.
+bool HasBody(const HttpRequest& head) {
+  const absl::string_view length = head.Header("content-length");
+  return !head.Header("transfer-encoding").empty() || (!length.empty() && length != "0");
+}
+
+// "": none, or several, of which a proxy may have judged another one.
+absl::string_view AuthorizationOf(const HttpRequest& head) {
+  const auto count = std::count_if(head.headers.begin(), head.headers.end(),
+                                   [](const auto& h) { return h.first == "authorization"; });
+  return count == 1 ? head.Header("authorization") : "";
+}
+
+// Whether a Host header is an address, localhost or this machine's name. A browser with a page that
+// has had its own name resolved to this machine (DNS rebinding) sends that name.
+bool NamesThisMachine(absl::string_view host) {
+  if (host.empty() || host.front() == '[') return true;
+  host = host.substr(0, host.rfind(':'));
+  const bool address = std::all_of(host.begin(), host.end(), [](char c) {
+    return absl::ascii_isdigit(static_cast<unsigned char>(c)) || c == '.';
+  });
+  if (address || absl::EqualsIgnoreCase(host, "localhost")) return true;
+  char own[256] = {};
+  gethostname(own, sizeof(own) - 1);
+  return absl::EqualsIgnoreCase(host, own);
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Listen(const HttpServerOptions& options) {
-  if (!HttpPort::IsBuilt()) {
-    return absl::UnimplementedError("--http-port: this program was built without Boost");
-  }
   absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> acceptor =
       ConnectionAcceptor::Listen(options.listen);
   if (!acceptor.ok()) return acceptor.status();
@@ -73,7 +103,7 @@ const HttpServer::Route* HttpServer::Find(const HttpRequest& request) const {
 std::optional<HttpAnswer> HttpServer::Refusal(const HttpRequest& head) const {
   const auto path = routes_.find(head.path);
   if (path == routes_.end()) {
-    return ErrorAnswer(404, "no such path; completions are at POST /v1/completions");
+    return ErrorAnswer(404, "no such path");
   }
   const Route* route = Find(head);
   if (route == nullptr) {
@@ -83,8 +113,16 @@ std::optional<HttpAnswer> HttpServer::Refusal(const HttpRequest& head) const {
     return answer;
   }
   const absl::Status allowed =
-      access_->Check(route->needed, path->first.c_str(), head.Header("authorization"));
+      access_->Check(route->needed, path->first.c_str(), AuthorizationOf(head));
   if (!allowed.ok()) return ErrorAnswer(allowed);
+  if (local_ && route->needed != Privilege::kPublic && !access_->needs_user_token() &&
+      !head.Header("origin").empty() && !NamesThisMachine(head.Header("host"))) {
+    return ErrorAnswer(403, "Host: not this machine's, which a page needs where no token is asked");
+  }
+  // Who has no token must not fill the budget of bodies with one that nobody reads.
+  if (head.method != "POST" && HasBody(head)) {
+    return ErrorAnswer(400, "this method takes no body");
+  }
   if (head.method == "POST" && !IsJson(head)) {
     return ErrorAnswer(415, "the body must be sent as Content-Type: application/json");
   }

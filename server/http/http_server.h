@@ -23,13 +23,13 @@ struct HttpServerOptions {
   HttpPortOptions port;
 };
 
+// Methods are called by one thread at a time.
 class HttpServer {
  public:
   // Called on the HTTP thread with a whole request; must not block.
   using Handler = std::function<void(std::shared_ptr<HttpExchange> exchange)>;
 
   // Binds and listens. From here on clients connect and wait. Unavailable: the port is taken.
-  // Unimplemented: see HttpPort::IsBuilt.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Listen(const HttpServerOptions& options);
   ~HttpServer();  // Stop(0)
 
@@ -54,7 +54,9 @@ class HttpServer {
 
  private:
   HttpServer(const HttpServerOptions& options, std::unique_ptr<ConnectionAcceptor> acceptor)
-      : options_(options), acceptor_(std::move(acceptor)) {}
+      : options_(options),
+        local_(IsLoopback(options.listen.host)),
+        acceptor_(std::move(acceptor)) {}
 
   struct Route {
     Handler handler;
@@ -64,6 +66,7 @@ class HttpServer {
   std::optional<HttpAnswer> Refusal(const HttpRequest& head) const;
 
   const HttpServerOptions options_;
+  const bool local_;
   const std::unique_ptr<ConnectionAcceptor> acceptor_;
   std::map<std::string, std::map<std::string, Route>> routes_;  // by path, by method
   std::shared_ptr<Access> access_ = std::make_shared<Access>();

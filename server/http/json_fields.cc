@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "models/json_reader.h"
+#include "server/calls/request_conversion.h"
 
 namespace fox {
 namespace {
@@ -28,12 +29,11 @@ bool InRange(const Json& value, int64_t low, int64_t high) {
 
 }  // namespace
 
-absl::StatusOr<Json> ParseJsonObject(const std::string& body) {
+absl::StatusOr<JsonFields> JsonFields::Parse(const std::string& body) {
   absl::StatusOr<Json> json = ReadJson(body, kLimits, "the body");
-  if (json.ok() && !json->is_object()) {
-    return absl::InvalidArgumentError("the body: must be a JSON object");
-  }
-  return json;
+  if (!json.ok()) return json.status();
+  if (!json->is_object()) return absl::InvalidArgumentError("the body: must be a JSON object");
+  return JsonFields(*std::move(json));
 }
 
 const Json* JsonFields::Find(const char* name) const {
@@ -73,12 +73,14 @@ std::optional<std::string> JsonFields::String(const char* name) {
   return std::nullopt;
 }
 
-std::vector<std::string> JsonFields::Strings(const char* name) {
+std::vector<std::string> JsonFields::Strings(const char* name, size_t most) {
   std::vector<std::string> out;
   const Json* value = Find(name);
   if (value == nullptr) return out;
   if (value->is_string()) {
     out.push_back(value->get<std::string>());
+  } else if (value->is_array() && value->size() > most) {
+    Fail(name, absl::StrCat("a string or a list of at most ", most, " strings").c_str());
   } else if (value->is_array()) {
     for (const Json& entry : *value) {
       if (!entry.is_string()) break;
@@ -100,6 +102,16 @@ std::vector<uint32_t> JsonFields::Ids(const char* name) {
 
 void JsonFields::Fail(const char* name, const char* must_be) {
   status_.Update(absl::InvalidArgumentError(absl::StrCat(name, ": must be ", must_be)));
+}
+
+absl::StatusOr<JsonFields> ReadBody(const std::string& body, const ConversionContext& context) {
+  absl::StatusOr<JsonFields> fields = JsonFields::Parse(body);
+  if (!fields.ok()) return fields.status();
+  const std::string model = fields->String("model").value_or("");
+  absl::Status status = fields->status();
+  if (status.ok()) status = CheckModelName(model, context);
+  if (!status.ok()) return status;
+  return fields;
 }
 
 float ToFloat(const Json& number) {

@@ -2,25 +2,26 @@
 // Absent and null are the same: not set. Fields that nobody reads are ignored.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "nlohmann/json.hpp"
+#include "server/calls/conversion_context.h"
 
 namespace fox {
-
-// Bounded in depth and in number of values. InvalidArgument: not JSON, or not an object.
-absl::StatusOr<nlohmann::json> ParseJsonObject(const std::string& body);
 
 // The first error (InvalidArgument, "NAME: must be ...") stays; after it nothing is set.
 class JsonFields {
  public:
-  // `object` must outlive this.
-  explicit JsonFields(const nlohmann::json& object) : object_(object) {}
+  explicit JsonFields(nlohmann::json object) : object_(std::move(object)) {}
+  // Bounded in depth and in number of values. InvalidArgument: not JSON, or not an object.
+  static absl::StatusOr<JsonFields> Parse(const std::string& body);
 
   // Null: not set.
   const nlohmann::json* Find(const char* name) const;
@@ -28,17 +29,20 @@ class JsonFields {
   std::optional<int64_t> Int(const char* name, int64_t low, int64_t high);
   std::optional<float> Float(const char* name);
   std::optional<std::string> String(const char* name);
-  // One string, or a list of strings.
-  std::vector<std::string> Strings(const char* name);
+  // One string, or a list of so many. More are not copied: a call waits with what it has.
+  std::vector<std::string> Strings(const char* name, size_t most);
   std::vector<uint32_t> Ids(const char* name);
 
   const absl::Status& status() const { return status_; }
   void Fail(const char* name, const char* must_be);
 
  private:
-  const nlohmann::json& object_;
+  nlohmann::json object_;
   absl::Status status_;
 };
+
+// The body of a request of any route. Also NotFound: it names a model that is not served.
+absl::StatusOr<JsonFields> ReadBody(const std::string& body, const ConversionContext& context);
 
 // What is too large for a float is the largest one.
 float ToFloat(const nlohmann::json& number);

@@ -11,19 +11,14 @@
 #include "absl/strings/str_join.h"
 #include "server/calls/request_conversion.h"
 #include "server/http/completion_logprobs.h"
-#include "server/http/describe_request.h"
 #include "server/http/http_error.h"
 #include "server/http/json_fields.h"
 
 namespace fox {
 namespace {
 
-using Json = nlohmann::json;
 using Answered = absl::StatusOr<std::string>;  // the body
 using Work = Answered (*)(JsonFields& fields, const ConversionContext& context);
-
-constexpr size_t kMaxQueued = 256;
-constexpr size_t kMaxIds = 1 << 20;
 
 std::string JoinedNames(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   return absl::StrJoin(ids, ",", [&](std::string* out, int32_t id) {
@@ -58,17 +53,10 @@ Answered AnswerTokenize(JsonFields& fields, const ConversionContext& context) {
 Answered AnswerDetokenize(JsonFields& fields, const ConversionContext& context) {
   const std::vector<uint32_t> tokens = fields.Ids("tokens");
   if (!fields.status().ok()) return fields.status();
-  if (context.tokenizer == nullptr) {
-    return absl::FailedPreconditionError("tokens: the model has no tokenizer");
-  }
-  if (tokens.size() > kMaxIds) return absl::InvalidArgumentError("tokens: at most 1048576 ids");
-  const google::protobuf::RepeatedField<uint32_t> wire(tokens.begin(), tokens.end());
-  std::vector<int32_t> ids;
-  const absl::Status status =
-      ConvertIds(wire, "tokens", context.tokenizer->info().vocab_size, &ids);
-  if (!status.ok()) return status;
-  const std::string text = Detokenize(*context.tokenizer, ids, /*skip_special=*/true);
-  return absl::StrCat("{\"prompt\":", JsonString(text), "}");
+  const absl::StatusOr<std::string> text =
+      DetokenizeIds({tokens.begin(), tokens.end()}, /*skip_special=*/true, "tokens", context);
+  if (!text.ok()) return text.status();
+  return absl::StrCat("{\"prompt\":", JsonString(*text), "}");
 }
 
 std::string TokenizerInfo(const ConversionContext& context) {
@@ -91,37 +79,32 @@ struct TokenizerCall final : HttpCall {
 };
 
 Answered Run(const std::string& body, Work work, const ConversionContext& context) {
-  const absl::StatusOr<Json> json = ParseJsonObject(body);
-  if (!json.ok()) return json.status();
-  JsonFields fields(*json);
-  const std::string model = fields.String("model").value_or("");
-  absl::Status status = fields.status();
-  if (status.ok()) status = CheckModelName(model, context);
-  return status.ok() ? work(fields, context) : status;
+  absl::StatusOr<JsonFields> fields = ReadBody(body, context);
+  if (!fields.ok()) return fields.status();
+  return work(*fields, context);
 }
 
 void Start(ServerCore& core, const char* method, Work work,
            const std::shared_ptr<HttpExchange>& exchange) {
   auto call = std::make_shared<TokenizerCall>();
-  call->info = DescribeRequest(method, exchange->request, core);
-  absl::Status status =
-      core.TakeShare(&call->info, static_cast<int64_t>(exchange->request.body.size()));
-  if (status.ok() && core.tokenizing().queued() >= kMaxQueued) {
-    status = absl::ResourceExhaustedError("too many texts wait to be tokenized");
-  }
+  const HttpRequest& request = exchange->request;
+  call->info = core.Describe(method, request.peer,
+                             [&](const std::string& name) { return request.Header(name); });
+  const absl::Status status =
+      core.AdmitTokenizing(&call->info, static_cast<int64_t>(request.body.size()));
   if (!status.ok()) return exchange->Answer(ErrorAnswer(status, core.RetryAfterMs()));
   exchange->Attach(call);
   core.tokenizing().Post(
-      call->info.client, call->info.share.bytes(), [call, exchange, work, &context = core.context] {
+      call->info.client, call->info.share.bytes(), [call, exchange, work, &core] {
         if (call->closed) return;
         const std::string body = std::exchange(exchange->request.body, {});
-        Answered answered = Run(body, work, context);
+        Answered answered = Run(body, work, core.context);
         // The answer counts until it is written.
         if (answered.ok() && !call->info.share.Hold(static_cast<int64_t>(answered->size()))) {
           answered = AnswersUnread();
         }
         exchange->Answer(answered.ok() ? HttpAnswer{200, "application/json", {}, *answered}
-                                       : ErrorAnswer(answered.status()));
+                                       : ErrorAnswer(answered.status(), core.RetryAfterMs()));
       });
 }
 

@@ -19,16 +19,6 @@ prometheus::ClientMetric& MetricFamilies::Add(const char* name, const char* help
   return metric;
 }
 
-void MetricFamilies::Gauge(const char* name, const char* help, double value,
-                           const MetricLabels& labels) {
-  Add(name, help, prometheus::MetricType::Gauge, labels).gauge.value = value;
-}
-
-void MetricFamilies::Counter(const char* name, const char* help, double value,
-                             const MetricLabels& labels) {
-  Add(name, help, prometheus::MetricType::Counter, labels).counter.value = value;
-}
-
 void MetricFamilies::AddHistogram(const char* name, const char* help, const Histogram& histogram,
                                   const std::vector<double>& bounds, const MetricLabels& labels) {
   auto& out = Add(name, help, prometheus::MetricType::Histogram, labels).histogram;

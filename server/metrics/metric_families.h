@@ -19,8 +19,15 @@ class MetricFamilies {
   explicit MetricFamilies(MetricLabels shared = {}) : shared_(std::move(shared)) {}
 
   // Values of one name follow one another; the first brings the help text.
-  void Gauge(const char* name, const char* help, double value, const MetricLabels& labels = {});
-  void Counter(const char* name, const char* help, double value, const MetricLabels& labels = {});
+  template <class Value>
+  void Gauge(const char* name, const char* help, Value value, const MetricLabels& labels = {}) {
+    Add(name, help, prometheus::MetricType::Gauge, labels).gauge.value = static_cast<double>(value);
+  }
+  template <class Value>
+  void Counter(const char* name, const char* help, Value value, const MetricLabels& labels = {}) {
+    auto& counter = Add(name, help, prometheus::MetricType::Counter, labels).counter;
+    counter.value = static_cast<double>(value);
+  }
   // With those of its own bounds that are in `bounds`; empty: all.
   void AddHistogram(const char* name, const char* help, const Histogram& histogram,
                     const std::vector<double>& bounds = {}, const MetricLabels& labels = {});

@@ -16,42 +16,42 @@
 namespace fox {
 namespace {
 
-double Real(int64_t value) { return static_cast<double>(value); }
-
 void AddRequests(const EngineStats& stats, MetricFamilies* out) {
-  out->Gauge("fox_requests_running", "Requests in the running batch.", Real(stats.running));
+  out->Gauge("fox_requests_running", "Requests in the running batch.", stats.running);
   out->Gauge("fox_requests_waiting", "Requests in the queue, preempted ones included.",
-             Real(stats.waiting));
+             stats.waiting);
   out->Gauge("fox_requests_paused", "Requests that rest until their readers have caught up.",
-             Real(stats.paused));
-  out->Gauge("fox_queued_tokens", "Prompt tokens in the queue.", Real(stats.queued_tokens));
+             stats.paused);
+  out->Gauge("fox_queued_tokens", "Prompt tokens in the queue.", stats.queued_tokens);
   out->Gauge("fox_queue_wait_seconds",
              "How long a request that came now would wait for its start, estimated.",
              stats.queue_seconds);
   out->Counter("fox_prompt_tokens_total", "Tokens of prompts that were started.",
-               Real(stats.prompt_tokens));
-  out->Counter("fox_generated_tokens_total", "Tokens generated.", Real(stats.generated_tokens));
+               stats.prompt_tokens);
+  out->Counter("fox_generated_tokens_total", "Tokens generated.", stats.generated_tokens);
   out->Counter("fox_preemptions_total", "Requests that lost their pages to others and go on later.",
-               Real(stats.preemptions));
+               stats.preemptions);
 }
 
 // What pruning keeps and what it gave up.
 void AddPages(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
   const int64_t live = stats.num_pages - stats.free_pages;
   out->Gauge("fox_kv_pages", "Pages in the pool; each holds 64 tokens of one head of one layer.",
-             Real(stats.num_pages));
-  out->Gauge("fox_kv_pages_live", "Pages that requests hold.", Real(live));
+             stats.num_pages);
+  out->Gauge("fox_kv_pages_live", "Pages that requests hold.", live);
   out->Gauge("fox_kv_pages_unpruned", "Pages that the same requests would hold without eviction.",
-             Real(stats.unpruned_pages));
-  out->Gauge("fox_kv_page_bytes", "Bytes of one page.", Real(core.context.limits.page_bytes));
+             stats.unpruned_pages);
+  out->Gauge("fox_kv_page_bytes", "Bytes of one page.", core.context.limits.page_bytes);
   out->Gauge("fox_kv_kept_ratio", "Pages that requests hold over what they would hold unpruned.",
-             stats.unpruned_pages > 0 ? Real(live) / Real(stats.unpruned_pages) : 1);
+             stats.unpruned_pages > 0
+                 ? static_cast<double>(live) / static_cast<double>(stats.unpruned_pages)
+                 : 1);
   out->Counter("fox_kv_pages_evicted_total", "Pages given back while their requests ran.",
-               Real(stats.pages_evicted), {{"reason", "decay"}});
+               stats.pages_evicted, {{"reason", "decay"}});
   out->Counter("fox_acp_blocks_total", "Blocks of attention in the causal range.",
-               Real(stats.blocks_total));
+               stats.blocks_total);
   out->Counter("fox_acp_blocks_pruned_total", "Blocks of attention that were skipped.",
-               Real(stats.blocks_pruned));
+               stats.blocks_pruned);
   out->Gauge("fox_max_log_evicted_mass",
              "The certificate: largest log of the attention mass that any row of a finished "
              "request lost to eviction.",
@@ -63,7 +63,7 @@ void AddPages(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
 
 void AddSteps(const ServerCore& core, const EngineStats& stats, const StepMetrics& steps,
               MetricFamilies* out) {
-  out->Counter("fox_steps_total", "Steps of the engine.", Real(stats.steps));
+  out->Counter("fox_steps_total", "Steps of the engine.", stats.steps);
   out->AddHistogram("fox_step_duration_seconds", "Time of a step.", steps.prefill_seconds, {},
                     {{"phase", "prefill"}});
   out->AddHistogram("fox_step_duration_seconds", "", steps.decode_seconds, {},
@@ -96,12 +96,12 @@ void AddCalls(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
                     "Share of its pages that a sequence held at its end.", calls.kept_share);
   for (size_t code = 0; code < calls.by_code.size(); ++code) {
     out->Counter("fox_calls_ended_total", "Generations that were admitted, by their status.",
-                 Real(calls.by_code[code]),
+                 calls.by_code[code],
                  {{"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code))}});
   }
   for (int reason = v1::STOP; reason < v1::FinishReason_ARRAYSIZE; ++reason) {
     out->Counter("fox_sequences_finished_total", "Sequences that ended well, by reason.",
-                 Real(calls.by_reason[static_cast<size_t>(reason)]),
+                 calls.by_reason[static_cast<size_t>(reason)],
                  {{"reason", absl::AsciiStrToLower(
                                  v1::FinishReason_Name(static_cast<v1::FinishReason>(reason)))}});
   }
@@ -109,7 +109,7 @@ void AddCalls(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
   static_assert(std::size(kCauses) == decltype(calls.by_cause)::size());
   for (size_t cause = 0; cause < std::size(kCauses); ++cause) {
     out->Counter("fox_calls_cancelled_total", "Generations ended early, by whom.",
-                 Real(calls.by_cause[cause]), {{"cause", kCauses[cause]}});
+                 calls.by_cause[cause], {{"cause", kCauses[cause]}});
   }
   constexpr const char* kRefusals[] = {"draining", "deadline", "queue", "budget", "credentials"};
   static_assert(std::size(kRefusals) == kRefusalReasons);
@@ -118,18 +118,16 @@ void AddCalls(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
     int64_t later = which == RefusalReason::kQueue ? stats.rejected : 0;  // by the engine
     if (which == RefusalReason::kCredentials) later = core.access->refused();
     out->Counter("fox_admission_rejections_total", "Calls refused before they started, by reason.",
-                 Real(core.refusals().count(which) + later), {{"reason", kRefusals[reason]}});
+                 core.refusals().count(which) + later, {{"reason", kRefusals[reason]}});
   }
 }
 
 void AddServer(const ServerCore& core, MetricFamilies* out) {
-  out->Gauge("fox_calls", "Calls from their arrival to their last write.",
-             Real(core.calls().calls()));
-  out->Gauge("fox_calls_max", "How many there may be.", Real(core.calls().max_calls()));
-  out->Gauge("fox_call_bytes", "Memory held for calls.", Real(core.calls().bytes()));
-  out->Gauge("fox_call_bytes_max", "How much there may be.", Real(core.calls().max_bytes()));
-  out->Counter("fox_log_lines_dropped_total", "Log lines that nobody took.",
-               Real(DroppedLogLines()));
+  out->Gauge("fox_calls", "Calls from their arrival to their last write.", core.calls().calls());
+  out->Gauge("fox_calls_max", "How many there may be.", core.calls().max_calls());
+  out->Gauge("fox_call_bytes", "Memory held for calls.", core.calls().bytes());
+  out->Gauge("fox_call_bytes_max", "How much there may be.", core.calls().max_bytes());
+  out->Counter("fox_log_lines_dropped_total", "Log lines that nobody took.", DroppedLogLines());
   out->Gauge("fox_draining", "1: new work is refused.", core.engine.draining() ? 1 : 0);
   out->Gauge("fox_build_info", "Always 1; what runs is in the labels.", 1,
              {{"version", core.description.version},

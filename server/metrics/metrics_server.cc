@@ -1,70 +1,61 @@
-// MetricsServer over prometheus-cpp: see metrics_server.h.
+// MetricsServer over HttpServer: see metrics_server.h.
 #include "server/metrics/metrics_server.h"
 
-#include <exception>
-#include <thread>
 #include <utility>
-#include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "prometheus/exposer.h"
+#include "prometheus/text_serializer.h"
+#include "server/http/http_server.h"
 #include "server/metrics/metrics_collector.h"
 
 namespace fox {
 namespace {
 
-// A scrape takes a millisecond. Two that stall leave nobody for a third until they time out.
-constexpr const char* kThreads = "2";
-constexpr const char* kTimeoutMs = "3000";
-constexpr const char* kWaitingConnections = "20";  // for a thread; more wait in the backlog
-constexpr const char* kMaxRequestBytes = "4096";
-
-std::string Address(const MetricsOptions& options) {
-  const bool bare_v6 = absl::StrContains(options.host, ":") && options.host.front() != '[';
-  return bare_v6 ? absl::StrCat("[", options.host, "]:", options.port)
-                 : absl::StrCat(options.host == "localhost" ? "127.0.0.1" : options.host, ":",
-                                options.port);
-}
+constexpr int64_t kMaxConnections = 256;
+constexpr int64_t kMaxBodyBytes = 4 << 10;  // a scrape has none
 
 }  // namespace
 
 struct MetricsServer::Impl {
   bool vllm_aliases = true;
-  std::shared_ptr<MetricsCollector> collector;
-  std::unique_ptr<prometheus::Exposer> exposer;
+  std::unique_ptr<MetricsCollector> collector;
+  std::unique_ptr<HttpServer> http;  // stops before the collector goes
 };
 
 MetricsServer::MetricsServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-// The library's thread looks only every two seconds whether it should end: nobody waits for that,
-// and nothing of ours is used meanwhile.
-MetricsServer::~MetricsServer() {
-  if (impl_->collector != nullptr) impl_->exposer->RemoveCollectable(impl_->collector);
-  std::thread([impl = std::move(impl_)] {}).detach();
-}
+MetricsServer::~MetricsServer() = default;
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Listen(
     const MetricsOptions& options) {
+  HttpServerOptions http;
+  http.listen.host = options.host;
+  http.listen.port = options.port;
+  http.listen.default_connections = kMaxConnections;
+  http.port.max_body_bytes = http.port.receive_memory_bytes = kMaxBodyBytes;
+  absl::StatusOr<std::unique_ptr<HttpServer>> server = HttpServer::Listen(http);
+  if (!server.ok()) {
+    return absl::Status(server.status().code(),
+                        absl::StrCat("--metrics-port: ", server.status().message()));
+  }
   auto impl = std::make_unique<Impl>();
   impl->vllm_aliases = options.vllm_aliases;
-  try {
-    impl->exposer = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
-        "listening_ports", Address(options), "num_threads", kThreads, "request_timeout_ms",
-        kTimeoutMs, "connection_queue", kWaitingConnections, "max_request_size", kMaxRequestBytes,
-        "enable_keep_alive", "no"});
-  } catch (const std::exception&) {  // the library's one way of saying it
-    return absl::UnavailableError(
-        absl::StrCat("--metrics-port: cannot listen on ", Address(options)));
-  }
+  impl->http = *std::move(server);
   return std::unique_ptr<MetricsServer>(new MetricsServer(std::move(impl)));
 }
 
 void MetricsServer::Expose(const ServerCore& core, const StepMetrics& steps) {
-  impl_->collector = std::make_shared<MetricsCollector>(core, steps, impl_->vllm_aliases);
-  impl_->exposer->RegisterCollectable(impl_->collector);
+  impl_->collector = std::make_unique<MetricsCollector>(core, steps, impl_->vllm_aliases);
+  const auto scrape = [&collector = *impl_->collector](const std::shared_ptr<HttpExchange>& e) {
+    HttpAnswer answer;
+    answer.content_type = "text/plain; version=0.0.4; charset=utf-8";
+    answer.body = prometheus::TextSerializer().Serialize(collector.Collect());
+    e->Answer(std::move(answer));
+  };
+  impl_->http->Handle("GET", "/metrics", scrape, Privilege::kPublic);
+  impl_->http->Start();
 }
 
-int MetricsServer::port() const { return impl_->exposer->GetListeningPorts().front(); }
+int MetricsServer::port() const { return impl_->http->port(); }
 
 }  // namespace fox

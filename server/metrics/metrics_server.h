@@ -1,7 +1,6 @@
 // MetricsServer: the port that Prometheus scrapes (--metrics-port), GET /metrics in its text
-// format. It is a library's small HTTP server (prometheus-cpp, CivetWeb) with two threads; whoever
-// is slow blocks other scrapes for seconds at most, and nothing else. Read metrics_collector.h
-// next.
+// format. It is an HttpServer of its own, with its limits and on its own thread, where the numbers
+// are made: a millisecond. Read metrics_collector.h next.
 #pragma once
 
 #include <memory>
@@ -19,14 +18,16 @@ struct MetricsOptions {
   bool vllm_aliases = true;  // the same under the names that vLLM's tools read
 };
 
+// Methods are called by one thread at a time.
 class MetricsServer {
  public:
-  // Takes the port; until Expose what is asked for is Not Found. Unavailable: the port is taken, or
-  // the host is no address. Unimplemented: built without prometheus-cpp.
+  // Binds and listens; who asks before Expose waits. Unavailable: the port is taken, or the host is
+  // no address.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Listen(const MetricsOptions& options);
   ~MetricsServer();  // waits for the scrape that is being answered
 
   // From now on answers with the numbers of `core` and `steps`, which must outlive the server.
+  // Once.
   void Expose(const ServerCore& core, const StepMetrics& steps);
   int port() const;
 

@@ -63,12 +63,11 @@ void AddProcessMetrics(MetricFamilies* out) {
   const std::filesystem::directory_iterator open("/proc/self/fd", error);
   if (!error) {
     out->Gauge("process_open_fds", "Open file descriptors.",
-               static_cast<double>(std::distance(begin(open), end(open))) - 1);
+               std::distance(begin(open), end(open)) - 1);
   }
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-    out->Gauge("process_max_fds", "File descriptors that the process may open.",
-               static_cast<double>(limit.rlim_cur));
+    out->Gauge("process_max_fds", "File descriptors that the process may open.", limit.rlim_cur);
   }
 }
 

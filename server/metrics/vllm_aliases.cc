@@ -31,10 +31,10 @@ const Bounds& RequestBounds() {
   return bounds;
 }
 
-double Real(int64_t value) { return static_cast<double>(value); }
-
 double Usage(const EngineStats& stats) {
-  return stats.num_pages == 0 ? 0 : 1 - Real(stats.free_pages) / Real(stats.num_pages);
+  return stats.num_pages == 0
+             ? 0
+             : 1 - static_cast<double>(stats.free_pages) / static_cast<double>(stats.num_pages);
 }
 
 // A page of vLLM holds a token of all layers and heads; as many as the pool has without eviction.
@@ -57,21 +57,21 @@ void AddCache(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
 void AddVllmAliases(const ServerCore& core, const EngineStats& stats, const StepMetrics& steps,
                     MetricFamilies* out) {
   out->Gauge("vllm:num_requests_running", "Number of requests in model execution batches.",
-             Real(stats.running));
+             stats.running);
   out->Gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.",
-             Real(stats.waiting));
+             stats.waiting);
   AddCache(core, stats, out);
   out->Counter("vllm:num_preemptions_total", "Cumulative number of preemptions.",
-               Real(stats.preemptions));
+               stats.preemptions);
   out->Counter("vllm:prompt_tokens_total", "Number of prefill tokens processed.",
-               Real(stats.prompt_tokens));
+               stats.prompt_tokens);
   out->Counter("vllm:generation_tokens_total", "Number of generation tokens processed.",
-               Real(stats.generated_tokens));
+               stats.generated_tokens);
   const CallMetrics& calls = core.metrics();
   for (const auto& [reason, name] :
        {std::pair{v1::STOP, "stop"}, {v1::LENGTH, "length"}, {v1::ABORT, "abort"}}) {
     out->Counter("vllm:request_success_total", "Count of successfully processed requests.",
-                 Real(calls.by_reason[static_cast<size_t>(reason)]), {{"finished_reason", name}});
+                 calls.by_reason[static_cast<size_t>(reason)], {{"finished_reason", name}});
   }
   out->AddHistogram("vllm:iteration_tokens_total", "Tokens of an engine step.", steps.tokens);
   out->AddHistogram("vllm:time_to_first_token_seconds", "Time to first token.",

@@ -188,6 +188,17 @@ void ConnectionAcceptor::Stop() {
   listeners_.clear();
 }
 
+void ConnectionAcceptor::HangUp(double seconds) {
+  const auto is_closed = [](const Connection& c) { return InodeOf(c.descriptor) != c.inode; };
+  std::erase_if(connections_, is_closed);
+  for (const Connection& connection : connections_) shutdown(connection.descriptor, SHUT_RDWR);
+  const double until = SteadySeconds() + seconds;
+  while (!connections_.empty() && SteadySeconds() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::erase_if(connections_, is_closed);
+  }
+}
+
 void ConnectionAcceptor::Run() {
   std::vector<pollfd> waiting;
   for (int listener : listeners_) waiting.push_back({listener, POLLIN, 0});

@@ -31,6 +31,7 @@ struct AcceptorOptions {
 // Whether every address that `host` stands for is loopback. False: also when it has none.
 bool IsLoopback(const std::string& host);
 
+// Listen, Start and Stop are called by one thread at a time, the others by any.
 class ConnectionAcceptor {
  public:
   // Binds and listens on every address of the host. From here on clients connect and wait; nobody
@@ -49,6 +50,9 @@ class ConnectionAcceptor {
   void Start(Sink sink);
   // Closes the listening sockets; open connections are the sink's and stay. Returns at once.
   void Stop();
+  // After Stop: ends open connections below their doors, as a network would; what the kernel has
+  // still goes out. Waits at most so long until the doors have closed them.
+  void HangUp(double seconds);
   // Connections that were closed at once, since the start. Any thread.
   int64_t refused() const { return refused_; }
 

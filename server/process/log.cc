@@ -45,8 +45,8 @@ Timestamp Now() {
 
 // A JSON string, whatever the bytes are.
 std::string Quoted(const std::string& text) {
-  using Json = nlohmann::json;
-  return Json(text).dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+  constexpr auto kReplace = nlohmann::json::error_handler_t::replace;
+  return nlohmann::json(text).dump(-1, ' ', /*ensure_ascii=*/false, kReplace);
 }
 
 // Reads as one word, and cannot forge a line or a field.

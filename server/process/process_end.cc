@@ -44,7 +44,9 @@ void EndAborted(int) {
 }
 
 void EndLate(int) {
-  WriteLastLine("the process did not stop in time", "a thread is stuck");
+  WriteLastLine(g_late_code == kExitConfiguration ? "the process did not start in time"
+                                                  : "the process did not stop in time",
+                "a thread is stuck");
   _exit(g_late_code);
 }
 
@@ -64,6 +66,11 @@ void EndWithin(double seconds, int code) {
   timer.it_value.tv_sec = microseconds / 1000000;
   timer.it_value.tv_usec = microseconds % 1000000;
   setitimer(ITIMER_REAL, &timer, nullptr);
+}
+
+void CancelEnd() {
+  const itimerval never{};
+  setitimer(ITIMER_REAL, &never, nullptr);
 }
 
 void EndNow(int code) {

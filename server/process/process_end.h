@@ -14,6 +14,9 @@ void EndOnAbort(int code);
 // Ends the process with `code` after `seconds`, unless it has ended before. The last call counts.
 void EndWithin(double seconds, int code = kExitEngineFailed);
 
+// What EndWithin said last counts no more.
+void CancelEnd();
+
 // Ends the process now, without destructors; the log is written first if that takes no longer than
 // 0.2 s.
 [[noreturn]] void EndNow(int code);

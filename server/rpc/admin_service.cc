@@ -7,10 +7,12 @@ namespace fox {
 namespace {
 
 template <class Response>
-void TellLoad(const ServerCore& core, Response* response) {
+Response LoadOf(const ServerCore& core) {
   const EngineStats stats = core.engine.stats();
-  response->set_running(static_cast<uint64_t>(stats.running));
-  response->set_waiting(static_cast<uint64_t>(stats.waiting));
+  Response response;
+  response.set_running(static_cast<uint64_t>(stats.running));
+  response.set_waiting(static_cast<uint64_t>(stats.waiting));
+  return response;
 }
 
 }  // namespace
@@ -20,22 +22,21 @@ AdminService::AdminService(ServerCore& core, const std::function<void()>& on_cha
     : RawService(core) {
   ServeShort<v1::DrainRequest, v1::DrainResponse>(
       "Drain",
-      [&core, on_change](const v1::DrainRequest&, v1::DrainResponse* response) {
+      [&core, on_change](const v1::DrainRequest&) {
         Log(LogLevel::kInfo, "draining, asked by an operator");
         core.Drain();
         on_change();
-        TellLoad(core, response);
-        return absl::OkStatus();
+        return LoadOf<v1::DrainResponse>(core);
       },
       /*takes_share=*/false);
   ServeShort<v1::UndrainRequest, v1::UndrainResponse>(
       "Undrain",
-      [&core, on_change](const v1::UndrainRequest&, v1::UndrainResponse* response) {
+      [&core, on_change](const v1::UndrainRequest&) -> absl::StatusOr<v1::UndrainResponse> {
         Log(LogLevel::kInfo, "taking requests again, asked by an operator");
         absl::Status status = core.Undrain();
         on_change();
-        TellLoad(core, response);
-        return status;
+        if (!status.ok()) return status;
+        return LoadOf<v1::UndrainResponse>(core);
       },
       /*takes_share=*/false);
 }

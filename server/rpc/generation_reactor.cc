@@ -49,7 +49,7 @@ CallReactor* GenerationReactor::Start(ServerCore& core, Method method,
 absl::Status GenerationReactor::Deliver(v1::GenerateDelta event, RequestId sequence,
                                         int64_t tokens) {
   const int64_t bytes = HeldBytes(event);
-  Action action = Action::kNone;
+  Action action;
   bool full = false, hangs = false;
   {
     const MutexLock lock(mutex_);
@@ -73,7 +73,7 @@ absl::Status GenerationReactor::Deliver(v1::GenerateDelta event, RequestId seque
         same->tokens += tokens;
         same->bytes += bytes;
       }
-      action = NextAction();
+      action = Next();
     }
   }
   if (hangs) Abandon(AnswersUnread());
@@ -83,21 +83,21 @@ absl::Status GenerationReactor::Deliver(v1::GenerateDelta event, RequestId seque
 }
 
 void GenerationReactor::Done(const absl::Status& status) {
-  Action action = Action::kNone;
+  Action action;
   {
     const MutexLock lock(mutex_);
     done_ = true;
     status_ = method_.end ? method_.end(status) : status;
     // After a failure only the status matters; text that was not written yet is not waited for.
     if (!status.ok()) DropPending();
-    action = NextAction();
+    action = Next();
   }
   Perform(action);
 }
 
 void GenerationReactor::OnWriteDone(bool ok) {
   writes_->End();
-  Action action = Action::kNone;
+  Action action;
   {
     const MutexLock lock(mutex_);
     write_in_flight_ = false;
@@ -108,7 +108,7 @@ void GenerationReactor::OnWriteDone(bool ok) {
     } else if (writing_.tokens > 0) {
       core_.engine.Acknowledge(writing_.sequence, writing_.tokens);
     }
-    action = NextAction();
+    action = Next();
   }
   Perform(action);
 }
@@ -124,21 +124,19 @@ void GenerationReactor::OnCancel() {
   if (generation != nullptr) generation->Cancel(WhyCancelled());
 }
 
-GenerationReactor::Action GenerationReactor::NextAction() {
-  if (write_in_flight_ || (method_.kind == Kind::kUnary && !done_)) return Action::kNone;
+GenerationReactor::Action GenerationReactor::Next() {
+  if (write_in_flight_ || (method_.kind == Kind::kUnary && !done_)) return nullptr;
   do {
-    if (pending_.empty()) return done_ ? Action::kEnd : Action::kNone;
+    if (pending_.empty()) {
+      return done_ ? [this] { End(status_, nullptr); } : Action();
+    }
   } while (!Encode());
   write_in_flight_ = true;
-  return done_ && pending_.empty() ? Action::kLastWrite : Action::kWrite;
-}
-
-void GenerationReactor::Perform(Action action) {
-  if (action == Action::kLastWrite) return End(status_, &bytes_);
-  if (action == Action::kEnd) return End(status_, nullptr);
-  if (action == Action::kNone) return;
-  writes_->Begin();
-  StartWrite(&bytes_);
+  if (done_ && pending_.empty()) return [this] { End(status_, &bytes_); };
+  return [this] {
+    writes_->Begin();
+    StartWrite(&bytes_);
+  };
 }
 
 bool GenerationReactor::Encode() {

@@ -53,10 +53,13 @@ class GenerationReactor final : public CallReactor, public GenerationConsumer {
     int64_t tokens = 0;
     int64_t bytes = 0;  // held of the budget
   };
-  // Chosen under the lock and performed without it: `this` may be gone after kLastWrite and kEnd.
-  enum class Action { kNone, kWrite, kLastWrite, kEnd };
-  Action NextAction() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Perform(Action action) ABSL_LOCKS_EXCLUDED(mutex_);
+  // What to tell the library: chosen under the lock and done without it. Null: nothing now. After
+  // the last one `this` may be gone.
+  using Action = std::function<void()>;
+  Action Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void Perform(const Action& action) {
+    if (action) action();
+  }
   // Makes bytes_ of the first event, or of all of them. False: nothing to send.
   bool Encode() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Nothing more is written but the status.

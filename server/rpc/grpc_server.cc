@@ -20,6 +20,7 @@
 #include "server/rpc/generate_service.h"
 #include "server/rpc/health_monitor.h"
 #include "server/rpc/info_service.h"
+#include "server/rpc/port_check.h"
 #include "server/rpc/port_credentials.h"
 #include "server/rpc/tokenizer_service.h"
 #include "server/rpc/vllm_service.h"
@@ -34,7 +35,8 @@ constexpr int kHandshakeTimeoutMs = 10000;
 constexpr int kPollMs = 100;
 constexpr int kMaxBlockingThreads = 16;
 constexpr double kEngineStopSeconds = 0.4;
-constexpr std::chrono::milliseconds kLastWrites(400);
+constexpr std::chrono::milliseconds kLastWrites(350);
+constexpr double kHangUpSeconds = 0.05;
 
 // Reflection registers itself with every server of a process that links it; this takes it back.
 class WithoutReflection final : public grpc::ServerBuilderOption {
@@ -186,7 +188,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   impl->monitor = std::make_unique<HealthMonitor>(core, impl->server->GetHealthCheckService(),
                                                   names, std::move(on_fatal), options.step_timeout,
                                                   [&core] { return core.delivery().StuckFor(); });
-  const absl::Status status = impl->StartAdmin(options);
+  absl::Status status = CheckPort(sink);
+  if (status.ok()) status = impl->StartAdmin(options);
   if (!status.ok()) return status;
   impl->acceptor->Start(std::move(sink));
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
@@ -224,11 +227,17 @@ bool GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) 
   impl_->acceptor->Stop();
   if (impl_->admin_acceptor != nullptr) impl_->admin_acceptor->Stop();
   // Calls have ended but for their last write; a client that does not read is cut off.
-  const auto cut_off = std::chrono::system_clock::now() + kLastWrites;
-  if (impl_->admin_server != nullptr) impl_->admin_server->Shutdown(cut_off);
-  impl_->server->Shutdown(cut_off);
+  const Clock::time_point cut_off = Clock::now() + kLastWrites;
+  while (impl_->core.calls().calls() > 0 && Clock::now() < cut_off) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  // The library would end calls that come from now on with CANCELLED, which clients do not repeat.
+  impl_->acceptor->HangUp(kHangUpSeconds);
+  if (impl_->admin_server != nullptr)
+    impl_->admin_server->Shutdown(std::chrono::system_clock::now());
+  impl_->server->Shutdown(std::chrono::system_clock::now());
   impl_->server->Wait();
-  impl_->monitor = nullptr;  // it knows the server's health service
+  impl_->monitor->Stop();  // it knows the server's health service; HTTP still asks it
   impl_->server = nullptr;
   impl_->admin_server = nullptr;
   return ended;

@@ -33,6 +33,7 @@ struct GrpcServerOptions {
   std::shared_ptr<TlsFiles> tls;  // of both ports; null: plain text
 };
 
+// port, admin_port and serving may be called from any thread, the others from one at a time.
 class GrpcServer {
  public:
   // Serves what comes in by `acceptor`, from now on; null: one that listens as the options say.
@@ -45,7 +46,7 @@ class GrpcServer {
 
   int port() const;
   int admin_port() const;  // 0: none of its own
-  // What health says. Until Stop.
+  // What health says. Any thread, also while and after it stops.
   bool serving() const;
   // Health turns NOT_SERVING and new work is Unavailable, at once.
   void Drain();

@@ -35,17 +35,21 @@ HealthMonitor::HealthMonitor(ServerCore& core, grpc::HealthCheckServiceInterface
   thread_ = std::thread([this] { Loop(); });
 }
 
-HealthMonitor::~HealthMonitor() {
+HealthMonitor::~HealthMonitor() { Stop(); }
+
+void HealthMonitor::Stop() {
   {
     const MutexLock lock(mutex_);
     stopping_ = true;
+    serving_ = false;
   }
   wake_.NotifyAll();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void HealthMonitor::Check() {
   const MutexLock lock(mutex_);  // else an older look could overwrite a newer one
+  if (stopping_) return;
   const bool serving = !core_.engine.draining() && step_seconds_ < StepLimit() / 2 &&
                        (!delivery_age_ || delivery_age_() < kMaxDeliverySeconds) &&
                        core_.engine.fatal().ok();

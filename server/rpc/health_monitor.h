@@ -21,9 +21,10 @@ namespace fox {
 // Seconds without a delivery, while some wait, after which health turns.
 inline constexpr double kMaxDeliverySeconds = 10.0;
 
+// Stop is called by one thread at a time, the others by any.
 class HealthMonitor {
  public:
-  // Sets "" and each of `services`. `health` and `core` must outlive the monitor.
+  // Sets "" and each of `services`. `core` must outlive the monitor, `health` its Stop.
   //
   // A step hangs when it takes longer than `step_timeout` seconds and than 4 times the slowest one
   // so far; health turns at half of that. Time in which the process itself was stopped does not
@@ -33,11 +34,13 @@ class HealthMonitor {
   HealthMonitor(ServerCore& core, grpc::HealthCheckServiceInterface* health,
                 const std::vector<std::string>& services, std::function<void()> on_fatal,
                 double step_timeout = 60.0, std::function<double()> delivery_age = nullptr);
-  ~HealthMonitor();
+  ~HealthMonitor();  // Stop
 
+  // From now on it looks at nothing, and says that nothing is served. `health` may go afterwards.
+  void Stop();
   // Looks now instead of at the next tick, for callers that have just drained.
   void Check();
-  // What it said last.
+  // What it said last. Any thread, until the monitor dies.
   bool serving() const {
     const MutexLock lock(mutex_);
     return serving_;

@@ -104,20 +104,16 @@ v1::Load DescribeLoad(ServerCore& core) {
 
 InfoService::InfoService(ServerCore& core) : RawService(core) {
   ServeShort<v1::GetServerInfoRequest, v1::ServerInfo>(
-      "GetServerInfo", [&core](const v1::GetServerInfoRequest&, v1::ServerInfo* out) {
-        *out = DescribeServer(core);
-        return absl::OkStatus();
-      });
+      "GetServerInfo", [&core](const auto&) { return DescribeServer(core); });
   ServeShort<v1::GetModelInfoRequest, v1::ModelInfo>(
-      "GetModelInfo", [&core](const v1::GetModelInfoRequest& request, v1::ModelInfo* out) {
-        *out = DescribeModel(core);
-        return CheckModelName(request.model(), core.context);
+      "GetModelInfo",
+      [&core](const v1::GetModelInfoRequest& request) -> absl::StatusOr<v1::ModelInfo> {
+        absl::Status status = CheckModelName(request.model(), core.context);
+        if (!status.ok()) return status;
+        return DescribeModel(core);
       });
   ServeShort<v1::GetLoadRequest, v1::Load>("GetLoad",
-                                           [&core](const v1::GetLoadRequest&, v1::Load* out) {
-                                             *out = DescribeLoad(core);
-                                             return absl::OkStatus();
-                                           });
+                                           [&core](const auto&) { return DescribeLoad(core); });
 }
 
 }  // namespace fox

@@ -28,12 +28,12 @@ absl::string_view View(const grpc_slice& slice) {
 
 absl::Status Judge(Access* access, const grpc_metadata* fields, size_t count) {
   absl::string_view path, authorization;
-  bool twice = false;
+  int tokens = 0;
   for (size_t i = 0; i < count; ++i) {
     const absl::string_view key = View(fields[i].key);
     if (key == ":path") path = View(fields[i].value);
     if (key != "authorization") continue;
-    twice = !authorization.empty();
+    ++tokens;
     authorization = View(fields[i].value);
   }
   const MethodPolicy* policy = FindMethodPolicy(path);
@@ -41,7 +41,7 @@ absl::Status Judge(Access* access, const grpc_metadata* fields, size_t count) {
   const Privilege needed = policy == nullptr ? Privilege::kUser : policy->needed;
   const char* method = policy == nullptr ? "unknown" : policy->path;
   absl::Status status;
-  if (access != nullptr) status = access->Check(needed, method, twice ? "" : authorization);
+  if (access != nullptr) status = access->Check(needed, method, tokens > 1 ? "" : authorization);
   if (status.ok() && policy == nullptr) status = absl::UnimplementedError("no such method");
   return status;
 }

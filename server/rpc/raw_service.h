@@ -43,19 +43,18 @@ class RawService : public Definition::Service {
   // handler. Without a share of the budget it is let in whatever clients hold.
   template <class Request, class Response>
   void ServeShort(const char* method,
-                  std::function<absl::Status(const Request& request, Response* response)> answer,
+                  std::function<absl::StatusOr<Response>(const Request& request)> answer,
                   bool takes_share = true) {
     Serve(method, [this, method, answer = std::move(answer), takes_share](
                       grpc::CallbackServerContext* context, const Bytes* bytes) {
       Request request;
-      Response response;
       absl::Status status;
       CallInfo call = DescribeCall(method, *context, core_);
       if (takes_share) status = core_.TakeShare(&call, static_cast<int64_t>(bytes->Length()));
       if (status.ok()) status = ParseShortMessage(*bytes, &request);
-      if (status.ok()) status = answer(request, &response);
+      const absl::StatusOr<Response> response = status.ok() ? answer(request) : status;
       auto* reactor = new CallReactor(core_, context, std::move(call));
-      reactor->Answer(std::move(status), &response);
+      reactor->Answer(response.status(), response.ok() ? &*response : nullptr);
       return reactor;
     });
   }

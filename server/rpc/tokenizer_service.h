@@ -13,7 +13,7 @@ class TokenizerService final : public RawService<v1::Tokenizer> {
   explicit TokenizerService(ServerCore& core);
 
  private:
-  template <class Request, class Response>
+  template <class Request>
   void ServeLater(const char* method);
 };
 

@@ -27,15 +27,20 @@ absl::StatusOr<GenerationSpec> ConvertBytes(grpc::ByteBuffer* bytes, VllmCall* c
   return call->Convert(std::move(message));
 }
 
-absl::Status AbortAll(const vllm_wire::AbortRequest& request, const ServerCore& core) {
+absl::StatusOr<vllm_wire::AbortResponse> AbortAll(const vllm_wire::AbortRequest& request,
+                                                  ServerCore& core) {
   if (request.request_ids_size() > kMaxAbortIds) {
     return absl::InvalidArgumentError("request_ids: at most 1024 ids");
   }
-  for (const std::string& id : request.request_ids()) {
-    const std::shared_ptr<RunningCall> call = core.Find(id);
-    if (call != nullptr) call->Cancel(absl::OkStatus());
-  }
-  return absl::OkStatus();
+  for (const std::string& id : request.request_ids()) core.Abort(id);
+  return vllm_wire::AbortResponse();
+}
+
+vllm_wire::HealthCheckResponse HealthOf(const ServerCore& core, bool serving) {
+  vllm_wire::HealthCheckResponse out;
+  out.set_healthy(serving);
+  out.set_message(serving ? "serving" : core.engine.draining() ? "draining" : "not serving");
+  return out;
 }
 
 vllm_wire::GetModelInfoResponse ToGateway(const v1::ModelInfo& model) {
@@ -117,36 +122,17 @@ VllmService::VllmService(ServerCore& core, std::function<bool()> serving) : RawS
   // Without a share of the budget: a server that is full is as healthy as before.
   ServeShort<vllm_wire::HealthCheckRequest, vllm_wire::HealthCheckResponse>(
       "VllmEngine.HealthCheck",
-      [&core, serving = std::move(serving)](const vllm_wire::HealthCheckRequest&,
-                                            vllm_wire::HealthCheckResponse* out) {
-        out->set_healthy(serving());
-        out->set_message(out->healthy()           ? "serving"
-                         : core.engine.draining() ? "draining"
-                                                  : "not serving");
-        return absl::OkStatus();
-      },
+      [&core, serving = std::move(serving)](const auto&) { return HealthOf(core, serving()); },
       /*takes_share=*/false);
   ServeShort<vllm_wire::AbortRequest, vllm_wire::AbortResponse>(
-      "VllmEngine.Abort", [&core](const vllm_wire::AbortRequest& request,
-                                  vllm_wire::AbortResponse*) { return AbortAll(request, core); });
+      "VllmEngine.Abort", [&core](const auto& request) { return AbortAll(request, core); });
   ServeShort<vllm_wire::GetModelInfoRequest, vllm_wire::GetModelInfoResponse>(
-      "VllmEngine.GetModelInfo",
-      [&core](const vllm_wire::GetModelInfoRequest&, vllm_wire::GetModelInfoResponse* out) {
-        *out = ToGateway(DescribeModel(core));
-        return absl::OkStatus();
-      });
+      "VllmEngine.GetModelInfo", [&core](const auto&) { return ToGateway(DescribeModel(core)); });
   ServeShort<vllm_wire::GetServerInfoRequest, vllm_wire::GetServerInfoResponse>(
       "VllmEngine.GetServerInfo",
-      [&core](const vllm_wire::GetServerInfoRequest&, vllm_wire::GetServerInfoResponse* out) {
-        *out = ToGateway(DescribeServer(core), DescribeLoad(core));
-        return absl::OkStatus();
-      });
+      [&core](const auto&) { return ToGateway(DescribeServer(core), DescribeLoad(core)); });
   ServeShort<vllm_wire::GetLoadsRequest, vllm_wire::GetLoadsResponse>(
-      "VllmEngine.GetLoads",
-      [&core](const vllm_wire::GetLoadsRequest&, vllm_wire::GetLoadsResponse* out) {
-        *out = ToGateway(DescribeLoad(core), core);
-        return absl::OkStatus();
-      });
+      "VllmEngine.GetLoads", [&core](const auto&) { return ToGateway(DescribeLoad(core), core); });
 }
 
 void VllmService::ServeGenerate() {

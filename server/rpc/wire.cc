@@ -76,14 +76,8 @@ grpc::ByteBuffer TakeBytes(const grpc::ByteBuffer* request) {
 
 CallInfo DescribeCall(const char* method, const grpc::CallbackServerContext& context,
                       ServerCore& core) {
-  CallInfo call;
-  call.method = method;
-  call.peer = context.peer();
-  call.client = core.ClientOf(call.peer, MetadataOf(context, core.client_metadata),
-                              MetadataOf(context, "authorization"));
-  const absl::string_view trace = MetadataOf(context, "traceparent");
-  call.trace = ParseTraceParent({trace.data(), trace.size()});
-  call.arrival = core.engine.Now();
+  CallInfo call = core.Describe(method, context.peer(),
+                                [&](const std::string& key) { return MetadataOf(context, key); });
   call.deadline = DeadlineOf(context.raw_deadline(), call.arrival);
   return call;
 }

@@ -24,8 +24,7 @@ void SerializeMessage(const google::protobuf::Message& in, grpc::ByteBuffer* out
 // Takes the bytes of a request, which the library would keep until the call ends.
 grpc::ByteBuffer TakeBytes(const grpc::ByteBuffer* request);
 
-// A call as it arrives, without a share. Its client is that of client_names.h or, from a gateway
-// that is trusted to say so, whom its metadata names.
+// A call as it arrives, without a share.
 CallInfo DescribeCall(const char* method, const grpc::CallbackServerContext& context,
                       ServerCore& core);
 

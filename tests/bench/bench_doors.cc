@@ -11,7 +11,6 @@
 #include <functional>
 #include <map>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
@@ -120,10 +119,21 @@ void RunEngine(Server& server, const DoorFlags& flags) {
   while (running > 0) wake.Wait(mutex);
 }
 
+// One stream of fox.v1, read as fast as it comes.
+struct GrpcStream {
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientAsyncReader<v1::GenerateDelta>> reader;
+  v1::GenerateDelta delta;
+  grpc::Status status;
+  bool ended = false;
+};
+
+// All streams on one thread, as an asynchronous client has them.
 void RunGrpc(Server& server, const DoorFlags& flags) {
-  const auto channel = grpc::CreateChannel(absl::StrCat("127.0.0.1:", server.grpc->port()),
-                                           grpc::InsecureChannelCredentials());
-  std::vector<std::thread> threads;
+  const auto stub = v1::Inference::NewStub(grpc::CreateChannel(
+      absl::StrCat("127.0.0.1:", server.grpc->port()), grpc::InsecureChannelCredentials()));
+  grpc::CompletionQueue queue;
+  std::vector<std::unique_ptr<GrpcStream>> streams;
   for (int64_t i = 0; i < flags.streams; ++i) {
     v1::GenerateRequest request;
     for (int32_t id : PromptOf(i)) {
@@ -132,17 +142,23 @@ void RunGrpc(Server& server, const DoorFlags& flags) {
     request.mutable_sampling()->set_seed(static_cast<uint64_t>(i));
     request.mutable_stopping()->set_max_tokens(static_cast<uint32_t>(flags.tokens));
     request.mutable_stopping()->set_ignore_eos(true);
-    threads.emplace_back([&channel, request] {
-      grpc::ClientContext context;
-      const auto stub = v1::Inference::NewStub(channel);
-      const auto reader = stub->GenerateStream(&context, request);
-      v1::GenerateDelta message;
-      while (reader->Read(&message)) {
-      }
-      reader->Finish();
-    });
+    auto stream = std::make_unique<GrpcStream>();
+    stream->reader = stub->AsyncGenerateStream(&stream->context, request, &queue, stream.get());
+    streams.push_back(std::move(stream));
   }
-  for (std::thread& thread : threads) thread.join();
+  void* tag = nullptr;
+  bool ok = false;
+  for (size_t running = streams.size(); running > 0 && queue.Next(&tag, &ok);) {
+    auto* stream = static_cast<GrpcStream*>(tag);
+    if (stream->ended) {
+      --running;
+    } else if (ok) {
+      stream->reader->Read(&stream->delta, stream);
+    } else {
+      stream->ended = true;
+      stream->reader->Finish(&stream->status, stream);
+    }
+  }
 }
 
 int Connect(int port) {

@@ -64,6 +64,7 @@ class Bench:
         folder = self.scratch / "fox-760m"
         if not (folder / "config.json").is_file():
             self.run([self.program("fox-bench"), "make-model", "--out", str(folder)], 120)
+            shutil.copy(gpu_build.MODEL / "tokenizer.model", folder)  # the doors want one
         return str(folder)
 
     def left(self, seconds: float) -> float:
@@ -206,6 +207,22 @@ def serve(bench: Bench) -> dict[str, Any]:
                                "128", "--prompt-tokens", "512-8192", "--output-tokens", "32-256")
 
 
+def doors(bench: Bench) -> dict[str, Any]:
+    """What gRPC and HTTP cost: the same sequences through the engine alone and each door."""
+    return bench.fox_bench("doors", "--device", "cuda", "--model", bench.model(), "--streams",
+                           "32", "--tokens", "256", seconds=90)
+
+
+def cold_start(bench: Bench) -> dict[str, Any]:
+    """From the start of the process to a client's first token."""
+    out = bench.scratch / "cold.jsonl"
+    out.unlink(missing_ok=True)
+    for model in (str(gpu_build.MODEL), bench.model()):
+        bench.run([sys.executable, "-B", str(PEERS.parent / "cold_start.py"), str(bench.build),
+                   "--device", "cuda", "--model", model, "--json", str(out)], 90, ours=False)
+    return {"rows": json_lines(out)}
+
+
 def books(bench: Bench) -> dict[str, Any]:
     """Pages that the certified bound keeps on real text, over the paper's; on the CPU."""
     demo = gpu_build.ROOT / "models/demo"
@@ -227,6 +244,8 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "decoder-peer": lambda bench: bench.peer("decoder.py", 170),
     "official-peer": lambda bench: bench.peer("official.py", 90),
     "serve": serve,
+    "doors": doors,
+    "cold-start": cold_start,
     "eager": eager,
     "linear": linear,
     "books": books,

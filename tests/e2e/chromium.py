@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -28,11 +29,13 @@ class BrowserError(Exception):
 class Browser:
     """One page of a browser of its own; gone when the context ends."""
 
-    def __init__(self, executable: str, width: int = 1200, height: int = 1000) -> None:
-        self._command = [executable, "--headless=new", "--remote-debugging-pipe", "--disable-gpu",
-                         "--no-first-run", "--disable-dev-shm-usage", "--disable-extensions",
-                         "--disable-background-networking", "--disable-component-update",
-                         f"--window-size={width},{height}", "about:blank"]
+    def __init__(self, executable: str, width: int = 1200, height: int = 1000,
+                 switches: Sequence[str] = ()) -> None:
+        self._command = [executable, *switches, "--headless=new", "--remote-debugging-pipe",
+                         "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage",
+                         "--disable-extensions", "--disable-background-networking",
+                         "--disable-component-update", f"--window-size={width},{height}",
+                         "about:blank"]
         if os.geteuid() == 0:  # its sandbox refuses root
             self._command.insert(1, "--no-sandbox")
         self._size = (width, height)

@@ -12,11 +12,8 @@ import subprocess
 import sys
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "tests" / "e2e")]
-
-import demo  # noqa: E402
-import http2_attacks as attacks  # noqa: E402
+import http2_attacks as attacks
+from fox_server import FoxServer
 
 DESCRIPTORS = 200
 
@@ -31,12 +28,10 @@ class ConnectionsTest(unittest.TestCase):
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, before[1]))  # the child's
         try:
-            cls.server = cls.enterClassContext(
-                demo.Server(cls.programs, ROOT / "models" / "demo", "certified"))
+            cls.server = cls.enterClassContext(FoxServer(cls.programs))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        host, port = cls.server.target.rsplit(":", 1)
-        cls.address, cls.pid = (host, int(port)), cls.server._process.pid
+        cls.address, cls.pid = cls.server.address, cls.server.process.pid
 
     def test_a_flood_of_connections(self) -> None:
         """Old clients do not notice; a new one is served within a second of its end."""
@@ -63,11 +58,9 @@ class ConnectionsTest(unittest.TestCase):
 
     def test_who_says_nothing_for_long_is_let_go(self) -> None:
         """But not who waits for something."""
-        server = self.enterContext(demo.Server(self.programs, ROOT / "models" / "demo", "certified",
-                                               ["--max-connection-idle", "1"]))
-        host, port = server.target.rsplit(":", 1)
-        with attacks.Connection((host, int(port))) as idle, \
-                attacks.Connection((host, int(port))) as waiting:
+        server = self.enterContext(FoxServer(self.programs, ["--max-connection-idle", "1"]))
+        with attacks.Connection(server.address) as idle, \
+                attacks.Connection(server.address) as waiting:
             self.assertEqual(idle.call(), b"\x08\x01")
             waiting.socket.sendall(
                 attacks.frame(attacks.HEADERS, attacks.END_HEADERS, waiting.next_stream(),

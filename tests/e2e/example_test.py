@@ -12,12 +12,7 @@ import subprocess
 import sys
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "server" / "cli"))
-
-import demo  # noqa: E402
-
-SKIPPED = 77  # ctest's SKIP_RETURN_CODE
+from fox_server import ROOT, SKIPPED, FoxServer
 
 
 class ExampleTest(unittest.TestCase):
@@ -27,8 +22,7 @@ class ExampleTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        server = demo.Server(cls.programs, ROOT / "models" / "demo", "certified")
-        cls.target = cls.enterClassContext(server).target
+        cls.target = cls.enterClassContext(FoxServer(cls.programs)).target
 
     def run_example(self, prompt: str, target: str) -> subprocess.CompletedProcess[str]:
         """The example as a reader would call it."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from typing import Any
 
 import pypi_packages
+from fox_server import free_port, wait_until
 
 READY_SECONDS = 30
 REQUIREMENTS = ("smg==1.13.0", "smg-grpc-proto==0.4.28", "openai>=1.60,<4", "tokenizers>=0.20,<1",
@@ -24,13 +23,6 @@ REQUIREMENTS = ("smg==1.13.0", "smg-grpc-proto==0.4.28", "openai>=1.60,<4", "tok
 def enter_packages(programs: pathlib.Path) -> None:
     """Runs this program again where the gateway, its clients and its libraries can be imported."""
     pypi_packages.enter(programs, "gateway_packages", REQUIREMENTS)
-
-
-def free_port() -> int:
-    """A port that nobody has."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class Gateway:
@@ -88,9 +80,7 @@ class Gateway:
 
     def wait_until(self, condition) -> None:
         """Asks until it is so."""
-        end = time.monotonic() + READY_SECONDS
-        while not condition():
-            if time.monotonic() > end or self._process.poll() is not None:
-                raise AssertionError("the gateway did not come that far:\n" +
-                                     self._log.read_text()[-4000:])
-            time.sleep(0.05)
+        if not wait_until(lambda: self._process.poll() is not None or condition(), READY_SECONDS) \
+                or self._process.poll() is not None:
+            raise AssertionError("the gateway did not come that far:\n" +
+                                 self._log.read_text()[-4000:])

@@ -23,15 +23,12 @@ import unittest
 import zipfile
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "tests" / "e2e")]
-
-import gateway_process  # noqa: E402
+import gateway_process
+from fox_server import ROOT, FoxServer, wait_until
 
 if __name__ == "__main__":
     gateway_process.enter_packages(pathlib.Path(sys.argv[1]))
 
-import demo  # noqa: E402
 import grpc  # noqa: E402
 import openai  # noqa: E402
 from grpc_tools import protoc  # noqa: E402
@@ -39,7 +36,6 @@ from smg_grpc_proto import vllm_engine_pb2_grpc  # noqa: E402
 from smg_grpc_proto.generated import common_pb2  # noqa: E402
 
 MODEL = "demo"
-WAIT_SECONDS = 15
 CLIENTS = 6
 LONG = dict(model=MODEL, prompt="Once upon a time", max_tokens=3000,
             extra_body={"ignore_eos": True})
@@ -57,12 +53,8 @@ def fox_modules() -> tuple[Any, Any, Any]:
     return inference_pb2, inference_pb2_grpc, info_pb2_grpc
 
 
-class Worker(demo.Server):
+class Worker(FoxServer):
     """A fox-server, and what its own interface says of it."""
-
-    def __init__(self, programs: pathlib.Path, model: pathlib.Path = ROOT / "models" / MODEL,
-                 ) -> None:
-        super().__init__(programs, model, "certified")
 
     def __enter__(self) -> Worker:
         super().__enter__()
@@ -78,23 +70,6 @@ class Worker(demo.Server):
         """Nothing runs and every page is free."""
         load = self.load()
         return (load.running, load.waiting, load.free_pages) == (0, 0, load.num_pages)
-
-    def send(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def end(self) -> int:
-        """Waits for the process; its exit code."""
-        return self._process.wait(timeout=60)
-
-
-def wait_until(condition) -> bool:
-    """Asks until it is so."""
-    end = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 class GatewayTest(unittest.TestCase):
@@ -116,7 +91,7 @@ class GatewayTest(unittest.TestCase):
 
     def tearDown(self) -> None:
         for worker in self.workers:
-            if worker._process.poll() is None:
+            if worker.process.poll() is None:
                 self.assertTrue(wait_until(worker.is_idle), worker.load())
 
     def fox(self, prompt: str, sampling: dict[str, Any], **stopping: Any) -> Any:
@@ -251,7 +226,7 @@ class GatewayEscapedTest(unittest.TestCase):
                 shutil.copy(gpt2 / name, model)
             (model / "tokenizer_config.json").write_text(
                 '{"tokenizer_class": "JSONGPT2Tokenizer", "add_bos_token": true}')
-            with Worker(self.programs, model) as worker, \
+            with Worker(self.programs, model=model) as worker, \
                     gateway_process.Gateway([worker.target]) as gateway:
                 self.compare(worker, openai.OpenAI(base_url=gateway.url + "/v1", api_key="none",
                                                    max_retries=0, timeout=60))
@@ -331,15 +306,13 @@ class GatewayFaultTest(unittest.TestCase):
                                            drained.load().requests_finished > 4))
                 self.assertTrue(wait_until(lambda: doomed.load().running > 1))
                 killed = time.monotonic()
-                doomed.send(signal.SIGKILL)
-                doomed.end()
+                doomed.end(signal.SIGKILL)
                 # Found in the file, used at once.
                 gateway.set_workers([drained.target, fresh.target])
                 self.assertTrue(wait_until(lambda: fresh.load().requests_finished > 4),
                                 gateway.workers())
                 self.assertTrue(wait_until(lambda: drained.load().running > 0))
-                drained.send(signal.SIGTERM)
-                self.assertEqual(drained.end(), 0)
+                self.assertEqual(drained.end(signal.SIGTERM), 0)
                 after = users.count() + 2 * CLIENTS
                 self.assertTrue(wait_until(lambda: users.count() > after), gateway.workers())
             failed = [result for result in users.results if result[3]]

@@ -6,8 +6,6 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "grpcpp/generic/generic_stub.h"
-#include "grpcpp/support/byte_buffer.h"
 #include "tests/e2e/test_server.h"
 
 namespace fox {
@@ -177,42 +175,18 @@ TEST_F(GenerateTest, BadRequestsAreNamed) {
 }
 
 TEST_F(GenerateTest, MalformedMessagesAndInvalidUtf8AreInvalidArgument) {
-  grpc::GenericStub stub(server_.Connect());
+  const std::shared_ptr<grpc::Channel> channel = server_.Connect();
   // text (field 3) holding a lone continuation byte, an overlong form, a surrogate; then garbage.
   for (const std::string& bytes : {std::string("\x1a\x01\x80"), std::string("\x1a\x02\xc0\x80"),
                                    std::string("\x1a\x03\xed\xa0\x80"), std::string("\x1a\xff")}) {
-    grpc::Slice slice(bytes);
-    grpc::ByteBuffer request(&slice, 1), response;
-    grpc::ClientContext context;
-    SetTimeout(&context);
-    grpc::CompletionQueue queue;
-    auto call = stub.PrepareUnaryCall(&context, "/fox.v1.Inference/Generate", request, &queue);
-    call->StartCall();
-    grpc::Status status;
-    call->Finish(&response, &status, nullptr);
-    void* tag = nullptr;
-    bool ok = false;
-    ASSERT_TRUE(queue.Next(&tag, &ok));
+    const grpc::Status status = Exchange(channel, "/fox.v1.Inference/Generate", bytes);
     EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT) << status.error_message();
   }
 }
 
 TEST_F(GenerateTest, TooLargeMessagesAndUnknownMethodsAreRefusedByTheLibrary) {
   EXPECT_EQ(CodeOf(GreedyRequest(std::string((16 << 20) + 1, 'x'), 4)), grpc::RESOURCE_EXHAUSTED);
-  grpc::GenericStub stub(server_.channel);
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  grpc::CompletionQueue queue;
-  const grpc::Slice slice("");
-  const grpc::ByteBuffer request(&slice, 1);
-  grpc::ByteBuffer response;
-  auto call = stub.PrepareUnaryCall(&context, "/fox.v1.Inference/Embed", request, &queue);
-  call->StartCall();
-  grpc::Status status;
-  call->Finish(&response, &status, nullptr);
-  void* tag = nullptr;
-  bool ok = false;
-  ASSERT_TRUE(queue.Next(&tag, &ok));
+  const grpc::Status status = Exchange(server_.channel, "/fox.v1.Inference/Embed", "");
   EXPECT_EQ(status.error_code(), grpc::UNIMPLEMENTED);
 }
 

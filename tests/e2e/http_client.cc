@@ -35,7 +35,7 @@ HttpClient::HttpClient(int port) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  EXPECT_EQ(connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  if (connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) Close();
 }
 
 HttpClient::~HttpClient() { Close(); }
@@ -62,10 +62,12 @@ bool HttpClient::Send(const std::string& bytes) {
 void HttpClient::SendRequest(const std::string& method, const std::string& path,
                              const std::string& body, const std::string& headers) {
   Send(absl::StrCat(method, " ", path, " HTTP/1.1\r\nHost: test\r\n", headers,
-                    "Content-Length: ", body.size(), "\r\n\r\n", body));
+                    "Content-Type: application/json\r\nContent-Length: ", body.size(), "\r\n\r\n",
+                    body));
 }
 
 bool HttpClient::Fill() {
+  if (socket_ < 0) return false;
   pollfd waiting{socket_, POLLIN, 0};
   if (poll(&waiting, 1, kPatienceMs) != 1) return false;
   std::array<char, 1 << 16> buffer{};
@@ -123,7 +125,7 @@ HttpReply HttpClient::Read(bool head_only) {
 }
 
 HttpReply HttpClient::Post(const std::string& path, const nlohmann::json& body) {
-  SendRequest("POST", path, body.dump(), "Content-Type: application/json\r\n");
+  SendRequest("POST", path, body.dump());
   return Read();
 }
 

@@ -27,6 +27,7 @@ struct HttpReply {
 
 class HttpClient {
  public:
+  // Where nobody listens, nothing can be sent and nothing is ever read.
   explicit HttpClient(int port);
   ~HttpClient();
   HttpClient(HttpClient&& other) noexcept : socket_(other.socket_) { other.socket_ = -1; }
@@ -45,6 +46,8 @@ class HttpClient {
   // What has arrived of a stream; waits until it holds `text`. False: the stream ended before.
   bool ReadUntil(const std::string& text);
   const std::string& received() const { return in_; }
+  // Waits for more of it. False: the connection has ended, or nothing came for ten seconds.
+  bool ReadMore() { return Fill(); }
   // Waits for the end of the connection. False: ten seconds have passed, or more bytes have come.
   bool AtEnd();
   void Close();

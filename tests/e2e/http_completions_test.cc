@@ -249,8 +249,12 @@ TEST(HttpCompletionsTest, WhoHasNoTokenIsToldBeforeTheBody) {
   for (const char* path : {"/health", "/version"}) EXPECT_EQ(client.Get(path).status, 200);
   EXPECT_EQ(client.Get("/v1/models").status, 401);
   const std::string body = Greedy("hello", 3).dump();
-  client.SendRequest("POST", kPath, body, "Authorization: Bearer a-secret-token\r\n");
+  const std::string right = "Authorization: Bearer a-secret-token\r\n";
+  client.SendRequest("POST", kPath, body, right);
   EXPECT_EQ(client.Read().status, 200);
+  HttpClient twice = test.Connect();  // which of them did a proxy look at?
+  twice.SendRequest("POST", kPath, body, right + right);
+  EXPECT_EQ(twice.Read().status, 401);
   client.Send(absl::StrCat("POST ", kPath,
                            " HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n"
                            "Authorization: Bearer another-token\r\n\r\n"));

@@ -19,6 +19,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr char kPath[] = "/v1/completions";
 constexpr double kShort = 0.3;  // seconds
+const std::string kTokenize =
+    "POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n";
 
 std::string Body(const std::string& prompt, int max_tokens, bool stream) {
   return Json({{"prompt", prompt},
@@ -49,11 +51,16 @@ TEST(HttpConnectionsTest, WhatIsNoRequestIsToldSo) {
       {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n"
        "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
        400},
-      {"POST /tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400},
+      {"GET /health HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", 400},
+      {"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n", 400},
       {"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n", 404},
       {"DELETE /health HTTP/1.1\r\nHost: a\r\n\r\n", 405},
       {"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", 404},
       {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: text/plain\r\n"
+       "Content-Length: 2\r\n\r\n{}",
+       415},
+      {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", 415},
+      {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/jsonx\r\n"
        "Content-Length: 2\r\n\r\n{}",
        415},
   };
@@ -69,13 +76,31 @@ TEST(HttpConnectionsTest, WhatIsNoRequestIsToldSo) {
   EXPECT_EQ(wrong.Get("/health").status, 200);  // on the same connection
 }
 
+// One's own name resolved to this machine (DNS rebinding), or another site's page.
+TEST(HttpConnectionsTest, APageOfAnotherNameGetsNothing) {
+  TestHttp test;
+  const auto status = [&](const std::string& host, const std::string& headers) {
+    HttpClient client = test.Connect();
+    client.Send("GET /v1/models HTTP/1.1\r\nHost: " + host + "\r\n" + headers + "\r\n");
+    return client.Read().status;
+  };
+  const std::string page = "Origin: http://elsewhere.example\r\n";
+  for (const char* host : {"elsewhere.example", "elsewhere.example:8000", "localhost.example"}) {
+    EXPECT_EQ(status(host, page), 403) << host;
+    EXPECT_EQ(status(host, ""), 200) << host;  // a program behind a proxy
+  }
+  for (const char* host : {"localhost", "LOCALHOST:8000", "127.0.0.1:8000", "[::1]:8000"}) {
+    EXPECT_EQ(status(host, page), 200) << host;  // which the browser does not show it
+  }
+}
+
 TEST(HttpConnectionsTest, WhatIsTooLargeIsRefusedBeforeItHasArrived) {
   TestHttp test({}, Impatient());
   HttpClient body = test.Connect(), chunked = test.Connect(), head = test.Connect();
-  body.Send("POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 100001\r\n\r\n");
+  body.Send(kTokenize + "Content-Length: 100001\r\n\r\n");
   EXPECT_EQ(body.Read().status, 413);
   EXPECT_TRUE(body.AtEnd());
-  chunked.Send("POST /tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
+  chunked.Send(kTokenize + "Transfer-Encoding: chunked\r\n\r\n");
   const std::string chunk = absl::StrCat("4e20\r\n", std::string(20000, 'a'), "\r\n");
   for (int i = 0; i < 6; ++i) chunked.Send(chunk);
   EXPECT_EQ(chunked.Read().status, 413);
@@ -92,7 +117,7 @@ TEST(HttpConnectionsTest, WhoIsSlowIsCutOff) {
              idle = test.Connect();
   const auto start = Clock::now();
   head.Send("GET /hea");
-  body.Send("POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{");
+  body.Send(kTokenize + "Content-Length: 100\r\n\r\n{");
   EXPECT_EQ(idle.Get("/health").status, 200);
   std::thread dripping([&] {  // bytes that come one by one do not help
     for (int i = 0; i < 40 && head.Send("x") && body.Send(" "); ++i) {
@@ -130,12 +155,11 @@ TEST(HttpConnectionsTest, PipelinedRequestsAreAnsweredInOrder) {
 TEST(HttpConnectionsTest, ChunkedBodiesExpectationsOldClientsAndHeads) {
   TestHttp test;
   HttpClient client = test.Connect();
-  client.Send(
-      "POST /tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-      "3;x=y\r\n{\"p\r\n10\r\nrompt\": \"hello\"}\r\n0\r\nTrailer: x\r\n\r\n");
+  client.Send(kTokenize +
+              "Transfer-Encoding: chunked\r\n\r\n"
+              "3;x=y\r\n{\"p\r\n10\r\nrompt\": \"hello\"}\r\n0\r\nTrailer: x\r\n\r\n");
   EXPECT_EQ(client.Read().Json()["count"], 6);
-  client.Send(
-      "POST /tokenize HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 15\r\n\r\n");
+  client.Send(kTokenize + "Expect: 100-continue\r\nContent-Length: 15\r\n\r\n");
   ASSERT_TRUE(client.ReadUntil("HTTP/1.1 100 Continue\r\n\r\n"));
   client.Send("{\"prompt\":\"abc\"}");
   EXPECT_EQ(client.Read().status, 400);  // 15 bytes end before the brace
@@ -145,8 +169,9 @@ TEST(HttpConnectionsTest, ChunkedBodiesExpectationsOldClientsAndHeads) {
   EXPECT_EQ(head.Get("/health").status, 200);
   HttpClient old = test.Connect();
   const std::string body = Body("hello", 20, true);
-  old.Send(
-      absl::StrCat("POST ", kPath, " HTTP/1.0\r\nContent-Length: ", body.size(), "\r\n\r\n", body));
+  old.Send(absl::StrCat("POST ", kPath,
+                        " HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: ",
+                        body.size(), "\r\n\r\n", body));
   const HttpReply reply = old.Read();
   EXPECT_EQ(reply.headers.count("transfer-encoding"), 0u);
   EXPECT_EQ(Events(reply.body).back(), "[DONE]");
@@ -214,7 +239,7 @@ TEST(HttpConnectionsTest, BodiesOnTheirWayHaveABudget) {
   options.port.receive_memory_bytes = 100000;
   TestHttp test({}, options);
   HttpClient first = test.Connect(), second = test.Connect();
-  const std::string head = "POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 90000\r\n\r\n";
+  const std::string head = kTokenize + "Content-Length: 90000\r\n\r\n";
   first.Send(head + std::string(80000, ' '));
   for (int i = 0; i < 3; ++i) EXPECT_EQ(test.Connect().Get("/health").status, 200);  // it is read
   second.Send(head + std::string(80000, ' '));

@@ -1,7 +1,10 @@
 // From opening the port to closing it: health, reflection, drain, stop, an engine that fails.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
+#include <map>
+#include <mutex>
 #include <thread>
 
 #include "google/protobuf/wrappers.pb.h"
@@ -46,6 +49,19 @@ TEST(LifecycleTest, HealthIsServingForEveryServiceAndUnknownForOthers) {
   TestServer server;
   for (const char* service : kServices) EXPECT_EQ(HealthOf(server.channel, service), 1) << service;
   EXPECT_EQ(HealthOf(server.channel, "fox.v1.Nothing"), -1);
+}
+
+// The HTTP door lives longer and asks for its health.
+TEST(LifecycleTest, ItMayBeAskedWhetherItServesWhileItStops) {
+  TestServer server;
+  std::atomic<bool> stopped{false};
+  std::thread asks([&] {
+    while (!stopped) server.server->serving();
+  });
+  EXPECT_TRUE(server.server->Stop(0));
+  stopped = true;
+  asks.join();
+  EXPECT_FALSE(server.server->serving());
 }
 
 TEST(LifecycleTest, ReflectionListsTheServices) {
@@ -184,11 +200,7 @@ TEST(LifecycleTest, AStopWaitsForWhoReadsAFinishedAnswer) {
 TEST(LifecycleTest, DrainLetsRunningRequestsFinish) {
   TestServer server;
   server.script->step_delay_us = 5000;
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  StreamResult result;
-  std::thread stream(
-      [&] { result = ReadStream(*server.inference, GreedyRequest("drain", 100), &context); });
+  BackgroundStream stream(server, GreedyRequest("drain", 100));
   while (server.engine->stats().running == 0) std::this_thread::yield();
 
   v1::DrainResponse drained;
@@ -198,57 +210,81 @@ TEST(LifecycleTest, DrainLetsRunningRequestsFinish) {
   EXPECT_EQ(drained.running(), 1u);
   for (const char* service : kServices) EXPECT_EQ(HealthOf(server.channel, service), 2) << service;
   EXPECT_EQ(GenerateCode(server), grpc::UNAVAILABLE);
-  stream.join();
-  EXPECT_TRUE(result.status.ok()) << result.status.error_message();
-  EXPECT_EQ(result.text.at(0), ExpectedText("drain", 100));
+  stream.Join();
+  EXPECT_TRUE(stream.result.status.ok()) << stream.result.status.error_message();
+  EXPECT_EQ(stream.result.text.at(0), ExpectedText("drain", 100));
 }
 
 TEST(LifecycleTest, StopEndsWhatOutlivesTheGraceWithUnavailable) {
   TestServer server;
   server.script->step_delay_us = 10000;
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  StreamResult result;
-  std::thread stream(
-      [&] { result = ReadStream(*server.inference, GreedyRequest("long", 4000), &context); });
+  BackgroundStream stream(server, GreedyRequest("long", 4000));
   while (server.engine->stats().running == 0) std::this_thread::yield();
   const auto start = std::chrono::steady_clock::now();
   server.server->Stop(0.2);
-  stream.join();
-  EXPECT_EQ(result.status.error_code(), grpc::UNAVAILABLE);
-  EXPECT_FALSE(result.text.empty());
-  EXPECT_EQ(result.text[0], ExpectedText("long", static_cast<int>(result.text[0].size())));
+  stream.Join();
+  EXPECT_EQ(stream.result.status.error_code(), grpc::UNAVAILABLE);
+  EXPECT_FALSE(stream.result.text.empty());
+  EXPECT_EQ(stream.result.text[0],
+            ExpectedText("long", static_cast<int>(stream.result.text[0].size())));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+}
+
+// On connections that were there before: those calls arrive when gRPC has begun to shut down, which
+// ends them with CANCELLED, and clients do not repeat what was cancelled.
+TEST(LifecycleTest, WhoCallsUntilTheVeryEndIsToldUnavailable) {
+  std::mutex mutex;
+  std::map<grpc::StatusCode, int> codes;
+  for (int round = 0; round < 10; ++round) {
+    TestServer server;
+    server.script->step_delay_us = 2000;
+    std::atomic<bool> over{false};
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 8; ++i) {
+      callers.emplace_back([&, channel = server.Connect()] {
+        const std::unique_ptr<v1::Inference::Stub> stub = v1::Inference::NewStub(channel);
+        while (!over) {
+          grpc::ClientContext context;
+          SetTimeout(&context);
+          v1::GenerateResponse response;
+          const auto code = stub->Generate(&context, GreedyRequest("x", 5), &response).error_code();
+          const std::lock_guard<std::mutex> lock(mutex);
+          ++codes[code];
+        }
+      });
+    }
+    ASSERT_TRUE(Eventually([&] { return server.engine->stats().finished > 20; }));
+    server.server->Stop(0.02);
+    over = true;
+    for (std::thread& caller : callers) caller.join();
+  }
+  EXPECT_GT(codes[grpc::UNAVAILABLE], 100);
+  for (const auto& [code, count] : codes) {
+    EXPECT_TRUE(code == grpc::OK || code == grpc::UNAVAILABLE || code == grpc::RESOURCE_EXHAUSTED)
+        << count << " times " << code;
+  }
 }
 
 TEST(LifecycleTest, AForcedStopDoesNotWait) {
   TestServer server;
   server.script->step_delay_us = 10000;
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  StreamResult result;
-  std::thread stream(
-      [&] { result = ReadStream(*server.inference, GreedyRequest("long", 4000), &context); });
+  BackgroundStream stream(server, GreedyRequest("long", 4000));
   while (server.engine->stats().running == 0) std::this_thread::yield();
   const auto start = std::chrono::steady_clock::now();
   server.server->Stop(60, [] { return true; });
-  stream.join();
-  EXPECT_EQ(result.status.error_code(), grpc::UNAVAILABLE);
+  stream.Join();
+  EXPECT_EQ(stream.result.status.error_code(), grpc::UNAVAILABLE);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
 TEST(LifecycleTest, AFailedEngineTurnsHealthAndEndsEveryStream) {
   TestServer server;
   server.script->step_delay_us = 5000;
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  StreamResult result;
-  std::thread stream(
-      [&] { result = ReadStream(*server.inference, GreedyRequest("fail", 4000), &context); });
+  BackgroundStream stream(server, GreedyRequest("fail", 4000));
   while (server.engine->stats().generated_tokens == 0) std::this_thread::yield();
   server.script->fail = true;
-  stream.join();
-  EXPECT_EQ(result.status.error_code(), grpc::UNAVAILABLE);
+  stream.Join();
+  EXPECT_EQ(stream.result.status.error_code(), grpc::UNAVAILABLE);
   EXPECT_TRUE(WaitForHealth(server, "", 2));
   EXPECT_EQ(GenerateCode(server), grpc::UNAVAILABLE);
 }

@@ -13,21 +13,15 @@ import array
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
-import threading
 import unittest
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "tests" / "e2e")]
+import pypi_packages
+from fox_server import MODEL, FoxServer, demo
 
-import demo  # noqa: E402
-import pypi_packages  # noqa: E402
-
-MODEL = ROOT / "models" / "demo"
 PROMPT = "Once upon a time"
 TEXT = (MODEL / "prompt_long.txt").read_text()[:6000]
 # Log-probabilities are sums of some thousand float32 terms.
@@ -42,37 +36,6 @@ QUESTIONS = [
 ]
 
 
-class FoxServer:
-    """A fox-server with an HTTP port; gone when the context ends."""
-
-    def __init__(self, programs: pathlib.Path) -> None:
-        self._command = [str(programs / "fox-server"), "--model", str(MODEL), "--grpc-port", "0",
-                         "--http-port", "0"]
-
-    def __enter__(self) -> FoxServer:
-        self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                        text=True)
-        assert self.process.stdout is not None
-        timer = threading.Timer(60, self.process.kill)
-        timer.start()
-        self.grpc = self._address(r"listening on (\S+)\n")
-        self.http = self._address(r"listening for HTTP on (\S+)\n")
-        timer.cancel()
-        return self
-
-    def _address(self, pattern: str) -> str:
-        line = self.process.stdout.readline()
-        match = re.fullmatch(pattern, line)
-        assert match, f"not what a server prints: {line!r}"
-        return match.group(1)
-
-    def __exit__(self, *_: object) -> None:
-        self.process.terminate()
-        assert self.process.wait(timeout=40) == 0
-        self.process.stdout.close()
-
-
 class OpenAiTest(unittest.TestCase):
     """One server for all cases."""
 
@@ -80,13 +43,13 @@ class OpenAiTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.server = cls.enterClassContext(FoxServer(cls.programs))
-        cls.url = f"http://{cls.server.http}/v1"
+        cls.server = cls.enterClassContext(FoxServer(cls.programs, ["--http-port", "0"]))
+        cls.url = cls.server.http_url + "/v1"
 
     def cli(self, *arguments: str) -> Any:
         """What fox-cli says, over gRPC."""
         done = subprocess.run([str(self.programs / "fox-cli"), *arguments, "--target",
-                               self.server.grpc, "--json"], capture_output=True, text=True,
+                               self.server.target, "--json"], capture_output=True, text=True,
                               timeout=60, check=True)
         return json.loads(done.stdout)
 
@@ -170,7 +133,7 @@ class ClientTest(OpenAiTest):
         stream.close()
         for _ in range(200):  # each look takes some 10 ms
             looked = subprocess.run([str(self.programs / "fox-cli"), "info", "--target",
-                                     self.server.grpc], capture_output=True, text=True,
+                                     self.server.target], capture_output=True, text=True,
                                     timeout=60, check=True)
             load = demo.read_messages(looked.stdout)[-1]
             if load["running"] == "0":

@@ -17,27 +17,6 @@ double MillisecondsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-// A stream that runs on a thread of its own until it ends or is cancelled.
-class BackgroundStream {
- public:
-  BackgroundStream(TestServer& server, const v1::GenerateRequest& request)
-      : stub_(v1::Inference::NewStub(server.channel)) {
-    SetTimeout(&context);
-    thread_ = std::thread([this, request] { result = ReadStream(*stub_, request, &context); });
-  }
-  ~BackgroundStream() { Join(); }
-  void Join() {
-    if (thread_.joinable()) thread_.join();
-  }
-
-  grpc::ClientContext context;
-  StreamResult result;
-
- private:
-  std::unique_ptr<v1::Inference::Stub> stub_;
-  std::thread thread_;
-};
-
 TEST(OverloadTest, FullQueueIsRefusedQuicklyWithADelay) {
   TestCoreOptions options;
   options.max_num_seqs = 1;

@@ -3,7 +3,7 @@
 
     page_test.py BIN [--screenshot FILE]     the folder of fox-server; FILE: a PNG for the README
 
-Skipped, and it says so, without Chromium, and where the server was built without HTTP.
+Skipped, and it says so, without Chromium.
 """
 
 from __future__ import annotations
@@ -11,20 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import subprocess
 import sys
 import unittest
 import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "tests" / "e2e")]
+import chromium
+from fox_server import MODEL, SKIPPED, FoxServer
 
-import chromium  # noqa: E402
-import demo  # noqa: E402
-
-SKIPPED = 77  # ctest's SKIP_RETURN_CODE
 CONTROL, SHIFT = 2, 8
-LONG = (ROOT / "models" / "demo" / "prompt_long.txt").read_text()
+LONG = (MODEL / "prompt_long.txt").read_text()
 STATE = "document.body.dataset.state"
 
 
@@ -38,9 +33,8 @@ class PageTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
         if not cls.url:
-            server = demo.Server(cls.programs, ROOT / "models" / "demo", "certified",
-                                 ["--http-port", "0"])
-            cls.url = cls.enterClassContext(server).http_url
+            server = cls.enterClassContext(FoxServer(cls.programs, ["--http-port", "0"]))
+            cls.url = server.http_url
         executable = chromium.find()
         assert executable is not None
         cls.browser = cls.enterClassContext(chromium.Browser(executable, 1200, 1160))
@@ -217,13 +211,6 @@ class PageTest(unittest.TestCase):
         self.browser.send("Accessibility.disable")
 
 
-def has_http(programs: pathlib.Path) -> bool:
-    """Whether this fox-server speaks HTTP."""
-    shown = subprocess.run([str(programs / "fox-server"), "--help"], capture_output=True, text=True,
-                           timeout=60, check=False)
-    return "--http-port" in shown.stdout
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("programs", type=pathlib.Path)
@@ -233,9 +220,6 @@ if __name__ == "__main__":
     if chromium.find() is None:
         print(f"SKIPPED: none of {', '.join(chromium.NAMES)} is here (apt: chromium); "
               "`./run test` installs it")
-        sys.exit(SKIPPED)
-    if not arguments.url and not has_http(arguments.programs):
-        print("SKIPPED: this fox-server was built without HTTP")
         sys.exit(SKIPPED)
     PageTest.programs, PageTest.screenshot = arguments.programs, arguments.screenshot
     PageTest.url = arguments.url

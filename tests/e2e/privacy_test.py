@@ -11,37 +11,20 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import pathlib
-import re
+import signal
 import sys
 import threading
 import time
 import unittest
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "proto")]
+from fox_server import ROOT, SKIPPED, FoxServer
 
-import demo  # noqa: E402
+sys.path.insert(0, str(ROOT / "proto"))
 
-SKIPPED = 77  # ctest's SKIP_RETURN_CODE
 SECONDS = 4.0
 SECRET = "QX7-canary-ZJ9"
 PROMPT = "Once upon a time"
-
-
-class Server(demo.Server):
-    """Keeps all that it says."""
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        self.said = ""
-        for line in self._process.stdout:
-            self.said += line
-            match = re.search(r"listening on (\S+:\d+)", line)
-            if match and not self.target:
-                self.target = match.group(1)
-                self._listening.set()
-        self._listening.set()
 
 
 def secret_calls(channel: Any) -> list[Any]:
@@ -89,9 +72,8 @@ class PrivacyTest(unittest.TestCase):
     programs = pathlib.Path()
 
     def test_nothing_of_a_request_is_seen_elsewhere(self) -> None:
-        server = self.enterContext(Server(
-            self.programs, ROOT / "models" / "demo", "certified",
-            ["--log-level", "debug", "--log-format", "json"]))
+        server = self.enterContext(FoxServer(
+            self.programs, ["--log-level", "debug", "--log-format", "json"]))
         alone_on_it = [("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(server.target) as mine, \
                 grpc.insecure_channel(server.target, alone_on_it) as own:
@@ -125,10 +107,9 @@ class PrivacyTest(unittest.TestCase):
         for _, details in seen:  # nothing of the machine, and not much at all
             self.assertLessEqual(len(details), 1024)
             self.assertNotRegex(details, r"/\w+/|0x[0-9a-f]{6}|\d+\.\d+\.\d+\.\d+")
-        server.__exit__()
-        server._reader.join()
-        self.assertIn("request finished", server.said)
-        for line in server.said.splitlines():
+        self.assertEqual(server.end(signal.SIGTERM), 0)
+        self.assertTrue(server.logged("request finished"))
+        for line in server.log:
             self.assertNotIn(SECRET, line)
 
 

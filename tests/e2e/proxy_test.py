@@ -18,22 +18,11 @@ import tempfile
 import time
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "tests" / "e2e")]
+import http2_attacks as attacks
+from fox_server import ROOT, SKIPPED, FoxServer, free_port, wait_until
 
-import demo  # noqa: E402
-import http2_attacks as attacks  # noqa: E402
-
-SKIPPED = 77  # ctest's SKIP_RETURN_CODE
 CONFIGURATION = ROOT / "docker" / "haproxy.cfg"
 HAPROXY = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
-
-
-def free_port() -> int:
-    """A port that nobody has."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class Proxy:
@@ -63,15 +52,6 @@ class Proxy:
         self._process.wait()
         self._file.close()
 
-    def wait_until(self, condition) -> bool:
-        """Asks until it is so, for ten seconds at most."""
-        end = time.monotonic() + 10
-        while not condition():
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.01)
-        return True
-
 
 class ProxyTest(unittest.TestCase):
     """One server and one proxy for all cases."""
@@ -80,14 +60,13 @@ class ProxyTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.server = cls.enterClassContext(
-            demo.Server(cls.programs, ROOT / "models" / "demo", "certified"))
-        cls.server_pid = cls.server._process.pid
+        cls.server = cls.enterClassContext(FoxServer(cls.programs))
+        cls.server_pid = cls.server.process.pid
         cls.proxy = cls.enterClassContext(Proxy(cls.server.target, {
             "timeout http-request 10s": "timeout http-request 1s",
             "timeout client 1m": "timeout client 1s"}))
         cls.target = "%s:%d" % cls.proxy.address
-        assert cls.proxy.wait_until(lambda: attacks.is_serving(cls.proxy.address, 1))
+        assert wait_until(lambda: attacks.is_serving(cls.proxy.address, 1))
 
     def attack(self, attack, size: int, server_mib: float = 48) -> tuple:
         """Runs one attack; the processes may not grow and nobody else may notice."""
@@ -166,7 +145,7 @@ class ProxyTest(unittest.TestCase):
                                          target], capture_output=True, text=True, check=False)
                 return "UNAVAILABLE" in health.stderr and "503" in health.stderr
 
-            self.assertTrue(alone.wait_until(is_refused))
+            self.assertTrue(wait_until(is_refused))
 
 
 if __name__ == "__main__":

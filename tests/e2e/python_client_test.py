@@ -19,13 +19,9 @@ import time
 import unittest
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "tests" / "e2e")]
+import certificates
+from fox_server import ROOT, SKIPPED, FoxServer
 
-import certificates  # noqa: E402
-import demo  # noqa: E402
-
-SKIPPED = 77  # ctest's SKIP_RETURN_CODE
 NEEDED = {"grpc": "grpcio", "grpc_tools": "grpcio-tools", "setuptools": "setuptools",
           "wheel": "wheel", "mypy": "mypy", "google-stubs": "types-protobuf"}
 PROMPT = "Once upon a time"
@@ -57,17 +53,6 @@ def build(into: pathlib.Path) -> None:
     sys.path.insert(0, str(into / "site"))
 
 
-class Server(demo.Server):
-    """With flags of its own; serving as soon as it listens."""
-
-    def __init__(self, programs: pathlib.Path, flags: list[str]) -> None:
-        super().__init__(programs, ROOT / "models" / "demo", "certified", flags)
-
-    def _wait_until_serving(self) -> None:
-        if not self._listening.wait(demo.START_SECONDS) or not self.target:
-            raise demo.DemoError("\n".join(self._log))
-
-
 class Case(unittest.TestCase):
     """The package, and a folder that ends with the class."""
 
@@ -79,9 +64,9 @@ class Case(unittest.TestCase):
         cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
 
     @classmethod
-    def serve(cls, *flags: str) -> Server:
+    def serve(cls, *flags: str) -> FoxServer:
         """A server until the class' end."""
-        return cls.enterClassContext(Server(cls.programs, list(flags)))
+        return cls.enterClassContext(FoxServer(cls.programs, flags))
 
     def assert_fails(self, code: str, call: Any) -> Any:
         """With that status; returns the error."""

@@ -87,7 +87,7 @@ grpc::Status Exchange(const std::shared_ptr<grpc::Channel>& channel, const std::
   call->Read(&out, nullptr);
   queue.Next(&tag, &ok);
   grpc::Slice flat;
-  if (ok && out.DumpToSingleSlice(&flat).ok()) {
+  if (ok && response != nullptr && out.DumpToSingleSlice(&flat).ok()) {
     response->assign(reinterpret_cast<const char*>(flat.begin()), flat.size());
   }
   grpc::Status status;

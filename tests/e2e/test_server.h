@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "fox/v1/admin.grpc.pb.h"
@@ -44,11 +45,32 @@ StreamResult ReadStream(v1::Inference::Stub& stub, const v1::GenerateRequest& re
                         grpc::ClientContext* context);
 
 // One message each way, unary or over a stream, with any service; `request` and `response` are the
-// messages' bytes.
+// messages' bytes, `response` null: of no interest.
 grpc::Status Exchange(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                      const std::string& request, std::string* response);
+                      const std::string& request, std::string* response = nullptr);
 
 // Sets a deadline so that no test can hang.
 void SetTimeout(grpc::ClientContext* context, int milliseconds = 20000);
+
+// A stream that runs on a thread of its own until it ends or is cancelled.
+class BackgroundStream {
+ public:
+  BackgroundStream(TestServer& server, const v1::GenerateRequest& request)
+      : stub_(v1::Inference::NewStub(server.channel)) {
+    SetTimeout(&context);
+    thread_ = std::thread([this, request] { result = ReadStream(*stub_, request, &context); });
+  }
+  ~BackgroundStream() { Join(); }
+  void Join() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+  grpc::ClientContext context;
+  StreamResult result;
+
+ private:
+  std::unique_ptr<v1::Inference::Stub> stub_;
+  std::thread thread_;
+};
 
 }  // namespace fox

@@ -22,37 +22,11 @@ import time
 import unittest
 import warnings
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "tests" / "e2e")]
+import certificates
+import http2_attacks as attacks
+from fox_server import MODEL, SKIPPED, FoxServer
 
-import certificates  # noqa: E402
-import demo  # noqa: E402
-import http2_attacks as attacks  # noqa: E402
-
-SKIPPED = 77  # ctest's SKIP_RETURN_CODE
 HANDSHAKE_SECONDS = 10  # the server's patience
-
-
-class Server(demo.Server):
-    """With flags of its own; serving as soon as it listens."""
-
-    def __init__(self, programs: pathlib.Path, flags: list[str]) -> None:
-        super().__init__(programs, ROOT / "models" / "demo", "certified", flags)
-
-    def _wait_until_serving(self) -> None:
-        if not self._listening.wait(demo.START_SECONDS) or not self.target:
-            raise demo.DemoError("\n".join(self._log))
-        host, port = self.target.rsplit(":", 1)
-        self.address, self.pid = (host, int(port)), self._process.pid
-
-    def logged(self, text: str) -> bool:
-        """Whether it has been, within two seconds."""
-        end = time.monotonic() + 2
-        while time.monotonic() < end:
-            if any(text in line for line in self._log):
-                return True
-            time.sleep(0.02)
-        return False
 
 
 class Case(unittest.TestCase):
@@ -69,11 +43,11 @@ class Case(unittest.TestCase):
         cls.trust = ["--ca", str(cls.authority.certificate)]
 
     @classmethod
-    def serve(cls, *flags: str) -> Server:
+    def serve(cls, *flags: str) -> FoxServer:
         """A server until the class' end."""
-        return cls.enterClassContext(Server(cls.programs, list(flags)))
+        return cls.enterClassContext(FoxServer(cls.programs, flags))
 
-    def cli(self, server: Server, *arguments: str, target: str = "",
+    def cli(self, server: FoxServer, *arguments: str, target: str = "",
             command: str = "health") -> str:
         """What fox-cli says: SERVING, or the error."""
         done = subprocess.run(
@@ -192,7 +166,7 @@ class HandshakeTest(Case):
     def test_handshakes_leave_no_memory_behind(self) -> None:
         """Half-open ones take 70 kB each, and the heap has several arenas."""
         def resident_mb() -> float:
-            status = pathlib.Path(f"/proc/{self.server.pid}/status").read_text()
+            status = pathlib.Path(f"/proc/{self.server.process.pid}/status").read_text()
             return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
         before = resident_mb()
@@ -229,11 +203,13 @@ class HandshakeTest(Case):
                     break
         except OSError:
             pass
+        looked = time.monotonic()
         ages = seconds_until_closed(self.slow)
-        for name, (one, _) in self.slow.items():
+        for name, (one, begin) in self.slow.items():
             one.close()
             self.assertIn(name, ages, "still open")
-            self.assertLess(ages[name], HANDSHAKE_SECONDS + 5, name)
+            # Nobody looked before: the other cases may have taken longer.
+            self.assertLess(ages[name], max(HANDSHAKE_SECONDS + 5, looked - begin + 2), name)
         self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
 
 
@@ -314,7 +290,7 @@ class FilesTest(Case):
         """The one line of a server that does not start."""
         begin = time.monotonic()
         done = subprocess.run(
-            [str(self.programs / "fox-server"), "--model", str(ROOT / "models" / "demo"),
+            [str(self.programs / "fox-server"), "--model", str(MODEL),
              "--grpc-port", "0", *flags], capture_output=True, text=True, timeout=60, check=False)
         self.assertEqual((done.returncode, done.stdout), (78, ""), done.stderr)
         self.assertLess(time.monotonic() - begin, 2)

@@ -13,10 +13,7 @@ import subprocess
 import sys
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "server" / "cli"))
-
-import demo  # noqa: E402
+from fox_server import FoxServer
 
 HOME = "\x1b[H\x1b[J"
 
@@ -28,8 +25,7 @@ class TopTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.server = cls.enterClassContext(
-            demo.Server(cls.programs, ROOT / "models" / "demo", "certified"))
+        cls.server = cls.enterClassContext(FoxServer(cls.programs))
         cls.server.generate(["Once", "--max-tokens", "5"], show=False)
 
     def command(self, *arguments: str) -> list[str]:

@@ -13,10 +13,8 @@ import tempfile
 import unittest
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "e2e"))
-
-import gateway_process  # noqa: E402
+import gateway_process
+from fox_server import ROOT
 
 if __name__ == "__main__":
     gateway_process.enter_packages(pathlib.Path(sys.argv[1]))

@@ -18,13 +18,11 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "server" / "cli"), str(ROOT / "proto")]
+from fox_server import MODEL, ROOT, SKIPPED, FoxServer
 
-import demo  # noqa: E402
+sys.path.insert(0, str(ROOT / "proto"))
 
-SKIPPED = 77  # ctest's SKIP_RETURN_CODE
-LONG = (ROOT / "models" / "demo" / "prompt_long.txt").read_text()
+LONG = (MODEL / "prompt_long.txt").read_text()
 HEADS, LAYERS = 6, 10
 
 
@@ -37,8 +35,7 @@ class WindowsTest(unittest.TestCase):
     def setUpClass(cls) -> None:
         import grpc
         cls.fox, fox_grpc = grpc.protos_and_services("fox/v1/inference.proto")
-        cls.server = cls.enterClassContext(demo.Server(
-            cls.programs, ROOT / "models" / "demo", "certified", ["--http-port", "0"]))
+        cls.server = cls.enterClassContext(FoxServer(cls.programs, ["--http-port", "0"]))
         channel = cls.enterClassContext(grpc.insecure_channel(cls.server.target))
         cls.stub = fox_grpc.InferenceStub(channel)
 

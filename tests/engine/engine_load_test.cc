@@ -154,6 +154,27 @@ TEST(EngineLoadTest, AFloodOfOneClientLeavesOthersTheirTurns) {
   EXPECT_LT(polite.longest(), 4);
 }
 
+// The first of the running prompts gives its seat up long before all of them are computed.
+TEST(EngineLoadTest, AFloodOfLongPromptsRefusesNobodyWhoWouldBeInTime) {
+  Load load;
+  const ClosedLoop flood(load, 1, 60, 8000, 20);
+  load.Run(30);
+  int served = 0, refused = 0, late = 0;
+  const std::function<void()> send = [&] {
+    Request request = Load::MakeRequest(100, 20, 2);
+    request.deadline = load.now() + 8;
+    load.Send(std::move(request), [&](const LoadRequest& ended) {
+      ++(ended.ok() ? served : ended.admitted ? late : refused);
+    });
+    load.At(load.now() + 3, send);
+  };
+  send();
+  load.Run(300);
+  std::printf("%d served, %d refused, %d late\n", served, refused, late);
+  EXPECT_GE(served, 80);
+  EXPECT_LE(refused + late, 5);
+}
+
 TEST(EngineLoadTest, TurnsAreCountedInTokens) {
   Load load;
   const ClosedLoop long_prompts(load, 1, 60, 2000, 10);

@@ -251,6 +251,30 @@ TEST(EngineThreadTest, HeartbeatGoesOnWhenIdle) {
   }
 }
 
+// An executor whose device is lost while nothing runs.
+class LosableExecutor : public FakeExecutor {
+ public:
+  using FakeExecutor::FakeExecutor;
+  absl::Status Probe() override {
+    return lost ? absl::UnavailableError("the device is lost") : absl::OkStatus();
+  }
+  std::atomic<bool> lost{false};
+};
+
+TEST_P(EngineThreadDepthTest, AFailureIsNoticedWhileNothingRuns) {
+  LosableExecutor executor(DepthOptions());
+  EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
+  Collector paused;
+  Request request = MakeRequest(1, 100);
+  request.flow_window = 1;
+  ASSERT_TRUE(SubmitAndWait(thread, {request}, paused.Sink()).ok());
+  WaitUntil([&] { return thread.stats().paused == 1; });
+  EXPECT_TRUE(thread.fatal().ok());
+  executor.lost = true;
+  EXPECT_TRUE(absl::IsUnavailable(paused.Wait().status));
+  WaitUntil([&] { return !thread.fatal().ok() && thread.idle(); });
+}
+
 // An executor that hangs in Collect until told.
 class HangingExecutor : public FakeExecutor {
  public:

@@ -49,12 +49,25 @@ TEST(ServiceTimesTest, FollowsAMachineThatChanges) {
 TEST(ServiceTimesTest, WaitsAreTheWorkAhead) {
   ServiceTimes times;
   Learn(&times);
-  const Work running{0, 40, 4};
-  EXPECT_LT(times.Wait(running, {}, 5), 0.01);                 // a seat is free
-  EXPECT_LT(times.Wait({40000, 40, 4}, {}, 5), 0.01);          // whatever prompts run
-  EXPECT_NEAR(times.Wait(running, {200, 0, 1}, 8), 0.2, 0.2);  // prompts come before
+  const std::vector<Work> running(4, {0, 10, 1});
+  EXPECT_LT(times.Wait(running, {}, 5), 0.01);                               // a seat is free
+  EXPECT_LT(times.Wait(std::vector<Work>(4, {10000, 10, 1}), {}, 5), 0.01);  // whatever prompts run
+  EXPECT_NEAR(times.Wait(running, {200, 0, 1}, 8), 0.2, 0.2);                // prompts come before
   // Four seats; twenty requests of 100 + 10 tokens: 0.2 s each.
   EXPECT_NEAR(times.Wait(running, {2000, 200, 20}, 4), 4.4, 0.9);
+}
+
+TEST(ServiceTimesTest, TheFirstWhoEndsLeavesASeat) {
+  ServiceTimes times;
+  for (int i = 0; i < 200; ++i)
+    times.RecordStep(i % 3 == 0 ? 100 : 0, 4, kDecode * 4 + (i % 3 == 0 ? 0.1 : 0));
+  // Four prompts of a second each, one after another: not half of all four.
+  const std::vector<Work> prompts(4, {1000, 1, 1});
+  EXPECT_NEAR(times.Wait(prompts, {}, 4), 2.0, 1.0);
+  EXPECT_LT(times.Wait({{1000, 1, 1}, {10, 1, 1}, {1000, 1, 1}, {1000, 1, 1}}, {}, 4), 0.2);
+  // Behind one other it takes the second, and behind nine no estimate by those who run is known.
+  EXPECT_GT(times.Wait(prompts, {0, 1, 1}, 4), times.Wait(prompts, {}, 4));
+  EXPECT_GT(times.Wait(prompts, {9000, 9, 9}, 4), 9);
 }
 
 TEST(ServiceTimesTest, ExpectsWhatRequestsGenerateWhileTheyHaveASeat) {

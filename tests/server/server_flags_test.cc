@@ -141,7 +141,7 @@ TEST(ServerFlagsTest, AdminIsNotWhereStrangersAreUnlessThatIsSaid) {
   EXPECT_EQ(options_of({"--api-key-file=k", "--admin-key-file=a"}).services.count("admin"), 1u);
 }
 
-TEST(ServerFlagsTest, TlsLetsRemoteHostsIn) {
+TEST(ServerFlagsTest, TlsLetsRemoteHostsInThatAreKnown) {
   const std::vector<std::string> tls = {"--model=m", "--ssl-certfile=c", "--ssl-keyfile=k"};
   const auto error_of = [&](const std::vector<std::string>& more) {
     std::vector<std::string> arguments = tls;
@@ -149,7 +149,12 @@ TEST(ServerFlagsTest, TlsLetsRemoteHostsIn) {
     ServerFlags flags;
     return ErrorOf(arguments, &flags);
   };
-  EXPECT_EQ(error_of({"--host=0.0.0.0"}), "");
+  EXPECT_THAT(error_of({"--host=0.0.0.0"}), HasSubstr("--api-key-file"));
+  EXPECT_THAT(error_of({"--host=0.0.0.0", "--ssl-ca-certs=a", "--ssl-cert-reqs=optional"}),
+              HasSubstr("--api-key-file"));
+  EXPECT_EQ(error_of({"--host=0.0.0.0", "--api-key-file=f"}), "");
+  EXPECT_EQ(error_of({"--host=0.0.0.0", "--ssl-ca-certs=a"}), "");
+  EXPECT_EQ(error_of({"--host=0.0.0.0", "--allow-insecure-remote"}), "");
   // But not strangers to an address where whoever connects is an administrator.
   EXPECT_THAT(error_of({"--admin-address=0.0.0.0:1"}), HasSubstr("--admin-key-file"));
   EXPECT_THAT(
@@ -164,7 +169,8 @@ TEST(ServerFlagsTest, TlsLetsRemoteHostsIn) {
 TEST(ServerFlagsTest, StrangersAreThoseWhomNothingKeepsOut) {
   const auto strangers_with = [](std::vector<std::string> arguments) {
     ServerFlags flags;
-    arguments.insert(arguments.end(), {"--model=m", "--ssl-certfile=c", "--ssl-keyfile=k"});
+    arguments.insert(arguments.end(), {"--model=m", "--ssl-certfile=c", "--ssl-keyfile=k",
+                                       "--allow-insecure-remote"});
     EXPECT_EQ(ErrorOf(arguments, &flags), "");
     return StrangersMayCall(flags);
   };

@@ -1,42 +1,42 @@
 #!/usr/bin/env python3
 """clang-tidy over every host file: the checks of .clang-tidy, -Wthread-safety among them.
 
-All files, not a sample: from nothing that takes 11 minutes of one core. What has passed leaves a
-stamp in the build folder, named by a hash of all that the answer depends on (the file, the headers
-of ours that it reaches, its command line, .clang-tidy, the tool's version), so a second run checks
-what changed. Packages of the system are taken to be the same as long as the folder is.
-
-A machine too slow for that within --seconds checks what the last commit touched, then files in an
-order that each commit changes, and says how many it did not reach.
+All files, not a sample, each time: joined into units (clang_units.py) they take about five minutes
+of one core. A unit that has passed leaves a stamp in the build folder, named by a hash of all that
+the answer depends on (its files, the headers of ours that they reach, the flags, .clang-tidy, the
+tool's version), so a second run checks what changed. Packages of the system are taken to be the
+same as long as the folder is.
 """
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import hashlib
 import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import time
 
 import clang_tools
 from clang_tools import ROOT
+from clang_units import Unit, joined
 
 QUOTED = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 
 
-def commands_of(build: pathlib.Path) -> dict[pathlib.Path, list[str]]:
-    """The command line of each source of ours; of the first target where several compile one."""
+def flags_of(build: pathlib.Path) -> dict[pathlib.Path, list[str]]:
+    """How each source of ours is compiled; by the first target where several do."""
     ours = {ROOT / path for path in clang_tools.tracked("*.cc")}
     found: dict[pathlib.Path, list[str]] = {}
     for entry in json.loads((build / "compile_commands.json").read_text(encoding="utf-8")):
         file = pathlib.Path(entry["file"])
         if file in ours:
-            found.setdefault(file, entry["command"].split())
+            command = shlex.split(entry["command"])
+            found.setdefault(file, command[1:command.index("-o")])
     return found
 
 
@@ -56,10 +56,10 @@ class Digests:
             self._read[path] = content, [place for place in places if place.is_file()]
         return self._read[path]
 
-    def of(self, path: pathlib.Path, command: list[str]) -> str:
-        """The name of the stamp."""
-        digest = hashlib.sha256((self._common + "\0".join(command)).encode())
-        seen, stack = {path}, [path]
+    def of(self, unit: Unit) -> str:
+        """The name of the unit's stamp."""
+        digest = hashlib.sha256((self._common + "\0".join(unit.flags)).encode())
+        seen, stack = set(unit.files), unit.files[::-1]
         while stack:
             content, targets = self._file(stack.pop())
             digest.update(hashlib.sha256(content).digest())
@@ -70,61 +70,59 @@ class Digests:
         return digest.hexdigest()
 
 
-def check(tool: str, build: pathlib.Path, file: pathlib.Path, stamp: pathlib.Path) -> str:
-    """The findings in one file; leaves its stamp when there are none."""
-    run = subprocess.run([tool, "-p", str(build), "--quiet", str(file)], capture_output=True,
+def check(tool: str, unit: Unit, stamp: pathlib.Path) -> str:
+    """The findings in a unit; leaves its stamp when there are none."""
+    source = unit.files[0]
+    if len(unit.files) > 1:
+        source = stamp.with_suffix(".cc")
+        source.write_text(unit.text(), encoding="utf-8")
+    run = subprocess.run([tool, "--quiet", str(source), "--", *unit.flags], capture_output=True,
                          text=True)
-    if run.returncode == 0:
+    said = "" if run.returncode == 0 else (run.stdout or run.stderr).strip()
+    if len(unit.files) > 1:
+        source.unlink()
+    if said and len(unit.files) > 1:  # in one of them, or some do not go together
+        half = len(unit.files) // 2
+        parts = [Unit(unit.flags, files) for files in (unit.files[:half], unit.files[half:])]
+        found = "\n".join(filter(None, [check(tool, part, stamp) for part in parts]))
+        if not found:
+            names = " ".join(file.name for file in unit.files)
+            print(f"passed in parts, which takes longer: {names}\n{said}", flush=True)
+        said = found
+    if said:
+        stamp.unlink(missing_ok=True)
+    else:
         stamp.touch()
-        return ""
-    return (run.stdout or run.stderr).strip()
-
-
-def in_order(files: list[pathlib.Path]) -> list[pathlib.Path]:
-    """What the last commit or the work tree changed first; the others as the commit's id has it."""
-    def said_by_git(*command: str) -> str:
-        run = subprocess.run(["git", "-c", "safe.directory=*", *command], cwd=ROOT, text=True,
-                             capture_output=True)
-        return run.stdout  # empty without a history
-    changed = {ROOT / path for path in said_by_git("diff", "--name-only", "HEAD~1").split()}
-    commit = said_by_git("rev-parse", "HEAD")
-    return sorted(files, key=lambda file: (
-        file not in changed, hashlib.sha256(f"{commit}{file}".encode()).digest()))
+    return said
 
 
 def main() -> int:
     """Prints the findings; 0 when there are none."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("build", type=pathlib.Path, help="a configured build of the preset cpu")
-    parser.add_argument("--seconds", type=float, default=600)
-    arguments = parser.parse_args()
-    build, seconds = arguments.build.resolve(), arguments.seconds
+    if len(sys.argv) != 2:
+        sys.exit("usage: clang_tidy_test.py BUILD     (a configured build of the preset cpu)")
+    build = pathlib.Path(sys.argv[1]).resolve()
     tool = clang_tools.find("clang-tidy")
     stamps = build / "clang-tidy"
     stamps.mkdir(exist_ok=True)
     version = subprocess.run([tool, "--version"], check=True, capture_output=True, text=True)
     digests = Digests(version.stdout + (ROOT / ".clang-tidy").read_text(encoding="utf-8"),
                       [ROOT, build / "proto" / "generated"])
-    names = {file: digests.of(file, command) for file, command in commands_of(build).items()}
+    flags = flags_of(build)
+    names = {digests.of(unit): unit for unit in joined(flags)}
     for old in stamps.iterdir():
-        if old.name not in names.values():
+        if old.name not in names:
             old.unlink()
-    new = in_order([file for file, name in names.items() if not (stamps / name).exists()])
-    start, failed, reached = time.monotonic(), 0, 0
-
-    def check_in_time(file: pathlib.Path) -> str | None:
-        late = time.monotonic() - start > seconds
-        return None if late else check(tool, build, file, stamps / names[file])
-
+    new = [name for name in names if not (stamps / name).exists()]
+    # The largest first, so that no core is left with one alone.
+    new.sort(key=lambda name: -len(names[name].files))
+    start, failed = time.monotonic(), 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for said in pool.map(check_in_time, new):
-            reached += said is not None
+        for said in pool.map(lambda name: check(tool, names[name], stamps / name), new):
             if said:
                 failed += 1
                 print(said.replace(f"{ROOT}/", ""), flush=True)
-    print(f"{len(names)} files: {len(names) - len(new)} unchanged since they passed, {reached} "
-          f"checked in {time.monotonic() - start:.0f} s, {len(new) - reached} not reached, "
-          f"{failed} with findings")
+    print(f"{len(flags)} files in {len(names)} units: {len(names) - len(new)} unchanged since they "
+          f"passed, {len(new)} checked in {time.monotonic() - start:.0f} s, {failed} with findings")
     return 1 if failed or not names else 0
 
 

@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""Tests of format_test.py and clang_tidy_test.py: what they find, and when a stamp still holds."""
+"""Tests of format_test.py and clang_tidy_test.py: what they find, which files are read as one, and
+when a stamp still holds."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import pathlib
 import shutil
 import tempfile
@@ -11,6 +14,9 @@ import unittest
 import clang_tidy_test
 import clang_tools
 import format_test
+from clang_units import Unit, joined
+
+FLAGS = ["-std=c++20"]
 
 TIDY = "// A widget.\nint Turn(int angle) { return angle; }\n"
 
@@ -38,20 +44,33 @@ class PlantedTest(unittest.TestCase):
         found = format_test.unformatted(tool, [str(path) for path in (good, *bad)])
         self.assertEqual(found, [str(path) for path in bad])
 
-    def test_clang_tidy(self) -> None:
-        tool = clang_tools.find("clang-tidy")
+    def check(self, *files: pathlib.Path) -> str:
+        """What clang-tidy finds in a unit; a stamp is left when that is nothing."""
         stamp = self.folder / "stamp"
-        self.write("compile_flags.txt", "-std=c++20\n")
+        tool = clang_tools.find("clang-tidy")
+        said = clang_tidy_test.check(tool, Unit(FLAGS, list(files)), stamp)
+        self.assertEqual(stamp.exists(), not said)
+        stamp.unlink(missing_ok=True)
+        return said
+
+    def test_clang_tidy(self) -> None:
+        good = self.write("good.cc", TIDY)
         bad = self.write("bad.cc", "// A widget.\nint* g_turns = 0;\n")
-        said = clang_tidy_test.check(tool, self.folder, bad, stamp)
-        self.assertIn("modernize-use-nullptr", said)
-        self.assertFalse(stamp.exists())
-        self.assertEqual(
-            clang_tidy_test.check(tool, self.folder, self.write("good.cc", TIDY), stamp), "")
-        self.assertTrue(stamp.exists())
+        self.assertIn("modernize-use-nullptr", self.check(bad))
+        self.assertEqual(self.check(good), "")
+        self.assertIn("bad.cc:2:16: error: use nullptr", self.check(good, bad))
+        other = self.write("other.cc", TIDY.replace("Turn", "TurnBack"))
+        self.assertEqual(self.check(good, other), "")
+
+    def test_files_that_do_not_go_together_are_checked_in_parts(self) -> None:
+        twins = [self.write(f"{name}.cc", TIDY) for name in ("one", "two")]
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            self.assertEqual(self.check(*twins), "")
+        self.assertIn("passed in parts, which takes longer: one.cc two.cc", said.getvalue())
+        twins.append(self.write("three.cc", "// A widget.\nint* g_turns = 0;\n"))
+        self.assertIn("three.cc:2:16", self.check(*twins))
 
     def test_locks(self) -> None:
-        self.write("compile_flags.txt", "-std=c++20\n")
         text = """// A widget that two threads turn.
 struct __attribute__((capability("mutex"))) Mutex {
   void Lock() __attribute__((acquire_capability()));
@@ -71,25 +90,39 @@ class Widget {
   int turns_ __attribute__((guarded_by(mutex_))) = 0;
 };
 """
-        tool, stamp = clang_tools.find("clang-tidy"), self.folder / "stamp"
-        good = self.write("good.cc", text)
-        self.assertEqual(clang_tidy_test.check(tool, self.folder, good, stamp), "")
+        self.assertEqual(self.check(self.write("good.cc", text)), "")
         bad = self.write("bad.cc", text.replace("    mutex_.Lock();\n", "").replace(
             "    mutex_.Unlock();\n", ""))
-        said = clang_tidy_test.check(tool, self.folder, bad, stamp)
-        self.assertIn("requires holding mutex 'mutex_'", said)
+        self.assertIn("requires holding mutex 'mutex_'", self.check(bad))
+
+    def test_units(self) -> None:
+        texts = {
+            "a.cc": "using Json = nlohmann::json;\nint Read(int n) {\n}\nint Widget::Turn() {\n}\n",
+            "b.cc": "using Json = nlohmann::json;\nconst int kMost = 1;\nTEST(WTest, Turns) {\n",
+            "c.cc": "void Widget::Read() {\n}\nclass Shop final {\n",  # Read is a member
+            "d.cc": "absl::StatusOr<int> Read();\n",
+            "e.cc": "using Json = int;\n", "f.cc": "constexpr int kMost = 2;\n",
+            "g.cc": "TEST(WTest, Turns) {\n", "h.cc": "struct Shop {\n"}
+        files = {self.write(name, text): FLAGS for name, text in texts.items()}
+        files[self.write("i.cc", "")] = ["-DOTHER"]
+        units = ["".join(file.stem for file in unit.files) for unit in joined(files)]
+        self.assertEqual(sorted("".join(units)), sorted("abcdefghi"))
+        self.assertIn("abc", units)
+        self.assertIn("i", units)
+        for pair in ("ad", "ae", "bf", "bg", "ch"):
+            self.assertFalse(any(set(pair) <= set(unit) for unit in units), (pair, units))
 
     def test_stamp_depends_on_all_that_is_read(self) -> None:
         main = self.write("main.cc", '#include "a.h"\n#include <vector>\n')
         self.write("a.h", '#include "b.h"\n')
         inner = self.write("b.h", '#include "a.h"\nint x;\n')  # a circle, too
 
-        def name(common: str = "version", command: str = "c++") -> str:
-            return clang_tidy_test.Digests(common, [self.folder]).of(main, [command])
+        def name(common: str = "version", flag: str = "-O0") -> str:
+            return clang_tidy_test.Digests(common, [self.folder]).of(Unit([flag], [main]))
         first = name()
         self.assertEqual(name(), first)
         self.assertNotEqual(name(common="other"), first)
-        self.assertNotEqual(name(command="c++ -O1"), first)
+        self.assertNotEqual(name(flag="-O1"), first)
         inner.write_text("int y;\n")
         self.assertNotEqual(name(), first)
 

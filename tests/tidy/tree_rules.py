@@ -15,7 +15,7 @@ TOP_LEVEL |= {"CMakeLists.txt", "CMakePresets.json", "LICENSE", "README.md", "ru
 TOP_LEVEL |= {"CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"}
 BANNED_NAMES = {"util", "utils", "helper", "helpers", "common"}
 # Folders below tests/ whose tests have no single file they belong to.
-UNMIRRORED_TESTS = {"bench", "e2e", "golden", "sim", "tidy"}
+UNMIRRORED_TESTS = {"bench", "e2e", "faults", "golden", "sim", "tidy"}
 # Sources that have no test of their name, and the test that covers them: `source: test`.
 COVERED_ELSEWHERE = "tests/tidy/covered_elsewhere.txt"
 TEST_FILE = re.compile(r"tests/(?:.*/)?\w+_test\.(?:cc|cu|py)$")

@@ -98,6 +98,11 @@ std::unique_ptr<Graph> CudaQueue::Capture(Stream stream, const std::function<voi
   return std::make_unique<CudaGraph>(exec, device_error_);
 }
 
+void CudaQueue::Probe() {
+  const cudaError_t status = cudaStreamQuery(stream_);
+  if (status != cudaErrorNotReady) device_error_.Check(status, "go on");
+}
+
 size_t CudaQueue::free_bytes() const {
   size_t free = 0, total = 0;
   return cudaMemGetInfo(&free, &total) == cudaSuccess ? free : 0;

@@ -35,6 +35,7 @@ class CudaQueue : public DeviceQueue {
   std::unique_ptr<Event> MakeEvent() override;
   std::unique_ptr<Graph> Capture(Stream stream, const std::function<void()>& work) override;
   const char* error() const override { return device_error_.text(); }
+  void Probe() override;
   size_t free_bytes() const override;
   size_t total_bytes() const override;
 

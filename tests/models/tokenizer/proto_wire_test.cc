@@ -62,6 +62,8 @@ TEST(ProtoWireTest, MalformedData) {
   EXPECT_EQ(Fields("\x0B\x0C"), "?");                  // a group
   EXPECT_EQ(Fields("\x0E\x01"), "?");                  // wire type 6
   EXPECT_EQ(Fields("\xF8\xFF\xFF\xFF\x7F\x01"), "?");  // a field above 2^29
+  EXPECT_EQ(Fields(std::string("\x88\x80\x80\x80\x80\x00\x01", 7)), "?");  // a tag of 6 bytes
+  EXPECT_EQ(Fields(std::string("\x12\x80\x80\x80\x80\x80\x00", 7)), "?");  // a length of 6 bytes
   EXPECT_EQ(Fields("\x08\x05\x12\x05"
                    "ab"),
             "1=5 ?");

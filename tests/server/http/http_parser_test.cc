@@ -66,12 +66,19 @@ TEST(HttpParserTest, TheHeadIsToldBeforeItsBody) {
 }
 
 TEST(HttpParserTest, LimitsHoldWithoutWaitingForTheEnd) {
+  const std::string chunked = "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n";
+  std::string many = "GET / HTTP/1.1\r\nHost: h\r\n";
+  for (int i = 0; i < 170; ++i) many += "X: " + std::string(95, 'x') + "\r\n";
   const std::pair<std::string, int> cases[] = {
       {"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1001\r\n\r\n", 413},
       {"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n", 413},
       {"GET / HTTP/1.1\r\nHost: h\r\nX: " + std::string(17000, 'x'), 431},
       {"GET /" + std::string(17000, 'x'), 431},
+      {many + "\r\n", 431},
       {"GET / HTTP/1.1\r\n\r\n", 400},
+      {chunked + "1;e=" + std::string(17000, 'x'), 431},
+      {chunked + "0\r\nT: " + std::string(17000, 'x'), 431},
+      {chunked + "0\r\nT: " + std::string(70000, 'x') + "\r\n\r\n", 431},
   };
   for (const auto& [bytes, status] : cases) {
     HttpParser parser(1000);
@@ -80,6 +87,26 @@ TEST(HttpParserTest, LimitsHoldWithoutWaitingForTheEnd) {
     while (step == Step::kHead) step = parser.Advance(&in);
     EXPECT_EQ(step, Step::kRefused) << bytes.substr(0, 80);
     EXPECT_EQ(parser.refusal().status, status) << bytes.substr(0, 80);
+  }
+}
+
+TEST(HttpParserTest, WhoseEndAProxyMaySeeElsewhereIsRefused) {
+  for (const std::string framing : {
+           "1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3",
+           "1.1\r\nTransfer-Encoding: gzip, chunked",
+           "1.1\r\nTransfer-Encoding: chunked, gzip",
+           "1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+           "1.1\r\nTransfer-Encoding: xchunked\r\nContent-Length: 3",
+           "1.1\r\nTransfer-Encoding: identity\r\nContent-Length: 3",
+           "1.0\r\nTransfer-Encoding: chunked",
+           "1.1\r\nContent-Length: 3\r\nContent-Length: 3",
+           "1.1\r\nContent-Length: 3, 3",
+           "1.1\r\nContent-Length: +3",
+       }) {
+    HttpParser parser(1000);
+    std::string in = "POST / HTTP/" + framing + "\r\nHost: h\r\n\r\n3\r\nabc\r\n0\r\n\r\n";
+    EXPECT_EQ(parser.Advance(&in), Step::kRefused) << framing;
+    EXPECT_EQ(parser.refusal().status, 400) << framing;
   }
 }
 

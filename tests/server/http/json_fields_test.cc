@@ -21,7 +21,7 @@ TEST(JsonFieldsTest, AbsentAndNullAreNotSet) {
     EXPECT_FALSE(fields.Int(name, 0, 1).has_value());
     EXPECT_FALSE(fields.Float(name).has_value());
     EXPECT_FALSE(fields.String(name).has_value());
-    EXPECT_TRUE(fields.Strings(name).empty());
+    EXPECT_TRUE(fields.Strings(name, 9).empty());
     EXPECT_TRUE(fields.Ids(name).empty());
   }
   EXPECT_TRUE(fields.status().ok());
@@ -35,8 +35,8 @@ TEST(JsonFieldsTest, ValuesOfTheirTypes) {
   EXPECT_EQ(fields.Int("i", -3, 5), -3);
   EXPECT_EQ(fields.Float("f"), 2.0f);
   EXPECT_EQ(fields.String("s"), "x");
-  EXPECT_THAT(fields.Strings("s"), ElementsAre("x"));
-  EXPECT_THAT(fields.Strings("l"), ElementsAre("x", "y"));
+  EXPECT_THAT(fields.Strings("s", 0), ElementsAre("x"));
+  EXPECT_THAT(fields.Strings("l", 2), ElementsAre("x", "y"));
   EXPECT_THAT(fields.Ids("d"), ElementsAre(0u, 4294967295u));
   EXPECT_TRUE(fields.status().ok());
 }
@@ -56,6 +56,13 @@ TEST(JsonFieldsTest, OtherTypesAreErrorsThatNameTheField) {
   }
 }
 
+TEST(JsonFieldsTest, LongListsAreNotCopied) {
+  const Json object = {{"l", {"x", "y", "z"}}};
+  JsonFields fields(object);
+  EXPECT_TRUE(fields.Strings("l", 2).empty());
+  EXPECT_EQ(fields.status().message(), "l: must be a string or a list of at most 2 strings");
+}
+
 TEST(JsonFieldsTest, TheFirstErrorStays) {
   const Json object = {{"a", 1}, {"b", 2}};
   JsonFields fields(object);
@@ -70,12 +77,12 @@ TEST(JsonFieldsTest, LargeNumbersStayFinite) {
 }
 
 TEST(JsonFieldsTest, OnlyObjectsOfABoundedDepth) {
-  EXPECT_TRUE(ParseJsonObject("{\"a\": [[1]]}").ok());
+  EXPECT_TRUE(JsonFields::Parse("{\"a\": [[1]]}").ok());
   for (const std::string& body :
        {std::string("[]"), std::string(), std::string("{"), std::string("{} {}"),
         std::string("{\"a\": NaN}"), std::string("{\"a\": 1, \"a\": 2}"), std::string("{}\0x", 4),
         "{\"a\": " + std::string(1 << 20, '['), std::string("{\"a\": \"\xff\"}")}) {
-    EXPECT_FALSE(ParseJsonObject(body).ok()) << body.substr(0, 20);
+    EXPECT_FALSE(JsonFields::Parse(body).ok()) << body.substr(0, 20);
   }
 }
 

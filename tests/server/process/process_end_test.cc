@@ -68,6 +68,23 @@ TEST_F(ProcessEndDeathTest, WhatDoesNotStopIsStopped) {
       ExitedWithCode(0), "");
 }
 
+TEST_F(ProcessEndDeathTest, AStartThatHangsIsStoppedAndOneThatSucceedsIsNot) {
+  EXPECT_EXIT(
+      {
+        EndWithin(0.05, kExitConfiguration);
+        for (;;) pause();
+      },
+      ExitedWithCode(78), "the process did not start in time");
+  EXPECT_EXIT(
+      {
+        EndWithin(0.05, kExitConfiguration);
+        CancelEnd();
+        usleep(200000);
+        _exit(3);
+      },
+      ExitedWithCode(3), "");
+}
+
 TEST_F(ProcessEndDeathTest, TheLogIsWrittenFirst) {
   EXPECT_EXIT(
       {

@@ -1,0 +1,12 @@
+// The library that makes allocations, system calls and threads of a server fail: a test is linked
+// with it to know where it is, and preloads it there.
+#pragma once
+
+namespace fox {
+
+inline constexpr int kNoSeccomp = 99;  // the exit code where the system permits no filter
+
+// Whether this process is one under test.
+bool CanFailCalls();
+
+}  // namespace fox

@@ -1,0 +1,235 @@
+// fox-server while its n-th allocation, thread or system call fails: at its start and while it
+// serves. It goes on as if nothing had been, or refuses the request, or ends with the exit code
+// that is documented and a line that says why; never a wrong token, never a crash, never a hang.
+//
+// FOX_FAULTS=all: each n; a number: so many of each kind; else a few. FOX_FAULT_JOBS: servers at
+// the same time (2).
+#include "tests/faults/call_faults.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/syscall.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/faults/scenario.h"
+#include "tests/faults/server_process.h"
+
+namespace fox {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr double kPatienceSeconds = 60;
+constexpr int64_t kForEver = std::numeric_limits<int32_t>::max();
+
+// How many calls of a kind fail: `few`, or what FOX_FAULTS says.
+int64_t Most(int64_t few) {
+  const char* faults = std::getenv("FOX_FAULTS");
+  if (faults == nullptr) return few;
+  return std::string(faults) == "all" ? std::numeric_limits<int64_t>::max() : std::atoll(faults);
+}
+
+size_t Jobs() {
+  const char* jobs = std::getenv("FOX_FAULT_JOBS");
+  return jobs == nullptr ? 2 : static_cast<size_t>(std::max(1, std::atoi(jobs)));
+}
+
+// What fails.
+struct Fault {
+  std::string name;
+  FaultKind kind = FaultKind::kSystemCall;
+  std::vector<int32_t> system_calls;
+  int error = 0;
+  int64_t calls = 1;  // in a row
+};
+
+void Prepare(const Fault& fault, SharedFaultPage* page) {
+  page->Clear();
+  (*page)->traps_system_calls = !fault.system_calls.empty();
+  std::fill(std::begin((*page)->system_calls), std::end((*page)->system_calls), -1);
+  std::copy(fault.system_calls.begin(), fault.system_calls.end(),
+            std::begin((*page)->system_calls));
+}
+
+ServerStart UnderTest() {
+  ServerStart start;
+  start.preload = LibraryOf(reinterpret_cast<const void*>(&CanFailCalls));
+  start.flags = {"--device=cpu", "--kv-cache-mb=64", "--max-num-seqs=4", "--threads=1"};
+  return start;
+}
+
+// How servers ended, over all n.
+struct Ends {
+  std::map<std::string, int> counts;
+  std::mutex mutex;
+
+  void Add(const std::string& end) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    ++counts[end];
+  }
+  void Print(const std::string& what, int64_t calls) const {
+    std::printf("%-34s %7lld calls:", what.c_str(), static_cast<long long>(calls));
+    for (const auto& [end, count] : counts) std::printf("  %d %s", count, end.c_str());
+    std::printf("\n");
+  }
+};
+
+// Of `count` calls each, or `most` of them: the first ones, which are rarely tried, and then
+// evenly.
+std::vector<int64_t> CallsToFail(int64_t count, int64_t most) {
+  std::vector<int64_t> out;
+  for (int64_t i = 0; i < std::min(count, most); ++i) {
+    out.push_back(1 + i * (count - 1) / std::max<int64_t>(1, std::min(count, most) - 1));
+  }
+  return out;
+}
+
+void ForEach(const std::vector<int64_t>& calls, const std::function<void(int64_t)>& body) {
+  std::atomic<size_t> next{0};
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < std::min(Jobs(), calls.size()); ++i) {
+    threads.emplace_back([&] {
+      for (size_t mine = next++; mine < calls.size(); mine = next++) body(calls[mine]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+class CallFaultsTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    SharedFaultPage page;
+    page.Clear();
+    ServerProcess server(UnderTest(), page);
+    ASSERT_TRUE(server.WaitReady()) << server.log();
+    sound_ = RunScenario(server);
+    for (const ScenarioStep& step : sound_) {
+      ASSERT_TRUE(step.status.ok()) << step.name << ": " << step.status.error_message();
+    }
+  }
+
+  // A line that says why; what other threads log meanwhile may come behind it.
+  static void ExpectReason(const std::string& log) {
+    EXPECT_TRUE(log.find("fox-server: ") != std::string::npos ||
+                log.find(" error ") != std::string::npos)
+        << log;
+  }
+
+  // The calls of a start and of a scenario.
+  static void Count(const Fault& fault, int64_t* at_start, int64_t* serving) {
+    SharedFaultPage page;
+    Prepare(fault, &page);
+    page.Arm(fault.kind, 0);
+    ServerProcess server(UnderTest(), page);
+    const bool ready = server.WaitReady();
+    if (server.WaitEnd(0) == kNoSeccomp) GTEST_SKIP() << "this system permits no seccomp filter";
+    ASSERT_TRUE(ready) << server.log();
+    *at_start = page->calls;
+    page.Arm(fault.kind, 0);
+    ExpectSoundOrRefused(RunScenario(server), sound_);
+    server.Signal(SIGTERM);
+    EXPECT_EQ(server.WaitEnd(kPatienceSeconds).value_or(-1), 0) << server.log();
+    *serving = page->calls;
+  }
+
+  static void FailAtStart(const Fault& fault, int64_t call, Ends* ends) {
+    SCOPED_TRACE(fault.name + " at the start, call " + std::to_string(call));
+    SharedFaultPage page;
+    Prepare(fault, &page);
+    page.Arm(fault.kind, call, fault.error, fault.calls);
+    ServerProcess server(UnderTest(), page);
+    if (server.WaitReady(kPatienceSeconds)) {
+      page.Disarm();
+      return FinishServing(server, ends, "served");
+    }
+    const int code = server.WaitEnd(0).value_or(-1);
+    EXPECT_EQ(code, 78) << server.log();
+    EXPECT_THAT(server.log(), Not(HasSubstr("listening on")));
+    ExpectReason(server.log());
+    ends->Add("refused to start");
+  }
+
+  static void FailServing(const Fault& fault, int64_t call, Ends* ends) {
+    SCOPED_TRACE(fault.name + " while serving, call " + std::to_string(call));
+    SharedFaultPage page;
+    Prepare(fault, &page);
+    ServerProcess server(UnderTest(), page);
+    ASSERT_TRUE(server.WaitReady(kPatienceSeconds)) << server.log();
+    page.Arm(fault.kind, call, fault.error, fault.calls);
+    FinishServing(server, ends, "went on");
+  }
+
+  // All calls, then a signal.
+  static void FinishServing(ServerProcess& server, Ends* ends, const char* good) {
+    ExpectSoundOrRefused(RunScenario(server), sound_);
+    server.Signal(SIGTERM);
+    const std::optional<int> code = server.WaitEnd(kPatienceSeconds);
+    EXPECT_TRUE(code.has_value()) << "it hangs: " << server.log();
+    EXPECT_TRUE(code == 0 || code == 70) << code.value_or(-1) << "\n" << server.log();
+    if (code == 70) ExpectReason(server.log());
+    ends->Add(code == 0 ? good : "ended with 70");
+  }
+
+  void Fail(const Fault& fault, int64_t most_at_start, int64_t most_serving) {
+    int64_t at_start = 0, serving = 0;
+    Count(fault, &at_start, &serving);
+    if (IsSkipped() || HasFatalFailure()) return;
+    Ends starts, runs;
+    ForEach(CallsToFail(at_start, Most(most_at_start)),
+            [&](int64_t call) { FailAtStart(fault, call, &starts); });
+    starts.Print(fault.name + ", at the start", at_start);
+    ForEach(CallsToFail(serving, Most(most_serving)),
+            [&](int64_t call) { FailServing(fault, call, &runs); });
+    runs.Print(fault.name + ", while serving", serving);
+  }
+
+  static std::vector<ScenarioStep> sound_;
+};
+
+std::vector<ScenarioStep> CallFaultsTest::sound_;
+
+TEST_F(CallFaultsTest, Allocations) { Fail({"allocation", FaultKind::kAllocation, {}}, 8, 8); }
+
+TEST_F(CallFaultsTest, AllAllocationsFromOneOn) {
+  Fail({"allocations", FaultKind::kAllocation, {}, 0, kForEver}, 4, 4);
+}
+
+TEST_F(CallFaultsTest, Threads) { Fail({"thread", FaultKind::kThread, {}}, 12, 2); }
+
+TEST_F(CallFaultsTest, SystemCalls) {
+  const Fault kFaults[] = {
+      {"read", FaultKind::kSystemCall, {SYS_read, SYS_pread64}, EIO},
+      {"open", FaultKind::kSystemCall, {SYS_openat, SYS_openat2}, EMFILE},
+      {"stat", FaultKind::kSystemCall, {SYS_newfstatat, SYS_fstat, SYS_getdents64}, EIO},
+      {"mmap", FaultKind::kSystemCall, {SYS_mmap, SYS_mprotect}, ENOMEM},
+      {"write", FaultKind::kSystemCall, {SYS_write, SYS_writev}, EIO},
+      {"socket",
+       FaultKind::kSystemCall,
+       {SYS_socket, SYS_bind, SYS_listen, SYS_setsockopt},
+       ENOBUFS},
+      {"accept", FaultKind::kSystemCall, {SYS_accept4}, ENOMEM},
+      {"epoll", FaultKind::kSystemCall, {SYS_epoll_create1, SYS_epoll_ctl, SYS_eventfd2}, EMFILE},
+      {"wait", FaultKind::kSystemCall, {SYS_epoll_wait, SYS_epoll_pwait, SYS_poll}, EINTR},
+      {"send", FaultKind::kSystemCall, {SYS_sendmsg, SYS_sendto, SYS_recvmsg}, ECONNRESET},
+  };
+  for (const Fault& fault : kFaults) {
+    Fail(fault, 2, 2);
+    if (IsSkipped()) return;
+  }
+}
+
+}  // namespace
+}  // namespace fox

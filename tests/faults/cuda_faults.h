@@ -1,0 +1,10 @@
+// The library that makes the CUDA of a server fail: the test is linked with it to know where it is,
+// and preloads it there.
+#pragma once
+
+namespace fox {
+
+// Whether this process is one under test.
+bool IsPreloaded();
+
+}  // namespace fox

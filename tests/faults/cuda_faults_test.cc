@@ -1,0 +1,385 @@
+// fox-server on a GPU whose context breaks, that hangs, that is full or missing, and whose driver
+// fails at any call: what clients see, when health turns, how and when the process ends.
+//
+// FOX_FAULT_SECONDS: what all of it may take (140); a test that is due then is skipped, and rounds
+// that are left over are not made. FOX_FAULT_ROUNDS: how often a kernel traps at most (20).
+#include "tests/faults/cuda_faults.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/faults/client_streams.h"
+#include "tests/faults/server_process.h"
+
+namespace fox {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr double kNotServingSeconds = 0.1, kEndSeconds = 1.0, kReadySeconds = 30;
+constexpr int kOutOfMemory = 2, kLaunchFailed = 719;  // of CUresult
+constexpr int kStarters = 4;                          // servers that start at the same time
+constexpr double kStartSeconds = 25;
+const char* const kPrompt = "Once upon a time";
+
+int Number(const char* variable, int fallback) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? fallback : std::atoi(text);
+}
+
+double Elapsed() {
+  static const int64_t begin = FaultPage::Now();
+  return 1e-9 * static_cast<double>(FaultPage::Now() - begin);
+}
+
+// Whether the tests so far have left time: each may go on until its share of it is over.
+bool HasTime(double share) { return Elapsed() < share * Number("FOX_FAULT_SECONDS", 140); }
+
+template <class... Values>
+void Say(const char* format, Values... values) {
+  std::printf("[%6.2f s] ", Elapsed());
+  std::printf(format, values...);
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+// What hangs in spite of all takes the tests' time no longer than that.
+class Deadline : public testing::Environment {
+ public:
+  void SetUp() override {
+    Elapsed();
+    std::thread([] {
+      while (HasTime(1.05)) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      Say("the time is over");
+      _exit(1);
+    }).detach();
+  }
+};
+const auto* const kDeadline = testing::AddGlobalTestEnvironment(new Deadline());
+
+ServerStart OnDevice(std::vector<std::string> flags = {}) {
+  ServerStart start;
+  start.preload = LibraryOf(reinterpret_cast<const void*>(&IsPreloaded));
+  start.flags = {"--device=cuda", "--kv-cache-mb=512", "--max-num-seqs=32"};
+  start.flags.insert(start.flags.end(), flags.begin(), flags.end());
+  return start;
+}
+
+void Send(const SharedFaultPage& page, DeviceCommand command) {
+  page->done_ns = 0;
+  page->command = command;
+  syscall(SYS_futex, &page->command, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+}
+
+// The command's cudaError_t, or -1 after ten seconds.
+int Done(const SharedFaultPage& page) {
+  for (int i = 0; i < 10000 && page->done_ns == 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return page->done_ns == 0 ? -1 : page->result.load();
+}
+
+// 16 streams; with a prompt of some thousand tokens they are still prefilled.
+std::vector<StreamRequest> LongStreams(int words = 0) {
+  std::string prompt = kPrompt;
+  for (int i = 0; i < words; ++i) prompt += " there was a king and a queen";
+  std::vector<StreamRequest> requests;
+  for (size_t i = 0; i < 16; ++i) {
+    requests.push_back({prompt + std::string(i, '.'), 20000, i % 4 == 3});
+  }
+  return requests;
+}
+
+double Seconds(int64_t from_ns, int64_t to_ns) {
+  return 1e-9 * static_cast<double>(to_ns - from_ns);
+}
+
+struct Times {
+  double not_serving = 0, end = 0;
+};
+
+// After a failure at `since_ns`: NOT_SERVING, UNAVAILABLE for all who are connected, exit code 70.
+Times ExpectEnd(ServerProcess& server, HealthWatch& health, ClientStreams* streams,
+                int64_t since_ns) {
+  Times times;
+  const std::optional<int> code = server.WaitEnd(30);
+  EXPECT_TRUE(code.has_value()) << "it still runs";
+  EXPECT_EQ(code.value_or(-1), 70) << server.log();
+  times.not_serving = Seconds(since_ns, health.WaitNotServing());
+  times.end = Seconds(since_ns, server.ended_ns());
+  if (streams == nullptr) return times;
+  for (const AnswerEnd& end : streams->Join()) {
+    EXPECT_EQ(end.status.error_code(), grpc::StatusCode::UNAVAILABLE) << end.DebugString();
+  }
+  return times;
+}
+
+void Report(const char* what, std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  Say("%s: %zu times, median %.3f s, most %.3f s", what, seconds.size(),
+      seconds[seconds.size() / 2], seconds.back());
+}
+
+// At a random moment of a busy server, of one that prefills and of an idle one.
+TEST(CudaFaultsTest, AStickyErrorEndsTheProcess) {
+  std::mt19937 random(11);
+  std::vector<double> not_serving, ends, ready;
+  SharedFaultPage page;
+  for (int round = 0; round < Number("FOX_FAULT_ROUNDS", 20) && HasTime(0.45); ++round) {
+    SCOPED_TRACE(round);
+    page.Clear();
+    const int64_t begin = FaultPage::Now();
+    ServerProcess server(OnDevice(), page);
+    ASSERT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
+    ready.push_back(Seconds(begin, FaultPage::Now()));
+    HealthWatch health(server.grpc_port());
+    ASSERT_TRUE(health.WaitServing());
+    Send(page, DeviceCommand::kPrepare);
+    ASSERT_EQ(Done(page), 0);
+
+    const bool idle = round % 4 == 3, prefills = round % 4 == 2;
+    ClientStreams streams(server.grpc_port(), server.http_port(),
+                          idle ? std::vector<StreamRequest>() : LongStreams(prefills ? 400 : 0));
+    if (!prefills) streams.WaitText();
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 100000));
+    const bool writes = round % 2 == 1;
+    Send(page, writes ? DeviceCommand::kWrite : DeviceCommand::kTrap);
+    const Times times = [&] {
+      const int error = Done(page);
+      EXPECT_EQ(error, writes ? 700 : 719);
+      return ExpectEnd(server, health, &streams, page->command_ns);
+    }();
+    EXPECT_LE(times.not_serving, kNotServingSeconds) << server.log();
+    EXPECT_LE(times.end, kEndSeconds) << server.log();
+    EXPECT_THAT(server.log(), HasSubstr("the engine failed"));
+    not_serving.push_back(times.not_serving);
+    ends.push_back(times.end);
+    EXPECT_LE(ready.back(), kReadySeconds);
+    Say("round %d%s: ready %.3f s, NOT_SERVING %.3f s, end %.3f s", round,
+        idle       ? ", idle"
+        : prefills ? ", prefill"
+                   : "",
+        ready.back(), times.not_serving, times.end);
+  }
+  Report("NOT_SERVING after", not_serving);
+  Report("the process ends after", ends);
+  Report("ready after a start", ready);
+}
+
+TEST(CudaFaultsTest, ADeviceThatHangsEndsTheProcess) {
+  for (const bool idle : {false, true}) {
+    SharedFaultPage page;
+    page.Clear();
+    ServerProcess server(OnDevice({"--step-timeout=1"}), page);
+    ASSERT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
+    HealthWatch health(server.grpc_port());
+    ASSERT_TRUE(health.WaitServing());
+    Send(page, DeviceCommand::kPrepare);
+    ASSERT_EQ(Done(page), 0);
+    std::unique_ptr<ClientStreams> streams;
+    const auto open = [&] {
+      streams =
+          std::make_unique<ClientStreams>(server.grpc_port(), server.http_port(), LongStreams());
+    };
+    if (!idle) {
+      open();
+      streams->WaitText();
+    }
+    Send(page, DeviceCommand::kSpin);
+    ASSERT_EQ(Done(page), 0);
+    if (idle) open();
+    const Times times = ExpectEnd(server, health, streams.get(), page->command_ns);
+    Say("a device hangs: NOT_SERVING after %.3f s, the end after %.3f s", times.not_serving,
+        times.end);
+    EXPECT_LE(times.not_serving, 1 + kNotServingSeconds);  // half of the time a step may take
+    EXPECT_LE(times.end, 1 + kEndSeconds + 1);             // the driver stops what runs
+    EXPECT_THAT(server.log(), HasSubstr("a step hangs"));
+  }
+}
+
+// One line that says why, and no port.
+void ExpectRefusal(ServerProcess& server) {
+  const std::string log = server.log();
+  EXPECT_EQ(server.WaitEnd(0).value_or(-1), 78) << log;
+  EXPECT_THAT(log, HasSubstr("fox-server: "));
+  EXPECT_THAT(log, Not(HasSubstr("listening")));
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
+}
+
+TEST(CudaFaultsTest, NoDeviceIsTold) {
+  SharedFaultPage page;
+  page.Clear();
+  ServerStart start = OnDevice();
+  start.variables = {"CUDA_VISIBLE_DEVICES="};
+  ServerProcess server(start, page);
+  EXPECT_FALSE(server.WaitReady(kStartSeconds));
+  ExpectRefusal(server);
+  EXPECT_THAT(server.log(), HasSubstr("--device: "));
+}
+
+TEST(CudaFaultsTest, ADeviceThatIsFullIsTold) {
+  SharedFaultPage page;
+  page.Clear();
+  ServerStart start = OnDevice();
+  start.flags = {"--device=cuda", "--gpu-memory-utilization=1"};
+  ServerProcess first(start, page);
+  ASSERT_TRUE(first.WaitReady(kStartSeconds)) << first.log();
+  ServerProcess second(start, page);
+  EXPECT_FALSE(second.WaitReady(kStartSeconds)) << second.log();
+  ExpectRefusal(second);
+  start.flags = {"--device=cuda", "--kv-cache-mb=8192"};
+  ServerProcess third(start, page);
+  EXPECT_FALSE(third.WaitReady(kStartSeconds)) << third.log();
+  ExpectRefusal(third);
+  HealthWatch health(first.grpc_port());
+  EXPECT_TRUE(health.WaitServing());
+}
+
+// One stream, so that it has one right answer; a call that nobody misses changes no token.
+TEST(CudaFaultsTest, ADriverThatFailsWhileServingEndsTheProcess) {
+  std::mt19937 random(12);
+  std::vector<double> not_serving, ends;
+  const StreamRequest request{kPrompt, 1000, false};
+  std::string expected;
+  int64_t calls = 0;
+  int survived = 0;
+  for (int round = 0; HasTime(0.75); ++round) {
+    SharedFaultPage page;
+    page.Clear();
+    ServerProcess server(OnDevice(), page);
+    ASSERT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
+    HealthWatch health(server.grpc_port());
+    ASSERT_TRUE(health.WaitServing());
+    // The first round only counts.
+    const int64_t call = round == 0 ? 0 : 1 + static_cast<int64_t>(random()) % calls;
+    SCOPED_TRACE(testing::Message() << "call " << call);
+    page.Arm(FaultKind::kDriverCall, call, kLaunchFailed);
+    ClientStreams streams(server.grpc_port(), server.http_port(), {request});
+    const AnswerEnd answer = streams.Join().front();
+    if (round == 0) {
+      ASSERT_TRUE(answer.status.ok()) << answer.DebugString();
+      expected = answer.text;
+      calls = page->calls;
+      ASSERT_GT(calls, 1000);
+      continue;
+    }
+    EXPECT_EQ(expected.compare(0, answer.text.size(), answer.text), 0) << answer.DebugString();
+    if (answer.status.ok()) {
+      EXPECT_EQ(answer.text, expected);
+      ++survived;
+      continue;
+    }
+    EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::UNAVAILABLE) << answer.DebugString();
+    const Times times = ExpectEnd(server, health, nullptr, page->failed_ns);
+    EXPECT_LE(times.not_serving, kNotServingSeconds) << server.log();
+    EXPECT_LE(times.end, kEndSeconds) << server.log();
+    not_serving.push_back(times.not_serving);
+    ends.push_back(times.end);
+  }
+  Say("of %lld calls of the driver %zu ended the process; %d changed nothing",
+      static_cast<long long>(calls), ends.size(), survived);
+  ASSERT_FALSE(ends.empty());
+  Report("NOT_SERVING after a call of the driver", not_serving);
+  Report("the process ends after a call of the driver", ends);
+}
+
+// Of a server that nothing happens to.
+std::string SoundAnswer() {
+  SharedFaultPage page;
+  page.Clear();
+  ServerProcess server(OnDevice(), page);
+  EXPECT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
+  grpc::ClientContext context;
+  const AnswerEnd answer =
+      ReadAnswer(server.grpc_port(), server.http_port(), {kPrompt, 32, false}, &context);
+  EXPECT_TRUE(answer.status.ok()) << answer.DebugString();
+  return answer.text;
+}
+
+// It starts, and answers as if nothing had been, or it says why not.
+bool StartsOrRefuses(const SharedFaultPage& page, const std::string& expected) {
+  ServerProcess server(OnDevice(), page);
+  if (!server.WaitReady(kStartSeconds)) {
+    ExpectRefusal(server);
+    return false;
+  }
+  page.Disarm();
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  const AnswerEnd answer =
+      ReadAnswer(server.grpc_port(), server.http_port(), {kPrompt, 32, false}, &context);
+  EXPECT_TRUE(answer.status.ok()) << answer.DebugString() << server.log();
+  EXPECT_EQ(answer.text, expected);
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.WaitEnd(30).value_or(-1), 0) << server.log();
+  return true;
+}
+
+struct Calls {
+  const char* functions;  // a part of their names
+  int error;
+  std::atomic<int64_t> made{0};  // not more than that at a start, once it is not 0
+};
+
+// The first, second, fourth, ... call of each kind, as long as there is time.
+TEST(CudaFaultsTest, ADriverThatFailsAtTheStartIsToldOrSurvived) {
+  Calls kinds[] = {{"cuMemAlloc", kOutOfMemory},      {"cuMemHostAlloc", kOutOfMemory},
+                   {"EndCapture", kLaunchFailed},     {"GraphInstantiate", kOutOfMemory},
+                   {"cuEventCreate", kOutOfMemory},   {"cuStreamCreate", kOutOfMemory},
+                   {"cuLaunchKernel", kLaunchFailed}, {"cuMemcpy", kLaunchFailed},
+                   {"cuLibrary", kOutOfMemory},       {"cuDevice", kOutOfMemory},
+                   {"cuStream", kLaunchFailed},       {"", kOutOfMemory}};
+  const std::string expected = SoundAnswer();
+  std::atomic<size_t> next{0}, refused{0}, served{0};
+  std::vector<std::thread> starters;
+  for (int i = 0; i < kStarters; ++i) {
+    starters.emplace_back([&] {
+      while (HasTime(0.95)) {
+        const size_t mine = next++;
+        Calls& calls = kinds[mine % std::size(kinds)];
+        const int64_t call = int64_t{1} << (mine / std::size(kinds));
+        if (call > 1 << 16) return;
+        if (calls.made > 0 && call > calls.made) continue;
+        SCOPED_TRACE(testing::Message() << "'" << calls.functions << "' " << call);
+        SharedFaultPage page;
+        page.Clear();
+        std::strncpy(page->driver_calls, calls.functions, sizeof(page->driver_calls) - 1);
+        page.Arm(FaultKind::kDriverCall, call, calls.error);
+        const bool starts = StartsOrRefuses(page, expected);
+        if (page->failed == 0) {
+          calls.made = std::max<int64_t>(1, page->calls.load());
+        } else {
+          ++(starts ? served : refused);
+        }
+      }
+    });
+  }
+  for (std::thread& starter : starters) starter.join();
+  for (const Calls& calls : kinds) {
+    Say("'%s': %lld calls", calls.functions, static_cast<long long>(calls.made.load()));
+  }
+  Say("calls that failed at the start: %zu refused it, %zu changed nothing", refused.load(),
+      served.load());
+  EXPECT_GT(refused, 0u);
+}
+
+}  // namespace
+}  // namespace fox

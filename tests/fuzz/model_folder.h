@@ -1,0 +1,43 @@
+// ModelFolder: a folder in memory (/dev/shm) for targets whose subject opens files by their names.
+// One for the life of the process; every input writes its files anew.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "kernels/core/check.h"
+
+namespace fox {
+
+class ModelFolder {
+ public:
+  ModelFolder() {
+    const bool in_memory = access("/dev/shm", W_OK) == 0;
+    path_ = std::string(in_memory ? "/dev/shm" : "/tmp") + "/fox-fuzz-XXXXXX";
+    FOX_CHECK(mkdtemp(path_.data()) != nullptr);
+  }
+  ~ModelFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  ModelFolder(const ModelFolder&) = delete;
+  ModelFolder& operator=(const ModelFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+
+  void Write(const std::string& name, const std::string& content) const {
+    std::FILE* file = std::fopen((path_ + "/" + name).c_str(), "wb");
+    FOX_CHECK(file != nullptr);
+    FOX_CHECK(std::fwrite(content.data(), 1, content.size(), file) == content.size());
+    FOX_CHECK(std::fclose(file) == 0);
+  }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace fox

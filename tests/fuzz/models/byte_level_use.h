@@ -1,0 +1,103 @@
+// What a byte-level BPE tokenizer that was accepted must do, beyond what any tokenizer must: the
+// ids of the plain definition, no byte lost, and the same tokenizer again from the tokenizer.json
+// that it writes.
+#pragma once
+
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/tokenizer/byte_alphabet.h"
+#include "models/tokenizer/byte_level_bpe.h"
+#include "models/tokenizer/longcrawl64_tokenizer.h"
+#include "models/tokenizer/pretokenizer.h"
+#include "models/tokenizer/tokenizer_json.h"
+#include "tests/fuzz/models/tokenizer_use.h"
+
+namespace fox {
+
+inline constexpr int64_t kFuzzVocabSize = 1000;
+inline constexpr size_t kMostFuzzText = 512;  // bytes, as the plain definition is quadratic
+
+using MergeRanks = std::map<std::pair<std::string, std::string>, size_t>;
+
+inline void AppendPlainly(const std::string& pretoken, const BpeDefinition& definition,
+                          const MergeRanks& ranks, std::vector<int32_t>* ids) {
+  std::vector<std::string> pieces;
+  for (const char byte : pretoken) {
+    pieces.push_back(CharacterOfByte(static_cast<uint8_t>(byte)));
+  }
+  while (true) {
+    size_t best = std::numeric_limits<size_t>::max(), at = 0;
+    for (size_t i = 0; i + 1 < pieces.size(); ++i) {
+      const auto rank = ranks.find({pieces[i], pieces[i + 1]});
+      if (rank == ranks.end() || rank->second >= best) continue;
+      best = rank->second;
+      at = i;
+    }
+    if (best == std::numeric_limits<size_t>::max()) break;
+    pieces[at] += pieces[at + 1];
+    pieces.erase(pieces.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+  }
+  for (const std::string& piece : pieces) ids->push_back(definition.vocab.at(piece));
+}
+
+// REQUIRES: no added tokens, no ignore_merges; `text` is valid UTF-8.
+inline std::vector<int32_t> EncodePlainly(std::string text, const BpeDefinition& definition) {
+  if (definition.add_prefix_space && !text.empty() && text[0] != ' ') text.insert(0, 1, ' ');
+  MergeRanks ranks;
+  for (size_t rank = 0; rank < definition.merges.size(); ++rank) {
+    ranks[definition.merges[rank]] = rank;
+  }
+  std::vector<int32_t> ids;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = definition.use_regex ? NextPretoken(text, begin, text.size()) : text.size();
+    FOX_CHECK(end > begin && end <= text.size());
+    AppendPlainly(text.substr(begin, end - begin), definition, ranks, &ids);
+    begin = end;
+  }
+  return ids;
+}
+
+inline void CheckToJson(const Tokenizer& tokenizer, const std::string& text) {
+  const absl::StatusOr<std::string> json = tokenizer.ToJson();
+  FOX_CHECK(json.ok() || absl::IsUnimplemented(json.status()));
+  if (!json.ok()) return;
+  const absl::StatusOr<BpeDefinition> definition = ParseTokenizerJson(*json, TokenizerConfig());
+  FOX_CHECK(definition.ok());
+  const auto again = ByteLevelBpe::Create(*definition, kFuzzVocabSize);
+  FOX_CHECK(again.ok());
+  FOX_CHECK((*again)->Encode(text, false) == tokenizer.Encode(text, false));
+  for (int32_t id = 0; id < tokenizer.info().vocab_size; ++id) {
+    FOX_CHECK((*again)->TokenBytes(id, false) == tokenizer.TokenBytes(id, false));
+  }
+}
+
+inline void UseByteLevel(const absl::StatusOr<BpeDefinition>& definition, std::string text) {
+  if (!definition.ok()) return CheckRefusal(definition.status());
+  text.resize(std::min(text.size(), kMostFuzzText));
+  const auto escaped = LongCrawl64Tokenizer::Create(*definition, kFuzzVocabSize);
+  const auto plain = ByteLevelBpe::Create(*definition, kFuzzVocabSize);
+  if (!plain.ok()) {
+    FOX_CHECK(!escaped.ok());
+    return CheckRefusal(plain.status());
+  }
+  UseTokenizer(**plain, text);
+  if (!IsValidUtf8(text)) return;
+  CheckToJson(**plain, text);
+  const std::vector<int32_t> ids = *(*plain)->Encode(text, false);
+  const bool spaced = definition->add_prefix_space && !text.empty() && text[0] != ' ';
+  if (definition->added.empty()) {
+    FOX_CHECK(Detokenize(**plain, ids, false) == (spaced ? " " : "") + text);
+    if (!definition->ignore_merges) FOX_CHECK(ids == EncodePlainly(text, *definition));
+  }
+  if (!escaped.ok()) return CheckRefusal(escaped.status());
+  UseTokenizer(**escaped, text);
+  if (definition->added.empty() && !definition->add_prefix_space) {
+    FOX_CHECK(Detokenize(**escaped, *(*escaped)->Encode(text, false), false) == text);
+  }
+}
+
+}  // namespace fox

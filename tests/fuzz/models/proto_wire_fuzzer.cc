@@ -1,0 +1,74 @@
+// ProtoWire against protobuf's own reading of a message of unknown fields: it accepts no more
+// (less: groups, which no file of ours has, and tags of 33 bits and more), and sees the same
+// fields.
+#include <string>
+
+#include "google/protobuf/empty.pb.h"
+#include "google/protobuf/unknown_field_set.h"
+#include "models/tokenizer/proto_wire.h"
+#include "tests/fuzz/fuzz_target.h"
+
+namespace fox {
+namespace {
+
+using google::protobuf::UnknownField;
+using google::protobuf::UnknownFieldSet;
+
+bool HasGroup(const UnknownFieldSet& fields) {
+  for (int i = 0; i < fields.field_count(); ++i) {
+    if (fields.field(i).type() == UnknownField::TYPE_GROUP) return true;
+  }
+  return false;
+}
+
+void CheckField(const ProtoWire& wire, const UnknownField& field) {
+  FOX_CHECK(wire.field() == static_cast<uint32_t>(field.number()));
+  FOX_CHECK(wire.IsVarint() == (field.type() == UnknownField::TYPE_VARINT));
+  FOX_CHECK(wire.IsBytes() == (field.type() == UnknownField::TYPE_LENGTH_DELIMITED));
+  FOX_CHECK(wire.IsFixed32() == (field.type() == UnknownField::TYPE_FIXED32));
+  if (wire.IsVarint()) FOX_CHECK(wire.varint() == field.varint());
+  if (wire.IsBytes()) FOX_CHECK(wire.AsString() == field.length_delimited());
+  if (!wire.IsFixed32()) return;
+  const float value = wire.AsFloat();
+  uint32_t bits = 0;
+  static_assert(sizeof(bits) == sizeof(value));
+  __builtin_memcpy(&bits, &value, sizeof(bits));
+  FOX_CHECK(bits == field.fixed32());
+}
+
+// Messages in messages, as far as they read as such.
+void WalkMessages(ProtoWire wire, int depth) {
+  while (wire.Next()) {
+    if (wire.IsBytes() && depth > 0) WalkMessages(wire.AsMessage(), depth - 1);
+  }
+}
+
+void Fuzz(const std::string& bytes) {
+  google::protobuf::Empty message;
+  const bool valid = message.ParseFromString(bytes);
+  const UnknownFieldSet& fields = message.GetReflection()->GetUnknownFields(message);
+  ProtoWire wire(bytes, 0, bytes.size());
+  int count = 0;
+  std::string joined;
+  while (wire.Next()) {
+    if (valid && !HasGroup(fields)) {
+      FOX_CHECK(count < fields.field_count());
+      CheckField(wire, fields.field(count));
+    }
+    ++count;
+    joined += wire.AsField();
+  }
+  if (!wire.malformed()) {
+    FOX_CHECK(valid && count == fields.field_count());
+    FOX_CHECK(joined == bytes);
+  }
+  WalkMessages(ProtoWire(bytes, 0, bytes.size()), 4);
+}
+
+}  // namespace
+}  // namespace fox
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  fox::Fuzz(std::string(reinterpret_cast<const char*>(data), size));
+  return 0;
+}

@@ -1,0 +1,79 @@
+// A sentencepiece model, loaded and then used on a text, against the library alone: the same ids,
+// in windows of few bytes, and the same text for them. With an odd first byte the model is the rest
+// of the input as it stands; else it is put together of pieces and settings that the input chooses.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "models/tokenizer/sentencepiece_tokenizer.h"
+#include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/models/tokenizer_use.h"
+#include "tests/models/tokenizer/model_proto_writer.h"
+#include "tests/models/tokenizer/sentencepiece_library.h"
+
+namespace fox {
+namespace {
+
+constexpr int64_t kVocabSize = 4096;
+
+// Letters that make pieces meet, or bytes as they come.
+std::string PieceText(FuzzInput& in) {
+  constexpr const char* kParts[] = {"a", "b", "\xE2\x96\x81", "ab", " ", "<s>", "\xC3\xA9", "aa"};
+  const size_t form = in.Below(8);
+  if (form == 0) return in.Text(8);
+  std::string text;
+  for (size_t i = 0; i < form; ++i) text += kParts[in.Below(std::size(kParts))];
+  return text;
+}
+
+std::string ComposedModel(FuzzInput& in) {
+  const bool bytes = in.Bool();
+  std::string model = Start() + (bytes ? BytePieces(256) : "");
+  for (size_t count = in.Below(24); count > 0; --count) {
+    const std::string text = PieceText(in);
+    const auto type = static_cast<PieceType>(in.Bool() ? 1 : in.Below(8));
+    model += PieceField(text, type, -static_cast<float>(in.Below(32)));
+  }
+  model += BytesField(2, VarintField(35, bytes ? 1 : 0));
+  model += BytesField(2, VarintField(3, in.Below(6)));   // the kind of model
+  model += BytesField(2, VarintField(24, in.Below(2)));  // spaces are suffixes
+  model += BytesField(3, VarintField(3, in.Below(2)));   // a space in front
+  model += BytesField(3, VarintField(4, in.Below(2)));   // extra spaces go
+  model += BytesField(3, VarintField(5, in.Below(2)));   // spaces are escaped
+  if (in.Bool()) model += UnkSurface(in.Text(8));
+  return model;
+}
+
+std::string FuzzText(FuzzInput& in) {
+  const size_t repeats = 1 + in.Below(8);
+  const std::string part = in.Text(64);
+  std::string text;
+  for (size_t i = 0; i < repeats; ++i) text += part;
+  return text;
+}
+
+void Fuzz(FuzzInput in) {
+  const bool raw = in.Bool();
+  const size_t window_bytes = 8 + in.Below(128);
+  const std::string text = FuzzText(in);
+  std::string model = raw ? "" : ComposedModel(in);
+  model += in.Rest();
+  const auto tokenizer = SentencePieceTokenizer::Create(model, true, kVocabSize, window_bytes);
+  if (!tokenizer.ok()) return CheckRefusal(tokenizer.status());
+  const absl::StatusOr<std::string> json = (*tokenizer)->ToJson();
+  FOX_CHECK(json.ok() || absl::IsUnimplemented(json.status()));
+  UseTokenizer(**tokenizer, text);
+  const absl::StatusOr<std::vector<int32_t>> ids = (*tokenizer)->Encode(text, false);
+  if (!ids.ok()) return;
+  const SentencePieceLibrary library(model);
+  FOX_CHECK(*ids == library.Encode(text));
+  FOX_CHECK(Detokenize(**tokenizer, *ids, /*skip_special=*/true) == library.Decode(*ids));
+}
+
+}  // namespace
+}  // namespace fox
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  fox::Fuzz(fox::FuzzInput(data, size));
+  return 0;
+}

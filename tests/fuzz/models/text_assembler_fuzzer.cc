@@ -1,0 +1,120 @@
+// TextAssembler over a tokenizer of arbitrary tokens, against the definition: the text of all bytes
+// up to the first place where a stop string ends, shown as early as nothing can take it back.
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/tokenizer/text_assembler.h"
+#include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/fuzz_target.h"
+
+namespace fox {
+namespace {
+
+// Tokens of any bytes, as byte-level BPE has them, or of whole characters, as sentencepiece has.
+class FuzzTokenizer final : public Tokenizer {
+ public:
+  explicit FuzzTokenizer(FuzzInput& in) {
+    if (in.Bool()) info_.replacement = Utf8Replacement::kByte;
+    const size_t size = 1 + in.Below(8);
+    for (size_t id = 0; id < size; ++id) {
+      const auto kind = static_cast<TokenKind>(in.Below(3));
+      tokens_.push_back({in.Text(6), kind});
+      if (kind != TokenKind::kBytes && !IsValidUtf8(tokens_.back().first)) {
+        tokens_.back().second = TokenKind::kBytes;
+      }
+    }
+    info_.vocab_size = static_cast<int32_t>(size);
+  }
+  absl::StatusOr<std::vector<int32_t>> Encode(const std::string&, bool) const override {
+    return absl::UnimplementedError("no text comes in here");
+  }
+  std::string TokenBytes(int32_t id, bool) const override {
+    return tokens_[static_cast<size_t>(id)].first;
+  }
+  TokenKind KindOf(int32_t id) const override { return tokens_[static_cast<size_t>(id)].second; }
+  const Info& info() const override { return info_; }
+
+ private:
+  Info info_;
+  std::vector<std::pair<std::string, TokenKind>> tokens_;
+};
+
+// The text of the tokens: characters that tokens of bytes leave incomplete end at other tokens.
+std::string TextOf(const FuzzTokenizer& tokenizer, const std::vector<int32_t>& ids) {
+  std::string text, bytes;
+  const auto flush = [&] {
+    DrainUtf8(&bytes, /*final=*/true, tokenizer.info().replacement, &text);
+  };
+  for (const int32_t id : ids) {
+    const bool whole = tokenizer.KindOf(id) != Tokenizer::TokenKind::kBytes;
+    if (whole) flush();
+    bytes += tokenizer.TokenBytes(id, false);
+    if (whole) flush();
+  }
+  flush();
+  return text;
+}
+
+struct Expected {
+  std::string text;
+  std::string stop;  // "": none
+};
+
+// Cut at the match that ends first; of those that end together the longest.
+Expected Cut(const std::string& text, const std::vector<std::string>& stops, bool include) {
+  for (size_t end = 1; end <= text.size(); ++end) {
+    std::string best;
+    for (const std::string& stop : stops) {
+      if (stop.size() > end || text.compare(end - stop.size(), stop.size(), stop) != 0) continue;
+      if (stop.size() > best.size()) best = stop;
+    }
+    if (!best.empty()) return {text.substr(0, include ? end : end - best.size()), best};
+  }
+  return {text, ""};
+}
+
+void Fuzz(FuzzInput in) {
+  const FuzzTokenizer tokenizer(in);
+  const bool include = in.Bool();
+  std::vector<std::string> stops(in.Below(4));
+  for (std::string& stop : stops) {
+    stop = in.Text(8);
+    if (stop.empty()) stop = "ab";
+  }
+  std::vector<int32_t> ids;
+  for (const char byte : in.Rest().substr(0, 64)) {
+    ids.push_back(static_cast<uint8_t>(byte) % tokenizer.info().vocab_size);
+  }
+  const Expected expected = Cut(TextOf(tokenizer, ids), stops, include);
+  TextAssembler assembler(tokenizer, /*skip_special=*/false, stops, include);
+  std::string shown, stop;
+  const auto take = [&](const TextAssembler::Shown& piece) {
+    FOX_CHECK(stop.empty() || (piece.text.empty() && piece.stop < 0));
+    shown += piece.text;
+    if (piece.stop >= 0) stop = stops[static_cast<size_t>(piece.stop)];
+  };
+  size_t longest = 0;
+  for (const std::string& s : stops) longest = std::max(longest, s.size());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    take(assembler.Push(ids[i]));
+    FOX_CHECK(shown.size() <= expected.text.size());
+    if (!stop.empty()) continue;
+    // What may be held back: less than a stop string, and less than a character.
+    const std::string so_far =
+        TextOf(tokenizer, {ids.begin(), ids.begin() + 1 + static_cast<int>(i)});
+    FOX_CHECK(shown.size() + std::max<size_t>(longest, 1) - 1 + 9 >= so_far.size());
+  }
+  take(assembler.Finish());
+  FOX_CHECK(shown == expected.text);
+  FOX_CHECK(stop == expected.stop);
+}
+
+}  // namespace
+}  // namespace fox
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  fox::Fuzz(fox::FuzzInput(data, size));
+  return 0;
+}

@@ -1,0 +1,186 @@
+// A fuzz target without libFuzzer: runs every file of its corpus, each cut short at every byte, and
+// then as many mutations of them as asked for, always the same ones. An input that fails, or takes
+// too long, is written to a file, and its path is printed; to be put into the corpus.
+//
+//   TARGET CORPUS [MUTATIONS]    or    TARGET FILE
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/fuzz/fuzz_target.h"
+
+namespace {
+
+constexpr double kMostSeconds = 2;               // of processor time, for one input
+constexpr rlim_t kMostMemory = rlim_t{4} << 30;  // of the address space
+constexpr size_t kMostCut = 4608;                // bytes of a file that is cut at every byte
+constexpr size_t kMostBytes = 16 << 10;          // of a mutation
+
+std::string g_input, g_artifact;  // the input under way, and where it goes should it fail
+
+void WriteInput() {
+  const int file = open(g_artifact.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (file < 0 || write(file, g_input.data(), g_input.size()) < 0) return;
+  close(file);
+  constexpr char kTold[] = "the input that failed is in ";
+  (void)!write(STDERR_FILENO, kTold, sizeof(kTold) - 1);
+  (void)!write(STDERR_FILENO, g_artifact.data(), g_artifact.size());
+  (void)!write(STDERR_FILENO, "\n", 1);
+}
+
+void OnFatalSignal(int signal_number) {
+  WriteInput();
+  signal(signal_number, SIG_DFL);
+  raise(signal_number);
+}
+
+double CpuSeconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+void Run(std::string input) {
+  g_input = std::move(input);
+  const double before = CpuSeconds();
+  LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(g_input.data()), g_input.size());
+  const double seconds = CpuSeconds() - before;
+  if (seconds <= kMostSeconds) return;
+  std::fprintf(stderr, "an input of %zu bytes took %.1f s\n", g_input.size(), seconds);
+  WriteInput();
+  std::exit(1);
+}
+
+std::string ReadFile(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file.is_open()) {
+    std::fprintf(stderr, "cannot read %s\n", path.c_str());
+    std::exit(1);
+  }
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+std::vector<std::string> ReadCorpus(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) paths.push_back(entry);
+  std::sort(paths.begin(), paths.end());
+  std::vector<std::string> corpus;
+  for (const std::filesystem::path& path : paths) corpus.push_back(ReadFile(path));
+  return corpus;
+}
+
+class Mutator {
+ public:
+  explicit Mutator(std::vector<std::string> corpus) : corpus_(std::move(corpus)) {}
+
+  std::string Next() {
+    std::string text = Pick();
+    for (size_t edits = size_t{1} << Below(4); edits > 0; --edits) Edit(&text);
+    if (text.size() > kMostBytes) text.resize(kMostBytes);
+    return text;
+  }
+
+ private:
+  size_t Below(size_t n) { return random_() % n; }
+  const std::string& Pick() { return corpus_[Below(corpus_.size())]; }
+
+  // A part of `text`, most often a short one.
+  std::string Part(const std::string& text) {
+    if (text.empty()) return "";
+    return text.substr(Below(text.size()), 1 + Below(size_t{1} << Below(8)));
+  }
+
+  void Edit(std::string* text) {
+    const size_t at = Below(text->size() + 1);
+    switch (Below(8)) {
+      case 0:
+        text->insert(at, 1, static_cast<char>(random_()));
+        break;
+      case 1:
+        text->erase(at, 1 + Below(size_t{1} << Below(6)));
+        break;
+      case 2:
+        if (at < text->size()) (*text)[at] = static_cast<char>((*text)[at] ^ (1 << Below(8)));
+        break;
+      case 3:
+        if (at < text->size()) (*text)[at] = static_cast<char>(random_());
+        break;
+      case 4:
+        text->insert(at, Part(*text));
+        break;
+      case 5:
+        text->insert(at, Part(Pick()));
+        break;
+      case 6:
+        *text = text->substr(0, at) + Part(Pick());
+        break;
+      default:
+        ChangeNumber(text, at);
+    }
+  }
+
+  // Of the digits at `at`, if there are any, another number of as many or more.
+  void ChangeNumber(std::string* text, size_t at) {
+    constexpr const char* kNumbers[] = {
+        "0",   "-1",   "1",     "2147483648", "4294967295",
+        "1e9", "0.5",  "-0",    "1e999",      "18446744073709551615",
+        "65",  "256",  "65536", "null",       "9223372036854775808",
+        "3",   "true", "[]"};
+    const size_t begin = text->find_first_of("0123456789", at);
+    if (begin == std::string::npos) return;
+    const size_t end = std::min(text->find_first_not_of("0123456789", begin), text->size());
+    text->replace(begin, end - begin, kNumbers[Below(std::size(kNumbers))]);
+  }
+
+  std::mt19937 random_{7};
+  const std::vector<std::string> corpus_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: %s CORPUS [MUTATIONS] | FILE\n", argv[0]);
+    return 2;
+  }
+  g_artifact = "failed-" + std::filesystem::path(argv[0]).filename().string();
+  for (const int fatal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) signal(fatal, OnFatalSignal);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  const rlimit limit{kMostMemory, kMostMemory};
+  setrlimit(RLIMIT_AS, &limit);
+#endif
+  if (!std::filesystem::is_directory(argv[1])) {
+    Run(ReadFile(argv[1]));
+    return 0;
+  }
+  const std::vector<std::string> corpus = ReadCorpus(argv[1]);
+  if (corpus.empty()) {
+    std::fprintf(stderr, "there is no corpus in %s\n", argv[1]);
+    return 1;
+  }
+  size_t cuts = 0;
+  for (const std::string& file : corpus) {
+    Run(file);
+    if (file.size() > kMostCut) continue;
+    for (size_t size = 0; size < file.size(); ++size) Run(file.substr(0, size));
+    cuts += file.size();
+  }
+  const size_t mutations = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 0;
+  Mutator mutator(corpus);
+  for (size_t i = 0; i < mutations; ++i) Run(mutator.Next());
+  std::printf("%zu files, %zu cut short, %zu mutations\n", corpus.size(), cuts, mutations);
+  return 0;
+}

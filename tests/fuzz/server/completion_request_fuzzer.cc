@@ -1,0 +1,61 @@
+// The JSON body of OpenAI's completions to what the engine takes: each prompt of it is converted,
+// and means the same when the body is written again; a refusal becomes an answer that is JSON.
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "server/http/completion_request.h"
+#include "server/http/http_error.h"
+#include "tests/fuzz/fuzz_target.h"
+#include "tests/fuzz/server/request_world.h"
+
+namespace fox {
+namespace {
+
+using Json = nlohmann::json;
+
+void CheckAnswer(const absl::Status& status) {
+  CheckRefusal(status);
+  const HttpAnswer answer = ErrorAnswer(status);
+  FOX_CHECK(answer.status >= 400 && answer.status < 500);
+  const Json body = Json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
+  FOX_CHECK(body.is_object() && body.at("error").at("message").is_string());
+}
+
+void CheckPrompts(const CompletionRequest& request, const CompletionRequest& again, bool seeded,
+                  const ConversionContext& context) {
+  FOX_CHECK(!request.prompts.empty() && request.prompts.size() <= kMaxPrompts);
+  FOX_CHECK(request.n >= 1 && request.n <= 16);
+  FOX_CHECK(request.prompts.size() * static_cast<size_t>(request.n) <= kMaxChoices);
+  FOX_CHECK(request.score == (request.settings.stopping().max_tokens() == 0));
+  FOX_CHECK(again.prompts.size() == request.prompts.size());
+  for (size_t i = 0; i < request.prompts.size(); ++i) {
+    const absl::StatusOr<GenerationSpec> spec = Convert(request, i, context);
+    const absl::StatusOr<GenerationSpec> other = Convert(again, i, context);
+    FOX_CHECK(spec.status() == other.status());
+    if (!spec.ok()) {
+      CheckAnswer(spec.status());
+      continue;
+    }
+    CheckSpec(*spec, context);
+    FOX_CHECK(spec->sequences.size() == static_cast<size_t>(request.n));
+    FOX_CHECK(SameWork(*spec, *other, seeded || request.score));
+  }
+}
+
+void Fuzz(const std::string& body) {
+  static const RequestWorld world(/*with_tokenizer=*/true);
+  const absl::StatusOr<CompletionRequest> request = ParseCompletion(body, world.context);
+  if (!request.ok()) return CheckAnswer(request.status());
+  const absl::StatusOr<CompletionRequest> again =
+      ParseCompletion(Json::parse(body, nullptr, false).dump(), world.context);
+  FOX_CHECK(again.ok());
+  CheckPrompts(*request, *again, request->settings.sampling().has_seed(), world.context);
+}
+
+}  // namespace
+}  // namespace fox
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  fox::Fuzz(std::string(reinterpret_cast<const char*>(data), size));
+  return 0;
+}

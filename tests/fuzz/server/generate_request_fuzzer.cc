@@ -1,0 +1,55 @@
+// Messages of fox.v1 to what the engine takes. The first byte chooses a GenerateRequest or a
+// ScoreRequest, in its bytes or of fields that the input chooses, with or without a tokenizer.
+#include <string>
+
+#include "fox/v1/inference.pb.h"
+#include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/server/message_filler.h"
+#include "tests/fuzz/server/request_world.h"
+
+namespace fox {
+namespace {
+
+// False: the bytes are no message, which gRPC says before anything of ours sees them.
+template <class Message>
+bool Read(FuzzInput& in, bool raw, Message* message) {
+  if (raw) return message->ParseFromString(in.Rest());
+  MessageFiller(in).Fill(message);
+  // As it would come over the wire: a string that is not UTF-8 is none of proto3.
+  const std::string bytes = message->SerializeAsString();
+  return message->ParseFromString(bytes);
+}
+
+void Check(const absl::StatusOr<GenerationSpec>& spec, const absl::StatusOr<GenerationSpec>& again,
+           bool seeded, const ConversionContext& context) {
+  FOX_CHECK(spec.status() == again.status());
+  if (!spec.ok()) return CheckRefusal(spec.status());
+  CheckSpec(*spec, context);
+  FOX_CHECK(SameWork(*spec, *again, seeded));
+}
+
+void Fuzz(FuzzInput in) {
+  static const RequestWorld worlds[] = {RequestWorld(true), RequestWorld(false)};
+  const size_t choice = in.Byte();
+  const bool raw = (choice & 1) != 0, score = (choice & 2) != 0, stream = (choice & 8) != 0;
+  const ConversionContext& context = worlds[choice >> 2 & 1].context;
+  if (score) {
+    v1::ScoreRequest request;
+    if (!Read(in, raw, &request)) return;
+    Check(ConvertScore(request, context), ConvertScore(request, context), true, context);
+    return;
+  }
+  v1::GenerateRequest request;
+  if (!Read(in, raw, &request)) return;
+  Check(ConvertGenerate(request, stream, context), ConvertGenerate(request, stream, context),
+        request.sampling().has_seed(), context);
+}
+
+}  // namespace
+}  // namespace fox
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  google::protobuf::SetLogHandler(nullptr);
+  fox::Fuzz(fox::FuzzInput(data, size));
+  return 0;
+}

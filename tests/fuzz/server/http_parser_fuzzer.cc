@@ -1,0 +1,159 @@
+// HttpParser: what comes of the bytes of a connection does not depend on how they are cut into
+// pieces; and a request that was written by the rules, its body whole or in chunks, reads back as
+// it was. The first byte chooses which of the two is looked at.
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/http/http_message.h"
+#include "server/http/http_parser.h"
+#include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/fuzz_target.h"
+
+namespace fox {
+namespace {
+
+constexpr int64_t kMostBody = 512;
+
+// Everything that the parser says of a connection, up to a refusal, as one text.
+class Connection {
+ public:
+  void Take(std::string bytes) {
+    in_ += bytes;
+    while (!refused_) {
+      const size_t before = in_.size();
+      const HttpParser::Step step = parser_.Advance(&in_);
+      FOX_CHECK(in_.size() <= before);
+      FOX_CHECK(parser_.body_bytes() <= static_cast<size_t>(kMostBody));
+      if (step == HttpParser::Step::kMore) return;
+      if (step == HttpParser::Step::kHead) {
+        Tell();
+      } else if (step == HttpParser::Step::kWhole) {
+        FOX_CHECK(parser_.whole() || parser_.request.body.size() <= size_t{kMostBody});
+        absl::StrAppend(&told, "body:", parser_.request.body, "\n");
+        ++requests;
+        last = parser_.request;
+        parser_.Reset();
+        FOX_CHECK(!parser_.begun());
+      } else {
+        const int status = parser_.refusal().status;
+        FOX_CHECK(status == 400 || status == 413 || status == 431);
+        told += "refused";  // which code depends on what came first
+        refused_ = true;
+      }
+    }
+  }
+  bool refused() const { return refused_; }
+
+  std::string told;
+  int requests = 0;
+  HttpRequest last;
+
+ private:
+  void Tell() {
+    const HttpRequest& request = parser_.request;
+    absl::StrAppend(&told, request.method, " ", request.path, " ? ", request.query, " ",
+                    parser_.keep_alive(), parser_.old_client(), "\n");
+    size_t bytes = 0;
+    for (const auto& [name, value] : request.headers) {
+      absl::StrAppend(&told, name, ":", value, "\n");
+      bytes += name.size() + value.size();
+      FOX_CHECK(
+          std::none_of(name.begin(), name.end(), [](char c) { return c >= 'A' && c <= 'Z'; }));
+      FOX_CHECK(value.find('\n') == std::string::npos);
+    }
+    FOX_CHECK(bytes <= 16 << 10);
+  }
+
+  HttpParser parser_{kMostBody};
+  std::string in_;
+  bool refused_ = false;
+};
+
+// Whether `longer` is `shorter` and a refusal.
+bool IsCutAtRefusal(const std::string& shorter, const std::string& longer) {
+  return longer == shorter + "refused";
+}
+
+void CutAnywhere(FuzzInput& in) {
+  std::vector<size_t> steps(1 + in.Below(8));
+  for (size_t& step : steps) step = 1 + in.Below(64);
+  const size_t stretched = in.Below(4) == 0 ? in.Byte() * size_t{512} : 0;
+  const size_t place = in.Byte() + in.Byte();
+  std::string bytes = in.Rest();
+  // Some byte many times: what is endless must be refused before it is large.
+  if (place < bytes.size()) bytes.insert(place, stretched, bytes[place]);
+  Connection whole, parts;
+  whole.Take(bytes);
+  for (size_t at = 0, i = 0; at < bytes.size(); at += steps[i++ % steps.size()]) {
+    parts.Take(bytes.substr(at, steps[i % steps.size()]));
+  }
+  for (Connection* connection : {&whole, &parts}) connection->Take("\r\n\r\n");
+  // What is refused may be refused early or late, while a head or a chunk's line is unfinished.
+  const bool same = whole.told == parts.told || IsCutAtRefusal(whole.told, parts.told) ||
+                    IsCutAtRefusal(parts.told, whole.told);
+  if (!same) {
+    std::fprintf(stderr, "whole:\n%s\nin parts:\n%s\n", whole.told.c_str(), parts.told.c_str());
+  }
+  FOX_CHECK(same);
+}
+
+// Of visible characters but those that end a name, a target or a value.
+std::string Word(FuzzInput& in, size_t most) {
+  std::string word = in.Text(most);
+  for (char& c : word) c = "abcXYZ019-_.~!$"[static_cast<uint8_t>(c) % 15];
+  return word;
+}
+
+void WriteAndRead(FuzzInput& in) {
+  const bool chunked = in.Bool();
+  HttpRequest request;
+  request.method = in.Bool() ? "POST" : "PUT";
+  request.path = "/" + Word(in, 40);
+  request.query = Word(in, 20);
+  request.headers.emplace_back("host", "h");
+  for (size_t count = in.Below(6); count > 0; --count) {
+    std::string name = absl::StrCat("x", count, Word(in, 10));  // once each: Beast groups them
+    for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    request.headers.emplace_back(std::move(name), Word(in, 30));
+  }
+  std::vector<size_t> sizes(1 + in.Below(5));
+  for (size_t& size : sizes) size = 1 + in.Below(60);
+  request.body = in.Rest().substr(0, size_t{kMostBody});
+
+  std::string bytes =
+      absl::StrCat(request.method, " ", request.path, request.query.empty() ? "" : "?",
+                   request.query, " HTTP/1.1\r\n");
+  for (const auto& [name, value] : request.headers) {
+    absl::StrAppend(&bytes, name, ": ", value, "\r\n");
+  }
+  if (chunked) {
+    bytes += "Transfer-Encoding: chunked\r\n\r\n";
+    for (size_t at = 0, i = 0; at < request.body.size(); at += sizes[i++ % sizes.size()]) {
+      bytes += Chunk(request.body.substr(at, sizes[i % sizes.size()]));
+    }
+    bytes += kLastChunk;
+  } else {
+    absl::StrAppend(&bytes, "Content-Length: ", request.body.size(), "\r\n\r\n", request.body);
+  }
+  Connection connection;
+  connection.Take(bytes + bytes);  // a second one behind the first
+  FOX_CHECK(!connection.refused() && connection.requests == 2);
+  FOX_CHECK(connection.last.method == request.method && connection.last.path == request.path);
+  FOX_CHECK(connection.last.query == request.query && connection.last.body == request.body);
+  FOX_CHECK(connection.last.headers.size() == request.headers.size() + 1);
+  FOX_CHECK(
+      std::equal(request.headers.begin(), request.headers.end(), connection.last.headers.begin()));
+}
+
+void Fuzz(FuzzInput in) { in.Bool() ? CutAnywhere(in) : WriteAndRead(in); }
+
+}  // namespace
+}  // namespace fox
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  fox::Fuzz(fox::FuzzInput(data, size));
+  return 0;
+}

@@ -1,0 +1,259 @@
+// The cancel storm: calls by all doors that end early in every way there is (cancelled, too late,
+// reset, hung up on), at random moments. Every page comes back, within two steps of the end; what
+// was read is right; afterwards the server is as before.
+#include <atomic>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "fox/v1/inference.pb.h"
+#include "tests/e2e/http_client.h"
+#include "tests/torture/part.h"
+#include "tests/torture/raw_call.h"
+#include "tests/torture/raw_http2.h"
+#include "tests/torture/torture_server.h"
+#include "vllm/grpc/engine/vllm_engine.pb.h"
+
+namespace fox {
+namespace {
+
+using Random = std::mt19937_64;
+
+constexpr char kStream[] = "/fox.v1.Inference/GenerateStream";
+constexpr char kUnary[] = "/fox.v1.Inference/Generate";
+constexpr char kVllm[] = "/vllm.grpc.engine.VllmEngine/Generate";
+
+struct Storm {
+  Part* part;
+  TortureServer* server;
+  int64_t calls;  // that are to end early
+  std::atomic<int64_t> cancelled{0}, late{0}, hung_up{0}, refused{0}, finished{0};
+
+  int64_t early() const { return cancelled + late + hung_up; }
+  bool over() const { return early() >= calls || part->OutOfTime(); }
+};
+
+std::string Prompt(Random* random) {
+  std::string prompt = absl::StrCat("storm ", (*random)() % 100000, " ");
+  prompt.append((*random)() % 10 == 0 ? (*random)() % 250 : (*random)() % 20, 'x');
+  return prompt + "|";
+}
+
+v1::GenerateRequest FoxRequest(const std::string& prompt, Random* random) {
+  v1::GenerateRequest request;
+  request.set_text(prompt);
+  request.mutable_sampling()->set_temperature(0);
+  if ((*random)() % 4 == 0)
+    request.mutable_sampling()->set_n(1 + static_cast<uint32_t>((*random)() % 3));
+  request.mutable_stopping()->set_max_tokens(1 + static_cast<uint32_t>((*random)() % 200));
+  return request;
+}
+
+std::string VllmMessage(const std::string& prompt, int64_t index, Random* random) {
+  vllm::grpc::engine::GenerateRequest request;
+  request.set_request_id(absl::StrCat("storm-", index));
+  request.set_text(prompt);
+  request.set_stream(true);
+  request.mutable_sampling_params()->set_temperature(0);
+  request.mutable_sampling_params()->set_max_tokens(1 + static_cast<uint32_t>((*random)() % 200));
+  return request.SerializeAsString();
+}
+
+// What a stream has brought so far; false: it is not what it must be.
+class Reading {
+ public:
+  Reading(std::string prompt, int64_t cancel_after)
+      : prompt_(std::move(prompt)), left_(cancel_after) {}
+
+  bool Fox(const std::string& bytes) {
+    v1::GenerateDelta event;
+    if (!event.ParseFromString(bytes)) return false;
+    return !event.has_delta() || Grow(event.delta().index(), event.delta().text());
+  }
+  bool Vllm(const std::string& bytes) {
+    vllm::grpc::engine::GenerateResponse event;
+    if (!event.ParseFromString(bytes)) return false;
+    std::string text;
+    for (const uint32_t id : event.chunk().token_ids()) text.push_back(static_cast<char>(id));
+    return Grow(event.chunk().index(), text);
+  }
+  // Whether to go on after this message.
+  bool Continue() { return left_ < 0 || left_-- > 0; }
+
+ private:
+  bool Grow(uint32_t index, const std::string& text) {
+    if (texts_.size() <= index) texts_.resize(index + 1);
+    texts_[index] += text;
+    return texts_[index] == Recitation(prompt_, texts_[index].size());
+  }
+
+  const std::string prompt_;
+  int64_t left_;
+  std::vector<std::string> texts_;
+};
+
+void CountEnd(Storm* storm, const grpc::Status& status) {
+  switch (status.error_code()) {
+    case grpc::OK:
+      ++storm->finished;
+      break;
+    case grpc::CANCELLED:
+      ++storm->cancelled;
+      break;
+    case grpc::DEADLINE_EXCEEDED:
+      ++storm->late;
+      break;
+    case grpc::RESOURCE_EXHAUSTED:
+      ++storm->refused;
+      break;
+    default:
+      storm->part->Check(false,
+                         absl::StrCat("status ", status.error_code(), " ", status.error_message()));
+  }
+}
+
+// One call by the library: it is cancelled at once or after some messages, or its time is short.
+bool StartGrpc(Storm* storm, grpc::GenericStub& stub, int64_t index, std::function<void()> done) {
+  if (storm->over()) return false;
+  Random random(storm->part->seed() << 32 ^ static_cast<uint64_t>(index));
+  const std::string prompt = Prompt(&random);
+  const uint64_t door = random() % 4;
+  RawRequest request{door == 0 ? kUnary : door == 1 ? kVllm : kStream, "", 60000};
+  request.message = door == 1 ? VllmMessage(prompt, index, &random)
+                              : FoxRequest(prompt, &random).SerializeAsString();
+  const uint64_t way = random() % 8;
+  if (way < 3) request.deadline_ms = 1 + static_cast<int>(random() % 30);
+  const auto reading = std::make_shared<Reading>(
+      prompt, way >= 3 && way < 7 ? static_cast<int64_t>(random() % 30) : -1);
+  RawCall* call = RawCall::Start(
+      stub, request,
+      [storm, door, reading](const std::string& bytes) {
+        const bool right = door == 0 || (door == 1 ? reading->Vllm(bytes) : reading->Fox(bytes));
+        storm->part->Check(right, "a stream brought what it must not");
+        return reading->Continue();
+      },
+      [storm, done = std::move(done)](const grpc::Status& status, const grpc::ClientContext&) {
+        CountEnd(storm, status);
+        storm->part->Tell(storm->early(), storm->calls);
+        done();
+      });
+  static_cast<void>(call);
+  return true;
+}
+
+// A client that hangs up, with a FIN or a reset, after some events or none.
+void HangUpOnHttp(Storm* storm, Random* random) {
+  HttpClient client(storm->server->http_port());
+  const std::string prompt = Prompt(random);
+  const nlohmann::json body = {{"prompt", prompt},
+                               {"temperature", 0},
+                               {"stream", (*random)() % 4 != 0},
+                               {"max_tokens", 1 + (*random)() % 200}};
+  client.SendRequest("POST", "/v1/completions", body.dump(), "Content-Type: application/json\r\n");
+  if ((*random)() % 2 == 0) client.ReadUntil("data: ");
+  if ((*random)() % 4 == 0) client.ReadUntil(prompt.substr(0, 1 + (*random)() % 5));
+  storm->part->Check(!absl::StrContains(client.received(), " 500 "), "HTTP answered 500");
+  if ((*random)() % 2 == 0) client.Reset();
+  ++storm->hung_up;
+}
+
+// The same with up to eight gRPC calls on one connection, some of them reset one by one.
+void HangUpOnGrpc(Storm* storm, Random* random) {
+  HttpClient client(storm->server->grpc_port());
+  const int calls = 1 + static_cast<int>((*random)() % 8);
+  const bool vllm = (*random)() % 2 == 0;
+  const std::string prompt = Prompt(random);
+  std::string bytes =
+      vllm ? RawHttp2Calls(kVllm, VllmMessage(prompt, -1, random), 1)
+           : RawHttp2Calls(kStream, FoxRequest(prompt, random).SerializeAsString(), calls);
+  for (int call = 0; call < calls && !vllm; ++call) {
+    if ((*random)() % 3 == 0) bytes += RawHttp2Reset(call);
+  }
+  client.Send((*random)() % 8 == 0 ? bytes.substr(0, (*random)() % bytes.size()) : bytes);
+  if ((*random)() % 2 == 0) client.ReadUntil(prompt.substr(0, 1 + (*random)() % 5));
+  if ((*random)() % 2 == 0) client.Reset();
+  storm->hung_up += vllm ? 1 : calls;
+}
+
+void CheckCalm(Storm* storm) {
+  Part& part = *storm->part;
+  part.Check(storm->server->WaitIdle(), "not everything came back");
+  const EngineStats stats = storm->server->stats();
+  part.Set("pages_free", stats.free_pages);
+  part.Set("pages", stats.num_pages);
+  part.Set("steps", stats.steps);
+  part.Set("preemptions", stats.preemptions);
+  part.Set("slowest_release_steps", storm->server->releases().slowest());
+  part.Check(storm->server->releases().slowest() <= 2, "pages came back after more than two steps");
+  // What is whole afterwards.
+  Random random(1);
+  HttpClient client(storm->server->http_port());
+  const HttpReply reply =
+      client.Post("/v1/completions", {{"prompt", "calm|"}, {"temperature", 0}, {"max_tokens", 20}});
+  part.Check(reply.status == 200 && reply.Json()["choices"][0]["text"] == Recitation("calm|", 20),
+             "after the storm HTTP is not as before");
+  grpc::GenericStub stub(storm->server->Connect());
+  RunCalls(1, [&](int64_t index, std::function<void()> done) {
+    if (index > 0) return false;
+    v1::GenerateRequest request = FoxRequest("calm|", &random);
+    const auto reading = std::make_shared<Reading>("calm|", -1);
+    RawCall::Start(
+        stub, {kStream, request.SerializeAsString()},
+        [reading, &part](const std::string& bytes) {
+          part.Check(reading->Fox(bytes), "after the storm gRPC is not as before");
+          return true;
+        },
+        [&part, done](const grpc::Status& status, const grpc::ClientContext&) {
+          part.Check(status.ok(), "after the storm gRPC answers no more");
+          done();
+        });
+    return true;
+  });
+}
+
+}  // namespace
+
+int TortureCancels(const Arguments& arguments) {
+  Part part("cancels");
+  int64_t calls = 1000000;
+  int open = 256, hanging = 4;
+  FlagSet flags;
+  flags.Int("calls", "N", "calls that end early", 1, int64_t{1} << 40, &calls);
+  flags.Int("open", "N", "gRPC calls open at once", 1, 4096, &open);
+  flags.Int("hanging", "N", "threads of clients that hang up", 1, 256, &hanging);
+  part.Parse(&flags, arguments);
+
+  TortureServerOptions options;
+  options.step_delay_us = 100;
+  TortureServer server(options);
+  Storm storm{&part, &server, calls, {}, {}, {}, {}, {}};
+  std::vector<std::thread> clients;
+  for (int i = 0; i < hanging; ++i) {
+    clients.emplace_back([&storm, i, &part] {
+      Random random(part.seed() * 1000 + static_cast<uint64_t>(i));
+      while (!storm.over()) {
+        (i % 2 == 0 ? HangUpOnHttp : HangUpOnGrpc)(&storm, &random);
+      }
+    });
+  }
+  std::vector<std::unique_ptr<grpc::GenericStub>> stubs;
+  for (int i = 0; i < 8; ++i)
+    stubs.push_back(std::make_unique<grpc::GenericStub>(server.Connect()));
+  RunCalls(open, [&](int64_t index, std::function<void()> done) {
+    return StartGrpc(&storm, *stubs[static_cast<size_t>(index) % stubs.size()], index,
+                     std::move(done));
+  });
+  for (std::thread& client : clients) client.join();
+  part.Set("ended_early", storm.early());
+  part.Set("cancelled", storm.cancelled.load());
+  part.Set("deadlines", storm.late.load());
+  part.Set("hung_up", storm.hung_up.load());
+  part.Set("refused", storm.refused.load());
+  part.Set("finished", storm.finished.load());
+  CheckCalm(&storm);
+  return part.Finish();
+}
+
+}  // namespace fox

@@ -1,0 +1,172 @@
+// Kills and stops: fox-server under load by every door, killed or stopped by SIGTERM at any moment
+// of its life, on the port that the one before had. What clients saw is the solo run's answer or
+// its beginning; a stop exits with 0 within its grace; the next server is there soon.
+#include <signal.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "tests/torture/part.h"
+#include "tests/torture/server_process.h"
+#include "tests/torture/solo_streams.h"
+
+namespace fox {
+namespace {
+
+using Random = std::mt19937_64;
+
+constexpr double kStopSlack = kInstrumented ? 20 : 1.5;  // after the grace
+
+struct Rounds {
+  explicit Rounds(Part* owner) : part(owner) {}
+
+  Part* const part;
+  std::string program;
+  std::vector<std::string> flags;
+  int clients = 9;
+  double ready_limit = 15;
+  std::vector<SoloAnswer> answers;
+  ServerPorts ports;  // of the server before
+  StreamCounts counts;
+  Random random;
+  int64_t kills = 0, stops = 0, while_loading = 0, port_taken = 0;
+  std::vector<double> ready_seconds, stop_seconds;
+};
+
+// Streams by all doors, one after another in each thread, until the server is gone.
+class Load {
+ public:
+  Load(Rounds* rounds, const ServerPorts& ports, uint64_t seed) {
+    for (int i = 0; i < rounds->clients; ++i) {
+      threads_.emplace_back([this, rounds, ports, seed, i] {
+        Random random(seed * 64 + static_cast<uint64_t>(i));
+        SoloReader reader(ports, rounds->part, &rounds->counts);
+        while (!over_) {
+          const SoloAnswer& answer = rounds->answers[random() % rounds->answers.size()];
+          // A server that is gone refuses at once.
+          if (reader.Read(static_cast<Door>(i % 3), answer) == StreamEnd::kRefused) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));
+          }
+        }
+      });
+    }
+  }
+  ~Load() {
+    over_ = true;
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+ private:
+  std::atomic<bool> over_{false};
+  std::vector<std::thread> threads_;
+};
+
+double Uniform(Random* random, double from, double to) {
+  return std::uniform_real_distribution<double>(from, to)(*random);
+}
+
+void SleepFor(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(std::max(seconds, 0.0)));
+}
+
+// The exit code of a server that was told to end, at last by force.
+int EndOf(Part* part, ServerProcess* server, double seconds, const char* what) {
+  const std::optional<int> code = server->Wait(seconds);
+  if (code.has_value()) return *code;
+  part->Check(false, absl::StrCat(what, " does not end the server"));
+  server->Signal(SIGKILL);
+  return server->Wait(60).value_or(-1);
+}
+
+// One life of a server. Even rounds end by SIGKILL, odd ones by SIGTERM.
+void RunRound(Rounds* rounds, bool kill) {
+  Random& random = rounds->random;
+  const double grace = kill ? 5 : std::vector<double>{0.05, 0.3, 3}[random() % 3];
+  std::vector<std::string> flags = rounds->flags;
+  flags.push_back(absl::StrCat("--shutdown-timeout=", grace));
+  ServerProcess server(rounds->program, flags, rounds->ports);
+  const bool loading = random() % 8 == 0;
+  const double usual = Percentile(rounds->ready_seconds, 0.5);
+  if (loading) {
+    // SIGTERM means what it should from the moment on that the program has a say.
+    while (!kill && !server.Handles(SIGTERM) && server.age() < 5) SleepFor(0.001);
+    SleepFor(Uniform(&random, 0, usual));
+    ++rounds->while_loading;
+  } else if (!server.WaitListening(rounds->ready_limit)) {
+    const int code = EndOf(rounds->part, &server, 5, "a failed start");
+    // Another process may have got the port as the source port of a connection of its own.
+    rounds->part->Check(code == 78, absl::StrCat("a restart fails with ", code));
+    ++rounds->port_taken;
+    rounds->ports = {};
+    return;
+  }
+  std::optional<Load> load;
+  if (!loading) {
+    rounds->ready_seconds.push_back(server.ready_seconds());
+    rounds->ports = server.ports();
+    load.emplace(rounds, server.ports(), random());
+    SleepFor(Uniform(&random, 0, 0.5));
+  }
+  const double sent = server.age();
+  server.Signal(kill ? SIGKILL : SIGTERM);
+  const int code = EndOf(rounds->part, &server, grace + kStopSlack, kill ? "SIGKILL" : "SIGTERM");
+  if (!kill) {
+    rounds->part->Check(code == 0, absl::StrCat("SIGTERM ends the server with ", code));
+    rounds->stop_seconds.push_back(server.age() - sent);
+  }
+  load.reset();
+  ++(kill ? rounds->kills : rounds->stops);
+}
+
+void Report(Rounds* rounds) {
+  Part& part = *rounds->part;
+  rounds->counts.Describe(&part);
+  part.Set("kills", rounds->kills);
+  part.Set("stops", rounds->stops);
+  part.Set("while_loading", rounds->while_loading);
+  part.Set("port_taken", rounds->port_taken);
+  part.Set("ready_seconds_p50", Percentile(rounds->ready_seconds, 0.5));
+  part.Set("ready_seconds_max", Percentile(rounds->ready_seconds, 1));
+  part.Set("stop_seconds_p50", Percentile(rounds->stop_seconds, 0.5));
+  part.Set("stop_seconds_max", Percentile(rounds->stop_seconds, 1));
+  part.Check(rounds->counts.cut > 0, "no stream was cut");
+  part.Check(rounds->counts.whole > 0, "no stream came to its end");
+}
+
+}  // namespace
+
+int TortureKills(const Arguments& arguments) {
+  Part part("kills");
+  Rounds rounds(&part);
+  int64_t times = 1000;
+  std::string model;
+  FlagSet flags;
+  flags.String("server", "FILE", "fox-server", &rounds.program);
+  flags.String("model", "DIR", "what it serves", &model);
+  flags.Int("times", "N", "kills, and as many stops", 1, 1 << 30, &times);
+  flags.Int("clients", "N", "streams at once", 3, 256, &rounds.clients);
+  flags.Double("ready", "S", "a server must be there after that long", 0.1, 600,
+               &rounds.ready_limit);
+  part.Parse(&flags, arguments);
+  rounds.random.seed(part.seed());
+  // A pool so small that requests are preempted, too.
+  rounds.flags = {"--model=" + model, "--device=cpu",     "--threads=1",
+                  "--kv-cache-mb=8",  "--max-num-seqs=6", "--log-level=warning"};
+  {
+    ServerProcess alone(rounds.program, rounds.flags, {});
+    if (alone.WaitListening(60)) rounds.answers = RunAlone(alone.ports());
+    rounds.ready_seconds.push_back(alone.ready_seconds());
+  }
+  part.Check(!rounds.answers.empty(), "the solo run failed");
+  for (int64_t i = 0; !rounds.answers.empty() && i < 2 * times && !part.OutOfTime(); ++i) {
+    RunRound(&rounds, i % 2 == 0);
+    part.Tell(i, 2 * times);
+  }
+  Report(&rounds);
+  return part.Finish();
+}
+
+}  // namespace fox

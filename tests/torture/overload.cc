@@ -1,0 +1,141 @@
+// Overload: ten times what the server can do is offered, by calls that do not wait for each other.
+// What is refused learns so at once; what is accepted is finished, whole; and the server does
+// almost as much as at its best.
+#include <atomic>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "fox/v1/inference.pb.h"
+#include "tests/torture/part.h"
+#include "tests/torture/raw_call.h"
+#include "tests/torture/torture_server.h"
+
+namespace fox {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint32_t kTokens = 20;
+constexpr char kPrompt[] = "overload|";
+
+// What became of calls, as their clients saw it.
+struct Outcome {
+  std::atomic<int64_t> finished{0}, refused{0}, dropped{0}, ended{0};
+  Mutex mutex;
+  std::vector<double> refused_ms ABSL_GUARDED_BY(mutex), first_ms ABSL_GUARDED_BY(mutex);
+};
+
+void StartCall(Part* part, grpc::GenericStub& stub, Outcome* outcome, std::function<void()> done) {
+  v1::GenerateRequest request;
+  request.set_text(kPrompt);
+  request.mutable_sampling()->set_temperature(0);
+  request.mutable_stopping()->set_max_tokens(kTokens);
+  const auto text = std::make_shared<std::string>();
+  const auto start = Clock::now();
+  RawCall::Start(
+      stub, {"/fox.v1.Inference/GenerateStream", request.SerializeAsString(), 120000},
+      [outcome, text, start](const std::string& bytes) {
+        v1::GenerateDelta event;
+        event.ParseFromString(bytes);
+        if (event.has_delta() && text->empty()) {
+          const MutexLock lock(outcome->mutex);
+          outcome->first_ms.push_back(1000 * SecondsSince(start));
+        }
+        *text += event.delta().text();
+        return true;
+      },
+      [=, done = std::move(done)](const grpc::Status& status, const grpc::ClientContext& context) {
+        if (status.ok() && *text == Recitation(kPrompt, kTokens)) {
+          ++outcome->finished;
+        } else if (status.error_code() == grpc::RESOURCE_EXHAUSTED && text->empty()) {
+          ++outcome->refused;
+          part->Check(context.GetServerTrailingMetadata().count("retry-after-ms") == 1,
+                      "a refusal does not say when to come back");
+          const MutexLock lock(outcome->mutex);
+          outcome->refused_ms.push_back(1000 * SecondsSince(start));
+        } else {
+          ++outcome->dropped;
+          part->Check(false, absl::StrCat("accepted and dropped: ", status.error_code(), " ",
+                                          status.error_message()));
+        }
+        ++outcome->ended;
+        done();
+      });
+}
+
+using Stubs = std::vector<std::unique_ptr<grpc::GenericStub>>;
+
+// Requests a second with as many clients as the server has seats and places.
+double Peak(Part* part, const Stubs& stubs, double seconds, int clients) {
+  Outcome outcome;
+  const auto start = Clock::now();
+  RunCalls(clients, [&](int64_t index, std::function<void()> done) {
+    if (SecondsSince(start) > seconds) return false;
+    StartCall(part, *stubs[static_cast<size_t>(index) % stubs.size()], &outcome, std::move(done));
+    return true;
+  });
+  return static_cast<double>(outcome.finished) / SecondsSince(start);
+}
+
+// Starts a call each 1 / `rate` seconds, whatever became of the others.
+void Offer(Part* part, const Stubs& stubs, double rate, double seconds, Outcome* outcome) {
+  const auto start = Clock::now();
+  int64_t sent = 0;
+  const auto all = static_cast<int64_t>(rate * seconds);
+  while (sent < all) {
+    for (const auto due = static_cast<int64_t>(SecondsSince(start) * rate); sent < due; ++sent) {
+      StartCall(part, *stubs[static_cast<size_t>(sent) % stubs.size()], outcome, [] {});
+    }
+    part->Tell(sent, all);
+    std::this_thread::sleep_for(std::chrono::microseconds(500));
+  }
+  part->Set("offered_per_second", static_cast<double>(sent) / SecondsSince(start));
+  part->Set("goodput_per_second", static_cast<double>(outcome->finished) / SecondsSince(start));
+  while (outcome->ended < sent) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  part->Set("offered", sent);
+}
+
+}  // namespace
+
+int TortureOverload(const Arguments& arguments) {
+  Part part("overload");
+  double minutes = 10, times = 10, refusal_ms = 10, goodput = 0.9;
+  FlagSet flags;
+  flags.Double("minutes", "M", "how long too much is offered", 0.001, 1e5, &minutes);
+  flags.Double("times", "X", "how much more than the peak", 1, 1000, &times);
+  flags.Double("refusal-ms", "MS", "what a refusal may take, all but one in a hundred", 0, 1e6,
+               &refusal_ms);
+  flags.Double("goodput", "SHARE", "of the peak that must be kept", 0, 1, &goodput);
+  part.Parse(&flags, arguments);
+  const double seconds = std::min(60 * minutes, part.seconds());
+
+  TortureServerOptions options;
+  options.max_num_seqs = 8;
+  options.max_num_queued_reqs = 16;
+  options.step_delay_us = 4000;
+  TortureServer server(options);
+  Stubs stubs;
+  for (int i = 0; i < 8; ++i)
+    stubs.push_back(std::make_unique<grpc::GenericStub>(server.Connect()));
+  const double peak = Peak(&part, stubs, std::clamp(seconds / 10, 1.0, 20.0), 16);
+  Outcome outcome;
+  Offer(&part, stubs, times * peak, seconds, &outcome);
+  part.Set("peak_per_second", peak);
+  part.Set("refused", outcome.refused.load());
+  part.Set("finished", outcome.finished.load());
+  part.Set("accepted_and_dropped", outcome.dropped.load());
+  const MutexLock lock(outcome.mutex);
+  const double p99 = Percentile(outcome.refused_ms, 0.99);
+  part.Set("refusal_ms_p50", Percentile(outcome.refused_ms, 0.5));
+  part.Set("refusal_ms_p99", p99);
+  part.Set("first_token_ms_p99", Percentile(outcome.first_ms, 0.99));
+  const double kept = static_cast<double>(outcome.finished) / seconds / peak;
+  part.Set("goodput_of_peak", kept);
+  part.Check(outcome.refused > outcome.finished, "hardly a call was refused");
+  part.CheckCost(p99 <= refusal_ms, "refusals take longer than promised");
+  part.CheckCost(kept >= goodput, "goodput falls below what was promised");
+  part.Check(server.WaitIdle(), "not everything came back");
+  return part.Finish();
+}
+
+}  // namespace fox

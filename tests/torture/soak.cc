@@ -1,0 +1,242 @@
+// The soak: fox-server at saturation for long, by all doors, with clients that cancel, hang up,
+// stop reading, send nonsense and come back. Its memory, descriptors and threads stay where they
+// are after it has warmed up, and every stream is the solo run's.
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "fox/v1/inference.pb.h"
+#include "tests/e2e/http_client.h"
+#include "tests/e2e/random_message.h"
+#include "tests/torture/part.h"
+#include "tests/torture/raw_call.h"
+#include "tests/torture/raw_http2.h"
+#include "tests/torture/server_process.h"
+#include "tests/torture/solo_streams.h"
+#include "tests/torture/torture_server.h"
+
+namespace fox {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Soak {
+  Part* part;
+  ServerPorts ports;
+  std::vector<SoloAnswer> answers;
+  StreamCounts counts;
+  std::atomic<bool> over{false};
+  std::atomic<int64_t> calls{0}, stalls{0}, nonsense{0};
+};
+
+void ReadStreams(Soak* soak, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  while (!soak->over) {
+    SoloReader reader(soak->ports, soak->part, &soak->counts);  // a connection of its own
+    for (uint64_t i = random() % 20; i > 0 && !soak->over; --i) {
+      const SoloAnswer& answer = soak->answers[random() % soak->answers.size()];
+      const int64_t messages = random() % 3 == 0 ? static_cast<int64_t>(random() % 20) : -1;
+      reader.Read(static_cast<Door>(random() % 3), answer, messages);
+      ++soak->calls;
+    }
+  }
+}
+
+// Asks for much and does not read it: until the server cuts it off, or a while.
+void StallReads(Soak* soak, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  while (!soak->over) {
+    HttpClient client(soak->ports.http);
+    const nlohmann::json body = {{"prompt", "Once"},
+                                 {"stream", true},
+                                 {"max_tokens", 2000},
+                                 {"logprobs", 5},
+                                 {"ignore_eos", true}};
+    client.SendRequest("POST", "/v1/completions", body.dump(),
+                       "Content-Type: application/json\r\n");
+    for (uint64_t i = random() % 40; i > 0 && !soak->over; --i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    if (random() % 2 == 0) client.Reset();
+    ++soak->stalls;
+  }
+}
+
+// Requests that are wrong in all ways, and the small ones that monitors send.
+void SendNonsense(Soak* soak, uint64_t seed) {
+  RandomMessage random(seed);
+  grpc::GenericStub stub(ConnectTo(soak->ports.grpc));
+  const char* const methods[] = {"/fox.v1.Inference/Generate",
+                                 "/fox.v1.Inference/Score",
+                                 "/fox.v1.Tokenizer/Tokenize",
+                                 "/fox.v1.Info/GetLoad",
+                                 "/vllm.grpc.engine.VllmEngine/Generate",
+                                 "/fox.v1.No/Such"};
+  while (!soak->over) {
+    RunCalls(4, [&](int64_t index, std::function<void()> done) {
+      if (index >= 40) return false;
+      v1::GenerateRequest request;
+      random.Fill(&request);
+      request.mutable_stopping()->set_max_tokens(3);
+      std::string bytes = request.SerializePartialAsString();
+      random.Mutate(&bytes);
+      RawCall::Start(stub, {methods[random.Below(std::size(methods))], bytes, 5000}, nullptr,
+                     [done](const grpc::Status&, const grpc::ClientContext&) { done(); });
+      return true;
+    });
+    HttpClient http(soak->ports.http);
+    http.Send(random.Below(2) == 0 ? "GET / HTTP/9\r\n\r\n" : "POST /v1/completions HTTP/1.1\r\n");
+    HttpClient raw(soak->ports.grpc);
+    raw.Send(RawHttp2Calls(methods[0], "nonsense", 4).substr(0, random.Below(400)));
+    HttpClient metrics(soak->ports.metrics);
+    const HttpReply reply = metrics.Get("/metrics");
+    soak->part->Check(absl::StrContains(reply.body, "fox_"), "no metrics");
+    HttpClient health(soak->ports.http);
+    soak->part->Check(health.Get("/health").status == 200, "not healthy");
+    soak->nonsense += 44;
+  }
+}
+
+struct Sample {
+  double hours;
+  double resident, descriptors, threads;
+};
+
+struct Slope {
+  double per_hour = 0, error = 0;  // two standard errors
+};
+
+// Of the least of each twentieth of the samples: what is in use for a moment is no leak.
+Slope FitLeast(const std::vector<Sample>& samples) {
+  constexpr size_t kParts = 20;
+  std::vector<Sample> least;
+  for (size_t part = 0; part < kParts && samples.size() >= kParts; ++part) {
+    const auto begin = samples.begin() + static_cast<ptrdiff_t>(part * samples.size() / kParts);
+    const auto end = samples.begin() + static_cast<ptrdiff_t>((part + 1) * samples.size() / kParts);
+    least.push_back(*std::min_element(
+        begin, end, [](const Sample& a, const Sample& b) { return a.resident < b.resident; }));
+  }
+  if (least.empty()) return {};
+  const auto n = static_cast<double>(least.size());
+  double x = 0, y = 0, xx = 0, xy = 0, rest = 0;
+  for (const Sample& s : least) x += s.hours / n, y += s.resident / n;
+  for (const Sample& s : least) {
+    xx += (s.hours - x) * (s.hours - x);
+    xy += (s.hours - x) * (s.resident - y);
+  }
+  Slope slope;
+  slope.per_hour = xy / xx;
+  for (const Sample& s : least) {
+    const double off = s.resident - y - slope.per_hour * (s.hours - x);
+    rest += off * off;
+  }
+  slope.error = 2 * std::sqrt(rest / (n - 2) / xx);
+  return slope;
+}
+
+Sample Look(const ServerProcess& server, Clock::time_point start) {
+  return {SecondsSince(start) / 3600, static_cast<double>(ResidentBytes(server.pid())),
+          static_cast<double>(CountDescriptors(server.pid())),
+          static_cast<double>(CountThreads(server.pid()))};
+}
+
+// Load for so long; one sample a second.
+std::vector<Sample> Run(Soak* soak, const ServerProcess& server, int readers, double seconds) {
+  soak->over = false;
+  std::vector<std::thread> threads;
+  const uint64_t seed = soak->part->seed() * 1000;
+  for (int i = 0; i < readers; ++i) {
+    threads.emplace_back(ReadStreams, soak, seed + static_cast<uint64_t>(i));
+  }
+  for (uint64_t i = 0; i < 3; ++i) threads.emplace_back(StallReads, soak, seed + 500 + i);
+  threads.emplace_back(SendNonsense, soak, seed + 600);
+  std::vector<Sample> samples;
+  const Clock::time_point start = Clock::now();
+  while (SecondsSince(start) < seconds) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(seconds < 60 ? 100 : 1000));
+    samples.push_back(Look(server, start));
+    soak->part->Tell(static_cast<int64_t>(SecondsSince(start)), static_cast<int64_t>(seconds));
+  }
+  soak->over = true;
+  for (std::thread& thread : threads) thread.join();
+  return samples;
+}
+
+// Waits until no more descriptors and threads are there than `before`; at most ten seconds.
+Sample AtRest(const ServerProcess& server, const Sample* before) {
+  const Clock::time_point start = Clock::now();
+  Sample now = Look(server, start);
+  while (SecondsSince(start) < (before == nullptr ? 3 : 10)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    now = Look(server, start);
+    if (before != nullptr && now.descriptors <= before->descriptors &&
+        now.threads <= before->threads) {
+      break;
+    }
+  }
+  return now;
+}
+
+void Judge(Part* part, const std::vector<Sample>& samples, const Sample& before,
+           const Sample& after, double seconds) {
+  const Slope slope = FitLeast(samples);
+  part->Set("measured_seconds", seconds);
+  part->Set("resident_mb", after.resident / 1e6);
+  part->Set("resident_growth_mb", (after.resident - before.resident) / 1e6);
+  part->Set("slope_mb_per_hour", slope.per_hour / 1e6);
+  part->Set("slope_two_sigma", slope.error / 1e6);
+  part->Set("descriptors", {before.descriptors, after.descriptors});
+  part->Set("threads", {before.threads, after.threads});
+  part->Check(after.descriptors <= before.descriptors, "descriptors are left open");
+  part->Check(after.threads <= before.threads + 4, "threads are left");
+  if (seconds >= 300) {
+    part->CheckCost(slope.per_hour - slope.error < 1e6, "memory grows by more than 1 MB an hour");
+  } else {
+    part->CheckCost(after.resident - before.resident < 32e6, "memory grows");
+  }
+}
+
+}  // namespace
+
+int TortureSoak(const Arguments& arguments) {
+  Part part("soak");
+  std::string program, model;
+  double minutes = 10;
+  int readers = 12;
+  FlagSet flags;
+  flags.String("server", "FILE", "fox-server", &program);
+  flags.String("model", "DIR", "what it serves", &model);
+  flags.Double("minutes", "M", "how long; a quarter of it to warm up", 0.05, 1e5, &minutes);
+  flags.Int("readers", "N", "streams at once", 1, 256, &readers);
+  part.Parse(&flags, arguments);
+  const double seconds = std::min(60 * minutes, part.seconds());
+  ServerProcess server(
+      program,
+      {"--model=" + model, "--device=cpu", "--threads=1", "--kv-cache-mb=16", "--max-num-seqs=6",
+       "--stall-timeout=1", "--log-level=debug", "--log-format=json"},
+      {});
+  Soak soak{&part, {}, {}, {}, {}, {}, {}, {}};
+  if (server.WaitListening(60)) {
+    soak.ports = server.ports();
+    soak.answers = RunAlone(soak.ports);
+  }
+  part.Check(!soak.answers.empty(), "the solo run failed");
+  if (!soak.answers.empty()) {
+    Run(&soak, server, readers, seconds / 4);
+    const Sample before = AtRest(server, nullptr);
+    const std::vector<Sample> samples = Run(&soak, server, readers, seconds * 3 / 4);
+    Judge(&part, samples, before, AtRest(server, &before), seconds * 3 / 4);
+    soak.counts.Describe(&part);
+    part.Set("streams", soak.calls.load());
+    part.Set("stalled", soak.stalls.load());
+    part.Set("nonsense", soak.nonsense.load());
+    server.Signal(15);
+    part.Check(server.Wait(40) == 0, "the server does not stop with 0");
+  }
+  return part.Finish();
+}
+
+}  // namespace fox

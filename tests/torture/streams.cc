@@ -1,0 +1,246 @@
+// Twenty thousand open streams, five thousand of them generating, on few connections, from a
+// process of their own: what one costs in memory, whether each gets its own text, and how soon all
+// is free when the client cancels them or dies.
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "fox/v1/inference.pb.h"
+#include "fox/v1/info.grpc.pb.h"
+#include "tests/torture/part.h"
+#include "tests/torture/raw_call.h"
+#include "tests/torture/torture_server.h"
+
+extern char** environ;
+
+namespace fox {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kStreamsOfAConnection = 1000;
+
+struct Sizes {
+  int port = 0;  // of the server; 0: this is the server
+  int open = 20000;
+  int generating = 5000;
+};
+
+// ---- the client's process -----------------------------------------------------------------------
+
+// The calls of all streams, until they end.
+class OpenCalls {
+ public:
+  // `start` is called under the lock, so that a call cannot end before it is known.
+  void Open(int index, const std::function<RawCall*()>& start) {
+    const MutexLock lock(mutex_);
+    calls_[index] = start();
+  }
+  void Remove(int index) {
+    const MutexLock lock(mutex_);
+    calls_.erase(index);
+  }
+  void Cancel() {
+    const MutexLock lock(mutex_);
+    for (const auto& [index, call] : calls_) call->Cancel();
+  }
+
+ private:
+  Mutex mutex_;
+  std::map<int, RawCall*> calls_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Opens the streams; a line on standard input cancels them. Its exit code says whether all was
+// well: 3: a text was wrong, 4: a stream ended by itself.
+int RunClient(const Sizes& sizes) {
+  OpenCalls calls;
+  std::atomic<int> ended{0}, wrong{0}, failed{0};
+  std::atomic<bool> cancelling{false};
+  std::vector<std::unique_ptr<grpc::GenericStub>> stubs;
+  for (int i = 0; i < sizes.open; ++i) {
+    if (i % kStreamsOfAConnection == 0) {
+      stubs.push_back(std::make_unique<grpc::GenericStub>(ConnectTo(sizes.port)));
+    }
+    const std::string prompt = absl::StrCat("stream ", i, "|");
+    v1::GenerateRequest request;
+    request.set_text(prompt);
+    request.mutable_sampling()->set_temperature(0);
+    request.mutable_stopping()->set_max_tokens(100000);
+    const auto position = std::make_shared<size_t>(0);
+    const auto read = [&wrong, prompt, position](const std::string& bytes) {
+      v1::GenerateDelta event;
+      if (!event.ParseFromString(bytes)) ++wrong;
+      for (const char c : event.delta().text()) {
+        if (c != prompt[(*position)++ % prompt.size()]) ++wrong;
+      }
+      return true;
+    };
+    const auto end = [&, i](const grpc::Status& status, const grpc::ClientContext&) {
+      if (!cancelling) {
+        std::fprintf(stderr, "streams: a stream ended with %d %s\n", status.error_code(),
+                     status.error_message().c_str());
+        ++failed;
+      }
+      calls.Remove(i);
+      ++ended;
+    };
+    calls.Open(i, [&] {
+      return RawCall::Start(
+          *stubs.back(), {"/fox.v1.Inference/GenerateStream", request.SerializeAsString(), 3600000},
+          read, end);
+    });
+  }
+  std::getchar();
+  cancelling = true;
+  calls.Cancel();
+  while (ended < sizes.open) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  return wrong > 0 ? 3 : failed > 0 ? 4 : 0;
+}
+
+// ---- the server's process -----------------------------------------------------------------------
+
+// This program as a client, with a pipe to its standard input.
+class Client {
+ public:
+  Client(int port, const Sizes& sizes) {
+    int ends[2];
+    if (pipe(ends) != 0) return;
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, ends[0], STDIN_FILENO);
+    posix_spawn_file_actions_addclose(&actions, ends[1]);
+    std::vector<std::string> arguments = {"fox-torture", "streams", absl::StrCat("--port=", port),
+                                          absl::StrCat("--open=", sizes.open)};
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv.data(), environ);
+    posix_spawn_file_actions_destroy(&actions);
+    close(ends[0]);
+    control_ = ends[1];
+  }
+  ~Client() {
+    close(control_);
+    if (pid_ > 0 && !waited_) Wait();
+  }
+  void Cancel() const { static_cast<void>(!write(control_, "\n", 1)); }
+  void Kill() const { kill(pid_, SIGKILL); }
+  int Wait() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    waited_ = true;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_ = -1;
+  int control_ = -1;
+  bool waited_ = false;
+};
+
+bool WaitOpen(Part* part, const TortureServer& server, const Sizes& sizes) {
+  while (!part->OutOfTime()) {
+    const EngineStats stats = server.stats();
+    part->Tell(stats.running + stats.paused + stats.waiting, sizes.open);
+    if (stats.running + stats.paused >= sizes.generating &&
+        stats.running + stats.paused + stats.waiting >= sizes.open) {
+      return true;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return false;
+}
+
+// How long another client waits for an answer meanwhile, at most, in milliseconds.
+double SlowestAnswer(const TortureServer& server) {
+  const auto stub = v1::Info::NewStub(server.Connect());
+  double slowest = 0;
+  for (int i = 0; i < 20; ++i) {
+    grpc::ClientContext context;
+    v1::Load load;
+    const auto start = Clock::now();
+    if (!stub->GetLoad(&context, {}, &load).ok()) return 1e9;
+    slowest = std::max(slowest, 1000 * SecondsSince(start));
+  }
+  return slowest;
+}
+
+// Opens them all, looks, and ends them: by cancelling each, or by the client's death.
+void OpenAndEnd(Part* part, TortureServer* server, const Sizes& sizes, bool dies) {
+  const std::string how = dies ? "client_death" : "cancel_all";
+  const int64_t before = ResidentBytes(getpid());
+  const auto start = Clock::now();
+  Client client(server->grpc_port(), sizes);
+  const bool open = WaitOpen(part, *server, sizes);
+  part->Check(open, "the streams did not all open");
+  part->Set(how + "_open_seconds", SecondsSince(start));
+  const int64_t tokens = server->stats().generated_tokens;
+  const auto watched = Clock::now();
+  // Each of those that generate gets some tokens.
+  while (!part->OutOfTime() &&
+         server->stats().generated_tokens < tokens + 10 * int64_t{sizes.generating}) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  part->Set(how + "_tokens_per_second",
+            static_cast<double>(server->stats().generated_tokens - tokens) / SecondsSince(watched));
+  part->Set(how + "_slowest_other_answer_ms", SlowestAnswer(*server));
+  const double each = static_cast<double>(ResidentBytes(getpid()) - before) / sizes.open;
+  const EngineStats stats = server->stats();
+  part->Check(stats.running + stats.paused + stats.waiting >= sizes.open, "a stream was lost");
+  const auto ending = Clock::now();
+  dies ? client.Kill() : client.Cancel();
+  const bool idle = server->WaitIdle(60);
+  const double taken = SecondsSince(ending);
+  part->Set(how + "_seconds", taken);
+  part->Check(idle, "not everything came back");
+  part->CheckCost(taken <= 2, how + " took more than 2 s");
+  const int code = client.Wait();
+  part->Check(dies || code == 0, absl::StrCat("the client says ", code));
+  if (dies) return;
+  part->Set("bytes_per_stream", each);
+  part->CheckCost(each <= 32 << 10, "a stream takes more than 32 KiB");
+}
+
+}  // namespace
+
+int TortureStreams(const Arguments& arguments) {
+  Part part("streams");
+  Sizes sizes;
+  FlagSet flags;
+  flags.Int("open", "N", "open streams", 1, 1 << 20, &sizes.open);
+  flags.Int("generating", "N", "those of them that generate", 1, 65536, &sizes.generating);
+  flags.Int("port", "PORT", "be the client of that server", 0, 65535, &sizes.port);
+  part.Parse(&flags, arguments);
+  if (sizes.port != 0) return RunClient(sizes);
+  sizes.generating = std::min(sizes.generating, sizes.open);
+
+  TortureServerOptions options;
+  options.max_num_seqs = sizes.generating;
+  options.max_num_batched_tokens = std::max(sizes.generating, 1024);
+  options.max_model_len = 1 << 17;
+  options.num_pages = int64_t{sizes.generating} * 4 * 64;
+  options.max_num_queued_reqs = 2 * sizes.open;
+  options.limits.max_calls = 2 * sizes.open;
+  options.limits.max_call_bytes = int64_t{1} << 30;
+  options.step_delay_us = 50000;
+  TortureServer server(options);
+  part.Set("streams", sizes.open);
+  part.Set("generating", sizes.generating);
+  OpenAndEnd(&part, &server, sizes, /*dies=*/false);
+  OpenAndEnd(&part, &server, sizes, /*dies=*/true);
+  part.Set("slowest_release_steps", server.releases().slowest());
+  part.Check(server.releases().slowest() <= 2, "pages came back after more than two steps");
+  return part.Finish();
+}
+
+}  // namespace fox

@@ -1,0 +1,319 @@
+#!/usr/bin/env python3
+"""Runs the parts of fox-torture, and other programs that go on for as long as they are let, side by
+side on the cores of this machine, and ends with one table and one JSON file.
+
+    torture.py build/cpu/bin                         all parts, ten minutes at most
+    torture.py build/cpu/bin 60 kills soak           an hour of two of them
+    torture.py build/cpu/bin fuzz faults sanitizers  campaigns, which build what they need and run
+                                                     one after another, behind the parts
+    torture.py build/cpu/bin --pack FILE.tar.xz      packs the programs with their libraries, for a
+                                                     machine on which nothing can be built; there:
+    torture.py FILE.tar.xz --out FILE.json
+
+A part is divided into lanes, processes with seeds of their own. It ends when it has done what it is
+for or when the time is over; the table says which. The exit status is 1 if a promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "bench"))
+
+import gpu_build  # noqa: E402
+import gpu_pack  # noqa: E402
+
+PROGRAMS = ("fox-torture", "fox-server", "fox-simulate")
+PATIENCE_S = 25  # after a lane's time
+OVERHEAD_S = 25  # of parts that are asked for minutes: to start, to come to rest
+SERVED = ["--server={bin}/fox-server", "--model={model}"]
+
+
+@dataclasses.dataclass
+class Part:
+    """What one part takes: a lane's command, how many lanes, the cores of one."""
+
+    name: str
+    goal: str  # the figure that counts
+    amount: float  # of it, over all lanes
+    lanes: int
+    cores: float
+    command: list[str]  # {share}: a lane's part of the amount
+    reports: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def reached(self) -> float:
+        """How much of the goal was done."""
+        return sum(report["figures"].get(self.goal, 0) for report in self.reports)
+
+
+def fox(part: str, *flags: str) -> list[str]:
+    """A lane's command."""
+    return ["{bin}/fox-torture", part, "--seed={seed}", "--seconds={seconds}", *flags]
+
+
+# What takes long or wants quiet comes first.
+PARTS = (
+    Part("soak", "measured_seconds", 450, 1, 3,
+         fox("soak", "--minutes={minutes}", "--readers=16", *SERVED)),
+    Part("overload", "offered", 100000, 1, 2, fox("overload", "--minutes={minutes}")),
+    Part("kills", "kills", 1000, 6, 1.5, fox("kills", "--times={share}", *SERVED)),
+    Part("streams", "streams", 20000, 1, 2, fox("streams", "--open={share}", "--generating=5000")),
+    Part("requests", "calls", 1e7, 4, 2, fox("requests", "--calls={share}")),
+    Part("cancels", "ended_early", 1e6, 3, 2, fox("cancels", "--calls={share}")),
+    Part("canaries", "requests", 1e6, 1, 2, fox("canaries", "--requests={share}")),
+    Part("simulation", "events", 1e10, 10, 1,
+         ["{bin}/fox-simulate", "--threads=1", "--first-seed={seed}000001", "--events={share}",
+          "--seconds={seconds}"]),
+)
+
+
+# What builds something of its own: commands in the repository, in this order.
+CAMPAIGNS = {
+    "fuzz": ["./run build fuzz fuzzers",  # needs libFuzzer: libclang-rt-14-dev
+             "python3 -B tests/fuzz/run_fuzzers.py build/fuzz/bin --minutes {minutes} "
+             "--out build/fuzz-out"],
+    "faults": ["./run build cpu", "FOX_FAULTS=all ctest --test-dir build/cpu -R faults_test"],
+    "sanitizers": ["./run build asan", "ctest --test-dir build/asan -LE gpu",
+                   "./run build tsan thread_tests",  # GCC's needs addresses that are not random
+                   "setarch -R ctest --test-dir build/tsan -L thread --repeat until-fail:20"],
+}
+
+
+class Lane:
+    """One process."""
+
+    def __init__(self, part: Part, number: int, arguments: argparse.Namespace,
+                 folder: pathlib.Path, seconds: float) -> None:
+        self.part, self.number = part, number
+        values = {"bin": str(arguments.bin), "model": str(arguments.model), "seed": number + 1,
+                  "seconds": int(seconds),
+                  "minutes": max(0.1, round((seconds - OVERHEAD_S) / 60, 2)),
+                  "share": int(part.amount / part.lanes * arguments.scale) or 1}
+        command = [word.format(**values) for word in part.command]
+        self.command = " ".join(command)
+        self.limit = time.monotonic() + seconds + PATIENCE_S
+        self.out = folder / f"{part.name}-{number}.out"
+        self.log = folder / f"{part.name}-{number}.log"
+        with self.out.open("w") as out, self.log.open("w") as log:
+            self.process = subprocess.Popen(command, stdout=out, stderr=log,
+                                            env=gpu_build.environment(arguments.bin.parent))
+
+    def ended(self) -> bool:
+        """Whether it has; one that does not is killed."""
+        if self.process.poll() is not None:
+            return True
+        if time.monotonic() > self.limit:
+            self.process.kill()
+            self.process.wait()
+            return True
+        return False
+
+    def report(self) -> dict[str, Any]:
+        """The line that it ended with."""
+        text = self.out.read_text(encoding="utf-8", errors="replace")
+        code = self.process.returncode
+        if self.part.name == "simulation":
+            figures = {key: int(value) for key, value in re.findall(r"^(\w+) +(\d+)$", text, re.M)}
+            broken = {} if code == 0 else {text[-2000:]: 1}
+            return {"part": "simulation", "passed": code == 0, "figures": figures, "broken": broken}
+        lines = [line for line in text.splitlines() if line.startswith("{")]
+        if lines:
+            return json.loads(lines[-1])
+        said = self.log.read_text(encoding="utf-8", errors="replace")[-2000:]
+        return {"part": self.part.name, "passed": False, "figures": {},
+                "broken": {f"it ended with {code} and no figures: {said}": 1}}
+
+    def last_word(self) -> str:
+        """Where it is."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return lines[-1] if lines else ""
+
+
+def run(parts: list[Part], arguments: argparse.Namespace, folder: pathlib.Path) -> None:
+    """Starts lanes as cores come free, first come first served. Whatever ends it, what lanes have
+    told is in the file."""
+    end = time.monotonic() + 60 * arguments.minutes
+    waiting = [(part, number) for part in parts for number in range(part.lanes)]
+    running: list[Lane] = []
+    told = time.monotonic()
+    while waiting or running:
+        busy = sum(lane.part.cores for lane in running)
+        while waiting and (not running or busy + waiting[0][0].cores <= arguments.cores):
+            part, number = waiting.pop(0)
+            running.append(Lane(part, number, arguments, folder, max(5, end - time.monotonic())))
+            busy += part.cores
+        time.sleep(0.2)
+        for lane in [lane for lane in running if lane.ended()]:
+            running.remove(lane)
+            report = lane.report()
+            report["command"] = lane.command.replace(str(ROOT) + "/", "")
+            lane.part.reports.append(report)
+            print(f"== {lane.part.name} {lane.number}: "
+                  f"{'passed' if report['passed'] else 'BROKEN'} {report.get('broken', '')}",
+                  flush=True)
+            write(parts, arguments)
+        if time.monotonic() - told > 30:
+            told = time.monotonic()
+            for lane in running:
+                print(f"   [{lane.number}] {lane.last_word()}", flush=True)
+
+
+WORST = re.compile(r"_(p50|p99|max|ms|mb|steps|hour|sigma)$|_seconds($|_p50|_max)"
+                   r"|^bytes_per|^pages$|^pages_free|^methods")
+
+
+def merged(part: Part) -> dict[str, Any]:
+    """The figures of all lanes: counts are added, times and sizes are the worst lane's."""
+    figures: dict[str, Any] = {}
+    for report in part.reports:
+        for key, value in report["figures"].items():
+            if isinstance(value, dict):
+                known = figures.setdefault(key, {})
+                figures[key] = {k: known.get(k, 0) + value.get(k, 0) for k in {**known, **value}}
+            elif not isinstance(value, (int, float)) or key not in figures:
+                figures.setdefault(key, value)
+            elif WORST.search(key):
+                figures[key] = max(figures[key], value)
+            elif key == "goodput_of_peak":
+                figures[key] = min(figures[key], value)
+            else:
+                figures[key] += value
+    return figures
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on, in words that tell machines of a kind apart."""
+    model = "unknown"
+    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {"cpu": model, "cores": len(os.sched_getaffinity(0)),
+            "memory_gb": round(memory / 1e9), "kernel": platform.release(),
+            "python": platform.python_version()}
+
+
+def write(parts: list[Part], arguments: argparse.Namespace) -> dict[str, Any]:
+    """All there is by now, in the file if there is to be one."""
+    out: dict[str, Any] = {"machine": machine(), "minutes": arguments.minutes,
+                           "date": datetime.date.today().isoformat(), "parts": {}}
+    for part in parts:
+        out["parts"][part.name] = {
+            "passed": len(part.reports) == part.lanes and all(r["passed"] for r in part.reports),
+            "goal": part.goal, "reached": part.reached(), "of": part.amount * arguments.scale,
+            "lanes": [len(part.reports), part.lanes], "figures": merged(part),
+            "seconds": max((r.get("seconds", 0) for r in part.reports), default=0),
+            "broken": [r["broken"] for r in part.reports if r.get("broken")],
+            "commands": [r["command"] for r in part.reports]}
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
+    return out["parts"]
+
+
+def tell(parts: list[Part], arguments: argparse.Namespace) -> bool:
+    """Prints the table; whether all promises held."""
+    told = write(parts, arguments)
+    print("\n| part | reached | of | passed | figures |\n|---|---|---|---|---|")
+    for name, part in told.items():
+        shown = ", ".join(f"{key} {round(value, 3) if isinstance(value, float) else value}"
+                          for key, value in part["figures"].items())
+        print(f"| {name} | {part['reached']:,.0f} | {part['of']:,.0f} | {part['passed']} "
+              f"| {shown} |")
+    return all(part["passed"] for part in told.values())
+
+
+def pack(binaries: pathlib.Path, out: pathlib.Path) -> None:
+    """An archive of the programs, stripped, and the libraries that a bare Ubuntu has not."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for part in ("bin", "lib"):
+            pathlib.Path(folder, part).mkdir()
+        for program in PROGRAMS:
+            if not (binaries / program).is_file():
+                continue
+            subprocess.run(["strip", "-o", f"{folder}/bin/{program}", str(binaries / program)],
+                           check=True)
+            for library in gpu_pack.shared_libraries(binaries / program):
+                pathlib.Path(folder, "lib", library.name).write_bytes(library.read_bytes())
+        with tarfile.open(out, "w:xz", preset=2) as archive:
+            for part in ("bin", "lib"):
+                archive.add(pathlib.Path(folder, part), part)
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
+
+
+def run_parts(parts: list[Part], arguments: argparse.Namespace) -> bool:
+    """From the programs, or the archive of them, to the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.bin.is_file():
+            gpu_build.restore_model(arguments.bin.parent / gpu_build.MODEL_PACK.name)
+            with tarfile.open(arguments.bin) as archive:
+                archive.extractall(folder)
+            arguments.bin = pathlib.Path(folder, "bin")
+        arguments.bin = arguments.bin.resolve()
+        logs = arguments.logs or pathlib.Path(folder, "logs")
+        logs.mkdir(parents=True, exist_ok=True)
+        run(parts, arguments, logs)
+        return tell(parts, arguments)
+
+
+def campaign(name: str, minutes: float) -> bool:
+    """Whether all its commands ended well; the first that does not is the last."""
+    for command in CAMPAIGNS[name]:
+        print(f"== {name}: {command}", flush=True)
+        if subprocess.run(command.format(minutes=minutes), shell=True, check=False,
+                          cwd=ROOT).returncode != 0:
+            print(f"== {name}: BROKEN", flush=True)
+            return False
+    return True
+
+
+def main() -> int:
+    """See above."""
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bin", type=pathlib.Path, help="folder of the programs, or an archive")
+    names = [part.name for part in PARTS]
+    parser.add_argument("words", nargs="*", metavar="MINUTES|PART",
+                        help=f"minutes for all parts [10]; {', '.join([*names, *CAMPAIGNS])}")
+    parser.add_argument("--scale", type=float, default=1, help="of all amounts [1]")
+    parser.add_argument("--cores", type=float, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--model", type=pathlib.Path, default=gpu_build.MODEL)
+    parser.add_argument("--out", type=pathlib.Path, help="a JSON file")
+    parser.add_argument("--logs", type=pathlib.Path, help="keep the lanes' output here")
+    parser.add_argument("--pack", type=pathlib.Path, help="only write this archive")
+    arguments = parser.parse_intermixed_args()
+    if arguments.pack:
+        pack(arguments.bin, arguments.pack)
+        return 0
+    numbers = [word for word in arguments.words if re.fullmatch(r"\d+(\.\d*)?", word)]
+    arguments.minutes = float(numbers[-1]) if numbers else 10.0
+    asked = [word for word in arguments.words if word not in numbers]
+    unknown = set(asked) - set(names) - set(CAMPAIGNS)
+    if unknown:
+        parser.error(f"no such part: {' '.join(sorted(unknown))}")
+    campaigns = [word for word in asked if word in CAMPAIGNS]
+    passed = True
+    if not asked or len(campaigns) < len(asked):
+        passed = run_parts([part for part in PARTS if not asked or part.name in asked], arguments)
+    for name in campaigns:
+        passed = campaign(name, arguments.minutes) and passed
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
