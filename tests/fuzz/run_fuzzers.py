@@ -18,6 +18,7 @@ import argparse
 import concurrent.futures
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import re
@@ -55,9 +56,12 @@ class Target:
     findings: int = 0
 
     def progress(self) -> float:
-        """Of the goal, slices that run counted as if they had ended."""
+        """Of the goal, slices that run counted as if they had ended; without one, of a year."""
+        seconds = self.seconds + self.running * SLICE_S
+        if self.goal == math.inf:
+            return seconds / (365 * 86400)
         rate = self.executions / self.seconds if self.seconds else 1000
-        return (self.executions + self.running * rate * SLICE_S) / self.goal
+        return rate * seconds / self.goal
 
 
 class Session:
@@ -143,7 +147,7 @@ def fuzz_all(session: Session, targets: list[Target], jobs: int, minutes: float)
                 target = min(open_targets, key=Target.progress)
                 seed += 1
                 target.running += 1
-                runs = max(1.0, target.goal - target.executions)
+                runs = max(1.0, min(target.goal - target.executions, 1e12))
                 work = pool.submit(session.fuzz, target, seed, min(SLICE_S, left), runs)
                 pending[work] = target
                 open_targets = [t for t in open_targets if t.progress() < 1]
@@ -195,7 +199,7 @@ def pack(binaries: pathlib.Path, names: list[str], out: pathlib.Path) -> None:
             for library, path in re.findall(r"\s*(\S+) => (/\S+)", listing):
                 if not LEFT_OUT.match(library):
                     shutil.copy(pathlib.Path(path).resolve(), f"{folder}/lib/{library}")
-        with tarfile.open(out, "w:xz", preset=9) as archive:
+        with tarfile.open(out, "w:xz", preset=6) as archive:
             for part in ("bin", "lib"):
                 archive.add(pathlib.Path(folder, part), f"fuzz/{part}")
             for part in (HERE / "corpora", HERE / "dictionaries", pathlib.Path(__file__)):
@@ -208,7 +212,8 @@ def main() -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binaries", type=pathlib.Path, help="build/fuzz/bin")
     parser.add_argument("--minutes", type=float, default=10, help="of the whole run, at most [10]")
-    parser.add_argument("--runs", type=float, default=1e12, help="executions of each target")
+    parser.add_argument("--runs", type=float, default=math.inf,
+                        help="executions of each target [any]")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
     parser.add_argument("--targets", default="", help="comma-separated names [all that are built]")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("fuzz-out"))
@@ -234,7 +239,8 @@ def main() -> int:
         merged = dict(zip(names, pool.map(session.merge, targets)))
     report(targets, merged)
     (session.out / "report.json").write_text(
-        json.dumps([dataclasses.asdict(t) for t in targets], indent=1), encoding="utf-8")
+        json.dumps([{k: v for k, v in dataclasses.asdict(t).items() if k not in ("goal", "running")}
+                    for t in targets], indent=1), encoding="utf-8")
     if arguments.keep:
         keep(session, targets, arguments.keep_bytes)
     return 1 if any(t.findings for t in targets) else 0
