@@ -5,6 +5,7 @@
 #include <random>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -210,7 +211,7 @@ void CheckCalm(Storm* storm) {
           part.Check(reading->Fox(bytes), "after the storm gRPC is not as before");
           return true;
         },
-        [&part, done](const grpc::Status& status, const grpc::ClientContext&) {
+        [&part, done = std::move(done)](const grpc::Status& status, const grpc::ClientContext&) {
           part.Check(status.ok(), "after the storm gRPC answers no more");
           done();
         });
