@@ -43,6 +43,13 @@ void EndAborted(int) {
   _exit(g_abort_code);
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+void EndCrashed(int) {
+  WriteLastLine("the process crashes", "an invalid access, as of a library without memory");
+  _exit(g_abort_code);
+}
+#endif
+
 void EndLate(int) {
   WriteLastLine(g_late_code == kExitConfiguration ? "the process did not start in time"
                                                   : "the process did not stop in time",
@@ -56,6 +63,9 @@ void EndOnAbort(int code) {
   g_abort_code = code;
   std::set_terminate(EndUncaught);
   signal(SIGABRT, EndAborted);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they tell more
+  signal(SIGSEGV, EndCrashed);  // oneDNN uses what it has not got
+#endif
 }
 
 void EndWithin(double seconds, int code) {

@@ -8,7 +8,7 @@ inline constexpr int kExitEngineFailed = 70;   // EX_SOFTWARE
 inline constexpr int kExitConfiguration = 78;  // EX_CONFIG
 
 // From now on what would abort (an exception that nobody catches, a library that gets no memory or
-// no thread, a failed check) ends the process with `code`.
+// no thread, a failed check) or crash ends the process with `code`.
 void EndOnAbort(int code);
 
 // Ends the process with `code` after `seconds`, unless it has ended before. The last call counts.

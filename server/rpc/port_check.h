@@ -10,6 +10,6 @@ namespace fox {
 // Hands a connection of our own over to `sink` and waits, at most `seconds`, until its call is
 // answered, or the connection ended, as a port does that speaks TLS. Unavailable: it is not, or
 // this machine has no descriptor or address for it.
-absl::Status CheckPort(const ConnectionAcceptor::Sink& sink, double seconds = 10);
+absl::Status CheckPort(const ConnectionAcceptor::Sink& sink, double seconds = 5);
 
 }  // namespace fox

@@ -182,7 +182,7 @@ void RunHttp(Server& server, const DoorFlags& flags) {
     const std::string text = body.dump();
     const std::string request = absl::StrCat(
         "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
-        "Content-Length: ",
+        "Content-Type: application/json\r\nContent-Length: ",
         text.size(), "\r\n\r\n", text);
     open.push_back({Connect(server.http->port()), POLLIN, 0});
     send(open.back().fd, request.data(), request.size(), MSG_NOSIGNAL);

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "tests/engine/tools/run_program.h"
 
@@ -11,9 +12,23 @@ namespace fox {
 namespace {
 
 using nlohmann::json;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 const std::string kTiny = std::string(FOX_SOURCE_DIR) + "/tests/golden/tiny_rope";
+
+TEST(FoxBenchTest, EveryDoorLetsItsStreamsThrough) {
+  const Ran ran = RunProgram("fox-bench", {"doors", "--device", "cpu", "--streams", "2", "--tokens",
+                                           "8", "--rounds", "1", "--json", TempPath("rows.json")});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const json report = json::parse(ReadWhole(TempPath("rows.json")));
+  std::vector<std::string> ways;
+  for (const json& row : report["rows"]) {
+    ways.push_back(row["way"]);
+    EXPECT_GT(row["seconds"]["median"], 0);
+  }
+  EXPECT_THAT(ways, ElementsAre("engine", "fox.v1", "http"));
+}
 
 TEST(FoxBenchTest, AllOnATinyModel) {
   const Ran ran = RunProgram("fox-bench", {"all",

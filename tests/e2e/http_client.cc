@@ -66,10 +66,10 @@ void HttpClient::SendRequest(const std::string& method, const std::string& path,
                     body));
 }
 
-bool HttpClient::Fill() {
+bool HttpClient::Fill(int milliseconds) {
   if (socket_ < 0) return false;
   pollfd waiting{socket_, POLLIN, 0};
-  if (poll(&waiting, 1, kPatienceMs) != 1) return false;
+  if (poll(&waiting, 1, milliseconds) != 1) return false;
   std::array<char, 1 << 16> buffer{};
   const ssize_t count = recv(socket_, buffer.data(), buffer.size(), 0);
   if (count <= 0) return false;

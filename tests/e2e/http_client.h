@@ -46,8 +46,8 @@ class HttpClient {
   // What has arrived of a stream; waits until it holds `text`. False: the stream ended before.
   bool ReadUntil(const std::string& text);
   const std::string& received() const { return in_; }
-  // Waits for more of it. False: the connection has ended, or nothing came for ten seconds.
-  bool ReadMore() { return Fill(); }
+  // Waits for more of it. False: the connection has ended, or nothing came for so long.
+  bool ReadMore(int milliseconds = 10000) { return Fill(milliseconds); }
   // Waits for the end of the connection. False: ten seconds have passed, or more bytes have come.
   bool AtEnd();
   void Close();
@@ -55,7 +55,7 @@ class HttpClient {
   void Reset();
 
  private:
-  bool Fill();
+  bool Fill(int milliseconds = 10000);
 
   int socket_;
   std::string in_;

@@ -126,9 +126,9 @@ TEST_F(ExecutorFaultsTest, AFailureAtAnyCallEndsTheProcess) {
 }
 
 TEST_F(ExecutorFaultsTest, AStepThatHangsEndsTheProcess) {
-  constexpr double kStepTimeout = 0.4;
-  FailOnce(ExecutorFault::kHang, 1, {"--kv-cache-mb=64", "--step-timeout=0.4"}, kStepTimeout);
-  FailOnce(ExecutorFault::kHang, 9, {"--kv-cache-mb=64", "--step-timeout=0.4"}, kStepTimeout);
+  constexpr double kStepTimeout = 1.5;
+  FailOnce(ExecutorFault::kHang, 1, {"--kv-cache-mb=64", "--step-timeout=1.5"}, kStepTimeout);
+  FailOnce(ExecutorFault::kHang, 9, {"--kv-cache-mb=64", "--step-timeout=1.5"}, kStepTimeout);
 }
 
 // Its neighbours, by either door, bring what they bring alone, and the server goes on.

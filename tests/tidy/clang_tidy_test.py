@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """clang-tidy over every host file: the checks of .clang-tidy, -Wthread-safety among them.
 
-All files, not a sample, each time: joined into units (clang_units.py) they take about five minutes
+All files, not a sample, each time: joined into units (clang_units.py) they take about ten minutes
 of one core. A unit that has passed leaves a stamp in the build folder, named by a hash of all that
 the answer depends on (its files, the headers of ours that they reach, the flags, .clang-tidy, the
 tool's version), so a second run checks what changed. Packages of the system are taken to be the

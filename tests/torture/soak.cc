@@ -5,6 +5,7 @@
 #include <cmath>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -83,8 +84,9 @@ void SendNonsense(Soak* soak, uint64_t seed) {
       request.mutable_stopping()->set_max_tokens(3);
       std::string bytes = request.SerializePartialAsString();
       random.Mutate(&bytes);
-      RawCall::Start(stub, {methods[random.Below(std::size(methods))], bytes, 5000}, nullptr,
-                     [done](const grpc::Status&, const grpc::ClientContext&) { done(); });
+      RawCall::Start(
+          stub, {methods[random.Below(std::size(methods))], bytes, 5000}, nullptr,
+          [done = std::move(done)](const grpc::Status&, const grpc::ClientContext&) { done(); });
       return true;
     });
     HttpClient http(soak->ports.http);

@@ -173,7 +173,8 @@ void Day::AfterSubmit(const StepPlan& plan) {
   for (const PlannedSequence& sequence : plan.sequences) {
     const int64_t index = IndexOf(sequence.id);
     if (index < 0) continue;
-    const Client& client = *clients_[static_cast<size_t>(index)];
+    Client& client = *clients_[static_cast<size_t>(index)];
+    client.ran_at = steps();
     group_started_[client.group] = true;
     (client.was_full ? slow : others) = true;
   }

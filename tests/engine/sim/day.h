@@ -36,6 +36,7 @@ struct Client {
   Seconds heard_at = -kNever;         // and the step that heard it
   Seconds full_since = kNever;
   int64_t full_steps = 0;
+  int64_t ran_at = 0;  // the last step that ran it
 };
 
 class Day : private StepObserver {
@@ -61,6 +62,7 @@ class Day : private StepObserver {
 
   const Swarm& swarm() const { return swarm_; }
   Seconds now() const { return now_; }
+  int64_t steps() const { return marks_[Mark::kSteps]; }
   const std::vector<std::unique_ptr<Client>>& clients() const { return clients_; }
   bool fatal() const { return !engine_->fatal().ok(); }
   bool idle() const { return !engine_->HasWork() && engine_->NextDeadline() == kNever; }

@@ -257,7 +257,7 @@ void Day::Close(bool cancel_all) {
   if (!fatal()) EndAll(cancel_all);
   if (!ok() || fatal()) return;
   for (int i = 0; i < 3 && engine_->HasWork() && ok(); ++i) Step();
-  if (!ok()) return;
+  if (!ok() || fatal()) return;  // the last plan may fail, too
   if (engine_->HasWork()) Fail("work without requests");
   if (executor_->free_pages() != swarm_.executor.limits.num_pages) Fail("pages leaked");
   if (executor_->occupied_slots() != 0) Fail("slots leaked");

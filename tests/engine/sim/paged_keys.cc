@@ -306,15 +306,19 @@ void PagedKeys::AuditSlot(int32_t slot) {
   const int64_t list = kv_.ListIndex(slot, 0, 0);
   const int end = PagesFor(length);
   int64_t live = 0;
+  double mass = kNoMass;
   for (int64_t head = 0; head < lists_; ++head) {
     const int32_t first = kv_.first_live[list + head];
     if (first != first_[static_cast<size_t>(list + head)]) {
       return Violate("a head keeps other pages than it should", list + head);
     }
     live += end - first;
+    mass = std::max(mass, kv_.max_log_evicted_mass[list + head]);
     for (int p = first; p < end; ++p) Own(kv_.Table(list + head)[p]);
   }
-  if (live != stats_[static_cast<size_t>(slot)].live_pages()) Violate("count of live pages", slot);
+  const AcpStats& stats = stats_[static_cast<size_t>(slot)];
+  if (live != stats.live_pages()) Violate("count of live pages", slot);
+  if (mass != stats.max_log_evicted_mass) Violate("certificate of a slot", slot);
 }
 
 }  // namespace fox::sim

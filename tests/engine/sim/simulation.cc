@@ -84,25 +84,30 @@ void Operate(Random& random, Day* day) {
   }
 }
 
-// Nothing starves: whoever is there ends, though others send on. Readers are fast and patient now.
+// Nothing starves: whoever is there runs again and again until it ends, though others, all of them
+// urgent, send on. Readers are fast and patient now.
 void Flood(Random& random, Day* day) {
   day->Count(Mark::kFloods);
-  int64_t bound = 2000;
+  const Swarm& swarm = day->swarm();
+  // Each that may wait runs from start to end, one after another; and ten times that.
+  const int64_t prefill = swarm.long_prompt / swarm.executor.limits.max_num_batched_tokens + 1;
+  const int64_t patience =
+      5000 + 10 * (swarm.engine.max_num_queued_reqs + 1) * (prefill + swarm.max_tokens + 10);
   const RequestId last = day->NewId();
-  for (const auto& client : day->clients()) {
-    const Request& request = client->request();
-    bound += 40 * (static_cast<int64_t>(request.prompt.size()) + request.stop.max_tokens);
-    // Who read slowly is let in now and then until it has shown that it does no more.
-    bound += 256 * (2 * int64_t{request.flow_window} + 8);
-  }
-  const auto is_old = [&](const auto& client) { return client->request().id < last; };
-  const auto& clients = day->clients();
-  while (day->ok() && !day->fatal() && std::any_of(clients.begin(), clients.end(), is_old)) {
-    if (--bound < 0) return day->Fail("starved by newcomers");
-    Request request = MakeRequest(day->swarm(), day->now(), random);
+  for (int64_t i = 0; i < 20 * patience && day->ok() && !day->fatal(); ++i) {
+    bool done = true;
+    for (const auto& client : day->clients()) {
+      if (client->request().id >= last) continue;
+      done = false;
+      if (std::min(i, day->steps() - client->ran_at) > patience) {
+        return day->Fail("starved by newcomers: " + std::to_string(client->request().id));
+      }
+    }
+    if (done) return;
+    Request request = MakeRequest(swarm, day->now(), random);
     request.id = day->NewId();
     request.flow_window = 0;
-    request.priority = 0;  // the most urgent
+    request.priority = 0;
     request.stop.max_tokens += 10;
     day->Submit({std::move(request)});
     day->AcknowledgeAll();

@@ -58,10 +58,10 @@ TEST(ProtoWireTest, MalformedData) {
   EXPECT_EQ(Fields("\x12\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01x"), "?");  // 2^64 - 1 bytes
   EXPECT_EQ(Fields("\x1D\x01\x02\x03"), "?");
   EXPECT_EQ(Fields("\x21\x01\x02\x03"), "?");
-  EXPECT_EQ(Fields(std::string("\x00\x01", 2)), "?");  // field 0
-  EXPECT_EQ(Fields("\x0B\x0C"), "?");                  // a group
-  EXPECT_EQ(Fields("\x0E\x01"), "?");                  // wire type 6
-  EXPECT_EQ(Fields("\xF8\xFF\xFF\xFF\x7F\x01"), "?");  // a field above 2^29
+  EXPECT_EQ(Fields(std::string("\x00\x01", 2)), "?");                      // field 0
+  EXPECT_EQ(Fields("\x0B\x0C"), "?");                                      // a group
+  EXPECT_EQ(Fields("\x0E\x01"), "?");                                      // wire type 6
+  EXPECT_EQ(Fields("\xF8\xFF\xFF\xFF\x7F\x01"), "?");                      // a field above 2^29
   EXPECT_EQ(Fields(std::string("\x88\x80\x80\x80\x80\x00\x01", 7)), "?");  // a tag of 6 bytes
   EXPECT_EQ(Fields(std::string("\x12\x80\x80\x80\x80\x80\x00", 7)), "?");  // a length of 6 bytes
   EXPECT_EQ(Fields("\x08\x05\x12\x05"

@@ -161,10 +161,14 @@ TEST_F(GenerationTest, CancelledBeforeConversionItsMessageIsFreed) {
   std::promise<void> gate;
   std::shared_future<void> opened = gate.get_future().share();
   const auto message = std::make_shared<int>(7);
-  std::shared_ptr<Generation> blocking = Start([&]() -> absl::StatusOr<GenerationSpec> {
-    opened.wait();
-    return absl::InvalidArgumentError("no");
-  });
+  std::promise<void> converting;
+  std::shared_ptr<Generation> blocking =
+      Start([&converting, opened]() -> absl::StatusOr<GenerationSpec> {
+        converting.set_value();
+        opened.wait();
+        return absl::InvalidArgumentError("no");
+      });
+  converting.get_future().wait();  // else its thread could take the second call before the cancel
   RecordingConsumer second(*test_.engine);
   CallInfo info;
   std::shared_ptr<Generation> call = Generation::Start(

@@ -2,6 +2,7 @@
 #include "server/process/process_end.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -50,6 +51,18 @@ TEST_F(ProcessEndDeathTest, AbortsOfLibraries) {
         std::abort();
       },
       ExitedWithCode(70), "the process aborts");
+}
+
+TEST_F(ProcessEndDeathTest, InvalidAccesses) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers tell more";
+#endif
+  EXPECT_EXIT(
+      {
+        EndOnAbort(kExitEngineFailed);
+        raise(SIGSEGV);
+      },
+      ExitedWithCode(70), "the process crashes");
 }
 
 TEST_F(ProcessEndDeathTest, WhatDoesNotStopIsStopped) {
