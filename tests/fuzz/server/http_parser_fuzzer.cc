@@ -20,7 +20,7 @@ constexpr int64_t kMostBody = 512;
 // Everything that the parser says of a connection, up to a refusal, as one text.
 class Connection {
  public:
-  void Take(std::string bytes) {
+  void Take(const std::string& bytes) {
     in_ += bytes;
     while (!refused_) {
       const size_t before = in_.size();
