@@ -244,9 +244,7 @@ int TortureCancels(const Arguments& arguments) {
       }
     });
   }
-  std::vector<std::unique_ptr<grpc::GenericStub>> stubs;
-  for (int i = 0; i < 8; ++i)
-    stubs.push_back(std::make_unique<grpc::GenericStub>(server.Connect()));
+  const Stubs stubs = server.ConnectStubs(8);
   RunCalls(open, [&](int64_t index, std::function<void()> done) {
     return StartGrpc(&storm, *stubs[static_cast<size_t>(index) % stubs.size()], index,
                      std::move(done));

@@ -63,8 +63,6 @@ void StartCall(Part* part, grpc::GenericStub& stub, Outcome* outcome, std::funct
       });
 }
 
-using Stubs = std::vector<std::unique_ptr<grpc::GenericStub>>;
-
 // Requests a second with as many clients as the server has seats and places.
 double Peak(Part* part, const Stubs& stubs, double seconds, int clients) {
   Outcome outcome;
@@ -114,9 +112,7 @@ int TortureOverload(const Arguments& arguments) {
   options.max_num_queued_reqs = 16;
   options.step_delay_us = 4000;
   TortureServer server(options);
-  Stubs stubs;
-  for (int i = 0; i < 8; ++i)
-    stubs.push_back(std::make_unique<grpc::GenericStub>(server.Connect()));
+  const Stubs stubs = server.ConnectStubs(8);
   const double peak = Peak(&part, stubs, std::clamp(seconds / 10, 1.0, 20.0), 16);
   Outcome outcome;
   Offer(&part, stubs, times * peak, seconds, &outcome);

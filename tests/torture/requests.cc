@@ -174,10 +174,7 @@ int TortureRequests(const Arguments& arguments) {
   options.max_model_len = 128;
   TortureServer server(options);
   Fuzz fuzz{&part, calls, AllMethods(), {}, {}, {}};
-  std::vector<std::unique_ptr<grpc::GenericStub>> stubs;
-  for (int i = 0; i < connections; ++i) {
-    stubs.push_back(std::make_unique<grpc::GenericStub>(server.Connect()));
-  }
+  const Stubs stubs = server.ConnectStubs(connections);
   RunCalls(open, [&](int64_t index, std::function<void()> done) {
     if (index >= calls || part.OutOfTime()) return false;
     RandomMessage random(part.seed() << 40 ^ static_cast<uint64_t>(index));

@@ -36,6 +36,23 @@ bool IsBeginning(const T& part, const T& whole) {
   return part.size() <= whole.size() && std::equal(part.begin(), part.end(), whole.begin());
 }
 
+// Reads to the end, or leaves after so many messages (-1: never). `take` keeps what one says.
+template <class Event, class Reader, class Seen, class Take>
+void ReadAll(Reader& reader, int64_t messages, grpc::ClientContext* context, Seen* seen,
+             const Take& take) {
+  Event event;
+  while (reader.Read(&event)) {
+    take(event);
+    if (messages >= 0 && messages-- == 0) {
+      seen->left = true;
+      context->TryCancel();
+    }
+  }
+  const grpc::Status status = reader.Finish();
+  seen->status = status.error_code();
+  seen->reason = status.error_message();
+}
+
 }  // namespace
 
 void StreamCounts::Describe(Part* part) const {
@@ -86,19 +103,11 @@ SoloReader::Seen SoloReader::ReadFox(const SoloAnswer& answer, int64_t messages)
   SetMinute(&context);
   const auto reader =
       v1::Inference::NewStub(channel_)->GenerateStream(&context, FoxRequest(answer));
-  v1::GenerateDelta event;
-  while (reader->Read(&event)) {
+  ReadAll<v1::GenerateDelta>(*reader, messages, &context, &seen, [&](const auto& event) {
     seen.text += event.delta().text();
     for (const uint32_t id : event.delta().token_ids()) seen.ids.push_back(id);
     seen.finished |= event.has_finish();
-    if (messages >= 0 && messages-- == 0) {
-      seen.left = true;
-      context.TryCancel();
-    }
-  }
-  const grpc::Status status = reader->Finish();
-  seen.status = status.error_code();
-  seen.reason = status.error_message();
+  });
   return seen;
 }
 
@@ -115,18 +124,10 @@ SoloReader::Seen SoloReader::ReadVllm(const SoloAnswer& answer, int64_t messages
   grpc::ClientContext context;
   SetMinute(&context);
   const auto reader = engine::VllmEngine::NewStub(channel_)->Generate(&context, request);
-  engine::GenerateResponse event;
-  while (reader->Read(&event)) {
+  ReadAll<engine::GenerateResponse>(*reader, messages, &context, &seen, [&](const auto& event) {
     for (const uint32_t id : event.chunk().token_ids()) seen.ids.push_back(id);
     seen.finished |= event.has_complete();
-    if (messages >= 0 && messages-- == 0) {
-      seen.left = true;
-      context.TryCancel();
-    }
-  }
-  const grpc::Status status = reader->Finish();
-  seen.status = status.error_code();
-  seen.reason = status.error_message();
+  });
   // Ids alone: their text is that of the answer's ids.
   if (seen.ids == answer.ids) seen.text = answer.text;
   return seen;

@@ -81,11 +81,8 @@ TortureServer::TortureServer(const TortureServerOptions& options) {
       *engine_, model, context, ServerDescription{"0.0", "", "none", "f32", "f32"}, options.limits);
   MetricsOptions metrics;
   metrics.port = 0;
-  absl::StatusOr<std::unique_ptr<MetricsServer>> scraped = MetricsServer::Listen(metrics);
-  if (scraped.ok()) {
-    metrics_ = *std::move(scraped);
-    metrics_->Expose(*core_, steps_);
-  }
+  metrics_ = OrExit(MetricsServer::Listen(metrics));
+  metrics_->Expose(*core_, steps_);
   GrpcServerOptions port;
   port.max_streams = 65536;
   grpc_ = OrExit(GrpcServer::Start(*core_, port, nullptr));
@@ -101,6 +98,14 @@ TortureServer::~TortureServer() {
 }
 
 std::shared_ptr<grpc::Channel> TortureServer::Connect() const { return ConnectTo(grpc_port()); }
+
+Stubs TortureServer::ConnectStubs(int connections) const {
+  Stubs stubs;
+  for (int i = 0; i < connections; ++i) {
+    stubs.push_back(std::make_unique<grpc::GenericStub>(Connect()));
+  }
+  return stubs;
+}
 
 bool TortureServer::WaitIdle(double seconds) const {
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);

@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "grpcpp/channel.h"
+#include "grpcpp/generic/generic_stub.h"
 #include "server/calls/server_core.h"
 #include "server/http/http_server.h"
 #include "server/http/openai_service.h"
@@ -47,6 +49,8 @@ struct TortureServerOptions {
   ServerLimits limits;
 };
 
+using Stubs = std::vector<std::unique_ptr<grpc::GenericStub>>;
+
 class TortureServer {
  public:
   explicit TortureServer(const TortureServerOptions& options);
@@ -54,9 +58,11 @@ class TortureServer {
 
   // A new connection.
   std::shared_ptr<grpc::Channel> Connect() const;
+  // So many new connections.
+  Stubs ConnectStubs(int connections) const;
   int grpc_port() const { return grpc_->port(); }
   int http_port() const { return http_->port(); }
-  int metrics_port() const { return metrics_ == nullptr ? 0 : metrics_->port(); }  // 0: not built
+  int metrics_port() const { return metrics_->port(); }
   EngineStats stats() const { return engine_->stats(); }
   const ReleaseWatch& releases() const { return watch_; }
   // Waits until nothing runs, no call is open and every page is free; false after `seconds`.

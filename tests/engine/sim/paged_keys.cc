@@ -162,6 +162,16 @@ void PagedKeys::Release(const std::vector<int32_t>& slots) {
   }
 }
 
+BatchView PagedKeys::View() const {
+  return {static_cast<int>(batch_.size()),
+          row_begin_.back(),
+          nullptr,
+          batch_slots_.data(),
+          row_begin_.data(),
+          positions_.data(),
+          log_tolerances_.data()};
+}
+
 void PagedKeys::Begin(const std::vector<Appended>& batch) {
   batch_ = batch;
   batch_slots_.clear();
@@ -183,14 +193,7 @@ void PagedKeys::Begin(const std::vector<Appended>& batch) {
     counts_.taken += pages;
     length_[slot] += rows.count;
   }
-  const BatchView view{static_cast<int>(batch.size()),
-                       row_begin_.back(),
-                       nullptr,
-                       batch_slots_.data(),
-                       row_begin_.data(),
-                       positions_.data(),
-                       log_tolerances_.data()};
-  ops_->BeginStep(view, kv_, nullptr);
+  ops_->BeginStep(View(), kv_, nullptr);
 }
 
 void PagedKeys::Write(int32_t slot, int64_t position, const std::vector<uint64_t>& token_hashes) {
@@ -255,16 +258,9 @@ void PagedKeys::Evict() {
   const int32_t before = *kv_.free_count;
   evicted_.assign(batch_.size(), 0);
   evicted_mass_.assign(batch_.size(), kNoMass);
-  const BatchView view{static_cast<int>(batch_.size()),
-                       row_begin_.back(),
-                       nullptr,
-                       batch_slots_.data(),
-                       row_begin_.data(),
-                       positions_.data(),
-                       log_tolerances_.data()};
   const EvictParams params{AcpMode::kCertified, infinity_.data(), infinity_.data(), evicted_.data(),
                            evicted_mass_.data()};
-  ops_->Evict(view, params, kv_, nullptr);
+  ops_->Evict(View(), params, kv_, nullptr);
   for (size_t i = 0; i < batch_.size(); ++i) {
     AcpStats& stats = stats_[static_cast<size_t>(batch_[i].slot)];
     stats.pages_evicted += evicted_[i];

@@ -61,6 +61,7 @@ class PagedKeys {
   void AuditSlot(int32_t slot);
   void Own(int32_t page);
   void PoisonFreed(int32_t free_before);
+  BatchView View() const;  // of batch_
   uint64_t* Page(int32_t page) const {
     return static_cast<uint64_t*>(kv_.keys) + static_cast<int64_t>(page) * kPageTokens;
   }
