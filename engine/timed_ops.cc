@@ -53,6 +53,10 @@ void TimedOps::Release(const int32_t* slots, int count, const PagedKv& kv, Strea
   Timed(OpKind::kEvict, [&] { ops_->Release(slots, count, kv, stream); });
 }
 
+void TimedOps::Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) {
+  Timed(OpKind::kEvict, [&] { ops_->Share(from, to, kv, stream); });
+}
+
 void TimedOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) {
   Timed(OpKind::kAppend, [&] { ops_->BeginStep(batch, kv, stream); });
 }

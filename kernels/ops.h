@@ -99,6 +99,17 @@ class Ops {
   // sequence.
   virtual void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) = 0;
 
+  // Whether Share is understood.
+  virtual bool shares_pages() const { return false; }
+
+  // Makes the empty slot `to` what `from` was when it had appended its last full page: with the
+  // same pages, and the state of that page end. REQUIRES: shares_pages().
+  virtual void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) {
+    static_cast<void>(from), static_cast<void>(to), static_cast<void>(kv);
+    static_cast<void>(stream);
+    FOX_CHECK(false);
+  }
+
   // Makes a slot's token states, for rows with a logits processor. The entries must stay as they
   // are until the work is done. Only where the backend has a queue().
   virtual void SetPenaltyState(const PenaltyStateParams&, Stream) { FOX_CHECK(false); }

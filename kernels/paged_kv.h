@@ -3,8 +3,9 @@
 //
 // A page holds 64 keys and values of ONE kv head of ONE layer, at absolute positions 64p .. 64p+63.
 // A page list belongs to (slot, layer, kv head); its live pages are the range
-// [first_live, ceil(length / 64)); a page is owned by exactly one list or by the free stack.
-// A slot is the place of one running sequence.
+// [first_live, ceil(length / 64)). A slot is the place of one running sequence, or of a snapshot: a
+// slot that nobody appends to. Slots share pages that are full (Ops::Share), each in the same list
+// and place; nobody writes to a full page. A page is free, or as many slots own it as have it live.
 #pragma once
 
 #include <cstddef>
@@ -91,6 +92,9 @@ struct PagedKv {
   // Free pages: a stack of page ids; [0, *free_count) are free.
   int32_t* free_stack = nullptr;  // [num_pages]
   int32_t* free_count = nullptr;  // [1]
+  // Owners, where the backend shares pages.
+  uint64_t* page_owners = nullptr;  // [num_pages]: the sum of OwnerWord over the slots that have it
+  int32_t* sole_pages = nullptr;    // [max_slots]: pages that nobody else has; Release frees them
   // [1] The first fault that the backend found; stays. The CPU backend ends the process instead.
   PoolFault* pool_fault = nullptr;
 
@@ -107,9 +111,12 @@ struct PagedKv {
   double* decay_sum = nullptr;  // S
   double* key_sum = nullptr;    // N: [max_slots, layers, q_heads, head_dim]
 
-  // Token shift: the raw last rows, by (slot, layer); residual dtype.
-  void* last_k = nullptr;  // [max_slots, layers, kv_heads * head_dim]
+  // Token shift: the raw last rows, and those of the last page end, by (slot, layer); residual
+  // dtype. [max_slots, layers, kv_heads * head_dim]
+  void* last_k = nullptr;
   void* last_v = nullptr;
+  void* page_end_k = nullptr;
+  void* page_end_v = nullptr;
 
   FOX_HOST_DEVICE int64_t ListIndex(int slot, int layer, int kv_head) const {
     return (static_cast<int64_t>(slot) * shape.layers + layer) * shape.kv_heads + kv_head;
@@ -119,6 +126,16 @@ struct PagedKv {
   }
   FOX_HOST_DEVICE int32_t* Table(int64_t list) const { return page_table + list * shape.max_pages; }
 };
+
+// A page's owners as one word that one addition changes: how many there are, and the sum of their
+// slots, so that the last one is known by name.
+FOX_HOST_DEVICE constexpr uint64_t OwnerWord(int slot) {
+  return (uint64_t{1} << 32) | static_cast<uint32_t>(slot);
+}
+FOX_HOST_DEVICE constexpr int NumOwners(uint64_t owners) { return static_cast<int>(owners >> 32); }
+FOX_HOST_DEVICE constexpr int SoleOwner(uint64_t owners) {
+  return static_cast<int>(owners & 0xffffffffU);
+}
 
 FOX_HOST_DEVICE constexpr int PagesFor(int64_t tokens) {
   return static_cast<int>((tokens + kPageTokens - 1) / kPageTokens);

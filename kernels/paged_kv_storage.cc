@@ -43,6 +43,8 @@ PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, const PoolWo
   view_.free_stack = Allocate<int32_t>(ops, pages);
   view_.free_count = words.free_count != nullptr ? words.free_count : Allocate<int32_t>(ops, 1);
   view_.pool_fault = words.fault != nullptr ? words.fault : Allocate<PoolFault>(ops, 1);
+  view_.page_owners = Allocate<uint64_t>(ops, pages);
+  view_.sole_pages = Allocate<int32_t>(ops, shape.max_slots);
   view_.page_table = Allocate<int32_t>(ops, lists * shape.max_pages);
   view_.first_live = Allocate<int32_t>(ops, lists);
   view_.length = Allocate<int64_t>(ops, shape.max_slots);
@@ -52,8 +54,12 @@ PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, const PoolWo
   view_.decay_sum = Allocate<double>(ops, heads);
   view_.key_sum = Allocate<double>(ops, heads * shape.head_dim);
   const int64_t rows = static_cast<int64_t>(shape.max_slots) * shape.layers * shape.kv_size();
-  if (shape.k_shift) view_.last_k = Allocate<std::byte>(ops, rows * wide);
-  if (shape.v_shift) view_.last_v = Allocate<std::byte>(ops, rows * wide);
+  for (void** row : {&view_.last_k, &view_.page_end_k}) {
+    if (shape.k_shift) *row = Allocate<std::byte>(ops, rows * wide);
+  }
+  for (void** row : {&view_.last_v, &view_.page_end_v}) {
+    if (shape.v_shift) *row = Allocate<std::byte>(ops, rows * wide);
+  }
 
   std::vector<int32_t> free(static_cast<size_t>(pages));
   std::iota(free.rbegin(), free.rend(), 0);  // page 0 is taken first

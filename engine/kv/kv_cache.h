@@ -1,6 +1,6 @@
-// KvCache: owns the memory behind a PagedKv and answers questions about it. Pages are taken and
-// given back by the backend (Ops::BeginStep, Evict, Release), never here; see kernels/paged_kv.h
-// for the layout and the invariants that Audit checks.
+// KvCache: owns the memory behind a PagedKv and answers questions about it. Pages are taken, shared
+// and given back by the backend (Ops::BeginStep, Share, Evict, Release), never here; see
+// kernels/paged_kv.h for the layout and the invariants that Audit checks.
 #pragma once
 
 #include <cstddef>
@@ -19,15 +19,20 @@ class KvCache {
   KvCache(const PagedKvShape& shape, Ops& ops, const PoolWords& words = {});
 
   const PagedKv& view() const { return view_; }
-  // Empties the slots; their pages are free afterwards.
+  // Empties the slots; those of their pages that nobody else has are free afterwards.
   void Release(const std::vector<int32_t>& slots);
+  // See Ops::Share.
+  void Share(int32_t from, int32_t to);
   int64_t FreePages() const;
   // Largest evicted-mass bound of all evictions in the slot so far; -infinity: none.
   double MaxLogMass(int slot) const;
   // First live page of each list of the slot: [layers * kv_heads].
   std::vector<int32_t> FirstLive(int slot) const;
-  // Every page is owned by exactly one list or by the free stack, and live ranges are sane.
-  // Internal otherwise. Costs O(pages).
+  // Pages that the slot alone has.
+  int64_t SolePages(int slot) const;
+  // Every page is free or live in a list, several slots have one only in the same place and full,
+  // and live ranges are sane; where pages are shared, owners and sole pages are counted right.
+  // Internal otherwise. Costs O(live pages).
   absl::Status Audit() const;
 
   // Bytes beside the pages: tables and running states.
@@ -36,6 +41,7 @@ class KvCache {
  private:
   template <typename T>
   std::vector<T> Read(const T* device, int64_t count) const;
+  absl::Status AuditOwners(const std::vector<uint64_t>& owners) const;
 
   Ops& ops_;
   PagedKvStorage storage_;

@@ -12,6 +12,7 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/norm_row.h"
 #include "kernels/cpu/page_access.h"
+#include "kernels/cpu/page_pool.h"
 #include "kernels/cpu/query_bound.h"
 #include "kernels/cpu/row_blocks.h"
 
@@ -146,14 +147,19 @@ class Appender {
   }
 
   void KeepLastRow(const Rows& rows, int kv_head) const {
-    const T* row = Row(rows.first_row + rows.count - 1) + static_cast<int64_t>(kv_head) * d_;
+    KeepRow(rows, rows.count - 1, kv_head, kv_.last_k, kv_.last_v);
+    const int64_t page_end = (rows.position + rows.count) / kPageTokens * kPageTokens;
+    if (page_end <= rows.position) return;
+    KeepRow(rows, page_end - 1 - rows.position, kv_head, kv_.page_end_k, kv_.page_end_v);
+  }
+
+  void KeepRow(const Rows& rows, int64_t r, int kv_head, void* keys, void* values) const {
+    const T* row = Row(rows.first_row + r) + static_cast<int64_t>(kv_head) * d_;
     if (params_.k_shift_column >= 0) {
-      T* last = LastRow(kv_.last_k, rows.slot, kv_head);
-      for (int m = 0; m < d_; ++m) last[m] = row[params_.k_column + m];
+      std::copy_n(row + params_.k_column, d_, LastRow(keys, rows.slot, kv_head));
     }
     if (params_.v_shift_column >= 0) {
-      T* last = LastRow(kv_.last_v, rows.slot, kv_head);
-      for (int m = 0; m < d_; ++m) last[m] = row[params_.v_column + m];
+      std::copy_n(row + params_.v_column, d_, LastRow(values, rows.slot, kv_head));
     }
   }
 
@@ -303,8 +309,7 @@ void CpuOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream) {
     for (int64_t list = 0; list < kv.shape.lists_per_slot(); ++list) {
       int32_t* table = kv.Table(kv.ListIndex(rows.slot, 0, 0) + list);
       for (int p = PagesFor(rows.position); p < end; ++p) {
-        FOX_CHECK(*kv.free_count > 0);
-        table[p] = kv.free_stack[--*kv.free_count];
+        table[p] = TakePage(kv, rows.slot);
       }
     }
     kv.length[rows.slot] = rows.position + rows.count;

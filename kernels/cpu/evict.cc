@@ -1,30 +1,16 @@
-// Evict and Release: the ways a page returns to the free stack. Eviction is decided at page ends
+// Evict and Release: the ways a slot gives pages up. Eviction is decided at page ends
 // only, in order, from the summaries there; so what is live is a fact about the tokens alone.
 // The rule: kernels/acp.h; its proof and why what is live is a range: kernels/docs/acp.md 2 to 4.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "kernels/acp.h"
-#include "kernels/core/check.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/page_access.h"
+#include "kernels/cpu/page_pool.h"
 
 namespace fox {
 namespace {
-
-void FreePage(const PagedKv& kv, int32_t page) {
-  FOX_CHECK(page >= 0 && page < kv.shape.num_pages);
-  FOX_CHECK(*kv.free_count < kv.shape.num_pages);
-#ifndef NDEBUG
-  // NaN patterns: whoever reads a freed page is found out.
-  const size_t bytes =
-      static_cast<size_t>(kv.shape.head_dim * kPageTokens) * SizeOf(kv.shape.dtype);
-  std::memset(static_cast<std::byte*>(kv.keys) + static_cast<size_t>(page) * bytes, 0xff, bytes);
-  std::memset(static_cast<std::byte*>(kv.values) + static_cast<size_t>(page) * bytes, 0xff, bytes);
-#endif
-  kv.free_stack[(*kv.free_count)++] = page;
-}
 
 // The evicted-mass bound of the rule for page `first` at the end of page `p`, the largest over the
 // group. `kv_head` counts the kv heads of all layers.
@@ -60,7 +46,7 @@ int64_t EvictList(const EvictParams& params, const PagedKv& kv, int slot, int64_
     if (!MayDrop(side, 0, log_eps)) break;
     kv.max_log_evicted_mass[list] = std::max(kv.max_log_evicted_mass[list], side);
     if (largest_side != nullptr) *largest_side = std::max(*largest_side, side);
-    FreePage(kv, table[first]);
+    DropPage(kv, slot, table[first]);
     ++first;
     ++freed;
   }
@@ -95,7 +81,9 @@ void CpuOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream)
     int64_t& length = kv.length[slots[i]];
     const int64_t lists = shape.lists_per_slot(), first_list = kv.ListIndex(slots[i], 0, 0);
     for (int64_t list = first_list; list < first_list + lists; ++list) {
-      for (int p = kv.first_live[list]; p < PagesFor(length); ++p) FreePage(kv, kv.Table(list)[p]);
+      for (int p = kv.first_live[list]; p < PagesFor(length); ++p) {
+        DropPage(kv, slots[i], kv.Table(list)[p]);
+      }
       kv.first_live[list] = 0;
       kv.max_log_evicted_mass[list] = kNoMass;
     }

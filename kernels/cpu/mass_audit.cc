@@ -40,6 +40,19 @@ void MassAudit::BeginStep(const BatchView& batch, const PagedKv& kv) {
   }
 }
 
+void MassAudit::Share(int32_t from, int32_t to, int64_t tokens, const PagedKv& kv) {
+  const PagedKvShape& shape = kv.shape;
+  std::vector<List>& lists = caches_[kv.length];
+  lists.resize(static_cast<size_t>(shape.max_slots * shape.lists_per_slot()));
+  for (int64_t i = 0; i < shape.lists_per_slot(); ++i) {
+    List& list = lists[static_cast<size_t>(kv.ListIndex(to, 0, 0) + i)];
+    list = lists[static_cast<size_t>(kv.ListIndex(from, 0, 0) + i)];
+    const auto kept = static_cast<size_t>(list.complete ? tokens : 0);
+    list.keys.resize(kept * static_cast<size_t>(shape.head_dim));
+    list.c.resize(kept * static_cast<size_t>(shape.group()));
+  }
+}
+
 double* MassAudit::KeyAt(const PagedKv& kv, int64_t list, int64_t position) {
   return ListOf(kv, list).keys.data() + position * kv.shape.head_dim;
 }

@@ -32,6 +32,8 @@ class MassAudit {
 
   // Makes room for the batch's rows. A sequence that did not begin with this audit is left out.
   void BeginStep(const BatchView& batch, const PagedKv& kv);
+  // `to` has the first `tokens` tokens of `from`.
+  void Share(int32_t from, int32_t to, int64_t tokens, const PagedKv& kv);
   // [head_dim] and [group] of one token.
   double* KeyAt(const PagedKv& kv, int64_t list, int64_t position);
   double* GatesAt(const PagedKv& kv, int64_t list, int64_t position);

@@ -1,5 +1,6 @@
-// The real page pool under a million random operations beside a model of it; the pool's limits; and
-// faults planted in it, each of which the audit, the model or the pages' tags must find.
+// The real page pool, with pages that several have, under a million random operations beside a
+// model of it; the pool's limits; and faults planted in it, each of which the audit, the model or
+// the pages' tags must find.
 #include "engine/kv/kv_cache.h"
 
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/page_pool.h"
 #include "tests/engine/kv/pool_simulation.h"
 
 namespace fox::testing {
@@ -75,10 +77,12 @@ TEST(KvCacheTest, MillionRandomOperations) {
     ASSERT_EQ(simulation.CheckAllTags(), "");
     std::printf(
         "seed %llu: %lld steps, %lld appends, %lld evictions (%lld pages), %lld releases, "
-        "%lld audits, %lld tags, %lld ties\n",
+        "%lld shares (%.1f pages at once), %lld audits, %lld tags, %lld ties\n",
         static_cast<unsigned long long>(campaign.config.seed), static_cast<long long>(counts.steps),
         static_cast<long long>(counts.appends), static_cast<long long>(counts.evictions),
         static_cast<long long>(counts.pages_evicted), static_cast<long long>(counts.releases),
+        static_cast<long long>(counts.shares),
+        static_cast<double>(counts.shared_pages) / static_cast<double>(counts.audits),
         static_cast<long long>(counts.audits), static_cast<long long>(counts.tags_read),
         static_cast<long long>(counts.ties));
     // The model decides, not the cache; and there is something to decide.
@@ -90,6 +94,8 @@ TEST(KvCacheTest, MillionRandomOperations) {
     } else {
       EXPECT_EQ(counts.pages_evicted, 0);
     }
+    EXPECT_GT(counts.shares, 1000);
+    EXPECT_GT(counts.shared_pages, counts.audits);
     operations += counts.operations();
     audits += counts.audits;
   }
@@ -174,9 +180,13 @@ enum class Fault {
   kSwapsHeads,     // two heads' tables exchanged
   kEvictsOneMore,  // one page freed without licence
   kOverwrites,     // a value of an old page changed
+  kForgetsOwner,   // a page is shared and not counted: freed while somebody has it
+  kCountsTwice,    // a page is shared once and counted twice: never free again
+  kSharesUnfull,   // the page that is being filled is shared, too
+  kSharesLateGate  // the cumulative gate of the last token instead of that of the page end
 };
 
-// A backend that goes wrong once, at the end of an eviction.
+// A backend that goes wrong once, at the end of an eviction or of a share.
 class FaultyOps : public CpuOps {
  public:
   explicit FaultyOps(Fault fault) : CpuOps(OneThread()), fault_(fault) {}
@@ -187,17 +197,51 @@ class FaultyOps : public CpuOps {
     if (++calls_ < 500 || planted_) return;
     for (int i = 0; i < batch.num_seqs && !planted_; ++i) {
       const int64_t length = kv.length[batch.slot[i]];
-      planted_ = Plant(kv, kv.ListIndex(batch.slot[i], 0, 0), PagesFor(length));
+      planted_ = Plant(kv, batch.slot[i], PagesFor(length));
     }
+  }
+  void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) override {
+    CpuOps::Share(from, to, kv, stream);
+    if (++shares_ < 20 || planted_ || kv.length[to] == 0) return;
+    const int pages = PagesFor(kv.length[to]);
+    const int64_t list = kv.ListIndex(to, 0, 0), source = kv.ListIndex(from, 0, 0);
+    uint64_t& owners = kv.page_owners[kv.Table(list)[pages - 1]];
+    const bool unfull = kv.length[from] % kPageTokens != 0;
+    if (fault_ == Fault::kForgetsOwner) {
+      owners -= OwnerWord(to);
+      if (NumOwners(owners) == 1) ++kv.sole_pages[SoleOwner(owners)];
+    } else if (fault_ == Fault::kCountsTwice) {
+      owners += OwnerWord(to);
+    } else if (fault_ == Fault::kSharesUnfull && unfull) {
+      for (int64_t i = 0; i < kv.shape.lists_per_slot(); ++i) {
+        const int32_t page = kv.Table(source + i)[pages];
+        kv.Table(list + i)[pages] = page;
+        kv.page_owners[page] += OwnerWord(to);
+        --kv.sole_pages[from];
+      }
+      kv.length[to] = kv.length[from];
+    } else if (fault_ == Fault::kSharesLateGate && unfull) {
+      kv.cum_log_f[kv.HeadIndex(to, 0, 0)] = kv.cum_log_f[kv.HeadIndex(from, 0, 0)];
+    } else {
+      return;
+    }
+    planted_ = true;
   }
   bool planted() const { return planted_; }
 
  private:
-  // `list` and its neighbour are two heads of one sequence and layer.
-  bool Plant(const PagedKv& kv, int64_t list, int end) const {
+  // In the slot's first list; it and its neighbour are two heads of one layer.
+  bool Plant(const PagedKv& kv, int slot, int end) const {
+    const int64_t list = kv.ListIndex(slot, 0, 0);
     int32_t& first = kv.first_live[list];
     int32_t* table = kv.Table(list);
     if (first == 0 || first + 2 > end) return false;
+    // In pages that others have, too, the audit would see what only the model can see in these.
+    for (const int64_t head : {list, list + 1}) {
+      for (int p = kv.first_live[head]; p < end; ++p) {
+        if (NumOwners(kv.page_owners[kv.Table(head)[p]]) > 1) return false;
+      }
+    }
     switch (fault_) {
       case Fault::kFreesTwice:
         kv.free_stack[(*kv.free_count)++] = table[end - 1];
@@ -218,17 +262,18 @@ class FaultyOps : public CpuOps {
         std::swap(first, kv.first_live[list + 1]);
         return true;
       case Fault::kEvictsOneMore:
-        kv.free_stack[(*kv.free_count)++] = table[first++];
+        DropPage(kv, slot, table[first++]);
         return true;
       case Fault::kOverwrites:
         static_cast<float*>(kv.values)[table[end - 2] * kv.shape.head_dim * kPageTokens] += 1;
         return true;
+      default:
+        return false;
     }
-    return false;
   }
 
   const Fault fault_;
-  int calls_ = 0;
+  int calls_ = 0, shares_ = 0;
   bool planted_ = false;
 };
 
@@ -247,8 +292,9 @@ std::pair<std::string, bool> FindFault(Fault fault, uint64_t seed) {
 }
 
 TEST(KvCacheTest, AuditFindsPagesInTheWrongPlace) {
-  for (Fault fault : {Fault::kFreesTwice, Fault::kLeaks, Fault::kSharesPage, Fault::kEvictsUnfreed,
-                      Fault::kRevives}) {
+  for (Fault fault :
+       {Fault::kFreesTwice, Fault::kLeaks, Fault::kSharesPage, Fault::kEvictsUnfreed,
+        Fault::kRevives, Fault::kForgetsOwner, Fault::kCountsTwice, Fault::kSharesUnfull}) {
     for (uint64_t seed = 1; seed <= 5; ++seed) {
       const auto [error, audit_fails] = FindFault(fault, seed);
       EXPECT_EQ(error.substr(0, 6), "audit:") << static_cast<int>(fault) << ": " << error;
@@ -259,7 +305,8 @@ TEST(KvCacheTest, AuditFindsPagesInTheWrongPlace) {
 
 // Every page has one owner, but the wrong one, or too few, or holds the wrong values.
 TEST(KvCacheTest, ModelAndTagsFindWhatTheAuditCannot) {
-  for (Fault fault : {Fault::kSwapsHeads, Fault::kEvictsOneMore, Fault::kOverwrites}) {
+  for (Fault fault :
+       {Fault::kSwapsHeads, Fault::kEvictsOneMore, Fault::kOverwrites, Fault::kSharesLateGate}) {
     for (uint64_t seed = 1; seed <= 5; ++seed) {
       const auto [error, audit_fails] = FindFault(fault, seed);
       EXPECT_NE(error, "") << static_cast<int>(fault);

@@ -60,6 +60,10 @@ void PoolSimulation::Reset(Sequence& sequence) {
   sequence.length = 0;
   constexpr double kTolerances[] = {-10, -10, -3, -0.5, -kInfinity};
   sequence.generation = next_generation_++;
+  sequence.shared.clear();
+  // The slots are an array.
+  sequence.family = static_cast<float>(1 + (&sequence - slots_.data()) +
+                                       16 * static_cast<int>(sequence.generation % 64));
   sequence.log_eps = kTolerances[Random(5)];
   sequence.largest_side = -kInfinity;
   Layer empty;
@@ -75,6 +79,7 @@ std::string PoolSimulation::Step() {
   ++counts_.steps;
   std::string error;
   if (Random(12) == 0) error = ReleaseSome();
+  if (error.empty() && Random(6) == 0) error = ShareSome();
   if (!error.empty()) return error;
   std::vector<int64_t> rows = ChooseRows();
   if (!MakeRoom(rows, error)) return error;
@@ -101,6 +106,39 @@ std::string PoolSimulation::Release(const std::vector<int32_t>& slots) {
   cache_.Release(slots);
   counts_.releases += static_cast<int64_t>(slots.size());
   for (int32_t slot : slots) Reset(slots_[static_cast<size_t>(slot)]);
+  return Check();
+}
+
+// One slot gives way to the last page end of another.
+std::string PoolSimulation::ShareSome() {
+  const auto from = static_cast<size_t>(Random(slots_.size()));
+  const auto to = static_cast<size_t>(Random(slots_.size()));
+  if (from == to || slots_[from].length == 0) return "";
+  std::string error = Release({static_cast<int32_t>(to)});
+  if (!error.empty()) return error;
+  cache_.Share(static_cast<int32_t>(from), static_cast<int32_t>(to));
+  ++counts_.shares;
+  const uint64_t generation = slots_[to].generation;
+  Sequence& shared = slots_[to] = slots_[from];
+  shared.length = slots_[from].length / kPageTokens * kPageTokens;
+  while (!shared.shared.empty() && shared.shared.back().end >= shared.length) {
+    shared.generation = shared.shared.back().generation;
+    shared.shared.pop_back();
+  }
+  shared.shared.push_back({shared.length, shared.generation});
+  shared.generation = generation;
+  for (Layer& layer : shared.layers) {
+    for (Head& h : layer.heads) {
+      h.c = h.c_end.empty() ? 0 : h.c_end.back();
+      h.log_mass = h.c_end.empty() ? -kInfinity : h.end_log_mass;
+      h.decay_sum = h.c_end.empty() ? 0 : h.end_decay_sum;
+      if (h.c_end.empty()) {
+        std::fill(h.key_sum.begin(), h.key_sum.end(), 0.0);
+      } else {
+        h.key_sum = h.end_key_sum;
+      }
+    }
+  }
   return Check();
 }
 
@@ -209,8 +247,8 @@ void PoolSimulation::FillProjection(const Batch& batch, int layer) {
   projection_.clear();
   const int d = shape_.head_dim;
   for (size_t i = 0; i < batch.slots.size(); ++i) {
-    const int slot = batch.slots[i];
-    const uint64_t generation = slots_[static_cast<size_t>(slot)].generation;
+    const Sequence& sequence = slots_[static_cast<size_t>(batch.slots[i])];
+    const uint64_t generation = sequence.generation;
     for (int64_t r = 0; r < batch.row_begin[i + 1] - batch.row_begin[i]; ++r) {
       const int64_t position = batch.position[i] + r;
       for (int m = 0; m < shape_.q_heads * d; ++m) {
@@ -220,7 +258,7 @@ void PoolSimulation::FillProjection(const Batch& batch, int layer) {
         projection_.push_back(KeyElement(generation, layer, m / d, position, m % d));
       }
       for (int m = 0; m < shape_.kv_heads * d; ++m) {
-        projection_.push_back(ValueElement(generation, slot, layer, m / d, position, m % d));
+        projection_.push_back(ValueElement(sequence, layer, m / d, position, m % d));
       }
       for (int head = 0; head < shape_.q_heads; ++head) {
         projection_.push_back(GateLogit(generation, layer, head, position));
@@ -236,11 +274,19 @@ float PoolSimulation::KeyElement(uint64_t generation, int layer, int head, int64
   return Uniform(Mix(generation, place)) - (position / 128 % 2 == 0 ? 0.5F : -0.5F);
 }
 
-float PoolSimulation::ValueElement(uint64_t generation, int slot, int layer, int head,
-                                   int64_t position, int m) const {
+uint64_t PoolSimulation::GenerationAt(const Sequence& sequence, int64_t position) {
+  for (const Origin& origin : sequence.shared) {
+    if (position < origin.end) return origin.generation;
+  }
+  return sequence.generation;
+}
+
+float PoolSimulation::ValueElement(const Sequence& sequence, int layer, int head, int64_t position,
+                                   int m) const {
   if (m == 0) return static_cast<float>((layer * 8 + head + 1) * 4096 + position);
-  if (m == 1) return static_cast<float>(1 + slot + 16 * static_cast<int>(generation % 64));
-  return static_cast<float>((generation + static_cast<uint64_t>(m)) % (1u << 24));
+  if (m == 1) return sequence.family;
+  return static_cast<float>((GenerationAt(sequence, position) + static_cast<uint64_t>(m)) %
+                            (1u << 24));
 }
 
 // From heads that forget within a page to heads that never do.
@@ -287,6 +333,9 @@ void PoolSimulation::AdvanceHead(uint64_t generation, int layer, int head, int64
   }
   if (position % kPageTokens != kPageTokens - 1) return;
   h.c_end.push_back(h.c);
+  h.end_log_mass = h.log_mass;
+  h.end_decay_sum = h.decay_sum;
+  h.end_key_sum = h.key_sum;
   if (!certified) return;
   const double reach = h.c + stretch * std::sqrt(sum_square) / h.decay_sum - std::log(h.decay_sum);
   h.log_denominator_bound.push_back(

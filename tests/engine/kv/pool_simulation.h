@@ -1,8 +1,8 @@
-// PoolSimulation: random appends, attention, evictions and releases on a real paged KV cache,
-// beside an independent model of what it must hold. Each key and value is a function of its
-// sequence, layer, head and position, so every page tells whose it is; live ranges are predicted
-// from the gates and keys, token by token in float64, with the formulas of acp.h and none of its
-// code.
+// PoolSimulation: random appends, attention, evictions, shares and releases on a real paged KV
+// cache, beside an independent model of what it must hold. Each key and value is a function of its
+// sequence, layer, head and position, so every page tells whose it is, and a sequence that goes on
+// from another's pages writes other values behind them; live ranges are predicted from the gates
+// and keys, token by token in float64, with the formulas of acp.h and none of its code.
 #pragma once
 
 #include <cstdint>
@@ -25,22 +25,24 @@ struct PoolConfig {
 
 struct PoolCounts {
   int64_t steps = 0;
-  int64_t appends = 0;    // of one sequence in one layer
-  int64_t evictions = 0;  // decided for one sequence in one layer
-  int64_t releases = 0;   // of one slot
+  int64_t appends = 0;       // of one sequence in one layer
+  int64_t evictions = 0;     // decided for one sequence in one layer
+  int64_t releases = 0;      // of one slot
+  int64_t shares = 0;        // of one slot with another
+  int64_t shared_pages = 0;  // that several slots had at once, summed over all checks
   int64_t pages_evicted = 0;
   int64_t audits = 0;
   int64_t tags_read = 0;
   int64_t ties = 0;  // decisions too close to predict, taken over from the cache
-  int64_t operations() const { return appends + evictions + releases; }
+  int64_t operations() const { return appends + evictions + releases + shares; }
 };
 
 class PoolSimulation {
  public:
   PoolSimulation(const PoolConfig& config, Ops& ops);
 
-  // One engine step: perhaps a release, then a ragged batch through every layer. Empty, or what is
-  // wrong; the first finding ends it.
+  // One engine step: perhaps a release or a share, then a ragged batch through every layer. Empty,
+  // or what is wrong; the first finding ends it.
   std::string Step();
   // Reads every live position and every page summary back.
   std::string CheckAllTags();
@@ -56,13 +58,23 @@ class PoolSimulation {
     double decay_sum = 0;
     std::vector<double> key_sum;
     std::vector<double> c_end, log_mass_bound, log_denominator_bound;  // c, E and H by full page
+    // Of the last page end.
+    double end_log_mass = 0, end_decay_sum = 0;
+    std::vector<double> end_key_sum;
   };
   struct Layer {
     std::vector<Head> heads;     // [q_heads]
     std::vector<int32_t> first;  // [kv_heads]
   };
+  // Whose values the positions up to `end` hold.
+  struct Origin {
+    int64_t end;
+    uint64_t generation;
+  };
   struct Sequence {
     uint64_t generation = 0;
+    std::vector<Origin> shared;  // what was there before its own, the first position first
+    float family = 0;            // the same for all that go back to one beginning
     double log_eps = 0;
     double largest_side = 0;
     int64_t length = 0;
@@ -82,6 +94,7 @@ class PoolSimulation {
   uint64_t Random(uint64_t limit) { return rng_() % limit; }
   void Reset(Sequence& sequence);
   std::string ReleaseSome();
+  std::string ShareSome();
   std::string Release(const std::vector<int32_t>& slots);
   std::vector<int64_t> ChooseRows();
   bool MakeRoom(std::vector<int64_t>& rows, std::string& error);
@@ -92,9 +105,9 @@ class PoolSimulation {
   void FillProjection(const Batch& batch, int layer);
   std::string Attend(const Batch& batch, int layer);
 
+  static uint64_t GenerationAt(const Sequence& sequence, int64_t position);
   float KeyElement(uint64_t generation, int layer, int head, int64_t position, int m) const;
-  float ValueElement(uint64_t generation, int slot, int layer, int head, int64_t position,
-                     int m) const;
+  float ValueElement(const Sequence& sequence, int layer, int head, int64_t position, int m) const;
   float GateLogit(uint64_t generation, int layer, int head, int64_t position) const;
   void AdvanceModel(int slot, int layer, int64_t count);
   void AdvanceHead(uint64_t generation, int layer, int head, int64_t position, Head& h) const;
@@ -108,7 +121,8 @@ class PoolSimulation {
   std::string CheckSomeTags(const Batch& batch, int layer);
   std::string CheckSummaries(int slot, int layer, int head);
   std::string CheckTag(int slot, int layer, int head, int64_t position);
-  int64_t ModelFree() const;
+  std::string CheckCounts();
+  uint64_t PageName(const Sequence& sequence, int list, int page) const;
 
   PoolConfig config_;
   PagedKvShape shape_;
@@ -121,7 +135,7 @@ class PoolSimulation {
   std::vector<double> self_logit_bound_, max_logit_bound_, max_norm_product_;  // [layers, q_heads]
   QueryBound bound_;
   std::vector<float> projection_, out_;
-  std::vector<int> owners_;
+  std::vector<uint64_t> owners_, names_;
   PoolCounts counts_;
 };
 

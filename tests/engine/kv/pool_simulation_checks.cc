@@ -39,16 +39,16 @@ std::string PoolSimulation::Attend(const Batch& batch, int layer) {
   ops_.Attention(batch.view(), attention, cache_.view(), nullptr);
   for (size_t i = 0; i < batch.slots.size(); ++i) {
     const int slot = batch.slots[i];
-    const uint64_t generation = slots_[static_cast<size_t>(slot)].generation;
+    const Sequence& sequence = slots_[static_cast<size_t>(slot)];
     for (int64_t row = batch.row_begin[i]; row < batch.row_begin[i + 1]; ++row) {
       const int64_t position = batch.position[i] + row - batch.row_begin[i];
       for (int head = 0; head < shape_.q_heads; ++head) {
         const int kv_head = head / shape_.group();
         const float* out =
             out_.data() + row * q_size + static_cast<int64_t>(head) * shape_.head_dim;
-        const float low = ValueElement(generation, slot, layer, kv_head, 0, 0);
-        const float high = ValueElement(generation, slot, layer, kv_head, position, 0);
-        const float owner = ValueElement(generation, slot, layer, kv_head, 0, 1);
+        const float low = ValueElement(sequence, layer, kv_head, 0, 0);
+        const float high = ValueElement(sequence, layer, kv_head, position, 0);
+        const float owner = ValueElement(sequence, layer, kv_head, 0, 1);
         // Sums of up to 1,000 terms in float32.
         if (!(out[0] >= low * 0.9999F - 1 && out[0] <= high * 1.0001F + 1 &&
               std::abs(out[1] - owner) <= 1e-4F * owner)) {
@@ -61,14 +61,10 @@ std::string PoolSimulation::Attend(const Batch& batch, int layer) {
   return "";
 }
 
-int64_t PoolSimulation::ModelFree() const {
-  int64_t live = 0;
-  for (const Sequence& sequence : slots_) {
-    for (const Layer& layer : sequence.layers) {
-      for (int32_t first : layer.first) live += PagesFor(sequence.length) - first;
-    }
-  }
-  return shape_.num_pages - live;
+// The one page with what this sequence has there: where a list is, and who wrote it.
+uint64_t PoolSimulation::PageName(const Sequence& sequence, int list, int page) const {
+  const uint64_t writer = GenerationAt(sequence, static_cast<int64_t>(page) * kPageTokens);
+  return (writer << 20 | static_cast<uint64_t>(list) << 10) + static_cast<uint64_t>(page);
 }
 
 // Everything but the pages' contents.
@@ -76,29 +72,54 @@ std::string PoolSimulation::Check() {
   ++counts_.audits;
   const absl::Status audit = cache_.Audit();
   if (!audit.ok()) return Text("audit: ", std::string(audit.message()));
-  if (cache_.FreePages() != ModelFree()) {
-    return Text("free pages: ", cache_.FreePages(), ", not ", ModelFree());
-  }
-  std::string error = CheckOwners();
+  std::string error = CheckCounts();
+  if (error.empty()) error = CheckOwners();
   for (int slot = 0; slot < shape_.max_slots && error.empty(); ++slot) error = CheckLists(slot);
   return error;
 }
 
-// The same as Audit by other means: a live page is not free and in no other list.
+// Pages of the model, each once however many have it, are those that are not free; and whoever has
+// one alone is counted so.
+std::string PoolSimulation::CheckCounts() {
+  names_.clear();
+  for (const Sequence& sequence : slots_) {
+    int list = 0;
+    for (const Layer& layer : sequence.layers) {
+      for (int32_t first : layer.first) {
+        for (int p = first; p < PagesFor(sequence.length); ++p) {
+          names_.push_back(PageName(sequence, list, p));
+        }
+        ++list;
+      }
+    }
+  }
+  std::sort(names_.begin(), names_.end());
+  const auto distinct = std::unique(names_.begin(), names_.end()) - names_.begin();
+  counts_.shared_pages += static_cast<int64_t>(names_.size()) - distinct;
+  if (cache_.FreePages() != shape_.num_pages - distinct) {
+    return Text("free pages: ", cache_.FreePages(), ", not ", shape_.num_pages - distinct);
+  }
+  return "";
+}
+
+// The same as Audit by other means: a live page is not free, and who has it has what its writer
+// wrote there.
 std::string PoolSimulation::CheckOwners() {
   const PagedKv& kv = cache_.view();
-  std::fill(owners_.begin(), owners_.end(), -1);
-  for (int i = 0; i < *kv.free_count; ++i) owners_[static_cast<size_t>(kv.free_stack[i])] = -2;
+  constexpr uint64_t kNobody = ~uint64_t{0}, kFree = kNobody - 1;
+  std::fill(owners_.begin(), owners_.end(), kNobody);
+  for (int i = 0; i < *kv.free_count; ++i) owners_[static_cast<size_t>(kv.free_stack[i])] = kFree;
   for (int slot = 0; slot < shape_.max_slots; ++slot) {
     const int end = PagesFor(kv.length[slot]);
-    for (int layer = 0; layer < shape_.layers; ++layer) {
-      for (int head = 0; head < shape_.kv_heads; ++head) {
-        const auto list = static_cast<int>(kv.ListIndex(slot, layer, head));
-        for (int p = kv.first_live[list]; p < end; ++p) {
-          int& owner = owners_[static_cast<size_t>(kv.Table(list)[p])];
-          if (owner != -1) return Text("page ", kv.Table(list)[p], " in list ", list, ": ", owner);
-          owner = list;
+    for (int list = 0; list < static_cast<int>(shape_.lists_per_slot()); ++list) {
+      const int64_t at = kv.ListIndex(slot, 0, 0) + list;
+      for (int p = kv.first_live[at]; p < end; ++p) {
+        uint64_t& owner = owners_[static_cast<size_t>(kv.Table(at)[p])];
+        const uint64_t name = PageName(slots_[static_cast<size_t>(slot)], list, p);
+        if (owner != kNobody && owner != name) {
+          return Text("page ", kv.Table(at)[p], " in list ", at, ": ", owner);
         }
+        owner = name;
       }
     }
   }
@@ -199,13 +220,14 @@ std::string PoolSimulation::CheckSummaries(int slot, int layer, int head) {
 std::string PoolSimulation::CheckTag(int slot, int layer, int head, int64_t position) {
   ++counts_.tags_read;
   const PagedKv& kv = cache_.view();
-  const uint64_t generation = slots_[static_cast<size_t>(slot)].generation;
+  const Sequence& sequence = slots_[static_cast<size_t>(slot)];
+  const uint64_t generation = GenerationAt(sequence, position);
   const int64_t page = kv.Table(kv.ListIndex(slot, layer, head))[position / kPageTokens];
   const int64_t token = position % kPageTokens, d = shape_.head_dim;
   const float* keys = static_cast<const float*>(kv.keys) + page * d * kPageTokens;
   const float* values = static_cast<const float*>(kv.values) + (page * kPageTokens + token) * d;
   for (int m = 0; m < shape_.head_dim; ++m) {
-    const float value = ValueElement(generation, slot, layer, head, position, m);
+    const float value = ValueElement(sequence, layer, head, position, m);
     const float key = KeyElement(generation, layer, head, position, m);
     if (values[m] != value || keys[m * kPageTokens + token] != key) {
       return Text("tag: slot ", slot, " layer ", layer, " head ", head, " position ", position,

@@ -1,0 +1,55 @@
+// The page pool of the CPU backend: the one place where pages are taken, shared and given back. See
+// paged_kv.h for who owns a page.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/core/check.h"
+#include "kernels/paged_kv.h"
+
+namespace fox {
+
+// A free page for `slot`.
+inline int32_t TakePage(const PagedKv& kv, int slot) {
+  FOX_CHECK(*kv.free_count > 0);
+  const int32_t page = kv.free_stack[--*kv.free_count];
+  FOX_CHECK(kv.page_owners[page] == 0);
+  kv.page_owners[page] = OwnerWord(slot);
+  ++kv.sole_pages[slot];
+  return page;
+}
+
+// `slot` has the page from now on, beside those that have it already.
+inline void SharePage(const PagedKv& kv, int slot, int32_t page) {
+  uint64_t& owners = kv.page_owners[page];
+  FOX_CHECK(NumOwners(owners) > 0);
+  if (NumOwners(owners) == 1) --kv.sole_pages[SoleOwner(owners)];
+  owners += OwnerWord(slot);
+}
+
+// `slot` has the page no more. It is free when nobody has it.
+inline void DropPage(const PagedKv& kv, int slot, int32_t page) {
+  FOX_CHECK(page >= 0 && page < kv.shape.num_pages);
+  uint64_t& owners = kv.page_owners[page];
+  FOX_CHECK(NumOwners(owners) > 0);
+  owners -= OwnerWord(slot);
+  if (NumOwners(owners) > 1) return;
+  if (NumOwners(owners) == 1) {
+    ++kv.sole_pages[SoleOwner(owners)];
+    return;
+  }
+  FOX_CHECK(owners == 0 && *kv.free_count < kv.shape.num_pages);
+  --kv.sole_pages[slot];
+#ifndef NDEBUG
+  // NaN patterns: whoever reads a freed page is found out.
+  const size_t bytes =
+      static_cast<size_t>(kv.shape.head_dim * kPageTokens) * SizeOf(kv.shape.dtype);
+  std::memset(static_cast<std::byte*>(kv.keys) + static_cast<size_t>(page) * bytes, 0xff, bytes);
+  std::memset(static_cast<std::byte*>(kv.values) + static_cast<size_t>(page) * bytes, 0xff, bytes);
+#endif
+  kv.free_stack[(*kv.free_count)++] = page;
+}
+
+}  // namespace fox

@@ -1,0 +1,68 @@
+// Share: one slot becomes what another was at its last page end. Everything that a sequence reads
+// of its past is in its full pages and in its running state; the state is accumulated at page ends,
+// and of the rest (c, the raw last rows) what it was there is kept. So going on from a shared slot
+// gives the bits that going on from the first one gives.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/core/check.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/page_access.h"
+#include "kernels/cpu/page_pool.h"
+
+namespace fox {
+namespace {
+
+// `count` elements of every slot.
+template <typename T>
+void CopySlot(T* values, int64_t count, int from, int to) {
+  std::copy_n(values + from * count, count, values + to * count);
+}
+
+}  // namespace
+
+void CpuOps::Share(int32_t from, int32_t to, const PagedKv& kv, Stream) {
+  const PagedKvShape& shape = kv.shape;
+  FOX_CHECK(from != to && kv.length[to] == 0);
+  const auto pages = static_cast<int>(kv.length[from] / kPageTokens);
+  for (int64_t i = 0; i < shape.lists_per_slot(); ++i) {
+    const int64_t source = kv.ListIndex(from, 0, 0) + i, list = kv.ListIndex(to, 0, 0) + i;
+    const int first = kv.first_live[source];
+    FOX_CHECK(pages == 0 || first < pages);
+    for (int p = first; p < pages; ++p) {
+      SharePage(kv, to, kv.Table(source)[p]);
+      kv.Table(list)[p] = kv.Table(source)[p];
+    }
+    kv.first_live[list] = first;
+    kv.max_log_evicted_mass[list] = kv.max_log_evicted_mass[source];
+  }
+  const int64_t heads = static_cast<int64_t>(shape.layers) * shape.q_heads;
+  CopySlot(kv.cum_log_f, heads, from, to);
+  CopySlot(kv.log_mass, heads, from, to);
+  CopySlot(kv.decay_sum, heads, from, to);
+  CopySlot(kv.key_sum, heads * shape.head_dim, from, to);
+  if (kv.length[from] % kPageTokens != 0) {
+    // c went on: what it was is the base of the page that is not full.
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t list = kv.ListIndex(from, 0, 0) + h / shape.group();
+      kv.cum_log_f[kv.HeadIndex(to, 0, 0) + h] = kv.page_cum_log_f[SummaryIndex(
+          kv, kv.Table(list)[pages], static_cast<int>(h % shape.group()))];
+    }
+  }
+  const auto row_bytes =
+      static_cast<int64_t>(SizeOf(shape.residual_dtype())) * shape.layers * shape.kv_size();
+  const auto copy_rows = [&](void* rows, void* at) {
+    if (rows == nullptr) return;
+    std::memcpy(static_cast<std::byte*>(at) + to * row_bytes,
+                static_cast<const std::byte*>(rows) + from * row_bytes,
+                static_cast<size_t>(row_bytes));
+  };
+  copy_rows(kv.page_end_k, kv.last_k);
+  copy_rows(kv.page_end_v, kv.last_v);
+  copy_rows(kv.page_end_k, kv.page_end_k);
+  copy_rows(kv.page_end_v, kv.page_end_v);
+  kv.length[to] = static_cast<int64_t>(pages) * kPageTokens;
+  if (audit_ != nullptr) audit_->Share(from, to, kv.length[to], kv);
+}
+
+}  // namespace fox
