@@ -14,6 +14,7 @@ struct AcpStats {
   int64_t blocks_pruned = 0;
   int64_t pages_allocated = 0;
   int64_t pages_evicted = 0;
+  int64_t pages_found_evicted = 0;  // of them, by whoever computed the prefix that was found cached
   int64_t peak_pages = 0;
   double max_log_evicted_mass = kNoMass;  // certificate, <= log eps
   double log_tolerance = kNoMass;         // log eps of the request; no sum touches it
@@ -26,6 +27,7 @@ struct AcpStats {
     blocks_pruned += other.blocks_pruned;
     pages_allocated += other.pages_allocated;
     pages_evicted += other.pages_evicted;
+    pages_found_evicted += other.pages_found_evicted;
     peak_pages = std::max(peak_pages, other.peak_pages);
     max_log_evicted_mass = std::max(max_log_evicted_mass, other.max_log_evicted_mass);
     return *this;

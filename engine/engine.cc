@@ -93,7 +93,7 @@ void EngineState::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs
     Process(planned, sequence, result->logits[i], planned.sample ? &result->sampled.at(i) : nullptr,
             now, &output);
     if (output.finish) {
-      scheduler.Remove(sequence);
+      scheduler.Remove(sequence, output.finish->status.ok());
       End(sequence, now, &*output.finish);
     } else if (sequence->paused() && !output.tokens.empty()) {
       sequence->paused_since = now;
@@ -141,20 +141,23 @@ void EngineState::Fail(const absl::Status& status, Seconds now,
 
 void EngineState::Record(Sequence* sequence, const AcpStats& slot_stats) {
   const AcpStats& before = sequence->slot_stats;
-  stats.pages_evicted += slot_stats.pages_evicted - before.pages_evicted;
+  stats.pages_evicted += slot_stats.pages_evicted - slot_stats.pages_found_evicted -
+                         (before.pages_evicted - before.pages_found_evicted);
   stats.blocks_total += slot_stats.blocks_total - before.blocks_total;
   stats.blocks_pruned += slot_stats.blocks_pruned - before.blocks_pruned;
   sequence->OnStepCollected(slot_stats);
 }
 
 void EngineState::CountPages(const StepPlan& plan, const StepResult& result) {
-  for (const int32_t slot : plan.release_slots) {
-    stats.unpruned_pages -= std::exchange(unpruned_pages[static_cast<size_t>(slot)], 0);
-  }
+  const auto set = [this](int32_t slot, const SlotPages& pages) {
+    const SlotPages before = std::exchange(slot_pages[static_cast<size_t>(slot)], pages);
+    stats.kept_pages += pages.kept - before.kept;
+    stats.unpruned_pages += pages.unpruned - before.unpruned;
+  };
+  for (const int32_t slot : plan.release_slots) set(slot, {});
   for (size_t i = 0; i < plan.sequences.size(); ++i) {
-    int64_t& pages = unpruned_pages[static_cast<size_t>(plan.sequences[i].slot)];
-    const int64_t before = std::exchange(pages, result.stats[i].pages_allocated);
-    stats.unpruned_pages += pages - before;
+    const AcpStats& acp = result.stats[i];
+    set(plan.sequences[i].slot, {acp.live_pages(), acp.pages_allocated});
   }
 }
 
@@ -231,6 +234,11 @@ void EngineState::UpdateGauges() {
   stats.paused = scheduler.paused();
   stats.queued_tokens = waiting.tokens();
   stats.free_pages = free_pages;
+  stats.snapshots = scheduler.prefixes().size();
+  stats.snapshot_pages = scheduler.prefixes().empty() ? 0 : scheduler.shared_pages();
+  stats.prefix_queried_tokens = scheduler.prefixes().stats().queried_tokens;
+  stats.prefix_found_tokens = scheduler.prefixes().stats().found_tokens;
+  stats.snapshots_dropped = scheduler.prefixes().stats().dropped;
   stats.queue_seconds =
       times.known() && stats.running > 0
           ? times.Wait(scheduler.RunningWork(), waiting.All(times), scheduler.seats())
@@ -306,6 +314,11 @@ std::vector<RequestOutput> Engine::Probe(Seconds now) {
   const absl::Status status = state_->executor.Probe();
   if (!status.ok()) state_->Fail(status, now, &outputs);
   return outputs;
+}
+
+void Engine::FlushPrefixCache() {
+  state_->scheduler.FlushPrefixes();
+  if (state_->scheduler.has_pending_release()) state_->idle = false;
 }
 
 bool Engine::HasWork() const { return state_->fatal.ok() && !state_->idle; }

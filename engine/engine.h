@@ -42,6 +42,9 @@ class Engine {
   // that is paused for EngineOptions::stall_timeout without it ends with Aborted.
   void Acknowledge(RequestId id, int64_t tokens);
 
+  // Drops all that the prefix cache holds, with the next step; what runs goes on.
+  void FlushPrefixCache();
+
   // Runs one step: expire, schedule, submit, collect, sample. Returns what happened, empty when
   // there was nothing to do. Over an executor of depth 2 the plan submitted stays in flight and the
   // one before is collected, so that the device always has work; once there is nothing to submit,

@@ -26,6 +26,9 @@ constexpr bool kHasCuda = false;
 // Of a step's prompts: a GPU's steps are short.
 constexpr double kCpuStepSeconds = 0.25;
 
+// A snapshot is some conversation, or some text that questions are asked about.
+constexpr int32_t kSnapshotSlots = 128;
+
 absl::Status CheckConfig(const EngineConfig& config) {
   if (config.runner.max_num_seqs < 1) {
     return absl::InvalidArgumentError("--max-num-seqs: at least 1");
@@ -36,6 +39,7 @@ absl::Status CheckConfig(const EngineConfig& config) {
   constexpr Range kUtilization{0, 1, /*open_low=*/true};
   absl::Status status =
       CheckRange("--gpu-memory-utilization", config.gpu_memory_utilization, kUtilization);
+  status.Update(CheckRange("--prefix-cache-share", config.engine.prefix_cache_share, Range{0, 1}));
   if (config.log_tolerance) {
     status.Update(CheckRange("--log-tolerance", *config.log_tolerance, kLogTolerance));
   }
@@ -122,6 +126,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   DeviceQueue* queue = backend->ops->queue();
 
   RunnerOptions options = WithStepSizes(config.runner, queue != nullptr);
+  if (!backend->ops->shares_pages()) options.snapshot_slots = 0;
   options.kv_dtype = backend->dtype;
   if (const auto reason = backend->ops->Unsupported(WorkloadOf(checkpoint->config(), options))) {
     return absl::InvalidArgumentError(*reason);
@@ -172,7 +177,9 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
 }
 
 absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
-  absl::StatusOr<std::unique_ptr<ModelRunner>> runner = LoadRunner(config);
+  EngineConfig with_snapshots = config;
+  if (config.engine.prefix_cache_share > 0) with_snapshots.runner.snapshot_slots = kSnapshotSlots;
+  absl::StatusOr<std::unique_ptr<ModelRunner>> runner = LoadRunner(with_snapshots);
   if (!runner.ok()) return runner.status();
   if (absl::Status status = (*runner)->CaptureGraphs(); !status.ok()) return status;
   LoadedEngine loaded;

@@ -23,8 +23,9 @@ struct EngineConfig {
   std::string model_dir;
   std::string device = "cpu";  // cpu | cuda | auto: cuda where there is one
   std::string dtype = "auto";  // auto | f64 | f32 | bf16; cuda: auto | bf16
-  RunnerOptions runner;  // max_model_len 0: see MemoryRequest; loading sets kv_dtype, num_pages
-  EngineOptions engine;  // loading sets acp, log_tolerance and eos_token_ids
+  // max_model_len 0: see MemoryRequest; loading sets kv_dtype, num_pages, snapshot_slots
+  RunnerOptions runner;
+  EngineOptions engine;                 // loading sets acp, log_tolerance and eos_token_ids
   std::optional<double> log_tolerance;  // log eps; unset: the checkpoint's own, else -10
   int threads = 0;                      // 0: one per core
   int64_t kv_cache_bytes = 0;           // 0: see MemoryRequest

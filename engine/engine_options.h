@@ -24,6 +24,10 @@ struct EngineOptions {
   int32_t min_priority = 0;          // the most urgent that a request may ask for
   // Prompts are cut to what a step does in about that time, at least a page. 0: no limit.
   double max_step_seconds = 0;
+  // Snapshots of prefixes may keep that share of the pool's pages, unless a request needs them; 0:
+  // there are none. Where the executor takes any.
+  double prefix_cache_share = 0.3;
+  int64_t prefix_cache_interval = 4096;  // tokens between two snapshots of a sequence
   std::vector<int32_t> eos_token_ids;
   int32_t max_logprobs = 20;  // largest accepted SamplingParams::logprobs
 };

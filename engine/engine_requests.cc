@@ -121,7 +121,7 @@ void EngineState::Close(Sequence* sequence, Finish finish, Seconds now,
   RequestOutput& output = outputs->emplace_back();
   output.id = sequence->request.id;
   output.finish = std::move(finish);
-  scheduler.Remove(sequence);
+  scheduler.Remove(sequence, output.finish->status.ok());
   End(sequence, now, &*output.finish);
 }
 

@@ -43,10 +43,10 @@ struct EngineState {
         executor(step_executor),
         observers(std::move(step_observers)),
         limits(step_executor.limits()),
-        scheduler(limits, times, options.max_step_seconds),
+        scheduler(limits, times, options),
         sampler(limits.vocab_size),
         free_pages(limits.num_pages),
-        unpruned_pages(static_cast<size_t>(limits.slots())) {
+        slot_pages(static_cast<size_t>(limits.slots())) {
     stats.num_pages = limits.num_pages;
     stats.free_pages = limits.num_pages;
   }
@@ -96,6 +96,11 @@ struct EngineState {
     std::vector<bool> guests;       // which of them: see Schedule
   };
 
+  // As of the last plan collected.
+  struct SlotPages {
+    int64_t kept = 0, unpruned = 0;
+  };
+
   struct Sooner {
     bool operator()(const Sequence* a, const Sequence* b) const {
       return a->next_event != b->next_event ? a->next_event < b->next_event
@@ -117,7 +122,7 @@ struct EngineState {
   std::vector<RequestOutput> displaced;  // ends to be told by the next step
   std::deque<InFlight> in_flight;        // the oldest first
   int64_t free_pages;                    // after the last plan collected
-  std::vector<int64_t> unpruned_pages;   // by slot: taken since its last release, evicted or not
+  std::vector<SlotPages> slot_pages;     // by slot
   Seconds next_windows = -kNever;        // when windows may be reported again
   int64_t arrivals = 0;
   Seconds last_step = -kNever;

@@ -15,13 +15,18 @@ struct EngineStats {
   int64_t queued_tokens = 0;
   int64_t free_pages = 0;
   int64_t num_pages = 0;
-  int64_t unpruned_pages = 0;  // that what has pages would hold without eviction
+  // Of all sequences that have pages, each for itself: what they hold, and would without eviction.
+  int64_t kept_pages = 0, unpruned_pages = 0;
   int64_t steps = 0;
   int64_t prompt_tokens = 0;  // totals since start
   int64_t generated_tokens = 0;
   int64_t preemptions = 0;
   int64_t pages_evicted = 0;
   int64_t blocks_total = 0, blocks_pruned = 0;  // see AcpStats
+  // The prefix cache: snapshots now, pages that they have (sequences may have them, too), and
+  // totals of tokens looked up, tokens found, and snapshots dropped.
+  int64_t snapshots = 0, snapshot_pages = 0;
+  int64_t prefix_queried_tokens = 0, prefix_found_tokens = 0, snapshots_dropped = 0;
   // Ended requests. expired: past a deadline; aborted: FinishReason::kAbort and stalled readers;
   // rejected: never started for want of room, all samples of a prompt counted once.
   int64_t finished = 0, failed = 0, cancelled = 0, expired = 0, aborted = 0, rejected = 0;

@@ -47,7 +47,7 @@ struct EngineThread::Impl {
   bool Push(Command command);
   void Loop();
   void Report(std::vector<RequestOutput> outputs);
-  std::vector<Command> TakeCommands(Acknowledgements* acknowledgements);
+  std::vector<Command> TakeCommands(Acknowledgements* acknowledgements, bool* flushes);
   void ExecuteCommands();
   void Execute(Command& command);
   void SubmitOnEngineThread(SubmitCommand& command);
@@ -72,6 +72,7 @@ struct EngineThread::Impl {
   CondVar wake;
   std::vector<Command> commands ABSL_GUARDED_BY(mutex);
   Acknowledgements acknowledged ABSL_GUARDED_BY(mutex);
+  bool flush ABSL_GUARDED_BY(mutex) = false;  // the prefix cache
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   bool stopped ABSL_GUARDED_BY(mutex) = false;  // the loop is over
   CondVar stopped_changed;
@@ -130,22 +131,26 @@ void EngineThread::Impl::EndBatch() {
 }
 
 // Waits for a command, a deadline or the next heartbeat, but not while there is work.
-std::vector<Command> EngineThread::Impl::TakeCommands(Acknowledgements* acknowledgements) {
+std::vector<Command> EngineThread::Impl::TakeCommands(Acknowledgements* acknowledgements,
+                                                      bool* flushes) {
   const Seconds wait =
       engine->HasWork() ? 0.0 : std::clamp(engine->NextDeadline() - clock(), 0.0, kLongestWait);
   const auto until = std::chrono::steady_clock::now() + SteadyDuration(wait);
   const MutexLock lock(mutex);
-  while (wait > 0.0 && !stopping && commands.empty() && acknowledged.empty()) {
+  while (wait > 0.0 && !stopping && !flush && commands.empty() && acknowledged.empty()) {
     if (!wake.WaitUntil(mutex, until)) break;
   }
   acknowledgements->swap(acknowledged);
+  *flushes = std::exchange(flush, false);
   return std::exchange(commands, {});
 }
 
 void EngineThread::Impl::ExecuteCommands() {
   Acknowledgements acknowledgements;
-  std::vector<Command> taken = TakeCommands(&acknowledgements);
+  bool flushes = false;
+  std::vector<Command> taken = TakeCommands(&acknowledgements, &flushes);
   last_turn = SteadySeconds();
+  if (flushes) engine->FlushPrefixCache();
   for (const auto& [id, tokens] : acknowledgements) engine->Acknowledge(id, tokens);
   for (Command& command : taken) Execute(command);
 }
@@ -201,7 +206,8 @@ void EngineThread::Impl::EndAll() {
     Deliver(engine->Step(clock()));
   }
   Acknowledgements unused;
-  for (Command& command : TakeCommands(&unused)) {
+  bool flushes = false;
+  for (Command& command : TakeCommands(&unused, &flushes)) {
     const auto* submit = std::get_if<SubmitCommand>(&command);
     if (submit == nullptr) continue;
     submit->on_result(absl::UnavailableError("the server is stopping"));
@@ -246,6 +252,14 @@ void EngineThread::Acknowledge(RequestId id, int64_t tokens) {
     const MutexLock lock(impl_->mutex);
     if (impl_->stopping) return;
     impl_->acknowledged[id] += tokens;
+  }
+  impl_->wake.NotifyOne();
+}
+
+void EngineThread::FlushPrefixCache() {
+  {
+    const MutexLock lock(impl_->mutex);
+    impl_->flush = true;
   }
   impl_->wake.NotifyOne();
 }

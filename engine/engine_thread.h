@@ -43,6 +43,9 @@ class EngineThread {
   void Cancel(RequestId id, const absl::Status& status);
   void Acknowledge(RequestId id, int64_t tokens);
 
+  // See Engine::FlushPrefixCache.
+  void FlushPrefixCache();
+
   // From now on Submit answers Unavailable. Running requests go on.
   void Drain();
   // Takes it back.

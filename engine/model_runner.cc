@@ -11,6 +11,11 @@ namespace {
 
 constexpr int64_t kCpuStepTokens = 512, kGpuStepTokens = 8192, kLogitRows = 128;
 
+RunnerOptions Supported(RunnerOptions options, const Ops& ops) {
+  if (!ops.shares_pages()) options.snapshot_slots = 0;
+  return options;
+}
+
 // One token and one row of logits for each sequence.
 bool IsDecode(const StepPlan& plan) {
   return std::all_of(plan.sequences.begin(), plan.sequences.end(), [](const auto& seq) {
@@ -39,7 +44,7 @@ PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options)
   shape.head_dim = config.head_dim;
   shape.dtype = options.kv_dtype;
   shape.num_pages = options.num_pages;
-  shape.max_slots = options.num_slots();
+  shape.max_slots = options.num_slots() + options.snapshot_slots;
   shape.max_pages = PagesFor(options.max_model_len);
   shape.k_shift = config.k_shift;
   shape.v_shift = config.v_shift;
@@ -56,7 +61,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
       queue_(ops_->queue()),
       stream_(queue_ != nullptr ? queue_->stream() : nullptr),
       weights_(std::move(weights)),
-      options_(WithStepSizes(options, queue_ != nullptr)),
+      options_(Supported(WithStepSizes(options, queue_ != nullptr), *ops_)),
       activations_(weights_, *ops_,
                    std::max(options_.max_num_batched_tokens, DecodeBucket(options_.max_num_seqs)),
                    std::max(options_.max_logit_rows, DecodeBucket(options_.max_num_seqs))),
@@ -65,13 +70,14 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
              activations_.max_logit_rows, options_.num_slots()),
       cache_(CacheShape(weights_.config, options_), *ops_,
              {batch_.outputs().free_pages, batch_.outputs().pool_fault}),
-      slots_(static_cast<size_t>(options_.num_slots())) {
+      slots_(static_cast<size_t>(cache_.view().shape.max_slots)) {
   limits_.num_pages = options_.num_pages;
   limits_.lists_per_slot = cache_.view().shape.lists_per_slot();
   limits_.layers = cache_.view().shape.layers;
   limits_.page_bytes = static_cast<int64_t>(cache_.view().shape.page_bytes());
   limits_.max_num_seqs = options_.max_num_seqs;
   limits_.num_slots = options_.num_slots();
+  limits_.snapshot_slots = options_.snapshot_slots;
   limits_.max_model_len = options_.max_model_len;
   limits_.max_num_batched_tokens = options_.max_num_batched_tokens;
   limits_.max_logit_rows = options_.max_logit_rows;
@@ -112,7 +118,10 @@ absl::Status ModelRunner::Submit(const StepPlan& plan) {
   std::unique_ptr<StepReadback> step = std::move(idle_.back());
   idle_.pop_back();
   step->Begin(plan);
+  cache_.Release(plan.drop_snapshots);
+  for (const SharedSlot& snapshot : plan.snapshots) cache_.Share(snapshot.from, snapshot.to);
   cache_.Release(plan.release_slots);
+  for (const SharedSlot& start : plan.starts) cache_.Share(start.from, start.to);
   SetPenaltyState(plan, *step);
   if (!plan.sequences.empty()) {
     const int64_t planned = static_cast<int64_t>(plan.sequences.size());

@@ -25,7 +25,8 @@ struct RunnerOptions {
   AcpMode acp = AcpMode::kCertified;
   DType kv_dtype = DType::kF32;
   int32_t max_num_seqs = 16;
-  int32_t spare_slots = 32;  // beside max_num_seqs, where paused sequences keep their pages
+  int32_t spare_slots = 32;    // beside max_num_seqs, where paused sequences keep their pages
+  int32_t snapshot_slots = 0;  // for a prefix cache, where the backend shares pages
   int64_t max_model_len = 0;
   int64_t max_num_batched_tokens = 0;  // of one step; 0: 512 on the CPU, 8192 on a GPU
   int64_t max_logit_rows = 0;          // of one step; 0: 128

@@ -58,8 +58,10 @@ struct Request {
   // Tokens that may be produced ahead of Engine::Acknowledge; then the sequence pauses until half
   // of them are acknowledged. 0: unlimited.
   int32_t flow_window = 0;
-  bool report_windows = false;  // RequestOutput::windows, some times a second
-  std::string trace_parent;     // W3C traceparent of the call, for observers; empty: none
+  std::string cache_salt;            // prefixes are shared among requests of the same salt alone
+  bool bypass_prefix_cache = false;  // uses no snapshots and leaves none
+  bool report_windows = false;       // RequestOutput::windows, some times a second
+  std::string trace_parent;          // W3C traceparent of the call, for observers; empty: none
 };
 
 struct TokenLogprob {
@@ -82,6 +84,7 @@ enum class FinishReason : uint8_t { kStop, kLength, kAbort };
 struct RequestStats {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
+  int64_t cached_tokens = 0;  // of the prompt, that were not computed
   int32_t preemptions = 0;
   Seconds arrival = 0, first_scheduled = 0, first_token = 0, finished = 0;
   AcpStats acp;

@@ -13,13 +13,14 @@ namespace fox {
 
 // At most as many sequences run as can all decode in one step.
 Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
-                     double max_step_seconds)
+                     const EngineOptions& options)
     : limits_(limits),
       times_(times),
-      max_step_seconds_(max_step_seconds),
+      max_step_seconds_(options.max_step_seconds),
       max_running_(std::min({static_cast<int64_t>(limits.max_num_seqs),
                              limits.max_num_batched_tokens, limits.max_logit_rows})),
-      ledger_(limits) {
+      ledger_(limits),
+      prefixes_(limits, options, ledger_) {
   FOX_CHECK(max_running_ > 0 && limits.lists_per_slot > 0 && limits.num_pages >= 0);
   for (int32_t slot = limits.slots() - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
@@ -33,7 +34,7 @@ void Scheduler::Add(Sequence* sequence, Seconds now) {
   waiting_.Add(sequence, now);
 }
 
-void Scheduler::Remove(Sequence* sequence) {
+void Scheduler::Remove(Sequence* sequence, bool keep) {
   switch (sequence->state) {
     case SequenceState::kWaiting:
       waiting_.Remove(sequence);
@@ -48,7 +49,7 @@ void Scheduler::Remove(Sequence* sequence) {
     default:
       FOX_CHECK(false);
   }
-  if (sequence->slot >= 0) ReleaseSlot(sequence);
+  if (sequence->slot >= 0) ReleaseSlot(sequence, keep);
   sequence->state = SequenceState::kNone;
   waiting_.Leave(*sequence);
 }
@@ -81,15 +82,17 @@ std::vector<Work> Scheduler::RunningWork() const {
 
 Schedule Scheduler::Next(Seconds now) {
   Schedule schedule;
+  prefixes_.BeginPlan(now);
+  for (Sequence* sequence : running_) prefixes_.Follow(sequence);
   for (auto it = running_.begin(); it != running_.end();) {
     Sequence* sequence = *it++;
     if (sequence->paused()) Rest(sequence, &schedule);
   }
-  int64_t free = ledger_.free();
+  int64_t free = ledger_.free() + prefixes_.dropped_pages();
   for (const int32_t slot : release_slots_) free += ledger_.held(slot);
   // With no slot in use everything is free once this plan has released what it must, however late
   // the count of free pages is.
-  const bool unused = running_.empty() && holders_.empty();
+  const bool unused = running_.empty() && holders_.empty() && prefixes_.empty();
   pages_ = unused ? limits_.num_pages : std::min(limits_.num_pages, free);
   Budget budget{limits_.max_num_batched_tokens, limits_.max_num_batched_tokens,
                 limits_.max_logit_rows};
@@ -124,11 +127,16 @@ Schedule Scheduler::Next(Seconds now) {
   Admit(now, /*whole_prompts=*/false, &budget, &schedule);
   FOX_CHECK(budget.tokens >= 0 && budget.logit_rows >= 0);
   schedule.plan.release_slots = std::exchange(release_slots_, {});
-  if (!schedule.plan.empty()) ledger_.Submit(schedule.plan);
+  prefixes_.FillPlan(&schedule.plan);
+  if (!schedule.plan.empty()) {
+    ledger_.Submit(schedule.plan);
+    prefixes_.Submitted();
+  }
   return schedule;
 }
 
-void Scheduler::ReleaseSlot(Sequence* sequence) {
+void Scheduler::ReleaseSlot(Sequence* sequence, bool keep) {
+  prefixes_.Leave(sequence, keep);
   release_slots_.push_back(sequence->slot);
   pages_ += ledger_.held(sequence->slot);
   const auto place =
@@ -210,8 +218,9 @@ bool Scheduler::TakeFor(const Sequence& requester, Seconds now, Schedule* schedu
 }
 
 // Promises pages for one token to each running sequence in order; those that got them. One that
-// did not waits with its pages while earlier ones go on, or, alone, while plans in flight may still
-// evict. Who started without room for its prompt leaves those before it a page row each.
+// did not waits with its pages while earlier ones go on, or while plans in flight may still bring
+// what was dropped of snapshots, which go before any sequence does, or, alone, what is evicted. Who
+// started without room for its prompt leaves those before it a page row each.
 std::vector<Sequence*> Scheduler::ReservePages(Seconds now, Schedule* schedule) {
   std::vector<Sequence*> ready;
   int64_t earlier = 0;
@@ -224,13 +233,15 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, Schedule* schedule) 
     const int64_t need = ledger_.Between(sequence->computed, sequence->computed + 1);
     const int64_t left = sequence->by_chunks ? earlier * limits_.lists_per_slot : 0;
     while (need > 0 && pages_ < need + left) {
+      pages_ += prefixes_.Reclaim(need + left - pages_);
+      if (pages_ >= need + left || prefixes_.reclaiming()) break;
       if (!TakeFor(*sequence, now, schedule)) break;
     }
     ++it;  // only now: a victim may have been the next one
     if (need == 0 || pages_ >= need + left) {
       pages_ -= need;
       ready.push_back(sequence);
-    } else if (running_.size() == 1 && !ledger_.in_flight()) {
+    } else if (running_.size() == 1 && !ledger_.in_flight() && prefixes_.empty()) {
       Remove(sequence);
       schedule->exhausted.push_back(sequence);
       break;
@@ -263,11 +274,22 @@ bool Scheduler::HasRoomForChunks(const Sequence& next, const Demand& demand) con
   return pages_ >= own + demand.promised + demand.running * limits_.lists_per_slot;
 }
 
-// Finds a slot and pages, if need be those of sequences that do not run.
+// Takes pages of snapshots, if there may be enough.
+bool Scheduler::ReclaimFor(const Sequence& next, const Demand& demand) {
+  if (!HasRoom(next, demand, pages_ + ledger_.shared())) return false;
+  while (!HasRoom(next, demand, pages_)) {
+    const int64_t snapshots = prefixes_.size();
+    pages_ += prefixes_.Reclaim(1);
+    if (prefixes_.size() == snapshots) return false;
+  }
+  return true;
+}
+
+// Finds a slot and pages, if need be those of snapshots and of sequences that do not run.
 bool Scheduler::MakeRoom(Sequence* next, const Demand& demand, Seconds now, Schedule* schedule) {
   const bool needs_slot = next->slot < 0;
   const bool has_slot = !needs_slot || !free_slots_.empty();
-  if (has_slot && HasRoom(*next, demand, pages_)) return true;
+  if (has_slot && ReclaimFor(*next, demand)) return true;
   if (has_slot && needs_slot && HasRoomForChunks(*next, demand)) return true;
   int64_t pages = pages_;
   for (const Sequence* holder : holders_) {
@@ -298,20 +320,28 @@ bool Scheduler::IsHopeless(const Sequence& next, Seconds now) const {
 // Gives `next` a seat if there is room. False: nothing has changed.
 bool Scheduler::Start(Sequence* next, Seconds now, Demand* demand, Budget* budget,
                       Schedule* schedule) {
-  if (!next->is_schedulable() || !MakeRoom(next, *demand, now, schedule)) return false;
-  next->by_chunks = next->slot < 0 && pages_ < ledger_.Between(0, next->length());
+  const bool begins = next->slot < 0;
+  if (!next->is_schedulable()) return false;
+  if (begins) next->computed = prefixes_.Pin(*next);
+  if (!MakeRoom(next, *demand, now, schedule)) {
+    if (begins) next->computed = 0;
+    return false;
+  }
+  next->by_chunks = begins && pages_ < ledger_.Between(next->computed, next->length());
   const int64_t need = ledger_.Between(next->computed, next->computed + 1);
   pages_ -= need;  // as ReservePages does
   const int64_t count = ChunkSize(*next, *budget);
   if (count == 0) {
     pages_ += need;
     next->by_chunks = false;
+    if (begins) next->computed = 0;
     return false;
   }
   waiting_.Start(next, now);
-  if (next->slot < 0) {
+  if (begins) {
     next->slot = free_slots_.back();
     free_slots_.pop_back();
+    prefixes_.Start(next);
   } else {
     holders_.erase(std::find(holders_.begin(), holders_.end(), next));
   }
@@ -356,6 +386,10 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
     const bool guest = next->reads_slowly();
     const bool seat = !guest || (budget->guests && (slow < most_slow || slow == demand.running));
     const bool ready = seat && next->is_schedulable() && (next->slot >= 0 || next->in_flight == 0);
+    if (ready && next->slot < 0 && prefixes_.Find(next)) {
+      waiting_.PassOver(next);
+      continue;
+    }
     if (ready) {
       const bool overdue = now >= next->blocked_since + kOvertaking;
       const bool fits = !whole_prompts || overdue || next->remaining() <= budget->prefill;
@@ -366,7 +400,8 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
         }
         continue;
       }
-      if (running_.empty() && next->slot >= 0 && holders_.size() == 1 && !ledger_.in_flight()) {
+      if (running_.empty() && next->slot >= 0 && holders_.size() == 1 && !ledger_.in_flight() &&
+          prefixes_.empty()) {
         Remove(next);
         schedule->exhausted.push_back(next);
         continue;
@@ -403,6 +438,7 @@ void Scheduler::PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budge
 int64_t Scheduler::ChunkSize(const Sequence& sequence, const Budget& budget) const {
   const int64_t begin = sequence.computed;
   int64_t count = std::min({sequence.remaining(), budget.tokens, budget.prefill});
+  count = prefixes_.CutChunk(sequence, count);
   int64_t pages = pages_;
   if (sequence.by_chunks) {
     // What others were promised stays theirs.

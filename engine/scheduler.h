@@ -19,7 +19,9 @@
 #include <set>
 #include <vector>
 
+#include "engine/engine_options.h"
 #include "engine/page_ledger.h"
+#include "engine/prefix/prefix_cache.h"
 #include "engine/sequence.h"
 #include "engine/service_times.h"
 #include "engine/step_executor.h"
@@ -51,13 +53,15 @@ class Scheduler {
 
   // Prompts are cut so that a step takes about `max_step_seconds` (0: no limit) by `times`, which
   // must outlive the scheduler.
-  Scheduler(const ExecutorLimits& limits, const ServiceTimes& times, double max_step_seconds = 0);
+  Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
+            const EngineOptions& options = {});
 
   // Queues a sequence. It must live until Remove, or until it is reported as removed.
   void Add(Sequence* sequence, Seconds now);
 
-  // Forgets a sequence; the next plan releases its slot, if it has one.
-  void Remove(Sequence* sequence);
+  // Forgets a sequence; the next plan releases its slot, if it has one. `keep`: what it has
+  // computed is right, and may be kept for others that begin alike.
+  void Remove(Sequence* sequence, bool keep = false);
 
   // The sequence is not paused() any more: it waits for a seat, with its pages if it still has
   // them, else behind all that wait.
@@ -69,10 +73,19 @@ class Scheduler {
 
   // The oldest plan in flight has run. Its sequences are the caller's: see
   // Sequence::OnStepCollected.
-  void Collect(const StepResult& result) { ledger_.Collect(result); }
+  void Collect(const StepResult& result) {
+    ledger_.Collect(result);
+    prefixes_.Collected();
+  }
 
-  // Whether the next plan has slots to release.
-  bool has_pending_release() const { return !release_slots_.empty(); }
+  // The next plan drops all snapshots.
+  void FlushPrefixes() { prefixes_.Flush(); }
+  const PrefixCache& prefixes() const { return prefixes_; }
+  // Pages of snapshots, which sequences may have, too.
+  int64_t shared_pages() const { return ledger_.shared(); }
+
+  // Whether the next plan has slots to release, or to share.
+  bool has_pending_release() const { return !release_slots_.empty() || prefixes_.has_pending(); }
 
   int64_t running() const { return static_cast<int64_t>(running_.size()); }
   int64_t paused() const { return paused_; }
@@ -95,7 +108,8 @@ class Scheduler {
     int64_t running = 0;   // each keeps room for one more page row
   };
 
-  void ReleaseSlot(Sequence* sequence);
+  void ReleaseSlot(Sequence* sequence, bool keep = false);
+  bool ReclaimFor(const Sequence& next, const Demand& demand);
   void Rest(Sequence* sequence, Schedule* schedule);
   void Pause(Sequence* sequence, Schedule* schedule);
   void Preempt(Sequence* sequence, Seconds now, Schedule* schedule);
@@ -130,6 +144,7 @@ class Scheduler {
   std::vector<int32_t> free_slots_;     // descending: the lowest is taken first
   std::vector<int32_t> release_slots_;  // for the next plan
   PageLedger ledger_;
+  PrefixCache prefixes_;
   int64_t pages_ = 0;  // within Next: free when the plan starts and not yet promised
 };
 

@@ -25,6 +25,20 @@ struct SequenceGroup {
   bool started = false;                   // one of them was in a plan
 };
 
+// What the prefix cache knows of a sequence.
+struct PrefixState {
+  // Without a slot: what was found, and for which version of the cache and length it holds.
+  int64_t version = -1, length = 0;
+  int64_t found = 0;      // tokens of `snapshot`
+  int32_t snapshot = -1;  // its slot; -1: none
+  int64_t known = 0;      // tokens that are known to the cache, with a snapshot or without
+  bool waits = false;     // for another one that computes more of it
+  // With a slot.
+  int64_t last = 0;            // tokens of the last snapshot that it took, or started from
+  std::vector<int64_t> stops;  // where others want one, ascending
+  bool claims = false;         // it is known to compute its prompt
+};
+
 // What a sequence is doing. It may have a slot in any state, and has one while it runs.
 enum class SequenceState : uint8_t {
   kNone,     // the scheduler does not know it
@@ -108,6 +122,7 @@ struct Sequence {
   int64_t pages_lost = 0;  // how many it held then
   bool by_chunks = false;  // started without room for all of its prompt, which it still feeds
   Seconds blocked_since = kNever;  // when it first found no room at its turn
+  PrefixState prefix;              // the prefix cache's
 
   // The waiting queue's.
   Seconds waiting_since = 0;

@@ -22,6 +22,9 @@ struct StepResult {
   // As of the end of this plan, whatever plans were submitted behind it.
   std::vector<AcpStats> stats;  // [sequences] of the slot since its last release
   int64_t free_pages = 0;       // at least that many are free
+  // [slots + snapshot_slots]: pages that the slot alone has, as of the end of this plan; valid
+  // until the next Submit. Null where there are no snapshot slots: no pages are shared.
+  const int32_t* sole_pages = nullptr;
   // [slots, lists_per_slot]: the first page that each list keeps, as of the end of this plan; null
   // where the plan did not ask. Valid until the next Submit.
   const int32_t* first_pages = nullptr;
@@ -30,12 +33,14 @@ struct StepResult {
 struct ExecutorLimits {
   int64_t num_pages = 0;  // in the pool
   int64_t lists_per_slot =
-      0;                      // layers x kv heads: every 64 tokens a sequence takes that many pages
-  int32_t layers = 0;         // lists_per_slot / layers: kv heads
-  int64_t page_bytes = 0;     // what one page costs in memory
-  int32_t max_num_seqs = 0;   // of one step
-  int32_t num_slots = 0;      // sequences that have pages, some of them paused; 0: max_num_seqs
-  int64_t max_model_len = 0;  // tokens of one sequence
+      0;                     // layers x kv heads: every 64 tokens a sequence takes that many pages
+  int32_t layers = 0;        // lists_per_slot / layers: kv heads
+  int64_t page_bytes = 0;    // what one page costs in memory
+  int32_t max_num_seqs = 0;  // of one step
+  int32_t num_slots = 0;     // sequences that have pages, some of them paused; 0: max_num_seqs
+  // Slots behind those of sequences, for snapshots; 0: the executor takes none (no prefix cache).
+  int32_t snapshot_slots = 0;
+  int64_t max_model_len = 0;           // tokens of one sequence
   int64_t max_num_batched_tokens = 0;  // of one step
   int64_t max_logit_rows = 0;          // of one step
   int32_t vocab_size = 0;

@@ -14,11 +14,19 @@ int64_t StepPlan::num_tokens() const {
 }
 
 std::string StepPlan::DebugString() const {
-  std::string text = "release [";
+  std::string text;
+  for (const int32_t slot : drop_snapshots) absl::StrAppend(&text, "drop ", slot, "; ");
+  for (const SharedSlot& taken : snapshots) {
+    absl::StrAppend(&text, "snapshot ", taken.to, " of ", taken.from, " at ", taken.tokens, "; ");
+  }
+  absl::StrAppend(&text, "release [");
   for (size_t i = 0; i < release_slots.size(); ++i) {
     absl::StrAppend(&text, i == 0 ? "" : " ", release_slots[i]);
   }
   absl::StrAppend(&text, "]");
+  for (const SharedSlot& start : starts) {
+    absl::StrAppend(&text, "; slot ", start.to, " from ", start.from, " at ", start.tokens);
+  }
   for (const PlannedSequence& sequence : sequences) {
     absl::StrAppend(&text, "; id ", sequence.id, " slot ", sequence.slot, " tokens ",
                     sequence.position, "+", sequence.token_ids.size(), " rows ",

@@ -36,14 +36,28 @@ struct PlannedSequence {
   double log_tolerance = kNoMass;  // log eps; -infinity: prune nothing
 };
 
+// A slot that becomes what another was at its last page end (Ops::Share).
+struct SharedSlot {
+  int32_t from = 0;
+  int32_t to = 0;      // empty
+  int64_t tokens = 0;  // that it has then
+};
+
+// What happens in a step, in the order of the fields.
 struct StepPlan {
-  std::vector<int32_t> release_slots;  // emptied before anything else runs
+  std::vector<int32_t> drop_snapshots;  // slots of snapshots, emptied
+  std::vector<SharedSlot> snapshots;    // taken, of sequences' slots
+  std::vector<int32_t> release_slots;   // of sequences, emptied
+  std::vector<SharedSlot> starts;       // sequences that go on from a snapshot
   std::vector<PlannedSequence> sequences;
   // Set before anything is sampled; a slot's first sample with a logits processor comes with it.
   std::vector<SlotTokens> penalty_state;
   bool read_windows = false;  // StepResult::first_pages is wanted
 
-  bool empty() const { return release_slots.empty() && sequences.empty(); }
+  bool empty() const {
+    return drop_snapshots.empty() && snapshots.empty() && release_slots.empty() &&
+           sequences.empty();
+  }
   int64_t num_tokens() const;
   std::string DebugString() const;
 };

@@ -42,7 +42,10 @@ Buffer StepReadback::Allocate(size_t bytes) const {
 }
 
 void StepReadback::Begin(const StepPlan& plan) {
+  dropped_ = plan.drop_snapshots;
+  snapshots_ = plan.snapshots;
   released_ = plan.release_slots;
+  starts_ = plan.starts;
   wants_windows_ = plan.read_windows;
   sequences_.clear();
   for (const PlannedSequence& seq : plan.sequences) {
@@ -68,6 +71,12 @@ void StepReadback::Fetch(const void* device, size_t bytes, const Buffer& host) {
   }
 }
 
+void StepReadback::FetchInts(const int32_t* device, int64_t count, Buffer* host) {
+  const size_t bytes = static_cast<size_t>(count) * sizeof(int32_t);
+  if (host->bytes() < bytes) *host = Allocate(bytes);
+  Fetch(device, bytes, *host);
+}
+
 void StepReadback::Enqueue(const MatrixView& logits, const PagedKv& kv) {
   Fetch(batch_.output_buffer(),
         sequences_.empty() ? BatchBuilder::kPoolBytes : batch_.output_bytes(), outputs_);
@@ -80,11 +89,9 @@ void StepReadback::Enqueue(const MatrixView& logits, const PagedKv& kv) {
     Fetch(logits.data, bytes, logits_);
   }
   if (wants_windows_) {
-    const size_t bytes =
-        static_cast<size_t>(kv.shape.max_slots * kv.shape.lists_per_slot()) * sizeof(int32_t);
-    if (first_pages_.bytes() < bytes) first_pages_ = Allocate(bytes);
-    Fetch(kv.first_live, bytes, first_pages_);
+    FetchInts(kv.first_live, kv.shape.max_slots * kv.shape.lists_per_slot(), &first_pages_);
   }
+  if (ops_.shares_pages()) FetchInts(kv.sole_pages, kv.shape.max_slots, &sole_pages_);
   Mark();
 }
 
@@ -104,9 +111,27 @@ const float* StepReadback::Logits() {
   return float32_.data();
 }
 
+// What is known of a slot goes with its pages; the work that was done stays where it was done.
+void StepReadback::MoveSlots(const ExecutorLimits& limits, std::vector<AcpStats>* slots) const {
+  const auto at = [slots](int32_t slot) -> AcpStats& {
+    return (*slots)[static_cast<size_t>(slot)];
+  };
+  const auto share = [&](const SharedSlot& shared) {
+    AcpStats& stats = at(shared.to) = at(shared.from);
+    stats.blocks_total = stats.blocks_pruned = 0;
+    stats.pages_allocated = limits.lists_per_slot * PagesFor(shared.tokens);
+    stats.pages_found_evicted = stats.pages_evicted;
+    stats.peak_pages = stats.live_pages();
+  };
+  for (const int32_t slot : dropped_) at(slot) = {};
+  for (const SharedSlot& snapshot : snapshots_) share(snapshot);
+  for (const int32_t slot : released_) at(slot) = {};
+  for (const SharedSlot& start : starts_) share(start);
+}
+
 StepResult StepReadback::Deliver(const ExecutorLimits& limits, std::vector<AcpStats>* slots) {
   StepResult result;
-  for (const int32_t slot : released_) (*slots)[static_cast<size_t>(slot)] = {};
+  MoveSlots(limits, slots);
   const StepOutputs outputs = batch_.OutputsAt(outputs_.as<std::byte>());
   const float* logits = Logits();
   int64_t row = 0;
@@ -129,6 +154,7 @@ StepResult StepReadback::Deliver(const ExecutorLimits& limits, std::vector<AcpSt
     result.stats.push_back(stats);
   }
   result.free_pages = *outputs.free_pages;
+  if (limits.snapshot_slots > 0) result.sole_pages = sole_pages_.as<int32_t>();
   if (wants_windows_) result.first_pages = first_pages_.as<int32_t>();
   return result;
 }

@@ -29,7 +29,7 @@ class StepReadback {
   PenaltyEntry* Entries(size_t count);
 
   // Enqueues the copies of all that the host wants of the step; `logits` of its rows, `kv` for
-  // windows.
+  // windows and sole pages.
   void Enqueue(const MatrixView& logits, const PagedKv& kv);
   // Returns when all work enqueued before the last Enqueue or Mark is done.
   void Wait();
@@ -53,16 +53,20 @@ class StepReadback {
 
   Buffer Allocate(size_t bytes) const;
   void Fetch(const void* device, size_t bytes, const Buffer& host);
+  void FetchInts(const int32_t* device, int64_t count, Buffer* host);
+  void MoveSlots(const ExecutorLimits& limits, std::vector<AcpStats>* slots) const;
   const float* Logits();
 
   Ops& ops_;
   const BatchBuilder& batch_;
   DeviceQueue* const queue_;  // null: calls return when their work is done
-  std::vector<int32_t> released_;
+  std::vector<int32_t> dropped_, released_;
+  std::vector<SharedSlot> snapshots_, starts_;
   std::vector<Awaited> sequences_;
   bool wants_windows_ = false;
   Buffer staging_, entries_, outputs_;
   Buffer first_pages_;            // [slots, lists], once somebody wanted them
+  Buffer sole_pages_;             // [slots + snapshot slots], where pages are shared
   Buffer logits_;                 // [rows, V], as far as wanted
   MatrixView logits_view_;        // of the backend's; no rows: none are wanted
   std::vector<float> float32_;    // of float64 logits

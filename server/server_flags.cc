@@ -67,6 +67,10 @@ void RegisterScheduling(ServerFlags* f, FlagSet* set) {
   set->Bool("enforce-eager", "run every step without CUDA graphs", &runner->enforce_eager);
   set->Mebibytes("kv-cache-mb", "MiB of the page pool; 0: chosen from free memory", 0, 1 << 30,
                  &f->engine.kv_cache_bytes);
+  set->Double("prefix-cache-share", "SHARE",
+              "of the page pool, for what was computed of prompts that others may begin with, until "
+              "requests need it; 0: no prefix cache. There is none on a GPU yet",
+              0, 1, &engine->prefix_cache_share);
   set->Int("max-num-queued-reqs", "N", "waiting requests; more are refused", 1, 1 << 20,
            &engine->max_num_queued_reqs);
   set->Int("max-num-queued-tokens", "N", "waiting prompt tokens; more are refused", 1, kBillion,

@@ -15,6 +15,7 @@ struct CallInfo {
   const char* method = "";    // as the .proto files call it: "GenerateStream"
   std::string peer;           // the connection's other end
   uint64_t client = 0;        // whose turn it is: Request::client
+  uint64_t tenant = 0;        // the same if it was verified, else 0: who shares prefixes
   Seconds deadline = kNever;  // on the engine's clock
   CallBudget::Share share;    // of ServerCore::calls
   Seconds arrival = 0;        // on the engine's clock

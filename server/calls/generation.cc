@@ -94,6 +94,7 @@ void Generation::Submit() {
     Request& request = spec_.sequences[i];
     request.id = ids.emplace_back(core_.engine.NextId());
     request.client = info_.client;
+    request.cache_salt = absl::StrCat(info_.tenant, "/", request.cache_salt);
     request.deadline = info_.deadline;
     if (spec_.queue_timeout_ms > 0) {
       request.queue_deadline = info_.arrival + static_cast<double>(spec_.queue_timeout_ms) / 1000;

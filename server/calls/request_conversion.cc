@@ -16,6 +16,7 @@ namespace fox {
 namespace {
 
 constexpr size_t kMaxRequestIdBytes = 256;
+constexpr size_t kMaxCacheSaltBytes = 256;
 constexpr uint32_t kMaxStreamInterval = 1024;
 constexpr size_t kMaxStopBytes = 256;
 constexpr int kMaxIdsToDetokenize = 1 << 20;
@@ -328,6 +329,9 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
   status.Update(ConvertStopStrings(request.stopping(), &spec.stop));
   status.Update(ConvertOutput(request.output(), context, &spec, &first.sampling));
   status.Update(ConvertScheduling(request, context, &spec, &first));
+  if (request.cache().cache_salt().size() > kMaxCacheSaltBytes) {
+    status.Update(Invalid("cache.cache_salt: at most 256 bytes"));
+  }
   if (!status.ok()) return status;
   if (!spec.stop.empty() && context.tokenizer == nullptr) return NoTokenizer("stopping.stop");
   if (spec.windows && !stream) return Invalid("output.acp_windows: only in a stream");
@@ -351,6 +355,8 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
                            : Detokenize(*context.tokenizer, *prompt, spec.skip_special);
   }
   first.prompt = *std::move(prompt);
+  first.cache_salt = request.cache().cache_salt();
+  first.bypass_prefix_cache = request.cache().bypass_prefix_cache();
   first.report_windows = spec.windows;
   // What waits for a full interval is not the reader's fault, hence on top of the window.
   if (stream) first.flow_window = context.stream_window + spec.stream_interval;

@@ -155,6 +155,7 @@ v1::Finish SequenceEvents::FinishEvent(const Finish& finish) const {
   }
   out.mutable_usage()->set_prompt_tokens(static_cast<uint32_t>(prompt_tokens_));
   out.mutable_usage()->set_completion_tokens(static_cast<uint32_t>(completion_tokens_));
+  out.mutable_usage()->set_cached_tokens(static_cast<uint32_t>(finish.stats.cached_tokens));
   if (spec_.acp_stats) *out.mutable_acp() = ToWire(finish.stats.acp);
   return out;
 }

@@ -43,7 +43,9 @@ CallInfo ServerCore::Describe(const char* method, const std::string& peer, const
   CallInfo call;
   call.method = method;
   call.peer = peer;
-  call.client = ClientOf(peer, header);
+  const std::optional<uint64_t> verified = VerifiedClientOf(header);
+  call.tenant = verified.value_or(0);
+  call.client = verified ? *verified : UnverifiedClientOf(peer, header);
   const absl::string_view trace = header("traceparent");
   call.trace = ParseTraceParent({trace.data(), trace.size()});
   call.arrival = engine.Now();
@@ -160,11 +162,14 @@ double ServerCore::UptimeSeconds() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
 }
 
-uint64_t ServerCore::ClientOf(const std::string& peer, const Header& header) {
+std::optional<uint64_t> ServerCore::VerifiedClientOf(const Header& header) {
   const absl::string_view name = client_metadata_.empty() ? "" : header(client_metadata_);
   if (!name.empty()) return absl::HashOf('m', name);
+  return access->ClientOf(header("authorization"));
+}
+
+uint64_t ServerCore::UnverifiedClientOf(const std::string& peer, const Header& header) {
   const absl::string_view authorization = header("authorization");
-  if (const std::optional<uint64_t> verified = access->ClientOf(authorization)) return *verified;
   const bool bearer = absl::StartsWithIgnoreCase(authorization, "bearer ");
   return clients_.Of(peer, bearer ? authorization : "");
 }

@@ -129,8 +129,9 @@ class ServerCore {
  private:
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   absl::Status CheckQueue(const CallInfo& call) const;
-  // Whom a trusted gateway names, else the owner of the token, else what client_names.h says.
-  uint64_t ClientOf(const std::string& peer, const Header& header);
+  // Whom a trusted gateway names, else the owner of the token; none: what client_names.h says.
+  std::optional<uint64_t> VerifiedClientOf(const Header& header);
+  uint64_t UnverifiedClientOf(const std::string& peer, const Header& header);
 
   const std::string client_metadata_;  // ServerLimits'
   std::atomic<int64_t> admitting_{0};  // calls between BeginAdmission and the engine's answer

@@ -16,5 +16,6 @@ int Info(const std::vector<std::string>& arguments);
 int Top(const std::vector<std::string>& arguments);
 int Drain(const std::vector<std::string>& arguments);
 int Undrain(const std::vector<std::string>& arguments);
+int FlushCache(const std::vector<std::string>& arguments);
 
 }  // namespace fox::cli

@@ -103,6 +103,10 @@ int Drain(const std::vector<std::string>& arguments) {
   return Operate("drain", "draining", &v1::Admin::Stub::Drain, arguments);
 }
 
+int FlushCache(const std::vector<std::string>& arguments) {
+  return Operate("flush-cache", "flushed", &v1::Admin::Stub::FlushCache, arguments);
+}
+
 int Undrain(const std::vector<std::string>& arguments) {
   return Operate("undrain", "serving", &v1::Admin::Stub::Undrain, arguments);
 }

@@ -22,7 +22,8 @@ constexpr const char* kHelp =
     "  info                the server, its model and its load, as JSON\n"
     "  top                 the load, live; once where there is no terminal\n"
     "  drain               stop taking requests\n"
-    "  undrain             take requests again\n\n"
+    "  undrain             take requests again\n"
+    "  flush-cache         drop what the prefix cache holds\n\n"
     "A text is an argument, @FILE, or - for standard input.\n";
 
 struct Command {
@@ -30,10 +31,11 @@ struct Command {
   int (*run)(const std::vector<std::string>& arguments);
 };
 
-constexpr Command kCommands[] = {
-    {"generate", Generate}, {"score", Score}, {"tokenize", Tokenize}, {"detokenize", Detokenize},
-    {"health", Health},     {"info", Info},   {"top", Top},           {"drain", Drain},
-    {"undrain", Undrain}};
+constexpr Command kCommands[] = {{"generate", Generate}, {"score", Score},
+                                 {"tokenize", Tokenize}, {"detokenize", Detokenize},
+                                 {"health", Health},     {"info", Info},
+                                 {"top", Top},           {"drain", Drain},
+                                 {"undrain", Undrain},   {"flush-cache", FlushCache}};
 
 int Main(const std::vector<std::string>& arguments) {
   if (arguments.empty()) {

@@ -69,7 +69,7 @@ std::string Traffic(const Reading& before, const Reading& now) {
 std::string Memory(const v1::ServerInfo& server, const v1::Load& load) {
   const auto page = static_cast<double>(load.page_bytes());
   const double pool = page * static_cast<double>(load.num_pages());
-  const double held = page * static_cast<double>(load.num_pages() - load.free_pages());
+  const double held = page * static_cast<double>(load.kept_pages());
   const double unpruned = page * static_cast<double>(load.unpruned_pages());
   const double share = unpruned > 0 ? held / unpruned : 0;
   return absl::StrCat(

@@ -79,8 +79,8 @@ absl::Status CompletionCall::AdmitPrompts() {
   for (size_t i = 0; i < request_.prompts.size(); ++i) {
     auto prompt = std::make_unique<Prompt>();
     prompt->index = i;
-    prompt->info = {info_.method, info_.peer,    info_.client, info_.deadline,
-                    {},           info_.arrival, info_.trace};
+    prompt->info = {info_.method,   info_.peer, info_.client,  info_.tenant,
+                    info_.deadline, {},         info_.arrival, info_.trace};
     if (i == 0) {
       prompt->info.share = std::move(info_.share);
     } else {

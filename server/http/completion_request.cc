@@ -128,6 +128,9 @@ void ReadScheduling(JsonFields* fields, v1::GenerateRequest* out) {
   if (const auto v = fields->Int("priority", -kMaxInt - 1, kMaxInt)) {
     out->set_priority(static_cast<int32_t>(*v));
   }
+  if (std::optional<std::string> salt = fields->String("cache_salt")) {
+    out->mutable_cache()->set_cache_salt(*std::move(salt));
+  }
   if (const auto v = fields->Bool("add_special_tokens")) out->set_add_special_tokens(*v);
   if (const auto v = fields->Int("truncate_prompt_tokens", 1, kMaxInt)) {
     out->set_truncate_prompt_tokens(static_cast<uint32_t>(*v));

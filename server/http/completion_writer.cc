@@ -65,6 +65,7 @@ int64_t CompletionWriter::Add(size_t prompt, const v1::GenerateDelta& event) {
     choice.finish = ReasonOf(event.finish().reason());
     choice.stop = StopOf(event.finish());
     choice.tokens = event.finish().usage().completion_tokens();
+    choice.cached_tokens = event.finish().usage().cached_tokens();
   }
   return bytes_of(choice) - before;
 }
@@ -122,12 +123,20 @@ std::string CompletionWriter::TakeChoice(size_t index) {
 }
 
 std::string CompletionWriter::Usage() const {
-  int64_t prompt_tokens = 0, completion_tokens = 0;
+  int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
   for (const Prompt& prompt : prompts_) prompt_tokens += prompt.tokens;
-  for (const Choice& choice : choices_) completion_tokens += choice.tokens;
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    completion_tokens += choices_[i].tokens;
+    // A prompt counts once: the other choices find what the first one has computed.
+    if (i % static_cast<size_t>(request_.n) == 0) cached_tokens += choices_[i].cached_tokens;
+  }
+  const std::string cached =
+      cached_tokens == 0
+          ? ""
+          : absl::StrCat(",\"prompt_tokens_details\":{\"cached_tokens\":", cached_tokens, "}");
   return absl::StrCat("{\"prompt_tokens\":", prompt_tokens,
                       ",\"completion_tokens\":", completion_tokens,
-                      ",\"total_tokens\":", prompt_tokens + completion_tokens, "}");
+                      ",\"total_tokens\":", prompt_tokens + completion_tokens, cached, "}");
 }
 
 size_t CompletionWriter::IndexOf(size_t prompt, const v1::GenerateDelta& event) const {

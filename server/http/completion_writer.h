@@ -42,6 +42,7 @@ class CompletionWriter {
     std::optional<CompletionLogprobs> logprobs;
     std::string finish = "null", stop = "null";  // JSON
     uint32_t tokens = 0;
+    uint32_t cached_tokens = 0;  // of the prompt
   };
   void AddPrompt(const v1::PromptInfo& info, Prompt* prompt);
   void Begin(const Prompt& prompt, Choice* choice);

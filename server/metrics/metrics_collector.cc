@@ -33,18 +33,31 @@ void AddRequests(const EngineStats& stats, MetricFamilies* out) {
                stats.preemptions);
 }
 
+void AddPrefixCache(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
+  if (core.context.limits.snapshot_slots == 0) return;
+  out->Gauge("fox_prefix_cache_snapshots", "Prefixes that are kept.", stats.snapshots);
+  out->Gauge("fox_prefix_cache_bytes", "Their pages; requests may hold some of them, too.",
+             stats.snapshot_pages * core.context.limits.page_bytes);
+  out->Counter("fox_prefix_cache_queried_tokens_total", "Tokens of requests that were looked up.",
+               stats.prefix_queried_tokens);
+  out->Counter("fox_prefix_cache_found_tokens_total", "Tokens of them that were not computed.",
+               stats.prefix_found_tokens);
+  out->Counter("fox_prefix_cache_dropped_total", "Prefixes that gave way to others.",
+               stats.snapshots_dropped);
+}
+
 // What pruning keeps and what it gave up.
 void AddPages(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
-  const int64_t live = stats.num_pages - stats.free_pages;
   out->Gauge("fox_kv_pages", "Pages in the pool; each holds 64 tokens of one head of one layer.",
              stats.num_pages);
-  out->Gauge("fox_kv_pages_live", "Pages that requests hold.", live);
+  out->Gauge("fox_kv_pages_free", "Pages that nobody holds.", stats.free_pages);
+  out->Gauge("fox_kv_pages_live", "Pages that requests hold.", stats.kept_pages);
   out->Gauge("fox_kv_pages_unpruned", "Pages that the same requests would hold without eviction.",
              stats.unpruned_pages);
   out->Gauge("fox_kv_page_bytes", "Bytes of one page.", core.context.limits.page_bytes);
   out->Gauge("fox_kv_kept_ratio", "Pages that requests hold over what they would hold unpruned.",
              stats.unpruned_pages > 0
-                 ? static_cast<double>(live) / static_cast<double>(stats.unpruned_pages)
+                 ? static_cast<double>(stats.kept_pages) / static_cast<double>(stats.unpruned_pages)
                  : 1);
   out->Counter("fox_kv_pages_evicted_total", "Pages given back while their requests ran.",
                stats.pages_evicted, {{"reason", "decay"}});
@@ -144,6 +157,7 @@ std::vector<prometheus::MetricFamily> MetricsCollector::Collect() const {
   MetricFamilies out;
   AddRequests(stats, &out);
   AddPages(core_, stats, &out);
+  AddPrefixCache(core_, stats, &out);
   AddSteps(core_, stats, steps_, &out);
   AddCalls(core_, stats, &out);
   AddServer(core_, &out);

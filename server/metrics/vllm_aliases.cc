@@ -43,13 +43,16 @@ void AddCache(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
   out->Gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.",
              Usage(stats));
   out->Gauge("vllm:gpu_cache_usage_perc", "The same, as it was called before.", Usage(stats));
-  out->Gauge("vllm:cache_config_info", "Settings of the KV cache.", 1,
-             {{"block_size", absl::StrCat(kPageTokens)},
-              {"num_gpu_blocks", absl::StrCat(stats.num_pages / lists)},
-              {"cache_dtype", core.description.kv_dtype},
-              {"enable_prefix_caching", "False"}});
-  out->Counter("vllm:prefix_cache_queries_total", "Tokens looked up in a prefix cache: none.", 0);
-  out->Counter("vllm:prefix_cache_hits_total", "Tokens found in a prefix cache: none.", 0);
+  out->Gauge(
+      "vllm:cache_config_info", "Settings of the KV cache.", 1,
+      {{"block_size", absl::StrCat(kPageTokens)},
+       {"num_gpu_blocks", absl::StrCat(stats.num_pages / lists)},
+       {"cache_dtype", core.description.kv_dtype},
+       {"enable_prefix_caching", core.context.limits.snapshot_slots > 0 ? "True" : "False"}});
+  out->Counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.",
+               stats.prefix_queried_tokens);
+  out->Counter("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.",
+               stats.prefix_found_tokens);
 }
 
 }  // namespace

@@ -29,6 +29,16 @@ AdminService::AdminService(ServerCore& core, const std::function<void()>& on_cha
         return LoadOf<v1::DrainResponse>(core);
       },
       /*takes_share=*/false);
+  ServeShort<v1::FlushCacheRequest, v1::FlushCacheResponse>(
+      "FlushCache",
+      [&core](const v1::FlushCacheRequest&) {
+        Log(LogLevel::kInfo, "flushing the prefix cache, asked by an operator");
+        auto response = LoadOf<v1::FlushCacheResponse>(core);
+        response.set_snapshots(static_cast<uint64_t>(core.engine.stats().snapshots));
+        core.engine.FlushPrefixCache();
+        return response;
+      },
+      /*takes_share=*/false);
   ServeShort<v1::UndrainRequest, v1::UndrainResponse>(
       "Undrain",
       [&core, on_change](const v1::UndrainRequest&) -> absl::StatusOr<v1::UndrainResponse> {

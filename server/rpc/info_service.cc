@@ -96,6 +96,11 @@ v1::Load DescribeLoad(ServerCore& core) {
   out.set_calls(U64(core.calls().calls()));
   out.set_call_bytes(U64(core.calls().bytes()));
   out.set_unpruned_pages(U64(stats.unpruned_pages));
+  out.set_kept_pages(U64(stats.kept_pages));
+  out.set_snapshots(U64(stats.snapshots));
+  out.set_snapshot_pages(U64(stats.snapshot_pages));
+  out.set_prefix_queried_tokens(U64(stats.prefix_queried_tokens));
+  out.set_prefix_found_tokens(U64(stats.prefix_found_tokens));
   out.set_page_bytes(U64(core.context.limits.page_bytes));
   out.set_max_log_evicted_mass(stats.max_log_evicted_mass);
   out.set_heartbeat_age_s(core.engine.HeartbeatAge());

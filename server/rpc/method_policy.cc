@@ -18,6 +18,7 @@ constexpr MethodPolicy kPolicies[] = {
     {"/fox.v1.Info/GetLoad", Privilege::kUser},
     {"/fox.v1.Admin/Drain", Privilege::kAdmin},
     {"/fox.v1.Admin/Undrain", Privilege::kAdmin},
+    {"/fox.v1.Admin/FlushCache", Privilege::kAdmin},
     {"/vllm.grpc.engine.VllmEngine/Generate", Privilege::kUser},
     {"/vllm.grpc.engine.VllmEngine/Abort", Privilege::kUser},
     {"/vllm.grpc.engine.VllmEngine/HealthCheck", Privilege::kUser},

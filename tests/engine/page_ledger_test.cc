@@ -88,5 +88,85 @@ TEST(PageLedgerTest, AnUnderstatedFreeCountIsTakenAsItIs) {
   EXPECT_EQ(ledger.free(), 10);
 }
 
+// With snapshots: what several slots have counts for none until the executor says so.
+class SharedPagesTest : public testing::Test {
+ protected:
+  SharedPagesTest() : ledger_(WithSnapshots()) {}
+
+  static ExecutorLimits WithSnapshots() {
+    ExecutorLimits limits = Limits();
+    limits.snapshot_slots = 2;
+    return limits;
+  }
+  void Collect(int64_t free, std::vector<int32_t> sole) {
+    StepResult result;
+    result.free_pages = free;
+    result.sole_pages = sole.data();
+    ASSERT_EQ(sole.size(), 6u);
+    ledger_.Collect(result);
+  }
+
+  PageLedger ledger_;
+};
+
+TEST_F(SharedPagesTest, WhatIsSharedIsNobodysUntilTheExecutorSaysSo) {
+  ledger_.Submit(Feed(1, 0, 640));
+  Collect(kPool - 30, {0, 30, 0, 0, 0, 0});
+  EXPECT_EQ(ledger_.shared(), 0);
+  ledger_.Share(1);
+  EXPECT_EQ(ledger_.held(1), 0);
+  StepPlan plan = Feed(1, 640, 64);
+  plan.snapshots.push_back({1, 4, 640});
+  ledger_.Submit(plan);
+  EXPECT_EQ(ledger_.held(1), kLists);
+  EXPECT_EQ(ledger_.held(4), 0);
+  EXPECT_EQ(ledger_.shared(), 30);
+  Collect(kPool - 33, {0, 3, 0, 0, 0, 0});
+  // The sequence ends: the snapshot has the rest alone, when the plan has run.
+  StepPlan last;
+  last.release_slots = {1};
+  ledger_.Submit(last);
+  EXPECT_EQ(ledger_.free(), kPool - 30);
+  EXPECT_EQ(ledger_.held(4), 0);
+  Collect(kPool - 30, {0, 0, 0, 0, 30, 0});
+  EXPECT_EQ(ledger_.held(4), 30);
+  StepPlan drop;
+  drop.drop_snapshots = {4};
+  ledger_.Submit(drop);
+  EXPECT_EQ(ledger_.free(), kPool);
+}
+
+TEST_F(SharedPagesTest, ASlotThatIsSnapshotAndReleasedFreesNothing) {
+  ledger_.Submit(Feed(0, 0, 64));
+  Collect(kPool - 3, {3, 0, 0, 0, 0, 0});
+  ledger_.Share(0);
+  StepPlan plan;
+  plan.snapshots.push_back({0, 5, 64});
+  plan.release_slots = {0};
+  ledger_.Submit(plan);
+  EXPECT_EQ(ledger_.free(), kPool - 3);
+}
+
+// What was shared for the plan that is being made stays so when an earlier one comes in.
+TEST_F(SharedPagesTest, ACollectedPlanDoesNotBringBackWhatIsBeingShared) {
+  ledger_.Submit(Feed(0, 0, 64));
+  ledger_.Share(0);
+  Collect(kPool - 3, {3, 0, 0, 0, 0, 0});
+  EXPECT_EQ(ledger_.held(0), 0);
+}
+
+// In one plan a slot is released and starts from a snapshot.
+TEST_F(SharedPagesTest, AReleasedSlotMayStartFromASnapshotAtOnce) {
+  ledger_.Submit(Feed(0, 0, 64));
+  Collect(kPool - 9, {3, 0, 0, 0, 6, 0});
+  ledger_.Share(4);
+  StepPlan plan = Feed(0, 128, 1, {0});
+  plan.starts.push_back({4, 0, 128});
+  ledger_.Submit(plan);
+  EXPECT_EQ(ledger_.free(), kPool - 9);  // 3 come, 3 go
+  EXPECT_EQ(ledger_.held(0), kLists);
+  EXPECT_EQ(ledger_.held(4), 0);
+}
+
 }  // namespace
 }  // namespace fox

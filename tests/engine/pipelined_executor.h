@@ -59,11 +59,17 @@ class PipelinedExecutor final : public StepExecutor {
   struct Computed {
     StepResult result;
     std::vector<std::vector<float>> logits;  // [sequences]
+    std::vector<int32_t> sole_pages;
   };
 
-  // Samples, and keeps the logits beyond the next plan.
+  // Samples, and keeps logits and counts beyond the next plan.
   void Take(const StepPlan& plan, Computed* computed) {
     StepResult& result = computed->result;
+    if (result.sole_pages != nullptr) {
+      computed->sole_pages.assign(result.sole_pages,
+                                  result.sole_pages + limits_.slots() + limits_.snapshot_slots);
+      result.sole_pages = computed->sole_pages.data();
+    }
     result.sampled.clear();
     computed->logits.resize(plan.sequences.size());
     const size_t vocab = static_cast<size_t>(limits_.vocab_size);

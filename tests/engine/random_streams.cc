@@ -59,6 +59,8 @@ StreamResults RunStreams(Engine& engine, ModelRunner& runner, const std::vector<
     for (RequestOutput& output : engine.Step(now)) {
       StreamResult& result = results[output.id];
       result.tokens.insert(result.tokens.end(), output.tokens.begin(), output.tokens.end());
+      result.scores.insert(result.scores.end(), output.prompt_logprobs.begin(),
+                           output.prompt_logprobs.end());
       if (!output.finish) continue;
       EXPECT_TRUE(output.finish->status.ok()) << output.finish->status;
       result.stats = output.finish->stats;

@@ -23,7 +23,7 @@ int64_t PoolBytes(const EngineConfig& config, int64_t tokens);
 Request RandomRequest(int index, size_t longest, int32_t vocab, std::mt19937_64& rng);
 
 struct StreamResult {
-  std::vector<SampledToken> tokens;
+  std::vector<SampledToken> tokens, scores;
   RequestStats stats;
 };
 using StreamResults = std::map<RequestId, StreamResult>;

@@ -1,0 +1,299 @@
+// Snapshots: taken, found, started from, dropped. Read prefix_cache.h first.
+#include "engine/prefix/prefix_cache.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "kernels/core/check.h"
+
+namespace fox {
+namespace {
+
+int64_t PageEnd(int64_t tokens) { return tokens / kPageTokens * kPageTokens; }
+
+}  // namespace
+
+PrefixCache::PrefixCache(const ExecutorLimits& limits, const EngineOptions& options,
+                         PageLedger& ledger)
+    : first_slot_(limits.slots()),
+      budget_(limits.snapshot_slots > 0
+                  ? static_cast<int64_t>(options.prefix_cache_share *
+                                         static_cast<double>(limits.num_pages))
+                  : 0),
+      interval_(options.prefix_cache_interval),
+      ledger_(ledger),
+      snapshots_by_slot_(static_cast<size_t>(limits.snapshot_slots)) {
+  for (int32_t i = limits.snapshot_slots - 1; i >= 0; --i) free_slots_.push_back(first_slot_ + i);
+}
+
+void PrefixCache::BeginPlan(Seconds now) {
+  now_ = now;
+  if (!flush_) return;
+  flush_ = false;
+  for (size_t i = 0; i < snapshots_by_slot_.size(); ++i) {
+    const Snapshot& snapshot = snapshots_by_slot_[i];
+    if (snapshot.node == nullptr) continue;
+    if (snapshot.plan == plan_) {
+      flush_ = true;  // it has yet to be taken
+    } else {
+      Drop(first_slot_ + static_cast<int32_t>(i));
+    }
+  }
+}
+
+void PrefixCache::Follow(Sequence* sequence) {
+  PrefixState& state = sequence->prefix;
+  if (!Uses(*sequence) || sequence->slot < 0) return;
+  const int64_t tokens = PageEnd(sequence->computed);
+  const bool prompt_done = sequence->computed >= sequence->prompt_tokens;
+  // What is not known yet has no place in the tree.
+  if (tokens > state.last && tokens <= static_cast<int64_t>(sequence->tokens.size())) {
+    const auto stop = std::find(state.stops.begin(), state.stops.end(), tokens);
+    const bool due = stop != state.stops.end() || tokens - state.last >= interval_ ||
+                     (prompt_done && state.last < PageEnd(sequence->prompt_tokens));
+    if (stop != state.stops.end()) {
+      state.stops.erase(stop);
+      ++version_;  // whoever waits for it looks again, though it may have found no room
+    }
+    if (due) Take(sequence, tokens);
+  }
+  if (prompt_done && state.claims) Unclaim(sequence);
+}
+
+// The last token is computed anyway: its logits are wanted. So are those of a prompt's tokens that
+// are yet to be scored.
+int64_t PrefixCache::Limit(const Sequence& sequence) {
+  const auto known = static_cast<int64_t>(sequence.tokens.size());
+  if (sequence.request.sampling.prompt_logprobs < 0) return known - 1;
+  return std::min(known - 1, sequence.prompt_logprobs_done);
+}
+
+// Whether the sequence, which computes that block, will leave a snapshot at its end, or can.
+bool PrefixCache::WillReach(const Sequence& sequence, const PrefixTree::Node& node) {
+  const PrefixState& state = sequence.prefix;
+  if (node.tokens > sequence.computed) return true;
+  if (std::binary_search(state.stops.begin(), state.stops.end(), node.tokens)) return true;
+  return node.tokens == PageEnd(sequence.prompt_tokens) && node.tokens > state.last &&
+         node.tokens == PageEnd(sequence.computed);
+}
+
+void PrefixCache::AddStop(Sequence* sequence, int64_t tokens) {
+  std::vector<int64_t>& stops = sequence->prefix.stops;
+  const auto at = std::lower_bound(stops.begin(), stops.end(), tokens);
+  if (at == stops.end() || *at != tokens) stops.insert(at, tokens);
+}
+
+bool PrefixCache::Find(Sequence* sequence) {
+  PrefixState& state = sequence->prefix;
+  const auto length = static_cast<int64_t>(sequence->tokens.size());
+  if (!Uses(*sequence)) return false;
+  if (state.version == version_ && state.length == length) return state.waits;
+  state = {};
+  state.version = version_;
+  state.length = length;
+  const std::vector<PrefixTree::Node*> path =
+      tree_.Find(RealmOf(*sequence), sequence->tokens, Limit(*sequence));
+  if (path.empty()) return false;
+  state.known = path.back()->tokens;
+  for (auto node = path.rbegin(); node != path.rend(); ++node) {
+    Sequence* const other = (*node)->computing;
+    if ((*node)->snapshot >= 0) {
+      state.found = (*node)->tokens;
+      state.snapshot = (*node)->snapshot;
+      break;
+    }
+    if (state.waits || other == nullptr || other->priority > sequence->priority) continue;
+    if (!WillReach(*other, **node)) continue;
+    state.waits = true;
+    // At the end of its prompt it leaves one anyway.
+    if ((*node)->tokens < PageEnd(other->prompt_tokens)) AddStop(other, (*node)->tokens);
+  }
+  return state.waits;
+}
+
+int64_t PrefixCache::Pin(const Sequence& sequence) {
+  if (sequence.prefix.snapshot >= 0) At(sequence.prefix.snapshot).plan = plan_;
+  return sequence.prefix.found;
+}
+
+void PrefixCache::Start(Sequence* sequence) {
+  if (!Uses(*sequence)) return;
+  PrefixState& state = sequence->prefix;
+  FOX_CHECK(sequence->slot >= 0 && sequence->computed == state.found);
+  const int64_t limit = Limit(*sequence);
+  ++stats_.lookups;
+  stats_.queried_tokens += sequence->length();
+  if (state.snapshot >= 0) {
+    Snapshot& snapshot = At(state.snapshot);
+    FOX_CHECK(snapshot.node != nullptr && snapshot.node->tokens == state.found);
+    snapshot.used = now_;
+    starts_.push_back({state.snapshot, sequence->slot, state.found});
+    ledger_.Share(state.snapshot);
+    stats_.found_tokens += state.found;
+    if (!sequence->started) sequence->stats.cached_tokens = state.found;
+  }
+  state.last = state.found;
+  state.stops.clear();
+  if (state.known > state.found) state.stops.push_back(state.known);
+  // Siblings cannot start at the end of a prompt that ends with a page: a token must be left.
+  if (sequence->group->members.size() > 1 && PageEnd(limit) > state.found &&
+      PageEnd(limit) < PageEnd(sequence->prompt_tokens)) {
+    AddStop(sequence, PageEnd(limit));
+  }
+  Claim(sequence);
+}
+
+// Says that this sequence computes its prompt now, where nobody else does.
+void PrefixCache::Claim(Sequence* sequence) {
+  const int64_t limit =
+      std::min<int64_t>(sequence->prompt_tokens, static_cast<int64_t>(sequence->tokens.size()) - 1);
+  for (PrefixTree::Node* node : tree_.Insert(RealmOf(*sequence), sequence->tokens, limit)) {
+    if (node->tokens <= sequence->computed) continue;
+    if (node->computing == nullptr || !WillReach(*node->computing, *node)) {
+      node->computing = sequence;
+    }
+  }
+  sequence->prefix.claims = true;
+  ++version_;
+}
+
+void PrefixCache::Unclaim(Sequence* sequence) {
+  if (!std::exchange(sequence->prefix.claims, false)) return;
+  const std::vector<PrefixTree::Node*> path =
+      tree_.Find(RealmOf(*sequence), sequence->tokens, sequence->prompt_tokens);
+  for (PrefixTree::Node* node : path) {
+    if (node->computing == sequence) node->computing = nullptr;
+  }
+  if (!path.empty()) tree_.Prune(path.back());
+  ++version_;
+}
+
+int64_t PrefixCache::CutChunk(const Sequence& sequence, int64_t count) const {
+  for (const int64_t stop : sequence.prefix.stops) {
+    if (stop > sequence.computed) return std::min(count, stop - sequence.computed);
+  }
+  return count;
+}
+
+void PrefixCache::Take(Sequence* sequence, int64_t tokens) {
+  sequence->prefix.last = tokens;
+  PrefixTree::Node* const node = tree_.Insert(RealmOf(*sequence), sequence->tokens, tokens).back();
+  if (node->snapshot >= 0) {
+    At(node->snapshot).used = now_;
+    return;
+  }
+  const int64_t pages = ledger_.held(sequence->slot);
+  if (!MakeRoom(pages)) {
+    tree_.Prune(node);
+    return;
+  }
+  node->snapshot = free_slots_.back();
+  free_slots_.pop_back();
+  At(node->snapshot) = {node, pages, now_, plan_};
+  ++size_;
+  ++stats_.taken;
+  ++version_;
+  snapshots_.push_back({sequence->slot, node->snapshot, tokens});
+  ledger_.Share(sequence->slot);
+}
+
+// A slot, and so many pages more within the budget.
+bool PrefixCache::MakeRoom(int64_t pages) {
+  if (pages > budget_) return false;
+  const int64_t excess = ledger_.shared() + pages - dropped_pages_ - budget_;
+  if (excess > 0) Reclaim(excess);
+  if (free_slots_.empty()) {
+    if (const int32_t victim = Victim(); victim >= 0) Drop(victim);
+  }
+  return !free_slots_.empty();
+}
+
+bool PrefixCache::reclaiming() const {
+  return unsure_pages_ > 0 || std::any_of(unsure_in_flight_.begin(), unsure_in_flight_.end(),
+                                          [](int64_t pages) { return pages > 0; });
+}
+
+int64_t PrefixCache::Reclaim(int64_t pages) {
+  int64_t freed = 0;
+  int64_t unsure =
+      std::accumulate(unsure_in_flight_.begin(), unsure_in_flight_.end(), unsure_pages_);
+  while (freed + unsure < pages) {
+    const int32_t victim = Victim();
+    if (victim < 0) break;
+    const int64_t before = unsure_pages_;
+    freed += Drop(victim);
+    unsure += unsure_pages_ - before;
+  }
+  return freed;
+}
+
+// Whose pages have been idle for longest, for what computing it again would cost: the product of
+// age and pages, by tokens. -1: there is none.
+int32_t PrefixCache::Victim() const {
+  int32_t victim = -1;
+  double highest = -1;
+  for (size_t i = 0; i < snapshots_by_slot_.size(); ++i) {
+    const Snapshot& snapshot = snapshots_by_slot_[i];
+    if (snapshot.node == nullptr || snapshot.plan == plan_) continue;
+    const PrefixTree::Node* before = snapshot.node->parent;
+    while (before->parent != nullptr && before->snapshot < 0) before = before->parent;
+    const int32_t slot = first_slot_ + static_cast<int32_t>(i);
+    const double age = now_ - snapshot.used + 1e-3;
+    const double pages = static_cast<double>(ledger_.held(slot)) + 1;
+    const double score = age * pages / static_cast<double>(snapshot.node->tokens - before->tokens);
+    if (score > highest) {
+      highest = score;
+      victim = slot;
+    }
+  }
+  return victim;
+}
+
+// Returns the pages that are free for sure.
+int64_t PrefixCache::Drop(int32_t slot) {
+  Snapshot& snapshot = At(slot);
+  FOX_CHECK(snapshot.node != nullptr && snapshot.plan != plan_);
+  const int64_t pages = ledger_.held(slot);
+  drops_.push_back(slot);
+  dropped_pages_ += pages;
+  unsure_pages_ += std::max<int64_t>(snapshot.pages - pages, 0);
+  PrefixTree::Node* const node = std::exchange(snapshot.node, nullptr);
+  node->snapshot = -1;
+  tree_.Prune(node);
+  free_slots_.push_back(slot);
+  --size_;
+  ++stats_.dropped;
+  ++version_;
+  return pages;
+}
+
+void PrefixCache::Leave(Sequence* sequence, bool keep) {
+  if (!Uses(*sequence)) return;
+  Unclaim(sequence);
+  const int64_t tokens = PageEnd(sequence->computed);
+  const bool known = tokens <= static_cast<int64_t>(sequence->tokens.size());
+  if (keep && sequence->slot >= 0 && known && tokens > sequence->prefix.last) {
+    Take(sequence, tokens);
+  }
+  sequence->prefix = {};
+}
+
+void PrefixCache::FillPlan(StepPlan* plan) {
+  plan->drop_snapshots = std::exchange(drops_, {});
+  plan->snapshots = std::exchange(snapshots_, {});
+  plan->starts = std::exchange(starts_, {});
+}
+
+void PrefixCache::Submitted() {
+  unsure_in_flight_.push_back(std::exchange(unsure_pages_, 0));
+  dropped_pages_ = 0;
+  ++plan_;
+}
+
+void PrefixCache::Collected() {
+  FOX_CHECK(!unsure_in_flight_.empty());
+  unsure_in_flight_.pop_front();
+}
+
+}  // namespace fox

@@ -1,0 +1,317 @@
+// The prefix cache over a real model and real pages: the same bits with and without it, less work,
+// and nothing lost.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <map>
+#include <random>
+
+#include "tests/engine/pipelined_executor.h"
+#include "tests/engine/random_streams.h"
+
+namespace fox {
+namespace {
+
+struct Variant {
+  const char* model;
+  const char* dtype;
+  int32_t vocab;
+  AcpMode acp = AcpMode::kCertified;
+};
+
+EngineConfig Config(const Variant& variant, double share = 0.5) {
+  EngineConfig config = GoldenConfig(variant.model);
+  config.dtype = variant.dtype;
+  config.runner.acp = variant.acp;
+  config.plain_gemm = true;
+  config.engine.prefix_cache_share = share;
+  config.engine.prefix_cache_interval = 128;
+  return config;
+}
+
+constexpr Variant kModel{"dev_pro_d64", "f32", 512};
+
+// Counts what is computed.
+class Meter : public StepObserver {
+ public:
+  void AfterSubmit(const StepPlan& plan) override {
+    for (const PlannedSequence& sequence : plan.sequences) {
+      computed[sequence.id] += static_cast<int64_t>(sequence.token_ids.size());
+    }
+    starts += static_cast<int64_t>(plan.starts.size());
+    snapshots += static_cast<int64_t>(plan.snapshots.size());
+  }
+
+  std::map<RequestId, int64_t> computed;
+  int64_t starts = 0, snapshots = 0;
+};
+
+struct Outcome {
+  StreamResults results;
+  std::map<RequestId, int64_t> computed;
+  int64_t starts = 0, snapshots = 0;
+  EngineStats stats;
+};
+
+Outcome RunAll(EngineConfig config, const std::vector<Request>& requests, int gap, int depth = 1) {
+  Outcome run;
+  Meter meter;
+  config.observers = {&meter};
+  auto loaded = LoadEngine(config);
+  EXPECT_TRUE(loaded.ok()) << loaded.status();
+  auto& runner = static_cast<ModelRunner&>(*loaded->executor);
+  PipelinedExecutor pipeline(runner);
+  if (depth == 2) {
+    loaded->engine = std::make_unique<Engine>(loaded->options, pipeline, config.observers);
+  }
+  run.results = RunStreams(*loaded->engine, runner, requests, gap, 1);
+  run.stats = loaded->engine->stats();
+  // Everything comes back.
+  loaded->engine->FlushPrefixCache();
+  while (loaded->engine->HasWork()) loaded->engine->Step(1000);
+  EXPECT_EQ(loaded->engine->stats().snapshots, 0);
+  EXPECT_EQ(runner.cache().FreePages(), runner.limits().num_pages);
+  EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
+  loaded->engine.reset();
+  run.computed = meter.computed;
+  run.starts = meter.starts;
+  run.snapshots = meter.snapshots;
+  return run;
+}
+
+std::vector<int32_t> RandomTokens(size_t count, int32_t vocab, std::mt19937_64& rng) {
+  std::vector<int32_t> tokens(count);
+  for (int32_t& token : tokens) {
+    token = static_cast<int32_t>(rng() % static_cast<uint64_t>(vocab));
+  }
+  return tokens;
+}
+
+Request MakeRequest(RequestId id, std::vector<int32_t> prompt, int32_t max_tokens = 20) {
+  Request request;
+  request.id = id;
+  request.prompt = std::move(prompt);
+  request.sampling.temperature = 0;
+  request.sampling.logprobs = 0;
+  request.sampling.seed = id;
+  request.stop.max_tokens = max_tokens;
+  request.stop.ignore_eos = true;
+  return request;
+}
+
+std::vector<int32_t> operator+(std::vector<int32_t> a, const std::vector<int32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// Questions on two documents, second turns, a prompt that comes again, prompts that end with a
+// page, and the same with another tolerance, without pruning, and scored.
+std::vector<Request> Conversations(const Variant& variant, const EngineConfig& without) {
+  std::mt19937_64 rng(7);
+  const auto random = [&](size_t count) { return RandomTokens(count, variant.vocab, rng); };
+  const auto first = random(300), second = random(192);
+  std::vector<Request> requests;
+  const auto add = [&](std::vector<int32_t> prompt, int32_t max_tokens) -> Request& {
+    return requests.emplace_back(MakeRequest(requests.size() + 1, std::move(prompt), max_tokens));
+  };
+  add(first + random(20), 90);
+  add(second, 70);
+  add(first + random(40), 40).sampling.temperature = 0.9F;
+  add(second + random(64), 40);
+  add(first, 30);
+  add(first + random(20), 30).sampling.presence_penalty = 0.5F;
+  add(second, 40).sampling.temperature = 0.8F;
+  add(first + random(5), 20).sampling.prompt_logprobs = 0;
+  if (variant.acp != AcpMode::kOff) {
+    add(first + random(9), 20).log_tolerance = -14;
+    add(first + random(9), 20).log_tolerance = -14;
+    add(second + random(9), 20).log_tolerance = -std::numeric_limits<double>::infinity();
+  }
+  const StreamResults answers = RunAll(without, requests, 200).results;
+  for (const size_t turn : {0u, 1u, 3u}) {
+    const Request before = requests[turn];
+    add(before.prompt + Ids(answers.at(before.id)) + random(33), 50);
+  }
+  return requests;
+}
+
+class EnginePrefixTest : public ::testing::TestWithParam<Variant> {};
+
+TEST_P(EnginePrefixTest, TokensAndCertificatesDoNotDependOnTheCache) {
+  const Variant& variant = GetParam();
+  EngineConfig without = Config(variant, 0);
+  without.runner.max_num_seqs = 1;
+  const std::vector<Request> requests = Conversations(variant, without);
+  const Outcome solo = RunAll(without, requests, 0);
+  EXPECT_EQ(solo.starts + solo.snapshots, 0);
+
+  struct Schedule {
+    int32_t seqs;
+    int64_t batch_tokens;
+    int64_t pool_tokens;  // unpruned tokens that the pool holds
+    int gap;
+    int depth;
+    double share;
+  };
+  for (const Schedule& s : {Schedule{1, 512, 16384, 0, 1, 0.5}, Schedule{4, 100, 16384, 30, 2, 0.5},
+                            Schedule{16, 512, 16384, 0, 2, 0.3}, Schedule{8, 64, 1024, 3, 1, 0.9},
+                            Schedule{8, 512, 1024, 0, 2, 0.5}, Schedule{3, 37, 768, 10, 2, 0.2}}) {
+    EngineConfig config = Config(variant, s.share);
+    config.runner.max_num_seqs = s.seqs;
+    config.runner.max_num_batched_tokens = s.batch_tokens;
+    config.kv_cache_bytes = PoolBytes(config, s.pool_tokens);
+    const Outcome run = RunAll(config, requests, s.gap, s.depth);
+    ASSERT_EQ(run.results.size(), solo.results.size());
+    for (const auto& [id, result] : run.results) {
+      const StreamResult& expected = solo.results.at(id);
+      EXPECT_EQ(Ids(result), Ids(expected)) << "request " << id;
+      EXPECT_EQ(Logprobs(result), Logprobs(expected)) << "request " << id;
+      ASSERT_EQ(result.scores.size(), expected.scores.size());
+      for (size_t i = 0; i < result.scores.size(); ++i) {
+        EXPECT_EQ(result.scores[i].logprob, expected.scores[i].logprob);
+      }
+      if (result.stats.preemptions > 0) continue;
+      EXPECT_EQ(result.stats.acp.pages_evicted, expected.stats.acp.pages_evicted);
+      EXPECT_EQ(result.stats.acp.pages_allocated, expected.stats.acp.pages_allocated);
+      EXPECT_EQ(result.stats.acp.max_log_evicted_mass, expected.stats.acp.max_log_evicted_mass);
+    }
+    EXPECT_GT(run.starts, s.pool_tokens > 1024 ? 5 : 0);
+    EXPECT_GT(run.snapshots, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, EnginePrefixTest,
+                         ::testing::Values(kModel, Variant{"dev_pro_d64", "bf16", 512},
+                                           Variant{"dev_pro_d64", "f32", 512, AcpMode::kOff},
+                                           Variant{"dev_pro_d128", "f32", 300, AcpMode::kPaper},
+                                           Variant{"tiny_fla", "f32", 128},
+                                           Variant{"tiny_rope", "bf16", 128},
+                                           Variant{"dev_llama_d64", "f32", 512}));
+
+// One request after the other.
+Outcome InTurn(const std::vector<Request>& requests) {
+  return RunAll(Config(kModel), requests, 500);
+}
+
+TEST(EnginePrefixTest, AFollowingTurnComputesItsNewTokens) {
+  std::mt19937_64 rng(1);
+  std::vector<Request> requests;
+  std::vector<int32_t> history;
+  for (RequestId turn = 1; turn <= 4; ++turn) {
+    const auto asked = RandomTokens(50, kModel.vocab, rng);
+    requests.push_back(MakeRequest(turn, history + asked, 70));
+    const Outcome run = InTurn(requests);
+    history = requests.back().prompt + Ids(run.results.at(turn));
+    if (turn == 1) continue;
+    // What is behind the last page end of the history, the new tokens, and those generated.
+    EXPECT_LE(run.computed.at(turn), 63 + 50 + 70);
+    EXPECT_GE(run.results.at(turn).stats.cached_tokens,
+              static_cast<int64_t>(requests.back().prompt.size()) - 50 - 64);
+  }
+}
+
+TEST(EnginePrefixTest, QuestionsOnOneTextComputeItTwiceAtMost) {
+  std::mt19937_64 rng(2);
+  const auto text = RandomTokens(500, kModel.vocab, rng);
+  std::vector<Request> requests;
+  for (RequestId id = 1; id <= 8; ++id) {
+    requests.push_back(MakeRequest(id, text + RandomTokens(30, kModel.vocab, rng), 4));
+  }
+  for (const int gap : {0, 100}) {
+    EngineConfig config = Config(kModel);
+    config.engine.prefix_cache_interval = 4096;
+    const Outcome run = RunAll(config, requests, gap);
+    int64_t computed = 0;
+    for (const auto& [id, tokens] : run.computed) computed += tokens;
+    // 448 tokens are whole pages of the text.
+    EXPECT_LE(computed, 2 * 448 + 8 * (52 + 30 + 4)) << gap;
+    EXPECT_EQ(run.stats.prefix_found_tokens, 6 * 448) << gap;
+  }
+}
+
+TEST(EnginePrefixTest, SamplesOfOnePromptComputeItOnce) {
+  std::mt19937_64 rng(3);
+  for (const size_t length : {100u, 128u, 300u, 640u}) {
+    const auto prompt = RandomTokens(length, kModel.vocab, rng);
+    std::vector<Request> samples;
+    for (RequestId id = 1; id <= 5; ++id) {
+      samples.push_back(MakeRequest(id, prompt, 10));
+      samples.back().sampling.temperature = 0.9F;
+    }
+    Meter meter;
+    EngineConfig config = Config(kModel);
+    config.observers = {&meter};
+    auto loaded = LoadEngine(config);
+    ASSERT_TRUE(loaded.ok());
+    ASSERT_TRUE(loaded->engine->Submit(samples, 0).ok());
+    int64_t ended = 0;
+    for (int step = 0; loaded->engine->HasWork(); ++step) {
+      for (const RequestOutput& output : loaded->engine->Step(0.001 * step)) {
+        if (output.finish) ++ended;
+      }
+    }
+    EXPECT_EQ(ended, 5);
+    int64_t computed = 0;
+    for (const auto& [id, tokens] : meter.computed) computed += tokens - 9;
+    const auto shared = static_cast<int64_t>((length - 1) / 64 * 64);
+    EXPECT_EQ(computed, shared + 5 * (static_cast<int64_t>(length) - shared)) << length;
+  }
+}
+
+TEST(EnginePrefixTest, RealmsNeverShare) {
+  std::mt19937_64 rng(4);
+  const auto prompt = RandomTokens(200, kModel.vocab, rng);
+  std::vector<Request> requests;
+  for (RequestId id = 1; id <= 8; ++id) requests.push_back(MakeRequest(id, prompt));
+  requests[2].cache_salt = requests[3].cache_salt = "a";
+  requests[4].cache_salt = "b";
+  requests[5].log_tolerance = -12;
+  requests[6].bypass_prefix_cache = true;
+  for (const int gap : {0, 200}) {
+    const Outcome run = RunAll(Config(kModel), requests, gap);
+    std::vector<int64_t> cached;
+    for (const auto& [id, result] : run.results) cached.push_back(result.stats.cached_tokens);
+    EXPECT_EQ(cached, (std::vector<int64_t>{0, 192, 0, 192, 0, 0, 0, 192})) << gap;
+    EXPECT_EQ(run.stats.prefix_queried_tokens, 7 * 200);
+    EXPECT_EQ(run.stats.prefix_found_tokens, 3 * 192);
+  }
+}
+
+TEST(EnginePrefixTest, SnapshotsGoBeforeAnyRequestIsPreempted) {
+  std::mt19937_64 rng(5);
+  std::vector<Request> requests;
+  for (RequestId id = 1; id <= 24; ++id) {
+    requests.push_back(MakeRequest(id, RandomTokens(200, kModel.vocab, rng), 100));
+  }
+  // Two at a time find room without eviction, with nothing to spare for what others left.
+  Variant variant = kModel;
+  variant.acp = AcpMode::kOff;
+  for (const int depth : {1, 2}) {
+    EngineConfig config = Config(variant, 1);
+    config.kv_cache_bytes = PoolBytes(config, 640);
+    config.runner.max_num_seqs = 2;
+    const Outcome run = RunAll(config, requests, 5, depth);
+    EXPECT_EQ(run.stats.preemptions, 0);
+    EXPECT_GT(run.stats.snapshots_dropped, 20);
+    EXPECT_EQ(run.stats.finished, 24);
+  }
+}
+
+TEST(EnginePrefixTest, SnapshotsStayWithinTheirShare) {
+  std::mt19937_64 rng(6);
+  std::vector<Request> requests;
+  for (RequestId id = 1; id <= 30; ++id) {
+    requests.push_back(MakeRequest(id, RandomTokens(150, kModel.vocab, rng), 50));
+  }
+  Variant variant = kModel;
+  variant.acp = AcpMode::kOff;
+  EngineConfig config = Config(variant, 0.25);
+  config.kv_cache_bytes = PoolBytes(config, 4096);
+  const Outcome run = RunAll(config, requests, 60);
+  EXPECT_GT(run.stats.snapshots, 2);
+  EXPECT_LE(run.stats.snapshot_pages, run.stats.num_pages / 4);
+  EXPECT_GT(run.stats.snapshots_dropped, 10);
+}
+
+}  // namespace
+}  // namespace fox
