@@ -43,7 +43,7 @@ struct EngineState {
         executor(step_executor),
         observers(std::move(step_observers)),
         limits(step_executor.limits()),
-        scheduler(limits, times, options.max_step_seconds),
+        scheduler(limits, times, options),
         sampler(limits.vocab_size),
         free_pages(limits.num_pages),
         unpruned_pages(static_cast<size_t>(limits.slots())) {

@@ -10,16 +10,25 @@
 #include "kernels/paged_kv.h"
 
 namespace fox {
+namespace {
+
+size_t Index(int32_t slot) { return static_cast<size_t>(slot); }
+
+}  // namespace
 
 // At most as many sequences run as can all decode in one step.
 Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
-                     double max_step_seconds)
+                     const EngineOptions& options)
     : limits_(limits),
       times_(times),
-      max_step_seconds_(max_step_seconds),
+      max_step_seconds_(options.max_step_seconds),
+      admission_(options.kv_admission),
+      log_tolerance_(options.acp == AcpMode::kOff ? kNoMass : options.log_tolerance),
       max_running_(std::min({static_cast<int64_t>(limits.max_num_seqs),
                              limits.max_num_batched_tokens, limits.max_logit_rows})),
-      ledger_(limits) {
+      ledger_(limits),
+      forecast_(limits.lists_per_slot, limits.slots()),
+      taken_(static_cast<size_t>(limits.slots()), 0) {
   FOX_CHECK(max_running_ > 0 && limits.lists_per_slot > 0 && limits.num_pages >= 0);
   for (int32_t slot = limits.slots() - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
@@ -93,7 +102,10 @@ Schedule Scheduler::Next(Seconds now) {
   pages_ = unused ? limits_.num_pages : std::min(limits_.num_pages, free);
   Budget budget{limits_.max_num_batched_tokens, limits_.max_num_batched_tokens,
                 limits_.max_logit_rows};
-  const std::vector<Sequence*> ready = ReservePages(now, &schedule);
+  std::vector<Sequence*> ready = ReservePages(now, /*first_must=*/false, &schedule);
+  if (ready.empty() && !ledger_.in_flight()) {
+    ready = ReservePages(now, /*first_must=*/true, &schedule);
+  }
   const bool others =
       std::any_of(ready.begin(), ready.end(), [](const auto* s) { return !s->reads_slowly(); });
   budget.guests = !others || ++steps_without_guests_ >= times_.GuestTurn();
@@ -124,8 +136,21 @@ Schedule Scheduler::Next(Seconds now) {
   Admit(now, /*whole_prompts=*/false, &budget, &schedule);
   FOX_CHECK(budget.tokens >= 0 && budget.logit_rows >= 0);
   schedule.plan.release_slots = std::exchange(release_slots_, {});
+  for (const Sequence* sequence : schedule.sequences) taken_[Index(sequence->slot)] = 0;
   if (!schedule.plan.empty()) ledger_.Submit(schedule.plan);
   return schedule;
+}
+
+void Scheduler::Collect(const StepPlan& plan, const StepResult& result) {
+  ledger_.Collect(result);
+  for (const int32_t slot : plan.release_slots) forecast_.Release(slot);
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    const PlannedSequence& planned = plan.sequences[i];
+    if (planned.log_tolerance != log_tolerance_) continue;
+    forecast_.Observe(planned.slot,
+                      planned.position + static_cast<int64_t>(planned.token_ids.size()),
+                      result.stats[i].live_pages());
+  }
 }
 
 void Scheduler::ReleaseSlot(Sequence* sequence) {
@@ -136,7 +161,6 @@ void Scheduler::ReleaseSlot(Sequence* sequence) {
   free_slots_.insert(place, sequence->slot);
   const auto holder = std::find(holders_.begin(), holders_.end(), sequence);
   if (holder != holders_.end()) holders_.erase(holder);
-  if (by_chunks_ == sequence) by_chunks_ = nullptr;
   sequence->ReleaseSlot();
 }
 
@@ -162,6 +186,7 @@ void Scheduler::Preempt(Sequence* sequence, Seconds now, Schedule* schedule) {
   ++sequence->stats.preemptions;
   ++schedule->preemptions;
   ++sequence->losses;
+  sequence->blocked_since = kNever;
   sequence->preempted = true;
   sequence->state = SequenceState::kWaiting;
   waiting_.Add(sequence, now);
@@ -209,28 +234,65 @@ bool Scheduler::TakeFor(const Sequence& requester, Seconds now, Schedule* schedu
   return true;
 }
 
+// Who has lost its pages keeps more than was expected: it is expected to keep twice as many. Of the
+// worst case answers are no part: nobody knows how long they will be.
+PageDemand::Of Scheduler::DemandOf(const Sequence& sequence) const {
+  PageDemand::Of demand;
+  if (sequence.slot >= 0) demand.held = ledger_.held(sequence.slot) + taken_[Index(sequence.slot)];
+  demand.most = ledger_.Between(sequence.computed, sequence.length());
+  demand.expected = static_cast<double>(demand.most);
+  if (admission_ == KvAdmission::kWorstCase) return demand;
+  const int64_t most_left = sequence.max_tokens - sequence.produced();
+  const double left =
+      times_.ExpectedTokens(sequence.max_tokens) - static_cast<double>(sequence.produced());
+  demand.tokens_left = std::min(std::max(left, 1.0 * kPageTokens), static_cast<double>(most_left));
+  if (sequence.log_tolerance != log_tolerance_) {
+    demand.per_token = static_cast<double>(limits_.lists_per_slot) / kPageTokens;
+    return demand;
+  }
+  const PageForecast::Estimate kept = forecast_.At(sequence.length(), sequence.slot);
+  const double least = 2 * static_cast<double>(sequence.pages_lost);
+  const double rest = std::max(kept.pages, least) - static_cast<double>(demand.held);
+  demand.expected = std::clamp(rest, 0.0, demand.expected);
+  if (demand.most > 0) demand.deviation = kept.deviation;
+  demand.per_token = forecast_.PerToken(sequence.length());
+  return demand;
+}
+
+// A page row for each of the others that run.
+int64_t Scheduler::RoomForOthers(const Sequence& sequence) const {
+  const int64_t others = running() - (sequence.state == SequenceState::kRunning ? 1 : 0);
+  return others * limits_.lists_per_slot;
+}
+
 // Promises pages for one token to each running sequence in order; those that got them. One that
-// did not waits with its pages while earlier ones go on, or, alone, while plans in flight may still
-// evict. Who started without room for its prompt leaves those before it a page row each.
-std::vector<Sequence*> Scheduler::ReservePages(Seconds now, Schedule* schedule) {
+// did not waits with its pages: a prompt for a while and as long as others move, unless the first
+// must, who decodes only if it has nobody to preempt; or, alone, while plans in flight may still
+// evict.
+std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Schedule* schedule) {
   std::vector<Sequence*> ready;
-  int64_t earlier = 0;
-  for (auto it = running_.begin(); it != running_.end(); ++earlier) {
+  for (auto it = running_.begin(); it != running_.end();) {
     Sequence* sequence = *it;
     if (!sequence->is_schedulable()) {
       ++it;
       continue;
     }
     const int64_t need = ledger_.Between(sequence->computed, sequence->computed + 1);
-    const int64_t left = sequence->by_chunks ? earlier * limits_.lists_per_slot : 0;
+    const bool yields = sequence->remaining() > 1 && !(first_must && ready.empty()) &&
+                        now < sequence->blocked_since + kOvertaking;
+    const int64_t left = yields ? RoomForOthers(*sequence) : 0;
     while (need > 0 && pages_ < need + left) {
-      if (!TakeFor(*sequence, now, schedule)) break;
+      if (yields || !TakeFor(*sequence, now, schedule)) break;
     }
     ++it;  // only now: a victim may have been the next one
     if (need == 0 || pages_ >= need + left) {
       pages_ -= need;
+      sequence->blocked_since = kNever;
       ready.push_back(sequence);
-    } else if (running_.size() == 1 && !ledger_.in_flight()) {
+      continue;
+    }
+    sequence->blocked_since = std::min(sequence->blocked_since, now);
+    if (running_.size() == 1 && first_must) {
       Remove(sequence);
       schedule->exhausted.push_back(sequence);
       break;
@@ -239,36 +301,22 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, Schedule* schedule) 
   return ready;
 }
 
-// One that started by chunks takes what it finds.
-int64_t Scheduler::PromisedTo(const Sequence& sequence) const {
-  return sequence.by_chunks ? 0 : ledger_.Between(sequence.computed, sequence.length());
-}
-
-// The pages of all its tokens, beside the demand of those that run. One that runs alone starts
-// anyway: eviction may make a long prompt fit; and one that still has its pages.
-bool Scheduler::HasRoom(const Sequence& next, const Demand& demand, int64_t pages) const {
-  if (demand.running == 0 || next.slot >= 0) {
-    return pages >= ledger_.Between(next.computed, next.computed + 1);
-  }
-  const int64_t whole = ledger_.Between(next.computed, next.length());
-  return pages >= whole + demand.promised + demand.running * limits_.lists_per_slot;
-}
-
-// A page row, beside the demand of those that run, and more than it could not hold before. Eviction
-// may make the rest fit; else it is preempted. One at a time, so that they do not preempt each
-// other.
-bool Scheduler::HasRoomForChunks(const Sequence& next, const Demand& demand) const {
-  if (by_chunks_ != nullptr || next.remaining() <= kPageTokens) return false;
-  const int64_t own = std::max(limits_.lists_per_slot, 2 * next.pages_lost);
-  return pages_ >= own + demand.promised + demand.running * limits_.lists_per_slot;
+// The pages that it is expected to take beside those that run, and a page row for each of them. One
+// that runs alone starts anyway: eviction may make a long prompt fit; and one that still has its
+// pages.
+bool Scheduler::HasRoom(const Sequence& next, const PageDemand& demand, int64_t pages) const {
+  const int64_t first = ledger_.Between(next.computed, next.computed + 1);
+  if (running_.empty() || next.slot >= 0) return pages >= first;
+  const int64_t needed = demand.With(DemandOf(next), /*given=*/kPageTokens);
+  return pages >= std::max(needed, first) + RoomForOthers(next);
 }
 
 // Finds a slot and pages, if need be those of sequences that do not run.
-bool Scheduler::MakeRoom(Sequence* next, const Demand& demand, Seconds now, Schedule* schedule) {
+bool Scheduler::MakeRoom(Sequence* next, const PageDemand& demand, Seconds now,
+                         Schedule* schedule) {
   const bool needs_slot = next->slot < 0;
   const bool has_slot = !needs_slot || !free_slots_.empty();
   if (has_slot && HasRoom(*next, demand, pages_)) return true;
-  if (has_slot && needs_slot && HasRoomForChunks(*next, demand)) return true;
   int64_t pages = pages_;
   for (const Sequence* holder : holders_) {
     if (holder != next) pages += ledger_.held(holder->slot);
@@ -296,16 +344,14 @@ bool Scheduler::IsHopeless(const Sequence& next, Seconds now) const {
 }
 
 // Gives `next` a seat if there is room. False: nothing has changed.
-bool Scheduler::Start(Sequence* next, Seconds now, Demand* demand, Budget* budget,
+bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget,
                       Schedule* schedule) {
   if (!next->is_schedulable() || !MakeRoom(next, *demand, now, schedule)) return false;
-  next->by_chunks = next->slot < 0 && pages_ < ledger_.Between(0, next->length());
   const int64_t need = ledger_.Between(next->computed, next->computed + 1);
   pages_ -= need;  // as ReservePages does
   const int64_t count = ChunkSize(*next, *budget);
   if (count == 0) {
     pages_ += need;
-    next->by_chunks = false;
     return false;
   }
   waiting_.Start(next, now);
@@ -315,31 +361,28 @@ bool Scheduler::Start(Sequence* next, Seconds now, Demand* demand, Budget* budge
   } else {
     holders_.erase(std::find(holders_.begin(), holders_.end(), next));
   }
-  if (next->by_chunks) by_chunks_ = next;
   if (!next->preempted) next->place = places_++;
   next->state = SequenceState::kRunning;
   next->blocked_since = kNever;
   FOX_CHECK(running_.insert(next).second);
   Plan(next, count, now, budget, schedule);
-  demand->promised += PromisedTo(*next);
-  ++demand->running;
+  demand->Add(DemandOf(*next));
   return true;
 }
 
 // By turns; only those whose tokens all go into this plan, if `whole_prompts`. Who finds no room is
 // passed over, and holds back the rest after a while.
 void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule) {
-  Demand demand;
-  demand.running = running();
+  PageDemand demand;
   int64_t slow = 0;
   for (const Sequence* sequence : running_) {
-    demand.promised += PromisedTo(*sequence);
+    demand.Add(DemandOf(*sequence));
     if (sequence->reads_slowly()) ++slow;
   }
   const int64_t most_slow = std::max<int64_t>(1, max_running_ / kSlowShare);
   waiting_.BeginRound();
   int passed_over = 0;
-  while (budget->prefill > 0 && demand.running < max_running_ && passed_over < kMostPassedOver) {
+  while (budget->prefill > 0 && running() < max_running_ && passed_over < kMostPassedOver) {
     Sequence* next = waiting_.Next(now);
     if (next == nullptr) return;
     if (next->paused()) {  // by what a plan in flight has brought
@@ -354,7 +397,7 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
     }
     // One that was preempted with a plan in flight comes back when that has been collected.
     const bool guest = next->reads_slowly();
-    const bool seat = !guest || (budget->guests && (slow < most_slow || slow == demand.running));
+    const bool seat = !guest || (budget->guests && (slow < most_slow || slow == running()));
     const bool ready = seat && next->is_schedulable() && (next->slot >= 0 || next->in_flight == 0);
     if (ready) {
       const bool overdue = now >= next->blocked_since + kOvertaking;
@@ -403,15 +446,8 @@ void Scheduler::PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budge
 int64_t Scheduler::ChunkSize(const Sequence& sequence, const Budget& budget) const {
   const int64_t begin = sequence.computed;
   int64_t count = std::min({sequence.remaining(), budget.tokens, budget.prefill});
-  int64_t pages = pages_;
-  if (sequence.by_chunks) {
-    // What others were promised stays theirs.
-    for (const Sequence* other : running_) {
-      if (other != &sequence) pages -= PromisedTo(*other) + limits_.lists_per_slot;
-    }
-  }
-  const int64_t page_rows =
-      PagesFor(begin + 1) + std::max<int64_t>(0, pages) / limits_.lists_per_slot;
+  const int64_t pages = std::max<int64_t>(0, pages_ - RoomForOthers(sequence));
+  const int64_t page_rows = PagesFor(begin + 1) + pages / limits_.lists_per_slot;
   count = std::min(count, page_rows * kPageTokens - begin);
   // A token wants at most one row: leaving out as many tokens as rows are too many never cuts too
   // deep, and may have to be repeated where tokens want none.
@@ -454,12 +490,9 @@ void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* bud
   const int64_t pages = ledger_.Between(begin + 1, begin + count);
   FOX_CHECK(pages == 0 || pages_ >= pages);
   pages_ -= pages;
+  taken_[Index(sequence->slot)] = ledger_.Between(begin, begin + count);
   sequence->computed += count;
   ++sequence->in_flight;
-  if (sequence->by_chunks && sequence->remaining() == 0) {
-    sequence->by_chunks = false;
-    by_chunks_ = nullptr;
-  }
   if (planned.sample) {
     ++sequence->pending;
     sequence->UpdatePause(now);

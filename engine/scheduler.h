@@ -11,6 +11,10 @@
 // later, so the first running sequence is never preempted, and who was preempted kMostLosses times
 // comes first: nothing starves. A plan never asks for more pages than are known to be free.
 //
+// Who starts is promised the pages that it will keep, as PageForecast expects it (or all that its
+// prompt could take: KvAdmission). A prompt is fed in chunks that leave everybody else room for a
+// page row. One that finds none waits with its pages while others move, and then preempts.
+//
 // A paused sequence gives its seat up at once, but keeps slot and pages until somebody else has no
 // room without them.
 #pragma once
@@ -19,6 +23,9 @@
 #include <set>
 #include <vector>
 
+#include "engine/engine_options.h"
+#include "engine/page_demand.h"
+#include "engine/page_forecast.h"
 #include "engine/page_ledger.h"
 #include "engine/sequence.h"
 #include "engine/service_times.h"
@@ -41,7 +48,8 @@ struct Schedule {
 
 class Scheduler {
  public:
-  // Who finds no room at its turn is overtaken by those who do, for so long.
+  // Who finds no room at its turn is overtaken by those who do, for so long; a running prompt lets
+  // others go on.
   static constexpr Seconds kOvertaking = 5.0;
   static constexpr int kMostPassedOver = 16;  // a step
   // Beside others, sequences whose readers have fallen behind hold one seat in so many, and run as
@@ -49,9 +57,9 @@ class Scheduler {
   // waits for.
   static constexpr int64_t kSlowShare = 8;
 
-  // Prompts are cut so that a step takes about `max_step_seconds` (0: no limit) by `times`, which
-  // must outlive the scheduler.
-  Scheduler(const ExecutorLimits& limits, const ServiceTimes& times, double max_step_seconds = 0);
+  // `times` must outlive the scheduler.
+  Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
+            const EngineOptions& options = {});
 
   // Queues a sequence. It must live until Remove, or until it is reported as removed.
   void Add(Sequence* sequence, Seconds now);
@@ -67,9 +75,9 @@ class Scheduler {
   // from then on.
   Schedule Next(Seconds now);
 
-  // The oldest plan in flight has run. Its sequences are the caller's: see
+  // The oldest plan in flight has run; it was `plan`. Its sequences are the caller's: see
   // Sequence::OnStepCollected.
-  void Collect(const StepResult& result) { ledger_.Collect(result); }
+  void Collect(const StepPlan& plan, const StepResult& result);
 
   // Whether the next plan has slots to release.
   bool has_pending_release() const { return !release_slots_.empty(); }
@@ -89,11 +97,6 @@ class Scheduler {
     int64_t logit_rows = 0;
     bool guests = true;  // whether who reads slowly may be in it
   };
-  // What the running sequences may still ask of the pool.
-  struct Demand {
-    int64_t promised = 0;  // pages to the end of their known tokens
-    int64_t running = 0;   // each keeps room for one more page row
-  };
 
   void ReleaseSlot(Sequence* sequence);
   void Rest(Sequence* sequence, Schedule* schedule);
@@ -103,13 +106,13 @@ class Scheduler {
   void TakePages(Sequence* holder, Seconds now, Schedule* schedule);
   Sequence* SelectHolder(Seconds now) const;
   bool TakeFor(const Sequence& requester, Seconds now, Schedule* schedule);
-  int64_t PromisedTo(const Sequence& sequence) const;
-  std::vector<Sequence*> ReservePages(Seconds now, Schedule* schedule);
-  bool HasRoom(const Sequence& next, const Demand& demand, int64_t pages) const;
-  bool HasRoomForChunks(const Sequence& next, const Demand& demand) const;
-  bool MakeRoom(Sequence* next, const Demand& demand, Seconds now, Schedule* schedule);
+  PageDemand::Of DemandOf(const Sequence& sequence) const;
+  int64_t RoomForOthers(const Sequence& sequence) const;
+  std::vector<Sequence*> ReservePages(Seconds now, bool first_must, Schedule* schedule);
+  bool HasRoom(const Sequence& next, const PageDemand& demand, int64_t pages) const;
+  bool MakeRoom(Sequence* next, const PageDemand& demand, Seconds now, Schedule* schedule);
   bool IsHopeless(const Sequence& next, Seconds now) const;
-  bool Start(Sequence* next, Seconds now, Demand* demand, Budget* budget, Schedule* schedule);
+  bool Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget, Schedule* schedule);
   void Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule);
   void PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budget* budget,
                     Schedule* schedule);
@@ -119,18 +122,21 @@ class Scheduler {
   const ExecutorLimits limits_;
   const ServiceTimes& times_;
   const double max_step_seconds_;
+  const KvAdmission admission_;
+  const double log_tolerance_;  // of sequences that have no stricter one
   const int64_t max_running_;
   std::set<Sequence*, RunsEarlier> running_;
   WaitingQueue waiting_;
   std::vector<Sequence*> holders_;  // have a slot and do not run
   int64_t paused_ = 0;
   int64_t steps_without_guests_ = 0;
-  Sequence* by_chunks_ = nullptr;  // the one running sequence with that mark
   int64_t places_ = 0;
   std::vector<int32_t> free_slots_;     // descending: the lowest is taken first
   std::vector<int32_t> release_slots_;  // for the next plan
   PageLedger ledger_;
-  int64_t pages_ = 0;  // within Next: free when the plan starts and not yet promised
+  PageForecast forecast_;
+  std::vector<int64_t> taken_;  // within Next, by slot: pages that the plan takes
+  int64_t pages_ = 0;           // within Next: free when the plan starts and not yet promised
 };
 
 }  // namespace fox

@@ -106,7 +106,6 @@ struct Sequence {
   bool preempted = false;  // waits, or runs again, because others needed its pages
   int32_t losses = 0;      // how often that was
   int64_t pages_lost = 0;  // how many it held then
-  bool by_chunks = false;  // started without room for all of its prompt, which it still feeds
   Seconds blocked_since = kNever;  // when it first found no room at its turn
 
   // The waiting queue's.

@@ -94,19 +94,6 @@ TEST_F(SchedulerTest, AdmissionKeepsHeadroom) {
   EXPECT_EQ(Ids(Step()), IdList{0});
 }
 
-TEST_F(SchedulerTest, ALongPromptStartsOnFreePages) {
-  limits_.num_pages = 8;
-  Start();
-  Add(64);
-  Sequence* longer = Add(500);
-  const Schedule schedule = Step();
-  EXPECT_EQ(Ids(schedule), (IdList{0, 1}));
-  EXPECT_EQ(Chunks(schedule), (Sizes{64, 128}));  // and leaves the first its headroom
-  EXPECT_TRUE(longer->by_chunks);
-  Add(500);
-  EXPECT_EQ(Ids(Step()), IdList{0});  // one at a time
-}
-
 TEST_F(SchedulerTest, WhoFindsNoRoomIsOvertakenForAWhile) {
   limits_.num_pages = 30;
   limits_.max_num_seqs = 8;
