@@ -379,12 +379,21 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
   }
 }
 
-// The first in order gets at least half, then the shortest are done first.
+// The first in order gets at least half, then the shortest are done first. Where priorities keep
+// who started earliest from being first, it is so once in kEarliestTurn steps: it must end some
+// day.
 void Scheduler::PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budget* budget,
                              Schedule* schedule) {
   if (prefills.empty()) return;
-  Sequence* first = prefills.front();
-  prefills.erase(prefills.begin());
+  auto chosen = prefills.begin();
+  const auto earliest =
+      std::min_element(prefills.begin(), prefills.end(),
+                       [](const Sequence* a, const Sequence* b) { return a->place < b->place; });
+  if ((*earliest)->steps_behind + 1 >= kEarliestTurn) chosen = earliest;
+  for (Sequence* sequence : prefills) ++sequence->steps_behind;
+  Sequence* first = *chosen;
+  first->steps_behind = 0;
+  prefills.erase(chosen);
   std::stable_sort(prefills.begin(), prefills.end(), [](const Sequence* a, const Sequence* b) {
     return a->remaining() < b->remaining();
   });

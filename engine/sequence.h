@@ -108,6 +108,7 @@ struct Sequence {
   int64_t pages_lost = 0;  // how many it held then
   bool by_chunks = false;  // started without room for all of its prompt, which it still feeds
   Seconds blocked_since = kNever;  // when it first found no room at its turn
+  int32_t steps_behind = 0;        // in which others were first in prefill, since it was
 
   // The waiting queue's.
   Seconds waiting_since = 0;
