@@ -42,6 +42,17 @@ TEST(SimulationTest, RandomDays) {
   }
 }
 
+// Days on which something was wrong once: a started prompt got no tokens beside urgent ones, and a
+// check was (the others).
+TEST(SimulationTest, DaysThatFailedOnce) {
+  for (const uint64_t seed : {20001099, 2005755, 7014489, 1015906}) {
+    DayOptions options;
+    options.seed = seed;
+    const Report report = Simulate(options);
+    EXPECT_EQ(report.violation, "") << Describe(options, report);
+  }
+}
+
 TEST(SimulationTest, SameSeedSameTrace) {
   DayOptions options;
   for (; options.seed <= 20; ++options.seed) {
