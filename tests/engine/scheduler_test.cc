@@ -147,6 +147,26 @@ TEST_F(SchedulerTest, WhoHasLostOftenComesFirst) {
   unlucky->losses = kMostLosses;
   EXPECT_TRUE(RunsBefore(*unlucky, *other));
   EXPECT_FALSE(RunsBefore(*other, *unlucky));
+  Sequence* urgent = Add(64, -1);
+  urgent->losses = kMostLosses;
+  EXPECT_TRUE(RunsBefore(*unlucky, *urgent));
+  EXPECT_FALSE(RunsBefore(*urgent, *unlucky));
+}
+
+// Each short one wants a row for each of its tokens, too, and ends at its first token.
+TEST_F(SchedulerTest, ScoredPromptsDoNotStarveOneThatHasStarted) {
+  limits_.num_pages = 1000;
+  limits_.max_logit_rows = 16;
+  Start();
+  Sequence* patient = Add(400, 0, 0, 0);
+  Step();
+  int64_t steps = 0;
+  for (; patient->produced() == 0 && steps < 1000; ++steps) {
+    const std::vector<Sequence*> others = {Add(8, 0, 0, 0), Add(8, 0, 0, 0)};
+    Step();
+    for (Sequence* other : others) scheduler_->Remove(other);
+  }
+  EXPECT_LE(steps, 400 / 8);  // it has half of the rows
 }
 
 // Urgent prompts, each before it in the order and shorter, come on and on. Each ends at its first
