@@ -10,11 +10,6 @@
 #include "kernels/paged_kv.h"
 
 namespace fox {
-namespace {
-
-size_t Index(int32_t slot) { return static_cast<size_t>(slot); }
-
-}  // namespace
 
 // At most as many sequences run as can all decode in one step.
 Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
@@ -127,16 +122,19 @@ Schedule Scheduler::Next(Seconds now) {
     budget.prefill = std::min(budget.tokens, times_.PrefillTokens(max_step_seconds_, decodes));
   }
   if (!prefills.empty()) {
-    const int64_t kept = (budget.prefill + 1) / 2;
+    const int64_t kept = (budget.prefill + 1) / 2, kept_rows = (budget.logit_rows + 1) / 2;
     budget.prefill -= kept;
+    budget.logit_rows -= kept_rows;
     Admit(now, /*whole_prompts=*/true, &budget, &schedule);
     budget.prefill = std::min(budget.prefill + kept, budget.tokens);
+    budget.logit_rows += kept_rows;
     PlanPrefills(std::move(prefills), now, &budget, &schedule);
   }
   Admit(now, /*whole_prompts=*/false, &budget, &schedule);
   FOX_CHECK(budget.tokens >= 0 && budget.logit_rows >= 0);
   schedule.plan.release_slots = std::exchange(release_slots_, {});
-  for (const Sequence* sequence : schedule.sequences) taken_[Index(sequence->slot)] = 0;
+  for (const Sequence* sequence : schedule.sequences)
+    taken_[static_cast<size_t>(sequence->slot)] = 0;
   if (!schedule.plan.empty()) ledger_.Submit(schedule.plan);
   return schedule;
 }
@@ -234,31 +232,6 @@ bool Scheduler::TakeFor(const Sequence& requester, Seconds now, Schedule* schedu
   return true;
 }
 
-// Who has lost its pages keeps more than was expected: it is expected to keep twice as many. Of the
-// worst case answers are no part: nobody knows how long they will be.
-PageDemand::Of Scheduler::DemandOf(const Sequence& sequence) const {
-  PageDemand::Of demand;
-  if (sequence.slot >= 0) demand.held = ledger_.held(sequence.slot) + taken_[Index(sequence.slot)];
-  demand.most = ledger_.Between(sequence.computed, sequence.length());
-  demand.expected = static_cast<double>(demand.most);
-  if (admission_ == KvAdmission::kWorstCase) return demand;
-  const int64_t most_left = sequence.max_tokens - sequence.produced();
-  const double left =
-      times_.ExpectedTokens(sequence.max_tokens) - static_cast<double>(sequence.produced());
-  demand.tokens_left = std::min(std::max(left, 1.0 * kPageTokens), static_cast<double>(most_left));
-  if (sequence.log_tolerance != log_tolerance_) {
-    demand.per_token = static_cast<double>(limits_.lists_per_slot) / kPageTokens;
-    return demand;
-  }
-  const PageForecast::Estimate kept = forecast_.At(sequence.length(), sequence.slot);
-  const double least = 2 * static_cast<double>(sequence.pages_lost);
-  const double rest = std::max(kept.pages, least) - static_cast<double>(demand.held);
-  demand.expected = std::clamp(rest, 0.0, demand.expected);
-  if (demand.most > 0) demand.deviation = kept.deviation;
-  demand.per_token = forecast_.PerToken(sequence.length());
-  return demand;
-}
-
 // A page row for each of the others that run.
 int64_t Scheduler::RoomForOthers(const Sequence& sequence) const {
   const int64_t others = running() - (sequence.state == SequenceState::kRunning ? 1 : 0);
@@ -301,143 +274,34 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Sch
   return ready;
 }
 
-// The pages that it is expected to take beside those that run, and a page row for each of them. One
-// that runs alone starts anyway: eviction may make a long prompt fit; and one that still has its
-// pages.
-bool Scheduler::HasRoom(const Sequence& next, const PageDemand& demand, int64_t pages) const {
-  const int64_t first = ledger_.Between(next.computed, next.computed + 1);
-  if (running_.empty() || next.slot >= 0) return pages >= first;
-  const int64_t needed = demand.With(DemandOf(next), /*given=*/kPageTokens);
-  return pages >= std::max(needed, first) + RoomForOthers(next);
-}
-
-// Finds a slot and pages, if need be those of sequences that do not run.
-bool Scheduler::MakeRoom(Sequence* next, const PageDemand& demand, Seconds now,
-                         Schedule* schedule) {
-  const bool needs_slot = next->slot < 0;
-  const bool has_slot = !needs_slot || !free_slots_.empty();
-  if (has_slot && HasRoom(*next, demand, pages_)) return true;
-  int64_t pages = pages_;
-  for (const Sequence* holder : holders_) {
-    if (holder != next) pages += ledger_.held(holder->slot);
-  }
-  if (!HasRoom(*next, demand, pages)) return false;
-  while (!holders_.empty() &&
-         ((needs_slot && free_slots_.empty()) || !HasRoom(*next, demand, pages_))) {
-    Sequence* holder = SelectHolder(now);
-    if (holder == next) break;
-    TakePages(holder, now, schedule);
-  }
-  return !(needs_slot && free_slots_.empty()) && HasRoom(*next, demand, pages_);
-}
-
-// Whether a sequence that has not started could not finish before its deadline; or, where it could
-// not even if it had started at once, not begin.
-bool Scheduler::IsHopeless(const Sequence& next, Seconds now) const {
-  if (next.started || next.request.deadline == kNever || running_.empty() || !times_.known()) {
-    return false;
-  }
-  const Seconds first = times_.FirstToken(next.prompt_tokens);
-  const Seconds whole = times_.Service(next.prompt_tokens, next.max_tokens);
-  const bool could_finish = next.stats.arrival + whole <= next.request.deadline;
-  return now + (could_finish ? std::max(first, 0.7 * whole) : first) > next.request.deadline;
-}
-
-// Gives `next` a seat if there is room. False: nothing has changed.
-bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget,
-                      Schedule* schedule) {
-  if (!next->is_schedulable() || !MakeRoom(next, *demand, now, schedule)) return false;
-  const int64_t need = ledger_.Between(next->computed, next->computed + 1);
-  pages_ -= need;  // as ReservePages does
-  const int64_t count = ChunkSize(*next, *budget);
-  if (count == 0) {
-    pages_ += need;
-    return false;
-  }
-  waiting_.Start(next, now);
-  if (next->slot < 0) {
-    next->slot = free_slots_.back();
-    free_slots_.pop_back();
-  } else {
-    holders_.erase(std::find(holders_.begin(), holders_.end(), next));
-  }
-  if (!next->preempted) next->place = places_++;
-  next->state = SequenceState::kRunning;
-  next->blocked_since = kNever;
-  FOX_CHECK(running_.insert(next).second);
-  Plan(next, count, now, budget, schedule);
-  demand->Add(DemandOf(*next));
-  return true;
-}
-
-// By turns; only those whose tokens all go into this plan, if `whole_prompts`. Who finds no room is
-// passed over, and holds back the rest after a while.
-void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule) {
-  PageDemand demand;
-  int64_t slow = 0;
-  for (const Sequence* sequence : running_) {
-    demand.Add(DemandOf(*sequence));
-    if (sequence->reads_slowly()) ++slow;
-  }
-  const int64_t most_slow = std::max<int64_t>(1, max_running_ / kSlowShare);
-  waiting_.BeginRound();
-  int passed_over = 0;
-  while (budget->prefill > 0 && running() < max_running_ && passed_over < kMostPassedOver) {
-    Sequence* next = waiting_.Next(now);
-    if (next == nullptr) return;
-    if (next->paused()) {  // by what a plan in flight has brought
-      waiting_.Remove(next);
-      Pause(next, schedule);
-      continue;
-    }
-    if (IsHopeless(*next, now)) {
-      Remove(next);
-      schedule->hopeless.push_back(next);
-      continue;
-    }
-    // One that was preempted with a plan in flight comes back when that has been collected.
-    const bool guest = next->reads_slowly();
-    const bool seat = !guest || (budget->guests && (slow < most_slow || slow == running()));
-    const bool ready = seat && next->is_schedulable() && (next->slot >= 0 || next->in_flight == 0);
-    if (ready) {
-      const bool overdue = now >= next->blocked_since + kOvertaking;
-      const bool fits = !whole_prompts || overdue || next->remaining() <= budget->prefill;
-      if (fits && Start(next, now, &demand, budget, schedule)) {
-        if (guest) {
-          ++slow;
-          steps_without_guests_ = 0;
-        }
-        continue;
-      }
-      if (running_.empty() && next->slot >= 0 && holders_.size() == 1 && !ledger_.in_flight()) {
-        Remove(next);
-        schedule->exhausted.push_back(next);
-        continue;
-      }
-      if (overdue) return;
-      next->blocked_since = std::min(next->blocked_since, now);
-    }
-    waiting_.PassOver(next);
-    if (seat) ++passed_over;
-  }
-}
-
-// The first in order gets at least half, then the shortest are done first.
+// The first in order gets at least half of tokens and rows, then the shortest are done first. Where
+// priorities keep who started earliest from being first, it is so once in kEarliestTurn steps: it
+// must end some day.
 void Scheduler::PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budget* budget,
                              Schedule* schedule) {
   if (prefills.empty()) return;
-  Sequence* first = prefills.front();
-  prefills.erase(prefills.begin());
+  auto chosen = prefills.begin();
+  const auto earliest =
+      std::min_element(prefills.begin(), prefills.end(),
+                       [](const Sequence* a, const Sequence* b) { return a->place < b->place; });
+  if ((*earliest)->steps_behind + 1 >= kEarliestTurn) chosen = earliest;
+  for (Sequence* sequence : prefills) ++sequence->steps_behind;
+  Sequence* first = *chosen;
+  first->steps_behind = 0;
+  prefills.erase(chosen);
   std::stable_sort(prefills.begin(), prefills.end(), [](const Sequence* a, const Sequence* b) {
     return a->remaining() < b->remaining();
   });
   const int64_t kept =
       std::min(first->remaining(), std::max<int64_t>(kPageTokens, budget->prefill / 2));
+  const int64_t kept_rows = std::min(first->NumLogitRows(kept), (budget->logit_rows + 1) / 2);
   budget->prefill = std::max<int64_t>(0, budget->prefill - kept);
+  budget->logit_rows -= kept_rows;
   for (Sequence* sequence : prefills) {
     Plan(sequence, ChunkSize(*sequence, *budget), now, budget, schedule);
   }
   budget->prefill = std::min(budget->prefill + kept, budget->tokens);
+  budget->logit_rows += kept_rows;
   Plan(first, ChunkSize(*first, *budget), now, budget, schedule);
 }
 
@@ -490,7 +354,7 @@ void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* bud
   const int64_t pages = ledger_.Between(begin + 1, begin + count);
   FOX_CHECK(pages == 0 || pages_ >= pages);
   pages_ -= pages;
-  taken_[Index(sequence->slot)] = ledger_.Between(begin, begin + count);
+  taken_[static_cast<size_t>(sequence->slot)] = ledger_.Between(begin, begin + count);
   sequence->computed += count;
   ++sequence->in_flight;
   if (planned.sample) {

@@ -1,5 +1,6 @@
 // Scheduler: which sequences run next and how many of their tokens. Pure: depends on the sequences
 // given, on `now` and on the results collected; no clock, no I/O. Read waiting_queue.h next.
+// Steps are planned in scheduler.cc, seats given in scheduler_admission.cc.
 //
 // Plans may be made while earlier ones are in flight. Plans run in order, so a slot released by one
 // may be used by the same one. A sequence is planned again at once where the executor samples its
@@ -56,6 +57,10 @@ class Scheduler {
   // guests (ServiceTimes::GuestTurn): their contexts may be long, and they are given what nobody
   // waits for.
   static constexpr int64_t kSlowShare = 8;
+
+  // Of the steps in which the prefill that started earliest could run, it is first in one of so
+  // many.
+  static constexpr int kEarliestTurn = 8;
 
   // `times` must outlive the scheduler.
   Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
