@@ -73,7 +73,7 @@ void EngineState::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs
   ++stats.steps;
   free_pages = result->free_pages;
   CountPages(flight.plan, *result);
-  scheduler.Collect(*result);
+  scheduler.Collect(flight.plan, *result);
   for (size_t i = 0; i < count; ++i) {
     const PlannedSequence& planned = flight.plan.sequences[i];
     const auto fed = static_cast<int64_t>(planned.token_ids.size());

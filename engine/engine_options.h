@@ -11,10 +11,17 @@ namespace fox {
 // Seconds between two reports of windows (Request::report_windows), of all requests together.
 inline constexpr double kWindowsInterval = 0.1;
 
+// What must be free for a request to start, beside what others were promised.
+enum class KvAdmission : uint8_t {
+  kExpected,   // the pages that its prompt is expected to keep, by what others kept
+  kWorstCase,  // all that its prompt takes if nothing is evicted
+};
+
 // Names are those of fox-server's flags.
 struct EngineOptions {
   AcpMode acp = AcpMode::kCertified;  // the executor's
   double log_tolerance = -10.0;       // log eps, for requests that do not ask for less
+  KvAdmission kv_admission = KvAdmission::kExpected;
   int64_t max_num_queued_reqs = 256;  // waiting; beyond: ResourceExhausted
   int64_t max_num_queued_tokens = 1 << 20;
   double max_queue_seconds = 120;    // of estimated wait; beyond: ResourceExhausted. 0: no bound

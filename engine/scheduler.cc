@@ -17,10 +17,14 @@ Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
     : limits_(limits),
       times_(times),
       max_step_seconds_(options.max_step_seconds),
+      admission_(options.kv_admission),
+      log_tolerance_(options.acp == AcpMode::kOff ? kNoMass : options.log_tolerance),
       max_running_(std::min({static_cast<int64_t>(limits.max_num_seqs),
                              limits.max_num_batched_tokens, limits.max_logit_rows})),
       ledger_(limits),
-      prefixes_(limits, options, ledger_) {
+      prefixes_(limits, options, ledger_),
+      forecast_(limits.lists_per_slot, limits.slots()),
+      taken_(static_cast<size_t>(limits.slots()), 0) {
   FOX_CHECK(max_running_ > 0 && limits.lists_per_slot > 0 && limits.num_pages >= 0);
   for (int32_t slot = limits.slots() - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
@@ -96,7 +100,10 @@ Schedule Scheduler::Next(Seconds now) {
   pages_ = unused ? limits_.num_pages : std::min(limits_.num_pages, free);
   Budget budget{limits_.max_num_batched_tokens, limits_.max_num_batched_tokens,
                 limits_.max_logit_rows};
-  const std::vector<Sequence*> ready = ReservePages(now, &schedule);
+  std::vector<Sequence*> ready = ReservePages(now, /*first_must=*/false, &schedule);
+  if (ready.empty() && !ledger_.in_flight()) {
+    ready = ReservePages(now, /*first_must=*/true, &schedule);
+  }
   const bool others =
       std::any_of(ready.begin(), ready.end(), [](const auto* s) { return !s->reads_slowly(); });
   budget.guests = !others || ++steps_without_guests_ >= times_.GuestTurn();
@@ -118,21 +125,38 @@ Schedule Scheduler::Next(Seconds now) {
     budget.prefill = std::min(budget.tokens, times_.PrefillTokens(max_step_seconds_, decodes));
   }
   if (!prefills.empty()) {
-    const int64_t kept = (budget.prefill + 1) / 2;
+    const int64_t kept = (budget.prefill + 1) / 2, kept_rows = (budget.logit_rows + 1) / 2;
     budget.prefill -= kept;
+    budget.logit_rows -= kept_rows;
     Admit(now, /*whole_prompts=*/true, &budget, &schedule);
     budget.prefill = std::min(budget.prefill + kept, budget.tokens);
+    budget.logit_rows += kept_rows;
     PlanPrefills(std::move(prefills), now, &budget, &schedule);
   }
   Admit(now, /*whole_prompts=*/false, &budget, &schedule);
   FOX_CHECK(budget.tokens >= 0 && budget.logit_rows >= 0);
   schedule.plan.release_slots = std::exchange(release_slots_, {});
+  for (const Sequence* sequence : schedule.sequences)
+    taken_[static_cast<size_t>(sequence->slot)] = 0;
   prefixes_.FillPlan(&schedule.plan);
   if (!schedule.plan.empty()) {
     ledger_.Submit(schedule.plan);
     prefixes_.Submitted();
   }
   return schedule;
+}
+
+void Scheduler::Collect(const StepPlan& plan, const StepResult& result) {
+  ledger_.Collect(result);
+  prefixes_.Collected();
+  for (const int32_t slot : plan.release_slots) forecast_.Release(slot);
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    const PlannedSequence& planned = plan.sequences[i];
+    if (planned.log_tolerance != log_tolerance_) continue;
+    forecast_.Observe(planned.slot,
+                      planned.position + static_cast<int64_t>(planned.token_ids.size()),
+                      result.stats[i].live_pages());
+  }
 }
 
 void Scheduler::ReleaseSlot(Sequence* sequence, bool keep) {
@@ -144,7 +168,6 @@ void Scheduler::ReleaseSlot(Sequence* sequence, bool keep) {
   free_slots_.insert(place, sequence->slot);
   const auto holder = std::find(holders_.begin(), holders_.end(), sequence);
   if (holder != holders_.end()) holders_.erase(holder);
-  if (by_chunks_ == sequence) by_chunks_ = nullptr;
   sequence->ReleaseSlot();
 }
 
@@ -165,11 +188,12 @@ void Scheduler::Pause(Sequence* sequence, Schedule* schedule) {
 void Scheduler::Preempt(Sequence* sequence, Seconds now, Schedule* schedule) {
   FOX_CHECK(running_.erase(sequence) == 1);
   waiting_.Charge(sequence);
-  sequence->pages_lost = ledger_.held(sequence->slot);
+  sequence->pages_lost = std::max(ledger_.held(sequence->slot), sequence->slot_stats.live_pages());
   ReleaseSlot(sequence);
   ++sequence->stats.preemptions;
   ++schedule->preemptions;
   ++sequence->losses;
+  sequence->blocked_since = kNever;
   sequence->preempted = true;
   sequence->state = SequenceState::kWaiting;
   waiting_.Add(sequence, now);
@@ -217,31 +241,42 @@ bool Scheduler::TakeFor(const Sequence& requester, Seconds now, Schedule* schedu
   return true;
 }
 
+// A page row for each of the others that run.
+int64_t Scheduler::RoomForOthers(const Sequence& sequence) const {
+  const int64_t others = running() - (sequence.state == SequenceState::kRunning ? 1 : 0);
+  return others * limits_.lists_per_slot;
+}
+
 // Promises pages for one token to each running sequence in order; those that got them. One that
-// did not waits with its pages while earlier ones go on, or while plans in flight may still bring
-// what was dropped of snapshots, which go before any sequence does, or, alone, what is evicted. Who
-// started without room for its prompt leaves those before it a page row each.
-std::vector<Sequence*> Scheduler::ReservePages(Seconds now, Schedule* schedule) {
+// did not waits with its pages: a prompt for a while and as long as others move, unless the first
+// must, who decodes only if it has nobody to preempt; or, alone, while plans in flight may still
+// evict. Snapshots go before any sequence does, and what they give is waited for.
+std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Schedule* schedule) {
   std::vector<Sequence*> ready;
-  int64_t earlier = 0;
-  for (auto it = running_.begin(); it != running_.end(); ++earlier) {
+  for (auto it = running_.begin(); it != running_.end();) {
     Sequence* sequence = *it;
     if (!sequence->is_schedulable()) {
       ++it;
       continue;
     }
     const int64_t need = ledger_.Between(sequence->computed, sequence->computed + 1);
-    const int64_t left = sequence->by_chunks ? earlier * limits_.lists_per_slot : 0;
+    const bool yields = sequence->remaining() > 1 && !(first_must && ready.empty()) &&
+                        now < sequence->blocked_since + kOvertaking;
+    const int64_t left = yields ? RoomForOthers(*sequence) : 0;
     while (need > 0 && pages_ < need + left) {
       pages_ += prefixes_.Reclaim(need + left - pages_);
       if (pages_ >= need + left || prefixes_.reclaiming()) break;
-      if (!TakeFor(*sequence, now, schedule)) break;
+      if (yields || !TakeFor(*sequence, now, schedule)) break;
     }
     ++it;  // only now: a victim may have been the next one
     if (need == 0 || pages_ >= need + left) {
       pages_ -= need;
+      sequence->blocked_since = kNever;
       ready.push_back(sequence);
-    } else if (running_.size() == 1 && !ledger_.in_flight() && prefixes_.empty()) {
+      continue;
+    }
+    sequence->blocked_since = std::min(sequence->blocked_since, now);
+    if (running_.size() == 1 && first_must && prefixes_.empty() && !prefixes_.has_pending()) {
       Remove(sequence);
       schedule->exhausted.push_back(sequence);
       break;
@@ -250,186 +285,34 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, Schedule* schedule) 
   return ready;
 }
 
-// One that started by chunks takes what it finds.
-int64_t Scheduler::PromisedTo(const Sequence& sequence) const {
-  return sequence.by_chunks ? 0 : ledger_.Between(sequence.computed, sequence.length());
-}
-
-// The pages of all its tokens, beside the demand of those that run. One that runs alone starts
-// anyway: eviction may make a long prompt fit; and one that still has its pages.
-bool Scheduler::HasRoom(const Sequence& next, const Demand& demand, int64_t pages) const {
-  if (demand.running == 0 || next.slot >= 0) {
-    return pages >= ledger_.Between(next.computed, next.computed + 1);
-  }
-  const int64_t whole = ledger_.Between(next.computed, next.length());
-  return pages >= whole + demand.promised + demand.running * limits_.lists_per_slot;
-}
-
-// A page row, beside the demand of those that run, and more than it could not hold before. Eviction
-// may make the rest fit; else it is preempted. One at a time, so that they do not preempt each
-// other.
-bool Scheduler::HasRoomForChunks(const Sequence& next, const Demand& demand) const {
-  if (by_chunks_ != nullptr || next.remaining() <= kPageTokens) return false;
-  const int64_t own = std::max(limits_.lists_per_slot, 2 * next.pages_lost);
-  return pages_ >= own + demand.promised + demand.running * limits_.lists_per_slot;
-}
-
-// Takes pages of snapshots, if there may be enough.
-bool Scheduler::ReclaimFor(const Sequence& next, const Demand& demand) {
-  if (!HasRoom(next, demand, pages_ + ledger_.shared())) return false;
-  while (!HasRoom(next, demand, pages_)) {
-    const int64_t snapshots = prefixes_.size();
-    pages_ += prefixes_.Reclaim(1);
-    if (prefixes_.size() == snapshots) return false;
-  }
-  return true;
-}
-
-// Finds a slot and pages, if need be those of snapshots and of sequences that do not run.
-bool Scheduler::MakeRoom(Sequence* next, const Demand& demand, Seconds now, Schedule* schedule) {
-  const bool needs_slot = next->slot < 0;
-  const bool has_slot = !needs_slot || !free_slots_.empty();
-  if (has_slot && ReclaimFor(*next, demand)) return true;
-  if (has_slot && needs_slot && HasRoomForChunks(*next, demand)) return true;
-  int64_t pages = pages_;
-  for (const Sequence* holder : holders_) {
-    if (holder != next) pages += ledger_.held(holder->slot);
-  }
-  if (!HasRoom(*next, demand, pages)) return false;
-  while (!holders_.empty() &&
-         ((needs_slot && free_slots_.empty()) || !HasRoom(*next, demand, pages_))) {
-    Sequence* holder = SelectHolder(now);
-    if (holder == next) break;
-    TakePages(holder, now, schedule);
-  }
-  return !(needs_slot && free_slots_.empty()) && HasRoom(*next, demand, pages_);
-}
-
-// Whether a sequence that has not started could not finish before its deadline; or, where it could
-// not even if it had started at once, not begin.
-bool Scheduler::IsHopeless(const Sequence& next, Seconds now) const {
-  if (next.started || next.request.deadline == kNever || running_.empty() || !times_.known()) {
-    return false;
-  }
-  const Seconds first = times_.FirstToken(next.prompt_tokens);
-  const Seconds whole = times_.Service(next.prompt_tokens, next.max_tokens);
-  const bool could_finish = next.stats.arrival + whole <= next.request.deadline;
-  return now + (could_finish ? std::max(first, 0.7 * whole) : first) > next.request.deadline;
-}
-
-// Gives `next` a seat if there is room. False: nothing has changed.
-bool Scheduler::Start(Sequence* next, Seconds now, Demand* demand, Budget* budget,
-                      Schedule* schedule) {
-  const bool begins = next->slot < 0;
-  if (!next->is_schedulable()) return false;
-  if (begins) next->computed = prefixes_.Pin(*next);
-  if (!MakeRoom(next, *demand, now, schedule)) {
-    if (begins) next->computed = 0;
-    return false;
-  }
-  next->by_chunks = begins && pages_ < ledger_.Between(next->computed, next->length());
-  const int64_t need = ledger_.Between(next->computed, next->computed + 1);
-  pages_ -= need;  // as ReservePages does
-  const int64_t count = ChunkSize(*next, *budget);
-  if (count == 0) {
-    pages_ += need;
-    next->by_chunks = false;
-    if (begins) next->computed = 0;
-    return false;
-  }
-  waiting_.Start(next, now);
-  if (begins) {
-    next->slot = free_slots_.back();
-    free_slots_.pop_back();
-    prefixes_.Start(next);
-  } else {
-    holders_.erase(std::find(holders_.begin(), holders_.end(), next));
-  }
-  if (next->by_chunks) by_chunks_ = next;
-  if (!next->preempted) next->place = places_++;
-  next->state = SequenceState::kRunning;
-  next->blocked_since = kNever;
-  FOX_CHECK(running_.insert(next).second);
-  Plan(next, count, now, budget, schedule);
-  demand->promised += PromisedTo(*next);
-  ++demand->running;
-  return true;
-}
-
-// By turns; only those whose tokens all go into this plan, if `whole_prompts`. Who finds no room is
-// passed over, and holds back the rest after a while.
-void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule) {
-  Demand demand;
-  demand.running = running();
-  int64_t slow = 0;
-  for (const Sequence* sequence : running_) {
-    demand.promised += PromisedTo(*sequence);
-    if (sequence->reads_slowly()) ++slow;
-  }
-  const int64_t most_slow = std::max<int64_t>(1, max_running_ / kSlowShare);
-  waiting_.BeginRound();
-  int passed_over = 0;
-  while (budget->prefill > 0 && demand.running < max_running_ && passed_over < kMostPassedOver) {
-    Sequence* next = waiting_.Next(now);
-    if (next == nullptr) return;
-    if (next->paused()) {  // by what a plan in flight has brought
-      waiting_.Remove(next);
-      Pause(next, schedule);
-      continue;
-    }
-    if (IsHopeless(*next, now)) {
-      Remove(next);
-      schedule->hopeless.push_back(next);
-      continue;
-    }
-    // One that was preempted with a plan in flight comes back when that has been collected.
-    const bool guest = next->reads_slowly();
-    const bool seat = !guest || (budget->guests && (slow < most_slow || slow == demand.running));
-    const bool ready = seat && next->is_schedulable() && (next->slot >= 0 || next->in_flight == 0);
-    if (ready && next->slot < 0 && prefixes_.Find(next)) {
-      waiting_.PassOver(next);
-      continue;
-    }
-    if (ready) {
-      const bool overdue = now >= next->blocked_since + kOvertaking;
-      const bool fits = !whole_prompts || overdue || next->remaining() <= budget->prefill;
-      if (fits && Start(next, now, &demand, budget, schedule)) {
-        if (guest) {
-          ++slow;
-          steps_without_guests_ = 0;
-        }
-        continue;
-      }
-      if (running_.empty() && next->slot >= 0 && holders_.size() == 1 && !ledger_.in_flight() &&
-          prefixes_.empty()) {
-        Remove(next);
-        schedule->exhausted.push_back(next);
-        continue;
-      }
-      if (overdue) return;
-      next->blocked_since = std::min(next->blocked_since, now);
-    }
-    waiting_.PassOver(next);
-    if (seat) ++passed_over;
-  }
-}
-
-// The first in order gets at least half, then the shortest are done first.
+// The first in order gets at least half of tokens and rows, then the shortest are done first. Where
+// priorities keep who started earliest from being first, it is so once in kEarliestTurn steps: it
+// must end some day.
 void Scheduler::PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budget* budget,
                              Schedule* schedule) {
   if (prefills.empty()) return;
-  Sequence* first = prefills.front();
-  prefills.erase(prefills.begin());
+  auto chosen = prefills.begin();
+  const auto earliest =
+      std::min_element(prefills.begin(), prefills.end(),
+                       [](const Sequence* a, const Sequence* b) { return a->place < b->place; });
+  if ((*earliest)->steps_behind + 1 >= kEarliestTurn) chosen = earliest;
+  for (Sequence* sequence : prefills) ++sequence->steps_behind;
+  Sequence* first = *chosen;
+  first->steps_behind = 0;
+  prefills.erase(chosen);
   std::stable_sort(prefills.begin(), prefills.end(), [](const Sequence* a, const Sequence* b) {
     return a->remaining() < b->remaining();
   });
   const int64_t kept =
       std::min(first->remaining(), std::max<int64_t>(kPageTokens, budget->prefill / 2));
+  const int64_t kept_rows = std::min(first->NumLogitRows(kept), (budget->logit_rows + 1) / 2);
   budget->prefill = std::max<int64_t>(0, budget->prefill - kept);
+  budget->logit_rows -= kept_rows;
   for (Sequence* sequence : prefills) {
     Plan(sequence, ChunkSize(*sequence, *budget), now, budget, schedule);
   }
   budget->prefill = std::min(budget->prefill + kept, budget->tokens);
+  budget->logit_rows += kept_rows;
   Plan(first, ChunkSize(*first, *budget), now, budget, schedule);
 }
 
@@ -439,15 +322,8 @@ int64_t Scheduler::ChunkSize(const Sequence& sequence, const Budget& budget) con
   const int64_t begin = sequence.computed;
   int64_t count = std::min({sequence.remaining(), budget.tokens, budget.prefill});
   count = prefixes_.CutChunk(sequence, count);
-  int64_t pages = pages_;
-  if (sequence.by_chunks) {
-    // What others were promised stays theirs.
-    for (const Sequence* other : running_) {
-      if (other != &sequence) pages -= PromisedTo(*other) + limits_.lists_per_slot;
-    }
-  }
-  const int64_t page_rows =
-      PagesFor(begin + 1) + std::max<int64_t>(0, pages) / limits_.lists_per_slot;
+  const int64_t pages = std::max<int64_t>(0, pages_ - RoomForOthers(sequence));
+  const int64_t page_rows = PagesFor(begin + 1) + pages / limits_.lists_per_slot;
   count = std::min(count, page_rows * kPageTokens - begin);
   // A token wants at most one row: leaving out as many tokens as rows are too many never cuts too
   // deep, and may have to be repeated where tokens want none.
@@ -490,12 +366,9 @@ void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* bud
   const int64_t pages = ledger_.Between(begin + 1, begin + count);
   FOX_CHECK(pages == 0 || pages_ >= pages);
   pages_ -= pages;
+  taken_[static_cast<size_t>(sequence->slot)] = ledger_.Between(begin, begin + count);
   sequence->computed += count;
   ++sequence->in_flight;
-  if (sequence->by_chunks && sequence->remaining() == 0) {
-    sequence->by_chunks = false;
-    by_chunks_ = nullptr;
-  }
   if (planned.sample) {
     ++sequence->pending;
     sequence->UpdatePause(now);

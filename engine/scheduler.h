@@ -1,5 +1,6 @@
 // Scheduler: which sequences run next and how many of their tokens. Pure: depends on the sequences
 // given, on `now` and on the results collected; no clock, no I/O. Read waiting_queue.h next.
+// Steps are planned in scheduler.cc, seats given in scheduler_admission.cc.
 //
 // Plans may be made while earlier ones are in flight. Plans run in order, so a slot released by one
 // may be used by the same one. A sequence is planned again at once where the executor samples its
@@ -11,6 +12,10 @@
 // later, so the first running sequence is never preempted, and who was preempted kMostLosses times
 // comes first: nothing starves. A plan never asks for more pages than are known to be free.
 //
+// Who starts is promised the pages that it will keep, as PageForecast expects it (or all that its
+// prompt could take: KvAdmission). A prompt is fed in chunks that leave everybody else room for a
+// page row. One that finds none waits with its pages while others move, and then preempts.
+//
 // A paused sequence gives its seat up at once, but keeps slot and pages until somebody else has no
 // room without them.
 #pragma once
@@ -20,6 +25,8 @@
 #include <vector>
 
 #include "engine/engine_options.h"
+#include "engine/page_demand.h"
+#include "engine/page_forecast.h"
 #include "engine/page_ledger.h"
 #include "engine/prefix/prefix_cache.h"
 #include "engine/sequence.h"
@@ -43,7 +50,8 @@ struct Schedule {
 
 class Scheduler {
  public:
-  // Who finds no room at its turn is overtaken by those who do, for so long.
+  // Who finds no room at its turn is overtaken by those who do, for so long; a running prompt lets
+  // others go on.
   static constexpr Seconds kOvertaking = 5.0;
   static constexpr int kMostPassedOver = 16;  // a step
   // Beside others, sequences whose readers have fallen behind hold one seat in so many, and run as
@@ -51,8 +59,11 @@ class Scheduler {
   // waits for.
   static constexpr int64_t kSlowShare = 8;
 
-  // Prompts are cut so that a step takes about `max_step_seconds` (0: no limit) by `times`, which
-  // must outlive the scheduler.
+  // Of the steps in which the prefill that started earliest could run, it is first in one of so
+  // many.
+  static constexpr int kEarliestTurn = 8;
+
+  // `times` must outlive the scheduler.
   Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
             const EngineOptions& options = {});
 
@@ -71,12 +82,9 @@ class Scheduler {
   // from then on.
   Schedule Next(Seconds now);
 
-  // The oldest plan in flight has run. Its sequences are the caller's: see
+  // The oldest plan in flight has run; it was `plan`. Its sequences are the caller's: see
   // Sequence::OnStepCollected.
-  void Collect(const StepResult& result) {
-    ledger_.Collect(result);
-    prefixes_.Collected();
-  }
+  void Collect(const StepPlan& plan, const StepResult& result);
 
   // The next plan drops all snapshots.
   void FlushPrefixes() { prefixes_.Flush(); }
@@ -102,14 +110,8 @@ class Scheduler {
     int64_t logit_rows = 0;
     bool guests = true;  // whether who reads slowly may be in it
   };
-  // What the running sequences may still ask of the pool.
-  struct Demand {
-    int64_t promised = 0;  // pages to the end of their known tokens
-    int64_t running = 0;   // each keeps room for one more page row
-  };
 
   void ReleaseSlot(Sequence* sequence, bool keep = false);
-  bool ReclaimFor(const Sequence& next, const Demand& demand);
   void Rest(Sequence* sequence, Schedule* schedule);
   void Pause(Sequence* sequence, Schedule* schedule);
   void Preempt(Sequence* sequence, Seconds now, Schedule* schedule);
@@ -117,13 +119,14 @@ class Scheduler {
   void TakePages(Sequence* holder, Seconds now, Schedule* schedule);
   Sequence* SelectHolder(Seconds now) const;
   bool TakeFor(const Sequence& requester, Seconds now, Schedule* schedule);
-  int64_t PromisedTo(const Sequence& sequence) const;
-  std::vector<Sequence*> ReservePages(Seconds now, Schedule* schedule);
-  bool HasRoom(const Sequence& next, const Demand& demand, int64_t pages) const;
-  bool HasRoomForChunks(const Sequence& next, const Demand& demand) const;
-  bool MakeRoom(Sequence* next, const Demand& demand, Seconds now, Schedule* schedule);
+  PageDemand::Of DemandOf(const Sequence& sequence) const;
+  int64_t RoomForOthers(const Sequence& sequence) const;
+  std::vector<Sequence*> ReservePages(Seconds now, bool first_must, Schedule* schedule);
+  bool HasRoom(const Sequence& next, const PageDemand& demand, int64_t pages) const;
+  bool HasRoomWithoutSnapshots(const Sequence& next, const PageDemand& demand);
+  bool MakeRoom(Sequence* next, const PageDemand& demand, Seconds now, Schedule* schedule);
   bool IsHopeless(const Sequence& next, Seconds now) const;
-  bool Start(Sequence* next, Seconds now, Demand* demand, Budget* budget, Schedule* schedule);
+  bool Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget, Schedule* schedule);
   void Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule);
   void PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budget* budget,
                     Schedule* schedule);
@@ -133,19 +136,22 @@ class Scheduler {
   const ExecutorLimits limits_;
   const ServiceTimes& times_;
   const double max_step_seconds_;
+  const KvAdmission admission_;
+  const double log_tolerance_;  // of sequences that have no stricter one
   const int64_t max_running_;
   std::set<Sequence*, RunsEarlier> running_;
   WaitingQueue waiting_;
   std::vector<Sequence*> holders_;  // have a slot and do not run
   int64_t paused_ = 0;
   int64_t steps_without_guests_ = 0;
-  Sequence* by_chunks_ = nullptr;  // the one running sequence with that mark
   int64_t places_ = 0;
   std::vector<int32_t> free_slots_;     // descending: the lowest is taken first
   std::vector<int32_t> release_slots_;  // for the next plan
   PageLedger ledger_;
   PrefixCache prefixes_;
-  int64_t pages_ = 0;  // within Next: free when the plan starts and not yet promised
+  PageForecast forecast_;
+  std::vector<int64_t> taken_;  // within Next, by slot: pages that the plan takes
+  int64_t pages_ = 0;           // within Next: free when the plan starts and not yet promised
 };
 
 }  // namespace fox

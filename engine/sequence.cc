@@ -122,7 +122,6 @@ void Sequence::Append(const SampledToken& token) {
 
 void Sequence::ReleaseSlot() {
   slot = -1;
-  by_chunks = false;
   has_penalty_state = false;
   computed = 0;
   CloseSlotStats();

@@ -26,7 +26,7 @@ class SchedulerTest : public testing::Test {
 
   void Start() {
     live_.assign(100, 0);
-    scheduler_ = std::make_unique<Scheduler>(limits_, times_);
+    scheduler_ = std::make_unique<Scheduler>(limits_, times_, options_);
   }
 
   Sequence* Add(int64_t prompt, int32_t priority = 0, int32_t flow_window = 0,
@@ -79,7 +79,7 @@ class SchedulerTest : public testing::Test {
     result.free_pages = limits_.num_pages;
     for (const int64_t live : live_) result.free_pages -= live;
     EXPECT_GE(result.free_pages, 0) << schedule.plan.DebugString();
-    scheduler_->Collect(result);
+    scheduler_->Collect(schedule.plan, result);
   }
   Schedule Step(Seconds now = 0) {
     Schedule schedule = Plan(now);

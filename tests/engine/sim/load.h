@@ -5,13 +5,16 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "engine/engine.h"
+#include "kernels/core/check.h"
 #include "kernels/paged_kv.h"
 
 namespace fox::sim {
@@ -20,6 +23,8 @@ struct LoadCosts {
   Seconds step = 0.0012, prefill_token = 0.0002, decode_token = 0.00045;
   Seconds context_token = 0;        // of a decode, for each token before it
   int64_t kept_tokens = INT64_MAX;  // of a sequence; the pages before them are evicted
+  double dense_share = 0;           // of all heads: they keep everything; the mean of all requests
+  double spread = 0;                // of that share among requests: +- so much of it, evenly
 };
 
 inline ExecutorLimits LoadLimits() {
@@ -40,41 +45,67 @@ class ScriptedExecutor : public StepExecutor {
   ScriptedExecutor(const ExecutorLimits& limits, const LoadCosts& costs)
       : limits_(limits),
         costs_(costs),
+        dense_(static_cast<size_t>(limits.slots()), 0),
         row_(static_cast<size_t>(limits.max_num_batched_tokens * limits.vocab_size), 0.0f),
         live_(static_cast<size_t>(limits.slots()), 0) {}
 
   const ExecutorLimits& limits() const override { return limits_; }
   absl::Status Submit(const StepPlan& plan) override {
-    plan_ = plan;
-    seconds_ = plan.sequences.empty() ? 0.0 : costs_.step;
+    plans_.push_back(plan);
     return absl::OkStatus();
   }
   absl::StatusOr<StepResult> Collect() override {
-    for (const int32_t slot : plan_.release_slots) live_[static_cast<size_t>(slot)] = 0;
+    const StepPlan plan = std::move(plans_.front());
+    plans_.pop_front();
+    for (const int32_t slot : plan.release_slots) live_[static_cast<size_t>(slot)] = 0;
+    if (!plan.sequences.empty()) seconds_ += costs_.step;
+    int64_t taken = 0;  // all before any is evicted
+    for (const PlannedSequence& planned : plan.sequences) {
+      const int64_t end = planned.position + static_cast<int64_t>(planned.token_ids.size());
+      taken += limits_.lists_per_slot * (PagesFor(end) - PagesFor(planned.position));
+    }
+    FOX_CHECK(taken <= FreePages());
     StepResult result;
-    for (const PlannedSequence& planned : plan_.sequences) {
+    for (const PlannedSequence& planned : plan.sequences) {
       const auto count = static_cast<int64_t>(planned.token_ids.size());
       seconds_ +=
           static_cast<double>(count) * (count > 1 ? costs_.prefill_token : costs_.decode_token);
       if (count == 1) seconds_ += static_cast<double>(planned.position) * costs_.context_token;
-      const int64_t kept = std::min(planned.position + count, costs_.kept_tokens);
+      const int64_t end = planned.position + count;
       int64_t& live = live_[static_cast<size_t>(planned.slot)];
-      live = limits_.lists_per_slot * PagesFor(kept);
+      live = PagesKept(planned, end);
       result.stats.emplace_back().pages_allocated = live;
+      result.sampled.emplace_back(SampledToken{});
       result.logits.push_back(planned.logit_rows.empty() ? nullptr : row_.data());
     }
-    result.free_pages = limits_.num_pages;
-    for (const int64_t live : live_) result.free_pages -= live;
+    result.free_pages = FreePages();
     return result;
   }
   Seconds TakeSeconds() { return std::exchange(seconds_, 0.0); }
 
  private:
+  int64_t FreePages() const {
+    return std::accumulate(live_.begin(), live_.end(), limits_.num_pages, std::minus<>());
+  }
+  // Dense heads keep all, the others a window.
+  int64_t PagesKept(const PlannedSequence& planned, int64_t tokens) {
+    double& dense = dense_[static_cast<size_t>(planned.slot)];
+    if (planned.position == 0) {
+      const double unit = static_cast<double>(planned.id * 0x9e3779b97f4a7c15 >> 11) * 0x1.0p-53;
+      dense = costs_.dense_share * (1 + costs_.spread * (2 * unit - 1));
+    }
+    const double all = PagesFor(tokens);
+    const double window = PagesFor(std::min(tokens, costs_.kept_tokens));
+    return static_cast<int64_t>(static_cast<double>(limits_.lists_per_slot) *
+                                (dense * all + (1 - dense) * window));
+  }
+
   const ExecutorLimits limits_;
   const LoadCosts costs_;
+  std::vector<double> dense_;  // share of the slot's sequence
   std::vector<float> row_;
   std::vector<int64_t> live_;
-  StepPlan plan_;
+  std::deque<StepPlan> plans_;  // in flight
   Seconds seconds_ = 0;
 };
 

@@ -22,12 +22,15 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 DAYS = 100
 USERS = {  # who has to be compiled with a header
-    "engine/page_ledger.h": ["engine/scheduler.cc", "engine/engine.cc",
+    "engine/page_ledger.h": ["engine/scheduler.cc", "engine/scheduler_admission.cc",
+                             "engine/engine.cc",
                              "engine/engine_requests.cc"],
-    "engine/sequence.h": ["engine/scheduler.cc", "engine/engine.cc", "engine/engine_requests.cc",
+    "engine/sequence.h": ["engine/scheduler.cc", "engine/scheduler_admission.cc",
+                          "engine/engine.cc", "engine/engine_requests.cc",
                           "engine/sequence.cc", "engine/waiting_queue.cc"],
 }
-S, L, Q = "engine/scheduler.cc", "engine/page_ledger.h", "engine/sequence.h"
+S, D = "engine/scheduler.cc", "engine/scheduler_admission.cc"
+L, Q = "engine/page_ledger.h", "engine/sequence.h"
 E, R, W = "engine/engine.cc", "engine/engine_requests.cc", "engine/waiting_queue.cc"
 V, A, C = "kernels/cpu/evict.cc", "kernels/cpu/append.cc", "engine/sequence.cc"
 # name, file, what stands there, what stands there instead
@@ -35,11 +38,11 @@ MUTANTS = [
     ("slot is not released", S, "  release_slots_.push_back(sequence->slot);\n", ""),
     ("released pages count twice", S, "  pages_ += ledger_.held(sequence->slot);\n",
      "  pages_ += 2 * ledger_.held(sequence->slot);\n"),
-    ("promised pages are not taken", S, "      pages_ -= need;\n      ready", "      ready"),
+    ("promised pages are not taken", S, "      pages_ -= need;\n      sequence", "      sequence"),
     ("runs without its pages", S, "if (need == 0 || pages_ >= need + left) {",
      "if (need == 0 || pages_ >= left) {"),
-    ("gives up with plans in flight", S, "running_.size() == 1 && !ledger_.in_flight()",
-     "running_.size() == 1"),
+    ("gives up with plans in flight", S, "if (ready.empty() && !ledger_.in_flight()) {",
+     "if (ready.empty()) {"),
     ("resumed but not queued", S, "sequence->place = places_++;\n  waiting_.Add(sequence, now);",
      "sequence->place = places_++;"),
     ("pages taken, slot kept", S, "if (waits) waiting_.Remove(holder);\n  ReleaseSlot(holder);",
@@ -51,22 +54,22 @@ MUTANTS = [
     ("states are never sent", S,
      "schedule->plan.penalty_state.push_back(sequence->PenaltyState());", ""),
     ("pending is forgotten", S, "    ++sequence->pending;\n", ""),
-    ("one more seat", S, "demand.running < max_running_ &&", "demand.running <= max_running_ &&"),
-    ("back before its results", S, "(next->slot >= 0 || next->in_flight == 0)", "true"),
-    ("hopeless though it started", S, "if (next.started || next", "if (next"),
+    ("one more seat", D, "running() < max_running_ && pass", "running() <= max_running_ && pass"),
+    ("back before its results", D, "(next->slot >= 0 || next->in_flight == 0)", "true"),
+    ("hopeless though it started", D, "if (next.started || next", "if (next"),
     ("rows are not counted", S,
      "budget->logit_rows -= static_cast<int64_t>(planned.logit_rows.size());", ""),
     ("tokens are not counted", S, "  budget->tokens -= count;\n", ""),
     ("guests never run", S, "!others || ++steps_without_guests_ >= times_.GuestTurn()", "!others"),
-    ("chunk of one page too many", S, "PagesFor(begin + 1) + std::max<int64_t>(0, pages)",
-     "PagesFor(begin + 1) + 1 + std::max<int64_t>(0, pages)"),
+    ("chunk of one page too many", S, "PagesFor(begin + 1) + pages / limits_",
+     "PagesFor(begin + 1) + 1 + pages / limits_"),
     ("computed is one short", S, "  sequence->computed += count;",
      "  sequence->computed += count > 64 ? count - 1 : count;"),
     ("paused readers keep their seats", S, "    if (sequence->paused()) Rest(sequence, &schedule);",
      "    static_cast<void>(sequence);"),
     ("paused is miscounted", S, "    case SequenceState::kPaused:\n      --paused_;",
      "    case SequenceState::kPaused:"),
-    ("free slot handed out twice", S, "    free_slots_.pop_back();\n", ""),
+    ("free slot handed out twice", D, "    free_slots_.pop_back();\n", ""),
     ("releases are forgotten by the ledger", L, "Change change{plan.release_slots, {}};",
      "Change change{{}, {}};"),
     ("a released slot still holds", L, "std::exchange(pool->held[static_cast<size_t>(slot)], 0)",

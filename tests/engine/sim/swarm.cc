@@ -129,6 +129,7 @@ Swarm MakeSwarm(Random& random) {
   ChooseEngine(random, &swarm);
   ChooseClients(random, &swarm);
   if (random.Chance(0.45)) ChooseSlowReaders(random, &swarm);
+  if (random.Chance(0.3)) swarm.engine.kv_admission = KvAdmission::kWorstCase;
   return swarm;
 }
 

@@ -1,0 +1,189 @@
+// Who gets a seat, and whether the pool has room for it. Read scheduler.h first.
+#include <algorithm>
+
+#include "engine/scheduler.h"
+#include "kernels/core/check.h"
+#include "kernels/paged_kv.h"
+
+namespace fox {
+
+// Who has lost its pages keeps more than was expected: it is expected to keep twice as many. Of the
+// worst case answers are no part: nobody knows how long they will be.
+PageDemand::Of Scheduler::DemandOf(const Sequence& sequence) const {
+  PageDemand::Of demand;
+  if (sequence.slot >= 0) {
+    demand.held = ledger_.held(sequence.slot) + taken_[static_cast<size_t>(sequence.slot)];
+    // With what it shares with snapshots, which it does not take again.
+    demand.held = std::max(demand.held, sequence.slot_stats.live_pages());
+  }
+  demand.most = ledger_.Between(sequence.computed, sequence.length());
+  demand.expected = static_cast<double>(demand.most);
+  if (admission_ == KvAdmission::kWorstCase) return demand;
+  const int64_t most_left = sequence.max_tokens - sequence.produced();
+  const double left =
+      times_.ExpectedTokens(sequence.max_tokens) - static_cast<double>(sequence.produced());
+  demand.tokens_left = std::min(std::max(left, 1.0 * kPageTokens), static_cast<double>(most_left));
+  if (sequence.log_tolerance != log_tolerance_) {
+    demand.per_token = static_cast<double>(limits_.lists_per_slot) / kPageTokens;
+    return demand;
+  }
+  const PageForecast::Estimate kept = forecast_.At(sequence.length(), sequence.slot);
+  const double least = 2 * static_cast<double>(sequence.pages_lost);
+  // One that would start from a snapshot takes what comes behind it.
+  const double has = sequence.slot < 0 && sequence.computed > 0
+                         ? forecast_.At(sequence.computed, -1).pages
+                         : static_cast<double>(demand.held);
+  const double rest = std::max(kept.pages, least) - has;
+  demand.expected = std::clamp(rest, 0.0, demand.expected);
+  if (demand.most > 0) demand.deviation = kept.deviation;
+  demand.per_token = forecast_.PerToken(sequence.length());
+  return demand;
+}
+
+// The pages that it is expected to take beside those that run, and a page row for each of them. One
+// that runs alone starts anyway: eviction may make a long prompt fit; and one that still has its
+// pages.
+bool Scheduler::HasRoom(const Sequence& next, const PageDemand& demand, int64_t pages) const {
+  const int64_t first = ledger_.Between(next.computed, next.computed + 1);
+  if (running_.empty() || next.slot >= 0) return pages >= first;
+  const int64_t needed = demand.With(DemandOf(next), /*given=*/kPageTokens);
+  return pages >= std::max(needed, first) + RoomForOthers(next);
+}
+
+// Takes the pages of snapshots that it needs, if they may be enough.
+bool Scheduler::HasRoomWithoutSnapshots(const Sequence& next, const PageDemand& demand) {
+  if (!HasRoom(next, demand, pages_ + ledger_.shared())) return false;
+  while (!HasRoom(next, demand, pages_)) {
+    const int64_t snapshots = prefixes_.size();
+    pages_ += prefixes_.Reclaim(1);
+    if (prefixes_.size() == snapshots) return false;
+  }
+  return true;
+}
+
+// Finds a slot and pages, if need be those of snapshots and of sequences that do not run.
+bool Scheduler::MakeRoom(Sequence* next, const PageDemand& demand, Seconds now,
+                         Schedule* schedule) {
+  const bool needs_slot = next->slot < 0;
+  const bool has_slot = !needs_slot || !free_slots_.empty();
+  if (has_slot && HasRoomWithoutSnapshots(*next, demand)) return true;
+  int64_t pages = pages_;
+  for (const Sequence* holder : holders_) {
+    if (holder != next) pages += ledger_.held(holder->slot);
+  }
+  if (!HasRoom(*next, demand, pages)) return false;
+  while (!holders_.empty() &&
+         ((needs_slot && free_slots_.empty()) || !HasRoom(*next, demand, pages_))) {
+    Sequence* holder = SelectHolder(now);
+    if (holder == next) break;
+    TakePages(holder, now, schedule);
+  }
+  return !(needs_slot && free_slots_.empty()) && HasRoom(*next, demand, pages_);
+}
+
+// Whether a sequence that has not started could not finish before its deadline; or, where it could
+// not even if it had started at once, not begin.
+bool Scheduler::IsHopeless(const Sequence& next, Seconds now) const {
+  if (next.started || next.request.deadline == kNever || running_.empty() || !times_.known()) {
+    return false;
+  }
+  const Seconds first = times_.FirstToken(next.prompt_tokens);
+  const Seconds whole = times_.Service(next.prompt_tokens, next.max_tokens);
+  const bool could_finish = next.stats.arrival + whole <= next.request.deadline;
+  return now + (could_finish ? std::max(first, 0.7 * whole) : first) > next.request.deadline;
+}
+
+// Gives `next` a seat if there is room. False: nothing has changed.
+bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget,
+                      Schedule* schedule) {
+  const bool begins = next->slot < 0;
+  if (!next->is_schedulable()) return false;
+  if (begins) next->computed = prefixes_.Pin(*next);
+  if (!MakeRoom(next, *demand, now, schedule)) {
+    if (begins) next->computed = 0;
+    return false;
+  }
+  const int64_t need = ledger_.Between(next->computed, next->computed + 1);
+  pages_ -= need;  // as ReservePages does
+  const int64_t count = ChunkSize(*next, *budget);
+  if (count == 0) {
+    pages_ += need;
+    if (begins) next->computed = 0;
+    return false;
+  }
+  waiting_.Start(next, now);
+  if (begins) {
+    next->slot = free_slots_.back();
+    free_slots_.pop_back();
+    prefixes_.Start(next);
+  } else {
+    holders_.erase(std::find(holders_.begin(), holders_.end(), next));
+  }
+  if (!next->preempted) next->place = places_++;
+  next->state = SequenceState::kRunning;
+  next->blocked_since = kNever;
+  FOX_CHECK(running_.insert(next).second);
+  Plan(next, count, now, budget, schedule);
+  demand->Add(DemandOf(*next));
+  return true;
+}
+
+// By turns; only those whose tokens all go into this plan, if `whole_prompts`. Who finds no room is
+// passed over, and holds back the rest after a while.
+void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule) {
+  if (waiting_.size() == 0) return;
+  PageDemand demand;
+  int64_t slow = 0;
+  for (const Sequence* sequence : running_) {
+    demand.Add(DemandOf(*sequence));
+    if (sequence->reads_slowly()) ++slow;
+  }
+  const int64_t most_slow = std::max<int64_t>(1, max_running_ / kSlowShare);
+  waiting_.BeginRound();
+  int passed_over = 0;
+  while (budget->prefill > 0 && running() < max_running_ && passed_over < kMostPassedOver) {
+    Sequence* next = waiting_.Next(now);
+    if (next == nullptr) return;
+    if (next->paused()) {  // by what a plan in flight has brought
+      waiting_.Remove(next);
+      Pause(next, schedule);
+      continue;
+    }
+    if (IsHopeless(*next, now)) {
+      Remove(next);
+      schedule->hopeless.push_back(next);
+      continue;
+    }
+    // One that was preempted with a plan in flight comes back when that has been collected.
+    const bool guest = next->reads_slowly();
+    const bool seat = !guest || (budget->guests && (slow < most_slow || slow == running()));
+    const bool ready = seat && next->is_schedulable() && (next->slot >= 0 || next->in_flight == 0);
+    if (ready && next->slot < 0 && prefixes_.Find(next)) {
+      waiting_.PassOver(next);
+      continue;
+    }
+    if (ready) {
+      const bool overdue = now >= next->blocked_since + kOvertaking;
+      const bool fits = !whole_prompts || overdue || next->remaining() <= budget->prefill;
+      if (fits && Start(next, now, &demand, budget, schedule)) {
+        if (guest) {
+          ++slow;
+          steps_without_guests_ = 0;
+        }
+        continue;
+      }
+      if (running_.empty() && next->slot >= 0 && holders_.size() == 1 && !ledger_.in_flight() &&
+          prefixes_.empty() && !prefixes_.has_pending()) {
+        Remove(next);
+        schedule->exhausted.push_back(next);
+        continue;
+      }
+      if (overdue) return;
+      next->blocked_since = std::min(next->blocked_since, now);
+    }
+    waiting_.PassOver(next);
+    if (seat) ++passed_over;
+  }
+}
+
+}  // namespace fox

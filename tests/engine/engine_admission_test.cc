@@ -1,0 +1,130 @@
+// How many sequences a page pool carries, by what admission counts on: a model whose heads keep
+// windows, but for some that keep everything, on a virtual clock, with two steps in flight.
+#include <cmath>
+#include <cstdio>
+#include <random>
+
+#include "gtest/gtest.h"
+#include "tests/engine/sim/load.h"
+
+namespace fox {
+namespace {
+
+using sim::Load;
+using sim::LoadCosts;
+
+// Of 760M parameters in 20 GB, as measured on an H200: 8 sequences of 16k unpruned.
+ExecutorLimits Card() {
+  ExecutorLimits limits;
+  limits.lists_per_slot = 576;
+  limits.num_pages = 20000000000 / 16672;
+  limits.max_num_seqs = 128;
+  limits.num_slots = 160;
+  limits.max_model_len = 131072;
+  limits.max_num_batched_tokens = 8192;
+  limits.max_logit_rows = 128;
+  limits.vocab_size = 8;
+  limits.depth = 2;
+  limits.samples_on_device = true;
+  return limits;
+}
+
+struct Model {
+  double dense_share;
+  int64_t window;
+  Seconds context_token;
+  double spread = 0;
+};
+constexpr Model kUnpruned = {1, 131072, 3.3e-8};
+// Keeps 0.26 of 16k.
+constexpr Model kPruned = {0.25, 192, 0.9e-8, 0.2};
+
+LoadCosts CostsOf(const Model& model) {
+  LoadCosts costs;
+  costs.step = 0.0006;
+  costs.prefill_token = 5e-6;
+  costs.decode_token = 3.9e-5;
+  costs.context_token = model.context_token;
+  costs.dense_share = model.dense_share;
+  costs.kept_tokens = model.window;
+  costs.spread = model.spread;
+  return costs;
+}
+
+struct Figures {
+  double running = 0;            // sequences that decode, mean over time
+  double tokens_per_second = 0;  // of prompts and answers that ended well
+  double preempted = 0;          // share of requests
+  int64_t ended = 0, lost = 0;
+  Seconds longest_wait = 0;  // from arrival to the first token
+};
+
+// Arrivals at `rate` a second with prompts of [shortest, longest] tokens.
+Figures Serve(const Model& model, KvAdmission admission, double rate, int64_t shortest,
+              int64_t longest, int32_t tokens, const ExecutorLimits& limits = Card()) {
+  EngineOptions options;
+  options.kv_admission = admission;
+  options.max_queue_seconds = 0;
+  options.max_num_queued_tokens = int64_t{1} << 40;
+  Load load(options, limits, CostsOf(model));
+  std::mt19937_64 random(1);
+  const auto unit = [&] { return static_cast<double>(random() >> 11) * 0x1.0p-53; };
+  const std::function<void()> arrive = [&] {
+    const double length = static_cast<double>(longest - shortest) * unit();
+    load.Send(Load::MakeRequest(shortest + static_cast<int64_t>(length), tokens));
+    load.At(load.now() - std::log(1 - unit()) / rate, arrive);
+  };
+  arrive();
+  constexpr Seconds kWarm = 10, kEnd = 40;
+  Figures figures;
+  double samples = 0;
+  const std::function<void()> look = [&] {
+    int64_t decoding = 0;
+    for (const auto& [id, request] : load.requests()) {
+      if (request.admitted && request.first_token < kNever && request.end == kNever) ++decoding;
+    }
+    figures.running += static_cast<double>(decoding);
+    ++samples;
+    load.At(load.now() + 0.5, look);
+  };
+  load.At(kWarm, look);
+  load.Run(kEnd);
+  figures.running /= samples;
+  double preempted = 0;
+  for (const auto& [id, request] : load.requests()) {
+    if (!request.admitted || request.end == kNever || request.end < kWarm) continue;
+    ++figures.ended;
+    if (!request.ok() || request.tokens != tokens) ++figures.lost;
+    figures.tokens_per_second += static_cast<double>(request.prompt_tokens + request.tokens);
+    if (request.finish.stats.preemptions > 0) ++preempted;
+    figures.longest_wait = std::max(figures.longest_wait, request.first_token - request.sent);
+  }
+  figures.tokens_per_second /= kEnd - kWarm;
+  figures.preempted = preempted / static_cast<double>(figures.ended);
+  std::printf(
+      "%6.2f decode at once, %8.0f tokens/s, %5lld ended, %lld lost, %.4f preempted, "
+      "longest wait %.1f\n",
+      figures.running, figures.tokens_per_second, static_cast<long long>(figures.ended),
+      static_cast<long long>(figures.lost), figures.preempted, figures.longest_wait);
+  return figures;
+}
+
+TEST(EngineAdmissionTest, SequencesOf16k) {
+  Serve(kUnpruned, KvAdmission::kExpected, 100, 16384, 16384, 1000);
+  Serve(kUnpruned, KvAdmission::kWorstCase, 100, 16384, 16384, 1000);
+  Serve(kPruned, KvAdmission::kExpected, 100, 16384, 16384, 1000);
+  Serve(kPruned, KvAdmission::kWorstCase, 100, 16384, 16384, 1000);
+}
+
+TEST(EngineAdmissionTest, Arrivals) {
+  for (const int32_t tokens : {64, 256, 1000}) {
+    std::printf("%d tokens\n", tokens);
+    Serve(kUnpruned, KvAdmission::kExpected, 100, 4096, 12288, tokens);
+    Serve(kUnpruned, KvAdmission::kWorstCase, 100, 4096, 12288, tokens);
+    Serve(kPruned, KvAdmission::kExpected, 100, 4096, 12288, tokens);
+    Serve(kPruned, KvAdmission::kWorstCase, 100, 4096, 12288, tokens);
+  }
+}
+
+}  // namespace
+}  // namespace fox
