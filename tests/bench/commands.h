@@ -14,5 +14,7 @@ absl::Status MakeModel(const std::vector<std::string>& arguments);
 absl::Status BenchServe(const std::vector<std::string>& arguments);
 // Compares throughput through the engine alone, fox.v1 and HTTP.
 absl::Status BenchDoors(const std::vector<std::string>& arguments);
+// Compares loads with the prefix cache and without it, through the engine alone.
+absl::Status BenchCache(const std::vector<std::string>& arguments);
 
 }  // namespace fox

@@ -25,6 +25,7 @@ constexpr char kUsage[] =
     "  all      these four, and what runs without a command\n"
     "  attention   the CUDA backend's attention alone\n"
     "  serve       load on a running server: what its clients see\n"
+    "  cache       what the prefix cache saves and costs\n"
     "  doors       the same sequences through the engine alone, fox.v1 and HTTP\n"
     "  make-model  writes a checkpoint with random weights\n";
 
@@ -70,6 +71,8 @@ int main(int argc, char** argv) {
   absl::Status status;
   if (name == "serve") {
     status = fox::BenchServe(arguments);
+  } else if (name == "cache") {
+    status = fox::BenchCache(arguments);
   } else if (name == "doors") {
     status = fox::BenchDoors(arguments);
   } else if (name == "make-model") {

@@ -30,6 +30,24 @@ TEST(FoxBenchTest, EveryDoorLetsItsStreamsThrough) {
   EXPECT_THAT(ways, ElementsAre("engine", "fox.v1", "http"));
 }
 
+TEST(FoxBenchTest, EveryLoadFindsWhatItSharesInTheCache) {
+  const Ran ran =
+      RunProgram("fox-bench", {"cache", "--device", "cpu", "--document", "256", "--question", "20",
+                               "--answer", "4", "--requests", "2", "--turns", "2", "--rounds", "1",
+                               "--json", TempPath("rows.json")});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const json report = json::parse(ReadWhole(TempPath("rows.json")));
+  std::vector<std::string> loads;
+  for (const json& row : report["rows"]) {
+    loads.push_back(row["load"]);
+    EXPECT_GT(row["tokens_per_second"]["median"], 0);
+    const bool finds = row["cache"] == true && row["load"] != "strangers";
+    EXPECT_EQ(row["found"] > 0, finds) << row;
+  }
+  EXPECT_THAT(loads,
+              ElementsAre("questions", "questions", "turns", "turns", "strangers", "strangers"));
+}
+
 TEST(FoxBenchTest, AllOnATinyModel) {
   const Ran ran = RunProgram("fox-bench", {"all",
                                            "--model",

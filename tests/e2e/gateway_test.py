@@ -69,7 +69,7 @@ class Worker(FoxServer):
     def is_idle(self) -> bool:
         """Nothing runs and every page is free."""
         load = self.load()
-        return (load.running, load.waiting, load.free_pages) == (0, 0, load.num_pages)
+        return (load.running, load.waiting, load.kept_pages) == (0, 0, 0)
 
 
 class GatewayTest(unittest.TestCase):

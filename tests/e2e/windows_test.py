@@ -35,7 +35,8 @@ class WindowsTest(unittest.TestCase):
     def setUpClass(cls) -> None:
         import grpc
         cls.fox, fox_grpc = grpc.protos_and_services("fox/v1/inference.proto")
-        cls.server = cls.enterClassContext(FoxServer(cls.programs, ["--http-port", "0"]))
+        cls.server = cls.enterClassContext(FoxServer(
+            cls.programs, ["--http-port", "0", "--prefix-cache-share", "0"]))
         channel = cls.enterClassContext(grpc.insecure_channel(cls.server.target))
         cls.stub = fox_grpc.InferenceStub(channel)
 

@@ -223,6 +223,22 @@ TEST(RequestConversionTest, AcpModesBecomeTolerances) {
   EXPECT_TRUE(ConvertGenerate(request, true, off).ok());
 }
 
+TEST(RequestConversionTest, SaltsAndBypassesOfThePrefixCacheAreTakenOver) {
+  v1::GenerateRequest request = Base();
+  request.mutable_sampling()->set_n(2);
+  request.mutable_cache()->set_cache_salt(std::string(256, 's'));
+  request.mutable_cache()->set_bypass_prefix_cache(true);
+  absl::StatusOr<GenerationSpec> spec = ConvertGenerate(request, true, Context());
+  ASSERT_TRUE(spec.ok());
+  for (const Request& sequence : spec->sequences) {
+    EXPECT_EQ(sequence.cache_salt, std::string(256, 's'));
+    EXPECT_TRUE(sequence.bypass_prefix_cache);
+  }
+  request.mutable_cache()->mutable_cache_salt()->push_back('s');
+  EXPECT_EQ(ConvertGenerate(request, true, Context()).status().message(),
+            "cache.cache_salt: at most 256 bytes");
+}
+
 TEST(RequestConversionTest, TextNeedsATokenizer) {
   v1::GenerateRequest request = Base();
   request.set_text(std::string(1, 'x'));

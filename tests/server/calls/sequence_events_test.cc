@@ -63,11 +63,13 @@ TEST_F(SequenceEventsTest, TheFirstTokenComesAloneAndOthersByTheInterval) {
   EXPECT_EQ(Deltas(), (Texts{"a", "bcd"}));
   Finish finish;
   finish.reason = FinishReason::kLength;
+  finish.stats.cached_tokens = 2;
   const v1::Finish end = End(finish);
   EXPECT_EQ(Deltas(), (Texts{"a", "bcd", "ef"}));
   EXPECT_EQ(end.reason(), v1::LENGTH);
   EXPECT_EQ(end.usage().prompt_tokens(), 3u);
   EXPECT_EQ(end.usage().completion_tokens(), 6u);
+  EXPECT_EQ(end.usage().cached_tokens(), 2u);
   EXPECT_FALSE(end.has_perf());
   EXPECT_FALSE(end.has_acp());
 }
