@@ -24,7 +24,8 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
     end += (static_cast<size_t>(count) * size + 15) / 16 * 16;
     return at;
   };
-  take(1, kPoolBytes);
+  take(1, sizeof(int32_t) + sizeof(PoolFault));
+  sole_pages_ = take(num_slots, sizeof(int32_t));
   sampled_ = take(max_logit_rows, sizeof(SampleRecord));
   counts_ = take(3 * max_seqs, sizeof(int64_t));
   mass_ = take(max_seqs, sizeof(double));
@@ -54,6 +55,7 @@ StepOutputs BatchBuilder::OutputsAt(std::byte* block) const {
   int64_t* counts = At<int64_t>(block, counts_);
   return {At<int32_t>(block, 0),
           At<PoolFault>(block, sizeof(int32_t)),
+          At<int32_t>(block, sole_pages_),
           counts,
           counts + max_seqs_,
           counts + 2 * max_seqs_,

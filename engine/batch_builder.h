@@ -12,9 +12,10 @@ namespace fox {
 
 // What a step reports, in the backend's memory; [max_seqs] each, in the order of the plan.
 struct StepOutputs {
-  // [1] each, of PagedKv: they lie here to come back with the rest.
+  // Of PagedKv, [1] each where nothing else is said: they lie here to come back with the rest.
   int32_t* free_pages = nullptr;  // free_count
   PoolFault* pool_fault = nullptr;
+  int32_t* sole_pages = nullptr;  // [num_slots]
   int64_t* blocks_total = nullptr;
   int64_t* blocks_pruned = nullptr;
   int64_t* pages_evicted = nullptr;
@@ -52,8 +53,9 @@ class BatchBuilder {
   StepOutputs OutputsAt(std::byte* block) const;
   const std::byte* output_buffer() const { return block_.as<std::byte>(); }
   size_t output_bytes() const { return output_bytes_; }
-  // Of the beginning of the outputs, which holds free_pages, pool_fault and nothing else.
-  static constexpr size_t kPoolBytes = 16;
+  // Of the beginning of the outputs, which holds free_pages, pool_fault, sole_pages and nothing
+  // else.
+  size_t pool_bytes() const { return sampled_; }
 
  private:
   template <typename T>
@@ -64,7 +66,7 @@ class BatchBuilder {
   Ops& ops_;
   int64_t max_seqs_, max_logit_rows_;
   // Byte offsets; the outputs come first, the token ids, which grow most, last.
-  size_t sampled_ = 0, counts_ = 0, mass_ = 0, output_bytes_ = 0;
+  size_t sole_pages_ = 0, sampled_ = 0, counts_ = 0, mass_ = 0, output_bytes_ = 0;
   size_t position_ = 0, row_begin_ = 0, tolerance_ = 0, logit_row_ = 0, sample_ = 0, slot_ = 0,
          token_ = 0;
   Buffer block_, sampled_tokens_;

@@ -67,9 +67,10 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
                    std::max(options_.max_logit_rows, DecodeBucket(options_.max_num_seqs))),
       model_(weights_, *ops_, activations_),
       batch_(*ops_, activations_.max_rows, DecodeBucket(options_.max_num_seqs),
-             activations_.max_logit_rows, options_.num_slots()),
-      cache_(CacheShape(weights_.config, options_), *ops_,
-             {batch_.outputs().free_pages, batch_.outputs().pool_fault}),
+             activations_.max_logit_rows, CacheShape(weights_.config, options_).max_slots),
+      cache_(
+          CacheShape(weights_.config, options_), *ops_,
+          {batch_.outputs().free_pages, batch_.outputs().pool_fault, batch_.outputs().sole_pages}),
       slots_(static_cast<size_t>(cache_.view().shape.max_slots)) {
   limits_.num_pages = options_.num_pages;
   limits_.lists_per_slot = cache_.view().shape.lists_per_slot();

@@ -28,7 +28,7 @@
 #include "engine/page_demand.h"
 #include "engine/page_forecast.h"
 #include "engine/page_ledger.h"
-#include "engine/prefix/prefix_cache.h"
+#include "engine/prefix_cache.h"
 #include "engine/sequence.h"
 #include "engine/service_times.h"
 #include "engine/step_executor.h"

@@ -164,7 +164,8 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
     }
     if (ready) {
       const bool overdue = now >= next->blocked_since + kOvertaking;
-      const bool fits = !whole_prompts || overdue || next->remaining() <= budget->prefill;
+      const int64_t left = next->remaining() - (next->slot < 0 ? next->prefix.found : 0);
+      const bool fits = !whole_prompts || overdue || left <= budget->prefill;
       if (fits && Start(next, now, &demand, budget, schedule)) {
         if (guest) {
           ++slow;

@@ -71,15 +71,9 @@ void StepReadback::Fetch(const void* device, size_t bytes, const Buffer& host) {
   }
 }
 
-void StepReadback::FetchInts(const int32_t* device, int64_t count, Buffer* host) {
-  const size_t bytes = static_cast<size_t>(count) * sizeof(int32_t);
-  if (host->bytes() < bytes) *host = Allocate(bytes);
-  Fetch(device, bytes, *host);
-}
-
 void StepReadback::Enqueue(const MatrixView& logits, const PagedKv& kv) {
-  Fetch(batch_.output_buffer(),
-        sequences_.empty() ? BatchBuilder::kPoolBytes : batch_.output_bytes(), outputs_);
+  Fetch(batch_.output_buffer(), sequences_.empty() ? batch_.pool_bytes() : batch_.output_bytes(),
+        outputs_);
   const bool wanted = std::any_of(sequences_.begin(), sequences_.end(),
                                   [](const Awaited& s) { return s.rows > 0 && !s.sampled; });
   logits_view_ = wanted ? logits : MatrixView{};
@@ -89,9 +83,11 @@ void StepReadback::Enqueue(const MatrixView& logits, const PagedKv& kv) {
     Fetch(logits.data, bytes, logits_);
   }
   if (wants_windows_) {
-    FetchInts(kv.first_live, kv.shape.max_slots * kv.shape.lists_per_slot(), &first_pages_);
+    const size_t bytes =
+        static_cast<size_t>(kv.shape.max_slots * kv.shape.lists_per_slot()) * sizeof(int32_t);
+    if (first_pages_.bytes() < bytes) first_pages_ = Allocate(bytes);
+    Fetch(kv.first_live, bytes, first_pages_);
   }
-  if (ops_.shares_pages()) FetchInts(kv.sole_pages, kv.shape.max_slots, &sole_pages_);
   Mark();
 }
 
@@ -154,7 +150,7 @@ StepResult StepReadback::Deliver(const ExecutorLimits& limits, std::vector<AcpSt
     result.stats.push_back(stats);
   }
   result.free_pages = *outputs.free_pages;
-  if (limits.snapshot_slots > 0) result.sole_pages = sole_pages_.as<int32_t>();
+  if (limits.snapshot_slots > 0) result.sole_pages = outputs.sole_pages;
   if (wants_windows_) result.first_pages = first_pages_.as<int32_t>();
   return result;
 }

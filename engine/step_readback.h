@@ -29,7 +29,7 @@ class StepReadback {
   PenaltyEntry* Entries(size_t count);
 
   // Enqueues the copies of all that the host wants of the step; `logits` of its rows, `kv` for
-  // windows and sole pages.
+  // windows.
   void Enqueue(const MatrixView& logits, const PagedKv& kv);
   // Returns when all work enqueued before the last Enqueue or Mark is done.
   void Wait();
@@ -53,7 +53,6 @@ class StepReadback {
 
   Buffer Allocate(size_t bytes) const;
   void Fetch(const void* device, size_t bytes, const Buffer& host);
-  void FetchInts(const int32_t* device, int64_t count, Buffer* host);
   void MoveSlots(const ExecutorLimits& limits, std::vector<AcpStats>* slots) const;
   const float* Logits();
 
@@ -66,7 +65,6 @@ class StepReadback {
   bool wants_windows_ = false;
   Buffer staging_, entries_, outputs_;
   Buffer first_pages_;            // [slots, lists], once somebody wanted them
-  Buffer sole_pages_;             // [slots + snapshot slots], where pages are shared
   Buffer logits_;                 // [rows, V], as far as wanted
   MatrixView logits_view_;        // of the backend's; no rows: none are wanted
   std::vector<float> float32_;    // of float64 logits

@@ -44,7 +44,8 @@ PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, const PoolWo
   view_.free_count = words.free_count != nullptr ? words.free_count : Allocate<int32_t>(ops, 1);
   view_.pool_fault = words.fault != nullptr ? words.fault : Allocate<PoolFault>(ops, 1);
   view_.page_owners = Allocate<uint64_t>(ops, pages);
-  view_.sole_pages = Allocate<int32_t>(ops, shape.max_slots);
+  view_.sole_pages =
+      words.sole_pages != nullptr ? words.sole_pages : Allocate<int32_t>(ops, shape.max_slots);
   view_.page_table = Allocate<int32_t>(ops, lists * shape.max_pages);
   view_.first_live = Allocate<int32_t>(ops, lists);
   view_.length = Allocate<int64_t>(ops, shape.max_slots);

@@ -10,10 +10,11 @@
 
 namespace fox {
 
-// The backend's memory for PagedKv::free_count and pool_fault; null: the storage's own.
+// The backend's memory for these of PagedKv, zeroed; null: the storage's own.
 struct PoolWords {
   int32_t* free_count = nullptr;
   PoolFault* fault = nullptr;
+  int32_t* sole_pages = nullptr;
 };
 
 class PagedKvStorage {

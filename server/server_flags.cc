@@ -68,8 +68,8 @@ void RegisterScheduling(ServerFlags* f, FlagSet* set) {
   set->Mebibytes("kv-cache-mb", "MiB of the page pool; 0: chosen from free memory", 0, 1 << 30,
                  &f->engine.kv_cache_bytes);
   set->Double("prefix-cache-share", "SHARE",
-              "of the page pool, for what was computed of prompts that others may begin with, until "
-              "requests need it; 0: no prefix cache. There is none on a GPU yet",
+              "of the page pool for prefixes that others may begin with, until requests need it; "
+              "0: no prefix cache. A GPU has none yet",
               0, 1, &engine->prefix_cache_share);
   set->Int("max-num-queued-reqs", "N", "waiting requests; more are refused", 1, 1 << 20,
            &engine->max_num_queued_reqs);

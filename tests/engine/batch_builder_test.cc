@@ -113,7 +113,7 @@ TEST(BatchBuilderTest, FreePagesLieInTheReport) {
   std::vector<std::byte> copy(builder.output_buffer(),
                               builder.output_buffer() + builder.output_bytes());
   EXPECT_EQ(*builder.OutputsAt(copy.data()).free_pages, 77);
-  copy.resize(BatchBuilder::kPoolBytes);
+  copy.resize(builder.pool_bytes());
   EXPECT_EQ(*builder.OutputsAt(copy.data()).free_pages, 77);
   EXPECT_EQ(*builder.OutputsAt(copy.data()).pool_fault, PoolFault::kTableEnd);
 }

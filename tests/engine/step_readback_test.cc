@@ -111,6 +111,34 @@ TEST_F(StepReadbackTest, CountersGrowUntilTheSlotIsReleased) {
   EXPECT_EQ(stats.pages_allocated, 6);
 }
 
+// What is known of pages goes with them; the work stays where it was done.
+TEST_F(StepReadbackTest, CountersOfPagesGoFromSlotToSnapshotToSlot) {
+  limits_.snapshot_slots = 1;
+  StepPlan plan;
+  plan.sequences.push_back(Planned(0, 0, 130, {}));
+  StepResult result = Run(plan, {});
+  ASSERT_NE(result.sole_pages, nullptr);
+  StepPlan next;
+  next.snapshots = {{0, 3, 128}};
+  next.release_slots = {0};
+  next.starts = {{3, 1, 128}};
+  next.sequences.push_back(Planned(1, 128, 1, {}));
+  batch_.outputs().sole_pages[3] = 4;
+  result = Run(next, {});
+  EXPECT_EQ(result.sole_pages[3], 4);
+  const AcpStats& stats = result.stats[0];
+  EXPECT_EQ(stats.pages_allocated, 6);  // the page row that it begins, too
+  EXPECT_EQ(stats.pages_evicted, 2);
+  EXPECT_EQ(stats.pages_found_evicted, 1);
+  EXPECT_EQ(stats.max_log_evicted_mass, -20);
+  EXPECT_EQ(stats.blocks_total, 10);
+  StepPlan drop;
+  drop.drop_snapshots = {3};
+  Run(drop, {});
+  EXPECT_EQ(slots_[3].pages_allocated, 0);
+  EXPECT_EQ(slots_[0].pages_allocated, 0);
+}
+
 TEST_F(StepReadbackTest, ARowThatIsNotFiniteIsAnErrorOfItsSequence) {
   StepPlan plan;
   plan.sequences.push_back(Planned(0, 0, 1, {0}));

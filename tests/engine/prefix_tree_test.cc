@@ -1,5 +1,5 @@
 // PrefixTree: found by tokens alone, kept apart by realm, forgotten when nothing hangs on a node.
-#include "engine/prefix/prefix_tree.h"
+#include "engine/prefix_tree.h"
 
 #include <gtest/gtest.h>
 

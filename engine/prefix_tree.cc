@@ -1,5 +1,5 @@
 // Walks from block to block. See prefix_tree.h.
-#include "engine/prefix/prefix_tree.h"
+#include "engine/prefix_tree.h"
 
 #include <algorithm>
 

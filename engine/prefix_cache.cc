@@ -1,5 +1,5 @@
 // Snapshots: taken, found, started from, dropped. Read prefix_cache.h first.
-#include "engine/prefix/prefix_cache.h"
+#include "engine/prefix_cache.h"
 
 #include <algorithm>
 #include <numeric>
@@ -94,8 +94,7 @@ bool PrefixCache::Find(Sequence* sequence) {
   state.length = length;
   const std::vector<PrefixTree::Node*> path =
       tree_.Find(RealmOf(*sequence), sequence->tokens, Limit(*sequence));
-  if (path.empty()) return false;
-  state.known = path.back()->tokens;
+  if (!path.empty()) state.known = path.back()->tokens;
   for (auto node = path.rbegin(); node != path.rend(); ++node) {
     Sequence* const other = (*node)->computing;
     if ((*node)->snapshot >= 0) {
@@ -109,7 +108,20 @@ bool PrefixCache::Find(Sequence* sequence) {
     // At the end of its prompt it leaves one anyway.
     if ((*node)->tokens < PageEnd(other->prompt_tokens)) AddStop(other, (*node)->tokens);
   }
+  AddStops(sequence);
   return state.waits;
+}
+
+// Where it parts from what is known, and where siblings start, who cannot at the end of a prompt
+// that ends with a page: a token must be left.
+void PrefixCache::AddStops(Sequence* sequence) {
+  const PrefixState& state = sequence->prefix;
+  if (state.known > state.found) AddStop(sequence, state.known);
+  const int64_t end = PageEnd(Limit(*sequence));
+  if (sequence->group->members.size() > 1 && end > state.found &&
+      end < PageEnd(sequence->prompt_tokens)) {
+    AddStop(sequence, end);
+  }
 }
 
 int64_t PrefixCache::Pin(const Sequence& sequence) {
@@ -121,7 +133,6 @@ void PrefixCache::Start(Sequence* sequence) {
   if (!Uses(*sequence)) return;
   PrefixState& state = sequence->prefix;
   FOX_CHECK(sequence->slot >= 0 && sequence->computed == state.found);
-  const int64_t limit = Limit(*sequence);
   ++stats_.lookups;
   stats_.queried_tokens += sequence->length();
   if (state.snapshot >= 0) {
@@ -134,13 +145,6 @@ void PrefixCache::Start(Sequence* sequence) {
     if (!sequence->started) sequence->stats.cached_tokens = state.found;
   }
   state.last = state.found;
-  state.stops.clear();
-  if (state.known > state.found) state.stops.push_back(state.known);
-  // Siblings cannot start at the end of a prompt that ends with a page: a token must be left.
-  if (sequence->group->members.size() > 1 && PageEnd(limit) > state.found &&
-      PageEnd(limit) < PageEnd(sequence->prompt_tokens)) {
-    AddStop(sequence, PageEnd(limit));
-  }
   Claim(sequence);
 }
 

@@ -1,5 +1,5 @@
 // PrefixCache beside a scheduler's part of the work: what is due, found, waited for, and dropped.
-#include "engine/prefix/prefix_cache.h"
+#include "engine/prefix_cache.h"
 
 #include <gtest/gtest.h>
 
@@ -167,6 +167,23 @@ TEST_F(PrefixCacheTest, WherePromptsPartOneIsTaken) {
   c->tokens[201] = -1;
   Start(c);
   EXPECT_EQ(c->computed, 192);
+}
+
+// The first chunk is made before the sequence has a slot.
+TEST_F(PrefixCacheTest, WhereAChunkEndsIsKnownBeforeTheSequenceStarts) {
+  Sequence* a = Make(0, 640);
+  Start(a);
+  Step(a, 640);
+  Submit();
+  Sequence* b = Make(0, 640);
+  b->tokens[200] = -1;
+  EXPECT_FALSE(cache_->Find(b));
+  EXPECT_EQ(cache_->CutChunk(*b, 640), 192);
+  // A sibling could not start at the end of the prompt.
+  Sequence* c = Make(5000, 640);
+  c->group->members.push_back(b);
+  EXPECT_FALSE(cache_->Find(c));
+  EXPECT_EQ(cache_->CutChunk(*c, 640), 576);
 }
 
 TEST_F(PrefixCacheTest, WhatAnotherComputesIsWaitedFor) {

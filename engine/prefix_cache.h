@@ -17,7 +17,7 @@
 
 #include "engine/engine_options.h"
 #include "engine/page_ledger.h"
-#include "engine/prefix/prefix_tree.h"
+#include "engine/prefix_tree.h"
 #include "engine/sequence.h"
 #include "engine/step_executor.h"
 #include "engine/step_plan.h"
@@ -94,6 +94,7 @@ class PrefixCache {
   static int64_t Limit(const Sequence& sequence);
   static bool WillReach(const Sequence& sequence, const PrefixTree::Node& node);
   static void AddStop(Sequence* sequence, int64_t tokens);
+  static void AddStops(Sequence* sequence);
   void Claim(Sequence* sequence);
   void Unclaim(Sequence* sequence);
   void Take(Sequence* sequence, int64_t tokens);
