@@ -94,6 +94,11 @@ CAMPAIGNS = {
 }
 
 
+def share(amount: int, lanes: int, number: int) -> int:
+    """What one lane does, so that all together do the whole amount; at least one."""
+    return max(1, amount * (number + 1) // lanes - amount * number // lanes)
+
+
 class Lane:
     """One process."""
 
@@ -103,7 +108,7 @@ class Lane:
         values = {"bin": str(arguments.bin), "model": str(arguments.model), "seed": number + 1,
                   "seconds": int(seconds),
                   "minutes": max(0.1, round((seconds - OVERHEAD_S) / 60, 2)),
-                  "share": int(part.amount / part.lanes * arguments.scale) or 1}
+                  "share": share(int(part.amount * arguments.scale), part.lanes, number)}
         command = [word.format(**values) for word in part.command]
         self.command = " ".join(command)
         self.limit = time.monotonic() + seconds + PATIENCE_S
