@@ -239,10 +239,6 @@ void EngineState::UpdateGauges() {
   stats.prefix_queried_tokens = scheduler.prefixes().stats().queried_tokens;
   stats.prefix_found_tokens = scheduler.prefixes().stats().found_tokens;
   stats.snapshots_dropped = scheduler.prefixes().stats().dropped;
-  stats.queue_seconds =
-      times.known() && stats.running > 0
-          ? times.Wait(scheduler.RunningWork(), waiting.All(times), scheduler.seats())
-          : 0;
 }
 
 Engine::Engine(const EngineOptions& options, StepExecutor& executor,
@@ -329,6 +325,13 @@ Seconds Engine::NextDeadline() const {
 }
 
 const EngineStats& Engine::stats() const { return state_->stats; }
+
+Seconds Engine::QueueSeconds() const {
+  const Scheduler& scheduler = state_->scheduler;
+  const ServiceTimes& times = state_->times;
+  if (!times.known() || scheduler.running() == 0) return 0;
+  return times.Wait(scheduler.RunningWork(), scheduler.waiting().All(times), scheduler.seats());
+}
 
 const absl::Status& Engine::fatal() const { return state_->fatal; }
 

@@ -1,8 +1,10 @@
 // Puts the parts together. See engine_factory.h.
 #include "engine/engine_factory.h"
 
+#include <algorithm>
 #include <exception>
 #include <new>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "engine/memory_budget.h"
@@ -29,9 +31,20 @@ constexpr double kCpuStepSeconds = 0.25;
 // A snapshot is some conversation, or some text that questions are asked about.
 constexpr int32_t kSnapshotSlots = 128;
 
+// Beyond, more sequences at once gain little and cost each of them time.
+constexpr int32_t kMostSeqs = 256, kSeqsOfThread = 8;
+
+int32_t MostSeqs(const EngineConfig& config, bool on_gpu) {
+  if (config.runner.max_num_seqs > 0) return config.runner.max_num_seqs;
+  if (on_gpu) return kMostSeqs;
+  const auto cores = static_cast<int32_t>(std::thread::hardware_concurrency());
+  const int32_t threads = config.threads > 0 ? config.threads : cores;
+  return std::clamp(kSeqsOfThread * threads, 16, kMostSeqs);
+}
+
 absl::Status CheckConfig(const EngineConfig& config) {
-  if (config.runner.max_num_seqs < 1) {
-    return absl::InvalidArgumentError("--max-num-seqs: at least 1");
+  if (config.runner.max_num_seqs < 0) {
+    return absl::InvalidArgumentError("--max-num-seqs: at least 1, or 0: chosen");
   }
   if (config.runner.max_num_batched_tokens < 0) {
     return absl::InvalidArgumentError("--max-num-batched-tokens: at least 0");
@@ -125,10 +138,14 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   }
   DeviceQueue* queue = backend->ops->queue();
 
-  RunnerOptions options = WithStepSizes(config.runner, queue != nullptr);
+  RunnerOptions options = config.runner;
   if (!backend->ops->shares_pages()) options.snapshot_slots = 0;
   options.kv_dtype = backend->dtype;
-  if (const auto reason = backend->ops->Unsupported(WorkloadOf(checkpoint->config(), options))) {
+  const int32_t most_seqs = MostSeqs(config, queue != nullptr);
+  RunnerOptions largest = options;
+  largest.max_num_seqs = most_seqs;
+  largest = WithStepSizes(largest, queue != nullptr);
+  if (const auto reason = backend->ops->Unsupported(WorkloadOf(checkpoint->config(), largest))) {
     return absl::InvalidArgumentError(*reason);
   }
   // What does not fit is refused before the weights are read.
@@ -141,20 +158,25 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   const MemoryBeside beside{
       WeightBytes(checkpoint->config(), backend->dtype, checkpoint->embeddings().dtype),
       residual_dtype, backend->ops->ActivationDType(residual_dtype)};
-  RunnerOptions planned = options;
-  if (absl::Status s = PlanMemoryWithin(limit, beside, checkpoint->config(), request, planned);
-      !s.ok()) {
-    return s;
-  }
+  const absl::StatusOr<RunnerOptions> planned = PlanStepSizes(
+      checkpoint->config(), options, most_seqs, queue != nullptr, [&](RunnerOptions& sizes) {
+        return PlanMemoryWithin(limit, beside, checkpoint->config(), request, sizes);
+      });
+  if (!planned.ok()) return planned.status();
   FoxWeights weights = LoadWeights(*checkpoint, *backend->ops, residual_dtype, config.progress);
   // A file that changed while it was read gave weights that nobody checked.
   if (absl::Status status = checkpoint->CheckUnchanged(); !status.ok()) return status;
   if (queue == nullptr) {
-    options = planned;
+    options = *planned;
   } else {
-    request.available_bytes =
-        AvailableDeviceBytes(*queue, config.gpu_memory_utilization, weights, options);
-    if (absl::Status s = PlanMemory(checkpoint->config(), request, options); !s.ok()) return s;
+    absl::StatusOr<RunnerOptions> left = PlanStepSizes(
+        checkpoint->config(), options, most_seqs, /*on_gpu=*/true, [&](RunnerOptions& sizes) {
+          request.available_bytes =
+              AvailableDeviceBytes(*queue, config.gpu_memory_utilization, weights, sizes);
+          return PlanMemory(checkpoint->config(), request, sizes);
+        });
+    if (!left.ok()) return left.status();
+    options = *left;
   }
   auto runner = std::make_unique<ModelRunner>(std::move(backend->ops), std::move(weights), options);
   if (queue != nullptr && queue->error() != nullptr) {

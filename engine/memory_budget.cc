@@ -11,8 +11,23 @@ namespace fox {
 namespace {
 
 constexpr int64_t kLongestDefault = 131072;
+constexpr int32_t kFewestSeqs = 16;
+constexpr int64_t kTokensOfSeat = 512, kFewestStepTokens = 512;
 
 double Mib(double bytes) { return bytes / (1 << 20); }
+
+int64_t UnprunedTokens(const PagedKvShape& shape) {
+  return shape.num_pages / shape.lists_per_slot() * kPageTokens;
+}
+
+// Whether the pool is large enough for so many seats.
+bool PoolSuits(const ModelConfig& config, const RunnerOptions& planned, bool on_gpu) {
+  const PagedKvShape shape = CacheShape(config, planned);
+  const size_t tables =
+      KvCache::FixedBytes(shape) + (on_gpu ? PenaltyStateBytes(config, planned) : 0);
+  return UnprunedTokens(shape) >= kTokensOfSeat * planned.max_num_seqs &&
+         8 * tables <= static_cast<size_t>(shape.num_pages) * shape.page_bytes();
+}
 
 }  // namespace
 
@@ -97,6 +112,27 @@ absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& besi
   }
 }
 
+absl::StatusOr<RunnerOptions> PlanStepSizes(
+    const ModelConfig& config, const RunnerOptions& options, int32_t most_seqs, bool on_gpu,
+    const std::function<absl::Status(RunnerOptions&)>& plan) {
+  RunnerOptions sizes = options;
+  if (options.max_num_seqs == 0) sizes.max_num_seqs = std::max(most_seqs, kFewestSeqs);
+  for (;;) {
+    RunnerOptions planned = WithStepSizes(sizes, on_gpu);
+    const absl::Status status = plan(planned);
+    if (options.max_num_seqs == 0 && sizes.max_num_seqs > kFewestSeqs &&
+        (!status.ok() || !PoolSuits(config, planned, on_gpu))) {
+      sizes.max_num_seqs = std::max(sizes.max_num_seqs / 2, kFewestSeqs);
+      continue;
+    }
+    if (!status.ok()) return status;
+    const int64_t most = std::max(kFewestStepTokens, UnprunedTokens(CacheShape(config, planned)) /
+                                                         4 / kPageTokens * kPageTokens);
+    if (sizes.max_num_batched_tokens > 0 || planned.max_num_batched_tokens <= most) return planned;
+    sizes.max_num_batched_tokens = most;  // the pool grows by what activations give up
+  }
+}
+
 int64_t AvailableDeviceBytes(DeviceQueue& queue, double utilization, const FoxWeights& weights,
                              const RunnerOptions& options) {
   constexpr double kWorkSpace = 1 << 30;  // cuBLASLt, graphs, partial results
@@ -130,16 +166,15 @@ std::string DescribeMemory(const ModelRunner& runner) {
       "  embeddings       %8.1f MiB\n"
       "  KV pages         %8.1f MiB  (%d pages of %.1f KiB: %d tokens x 1 head; pool holds %d "
       "tokens unpruned)\n"
-      "  KV tables        %8.1f MiB  (%d sequences of at most %d tokens)\n"
+      "  KV tables        %8.1f MiB  (%d sequences of at most %d tokens; %d of them run at once)\n"
       "  penalty state    %8.1f MiB  (biases and counts, for sampling on the device)\n"
       "  activations      %8.1f MiB  (%d tokens and %d logit rows a step)\n",
       Mib(static_cast<double>(weights.linear_bytes())),
       Mib(static_cast<double>(weights.embeddings.bytes())), Mib(page * shape.num_pages),
-      shape.num_pages, page / 1024, kPageTokens,
-      shape.num_pages / shape.lists_per_slot() * kPageTokens,
+      shape.num_pages, page / 1024, kPageTokens, UnprunedTokens(shape),
       Mib(static_cast<double>(KvCache::FixedBytes(shape))), options.num_slots(),
-      options.max_model_len, Mib(static_cast<double>(states)), Mib(activations),
-      options.max_num_batched_tokens, options.max_logit_rows);
+      options.max_model_len, options.max_num_seqs, Mib(static_cast<double>(states)),
+      Mib(activations), options.max_num_batched_tokens, options.max_logit_rows);
 }
 
 }  // namespace fox

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -36,6 +37,15 @@ int64_t WeightBytes(const ModelConfig& config, DType dtype, DType embeddings_dty
 absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& beside,
                               const ModelConfig& config, MemoryRequest request,
                               RunnerOptions& options);
+
+// `options` with sizes of a step (WithStepSizes) and planned by `plan`, which fills in the pool
+// that is left beside them. Seats that are to be chosen (max_num_seqs 0): the most, from 16 to
+// `most_seqs` by factors of two, that have 512 tokens of the pool each, unpruned, and whose tables
+// are an eighth of it at most. Tokens of a step that are to be chosen: at most a quarter of the
+// pool's, but 512. Returns what `plan` does.
+absl::StatusOr<RunnerOptions> PlanStepSizes(
+    const ModelConfig& config, const RunnerOptions& options, int32_t most_seqs, bool on_gpu,
+    const std::function<absl::Status(RunnerOptions&)>& plan);
 
 // What a GPU has for pages: `utilization` of its memory, less what is in use (weights), the
 // activations, tables and penalty state of `options`, and room for the backend's own work space.

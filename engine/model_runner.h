@@ -24,12 +24,13 @@ namespace fox {
 struct RunnerOptions {
   AcpMode acp = AcpMode::kCertified;
   DType kv_dtype = DType::kF32;
-  int32_t max_num_seqs = 16;
+  int32_t max_num_seqs = 16;   // 0: by the memory (PlanStepSizes), where a runner is loaded
   int32_t spare_slots = 32;    // beside max_num_seqs, where paused sequences keep their pages
   int32_t snapshot_slots = 0;  // for a prefix cache, where the backend shares pages
   int64_t max_model_len = 0;
-  int64_t max_num_batched_tokens = 0;  // of one step; 0: 512 on the CPU, 8192 on a GPU
-  int64_t max_logit_rows = 0;          // of one step; 0: 128
+  // Of one step; 0: 512 on the CPU, 8192 on a GPU, less where a runner is loaded with a small pool.
+  int64_t max_num_batched_tokens = 0;
+  int64_t max_logit_rows = 0;  // of one step; 0: 128
   int num_pages = 0;
   bool enforce_eager = false;      // no graphs
   bool poison_free_pages = false;  // see PagedKvShape

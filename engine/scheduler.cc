@@ -247,10 +247,11 @@ int64_t Scheduler::RoomForOthers(const Sequence& sequence) const {
   return others * limits_.lists_per_slot;
 }
 
-// Promises pages for one token to each running sequence in order; those that got them. One that
-// did not waits with its pages: a prompt for a while and as long as others move, unless the first
-// must, who decodes only if it has nobody to preempt; or, alone, while plans in flight may still
-// evict. Snapshots go before any sequence does, and what they give is waited for.
+// Promises pages for one token to each running sequence in order; those that got them. Who decodes
+// preempts who comes later, or waits with its pages if there is nobody. A prompt takes none that
+// others may need for their next row, and waits for a while before it preempts, unless
+// (`first_must`) nobody else moves and it is the first. Snapshots go before any
+// sequence does, and what they give is waited for.
 std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Schedule* schedule) {
   std::vector<Sequence*> ready;
   for (auto it = running_.begin(); it != running_.end();) {

@@ -59,9 +59,16 @@ void RegisterScheduling(ServerFlags* f, FlagSet* set) {
   set->Group("Memory and scheduling");
   set->Int("max-model-len", "N", "tokens of one sequence; 0: what the page pool holds", 0, kBillion,
            &runner->max_model_len);
-  set->Int("max-num-seqs", "N", "sequences that run at once", 1, 65536, &runner->max_num_seqs);
-  set->Int("max-num-batched-tokens", "N", "tokens of one step; 0: 512 on the CPU, 8192 on a GPU", 0,
+  runner->max_num_seqs = 0;
+  set->Int("max-num-seqs", "N", "sequences that run at once; 0: chosen by device and memory", 0,
+           65536, &runner->max_num_seqs);
+  set->Int("max-num-batched-tokens", "N",
+           "tokens of one step; 0: 512 on the CPU, 8192 on a GPU, less for a small pool", 0,
            1 << 20, &runner->max_num_batched_tokens);
+  set->Enum("kv-admission",
+            {{"expected", KvAdmission::kExpected}, {"worst-case", KvAdmission::kWorstCase}},
+            "pages that a request needs to start: what it is expected to keep, or its whole prompt",
+            &engine->kv_admission);
   set->Double("gpu-memory-utilization", "SHARE", "of a GPU's memory that may be used", 0, 1,
               &f->engine.gpu_memory_utilization);
   set->Bool("enforce-eager", "run every step without CUDA graphs", &runner->enforce_eager);

@@ -21,7 +21,7 @@ absl::Status LoadWith(const std::function<void(EngineConfig&)>& change) {
 
 TEST(EngineFactoryTest, WrongValuesAreRefusedBeforeTheModelIsOpened) {
   const std::pair<const char*, std::function<void(EngineConfig&)>> cases[] = {
-      {"--max-num-seqs", [](EngineConfig& c) { c.runner.max_num_seqs = 0; }},
+      {"--max-num-seqs", [](EngineConfig& c) { c.runner.max_num_seqs = -1; }},
       {"--max-num-batched-tokens", [](EngineConfig& c) { c.runner.max_num_batched_tokens = -1; }},
       {"--gpu-memory-utilization", [](EngineConfig& c) { c.gpu_memory_utilization = 0; }},
       {"--gpu-memory-utilization", [](EngineConfig& c) { c.gpu_memory_utilization = 1.01; }},

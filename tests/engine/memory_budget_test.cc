@@ -109,6 +109,72 @@ TEST(MemoryBudgetTest, APoolForMoreTokensThanFit) {
   EXPECT_THAT(std::string(none.message()), HasSubstr("but 0.0 MiB are left for it"));
 }
 
+// Seats and tokens of a step that nobody asked for, of a pool of so many page rows.
+RunnerOptions Chosen(int64_t rows, RunnerOptions options, int32_t most = 256, bool on_gpu = true) {
+  int plans = 0;
+  const auto planned = PlanStepSizes(Model(), options, most, on_gpu, [&](RunnerOptions& sizes) {
+    EXPECT_LT(++plans, 10);
+    const int64_t activations = sizes.max_num_batched_tokens / kPageTokens;  // in rows, say
+    const int64_t left = rows - (on_gpu ? activations : 0);
+    return PlanMemory(Model(), {.available_bytes = left * kLists * PageBytes()}, sizes);
+  });
+  EXPECT_TRUE(planned.ok()) << planned.status();
+  return planned.value_or(RunnerOptions());
+}
+
+TEST(MemoryBudgetTest, SeatsFitThePool) {
+  RunnerOptions chosen = Options();
+  chosen.max_num_seqs = 0;
+  EXPECT_EQ(Chosen(100000, chosen).max_num_seqs, 256);
+  EXPECT_EQ(Chosen(100000, chosen, 32).max_num_seqs, 32);
+  EXPECT_EQ(Chosen(100000, chosen, 256, false).max_num_seqs, 256);
+  EXPECT_EQ(Chosen(8 * 256 + 128, chosen).max_num_seqs, 256);
+  EXPECT_EQ(Chosen(8 * 256 - 1, chosen, 256, false).max_num_seqs, 128);
+  EXPECT_EQ(Chosen(200, chosen, 256, false).max_num_seqs, 16);
+  EXPECT_EQ(Chosen(20, chosen, 256, false).max_num_seqs, 16);
+  EXPECT_EQ(Chosen(20, Options(), 256, false).max_num_seqs, 2);  // asked for
+}
+
+TEST(MemoryBudgetTest, TokensOfAStepAreAQuarterOfThePool) {
+  const RunnerOptions options = Options();
+  EXPECT_EQ(Chosen(100000, options).max_num_batched_tokens, 8192);
+  EXPECT_EQ(Chosen(100000, options, 2, false).max_num_batched_tokens, 512);
+  // Of 328 rows 128 are activations at first: a quarter of the other 200 is 3,200 tokens. The pool
+  // has what they leave.
+  const RunnerOptions small = Chosen(328, options);
+  EXPECT_EQ(small.max_num_batched_tokens, 3200);
+  EXPECT_EQ(small.num_pages, (328 - 50) * kLists);
+  EXPECT_EQ(Chosen(130, options).max_num_batched_tokens, 512);
+  RunnerOptions asked = Options();
+  asked.max_num_batched_tokens = 4096;
+  EXPECT_EQ(Chosen(328, asked).max_num_batched_tokens, 4096);
+}
+
+TEST(MemoryBudgetTest, TablesOfSeatsTakeAnEighthOfThePoolAtMost) {
+  RunnerOptions chosen = Options();
+  chosen.max_num_seqs = 0;
+  const auto planned = PlanStepSizes(Model(), chosen, 256, false, [&](RunnerOptions& sizes) {
+    return PlanMemory(
+        Model(), {.available_bytes = 5000 * kLists * PageBytes(), .max_model_len = 1 << 20}, sizes);
+  });
+  ASSERT_TRUE(planned.ok());
+  EXPECT_LT(planned->max_num_seqs, 256);
+  const size_t tables = KvCache::FixedBytes(CacheShape(Model(), *planned));
+  EXPECT_LE(8 * tables, static_cast<size_t>(planned->num_pages * PageBytes()));
+}
+
+TEST(MemoryBudgetTest, WhatDoesNotFitIsRefusedAtTheFewestSeats) {
+  RunnerOptions chosen = Options();
+  chosen.max_num_seqs = 0;
+  int32_t last = 0;
+  const auto planned = PlanStepSizes(Model(), chosen, 256, true, [&](RunnerOptions& sizes) {
+    last = sizes.max_num_seqs;
+    return absl::ResourceExhaustedError("no");
+  });
+  EXPECT_TRUE(absl::IsResourceExhausted(planned.status()));
+  EXPECT_EQ(last, 16);
+}
+
 constexpr double kMib = 1 << 20;
 constexpr int64_t kWeights = 64 << 20;
 

@@ -62,7 +62,7 @@ TEST(ServerFlagsTest, RefusalsNameTheFlag) {
       {{"--model=m", "--ssl-certfile=c", "--ssl-keyfile=k", "--ssl-cert-reqs=required"},
        "--ssl-ca-certs"},
       {{"--model=m", "--dtype=fp8"}, "--dtype"},
-      {{"--model=m", "--max-num-seqs=0"}, "--max-num-seqs"},
+      {{"--model=m", "--max-num-seqs=-1"}, "--max-num-seqs"},
       {{"--model=m", "--grpc-prot=1"}, "did you mean --grpc-port?"},
   };
   for (const auto& [arguments, expected] : cases) {
