@@ -55,6 +55,9 @@ class PrefixCache {
   // How many of the next `count` tokens may go into one step: it ends where a snapshot is wanted.
   int64_t CutChunk(const Sequence& sequence, int64_t count) const;
 
+  // The sequence rests: nobody waits any more for what it would compute.
+  void Rest(Sequence* sequence) { Unclaim(sequence); }
+
   // Drops snapshots, the least worth first, until `pages` are free or may be; the plan may use as
   // many as it returns. Those that somebody starts from in this plan are kept.
   int64_t Reclaim(int64_t pages);

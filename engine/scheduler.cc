@@ -175,6 +175,7 @@ void Scheduler::Rest(Sequence* sequence, Schedule* schedule) {
   FOX_CHECK(running_.erase(sequence) == 1);
   waiting_.Charge(sequence);
   holders_.push_back(sequence);
+  prefixes_.Rest(sequence);
   Pause(sequence, schedule);
 }
 

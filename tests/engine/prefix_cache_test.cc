@@ -206,6 +206,8 @@ TEST_F(PrefixCacheTest, NobodyWaitsForWhoHasLeftOrPassed) {
   Sequence* b = Make(0, 640);
   b->tokens[300] = -1;
   EXPECT_TRUE(cache_->Find(b));
+  cache_->Rest(a);
+  EXPECT_FALSE(cache_->Find(b));
   cache_->Leave(a, false);  // preempted
   EXPECT_FALSE(cache_->Find(b));
   EXPECT_EQ(b->prefix.found, 0);
