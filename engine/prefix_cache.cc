@@ -54,7 +54,7 @@ void PrefixCache::Follow(Sequence* sequence) {
                      (prompt_done && state.last < PageEnd(sequence->prompt_tokens));
     if (stop != state.stops.end()) {
       state.stops.erase(stop);
-      ++version_;  // whoever waits for it looks again, though it may have found no room
+      Touch(*sequence);  // whoever waits for it looks again, though there may be no room for one
     }
     if (due) Take(sequence, tokens);
   }
@@ -88,9 +88,11 @@ bool PrefixCache::Find(Sequence* sequence) {
   PrefixState& state = sequence->prefix;
   const auto length = static_cast<int64_t>(sequence->tokens.size());
   if (!Uses(*sequence)) return false;
-  if (state.version == version_ && state.length == length) return state.waits;
+  const PrefixTree::Node* const first = tree_.First(RealmOf(*sequence), sequence->tokens);
+  const int64_t version = first == nullptr ? 0 : first->version;
+  if (state.version == version && state.length == length) return state.waits;
   state = {};
-  state.version = version_;
+  state.version = version;
   state.length = length;
   const std::vector<PrefixTree::Node*> path =
       tree_.Find(RealmOf(*sequence), sequence->tokens, Limit(*sequence));
@@ -148,6 +150,11 @@ void PrefixCache::Start(Sequence* sequence) {
   Claim(sequence);
 }
 
+void PrefixCache::Touch(const Sequence& sequence) {
+  PrefixTree::Node* const first = tree_.First(RealmOf(sequence), sequence.tokens);
+  if (first != nullptr) first->version = ++versions_;
+}
+
 // Says that this sequence computes its prompt now, where nobody else does.
 void PrefixCache::Claim(Sequence* sequence) {
   const int64_t limit =
@@ -159,18 +166,18 @@ void PrefixCache::Claim(Sequence* sequence) {
     }
   }
   sequence->prefix.claims = true;
-  ++version_;
+  Touch(*sequence);
 }
 
 void PrefixCache::Unclaim(Sequence* sequence) {
   if (!std::exchange(sequence->prefix.claims, false)) return;
+  Touch(*sequence);
   const std::vector<PrefixTree::Node*> path =
       tree_.Find(RealmOf(*sequence), sequence->tokens, sequence->prompt_tokens);
   for (PrefixTree::Node* node : path) {
     if (node->computing == sequence) node->computing = nullptr;
   }
   if (!path.empty()) tree_.Prune(path.back());
-  ++version_;
 }
 
 int64_t PrefixCache::CutChunk(const Sequence& sequence, int64_t count) const {
@@ -197,7 +204,7 @@ void PrefixCache::Take(Sequence* sequence, int64_t tokens) {
   At(node->snapshot) = {node, pages, now_, plan_};
   ++size_;
   ++stats_.taken;
-  ++version_;
+  Touch(*sequence);
   snapshots_.push_back({sequence->slot, node->snapshot, tokens});
   ledger_.Share(sequence->slot);
 }
@@ -264,11 +271,13 @@ int64_t PrefixCache::Drop(int32_t slot) {
   unsure_pages_ += std::max<int64_t>(snapshot.pages - pages, 0);
   PrefixTree::Node* const node = std::exchange(snapshot.node, nullptr);
   node->snapshot = -1;
+  PrefixTree::Node* first = node;
+  while (first->parent->parent != nullptr) first = first->parent;
+  first->version = ++versions_;
   tree_.Prune(node);
   free_slots_.push_back(slot);
   --size_;
   ++stats_.dropped;
-  ++version_;
   return pages;
 }
 

@@ -98,6 +98,8 @@ class PrefixCache {
   static bool WillReach(const Sequence& sequence, const PrefixTree::Node& node);
   static void AddStop(Sequence* sequence, int64_t tokens);
   static void AddStops(Sequence* sequence);
+  // What those that begin like the sequence may find is another one from now on.
+  void Touch(const Sequence& sequence);
   void Claim(Sequence* sequence);
   void Unclaim(Sequence* sequence);
   void Take(Sequence* sequence, int64_t tokens);
@@ -113,7 +115,7 @@ class PrefixCache {
   std::vector<Snapshot> snapshots_by_slot_;
   std::vector<int32_t> free_slots_;
   int64_t size_ = 0;
-  int64_t version_ = 0;  // of what Find may find
+  int64_t versions_ = 0;  // given so far
   Seconds now_ = 0;
   bool flush_ = false;
   // Of the open plan.

@@ -27,7 +27,7 @@ struct SequenceGroup {
 
 // What the prefix cache knows of a sequence.
 struct PrefixState {
-  // Without a slot: what was found, and for which version of the cache and length it holds.
+  // Without a slot: what was found, and for which version (PrefixTree) and length it holds.
   int64_t version = -1, length = 0;
   int64_t found = 0;      // tokens of `snapshot`
   int32_t snapshot = -1;  // its slot; -1: none
