@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -162,8 +163,10 @@ void LogStart(const LoadedModel& model, const FlagSet& set) {
 void PrintListening(const char* what, const std::string& host, int port) {
   const std::string line = absl::StrCat(what, " ", host, ":", port, "\n");
   pollfd ready{STDOUT_FILENO, POLLOUT, 0};
-  const bool printed =
-      poll(&ready, 1, 0) == 1 && write(STDOUT_FILENO, line.data(), line.size()) > 0;
+  int writable = 0;
+  do writable = poll(&ready, 1, 0);
+  while (writable < 0 && errno == EINTR);
+  const bool printed = writable == 1 && write(STDOUT_FILENO, line.data(), line.size()) > 0;
   Log(LogLevel::kInfo, what,
       {{"host", host}, {"port", int64_t{port}}, {"printed", printed ? "yes" : "no"}});
 }

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <regex>
 
 #include "gtest/gtest.h"
 
@@ -19,14 +20,12 @@ extern char** environ;
 namespace fox {
 namespace {
 
-// The number at the end of the line that begins with `mark`; 0: it is not there.
-int PortAfter(const std::string& log, const std::string& mark) {
-  const std::string lines = "\n" + log;
-  const size_t begin = lines.find("\n" + mark);
-  if (begin == std::string::npos) return 0;
-  const size_t end = lines.find('\n', begin + 1);
-  if (end == std::string::npos) return 0;
-  return std::atoi(lines.c_str() + lines.rfind(':', end) + 1);
+// The port that a line says after `what`, on standard output or, where that line was lost, in the
+// log; 0: neither is there.
+int PortAfter(const std::string& log, const std::string& what) {
+  static constexpr char kAddress[] = R"(\S+(:| port=)(\d+)( printed=\w+)?\n)";
+  std::smatch found;
+  return std::regex_search(log, found, std::regex(what + kAddress)) ? std::stoi(found[2]) : 0;
 }
 
 std::vector<char*> Pointers(std::vector<std::string>* strings) {
