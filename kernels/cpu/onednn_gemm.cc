@@ -1,5 +1,7 @@
 // Matrix products by oneDNN, 2.x and 3.x. Weights are reordered once into the layout the library
-// asks for; primitives cost 0.1-0.3 ms to make, so they are kept by shape.
+// asks for; primitives cost 0.3 ms to make (several where there is AMX), so they are kept by shape,
+// as many as a server needs from step to step: prompts come in all lengths, and each primitive
+// holds code of its own, 50 KB (130 KB where there is AMX).
 #include <omp.h>
 
 #include <algorithm>
@@ -67,9 +69,11 @@ struct Lane {
   struct Prepared {
     dnnl::matmul primitive;
     memory::desc scratchpad;
+    int64_t used;  // the lane's count of uses, at the last one
   };
   dnnl::stream stream;
   std::map<Shape, Prepared> primitives;
+  int64_t uses = 0;
   memory scratchpad;           // the largest so far
   std::vector<float> product;  // of a slice, where its outputs are not dense
 };
@@ -77,7 +81,10 @@ struct Lane {
 class OneDnnGemm : public Gemm {
  public:
   OneDnnGemm(DType dtype, ThreadPool& pool)
-      : dtype_(dtype), pool_(pool), lanes_(static_cast<size_t>(pool.threads())) {}
+      : dtype_(dtype), pool_(pool), lanes_(static_cast<size_t>(pool.threads())) {
+    // The library keeps primitives, too. Here lanes that need the same one at once share it.
+    dnnl::set_primitive_cache_capacity(kSharedPrimitives);
+  }
 
   std::string Name() const override { return std::string("oneDNN ") + NameOf(dtype_); }
 
@@ -217,9 +224,17 @@ class OneDnnGemm : public Gemm {
   }
 
   const Lane::Prepared& Prepare(Lane& lane, const Shape& shape, const memory::desc& weight) const {
-    auto found = lane.primitives.find(shape);
-    if (found != lane.primitives.end()) return found->second;
-    if (lane.primitives.size() >= kMaxPrimitives) lane.primitives.clear();
+    const int64_t use = ++lane.uses;
+    const auto found = lane.primitives.find(shape);
+    if (found != lane.primitives.end()) {
+      found->second.used = use;
+      return found->second;
+    }
+    if (lane.primitives.size() >= kMaxPrimitives) {
+      lane.primitives.erase(std::min_element(
+          lane.primitives.begin(), lane.primitives.end(),
+          [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
+    }
     dnnl::primitive_attr attr;
     // The library's own scratch memory belongs to the thread that made the primitive.
     attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
@@ -232,7 +247,7 @@ class OneDnnGemm : public Gemm {
     const memory::desc scratchpad = pd.scratchpad_desc();
     const size_t have = lane.scratchpad ? lane.scratchpad.get_desc().get_size() : 0;
     if (scratchpad.get_size() > have) lane.scratchpad = memory(scratchpad, CpuEngine());
-    return lane.primitives.emplace(shape, Lane::Prepared{dnnl::matmul(pd), scratchpad})
+    return lane.primitives.emplace(shape, Lane::Prepared{dnnl::matmul(pd), scratchpad, use})
         .first->second;
   }
 
@@ -254,7 +269,8 @@ class OneDnnGemm : public Gemm {
     }
   }
 
-  static constexpr size_t kMaxPrimitives = 1024;
+  static constexpr size_t kMaxPrimitives = 256;  // of a lane
+  static constexpr int kSharedPrimitives = 16;   // two shapes a product: full shares, and the last
   static constexpr int64_t kManyRows = 64;  // from here on a thread's share of rows fills its tiles
   static constexpr int64_t kSliceUnit = 64;  // outputs that the library computes at once
   DType dtype_;

@@ -1,6 +1,7 @@
-// Process metrics: see process_metrics.h and proc(5).
+// Process metrics: see process_metrics.h, proc(5) and mallinfo(3).
 #include "server/metrics/process_metrics.h"
 
+#include <malloc.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -59,6 +60,9 @@ void AddProcessMetrics(MetricFamilies* out) {
     out->Gauge("process_resident_memory_bytes", "Memory of the process that is in RAM.",
                Number(fields, kResidentPages) * static_cast<double>(sysconf(_SC_PAGESIZE)));
   }
+  const struct mallinfo2 heap = mallinfo2();
+  out->Gauge("process_heap_bytes", "Memory of the heap that is in use.",
+             heap.uordblks + heap.hblkhd);
   std::error_code error;
   const std::filesystem::directory_iterator open("/proc/self/fd", error);
   if (!error) {

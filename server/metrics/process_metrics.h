@@ -5,7 +5,7 @@
 
 namespace fox {
 
-// From /proc/self; what cannot be read is left out.
+// From /proc/self and the allocator; what cannot be read is left out.
 void AddProcessMetrics(MetricFamilies* out);
 
 }  // namespace fox

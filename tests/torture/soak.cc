@@ -1,8 +1,15 @@
 // The soak: fox-server at saturation for long, by all doors, with clients that cancel, hang up,
 // stop reading, send nonsense and come back. Its memory, descriptors and threads stay where they
-// are after it has warmed up, and every stream is the solo run's.
+// are after it has warmed up, and every stream is the solo run's. Two memories are measured: what
+// is resident and not of a file (the system drops such pages and brings them back as it likes), and
+// what the server says of its heap that is in use. If the first one grows alone, the allocator
+// keeps what was freed.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
 #include <random>
 #include <thread>
 #include <utility>
@@ -23,6 +30,9 @@ namespace fox {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr double kSlopeSeconds = 300;   // from that long on a slope means something
+constexpr double kLongestWarmUp = 300;  // seconds
 
 struct Soak {
   Part* part;
@@ -102,45 +112,81 @@ void SendNonsense(Soak* soak, uint64_t seed) {
   }
 }
 
+// What the server keeps for the sizes of steps is there before memory is measured: products of as
+// many rows as a prompt has tokens, the logits of as many as it computes at once.
+void SendPromptsOfAllLengths(Soak* soak) {
+  HttpClient client(soak->ports.http);
+  std::string prompt;
+  for (int words = 8; words <= 512; words += 8) {
+    for (int i = 0; i < 8; ++i) prompt += " once";
+    nlohmann::json body = {{"prompt", prompt}, {"max_tokens", 1}};
+    if (words == 512) body.update({{"echo", true}, {"logprobs", 1}});
+    soak->part->Check(client.Post("/v1/completions", body).status == 200, "no answer to a prompt");
+  }
+}
+
 struct Sample {
   double hours;
-  double resident, descriptors, threads;
+  double anonymous, heap, descriptors, threads;  // in bytes
 };
 
 struct Slope {
   double per_hour = 0, error = 0;  // two standard errors
+
+  void Describe(const std::string& what, Part* part) const {
+    part->Set(absl::StrCat(what, "_mb_per_hour"), per_hour / 1e6);
+    part->Set(absl::StrCat(what, "_two_sigma"), error / 1e6);
+  }
+  // Whether it may be flat: it is not shown to be more than a megabyte an hour.
+  bool flat() const { return per_hour - error < 1e6; }
 };
 
 // Of the least of each twentieth of the samples: what is in use for a moment is no leak.
-Slope FitLeast(const std::vector<Sample>& samples) {
+Slope FitLeast(const std::vector<Sample>& samples, double Sample::*memory) {
   constexpr size_t kParts = 20;
   std::vector<Sample> least;
   for (size_t part = 0; part < kParts && samples.size() >= kParts; ++part) {
     const auto begin = samples.begin() + static_cast<ptrdiff_t>(part * samples.size() / kParts);
     const auto end = samples.begin() + static_cast<ptrdiff_t>((part + 1) * samples.size() / kParts);
     least.push_back(*std::min_element(
-        begin, end, [](const Sample& a, const Sample& b) { return a.resident < b.resident; }));
+        begin, end, [=](const Sample& a, const Sample& b) { return a.*memory < b.*memory; }));
   }
   if (least.empty()) return {};
   const auto n = static_cast<double>(least.size());
   double x = 0, y = 0, xx = 0, xy = 0, rest = 0;
-  for (const Sample& s : least) x += s.hours / n, y += s.resident / n;
+  for (const Sample& s : least) x += s.hours / n, y += s.*memory / n;
   for (const Sample& s : least) {
     xx += (s.hours - x) * (s.hours - x);
-    xy += (s.hours - x) * (s.resident - y);
+    xy += (s.hours - x) * (s.*memory - y);
   }
   Slope slope;
   slope.per_hour = xy / xx;
   for (const Sample& s : least) {
-    const double off = s.resident - y - slope.per_hour * (s.hours - x);
+    const double off = s.*memory - y - slope.per_hour * (s.hours - x);
     rest += off * off;
   }
   slope.error = 2 * std::sqrt(rest / (n - 2) / xx);
   return slope;
 }
 
+double AnonymousBytes(const ServerProcess& server) {
+  std::ifstream file(absl::StrCat("/proc/", server.pid(), "/statm"));
+  int64_t size = 0, resident = 0, of_files = 0;
+  file >> size >> resident >> of_files;
+  return static_cast<double>((resident - of_files) * sysconf(_SC_PAGESIZE));
+}
+
+// As the server's metrics have it; 0: they do not.
+double HeapBytes(const ServerProcess& server) {
+  const HttpReply reply = HttpClient(server.ports().metrics).Get("/metrics");
+  const std::string name = "\nprocess_heap_bytes ";
+  const size_t at = reply.body.find(name);
+  return at == std::string::npos ? 0 : std::atof(reply.body.c_str() + at + name.size());
+}
+
+// All but the heap.
 Sample Look(const ServerProcess& server, Clock::time_point start) {
-  return {SecondsSince(start) / 3600, static_cast<double>(ResidentBytes(server.pid())),
+  return {SecondsSince(start) / 3600, AnonymousBytes(server), 0,
           static_cast<double>(CountDescriptors(server.pid())),
           static_cast<double>(CountThreads(server.pid()))};
 }
@@ -160,6 +206,7 @@ std::vector<Sample> Run(Soak* soak, const ServerProcess& server, int readers, do
   while (SecondsSince(start) < seconds) {
     std::this_thread::sleep_for(std::chrono::milliseconds(seconds < 60 ? 100 : 1000));
     samples.push_back(Look(server, start));
+    samples.back().heap = HeapBytes(server);
     soak->part->Tell(static_cast<int64_t>(SecondsSince(start)), static_cast<int64_t>(seconds));
   }
   soak->over = true;
@@ -179,25 +226,31 @@ Sample AtRest(const ServerProcess& server, const Sample* before) {
       break;
     }
   }
+  now.heap = HeapBytes(server);
   return now;
 }
 
 void Judge(Part* part, const std::vector<Sample>& samples, const Sample& before,
            const Sample& after, double seconds) {
-  const Slope slope = FitLeast(samples);
+  const Slope anonymous = FitLeast(samples, &Sample::anonymous);
+  const Slope heap = FitLeast(samples, &Sample::heap);
   part->Set("measured_seconds", seconds);
-  part->Set("resident_mb", after.resident / 1e6);
-  part->Set("resident_growth_mb", (after.resident - before.resident) / 1e6);
-  part->Set("slope_mb_per_hour", slope.per_hour / 1e6);
-  part->Set("slope_two_sigma", slope.error / 1e6);
+  part->Set("anonymous_mb", after.anonymous / 1e6);
+  part->Set("anonymous_growth_mb", (after.anonymous - before.anonymous) / 1e6);
+  anonymous.Describe("anonymous", part);
+  part->Set("heap_mb", after.heap / 1e6);
+  part->Set("heap_growth_mb", (after.heap - before.heap) / 1e6);
+  heap.Describe("heap", part);
   part->Set("descriptors", {before.descriptors, after.descriptors});
   part->Set("threads", {before.threads, after.threads});
   part->Check(after.descriptors <= before.descriptors, "descriptors are left open");
   part->Check(after.threads <= before.threads + 4, "threads are left");
-  if (seconds >= 300) {
-    part->CheckCost(slope.per_hour - slope.error < 1e6, "memory grows by more than 1 MB an hour");
+  part->CheckCost(after.heap > 0, "the heap is not in the metrics");
+  if (seconds >= kSlopeSeconds) {
+    part->CheckCost(anonymous.flat(), "memory grows by more than 1 MB an hour");
+    part->CheckCost(heap.flat(), "the heap grows by more than 1 MB an hour");
   } else {
-    part->CheckCost(after.resident - before.resident < 32e6, "memory grows");
+    part->CheckCost(after.anonymous - before.anonymous < 32e6, "memory grows");
   }
 }
 
@@ -211,7 +264,8 @@ int TortureSoak(const Arguments& arguments) {
   FlagSet flags;
   flags.String("server", "FILE", "fox-server", &program);
   flags.String("model", "DIR", "what it serves", &model);
-  flags.Double("minutes", "M", "how long; a quarter of it to warm up", 0.05, 1e5, &minutes);
+  flags.Double("minutes", "M", "how long; a quarter of it to warm up, at most five minutes", 0.05,
+               1e5, &minutes);
   flags.Int("readers", "N", "streams at once", 1, 256, &readers);
   part.Parse(&flags, arguments);
   const double seconds = std::min(60 * minutes, part.seconds());
@@ -227,10 +281,12 @@ int TortureSoak(const Arguments& arguments) {
   }
   part.Check(!soak.answers.empty(), "the solo run failed");
   if (!soak.answers.empty()) {
-    Run(&soak, server, readers, seconds / 4);
+    const double warm_up = std::min(seconds / 4, kLongestWarmUp), measured = seconds - warm_up;
+    if (measured >= kSlopeSeconds) SendPromptsOfAllLengths(&soak);
+    Run(&soak, server, readers, warm_up);
     const Sample before = AtRest(server, nullptr);
-    const std::vector<Sample> samples = Run(&soak, server, readers, seconds * 3 / 4);
-    Judge(&part, samples, before, AtRest(server, &before), seconds * 3 / 4);
+    const std::vector<Sample> samples = Run(&soak, server, readers, measured);
+    Judge(&part, samples, before, AtRest(server, &before), measured);
     soak.counts.Describe(&part);
     part.Set("streams", soak.calls.load());
     part.Set("stalled", soak.stalls.load());

@@ -2,6 +2,7 @@
 #include "kernels/cpu/cpu_ops.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <cmath>
 #include <random>
@@ -76,6 +77,21 @@ INSTANTIATE_TEST_SUITE_P(Kinds, LinearTest,
                                            LinearCase{DType::kF32, true, 0},
                                            LinearCase{DType::kBF16, false, 2.01 / 512},
                                            LinearCase{DType::kBF16, true, 2.01 / 512}));
+
+// Prompts come in all lengths: what is kept for each must not add up.
+TEST(CpuOpsTest, MemoryIsBoundedWhateverTheNumberOfRows) {
+  CpuOps ops({DType::kF32, false, 1});
+  constexpr int64_t kRows = 900, kWidth = 64;
+  std::vector<float> weight = Random(kWidth * kWidth, 1), in = Random(kRows * kWidth, 2), out = in;
+  const auto packed = ops.Pack(View(weight, kWidth, kWidth));
+  size_t warm = 0;
+  for (int64_t rows = 1; rows <= kRows; ++rows) {
+    ops.Linear({.in = View(in, rows, kWidth), .weight = *packed, .out = View(out, rows, kWidth)},
+               nullptr);
+    if (rows == kRows / 3) warm = mallinfo2().uordblks;
+  }
+  EXPECT_LT(mallinfo2().uordblks, warm + (4 << 20));  // 600 primitives would be 22 MB
+}
 
 TEST(CpuOpsTest, PlainRowsDoNotDependOnOtherRows) {
   CpuOps ops({DType::kF32, true, 2});
@@ -175,6 +191,18 @@ TEST(CpuOpsTest, EmbedClampsIdsAndReadsAnyDtype) {
   batch.token_ids = ids.data();
   ops.Embed(batch, {table.data(), DType::kBF16, 2, 2, 2}, View(out, 4, 2), nullptr);
   EXPECT_EQ(out, (std::vector<float>{3, 4, 1, 2, 3, 4, 1, 2}));
+}
+
+// Buffers are mappings, of which the address sanitizer knows nothing unless it is told.
+TEST(CpuOpsDeathTest, TheAddressSanitizerSeesTheEndOfABuffer) {
+#ifndef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "no address sanitizer";
+#endif
+  CpuOps ops({DType::kF32, true, 1});
+  const Buffer buffer = ops.Allocate(13);
+  auto* const bytes = static_cast<volatile char*>(buffer.data());
+  bytes[12] = 1;
+  EXPECT_DEATH(bytes[13] = 1, "use-after-poison");
 }
 
 }  // namespace
