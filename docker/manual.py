@@ -35,7 +35,9 @@ CODES = {
         ("0", "stopped by SIGTERM or SIGINT: after a drain, or at once while the model is loading"),
         ("70", "the engine failed, a step hangs, or memory or threads ran out: restart it"),
         ("78", "a flag, the model or the memory is not right; one line on standard error says why, "
-               "nothing was served, and a restart will not help")),
+               "nothing was served, and a restart will not help"),
+        ("134, 139", "instead of 70 or 78, where ulimit -c is not 0: it aborted or crashed, and "
+                     "left a core")),
     "fox-cli": (("0", "done; for health: the server is serving"),
                 ("1", "the server answered with an error; for health: it is not serving"),
                 ("2", "the command line is wrong")),

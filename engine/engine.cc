@@ -231,10 +231,6 @@ void EngineState::UpdateGauges() {
   stats.paused = scheduler.paused();
   stats.queued_tokens = waiting.tokens();
   stats.free_pages = free_pages;
-  stats.queue_seconds =
-      times.known() && stats.running > 0
-          ? times.Wait(scheduler.RunningWork(), waiting.All(times), scheduler.seats())
-          : 0;
 }
 
 Engine::Engine(const EngineOptions& options, StepExecutor& executor,
@@ -316,6 +312,13 @@ Seconds Engine::NextDeadline() const {
 }
 
 const EngineStats& Engine::stats() const { return state_->stats; }
+
+Seconds Engine::QueueSeconds() const {
+  const Scheduler& scheduler = state_->scheduler;
+  const ServiceTimes& times = state_->times;
+  if (!times.known() || scheduler.running() == 0) return 0;
+  return times.Wait(scheduler.RunningWork(), scheduler.waiting().All(times), scheduler.seats());
+}
 
 const absl::Status& Engine::fatal() const { return state_->fatal; }
 

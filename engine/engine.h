@@ -57,6 +57,8 @@ class Engine {
   bool HasWork() const;
   Seconds NextDeadline() const;
   const EngineStats& stats() const;
+  // How long a request that came now would wait for its start, estimated. Looks at all that runs.
+  Seconds QueueSeconds() const;
   const absl::Status& fatal() const;
 
  private:

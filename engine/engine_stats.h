@@ -25,7 +25,6 @@ struct EngineStats {
   // Ended requests. expired: past a deadline; aborted: FinishReason::kAbort and stalled readers;
   // rejected: never started for want of room, all samples of a prompt counted once.
   int64_t finished = 0, failed = 0, cancelled = 0, expired = 0, aborted = 0, rejected = 0;
-  double queue_seconds = 0;  // how long a request that came now would wait for its start, estimated
   double max_log_evicted_mass = kNoMass;  // over all finished requests
 };
 

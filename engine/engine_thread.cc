@@ -21,6 +21,7 @@ namespace fox {
 namespace {
 
 constexpr Seconds kLongestWait = 0.04;  // between heartbeats, when the executor is probed
+constexpr Seconds kEstimateAge = 0.01;
 
 struct SubmitCommand {
   std::vector<Request> requests;
@@ -61,10 +62,12 @@ struct EngineThread::Impl {
   std::unordered_map<RequestId, OutputSink> sinks;
   std::function<void(Seconds)> batch_end;  // set before the first Submit
   bool called_back = false;                // since batch_end
+  Seconds next_estimate = -kNever;
 
   const Clock clock;
   std::atomic<RequestId> next_id{1};
   std::atomic<double> last_turn{0.0};  // steady clock
+  std::atomic<Seconds> queue_seconds{0.0};
   std::atomic<bool> draining{false};
   std::atomic<std::thread::id> thread_id{};
 
@@ -212,6 +215,11 @@ void EngineThread::Impl::EndAll() {
 }
 
 void EngineThread::Impl::Publish() {
+  const Seconds now = clock();
+  if (now >= next_estimate || engine->stats().running == 0) {
+    queue_seconds = engine->QueueSeconds();
+    next_estimate = now + kEstimateAge;
+  }
   const MutexLock lock(mutex);
   stats = engine->stats();
   fatal = engine->fatal();
@@ -290,6 +298,8 @@ EngineStats EngineThread::stats() const {
   const MutexLock lock(impl_->mutex);
   return impl_->stats;
 }
+
+Seconds EngineThread::QueueSeconds() const { return impl_->queue_seconds; }
 
 double EngineThread::HeartbeatAge() const { return SteadySeconds() - impl_->last_turn; }
 

@@ -57,6 +57,8 @@ class EngineThread {
 
   // A copy of the engine's counters, at most one step old.
   EngineStats stats() const;
+  // Engine::QueueSeconds, 10 ms and a step old at most.
+  Seconds QueueSeconds() const;
   // Seconds since the loop last turned; grows when a step hangs. The loop turns at least each 40
   // ms.
   double HeartbeatAge() const;

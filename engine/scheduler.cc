@@ -115,10 +115,12 @@ Schedule Scheduler::Next(Seconds now) {
     budget.prefill = std::min(budget.tokens, times_.PrefillTokens(max_step_seconds_, decodes));
   }
   if (!prefills.empty()) {
-    const int64_t kept = (budget.prefill + 1) / 2;
+    const int64_t kept = (budget.prefill + 1) / 2, kept_rows = (budget.logit_rows + 1) / 2;
     budget.prefill -= kept;
+    budget.logit_rows -= kept_rows;
     Admit(now, /*whole_prompts=*/true, &budget, &schedule);
     budget.prefill = std::min(budget.prefill + kept, budget.tokens);
+    budget.logit_rows += kept_rows;
     PlanPrefills(std::move(prefills), now, &budget, &schedule);
   }
   Admit(now, /*whole_prompts=*/false, &budget, &schedule);
@@ -379,22 +381,34 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
   }
 }
 
-// The first in order gets at least half, then the shortest are done first.
+// The first in order gets at least half of tokens and rows, then the shortest are done first. Where
+// priorities keep who started earliest from being first, it is so once in kEarliestTurn steps: it
+// must end some day.
 void Scheduler::PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budget* budget,
                              Schedule* schedule) {
   if (prefills.empty()) return;
-  Sequence* first = prefills.front();
-  prefills.erase(prefills.begin());
+  auto chosen = prefills.begin();
+  const auto earliest =
+      std::min_element(prefills.begin(), prefills.end(),
+                       [](const Sequence* a, const Sequence* b) { return a->place < b->place; });
+  if ((*earliest)->steps_behind + 1 >= kEarliestTurn) chosen = earliest;
+  for (Sequence* sequence : prefills) ++sequence->steps_behind;
+  Sequence* first = *chosen;
+  first->steps_behind = 0;
+  prefills.erase(chosen);
   std::stable_sort(prefills.begin(), prefills.end(), [](const Sequence* a, const Sequence* b) {
     return a->remaining() < b->remaining();
   });
   const int64_t kept =
       std::min(first->remaining(), std::max<int64_t>(kPageTokens, budget->prefill / 2));
+  const int64_t kept_rows = std::min(first->NumLogitRows(kept), (budget->logit_rows + 1) / 2);
   budget->prefill = std::max<int64_t>(0, budget->prefill - kept);
+  budget->logit_rows -= kept_rows;
   for (Sequence* sequence : prefills) {
     Plan(sequence, ChunkSize(*sequence, *budget), now, budget, schedule);
   }
   budget->prefill = std::min(budget->prefill + kept, budget->tokens);
+  budget->logit_rows += kept_rows;
   Plan(first, ChunkSize(*first, *budget), now, budget, schedule);
 }
 

@@ -49,6 +49,10 @@ class Scheduler {
   // waits for.
   static constexpr int64_t kSlowShare = 8;
 
+  // Of the steps in which the prefill that started earliest could run, it is first in one of so
+  // many.
+  static constexpr int kEarliestTurn = 8;
+
   // Prompts are cut so that a step takes about `max_step_seconds` (0: no limit) by `times`, which
   // must outlive the scheduler.
   Scheduler(const ExecutorLimits& limits, const ServiceTimes& times, double max_step_seconds = 0);

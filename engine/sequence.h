@@ -108,6 +108,7 @@ struct Sequence {
   int64_t pages_lost = 0;  // how many it held then
   bool by_chunks = false;  // started without room for all of its prompt, which it still feeds
   Seconds blocked_since = kNever;  // when it first found no room at its turn
+  int32_t steps_behind = 0;        // in which others were first in prefill, since it was
 
   // The waiting queue's.
   Seconds waiting_since = 0;
@@ -146,11 +147,12 @@ struct Sequence {
 // Who was preempted so often is preempted no more but by others like it.
 inline constexpr int32_t kMostLosses = 3;
 
-// Scheduling order: who has lost most, lower priority value, then place.
+// Scheduling order: who has lost most, lower priority value, then place. Among those that have lost
+// most place alone: else urgent ones could preempt the others for ever.
 inline bool RunsBefore(const Sequence& a, const Sequence& b) {
   const bool a_first = a.losses >= kMostLosses, b_first = b.losses >= kMostLosses;
   if (a_first != b_first) return a_first;
-  return a.priority != b.priority ? a.priority < b.priority : a.place < b.place;
+  return !a_first && a.priority != b.priority ? a.priority < b.priority : a.place < b.place;
 }
 
 struct RunsEarlier {

@@ -74,7 +74,7 @@ Sequence* WaitingQueue::Next(Seconds now) const {
 
 bool WaitingQueue::IsAged(const Sequence& oldest, Seconds now) const {
   return now >= oldest.waiting_since + kAging &&
-         tokens_since_aged_ >= kAgedShare * oldest.queued_tokens;
+         cost_since_aged_ >= kAgedShare * Cost(oldest.queued_tokens, oldest.queued_max_tokens);
 }
 
 Sequence* WaitingQueue::NextInTurn() const {
@@ -89,7 +89,8 @@ Sequence* WaitingQueue::NextInTurn() const {
 void WaitingQueue::Start(Sequence* sequence, Seconds now) {
   if (!sequence->preempted) {
     const bool aged = sequence == *by_age_.begin() && IsAged(*sequence, now);
-    tokens_since_aged_ = aged ? 0 : tokens_since_aged_ + sequence->queued_tokens;
+    cost_since_aged_ += Cost(sequence->queued_tokens, sequence->queued_max_tokens);
+    if (aged) cost_since_aged_ = 0;
     int64_t least = INT64_MAX;
     for (const Client* client : turns_) least = std::min(least, client->served);
     served_ = std::max(served_, static_cast<double>(least));

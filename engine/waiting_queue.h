@@ -22,13 +22,16 @@ namespace fox {
 class WaitingQueue {
  public:
   static constexpr Seconds kAging = 5.0;     // who has waited so long and longest
-  static constexpr int64_t kAgedShare = 8;   // takes its turn after so many times its tokens
+  static constexpr int64_t kAgedShare = 8;   // starts when others have with so many times its cost
   static constexpr int64_t kDecodeCost = 4;  // of a decoded token, in tokens of a prompt
 
-  // What a request asks for, in tokens of a prompt and whole thousands, so that the order of
-  // requests like each other stays; of the tokens that it may generate the first 512.
+  // What a request asks for, in tokens of a prompt; of those that it may generate the first 512.
+  static int64_t Cost(int64_t tokens, int64_t max_tokens) {
+    return tokens + kDecodeCost * std::min<int64_t>(max_tokens, 512);
+  }
+  // In whole thousands, so that the order of requests like each other stays.
   static int64_t Asked(int64_t tokens, int64_t max_tokens) {
-    return (tokens + kDecodeCost * std::min<int64_t>(max_tokens, 512)) / 1024 * 1024;
+    return Cost(tokens, max_tokens) / 1024 * 1024;
   }
 
   // A client's account is kept from the first of its sequences to enter until the last one leaves.
@@ -105,7 +108,7 @@ class WaitingQueue {
   int64_t tokens_ = 0, max_tokens_ = 0;
   // What each client is due by now: a newcomer begins there.
   double served_ = 0;
-  int64_t tokens_since_aged_ = 0;
+  int64_t cost_since_aged_ = 0;
   int64_t round_ = 0;
 };
 

@@ -2,6 +2,9 @@
 #include "kernels/cpu/cpu_ops.h"
 
 #include <sys/mman.h>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
 
 #include <algorithm>
 #include <cstring>
@@ -21,6 +24,17 @@ std::unique_ptr<Gemm> MakeGemm(const CpuOptions& options, ThreadPool& pool) {
   return MakePlainGemm(options.dtype, pool);
 }
 
+// The address sanitizer knows the heap's bounds, not those of mappings: it is told them.
+#ifdef __SANITIZE_ADDRESS__
+constexpr size_t kGuardBytes = 4096;  // behind a buffer: who touches them is reported
+void Guard(void* end) { __asan_poison_memory_region(end, kGuardBytes); }
+void Unguard(void* end) { __asan_unpoison_memory_region(end, kGuardBytes); }
+#else
+constexpr size_t kGuardBytes = 0;
+void Guard(void*) {}
+void Unguard(void*) {}
+#endif
+
 }  // namespace
 
 CpuOps::CpuOps(const CpuOptions& options)
@@ -39,10 +53,14 @@ std::string CpuOps::Description() const {
 // Anonymous mappings are zeroed and take memory only where touched.
 Buffer CpuOps::Allocate(size_t bytes) {
   if (bytes == 0) return {};
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+  void* data = mmap(nullptr, bytes + kGuardBytes, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) throw std::bad_alloc();
-  return {data, bytes, [](void* at, size_t size) { munmap(at, size); }};
+  Guard(static_cast<std::byte*>(data) + bytes);
+  return {data, bytes, [](void* at, size_t size) {
+            Unguard(static_cast<std::byte*>(at) + size);
+            munmap(at, size + kGuardBytes);
+          }};
 }
 
 void CpuOps::CopyToDevice(const void* host, size_t bytes, void* device, Stream) {

@@ -93,10 +93,11 @@ absl::Status ServerCore::CheckQueue(const CallInfo& call) const {
   if (stats.queued_tokens >= options.max_num_queued_tokens) {
     return absl::ResourceExhaustedError("the queue is full: too many prompt tokens");
   }
-  if (options.max_queue_seconds > 0 && stats.queue_seconds > options.max_queue_seconds) {
+  const Seconds wait = engine.QueueSeconds();
+  if (options.max_queue_seconds > 0 && wait > options.max_queue_seconds) {
     return absl::ResourceExhaustedError("the queue is full: it is too long in seconds");
   }
-  if (call.arrival + stats.queue_seconds > call.deadline) {
+  if (call.arrival + wait > call.deadline) {
     return absl::ResourceExhaustedError("the queue is longer than the deadline");
   }
   return absl::OkStatus();
@@ -140,7 +141,7 @@ void ServerCore::AbandonAll(const absl::Status& status) {
 }
 
 int64_t ServerCore::RetryAfterMs() const {
-  return static_cast<int64_t>(std::clamp(1000.0 * engine.stats().queue_seconds, 100.0, 60000.0));
+  return static_cast<int64_t>(std::clamp(1000.0 * engine.QueueSeconds(), 100.0, 60000.0));
 }
 
 absl::Status ServerCore::Undrain() {

@@ -16,7 +16,7 @@
 namespace fox {
 namespace {
 
-void AddRequests(const EngineStats& stats, MetricFamilies* out) {
+void AddRequests(const EngineStats& stats, Seconds wait, MetricFamilies* out) {
   out->Gauge("fox_requests_running", "Requests in the running batch.", stats.running);
   out->Gauge("fox_requests_waiting", "Requests in the queue, preempted ones included.",
              stats.waiting);
@@ -24,8 +24,7 @@ void AddRequests(const EngineStats& stats, MetricFamilies* out) {
              stats.paused);
   out->Gauge("fox_queued_tokens", "Prompt tokens in the queue.", stats.queued_tokens);
   out->Gauge("fox_queue_wait_seconds",
-             "How long a request that came now would wait for its start, estimated.",
-             stats.queue_seconds);
+             "How long a request that came now would wait for its start, estimated.", wait);
   out->Counter("fox_prompt_tokens_total", "Tokens of prompts that were started.",
                stats.prompt_tokens);
   out->Counter("fox_generated_tokens_total", "Tokens generated.", stats.generated_tokens);
@@ -142,7 +141,7 @@ void AddServer(const ServerCore& core, MetricFamilies* out) {
 std::vector<prometheus::MetricFamily> MetricsCollector::Collect() const {
   const EngineStats stats = core_.engine.stats();
   MetricFamilies out;
-  AddRequests(stats, &out);
+  AddRequests(stats, core_.engine.QueueSeconds(), &out);
   AddPages(core_, stats, &out);
   AddSteps(core_, stats, steps_, &out);
   AddCalls(core_, stats, &out);

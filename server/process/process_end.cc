@@ -2,6 +2,7 @@
 #include "server/process/process_end.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -21,6 +22,15 @@ namespace {
 std::atomic<int> g_abort_code{kExitEngineFailed};
 std::atomic<int> g_late_code{kExitEngineFailed};
 
+// After the last line; signal handlers may call. Where no core is wanted a supervisor is told by
+// the exit code.
+void EndBroken(int signal) {
+  rlimit core{};
+  if (getrlimit(RLIMIT_CORE, &core) != 0 || core.rlim_cur == 0) _exit(g_abort_code);
+  ::signal(signal, SIG_DFL);
+  raise(signal);  // from its own handler: when that returns, where the fault was
+}
+
 [[noreturn]] void EndUncaught() {
   constexpr const char* kEvent = "the process ends by an exception";
   try {
@@ -35,18 +45,19 @@ std::atomic<int> g_late_code{kExitEngineFailed};
   } catch (...) {
     WriteLastLine(kEvent, "unknown");
   }
-  _exit(g_abort_code);
+  EndBroken(SIGABRT);
+  _exit(g_abort_code);  // where another handler holds the signal back
 }
 
-void EndAborted(int) {
+void EndAborted(int signal) {
   WriteLastLine("the process aborts", "a failed check, or a library without memory or threads");
-  _exit(g_abort_code);
+  EndBroken(signal);
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-void EndCrashed(int) {
+void EndCrashed(int signal) {
   WriteLastLine("the process crashes", "an invalid access, as of a library without memory");
-  _exit(g_abort_code);
+  EndBroken(signal);
 }
 #endif
 
@@ -61,11 +72,16 @@ void EndLate(int) {
 
 void EndOnAbort(int code) {
   g_abort_code = code;
-  std::set_terminate(EndUncaught);
-  signal(SIGABRT, EndAborted);
+  // Once: models/mapped_file.cc stands before the handler of SIGBUS by now.
+  [[maybe_unused]] static const bool installed = [] {
+    std::set_terminate(EndUncaught);
+    signal(SIGABRT, EndAborted);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they tell more
-  signal(SIGSEGV, EndCrashed);  // oneDNN uses what it has not got
+    // oneDNN uses what it has not got.
+    for (const int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE}) signal(fault, EndCrashed);
 #endif
+    return true;
+  }();
 }
 
 void EndWithin(double seconds, int code) {

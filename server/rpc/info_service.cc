@@ -92,7 +92,7 @@ v1::Load DescribeLoad(ServerCore& core) {
   out.set_requests_rejected(U64(stats.rejected + core.refusals().count()));
   out.set_requests_expired(U64(stats.expired));
   out.set_requests_aborted(U64(stats.aborted));
-  out.set_queue_s(stats.queue_seconds);
+  out.set_queue_s(core.engine.QueueSeconds());
   out.set_calls(U64(core.calls().calls()));
   out.set_call_bytes(U64(core.calls().bytes()));
   out.set_unpruned_pages(U64(stats.unpruned_pages));

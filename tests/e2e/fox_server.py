@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import socket
 import sys
@@ -15,6 +16,8 @@ import demo  # noqa: E402
 
 MODEL = ROOT / "models" / "demo"
 SKIPPED = 77  # ctest's SKIP_RETURN_CODE
+# A sanitizer's server: not the memory nor the speed of the program. tests/sanitizers sets it.
+INSTRUMENTED = "ASAN_OPTIONS" in os.environ
 
 
 class FoxServer(demo.Server):

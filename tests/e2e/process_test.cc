@@ -17,6 +17,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -149,7 +150,7 @@ TEST(ProcessTest, TooLittleMemoryIsTold) {
     EXPECT_EQ(output.find('\n'), output.size() - 1) << output;
   }
   for (const char* kib : {"100000", "200000", "400000"}) {
-    const std::string command = std::string("ulimit -v ") + kib + "; exec " + kBin +
+    const std::string command = std::string("ulimit -c 0; ulimit -v ") + kib + "; exec " + kBin +
                                 "fox-server --kv-cache-mb=200 --check-model " + kDemo;
     const int code = Finish({"/bin/sh", "-c", command}, &output);
     if (output.find("error while loading shared libraries") != std::string::npos) continue;
@@ -331,6 +332,24 @@ TEST(ProcessTest, ASignalWhileLoadingEndsTheServerAtOnce) {
   EXPECT_EQ(server.Wait(), 0) << server.output;
   EXPECT_THAT(server.output, HasSubstr("stopped while loading"));
   EXPECT_THAT(server.output, Not(HasSubstr("listening")));
+}
+
+// A crash is told by the exit code, and where cores are wanted by the signal: into one byte, here.
+// SIGBUS comes by the handler of mapped files.
+TEST(ProcessTest, ACrashIsToldByTheExitCodeOrByItsCore) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers tell more";
+#endif
+  for (const auto& [cores, crash, code] :
+       {std::tuple("0", SIGSEGV, 70), {"1", SIGSEGV, 128 + SIGSEGV}, {"1", SIGBUS, 128 + SIGBUS}}) {
+    std::string command = std::string("ulimit -c ") + cores + "; exec";
+    for (const std::string& word : ServerCommand({})) command += " " + word;
+    Process server({"/bin/sh", "-c", command});
+    ASSERT_TRUE(server.ReadUntil("listening on "));
+    server.Signal(crash);
+    EXPECT_EQ(server.Wait(), code) << server.output;
+    EXPECT_THAT(server.output, HasSubstr("error the process crashes"));
+  }
 }
 
 // The thread of this name, or -1.

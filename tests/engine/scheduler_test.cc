@@ -147,6 +147,52 @@ TEST_F(SchedulerTest, WhoHasLostOftenComesFirst) {
   unlucky->losses = kMostLosses;
   EXPECT_TRUE(RunsBefore(*unlucky, *other));
   EXPECT_FALSE(RunsBefore(*other, *unlucky));
+  Sequence* urgent = Add(64, -1);
+  urgent->losses = kMostLosses;
+  EXPECT_TRUE(RunsBefore(*unlucky, *urgent));
+  EXPECT_FALSE(RunsBefore(*urgent, *unlucky));
+}
+
+// Each short one wants a row for each of its tokens, too, and ends at its first token.
+TEST_F(SchedulerTest, ScoredPromptsDoNotStarveOneThatHasStarted) {
+  limits_.num_pages = 1000;
+  limits_.max_logit_rows = 16;
+  Start();
+  Sequence* patient = Add(400, 0, 0, 0);
+  Step();
+  int64_t steps = 0;
+  for (; patient->produced() == 0 && steps < 1000; ++steps) {
+    const std::vector<Sequence*> others = {Add(8, 0, 0, 0), Add(8, 0, 0, 0)};
+    Step();
+    for (Sequence* other : others) scheduler_->Remove(other);
+  }
+  EXPECT_LE(steps, 400 / 8);  // it has half of the rows
+}
+
+// Urgent prompts, each before it in the order and shorter, come on and on. Each ends at its first
+// token.
+TEST_F(SchedulerTest, UrgentPromptsDoNotStarveOneThatHasStarted) {
+  limits_.num_pages = 1000;
+  limits_.max_num_seqs = 3;
+  limits_.max_num_batched_tokens = 64;
+  Start();
+  Sequence* patient = Add(1000, 1);
+  Step();
+  std::vector<Sequence*> urgent;
+  int64_t steps = 0, urgent_tokens = 0;
+  for (; patient->produced() == 0 && steps < 1000; ++steps) {
+    while (urgent.size() < 4) urgent.push_back(Add(200, 0));
+    const int64_t computed = patient->computed;
+    const int64_t tokens = Step(10.0 * static_cast<double>(steps)).plan.num_tokens();
+    urgent_tokens += tokens - (patient->computed - computed);
+    for (size_t i = urgent.size(); i-- > 0;) {
+      if (urgent[i]->produced() == 0) continue;
+      scheduler_->Remove(urgent[i]);
+      urgent.erase(urgent.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  EXPECT_LE(steps, Scheduler::kEarliestTurn * PagesFor(1000));
+  EXPECT_GE(urgent_tokens, 4 * 1000);
 }
 
 TEST_F(SchedulerTest, ALongPromptAloneGoesChunkByChunkUntilThePoolIsFull) {

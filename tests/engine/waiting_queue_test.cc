@@ -12,12 +12,14 @@ namespace {
 
 class WaitingQueueTest : public testing::Test {
  protected:
-  Sequence* Add(uint64_t client, int64_t tokens, int32_t priority = 0, Seconds now = 0) {
+  Sequence* Add(uint64_t client, int64_t tokens, int32_t priority = 0, Seconds now = 0,
+                int32_t max_tokens = 16) {
     Request request;
     request.id = sequences_.size();
     request.client = client;
     request.priority = priority;
     request.prompt.assign(static_cast<size_t>(tokens), 1);
+    request.stop.max_tokens = max_tokens;
     const auto order = static_cast<int64_t>(sequences_.size());
     sequences_.push_back(
         std::make_unique<Sequence>(std::move(request), options_, 10000, order, now));
@@ -101,6 +103,14 @@ TEST_F(WaitingQueueTest, TheOldestTakesItsTurnNowAndThen) {
   for (int i = 0; i < 20; ++i) Add(2, 10, 0, 1.0);
   EXPECT_EQ(Turns(8, 4.0), Clients(8, 2u));
   EXPECT_EQ(Turns(2, 5.0), (Clients{1, 2}));
+}
+
+// What others generate counts, too: short prompts with long answers do not hold up a long prompt.
+TEST_F(WaitingQueueTest, TheOldestWaitsForWorkNotForPrompts) {
+  options_.priority_scheduling = true;
+  Add(1, 100, 5, 0, 1);
+  for (int i = 0; i < 20; ++i) Add(2, 4, 0, 1.0, 50);
+  EXPECT_EQ(Turns(6, 5.0), (Clients{2, 2, 2, 2, 2, 1}));  // 8 * 104 of the cost of 4 + 4 * 50 each
 }
 
 TEST_F(WaitingQueueTest, PassedOverForARound) {

@@ -2,14 +2,15 @@
 // without the sanitizer, which then takes what is handed from one thread to another through them
 // for races. The functions here stand before the libraries' own, tell it what each guarantees, and
 // go on to them: what happened before a batch was started on a call is seen by who learns of the
-// call's batches, and what happened under a lock by who takes it next. Nothing else is ordered, so
-// a race between our own threads stays one.
+// call's batches, what happened under a lock by who takes it next, and what was done with a status
+// by who frees it. Nothing else is ordered, so a race between our own threads stays one.
 #include <dlfcn.h>
 #include <grpc/grpc.h>
 #include <sanitizer/tsan_interface.h>
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 
 namespace {
@@ -61,6 +62,14 @@ void grpc_server_destroy(grpc_server* server) {
 
 namespace absl {
 ABSL_NAMESPACE_BEGIN
+
+// One owner less, by an atomic count; the last one frees what the others have read.
+void Status::UnrefNonInlined(uintptr_t rep) {
+  static const auto next = Next<void (*)(uintptr_t)>(Mangled("6Status", "15UnrefNonInlinedEm"));
+  Before(RepToPointer(rep));
+  After(RepToPointer(rep));
+  next(rep);
+}
 
 void Mutex::Lock() {
   static const auto next = Next<void (*)(Mutex*)>(Mangled("5Mutex", "4LockEv"));

@@ -81,7 +81,7 @@ int EndOf(Part* part, ServerProcess* server, double seconds, const char* what) {
   return server->Wait(60).value_or(-1);
 }
 
-// One life of a server. Even rounds end by SIGKILL, odd ones by SIGTERM.
+// One life of a server, which ends by SIGKILL or by SIGTERM.
 void RunRound(Rounds* rounds, bool kill) {
   Random& random = rounds->random;
   const double grace = kill ? 5 : std::vector<double>{0.05, 0.3, 3}[random() % 3];
@@ -161,10 +161,13 @@ int TortureKills(const Arguments& arguments) {
     rounds.ready_seconds.push_back(alone.ready_seconds());
   }
   part.Check(!rounds.answers.empty(), "the solo run failed");
-  for (int64_t i = 0; !rounds.answers.empty() && i < 2 * times && !part.OutOfTime(); ++i) {
-    RunRound(&rounds, i % 2 == 0);
-    part.Tell(i, 2 * times);
+  // Rounds that find their port taken are no kills and no stops.
+  for (int64_t i = 0; rounds.stops < times && i < 4 * times && !part.OutOfTime(); ++i) {
+    if (rounds.answers.empty()) break;
+    RunRound(&rounds, /*kill=*/rounds.kills == rounds.stops);
+    part.Tell(rounds.kills + rounds.stops, 2 * times);
   }
+  part.Check(rounds.stops == times || part.OutOfTime(), "servers did not start");
   Report(&rounds);
   return part.Finish();
 }

@@ -36,7 +36,9 @@ struct Client {
   Seconds heard_at = -kNever;         // and the step that heard it
   Seconds full_since = kNever;
   int64_t full_steps = 0;
-  int64_t ran_at = 0;  // the last step that ran it
+  int64_t heard_of_at = 0;  // the step of its last token, or of its submission
+  int64_t started_at = -1;  // the step that ran it first since; -1: none, or it lost its slot
+  int32_t slot = -1;        // that it ran in last
 };
 
 class Day : private StepObserver {

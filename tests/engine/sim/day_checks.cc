@@ -68,6 +68,10 @@ void Day::CheckTokens(const RequestOutput& output, Client* client) {
     Expect(same && token.logprob == expected.logprob && token.rank == expected.rank,
            "wrong log-probability", output.id);
   };
+  if (!output.prompt_logprobs.empty() || !output.tokens.empty()) {
+    client->heard_of_at = steps();
+    client->started_at = -1;
+  }
   const SamplingParams& sampling = client->request().sampling;
   for (const SampledToken& token : output.prompt_logprobs) {
     check(token, Reference::Kind::kScore, true);

@@ -19,7 +19,7 @@ namespace {
 struct Settings {
   int64_t seed = 0, first_seed = 1, events = 100'000'000, operations = kDayOperations, threads = 1;
   int64_t scope = 0, seconds = 0, days = 0;
-  bool print = false, shrink = false;
+  bool flood = false, print = false, shrink = false;
   std::string bug = "none";
 };
 
@@ -34,6 +34,7 @@ int RunOne(const Settings& settings) {
   options.seed = static_cast<uint64_t>(settings.seed);
   options.operations = settings.operations;
   options.bug = BugOf(settings.bug.c_str());
+  options.flood = settings.flood;
   options.print = settings.print && !settings.shrink;
   Report report = Simulate(options);
   if (!report.violation.empty() && settings.shrink) {
@@ -50,6 +51,7 @@ int RunOne(const Settings& settings) {
     return 1;
   }
   PrintMarks(report.marks);
+  std::printf("longest_wait         %.3f\n", report.longest_wait);
   std::printf("trace                %016llx\n", static_cast<unsigned long long>(report.trace));
   return 0;
 }
@@ -71,6 +73,8 @@ class Campaign {
                 static_cast<long long>(days_), taken.count(),
                 static_cast<long long>(settings_.threads),
                 static_cast<double>(marks_[Mark::kEvents]) / taken.count() / 1e6);
+    std::printf("longest wait under a flood: %.3f of its bound, seed %llu\n", longest_wait_,
+                static_cast<unsigned long long>(longest_wait_seed_));
     if (!violation_.empty()) std::printf("VIOLATION\n%s\n", violation_.c_str());
     return violation_.empty() ? 0 : 1;
   }
@@ -82,10 +86,15 @@ class Campaign {
       options.seed = next_seed_++;
       options.operations = settings_.operations;
       options.bug = BugOf(settings_.bug.c_str());
+      options.flood = settings_.flood;
       const Report report = Simulate(options);
       const std::lock_guard<std::mutex> lock(mutex_);
       marks_.Add(report.marks);
       ++days_;
+      if (report.longest_wait > longest_wait_) {
+        longest_wait_ = report.longest_wait;
+        longest_wait_seed_ = options.seed;
+      }
       if (!report.violation.empty() && violation_.empty()) violation_ = Describe(options, report);
       const bool late = (settings_.seconds > 0 && std::chrono::steady_clock::now() >= deadline_) ||
                         (settings_.days > 0 && days_ >= settings_.days);
@@ -100,6 +109,8 @@ class Campaign {
   std::mutex mutex_;
   Marks marks_;
   int64_t days_ = 0;
+  double longest_wait_ = 0;
+  uint64_t longest_wait_seed_ = 0;
   std::string violation_;
 };
 
@@ -125,6 +136,7 @@ int Main(int argc, char** argv) {
   flags.Int("threads", "N", "how many", 1, 1024, &settings.threads);
   flags.Int("scope", "DEPTH", "every order of so many events instead", 0, 64, &settings.scope);
   flags.String("bug", "NAME", "a bug to plant", &settings.bug);
+  flags.Bool("flood", "end each day with a flood of newcomers", &settings.flood);
   flags.Bool("print", "print all that happens on a day", &settings.print);
   flags.Bool("shrink", "leave operations out that a failing day does not need", &settings.shrink);
   flags.Action("bugs", "list the bugs", &bugs);

@@ -83,7 +83,7 @@ struct LoadRequest {
   uint64_t client = 0;
   int64_t prompt_tokens = 0, tokens = 0;
   bool admitted = false;
-  double estimate = 0;  // EngineStats::queue_seconds when it was sent
+  double estimate = 0;  // Engine::QueueSeconds when it was sent
   Finish finish;
   absl::Status refusal;
 
@@ -118,7 +118,7 @@ class Load {
     sent.sent = now_;
     sent.client = request.client;
     sent.prompt_tokens = static_cast<int64_t>(request.prompt.size());
-    sent.estimate = engine_->stats().queue_seconds;
+    sent.estimate = engine_->QueueSeconds();
     sent.refusal = engine_->Submit(std::move(request), now_);
     sent.admitted = sent.refusal.ok();
     if (on_end && sent.admitted) {

@@ -6,17 +6,19 @@
 #include <vector>
 
 #include "tests/engine/sim/day.h"
+#include "tests/engine/sim/flood.h"
 
 namespace fox::sim {
 namespace {
 
 // Operations draw from streams of their own: leaving one out changes no other.
-constexpr uint64_t kSwarmStream = ~uint64_t{0};
+constexpr uint64_t kSwarmStream = ~uint64_t{0}, kFloodStream = ~uint64_t{1};
 
 Swarm SwarmOf(const DayOptions& options) {
   Random random(options.seed, kSwarmStream);
   Swarm swarm = MakeSwarm(random);
   if (options.bug != Bug::kNone) swarm.executor.fail_at_run = -1;
+  if (options.flood) swarm.flood = 1;
   return swarm;
 }
 
@@ -84,38 +86,6 @@ void Operate(Random& random, Day* day) {
   }
 }
 
-// Nothing starves: whoever is there runs again and again until it ends, though others, all of them
-// urgent, send on. Readers are fast and patient now.
-void Flood(Random& random, Day* day) {
-  day->Count(Mark::kFloods);
-  const Swarm& swarm = day->swarm();
-  // Each that may wait runs from start to end, one after another; and ten times that.
-  const int64_t prefill = swarm.long_prompt / swarm.executor.limits.max_num_batched_tokens + 1;
-  const int64_t patience =
-      5000 + 10 * (swarm.engine.max_num_queued_reqs + 1) * (prefill + swarm.max_tokens + 10);
-  const RequestId last = day->NewId();
-  for (int64_t i = 0; i < 20 * patience && day->ok() && !day->fatal(); ++i) {
-    bool done = true;
-    for (const auto& client : day->clients()) {
-      if (client->request().id >= last) continue;
-      done = false;
-      if (std::min(i, day->steps() - client->ran_at) > patience) {
-        return day->Fail("starved by newcomers: " + std::to_string(client->request().id));
-      }
-    }
-    if (done) return;
-    Request request = MakeRequest(swarm, day->now(), random);
-    request.id = day->NewId();
-    request.flow_window = 0;
-    request.priority = 0;
-    request.stop.max_tokens += 10;
-    day->Submit({std::move(request)});
-    day->AcknowledgeAll();
-    day->Wait(0.05);
-    day->Step();
-  }
-}
-
 }  // namespace
 
 Report Simulate(const DayOptions& options) {
@@ -129,7 +99,10 @@ Report Simulate(const DayOptions& options) {
   }
   Random random(options.seed, static_cast<uint64_t>(options.operations));
   if (day.ok() && day.fatal()) SubmitSome(random, &day);  // must be refused
-  if (day.ok() && !day.fatal() && random.Chance(day.swarm().flood)) Flood(random, &day);
+  if (day.ok() && !day.fatal() && random.Chance(day.swarm().flood)) {
+    Random kinds(options.seed, kFloodStream);
+    report.longest_wait = Flood(kinds, random, &day);
+  }
   if (day.ok()) day.Close(random.Chance(day.swarm().cancel_all));
   report.violation = day.violation();
   report.trace = day.trace();
@@ -161,6 +134,7 @@ std::string Describe(const DayOptions& options, const Report& report) {
                      std::to_string(report.operation) + ", " + report.violation +
                      "\nreplay: fox-simulate --seed " + std::to_string(options.seed) +
                      " --operations " + std::to_string(options.operations);
+  if (options.flood) text += " --flood";
   if (options.bug != Bug::kNone) text += std::string(" --bug ") + Name(options.bug);
   return text + " --print (add --shrink for fewer operations)";
 }

@@ -19,12 +19,14 @@ struct Report {
   int64_t operation = 0;  // that came last
   uint64_t trace = 0;     // hash of everything delivered
   Marks marks;
+  double longest_wait = 0;  // for a token under a flood, as a part of its bound
 };
 
 struct DayOptions {
   uint64_t seed = 1;
   int64_t operations = kDayOperations;  // length of the first phase
   Bug bug = Bug::kNone;
+  bool flood = false;  // it ends with one, whatever the seed says
   bool print = false;
   std::set<int64_t> without;  // operations left out; the others stay as they are
 };

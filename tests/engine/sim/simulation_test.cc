@@ -42,6 +42,17 @@ TEST(SimulationTest, RandomDays) {
   }
 }
 
+// By a mistake of the engine's (the first: a started prompt got no tokens beside urgent ones) or of
+// the checks'.
+TEST(SimulationTest, DaysThatFailedOnce) {
+  for (const uint64_t seed : {20001099, 2005755, 7014489, 1015906, 9001490}) {
+    DayOptions options;
+    options.seed = seed;
+    const Report report = Simulate(options);
+    EXPECT_EQ(report.violation, "") << Describe(options, report);
+  }
+}
+
 TEST(SimulationTest, SameSeedSameTrace) {
   DayOptions options;
   for (; options.seed <= 20; ++options.seed) {

@@ -193,5 +193,17 @@ TEST(CpuOpsTest, EmbedClampsIdsAndReadsAnyDtype) {
   EXPECT_EQ(out, (std::vector<float>{3, 4, 1, 2, 3, 4, 1, 2}));
 }
 
+// Buffers are mappings, of which the address sanitizer knows nothing unless it is told.
+TEST(CpuOpsDeathTest, TheAddressSanitizerSeesTheEndOfABuffer) {
+#ifndef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "no address sanitizer";
+#endif
+  CpuOps ops({DType::kF32, true, 1});
+  const Buffer buffer = ops.Allocate(13);
+  auto* const bytes = static_cast<volatile char*>(buffer.data());
+  bytes[12] = 1;
+  EXPECT_DEATH(bytes[13] = 1, "use-after-poison");
+}
+
 }  // namespace
 }  // namespace fox

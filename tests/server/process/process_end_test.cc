@@ -3,11 +3,16 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <new>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "server/process/log.h"
@@ -16,10 +21,22 @@ namespace fox {
 namespace {
 
 using ::testing::ExitedWithCode;
+using ::testing::KilledBySignal;
+
+// Cores are wanted (`ulimit -c`) up to so many bytes; into one byte none is written.
+void WantCores(rlim_t bytes) {
+  rlimit core{};
+  getrlimit(RLIMIT_CORE, &core);
+  core.rlim_cur = bytes;
+  if (setrlimit(RLIMIT_CORE, &core) != 0) std::abort();
+}
 
 class ProcessEndDeathTest : public ::testing::Test {
  protected:
-  ProcessEndDeathTest() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+  ProcessEndDeathTest() {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    WantCores(0);
+  }
 };
 
 void ThrowOnAThread(const std::exception& exception) {
@@ -63,6 +80,61 @@ TEST_F(ProcessEndDeathTest, InvalidAccesses) {
         raise(SIGSEGV);
       },
       ExitedWithCode(70), "the process crashes");
+}
+
+TEST_F(ProcessEndDeathTest, WhereCoresAreWantedTheSignalEndsIt) {
+  EXPECT_EXIT(
+      {
+        WantCores(1);
+        EndOnAbort(kExitEngineFailed);
+        std::abort();
+      },
+      KilledBySignal(SIGABRT), "the process aborts");
+  EXPECT_EXIT(
+      {
+        WantCores(1);
+        EndOnAbort(kExitEngineFailed);
+        ThrowOnAThread(std::bad_alloc());
+      },
+      KilledBySignal(SIGABRT), "out of memory");
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  for (const int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE}) {
+    EXPECT_EXIT(
+        {
+          WantCores(1);
+          EndOnAbort(kExitEngineFailed);
+          raise(fault);
+        },
+        KilledBySignal(fault), "the process crashes");
+  }
+#endif
+}
+
+// A core is written where the kernel writes it into the working directory.
+TEST_F(ProcessEndDeathTest, ACrashLeavesACore) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers tell more";
+#endif
+  std::string pattern;
+  std::getline(std::ifstream("/proc/sys/kernel/core_pattern"), pattern);
+  if (pattern.empty() || pattern.find_first_of("|/") != std::string::npos) {
+    GTEST_SKIP() << "cores go to " << pattern;
+  }
+  const std::string directory = ::testing::TempDir() + "/process_end_test_core";
+  std::filesystem::create_directory(directory);
+  const pid_t child = fork();
+  if (child == 0) {
+    WantCores(RLIM_INFINITY);
+    if (chdir(directory.c_str()) != 0) _exit(1);
+    EndOnAbort(kExitEngineFailed);
+    std::thread([] { *const_cast<volatile int*>(static_cast<int*>(nullptr)) = 1; }).join();
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV) << status;
+  EXPECT_TRUE(WCOREDUMP(status));
+  EXPECT_FALSE(std::filesystem::is_empty(directory));
+  std::filesystem::remove_all(directory);
 }
 
 TEST_F(ProcessEndDeathTest, WhatDoesNotStopIsStopped) {
