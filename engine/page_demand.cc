@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace fox {
 namespace {
@@ -16,6 +17,14 @@ bool EndsLater(const PageDemand::Of& a, const PageDemand::Of& b) {
 }
 
 }  // namespace
+
+PageDemand::PageDemand(std::vector<Of> sequences) : sequences_(std::move(sequences)) {
+  std::sort(sequences_.begin(), sequences_.end(), EndsLater);
+  for (const Of& sequence : sequences_) {
+    held_ += sequence.held;
+    most_ += sequence.most;
+  }
+}
 
 void PageDemand::Add(const Of& sequence) {
   sequences_.insert(std::upper_bound(sequences_.begin(), sequences_.end(), sequence, EndsLater),

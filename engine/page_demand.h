@@ -20,6 +20,7 @@ class PageDemand {
     double tokens_left = 0;  // until it ends
   };
 
+  explicit PageDemand(std::vector<Of> sequences = {});
   void Add(const Of& sequence);
   // That must be free for `next` beside all that were added: enough in nearly every case.
   // Sequences are taken to decode at one pace. The first `given` tokens of each cost nothing.

@@ -60,17 +60,19 @@ void PageForecast::Learn(int octave, int64_t rows, double gained) {
   mean.variance = (1 - gain) * (mean.variance + gain * error * error);
 }
 
+const PageForecast::Octave& PageForecast::Known(int octave) const {
+  while (octave > 0 && octaves_[static_cast<size_t>(octave)].weight < kEnough) --octave;
+  return octaves_[static_cast<size_t>(octave)];
+}
+
 PageForecast::Estimate PageForecast::Between(int64_t from, int64_t to) const {
   Estimate sum;
-  const Octave* known = &octaves_[0];
-  for (int octave = 0; octave < kOctaves && BeginOf(octave) < to; ++octave) {
-    const Octave& here = octaves_[static_cast<size_t>(octave)];
-    if (here.weight >= kEnough) known = &here;
+  for (int octave = OctaveOf(from); octave < kOctaves && BeginOf(octave) < to; ++octave) {
+    const Octave& known = Known(octave);
     const int64_t rows = std::min(to, EndOf(octave)) - std::max(from, BeginOf(octave));
-    if (rows <= 0) continue;
-    const double pages = lists_ * static_cast<double>(rows);
-    sum.pages += pages * std::clamp(known->kept, 0.0, 1.0);
-    sum.deviation += pages * std::sqrt(known->variance);
+    const double pages = lists_ * static_cast<double>(std::max<int64_t>(0, rows));
+    sum.pages += pages * std::clamp(known.kept, 0.0, 1.0);
+    sum.deviation += pages * std::sqrt(known.variance);
   }
   return sum;
 }
@@ -88,8 +90,7 @@ PageForecast::Estimate PageForecast::At(int64_t tokens, int32_t slot) const {
 }
 
 double PageForecast::PerToken(int64_t tokens) const {
-  const int64_t rows = PagesFor(tokens);
-  return Between(rows, rows + 1).pages / kPageTokens;
+  return lists_ * std::clamp(Known(OctaveOf(PagesFor(tokens))).kept, 0.0, 1.0) / kPageTokens;
 }
 
 }  // namespace fox

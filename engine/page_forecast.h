@@ -53,6 +53,8 @@ class PageForecast {
   };
 
   static int OctaveOf(int64_t row);
+  // The last octave up to that one of which enough was seen.
+  const Octave& Known(int octave) const;
   void Learn(int octave, int64_t rows, double gained);
   Estimate Between(int64_t from, int64_t to) const;
 

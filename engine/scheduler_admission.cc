@@ -1,5 +1,7 @@
 // Who gets a seat, and whether the pool has room for it. Read scheduler.h first.
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "engine/scheduler.h"
 #include "kernels/core/check.h"
@@ -27,6 +29,8 @@ PageDemand::Of Scheduler::DemandOf(const Sequence& sequence) const {
     demand.per_token = static_cast<double>(limits_.lists_per_slot) / kPageTokens;
     return demand;
   }
+  demand.per_token = forecast_.PerToken(sequence.length());
+  if (demand.most == 0) return demand;
   const PageForecast::Estimate kept = forecast_.At(sequence.length(), sequence.slot);
   const double least = 2 * static_cast<double>(sequence.pages_lost);
   // One that would start from a snapshot takes what comes behind it.
@@ -35,8 +39,7 @@ PageDemand::Of Scheduler::DemandOf(const Sequence& sequence) const {
                          : static_cast<double>(demand.held);
   const double rest = std::max(kept.pages, least) - has;
   demand.expected = std::clamp(rest, 0.0, demand.expected);
-  if (demand.most > 0) demand.deviation = kept.deviation;
-  demand.per_token = forecast_.PerToken(sequence.length());
+  demand.deviation = kept.deviation;
   return demand;
 }
 
@@ -132,12 +135,13 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
 // passed over, and holds back the rest after a while.
 void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule) {
   if (waiting_.size() == 0) return;
-  PageDemand demand;
+  std::vector<PageDemand::Of> demands;
   int64_t slow = 0;
   for (const Sequence* sequence : running_) {
-    demand.Add(DemandOf(*sequence));
+    demands.push_back(DemandOf(*sequence));
     if (sequence->reads_slowly()) ++slow;
   }
+  PageDemand demand(std::move(demands));
   const int64_t most_slow = std::max<int64_t>(1, max_running_ / kSlowShare);
   waiting_.BeginRound();
   int passed_over = 0;

@@ -180,6 +180,7 @@ TEST_F(PipelinedSchedulerTest, AReleasedSlotGivesWhatItHolds) {
 
 TEST_F(PipelinedSchedulerTest, PagesEvictedInFlightAreNotCountedTwice) {
   limits_.num_pages = 10;
+  options_.kv_admission = KvAdmission::kWorstCase;
   Start();
   Sequence* first = Add(128);
   Add(1);
