@@ -76,7 +76,7 @@ void RegisterScheduling(ServerFlags* f, FlagSet* set) {
                  &f->engine.kv_cache_bytes);
   set->Double("prefix-cache-share", "SHARE",
               "of the page pool for prefixes that others may begin with, until requests need it; "
-              "0: no prefix cache. A GPU has none yet",
+              "0: no prefix cache",
               0, 1, &engine->prefix_cache_share);
   set->Int("max-num-queued-reqs", "N", "waiting requests; more are refused", 1, 1 << 20,
            &engine->max_num_queued_reqs);

@@ -242,6 +242,10 @@ void CudaOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream
   }
 }
 
+void CudaOps::Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) {
+  state_->Enqueue("share", stream, [&](cudaStream_t on) { return cuda::Share(from, to, kv, on); });
+}
+
 void CudaOps::SetPenaltyState(const PenaltyStateParams& params, Stream stream) {
   state_->Enqueue("set penalty state", stream,
                   [&](cudaStream_t on) { return cuda::SetPenaltyState(params, on); });

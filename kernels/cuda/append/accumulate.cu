@@ -283,22 +283,30 @@ __device__ __forceinline__ double ScanDenominatorBounds(const Page& page, double
   return WarpScan(bound, [](double a, double b) { return fmin(b, a); });
 }
 
-// The raw last row, which the next step's first token shift needs.
-__device__ __forceinline__ void StoreLastRow(const AppendParams& params, const PagedKv& kv,
-                                             const HeadScan& scan) {
-  const int m = static_cast<int>(threadIdx.x);
-  if (scan.g != 0 || m >= kv.shape.head_dim) return;
-  const __nv_bfloat16* row = ProjectionRow(params, scan.rows.first_row + scan.rows.count - 1) +
-                             scan.kv_head * kv.shape.head_dim + m;
-  const int slot = scan.rows.slot;
+// The sequence's raw row `r` of this step.
+__device__ __forceinline__ void StoreRow(const AppendParams& params, const PagedKv& kv,
+                                         const HeadScan& scan, int64_t r, void* keys,
+                                         void* values) {
+  const int m = static_cast<int>(threadIdx.x), slot = scan.rows.slot;
+  const __nv_bfloat16* row =
+      ProjectionRow(params, scan.rows.first_row + r) + scan.kv_head * kv.shape.head_dim + m;
   if (params.k_shift_column >= 0) {
-    LastRow(kv, kv.last_k, slot, scan.layer, scan.kv_head)[m] =
-        __bfloat162float(row[params.k_column]);
+    LastRow(kv, keys, slot, scan.layer, scan.kv_head)[m] = __bfloat162float(row[params.k_column]);
   }
   if (params.v_shift_column >= 0) {
-    LastRow(kv, kv.last_v, slot, scan.layer, scan.kv_head)[m] =
-        __bfloat162float(row[params.v_column]);
+    LastRow(kv, values, slot, scan.layer, scan.kv_head)[m] = __bfloat162float(row[params.v_column]);
   }
+}
+
+// The raw last row, which the next step's first token shift needs, and that of the last page end,
+// for who starts there (Ops::Share).
+__device__ __forceinline__ void StoreLastRow(const AppendParams& params, const PagedKv& kv,
+                                             const HeadScan& scan) {
+  if (scan.g != 0 || static_cast<int>(threadIdx.x) >= kv.shape.head_dim) return;
+  StoreRow(params, kv, scan, scan.rows.count - 1, kv.last_k, kv.last_v);
+  const int64_t page_end = (scan.rows.position + scan.rows.count) / kPageTokens * kPageTokens;
+  if (page_end <= scan.rows.position) return;
+  StoreRow(params, kv, scan, page_end - 1 - scan.rows.position, kv.page_end_k, kv.page_end_v);
 }
 
 __device__ __forceinline__ HeadScan MakeHeadScan(const BatchView& batch, const PagedKv& kv,

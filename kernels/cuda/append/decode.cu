@@ -107,13 +107,17 @@ __device__ __forceinline__ int64_t ShiftColumnOf(const AppendParams& params, int
   return IsQuery(role) ? -1 : role == 0 ? params.k_shift_column : params.v_shift_column;
 }
 
-// This lane's dimensions of the raw last row.
+// This lane's dimensions of a raw row that is kept, of the key or the value.
+template <int kHeadDim>
+__device__ __forceinline__ float* KeptOf(const AppendParams& params, const PagedKv& kv,
+                                         const Token& token, void* rows) {
+  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>;
+  return LastRow(kv, rows, token.slot, params.layer, token.kv_head) + sub * kVec8;
+}
 template <int kHeadDim>
 __device__ __forceinline__ float* LastOf(const AppendParams& params, const PagedKv& kv,
                                          const Token& token, int role) {
-  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>;
-  return LastRow(kv, role == 0 ? kv.last_k : kv.last_v, token.slot, params.layer, token.kv_head) +
-         sub * kVec8;
+  return KeptOf<kHeadDim>(params, kv, token, role == 0 ? kv.last_k : kv.last_v);
 }
 
 // Brings what a token's state is read from into the second-level cache, which a step's weights have
@@ -182,6 +186,10 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, const Page
   Float8 o = Widen(input.now);
   if (there && ShiftColumnOf(params, role) >= 0) {
     StoreVec8(o, LastOf<kHeadDim>(params, kv, token, role));
+    if (token.pos_in_page == kPageTokens - 1) {
+      void* const page_end = role == 0 ? kv.page_end_k : kv.page_end_v;
+      StoreVec8(o, KeptOf<kHeadDim>(params, kv, token, page_end));
+    }
     Shift(o, before, Sigmoid(__bfloat162float(input.shift)));
   }
   Float8 normal = o;

@@ -77,7 +77,7 @@ __device__ void WriteSpans(const BatchView& batch, const uint64_t* before, Field
 }
 
 // Page k of all that are needed is the k-th from the top of the free stack.
-__device__ void PopFreePages(const BatchView& batch, const PagedKv& kv, const uint64_t* before) {
+__device__ void TakePages(const BatchView& batch, const PagedKv& kv, const uint64_t* before) {
   const int64_t lists = static_cast<int64_t>(kv.shape.layers) * kv.shape.kv_heads;
   const int64_t total = UnpackCount(before[batch.num_seqs], kNewPages) * lists;
   if (total == 0) return;
@@ -88,14 +88,15 @@ __device__ void PopFreePages(const BatchView& batch, const PagedKv& kv, const ui
        k += gridDim.x * kBeginStepThreads) {
     const int seq = UpperBoundIndex(k / lists, batch.num_seqs, begin);
     const int64_t of_seq = k - begin(seq) * lists, per_list = begin(seq + 1) - begin(seq);
-    const int64_t list = kv.ListIndex(batch.slot[seq], 0, 0) + of_seq / per_list;
+    const int slot = batch.slot[seq];
+    const int64_t list = kv.ListIndex(slot, 0, 0) + of_seq / per_list;
     const int64_t p = PagesFor(batch.position[seq]) + of_seq % per_list;
     if (p >= kv.shape.max_pages) {
       Report(kv, PoolFault::kTableEnd);
       continue;
     }
     // Where none is left, some page stands in, so that it may be read and written.
-    kv.Table(list)[p] = k < free_count ? CheckedPage(kv, kv.free_stack[free_count - 1 - k]) : 0;
+    kv.Table(list)[p] = k < free_count ? TakePage(kv, slot, free_count - 1 - k) : 0;
   }
 }
 
@@ -105,13 +106,17 @@ __global__ void __launch_bounds__(kBeginStepThreads)
   TriggerDependents();
   WaitOnDependencies();
   PrefixCounts(batch, before);
-  PopFreePages(batch, kv, before);
+  TakePages(batch, kv, before);
   WriteSpans(batch, before, kBlocks, kPageTokens, schedule.blocks);
   WriteSpans(batch, before, kTiles, kTileRows, schedule.tiles);
   if (blockIdx.x != 0) return;
   for (int seq = static_cast<int>(threadIdx.x); seq < batch.num_seqs; seq += kBeginStepThreads) {
     const SequenceRows rows = RowsOf(batch, seq);
-    if (rows.slot >= 0) kv.length[rows.slot] = rows.position + rows.count;
+    if (rows.slot < 0) continue;
+    kv.length[rows.slot] = rows.position + rows.count;
+    const int64_t taken =
+        UnpackCount(before[seq + 1], kNewPages) - UnpackCount(before[seq], kNewPages);
+    kv.sole_pages[rows.slot] += static_cast<int32_t>(taken * kv.shape.layers * kv.shape.kv_heads);
   }
   if (threadIdx.x == 0) {
     *schedule.num_blocks = static_cast<int32_t>(UnpackCount(before[batch.num_seqs], kBlocks));

@@ -102,13 +102,13 @@ __device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot,
         if (candidate >= first && lane < dropped && side > worst) worst = side;
         first = window.begin + dropped;
         if (dropped < kWarp) break;
-        PushFreePages(kv, window.page, kWarp);
+        DropPages(kv, slot, window.page, kWarp);
         window = LoadWindow(kv, table, first, page_end, shared + lane * group);
       }
     }
   }
   if (first == start) return 0;
-  PushFreePages(kv, window.page, first - window.begin);
+  DropPages(kv, slot, window.page, first - window.begin);
   worst = WarpMax(worst);
   if (lane == 0) {
     kv.first_live[list] = first;

@@ -28,6 +28,9 @@ cudaError_t Evict(const BatchView& batch, const EvictParams& params, const Paged
 inline constexpr int kMaxReleased = 64;
 cudaError_t Release(const int32_t* host_slots, int count, const PagedKv& kv, cudaStream_t stream);
 
+// Ops::Share.
+cudaError_t Share(int32_t from, int32_t to, const PagedKv& kv, cudaStream_t stream);
+
 // Where PagedKvShape::poison_free_pages is on, else nothing: BeginStep checks free pages, Evict and
 // Release fill them.
 cudaError_t CheckFreePages(const PagedKv& kv, cudaStream_t stream);

@@ -1,4 +1,4 @@
-// Release: gives all pages of a slot back and makes its state that of a new sequence.
+// Release: gives all pages of a slot up and makes its state that of a new sequence.
 #include <algorithm>
 
 #include "kernels/core/check.h"
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kReleaseThreads)
     const int32_t* table = kv.Table(list);
     for (int p = kv.first_live[list]; p < end; p += kWarp) {
       const int count = min(kWarp, end - p);
-      PushFreePages(kv, lane < count ? table[p + lane] : -1, count);
+      DropPages(kv, slot, lane < count ? table[p + lane] : -1, count);
     }
     __syncwarp();
     if (lane == 0) {

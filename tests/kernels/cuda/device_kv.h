@@ -40,6 +40,8 @@ struct DeviceKv {
         max_key_norm(page_cum_log_f.size()),
         free_stack(Descending(shape.num_pages)),
         free_count(std::vector<int32_t>{shape.num_pages}),
+        page_owners(std::vector<uint64_t>(Pages(shape), 0)),
+        sole_pages(std::vector<int32_t>(static_cast<size_t>(shape.max_slots), 0)),
         page_table(Lists(shape) * static_cast<size_t>(shape.max_pages)),
         first_live(std::vector<int32_t>(Lists(shape), 0)),
         pool_fault(std::vector<PoolFault>{PoolFault::kNone}),
@@ -50,7 +52,9 @@ struct DeviceKv {
         decay_sum(std::vector<double>(Heads(shape), 0)),
         key_sum(std::vector<double>(Heads(shape) * static_cast<size_t>(shape.head_dim), 0)),
         last_k(Lists(shape) * static_cast<size_t>(shape.head_dim)),
-        last_v(last_k.size()) {
+        last_v(last_k.size()),
+        page_end_k(last_k.size()),
+        page_end_v(last_k.size()) {
     view.shape = shape;
     view.keys = keys.data();
     view.values = values.data();
@@ -62,6 +66,8 @@ struct DeviceKv {
     view.free_stack = free_stack.data();
     view.free_count = free_count.data();
     view.pool_fault = pool_fault.data();
+    view.page_owners = page_owners.data();
+    view.sole_pages = sole_pages.data();
     view.page_table = page_table.data();
     view.first_live = first_live.data();
     view.length = length.data();
@@ -72,6 +78,8 @@ struct DeviceKv {
     view.key_sum = key_sum.data();
     view.last_k = last_k.data();
     view.last_v = last_v.data();
+    view.page_end_k = page_end_k.data();
+    view.page_end_v = page_end_v.data();
   }
 
   static constexpr double kNothing = -std::numeric_limits<double>::infinity();
@@ -90,11 +98,13 @@ struct DeviceKv {
   DeviceArray<uint16_t> keys, values;
   DeviceArray<float> log_f_offset;
   DeviceArray<double> page_cum_log_f, log_mass_bound, log_denominator_bound, max_key_norm;
-  DeviceArray<int32_t> free_stack, free_count, page_table, first_live;
+  DeviceArray<int32_t> free_stack, free_count;
+  DeviceArray<uint64_t> page_owners;
+  DeviceArray<int32_t> sole_pages, page_table, first_live;
   DeviceArray<PoolFault> pool_fault;
   DeviceArray<int64_t> length;
   DeviceArray<double> max_log_evicted_mass, cum_log_f, log_mass, decay_sum, key_sum;
-  DeviceArray<float> last_k, last_v;
+  DeviceArray<float> last_k, last_v, page_end_k, page_end_v;
   PagedKv view;
 };
 

@@ -404,12 +404,18 @@ class AppendPair {
   void CompareLastRows(int slot) {
     if (!setup_.shift || lengths_[static_cast<size_t>(slot)] == 0) return;
     const PagedKv& cpu = cpu_kv_.view();
-    const std::vector<float> last_k = kv_.last_k.ToHost(), last_v = kv_.last_v.ToHost();
     const int64_t first = cpu.ListIndex(slot, kLayer, 0) * shape_.head_dim;
-    for (int64_t i = first; i < first + shape_.kv_size(); ++i) {
-      EXPECT_EQ(last_k[static_cast<size_t>(i)], static_cast<const float*>(cpu.last_k)[i]);
-      EXPECT_EQ(last_v[static_cast<size_t>(i)], static_cast<const float*>(cpu.last_v)[i]);
-    }
+    const auto compare = [&](const DeviceArray<float>& rows, const void* expected) {
+      const std::vector<float> got = rows.ToHost();
+      for (int64_t i = first; i < first + shape_.kv_size(); ++i) {
+        EXPECT_EQ(got[static_cast<size_t>(i)], static_cast<const float*>(expected)[i]);
+      }
+    };
+    compare(kv_.last_k, cpu.last_k);
+    compare(kv_.last_v, cpu.last_v);
+    if (lengths_[static_cast<size_t>(slot)] < kPageTokens) return;
+    compare(kv_.page_end_k, cpu.page_end_k);
+    compare(kv_.page_end_v, cpu.page_end_v);
   }
 
   const AppendSetup setup_;
