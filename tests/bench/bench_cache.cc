@@ -49,7 +49,7 @@ absl::Status Parse(const std::vector<std::string>& arguments, CacheFlags* values
 // What one load was for its clients.
 struct Served {
   double seconds = 0;
-  std::vector<double> first_tokens;  // seconds of each request, in the order of their ends
+  std::vector<double> first_tokens;  // seconds from a request to its first token
   int64_t tokens = 0;                // of prompts and answers
   EngineStats stats;
 };
@@ -65,6 +65,7 @@ class Client {
     std::vector<std::vector<int32_t>> answers(prompts.size());
     const RequestId base = next_id_;
     size_t ended = 0;
+    submitted_.clear();
     while (ended < prompts.size()) {
       while (next_id_ - base < prompts.size() &&
              static_cast<int64_t>(next_id_ - base - ended) < flags_.at_once) {
@@ -72,10 +73,12 @@ class Client {
       }
       for (const RequestOutput& output : engine_.Step(Now())) {
         std::vector<int32_t>& answer = answers[output.id - base];
+        if (answer.empty() && !output.tokens.empty()) {
+          served->first_tokens.push_back(Now() - submitted_[output.id - base]);
+        }
         for (const SampledToken& token : output.tokens) answer.push_back(token.id);
         if (!output.finish) continue;
         const RequestStats& stats = output.finish->stats;
-        served->first_tokens.push_back(stats.first_token - stats.arrival);
         served->tokens += stats.prompt_tokens + stats.completion_tokens;
         ++ended;
       }
@@ -91,13 +94,15 @@ class Client {
     request.sampling.temperature = 0;
     request.stop.max_tokens = static_cast<int32_t>(flags_.answer);
     request.stop.ignore_eos = true;
-    const absl::Status status = engine_.Submit(std::move(request), Now());
+    submitted_.push_back(Now());
+    const absl::Status status = engine_.Submit(std::move(request), submitted_.back());
     if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
   }
 
   Engine& engine_;
   const CacheFlags& flags_;
   RequestId next_id_ = 1;
+  std::vector<double> submitted_;  // in the order of their ids, of this run
 };
 
 using Prompt = std::vector<int32_t>;
