@@ -128,7 +128,7 @@ TEST(MemoryBudgetTest, SeatsFitThePool) {
   EXPECT_EQ(Chosen(100000, chosen).max_num_seqs, 256);
   EXPECT_EQ(Chosen(100000, chosen, 32).max_num_seqs, 32);
   EXPECT_EQ(Chosen(100000, chosen, 256, false).max_num_seqs, 256);
-  EXPECT_EQ(Chosen(8 * 256 + 192, chosen).max_num_seqs, 256);
+  EXPECT_EQ(Chosen(8 * 256 + 128, chosen).max_num_seqs, 256);
   EXPECT_EQ(Chosen(8 * 256 - 1, chosen, 256, false).max_num_seqs, 128);
   EXPECT_EQ(Chosen(200, chosen, 256, false).max_num_seqs, 16);
   EXPECT_EQ(Chosen(20, chosen, 256, false).max_num_seqs, 16);
