@@ -116,7 +116,8 @@ RunnerOptions Chosen(int64_t rows, RunnerOptions options, int32_t most = 256, bo
     EXPECT_LT(++plans, 10);
     const int64_t activations = sizes.max_num_batched_tokens / kPageTokens;  // in rows, say
     const int64_t left = rows - (on_gpu ? activations : 0);
-    return PlanMemory(Model(), {.available_bytes = left * kLists * PageBytes()}, sizes);
+    return PlanMemory(
+        Model(), {.available_bytes = left * kLists * PageBytes(), .max_model_len = 1024}, sizes);
   });
   EXPECT_TRUE(planned.ok()) << planned.status();
   return planned.value_or(RunnerOptions());
