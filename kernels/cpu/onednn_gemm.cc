@@ -1,7 +1,7 @@
 // Matrix products by oneDNN, 2.x and 3.x. Weights are reordered once into the layout the library
-// asks for; primitives cost 0.1-0.3 ms to make, so those in use are kept by shape. Prompts come in
-// all lengths, and each primitive holds code of its own, 50 KB (130 KB where there is AMX): a step
-// that makes all of its shapes anew takes 1% longer, so few are enough.
+// asks for; primitives cost 0.3 ms to make (several where there is AMX), so they are kept by shape,
+// as many as a server needs from step to step: prompts come in all lengths, and each primitive
+// holds code of its own, 50 KB (130 KB where there is AMX).
 #include <omp.h>
 
 #include <algorithm>
@@ -269,8 +269,8 @@ class OneDnnGemm : public Gemm {
     }
   }
 
-  static constexpr size_t kMaxPrimitives = 64;  // of a lane: some ten numbers of rows
-  static constexpr int kSharedPrimitives = 16;  // two shapes a product: full shares, and the last
+  static constexpr size_t kMaxPrimitives = 256;  // of a lane
+  static constexpr int kSharedPrimitives = 16;   // two shapes a product: full shares, and the last
   static constexpr int64_t kManyRows = 64;  // from here on a thread's share of rows fills its tiles
   static constexpr int64_t kSliceUnit = 64;  // outputs that the library computes at once
   DType dtype_;
