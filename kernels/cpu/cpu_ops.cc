@@ -64,11 +64,11 @@ Buffer CpuOps::Allocate(size_t bytes) {
 }
 
 void CpuOps::CopyToDevice(const void* host, size_t bytes, void* device, Stream) {
-  std::memcpy(device, host, bytes);
+  if (bytes > 0) std::memcpy(device, host, bytes);  // of nothing, the pointers may be null
 }
 
 void CpuOps::CopyToHost(const void* device, size_t bytes, void* host, Stream) {
-  std::memcpy(host, device, bytes);
+  if (bytes > 0) std::memcpy(host, device, bytes);
 }
 
 std::unique_ptr<PackedWeight> CpuOps::Pack(const MatrixView& weight) { return gemm_->Pack(weight); }

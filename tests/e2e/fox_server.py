@@ -18,6 +18,7 @@ MODEL = ROOT / "models" / "demo"
 SKIPPED = 77  # ctest's SKIP_RETURN_CODE
 # A sanitizer's server: not the memory nor the speed of the program. tests/sanitizers sets it.
 INSTRUMENTED = "ASAN_OPTIONS" in os.environ
+SLOWNESS = 4 if INSTRUMENTED else 1  # what a limit of time is multiplied by, as ctest's are
 
 
 class FoxServer(demo.Server):

@@ -24,7 +24,7 @@ import warnings
 
 import certificates
 import http2_attacks as attacks
-from fox_server import INSTRUMENTED, MODEL, SKIPPED, FoxServer
+from fox_server import INSTRUMENTED, MODEL, SKIPPED, SLOWNESS, FoxServer
 
 HANDSHAKE_SECONDS = 10  # the server's patience
 
@@ -154,12 +154,19 @@ class HandshakeTest(Case):
                         raise ConnectionError("closed")
 
     def test_a_session_is_not_renegotiated(self) -> None:
-        """Which would make the server compute for nothing, again and again."""
+        """Which would make the server compute for nothing, again and again.
+
+        Asked when the server's settings are there: the client would stop at them otherwise.
+        """
         with subprocess.Popen(
                 [str(certificates.OPENSSL), "s_client", "-connect", self.server.target, "-tls1_2",
                  "-alpn", "h2", "-CAfile", str(self.authority.certificate)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as client:
-            output, _ = client.communicate(b"R\n", timeout=30)
+            assert client.stdout is not None
+            begin = b""
+            while b"---\n\0\0" not in begin and (more := os.read(client.stdout.fileno(), 4096)):
+                begin += more
+            output = begin + client.communicate(b"R\n", timeout=30)[0]
         self.assertIn(b"Verify return code: 0 (ok)", output)
         self.assertIn(b"no renegotiation", output)
 
@@ -189,7 +196,7 @@ class HandshakeTest(Case):
             one.sendall(b"\x16\x03\x01\x02\x00\x01")
         begin = time.monotonic()
         self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
-        self.assertLess(time.monotonic() - begin, 2)
+        self.assertLess(time.monotonic() - begin, 2 * SLOWNESS)
         for one in hanging:
             one.close()
 
@@ -243,7 +250,7 @@ class FloodTest(Case):
                 except OSError:
                     time.sleep(0.02)
             self.assertEqual(version, "TLSv1.3")
-            self.assertLess(time.monotonic() - begin, 1)
+            self.assertLess(time.monotonic() - begin, SLOWNESS)
         self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
 
 
@@ -294,7 +301,7 @@ class FilesTest(Case):
             [str(self.programs / "fox-server"), "--model", str(MODEL),
              "--grpc-port", "0", *flags], capture_output=True, text=True, timeout=60, check=False)
         self.assertEqual((done.returncode, done.stdout), (78, ""), done.stderr)
-        self.assertLess(time.monotonic() - begin, 2)
+        self.assertLess(time.monotonic() - begin, 2 * SLOWNESS)
         last = done.stderr.splitlines()[-1]
         self.assertTrue(last.startswith("fox-server: "), done.stderr)
         return last

@@ -193,6 +193,16 @@ TEST(CpuOpsTest, EmbedClampsIdsAndReadsAnyDtype) {
   EXPECT_EQ(out, (std::vector<float>{3, 4, 1, 2, 3, 4, 1, 2}));
 }
 
+// The undefined-behaviour sanitizer would say so: an empty buffer has no address.
+TEST(CpuOpsTest, NothingMayBeCopied) {
+  CpuOps ops({DType::kF32, true, 1});
+  const Buffer buffer = ops.Allocate(0);
+  std::vector<int> empty;
+  ops.CopyToDevice(empty.data(), 0, buffer.data(), nullptr);
+  ops.CopyToHost(buffer.data(), 0, empty.data(), nullptr);
+  EXPECT_EQ(buffer.data(), nullptr);
+}
+
 // Buffers are mappings, of which the address sanitizer knows nothing unless it is told.
 TEST(CpuOpsDeathTest, TheAddressSanitizerSeesTheEndOfABuffer) {
 #ifndef __SANITIZE_ADDRESS__
