@@ -47,7 +47,7 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
 
  private:
   bool Fail(std::string error) {
-    if (error_.empty()) error_ = std::move(error);
+    error_ = std::move(error);
     return false;
   }
 

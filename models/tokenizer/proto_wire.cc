@@ -21,7 +21,7 @@ bool ProtoWire::ReadVarint(unsigned max_bits, uint64_t* value) {
   for (unsigned shift = 0; shift < max_bits; shift += 7) {
     if (at_ == end_) return Fail();
     const auto byte = static_cast<uint8_t>(data_[at_++]);
-    if (shift < 64) *value |= static_cast<uint64_t>(byte & 0x7Fu) << shift;
+    *value |= static_cast<uint64_t>(byte & 0x7Fu) << shift;
     if (byte < 0x80) return true;
   }
   return Fail();

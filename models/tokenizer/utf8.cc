@@ -11,8 +11,7 @@ struct Lead {
   uint8_t second_min = 0x80, second_max = 0xBF;
 };
 
-Lead ClassifyLead(uint8_t byte) {
-  if (byte < 0x80) return {1};
+Lead ClassifyLead(uint8_t byte) {  // not of ASCII
   if (byte < 0xC2) return {0};
   if (byte < 0xE0) return {2};
   if (byte == 0xE0) return {3, 0xA0, 0xBF};  // below: overlong

@@ -80,19 +80,22 @@ absl::Status ServerCore::CheckQueue(const CallInfo& call) const {
   if (call.deadline <= call.arrival) {
     return absl::DeadlineExceededError("the deadline has passed on arrival");
   }
-  // The engine's queue has room for who holds less than others, and the wait of a client with few
-  // calls is not that of the whole queue: the engine knows.
-  if (!calls_.HoldsMost(call.client, context.limits.max_num_seqs)) return absl::OkStatus();
+  // The engine's queue has room for who holds less than others.
+  if (!calls_.HoldsMost(call.client)) return absl::OkStatus();
   const EngineStats stats = engine.stats();
   const EngineOptions& options = context.engine;
-  // What is on its way may still find a free slot, hence the slots on top.
+  // What is on its way takes seats that are free, and places; the engine would tell only after its
+  // step.
+  const int64_t seats = std::max<int64_t>(0, context.limits.max_num_seqs - stats.running);
   if (stats.waiting >= options.max_num_queued_reqs ||
-      admitting_.load() >= options.max_num_queued_reqs + context.limits.max_num_seqs) {
+      stats.waiting + admitting() >= options.max_num_queued_reqs + seats) {
     return absl::ResourceExhaustedError("the queue is full: too many requests");
   }
   if (stats.queued_tokens >= options.max_num_queued_tokens) {
     return absl::ResourceExhaustedError("the queue is full: too many prompt tokens");
   }
+  // The wait of a client with few calls is not that of the whole queue: the engine knows.
+  if (!calls_.HoldsMost(call.client, context.limits.max_num_seqs)) return absl::OkStatus();
   const Seconds wait = engine.QueueSeconds();
   if (options.max_queue_seconds > 0 && wait > options.max_queue_seconds) {
     return absl::ResourceExhaustedError("the queue is full: it is too long in seconds");

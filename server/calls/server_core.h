@@ -89,6 +89,7 @@ class ServerCore {
   void BeginAdmission() { ++admitting_; }
   bool Enter(const std::string& request_id, std::shared_ptr<RunningCall> call);
   void EndAdmission() { --admitting_; }
+  int64_t admitting() const { return admitting_; }  // between these two
   void Leave(const std::string& request_id);
   // The running call of this id, or null.
   std::shared_ptr<RunningCall> Find(const std::string& request_id) const;

@@ -175,30 +175,33 @@ class Exchange final : public HttpExchange {
     connection_->Attach(number_, std::move(call));
   }
   void Answer(HttpAnswer answer) override {
-    Run([c = connection_, n = number_, answer = std::move(answer)]() mutable {
-      c->Answer(n, std::move(answer));
+    Run([n = number_, answer = std::move(answer)](Connection* connection) mutable {
+      connection->Answer(n, std::move(answer));
     });
   }
   void BeginStream(HttpAnswer head) override {
-    Run([c = connection_, n = number_, head = std::move(head)]() mutable {
-      c->BeginStream(n, std::move(head));
+    Run([n = number_, head = std::move(head)](Connection* connection) mutable {
+      connection->BeginStream(n, std::move(head));
     });
   }
   void Write(std::string bytes) override { Queue(std::move(bytes), /*last=*/false); }
   void End(std::string bytes) override { Queue(std::move(bytes), /*last=*/true); }
   void Abandon() override {
-    Run([c = connection_, n = number_] { c->Abandon(n); });
+    Run([n = number_](Connection* connection) { connection->Abandon(n); });
   }
 
  private:
+  // A loop that has ended keeps what is posted to it: that must not keep the loop in turn.
   template <class Function>
   void Run(Function function) {
-    Loop& loop = *connection_->loop();
-    if (!loop.stopped) asio::dispatch(loop.io, std::move(function));
+    asio::dispatch(connection_->loop()->io, [connection = std::weak_ptr<Connection>(connection_),
+                                             function = std::move(function)]() mutable {
+      if (const auto alive = connection.lock()) function(alive.get());
+    });
   }
   void Queue(std::string bytes, bool last) {
-    Run([c = connection_, n = number_, bytes = std::move(bytes), last] {
-      c->Write(n, bytes, last);
+    Run([n = number_, bytes = std::move(bytes), last](Connection* connection) {
+      connection->Write(n, bytes, last);
     });
   }
 
@@ -212,8 +215,9 @@ void Loop::Add(int descriptor) {
   getsockname(descriptor, reinterpret_cast<sockaddr*>(&local), &length);
   tcp::socket socket(io);
   error_code error;
-  socket.assign(local.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), descriptor, error);
-  if (error) {
+  if (!stopped)
+    socket.assign(local.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), descriptor, error);
+  if (error || stopped) {
     close(descriptor);
     return;
   }

@@ -34,7 +34,7 @@ class HttpPort {
   HttpPort(const HttpPort&) = delete;
   HttpPort& operator=(const HttpPort&) = delete;
 
-  // Takes over a connected socket.
+  // Takes over a connected socket. Not after Stop.
   void Add(int descriptor);
   // From now on connections end with their next answer.
   void Drain();

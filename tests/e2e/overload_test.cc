@@ -57,6 +57,33 @@ TEST(OverloadTest, FullQueueIsRefusedQuicklyWithADelay) {
   EXPECT_TRUE(server.WaitIdle());
 }
 
+// Calls on their way count: the engine, which is in a step, need not be asked.
+TEST(OverloadTest, ARefusalDoesNotWaitForTheStep) {
+  TestCoreOptions options;
+  options.max_num_seqs = 1;
+  options.max_num_queued_reqs = 2;
+  TestServer server(options);
+  server.script->step_delay_us = 1000;
+  BackgroundStream running(server, GreedyRequest("run", 3000));
+  ASSERT_TRUE(Eventually([&] { return server.engine->stats().running == 1; }));
+  {
+    const std::lock_guard<std::mutex> hangs(server.script->step);
+    BackgroundStream first(server, GreedyRequest("wait", 2));
+    BackgroundStream second(server, GreedyRequest("wait", 2));
+    ASSERT_TRUE(Eventually([&] { return server.core->admitting() == 2; }));
+    grpc::ClientContext context;
+    SetTimeout(&context);
+    v1::GenerateResponse response;
+    EXPECT_EQ(
+        server.inference->Generate(&context, GreedyRequest("more", 2), &response).error_message(),
+        "the queue is full: too many requests");
+    first.context.TryCancel();
+    second.context.TryCancel();
+  }
+  running.context.TryCancel();
+  EXPECT_TRUE(server.WaitIdle());
+}
+
 TEST(OverloadTest, AllSequencesOfACallAreTakenOrNone) {
   TestCoreOptions options;
   options.max_num_seqs = 1;

@@ -2,15 +2,11 @@
 // end.
 #pragma once
 
-#include <sys/types.h>
-
-#include <condition_variable>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "tests/e2e/child_process.h"
 #include "tests/faults/fault_page.h"
 
 namespace fox {
@@ -48,38 +44,25 @@ struct ServerStart {
 class ServerProcess {
  public:
   ServerProcess(const ServerStart& start, const SharedFaultPage& page);
-  ~ServerProcess();  // kills it if it still runs
 
   // False: the process has ended, or `seconds` have passed.
   bool WaitReady(double seconds = 60);
-  // The exit code; 128 + signal when one ended it; nothing: it still runs after `seconds`.
-  std::optional<int> WaitEnd(double seconds);
-  void Signal(int signal) const;
+  // As ChildProcess does.
+  std::optional<int> WaitEnd(double seconds) { return process_.WaitEnd(seconds); }
+  void Signal(int signal) const { process_.Signal(signal); }
 
   int grpc_port() const { return grpc_port_; }
   int http_port() const { return http_port_; }
   std::string target() const { return "127.0.0.1:" + std::to_string(grpc_port_); }
   // Of both standard streams.
-  std::string log() const;
+  std::string log() const { return process_.output(); }
   // When the process ended; FaultPage::Now().
   int64_t ended_ns() const;
 
  private:
-  void ReadLog();
-  void AwaitEnd();
-
-  pid_t pid_ = -1;
-  int output_ = -1;
   const bool http_;
   int grpc_port_ = 0, http_port_ = 0;
-
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::string log_;
-  std::optional<int> code_;
-  bool log_is_whole_ = false;
-  int64_t ended_ns_ = 0;
-  std::thread reader_, waiter_;
+  ChildProcess process_;
 };
 
 // Where a library is that this program is linked with, by one of its functions.

@@ -7,6 +7,7 @@ is left alone. Run it again after a change to how a target reads its input.
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import struct
@@ -57,6 +58,9 @@ def safetensors_seeds() -> Seeds:
     yield "metadata_not_strings", safetensors({"__metadata__": {"a": 1}})
     yield "entry_not_object", safetensors({"a": 1})
     yield "entry_missing_key", safetensors({"a": {"dtype": "F32", "shape": [2]}}, eight)
+    for key in one["a"]:
+        yield f"entry_other_{key}", safetensors(
+            {"a": {k if k != key else "x": v for k, v in one["a"].items()}}, eight)
     yield "entry_extra_key", safetensors({"a": dict(one["a"], more=1)}, eight)
     for name, dtype in (("unknown", "F33"), ("lower_case", "f32"), ("number", 1), ("empty", "")):
         yield f"dtype_{name}", safetensors({"a": tensor(dtype, [2], 0, 8)}, eight)
@@ -69,6 +73,8 @@ def safetensors_seeds() -> Seeds:
                "huge": (0, (1 << 64) - 1), "text": ("0", "8"), "at_the_end": (8, 16)}
     for name, (begin, end) in offsets.items():
         yield f"offsets_{name}", safetensors({"a": tensor("F32", [2], begin, end)}, eight)
+    yield "offsets_object", safetensors(
+        {"a": {"dtype": "F32", "shape": [2], "data_offsets": {"begin": 0, "end": 8}}}, eight)
     yield "offsets_three", safetensors(
         {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8, 8]}}, eight)
     pair = {"a": tensor("U8", [4], 0, 4), "b": tensor("U8", [4], 4, 8)}
@@ -78,25 +84,29 @@ def safetensors_seeds() -> Seeds:
     yield "hole_in_front", safetensors({"a": tensor("U8", [4], 4, 8)}, eight)
     yield "bytes_behind", safetensors(pair, bytes(9))
     yield "name_empty", safetensors({"": tensor("U8", [8], 0, 8)}, eight)
+    yield "name_delete", safetensors({"\x7f": 1}, eight)
     yield "name_hostile", safetensors({"\n\x1b[31m" + "n" * 300: 1}, eight)
 
 
 def tensor_files_seeds() -> Seeds:
-    """An index and its shards a and b."""
+    """Which files there are, then an index and its shards a and b."""
     a = safetensors({"x": tensor("U8", [2], 0, 2)}, b"12")
     b = safetensors({"y": tensor("U8", [1], 0, 1), "z": tensor("U8", [1], 1, 2)}, b"34")
 
+    def folder(index: object, form: int = 0, first: bytes = a) -> bytes:
+        return bytes((form,)) + BETWEEN.join((json.dumps(index).encode(), first, b))
+
     def files(weight_map: object, **more: object) -> bytes:
-        index = json.dumps(dict({"weight_map": weight_map}, **more)).encode()
-        return BETWEEN.join((index, a, b))
+        return folder(dict({"weight_map": weight_map}, **more))
 
     right = {"x": "a", "y": "b", "z": "b"}
     yield "valid", files(right, metadata={"total_size": 4})
     yield "valid_one_shard", files({"x": "a"})
     yield "empty_map", files({})
     yield "map_not_object", files([["x", "a"]])
-    yield "map_missing", BETWEEN.join((b"{}", a, b))
-    yield "index_array", BETWEEN.join((b"[]", a, b))
+    yield "map_missing", folder({})
+    yield "index_array", folder([])
+    yield "index_not_json", b"\0{" + BETWEEN + a
     yield "shard_missing", files(dict(right, z="c"))
     yield "shard_lacks_tensor", files(dict(right, w="b"))
     yield "shard_has_more", files({"x": "a", "y": "b"})
@@ -106,7 +116,13 @@ def tensor_files_seeds() -> Seeds:
                         ("nul", "a\0"), ("number", 1), ("null", None), ("self", "./a"),
                         ("itself", "model.safetensors.index.json"), ("long", "a" * 5000)):
         yield f"shard_{name}", files(dict(right, x=shard))
-    yield "shard_truncated", BETWEEN.join((json.dumps({"weight_map": right}).encode(), a[:-1], b))
+    yield "shard_truncated", folder({"weight_map": right}, first=a[:-1])
+    yield "valid_single", folder({}, 1)
+    yield "index_is_a_folder", folder({}, 16)
+    yield "single_truncated", folder({}, 1, a[:-1])
+    yield "single_is_a_folder", folder({}, 8)
+    yield "nothing_there", folder({}, 2)
+    yield "other_program", folder({}, 6)
 
 
 OFFICIAL = {"model_type": "forgetting_transformer-project_fox", "vocab_size": 64, "hidden_size": 16,
@@ -133,6 +149,38 @@ def model_config_seeds() -> Seeds:
            "pad_token_id": (1 << 40, "x"), "use_rope": (1, "true"), "qk_norm": ("yes",),
            "max_position_embeddings": (0, 1 << 31), "quantization_config": ({},),
            "use_output_norm": (1,)}
+    fits = {"vocab_size_one": {"vocab_size": 1}, "bos_null": {"bos_token_id": None},
+            "eos_null": {"eos_token_id": None}, "eos_one": {"eos_token_id": 5},
+            "pad": {"pad_token_id": 5}, "pad_outside": {"pad_token_id": 64},
+            "bias": {"qkv_bias": True},
+            "output_norm": {"use_output_norm": True, "use_output_gate": True},
+            "sizes_default": {"hidden_ratio": None},
+            "gate_full": {"fgate_type": "full"}, "gate_fixed": {"fgate_type": "fixed"},
+            "gate_none": {"fgate_type": "none"}, "sigmoid": {"hidden_act": "sigmoid"},
+            "output_gate": {"use_output_gate": True, "ogate_act": "sigmoid"},
+            "rope": {"use_rope": True}}
+    clashes = {"size_beyond_int64": {"hidden_size": (1 << 64) - 1},
+               "size_negative": {"hidden_size": -16}, "head_large": {"hidden_size": 1024},
+               "ratio_large": {"hidden_size": 4096, "num_heads": 16, "hidden_ratio": 1024},
+               "ratio_tiny": {"hidden_ratio": 1e-9},
+               "output_gate_unknown": {"use_output_gate": True, "ogate_act": "tanh"},
+               "bias_with_value_shift": {"qkv_bias": True, "use_v_shift": True},
+               "rope_base_zero": {"use_rope": True, "rope_base": 0},
+               "rope_odd_head": {"use_rope": True, "hidden_size": 18},
+               "two_mistakes": {"norm_eps": 0, "quantization_config": {}},
+               "type_missing": {"model_type": None}}
+    for name, keys in fits.items():
+        yield f"valid_{name}", json.dumps(dict(OFFICIAL, **keys)).encode()
+    for name, keys in clashes.items():
+        yield name, json.dumps(dict(OFFICIAL, **keys)).encode()
+    fla = dict(OFFICIAL, model_type="forgetting_transformer")
+    for key, value in (("window_size", 512), ("attnres_block_size", 4), ("hidden_act", "sigmoid"),
+                       ("use_output_gate", 1)):
+        yield f"fla_{key}", json.dumps(dict(fla, **{key: value})).encode()
+    yield "valid_defaults", json.dumps({"model_type": OFFICIAL["model_type"]}).encode()
+    yield "array", b"[]"
+    yield "nothing", b"{}"
+    yield "not_json", b"{"
     for key, values in bad.items():
         for number, value in enumerate(values):
             yield f"{key}_{number}", json.dumps(dict(OFFICIAL, **{key: value})).encode()
@@ -142,53 +190,84 @@ def model_config_seeds() -> Seeds:
     yield "deep", b'{"x":' + b"[" * 80 + b"]" * 80 + b"}"
 
 
-def checkpoint_seeds() -> Seeds:
+SMALL = {"model_type": "forgetting_transformer-project_fox", "vocab_size": 8, "hidden_size": 8,
+         "num_hidden_layers": 1, "num_heads": 2, "intermediate_size": 4, "eos_token_id": None}
+LAYER = {"attn_norm.weight": [8], "attn.q_proj.weight": [8, 8], "attn.k_proj.weight": [8, 8],
+         "attn.v_proj.weight": [8, 8], "attn.fgate_proj.weight": [2, 8],
+         "attn.fgate_proj.bias": [2], "attn.o_proj.weight": [8, 8], "mlp_norm.weight": [8],
+         "mlp.gate_proj.weight": [8, 8], "mlp.down_proj.weight": [8, 4]}
+
+
+def checkpoint(said: dict, layers: dict, dtype: str = "BF16", value: bytes = b"\x80\x3e",
+               drop: str = "", first: int = 2, change: str = "") -> bytes:
     """The first byte chooses how to prune; a config.json, then a model.safetensors."""
-    config = {"model_type": "forgetting_transformer-project_fox", "vocab_size": 8, "hidden_size": 8,
-              "num_hidden_layers": 1, "num_heads": 2, "intermediate_size": 4, "eos_token_id": None}
-    full = dict(config, qk_norm=True, use_k_shift=True, use_v_shift=True, use_output_gate=True,
-                use_output_norm=True, use_rope=True, num_kv_heads=1)
-    layer = {"attn_norm.weight": [8], "attn.q_proj.weight": [8, 8], "attn.k_proj.weight": [8, 8],
-             "attn.v_proj.weight": [8, 8], "attn.fgate_proj.weight": [2, 8],
-             "attn.fgate_proj.bias": [2], "attn.o_proj.weight": [8, 8], "mlp_norm.weight": [8],
-             "mlp.gate_proj.weight": [8, 8], "mlp.down_proj.weight": [8, 4]}
-    more = {"attn.q_norm.weight": [8], "attn.k_norm.weight": [4], "attn.ogate_proj.weight": [8, 8],
+    shapes = {"model.embeddings.weight": [8, 8], "model.norm.weight": [8], "lm_head.weight": [8, 8]}
+    shapes.update({f"model.layers.0.{name}": shape for name, shape in layers.items()})
+    header, data = {}, b""
+    for name, shape in shapes.items():
+        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        if name.endswith(drop) and drop:
+            continue
+        # Not all alike, so that tokens differ.
+        content = b"".join(value[:-2] + bytes((i * 7 % 256,)) + value[-1:] for i in range(count))
+        if name == change:
+            content = content[::-1]
+        header[name] = tensor(dtype, shape, len(data), len(data) + len(content))
+        data += content
+    return b"".join((bytes((first,)), json.dumps(said).encode(), BETWEEN,
+                     safetensors(header, data)))
+
+
+def checkpoint_seeds() -> Seeds:
+    """Tensors that fit their configuration, and some that do not."""
+    full = dict(SMALL, qk_norm=True, qk_norm_share_param_across_head=True, use_k_shift=True,
+                use_v_shift=True, use_output_gate=True, use_output_norm=True, use_rope=True,
+                num_kv_heads=1)
+    more = {"attn.q_norm.weight": [4], "attn.k_norm.weight": [4], "attn.ogate_proj.weight": [8, 8],
             "attn.output_norm.weight": [8]}
     for name in ("k", "v"):
         more[f"attn.{name}_proj.linear.weight"] = [4, 8]
         more[f"attn.{name}_proj.shift_proj.weight"] = [1, 8]
+    with_more = {k: v for k, v in LAYER.items() if k[5:] not in ("k_proj.weight", "v_proj.weight")}
+    yield "valid", checkpoint(SMALL, LAYER)
+    yield "valid_full", checkpoint(full, with_more | more, first=1)
+    yield "valid_f16", checkpoint(SMALL, LAYER, "F16", b"\x00\x30", first=0)
+    yield "valid_f64", checkpoint(SMALL, LAYER, "F64", b"\0" * 6 + b"\x00\x3f")
+    yield "large_weights", checkpoint(SMALL, LAYER, value=b"\x80\x7e")
+    yield "nan", checkpoint(SMALL, LAYER, value=b"\xc0\x7f")
+    yield "tensor_missing", checkpoint(SMALL, LAYER, drop="o_proj.weight")
+    yield "tensor_left_over", checkpoint(SMALL, LAYER | {"attn.q_norm.weight": [8]})
+    yield "wrong_type", checkpoint(SMALL, LAYER, "I16")
+    yield "wrong_shape", checkpoint(dict(SMALL, intermediate_size=8), LAYER)
+    yield "wrong_vocabulary", checkpoint(dict(SMALL, vocab_size=16), LAYER)
+    yield "many_layers", checkpoint(dict(SMALL, num_hidden_layers=1024), LAYER)
+    tied = dict(SMALL, tie_word_embeddings=True)
+    yield "valid_tied", checkpoint(tied, LAYER, drop="lm_head.weight")
+    yield "valid_tied_twice", checkpoint(tied, LAYER)
+    yield "tied_head_differs", checkpoint(tied, LAYER, change="lm_head.weight")
+    biases = {f"attn.{name}_proj.bias": [8] for name in "qkv"}
+    yield "valid_bias", checkpoint(dict(SMALL, qkv_bias=True), LAYER | biases)
+    norms = {"attn.q_norm.weight": [8], "attn.k_norm.weight": [8]}
+    yield "valid_norms", checkpoint(dict(SMALL, qk_norm=True), LAYER | norms)
 
-    def files(said: dict, layers: dict, dtype: str = "BF16", value: bytes = b"\x80\x3e",
-              drop: str = "", first: int = 2) -> bytes:
-        shapes = {"model.embeddings.weight": [8, 8], "model.norm.weight": [8],
-                  "lm_head.weight": [8, 8]}
-        shapes.update({f"model.layers.0.{name}": shape for name, shape in layers.items()})
-        header, data = {}, b""
-        for name, shape in shapes.items():
-            count = shape[0] * (shape[1] if len(shape) > 1 else 1)
-            if name.endswith(drop) and drop:
-                continue
-            # Not all alike, so that tokens differ.
-            content = b"".join(value[:-2] + bytes((i * 7 % 256,)) + value[-1:]
-                               for i in range(count))
-            header[name] = tensor(dtype, shape, len(data), len(data) + len(content))
-            data += content
-        return b"".join((bytes((first,)), json.dumps(said).encode(), BETWEEN,
-                         safetensors(header, data)))
 
-    with_more = {k: v for k, v in layer.items() if k[5:] not in ("k_proj.weight", "v_proj.weight")}
-    yield "valid", files(config, layer)
-    yield "valid_full", files(full, with_more | more, first=1)
-    yield "valid_f16", files(config, layer, "F16", b"\x00\x30", first=0)
-    yield "valid_f64", files(config, layer, "F64", b"\0" * 6 + b"\x00\x3f")
-    yield "large_weights", files(config, layer, value=b"\x80\x7e")
-    yield "nan", files(config, layer, value=b"\xc0\x7f")
-    yield "tensor_missing", files(config, layer, drop="o_proj.weight")
-    yield "tensor_left_over", files(config, layer | {"attn.q_norm.weight": [8]})
-    yield "wrong_type", files(config, layer, "I16")
-    yield "wrong_shape", files(dict(config, intermediate_size=8), layer)
-    yield "wrong_vocabulary", files(dict(config, vocab_size=16), layer)
-    yield "many_layers", files(dict(config, num_hidden_layers=1024), layer)
+def checkpoint_gate_seeds() -> Seeds:
+    """The kinds of forget gates, and the names of both layouts."""
+    without = {k: v for k, v in LAYER.items() if "fgate" not in k}
+    bias = {"attn.fgate_bias": [2]}
+    yield "valid_gate_bias", checkpoint(dict(SMALL, fgate_type="bias_only"), without | bias)
+    yield "valid_gate_fixed", checkpoint(dict(SMALL, fgate_type="fixed"), without | bias)
+    yield "valid_gate_none", checkpoint(dict(SMALL, fgate_type="none"), without)
+    fla = dict(SMALL, model_type="forgetting_transformer")
+    rest = without | {"mlp.gate_proj.weight": [4, 8], "mlp.up_proj.weight": [4, 8]}
+    gate = {"attn.f_proj.weight": [2, 8], "attn.f_proj.bias": [2]}
+    output = {"attn.g_proj.weight": [8, 8]}
+    yield "valid_fla", checkpoint(fla, rest | gate)
+    yield "valid_fla_gate", checkpoint(dict(fla, use_output_gate=True), rest | gate | output)
+    yield "valid_fla_of_a_day", checkpoint(fla, rest | {"attn.g_proj.weight": [2, 8],
+                                                        "attn.g_proj.bias": [2]})
+    yield "fla_without_gate", checkpoint(fla, rest)
+    yield "fla_output_gate_alone", checkpoint(dict(fla, use_output_gate=True), rest | output)
 
 
 def generation_config_seeds() -> Seeds:
@@ -197,11 +276,14 @@ def generation_config_seeds() -> Seeds:
     yield "valid", json.dumps(right).encode()
     yield "valid_null", json.dumps(dict(right, temperature=None, eos_token_id=7)).encode()
     for key, values in {"temperature": (-1, 101, "1", 1e-320), "top_p": (0, 1.1, -0.0, 1e-46),
-                        "top_k": (-1, 1 << 40, 1.5), "min_p": (-0.1, 2, True),
+                        "top_k": (-1, 1 << 40, 1.5, (1 << 64) - 1), "min_p": (-0.1, 2, True),
                         "max_new_tokens": (0, 1 << 63, -1), "repetition_penalty": (0, 1e39),
                         "eos_token_id": (-1, 1000, [1.5], [[1]], list(range(65)))}.items():
         for number, value in enumerate(values):
             yield f"{key}_{number}", json.dumps(dict(right, **{key: value})).encode()
+    yield "valid_nothing", b"{}"
+    yield "array", b"[]"
+    yield "not_json", b"{"
 
 
 def json_reader_seeds() -> Seeds:
@@ -212,121 +294,27 @@ def json_reader_seeds() -> Seeds:
              "deep": "[" * 30 + "]" * 30,
              "integers": "[18446744073709551615, -9223372036854775808, 18446744073709551616, -0]"}
     for name, text in texts.items():
-        yield name, bytes((20, 200)) + text.encode()
-    yield "bad_utf8", bytes((20, 200)) + b'"\xc3\x28 \xed\xa0\x80"'
-    yield "few_values", bytes((20, 3)) + b"[1, 2, 3]"
-    yield "shallow", bytes((2, 99)) + b"[[[1]]]"
-
-
-def tokenizer_config_seeds() -> Seeds:
-    token = {"content": "<s>", "lstrip": True, "rstrip": False, "normalized": False,
-             "single_word": False, "special": True}
-    main = {"tokenizer_class": "JSONGPT2Tokenizer", "add_bos_token": True, "bos_token": token,
-            "add_prefix_space": False, "unk_token": None, "additional_special_tokens": ["<x>"],
-            "added_tokens_decoder": {"7": token, "258": dict(token, content="<y>")}}
-    special = {"bos_token": "<b>", "eos_token": "</s>", "additional_special_tokens": [token]}
-
-    def files(first: object, second: object = "", third: object = "") -> bytes:
-        return BETWEEN.join(b"" if part == "" else json.dumps(part).encode()
-                            for part in (first, second, third))
-
-    yield "valid", files(main, special, {"<z>": 300})
-    yield "valid_nothing", files("")
-    yield "array", files([])
-    yield "role_number", files(dict(main, bos_token=1))
-    yield "single_word", files(dict(main, bos_token=dict(token, single_word=True)))
-    yield "no_content", files(dict(main, eos_token={"lstrip": True}))
-    yield "additional_text", files(dict(main, additional_special_tokens="<x>"))
-    yield "additional_number", files(main, {"additional_special_tokens": [1]})
-    for key in ("-1", "x", "99999999999", "", " 7", "07"):
-        yield f"id_{key.strip() or 'empty'}", files(dict(main, added_tokens_decoder={key: token}))
-    yield "decoder_array", files(dict(main, added_tokens_decoder=[token]))
-    yield "added_float", files(main, special, {"<z>": 1.5})
-    yield "added_array", files(main, special, [])
-
-
-def byte_level_seeds(as_json: bool) -> Seeds:
-    """Vocabularies and merges: gpt2_files, or tokenizer_json; an odd first byte adds the bytes."""
-    text = b"abc ab'll  12 \xc3\xa9\n<|e|>cab"
-    role = {"bos_token": "<|e|>", "eos_token": "<|e|>", "unk_token": None}
-
-    def tokenizer(vocab: dict, merges: list, config: object = "", flag: bytes = b"\x01",
-                  said: bytes = text, **more: object) -> bytes:
-        config_text = b"" if config == "" else json.dumps(config).encode()
-        if not as_json:
-            lines = "".join(f"{line}\n" for line in ["#version: 0.2"] + merges).encode()
-            return flag + BETWEEN.join((json.dumps(vocab).encode(), lines, config_text, said))
-        file = {"model": {"type": "BPE", "vocab": vocab, "merges": merges},
-                "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
-                "decoder": {"type": "ByteLevel"}, "added_tokens": []}
-        file.update(more)
-        return flag + BETWEEN.join((json.dumps(file).encode(), config_text, said))
-
-    vocab, merges = {"ab": 256, "abc": 257}, ["a b", "ab c"]
-    yield "valid", tokenizer(vocab, merges)
-    yield "valid_order", tokenizer({"ab": 256, "bc": 257, "abc": 258, "aba": 259},
-                                   ["b c", "a b", "a bc", "ab a", "ab c"], said=b"abcababcbcabab")
-    yield "valid_prefix_space", tokenizer(vocab, merges, {"add_prefix_space": True})
-    yield "no_bytes", tokenizer(vocab, merges, flag=b"\0")
-    yield "id_gap", tokenizer({"ab": 256, "abc": 258}, merges)
-    yield "id_twice", tokenizer({"ab": 256, "abc": 256}, merges)
-    yield "id_of_a_byte", tokenizer({"ab": 7, "abc": 256}, merges)
-    yield "id_negative", tokenizer({"ab": -1}, [])
-    yield "id_huge", tokenizer({"ab": 1 << 40}, [])
-    yield "merge_unknown", tokenizer(vocab, merges + ["x yz"])
-    yield "merge_no_product", tokenizer({"ab": 256}, merges)
-    yield "merge_three", tokenizer(vocab, ["a b c"])
-    yield "merge_empty", tokenizer(vocab, [" b"])
-    yield "merge_twice", tokenizer(vocab, merges + ["a b"])
-    yield "not_utf8_text", tokenizer(vocab, merges, said=b"ab\xff\xc3")
-    yield "valid_long", tokenizer({"aa": 256, "aaaa": 257}, ["a a", "aa aa"], said=b"a" * 300)
-    if not as_json:
-        yield "valid_roles", tokenizer(dict(vocab, **{"<|e|>": 258}), merges, dict(
-            role, add_bos_token=True, tokenizer_class="JSONGPT2Tokenizer"))
-        yield "role_unknown", tokenizer(vocab, merges, {"bos_token": "<none>"})
-        yield "added_strip", tokenizer(vocab, merges, {"added_tokens_decoder": {
-            "258": {"content": "ll", "lstrip": True, "rstrip": True, "special": True}}})
-        yield "carriage_returns", b"\x01" + BETWEEN.join((b'{"ab":256}', b"a b\r\n", b"", text))
-        return
-    added = {"id": 258, "content": "<|e|>", "special": True, "normalized": False,
-             "lstrip": False, "rstrip": True, "single_word": False}
-    template = {"type": "TemplateProcessing", "single": [
-        {"SpecialToken": {"id": "<|e|>"}}, {"Sequence": {"id": "A"}},
-        {"SpecialToken": {"id": "<|e|>"}}], "special_tokens": {"<|e|>": {"ids": [258]}}}
-    yield "valid_added", tokenizer(vocab, merges, role, added_tokens=[added],
-                                   post_processor=template)
-    yield "valid_pairs", tokenizer(vocab, [["a", "b"], ["ab", "c"]])
-    yield "added_twice", tokenizer(vocab, merges, added_tokens=[added, added])
-    yield "added_empty", tokenizer(vocab, merges, added_tokens=[dict(added, content="")])
-    yield "added_long", tokenizer(vocab, merges, added_tokens=[dict(added, content="x" * 600)])
-    yield "added_no_id", tokenizer(vocab, merges, added_tokens=["<|e|>"])
-    yield "template_unknown_id", tokenizer(vocab, merges, post_processor=dict(
-        template, special_tokens={"<|e|>": {"ids": [99999]}}))
-    yield "template_no_id", tokenizer(vocab, merges, post_processor=dict(
-        template, special_tokens={}))
-    yield "normalizer", tokenizer(vocab, merges, normalizer={"type": "NFC"})
-    yield "pre_tokenizer_null", tokenizer(vocab, merges, pre_tokenizer=None)
-    sequence = {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel", "use_regex": False}]}
-    yield "valid_no_regex", tokenizer(vocab, merges, pre_tokenizer=sequence)
-    yield "unigram", tokenizer(vocab, merges, model={"type": "Unigram"})
-    yield "valid_ignore_merges", tokenizer(vocab, merges, model={
-        "vocab": vocab, "merges": merges, "ignore_merges": True, "dropout": None})
-    yield "template_index", tokenizer(vocab, merges, post_processor=dict(template, single=[
-        {"SpecialToken": {"id": "9" * 30}}], special_tokens=[{"ids": [258]}]))
-    yield "template_path", tokenizer(vocab, merges, post_processor=dict(template, single=[
-        {"SpecialToken": {"id": "~/x~2"}}]))
+        yield name, bytes((255, 20, 200)) + text.encode()
+    yield "too_large", bytes((1, 20, 200)) + b"[" + b" " * 40 + b"]"
+    for name in ("null", "true", "7", "-7", "0.5"):
+        yield f"root_{name}", bytes((255, 20, 0)) + name.encode()
+    yield "no_values", bytes((255, 20, 0)) + b"{}"
+    yield "bad_utf8", bytes((255, 20, 200)) + b'"\xc3\x28 \xed\xa0\x80"'
+    yield "few_values", bytes((255, 20, 3)) + b"[1, 2, 3]"
+    yield "shallow", bytes((255, 2, 99)) + b"[[[1]]]"
 
 
 def main() -> None:
-    from request_seeds import REQUEST_SEEDS  # the other half, kept apart for length
+    from proto_seeds import PROTO_SEEDS  # the others, kept apart for length
+    from request_seeds import REQUEST_SEEDS
+    from tokenizer_seeds import TOKENIZER_SEEDS
 
-    targets = dict(REQUEST_SEEDS, safetensors=safetensors_seeds(), json_reader=json_reader_seeds(),
-                   tensor_files=tensor_files_seeds(), checkpoint=checkpoint_seeds(),
+    targets = dict(PROTO_SEEDS, **REQUEST_SEEDS, **TOKENIZER_SEEDS,
+                   safetensors=safetensors_seeds(), json_reader=json_reader_seeds(),
+                   tensor_files=tensor_files_seeds(),
+                   checkpoint=itertools.chain(checkpoint_seeds(), checkpoint_gate_seeds()),
                    model_config=model_config_seeds(),
-                   generation_config=generation_config_seeds(),
-                   tokenizer_config=tokenizer_config_seeds(),
-                   gpt2_files=byte_level_seeds(as_json=False),
-                   tokenizer_json=byte_level_seeds(as_json=True))
+                   generation_config=generation_config_seeds())
     for target, seeds in sorted(targets.items()):
         folder = CORPORA / target
         folder.mkdir(parents=True, exist_ok=True)

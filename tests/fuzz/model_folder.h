@@ -1,5 +1,5 @@
 // ModelFolder: a folder in memory (/dev/shm) for targets whose subject opens files by their names.
-// One for the life of the process; every input writes its files anew.
+// One for the life of the process; an input writes what differs from the one before. One thread.
 #pragma once
 
 #include <unistd.h>
@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <string>
 
 #include "kernels/core/check.h"
@@ -29,15 +30,29 @@ class ModelFolder {
 
   const std::string& path() const { return path_; }
 
-  void Write(const std::string& name, const std::string& content) const {
+  void Write(const std::string& name, const std::string& content) {
+    const auto [it, is_new] = files_.try_emplace(name, content);
+    if (!is_new && it->second == content) return;
+    if (is_new) std::filesystem::remove(path_ + "/" + name);  // it may have been a folder
+    it->second = content;
     std::FILE* file = std::fopen((path_ + "/" + name).c_str(), "wb");
     FOX_CHECK(file != nullptr);
     FOX_CHECK(std::fwrite(content.data(), 1, content.size(), file) == content.size());
     FOX_CHECK(std::fclose(file) == 0);
   }
+  void MakeFolder(const std::string& name) {
+    Remove(name);
+    std::filesystem::create_directory(path_ + "/" + name);
+  }
+  // Whatever has this name, if anything has.
+  void Remove(const std::string& name) {
+    files_.erase(name);
+    std::filesystem::remove(path_ + "/" + name);
+  }
 
  private:
   std::string path_;
+  std::map<std::string, std::string> files_;  // as they were written last
 };
 
 }  // namespace fox

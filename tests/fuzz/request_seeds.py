@@ -1,191 +1,12 @@
-"""Seeds of what clients and operators send, and of targets whose input is no text."""
+"""Seeds of what clients send over HTTP, of what operators write, and of the targets of text."""
 
 from __future__ import annotations
 
+import itertools
 import json
-import struct
 from collections.abc import Iterator
 
 Seeds = Iterator[tuple[str, bytes]]
-
-
-# ---- protobuf, by hand --------------------------------------------------------------------------
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    value &= (1 << 64) - 1
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes(out) + bytes((value,))
-
-
-def number(field: int, value: int) -> bytes:
-    return varint(field << 3) + varint(value)
-
-
-def message(field: int, content: bytes | str) -> bytes:
-    data = content.encode() if isinstance(content, str) else content
-    return varint(field << 3 | 2) + varint(len(data)) + data
-
-
-def float32(field: int, value: float) -> bytes:
-    return varint(field << 3 | 5) + struct.pack("<f", value)
-
-
-def proto_wire_seeds() -> Seeds:
-    yield "valid", number(1, 300) + message(2, b"ab" + number(1, 1)) + float32(3, 1.5)
-    yield "valid_fixed64", varint(1 << 3 | 1) + bytes(8) + number(1 << 28, 1)
-    yield "group", varint(1 << 3 | 3) + number(2, 1) + varint(1 << 3 | 4)
-    yield "field_zero", number(0, 1)
-    yield "varint_long", b"\x08" + b"\xff" * 10 + b"\x01"
-    yield "varint_eleven", b"\x08" + b"\x80" * 10 + b"\x00"
-    yield "tag_of_seven_bytes", b"\x88\x80\x80\x80\x80\x80\x00\x01"
-    yield "length_of_six_bytes", b"\x12\x80\x80\x80\x80\x80\x00"
-    yield "length_huge", b"\x12" + varint(1 << 63)
-    yield "length_past_the_end", b"\x12\x05abc"
-    yield "length_of_ten_bytes", b"\x12" + b"\x80" * 9 + b"\x01"
-    yield "wire_type", b"\x0e\x00"
-
-
-# ---- sentencepiece ------------------------------------------------------------------------------
-
-NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
-
-
-def piece(text: bytes | str, kind: int = NORMAL, score: float = 0) -> bytes:
-    return message(1, message(1, text) + float32(2, score) + number(3, kind))
-
-
-START = piece("<unk>", UNKNOWN) + piece("<s>", CONTROL) + piece("</s>", CONTROL)
-LETTERS = (piece("a", score=-3) + piece("b", score=-4) + piece("ab", score=-1)
-           + piece("\u2581", score=-2) + piece("\u2581ab", score=-0.5))
-BPE = message(2, number(3, 2))
-
-
-def sentencepiece_seeds() -> Seeds:
-    """Whole models behind an odd first byte; then models that the target puts together."""
-
-    def raw(model: bytes, text: str = "ab  abba \u00e9\u2581 <s>x", window: int = 8) -> bytes:
-        said = text.encode()
-        return bytes((1, window, 2, len(said))) + said + model
-
-    right = START + LETTERS + BPE
-    byte_pieces = b"".join(piece(f"<0x{value:02X}>", BYTE) for value in range(256))
-    yield "valid_bpe", raw(right)
-    yield "valid_unigram", raw(START + LETTERS + message(2, number(3, 1)))
-    yield "valid_bytes", raw(right + byte_pieces + message(2, number(35, 1)))
-    yield "valid_settings", raw(right + message(3, number(3, 0) + number(4, 0) + number(5, 1)))
-    yield "valid_suffix", raw(right + message(2, number(24, 1)) + message(3, number(4, 0)))
-    yield "valid_user", raw(right + piece("<sep>", USER) + piece("<se", USER) + piece("x", UNUSED),
-                            "a<sep>b<se xab", 3)
-    parts = {"ab": -2, "ba": -3, "abab": -6}
-    unused = b"".join(piece(text, score=score) for text, score in parts.items())
-    yield "valid_unused", raw(START + piece("a", score=-9) + piece("b", score=-9) + unused
-                              + piece("bab", UNUSED, -4) + BPE, "abbabababbbabaababab" * 3, 0)
-    yield "valid_surface", raw(right + message(2, message(44, " ?")))
-    yield "valid_word", raw(START + LETTERS + message(2, number(3, 3)))
-    yield "valid_char", raw(START + LETTERS + message(2, number(3, 4)))
-    yield "not_a_message", raw(b"\xff" * 20)
-    yield "piece_empty", raw(right + piece(""))
-    yield "piece_twice", raw(right + piece("a"))
-    yield "piece_nul", raw(right + piece(b"a\0b"))
-    yield "piece_bad_utf8", raw(right + piece(b"\xc3("))
-    yield "piece_long", raw(right + piece("x" * 4097))
-    yield "piece_score_nan", raw(right + piece("z", score=float("nan")))
-    yield "piece_score_huge", raw(right + piece("z", score=3e38) + piece("zz", score=-3e38))
-    yield "unknown_missing", raw(LETTERS + BPE)
-    yield "unknown_twice", raw(right + piece("<unk2>", UNKNOWN))
-    yield "unknown_only", raw(piece("<unk>", UNKNOWN))
-    yield "bytes_few", raw(right + piece("<0x00>", BYTE) + message(2, number(35, 1)))
-    yield "bytes_unasked", raw(right + byte_pieces)
-    yield "byte_wrong", raw(right + piece("<0xG0>", BYTE))
-    yield "surface_bad_utf8", raw(right + message(2, message(44, b"\xff")))
-    yield "denormalizer", raw(right + message(5, message(2, b"x")))
-    yield "charsmap_short", raw(right + message(3, message(2, b"abc")))
-    yield "type_unknown", raw(right + message(2, number(3, 9)))
-    yield "composed", bytes(range(0, 250, 2))
-    yield "composed_bytes", bytes((0, 30, 1, 9)) + b"a ab\xe2\x96\x81 " + bytes(range(1, 200))
-
-
-def charsmap_seeds() -> Seeds:
-    kept, leaf = 1 << 31, 1 << 8
-
-    def packed(units: dict[int, int], texts: bytes, blocks: int = 2, text: bytes = b"aab") -> bytes:
-        values = [units.get(i, kept) for i in range(256 * blocks)]
-        return (bytes((1, len(text))) + text + struct.pack("<I", 1024 * blocks)
-                + struct.pack(f"<{len(values)}I", *values) + texts)
-
-    a = 256 ^ ord("a")
-    valid = {0: 256 << 10, a: (a ^ 0) << 10 | leaf | ord("a"), 256: kept}
-    yield "valid", packed({0: 256 << 10, a: (a ^ 512) << 10 | leaf | ord("a"), 512: kept | 0},
-                          b"x\0", 3)
-    yield "cycle", packed(valid, b"x\0")
-    yield "root_outside", packed({0: 4000 << 10}, b"x\0")
-    yield "state_outside", packed({0: 256 << 10, a: (1 << 20) << 10 | ord("a")}, b"x\0")
-    yield "unterminated", packed(valid, b"x")
-    yield "replacement_outside", packed(
-        {0: 256 << 10, a: (a ^ 512) << 10 | leaf | ord("a"), 512: kept | 77}, b"x\0", 3)
-    yield "replacement_long", packed(valid, b"x" * 2000 + b"\0")
-    yield "size_odd", bytes((1, 0)) + struct.pack("<I", 1000) + bytes(1002)
-    yield "size_zero", bytes((1, 0)) + bytes(8)
-    yield "size_past_the_end", bytes((1, 0)) + struct.pack("<I", 1024) + bytes(100)
-    yield "composed", bytes((0, 3)) + b"abc" + bytes((1, 1, 0, 1, 20)) + bytes(range(120))
-    yield "composed_deep", bytes((0, 5)) + b"aaaaa" + bytes((3, 1, 0, 0, 63)) + bytes(
-        (0, 1, 1, 0, 1, 0, 1, 1, 1, 0, 2, 1, 1, 0, 2, 0) * 12)
-
-
-# ---- requests -----------------------------------------------------------------------------------
-
-def generate_request_seeds() -> Seeds:
-    """First byte: 1 bytes as they come, 2 a ScoreRequest, 4 without a tokenizer, 8 a stream."""
-    sampling = message(5, float32(1, 0.5) + float32(2, 0.9) + number(3, 5) + number(6, 7)
-                       + number(7, 2) + message(11, number(1, 97) + float32(2, 1)) + number(12, 98))
-    stopping = message(6, number(1, 10) + number(2, 1) + message(3, "stop") + number(4, 99))
-    output = message(7, number(1, 1) + number(2, 1) + number(3, 2) + number(6, 1) + number(8, 4))
-    text = message(3, "some text")
-    yield "valid", b"\x01" + text + sampling + stopping + output
-    yield "valid_stream", b"\x09" + message(1, "id-1") + text + message(7, number(11, 1))
-    yield "valid_ids", b"\x05" + message(4, message(1, bytes((1, 2, 3)))) + number(13, 2)
-    yield "valid_acp", b"\x01" + text + message(11, number(1, 1) + float32(2, -12.0))
-    yield "valid_score", b"\x03" + text + number(5, 3) + number(6, 4) + number(14, 1)
-    yield "reserved", b"\x01" + text + message(14, "lora") + message(5, message(21, ".*"))
-    yield "id_outside", b"\x01" + message(4, message(1, varint(259)))
-    yield "stop_empty", b"\x01" + text + message(6, message(3, ""))
-    yield "stop_many", b"\x01" + text + message(6, message(3, "x") * 17)
-    yield "nan", b"\x01" + text + message(5, float32(1, float("nan")))
-    yield "empty_text", b"\x01" + message(3, "")
-    yield "long_text", b"\x01" + message(3, "word " * 40) + number(13, 8)
-    yield "text_too_long", b"\x01" + message(3, "x" * 5000)
-    yield "text_nul", b"\x01" + message(3, "a\0b")
-    yield "model_other", b"\x01" + message(2, "other") + text
-    yield "timeout_zero", b"\x01" + text + number(10, 0)
-    yield "priority", b"\x01" + text + number(9, 3)
-    for first in range(0, 16, 2):
-        yield f"composed_{first}", bytes((first, 6)) + bytes(
-            (i * 37 + first) % 251 for i in range(160))
-
-
-def vllm_request_seeds() -> Seeds:
-    """First byte: 1 bytes as they come; 0, 2 or 4 more: which tokenizer."""
-    params = message(4, float32(1, 0.5) + float32(2, 0.9) + number(3, 5) + float32(4, 0.1)
-                     + float32(5, 0.5) + float32(6, -0.5) + float32(7, 1.5) + number(8, 10)
-                     + message(10, "stop") + number(11, 97) + number(12, 1) + number(22, 1)
-                     + number(24, 7) + message(26, number(1, 97) + float32(2, 1.5)))
-    text = message(3, "some text")
-    ids = message(2, message(2, bytes((97, 98, 99))))
-    for world in (1, 3, 5):
-        yield f"valid_{world}", bytes((world,)) + message(1, "id") + text + params + number(5, 1)
-        yield f"valid_ids_{world}", bytes((world,)) + ids + message(4, number(8, 3))
-        yield f"composed_{world}", bytes((world - 1, 7)) + bytes(
-            (i * 41) % 253 for i in range(150))
-    yield "prefix_there", b"\x01" + message(2, message(2, varint(258) + b"\x61"))
-    yield "regex", b"\x01" + text + message(4, message(17, ".*"))
-    yield "prompt_logprobs", b"\x01" + text + message(4, number(23, 1))
-    yield "bias_negative", b"\x01" + text + message(4, message(26, number(1, -1) + float32(2, 1)))
-    yield "truncate_negative", b"\x01" + text + message(4, number(27, -5))
-    yield "id_outside", b"\x03" + message(2, message(2, varint(259)))
-    yield "half_characters", b"\x03" + message(2, message(2, varint(0xC3) + varint(0x28)))
 
 
 def completion_request_seeds() -> Seeds:
@@ -219,11 +40,41 @@ def completion_request_seeds() -> Seeds:
            "response_format": ({"type": "json_object"}, 1),
            "priority": (1, -(1 << 31)), "acp_windows": (True, 1),
            "stop_token_ids": ([-1], ["1"]),
-           "truncate_prompt_tokens": (0, 100), "min_tokens": (11,)}
+           "truncate_prompt_tokens": (0, 100), "min_tokens": (11,),
+           "allowed_token_ids": ([259], {}), "echo": (1,), "user": (1,)}
     for key, values in bad.items():
         for index, value in enumerate(values):
             request = dict({"prompt": "some text", "stream": True}, **{key: value})
             yield f"{key}_{index}", json.dumps(request).encode()
+    score = {"prompt": "some text", "max_tokens": 0, "echo": True}
+    together = {"score_without_echo": {"prompt": "a", "max_tokens": 0},
+                "valid_score_text": dict(score, logprobs=0, truncate_prompt_tokens=2),
+                "valid_score_ids": dict(score, prompt=[97, 258], skip_special_tokens=False),
+                "valid_score_special": dict(score, prompt=[97, 258], skip_special_tokens=True,
+                                            priority=1, add_special_tokens=False),
+                "score_too_long": dict(score, prompt="x" * 70),
+                "choices_many": {"prompt": ["a"] * 20, "n": 16},
+                "windows_without_stream": {"prompt": "a", "acp_windows": True},
+                "valid_windows": {"prompt": "a", "acp_windows": True, "stream": True},
+                "options_without_stream": {"prompt": "a", "stream_options": {}},
+                "valid_options_null": {"prompt": "a", "stream": True,
+                                       "stream_options": {"include_usage": None}},
+                "valid_options_empty": {"prompt": "a", "stream": True, "stream_options": {}},
+                "valid_nulls": {"prompt": "a", "stop": None, "n": None, "logit_bias": None},
+                "bias_many": {"prompt": "a", "logit_bias": {str(i): 1 for i in range(1025)}},
+                "valid_top_k": {"prompt": "a", "top_k": 5},
+                "prompt_missing": {"model": "model"}}
+    for name, request in together.items():
+        yield name, json.dumps(request).encode()
+
+
+def completion_bodies() -> Seeds:
+    """The first byte: whether the model has a tokenizer."""
+    for name, body in completion_request_seeds():
+        yield name, b"\0" + body
+    yield "no_tokenizer", b'\1{"prompt": "some text"}'
+    yield "no_tokenizer_ids", b'\1{"prompt": [97, 98]}'
+    yield "no_tokenizer_score", b'\1{"prompt": [97, 98], "max_tokens": 0, "echo": true}'
 
 
 def http_parser_seeds() -> Seeds:
@@ -243,6 +94,11 @@ def http_parser_seeds() -> Seeds:
     yield "valid_trailer", raw(chunked + b"1\r\nx\r\n0\r\nX-T: 1\r\n\r\n")
     yield "valid_old", raw(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
     yield "valid_absolute", raw(b"GET http://h/health HTTP/1.1\r\nHost: h\r\n\r\n")
+    yield "old_chunks", raw(b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+    yield "length_same_twice", raw(head + b"Content-Length: 4\r\nContent-Length: 4\r\n\r\nbody")
+    for name, target in (("codes", b"/%41%4g%g1%4"), ("code_cut", b"/a%"), ("star", b"*"),
+                         ("absolute_alone", b"http://h")):
+        yield f"target_{name}", raw(b"GET " + target + b" HTTP/1.1\r\nHost: h\r\n\r\n")
     yield "host_missing", raw(b"GET / HTTP/1.1\r\n\r\n")
     yield "host_twice", raw(b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n")
     yield "length_twice", raw(head + b"Content-Length: 4\r\nContent-Length: 5\r\n\r\nbody!")
@@ -295,8 +151,67 @@ def server_flags_seeds() -> Seeds:
             "main": ["--model=/m", "--admin-address", "main", "--api-key-file=t"],
             "name": ["--model=/m", "--served-model-name=\x01"],
             "length": ["--model=/m", "--max-model-len=1"],
-            "bool": ["--model=/m", "--enforce-eager=maybe"]}.items():
+            "bool": ["--model=/m", "--enforce-eager=maybe"],
+            "valid_bools": ["--model=/m", "--enforce-eager=1", "--allow-nonfinite=off",
+                            "--allow-insecure-remote=yes", "--no-allow-insecure-remote"],
+            "valid_bools_again": ["--model=/m", "--enforce-eager=on", "--allow-nonfinite=0",
+                                  "--allow-insecure-remote=no", "--help", "--version"],
+            "negated_number": ["--model=/m", "--no-grpc-port"], "negated_unknown": ["--no-such"],
+            "words": ["serve", "-", "--model=/m"], "valid_check": ["--check-model", "/m"],
+            "environment": ["FOX_MODEL=/m", "FOX_HTTP_PORT=tcp://10.0.0.1:80", "FOX_GRPC_PORT=0"],
+            "environment_bad": ["--model=/m", "FOX_MAX_NUM_SEQS=many"],
+            "number_behind": ["--model=/m", "--grpc-port=8x"],
+            "share_behind": ["--model=/m", "--step-timeout=1x"],
+            "number_low": ["--model=/m", "--max-num-seqs=0"], "unknown_alone": ["--modle"],
+            "service_unknown": ["--model=/m", "--grpc-services=other"],
+            "valid_admin_main_open": ["--model=/m", "--admin-address=main"],
+            "valid_admin_remote": ["--model=/m", "--ssl-certfile=c", "--ssl-keyfile=k",
+                                   "--admin-address=0.0.0.0:7", "--admin-key-file=u"],
+            "admin_port_missing": ["--model=/m", "--admin-address=127.0.0.1:"],
+            "valid_name_of_here": ["--model=."], "valid_name_above": ["--model=../.."],
+            "choice": ["--model=/m", "--device=tpu"], "enum": ["--model=/m", "--acp=some"],
+            "tolerance": ["--model=/m", "--log-tolerance=1"],
+            "tolerance_bad": ["--model=/m", "--log-tolerance=x"],
+            "share": ["--model=/m", "--gpu-memory-utilization=2"],
+            "share_low": ["--model=/m", "--gpu-memory-utilization=-1"],
+            "priority_alone": ["--model=/m", "--min-priority=-5"]}.items():
         yield name, "\n".join(lines).encode()
+
+
+def server_security_seeds() -> Seeds:
+    """Who may call, from where, and what the server is called."""
+    for name, lines in {
+            "key_alone": ["--model=/m", "--ssl-keyfile=k"],
+            "authorities_alone": ["--model=/m", "--ssl-ca-certs=a"],
+            "reqs_alone": ["--model=/m", "--ssl-cert-reqs=required"],
+            "valid_reqs_none": ["--model=/m", "--ssl-cert-reqs=none"],
+            "valid_tls_none": ["--model=/m", "--ssl-certfile=c", "--ssl-keyfile=k",
+                               "--ssl-ca-certs=a", "--ssl-cert-reqs=none"],
+            "valid_tls_remote": ["--model=/m", "--ssl-certfile=c", "--ssl-keyfile=k",
+                                 "--ssl-ca-certs=a", "--host=0.0.0.0",
+                                 "--admin-address=0.0.0.0:7"],
+            "tls_strangers": ["--model=/m", "--ssl-certfile=c", "--ssl-keyfile=k",
+                              "--host=0.0.0.0"],
+            "valid_tls_tokens": ["--model=/m", "--ssl-certfile=c", "--ssl-keyfile=k",
+                                 "--host=0.0.0.0", "--api-key-file=t"],
+            "admin_remote": ["--model=/m", "--admin-address=0.0.0.0:7"],
+            "admin_strangers": ["--model=/m", "--ssl-certfile=c", "--ssl-keyfile=k",
+                                "--admin-address=0.0.0.0:7"],
+            "admin_port": ["--model=/m", "--admin-address=127.0.0.1:65536"],
+            "admin_port_negative": ["--model=/m", "--admin-address=127.0.0.1:-1"],
+            "admin_port_word": ["--model=/m", "--admin-address=127.0.0.1:x"],
+            "valid_admin_main": ["--model=/m", "--admin-address=main", "--api-key-file=t",
+                                 "--admin-key-file=u"],
+            "valid_admin_ipv6": ["--model=/m", "--admin-address=[::1]:7"],
+            "http_remote": ["--model=/m", "--http-port=0", "--http-host=0.0.0.0"],
+            "http_strangers": ["--model=/m", "--http-port=0", "--http-host=0.0.0.0",
+                               "--allow-insecure-remote"],
+            "metrics_remote": ["--model=/m", "--metrics-port=0", "--metrics-host=0.0.0.0"],
+            "name_of_root": ["--model=/"], "name_of_dots": ["--model=.."],
+            "name_long": ["--model=/m", "--served-model-name=" + "n" * 257],
+            "name_delete": ["--model=/m", "--served-model-name=a\x7f"]}.items():
+        yield name, "\n".join(lines).encode()
+    yield "name_bad_utf8", b"--model=/m\n--served-model-name=\xff"
 
 
 def token_set_seeds() -> Seeds:
@@ -322,6 +237,10 @@ def trace_context_seeds() -> Seeds:
     yield "zero_parent", right[:36] + b"0" * 16 + right[52:]
     yield "upper_case", right.upper()
     yield "short", right[:-1]
+    for name, place, letter in (("version", 1, b"g"), ("trace", 9, b"g"), ("trace_dash", 9, b"-"),
+                                ("parent", 40, b"~"), ("flags", 54, b"G"), ("first_dash", 2, b"a"),
+                                ("second_dash", 35, b"a"), ("third_dash", 52, b"a")):
+        yield f"bad_{name}", right[:place] + letter + right[place + 1:]
 
 
 # ---- text ---------------------------------------------------------------------------------------
@@ -332,28 +251,42 @@ def text_seeds(target: str) -> Seeds:
         yield "repeated", b"\x03\x02aa\x04aaaa\x02aa" + b"a" * 12
         yield "zeros", b"\x02\x02\0\0\x03\0\0\1" + bytes(9) + b"\1"
     elif target == "text_assembler":
-        tokens = b"\x00\x03\x00\x01\xc3\x00\x01\xa9\x00\x02ab\x00\x01b\x00\x02\x02ab\x03bab"
-        yield "bytes", tokens + bytes((0, 1, 2, 3, 2, 0, 2, 1))
-        tokens = b"\x01\x02\x01\x03 ab\x02\x02 c\x00\x01\xe2\x01\x01\x03b c"
+        tokens = b"\x00\x03\x00\x01\xc3\x00\x01\xa9\x00\x02ab\x00\x01b\x00\x00\x02\x02ab\x03bab"
+        ids = bytes((0, 1, 2, 3, 2, 0, 2, 1))
+        yield "bytes", tokens + ids
+        tokens = b"\x01\x02\x01\x03 ab\x02\x02 c\x00\x01\xe2\x01\x00\x01\x03b c"
         yield "whole", tokens + bytes((0, 1, 2, 0, 2))
+        letters = b"\x00\x03\x00\x01\xe2\x00\x01a\x00\x01b\x00\x02ab"  # of bytes
+        yield "no_stops", letters + b"\x00\x00\x00" + ids
+        yield "stop_begun", letters + b"\x00\x00\x01\x03abx" + ids
+        yield "stop_at_the_end", letters + b"\x00\x00\x01\x03\xef\xbf\xbd\x00"
+        yield "stop_too_early", letters + b"\x00\x03\x01\x01a\x01\x02\x02\x01\x03"
     elif target == "bpe":
         rules = bytes((2, 6, 0, 1, 3, 2, 3, 3, 1, 0, 4, 0, 5, 4, 0, 9, 3))
         yield "trained", rules + b"abcabbcaab" * 3
         rules = bytes((1, 8, 0, 1, 2, 0, 2, 2, 1, 2, 3, 3, 4, 1, 1, 5, 0, 6, 1, 20, 30))
         yield "reversed", rules + b"ab"
+        yield "small_windows", bytes((1, 3, 0, 0, 2, 2, 3, 3, 0, 0, 3)) + b"a" * 60
         yield "period", bytes((0, 3, 0, 0, 1, 1, 2, 1, 0, 7, 39)) + b"a" * 100
     elif target == "utf8":
         yield "valid", "\x02a\u00e9\u65e5\U0001f600 \\u00e9\\ud83d\\ude00\\n\\\\".encode()
         yield "overlong", b"\x01\xc0\x80\xe0\x80\x80\xf0\x80\x80\x80\xc1\xbf"
         yield "surrogates", b"\x03\xed\xa0\x80\xed\xbf\xbf\\ud800\\udc00\\ud800x\\u12"
         yield "incomplete", b"\x00\xe2\x96\xf0\x9f\x98\xc3"
+        yield "escapes", b"\x02\\b\\f\\n\\r\\t\\/\\\\\\\"\\u00Ef\\uABCD\\u12g4\\u-123\\x\\U"
+        yield "escape_pairs", (b"\x04\\uD83D\\uDE00\\ud83d\\u0041\\ud83d\\ue000\\ud83dx\\ud83d\\n"
+                               b"\\udc00\\ue000\\u{12\\u:1")
+        for name, end in (("escape", b"\\"), ("unit", b"\\u12"), ("pair", b"\\ud83d\\u12"),
+                          ("high", b"\\ud83d"), ("half", b"\\ud83d\\")):
+            yield f"cut_{name}", b"\x00ab" + end
+        yield "valid_control", b'\x01"\\\b\f\n\r\t\x01\x1f\x7f plain'
+        yield "leads", "\x01\U00040000\U0010ffff\ue000\ud7ff\u0800\u00c0".encode()
         yield "beyond", b"\x05\xf4\x90\x80\x80\xf5\xff\xfe\x7f"
 
 
 REQUEST_SEEDS: dict[str, Seeds] = {
-    "proto_wire": proto_wire_seeds(), "sentencepiece": sentencepiece_seeds(),
-    "charsmap": charsmap_seeds(), "generate_request": generate_request_seeds(),
-    "vllm_request": vllm_request_seeds(), "completion_request": completion_request_seeds(),
-    "http_parser": http_parser_seeds(), "server_flags": server_flags_seeds(),
+    "completion_request": completion_bodies(),
+    "http_parser": http_parser_seeds(),
+    "server_flags": itertools.chain(server_flags_seeds(), server_security_seeds()),
     "token_set": token_set_seeds(), "trace_context": trace_context_seeds(),
     **{name: text_seeds(name) for name in ("stop_matcher", "text_assembler", "bpe", "utf8")}}

@@ -114,10 +114,12 @@ int TortureOverload(const Arguments& arguments) {
   TortureServer server(options);
   const Stubs stubs = server.ConnectStubs(8);
   const double peak = Peak(&part, stubs, std::clamp(seconds / 10, 1.0, 20.0), 16);
+  const int64_t refused_before = server.refused_on_arrival();
   Outcome outcome;
   Offer(&part, stubs, times * peak, seconds, &outcome);
   part.Set("peak_per_second", peak);
   part.Set("refused", outcome.refused.load());
+  part.Set("refused_on_arrival", server.refused_on_arrival() - refused_before);
   part.Set("finished", outcome.finished.load());
   part.Set("accepted_and_dropped", outcome.dropped.load());
   const MutexLock lock(outcome.mutex);

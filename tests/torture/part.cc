@@ -1,6 +1,8 @@
 // Part: see part.h.
 #include "tests/torture/part.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -98,5 +100,12 @@ int64_t CountEntries(const std::string& folder) {
 
 int64_t CountDescriptors(int pid) { return CountEntries(absl::StrCat("/proc/", pid, "/fd")); }
 int64_t CountThreads(int pid) { return CountEntries(absl::StrCat("/proc/", pid, "/task")); }
+
+double CpuSeconds(int pid) {
+  clockid_t clock = 0;
+  timespec used{};
+  if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &used) != 0) return 0;
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
 
 }  // namespace fox

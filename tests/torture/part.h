@@ -63,6 +63,8 @@ double Percentile(std::vector<double> values, double p);
 int64_t ResidentBytes(int pid);
 int64_t CountDescriptors(int pid);
 int64_t CountThreads(int pid);
+// Processor time that a process has used, in seconds; 0: it is gone.
+double CpuSeconds(int pid);
 
 using Arguments = std::vector<std::string>;
 int TortureCancels(const Arguments& arguments);   // cancels, disconnects and deadlines

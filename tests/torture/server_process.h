@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/e2e/child_process.h"
+
 namespace fox {
 
 struct ServerPorts {
@@ -20,9 +22,6 @@ class ServerProcess {
   // any free ones. What it says on standard error is lost, unless FOX_TORTURE_LOG names a file.
   ServerProcess(const std::string& program, const std::vector<std::string>& flags,
                 const ServerPorts& ports);
-  ~ServerProcess();  // kills it if it runs
-  ServerProcess(const ServerProcess&) = delete;
-  ServerProcess& operator=(const ServerProcess&) = delete;
 
   // Waits until every port listens. False: it ended, or `seconds` have passed since its start.
   bool WaitListening(double seconds);
@@ -30,23 +29,18 @@ class ServerProcess {
   // From its start until every port listened; 0: not yet.
   double ready_seconds() const { return ready_seconds_; }
   double age() const;
-  pid_t pid() const { return pid_; }
+  pid_t pid() const { return process_.pid(); }
   // Whether it has begun to block or catch the signal.
   bool Handles(int signal) const;
-  void Signal(int signal) const;
-  // The exit code, or 128 + the signal that ended it; unset: it still runs after `seconds`.
-  std::optional<int> Wait(double seconds);
+  // As ChildProcess does.
+  void Signal(int signal) const { process_.Signal(signal); }
+  std::optional<int> Wait(double seconds) { return process_.WaitEnd(seconds); }
 
  private:
-  void ReadPorts();
-
   const std::chrono::steady_clock::time_point start_;
-  pid_t pid_ = -1;
-  int out_ = -1;
-  std::string output_;
   ServerPorts ports_;
   double ready_seconds_ = 0;
-  std::optional<int> code_;
+  ChildProcess process_;
 };
 
 }  // namespace fox

@@ -141,11 +141,12 @@ struct Slope {
   bool flat() const { return per_hour - error < 1e6; }
 };
 
-// Of the least of each twentieth of the samples: what is in use for a moment is no leak.
+// Of the least of each twentieth of the samples: what is in use for a moment is no leak. Without
+// the first one, in which the load begins.
 Slope FitLeast(const std::vector<Sample>& samples, double Sample::*memory) {
   constexpr size_t kParts = 20;
   std::vector<Sample> least;
-  for (size_t part = 0; part < kParts && samples.size() >= kParts; ++part) {
+  for (size_t part = 1; part < kParts && samples.size() >= kParts; ++part) {
     const auto begin = samples.begin() + static_cast<ptrdiff_t>(part * samples.size() / kParts);
     const auto end = samples.begin() + static_cast<ptrdiff_t>((part + 1) * samples.size() / kParts);
     least.push_back(*std::min_element(
@@ -281,9 +282,10 @@ int TortureSoak(const Arguments& arguments) {
   }
   part.Check(!soak.answers.empty(), "the solo run failed");
   if (!soak.answers.empty()) {
+    const Clock::time_point start = Clock::now();
     const double warm_up = std::min(seconds / 4, kLongestWarmUp), measured = seconds - warm_up;
     if (measured >= kSlopeSeconds) SendPromptsOfAllLengths(&soak);
-    Run(&soak, server, readers, warm_up);
+    Run(&soak, server, readers, std::max(warm_up - SecondsSince(start), warm_up / 2));
     const Sample before = AtRest(server, nullptr);
     const std::vector<Sample> samples = Run(&soak, server, readers, measured);
     Judge(&part, samples, before, AtRest(server, &before), measured);

@@ -64,6 +64,8 @@ class TortureServer {
   int http_port() const { return http_->port(); }
   int metrics_port() const { return metrics_->port(); }
   EngineStats stats() const { return engine_->stats(); }
+  // Calls that were refused on arrival, without the engine.
+  int64_t refused_on_arrival() const { return core_->refusals().count(); }
   const ReleaseWatch& releases() const { return watch_; }
   // Waits until nothing runs, no call is open and every page is free; false after `seconds`.
   bool WaitIdle(double seconds = 10) const;

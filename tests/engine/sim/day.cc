@@ -181,11 +181,28 @@ void Day::AfterSubmit(const StepPlan& plan) {
     if (index < 0) continue;
     Client& client = *clients_[static_cast<size_t>(index)];
     client.slot = sequence.slot;
+    if (!std::exchange(client.ran, true)) CountStart(client);
     if (client.started_at < 0) client.started_at = steps();
     group_started_[client.group] = true;
     (client.was_full ? slow : others) = true;
   }
   if (slow && others) ++marks_[Mark::kGuests];
+}
+
+void Day::CountStart(const Client& starts) {
+  if (!swarm_.engine.priority_scheduling) return;
+  bool first = false, later = false;
+  for (const auto& other : clients_) {
+    if (other->ran) continue;
+    const bool urgent = other->request().priority < starts.request().priority;
+    if (urgent) later = true;
+    if (!urgent && other->request().priority != starts.request().priority &&
+        other->submitted < starts.submitted) {
+      first = true;
+    }
+  }
+  if (first) ++marks_[Mark::kUrgentFirst];
+  if (later) ++marks_[Mark::kUrgentLater];
 }
 
 void Day::OnFinish(const Request& request, const Finish&) {

@@ -39,6 +39,7 @@ struct Client {
   int64_t heard_of_at = 0;  // the step of its last token, or of its submission
   int64_t started_at = -1;  // the step that ran it first since; -1: none, or it lost its slot
   int32_t slot = -1;        // that it ran in last
+  bool ran = false;
 };
 
 class Day : private StepObserver {
@@ -93,6 +94,7 @@ class Day : private StepObserver {
     return id < index_.size() ? index_[static_cast<size_t>(id)] : -1;
   }
   void Add(const Request& request, size_t group);
+  void CountStart(const Client& starts);
   void CheckRefusal(const std::vector<Request>& requests, const absl::Status& status);
   void Check(const RequestOutput& output);
   void CheckTokens(const RequestOutput& output, Client* client);

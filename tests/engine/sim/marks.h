@@ -43,6 +43,8 @@ enum class Mark : uint8_t {
   kPauses,              // a window was full
   kPreemptedPaused,     // requests that wait for readers without pages, by step
   kGuests,              // plans of slow readers beside others
+  kUrgentFirst,         // starts before a less urgent request that has waited longer,
+  kUrgentLater,         // or while a more urgent one waits: it has waited longest, or finds room
   kFaults,              // of the executor, at a submission
   kLateFaults,          // at a collection
   kSampled,             // by the executor
@@ -90,6 +92,8 @@ inline constexpr std::array<const char*, kMarkCount> kMarkNames = {"submitted",
                                                                    "pauses",
                                                                    "preempted_paused",
                                                                    "guests",
+                                                                   "urgent_first",
+                                                                   "urgent_later",
                                                                    "faults",
                                                                    "late_faults",
                                                                    "sampled",

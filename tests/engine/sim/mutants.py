@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Bugs written into the real sources, one at a time: the simulation must find each in 100 days.
+"""Bugs written into the real sources, one at a time: the simulation must find each in 100 days, or
+on those that failed once.
 
     mutants.py BUILD [--only WORD] [--jobs N]
 
@@ -21,6 +22,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 DAYS = 100
+FAILED_ONCE = [20001099]
 USERS = {  # who has to be compiled with a header
     "engine/page_ledger.h": ["engine/scheduler.cc", "engine/engine.cc",
                              "engine/engine_requests.cc"],
@@ -128,6 +130,8 @@ MUTANTS = [
      "    if (sequences"),
     ("an id is accepted twice", R, "sequences.count(request.id) > 0 || ", ""),
     ("the displaced are not told", R, "          &displaced);", "          &unheard);"),
+    ("urgent prompts are first for ever", S,
+     "  if ((*earliest)->steps_behind + 1 >= kEarliestTurn) chosen = earliest;\n", ""),
     ("age is no turn", W, "  return now >= oldest.waiting_since + kAging &&",
      "  return false && now >= oldest.waiting_since + kAging &&"),
     ("half of a group is displaced", W, "(*last)->started || (*last)->group->started",
@@ -211,16 +215,17 @@ def find(shop: Workshop, mutant: tuple[str, str, str, str]) -> str:
             program = shop.make(mutant, pathlib.Path(name))
         except subprocess.CalledProcessError as error:
             return f"COMPILER {error.stderr[-2000:]!r}"
-        try:
-            run = subprocess.run([str(program), "--days", str(DAYS)], timeout=120,
-                                 capture_output=True, text=True)
-        except subprocess.TimeoutExpired:
-            return "hangs"
-    if run.returncode == 0:
-        return ""
-    if run.returncode < 0:
-        return f"signal {-run.returncode}: {run.stderr.strip()[-120:]}"
-    return run.stdout[run.stdout.index("VIOLATION"):].splitlines()[1]
+        for words in [["--days", str(DAYS)], *(["--seed", str(seed)] for seed in FAILED_ONCE)]:
+            try:
+                run = subprocess.run([str(program), *words], timeout=120, capture_output=True,
+                                     text=True)
+            except subprocess.TimeoutExpired:
+                return "hangs"
+            if run.returncode < 0:
+                return f"signal {-run.returncode}: {run.stderr.strip()[-120:]}"
+            if run.returncode > 0:
+                return next(line for line in run.stdout.splitlines() if line.startswith("seed "))
+    return ""
 
 
 def main() -> int:

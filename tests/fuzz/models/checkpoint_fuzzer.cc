@@ -29,7 +29,7 @@ EngineConfig SmallEngine(const std::string& dir, AcpMode acp) {
 }
 
 void Fuzz(FuzzInput in) {
-  static const ModelFolder folder;
+  static ModelFolder folder;
   constexpr AcpMode kModes[] = {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified};
   const AcpMode acp = kModes[in.Below(3)];
   const std::vector<std::string> files = in.Sections(2);

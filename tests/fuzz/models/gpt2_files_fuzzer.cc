@@ -1,5 +1,6 @@
-// vocab.json, merges.txt and tokenizer_config.json, loaded and then used on a text: four sections.
-// An odd first byte gives the vocabulary the 256 bytes, so that few bytes make a whole tokenizer.
+// vocab.json, merges.txt and tokenizer_config.json, loaded and then used on a text, and last
+// added_tokens.json: five sections. An odd first byte gives the vocabulary the 256 bytes, so that
+// few bytes make a whole tokenizer.
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -20,8 +21,8 @@ std::string WithBytes(const std::string& vocab) {
 
 void Fuzz(FuzzInput in) {
   const bool with_bytes = in.Bool();
-  const std::vector<std::string> files = in.Sections(4);
-  const absl::StatusOr<TokenizerConfig> config = ParseTokenizerConfig(files[2], "", "");
+  const std::vector<std::string> files = in.Sections(5);
+  const absl::StatusOr<TokenizerConfig> config = ParseTokenizerConfig(files[2], "", files[4]);
   if (!config.ok()) return CheckRefusal(config.status());
   UseByteLevel(ParseGpt2Files(with_bytes ? WithBytes(files[0]) : files[0], files[1], *config),
                files[3]);

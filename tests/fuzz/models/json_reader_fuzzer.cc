@@ -1,5 +1,5 @@
 // ReadJson against the library's own parser: the same value, refused just where a limit, a repeated
-// key or a NUL says so. The first two bytes choose the limits.
+// key or a NUL says so. The first three bytes choose the limits.
 #include <algorithm>
 #include <set>
 #include <string>
@@ -49,8 +49,9 @@ Reference Read(const std::string& text) {
 }
 
 void Fuzz(FuzzInput in) {
-  const JsonLimits limits{
-      .max_bytes = 1 << 16, .max_depth = in.Below(24), .max_values = in.Below(256)};
+  const JsonLimits limits{.max_bytes = 16 * (1 + in.Below(256)),
+                          .max_depth = in.Below(24),
+                          .max_values = in.Below(256)};
   const std::string text = in.Rest();
   const absl::StatusOr<Json> json = ReadJson(text, limits, "a file");
   const Reference expected = Read(text);

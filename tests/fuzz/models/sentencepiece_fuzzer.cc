@@ -14,7 +14,7 @@
 namespace fox {
 namespace {
 
-constexpr int64_t kVocabSize = 4096;
+constexpr int64_t kVocabSize = 300;  // more than a composed model has
 
 // Letters that make pieces meet, or bytes as they come.
 std::string PieceText(FuzzInput& in) {
@@ -53,12 +53,13 @@ std::string FuzzText(FuzzInput& in) {
 }
 
 void Fuzz(FuzzInput in) {
-  const bool raw = in.Bool();
+  const size_t choice = in.Byte();
+  const bool raw = (choice & 1) != 0, add_bos = (choice & 2) == 0;
   const size_t window_bytes = 8 + in.Below(128);
   const std::string text = FuzzText(in);
   std::string model = raw ? "" : ComposedModel(in);
   model += in.Rest();
-  const auto tokenizer = SentencePieceTokenizer::Create(model, true, kVocabSize, window_bytes);
+  const auto tokenizer = SentencePieceTokenizer::Create(model, add_bos, kVocabSize, window_bytes);
   if (!tokenizer.ok()) return CheckRefusal(tokenizer.status());
   const absl::StatusOr<std::string> json = (*tokenizer)->ToJson();
   FOX_CHECK(json.ok() || absl::IsUnimplemented(json.status()));

@@ -1,5 +1,6 @@
-// TensorFiles: an index and two shards, a and b. What is accepted is every tensor of the index,
-// each as its shard has it, and no other.
+// TensorFiles: an index and two shards, a and b, or with an odd first byte a as the single file of
+// a checkpoint. What is accepted is every tensor of the index, each as its shard has it, and no
+// other.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -13,26 +14,21 @@
 namespace fox {
 namespace {
 
-void Fuzz(FuzzInput in) {
-  static const ModelFolder folder;
-  const std::vector<std::string> files = in.Sections(3);
-  folder.Write("model.safetensors.index.json", files[0]);
-  folder.Write("a", files[1]);
-  folder.Write("b", files[2]);
-  const absl::StatusOr<ModelDir> dir = ModelDir::Open(folder.path());
-  FOX_CHECK(dir.ok());
-  const absl::StatusOr<TensorFiles> tensors = TensorFiles::Open(*dir);
-  if (!tensors.ok()) {
-    FOX_CHECK(tensors.status().message().find(folder.path()) == std::string::npos);
-    return CheckRefusal(tensors.status());
-  }
+absl::StatusOr<SafetensorsEntries> Entries(const std::string& bytes) {
+  return ParseSafetensors({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()}, "file");
+}
+
+void CheckSame(const SafetensorsEntry& a, const SafetensorsEntry& b) {
+  FOX_CHECK(a.shape == b.shape && a.dtype_name == b.dtype_name);
+  FOX_CHECK(std::equal(a.data.begin(), a.data.end(), b.data.begin(), b.data.end()));
+}
+
+void CheckShards(const std::vector<std::string>& files, const TensorFiles& tensors) {
   const nlohmann::json index = nlohmann::json::parse(files[0], nullptr, false).at("weight_map");
-  FOX_CHECK(index.size() == tensors->tensors().size());
+  FOX_CHECK(index.size() == tensors.tensors().size());
   size_t in_shards = 0;
   for (const size_t shard : {size_t{1}, size_t{2}}) {
-    const std::string& bytes = files[shard];
-    const absl::StatusOr<SafetensorsEntries> entries =
-        ParseSafetensors({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()}, "shard");
+    const absl::StatusOr<SafetensorsEntries> entries = Entries(files[shard]);
     const char last = "ab"[shard - 1];  // of its name, however that is written
     const bool named = std::any_of(index.begin(), index.end(), [last](const nlohmann::json& name) {
       return name.get<std::string>().back() == last;
@@ -42,14 +38,53 @@ void Fuzz(FuzzInput in) {
     for (const auto& [name, entry] : *entries) {
       FOX_CHECK(index.at(name).get<std::string>().back() == last);
       ++in_shards;
-      const SafetensorsEntry& taken = tensors->tensors().at(name);
-      FOX_CHECK(taken.shape == entry.shape && taken.dtype_name == entry.dtype_name);
-      FOX_CHECK(
-          std::equal(taken.data.begin(), taken.data.end(), entry.data.begin(), entry.data.end()));
+      CheckSame(tensors.tensors().at(name), entry);
     }
   }
   FOX_CHECK(in_shards == index.size());
+}
+
+constexpr char kIndex[] = "model.safetensors.index.json", kSingle[] = "model.safetensors";
+
+// 1: the single file; 2: no index; 4: what another program has saved; 8 and 16: a folder in the
+// place of the single file, of the index.
+void WriteFolder(ModelFolder& folder, size_t form, const std::vector<std::string>& files) {
+  const auto place = [&](const char* name, bool file, bool directory, const std::string& content) {
+    if (!file || directory) folder.Remove(name);
+    if (directory) {
+      folder.MakeFolder(name);
+    } else if (file) {
+      folder.Write(name, content);
+    }
+  };
+  folder.Write("a", files[1]);
+  folder.Write("b", files[2]);
+  place(kIndex, (form & 2) == 0, (form & 16) != 0, files[0]);
+  place("pytorch_model.bin", (form & 4) != 0, false, "");
+  place(kSingle, (form & 1) != 0, (form & 8) != 0, files[1]);
+}
+
+void Fuzz(FuzzInput in) {
+  static ModelFolder folder;
+  const size_t form = in.Below(32);
+  const std::vector<std::string> files = in.Sections(3);
+  WriteFolder(folder, form, files);
+  const absl::StatusOr<ModelDir> dir = ModelDir::Open(folder.path());
+  FOX_CHECK(dir.ok());
+  const absl::StatusOr<TensorFiles> tensors = TensorFiles::Open(*dir);
+  if (!tensors.ok()) {
+    FOX_CHECK(tensors.status().message().find(folder.path()) == std::string::npos);
+    return CheckRefusal(tensors.status());
+  }
+  // A folder, or neither file, is nothing to load.
+  FOX_CHECK((form & 8) == 0 && ((form & 1) != 0 || (form & 18) == 0));
   FOX_CHECK(tensors->CheckUnchanged().ok());
+  if ((form & 1) == 0) return CheckShards(files, *tensors);
+  const absl::StatusOr<SafetensorsEntries> entries = Entries(files[1]);
+  FOX_CHECK(entries.ok() && entries->size() == tensors->tensors().size());
+  for (const auto& [name, entry] : *entries) CheckSame(tensors->tensors().at(name), entry);
+  folder.Write(kSingle, "");
+  FOX_CHECK(!tensors->CheckUnchanged().ok());
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // TextAssembler over a tokenizer of arbitrary tokens, against the definition: the text of all bytes
-// up to the first place where a stop string ends, shown as early as nothing can take it back.
+// up to the first place where a stop string ends behind the tokens that may not stop, shown as
+// early as nothing can take it back.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -41,11 +42,12 @@ class FuzzTokenizer final : public Tokenizer {
   std::vector<std::pair<std::string, TokenKind>> tokens_;
 };
 
-// The text of the tokens: characters that tokens of bytes leave incomplete end at other tokens.
-std::string TextOf(const FuzzTokenizer& tokenizer, const std::vector<int32_t>& ids) {
+// The text of the tokens: characters that tokens of bytes leave incomplete end at other tokens. Not
+// `final`: what more tokens could complete is left out.
+std::string TextOf(const FuzzTokenizer& tokenizer, const std::vector<int32_t>& ids, bool final) {
   std::string text, bytes;
-  const auto flush = [&] {
-    DrainUtf8(&bytes, /*final=*/true, tokenizer.info().replacement, &text);
+  const auto flush = [&](bool whole = true) {
+    DrainUtf8(&bytes, whole, tokenizer.info().replacement, &text);
   };
   for (const int32_t id : ids) {
     const bool whole = tokenizer.KindOf(id) != Tokenizer::TokenKind::kBytes;
@@ -53,7 +55,7 @@ std::string TextOf(const FuzzTokenizer& tokenizer, const std::vector<int32_t>& i
     bytes += tokenizer.TokenBytes(id, false);
     if (whole) flush();
   }
-  flush();
+  flush(final);
   return text;
 }
 
@@ -62,9 +64,10 @@ struct Expected {
   std::string stop;  // "": none
 };
 
-// Cut at the match that ends first; of those that end together the longest.
-Expected Cut(const std::string& text, const std::vector<std::string>& stops, bool include) {
-  for (size_t end = 1; end <= text.size(); ++end) {
+// Cut at the match that ends first behind `begin`; of those that end together the longest.
+Expected Cut(const std::string& text, size_t begin, const std::vector<std::string>& stops,
+             bool include) {
+  for (size_t end = begin + 1; end <= text.size(); ++end) {
     std::string best;
     for (const std::string& stop : stops) {
       if (stop.size() > end || text.compare(end - stop.size(), stop.size(), stop) != 0) continue;
@@ -78,6 +81,7 @@ Expected Cut(const std::string& text, const std::vector<std::string>& stops, boo
 void Fuzz(FuzzInput in) {
   const FuzzTokenizer tokenizer(in);
   const bool include = in.Bool();
+  const size_t unstoppable = in.Below(4);  // tokens
   std::vector<std::string> stops(in.Below(4));
   for (std::string& stop : stops) {
     stop = in.Text(8);
@@ -87,7 +91,10 @@ void Fuzz(FuzzInput in) {
   for (const char byte : in.Rest().substr(0, 64)) {
     ids.push_back(static_cast<uint8_t>(byte) % tokenizer.info().vocab_size);
   }
-  const Expected expected = Cut(TextOf(tokenizer, ids), stops, include);
+  const std::vector<int32_t> before(
+      ids.begin(), ids.begin() + static_cast<int64_t>(std::min(unstoppable, ids.size())));
+  const size_t begin = TextOf(tokenizer, before, /*final=*/false).size();
+  const Expected expected = Cut(TextOf(tokenizer, ids, /*final=*/true), begin, stops, include);
   TextAssembler assembler(tokenizer, /*skip_special=*/false, stops, include);
   std::string shown, stop;
   const auto take = [&](const TextAssembler::Shown& piece) {
@@ -98,12 +105,12 @@ void Fuzz(FuzzInput in) {
   size_t longest = 0;
   for (const std::string& s : stops) longest = std::max(longest, s.size());
   for (size_t i = 0; i < ids.size(); ++i) {
-    take(assembler.Push(ids[i]));
+    take(assembler.Push(ids[i], /*may_stop=*/i >= unstoppable));
     FOX_CHECK(shown.size() <= expected.text.size());
     if (!stop.empty()) continue;
     // What may be held back: less than a stop string, and less than a character.
     const std::string so_far =
-        TextOf(tokenizer, {ids.begin(), ids.begin() + 1 + static_cast<int>(i)});
+        TextOf(tokenizer, {ids.begin(), ids.begin() + 1 + static_cast<int>(i)}, /*final=*/true);
     FOX_CHECK(shown.size() + std::max<size_t>(longest, 1) - 1 + 9 >= so_far.size());
   }
   take(assembler.Finish());

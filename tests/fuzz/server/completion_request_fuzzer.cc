@@ -1,10 +1,12 @@
 // The JSON body of OpenAI's completions to what the engine takes: each prompt of it is converted,
-// and means the same when the body is written again; a refusal becomes an answer that is JSON.
+// and means the same when the body is written again; a refusal becomes an answer that is JSON. With
+// an odd first byte the model has no tokenizer.
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "server/http/completion_request.h"
 #include "server/http/http_error.h"
+#include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/server/request_world.h"
 
@@ -42,8 +44,10 @@ void CheckPrompts(const CompletionRequest& request, const CompletionRequest& aga
   }
 }
 
-void Fuzz(const std::string& body) {
-  static const RequestWorld world(/*with_tokenizer=*/true);
+void Fuzz(FuzzInput in) {
+  static const RequestWorld worlds[] = {RequestWorld(true), RequestWorld(false)};
+  const RequestWorld& world = worlds[in.Below(2)];
+  const std::string body = in.Rest();
   const absl::StatusOr<CompletionRequest> request = ParseCompletion(body, world.context);
   if (!request.ok()) return CheckAnswer(request.status());
   const absl::StatusOr<CompletionRequest> again =
@@ -56,6 +60,6 @@ void Fuzz(const std::string& body) {
 }  // namespace fox
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(std::string(reinterpret_cast<const char*>(data), size));
+  fox::Fuzz(fox::FuzzInput(data, size));
   return 0;
 }

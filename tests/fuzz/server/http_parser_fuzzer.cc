@@ -17,6 +17,17 @@ namespace {
 
 constexpr int64_t kMostBody = 512;
 
+void CheckRefused(HttpAnswer answer) {
+  FOX_CHECK(answer.status == 400 || answer.status == 413 || answer.status == 431);
+  for (const auto framing : {BodyFraming::kLength, BodyFraming::kChunked, BodyFraming::kClose}) {
+    const std::string head = AnswerHead(answer, framing);
+    FOX_CHECK(head.starts_with(absl::StrCat("HTTP/1.1 ", answer.status, " ")));
+    FOX_CHECK(head.find("\r\n\r\n") == head.size() - 4);
+    answer.close = true;
+    answer.headers.emplace_back("x", "y");
+  }
+}
+
 // Everything that the parser says of a connection, up to a refusal, as one text.
 class Connection {
  public:
@@ -27,7 +38,10 @@ class Connection {
       const HttpParser::Step step = parser_.Advance(&in_);
       FOX_CHECK(in_.size() <= before);
       FOX_CHECK(parser_.body_bytes() <= static_cast<size_t>(kMostBody));
-      if (step == HttpParser::Step::kMore) return;
+      if (step == HttpParser::Step::kMore) {
+        FOX_CHECK(!parser_.whole());
+        return;
+      }
       if (step == HttpParser::Step::kHead) {
         Tell();
       } else if (step == HttpParser::Step::kWhole) {
@@ -38,8 +52,7 @@ class Connection {
         parser_.Reset();
         FOX_CHECK(!parser_.begun());
       } else {
-        const int status = parser_.refusal().status;
-        FOX_CHECK(status == 400 || status == 413 || status == 431);
+        CheckRefused(parser_.refusal());
         told += "refused";  // which code depends on what came first
         refused_ = true;
       }
@@ -134,6 +147,7 @@ void WriteAndRead(FuzzInput& in) {
     for (size_t at = 0, i = 0; at < request.body.size(); at += sizes[i++ % sizes.size()]) {
       bytes += Chunk(request.body.substr(at, sizes[i % sizes.size()]));
     }
+    bytes += Chunk("");  // nothing: an empty chunk would end the body
     bytes += kLastChunk;
   } else {
     absl::StrAppend(&bytes, "Content-Length: ", request.body.size(), "\r\n\r\n", request.body);

@@ -39,6 +39,7 @@ struct RequestWorld {
     context.limits.max_logit_rows = 256;
     context.limits.vocab_size = vocab_size;
     context.engine.priority_scheduling = with_tokenizer;
+    if (!with_tokenizer) context.engine.acp = AcpMode::kOff;
     context.defaults.eos_token_ids = {258};
   }
 

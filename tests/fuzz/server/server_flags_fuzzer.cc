@@ -1,5 +1,7 @@
-// The server's command line, one argument a line: what is accepted is the same when it is said
-// again in full, and what is refused names a flag. Hosts are numeric: a name would ask a resolver.
+// The server's command line, one argument a line, and its environment, the lines FOX_NAME=VALUE:
+// what is accepted is the same when it is said again in full on the command line, and what is
+// refused names a flag. Hosts are numeric: a name would ask a resolver.
+#include <map>
 #include <string>
 #include <vector>
 
@@ -13,9 +15,9 @@ namespace fox {
 namespace {
 
 struct Parsed {
-  explicit Parsed(const std::vector<std::string>& arguments) {
+  Parsed(const std::vector<std::string>& arguments, const EnvironmentLookup& lookup) {
     RegisterServerFlags(&flags, &set);
-    status = set.Parse(arguments, nullptr);
+    status = set.Parse(arguments, lookup);
   }
   ServerFlags flags;
   FlagSet set;
@@ -39,16 +41,30 @@ void CheckRefused(const absl::Status& status) {
 }
 
 void Fuzz(FuzzInput in) {
-  const std::vector<std::string> arguments = absl::StrSplit(in.Rest(), '\n');
-  Parsed first(arguments);
-  FOX_CHECK(first.set.Help().size() > 1000);
+  std::vector<std::string> arguments;
+  std::map<std::string, std::string> environment;
+  for (const std::string& line : std::vector<std::string>(absl::StrSplit(in.Rest(), '\n'))) {
+    const size_t equals = line.find('=');
+    if (absl::StartsWith(line, "FOX_") && equals != std::string::npos) {
+      environment[line.substr(0, equals)] = line.substr(equals + 1);
+    } else {
+      arguments.push_back(line);
+    }
+  }
+  const auto lookup = [&environment](const std::string& name) {
+    const auto it = environment.find(name);
+    return it == environment.end() ? nullptr : it->second.c_str();
+  };
+  Parsed first(arguments, lookup);
+  static const size_t help_bytes = first.set.Help().size();  // no input changes it, and it is slow
+  FOX_CHECK(help_bytes > 1000);
   if (!first.status.ok()) return CheckRefused(first.status);
   std::vector<std::string> said;
   for (const auto& [name, value] : first.set.Values()) {
     const bool unset = value.empty() && name == "log-tolerance";
     if (!unset) said.push_back("--" + name + "=" + value);
   }
-  Parsed again(said);
+  Parsed again(said, nullptr);
   FOX_CHECK(again.status.ok());
   FOX_CHECK(again.set.Effective() == first.set.Effective());
   if (AsksResolver(first.flags)) return;

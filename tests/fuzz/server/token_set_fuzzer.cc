@@ -42,7 +42,7 @@ void CheckMessage(absl::string_view message) {
 }
 
 void Fuzz(const std::string& text) {
-  static const ModelFolder folder;
+  static ModelFolder folder;
   folder.Write("tokens", text);
   const auto set = TokenSet::Load(folder.path() + "/tokens");
   std::set<std::string> tokens;

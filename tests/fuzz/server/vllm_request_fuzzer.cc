@@ -1,7 +1,10 @@
 // Messages of vllm.grpc.engine to what the engine takes: what is accepted is what fox.v1 makes of
-// the same request. The first byte chooses the message's bytes or fields that the input chooses,
-// and a tokenizer that is the gateway's too, one that is not, or none.
+// the same request, and what a run brings comes back, as a stream or in one. The first byte chooses
+// the message's bytes or fields that the input chooses, and a tokenizer that is the gateway's too,
+// one that is not, or none.
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "server/rpc/vllm_call.h"
 #include "tests/fuzz/fuzz_input.h"
@@ -48,6 +51,50 @@ v1::GenerateRequest Same(const vllm_wire::GenerateRequest& in) {
   return out;
 }
 
+void AddLogprobs(uint32_t alternatives, v1::TokenDelta* delta) {
+  v1::TokenLogprobs* position = delta->add_logprobs();
+  position->mutable_token()->set_token_id(97);
+  for (uint32_t i = 0; i < alternatives; ++i) position->add_top()->set_token_id(i);
+}
+
+// One token of text or its id, then the end, for each sequence of an accepted request.
+void CheckAnswers(VllmCall& call, const GenerationSpec& spec, bool stream,
+                  const ConversionContext& context) {
+  const auto prompt = static_cast<uint32_t>(spec.sequences.front().prompt.size());
+  std::vector<uint32_t> ids = {97};
+  if (spec.text) {
+    const auto text = *context.tokenizer->Unescaped().Encode("ab", false);
+    ids.assign(text.begin(), text.end());
+  }
+  v1::GenerateDelta begin;
+  begin.mutable_prompt()->set_prompt_tokens(prompt);
+  vllm_wire::GenerateResponse none;
+  FOX_CHECK(!call.Answer(begin, &none));
+  for (uint32_t i = 0; i < spec.sequences.size(); ++i) {
+    v1::GenerateDelta token, end;
+    token.mutable_delta()->set_index(i);
+    if (spec.text) token.mutable_delta()->set_text("ab");
+    if (spec.token_ids) token.mutable_delta()->add_token_ids(97);
+    if (spec.logprobs) AddLogprobs(i % 2, token.mutable_delta());
+    vllm_wire::GenerateResponse chunk, complete;
+    FOX_CHECK(call.Answer(token, &chunk) == stream);
+    const auto& told = chunk.chunk().token_ids();
+    if (stream) FOX_CHECK(std::equal(told.begin(), told.end(), ids.begin(), ids.end()));
+    if (stream) FOX_CHECK(chunk.chunk().index() == i && chunk.chunk().prompt_tokens() == prompt);
+    end.mutable_finish()->set_index(i);
+    end.mutable_finish()->set_reason(static_cast<v1::FinishReason>(1 + i % 3));
+    if (i % 3 == 1) end.mutable_finish()->set_stop_token_id(98);
+    if (i % 3 == 2) end.mutable_finish()->set_stop_str("b");
+    FOX_CHECK(call.Answer(end, &complete) && complete.complete().index() == i);
+    const auto& all = complete.complete().output_ids();
+    FOX_CHECK(stream ? all.empty() : std::equal(all.begin(), all.end(), ids.begin(), ids.end()));
+    const auto& logprobs =
+        stream ? chunk.chunk().output_logprobs() : complete.complete().output_logprobs();
+    FOX_CHECK(logprobs.token_ids_size() == (spec.logprobs ? 1 : 0));
+    FOX_CHECK(logprobs.top_logprobs_size() == (spec.logprobs && i % 2 == 1 ? 1 : 0));
+  }
+}
+
 void Fuzz(FuzzInput in) {
   static const RequestWorld worlds[] = {RequestWorld(true), RequestWorld(true, /*escaped=*/true),
                                         RequestWorld(false)};
@@ -70,6 +117,7 @@ void Fuzz(FuzzInput in) {
   }
   CheckSpec(*spec, context);
   FOX_CHECK(spec->include_stop && !spec->echo);
+  CheckAnswers(call, *spec, request.stream(), context);
   if (world == 1 || !request.has_text()) return;
   const absl::StatusOr<GenerationSpec> expected =
       ConvertGenerate(Same(request), request.stream(), context);
