@@ -46,12 +46,16 @@ constexpr const char* kUsage =
     "usage: fox-server --model DIR [flags]\n\n"
     "Each flag may also stand in the environment: --grpc-port as FOX_GRPC_PORT.\n\n";
 
+// The thread that writes the reason may have to wait for the processor.
+constexpr double kReasonSeconds = 1.5;
+
 int ExitWithConfigError(const absl::Status& status) {
   const std::string reason(status.message());
   LogText(absl::StrCat("fox-server: ", reason, "\n"));
   if (CurrentLogFormat() == LogFormat::kJson) {
     Log(LogLevel::kError, "cannot start", {{"reason", reason}});
   }
+  FlushLog(kReasonSeconds);
   return kExitConfiguration;
 }
 
