@@ -68,6 +68,7 @@ TEST(OverloadTest, ARefusalDoesNotWaitForTheStep) {
   ASSERT_TRUE(Eventually([&] { return server.engine->stats().running == 1; }));
   {
     const std::lock_guard<std::mutex> hangs(server.script->step);
+    ASSERT_TRUE(Eventually([&] { return server.script->step_waits.load(); }));
     BackgroundStream first(server, GreedyRequest("wait", 2));
     BackgroundStream second(server, GreedyRequest("wait", 2));
     ASSERT_TRUE(Eventually([&] { return server.core->admitting() == 2; }));
