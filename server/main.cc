@@ -46,16 +46,12 @@ constexpr const char* kUsage =
     "usage: fox-server --model DIR [flags]\n\n"
     "Each flag may also stand in the environment: --grpc-port as FOX_GRPC_PORT.\n\n";
 
-// The thread that writes the reason may have to wait for the processor.
-constexpr double kReasonSeconds = 1.5;
-
 int ExitWithConfigError(const absl::Status& status) {
   const std::string reason(status.message());
   LogText(absl::StrCat("fox-server: ", reason, "\n"));
   if (CurrentLogFormat() == LogFormat::kJson) {
     Log(LogLevel::kError, "cannot start", {{"reason", reason}});
   }
-  FlushLog(kReasonSeconds);
   return kExitConfiguration;
 }
 
@@ -350,7 +346,8 @@ int Main(const std::vector<std::string>& arguments) {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   SignalHandler signals;
   const int code = Run(arguments, &signals);
-  FlushLog(/*seconds=*/0.5);
+  // Why it did not start matters most, and the thread that writes may have to wait for a processor.
+  FlushLog(/*seconds=*/code == kExitConfiguration ? 2 : 0.5);
   return code;
 }
 
