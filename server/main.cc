@@ -346,7 +346,8 @@ int Main(const std::vector<std::string>& arguments) {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   SignalHandler signals;
   const int code = Run(arguments, &signals);
-  FlushLog(/*seconds=*/0.5);
+  // Why it did not start matters most, and the thread that writes may have to wait for a processor.
+  FlushLog(/*seconds=*/code == kExitConfiguration ? 2 : 0.5);
   return code;
 }
 

@@ -21,7 +21,11 @@
 namespace fox {
 namespace {
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kPatienceMs = 40000;  // as much longer as ctest's limits of time
+#else
 constexpr int kPatienceMs = 10000;
+#endif
 
 }  // namespace
 

@@ -17,11 +17,15 @@ double MillisecondsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-TEST(OverloadTest, FullQueueIsRefusedQuicklyWithADelay) {
+TestCoreOptions OneSeat() {
   TestCoreOptions options;
   options.max_num_seqs = 1;
   options.max_num_queued_reqs = 2;
-  TestServer server(options);
+  return options;
+}
+
+TEST(OverloadTest, FullQueueIsRefusedQuicklyWithADelay) {
+  TestServer server(OneSeat());
   server.script->step_delay_us = 5000;
   BackgroundStream running(server, GreedyRequest("run", 1000));
   ASSERT_TRUE(Eventually([&] { return server.engine->stats().running == 1; }));
@@ -59,15 +63,13 @@ TEST(OverloadTest, FullQueueIsRefusedQuicklyWithADelay) {
 
 // Calls on their way count: the engine, which is in a step, need not be asked.
 TEST(OverloadTest, ARefusalDoesNotWaitForTheStep) {
-  TestCoreOptions options;
-  options.max_num_seqs = 1;
-  options.max_num_queued_reqs = 2;
-  TestServer server(options);
+  TestServer server(OneSeat());
   server.script->step_delay_us = 1000;
   BackgroundStream running(server, GreedyRequest("run", 3000));
   ASSERT_TRUE(Eventually([&] { return server.engine->stats().running == 1; }));
   {
     const std::lock_guard<std::mutex> hangs(server.script->step);
+    ASSERT_TRUE(Eventually([&] { return server.script->step_waits.load(); }));
     BackgroundStream first(server, GreedyRequest("wait", 2));
     BackgroundStream second(server, GreedyRequest("wait", 2));
     ASSERT_TRUE(Eventually([&] { return server.core->admitting() == 2; }));
@@ -85,10 +87,7 @@ TEST(OverloadTest, ARefusalDoesNotWaitForTheStep) {
 }
 
 TEST(OverloadTest, AllSequencesOfACallAreTakenOrNone) {
-  TestCoreOptions options;
-  options.max_num_seqs = 1;
-  options.max_num_queued_reqs = 2;
-  TestServer server(options);
+  TestServer server(OneSeat());
   server.script->step_delay_us = 5000;
   v1::GenerateRequest request = GreedyRequest("many", 100);
   request.mutable_sampling()->set_n(16);

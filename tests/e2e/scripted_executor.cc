@@ -22,7 +22,9 @@ absl::Status ScriptedExecutor::Submit(const StepPlan& plan) {
 }
 
 absl::StatusOr<StepResult> ScriptedExecutor::Execute(const StepPlan& plan) {
+  script_->step_waits = true;
   const std::lock_guard<std::mutex> lock(script_->step);
+  script_->step_waits = false;
   if (script_->fail) return absl::UnavailableError("scripted failure");
   const int delay = script_->step_delay_us;
   if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));

@@ -19,7 +19,8 @@ namespace fox {
 struct ExecutorScript {
   std::atomic<int> step_delay_us{0};
   std::atomic<bool> fail{false};
-  std::mutex step;  // a test that holds it makes steps hang
+  std::mutex step;                      // a test that holds it makes steps hang
+  std::atomic<bool> step_waits{false};  // for that
 };
 
 class ScriptedExecutor final : public StepExecutor {

@@ -29,7 +29,7 @@ sim::FakeOptions SmallPool(int depth) {
   return fake;
 }
 
-Request MakeRequest(RequestId id) {
+Request ShortRequest(RequestId id) {
   Request request;
   request.id = id;
   request.prompt = {1, 2, 3};
@@ -47,7 +47,7 @@ TEST_P(EnginePoolFaultTest, EndsEveryRequestWithUnavailable) {
   std::map<RequestId, std::vector<int32_t>> tokens;
   std::map<RequestId, absl::Status> ends;
   for (const RequestId id : {RequestId{1}, RequestId{2}})
-    ASSERT_TRUE(engine.Submit(MakeRequest(id), 0).ok());
+    ASSERT_TRUE(engine.Submit(ShortRequest(id), 0).ok());
   for (int step = 0; step < 1000 && engine.HasWork(); ++step) {
     for (const RequestOutput& output : engine.Step(0)) {
       for (const SampledToken& token : output.tokens) tokens[output.id].push_back(token.id);
@@ -60,11 +60,11 @@ TEST_P(EnginePoolFaultTest, EndsEveryRequestWithUnavailable) {
   for (const RequestId id : {RequestId{1}, RequestId{2}}) {
     EXPECT_TRUE(absl::IsUnavailable(ends[id])) << ends[id];
     const std::vector<int32_t> all =
-        sim::RunReference(MakeRequest(id), options, executor.options()).tokens;
+        sim::RunReference(ShortRequest(id), options, executor.options()).tokens;
     ASSERT_LT(tokens[id].size(), all.size());
     EXPECT_TRUE(std::equal(tokens[id].begin(), tokens[id].end(), all.begin()));
   }
-  EXPECT_TRUE(absl::IsUnavailable(engine.Submit(MakeRequest(3), 0)));
+  EXPECT_TRUE(absl::IsUnavailable(engine.Submit(ShortRequest(3), 0)));
 }
 
 INSTANTIATE_TEST_SUITE_P(StepsInFlight, EnginePoolFaultTest, testing::Values(1, 2));

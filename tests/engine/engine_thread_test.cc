@@ -39,7 +39,7 @@ FakeOptions Options() {
   return options;
 }
 
-Request MakeRequest(RequestId id, int32_t max_tokens = 8) {
+Request RequestOf(RequestId id, int32_t max_tokens = 8) {
   Request request;
   request.id = id;
   request.prompt = {1, 2, 3};
@@ -112,9 +112,9 @@ TEST_P(EngineThreadDepthTest, RunsARequest) {
   Collector collector;
   const RequestId id = running.thread.NextId();
   EXPECT_NE(id, running.thread.NextId());
-  ASSERT_TRUE(SubmitAndWait(running.thread, {MakeRequest(id)}, collector.Sink()).ok());
+  ASSERT_TRUE(SubmitAndWait(running.thread, {RequestOf(id)}, collector.Sink()).ok());
   EXPECT_TRUE(collector.Wait().status.ok());
-  EXPECT_EQ(collector.tokens(), sim::RunReference(MakeRequest(id), {}, Options()).tokens);
+  EXPECT_EQ(collector.tokens(), sim::RunReference(RequestOf(id), {}, Options()).tokens);
   WaitUntil([&] { return running.thread.idle() && running.thread.stats().free_pages == 60; });
   EXPECT_EQ(running.thread.stats().finished, 1);
 }
@@ -124,10 +124,10 @@ TEST(EngineThreadTest, AnswersErrorsAndNeverCallsTheSink) {
   const OutputSink never = [](const RequestOutput&) { ADD_FAILURE(); };
   EXPECT_TRUE(absl::IsInvalidArgument(SubmitAndWait(running.thread, {Request()}, never)));
   Collector collector;
-  Request paused = MakeRequest(5, 100);
+  Request paused = RequestOf(5, 100);
   paused.flow_window = 1;
   ASSERT_TRUE(SubmitAndWait(running.thread, {paused}, collector.Sink()).ok());
-  EXPECT_TRUE(absl::IsAlreadyExists(SubmitAndWait(running.thread, {MakeRequest(5)}, never)));
+  EXPECT_TRUE(absl::IsAlreadyExists(SubmitAndWait(running.thread, {RequestOf(5)}, never)));
   running.thread.Cancel(5, absl::CancelledError("gone"));
   EXPECT_TRUE(absl::IsCancelled(collector.Wait().status));
 }
@@ -135,7 +135,7 @@ TEST(EngineThreadTest, AnswersErrorsAndNeverCallsTheSink) {
 TEST_P(EngineThreadDepthTest, AcknowledgementsWakeIt) {
   Running running(DepthOptions());
   Collector collector;
-  Request request = MakeRequest(1, 20);
+  Request request = RequestOf(1, 20);
   request.flow_window = 2;
   ASSERT_TRUE(SubmitAndWait(running.thread, {request}, collector.Sink()).ok());
   for (size_t have = 2; have < 20; have += 2) {
@@ -151,9 +151,9 @@ TEST(EngineThreadTest, TakesAllRequestsOfACallOrNone) {
   Running running(Options(), engine_options);
   const OutputSink never = [](const RequestOutput&) { ADD_FAILURE(); };
   EXPECT_TRUE(absl::IsOutOfRange(
-      SubmitAndWait(running.thread, {MakeRequest(1), MakeRequest(2), MakeRequest(3)}, never)));
-  EXPECT_TRUE(absl::IsAlreadyExists(
-      SubmitAndWait(running.thread, {MakeRequest(4), MakeRequest(4)}, never)));
+      SubmitAndWait(running.thread, {RequestOf(1), RequestOf(2), RequestOf(3)}, never)));
+  EXPECT_TRUE(
+      absl::IsAlreadyExists(SubmitAndWait(running.thread, {RequestOf(4), RequestOf(4)}, never)));
   WaitUntil([&] { return running.thread.idle(); });
   EXPECT_EQ(running.thread.stats().generated_tokens, 0);
 
@@ -161,7 +161,7 @@ TEST(EngineThreadTest, TakesAllRequestsOfACallOrNone) {
   std::vector<std::string> events;
   std::promise<void> done;
   running.thread.Submit(
-      {MakeRequest(1), MakeRequest(4)},
+      {RequestOf(1), RequestOf(4)},
       [&](const RequestOutput& output) {
         if (output.finish) events.push_back("finish " + std::to_string(output.id));
         if (events.size() == 3) done.set_value();
@@ -176,11 +176,11 @@ TEST(EngineThreadTest, SinksMayCallBack) {
   std::promise<absl::Status> nested_result;
   Collector nested;
   std::promise<void> done;
-  ASSERT_TRUE(SubmitAndWait(running.thread, {MakeRequest(1)}, [&](const RequestOutput& output) {
+  ASSERT_TRUE(SubmitAndWait(running.thread, {RequestOf(1)}, [&](const RequestOutput& output) {
                 running.thread.Acknowledge(1, 1);
                 if (!output.finish) return;
                 running.thread.Cancel(1, absl::OkStatus());
-                running.thread.Submit({MakeRequest(1)}, nested.Sink(),
+                running.thread.Submit({RequestOf(1)}, nested.Sink(),
                                       [&](const absl::Status& s) { nested_result.set_value(s); });
                 EXPECT_FALSE(running.thread.idle());
                 done.set_value();
@@ -188,13 +188,13 @@ TEST(EngineThreadTest, SinksMayCallBack) {
   EXPECT_TRUE(nested_result.get_future().get().ok());
   done.get_future().get();
   EXPECT_TRUE(nested.Wait().status.ok());
-  EXPECT_EQ(nested.tokens(), sim::RunReference(MakeRequest(1), {}, Options()).tokens);
+  EXPECT_EQ(nested.tokens(), sim::RunReference(RequestOf(1), {}, Options()).tokens);
 }
 
 TEST(EngineThreadTest, DeadlinesFireWhileNothingRuns) {
   Running running;
   Collector collector;
-  Request request = MakeRequest(1, 100);
+  Request request = RequestOf(1, 100);
   request.flow_window = 1;
   request.deadline = running.thread.Now() + 0.05;
   ASSERT_TRUE(SubmitAndWait(running.thread, {request}, collector.Sink()).ok());
@@ -204,12 +204,12 @@ TEST(EngineThreadTest, DeadlinesFireWhileNothingRuns) {
 TEST_P(EngineThreadDepthTest, DrainRefusesNewRequestsOnly) {
   Running running(DepthOptions());
   Collector collector;
-  Request request = MakeRequest(1, 20);
+  Request request = RequestOf(1, 20);
   request.flow_window = 10;
   ASSERT_TRUE(SubmitAndWait(running.thread, {request}, collector.Sink()).ok());
   running.thread.Drain();
   EXPECT_TRUE(running.thread.draining());
-  EXPECT_TRUE(absl::IsUnavailable(SubmitAndWait(running.thread, {MakeRequest(2)}, nullptr)));
+  EXPECT_TRUE(absl::IsUnavailable(SubmitAndWait(running.thread, {RequestOf(2)}, nullptr)));
   EXPECT_FALSE(running.thread.idle());
   WaitUntil([&] { return collector.tokens().size() == 10; });
   running.thread.Acknowledge(1, 10);
@@ -220,12 +220,12 @@ TEST_P(EngineThreadDepthTest, DrainRefusesNewRequestsOnly) {
 TEST_P(EngineThreadDepthTest, StopEndsAllWithUnavailable) {
   Running running(DepthOptions());
   Collector paused;
-  Request request = MakeRequest(1, 100);
+  Request request = RequestOf(1, 100);
   request.flow_window = 1;
   ASSERT_TRUE(SubmitAndWait(running.thread, {request}, paused.Sink()).ok());
   running.thread.Stop();
   EXPECT_TRUE(absl::IsUnavailable(paused.Wait().status));
-  EXPECT_TRUE(absl::IsUnavailable(SubmitAndWait(running.thread, {MakeRequest(2)}, nullptr)));
+  EXPECT_TRUE(absl::IsUnavailable(SubmitAndWait(running.thread, {RequestOf(2)}, nullptr)));
   EXPECT_TRUE(running.thread.idle());
   EXPECT_EQ(running.executor.free_pages(), 60);
   running.thread.Stop();  // again is harmless
@@ -236,10 +236,10 @@ TEST_P(EngineThreadDepthTest, AfterAFailureEverythingIsUnavailable) {
   options.fail_at_run = 3;
   Running running(options);
   Collector collector;
-  ASSERT_TRUE(SubmitAndWait(running.thread, {MakeRequest(1, 100)}, collector.Sink()).ok());
+  ASSERT_TRUE(SubmitAndWait(running.thread, {RequestOf(1, 100)}, collector.Sink()).ok());
   EXPECT_TRUE(absl::IsUnavailable(collector.Wait().status));
   EXPECT_FALSE(running.thread.fatal().ok());
-  EXPECT_TRUE(absl::IsUnavailable(SubmitAndWait(running.thread, {MakeRequest(2)}, nullptr)));
+  EXPECT_TRUE(absl::IsUnavailable(SubmitAndWait(running.thread, {RequestOf(2)}, nullptr)));
   WaitUntil([&] { return running.thread.idle(); });
 }
 
@@ -265,7 +265,7 @@ TEST_P(EngineThreadDepthTest, AFailureIsNoticedWhileNothingRuns) {
   LosableExecutor executor(DepthOptions());
   EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
   Collector paused;
-  Request request = MakeRequest(1, 100);
+  Request request = RequestOf(1, 100);
   request.flow_window = 1;
   ASSERT_TRUE(SubmitAndWait(thread, {request}, paused.Sink()).ok());
   WaitUntil([&] { return thread.stats().paused == 1; });
@@ -292,7 +292,7 @@ TEST_P(EngineThreadDepthTest, HeartbeatStopsWhenAStepHangs) {
   HangingExecutor executor(DepthOptions());
   EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
   Collector collector;
-  ASSERT_TRUE(SubmitAndWait(thread, {MakeRequest(1)}, collector.Sink()).ok());
+  ASSERT_TRUE(SubmitAndWait(thread, {RequestOf(1)}, collector.Sink()).ok());
   WaitUntil([&] { return thread.HeartbeatAge() > 0.3; });
   executor.gate.set_value();
   EXPECT_TRUE(collector.Wait().status.ok());
@@ -303,10 +303,10 @@ TEST_P(EngineThreadDepthTest, SubmitDoesNotWaitForAStep) {
   HangingExecutor executor(DepthOptions());
   EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
   Collector first, second;
-  ASSERT_TRUE(SubmitAndWait(thread, {MakeRequest(1)}, first.Sink()).ok());
+  ASSERT_TRUE(SubmitAndWait(thread, {RequestOf(1)}, first.Sink()).ok());
   WaitUntil([&] { return thread.HeartbeatAge() > 0.2; });  // the step hangs
   std::atomic<bool> answered{false};
-  thread.Submit({MakeRequest(2)}, second.Sink(), [&](const absl::Status& status) {
+  thread.Submit({RequestOf(2)}, second.Sink(), [&](const absl::Status& status) {
     EXPECT_TRUE(status.ok());
     answered = true;
   });
@@ -322,7 +322,7 @@ TEST_P(EngineThreadDepthTest, StopDoesNotWaitForAHungStepLongerThanItIsTold) {
   HangingExecutor executor(DepthOptions());
   EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
   Collector collector;
-  ASSERT_TRUE(SubmitAndWait(thread, {MakeRequest(1)}, collector.Sink()).ok());
+  ASSERT_TRUE(SubmitAndWait(thread, {RequestOf(1)}, collector.Sink()).ok());
   WaitUntil([&] { return thread.HeartbeatAge() > 0.2; });
   EXPECT_FALSE(thread.Stop(0.05));
   executor.gate.set_value();
@@ -334,7 +334,7 @@ TEST(EngineThreadTest, AcknowledgementsOfAHungStepAreAddedUp) {
   HangingExecutor executor(Options());
   EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
   Collector collector;
-  Request request = MakeRequest(1, 20);
+  Request request = RequestOf(1, 20);
   request.flow_window = 2;
   ASSERT_TRUE(SubmitAndWait(thread, {request}, collector.Sink()).ok());
   executor.gate.set_value();
@@ -357,7 +357,7 @@ TEST_P(EngineThreadDepthTest, ABatchEndsAfterTheCallbacksOfAStep) {
     if (total == 3 * 8) done.set_value();
   });
   running.thread.Submit(
-      {MakeRequest(1), MakeRequest(2), MakeRequest(3)}, [&](const RequestOutput&) { ++gathered; },
+      {RequestOf(1), RequestOf(2), RequestOf(3)}, [&](const RequestOutput&) { ++gathered; },
       [](const absl::Status&) {});
   done.get_future().get();
   EXPECT_EQ(largest, 3u);  // all that a step gave
@@ -375,7 +375,7 @@ TEST_P(EngineThreadDepthTest, EightThreadsSubmitAndCancel) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < kRequests; ++i) {
         const RequestId id = running.thread.NextId();
-        Request request = MakeRequest(id, 1 + (i * 7 + t) % 40);
+        Request request = RequestOf(id, 1 + (i * 7 + t) % 40);
         request.flow_window = i % 3 == 0 ? 4 : 0;
         const auto tokens = std::make_shared<std::vector<int32_t>>();
         const auto expected = sim::RunReference(request, {}, Options()).tokens;
@@ -419,7 +419,7 @@ TEST_P(EngineThreadDepthTest, StopRacesWithSubmit) {
       threads.emplace_back([&] {
         for (int i = 0; i < 20; ++i) {
           const absl::Status status =
-              SubmitAndWait(running.thread, {MakeRequest(running.thread.NextId(), 3)},
+              SubmitAndWait(running.thread, {RequestOf(running.thread.NextId(), 3)},
                             [&](const RequestOutput& output) {
                               if (output.finish) ++finished;
                             });

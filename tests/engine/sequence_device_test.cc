@@ -34,7 +34,7 @@ std::vector<int32_t> SomeIds(size_t most, int32_t vocabulary, Random& random) {
 }
 
 // Every parameter is off in half of the requests.
-Request MakeRequest(int32_t vocabulary, Random& random) {
+Request DeviceRequest(int32_t vocabulary, Random& random) {
   const auto half = [&] { return random() % 2 == 0; };
   Request request;
   const std::vector<int32_t> ids = SomeIds(200, vocabulary, random);
@@ -67,7 +67,7 @@ std::unique_ptr<Sequence> MakeSequence(int32_t slot, int32_t vocabulary, Random&
   EngineOptions options;
   options.eos_token_ids = {vocabulary + 3, 0};  // one that the model does not have
   auto sequence =
-      std::make_unique<Sequence>(MakeRequest(vocabulary, random), options, 1 << 20, 0, 0.0);
+      std::make_unique<Sequence>(DeviceRequest(vocabulary, random), options, 1 << 20, 0, 0.0);
   sequence->slot = slot;
   return sequence;
 }

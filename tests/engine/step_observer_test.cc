@@ -62,7 +62,7 @@ sim::FakeOptions Options(int depth) {
   return options;
 }
 
-Request MakeRequest(RequestId id) {
+Request ObservedRequest(RequestId id) {
   Request request;
   request.id = id;
   request.prompt = {1, 2, 3, 4, 5};
@@ -77,9 +77,9 @@ TEST_P(StepObserverTest, SeesEveryPlanAndEveryEnd) {
   sim::FakeExecutor executor(Options(GetParam()));
   Recorder first, second;
   Engine engine(EngineOptions(), executor, {&first, &second});
-  ASSERT_TRUE(engine.Submit(MakeRequest(1), 0).ok());
-  ASSERT_TRUE(engine.Submit(MakeRequest(2), 0).ok());
-  Request refused = MakeRequest(3);
+  ASSERT_TRUE(engine.Submit(ObservedRequest(1), 0).ok());
+  ASSERT_TRUE(engine.Submit(ObservedRequest(2), 0).ok());
+  Request refused = ObservedRequest(3);
   refused.sampling.top_p = 0;
   EXPECT_FALSE(engine.Submit(refused, 0).ok());
   engine.Step(0);
@@ -107,7 +107,7 @@ TEST_P(StepObserverTest, AFailureEndsEveryRequest) {
   sim::FakeExecutor executor(options);
   Recorder recorder;
   Engine engine(EngineOptions(), executor, {&recorder});
-  ASSERT_TRUE(engine.Submit(MakeRequest(1), 0).ok());
+  ASSERT_TRUE(engine.Submit(ObservedRequest(1), 0).ok());
   engine.Step(0);
   EXPECT_FALSE(engine.fatal().ok());
   ASSERT_EQ(recorder.finished.size(), 1u);

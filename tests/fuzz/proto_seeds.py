@@ -147,6 +147,7 @@ def vllm_field_seeds() -> Seeds:
     text, ids = message(3, "ab"), message(2, message(2, bytes((97, 98))))
     yield "valid_stream", b"\x01" + text + message(4, number(15, 3)) + number(5, 1)
     yield "valid_unary", b"\x01" + text + message(4, number(15, 3))
+    yield "valid_min_tokens", b"\x01" + text + message(4, number(8, 3) + number(9, 2))
     yield "valid_logprobs", b"\x01" + text + message(4, number(22, 1) + number(15, 2))
     yield "valid_logprobs_stream", (b"\x01" + text + message(4, number(22, 1) + number(15, 2))
                                     + number(5, 1))

@@ -204,7 +204,7 @@ std::vector<Sample> Run(Soak* soak, const ServerProcess& server, int readers, do
   threads.emplace_back(SendNonsense, soak, seed + 600);
   std::vector<Sample> samples;
   const Clock::time_point start = Clock::now();
-  while (SecondsSince(start) < seconds) {
+  while (SecondsSince(start) < seconds && !soak->part->OutOfTime()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(seconds < 60 ? 100 : 1000));
     samples.push_back(Look(server, start));
     samples.back().heap = HeapBytes(server);
@@ -232,7 +232,8 @@ Sample AtRest(const ServerProcess& server, const Sample* before) {
 }
 
 void Judge(Part* part, const std::vector<Sample>& samples, const Sample& before,
-           const Sample& after, double seconds) {
+           const Sample& after) {
+  const double seconds = samples.empty() ? 0 : 3600 * samples.back().hours;
   const Slope anonymous = FitLeast(samples, &Sample::anonymous);
   const Slope heap = FitLeast(samples, &Sample::heap);
   part->Set("measured_seconds", seconds);
@@ -288,7 +289,7 @@ int TortureSoak(const Arguments& arguments) {
     Run(&soak, server, readers, std::max(warm_up - SecondsSince(start), warm_up / 2));
     const Sample before = AtRest(server, nullptr);
     const std::vector<Sample> samples = Run(&soak, server, readers, measured);
-    Judge(&part, samples, before, AtRest(server, &before), measured);
+    Judge(&part, samples, before, AtRest(server, &before));
     soak.counts.Describe(&part);
     part.Set("streams", soak.calls.load());
     part.Set("stalled", soak.stalls.load());

@@ -45,7 +45,7 @@ TEST(SimulationTest, RandomDays) {
 // By a mistake of the engine's (the first: a started prompt got no tokens beside urgent ones) or of
 // the checks'.
 TEST(SimulationTest, DaysThatFailedOnce) {
-  for (const uint64_t seed : {20001099, 2005755, 7014489, 1015906, 9001490}) {
+  for (const uint64_t seed : {20001099u, 2005755u, 7014489u, 1015906u, 9001490u}) {
     DayOptions options;
     options.seed = seed;
     const Report report = Simulate(options);

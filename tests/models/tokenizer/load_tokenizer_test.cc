@@ -26,8 +26,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadPair(const std::string& vocab,
 }
 
 // By an error that opens with the name of the file at fault.
-void ExpectRefused(const std::string& vocab, const std::string& merges, int64_t vocab_size = kVocab,
-                   const std::string& file = "vocab.json") {
+void ExpectNotLoaded(const std::string& vocab, const std::string& merges,
+                     int64_t vocab_size = kVocab, const std::string& file = "vocab.json") {
   const auto tokenizer = LoadPair(vocab, merges, vocab_size);
   ASSERT_FALSE(tokenizer.ok()) << merges.substr(0, 80);
   EXPECT_EQ(tokenizer.status().code(), absl::StatusCode::kInvalidArgument);
@@ -38,7 +38,7 @@ void ExpectRefused(const std::string& vocab, const std::string& merges, int64_t 
 }
 
 void ExpectMergesRefused(const std::string& vocab, const std::string& merges) {
-  ExpectRefused(vocab, merges, kVocab, "merges.txt");
+  ExpectNotLoaded(vocab, merges, kVocab, "merges.txt");
 }
 
 void UseIfLoaded(const absl::StatusOr<std::unique_ptr<Tokenizer>>& tokenizer) {
@@ -123,35 +123,35 @@ TEST(LoadTokenizerTest, FaultsOfVocabulary) {
   const json good = SmallVocab();
   EXPECT_TRUE(LoadPair(good.dump(), kSmallMerges).ok());
   EXPECT_TRUE(LoadPair(good.dump(), kSmallMerges, 259).ok());
-  ExpectRefused(good.dump(), kSmallMerges, 258);  // beyond the model
+  ExpectNotLoaded(good.dump(), kSmallMerges, 258);  // beyond the model
   json vocab = good;
   vocab["abc"] = 256;  // twice
-  ExpectRefused(vocab.dump(), kSmallMerges);
+  ExpectNotLoaded(vocab.dump(), kSmallMerges);
   vocab = good;
   vocab["<|endoftext|>"] = 300;  // a gap
-  ExpectRefused(vocab.dump(), kSmallMerges);
+  ExpectNotLoaded(vocab.dump(), kSmallMerges);
   vocab = good;
   vocab.erase("!");  // a byte is missing
   vocab["other"] = 0;
-  ExpectRefused(vocab.dump(), kSmallMerges);
+  ExpectNotLoaded(vocab.dump(), kSmallMerges);
   for (const json& id : {json(-1), json(1.5), json("1"), json(nullptr), json::array(),
                          json::object(), json(5000000000)}) {
     vocab = good;
     vocab["abc"] = id;
-    ExpectRefused(vocab.dump(), kSmallMerges);
+    ExpectNotLoaded(vocab.dump(), kSmallMerges);
   }
   std::string text = good.dump();
   text.insert(text.size() - 1, ",\"ab\":256");  // the same key again
-  ExpectRefused(text, kSmallMerges);
+  ExpectNotLoaded(text, kSmallMerges);
   text = good.dump();
   text.replace(text.find("\"abc\""), 5,
                "\"a\xFF"
                "c\"");
-  ExpectRefused(text, kSmallMerges);
-  ExpectRefused(good.dump() + std::string("\0garbage", 8), kSmallMerges);
+  ExpectNotLoaded(text, kSmallMerges);
+  ExpectNotLoaded(good.dump() + std::string("\0garbage", 8), kSmallMerges);
   for (const char* other : {"", "[]", "1", "{", "null", "{} {}"})
-    ExpectRefused(other, kSmallMerges);
-  ExpectRefused(std::string(100'000, '['), kSmallMerges);
+    ExpectNotLoaded(other, kSmallMerges);
+  ExpectNotLoaded(std::string(100'000, '['), kSmallMerges);
 }
 
 TEST(LoadTokenizerTest, FaultsOfMerges) {

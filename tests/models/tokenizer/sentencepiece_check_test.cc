@@ -24,7 +24,7 @@ absl::Status Create(const std::string& model, int64_t vocab_size = 100000) {
   return SentencePieceTokenizer::Create(model, true, vocab_size).status();
 }
 
-void ExpectRefused(const std::string& model) {
+void ExpectModelRefused(const std::string& model) {
   EXPECT_EQ(CheckSentencePieceModel(model).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Create(model).code(), absl::StatusCode::kInvalidArgument);
 }
@@ -92,28 +92,28 @@ TEST(SentencePieceCheckTest, SmallModelsWork) {
 
 TEST(SentencePieceCheckTest, BadPiecesAreRefused) {
   const std::string rest = Start() + Letters() + Trainer(false);
-  ExpectRefused("");
-  ExpectRefused(Letters() + Trainer(false));                        // no unknown piece
-  ExpectRefused(rest + PieceField("<unk2>", PieceType::kUnknown));  // two
-  ExpectRefused(rest + PieceField("", PieceType::kNormal));
-  ExpectRefused(rest + PieceField("a", PieceType::kNormal));    // twice
-  ExpectRefused(rest + PieceField("<s>", PieceType::kNormal));  // twice, other kind
-  ExpectRefused(rest + PieceField(std::string("x\0y", 3), PieceType::kNormal));
-  ExpectRefused(rest + PieceField(std::string(100'000, 'x'), PieceType::kNormal));
-  ExpectRefused(rest + PieceField("\xFF", PieceType::kNormal));
-  ExpectRefused(rest + PieceField("c", PieceType::kNormal, std::nanf("")));
-  ExpectRefused(rest +
-                PieceField("c", PieceType::kNormal, -std::numeric_limits<float>::infinity()));
+  ExpectModelRefused("");
+  ExpectModelRefused(Letters() + Trainer(false));                        // no unknown piece
+  ExpectModelRefused(rest + PieceField("<unk2>", PieceType::kUnknown));  // two
+  ExpectModelRefused(rest + PieceField("", PieceType::kNormal));
+  ExpectModelRefused(rest + PieceField("a", PieceType::kNormal));    // twice
+  ExpectModelRefused(rest + PieceField("<s>", PieceType::kNormal));  // twice, other kind
+  ExpectModelRefused(rest + PieceField(std::string("x\0y", 3), PieceType::kNormal));
+  ExpectModelRefused(rest + PieceField(std::string(100'000, 'x'), PieceType::kNormal));
+  ExpectModelRefused(rest + PieceField("\xFF", PieceType::kNormal));
+  ExpectModelRefused(rest + PieceField("c", PieceType::kNormal, std::nanf("")));
+  ExpectModelRefused(rest +
+                     PieceField("c", PieceType::kNormal, -std::numeric_limits<float>::infinity()));
 }
 
 TEST(SentencePieceCheckTest, BytePiecesAreExactly256) {
-  ExpectRefused(Start() + Letters() + BytePieces(255) + Trainer(true));
-  ExpectRefused(Start() + Letters() + Trainer(true));
-  ExpectRefused(Start() + Letters() + BytePieces(256) + Trainer(false));
-  ExpectRefused(Start() + Letters() + BytePieces(255) + PieceField("<0xZZ>", PieceType::kByte) +
-                Trainer(true));
-  ExpectRefused(Start() + Letters() + BytePieces(255) + PieceField("<0xfF>", PieceType::kByte) +
-                Trainer(true));
+  ExpectModelRefused(Start() + Letters() + BytePieces(255) + Trainer(true));
+  ExpectModelRefused(Start() + Letters() + Trainer(true));
+  ExpectModelRefused(Start() + Letters() + BytePieces(256) + Trainer(false));
+  ExpectModelRefused(Start() + Letters() + BytePieces(255) +
+                     PieceField("<0xZZ>", PieceType::kByte) + Trainer(true));
+  ExpectModelRefused(Start() + Letters() + BytePieces(255) +
+                     PieceField("<0xfF>", PieceType::kByte) + Trainer(true));
 }
 
 TEST(SentencePieceCheckTest, UserPiecesMustNotNestTooDeeply) {
@@ -123,7 +123,7 @@ TEST(SentencePieceCheckTest, UserPiecesMustNotNestTooDeeply) {
   }
   LoadThenUse(model);
   EXPECT_TRUE(Create(model).ok());
-  ExpectRefused(model + PieceField(std::string(65, 'z'), PieceType::kUserDefined));
+  ExpectModelRefused(model + PieceField(std::string(65, 'z'), PieceType::kUserDefined));
 }
 
 TEST(SentencePieceCheckTest, CharacterMaps) {
@@ -152,7 +152,7 @@ TEST(SentencePieceCheckTest, CharacterMaps) {
 TEST(SentencePieceCheckTest, AnAcceptedCharacterMapIsUsed) {
   const std::string model = Start() + Letters() + Trainer(false);
   LoadThenUse(model + Normalizer(NestedCharsMap(32)));
-  ExpectRefused(model + Normalizer(NestedCharsMap(33)));
+  ExpectModelRefused(model + Normalizer(NestedCharsMap(33)));
 }
 
 // It would rewrite decoded text as a whole.
@@ -166,7 +166,7 @@ TEST(SentencePieceCheckTest, ACharacterMapForDecodedTextIsNotSupported) {
 TEST(SentencePieceCheckTest, TheSurfaceOfUnknownPiecesIsText) {
   const std::string model = Start() + Letters() + Trainer(false);
   EXPECT_TRUE(Create(model + UnkSurface("\xE2\x81\x87")).ok());
-  ExpectRefused(model + UnkSurface("\xE2\x81"));
+  ExpectModelRefused(model + UnkSurface("\xE2\x81"));
 }
 
 TEST(SentencePieceCheckTest, TruncatedAtEveryByte) {
