@@ -3,8 +3,11 @@
 #include <cuda_bf16.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <string>
 
 #include "kernels/core/check.h"
+#include "kernels/cuda/linear/cluster_gemm.h"
 #include "kernels/cuda/linear/cublas_gemm.h"
 #include "kernels/cuda/linear/input_transform.h"
 #include "kernels/cuda/linear/linear.h"
@@ -37,6 +40,11 @@ cudaError_t LaunchAddBias(const float* bias, const MatrixView& out, cudaStream_t
                 bias, out.cols, static_cast<T*>(out.data), out.row_stride);
 }
 
+int FromEnvironment(const char* name, int otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? otherwise : std::atoi(value);
+}
+
 int DeviceAttribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
   const bool found = cudaGetDevice(&device) == cudaSuccess &&
@@ -55,13 +63,25 @@ struct LinearEngine::State {
   int32_t* arrival_counter = nullptr;
   cudaError_t error = cudaSuccess;  // the constructor's
   CublasGemm cublas;
+  FewRows few_rows;
+  ClusterGemmTuning tuning;
 
-  State() : error(Allocate()), cublas(workspace, kWorkspaceBytes) {}
+  explicit State(FewRows wanted)
+      : error(Allocate()),
+        cublas(workspace, kWorkspaceBytes),
+        few_rows(HasClusterGemm() ? wanted : FewRows::kBySize) {
+    tuning.wide_kib = FromEnvironment("FOX_WIDE_KIB", tuning.wide_kib);
+    tuning.narrow_kib = FromEnvironment("FOX_NARROW_KIB", tuning.narrow_kib);
+    tuning.under_way = FromEnvironment("FOX_TILES_UNDER_WAY", tuning.under_way);
+  }
   ~State() {
     cudaFree(workspace);
     cudaFree(arrival_counter);
   }
 
+  bool Gemv(const LinearParams& params) const {
+    return few_rows != FewRows::kClusterFrom1 && GemvTakes(params, limits);
+  }
   SkinnyWorkspace skinny() const {
     return {limits.multiprocessors, static_cast<float*>(workspace), arrival_counter};
   }
@@ -82,11 +102,19 @@ struct LinearEngine::State {
   }
 };
 
-LinearEngine::LinearEngine() : state_(std::make_unique<State>()) {}
+FewRows DefaultFewRows() {
+  const char* value = std::getenv("FOX_FEW_ROWS");
+  const std::string name = value == nullptr ? "cluster" : value;
+  FOX_CHECK(name == "by-size" || name == "cluster" || name == "cluster-from-1");
+  if (name == "by-size") return FewRows::kBySize;
+  return name == "cluster" ? FewRows::kCluster : FewRows::kClusterFrom1;
+}
+
+LinearEngine::LinearEngine(FewRows few_rows) : state_(std::make_unique<State>(few_rows)) {}
 LinearEngine::~LinearEngine() = default;
 
 bool LinearEngine::Drains(const LinearParams& params) const {
-  return params.transform.kind == kDrainingKind && GemvTakes(params, state_->limits);
+  return params.transform.kind == kDrainingKind && state_->Gemv(params);
 }
 
 cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
@@ -100,7 +128,7 @@ cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
   FOX_CHECK(weight.in() % 8 == 0 && reinterpret_cast<uintptr_t>(weight.data()) % 16 == 0);
   FOX_CHECK(out.dtype == DType::kF32 || (out.dtype == DType::kBF16 && !params.accumulate));
   if (in.rows == 0) return cudaSuccess;
-  if (GemvTakes(params, state_->limits)) return SmallBatchGemm(params, state_->limits, stream);
+  if (state_->Gemv(params)) return SmallBatchGemm(params, state_->limits, stream);
   MatrixView x = in;
   if (transform.kind != InputTransform::Kind::kNone || in.dtype != DType::kBF16) {
     FOX_CHECK(!transform.scratch.empty() && transform.scratch.cols == weight.in() &&
@@ -110,6 +138,9 @@ cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
   }
   FOX_CHECK(x.cols == weight.in() && x.row_stride % 8 == 0 &&
             reinterpret_cast<uintptr_t>(x.data) % 16 == 0);
+  if (state_->few_rows != FewRows::kBySize && in.rows <= kMostClusterRows) {
+    return ClusterGemm(x, params, state_->limits.multiprocessors, state_->tuning, stream);
+  }
   if (in.rows <= kMaxSkinnyRows && weight.in() % kSkinnyStep == 0) {
     return SkinnyGemm(x, params, state_->skinny(), stream);
   }

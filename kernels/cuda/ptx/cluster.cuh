@@ -78,4 +78,23 @@ __device__ __forceinline__ T LoadFromBlock(const T* address, int rank) {
 #endif
 }
 
+// The same of four floats, 16-byte aligned.
+__device__ __forceinline__ float4 LoadFourFromBlock(const float* address, int rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  float4 x;
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
+      "}"
+      : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+      : "r"(SharedAddress(address)), "r"(rank)
+      : "memory");
+  return x;
+#else
+  return *reinterpret_cast<const float4*>(address);
+#endif
+}
+
 }  // namespace fox::cuda

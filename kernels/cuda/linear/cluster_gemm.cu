@@ -1,0 +1,122 @@
+// W is the operand of 64 rows of wgmma, the input rows are the one of N = 8, 16, 32 or 64 columns
+// (those past the last are zeros). A block computes 128 outputs, 64 in each of two warpgroups; the
+// columns of W are split among a cluster's blocks as W's shape says, and their sums are added in
+// order, read from each other's shared memory. Two further warps copy by TMA, each into its ring of
+// tiles of 64 columns: W from before the previous kernel has ended, x behind it.
+//
+// Bits: a sum runs over its block's columns from left to right, 16 at a time, then over the
+// blocks in order. N changes neither (wgmma_narrow.cuh), and no sum sees other rows.
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/core/check.h"
+#include "kernels/cuda/linear/cluster_gemm.cuh"
+#include "kernels/cuda/linear/cluster_gemm.h"
+#include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/runtime/tensor_map.h"
+
+namespace fox::cuda {
+namespace {
+
+using namespace cluster_gemm;
+
+int CeilDiv(int a, int b) { return (a + b - 1) / b; }
+
+// Blocks over the columns: as many as keep most SMs busy, a power of two. A function of the
+// weight's shape, so that the order of sums is too.
+int SplitsOf(const ClusterGemmArguments& a, int multiprocessors) {
+  int splits = 1;
+  while (2 * splits <= kMaxSplits && 2 * splits * a.tiles <= multiprocessors &&
+         2 * splits <= a.chunks) {
+    splits *= 2;
+  }
+  return splits;
+}
+
+// Divides a block's shared memory between the two rings; the bytes that they and the sums need.
+template <int kRows, int kSplits>
+int ChooseStages(const ClusterGemmTuning& tuning, ClusterGemmArguments* a) {
+  constexpr int kInputBytes = kRows * kLineBytes;
+  const int budget = (a->accumulate ? tuning.narrow_kib : tuning.wide_kib) * 1024;
+  // A cluster has one tile.
+  const int wanted = kSplits == 1 ? kMaxStages : std::min(CeilDiv(a->chunks, kSplits), kMaxStages);
+  a->x_stages = std::clamp(budget / 4 / kInputBytes, std::min(kMinStages, wanted), wanted);
+  a->weight_stages = std::clamp((budget - a->x_stages * kInputBytes) / kWeightBytes,
+                                std::min(kMinStages, wanted), wanted);
+  a->under_way = std::min(tuning.under_way, a->weight_stages);
+  const int rings = a->weight_stages * kWeightBytes + a->x_stages * kInputBytes;
+  const int sums = kSplits == 1 ? 0 : kRows * kSumStride * static_cast<int>(sizeof(float));
+  return std::max(rings, sums) + kAlignment;
+}
+
+template <int kRows, int kSplits>
+cudaError_t LaunchClusterGemm(ClusterGemmArguments& a, int multiprocessors,
+                              const ClusterGemmTuning& tuning, cudaStream_t stream) {
+  const auto kernel = ClusterGemmKernel<kRows, kSplits>;
+  const cudaError_t ready = AllowDynamicSmem(KernelAddress(kernel), kMostBytes);
+  if (ready != cudaSuccess) return ready;
+  const int bytes = ChooseStages<kRows, kSplits>(tuning, &a);
+  const int blocks = kSplits == 1 ? std::min(a.tiles, multiprocessors) : a.tiles * kSplits;
+  return Launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+                SmemConfig(static_cast<size_t>(bytes), true), stream, a);
+}
+
+template <int kRows>
+cudaError_t LaunchFor(ClusterGemmArguments& a, int multiprocessors, const MatrixView& x,
+                      const ClusterGemmTuning& tuning, cudaStream_t stream) {
+  const cudaError_t encoded =
+      EncodeMatrixMap(x.data, x.rows, x.cols, x.row_stride, kRows, kTileCols, &a.x_map);
+  if (encoded != cudaSuccess) return encoded;
+  switch (SplitsOf(a, multiprocessors)) {
+    case 1:
+      return LaunchClusterGemm<kRows, 1>(a, multiprocessors, tuning, stream);
+    case 2:
+      return LaunchClusterGemm<kRows, 2>(a, multiprocessors, tuning, stream);
+    case 4:
+      return LaunchClusterGemm<kRows, 4>(a, multiprocessors, tuning, stream);
+    default:
+      return LaunchClusterGemm<kRows, 8>(a, multiprocessors, tuning, stream);
+  }
+}
+
+// Whether rows of y may be accessed by four elements.
+bool HasVectors(const MatrixView& y) {
+  const size_t bytes = 4 * SizeOf(y.dtype);
+  return reinterpret_cast<uintptr_t>(y.data) % bytes == 0 && y.row_stride % 4 == 0;
+}
+
+}  // namespace
+
+bool HasClusterGemm() {
+  constexpr int kRegisters = 40;  // fewer than the kernel's, more than a trap's
+  return TakesRegisters(KernelAddress(ClusterGemmKernel<64, 1>), kRegisters);
+}
+
+cudaError_t ClusterGemm(const MatrixView& x, const LinearParams& params, int multiprocessors,
+                        const ClusterGemmTuning& tuning, cudaStream_t stream) {
+  FOX_CHECK(x.dtype == DType::kBF16 && x.cols == params.weight.in() && x.row_stride % 8 == 0);
+  ClusterGemmArguments a{};
+  static_cast<GemmArguments&>(a) = MakeGemmArguments(params);
+  a.tiles = CeilDiv(a.out, kTileOut);
+  a.chunks = CeilDiv(a.in, kTileCols);
+  a.vectors = HasVectors(params.out);
+  const cudaError_t encoded = EncodeMatrixMap(const_cast<__nv_bfloat16*>(a.weight), a.out, a.in,
+                                              a.in, kTileOut, kTileCols, &a.weight_map);
+  if (encoded != cudaSuccess) return encoded;
+  for (int64_t first = 0; first < x.rows; first += kClusterGemmRows) {
+    const int64_t rows = std::min<int64_t>(kClusterGemmRows, x.rows - first);
+    const MatrixView some = x.Rows(first, rows);
+    a.rows = static_cast<int>(rows);
+    const auto launch = rows <= 8    ? LaunchFor<8>
+                        : rows <= 16 ? LaunchFor<16>
+                        : rows <= 32 ? LaunchFor<32>
+                                     : LaunchFor<64>;
+    const cudaError_t error = launch(a, multiprocessors, some, tuning, stream);
+    if (error != cudaSuccess) return error;
+    if (a.y_f32 != nullptr) a.y_f32 += rows * a.y_stride;
+    if (a.y_bf16 != nullptr) a.y_bf16 += rows * a.y_stride;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace fox::cuda
