@@ -1,6 +1,6 @@
 // LinearEngine against float64 on the host: every product (few rows, some, many), every transform,
-// odd shapes and strides; that rows do not depend on their neighbours; and chains of calls that
-// overlap, alone and in a graph, against the same calls one at a time.
+// odd shapes and strides; that rows depend neither on their neighbours nor on how many there are;
+// and chains of calls that overlap, alone and in a graph, against the same calls one at a time.
 #include "kernels/cuda/linear/linear.h"
 
 #include <cuda_runtime_api.h>
@@ -12,8 +12,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "kernels/cuda/linear/cluster_gemm.h"
 #include "kernels/cuda/linear/device_weight.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/test_matrix.h"
@@ -67,21 +69,26 @@ class LinearTest : public ::testing::Test {
     if (!t.gate.empty()) t.gate = t.gate.Rows(first, rows);
     const MatrixView weight = call.weight->view();
     const auto stays = [](void*, size_t) {};  // the matrix owns it
-    return engine_.Run({.in = call.in->view().Rows(first, rows),
-                        .transform = t,
-                        .weight = DeviceWeight(weight.rows, weight.cols, {weight.data, 0, stays}),
-                        .bias = call.bias == nullptr ? nullptr : call.bias->view().data,
-                        .accumulate = call.accumulate,
-                        .out = out.view().Rows(0, rows)},
-                       stream_);
+    return engine().Run({.in = call.in->view().Rows(first, rows),
+                         .transform = t,
+                         .weight = DeviceWeight(weight.rows, weight.cols, {weight.data, 0, stays}),
+                         .bias = call.bias == nullptr ? nullptr : call.bias->view().data,
+                         .accumulate = call.accumulate,
+                         .out = out.view().Rows(0, rows)},
+                        stream_);
   }
 
   // Runs `call` into a matrix of this type and gap and compares with float64.
   void Expect(const Call& call, DType dtype, int64_t gap);
 
-  LinearEngine engine_;
+  LinearEngine& engine() { return *engine_; }
+  void UseEngine(FewRows few_rows) { engine_ = std::make_unique<LinearEngine>(few_rows); }
+
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<TestMatrix> scratch_;
+
+ private:
+  std::unique_ptr<LinearEngine> engine_ = std::make_unique<LinearEngine>();
 };
 
 // The error of y = sum t_k w_k, with S = sum |t_k w_k|:
@@ -147,7 +154,7 @@ TEST_P(LinearShapeTest, MatchesFloat64) {
   for (const int64_t out : {1, 7, 16, 65, 384, 1536}) {
     TestMatrix weight(DType::kBF16, out, in, 0);
     weight.FillUniform(uniform, 1);
-    for (const int64_t rows : {1, 2, 3, 4, 5, 8, 9, 31, 32, 33, 64, 65, 200}) {
+    for (const int64_t rows : {1, 2, 3, 4, 5, 8, 9, 31, 32, 33, 64, 65, 260}) {
       TestMatrix x(DType::kBF16, rows, in, 8);
       x.FillUniform(uniform, 1);
       Expect({.in = &x, .weight = &weight}, DType::kF32, rows % 2);
@@ -253,7 +260,7 @@ TEST_P(LinearTransformTest, GatedActAndConversion) {
   ExpectTransform(1536, DType::kF32, {});
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, LinearTransformTest, ::testing::Values(1, 2, 3, 4, 6, 32, 130),
+INSTANTIATE_TEST_SUITE_P(Rows, LinearTransformTest, ::testing::Values(1, 2, 3, 4, 6, 32, 260),
                          [](const auto& rows) { return std::to_string(rows.param); });
 
 // Within a size class a row's bits depend neither on the number of rows nor on the other rows.
@@ -288,6 +295,85 @@ TEST_F(LinearTest, RowsAreIndependent) {
     }
   }
 }
+
+// Weights whose columns are split among 8, 4, 2 and 1 blocks, tiles of outputs and columns cut off.
+class LinearFewRowsTest : public LinearTest,
+                          public ::testing::WithParamInterface<std::tuple<int64_t, int64_t>> {
+ protected:
+  void SetUp() override {
+    if (!HasClusterGemm()) GTEST_SKIP() << "no code for sm_90a, or no such device";
+    UseEngine(FewRows::kClusterFrom1);
+    Uniform uniform(31);
+    weight_.FillUniform(uniform, 1);
+    bias_.FillUniform(uniform, 20);
+    x_.FillUniform(uniform, 1);
+  }
+
+  static constexpr int64_t kMostRows = 64;
+  const int64_t out_ = std::get<0>(GetParam()), in_ = std::get<1>(GetParam());
+  TestMatrix weight_{DType::kBF16, out_, in_, 0};
+  TestMatrix bias_{DType::kF32, 1, out_, 0};
+  TestMatrix x_{DType::kBF16, 3 * kMostRows + 1, in_, 8};
+};
+
+TEST_P(LinearFewRowsTest, MatchesFloat64) {
+  Uniform uniform(32);
+  for (const int64_t rows : {1, 5, 8, 16, 17, 40, 64, 65, 130}) {
+    TestMatrix x(DType::kBF16, rows, in_, 8);
+    x.FillUniform(uniform, 1);
+    Expect({.in = &x, .weight = &weight_}, DType::kBF16, 3);
+    Expect({.in = &x, .weight = &weight_, .bias = &bias_}, DType::kBF16, (4 - out_ % 4) % 4);
+    Expect({.in = &x, .weight = &weight_, .bias = &bias_, .accumulate = true}, DType::kF32,
+           (4 - out_ % 4) % 4);
+    Expect({.in = &x, .weight = &weight_, .accumulate = true}, DType::kF32, 1);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// A row's bits are those that it has in a batch of 64, wherever it stands in a batch of 1 to 193.
+// This also shows what wgmma_narrow.cuh assumes of the tensor cores.
+TEST_P(LinearFewRowsTest, BitsDoNotDependOnTheNumberOfRows) {
+  const Call call{.in = &x_, .weight = &weight_, .bias = &bias_};
+  std::vector<std::vector<float>> want;  // by row, each in a batch of 64
+  for (int64_t first = 0; first < x_.rows(); first += kMostRows) {
+    const int64_t begin = std::min(first, x_.rows() - kMostRows);
+    TestMatrix y(DType::kF32, kMostRows, out_, 0);
+    ASSERT_EQ(Run(call, y, begin, kMostRows), cudaSuccess);
+    y.Download();
+    for (int64_t r = first - begin; r < kMostRows; ++r) {
+      want.emplace_back(y.host().begin() + r * out_, y.host().begin() + (r + 1) * out_);
+    }
+  }
+  const auto expect = [&](int64_t first, int64_t rows) {
+    TestMatrix y(DType::kF32, rows, out_, 0);
+    ASSERT_EQ(Run(call, y, first, rows), cudaSuccess);
+    y.Download();
+    for (int64_t r = 0; r < rows; ++r) {
+      const std::vector<float> got(y.host().begin() + r * out_, y.host().begin() + (r + 1) * out_);
+      ASSERT_EQ(got, want[static_cast<size_t>(first + r)])
+          << "row " << r << " of " << rows << " from " << first;
+    }
+  };
+  for (int64_t rows = 1; rows <= kMostRows; ++rows) {
+    expect(0, rows);
+    expect(x_.rows() - rows, rows);
+    if (HasFatalFailure()) return;
+  }
+  for (const int64_t rows : {65, 72, 96, 128, 129, 193}) {
+    expect(x_.rows() - rows, rows);
+    if (HasFatalFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Weights, LinearFewRowsTest,
+                         ::testing::Values(std::tuple{1536, 1536}, std::tuple{1530, 3584},
+                                           std::tuple{65, 40}, std::tuple{129, 520},
+                                           std::tuple{2200, 1000}, std::tuple{6216, 1536},
+                                           std::tuple{7168, 1528}, std::tuple{17001, 264}),
+                         [](const auto& shape) {
+                           return std::to_string(std::get<0>(shape.param)) + "x" +
+                                  std::to_string(std::get<1>(shape.param));
+                         });
 
 TEST_F(LinearTest, NoRowsAreNoWork) {
   TestMatrix x(DType::kBF16, 1, 64, 0), weight(DType::kBF16, 32, 64, 0), out(DType::kF32, 1, 32, 0);
@@ -394,7 +480,7 @@ TEST_P(LinearChainTest, ReplaysOfAGraphSeeNewInputs) {
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, LinearChainTest, ::testing::Values(1, 4, 7, 32, 64, 100),
+INSTANTIATE_TEST_SUITE_P(Rows, LinearChainTest, ::testing::Values(1, 4, 7, 32, 64, 100, 260),
                          [](const auto& rows) { return std::to_string(rows.param); });
 
 }  // namespace
