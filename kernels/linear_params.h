@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "kernels/core/matrix_view.h"
 
@@ -52,6 +53,10 @@ struct LinearParams {
   const PackedWeight& weight;
   const void* bias = nullptr;  // [out] residual dtype, or null
   bool accumulate = false;
+  // With it the product's halves become one: out [rows, weight.out / 2] = act(y[:I]) * y[I:], the
+  // values of kGatedAct over y in the activation dtype. Only where Ops::gates_products; without
+  // bias and accumulate.
+  std::optional<Activation> gated = {};
   MatrixView out;  // [rows, out] residual dtype or activation dtype
 };
 

@@ -76,6 +76,12 @@ class Ops {
   virtual void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                           Stream stream) = 0;
 
+  // Whether Linear understands LinearParams::gated for so many rows.
+  virtual bool gates_products(int64_t rows) const {
+    static_cast<void>(rows);
+    return false;
+  }
+
   // One linear layer, with the transform of its input rows.
   virtual void Linear(const LinearParams& params, Stream stream) = 0;
 

@@ -49,8 +49,6 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
   FOX_CHECK(batch.num_rows <= act_.max_rows && num_logit_rows <= act_.max_logit_rows);
   const MatrixView x = View(act_.x, residual_dtype, batch.num_rows, c.hidden_size);
   const MatrixView o = View(act_.o, activation_dtype, batch.num_rows, c.hidden_size);
-  const MatrixView gate_up =
-      View(act_.gate_up, activation_dtype, batch.num_rows, 2 * c.intermediate_size);
   const MatrixView table{weights_.embeddings.data(), weights_.embeddings_dtype, c.vocab_size,
                          c.hidden_size, c.hidden_size};
 
@@ -72,17 +70,7 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
                  .out = x},
                 stream);
 
-    ops_.Linear({.in = x,
-                 .transform = Norm(w.mlp_norm, batch.num_rows),
-                 .weight = *w.gate_up,
-                 .out = gate_up},
-                stream);
-    ops_.Linear({.in = gate_up,
-                 .transform = GatedAct(batch.num_rows),
-                 .weight = *w.down,
-                 .accumulate = true,
-                 .out = x},
-                stream);
+    Mlp(w, x, stream);
   }
   ops_.Evict(batch,
              {acp, weights_.self_logit_bound.as<double>(), weights_.max_logit_bound.as<double>(),
@@ -98,6 +86,23 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
                .out = logits},
               stream);
   return logits;
+}
+
+// x += down(act(gate) * up), of the normed rows.
+void FoxModel::Mlp(const LayerWeights& w, const MatrixView& x, Stream stream) {
+  const int64_t inner = weights_.config.intermediate_size;
+  const bool gated = ops_.gates_products(x.rows);
+  const MatrixView y = View(act_.gate_up, act_.activation_dtype, x.rows, gated ? inner : 2 * inner);
+  LinearParams gate_up{
+      .in = x, .transform = Norm(w.mlp_norm, x.rows), .weight = *w.gate_up, .out = y};
+  LinearParams down{.in = y, .weight = *w.down, .accumulate = true, .out = x};
+  if (gated) {
+    gate_up.gated = HiddenActivation();
+  } else {
+    down.transform = GatedAct(x.rows);
+  }
+  ops_.Linear(gate_up, stream);
+  ops_.Linear(down, stream);
 }
 
 MatrixView FoxModel::Projection(int64_t rows) const {
@@ -127,10 +132,13 @@ InputTransform FoxModel::OutputGateOf(const LayerWeights& w, int64_t rows) const
           .scratch = Scratch(rows, c.hidden_size)};
 }
 
+Activation FoxModel::HiddenActivation() const {
+  return weights_.config.hidden_act == HiddenAct::kSilu ? Activation::kSilu : Activation::kSigmoid;
+}
+
 InputTransform FoxModel::GatedAct(int64_t rows) const {
-  const bool silu = weights_.config.hidden_act == HiddenAct::kSilu;
   return {.kind = InputTransform::Kind::kGatedAct,
-          .act = silu ? Activation::kSilu : Activation::kSigmoid,
+          .act = HiddenActivation(),
           .scratch = Scratch(rows, weights_.config.intermediate_size)};
 }
 

@@ -53,9 +53,11 @@ class FoxModel {
  private:
   void Attend(int layer, const BatchView& batch, AcpMode acp, const PagedKv& kv,
               const ForwardCounters& counters, Stream stream);
+  void Mlp(const LayerWeights& w, const MatrixView& x, Stream stream);
   MatrixView Projection(int64_t rows) const;
   InputTransform Norm(const Buffer& weight, int64_t rows) const;
   InputTransform OutputGateOf(const LayerWeights& w, int64_t rows) const;
+  Activation HiddenActivation() const;
   InputTransform GatedAct(int64_t rows) const;
   MatrixView Scratch(int64_t rows, int64_t cols) const;
 

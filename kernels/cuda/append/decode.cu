@@ -8,6 +8,7 @@
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/runtime/overlap_rows.h"
 
 namespace fox::cuda {
 namespace {
@@ -406,7 +407,7 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
                   static_cast<unsigned>(batch.num_seqs));
   const bool diagonal = IsDiagonal(params.bound) || params.acp == AcpMode::kOff;
   return Launch(diagonal ? AppendDecodeKernel<kHeadDim, false> : AppendDecodeKernel<kHeadDim, true>,
-                grid, kThreads, SmemConfig(0, batch.num_rows <= kSmallBatchRows), stream, batch,
+                grid, kThreads, SmemConfig(0, batch.num_rows <= OverlapRows()), stream, batch,
                 params, kv, drained);
 }
 

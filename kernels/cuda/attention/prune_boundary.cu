@@ -12,6 +12,7 @@
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/runtime/overlap_rows.h"
 
 namespace fox::cuda {
 namespace {
@@ -200,7 +201,7 @@ cudaError_t FindFirstVisiblePages(const BatchView& batch, const AttentionParams&
   const int seq_heads = batch.num_seqs * kv.shape.q_heads;
   return Launch(FindFirstVisiblePagesKernel,
                 dim3(static_cast<unsigned>((seq_heads + kWarps - 1) / kWarps)), dim3(kThreads),
-                SmemConfig(0, batch.num_rows <= kSmallBatchRows), stream, batch,
+                SmemConfig(0, batch.num_rows <= OverlapRows()), stream, batch,
                 ArgumentsOf(batch, params), kv, schedule);
 }
 

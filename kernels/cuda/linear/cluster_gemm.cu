@@ -22,10 +22,10 @@ using namespace cluster_gemm;
 
 int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 
-// Blocks over the columns: as many as keep most SMs busy, a power of two. A function of the
-// weight's shape, so that the order of sums is too.
-int SplitsOf(const ClusterGemmArguments& a, int multiprocessors) {
-  int splits = 1;
+// Blocks over the columns: as many as keep most SMs busy, a power of two from `least` on. A
+// function of the weight's shape, so that the order of sums is too.
+int SplitsOf(const ClusterGemmArguments& a, int least, int multiprocessors) {
+  int splits = least;
   while (2 * splits <= kMaxSplits && 2 * splits * a.tiles <= multiprocessors &&
          2 * splits <= a.chunks) {
     splits *= 2;
@@ -49,10 +49,10 @@ int ChooseStages(const ClusterGemmTuning& tuning, ClusterGemmArguments* a) {
   return std::max(rings, sums) + kAlignment;
 }
 
-template <int kRows, int kSplits>
+template <int kRows, int kSplits, bool kGated>
 cudaError_t LaunchClusterGemm(ClusterGemmArguments& a, int multiprocessors,
                               const ClusterGemmTuning& tuning, cudaStream_t stream) {
-  const auto kernel = ClusterGemmKernel<kRows, kSplits>;
+  const auto kernel = ClusterGemmKernel<kRows, kSplits, kGated>;
   const cudaError_t ready = AllowDynamicSmem(KernelAddress(kernel), kMostBytes);
   if (ready != cudaSuccess) return ready;
   const int bytes = ChooseStages<kRows, kSplits>(tuning, &a);
@@ -61,22 +61,34 @@ cudaError_t LaunchClusterGemm(ClusterGemmArguments& a, int multiprocessors,
                 SmemConfig(static_cast<size_t>(bytes), true), stream, a);
 }
 
-template <int kRows>
+template <int kRows, bool kGated>
 cudaError_t LaunchFor(ClusterGemmArguments& a, int multiprocessors, const MatrixView& x,
                       const ClusterGemmTuning& tuning, cudaStream_t stream) {
   const cudaError_t encoded =
       EncodeMatrixMap(x.data, x.rows, x.cols, x.row_stride, kRows, kTileCols, &a.x_map);
   if (encoded != cudaSuccess) return encoded;
-  switch (SplitsOf(a, multiprocessors)) {
+  // A gated product's halves meet in shared memory, where one block alone does not lay its sums.
+  switch (SplitsOf(a, kGated ? 2 : 1, multiprocessors)) {
     case 1:
-      return LaunchClusterGemm<kRows, 1>(a, multiprocessors, tuning, stream);
+      if constexpr (!kGated) {
+        return LaunchClusterGemm<kRows, 1, kGated>(a, multiprocessors, tuning, stream);
+      }
+      return cudaErrorInvalidValue;
     case 2:
-      return LaunchClusterGemm<kRows, 2>(a, multiprocessors, tuning, stream);
+      return LaunchClusterGemm<kRows, 2, kGated>(a, multiprocessors, tuning, stream);
     case 4:
-      return LaunchClusterGemm<kRows, 4>(a, multiprocessors, tuning, stream);
+      return LaunchClusterGemm<kRows, 4, kGated>(a, multiprocessors, tuning, stream);
     default:
-      return LaunchClusterGemm<kRows, 8>(a, multiprocessors, tuning, stream);
+      return LaunchClusterGemm<kRows, 8, kGated>(a, multiprocessors, tuning, stream);
   }
+}
+
+template <bool kGated>
+auto LauncherOf(int64_t rows) {
+  return rows <= 8    ? LaunchFor<8, kGated>
+         : rows <= 16 ? LaunchFor<16, kGated>
+         : rows <= 32 ? LaunchFor<32, kGated>
+                      : LaunchFor<64, kGated>;
 }
 
 // Whether rows of y may be accessed by four elements.
@@ -89,7 +101,7 @@ bool HasVectors(const MatrixView& y) {
 
 bool HasClusterGemm() {
   constexpr int kRegisters = 40;  // fewer than the kernel's, more than a trap's
-  return TakesRegisters(KernelAddress(ClusterGemmKernel<64, 1>), kRegisters);
+  return TakesRegisters(KernelAddress(ClusterGemmKernel<64, 1, false>), kRegisters);
 }
 
 cudaError_t ClusterGemm(const MatrixView& x, const LinearParams& params, int multiprocessors,
@@ -97,20 +109,24 @@ cudaError_t ClusterGemm(const MatrixView& x, const LinearParams& params, int mul
   FOX_CHECK(x.dtype == DType::kBF16 && x.cols == params.weight.in() && x.row_stride % 8 == 0);
   ClusterGemmArguments a{};
   static_cast<GemmArguments&>(a) = MakeGemmArguments(params);
-  a.tiles = CeilDiv(a.out, kTileOut);
+  const cudaError_t encoded = EncodeMatrixMap(const_cast<__nv_bfloat16*>(a.weight), a.out, a.in,
+                                              a.in, kHalfOut, kTileCols, &a.weight_map);
+  if (encoded != cudaSuccess) return encoded;
+  const bool gated = params.gated.has_value();
+  if (gated) {
+    a.act = *params.gated;
+    a.out /= 2;
+  }
+  a.tile_rows = gated ? kHalfOut : kTileOut;
+  a.half_offset = gated ? a.out : kHalfOut;
+  a.tiles = CeilDiv(a.out, a.tile_rows);
   a.chunks = CeilDiv(a.in, kTileCols);
   a.vectors = HasVectors(params.out);
-  const cudaError_t encoded = EncodeMatrixMap(const_cast<__nv_bfloat16*>(a.weight), a.out, a.in,
-                                              a.in, kTileOut, kTileCols, &a.weight_map);
-  if (encoded != cudaSuccess) return encoded;
   for (int64_t first = 0; first < x.rows; first += kClusterGemmRows) {
     const int64_t rows = std::min<int64_t>(kClusterGemmRows, x.rows - first);
     const MatrixView some = x.Rows(first, rows);
     a.rows = static_cast<int>(rows);
-    const auto launch = rows <= 8    ? LaunchFor<8>
-                        : rows <= 16 ? LaunchFor<16>
-                        : rows <= 32 ? LaunchFor<32>
-                                     : LaunchFor<64>;
+    const auto launch = gated ? LauncherOf<true>(rows) : LauncherOf<false>(rows);
     const cudaError_t error = launch(a, multiprocessors, some, tuning, stream);
     if (error != cudaSuccess) return error;
     if (a.y_f32 != nullptr) a.y_f32 += rows * a.y_stride;

@@ -1,4 +1,4 @@
-// The kernel of ClusterGemm: a block's share of a product, its two rings of tiles, who copies and
+// The kernel of ClusterGemm: a block's work of a product, its two rings of tiles, who copies and
 // who multiplies, and how a cluster adds its sums. Read cluster_gemm.cu first.
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace fox::cuda::cluster_gemm {
 
-constexpr int kTileOut = 128;
+inline constexpr int kTileOut = 128;
 inline constexpr int kHalfOut = 64;   // of a warpgroup
 inline constexpr int kTileCols = 64;  // 128 bytes: a line of the swizzle
 inline constexpr int kStep = 16;      // columns of one tensor core product
@@ -40,8 +40,12 @@ inline constexpr int kMostBytes = 225 * 1024;   // of dynamic shared memory
 
 struct ClusterGemmArguments : GemmArguments {
   CUtensorMap weight_map, x_map;
-  int tiles;   // of outputs
-  int chunks;  // of columns
+  int tiles;
+  // Tile t has the rows of W from t * tile_rows on for one warpgroup, and those half_offset further
+  // down for the other: neighbours, or the gate's and the value's of kGated.
+  int tile_rows, half_offset;
+  Activation act;  // kGated
+  int chunks;      // of columns
   int weight_stages, x_stages;
   int under_way;
   bool vectors;  // y may be accessed by four elements
@@ -79,13 +83,13 @@ struct RingPlace {
 
 // What a block computes: the outputs of every `tile_step`-th tile from `tile` on, summed over the
 // columns of the chunks [first_chunk, last_chunk).
-struct Share {
+struct BlockWork {
   int tile, tile_step;
   int first_chunk, last_chunk;
 };
 
 template <int kSplits>
-__device__ __forceinline__ Share ShareOf(const ClusterGemmArguments& a) {
+__device__ __forceinline__ BlockWork BlockWorkOf(const ClusterGemmArguments& a) {
   const int block = static_cast<int>(blockIdx.x), rank = block % kSplits;
   return {block / kSplits, static_cast<int>(gridDim.x) / kSplits, a.chunks * rank / kSplits,
           a.chunks * (rank + 1) / kSplits};
@@ -93,35 +97,38 @@ __device__ __forceinline__ Share ShareOf(const ClusterGemmArguments& a) {
 
 // One thread. At most `under_way` tiles are on their way: enough to keep the memory busy; more
 // would only make everybody else's loads wait, those of the kernel before among them.
-__device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const Share& share,
+__device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const BlockWork& work,
                                             const TileRing& ring) {
   RingPlace at, arrived;
   int started = 0;
 #pragma unroll 1
-  for (int tile = share.tile; tile < a.tiles; tile += share.tile_step) {
+  for (int tile = work.tile; tile < a.tiles; tile += work.tile_step) {
 #pragma unroll 1
-    for (int chunk = share.first_chunk; chunk < share.last_chunk; ++chunk, ++started) {
+    for (int chunk = work.first_chunk; chunk < work.last_chunk; ++chunk, ++started) {
       if (started >= a.under_way) {
         ring.full[arrived.stage].Wait(arrived.parity);
         arrived.Advance(ring);
       }
       ring.empty[at.stage].Wait(at.parity ^ 1);
       ring.full[at.stage].ArriveAndExpect(kWeightBytes);
-      TmaLoad2D(ring.tiles + at.stage * kWeightBytes, &a.weight_map, chunk * kTileCols,
-                tile * kTileOut, &ring.full[at.stage]);
+      unsigned char* to = ring.tiles + at.stage * kWeightBytes;
+      const int row = tile * a.tile_rows, col = chunk * kTileCols;
+      TmaLoad2D(to, &a.weight_map, col, row, &ring.full[at.stage]);
+      TmaLoad2D(to + kWeightBytes / 2, &a.weight_map, col, row + a.half_offset,
+                &ring.full[at.stage]);
       at.Advance(ring);
     }
   }
 }
 
 // One thread.
-__device__ __forceinline__ void CopyInputs(const ClusterGemmArguments& a, const Share& share,
+__device__ __forceinline__ void CopyInputs(const ClusterGemmArguments& a, const BlockWork& work,
                                            const TileRing& ring) {
   RingPlace at;
 #pragma unroll 1
-  for (int tile = share.tile; tile < a.tiles; tile += share.tile_step) {
+  for (int tile = work.tile; tile < a.tiles; tile += work.tile_step) {
 #pragma unroll 1
-    for (int chunk = share.first_chunk; chunk < share.last_chunk; ++chunk) {
+    for (int chunk = work.first_chunk; chunk < work.last_chunk; ++chunk) {
       ring.empty[at.stage].Wait(at.parity ^ 1);
       ring.full[at.stage].ArriveAndExpect(static_cast<uint32_t>(ring.tile_bytes));
       TmaLoad2D(ring.tiles + at.stage * ring.tile_bytes, &a.x_map, chunk * kTileCols, 0,
@@ -257,12 +264,44 @@ __device__ __forceinline__ void StoreFour(const ClusterGemmArguments& a, int n, 
   }
 }
 
+// The cluster's sums of four outputs of a row, `at` in every block's shared memory, in the blocks'
+// order.
+template <int kSplits>
+__device__ __forceinline__ Four SumOfBlocks(const float* at) {
+  float4 part[kSplits];
+#pragma unroll
+  for (int s = 0; s < kSplits; ++s) part[s] = LoadFourFromBlock(at, s);
+  Four total(part[0]);
+#pragma unroll
+  for (int s = 1; s < kSplits; ++s) {
+    const Four next(part[s]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) total.x[i] += next.x[i];
+  }
+  return total;
+}
+
+// act(gate) * value, of both as bf16 would hold them: the bits of a product that rounds its outputs
+// and a transform behind it (input_transform.cuh).
+__device__ __forceinline__ Four Gated(const Four& gate, const Four& value, Activation act) {
+  Four out;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float g = __bfloat162float(__float2bfloat16_rn(gate.x[i]));
+    const float sigmoid = Sigmoid(g);
+    out.x[i] = __bfloat162float(__float2bfloat16_rn(value.x[i])) *
+               (act == Activation::kSilu ? g * sigmoid : sigmoid);
+  }
+  return out;
+}
+
 // Adds the cluster's sums: every block lays its own out in `sums`, where its rings were, and takes
 // every kSplits-th row of them all.
-template <int kRows, int kSplits>
+template <int kRows, int kSplits, bool kGated>
 __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int tile, float* sums,
                                               const float (&c)[kRows / 2]) {
-  constexpr int kUnits = kRows / kSplits * (kTileOut / 4);  // four outputs of a row
+  constexpr int kRowUnits = (kGated ? kHalfOut : kTileOut) / 4;  // four outputs of a row
+  constexpr int kUnits = kRows / kSplits * kRowUnits;
   constexpr int kPasses = (kUnits + kConsumers - 1) / kConsumers;
   SyncThreads<kConsumers>();  // all have read the rings
 #pragma unroll
@@ -272,32 +311,25 @@ __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int
   }
   ArriveAtCluster();
   const int rank = static_cast<int>(blockIdx.x) % kSplits;
-  const auto row = [rank](int unit) { return unit / (kTileOut / 4) * kSplits + rank; };
-  const auto column = [](int unit) { return unit % (kTileOut / 4) * 4; };
+  const auto row = [rank](int unit) { return unit / kRowUnits * kSplits + rank; };
+  const auto column = [](int unit) { return unit % kRowUnits * 4; };
   Addends addends[kPasses];
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     const int unit = static_cast<int>(threadIdx.x) + pass * kConsumers;
-    if (unit < kUnits) addends[pass].Load(a, row(unit), tile * kTileOut + column(unit));
+    if (kGated || unit >= kUnits) continue;
+    addends[pass].Load(a, row(unit), tile * kTileOut + column(unit));
   }
   WaitForCluster();
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     const int unit = static_cast<int>(threadIdx.x) + pass * kConsumers;
     if (unit >= kUnits || row(unit) >= a.rows) continue;
-    float4 part[kSplits];
-#pragma unroll
-    for (int s = 0; s < kSplits; ++s) {
-      part[s] = LoadFourFromBlock(sums + row(unit) * kSumStride + column(unit), s);
-    }
-    Four total(part[0]);
-#pragma unroll
-    for (int s = 1; s < kSplits; ++s) {
-      const Four next(part[s]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) total.x[i] += next.x[i];
-    }
-    StoreFour(a, row(unit), tile * kTileOut + column(unit), total, addends[pass]);
+    const float* at = sums + row(unit) * kSumStride + column(unit);
+    Four total = SumOfBlocks<kSplits>(at);
+    if constexpr (kGated) total = Gated(total, SumOfBlocks<kSplits>(at + kHalfOut), a.act);
+    StoreFour(a, row(unit), tile * (kGated ? kHalfOut : kTileOut) + column(unit), total,
+              addends[pass]);
   }
   // The others have read this block's sums: what they stored has needed them.
   ArriveAtClusterRelaxed();
@@ -305,7 +337,8 @@ __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int
 }
 
 // For at most kRows rows, W's columns split among kSplits blocks; then a cluster has one tile.
-template <int kRows, int kSplits>
+// kGated: y = act(gate) * value of the product's halves.
+template <int kRows, int kSplits, bool kGated>
 __global__ void FOX_CLUSTER(kSplits) __launch_bounds__(kThreads, 2)
     ClusterGemmKernel(const __grid_constant__ ClusterGemmArguments a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -316,7 +349,7 @@ __global__ void FOX_CLUSTER(kSplits) __launch_bounds__(kThreads, 2)
   const TileRing weights{aligned, kWeightBytes, a.weight_stages, barriers[0], barriers[1]};
   const TileRing inputs{aligned + a.weight_stages * kWeightBytes, kRows * kLineBytes, a.x_stages,
                         barriers[2], barriers[3]};
-  const Share share = ShareOf<kSplits>(a);
+  const BlockWork work = BlockWorkOf<kSplits>(a);
   const int warp = FromLane(Warp(), 0);
   if (threadIdx.x == 0) {
     PrefetchTensorMap(&a.weight_map);
@@ -327,29 +360,30 @@ __global__ void FOX_CLUSTER(kSplits) __launch_bounds__(kThreads, 2)
   }
   __syncthreads();
   if (warp == kWeightWarp) {
-    if (Lane() == 0) CopyWeights(a, share, weights);
+    if (Lane() == 0) CopyWeights(a, work, weights);
     __syncwarp();
     return;
   }
   WaitOnDependencies();
   if (warp == kInputWarp) {
-    if (Lane() == 0) CopyInputs(a, share, inputs);
+    if (Lane() == 0) CopyInputs(a, work, inputs);
     __syncwarp();
     return;
   }
   Reader reader{weights, inputs, {}, {}};
 #pragma unroll 1
-  for (int tile = share.tile; tile < a.tiles; tile += share.tile_step) {
+  for (int tile = work.tile; tile < a.tiles; tile += work.tile_step) {
     float c[kRows / 2];
-    reader.Multiply(share.last_chunk - share.first_chunk, c);
+    reader.Multiply(work.last_chunk - work.first_chunk, c);
     if constexpr (kSplits == 1) {
+      static_assert(!kGated);
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i) {
         const SumPlace place(i);
         StoreOutput(a, place.n, tile * kTileOut + place.m, c[i]);
       }
     } else {
-      MergeAndStore<kRows, kSplits>(a, tile, reinterpret_cast<float*>(aligned), c);
+      MergeAndStore<kRows, kSplits, kGated>(a, tile, reinterpret_cast<float*>(aligned), c);
     }
   }
 #else

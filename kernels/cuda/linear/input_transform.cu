@@ -13,6 +13,7 @@
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/runtime/overlap_rows.h"
 
 namespace fox::cuda {
 namespace {
@@ -182,8 +183,8 @@ cudaError_t LaunchNorm(const TransformArguments& source, int64_t rows, __nv_bflo
       return LaunchNorm<In, kSteps + 1>(source, rows, out, out_stride, stream);
     }
   }
-  return Launch(NormKernel<In, kSteps>, dim3(WarpBlocks(rows)), dim3(kWarpThreads), 0, stream,
-                source, rows, out, out_stride);
+  return Launch(NormKernel<In, kSteps>, dim3(WarpBlocks(rows)), dim3(kWarpThreads),
+                SmemConfig(0, rows <= OverlapRows()), stream, source, rows, out, out_stride);
 }
 
 }  // namespace
@@ -196,17 +197,18 @@ cudaError_t TransformRows(const MatrixView& in, const InputTransform& transform,
   FOX_CHECK(reinterpret_cast<uintptr_t>(out.data) % kAlign == 0);
   FOX_CHECK(out.row_stride * static_cast<int64_t>(SizeOf(out.dtype)) % kAlign == 0);
   auto* const to = static_cast<__nv_bfloat16*>(out.data);
+  const SmemConfig shared(0, in.rows <= OverlapRows());
   return DispatchTransform(transform.kind, in.dtype, [&]<InputTransform::Kind kind, typename In>() {
     if constexpr (kind == InputTransform::Kind::kOutputGate) {
       const int parts = (source.out_cols + kPartCols - 1) / kPartCols;
-      return Launch(OutputGateKernel<In>, dim3(WarpBlocks(in.rows * parts)), dim3(kWarpThreads), 0,
-                    stream, source, in.rows, parts, to, out.row_stride);
+      return Launch(OutputGateKernel<In>, dim3(WarpBlocks(in.rows * parts)), dim3(kWarpThreads),
+                    shared, stream, source, in.rows, parts, to, out.row_stride);
     } else {
       if (kind == InputTransform::Kind::kRmsNorm && source.in_cols <= kMaxSteps * kStepCols) {
         return LaunchNorm<In>(source, in.rows, to, out.row_stride, stream);
       }
       return Launch(TransformKernel<kind, In>, dim3(static_cast<unsigned>(in.rows)), dim3(kThreads),
-                    0, stream, source, to, out.row_stride);
+                    shared, stream, source, to, out.row_stride);
     }
   });
 }

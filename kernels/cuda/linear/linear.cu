@@ -65,6 +65,7 @@ struct LinearEngine::State {
   CublasGemm cublas;
   FewRows few_rows;
   ClusterGemmTuning tuning;
+  bool keeps_gate = FromEnvironment("FOX_KEEP_GATE", 0) != 0;  // an experiment's switch
 
   explicit State(FewRows wanted)
       : error(Allocate()),
@@ -81,6 +82,10 @@ struct LinearEngine::State {
 
   bool Gemv(const LinearParams& params) const {
     return few_rows != FewRows::kClusterFrom1 && GemvTakes(params, limits);
+  }
+  // Of those that Gemv does not take.
+  bool Clusters(int64_t rows) const {
+    return few_rows != FewRows::kBySize && rows <= kMostClusterRows;
   }
   SkinnyWorkspace skinny() const {
     return {limits.multiprocessors, static_cast<float*>(workspace), arrival_counter};
@@ -117,6 +122,11 @@ bool LinearEngine::Drains(const LinearParams& params) const {
   return params.transform.kind == kDrainingKind && state_->Gemv(params);
 }
 
+bool LinearEngine::Gates(int64_t rows) const {
+  const int64_t least = state_->few_rows == FewRows::kClusterFrom1 ? 1 : kMaxGemvRows + 1;
+  return !state_->keeps_gate && rows >= least && state_->Clusters(rows);
+}
+
 cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
   constexpr int kSkinnyStep = 16;  // columns that the own kernels multiply at a time
   if (state_->error != cudaSuccess) return state_->error;
@@ -124,7 +134,9 @@ cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
   const MatrixView& out = params.out;
   const InputTransform& transform = params.transform;
   const DeviceWeight& weight = OnDevice(params.weight);
-  FOX_CHECK(in.rows == out.rows && out.cols == weight.out() && weight.out() > 0 && weight.in() > 0);
+  FOX_CHECK(in.rows == out.rows && weight.out() > 0 && weight.in() > 0);
+  FOX_CHECK(out.cols == (params.gated ? weight.out() / 2 : weight.out()));
+  FOX_CHECK(!params.gated || (Gates(in.rows) && params.bias == nullptr && !params.accumulate));
   FOX_CHECK(weight.in() % 8 == 0 && reinterpret_cast<uintptr_t>(weight.data()) % 16 == 0);
   FOX_CHECK(out.dtype == DType::kF32 || (out.dtype == DType::kBF16 && !params.accumulate));
   if (in.rows == 0) return cudaSuccess;
@@ -138,7 +150,7 @@ cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
   }
   FOX_CHECK(x.cols == weight.in() && x.row_stride % 8 == 0 &&
             reinterpret_cast<uintptr_t>(x.data) % 16 == 0);
-  if (state_->few_rows != FewRows::kBySize && in.rows <= kMostClusterRows) {
+  if (state_->Clusters(in.rows)) {
     return ClusterGemm(x, params, state_->limits.multiprocessors, state_->tuning, stream);
   }
   if (in.rows <= kMaxSkinnyRows && weight.in() % kSkinnyStep == 0) {

@@ -6,6 +6,7 @@
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/runtime/overlap_rows.h"
 #include "kernels/cuda/runtime/supports.h"
 
 namespace fox::cuda {
@@ -209,7 +210,7 @@ cudaError_t BeginStep(const BatchView& batch, const PagedKv& kv, const StepSched
 cudaError_t PlanSplits(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,
                        int layer, cudaStream_t stream) {
   return Launch(PlanSplitsKernel, 1, kSplitThreads,
-                SmemConfig(0, batch.num_rows <= kSmallBatchRows), stream, batch, kv, schedule,
+                SmemConfig(0, batch.num_rows <= OverlapRows()), stream, batch, kv, schedule,
                 layer, false);
 }
 

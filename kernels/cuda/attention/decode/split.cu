@@ -17,6 +17,7 @@
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/runtime/overlap_rows.h"
 
 namespace fox::cuda {
 namespace {
@@ -220,7 +221,7 @@ cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
   const cudaError_t error =
       ResidentBlocks(KernelAddress(DecodeKernel<kHeadDim>), kThreads, &blocks);
   if (error != cudaSuccess) return error;
-  const SmemConfig shared(0, arguments.batch.num_rows <= kSmallBatchRows);
+  const SmemConfig shared(0, arguments.batch.num_rows <= OverlapRows());
   return Launch(DecodeKernel<kHeadDim>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), shared,
                 stream, arguments);
 }

@@ -6,7 +6,6 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -15,135 +14,18 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/cuda/linear/cluster_gemm.h"
-#include "kernels/cuda/linear/device_weight.h"
-#include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
 
 namespace fox::cuda {
 namespace {
 
+using testing::Call;
+using testing::LinearTest;
 using testing::TestMatrix;
 using testing::TransformCase;
 using testing::Uniform;
 using Kind = InputTransform::Kind;
-
-// One call's operands; null: absent.
-struct Call {
-  const TestMatrix* in = nullptr;
-  TransformCase transform = {};
-  const TestMatrix* weight = nullptr;  // [out, in] bf16
-  const TestMatrix* bias = nullptr;    // [1, out] f32
-  bool accumulate = false;
-};
-
-// About `budget` multiplications' worth of columns, the first and last ones among them.
-std::vector<int64_t> ColumnsToCheck(int64_t out, int64_t rows, int64_t in) {
-  constexpr int64_t kBudget = 4'000'000;
-  const int64_t count = std::clamp<int64_t>(kBudget / (rows * in), 64, out);
-  if (count >= out) {
-    std::vector<int64_t> all(static_cast<size_t>(out));
-    for (int64_t c = 0; c < out; ++c) all[static_cast<size_t>(c)] = c;
-    return all;
-  }
-  std::vector<int64_t> some;
-  for (int64_t c = 0; c < 20; ++c) some.insert(some.end(), {c, out - 1 - c});
-  for (int64_t i = 0; i < count - 40; ++i) some.push_back(i * out / (count - 40));
-  return some;
-}
-
-class LinearTest : public ::testing::Test {
- protected:
-  LinearTest() { EXPECT_EQ(cudaStreamCreate(&stream_), cudaSuccess); }
-  ~LinearTest() override { cudaStreamDestroy(stream_); }
-
-  // `rows` < 0: all of them.
-  cudaError_t Run(const Call& call, const TestMatrix& out, int64_t first = 0, int64_t rows = -1) {
-    if (rows < 0) rows = call.in->rows();
-    const int64_t width = call.weight->cols();
-    if (scratch_ == nullptr || scratch_->rows() < rows || scratch_->cols() < width) {
-      scratch_ = std::make_unique<TestMatrix>(DType::kBF16, rows, width, 8);
-    }
-    InputTransform t = call.transform.params();
-    t.scratch = scratch_->view().Rows(0, rows).Columns(0, width);
-    if (!t.gate.empty()) t.gate = t.gate.Rows(first, rows);
-    const MatrixView weight = call.weight->view();
-    const auto stays = [](void*, size_t) {};  // the matrix owns it
-    return engine().Run({.in = call.in->view().Rows(first, rows),
-                         .transform = t,
-                         .weight = DeviceWeight(weight.rows, weight.cols, {weight.data, 0, stays}),
-                         .bias = call.bias == nullptr ? nullptr : call.bias->view().data,
-                         .accumulate = call.accumulate,
-                         .out = out.view().Rows(0, rows)},
-                        stream_);
-  }
-
-  // Runs `call` into a matrix of this type and gap and compares with float64.
-  void Expect(const Call& call, DType dtype, int64_t gap);
-
-  LinearEngine& engine() { return *engine_; }
-  void UseEngine(FewRows few_rows) { engine_ = std::make_unique<LinearEngine>(few_rows); }
-
-  cudaStream_t stream_ = nullptr;
-  std::unique_ptr<TestMatrix> scratch_;
-
- private:
-  std::unique_ptr<LinearEngine> engine_ = std::make_unique<LinearEngine>();
-};
-
-// The error of y = sum t_k w_k, with S = sum |t_k w_k|:
-// - sums of k products in float32, by tensor cores that cut off rather than round, 8 or 16 terms at
-//   a time in one chain or several: at most (k / 8 + 16) cuts of 2^-23 S;
-// - the transformed t_k are rounded to bf16, each off by up to 2^-8 of itself. Independent errors:
-//   by Hoeffding's inequality their sum stays below 7 * 2^-8 * sqrt(sum (t_k w_k)^2) but for one
-//   case in 2e10; and never exceeds 2^-8 S;
-// - the result is rounded to its type, and once before the bias where that is added later.
-double Tolerance(const Call& call, double sum_abs, double sum_squares, double product, double want,
-                 DType out) {
-  const double k = static_cast<double>(call.weight->cols());
-  double tolerance = (k / 8 + 16) * 0x1p-23 * sum_abs;
-  if (call.transform.kind != Kind::kNone || call.in->view().dtype == DType::kF32) {
-    tolerance += std::min(0x1p-8 * sum_abs, 7 * 0x1p-8 * std::sqrt(sum_squares));
-    tolerance += testing::TransformError(call.in->cols()) * sum_abs;
-  }
-  const double rounding = out == DType::kF32 ? 0x1p-23 : 0x1p-8;
-  return tolerance * (1 + rounding) + rounding * (std::abs(want) + std::abs(product)) + 1e-30;
-}
-
-void LinearTest::Expect(const Call& call, DType dtype, int64_t gap) {
-  const int64_t rows = call.in->rows(), in = call.weight->cols(), out = call.weight->rows();
-  TestMatrix result(dtype, rows, out, gap);
-  Uniform uniform(99);
-  if (call.accumulate) result.FillUniform(uniform, 8);
-  const std::vector<float> before = result.host();
-  const int64_t stride = result.view().row_stride;
-  ASSERT_EQ(Run(call, result), cudaSuccess);
-  ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
-  result.Download();
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < out; ++c) ASSERT_FALSE(std::isnan(result.At(r, c))) << r << " " << c;
-  }
-  const std::vector<int64_t> columns = ColumnsToCheck(out, rows, in);
-  for (int64_t r = 0; r < rows; ++r) {
-    const std::vector<double> t = testing::TransformedRow(call.transform, *call.in, r);
-    ASSERT_EQ(t.size(), static_cast<size_t>(in));
-    for (const int64_t c : columns) {
-      double product = 0, sum_abs = 0, sum_squares = 0;
-      for (int64_t k = 0; k < in; ++k) {
-        const double term = t[static_cast<size_t>(k)] * call.weight->At(c, k);
-        product += term;
-        sum_abs += std::abs(term);
-        sum_squares += term * term;
-      }
-      double want = product;
-      if (call.bias != nullptr) want += call.bias->At(0, c);
-      if (call.accumulate) want += before[static_cast<size_t>(r * stride + c)];
-      ASSERT_LE(std::abs(result.At(r, c) - want),
-                Tolerance(call, sum_abs, sum_squares, product, want, dtype))
-          << "row " << r << " column " << c << " of " << rows << " x " << out << ", in " << in;
-    }
-  }
-}
 
 class LinearShapeTest : public LinearTest, public ::testing::WithParamInterface<int64_t> {};
 
@@ -295,85 +177,6 @@ TEST_F(LinearTest, RowsAreIndependent) {
     }
   }
 }
-
-// Weights whose columns are split among 8, 4, 2 and 1 blocks, tiles of outputs and columns cut off.
-class LinearFewRowsTest : public LinearTest,
-                          public ::testing::WithParamInterface<std::tuple<int64_t, int64_t>> {
- protected:
-  void SetUp() override {
-    if (!HasClusterGemm()) GTEST_SKIP() << "no code for sm_90a, or no such device";
-    UseEngine(FewRows::kClusterFrom1);
-    Uniform uniform(31);
-    weight_.FillUniform(uniform, 1);
-    bias_.FillUniform(uniform, 20);
-    x_.FillUniform(uniform, 1);
-  }
-
-  static constexpr int64_t kMostRows = 64;
-  const int64_t out_ = std::get<0>(GetParam()), in_ = std::get<1>(GetParam());
-  TestMatrix weight_{DType::kBF16, out_, in_, 0};
-  TestMatrix bias_{DType::kF32, 1, out_, 0};
-  TestMatrix x_{DType::kBF16, 3 * kMostRows + 1, in_, 8};
-};
-
-TEST_P(LinearFewRowsTest, MatchesFloat64) {
-  Uniform uniform(32);
-  for (const int64_t rows : {1, 5, 8, 16, 17, 40, 64, 65, 130}) {
-    TestMatrix x(DType::kBF16, rows, in_, 8);
-    x.FillUniform(uniform, 1);
-    Expect({.in = &x, .weight = &weight_}, DType::kBF16, 3);
-    Expect({.in = &x, .weight = &weight_, .bias = &bias_}, DType::kBF16, (4 - out_ % 4) % 4);
-    Expect({.in = &x, .weight = &weight_, .bias = &bias_, .accumulate = true}, DType::kF32,
-           (4 - out_ % 4) % 4);
-    Expect({.in = &x, .weight = &weight_, .accumulate = true}, DType::kF32, 1);
-    if (HasFatalFailure()) return;
-  }
-}
-
-// A row's bits are those that it has in a batch of 64, wherever it stands in a batch of 1 to 193.
-// This also shows what wgmma_narrow.cuh assumes of the tensor cores.
-TEST_P(LinearFewRowsTest, BitsDoNotDependOnTheNumberOfRows) {
-  const Call call{.in = &x_, .weight = &weight_, .bias = &bias_};
-  std::vector<std::vector<float>> want;  // by row, each in a batch of 64
-  for (int64_t first = 0; first < x_.rows(); first += kMostRows) {
-    const int64_t begin = std::min(first, x_.rows() - kMostRows);
-    TestMatrix y(DType::kF32, kMostRows, out_, 0);
-    ASSERT_EQ(Run(call, y, begin, kMostRows), cudaSuccess);
-    y.Download();
-    for (int64_t r = first - begin; r < kMostRows; ++r) {
-      want.emplace_back(y.host().begin() + r * out_, y.host().begin() + (r + 1) * out_);
-    }
-  }
-  const auto expect = [&](int64_t first, int64_t rows) {
-    TestMatrix y(DType::kF32, rows, out_, 0);
-    ASSERT_EQ(Run(call, y, first, rows), cudaSuccess);
-    y.Download();
-    for (int64_t r = 0; r < rows; ++r) {
-      const std::vector<float> got(y.host().begin() + r * out_, y.host().begin() + (r + 1) * out_);
-      ASSERT_EQ(got, want[static_cast<size_t>(first + r)])
-          << "row " << r << " of " << rows << " from " << first;
-    }
-  };
-  for (int64_t rows = 1; rows <= kMostRows; ++rows) {
-    expect(0, rows);
-    expect(x_.rows() - rows, rows);
-    if (HasFatalFailure()) return;
-  }
-  for (const int64_t rows : {65, 72, 96, 128, 129, 193}) {
-    expect(x_.rows() - rows, rows);
-    if (HasFatalFailure()) return;
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Weights, LinearFewRowsTest,
-                         ::testing::Values(std::tuple{1536, 1536}, std::tuple{1530, 3584},
-                                           std::tuple{65, 40}, std::tuple{129, 520},
-                                           std::tuple{2200, 1000}, std::tuple{6216, 1536},
-                                           std::tuple{7168, 1528}, std::tuple{17001, 264}),
-                         [](const auto& shape) {
-                           return std::to_string(std::get<0>(shape.param)) + "x" +
-                                  std::to_string(std::get<1>(shape.param));
-                         });
 
 TEST_F(LinearTest, NoRowsAreNoWork) {
   TestMatrix x(DType::kBF16, 1, 64, 0), weight(DType::kBF16, 32, 64, 0), out(DType::kF32, 1, 32, 0);
