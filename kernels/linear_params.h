@@ -46,6 +46,18 @@ struct InputTransform {
   MatrixView scratch = {};
 };
 
+// Rows of the residual stream on their way through a norm, in two parts: rounded after the norm's
+// weight, and sums of their squares. What is missing, 1 / sqrt(mean(x^2) + eps), is one factor a
+// row, which the product over them applies to its sums.
+struct NormedRows {
+  static constexpr int64_t kSumCols = 128;  // columns of one sum
+
+  MatrixView rows = {};          // [rows, cols] activation dtype: x * weight
+  float* sums = nullptr;         // [rows, ceil(cols / kSumCols)]
+  const void* weight = nullptr;  // [cols] residual dtype
+  double eps = 0;
+};
+
 // out = t(in) W^T + bias, or out += ...; t is `transform`, row by row.
 struct LinearParams {
   MatrixView in;  // [rows, *] residual dtype or activation dtype
@@ -53,10 +65,15 @@ struct LinearParams {
   const PackedWeight& weight;
   const void* bias = nullptr;  // [out] residual dtype, or null
   bool accumulate = false;
+  // The following three only where Ops::fuses_products().
   // With it the product's halves become one: out [rows, weight.out / 2] = act(y[:I]) * y[I:], the
-  // values of kGatedAct over y in the activation dtype. Only where Ops::gates_products; without
-  // bias and accumulate.
+  // values of kGatedAct over y in the activation dtype. Without bias and accumulate.
   std::optional<Activation> gated = {};
+  // With `rows`: they stand for the norm of `in`, which then is not read; no transform.
+  NormedRows takes = {};
+  // With `rows`: what is left of `out` for the next norm; accumulate. Overlaps nothing that the
+  // product reads.
+  NormedRows leaves = {};
   MatrixView out;  // [rows, out] residual dtype or activation dtype
 };
 

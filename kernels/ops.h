@@ -76,8 +76,8 @@ class Ops {
   virtual void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                           Stream stream) = 0;
 
-  // Whether Linear understands LinearParams::gated for so many rows.
-  virtual bool gates_products(int64_t rows) const {
+  // Whether Linear understands LinearParams::gated, takes and leaves for so many rows.
+  virtual bool fuses_products(int64_t rows) const {
     static_cast<void>(rows);
     return false;
   }

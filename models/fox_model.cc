@@ -12,6 +12,10 @@ MatrixView View(const Buffer& buffer, DType dtype, int64_t rows, int64_t cols) {
   return {buffer.data(), dtype, rows, cols, cols};
 }
 
+int64_t NormSumsOf(const ModelConfig& c) {
+  return (c.hidden_size + NormedRows::kSumCols - 1) / NormedRows::kSumCols;
+}
+
 }  // namespace
 
 Activations::Activations(const FoxWeights& weights, Ops& ops, int64_t rows, int64_t logit_rows)
@@ -26,6 +30,7 @@ Activations::Activations(const FoxWeights& weights, Ops& ops, int64_t rows, int6
   projection = allocate(rows, weights.columns.stride(activation_dtype), activation_dtype);
   o = allocate(rows, c.hidden_size, activation_dtype);
   gate_up = allocate(rows, 2 * c.intermediate_size, activation_dtype);
+  norm_sums = ops.Allocate(static_cast<size_t>(rows * NormSumsOf(c)) * sizeof(float));
   scratch = allocate(rows, std::max(c.hidden_size, c.intermediate_size), activation_dtype);
   last = allocate(logit_rows, c.hidden_size, weights.residual_dtype);
   logits = allocate(logit_rows, c.vocab_size, weights.residual_dtype);
@@ -38,7 +43,8 @@ size_t Activations::Bytes(const ModelConfig& c, DType residual_dtype, DType acti
                                   std::max(c.hidden_size, c.intermediate_size);
   return static_cast<size_t>(rows * c.hidden_size + logit_rows * (c.hidden_size + c.vocab_size)) *
              SizeOf(residual_dtype) +
-         static_cast<size_t>(rows * activation_cols) * SizeOf(activation_dtype);
+         static_cast<size_t>(rows * activation_cols) * SizeOf(activation_dtype) +
+         static_cast<size_t>(rows * NormSumsOf(c)) * sizeof(float);
 }
 
 MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
@@ -54,23 +60,23 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
 
   ops_.BeginStep(batch, kv, stream);
   ops_.Embed(batch, table, x, stream);
+  const bool fuses = Fuses(batch.num_rows);
   for (int n = 0; n < c.num_layers; ++n) {
     const LayerWeights& w = weights_.layers[static_cast<size_t>(n)];
-    ops_.Linear({.in = x,
-                 .transform = Norm(w.attn_norm, batch.num_rows),
-                 .weight = *w.projection,
-                 .bias = w.projection_bias.data(),
-                 .out = Projection(batch.num_rows)},
-                stream);
+    LinearParams project = Normed(x, w.attn_norm, *w.projection, fuses && n > 0);
+    project.bias = w.projection_bias.data();
+    project.out = Projection(batch.num_rows);
+    ops_.Linear(project, stream);
     Attend(n, batch, acp, kv, counters, stream);
-    ops_.Linear({.in = o,
-                 .transform = OutputGateOf(w, batch.num_rows),
-                 .weight = *w.o,
-                 .accumulate = true,
-                 .out = x},
-                stream);
-
-    Mlp(w, x, stream);
+    LinearParams mix{.in = o,
+                     .transform = OutputGateOf(w, batch.num_rows),
+                     .weight = *w.o,
+                     .accumulate = true,
+                     .out = x};
+    if (fuses) mix.leaves = Left(w.mlp_norm, batch.num_rows);
+    ops_.Linear(mix, stream);
+    const bool last = n + 1 == c.num_layers;
+    Mlp(w, x, last ? nullptr : &weights_.layers[static_cast<size_t>(n) + 1].attn_norm, stream);
   }
   ops_.Evict(batch,
              {acp, weights_.self_logit_bound.as<double>(), weights_.max_logit_bound.as<double>(),
@@ -88,21 +94,51 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
   return logits;
 }
 
-// x += down(act(gate) * up), of the normed rows.
-void FoxModel::Mlp(const LayerWeights& w, const MatrixView& x, Stream stream) {
+// x += down(act(gate) * up), of the normed rows; then the next layer's norm, if there is one.
+void FoxModel::Mlp(const LayerWeights& w, const MatrixView& x, const Buffer* next_norm,
+                   Stream stream) {
   const int64_t inner = weights_.config.intermediate_size;
-  const bool gated = ops_.gates_products(x.rows);
-  const MatrixView y = View(act_.gate_up, act_.activation_dtype, x.rows, gated ? inner : 2 * inner);
-  LinearParams gate_up{
-      .in = x, .transform = Norm(w.mlp_norm, x.rows), .weight = *w.gate_up, .out = y};
+  const bool fuses = Fuses(x.rows);
+  const MatrixView y = View(act_.gate_up, act_.activation_dtype, x.rows, fuses ? inner : 2 * inner);
+  LinearParams gate_up = Normed(x, w.mlp_norm, *w.gate_up, fuses);
+  gate_up.out = y;
   LinearParams down{.in = y, .weight = *w.down, .accumulate = true, .out = x};
-  if (gated) {
+  if (fuses) {
     gate_up.gated = HiddenActivation();
+    if (next_norm != nullptr) down.leaves = Left(*next_norm, x.rows);
   } else {
     down.transform = GatedAct(x.rows);
   }
   ops_.Linear(gate_up, stream);
   ops_.Linear(down, stream);
+}
+
+// Whether products take over the transforms around them. Then attention's output is free for what
+// one leaves to the next once it has been transformed.
+bool FoxModel::Fuses(int64_t rows) const {
+  const bool transforms =
+      OutputGateOf(weights_.layers.front(), rows).kind != InputTransform::Kind::kNone;
+  return transforms && ops_.fuses_products(rows);
+}
+
+// A product over the normed rows of x. `left`: the product before has normed them.
+LinearParams FoxModel::Normed(const MatrixView& x, const Buffer& norm, const PackedWeight& weight,
+                              bool left) const {
+  LinearParams params{.in = x, .weight = weight, .out = {}};
+  if (left) {
+    params.takes = Left(norm, x.rows);
+  } else {
+    params.transform = Norm(norm, x.rows);
+  }
+  return params;
+}
+
+NormedRows FoxModel::Left(const Buffer& norm, int64_t rows) const {
+  const ModelConfig& c = weights_.config;
+  return {.rows = View(act_.o, act_.activation_dtype, rows, c.hidden_size),
+          .sums = act_.norm_sums.as<float>(),
+          .weight = norm.data(),
+          .eps = c.norm_eps};
 }
 
 MatrixView FoxModel::Projection(int64_t rows) const {

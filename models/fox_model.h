@@ -22,6 +22,7 @@ struct Activations {
   Buffer x;           // [R, D] residual dtype: residual stream
   Buffer projection;  // [R, ProjectionColumns::stride] activation dtype
   Buffer o;           // [R, D] activation dtype: attention output
+  Buffer norm_sums;   // NormedRows::sums of x
   Buffer gate_up;     // [R, 2I] activation dtype
   Buffer scratch;     // [R, max(D, I)] activation dtype: rows on their way into a product
   Buffer last;        // [L, D] residual dtype: rows that want logits
@@ -53,7 +54,11 @@ class FoxModel {
  private:
   void Attend(int layer, const BatchView& batch, AcpMode acp, const PagedKv& kv,
               const ForwardCounters& counters, Stream stream);
-  void Mlp(const LayerWeights& w, const MatrixView& x, Stream stream);
+  void Mlp(const LayerWeights& w, const MatrixView& x, const Buffer* next_norm, Stream stream);
+  bool Fuses(int64_t rows) const;
+  LinearParams Normed(const MatrixView& x, const Buffer& norm, const PackedWeight& weight,
+                      bool left) const;
+  NormedRows Left(const Buffer& norm, int64_t rows) const;
   MatrixView Projection(int64_t rows) const;
   InputTransform Norm(const Buffer& weight, int64_t rows) const;
   InputTransform OutputGateOf(const LayerWeights& w, int64_t rows) const;

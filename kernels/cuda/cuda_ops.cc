@@ -185,7 +185,7 @@ void CudaOps::GatherRows(const MatrixView& in, const int64_t* rows, const Matrix
                   [&](cudaStream_t on) { return cuda::GatherRows(in, rows, out, on); });
 }
 
-bool CudaOps::gates_products(int64_t rows) const { return state_->linear.Gates(rows); }
+bool CudaOps::fuses_products(int64_t rows) const { return state_->linear.Fuses(rows); }
 
 void CudaOps::Linear(const LinearParams& params, Stream stream) {
   if (params.in.rows == 0) return;

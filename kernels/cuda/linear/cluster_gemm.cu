@@ -67,8 +67,8 @@ cudaError_t LaunchFor(ClusterGemmArguments& a, int multiprocessors, const Matrix
   const cudaError_t encoded =
       EncodeMatrixMap(x.data, x.rows, x.cols, x.row_stride, kRows, kTileCols, &a.x_map);
   if (encoded != cudaSuccess) return encoded;
-  // A gated product's halves meet in shared memory, where one block alone does not lay its sums.
-  switch (SplitsOf(a, kGated ? 2 : 1, multiprocessors)) {
+  // Halves meet, and rows are normed, in shared memory, where a block alone does not lay its sums.
+  switch (SplitsOf(a, kGated || a.normed != nullptr ? 2 : 1, multiprocessors)) {
     case 1:
       if constexpr (!kGated) {
         return LaunchClusterGemm<kRows, 1, kGated>(a, multiprocessors, tuning, stream);
@@ -97,6 +97,23 @@ bool HasVectors(const MatrixView& y) {
   return reinterpret_cast<uintptr_t>(y.data) % bytes == 0 && y.row_stride % 4 == 0;
 }
 
+void SetNormedRows(const LinearParams& params, ClusterGemmArguments* a) {
+  static_assert(NormedRows::kSumCols == kTileOut);
+  if (!params.takes.rows.empty()) {
+    a->input_sums = params.takes.sums;
+    a->input_sum_count = CeilDiv(a->in, kTileOut);
+    a->eps = static_cast<float>(params.takes.eps);
+  }
+  const MatrixView& rows = params.leaves.rows;
+  if (rows.empty()) return;
+  FOX_CHECK(a->accumulate && a->out % 4 == 0 && rows.cols == a->out && HasVectors(rows));
+  FOX_CHECK(rows.dtype == DType::kBF16);
+  a->normed = static_cast<__nv_bfloat16*>(rows.data);
+  a->normed_stride = rows.row_stride;
+  a->output_sums = params.leaves.sums;
+  a->norm_weight = static_cast<const float*>(params.leaves.weight);
+}
+
 }  // namespace
 
 bool HasClusterGemm() {
@@ -122,6 +139,7 @@ cudaError_t ClusterGemm(const MatrixView& x, const LinearParams& params, int mul
   a.tiles = CeilDiv(a.out, a.tile_rows);
   a.chunks = CeilDiv(a.in, kTileCols);
   a.vectors = HasVectors(params.out);
+  SetNormedRows(params, &a);
   for (int64_t first = 0; first < x.rows; first += kClusterGemmRows) {
     const int64_t rows = std::min<int64_t>(kClusterGemmRows, x.rows - first);
     const MatrixView some = x.Rows(first, rows);
@@ -131,6 +149,11 @@ cudaError_t ClusterGemm(const MatrixView& x, const LinearParams& params, int mul
     if (error != cudaSuccess) return error;
     if (a.y_f32 != nullptr) a.y_f32 += rows * a.y_stride;
     if (a.y_bf16 != nullptr) a.y_bf16 += rows * a.y_stride;
+    if (a.input_sums != nullptr) a.input_sums += rows * a.input_sum_count;
+    if (a.normed != nullptr) {
+      a.normed += rows * a.normed_stride;
+      a.output_sums += rows * a.tiles;
+    }
   }
   return cudaSuccess;
 }

@@ -49,6 +49,15 @@ struct ClusterGemmArguments : GemmArguments {
   int weight_stages, x_stages;
   int under_way;
   bool vectors;  // y may be accessed by four elements
+  // NormedRows of the input, null: every row's scale is one; [rows, input_sum_count].
+  const float* input_sums;
+  int input_sum_count;
+  float eps;
+  // NormedRows of y; `normed` null: none. output_sums: [rows, tiles].
+  __nv_bfloat16* normed;
+  int64_t normed_stride;
+  float* output_sums;
+  const float* norm_weight;
 };
 
 // A ring of tiles: its memory, and two barriers a stage, "has arrived" and "has been read".
@@ -201,7 +210,7 @@ struct SumPlace {
 
 __device__ __forceinline__ void StoreOutput(const ClusterGemmArguments& a, int n, int output,
                                             float value) {
-  if (n >= a.rows || output >= a.out) return;
+  if (output >= a.out) return;
   const int64_t at = n * a.y_stride + output;
   if (a.bias != nullptr) value += a.bias[output];
   if (a.y_bf16 != nullptr) {
@@ -217,6 +226,9 @@ struct Four {
 
   Four() = default;
   __device__ __forceinline__ explicit Four(const float4& v) : x{v.x, v.y, v.z, v.w} {}
+  __device__ __forceinline__ Four Times(float scale) const {
+    return Four({x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale});
+  }
 };
 
 // What is added to the sums: the bias, and what y holds before. Read while the cluster's blocks
@@ -238,9 +250,9 @@ struct Addends {
   }
 };
 
-__device__ __forceinline__ void StoreFour(const ClusterGemmArguments& a, int n, int output,
+// n < rows. Returns the row's values, zeros past its end.
+__device__ __forceinline__ Four StoreFour(const ClusterGemmArguments& a, int n, int output,
                                           Four value, const Addends& addends) {
-  if (n >= a.rows) return;
 #pragma unroll
   for (int i = 0; i < 4; ++i) value.x[i] = addends.previous.x[i] + (value.x[i] + addends.bias.x[i]);
   const int64_t at = n * a.y_stride + output;
@@ -251,17 +263,50 @@ __device__ __forceinline__ void StoreFour(const ClusterGemmArguments& a, int n, 
     } else {
       *reinterpret_cast<float4*>(a.y_f32 + at) = {x[0], x[1], x[2], x[3]};
     }
-    return;
+    return value;
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (output + i >= a.out) continue;
-    if (a.y_bf16 != nullptr) {
+    if (output + i >= a.out) {
+      value.x[i] = 0;
+    } else if (a.y_bf16 != nullptr) {
       a.y_bf16[at + i] = __float2bfloat16_rn(x[i]);
     } else {
       a.y_f32[at + i] = x[i];
     }
   }
+  return value;
+}
+
+// What is left of a row's tile for the next norm: by a warp, four values a lane. a.out % 4 == 0.
+__device__ __forceinline__ void LeaveNormed(const ClusterGemmArguments& a, int n, int tile,
+                                            const Four& value) {
+  const int output = tile * kTileOut + Lane() * 4;
+  float sum = 0;
+#pragma unroll
+  for (float x : value.x) sum = fmaf(x, x, sum);
+  sum = WarpSum(sum);
+  if (Lane() == 0) a.output_sums[n * a.tiles + tile] = sum;
+  if (output >= a.out) return;
+  float4 weight = {1, 1, 1, 1};
+  if (a.norm_weight != nullptr) {
+    weight = *reinterpret_cast<const float4*>(a.norm_weight + output);
+  }
+  *reinterpret_cast<uint2*>(a.normed + n * a.normed_stride + output) = {
+      PackBf16(value.x[0] * weight.x, value.x[1] * weight.y),
+      PackBf16(value.x[2] * weight.z, value.x[3] * weight.w)};
+}
+
+// scales[n] = what the sums of input row n are multiplied by, n < rows.
+__device__ __forceinline__ void FindScales(const ClusterGemmArguments& a, float* scales) {
+  const int n = static_cast<int>(threadIdx.x);
+  if (n >= a.rows) return;
+  scales[n] = 1;
+  if (a.input_sums == nullptr) return;
+  float sum = 0;
+#pragma unroll 4
+  for (int i = 0; i < a.input_sum_count; ++i) sum += a.input_sums[n * a.input_sum_count + i];
+  scales[n] = rsqrtf(sum / static_cast<float>(a.in) + a.eps);
 }
 
 // The cluster's sums of four outputs of a row, `at` in every block's shared memory, in the blocks'
@@ -299,7 +344,7 @@ __device__ __forceinline__ Four Gated(const Four& gate, const Four& value, Activ
 // every kSplits-th row of them all.
 template <int kRows, int kSplits, bool kGated>
 __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int tile, float* sums,
-                                              const float (&c)[kRows / 2]) {
+                                              const float* scales, const float (&c)[kRows / 2]) {
   constexpr int kRowUnits = (kGated ? kHalfOut : kTileOut) / 4;  // four outputs of a row
   constexpr int kUnits = kRows / kSplits * kRowUnits;
   constexpr int kPasses = (kUnits + kConsumers - 1) / kConsumers;
@@ -326,10 +371,14 @@ __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int
     const int unit = static_cast<int>(threadIdx.x) + pass * kConsumers;
     if (unit >= kUnits || row(unit) >= a.rows) continue;
     const float* at = sums + row(unit) * kSumStride + column(unit);
-    Four total = SumOfBlocks<kSplits>(at);
-    if constexpr (kGated) total = Gated(total, SumOfBlocks<kSplits>(at + kHalfOut), a.act);
-    StoreFour(a, row(unit), tile * (kGated ? kHalfOut : kTileOut) + column(unit), total,
-              addends[pass]);
+    const float scale = scales[row(unit)];
+    Four total = SumOfBlocks<kSplits>(at).Times(scale);
+    if constexpr (kGated) {
+      total = Gated(total, SumOfBlocks<kSplits>(at + kHalfOut).Times(scale), a.act);
+    }
+    const int output = tile * (kGated ? kHalfOut : kTileOut) + column(unit);
+    const Four value = StoreFour(a, row(unit), output, total, addends[pass]);
+    if (!kGated && a.normed != nullptr) LeaveNormed(a, row(unit), tile, value);
   }
   // The others have read this block's sums: what they stored has needed them.
   ArriveAtClusterRelaxed();
@@ -344,6 +393,7 @@ __global__ void FOX_CLUSTER(kSplits) __launch_bounds__(kThreads, 2)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ unsigned char memory[];
   __shared__ Mbarrier barriers[4][kMaxStages];
+  __shared__ float scales[kRows];
   TriggerDependents();
   unsigned char* aligned = memory + (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment;
   const TileRing weights{aligned, kWeightBytes, a.weight_stages, barriers[0], barriers[1]};
@@ -370,6 +420,7 @@ __global__ void FOX_CLUSTER(kSplits) __launch_bounds__(kThreads, 2)
     __syncwarp();
     return;
   }
+  FindScales(a, scales);
   Reader reader{weights, inputs, {}, {}};
 #pragma unroll 1
   for (int tile = work.tile; tile < a.tiles; tile += work.tile_step) {
@@ -377,13 +428,15 @@ __global__ void FOX_CLUSTER(kSplits) __launch_bounds__(kThreads, 2)
     reader.Multiply(work.last_chunk - work.first_chunk, c);
     if constexpr (kSplits == 1) {
       static_assert(!kGated);
+      SyncThreads<kConsumers>();  // the scales are there
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i) {
         const SumPlace place(i);
-        StoreOutput(a, place.n, tile * kTileOut + place.m, c[i]);
+        if (place.n >= a.rows) continue;
+        StoreOutput(a, place.n, tile * kTileOut + place.m, c[i] * scales[place.n]);
       }
     } else {
-      MergeAndStore<kRows, kSplits, kGated>(a, tile, reinterpret_cast<float*>(aligned), c);
+      MergeAndStore<kRows, kSplits, kGated>(a, tile, reinterpret_cast<float*>(aligned), scales, c);
     }
   }
 #else

@@ -65,7 +65,7 @@ struct LinearEngine::State {
   CublasGemm cublas;
   FewRows few_rows;
   ClusterGemmTuning tuning;
-  bool keeps_gate = FromEnvironment("FOX_KEEP_GATE", 0) != 0;  // an experiment's switch
+  bool fuses = FromEnvironment("FOX_FUSE", 1) != 0;  // an experiment's switch
 
   explicit State(FewRows wanted)
       : error(Allocate()),
@@ -122,9 +122,9 @@ bool LinearEngine::Drains(const LinearParams& params) const {
   return params.transform.kind == kDrainingKind && state_->Gemv(params);
 }
 
-bool LinearEngine::Gates(int64_t rows) const {
+bool LinearEngine::Fuses(int64_t rows) const {
   const int64_t least = state_->few_rows == FewRows::kClusterFrom1 ? 1 : kMaxGemvRows + 1;
-  return !state_->keeps_gate && rows >= least && state_->Clusters(rows);
+  return state_->fuses && rows >= least && state_->Clusters(rows);
 }
 
 cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
@@ -136,13 +136,16 @@ cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
   const DeviceWeight& weight = OnDevice(params.weight);
   FOX_CHECK(in.rows == out.rows && weight.out() > 0 && weight.in() > 0);
   FOX_CHECK(out.cols == (params.gated ? weight.out() / 2 : weight.out()));
-  FOX_CHECK(!params.gated || (Gates(in.rows) && params.bias == nullptr && !params.accumulate));
+  const bool takes = !params.takes.rows.empty(), leaves = !params.leaves.rows.empty();
+  FOX_CHECK(!(params.gated || takes || leaves) || Fuses(in.rows));
+  FOX_CHECK(!params.gated || (params.bias == nullptr && !params.accumulate && !leaves));
+  FOX_CHECK(!takes || transform.kind == InputTransform::Kind::kNone);
   FOX_CHECK(weight.in() % 8 == 0 && reinterpret_cast<uintptr_t>(weight.data()) % 16 == 0);
   FOX_CHECK(out.dtype == DType::kF32 || (out.dtype == DType::kBF16 && !params.accumulate));
   if (in.rows == 0) return cudaSuccess;
   if (state_->Gemv(params)) return SmallBatchGemm(params, state_->limits, stream);
-  MatrixView x = in;
-  if (transform.kind != InputTransform::Kind::kNone || in.dtype != DType::kBF16) {
+  MatrixView x = takes ? params.takes.rows.Rows(0, in.rows) : in;
+  if (!takes && (transform.kind != InputTransform::Kind::kNone || in.dtype != DType::kBF16)) {
     FOX_CHECK(!transform.scratch.empty() && transform.scratch.cols == weight.in() &&
               transform.scratch.rows >= in.rows);
     x = transform.scratch.Rows(0, in.rows);

@@ -38,8 +38,8 @@ class LinearEngine {
   // out overlaps none of them.
   cudaError_t Run(const LinearParams& params, cudaStream_t stream);
 
-  // Whether Run takes LinearParams::gated for so many rows.
-  bool Gates(int64_t rows) const;
+  // Whether Run takes LinearParams::gated, takes and leaves for so many rows.
+  bool Fuses(int64_t rows) const;
 
   // Whether Run launches a single kernel, which triggers after its wait (launch.h).
   bool Drains(const LinearParams& params) const;

@@ -21,6 +21,7 @@ namespace {
 using testing::Call;
 using testing::LinearTest;
 using testing::TestMatrix;
+using testing::TransformCase;
 using testing::Uniform;
 
 // Weights whose columns are split among 8, 4, 2 and 1 blocks, tiles of outputs and columns cut off.
@@ -134,6 +135,62 @@ INSTANTIATE_TEST_SUITE_P(Weights, ClusterGemmGatedTest,
                                            std::tuple{1000, 520, Activation::kSigmoid},
                                            std::tuple{72, 1032, Activation::kSilu}),
                          [](const auto& c) { return std::to_string(std::get<0>(c.param)); });
+
+// A product that leaves its rows half normed, as an MLP's second one does, and one that takes them.
+class ClusterGemmNormTest : public LinearTest, public ::testing::WithParamInterface<int64_t> {};
+
+TEST_P(ClusterGemmNormTest, LeftRowsStandForTheNorm) {
+  if (!HasClusterGemm()) GTEST_SKIP() << "no code for sm_90a, or no such device";
+  UseEngine(FewRows::kClusterFrom1);
+  const int64_t hidden = GetParam(), inner = 520, out = 700;
+  const int64_t sums_of_row = (hidden + NormedRows::kSumCols - 1) / NormedRows::kSumCols;
+  Uniform uniform(51);
+  TestMatrix first(DType::kBF16, hidden, inner, 0), second(DType::kBF16, out, hidden, 0);
+  TestMatrix norm(DType::kF32, 1, hidden, 0), bias(DType::kF32, 1, out, 0);
+  first.FillUniform(uniform, 1);
+  second.FillUniform(uniform, 1);
+  norm.FillUniform(uniform, 2);
+  bias.FillUniform(uniform, 20);
+  TestMatrix h(DType::kBF16, 100, inner, 8);
+  h.FillUniform(uniform, 1);
+  std::vector<float> row_of_many;
+  for (const int64_t rows : {100, 64, 33, 8, 1}) {
+    TestMatrix x(DType::kF32, rows, hidden, 0), plain(DType::kF32, rows, hidden, 0);
+    TestMatrix normed(DType::kBF16, rows, hidden, 8), sums(DType::kF32, rows, sums_of_row, 0);
+    Uniform start(52);
+    x.FillUniform(start, 30);
+    Uniform again(52);
+    plain.FillUniform(again, 30);
+    const NormedRows left{.rows = normed.view(),
+                          .sums = static_cast<float*>(sums.view().data),
+                          .weight = norm.view().data,
+                          .eps = TransformCase::kEps};
+    Call call{.in = &h, .weight = &first, .accumulate = true};
+    ASSERT_EQ(Run(call, plain, 0, rows), cudaSuccess);
+    call.leaves = left;
+    ASSERT_EQ(Run(call, x, 0, rows), cudaSuccess);
+    plain.Download();
+    x.Download();
+    normed.Download();  // checks the gaps
+    ASSERT_EQ(x.host(), plain.host());
+    Expect({.in = &x,
+            .transform = {.kind = InputTransform::Kind::kRmsNorm, .weight = &norm},
+            .weight = &second,
+            .bias = &bias,
+            .takes = left},
+           DType::kF32, 0);
+    if (HasFatalFailure()) return;
+    TestMatrix y(DType::kBF16, rows, out, 0);
+    ASSERT_EQ(Run({.in = &x, .weight = &second, .takes = left}, y), cudaSuccess);
+    y.Download();
+    const std::vector<float> row(y.host().begin(), y.host().begin() + out);
+    if (row_of_many.empty()) row_of_many = row;
+    ASSERT_EQ(row, row_of_many) << rows << " rows";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Hidden, ClusterGemmNormTest, ::testing::Values(1536, 200, 8),
+                         [](const auto& hidden) { return std::to_string(hidden.param); });
 
 }  // namespace
 }  // namespace fox::cuda

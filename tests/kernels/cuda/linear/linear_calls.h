@@ -26,6 +26,9 @@ struct Call {
   const TestMatrix* bias = nullptr;    // [1, out] f32
   bool accumulate = false;
   std::optional<Activation> gated = {};
+  NormedRows takes = {};  // with rows: the call uses these instead of the transform, which says
+                          // what they are
+  NormedRows leaves = {};
 };
 
 // About `budget` multiplications' worth of columns, the first and last ones among them.
@@ -57,6 +60,7 @@ class LinearTest : public ::testing::Test {
     }
     InputTransform t = call.transform.params();
     t.scratch = scratch_->view().Rows(0, rows).Columns(0, width);
+    if (!call.takes.rows.empty()) t = {};
     if (!t.gate.empty()) t.gate = t.gate.Rows(first, rows);
     const MatrixView weight = call.weight->view();
     const auto stays = [](void*, size_t) {};  // the matrix owns it
@@ -66,6 +70,8 @@ class LinearTest : public ::testing::Test {
                          .bias = call.bias == nullptr ? nullptr : call.bias->view().data,
                          .accumulate = call.accumulate,
                          .gated = call.gated,
+                         .takes = call.takes,
+                         .leaves = call.leaves,
                          .out = out.view().Rows(0, rows)},
                         stream_);
   }
