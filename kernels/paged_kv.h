@@ -22,10 +22,11 @@ inline constexpr int kPageTokens = 64;
 // its promises; what a step computed is worth nothing then.
 enum class PoolFault : int32_t {
   kNone,
-  kOverdrawn,        // a step took more pages than were free
-  kOverfilled,       // more pages came back than there are, or one that does not exist
-  kTableEnd,         // a sequence grew past max_pages
-  kWrittenWhileFree  // somebody wrote into a free page (poison_free_pages)
+  kOverdrawn,         // a step took more pages than were free
+  kOverfilled,        // more pages came back than there are, or one that does not exist
+  kTableEnd,          // a sequence grew past max_pages
+  kWrittenWhileFree,  // somebody wrote into a free page (poison_free_pages)
+  kSwapOverflow       // a slot to be swapped had more pages than its range has room for
 };
 
 constexpr const char* Describe(PoolFault fault) {
@@ -40,6 +41,8 @@ constexpr const char* Describe(PoolFault fault) {
       return "a sequence grew past its page table";
     case PoolFault::kWrittenWhileFree:
       return "a free page was written to";
+    case PoolFault::kSwapOverflow:
+      return "a swapped slot had more pages than its host memory has room for";
   }
   return "unknown fault";
 }
