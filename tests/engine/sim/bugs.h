@@ -26,6 +26,9 @@ enum class Bug : uint8_t {
   kSkipPageEdge,      // the first key of a page is not written
   kWriteBehind,       // a key is written one place on
   kWriteFreed,        // a free page is written
+  kSpoilSwapped,      // a bit of what is swapped out changes
+  kForgetWindow,      // what is swapped in has evicted pages again
+  kForgetBounds,      // the bounds of a page that is swapped in are other ones
   // The executor: fake_executor.cc.
   kOverstateFree,   // reports pages that do not exist
   kOverstateLive,   // reports more live pages than a slot has
@@ -46,6 +49,8 @@ enum class Bug : uint8_t {
   kPlanWrongPosition,   // keys the sample by another position
   kPlanLosesStates,     // a slot's token states are not sent
   kPlanWrongTolerance,  // prunes for who asked to keep all
+  kPlanSwapsToOther,    // swaps a slot out to where another one is
+  kPlanForgetsSwapIn,   // lets a sequence go on without what was swapped out
   // What the engine is told.
   kOverBudget,        // believes in a larger batch,
   kOverRows,          // in more rows of logits,
@@ -92,6 +97,9 @@ inline constexpr std::array<const char*, static_cast<size_t>(kBugCount)> kBugNam
     "skip_page_edge",
     "write_behind",
     "write_freed",
+    "spoil_swapped",
+    "forget_window",
+    "forget_bounds",
     "overstate_free",
     "overstate_live",
     "wrong_logit_rows",
@@ -110,6 +118,8 @@ inline constexpr std::array<const char*, static_cast<size_t>(kBugCount)> kBugNam
     "plan_wrong_position",
     "plan_loses_states",
     "plan_wrong_tolerance",
+    "plan_swaps_to_other",
+    "plan_forgets_swap_in",
     "over_budget",
     "over_rows",
     "over_seats",

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -45,6 +46,7 @@ class FakeExecutor : public StepExecutor {
   int64_t restored_states() const { return restored_states_; }
   // Requests that came back after their slot had been released with a plan in flight.
   int64_t returns() const { return returns_; }
+  int64_t swap_ins() const { return swap_ins_; }
   void Forget(uint64_t request) { released_in_flight_.erase(request); }  // its id comes again
   FakeOptions& options() { return options_; }
 
@@ -68,6 +70,12 @@ class FakeExecutor : public StepExecutor {
     absl::Status status;
   };
 
+  // What may be in swap space: the executor is not told what is given up.
+  struct Swapped {
+    uint64_t request = 0;
+    int64_t bytes = 0;
+  };
+
   void Violate(const std::string& what);
   absl::Status Take(const StepPlan& plan, Computed* computed);
   // The fault of the pool, if the plan causes one.
@@ -75,6 +83,8 @@ class FakeExecutor : public StepExecutor {
   void CheckSequence(const PlannedSequence& sequence);
   void CheckSample(const PlannedSequence& sequence, const Slot& slot);
   void Release(const std::vector<int32_t>& slots);
+  void SwapOut(const StepPlan& plan);
+  void SwapIn(const StepPlan& plan);
   void SetPenaltyState(const StepPlan& plan);
   void Compute(const StepPlan& plan, Computed* computed);
   void Append(const PlannedSequence& sequence);
@@ -92,6 +102,7 @@ class FakeExecutor : public StepExecutor {
   PagedKeys keys_;
   PlanSpoiler spoiler_;
   std::vector<Slot> slots_;
+  std::map<int64_t, Swapped> swapped_;  // by place
   Sampler sampler_;
   std::vector<Appended> batch_;
   std::vector<uint64_t> token_hashes_;
@@ -109,6 +120,7 @@ class FakeExecutor : public StepExecutor {
   int64_t processed_samples_ = 0;
   int64_t restored_states_ = 0;
   int64_t returns_ = 0;
+  int64_t swap_ins_ = 0;
   uint64_t bug_clock_ = 0;
   std::string violation_;
 };

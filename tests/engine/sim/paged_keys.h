@@ -4,7 +4,9 @@
 // of what the pool must hold; Audit compares all of it. Read fake_executor.h next.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,12 +30,18 @@ struct PageCounts {
   int64_t taken = 0, evicted = 0, released = 0;
 };
 
+// What a slot takes in swap space follows from the other limits.
+void SetSwapSpace(int64_t bytes, ExecutorLimits* limits);
+
 class PagedKeys {
  public:
   explicit PagedKeys(const FakeOptions& options);
   ~PagedKeys();
 
   void Release(const std::vector<int32_t>& slots);
+  // The pages of what is swapped in must be free; it must have been swapped out to that place.
+  void SwapOut(const SwappedSlot& out);
+  void SwapIn(const SwappedSlot& in);
   // Takes the pages of a step; they must be free. Then Write, EndPage and Fold for each sequence.
   void Begin(const std::vector<Appended>& batch);
   // Keys of consecutive tokens.
@@ -57,6 +65,13 @@ class PagedKeys {
   void Audit();
 
  private:
+  // What was swapped out.
+  struct Swapped {
+    int64_t length = 0;
+    std::vector<int32_t> first;
+    AcpStats stats;
+  };
+
   void Violate(const char* what, int64_t detail);
   void AuditSlot(int32_t slot);
   void Own(int32_t page);
@@ -77,6 +92,8 @@ class PagedKeys {
   std::vector<int64_t> length_;  // by slot
   std::vector<int32_t> first_;   // by slot and list: after the page ends so far
   std::vector<AcpStats> stats_;  // by slot
+  std::vector<std::byte> swap_space_;
+  std::map<int64_t, Swapped> swapped_;  // by place
   std::vector<Appended> batch_;
   std::vector<uint64_t> seen_;  // by page: the audit that saw it last
   uint64_t audits_ = 0;

@@ -15,7 +15,9 @@ class PlanSpoiler {
 
   // Whether the plan is to be changed; then into what.
   bool Spoils(const StepPlan& plan) {
-    if (bug_ < Bug::kPlanKeepsSlot || bug_ > Bug::kPlanWrongTolerance) return false;
+    if (bug_ < Bug::kPlanKeepsSlot || bug_ > Bug::kPlanForgetsSwapIn) return false;
+    if (bug_ == Bug::kPlanSwapsToOther) return plan.swap_outs.size() > 1;
+    if (bug_ == Bug::kPlanForgetsSwapIn) return !plan.swap_ins.empty();
     return !plan.sequences.empty() && ++clock_ % 3 == 0;
   }
   void Spoil(StepPlan* plan) const {
@@ -52,6 +54,12 @@ class PlanSpoiler {
         break;
       case Bug::kPlanWrongTolerance:
         first.log_tolerance = -10;
+        break;
+      case Bug::kPlanSwapsToOther:
+        plan->swap_outs.front().offset = plan->swap_outs.back().offset;
+        break;
+      case Bug::kPlanForgetsSwapIn:
+        plan->swap_ins.pop_back();
         break;
       default:
         break;
