@@ -160,7 +160,10 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
     }
     // One that was preempted with a plan in flight comes back when that has been collected.
     const bool guest = next->reads_slowly();
-    const bool seat = !guest || (budget->guests && (slow < most_slow || slow == running()));
+    // Who goes first takes any seat: those that guests may have can be held by sequences that came
+    // as others do and turned slow, one after the other for ever.
+    const bool seat = !guest || waiting_.GoesFirst(*next, now) ||
+                      (budget->guests && (slow < most_slow || slow == running()));
     const bool ready = seat && next->is_schedulable() && (next->slot >= 0 || next->in_flight == 0);
     if (ready && next->slot < 0 && prefixes_.Find(next)) {
       waiting_.PassOver(next);

@@ -47,6 +47,11 @@ class WaitingQueue {
   void BeginRound() { ++round_; }
   // Whose turn it is, of those not passed over in this round; null: nobody's.
   Sequence* Next(Seconds now) const;
+  // Whether a sequence that waits goes before all turns: it was preempted, or has waited longest,
+  // and long enough.
+  bool GoesFirst(const Sequence& sequence, Seconds now) const {
+    return sequence.preempted || IsAged(sequence, now);
+  }
   void PassOver(Sequence* sequence) const { sequence->passed_in_round = round_; }
   // Takes a sequence out that Next gave; its client is charged what it must compute.
   void Start(Sequence* sequence, Seconds now);

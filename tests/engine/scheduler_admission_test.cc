@@ -19,6 +19,15 @@ class SchedulerAdmissionTest : public SchedulerTest {
     Step();
   }
   int64_t PagesOf(int64_t tokens) const { return limits_.lists_per_slot * PagesFor(tokens); }
+  // A step, and all that run and have a window read what they got: they turn slow and keep going.
+  void StepAndRead(Seconds now) {
+    Step(now);
+    for (const auto& sequence : sequences_) {
+      if (sequence->state != SequenceState::kRunning || sequence->request.flow_window == 0)
+        continue;
+      Acknowledge(sequence.get(), sequence->produced());
+    }
+  }
 };
 
 TEST_F(SchedulerAdmissionTest, WhatOthersKeptIsEnough) {
@@ -100,6 +109,47 @@ TEST_F(SchedulerAdmissionTest, APromptLeavesTheOthersAPageRowForAWhile) {
   Step(Scheduler::kOvertaking);
   EXPECT_EQ(large->remaining(), 1);
   EXPECT_EQ(used(), 38);
+}
+
+// Of four seats guests may have one. Newcomers take three, one after the other, and turn slow.
+TEST_F(SchedulerAdmissionTest, AGuestOutlastsNewcomersThatTurnSlow) {
+  Start();
+  Sequence* guest = Add(10, 0, 1);
+  Step();
+  Step();
+  ASSERT_EQ(guest->state, SequenceState::kPaused);
+  Add(10);
+  for (int i = 0; i < 3; ++i) Add(10, 0, 1);
+  Seconds now = 0;
+  StepAndRead(now);
+  Acknowledge(guest, 1);
+  ASSERT_EQ(guest->state, SequenceState::kWaiting);
+  size_t oldest = 2;
+  while (guest->state == SequenceState::kWaiting) {
+    ASSERT_LT(oldest, 40u);
+    scheduler_->Remove(sequences_[oldest++].get());
+    Add(10, 0, 1);
+    StepAndRead(now += 1.0);
+  }
+  EXPECT_GE(now, WaitingQueue::kAging);
+  EXPECT_LE(now, 2.0 + WaitingQueue::kAgedShare);  // all ask for as much
+}
+
+// It had a seat before: those who turned slow meanwhile do not keep it from coming back.
+TEST_F(SchedulerAdmissionTest, AGuestThatWasPreemptedComesBack) {
+  limits_.num_pages = 60;
+  Start();
+  Sequence* first = Add(640);
+  Add(10);
+  Add(10, 0, 1);
+  Sequence* guest = Add(10, 0, 1);
+  while (guest->stats.preemptions == 0) StepAndRead(0);
+  ASSERT_TRUE(sequences_[2]->reads_slowly() && guest->reads_slowly());
+  StepAndRead(0);
+  EXPECT_EQ(guest->state, SequenceState::kWaiting);  // for pages
+  scheduler_->Remove(first);
+  StepAndRead(0);
+  EXPECT_EQ(guest->state, SequenceState::kRunning);
 }
 
 }  // namespace
