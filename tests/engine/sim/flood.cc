@@ -56,7 +56,7 @@ struct Newcomers {
 // In steps, by the rules of scheduler.h and waiting_queue.h.
 class Bounds {
  public:
-  explicit Bounds(const Day& day) {
+  Bounds(const Day& day, bool scored_newcomers) {
     const Swarm& swarm = day.swarm();
     const ExecutorLimits& limits = swarm.executor.limits;
     const int64_t seats = std::min(
@@ -64,7 +64,8 @@ class Bounds {
     // What decodes leave; of rows the first keeps half.
     const int64_t budget = limits.max_num_batched_tokens - seats + 1;
     const int64_t rows = std::max<int64_t>(1, (limits.max_logit_rows - seats + 1) / 2);
-    chunk_ = std::min({int64_t{kPageTokens}, budget, swarm.scored > 0 ? rows : kPageTokens});
+    const bool scored = swarm.scored > 0 || scored_newcomers;
+    chunk_ = std::min({int64_t{kPageTokens}, budget, scored ? rows : kPageTokens});
     const Seconds shortest = kPause + swarm.step_seconds;
     const Seconds longest =
         shortest + swarm.token_seconds * static_cast<double>(limits.max_num_batched_tokens);
@@ -116,7 +117,7 @@ class Bounds {
 double Flood(Random& kinds, Random& random, Day* day) {
   day->Count(Mark::kFloods);
   const Newcomers newcomers(kinds);
-  const Bounds bounds(*day);
+  const Bounds bounds(*day, newcomers.scored);
   const RequestId last = day->NewId();
   double longest = 0;
   const auto check = [&](const Client& client, int64_t waited, int64_t bound, const char* what) {
