@@ -67,13 +67,14 @@ Sequence* WaitingQueue::Next(Seconds now) const {
   }
   if (!by_age_.empty()) {
     Sequence* oldest = *by_age_.begin();
-    if (GoesFirst(*oldest, now) && !passed(*oldest)) return oldest;
+    if (IsAged(*oldest, now) && !passed(*oldest)) return oldest;
   }
   return NextInTurn();
 }
 
 bool WaitingQueue::IsAged(const Sequence& sequence, Seconds now) const {
-  return now >= sequence.waiting_since + kAging && &sequence == *by_age_.begin() &&
+  return !sequence.preempted && &sequence == *by_age_.begin() &&
+         now >= sequence.waiting_since + kAging &&
          cost_since_aged_ >= kAgedShare * Cost(sequence.queued_tokens, sequence.queued_max_tokens);
 }
 
