@@ -94,7 +94,7 @@ class Bounds {
   // kAgedShare times what it asks for (each step serves a token of them at least), not before
   // kAging; then it may find no room for kOvertaking, and until all that run have ended. A slow
   // reader may find the seats of guests taken before that, until those have ended who were given
-  // one; whose seat gets free then is its own, in any step. Who is preempted, kMostLosses times
+  // one; the next of those seats is its own, in any step. Who is preempted, kMostLosses times
   // before it comes first, comes back to any seat when all that run have ended.
   int64_t all() const { return all_; }
 
