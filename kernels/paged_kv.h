@@ -6,6 +6,7 @@
 // [first_live, ceil(length / 64)). A slot is the place of one running sequence, or of a snapshot: a
 // slot that nobody appends to. Slots share pages that are full (Ops::Share), each in the same list
 // and place; nobody writes to a full page. A page is free, or as many slots own it as have it live.
+// What a slot has can be saved in host memory and become another slot's (swap.h).
 #pragma once
 
 #include <cstddef>
@@ -63,7 +64,7 @@ struct PagedKvShape {
   bool poison_free_pages = false;
 
   FOX_HOST_DEVICE int group() const { return q_heads / kv_heads; }
-  int64_t lists_per_slot() const { return static_cast<int64_t>(layers) * kv_heads; }
+  FOX_HOST_DEVICE int64_t lists_per_slot() const { return static_cast<int64_t>(layers) * kv_heads; }
   int64_t kv_size() const { return static_cast<int64_t>(kv_heads) * head_dim; }
   DType residual_dtype() const { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
   // Keys, values and their summaries; what one page costs in memory.

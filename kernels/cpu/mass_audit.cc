@@ -57,12 +57,14 @@ void MassAudit::Share(int32_t from, int32_t to, int64_t tokens, const PagedKv& k
   }
 }
 
-void MassAudit::SwapOut(int32_t slot, const void* range, const PagedKv& kv) {
+void MassAudit::SwapOut(int32_t slot, const std::byte* range, int64_t bytes, const PagedKv& kv) {
+  // What lay there is overwritten.
+  swapped_.erase(swapped_.lower_bound(range), swapped_.lower_bound(range + bytes));
   const auto first = ListsOf(kv, slot);
   swapped_[range].assign(first, first + kv.shape.lists_per_slot());
 }
 
-void MassAudit::SwapIn(const void* range, int32_t slot, const PagedKv& kv) {
+void MassAudit::SwapIn(const std::byte* range, int32_t slot, const PagedKv& kv) {
   const std::vector<List>& lists = swapped_.at(range);
   std::copy(lists.begin(), lists.end(), ListsOf(kv, slot));
 }

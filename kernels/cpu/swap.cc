@@ -64,7 +64,8 @@ void CpuOps::SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream
   };
   CopyState(layout, slot, to.data, copy);
   CopyPages(layout, kv, slot, before, to.data, pool_, copy);
-  if (audit_ != nullptr) audit_->SwapOut(slot, to.data, kv);
+  const int64_t bytes = layout.state_bytes + before.back() * layout.page_bytes;
+  if (audit_ != nullptr) audit_->SwapOut(slot, to.data, bytes, kv);
 }
 
 void CpuOps::SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream) {
