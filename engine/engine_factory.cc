@@ -151,9 +151,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   // What does not fit is refused before the weights are read.
   const DType residual_dtype = backend->dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   const MemoryLimit host = AvailableMemory();
-  const MemoryLimit limit = queue == nullptr
-                                ? host
-                                : MemoryLimit{static_cast<int64_t>(queue->free_bytes()), "the GPU"};
+  const MemoryLimit limit =
+      queue == nullptr ? host : MemoryLimit{static_cast<int64_t>(queue->free_bytes()), "the GPU"};
   const int64_t swap_asked = backend->ops->swaps() ? config.swap_space_bytes : 0;
   MemoryRequest request{config.kv_cache_bytes, queue == nullptr ? limit.bytes / 4 : limit.bytes,
                         options.max_model_len, config.kv_cache_tokens};

@@ -130,10 +130,9 @@ absl::StatusOr<int64_t> PlanSwapSpace(const MemoryLimit& host, const ModelConfig
     return bytes >= least ? bytes / kSwapAlignment * kSwapAlignment : 0;
   }
   if (asked > host.bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("--swap-space-mb: %.1f MiB do not fit into the %.1f MiB that %s leaves",
-                        Mib(static_cast<double>(asked)), Mib(static_cast<double>(host.bytes)),
-                        host.source));
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "--swap-space-mb: %.1f MiB do not fit into the %.1f MiB that %s leaves",
+        Mib(static_cast<double>(asked)), Mib(static_cast<double>(host.bytes)), host.source));
   }
   if (asked > 0 && asked < least) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -207,7 +206,8 @@ std::string DescribeMemory(const ModelRunner& runner) {
       shape.num_pages, page / 1024, kPageTokens, UnprunedTokens(shape),
       Mib(static_cast<double>(KvCache::FixedBytes(shape))), options.num_slots(),
       options.max_model_len, options.max_num_seqs, Mib(static_cast<double>(states)),
-      Mib(static_cast<double>(options.swap_bytes)), Mib(activations), options.max_num_batched_tokens, options.max_logit_rows);
+      Mib(static_cast<double>(options.swap_bytes)), Mib(activations),
+      options.max_num_batched_tokens, options.max_logit_rows);
 }
 
 }  // namespace fox

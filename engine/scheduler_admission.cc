@@ -37,8 +37,8 @@ PageDemand::Of Scheduler::DemandOf(const Sequence& sequence) const {
   const double least = 2 * static_cast<double>(sequence.pages_lost);
   // One that would start from a snapshot takes what comes behind it.
   const bool starts = sequence.slot < 0 && sequence.computed > 0 && !sequence.swapped;
-  const double has = starts ? forecast_.At(sequence.computed, -1).pages
-                            : static_cast<double>(demand.held + back);
+  const double has =
+      starts ? forecast_.At(sequence.computed, -1).pages : static_cast<double>(demand.held + back);
   const double rest = std::max(kept.pages, least) - has;
   demand.expected = std::clamp(rest, 0.0, demand.expected - static_cast<double>(back)) +
                     static_cast<double>(back);

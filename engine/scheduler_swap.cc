@@ -32,8 +32,7 @@ void Scheduler::SwapOut(Sequence* sequence, bool drops, Schedule* schedule) {
   if (swap_space_.bytes() == 0) return;
   // Eviction by plans in flight is not known yet. What came from a snapshot counts as unpruned
   // until a plan is collected.
-  const int64_t pages =
-      ledger_.Between(0, sequence->computed) - sequence->slot_stats.pages_evicted;
+  const int64_t pages = ledger_.Between(0, sequence->computed) - sequence->slot_stats.pages_evicted;
   const int64_t next = ledger_.Between(sequence->computed, sequence->computed + 1);
   if (pages + next > limits_.num_pages) return;  // it might find no room for all at once
   const int64_t bytes = limits_.SwapBytes(pages);
@@ -94,8 +93,7 @@ void Scheduler::DropSwapped(Sequence* sequence, StepPlan* plan) {
 void Scheduler::SwapIn(Sequence* sequence, int32_t slot, Schedule* schedule) {
   ForgetSwapped(sequence);
   const Swapped& swapped = *sequence->swapped;
-  schedule->plan.swap_ins.push_back(
-      {slot, swapped.range.begin, swapped.pages, sequence->computed});
+  schedule->plan.swap_ins.push_back({slot, swapped.range.begin, swapped.pages, sequence->computed});
   ranges_read_.push_back(swapped.range);
   sequence->SwapIn(slot, ledger_.Between(0, sequence->computed));
 }

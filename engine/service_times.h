@@ -82,7 +82,7 @@ class ServiceTimes {
   Seconds step_ = 0;     // of steps that decode, whatever else they do
   Seconds guests_ = 0;   // of the last step with guests, beyond the rest of it
   double swap_bytes_ = 0;
-  Seconds swap_ = 0;  // of those bytes
+  Seconds swap_ = 0;     // of those bytes
   double slowdown_ = 1;  // of prefill beside decodes
   double length_share_ = 1;
   // Lately, of one request: what it may ask for must not keep others out. At first as many as a

@@ -11,7 +11,7 @@
 namespace fox {
 namespace {
 
-struct Variant {
+struct SwappingModel {
   const char* model;
   const char* dtype;
   int32_t vocab;
@@ -34,14 +34,14 @@ class FastCopies final : public StepExecutor {
   ExecutorLimits limits_;
 };
 
-struct Outcome {
+struct SwapOutcome {
   StreamResults results;
   EngineStats stats;
 };
 
-Outcome RunAll(const EngineConfig& config, const std::vector<Request>& requests, int gap,
-               int depth) {
-  Outcome run;
+SwapOutcome RunAll(const EngineConfig& config, const std::vector<Request>& requests, int gap,
+                   int depth) {
+  SwapOutcome run;
   auto loaded = LoadEngine(config);
   EXPECT_TRUE(loaded.ok()) << loaded.status();
   auto& runner = static_cast<ModelRunner&>(*loaded->executor);
@@ -68,7 +68,7 @@ int64_t SwapBytesFor(const EngineConfig& config, int64_t sequences, int64_t toke
   return sequences * limits.SwapBytes(limits.lists_per_slot * PagesFor(tokens));
 }
 
-std::vector<Request> MakeRequests(const Variant& variant) {
+std::vector<Request> MakeRequests(const SwappingModel& variant) {
   std::mt19937_64 rng(11);
   std::vector<Request> requests;
   for (int i = 0; i < 10; ++i) {
@@ -85,10 +85,10 @@ std::vector<Request> MakeRequests(const Variant& variant) {
   return requests;
 }
 
-class SwapInvarianceTest : public ::testing::TestWithParam<Variant> {};
+class SwapInvarianceTest : public ::testing::TestWithParam<SwappingModel> {};
 
 TEST_P(SwapInvarianceTest, TokensAndCertificatesDoNotDependOnSwapping) {
-  const Variant& variant = GetParam();
+  const SwappingModel& variant = GetParam();
   EngineConfig config = GoldenConfig(variant.model);
   config.dtype = variant.dtype;
   config.runner.acp = variant.acp;
@@ -96,9 +96,9 @@ TEST_P(SwapInvarianceTest, TokensAndCertificatesDoNotDependOnSwapping) {
   config.runner.max_num_seqs = 1;
   config.engine.prefix_cache_share = 0;
   const std::vector<Request> requests = MakeRequests(variant);
-  const Outcome solo = RunAll(config, requests, 0, 1);
+  const SwapOutcome solo = RunAll(config, requests, 0, 1);
 
-  struct Limits {
+  struct SwapSchedule {
     int32_t seqs;
     int64_t batch_tokens;
     int64_t swap_sequences;  // of 400 tokens that the swap space holds
@@ -107,15 +107,16 @@ TEST_P(SwapInvarianceTest, TokensAndCertificatesDoNotDependOnSwapping) {
     double share;  // of the prefix cache
   };
   int64_t swaps = 0, recomputed = 0;
-  for (const Limits& s :
-       {Limits{8, 512, 10, 0, 1, 0}, Limits{8, 512, 10, 0, 2, 0.3}, Limits{16, 100, 1, 2, 2, 0},
-        Limits{8, 37, 2, 1, 1, 0.3}, Limits{4, 64, 3, 0, 2, 0}}) {
+  for (const SwapSchedule& s :
+       {SwapSchedule{8, 512, 10, 0, 1, 0}, SwapSchedule{8, 512, 10, 0, 2, 0.3},
+        SwapSchedule{16, 100, 1, 2, 2, 0}, SwapSchedule{8, 37, 2, 1, 1, 0.3},
+        SwapSchedule{4, 64, 3, 0, 2, 0}}) {
     config.runner.max_num_seqs = s.seqs;
     config.runner.max_num_batched_tokens = s.batch_tokens;
     config.kv_cache_bytes = PoolBytes(config, variant.pool_tokens);
     config.engine.prefix_cache_share = s.share;
     config.swap_space_bytes = SwapBytesFor(config, s.swap_sequences, 400);
-    const Outcome run = RunAll(config, requests, s.gap, s.depth);
+    const SwapOutcome run = RunAll(config, requests, s.gap, s.depth);
     ASSERT_EQ(run.results.size(), solo.results.size());
     for (const auto& [id, result] : run.results) {
       const StreamResult& expected = solo.results.at(id);
@@ -139,12 +140,13 @@ TEST_P(SwapInvarianceTest, TokensAndCertificatesDoNotDependOnSwapping) {
   EXPECT_GE(swaps, 3);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, SwapInvarianceTest,
-                         ::testing::Values(Variant{"dev_pro_d64", "f32", 512, 320},
-                                           Variant{"dev_pro_d64", "f32", 512, 576, AcpMode::kOff},
-                                           Variant{"dev_pro_d128", "f32", 300, 576, AcpMode::kPaper},
-                                           Variant{"tiny_fla", "f32", 128, 576},
-                                           Variant{"tiny_rope", "bf16", 128, 576}));
+INSTANTIATE_TEST_SUITE_P(
+    Models, SwapInvarianceTest,
+    ::testing::Values(SwappingModel{"dev_pro_d64", "f32", 512, 320},
+                      SwappingModel{"dev_pro_d64", "f32", 512, 576, AcpMode::kOff},
+                      SwappingModel{"dev_pro_d128", "f32", 300, 576, AcpMode::kPaper},
+                      SwappingModel{"tiny_fla", "f32", 128, 576},
+                      SwappingModel{"tiny_rope", "bf16", 128, 576}));
 
 // Two lists, seven page rows; two sequences start in them and grow to four rows each.
 class EngineSwapTest : public EngineTest {
@@ -310,7 +312,8 @@ TEST_P(EngineSwapTest, AFailedExecutorLeavesNothingBehind) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Depths, EngineSwapTest,
-                         testing::Values(Pipeline{1, false}, Pipeline{2, true}, Pipeline{2, false}));
+                         testing::Values(Pipeline{1, false}, Pipeline{2, true},
+                                         Pipeline{2, false}));
 
 }  // namespace
 }  // namespace fox

@@ -308,9 +308,9 @@ void FakeExecutor::SwapIn(const StepPlan& plan) {
     if (found == swapped_.end()) return Violate("what is swapped in is not there");
     const uint64_t request = found->second.request;
     swapped_.erase(found);
-    const bool plans = std::any_of(plan.sequences.begin(), plan.sequences.end(), [&](const auto& s) {
-      return s.slot == in.slot && s.id == request;
-    });
+    const bool plans =
+        std::any_of(plan.sequences.begin(), plan.sequences.end(),
+                    [&](const auto& s) { return s.slot == in.slot && s.id == request; });
     Slot& slot = slots_[static_cast<size_t>(in.slot)];
     if (!plans || slot.occupied) return Violate("swaps in to an odd slot");
     if (in.pages > free_pages()) return Violate("swaps in more pages than are free");

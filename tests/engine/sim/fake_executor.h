@@ -71,7 +71,7 @@ class FakeExecutor : public StepExecutor {
   };
 
   // What may be in swap space: the executor is not told what is given up.
-  struct Swapped {
+  struct SwappedRequest {
     uint64_t request = 0;
     int64_t bytes = 0;
   };
@@ -102,7 +102,7 @@ class FakeExecutor : public StepExecutor {
   PagedKeys keys_;
   PlanSpoiler spoiler_;
   std::vector<Slot> slots_;
-  std::map<int64_t, Swapped> swapped_;  // by place
+  std::map<int64_t, SwappedRequest> swapped_;  // by place
   Sampler sampler_;
   std::vector<Appended> batch_;
   std::vector<uint64_t> token_hashes_;

@@ -198,7 +198,7 @@ void PagedKeys::SwapOut(const SwappedSlot& out) {
 
 void PagedKeys::SwapIn(const SwappedSlot& in) {
   const auto slot = static_cast<size_t>(in.slot);
-  const Swapped& swapped = swapped_.at(in.offset);
+  const SavedSlot& swapped = swapped_.at(in.offset);
   if (swapped.stats.live_pages() != in.pages) return Violate("pages of a swapped slot", in.slot);
   if (swapped.length != in.tokens) return Violate("tokens of a swapped slot", in.slot);
   if (kv_.length[in.slot] != 0) return Violate("a slot is not empty", in.slot);

@@ -66,7 +66,7 @@ class PagedKeys {
 
  private:
   // What was swapped out.
-  struct Swapped {
+  struct SavedSlot {
     int64_t length = 0;
     std::vector<int32_t> first;
     AcpStats stats;
@@ -93,7 +93,7 @@ class PagedKeys {
   std::vector<int32_t> first_;   // by slot and list: after the page ends so far
   std::vector<AcpStats> stats_;  // by slot
   std::vector<std::byte> swap_space_;
-  std::map<int64_t, Swapped> swapped_;  // by place
+  std::map<int64_t, SavedSlot> swapped_;  // by place
   std::vector<Appended> batch_;
   std::vector<uint64_t> seen_;  // by page: the audit that saw it last
   uint64_t audits_ = 0;
