@@ -24,7 +24,7 @@ constexpr char kUsage[] =
     "  memory   KV bytes by context and bound\n"
     "  all      these four, and what runs without a command\n"
     "  attention   the CUDA backend's attention alone\n"
-    "  serve       load on a running server: what its clients see\n"
+    "  serve       load on a server: what its clients see; --compare off,certified: on two\n"
     "  cache       what the prefix cache saves and costs\n"
     "  doors       the same sequences through the engine alone, fox.v1 and HTTP\n"
     "  make-model  writes a checkpoint with random weights\n";
