@@ -2,6 +2,8 @@
 // loads of the model's own text through the engine alone, each without the cache and with it, in
 // turns: questions on one document, the turns of conversations, and prompts that share nothing.
 #include <algorithm>
+#include <functional>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,12 +35,13 @@ struct CacheFlags {
 absl::Status Parse(const std::vector<std::string>& arguments, CacheFlags* values) {
   FlagSet flags;
   flags.Group("Cache");
-  flags.String("model", "DIR", "a model with a tokenizer", &values->model);
+  flags.String("model", "DIR", "that computes them", &values->model);
   flags.String("device", "NAME", "cpu, cuda or auto", &values->device);
   flags.Int("threads", "N", "of the CPU backend; 0: one per core", 0, 4096, &values->threads);
   flags.Mebibytes("kv-cache-mb", "MiB of the page pool; 0: room for all without eviction", 0,
                   1 << 30, &values->kv_cache_bytes);
-  flags.String("text", "FILE", "what prompts are cut from; else MODEL/prompt_long.txt",
+  flags.String("text", "FILE",
+               "what prompts are cut from; else MODEL/prompt_long.txt, or random ids",
                &values->text);
   flags.String("loads", "LIST", "which are run", &values->loads);
   flags.Int("document", "N", "tokens that prompts share", 64, 1 << 20, &values->document);
@@ -78,8 +81,14 @@ absl::StatusOr<Loaded> Load(const CacheFlags& flags, double share) {
   auto text = EncodeTextFile(
       flags.model, engine->config,
       flags.text.empty() ? absl::StrCat(flags.model, "/prompt_long.txt") : flags.text, -1);
-  if (!text.ok()) return text.status();
-  return Loaded{*std::move(engine), std::move(text->ids)};
+  if (text.ok()) return Loaded{*std::move(engine), std::move(text->ids)};
+  if (!flags.text.empty()) return text.status();
+  // A model without a text, or without a tokenizer, gets random ids.
+  Prompt ids(static_cast<size_t>(2 * flags.longest()));
+  std::mt19937_64 random(1);
+  std::uniform_int_distribution<int32_t> id(0, static_cast<int32_t>(engine->config.vocab_size) - 1);
+  for (int32_t& token : ids) token = id(random);
+  return Loaded{*std::move(engine), std::move(ids)};
 }
 
 // A document, computed by the first request, and questions on it; only these are timed.

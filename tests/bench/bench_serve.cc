@@ -19,6 +19,7 @@
 #include "tests/bench/arrivals.h"
 #include "tests/bench/commands.h"
 #include "tests/bench/measurement.h"
+#include "tests/bench/scrape.h"
 #include "tests/e2e/child_process.h"
 
 namespace fox {
@@ -137,9 +138,28 @@ constexpr char kColumns[] =
     "      acp  rate/s     ok refused lost preempted running kept  seconds  tokens/s  TTFT p50"
     "       p90       p99  ITL p50      p90      p99 (ms)";
 
+// Where to ask for the metrics of a server of ours; 0: it is not ours.
+using MetricsPort = int;
+
+// Number and seconds of the engine's steps so far, with prompts and without.
+std::map<std::string, double> Steps(MetricsPort port) {
+  std::map<std::string, double> steps;
+  if (port == 0) return steps;
+  const std::map<std::string, double> metrics = Scrape(port);
+  for (const std::string phase : {"prefill", "decode"}) {
+    for (const auto& [name, metric] : {std::pair{"steps", "count"}, {"seconds", "sum"}}) {
+      const auto found = metrics.find(
+          absl::StrFormat("fox_step_duration_seconds_%s{phase=\"%s\"}", metric, phase));
+      if (found != metrics.end()) steps[absl::StrCat(phase, "_", name)] = found->second;
+    }
+  }
+  return steps;
+}
+
 // One line of the table; returns the row.
 nlohmann::ordered_json Report(BenchReport* report, const std::string& acp, double rate,
-                              const ServedArrivals& served, int64_t prompt_tokens) {
+                              const ServedArrivals& served, int64_t prompt_tokens,
+                              const std::map<std::string, double>& steps) {
   const Totals sum = Add(served.outcomes);
   auto errors = nlohmann::ordered_json::object();
   for (const auto& [code, count] : sum.errors) errors[absl::StrCat("grpc_", code)] = count;
@@ -163,6 +183,7 @@ nlohmann::ordered_json Report(BenchReport* report, const std::string& acp, doubl
       {"most_pages", served.most_pages},
       {"num_pages", served.num_pages},
       {"seconds", served.seconds},
+      {"engine", steps},
       {"requests_per_second", completed / served.seconds},
       {"prompt_tokens_per_second", static_cast<double>(prompt_tokens) / served.seconds},
       {"output_tokens_per_second", pace},
@@ -177,6 +198,12 @@ nlohmann::ordered_json Report(BenchReport* report, const std::string& acp, doubl
           served.MostKept(), served.seconds, pace, P(ttft, "p50"), P(ttft, "p90"), P(ttft, "p99"),
           P(itl, "p50"), P(itl, "p90"), P(itl, "p99")),
       row);
+  if (!steps.empty()) {
+    report->Note(
+        absl::StrFormat("%9s engine: %.1f s in %.0f steps with prompts, %.1f s in %.0f without",
+                        acp, steps.at("prefill_seconds"), steps.at("prefill_steps"),
+                        steps.at("decode_seconds"), steps.at("decode_steps")));
+  }
   if (sum.missing + sum.repeated > 0) {
     report->Note(
         absl::StrFormat("%d tokens are missing, %d came twice", sum.missing, sum.repeated));
@@ -187,6 +214,7 @@ nlohmann::ordered_json Report(BenchReport* report, const std::string& acp, doubl
 // All rates on one server; what was measured is written as it goes.
 absl::StatusOr<std::vector<nlohmann::ordered_json>> Measure(const ServeFlags& flags,
                                                             const std::string& target,
+                                                            MetricsPort metrics,
                                                             BenchReport* report) {
   const auto stub = v1::Info::NewStub(ConnectTo(target));
   grpc::ClientContext model_context, server_context;
@@ -211,8 +239,11 @@ absl::StatusOr<std::vector<nlohmann::ordered_json>> Measure(const ServeFlags& fl
                      static_cast<uint64_t>(flags.seed));
     int64_t prompt_tokens = 0;
     for (const PlannedRequest& request : plan) prompt_tokens += request.prompt_tokens;
+    const std::map<std::string, double> before = Steps(metrics);
     const ServedArrivals served = SendArrivals(target, plan, model.vocab_size(), flags.timeout);
-    rows.push_back(Report(report, acp, rate, served, prompt_tokens));
+    std::map<std::string, double> steps = Steps(metrics);
+    for (const auto& [name, value] : before) steps[name] -= value;
+    rows.push_back(Report(report, acp, rate, served, prompt_tokens, steps));
     if (absl::Status s = report->Write(flags.json); !s.ok()) return s;
   }
   return rows;
@@ -232,22 +263,23 @@ absl::StatusOr<std::vector<nlohmann::ordered_json>> MeasureOwn(const ServeFlags&
   const auto program =
       std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "fox-server";
   ChildStart start;
-  start.arguments = {program.string(),         "--host=127.0.0.1", "--grpc-port=0",
-                     "--model=" + flags.model, "--acp=" + mode,    "--device=" + flags.device,
-                     "--log-level=warning"};
+  start.arguments = {program.string(),           "--host=127.0.0.1",       "--grpc-port=0",
+                     "--metrics-port=0",         "--model=" + flags.model, "--acp=" + mode,
+                     "--device=" + flags.device, "--log-level=warning"};
   start.arguments.insert(start.arguments.end(), flags.server_flags.begin(),
                          flags.server_flags.end());
   ChildProcess server(std::move(start));
-  int port = 0;
+  int port = 0, metrics = 0;
   const bool listens = server.WaitOutput(kStartSeconds, [&](const std::string& output) {
     port = PortAfter(output, "listening on");
-    return port > 0;
+    metrics = PortAfter(output, "listening for Prometheus on");
+    return port > 0 && metrics > 0;
   });
   if (!listens) {
     return absl::UnavailableError(
         absl::StrCat(program.string(), " did not start: ", LastLine(server.output())));
   }
-  auto rows = Measure(flags, absl::StrCat("127.0.0.1:", port), report);
+  auto rows = Measure(flags, absl::StrCat("127.0.0.1:", port), metrics, report);
   server.Signal(SIGTERM);
   const std::optional<int> code = server.WaitEnd(kEndSeconds);
   if (rows.ok() && code.value_or(-1) != 0) {
@@ -318,7 +350,7 @@ absl::Status BenchServe(const std::vector<std::string>& arguments) {
     report.facts()["server_flags"] = flags.server_flags;
   }
   report.Section("Serving: Poisson arrivals over gRPC", kColumns);
-  absl::Status status = flags.compare.empty() ? Measure(flags, flags.target, &report).status()
+  absl::Status status = flags.compare.empty() ? Measure(flags, flags.target, 0, &report).status()
                                               : Compare(flags, &report);
   // What was measured before a failure is kept, too.
   status.Update(report.Write(flags.json));

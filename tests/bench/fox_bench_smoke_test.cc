@@ -82,6 +82,9 @@ TEST(FoxBenchTest, TwoServersUnderTheSameArrivals) {
       EXPECT_EQ(row[none], 0) << none;
     }
     EXPECT_GT(row["output_tokens_per_second"], 0);
+    EXPECT_GE(row["engine"]["prefill_steps"], 1);
+    EXPECT_GT(row["engine"]["decode_seconds"], 0);
+    EXPECT_LE(row["engine"]["decode_seconds"], row["seconds"]);
     EXPECT_GE(row["most_kept"], 1);
     EXPECT_LE(row["most_kept"], 6);
     EXPECT_GT(row["num_pages"], 0);
