@@ -48,6 +48,37 @@ TEST(FoxBenchTest, EveryLoadFindsWhatItSharesInTheCache) {
               ElementsAre("questions", "questions", "turns", "turns", "strangers", "strangers"));
 }
 
+TEST(FoxBenchTest, AFurtherSnapshotCostsItsOwnPagesAlone) {
+  const Ran ran = RunProgram("fox-bench", {"snapshots", "--document", "512", "--behind", "64,512",
+                                           "--json", TempPath("rows.json")});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const json report = json::parse(ReadWhole(TempPath("rows.json")));
+  ASSERT_EQ(report["rows"].size(), 2U);
+  for (const json& row : report["rows"]) {
+    EXPECT_LT(row["sole_pages"], row["pages"]);
+    EXPECT_LT(row["pages"], 60 * 8);  // lists of the demo model, pages
+    EXPECT_EQ(row["bytes"],
+              row["sole_pages"].get<double>() * 16672 + row["state_bytes"].get<double>());
+    EXPECT_EQ(row["unpruned_bytes"], 60 * 8 * 16672);
+  }
+  EXPECT_LE(report["rows"][0]["sole_pages"], report["rows"][1]["sole_pages"]);
+}
+
+TEST(FoxBenchTest, AnotherSaltFindsNothing) {
+  const Ran ran = RunProgram("fox-bench", {"salts", "--device", "cpu", "--prompt", "150",
+                                           "--rounds", "6", "--json", TempPath("rows.json")});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const json report = json::parse(ReadWhole(TempPath("rows.json")));
+  ASSERT_EQ(report["rows"].size(), 2U);
+  for (const json& row : report["rows"]) {
+    EXPECT_EQ(row["found_tokens"], 0);
+    EXPECT_EQ(row["rounds"], 6);
+    EXPECT_GT(row["other_seconds"]["min"], 0);
+    EXPECT_GT(row["p"], 0);
+    EXPECT_LE(row["p"], 1);
+  }
+}
+
 TEST(FoxBenchTest, TwoServersUnderTheSameArrivals) {
   const Ran ran = RunProgram("fox-bench", {"serve",
                                            "--compare",
