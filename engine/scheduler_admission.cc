@@ -132,17 +132,21 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
 }
 
 // By turns; only those whose tokens all go into this plan, if `whole_prompts`. Who finds no room is
-// passed over, and holds back the rest after a while.
+// passed over, and holds back the rest after a while. Of guests' seats those count that were given
+// as such: who turned slow in another one took none, and newcomers that do so, one after the other,
+// do not keep guests out. Who had a seat before gets any.
 void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule) {
   if (waiting_.size() == 0) return;
   std::vector<PageDemand::Of> demands;
-  int64_t slow = 0;
+  int64_t slow = 0, guests = 0;
   for (const Sequence* sequence : running_) {
     demands.push_back(DemandOf(*sequence));
-    if (sequence->reads_slowly()) ++slow;
+    if (!sequence->reads_slowly()) continue;
+    ++slow;
+    if (sequence->guest) ++guests;
   }
   PageDemand demand(std::move(demands));
-  const int64_t most_slow = std::max<int64_t>(1, max_running_ / kSlowShare);
+  const int64_t most_guests = std::max<int64_t>(1, max_running_ / kSlowShare);
   waiting_.BeginRound();
   int passed_over = 0;
   while (budget->prefill > 0 && running() < max_running_ && passed_over < kMostPassedOver) {
@@ -160,7 +164,9 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
     }
     // One that was preempted with a plan in flight comes back when that has been collected.
     const bool guest = next->reads_slowly();
-    const bool seat = !guest || (budget->guests && (slow < most_slow || slow == running()));
+    const bool seat = !guest || next->preempted ||
+                      ((budget->guests || waiting_.IsAged(*next, now)) &&
+                       (guests < most_guests || slow == running()));
     const bool ready = seat && next->is_schedulable() && (next->slot >= 0 || next->in_flight == 0);
     if (ready && next->slot < 0 && prefixes_.Find(next)) {
       waiting_.PassOver(next);
@@ -171,8 +177,10 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
       const int64_t left = next->remaining() - (next->slot < 0 ? next->prefix.found : 0);
       const bool fits = !whole_prompts || overdue || left <= budget->prefill;
       if (fits && Start(next, now, &demand, budget, schedule)) {
+        if (!next->preempted) next->guest = guest;
         if (guest) {
           ++slow;
+          if (next->guest) ++guests;
           steps_without_guests_ = 0;
         }
         continue;

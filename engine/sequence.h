@@ -121,6 +121,7 @@ struct Sequence {
   int32_t losses = 0;              // how often that was
   int64_t pages_lost = 0;          // how many it held then
   Seconds blocked_since = kNever;  // when it first found no room at its turn
+  bool guest = false;              // its seat is, or was, one of those that guests get
   PrefixState prefix;              // the prefix cache's
   int32_t steps_behind = 0;        // in which others were first in prefill, since it was
 
