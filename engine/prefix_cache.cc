@@ -189,16 +189,16 @@ int64_t PrefixCache::CutChunk(const Sequence& sequence, int64_t count) const {
 
 void PrefixCache::Take(Sequence* sequence, int64_t tokens) {
   sequence->prefix.last = tokens;
-  PrefixTree::Node* const node = tree_.Insert(RealmOf(*sequence), sequence->tokens, tokens).back();
-  if (node->snapshot >= 0) {
-    At(node->snapshot).used = now_;
+  const PrefixTree::Realm realm = RealmOf(*sequence);
+  const std::vector<PrefixTree::Node*> known = tree_.Find(realm, sequence->tokens, tokens);
+  if (!known.empty() && known.back()->tokens == tokens && known.back()->snapshot >= 0) {
+    At(known.back()->snapshot).used = now_;
     return;
   }
   const int64_t pages = ledger_.held(sequence->slot);
-  if (!MakeRoom(pages)) {
-    tree_.Prune(node);
-    return;
-  }
+  if (!MakeRoom(pages)) return;
+  // Only now: what was dropped took the nodes with it that nothing else hung on.
+  PrefixTree::Node* const node = tree_.Insert(realm, sequence->tokens, tokens).back();
   node->snapshot = free_slots_.back();
   free_slots_.pop_back();
   At(node->snapshot) = {node, pages, now_, plan_};
@@ -296,12 +296,12 @@ void PrefixCache::FillPlan(StepPlan* plan) {
   plan->drop_snapshots = std::exchange(drops_, {});
   plan->snapshots = std::exchange(snapshots_, {});
   plan->starts = std::exchange(starts_, {});
+  ++plan_;
 }
 
 void PrefixCache::Submitted() {
   unsure_in_flight_.push_back(std::exchange(unsure_pages_, 0));
   dropped_pages_ = 0;
-  ++plan_;
 }
 
 void PrefixCache::Collected() {

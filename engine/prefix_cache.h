@@ -73,8 +73,8 @@ class PrefixCache {
   bool has_pending() const { return flush_ || !drops_.empty() || !snapshots_.empty(); }
   // Pages that the open plan frees by what was dropped, for sure.
   int64_t dropped_pages() const { return dropped_pages_; }
-  // Moves what the plan does to snapshots into it. If that plan is not empty, Submitted and one day
-  // Collected follow.
+  // Closes the plan: moves what it does to snapshots into it. If that plan is not empty, Submitted
+  // and one day Collected follow.
   void FillPlan(StepPlan* plan);
   void Submitted();
   void Collected();
