@@ -40,20 +40,19 @@ enum class Bug : uint8_t {
   kWrongWindows,    // first pages of another slot are reported
   kOverstateSole,   // reports a page as a slot's alone that others have
   // Plans: planted_plan.h.
-  kPlanKeepsSlot,        // forgets to release a slot
-  kPlanReleasesEarly,    // releases the slot of a sequence that runs
-  kPlanSkipsToken,       // feeds a chunk without its first token
-  kPlanRepeatsToken,     // feeds a token again
-  kPlanSwapsTokens,      // feeds two tokens of a chunk in the wrong order
-  kPlanSwapsSlots,       // two sequences change slots
-  kPlanSamplesEarly,     // samples from the row before
-  kPlanWrongPosition,    // keys the sample by another position
-  kPlanLosesStates,      // a slot's token states are not sent
-  kPlanWrongTolerance,   // prunes for who asked to keep all
-  kPlanKeepsSnapshot,    // forgets to drop a snapshot
-  kPlanDropsEarly,       // drops a snapshot that is started from
-  kPlanForgetsStart,     // forgets what a sequence starts from
-  kPlanStartsElsewhere,  // starts from another snapshot
+  kPlanKeepsSlot,       // forgets to release a slot
+  kPlanReleasesEarly,   // releases the slot of a sequence that runs
+  kPlanSkipsToken,      // feeds a chunk without its first token
+  kPlanRepeatsToken,    // feeds a token again
+  kPlanSwapsTokens,     // feeds two tokens of a chunk in the wrong order
+  kPlanSwapsSlots,      // two sequences change slots
+  kPlanSamplesEarly,    // samples from the row before
+  kPlanWrongPosition,   // keys the sample by another position
+  kPlanLosesStates,     // a slot's token states are not sent
+  kPlanWrongTolerance,  // prunes for who asked to keep all
+  kPlanKeepsSnapshot,   // forgets to drop a snapshot
+  kPlanDropsEarly,      // drops a snapshot that is started from
+  kPlanForgetsStart,    // forgets what a sequence starts from
   // What the engine is told.
   kOverBudget,        // believes in a larger batch,
   kOverRows,          // in more rows of logits,
@@ -125,7 +124,6 @@ inline constexpr std::array<const char*, static_cast<size_t>(kBugCount)> kBugNam
     "plan_keeps_snapshot",
     "plan_drops_early",
     "plan_forgets_start",
-    "plan_starts_elsewhere",
     "over_budget",
     "over_rows",
     "over_seats",

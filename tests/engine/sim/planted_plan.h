@@ -15,7 +15,7 @@ class PlanSpoiler {
 
   // Whether the plan is to be changed; then into what.
   bool Spoils(const StepPlan& plan) {
-    if (bug_ < Bug::kPlanKeepsSlot || bug_ > Bug::kPlanStartsElsewhere) return false;
+    if (bug_ < Bug::kPlanKeepsSlot || bug_ > Bug::kPlanForgetsStart) return false;
     if (bug_ >= Bug::kPlanKeepsSnapshot && plan.drop_snapshots.empty() && plan.starts.empty()) {
       return false;
     }
@@ -64,12 +64,6 @@ class PlanSpoiler {
         break;
       case Bug::kPlanForgetsStart:
         if (!plan->starts.empty()) plan->starts.pop_back();
-        break;
-      case Bug::kPlanStartsElsewhere:
-        if (plan->starts.size() > 1) {
-          std::swap(plan->starts.front().from, plan->starts.back().from);
-          std::swap(plan->starts.front().tokens, plan->starts.back().tokens);
-        }
         break;
       default:
         break;
