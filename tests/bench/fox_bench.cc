@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/process/process_settings.h"
 #include "tests/bench/bench_session.h"
 #include "tests/bench/commands.h"
 
@@ -61,6 +62,7 @@ std::vector<Benchmark> Chosen(const std::string& name) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  fox::ApplyProcessSettings();  // clients are measured beside the server
   std::vector<std::string> arguments(argv + 1, argv + argc);
   std::string name = "all";
   const bool asked = !arguments.empty() && (arguments[0] == "--help" || arguments[0] == "-h");
