@@ -55,6 +55,12 @@ enum class Mark : uint8_t {
   kSwapOuts,            // preemptions to swap space,
   kSwapIns,             // and back
   kSwapDrops,           // from there before they were back: to others, or ended
+  kSnapshots,           // taken,
+  kSnapshotsDropped,    // and dropped
+  kPagesShared,         // by snapshots and starts
+  kCachedStarts,        // requests that started from a snapshot
+  kTurns,               // requests that go on from an answer
+  kFlushes,             // of the prefix cache
   kCancelledAll,        // days that ended so,
   kFloods,              // or so
   kCount
@@ -107,6 +113,12 @@ inline constexpr std::array<const char*, kMarkCount> kMarkNames = {"submitted",
                                                                    "swap_outs",
                                                                    "swap_ins",
                                                                    "swap_drops",
+                                                                   "snapshots",
+                                                                   "snapshots_dropped",
+                                                                   "pages_shared",
+                                                                   "cached_starts",
+                                                                   "turns",
+                                                                   "flushes",
                                                                    "cancelled_all",
                                                                    "floods"};
 
