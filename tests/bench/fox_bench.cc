@@ -25,6 +25,7 @@ constexpr char kUsage[] =
     "  memory   KV bytes by context and bound\n"
     "  all      these four, and what runs without a command\n"
     "  attention   the CUDA backend's attention alone\n"
+    "  swap        a sequence to host memory and back, against computing it again\n"
     "  serve       load on a server: what its clients see; --compare off,certified: on two\n"
     "  cache       what the prefix cache saves and costs\n"
     "  snapshots   what a further snapshot of a conversation costs\n"
@@ -54,6 +55,7 @@ std::vector<Benchmark> Chosen(const std::string& name) {
                                                                      {"linear", fox::BenchLinear},
                                                                      {"memory", fox::BenchMemory}};
   if (name == "attention") return {fox::BenchAttention};
+  if (name == "swap") return {fox::BenchSwap};
   std::vector<Benchmark> chosen;
   for (const auto& [key, benchmark] : benchmarks) {
     if (name == key || name == "all") chosen.push_back(benchmark);

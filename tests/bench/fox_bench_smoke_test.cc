@@ -176,6 +176,22 @@ TEST(FoxBenchTest, AllOnATinyModel) {
   EXPECT_LE(live["paper"], live["off"]);
 }
 
+TEST(FoxBenchTest, SwapsSequencesOfEveryBound) {
+  const Ran ran =
+      RunProgram("fox-bench",
+                 {"swap", "--model", kTiny, "--contexts", "64,200", "--repeat", "1", "--buffer-mib",
+                  "8", "--matmul-size", "64", "--dtype", "f32", "--json", TempPath("rows.json")});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const json report = json::parse(ReadWhole(TempPath("rows.json")));
+  ASSERT_EQ(report["rows"].size(), 6U);
+  for (const json& row : report["rows"]) {
+    EXPECT_GT(row["pages"], 0);
+    EXPECT_GT(row["out_seconds"]["median"], 0);
+    EXPECT_GT(row["in_seconds"]["median"], 0);
+    EXPECT_GT(row["speedup_over_prefill"], 0);
+  }
+}
+
 TEST(FoxBenchTest, MakesAModelThatLoads) {
   const std::string dir = TempPath("model");
   const Ran made = RunProgram("fox-bench", {"make-model", "--out", dir, "--layers", "2", "--heads",

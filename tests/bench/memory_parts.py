@@ -1,5 +1,5 @@
-"""What gpu_bench.py --memory measures: how many sequences a pool of 20 GB holds at once and what that
-is worth under arrivals, what the prefix cache saves and costs, and what a start takes.
+"""What gpu_bench.py --memory measures: how many sequences a pool of 20 GB holds at once and what
+that is worth under arrivals, what the prefix cache saves and costs, what swapping and a start take.
 
 Parts whose names begin with "cpu-" run on the demo model and need no GPU; they run when they are
 named. --try runs everything on the CPU, small: it measures nothing.
@@ -161,6 +161,14 @@ def start(bench: Bench) -> Part:
     return {"rows": rows, **problem}
 
 
+def swap(bench: Bench) -> Part:
+    """A sequence of 16k to host memory and back, and computed again."""
+    small = bench.arguments.small
+    return bench.fox_bench("swap", "--device", bench.sizes.device, "--model", bench.model(),
+                           "--contexts", "512" if small else "16384", "--modes", "off,certified",
+                           "--repeat", "1" if small else "5", seconds=60)
+
+
 def cpu_cache(bench: Bench) -> Part:
     """The loads of fox-bench cache on the demo model."""
     small = ["--document", "512", "--requests", "2"] if bench.arguments.small else []
@@ -186,6 +194,7 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
     "cache-8k": questions(0),
     "cache-100k": questions(1),
     "cache-strangers": strangers,
+    "swap": swap,
     "start": start,
     "arrivals-worst-case": arrivals("worst-case"),
     "cpu-cache": cpu_cache,
