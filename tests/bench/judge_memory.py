@@ -138,7 +138,9 @@ def table(report: dict[str, Any]) -> str:
         sign = {"most": "<= ", "least": ">= ", "is": ""}[judged["at"]]
         limits = [sign + number(judged[key]) if judged[key] is not None else ""
                   for key in ("must", "aim")]
-        value = number(judged["value"]) + (f" {judged['unit']}" if judged["unit"] else "")
+        value = number(judged["value"])
+        if judged["value"] is not None and judged["unit"]:
+            value += f" {judged['unit']}"
         lines.append(f"| {judged['row']} | {value} | {limits[0]} | {limits[1]} | "
                      f"{judged['peer']} |")
     return "\n".join(lines)

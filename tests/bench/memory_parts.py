@@ -172,7 +172,7 @@ def swap(bench: Bench) -> Part:
 def cpu_cache(bench: Bench) -> Part:
     """The loads of fox-bench cache on the demo model."""
     small = ["--document", "512", "--requests", "2"] if bench.arguments.small else []
-    return cache(bench, "cpu", ["--at-once", "1", "--rounds", "1" if small else "5", *small], 400)
+    return cache(bench, "cpu", ["--at-once", "1", "--rounds", "1" if small else "3", *small], 600)
 
 
 def cpu_snapshots(bench: Bench) -> Part:
@@ -183,8 +183,8 @@ def cpu_snapshots(bench: Bench) -> Part:
 
 def cpu_salts(bench: Bench) -> Part:
     """Whether the time of an answer tells what another salt has cached."""
-    small = ["--prompt", "256", "--rounds", "10"] if bench.arguments.small else []
-    return bench.fox_bench("salts", "--device", "cpu", *small, seconds=500)
+    small = ["--prompt", "256", "--rounds", "10"] if bench.arguments.small else ["--rounds", "60"]
+    return bench.fox_bench("salts", "--device", "cpu", *small, seconds=600)
 
 
 # In the order of their weight: a run that ends early has the first ones.
