@@ -102,7 +102,14 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
   const bool begins = next->slot < 0;
   if (!next->is_schedulable()) return false;
   if (begins) next->computed = prefixes_.Pin(*next);
-  if (!MakeRoom(next, *demand, now, schedule)) {
+  bool has_room = MakeRoom(next, *demand, now, schedule);
+  if (!has_room && begins && running_.empty()) {
+    // It may be the snapshot that it would start from that leaves it no room.
+    prefixes_.Unpin(next);
+    next->computed = 0;
+    has_room = MakeRoom(next, *demand, now, schedule);
+  }
+  if (!has_room) {
     if (begins) next->computed = 0;
     return false;
   }

@@ -101,6 +101,43 @@ void ChooseSlowReaders(Random& random, Swarm* swarm) {
   swarm->invalid *= 0.2;
 }
 
+// Prompts that begin alike, alone and in bursts; conversations of several turns.
+void ChooseSharing(Random& random, Swarm* swarm) {
+  ExecutorLimits& limits = swarm->executor.limits;
+  limits.snapshot_slots = static_cast<int32_t>(random.Int(1, 12));
+  limits.max_model_len = std::max<int64_t>(limits.max_model_len, 200);
+  swarm->long_prompt = limits.max_model_len - 1;
+  swarm->engine.prefix_cache_share = random.Chance(0.3) ? random.Unit() * 0.1 : random.Unit();
+  swarm->engine.prefix_cache_interval = kPageTokens * random.Int(1, 8);
+  swarm->texts.resize(static_cast<size_t>(random.Int(1, 4)));
+  for (auto& text : swarm->texts) {
+    text.resize(static_cast<size_t>(random.Int(kPageTokens, swarm->long_prompt)));
+    for (int32_t& token : text) {
+      token = static_cast<int32_t>(random.Int(0, limits.vocab_size - 1));
+    }
+  }
+  swarm->texts_known = random.Unit();
+  swarm->turns = random.Chance(0.5) ? random.Unit() * 0.6 : 0;
+  swarm->groups = std::max(swarm->groups, random.Chance(0.5) ? 0.2 : 0.0);
+  if (random.Chance(0.5)) swarm->burst = static_cast<int>(random.Int(2, 12));
+  if (random.Chance(0.3)) swarm->salted = random.Unit();
+  if (random.Chance(0.3)) swarm->bypasses = random.Unit() * 0.5;
+  if (random.Chance(0.3)) swarm->flushes = random.Unit() * 0.02;
+}
+
+// A text, mostly to its end, then tokens of its own, one at least.
+void BeginAlike(const Swarm& swarm, Random& random, Request* request) {
+  const auto last = static_cast<int64_t>(swarm.texts.size()) - 1;
+  const std::vector<int32_t>& text = swarm.texts[static_cast<size_t>(random.Int(0, last))];
+  auto shared = static_cast<int64_t>(text.size());
+  if (random.Chance(0.3)) shared = random.Int(1, shared);
+  auto own = static_cast<int64_t>(request->prompt.size());
+  if (random.Chance(0.7)) own = std::min<int64_t>(own, random.Int(1, kPageTokens));
+  own = std::min(own, swarm.executor.limits.max_model_len - 1 - shared);
+  request->prompt.resize(static_cast<size_t>(std::max<int64_t>(own, 0)));
+  request->prompt.insert(request->prompt.begin(), text.begin(), text.begin() + shared);
+}
+
 void ChooseSampling(const Swarm& swarm, Random& random, SamplingParams* sampling) {
   sampling->temperature = random.Chance(swarm.sampled) ? 1.0f : 0.0f;
   sampling->seed = random.Next() >> 34;
@@ -130,6 +167,8 @@ Swarm MakeSwarm(Random& random) {
   ChooseClients(random, &swarm);
   if (random.Chance(0.45)) ChooseSlowReaders(random, &swarm);
   if (random.Chance(0.3)) swarm.engine.kv_admission = KvAdmission::kWorstCase;
+  // In two draws: so the days that failed once stay what they were.
+  if (random.Chance(0.8) && random.Chance(0.5)) ChooseSharing(random, &swarm);
   return swarm;
 }
 
@@ -165,6 +204,11 @@ Request MakeRequest(const Swarm& swarm, Seconds now, Random& random) {
     request.log_tolerance = random.Chance(0.5) ? kNoMass : swarm.engine.log_tolerance - 2;
   }
   request.report_windows = random.Chance(swarm.reports);
+  if (!swarm.texts.empty()) {
+    if (random.Chance(swarm.texts_known)) BeginAlike(swarm, random, &request);
+    if (random.Chance(swarm.salted)) request.cache_salt.assign(1, random.Chance(0.5) ? 'a' : 'b');
+    request.bypass_prefix_cache = random.Chance(swarm.bypasses);
+  }
   return request;
 }
 
