@@ -1,5 +1,6 @@
-"""The judged rows of memory: sequences at once, throughput under arrivals, what the prefix cache saves
-and costs, from one run's measurements (gpu_bench.py --memory). Rows are those of judge.py."""
+"""The judged rows of memory: sequences at once, throughput under arrivals, what the prefix cache
+saves and costs, from one run's measurements (gpu_bench.py --memory). Rows are those of judge.py,
+and a table of README.md."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def at_once(m: Measurements) -> Iterator[Row]:
     kept, running = numbers(m, "most_kept", **keys), numbers(m, "most_running", **keys)
     shown = "" if not kept else (f"{kept[1]} over {kept[0]} that kept their pages; running "
                                  f"{running[1]} over {running[0]} at most")
-    yield row("sequences of 16k at once in 20 GB, certified over off", over(kept), "x", "least", 3.3,
-              3.7, shown)
+    yield row("sequences of 16k at once in 20 GB, certified over off", over(kept), "x", "least",
+              3.3, 3.7, shown)
 
 
 def arrivals(m: Measurements) -> Iterator[Row]:
@@ -93,6 +94,18 @@ def costs(m: Measurements) -> Iterator[Row]:
                   f"{1e3 * found['own_seconds']['median']:.4g} ms")
 
 
+def swaps(m: Measurements) -> Iterator[Row]:
+    """Preemption without computing again."""
+    for acp in ("certified", "off"):
+        found = m.find(bench="swap", acp=acp)
+        swapped = None if found is None else (found["out_seconds"]["median"]
+                                              + found["in_seconds"]["median"])
+        yield row(f"a sequence of 16k to host memory and back, {acp}", times(swapped, 1e3), "ms",
+                  "most", None, None, "" if found is None else
+                  f"{found['bytes'] / 1e6:.0f} MB; computing it again "
+                  f"{1e3 * found['prefill_seconds']['median']:.4g} ms")
+
+
 def starts(m: Measurements) -> Iterator[Row]:
     """Time and memory of a start."""
     for name in ("16 seats", "256 seats"):
@@ -111,8 +124,8 @@ def starts(m: Measurements) -> Iterator[Row]:
 def judged_rows(parts: dict[str, Any], tests: dict[str, str]) -> list[Row]:
     """All rows, missing measurements included."""
     m = Measurements(parts, tests)
-    return [judged for rows in (at_once, arrivals, first_tokens, costs, starts) for judged in
-            rows(m)]
+    return [judged for rows in (at_once, arrivals, first_tokens, costs, swaps, starts)
+            for judged in rows(m)]
 
 
 def table(report: dict[str, Any]) -> str:
@@ -125,7 +138,9 @@ def table(report: dict[str, Any]) -> str:
         sign = {"most": "<= ", "least": ">= ", "is": ""}[judged["at"]]
         limits = [sign + number(judged[key]) if judged[key] is not None else ""
                   for key in ("must", "aim")]
-        value = number(judged["value"]) + (f" {judged['unit']}" if judged["unit"] else "")
+        value = number(judged["value"])
+        if judged["value"] is not None and judged["unit"]:
+            value += f" {judged['unit']}"
         lines.append(f"| {judged['row']} | {value} | {limits[0]} | {limits[1]} | "
                      f"{judged['peer']} |")
     return "\n".join(lines)

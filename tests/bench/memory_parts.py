@@ -1,5 +1,5 @@
-"""What gpu_bench.py --memory measures: how many sequences a pool of 20 GB holds at once and what that
-is worth under arrivals, what the prefix cache saves and costs, and what a start takes.
+"""What gpu_bench.py --memory measures: how many sequences a pool of 20 GB holds at once and what
+that is worth under arrivals, what the prefix cache saves and costs, what swapping and a start take.
 
 Parts whose names begin with "cpu-" run on the demo model and need no GPU; they run when they are
 named. --try runs everything on the CPU, small: it measures nothing.
@@ -161,10 +161,18 @@ def start(bench: Bench) -> Part:
     return {"rows": rows, **problem}
 
 
+def swap(bench: Bench) -> Part:
+    """A sequence of 16k to host memory and back, and computed again."""
+    small = bench.arguments.small
+    return bench.fox_bench("swap", "--device", bench.sizes.device, "--model", bench.model(),
+                           "--contexts", "512" if small else "16384", "--modes", "off,certified",
+                           "--repeat", "1" if small else "5", seconds=60)
+
+
 def cpu_cache(bench: Bench) -> Part:
     """The loads of fox-bench cache on the demo model."""
     small = ["--document", "512", "--requests", "2"] if bench.arguments.small else []
-    return cache(bench, "cpu", ["--at-once", "1", "--rounds", "1" if small else "5", *small], 400)
+    return cache(bench, "cpu", ["--at-once", "1", "--rounds", "1" if small else "3", *small], 600)
 
 
 def cpu_snapshots(bench: Bench) -> Part:
@@ -175,8 +183,8 @@ def cpu_snapshots(bench: Bench) -> Part:
 
 def cpu_salts(bench: Bench) -> Part:
     """Whether the time of an answer tells what another salt has cached."""
-    small = ["--prompt", "256", "--rounds", "10"] if bench.arguments.small else []
-    return bench.fox_bench("salts", "--device", "cpu", *small, seconds=500)
+    small = ["--prompt", "256", "--rounds", "10"] if bench.arguments.small else ["--rounds", "60"]
+    return bench.fox_bench("salts", "--device", "cpu", *small, seconds=600)
 
 
 # In the order of their weight: a run that ends early has the first ones.
@@ -186,6 +194,7 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
     "cache-8k": questions(0),
     "cache-100k": questions(1),
     "cache-strangers": strangers,
+    "swap": swap,
     "start": start,
     "arrivals-worst-case": arrivals("worst-case"),
     "cpu-cache": cpu_cache,

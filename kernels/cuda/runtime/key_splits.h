@@ -58,6 +58,7 @@ struct KeySplits {
   int64_t max_rows = 0, max_splits = 0;  // capacities
   int least_shift = kMinKeySplitShift;
   WalkSplits* walks = nullptr;       // [q_heads, max_tiles]; null: nothing is split
+  int32_t* tiles = nullptr;          // [max_tiles] those of sequences with few rows, ascending
   KeySplit* splits = nullptr;        // [max_splits]
   SplitWalk* split_walks = nullptr;  // [max_splits] in any order
   int32_t* num_splits = nullptr;     // [1]

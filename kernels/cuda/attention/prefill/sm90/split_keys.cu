@@ -22,29 +22,51 @@ constexpr int kMergeUnroll = 8;
 constexpr int kRowsBit = 24;
 constexpr uint64_t kSplitMask = (uint64_t{1} << kRowsBit) - 1;
 
-// A walk, by (head, tile), and its key/value tiles.
+// All walks become whole, and those tiles are listed whose walks may be split: those of sequences
+// that bring few rows, so that long prompts cost no time here. Their number. Ends with a barrier.
+__device__ int ListTiles(const BatchView& batch, int q_heads, const StepSchedule& schedule) {
+  __shared__ int warp_sums[kPlanThreads / kWarp];
+  const KeySplits& plan = schedule.key_splits;
+  const int num_tiles = *schedule.num_tiles;
+  int listed = 0;
+  for (int base = 0; base < num_tiles; base += kPlanThreads) {
+    const int tile = base + static_cast<int>(threadIdx.x);
+    bool few = false;
+    if (tile < num_tiles) {
+      few = RowsOf(batch, schedule.tiles[tile].seq).count <= kMostSplitRows;
+      for (int head = 0; head < q_heads; ++head) {
+        plan.walks[static_cast<int64_t>(head) * schedule.max_tiles + tile] = {-1, 0};
+      }
+    }
+    int total;
+    const int end = InclusiveScan<kPlanThreads>(few ? 1 : 0, warp_sums, total);
+    if (few) plan.tiles[listed + end - 1] = tile;
+    listed += total;
+  }
+  __syncthreads();
+  return listed;
+}
+
+// A walk, by (head, listed tile), and its key/value tiles.
 struct WalkRange {
   int tile, head;
   int64_t index;  // in [q_heads, max_tiles]
   int seq, count;
   int first, last;
-  bool may_split;
 
   __device__ int length() const { return last - first + 1; }
 };
 
-__device__ WalkRange RangeOf(const BatchView& batch, const StepSchedule& schedule, int walk,
-                             int num_tiles) {
+__device__ WalkRange RangeOf(const StepSchedule& schedule, int walk, int num_tiles) {
   WalkRange range;
   range.head = walk / num_tiles;
-  range.tile = walk % num_tiles;
+  range.tile = schedule.key_splits.tiles[walk % num_tiles];
   range.index = static_cast<int64_t>(range.head) * schedule.max_tiles + range.tile;
   const RowBlock rows = schedule.tiles[range.tile];
   range.seq = rows.seq;
   range.count = rows.count;
   range.first = min(schedule.boundary[range.index], rows.position / kPageTokens) / 2;
   range.last = rows.position / kTileKeys;
-  range.may_split = RowsOf(batch, rows.seq).count <= kMostSplitRows;
   return range;
 }
 
@@ -57,13 +79,12 @@ __global__ void __launch_bounds__(kPlanThreads)
   WaitOnDependencies();
   const KeySplits& plan = schedule.key_splits;
   const int thread = static_cast<int>(threadIdx.x);
-  const int num_tiles = *schedule.num_tiles, walks = num_tiles * q_heads;
   for (int seq = thread; seq < batch.num_seqs; seq += kPlanThreads) tiles_of[seq] = 0;
   if (thread == 0) num_splits = num_split_walks = 0;
-  __syncthreads();
+  const int num_tiles = ListTiles(batch, q_heads, schedule), walks = num_tiles * q_heads;
   for (int w = thread; w < walks; w += kPlanThreads) {
-    const WalkRange walk = RangeOf(batch, schedule, w, num_tiles);
-    if (walk.may_split) atomicAdd(&tiles_of[walk.seq], walk.length());
+    const WalkRange walk = RangeOf(schedule, w, num_tiles);
+    atomicAdd(&tiles_of[walk.seq], walk.length());
   }
   __syncthreads();
 
@@ -73,24 +94,22 @@ __global__ void __launch_bounds__(kPlanThreads)
     WalkRange walk{};
     int shift = 0, count = 1;
     if (w < walks) {
-      walk = RangeOf(batch, schedule, w, num_tiles);
+      walk = RangeOf(schedule, w, num_tiles);
       shift = KeySplitShift(tiles_of[walk.seq], plan.least_shift);
-      if (walk.may_split) count = NumKeySplits(walk.first, walk.last, shift);
+      count = NumKeySplits(walk.first, walk.last, shift);
     }
     const uint64_t rows = count > 1 ? static_cast<uint64_t>(count) * walk.count : 0;
     const uint64_t need = rows << kRowsBit | static_cast<uint64_t>(count - 1);
     uint64_t total;
     const uint64_t end = carry + InclusiveScan<kPlanThreads>(need, warp_sums, total);
     carry += total;
-    if (w >= walks) continue;
+    if (count == 1) continue;
     const auto row_end = static_cast<int64_t>(end >> kRowsBit);
     const auto split_end = static_cast<int64_t>(end & kSplitMask);
     // Ends ascend, so those that fit are the first ones and leave no gaps.
-    const bool split = count > 1 && row_end <= plan.max_rows && split_end <= plan.max_splits;
-    plan.walks[walk.index] =
-        split ? WalkSplits{shift, static_cast<int32_t>(row_end - static_cast<int64_t>(rows))}
-              : WalkSplits{-1, 0};
-    if (!split) continue;
+    if (row_end > plan.max_rows || split_end > plan.max_splits) continue;
+    const auto first_row = static_cast<int32_t>(row_end - static_cast<int64_t>(rows));
+    plan.walks[walk.index] = {shift, first_row};
     for (int i = 1; i < count; ++i) {
       plan.splits[split_end - count + i] = {walk.tile, walk.head, i};
     }

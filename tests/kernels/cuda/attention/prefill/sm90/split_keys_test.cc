@@ -54,6 +54,7 @@ class SplitSpace {
  public:
   SplitSpace(const DeviceCache& cache, int least_shift, int64_t max_rows, int64_t max_splits)
       : walks_(static_cast<size_t>(cache.options().q_heads * cache.schedule().max_tiles)),
+        tiles_(static_cast<size_t>(cache.schedule().max_tiles)),
         splits_(static_cast<size_t>(max_splits)),
         split_walks_(static_cast<size_t>(max_splits)),
         num_splits_(1),
@@ -61,10 +62,17 @@ class SplitSpace {
         out_(static_cast<size_t>(max_rows * cache.options().head_dim)),
         softmax_(static_cast<size_t>(max_rows * 2)) {
     schedule_ = cache.schedule();
-    schedule_.key_splits = {
-        max_rows,       max_splits,          least_shift,        walks_.data(),
-        splits_.data(), split_walks_.data(), num_splits_.data(), num_split_walks_.data(),
-        out_.data(),    softmax_.data()};
+    schedule_.key_splits = {max_rows,
+                            max_splits,
+                            least_shift,
+                            walks_.data(),
+                            tiles_.data(),
+                            splits_.data(),
+                            split_walks_.data(),
+                            num_splits_.data(),
+                            num_split_walks_.data(),
+                            out_.data(),
+                            softmax_.data()};
   }
 
   // The cache's schedule, with splits.
@@ -90,6 +98,7 @@ class SplitSpace {
   }
 
   DeviceArray<WalkSplits> walks_;
+  DeviceArray<int32_t> tiles_;
   DeviceArray<KeySplit> splits_;
   DeviceArray<SplitWalk> split_walks_;
   DeviceArray<int32_t> num_splits_, num_split_walks_;
