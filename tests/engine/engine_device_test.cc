@@ -245,7 +245,10 @@ TEST_P(DeviceEngineTest, SwappingChangesTiesOnly) {
     EXPECT_EQ(loaded->engine->stats().swap_used_bytes, 0);
     loaded->engine.reset();
   }
-  EXPECT_GT(swaps, 0);
+  // Heads that forget fast leave room for all.
+  if (GetParam().acp != AcpMode::kCertified) {
+    EXPECT_GT(swaps, 0);
+  }
 }
 
 // Prompts that begin alike, some of them with a whole prompt before them, and samples of one.
