@@ -1,7 +1,7 @@
-// The engine on a GPU: graphs and overlapping kernels change no bit; small pools with preemption,
-// other batches and shared prefixes neither lose nor repeat nor change a token, except where the
-// two best logits are as close as bf16 rounding. Two steps are in flight and tokens are sampled on
-// the device, as the host's sampler would sample them.
+// The engine on a GPU: graphs and overlapping kernels change no bit; small pools with preemption
+// and swapping, other batches and shared prefixes neither lose nor repeat nor change a token, but
+// where the two best logits are as close as bf16 rounding. Two steps are in flight and tokens are
+// sampled on the device, as the host's sampler would sample them.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -195,21 +195,29 @@ TEST_P(DeviceEngineTest, SchedulesChangeTiesOnly) {
     int64_t batch_tokens;
     int64_t pool_tokens;  // unpruned tokens the pool holds
     int gap;
+    int64_t swap_space;  // bytes
   };
-  int64_t preemptions = 0;
+  constexpr int64_t kRoomy = int64_t{64} << 20;
+  int64_t preemptions = 0, swaps = 0;
   for (const DeviceSchedule& s :
-       {DeviceSchedule{16, 512, 16384, 0}, DeviceSchedule{3, 64, 8192, 3},
-        DeviceSchedule{8, 512, 512, 0}, DeviceSchedule{16, 100, 512, 2}}) {
+       {DeviceSchedule{16, 512, 16384, 0, 0}, DeviceSchedule{3, 64, 8192, 3, 0},
+        DeviceSchedule{8, 512, 512, 0, 0}, DeviceSchedule{16, 100, 512, 2, 0},
+        DeviceSchedule{8, 512, 512, 0, kRoomy}, DeviceSchedule{16, 100, 512, 2, kRoomy}}) {
     config.runner.max_num_seqs = s.seqs;
     config.runner.max_num_batched_tokens = s.batch_tokens;
     EngineConfig small = config;
     small.kv_cache_bytes = PoolBytes(config, s.pool_tokens);
+    small.swap_space_bytes = s.swap_space;
     const StreamResults results = RunAll(small, requests, s.gap);
     ExpectSameUpToTies(results, solo, requests, rms);
-    for (const auto& [id, result] : results) preemptions += result.stats.preemptions;
+    for (const auto& [id, result] : results) {
+      (s.swap_space > 0 ? swaps : preemptions) += result.stats.preemptions;
+      if (s.swap_space > 0) EXPECT_EQ(result.stats.swaps, result.stats.preemptions);
+    }
   }
   if (GetParam().acp == AcpMode::kOff) {
     EXPECT_GT(preemptions, 0);
+    EXPECT_GT(swaps, 0);
   }
 }
 

@@ -305,9 +305,12 @@ void Day::EndAll(bool cancel_all) {
   if (cancel_all) {
     ++marks_[Mark::kCancelledAll];
     for (size_t i = 0; i < clients_.size(); ++i) Cancel(i, absl::CancelledError("all left"));
-    FlushPrefixCache();
+    if (swarm_.executor.limits.snapshot_slots > 0) {
+      Step();  // who is aborted may leave a snapshot
+      FlushPrefixCache();
+    }
     for (int i = 0; i < 2 && ok() && (engine_->HasWork() || !clients_.empty()); ++i) Step();
-    if (ok() && executor_->free_pages() != swarm_.executor.limits.num_pages) {
+    if (ok() && !fatal() && executor_->free_pages() != swarm_.executor.limits.num_pages) {
       Fail("pages of cancelled requests are not free after two steps");
     }
     return;
