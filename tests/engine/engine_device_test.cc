@@ -1,7 +1,7 @@
 // The engine on a GPU: graphs and overlapping kernels change no bit; small pools with preemption,
-// other batches and shared prefixes neither lose nor repeat nor change a token, except where the two
-// best logits are as close as bf16 rounding. Two steps are in flight and tokens are sampled on the
-// device, as the host's sampler would sample them.
+// other batches and shared prefixes neither lose nor repeat nor change a token, except where the
+// two best logits are as close as bf16 rounding. Two steps are in flight and tokens are sampled on
+// the device, as the host's sampler would sample them.
 #include <gtest/gtest.h>
 
 #include <cmath>

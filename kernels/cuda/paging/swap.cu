@@ -6,7 +6,6 @@
 #include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
-#include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/launch.h"
 
 namespace fox::cuda {
@@ -15,8 +14,9 @@ namespace {
 constexpr int kTakeThreads = 1024;
 constexpr int kCopyThreads = 256;
 constexpr int kCopyWarps = kCopyThreads / kWarp;
-// The bus is full with far fewer bytes under way than a block an SM has: at 55 GB/s and 2 us there
-// and back, 110 KB; a block has up to 32 KB.
+// The bus is full with far fewer bytes under way than one block for each SM would have: PCIe 5
+// takes 64 GB/s at most, so some 200 KB in the few microseconds there and back; a block has up to
+// 32 KB.
 constexpr int kMaxCopyBlocks = 64;
 constexpr int kInFlight = 8;  // 16-byte words of a thread
 
