@@ -180,7 +180,6 @@ MUTANTS = [
      "    kv.max_log_evicted_mass[list] = kv.max_log_evicted_mass[source];\n", ""),
     ("a snapshotted slot still holds", L, "    Share(change.snapshots, pool);\n", ""),
     ("a snapshot that is shared still holds", L, "    Share(change.starts, pool);\n", ""),
-    ("shares of the open plan are forgotten", L, "    Share(shared_slots_, &expected_);\n", ""),
     ("what is shared now is held", L, "    expected_.held[static_cast<size_t>(from)] = 0;\n", ""),
     ("a snapshot is not dropped", P, "  drops_.push_back(slot);\n", ""),
     ("a snapshot is not taken", P,
