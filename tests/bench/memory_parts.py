@@ -156,7 +156,8 @@ def start(bench: Bench) -> Part:
                                 ("256 seats, no graphs", SEATS, False), ("16 seats", 16, True)):
         try:
             rows.append(started(bench, seats, graphs, name))
-        except (RuntimeError, subprocess.SubprocessError, json.JSONDecodeError) as error:
+        except (RuntimeError, OSError, LookupError, ValueError,
+                subprocess.SubprocessError) as error:
             problem = {"error": f"{name}: {error}"}
     return {"rows": rows, **problem}
 
@@ -169,10 +170,18 @@ def swap(bench: Bench) -> Part:
                            "--repeat", "1" if small else "5", seconds=60)
 
 
+# One thread: two that wait for each other say nothing on a machine that others use, too.
+ONE_THREAD = ("--threads", "1", "--at-once", "1")
+
+
 def cpu_cache(bench: Bench) -> Part:
     """The loads of fox-bench cache on the demo model."""
     small = ["--document", "512", "--requests", "2"] if bench.arguments.small else []
-    return cache(bench, "cpu", ["--at-once", "1", "--rounds", "1" if small else "3", *small], 600)
+    shared = cache(bench, "cpu", [*ONE_THREAD, "--loads", "questions,turns", "--requests", "4",
+                                  "--rounds", "1" if small else "2", *small], 400)
+    alone = cache(bench, "cpu", [*ONE_THREAD, "--loads", "strangers", "--rounds",
+                                 "1" if small else "10", *small], 400)
+    return {**shared, **alone, "rows": shared["rows"] + alone["rows"]}
 
 
 def cpu_snapshots(bench: Bench) -> Part:
@@ -183,8 +192,8 @@ def cpu_snapshots(bench: Bench) -> Part:
 
 def cpu_salts(bench: Bench) -> Part:
     """Whether the time of an answer tells what another salt has cached."""
-    small = ["--prompt", "256", "--rounds", "10"] if bench.arguments.small else ["--rounds", "60"]
-    return bench.fox_bench("salts", "--device", "cpu", *small, seconds=600)
+    small = ["--prompt", "256", "--rounds", "10"] if bench.arguments.small else []
+    return bench.fox_bench("salts", "--device", "cpu", "--threads", "1", *small, seconds=600)
 
 
 # In the order of their weight: a run that ends early has the first ones.
