@@ -170,17 +170,18 @@ def swap(bench: Bench) -> Part:
                            "--repeat", "1" if small else "5", seconds=60)
 
 
-# One thread: two that wait for each other say nothing on a machine that others use, too.
-ONE_THREAD = ("--threads", "1", "--at-once", "1")
+# What one thread computes says something on a machine that others use, too.
+ONE_THREAD = ("--threads", "1", "--clock", "processor")
 
 
 def cpu_cache(bench: Bench) -> Part:
     """The loads of fox-bench cache on the demo model."""
     small = ["--document", "512", "--requests", "2"] if bench.arguments.small else []
-    shared = cache(bench, "cpu", [*ONE_THREAD, "--loads", "questions,turns", "--requests", "4",
-                                  "--rounds", "1" if small else "2", *small], 400)
-    alone = cache(bench, "cpu", [*ONE_THREAD, "--loads", "strangers", "--rounds",
-                                 "1" if small else "10", *small], 400)
+    shared = cache(bench, "cpu", [*ONE_THREAD, "--loads", "questions,turns", "--at-once",
+                                  "1", "--requests", "4", "--rounds", "1" if small else "2",
+                                  *small], 500)
+    alone = cache(bench, "cpu", [*ONE_THREAD, "--loads", "strangers", "--at-once", "1",
+                                 "--rounds", "1" if small else "10", *small], 500)
     return {**shared, **alone, "rows": shared["rows"] + alone["rows"]}
 
 
@@ -193,7 +194,7 @@ def cpu_snapshots(bench: Bench) -> Part:
 def cpu_salts(bench: Bench) -> Part:
     """Whether the time of an answer tells what another salt has cached."""
     small = ["--prompt", "256", "--rounds", "10"] if bench.arguments.small else []
-    return bench.fox_bench("salts", "--device", "cpu", "--threads", "1", *small, seconds=600)
+    return bench.fox_bench("salts", "--device", "cpu", *ONE_THREAD, *small, seconds=600)
 
 
 # In the order of their weight: a run that ends early has the first ones.
