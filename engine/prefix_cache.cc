@@ -158,6 +158,13 @@ void PrefixCache::Start(Sequence* sequence) {
   Claim(sequence);
 }
 
+// Where it was it leaves no snapshot again; those that it left may be there.
+void PrefixCache::Return(Sequence* sequence) {
+  if (!Uses(*sequence)) return;
+  sequence->prefix.last = PageEnd(sequence->computed);
+  if (sequence->computed < sequence->prompt_tokens) Claim(sequence);
+}
+
 void PrefixCache::Touch(const Sequence& sequence) {
   PrefixTree::Node* const first = tree_.First(RealmOf(sequence), sequence.tokens);
   if (first != nullptr) first->version = ++versions_;

@@ -55,6 +55,8 @@ class PrefixCache {
   void Unpin(Sequence* sequence);
   // The sequence has got a slot and starts from what was found. REQUIRES: `computed` is that.
   void Start(Sequence* sequence);
+  // The sequence has got a slot and goes on with all that it had computed.
+  void Return(Sequence* sequence);
   // How many of the next `count` tokens may go into one step: it ends where a snapshot is wanted.
   int64_t CutChunk(const Sequence& sequence, int64_t count) const;
 

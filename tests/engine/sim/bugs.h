@@ -26,6 +26,9 @@ enum class Bug : uint8_t {
   kSkipPageEdge,      // the first key of a page is not written
   kWriteBehind,       // a key is written one place on
   kWriteFreed,        // a free page is written
+  kSpoilSwapped,      // a bit of what is swapped out changes
+  kForgetWindow,      // what is swapped in has evicted pages again
+  kForgetBounds,      // the bounds of a page that is swapped in are other ones
   kShareUncounted,    // one more has a page and nobody counts it
   kShareTwice,        // one more has a page and counts twice
   kShareLess,         // a page is not shared with the others
@@ -50,6 +53,8 @@ enum class Bug : uint8_t {
   kPlanWrongPosition,   // keys the sample by another position
   kPlanLosesStates,     // a slot's token states are not sent
   kPlanWrongTolerance,  // prunes for who asked to keep all
+  kPlanSwapsToOther,    // swaps a slot out to where another one is
+  kPlanForgetsSwapIn,   // lets a sequence go on without what was swapped out
   kPlanKeepsSnapshot,   // forgets to drop a snapshot
   kPlanDropsEarly,      // drops a snapshot that is started from
   kPlanForgetsStart,    // forgets what a sequence starts from
@@ -99,6 +104,9 @@ inline constexpr std::array<const char*, static_cast<size_t>(kBugCount)> kBugNam
     "skip_page_edge",
     "write_behind",
     "write_freed",
+    "spoil_swapped",
+    "forget_window",
+    "forget_bounds",
     "share_uncounted",
     "share_twice",
     "share_less",
@@ -121,6 +129,8 @@ inline constexpr std::array<const char*, static_cast<size_t>(kBugCount)> kBugNam
     "plan_wrong_position",
     "plan_loses_states",
     "plan_wrong_tolerance",
+    "plan_swaps_to_other",
+    "plan_forgets_swap_in",
     "plan_keeps_snapshot",
     "plan_drops_early",
     "plan_forgets_start",

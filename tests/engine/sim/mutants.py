@@ -25,13 +25,15 @@ DAYS = 100
 FAILED_ONCE = [20001099]
 USERS = {  # who has to be compiled with a header
     "engine/page_ledger.h": ["engine/scheduler.cc", "engine/scheduler_admission.cc",
-                             "engine/engine.cc",
+                             "engine/scheduler_swap.cc", "engine/engine.cc",
                              "engine/engine_requests.cc"],
     "engine/sequence.h": ["engine/scheduler.cc", "engine/scheduler_admission.cc",
-                          "engine/engine.cc", "engine/engine_requests.cc",
-                          "engine/sequence.cc", "engine/waiting_queue.cc"],
+                          "engine/scheduler_swap.cc", "engine/engine.cc",
+                          "engine/engine_requests.cc", "engine/sequence.cc",
+                          "engine/waiting_queue.cc"],
 }
 S, D = "engine/scheduler.cc", "engine/scheduler_admission.cc"
+X, Y = "engine/scheduler_swap.cc", "engine/swap_space.cc"
 L, Q = "engine/page_ledger.h", "engine/sequence.h"
 E, R, W = "engine/engine.cc", "engine/engine_requests.cc", "engine/waiting_queue.cc"
 V, A, C = "kernels/cpu/evict.cc", "kernels/cpu/append.cc", "engine/sequence.cc"
@@ -47,8 +49,8 @@ MUTANTS = [
      "if (ready.empty()) {"),
     ("resumed but not queued", S, "sequence->place = places_++;\n  waiting_.Add(sequence, now);",
      "sequence->place = places_++;"),
-    ("pages taken, slot kept", S, "if (waits) waiting_.Remove(holder);\n  ReleaseSlot(holder);",
-     "if (waits) waiting_.Remove(holder);"),
+    ("pages taken, slot kept", S, "who does not run comes back last\n  ReleaseSlot(holder);",
+     "who does not run comes back last"),
     ("samples before the end", S, "count == sequence->remaining() && sequence->samples()",
      "sequence->samples()"),
     ("states are sent again", S, "sample->logits_processor.on && !sequence->has_penalty_state",
@@ -85,7 +87,24 @@ MUTANTS = [
     ("never reads on", Q, "ahead <= request.flow_window / 2", "ahead < request.flow_window / 2"),
     ("pauses are not noticed", Q, "remaining() > 0 && !paused() &&", "remaining() > 0 &&"),
     ("states survive a slot", C, "  has_penalty_state = false;\n", ""),
-    ("computed survives a slot", C, "  computed = 0;\n", ""),
+    ("computed survives a slot", C, "  if (!swapped) computed = 0;\n", ""),
+    ("swapped, and computed again", C, "  if (!swapped) computed = 0;\n", "  computed = 0;\n"),
+    ("pages of a swapped slot stay a guess", C,
+     "  if (swapped) swapped->pages = slot_stats.live_pages();\n", ""),
+    ("pages twice after a swap", C,
+     "  stats.acp.pages_allocated -= slot_stats.pages_allocated;\n", ""),
+    ("swaps out what was known to live", X,
+     "ledger_.Between(0, sequence->computed) - sequence->slot_stats.pages_evicted",
+     "sequence->slot_stats.live_pages()"),
+    ("writes to a range before it is read", X, "  ranges_read_.push_back(swapped.range);\n",
+     "  swap_space_.Give(swapped.range);\n"),
+    ("a range is read for ever", X, "  ranges_read_.push_back(swapped.range);\n", ""),
+    ("a range outlives its request", S, "    swap_space_.Give(sequence->swapped->range);\n", ""),
+    ("comes back without room", X, "(sequence.swapped ? sequence.swapped->pages : 0)", "0"),
+    ("pages that come back are not counted", L, "    Take(change.swapped_in, pool);\n", ""),
+    ("given up, and in the way", X, "  swap_space_.Give(range);\n", ""),
+    ("the gap that is there", Y, "if (taken - begin >= bytes) break;",
+     "if (taken > begin) break;"),
     ("counts are lost", C, "static_cast<uint32_t>(entry.generated) : kTokenInPrompt",
      "1u : kTokenInPrompt"),
     ("prompt is scored again", C, "return std::max(computed, prompt_logprobs_done);",

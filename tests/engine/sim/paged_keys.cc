@@ -2,6 +2,7 @@
 #include "tests/engine/sim/paged_keys.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -38,6 +39,13 @@ PagedKvShape ShapeOf(const ExecutorLimits& limits) {
 
 }  // namespace
 
+void SetSwapSpace(int64_t bytes, ExecutorLimits* limits) {
+  const PagedKvShape shape = ShapeOf(*limits);
+  limits->swap_state_bytes = static_cast<int64_t>(SwapBytes(shape, 0));
+  limits->swap_page_bytes = static_cast<int64_t>(SwapBytes(shape, 1)) - limits->swap_state_bytes;
+  limits->swap_bytes = bytes / kSwapAlignment * kSwapAlignment;
+}
+
 // The CPU backend with memory that is cheap to make, and with bugs. None of them may break what
 // the pool itself checks (it would end the process) before the next audit.
 class FaultyOps : public CpuOps {
@@ -56,6 +64,23 @@ class FaultyOps : public CpuOps {
     if (bug_ == Bug::kReleaseNeighbour && count == 1) FreeNeighbour(slots[0], kv);
     CpuOps::Release(slots, count, kv, stream);
     if (bug_ == Bug::kLeakOnRelease && *kv.free_count > 0 && Strikes()) --*kv.free_count;
+  }
+
+  void SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) override {
+    CpuOps::SwapOut(slot, to, kv, stream);
+    const SwapLayout layout(kv);
+    // The keys of the first page, which lie first.
+    if (bug_ == Bug::kSpoilSwapped && Strikes()) to.data[layout.state_bytes] ^= std::byte{1};
+  }
+
+  void SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) override {
+    CpuOps::SwapIn(from, slot, kv, stream);
+    const int64_t list = kv.ListIndex(slot, 0, 0);
+    if (bug_ == Bug::kForgetWindow && kv.first_live[list] > 0) kv.first_live[list] = 0;
+    if (bug_ == Bug::kForgetBounds && Strikes()) {
+      const int32_t page = kv.Table(list)[kv.first_live[list]];
+      kv.log_mass_bound[page] += 1;
+    }
   }
 
   void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) override {
@@ -142,6 +167,7 @@ PagedKeys::PagedKeys(const FakeOptions& options)
       length_(static_cast<size_t>(slots_), 0),
       first_(static_cast<size_t>(slots_ * lists_), 0),
       stats_(static_cast<size_t>(slots_)),
+      swap_space_(static_cast<size_t>(options.limits.swap_bytes)),
       places_(static_cast<size_t>(options.limits.num_pages)),
       owners_(places_.size()),
       sole_(static_cast<size_t>(slots_)) {
@@ -175,6 +201,32 @@ void PagedKeys::Release(const std::vector<int32_t>& slots) {
     stats_[static_cast<size_t>(slot)] = {};
     std::fill_n(first_.begin() + slot * lists_, lists_, 0);
   }
+}
+
+void PagedKeys::SwapOut(const SwappedSlot& out) {
+  const auto slot = static_cast<size_t>(out.slot);
+  if (stats_[slot].live_pages() > out.pages) return Violate("more pages than expected", out.slot);
+  cache_.SwapOut(out.slot, {swap_space_.data() + out.offset, out.pages});
+  const auto first = first_.begin() + out.slot * lists_;
+  swapped_[out.offset] = {length_[slot], {first, first + lists_}, stats_[slot]};
+}
+
+void PagedKeys::SwapIn(const SwappedSlot& in) {
+  const auto slot = static_cast<size_t>(in.slot);
+  const SavedSlot& swapped = swapped_.at(in.offset);
+  if (swapped.stats.live_pages() != in.pages) return Violate("pages of a swapped slot", in.slot);
+  if (swapped.length != in.tokens) return Violate("tokens of a swapped slot", in.slot);
+  if (kv_.length[in.slot] != 0) return Violate("a slot is not empty", in.slot);
+  cache_.SwapIn({swap_space_.data() + in.offset, in.pages}, in.slot);
+  counts_.taken += in.pages;
+  length_[slot] = swapped.length;
+  std::copy(swapped.first.begin(), swapped.first.end(), first_.begin() + in.slot * lists_);
+  AcpStats& stats = stats_[slot] = {};
+  stats.pages_allocated = lists_ * PagesFor(in.tokens);
+  stats.pages_evicted = stats.pages_found_evicted = stats.pages_allocated - in.pages;
+  stats.peak_pages = in.pages;
+  stats.max_log_evicted_mass = swapped.stats.max_log_evicted_mass;
+  swapped_.erase(in.offset);
 }
 
 void PagedKeys::Share(const SharedSlot& shared) {

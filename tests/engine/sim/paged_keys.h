@@ -4,7 +4,9 @@
 // stands a model of what the pool must hold; Audit compares all of it. Read fake_executor.h next.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,12 +30,18 @@ struct PageCounts {
   int64_t taken = 0, shared = 0, evicted = 0, released = 0;
 };
 
+// What a slot takes in swap space follows from the other limits.
+void SetSwapSpace(int64_t bytes, ExecutorLimits* limits);
+
 class PagedKeys {
  public:
   explicit PagedKeys(const FakeOptions& options);
   ~PagedKeys();
 
   void Release(const std::vector<int32_t>& slots);
+  // The pages of what is swapped in must be free; it must have been swapped out to that place.
+  void SwapOut(const SwappedSlot& out);
+  void SwapIn(const SwappedSlot& in);
   // `to`, which is empty, becomes what `from` was after its first `tokens`: its last page end.
   void Share(const SharedSlot& shared);
   // Takes the pages of a step; they must be free. Then Write, EndPage and Fold for each sequence.
@@ -63,6 +71,13 @@ class PagedKeys {
   void Audit();
 
  private:
+  // What was swapped out.
+  struct SavedSlot {
+    int64_t length = 0;
+    std::vector<int32_t> first;
+    AcpStats stats;
+  };
+
   void Violate(const char* what, int64_t detail);
   void AuditSlot(int32_t slot);
   void Own(int32_t page, int32_t slot, int64_t place, bool full);
@@ -84,6 +99,8 @@ class PagedKeys {
   std::vector<int64_t> length_;  // by slot
   std::vector<int32_t> first_;   // by slot and list: after the page ends so far
   std::vector<AcpStats> stats_;  // by slot
+  std::vector<std::byte> swap_space_;
+  std::map<int64_t, SavedSlot> swapped_;  // by place
   std::vector<Appended> batch_;
   // What an audit finds, by page: the free place, or list and page of it; the owners.
   std::vector<int64_t> places_;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tests/engine/sim/paged_keys.h"
+
 namespace fox::sim {
 namespace {
 
@@ -77,6 +79,16 @@ void ChooseClients(Random& random, Swarm* swarm) {
   swarm->tick = random.Chance(0.5) ? 0.01 : 0.2;
   swarm->step_seconds = random.Chance(0.5) ? 0 : random.Unit() * 0.05;
   swarm->token_seconds = random.Chance(0.5) ? 0 : random.Unit() * 0.001;
+}
+
+// Room for a few, for all, or for hardly one. At the slowest rate some are cheaper computed again.
+void ChooseSwapSpace(Random& random, Swarm* swarm) {
+  ExecutorLimits& limits = swarm->executor.limits;
+  SetSwapSpace(0, &limits);
+  const int64_t whole = limits.lists_per_slot * PagesFor(limits.max_model_len);
+  const int64_t pages = random.Chance(0.3) ? 10 * whole : random.Int(1, 2 * whole);
+  SetSwapSpace(limits.SwapBytes(pages), &limits);
+  limits.swap_rate = random.Chance(0.7) ? 1e12 : 1e5;
 }
 
 // Readers that fall behind again and again, over few slots and pages: who comes takes the pages of
@@ -169,6 +181,7 @@ Swarm MakeSwarm(Random& random) {
   if (random.Chance(0.3)) swarm.engine.kv_admission = KvAdmission::kWorstCase;
   // In two draws: so the days that failed once stay what they were.
   if (random.Chance(0.8) && random.Chance(0.5)) ChooseSharing(random, &swarm);
+  if (random.Chance(0.6)) ChooseSwapSpace(random, &swarm);
   return swarm;
 }
 
