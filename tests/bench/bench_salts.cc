@@ -21,7 +21,7 @@ namespace {
 
 struct SaltFlags {
   std::string model = FOX_SOURCE_DIR "/models/demo", device = "auto", text, json;
-  int64_t prompt = 640, rounds = 50, threads = 0, seed = 1;
+  int64_t prompt = 600, rounds = 40, threads = 0, seed = 1;
   Clock clock = Now;
 };
 

@@ -87,8 +87,8 @@ def costs(m: Measurements) -> Iterator[Row]:
     yield row("tokens found that another salt has cached",
               max((found["found_tokens"] for found in salts), default=None), "tokens", "is", 0)
     for found in salts:
-        yield row(f"two salts, prompt {found['while']}: chance of times so different, if they are "
-                  "alike", found["p"], "", "least", 0.01, None,
+        yield row(f"two salts ({found['device']}), one {found['while']}: chance that alike times "
+                  "differ so much", found["p"], "", "least", 0.01, None,
                   f"median {1e3 * found['other_seconds']['median']:.4g} ms, fresh "
                   f"{1e3 * found['fresh_seconds']['median']:.4g} ms, its own "
                   f"{1e3 * found['own_seconds']['median']:.4g} ms")
