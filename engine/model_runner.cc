@@ -12,8 +12,9 @@ namespace {
 
 constexpr int64_t kCpuStepTokens = 512, kGpuStepTokens = 8192, kLogitRows = 128;
 
-// Bytes a second that a slot is copied with: about, until it is measured (ServiceTimes).
-constexpr double kCpuSwapRate = 4e9, kGpuSwapRate = 20e9;
+// Bytes a second that a slot is copied with, at best: what is measured corrects it (ServiceTimes),
+// and what is never tried never is.
+constexpr double kCpuSwapRate = 10e9, kGpuSwapRate = 50e9;
 
 RunnerOptions Supported(RunnerOptions options, const Ops& ops) {
   if (!ops.shares_pages()) options.snapshot_slots = 0;

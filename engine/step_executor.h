@@ -41,7 +41,7 @@ struct ExecutorLimits {
   // Slots behind those of sequences, for snapshots; 0: the executor takes none (no prefix cache).
   int32_t snapshot_slots = 0;
   // Host memory for slots that are swapped out, what a slot takes of it for its state and for each
-  // live page, and bytes a second of the way there or back, about; 0: the executor does not swap.
+  // live page, and bytes a second of the way there or back, at best; 0: the executor does not swap.
   int64_t swap_bytes = 0, swap_state_bytes = 0, swap_page_bytes = 0;
   double swap_rate = 0;
   int64_t max_model_len = 0;           // tokens of one sequence

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "tests/engine/engine_fixture.h"
+#include "tests/engine/fast_copies.h"
 #include "tests/engine/pipelined_executor.h"
 #include "tests/engine/random_streams.h"
 
@@ -17,21 +18,6 @@ struct SwappingModel {
   int32_t vocab;
   int64_t pool_tokens;  // unpruned tokens that the pool holds
   AcpMode acp = AcpMode::kCertified;
-};
-
-// A runner for which copies cost next to nothing, so that it swaps wherever there is room.
-class FastCopies final : public StepExecutor {
- public:
-  explicit FastCopies(StepExecutor& inner) : inner_(inner), limits_(inner.limits()) {
-    limits_.swap_rate = 1e15;
-  }
-  const ExecutorLimits& limits() const override { return limits_; }
-  absl::Status Submit(const StepPlan& plan) override { return inner_.Submit(plan); }
-  absl::StatusOr<StepResult> Collect() override { return inner_.Collect(); }
-
- private:
-  StepExecutor& inner_;
-  ExecutorLimits limits_;
 };
 
 struct SwapOutcome {
@@ -58,14 +44,6 @@ SwapOutcome RunAll(const EngineConfig& config, const std::vector<Request>& reque
   EXPECT_EQ(runner.cache().FreePages(), runner.limits().num_pages);
   loaded->engine.reset();
   return run;
-}
-
-// Of sequences of so many unpruned tokens.
-int64_t SwapBytesFor(const EngineConfig& config, int64_t sequences, int64_t tokens) {
-  const auto probe = LoadRunner(config);
-  EXPECT_TRUE(probe.ok()) << probe.status();
-  const ExecutorLimits& limits = (*probe)->limits();
-  return sequences * limits.SwapBytes(limits.lists_per_slot * PagesFor(tokens));
 }
 
 std::vector<Request> MakeRequests(const SwappingModel& variant) {

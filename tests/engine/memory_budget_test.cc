@@ -245,7 +245,7 @@ TEST(MemoryBudgetTest, SwapSpaceIsChosenOnAGpuAlone) {
   EXPECT_NEAR(static_cast<double>(chosen(64000 * kMiB, true)), 128 * kMib, kMib);  // of the pool
   EXPECT_EQ(chosen(160 * kMiB, true), 10 * kMiB);                                  // of the host
   options.num_pages *= 30;
-  EXPECT_EQ(chosen(64000 * kMiB, true), 2048 * kMiB);
+  EXPECT_EQ(chosen(64000 * kMiB, true), 1024 * kMiB);
   EXPECT_EQ(chosen(64000 * kMiB, false), 0);
   EXPECT_EQ(chosen(1000, true), 0);  // not worth its name
 
