@@ -157,6 +157,7 @@ void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape)
   take(splits.split_walks, splits.max_splits);
   take(splits.num_splits, 1);
   take(splits.num_split_walks, 1);
+  take(splits.splits_first, 1);
   take(splits.out, splits.max_rows * shape.head_dim);
   take(splits.softmax, splits.max_rows * 2);
 }
