@@ -177,7 +177,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
     absl::StatusOr<RunnerOptions> left = PlanStepSizes(
         checkpoint->config(), options, most_seqs, /*on_gpu=*/true, [&](RunnerOptions& sizes) {
           request.available_bytes =
-              AvailableDeviceBytes(*queue, config.gpu_memory_utilization, weights, sizes);
+              AvailableDeviceBytes(*backend->ops, config.gpu_memory_utilization, weights, sizes);
           return PlanMemory(checkpoint->config(), request, sizes);
         });
     if (!left.ok()) return left.status();

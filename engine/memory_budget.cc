@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "engine/decode_graphs.h"
 
 namespace fox {
 namespace {
@@ -164,9 +165,10 @@ absl::StatusOr<RunnerOptions> PlanStepSizes(
   }
 }
 
-int64_t AvailableDeviceBytes(DeviceQueue& queue, double utilization, const FoxWeights& weights,
+int64_t AvailableDeviceBytes(Ops& ops, double utilization, const FoxWeights& weights,
                              const RunnerOptions& options) {
-  constexpr double kWorkSpace = 1 << 30;  // cuBLASLt, graphs, partial results
+  constexpr double kWorkSpace = 1 << 30;  // cuBLASLt, graphs
+  const DeviceQueue& queue = *ops.queue();
   const auto total = static_cast<double>(queue.total_bytes());
   const double used = total - static_cast<double>(queue.free_bytes());
   const double activations = static_cast<double>(Activations::Bytes(
@@ -177,8 +179,10 @@ int64_t AvailableDeviceBytes(DeviceQueue& queue, double utilization, const FoxWe
   shape.max_pages = PagesFor(std::max(options.max_model_len, kLongestDefault));
   const auto tables = static_cast<double>(KvCache::FixedBytes(shape));
   const auto states = static_cast<double>(PenaltyStateBytes(weights.config, options));
+  const auto partial = static_cast<double>(
+      ops.PartialResultBytes(static_cast<int>(DecodeBucket(options.max_num_seqs)), shape));
   return std::max<int64_t>(0, static_cast<int64_t>(utilization * total - used - activations -
-                                                   tables - states - kWorkSpace));
+                                                   tables - states - partial - kWorkSpace));
 }
 
 std::string DescribeMemory(const ModelRunner& runner) {

@@ -57,8 +57,9 @@ absl::StatusOr<RunnerOptions> PlanStepSizes(
     const std::function<absl::Status(RunnerOptions&)>& plan);
 
 // What a GPU has for pages: `utilization` of its memory, less what is in use (weights), the
-// activations, tables and penalty state of `options`, and room for the backend's own work space.
-int64_t AvailableDeviceBytes(DeviceQueue& queue, double utilization, const FoxWeights& weights,
+// activations, tables, penalty state and partial results of attention of `options`, and room for
+// the backend's other work space. REQUIRES: ops.queue() is not null.
+int64_t AvailableDeviceBytes(Ops& ops, double utilization, const FoxWeights& weights,
                              const RunnerOptions& options);
 
 // The plan as human-readable text, one item per line.

@@ -2,6 +2,7 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -102,6 +103,11 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
   }
   if (queue_ != nullptr && !options_.enforce_eager) {
     graphs_ = std::make_unique<DecodeGraphs>(*queue_);
+    std::set<int32_t> sizes;
+    for (const DecodeShape& shape : DecodeShapes(options_.max_num_seqs, options_.max_model_len)) {
+      sizes.insert(static_cast<int32_t>(shape.bucket));
+    }
+    limits_.graph_sizes.assign(sizes.begin(), sizes.end());
   }
   ops_->Reserve(activations_.max_rows, static_cast<int>(DecodeBucket(options_.max_num_seqs)),
                 cache_.view().shape);

@@ -48,8 +48,9 @@ struct ExecutorLimits {
   int64_t max_num_batched_tokens = 0;  // of one step
   int64_t max_logit_rows = 0;          // of one step
   int32_t vocab_size = 0;
-  int depth = 1;                   // steps that may be submitted and not yet collected
-  bool samples_on_device = false;  // whether PlannedSequence::sample is understood
+  int depth = 1;                     // steps that may be submitted and not yet collected
+  bool samples_on_device = false;    // whether PlannedSequence::sample is understood
+  std::vector<int32_t> graph_sizes;  // batch sizes with a captured graph, ascending
 
   int32_t slots() const { return std::max(num_slots, max_num_seqs); }
   int64_t SwapBytes(int64_t pages) const { return swap_state_bytes + pages * swap_page_bytes; }

@@ -64,6 +64,9 @@ class TimedOps : public Ops {
   std::optional<std::string> Unsupported(const Workload& load) const override {
     return ops_->Unsupported(load);
   }
+  int64_t PartialResultBytes(int max_seqs, const PagedKvShape& shape) const override {
+    return ops_->PartialResultBytes(max_seqs, shape);
+  }
   void Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) override;
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override;
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override;

@@ -55,6 +55,12 @@ class Ops {
   // asked before anything is allocated: operations end the process where they are asked for more.
   virtual std::optional<std::string> Unsupported(const Workload&) const { return std::nullopt; }
 
+  // What Reserve will take at most for partial results of attention, whatever the pool's size.
+  virtual int64_t PartialResultBytes(int max_seqs, const PagedKvShape& shape) const {
+    static_cast<void>(max_seqs), static_cast<void>(shape);
+    return 0;
+  }
+
   // The largest step and the cache that will be asked for; once, before the first step.
   virtual void Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) {
     static_cast<void>(max_rows), static_cast<void>(max_seqs), static_cast<void>(shape);

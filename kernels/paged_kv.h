@@ -27,7 +27,8 @@ enum class PoolFault : int32_t {
   kOverfilled,        // more pages came back than there are, or one that does not exist
   kTableEnd,          // a sequence grew past max_pages
   kWrittenWhileFree,  // somebody wrote into a free page (poison_free_pages)
-  kSwapOverflow       // a slot to be swapped had more pages than its range has room for
+  kSwapOverflow,      // a slot to be swapped had more pages than its range has room for
+  kSplitOverflow      // decode attention has more splits than its workspace has room for
 };
 
 constexpr const char* Describe(PoolFault fault) {
@@ -44,6 +45,8 @@ constexpr const char* Describe(PoolFault fault) {
       return "a free page was written to";
     case PoolFault::kSwapOverflow:
       return "a swapped slot had more pages than its host memory has room for";
+    case PoolFault::kSplitOverflow:
+      return "decode attention had more splits than its workspace has room for";
   }
   return "unknown fault";
 }

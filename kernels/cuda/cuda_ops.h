@@ -32,6 +32,7 @@ class CudaOps : public Ops {
   void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override;
   DeviceQueue* queue() override;
   std::optional<std::string> Unsupported(const Workload& load) const override;
+  int64_t PartialResultBytes(int max_seqs, const PagedKvShape& shape) const override;
   void Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) override;
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override;
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override;

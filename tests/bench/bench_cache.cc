@@ -27,6 +27,7 @@ struct CacheFlags {
   int64_t document = 6000, question = 100, answer = 16, requests = 8, at_once = 4, turns = 4;
   int64_t rounds = 3, threads = 0, kv_cache_bytes = 0;
   double share = 0.3;
+  Clock clock = Now;
 
   // Of one sequence.
   int64_t longest() const { return document + turns * (question + answer) + kPageTokens; }
@@ -53,6 +54,7 @@ absl::Status Parse(const std::vector<std::string>& arguments, CacheFlags* values
   flags.Int("turns", "N", "of a conversation", 2, 1000, &values->turns);
   flags.Int("rounds", "N", "of each load, without the cache and with it in turns", 1, 1000,
             &values->rounds);
+  RegisterClock(&flags, &values->clock);
   flags.Double("share", "SHARE", "--prefix-cache-share of a server", 0.01, 1, &values->share);
   flags.String("json", "FILE", "writes all rows there", &values->json);
   return ParseOrHelp(flags, arguments, "fox-bench cache");
@@ -231,11 +233,13 @@ absl::Status BenchCache(const std::vector<std::string>& arguments) {
                     {"requests", flags.requests},
                     {"at_once", flags.at_once},
                     {"turns", flags.turns},
-                    {"rounds", flags.rounds}};
+                    {"rounds", flags.rounds},
+                    {"clock", flags.clock == Now ? "wall" : "processor"}};
   report.Section("Prefix cache: the same load without it and with it",
                  "      load   cache   TTFT ms    tokens/s   found   snapshots       pages");
-  EngineClient clients[2] = {{*engines[0]->engine.engine, flags.answer, flags.at_once},
-                             {*engines[1]->engine.engine, flags.answer, flags.at_once}};
+  EngineClient clients[2] = {
+      {*engines[0]->engine.engine, flags.answer, flags.at_once, flags.clock},
+      {*engines[1]->engine.engine, flags.answer, flags.at_once, flags.clock}};
   for (const LoadKind& load : loads) {
     Measured measured[2];
     for (int64_t round = 0; round < flags.rounds; ++round) {

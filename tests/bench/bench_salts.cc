@@ -21,7 +21,8 @@ namespace {
 
 struct SaltFlags {
   std::string model = FOX_SOURCE_DIR "/models/demo", device = "auto", text, json;
-  int64_t prompt = 1000, rounds = 100, threads = 0, seed = 1;
+  int64_t prompt = 600, rounds = 40, threads = 0, seed = 1;
+  Clock clock = Now;
 };
 
 absl::Status Parse(const std::vector<std::string>& arguments, SaltFlags* values) {
@@ -34,6 +35,7 @@ absl::Status Parse(const std::vector<std::string>& arguments, SaltFlags* values)
                &values->text);
   flags.Int("prompt", "N", "tokens of a prompt", 65, 1 << 20, &values->prompt);
   flags.Int("rounds", "N", "pairs of times", 5, 100000, &values->rounds);
+  RegisterClock(&flags, &values->clock);
   flags.Int("seed", "N", "of the order in a round", 0, 1 << 30, &values->seed);
   flags.String("json", "FILE", "writes all rows there", &values->json);
   return ParseOrHelp(flags, arguments, "fox-bench salts");
@@ -66,7 +68,7 @@ class Rounds {
   Rounds(const SaltFlags& flags, Engine& engine, const Prompt& text)
       : flags_(flags),
         text_(text),
-        client_(engine, /*answer=*/1, /*at_once=*/2),
+        client_(engine, /*answer=*/1, /*at_once=*/2, flags.clock),
         random_(static_cast<uint64_t>(flags.seed)) {}
 
   // The first salt's prompt is there.
@@ -166,7 +168,9 @@ absl::Status BenchSalts(const std::vector<std::string>& arguments) {
       flags.text.empty() ? absl::StrCat(flags.model, "/prompt_long.txt") : flags.text, -1);
   if (!text.ok()) return text.status();
   BenchReport report;
-  report.facts() = {{"backend", loaded->backend}, {"prompt_tokens", flags.prompt}};
+  report.facts() = {{"backend", loaded->backend},
+                    {"prompt_tokens", flags.prompt},
+                    {"clock", flags.clock == Now ? "wall" : "processor"}};
   report.Section("Two salts: milliseconds to the first token of what the other one has",
                  "  the other    pairs   its text      fresh      ratio         p        own "
                  "    p(own)  found");

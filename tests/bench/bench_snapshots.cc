@@ -58,7 +58,7 @@ int SlotOf(const ModelRunner& runner, const KvCache& cache, int64_t tokens) {
 absl::Status Measure(const SnapshotFlags& flags, int64_t behind, LoadedEngine& loaded,
                      const Prompt& text, BenchReport* report) {
   auto& runner = static_cast<ModelRunner&>(*loaded.executor);
-  EngineClient client(*loaded.engine, /*answer=*/1, /*at_once=*/1);
+  EngineClient client(*loaded.engine, /*answer=*/1, /*at_once=*/1, Now);
   client.Flush();
   Served served;
   for (const int64_t tokens : {flags.document, flags.document + behind}) {

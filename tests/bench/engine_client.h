@@ -8,10 +8,15 @@
 
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
+#include "engine/flags/flag_set.h"
 
 namespace fox {
 
 using Prompt = std::vector<int32_t>;
+using Clock = double (*)();
+
+// --clock: the time that passes, or that of the processor.
+void RegisterClock(FlagSet* flags, Clock* clock);
 
 // `count` tokens of the text from position `first` on; the text is repeated as often as need be.
 Prompt TokensOfText(const Prompt& text, int64_t first, int64_t count);
@@ -27,9 +32,9 @@ struct Served {
 class EngineClient {
  public:
   // Greedy answers of `answer` tokens each; `at_once` requests are in the engine at any time. The
-  // engine must outlive the client and has no other.
-  EngineClient(Engine& engine, int64_t answer, int64_t at_once)
-      : engine_(engine), answer_(answer), at_once_(at_once) {}
+  // engine must outlive the client and has no other. `clock`: what seconds are taken from.
+  EngineClient(Engine& engine, int64_t answer, int64_t at_once, Clock clock)
+      : engine_(engine), answer_(answer), at_once_(at_once), clock_(clock) {}
 
   // Runs the prompts, one after another where there is no room for more, with `salts` (for each
   // prompt, or none); gives their answers and adds what was seen to `served`.
@@ -43,6 +48,7 @@ class EngineClient {
 
   Engine& engine_;
   const int64_t answer_, at_once_;
+  const Clock clock_;
   RequestId next_id_ = 1;
   std::vector<double> submitted_;  // in the order of their ids, of this run
 };

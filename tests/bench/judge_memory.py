@@ -14,7 +14,7 @@ PREFIXES = (("8k", 5), ("100k", 50))
 ARRIVALS = "4k to 12k at 100/s, 20 GB"
 
 
-def numbers(m: Measurements, key: str, **keys: Any) -> list[float]:
+def numbers(m: Measurements, key: str, **keys: Any) -> list[Any]:
     """A key's value off and certified, where it was measured."""
     values = [m.value(key, bench="serve", acp=acp, **keys) for acp in ("off", "certified")]
     return [] if None in values else values
@@ -40,9 +40,18 @@ def arrivals(m: Measurements) -> Iterator[Row]:
     for admission in ADMISSIONS:
         keys = dict(load="arrivals", kv_admission=admission)
         pace, judged = numbers(m, "output_tokens_per_second", **keys), admission == "expected"
+        steps = numbers(m, "engine", **keys)
         shown = f"{pace[1]:.0f} over {pace[0]:.0f}" if pace else ""
         yield row(f"tokens/s, {ARRIVALS}, {admission} admission, certified over off", over(pace),
                   "x", "least", 3.5 if judged else None, 4.6 if judged else None, shown)
+        if judged:
+            off, certified = steps if steps else ({}, {})
+            yield row("the engine's time in steps without prompts under that load, off over "
+                      "certified", ratio(off.get("decode_seconds"),
+                                         certified.get("decode_seconds")), "x", "least", None, None,
+                      "" if not steps else f"{off['decode_seconds']:.3g} s over "
+                      f"{certified['decode_seconds']:.3g}; with prompts "
+                      f"{off['prefill_seconds']:.3g} and {certified['prefill_seconds']:.3g} s")
         preempted = m.value("preempted", bench="serve", acp="certified", **keys)
         completed = m.value("completed", bench="serve", acp="certified", **keys)
         yield row(f"requests preempted, {ARRIVALS}, {admission} admission, certified",
@@ -87,8 +96,8 @@ def costs(m: Measurements) -> Iterator[Row]:
     yield row("tokens found that another salt has cached",
               max((found["found_tokens"] for found in salts), default=None), "tokens", "is", 0)
     for found in salts:
-        yield row(f"two salts, prompt {found['while']}: chance of times so different, if they are "
-                  "alike", found["p"], "", "least", 0.01, None,
+        yield row(f"two salts ({found['device']}), one {found['while']}: chance that alike times "
+                  "differ so much", found["p"], "", "least", 0.01, None,
                   f"median {1e3 * found['other_seconds']['median']:.4g} ms, fresh "
                   f"{1e3 * found['fresh_seconds']['median']:.4g} ms, its own "
                   f"{1e3 * found['own_seconds']['median']:.4g} ms")
@@ -110,8 +119,9 @@ def starts(m: Measurements) -> Iterator[Row]:
     """Time and memory of a start."""
     for name in ("16 seats", "256 seats"):
         found = m.find(bench="start", name=name) or {}
+        without = m.value("listening_seconds", bench="start", name=f"{name}, no graphs")
         yield row(f"start of a server with {name}", found.get("listening_seconds"), "s", "most",
-                  None, None, f"{len(found.get('captured', []))} graphs")
+                  None, None, "" if without is None else f"without graphs {without:.3g} s")
         yield row(f"tables of {name}, of 131,072 tokens at most",
                   found.get("plan_mib", {}).get("KV_tables"), "MiB", "most", None)
     with_graphs = m.value("device_mib", bench="start", name="256 seats")

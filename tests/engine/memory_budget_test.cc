@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engine/timed_ops.h"
+
 namespace fox {
 namespace {
 
@@ -286,18 +288,38 @@ class FakeQueue final : public DeviceQueue {
   size_t total_, free_;
 };
 
+constexpr int64_t kGib = 1 << 30;
+
+// Its operations: partial results take a GiB for each two sequences.
+class FakeOps final : public TimedOps {
+ public:
+  explicit FakeOps(int64_t free)
+      : TimedOps(nullptr, nullptr), queue_(64 * kGib, static_cast<size_t>(free)) {}
+  DeviceQueue* queue() override { return &queue_; }
+  int64_t PartialResultBytes(int max_seqs, const PagedKvShape& shape) const override {
+    EXPECT_GE(shape.max_pages, PagesFor(131072));
+    return max_seqs / 2 * kGib;
+  }
+
+ private:
+  FakeQueue queue_;
+};
+
 TEST(MemoryBudgetTest, ADevicesPagesComeOutOfWhatIsFree) {
-  constexpr int64_t kGib = 1 << 30;
   FoxWeights weights;
   weights.config = Model();
-  const auto available = [&](double utilization, int64_t free) {
-    FakeQueue queue(64 * kGib, static_cast<size_t>(free));
-    return AvailableDeviceBytes(queue, utilization, weights, Options());
+  const auto available = [&](double utilization, int64_t free, int32_t seqs = 2) {
+    FakeOps ops(free);
+    RunnerOptions options = Options();
+    options.max_num_seqs = seqs;
+    return AvailableDeviceBytes(ops, utilization, weights, options);
   };
   const int64_t all = available(1, 64 * kGib);
-  // The work space, and little else for so small a model.
-  EXPECT_LT(all, 63 * kGib);
-  EXPECT_GT(all, 62 * kGib);
+  // Partial results and the other work space, and little else for so small a model.
+  EXPECT_LT(all, 62 * kGib);
+  EXPECT_GT(all, 61 * kGib);
+  EXPECT_LT(available(1, 64 * kGib, 8), all - 3 * kGib);
+  EXPECT_GT(available(1, 64 * kGib, 8), all - 4 * kGib);
   EXPECT_EQ(all - available(1, 50 * kGib), 14 * kGib);  // another program's memory, or weights
   EXPECT_EQ(all - available(0.5, 64 * kGib), 32 * kGib);
   EXPECT_EQ(available(0.5, 32 * kGib), 0);  // never below nothing

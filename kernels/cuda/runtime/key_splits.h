@@ -18,9 +18,9 @@ namespace fox::cuda {
 inline constexpr int64_t kMostSplitRows = 4096;
 // Eight key/value tiles at least, and twice as many until a sequence has about kManyKeySplits.
 inline constexpr int kMinKeySplitShift = 3;
-inline constexpr int kManyKeySplits = 1024;
-// Capacities: rows of partial results of all splits, and splits. One sequence needs at most three
-// quarters: 1.5 splits of 128 rows for each of the many.
+inline constexpr int kManyKeySplits = 768;
+// Capacities: rows of partial results of all splits, and splits. One sequence needs at most 1.5
+// splits of 128 rows for each of the many.
 inline constexpr int64_t kMostPartialRows = int64_t{1} << 18;
 inline constexpr int64_t kMostKeySplits = int64_t{1} << 14;
 static_assert(kMostPartialRows >= 128 * 3 / 2 * kManyKeySplits);
@@ -63,8 +63,9 @@ struct KeySplits {
   SplitWalk* split_walks = nullptr;  // [max_splits] in any order
   int32_t* num_splits = nullptr;     // [1]
   int32_t* num_split_walks = nullptr;
-  float* out = nullptr;      // [max_rows, head_dim], relative to the maximum
-  float* softmax = nullptr;  // [max_rows, 2]: maximum in log2 units, sum
+  int32_t* splits_first = nullptr;  // [1] 1: whole walks are short, so splits come before them
+  float* out = nullptr;             // [max_rows, head_dim], relative to the maximum
+  float* softmax = nullptr;         // [max_rows, 2]: maximum in log2 units, sum
 };
 
 }  // namespace fox::cuda

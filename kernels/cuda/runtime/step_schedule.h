@@ -54,6 +54,13 @@ FOX_HOST_DEVICE inline int NumSplits(int first, int last) {
   return (last >> shift) - (first >> shift) + 1;
 }
 
+// The most splits that a layer's decoding windows can fall into. Not fewer for a small pool:
+// windows of sequences that share pages add up to more than it holds.
+constexpr int64_t MaxDecodeSplits(int64_t max_seqs, const PagedKvShape& shape) {
+  const int64_t by_length = (shape.max_pages >> kMinSplitShift) + 1;
+  return max_seqs * shape.q_heads * (by_length < kMaxSplits ? by_length : kMaxSplits);
+}
+
 struct StepSchedule {
   int max_blocks = 0, max_tiles = 0, max_splits = 0;  // capacities
 

@@ -63,6 +63,10 @@ struct PagedSource {
   __device__ __forceinline__ int NumSplits() const {
     return schedule.key_splits.walks == nullptr ? 0 : *schedule.key_splits.num_splits;
   }
+  // Where they come in the order of the work; walks of long prompts are longer than any split.
+  __device__ __forceinline__ bool SplitsFirst() const {
+    return schedule.key_splits.walks != nullptr && *schedule.key_splits.splits_first != 0;
+  }
   __device__ __forceinline__ void PlaceOfSplit(int index, int* tile, int* head, int* split) const {
     const KeySplit place = schedule.key_splits.splits[index];
     *tile = place.tile;

@@ -120,6 +120,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   if (thread == 0) {
     *plan.num_splits = num_splits;
     *plan.num_split_walks = num_split_walks;
+    *plan.splits_first = num_tiles == *schedule.num_tiles ? 1 : 0;
   }
 }
 

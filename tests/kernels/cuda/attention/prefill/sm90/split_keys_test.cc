@@ -59,6 +59,7 @@ class SplitSpace {
         split_walks_(static_cast<size_t>(max_splits)),
         num_splits_(1),
         num_split_walks_(1),
+        splits_first_(1),
         out_(static_cast<size_t>(max_rows * cache.options().head_dim)),
         softmax_(static_cast<size_t>(max_rows * 2)) {
     schedule_ = cache.schedule();
@@ -71,6 +72,7 @@ class SplitSpace {
                             split_walks_.data(),
                             num_splits_.data(),
                             num_split_walks_.data(),
+                            splits_first_.data(),
                             out_.data(),
                             softmax_.data()};
   }
@@ -84,6 +86,7 @@ class SplitSpace {
   }
   std::vector<WalkSplits> Walks() const { return walks_.ToHost(); }
   std::vector<KeySplit> Splits() const { return FirstOf(splits_, num_splits_); }
+  bool SplitsFirst() const { return splits_first_.ToHost()[0] != 0; }
   std::vector<SplitWalk> Split() const { return FirstOf(split_walks_, num_split_walks_); }
 
  private:
@@ -101,7 +104,7 @@ class SplitSpace {
   DeviceArray<int32_t> tiles_;
   DeviceArray<KeySplit> splits_;
   DeviceArray<SplitWalk> split_walks_;
-  DeviceArray<int32_t> num_splits_, num_split_walks_;
+  DeviceArray<int32_t> num_splits_, num_split_walks_, splits_first_;
   DeviceArray<float> out_, softmax_;
   StepSchedule schedule_;
 };
@@ -129,6 +132,9 @@ CacheOptions Chunks(AcpMode acp, int head_dim) {
                        {3000, 512, -10, 12}, {900, 900, -10, 10}, {4500, 2, -10, 4}};
   return options;
 }
+
+// Too many rows for its walks to be split; they come before the splits of others.
+constexpr testing::CacheSequence kLongPrompt{4200, 4100, -10, 14};
 
 std::string ModeName(AcpMode acp) {
   return acp == AcpMode::kOff ? "Off" : acp == AcpMode::kPaper ? "Paper" : "Certified";
@@ -203,12 +209,13 @@ TEST(KeySplitsTest, PlanIsTheHosts) {
     for (const int least_shift : {0, 3}) {
       SCOPED_TRACE(ModeName(acp) + " least shift " + std::to_string(least_shift));
       CacheOptions options = Chunks(acp, 32);
-      options.sequences.push_back({4200, 4100, -10, 14});  // too many rows
+      if (least_shift == 0) options.sequences.push_back(kLongPrompt);
       const DeviceCache cache(options);
       const SplitSpace space(cache, least_shift, kRoomyRows, kRoomySplits);
       ASSERT_EQ(PlanKeySplits(cache.batch(), options.q_heads, space.schedule(), nullptr),
                 cudaSuccess);
       ASSERT_NO_FATAL_FAILURE(ExpectPlan(cache, space, least_shift));
+      EXPECT_EQ(space.SplitsFirst(), least_shift != 0);
     }
   }
 }
@@ -323,13 +330,17 @@ TEST(KeySplitsTest, AgreesWithWholeWalks) {
   }
 }
 
-// The first sequence's rows in the whole batch, and alone.
+// The first sequence's rows in a batch with a long prompt, and alone.
 TEST(KeySplitsTest, NeighboursChangeNoBits) {
   for (const AcpMode acp : {AcpMode::kOff, AcpMode::kCertified}) {
     for (const int head_dim : {64, 128}) {
-      DeviceCache cache(Chunks(acp, head_dim));
+      CacheOptions options = Chunks(acp, head_dim);
+      options.sequences.push_back(kLongPrompt);
+      DeviceCache cache(options);
       SplitSpace space(cache, 0, kRoomyRows, kRoomySplits);
       ASSERT_EQ(Attend(cache, space.schedule()), cudaSuccess);
+      cache.CheckOutputs(RowKind::kPrefill);
+      EXPECT_FALSE(space.SplitsFirst());
       const std::vector<uint16_t> together = cache.out_array().ToHost();
       cache.ResetOutputs();
       space.PoisonPartials();
@@ -345,6 +356,7 @@ TEST(KeySplitsTest, NeighboursChangeNoBits) {
       ASSERT_EQ(PrefillSm90(batch, cache.params(), cache.kv(), alone, tiles, nullptr), cudaSuccess);
       const std::vector<uint16_t> got = cache.out_array().ToHost();
       ASSERT_FALSE(space.Split().empty());
+      EXPECT_TRUE(space.SplitsFirst());
       const auto end = static_cast<std::ptrdiff_t>(batch.num_rows * cache.params().out.row_stride);
       EXPECT_TRUE(std::equal(got.begin(), got.begin() + end, together.begin()))
           << ModeName(acp) << head_dim;
