@@ -22,7 +22,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 DAYS = 100
-FAILED_ONCE = [20001099]
+FAILED_ONCE = [20001099, 1114]
 USERS = {  # who has to be compiled with a header
     "engine/page_ledger.h": ["engine/scheduler.cc", "engine/scheduler_admission.cc",
                              "engine/scheduler_swap.cc", "engine/engine.cc",
@@ -109,6 +109,8 @@ MUTANTS = [
     ("comes back without room", X, "(sequence.swapped ? sequence.swapped->pages : 0)", "0"),
     ("pages that come back are not counted", L, "    Take(change.swapped_in, pool);\n", ""),
     ("given up, and in the way", X, "  swap_space_.Give(range);\n", ""),
+    ("waits for all of its pages for ever", D,
+     "        DropSwapped(next, &schedule->plan);\n        continue;\n", ""),
     ("the gap that is there", Y, "if (taken - begin >= bytes) break;",
      "if (taken > begin) break;"),
     ("counts are lost", C, "static_cast<uint32_t>(entry.generated) : kTokenInPrompt",
