@@ -25,7 +25,7 @@ DAYS = 100
 FAILED_ONCE = [  # with some mutant
     ["--seed", "20001099"],
     ["--seed", "135"],
-    ["--seed", "1114"],
+    ["--seed", "170"],
     ["--seed", "20003198", "--operations", "600", "--flood"],
 ]
 USERS = {  # who has to be compiled with a header
@@ -98,7 +98,6 @@ MUTANTS = [
     ("never reads on", Q, "ahead <= request.flow_window / 2", "ahead < request.flow_window / 2"),
     ("pauses are not noticed", Q, "remaining() > 0 && !paused() &&", "remaining() > 0 &&"),
     ("states survive a slot", C, "  has_penalty_state = false;\n", ""),
-    ("computed survives a slot", C, "  if (!swapped) computed = 0;\n", ""),
     ("swapped, and computed again", C, "  if (!swapped) computed = 0;\n", "  computed = 0;\n"),
     ("pages of a swapped slot stay a guess", C,
      "  if (swapped) swapped->pages = slot_stats.live_pages();\n", ""),
