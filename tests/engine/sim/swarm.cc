@@ -123,7 +123,9 @@ void ChooseSharing(Random& random, Swarm* swarm) {
   swarm->engine.prefix_cache_interval = kPageTokens * random.Int(1, 8);
   swarm->texts.resize(static_cast<size_t>(random.Int(1, 4)));
   for (auto& text : swarm->texts) {
-    text.resize(static_cast<size_t>(random.Int(kPageTokens, swarm->long_prompt)));
+    int64_t length = random.Int(kPageTokens, swarm->long_prompt);
+    if (random.Chance(0.5)) length = length / kPageTokens * kPageTokens;
+    text.resize(static_cast<size_t>(length));
     for (int32_t& token : text) {
       token = static_cast<int32_t>(random.Int(0, limits.vocab_size - 1));
     }
@@ -137,7 +139,7 @@ void ChooseSharing(Random& random, Swarm* swarm) {
   if (random.Chance(0.3)) swarm->flushes = random.Unit() * 0.02;
 }
 
-// A text, mostly to its end, then tokens of its own, one at least.
+// A text, mostly to its end, then mostly tokens of its own.
 void BeginAlike(const Swarm& swarm, Random& random, Request* request) {
   const auto last = static_cast<int64_t>(swarm.texts.size()) - 1;
   const std::vector<int32_t>& text = swarm.texts[static_cast<size_t>(random.Int(0, last))];
@@ -145,6 +147,7 @@ void BeginAlike(const Swarm& swarm, Random& random, Request* request) {
   if (random.Chance(0.3)) shared = random.Int(1, shared);
   auto own = static_cast<int64_t>(request->prompt.size());
   if (random.Chance(0.7)) own = std::min<int64_t>(own, random.Int(1, kPageTokens));
+  if (random.Chance(0.2)) own = 0;
   own = std::min(own, swarm.executor.limits.max_model_len - 1 - shared);
   request->prompt.resize(static_cast<size_t>(std::max<int64_t>(own, 0)));
   request->prompt.insert(request->prompt.begin(), text.begin(), text.begin() + shared);
