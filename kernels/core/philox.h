@@ -32,13 +32,4 @@ FOX_HOST_DEVICE constexpr PhiloxCounter Philox4x32(PhiloxCounter counter, Philox
   return counter;
 }
 
-// Uniform in [0, 1) with 53 bits, for the token at `position` of a request with `seed`.
-FOX_HOST_DEVICE constexpr double PhiloxUniform(uint64_t seed, uint64_t position) {
-  const PhiloxCounter random =
-      Philox4x32({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0, 0},
-                 {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
-  const uint64_t bits = (uint64_t{random.x1} << 32) | random.x0;
-  return static_cast<double>(bits >> 11) * 0x1.0p-53;
-}
-
 }  // namespace fox
