@@ -1,7 +1,7 @@
 // Philox4x32-10: the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random
 // numbers: as easy as 1, 2, 3" (SC 2011). A pure function of (counter, key): a token's randomness
-// depends on its request's seed and its position, never on its neighbours; the same on the host and
-// on the device.
+// depends on its request's seed, its position and its id, never on its neighbours; the same on the
+// host and on the device.
 #pragma once
 
 #include <cstdint>
