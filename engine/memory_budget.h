@@ -26,6 +26,7 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
 // What will be there beside the pages.
 struct MemoryBeside {
   int64_t weights = 0;  // WeightBytes
+  int64_t swap_space = 0;
   DType residual_dtype = DType::kF32, activation_dtype = DType::kF32;
 };
 
@@ -37,6 +38,14 @@ int64_t WeightBytes(const ModelConfig& config, DType dtype, DType embeddings_dty
 absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& beside,
                               const ModelConfig& config, MemoryRequest request,
                               RunnerOptions& options);
+
+// Bytes of swap space for the planned `options`, of what there is in the host's memory: `asked`, or
+// if that is negative chosen. On a GPU an eighth of the pool, but 2 GiB (pinning takes the start
+// time) and a sixteenth of `host`; on a CPU none, where a larger pool takes no more memory and no
+// copies. ResourceExhausted: more than there is. InvalidArgument: not enough for one page of each
+// list and the state of a sequence.
+absl::StatusOr<int64_t> PlanSwapSpace(const MemoryLimit& host, const ModelConfig& config,
+                                      const RunnerOptions& options, bool on_gpu, int64_t asked);
 
 // `options` with sizes of a step (WithStepSizes) and planned by `plan`, which fills in the pool
 // that is left beside them. Seats that are to be chosen (max_num_seqs 0): the most, from 16 to

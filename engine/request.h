@@ -86,6 +86,7 @@ struct RequestStats {
   int64_t completion_tokens = 0;
   int64_t cached_tokens = 0;  // of the prompt, that were not computed
   int32_t preemptions = 0;
+  int32_t swaps = 0;  // how often it came back from swap space, not computed again
   Seconds arrival = 0, first_scheduled = 0, first_token = 0, finished = 0;
   AcpStats acp;
 };

@@ -81,6 +81,9 @@ class TimedOps : public Ops {
   void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override;
   bool shares_pages() const override { return ops_->shares_pages(); }
   void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) override;
+  bool swaps() const override { return ops_->swaps(); }
+  void SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) override;
+  void SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) override;
   void SetPenaltyState(const PenaltyStateParams& params, Stream stream) override;
   void Sample(const SampleParams& params, Stream stream) override;
 

@@ -24,6 +24,7 @@
 #include "kernels/linear_params.h"
 #include "kernels/paged_kv.h"
 #include "kernels/sampling_params.h"
+#include "kernels/swap.h"
 #include "kernels/workload.h"
 
 namespace fox {
@@ -106,6 +107,27 @@ class Ops {
   // same pages, and the state of that page end. REQUIRES: shares_pages().
   virtual void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) {
     static_cast<void>(from), static_cast<void>(to), static_cast<void>(kv);
+    static_cast<void>(stream);
+    FOX_CHECK(false);
+  }
+
+  // Whether SwapOut and SwapIn are understood.
+  virtual bool swaps() const { return false; }
+
+  // Saves the slot, which stays as it is, in host memory: pinned memory of the queue() where there
+  // is one, else any. What is in the range is there for SwapIn on the same stream; it says nothing
+  // to the host. More live pages than it has room for: the CPU backend ends the process, others
+  // report PoolFault::kSwapOverflow and leave pages out. REQUIRES: swaps().
+  virtual void SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) {
+    static_cast<void>(slot), static_cast<void>(to), static_cast<void>(kv);
+    static_cast<void>(stream);
+    FOX_CHECK(false);
+  }
+
+  // Makes the empty slot what the saved one was, with pages of its own from the pool; going on
+  // gives the same bits. The range stays as it is. REQUIRES: the pool covers the pages.
+  virtual void SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) {
+    static_cast<void>(from), static_cast<void>(slot), static_cast<void>(kv);
     static_cast<void>(stream);
     FOX_CHECK(false);
   }

@@ -1,7 +1,7 @@
-// The engine on a GPU: graphs and overlapping kernels change no bit, and neither small pools with
-// preemption nor other batches lose, repeat or change a token, except where the two best logits are
-// as close as bf16 rounding. Two steps are in flight and tokens are sampled on the device, as the
-// host's sampler would sample them.
+// The engine on a GPU: graphs and overlapping kernels change no bit; small pools with preemption,
+// other batches and shared prefixes neither lose nor repeat nor change a token, except where the
+// two best logits are as close as bf16 rounding. Two steps are in flight and tokens are sampled on
+// the device, as the host's sampler would sample them.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -211,6 +211,45 @@ TEST_P(DeviceEngineTest, SchedulesChangeTiesOnly) {
   if (GetParam().acp == AcpMode::kOff) {
     EXPECT_GT(preemptions, 0);
   }
+}
+
+// Prompts that begin alike, some of them with a whole prompt before them, and samples of one.
+std::vector<Request> MakeSharers(int count, int32_t vocab, uint64_t seed) {
+  std::vector<Request> requests = MakeRequests(count, vocab, seed);
+  std::mt19937_64 rng(seed);
+  std::vector<int32_t> document(350);
+  for (int32_t& token : document) {
+    token = static_cast<int32_t>(rng() % static_cast<uint64_t>(vocab));
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const auto shared = static_cast<int64_t>(i % 3 == 0 ? document.size() : 64 * i % 350);
+    requests[i].prompt.insert(requests[i].prompt.begin(), document.begin(),
+                              document.begin() + shared);
+  }
+  return requests;
+}
+
+// Snapshots are taken, started from and dropped inside the steps; pages have several owners.
+TEST_P(DeviceEngineTest, SharedPrefixesChangeTiesOnly) {
+  const std::vector<Request> requests = MakeSharers(14, GetParam().vocab, 45);
+  EngineConfig config = BaseConfig(GetParam().model);
+  config.runner.acp = GetParam().acp;
+  config.engine.prefix_cache_interval = 128;
+  config.engine.prefix_cache_share = 0;
+  const StreamResults without = RunAll(config, requests, 0);
+  const double rms = LogitRms(config, GetParam().vocab);
+  config.engine.prefix_cache_share = 0.5;
+  config.runner.poison_free_pages = true;
+  int64_t cached = 0;
+  for (const int64_t pool_tokens : {16384, 1536}) {
+    for (const int gap : {0, 25}) {
+      config.kv_cache_bytes = PoolBytes(config, pool_tokens);
+      const StreamResults results = RunAll(config, requests, gap);
+      ExpectSameUpToTies(results, without, requests, rms);
+      for (const auto& [id, result] : results) cached += result.stats.cached_tokens;
+    }
+  }
+  EXPECT_GT(cached, 0);
 }
 
 TEST_P(DeviceEngineTest, SamplesAreThoseOfTheHostsSampler) {

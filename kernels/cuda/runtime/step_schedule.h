@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/core/host_device.h"
+#include "kernels/cuda/runtime/key_splits.h"
 #include "kernels/paged_kv.h"
 
 namespace fox::cuda {
@@ -67,6 +68,7 @@ struct StepSchedule {
   // First page that tile t of query head h may see: [q_heads, max_tiles], of the current layer.
   int32_t* boundary = nullptr;
   int32_t* tile_counter = nullptr;  // [1] dynamic scheduling; zeroed by PruneBoundaries
+  KeySplits key_splits;             // of the tiles' walks, of the current layer
 
   // Decode attention, sequences with exactly one row. Number i = seq * q_heads + head owns the
   // splits [split_begin[i], split_begin[i + 1]) of its layer, NumSplits of them, ascending. Other
