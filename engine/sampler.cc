@@ -111,7 +111,8 @@ int32_t Race(const float* row, int32_t size, const Sampler::Kept& kept,
     for (int32_t i = 0; i < count; ++i) {
       const float x = row[begin + i];
       const bool is_kept = (x > kept.least) | ((x == kept.least) & (begin + i <= kept.last_id));
-      logits[i] = is_kept ? x : kMasked;
+      logits[i] = x;
+      if (!is_kept) logits[i] = kMasked;
       any |= is_kept ? 1 : 0;
     }
     if (any == 0) continue;
