@@ -29,7 +29,7 @@ struct SamplingParams {
   float presence_penalty = 0.0f;    // over generated tokens
   float frequency_penalty = 0.0f;   // over generated tokens
   float repetition_penalty = 1.0f;  // over prompt and generated tokens
-  uint64_t seed = 0;                // Philox key; the counter is the token's position
+  uint64_t seed = 0;                // Philox key; the counter is made of position and id
   std::vector<std::pair<int32_t, float>> logit_bias;  // distinct ids
   std::vector<int32_t> allowed_token_ids;             // empty: all
   int32_t logprobs = -1;         // alternatives per generated token; 0: the token's own; -1: none

@@ -56,6 +56,7 @@ KERNEL_CASES = {
                        "PagePoolTest.PagesThatComeBackTwiceAreReported"),
     "paging_test": ("PagingTest.LongPrefillEvictsAcrossManyWindows",
                     "PagingTest.ReleaseResetsTheState"),
+    "sampling_arithmetic_device_test": ("SamplingArithmeticTest.TheDeviceHasTheHostsBits",),
     "sample_test": ("Vocabularies/SampleTest.SamplesWhatTheSamplerSamples/5",),
     "sequence_device_test": ("Vocabularies/SequenceSamplesTest.AreThoseOfTheSampler/3",
                              "PenaltyStateTest.AreZeroAndThenTheEntries"),
