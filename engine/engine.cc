@@ -18,6 +18,7 @@ Sequence* EngineState::Find(RequestId id, int64_t arrival) const {
 bool EngineState::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
   Schedule schedule = scheduler.Next(now);
   stats.preemptions += schedule.preemptions;
+  stats.swap_outs += static_cast<int64_t>(schedule.plan.swap_outs.size());
   const auto end = [&](Sequence* sequence, const absl::Status& status) {
     RequestOutput& output = outputs->emplace_back();
     output.id = sequence->request.id;
@@ -72,6 +73,9 @@ void EngineState::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs
   for (StepObserver* observer : observers) observer->AfterCollect(flight.plan, *result);
   ++stats.steps;
   free_pages = result->free_pages;
+  for (const auto* swaps : {&flight.plan.swap_outs, &flight.plan.swap_ins}) {
+    for (const SwappedSlot& swapped : *swaps) step_swapped += limits.SwapBytes(swapped.pages);
+  }
   CountPages(flight.plan, *result);
   scheduler.Collect(flight.plan, *result);
   for (size_t i = 0; i < count; ++i) {
@@ -227,6 +231,17 @@ void EngineState::Accept(Sequence* sequence, absl::StatusOr<SampledToken> token,
   }
 }
 
+void EngineState::RecordTime(Seconds now) {
+  const Seconds seconds = now - std::exchange(last_step, now);
+  const int64_t prefill = std::exchange(step_prefill, 0), decodes = std::exchange(step_decodes, 0);
+  const bool guests = std::exchange(step_guests, false);
+  if (const int64_t bytes = std::exchange(step_swapped, 0); bytes > 0) {
+    if (!guests) times.RecordSwap(prefill, decodes, bytes, limits.swap_rate, seconds);
+  } else {
+    times.RecordStep(prefill, decodes, seconds, guests);
+  }
+}
+
 void EngineState::UpdateGauges() {
   const WaitingQueue& waiting = scheduler.waiting();
   stats.running = scheduler.running();
@@ -234,6 +249,8 @@ void EngineState::UpdateGauges() {
   stats.paused = scheduler.paused();
   stats.queued_tokens = waiting.tokens();
   stats.free_pages = free_pages;
+  stats.swapped = scheduler.swapped();
+  stats.swap_used_bytes = scheduler.swap_used();
   stats.snapshots = scheduler.prefixes().size();
   stats.snapshot_pages = scheduler.prefixes().empty() ? 0 : scheduler.shared_pages();
   stats.prefix_queried_tokens = scheduler.prefixes().stats().queried_tokens;
@@ -280,9 +297,7 @@ std::vector<RequestOutput> Engine::Step(Seconds now) {
   EngineState& state = *state_;
   std::vector<RequestOutput> outputs = std::exchange(state.displaced, {});
   if (!state.fatal.ok()) return outputs;
-  state.times.RecordStep(std::exchange(state.step_prefill, 0), std::exchange(state.step_decodes, 0),
-                         now - state.last_step, std::exchange(state.step_guests, false));
-  state.last_step = now;
+  state.RecordTime(now);
   state.DeliverCancellations(now, &outputs);
   state.TakeAcknowledgements(now);
   state.Expire(now, &outputs);
@@ -297,7 +312,7 @@ std::vector<RequestOutput> Engine::Step(Seconds now) {
                (state.sequences.empty() || (!submitted && !collects));
   // From here to the next step there may be a pause.
   if (state.idle) {
-    state.step_prefill = state.step_decodes = 0;
+    state.step_prefill = state.step_decodes = state.step_swapped = 0;
     state.step_guests = false;
   }
   state.UpdateGauges();

@@ -150,19 +150,24 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   }
   // What does not fit is refused before the weights are read.
   const DType residual_dtype = backend->dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  const MemoryLimit limit = queue == nullptr
-                                ? AvailableMemory()
-                                : MemoryLimit{static_cast<int64_t>(queue->free_bytes()), "the GPU"};
+  const MemoryLimit host = AvailableMemory();
+  const MemoryLimit limit =
+      queue == nullptr ? host : MemoryLimit{static_cast<int64_t>(queue->free_bytes()), "the GPU"};
+  const int64_t swap_asked = backend->ops->swaps() ? config.swap_space_bytes : 0;
   MemoryRequest request{config.kv_cache_bytes, queue == nullptr ? limit.bytes / 4 : limit.bytes,
                         options.max_model_len, config.kv_cache_tokens};
   const MemoryBeside beside{
       WeightBytes(checkpoint->config(), backend->dtype, checkpoint->embeddings().dtype),
-      residual_dtype, backend->ops->ActivationDType(residual_dtype)};
+      queue == nullptr ? std::max<int64_t>(swap_asked, 0) : 0, residual_dtype,
+      backend->ops->ActivationDType(residual_dtype)};
   const absl::StatusOr<RunnerOptions> planned = PlanStepSizes(
       checkpoint->config(), options, most_seqs, queue != nullptr, [&](RunnerOptions& sizes) {
         return PlanMemoryWithin(limit, beside, checkpoint->config(), request, sizes);
       });
   if (!planned.ok()) return planned.status();
+  const absl::StatusOr<int64_t> swap_bytes =
+      PlanSwapSpace(host, checkpoint->config(), *planned, queue != nullptr, swap_asked);
+  if (!swap_bytes.ok()) return swap_bytes.status();
   FoxWeights weights = LoadWeights(*checkpoint, *backend->ops, residual_dtype, config.progress);
   // A file that changed while it was read gave weights that nobody checked.
   if (absl::Status status = checkpoint->CheckUnchanged(); !status.ok()) return status;
@@ -172,12 +177,13 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
     absl::StatusOr<RunnerOptions> left = PlanStepSizes(
         checkpoint->config(), options, most_seqs, /*on_gpu=*/true, [&](RunnerOptions& sizes) {
           request.available_bytes =
-              AvailableDeviceBytes(*queue, config.gpu_memory_utilization, weights, sizes);
+              AvailableDeviceBytes(*backend->ops, config.gpu_memory_utilization, weights, sizes);
           return PlanMemory(checkpoint->config(), request, sizes);
         });
     if (!left.ok()) return left.status();
     options = *left;
   }
+  options.swap_bytes = *swap_bytes;
   auto runner = std::make_unique<ModelRunner>(std::move(backend->ops), std::move(weights), options);
   if (queue != nullptr && queue->error() != nullptr) {
     return absl::ResourceExhaustedError(absl::StrCat("GPU: ", queue->error()));

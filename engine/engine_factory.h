@@ -23,13 +23,15 @@ struct EngineConfig {
   std::string model_dir;
   std::string device = "cpu";  // cpu | cuda | auto: cuda where there is one
   std::string dtype = "auto";  // auto | f64 | f32 | bf16; cuda: auto | bf16
-  // max_model_len 0: see MemoryRequest; loading sets kv_dtype, num_pages, snapshot_slots
+  // max_model_len 0: see MemoryRequest; loading sets kv_dtype, num_pages, snapshot_slots,
+  // swap_bytes
   RunnerOptions runner;
-  EngineOptions engine;                 // loading sets acp, log_tolerance and eos_token_ids
-  std::optional<double> log_tolerance;  // log eps; unset: the checkpoint's own, else -10
-  int threads = 0;                      // 0: one per core
-  int64_t kv_cache_bytes = 0;           // 0: see MemoryRequest
-  int64_t kv_cache_tokens = 0;          // see MemoryRequest
+  EngineOptions engine;                   // loading sets acp, log_tolerance and eos_token_ids
+  std::optional<double> log_tolerance;    // log eps; unset: the checkpoint's own, else -10
+  int threads = 0;                        // 0: one per core
+  int64_t kv_cache_bytes = 0;             // 0: see MemoryRequest
+  int64_t kv_cache_tokens = 0;            // see MemoryRequest
+  int64_t swap_space_bytes = -(1 << 20);  // 0: none; negative: chosen, see PlanSwapSpace
   bool allow_nonfinite = false;
   bool plain_gemm = false;               // row-independent matrix products, for invariance; CPU
   double gpu_memory_utilization = 0.9;   // of the GPU's memory, for all that the engine allocates

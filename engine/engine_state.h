@@ -86,6 +86,8 @@ struct EngineState {
   // Ends a sequence that the scheduler no longer knows.
   void End(Sequence* sequence, Seconds now, Finish* finish);
   void Count(const Finish& finish);
+  // What the plan took that the last step collected.
+  void RecordTime(Seconds now);
   void UpdateGauges();
 
   // A plan submitted and not yet collected. Its sequences may end meanwhile, and an id may come
@@ -128,6 +130,7 @@ struct EngineState {
   Seconds last_step = -kNever;
   // The plan that the last step collected, if that step's time is to be measured.
   int64_t step_prefill = 0, step_decodes = 0;
+  int64_t step_swapped = 0;  // bytes
   bool step_guests = false;
   bool idle = true;  // a step now would find nothing to do
   EngineStats stats;

@@ -21,6 +21,8 @@ struct EngineStats {
   int64_t prompt_tokens = 0;  // totals since start
   int64_t generated_tokens = 0;
   int64_t preemptions = 0;
+  // Requests in swap space and its bytes that they have, now; preemptions that swapped out.
+  int64_t swapped = 0, swap_used_bytes = 0, swap_outs = 0;
   int64_t pages_evicted = 0;
   int64_t blocks_total = 0, blocks_pruned = 0;  // see AcpStats
   // The prefix cache: snapshots now, pages that they have (sequences may have them, too), and

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "engine/decode_graphs.h"
 
 namespace fox {
 namespace {
@@ -80,13 +81,20 @@ absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& besi
   const auto activations = static_cast<int64_t>(
       Activations::Bytes(config, beside.residual_dtype, beside.activation_dtype,
                          options.max_num_batched_tokens, options.max_logit_rows));
-  const int64_t rest = beside.weights + activations;
+  const int64_t rest = beside.weights + activations + beside.swap_space;
   const auto refuse = [&](int64_t pages, int64_t tables) {
+    const int64_t excess = rest + pages + tables - limit.bytes;
+    const bool swap = beside.swap_space > 0 && excess <= beside.swap_space;
     return absl::ResourceExhaustedError(absl::StrFormat(
-        "%s%.1f MiB of weights, %.1f MiB of KV pages and %.1f MiB of tables and activations do "
+        "%s%.1f MiB of weights, %.1f MiB of KV pages%s and %.1f MiB of tables and activations do "
         "not fit into the %.1f MiB that %s leaves",
-        request.kv_cache_bytes > 0 ? "--kv-cache-mb: " : "",
+        swap                         ? "--swap-space-mb: "
+        : request.kv_cache_bytes > 0 ? "--kv-cache-mb: "
+                                     : "",
         Mib(static_cast<double>(beside.weights)), Mib(static_cast<double>(pages)),
+        beside.swap_space == 0 ? ""
+                               : absl::StrFormat(", %.1f MiB of swap space",
+                                                 Mib(static_cast<double>(beside.swap_space))),
         Mib(static_cast<double>(tables + activations)), Mib(static_cast<double>(limit.bytes)),
         limit.source));
   };
@@ -112,6 +120,30 @@ absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& besi
   }
 }
 
+absl::StatusOr<int64_t> PlanSwapSpace(const MemoryLimit& host, const ModelConfig& config,
+                                      const RunnerOptions& options, bool on_gpu, int64_t asked) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const PagedKvShape shape = CacheShape(config, options);
+  const auto least = static_cast<int64_t>(SwapBytes(shape, shape.lists_per_slot()));
+  if (asked < 0) {
+    const int64_t pool = shape.num_pages * static_cast<int64_t>(shape.page_bytes());
+    const int64_t bytes = on_gpu ? std::min({pool / 8, host.bytes / 16, kMost}) : 0;
+    return bytes >= least ? bytes / kSwapAlignment * kSwapAlignment : 0;
+  }
+  if (asked > host.bytes) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "--swap-space-mb: %.1f MiB do not fit into the %.1f MiB that %s leaves",
+        Mib(static_cast<double>(asked)), Mib(static_cast<double>(host.bytes)), host.source));
+  }
+  if (asked > 0 && asked < least) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--swap-space-mb: %.1f MiB hold nothing: the state of a sequence and its first %d tokens "
+        "take %.1f MiB",
+        Mib(static_cast<double>(asked)), kPageTokens, Mib(static_cast<double>(least))));
+  }
+  return asked;
+}
+
 absl::StatusOr<RunnerOptions> PlanStepSizes(
     const ModelConfig& config, const RunnerOptions& options, int32_t most_seqs, bool on_gpu,
     const std::function<absl::Status(RunnerOptions&)>& plan) {
@@ -133,9 +165,10 @@ absl::StatusOr<RunnerOptions> PlanStepSizes(
   }
 }
 
-int64_t AvailableDeviceBytes(DeviceQueue& queue, double utilization, const FoxWeights& weights,
+int64_t AvailableDeviceBytes(Ops& ops, double utilization, const FoxWeights& weights,
                              const RunnerOptions& options) {
-  constexpr double kWorkSpace = 1 << 30;  // cuBLASLt, graphs, partial results
+  constexpr double kWorkSpace = 1 << 30;  // cuBLASLt, graphs
+  const DeviceQueue& queue = *ops.queue();
   const auto total = static_cast<double>(queue.total_bytes());
   const double used = total - static_cast<double>(queue.free_bytes());
   const double activations = static_cast<double>(Activations::Bytes(
@@ -146,8 +179,10 @@ int64_t AvailableDeviceBytes(DeviceQueue& queue, double utilization, const FoxWe
   shape.max_pages = PagesFor(std::max(options.max_model_len, kLongestDefault));
   const auto tables = static_cast<double>(KvCache::FixedBytes(shape));
   const auto states = static_cast<double>(PenaltyStateBytes(weights.config, options));
+  const auto partial = static_cast<double>(
+      ops.PartialResultBytes(static_cast<int>(DecodeBucket(options.max_num_seqs)), shape));
   return std::max<int64_t>(0, static_cast<int64_t>(utilization * total - used - activations -
-                                                   tables - states - kWorkSpace));
+                                                   tables - states - partial - kWorkSpace));
 }
 
 std::string DescribeMemory(const ModelRunner& runner) {
@@ -168,13 +203,15 @@ std::string DescribeMemory(const ModelRunner& runner) {
       "tokens unpruned)\n"
       "  KV tables        %8.1f MiB  (%d sequences of at most %d tokens; %d of them run at once)\n"
       "  penalty state    %8.1f MiB  (biases and counts, for sampling on the device)\n"
+      "  swap space       %8.1f MiB  (of the host's memory, for preempted sequences)\n"
       "  activations      %8.1f MiB  (%d tokens and %d logit rows a step)\n",
       Mib(static_cast<double>(weights.linear_bytes())),
       Mib(static_cast<double>(weights.embeddings.bytes())), Mib(page * shape.num_pages),
       shape.num_pages, page / 1024, kPageTokens, UnprunedTokens(shape),
       Mib(static_cast<double>(KvCache::FixedBytes(shape))), options.num_slots(),
       options.max_model_len, options.max_num_seqs, Mib(static_cast<double>(states)),
-      Mib(activations), options.max_num_batched_tokens, options.max_logit_rows);
+      Mib(static_cast<double>(options.swap_bytes)), Mib(activations),
+      options.max_num_batched_tokens, options.max_logit_rows);
 }
 
 }  // namespace fox

@@ -26,6 +26,7 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
 // What will be there beside the pages.
 struct MemoryBeside {
   int64_t weights = 0;  // WeightBytes
+  int64_t swap_space = 0;
   DType residual_dtype = DType::kF32, activation_dtype = DType::kF32;
 };
 
@@ -38,6 +39,14 @@ absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& besi
                               const ModelConfig& config, MemoryRequest request,
                               RunnerOptions& options);
 
+// Bytes of swap space for the planned `options`, of what there is in the host's memory: `asked`, or
+// if that is negative chosen. On a GPU an eighth of the pool, but 1 GiB (pinning it takes the start
+// 0.3 s) and a sixteenth of `host`; on a CPU none, where a larger pool takes no more memory and no
+// copies. ResourceExhausted: more than there is. InvalidArgument: not enough for one page of each
+// list and the state of a sequence.
+absl::StatusOr<int64_t> PlanSwapSpace(const MemoryLimit& host, const ModelConfig& config,
+                                      const RunnerOptions& options, bool on_gpu, int64_t asked);
+
 // `options` with sizes of a step (WithStepSizes) and planned by `plan`, which fills in the pool
 // that is left beside them. Seats that are to be chosen (max_num_seqs 0): the most, from 16 to
 // `most_seqs` by factors of two, that have 512 tokens of the pool each, unpruned, and whose tables
@@ -48,8 +57,9 @@ absl::StatusOr<RunnerOptions> PlanStepSizes(
     const std::function<absl::Status(RunnerOptions&)>& plan);
 
 // What a GPU has for pages: `utilization` of its memory, less what is in use (weights), the
-// activations, tables and penalty state of `options`, and room for the backend's own work space.
-int64_t AvailableDeviceBytes(DeviceQueue& queue, double utilization, const FoxWeights& weights,
+// activations, tables, penalty state and partial results of attention of `options`, and room for
+// the backend's other work space. REQUIRES: ops.queue() is not null.
+int64_t AvailableDeviceBytes(Ops& ops, double utilization, const FoxWeights& weights,
                              const RunnerOptions& options);
 
 // The plan as human-readable text, one item per line.

@@ -2,6 +2,7 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,8 +12,13 @@ namespace {
 
 constexpr int64_t kCpuStepTokens = 512, kGpuStepTokens = 8192, kLogitRows = 128;
 
+// Bytes a second that a slot is copied with, at best: what is measured corrects it (ServiceTimes),
+// and what is never tried never is.
+constexpr double kCpuSwapRate = 10e9, kGpuSwapRate = 50e9;
+
 RunnerOptions Supported(RunnerOptions options, const Ops& ops) {
   if (!ops.shares_pages()) options.snapshot_slots = 0;
+  if (!ops.swaps()) options.swap_bytes = 0;
   return options;
 }
 
@@ -79,6 +85,11 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
   limits_.max_num_seqs = options_.max_num_seqs;
   limits_.num_slots = options_.num_slots();
   limits_.snapshot_slots = options_.snapshot_slots;
+  limits_.swap_bytes = options_.swap_bytes;
+  limits_.swap_state_bytes = static_cast<int64_t>(SwapBytes(cache_.view().shape, 0));
+  limits_.swap_page_bytes =
+      static_cast<int64_t>(SwapBytes(cache_.view().shape, 1)) - limits_.swap_state_bytes;
+  limits_.swap_rate = queue_ != nullptr ? kGpuSwapRate : kCpuSwapRate;
   limits_.max_model_len = options_.max_model_len;
   limits_.max_num_batched_tokens = options_.max_num_batched_tokens;
   limits_.max_logit_rows = options_.max_logit_rows;
@@ -87,8 +98,16 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
   limits_.samples_on_device = queue_ != nullptr;
   if (limits_.samples_on_device)
     penalty_state_ = ops_->Allocate(PenaltyStateBytes(weights_.config, options_));
+  if (const auto bytes = static_cast<size_t>(options_.swap_bytes); bytes > 0) {
+    swap_space_ = queue_ != nullptr ? queue_->AllocatePinned(bytes) : ops_->Allocate(bytes);
+  }
   if (queue_ != nullptr && !options_.enforce_eager) {
     graphs_ = std::make_unique<DecodeGraphs>(*queue_);
+    std::set<int32_t> sizes;
+    for (const DecodeShape& shape : DecodeShapes(options_.max_num_seqs, options_.max_model_len)) {
+      sizes.insert(static_cast<int32_t>(shape.bucket));
+    }
+    limits_.graph_sizes.assign(sizes.begin(), sizes.end());
   }
   ops_->Reserve(activations_.max_rows, static_cast<int>(DecodeBucket(options_.max_num_seqs)),
                 cache_.view().shape);
@@ -119,10 +138,7 @@ absl::Status ModelRunner::Submit(const StepPlan& plan) {
   std::unique_ptr<StepReadback> step = std::move(idle_.back());
   idle_.pop_back();
   step->Begin(plan);
-  cache_.Release(plan.drop_snapshots);
-  for (const SharedSlot& snapshot : plan.snapshots) cache_.Share(snapshot.from, snapshot.to);
-  cache_.Release(plan.release_slots);
-  for (const SharedSlot& start : plan.starts) cache_.Share(start.from, start.to);
+  MoveSlots(plan);
   SetPenaltyState(plan, *step);
   if (!plan.sequences.empty()) {
     const int64_t planned = static_cast<int64_t>(plan.sequences.size());
@@ -136,6 +152,19 @@ absl::Status ModelRunner::Submit(const StepPlan& plan) {
   step->Enqueue(logits_, cache_.view());
   in_flight_.push_back(std::move(step));
   return Health();
+}
+
+void ModelRunner::MoveSlots(const StepPlan& plan) {
+  const auto place = [this](const SwappedSlot& swapped) {
+    FOX_CHECK(swapped.offset + limits_.SwapBytes(swapped.pages) <= limits_.swap_bytes);
+    return HostSlot{swap_space_.as<std::byte>() + swapped.offset, swapped.pages};
+  };
+  cache_.Release(plan.drop_snapshots);
+  for (const SharedSlot& snapshot : plan.snapshots) cache_.Share(snapshot.from, snapshot.to);
+  for (const SwappedSlot& out : plan.swap_outs) cache_.SwapOut(out.slot, place(out));
+  cache_.Release(plan.release_slots);
+  for (const SharedSlot& start : plan.starts) cache_.Share(start.from, start.to);
+  for (const SwappedSlot& in : plan.swap_ins) cache_.SwapIn(place(in), in.slot);
 }
 
 // The backend reads the entries where they lie.

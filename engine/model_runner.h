@@ -32,6 +32,7 @@ struct RunnerOptions {
   int64_t max_num_batched_tokens = 0;
   int64_t max_logit_rows = 0;  // of one step; 0: 128
   int num_pages = 0;
+  int64_t swap_bytes = 0;          // of host memory, for slots that are swapped out
   bool enforce_eager = false;      // no graphs
   bool poison_free_pages = false;  // see PagedKvShape
 
@@ -73,6 +74,8 @@ class ModelRunner : public StepExecutor {
  private:
   friend class GraphReplay;  // tests/engine/graph_replay.h
 
+  // What a plan does to slots before its sequences run.
+  void MoveSlots(const StepPlan& plan);
   void SetPenaltyState(const StepPlan& plan, StepReadback& step);
   MatrixView Forward();
   absl::Status Health() const;
@@ -88,6 +91,7 @@ class ModelRunner : public StepExecutor {
   BatchBuilder batch_;
   KvCache cache_;
   Buffer penalty_state_;                  // empty where the backend does not sample
+  Buffer swap_space_;                     // host memory, which only operations touch
   std::unique_ptr<DecodeGraphs> graphs_;  // null: every step runs eagerly
   std::vector<std::unique_ptr<StepReadback>> idle_;
   std::deque<std::unique_ptr<StepReadback>> in_flight_;  // the oldest first

@@ -63,6 +63,7 @@ class PageLedger {
     for (const SharedSlot& snapshot : plan.snapshots) change.snapshots.push_back(snapshot.from);
     change.released = plan.release_slots;
     for (const SharedSlot& start : plan.starts) change.starts.push_back(start.from);
+    for (const SwappedSlot& in : plan.swap_ins) change.swapped_in.emplace_back(in.slot, in.pages);
     for (const PlannedSequence& sequence : plan.sequences) {
       const int64_t end = sequence.position + static_cast<int64_t>(sequence.token_ids.size());
       change.taken.emplace_back(sequence.slot, Between(sequence.position, end));
@@ -100,7 +101,8 @@ class PageLedger {
   // What a plan does to the pool.
   struct Change {
     std::vector<int32_t> dropped, snapshots, released, starts;  // slots; of shares, the first one
-    std::vector<std::pair<int32_t, int64_t>> taken;             // slot, pages; as in plan.sequences
+    std::vector<std::pair<int32_t, int64_t>> swapped_in;        // slot, pages
+    std::vector<std::pair<int32_t, int64_t>> taken;             // likewise; as in plan.sequences
   };
 
   // The slot that they are shared with has nothing yet.
@@ -119,7 +121,12 @@ class PageLedger {
     Share(change.snapshots, pool);
     Empty(change.released, pool);
     Share(change.starts, pool);
-    for (const auto& [slot, pages] : change.taken) {
+    Take(change.swapped_in, pool);
+    Take(change.taken, pool);
+  }
+
+  static void Take(const std::vector<std::pair<int32_t, int64_t>>& taken, Pool* pool) {
+    for (const auto& [slot, pages] : taken) {
       pool->free -= pages;
       pool->held[static_cast<size_t>(slot)] += pages;
     }

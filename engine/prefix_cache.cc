@@ -34,7 +34,7 @@ void PrefixCache::BeginPlan(Seconds now) {
   for (size_t i = 0; i < snapshots_by_slot_.size(); ++i) {
     const Snapshot& snapshot = snapshots_by_slot_[i];
     if (snapshot.node == nullptr) continue;
-    if (snapshot.plan == plan_) {
+    if (IsInUse(snapshot)) {
       flush_ = true;  // it has yet to be taken
     } else {
       Drop(first_slot_ + static_cast<int32_t>(i));
@@ -127,8 +127,16 @@ void PrefixCache::AddStops(Sequence* sequence) {
 }
 
 int64_t PrefixCache::Pin(const Sequence& sequence) {
-  if (sequence.prefix.snapshot >= 0) At(sequence.prefix.snapshot).plan = plan_;
+  if (sequence.prefix.snapshot >= 0) At(sequence.prefix.snapshot).pinned = plan_;
   return sequence.prefix.found;
+}
+
+void PrefixCache::Unpin(Sequence* sequence) {
+  PrefixState& state = sequence->prefix;
+  if (state.snapshot < 0) return;
+  At(state.snapshot).pinned = 0;
+  state.snapshot = -1;
+  state.found = 0;
 }
 
 void PrefixCache::Start(Sequence* sequence) {
@@ -148,6 +156,13 @@ void PrefixCache::Start(Sequence* sequence) {
   }
   state.last = state.found;
   Claim(sequence);
+}
+
+// Where it was it leaves no snapshot again; those that it left may be there.
+void PrefixCache::Return(Sequence* sequence) {
+  if (!Uses(*sequence)) return;
+  sequence->prefix.last = PageEnd(sequence->computed);
+  if (sequence->computed < sequence->prompt_tokens) Claim(sequence);
 }
 
 void PrefixCache::Touch(const Sequence& sequence) {
@@ -189,19 +204,19 @@ int64_t PrefixCache::CutChunk(const Sequence& sequence, int64_t count) const {
 
 void PrefixCache::Take(Sequence* sequence, int64_t tokens) {
   sequence->prefix.last = tokens;
-  PrefixTree::Node* const node = tree_.Insert(RealmOf(*sequence), sequence->tokens, tokens).back();
-  if (node->snapshot >= 0) {
-    At(node->snapshot).used = now_;
+  const PrefixTree::Realm realm = RealmOf(*sequence);
+  const std::vector<PrefixTree::Node*> known = tree_.Find(realm, sequence->tokens, tokens);
+  if (!known.empty() && known.back()->tokens == tokens && known.back()->snapshot >= 0) {
+    At(known.back()->snapshot).used = now_;
     return;
   }
   const int64_t pages = ledger_.held(sequence->slot);
-  if (!MakeRoom(pages)) {
-    tree_.Prune(node);
-    return;
-  }
+  if (!MakeRoom(pages)) return;
+  // Only now: what was dropped took the nodes with it that nothing else hung on.
+  PrefixTree::Node* const node = tree_.Insert(realm, sequence->tokens, tokens).back();
   node->snapshot = free_slots_.back();
   free_slots_.pop_back();
-  At(node->snapshot) = {node, pages, now_, plan_};
+  At(node->snapshot) = {node, pages, now_, /*taken=*/plan_, /*pinned=*/0};
   ++size_;
   ++stats_.taken;
   Touch(*sequence);
@@ -246,7 +261,7 @@ int32_t PrefixCache::Victim() const {
   double highest = -1;
   for (size_t i = 0; i < snapshots_by_slot_.size(); ++i) {
     const Snapshot& snapshot = snapshots_by_slot_[i];
-    if (snapshot.node == nullptr || snapshot.plan == plan_) continue;
+    if (snapshot.node == nullptr || IsInUse(snapshot)) continue;
     const PrefixTree::Node* before = snapshot.node->parent;
     while (before->parent != nullptr && before->snapshot < 0) before = before->parent;
     const int32_t slot = first_slot_ + static_cast<int32_t>(i);
@@ -264,7 +279,7 @@ int32_t PrefixCache::Victim() const {
 // Returns the pages that are free for sure.
 int64_t PrefixCache::Drop(int32_t slot) {
   Snapshot& snapshot = At(slot);
-  FOX_CHECK(snapshot.node != nullptr && snapshot.plan != plan_);
+  FOX_CHECK(snapshot.node != nullptr && !IsInUse(snapshot));
   const int64_t pages = ledger_.held(slot);
   drops_.push_back(slot);
   dropped_pages_ += pages;
@@ -296,12 +311,12 @@ void PrefixCache::FillPlan(StepPlan* plan) {
   plan->drop_snapshots = std::exchange(drops_, {});
   plan->snapshots = std::exchange(snapshots_, {});
   plan->starts = std::exchange(starts_, {});
+  ++plan_;
 }
 
 void PrefixCache::Submitted() {
   unsure_in_flight_.push_back(std::exchange(unsure_pages_, 0));
   dropped_pages_ = 0;
-  ++plan_;
 }
 
 void PrefixCache::Collected() {

@@ -50,8 +50,13 @@ class PrefixCache {
   bool Find(Sequence* sequence);
   // Keeps what was found through this plan, and returns the tokens that need not be computed.
   int64_t Pin(const Sequence& sequence);
+  // What was pinned may be dropped after all; the sequence computes everything. REQUIRES: nobody
+  // starts from it in this plan.
+  void Unpin(Sequence* sequence);
   // The sequence has got a slot and starts from what was found. REQUIRES: `computed` is that.
   void Start(Sequence* sequence);
+  // The sequence has got a slot and goes on with all that it had computed.
+  void Return(Sequence* sequence);
   // How many of the next `count` tokens may go into one step: it ends where a snapshot is wanted.
   int64_t CutChunk(const Sequence& sequence, int64_t count) const;
 
@@ -73,8 +78,8 @@ class PrefixCache {
   bool has_pending() const { return flush_ || !drops_.empty() || !snapshots_.empty(); }
   // Pages that the open plan frees by what was dropped, for sure.
   int64_t dropped_pages() const { return dropped_pages_; }
-  // Moves what the plan does to snapshots into it. If that plan is not empty, Submitted and one day
-  // Collected follow.
+  // Closes the plan: moves what it does to snapshots into it. If that plan is not empty, Submitted
+  // and one day Collected follow.
   void FillPlan(StepPlan* plan);
   void Submitted();
   void Collected();
@@ -84,7 +89,7 @@ class PrefixCache {
     PrefixTree::Node* node = nullptr;  // null: the slot is free
     int64_t pages = 0;                 // that it added at most
     Seconds used = 0;
-    int64_t plan = 0;  // the last that took it or started from it
+    int64_t taken = 0, pinned = 0;  // by which plans; of the latter the last
   };
 
   bool Uses(const Sequence& sequence) const {
@@ -100,6 +105,9 @@ class PrefixCache {
   static void AddStops(Sequence* sequence);
   // What those that begin like the sequence may find is another one from now on.
   void Touch(const Sequence& sequence);
+  bool IsInUse(const Snapshot& snapshot) const {
+    return snapshot.taken == plan_ || snapshot.pinned == plan_;
+  }
   void Claim(Sequence* sequence);
   void Unclaim(Sequence* sequence);
   void Take(Sequence* sequence, int64_t tokens);

@@ -29,7 +29,7 @@ struct SamplingParams {
   float presence_penalty = 0.0f;    // over generated tokens
   float frequency_penalty = 0.0f;   // over generated tokens
   float repetition_penalty = 1.0f;  // over prompt and generated tokens
-  uint64_t seed = 0;                // Philox key; the counter is the token's position
+  uint64_t seed = 0;                // Philox key; the counter is made of position and id
   std::vector<std::pair<int32_t, float>> logit_bias;  // distinct ids
   std::vector<int32_t> allowed_token_ids;             // empty: all
   int32_t logprobs = -1;         // alternatives per generated token; 0: the token's own; -1: none
@@ -86,6 +86,7 @@ struct RequestStats {
   int64_t completion_tokens = 0;
   int64_t cached_tokens = 0;  // of the prompt, that were not computed
   int32_t preemptions = 0;
+  int32_t swaps = 0;  // how often it came back from swap space, not computed again
   Seconds arrival = 0, first_scheduled = 0, first_token = 0, finished = 0;
   AcpStats acp;
 };

@@ -3,13 +3,12 @@
 #include "engine/sampler.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <functional>
 #include <limits>
 
 #include "kernels/core/check.h"
-#include "kernels/core/philox.h"
+#include "kernels/sampling_arithmetic.h"
 
 namespace fox {
 namespace {
@@ -19,7 +18,7 @@ constexpr float kLargest = std::numeric_limits<float>::max();
 
 // Floats as integers of the same order; -0 counts as 0.
 inline int32_t OrderedInt(float x) {
-  const int32_t bits = std::bit_cast<int32_t>(x + 0.0f);
+  const int32_t bits = BitsOf(x + 0.0f);
   return bits ^ ((bits >> 31) & 0x7fffffff);
 }
 
@@ -48,7 +47,7 @@ RowScan Scan(const float* row, int32_t size) {
     const int32_t end = std::min(size, begin + kBlock);
     int32_t block_largest = std::numeric_limits<int32_t>::min();
     for (int32_t i = begin; i < end; ++i) {
-      const int32_t bits = std::bit_cast<int32_t>(row[i]);
+      const int32_t bits = BitsOf(row[i]);
       const int32_t order = OrderedInt(row[i]);
       block_largest = order > block_largest ? order : block_largest;
       not_finite |= (bits & kExponent) == kExponent ? 1 : 0;
@@ -70,33 +69,6 @@ RowScan Scan(const float* row, int32_t size) {
   return scan;
 }
 
-// exp(x) for x <= 0, within 2 ulp; 0 below -87. Branch-free, so loops over it vectorise.
-inline float ExpNonPositive(float x) {
-  const float clamped = x < -87.0f ? -87.0f : x;
-  const int32_t n = static_cast<int32_t>(clamped * 1.44269504f - 0.5f);  // rounds to nearest
-  const float fn = static_cast<float>(n);
-  const float r = (clamped - fn * 0.693359375f) + fn * 2.12194440e-4f;  // |r| <= ln(2) / 2
-  // The Taylor series: the first term left out is r^8 / 8!, below 5e-9.
-  float p = 1.0f / 5040;
-  p = p * r + 1.0f / 720;
-  p = p * r + 1.0f / 120;
-  p = p * r + 1.0f / 24;
-  p = p * r + 1.0f / 6;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  const float scaled = p * std::bit_cast<float>((n + 127) << 23);
-  return x < -87.0f ? 0.0f : scaled;
-}
-
-// exp((x - largest) * inverse_temperature), inverse_temperature = 1 / temperature. In float64 until
-// it is small: even denormal temperatures do not overflow.
-inline float Weight(float x, float largest, double inverse_temperature) {
-  const double scaled =
-      (static_cast<double>(x) - static_cast<double>(largest)) * inverse_temperature;
-  return ExpNonPositive(static_cast<float>(scaled < -200.0 ? -200.0 : scaled));
-}
-
 double Sum(const float* values, size_t size) {
   constexpr size_t kLanes = 8;
   double lanes[kLanes] = {};
@@ -110,6 +82,56 @@ double Sum(const float* values, size_t size) {
   for (; i < size; ++i) sum += static_cast<double>(values[i]);
   for (const double lane : lanes) sum += lane;
   return sum;
+}
+
+// What the race adds to a group's logits, by id.
+void GroupNoise(uint64_t seed, uint64_t position, int32_t group, float scale, float* noise) {
+  uint32_t words[kRaceGroup];
+  for (int32_t lane = 0; lane < kRaceLanes; ++lane) {
+    const PhiloxCounter block = RaceWords(seed, position, group * kRaceLanes + lane);
+    words[lane] = block.x0;
+    words[kRaceLanes + lane] = block.x1;
+    words[2 * kRaceLanes + lane] = block.x2;
+    words[3 * kRaceLanes + lane] = block.x3;
+  }
+  for (int32_t i = 0; i < kRaceGroup; ++i) noise[i] = RaceNoise(words[i], scale);
+}
+
+// The winner among the tokens that the filters keep.
+int32_t Race(const float* row, int32_t size, const Sampler::Kept& kept,
+             const SamplingParams& params, uint64_t position) {
+  const float scale = RaceScale(params.temperature);
+  const int id_bits = IdBits(size);
+  uint64_t best = 0;
+  double best_score = RaceScore(kMasked, 0.0f);
+  for (int32_t begin = 0; begin < size; begin += kRaceGroup) {
+    const int32_t count = std::min(size - begin, kRaceGroup);
+    float logits[kRaceGroup];  // of those kept
+    int32_t any = 0;
+    for (int32_t i = 0; i < count; ++i) {
+      const float x = row[begin + i];
+      const bool is_kept = (x > kept.least) | ((x == kept.least) & (begin + i <= kept.last_id));
+      logits[i] = x;
+      if (!is_kept) logits[i] = kMasked;
+      any |= is_kept ? 1 : 0;
+    }
+    if (any == 0) continue;
+    float noise[kRaceGroup];
+    GroupNoise(params.seed, position, begin / kRaceGroup, scale, noise);
+    any = 0;
+    for (int32_t i = 0; i < count; ++i) {
+      any |= RaceScore(logits[i], noise[i]) > best_score ? 1 : 0;
+    }
+    if (any == 0) continue;  // ids ascend, so of equals the earlier one stays
+    for (int32_t i = 0; i < count; ++i) {
+      const double score = RaceScore(logits[i], noise[i]);
+      const uint64_t key = RaceKey(score, begin + i, id_bits);
+      if (key <= best) continue;
+      best = key;
+      best_score = score;
+    }
+  }
+  return RaceId(best, id_bits);
 }
 
 bool WantsLogprobs(const SamplingParams& params) {
@@ -162,13 +184,11 @@ absl::StatusOr<SampledToken> Sampler::Sample(const float* logits, const Sampling
     row = row_.data();
     scan = Scan(row, vocab_size_);
     if (row[scan.best] == kMasked) return absl::InternalError("no token may be sampled");
-  } else if (params.temperature > 0.0f) {
-    std::copy(logits, logits + vocab_size_, row_.begin());
   }
   const float largest = row[scan.best];
   SampledToken token;
   token.id = params.temperature > 0.0f
-                 ? SampleCandidate(params, largest, PhiloxUniform(params.seed, position))
+                 ? Race(row, vocab_size_, Filter(row, params, largest), params, position)
                  : scan.best;
   FOX_CHECK(token.id >= 0 && token.id < vocab_size_);
   if (WantsLogprobs(params)) {
@@ -214,85 +234,51 @@ void Sampler::ProcessLogits(const SamplingParams& params, const TokenCounts& cou
   }
 }
 
-int32_t Sampler::SampleCandidate(const SamplingParams& params, float largest, double uniform) {
-  const double inverse_temperature = 1.0 / static_cast<double>(params.temperature);
-  const bool top_k = params.top_k > 0 && params.top_k < vocab_size_;
-  if (!top_k && params.top_p >= 1.0f && params.min_p <= 0.0f) {
-    const size_t size = static_cast<size_t>(vocab_size_);
-    for (size_t i = 0; i < size; ++i) weight_[i] = Weight(row_[i], largest, inverse_temperature);
-    return SampleFrom(size, uniform);
+Sampler::Kept Sampler::Filter(const float* row, const SamplingParams& params, float largest) {
+  Kept kept;
+  if (params.min_p > 0.0f) {
+    kept.least = MinPFloor(params.min_p, params.temperature, largest);
   }
-  Select(params, largest);
-  for (size_t i = 0; i < candidates_.size(); ++i) {
-    const size_t id = static_cast<size_t>(CandidateId(candidates_[i]));
-    weight_[i] = Weight(row_[id], largest, inverse_temperature);
-  }
-  return CandidateId(candidates_[static_cast<size_t>(SampleFrom(candidates_.size(), uniform))]);
-}
-
-// The index at which the running sum of weight_ passes uniform * total.
-int32_t Sampler::SampleFrom(size_t count, double uniform) const {
-  const double target = uniform * Sum(weight_.data(), count);
-  double sum = 0.0;
-  size_t last = 0;  // with a weight: the answer when rounding lets the sum stop short
-  for (size_t i = 0; i < count; ++i) {
-    if (weight_[i] <= 0.0f) continue;
-    sum += static_cast<double>(weight_[i]);
-    last = i;
-    if (sum > target) break;
-  }
-  return static_cast<int32_t>(last);
-}
-
-void Sampler::Select(const SamplingParams& params, float largest) {
-  const double inverse_temperature = 1.0 / static_cast<double>(params.temperature);
-  // min_p: weight >= min_p, as a threshold on the logit.
-  const double cut = params.min_p > 0.0f
-                         ? static_cast<double>(largest) +
-                               std::log(static_cast<double>(params.min_p)) / inverse_temperature
-                         : -std::numeric_limits<double>::infinity();
+  const size_t top_k =
+      params.top_k > 0 ? static_cast<size_t>(params.top_k) : candidates_.max_size();
+  if (top_k >= static_cast<size_t>(vocab_size_) && params.top_p >= 1.0f) return kept;
   candidates_.clear();
   for (int32_t id = 0; id < vocab_size_; ++id) {
-    const float x = row_[static_cast<size_t>(id)];
-    if (x != kMasked && static_cast<double>(x) >= cut) candidates_.push_back(CandidateKey(x, id));
+    if (row[id] >= kept.least) candidates_.push_back(CandidateKey(row[id], id));
   }
-  const size_t top_k = static_cast<size_t>(params.top_k);
-  if (top_k > 0 && top_k < candidates_.size()) {
-    const auto kth = candidates_.begin() + static_cast<std::ptrdiff_t>(top_k);
-    std::nth_element(candidates_.begin(), kth, candidates_.end(), std::greater<>());
+  if (top_k < candidates_.size()) {
+    const auto last = candidates_.begin() + static_cast<std::ptrdiff_t>(top_k - 1);
+    std::nth_element(candidates_.begin(), last, candidates_.end(), std::greater<>());
     candidates_.resize(top_k);
-    std::sort(candidates_.begin(), candidates_.end(), std::greater<>());
+    kept.last_id = CandidateId(candidates_.back());
   }
-  if (params.top_p < 1.0f) {
-    const size_t count = candidates_.size();
-    for (size_t i = 0; i < count; ++i) {
-      const size_t id = static_cast<size_t>(CandidateId(candidates_[i]));
-      weight_[i] = Weight(row_[id], largest, inverse_temperature);
-    }
-    const double total = Sum(weight_.data(), count);
-    candidates_.resize(KeepTopP(params, largest, static_cast<double>(params.top_p) * total));
-  }
+  if (params.top_p < 1.0f) kept.last_id = TopPEnd(row, params, largest);
+  if (kept.last_id < vocab_size_) kept.least = row[kept.last_id];
+  return kept;
 }
 
-// Sorts as many of the most likely candidates as it takes to reach the target mass; their number.
-size_t Sampler::KeepTopP(const SamplingParams& params, float largest, double target) {
-  const double inverse_temperature = 1.0 / static_cast<double>(params.temperature);
-  const size_t count = candidates_.size();
-  double sum = 0.0;
-  size_t begin = 0;
-  for (size_t end = 64; begin < count; end *= 4) {
-    end = std::min(end, count);
+// The least likely of those candidates that it takes to reach the top_p mass.
+int32_t Sampler::TopPEnd(const float* row, const SamplingParams& params, float largest) {
+  const double inverse_temperature = InverseTemperature(params.temperature);
+  const float one = FixedPointOne(vocab_size_);
+  const auto weight = [&](uint64_t candidate) {
+    return FixedPointWeight(Weight(row[CandidateId(candidate)], largest, inverse_temperature), one);
+  };
+  uint64_t total = 0;
+  for (const uint64_t candidate : candidates_) total += weight(candidate);
+  const uint64_t target = TopPSum(params.top_p, total);
+  uint64_t sum = 0;
+  for (size_t begin = 0, end = 64;; end *= 4) {
+    end = std::min(end, candidates_.size());
     const auto from = candidates_.begin() + static_cast<std::ptrdiff_t>(begin);
     const auto to = candidates_.begin() + static_cast<std::ptrdiff_t>(end);
-    if (end < count) std::nth_element(from, to, candidates_.end(), std::greater<>());
+    if (to != candidates_.end()) std::nth_element(from, to, candidates_.end(), std::greater<>());
     std::sort(from, to, std::greater<>());
     for (; begin < end; ++begin) {
-      const size_t id = static_cast<size_t>(CandidateId(candidates_[begin]));
-      sum += static_cast<double>(Weight(row_[id], largest, inverse_temperature));
-      if (sum >= target) return begin + 1;
+      sum += weight(candidates_[begin]);
+      if (sum >= target) return CandidateId(candidates_[begin]);
     }
   }
-  return count;
 }
 
 void Sampler::FillLogprobs(const float* row, float largest, int32_t best,

@@ -3,12 +3,15 @@
 //
 // Order, as in vLLM: logit_bias, allowed ids, masked ids, penalties (repetition over prompt and
 // generated tokens, frequency and presence over generated ones); log-probabilities are of that
-// distribution; then temperature, min_p, top_k, top_p; then the inverse of the CDF at
-// PhiloxUniform(seed, position). Ties are broken by the lower id everywhere, so top_k keeps exactly
-// k tokens. Temperature 0 takes the most likely token.
+// distribution; then temperature, min_p, top_k, top_p; then the exponential race of
+// kernels/sampling_arithmetic.h among the tokens that are left, with random numbers of their own
+// for each seed, position and id. Ties are broken by the lower id everywhere, so top_k keeps
+// exactly k tokens. Temperature 0 takes the most likely token. A device samples the same token from
+// the same logits.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -48,20 +51,23 @@ class Sampler {
   absl::StatusOr<SampledToken> ScorePrompt(const float* logits, const SamplingParams& params,
                                            int32_t id);
 
+  // The tokens that the filters keep: logits above `least`, and those equal to it up to `last_id`.
+  struct Kept {
+    float least = std::numeric_limits<float>::lowest();
+    int32_t last_id = std::numeric_limits<int32_t>::max();
+  };
+
  private:
-  // Both work on row_ after ProcessLogits.
   void ProcessLogits(const SamplingParams& params, const TokenCounts& counts,
                      const std::vector<int32_t>& masked);
-  int32_t SampleCandidate(const SamplingParams& params, float largest, double uniform);
-  int32_t SampleFrom(size_t count, double uniform) const;
-  void Select(const SamplingParams& params, float largest);
-  size_t KeepTopP(const SamplingParams& params, float largest, double target);
+  Kept Filter(const float* row, const SamplingParams& params, float largest);
+  int32_t TopPEnd(const float* row, const SamplingParams& params, float largest);
   void FillLogprobs(const float* row, float largest, int32_t best,
                     const std::vector<int32_t>& extra, SampledToken* token);
 
   int32_t vocab_size_;
   std::vector<float> row_;            // [vocab] processed logits, -infinity: masked
-  std::vector<float> weight_;         // exp((logit - largest) / temperature), by id or candidate
+  std::vector<float> weight_;         // exp(logit - largest), by id
   std::vector<uint64_t> candidates_;  // sort keys: larger is more likely, then the lower id
 };
 

@@ -18,11 +18,12 @@ Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
       times_(times),
       max_step_seconds_(options.max_step_seconds),
       admission_(options.kv_admission),
-      log_tolerance_(options.acp == AcpMode::kOff ? kNoMass : options.log_tolerance),
+      log_tolerance_(options.acp == AcpMode::kOff ? kNoMass : double{options.log_tolerance}),
       max_running_(std::min({static_cast<int64_t>(limits.max_num_seqs),
                              limits.max_num_batched_tokens, limits.max_logit_rows})),
       ledger_(limits),
       prefixes_(limits, options, ledger_),
+      swap_space_(limits.swap_bytes),
       forecast_(limits.lists_per_slot, limits.slots()),
       taken_(static_cast<size_t>(limits.slots()), 0) {
   FOX_CHECK(max_running_ > 0 && limits.lists_per_slot > 0 && limits.num_pages >= 0);
@@ -54,6 +55,11 @@ void Scheduler::Remove(Sequence* sequence, bool keep) {
       FOX_CHECK(false);
   }
   if (sequence->slot >= 0) ReleaseSlot(sequence, keep);
+  if (sequence->swapped) {
+    ForgetSwapped(sequence);
+    swap_space_.Give(sequence->swapped->range);
+    sequence->swapped.reset();
+  }
   sequence->state = SequenceState::kNone;
   waiting_.Leave(*sequence);
 }
@@ -138,6 +144,8 @@ Schedule Scheduler::Next(Seconds now) {
   schedule.plan.release_slots = std::exchange(release_slots_, {});
   for (const Sequence* sequence : schedule.sequences)
     taken_[static_cast<size_t>(sequence->slot)] = 0;
+  for (const SwapRange& range : ranges_read_) swap_space_.Give(range);
+  ranges_read_.clear();
   prefixes_.FillPlan(&schedule.plan);
   if (!schedule.plan.empty()) {
     ledger_.Submit(schedule.plan);
@@ -190,12 +198,13 @@ void Scheduler::Preempt(Sequence* sequence, Seconds now, Schedule* schedule) {
   FOX_CHECK(running_.erase(sequence) == 1);
   waiting_.Charge(sequence);
   sequence->pages_lost = std::max(ledger_.held(sequence->slot), sequence->slot_stats.live_pages());
-  ReleaseSlot(sequence);
   ++sequence->stats.preemptions;
   ++schedule->preemptions;
   ++sequence->losses;
   sequence->blocked_since = kNever;
   sequence->preempted = true;
+  SwapOut(sequence, /*drops=*/true, schedule);
+  ReleaseSlot(sequence);
   sequence->state = SequenceState::kWaiting;
   waiting_.Add(sequence, now);
 }
@@ -203,6 +212,7 @@ void Scheduler::Preempt(Sequence* sequence, Seconds now, Schedule* schedule) {
 void Scheduler::TakePages(Sequence* holder, Seconds now, Schedule* schedule) {
   const bool waits = holder->state == SequenceState::kWaiting;
   if (waits) waiting_.Remove(holder);
+  SwapOut(holder, /*drops=*/false, schedule);  // who does not run comes back last
   ReleaseSlot(holder);
   ++holder->stats.preemptions;
   ++schedule->preemptions;

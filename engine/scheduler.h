@@ -1,6 +1,7 @@
 // Scheduler: which sequences run next and how many of their tokens. Pure: depends on the sequences
 // given, on `now` and on the results collected; no clock, no I/O. Read waiting_queue.h next.
-// Steps are planned in scheduler.cc, seats given in scheduler_admission.cc.
+// Steps are planned in scheduler.cc, seats given in scheduler_admission.cc, swaps decided in
+// scheduler_swap.cc.
 //
 // Plans may be made while earlier ones are in flight. Plans run in order, so a slot released by one
 // may be used by the same one. A sequence is planned again at once where the executor samples its
@@ -18,9 +19,14 @@
 //
 // A paused sequence gives its seat up at once, but keeps slot and pages until somebody else has no
 // room without them.
+//
+// Who loses its slot is swapped out to host memory where that is cheaper than to compute it again
+// and there is room (SwapSpace), and comes back when all of its pages are free, in the same order
+// as others. Who is preempted while the space is full takes the place of who comes back later.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -33,6 +39,7 @@
 #include "engine/service_times.h"
 #include "engine/step_executor.h"
 #include "engine/step_plan.h"
+#include "engine/swap_space.h"
 #include "engine/waiting_queue.h"
 
 namespace fox {
@@ -92,6 +99,10 @@ class Scheduler {
   // Pages of snapshots, which sequences may have, too.
   int64_t shared_pages() const { return ledger_.shared(); }
 
+  // Sequences that are swapped out, and the bytes that they have.
+  int64_t swapped() const { return static_cast<int64_t>(swapped_.size()); }
+  int64_t swap_used() const { return swap_space_.used(); }
+
   // Whether the next plan has slots to release, or to share.
   bool has_pending_release() const { return !release_slots_.empty() || prefixes_.has_pending(); }
 
@@ -117,6 +128,13 @@ class Scheduler {
   void Preempt(Sequence* sequence, Seconds now, Schedule* schedule);
   // Takes the pages of a sequence that has a slot and does not run.
   void TakePages(Sequence* holder, Seconds now, Schedule* schedule);
+  int64_t PagesToGoOn(const Sequence& sequence) const;
+  void SwapOut(Sequence* sequence, bool drops, Schedule* schedule);
+  std::optional<SwapRange> TakeSwapRange(const Sequence& sequence, bool drops, int64_t bytes,
+                                         Schedule* schedule);
+  void ForgetSwapped(const Sequence* sequence);
+  void DropSwapped(Sequence* sequence, StepPlan* plan);
+  void SwapIn(Sequence* sequence, int32_t slot, Schedule* schedule);
   Sequence* SelectHolder(Seconds now) const;
   bool TakeFor(const Sequence& requester, Seconds now, Schedule* schedule);
   PageDemand::Of DemandOf(const Sequence& sequence) const;
@@ -149,6 +167,9 @@ class Scheduler {
   std::vector<int32_t> release_slots_;  // for the next plan
   PageLedger ledger_;
   PrefixCache prefixes_;
+  SwapSpace swap_space_;
+  std::vector<Sequence*> swapped_;
+  std::vector<SwapRange> ranges_read_;  // within Next: by the plan that is being made
   PageForecast forecast_;
   std::vector<int64_t> taken_;  // within Next, by slot: pages that the plan takes
   int64_t pages_ = 0;           // within Next: free when the plan starts and not yet promised

@@ -19,6 +19,8 @@ PageDemand::Of Scheduler::DemandOf(const Sequence& sequence) const {
     demand.held = std::max(demand.held, sequence.slot_stats.live_pages());
   }
   demand.most = ledger_.Between(sequence.computed, sequence.length());
+  const int64_t back = sequence.swapped ? sequence.swapped->pages : 0;
+  demand.most += back;
   demand.expected = static_cast<double>(demand.most);
   if (admission_ == KvAdmission::kWorstCase) return demand;
   const int64_t most_left = sequence.max_tokens - sequence.produced();
@@ -30,24 +32,25 @@ PageDemand::Of Scheduler::DemandOf(const Sequence& sequence) const {
     return demand;
   }
   demand.per_token = forecast_.PerToken(sequence.length());
-  if (demand.most == 0) return demand;
+  if (demand.most == back) return demand;
   const PageForecast::Estimate kept = forecast_.At(sequence.length(), sequence.slot);
   const double least = 2 * static_cast<double>(sequence.pages_lost);
   // One that would start from a snapshot takes what comes behind it.
-  const double has = sequence.slot < 0 && sequence.computed > 0
-                         ? forecast_.At(sequence.computed, -1).pages
-                         : static_cast<double>(demand.held);
+  const bool starts = sequence.slot < 0 && sequence.computed > 0 && !sequence.swapped;
+  const double has =
+      starts ? forecast_.At(sequence.computed, -1).pages : static_cast<double>(demand.held + back);
   const double rest = std::max(kept.pages, least) - has;
-  demand.expected = std::clamp(rest, 0.0, demand.expected);
+  demand.expected = std::clamp(rest, 0.0, demand.expected - static_cast<double>(back)) +
+                    static_cast<double>(back);
   demand.deviation = kept.deviation;
   return demand;
 }
 
 // The pages that it is expected to take beside those that run, and a page row for each of them. One
 // that runs alone starts anyway: eviction may make a long prompt fit; and one that still has its
-// pages.
+// pages. Of one that comes back from swap space its pages count as expected, too.
 bool Scheduler::HasRoom(const Sequence& next, const PageDemand& demand, int64_t pages) const {
-  const int64_t first = ledger_.Between(next.computed, next.computed + 1);
+  const int64_t first = PagesToGoOn(next);
   if (running_.empty() || next.slot >= 0) return pages >= first;
   const int64_t needed = demand.With(DemandOf(next), /*given=*/kPageTokens);
   return pages >= std::max(needed, first) + RoomForOthers(next);
@@ -99,14 +102,21 @@ bool Scheduler::IsHopeless(const Sequence& next, Seconds now) const {
 // Gives `next` a seat if there is room. False: nothing has changed.
 bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget,
                       Schedule* schedule) {
-  const bool begins = next->slot < 0;
+  const bool begins = next->slot < 0 && !next->swapped;
   if (!next->is_schedulable()) return false;
   if (begins) next->computed = prefixes_.Pin(*next);
-  if (!MakeRoom(next, *demand, now, schedule)) {
+  bool has_room = MakeRoom(next, *demand, now, schedule);
+  if (!has_room && begins && running_.empty()) {
+    // It may be the snapshot that it would start from that leaves it no room.
+    prefixes_.Unpin(next);
+    next->computed = 0;
+    has_room = MakeRoom(next, *demand, now, schedule);
+  }
+  if (!has_room) {
     if (begins) next->computed = 0;
     return false;
   }
-  const int64_t need = ledger_.Between(next->computed, next->computed + 1);
+  const int64_t need = PagesToGoOn(*next);
   pages_ -= need;  // as ReservePages does
   const int64_t count = ChunkSize(*next, *budget);
   if (count == 0) {
@@ -115,10 +125,17 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
     return false;
   }
   waiting_.Start(next, now);
-  if (begins) {
-    next->slot = free_slots_.back();
+  const int64_t back = next->swapped ? next->swapped->pages : 0;
+  if (next->slot < 0) {
+    const int32_t slot = free_slots_.back();
     free_slots_.pop_back();
-    prefixes_.Start(next);
+    if (next->swapped) {
+      SwapIn(next, slot, schedule);
+      prefixes_.Return(next);
+    } else {
+      next->slot = slot;
+      prefixes_.Start(next);
+    }
   } else {
     holders_.erase(std::find(holders_.begin(), holders_.end(), next));
   }
@@ -127,22 +144,27 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
   next->blocked_since = kNever;
   FOX_CHECK(running_.insert(next).second);
   Plan(next, count, now, budget, schedule);
+  taken_[static_cast<size_t>(next->slot)] += back;
   demand->Add(DemandOf(*next));
   return true;
 }
 
 // By turns; only those whose tokens all go into this plan, if `whole_prompts`. Who finds no room is
-// passed over, and holds back the rest after a while.
+// passed over, and holds back the rest after a while. Of guests' seats those count that were given
+// as such: who turned slow in another one took none, and newcomers that do so, one after the other,
+// do not keep guests out. Who had a seat before gets any.
 void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule) {
   if (waiting_.size() == 0) return;
   std::vector<PageDemand::Of> demands;
-  int64_t slow = 0;
+  int64_t slow = 0, guests = 0;
   for (const Sequence* sequence : running_) {
     demands.push_back(DemandOf(*sequence));
-    if (sequence->reads_slowly()) ++slow;
+    if (!sequence->reads_slowly()) continue;
+    ++slow;
+    if (sequence->guest) ++guests;
   }
   PageDemand demand(std::move(demands));
-  const int64_t most_slow = std::max<int64_t>(1, max_running_ / kSlowShare);
+  const int64_t most_guests = std::max<int64_t>(1, max_running_ / kSlowShare);
   waiting_.BeginRound();
   int passed_over = 0;
   while (budget->prefill > 0 && running() < max_running_ && passed_over < kMostPassedOver) {
@@ -160,9 +182,11 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
     }
     // One that was preempted with a plan in flight comes back when that has been collected.
     const bool guest = next->reads_slowly();
-    const bool seat = !guest || (budget->guests && (slow < most_slow || slow == running()));
+    const bool seat = !guest || next->preempted ||
+                      ((budget->guests || waiting_.IsAged(*next, now)) &&
+                       (guests < most_guests || slow == running()));
     const bool ready = seat && next->is_schedulable() && (next->slot >= 0 || next->in_flight == 0);
-    if (ready && next->slot < 0 && prefixes_.Find(next)) {
+    if (ready && next->slot < 0 && !next->swapped && prefixes_.Find(next)) {
       waiting_.PassOver(next);
       continue;
     }
@@ -171,8 +195,10 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
       const int64_t left = next->remaining() - (next->slot < 0 ? next->prefix.found : 0);
       const bool fits = !whole_prompts || overdue || left <= budget->prefill;
       if (fits && Start(next, now, &demand, budget, schedule)) {
+        if (!next->preempted) next->guest = guest;
         if (guest) {
           ++slow;
+          if (next->guest) ++guests;
           steps_without_guests_ = 0;
         }
         continue;
@@ -181,6 +207,12 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
           prefixes_.empty() && !prefixes_.has_pending()) {
         Remove(next);
         schedule->exhausted.push_back(next);
+        continue;
+      }
+      // All the pages that there are do not do for all of its own at once; for one after another
+      // they may.
+      if (running_.empty() && next->swapped && !ledger_.in_flight() && !prefixes_.has_pending()) {
+        DropSwapped(next, &schedule->plan);
         continue;
       }
       if (overdue) return;

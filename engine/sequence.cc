@@ -123,8 +123,21 @@ void Sequence::Append(const SampledToken& token) {
 void Sequence::ReleaseSlot() {
   slot = -1;
   has_penalty_state = false;
-  computed = 0;
+  if (!swapped) computed = 0;
   CloseSlotStats();
+}
+
+void Sequence::SwapIn(int32_t into_slot, int64_t unpruned) {
+  FOX_CHECK(slot < 0 && in_flight == 0 && swapped.has_value());
+  slot = into_slot;
+  slot_stats.pages_allocated = unpruned;
+  slot_stats.pages_evicted = slot_stats.pages_found_evicted = unpruned - swapped->pages;
+  slot_stats.peak_pages = swapped->pages;
+  stats.acp.pages_allocated -= slot_stats.pages_allocated;
+  stats.acp.pages_evicted -= slot_stats.pages_evicted;
+  stats.acp.pages_found_evicted -= slot_stats.pages_found_evicted;
+  ++stats.swaps;
+  swapped.reset();
 }
 
 void Sequence::OnStepCollected(const AcpStats& collected) {
@@ -136,6 +149,7 @@ void Sequence::OnStepCollected(const AcpStats& collected) {
 
 void Sequence::CloseSlotStats() {
   if (slot >= 0 || in_flight > 0) return;
+  if (swapped) swapped->pages = slot_stats.live_pages();
   stats.acp += std::exchange(slot_stats, {});
 }
 

@@ -2,7 +2,7 @@
 // `computed` tokens once all plans in flight have run; the rest of length() is to be fed; sampling
 // needs all of it fed. `pending` tokens at the end are sampled by plans in flight and not known
 // yet: they count as tokens everywhere but in `tokens` and generated(). Without a slot `computed`
-// is 0. Read scheduler.h next.
+// is what is swapped out, else 0. Read scheduler.h next.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 #include "engine/sampler.h"
 #include "engine/step_plan.h"
 #include "engine/stop_condition.h"
+#include "engine/swap_space.h"
 
 namespace fox {
 
@@ -37,6 +38,12 @@ struct PrefixState {
   int64_t last = 0;            // tokens of the last snapshot that it took, or started from
   std::vector<int64_t> stops;  // where others want one, ascending
   bool claims = false;         // it is known to compute its prompt
+};
+
+// What a sequence without a slot has in swap space: all that its slot had.
+struct Swapped {
+  SwapRange range;
+  int64_t pages = 0;  // live; at most so many while plans with the sequence are in flight
 };
 
 // What a sequence is doing. It may have a slot in any state, and has one while it runs.
@@ -97,8 +104,12 @@ struct Sequence {
   SlotTokens PenaltyState() const;
 
   void Append(const SampledToken& token);
-  // The slot is given up: its counters move into stats.acp as soon as they are final.
+  // The slot is given up: its counters move into stats.acp as soon as they are final. With
+  // `swapped` set what it has computed is kept there.
   void ReleaseSlot();
+  // What is swapped goes into a slot: its counters go on, as if it had never left one. `unpruned`:
+  // pages that it would have without eviction.
+  void SwapIn(int32_t into_slot, int64_t unpruned);
   // A plan with this sequence was collected; the counters of its slot after that plan.
   void OnStepCollected(const AcpStats& collected);
   // stats with the counters of the current slot added.
@@ -121,6 +132,7 @@ struct Sequence {
   int32_t losses = 0;              // how often that was
   int64_t pages_lost = 0;          // how many it held then
   Seconds blocked_since = kNever;  // when it first found no room at its turn
+  bool guest = false;              // its seat is, or was, one of those that guests get
   PrefixState prefix;              // the prefix cache's
   int32_t steps_behind = 0;        // in which others were first in prefill, since it was
 
@@ -133,6 +145,7 @@ struct Sequence {
   bool started = false;  // was in a plan
   int32_t slot = -1;     // -1: waiting
   int64_t computed = 0;
+  std::optional<Swapped> swapped;
   // Plans in flight with this sequence. One that was preempted meanwhile does not come back before
   // all are collected: what they computed is valid, and what they sampled is among its tokens.
   int in_flight = 0;

@@ -44,6 +44,23 @@ void ServiceTimes::RecordStep(int64_t prefill, int64_t decodes, Seconds seconds,
   if (prefill > 0) Mean((p * prefill_ + d * decode_) / (p * prefill_), &slowdown_);
 }
 
+void ServiceTimes::RecordSwap(int64_t prefill, int64_t decodes, int64_t bytes, double rate,
+                              Seconds seconds) {
+  const bool unknown = (prefill > 0 && prefill_ == 0) || (decodes > 0 && decode_ == 0);
+  if (bytes == 0 || unknown || !(seconds > 0)) return;
+  const Seconds other =
+      static_cast<double>(prefill) * prefill_ + static_cast<double>(decodes) * decode_;
+  swap_ += std::clamp(seconds - other, 0.0, kOutlier * Swap(bytes, rate));
+  swap_bytes_ += static_cast<double>(bytes);
+}
+
+// The rate counts as that of so many bytes measured.
+Seconds ServiceTimes::Swap(int64_t bytes, double rate) const {
+  constexpr double kPrior = 1 << 28;
+  const Seconds measured = kPrior / rate + swap_;
+  return static_cast<double>(bytes) * measured / (kPrior + swap_bytes_);
+}
+
 void ServiceTimes::RecordEnd(int64_t generated, int64_t max_tokens, Seconds seconds) {
   mean_service_ += 0.05 * (std::max(seconds, 0.0) - mean_service_);
   RecordTokens(generated);

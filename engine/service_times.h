@@ -29,6 +29,8 @@ class ServiceTimes {
   // A step that fed `prefill` tokens of prompts and `decodes` single ones took that long, with
   // `guests` beside them: sequences that are let in now and then.
   void RecordStep(int64_t prefill, int64_t decodes, Seconds seconds, bool guests = false);
+  // A step that moved `bytes` to or from swap space beside its other work.
+  void RecordSwap(int64_t prefill, int64_t decodes, int64_t bytes, double rate, Seconds seconds);
   // A request ended by itself after `generated` of at most `max_tokens` tokens, that long after its
   // start.
   void RecordEnd(int64_t generated, int64_t max_tokens, Seconds seconds);
@@ -45,6 +47,11 @@ class ServiceTimes {
     return std::min(length_share_ * static_cast<double>(max_tokens),
                     static_cast<double>(requests) * most_tokens_);
   }
+  // What so many tokens of prompts add to steps; 0 as long as nothing was measured.
+  Seconds Prefill(int64_t tokens) const { return static_cast<double>(tokens) * prefill_; }
+  // What so many bytes to or from swap space add to them; `rate`: bytes a second, of which the
+  // first estimate is made.
+  Seconds Swap(int64_t bytes, double rate) const;
   // From the start of a request to its first and to its last token, beside what runs now.
   Seconds FirstToken(int64_t prompt_tokens) const;
   Seconds Service(int64_t prompt_tokens, int64_t max_tokens) const;
@@ -74,6 +81,8 @@ class ServiceTimes {
   Seconds decode_ = 0;   // a token of one of the sequences that decode together
   Seconds step_ = 0;     // of steps that decode, whatever else they do
   Seconds guests_ = 0;   // of the last step with guests, beyond the rest of it
+  double swap_bytes_ = 0;
+  Seconds swap_ = 0;     // of those bytes
   double slowdown_ = 1;  // of prefill beside decodes
   double length_share_ = 1;
   // Lately, of one request: what it may ask for must not keep others out. At first as many as a

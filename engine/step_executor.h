@@ -40,14 +40,20 @@ struct ExecutorLimits {
   int32_t num_slots = 0;     // sequences that have pages, some of them paused; 0: max_num_seqs
   // Slots behind those of sequences, for snapshots; 0: the executor takes none (no prefix cache).
   int32_t snapshot_slots = 0;
+  // Host memory for slots that are swapped out, what a slot takes of it for its state and for each
+  // live page, and bytes a second of the way there or back, at best; 0: the executor does not swap.
+  int64_t swap_bytes = 0, swap_state_bytes = 0, swap_page_bytes = 0;
+  double swap_rate = 0;
   int64_t max_model_len = 0;           // tokens of one sequence
   int64_t max_num_batched_tokens = 0;  // of one step
   int64_t max_logit_rows = 0;          // of one step
   int32_t vocab_size = 0;
-  int depth = 1;                   // steps that may be submitted and not yet collected
-  bool samples_on_device = false;  // whether PlannedSequence::sample is understood
+  int depth = 1;                     // steps that may be submitted and not yet collected
+  bool samples_on_device = false;    // whether PlannedSequence::sample is understood
+  std::vector<int32_t> graph_sizes;  // batch sizes with a captured graph, ascending
 
   int32_t slots() const { return std::max(num_slots, max_num_seqs); }
+  int64_t SwapBytes(int64_t pages) const { return swap_state_bytes + pages * swap_page_bytes; }
 };
 
 // One thread calls. A failed Submit or Collect (Internal, Unavailable) poisons the executor: every

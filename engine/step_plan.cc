@@ -19,6 +19,9 @@ std::string StepPlan::DebugString() const {
   for (const SharedSlot& taken : snapshots) {
     absl::StrAppend(&text, "snapshot ", taken.to, " of ", taken.from, " at ", taken.tokens, "; ");
   }
+  for (const SwappedSlot& out : swap_outs) {
+    absl::StrAppend(&text, "swap out ", out.slot, " to ", out.offset, "; ");
+  }
   absl::StrAppend(&text, "release [");
   for (size_t i = 0; i < release_slots.size(); ++i) {
     absl::StrAppend(&text, i == 0 ? "" : " ", release_slots[i]);
@@ -26,6 +29,9 @@ std::string StepPlan::DebugString() const {
   absl::StrAppend(&text, "]");
   for (const SharedSlot& start : starts) {
     absl::StrAppend(&text, "; slot ", start.to, " from ", start.from, " at ", start.tokens);
+  }
+  for (const SwappedSlot& in : swap_ins) {
+    absl::StrAppend(&text, "; swap in ", in.slot, " from ", in.offset, " at ", in.tokens);
   }
   for (const PlannedSequence& sequence : sequences) {
     absl::StrAppend(&text, "; id ", sequence.id, " slot ", sequence.slot, " tokens ",

@@ -43,12 +43,22 @@ struct SharedSlot {
   int64_t tokens = 0;  // that it has then
 };
 
+// A slot and its place in the executor's swap space.
+struct SwappedSlot {
+  int32_t slot = 0;
+  int64_t offset = 0;  // bytes
+  int64_t pages = 0;   // live ones; of a slot that is swapped out, at most
+  int64_t tokens = 0;  // that it has
+};
+
 // What happens in a step, in the order of the fields.
 struct StepPlan {
   std::vector<int32_t> drop_snapshots;  // slots of snapshots, emptied
   std::vector<SharedSlot> snapshots;    // taken, of sequences' slots
+  std::vector<SwappedSlot> swap_outs;   // of sequences; each is released, too
   std::vector<int32_t> release_slots;   // of sequences, emptied
   std::vector<SharedSlot> starts;       // sequences that go on from a snapshot
+  std::vector<SwappedSlot> swap_ins;    // sequences that go on from where they were
   std::vector<PlannedSequence> sequences;
   // Set before anything is sampled; a slot's first sample with a logits processor comes with it.
   std::vector<SlotTokens> penalty_state;

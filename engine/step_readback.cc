@@ -46,6 +46,7 @@ void StepReadback::Begin(const StepPlan& plan) {
   snapshots_ = plan.snapshots;
   released_ = plan.release_slots;
   starts_ = plan.starts;
+  swap_ins_ = plan.swap_ins;
   wants_windows_ = plan.read_windows;
   sequences_.clear();
   for (const PlannedSequence& seq : plan.sequences) {
@@ -123,6 +124,12 @@ void StepReadback::MoveSlots(const ExecutorLimits& limits, std::vector<AcpStats>
   for (const SharedSlot& snapshot : snapshots_) share(snapshot);
   for (const int32_t slot : released_) at(slot) = {};
   for (const SharedSlot& start : starts_) share(start);
+  for (const SwappedSlot& in : swap_ins_) {
+    AcpStats& stats = at(in.slot) = {};
+    stats.pages_allocated = limits.lists_per_slot * PagesFor(in.tokens);
+    stats.pages_evicted = stats.pages_found_evicted = stats.pages_allocated - in.pages;
+    stats.peak_pages = in.pages;
+  }
 }
 
 StepResult StepReadback::Deliver(const ExecutorLimits& limits, std::vector<AcpStats>* slots) {

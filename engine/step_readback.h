@@ -61,6 +61,7 @@ class StepReadback {
   DeviceQueue* const queue_;  // null: calls return when their work is done
   std::vector<int32_t> dropped_, released_;
   std::vector<SharedSlot> snapshots_, starts_;
+  std::vector<SwappedSlot> swap_ins_;
   std::vector<Awaited> sequences_;
   bool wants_windows_ = false;
   Buffer staging_, entries_, outputs_;

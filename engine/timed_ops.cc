@@ -57,6 +57,14 @@ void TimedOps::Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream)
   Timed(OpKind::kEvict, [&] { ops_->Share(from, to, kv, stream); });
 }
 
+void TimedOps::SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) {
+  Timed(OpKind::kCopy, [&] { ops_->SwapOut(slot, to, kv, stream); });
+}
+
+void TimedOps::SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) {
+  Timed(OpKind::kCopy, [&] { ops_->SwapIn(from, slot, kv, stream); });
+}
+
 void TimedOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) {
   Timed(OpKind::kAppend, [&] { ops_->BeginStep(batch, kv, stream); });
 }

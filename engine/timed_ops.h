@@ -64,6 +64,9 @@ class TimedOps : public Ops {
   std::optional<std::string> Unsupported(const Workload& load) const override {
     return ops_->Unsupported(load);
   }
+  int64_t PartialResultBytes(int max_seqs, const PagedKvShape& shape) const override {
+    return ops_->PartialResultBytes(max_seqs, shape);
+  }
   void Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) override;
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override;
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override;
@@ -82,6 +85,9 @@ class TimedOps : public Ops {
   void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override;
   bool shares_pages() const override { return ops_->shares_pages(); }
   void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) override;
+  bool swaps() const override { return ops_->swaps(); }
+  void SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) override;
+  void SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) override;
   void SetPenaltyState(const PenaltyStateParams& params, Stream stream) override;
   void Sample(const SampleParams& params, Stream stream) override;
 

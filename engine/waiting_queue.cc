@@ -72,9 +72,10 @@ Sequence* WaitingQueue::Next(Seconds now) const {
   return NextInTurn();
 }
 
-bool WaitingQueue::IsAged(const Sequence& oldest, Seconds now) const {
-  return now >= oldest.waiting_since + kAging &&
-         cost_since_aged_ >= kAgedShare * Cost(oldest.queued_tokens, oldest.queued_max_tokens);
+bool WaitingQueue::IsAged(const Sequence& sequence, Seconds now) const {
+  return !sequence.preempted && &sequence == *by_age_.begin() &&
+         now >= sequence.waiting_since + kAging &&
+         cost_since_aged_ >= kAgedShare * Cost(sequence.queued_tokens, sequence.queued_max_tokens);
 }
 
 Sequence* WaitingQueue::NextInTurn() const {
@@ -88,7 +89,7 @@ Sequence* WaitingQueue::NextInTurn() const {
 
 void WaitingQueue::Start(Sequence* sequence, Seconds now) {
   if (!sequence->preempted) {
-    const bool aged = sequence == *by_age_.begin() && IsAged(*sequence, now);
+    const bool aged = IsAged(*sequence, now);
     cost_since_aged_ += Cost(sequence->queued_tokens, sequence->queued_max_tokens);
     if (aged) cost_since_aged_ = 0;
     int64_t least = INT64_MAX;

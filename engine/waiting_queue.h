@@ -47,6 +47,9 @@ class WaitingQueue {
   void BeginRound() { ++round_; }
   // Whose turn it is, of those not passed over in this round; null: nobody's.
   Sequence* Next(Seconds now) const;
+  // Whether it goes before all turns: of those that were not preempted it has waited longest, and
+  // long enough.
+  bool IsAged(const Sequence& sequence, Seconds now) const;
   void PassOver(Sequence* sequence) const { sequence->passed_in_round = round_; }
   // Takes a sequence out that Next gave; its client is charged what it must compute.
   void Start(Sequence* sequence, Seconds now);
@@ -95,7 +98,6 @@ class WaitingQueue {
     }
   };
 
-  bool IsAged(const Sequence& sequence, Seconds now) const;
   bool passed(const Sequence& sequence) const { return sequence.passed_in_round == round_; }
   void Count(const Sequence& sequence, int64_t sign, Client* client);
   void Serve(int64_t tokens, Client* client);

@@ -38,7 +38,7 @@ class DeviceQueue {
 
   // The stream that steps run on.
   virtual Stream stream() const = 0;
-  // Host memory that copies reach while the host goes on, and that operations can read.
+  // Host memory that copies reach while the host goes on, and that operations read and write.
   virtual Buffer AllocatePinned(size_t bytes) = 0;
   // The bytes are in `pinned` once a Event recorded later has passed.
   virtual void CopyToPinned(const void* device, size_t bytes, void* pinned, Stream stream) = 0;

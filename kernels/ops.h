@@ -24,6 +24,7 @@
 #include "kernels/linear_params.h"
 #include "kernels/paged_kv.h"
 #include "kernels/sampling_params.h"
+#include "kernels/swap.h"
 #include "kernels/workload.h"
 
 namespace fox {
@@ -53,6 +54,12 @@ class Ops {
   // Why the backend cannot serve this, in one line that names the number; nothing: it can. To be
   // asked before anything is allocated: operations end the process where they are asked for more.
   virtual std::optional<std::string> Unsupported(const Workload&) const { return std::nullopt; }
+
+  // What Reserve will take at most for partial results of attention, whatever the pool's size.
+  virtual int64_t PartialResultBytes(int max_seqs, const PagedKvShape& shape) const {
+    static_cast<void>(max_seqs), static_cast<void>(shape);
+    return 0;
+  }
 
   // The largest step and the cache that will be asked for; once, before the first step.
   virtual void Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) {
@@ -112,6 +119,27 @@ class Ops {
   // same pages, and the state of that page end. REQUIRES: shares_pages().
   virtual void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) {
     static_cast<void>(from), static_cast<void>(to), static_cast<void>(kv);
+    static_cast<void>(stream);
+    FOX_CHECK(false);
+  }
+
+  // Whether SwapOut and SwapIn are understood.
+  virtual bool swaps() const { return false; }
+
+  // Saves the slot, which stays as it is, in host memory: pinned memory of the queue() where there
+  // is one, else any. What is in the range is there for SwapIn on the same stream; it says nothing
+  // to the host. More live pages than it has room for: the CPU backend ends the process, others
+  // report PoolFault::kSwapOverflow and leave pages out. REQUIRES: swaps().
+  virtual void SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) {
+    static_cast<void>(slot), static_cast<void>(to), static_cast<void>(kv);
+    static_cast<void>(stream);
+    FOX_CHECK(false);
+  }
+
+  // Makes the empty slot what the saved one was, with pages of its own from the pool; going on
+  // gives the same bits. The range stays as it is. REQUIRES: the pool covers the pages.
+  virtual void SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) {
+    static_cast<void>(from), static_cast<void>(slot), static_cast<void>(kv);
     static_cast<void>(stream);
     FOX_CHECK(false);
   }

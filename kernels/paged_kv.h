@@ -6,6 +6,7 @@
 // [first_live, ceil(length / 64)). A slot is the place of one running sequence, or of a snapshot: a
 // slot that nobody appends to. Slots share pages that are full (Ops::Share), each in the same list
 // and place; nobody writes to a full page. A page is free, or as many slots own it as have it live.
+// What a slot has can be saved in host memory and become another slot's (swap.h).
 #pragma once
 
 #include <cstddef>
@@ -22,10 +23,12 @@ inline constexpr int kPageTokens = 64;
 // its promises; what a step computed is worth nothing then.
 enum class PoolFault : int32_t {
   kNone,
-  kOverdrawn,        // a step took more pages than were free
-  kOverfilled,       // more pages came back than there are, or one that does not exist
-  kTableEnd,         // a sequence grew past max_pages
-  kWrittenWhileFree  // somebody wrote into a free page (poison_free_pages)
+  kOverdrawn,         // a step took more pages than were free
+  kOverfilled,        // more pages came back than there are, or one that does not exist
+  kTableEnd,          // a sequence grew past max_pages
+  kWrittenWhileFree,  // somebody wrote into a free page (poison_free_pages)
+  kSwapOverflow,      // a slot to be swapped had more pages than its range has room for
+  kSplitOverflow      // decode attention has more splits than its workspace has room for
 };
 
 constexpr const char* Describe(PoolFault fault) {
@@ -40,6 +43,10 @@ constexpr const char* Describe(PoolFault fault) {
       return "a sequence grew past its page table";
     case PoolFault::kWrittenWhileFree:
       return "a free page was written to";
+    case PoolFault::kSwapOverflow:
+      return "a swapped slot had more pages than its host memory has room for";
+    case PoolFault::kSplitOverflow:
+      return "decode attention had more splits than its workspace has room for";
   }
   return "unknown fault";
 }
@@ -60,7 +67,7 @@ struct PagedKvShape {
   bool poison_free_pages = false;
 
   FOX_HOST_DEVICE int group() const { return q_heads / kv_heads; }
-  int64_t lists_per_slot() const { return static_cast<int64_t>(layers) * kv_heads; }
+  FOX_HOST_DEVICE int64_t lists_per_slot() const { return static_cast<int64_t>(layers) * kv_heads; }
   int64_t kv_size() const { return static_cast<int64_t>(kv_heads) * head_dim; }
   DType residual_dtype() const { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
   // Keys, values and their summaries; what one page costs in memory.

@@ -54,7 +54,7 @@ struct SampleRow {
   int32_t top_k = 0;      // 0: off
   int32_t logprobs = -1;  // how many of the best to report, at most kMaxSampledLogprobs; -1: none
   uint64_t seed = 0;      // Philox key
-  uint64_t position = 0;  // Philox counter: the sampled token's index in prompt + generated
+  uint64_t position = 0;  // of the sampled token in prompt + generated, part of the counter
   LogitsProcessorParams logits_processor = {};
 };
 

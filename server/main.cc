@@ -2,7 +2,6 @@
 // Exit codes: 0 after a drain and for a signal while loading, 78 for a wrong flag or model, a taken
 // port and too little memory (one line says why), 70 after an engine failure. Read server_core.h
 // next.
-#include <malloc.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -18,7 +17,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "engine/engine_factory.h"
 #include "engine/trace/trace.h"
 #include "google/protobuf/stubs/logging.h"
@@ -28,6 +26,7 @@
 #include "server/http/page/page_assets.h"
 #include "server/metrics/metrics_server.h"
 #include "server/process/process_end.h"
+#include "server/process/process_settings.h"
 #include "server/process/signal_handler.h"
 #include "server/process/tls_files.h"
 #include "server/rpc/grpc_server.h"
@@ -332,18 +331,8 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   return Serve(flags, *std::move(model), steps, signals, *std::move(doors));
 }
 
-// Large messages go back to the system when they are freed, and what one thread has freed another
-// one uses: what clients send and leave must not stay resident.
-void LimitHeap() {
-  mallopt(M_MMAP_THRESHOLD, 1 << 20);
-  mallopt(M_ARENA_MAX, 4);
-}
-
 int Main(const std::vector<std::string>& arguments) {
-  LimitHeap();
-  // Distributions build Abseil with its search for deadlocks: gRPC would do it at each lock, for
-  // all threads in turn. With thousands of calls it takes most of the time.
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  ApplyProcessSettings();
   SignalHandler signals;
   const int code = Run(arguments, &signals);
   // Why it did not start matters most, and the thread that writes may have to wait for a processor.

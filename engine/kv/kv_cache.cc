@@ -23,6 +23,12 @@ void KvCache::Release(const std::vector<int32_t>& slots) {
 
 void KvCache::Share(int32_t from, int32_t to) { ops_.Share(from, to, view_, nullptr); }
 
+void KvCache::SwapOut(int32_t slot, const HostSlot& to) { ops_.SwapOut(slot, to, view_, nullptr); }
+
+void KvCache::SwapIn(const HostSlot& from, int32_t slot) {
+  ops_.SwapIn(from, slot, view_, nullptr);
+}
+
 int64_t KvCache::SolePages(int slot) const { return Read(view_.sole_pages + slot, 1)[0]; }
 
 int64_t KvCache::FreePages() const { return Read(view_.free_count, 1)[0]; }

@@ -1,5 +1,5 @@
 // KvCache: owns the memory behind a PagedKv and answers questions about it. Pages are taken, shared
-// and given back by the backend (Ops::BeginStep, Share, Evict, Release), never here; see
+// and given back by the backend (Ops::BeginStep, Share, SwapIn, Evict, Release), never here; see
 // kernels/paged_kv.h for the layout and the invariants that Audit checks.
 #pragma once
 
@@ -23,6 +23,9 @@ class KvCache {
   void Release(const std::vector<int32_t>& slots);
   // See Ops::Share.
   void Share(int32_t from, int32_t to);
+  // See Ops::SwapOut and Ops::SwapIn.
+  void SwapOut(int32_t slot, const HostSlot& to);
+  void SwapIn(const HostSlot& from, int32_t slot);
   int64_t FreePages() const;
   // Largest evicted-mass bound of all evictions in the slot so far; -infinity: none.
   double MaxLogMass(int slot) const;

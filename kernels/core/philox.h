@@ -1,7 +1,7 @@
 // Philox4x32-10: the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random
 // numbers: as easy as 1, 2, 3" (SC 2011). A pure function of (counter, key): a token's randomness
-// depends on its request's seed and its position, never on its neighbours; the same on the host and
-// on the device.
+// depends on its request's seed, its position and its id, never on its neighbours; the same on the
+// host and on the device.
 #pragma once
 
 #include <cstdint>
@@ -30,15 +30,6 @@ FOX_HOST_DEVICE constexpr PhiloxCounter Philox4x32(PhiloxCounter counter, Philox
     key.k1 += 0xBB67AE85;  // sqrt(3) - 1
   }
   return counter;
-}
-
-// Uniform in [0, 1) with 53 bits, for the token at `position` of a request with `seed`.
-FOX_HOST_DEVICE constexpr double PhiloxUniform(uint64_t seed, uint64_t position) {
-  const PhiloxCounter random =
-      Philox4x32({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0, 0},
-                 {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
-  const uint64_t bits = (uint64_t{random.x1} << 32) | random.x0;
-  return static_cast<double>(bits >> 11) * 0x1.0p-53;
 }
 
 }  // namespace fox

@@ -22,6 +22,12 @@ MassAudit::List& MassAudit::ListOf(const PagedKv& kv, int64_t list) {
   return caches_.at(kv.length)[static_cast<size_t>(list)];
 }
 
+std::vector<MassAudit::List>::iterator MassAudit::ListsOf(const PagedKv& kv, int32_t slot) {
+  std::vector<List>& lists = caches_[kv.length];
+  lists.resize(static_cast<size_t>(kv.shape.max_slots * kv.shape.lists_per_slot()));
+  return lists.begin() + kv.ListIndex(slot, 0, 0);
+}
+
 void MassAudit::BeginStep(const BatchView& batch, const PagedKv& kv) {
   const PagedKvShape& shape = kv.shape;
   std::vector<List>& lists = caches_[kv.length];
@@ -42,15 +48,25 @@ void MassAudit::BeginStep(const BatchView& batch, const PagedKv& kv) {
 
 void MassAudit::Share(int32_t from, int32_t to, int64_t tokens, const PagedKv& kv) {
   const PagedKvShape& shape = kv.shape;
-  std::vector<List>& lists = caches_[kv.length];
-  lists.resize(static_cast<size_t>(shape.max_slots * shape.lists_per_slot()));
   for (int64_t i = 0; i < shape.lists_per_slot(); ++i) {
-    List& list = lists[static_cast<size_t>(kv.ListIndex(to, 0, 0) + i)];
-    list = lists[static_cast<size_t>(kv.ListIndex(from, 0, 0) + i)];
+    List& list = ListsOf(kv, to)[i];
+    list = ListsOf(kv, from)[i];
     const auto kept = static_cast<size_t>(list.complete ? tokens : 0);
     list.keys.resize(kept * static_cast<size_t>(shape.head_dim));
     list.c.resize(kept * static_cast<size_t>(shape.group()));
   }
+}
+
+void MassAudit::SwapOut(int32_t slot, const std::byte* range, int64_t bytes, const PagedKv& kv) {
+  // What lay there is overwritten.
+  swapped_.erase(swapped_.lower_bound(range), swapped_.lower_bound(range + bytes));
+  const auto first = ListsOf(kv, slot);
+  swapped_[range].assign(first, first + kv.shape.lists_per_slot());
+}
+
+void MassAudit::SwapIn(const std::byte* range, int32_t slot, const PagedKv& kv) {
+  const std::vector<List>& lists = swapped_.at(range);
+  std::copy(lists.begin(), lists.end(), ListsOf(kv, slot));
 }
 
 double* MassAudit::KeyAt(const PagedKv& kv, int64_t list, int64_t position) {

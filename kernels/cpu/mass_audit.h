@@ -5,6 +5,7 @@
 // broken promise; a release build takes one in CpuOptions, for tests.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -34,6 +35,9 @@ class MassAudit {
   void BeginStep(const BatchView& batch, const PagedKv& kv);
   // `to` has the first `tokens` tokens of `from`.
   void Share(int32_t from, int32_t to, int64_t tokens, const PagedKv& kv);
+  // The history of what is swapped lies where its range does.
+  void SwapOut(int32_t slot, const std::byte* range, int64_t bytes, const PagedKv& kv);
+  void SwapIn(const std::byte* range, int32_t slot, const PagedKv& kv);
   // [head_dim] and [group] of one token.
   double* KeyAt(const PagedKv& kv, int64_t list, int64_t position);
   double* GatesAt(const PagedKv& kv, int64_t list, int64_t position);
@@ -54,11 +58,14 @@ class MassAudit {
   };
 
   List& ListOf(const PagedKv& kv, int64_t list);
+  // Those of a slot, the first one.
+  std::vector<List>::iterator ListsOf(const PagedKv& kv, int32_t slot);
   void Check(const PagedKv& kv, int64_t list, int head_in_group, int64_t position,
              const double* query, int64_t first_seen, double log_eps);
 
   const OnBreach on_breach_;
-  std::map<const int64_t*, std::vector<List>> caches_;  // by PagedKv::length, then by list
+  std::map<const int64_t*, std::vector<List>> caches_;     // by PagedKv::length, then by list
+  std::map<const std::byte*, std::vector<List>> swapped_;  // by a range's begin
   mutable std::mutex mutex_;
   double worst_excess_ = kNoMass;
   int64_t rows_checked_ = 0;

@@ -111,6 +111,12 @@ void CudaOps::CopyToHost(const void* device, size_t bytes, void* host, Stream st
   });
 }
 
+int64_t CudaOps::PartialResultBytes(int max_seqs, const PagedKvShape& shape) const {
+  const int64_t partial = (shape.head_dim + 2) * static_cast<int64_t>(sizeof(float));
+  const int64_t prefill = state_->hopper ? cuda::kMostPartialRows : 0;
+  return (cuda::MaxDecodeSplits(max_seqs, shape) + prefill) * partial;
+}
+
 void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) {
   FOX_CHECK(shape.dtype == DType::kBF16);
   state_->buffers.clear();
@@ -124,14 +130,7 @@ void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape)
   schedule.max_blocks = static_cast<int>(max_rows / kPageTokens + 2 * max_seqs);
   schedule.max_tiles = static_cast<int>(max_rows / cuda::kTileRows + 2 * max_seqs);
   schedule.max_seq_heads = max_seqs * shape.q_heads;
-  // Every seq_head's splits, but no more than the pool has pages for (and two cut ones each).
-  const int64_t of_seq_head =
-      std::min(cuda::kMaxSplits, (shape.max_pages >> cuda::kMinSplitShift) + 1);
-  const int64_t by_length = schedule.max_seq_heads * of_seq_head;
-  const int64_t by_pool =
-      (static_cast<int64_t>(shape.group()) * shape.num_pages >> cuda::kMinSplitShift) +
-      2 * static_cast<int64_t>(schedule.max_seq_heads);
-  schedule.max_splits = static_cast<int>(std::min(by_length, by_pool));
+  schedule.max_splits = static_cast<int>(cuda::MaxDecodeSplits(max_seqs, shape));
   take(schedule.blocks, schedule.max_blocks);
   take(schedule.num_blocks, 1);
   take(schedule.tiles, schedule.max_tiles);
@@ -144,6 +143,23 @@ void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape)
   take(schedule.arrival_counter, schedule.max_seq_heads);
   take(schedule.page_sums,
        static_cast<int64_t>(schedule.max_blocks) * shape.q_heads * (shape.head_dim + 4));
+  // None where no walk is long enough.
+  cuda::KeySplits& splits = schedule.key_splits;
+  splits = {};
+  const int64_t most = cuda::NumKeySplits(0, shape.max_pages / 2, cuda::kMinKeySplitShift);
+  if (!state_->hopper || most == 1) return;
+  const int64_t walks = static_cast<int64_t>(shape.q_heads) * schedule.max_tiles;
+  splits.max_rows = std::min(cuda::kMostPartialRows, max_rows * shape.q_heads * most);
+  splits.max_splits = std::min(cuda::kMostKeySplits, walks * most);
+  take(splits.walks, walks);
+  take(splits.tiles, schedule.max_tiles);
+  take(splits.splits, splits.max_splits);
+  take(splits.split_walks, splits.max_splits);
+  take(splits.num_splits, 1);
+  take(splits.num_split_walks, 1);
+  take(splits.splits_first, 1);
+  take(splits.out, splits.max_rows * shape.head_dim);
+  take(splits.softmax, splits.max_rows * 2);
 }
 
 std::unique_ptr<PackedWeight> CudaOps::Pack(const MatrixView& weight) {
@@ -246,6 +262,16 @@ void CudaOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream
 
 void CudaOps::Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) {
   state_->Enqueue("share", stream, [&](cudaStream_t on) { return cuda::Share(from, to, kv, on); });
+}
+
+void CudaOps::SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) {
+  state_->Enqueue("swap out", stream,
+                  [&](cudaStream_t on) { return cuda::SwapOut(slot, to, kv, on); });
+}
+
+void CudaOps::SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) {
+  state_->Enqueue("swap in", stream,
+                  [&](cudaStream_t on) { return cuda::SwapIn(from, slot, kv, on); });
 }
 
 void CudaOps::SetPenaltyState(const PenaltyStateParams& params, Stream stream) {

@@ -32,6 +32,15 @@ void AddRequests(const EngineStats& stats, Seconds wait, MetricFamilies* out) {
                stats.preemptions);
 }
 
+void AddSwapSpace(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
+  if (core.context.limits.swap_bytes == 0) return;
+  out->Gauge("fox_requests_swapped", "Requests that wait or rest in swap space.", stats.swapped);
+  out->Gauge("fox_swap_space_bytes", "Swap space, in the host's memory.",
+             core.context.limits.swap_bytes);
+  out->Gauge("fox_swap_space_used_bytes", "What requests have of it.", stats.swap_used_bytes);
+  out->Counter("fox_swap_outs_total", "Preemptions that are not computed again.", stats.swap_outs);
+}
+
 void AddPrefixCache(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
   if (core.context.limits.snapshot_slots == 0) return;
   out->Gauge("fox_prefix_cache_snapshots", "Prefixes that are kept.", stats.snapshots);
@@ -156,6 +165,7 @@ std::vector<prometheus::MetricFamily> MetricsCollector::Collect() const {
   MetricFamilies out;
   AddRequests(stats, core_.engine.QueueSeconds(), &out);
   AddPages(core_, stats, &out);
+  AddSwapSpace(core_, stats, &out);
   AddPrefixCache(core_, stats, &out);
   AddSteps(core_, stats, steps_, &out);
   AddCalls(core_, stats, &out);

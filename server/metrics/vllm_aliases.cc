@@ -63,6 +63,7 @@ void AddVllmAliases(const ServerCore& core, const EngineStats& stats, const Step
              stats.running);
   out->Gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.",
              stats.waiting);
+  out->Gauge("vllm:num_requests_swapped", "Number of requests swapped to CPU.", stats.swapped);
   AddCache(core, stats, out);
   out->Counter("vllm:num_preemptions_total", "Cumulative number of preemptions.",
                stats.preemptions);

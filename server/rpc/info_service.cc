@@ -31,6 +31,7 @@ v1::ServerInfo DescribeServer(const ServerCore& core) {
   out.set_max_num_batched_tokens(U64(limits.max_num_batched_tokens));
   out.set_acp_mode(ToWire(engine.acp));
   out.set_log_tolerance(engine.log_tolerance);
+  for (const int32_t size : limits.graph_sizes) out.add_captured_graph_sizes(U32(size));
   out.set_uptime_s(core.UptimeSeconds());
   out.set_max_num_queued_requests(U64(engine.max_num_queued_reqs));
   out.set_max_num_queued_tokens(U64(engine.max_num_queued_tokens));

@@ -1,17 +1,21 @@
 // fox-bench cache: what the prefix cache saves, and what it costs where nothing is shared. Three
-// loads of the model's own text through the engine alone, each with the cache and without it:
-// questions on one document, the turns of conversations, and prompts that share nothing.
+// loads of the model's own text through the engine alone, each without the cache and with it, in
+// turns: questions on one document, the turns of conversations, and prompts that share nothing.
 #include <algorithm>
+#include <functional>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "engine/engine_factory.h"
 #include "engine/tools/eval_command.h"
 #include "engine/tools/text_tokens.h"
 #include "tests/bench/commands.h"
+#include "tests/bench/engine_client.h"
 #include "tests/bench/measurement.h"
 
 namespace fox {
@@ -19,19 +23,28 @@ namespace {
 
 struct CacheFlags {
   std::string model = FOX_SOURCE_DIR "/models/demo", device = "auto", text, json;
+  std::string loads = "questions,turns,strangers";
   int64_t document = 6000, question = 100, answer = 16, requests = 8, at_once = 4, turns = 4;
-  int64_t rounds = 3, threads = 0;
+  int64_t rounds = 3, threads = 0, kv_cache_bytes = 0;
   double share = 0.3;
+  Clock clock = Now;
+
+  // Of one sequence.
+  int64_t longest() const { return document + turns * (question + answer) + kPageTokens; }
 };
 
 absl::Status Parse(const std::vector<std::string>& arguments, CacheFlags* values) {
   FlagSet flags;
   flags.Group("Cache");
-  flags.String("model", "DIR", "a model with a tokenizer", &values->model);
+  flags.String("model", "DIR", "that computes them", &values->model);
   flags.String("device", "NAME", "cpu, cuda or auto", &values->device);
   flags.Int("threads", "N", "of the CPU backend; 0: one per core", 0, 4096, &values->threads);
-  flags.String("text", "FILE", "what prompts are cut from; else MODEL/prompt_long.txt",
+  flags.Mebibytes("kv-cache-mb", "MiB of the page pool; 0: room for all without eviction", 0,
+                  1 << 30, &values->kv_cache_bytes);
+  flags.String("text", "FILE",
+               "what prompts are cut from; else MODEL/prompt_long.txt, or random ids",
                &values->text);
+  flags.String("loads", "LIST", "which are run", &values->loads);
   flags.Int("document", "N", "tokens that prompts share", 64, 1 << 20, &values->document);
   flags.Int("question", "N", "tokens behind them, or of a turn", 1, 1 << 20, &values->question);
   flags.Int("answer", "N", "tokens of an answer", 1, 1 << 20, &values->answer);
@@ -39,159 +52,159 @@ absl::Status Parse(const std::vector<std::string>& arguments, CacheFlags* values
             &values->requests);
   flags.Int("at-once", "N", "of them that run at once", 1, 4096, &values->at_once);
   flags.Int("turns", "N", "of a conversation", 2, 1000, &values->turns);
-  flags.Int("rounds", "N", "of each load, with the cache and without in turns", 1, 1000,
+  flags.Int("rounds", "N", "of each load, without the cache and with it in turns", 1, 1000,
             &values->rounds);
+  RegisterClock(&flags, &values->clock);
   flags.Double("share", "SHARE", "--prefix-cache-share of a server", 0.01, 1, &values->share);
   flags.String("json", "FILE", "writes all rows there", &values->json);
   return ParseOrHelp(flags, arguments, "fox-bench cache");
 }
 
-// What one load was for its clients.
-struct Served {
-  double seconds = 0;
-  std::vector<double> first_tokens;  // seconds from a request to its first token
-  int64_t tokens = 0;                // of prompts and answers
-  EngineStats stats;
+struct Loaded {
+  LoadedEngine engine;
+  Prompt text;
 };
 
-// An engine whose requests come one after the other, `at_once` in it at any time.
-class Client {
- public:
-  Client(Engine& engine, const CacheFlags& flags) : engine_(engine), flags_(flags) {}
-
-  // Runs the prompts; gives their answers.
-  std::vector<std::vector<int32_t>> Run(const std::vector<std::vector<int32_t>>& prompts,
-                                        Served* served) {
-    std::vector<std::vector<int32_t>> answers(prompts.size());
-    const RequestId base = next_id_;
-    size_t ended = 0;
-    submitted_.clear();
-    while (ended < prompts.size()) {
-      while (next_id_ - base < prompts.size() &&
-             static_cast<int64_t>(next_id_ - base - ended) < flags_.at_once) {
-        Submit(prompts[next_id_ - base]);
-      }
-      for (const RequestOutput& output : engine_.Step(Now())) {
-        std::vector<int32_t>& answer = answers[output.id - base];
-        if (answer.empty() && !output.tokens.empty()) {
-          served->first_tokens.push_back(Now() - submitted_[output.id - base]);
-        }
-        for (const SampledToken& token : output.tokens) answer.push_back(token.id);
-        if (!output.finish) continue;
-        const RequestStats& stats = output.finish->stats;
-        served->tokens += stats.prompt_tokens + stats.completion_tokens;
-        ++ended;
-      }
-    }
-    return answers;
+absl::StatusOr<Loaded> Load(const CacheFlags& flags, double share) {
+  EngineConfig config;
+  config.model_dir = flags.model;
+  config.device = flags.device;
+  config.threads = static_cast<int>(flags.threads);
+  config.engine.prefix_cache_share = share;
+  config.engine.max_num_queued_tokens = flags.longest() * flags.at_once;
+  config.runner.max_num_seqs = static_cast<int32_t>(flags.at_once);
+  config.runner.max_model_len = flags.longest();
+  config.kv_cache_bytes = flags.kv_cache_bytes;
+  if (flags.kv_cache_bytes == 0) {
+    config.kv_cache_tokens = flags.longest() * std::max(flags.at_once, flags.requests);
   }
-
- private:
-  void Submit(std::vector<int32_t> prompt) {
-    Request request;
-    request.id = next_id_++;
-    request.prompt = std::move(prompt);
-    request.sampling.temperature = 0;
-    request.stop.max_tokens = static_cast<int32_t>(flags_.answer);
-    request.stop.ignore_eos = true;
-    submitted_.push_back(Now());
-    const absl::Status status = engine_.Submit(std::move(request), submitted_.back());
-    if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  }
-
-  Engine& engine_;
-  const CacheFlags& flags_;
-  RequestId next_id_ = 1;
-  std::vector<double> submitted_;  // in the order of their ids, of this run
-};
-
-using Prompt = std::vector<int32_t>;
-
-Prompt TokensAt(const Prompt& text, int64_t first, int64_t count) {
-  Prompt tokens(static_cast<size_t>(count));
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    tokens[i] = text[(static_cast<size_t>(first) + i) % text.size()];
-  }
-  return tokens;
+  auto engine = LoadEngine(config);
+  if (!engine.ok()) return engine.status();
+  auto text = EncodeTextFile(
+      flags.model, engine->config,
+      flags.text.empty() ? absl::StrCat(flags.model, "/prompt_long.txt") : flags.text, -1);
+  if (text.ok()) return Loaded{*std::move(engine), std::move(text->ids)};
+  if (!flags.text.empty()) return text.status();
+  // A model without a text, or without a tokenizer, gets random ids.
+  Prompt ids(static_cast<size_t>(2 * flags.longest()));
+  std::mt19937_64 random(1);
+  std::uniform_int_distribution<int32_t> id(0, static_cast<int32_t>(engine->config.vocab_size) - 1);
+  for (int32_t& token : ids) token = id(random);
+  return Loaded{*std::move(engine), std::move(ids)};
 }
 
 // A document, computed by the first request, and questions on it; only these are timed.
-void RunQuestions(Client& client, const CacheFlags& flags, const Prompt& text, Served* served) {
+absl::Status RunQuestions(EngineClient& client, const CacheFlags& flags, const Prompt& text,
+                          Served* served) {
   const auto ask = [&](int64_t i) {
-    Prompt prompt = TokensAt(text, 0, flags.document);
-    const Prompt question = TokensAt(text, flags.document + i * 977, flags.question);
+    Prompt prompt = TokensOfText(text, 0, flags.document);
+    const Prompt question = TokensOfText(text, flags.document + i * 977, flags.question);
     prompt.push_back(static_cast<int32_t>(3 + i % 4000));  // from here on they part
     prompt.insert(prompt.end(), question.begin(), question.end());
     return prompt;
   };
   Served unused;
   // Where two of them part is known when the second comes.
-  for (const int64_t i : {0, 1}) client.Run({ask(i)}, &unused);
+  for (const int64_t i : {0, 1}) {
+    if (absl::Status s = client.Run({ask(i)}, &unused).status(); !s.ok()) return s;
+  }
   std::vector<Prompt> prompts;
   for (int64_t i = 2; i < flags.requests + 2; ++i) prompts.push_back(ask(i));
-  const double start = Now();
-  client.Run(prompts, served);
-  served->seconds = Now() - start;
+  return client.Run(prompts, served).status();
 }
 
 // Conversations that grow by a question and an answer in each turn; the first turn, a document, is
 // not timed.
-void RunTurns(Client& client, const CacheFlags& flags, const Prompt& text, Served* served) {
+absl::Status RunTurns(EngineClient& client, const CacheFlags& flags, const Prompt& text,
+                      Served* served) {
   std::vector<Prompt> histories;
   for (int64_t i = 0; i < flags.requests; ++i) {
-    histories.push_back(TokensAt(text, i * 1999, flags.document / 2));
+    histories.push_back(TokensOfText(text, i * 1999, flags.document / 2));
   }
   for (int64_t turn = 0; turn < flags.turns; ++turn) {
     Served unused;
-    const double start = Now();
-    const std::vector<Prompt> answers = client.Run(histories, turn == 0 ? &unused : served);
-    if (turn > 0) served->seconds += Now() - start;
+    const auto answers = client.Run(histories, turn == 0 ? &unused : served);
+    if (!answers.ok()) return answers.status();
     for (size_t i = 0; i < histories.size(); ++i) {
-      histories[i].insert(histories[i].end(), answers[i].begin(), answers[i].end());
+      histories[i].insert(histories[i].end(), (*answers)[i].begin(), (*answers)[i].end());
       const Prompt question =
-          TokensAt(text, static_cast<int64_t>(i) * 1999 + turn * 311, flags.question);
+          TokensOfText(text, static_cast<int64_t>(i) * 1999 + turn * 311, flags.question);
       histories[i].insert(histories[i].end(), question.begin(), question.end());
     }
   }
+  return absl::OkStatus();
 }
 
-void RunStrangers(Client& client, const CacheFlags& flags, const Prompt& text, Served* served) {
+absl::Status RunStrangers(EngineClient& client, const CacheFlags& flags, const Prompt& text,
+                          Served* served) {
   std::vector<Prompt> prompts;
   for (int64_t i = 0; i < flags.requests; ++i) {
-    prompts.push_back(TokensAt(text, i * 1999 + 7, flags.document / 4));
+    prompts.push_back(TokensOfText(text, i * 1999 + 7, flags.document / 4));
     prompts.back().front() = static_cast<int32_t>(3 + i % 4000);
   }
-  const double start = Now();
-  client.Run(prompts, served);
-  served->seconds = Now() - start;
+  return client.Run(prompts, served).status();
 }
 
-struct Load {
+struct LoadKind {
   const char* name;
-  void (*run)(Client&, const CacheFlags&, const Prompt&, Served*);
+  absl::Status (*run)(EngineClient&, const CacheFlags&, const Prompt&, Served*);
+};
+constexpr LoadKind kLoads[] = {
+    {"questions", RunQuestions}, {"turns", RunTurns}, {"strangers", RunStrangers}};
+
+// One load on one engine, round by round.
+struct Measured {
+  std::vector<double> first, pace;
+  int64_t prompt_tokens = 0, cached_tokens = 0;
+  EngineStats stats;  // of the last round
 };
 
-absl::StatusOr<Served> RunLoad(const Load& load, const CacheFlags& flags, double share) {
-  EngineConfig config;
-  config.model_dir = flags.model;
-  config.device = flags.device;
-  config.threads = static_cast<int>(flags.threads);
-  config.engine.prefix_cache_share = share;
-  config.runner.max_num_seqs = static_cast<int32_t>(flags.at_once);
-  const int64_t longest = flags.document + flags.turns * (flags.question + flags.answer) + 64;
-  config.kv_cache_tokens = longest * std::max(flags.at_once, flags.requests);
-  auto loaded = LoadEngine(config);
-  if (!loaded.ok()) return loaded.status();
-  const auto text = EncodeTextFile(
-      flags.model, loaded->config,
-      flags.text.empty() ? absl::StrCat(flags.model, "/prompt_long.txt") : flags.text, -1);
-  if (!text.ok()) return text.status();
+absl::Status RunRound(const LoadKind& load, const CacheFlags& flags, Loaded& loaded,
+                      EngineClient& client, Measured* measured) {
+  client.Flush();
   Served served;
-  Client client(*loaded->engine, flags);
-  load.run(client, flags, text->ids, &served);
-  served.stats = loaded->engine->stats();
-  loaded->engine.reset();
-  return served;
+  if (absl::Status s = load.run(client, flags, loaded.text, &served); !s.ok()) return s;
+  measured->first.push_back(Summarize(served.first_tokens).median);
+  measured->pace.push_back(static_cast<double>(served.prompt_tokens + served.answer_tokens) /
+                           served.seconds);
+  measured->prompt_tokens += served.prompt_tokens;
+  measured->cached_tokens += served.cached_tokens;
+  measured->stats = loaded.engine.engine->stats();
+  return absl::OkStatus();
+}
+
+Summary Ratios(const std::vector<double>& over, const std::vector<double>& under) {
+  std::vector<double> ratios(over.size());
+  std::transform(over.begin(), over.end(), under.begin(), ratios.begin(), std::divides<>());
+  return Summarize(ratios);
+}
+
+void Report(const LoadKind& load, const CacheFlags& flags, const Measured (&measured)[2],
+            BenchReport* report) {
+  for (const int on : {0, 1}) {
+    const Measured& m = measured[on];
+    const Summary ttft = Summarize(m.first), pace = Summarize(m.pace);
+    const double found =
+        static_cast<double>(m.cached_tokens) / static_cast<double>(m.prompt_tokens);
+    nlohmann::ordered_json row = {{"bench", "cache"},
+                                  {"load", load.name},
+                                  {"document", flags.document},
+                                  {"cache", on == 1},
+                                  {"first_token_seconds", ToJson(ttft)},
+                                  {"tokens_per_second", ToJson(pace)},
+                                  {"found", found},
+                                  {"snapshots", m.stats.snapshots},
+                                  {"snapshot_pages", m.stats.snapshot_pages}};
+    if (on == 1) {
+      // Of a round with the cache and the one without it before.
+      row["sooner"] = ToJson(Ratios(measured[0].first, m.first));
+      row["tokens_per_second_over_off"] = ToJson(Ratios(m.pace, measured[0].pace));
+    }
+    report->Row(absl::StrFormat("%10s %7s %9.2f %11.1f %7.3f %11d %11d", load.name,
+                                on == 1 ? "on" : "off", 1e3 * ttft.median, pace.median, found,
+                                m.stats.snapshots, m.stats.snapshot_pages),
+                std::move(row));
+  }
 }
 
 }  // namespace
@@ -199,47 +212,46 @@ absl::StatusOr<Served> RunLoad(const Load& load, const CacheFlags& flags, double
 absl::Status BenchCache(const std::vector<std::string>& arguments) {
   CacheFlags flags;
   if (absl::Status s = Parse(arguments, &flags); !s.ok()) return s;
+  std::vector<LoadKind> loads;
+  for (const std::string& name : std::vector<std::string>(absl::StrSplit(flags.loads, ','))) {
+    const auto* load = std::find_if(std::begin(kLoads), std::end(kLoads),
+                                    [&](const LoadKind& kind) { return kind.name == name; });
+    if (load == std::end(kLoads)) {
+      return absl::InvalidArgumentError(absl::StrCat("--loads: there is no load \"", name, "\""));
+    }
+    loads.push_back(*load);
+  }
+  absl::StatusOr<Loaded> engines[2] = {Load(flags, 0), Load(flags, flags.share)};
+  for (const auto& loaded : engines) {
+    if (!loaded.ok()) return loaded.status();
+  }
   BenchReport report;
-  report.facts() = {{"document", flags.document}, {"question", flags.question},
-                    {"answer", flags.answer},     {"requests", flags.requests},
-                    {"at_once", flags.at_once},   {"turns", flags.turns}};
+  report.facts() = {{"backend", engines[0]->engine.backend},
+                    {"document", flags.document},
+                    {"question", flags.question},
+                    {"answer", flags.answer},
+                    {"requests", flags.requests},
+                    {"at_once", flags.at_once},
+                    {"turns", flags.turns},
+                    {"rounds", flags.rounds},
+                    {"clock", flags.clock == Now ? "wall" : "processor"}};
   report.Section("Prefix cache: the same load without it and with it",
                  "      load   cache   TTFT ms    tokens/s   found   snapshots       pages");
-  constexpr Load kLoads[] = {
-      {"questions", RunQuestions}, {"turns", RunTurns}, {"strangers", RunStrangers}};
-  for (const Load& load : kLoads) {
-    std::vector<double> first[2], pace[2];
-    Served last[2];
+  EngineClient clients[2] = {
+      {*engines[0]->engine.engine, flags.answer, flags.at_once, flags.clock},
+      {*engines[1]->engine.engine, flags.answer, flags.at_once, flags.clock}};
+  for (const LoadKind& load : loads) {
+    Measured measured[2];
     for (int64_t round = 0; round < flags.rounds; ++round) {
       for (const int on : {0, 1}) {
-        absl::StatusOr<Served> served = RunLoad(load, flags, on == 1 ? flags.share : 0);
-        if (!served.ok()) return served.status();
-        first[on].push_back(Summarize(served->first_tokens).median);
-        pace[on].push_back(static_cast<double>(served->tokens) / served->seconds);
-        last[on] = *std::move(served);
+        absl::Status s = RunRound(load, flags, *engines[on], clients[on], &measured[on]);
+        if (!s.ok()) return s;
       }
     }
-    for (const int on : {0, 1}) {
-      const Summary ttft = Summarize(first[on]), tokens = Summarize(pace[on]);
-      const EngineStats& stats = last[on].stats;
-      const double found = stats.prefix_queried_tokens == 0
-                               ? 0
-                               : static_cast<double>(stats.prefix_found_tokens) /
-                                     static_cast<double>(stats.prefix_queried_tokens);
-      report.Row(absl::StrFormat("%10s %7s %9.1f %11.1f %7.3f %11d %11d", load.name,
-                                 on == 1 ? "on" : "off", 1e3 * ttft.median, tokens.median, found,
-                                 stats.snapshots, stats.snapshot_pages),
-                 {{"bench", "cache"},
-                  {"load", load.name},
-                  {"cache", on == 1},
-                  {"first_token_seconds", ToJson(ttft)},
-                  {"tokens_per_second", ToJson(tokens)},
-                  {"found", found},
-                  {"snapshots", stats.snapshots},
-                  {"snapshot_pages", stats.snapshot_pages}});
-    }
+    Report(load, flags, measured, &report);
+    if (absl::Status s = report.Write(flags.json); !s.ok()) return s;
   }
-  return report.Write(flags.json);
+  return absl::OkStatus();
 }
 
 }  // namespace fox

@@ -149,7 +149,7 @@ absl::Status BenchFlags::Parse(const std::vector<std::string>& arguments,
   RegisterBenchFlags(set, *this);
   set.String("lengths", "LIST", "prompt lengths of prefill", &length_list);
   set.String("batch-sizes", "LIST", "sequences of a decode step", &batch_list);
-  set.String("contexts", "LIST", "tokens before a decode step, and for memory", &context_list);
+  set.String("contexts", "LIST", "tokens before a decode step, for memory and swap", &context_list);
   set.String("modes", "LIST", "bounds to compare", &mode_list);
   set.String("max-model-lens", "LIST", "longest sequences allowed, to decode under each; on a GPU",
              &limit_list);

@@ -72,6 +72,7 @@ absl::Status BenchPrefill(BenchSession& session);
 absl::Status BenchDecode(BenchSession& session);
 absl::Status BenchLinear(BenchSession& session);
 absl::Status BenchMemory(BenchSession& session);
+absl::Status BenchSwap(BenchSession& session);
 // GPU only. BenchDecode runs BenchGpuDecode there.
 absl::Status BenchAttention(BenchSession& session);
 absl::Status BenchGpuDecode(BenchSession& session);

@@ -16,5 +16,9 @@ absl::Status BenchServe(const std::vector<std::string>& arguments);
 absl::Status BenchDoors(const std::vector<std::string>& arguments);
 // Compares loads with the prefix cache and without it, through the engine alone.
 absl::Status BenchCache(const std::vector<std::string>& arguments);
+// Measures what a further snapshot of a conversation costs.
+absl::Status BenchSnapshots(const std::vector<std::string>& arguments);
+// Tests whether times tell what another salt has cached.
+absl::Status BenchSalts(const std::vector<std::string>& arguments);
 
 }  // namespace fox

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/process/process_settings.h"
 #include "tests/bench/bench_session.h"
 #include "tests/bench/commands.h"
 
@@ -24,8 +25,11 @@ constexpr char kUsage[] =
     "  memory   KV bytes by context and bound\n"
     "  all      these four, and what runs without a command\n"
     "  attention   the CUDA backend's attention alone\n"
-    "  serve       load on a running server: what its clients see\n"
+    "  swap        a sequence to host memory and back, against computing it again\n"
+    "  serve       load on a server: what its clients see; --compare off,certified: on two\n"
     "  cache       what the prefix cache saves and costs\n"
+    "  snapshots   what a further snapshot of a conversation costs\n"
+    "  salts       whether times tell what another salt has cached\n"
     "  doors       the same sequences through the engine alone, fox.v1 and HTTP\n"
     "  make-model  writes a checkpoint with random weights\n";
 
@@ -51,6 +55,7 @@ std::vector<Benchmark> Chosen(const std::string& name) {
                                                                      {"linear", fox::BenchLinear},
                                                                      {"memory", fox::BenchMemory}};
   if (name == "attention") return {fox::BenchAttention};
+  if (name == "swap") return {fox::BenchSwap};
   std::vector<Benchmark> chosen;
   for (const auto& [key, benchmark] : benchmarks) {
     if (name == key || name == "all") chosen.push_back(benchmark);
@@ -61,6 +66,7 @@ std::vector<Benchmark> Chosen(const std::string& name) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  fox::ApplyProcessSettings();  // clients are measured beside the server
   std::vector<std::string> arguments(argv + 1, argv + argc);
   std::string name = "all";
   const bool asked = !arguments.empty() && (arguments[0] == "--help" || arguments[0] == "-h");
@@ -73,6 +79,10 @@ int main(int argc, char** argv) {
     status = fox::BenchServe(arguments);
   } else if (name == "cache") {
     status = fox::BenchCache(arguments);
+  } else if (name == "snapshots") {
+    status = fox::BenchSnapshots(arguments);
+  } else if (name == "salts") {
+    status = fox::BenchSalts(arguments);
   } else if (name == "doors") {
     status = fox::BenchDoors(arguments);
   } else if (name == "make-model") {

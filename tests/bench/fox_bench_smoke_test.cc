@@ -48,6 +48,85 @@ TEST(FoxBenchTest, EveryLoadFindsWhatItSharesInTheCache) {
               ElementsAre("questions", "questions", "turns", "turns", "strangers", "strangers"));
 }
 
+TEST(FoxBenchTest, AFurtherSnapshotCostsItsOwnPagesAlone) {
+  const Ran ran = RunProgram("fox-bench", {"snapshots", "--document", "512", "--behind", "64,512",
+                                           "--json", TempPath("rows.json")});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const json report = json::parse(ReadWhole(TempPath("rows.json")));
+  ASSERT_EQ(report["rows"].size(), 2U);
+  for (const json& row : report["rows"]) {
+    EXPECT_LT(row["sole_pages"], row["pages"]);
+    EXPECT_LT(row["pages"], 60 * 8);  // lists of the demo model, pages
+    const double page_bytes = row["unpruned_bytes"].get<double>() / (60 * 8);
+    EXPECT_DOUBLE_EQ(row["bytes"], row["sole_pages"].get<double>() * page_bytes +
+                                       row["state_bytes"].get<double>());
+  }
+  EXPECT_LE(report["rows"][0]["sole_pages"], report["rows"][1]["sole_pages"]);
+}
+
+TEST(FoxBenchTest, AnotherSaltFindsNothing) {
+  const Ran ran = RunProgram("fox-bench", {"salts", "--device", "cpu", "--prompt", "150",
+                                           "--rounds", "6", "--json", TempPath("rows.json")});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const json report = json::parse(ReadWhole(TempPath("rows.json")));
+  ASSERT_EQ(report["rows"].size(), 2U);
+  for (const json& row : report["rows"]) {
+    EXPECT_EQ(row["found_tokens"], 0);
+    EXPECT_EQ(row["rounds"], 6);
+    EXPECT_GT(row["other_seconds"]["min"], 0);
+    EXPECT_GT(row["p"], 0);
+    EXPECT_LE(row["p"], 1);
+  }
+}
+
+TEST(FoxBenchTest, TwoServersUnderTheSameArrivals) {
+  const Ran ran = RunProgram("fox-bench", {"serve",
+                                           "--compare",
+                                           "off,certified",
+                                           "--model",
+                                           kTiny,
+                                           "--device",
+                                           "cpu",
+                                           "--rates",
+                                           "100",
+                                           "--requests",
+                                           "6",
+                                           "--prompt-tokens",
+                                           "300-400",
+                                           "--output-tokens",
+                                           "40",
+                                           "--json",
+                                           TempPath("rows.json"),
+                                           "--",
+                                           "--kv-cache-mb",
+                                           "1",
+                                           "--threads",
+                                           "1"});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const json report = json::parse(ReadWhole(TempPath("rows.json")));
+  ASSERT_EQ(report["rows"].size(), 3U);
+  for (const int i : {0, 1}) {
+    const json& row = report["rows"][static_cast<size_t>(i)];
+    EXPECT_EQ(row["acp"], i == 0 ? "off" : "certified");
+    EXPECT_EQ(row["completed"], 6);
+    for (const char* none : {"refused", "lost", "missing_tokens", "repeated_tokens"}) {
+      EXPECT_EQ(row[none], 0) << none;
+    }
+    EXPECT_GT(row["output_tokens_per_second"], 0);
+    EXPECT_GE(row["engine"]["prefill_steps"], 1);
+    EXPECT_GT(row["engine"]["decode_seconds"], 0);
+    EXPECT_LE(row["engine"]["decode_seconds"], row["seconds"]);
+    EXPECT_GE(row["most_kept"], 1);
+    EXPECT_LE(row["most_kept"], 6);
+    EXPECT_GT(row["num_pages"], 0);
+  }
+  const json& ratios = report["rows"][2];
+  EXPECT_EQ(ratios["bench"], "serve_compare");
+  EXPECT_DOUBLE_EQ(ratios["output_tokens_per_second"],
+                   report["rows"][1]["output_tokens_per_second"].get<double>() /
+                       report["rows"][0]["output_tokens_per_second"].get<double>());
+}
+
 TEST(FoxBenchTest, AllOnATinyModel) {
   const Ran ran = RunProgram("fox-bench", {"all",
                                            "--model",
@@ -97,6 +176,22 @@ TEST(FoxBenchTest, AllOnATinyModel) {
   EXPECT_LE(live["paper"], live["off"]);
 }
 
+TEST(FoxBenchTest, SwapsSequencesOfEveryBound) {
+  const Ran ran =
+      RunProgram("fox-bench",
+                 {"swap", "--model", kTiny, "--contexts", "64,200", "--repeat", "1", "--buffer-mib",
+                  "8", "--matmul-size", "64", "--dtype", "f32", "--json", TempPath("rows.json")});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const json report = json::parse(ReadWhole(TempPath("rows.json")));
+  ASSERT_EQ(report["rows"].size(), 6U);
+  for (const json& row : report["rows"]) {
+    EXPECT_GT(row["pages"], 0);
+    EXPECT_GT(row["out_seconds"]["median"], 0);
+    EXPECT_GT(row["in_seconds"]["median"], 0);
+    EXPECT_GT(row["speedup_over_prefill"], 0);
+  }
+}
+
 TEST(FoxBenchTest, MakesAModelThatLoads) {
   const std::string dir = TempPath("model");
   const Ran made = RunProgram("fox-bench", {"make-model", "--out", dir, "--layers", "2", "--heads",
@@ -128,7 +223,10 @@ TEST(FoxBenchTest, MisuseIsToldInOneLine) {
       {{"make-model"}, "--out is required"},
       {{"serve", "--rates", "1,0"}, "--rates"},
       {{"serve", "--prompt-tokens", "9-8"}, "--prompt-tokens"},
-      {{"serve", "--target", "127.0.0.1:1"}, "127.0.0.1:1"}};
+      {{"serve", "--target", "127.0.0.1:1"}, "127.0.0.1:1"},
+      {{"serve", "--compare", "off,of"}, "--compare"},
+      {{"serve", "--", "--threads", "1"}, "--compare"},
+      {{"serve", "--compare", "off", "--model", kTiny, "--", "--thread", "1"}, "--threads"}};
   for (const auto& [arguments, said] : cases) {
     const Ran ran = RunProgram("fox-bench", arguments);
     EXPECT_EQ(ran.status, 78) << said;

@@ -2,7 +2,8 @@
 """All measurements of the CUDA backend and its peers in one run, merged into one JSON.
 
 --training measures the training side instead: the PyTorch op of kernels/torch, installed or built
-in place, beside its peers in the same processes. It needs no build of the server.
+in place, beside its peers in the same processes. It needs no build of the server. --memory measures
+how many sequences a pool holds at once, and the prefix cache (memory_parts.py).
 
 Each part is a process of its own with a time limit; the JSON is written after every part, so what
 was measured is kept whatever comes next. Parts that are not selected keep the rows they had in the
@@ -13,24 +14,27 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import contextlib
+import dataclasses
 import datetime
 import json
 import os
 import pathlib
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
 import gpu_build
 import judge
+import judge_memory
 import judge_training
+import memory_parts
+from running_server import running_server
 
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 CONTEXTS = "4096,16384"
@@ -47,7 +51,8 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.build = arguments.build.resolve()
-        self.judge = judge_training if arguments.training else judge
+        self.judge = SUITES[arguments.suite].judge
+        self.sizes = memory_parts.TRY if arguments.small else memory_parts.Sizes()
         self.environment = gpu_build.environment(self.build)
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="gpu-bench-"))
         self.end = time.monotonic() + arguments.limit
@@ -60,7 +65,9 @@ class Bench:
         return str(self.build / "bin" / name)
 
     def model(self) -> str:
-        """The synthetic 760M, made when it is first needed."""
+        """The synthetic 760M, made when it is first needed; with --try the demo model."""
+        if self.arguments.small:
+            return str(gpu_build.MODEL)
         folder = self.scratch / "fox-760m"
         if not (folder / "config.json").is_file():
             self.run([self.program("fox-bench"), "make-model", "--out", str(folder)], 120)
@@ -101,7 +108,7 @@ class Bench:
         out.unlink(missing_ok=True)
         problem = None
         try:
-            self.run([self.program("fox-bench"), *flags, "--json", str(out)], seconds)
+            self.run([self.program("fox-bench"), flags[0], "--json", str(out), *flags[1:]], seconds)
         except RuntimeError as error:
             problem = str(error)
         part = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
@@ -127,7 +134,7 @@ class Bench:
     def save(self) -> None:
         """Writes the JSON with its judged rows."""
         tests = gpu_build.ROOT / "build/gpu-test/judged.json"
-        if tests.is_file() and not self.arguments.training:
+        if tests.is_file() and self.arguments.suite == "serving":
             self.report["tests"] = json.loads(tests.read_text(encoding="utf-8"))
         self.report["judged"] = self.judge.judged_rows(self.report["parts"],
                                                        self.report.get("tests", {}))
@@ -173,38 +180,13 @@ def attention(bench: Bench) -> dict[str, Any]:
     return bench.fox_bench("attention", "--device", "cuda", "--model", bench.model())
 
 
-@contextlib.contextmanager
-def serving(bench: Bench, model: str) -> Any:
-    """A server on a free port; gives its address and ends it afterwards."""
-    log = bench.scratch / "server.log"
-    with open(log, "wb") as out, subprocess.Popen(
-            [bench.program("fox-server"), "--model", model, "--device", "cuda", "--grpc-port", "0",
-             "--max-num-seqs", "64", "--max-model-len", "20480"], stdout=out, stderr=out,
-            env=bench.environment, cwd=gpu_build.ROOT) as server:
-        try:
-            end = time.monotonic() + bench.left(60)
-            while True:
-                text = log.read_text(encoding="utf-8", errors="replace")
-                found = re.search(r"listening on (\S+)", text)
-                if found:
-                    break
-                if server.poll() is not None or time.monotonic() > end:
-                    raise RuntimeError("the server did not start: " + text[-500:])
-                time.sleep(0.2)
-            yield found.group(1)
-        finally:
-            server.terminate()
-            try:
-                server.wait(20)
-            except subprocess.TimeoutExpired:
-                server.kill()
-
-
 def serve(bench: Bench) -> dict[str, Any]:
     """Open-loop load on a server of the 760M."""
-    with serving(bench, bench.model()) as address:
-        return bench.fox_bench("serve", "--target", address, "--rates", "8,32", "--requests",
-                               "128", "--prompt-tokens", "512-8192", "--output-tokens", "32-256")
+    with running_server(bench, "--model", bench.model(), "--device", "cuda", "--max-num-seqs", "64",
+                        "--max-model-len", "20480") as server:
+        return bench.fox_bench("serve", "--target", server.address, "--rates", "8,32",
+                               "--requests", "128", "--prompt-tokens", "512-8192",
+                               "--output-tokens", "32-256")
 
 
 def doors(bench: Bench) -> dict[str, Any]:
@@ -261,6 +243,20 @@ TRAINING_PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """Parts that are measured and judged together."""
+
+    parts: dict[str, Callable[[Bench], dict[str, Any]]]
+    judge: types.ModuleType
+    results: str  # in tests/bench/results
+
+
+SUITES = {"serving": Suite(PARTS, judge, "h200.json"),
+          "training": Suite(TRAINING_PARTS, judge_training, "h200_training.json"),
+          "memory": Suite(memory_parts.PARTS, judge_memory, "memory_h200.json")}
+
+
 def device() -> dict[str, str]:
     """Name and driver of the GPU."""
     try:
@@ -277,7 +273,7 @@ def run_part(bench: Bench, name: str) -> None:
     print(f"\n==> {name}", flush=True)
     start = time.monotonic()
     try:
-        part = (PARTS | TRAINING_PARTS)[name](bench)
+        part = SUITES[bench.arguments.suite].parts[name](bench)
     except (RuntimeError, TimeoutError, OSError, ValueError, KeyError) as error:
         part = {"error": str(error) or type(error).__name__}
     part["wall_seconds"] = round(time.monotonic() - start, 1)
@@ -292,11 +288,17 @@ def parse_arguments() -> argparse.Namespace:
     """The command line, with `parts` as the list of what to measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=pathlib.Path, nargs="?", default=gpu_build.UNPACKED)
-    parser.add_argument("--training", action="store_true", help="measures the training side")
-    parser.add_argument("--out", type=pathlib.Path,
-                        help="default: h200.json or h200_training.json in tests/bench/results")
-    parser.add_argument("--only", help="parts, separated by commas: " + ", ".join(PARTS)
-                        + "; with --training: " + ", ".join(TRAINING_PARTS))
+    for name, what in (("training", "the training side"), ("memory", "sequences at once and the "
+                                                           "prefix cache, 760M")):
+        parser.add_argument(f"--{name}", dest="suite", action="store_const", const=name,
+                            default="serving", help=f"measures {what}")
+    parser.add_argument("--try", dest="small", action="store_true",
+                        help="with --memory: all of it small on the CPU, to see that it runs")
+    parser.add_argument("--out", type=pathlib.Path, help="default: in tests/bench/results "
+                        + ", ".join(suite.results for suite in SUITES.values()))
+    parser.add_argument("--only", help="parts, separated by commas: " + "; ".join(
+        f"{name}: " + ", ".join(suite.parts) for name, suite in SUITES.items())
+        + "; those that begin with cpu- run only if they are named")
     parser.add_argument("--fresh", action="store_true", help="forgets what the file holds")
     parser.add_argument("--judge", action="store_true", help="measures nothing, prints the table")
     parser.add_argument("--rows", type=pathlib.Path,
@@ -307,11 +309,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--books-text", default=gpu_build.ROOT / "models/demo/prompt_long.txt",
                         type=pathlib.Path, help="held-out text for the demo model")
     arguments = parser.parse_args()
-    known = TRAINING_PARTS if arguments.training else PARTS
+    suite = SUITES[arguments.suite]
+    known = suite.parts
+    if arguments.small and (arguments.suite != "memory" or arguments.out is None):
+        parser.error("--try goes with --memory and --out")
     if arguments.out is None:
-        arguments.out = gpu_build.ROOT / "tests/bench/results" / (
-            "h200_training.json" if arguments.training else "h200.json")
-    wanted = list(known) if arguments.only is None else arguments.only.split(",")
+        arguments.out = gpu_build.ROOT / "tests/bench/results" / suite.results
+    wanted = ([name for name in known if arguments.small or not name.startswith("cpu-")]
+              if arguments.only is None else arguments.only.split(","))
     arguments.parts = [] if arguments.judge else [name for name in wanted if name]
     unknown = [name for name in arguments.parts if name not in known]
     if unknown:

@@ -40,6 +40,8 @@ KERNEL_CASES = {
     "sm90_kernel_test": ("Cases/PrefillSm90Test.MatchesFloat64/StrongGatesOff32",
                          "Cases/PrefillSm90Test.MatchesFloat64/StrongGatesCertified64",
                          "Cases/PrefillSm90Test.MatchesFloat64/StrongGatesCertified128"),
+    "split_keys_test": ("KeySplitsTest.PlanOfManyWalks",
+                        "Cases/KeySplitsCaseTest.MatchesFloat64/ChunksCertified64Shift3"),
     "prune_boundary_test": ("Modes/PruneBoundaryTest.StrongGates/Certified",
                             "HeadDim/MeasuredBoundaryTest.TilesSkipWhatTheirQueriesAllow/64"),
     # The small-batch kernel for 1 and 4 rows, the skinny one for 6, cuBLASLt for 32.
@@ -54,6 +56,7 @@ KERNEL_CASES = {
                        "PagePoolTest.PagesThatComeBackTwiceAreReported"),
     "paging_test": ("PagingTest.LongPrefillEvictsAcrossManyWindows",
                     "PagingTest.ReleaseResetsTheState"),
+    "sampling_arithmetic_device_test": ("SamplingArithmeticTest.TheDeviceHasTheHostsBits",),
     "sample_test": ("Vocabularies/SampleTest.SamplesWhatTheSamplerSamples/5",),
     "sequence_device_test": ("Vocabularies/SequenceSamplesTest.AreThoseOfTheSampler/3",
                              "PenaltyStateTest.AreZeroAndThenTheEntries"),

@@ -19,6 +19,7 @@ import gpu_build
 import gpu_pack
 import gpu_test
 import judge
+import judge_memory
 import judge_training
 import plot_results
 import training_report
@@ -199,6 +200,81 @@ class JudgeTrainingTest(unittest.TestCase):
         for given_errors in float64_attention.worst_and_mean(errors).values():
             for error in given_errors.values():
                 self.assertAlmostEqual(error, 1e-3)
+
+
+def memory_rows() -> list[dict]:
+    """What gpu_bench.py --memory measures, with made-up values."""
+    def serve(acp: str, load: str, **more: object) -> dict:
+        return {"bench": "serve", "acp": acp, "load": load, "completed": 200, "preempted": 0,
+                "refused": 0, "lost": 0, "missing_tokens": 0, "repeated_tokens": 0,
+                "most_kept": 8, "most_running": 9, "output_tokens_per_second": 2000, **more}
+
+    def cache(on: bool, load: str, seconds: float, **more: object) -> dict:
+        same = dict.fromkeys(("median", "min", "max"), 1.0)
+        return {"bench": "cache", "load": load, "cache": on, "sooner": same, "device": "cuda",
+                "tokens_per_second_over_off": {**same, "median": 0.99},
+                "first_token_seconds": {"median": seconds}, **more}
+
+    median = {"median": 0.1}
+    return [serve("off", "16k at once"), serve("certified", "16k at once", most_kept=28),
+            serve("off", "arrivals", kv_admission="expected",
+                  engine={"prefill_seconds": 9, "decode_seconds": 48}),
+            serve("certified", "arrivals", kv_admission="expected", preempted=5, lost=1,
+                  output_tokens_per_second=7100,
+                  engine={"prefill_seconds": 8, "decode_seconds": 12}),
+            cache(False, "questions", 0.024, prefix="8k"),
+            cache(True, "questions", 0.003, prefix="8k"), cache(True, "strangers", 0.1),
+            {"bench": "snapshots", "share_of_unpruned": 0.015},
+            {"bench": "snapshots", "share_of_unpruned": 0.045},
+            {"bench": "salts", "while": "has it", "device": "cpu", "found_tokens": 0, "p": 0.002,
+             "other_seconds": median, "fresh_seconds": median, "own_seconds": median},
+            {"bench": "start", "name": "256 seats", "listening_seconds": 5.0, "device_mib": 300,
+             "plan_mib": {"KV_tables": 1400.0}},
+            {"bench": "start", "name": "256 seats, no graphs", "device_mib": 200}]
+
+
+class JudgeMemoryTest(unittest.TestCase):
+    """Rows of memory."""
+
+    def test_every_limit_of_the_table(self) -> None:
+        rows = {row["row"]: row for row in judge_memory.judged_rows(
+            {"memory": {"rows": memory_rows()}}, {})}
+        arrivals = "4k to 12k at 100/s, 20 GB"
+        for name, value, ok in (
+                ("sequences of 16k at once in 20 GB, certified over off", 3.5, True),
+                (f"tokens/s, {arrivals}, expected admission, certified over off", 3.55, True),
+                ("the engine's time in steps without prompts under that load, off over certified",
+                 4, None),
+                (f"tokens/s, {arrivals}, worst-case admission, certified over off", None, None),
+                (f"requests preempted, {arrivals}, expected admission, certified", 2.5, False),
+                ("requests lost in all these loads", 1, False),
+                ("tokens missing or repeated in all these loads", 0, True),
+                ("first token of a question of 100 tokens behind a cached 8k prefix, over "
+                 "computing it", 8, True),
+                ("first token behind a cached 8k prefix", 3, None),
+                ("tokens/s that the cache costs a load that shares nothing, 760M", 1, True),
+                ("bytes of a further snapshot at 8k, demo model, worst distance", 4.5, True),
+                ("tokens found that another salt has cached", 0, True),
+                ("two salts (cpu), one has it: chance that alike times differ so much", 0.002,
+                 False),
+                ("start of a server with 256 seats", 5, None),
+                ("graphs of 256 seats", 100, None)):
+            with self.subTest(row=name):
+                self.assertEqual(rows[name]["ok"], ok)
+                if value is None:
+                    self.assertIsNone(rows[name]["value"])
+                else:
+                    self.assertAlmostEqual(rows[name]["value"], value)
+
+    def test_without_measurements_nothing_is_met_or_missed(self) -> None:
+        rows = judge_memory.judged_rows({}, {})
+        self.assertTrue(all(row["ok"] is None and row["value"] is None for row in rows))
+
+    def test_the_table_is_that_of_the_committed_measurements(self) -> None:
+        text = plot_results.README.read_text(encoding="utf-8")
+        shown = text.split(plot_results.MEMORY_BEGIN)[1].split(plot_results.MEMORY_END)[0]
+        measured = json.loads(plot_results.MEMORY_RESULTS.read_text(encoding="utf-8"))
+        self.assertEqual(shown.strip(), judge_memory.table(measured))
 
 
 class TableTest(unittest.TestCase):

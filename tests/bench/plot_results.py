@@ -2,8 +2,9 @@
 """Draws the plots of tests/bench/README.md and writes its GPU tables from JSONs of gpu_bench.py.
 
 A table replaces what stands between the lines `<!-- gpu-results -->` and `<!-- /gpu-results -->`
-there, that of h200_training.json (if it is there) what stands between those of training-results;
-plots are small SVG files beside the JSON. Without matplotlib only the tables are made.
+there; those of h200_training.json and memory_h200.json (if they are there) what stands between
+those of training-results and memory-results. Plots are small SVG files beside the JSON. Without
+matplotlib only the tables are made.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import judge
+import judge_memory
 import training_report
 from plot_style import COLOURS, MODES, pyplot, shown
 
@@ -24,6 +26,8 @@ README = ROOT / "tests/bench/README.md"
 RESULTS = ROOT / "tests/bench/results/h200.json"
 TRAINING_RESULTS = ROOT / "tests/bench/results/h200_training.json"
 BEGIN, END = "<!-- gpu-results -->", "<!-- /gpu-results -->"
+MEMORY_RESULTS = ROOT / "tests/bench/results/memory_h200.json"
+MEMORY_BEGIN, MEMORY_END = "<!-- memory-results -->", "<!-- /memory-results -->"
 TRAINING_BEGIN, TRAINING_END = "<!-- training-results -->", "<!-- /training-results -->"
 
 
@@ -153,14 +157,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("json", type=pathlib.Path, nargs="?", default=RESULTS)
     parser.add_argument("--training", type=pathlib.Path, default=TRAINING_RESULTS)
+    parser.add_argument("--memory", type=pathlib.Path, default=MEMORY_RESULTS)
     parser.add_argument("--readme", type=pathlib.Path, default=README)
     parser.add_argument("--print", action="store_true", help="prints tables, changes no README")
     arguments = parser.parse_args()
     for path, marks, make_table, make_figures in (
             (arguments.json, (BEGIN, END), table, draw),
             (arguments.training, (TRAINING_BEGIN, TRAINING_END), training_report.table,
-             training_report.draw)):
-        if path == arguments.training and not path.is_file():
+             training_report.draw),
+            (arguments.memory, (MEMORY_BEGIN, MEMORY_END), judge_memory.table, None)):
+        if path != arguments.json and not path.is_file():
             continue
         report = json.loads(path.read_text(encoding="utf-8"))
         if arguments.print:
@@ -168,7 +174,8 @@ def main() -> int:
         else:
             rewrite_readme(arguments.readme, make_table(report), *marks)
         try:
-            make_figures(report, path.parent)
+            if make_figures is not None:
+                make_figures(report, path.parent)
         except ImportError:
             print("no matplotlib here: no plots", file=sys.stderr)
     return 0

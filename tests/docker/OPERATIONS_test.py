@@ -84,8 +84,8 @@ class GuideTest(unittest.TestCase):
         flags = self.server("--help")
         known = set(re.findall(r"(?m)^  (--[a-z0-9-]+)", flags))
         # Of other programs, and those that only some builds have.
-        others = {"--target", "--rates", "--text", "--gpus", "--now", "--tls", "--ssl-certfile",
-                  "--ssl-keyfile"}
+        others = {"--target", "--rates", "--compare", "--text", "--gpus", "--now", "--tls",
+                  "--ssl-certfile", "--ssl-keyfile"}
         named = set(re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]+)", GUIDE)) - others - known
         missing = sorted(flag for flag in named if not flag.startswith(server_command.OPTIONAL))
         self.assertEqual(missing, [])

@@ -1,4 +1,5 @@
 // From opening the port to closing it: health, reflection, drain, stop, an engine that fails.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -299,6 +300,7 @@ TEST(LifecycleTest, InfoAndTokenizerAnswer) {
   EXPECT_EQ(server_info.page_size(), 64u);
   EXPECT_EQ(server_info.acp_mode(), v1::CERTIFIED);
   EXPECT_EQ(server_info.max_num_seqs(), 4u);
+  EXPECT_THAT(server_info.captured_graph_sizes(), ::testing::ElementsAre(1u, 4u));
   v1::ModelInfo model;
   ASSERT_TRUE(info->GetModelInfo(&second, {}, &model).ok());
   EXPECT_EQ(model.served_model_name(), "scripted");

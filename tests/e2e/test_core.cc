@@ -16,6 +16,7 @@ TestCore::TestCore(const TestCoreOptions& options) {
   limits.max_num_seqs = options.max_num_seqs;
   limits.max_model_len = options.max_model_len;
   limits.max_num_batched_tokens = 256;
+  limits.graph_sizes = {1, 4};
   limits.max_logit_rows = 256;
   limits.vocab_size = CharacterTokenizer::kVocabSize;
   executor = std::make_unique<ScriptedExecutor>(limits, script);

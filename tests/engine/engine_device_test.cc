@@ -1,7 +1,7 @@
-// The engine on a GPU: graphs and overlapping kernels change no bit, and neither small pools with
-// preemption nor other batches lose, repeat or change a token, except where the two best logits are
-// as close as bf16 rounding. Two steps are in flight and tokens are sampled on the device, as the
-// host's sampler would sample them.
+// The engine on a GPU: graphs and overlapping kernels change no bit; small pools with preemption
+// and swapping, other batches and shared prefixes neither lose nor repeat nor change a token, but
+// where the two best logits are as close as bf16 rounding. Two steps are in flight and tokens are
+// sampled on the device, as the host's sampler would sample them.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,6 +10,7 @@
 #include <random>
 
 #include "engine/tools/teacher_forcing.h"
+#include "tests/engine/fast_copies.h"
 #include "tests/engine/random_streams.h"
 
 namespace fox {
@@ -204,6 +205,7 @@ TEST_P(DeviceEngineTest, SchedulesChangeTiesOnly) {
     config.runner.max_num_batched_tokens = s.batch_tokens;
     EngineConfig small = config;
     small.kv_cache_bytes = PoolBytes(config, s.pool_tokens);
+    small.swap_space_bytes = 0;
     const StreamResults results = RunAll(small, requests, s.gap);
     ExpectSameUpToTies(results, solo, requests, rms);
     for (const auto& [id, result] : results) preemptions += result.stats.preemptions;
@@ -211,6 +213,81 @@ TEST_P(DeviceEngineTest, SchedulesChangeTiesOnly) {
   if (GetParam().acp == AcpMode::kOff) {
     EXPECT_GT(preemptions, 0);
   }
+}
+
+// Who is preempted comes back with what it had; its neighbours run on in the same steps.
+TEST_P(DeviceEngineTest, SwappingChangesTiesOnly) {
+  std::vector<Request> requests = MakeRequests(12, GetParam().vocab, 46);
+  for (size_t i = 0; i < requests.size(); ++i) {  // answers longer than anybody expects
+    requests[i].prompt.resize(std::min<size_t>(requests[i].prompt.size(), 200));
+    requests[i].stop.max_tokens = 150 + 30 * static_cast<int32_t>(i % 7);
+  }
+  EngineConfig config = BaseConfig(GetParam().model);
+  config.runner.acp = GetParam().acp;
+  config.engine.prefix_cache_share = 0;
+  const StreamResults roomy = RunAll(config, requests, 0);
+  const double rms = LogitRms(config, GetParam().vocab);
+  config.runner.poison_free_pages = true;
+  config.kv_cache_bytes = PoolBytes(config, 576);  // the longest fits, whatever is evicted
+  config.swap_space_bytes = SwapBytesFor(config, 2, 400);
+  int64_t swaps = 0;
+  for (const double share : {0.0, 0.3}) {
+    config.engine.prefix_cache_share = share;
+    auto loaded = LoadEngine(config);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    auto& runner = static_cast<ModelRunner&>(*loaded->executor);
+    FastCopies fast(runner);
+    loaded->engine = std::make_unique<Engine>(loaded->options, fast);
+    const StreamResults results = RunStreams(*loaded->engine, runner, requests, 1, 50);
+    ExpectSameUpToTies(results, roomy, requests, rms);
+    for (const auto& [id, result] : results) swaps += result.stats.swaps;
+    EXPECT_EQ(loaded->engine->stats().swapped, 0);
+    EXPECT_EQ(loaded->engine->stats().swap_used_bytes, 0);
+    loaded->engine.reset();
+  }
+  // Heads that forget fast leave room for all.
+  if (GetParam().acp != AcpMode::kCertified) {
+    EXPECT_GT(swaps, 0);
+  }
+}
+
+// Prompts that begin alike, some of them with a whole prompt before them, and samples of one.
+std::vector<Request> MakeSharers(int count, int32_t vocab, uint64_t seed) {
+  std::vector<Request> requests = MakeRequests(count, vocab, seed);
+  std::mt19937_64 rng(seed);
+  std::vector<int32_t> document(350);
+  for (int32_t& token : document) {
+    token = static_cast<int32_t>(rng() % static_cast<uint64_t>(vocab));
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const auto shared = static_cast<int64_t>(i % 3 == 0 ? document.size() : 64 * i % 350);
+    requests[i].prompt.insert(requests[i].prompt.begin(), document.begin(),
+                              document.begin() + shared);
+  }
+  return requests;
+}
+
+// Snapshots are taken, started from and dropped inside the steps; pages have several owners.
+TEST_P(DeviceEngineTest, SharedPrefixesChangeTiesOnly) {
+  const std::vector<Request> requests = MakeSharers(14, GetParam().vocab, 45);
+  EngineConfig config = BaseConfig(GetParam().model);
+  config.runner.acp = GetParam().acp;
+  config.engine.prefix_cache_interval = 128;
+  config.engine.prefix_cache_share = 0;
+  const StreamResults without = RunAll(config, requests, 0);
+  const double rms = LogitRms(config, GetParam().vocab);
+  config.engine.prefix_cache_share = 0.5;
+  config.runner.poison_free_pages = true;
+  int64_t cached = 0;
+  for (const int64_t pool_tokens : {16384, 1536}) {
+    for (const int gap : {0, 25}) {
+      config.kv_cache_bytes = PoolBytes(config, pool_tokens);
+      const StreamResults results = RunAll(config, requests, gap);
+      ExpectSameUpToTies(results, without, requests, rms);
+      for (const auto& [id, result] : results) cached += result.stats.cached_tokens;
+    }
+  }
+  EXPECT_GT(cached, 0);
 }
 
 TEST_P(DeviceEngineTest, SamplesAreThoseOfTheHostsSampler) {

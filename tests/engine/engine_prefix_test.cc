@@ -278,6 +278,60 @@ TEST(EnginePrefixTest, RealmsNeverShare) {
   }
 }
 
+// What each step feeds of a request.
+class Feed : public StepObserver {
+ public:
+  void AfterSubmit(const StepPlan& plan) override {
+    ++steps;
+    for (const PlannedSequence& sequence : plan.sequences) {
+      fed[sequence.id].emplace_back(steps, sequence.token_ids.size());
+    }
+  }
+
+  int steps = 0;
+  std::map<RequestId, std::vector<std::pair<int, size_t>>> fed;
+};
+
+// One salt's prompt, then (while it is computed, unless `is_over`) another request.
+Feed FeedOf(Request first, Request second, bool is_over) {
+  Feed feed;
+  EngineConfig config = Config(kModel);
+  config.runner.max_num_batched_tokens = 100;
+  config.observers = {&feed};
+  auto loaded = LoadEngine(config);
+  EXPECT_TRUE(loaded.ok()) << loaded.status();
+  const auto run = [&] {
+    for (int step = 0; loaded->engine->HasWork(); ++step) loaded->engine->Step(0.001 * step);
+  };
+  EXPECT_TRUE(loaded->engine->Submit(std::move(first), 0).ok());
+  if (is_over) run();
+  EXPECT_TRUE(loaded->engine->Submit(std::move(second), 0).ok());
+  run();
+  return feed;
+}
+
+// Times are for `fox-bench salts`; here is what they come from.
+TEST(EnginePrefixTest, APromptOfAnotherSaltIsFedAsAFreshOne) {
+  std::mt19937_64 rng(8);
+  const auto known = RandomTokens(300, kModel.vocab, rng);
+  const auto fresh = RandomTokens(300, kModel.vocab, rng);
+  Request first = MakeRequest(1, known, 1);
+  first.cache_salt = "a";
+  const auto second = [](const std::vector<int32_t>& prompt, const std::string& salt) {
+    Request request = MakeRequest(2, prompt, 8);
+    request.cache_salt = salt;
+    return request;
+  };
+  for (const bool is_over : {true, false}) {
+    const Feed other = FeedOf(first, second(known, "b"), is_over);
+    const Feed unseen = FeedOf(first, second(fresh, "b"), is_over);
+    EXPECT_EQ(other.fed, unseen.fed) << is_over;
+    EXPECT_EQ(other.steps, unseen.steps) << is_over;
+    // Its own it finds, or waits for.
+    EXPECT_NE(FeedOf(first, second(known, "a"), is_over).fed, unseen.fed) << is_over;
+  }
+}
+
 TEST(EnginePrefixTest, SnapshotsGoBeforeAnyRequestIsPreempted) {
   std::mt19937_64 rng(5);
   std::vector<Request> requests;

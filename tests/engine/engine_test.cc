@@ -291,6 +291,23 @@ TEST_P(EngineTest, ASoleRequestTooLargeForThePool) {
   EXPECT_EQ(executor_->free_pages(), 6);
 }
 
+// What it would start from takes all pages: it tries without.
+TEST_P(EngineTest, ASnapshotThatFillsThePoolKeepsNobodyWaiting) {
+  FakeOptions fake = Roomy();
+  fake.limits.num_pages = 4;
+  fake.limits.snapshot_slots = 2;
+  EngineOptions options;
+  options.prefix_cache_share = 1;
+  Start(fake, options);
+  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 128, 0), 0).ok());
+  RunToEnd();
+  ASSERT_EQ(engine_->stats().snapshot_pages, 4);
+  ASSERT_TRUE(engine_->Submit(MakeRequest(2, 140, 1), 0).ok());
+  RunToEnd();
+  ASSERT_TRUE(received_[2].finish);
+  EXPECT_TRUE(absl::IsOutOfRange(received_[2].finish->status));
+}
+
 TEST_P(EngineTest, EvictionMakesALongPromptFit) {
   FakeOptions fake = Roomy();
   fake.limits.num_pages = 6;

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engine/timed_ops.h"
+
 namespace fox {
 namespace {
 
@@ -179,10 +181,12 @@ TEST(MemoryBudgetTest, WhatDoesNotFitIsRefusedAtTheFewestSeats) {
 constexpr double kMib = 1 << 20;
 constexpr int64_t kWeights = 64 << 20;
 
-absl::StatusOr<RunnerOptions> PlanIn(int64_t limit, const MemoryRequest& request) {
+absl::StatusOr<RunnerOptions> PlanIn(int64_t limit, const MemoryRequest& request,
+                                     int64_t swap_space = 0) {
   RunnerOptions options = WithStepSizes(Options(), /*on_gpu=*/false);
   const absl::Status status =
-      PlanMemoryWithin({limit, "a test"}, {.weights = kWeights}, Model(), request, options);
+      PlanMemoryWithin({limit, "a test"}, {.weights = kWeights, .swap_space = swap_space}, Model(),
+                       request, options);
   if (!status.ok()) return status;
   return options;
 }
@@ -216,6 +220,47 @@ TEST(MemoryBudgetTest, AChosenPoolLeavesRoomForTheRest) {
             plan->num_pages);
 }
 
+TEST(MemoryBudgetTest, SwapSpaceIsPartOfTheHostsMemory) {
+  constexpr int64_t kLimit = 256 << 20, kSwap = 64 << 20;
+  EXPECT_TRUE(PlanIn(kLimit, {.kv_cache_bytes = 120 << 20}, kSwap).ok());
+  EXPECT_LT(PlanIn(kLimit, {.available_bytes = kLimit}, kSwap)->num_pages,
+            PlanIn(kLimit, {.available_bytes = kLimit})->num_pages);
+  // Named is the flag that is too large: without it the rest would fit, or would not.
+  const auto refusal = [&](int64_t pool, int64_t swap) {
+    return std::string(PlanIn(kLimit, {.kv_cache_bytes = pool}, swap).status().message());
+  };
+  EXPECT_THAT(refusal(160 << 20, kSwap), HasSubstr("--swap-space-mb: 64.0 MiB of weights"));
+  EXPECT_THAT(refusal(160 << 20, kSwap), HasSubstr(", 64.0 MiB of swap space"));
+  EXPECT_THAT(refusal(120 << 20, int64_t{1} << 40), HasSubstr("--swap-space-mb: "));
+  EXPECT_THAT(refusal(250 << 20, kSwap), HasSubstr("--kv-cache-mb: "));
+}
+
+TEST(MemoryBudgetTest, SwapSpaceIsChosenOnAGpuAlone) {
+  constexpr int64_t kMiB = 1 << 20;
+  RunnerOptions options = Options();
+  options.num_pages = static_cast<int>(1024 * kMiB / PageBytes());
+  const auto chosen = [&](int64_t host, bool on_gpu) {
+    return *PlanSwapSpace({host, "a test"}, Model(), options, on_gpu, -1);
+  };
+  EXPECT_NEAR(static_cast<double>(chosen(64000 * kMiB, true)), 128 * kMib, kMib);  // of the pool
+  EXPECT_EQ(chosen(160 * kMiB, true), 10 * kMiB);                                  // of the host
+  options.num_pages *= 30;
+  EXPECT_EQ(chosen(64000 * kMiB, true), 1024 * kMiB);
+  EXPECT_EQ(chosen(64000 * kMiB, false), 0);
+  EXPECT_EQ(chosen(1000, true), 0);  // not worth its name
+
+  const auto asked = [&](int64_t bytes) {
+    return PlanSwapSpace({100 * kMiB, "a test"}, Model(), options, false, bytes);
+  };
+  EXPECT_EQ(*asked(0), 0);
+  EXPECT_EQ(*asked(100 * kMiB), 100 * kMiB);
+  EXPECT_TRUE(absl::IsResourceExhausted(asked(101 * kMiB).status()));
+  EXPECT_THAT(std::string(asked(101 * kMiB).status().message()),
+              HasSubstr("--swap-space-mb: 101.0 MiB do not fit into the 100.0 MiB that a test"));
+  EXPECT_TRUE(absl::IsInvalidArgument(asked(1000).status()));
+  EXPECT_THAT(std::string(asked(1000).status().message()), HasSubstr("--swap-space-mb: "));
+}
+
 TEST(MemoryBudgetTest, WeightsAreCountedInTheirType) {
   ModelConfig config = Model();
   const int64_t bf16 = WeightBytes(config, DType::kBF16, DType::kBF16);
@@ -243,18 +288,38 @@ class FakeQueue final : public DeviceQueue {
   size_t total_, free_;
 };
 
+constexpr int64_t kGib = 1 << 30;
+
+// Its operations: partial results take a GiB for each two sequences.
+class FakeOps final : public TimedOps {
+ public:
+  explicit FakeOps(int64_t free)
+      : TimedOps(nullptr, nullptr), queue_(64 * kGib, static_cast<size_t>(free)) {}
+  DeviceQueue* queue() override { return &queue_; }
+  int64_t PartialResultBytes(int max_seqs, const PagedKvShape& shape) const override {
+    EXPECT_GE(shape.max_pages, PagesFor(131072));
+    return max_seqs / 2 * kGib;
+  }
+
+ private:
+  FakeQueue queue_;
+};
+
 TEST(MemoryBudgetTest, ADevicesPagesComeOutOfWhatIsFree) {
-  constexpr int64_t kGib = 1 << 30;
   FoxWeights weights;
   weights.config = Model();
-  const auto available = [&](double utilization, int64_t free) {
-    FakeQueue queue(64 * kGib, static_cast<size_t>(free));
-    return AvailableDeviceBytes(queue, utilization, weights, Options());
+  const auto available = [&](double utilization, int64_t free, int32_t seqs = 2) {
+    FakeOps ops(free);
+    RunnerOptions options = Options();
+    options.max_num_seqs = seqs;
+    return AvailableDeviceBytes(ops, utilization, weights, options);
   };
   const int64_t all = available(1, 64 * kGib);
-  // The work space, and little else for so small a model.
-  EXPECT_LT(all, 63 * kGib);
-  EXPECT_GT(all, 62 * kGib);
+  // Partial results and the other work space, and little else for so small a model.
+  EXPECT_LT(all, 62 * kGib);
+  EXPECT_GT(all, 61 * kGib);
+  EXPECT_LT(available(1, 64 * kGib, 8), all - 3 * kGib);
+  EXPECT_GT(available(1, 64 * kGib, 8), all - 4 * kGib);
   EXPECT_EQ(all - available(1, 50 * kGib), 14 * kGib);  // another program's memory, or weights
   EXPECT_EQ(all - available(0.5, 64 * kGib), 32 * kGib);
   EXPECT_EQ(available(0.5, 32 * kGib), 0);  // never below nothing

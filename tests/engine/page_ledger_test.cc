@@ -88,6 +88,28 @@ TEST(PageLedgerTest, AnUnderstatedFreeCountIsTakenAsItIs) {
   EXPECT_EQ(ledger.free(), 10);
 }
 
+// What is swapped out is released; it comes back with its own pages, and takes what it feeds.
+TEST(PageLedgerTest, ASlotThatIsSwappedInTakesItsPages) {
+  PageLedger ledger(Limits());
+  ledger.Submit(Feed(0, 0, 128));
+  ledger.Collect(Collected(kPool - 2 * kLists + 2, 2 * kLists, 2));
+  StepPlan out = Feed(1, 0, 1, {0});
+  out.swap_outs.push_back({0, 0, 4, 128});
+  ledger.Submit(out);
+  EXPECT_EQ(ledger.free(), kPool - kLists);
+  EXPECT_EQ(ledger.held(0), 0);
+  StepPlan in = Feed(2, 128, 1);
+  in.swap_ins.push_back({2, 0, 4, 128});
+  ledger.Submit(in);
+  EXPECT_EQ(ledger.free(), kPool - 2 * kLists - 4);
+  EXPECT_EQ(ledger.held(2), kLists + 4);
+  ledger.Collect(Collected(kPool - kLists, kLists, 0));
+  EXPECT_EQ(ledger.free(), kPool - 2 * kLists - 4);
+  ledger.Collect(Collected(kPool - 2 * kLists - 4, 3 * kLists, 2));
+  EXPECT_EQ(ledger.held(2), kLists + 4);
+  EXPECT_EQ(ledger.free() + ledger.held(1) + ledger.held(2), kPool);
+}
+
 // With snapshots: what several slots have counts for none until the executor says so.
 class SharedPagesTest : public testing::Test {
  protected:

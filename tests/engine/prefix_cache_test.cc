@@ -313,5 +313,46 @@ TEST_F(PrefixCacheTest, FlushDropsAllWithTheNextPlan) {
   EXPECT_FALSE(cache_->has_pending());
 }
 
+// It was looked at by who found no room in the end.
+TEST_F(PrefixCacheTest, APinIsForOnePlanThoughThatStaysEmpty) {
+  Sequence* a = Make(0, 128);
+  Start(a);
+  Step(a, 128);
+  End(a);
+  Submit();
+  cache_->BeginPlan(++now_);
+  Sequence* b = Make(0, 129);
+  EXPECT_FALSE(cache_->Find(b));
+  EXPECT_EQ(cache_->Pin(*b), 128);
+  cache_->FillPlan(&plan_);
+  ASSERT_TRUE(plan_.empty());
+  cache_->Flush();
+  cache_->BeginPlan(++now_);
+  EXPECT_EQ(cache_->size(), 0);
+}
+
+// The one that goes hangs on the place of the one that comes.
+TEST_F(PrefixCacheTest, ASnapshotTakesTheRoomOfALongerOne) {
+  limits_.snapshot_slots = 1;
+  Reset();
+  Sequence* a = Make(0, 192);
+  Start(a);
+  Step(a, 192);
+  End(a);
+  Submit();
+  cache_->BeginPlan(++now_);
+  Sequence* b = Make(0, 150);
+  Start(b);
+  b->computed = 150;
+  End(b);
+  Submit();
+  EXPECT_EQ(Taken(last_), std::vector<int64_t>{128});
+  EXPECT_EQ(last_.drop_snapshots.size(), 1u);
+  cache_->BeginPlan(++now_);
+  Sequence* c = Make(0, 192);
+  EXPECT_FALSE(cache_->Find(c));
+  EXPECT_EQ(c->prefix.found, 128);
+}
+
 }  // namespace
 }  // namespace fox

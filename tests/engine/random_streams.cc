@@ -21,6 +21,14 @@ int64_t PoolBytes(const EngineConfig& config, int64_t tokens) {
   return tokens / kPageTokens * shape.lists_per_slot() * static_cast<int64_t>(shape.page_bytes());
 }
 
+int64_t SwapBytesFor(const EngineConfig& config, int64_t sequences, int64_t tokens) {
+  const auto probe = LoadRunner(config);
+  EXPECT_TRUE(probe.ok()) << probe.status();
+  if (!probe.ok()) return 0;
+  const ExecutorLimits& limits = (*probe)->limits();
+  return sequences * limits.SwapBytes(limits.lists_per_slot * PagesFor(tokens));
+}
+
 Request RandomRequest(int index, size_t longest, int32_t vocab, std::mt19937_64& rng) {
   Request request;
   request.id = static_cast<RequestId>(index + 1);

@@ -19,6 +19,9 @@ EngineConfig GoldenConfig(const std::string& model);
 // Bytes of the pool that holds `tokens` unpruned tokens of the model.
 int64_t PoolBytes(const EngineConfig& config, int64_t tokens);
 
+// Bytes of swap space for `sequences` of `tokens` unpruned tokens each, and no more.
+int64_t SwapBytesFor(const EngineConfig& config, int64_t sequences, int64_t tokens);
+
 // The request of id `index` + 1: a prompt of 1 to `longest` tokens, 40 to 199 new ones, greedy.
 Request RandomRequest(int index, size_t longest, int32_t vocab, std::mt19937_64& rng);
 

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <numeric>
 #include <random>
+#include <set>
 
 #include "gtest/gtest.h"
 
@@ -226,6 +226,61 @@ TEST(SamplerTest, DependsOnSeedAndPositionAlone) {
   EXPECT_GT(other_seed, 80);
 }
 
+// Half of the mass is one token's, the other half the 50,276 others', who share it evenly. Each of
+// the two counts is binomial, each cell of the others' too: five standard deviations.
+TEST(SamplerTest, TheTailOfALargeVocabularyIsSampled) {
+  constexpr size_t kVocabulary = 50277, kSamples = 1000, kCells = 25;
+  Row row(kVocabulary, -4.0f);
+  row[7] = -4.0f + std::log(static_cast<float>(kVocabulary - 1));
+  SamplingParams params;
+  params.seed = 3;
+  Sampler sampler(static_cast<int32_t>(kVocabulary));
+  std::vector<double> cells(kCells);
+  double likely = 0;
+  std::set<int32_t> tail;
+  for (uint64_t i = 0; i < kSamples; ++i) {
+    const int32_t id = sampler.Sample(row.data(), params, {}, {}, i)->id;
+    if (id == 7) {
+      ++likely;
+      continue;
+    }
+    ++cells[static_cast<size_t>(id) % kCells];
+    tail.insert(id);
+  }
+  EXPECT_NEAR(likely, kSamples / 2.0, 5 * std::sqrt(kSamples / 4.0));
+  const double expected = (kSamples - likely) / kCells;
+  for (const double count : cells) EXPECT_NEAR(count, expected, 5 * std::sqrt(expected));
+  // Of n even samples n^2 / 2V pairs are equal, 2.5 of some 500.
+  EXPECT_GT(static_cast<double>(tail.size()), kSamples - likely - 2.5 - 5 * std::sqrt(2.5));
+}
+
+// The token changes only where the two best scores differ by less than twice the largest change of
+// a scaled logit, D: with probability 1 - sum p / (p + (1 - p) exp(D)) <= D. So many changes, five
+// standard deviations, and one.
+TEST(SamplerTest, SmallChangesOfTheLogitsChangeFewTokens) {
+  constexpr size_t kSamples = 300;
+  const Row row = RandomRow(20000, 21);
+  double largest = 0;
+  for (const float x : row) largest = std::max(largest, std::abs(static_cast<double>(x)));
+  std::mt19937_64 random(8);
+  SamplingParams params;
+  params.seed = 17;
+  Sampler sampler(static_cast<int32_t>(row.size()));
+  for (const float relative : {1e-6f, 1e-4f}) {
+    int changed = 0;
+    for (uint64_t i = 0; i < kSamples; ++i) {
+      Row other = row;
+      for (float& x : other) x *= random() % 2 == 0 ? 1 + relative : 1 - relative;
+      changed += sampler.Sample(row.data(), params, {}, {}, i)->id !=
+                         sampler.Sample(other.data(), params, {}, {}, i)->id
+                     ? 1
+                     : 0;
+    }
+    const double most = 2 * static_cast<double>(relative) * largest * kSamples;
+    EXPECT_LE(changed, most + 5 * std::sqrt(most) + 1) << relative;
+  }
+}
+
 // The probabilities that the filters leave, by full sort in float64.
 std::vector<double> Filtered(const Row& row, const SamplingParams& params) {
   std::vector<double> p = Softmax(row, static_cast<double>(params.temperature));
@@ -263,13 +318,13 @@ TEST_P(SamplerDistributionTest, ChiSquare) {
   params.top_p = filter.top_p;
   params.min_p = filter.min_p;
   params.top_k = filter.top_k;
-  params.seed = 2024;
   const std::vector<double> p = Filtered(row, params);
   constexpr int kSamples = 40000;
   std::vector<int> counts(row.size());
   Sampler sampler(300);
   for (uint64_t i = 0; i < kSamples; ++i) {
-    ++counts[static_cast<size_t>(sampler.Sample(row.data(), params, {}, {}, i)->id)];
+    params.seed = 2024 + i % 4;  // as four samples of one prompt
+    ++counts[static_cast<size_t>(sampler.Sample(row.data(), params, {}, {}, i / 4)->id)];
   }
   double chi = 0.0, rare_expected = 0.0, rare_count = 0.0;
   int cells = 0;

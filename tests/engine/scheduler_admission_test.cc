@@ -19,6 +19,16 @@ class SchedulerAdmissionTest : public SchedulerTest {
     Step();
   }
   int64_t PagesOf(int64_t tokens) const { return limits_.lists_per_slot * PagesFor(tokens); }
+  // A step, and all that run and have a window read what they got: they turn slow and keep going.
+  Schedule StepAndRead(Seconds now) {
+    Schedule schedule = Step(now);
+    for (const auto& sequence : sequences_) {
+      if (sequence->state != SequenceState::kRunning || sequence->request.flow_window == 0)
+        continue;
+      Acknowledge(sequence.get(), sequence->produced());
+    }
+    return schedule;
+  }
 };
 
 TEST_F(SchedulerAdmissionTest, WhatOthersKeptIsEnough) {
@@ -100,6 +110,58 @@ TEST_F(SchedulerAdmissionTest, APromptLeavesTheOthersAPageRowForAWhile) {
   Step(Scheduler::kOvertaking);
   EXPECT_EQ(large->remaining(), 1);
   EXPECT_EQ(used(), 38);
+}
+
+// Of four seats guests may have one. Newcomers take three, one after the other, and turn slow.
+// Where seats get free only when guests have just run, no step that may have guests finds one: then
+// until the guest has aged.
+TEST_F(SchedulerAdmissionTest, NewcomersThatTurnSlowKeepNoGuestOut) {
+  for (int i = 0; i < 8; ++i) times_.RecordStep(0, 1, 1.0);
+  times_.RecordStep(0, 1, 2.0, /*guests=*/true);
+  ASSERT_GT(times_.GuestTurn(), 8);
+  for (const bool behind_guests : {false, true}) {
+    sequences_.clear();
+    Start();
+    Sequence* guest = Add(10, 0, 1);
+    Step();
+    Step();
+    ASSERT_EQ(guest->state, SequenceState::kPaused);
+    Add(10);
+    for (int i = 0; i < 3; ++i) Add(10, 0, 1);
+    StepAndRead(0);
+    Acknowledge(guest, 1);
+    size_t oldest = 2;
+    Seconds now = 0;
+    while (guest->state == SequenceState::kWaiting) {
+      ASSERT_LT(oldest, 40u);
+      if (StepAndRead(now += 0.1).guests || !behind_guests) {
+        scheduler_->Remove(sequences_[oldest++].get());
+        Add(10, 0, 1);
+      }
+    }
+    EXPECT_EQ(now > WaitingQueue::kAging, behind_guests);
+  }
+}
+
+// Though the seat of guests is taken: it had one before.
+TEST_F(SchedulerAdmissionTest, AGuestThatWasPreemptedComesBack) {
+  limits_.num_pages = 60;
+  Start();
+  Sequence* first = Add(640);
+  Add(10);
+  Sequence* other = Add(10, 0, 1);
+  while (other->state != SequenceState::kPaused) Step();
+  Acknowledge(other, 1);
+  StepAndRead(0);
+  ASSERT_TRUE(other->guest);
+  Sequence* guest = Add(10, 0, 1);
+  while (guest->stats.preemptions == 0) StepAndRead(0);
+  ASSERT_TRUE(other->reads_slowly() && guest->reads_slowly());
+  StepAndRead(0);
+  EXPECT_EQ(guest->state, SequenceState::kWaiting);  // for pages
+  scheduler_->Remove(first);
+  StepAndRead(0);
+  EXPECT_EQ(guest->state, SequenceState::kRunning);
 }
 
 }  // namespace

@@ -61,6 +61,9 @@ class SchedulerTest : public testing::Test {
     const Schedule schedule = std::move(flights_.front());
     flights_.pop_front();
     for (const int32_t slot : schedule.plan.release_slots) live_[static_cast<size_t>(slot)] = 0;
+    for (const SwappedSlot& in : schedule.plan.swap_ins) {
+      live_[static_cast<size_t>(in.slot)] = in.pages;
+    }
     StepResult result;
     for (size_t i = 0; i < schedule.sequences.size(); ++i) {
       Sequence* sequence = schedule.sequences[i];
@@ -68,7 +71,9 @@ class SchedulerTest : public testing::Test {
       const int64_t end = planned.position + static_cast<int64_t>(planned.token_ids.size());
       int64_t& live = live_[static_cast<size_t>(planned.slot)];
       live += limits_.lists_per_slot * (PagesFor(end) - PagesFor(planned.position)) - evicted;
-      result.stats.emplace_back().pages_allocated = live;
+      AcpStats& stats = result.stats.emplace_back();
+      stats.pages_allocated = limits_.lists_per_slot * PagesFor(end);
+      stats.pages_evicted = stats.pages_allocated - live;
       sequence->OnStepCollected(result.stats.back());
       if (planned.sample) --sequence->pending;
       if (end == static_cast<int64_t>(sequence->tokens.size())) {

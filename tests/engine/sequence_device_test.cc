@@ -134,7 +134,7 @@ void SetMissingStates(Sequences& sequences, const SampleBatch& batch, cudaStream
 
 // What happened to the sequences of a test.
 struct Seen {
-  int at_boundary = 0, processed = 0, plain = 0, not_finite = 0, all_masked = 0;
+  int processed = 0, plain = 0, not_finite = 0, all_masked = 0;
 };
 
 // Compares one sample of each sequence with the host's and appends it; a sequence whose sample
@@ -157,8 +157,7 @@ void TakeSamples(const SampleBatch& batch, Sequences& sequences, Random& random,
     const absl::StatusOr<SampledToken> want =
         sampler.Sample(raw, sequence.request.sampling, sequence.counts,
                        sequence.stop.MaskedAt(sequence.generated()), sequence.tokens.size());
-    ExpectSample(sampled[i], want, batch.rows[i], logits.data(), batch.vocabulary,
-                 &seen->at_boundary);
+    ExpectSample(sampled[i], want, batch.rows[i]);
     if (::testing::Test::HasFatalFailure()) return;
     if (!want.ok()) {
       ++(sampled[i].status == SampleStatus::kNotFinite ? seen->not_finite : seen->all_masked);
@@ -209,8 +208,6 @@ TEST_P(SequenceSamplesTest, AreThoseOfTheSampler) {
     SampleMany(count, 6, vocabulary, nullptr, enqueue, random, &seen);
     if (HasFatalFailure()) return;
   }
-  // The device's sums are within 2^-32 of the host's.
-  EXPECT_LE(seen.at_boundary, 1);
   EXPECT_GT(seen.processed, 0);
   EXPECT_GT(seen.plain, 0);
   EXPECT_GT(seen.not_finite, 0);
@@ -254,7 +251,6 @@ TEST(SequenceSamplesInAGraphTest, AreThoseOfTheSampler) {
     SampleGraph graph(stream);
     SampleMany(count, 8, 50277, stream, std::ref(graph), random, &seen);
   }
-  EXPECT_LE(seen.at_boundary, 1);
   EXPECT_GT(seen.processed, 0);
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }

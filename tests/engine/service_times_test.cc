@@ -82,5 +82,23 @@ TEST(ServiceTimesTest, ExpectsWhatRequestsGenerateWhileTheyHaveASeat) {
   EXPECT_NEAR(times.ExpectedTokens(40000), 64, 1);
 }
 
+TEST(ServiceTimesTest, WhatSwappingTakesIsMeasuredBesideTheRest) {
+  constexpr double kRate = 1e9;
+  ServiceTimes times;
+  EXPECT_EQ(times.Prefill(100), 0);
+  EXPECT_NEAR(times.Swap(1 << 28, kRate), 0.268, 0.001);
+  times.RecordSwap(100, 0, 1 << 28, kRate, 1);  // what the prompt took nobody knows
+  EXPECT_NEAR(times.Swap(1 << 28, kRate), 0.268, 0.001);
+  for (int i = 0; i < 20; ++i) times.RecordStep(1000, 0, 0.1);
+  EXPECT_NEAR(times.Prefill(500), 0.05, 1e-3);
+  // A quarter of the rate that was expected.
+  for (int i = 0; i < 50; ++i) times.RecordSwap(1000, 0, 1 << 28, kRate, 0.1 + 4 * 0.268);
+  EXPECT_NEAR(times.Swap(1 << 28, kRate), 4 * 0.268, 0.1);
+  EXPECT_NEAR(times.Prefill(500), 0.05, 1e-3);
+  // A step that was held up counts as four times what was expected.
+  times.RecordSwap(0, 0, 1 << 28, kRate, 1e6);
+  EXPECT_LT(times.Swap(1 << 28, kRate), 5 * 0.268);
+}
+
 }  // namespace
 }  // namespace fox

@@ -31,5 +31,14 @@ TEST(StepPlanTest, IsOneLineWithoutTokens) {
             "processed fed; states of slot 1: 2");
 }
 
+TEST(StepPlanTest, SaysWhatIsSwapped) {
+  StepPlan plan;
+  plan.swap_outs.push_back({3, 4096, 10, 100});
+  plan.release_slots = {3};
+  plan.swap_ins.push_back({1, 0, 4, 70});
+  EXPECT_FALSE(plan.empty());
+  EXPECT_EQ(plan.DebugString(), "swap out 3 to 4096; release [3]; swap in 1 from 0 at 70");
+}
+
 }  // namespace
 }  // namespace fox

@@ -75,8 +75,8 @@ def judge_pages(build: pathlib.Path) -> None:
     import gpu_bench
     import judge
     bench = gpu_bench.Bench(argparse.Namespace(
-        build=build, limit=600, fresh=False, training=False, books_text=DEMO / "prompt_long.txt",
-        out=ROOT / "tests/bench/results/h200.json"))
+        build=build, limit=600, fresh=False, suite="serving", small=False,
+        books_text=DEMO / "prompt_long.txt", out=ROOT / "tests/bench/results/h200.json"))
     bench.report["parts"]["books"] = gpu_bench.books(bench)
     bench.save()
     shutil.rmtree(bench.scratch)

@@ -1,7 +1,6 @@
 // fox-torture: what a server must survive for long, one command a part. Each takes how much of it
 // as a flag, says on standard error how far it is, and prints one line of JSON with its figures;
 // exit code 1: a promise was broken. `./run torture` runs them all, ctest each for a moment.
-#include <malloc.h>
 #include <sys/resource.h>
 
 #include <cstdio>
@@ -10,14 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "absl/synchronization/mutex.h"
+#include "server/process/process_settings.h"
 #include "tests/torture/part.h"
 
 int main(int argc, char** argv) {
   // As fox-server does: its memory and its time are measured here.
-  mallopt(M_MMAP_THRESHOLD, 1 << 20);
-  mallopt(M_ARENA_MAX, 4);
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  fox::ApplyProcessSettings();
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   rlimit descriptors{};
   getrlimit(RLIMIT_NOFILE, &descriptors);

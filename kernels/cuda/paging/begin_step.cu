@@ -153,8 +153,8 @@ __device__ void CommitPops(const BatchView& batch, const PagedKv& kv, uint64_t* 
   }
 }
 
-// One thread block a layer, from `first_layer` on. More splits than there is room for exist only
-// where the pool was overdrawn: the last ones are left out.
+// One thread block a layer, from `first_layer` on. Of more splits than there is room for, the last
+// ones are left out, and their rows not written.
 __global__ void __launch_bounds__(kSplitThreads)
     PlanSplitsKernel(const BatchView batch, const PagedKv kv, const StepSchedule schedule,
                      int first_layer, bool ends_taking) {
@@ -183,7 +183,10 @@ __global__ void __launch_bounds__(kSplitThreads)
     }
     carry += total;
   }
-  if (threadIdx.x == 0) begin[seq_heads] = min(carry, schedule.max_splits);
+  if (threadIdx.x == 0) {
+    begin[seq_heads] = min(carry, schedule.max_splits);
+    if (carry > schedule.max_splits) Report(kv, PoolFault::kSplitOverflow);
+  }
   if (ends_taking && blockIdx.x == 0) CommitPops(batch, kv, taken_sums);
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/attention_params.h"
 #include "kernels/batch_view.h"
 #include "kernels/cuda/runtime/step_schedule.h"
+#include "kernels/swap.h"
 
 namespace fox::cuda {
 
@@ -31,8 +32,13 @@ cudaError_t Release(const int32_t* host_slots, int count, const PagedKv& kv, cud
 // Ops::Share.
 cudaError_t Share(int32_t from, int32_t to, const PagedKv& kv, cudaStream_t stream);
 
-// Where PagedKvShape::poison_free_pages is on, else nothing: BeginStep checks free pages, Evict and
-// Release fill them.
+// Ops::SwapOut and Ops::SwapIn; the range lies in pinned memory. A fault of SwapIn leaves the slot
+// empty.
+cudaError_t SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, cudaStream_t stream);
+cudaError_t SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, cudaStream_t stream);
+
+// Where PagedKvShape::poison_free_pages is on, else nothing: BeginStep and SwapIn check free pages,
+// Evict and Release fill them.
 cudaError_t CheckFreePages(const PagedKv& kv, cudaStream_t stream);
 cudaError_t PoisonFreePages(const PagedKv& kv, cudaStream_t stream);
 

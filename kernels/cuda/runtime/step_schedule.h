@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/core/host_device.h"
+#include "kernels/cuda/runtime/key_splits.h"
 #include "kernels/paged_kv.h"
 
 namespace fox::cuda {
@@ -53,6 +54,13 @@ FOX_HOST_DEVICE inline int NumSplits(int first, int last) {
   return (last >> shift) - (first >> shift) + 1;
 }
 
+// The most splits that a layer's decoding windows can fall into. Not fewer for a small pool:
+// windows of sequences that share pages add up to more than it holds.
+constexpr int64_t MaxDecodeSplits(int64_t max_seqs, const PagedKvShape& shape) {
+  const int64_t by_length = (shape.max_pages >> kMinSplitShift) + 1;
+  return max_seqs * shape.q_heads * (by_length < kMaxSplits ? by_length : kMaxSplits);
+}
+
 struct StepSchedule {
   int max_blocks = 0, max_tiles = 0, max_splits = 0;  // capacities
 
@@ -67,6 +75,7 @@ struct StepSchedule {
   // First page that tile t of query head h may see: [q_heads, max_tiles], of the current layer.
   int32_t* boundary = nullptr;
   int32_t* tile_counter = nullptr;  // [1] dynamic scheduling; zeroed by PruneBoundaries
+  KeySplits key_splits;             // of the tiles' walks, of the current layer
 
   // Decode attention, sequences with exactly one row. Number i = seq * q_heads + head owns the
   // splits [split_begin[i], split_begin[i + 1]) of its layer, NumSplits of them, ascending. Other

@@ -1,7 +1,7 @@
-// What sampling from a row of logits needs of the blocks that share the row: candidate keys,
-// weights as integers, sums over the row, and SelectByRunningSum, a radix search by running sum.
-// Sums are exact, so all blocks take the same decisions without telling each other, and a row gives
-// the same result in any batch. sample.cu is the user.
+// What sampling from a row of logits needs of the blocks that share the row: candidate keys, sums
+// over the row, and SelectByRunningSum, a radix search by running sum. Sums are exact, so all
+// blocks take the same decisions without telling each other, and a row gives the same result in any
+// batch. sample.cu is the user.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/cluster.cuh"
+#include "kernels/sampling_arithmetic.h"
 
 namespace fox::cuda::sample {
 
@@ -33,7 +34,6 @@ struct Shared {
   uint32_t count[2][kBins], low[2][kBins], high[2][kBins];
   uint32_t num_candidates[2];
   Candidate candidates[2][kMaxCandidates];
-  int32_t sampled_id;
   // Seen by this block alone.
   Candidate merged[kMaxCandidates];
   uint64_t warp_sum[kWarps];
@@ -47,7 +47,7 @@ struct Row {
   const float* logits;             // finite, or -infinity: masked
   int32_t vocabulary, begin, end;  // the block's ids: [begin, end)
   int id_bits;                     // of a key
-  float fixed_point_one;           // the weight 1 as a fixed-point number, a power of two
+  float fixed_point_one;           // FixedPointOne(vocabulary)
   int rank;                        // of the block in its row
   float largest;
   Shared* shared;
@@ -89,41 +89,23 @@ __device__ __forceinline__ uint64_t WarpReduce(uint64_t value, Operator combine)
   return value;
 }
 
-// The warps' values of all blocks, in order of block and warp: lane l of every warp gets those at
-// l, l + 32, ... (0 past the end).
-template <int kBlocks>
-struct Gathered {
-  static constexpr int kEach = (kBlocks * kWarps + kWarp - 1) / kWarp;
-  uint64_t value[kEach];
-};
-
-template <int kBlocks>
-__device__ Gathered<kBlocks> AllGather(Row& row, uint64_t warp_value) {
-  uint64_t* partial = row.shared->partial[row.parity];
-  if (Lane() == 0) partial[Warp()] = warp_value;
-  RowBarrier<kBlocks>();
-  row.parity ^= 1;
-  Gathered<kBlocks> gathered;
-#pragma unroll
-  for (int i = 0; i < Gathered<kBlocks>::kEach; ++i) {
-    const int at = i * kWarp + Lane();
-    gathered.value[i] =
-        at < kBlocks * kWarps ? ReadPeer<kBlocks>(partial + at % kWarps, at / kWarps) : 0;
-  }
-  return gathered;
-}
-
 // Over all threads of the row, in all of them; 0 is the operator's neutral element.
 template <int kBlocks, typename Operator>
 __device__ uint64_t AllReduce(Row& row, uint64_t value, Operator combine) {
-  const Gathered<kBlocks> gathered = AllGather<kBlocks>(row, WarpReduce(value, combine));
+  uint64_t* partial = row.shared->partial[row.parity];
+  value = WarpReduce(value, combine);
+  if (Lane() == 0) partial[Warp()] = value;
+  RowBarrier<kBlocks>();
+  row.parity ^= 1;
   uint64_t result = 0;
 #pragma unroll
-  for (const uint64_t part : gathered.value) result = combine(result, part);
+  for (int at = Lane(); at < kBlocks * kWarps; at += kWarp) {
+    result = combine(result, ReadPeer<kBlocks>(partial + at % kWarps, at / kWarps));
+  }
   return WarpReduce(result, combine);
 }
 
-// --- Logits, keys, weights ---
+// --- Logits and keys ---
 
 // Calls visit(logit, id) for the block's ids, with kAhead loads of a thread in flight.
 template <int kAhead, typename Visit>
@@ -146,7 +128,7 @@ __device__ __forceinline__ void ForEach(const Row& row, Visit visit) {
 
 // Floats as integers of the same order; -0 counts as 0.
 __device__ __forceinline__ uint32_t Order(float x) {
-  const int32_t bits = __float_as_int(__fadd_rn(x, 0.0f));
+  const int32_t bits = BitsOf(__fadd_rn(x, 0.0f));
   return static_cast<uint32_t>(bits ^ ((bits >> 31) & 0x7fffffff)) ^ 0x80000000u;
 }
 
@@ -166,36 +148,6 @@ __device__ __forceinline__ int32_t IdOf(const Row& row, uint64_t key) {
   return static_cast<int32_t>(ids - (static_cast<uint32_t>(key) & ids));
 }
 
-// exp(x) for x <= 0, 0 below -87: the polynomial of engine/sampler.cc, rounded as there (nothing
-// is contracted).
-__device__ __forceinline__ float ExpNonPositive(float x) {
-  const float clamped = x < -87.0f ? -87.0f : x;
-  const int n = static_cast<int>(__fadd_rn(__fmul_rn(clamped, 1.44269504f), -0.5f));
-  const float fn = static_cast<float>(n);
-  const float r =
-      __fadd_rn(__fadd_rn(clamped, -__fmul_rn(fn, 0.693359375f)), __fmul_rn(fn, 2.12194440e-4f));
-  const auto step = [r](float p, float c) { return __fadd_rn(__fmul_rn(p, r), c); };
-  float p = step(1.0f / 5040, 1.0f / 720);
-  p = step(p, 1.0f / 120);
-  p = step(p, 1.0f / 24);
-  p = step(p, 1.0f / 6);
-  p = step(p, 0.5f);
-  p = step(p, 1.0f);
-  p = step(p, 1.0f);
-  const float scaled = __fmul_rn(p, __int_as_float((n + 127) << 23));
-  return x < -87.0f ? 0.0f : scaled;
-}
-
-// exp((x - largest) * inverse_temperature) in units of 1 / fixed_point_one, which is 2^(bits(V) -
-// 63): no sum of V weights overflows, and rounding to units moves it by less than V / (2
-// fixed_point_one) < 2^(2 bits(V) - 64).
-__device__ __forceinline__ uint64_t Weight(const Row& row, float x, double inverse_temperature) {
-  const double scaled =
-      __dmul_rn(static_cast<double>(x) - static_cast<double>(row.largest), inverse_temperature);
-  return __float2ull_rn(ExpNonPositive(static_cast<float>(scaled < -200.0 ? -200.0 : scaled)) *
-                        row.fixed_point_one);
-}
-
 // --- The radix search ---
 
 // What a search adds up: one a candidate, or its weight; a candidate that measures 0 is none. And
@@ -212,7 +164,7 @@ struct Weighing {
   float bins_per_logit;  // finite
   __device__ float bins_per_unit() const { return bins_per_logit; }
   __device__ uint64_t operator()(const Row& row, float x) const {
-    return Weight(row, x, inverse_temperature);
+    return FixedPointWeight(Weight(x, row.largest, inverse_temperature), row.fixed_point_one);
   }
 };
 
@@ -316,19 +268,13 @@ __device__ uint64_t BlockScan(Shared& shared, uint64_t value, uint64_t* total) {
   return scanned + WarpReduce(Lane() < Warp() ? others : 0, Plus());
 }
 
-struct Selection {
-  uint64_t key;    // `low` when the sum does not pass the target
-  uint64_t total;  // of the measure over the range
-};
-
-// The candidate with keys in [low, high], best first, at which the running sum of the measure
-// passes target(total). Narrows the range, first by bins of logits and then by bins of keys, until
-// few candidates are left in it.
+// The key of the candidate in [low, high], best first, at which the running sum of the measure
+// passes target(total), the sum over the range; `low` where it does not. Narrows the range, first
+// by bins of logits and then by bins of keys, until few candidates are left in it.
 template <int kBlocks, typename Measure, typename Target>
-__device__ Selection SelectByRunningSum(Row& row, uint64_t low, uint64_t high, Measure measure,
-                                        Target target_of) {
+__device__ uint64_t SelectByRunningSum(Row& row, uint64_t low, uint64_t high, Measure measure,
+                                       Target target_of) {
   Shared& shared = *row.shared;
-  Selection found{low, 0};
   Range range{low, high};
   uint64_t target = 0;
   for (bool first = true;; first = false) {
@@ -352,9 +298,8 @@ __device__ Selection SelectByRunningSum(Row& row, uint64_t low, uint64_t high, M
     uint64_t total;
     const uint64_t through = BlockScan(shared, sum, &total);
     if (first) {
-      found.total = total;
       target = target_of(total);
-      if (target >= total) return found;
+      if (target >= total) return low;
     }
     if (through - sum <= target && target < through) {
       shared.bin = static_cast<int>(threadIdx.x);
@@ -383,8 +328,7 @@ __device__ Selection SelectByRunningSum(Row& row, uint64_t low, uint64_t high, M
     if (before <= target && target < before + mine.weight) shared.picked = mine.key;
   }
   __syncthreads();
-  found.key = shared.picked;
-  return found;
+  return shared.picked;
 }
 
 }  // namespace fox::cuda::sample

@@ -1,8 +1,8 @@
 // Sampling on the device: one cluster of blocks a row, each with a slice of the ids; one block a
 // row where rows are many or there are no clusters. Penalties, biases and masks are applied once,
-// in place; they and the weights are engine/sampler.cc's, bit for bit. Filters need no sort: the
-// k-th best, the end of the top_p mass and the sampled token are each found by a radix search. Read
-// radix_select.cuh next.
+// in place, rounded as in engine/sampler.cc. A token is sampled by one pass over the logits, the
+// exponential race of kernels/sampling_arithmetic.h. Filters come before it and need no sort: the
+// k-th best and the end of the top_p mass are found by a radix search. Read radix_select.cuh next.
 #include <math_constants.h>
 
 #include <cfloat>
@@ -10,12 +10,12 @@
 #include <utility>
 
 #include "kernels/core/check.h"
-#include "kernels/core/philox.h"
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/sampling/radix_select.cuh"
 #include "kernels/cuda/sampling/sample.h"
+#include "kernels/sampling_arithmetic.h"
 
 namespace fox::cuda {
 namespace sample {
@@ -23,118 +23,71 @@ namespace {
 
 constexpr int kMostBlocks = 8;  // the largest portable cluster
 
-__device__ __forceinline__ double InverseTemperature(const SampleRow& how) {
-  return 1.0 / static_cast<double>(how.temperature);
+// Whether a logit may be sampled from; -infinity is masked where `masks`.
+__device__ __forceinline__ bool IsLegal(float x, bool masks) {
+  return (BitsOf(x) & 0x7f800000) != 0x7f800000 || (masks && x == -CUDART_INF_F);
 }
 
-// The sum that the sampled token is the first to pass; rounding must not lift it beyond the last.
-__device__ __forceinline__ uint64_t SampleTarget(const SampleRow& how, uint64_t total) {
-  const double uniform = PhiloxUniform(how.seed, how.position);
-  const uint64_t target = static_cast<uint64_t>(uniform * static_cast<double>(total));
-  return target < total ? target : total - 1;
+__device__ __forceinline__ bool HasTopK(const Row& row, const SampleRow& how) {
+  return how.top_k > 0 && how.top_k < row.vocabulary;
 }
 
-// In the order of ids, among logits of at least `floor`. A warp adds up a contiguous segment; the
-// block whose segment passes the target splits it among its threads.
+// The lowest key that the filters keep, in the order min_p, top_k, top_p.
 template <int kBlocks>
-__device__ int32_t SampleById(Row& row, const SampleRow& how, float floor) {
-  Shared& shared = *row.shared;
-  const double inverse_temperature = InverseTemperature(how);
-  const int32_t size = row.end - row.begin;
-  const int32_t segment = (size + kWarps - 1) / kWarps;
-  const auto weight_at = [&](int32_t id) -> uint64_t {
-    const float x = row.logits[id];
-    return x >= floor ? Weight(row, x, inverse_temperature) : 0;
-  };
-  const int32_t begin = row.begin + min(size, Warp() * segment);
-  const int32_t end = min(row.end, begin + segment);
-  uint64_t sum = 0;
-#pragma unroll 4
-  for (int32_t id = begin + Lane(); id < end; id += kWarp) sum += weight_at(id);
-  const Gathered<kBlocks> gathered = AllGather<kBlocks>(row, WarpReduce(sum, Plus()));
-  uint64_t total = 0;
-#pragma unroll
-  for (const uint64_t part : gathered.value) total += part;
-  const uint64_t target = SampleTarget(how, WarpReduce(total, Plus()));
-
-  int owner = -1;       // the segment, counted through all blocks
-  uint64_t before = 0;  // the sum of the segments before the owner's
-  uint64_t running = 0;
-#pragma unroll
-  for (int i = 0; i < Gathered<kBlocks>::kEach; ++i) {
-    const uint64_t through = running + WarpScan(gathered.value[i]);
-    const unsigned passed = __ballot_sync(kAllLanes, through > target);
-    if (passed != 0 && owner < 0) {
-      const int lane = __ffs(static_cast<int>(passed)) - 1;
-      owner = i * kWarp + lane;
-      before = FromLane(through - gathered.value[i], lane);
-    }
-    running = FromLane(through, kWarp - 1);
-  }
-  if (owner / kWarps == row.rank) {
-    const int32_t from = row.begin + owner % kWarps * segment;
-    const int32_t to = min(row.end, from + segment);
-    const int32_t each = (segment + kThreads - 1) / kThreads;
-    const int32_t first = min(to, from + static_cast<int32_t>(threadIdx.x) * each);
-    const int32_t last = min(to, first + each);
-    uint64_t mine = 0, all;
-    for (int32_t id = first; id < last; ++id) mine += weight_at(id);
-    const uint64_t through = before + BlockScan(shared, mine, &all);
-    if (through - mine <= target && target < through) {
-      int32_t id = first;
-      for (uint64_t reached = through - mine;; ++id) {
-        reached += weight_at(id);
-        if (reached > target) break;
-      }
-      shared.sampled_id = id;
-    }
-  }
-  RowBarrier<kBlocks>();
-  return ReadPeer<kBlocks>(&shared.sampled_id, owner / kWarps);
-}
-
-// The filters in the order min_p, top_k, top_p, as in engine/sampler.cc; without a sort there, the
-// candidates stay in the order of ids.
-template <int kBlocks>
-__device__ int32_t SampleFiltered(Row& row, const SampleRow& how, uint64_t best) {
-  float floor = -FLT_MAX;
+__device__ uint64_t LowestKept(Row& row, const SampleRow& how, uint64_t best) {
+  uint64_t low = LowestKey(row, -FLT_MAX);
   if (how.min_p > 0.0f) {
-    // Rounded up, so that no logit lies between.
-    floor =
-        __double2float_ru(static_cast<double>(row.largest) +
-                          log(fmin(static_cast<double>(how.min_p), 1.0)) / InverseTemperature(how));
+    low = LowestKey(row, MinPFloor(how.min_p, how.temperature, row.largest));
   }
-  uint64_t low = LowestKey(row, floor);
-  bool sorted = how.top_p < 1.0f;
-  if (how.top_k > 0 && how.top_k < row.vocabulary) {
+  if (HasTopK(row, how)) {
     const uint64_t top_k = static_cast<uint64_t>(how.top_k);
-    const Selection kept = SelectByRunningSum<kBlocks>(row, low, best, Counting(),
-                                                       [=](uint64_t) { return top_k - 1; });
-    if (top_k < kept.total) {
-      sorted = true;
-      low = kept.key;
-    }
+    low = SelectByRunningSum<kBlocks>(row, low, best, Counting(),
+                                      [=](uint64_t) { return top_k - 1; });
   }
-  if (!sorted) return SampleById<kBlocks>(row, how, floor);
-  // Weights below 1 / (4 fixed_point_one) are 0; leaving them out saves time.
+  if (how.top_p >= 1.0f) return low;
+  // Weights below 1 / fixed_point_one are 0; leaving them out saves time.
   const double max_distance =
       (log(static_cast<double>(row.fixed_point_one)) + 1.4) * static_cast<double>(how.temperature);
   const float zero_weight_cutoff =
       __double2float_rd(static_cast<double>(row.largest) - max_distance);
   low = Larger()(low, LowestKey(row, zero_weight_cutoff));
   constexpr double kFinest = 1e30;
-  const Weighing weighing{InverseTemperature(how),
+  const Weighing weighing{InverseTemperature(how.temperature),
                           static_cast<float>(fmin(kBins / max_distance, kFinest))};
-  if (how.top_p < 1.0f) {
-    const double top_p = static_cast<double>(how.top_p);
-    low = SelectByRunningSum<kBlocks>(row, low, best, weighing, [=](uint64_t total) {
-            // The running sum is to reach the product, which is to pass the integer below it.
-            return static_cast<uint64_t>(ceil(top_p * static_cast<double>(total))) - 1;
-          }).key;
+  const float top_p = how.top_p;
+  return SelectByRunningSum<kBlocks>(row, low, best, weighing,
+                                     [=](uint64_t total) { return TopPSum(top_p, total) - 1; });
+}
+
+// The RaceKey of the sampled token, among keys from `low` on; kNotFinite, or 0 where all are
+// masked. Slices begin with a group.
+template <int kBlocks>
+__device__ uint64_t Race(Row& row, const SampleRow& how, uint64_t low, bool masks) {
+  constexpr int kEach = kRaceGroup / kRaceLanes;
+  const uint64_t seed = how.seed, position = how.position;
+  const float scale = RaceScale(how.temperature);
+  uint64_t best = 0;
+  bool finite = true;
+  for (int32_t group = row.begin + Warp() * kRaceGroup; group < row.end;
+       group += kWarps * kRaceGroup) {
+    const int32_t first = group + Lane();
+    float x[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int32_t id = first + i * kRaceLanes;
+      x[i] = id < row.end ? row.logits[id] : 0.0f;
+    }
+    const PhiloxCounter block = RaceWords(seed, position, group / kRaceGroup * kRaceLanes + Lane());
+    const uint32_t words[kEach] = {block.x0, block.x1, block.x2, block.x3};
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int32_t id = first + i * kRaceLanes;
+      finite = finite && IsLegal(x[i], masks);
+      const uint64_t key = RaceKey(RaceScore(x[i], RaceNoise(words[i], scale)), id, row.id_bits);
+      if (id < row.end && key > best && KeyOf(row, x[i], id) >= low) best = key;
+    }
   }
-  const Selection sampled = SelectByRunningSum<kBlocks>(
-      row, low, best, weighing, [&](uint64_t total) { return SampleTarget(how, total); });
-  return IdOf(row, sampled.key);
+  return AllReduce<kBlocks>(row, finite ? best : kNotFinite, Larger());
 }
 
 // Log-probabilities and ranks before temperature, of the sampled token and the `best_count` best.
@@ -144,16 +97,15 @@ __device__ void FillLogprobs(Row& row, int32_t id, uint64_t best, int best_count
   int num_candidates = 0;
   if (best_count > 0) {
     const uint64_t wanted = static_cast<uint64_t>(best_count);
-    const uint64_t low = SelectByRunningSum<kBlocks>(row, 0, best, Counting(), [=](uint64_t) {
-                           return wanted - 1;
-                         }).key;
+    const uint64_t low =
+        SelectByRunningSum<kBlocks>(row, 0, best, Counting(), [=](uint64_t) { return wanted - 1; });
     num_candidates = GatherCandidates<kBlocks>(row, Range{low, best}, Counting());
   }
   const float sampled = row.logits[id];
   const uint64_t sampled_key = KeyOf(row, sampled, id);
   uint64_t weights = 0, better = 0;
   ForEach<4>(row, [&](float x, int32_t other) {
-    weights += Weight(row, x, 1.0);
+    weights += FixedPointWeight(Weight(x, row.largest, 1.0), row.fixed_point_one);
     better += KeyOf(row, x, other) > sampled_key ? 1 : 0;
   });
   weights = AllReduce<kBlocks>(row, weights, Plus());
@@ -194,8 +146,7 @@ __device__ __forceinline__ float Processed(float x, TokenPenaltyState state,
   return clamp(x);
 }
 
-// Rewrites the block's logits. Every thread reads later what it wrote itself, others after the
-// next RowBarrier.
+// Rewrites the block's logits; other blocks may read them after the next RowBarrier.
 __device__ void ProcessLogits(const Row& row, const SampleRow& how, const TokenPenaltyState* states,
                               float* logits) {
   constexpr int kAhead = 8;
@@ -217,18 +168,19 @@ __device__ void ProcessLogits(const Row& row, const SampleRow& how, const TokenP
       if (id < row.end) logits[id] = Processed(x[i], state[i], logits_processor, masks_stops);
     }
   }
+  __syncthreads();
 }
 
-// The key of the best candidate, or kNotFinite. `masks`: a logit may be -infinity.
+// The key of the best candidate; kNotFinite, or 0 where all are masked.
 template <int kBlocks>
 __device__ uint64_t FindBest(Row& row, bool masks) {
   uint32_t order = 0;
   int32_t id = -1;
   bool finite = true;
   ForEach<8>(row, [&](float x, int32_t at) {
-    finite = finite &&
-             ((__float_as_uint(x) & 0x7f800000u) != 0x7f800000u || (masks && x == -CUDART_INF_F));
-    if (Order(x) > order) {  // never 0; ids ascend, so the lowest of equals stays
+    finite = finite && IsLegal(x, masks);
+    // Ids ascend, so the lowest of equals stays.
+    if (Order(x) > order && x != -CUDART_INF_F) {
       order = Order(x);
       id = at;
     }
@@ -249,7 +201,8 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
   const SampleRow& how = params.rows[index];
   if (how.slot < 0) return;  // all blocks of the row
   const int32_t vocabulary = static_cast<int32_t>(params.logits.cols);
-  const int32_t slice = (vocabulary + kBlocks - 1) / kBlocks;
+  const int32_t slice =
+      (vocabulary + kBlocks * kRaceGroup - 1) / (kBlocks * kRaceGroup) * kRaceGroup;
   float* logits = static_cast<float*>(params.logits.data) + index * params.logits.row_stride;
   Row row;
   row.logits = logits;
@@ -265,16 +218,22 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
   const bool processes_logits = how.logits_processor.on;
   TokenPenaltyState* states = params.penalty_state + static_cast<int64_t>(how.slot) * vocabulary;
   if (processes_logits) ProcessLogits(row, how, states, logits);
-  const uint64_t best = FindBest<kBlocks>(row, processes_logits);
-  SampleStatus status = SampleStatus::kNotFinite;
-  int32_t id = 0;
-  if (best != kNotFinite) {
-    id = IdOf(row, best);
-    row.largest = row.logits[id];
-    status = row.largest == -CUDART_INF_F ? SampleStatus::kAllMasked : SampleStatus::kSampled;
+  const bool races = how.temperature > 0.0f;
+  const bool filters = how.min_p > 0.0f || how.top_p < 1.0f || HasTopK(row, how);
+  const auto is_key = [](uint64_t key) { return key != 0 && key != kNotFinite; };
+  uint64_t low = LowestKey(row, -FLT_MAX);  // all but what is masked
+  uint64_t best = low, winner = low;
+  if (!races || filters || how.logprobs >= 0) {
+    winner = best = FindBest<kBlocks>(row, processes_logits);
+    if (is_key(best)) row.largest = row.logits[IdOf(row, best)];
+    if (is_key(best) && filters && races) low = LowestKept<kBlocks>(row, how, best);
   }
-  const bool samples = status == SampleStatus::kSampled;
-  if (samples && how.temperature > 0.0f) id = SampleFiltered<kBlocks>(row, how, best);
+  if (races && is_key(best)) winner = Race<kBlocks>(row, how, low, processes_logits);
+  const bool samples = is_key(winner);
+  const int32_t id = samples ? IdOf(row, winner) : 0;
+  const SampleStatus status = samples       ? SampleStatus::kSampled
+                              : winner == 0 ? SampleStatus::kAllMasked
+                                            : SampleStatus::kNotFinite;
   SampleRecord* out = params.sampled + index;
   if (row.rank == 0 && threadIdx.x == 0) {
     out->id = id;
@@ -318,12 +277,6 @@ std::pair<Kernel, int> KernelFor(int64_t rows) {
   return {SampleKernel<kMostBlocks>, kMostBlocks};
 }
 
-int BitWidth(int64_t value) {
-  int bits = 0;
-  for (; value > 0; value >>= 1) ++bits;
-  return bits;
-}
-
 }  // namespace
 }  // namespace sample
 
@@ -340,10 +293,8 @@ cudaError_t Sample(const SampleParams& params, cudaStream_t stream) {
   FOX_CHECK(logits.rows >= 0 && logits.rows <= INT32_MAX / sample::kMostBlocks);
   FOX_CHECK(logits.rows <= 1 || logits.row_stride >= logits.cols);
   const auto [kernel, blocks] = sample::KernelFor(logits.rows);
-  constexpr int kWeightBits = 63;
   return Launch(kernel, dim3(static_cast<unsigned>(logits.rows * blocks)), dim3(sample::kThreads),
-                0, stream, params, sample::BitWidth(logits.cols - 1),
-                static_cast<float>(uint64_t{1} << (kWeightBits - sample::BitWidth(logits.cols))));
+                0, stream, params, IdBits(logits.cols), FixedPointOne(logits.cols));
 }
 
 }  // namespace fox::cuda

@@ -1,6 +1,5 @@
-// Ops::Sample and Ops::SetPenaltyState: sampling on the device. The same sample as
-// engine/sampler.cc makes from the same logits, counts and masks with the same Philox key and
-// counter.
+// Ops::Sample and Ops::SetPenaltyState: sampling on the device. Always the token that
+// engine/sampler.cc samples from the same logits, counts and masks at the same seed and position.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -77,14 +77,14 @@ TEST(KvCacheTest, MillionRandomOperations) {
     ASSERT_EQ(simulation.CheckAllTags(), "");
     std::printf(
         "seed %llu: %lld steps, %lld appends, %lld evictions (%lld pages), %lld releases, "
-        "%lld shares (%.1f pages at once), %lld audits, %lld tags, %lld ties\n",
+        "%lld shares (%.1f pages at once), %lld swaps, %lld audits, %lld tags, %lld ties\n",
         static_cast<unsigned long long>(campaign.config.seed), static_cast<long long>(counts.steps),
         static_cast<long long>(counts.appends), static_cast<long long>(counts.evictions),
         static_cast<long long>(counts.pages_evicted), static_cast<long long>(counts.releases),
         static_cast<long long>(counts.shares),
         static_cast<double>(counts.shared_pages) / static_cast<double>(counts.audits),
-        static_cast<long long>(counts.audits), static_cast<long long>(counts.tags_read),
-        static_cast<long long>(counts.ties));
+        static_cast<long long>(counts.swaps), static_cast<long long>(counts.audits),
+        static_cast<long long>(counts.tags_read), static_cast<long long>(counts.ties));
     // The model decides, not the cache; and there is something to decide.
     EXPECT_LT(counts.ties, 1 + counts.pages_evicted / 100);
     const bool evicts = campaign.config.acp == AcpMode::kCertified ||
@@ -95,6 +95,7 @@ TEST(KvCacheTest, MillionRandomOperations) {
       EXPECT_EQ(counts.pages_evicted, 0);
     }
     EXPECT_GT(counts.shares, 1000);
+    EXPECT_GT(counts.swaps, 500);
     EXPECT_GT(counts.shared_pages, counts.audits);
     operations += counts.operations();
     audits += counts.audits;
@@ -172,21 +173,23 @@ TEST(KvCacheDeathTest, BrokenPreconditionsEndTheProcess) {
 // ---- Planted faults.
 
 enum class Fault {
-  kFreesTwice,     // a live page on the free stack too
-  kLeaks,          // a free page forgotten
-  kSharesPage,     // one page in two lists
-  kEvictsUnfreed,  // a page leaves the live range but is not freed
-  kRevives,        // a freed page enters the live range again
-  kSwapsHeads,     // two heads' tables exchanged
-  kEvictsOneMore,  // one page freed without licence
-  kOverwrites,     // a value of an old page changed
-  kForgetsOwner,   // a page is shared and not counted: freed while somebody has it
-  kCountsTwice,    // a page is shared once and counted twice: never free again
-  kSharesUnfull,   // the page that is being filled is shared, too
-  kSharesLateGate  // the cumulative gate of the last token instead of that of the page end
+  kFreesTwice,      // a live page on the free stack too
+  kLeaks,           // a free page forgotten
+  kSharesPage,      // one page in two lists
+  kEvictsUnfreed,   // a page leaves the live range but is not freed
+  kRevives,         // a freed page enters the live range again
+  kSwapsHeads,      // two heads' tables exchanged
+  kEvictsOneMore,   // one page freed without licence
+  kOverwrites,      // a value of an old page changed
+  kForgetsOwner,    // a page is shared and not counted: freed while somebody has it
+  kCountsTwice,     // a page is shared once and counted twice: never free again
+  kSharesUnfull,    // the page that is being filled is shared, too
+  kSharesLateGate,  // the cumulative gate of the last token instead of that of the page end
+  kSwapsIntoOld,    // what comes back thinks that it has a page that it had
+  kSwapsDisorder    // what comes back has two of its pages exchanged
 };
 
-// A backend that goes wrong once, at the end of an eviction or of a share.
+// A backend that goes wrong once, at the end of an eviction, a share or a swap.
 class FaultyOps : public CpuOps {
  public:
   explicit FaultyOps(Fault fault) : CpuOps(OneThread()), fault_(fault) {}
@@ -222,6 +225,25 @@ class FaultyOps : public CpuOps {
       kv.length[to] = kv.length[from];
     } else if (fault_ == Fault::kSharesLateGate && unfull) {
       kv.cum_log_f[kv.HeadIndex(to, 0, 0)] = kv.cum_log_f[kv.HeadIndex(from, 0, 0)];
+    } else {
+      return;
+    }
+    planted_ = true;
+  }
+  void SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) override {
+    CpuOps::SwapOut(slot, to, kv, stream);
+    old_ = kv.Table(kv.ListIndex(slot, 0, 0))[PagesFor(kv.length[slot]) - 1];
+  }
+  void SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) override {
+    CpuOps::SwapIn(from, slot, kv, stream);
+    if (++swaps_ < 20 || planted_) return;
+    const int64_t list = kv.ListIndex(slot, 0, 0);
+    const int end = PagesFor(kv.length[slot]);
+    int32_t* table = kv.Table(list);
+    if (fault_ == Fault::kSwapsIntoOld && table[end - 1] != old_) {
+      table[end - 1] = old_;
+    } else if (fault_ == Fault::kSwapsDisorder && end - kv.first_live[list] > 1) {
+      std::swap(table[end - 2], table[end - 1]);
     } else {
       return;
     }
@@ -273,7 +295,8 @@ class FaultyOps : public CpuOps {
   }
 
   const Fault fault_;
-  int calls_ = 0, shares_ = 0;
+  int calls_ = 0, shares_ = 0, swaps_ = 0;
+  int32_t old_ = 0;  // a page of what was swapped out last
   bool planted_ = false;
 };
 
@@ -292,9 +315,9 @@ std::pair<std::string, bool> FindFault(Fault fault, uint64_t seed) {
 }
 
 TEST(KvCacheTest, AuditFindsPagesInTheWrongPlace) {
-  for (Fault fault :
-       {Fault::kFreesTwice, Fault::kLeaks, Fault::kSharesPage, Fault::kEvictsUnfreed,
-        Fault::kRevives, Fault::kForgetsOwner, Fault::kCountsTwice, Fault::kSharesUnfull}) {
+  for (Fault fault : {Fault::kFreesTwice, Fault::kLeaks, Fault::kSharesPage, Fault::kEvictsUnfreed,
+                      Fault::kRevives, Fault::kForgetsOwner, Fault::kCountsTwice,
+                      Fault::kSharesUnfull, Fault::kSwapsIntoOld}) {
     for (uint64_t seed = 1; seed <= 5; ++seed) {
       const auto [error, audit_fails] = FindFault(fault, seed);
       EXPECT_EQ(error.substr(0, 6), "audit:") << static_cast<int>(fault) << ": " << error;
@@ -305,8 +328,8 @@ TEST(KvCacheTest, AuditFindsPagesInTheWrongPlace) {
 
 // Every page has one owner, but the wrong one, or too few, or holds the wrong values.
 TEST(KvCacheTest, ModelAndTagsFindWhatTheAuditCannot) {
-  for (Fault fault :
-       {Fault::kSwapsHeads, Fault::kEvictsOneMore, Fault::kOverwrites, Fault::kSharesLateGate}) {
+  for (Fault fault : {Fault::kSwapsHeads, Fault::kEvictsOneMore, Fault::kOverwrites,
+                      Fault::kSharesLateGate, Fault::kSwapsDisorder}) {
     for (uint64_t seed = 1; seed <= 5; ++seed) {
       const auto [error, audit_fails] = FindFault(fault, seed);
       EXPECT_NE(error, "") << static_cast<int>(fault);

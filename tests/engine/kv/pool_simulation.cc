@@ -61,6 +61,7 @@ void PoolSimulation::Reset(Sequence& sequence) {
   constexpr double kTolerances[] = {-10, -10, -3, -0.5, -kInfinity};
   sequence.generation = next_generation_++;
   sequence.shared.clear();
+  sequence.copied = {0, 0};
   // The slots are an array.
   sequence.family = static_cast<float>(1 + (&sequence - slots_.data()) +
                                        16 * static_cast<int>(sequence.generation % 64));
@@ -80,6 +81,7 @@ std::string PoolSimulation::Step() {
   std::string error;
   if (Random(12) == 0) error = ReleaseSome();
   if (error.empty() && Random(6) == 0) error = ShareSome();
+  if (error.empty() && Random(6) == 0) error = SwapSome();
   if (!error.empty()) return error;
   std::vector<int64_t> rows = ChooseRows();
   if (!MakeRoom(rows, error)) return error;
@@ -126,6 +128,7 @@ std::string PoolSimulation::ShareSome() {
     shared.shared.pop_back();
   }
   shared.shared.push_back({shared.length, shared.generation});
+  shared.copied.end = std::min(shared.copied.end, shared.length);
   shared.generation = generation;
   for (Layer& layer : shared.layers) {
     for (Head& h : layer.heads) {
@@ -139,6 +142,40 @@ std::string PoolSimulation::ShareSome() {
       }
     }
   }
+  return Check();
+}
+
+// One slot goes to host memory, or gives way to one that is there.
+std::string PoolSimulation::SwapSome() {
+  constexpr size_t kMostSwapped = 3;
+  const auto slot = static_cast<size_t>(Random(slots_.size()));
+  const bool out = swapped_.size() < kMostSwapped && Random(2) == 0;
+  if (out) return slots_[slot].length == 0 ? "" : SwapOut(slot);
+  return swapped_.empty() ? "" : SwapIn(slot);
+}
+
+std::string PoolSimulation::SwapOut(size_t slot) {
+  int64_t pages = 0;
+  for (const Layer& layer : slots_[slot].layers) {
+    for (int32_t first : layer.first) pages += PagesFor(slots_[slot].length) - first;
+  }
+  swapped_.push_back({slots_[slot], std::vector<std::byte>(SwapBytes(shape_, pages)), pages});
+  cache_.SwapOut(static_cast<int32_t>(slot), {swapped_.back().range.data(), pages});
+  const std::string error = Check();
+  return error.empty() ? Release({static_cast<int32_t>(slot)}) : error;
+}
+
+std::string PoolSimulation::SwapIn(size_t slot) {
+  std::swap(swapped_[static_cast<size_t>(Random(swapped_.size()))], swapped_.back());
+  Swapped& swapped = swapped_.back();
+  std::string error = Release({static_cast<int32_t>(slot)});
+  if (!error.empty() || swapped.pages > cache_.FreePages()) return error;
+  cache_.SwapIn({swapped.range.data(), swapped.pages}, static_cast<int32_t>(slot));
+  ++counts_.swaps;
+  const uint64_t copy = slots_[slot].generation;  // nobody else's
+  slots_[slot] = std::move(swapped.sequence);
+  slots_[slot].copied = {int64_t{PagesFor(slots_[slot].length)} * kPageTokens, copy};
+  swapped_.pop_back();
   return Check();
 }
 

@@ -1,7 +1,7 @@
-// PoolSimulation: random appends, attention, evictions, shares and releases on a real paged KV
-// cache, beside an independent model of what it must hold. Each key and value is a function of its
-// sequence, layer, head and position, so every page tells whose it is, and a sequence that goes on
-// from another's pages writes other values behind them; live ranges are predicted from the gates
+// PoolSimulation: random appends, attention, evictions, shares, swaps and releases on a real paged
+// KV cache, beside an independent model of what it must hold. Each key and value is a function of
+// its sequence, layer, head and position, so every page tells whose it is, and a sequence that goes
+// on from another's pages writes other values behind them; live ranges are predicted from the gates
 // and keys, token by token in float64, with the formulas of acp.h and none of its code.
 #pragma once
 
@@ -29,20 +29,21 @@ struct PoolCounts {
   int64_t evictions = 0;     // decided for one sequence in one layer
   int64_t releases = 0;      // of one slot
   int64_t shares = 0;        // of one slot with another
+  int64_t swaps = 0;         // of one slot, in
   int64_t shared_pages = 0;  // that several slots had at once, summed over all checks
   int64_t pages_evicted = 0;
   int64_t audits = 0;
   int64_t tags_read = 0;
   int64_t ties = 0;  // decisions too close to predict, taken over from the cache
-  int64_t operations() const { return appends + evictions + releases + shares; }
+  int64_t operations() const { return appends + evictions + releases + shares + swaps; }
 };
 
 class PoolSimulation {
  public:
   PoolSimulation(const PoolConfig& config, Ops& ops);
 
-  // One engine step: perhaps a release or a share, then a ragged batch through every layer. Empty,
-  // or what is wrong; the first finding ends it.
+  // One engine step: perhaps a release, a share or a swap, then a ragged batch through every layer.
+  // Empty, or what is wrong; the first finding ends it.
   std::string Step();
   // Reads every live position and every page summary back.
   std::string CheckAllTags();
@@ -74,6 +75,7 @@ class PoolSimulation {
   struct Sequence {
     uint64_t generation = 0;
     std::vector<Origin> shared;  // what was there before its own, the first position first
+    Origin copied = {0, 0};      // pages that SwapIn took: up to `end`, under a name of their own
     float family = 0;            // the same for all that go back to one beginning
     double log_eps = 0;
     double largest_side = 0;
@@ -95,6 +97,9 @@ class PoolSimulation {
   void Reset(Sequence& sequence);
   std::string ReleaseSome();
   std::string ShareSome();
+  std::string SwapSome();
+  std::string SwapOut(size_t slot);
+  std::string SwapIn(size_t slot);
   std::string Release(const std::vector<int32_t>& slots);
   std::vector<int64_t> ChooseRows();
   bool MakeRoom(std::vector<int64_t>& rows, std::string& error);
@@ -131,6 +136,12 @@ class PoolSimulation {
   std::mt19937_64 rng_;
   uint64_t next_generation_ = 1;
   std::vector<Sequence> slots_;
+  struct Swapped {
+    Sequence sequence;
+    std::vector<std::byte> range;
+    int64_t pages;
+  };
+  std::vector<Swapped> swapped_;
   std::vector<float> diagonal_;
   std::vector<double> self_logit_bound_, max_logit_bound_, max_norm_product_;  // [layers, q_heads]
   QueryBound bound_;

@@ -61,9 +61,12 @@ std::string PoolSimulation::Attend(const Batch& batch, int layer) {
   return "";
 }
 
-// The one page with what this sequence has there: where a list is, and who wrote it.
+// The one page with what this sequence has there: where a list is, and who wrote it, or which copy
+// it is.
 uint64_t PoolSimulation::PageName(const Sequence& sequence, int list, int page) const {
-  const uint64_t writer = GenerationAt(sequence, static_cast<int64_t>(page) * kPageTokens);
+  const int64_t position = static_cast<int64_t>(page) * kPageTokens;
+  const uint64_t writer = position < sequence.copied.end ? sequence.copied.generation
+                                                         : GenerationAt(sequence, position);
   return (writer << 20 | static_cast<uint64_t>(list) << 10) + static_cast<uint64_t>(page);
 }
 

@@ -26,6 +26,12 @@ enum class Bug : uint8_t {
   kSkipPageEdge,      // the first key of a page is not written
   kWriteBehind,       // a key is written one place on
   kWriteFreed,        // a free page is written
+  kSpoilSwapped,      // a bit of what is swapped out changes
+  kForgetWindow,      // what is swapped in has evicted pages again
+  kForgetBounds,      // the bounds of a page that is swapped in are other ones
+  kShareUncounted,    // one more has a page and nobody counts it
+  kShareTwice,        // one more has a page and counts twice
+  kShareLess,         // a page is not shared with the others
   // The executor: fake_executor.cc.
   kOverstateFree,   // reports pages that do not exist
   kOverstateLive,   // reports more live pages than a slot has
@@ -35,6 +41,7 @@ enum class Bug : uint8_t {
   kStaleStates,     // a slot keeps the token states it had
   kForgetCount,     // a sampled token is not counted
   kWrongWindows,    // first pages of another slot are reported
+  kOverstateSole,   // reports a page as a slot's alone that others have
   // Plans: planted_plan.h.
   kPlanKeepsSlot,       // forgets to release a slot
   kPlanReleasesEarly,   // releases the slot of a sequence that runs
@@ -46,6 +53,11 @@ enum class Bug : uint8_t {
   kPlanWrongPosition,   // keys the sample by another position
   kPlanLosesStates,     // a slot's token states are not sent
   kPlanWrongTolerance,  // prunes for who asked to keep all
+  kPlanSwapsToOther,    // swaps a slot out to where another one is
+  kPlanForgetsSwapIn,   // lets a sequence go on without what was swapped out
+  kPlanKeepsSnapshot,   // forgets to drop a snapshot
+  kPlanDropsEarly,      // drops a snapshot that is started from
+  kPlanForgetsStart,    // forgets what a sequence starts from
   // What the engine is told.
   kOverBudget,        // believes in a larger batch,
   kOverRows,          // in more rows of logits,
@@ -92,6 +104,12 @@ inline constexpr std::array<const char*, static_cast<size_t>(kBugCount)> kBugNam
     "skip_page_edge",
     "write_behind",
     "write_freed",
+    "spoil_swapped",
+    "forget_window",
+    "forget_bounds",
+    "share_uncounted",
+    "share_twice",
+    "share_less",
     "overstate_free",
     "overstate_live",
     "wrong_logit_rows",
@@ -100,6 +118,7 @@ inline constexpr std::array<const char*, static_cast<size_t>(kBugCount)> kBugNam
     "stale_states",
     "forget_count",
     "wrong_windows",
+    "overstate_sole",
     "plan_keeps_slot",
     "plan_releases_early",
     "plan_skips_token",
@@ -110,6 +129,11 @@ inline constexpr std::array<const char*, static_cast<size_t>(kBugCount)> kBugNam
     "plan_wrong_position",
     "plan_loses_states",
     "plan_wrong_tolerance",
+    "plan_swaps_to_other",
+    "plan_forgets_swap_in",
+    "plan_keeps_snapshot",
+    "plan_drops_early",
+    "plan_forgets_start",
     "over_budget",
     "over_rows",
     "over_seats",

@@ -27,7 +27,11 @@ EngineOptions BelievedOptions(EngineOptions options, Bug bug) {
 }  // namespace
 
 Day::Day(const Swarm& swarm, Bug bug, bool print)
-    : swarm_(swarm), bug_(bug), print_(print), sampler_(swarm.executor.limits.vocab_size) {
+    : swarm_(swarm),
+      bug_(bug),
+      print_(print),
+      ledger_(swarm.executor.limits),
+      sampler_(swarm.executor.limits.vocab_size) {
   FakeOptions options = swarm.executor;
   options.bug = bug;
   executor_ = std::make_unique<FakeExecutor>(options);
@@ -102,6 +106,7 @@ void Day::Add(const Request& request, size_t group) {
   // The last token is never fed.
   executor_->options().max_lengths[request.id] =
       static_cast<int64_t>(request.prompt.size()) + std::max(1, request.stop.max_tokens) - 1;
+  if (!request.cache_salt.empty()) executor_->options().salts[request.id] = request.cache_salt;
   auto client = std::make_unique<Client>(request, swarm_.engine, executor_->options());
   client->group = group;
   client->submitted = now_;
@@ -145,6 +150,12 @@ void Day::AcknowledgeAll() {
   }
 }
 
+void Day::FlushPrefixCache() {
+  if (print_) std::printf("%.3f flush\n", now_);
+  if (engine_->stats().snapshots > 0) ++marks_[Mark::kFlushes];
+  engine_->FlushPrefixCache();
+}
+
 void Day::Step() {
   ++marks_[Mark::kSteps];
   const bool work = engine_->HasWork() || engine_->NextDeadline() <= now_;
@@ -170,6 +181,12 @@ void Day::Step() {
 }
 
 void Day::AfterSubmit(const StepPlan& plan) {
+  if (print_) std::printf("%.3f plan: %s\n", now_, plan.DebugString().c_str());
+  ledger_.Submit(plan);
+  CheckPromise();
+  marks_[Mark::kSnapshots] += static_cast<int64_t>(plan.snapshots.size());
+  marks_[Mark::kSnapshotsDropped] += static_cast<int64_t>(plan.drop_snapshots.size());
+  marks_[Mark::kCachedStarts] += static_cast<int64_t>(plan.starts.size());
   for (const int32_t slot : plan.release_slots) {
     for (auto& client : clients_) {
       if (client->slot == slot) client->started_at = client->slot = -1;
@@ -187,6 +204,11 @@ void Day::AfterSubmit(const StepPlan& plan) {
     (client.was_full ? slow : others) = true;
   }
   if (slow && others) ++marks_[Mark::kGuests];
+}
+
+void Day::AfterCollect(const StepPlan&, const StepResult& result) {
+  ledger_.Collect(result);
+  CheckPromise();
 }
 
 void Day::CountStart(const Client& starts) {
@@ -258,6 +280,7 @@ void Day::PlantEnds(std::vector<RequestOutput>* outputs) {
 
 const Marks& Day::CountMarks() {
   marks_[Mark::kPagesTaken] = executor_->pages().taken;
+  marks_[Mark::kPagesShared] = executor_->pages().shared;
   marks_[Mark::kPagesEvicted] = executor_->pages().evicted;
   marks_[Mark::kPagesReleased] = executor_->pages().released;
   marks_[Mark::kPreemptions] = engine_->stats().preemptions;
@@ -266,6 +289,9 @@ const Marks& Day::CountMarks() {
   marks_[Mark::kProcessedSamples] = executor_->processed_samples();
   marks_[Mark::kRestoredStates] = executor_->restored_states();
   marks_[Mark::kReturns] = executor_->returns();
+  marks_[Mark::kSwapOuts] = engine_->stats().swap_outs;
+  marks_[Mark::kSwapIns] = executor_->swap_ins();
+  marks_[Mark::kSwapDrops] = marks_[Mark::kSwapOuts] - marks_[Mark::kSwapIns];
   marks_.CountEvents();
   return marks_;
 }

@@ -5,11 +5,13 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/page_ledger.h"
 #include "tests/engine/sim/bugs.h"
 #include "tests/engine/sim/fake_executor.h"
 #include "tests/engine/sim/marks.h"
@@ -28,6 +30,7 @@ struct Client {
 
   Reference reference;
   size_t group = 0;
+  std::vector<int32_t> tokens;  // delivered
   int64_t delivered = 0, scored = 0, acknowledged = 0;
   bool cancelled = false, was_full = false;
   absl::Status cancel_status;
@@ -58,6 +61,7 @@ class Day : private StepObserver {
   void Acknowledge(size_t client, int64_t tokens, int64_t excess = 0);
   void Step();
   void AcknowledgeAll();
+  void FlushPrefixCache();
   // Time passes.
   void Wait(Seconds seconds) { now_ += seconds; }
   // Faults and impatience are over: everything must end, and the pool must be full then.
@@ -74,6 +78,8 @@ class Day : private StepObserver {
   RequestId free_id() const { return IndexOf(ended_) < 0 ? ended_ : 0; }
   RequestId StartedId() const;  // of a request that has started; 0: there is none
   void MakeNan(RequestId id);
+  // Requests that ended well lately, each with its answer as the end of the prompt.
+  const std::deque<Request>& conversations() const { return conversations_; }
   // The first thing that was wrong; empty: nothing.
   const std::string& violation() const { return violation_; }
   bool ok() const { return violation_.empty(); }
@@ -85,6 +91,7 @@ class Day : private StepObserver {
  private:
   // An observer's.
   void AfterSubmit(const StepPlan& plan) override;
+  void AfterCollect(const StepPlan& plan, const StepResult& result) override;
   void OnFinish(const Request& request, const Finish& finish) override;
 
   void Expect(bool condition, const char* what, RequestId id) {
@@ -103,6 +110,7 @@ class Day : private StepObserver {
   void CheckStatus(const RequestOutput& output, Client* client);
   void CheckGoodEnd(const Finish& finish, Client* client);
   void CheckPages(const Client& client, const Finish& finish);
+  void CheckPromise();
   void CheckAfterStep();
   void CheckTimes();
   void CheckTotals();
@@ -115,10 +123,12 @@ class Day : private StepObserver {
   const bool print_;
   std::unique_ptr<FakeExecutor> executor_;
   std::unique_ptr<Engine> engine_;
+  PageLedger ledger_;                             // fed with the engine's plans
   Sampler sampler_;                               // the references'
   std::vector<std::unique_ptr<Client>> clients_;  // that have not ended
   std::vector<int32_t> index_;                    // in clients_, by id; -1: none
   std::vector<bool> group_started_;
+  std::deque<Request> conversations_;
   RequestId next_id_ = 1;
   RequestId ended_ = 0;  // the last to end
   size_t newest_ = 0;    // id

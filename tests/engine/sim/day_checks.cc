@@ -47,6 +47,7 @@ void Day::Check(const RequestOutput& output) {
   CheckFinish(output, &client);
   trace_ = Mix(trace_, Mix(output.id, static_cast<uint64_t>(output.finish->status.code())));
   index_[static_cast<size_t>(output.id)] = -1;
+  executor_->options().salts.erase(output.id);
   if (static_cast<size_t>(index) + 1 < clients_.size()) {
     clients_[static_cast<size_t>(index)] = std::move(clients_.back());
     index_[static_cast<size_t>(clients_[static_cast<size_t>(index)]->request().id)] =
@@ -82,6 +83,7 @@ void Day::CheckTokens(const RequestOutput& output, Client* client) {
   for (const SampledToken& token : output.tokens) {
     check(token, Reference::Kind::kToken, logprobs);
     ++client->delivered;
+    client->tokens.push_back(token.id);
     ++marks_[Mark::kTokens];
     trace_ = Mix(trace_, Mix(output.id, static_cast<uint64_t>(token.id)));
     if (print_) {
@@ -95,8 +97,8 @@ void Day::CheckWindows(const KeptWindows& windows, const Client& client) {
   const RequestId id = client.request().id;
   ++marks_[Mark::kWindows];
   Expect(client.request().report_windows, "nobody asked for windows", id);
-  Expect(windows.first_pages ==
-             FirstPages(executor_->options(), id, windows.tokens, client.reference.log_tolerance()),
+  Expect(windows.first_pages == FirstPages(executor_->options(), client.request(), client.tokens,
+                                           windows.tokens, client.reference.log_tolerance()),
          "wrong windows", id);
 }
 
@@ -113,6 +115,10 @@ void Day::CheckFinish(const RequestOutput& output, Client* client) {
              stats.prompt_tokens == static_cast<int64_t>(client->request().prompt.size()) &&
              stats.arrival == client->submitted && stats.finished <= now_,
          "wrong statistics", id);
+  const int64_t cached = stats.cached_tokens;
+  Expect(cached == 0 || (swarm_.executor.limits.snapshot_slots > 0 && cached % kPageTokens == 0 &&
+                         cached < stats.prompt_tokens && !client->request().bypass_prefix_cache),
+         "tokens that cannot be cached", id);
   const bool in_order = stats.first_token == 0 || stats.first_token >= stats.first_scheduled;
   Expect(in_order && (stats.first_scheduled == 0 || stats.first_scheduled >= stats.arrival),
          "times in no order", id);
@@ -183,20 +189,38 @@ void Day::CheckGoodEnd(const Finish& finish, Client* client) {
   Expect(finish.stop_token_id == reference.stop_token_id(), "wrong stop token", id);
   Expect(finish.eos == reference.eos(), "wrong eos", id);
   CheckPages(*client, finish);
+  if (swarm_.turns > 0) {
+    Request& request = conversations_.emplace_back(client->request());
+    request.prompt.insert(request.prompt.end(), client->tokens.begin(), client->tokens.end());
+    if (conversations_.size() > 4) conversations_.pop_front();
+  }
   ++marks_[finish.reason == FinishReason::kStop ? Mark::kStopped : Mark::kFinished];
 }
 
-// Surplus work is in nobody's statistics.
+// Surplus work is in nobody's statistics. What comes back from swap space is not computed again.
 void Day::CheckPages(const Client& client, const Finish& finish) {
   const bool unread = finish.reason == FinishReason::kLength && client.delivered > 0;
   const int64_t fed =
       static_cast<int64_t>(client.request().prompt.size()) + client.delivered - (unread ? 1 : 0);
   const int64_t once = swarm_.executor.limits.lists_per_slot * PagesFor(fed);
   const int64_t pages = finish.stats.acp.pages_allocated;
-  const bool right = finish.stats.preemptions == 0
-                         ? pages == once
-                         : pages >= once && pages <= (finish.stats.preemptions + 1) * once;
+  const int32_t recomputed = finish.stats.preemptions - finish.stats.swaps;
+  const bool right = recomputed >= 0 && pages >= once && pages <= (recomputed + 1) * once;
   Expect(right, "wrong number of pages", client.request().id);
+}
+
+// Whatever the next plan releases, what the ledger promises is there: it may count pages as held
+// by a slot that are free already, and none that are neither free nor the slot's alone.
+void Day::CheckPromise() {
+  const ExecutorLimits& limits = swarm_.executor.limits;
+  int64_t promised = ledger_.free();
+  for (int32_t slot = 0; slot < limits.slots() + limits.snapshot_slots; ++slot) {
+    promised += std::max<int64_t>(0, ledger_.held(slot) - executor_->sole_pages(slot));
+  }
+  if (promised > executor_->free_pages()) {
+    Fail("the ledger promises " + std::to_string(promised) + " pages of " +
+         std::to_string(executor_->free_pages()));
+  }
 }
 
 void Day::CheckAfterStep() {
@@ -207,12 +231,16 @@ void Day::CheckAfterStep() {
   if (stats.running + stats.waiting + stats.paused != live) Fail("requests are miscounted");
   if (stats.running > swarm_.executor.limits.max_num_seqs) Fail("more run than may");
   if (stats.paused > swarm_.engine.max_paused_reqs) Fail("more are paused than may be");
+  if (stats.swapped > stats.waiting + stats.paused) Fail("who runs is swapped out");
   // Finished sequences leave their slots one step later.
   if (executor_->occupied_slots() < stats.running) Fail("a running sequence without a slot");
   if (stats.free_pages > executor_->collected_free_pages()) Fail("free pages are overstated");
   if (stats.running + stats.paused > executor_->occupied_slots()) ++marks_[Mark::kPreemptedPaused];
   if (live == 0 && !engine_->HasWork() && executor_->occupied_slots() > 0) {
     Fail("a slot is held by nobody");
+  }
+  if (!engine_->HasWork() && stats.snapshots != executor_->snapshots()) {
+    Fail("snapshots are miscounted");
   }
   if (!engine_->HasWork() && executor_->in_flight() > 0) Fail("asleep with a plan in flight");
   CheckTimes();
@@ -255,16 +283,19 @@ void Day::CheckTotals() {
     Fail("the engine believes that pages are gone");
   }
   if (stats.unpruned_pages != 0 || stats.queued_tokens != 0) Fail("a gauge is not at rest");
+  if (stats.swapped != 0 || stats.swap_used_bytes != 0) Fail("swap space leaked");
 }
 
 void Day::Close(bool cancel_all) {
   if (!fatal()) EndAll(cancel_all);
   if (!ok() || fatal()) return;
-  for (int i = 0; i < 3 && engine_->HasWork() && ok(); ++i) Step();
+  FlushPrefixCache();
+  const int plans = 2 + swarm_.executor.limits.depth;
+  for (int i = 0; i < plans && engine_->HasWork() && ok(); ++i) Step();
   if (!ok() || fatal()) return;  // the last plan may fail, too
   if (engine_->HasWork()) Fail("work without requests");
   if (executor_->free_pages() != swarm_.executor.limits.num_pages) Fail("pages leaked");
-  if (executor_->occupied_slots() != 0) Fail("slots leaked");
+  if (executor_->occupied_slots() != 0 || executor_->snapshots() != 0) Fail("slots leaked");
   CheckTotals();
   if (print_) std::printf("trace %016llx\n", static_cast<unsigned long long>(trace_));
 }
@@ -274,8 +305,12 @@ void Day::EndAll(bool cancel_all) {
   if (cancel_all) {
     ++marks_[Mark::kCancelledAll];
     for (size_t i = 0; i < clients_.size(); ++i) Cancel(i, absl::CancelledError("all left"));
+    if (swarm_.executor.limits.snapshot_slots > 0) {
+      Step();  // who is aborted may leave a snapshot
+      FlushPrefixCache();
+    }
     for (int i = 0; i < 2 && ok() && (engine_->HasWork() || !clients_.empty()); ++i) Step();
-    if (ok() && executor_->free_pages() != swarm_.executor.limits.num_pages) {
+    if (ok() && !fatal() && executor_->free_pages() != swarm_.executor.limits.num_pages) {
       Fail("pages of cancelled requests are not free after two steps");
     }
     return;

@@ -13,7 +13,7 @@ FakeExecutor::FakeExecutor(FakeOptions options)
     : options_(std::move(options)),
       keys_(options_),
       spoiler_(options_.bug),
-      slots_(static_cast<size_t>(options_.limits.slots())),
+      slots_(static_cast<size_t>(options_.limits.slots() + options_.limits.snapshot_slots)),
       sampler_(options_.limits.vocab_size),
       collected_free_pages_(options_.limits.num_pages) {}
 
@@ -30,6 +30,7 @@ absl::Status FakeExecutor::Submit(const StepPlan& plan) {
   // Logits are valid until now: whoever still reads them finds a numerical failure.
   std::fill(delivered_.begin(), delivered_.end(), std::nanf(""));
   std::fill(delivered_pages_.begin(), delivered_pages_.end(), -1);
+  std::fill(delivered_sole_pages_.begin(), delivered_sole_pages_.end(), 1 << 20);
   if (static_cast<int>(computed_.size()) >= options_.limits.depth) Violate("too deep");
   ++runs_;
   const bool fails = options_.fail_at_run >= 0 && runs_ > options_.fail_at_run;
@@ -44,7 +45,12 @@ absl::Status FakeExecutor::Submit(const StepPlan& plan) {
 
 absl::Status FakeExecutor::Take(const StepPlan& plan, Computed* computed) {
   if (plan.empty()) Violate("an empty plan was run");
+  DropSnapshots(plan.drop_snapshots);
+  TakeSnapshots(plan.snapshots);
+  SwapOut(plan);
   Release(plan.release_slots);
+  Start(plan);
+  SwapIn(plan);
   SetPenaltyState(plan);
   if (pool_fault_.ok()) pool_fault_ = CheckPlan(plan);
   if (!pool_fault_.ok()) {  // stays; what this and later plans would compute is worth nothing
@@ -65,6 +71,7 @@ absl::StatusOr<StepResult> FakeExecutor::Collect() {
   if (!computed.status.ok()) return computed.status;
   delivered_ = std::move(computed.logits);             // keeps its place: the result points into it
   delivered_pages_ = std::move(computed.first_pages);  // likewise
+  delivered_sole_pages_ = std::move(computed.sole_pages);
   collected_free_pages_ = computed.free_pages;
   return std::move(computed.result);
 }
@@ -78,6 +85,7 @@ void FakeExecutor::Compute(const StepPlan& plan, Computed* computed) {
   }
   if (!batch_.empty()) keys_.Begin(batch_);
   size_t rows = 0;
+  page_ends_.clear();
   for (const PlannedSequence& sequence : plan.sequences) {
     if (keys_.violation().empty()) Append(sequence);
     rows += sequence.logit_rows.size();
@@ -114,6 +122,13 @@ void FakeExecutor::Compute(const StepPlan& plan, Computed* computed) {
                             static_cast<uint64_t>(options_.understated_pages + 1);
     result.free_pages = std::max<int64_t>(0, free_pages() - static_cast<int64_t>(hidden));
   }
+  if (options_.limits.snapshot_slots > 0) {
+    computed->sole_pages.assign(keys_.sole_pages(), keys_.sole_pages() + all_slots());
+    if (options_.bug == Bug::kOverstateSole && snapshots_ > 0) {
+      for (int32_t& pages : computed->sole_pages) pages += pages > 0 ? 1 : 0;
+    }
+    result.sole_pages = computed->sole_pages.data();
+  }
   SpoilResult(&result);
 }
 
@@ -124,6 +139,12 @@ void FakeExecutor::Append(const PlannedSequence& sequence) {
       returns_ += static_cast<int64_t>(released_in_flight_.erase(sequence.id));
     }
     ++occupied_slots_;
+    if (slot.length == 0) {
+      const auto salt = options_.salts.find(sequence.id);
+      slot.keys = {options_, sequence.id, salt == options_.salts.end() ? "" : salt->second,
+                   sequence.log_tolerance};
+      slot.page_end_keys = slot.keys;
+    }
   }
   slot.occupied = true;
   slot.request = sequence.id;
@@ -133,7 +154,10 @@ void FakeExecutor::Append(const PlannedSequence& sequence) {
     const bool fed = id == kLastSampledToken;
     if (fed) ++fed_samples_;
     const int32_t token = fed ? slot.sampled : id;
-    token_hashes_.push_back(TokenHash(sequence.id, slot.length++, token));
+    token_hashes_.push_back(slot.keys.Next(slot.length++, token));
+    if (slot.length % kPageTokens != 0) continue;
+    slot.page_end_keys = slot.keys;
+    page_ends_.push_back(slot.keys.state());
   }
   keys_.Write(sequence.slot, sequence.position, token_hashes_);
 }
@@ -144,7 +168,8 @@ void FakeExecutor::ComputeRows(const PlannedSequence& sequence, float* logits) {
   int64_t page_end = (sequence.position / kPageTokens + 1) * kPageTokens;
   const auto end_pages = [&](int64_t until) {
     for (; page_end <= until; page_end += kPageTokens) {
-      keys_.EndPage(sequence.slot, sequence.id, page_end, sequence.log_tolerance);
+      keys_.EndPage(sequence.slot, page_ends_.front(), page_end, sequence.log_tolerance);
+      page_ends_.pop_front();
     }
   };
   const bool is_nan =
@@ -281,6 +306,106 @@ void FakeExecutor::SetPenaltyState(const StepPlan& plan) {
     if (options_.bug == Bug::kStaleStates && Strikes()) continue;
     slot.sampler.SetPenaltyState(states.entries);
   }
+}
+
+void FakeExecutor::SwapOut(const StepPlan& plan) {
+  for (const SwappedSlot& out : plan.swap_outs) {
+    if (out.slot < 0 || out.slot >= options_.limits.slots()) return Violate("swaps out no slot");
+    const Slot& slot = slots_[static_cast<size_t>(out.slot)];
+    const int64_t end = out.offset + options_.limits.SwapBytes(out.pages);
+    if (!slot.occupied || slot.length != out.tokens) return Violate("swaps out an odd slot");
+    if (out.offset < 0 || end > options_.limits.swap_bytes) return Violate("beyond swap space");
+    for (auto it = swapped_.begin(); it != swapped_.end();) {
+      const bool apart = it->first + it->second.bytes <= out.offset || it->first >= end;
+      it = apart ? std::next(it) : swapped_.erase(it);
+    }
+    swapped_[out.offset] = {slot.request,
+                            options_.limits.SwapBytes(keys_.stats(out.slot).live_pages()),
+                            slot.keys, slot.page_end_keys};
+    keys_.SwapOut(out);
+  }
+}
+
+void FakeExecutor::SwapIn(const StepPlan& plan) {
+  for (const SwappedSlot& in : plan.swap_ins) {
+    const auto found = swapped_.find(in.offset);
+    if (found == swapped_.end()) return Violate("what is swapped in is not there");
+    const SwappedRequest swapped = found->second;
+    swapped_.erase(found);
+    const bool plans =
+        std::any_of(plan.sequences.begin(), plan.sequences.end(),
+                    [&](const auto& s) { return s.slot == in.slot && s.id == swapped.request; });
+    Slot& slot = slots_[static_cast<size_t>(in.slot)];
+    if (!plans || slot.occupied) return Violate("swaps in to an odd slot");
+    if (in.pages > free_pages()) return Violate("swaps in more pages than are free");
+    keys_.SwapIn(in);
+    if (!keys_.violation().empty()) return Violate(keys_.violation());
+    returns_ += static_cast<int64_t>(released_in_flight_.erase(swapped.request));
+    ++swap_ins_;
+    ++occupied_slots_;
+    slot.occupied = true;
+    slot.request = swapped.request;
+    slot.length = in.tokens;
+    slot.keys = swapped.keys;
+    slot.page_end_keys = swapped.page_end_keys;
+  }
+}
+
+void FakeExecutor::DropSnapshots(const std::vector<int32_t>& slots) {
+  for (const int32_t index : slots) {
+    if (index < options_.limits.slots() || index >= all_slots())
+      return Violate("no snapshot's slot");
+    Slot& slot = slots_[static_cast<size_t>(index)];
+    if (!std::exchange(slot.occupied, false)) return Violate("dropped what is no snapshot");
+    slot.length = 0;
+    --snapshots_;
+  }
+  keys_.Release(slots);
+}
+
+void FakeExecutor::TakeSnapshots(const std::vector<SharedSlot>& snapshots) {
+  for (const SharedSlot& snapshot : snapshots) {
+    if (snapshot.from >= options_.limits.slots() || snapshot.to < options_.limits.slots()) {
+      return Violate("a snapshot between wrong slots");
+    }
+    if (!Share(snapshot)) return;
+    slots_[static_cast<size_t>(snapshot.to)].occupied = true;
+    ++snapshots_;
+  }
+}
+
+// Whose position fits nothing else: CheckSequence.
+void FakeExecutor::Start(const StepPlan& plan) {
+  for (const SharedSlot& start : plan.starts) {
+    if (start.from < options_.limits.slots() || start.to >= options_.limits.slots()) {
+      return Violate("a start between wrong slots");
+    }
+    if (std::none_of(plan.sequences.begin(), plan.sequences.end(),
+                     [&](const PlannedSequence& s) { return s.slot == start.to; })) {
+      return Violate("a start that nobody runs");
+    }
+    if (!Share(start)) return;
+  }
+}
+
+bool FakeExecutor::Share(const SharedSlot& shared) {
+  const bool exist = std::min(shared.from, shared.to) >= 0 &&
+                     std::max(shared.from, shared.to) < all_slots() && shared.from != shared.to;
+  if (!exist) {
+    Violate("shared slots out of range");
+    return false;
+  }
+  const Slot& from = slots_[static_cast<size_t>(shared.from)];
+  Slot& to = slots_[static_cast<size_t>(shared.to)];
+  if (!from.occupied || shared.tokens != from.length / kPageTokens * kPageTokens) {
+    Violate("shared what is not there");
+  }
+  if (to.occupied || to.length > 0) Violate("shared into a slot that is taken");
+  if (!violation_.empty()) return false;
+  to.length = shared.tokens;
+  to.keys = to.page_end_keys = from.page_end_keys;
+  keys_.Share(shared);
+  return true;
 }
 
 void FakeExecutor::Release(const std::vector<int32_t>& slots) {

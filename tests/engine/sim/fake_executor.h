@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -32,7 +33,10 @@ class FakeExecutor : public StepExecutor {
   void Audit();
   int64_t free_pages() const { return keys_.free_pages(); }
   int64_t collected_free_pages() const { return collected_free_pages_; }  // after that plan
-  int64_t occupied_slots() const { return occupied_slots_; }
+  int64_t occupied_slots() const { return occupied_slots_; }              // of sequences
+  int64_t snapshots() const { return snapshots_; }
+  // Pages that the slot alone has after all plans that were submitted.
+  int64_t sole_pages(int32_t slot) const { return keys_.sole_pages()[slot]; }
   int64_t runs() const { return runs_; }
   int64_t in_flight() const { return static_cast<int64_t>(computed_.size()); }
   int64_t last_tokens() const { return last_tokens_; }  // of the plan submitted last
@@ -45,6 +49,7 @@ class FakeExecutor : public StepExecutor {
   int64_t restored_states() const { return restored_states_; }
   // Requests that came back after their slot had been released with a plan in flight.
   int64_t returns() const { return returns_; }
+  int64_t swap_ins() const { return swap_ins_; }
   void Forget(uint64_t request) { released_in_flight_.erase(request); }  // its id comes again
   FakeOptions& options() { return options_; }
 
@@ -53,6 +58,7 @@ class FakeExecutor : public StepExecutor {
     bool occupied = false;
     uint64_t request = 0;
     int64_t length = 0;
+    KeyChain keys, page_end_keys;  // after its tokens, and at the last page end
     SlotSampler sampler;
     bool has_states = false;  // of this request
     int32_t sampled = 0;
@@ -63,9 +69,16 @@ class FakeExecutor : public StepExecutor {
   struct Computed {
     StepResult result;
     std::vector<float> logits;
-    std::vector<int32_t> first_pages;
+    std::vector<int32_t> first_pages, sole_pages;
     int64_t free_pages = 0;
     absl::Status status;
+  };
+
+  // What may be in swap space: the executor is not told what is given up.
+  struct SwappedRequest {
+    uint64_t request = 0;
+    int64_t bytes = 0;
+    KeyChain keys, page_end_keys;
   };
 
   void Violate(const std::string& what);
@@ -74,7 +87,14 @@ class FakeExecutor : public StepExecutor {
   absl::Status CheckPlan(const StepPlan& plan);
   void CheckSequence(const PlannedSequence& sequence);
   void CheckSample(const PlannedSequence& sequence, const Slot& slot);
+  int32_t all_slots() const { return static_cast<int32_t>(slots_.size()); }
+  void DropSnapshots(const std::vector<int32_t>& slots);
   void Release(const std::vector<int32_t>& slots);
+  void SwapOut(const StepPlan& plan);
+  void SwapIn(const StepPlan& plan);
+  void TakeSnapshots(const std::vector<SharedSlot>& snapshots);
+  void Start(const StepPlan& plan);
+  bool Share(const SharedSlot& shared);
   void SetPenaltyState(const StepPlan& plan);
   void Compute(const StepPlan& plan, Computed* computed);
   void Append(const PlannedSequence& sequence);
@@ -92,16 +112,18 @@ class FakeExecutor : public StepExecutor {
   PagedKeys keys_;
   PlanSpoiler spoiler_;
   std::vector<Slot> slots_;
+  std::map<int64_t, SwappedRequest> swapped_;  // by place
   Sampler sampler_;
   std::vector<Appended> batch_;
   std::vector<uint64_t> token_hashes_;
+  std::deque<uint64_t> page_ends_;  // states of KeyChains at page ends that are yet to be computed
   absl::Status pool_fault_;
   std::deque<Computed> computed_;  // submitted and not collected, the oldest first
   std::vector<float> delivered_;   // logits of the last plan collected
-  std::vector<int32_t> delivered_pages_;
+  std::vector<int32_t> delivered_pages_, delivered_sole_pages_;
   int64_t collected_free_pages_;
   std::set<uint64_t> released_in_flight_;  // requests
-  int64_t occupied_slots_ = 0;
+  int64_t occupied_slots_ = 0, snapshots_ = 0;
   int64_t runs_ = 0;
   int64_t last_tokens_ = 0;
   int64_t samples_ = 0;
@@ -109,6 +131,7 @@ class FakeExecutor : public StepExecutor {
   int64_t processed_samples_ = 0;
   int64_t restored_states_ = 0;
   int64_t returns_ = 0;
+  int64_t swap_ins_ = 0;
   uint64_t bug_clock_ = 0;
   std::string violation_;
 };

@@ -1,8 +1,9 @@
 // What the fake model computes, as pure functions of a request and its tokens: the executor and
 // the reference share them and nothing else. Each head writes a hash of (request, head, position,
-// token); logits are a function of a sum over all live keys, each weighted by its page's place, so
-// a stale, foreign, missing or swapped page changes tokens. The sum can be kept token by token or
-// made anew from pages. Read paged_keys.h next.
+// token), or, where pages are shared, of all tokens so far; logits are a function of a sum over all
+// live keys, each weighted by its page's place, so a stale, foreign, missing or swapped page
+// changes tokens. The sum can be kept token by token or made anew from pages. Read paged_keys.h
+// next.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <string>
 
 #include "engine/step_executor.h"
 #include "kernels/paged_kv.h"
@@ -21,7 +23,7 @@ namespace fox::sim {
 
 struct FakeOptions {
   ExecutorLimits limits;
-  // Pages a head keeps at a page end, the page that ends included, sampled per (request, head,
+  // Pages a head keeps at a page end, the page that ends included, sampled per (KeyChain, head,
   // page) from [max(1, min_window), max_window]; a negative max_window: nothing is evicted.
   int min_window = 0;
   int max_window = -1;
@@ -34,6 +36,7 @@ struct FakeOptions {
   std::set<uint64_t> nan_requests;  // their rows of position >= nan_position hold a NaN
   int64_t nan_position = 0;
   std::map<uint64_t, int64_t> max_lengths;  // tokens that a request may be fed; others: any
+  std::map<uint64_t, std::string> salts;    // of requests that have one
   Bug bug = Bug::kNone;
 };
 
@@ -41,6 +44,30 @@ inline uint64_t TokenHash(uint64_t request, int64_t position, int32_t token) {
   return Mix(request * 0xD1B54A32D192ED03ULL + static_cast<uint64_t>(position),
              static_cast<uint64_t>(token));
 }
+
+// The token hashes of a request, in order.
+class KeyChain {
+ public:
+  KeyChain() = default;
+  KeyChain(const FakeOptions& options, uint64_t request, const std::string& salt,
+           double log_tolerance)
+      : state_(request), shares_(options.limits.snapshot_slots > 0) {
+    if (!shares_) return;
+    state_ = static_cast<uint64_t>(static_cast<int64_t>(std::max(log_tolerance, -1e9) * 1e6));
+    for (const char c : salt) state_ = Mix(state_, static_cast<uint64_t>(c));
+  }
+  uint64_t Next(int64_t position, int32_t token) {
+    const uint64_t hash = TokenHash(state_, position, token);
+    if (shares_) state_ = hash;
+    return hash;
+  }
+  // What a page end decides by: the request, or all tokens before it.
+  uint64_t state() const { return state_; }
+
+ private:
+  uint64_t state_ = 0;
+  bool shares_ = false;
+};
 
 inline uint64_t KeyOf(uint64_t token_hash, int64_t head) {
   const uint64_t salt = static_cast<uint64_t>(head + 1) * 0x8CB92BA72F3D8DD7ULL;
@@ -54,14 +81,13 @@ inline uint64_t PageWeight(int64_t head, int64_t page) {
 }
 
 // The first page that a head keeps after the page end at `end` tokens, by that page end alone; what
-// was evicted before stays so.
-inline int64_t FirstKept(const FakeOptions& options, uint64_t request, int64_t head, int64_t end,
+// was evicted before stays so. `state`: the KeyChain's there.
+inline int64_t FirstKept(const FakeOptions& options, uint64_t state, int64_t head, int64_t end,
                          double log_tolerance) {
   if (options.max_window < 0 || !std::isfinite(log_tolerance)) return 0;
   const uint64_t least = static_cast<uint64_t>(std::max(1, options.min_window));
   const uint64_t span = static_cast<uint64_t>(std::max(1, options.max_window)) - least + 1;
-  const uint64_t random =
-      Mix(Mix(request, static_cast<uint64_t>(head)), static_cast<uint64_t>(end));
+  const uint64_t random = Mix(Mix(state, static_cast<uint64_t>(head)), static_cast<uint64_t>(end));
   return end / kPageTokens - static_cast<int64_t>(least + (random >> 32) * span / (1ULL << 32));
 }
 

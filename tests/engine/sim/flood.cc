@@ -56,7 +56,7 @@ struct Newcomers {
 // In steps, by the rules of scheduler.h and waiting_queue.h.
 class Bounds {
  public:
-  explicit Bounds(const Day& day) {
+  Bounds(const Day& day, bool scored_newcomers) {
     const Swarm& swarm = day.swarm();
     const ExecutorLimits& limits = swarm.executor.limits;
     const int64_t seats = std::min(
@@ -64,12 +64,13 @@ class Bounds {
     // What decodes leave; of rows the first keeps half.
     const int64_t budget = limits.max_num_batched_tokens - seats + 1;
     const int64_t rows = std::max<int64_t>(1, (limits.max_logit_rows - seats + 1) / 2);
-    chunk_ = std::min({int64_t{kPageTokens}, budget, swarm.scored > 0 ? rows : kPageTokens});
+    const bool scored = swarm.scored > 0 || scored_newcomers;
+    chunk_ = std::min({int64_t{kPageTokens}, budget, scored ? rows : kPageTokens});
     const Seconds shortest = kPause + swarm.step_seconds;
     const Seconds longest =
         shortest + swarm.token_seconds * static_cast<double>(limits.max_num_batched_tokens);
     if (swarm.windows > 0) guest_turn_ = 1 + static_cast<int64_t>(11 * longest / shortest);
-    drain_ = seats * Chunks(limits.max_model_len) + swarm.max_tokens + 10;
+    drain_ = seats * Chunks(limits.max_model_len) + guest_turn_ * (swarm.max_tokens + 10);
     if (swarm.windows > 0) drain_ += Turn(limits.max_model_len, true);
     waits_ = static_cast<int64_t>((WaitingQueue::kAging + Scheduler::kOvertaking) / shortest);
     all_ = (kMostLosses + 1) * drain_;
@@ -77,8 +78,9 @@ class Bounds {
       const Request& request = client->request();
       const int64_t tokens = Length(request);
       const int64_t asked = tokens + WaitingQueue::kDecodeCost * request.stop.max_tokens;
-      all_ += WaitingQueue::kAgedShare * asked + waits_ + drain_ +
-              Turn(tokens, request.flow_window > 0);
+      const bool slow = request.flow_window > 0;
+      all_ +=
+          WaitingQueue::kAgedShare * asked + waits_ + (slow ? 2 : 1) * drain_ + Turn(tokens, slow);
     }
   }
 
@@ -90,8 +92,10 @@ class Bounds {
   }
   // From a token to the next. Whoever waits and is older has its turn when others have started with
   // kAgedShare times what it asks for (each step serves a token of them at least), not before
-  // kAging; then it may find no room for kOvertaking, and until all that run have ended. Who is
-  // preempted, kMostLosses times before it comes first, comes back when all that run have ended.
+  // kAging; then it may find no room for kOvertaking, and until all that run have ended. A slow
+  // reader may find the seats of guests taken before that, until those have ended who were given
+  // one; the next of those seats is its own, in any step. Who is preempted, kMostLosses times
+  // before it comes first, comes back to any seat when all that run have ended.
   int64_t all() const { return all_; }
 
  private:
@@ -116,7 +120,7 @@ class Bounds {
 double Flood(Random& kinds, Random& random, Day* day) {
   day->Count(Mark::kFloods);
   const Newcomers newcomers(kinds);
-  const Bounds bounds(*day);
+  const Bounds bounds(*day, newcomers.scored);
   const RequestId last = day->NewId();
   double longest = 0;
   const auto check = [&](const Client& client, int64_t waited, int64_t bound, const char* what) {

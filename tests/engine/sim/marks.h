@@ -52,6 +52,15 @@ enum class Mark : uint8_t {
   kProcessedSamples,    // of those: with penalties, biases or masks
   kRestoredStates,      // penalties that went on after a preemption or the prompt's scores
   kReturns,             // preempted with a plan in flight and back again
+  kSwapOuts,            // preemptions to swap space,
+  kSwapIns,             // and back
+  kSwapDrops,           // from there before they were back: to others, or ended
+  kSnapshots,           // taken,
+  kSnapshotsDropped,    // and dropped
+  kPagesShared,         // by snapshots and starts
+  kCachedStarts,        // requests that started from a snapshot
+  kTurns,               // requests that go on from an answer
+  kFlushes,             // of the prefix cache
   kCancelledAll,        // days that ended so,
   kFloods,              // or so
   kCount
@@ -101,6 +110,15 @@ inline constexpr std::array<const char*, kMarkCount> kMarkNames = {"submitted",
                                                                    "processed_samples",
                                                                    "restored_states",
                                                                    "returns",
+                                                                   "swap_outs",
+                                                                   "swap_ins",
+                                                                   "swap_drops",
+                                                                   "snapshots",
+                                                                   "snapshots_dropped",
+                                                                   "pages_shared",
+                                                                   "cached_starts",
+                                                                   "turns",
+                                                                   "flushes",
                                                                    "cancelled_all",
                                                                    "floods"};
 

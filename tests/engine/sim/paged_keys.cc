@@ -2,10 +2,12 @@
 #include "tests/engine/sim/paged_keys.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <utility>
 
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/page_pool.h"
 
 namespace fox::sim {
 namespace {
@@ -30,12 +32,19 @@ PagedKvShape ShapeOf(const ExecutorLimits& limits) {
   shape.head_dim = 1;
   shape.dtype = DType::kF64;
   shape.num_pages = static_cast<int>(limits.num_pages);
-  shape.max_slots = limits.slots();
+  shape.max_slots = limits.slots() + limits.snapshot_slots;
   shape.max_pages = PagesFor(limits.max_model_len) + 1;
   return shape;
 }
 
 }  // namespace
+
+void SetSwapSpace(int64_t bytes, ExecutorLimits* limits) {
+  const PagedKvShape shape = ShapeOf(*limits);
+  limits->swap_state_bytes = static_cast<int64_t>(SwapBytes(shape, 0));
+  limits->swap_page_bytes = static_cast<int64_t>(SwapBytes(shape, 1)) - limits->swap_state_bytes;
+  limits->swap_bytes = bytes / kSwapAlignment * kSwapAlignment;
+}
 
 // The CPU backend with memory that is cheap to make, and with bugs. None of them may break what
 // the pool itself checks (it would end the process) before the next audit.
@@ -55,6 +64,35 @@ class FaultyOps : public CpuOps {
     if (bug_ == Bug::kReleaseNeighbour && count == 1) FreeNeighbour(slots[0], kv);
     CpuOps::Release(slots, count, kv, stream);
     if (bug_ == Bug::kLeakOnRelease && *kv.free_count > 0 && Strikes()) --*kv.free_count;
+  }
+
+  void SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) override {
+    CpuOps::SwapOut(slot, to, kv, stream);
+    const SwapLayout layout(kv);
+    // The keys of the first page, which lie first.
+    if (bug_ == Bug::kSpoilSwapped && Strikes()) to.data[layout.state_bytes] ^= std::byte{1};
+  }
+
+  void SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) override {
+    CpuOps::SwapIn(from, slot, kv, stream);
+    const int64_t list = kv.ListIndex(slot, 0, 0);
+    if (bug_ == Bug::kForgetWindow && kv.first_live[list] > 0) kv.first_live[list] = 0;
+    if (bug_ == Bug::kForgetBounds && Strikes()) {
+      const int32_t page = kv.Table(list)[kv.first_live[list]];
+      kv.log_mass_bound[page] += 1;
+    }
+  }
+
+  void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) override {
+    CpuOps::Share(from, to, kv, stream);
+    const int64_t list = kv.ListIndex(to, 0, 0);
+    const int32_t page = kv.Table(list)[kv.first_live[list]];
+    if (bug_ == Bug::kShareUncounted && Strikes()) DropPage(kv, to, page);
+    if (bug_ == Bug::kShareTwice && Strikes()) SharePage(kv, to, page);
+    if (bug_ == Bug::kShareLess && kv.length[to] > kPageTokens && Strikes()) {
+      ++kv.first_live[list];
+      DropPage(kv, to, page);
+    }
   }
 
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override {
@@ -78,7 +116,7 @@ class FaultyOps : public CpuOps {
     if (kv.length[other] == 0 || other == slot || *kv.free_count >= kv.shape.num_pages) return;
     if (!Strikes()) return;
     const int64_t list = kv.ListIndex(other, 0, 0);
-    kv.free_stack[(*kv.free_count)++] = kv.Table(list)[PagesFor(kv.length[other]) - 1];
+    DropPage(kv, other, kv.Table(list)[PagesFor(kv.length[other]) - 1]);
   }
 
   void PlantInLists(int32_t slot, const PagedKv& kv) {
@@ -110,7 +148,7 @@ class FaultyOps : public CpuOps {
     if (bug_ == Bug::kRevivePage && first > 0 && Strikes()) --first;
     const bool may_lose = PagesFor(kv.length[slot]) - first > 1;
     if (bug_ == Bug::kEvictEarly && may_lose && has_room && Strikes()) {
-      kv.free_stack[(*kv.free_count)++] = kv.Table(list)[first++];
+      DropPage(kv, slot, kv.Table(list)[first++]);
     }
   }
 
@@ -121,7 +159,7 @@ class FaultyOps : public CpuOps {
 PagedKeys::PagedKeys(const FakeOptions& options)
     : options_(options),
       lists_(options.limits.lists_per_slot),
-      slots_(options.limits.slots()),
+      slots_(options.limits.slots() + options.limits.snapshot_slots),
       ops_(std::make_unique<FaultyOps>(options.bug)),
       cache_(ShapeOf(options.limits), *ops_),
       kv_(cache_.view()),
@@ -129,7 +167,10 @@ PagedKeys::PagedKeys(const FakeOptions& options)
       length_(static_cast<size_t>(slots_), 0),
       first_(static_cast<size_t>(slots_ * lists_), 0),
       stats_(static_cast<size_t>(slots_)),
-      seen_(static_cast<size_t>(options.limits.num_pages), 0) {
+      swap_space_(static_cast<size_t>(options.limits.swap_bytes)),
+      places_(static_cast<size_t>(options.limits.num_pages)),
+      owners_(places_.size()),
+      sole_(static_cast<size_t>(slots_)) {
   std::fill_n(Page(0), options.limits.num_pages * kPageTokens, kPoison);
 }
 
@@ -160,6 +201,44 @@ void PagedKeys::Release(const std::vector<int32_t>& slots) {
     stats_[static_cast<size_t>(slot)] = {};
     std::fill_n(first_.begin() + slot * lists_, lists_, 0);
   }
+}
+
+void PagedKeys::SwapOut(const SwappedSlot& out) {
+  const auto slot = static_cast<size_t>(out.slot);
+  if (stats_[slot].live_pages() > out.pages) return Violate("more pages than expected", out.slot);
+  cache_.SwapOut(out.slot, {swap_space_.data() + out.offset, out.pages});
+  const auto first = first_.begin() + out.slot * lists_;
+  swapped_[out.offset] = {length_[slot], {first, first + lists_}, stats_[slot]};
+}
+
+void PagedKeys::SwapIn(const SwappedSlot& in) {
+  const auto slot = static_cast<size_t>(in.slot);
+  const SavedSlot& swapped = swapped_.at(in.offset);
+  if (swapped.stats.live_pages() != in.pages) return Violate("pages of a swapped slot", in.slot);
+  if (swapped.length != in.tokens) return Violate("tokens of a swapped slot", in.slot);
+  if (kv_.length[in.slot] != 0) return Violate("a slot is not empty", in.slot);
+  cache_.SwapIn({swap_space_.data() + in.offset, in.pages}, in.slot);
+  counts_.taken += in.pages;
+  length_[slot] = swapped.length;
+  std::copy(swapped.first.begin(), swapped.first.end(), first_.begin() + in.slot * lists_);
+  AcpStats& stats = stats_[slot] = {};
+  stats.pages_allocated = lists_ * PagesFor(in.tokens);
+  stats.pages_evicted = stats.pages_found_evicted = stats.pages_allocated - in.pages;
+  stats.peak_pages = in.pages;
+  stats.max_log_evicted_mass = swapped.stats.max_log_evicted_mass;
+  swapped_.erase(in.offset);
+}
+
+void PagedKeys::Share(const SharedSlot& shared) {
+  cache_.Share(shared.from, shared.to);
+  const auto from = static_cast<size_t>(shared.from), to = static_cast<size_t>(shared.to);
+  length_[to] = shared.tokens;
+  std::copy_n(first_.begin() + shared.from * lists_, lists_, first_.begin() + shared.to * lists_);
+  AcpStats& stats = stats_[to] = stats_[from];
+  stats.pages_allocated = lists_ * PagesFor(shared.tokens);
+  stats.pages_found_evicted = stats.pages_evicted;
+  stats.peak_pages = stats.live_pages();
+  counts_.shared += stats.live_pages();
 }
 
 BatchView PagedKeys::View() const {
@@ -225,10 +304,10 @@ void PagedKeys::Write(int32_t slot, int64_t position, const std::vector<uint64_t
 
 // The real rule evicts page n at this page end if E_n + H <= log eps - slack. E_n is n, so with H
 // half above log eps - `licensed` it does for each n < licensed, and for no other.
-void PagedKeys::EndPage(int32_t slot, uint64_t request, int64_t end, double log_tolerance) {
+void PagedKeys::EndPage(int32_t slot, uint64_t state, int64_t end, double log_tolerance) {
   const int64_t list = kv_.ListIndex(slot, 0, 0), last = end / kPageTokens - 1;
   for (int64_t head = 0; head < lists_; ++head) {
-    const int64_t kept = FirstKept(options_, request, head, end, log_tolerance);
+    const int64_t kept = FirstKept(options_, state, head, end, log_tolerance);
     const int32_t page = kv_.Table(list + head)[last];
     // The page that ends is never evicted, licence or not.
     const int64_t licensed = kept == last ? last + 1 : kept;
@@ -271,29 +350,48 @@ void PagedKeys::Evict() {
   PoisonFreed(before);
 }
 
-void PagedKeys::Own(int32_t page) {
+void PagedKeys::Own(int32_t page, int32_t slot, int64_t place, bool full) {
   if (page < 0 || page >= kv_.shape.num_pages) return Violate("a page does not exist", page);
-  if (std::exchange(seen_[static_cast<size_t>(page)], audits_) == audits_) {
-    Violate("a page has two owners", page);
-  }
-  ++owned_;
+  uint64_t& owners = owners_[static_cast<size_t>(page)];
+  int64_t& known = places_[static_cast<size_t>(page)];
+  if (owners != 0 && (known != place || !full)) return Violate("a page has two owners", page);
+  owners += OwnerWord(slot);
+  known = place;
 }
 
 void PagedKeys::Audit() {
   ++audits_;
-  owned_ = 0;
+  std::fill(owners_.begin(), owners_.end(), uint64_t{0});
+  constexpr int64_t kFree = -1;
   const int32_t free = *kv_.free_count;
   if (free < 0 || free > kv_.shape.num_pages) return Violate("free count", free);
   for (int32_t i = 0; i < free && violation_.empty(); ++i) {
-    Own(kv_.free_stack[i]);
+    Own(kv_.free_stack[i], 0, kFree, false);
     if (violation_.empty() && *Page(kv_.free_stack[i]) != kPoison) {
       Violate("a free page holds a key", kv_.free_stack[i]);
     }
   }
   for (int32_t slot = 0; slot < slots_ && violation_.empty(); ++slot) AuditSlot(slot);
-  if (owned_ != kv_.shape.num_pages) Violate("pages are lost", kv_.shape.num_pages - owned_);
+  if (violation_.empty()) AuditOwners();
   // What the product itself would say.
   if (audits_ % 64 == 0 && cache_.Audit().ok() != violation_.empty()) Violate("KvCache::Audit", 0);
+}
+
+void PagedKeys::AuditOwners() {
+  std::fill(sole_.begin(), sole_.end(), 0);
+  for (size_t page = 0; page < owners_.size(); ++page) {
+    if (owners_[page] == 0) Violate("a page is lost", static_cast<int64_t>(page));
+    const uint64_t owners = places_[page] < 0 ? 0 : owners_[page];
+    if (kv_.page_owners[page] != owners) {
+      Violate("owners of a page are miscounted", static_cast<int64_t>(page));
+    }
+    if (NumOwners(owners) == 1) ++sole_[static_cast<size_t>(SoleOwner(owners))];
+  }
+  for (int32_t slot = 0; slot < slots_; ++slot) {
+    if (kv_.sole_pages[slot] != sole_[static_cast<size_t>(slot)]) {
+      Violate("sole pages of a slot", slot);
+    }
+  }
 }
 
 void PagedKeys::AuditSlot(int32_t slot) {
@@ -310,7 +408,10 @@ void PagedKeys::AuditSlot(int32_t slot) {
     }
     live += end - first;
     mass = std::max(mass, kv_.max_log_evicted_mass[list + head]);
-    for (int p = first; p < end; ++p) Own(kv_.Table(list + head)[p]);
+    for (int p = first; p < end; ++p) {
+      const int64_t place = head * kv_.shape.max_pages + p;
+      Own(kv_.Table(list + head)[p], slot, place, length >= int64_t{p + 1} * kPageTokens);
+    }
   }
   const AcpStats& stats = stats_[static_cast<size_t>(slot)];
   if (live != stats.live_pages()) Violate("count of live pages", slot);

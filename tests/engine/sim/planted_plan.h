@@ -15,7 +15,12 @@ class PlanSpoiler {
 
   // Whether the plan is to be changed; then into what.
   bool Spoils(const StepPlan& plan) {
-    if (bug_ < Bug::kPlanKeepsSlot || bug_ > Bug::kPlanWrongTolerance) return false;
+    if (bug_ < Bug::kPlanKeepsSlot || bug_ > Bug::kPlanForgetsStart) return false;
+    if (bug_ == Bug::kPlanSwapsToOther) return plan.swap_outs.size() > 1;
+    if (bug_ == Bug::kPlanForgetsSwapIn) return !plan.swap_ins.empty();
+    if (bug_ >= Bug::kPlanKeepsSnapshot && plan.drop_snapshots.empty() && plan.starts.empty()) {
+      return false;
+    }
     return !plan.sequences.empty() && ++clock_ % 3 == 0;
   }
   void Spoil(StepPlan* plan) const {
@@ -52,6 +57,21 @@ class PlanSpoiler {
         break;
       case Bug::kPlanWrongTolerance:
         first.log_tolerance = -10;
+        break;
+      case Bug::kPlanSwapsToOther:
+        plan->swap_outs.front().offset = plan->swap_outs.back().offset;
+        break;
+      case Bug::kPlanForgetsSwapIn:
+        plan->swap_ins.pop_back();
+        break;
+      case Bug::kPlanKeepsSnapshot:
+        if (!plan->drop_snapshots.empty()) plan->drop_snapshots.pop_back();
+        break;
+      case Bug::kPlanDropsEarly:
+        if (!plan->starts.empty()) plan->drop_snapshots.push_back(plan->starts.back().from);
+        break;
+      case Bug::kPlanForgetsStart:
+        if (!plan->starts.empty()) plan->starts.pop_back();
         break;
       default:
         break;

@@ -23,10 +23,11 @@ Reference::Reference(Request request, const EngineOptions& engine, const FakeOpt
       limit_(std::min<int64_t>(
           request_.stop.max_tokens,
           executor.limits.max_model_len - static_cast<int64_t>(request_.prompt.size()))),
+      keys_(executor, request_.id, request_.cache_salt, log_tolerance_),
       heads_(static_cast<size_t>(executor.limits.lists_per_slot)) {}
 
 void Reference::Append(int32_t token) {
-  const uint64_t hash = TokenHash(request_.id, length_, token);
+  const uint64_t hash = keys_.Next(length_, token);
   int64_t head = 0;
   for (Head& h : heads_) h.current += KeyOf(hash, head++);
   if (length_ % kPageTokens == 0) {  // a page each
@@ -52,7 +53,7 @@ void Reference::EndPage() {
     h.pages.push_back(PageWeight(head, static_cast<int64_t>(h.pages.size())) *
                       std::exchange(h.current, 0));
     h.live += h.pages.back();
-    const int64_t first = FirstKept(executor_, request_.id, head, length_, log_tolerance_);
+    const int64_t first = FirstKept(executor_, keys_.state(), head, length_, log_tolerance_);
     for (; h.first < first; ++h.first) h.live -= h.pages[static_cast<size_t>(h.first)];
     ++head;
   }
@@ -137,15 +138,21 @@ Expected RunReference(const Request& request, const EngineOptions& engine,
   }
 }
 
-std::vector<int32_t> FirstPages(const FakeOptions& options, uint64_t request, int64_t tokens,
+std::vector<int32_t> FirstPages(const FakeOptions& options, const Request& request,
+                                const std::vector<int32_t>& generated, int64_t count,
                                 double log_tolerance) {
-  std::vector<int32_t> first;
-  for (int64_t head = 0; head < options.limits.lists_per_slot; ++head) {
-    int64_t most = 0;
-    for (int64_t end = kPageTokens; end <= tokens; end += kPageTokens) {
-      most = std::max(most, FirstKept(options, request, head, end, log_tolerance));
+  KeyChain keys(options, request.id, request.cache_salt, log_tolerance);
+  std::vector<int32_t> first(static_cast<size_t>(options.limits.lists_per_slot), 0);
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  for (int64_t i = 0; i < count; ++i) {
+    keys.Next(i, i < prompt ? request.prompt[static_cast<size_t>(i)]
+                            : generated.at(static_cast<size_t>(i - prompt)));
+    if ((i + 1) % kPageTokens != 0) continue;
+    int64_t head = 0;
+    for (int32_t& kept : first) {
+      const int64_t at = FirstKept(options, keys.state(), head++, i + 1, log_tolerance);
+      kept = std::max(kept, static_cast<int32_t>(at));
     }
-    first.push_back(static_cast<int32_t>(most));
   }
   return first;
 }

@@ -56,6 +56,7 @@ class Reference {
   const FakeOptions& executor_;
   double log_tolerance_;
   int64_t limit_;
+  KeyChain keys_;
   std::vector<Head> heads_;
   TokenCounts counts_;
   std::vector<int32_t> stops_;
@@ -79,8 +80,10 @@ struct Expected {
 Expected RunReference(const Request& request, const EngineOptions& engine,
                       const FakeOptions& executor);
 
-// The first page that each head keeps of a sequence of so many tokens.
-std::vector<int32_t> FirstPages(const FakeOptions& options, uint64_t request, int64_t tokens,
+// The first page that each head keeps of the first `count` of a request's tokens: its prompt and
+// what was generated.
+std::vector<int32_t> FirstPages(const FakeOptions& options, const Request& request,
+                                const std::vector<int32_t>& generated, int64_t count,
                                 double log_tolerance);
 
 }  // namespace fox::sim

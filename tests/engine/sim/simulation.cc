@@ -22,10 +22,28 @@ Swarm SwarmOf(const DayOptions& options) {
   return swarm;
 }
 
+// With the next turn of a conversation, if there is one with room for more.
+void GoOn(Random& random, Day* day, Request* request) {
+  const auto count = static_cast<int64_t>(day->conversations().size());
+  if (!random.Chance(day->swarm().turns) || count == 0) return;
+  const Request& before = day->conversations()[static_cast<size_t>(random.Int(0, count - 1))];
+  const auto room = static_cast<size_t>(day->swarm().executor.limits.max_model_len) - 1;
+  if (before.prompt.size() >= room) return;
+  std::vector<int32_t> prompt = before.prompt;
+  const size_t own = std::min(request->prompt.size(), room - prompt.size());
+  prompt.insert(prompt.end(), request->prompt.begin(),
+                request->prompt.begin() + static_cast<int64_t>(own));
+  request->prompt = std::move(prompt);
+  request->cache_salt = before.cache_salt;
+  request->log_tolerance = before.log_tolerance;
+  day->Count(Mark::kTurns);
+}
+
 void SubmitSome(Random& random, Day* day) {
   const Swarm& swarm = day->swarm();
   Request request = MakeRequest(swarm, day->now(), random);
   absl::StatusCode invalid = absl::StatusCode::kOk;
+  if (swarm.turns > 0) GoOn(random, day, &request);
   // Now and then an id comes again, maybe while the executor still works for its first owner.
   const bool again = day->free_id() > 0 && random.Chance(0.1);
   request.id = again ? day->free_id() : day->NewId();
@@ -74,6 +92,7 @@ void Operate(Random& random, Day* day) {
   const double total = swarm.submit + swarm.cancel + swarm.acknowledge + swarm.step;
   double choice = random.Unit() * total;
   day->Wait(random.Chance(swarm.stalls) ? 40 * random.Unit() : swarm.tick * random.Unit());
+  if (swarm.flushes > 0 && random.Chance(swarm.flushes)) day->FlushPrefixCache();
   if ((choice -= swarm.submit) < 0) {
     const int64_t count = swarm.burst > 1 && random.Chance(0.1) ? random.Int(1, swarm.burst) : 1;
     for (int64_t i = 0; i < count; ++i) SubmitSome(random, day);

@@ -53,6 +53,17 @@ TEST(SimulationTest, DaysThatFailedOnce) {
   }
 }
 
+// Newcomers that turned slow held the seats of guests, one after the other: a third of the bound.
+TEST(SimulationTest, FloodsThatStarvedOnce) {
+  DayOptions options;
+  options.seed = 91000441;
+  options.operations = 1500;
+  options.flood = true;
+  const Report report = Simulate(options);
+  EXPECT_EQ(report.violation, "") << Describe(options, report);
+  EXPECT_LT(report.longest_wait, 0.05);
+}
+
 TEST(SimulationTest, SameSeedSameTrace) {
   DayOptions options;
   for (; options.seed <= 20; ++options.seed) {

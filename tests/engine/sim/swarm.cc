@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tests/engine/sim/paged_keys.h"
+
 namespace fox::sim {
 namespace {
 
@@ -79,6 +81,16 @@ void ChooseClients(Random& random, Swarm* swarm) {
   swarm->token_seconds = random.Chance(0.5) ? 0 : random.Unit() * 0.001;
 }
 
+// Room for a few, for all, or for hardly one. At the slowest rate some are cheaper computed again.
+void ChooseSwapSpace(Random& random, Swarm* swarm) {
+  ExecutorLimits& limits = swarm->executor.limits;
+  SetSwapSpace(0, &limits);
+  const int64_t whole = limits.lists_per_slot * PagesFor(limits.max_model_len);
+  const int64_t pages = random.Chance(0.3) ? 10 * whole : random.Int(1, 2 * whole);
+  SetSwapSpace(limits.SwapBytes(pages), &limits);
+  limits.swap_rate = random.Chance(0.7) ? 1e12 : 1e5;
+}
+
 // Readers that fall behind again and again, over few slots and pages: who comes takes the pages of
 // who rests.
 void ChooseSlowReaders(Random& random, Swarm* swarm) {
@@ -99,6 +111,46 @@ void ChooseSlowReaders(Random& random, Swarm* swarm) {
   swarm->cancel *= 0.2;
   if (random.Chance(0.7)) swarm->deadlines = 0;
   swarm->invalid *= 0.2;
+}
+
+// Prompts that begin alike, alone and in bursts; conversations of several turns.
+void ChooseSharing(Random& random, Swarm* swarm) {
+  ExecutorLimits& limits = swarm->executor.limits;
+  limits.snapshot_slots = static_cast<int32_t>(random.Int(1, 12));
+  limits.max_model_len = std::max<int64_t>(limits.max_model_len, 200);
+  swarm->long_prompt = limits.max_model_len - 1;
+  swarm->engine.prefix_cache_share = random.Chance(0.3) ? random.Unit() * 0.1 : random.Unit();
+  swarm->engine.prefix_cache_interval = kPageTokens * random.Int(1, 8);
+  swarm->texts.resize(static_cast<size_t>(random.Int(1, 4)));
+  for (auto& text : swarm->texts) {
+    int64_t length = random.Int(kPageTokens, swarm->long_prompt);
+    if (random.Chance(0.5)) length = length / kPageTokens * kPageTokens;
+    text.resize(static_cast<size_t>(length));
+    for (int32_t& token : text) {
+      token = static_cast<int32_t>(random.Int(0, limits.vocab_size - 1));
+    }
+  }
+  swarm->texts_known = random.Unit();
+  swarm->turns = random.Chance(0.5) ? random.Unit() * 0.6 : 0;
+  swarm->groups = std::max(swarm->groups, random.Chance(0.5) ? 0.2 : 0.0);
+  if (random.Chance(0.5)) swarm->burst = static_cast<int>(random.Int(2, 12));
+  if (random.Chance(0.3)) swarm->salted = random.Unit();
+  if (random.Chance(0.3)) swarm->bypasses = random.Unit() * 0.5;
+  if (random.Chance(0.3)) swarm->flushes = random.Unit() * 0.02;
+}
+
+// A text, mostly to its end, then mostly tokens of its own.
+void BeginAlike(const Swarm& swarm, Random& random, Request* request) {
+  const auto last = static_cast<int64_t>(swarm.texts.size()) - 1;
+  const std::vector<int32_t>& text = swarm.texts[static_cast<size_t>(random.Int(0, last))];
+  auto shared = static_cast<int64_t>(text.size());
+  if (random.Chance(0.3)) shared = random.Int(1, shared);
+  auto own = static_cast<int64_t>(request->prompt.size());
+  if (random.Chance(0.7)) own = std::min<int64_t>(own, random.Int(1, kPageTokens));
+  if (random.Chance(0.2)) own = 0;
+  own = std::min(own, swarm.executor.limits.max_model_len - 1 - shared);
+  request->prompt.resize(static_cast<size_t>(std::max<int64_t>(own, 0)));
+  request->prompt.insert(request->prompt.begin(), text.begin(), text.begin() + shared);
 }
 
 void ChooseSampling(const Swarm& swarm, Random& random, SamplingParams* sampling) {
@@ -130,6 +182,9 @@ Swarm MakeSwarm(Random& random) {
   ChooseClients(random, &swarm);
   if (random.Chance(0.45)) ChooseSlowReaders(random, &swarm);
   if (random.Chance(0.3)) swarm.engine.kv_admission = KvAdmission::kWorstCase;
+  // In two draws: so the days that failed once stay what they were.
+  if (random.Chance(0.8) && random.Chance(0.5)) ChooseSharing(random, &swarm);
+  if (random.Chance(0.6)) ChooseSwapSpace(random, &swarm);
   return swarm;
 }
 
@@ -165,6 +220,11 @@ Request MakeRequest(const Swarm& swarm, Seconds now, Random& random) {
     request.log_tolerance = random.Chance(0.5) ? kNoMass : swarm.engine.log_tolerance - 2;
   }
   request.report_windows = random.Chance(swarm.reports);
+  if (!swarm.texts.empty()) {
+    if (random.Chance(swarm.texts_known)) BeginAlike(swarm, random, &request);
+    if (random.Chance(swarm.salted)) request.cache_salt.assign(1, random.Chance(0.5) ? 'a' : 'b');
+    request.bypass_prefix_cache = random.Chance(swarm.bypasses);
+  }
   return request;
 }
 

@@ -3,6 +3,8 @@
 // Swarm Testing, ISSTA 2012). Read simulation.h first.
 #pragma once
 
+#include <vector>
+
 #include "engine/engine.h"
 #include "tests/engine/sim/fake_keys.h"
 #include "tests/engine/sim/random.h"
@@ -17,6 +19,7 @@ struct Swarm {
   // Of a request.
   double deadlines = 0.0, windows = 0.0, sampled = 0.0, scored = 0.0, penalties = 0.0, nan = 0.0;
   double biased = 0.0, unpruned = 0.0, reports = 0.0, groups = 0.0, invalid = 0.0;
+  double texts_known = 0.0, turns = 0.0, salted = 0.0, bypasses = 0.0;
   double long_prompts = 0.1;
   int64_t long_prompt = 0, short_prompt = 1, max_tokens = 1, flow_window = 6;
   int priorities = 1, clients = 1;
@@ -25,6 +28,8 @@ struct Swarm {
   Seconds step_seconds = 0, token_seconds = 0;  // what a step takes
   double stalls = 0;                            // of an operation: nothing happens for long
   double cancel_all = 0, flood = 0;             // how the day ends
+  double flushes = 0;                           // of an operation
+  std::vector<std::vector<int32_t>> texts;      // that prompts begin with
 };
 
 Swarm MakeSwarm(Random& random);

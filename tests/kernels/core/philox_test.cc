@@ -16,20 +16,5 @@ TEST(PhiloxTest, KnownAnswers) {
             (PhiloxCounter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-TEST(PhiloxTest, UniformStaysBelowOneAndDependsOnAllBits) {
-  double sum = 0.0;
-  constexpr int kSamples = 100000;
-  for (uint64_t i = 0; i < kSamples; ++i) {
-    const double u = PhiloxUniform(UINT64_MAX, i);
-    ASSERT_GE(u, 0.0);
-    ASSERT_LT(u, 1.0);
-    sum += u;
-  }
-  // The mean of n uniforms has standard deviation sqrt(1 / 12n) = 0.0009; five of them.
-  EXPECT_NEAR(sum / kSamples, 0.5, 0.0046);
-  EXPECT_NE(PhiloxUniform(1, 0), PhiloxUniform(uint64_t{1} << 32, 0));
-  EXPECT_NE(PhiloxUniform(1, 1), PhiloxUniform(1, uint64_t{1} << 32));
-}
-
 }  // namespace
 }  // namespace fox

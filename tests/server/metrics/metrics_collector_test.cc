@@ -169,6 +169,7 @@ TEST_F(MetricsCollectorTest, VllmNames) {
                            "prompt_tokens_total counter",
                            "generation_tokens_total counter",
                            "request_success_total counter",
+                           "num_requests_swapped gauge",
                            "num_preemptions_total counter",
                            "prefix_cache_queries_total counter",
                            "prefix_cache_hits_total counter",

@@ -64,6 +64,35 @@ TEST(PagePoolTest, ASequenceBeyondItsTableIsReported) {
   EXPECT_EQ(kv.page_table.ToHost(), before);
 }
 
+// Sequences that share all their pages: windows of 2 * 60 pages in a pool of 60.
+TEST(PagePoolTest, MoreSplitsThanThereIsRoomForAreReported) {
+  const PagedKvShape shape = NarrowShape(1, 1, 1, 3, 64, 64);
+  DeviceKv kv(shape);
+  ASSERT_EQ(Begin(kv, {{0, 0, 60 * kPageTokens - 1, -10}}), cudaSuccess);
+  ASSERT_EQ(Share(0, 1, kv.view, nullptr), cudaSuccess);
+  const DeviceBatch batch({{0, 60 * kPageTokens - 1, 1, -10}, {1, 59 * kPageTokens, 1, -10}});
+  const DeviceWork work(shape, 2, 2);
+  StepSchedule schedule = work.view;
+  EXPECT_EQ(MaxDecodeSplits(2, shape), 2 * 17);
+  for (const int room : {30, 29}) {
+    schedule.max_splits = room;
+    ASSERT_EQ(PlanSplits(batch.view, kv.view, schedule, 0, nullptr), cudaSuccess);
+    EXPECT_EQ(FaultOf(kv), room == 30 ? PoolFault::kNone : PoolFault::kSplitOverflow) << room;
+    EXPECT_EQ(work.split_begin.ToHost()[2], room);
+  }
+}
+
+TEST(PagePoolTest, WindowsOfAnyLengthHaveRoomForTheirSplits) {
+  PagedKvShape shape = NarrowShape(1, 1, 1, 1, 1, 1);
+  for (int pages = 1; pages < 5000; ++pages) {
+    shape.max_pages = pages;
+    for (const int first : {0, 1, 3, pages / 2}) {
+      if (first >= pages) continue;
+      ASSERT_LE(NumSplits(first, pages - 1), MaxDecodeSplits(1, shape)) << first << " " << pages;
+    }
+  }
+}
+
 // With poison_free_pages; DeviceKv begins with nothing but poison.
 TEST(PagePoolTest, AWriteIntoAFreePageIsReported) {
   PagedKvShape shape = NarrowShape(2, 3, 1, 4, 8, 6 * 5);

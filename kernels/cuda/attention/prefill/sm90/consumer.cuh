@@ -175,10 +175,10 @@ class PrefillConsumer {
     }
   }
 
-  // Keys after the row's own, and what is not seen before first_key.
+  // Keys after the row's own, if it lies in this tile, and what is not seen before first_key.
   __device__ __forceinline__ void Mask(float (&s)[64], const Work& work_tile) {
     const int first = work_tile.first_key(), column = 2 * (lane_ % 4) - first;
-    const int own = work_tile.position % kTileKeys + row_ - first;
+    const int own = work_tile.own_key() + row_ - first;
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
       const auto at = static_cast<uint32_t>(column + i / 4 * 8 + i % 2);
@@ -406,6 +406,9 @@ class PrefillConsumer {
   }
 
   __device__ __forceinline__ void Store(const Work& work_tile) {
+    if constexpr (Source::kSplitsKeys) {
+      if (source_.IsSplit(work_tile)) return StorePartial(work_tile);
+    }
     const int quad_lane = lane_ % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -426,6 +429,25 @@ class PrefillConsumer {
         if (real) *reinterpret_cast<uint4*>(to + 8 * b) = vector;
       }
       if (quad_lane == 0) source_.StoreLogSum(work_tile, row, real, reference_max_[r], sum);
+    }
+  }
+
+  // For the merge: outputs relative to the reference maximum, which is relative to c_ref, as it is
+  // in all splits of the walk.
+  __device__ __forceinline__ void StorePartial(const Work& work_tile) {
+    const int quad_lane = lane_ % 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = row_ + 8 * r;
+      const float sum = QuadSum(sum_[r]);
+      if (row >= work_tile.count) continue;
+      float* to = source_.template PartialOut<kHeadDim>(work_tile, row) + 2 * quad_lane;
+#pragma unroll
+      for (int b = 0; b < kHeadDim / 8; ++b) {
+        const int i = 4 * b + 2 * r;
+        *reinterpret_cast<float2*>(to + 8 * b) = {out_[i], out_[i + 1]};
+      }
+      if (quad_lane == 0) *source_.PartialSoftmax(work_tile, row) = {reference_max_[r], sum};
     }
   }
 

@@ -27,7 +27,7 @@ struct DenseWalk {
   const double* base;   // cum_log_f of the diagonal tile; those before it are those to the left
   const float4* local;  // its offsets
   int token;            // the diagonal tile's first
-  int first_page, last_page, diagonal, kv_head, batch;
+  int first_page, last_page, start_tile, kv_head, batch;
   double ref_log_decay;
 };
 
@@ -35,7 +35,7 @@ struct DenseSource {
   using Work = DenseWork;
   using Walk = DenseWalk;
 
-  static constexpr bool kPadsLogSums = true;
+  static constexpr bool kPadsLogSums = true, kSplitsKeys = false;
 
   CUtensorMap q_map, k_map, v_map;  // (column, token, head, batch row)
   DenseState state;
@@ -53,7 +53,7 @@ struct DenseSource {
   }
   __device__ __forceinline__ static bool TracksMax(const Work& work) { return work.track_max != 0; }
 
-  __device__ __forceinline__ Work MakeWork(int tile, int head) const {
+  __device__ __forceinline__ Work MakeWork(int tile, int head, int) const {
     const DenseTile rows = state.tiles[tile];
     Work work{};
     work.index = static_cast<int64_t>(head) * state.max_tiles + tile;
@@ -61,8 +61,9 @@ struct DenseSource {
     work.count = rows.count;
     work.position = rows.position;
     work.head = head;
+    work.start_tile = rows.position / kTileKeys;
     work.first_page = min(state.first_page[work.index], rows.position / kPageTokens);
-    work.num_kv_tiles = rows.position / kTileKeys - work.first_page / 2 + 1;
+    work.num_kv_tiles = work.start_tile - work.first_page / 2 + 1;
     work.ref_log_decay = state.cum_log_f[work.index] +
                          static_cast<double>(state.log_f_offset[work.index * kDenseTile]);
     work.batch = rows.batch;
@@ -80,7 +81,7 @@ struct DenseSource {
             work.first_row,
             work.first_page,
             work.last_page(),
-            work.diagonal(),
+            work.start_tile,
             work.head / group,
             work.batch,
             work.ref_log_decay};
@@ -90,7 +91,7 @@ struct DenseSource {
   template <bool kCertified>
   __device__ __forceinline__ TileGates ReadGates(const Walk& walk, int i, int lane, int&) const {
     static_assert(!kCertified);
-    const int page = 2 * (walk.diagonal - i), token = walk.token - i * kDenseTile;
+    const int page = 2 * (walk.start_tile - i), token = walk.token - i * kDenseTile;
     TileGates gates;
     gates.id0 = page >= walk.first_page ? token : -1;
     gates.id1 = page < walk.last_page ? token + kDensePage : -1;

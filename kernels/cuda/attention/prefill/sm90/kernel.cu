@@ -2,6 +2,7 @@
 #include "kernels/cuda/attention/prefill/prefill.h"
 #include "kernels/cuda/attention/prefill/sm90/kernel.cuh"
 #include "kernels/cuda/attention/prefill/sm90/paged_source.cuh"
+#include "kernels/cuda/attention/prefill/sm90/split_keys.h"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/tensor_map.h"
 
@@ -24,9 +25,11 @@ cudaError_t LaunchFor(AcpMode acp, PagedSource& source, const MatrixView& q, int
   error = EncodeMatrixMap(kv.values, pool_rows, kHeadDim, kHeadDim, kPageTokens, kColumns,
                           &source.v_map);
   if (error != cudaSuccess) return error;
-  return acp == AcpMode::kCertified
-             ? LaunchPrefillSm90<PagedSource, kHeadDim, true>(source, work_tiles, stream)
-             : LaunchPrefillSm90<PagedSource, kHeadDim, false>(source, work_tiles, stream);
+  error = acp == AcpMode::kCertified
+              ? LaunchPrefillSm90<PagedSource, kHeadDim, true>(source, work_tiles, stream)
+              : LaunchPrefillSm90<PagedSource, kHeadDim, false>(source, work_tiles, stream);
+  if (error != cudaSuccess || source.schedule.key_splits.walks == nullptr) return error;
+  return MergeKeySplits<kHeadDim>(source, stream);
 }
 
 }  // namespace
@@ -50,7 +53,14 @@ cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, c
   source.lse_stride = params.lse.row_stride;
   source.blocks_total = params.blocks_total;
   source.blocks_pruned = params.blocks_pruned;
-  const int64_t work_tiles = static_cast<int64_t>(max_tiles) * kv.shape.q_heads;
+  int64_t work_tiles = static_cast<int64_t>(max_tiles) * kv.shape.q_heads;
+  KeySplits& splits = source.schedule.key_splits;
+  if (!MaySplit(batch)) splits.walks = nullptr;
+  if (splits.walks != nullptr) {
+    work_tiles += splits.max_splits;
+    const cudaError_t error = PlanKeySplits(batch, kv.shape.q_heads, schedule, stream);
+    if (error != cudaSuccess) return error;
+  }
   return DispatchHeadDim<32>(kv.shape.head_dim, [&]<int kHeadDim>() {
     return LaunchFor<kHeadDim>(params.acp, source, params.q, work_tiles, stream);
   });

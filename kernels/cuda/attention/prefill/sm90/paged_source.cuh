@@ -1,5 +1,5 @@
 // PagedSource: the keys, values, gates and boundaries of the server's cache, by pages, with the row
-// certificate and the block counters. See plan.cuh.
+// certificate, the block counters and walks that are split over keys. See plan.cuh.
 #pragma once
 
 #include <cuda.h>
@@ -22,6 +22,8 @@ struct PagedWork : WorkTile {
   int32_t track_max;     // 0: no logit can overflow against the diagonal tile's reference maximum
   int64_t table;         // of the page list, offset in kv.page_table
   double log_tolerance;  // log eps, less what rounding within the tile costs the certificate
+  int32_t pages_before;  // that the tile's rows skip left of the walk; 0 in splits but the first
+  int64_t partial_row;   // of the split's first row; -1: the walk is whole
   // Written by the halves when they are done, for the counters.
   int32_t visited;  // key/value tiles, the larger of the halves' numbers
   int32_t halves_done;
@@ -30,7 +32,7 @@ struct PagedWork : WorkTile {
 // A work tile's constants, in registers: what lies in shared memory would be read for every tile.
 struct PagedWalk {
   const int32_t* table;
-  int first_page, last_page, diagonal, group, in_group;
+  int first_page, last_page, start_tile, group, in_group;
   double ref_log_decay, log_tolerance;
 };
 
@@ -38,7 +40,7 @@ struct PagedSource {
   using Work = PagedWork;
   using Walk = PagedWalk;
 
-  static constexpr bool kPadsLogSums = false;
+  static constexpr bool kPadsLogSums = false, kSplitsKeys = true;
 
   CUtensorMap q_map, k_map, v_map;
   PagedKv kv;
@@ -57,6 +59,21 @@ struct PagedSource {
   __device__ __forceinline__ int NumTiles() const { return *schedule.num_tiles; }
   __device__ __forceinline__ int NumHeads() const { return kv.shape.q_heads; }
   __device__ __forceinline__ int32_t* WorkCounter() const { return schedule.tile_counter; }
+  // Splits of walks, beside those that hold the diagonal.
+  __device__ __forceinline__ int NumSplits() const {
+    return schedule.key_splits.walks == nullptr ? 0 : *schedule.key_splits.num_splits;
+  }
+  // Where they come in the order of the work; walks of long prompts are longer than any split.
+  __device__ __forceinline__ bool SplitsFirst() const {
+    return schedule.key_splits.walks != nullptr && *schedule.key_splits.splits_first != 0;
+  }
+  __device__ __forceinline__ void PlaceOfSplit(int index, int* tile, int* head, int* split) const {
+    const KeySplit place = schedule.key_splits.splits[index];
+    *tile = place.tile;
+    *head = place.head;
+    *split = place.index;
+  }
+  __device__ __forceinline__ static bool IsSplit(const Work& work) { return work.partial_row >= 0; }
 
   // Of scores, to log2 units: log2(e) / sqrt(head_dim).
   template <int kHeadDim>
@@ -75,9 +92,9 @@ struct PagedSource {
     return kv.page_cum_log_f[own] + static_cast<double>(local[position % kPageTokens]);
   }
 
-  __device__ __forceinline__ Work MakeWork(int tile, int head) const {
+  // Rows and gates of a tile, without its keys.
+  __device__ __forceinline__ Work MakeTile(int tile, int head) const {
     const RowBlock rows = schedule.tiles[tile];
-    const int64_t boundary_at = static_cast<int64_t>(head) * schedule.max_tiles + tile;
     const int group = kv.shape.group();
     Work work{};
     work.first_row = rows.first_row;
@@ -85,28 +102,53 @@ struct PagedSource {
     work.position = rows.position;
     work.seq = rows.seq;
     work.head = head;
-    work.first_page = min(schedule.boundary[boundary_at], rows.position / kPageTokens);
-    work.num_kv_tiles = rows.position / kTileKeys - work.first_page / 2 + 1;
     work.table = kv.ListIndex(rows.slot, layer, head / group) * kv.shape.max_pages;
     work.ref_log_decay = CumulativeGate(work, head % group, rows.position);
+    return work;
+  }
+
+  __device__ __forceinline__ Work MakeWork(int tile, int head, int split) const {
+    const int64_t walk = static_cast<int64_t>(head) * schedule.max_tiles + tile;
+    WalkSplits splits{-1, 0};
+    if (schedule.key_splits.walks != nullptr) splits = schedule.key_splits.walks[walk];
+    const int first_page = schedule.boundary[walk];
+    Work work = MakeTile(tile, head);
+    const int group = kv.shape.group();
+    work.start_tile = work.position / kTileKeys;
+    work.first_page = min(first_page, work.position / kPageTokens);
+    work.pages_before = work.first_page;
+    work.partial_row = -1;
+    if (splits.shift >= 0) TakeSplit(work, splits, split);
+    work.num_kv_tiles = work.start_tile - work.first_page / 2 + 1;
     work.log_tolerance = -INFINITY;
     if (log_tolerance_of != nullptr && max_norm_product != nullptr) {
-      const double last = CumulativeGate(work, head % group, rows.position + rows.count - 1);
+      const double last = CumulativeGate(work, head % group, work.position + work.count - 1);
       work.log_tolerance =
-          log_tolerance_of[rows.seq] -
+          log_tolerance_of[work.seq] -
           RowRounding(kv.shape.head_dim, max_norm_product[head], last, work.ref_log_decay);
     }
-    // A key's bias does not exceed that of the row's own key, which lies in the diagonal tile.
+    // A key's bias does not exceed those of the start tile, where each row sees some.
     const double spread =
         max_logit_bound == nullptr ? INFINITY : 2 * max_logit_bound[head] * kLog2EDouble;
     work.track_max = spread <= kBoundedSpread ? 0 : 1;
     return work;
   }
 
+  __device__ __forceinline__ static void TakeSplit(Work& work, const WalkSplits& splits,
+                                                   int split) {
+    const int group = (work.start_tile >> splits.shift) - split;
+    if (split > 0) {
+      work.start_tile = ((group + 1) << splits.shift) - 1;
+      work.pages_before = 0;
+    }
+    work.first_page = max(work.first_page, 2 * (group << splits.shift));
+    work.partial_row = splits.first_row + static_cast<int64_t>(split) * work.count;
+  }
+
   __device__ __forceinline__ Walk MakeWalk(const Work& work) const {
     const int group = kv.shape.group();
     return {
-        kv.page_table + work.table, work.first_page,    work.last_page(),  work.diagonal(), group,
+        kv.page_table + work.table, work.first_page,    work.last_page(),  work.start_tile, group,
         work.head % group,          work.ref_log_decay, work.log_tolerance};
   }
 
@@ -116,7 +158,7 @@ struct PagedSource {
                                                  int& ids) const {
     constexpr int kTilesRead = kWarp / 2;  // page ids are read a warp at a time
     if (i % kTilesRead == 0) {
-      const int page = 2 * (walk.diagonal - i) + 1 - lane;
+      const int page = 2 * (walk.start_tile - i) + 1 - lane;
       ids = page >= walk.first_page && page <= walk.last_page ? walk.table[page] : -1;
     }
     TileGates gates;
@@ -154,6 +196,14 @@ struct PagedSource {
            (static_cast<int64_t>(work.first_row) + row) * out_stride + work.head * kHeadDim;
   }
 
+  template <int kHeadDim>
+  __device__ __forceinline__ float* PartialOut(const Work& work, int row) const {
+    return schedule.key_splits.out + (work.partial_row + row) * kHeadDim;
+  }
+  __device__ __forceinline__ float2* PartialSoftmax(const Work& work, int row) const {
+    return reinterpret_cast<float2*>(schedule.key_splits.softmax) + work.partial_row + row;
+  }
+
   // Scores are relative to c_ref: s + c_ref - c_j; the row's logits are s + c_i - c_j.
   __device__ __forceinline__ void StoreLogSum(const Work& work, int row, bool real,
                                               float reference_max, float sum) const {
@@ -167,7 +217,8 @@ struct PagedSource {
   }
 
   // One thread of each half: the half that is done last adds what the tile's rows saw of the causal
-  // range, and what not.
+  // range, and what not. Of a split walk, the first split adds the range and what lies before it,
+  // and each what it left out itself.
   __device__ __forceinline__ void CountBlocks(Work& work, int visited) const {
     atomicMax_block(&work.visited, visited);
     __threadfence_block();
@@ -178,9 +229,10 @@ struct PagedSource {
     const int here = min(work.count, (page + 1) * kPageTokens - work.position);
     const int64_t total = static_cast<int64_t>(here) * (page + 1) +
                           static_cast<int64_t>(work.count - here) * (page + 2);
-    const int left = max(work.first_page, 2 * (work.diagonal() - visited + 1));
-    Add(blocks_total, work.seq, total);
-    Add(blocks_pruned, work.seq, static_cast<int64_t>(work.count) * left);
+    const int left = max(work.first_page, 2 * (work.start_tile - visited + 1));
+    const int pruned = left - work.first_page + work.pages_before;
+    if (work.on_diagonal()) Add(blocks_total, work.seq, total);
+    Add(blocks_pruned, work.seq, static_cast<int64_t>(work.count) * pruned);
   }
   __device__ __forceinline__ static void Add(int64_t* counts, int seq, int64_t amount) {
     if (counts == nullptr) return;

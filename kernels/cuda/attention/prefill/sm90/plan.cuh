@@ -53,19 +53,24 @@ struct PrefillPlan {
   static constexpr bool kDoubleBufferedScores = kHeadDim < 128;
 };
 
-// One query head of one tile; a Source's Work has more.
+// A walk, that of one query head of one tile, or a split of it; a Source's Work has more.
 struct WorkTile {
   int32_t first_row, count, position;  // as in RowBlock; count 0: there is no more work
   int32_t head;
-  int32_t first_page;    // the bound excludes those before it
-  int32_t num_kv_tiles;  // key/value tiles from the diagonal down to first_page
+  int32_t start_tile;    // the first key/value tile: the diagonal one, but in splits left of it
+  int32_t first_page;    // the bound, or the split's end, excludes those before it
+  int32_t num_kv_tiles;  // key/value tiles from start_tile down to first_page
   double ref_log_decay;  // c of the first row: biases are relative to it
 
-  __device__ int diagonal() const { return position / kTileKeys; }
+  __device__ bool on_diagonal() const { return start_tile == position / kTileKeys; }
   __device__ int last_page() const { return (position + count - 1) / kPageTokens; }
-  // In the diagonal tile: the first key that is seen, and the last row's own.
-  __device__ int first_key() const { return first_page > 2 * diagonal() ? kPageTokens : 0; }
-  __device__ int last_key() const { return (position + count - 1) % kTileKeys; }
+  // In the start tile: the first key that is seen, and the last ones that the first row and the
+  // last row see.
+  __device__ int first_key() const { return first_page > 2 * start_tile ? kPageTokens : 0; }
+  __device__ int own_key() const { return on_diagonal() ? position % kTileKeys : kTileKeys - 1; }
+  __device__ int last_key() const {
+    return on_diagonal() ? (position + count - 1) % kTileKeys : kTileKeys - 1;
+  }
 };
 
 // What the loader reads of a key/value tile for itself. Four keys a lane.

@@ -31,14 +31,19 @@ __device__ __forceinline__ void PlaceOf(int index, int num_tiles, int q_heads, i
   *head = first_head + rest % heads;
 }
 
-// One lane fetches work tiles until there are none, then passes on one of no rows. A work tile is
-// fetched only when the one before it is almost loaded: a block that holds long work tiles in
-// reserve would still work on them when all others are done.
+// Splits come before or after all walks. One lane fetches work tiles until there are none, then
+// passes on one of no rows. A work tile is fetched only when the one before it is almost loaded: a
+// block that holds long work tiles in reserve would still work on them when all others are done.
 template <typename Source, int kHeadDim>
 __device__ __forceinline__ void ScheduleWork(PrefillShared<Source, kHeadDim>& shared,
                                              const Source& source) {
   const int num_tiles = source.NumTiles(), q_heads = source.NumHeads();
-  const int total = num_tiles * q_heads;
+  const int walks = num_tiles * q_heads;
+  int total = walks, splits_before = 0;
+  if constexpr (Source::kSplitsKeys) {
+    total += source.NumSplits();
+    splits_before = source.SplitsFirst() ? total - walks : 0;
+  }
   int slot = 0;
   uint32_t phase = 0, ending_phase = 0;
   for (bool more = true; more;) {
@@ -46,9 +51,14 @@ __device__ __forceinline__ void ScheduleWork(PrefillShared<Source, kHeadDim>& sh
     more = index < total;
     typename Source::Work work_tile{};
     if (more) {
-      int tile = 0, head = 0;
-      PlaceOf(index, num_tiles, q_heads, &tile, &head);
-      work_tile = source.MakeWork(tile, head);
+      int tile = 0, head = 0, split = 0;
+      const int walk = index - splits_before;
+      if (!Source::kSplitsKeys || (walk >= 0 && walk < walks)) {
+        PlaceOf(walk, num_tiles, q_heads, &tile, &head);
+      } else if constexpr (Source::kSplitsKeys) {
+        source.PlaceOfSplit(walk < 0 ? index : walk - walks, &tile, &head, &split);
+      }
+      work_tile = source.MakeWork(tile, head, split);
     }
     shared.work_empty[slot].Wait(phase ^ 1);
     shared.work_tiles[slot] = work_tile;

@@ -1,0 +1,210 @@
+// One thread a request, so that the client is never what waits, and one that watches the server.
+// See arrivals.h.
+#include "tests/bench/arrivals.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "fox/v1/inference.grpc.pb.h"
+#include "fox/v1/info.grpc.pb.h"
+#include "grpcpp/create_channel.h"
+#include "tests/bench/measurement.h"
+
+namespace fox {
+namespace {
+
+constexpr int kConnections = 4;
+constexpr std::chrono::milliseconds kWatchInterval(5);
+
+v1::GenerateRequest MakeRequest(const PlannedRequest& planned, uint32_t vocab_size) {
+  v1::GenerateRequest request;
+  std::mt19937_64 random(planned.seed);
+  auto* ids = request.mutable_token_ids()->mutable_ids();
+  ids->Reserve(static_cast<int>(planned.prompt_tokens));
+  for (int64_t i = 0; i < planned.prompt_tokens; ++i) {
+    ids->Add(static_cast<uint32_t>(random() % vocab_size));
+  }
+  request.mutable_sampling()->set_temperature(1);
+  request.mutable_sampling()->set_seed(planned.seed);
+  request.mutable_stopping()->set_max_tokens(static_cast<uint32_t>(planned.output_tokens));
+  request.mutable_stopping()->set_ignore_eos(true);
+  request.mutable_output()->set_text(false);
+  request.mutable_output()->set_token_ids(true);
+  request.mutable_output()->set_stream_interval(1);
+  request.mutable_output()->set_perf_metrics(true);
+  return request;
+}
+
+// A stream that ended well without saying how has been cut.
+void Check(const v1::Finish& finish, int64_t wanted, Outcome* outcome) {
+  const int64_t made = finish.usage().completion_tokens();
+  outcome->missing = std::max<int64_t>(0, std::max(wanted, made) - outcome->tokens);
+  outcome->repeated = std::max<int64_t>(0, outcome->tokens - std::min(wanted, made));
+  outcome->preemptions = static_cast<int32_t>(finish.perf().preemptions());
+}
+
+Outcome Send(grpc::Channel& channel, const v1::GenerateRequest& request, double timeout) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::milliseconds(static_cast<int64_t>(1000 * timeout)));
+  v1::Inference::Stub stub(std::shared_ptr<grpc::ChannelInterface>(&channel, [](auto*) {}));
+  Outcome outcome;
+  const double start = Now();
+  const auto reader = stub.GenerateStream(&context, request);
+  bool finished = false;
+  v1::GenerateDelta message;
+  while (reader->Read(&message)) {
+    if (message.event_case() == v1::GenerateDelta::kFinish) {
+      Check(message.finish(), request.stopping().max_tokens(), &outcome);
+      finished = true;
+    }
+    if (message.event_case() != v1::GenerateDelta::kDelta) continue;
+    const double now = Now() - start;
+    if (outcome.tokens == 0) {
+      outcome.first_token = now;
+    } else {
+      outcome.gaps.push_back(now - outcome.last_token);
+    }
+    outcome.tokens += message.delta().token_ids_size();
+    outcome.last_token = now;
+  }
+  outcome.code = reader->Finish().error_code();
+  if (outcome.code == grpc::OK && !finished) outcome.code = grpc::DATA_LOSS;
+  outcome.total = Now() - start;
+  return outcome;
+}
+
+// Asks the server for its load again and again until it is destroyed.
+class LoadWatch {
+ public:
+  LoadWatch(const std::string& target, ServedArrivals* served)
+      : stub_(v1::Info::NewStub(ConnectTo(target))), served_(served) {
+    v1::Load load;
+    if (Ask(&load)) before_ = static_cast<int64_t>(load.preemptions());
+    thread_ = std::thread([this] { Watch(); });
+  }
+  ~LoadWatch() {
+    ended_ = true;
+    thread_.join();
+    v1::Load load;
+    if (Ask(&load)) served_->preemptions = static_cast<int64_t>(load.preemptions()) - before_;
+  }
+  LoadWatch(const LoadWatch&) = delete;
+  LoadWatch& operator=(const LoadWatch&) = delete;
+
+ private:
+  bool Ask(v1::Load* load) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
+    return stub_->GetLoad(&context, v1::GetLoadRequest(), load).ok();
+  }
+
+  void Watch() {
+    for (v1::Load load; !ended_; std::this_thread::sleep_for(kWatchInterval)) {
+      if (!Ask(&load)) continue;
+      const auto at_least = [](int64_t* most, uint64_t now) {
+        *most = std::max(*most, static_cast<int64_t>(now));
+      };
+      at_least(&served_->most_running, load.running());
+      at_least(&served_->most_pages, load.num_pages() - load.free_pages());
+      at_least(&served_->num_pages, load.num_pages());
+    }
+  }
+
+  const std::unique_ptr<v1::Info::Stub> stub_;
+  ServedArrivals* const served_;  // the thread's until it has ended
+  int64_t before_ = 0;
+  std::atomic<bool> ended_ = false;
+  std::thread thread_;
+};
+
+}  // namespace
+
+int64_t TokenRange::Sample(std::mt19937_64& random) const {
+  std::uniform_real_distribution<double> log(std::log(static_cast<double>(low)),
+                                             std::log(static_cast<double>(high) + 1));
+  return std::clamp(static_cast<int64_t>(std::exp(log(random))), low, high);
+}
+
+absl::StatusOr<TokenRange> ParseTokenRange(const std::string& text, const char* flag) {
+  const std::vector<std::string> parts = absl::StrSplit(text, '-');
+  TokenRange range;
+  if (parts.size() > 2 || !absl::SimpleAtoi(parts.front(), &range.low) ||
+      !absl::SimpleAtoi(parts.back(), &range.high) || range.low < 1 || range.high < range.low) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", flag, ": \"", text, "\" is neither 512 nor 128-2048"));
+  }
+  return range;
+}
+
+std::vector<PlannedRequest> PlanArrivals(int64_t requests, double rate, const TokenRange& prompt,
+                                         const TokenRange& output, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::exponential_distribution<double> gap(rate);
+  std::vector<PlannedRequest> plan(static_cast<size_t>(requests));
+  double at = 0;
+  for (PlannedRequest& request : plan) {
+    request = {at, prompt.Sample(random), output.Sample(random), random()};
+    at += gap(random);
+  }
+  return plan;
+}
+
+int64_t ServedArrivals::MostKept() const {
+  std::vector<std::pair<double, int>> changes;  // at a time, by so many
+  for (const Outcome& outcome : outcomes) {
+    if (!outcome.completed() || outcome.preemptions > 0) continue;
+    changes.emplace_back(outcome.sent + outcome.first_token, 1);
+    changes.emplace_back(outcome.sent + outcome.last_token, -1);
+  }
+  std::sort(changes.begin(), changes.end());
+  int64_t now = 0, most = 0;
+  for (const auto& [at, change] : changes) most = std::max(most, now += change);
+  return most;
+}
+
+std::shared_ptr<grpc::Channel> ConnectTo(const std::string& target) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(256 << 20);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+}
+
+ServedArrivals SendArrivals(const std::string& target, const std::vector<PlannedRequest>& plan,
+                            uint32_t vocab_size, double timeout) {
+  std::vector<std::shared_ptr<grpc::Channel>> channels;
+  for (int i = 0; i < kConnections; ++i) channels.push_back(ConnectTo(target));
+  for (const auto& channel : channels) {
+    channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(5));
+  }
+  ServedArrivals served;
+  served.outcomes.resize(plan.size());
+  {
+    const LoadWatch watch(target, &served);
+    std::vector<std::thread> threads;
+    const double start = Now();
+    for (size_t i = 0; i < plan.size(); ++i) {
+      const v1::GenerateRequest request = MakeRequest(plan[i], vocab_size);
+      std::this_thread::sleep_for(std::chrono::duration<double>(start + plan[i].at - Now()));
+      const double sent = Now() - start;
+      threads.emplace_back([&, request, sent, i] {
+        Outcome outcome = Send(*channels[i % channels.size()], request, timeout);
+        outcome.late = sent - plan[i].at;
+        outcome.sent = sent;
+        served.outcomes[i] = std::move(outcome);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    served.seconds = Now() - start;
+  }
+  return served;
+}
+
+}  // namespace fox

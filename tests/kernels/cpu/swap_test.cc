@@ -1,0 +1,196 @@
+// SwapOut and SwapIn: a sequence that was in host memory meanwhile and comes back into another slot
+// and other pages goes on, bit for bit, as one that stayed; who shared pages with it sees nothing.
+#include "kernels/swap.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "tests/kernels/cpu/text_cache.h"
+
+namespace fox::testing {
+namespace {
+
+constexpr int64_t kTokens = TextCache::kTokens;
+constexpr int kPages = 200;
+
+struct Case {
+  AcpMode acp;
+  DType dtype;
+  int kv_heads;  // of four query heads
+  bool k_shift, v_shift;
+};
+
+PagedKvShape Shape(const Case& c) {
+  PagedKvShape shape;
+  shape.layers = 2;
+  shape.q_heads = 4;
+  shape.kv_heads = c.kv_heads;
+  shape.head_dim = 8;
+  shape.dtype = c.dtype;
+  shape.num_pages = kPages;
+  shape.max_slots = 5;
+  shape.max_pages = 5;
+  shape.k_shift = c.k_shift;
+  shape.v_shift = c.v_shift;
+  return shape;
+}
+
+// A range of exactly the size that is asked for.
+struct Range {
+  Range(const PagedKvShape& shape, int64_t pages)
+      : memory(SwapBytes(shape, pages), std::byte{0xa5}), slot{memory.data(), pages} {}
+  std::vector<std::byte> memory;
+  HostSlot slot;
+};
+
+class SwapTest : public ::testing::TestWithParam<Case> {
+ protected:
+  SwapTest() : cache_(Shape(GetParam()), GetParam().acp), kv_(cache_.kv()) {}
+
+  Range SwapOut(int32_t slot) {
+    Range range(kv_.shape, cache_.LivePages(slot));
+    cache_.ops().SwapOut(slot, range.slot, kv_, nullptr);
+    return range;
+  }
+
+  TextCache cache_;
+  const PagedKv& kv_;
+};
+
+TEST_P(SwapTest, GoingOnIsTheSameInAnotherSlot) {
+  for (const int64_t length : {1, 63, 64, 65, 128, 130, 200, 290}) {
+    SCOPED_TRACE(length);
+    for (const int32_t slot : {0, 1}) {
+      cache_.Append(slot, 0, length / 2 + 1);
+      if (length > 1) cache_.Append(slot, length / 2 + 1, length);
+    }
+    const std::string state = cache_.StateOf(1);
+    ASSERT_EQ(cache_.StateOf(0), state);
+    const int64_t live = cache_.LivePages(0);
+    if (length > 250 && GetParam().acp != AcpMode::kOff) {
+      ASSERT_LT(live, kv_.shape.lists_per_slot() * PagesFor(length));
+    }
+    const Range range = SwapOut(0);
+    EXPECT_EQ(cache_.StateOf(0), state);  // it is untouched
+    cache_.Release(0);
+    // Other pages, and other values in those that it had.
+    cache_.Append(2, 0, 100);
+    cache_.Append(3, 0, kTokens);
+    cache_.Release(2);
+    cache_.ops().SwapIn(range.slot, 4, kv_, nullptr);
+    EXPECT_EQ(kv_.sole_pages[4], live);
+    ASSERT_EQ(cache_.StateOf(4), state);
+    // Sharing goes by the rows of the last page end.
+    cache_.ops().Share(4, 2, kv_, nullptr);
+    cache_.ops().Share(1, 0, kv_, nullptr);
+    EXPECT_EQ(cache_.StateOf(2), cache_.StateOf(0));
+    for (int64_t at = length; at < kTokens;) {
+      const int64_t next = at < length + 2 ? at + 1 : kTokens;
+      ASSERT_EQ(cache_.Append(4, at, next), cache_.Append(1, at, next));
+      ASSERT_EQ(cache_.StateOf(4), cache_.StateOf(1));
+      at = next;
+    }
+    for (int32_t slot = 0; slot < kv_.shape.max_slots; ++slot) cache_.Release(slot);
+    EXPECT_EQ(*kv_.free_count, kPages);
+  }
+}
+
+// Out and in again several times, and twice from one range.
+TEST_P(SwapTest, ARangeStaysAsItIs) {
+  cache_.Append(0, 0, 150);
+  const std::string state = cache_.StateOf(0);
+  const Range first = SwapOut(0);
+  cache_.ops().SwapIn(first.slot, 1, kv_, nullptr);
+  cache_.Append(1, 150, 200);
+  cache_.ops().SwapIn(first.slot, 2, kv_, nullptr);
+  EXPECT_EQ(cache_.StateOf(2), state);
+  const Range second = SwapOut(2);
+  EXPECT_EQ(cache_.LivePages(2), second.slot.most_pages);
+  cache_.Release(2);
+  cache_.ops().SwapIn(second.slot, 3, kv_, nullptr);
+  EXPECT_EQ(cache_.StateOf(3), state);
+  cache_.Append(3, 150, 200);
+  EXPECT_EQ(cache_.StateOf(3), cache_.StateOf(1));
+}
+
+TEST_P(SwapTest, AnEmptySlotStaysEmpty) {
+  const std::string empty = cache_.StateOf(0);
+  const Range range = SwapOut(0);
+  cache_.ops().SwapIn(range.slot, 1, kv_, nullptr);
+  EXPECT_EQ(cache_.StateOf(1), empty);
+  EXPECT_EQ(*kv_.free_count, kPages);
+}
+
+// What comes back has pages of its own; the snapshot keeps those that it had.
+TEST_P(SwapTest, SharedPagesComeBackAsCopies) {
+  cache_.Append(0, 0, 200);
+  cache_.ops().Share(0, 1, kv_, nullptr);
+  const std::string state = cache_.StateOf(0), snapshot = cache_.StateOf(1);
+  const int64_t live = cache_.LivePages(0), kept = cache_.LivePages(1);
+  EXPECT_EQ(kv_.sole_pages[1], 0);
+  const Range range = SwapOut(0);
+  EXPECT_EQ(kv_.sole_pages[1], 0);
+  cache_.Release(0);
+  EXPECT_EQ(kv_.sole_pages[1], kept);
+  cache_.ops().SwapIn(range.slot, 0, kv_, nullptr);
+  EXPECT_EQ(kv_.sole_pages[0], live);
+  EXPECT_EQ(kv_.sole_pages[1], kept);
+  EXPECT_EQ(*kv_.free_count, kPages - live - kept);
+  EXPECT_EQ(cache_.StateOf(0), state);
+  cache_.Append(0, 200, kTokens);
+  EXPECT_EQ(cache_.StateOf(1), snapshot);
+  cache_.Append(2, 0, 200);
+  cache_.Append(2, 200, kTokens);
+  EXPECT_EQ(cache_.StateOf(0), cache_.StateOf(2));
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, SwapTest,
+                         ::testing::Values(Case{AcpMode::kOff, DType::kF32, 2, true, true},
+                                           Case{AcpMode::kPaper, DType::kF32, 1, false, true},
+                                           Case{AcpMode::kPaper, DType::kF32, 2, true, true},
+                                           Case{AcpMode::kCertified, DType::kF32, 4, false, false},
+                                           Case{AcpMode::kCertified, DType::kF32, 2, true, false},
+                                           Case{AcpMode::kCertified, DType::kBF16, 2, true, true}));
+
+// The audit of lost mass goes on with the history of what comes back: into a slot that had another
+// sequence of the same length, too.
+TEST(SwapAuditTest, TheHistoryMovesWithTheSequence) {
+  const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
+  TextCache cache(Shape({AcpMode::kCertified, DType::kF32, 2, true, true}), AcpMode::kCertified,
+                  audit);
+  cache.Append(0, 0, 200);
+  Range range(cache.kv().shape, cache.LivePages(0));
+  cache.ops().SwapOut(0, range.slot, cache.kv(), nullptr);
+  cache.Release(0);
+  cache.ops().SwapIn(range.slot, 1, cache.kv(), nullptr);
+  const int64_t rows = audit->rows_checked();
+  cache.Append(1, 200, kTokens);
+  EXPECT_GT(audit->rows_checked(), rows);
+  EXPECT_LE(audit->worst_excess(), 0);
+}
+
+TEST(SwapDeathTest, ATooSmallRangeEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  TextCache cache(Shape({AcpMode::kOff, DType::kF32, 2, true, true}), AcpMode::kOff);
+  cache.Append(0, 0, 65);
+  Range range(cache.kv().shape, 7);
+  EXPECT_DEATH(cache.ops().SwapOut(0, range.slot, cache.kv(), nullptr),
+               "check failed: before.back\\(\\) <= to.most_pages");
+}
+
+// What a server counts with: a page in a range is hardly more than one in the pool.
+TEST(SwapBytesTest, PagesAreRoundedToWholeLines) {
+  PagedKvShape shape = Shape({AcpMode::kOff, DType::kBF16, 4, true, true});
+  shape.head_dim = 64;
+  const auto state = static_cast<int64_t>(SwapBytes(shape, 0));
+  const auto page = static_cast<int64_t>(SwapBytes(shape, 1)) - state;
+  EXPECT_EQ(state % kSwapAlignment, 0);
+  EXPECT_EQ(page % kSwapAlignment, 0);
+  EXPECT_LT(page - static_cast<int64_t>(shape.page_bytes()), kSwapAlignment);
+  EXPECT_GE(page, static_cast<int64_t>(shape.page_bytes()));
+  EXPECT_EQ(static_cast<int64_t>(SwapBytes(shape, 1000)), state + 1000 * page);
+}
+
+}  // namespace
+}  // namespace fox::testing

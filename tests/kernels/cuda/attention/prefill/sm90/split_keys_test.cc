@@ -1,0 +1,417 @@
+// Walks of PrefillSm90 that are split over keys: the plan against the host's, results against
+// float64 attention and against whole walks, and that neither neighbours nor a workspace that is
+// too small change what they should not.
+#include "kernels/cuda/attention/prefill/sm90/split_keys.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels/cuda/attention/prefill/prefill.h"
+#include "kernels/cuda/runtime/key_splits.h"
+#include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/cuda/device_cache.h"
+
+namespace fox::cuda {
+namespace {
+
+using testing::CacheOptions;
+using testing::DeviceArray;
+using testing::DeviceCache;
+using testing::RowKind;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+TEST(KeySplitsTest, ShiftFollowsTheTilesOfASequence) {
+  EXPECT_EQ(KeySplitShift(0, 3), 3);
+  EXPECT_EQ(KeySplitShift(8 * kManyKeySplits + 7, 3), 3);
+  EXPECT_EQ(KeySplitShift(8 * kManyKeySplits + 8, 3), 4);
+  EXPECT_EQ(KeySplitShift((int64_t{kManyKeySplits} << 18) + (1 << 18) - 1, 3), 18);
+  EXPECT_EQ(KeySplitShift((int64_t{kManyKeySplits} + 1) << 18, 3), 19);
+  EXPECT_EQ(KeySplitShift(kManyKeySplits, 0), 0);
+}
+
+TEST(KeySplitsTest, ShortWalksStayWhole) {
+  EXPECT_EQ(NumKeySplits(0, 14, 3), 1);
+  EXPECT_EQ(NumKeySplits(0, 15, 3), 2);
+  EXPECT_EQ(NumKeySplits(1, 16, 3), 3);
+  EXPECT_EQ(NumKeySplits(9, 23, 3), 1);
+  EXPECT_EQ(NumKeySplits(7, 24, 3), 4);
+  EXPECT_EQ(NumKeySplits(5, 5, 0), 1);
+  EXPECT_EQ(NumKeySplits(5, 6, 0), 2);
+}
+
+// Room for the splits of a cache's tiles, poisoned.
+class SplitSpace {
+ public:
+  SplitSpace(const DeviceCache& cache, int least_shift, int64_t max_rows, int64_t max_splits)
+      : walks_(static_cast<size_t>(cache.options().q_heads * cache.schedule().max_tiles)),
+        tiles_(static_cast<size_t>(cache.schedule().max_tiles)),
+        splits_(static_cast<size_t>(max_splits)),
+        split_walks_(static_cast<size_t>(max_splits)),
+        num_splits_(1),
+        num_split_walks_(1),
+        splits_first_(1),
+        out_(static_cast<size_t>(max_rows * cache.options().head_dim)),
+        softmax_(static_cast<size_t>(max_rows * 2)) {
+    schedule_ = cache.schedule();
+    schedule_.key_splits = {max_rows,
+                            max_splits,
+                            least_shift,
+                            walks_.data(),
+                            tiles_.data(),
+                            splits_.data(),
+                            split_walks_.data(),
+                            num_splits_.data(),
+                            num_split_walks_.data(),
+                            splits_first_.data(),
+                            out_.data(),
+                            softmax_.data()};
+  }
+
+  // The cache's schedule, with splits.
+  const StepSchedule& schedule() const { return schedule_; }
+  StepSchedule& schedule() { return schedule_; }
+  void PoisonPartials() {
+    out_.Fill(testing::kPoison);
+    softmax_.Fill(testing::kPoison);
+  }
+  std::vector<WalkSplits> Walks() const { return walks_.ToHost(); }
+  std::vector<KeySplit> Splits() const { return FirstOf(splits_, num_splits_); }
+  bool SplitsFirst() const { return splits_first_.ToHost()[0] != 0; }
+  std::vector<SplitWalk> Split() const { return FirstOf(split_walks_, num_split_walks_); }
+
+ private:
+  template <typename T>
+  static std::vector<T> FirstOf(const DeviceArray<T>& array, const DeviceArray<int32_t>& count) {
+    std::vector<T> values = array.ToHost();
+    const int32_t n = count.ToHost()[0];
+    EXPECT_GE(n, 0);
+    EXPECT_LE(static_cast<size_t>(n), values.size());
+    values.resize(std::min(values.size(), static_cast<size_t>(std::max(n, 0))));
+    return values;
+  }
+
+  DeviceArray<WalkSplits> walks_;
+  DeviceArray<int32_t> tiles_;
+  DeviceArray<KeySplit> splits_;
+  DeviceArray<SplitWalk> split_walks_;
+  DeviceArray<int32_t> num_splits_, num_split_walks_, splits_first_;
+  DeviceArray<float> out_, softmax_;
+  StepSchedule schedule_;
+};
+
+constexpr int64_t kRoomyRows = 300000, kRoomySplits = 1 << 14;
+
+cudaError_t Attend(const DeviceCache& cache, const StepSchedule& schedule) {
+  return PrefillSm90(cache.batch(), cache.params(), cache.kv(), schedule, cache.num_tiles(),
+                     nullptr);
+}
+
+// Short chunks behind nothing, one token and some thousands, grouped heads with long and short
+// memories; decoding rows, padding and a whole prompt among them.
+CacheOptions Chunks(AcpMode acp, int head_dim) {
+  CacheOptions options;
+  options.acp = acp;
+  options.head_dim = head_dim;
+  options.q_heads = 4;
+  options.kv_heads = 2;
+  options.gate_means = {9, 8, 1, 5};
+  options.seed = static_cast<uint64_t>(head_dim) + static_cast<uint64_t>(acp);
+  options.sequences = {{3100, 100, -10, 8},  {2, 2, -10, 3},      {64, 63, -10, 0},
+                       {1065, 64, -10, 5},   {2000, 1, -10, 6},   {2067, 65, -kInfinity, 1},
+                       {4128, 128, -10, 9},  {1, 1, -10, -1},     {5130, 129, -10, 2},
+                       {3000, 512, -10, 12}, {900, 900, -10, 10}, {4500, 2, -10, 4}};
+  return options;
+}
+
+// Too many rows for its walks to be split; they come before the splits of others.
+constexpr testing::CacheSequence kLongPrompt{4200, 4100, -10, 14};
+
+std::string ModeName(AcpMode acp) {
+  return acp == AcpMode::kOff ? "Off" : acp == AcpMode::kPaper ? "Paper" : "Certified";
+}
+
+// ---- The plan.
+
+// Number of a walk's splits as the host has it, and its key/value tiles.
+struct HostWalk {
+  int first, last, shift, count;
+};
+
+HostWalk WalkOf(const DeviceCache& cache, int least_shift, int head, int tile) {
+  const auto range = [&](int h, int t, int* first, int* last) {
+    const RowBlock& rows = cache.tiles()[static_cast<size_t>(t)];
+    const auto at = static_cast<size_t>(h * cache.schedule().max_tiles + t);
+    *first = std::min(cache.boundaries()[at], rows.position / kPageTokens) / 2;
+    *last = rows.position / kTileRows;
+  };
+  const int seq = cache.tiles()[static_cast<size_t>(tile)].seq;
+  int64_t tiles = 0;
+  for (int h = 0; h < cache.options().q_heads; ++h) {
+    for (int t = 0; t < cache.num_tiles(); ++t) {
+      if (cache.tiles()[static_cast<size_t>(t)].seq != seq) continue;
+      int first, last;
+      range(h, t, &first, &last);
+      tiles += last - first + 1;
+    }
+  }
+  HostWalk walk{};
+  range(head, tile, &walk.first, &walk.last);
+  walk.shift = KeySplitShift(tiles, least_shift);
+  const bool few = cache.options().sequences[static_cast<size_t>(seq)].rows <= kMostSplitRows;
+  walk.count = few ? NumKeySplits(walk.first, walk.last, walk.shift) : 1;
+  return walk;
+}
+
+// Which walks are split, where their results go (side by side, none twice) and the lists of splits.
+void ExpectPlan(const DeviceCache& cache, const SplitSpace& space, int least_shift) {
+  const std::vector<WalkSplits> walks = space.Walks();
+  std::set<std::tuple<int, int, int>> splits;
+  std::set<std::pair<int, int>> split_walks;
+  int64_t row = 0;
+  for (int h = 0; h < cache.options().q_heads; ++h) {
+    for (int t = 0; t < cache.num_tiles(); ++t) {
+      SCOPED_TRACE("head " + std::to_string(h) + " tile " + std::to_string(t));
+      const HostWalk want = WalkOf(cache, least_shift, h, t);
+      const WalkSplits& got = walks[static_cast<size_t>(h * cache.schedule().max_tiles + t)];
+      ASSERT_EQ(got.shift, want.count > 1 ? want.shift : -1) << want.first << " " << want.last;
+      if (want.count == 1) continue;
+      ASSERT_EQ(got.first_row, row);
+      row += int64_t{want.count} * cache.tiles()[static_cast<size_t>(t)].count;
+      split_walks.insert({h, t});
+      for (int i = 1; i < want.count; ++i) splits.insert({h, t, i});
+    }
+  }
+  std::set<std::tuple<int, int, int>> got_splits;
+  for (const KeySplit& split : space.Splits()) {
+    EXPECT_TRUE(got_splits.insert({split.head, split.tile, split.index}).second) << "twice";
+  }
+  EXPECT_EQ(got_splits, splits);
+  std::set<std::pair<int, int>> got_walks;
+  for (const SplitWalk& walk : space.Split()) {
+    EXPECT_TRUE(got_walks.insert({walk.head, walk.tile}).second) << "twice";
+  }
+  EXPECT_EQ(got_walks, split_walks);
+  EXPECT_FALSE(splits.empty());
+}
+
+TEST(KeySplitsTest, PlanIsTheHosts) {
+  for (const AcpMode acp : {AcpMode::kOff, AcpMode::kCertified}) {
+    for (const int least_shift : {0, 3}) {
+      SCOPED_TRACE(ModeName(acp) + " least shift " + std::to_string(least_shift));
+      CacheOptions options = Chunks(acp, 32);
+      if (least_shift == 0) options.sequences.push_back(kLongPrompt);
+      const DeviceCache cache(options);
+      const SplitSpace space(cache, least_shift, kRoomyRows, kRoomySplits);
+      ASSERT_EQ(PlanKeySplits(cache.batch(), options.q_heads, space.schedule(), nullptr),
+                cudaSuccess);
+      ASSERT_NO_FATAL_FAILURE(ExpectPlan(cache, space, least_shift));
+      EXPECT_EQ(space.SplitsFirst(), least_shift != 0);
+    }
+  }
+}
+
+// More walks than the plan's block has threads.
+TEST(KeySplitsTest, PlanOfManyWalks) {
+  CacheOptions options;
+  options.head_dim = 32;
+  options.q_heads = options.kv_heads = 32;
+  options.gate_means = {9, 1};
+  options.sequences = {{3000, 2500, -10, 0}, {700, 100, -10, 1}, {2000, 1800, -10, 2}};
+  const DeviceCache cache(options);
+  ASSERT_GT(cache.num_tiles() * options.q_heads, 1024);
+  const SplitSpace space(cache, 1, 2000000, 1 << 15);
+  ASSERT_EQ(PlanKeySplits(cache.batch(), options.q_heads, space.schedule(), nullptr), cudaSuccess);
+  ASSERT_NO_FATAL_FAILURE(ExpectPlan(cache, space, 1));
+}
+
+// ---- Results.
+
+struct SplitCase {
+  std::string name;
+  CacheOptions options;
+  int least_shift;
+};
+std::ostream& operator<<(std::ostream& out, const SplitCase& c) { return out << c.name; }
+
+std::string CaseName(const ::testing::TestParamInfo<SplitCase>& info) { return info.param.name; }
+
+std::vector<SplitCase> SplitCases() {
+  std::vector<SplitCase> cases;
+  const auto add = [&](const std::string& name, const CacheOptions& options) {
+    for (const int shift : {0, 3}) {
+      cases.push_back({name + "Shift" + std::to_string(shift), options, shift});
+    }
+  };
+  for (const int d : {32, 64, 128}) {
+    for (const AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
+      add("Chunks" + ModeName(acp) + std::to_string(d), Chunks(acp, d));
+    }
+    CacheOptions unbounded = Chunks(AcpMode::kPaper, d);
+    unbounded.qk_norm = false;
+    add("WithoutQkNorm" + std::to_string(d), unbounded);
+    CacheOptions strong = Chunks(AcpMode::kOff, d);
+    strong.strong_gate_rate = 0.001;
+    add("StrongGatesOff" + std::to_string(d), strong);
+    strong.acp = AcpMode::kCertified;
+    cases.push_back({"StrongGatesCertified" + std::to_string(d), strong, 0});
+  }
+  for (const int d : {64, 128}) {
+    for (const AcpMode acp : {AcpMode::kOff, AcpMode::kCertified}) {
+      CacheOptions context = Chunks(acp, d);
+      context.q_heads = 2;
+      context.kv_heads = 1;
+      context.gate_means = {10, 7};
+      context.sequences = {{70100, 100, -10, 0}, {69000, 1, -10, 1}};
+      cases.push_back({"LongContext" + ModeName(acp) + std::to_string(d), context, 3});
+    }
+  }
+  return cases;
+}
+
+class KeySplitsCaseTest : public ::testing::TestWithParam<SplitCase> {};
+
+// Once more without log sums and counters: the same bits.
+TEST_P(KeySplitsCaseTest, MatchesFloat64) {
+  DeviceCache cache(GetParam().options);
+  SplitSpace space(cache, GetParam().least_shift, kRoomyRows, kRoomySplits);
+  ASSERT_EQ(Attend(cache, space.schedule()), cudaSuccess);
+  ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill));
+  ASSERT_FALSE(space.Split().empty());
+  const std::vector<uint16_t> first = cache.out_array().ToHost();
+  cache.ResetOutputs();
+  space.PoisonPartials();
+  AttentionParams bare = cache.params();
+  bare.lse = {};
+  bare.blocks_total = nullptr;
+  bare.blocks_pruned = nullptr;
+  ASSERT_EQ(PrefillSm90(cache.batch(), bare, cache.kv(), space.schedule(),
+                        space.schedule().max_tiles, nullptr),
+            cudaSuccess);
+  EXPECT_EQ(cache.out_array().ToHost(), first);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, KeySplitsCaseTest, ::testing::ValuesIn(SplitCases()), CaseName);
+
+float Widened(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+
+// All rows, where the oracle takes samples: bf16 roundings of weights and of outputs, no more.
+TEST(KeySplitsTest, AgreesWithWholeWalks) {
+  for (const int head_dim : {32, 64, 128}) {
+    const CacheOptions options = Chunks(AcpMode::kOff, head_dim);
+    DeviceCache cache(options);
+    const SplitSpace space(cache, 0, kRoomyRows, kRoomySplits);
+    ASSERT_EQ(Attend(cache, cache.schedule()), cudaSuccess);
+    const std::vector<uint16_t> whole = cache.out_array().ToHost();
+    cache.ResetOutputs();
+    ASSERT_EQ(Attend(cache, space.schedule()), cudaSuccess);
+    const std::vector<uint16_t> split = cache.out_array().ToHost();
+    const auto stride = static_cast<size_t>(cache.params().out.row_stride);
+    int wrong = 0, other = 0;
+    for (size_t i = 0; i < whole.size() && wrong < 10; ++i) {
+      if (whole[i] == split[i]) continue;
+      ++other;
+      const float a = Widened(whole[i]), b = Widened(split[i]);
+      if (std::abs(a - b) <= 0x1p-6f * std::max(1.0f, std::abs(a))) continue;  // false for NaN
+      ++wrong;
+      ADD_FAILURE() << "head dim " << head_dim << " row " << i / stride << " column " << i % stride
+                    << ": " << b << " split, " << a << " whole";
+    }
+    EXPECT_GT(other, 0) << "nothing was split";
+  }
+}
+
+// The first sequence's rows in a batch with a long prompt, and alone.
+TEST(KeySplitsTest, NeighboursChangeNoBits) {
+  for (const AcpMode acp : {AcpMode::kOff, AcpMode::kCertified}) {
+    for (const int head_dim : {64, 128}) {
+      CacheOptions options = Chunks(acp, head_dim);
+      options.sequences.push_back(kLongPrompt);
+      DeviceCache cache(options);
+      SplitSpace space(cache, 0, kRoomyRows, kRoomySplits);
+      ASSERT_EQ(Attend(cache, space.schedule()), cudaSuccess);
+      cache.CheckOutputs(RowKind::kPrefill);
+      EXPECT_FALSE(space.SplitsFirst());
+      const std::vector<uint16_t> together = cache.out_array().ToHost();
+      cache.ResetOutputs();
+      space.PoisonPartials();
+      const auto tiles =
+          static_cast<int32_t>(std::count_if(cache.tiles().begin(), cache.tiles().end(),
+                                             [](const RowBlock& rows) { return rows.seq == 0; }));
+      const DeviceArray<int32_t> num_tiles(std::vector<int32_t>{tiles});
+      StepSchedule alone = space.schedule();
+      alone.num_tiles = num_tiles.data();
+      BatchView batch = cache.batch();
+      batch.num_seqs = 1;
+      batch.num_rows = cache.options().sequences[0].rows;
+      ASSERT_EQ(PrefillSm90(batch, cache.params(), cache.kv(), alone, tiles, nullptr), cudaSuccess);
+      const std::vector<uint16_t> got = cache.out_array().ToHost();
+      ASSERT_FALSE(space.Split().empty());
+      EXPECT_TRUE(space.SplitsFirst());
+      const auto end = static_cast<std::ptrdiff_t>(batch.num_rows * cache.params().out.row_stride);
+      EXPECT_TRUE(std::equal(got.begin(), got.begin() + end, together.begin()))
+          << ModeName(acp) << head_dim;
+    }
+  }
+}
+
+// Where partial results or splits do not fit, the last walks are whole, the others as before.
+TEST(KeySplitsTest, WhatDoesNotFitStaysWhole) {
+  const CacheOptions options = Chunks(AcpMode::kCertified, 64);
+  DeviceCache cache(options);
+  const SplitSpace roomy(cache, 0, kRoomyRows, kRoomySplits);
+  ASSERT_EQ(Attend(cache, roomy.schedule()), cudaSuccess);
+  const std::vector<WalkSplits> all = roomy.Walks();
+  const auto splits = static_cast<int64_t>(roomy.Splits().size());
+  int64_t rows = 0;
+  for (const WalkSplits& walk : all) rows = std::max<int64_t>(rows, walk.first_row);
+  for (const auto& [max_rows, max_splits] :
+       {std::pair{rows / 2, kRoomySplits}, {kRoomyRows, splits / 2}, {int64_t{1}, kRoomySplits}}) {
+    SCOPED_TRACE(std::to_string(max_rows) + " rows, " + std::to_string(max_splits) + " splits");
+    cache.ResetOutputs();
+    const SplitSpace tight(cache, 0, max_rows, max_splits);
+    ASSERT_EQ(Attend(cache, tight.schedule()), cudaSuccess);
+    ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill));
+    const std::vector<WalkSplits> some = tight.Walks();
+    bool ended = false;
+    for (int h = 0; h < options.q_heads; ++h) {
+      for (int t = 0; t < cache.num_tiles(); ++t) {
+        const auto at = static_cast<size_t>(h * cache.schedule().max_tiles + t);
+        if (all[at].shift < 0) continue;
+        ended = ended || some[at].shift < 0;
+        EXPECT_EQ(some[at].shift, ended ? -1 : all[at].shift) << "head " << h << " tile " << t;
+      }
+    }
+    EXPECT_TRUE(ended);
+  }
+}
+
+// Three passes over more splits than the device has multiprocessors: the same bits.
+TEST(KeySplitsTest, RepeatsItself) {
+  CacheOptions options = Chunks(AcpMode::kCertified, 64);
+  options.q_heads = options.kv_heads = 12;
+  DeviceCache cache(options);
+  SplitSpace space(cache, 0, 4 * kRoomyRows, 4 * kRoomySplits);
+  std::vector<uint16_t> first;
+  for (int pass = 0; pass < 3; ++pass) {
+    cache.ResetOutputs();
+    space.PoisonPartials();
+    ASSERT_EQ(Attend(cache, space.schedule()), cudaSuccess);
+    const std::vector<uint16_t> out = cache.out_array().ToHost();
+    if (pass == 0) first = out;
+    ASSERT_EQ(out, first) << "pass " << pass;
+  }
+  ASSERT_GT(space.Splits().size(), 1000u);
+}
+
+}  // namespace
+}  // namespace fox::cuda

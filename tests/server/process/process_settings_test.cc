@@ -1,0 +1,45 @@
+// What was freed goes back to the system, however large the messages before it were; and a lock
+// costs no search for deadlocks.
+#include "server/process/process_settings.h"
+
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <cstdlib>
+
+#include "absl/synchronization/mutex.h"
+
+namespace fox {
+namespace {
+
+// Left alone, the heap keeps whatever is smaller than the largest mapping that was ever freed.
+TEST(ProcessSettingsTest, LargeMessagesAreMappedForEver) {
+  ApplyProcessSettings();
+  void* volatile message = std::malloc(16 << 20);
+  std::free(message);
+  const size_t before = mallinfo2().hblks;
+  message = std::malloc(2 << 20);
+  EXPECT_EQ(mallinfo2().hblks, before + 1);
+  std::free(message);
+  EXPECT_EQ(mallinfo2().hblks, before);
+}
+
+// Where Abseil searches for deadlocks, taking two locks in both orders ends the process, or says
+// so, though no thread waits.
+TEST(ProcessSettingsTest, TheOrderOfLocksIsNotSearched) {
+  ApplyProcessSettings();
+  absl::Mutex a, b;
+  const auto both = [](absl::Mutex& first, absl::Mutex& second) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    first.Lock();
+    second.Lock();
+    second.Unlock();
+    first.Unlock();
+  };
+  testing::internal::CaptureStderr();
+  both(a, b);
+  both(b, a);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+}  // namespace
+}  // namespace fox
