@@ -407,7 +407,7 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
                   static_cast<unsigned>(batch.num_seqs));
   const bool diagonal = IsDiagonal(params.bound) || params.acp == AcpMode::kOff;
   return Launch(diagonal ? AppendDecodeKernel<kHeadDim, false> : AppendDecodeKernel<kHeadDim, true>,
-                grid, kThreads, SmemConfig(0, batch.num_rows <= OverlapRows()), stream, batch,
+                grid, kThreads, SmemConfig(0, batch.num_rows <= kOverlapRows), stream, batch,
                 params, kv, drained);
 }
 

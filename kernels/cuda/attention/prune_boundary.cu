@@ -201,7 +201,7 @@ cudaError_t FindFirstVisiblePages(const BatchView& batch, const AttentionParams&
   const int seq_heads = batch.num_seqs * kv.shape.q_heads;
   return Launch(FindFirstVisiblePagesKernel,
                 dim3(static_cast<unsigned>((seq_heads + kWarps - 1) / kWarps)), dim3(kThreads),
-                SmemConfig(0, batch.num_rows <= OverlapRows()), stream, batch,
+                SmemConfig(0, batch.num_rows <= kOverlapRows), stream, batch,
                 ArgumentsOf(batch, params), kv, schedule);
 }
 

@@ -20,6 +20,12 @@ namespace {
 
 using namespace cluster_gemm;
 
+// Both rings of a block. One block an SM is enough: what the next product would copy beside it
+// costs this one more than it gains.
+constexpr int kRingBytes = 210 * 1024;
+// Tiles of W that a block has on their way, 16 KiB each.
+constexpr int kTilesUnderWay = 8;
+
 int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 
 // Blocks over the columns: as many as keep most SMs busy, a power of two from `least` on. A
@@ -35,27 +41,25 @@ int SplitsOf(const ClusterGemmArguments& a, int least, int multiprocessors) {
 
 // Divides a block's shared memory between the two rings; the bytes that they and the sums need.
 template <int kRows, int kSplits>
-int ChooseStages(const ClusterGemmTuning& tuning, ClusterGemmArguments* a) {
+int ChooseStages(ClusterGemmArguments* a) {
   constexpr int kInputBytes = kRows * kLineBytes;
-  const int budget = (a->accumulate ? tuning.narrow_kib : tuning.wide_kib) * 1024;
   // A cluster has one tile.
   const int wanted = kSplits == 1 ? kMaxStages : std::min(CeilDiv(a->chunks, kSplits), kMaxStages);
-  a->x_stages = std::clamp(budget / 4 / kInputBytes, std::min(kMinStages, wanted), wanted);
-  a->weight_stages = std::clamp((budget - a->x_stages * kInputBytes) / kWeightBytes,
+  a->x_stages = std::clamp(kRingBytes / 4 / kInputBytes, std::min(kMinStages, wanted), wanted);
+  a->weight_stages = std::clamp((kRingBytes - a->x_stages * kInputBytes) / kWeightBytes,
                                 std::min(kMinStages, wanted), wanted);
-  a->under_way = std::min(tuning.under_way, a->weight_stages);
+  a->under_way = std::min(kTilesUnderWay, a->weight_stages);
   const int rings = a->weight_stages * kWeightBytes + a->x_stages * kInputBytes;
   const int sums = kSplits == 1 ? 0 : kRows * kSumStride * static_cast<int>(sizeof(float));
   return std::max(rings, sums) + kAlignment;
 }
 
 template <int kRows, int kSplits, bool kGated>
-cudaError_t LaunchClusterGemm(ClusterGemmArguments& a, int multiprocessors,
-                              const ClusterGemmTuning& tuning, cudaStream_t stream) {
+cudaError_t LaunchClusterGemm(ClusterGemmArguments& a, int multiprocessors, cudaStream_t stream) {
   const auto kernel = ClusterGemmKernel<kRows, kSplits, kGated>;
   const cudaError_t ready = AllowDynamicSmem(KernelAddress(kernel), kMostBytes);
   if (ready != cudaSuccess) return ready;
-  const int bytes = ChooseStages<kRows, kSplits>(tuning, &a);
+  const int bytes = ChooseStages<kRows, kSplits>(&a);
   const int blocks = kSplits == 1 ? std::min(a.tiles, multiprocessors) : a.tiles * kSplits;
   return Launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
                 SmemConfig(static_cast<size_t>(bytes), true), stream, a);
@@ -63,7 +67,7 @@ cudaError_t LaunchClusterGemm(ClusterGemmArguments& a, int multiprocessors,
 
 template <int kRows, bool kGated>
 cudaError_t LaunchFor(ClusterGemmArguments& a, int multiprocessors, const MatrixView& x,
-                      const ClusterGemmTuning& tuning, cudaStream_t stream) {
+                      cudaStream_t stream) {
   const cudaError_t encoded =
       EncodeMatrixMap(x.data, x.rows, x.cols, x.row_stride, kRows, kTileCols, &a.x_map);
   if (encoded != cudaSuccess) return encoded;
@@ -71,15 +75,15 @@ cudaError_t LaunchFor(ClusterGemmArguments& a, int multiprocessors, const Matrix
   switch (SplitsOf(a, kGated || a.normed != nullptr ? 2 : 1, multiprocessors)) {
     case 1:
       if constexpr (!kGated) {
-        return LaunchClusterGemm<kRows, 1, kGated>(a, multiprocessors, tuning, stream);
+        return LaunchClusterGemm<kRows, 1, kGated>(a, multiprocessors, stream);
       }
       return cudaErrorInvalidValue;
     case 2:
-      return LaunchClusterGemm<kRows, 2, kGated>(a, multiprocessors, tuning, stream);
+      return LaunchClusterGemm<kRows, 2, kGated>(a, multiprocessors, stream);
     case 4:
-      return LaunchClusterGemm<kRows, 4, kGated>(a, multiprocessors, tuning, stream);
+      return LaunchClusterGemm<kRows, 4, kGated>(a, multiprocessors, stream);
     default:
-      return LaunchClusterGemm<kRows, 8, kGated>(a, multiprocessors, tuning, stream);
+      return LaunchClusterGemm<kRows, 8, kGated>(a, multiprocessors, stream);
   }
 }
 
@@ -122,7 +126,8 @@ bool HasClusterGemm() {
 }
 
 cudaError_t ClusterGemm(const MatrixView& x, const LinearParams& params, int multiprocessors,
-                        const ClusterGemmTuning& tuning, cudaStream_t stream) {
+                        cudaStream_t stream) {
+  FOX_CHECK(ClusterGemmTakes(x.rows, params.weight.out()));
   FOX_CHECK(x.dtype == DType::kBF16 && x.cols == params.weight.in() && x.row_stride % 8 == 0);
   ClusterGemmArguments a{};
   static_cast<GemmArguments&>(a) = MakeGemmArguments(params);
@@ -140,20 +145,16 @@ cudaError_t ClusterGemm(const MatrixView& x, const LinearParams& params, int mul
   a.chunks = CeilDiv(a.in, kTileCols);
   a.vectors = HasVectors(params.out);
   SetNormedRows(params, &a);
+  FOX_CHECK(x.rows <= kClusterGemmRows || (a.input_sums == nullptr && a.normed == nullptr));
   for (int64_t first = 0; first < x.rows; first += kClusterGemmRows) {
     const int64_t rows = std::min<int64_t>(kClusterGemmRows, x.rows - first);
     const MatrixView some = x.Rows(first, rows);
     a.rows = static_cast<int>(rows);
     const auto launch = gated ? LauncherOf<true>(rows) : LauncherOf<false>(rows);
-    const cudaError_t error = launch(a, multiprocessors, some, tuning, stream);
+    const cudaError_t error = launch(a, multiprocessors, some, stream);
     if (error != cudaSuccess) return error;
     if (a.y_f32 != nullptr) a.y_f32 += rows * a.y_stride;
     if (a.y_bf16 != nullptr) a.y_bf16 += rows * a.y_stride;
-    if (a.input_sums != nullptr) a.input_sums += rows * a.input_sum_count;
-    if (a.normed != nullptr) {
-      a.normed += rows * a.normed_stride;
-      a.output_sums += rows * a.tiles;
-    }
   }
   return cudaSuccess;
 }

@@ -184,7 +184,7 @@ cudaError_t LaunchNorm(const TransformArguments& source, int64_t rows, __nv_bflo
     }
   }
   return Launch(NormKernel<In, kSteps>, dim3(WarpBlocks(rows)), dim3(kWarpThreads),
-                SmemConfig(0, rows <= OverlapRows()), stream, source, rows, out, out_stride);
+                SmemConfig(0, rows <= kOverlapRows), stream, source, rows, out, out_stride);
 }
 
 }  // namespace
@@ -197,7 +197,7 @@ cudaError_t TransformRows(const MatrixView& in, const InputTransform& transform,
   FOX_CHECK(reinterpret_cast<uintptr_t>(out.data) % kAlign == 0);
   FOX_CHECK(out.row_stride * static_cast<int64_t>(SizeOf(out.dtype)) % kAlign == 0);
   auto* const to = static_cast<__nv_bfloat16*>(out.data);
-  const SmemConfig shared(0, in.rows <= OverlapRows());
+  const SmemConfig shared(0, in.rows <= kOverlapRows);
   return DispatchTransform(transform.kind, in.dtype, [&]<InputTransform::Kind kind, typename In>() {
     if constexpr (kind == InputTransform::Kind::kOutputGate) {
       const int parts = (source.out_cols + kPartCols - 1) / kPartCols;

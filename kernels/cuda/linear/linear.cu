@@ -1,10 +1,9 @@
-// Which product for how many rows; small_batch_gemm.cu, skinny_gemm.cu and cublas_gemm.cc do the
-// work. Only the number of rows, never their values or neighbours, decides how a row is computed.
+// Which product for how many rows; small_batch_gemm.cu, cluster_gemm.cu (Hopper), skinny_gemm.cu
+// (elsewhere) and cublas_gemm.cc do the work. Only the number of rows, never their values or
+// neighbours, decides how a row is computed.
 #include <cuda_bf16.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <string>
 
 #include "kernels/core/check.h"
 #include "kernels/cuda/linear/cluster_gemm.h"
@@ -40,11 +39,6 @@ cudaError_t LaunchAddBias(const float* bias, const MatrixView& out, cudaStream_t
                 bias, out.cols, static_cast<T*>(out.data), out.row_stride);
 }
 
-int FromEnvironment(const char* name, int otherwise) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? otherwise : std::atoi(value);
-}
-
 int DeviceAttribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
   const bool found = cudaGetDevice(&device) == cudaSuccess &&
@@ -63,30 +57,14 @@ struct LinearEngine::State {
   int32_t* arrival_counter = nullptr;
   cudaError_t error = cudaSuccess;  // the constructor's
   CublasGemm cublas;
-  FewRows few_rows;
-  ClusterGemmTuning tuning;
-  bool fuses = FromEnvironment("FOX_FUSE", 1) != 0;  // an experiment's switch
+  const bool has_cluster_gemm = HasClusterGemm();
 
-  explicit State(FewRows wanted)
-      : error(Allocate()),
-        cublas(workspace, kWorkspaceBytes),
-        few_rows(HasClusterGemm() ? wanted : FewRows::kBySize) {
-    tuning.wide_kib = FromEnvironment("FOX_WIDE_KIB", tuning.wide_kib);
-    tuning.narrow_kib = FromEnvironment("FOX_NARROW_KIB", tuning.narrow_kib);
-    tuning.under_way = FromEnvironment("FOX_TILES_UNDER_WAY", tuning.under_way);
-  }
+  State() : error(Allocate()), cublas(workspace, kWorkspaceBytes) {}
   ~State() {
     cudaFree(workspace);
     cudaFree(arrival_counter);
   }
 
-  bool Gemv(const LinearParams& params) const {
-    return few_rows != FewRows::kClusterFrom1 && GemvTakes(params, limits);
-  }
-  // Of those that Gemv does not take.
-  bool Clusters(int64_t rows) const {
-    return few_rows != FewRows::kBySize && rows <= kMostClusterRows;
-  }
   SkinnyWorkspace skinny() const {
     return {limits.multiprocessors, static_cast<float*>(workspace), arrival_counter};
   }
@@ -107,24 +85,15 @@ struct LinearEngine::State {
   }
 };
 
-FewRows DefaultFewRows() {
-  const char* value = std::getenv("FOX_FEW_ROWS");
-  const std::string name = value == nullptr ? "cluster" : value;
-  FOX_CHECK(name == "by-size" || name == "cluster" || name == "cluster-from-1");
-  if (name == "by-size") return FewRows::kBySize;
-  return name == "cluster" ? FewRows::kCluster : FewRows::kClusterFrom1;
-}
-
-LinearEngine::LinearEngine(FewRows few_rows) : state_(std::make_unique<State>(few_rows)) {}
+LinearEngine::LinearEngine() : state_(std::make_unique<State>()) {}
 LinearEngine::~LinearEngine() = default;
 
 bool LinearEngine::Drains(const LinearParams& params) const {
-  return params.transform.kind == kDrainingKind && state_->Gemv(params);
+  return params.transform.kind == kDrainingKind && GemvTakes(params, state_->limits);
 }
 
 bool LinearEngine::Fuses(int64_t rows) const {
-  const int64_t least = state_->few_rows == FewRows::kClusterFrom1 ? 1 : kMaxGemvRows + 1;
-  return state_->fuses && rows >= least && state_->Clusters(rows);
+  return rows > kMaxGemvRows && rows <= kClusterGemmRows && state_->has_cluster_gemm;
 }
 
 cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
@@ -143,7 +112,7 @@ cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
   FOX_CHECK(weight.in() % 8 == 0 && reinterpret_cast<uintptr_t>(weight.data()) % 16 == 0);
   FOX_CHECK(out.dtype == DType::kF32 || (out.dtype == DType::kBF16 && !params.accumulate));
   if (in.rows == 0) return cudaSuccess;
-  if (state_->Gemv(params)) return SmallBatchGemm(params, state_->limits, stream);
+  if (GemvTakes(params, state_->limits)) return SmallBatchGemm(params, state_->limits, stream);
   MatrixView x = takes ? params.takes.rows.Rows(0, in.rows) : in;
   if (!takes && (transform.kind != InputTransform::Kind::kNone || in.dtype != DType::kBF16)) {
     FOX_CHECK(!transform.scratch.empty() && transform.scratch.cols == weight.in() &&
@@ -153,8 +122,8 @@ cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
   }
   FOX_CHECK(x.cols == weight.in() && x.row_stride % 8 == 0 &&
             reinterpret_cast<uintptr_t>(x.data) % 16 == 0);
-  if (state_->Clusters(in.rows)) {
-    return ClusterGemm(x, params, state_->limits.multiprocessors, state_->tuning, stream);
+  if (state_->has_cluster_gemm && ClusterGemmTakes(in.rows, weight.out())) {
+    return ClusterGemm(x, params, state_->limits.multiprocessors, stream);
   }
   if (in.rows <= kMaxSkinnyRows && weight.in() % kSkinnyStep == 0) {
     return SkinnyGemm(x, params, state_->skinny(), stream);

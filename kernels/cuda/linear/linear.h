@@ -11,31 +11,19 @@
 
 namespace fox::cuda {
 
-// Which products take few rows.
-enum class FewRows : uint8_t {
-  kBySize,       // one kernel for 1 to 4, another for 5 to 16, cuBLASLt beyond
-  kCluster,      // 1 to 4 as before, then cluster_gemm.h up to kMostClusterRows
-  kClusterFrom1  // cluster_gemm.h from 1 row on
-};
-inline constexpr int64_t kMostClusterRows = 256;
-
-// What the environment variable FOX_FEW_ROWS asks for: by-size, cluster, cluster-from-1.
-FewRows DefaultFewRows();
-
 // Owns cuBLASLt's handle, its workspace and the algorithms chosen so far (by shape). One thread.
 class LinearEngine {
  public:
-  // Where the device lacks cluster_gemm.h's kernel, few rows go by size.
-  explicit LinearEngine(FewRows few_rows = DefaultFewRows());
+  LinearEngine();
   ~LinearEngine();
 
   // Ops::Linear. The weight is a DeviceWeight; in: f32 or bf16, as the transform's input is; out:
   // bf16 or f32; bias float32 or null; accumulate: out must be f32. transform.scratch: bf16 [rows,
   // weight.in], used when not fused. Enqueues on `stream`; may be captured once the same shape ran
-  // before. Returns the first error. A row's bits are the same in any batch of 1..4 rows and of 5
-  // to kMostClusterRows; by size, of 1..4, 5..8 and 9..16 rows (weight.in % 16 == 0). REQUIRES:
-  // weight.in % 8 == 0; rows of in, scratch and gate 16-byte aligned (those of out need not be);
-  // out overlaps none of them.
+  // before. Returns the first error. A row's bits are the same in any batch of 1..4 rows and, on
+  // Hopper, of 5..64; elsewhere of 5..8 and of 9..16 (weight.in % 16 == 0). REQUIRES: weight.in % 8
+  // == 0; rows of in, scratch and gate 16-byte aligned (those of out need not be); out overlaps
+  // none of them.
   cudaError_t Run(const LinearParams& params, cudaStream_t stream);
 
   // Whether Run takes LinearParams::gated, takes and leaves for so many rows.

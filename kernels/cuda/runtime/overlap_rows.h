@@ -3,17 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 
 namespace fox::cuda {
 
-// FOX_OVERLAP_ROWS, an experiment's switch.
-inline int64_t OverlapRows() {
-  static const int64_t rows = [] {
-    const char* value = std::getenv("FOX_OVERLAP_ROWS");
-    return value == nullptr ? int64_t{64} : std::atoll(value);
-  }();
-  return rows;
-}
+inline constexpr int64_t kOverlapRows = 64;
 
 }  // namespace fox::cuda

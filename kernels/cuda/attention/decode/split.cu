@@ -221,7 +221,7 @@ cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
   const cudaError_t error =
       ResidentBlocks(KernelAddress(DecodeKernel<kHeadDim>), kThreads, &blocks);
   if (error != cudaSuccess) return error;
-  const SmemConfig shared(0, arguments.batch.num_rows <= OverlapRows());
+  const SmemConfig shared(0, arguments.batch.num_rows <= kOverlapRows);
   return Launch(DecodeKernel<kHeadDim>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), shared,
                 stream, arguments);
 }

@@ -64,29 +64,25 @@ class LinearTest : public ::testing::Test {
     if (!t.gate.empty()) t.gate = t.gate.Rows(first, rows);
     const MatrixView weight = call.weight->view();
     const auto stays = [](void*, size_t) {};  // the matrix owns it
-    return engine().Run({.in = call.in->view().Rows(first, rows),
-                         .transform = t,
-                         .weight = DeviceWeight(weight.rows, weight.cols, {weight.data, 0, stays}),
-                         .bias = call.bias == nullptr ? nullptr : call.bias->view().data,
-                         .accumulate = call.accumulate,
-                         .gated = call.gated,
-                         .takes = call.takes,
-                         .leaves = call.leaves,
-                         .out = out.view().Rows(0, rows)},
-                        stream_);
+    return engine_.Run({.in = call.in->view().Rows(first, rows),
+                        .transform = t,
+                        .weight = DeviceWeight(weight.rows, weight.cols, {weight.data, 0, stays}),
+                        .bias = call.bias == nullptr ? nullptr : call.bias->view().data,
+                        .accumulate = call.accumulate,
+                        .gated = call.gated,
+                        .takes = call.takes,
+                        .leaves = call.leaves,
+                        .out = out.view().Rows(0, rows)},
+                       stream_);
   }
 
   // Runs `call` into a matrix of this type and gap and compares with float64.
   void Expect(const Call& call, DType dtype, int64_t gap);
 
-  LinearEngine& engine() { return *engine_; }
-  void UseEngine(FewRows few_rows) { engine_ = std::make_unique<LinearEngine>(few_rows); }
+  LinearEngine engine_;
 
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<TestMatrix> scratch_;
-
- private:
-  std::unique_ptr<LinearEngine> engine_ = std::make_unique<LinearEngine>();
 };
 
 // The error of y = sum t_k w_k, with S = sum |t_k w_k|:
