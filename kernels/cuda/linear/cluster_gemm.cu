@@ -20,8 +20,7 @@ namespace {
 
 using namespace cluster_gemm;
 
-// Both rings of a block. One block an SM is enough: what the next product would copy beside it
-// costs this one more than it gains.
+// Both rings of a block. Measured faster than room for the next product's block on the same SM.
 constexpr int kRingBytes = 210 * 1024;
 // Tiles of W that a block has on their way, 16 KiB each.
 constexpr int kTilesUnderWay = 8;

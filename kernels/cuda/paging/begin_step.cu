@@ -212,9 +212,8 @@ cudaError_t BeginStep(const BatchView& batch, const PagedKv& kv, const StepSched
 
 cudaError_t PlanSplits(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,
                        int layer, cudaStream_t stream) {
-  return Launch(PlanSplitsKernel, 1, kSplitThreads,
-                SmemConfig(0, batch.num_rows <= kOverlapRows), stream, batch, kv, schedule,
-                layer, false);
+  return Launch(PlanSplitsKernel, 1, kSplitThreads, SmemConfig(0, batch.num_rows <= kOverlapRows),
+                stream, batch, kv, schedule, layer, false);
 }
 
 }  // namespace fox::cuda
