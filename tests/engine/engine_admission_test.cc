@@ -30,9 +30,9 @@ ExecutorLimits Card() {
 }
 
 struct Model {
-  double dense_share;
-  int64_t window;
-  Seconds context_token;
+  double dense_share = 1;
+  int64_t window = 0;
+  Seconds context_token = 0;
   double spread = 0;
 };
 constexpr Model kUnpruned = {1, 131072, 3.3e-8};

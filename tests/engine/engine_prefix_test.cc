@@ -88,7 +88,7 @@ std::vector<int32_t> RandomTokens(size_t count, int32_t vocab, std::mt19937_64& 
   return tokens;
 }
 
-Request MakeRequest(RequestId id, std::vector<int32_t> prompt, int32_t max_tokens = 20) {
+Request GreedyRequest(RequestId id, std::vector<int32_t> prompt, int32_t max_tokens = 20) {
   Request request;
   request.id = id;
   request.prompt = std::move(prompt);
@@ -113,7 +113,7 @@ std::vector<Request> Conversations(const CachedModel& variant, const EngineConfi
   const auto first = random(300), second = random(192);
   std::vector<Request> requests;
   const auto add = [&](std::vector<int32_t> prompt, int32_t max_tokens) -> Request& {
-    return requests.emplace_back(MakeRequest(requests.size() + 1, std::move(prompt), max_tokens));
+    return requests.emplace_back(GreedyRequest(requests.size() + 1, std::move(prompt), max_tokens));
   };
   add(first + random(20), 90);
   add(second, 70);
@@ -200,7 +200,7 @@ TEST(EnginePrefixTest, AFollowingTurnComputesItsNewTokens) {
   std::vector<int32_t> history;
   for (RequestId turn = 1; turn <= 4; ++turn) {
     const auto asked = RandomTokens(50, kModel.vocab, rng);
-    requests.push_back(MakeRequest(turn, history + asked, 70));
+    requests.push_back(GreedyRequest(turn, history + asked, 70));
     const Outcome run = InTurn(requests);
     history = requests.back().prompt + Ids(run.results.at(turn));
     if (turn == 1) continue;
@@ -216,7 +216,7 @@ TEST(EnginePrefixTest, QuestionsOnOneTextComputeItTwiceAtMost) {
   const auto text = RandomTokens(500, kModel.vocab, rng);
   std::vector<Request> requests;
   for (RequestId id = 1; id <= 8; ++id) {
-    requests.push_back(MakeRequest(id, text + RandomTokens(30, kModel.vocab, rng), 4));
+    requests.push_back(GreedyRequest(id, text + RandomTokens(30, kModel.vocab, rng), 4));
   }
   for (const int gap : {0, 100}) {
     EngineConfig config = Config(kModel);
@@ -236,7 +236,7 @@ TEST(EnginePrefixTest, SamplesOfOnePromptComputeItOnce) {
     const auto prompt = RandomTokens(length, kModel.vocab, rng);
     std::vector<Request> samples;
     for (RequestId id = 1; id <= 5; ++id) {
-      samples.push_back(MakeRequest(id, prompt, 10));
+      samples.push_back(GreedyRequest(id, prompt, 10));
       samples.back().sampling.temperature = 0.9F;
     }
     Meter meter;
@@ -263,7 +263,7 @@ TEST(EnginePrefixTest, RealmsNeverShare) {
   std::mt19937_64 rng(4);
   const auto prompt = RandomTokens(200, kModel.vocab, rng);
   std::vector<Request> requests;
-  for (RequestId id = 1; id <= 8; ++id) requests.push_back(MakeRequest(id, prompt));
+  for (RequestId id = 1; id <= 8; ++id) requests.push_back(GreedyRequest(id, prompt));
   requests[2].cache_salt = requests[3].cache_salt = "a";
   requests[4].cache_salt = "b";
   requests[5].log_tolerance = -12;
@@ -315,10 +315,10 @@ TEST(EnginePrefixTest, APromptOfAnotherSaltIsFedAsAFreshOne) {
   std::mt19937_64 rng(8);
   const auto known = RandomTokens(300, kModel.vocab, rng);
   const auto fresh = RandomTokens(300, kModel.vocab, rng);
-  Request first = MakeRequest(1, known, 1);
+  Request first = GreedyRequest(1, known, 1);
   first.cache_salt = "a";
   const auto second = [](const std::vector<int32_t>& prompt, const std::string& salt) {
-    Request request = MakeRequest(2, prompt, 8);
+    Request request = GreedyRequest(2, prompt, 8);
     request.cache_salt = salt;
     return request;
   };
@@ -336,7 +336,7 @@ TEST(EnginePrefixTest, SnapshotsGoBeforeAnyRequestIsPreempted) {
   std::mt19937_64 rng(5);
   std::vector<Request> requests;
   for (RequestId id = 1; id <= 24; ++id) {
-    requests.push_back(MakeRequest(id, RandomTokens(200, kModel.vocab, rng), 100));
+    requests.push_back(GreedyRequest(id, RandomTokens(200, kModel.vocab, rng), 100));
   }
   // Two at a time find room without eviction, with nothing to spare for what others left.
   CachedModel variant = kModel;
@@ -356,7 +356,7 @@ TEST(EnginePrefixTest, SnapshotsStayWithinTheirShare) {
   std::mt19937_64 rng(6);
   std::vector<Request> requests;
   for (RequestId id = 1; id <= 30; ++id) {
-    requests.push_back(MakeRequest(id, RandomTokens(150, kModel.vocab, rng), 50));
+    requests.push_back(GreedyRequest(id, RandomTokens(150, kModel.vocab, rng), 50));
   }
   CachedModel variant = kModel;
   variant.acp = AcpMode::kOff;
