@@ -232,6 +232,7 @@ class GatewayEscapedTest(unittest.TestCase):
                                                    max_retries=0, timeout=60))
 
     def compare(self, worker: Worker, client: openai.OpenAI) -> None:
+        longest = 0  # any of them may draw its end early
         for seed, prompt in enumerate(["plain", "“Déjà vu”\n\t 🦊 \\ \"x\"", "a\\u00e9b", "日本 "]):
             asked = dict(model="crawl", prompt=prompt, max_tokens=64, seed=seed, temperature=1,
                          stop=["rr"])
@@ -240,10 +241,11 @@ class GatewayEscapedTest(unittest.TestCase):
             whole = client.completions.create(**asked)
             streamed = "".join(choice.text for piece in client.completions.create(
                 **asked, stream=True) for choice in piece.choices)
-            self.assertGreater(len(streamed), 64)
+            longest = max(longest, len(streamed))
             self.assertEqual(whole.choices[0].text, own.completions[0].text)
             self.assertEqual(streamed, own.completions[0].text)
             self.assertEqual(whole.usage.prompt_tokens, own.prompt.prompt_tokens)
+        self.assertGreater(longest, 64)
 
 
 class Users:

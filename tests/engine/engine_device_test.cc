@@ -90,8 +90,9 @@ class ReportOfJudged : public ::testing::Environment {
 };
 const auto* const kReport = ::testing::AddGlobalTestEnvironment(new ReportOfJudged);
 
-// Where two streams of a greedy request part, the two best logits must be close. Log-probabilities
-// differ as logits do.
+// Where two streams of a greedy request part, the two best logits must be close: they have changed
+// places, so in each stream each of the two is off by a quarter of the gap or more, and
+// model_runner_golden_test.cc allows 2e-2 of the RMS. Log-probabilities differ as logits do.
 void ExpectSameUpToTies(const StreamResults& got, const StreamResults& want,
                         const std::vector<Request>& requests, double rms) {
   ASSERT_EQ(got.size(), want.size());
@@ -111,7 +112,7 @@ void ExpectSameUpToTies(const StreamResults& got, const StreamResults& want,
       const double gap = static_cast<double>(b.tokens[i].top[0].logprob) -
                          static_cast<double>(b.tokens[i].top[1].logprob);
       judged.first_gap = std::max(judged.first_gap, gap / rms);
-      EXPECT_LT(gap, 2e-2 * rms) << "request " << request.id << " token " << i;
+      EXPECT_LT(gap, 4 * 2e-2 * rms) << "request " << request.id << " token " << i;
       break;
     }
   }

@@ -101,6 +101,8 @@ cublasStatus_t CublasGemm::Choose(const Layouts& layouts, const Shape& shape,
   };
   const auto alignment = [&](size_t i) { return static_cast<uint32_t>(shape[i]); };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_bytes_));
+  // Columns are not split: sums of parts may be rounded to y's type before they are added.
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE});
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(8));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(7));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(9));
