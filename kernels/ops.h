@@ -4,10 +4,11 @@
 //
 // Contract: operations on one stream run in order; they return when the work is enqueued (CPU:
 // done). Views are borrowed for the call's work. "residual dtype" is float64 in the f64 mode, else
-// float32. Rows never influence one another except through a PagedKv: a row's bits depend on the
-// row, on its sequence and on whether it is a decode row or a prefill row (batch_view.h), not on
-// how many others there are. But a GPU without has_decode_family() chooses its kernels, and so the
-// last bits, by how many rows there are and by BatchView::small. One thread calls at a time.
+// float32. Rows never influence one another except through a PagedKv. Where has_decode_family(),
+// and on the CPU with row-independent products, a row's bits depend on nothing but the row, its
+// sequence and (there) whether it is a decode row or a prefill row (batch_view.h): not on how many
+// rows there are. Elsewhere a backend may choose its kernels, and so the last bits, by the number
+// of rows and by BatchView::small. One thread calls at a time.
 #pragma once
 
 #include <cstddef>
