@@ -20,12 +20,6 @@ namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr int kBiasThreads = 256;
-constexpr int64_t kClusterGemmRows = 64;
-
-bool ClusterGemmTakes(int64_t rows, int64_t out) {
-  constexpr int64_t kVocabulary = 16384, kMostRows = 256;
-  return rows <= (out >= kVocabulary ? kMostRows : kClusterGemmRows);
-}
 
 // out += bias, after a product of cuBLASLt's. bf16 outputs are rounded twice.
 template <typename T>
