@@ -157,7 +157,7 @@ class Comparison {
     for (const Request& request : requests_) {
       const int64_t tokens = static_cast<int64_t>(request.prompt.size()) + flags.max_tokens;
       longest_ = std::max(longest_, tokens);
-      pool_tokens_ += PagesFor(tokens) * kPageTokens;
+      pool_tokens_ += int64_t{PagesFor(tokens)} * kPageTokens;
     }
   }
 
@@ -182,8 +182,8 @@ class Comparison {
   // With room for the longest, or for a sixth of all.
   EngineConfig Small() const {
     EngineConfig config = Roomy();
-    config.kv_cache_tokens =
-        std::max((PagesFor(longest_) + 1) * kPageTokens, config.kv_cache_tokens / 6);
+    const int64_t longest = int64_t{PagesFor(longest_) + 1} * kPageTokens;
+    config.kv_cache_tokens = std::max(longest, pool_tokens_ / 6);
     return config;
   }
 
