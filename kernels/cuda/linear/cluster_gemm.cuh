@@ -5,6 +5,7 @@
 #include <cuda.h>
 #include <cuda_bf16.h>
 
+#include <bit>
 #include <cstdint>
 
 #include "kernels/cuda/linear/gemm_arguments.cuh"
@@ -95,15 +96,12 @@ struct RingPlace {
 // What a block computes: the outputs of every `tile_step`-th tile from `tile` on, summed over the
 // classes [first_class, last_class).
 struct BlockWork {
-  int tile, tile_step;
-  int first_class, last_class;
+  int tile, tile_step, first_class, last_class;
 
   // f(tile, chunk) in the order in which both rings are filled and read.
   template <typename F>
   __device__ __forceinline__ void ForEachChunk(const ClusterGemmArguments& a, const F& f) const {
-#pragma unroll 1
     for (int t = tile; t < a.tiles; t += tile_step) {
-#pragma unroll 1
       for (int first = first_class; first < last_class; ++first) {
 #pragma unroll 1
         for (int i = 0; i < a.class_chunks; ++i) f(t, first + i * kClasses);
@@ -153,9 +151,8 @@ __device__ __forceinline__ void CopyInputs(const ClusterGemmArguments& a, const 
   });
 }
 
-// What has been summed up so far of kBlockClasses classes, a binary tree's sums waiting for their
-// other halves: once `done` classes are, those that are a tree's right half are added to the left.
-// sums[k] begins as class k's.
+// Once the first `done` classes are summed: adds what thereby is a tree's right half to its left
+// one. sums[k] begins as class k's and waits as that of a subtree whose first class is k.
 template <int kBlockClasses, int kCount>
 __device__ __forceinline__ void AddHalves(int done, float (&sums)[kBlockClasses][kCount]) {
   WarpgroupFenceOperand(sums[done - 1]);
@@ -432,17 +429,16 @@ __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int
   WaitForCluster();
 }
 
-// Two, where their registers suffice: a block of another kernel may share the SM.
+// Two, where the registers for sums suffice: a block of another kernel may share the SM.
 template <int kRows, int kSplits>
-constexpr int BlocksOfAnSm() {
-  constexpr int kWaiting = kSplits == 8 ? 0 : kSplits == 4 ? 1 : kSplits == 2 ? 2 : 3;
-  return kRows / 2 * (1 + kWaiting) <= 48 ? 2 : 1;
-}
+inline constexpr int kBlocksOfAnSm = kRows / 2 * std::bit_width(unsigned{kClasses / kSplits}) <= 48
+                                         ? 2
+                                         : 1;
 
 // For at most kRows rows, W's columns split among kSplits blocks; then a cluster has one tile.
 // kGated: y = act(gate) * value of the product's halves.
 template <int kRows, int kSplits, bool kGated>
-__global__ void FOX_CLUSTER(kSplits) __launch_bounds__(kThreads, (BlocksOfAnSm<kRows, kSplits>()))
+__global__ void FOX_CLUSTER(kSplits) __launch_bounds__(kThreads, (kBlocksOfAnSm<kRows, kSplits>))
     ClusterGemmKernel(const __grid_constant__ ClusterGemmArguments a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ unsigned char memory[];
