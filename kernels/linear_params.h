@@ -39,6 +39,10 @@ struct InputTransform {
   Kind kind = Kind::kNone;
   const void* weight = nullptr;
   double eps = 0;
+  // kRmsNorm: a product that transforms rows itself rounds x * weight and multiplies its sums by
+  // the row's factor, as products over NormedRows do. Backends whose products do not may ignore it:
+  // but for roundings the values are the same.
+  bool apart = false;
   int head_dim = 0;
   MatrixView gate = {};
   Activation act = Activation::kSigmoid;
