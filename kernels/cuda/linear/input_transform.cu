@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kWarpThreads)
     const float4& v = held[i];
     sum = __fadd_rn(sum, StridedSum<1>(transform::SumOfFour(v.x, v.y, v.z, v.w)));
   }
-  const float scale = rsqrtf(sum / static_cast<float>(s.in_cols) + s.eps);
+  const float scale = rsqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(s.in_cols)), s.eps));
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int column = first + i * transform::kSumCols;

@@ -145,7 +145,7 @@ __device__ __forceinline__ float ScaleOf(const TransformArguments& s, const floa
   float sum = 0;
 #pragma unroll 4
   for (int i = 0; i < count; ++i) sum = __fadd_rn(sum, sums[i]);
-  return rsqrtf(sum / static_cast<float>(s.in_cols) + s.eps);
+  return rsqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(s.in_cols)), s.eps));
 }
 
 // `first`: the weights of the thread's first unit (FirstWeight), which the caller may load long

@@ -224,8 +224,8 @@ class TileReader {
   PipelineState at_;
 };
 
-// A multiplying warp's walk over a block's tiles, 16 rows of W at a time from left to right, and the
-// block's outputs. The partial sums of 16 rows lie in one of two buffers in turn, so that one
+// A multiplying warp's walk over a block's tiles, 16 rows of W at a time from left to right, and
+// the block's outputs. The partial sums of 16 rows lie in one of two buffers in turn, so that one
 // barrier for them suffices: a buffer is written again only after the next rows' barrier.
 class Multiplier {
  public:
@@ -386,7 +386,10 @@ __global__ void __launch_bounds__(kThreads, 2)
     CopyWeights(a, layout, first, last);
     return;
   }
-  constexpr int kHeld = kRows == 1 ? 3 : 1;  // as many as registers allow
+  // As many as registers allow.
+  constexpr bool kPlain =
+      kind == InputTransform::Kind::kNone || kind == InputTransform::Kind::kGatedAct;
+  constexpr int kHeld = kRows == 1 ? 3 : kPlain ? 2 : 1;
   HeldTiles<kHeld> held;
   TileReader reader(a, layout, last - first);
   Multiplier multiplier(a, layout, first, last);
