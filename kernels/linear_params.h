@@ -39,9 +39,8 @@ struct InputTransform {
   Kind kind = Kind::kNone;
   const void* weight = nullptr;
   double eps = 0;
-  // kRmsNorm: a product that transforms rows itself rounds x * weight and multiplies its sums by
-  // the row's factor, as products over NormedRows do. Backends whose products do not may ignore it:
-  // but for roundings the values are the same.
+  // kRmsNorm, only where Ops::has_decode_family(), of decode rows: the norm as NormedRows takes it
+  // apart, so the bits that `takes` would give.
   bool apart = false;
   int head_dim = 0;
   MatrixView gate = {};
