@@ -147,7 +147,7 @@ struct Output {
 
 // What is added to an output: zeros where there is nothing, which makes -0 to 0 as cluster_gemm.cuh
 // does. Read long before it is used, so no arithmetic here.
-struct Addends {
+struct AddedTerms {
   float bias, previous;
 
   __device__ __forceinline__ void LoadBias(const SmallBatchGemmArguments& a, int row, int last) {
@@ -165,7 +165,8 @@ struct Addends {
 
 // Every operation is one of cluster_gemm.cuh's, in its order.
 __device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a, const float* partial,
-                                           float scale, const Addends& addends, int row, int last) {
+                                           float scale, const AddedTerms& terms, int row,
+                                           int last) {
   const Output o;
   if (o.n >= a.rows || row + o.m >= last) return;
   float sum[kConsumerWarps];
@@ -176,8 +177,8 @@ __device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a, con
 #pragma unroll
     for (int w = 0; w < kConsumerWarps; w += 2 * step) sum[w] = __fadd_rn(sum[w], sum[w + step]);
   }
-  float value = __fadd_rn(__fmul_rn(sum[0], scale), addends.bias);
-  value = __fadd_rn(addends.previous, value);
+  float value = __fadd_rn(__fmul_rn(sum[0], scale), terms.bias);
+  value = __fadd_rn(terms.previous, value);
   const int64_t at = o.n * a.y_stride + row + o.m;
   if (a.y_f32 != nullptr) {
     a.y_f32[at] = value;
@@ -242,11 +243,11 @@ class Multiplier {
   }
 
   // When the kernel before has ended.
-  __device__ __forceinline__ void LoadPrevious() { addends_.LoadPrevious(a_, row_, last_); }
+  __device__ __forceinline__ void LoadPrevious() { terms_.LoadPrevious(a_, row_, last_); }
   // When the input rows are there. scale: of the thread's output's row.
   __device__ __forceinline__ void Begin(float scale) {
     scale_ = scale;
-    addends_.LoadBias(a_, row_, last_);
+    terms_.LoadBias(a_, row_, last_);
     LoadInput();
   }
 
@@ -304,10 +305,10 @@ class Multiplier {
       mine[kTileRows + kTileRows / 2] = c_[3];
     }
     SyncThreads<kConsumers>();
-    StoreValue(a_, partial, scale_, addends_, row_, last_);
+    StoreValue(a_, partial, scale_, terms_, row_, last_);
     row_ += kTileRows;
-    addends_.LoadBias(a_, row_, last_);
-    addends_.LoadPrevious(a_, row_, last_);
+    terms_.LoadBias(a_, row_, last_);
+    terms_.LoadPrevious(a_, row_, last_);
     buffer_ ^= 1;
     c_[0] = c_[1] = c_[2] = c_[3] = 0;
   }
@@ -318,7 +319,7 @@ class Multiplier {
   int row_, col_ = 0;
   const int last_;
   int buffer_ = 0;
-  Addends addends_;
+  AddedTerms terms_;
   float scale_;
   uint32_t x_[kChunkSteps / 2][4];
   float c_[4] = {};

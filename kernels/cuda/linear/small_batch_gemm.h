@@ -19,7 +19,7 @@ struct DeviceLimits {
 };
 
 // Whether Gemv takes such a product: at most kMaxGemvRows rows, a norm's input float32 and any
-// other's bf16, in % 8 == 0, rows that fit beside the weights in shared memory (up to some 20,000
+// other's bf16, in % 8 == 0, rows that fit beside the weights in shared memory (up to some 19,000
 // columns on Hopper). The same for every number of rows from 1 to kMaxGemvRows.
 bool GemvTakes(const LinearParams& params, const DeviceLimits& limits);
 
