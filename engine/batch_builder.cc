@@ -86,12 +86,14 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
     At<int32_t>(staging, slot_)[i] = seq.slot;
     FOX_CHECK(token_ + static_cast<size_t>(rows + tokens) * sizeof(int32_t) <= block_.bytes());
     std::copy(seq.token_ids.begin(), seq.token_ids.end(), At<int32_t>(staging, token_) + rows);
-    for (size_t k = 0; k < seq.logit_rows.size(); ++k, ++logit_rows) {
+    const bool unwanted = seqs > 0 && seq.logit_rows.empty();
+    const std::vector<int32_t>& wanted = unwanted ? padding.logit_rows : seq.logit_rows;
+    for (size_t k = 0; k < wanted.size(); ++k, ++logit_rows) {
       FOX_CHECK(logit_rows < max_logit_rows_);
-      At<int64_t>(staging, logit_row_)[logit_rows] = rows + seq.logit_rows[k];
+      At<int64_t>(staging, logit_row_)[logit_rows] = rows + wanted[k];
       SampleRow& sample = At<SampleRow>(staging, sample_)[logit_rows];
       sample = {};
-      if (!seq.sample || k + 1 < seq.logit_rows.size()) continue;
+      if (!seq.sample || k + 1 < wanted.size()) continue;
       sample = *seq.sample;
       sample.slot = seq.slot;
     }

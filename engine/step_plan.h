@@ -59,7 +59,7 @@ struct StepPlan {
   std::vector<int32_t> release_slots;      // of sequences, emptied
   std::vector<SharedSlot> starts;          // sequences that go on from a snapshot
   std::vector<SwappedSlot> swap_ins;       // sequences that go on from where they were
-  std::vector<PlannedSequence> sequences;  // those of one token first
+  std::vector<PlannedSequence> sequences;  // first those that bring one token
   // Set before anything is sampled; a slot's first sample with a logits processor comes with it.
   std::vector<SlotTokens> penalty_state;
   bool read_windows = false;  // StepResult::first_pages is wanted
