@@ -63,9 +63,9 @@ def cudnn_call(given: Tensors, native: bool) -> Call:
     The row's own decay cancels in the softmax: what stays is a bias for each key.
     """
     cudnn = importlib.import_module("cudnn")
-    for folder in importlib.import_module("nvidia").__path__:  # where the frontend does not look
-        for library in glob.glob(os.path.join(folder, "*", "lib", "libnvrtc.so.1?")):
-            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    packages = os.path.dirname(os.path.dirname(torch.__file__))  # where it does not look for NVRTC
+    for library in glob.glob(os.path.join(packages, "nvidia", "*", "lib", "libnvrtc.so.1?")):
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     graph = cudnn.pygraph(io_data_type=cudnn.data_type.BFLOAT16,
                           intermediate_data_type=cudnn.data_type.FLOAT,
                           compute_data_type=cudnn.data_type.FLOAT)
