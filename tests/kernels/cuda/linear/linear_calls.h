@@ -29,6 +29,8 @@ struct Call {
   NormedRows takes = {};  // with rows: the call uses these instead of the transform, which says
                           // what they are
   NormedRows leaves = {};
+  bool decodes = true;
+  bool apart = false;  // a norm that is
 };
 
 // About `budget` multiplications' worth of columns, the first and last ones among them.
@@ -59,6 +61,7 @@ class LinearTest : public ::testing::Test {
       scratch_ = std::make_unique<TestMatrix>(DType::kBF16, rows, width, 8);
     }
     InputTransform t = call.transform.params();
+    t.apart = call.apart;
     t.scratch = scratch_->view().Rows(0, rows).Columns(0, width);
     if (!call.takes.rows.empty()) t = {};
     if (!t.gate.empty()) t.gate = t.gate.Rows(first, rows);
@@ -69,6 +72,7 @@ class LinearTest : public ::testing::Test {
                   .weight = DeviceWeight(weight.rows, weight.cols, {weight.data, 0, stays}),
                   .bias = call.bias == nullptr ? nullptr : call.bias->view().data,
                   .accumulate = call.accumulate,
+                  .decodes = call.decodes,
                   .gated = call.gated,
                   .takes = call.takes,
                   .leaves = call.leaves,
