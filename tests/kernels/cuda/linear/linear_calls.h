@@ -53,8 +53,9 @@ class LinearTest : public ::testing::Test {
   LinearTest() { EXPECT_EQ(cudaStreamCreate(&stream_), cudaSuccess); }
   ~LinearTest() override { cudaStreamDestroy(stream_); }
 
-  // `rows` < 0: all of them.
-  cudaError_t Run(const Call& call, const TestMatrix& out, int64_t first = 0, int64_t rows = -1) {
+  // Rows [first, first + rows) into those of `out` from `out_first` on. `rows` < 0: all of them.
+  cudaError_t Run(const Call& call, const TestMatrix& out, int64_t first = 0, int64_t rows = -1,
+                  int64_t out_first = 0) {
     if (rows < 0) rows = call.in->rows();
     const int64_t width = call.weight->cols();
     if (scratch_ == nullptr || scratch_->rows() < rows || scratch_->cols() < width) {
@@ -76,7 +77,7 @@ class LinearTest : public ::testing::Test {
                   .gated = call.gated,
                   .takes = call.takes,
                   .leaves = call.leaves,
-                  .out = out.view().Rows(0, rows)});
+                  .out = out.view().Rows(out_first, rows)});
   }
 
   // What Run calls: the engine, or a kernel of a test's choice.
