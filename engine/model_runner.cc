@@ -37,7 +37,7 @@ bool IsDecode(const StepPlan& plan) {
 // A decode step brings one row of every sequence, and each of them wants logits; a mixed one all
 // but one beside the least chunk of that one, all of whose tokens may want them.
 RunnerOptions WithStepSizes(RunnerOptions options, bool on_gpu) {
-  const auto chosen = [&options](int64_t size, int64_t fallback) {
+  const auto chosen = [&options, on_gpu](int64_t size, int64_t fallback) {
     return std::max<int64_t>(size > 0 ? size : fallback,
                              options.max_num_seqs + (on_gpu ? kGpuChunkMultiple : 0));
   };

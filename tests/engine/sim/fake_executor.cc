@@ -258,8 +258,12 @@ void FakeExecutor::CheckMixture(const StepPlan& plan) {
       continue;
     }
     if (prefill > 0) Violate("a decode behind a chunk");
+    // Else it may be a prompt's.
+    const bool decoded =
+        limits.chunk_multiple > 1 || sequence.token_ids.front() == kLastSampledToken;
     const bool valid = sequence.slot >= 0 && sequence.slot < limits.slots();
-    decodes |= valid && slots_[static_cast<size_t>(sequence.slot)].planned_at == runs_ - 1;
+    decodes |=
+        decoded && valid && slots_[static_cast<size_t>(sequence.slot)].planned_at == runs_ - 1;
   }
   if (limits.max_mixed_tokens == 0 || !decodes) return;
   if (prefill > std::max(limits.max_mixed_tokens, limits.least_prefill())) {
@@ -454,7 +458,7 @@ void FakeExecutor::Release(const std::vector<int32_t>& slots) {
     slot.length = 0;
     slot.has_states = false;
     slot.decodes = false;
-    slot.sampled_at = -1;
+    slot.planned_at = slot.sampled_at = -1;
   }
   keys_.Release(slots);
 }
