@@ -220,8 +220,9 @@ def memory_and_prefill(m: Measurements) -> Iterator[Row]:
 def judged_rows(parts: dict[str, Any], tests: dict[str, str]) -> list[Row]:
     """All rows, missing measurements included."""
     m = Measurements(parts, tests)
-    return [row for rows in (tested, invariance, prefill_attention, libraries, decode_attention, decode_steps,
-                             decode_16k_long_context, memory_and_prefill) for row in rows(m)]
+    return [row for rows in (tested, invariance, prefill_attention, libraries, decode_attention,
+                             decode_steps, decode_16k_long_context, memory_and_prefill)
+            for row in rows(m)]
 
 
 def aim_reached(judged: Row) -> bool:
