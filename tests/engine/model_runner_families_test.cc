@@ -159,12 +159,12 @@ std::vector<float> LogitsOf(ModelRunner& runner, const StepPlan& plan) {
   return {first, first + logits.rows * logits.cols};
 }
 
-struct Case {
+struct FamiliesCase {
   const char* model;
   bool transforms;  // whether attention's output has a norm or a gate
 };
 
-class FamiliesTest : public ::testing::TestWithParam<Case> {};
+class FamiliesTest : public ::testing::TestWithParam<FamiliesCase> {};
 
 TEST_P(FamiliesTest, RowsOfTwoFamiliesAreTheRowsOfOneCall) {
   const auto [model, transforms] = GetParam();
@@ -200,7 +200,8 @@ TEST_P(FamiliesTest, RowsOfTwoFamiliesAreTheRowsOfOneCall) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, FamiliesTest,
-                         ::testing::Values(Case{"dev_pro_d64", true}, Case{"dev_llama_d64", false}),
+                         ::testing::Values(FamiliesCase{"dev_pro_d64", true},
+                                           FamiliesCase{"dev_llama_d64", false}),
                          [](const auto& test) { return std::string(test.param.model); });
 
 }  // namespace
