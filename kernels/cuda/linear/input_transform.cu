@@ -27,9 +27,9 @@ __global__ void __launch_bounds__(kThreads)
   TriggerDependents();
   PrefetchTransform(source);
   WaitOnDependencies();
-  extern __shared__ float sums[];  // kRmsNorm
+  extern __shared__ float norms[];  // kRmsNorm
   const int64_t row = blockIdx.x;
-  TransformRowsInBlock<kind, In, 1>(source, row, 1, out + row * out_stride, out_stride, sums);
+  TransformRowsInBlock<kind, In, 1>(source, row, 1, out + row * out_stride, out_stride, norms);
 }
 
 // Threads of the kernels below, whose warps work alone.
@@ -229,9 +229,9 @@ cudaError_t TransformRows(const MatrixView& in, const InputTransform& transform,
       if (kNorm && std::is_same_v<In, float> && source.in_cols <= kMaxSteps * kStepCols) {
         return LaunchNorm(source, in.rows, to, out.row_stride, stream);
       }
-      const int sums = kNorm ? transform::SumCount(source.in_cols) : 0;
+      const int norms = kNorm ? transform::NormFloats(source.in_cols) : 0;
       return Launch(TransformKernel<kind, In>, dim3(static_cast<unsigned>(in.rows)), dim3(kThreads),
-                    shared(static_cast<size_t>(sums) * sizeof(float)), stream, source, to,
+                    shared(static_cast<size_t>(norms) * sizeof(float)), stream, source, to,
                     out.row_stride);
     }
   });
