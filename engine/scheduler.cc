@@ -123,7 +123,7 @@ int64_t Scheduler::MostPrefill(const Budget& budget, int64_t decodes) const {
     most = std::min(most, times_.PrefillTokens(max_step_seconds_, decodes));
   }
   if (limits_.max_mixed_tokens > 0 && decodes > 0) most = std::min(most, limits_.max_mixed_tokens);
-  return std::min(budget.tokens, std::max(most, limits_.least_prefill()));
+  return std::min(budget.tokens, std::max({most, int64_t{kPageTokens}, limits_.least_prefill()}));
 }
 
 // Short prompts, which find half of the budget; a chunk at least is left to those that have

@@ -27,6 +27,7 @@ namespace {
 struct InvarianceFlags {
   std::string model = FOX_SOURCE_DIR "/models/demo", device = "auto", acp = "certified", json;
   int64_t requests = 64, shortest = 8, longest = 6000, max_tokens = 128, threads = 0;
+  int64_t swap_bytes = int64_t{1} << 30;
 };
 
 absl::Status Parse(const std::vector<std::string>& arguments, InvarianceFlags* values) {
@@ -40,6 +41,8 @@ absl::Status Parse(const std::vector<std::string>& arguments, InvarianceFlags* v
   flags.Int("shortest", "N", "tokens of the shortest prompt", 1, 1 << 20, &values->shortest);
   flags.Int("longest", "N", "tokens of the longest prompt", 1, 1 << 20, &values->longest);
   flags.Int("max-tokens", "N", "tokens of an answer", 1, 1 << 20, &values->max_tokens);
+  flags.Mebibytes("swap-space-mb", "MiB of host memory, where the way says so", 1, 1 << 30,
+                  &values->swap_bytes);
   flags.String("json", "FILE", "writes all rows there", &values->json);
   if (absl::Status s = ParseOrHelp(flags, arguments, "fox-bench invariance"); !s.ok()) return s;
   if (values->shortest <= values->longest) return absl::OkStatus();
@@ -180,8 +183,9 @@ class Comparison {
   }
 
   // With room for the longest, or for a sixth of all.
-  EngineConfig Small() const {
+  EngineConfig Small(int64_t swap_bytes) const {
     EngineConfig config = Roomy();
+    config.swap_space_bytes = swap_bytes;
     const int64_t longest = int64_t{PagesFor(longest_) + 1} * kPageTokens;
     config.kv_cache_tokens = std::max(longest, pool_tokens_ / 6);
     return config;
@@ -209,7 +213,7 @@ class Comparison {
     const Difference difference = DifferenceOf(*run, first_);
     differ_ += difference.bits;
     report_.Row(
-        absl::StrFormat("%-30s %8d %7d %6d %6d %10d %6d %8d %8.1f", way.name, flags_.requests,
+        absl::StrFormat("%-34s %8d %7d %6d %6d %10d %6d %8d %8.1f", way.name, flags_.requests,
                         difference.tokens, difference.bits, difference.first, run->preemptions,
                         run->swaps, run->cached_tokens, run->seconds),
         {{"bench", "invariance"},
@@ -240,13 +244,12 @@ class Comparison {
   int64_t differ_ = 0;
 };
 
-absl::Status RunAllWays(Comparison& comparison, size_t requests) {
+absl::Status RunAllWays(const InvarianceFlags& flags, Comparison& comparison) {
+  const auto requests = static_cast<size_t>(flags.requests);
   EngineConfig cached = comparison.Roomy();
   cached.kv_cache_tokens *= 2;
   cached.engine.prefix_cache_share = 0.5;
   cached.engine.prefix_cache_interval = 256;
-  EngineConfig recomputing = comparison.Small();
-  recomputing.swap_space_bytes = 0;
   const std::string all = absl::StrCat(requests, " at once");
   const std::vector<std::pair<EngineConfig, std::vector<Way>>> ways = {
       {comparison.Roomy(),
@@ -260,8 +263,8 @@ absl::Status RunAllWays(Comparison& comparison, size_t requests) {
       {cached,
        {{.name = "beside a prefix cache", .at_once = requests},
         {.name = "from the prefix cache", .at_once = requests}}},
-      {comparison.Small(), {{.name = "small pool, swapped", .at_once = requests}}},
-      {recomputing, {{.name = "small pool, computed again", .at_once = requests}}}};
+      {comparison.Small(flags.swap_bytes), {{.name = "small pool, swapped", .at_once = requests}}},
+      {comparison.Small(0), {{.name = "small pool, computed again", .at_once = requests}}}};
   for (const auto& [config, some] : ways) {
     if (absl::Status s = comparison.Load(config); !s.ok()) return s;
     for (const Way& way : some) {
@@ -282,10 +285,10 @@ absl::Status BenchInvariance(const std::vector<std::string>& arguments) {
   report.Section(
       absl::StrFormat("%d requests of %d to %d tokens, %d of answer, half of them sampled",
                       flags.requests, flags.shortest, flags.longest, flags.max_tokens),
-      "way                            requests  tokens   bits  first  preempted  swaps    found  "
-      "seconds");
+      "way                                requests  tokens   bits  first  preempted  swaps    "
+      "found  seconds");
   Comparison comparison(flags, MakeRequests(flags, *config), report);
-  absl::Status status = RunAllWays(comparison, static_cast<size_t>(flags.requests));
+  absl::Status status = RunAllWays(flags, comparison);
   status.Update(report.Write(flags.json));
   if (!status.ok() || comparison.differ() == 0) return status;
   return absl::InternalError(absl::StrCat(comparison.differ(), " answers differ"));

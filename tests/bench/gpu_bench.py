@@ -208,6 +208,11 @@ def cold_start(bench: Bench) -> dict[str, Any]:
     return {"rows": json_lines(out)}
 
 
+def invariance(bench: Bench) -> dict[str, Any]:
+    """Whether answers depend on what runs beside them."""
+    return bench.fox_bench("invariance", "--device", "cuda", "--model", bench.model(), seconds=150)
+
+
 def books(bench: Bench) -> dict[str, Any]:
     """Pages that the certified bound keeps on real text, over the paper's; on the CPU."""
     demo = gpu_build.ROOT / "models/demo"
@@ -234,6 +239,7 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "decoder-peer": lambda bench: bench.peer("decoder.py", 170),
     "official-peer": lambda bench: bench.peer("official.py", 90),
     **{f"attention-{name}": library(name) for name in LIBRARIES},
+    "invariance": invariance,
     "serve": serve,
     "doors": doors,
     "cold-start": cold_start,

@@ -76,8 +76,18 @@ def tested(m: Measurements) -> Iterator[Row]:
     yield row("tokens equal with and without graphs", number("graphs_equal"), "bool", "is", 1)
     yield row("tokens lost or repeated, any pool and batch", number("tokens_lost"), "tokens", "is",
               0)
-    yield row("gap of the two best logits where runs first differ", number("first_gap"), "of RMS",
-              "most", 2e-2)
+    yield row("answers that differ in a bit between schedules, small models",
+              number("requests_differ"), "requests", "is", 0)
+
+
+def invariance(m: Measurements) -> Iterator[Row]:
+    """What runs beside a request changes none of its bits: all ways of fox-bench invariance."""
+    ways = m.all(bench="invariance")
+    first = ways[0] if ways else {}
+    yield row("64 requests of 8 to 6,000 tokens, greedy and sampled, alone, together, again, from "
+              "the prefix cache, in a small pool: answers that differ in a bit",
+              sum(way["bits_differ"] for way in ways) if len(ways) == 8 else None, "requests",
+              "is", 0, None, f"{first.get('requests', 0)} requests, {len(ways)} ways")
 
 
 def ms(seconds: float | None) -> str:
@@ -210,7 +220,7 @@ def memory_and_prefill(m: Measurements) -> Iterator[Row]:
 def judged_rows(parts: dict[str, Any], tests: dict[str, str]) -> list[Row]:
     """All rows, missing measurements included."""
     m = Measurements(parts, tests)
-    return [row for rows in (tested, prefill_attention, libraries, decode_attention, decode_steps,
+    return [row for rows in (tested, invariance, prefill_attention, libraries, decode_attention, decode_steps,
                              decode_16k_long_context, memory_and_prefill) for row in rows(m)]
 
 
