@@ -36,7 +36,7 @@ KERNEL_CASES = {
                     "HeadDim/DecodeShapesTest.PrunedWindowsOfAllWidths/128",
                     "DecodeAttentionTest.MixedBatch"),
     # Windows of two rounds of a cluster.
-    "decode_cluster_test": ("HeadDim/DecodeClusterShapesTest.GroupsOfQueryHeads/64",
+    "decode_cluster_test": ("HeadDim/DecodeClusterShapesTest.PrunedWindows/128",
                             "DecodeClusterTest.BesideOtherSequences"),
     "sm80_kernel_test": ("Cases/PrefillSm80Test.MatchesFloat64/StrongGatesOff16",
                          "Cases/PrefillSm80Test.MatchesFloat64/StrongGatesCertified64"),

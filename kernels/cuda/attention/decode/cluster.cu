@@ -88,7 +88,7 @@ __device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head,
   Gate gate = LoadGate<kHeadDim>(a, seq_head, half_page);
   LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
   LoadTileAgain<kHeadDim>(a.kv.values, half_page, values);
-  Keep(seq_head, row, kept);
+  kept.Take(seq_head, row);
   Softmax softmax;
 #pragma unroll 1
   for (;;) {
@@ -217,8 +217,9 @@ cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
 
 }  // namespace
 
-bool DecodeClusterRuns(int head_dim) {
-  return head_dim >= 32 && HasSm90Code(KernelAddress(DecodeClusterKernel<64>));
+bool DecodeClusterRuns(const PagedKvShape& shape) {
+  return shape.head_dim >= 32 && HeadsTogether(shape) == 1 &&
+         HasSm90Code(KernelAddress(DecodeClusterKernel<64>));
 }
 
 cudaError_t DecodeCluster(const Decode& arguments, cudaStream_t stream) {

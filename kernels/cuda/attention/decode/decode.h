@@ -2,7 +2,8 @@
 // few pages at fixed places; splits are dealt out evenly over the chip, and the last one of a
 // (sequence, head) to finish merges them in order. Small batches take another kernel where the
 // device has clusters (cluster.cuh), with the same sums in the same order: a row's bits depend on
-// its own windows alone, never on the batch.
+// its own windows alone, never on the batch. Query heads that share a kv head are taken together
+// (HeadsTogether) by a third kernel, whatever the batch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -24,8 +25,8 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
                             const PagedKv& kv, const StepSchedule& schedule,
                             bool after_append_decode, cudaStream_t stream);
 
-// Whether small batches of this head_dim take the kernel of their own: device and build have
-// clusters, and its blocks fit.
-bool DecodeClusterRuns(int head_dim);
+// Whether small batches take the kernel of their own: device and build have clusters, its blocks
+// fit, and no query heads are taken together.
+bool DecodeClusterRuns(const PagedKvShape& shape);
 
 }  // namespace fox::cuda
