@@ -132,7 +132,7 @@ __device__ inline int LaneHead(int heads) { return min(LaneQuery(), heads - 1); 
 
 __device__ inline const float* LaneGates(const Decode& a, const SeqHead& seq_head,
                                          const HalfPage& half_page, int64_t& summary) {
-  summary = Summary(a, half_page.page, seq_head) + LaneHead(NumHeads(a, seq_head.head));
+  summary = Summary(a, half_page.page, seq_head) + LaneHead(NumHeads(a, seq_head.group_head));
   return LogFOffsets(a, summary) + half_page.half * kHalfPageKeys;
 }
 
@@ -177,7 +177,7 @@ struct KeptGroup {
   };
   // What AppendDecode writes; the last head stands in past the heads.
   static __device__ Row LoadRow(const Decode& a, const SeqHead& taken) {
-    const int last = NumHeads(a, taken.head) - 1;
+    const int last = NumHeads(a, taken.group_head) - 1;
     const int64_t own = Summary(a, taken.own, taken) + min(Lane() % 8, last);
     const uint16_t* rows = static_cast<const uint16_t*>(a.params.q.data) +
                            taken.row * a.params.q.row_stride + taken.head * kHeadDim;
@@ -201,7 +201,7 @@ struct KeptGroup {
       const int at = i * kWarp + Lane();
       q[at / (kHeadDim / 8)][at % (kHeadDim / 8)] = row.q[i];
     }
-    const int count = NumHeads(a, taken.head);
+    const int count = NumHeads(a, taken.group_head);
     if (Lane() < 8) {
       base[Lane()] = row.base;
       local[Lane()] = row.local;

@@ -114,9 +114,9 @@ __device__ inline const float* LogFOffsets(const Decode& a, int64_t summary) {
   return static_cast<const float*>(a.kv.log_f_offset) + summary * kPageTokens;
 }
 
-// Of the query heads that are taken together from `head` on.
-__device__ inline int NumHeads(const Decode& a, int head) {
-  return min(a.together, a.group - head % a.group);
+// The query heads that are taken together from `group_head` on.
+__device__ inline int NumHeads(const Decode& a, int group_head) {
+  return min(a.together, a.group - group_head);
 }
 
 // The first page that query head `index` may see, or any of the `heads` from there on.
@@ -124,6 +124,7 @@ __device__ inline int FirstPage(const Decode& a, int64_t list, int index, int he
   const int32_t* visible = a.schedule.first_visible_page;
   if (visible == nullptr) return LoadCoherent(a.kv.first_live + list);
   int first = LoadCoherent(visible + index);
+#pragma unroll 1
   for (int h = 1; h < heads; ++h) first = min(first, LoadCoherent(visible + index + h));
   return first;
 }
@@ -141,9 +142,9 @@ __device__ inline SeqHead LoadSeqHead(const Decode& a, int index) {
   seq_head.head = head;
   seq_head.length = static_cast<int>(position) + 1;
   seq_head.table = a.kv.Table(list);
-  seq_head.first_live = FirstPage(a, list, index, NumHeads(a, head));
-  seq_head.own = LoadCoherent(seq_head.table + NumPages(seq_head) - 1);
   seq_head.group_head = head % a.group;
+  seq_head.first_live = FirstPage(a, list, index, NumHeads(a, seq_head.group_head));
+  seq_head.own = LoadCoherent(seq_head.table + NumPages(seq_head) - 1);
   seq_head.row = static_cast<int>(row);
   return seq_head;
 }
