@@ -48,7 +48,20 @@ TEST(EngineFactoryTest, StepSizesLetEverySequenceDecode) {
   EXPECT_EQ(WithStepSizes(options, false).max_num_batched_tokens, 512);
   EXPECT_EQ(WithStepSizes(options, false).max_logit_rows, 128);
   options.max_num_batched_tokens = 33;
-  EXPECT_EQ(WithStepSizes(options, true).max_num_batched_tokens, 33);
+  EXPECT_EQ(WithStepSizes(options, false).max_num_batched_tokens, 33);
+}
+
+// A chunk of 129 tokens, each with a row of logits, beside all others.
+TEST(EngineFactoryTest, StepSizesOnAGpuLetAPromptGoOnBesideDecodes) {
+  RunnerOptions options;
+  options.max_num_seqs = 40;
+  EXPECT_EQ(WithStepSizes(options, true).max_logit_rows, 39 + 129);
+  EXPECT_EQ(WithStepSizes(options, true).max_mixed_tokens, 2048);
+  EXPECT_EQ(WithStepSizes(options, false).max_mixed_tokens, 0);
+  options.max_num_batched_tokens = 33;
+  options.max_mixed_tokens = 0;
+  EXPECT_EQ(WithStepSizes(options, true).max_num_batched_tokens, 39 + 129);
+  EXPECT_EQ(WithStepSizes(options, true).max_mixed_tokens, 0);
 }
 
 }  // namespace

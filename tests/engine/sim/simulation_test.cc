@@ -48,6 +48,7 @@ TEST(SimulationTest, DaysThatFailedOnce) {
   for (const uint64_t seed : {20001099u, 2005755u, 7014489u, 1015906u, 9001490u}) {
     DayOptions options;
     options.seed = seed;
+    options.chunk_multiple = 1;  // which all were then
     const Report report = Simulate(options);
     EXPECT_EQ(report.violation, "") << Describe(options, report);
   }
@@ -57,6 +58,7 @@ TEST(SimulationTest, DaysThatFailedOnce) {
 TEST(SimulationTest, FloodsThatStarvedOnce) {
   DayOptions options;
   options.seed = 91000441;
+  options.chunk_multiple = 1;
   options.operations = 1500;
   options.flood = true;
   const Report report = Simulate(options);
