@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/attention/decode/group_tile.cuh"
 #include "kernels/cuda/attention/decode/groups.cuh"
+#include "kernels/cuda/attention/decode/loads.cuh"
 #include "kernels/cuda/attention/decode/splits.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
@@ -211,10 +212,14 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
   Cursor next{0, splits.first, 0, 0};
   EnterSplit(seq_head, next);
   HalfPage half_page = HalfPageAt(seq_head, next.iteration, true);
+  const HalfPage second =
+      HalfPageAt(seq_head, min(next.iteration + 1, next.iteration_end - 1), true);
   GroupTile<kHeadDim> tile;
   PrefetchGroupGates(a, seq_head, half_page);
   LoadKeys(a, half_page, tile);
   LoadValues(a, half_page, tile);
+  PrefetchGroupGates(a, seq_head, second);
+  PrefetchTiles<kHeadDim>(a, second);
   TriggerDependents();
   WaitOnDependencies();
   const typename KeptGroup<kHeadDim>::Row row = KeptGroup<kHeadDim>::LoadRow(a, seq_head);

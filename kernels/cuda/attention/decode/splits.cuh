@@ -246,12 +246,16 @@ __device__ inline SeqHead NextSeqHead(const Decode& a, int index, int split) {
   }
 }
 
-__device__ inline void EnterSplit(const SeqHead& seq_head, Cursor& cursor) {
-  const int shift = SplitShift(NumPages(seq_head) - seq_head.first_live);
+// The split at `cursor`, which is one of 1 << shift pages.
+__device__ inline void EnterSplit(const SeqHead& seq_head, int shift, Cursor& cursor) {
   const int base = ((seq_head.first_live >> shift) + cursor.split - seq_head.begin) << shift;
   cursor.iteration = max(base, seq_head.first_live) / kIterationPages;
   cursor.iteration_end =
       (min(base + (1 << shift), NumPages(seq_head)) + kIterationPages - 1) / kIterationPages;
+}
+
+__device__ inline void EnterSplit(const SeqHead& seq_head, Cursor& cursor) {
+  EnterSplit(seq_head, SplitShift(NumPages(seq_head) - seq_head.first_live), cursor);
 }
 
 // False when nothing is left before split `last`; the cursor is then worth nothing but its slot.

@@ -23,19 +23,6 @@ using testing::DeviceArray;
 using testing::DeviceCache;
 using testing::RowKind;
 
-TEST(HeadsTogetherTest, GroupsFallIntoFewPartsThatAreAlike) {
-  PagedKvShape shape;
-  shape.head_dim = 64;
-  shape.kv_heads = 1;
-  const std::vector<int> together = {1, 2, 3, 4, 5, 6, 7, 8, 5, 5, 6, 6, 7, 7, 8, 8};
-  for (int group = 1; group <= 16; ++group) {
-    shape.q_heads = group;
-    EXPECT_EQ(HeadsTogether(shape), together[static_cast<size_t>(group - 1)]) << group;
-  }
-  shape.head_dim = 32;
-  EXPECT_EQ(HeadsTogether(shape), 1);
-}
-
 void ExpectExact(DeviceCache& cache) {
   cache.CheckOutputs(RowKind::kDecode);
   for (int32_t arrival_counter : cache.arrival_counter_array().ToHost()) {
