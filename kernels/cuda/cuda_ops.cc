@@ -114,7 +114,7 @@ void CudaOps::CopyToHost(const void* device, size_t bytes, void* host, Stream st
 int64_t CudaOps::PartialResultBytes(int max_seqs, const PagedKvShape& shape) const {
   const int64_t partial = (shape.head_dim + 2) * static_cast<int64_t>(sizeof(float));
   const int64_t prefill = state_->hopper ? cuda::kMostPartialRows : 0;
-  return (cuda::MaxDecodeSplits(max_seqs, shape) + prefill) * partial;
+  return (cuda::MaxDecodeSplits(max_seqs, shape) * cuda::HeadsTogether(shape) + prefill) * partial;
 }
 
 void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) {
@@ -139,7 +139,8 @@ void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape)
   take(schedule.tile_counter, 1);
   take(schedule.split_begin, static_cast<int64_t>(shape.layers) * (schedule.max_seq_heads + 1));
   take(state_->first_visible_pages, schedule.max_seq_heads);
-  take(schedule.partial, static_cast<int64_t>(schedule.max_splits) * (shape.head_dim + 2));
+  take(schedule.partial, static_cast<int64_t>(schedule.max_splits) * cuda::HeadsTogether(shape) *
+                             (shape.head_dim + 2));
   take(schedule.arrival_counter, schedule.max_seq_heads);
   take(schedule.page_sums,
        static_cast<int64_t>(schedule.max_blocks) * shape.q_heads * (shape.head_dim + 4));

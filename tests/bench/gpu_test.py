@@ -32,11 +32,13 @@ LOG_LINES = 40
 KERNEL_CASES = {
     "append_test": ("AppendTest.EverythingAtOnce", "AppendTest.PaperWithoutNorm"),
     # The kernel of splits and, after it, that of clusters; mixed batches have only the former.
-    "decode_test": ("HeadDim/DecodeShapesTest.GroupsOfQueryHeads/64",
+    "decode_test": ("HeadDim/DecodeShapesTest.GroupsOfQueryHeads/32",
                     "HeadDim/DecodeShapesTest.PrunedWindowsOfAllWidths/128",
                     "DecodeAttentionTest.MixedBatch"),
+    "decode_groups_test": ("Shapes/DecodeGroupsTest.MatchesFloat64/64x9",
+                           "Shapes/DecodeGroupsTest.WindowsWithoutQkNorm/128x4"),
     # Windows of two rounds of a cluster.
-    "decode_cluster_test": ("HeadDim/DecodeClusterShapesTest.GroupsOfQueryHeads/64",
+    "decode_cluster_test": ("HeadDim/DecodeClusterShapesTest.PrunedWindows/128",
                             "DecodeClusterTest.BesideOtherSequences"),
     "sm80_kernel_test": ("Cases/PrefillSm80Test.MatchesFloat64/StrongGatesOff16",
                          "Cases/PrefillSm80Test.MatchesFloat64/StrongGatesCertified64"),

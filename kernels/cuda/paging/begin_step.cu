@@ -125,15 +125,22 @@ __global__ void __launch_bounds__(kBeginStepThreads)
   }
 }
 
-// Of one (sequence, head).
+// Of one (sequence, head), and of the heads that are taken together with it if it is the first.
 __device__ __forceinline__ int SplitsOf(const BatchView& batch, const PagedKv& kv,
                                         const StepSchedule& schedule, int layer, int seq_head) {
   const int seq = seq_head / kv.shape.q_heads, head = seq_head % kv.shape.q_heads;
+  const int group = kv.shape.group(), together = HeadsTogether(kv.shape);
   const SequenceRows rows = RowsOf(batch, seq);
-  if (rows.count != 1) return 0;
-  const int first = schedule.first_visible_page != nullptr
-                        ? schedule.first_visible_page[seq_head]
-                        : kv.first_live[kv.ListIndex(rows.slot, layer, head / kv.shape.group())];
+  if (rows.count != 1 || head % group % together != 0) return 0;
+  int first;
+  if (schedule.first_visible_page == nullptr) {
+    first = kv.first_live[kv.ListIndex(rows.slot, layer, head / group)];
+  } else {
+    first = schedule.first_visible_page[seq_head];
+    for (int h = 1; h < min(together, group - head % group); ++h) {
+      first = min(first, schedule.first_visible_page[seq_head + h]);
+    }
+  }
   const int last = static_cast<int>(rows.position / kPageTokens);
   return NumSplits(first, last);
 }

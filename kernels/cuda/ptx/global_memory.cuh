@@ -26,9 +26,15 @@ __device__ __forceinline__ uint4 LoadOnce(const void* address) {
 // was there before the previous kernel ended.
 template <typename T>
 __device__ __forceinline__ T LoadCoherent(const T* address) {
-  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
   T value;
-  if constexpr (sizeof(T) == 4) {
+  if constexpr (sizeof(T) == 16) {
+    uint4 bits;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+                 : "l"(address));
+    memcpy(&value, &bits, sizeof(T));
+  } else if constexpr (sizeof(T) == 4) {
     uint32_t bits;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(bits) : "l"(address));
     memcpy(&value, &bits, sizeof(T));

@@ -54,11 +54,21 @@ FOX_HOST_DEVICE inline int NumSplits(int first, int last) {
   return (last >> shift) - (first >> shift) + 1;
 }
 
+// How many query heads of a kv head decode attention takes together, so that their pages are read
+// once: a group falls into as few parts as that allows, alike but for the last. 1: each by itself.
+inline constexpr int kMostHeadsTogether = 8;
+FOX_HOST_DEVICE inline int HeadsTogether(const PagedKvShape& shape) {
+  if (shape.head_dim < 64) return 1;
+  const int parts = (shape.group() + kMostHeadsTogether - 1) / kMostHeadsTogether;
+  return (shape.group() + parts - 1) / parts;
+}
+
 // The most splits that a layer's decoding windows can fall into. Not fewer for a small pool:
 // windows of sequences that share pages add up to more than it holds.
-constexpr int64_t MaxDecodeSplits(int64_t max_seqs, const PagedKvShape& shape) {
+inline int64_t MaxDecodeSplits(int64_t max_seqs, const PagedKvShape& shape) {
   const int64_t by_length = (shape.max_pages >> kMinSplitShift) + 1;
-  return max_seqs * shape.q_heads * (by_length < kMaxSplits ? by_length : kMaxSplits);
+  const int64_t parts = (shape.group() - 1) / HeadsTogether(shape) + 1;
+  return max_seqs * shape.kv_heads * parts * (by_length < kMaxSplits ? by_length : kMaxSplits);
 }
 
 struct StepSchedule {
@@ -78,14 +88,15 @@ struct StepSchedule {
   KeySplits key_splits;             // of the tiles' walks, of the current layer
 
   // Decode attention, sequences with exactly one row. Number i = seq * q_heads + head owns the
-  // splits [split_begin[i], split_begin[i + 1]) of its layer, NumSplits of them, ascending. Other
-  // sequences own none.
+  // splits [split_begin[i], split_begin[i + 1]) of its layer, NumSplits of them, ascending; of
+  // heads that are taken together the first owns those of the window from their least first page
+  // on. Other heads and sequences own none.
   int32_t* split_begin = nullptr;  // [layers, max_seq_heads + 1], row stride max_seq_heads + 1
   int max_seq_heads = 0;
   // First page that a seq_head may see, of the current layer: [max_seq_heads], those of sequences
   // with exactly one row. Null: its first live page.
   int32_t* first_visible_page = nullptr;
-  float* partial = nullptr;            // [max_splits, head_dim + 2]
+  float* partial = nullptr;            // [max_splits, HeadsTogether, head_dim + 2]
   int32_t* arrival_counter = nullptr;  // [max_seq_heads] splits done; zero between launches
 
   // Page sums between the two kernels of Append: [max_blocks, q_heads, head_dim + 4], a record

@@ -429,6 +429,7 @@ void DeviceCache::MakeWork() {
 void DeviceCache::MakeItems() {
   const int seq_heads = num_seqs() * options_.q_heads;
   schedule_.max_seq_heads = seq_heads + kSpareEntries;
+  const int together = HeadsTogether(kv_.shape);
   auto begin =
       Poisoned<int32_t>(static_cast<size_t>(options_.layers * (schedule_.max_seq_heads + 1)));
   int32_t* row = begin.data() + options_.layer * (schedule_.max_seq_heads + 1);
@@ -436,7 +437,7 @@ void DeviceCache::MakeItems() {
   for (int i = 0; i < seq_heads; ++i) {
     const int s = i / options_.q_heads, kv_head = i % options_.q_heads / group();
     int count = 0;
-    if (Serves(RowKind::kDecode, s)) {
+    if (Serves(RowKind::kDecode, s) && i % options_.q_heads % group() % together == 0) {
       const int last = static_cast<int>((seq(s).length - 1) / kPageTokens);
       count = NumSplits(first_live(s, kv_head), last);
     }
@@ -445,8 +446,8 @@ void DeviceCache::MakeItems() {
   num_splits_ = row[seq_heads];
   split_array_ = DeviceArray<int32_t>(begin);
   schedule_.max_splits = num_splits_ + kSpareEntries;
-  partial_array_ =
-      DeviceArray<float>(static_cast<size_t>(schedule_.max_splits) * (options_.head_dim + 2));
+  partial_array_ = DeviceArray<float>(static_cast<size_t>(schedule_.max_splits * together) *
+                                      static_cast<size_t>(options_.head_dim + 2));
   arrival_counter_array_ =
       DeviceArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(schedule_.max_seq_heads)));
   schedule_.split_begin = split_array_.data();

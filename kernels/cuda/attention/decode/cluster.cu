@@ -50,7 +50,7 @@ __device__ __forceinline__ bool Advance(const SeqHead& seq_head, Cursor& cursor)
   if (++cursor.iteration < cursor.iteration_end) return true;
   cursor.split += kSplitsAtOnce;
   if (cursor.split >= seq_head.end) return false;
-  EnterSplit(seq_head, cursor);
+  EnterSplit(seq_head, kMinSplitShift, cursor);
   return true;
 }
 
@@ -63,7 +63,7 @@ __device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head,
   KeptSeqHead<kHeadDim>& kept = shared.seq_heads[Warp()];
   const bool exists = first < seq_head.end;
   Cursor cursor{0, first, 0, 0};
-  EnterSplit(seq_head, cursor);
+  EnterSplit(seq_head, kMinSplitShift, cursor);
   HalfPage half_page = PlaceAt(seq_head, cursor.iteration, exists);
   int split = cursor.split;
   bool more = exists && Advance(seq_head, cursor);
@@ -88,7 +88,7 @@ __device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head,
   Gate gate = LoadGate<kHeadDim>(a, seq_head, half_page);
   LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
   LoadTileAgain<kHeadDim>(a.kv.values, half_page, values);
-  Keep(seq_head, row, kept);
+  kept.Take(seq_head, row);
   Softmax softmax;
 #pragma unroll 1
   for (;;) {
@@ -189,7 +189,8 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim >
   }
   SeqHead seq_head = LoadSeqHead(a, index);
   seq_head.begin = 0;
-  seq_head.end = NumSplits(seq_head.first_live, NumPages(seq_head) - 1);
+  const int last = NumPages(seq_head) - 1;
+  seq_head.end = (last >> kMinSplitShift) - (seq_head.first_live >> kMinSplitShift) + 1;
   if (rank * kBlockSplits >= seq_head.end) return;
   Attend<kHeadDim>(a, seq_head, rank * kBlockSplits + Warp() / kWarps, shared);
   __syncthreads();
@@ -217,8 +218,9 @@ cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
 
 }  // namespace
 
-bool DecodeClusterRuns(int head_dim) {
-  return head_dim >= 32 && HasSm90Code(KernelAddress(DecodeClusterKernel<64>));
+bool DecodeClusterRuns(const PagedKvShape& shape) {
+  return shape.head_dim >= 32 && HeadsTogether(shape) == 1 &&
+         HasSm90Code(KernelAddress(DecodeClusterKernel<64>));
 }
 
 cudaError_t DecodeCluster(const Decode& arguments, cudaStream_t stream) {

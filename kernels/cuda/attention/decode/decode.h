@@ -2,7 +2,8 @@
 // few pages at fixed places; splits are dealt out evenly over the chip, and the last one of a
 // (sequence, head) to finish merges them in order. Small batches take another kernel where the
 // device has clusters (cluster.cuh), with the same sums in the same order: a row's bits depend on
-// its own windows alone, never on the batch.
+// its own windows alone, never on the batch. Query heads that share a kv head are taken together
+// (HeadsTogether) by a third kernel, whatever the batch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,18 +15,18 @@
 namespace fox::cuda {
 
 // The sequences of exactly one row; the others are left alone. q, out: bf16; pages: bf16,
-// [64, head_dim], 16-byte aligned; lse float32 or empty. A row visits its list's pages from
-// schedule.first_visible_page on, or all live ones where that is null (first_live follows the
-// bound). blocks_total, blocks_pruned: added to as in prefill.h. after_append_decode: the kernel
-// right before is AppendDecode of the same batch and layer, which starts this one when all before
-// it and the projection have ended (launch.h). REQUIRES: head_dim 16, 32, 64 or 128. Enqueues on
-// `stream`; gives the launch's error.
+// [64, head_dim]; rows of q and of pages 16-byte aligned; lse float32 or empty. A row visits its
+// list's pages from schedule.first_visible_page on, or all live ones where that is null (first_live
+// follows the bound). blocks_total, blocks_pruned: added to as in prefill.h. after_append_decode:
+// the kernel right before is AppendDecode of the same batch and layer, which starts this one when
+// all before it and the projection have ended (launch.h). REQUIRES: head_dim 16, 32, 64 or 128.
+// Enqueues on `stream`; gives the launch's error.
 cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& params,
                             const PagedKv& kv, const StepSchedule& schedule,
                             bool after_append_decode, cudaStream_t stream);
 
-// Whether small batches of this head_dim take the kernel of their own: device and build have
-// clusters, and its blocks fit.
-bool DecodeClusterRuns(int head_dim);
+// Whether small batches take the kernel of their own: device and build have clusters, its blocks
+// fit, and no query heads are taken together.
+bool DecodeClusterRuns(const PagedKvShape& shape);
 
 }  // namespace fox::cuda

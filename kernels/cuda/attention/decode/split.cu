@@ -11,6 +11,7 @@
 #include "kernels/core/check.h"
 #include "kernels/cuda/attention/decode/cluster.cuh"
 #include "kernels/cuda/attention/decode/decode.h"
+#include "kernels/cuda/attention/decode/groups.cuh"
 #include "kernels/cuda/attention/decode/loads.cuh"
 #include "kernels/cuda/attention/decode/softmax.cuh"
 #include "kernels/cuda/attention/decode/splits.cuh"
@@ -58,24 +59,6 @@ __device__ void FinishItem(const Decode& a, const SeqHead& seq_head, int split,
       partial[1] = sum;
     }
   }
-}
-
-// Whether this block, having written `done` of the seq_head's partial results, is the last to do
-// so; it then sees all of them. Behind a barrier either way.
-__device__ bool IsComplete(const Decode& a, const SeqHead& seq_head, int done) {
-  __syncthreads();
-  const int count = seq_head.end - seq_head.begin;
-  if (done == count) return true;
-  bool last = false;
-  if (threadIdx.x == 0) {
-    // Releases what the block's threads wrote before the barrier, acquires for what they read
-    // after the next one what other blocks released here.
-    int32_t* arrival_counter = a.schedule.arrival_counter + seq_head.index;
-    const int before = AtomicAddAcqRel(arrival_counter, done);
-    last = before + done == count;
-    if (last) *arrival_counter = 0;
-  }
-  return __syncthreads_or(last) != 0;
 }
 
 // What a warp has under way of a seq_head's partial results, one dim in kWarp of each.
@@ -174,7 +157,7 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
   Gate gate = LoadGate<kHeadDim>(a, seq_head, half_page);
   LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
   LoadTileAgain<kHeadDim>(a.kv.values, half_page, values);
-  Keep(seq_head, row, seq_heads[0]);
+  seq_heads[0].Take(seq_head, row);
   Softmax softmax;
   int buffer = 0;
   for (bool more = true; more;) {
@@ -222,8 +205,11 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
                             bool after_append_decode, cudaStream_t stream) {
   if (batch.num_seqs == 0) return cudaSuccess;
   FOX_CHECK(!after_append_decode || batch.num_rows == batch.num_seqs);
-  const Decode arguments{batch, params, kv, schedule, kv.shape.group(), after_append_decode};
-  if (batch.small && after_append_decode && DecodeClusterRuns(kv.shape.head_dim)) {
+  const int together = HeadsTogether(kv.shape);
+  const Decode arguments{
+      batch, params, kv, schedule, kv.shape.group(), together, after_append_decode};
+  if (together > 1) return DecodeGroups(arguments, stream);
+  if (batch.small && after_append_decode && DecodeClusterRuns(kv.shape)) {
     return DecodeCluster(arguments, stream);
   }
   return DispatchHeadDim(kv.shape.head_dim,

@@ -29,7 +29,8 @@ struct Decode {
   AttentionParams params;
   PagedKv kv;
   StepSchedule schedule;
-  int group;  // query heads of a kv head
+  int group;     // query heads of a kv head
+  int together;  // HeadsTogether: of these that a seq_head stands for
   // Whether the kernel right before is AppendDecode, which starts this one when all before it and
   // the projection have ended (launch.h): what these do not write may then be read while they run.
   bool after_append_decode;
@@ -66,6 +67,10 @@ struct KeptSeqHead {
   double base;
   float local;
   alignas(16) float q[kHeadDim];
+
+  // Called by the warp.
+  __device__ void Take(const SeqHead& taken, const Row<kHeadDim>& row);
+  __device__ void Load(const Decode& a, const SeqHead& taken);
 };
 
 // Where in the block's splits we are; the same in all threads.
@@ -109,6 +114,21 @@ __device__ inline const float* LogFOffsets(const Decode& a, int64_t summary) {
   return static_cast<const float*>(a.kv.log_f_offset) + summary * kPageTokens;
 }
 
+// The query heads that are taken together from `group_head` on.
+__device__ inline int NumHeads(const Decode& a, int group_head) {
+  return min(a.together, a.group - group_head);
+}
+
+// The first page that query head `index` may see, or any of the `heads` from there on.
+__device__ inline int FirstPage(const Decode& a, int64_t list, int index, int heads) {
+  const int32_t* visible = a.schedule.first_visible_page;
+  if (visible == nullptr) return LoadCoherent(a.kv.first_live + list);
+  int first = LoadCoherent(visible + index);
+#pragma unroll 1
+  for (int h = 1; h < heads; ++h) first = min(first, LoadCoherent(visible + index + h));
+  return first;
+}
+
 // All but what AppendDecode writes, and but the splits.
 __device__ inline SeqHead LoadSeqHead(const Decode& a, int index) {
   const PagedKvShape& shape = a.kv.shape;
@@ -122,11 +142,9 @@ __device__ inline SeqHead LoadSeqHead(const Decode& a, int index) {
   seq_head.head = head;
   seq_head.length = static_cast<int>(position) + 1;
   seq_head.table = a.kv.Table(list);
-  seq_head.first_live =
-      LoadCoherent(a.schedule.first_visible_page != nullptr ? a.schedule.first_visible_page + index
-                                                            : a.kv.first_live + list);
-  seq_head.own = LoadCoherent(seq_head.table + NumPages(seq_head) - 1);
   seq_head.group_head = head % a.group;
+  seq_head.first_live = FirstPage(a, list, index, NumHeads(a, seq_head.group_head));
+  seq_head.own = LoadCoherent(seq_head.table + NumPages(seq_head) - 1);
   seq_head.row = static_cast<int>(row);
   return seq_head;
 }
@@ -149,23 +167,27 @@ __device__ Row<kHeadDim> LoadRow(const Decode& a, const SeqHead& seq_head) {
 }
 
 template <int kHeadDim>
-__device__ void Keep(const SeqHead& seq_head, const Row<kHeadDim>& row,
-                     KeptSeqHead<kHeadDim>& kept) {
+__device__ void KeptSeqHead<kHeadDim>::Take(const SeqHead& taken, const Row<kHeadDim>& row) {
   using R = Row<kHeadDim>;
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < R::kLaneWords; ++i) {
     const int word = i * kWarp + Lane();
     if (word < R::kWords) {
-      reinterpret_cast<float2*>(kept.q)[word] = {Low(row.q[i]), High(row.q[i])};
+      reinterpret_cast<float2*>(q)[word] = {Low(row.q[i]), High(row.q[i])};
     }
   }
   if (Lane() == 0) {
-    kept.seq_head = seq_head;
-    kept.base = row.base;
-    kept.local = row.local;
+    seq_head = taken;
+    base = row.base;
+    local = row.local;
   }
   __syncwarp();
+}
+
+template <int kHeadDim>
+__device__ void KeptSeqHead<kHeadDim>::Load(const Decode& a, const SeqHead& taken) {
+  Take(taken, LoadRow<kHeadDim>(a, taken));
 }
 
 // Block b of n takes splits [first, last): as many as the others, or one more. A few splits go to
@@ -224,24 +246,28 @@ __device__ inline SeqHead NextSeqHead(const Decode& a, int index, int split) {
   }
 }
 
-__device__ inline void EnterSplit(const SeqHead& seq_head, Cursor& cursor) {
-  const int shift = SplitShift(NumPages(seq_head) - seq_head.first_live);
+// The split at `cursor`, which is one of 1 << shift pages.
+__device__ inline void EnterSplit(const SeqHead& seq_head, int shift, Cursor& cursor) {
   const int base = ((seq_head.first_live >> shift) + cursor.split - seq_head.begin) << shift;
   cursor.iteration = max(base, seq_head.first_live) / kIterationPages;
   cursor.iteration_end =
       (min(base + (1 << shift), NumPages(seq_head)) + kIterationPages - 1) / kIterationPages;
 }
 
+__device__ inline void EnterSplit(const SeqHead& seq_head, Cursor& cursor) {
+  EnterSplit(seq_head, SplitShift(NumPages(seq_head) - seq_head.first_live), cursor);
+}
+
 // False when nothing is left before split `last`; the cursor is then worth nothing but its slot.
-template <int kHeadDim>
-__device__ bool Advance(const Decode& a, int last, KeptSeqHead<kHeadDim>* kept, Cursor& cursor) {
+template <typename Kept>
+__device__ bool Advance(const Decode& a, int last, Kept* kept, Cursor& cursor) {
   if (++cursor.iteration < cursor.iteration_end) return true;
   if (++cursor.split == last) return false;
   const SeqHead& seq_head = kept[cursor.slot].seq_head;
   if (cursor.split == seq_head.end) {
     const SeqHead next = NextSeqHead(a, seq_head.index, cursor.split);
     cursor.slot ^= 1;
-    Keep(next, LoadRow<kHeadDim>(a, next), kept[cursor.slot]);
+    kept[cursor.slot].Load(a, next);
   }
   EnterSplit(kept[cursor.slot].seq_head, cursor);
   return true;
@@ -263,6 +289,24 @@ __device__ inline HalfPage HalfPageAt(const SeqHead& seq_head, int iteration, bo
   HalfPage half_page = PlaceAt(seq_head, iteration, exists);
   half_page.page = LoadCoherent(seq_head.table + half_page.page);
   return half_page;
+}
+
+// Whether this block, having written `done` of the seq_head's partial results, is the last to do
+// so; it then sees all of them. Behind a barrier either way.
+__device__ inline bool IsComplete(const Decode& a, const SeqHead& seq_head, int done) {
+  __syncthreads();
+  const int count = seq_head.end - seq_head.begin;
+  if (done == count) return true;
+  bool last = false;
+  if (threadIdx.x == 0) {
+    // Releases what the block's threads wrote before the barrier, acquires for what they read
+    // after the next one what other blocks released here.
+    int32_t* arrival_counter = a.schedule.arrival_counter + seq_head.index;
+    const int before = AtomicAddAcqRel(arrival_counter, done);
+    last = before + done == count;
+    if (last) *arrival_counter = 0;
+  }
+  return __syncthreads_or(last) != 0;
 }
 
 }  // namespace fox::cuda::decode

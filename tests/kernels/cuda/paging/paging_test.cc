@@ -141,6 +141,7 @@ void ExpectPlan(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
       for (int head = 0; head < shape.q_heads; ++head) {
         EXPECT_EQ(begin[at++], splits) << "layer " << layer << " head " << head;
         if (e.slot < 0 || e.rows != 1) continue;
+        if (head % shape.group() % HeadsTogether(shape) != 0) continue;
         const size_t list =
             model.List(e.slot, static_cast<int64_t>(layer) * shape.kv_heads + head / shape.group());
         splits += NumSplits(model.first_live[list], PagesFor(e.position + 1) - 1);

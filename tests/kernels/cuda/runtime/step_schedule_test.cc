@@ -35,5 +35,20 @@ TEST(StepScheduleTest, NoWindowHasMoreSplitsThanThereIsRoomFor) {
   }
 }
 
+TEST(HeadsTogetherTest, GroupsFallIntoFewPartsThatAreAlike) {
+  PagedKvShape shape;
+  shape.head_dim = 64;
+  shape.kv_heads = 1;
+  shape.max_pages = 20;
+  const std::vector<int> together = {1, 2, 3, 4, 5, 6, 7, 8, 5, 5, 6, 6, 7, 7, 8, 8};
+  for (int group = 1; group <= 16; ++group) {
+    shape.q_heads = group;
+    EXPECT_EQ(HeadsTogether(shape), together[static_cast<size_t>(group - 1)]) << group;
+    EXPECT_EQ(MaxDecodeSplits(3, shape), 3 * (group > 8 ? 2 : 1) * 6) << group;
+  }
+  shape.head_dim = 32;
+  EXPECT_EQ(HeadsTogether(shape), 1);
+}
+
 }  // namespace
 }  // namespace fox::cuda

@@ -324,6 +324,7 @@ struct Windows {
   int length = 4096;
   int global_every = 1;  // every n-th head sees all pages
   int other_pages = 0;   // of the other heads
+  int group = 1;         // query heads of a kv head
 };
 
 template <typename T>
@@ -353,11 +354,13 @@ WindowLists ListsOf(const Windows& windows) {
   const int pages = PagesFor(windows.length);
   WindowLists lists;
   for (int s = 0; s < windows.batch; ++s) {
-    for (int h = 0; h < kHeads; ++h) {
+    for (int h = 0; h < kHeads / windows.group; ++h) {
       const int first = h % windows.global_every == 0 ? 0 : pages - windows.other_pages;
       for (int p = 0; p < pages; ++p) lists.table.push_back(p < first ? -1 : lists.num_pages++);
       lists.first.push_back(first);
-      lists.begin.push_back(lists.begin.back() + NumSplits(first, pages - 1));
+      // The first head of a group owns its splits.
+      const int end = lists.begin.back() + NumSplits(first, pages - 1);
+      lists.begin.insert(lists.begin.end(), static_cast<size_t>(windows.group), end);
     }
     lists.slot.push_back(s);
     lists.row_begin.push_back(s + 1);
@@ -397,24 +400,26 @@ float AverageMs(const BatchView& batch, const AttentionParams& params, const Pag
 void Measure(const Windows& windows) {
   const WindowLists lists = ListsOf(windows);
   const auto pages = static_cast<size_t>(lists.num_pages);
+  const auto group = static_cast<size_t>(windows.group);
   const size_t words = pages * kPageTokens * kHeadDim, rows = lists.slot.size() * kHeads * kHeadDim;
   // bf16 of magnitude 1/2 to 2, float32 around -1e-3.
   const DeviceArray<uint16_t> keys = RandomWords<uint16_t>(words, 0x80ff, 0x3f00);
   const DeviceArray<uint16_t> values = RandomWords<uint16_t>(words, 0x80ff, 0x3f00);
   const DeviceArray<uint16_t> q = RandomWords<uint16_t>(rows, 0x80ff, 0x3f00), out(rows);
   const DeviceArray<uint32_t> local =
-      RandomWords<uint32_t>(pages * kPageTokens, 0x007fffff, 0xba800000);
-  const DeviceArray<double> base(std::vector<double>(pages, -1.0));
+      RandomWords<uint32_t>(pages * group * kPageTokens, 0x007fffff, 0xba800000);
+  const DeviceArray<double> base(std::vector<double>(pages * group, -1.0));
   const DeviceArray<int32_t> table(lists.table), first(lists.first), begin(lists.begin);
   const DeviceArray<int32_t> slot(lists.slot),
       arrival_counter(std::vector<int32_t>(lists.begin.size()));
   const DeviceArray<int64_t> row_begin(lists.row_begin), position(lists.position);
-  const DeviceArray<float> partial(static_cast<size_t>(lists.begin.back()) * (kHeadDim + 2));
+  const DeviceArray<float> partial(static_cast<size_t>(lists.begin.back()) * group *
+                                   (kHeadDim + 2));
 
   PagedKv kv;
   kv.shape = {1,
               kHeads,
-              kHeads,
+              kHeads / windows.group,
               kHeadDim,
               DType::kBF16,
               lists.num_pages,
@@ -445,9 +450,11 @@ void Measure(const Windows& windows) {
   schedule.arrival_counter = arrival_counter.data();
 
   const double ms = AverageMs(batch, params, kv, schedule);
-  const double bytes = static_cast<double>(pages) * kPageTokens * (4 * kHeadDim + 4);
-  std::printf("batch %d, length %d, %d splits, %.1f MB: %.4f ms, %.0f GB/s\n", windows.batch,
-              windows.length, schedule.max_splits, bytes * 1e-6, ms, bytes * 1e-6 / ms);
+  const double bytes =
+      static_cast<double>(pages) * kPageTokens * (4 * kHeadDim + 4 * windows.group);
+  std::printf("batch %d, length %d, groups of %d, %d splits, %.1f MB: %.4f ms, %.0f GB/s\n",
+              windows.batch, windows.length, windows.group, schedule.max_splits, bytes * 1e-6, ms,
+              bytes * 1e-6 / ms);
 }
 
 // Launches follow one another, so small ones overlap and, below 50 MB, read from the L2 cache.
@@ -459,6 +466,10 @@ TEST(DecodeAttentionSpeedTest, DISABLED_Bandwidth) {
   Measure({32, 16384, 4, 3});   // 27% of the pages
   Measure({32, 16384, 1, 0});   // all
   Measure({128, 4096, 24, 3});  // short windows nearly alone
+  for (const int group : {2, 4, 8}) {
+    Measure({1, 4096, 1, 0, group});
+    Measure({32, 16384, 1, 0, group});
+  }
 }
 
 }  // namespace

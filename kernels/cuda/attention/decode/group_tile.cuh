@@ -1,0 +1,326 @@
+// How a warp takes a half page for up to eight query heads of its kv head: which lane holds what,
+// the loads into registers, and the tensor core products. For groups.cu only.
+//
+// With r = lane / 4 and c = lane % 4 a lane has the logits of query r and of keys 8c .. 8c + 7 of
+// the half page. Products: S[query, key] = Q K', then O'[dim, query] += V' P'. Which key or dim
+// stands in which row, column or place of a product is ours to choose; so keys and values go from
+// memory into registers as they are, 16 bytes a lane, and the weights stay where they come about.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/cuda/attention/decode/splits.cuh"
+#include "kernels/cuda/primitives/math.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/fast_math.cuh"
+#include "kernels/cuda/ptx/global_memory.cuh"
+#include "kernels/cuda/ptx/mma_sm80.cuh"
+
+namespace fox::cuda::decode {
+
+template <int kHeadDim>
+struct GroupLayout {
+  static constexpr int kRowBytes = kHeadDim * 2;
+  static constexpr int kLaneKeys = 8;  // whose logits and values a lane has
+  // Keys: keys[j][i] is dims 32 i + 8 c .. + 7 of key r / 2 * 8 + 2 j + r % 2.
+  static constexpr int kKeyRows = 4, kKeyParts = kHeadDim / 32;
+  // Values: values[k][i] is dims 64 i + 8 r .. + 7 of key 8 c + k.
+  static constexpr int kValueParts = kHeadDim / 64;
+  // Blocks on an SM that the registers must allow.
+  static constexpr int kBlocks = kHeadDim == 128 ? 2 : 3;
+};
+
+// Each lane's query, and the place of its keys.
+__device__ inline int LaneQuery() { return Lane() / 4; }
+__device__ inline int LaneFirstKey() { return Lane() % 4 * 8; }
+
+template <int kHeadDim>
+struct GroupTile {
+  using L = GroupLayout<kHeadDim>;
+  uint4 keys[L::kKeyRows][L::kKeyParts];
+  uint4 values[L::kLaneKeys][L::kValueParts];
+};
+
+// load(from, to) for each 16 bytes of a lane's rows: row j is kStep * j behind the lane's first,
+// but not behind its `last`; what lies past the valid keys is never read (it may be NaN).
+template <int kRows, int kParts, int kStep, int kRowBytes, int kPartBytes, typename Load>
+__device__ __forceinline__ void ForRows(const char* first, int last, bool whole,
+                                        uint4 (&rows)[kRows][kParts], const Load& load) {
+  if (whole) {
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        load(first + j * kStep * kRowBytes + i * kPartBytes, rows[j][i]);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+      const char* row = first + min(j * kStep, last) * kRowBytes;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) load(row + i * kPartBytes, rows[j][i]);
+    }
+  }
+}
+
+template <int kHeadDim>
+__device__ inline const char* HalfPageBegin(const void* pool, const HalfPage& half_page) {
+  const int64_t row =
+      static_cast<int64_t>(half_page.page) * kPageTokens + half_page.half * kHalfPageKeys;
+  return static_cast<const char*>(pool) + row * GroupLayout<kHeadDim>::kRowBytes;
+}
+
+template <int kHeadDim, typename Load>
+__device__ __forceinline__ void ForKeys(const Decode& a, const HalfPage& half_page, bool whole,
+                                        GroupTile<kHeadDim>& tile, const Load& load) {
+  using L = GroupLayout<kHeadDim>;
+  const int key = LaneQuery() / 2 * 8 + LaneQuery() % 2;
+  const char* first =
+      HalfPageBegin<kHeadDim>(a.kv.keys, half_page) + key * L::kRowBytes + Lane() % 4 * 16;
+  ForRows<L::kKeyRows, L::kKeyParts, 2, L::kRowBytes, 64>(first, max(half_page.valid - 1, 0) - key,
+                                                          whole, tile.keys, load);
+}
+
+template <int kHeadDim, typename Load>
+__device__ __forceinline__ void ForValues(const Decode& a, const HalfPage& half_page, bool whole,
+                                          GroupTile<kHeadDim>& tile, const Load& load) {
+  using L = GroupLayout<kHeadDim>;
+  const int key = LaneFirstKey();
+  const char* first =
+      HalfPageBegin<kHeadDim>(a.kv.values, half_page) + key * L::kRowBytes + LaneQuery() * 16;
+  ForRows<L::kLaneKeys, L::kValueParts, 1, L::kRowBytes, 128>(
+      first, max(half_page.valid - 1, 0) - key, whole, tile.values, load);
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ void LoadKeys(const Decode& a, const HalfPage& half_page,
+                                         GroupTile<kHeadDim>& tile) {
+  ForKeys(a, half_page, half_page.valid == kHalfPageKeys, tile,
+          [](const char* from, uint4& to) { to = LoadOnce(from); });
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ void LoadValues(const Decode& a, const HalfPage& half_page,
+                                           GroupTile<kHeadDim>& tile) {
+  ForValues(a, half_page, half_page.valid == kHalfPageKeys, tile,
+            [](const char* from, uint4& to) { to = LoadOnce(from); });
+}
+
+// The same of a half page of the row's own page, once the row is there; else the tile stays as it
+// is.
+template <int kHeadDim>
+__device__ __forceinline__ void LoadAgain(const Decode& a, const HalfPage& half_page,
+                                          GroupTile<kHeadDim>& tile) {
+  const auto load = [&](const char* from, uint4& to) { cuda::LoadAgain(from, half_page.own, to); };
+  ForKeys(a, half_page, false, tile, load);
+  ForValues(a, half_page, false, tile, load);
+}
+
+// The gates of a half page for the lane's query: of its page, and of the lane's keys.
+struct GroupGate {
+  double base;
+  float local[8];
+};
+
+// The lane's query head among the `heads` that are taken together: the last stands in past them.
+__device__ inline int LaneHead(int heads) { return min(LaneQuery(), heads - 1); }
+
+__device__ inline const float* LaneGates(const Decode& a, const SeqHead& seq_head,
+                                         const HalfPage& half_page, int64_t& summary) {
+  summary = Summary(a, half_page.page, seq_head) + LaneHead(NumHeads(a, seq_head.group_head));
+  return LogFOffsets(a, summary) + half_page.half * kHalfPageKeys;
+}
+
+__device__ inline GroupGate LoadGroupGate(const Decode& a, const SeqHead& seq_head,
+                                          const HalfPage& half_page) {
+  int64_t summary;
+  const float* local = LaneGates(a, seq_head, half_page, summary) + LaneFirstKey();
+  GroupGate gate;
+  gate.base = LoadCoherent(a.kv.page_cum_log_f + summary);
+#pragma unroll
+  for (int k = 0; k < 8; k += 4) {
+    const float4 part = LoadCoherent(reinterpret_cast<const float4*>(local + k));
+    gate.local[k] = part.x;
+    gate.local[k + 1] = part.y;
+    gate.local[k + 2] = part.z;
+    gate.local[k + 3] = part.w;
+  }
+  return gate;
+}
+
+__device__ inline void PrefetchGroupGates(const Decode& a, const SeqHead& seq_head,
+                                          const HalfPage& half_page) {
+  int64_t summary;
+  Prefetch(LaneGates(a, seq_head, half_page, summary));
+  Prefetch(a.kv.page_cum_log_f + summary);
+}
+
+// What a warp keeps of a seq_head's query heads in shared memory, as KeptSeqHead does of one.
+template <int kHeadDim>
+struct KeptGroup {
+  SeqHead seq_head;
+  int heads;
+  double base[8];
+  float local[8];
+  int first[8];  // page that the head may see
+  uint4 q[8][kHeadDim / 8];
+
+  struct Row {
+    double base;
+    float local;
+    uint4 q[kHeadDim / 32];
+  };
+  // What AppendDecode writes; the last head stands in past the heads.
+  static __device__ Row LoadRow(const Decode& a, const SeqHead& taken) {
+    const int last = NumHeads(a, taken.group_head) - 1;
+    const int64_t own = Summary(a, taken.own, taken) + min(Lane() % 8, last);
+    const uint16_t* rows = static_cast<const uint16_t*>(a.params.q.data) +
+                           taken.row * a.params.q.row_stride + taken.head * kHeadDim;
+    Row row;
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 32; ++i) {
+      const int at = i * kWarp + Lane(), head = at / (kHeadDim / 8), part = at % (kHeadDim / 8);
+      row.q[i] = LoadCoherent(
+          reinterpret_cast<const uint4*>(rows + min(head, last) * kHeadDim + part * 8));
+    }
+    row.base = LoadCoherent(a.kv.page_cum_log_f + own);
+    row.local = LoadCoherent(LogFOffsets(a, own) + (taken.length - 1) % kPageTokens);
+    return row;
+  }
+
+  // Called by the warp.
+  __device__ void Take(const Decode& a, const SeqHead& taken, const Row& row) {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 32; ++i) {
+      const int at = i * kWarp + Lane();
+      q[at / (kHeadDim / 8)][at % (kHeadDim / 8)] = row.q[i];
+    }
+    const int count = NumHeads(a, taken.group_head);
+    if (Lane() < 8) {
+      base[Lane()] = row.base;
+      local[Lane()] = row.local;
+      first[Lane()] =
+          a.schedule.first_visible_page == nullptr
+              ? taken.first_live
+              : LoadCoherent(a.schedule.first_visible_page + taken.index + min(Lane(), count - 1));
+    }
+    if (Lane() == 0) {
+      seq_head = taken;
+      heads = count;
+    }
+    __syncwarp();
+  }
+  __device__ void Load(const Decode& a, const SeqHead& taken) { Take(a, taken, LoadRow(a, taken)); }
+};
+
+// A softmax in progress, logits in log2 units: `max` and `sum` are of the lane's query, `sum` the
+// lane's share. out[4 i + p]: dims 64 i + 8 r + 2 p of queries 2 c and 2 c + 1, then the next dim.
+template <int kHeadDim>
+struct GroupSoftmax {
+  float max = -FLT_MAX;  // finite, so that a half page without keys changes nothing
+  float sum = 0;
+  float out[kHeadDim / 16][4] = {};
+};
+
+// A lane's weights as pairs of bf16, and what these leave of the float32: together 16 bits.
+struct GroupWeights {
+  uint32_t high[4], low[4];
+};
+
+// The product q.k of the lane's query and keys.
+template <int kHeadDim>
+__device__ __forceinline__ void QueryProducts(const KeptGroup<kHeadDim>& kept,
+                                              const GroupTile<kHeadDim>& tile,
+                                              float (&product)[8]) {
+  using L = GroupLayout<kHeadDim>;
+#pragma unroll
+  for (int j = 0; j < L::kKeyRows; ++j) {
+    float sums[4] = {};
+#pragma unroll
+    for (int i = 0; i < L::kKeyParts; ++i) {
+      const uint4 q = kept.q[LaneQuery()][i * 4 + Lane() % 4], k = tile.keys[j][i];
+      MultiplyAdd(sums, {q.x, 0, q.y, 0}, k.x, k.y);
+      MultiplyAdd(sums, {q.z, 0, q.w, 0}, k.z, k.w);
+    }
+    product[2 * j] = sums[0];
+    product[2 * j + 1] = sums[1];
+  }
+}
+
+// Takes a half page's keys into `softmax`, of which `valid` are the lane's query's; gives the
+// weights of the lane's keys.
+template <int kHeadDim>
+__device__ __forceinline__ GroupWeights GroupScoresToProbs(const KeptGroup<kHeadDim>& kept,
+                                                           const GroupTile<kHeadDim>& tile,
+                                                           const GroupGate& gate, int valid,
+                                                           GroupSoftmax<kHeadDim>& softmax) {
+  const float scale = kLog2E * (1.0f / sqrtf(static_cast<float>(kHeadDim)));
+  const int r = LaneQuery(), first = LaneFirstKey();
+  float logit[8];
+  QueryProducts(kept, tile, logit);
+  const float decay = static_cast<float>(kept.base[r] - gate.base), local = kept.local[r];
+  float max = softmax.max;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const float of_key = __fmul_rn(__fadd_rn(decay, __fsub_rn(local, gate.local[k])), kLog2E);
+    logit[k] = first + k < valid ? fmaf(logit[k], scale, of_key) : -INFINITY;
+    max = fmaxf(max, logit[k]);
+  }
+  max = QuadMax(max);
+  const float rescale = exp2f(softmax.max - max);
+  softmax.max = max;
+  softmax.sum = __fmul_rn(softmax.sum, rescale);
+  GroupWeights weights;
+#pragma unroll
+  for (int k = 0; k < 8; k += 2) {
+    const float x = exp2f(logit[k] - max), y = exp2f(logit[k + 1] - max);
+    softmax.sum = __fadd_rn(__fadd_rn(softmax.sum, x), y);
+    const uint32_t high = PackBf16(x, y);
+    weights.high[k / 2] = high;
+    weights.low[k / 2] = PackBf16(__fsub_rn(x, Low(high)), __fsub_rn(y, High(high)));
+  }
+  const float even = FromLane(rescale, Lane() % 4 * 8), odd = FromLane(rescale, Lane() % 4 * 8 + 4);
+#pragma unroll
+  for (auto& out : softmax.out) {
+    out[0] = __fmul_rn(out[0], even);
+    out[1] = __fmul_rn(out[1], odd);
+    out[2] = __fmul_rn(out[2], even);
+    out[3] = __fmul_rn(out[3], odd);
+  }
+  return weights;
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ void AddGroupValues(const GroupWeights& weights,
+                                               const GroupTile<kHeadDim>& tile,
+                                               GroupSoftmax<kHeadDim>& softmax) {
+  using L = GroupLayout<kHeadDim>;
+  const auto word = [](const uint4& x, int p) {
+    return p == 0 ? x.x : p == 1 ? x.y : p == 2 ? x.z : x.w;
+  };
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+#pragma unroll
+    for (int i = 0; i < L::kValueParts; ++i) {
+#pragma unroll
+      for (int p = 0; p < 4; ++p) {
+        uint32_t v[4];  // of the lane's keys 4 s .. 4 s + 3
+#pragma unroll
+        for (int k = 0; k < 4; ++k) v[k] = word(tile.values[4 * s + k][i], p);
+        const uint32_t dims[4] = {__byte_perm(v[0], v[1], 0x5410), __byte_perm(v[0], v[1], 0x7632),
+                                  __byte_perm(v[2], v[3], 0x5410), __byte_perm(v[2], v[3], 0x7632)};
+        float(&out)[4] = softmax.out[4 * i + p];
+        MultiplyAdd(out, dims, weights.high[2 * s], weights.high[2 * s + 1]);
+        MultiplyAdd(out, dims, weights.low[2 * s], weights.low[2 * s + 1]);
+      }
+    }
+  }
+}
+
+}  // namespace fox::cuda::decode

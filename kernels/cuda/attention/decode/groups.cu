@@ -1,0 +1,280 @@
+// Decode attention of query heads that share a kv head, up to eight at a time: as split.cu, but a
+// warp takes each half page for all of them, by tensor core products. Which lane holds what is
+// group_tile.cuh; splits, who takes them and when a seq_head is complete are splits.cuh, where a
+// seq_head stands for the heads that are taken together. Invariant: what a row computes depends on
+// its heads' pages alone.
+#include <cuda_bf16.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/cuda/attention/decode/group_tile.cuh"
+#include "kernels/cuda/attention/decode/groups.cuh"
+#include "kernels/cuda/attention/decode/loads.cuh"
+#include "kernels/cuda/attention/decode/splits.cuh"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
+#include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/runtime/overlap_rows.h"
+
+namespace fox::cuda {
+namespace {
+
+using namespace decode;
+
+constexpr int kHeads = kMostHeadsTogether;
+static_assert(kHeads == 8, "the columns of a product");
+// Splits whose partial results a warp has under way when it merges.
+constexpr int kMergeDepth = 8;
+
+// What the warps of a block have of a split.
+template <int kHeadDim>
+struct GroupParts {
+  alignas(16) float out[kWarps][kHeads][kHeadDim];
+  float max[kWarps][kHeads];
+  float sum[kWarps][kHeads];
+
+  // The calling warp's; a barrier has to follow.
+  __device__ void Put(const GroupSoftmax<kHeadDim>& softmax) {
+    const int r = LaneQuery(), c = Lane() % 4;
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 64; ++i) {
+#pragma unroll
+      for (int q = 0; q < 2; ++q) {
+        float4* to = reinterpret_cast<float4*>(&out[Warp()][2 * c + q][64 * i + 8 * r]);
+#pragma unroll
+        for (int p = 0; p < 4; p += 2) {
+          const float(&x)[4] = softmax.out[4 * i + p], (&y)[4] = softmax.out[4 * i + p + 1];
+          to[p / 2] = {x[q], x[q + 2], y[q], y[q + 2]};
+        }
+      }
+    }
+    const float quad_sum = QuadSum(softmax.sum);
+    if (c == 0) {
+      max[Warp()][r] = softmax.max;
+      sum[Warp()][r] = quad_sum;
+    }
+  }
+
+  // The block's maximum, sum and out[t] of a head, warps in order. Where none has keys that the
+  // head may see, the sum is zero and the maximum the least.
+  __device__ void Merge(int head, int t, float& all_max, float& all_sum, float& all_out) const {
+    all_max = max[0][head];
+    all_sum = all_out = 0;
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) all_max = fmaxf(all_max, max[w][head]);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float weight = exp2f(max[w][head] - all_max);
+      all_sum = fmaf(weight, sum[w][head], all_sum);
+      all_out = fmaf(weight, out[w][head][t], all_out);
+    }
+  }
+};
+
+template <int kHeadDim>
+struct GroupShared {
+  static constexpr int kBuffers = kHeadDim == 128 ? 1 : 2;  // two: one barrier a split is enough
+  GroupParts<kHeadDim> split[kBuffers];
+  KeptGroup<kHeadDim> seq_heads[kWarps][2];
+};
+
+// o[t] of a head; for t = 0 its lse, too.
+template <int kHeadDim>
+__device__ void StoreHead(const Decode& a, const SeqHead& seq_head, int head, int t, float max,
+                          float sum, float out) {
+  const int64_t row = seq_head.row;
+  head += seq_head.head;
+  static_cast<__nv_bfloat16*>(
+      a.params.out.data)[row * a.params.out.row_stride + head * kHeadDim + t] =
+      __float2bfloat16_rn(__fdividef(out, sum));
+  if (t == 0 && a.params.lse.data != nullptr) {
+    static_cast<float*>(a.params.lse.data)[row * a.params.lse.row_stride + head] =
+        __fmul_rn(__fadd_rn(max, log2f(sum)), kLn2);
+  }
+}
+
+// Partial results lie by split, then head: maximum, sum, out[kHeadDim].
+template <int kHeadDim>
+__device__ float* PartialOf(const Decode& a, int split, int head) {
+  return a.schedule.partial + (static_cast<int64_t>(split) * a.together + head) * (kHeadDim + 2);
+}
+
+// Merges the warps' parts of a split: into the output where the seq_head has no other split, else
+// as partial results.
+template <int kHeadDim>
+__device__ void FinishSplit(const Decode& a, const KeptGroup<kHeadDim>& kept, int split,
+                            const GroupSoftmax<kHeadDim>& softmax, GroupParts<kHeadDim>& parts) {
+  if (GroupShared<kHeadDim>::kBuffers == 1) __syncthreads();
+  parts.Put(softmax);
+  __syncthreads();
+  const SeqHead& seq_head = kept.seq_head;
+  for (int i = static_cast<int>(threadIdx.x); i < kept.heads * kHeadDim; i += kThreads) {
+    const int head = i / kHeadDim, t = i % kHeadDim;
+    float max, sum, out;
+    parts.Merge(head, t, max, sum, out);
+    if (seq_head.end - seq_head.begin == 1) {
+      StoreHead<kHeadDim>(a, seq_head, head, t, max, sum, out);
+      continue;
+    }
+    float* partial = PartialOf<kHeadDim>(a, split, head);
+    partial[2 + t] = out;
+    if (t == 0) {
+      partial[0] = max;
+      partial[1] = sum;
+    }
+  }
+}
+
+// Merges a seq_head's partial results: a warp takes every fourth head, its splits in order.
+template <int kHeadDim>
+__device__ void MergeHeads(const Decode& a, const KeptGroup<kHeadDim>& kept) {
+  constexpr int kColumns = kHeadDim / kWarp;
+  const SeqHead& seq_head = kept.seq_head;
+  const int count = seq_head.end - seq_head.begin, stride = a.together * (kHeadDim + 2);
+  for (int head = Warp(); head < kept.heads; head += kWarps) {
+    const float* partial = PartialOf<kHeadDim>(a, seq_head.begin, head);
+    float max = -FLT_MAX;
+    for (int i = Lane(); i < count; i += kWarp) {
+      max = fmaxf(max, LoadCoherent(partial + i * stride));
+    }
+    max = WarpMax(max);
+    float sum = 0, out[kColumns] = {};
+    for (int first = 0; first < count; first += kWarp) {
+      const float* split = partial + min(first + Lane(), count - 1) * stride;
+      const float weight = first + Lane() < count ? exp2f(LoadCoherent(split) - max) : 0.0f;
+      sum = fmaf(weight, LoadCoherent(split + 1), sum);
+#pragma unroll 1
+      for (int k = 0; k < min(kWarp, count - first); k += kMergeDepth) {
+        float part[kMergeDepth][kColumns];
+#pragma unroll
+        for (int u = 0; u < kMergeDepth; ++u) {
+#pragma unroll
+          for (int j = 0; j < kColumns; ++j) {
+            part[u][j] = LoadCoherent(partial + min(first + k + u, count - 1) * stride + 2 +
+                                      j * kWarp + Lane());
+          }
+        }
+#pragma unroll
+        for (int u = 0; u < kMergeDepth; ++u) {
+          const float of_split = FromLane(weight, k + u);
+#pragma unroll
+          for (int j = 0; j < kColumns; ++j) out[j] = fmaf(of_split, part[u][j], out[j]);
+        }
+      }
+    }
+    sum = WarpSum(sum);
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      StoreHead<kHeadDim>(a, seq_head, head, j * kWarp + Lane(), max, sum, out[j]);
+    }
+  }
+}
+
+// Counts the heads' pages, for whoever has their first split.
+template <int kHeadDim>
+__device__ void CountGroupPages(const Decode& a, const KeptGroup<kHeadDim>& kept) {
+  using Count = unsigned long long;
+  const int seq = kept.seq_head.index / a.kv.shape.q_heads;
+  Count skipped = 0;
+  for (int head = 0; head < kept.heads; ++head) skipped += static_cast<Count>(kept.first[head]);
+  if (a.params.blocks_total != nullptr) {
+    atomicAdd(reinterpret_cast<Count*>(a.params.blocks_total + seq),
+              static_cast<Count>(kept.heads) * static_cast<Count>(NumPages(kept.seq_head)));
+  }
+  if (a.params.blocks_pruned != nullptr) {
+    atomicAdd(reinterpret_cast<Count*>(a.params.blocks_pruned + seq), skipped);
+  }
+}
+
+// Keys of the warp's half page that the lane's query may see.
+template <int kHeadDim>
+__device__ int SeenKeys(const KeptGroup<kHeadDim>& kept, int iteration, const HalfPage& half_page) {
+  const int page = iteration * kIterationPages + Warp() / kHalvesPerPage;
+  return page >= kept.first[LaneQuery()] ? half_page.valid : 0;
+}
+
+template <int kHeadDim>
+__global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
+    DecodeGroupsKernel(const __grid_constant__ Decode a) {
+  __shared__ GroupShared<kHeadDim> shared;
+  if (!a.after_append_decode) WaitOnDependencies();
+  SeqHead seq_head;
+  const SplitRange splits = FindSplits(a, seq_head);
+  if (splits.first == splits.last) {
+    // Some block must wait, so that the end of this kernel implies that of all before it.
+    if (blockIdx.x == 0) WaitOnDependencies();
+    return;
+  }
+
+  // As in split.cu: all but q and gates is on its way before the wait, and the row's own page is
+  // read again.
+  KeptGroup<kHeadDim>* kept = shared.seq_heads[Warp()];
+  Cursor next{0, splits.first, 0, 0};
+  EnterSplit(seq_head, next);
+  HalfPage half_page = HalfPageAt(seq_head, next.iteration, true);
+  const HalfPage second =
+      HalfPageAt(seq_head, min(next.iteration + 1, next.iteration_end - 1), true);
+  GroupTile<kHeadDim> tile;
+  PrefetchGroupGates(a, seq_head, half_page);
+  LoadKeys(a, half_page, tile);
+  LoadValues(a, half_page, tile);
+  PrefetchGroupGates(a, seq_head, second);
+  PrefetchTiles<kHeadDim>(a, second);
+  TriggerDependents();
+  WaitOnDependencies();
+  const typename KeptGroup<kHeadDim>::Row row = KeptGroup<kHeadDim>::LoadRow(a, seq_head);
+  GroupGate gate = LoadGroupGate(a, seq_head, half_page);
+  LoadAgain(a, half_page, tile);
+  kept[0].Take(a, seq_head, row);
+  GroupSoftmax<kHeadDim> softmax;
+  int buffer = 0;
+  for (bool more = true; more;) {
+    const Cursor now = next;
+    const int seen = SeenKeys(kept[now.slot], now.iteration, half_page);
+    more = Advance(a, splits.last, kept, next);
+    half_page = HalfPageAt(kept[next.slot].seq_head, next.iteration, more);
+    const GroupWeights weights = GroupScoresToProbs(kept[now.slot], tile, gate, seen, softmax);
+    gate = LoadGroupGate(a, kept[next.slot].seq_head, half_page);
+    LoadKeys(a, half_page, tile);
+    AddGroupValues(weights, tile, softmax);
+    LoadValues(a, half_page, tile);
+    if (next.split == now.split) continue;
+
+    const KeptGroup<kHeadDim>& done = kept[now.slot];
+    FinishSplit(a, done, now.split, softmax, shared.split[buffer]);
+    softmax = GroupSoftmax<kHeadDim>();
+    buffer = (buffer + 1) % GroupShared<kHeadDim>::kBuffers;
+    const int begin = done.seq_head.begin, end = done.seq_head.end;
+    if ((!more || next.slot != now.slot) && end - begin > 1) {
+      const int count = min(end, splits.last) - max(begin, splits.first);
+      if (IsComplete(a, done.seq_head, count)) MergeHeads(a, done);
+    }
+    if (threadIdx.x == 0 && now.split == begin) CountGroupPages(a, done);
+  }
+}
+
+template <int kHeadDim>
+cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
+  int blocks = 0;
+  const cudaError_t error =
+      ResidentBlocks(KernelAddress(DecodeGroupsKernel<kHeadDim>), kThreads, &blocks);
+  if (error != cudaSuccess) return error;
+  const SmemConfig shared(0, arguments.batch.num_rows <= kOverlapRows);
+  return Launch(DecodeGroupsKernel<kHeadDim>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+                shared, stream, arguments);
+}
+
+}  // namespace
+
+cudaError_t DecodeGroups(const Decode& arguments, cudaStream_t stream) {
+  switch (arguments.kv.shape.head_dim) {
+    case 64:
+      return LaunchFor<64>(arguments, stream);
+    case 128:
+      return LaunchFor<128>(arguments, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace fox::cuda
