@@ -349,7 +349,7 @@ std::vector<ChunkCase> ChunkCases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, CudaOpsChunksTest, ::testing::ValuesIn(ChunkCases()),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& c) { return c.param.name; });
 
 }  // namespace
 }  // namespace fox::cuda::testing
