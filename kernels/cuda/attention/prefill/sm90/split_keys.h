@@ -11,8 +11,8 @@ namespace fox::cuda {
 
 struct PagedSource;
 
-// False: no sequence brings few enough rows, all long walks are chained. What the host can tell; the
-// device looks at each.
+// False: no sequence brings few enough rows, so all long walks are chained. What the host can tell;
+// the device looks at each.
 inline bool MaySplit(const BatchView& batch) {
   return batch.num_seqs > 1 || batch.num_rows <= kMostSplitRows;
 }
