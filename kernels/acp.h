@@ -114,6 +114,13 @@ FOX_HOST_DEVICE inline double CertifiedLogMassBound(double log_mass, double last
   return mass - c_last + kSumRounding * (std::fabs(mass) + std::fabs(c_last));
 }
 
+// E of a page with what it was for the page before (or for all pages so far): in exact arithmetic E
+// rises, and no rounding may make it fall, so that whoever searches for a boundary finds the same
+// one wherever the search begins. A NaN stays.
+FOX_HOST_DEVICE inline double RisingLogMassBound(double before, double bound) {
+  return before > bound ? before : bound;
+}
+
 // H after a page end, from H before it (infinite: none); beta = a(-N / S) - log S, with what the
 // rounding of N adds to it. A NaN bounds nothing.
 FOX_HOST_DEVICE inline double LogDenominatorBound(double before, double c_last, double beta) {

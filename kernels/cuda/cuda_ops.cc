@@ -113,7 +113,7 @@ void CudaOps::CopyToHost(const void* device, size_t bytes, void* host, Stream st
 
 int64_t CudaOps::PartialResultBytes(int max_seqs, const PagedKvShape& shape) const {
   const int64_t partial = (shape.head_dim + 2) * static_cast<int64_t>(sizeof(float));
-  const int64_t prefill = state_->hopper ? cuda::kMostPartialRows : 0;
+  const int64_t prefill = state_->hopper ? cuda::kMostPartialRows + cuda::kChainRows : 0;
   return (cuda::MaxDecodeSplits(max_seqs, shape) * cuda::HeadsTogether(shape) + prefill) * partial;
 }
 
@@ -147,20 +147,21 @@ void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape)
   // None where no walk is long enough.
   cuda::KeySplits& splits = schedule.key_splits;
   splits = {};
-  const int64_t most = cuda::NumKeySplits(0, shape.max_pages / 2, cuda::kMinKeySplitShift);
-  if (!state_->hopper || most == 1) return;
+  const bool splits_walks = cuda::NumKeySplits(0, shape.max_pages / 2, cuda::kMinKeySplitShift) > 1;
+  if (!state_->hopper || !splits_walks) return;
+  const int64_t most = cuda::kMostSplitsOfWalk;
   const int64_t walks = static_cast<int64_t>(shape.q_heads) * schedule.max_tiles;
   splits.max_rows = std::min(cuda::kMostPartialRows, max_rows * shape.q_heads * most);
   splits.max_splits = std::min(cuda::kMostKeySplits, walks * most);
-  take(splits.walks, walks);
+  take(splits.walk_rows, walks);
   take(splits.tiles, schedule.max_tiles);
   take(splits.splits, splits.max_splits);
   take(splits.split_walks, splits.max_splits);
   take(splits.num_splits, 1);
   take(splits.num_split_walks, 1);
   take(splits.splits_first, 1);
-  take(splits.out, splits.max_rows * shape.head_dim);
-  take(splits.softmax, splits.max_rows * 2);
+  take(splits.out, (cuda::kChainRows + splits.max_rows) * shape.head_dim);
+  take(splits.softmax, (cuda::kChainRows + splits.max_rows) * 2);
 }
 
 std::unique_ptr<PackedWeight> CudaOps::Pack(const MatrixView& weight) {

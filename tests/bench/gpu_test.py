@@ -46,7 +46,8 @@ KERNEL_CASES = {
                          "Cases/PrefillSm90Test.MatchesFloat64/StrongGatesCertified64",
                          "Cases/PrefillSm90Test.MatchesFloat64/StrongGatesCertified128"),
     "split_keys_test": ("KeySplitsTest.PlanOfManyWalks",
-                        "Cases/KeySplitsCaseTest.MatchesFloat64/ChunksCertified64Shift3"),
+                        "Cases/KeySplitsCaseTest.MatchesFloat64/ChunksCertified64Shift3",
+                        "Cases/KeySplitsCaseTest.MatchesFloat64/ChunksCertified128Shift0"),
     "prune_boundary_test": ("Modes/PruneBoundaryTest.StrongGates/Certified",
                             "HeadDim/MeasuredBoundaryTest.TilesSkipWhatTheirQueriesAllow/64"),
     # The small-batch kernel for 1 and 4 rows, the cluster kernel for 6 and 32 (before Hopper the

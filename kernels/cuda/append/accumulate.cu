@@ -1,8 +1,12 @@
-// Append of any batch, second kernel of two: brings together, for each query head, what
+// Append of prefill rows, second kernel of two: brings together, for each query head, what
 // prefill.cu found in each of its row blocks: page_cum_log_f, the running state, scores and
-// log_denominator_bounds, as AccumulatePage of kernels/cpu/append.cc does. All of them are scans
-// with an associative sum: lanes hold a block each, warps 32 blocks in a row, and warps then learn
-// what all those before them add up to.
+// log_denominator_bounds, as AccumulatePage of kernels/cpu/append.cc does.
+//
+// Whatever is added up over pages goes from page to page in a chain, in float64, each page adding
+// to what the one before left: so a prompt leaves the same bits in one chunk and in many. A chain's
+// step is a few instructions; all else is done for many pages side by side, and maxima and minima,
+// whose order does not matter, are scans. Masses, whose step is a logarithm, are chained by pairs
+// of pages (2t, 2t + 1), which a chunk that begins at a multiple of 128 tokens holds together.
 #include "kernels/acp.h"
 #include "kernels/cuda/append/kernels.h"
 #include "kernels/cuda/append/page_sums.cuh"
@@ -27,213 +31,206 @@ struct HeadScan {
   int full;  // blocks that complete their page: all, or all but the last
   const int32_t* table;
 
+  // Whether pages come in pairs.
+  __device__ bool paired() const { return rows.position / kPageTokens % 2 == 0; }
   __device__ int64_t Position(int i) const {
     return i == 0 ? rows.position : (rows.position / kPageTokens + i) * kPageTokens;
   }
 };
 
-// What goes from a page to the next; the same in all threads.
+// What is there before the first block.
 struct ScanCarry {
-  double c;               // after the last block
+  double c;
   double decay_sum;       // S
-  double log_mass_bound;  // log M - c: rises from page to page
+  double log_mass;        // log M, relative to the last page end
+  double log_mass_bound;  // E
   double key_norm;
   double log_denominator_bound;
 };
 
-// A lane's block, with what the blocks of the warp up to it add up to: c from the warp's first row
-// on; the sums as if there were nothing before the warp. `keep` is the decay since the warp's
-// first row, `score` is log M - c.
-struct Page {
-  bool there, full;
-  bool starts;  // the block holds its page's first row
-  int64_t summary;
-  double c;
-  double decay_factor, decay_sum, key_norm;
-  LogTerm log_mass_bound;
+// A thread's block of a round. decay: from the page's start to the block's end; the rest is of full
+// pages: mass is log M of the page alone, at its end.
+struct PageBlock {
+  bool there = false, full = false;
+  bool starts = false;  // the block holds its page's first row
+  int64_t summary = 0;
+  double decay = 0, mass = 0, key_norm = 0;
 };
 
-// What the keys of one page weigh at the next one's end, and N of the page itself at its own.
-struct PageWeights {
-  double decay_factor, own;
+// Running extremes of full pages.
+struct Extremes {
+  double log_mass_bound, key_norm, log_denominator_bound;
 };
 
+// A round: as many blocks as threads. Chains turn what a block adds into what there is after it.
 template <int kHeadDim>
 struct Space {
-  Page total[kWarps];                          // of a warp's last lane
-  double log_denominator_bound[kWarps];        // least of a warp
-  PageWeights weights[kWarps][kWarp];          // of N, for each block
-  double end[kWarps][kHeadDim];                // N after a warp's last block, from nothing
-  alignas(16) float start[kWarps][kHeadDim];   // N before the warp's first block
-  float key_sum[kWarps][kWarp][kHeadDim + 1];  // N after each block, from nothing; padded
+  double c[kThreads];                         // first the log gate of a block's rows
+  double log_mass[kThreads];                  // first that of a page, or of a pair
+  double decay[kThreads];                     // of that page or pair
+  double decay_sum[kThreads];                 // first that of a page
+  double factor[kThreads], weight[kThreads];  // of what was there before a page, of its own keys
+  double first_c, first_log_mass;             // before the round
+  Extremes total[kWarps];                     // of each warp
+  float key_sum[kThreads][kHeadDim + 1];      // N after each page; padded
 };
 
 __device__ __forceinline__ ScanCarry LoadCarry(const AppendParams& params, const PagedKv& kv,
                                                const HeadScan& scan) {
   const int64_t state = kv.HeadIndex(scan.rows.slot, scan.layer, scan.head);
   const int64_t page = scan.rows.position / kPageTokens, group = kv.shape.group();
-  ScanCarry carry{kv.cum_log_f[state], 0, -CUDART_INF, 0, CUDART_INF};
+  ScanCarry carry{kv.cum_log_f[state], 0, -CUDART_INF, -CUDART_INF, 0, CUDART_INF};
   if (params.acp == AcpMode::kOff) return carry;
-  double page_end_c = carry.c;  // after the last full page
-  if (scan.rows.position % kPageTokens != 0) {
-    page_end_c = kv.page_cum_log_f[scan.table[page] * group + scan.g];
-  }
   carry.decay_sum = kv.decay_sum[state];
-  carry.log_mass_bound = kv.log_mass[state] - page_end_c;
+  carry.log_mass = kv.log_mass[state];
   if (page == 0) return carry;
   const int64_t before = scan.table[page - 1] * group + scan.g;  // the last full page is live
+  carry.log_mass_bound = kv.log_mass_bound[before];
   carry.key_norm = kv.max_key_norm[before];
   if (params.acp == AcpMode::kCertified)
     carry.log_denominator_bound = kv.log_denominator_bound[before];
   return carry;
 }
 
-// This lane's block and its warp's sums up to it. `c` is that before the walk's first block.
-__device__ __forceinline__ Page ScanPages(const PagedKv& kv, const HeadScan& scan, int i,
-                                          const double* record, bool accumulates, double c,
-                                          PageWeights* weights) {
-  Page page{i < scan.blocks, accumulates && i < scan.full, false, 0, 0, 1, 0, 0, {-CUDART_INF, 0}};
-  double span = 0, log_mass = 0, own = 0;  // span: from the page's start to the block's end
-  if (page.there) {
-    const int64_t position = scan.Position(i);
-    page.starts = position % kPageTokens == 0;
-    page.summary =
-        static_cast<int64_t>(scan.table[position / kPageTokens]) * kv.shape.group() + scan.g;
-    page.c = record[kLogGate];
-    span = page.c;
-    if (!page.starts) span += c - kv.page_cum_log_f[page.summary];
-  }
-  if (page.full) {
-    const double paid = OffsetRounding(span);
-    own = exp(-paid);
-    page.decay_sum = __dmul_rn(record[kCount], own);
-    log_mass = record[kLogMass] + paid;
-    page.key_norm = record[kKeyNorm];
-    page.decay_factor = exp(span);
-  }
-  weights[Lane()] = {page.decay_factor, own};
-  page.c = WarpScan(page.c);
-  if (!accumulates) return page;
-  if (page.full) page.log_mass_bound = {log_mass - page.c, 1};
-  page.log_mass_bound = LogAddExpScan(page.log_mass_bound);
-  page.key_norm = WarpScan(page.key_norm, [](double a, double b) { return fmax(b, a); });
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const double decay_factor = FromLaneBelow(page.decay_factor, offset);
-    const double decay_sum = FromLaneBelow(page.decay_sum, offset);
-    if (Lane() < offset) continue;
-    page.decay_sum = fma(page.decay_factor, decay_sum, page.decay_sum);
-    page.decay_factor *= decay_factor;
-  }
-  return page;
+// log(exp(a) + exp(b)), the logarithm's argument in float32: what is added errs by 2^-22 of itself,
+// and all that is added to a log M is its growth, a few tens. A NaN stays.
+__device__ __forceinline__ double AddMass(double a, double b) {
+  const double high = a > b ? a : b, low = a > b ? b : a;
+  if (high == -CUDART_INF) return low + high;
+  return high + static_cast<double>(log1pf(expf(static_cast<float>(low - high))));
 }
 
-// What `carry` becomes over a warp's blocks; the log_denominator_bound apart.
-__device__ __forceinline__ void Advance(ScanCarry& carry, const Page& total, bool accumulates) {
-  if (accumulates) {
-    LogTerm log_mass_bound{total.log_mass_bound.max - carry.c, total.log_mass_bound.sum};
-    AddLogTerm(log_mass_bound, {carry.log_mass_bound, 1});
-    carry.log_mass_bound = log_mass_bound.max + log(log_mass_bound.sum);
-    carry.decay_sum = fma(total.decay_factor, carry.decay_sum, total.decay_sum);
-    carry.key_norm = fmax(carry.key_norm, total.key_norm);
-  }
-  carry.c += total.c;
-}
-
-// The lane's summaries but H, and the state if the block is the last. `before` is the carry before
-// the warp's first block. Gives S after the lane's block.
-__device__ __forceinline__ double StorePage(const AppendParams& params, const PagedKv& kv,
-                                            const HeadScan& scan, int i, const Page& page,
-                                            const ScanCarry& before) {
-  const int64_t state = kv.HeadIndex(scan.rows.slot, scan.layer, scan.head);
-  const double earlier = FromLaneBelow(page.c, 1);
-  const double c_end = before.c + page.c;
-  if (page.there && page.starts)
-    kv.page_cum_log_f[page.summary] = Lane() == 0 ? before.c : before.c + earlier;
-  if (i == scan.blocks - 1) kv.cum_log_f[state] = c_end;
-  ScanCarry after = before;
-  if (!page.full) return 1;
-  Advance(after, page, true);
-  const auto last =
-      static_cast<double>(scan.Position(i) / kPageTokens * kPageTokens + kPageTokens - 1);
-  const double log_mass = after.log_mass_bound + c_end;
-  kv.max_key_norm[page.summary] = after.key_norm;
-  kv.log_mass_bound[page.summary] =
-      params.acp == AcpMode::kPaper
-          ? PaperLogMassBound(last, c_end)
-          : CertifiedLogMassBound(log_mass, last, c_end, params.bound.max_logit_bound[scan.head]);
-  if (i == scan.full - 1) {
-    kv.decay_sum[state] = after.decay_sum;
-    kv.log_mass[state] = log_mass;
-  }
-  return after.decay_sum;
-}
-
-// N over the warp's blocks, each lane in its dimensions: after each block as if there were nothing
-// before the warp's first.
+// Reads the thread's block and leaves what it adds for the chains. Pages come in pairs where the
+// first block begins an even page: an odd one then takes what its neighbour adds, too. `c` is that
+// before the first block of all.
 template <int kHeadDim>
-__device__ __forceinline__ void SumPageKeys(const StepSchedule& schedule, const PagedKv& kv,
-                                            const HeadScan& scan, int first,
-                                            Space<kHeadDim>& space) {
-  constexpr int kDims = kHeadDim < kWarp ? 1 : kHeadDim / kWarp;  // of a lane
-  constexpr int kBatch = kDims > 2 ? 8 : 16;                      // blocks whose loads go together
+__device__ __forceinline__ PageBlock ReadBlock(const StepSchedule& schedule, const PagedKv& kv,
+                                               const HeadScan& scan, int i, bool accumulates,
+                                               double c, Space<kHeadDim>& space) {
+  const int at = static_cast<int>(threadIdx.x);
+  const double* record = RecordOf(schedule, kv, scan.first_block + i, scan.head);
+  PageBlock block;
+  block.mass = -CUDART_INF;
+  block.there = i < scan.blocks;
+  block.full = accumulates && i < scan.full;
+  double gate = 0;
+  if (block.there) {
+    const int64_t position = scan.Position(i);
+    block.starts = position % kPageTokens == 0;
+    block.summary =
+        static_cast<int64_t>(scan.table[position / kPageTokens]) * kv.shape.group() + scan.g;
+    gate = block.decay = record[kLogGate];
+    if (!block.starts) block.decay += c - kv.page_cum_log_f[block.summary];
+  }
+  space.c[at] = gate;
+  if (block.full) {
+    const double paid = OffsetRounding(block.decay), weight = exp(-paid);
+    space.factor[at] = exp(block.decay);
+    space.weight[at] = weight;
+    space.decay_sum[at] = __dmul_rn(record[kCount], weight);
+    block.mass = record[kLogMass] + paid;
+    block.key_norm = record[kKeyNorm];
+  }
+  const double mass_before = FromLaneBelow(block.mass, 1);
+  const double decay_before = FromLaneBelow(block.decay, 1);
+  double mass = block.mass, decay = block.decay;
+  if (scan.paired() && at % 2 == 1) {
+    mass = AddMass(mass_before + decay, mass);
+    decay += decay_before;
+  }
+  space.log_mass[at] = mass;
+  space.decay[at] = decay;
+  return block;
+}
+
+// N over a round's first `full` pages, a warp, each lane in its dimensions.
+template <int kHeadDim, int kDims>
+__device__ __forceinline__ void ChainKeySums(const StepSchedule& schedule, const PagedKv& kv,
+                                             const HeadScan& scan, int first, int full,
+                                             Space<kHeadDim>& space, double (&sum)[kDims]) {
+  constexpr int kBatch = kDims > 2 ? 8 : 16;  // pages whose loads go together
   const int lane = Lane();
-  const int warp = Warp();
   if (lane >= kHeadDim) return;
-  double sum[kDims] = {};
 #pragma unroll 1
-  for (int base = 0; base < kWarp && first + base < scan.full; base += kBatch) {
+  for (int base = 0; base < full; base += kBatch) {
     double page_keys[kBatch][kDims];
 #pragma unroll
     for (int l = 0; l < kBatch; ++l) {
-      const int i = first + base + l;
-      const double* keys =
-          RecordOf(schedule, kv, scan.first_block + i, scan.head) + kRecordHeader + lane;
+      const double* keys = RecordOf(schedule, kv, scan.first_block + first + base + l, scan.head) +
+                           kRecordHeader + lane;
 #pragma unroll
       for (int k = 0; k < kDims; ++k) {
-        page_keys[l][k] = i < scan.full ? keys[k * kWarp] : 0;
+        page_keys[l][k] = base + l < full ? keys[k * kWarp] : 0;
       }
     }
 #pragma unroll
     for (int l = 0; l < kBatch; ++l) {
-      const PageWeights weights = space.weights[warp][base + l];
+      if (base + l >= full) break;
+      const double factor = space.factor[base + l], weight = space.weight[base + l];
 #pragma unroll
       for (int k = 0; k < kDims; ++k) {
-        sum[k] = fma(sum[k], weights.decay_factor, __dmul_rn(page_keys[l][k], weights.own));
-        space.key_sum[warp][base + l][lane + k * kWarp] = static_cast<float>(sum[k]);
+        sum[k] = fma(sum[k], factor, __dmul_rn(page_keys[l][k], weight));
+        space.key_sum[base + l][lane + k * kWarp] = static_cast<float>(sum[k]);
       }
     }
   }
-#pragma unroll
-  for (int k = 0; k < kDims; ++k) space.end[warp][lane + k * kWarp] = sum[k];
 }
 
-// Takes N over all warps: `sum` is in each warp N before the first of them, by the lane's
-// dimensions, and becomes that after the last. Leaves what each warp starts with.
-template <int kHeadDim, int kDims>
-__device__ __forceinline__ void PropagateKeySums(Space<kHeadDim>& space, double (&sum)[kDims]) {
-  const int lane = Lane();
-  const int warp = Warp();
-  if (lane >= kHeadDim) return;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-#pragma unroll
-    for (int k = 0; k < kDims; ++k) {
-      const int m = lane + k * kWarp;
-      if (w == warp) space.start[w][m] = static_cast<float>(sum[k]);
-      sum[k] = fma(sum[k], space.total[w].decay_factor, space.end[w][m]);
-    }
+// log M over a round's first `full` pages: after each but the even ones of pairs. One thread.
+template <int kHeadDim>
+__device__ __forceinline__ double ChainMass(int full, bool paired, double log_mass,
+                                            Space<kHeadDim>& space) {
+  space.first_log_mass = log_mass;
+  const int step = paired ? 2 : 1;
+#pragma unroll 4
+  for (int i = step - 1; i < full; i += step) {
+    log_mass = AddMass(log_mass + space.decay[i], space.log_mass[i]);
+    space.log_mass[i] = log_mass;
+  }
+  if (paired && full % 2 == 1) {
+    log_mass = AddMass(log_mass + space.decay[full - 1], space.log_mass[full - 1]);
+    space.log_mass[full - 1] = log_mass;
+  }
+  return log_mass;
+}
+
+// c over a round's blocks, and S over its full pages. One thread.
+template <int kHeadDim>
+__device__ __forceinline__ void ChainGates(int blocks, int full, Space<kHeadDim>& space,
+                                           ScanCarry& carry) {
+  space.first_c = carry.c;
+#pragma unroll 8
+  for (int i = 0; i < blocks; ++i) space.c[i] = carry.c += space.c[i];
+#pragma unroll 8
+  for (int i = 0; i < full; ++i) {
+    carry.decay_sum = fma(carry.decay_sum, space.factor[i], space.decay_sum[i]);
+    space.decay_sum[i] = carry.decay_sum;
   }
 }
 
-// The bound on -N of the lane's page, N being what is stored plus `keep` times the warp's start.
-// float32 here, as for keys: nothing adds up over pages any more.
+// All chains of a round, side by side in different warps. `key_sum` is the first warp's.
+template <int kHeadDim, int kDims>
+__device__ __forceinline__ void RunChains(const StepSchedule& schedule, const PagedKv& kv,
+                                          const HeadScan& scan, int first, bool accumulates,
+                                          Space<kHeadDim>& space, ScanCarry& carry,
+                                          double (&key_sum)[kDims]) {
+  static_assert(kWarps >= 3);
+  const int blocks = min(kThreads, scan.blocks - first);
+  const int full = accumulates ? max(0, min(kThreads, scan.full - first)) : 0;
+  const int warp = Warp(), lane = Lane();
+  if (warp == 0) {
+    ChainKeySums<kHeadDim>(schedule, kv, scan, first, full, space, key_sum);
+  } else if (warp == 1 && lane == 0) {
+    carry.log_mass = ChainMass(full, scan.paired(), carry.log_mass, space);
+  } else if (warp == 2 && lane == 0) {
+    ChainGates(blocks, full, space, carry);
+  }
+}
+
+// The bound on -N of the thread's page. float32 here, as for keys: nothing adds up over pages any
+// more.
 template <int kHeadDim, bool kGeneralBound>
-__device__ __forceinline__ float BoundKeySum(const QueryBound& bound, int head, float decay_factor,
-                                             Space<kHeadDim>& space) {
-  const int warp = Warp();
-  const float* start = space.start[warp];
-  float* sums = space.key_sum[warp][Lane()];  // only this lane's from here on
+__device__ __forceinline__ float BoundKeySum(const QueryBound& bound, int head, const float* sums) {
   const int64_t first = static_cast<int64_t>(head) * kHeadDim;
   float square = 0, rest = 0;
   if constexpr (!kGeneralBound) {
@@ -241,10 +238,7 @@ __device__ __forceinline__ float BoundKeySum(const QueryBound& bound, int head, 
 #pragma unroll 4
     for (int m = 0; m < kHeadDim; m += 4) {
       const float4 a = *reinterpret_cast<const float4*>(bound.diagonal + first + m);
-      const float4 s = *reinterpret_cast<const float4*>(start + m);
-      const float x[4] = {
-          a.x * fmaf(decay_factor, s.x, sums[m]), a.y * fmaf(decay_factor, s.y, sums[m + 1]),
-          a.z * fmaf(decay_factor, s.z, sums[m + 2]), a.w * fmaf(decay_factor, s.w, sums[m + 3])};
+      const float x[4] = {a.x * sums[m], a.y * sums[m + 1], a.z * sums[m + 2], a.w * sums[m + 3]};
 #pragma unroll
       for (int i = 0; i < 4; ++i) part[i] = fmaf(x[i], x[i], part[i]);
     }
@@ -252,12 +246,10 @@ __device__ __forceinline__ float BoundKeySum(const QueryBound& bound, int head, 
   } else {
 #pragma unroll 4
     for (int m = 0; m < kHeadDim; ++m) {
-      const float n = fmaf(decay_factor, start[m], sums[m]);
-      sums[m] = n;
-      if (bound.linear != nullptr) rest -= bound.linear[first + m] * n;
-      if (bound.absolute != nullptr) rest += bound.absolute[first + m] * fabsf(n);
+      if (bound.linear != nullptr) rest -= bound.linear[first + m] * sums[m];
+      if (bound.absolute != nullptr) rest += bound.absolute[first + m] * fabsf(sums[m]);
       if (bound.dense != nullptr || bound.diagonal == nullptr) continue;
-      const float x = bound.diagonal[first + m] * n;
+      const float x = bound.diagonal[first + m] * sums[m];
       square += x * x;
     }
     constexpr int kRows = 4;
@@ -276,11 +268,76 @@ __device__ __forceinline__ float BoundKeySum(const QueryBound& bound, int head, 
   return static_cast<float>(bound.scale) * sqrtf(square) + rest;
 }
 
-// The least bound H of the warp's pages up to this lane's; infinity where there is none.
-__device__ __forceinline__ double ScanDenominatorBounds(const Page& page, double c_end,
-                                                        double beta) {
-  const double bound = page.full ? LogDenominatorBound(CUDART_INF, c_end, beta) : CUDART_INF;
-  return WarpScan(bound, [](double a, double b) { return fmin(b, a); });
+// After the chains: c of the thread's block, and the state if it is the last.
+template <int kHeadDim>
+__device__ __forceinline__ void StoreGates(const PagedKv& kv, const HeadScan& scan, int i,
+                                           const PageBlock& block, const Space<kHeadDim>& space) {
+  const int at = static_cast<int>(threadIdx.x);
+  if (block.there && block.starts) {
+    kv.page_cum_log_f[block.summary] = at == 0 ? space.first_c : space.c[at - 1];
+  }
+  if (i != scan.blocks - 1) return;
+  kv.cum_log_f[kv.HeadIndex(scan.rows.slot, scan.layer, scan.head)] = space.c[at];
+}
+
+// E and H of the thread's page alone, and the state if it is the last full one.
+template <int kHeadDim, bool kGeneralBound>
+__device__ __forceinline__ Extremes BoundPage(const AppendParams& params, const PagedKv& kv,
+                                              const HeadScan& scan, int i, const PageBlock& block,
+                                              const Space<kHeadDim>& space) {
+  if (!block.full) return {-CUDART_INF, 0, CUDART_INF};
+  const int at = static_cast<int>(threadIdx.x);
+  double log_mass = space.log_mass[at];
+  if (scan.paired() && at % 2 == 0 && i + 1 < scan.full) {  // the chain went past it
+    const double before = at == 0 ? space.first_log_mass : space.log_mass[at - 1];
+    log_mass = AddMass(before + block.decay, block.mass);
+  }
+  const double c_end = space.c[at], decay_sum = space.decay_sum[at];
+  if (i == scan.full - 1) {
+    const int64_t state = kv.HeadIndex(scan.rows.slot, scan.layer, scan.head);
+    kv.decay_sum[state] = decay_sum;
+    kv.log_mass[state] = log_mass;
+  }
+  const auto last =
+      static_cast<double>(scan.Position(i) / kPageTokens * kPageTokens + kPageTokens - 1);
+  if (params.acp == AcpMode::kPaper) {
+    return {PaperLogMassBound(last, c_end), block.key_norm, CUDART_INF};
+  }
+  const float bound =
+      BoundKeySum<kHeadDim, kGeneralBound>(params.bound, scan.head, space.key_sum[at]);
+  const double beta = static_cast<double>(bound) / decay_sum +
+                      kKeySumRounding * MaxNormProduct(params.bound, scan.head) - log(decay_sum);
+  return {CertifiedLogMassBound(log_mass, last, c_end, params.bound.max_logit_bound[scan.head]),
+          block.key_norm, LogDenominatorBound(CUDART_INF, c_end, beta)};
+}
+
+// The thread's summaries: extremes of its page and all before it. The thread block calls together.
+template <int kHeadDim>
+__device__ __forceinline__ void StoreSummaries(const AppendParams& params, const PagedKv& kv,
+                                               const PageBlock& block, const Extremes& own,
+                                               Space<kHeadDim>& space, ScanCarry& carry) {
+  const auto most = [](double a, double b) { return fmax(b, a); };
+  Extremes up_to{
+      WarpScan(own.log_mass_bound, most), WarpScan(own.key_norm, most),
+      WarpScan(own.log_denominator_bound, [](double a, double b) { return fmin(b, a); })};
+  if (Lane() == kWarp - 1) space.total[Warp()] = up_to;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    if (w == Warp() && block.full) {
+      const double least = fmax(up_to.log_mass_bound, carry.log_mass_bound);
+      kv.log_mass_bound[block.summary] = RisingLogMassBound(least, own.log_mass_bound);
+      kv.max_key_norm[block.summary] = fmax(up_to.key_norm, carry.key_norm);
+      if (params.acp == AcpMode::kCertified) {
+        kv.log_denominator_bound[block.summary] =
+            fmin(up_to.log_denominator_bound, carry.log_denominator_bound);
+      }
+    }
+    carry.log_mass_bound = fmax(carry.log_mass_bound, space.total[w].log_mass_bound);
+    carry.key_norm = fmax(carry.key_norm, space.total[w].key_norm);
+    carry.log_denominator_bound =
+        fmin(carry.log_denominator_bound, space.total[w].log_denominator_bound);
+  }
 }
 
 // The sequence's raw row `r` of this step.
@@ -329,43 +386,27 @@ __device__ __forceinline__ HeadScan MakeHeadScan(const BatchView& batch, const P
   return scan;
 }
 
-// H of the lane's page, and then of the carry: the minimum with those of the warps before.
-template <int kHeadDim>
-__device__ __forceinline__ void StoreDenominatorBound(const PagedKv& kv, const Page& page,
-                                                      double log_denominator_bound,
-                                                      const Space<kHeadDim>& space,
-                                                      ScanCarry& carry) {
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    if (w == Warp() && page.full) {
-      kv.log_denominator_bound[page.summary] =
-          fmin(log_denominator_bound, carry.log_denominator_bound);
-    }
-    carry.log_denominator_bound = fmin(carry.log_denominator_bound, space.log_denominator_bound[w]);
-  }
-}
-
-// One CTA per (query head, sequence).
+// One CTA per (query head, sequence), the sequences from `first_seq` on.
 template <int kHeadDim, bool kGeneralBound>
-__global__ void __launch_bounds__(kThreads, kHeadDim > 64 ? 3 : 4)
+__global__ void __launch_bounds__(kThreads, 3)
     AccumulateKernel(const __grid_constant__ BatchView batch,
                      const __grid_constant__ AppendParams params,
                      const __grid_constant__ PagedKv kv,
-                     const __grid_constant__ StepSchedule schedule) {
+                     const __grid_constant__ StepSchedule schedule, int first_seq) {
   constexpr int kDims = kHeadDim < kWarp ? 1 : kHeadDim / kWarp;
   extern __shared__ char memory[];
   __shared__ int warp_sums[kWarps];
   Space<kHeadDim>& space = *reinterpret_cast<Space<kHeadDim>*>(memory);
   TriggerDependents();
   WaitOnDependencies();
-  const int seq = static_cast<int>(blockIdx.y);
+  const int seq = first_seq + static_cast<int>(blockIdx.y);
   const int lane = Lane();
-  const int warp = Warp();
   if (batch.slot[seq] < 0) return;
   const HeadScan scan =
       MakeHeadScan(batch, kv, params.layer, seq, static_cast<int>(blockIdx.x), warp_sums);
   StoreLastRow(params, kv, scan);
-  const bool accumulates = params.acp != AcpMode::kOff && scan.full > 0, has_dim = lane < kHeadDim;
+  const bool accumulates = params.acp != AcpMode::kOff && scan.full > 0;
+  const bool sums_keys = accumulates && Warp() == 0 && lane < kHeadDim;
   double* state_keys =
       kv.key_sum + kv.HeadIndex(scan.rows.slot, params.layer, scan.head) * kHeadDim;
   ScanCarry carry = LoadCarry(params, kv, scan);
@@ -373,60 +414,42 @@ __global__ void __launch_bounds__(kThreads, kHeadDim > 64 ? 3 : 4)
   double key_sum[kDims] = {};
 #pragma unroll
   for (int k = 0; k < kDims; ++k) {
-    if (accumulates && has_dim) key_sum[k] = state_keys[lane + k * kWarp];
+    if (sums_keys) key_sum[k] = state_keys[lane + k * kWarp];
   }
+  __syncthreads();  // all have read the state
 
 #pragma unroll 1
-  for (int base = 0; base < scan.blocks; base += kThreads) {
-    const int first = base + warp * kWarp, i = first + lane;
-    const double* record = RecordOf(schedule, kv, scan.first_block + i, scan.head);
-    const Page page = ScanPages(kv, scan, i, record, accumulates, first_c, space.weights[warp]);
-    if (lane == kWarp - 1) space.total[warp] = page;
-    __syncwarp();
-    if (accumulates) SumPageKeys<kHeadDim>(schedule, kv, scan, first, space);
+  for (int first = 0; first < scan.blocks; first += kThreads) {
+    const int i = first + static_cast<int>(threadIdx.x);
+    const PageBlock block = ReadBlock(schedule, kv, scan, i, accumulates, first_c, space);
     __syncthreads();
-    ScanCarry before = carry;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      if (base + w * kWarp >= scan.blocks) break;
-      if (w == warp) before = carry;
-      Advance(carry, space.total[w], accumulates);
-    }
-    const double decay_sum = StorePage(params, kv, scan, i, page, before);
-    if (accumulates) PropagateKeySums<kHeadDim>(space, key_sum);
-    const bool certifies = accumulates && params.acp == AcpMode::kCertified;
-    double log_denominator_bound = CUDART_INF;
-    if (certifies) {
-      __syncwarp();
-      double beta = 0;
-      if (page.full) {
-        const float bound = BoundKeySum<kHeadDim, kGeneralBound>(
-            params.bound, scan.head, static_cast<float>(page.decay_factor), space);
-        beta = static_cast<double>(bound) / decay_sum +
-               kKeySumRounding * MaxNormProduct(params.bound, scan.head) - log(decay_sum);
-      }
-      log_denominator_bound = ScanDenominatorBounds(page, before.c + page.c, beta);
-      if (lane == kWarp - 1) space.log_denominator_bound[warp] = log_denominator_bound;
-    }
+    RunChains(schedule, kv, scan, first, accumulates, space, carry, key_sum);
     __syncthreads();
-    if (certifies) StoreDenominatorBound<kHeadDim>(kv, page, log_denominator_bound, space, carry);
+    StoreGates(kv, scan, i, block, space);
+    if (accumulates) {
+      const Extremes own = BoundPage<kHeadDim, kGeneralBound>(params, kv, scan, i, block, space);
+      StoreSummaries(params, kv, block, own, space, carry);
+    }
+    __syncthreads();  // the space is free
   }
-
-  if (!accumulates || warp != 0 || !has_dim) return;
 #pragma unroll
-  for (int k = 0; k < kDims; ++k) state_keys[lane + k * kWarp] = key_sum[k];
+  for (int k = 0; k < kDims; ++k) {
+    if (sums_keys) state_keys[lane + k * kWarp] = key_sum[k];
+  }
 }
 
 template <int kHeadDim>
 cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                       const StepSchedule& schedule, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(kv.shape.q_heads), static_cast<unsigned>(batch.num_seqs));
+  const dim3 grid(static_cast<unsigned>(kv.shape.q_heads),
+                  static_cast<unsigned>(batch.num_seqs - batch.num_decodes));
   const auto kernel = IsDiagonal(params.bound) || params.acp == AcpMode::kOff
                           ? AccumulateKernel<kHeadDim, false>
                           : AccumulateKernel<kHeadDim, true>;
   constexpr int kBytes = sizeof(Space<kHeadDim>);
   if (const cudaError_t error = AllowDynamicSmem(KernelAddress(kernel), kBytes)) return error;
-  return Launch(kernel, grid, kThreads, kBytes, stream, batch, params, kv, schedule);
+  return Launch(kernel, grid, kThreads, kBytes, stream, batch, params, kv, schedule,
+                batch.num_decodes);
 }
 
 }  // namespace

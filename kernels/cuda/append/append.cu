@@ -1,5 +1,5 @@
-// Ops::Append: checks the shapes and chooses between one kernel for decoding (decode.cu) and
-// two for everything else (prefill.cu, accumulate.cu).
+// Ops::Append: checks the shapes and gives decode rows to one kernel (decode.cu) and prefill rows
+// to two (prefill.cu, accumulate.cu), in any mixture: each kind of row has its own order of sums.
 #include "kernels/core/check.h"
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/append/kernels.h"
@@ -16,6 +16,13 @@ cudaError_t Append(const BatchView& batch, const AppendParams& params, const Pag
   FOX_CHECK(kv.shape.group() <= kMaxAppendGroup);
   if (batch.num_rows == batch.num_seqs) {
     return AppendDecode(batch, params, kv, drained, stream);
+  }
+  if (batch.num_decodes > 0) {
+    BatchView decodes = batch;
+    decodes.num_seqs = batch.num_decodes;
+    decodes.num_rows = batch.num_decodes;
+    const cudaError_t decoded = AppendDecode(decodes, params, kv, false, stream);
+    if (decoded != cudaSuccess) return decoded;
   }
   const cudaError_t projected = ProjectBlocks(batch, params, kv, schedule, stream);
   if (projected != cudaSuccess) return projected;

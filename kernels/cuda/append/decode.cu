@@ -295,13 +295,15 @@ __device__ __forceinline__ void StoreSummaries(const AppendParams& params, const
   const int64_t summary = static_cast<int64_t>(token.page) * group + g;
   const auto last = static_cast<double>(token.position);
   kv.max_key_norm[summary] = end.key_norm;
+  const double mass_before = before < 0 ? -CUDART_INF : kv.log_mass_bound[before];
   if (params.acp == AcpMode::kPaper) {
-    kv.log_mass_bound[summary] = PaperLogMassBound(last, end.c);
+    kv.log_mass_bound[summary] = RisingLogMassBound(mass_before, PaperLogMassBound(last, end.c));
     return;
   }
   const int head = token.kv_head * group + g;
-  kv.log_mass_bound[summary] =
-      CertifiedLogMassBound(end.log_mass, last, end.c, params.bound.max_logit_bound[head]);
+  kv.log_mass_bound[summary] = RisingLogMassBound(
+      mass_before,
+      CertifiedLogMassBound(end.log_mass, last, end.c, params.bound.max_logit_bound[head]));
   const double beta = end.sum_bound / end.decay_sum +
                       kKeySumRounding * MaxNormProduct(params.bound, head) - log(end.decay_sum);
   kv.log_denominator_bound[summary] =

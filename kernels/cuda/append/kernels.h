@@ -1,5 +1,5 @@
-// The two ways of Append: a kernel for batches in which every sequence has one row, and a pair of
-// kernels for all others. append.cu chooses.
+// The two ways of Append: a kernel for sequences that bring one row, and a pair of kernels for all
+// others. append.cu chooses.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,8 @@ namespace fox::cuda {
 cudaError_t AppendDecode(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                          bool drained, cudaStream_t stream);
 
-// Any batch: first each row block, then each head of each sequence.
+// The sequences from num_decodes on: first each row block, then each head of each sequence. What
+// they leave does not depend on where chunks end, as long as that is at multiples of 128 tokens.
 cudaError_t ProjectBlocks(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                           const StepSchedule& schedule, cudaStream_t stream);
 cudaError_t AccumulateBlocks(const BatchView& batch, const AppendParams& params, const PagedKv& kv,

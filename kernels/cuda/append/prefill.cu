@@ -1,4 +1,4 @@
-// Append of any batch, first kernel of two: every row block by itself. Rows go into pages, gates
+// Append of prefill rows, first kernel of two: every row block by itself. Rows go into pages, gates
 // relative to the page's start; what a page that becomes full adds to the running sums goes into a
 // record of StepSchedule::page_sums. Nothing that another row block reads is written here; the
 // rest, in order, is accumulate.cu.
@@ -335,7 +335,7 @@ __global__ void __launch_bounds__(kThreads, kGeneralBound || kHeadDim > 64 ? 3 :
   HeadBlock block;
   block.index = blockIdx.y;
   block.rows = schedule.blocks[block.index];  // at once with their number: one may be past the last
-  if (block.index >= *schedule.num_blocks) return;
+  if (block.index >= *schedule.num_blocks || block.rows.seq < batch.num_decodes) return;
   block.kv_head = static_cast<int>(blockIdx.x);
   block.place = block.rows.position % kPageTokens;
   const int64_t list = kv.ListIndex(block.rows.slot, params.layer, block.kv_head);

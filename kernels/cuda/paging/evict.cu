@@ -1,6 +1,14 @@
 // Evict: at each page end among the step's rows, gives back the leading pages that no later row
 // needs. The order in which pages come back does not matter, for nothing depends on which free page
 // a list gets.
+//
+// Page ends are asked one after the other, so which pages are live after a page end does not depend
+// on the steps that led there. When they go does: at the end of a step. No tile may see the
+// difference, so what is evicted at a page end is what every later tile's own boundary drops
+// (prune_boundary.cu), to the bit: E and H are the same numbers and t falls (RisingLogMassBound, H
+// a minimum), but for the gates, whose float32 offsets may lie a rounding below their float64 sum,
+// from which the next page begins. LoadThresholds pays kSumRounding of c for that, thousands of
+// such roundings: where gates are as small as that, the rounding is one of c.
 #include "kernels/acp.h"
 #include "kernels/core/check.h"
 #include "kernels/cuda/paging/page_pool.cuh"
@@ -17,7 +25,7 @@ constexpr int kEvictThreads = 128;
 constexpr int kEvictWarps = kEvictThreads / kWarp;
 constexpr int kMaxEvictBlocks = 2112;
 
-// t of a page end, for each query head of the group.
+// t of a page end, for each query head of the group: at least that of any row behind it.
 __device__ void LoadThresholds(const EvictParams& params, const PagedKv& kv, int layer, int kv_head,
                                int32_t page, double* out) {
   const int group = kv.shape.group();
@@ -25,9 +33,10 @@ __device__ void LoadThresholds(const EvictParams& params, const PagedKv& kv, int
   for (int g = 0; g < group; ++g) {
     const int64_t summary = static_cast<int64_t>(page) * group + g;
     const int64_t head = static_cast<int64_t>(layer) * kv.shape.q_heads + kv_head * group + g;
-    const double c_end =
+    double c_end =
         UpperCumulativeGate(kv.page_cum_log_f[summary],
                             static_cast<double>(local[summary * kPageTokens + kPageTokens - 1]));
+    c_end += kSumRounding * fabs(c_end);
     const double log_denominator_bound =
         params.acp == AcpMode::kCertified ? kv.log_denominator_bound[summary] : 0;
     out[g] = PageThreshold(params.acp, log_denominator_bound, c_end, params.self_logit_bound[head],

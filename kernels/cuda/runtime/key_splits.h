@@ -1,11 +1,16 @@
-// KeySplits: how the walks of prefill attention over long contexts are split over keys, so that a
-// short chunk's few tiles fill the device. Planned on the device for each layer (PlanKeySplits).
+// KeySplits: how long walks of prefill attention are split over keys, so that a short chunk's few
+// tiles fill the device.
 //
 // A walk is that of one (query head, tile of rows) over its visible key/value tiles, 128 keys each.
 // A split of it is the key/value tiles with the same index >> shift; number 0 holds the diagonal,
-// the others follow to the left. The shift follows from the walks of the sequence's own rows of the
-// step, so a row's bits depend neither on the batch nor on the device, as long as the workspace
-// holds the splits of all sequences. Where it does not, the last walks stay whole.
+// the others follow to the left. The shift follows from the walk's own length alone, so a row's
+// bits depend neither on the batch, nor on where chunks end, nor on what follows in the prompt.
+//
+// Each split has partial results of its own, and those are merged from right to left, one after the
+// other (MergedRow). Where that is done does not matter to the bits: the splits of short chunks run
+// side by side and MergeKeySplits merges them; all other walks are *chained*, their splits run one
+// after the other in one thread block, which merges as it goes. PlanKeySplits says for each layer
+// which walks find room for the former.
 #pragma once
 
 #include <cstdint>
@@ -14,35 +19,44 @@
 
 namespace fox::cuda {
 
-// Sequences that bring more rows fill the device with whole walks.
+// Sequences that bring more rows fill the device with their walks.
 inline constexpr int64_t kMostSplitRows = 4096;
-// Eight key/value tiles at least, and twice as many until a sequence has about kManyKeySplits.
-inline constexpr int kMinKeySplitShift = 3;
-inline constexpr int kManyKeySplits = 768;
-// Capacities: rows of partial results of all splits, and splits. One sequence needs at most 1.5
-// splits of 128 rows for each of the many.
+// 32 key/value tiles, some 40 us, and twice as many until a walk has about kManyKeySplits.
+inline constexpr int kMinKeySplitShift = 5;
+inline constexpr int kManyKeySplits = 16;
+inline constexpr int kMostSplitsOfWalk = kManyKeySplits + 2;  // the edges are absolute
+// Capacities: rows of partial results of splits that run side by side, and such splits. What does
+// not fit is chained.
 inline constexpr int64_t kMostPartialRows = int64_t{1} << 18;
 inline constexpr int64_t kMostKeySplits = int64_t{1} << 14;
-static_assert(kMostPartialRows >= 128 * 3 / 2 * kManyKeySplits);
+// Thread blocks that may chain, a tile's rows each: a Hopper has at most 144 multiprocessors.
+inline constexpr int kMostChains = 144;
+inline constexpr int64_t kChainRows = int64_t{kMostChains} * 128;
 
-// `tiles`: visible key/value tiles of all walks of a sequence.
-FOX_HOST_DEVICE inline int KeySplitShift(int64_t tiles, int least_shift) {
+// Of a walk over key/value tiles [first, last].
+FOX_HOST_DEVICE inline int KeySplitShift(int first, int last, int least_shift) {
   int shift = least_shift;
-  while (tiles >> shift > kManyKeySplits) ++shift;
+  while ((last - first + 1) >> shift > kManyKeySplits) ++shift;
   return shift;
 }
 
-// Splits of a walk over key/value tiles [first, last]; one: it stays whole.
-FOX_HOST_DEVICE inline int NumKeySplits(int first, int last, int shift) {
+// Its splits; one: it is too short, and stays whole.
+FOX_HOST_DEVICE inline int NumKeySplits(int first, int last, int least_shift) {
+  const int shift = KeySplitShift(first, last, least_shift);
   return last - first + 1 < 2 << shift ? 1 : (last >> shift) - (first >> shift) + 1;
 }
 
-// How one walk is split. The partial result of row r in split i is row
-// first_row + i * (rows of the tile) + r.
-struct WalkSplits {
-  int32_t shift;  // -1: it stays whole
-  int32_t first_row;
+// The key/value tiles of split `index` of a walk that has several.
+struct KeyTileRange {
+  int first, last;
 };
+
+FOX_HOST_DEVICE inline KeyTileRange TilesOfSplit(int first, int last, int least_shift, int index) {
+  const int shift = KeySplitShift(first, last, least_shift);
+  const int group = (last >> shift) - index;
+  const int begin = group << shift, end = (group + 1) << shift;
+  return {begin > first ? begin : first, end - 1 < last ? end - 1 : last};
+}
 
 struct KeySplit {
   int32_t tile, head;
@@ -57,15 +71,20 @@ struct SplitWalk {
 struct KeySplits {
   int64_t max_rows = 0, max_splits = 0;  // capacities
   int least_shift = kMinKeySplitShift;
-  WalkSplits* walks = nullptr;       // [q_heads, max_tiles]; null: nothing is split
+  // [q_heads, max_tiles] first row of the partial results of a walk whose splits run side by side:
+  // row r of split i is that + i * (rows of the tile) + r. -1: there are none. Null: nowhere.
+  int32_t* walk_rows = nullptr;
   int32_t* tiles = nullptr;          // [max_tiles] those of sequences with few rows, ascending
   KeySplit* splits = nullptr;        // [max_splits]
   SplitWalk* split_walks = nullptr;  // [max_splits] in any order
   int32_t* num_splits = nullptr;     // [1]
   int32_t* num_split_walks = nullptr;
-  int32_t* splits_first = nullptr;  // [1] 1: whole walks are short, so splits come before them
-  float* out = nullptr;             // [max_rows, head_dim], relative to the maximum
-  float* softmax = nullptr;         // [max_rows, 2]: maximum in log2 units, sum
+  int32_t* splits_first = nullptr;  // [1] 1: other walks are short, so splits come before them
+  // [kChainRows + max_rows, head_dim], relative to the maximum; the first rows are the chains', 128
+  // for each thread block. Null: walks of all lengths stay whole, which no backend may have where
+  // some are long enough.
+  float* out = nullptr;
+  float* softmax = nullptr;  // [kChainRows + max_rows, 2]: maximum in log2 units, sum
 };
 
 }  // namespace fox::cuda

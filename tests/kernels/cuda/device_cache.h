@@ -85,6 +85,7 @@ class DeviceCache {
   DeviceArray<int32_t>& split_array() { return split_array_; }
   DeviceArray<int32_t>& arrival_counter_array() { return arrival_counter_array_; }
   DeviceArray<uint16_t>& out_array() { return out_array_; }
+  DeviceArray<float>& lse_array() { return lse_array_; }
   // Poisons outputs and partial again and resets counters and tile_counter, for another run.
   void ResetOutputs();
 

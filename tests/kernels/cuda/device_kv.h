@@ -144,7 +144,7 @@ struct BatchEntry {
   double log_tolerance = -10;
 };
 
-// A batch in host memory.
+// A batch in host memory. Its first sequences, as far as they bring one row each, are decodes.
 struct HostBatch {
   explicit HostBatch(const std::vector<BatchEntry>& entries) {
     for (const BatchEntry& entry : entries) {
@@ -155,6 +155,10 @@ struct HostBatch {
     }
     view.num_seqs = static_cast<int>(entries.size());
     view.num_rows = row_begin.back();
+    while (view.num_decodes < view.num_seqs &&
+           entries[static_cast<size_t>(view.num_decodes)].rows == 1) {
+      ++view.num_decodes;
+    }
     view.slot = slot.data();
     view.row_begin = row_begin.data();
     view.position = position.data();

@@ -19,11 +19,12 @@ namespace fox::cuda {
 
 // The rows of work.tiles; q, out: bf16; pages: bf16, [64, head_dim]; lse float32 or empty.
 // Reads work.boundary (PruneBoundaries comes first) and never a page left of it. What a tile
-// computes depends on its sequence alone, unless schedule.key_splits is too small for the batch's
-// splits; PrefillSm80 splits nothing. blocks_total and blocks_pruned are added to by (row,
-// head, page): a tile's rows skip the pages left of the first one the tile visited. `max_tiles` as
-// for PruneBoundaries. REQUIRES: head_dim 32, 64 or 128 (PrefillSm80 also 16); q.data, out.data
-// and their rows 16-byte aligned. Enqueue on `stream`; give the launch's error.
+// computes depends on its rows, the keys up to them and its boundary alone, as long as
+// schedule.key_splits has memory at all; PrefillSm80 splits nothing. blocks_total and blocks_pruned
+// are added to by (row, head, page): a tile's rows skip the pages left of the first one the tile
+// visited. `max_tiles` as for PruneBoundaries. REQUIRES: head_dim 32, 64 or 128 (PrefillSm80 also
+// 16); q.data, out.data and their rows 16-byte aligned. Enqueue on `stream`; give the launch's
+// error.
 cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                         const StepSchedule& schedule, int max_tiles, cudaStream_t stream);
 cudaError_t PrefillSm80(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,

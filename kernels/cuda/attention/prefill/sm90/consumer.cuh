@@ -14,8 +14,8 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
+#include "kernels/cuda/attention/prefill/sm90/results.cuh"
 #include "kernels/cuda/primitives/math.cuh"
-#include "kernels/cuda/primitives/quad_transpose.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
@@ -54,7 +54,7 @@ class PrefillConsumer {
       Work& work_tile = WaitForWork(count_);
       if (work_tile.count == 0) break;
       int visited = 0;
-      if (HasRows(work_tile)) {
+      if (HasRows(work_tile) && !IsNeedless(work_tile)) {
         const uint32_t begin = counter_;
         WaitForQueries(count_);
         track_max_ = source_.TracksMax(work_tile);
@@ -66,6 +66,7 @@ class PrefillConsumer {
         visited = static_cast<int>(counter_ - begin);
       } else {
         shared_.q_full[count_ % kQueryStages].Wait(count_ / kQueryStages % 2);
+        has_scores_ = false;
       }
       Release(shared_.q_empty[count_ % kQueryStages]);
       if (visited > 0) {
@@ -94,6 +95,13 @@ class PrefillConsumer {
   }
   __device__ __forceinline__ bool HasRows(const Work& work_tile) const {
     return work_tile.count > half_ * kHalfRows;
+  }
+  // A split of a chain of which this half needs no more.
+  __device__ __forceinline__ bool IsNeedless(const Work& work_tile) const {
+    if constexpr (kCertified && Source::kSplitsKeys) {
+      return !work_tile.on_diagonal() && ended_chain_ == work_tile.chain;
+    }
+    return false;
   }
   // Afterwards scores are those of work tile `count`.
   __device__ __forceinline__ void WaitForQueries(uint32_t count) {
@@ -406,49 +414,36 @@ class PrefillConsumer {
   }
 
   __device__ __forceinline__ void Store(const Work& work_tile) {
+    sum_[0] = QuadSum(sum_[0]);
+    sum_[1] = QuadSum(sum_[1]);
     if constexpr (Source::kSplitsKeys) {
-      if (source_.IsSplit(work_tile)) return StorePartial(work_tile);
-    }
-    const int quad_lane = lane_ % 4;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = row_ + 8 * r;
-      const bool real = row < work_tile.count;
-      const float sum = QuadSum(sum_[r]);
-      const float scale = sum > 0 ? 1 / sum : 0;
-      __nv_bfloat16* to = source_.template OutRow<kHeadDim>(work_tile, row) + 8 * quad_lane;
-#pragma unroll
-      for (int b = 0; b < kHeadDim / 8; b += 4) {
-        uint32_t words[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int i = 4 * (b + j) + 2 * r;
-          words[j] = PackBf16(out_[i] * scale, out_[i + 1] * scale);
-        }
-        const uint4 vector = QuadTranspose(words, quad_lane);
-        if (real) *reinterpret_cast<uint4*>(to + 8 * b) = vector;
+      if (source_.IsChained(work_tile)) return StoreChained(work_tile);
+      if (source_.IsSplit(work_tile)) {
+        return StorePartial<kHeadDim>(source_, work_tile, row_, out_, reference_max_, sum_);
       }
-      if (quad_lane == 0) source_.StoreLogSum(work_tile, row, real, reference_max_[r], sum);
     }
+    StoreRows<kHeadDim>(source_, work_tile, row_, out_, reference_max_, sum_);
   }
 
-  // For the merge: outputs relative to the reference maximum, which is relative to c_ref, as it is
-  // in all splits of the walk.
-  __device__ __forceinline__ void StorePartial(const Work& work_tile) {
-    const int quad_lane = lane_ % 4;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = row_ + 8 * r;
-      const float sum = QuadSum(sum_[r]);
-      if (row >= work_tile.count) continue;
-      float* to = source_.template PartialOut<kHeadDim>(work_tile, row) + 2 * quad_lane;
-#pragma unroll
-      for (int b = 0; b < kHeadDim / 8; ++b) {
-        const int i = 4 * b + 2 * r;
-        *reinterpret_cast<float2*>(to + 8 * b) = {out_[i], out_[i + 1]};
-      }
-      if (quad_lane == 0) *source_.PartialSoftmax(work_tile, row) = {reference_max_[r], sum};
+  // When all rows of the half need no more splits, or with the last one, outputs are stored.
+  __device__ __forceinline__ void StoreChained(const Work& work_tile) {
+    const bool last = work_tile.splits_left == 0;
+    float stop_at = INFINITY;
+    if (kCertified && !last) {
+      stop_at = source_.StopAtSplit(work_tile, work_tile.first_page / 2 - 1);
     }
+    bool stopped[2];
+    MergeIntoChain<kHeadDim>(source_, work_tile, row_, stop_at, out_, reference_max_, sum_,
+                             stopped);
+    if (!last && !(kCertified && !WarpgroupAny(!(stopped[0] && stopped[1]), half_))) {
+      return StoreChainSums<kHeadDim>(source_, work_tile, row_, stopped, out_, reference_max_,
+                                      sum_);
+    }
+    ended_chain_ = work_tile.chain;
+    if (threadIdx.x % 128 == 0) {
+      *static_cast<volatile int32_t*>(&shared_.ended_chain[half_]) = work_tile.chain;
+    }
+    StoreRows<kHeadDim>(source_, work_tile, row_, out_, reference_max_, sum_);
   }
 
   // Of a half without rows.
@@ -462,6 +457,7 @@ class PrefillConsumer {
   const int half_, lane_, row_;  // row_ and row_ + 8 of the tile are this thread's
   uint32_t count_ = 0;           // of work tiles
   uint32_t counter_ = 0;         // of key/value tiles
+  int ended_chain_ = -1;         // the last one of which this half needs no more splits
   bool has_scores_ = false;      // of the walk that begins next: it has those of its first tile
   uint64_t q_ = 0;
   bool track_max_ = true;

@@ -53,7 +53,7 @@ struct DenseSource {
   }
   __device__ __forceinline__ static bool TracksMax(const Work& work) { return work.track_max != 0; }
 
-  __device__ __forceinline__ Work MakeWork(int tile, int head, int) const {
+  __device__ __forceinline__ Work MakeWork(int tile, int head, int, int) const {
     const DenseTile rows = state.tiles[tile];
     Work work{};
     work.index = static_cast<int64_t>(head) * state.max_tiles + tile;

@@ -41,6 +41,7 @@ __device__ __forceinline__ void InitBarriers(PrefillShared<Source, kHeadDim>& sh
     shared.v_empty[i].Init(kConsumerWarps);
   }
   shared.v_raw.Init(1);
+  for (int half = 0; half < kHalves; ++half) shared.ended_chain[half] = 0;
   PublishBarriers();
 }
 
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     if (warp == 0) {
       PrefillLoader<Source, kHeadDim, kCertified>(shared, source).Run();
     } else if (warp == 1 && threadIdx.x % kWarp == 0) {
-      ScheduleWork(shared, source);
+      WorkScheduler<Source, kHeadDim>(shared, source).Run();
     }
   } else {
     WarpgroupRegAlloc<kConsumerRegisters>();
@@ -88,7 +89,8 @@ cudaError_t LaunchPrefillSm90(const Source& source, int64_t work_tiles, cudaStre
   const auto kernel = PrefillSm90Kernel<Source, kHeadDim, kCertified>;
   error = AllowDynamicSmem(KernelAddress(kernel), static_cast<int>(kBytes));
   if (error != cudaSuccess) return error;
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(processors, work_tiles));
+  const int most = Source::kSplitsKeys ? std::min(processors, kMostChains) : processors;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, work_tiles));
   return Launch(kernel, dim3(blocks), dim3(kPrefillThreads), kBytes, stream, source);
 }
 

@@ -22,8 +22,10 @@ struct PagedWork : WorkTile {
   int32_t track_max;     // 0: no logit can overflow against the diagonal tile's reference maximum
   int64_t table;         // of the page list, offset in kv.page_table
   double log_tolerance;  // log eps, less what rounding within the tile costs the certificate
-  int32_t pages_before;  // that the tile's rows skip left of the walk; 0 in splits but the first
-  int64_t partial_row;   // of the split's first row; -1: the walk is whole
+  int32_t walk_first_page;  // of the whole walk, as if it were not split
+  int32_t partial_row;      // of the split's first row, or of the chain's; -1: the walk is whole
+  // Of a chain, else 0: which one in this thread block, and its splits behind this one.
+  int32_t chain, splits_left;
   // Written by the halves when they are done, for the counters.
   int32_t visited;  // key/value tiles, the larger of the halves' numbers
   int32_t halves_done;
@@ -61,11 +63,11 @@ struct PagedSource {
   __device__ __forceinline__ int32_t* WorkCounter() const { return schedule.tile_counter; }
   // Splits of walks, beside those that hold the diagonal.
   __device__ __forceinline__ int NumSplits() const {
-    return schedule.key_splits.walks == nullptr ? 0 : *schedule.key_splits.num_splits;
+    return schedule.key_splits.walk_rows == nullptr ? 0 : *schedule.key_splits.num_splits;
   }
   // Where they come in the order of the work; walks of long prompts are longer than any split.
   __device__ __forceinline__ bool SplitsFirst() const {
-    return schedule.key_splits.walks != nullptr && *schedule.key_splits.splits_first != 0;
+    return schedule.key_splits.walk_rows != nullptr && *schedule.key_splits.splits_first != 0;
   }
   __device__ __forceinline__ void PlaceOfSplit(int index, int* tile, int* head, int* split) const {
     const KeySplit place = schedule.key_splits.splits[index];
@@ -74,6 +76,7 @@ struct PagedSource {
     *split = place.index;
   }
   __device__ __forceinline__ static bool IsSplit(const Work& work) { return work.partial_row >= 0; }
+  __device__ __forceinline__ static bool IsChained(const Work& work) { return work.chain != 0; }
 
   // Of scores, to log2 units: log2(e) / sqrt(head_dim).
   template <int kHeadDim>
@@ -107,26 +110,44 @@ struct PagedSource {
     return work;
   }
 
-  __device__ __forceinline__ Work MakeWork(int tile, int head, int split) const {
+  // log eps, less what rounding within the tile costs the certificate; -infinity: there is none.
+  __device__ __forceinline__ double LogTolerance(const Work& work) const {
+    if (log_tolerance_of == nullptr || max_norm_product == nullptr) return -INFINITY;
+    const double last =
+        CumulativeGate(work, work.head % kv.shape.group(), work.position + work.count - 1);
+    return log_tolerance_of[work.seq] -
+           RowRounding(kv.shape.head_dim, max_norm_product[work.head], last, work.ref_log_decay);
+  }
+
+  // `chain`: what the walk is called in this thread block if its splits are chained.
+  __device__ __forceinline__ Work MakeWork(int tile, int head, int split, int chain) const {
+    const KeySplits& splits = schedule.key_splits;
     const int64_t walk = static_cast<int64_t>(head) * schedule.max_tiles + tile;
-    WalkSplits splits{-1, 0};
-    if (schedule.key_splits.walks != nullptr) splits = schedule.key_splits.walks[walk];
+    const int planned_row = splits.walk_rows == nullptr ? -1 : splits.walk_rows[walk];
     const int first_page = schedule.boundary[walk];
     Work work = MakeTile(tile, head);
-    const int group = kv.shape.group();
     work.start_tile = work.position / kTileKeys;
     work.first_page = min(first_page, work.position / kPageTokens);
-    work.pages_before = work.first_page;
+    work.walk_first_page = work.first_page;
     work.partial_row = -1;
-    if (splits.shift >= 0) TakeSplit(work, splits, split);
-    work.num_kv_tiles = work.start_tile - work.first_page / 2 + 1;
-    work.log_tolerance = -INFINITY;
-    if (log_tolerance_of != nullptr && max_norm_product != nullptr) {
-      const double last = CumulativeGate(work, head % group, work.position + work.count - 1);
-      work.log_tolerance =
-          log_tolerance_of[work.seq] -
-          RowRounding(kv.shape.head_dim, max_norm_product[head], last, work.ref_log_decay);
+    const int first_tile = work.first_page / 2;
+    const int count =
+        splits.out == nullptr ? 1 : NumKeySplits(first_tile, work.start_tile, splits.least_shift);
+    if (count > 1) {
+      if (planned_row >= 0) {
+        work.partial_row = planned_row + split * work.count;
+      } else {
+        work.partial_row = static_cast<int>(blockIdx.x) * kTileRows;
+        work.chain = chain;
+        work.splits_left = count - 1 - split;
+      }
+      const KeyTileRange range =
+          TilesOfSplit(first_tile, work.start_tile, splits.least_shift, split);
+      work.start_tile = range.last;
+      work.first_page = max(work.first_page, 2 * range.first);
     }
+    work.num_kv_tiles = work.start_tile - work.first_page / 2 + 1;
+    work.log_tolerance = LogTolerance(work);
     // A key's bias does not exceed those of the start tile, where each row sees some.
     const double spread =
         max_logit_bound == nullptr ? INFINITY : 2 * max_logit_bound[head] * kLog2EDouble;
@@ -134,15 +155,32 @@ struct PagedSource {
     return work;
   }
 
-  __device__ __forceinline__ static void TakeSplit(Work& work, const WalkSplits& splits,
-                                                   int split) {
-    const int group = (work.start_tile >> splits.shift) - split;
-    if (split > 0) {
-      work.start_tile = ((group + 1) << splits.shift) - 1;
-      work.pages_before = 0;
-    }
-    work.first_page = max(work.first_page, 2 * (group << splits.shift));
-    work.partial_row = splits.first_row + static_cast<int64_t>(split) * work.count;
+  // From a split of a chain to the one left of it.
+  __device__ __forceinline__ void MoveToNextSplit(Work& work) const {
+    const int first_tile = work.walk_first_page / 2;
+    const int shift =
+        KeySplitShift(first_tile, work.position / kTileKeys, schedule.key_splits.least_shift);
+    work.start_tile = work.first_page / 2 - 1;
+    work.first_page = max(work.walk_first_page, 2 * (work.start_tile >> shift << shift));
+    work.num_kv_tiles = work.start_tile - work.first_page / 2 + 1;
+    work.visited = work.halves_done = 0;
+    --work.splits_left;
+  }
+
+  // A row whose log2 of l 2^m over all splits so far reaches this needs none that begins at
+  // `start_tile` or left of it (acp.md 2d).
+  __device__ __forceinline__ float StopAtSplit(const Work& work, int start_tile) const {
+    if (!(work.log_tolerance > -INFINITY)) return INFINITY;
+    const int group = kv.shape.group(), in_group = work.head % group;
+    const int32_t* table = kv.page_table + work.table;
+    const int left = max(2 * start_tile, work.walk_first_page);
+    const double base = kv.page_cum_log_f[static_cast<int64_t>(table[left]) * group + in_group];
+    const double log_mass_bound =
+        kv.log_mass_bound[static_cast<int64_t>(table[2 * start_tile + 1]) * group + in_group];
+    const double rounding = RowRounding(kv.shape.head_dim, 0, work.ref_log_decay, base);
+    const double log_z =
+        LogDenominatorToStop(log_mass_bound, work.ref_log_decay, rounding, work.log_tolerance);
+    return __double2float_ru(log_z * kLog2EDouble);
   }
 
   __device__ __forceinline__ Walk MakeWalk(const Work& work) const {
@@ -198,7 +236,7 @@ struct PagedSource {
 
   template <int kHeadDim>
   __device__ __forceinline__ float* PartialOut(const Work& work, int row) const {
-    return schedule.key_splits.out + (work.partial_row + row) * kHeadDim;
+    return schedule.key_splits.out + static_cast<int64_t>(work.partial_row + row) * kHeadDim;
   }
   __device__ __forceinline__ float2* PartialSoftmax(const Work& work, int row) const {
     return reinterpret_cast<float2*>(schedule.key_splits.softmax) + work.partial_row + row;
@@ -230,9 +268,17 @@ struct PagedSource {
     const int64_t total = static_cast<int64_t>(here) * (page + 1) +
                           static_cast<int64_t>(work.count - here) * (page + 2);
     const int left = max(work.first_page, 2 * (work.start_tile - visited + 1));
-    const int pruned = left - work.first_page + work.pages_before;
-    if (work.on_diagonal()) Add(blocks_total, work.seq, total);
+    int pruned = left - work.first_page;
+    if (work.on_diagonal()) {
+      pruned += work.walk_first_page;
+      Add(blocks_total, work.seq, total);
+    }
     Add(blocks_pruned, work.seq, static_cast<int64_t>(work.count) * pruned);
+  }
+  // Of a chain that ended with this split.
+  __device__ __forceinline__ void CountUnvisited(const Work& work) const {
+    const int pages = work.first_page - work.walk_first_page;
+    Add(blocks_pruned, work.seq, static_cast<int64_t>(work.count) * pages);
   }
   __device__ __forceinline__ static void Add(int64_t* counts, int seq, int64_t amount) {
     if (counts == nullptr) return;

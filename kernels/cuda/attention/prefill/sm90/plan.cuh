@@ -100,6 +100,7 @@ struct alignas(1024) PrefillShared {
   int32_t end[Plan::kStages];            // 1: no tile, the work tile's walk is over
   int32_t done[Plan::kStages][kHalves];  // 1: the half did not need the tile that was here
   typename Source::Work work_tiles[kWorkStages];
+  int32_t ended_chain[kHalves];  // the last chain whose further splits the half does not need
 
   Mbarrier work_full[kWorkStages], work_empty[kWorkStages];
   Mbarrier work_ending;  // the loader is near the end of the newest work tile

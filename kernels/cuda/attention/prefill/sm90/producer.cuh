@@ -31,46 +31,84 @@ __device__ __forceinline__ void PlaceOf(int index, int num_tiles, int q_heads, i
   *head = first_head + rest % heads;
 }
 
-// Splits come before or after all walks. One lane fetches work tiles until there are none, then
-// passes on one of no rows. A work tile is fetched only when the one before it is almost loaded: a
-// block that holds long work tiles in reserve would still work on them when all others are done.
+// Hands work tiles to loader and consumers, one lane.
 template <typename Source, int kHeadDim>
-__device__ __forceinline__ void ScheduleWork(PrefillShared<Source, kHeadDim>& shared,
-                                             const Source& source) {
-  const int num_tiles = source.NumTiles(), q_heads = source.NumHeads();
-  const int walks = num_tiles * q_heads;
-  int total = walks, splits_before = 0;
-  if constexpr (Source::kSplitsKeys) {
-    total += source.NumSplits();
-    splits_before = source.SplitsFirst() ? total - walks : 0;
-  }
-  int slot = 0;
-  uint32_t phase = 0, ending_phase = 0;
-  for (bool more = true; more;) {
-    const int index = atomicAdd(source.WorkCounter(), 1);
-    more = index < total;
-    typename Source::Work work_tile{};
-    if (more) {
+class WorkScheduler {
+ public:
+  using Work = typename Source::Work;
+
+  __device__ WorkScheduler(PrefillShared<Source, kHeadDim>& shared, const Source& source)
+      : shared_(shared), source_(source) {}
+
+  // Splits come before or after all walks. Work tiles are fetched until there are none; then one of
+  // no rows is passed on.
+  __device__ __forceinline__ void Run() {
+    const int num_tiles = source_.NumTiles(), q_heads = source_.NumHeads();
+    const int walks = num_tiles * q_heads;
+    int total = walks, splits_before = 0;
+    if constexpr (Source::kSplitsKeys) {
+      total += source_.NumSplits();
+      splits_before = source_.SplitsFirst() ? total - walks : 0;
+    }
+    for (;;) {
+      const int index = atomicAdd(source_.WorkCounter(), 1);
+      if (index >= total) break;
       int tile = 0, head = 0, split = 0;
       const int walk = index - splits_before;
       if (!Source::kSplitsKeys || (walk >= 0 && walk < walks)) {
         PlaceOf(walk, num_tiles, q_heads, &tile, &head);
       } else if constexpr (Source::kSplitsKeys) {
-        source.PlaceOfSplit(walk < 0 ? index : walk - walks, &tile, &head, &split);
+        source_.PlaceOfSplit(walk < 0 ? index : walk - walks, &tile, &head, &split);
       }
-      work_tile = source.MakeWork(tile, head, split);
+      const Work work = source_.MakeWork(tile, head, split, index + 1);
+      NextSlot() = work;
+      PassOn();
+      if constexpr (Source::kSplitsKeys) {
+        while (TakeNextSplit()) PassOn();
+      }
     }
-    shared.work_empty[slot].Wait(phase ^ 1);
-    shared.work_tiles[slot] = work_tile;
-    shared.work_full[slot].Arrive();
-    if (++slot == kWorkStages) {
-      slot = 0;
-      phase ^= 1;
-    }
-    if (more) shared.work_ending.Wait(ending_phase);
-    ending_phase ^= 1;
+    NextSlot() = Work{};
+    shared_.work_full[slot_].Arrive();
   }
-}
+
+ private:
+  __device__ __forceinline__ Work& NextSlot() {
+    shared_.work_empty[slot_].Wait(phase_ ^ 1);
+    return shared_.work_tiles[slot_];
+  }
+  // A work tile is fetched only when the one before it is almost loaded: a block that holds long
+  // work tiles in reserve would still work on them when all others are done.
+  __device__ __forceinline__ void PassOn() {
+    shared_.work_full[slot_].Arrive();
+    if (++slot_ == kWorkStages) {
+      slot_ = 0;
+      phase_ ^= 1;
+    }
+    shared_.work_ending.Wait(ending_phase_);
+    ending_phase_ ^= 1;
+  }
+
+  // The split of a chain behind the one that was passed on last, until the rows need no more. Who
+  // learns of that late loads a few tiles that nobody looks at.
+  __device__ __forceinline__ bool TakeNextSplit() {
+    const Work& last = shared_.work_tiles[(slot_ + kWorkStages - 1) % kWorkStages];
+    if (last.splits_left == 0) return false;
+    const volatile int32_t* ended = shared_.ended_chain;
+    if (ended[0] == last.chain && (last.count <= kHalfRows || ended[1] == last.chain)) {
+      source_.CountUnvisited(last);
+      return false;
+    }
+    Work& work = NextSlot();
+    work = last;
+    source_.MoveToNextSplit(work);
+    return true;
+  }
+
+  PrefillShared<Source, kHeadDim>& shared_;
+  const Source& source_;
+  int slot_ = 0;
+  uint32_t phase_ = 0, ending_phase_ = 0;
+};
 
 // The loader warp; its lanes stay together.
 template <typename Source, int kHeadDim, bool kCertified>

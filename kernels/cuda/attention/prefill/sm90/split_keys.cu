@@ -2,6 +2,7 @@
 // for each row. See split_keys.h.
 #include <cuda_bf16.h>
 
+#include "kernels/cuda/attention/prefill/sm90/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/sm90/paged_source.cuh"
 #include "kernels/cuda/attention/prefill/sm90/split_keys.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
@@ -16,14 +17,15 @@ namespace {
 constexpr int kPlanThreads = 1024;
 constexpr int kMergeThreads = 256;
 constexpr int kMergeBlocksPerSm = 4;
-constexpr int kMergeUnroll = 8;
+constexpr int kMergeUnroll = 4;
 
 // Two sums in one scan: rows of partial results, and splits but the first of each walk.
 constexpr int kRowsBit = 24;
 constexpr uint64_t kSplitMask = (uint64_t{1} << kRowsBit) - 1;
 
-// All walks become whole, and those tiles are listed whose walks may be split: those of sequences
-// that bring few rows, so that long prompts cost no time here. Their number. Ends with a barrier.
+// No walk has partial results, and those tiles are listed whose walks may have some: those of
+// sequences that bring few rows, so that long prompts cost no time here. Their number. Ends with a
+// barrier.
 __device__ int ListTiles(const BatchView& batch, int q_heads, const StepSchedule& schedule) {
   __shared__ int warp_sums[kPlanThreads / kWarp];
   const KeySplits& plan = schedule.key_splits;
@@ -35,7 +37,7 @@ __device__ int ListTiles(const BatchView& batch, int q_heads, const StepSchedule
     if (tile < num_tiles) {
       few = RowsOf(batch, schedule.tiles[tile].seq).count <= kMostSplitRows;
       for (int head = 0; head < q_heads; ++head) {
-        plan.walks[static_cast<int64_t>(head) * schedule.max_tiles + tile] = {-1, 0};
+        plan.walk_rows[static_cast<int64_t>(head) * schedule.max_tiles + tile] = -1;
       }
     }
     int total;
@@ -47,14 +49,11 @@ __device__ int ListTiles(const BatchView& batch, int q_heads, const StepSchedule
   return listed;
 }
 
-// A walk, by (head, listed tile), and its key/value tiles.
+// A walk, by (head, listed tile), its rows and its splits.
 struct WalkRange {
   int tile, head;
   int64_t index;  // in [q_heads, max_tiles]
-  int seq, count;
-  int first, last;
-
-  __device__ int length() const { return last - first + 1; }
+  int rows, splits;
 };
 
 __device__ WalkRange RangeOf(const StepSchedule& schedule, int walk, int num_tiles) {
@@ -63,55 +62,43 @@ __device__ WalkRange RangeOf(const StepSchedule& schedule, int walk, int num_til
   range.tile = schedule.key_splits.tiles[walk % num_tiles];
   range.index = static_cast<int64_t>(range.head) * schedule.max_tiles + range.tile;
   const RowBlock rows = schedule.tiles[range.tile];
-  range.seq = rows.seq;
-  range.count = rows.count;
-  range.first = min(schedule.boundary[range.index], rows.position / kPageTokens) / 2;
-  range.last = rows.position / kTileKeys;
+  range.rows = rows.count;
+  const int first = min(schedule.boundary[range.index], rows.position / kPageTokens) / 2;
+  range.splits = NumKeySplits(first, rows.position / kTileKeys, schedule.key_splits.least_shift);
   return range;
 }
 
 __global__ void __launch_bounds__(kPlanThreads)
     PlanKeySplitsKernel(const BatchView batch, int q_heads, const StepSchedule schedule) {
-  extern __shared__ int32_t tiles_of[];  // [num_seqs] key/value tiles of the sequence's walks
   __shared__ uint64_t warp_sums[kPlanThreads / kWarp];
   __shared__ int32_t num_splits, num_split_walks;
   TriggerDependents();
   WaitOnDependencies();
   const KeySplits& plan = schedule.key_splits;
   const int thread = static_cast<int>(threadIdx.x);
-  for (int seq = thread; seq < batch.num_seqs; seq += kPlanThreads) tiles_of[seq] = 0;
   if (thread == 0) num_splits = num_split_walks = 0;
   const int num_tiles = ListTiles(batch, q_heads, schedule), walks = num_tiles * q_heads;
-  for (int w = thread; w < walks; w += kPlanThreads) {
-    const WalkRange walk = RangeOf(schedule, w, num_tiles);
-    atomicAdd(&tiles_of[walk.seq], walk.length());
-  }
-  __syncthreads();
 
   uint64_t carry = 0;
   for (int base = 0; base < walks; base += kPlanThreads) {
     const int w = base + thread;
     WalkRange walk{};
-    int shift = 0, count = 1;
-    if (w < walks) {
-      walk = RangeOf(schedule, w, num_tiles);
-      shift = KeySplitShift(tiles_of[walk.seq], plan.least_shift);
-      count = NumKeySplits(walk.first, walk.last, shift);
-    }
-    const uint64_t rows = count > 1 ? static_cast<uint64_t>(count) * walk.count : 0;
-    const uint64_t need = rows << kRowsBit | static_cast<uint64_t>(count - 1);
+    walk.splits = 1;
+    if (w < walks) walk = RangeOf(schedule, w, num_tiles);
+    const uint64_t rows = walk.splits > 1 ? static_cast<uint64_t>(walk.splits) * walk.rows : 0;
+    const uint64_t need = rows << kRowsBit | static_cast<uint64_t>(walk.splits - 1);
     uint64_t total;
     const uint64_t end = carry + InclusiveScan<kPlanThreads>(need, warp_sums, total);
     carry += total;
-    if (count == 1) continue;
+    if (walk.splits == 1) continue;
     const auto row_end = static_cast<int64_t>(end >> kRowsBit);
     const auto split_end = static_cast<int64_t>(end & kSplitMask);
     // Ends ascend, so those that fit are the first ones and leave no gaps.
     if (row_end > plan.max_rows || split_end > plan.max_splits) continue;
-    const auto first_row = static_cast<int32_t>(row_end - static_cast<int64_t>(rows));
-    plan.walks[walk.index] = {shift, first_row};
-    for (int i = 1; i < count; ++i) {
-      plan.splits[split_end - count + i] = {walk.tile, walk.head, i};
+    plan.walk_rows[walk.index] =
+        static_cast<int32_t>(kChainRows + row_end - static_cast<int64_t>(rows));
+    for (int i = 1; i < walk.splits; ++i) {
+      plan.splits[split_end - walk.splits + i] = {walk.tile, walk.head, i};
     }
     plan.split_walks[atomicAdd(&num_split_walks, 1)] = {walk.tile, walk.head};
     atomicMax(&num_splits, static_cast<int32_t>(split_end));
@@ -120,17 +107,20 @@ __global__ void __launch_bounds__(kPlanThreads)
   if (thread == 0) {
     *plan.num_splits = num_splits;
     *plan.num_split_walks = num_split_walks;
-    *plan.splits_first = num_tiles == *schedule.num_tiles ? 1 : 0;
+    const bool all_fit = static_cast<int64_t>(carry >> kRowsBit) <= plan.max_rows &&
+                         static_cast<int64_t>(carry & kSplitMask) <= plan.max_splits;
+    *plan.splits_first = all_fit && num_tiles == *schedule.num_tiles ? 1 : 0;
   }
 }
 
 // Threads that share a row take 4 columns each. Rows past the tile's end do what the last one does
-// and store nothing.
+// and store nothing. A row ends where a chain's would (StoreChained).
 template <int kHeadDim>
 __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
     MergeKeySplitsKernel(const __grid_constant__ PagedSource source) {
   constexpr int kRowThreads = kHeadDim / 4, kRows = kMergeThreads / kRowThreads;
   constexpr int kGroups = (kTileRows + kRows - 1) / kRows;
+  __shared__ float stop_at[kMostSplitsOfWalk];  // before each split
   TriggerDependents();
   WaitOnDependencies();
   const KeySplits& plan = source.schedule.key_splits;
@@ -138,43 +128,53 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
   const int items = *plan.num_split_walks * kGroups;
   for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
     const SplitWalk place = plan.split_walks[item / kGroups];
-    PagedWork work = source.MakeTile(place.tile, place.head);
-    const int64_t walk = static_cast<int64_t>(place.head) * source.schedule.max_tiles + place.tile;
-    const WalkSplits splits = plan.walks[walk];
-    const int last = work.position / kTileKeys;
-    const int first = min(source.schedule.boundary[walk], work.position / kPageTokens) / 2;
-    const int count = NumKeySplits(first, last, splits.shift);
+    const PagedWork work = source.MakeWork(place.tile, place.head, 0, 0);
+    const int first_tile = work.walk_first_page / 2, last_tile = work.position / kTileKeys;
+    const int count = NumKeySplits(first_tile, last_tile, plan.least_shift);
+    __syncthreads();  // the last item's have been read
+    if (thread > 0 && thread < count) {
+      const KeyTileRange range = TilesOfSplit(first_tile, last_tile, plan.least_shift, thread);
+      stop_at[thread] = source.StopAtSplit(work, range.last);
+    }
+    __syncthreads();
     const int wanted = item % kGroups * kRows + thread / kRowThreads;
     const int row = min(wanted, work.count - 1);
-    const int64_t partial_row = static_cast<int64_t>(splits.first_row) + row;
+    const int64_t partial_row = work.partial_row + row;
     const float2* softmax = reinterpret_cast<const float2*>(plan.softmax) + partial_row;
     const float4* partial =
         reinterpret_cast<const float4*>(plan.out) + partial_row * kRowThreads + column;
 
-    float max = -INFINITY;
-    for (int i = column; i < count; i += kRowThreads) {
-      max = fmaxf(max, softmax[static_cast<int64_t>(i) * work.count].x);
-    }
-    max = WarpMax<kRowThreads>(max);
-    float sum = 0;
-    float4 out{0, 0, 0, 0};
-#pragma unroll kMergeUnroll
-    for (int i = 0; i < count; ++i) {
-      const int64_t at = static_cast<int64_t>(i) * work.count;
-      const float2 of_split = softmax[at];
-      const float4 x = partial[at * kRowThreads];
-      const float weight = exp2f(of_split.x - max);
-      sum = fmaf(weight, of_split.y, sum);
-      out.x = fmaf(weight, x.x, out.x);
-      out.y = fmaf(weight, x.y, out.y);
-      out.z = fmaf(weight, x.z, out.z);
-      out.w = fmaf(weight, x.w, out.w);
+    MergedRow sums{softmax[0].x, softmax[0].y, 0, 1};
+    float4 out = partial[0];
+    bool stopped = false;
+#pragma unroll 1
+    for (int base = 1; base < count; base += kMergeUnroll) {
+      float2 of_split[kMergeUnroll];
+      float4 x[kMergeUnroll];
+#pragma unroll
+      for (int k = 0; k < kMergeUnroll; ++k) {
+        const int64_t at = static_cast<int64_t>(min(base + k, count - 1)) * work.count;
+        of_split[k] = softmax[at];
+        x[k] = partial[at * kRowThreads];
+      }
+#pragma unroll
+      for (int k = 0; k < kMergeUnroll; ++k) {
+        if (base + k >= count) break;
+        stopped = stopped || sums.MayStop(stop_at[base + k]);
+        if (stopped) break;
+        sums.Merge(of_split[k]);
+        out.x = sums.Output(out.x, x[k].x);
+        out.y = sums.Output(out.y, x[k].y);
+        out.z = sums.Output(out.z, x[k].z);
+        out.w = sums.Output(out.w, x[k].w);
+      }
+      if (stopped) break;
     }
     if (wanted >= work.count) continue;
-    const float scale = sum > 0 ? 1 / sum : 0;
+    const float scale = sums.sum > 0 ? 1 / sums.sum : 0;
     *reinterpret_cast<uint2*>(source.OutRow<kHeadDim>(work, row) + 4 * column) = {
         PackBf16(out.x * scale, out.y * scale), PackBf16(out.z * scale, out.w * scale)};
-    if (column == 0) source.StoreLogSum(work, row, true, max, sum);
+    if (column == 0) source.StoreLogSum(work, row, true, sums.max, sums.sum);
   }
 }
 
@@ -182,8 +182,7 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
 
 cudaError_t PlanKeySplits(const BatchView& batch, int q_heads, const StepSchedule& schedule,
                           cudaStream_t stream) {
-  const size_t shared = static_cast<size_t>(batch.num_seqs) * sizeof(int32_t);
-  return Launch(PlanKeySplitsKernel, dim3(1), dim3(kPlanThreads), shared, stream, batch, q_heads,
+  return Launch(PlanKeySplitsKernel, dim3(1), dim3(kPlanThreads), 0, stream, batch, q_heads,
                 schedule);
 }
 

@@ -1,4 +1,4 @@
-// What comes before and after PrefillSm90 where a batch may have walks that are split over keys
+// What comes before and after PrefillSm90 where splits over keys may run side by side
 // (runtime/key_splits.h): the plan, and the merge of partial results.
 #pragma once
 
@@ -11,7 +11,8 @@ namespace fox::cuda {
 
 struct PagedSource;
 
-// False: no sequence brings few enough rows. What the host can tell; the device looks at each.
+// False: no sequence brings few enough rows, so all long walks are chained. What the host can tell;
+// the device looks at each.
 inline bool MaySplit(const BatchView& batch) {
   return batch.num_seqs > 1 || batch.num_rows <= kMostSplitRows;
 }
@@ -21,8 +22,8 @@ inline bool MaySplit(const BatchView& batch) {
 cudaError_t PlanKeySplits(const BatchView& batch, int q_heads, const StepSchedule& schedule,
                           cudaStream_t stream);
 
-// Outputs, and log sums if wanted, of the rows whose walks are split; the order of the additions is
-// that of the splits. head_dim 32, 64 or 128.
+// Outputs, and log sums if wanted, of the rows whose splits ran side by side; the order of the
+// additions is that of the splits. head_dim 32, 64 or 128.
 template <int kHeadDim>
 cudaError_t MergeKeySplits(const PagedSource& source, cudaStream_t stream);
 

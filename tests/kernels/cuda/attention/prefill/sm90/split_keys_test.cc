@@ -1,6 +1,6 @@
 // Walks of PrefillSm90 that are split over keys: the plan against the host's, results against
-// float64 attention and against whole walks, and that neither neighbours nor a workspace that is
-// too small change what they should not.
+// float64 attention and against whole walks, and that neighbours and where splits run, side by side
+// or one after the other, change no bits.
 #include "kernels/cuda/attention/prefill/sm90/split_keys.h"
 
 #include <gtest/gtest.h>
@@ -30,43 +30,24 @@ using testing::RowKind;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-TEST(KeySplitsTest, ShiftFollowsTheTilesOfASequence) {
-  EXPECT_EQ(KeySplitShift(0, 3), 3);
-  EXPECT_EQ(KeySplitShift(8 * kManyKeySplits + 7, 3), 3);
-  EXPECT_EQ(KeySplitShift(8 * kManyKeySplits + 8, 3), 4);
-  EXPECT_EQ(KeySplitShift((int64_t{kManyKeySplits} << 18) + (1 << 18) - 1, 3), 18);
-  EXPECT_EQ(KeySplitShift((int64_t{kManyKeySplits} + 1) << 18, 3), 19);
-  EXPECT_EQ(KeySplitShift(kManyKeySplits, 0), 0);
-}
-
-TEST(KeySplitsTest, ShortWalksStayWhole) {
-  EXPECT_EQ(NumKeySplits(0, 14, 3), 1);
-  EXPECT_EQ(NumKeySplits(0, 15, 3), 2);
-  EXPECT_EQ(NumKeySplits(1, 16, 3), 3);
-  EXPECT_EQ(NumKeySplits(9, 23, 3), 1);
-  EXPECT_EQ(NumKeySplits(7, 24, 3), 4);
-  EXPECT_EQ(NumKeySplits(5, 5, 0), 1);
-  EXPECT_EQ(NumKeySplits(5, 6, 0), 2);
-}
-
 // Room for the splits of a cache's tiles, poisoned.
 class SplitSpace {
  public:
   SplitSpace(const DeviceCache& cache, int least_shift, int64_t max_rows, int64_t max_splits)
-      : walks_(static_cast<size_t>(cache.options().q_heads * cache.schedule().max_tiles)),
+      : walk_rows_(static_cast<size_t>(cache.options().q_heads * cache.schedule().max_tiles)),
         tiles_(static_cast<size_t>(cache.schedule().max_tiles)),
         splits_(static_cast<size_t>(max_splits)),
         split_walks_(static_cast<size_t>(max_splits)),
         num_splits_(1),
         num_split_walks_(1),
         splits_first_(1),
-        out_(static_cast<size_t>(max_rows * cache.options().head_dim)),
-        softmax_(static_cast<size_t>(max_rows * 2)) {
+        out_(static_cast<size_t>((kChainRows + max_rows) * cache.options().head_dim)),
+        softmax_(static_cast<size_t>((kChainRows + max_rows) * 2)) {
     schedule_ = cache.schedule();
     schedule_.key_splits = {max_rows,
                             max_splits,
                             least_shift,
-                            walks_.data(),
+                            walk_rows_.data(),
                             tiles_.data(),
                             splits_.data(),
                             split_walks_.data(),
@@ -84,7 +65,13 @@ class SplitSpace {
     out_.Fill(testing::kPoison);
     softmax_.Fill(testing::kPoison);
   }
-  std::vector<WalkSplits> Walks() const { return walks_.ToHost(); }
+  std::vector<int32_t> WalkRows() const { return walk_rows_.ToHost(); }
+  // The same, but no splits run side by side.
+  StepSchedule chained() const {
+    StepSchedule chained = schedule_;
+    chained.key_splits.walk_rows = nullptr;
+    return chained;
+  }
   std::vector<KeySplit> Splits() const { return FirstOf(splits_, num_splits_); }
   bool SplitsFirst() const { return splits_first_.ToHost()[0] != 0; }
   std::vector<SplitWalk> Split() const { return FirstOf(split_walks_, num_split_walks_); }
@@ -100,8 +87,7 @@ class SplitSpace {
     return values;
   }
 
-  DeviceArray<WalkSplits> walks_;
-  DeviceArray<int32_t> tiles_;
+  DeviceArray<int32_t> walk_rows_, tiles_;
   DeviceArray<KeySplit> splits_;
   DeviceArray<SplitWalk> split_walks_;
   DeviceArray<int32_t> num_splits_, num_split_walks_, splits_first_;
@@ -133,7 +119,7 @@ CacheOptions Chunks(AcpMode acp, int head_dim) {
   return options;
 }
 
-// Too many rows for its walks to be split; they come before the splits of others.
+// Too many rows for its splits to run side by side; its walks come before the splits of others.
 constexpr testing::CacheSequence kLongPrompt{4200, 4100, -10, 14};
 
 std::string ModeName(AcpMode acp) {
@@ -142,53 +128,31 @@ std::string ModeName(AcpMode acp) {
 
 // ---- The plan.
 
-// Number of a walk's splits as the host has it, and its key/value tiles.
-struct HostWalk {
-  int first, last, shift, count;
-};
-
-HostWalk WalkOf(const DeviceCache& cache, int least_shift, int head, int tile) {
-  const auto range = [&](int h, int t, int* first, int* last) {
-    const RowBlock& rows = cache.tiles()[static_cast<size_t>(t)];
-    const auto at = static_cast<size_t>(h * cache.schedule().max_tiles + t);
-    *first = std::min(cache.boundaries()[at], rows.position / kPageTokens) / 2;
-    *last = rows.position / kTileRows;
-  };
-  const int seq = cache.tiles()[static_cast<size_t>(tile)].seq;
-  int64_t tiles = 0;
-  for (int h = 0; h < cache.options().q_heads; ++h) {
-    for (int t = 0; t < cache.num_tiles(); ++t) {
-      if (cache.tiles()[static_cast<size_t>(t)].seq != seq) continue;
-      int first, last;
-      range(h, t, &first, &last);
-      tiles += last - first + 1;
-    }
-  }
-  HostWalk walk{};
-  range(head, tile, &walk.first, &walk.last);
-  walk.shift = KeySplitShift(tiles, least_shift);
-  const bool few = cache.options().sequences[static_cast<size_t>(seq)].rows <= kMostSplitRows;
-  walk.count = few ? NumKeySplits(walk.first, walk.last, walk.shift) : 1;
-  return walk;
+// Splits of a walk that run side by side, as the host has it; one: none.
+int SplitsOf(const DeviceCache& cache, int least_shift, int head, int tile) {
+  const RowBlock& rows = cache.tiles()[static_cast<size_t>(tile)];
+  if (cache.options().sequences[static_cast<size_t>(rows.seq)].rows > kMostSplitRows) return 1;
+  const auto at = static_cast<size_t>(head * cache.schedule().max_tiles + tile);
+  const int first = std::min(cache.boundaries()[at], rows.position / kPageTokens) / 2;
+  return NumKeySplits(first, rows.position / kTileRows, least_shift);
 }
 
 // Which walks are split, where their results go (side by side, none twice) and the lists of splits.
 void ExpectPlan(const DeviceCache& cache, const SplitSpace& space, int least_shift) {
-  const std::vector<WalkSplits> walks = space.Walks();
+  const std::vector<int32_t> walk_rows = space.WalkRows();
   std::set<std::tuple<int, int, int>> splits;
   std::set<std::pair<int, int>> split_walks;
-  int64_t row = 0;
+  int64_t row = kChainRows;
   for (int h = 0; h < cache.options().q_heads; ++h) {
     for (int t = 0; t < cache.num_tiles(); ++t) {
       SCOPED_TRACE("head " + std::to_string(h) + " tile " + std::to_string(t));
-      const HostWalk want = WalkOf(cache, least_shift, h, t);
-      const WalkSplits& got = walks[static_cast<size_t>(h * cache.schedule().max_tiles + t)];
-      ASSERT_EQ(got.shift, want.count > 1 ? want.shift : -1) << want.first << " " << want.last;
-      if (want.count == 1) continue;
-      ASSERT_EQ(got.first_row, row);
-      row += int64_t{want.count} * cache.tiles()[static_cast<size_t>(t)].count;
+      const int count = SplitsOf(cache, least_shift, h, t);
+      const int32_t got = walk_rows[static_cast<size_t>(h * cache.schedule().max_tiles + t)];
+      ASSERT_EQ(got, count > 1 ? row : -1) << count;
+      if (count == 1) continue;
+      row += int64_t{count} * cache.tiles()[static_cast<size_t>(t)].count;
       split_walks.insert({h, t});
-      for (int i = 1; i < want.count; ++i) splits.insert({h, t, i});
+      for (int i = 1; i < count; ++i) splits.insert({h, t, i});
     }
   }
   std::set<std::tuple<int, int, int>> got_splits;
@@ -243,6 +207,14 @@ struct SplitCase {
 };
 std::ostream& operator<<(std::ostream& out, const SplitCase& c) { return out << c.name; }
 
+// Bits, for rows that no kernel writes are NaN.
+std::vector<uint32_t> Bits(const std::vector<float>& values) {
+  std::vector<uint32_t> bits(values.size());
+  std::transform(values.begin(), values.end(), bits.begin(),
+                 [](float x) { return std::bit_cast<uint32_t>(x); });
+  return bits;
+}
+
 std::string CaseName(const ::testing::TestParamInfo<SplitCase>& info) { return info.param.name; }
 
 std::vector<SplitCase> SplitCases() {
@@ -266,13 +238,14 @@ std::vector<SplitCase> SplitCases() {
     cases.push_back({"StrongGatesCertified" + std::to_string(d), strong, 0});
   }
   for (const int d : {64, 128}) {
-    for (const AcpMode acp : {AcpMode::kOff, AcpMode::kCertified}) {
+    for (const AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
       CacheOptions context = Chunks(acp, d);
       context.q_heads = 2;
       context.kv_heads = 1;
       context.gate_means = {10, 7};
       context.sequences = {{70100, 100, -10, 0}, {69000, 1, -10, 1}};
-      cases.push_back({"LongContext" + ModeName(acp) + std::to_string(d), context, 3});
+      cases.push_back(
+          {"LongContext" + ModeName(acp) + std::to_string(d), context, kMinKeySplitShift});
     }
   }
   return cases;
@@ -280,7 +253,8 @@ std::vector<SplitCase> SplitCases() {
 
 class KeySplitsCaseTest : public ::testing::TestWithParam<SplitCase> {};
 
-// Once more without log sums and counters: the same bits.
+// Once more without log sums and counters, then with splits one after the other, and with room for
+// half of them: the same bits.
 TEST_P(KeySplitsCaseTest, MatchesFloat64) {
   DeviceCache cache(GetParam().options);
   SplitSpace space(cache, GetParam().least_shift, kRoomyRows, kRoomySplits);
@@ -288,6 +262,7 @@ TEST_P(KeySplitsCaseTest, MatchesFloat64) {
   ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill));
   ASSERT_FALSE(space.Split().empty());
   const std::vector<uint16_t> first = cache.out_array().ToHost();
+  const std::vector<float> first_lse = cache.lse_array().ToHost();
   cache.ResetOutputs();
   space.PoisonPartials();
   AttentionParams bare = cache.params();
@@ -298,9 +273,48 @@ TEST_P(KeySplitsCaseTest, MatchesFloat64) {
                         space.schedule().max_tiles, nullptr),
             cudaSuccess);
   EXPECT_EQ(cache.out_array().ToHost(), first);
+
+  cache.ResetOutputs();
+  space.PoisonPartials();
+  ASSERT_EQ(Attend(cache, space.chained()), cudaSuccess);
+  ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill));
+  EXPECT_EQ(cache.out_array().ToHost(), first) << "chained";
+  EXPECT_EQ(Bits(cache.lse_array().ToHost()), Bits(first_lse)) << "chained";
+
+  cache.ResetOutputs();
+  space.PoisonPartials();
+  StepSchedule half = space.schedule();
+  half.key_splits.max_splits = static_cast<int64_t>(space.Splits().size()) / 2;
+  ASSERT_EQ(Attend(cache, half), cudaSuccess);
+  EXPECT_EQ(cache.out_array().ToHost(), first) << "half of them chained";
+  EXPECT_EQ(Bits(cache.lse_array().ToHost()), Bits(first_lse)) << "half of them chained";
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, KeySplitsCaseTest, ::testing::ValuesIn(SplitCases()), CaseName);
+
+// A tile of 128 rows and a short one, alone and then with heads enough that each thread block
+// chains several walks, some of whose rows stop before others: gates that differ by head.
+TEST(KeySplitsTest, ChainsFollowOneAnother) {
+  for (const int head_dim : {64, 128}) {
+    CacheOptions options;
+    options.head_dim = head_dim;
+    options.q_heads = 24;
+    options.kv_heads = 4;
+    options.gate_means = {9, 8, 7, 6, 5, 4};
+    options.sequences = {{3700, 1500, -10, 0}, {3000, 1000, -10, 1}, {2600, 2600, -6, 2}};
+    DeviceCache cache(options);
+    SplitSpace space(cache, 1, 8 * kRoomyRows, kRoomySplits);
+    ASSERT_EQ(Attend(cache, space.schedule()), cudaSuccess);
+    ASSERT_GT(space.Split().size(), 300u) << "more walks than multiprocessors";
+    const std::vector<uint16_t> first = cache.out_array().ToHost();
+    for (int pass = 0; pass < 2; ++pass) {
+      cache.ResetOutputs();
+      space.PoisonPartials();
+      ASSERT_EQ(Attend(cache, space.chained()), cudaSuccess);
+      EXPECT_EQ(cache.out_array().ToHost(), first) << "head dim " << head_dim;
+    }
+  }
+}
 
 float Widened(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
@@ -364,16 +378,16 @@ TEST(KeySplitsTest, NeighboursChangeNoBits) {
   }
 }
 
-// Where partial results or splits do not fit, the last walks are whole, the others as before.
-TEST(KeySplitsTest, WhatDoesNotFitStaysWhole) {
+// Where partial results or splits do not fit, the last walks are chained, with the same bits.
+TEST(KeySplitsTest, WhatDoesNotFitIsChained) {
   const CacheOptions options = Chunks(AcpMode::kCertified, 64);
   DeviceCache cache(options);
   const SplitSpace roomy(cache, 0, kRoomyRows, kRoomySplits);
   ASSERT_EQ(Attend(cache, roomy.schedule()), cudaSuccess);
-  const std::vector<WalkSplits> all = roomy.Walks();
+  const std::vector<uint16_t> out = cache.out_array().ToHost();
+  const std::vector<int32_t> all = roomy.WalkRows();
   const auto splits = static_cast<int64_t>(roomy.Splits().size());
-  int64_t rows = 0;
-  for (const WalkSplits& walk : all) rows = std::max<int64_t>(rows, walk.first_row);
+  const int64_t rows = *std::max_element(all.begin(), all.end()) - kChainRows;
   for (const auto& [max_rows, max_splits] :
        {std::pair{rows / 2, kRoomySplits}, {kRoomyRows, splits / 2}, {int64_t{1}, kRoomySplits}}) {
     SCOPED_TRACE(std::to_string(max_rows) + " rows, " + std::to_string(max_splits) + " splits");
@@ -381,14 +395,16 @@ TEST(KeySplitsTest, WhatDoesNotFitStaysWhole) {
     const SplitSpace tight(cache, 0, max_rows, max_splits);
     ASSERT_EQ(Attend(cache, tight.schedule()), cudaSuccess);
     ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill));
-    const std::vector<WalkSplits> some = tight.Walks();
+    EXPECT_EQ(cache.out_array().ToHost(), out);
+    EXPECT_FALSE(tight.SplitsFirst());
+    const std::vector<int32_t> some = tight.WalkRows();
     bool ended = false;
     for (int h = 0; h < options.q_heads; ++h) {
       for (int t = 0; t < cache.num_tiles(); ++t) {
         const auto at = static_cast<size_t>(h * cache.schedule().max_tiles + t);
-        if (all[at].shift < 0) continue;
-        ended = ended || some[at].shift < 0;
-        EXPECT_EQ(some[at].shift, ended ? -1 : all[at].shift) << "head " << h << " tile " << t;
+        if (all[at] < 0) continue;
+        ended = ended || some[at] < 0;
+        EXPECT_EQ(some[at], ended ? -1 : all[at]) << "head " << h << " tile " << t;
       }
     }
     EXPECT_TRUE(ended);
@@ -410,7 +426,7 @@ TEST(KeySplitsTest, RepeatsItself) {
     if (pass == 0) first = out;
     ASSERT_EQ(out, first) << "pass " << pass;
   }
-  ASSERT_GT(space.Splits().size(), 1000u);
+  ASSERT_GT(space.Splits().size(), 500u);
 }
 
 }  // namespace

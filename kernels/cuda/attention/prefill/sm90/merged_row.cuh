@@ -1,0 +1,31 @@
+// How results of splits over keys are put together, wherever that happens: in a chain
+// (consumer.cuh) or when all are there (split_keys.cu). No rounding is left to the compiler.
+#pragma once
+
+#include "kernels/cuda/ptx/fast_math.cuh"
+
+namespace fox::cuda {
+
+// The sums of a row over several splits, and what merging one more multiplies outputs with: first
+// those so far, then the split's. Everybody who merges does it by these.
+struct MergedRow {
+  float max, sum;
+  float of_sums, of_split;
+
+  __device__ __forceinline__ void Merge(float2 split) {
+    const float both = fmaxf(max, split.x);
+    of_sums = Exp2(max - both);
+    of_split = Exp2(split.x - both);
+    max = both;
+    sum = fmaf(sum, of_sums, __fmul_rn(split.y, of_split));
+  }
+  __device__ __forceinline__ float Output(float so_far, float of_this) const {
+    return fmaf(so_far, of_sums, __fmul_rn(of_this, of_split));
+  }
+  // Whether the row may do without all further splits.
+  __device__ __forceinline__ bool MayStop(float stop_at) const {
+    return __fmul_rn(sum, Exp2(max - stop_at)) >= 1.0f;
+  }
+};
+
+}  // namespace fox::cuda

@@ -1,0 +1,132 @@
+// Where a consumer's results go: a thread has rows `row` and `row` + 8 of the work tile, `out` as
+// the products leave it, relative to the maximum, and the rows' sums, alike in the four lanes of a
+// quad. Whole walks go out; splits that run side by side leave partial results; the splits of a
+// chain are merged one after the other with what those before left, by MergedRow, as MergeKeySplits
+// does.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/attention/prefill/sm90/merged_row.cuh"
+#include "kernels/cuda/attention/prefill/sm90/plan.cuh"
+#include "kernels/cuda/primitives/quad_transpose.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/fast_math.cuh"
+
+namespace fox::cuda {
+
+template <int kHeadDim, typename Source>
+__device__ __forceinline__ void StoreRows(const Source& source, const typename Source::Work& work,
+                                          int first_row, const float (&out)[kHeadDim / 2],
+                                          const float (&max)[2], const float (&sum)[2]) {
+  const int quad_lane = Lane() % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = first_row + 8 * r;
+    const bool real = row < work.count;
+    const float scale = sum[r] > 0 ? 1 / sum[r] : 0;
+    __nv_bfloat16* to = source.template OutRow<kHeadDim>(work, row) + 8 * quad_lane;
+#pragma unroll
+    for (int b = 0; b < kHeadDim / 8; b += 4) {
+      uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int i = 4 * (b + j) + 2 * r;
+        words[j] = PackBf16(out[i] * scale, out[i + 1] * scale);
+      }
+      const uint4 vector = QuadTranspose(words, quad_lane);
+      if (real) *reinterpret_cast<uint4*>(to + 8 * b) = vector;
+    }
+    if (quad_lane == 0) source.StoreLogSum(work, row, real, max[r], sum[r]);
+  }
+}
+
+// The thread's columns of a row's partial result.
+template <int kHeadDim, typename Source>
+__device__ __forceinline__ float2* PartialColumns(const Source& source,
+                                                  const typename Source::Work& work, int row) {
+  return reinterpret_cast<float2*>(source.template PartialOut<kHeadDim>(work, row)) + Lane() % 4;
+}
+
+// Of row r of the thread's two.
+template <int kHeadDim, typename Source>
+__device__ __forceinline__ void StorePartialRow(const Source& source,
+                                                const typename Source::Work& work, int row, int r,
+                                                const float (&out)[kHeadDim / 2], float max,
+                                                float sum) {
+  float2* to = PartialColumns<kHeadDim>(source, work, row);
+#pragma unroll
+  for (int b = 0; b < kHeadDim / 8; ++b) {
+    const int i = 4 * b + 2 * r;
+    to[4 * b] = {out[i], out[i + 1]};
+  }
+  if (Lane() % 4 == 0) *source.PartialSoftmax(work, row) = {max, sum};
+}
+
+// For MergeKeySplits. Maxima are relative to c_ref, as they are in all splits of the walk.
+template <int kHeadDim, typename Source>
+__device__ __forceinline__ void StorePartial(const Source& source,
+                                             const typename Source::Work& work, int first_row,
+                                             const float (&out)[kHeadDim / 2],
+                                             const float (&max)[2], const float (&sum)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = first_row + 8 * r;
+    if (row < work.count) StorePartialRow<kHeadDim>(source, work, row, r, out, max[r], sum[r]);
+  }
+}
+
+// Merges a split into what its chain has summed so far. A row that needs no more splits stays as it
+// is, which a negative sum says from then on. `stop_at`: of the next split; stopped: whether the
+// rows, if they are rows, need it. The same threads hold the same rows and columns in all splits,
+// but for maxima and sums, which lanes of a warp hand on.
+template <int kHeadDim, typename Source>
+__device__ __forceinline__ void MergeIntoChain(const Source& source,
+                                               const typename Source::Work& work, int first_row,
+                                               float stop_at, float (&out)[kHeadDim / 2],
+                                               float (&max)[2], float (&sum)[2],
+                                               bool (&stopped)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = first_row + 8 * r;
+    MergedRow merged{max[r], sum[r], 0, 1};
+    stopped[r] = row >= work.count;
+    if (!work.on_diagonal()) {
+      const float2 before = *source.PartialSoftmax(work, row);
+      const bool over = before.y < 0;
+      merged = {before.x, fabsf(before.y), 1, 0};
+      if (!over) merged.Merge({max[r], sum[r]});
+      stopped[r] = stopped[r] || over;
+      const float2* from = PartialColumns<kHeadDim>(source, work, row);
+#pragma unroll
+      for (int b = 0; b < kHeadDim / 8; ++b) {
+        const int i = 4 * b + 2 * r;
+        const float2 sums = from[4 * b];
+        out[i] = over ? sums.x : merged.Output(sums.x, out[i]);
+        out[i + 1] = over ? sums.y : merged.Output(sums.y, out[i + 1]);
+      }
+    }
+    stopped[r] = stopped[r] || merged.MayStop(stop_at);
+    max[r] = merged.max;
+    sum[r] = merged.sum;
+  }
+}
+
+template <int kHeadDim, typename Source>
+__device__ __forceinline__ void StoreChainSums(const Source& source,
+                                               const typename Source::Work& work, int first_row,
+                                               const bool (&stopped)[2],
+                                               const float (&out)[kHeadDim / 2],
+                                               const float (&max)[2], const float (&sum)[2]) {
+  __syncwarp();  // those before have been read
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    StorePartialRow<kHeadDim>(source, work, first_row + 8 * r, r, out, max[r],
+                              stopped[r] ? -sum[r] : sum[r]);
+  }
+  __syncwarp();
+}
+
+}  // namespace fox::cuda

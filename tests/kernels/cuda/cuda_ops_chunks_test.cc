@@ -1,0 +1,357 @@
+// What a prompt's rows and the tokens behind it leave on the device, bit for bit, however the
+// prompt was cut (at multiples of 128 tokens) and whoever else is in the steps: outputs, queries,
+// pages, summaries, lists and running state.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/acp.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "tests/kernels/cuda/device_kv.h"
+
+namespace fox::cuda::testing {
+namespace {
+
+constexpr int64_t kChunkMultiple = 128, kNeighbourTokens = 1900;
+constexpr int kSlots = 5, kSlot = 2;  // of the sequence that is looked at; the others are beside it
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct ChunkCase {
+  std::string name;
+  AcpMode acp = AcpMode::kCertified;
+  int head_dim = 64;
+  bool norm = true;
+  bool shift = false, rope = false;
+  bool portable = false;
+  int64_t prompt = 9300;  // some walks have splits, the last page has both kinds of rows
+};
+std::ostream& operator<<(std::ostream& out, const ChunkCase& c) { return out << c.name; }
+
+// All that a run leaves of the sequence, as bits.
+struct Trace {
+  std::vector<uint16_t> queries, outputs;  // of all rows
+  std::vector<uint32_t> log_sums;
+  std::vector<uint16_t> tokens;   // keys and values of live pages
+  std::vector<uint32_t> offsets;  // gates of live pages
+  std::vector<uint64_t> pages;    // c, E, H and key norms of live pages
+  std::vector<uint64_t> state;    // c, log M, S, N
+  std::vector<uint32_t> last_rows;
+  std::vector<int32_t> first_live;
+};
+
+// One layer of grouped heads, from local to global ones, with sequences of random rows.
+class ChunkRun {
+ public:
+  explicit ChunkRun(const ChunkCase& c) : case_(c), kv_(ShapeOf(c)) {
+    std::string error;
+    CudaOptions options;
+    options.portable = c.portable;
+    ops_ = CudaOps::Create(options, &error);
+    EXPECT_NE(ops_, nullptr) << error;
+    ops_->Reserve(c.prompt + kSlots * kNeighbourTokens, kSlots, kv_.view.shape);
+    MakeParameters();
+  }
+
+  int64_t length() const { return lengths_[kSlot]; }
+
+  // One step: the next `rows` rows of the sequence, 0: it is not in the step; with `beside`, rows
+  // of the others, decodes and a chunk. Who brings one row comes first.
+  void Step(int64_t rows, bool beside) {
+    std::vector<BatchEntry> entries;
+    if (rows > 0) entries.push_back({kSlot, lengths_[kSlot], rows});
+    for (int slot = 0; beside && slot < kSlots; ++slot) {
+      if (slot == kSlot) continue;
+      const int64_t left = kNeighbourTokens - lengths_[static_cast<size_t>(slot)];
+      const int64_t count = std::min(left, slot == 3 ? 3 * kChunkMultiple : 1);
+      if (count > 0) entries.push_back({slot, lengths_[static_cast<size_t>(slot)], count});
+    }
+    std::stable_partition(entries.begin(), entries.end(),
+                          [](const BatchEntry& entry) { return entry.rows == 1; });
+    Run(entries);
+  }
+
+  Trace Finish() {
+    const PagedKv& kv = kv_.view;
+    const std::vector<int32_t> table = kv_.page_table.ToHost(), first = kv_.first_live.ToHost();
+    const std::vector<uint16_t> keys = kv_.keys.ToHost(), values = kv_.values.ToHost();
+    const std::vector<float> offsets = kv_.log_f_offset.ToHost();
+    const std::vector<double> base = kv_.page_cum_log_f.ToHost();
+    const std::vector<double> mass = kv_.log_mass_bound.ToHost();
+    const std::vector<double> least = kv_.log_denominator_bound.ToHost();
+    const std::vector<double> norm = kv_.max_key_norm.ToHost();
+    const int64_t group = kv.shape.group(), d = kv.shape.head_dim;
+    for (int head = 0; head < kv.shape.kv_heads; ++head) {
+      const int64_t list = kv.ListIndex(kSlot, 0, head);
+      trace_.first_live.push_back(first[static_cast<size_t>(list)]);
+      for (int p = trace_.first_live.back(); p < PagesFor(length()); ++p) {
+        const int64_t page = table[static_cast<size_t>(list * kv.shape.max_pages + p)];
+        const int64_t count = std::min<int64_t>(kPageTokens, length() - int64_t{p} * kPageTokens);
+        Add(keys, page * kPageTokens * d, count * d, trace_.tokens);
+        Add(values, page * kPageTokens * d, count * d, trace_.tokens);
+        for (int64_t g = page * group; g < (page + 1) * group; ++g) {
+          AddBits(offsets, g * kPageTokens, count, trace_.offsets);
+          AddBits(base, g, 1, trace_.pages);
+          if (count < kPageTokens || case_.acp == AcpMode::kOff) continue;
+          AddBits(mass, g, 1, trace_.pages);
+          AddBits(norm, g, 1, trace_.pages);
+          if (case_.acp == AcpMode::kCertified) AddBits(least, g, 1, trace_.pages);
+        }
+      }
+    }
+    const int64_t heads = kv.shape.q_heads, state = kv.HeadIndex(kSlot, 0, 0);
+    for (const auto* array : {&kv_.cum_log_f, &kv_.log_mass, &kv_.decay_sum}) {
+      AddBits(array->ToHost(), state, heads, trace_.state);
+    }
+    AddBits(kv_.key_sum.ToHost(), state * d, heads * d, trace_.state);
+    const int64_t kv_size = kv.shape.kv_size();
+    for (const auto* array : {&kv_.last_k, &kv_.last_v, &kv_.page_end_k, &kv_.page_end_v}) {
+      if (case_.shift) AddBits(array->ToHost(), kSlot * kv_size, kv_size, trace_.last_rows);
+    }
+    EXPECT_EQ(kv_.pool_fault.ToHost()[0], PoolFault::kNone);
+    EXPECT_EQ(ops_->queue()->error(), nullptr) << ops_->queue()->error();
+    return trace_;
+  }
+
+ private:
+  static PagedKvShape ShapeOf(const ChunkCase& c) {
+    PagedKvShape shape;
+    shape.layers = 1;
+    shape.q_heads = 6;
+    shape.kv_heads = 3;
+    shape.head_dim = c.head_dim;
+    shape.dtype = DType::kBF16;
+    shape.max_slots = kSlots;
+    shape.max_pages = PagesFor(c.prompt + 1000);
+    shape.num_pages = shape.kv_heads * (shape.max_pages + kSlots * PagesFor(kNeighbourTokens));
+    shape.k_shift = shape.v_shift = c.shift;
+    return shape;
+  }
+
+  template <typename T>
+  static void Add(const std::vector<T>& from, int64_t first, int64_t count, std::vector<T>& to) {
+    to.insert(to.end(), from.begin() + first, from.begin() + first + count);
+  }
+  static void AddBits(const std::vector<float>& from, int64_t first, int64_t count,
+                      std::vector<uint32_t>& to) {
+    for (int64_t i = first; i < first + count; ++i) {
+      to.push_back(std::bit_cast<uint32_t>(from[static_cast<size_t>(i)]));
+    }
+  }
+  static void AddBits(const std::vector<double>& from, int64_t first, int64_t count,
+                      std::vector<uint64_t>& to) {
+    for (int64_t i = first; i < first + count; ++i) {
+      to.push_back(std::bit_cast<uint64_t>(from[static_cast<size_t>(i)]));
+    }
+  }
+
+  // Without norms the bound on keys is some dense matrix: that it bounds nothing does not matter
+  // here.
+  void MakeParameters() {
+    const PagedKvShape& shape = kv_.view.shape;
+    const int64_t d = shape.head_dim, hidden = shape.q_heads * d, kv_size = shape.kv_size();
+    std::mt19937_64 rng(5);
+    std::normal_distribution<float> normal(1.0f, 0.15f);
+    std::vector<float> q(static_cast<size_t>(hidden)), k(static_cast<size_t>(kv_size));
+    for (float& x : q) x = normal(rng);
+    for (float& x : k) x = normal(rng);
+    std::vector<double> self(static_cast<size_t>(shape.q_heads), kInfinity), most = self;
+    if (case_.norm) {
+      std::fill(self.begin(), self.end(),
+                SelfLogitBound(shape.head_dim, 2.2, 1.6, 1.6, case_.rope));
+      std::fill(most.begin(), most.end(), MaxLogitBound(shape.head_dim, 1.6, 1.6));
+      q_norm_ = DeviceArray<float>(q);
+      k_norm_ = DeviceArray<float>(k);
+      diagonal_ = DeviceArray<float>(q);
+    } else {
+      std::vector<float> dense(static_cast<size_t>(hidden * d));
+      for (float& x : dense) x = 0.1f * normal(rng);
+      dense_ = DeviceArray<float>(dense);
+    }
+    if (case_.rope) {
+      std::vector<double> frequency;
+      for (int m = 0; m < d / 2; ++m) {
+        frequency.push_back(std::pow(10000.0, -2.0 * m / static_cast<double>(d)));
+      }
+      frequency_ = DeviceArray<double>(frequency);
+    }
+    self_ = DeviceArray<double>(self);
+    most_ = DeviceArray<double>(most);
+    products_ = DeviceArray<double>(std::vector<double>(self.size(), 40.0));
+    append_.k_column = hidden;
+    append_.v_column = hidden + kv_size;
+    append_.fgate_column = hidden + 2 * kv_size;
+    int64_t next = append_.fgate_column + shape.q_heads;
+    if (case_.shift) {
+      append_.k_shift_column = next;
+      append_.v_shift_column = next + shape.kv_heads;
+      next += 2 * shape.kv_heads;
+    }
+    stride_ = (next + 7) / 8 * 8;
+    append_.q_norm = q_norm_.data();
+    append_.k_norm = k_norm_.data();
+    append_.rope_frequency = frequency_.data();
+    append_.acp = case_.acp;
+    append_.bound.diagonal = diagonal_.data();
+    append_.bound.dense = dense_.data();
+    append_.bound.scale = kKeyNormInflation;
+    append_.bound.self_logit_bound = self_.data();
+    append_.bound.max_logit_bound = most_.data();
+    append_.bound.max_norm_product = products_.data();
+  }
+
+  // A row of the fused projection is a function of its slot and place alone.
+  void FillRow(int slot, int64_t position, uint16_t* out) const {
+    static constexpr float kGateMeans[] = {9, 10, 7, 5, 1, 3};
+    std::mt19937_64 rng(static_cast<uint64_t>(position) * kSlots + static_cast<uint64_t>(slot));
+    std::normal_distribution<float> normal;
+    for (int64_t i = 0; i < stride_; ++i) {
+      const int64_t gate = i - append_.fgate_column;
+      const bool is_gate = gate >= 0 && gate < kv_.view.shape.q_heads;
+      out[i] = BFloat16(normal(rng) + (is_gate ? kGateMeans[gate] : 0)).bits;
+    }
+  }
+
+  void Run(const std::vector<BatchEntry>& entries) {
+    const PagedKvShape& shape = kv_.view.shape;
+    const DeviceBatch batch(entries);
+    const int64_t rows = batch.view.num_rows, hidden = int64_t{shape.q_heads} * shape.head_dim;
+    std::vector<uint16_t> host(static_cast<size_t>(rows * stride_));
+    int64_t row = 0, own = -1, own_rows = 0;
+    for (const BatchEntry& entry : entries) {
+      if (entry.slot == kSlot) own = row, own_rows = entry.rows;
+      for (int64_t r = 0; r < entry.rows; ++r) {
+        FillRow(entry.slot, entry.position + r, host.data() + stride_ * row++);
+      }
+      lengths_[static_cast<size_t>(entry.slot)] += entry.rows;
+    }
+    const DeviceArray<uint16_t> projection(host), out(static_cast<size_t>(rows * hidden));
+    const DeviceArray<float> lse(static_cast<size_t>(rows * shape.q_heads));
+    AppendParams append = append_;
+    append.projection = {projection.data(), DType::kBF16, rows, stride_, stride_};
+    AttentionParams attention;
+    attention.q = append.projection.Columns(0, hidden);
+    attention.out = {out.data(), DType::kBF16, rows, hidden, hidden};
+    attention.lse = {lse.data(), DType::kF32, rows, shape.q_heads, shape.q_heads};
+    attention.acp = case_.acp;
+    attention.bound = append.bound;
+    ops_->BeginStep(batch.view, kv_.view, nullptr);
+    ops_->Append(batch.view, append, kv_.view, nullptr);
+    ops_->Attention(batch.view, attention, kv_.view, nullptr);
+    ops_->Evict(batch.view, {case_.acp, self_.data(), most_.data()}, kv_.view, nullptr);
+    host = projection.ToHost();
+    const std::vector<uint16_t> outputs = out.ToHost();
+    const std::vector<float> log_sums = lse.ToHost();
+    for (int64_t r = own; r < own + own_rows; ++r) {
+      Add(host, r * stride_, hidden, trace_.queries);
+    }
+    if (own < 0) return;
+    Add(outputs, own * hidden, own_rows * hidden, trace_.outputs);
+    AddBits(log_sums, own * shape.q_heads, own_rows * shape.q_heads, trace_.log_sums);
+  }
+
+  const ChunkCase case_;
+  DeviceKv kv_;
+  std::unique_ptr<CudaOps> ops_;
+  std::vector<int64_t> lengths_ = std::vector<int64_t>(kSlots, 0);
+  int64_t stride_ = 0;
+  AppendParams append_;
+  DeviceArray<float> q_norm_, k_norm_, diagonal_, dense_;
+  DeviceArray<double> frequency_, self_, most_, products_;
+  Trace trace_;
+};
+
+enum class Cut : uint8_t { kWhole, kShortest, kRandom };
+
+// The prompt, then tokens one by one, past the end of a page.
+Trace RunOf(const ChunkCase& c, Cut cut, bool beside, uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  ChunkRun run(c);
+  while (run.length() < c.prompt) {
+    const int64_t left = c.prompt - run.length();
+    int64_t rows = left;
+    if (cut == Cut::kShortest) rows = kChunkMultiple;
+    if (cut == Cut::kRandom) {
+      rows = kChunkMultiple * (1 + static_cast<int64_t>(rng() % (rng() % 2 == 0 ? 30 : 4)));
+    }
+    if (left <= rows + 1) rows = left;
+    if (beside && rng() % 4 == 0) run.Step(0, true);
+    run.Step(rows, beside);
+  }
+  for (int i = 0; i < 60; ++i) run.Step(1, beside && i % 3 != 0);
+  return run.Finish();
+}
+
+// The first place where two runs differ says where to look.
+template <typename T>
+void ExpectSame(const std::vector<T>& want, const std::vector<T>& got, const char* what) {
+  ASSERT_EQ(want.size(), got.size()) << what;
+  const auto at = std::mismatch(want.begin(), want.end(), got.begin()).first - want.begin();
+  EXPECT_EQ(at, static_cast<std::ptrdiff_t>(want.size()))
+      << what << " differ first at " << at << " of " << want.size();
+}
+
+void ExpectSameTrace(const Trace& want, const Trace& got) {
+  EXPECT_EQ(want.first_live, got.first_live);
+  ExpectSame(want.queries, got.queries, "queries");
+  ExpectSame(want.tokens, got.tokens, "keys and values");
+  ExpectSame(want.offsets, got.offsets, "gates");
+  ExpectSame(want.pages, got.pages, "summaries");
+  ExpectSame(want.state, got.state, "state");
+  ExpectSame(want.last_rows, got.last_rows, "last rows");
+  ExpectSame(want.outputs, got.outputs, "outputs");
+  ExpectSame(want.log_sums, got.log_sums, "log sums");
+}
+
+class CudaOpsChunksTest : public ::testing::TestWithParam<ChunkCase> {};
+
+TEST_P(CudaOpsChunksTest, NeitherChunksNorNeighboursChangeABit) {
+  const ChunkCase& c = GetParam();
+  const Trace whole = RunOf(c, Cut::kWhole, false, 1);
+  if (c.acp == AcpMode::kOff || (c.acp == AcpMode::kPaper && !c.norm)) {
+    EXPECT_EQ(whole.first_live, std::vector<int32_t>(whole.first_live.size(), 0));
+  } else if (c.norm) {
+    EXPECT_GT(whole.first_live.back(), 0) << "the last list's heads are local";
+  }
+  const auto expect = [&](Cut cut, bool beside, uint64_t seed, const char* what) {
+    SCOPED_TRACE(what);
+    ExpectSameTrace(whole, RunOf(c, cut, beside, seed));
+  };
+  expect(Cut::kShortest, false, 1, "chunks of 128");
+  expect(Cut::kRandom, false, 2, "random chunks");
+  expect(Cut::kWhole, true, 3, "whole, beside others");
+  expect(Cut::kRandom, true, 4, "random chunks beside others");
+}
+
+std::vector<ChunkCase> ChunkCases() {
+  std::vector<ChunkCase> cases;
+  for (const int d : {64, 128}) {
+    const std::string suffix = std::to_string(d);
+    cases.push_back({"Certified" + suffix, AcpMode::kCertified, d});
+    cases.push_back({"Paper" + suffix, AcpMode::kPaper, d});
+    cases.push_back({"Off" + suffix, AcpMode::kOff, d});
+    cases.push_back({"CertifiedWithoutNorm" + suffix, AcpMode::kCertified, d, false});
+    cases.push_back({"PaperWithoutNorm" + suffix, AcpMode::kPaper, d, false});
+    cases.push_back({"ShiftAndRotation" + suffix, AcpMode::kCertified, d, true, true, true});
+    cases.push_back({"Portable" + suffix, AcpMode::kCertified, d, true, false, false, true, 3000});
+  }
+  // Whole pages, a prompt that ends with two tokens of a tile, and one with a page of its last
+  // tile.
+  cases.push_back({"WholeTiles", AcpMode::kCertified, 64, true, true, false, false, 2048});
+  cases.push_back({"TwoTokensMore", AcpMode::kCertified, 64, true, true, false, false, 2050});
+  cases.push_back({"WholePage", AcpMode::kCertified, 64, true, true, false, false, 2112});
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, CudaOpsChunksTest, ::testing::ValuesIn(ChunkCases()),
+                         [](const auto& c) { return c.param.name; });
+
+}  // namespace
+}  // namespace fox::cuda::testing

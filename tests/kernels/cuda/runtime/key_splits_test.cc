@@ -1,0 +1,59 @@
+// How walks fall into splits over keys: by their own length, at absolute places, each key/value
+// tile once, and never into more than a merge has room for.
+#include "kernels/cuda/runtime/key_splits.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace fox::cuda {
+namespace {
+
+int SplitsOf(int first, int last) { return NumKeySplits(first, last, kMinKeySplitShift); }
+
+TEST(KeySplitsTest, ShortWalksStayWhole) {
+  EXPECT_EQ(SplitsOf(0, 62), 1);
+  EXPECT_EQ(SplitsOf(0, 63), 2);
+  EXPECT_EQ(SplitsOf(1, 64), 3);
+  EXPECT_EQ(SplitsOf(33, 95), 1);
+  EXPECT_EQ(NumKeySplits(5, 5, 0), 1);
+  EXPECT_EQ(NumKeySplits(5, 6, 0), 2);
+}
+
+TEST(KeySplitsTest, ShiftFollowsTheWalksLength) {
+  EXPECT_EQ(KeySplitShift(0, 63, 5), 5);
+  EXPECT_EQ(KeySplitShift(0, 17 * 32 - 2, 5), 5);
+  EXPECT_EQ(KeySplitShift(0, 17 * 32 - 1, 5), 6);
+  EXPECT_EQ(KeySplitShift(1000, 1000 + 17 * 32 - 2, 5), 5);
+  EXPECT_EQ(KeySplitShift(0, 8191, 5), 9);
+}
+
+// 512 rows behind 65,536 tokens: four tiles of each head in 17 splits of 32 tiles at most.
+TEST(KeySplitsTest, AChunkBehind64kFillsTheDevice) {
+  for (int tile = 512; tile < 516; ++tile) EXPECT_EQ(SplitsOf(0, tile), 17);
+}
+
+TEST(KeySplitsTest, SplitsHoldEachTileOnceAndEndAtAbsolutePlaces) {
+  std::mt19937_64 random(1);
+  for (int n = 0; n < 100000; ++n) {
+    const int most = 1 << std::uniform_int_distribution<int>(1, 17)(random);
+    const int last = std::uniform_int_distribution<int>(0, most)(random);
+    const int first = std::uniform_int_distribution<int>(0, last)(random);
+    const int least_shift = n % 6, count = NumKeySplits(first, last, least_shift);
+    ASSERT_LE(count, kMostSplitsOfWalk) << first << " to " << last;
+    if (count == 1) continue;
+    const int shift = KeySplitShift(first, last, least_shift);
+    int next = last;
+    for (int i = 0; i < count; ++i) {
+      const KeyTileRange tiles = TilesOfSplit(first, last, least_shift, i);
+      ASSERT_EQ(tiles.last, next) << first << " to " << last << ", split " << i;
+      ASSERT_LE(tiles.first, tiles.last);
+      ASSERT_EQ(tiles.first >> shift, tiles.last >> shift);
+      next = tiles.first - 1;
+    }
+    ASSERT_EQ(next, first - 1) << first << " to " << last;
+  }
+}
+
+}  // namespace
+}  // namespace fox::cuda
