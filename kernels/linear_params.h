@@ -39,6 +39,9 @@ struct InputTransform {
   Kind kind = Kind::kNone;
   const void* weight = nullptr;
   double eps = 0;
+  // kRmsNorm, only where Ops::has_decode_family(), of decode rows: the norm as NormedRows takes it
+  // apart, so the bits that `takes` would give.
+  bool apart = false;
   int head_dim = 0;
   MatrixView gate = {};
   Activation act = Activation::kSigmoid;

@@ -9,7 +9,8 @@
 
 namespace fox::cuda {
 
-// out = transform(in); in f32 or bf16, out bf16 [rows, *]. kind is not kNone, or only converts.
+// out = transform(in); in f32 or bf16, out bf16 [rows, *]. kind is not kNone, or only converts; a
+// norm is taken as a whole, whatever `apart` says.
 // Enqueues on `stream`; gives the launch's error.
 cudaError_t TransformRows(const MatrixView& in, const InputTransform& transform,
                           const MatrixView& out, cudaStream_t stream);

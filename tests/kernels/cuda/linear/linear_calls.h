@@ -64,17 +64,19 @@ class LinearTest : public ::testing::Test {
     if (!t.gate.empty()) t.gate = t.gate.Rows(first, rows);
     const MatrixView weight = call.weight->view();
     const auto stays = [](void*, size_t) {};  // the matrix owns it
-    return engine_.Run({.in = call.in->view().Rows(first, rows),
-                        .transform = t,
-                        .weight = DeviceWeight(weight.rows, weight.cols, {weight.data, 0, stays}),
-                        .bias = call.bias == nullptr ? nullptr : call.bias->view().data,
-                        .accumulate = call.accumulate,
-                        .gated = call.gated,
-                        .takes = call.takes,
-                        .leaves = call.leaves,
-                        .out = out.view().Rows(0, rows)},
-                       stream_);
+    return Start({.in = call.in->view().Rows(first, rows),
+                  .transform = t,
+                  .weight = DeviceWeight(weight.rows, weight.cols, {weight.data, 0, stays}),
+                  .bias = call.bias == nullptr ? nullptr : call.bias->view().data,
+                  .accumulate = call.accumulate,
+                  .gated = call.gated,
+                  .takes = call.takes,
+                  .leaves = call.leaves,
+                  .out = out.view().Rows(0, rows)});
   }
+
+  // What Run calls: the engine, or a kernel of a test's choice.
+  virtual cudaError_t Start(const LinearParams& params) { return engine_.Run(params, stream_); }
 
   // Runs `call` into a matrix of this type and gap and compares with float64.
   void Expect(const Call& call, DType dtype, int64_t gap);
