@@ -11,6 +11,10 @@ namespace fox {
 namespace {
 
 constexpr int64_t kCpuStepTokens = 512, kGpuStepTokens = 8192, kLogitRows = 128;
+constexpr int64_t kGpuMixedTokens = 2048;
+
+// Rows that prefill attention computes together on a GPU.
+constexpr int64_t kGpuChunkMultiple = 128;
 
 // Bytes a second that a slot is copied with, at best: what is measured corrects it (ServiceTimes),
 // and what is never tried never is.
@@ -22,23 +26,25 @@ RunnerOptions Supported(RunnerOptions options, const Ops& ops) {
   return options;
 }
 
-// One token and one row of logits for each sequence.
+// One token for each sequence.
 bool IsDecode(const StepPlan& plan) {
-  return std::all_of(plan.sequences.begin(), plan.sequences.end(), [](const auto& seq) {
-    return seq.token_ids.size() == 1 && seq.logit_rows.size() == 1;
-  });
+  return std::all_of(plan.sequences.begin(), plan.sequences.end(),
+                     [](const auto& seq) { return seq.token_ids.size() == 1; });
 }
 
 }  // namespace
 
-// A decode step brings one row of every sequence, and each of them wants logits.
+// A decode step brings one row of every sequence, and each of them wants logits; a mixed one all
+// but one beside the least chunk of that one, all of whose tokens may want them.
 RunnerOptions WithStepSizes(RunnerOptions options, bool on_gpu) {
-  const auto chosen = [&options](int64_t size, int64_t fallback) {
-    return std::max<int64_t>(size > 0 ? size : fallback, options.max_num_seqs);
+  const auto chosen = [&options, on_gpu](int64_t size, int64_t fallback) {
+    return std::max<int64_t>(size > 0 ? size : fallback,
+                             options.max_num_seqs + (on_gpu ? kGpuChunkMultiple : 0));
   };
   options.max_num_batched_tokens =
       chosen(options.max_num_batched_tokens, on_gpu ? kGpuStepTokens : kCpuStepTokens);
   options.max_logit_rows = chosen(options.max_logit_rows, kLogitRows);
+  if (options.max_mixed_tokens < 0) options.max_mixed_tokens = on_gpu ? kGpuMixedTokens : 0;
   return options;
 }
 
@@ -93,6 +99,8 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
   limits_.max_model_len = options_.max_model_len;
   limits_.max_num_batched_tokens = options_.max_num_batched_tokens;
   limits_.max_logit_rows = options_.max_logit_rows;
+  limits_.max_mixed_tokens = options_.max_mixed_tokens;
+  limits_.chunk_multiple = queue_ != nullptr ? kGpuChunkMultiple : 1;
   limits_.vocab_size = static_cast<int32_t>(weights_.config.vocab_size);
   limits_.depth = queue_ != nullptr ? 2 : 1;
   limits_.samples_on_device = queue_ != nullptr;
@@ -137,12 +145,12 @@ absl::Status ModelRunner::Submit(const StepPlan& plan) {
   if (collected_ != nullptr) idle_.push_back(std::move(collected_));
   std::unique_ptr<StepReadback> step = std::move(idle_.back());
   idle_.pop_back();
-  step->Begin(plan);
+  const bool decode = queue_ != nullptr && IsDecode(plan);
+  step->Begin(plan, /*row_each=*/decode);
   MoveSlots(plan);
   SetPenaltyState(plan, *step);
   if (!plan.sequences.empty()) {
     const int64_t planned = static_cast<int64_t>(plan.sequences.size());
-    const bool decode = queue_ != nullptr && IsDecode(plan);
     const int64_t bucket = decode ? DecodeBucket(planned) : 0;
     batch_.Build(plan, bucket, step->staging(), stream_);
     logits_ = decode && graphs_ != nullptr

@@ -29,8 +29,13 @@ struct RunnerOptions {
   int32_t snapshot_slots = 0;  // for a prefix cache, where the backend shares pages
   int64_t max_model_len = 0;
   // Of one step; 0: 512 on the CPU, 8192 on a GPU, less where a runner is loaded with a small pool.
+  // At least max_num_seqs, on a GPU 128 more, so that a prompt goes on beside decodes
+  // (ExecutorLimits::chunk_multiple): less is raised to that.
   int64_t max_num_batched_tokens = 0;
-  int64_t max_logit_rows = 0;  // of one step; 0: 128
+  int64_t max_logit_rows = 0;  // of one step; 0: 128; raised likewise
+  // ExecutorLimits'; negative: 0 on the CPU, 2048 on a GPU, where a step of that size takes about
+  // as long as three decode steps.
+  int64_t max_mixed_tokens = -1;
   int num_pages = 0;
   int64_t swap_bytes = 0;          // of host memory, for slots that are swapped out
   bool enforce_eager = false;      // no graphs
@@ -39,7 +44,8 @@ struct RunnerOptions {
   int32_t num_slots() const { return max_num_seqs + spare_slots; }
 };
 
-// `options` with the sizes of a step chosen: no 0 is left, and every sequence can decode in it.
+// `options` with the sizes of a step chosen: no 0 is left that means a default, and every sequence
+// can decode in it.
 RunnerOptions WithStepSizes(RunnerOptions options, bool on_gpu);
 
 PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options);

@@ -10,7 +10,26 @@
 namespace fox {
 namespace {
 
+// A snapshot at the end of a prompt is worth a step more where it saves so many tokens.
+constexpr int64_t kWorthAStep = 512;
+
 int64_t PageEnd(int64_t tokens) { return tokens / kPageTokens * kPageTokens; }
+
+// Snapshots lie at multiples of that: at page ends, or where chunks may end.
+int64_t Grain(const Sequence& sequence) {
+  return std::max<int64_t>(kPageTokens, sequence.chunk_multiple);
+}
+
+int64_t GrainEnd(const Sequence& sequence, int64_t tokens) {
+  return tokens / Grain(sequence) * Grain(sequence);
+}
+
+// Whether a snapshot may lie there. What is not known yet has no place in the tree, and what was
+// decoded has other bits than a prompt's tokens would have, where chunks matter.
+bool MayLieAt(const Sequence& sequence, int64_t tokens) {
+  if (sequence.chunk_multiple == 1) return tokens <= static_cast<int64_t>(sequence.tokens.size());
+  return tokens <= sequence.prompt_tokens && tokens % sequence.chunk_multiple == 0;
+}
 
 }  // namespace
 
@@ -47,11 +66,10 @@ void PrefixCache::Follow(Sequence* sequence) {
   if (!Uses(*sequence) || sequence->slot < 0) return;
   const int64_t tokens = PageEnd(sequence->computed);
   const bool prompt_done = sequence->computed >= sequence->prompt_tokens;
-  // What is not known yet has no place in the tree.
-  if (tokens > state.last && tokens <= static_cast<int64_t>(sequence->tokens.size())) {
+  if (tokens > state.last && MayLieAt(*sequence, tokens)) {
     const auto stop = std::find(state.stops.begin(), state.stops.end(), tokens);
     const bool due = stop != state.stops.end() || tokens - state.last >= interval_ ||
-                     (prompt_done && state.last < PageEnd(sequence->prompt_tokens));
+                     (prompt_done && state.last < GrainEnd(*sequence, sequence->prompt_tokens));
     if (stop != state.stops.end()) {
       state.stops.erase(stop);
       Touch(*sequence);  // whoever waits for it looks again, though there may be no room for one
@@ -62,11 +80,13 @@ void PrefixCache::Follow(Sequence* sequence) {
 }
 
 // The last token is computed anyway: its logits are wanted. So are those of a prompt's tokens that
-// are yet to be scored.
+// are yet to be scored. Where chunks matter two tokens of the prompt are left, which are a chunk.
 int64_t PrefixCache::Limit(const Sequence& sequence) {
-  const auto known = static_cast<int64_t>(sequence.tokens.size());
-  if (sequence.request.sampling.prompt_logprobs < 0) return known - 1;
-  return std::min(known - 1, sequence.prompt_logprobs_done);
+  const int64_t limit = sequence.chunk_multiple == 1
+                            ? static_cast<int64_t>(sequence.tokens.size()) - 1
+                            : sequence.prompt_tokens - 2;
+  if (sequence.request.sampling.prompt_logprobs < 0) return limit;
+  return std::min(limit, sequence.prompt_logprobs_done);
 }
 
 // Whether the sequence, which computes that block, will leave a snapshot at its end, or can.
@@ -96,8 +116,9 @@ bool PrefixCache::Find(Sequence* sequence) {
   state.length = length;
   const std::vector<PrefixTree::Node*> path =
       tree_.Find(RealmOf(*sequence), sequence->tokens, Limit(*sequence));
-  if (!path.empty()) state.known = path.back()->tokens;
+  if (!path.empty()) state.known = GrainEnd(*sequence, path.back()->tokens);
   for (auto node = path.rbegin(); node != path.rend(); ++node) {
+    if ((*node)->tokens % Grain(*sequence) != 0) continue;
     Sequence* const other = (*node)->computing;
     if ((*node)->snapshot >= 0) {
       state.found = (*node)->tokens;
@@ -115,14 +136,19 @@ bool PrefixCache::Find(Sequence* sequence) {
 }
 
 // Where it parts from what is known, and where siblings start, who cannot at the end of a prompt
-// that ends with a page: a token must be left.
+// that ends with a page: a token must be left. And at the end of a long prompt, if its last page
+// end is no place for a snapshot.
 void PrefixCache::AddStops(Sequence* sequence) {
   const PrefixState& state = sequence->prefix;
   if (state.known > state.found) AddStop(sequence, state.known);
-  const int64_t end = PageEnd(Limit(*sequence));
-  if (sequence->group->members.size() > 1 && end > state.found &&
-      end < PageEnd(sequence->prompt_tokens)) {
+  const int64_t last_page = PageEnd(sequence->prompt_tokens);
+  const int64_t end = GrainEnd(*sequence, Limit(*sequence));
+  if (sequence->group->members.size() > 1 && end > state.found && end < last_page) {
     AddStop(sequence, end);
+  }
+  const int64_t prompt_end = GrainEnd(*sequence, sequence->prompt_tokens);
+  if (prompt_end < last_page && prompt_end - state.found >= kWorthAStep) {
+    AddStop(sequence, prompt_end);
   }
 }
 
@@ -300,10 +326,8 @@ void PrefixCache::Leave(Sequence* sequence, bool keep) {
   if (!Uses(*sequence)) return;
   Unclaim(sequence);
   const int64_t tokens = PageEnd(sequence->computed);
-  const bool known = tokens <= static_cast<int64_t>(sequence->tokens.size());
-  if (keep && sequence->slot >= 0 && known && tokens > sequence->prefix.last) {
-    Take(sequence, tokens);
-  }
+  const bool has_more = sequence->slot >= 0 && tokens > sequence->prefix.last;
+  if (keep && has_more && MayLieAt(*sequence, tokens)) Take(sequence, tokens);
   sequence->prefix = {};
 }
 

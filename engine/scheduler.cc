@@ -10,8 +10,31 @@
 #include "kernels/paged_kv.h"
 
 namespace fox {
+namespace {
 
-// At most as many sequences run as can all decode in one step.
+// Keeps the order otherwise.
+void PutDecodesFirst(Schedule* schedule) {
+  std::vector<PlannedSequence> chunks;
+  std::vector<Sequence*> in_chunks;
+  size_t decodes = 0;
+  for (size_t i = 0; i < schedule->sequences.size(); ++i) {
+    PlannedSequence& planned = schedule->plan.sequences[i];
+    if (planned.token_ids.size() > 1) {
+      chunks.push_back(std::move(planned));
+      in_chunks.push_back(schedule->sequences[i]);
+    } else {
+      if (decodes < i) schedule->plan.sequences[decodes] = std::move(planned);
+      schedule->sequences[decodes++] = schedule->sequences[i];
+    }
+  }
+  const auto end = static_cast<std::ptrdiff_t>(decodes);
+  std::move(chunks.begin(), chunks.end(), schedule->plan.sequences.begin() + end);
+  std::copy(in_chunks.begin(), in_chunks.end(), schedule->sequences.begin() + end);
+}
+
+}  // namespace
+
+// At most as many sequences run as can all decode in one step, and all but one beside a chunk.
 Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
                      const EngineOptions& options)
     : limits_(limits),
@@ -20,19 +43,22 @@ Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
       admission_(options.kv_admission),
       log_tolerance_(options.acp == AcpMode::kOff ? kNoMass : double{options.log_tolerance}),
       max_running_(std::min({static_cast<int64_t>(limits.max_num_seqs),
-                             limits.max_num_batched_tokens, limits.max_logit_rows})),
+                             limits.max_num_batched_tokens - limits.least_prefill() + 1,
+                             limits.max_logit_rows - limits.least_prefill() + 1})),
       ledger_(limits),
       prefixes_(limits, options, ledger_),
       swap_space_(limits.swap_bytes),
       forecast_(limits.lists_per_slot, limits.slots()),
       taken_(static_cast<size_t>(limits.slots()), 0) {
   FOX_CHECK(max_running_ > 0 && limits.lists_per_slot > 0 && limits.num_pages >= 0);
+  FOX_CHECK(limits.chunk_multiple == 1 || limits.chunk_multiple % kPageTokens == 0);
   for (int32_t slot = limits.slots() - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
 
 void Scheduler::Add(Sequence* sequence, Seconds now) {
   FOX_CHECK(sequence->state == SequenceState::kNone && sequence->slot < 0);
   FOX_CHECK(sequence->computed == 0 && !sequence->tokens.empty());
+  sequence->chunk_multiple = limits_.chunk_multiple;
   waiting_.Enter(*sequence);
   sequence->place = places_++;
   sequence->state = SequenceState::kWaiting;
@@ -75,8 +101,6 @@ void Scheduler::Resume(Sequence* sequence, Seconds now) {
 std::vector<Work> Scheduler::RunningWork() const {
   std::vector<Work> work;
   for (const Sequence* sequence : running_) {
-    // Of one token the sequence is expected to sample the next; that is decoding.
-    const int64_t prefill = sequence->remaining() > 1 ? sequence->remaining() : 0;
     double left =
         times_.ExpectedTokens(sequence->max_tokens) - static_cast<double>(sequence->produced());
     // A reader that has not taken half of what there is has yet to show that it takes more.
@@ -85,9 +109,36 @@ std::vector<Work> Scheduler::RunningWork() const {
     if (window > 0 && ahead >= sequence->acknowledged) {
       left = std::min(left, static_cast<double>(window - ahead));
     }
-    work.push_back({static_cast<double>(prefill), std::max(left, 1.0), 1});
+    left = std::max(left, 1.0) + static_cast<double>(sequence->replays_left());
+    work.push_back({static_cast<double>(sequence->prefill_left()), left, 1});
   }
   return work;
+}
+
+// Who comes back decoding after this, or has a prompt of one token, makes no step shorter: it is
+// one step of its stream.
+int64_t Scheduler::MostPrefill(const Budget& budget, int64_t decodes) const {
+  int64_t most = budget.tokens;
+  if (max_step_seconds_ > 0) {
+    most = std::min(most, times_.PrefillTokens(max_step_seconds_, decodes));
+  }
+  if (limits_.max_mixed_tokens > 0 && decodes > 0) most = std::min(most, limits_.max_mixed_tokens);
+  return std::min(budget.tokens, std::max(most, limits_.least_prefill()));
+}
+
+// Short prompts, which find half of the budget; a chunk at least is left to those that have
+// started.
+void Scheduler::AdmitBeside(Seconds now, Budget* budget, Schedule* schedule) {
+  const int64_t least = limits_.least_prefill(), reserved = least > 1 ? least : 0;
+  const auto half = [least](int64_t all) { return std::min(all, std::max(least, (all + 1) / 2)); };
+  const int64_t kept = half(budget->prefill), kept_rows = half(budget->logit_rows);
+  budget->prefill -= kept;
+  budget->logit_rows -= kept_rows;
+  budget->tokens -= reserved;
+  Admit(now, /*whole_prompts=*/true, budget, schedule);
+  budget->tokens += reserved;
+  budget->prefill = std::min(budget->prefill + kept, budget->tokens);
+  budget->logit_rows += kept_rows;
 }
 
 Schedule Scheduler::Next(Seconds now) {
@@ -120,27 +171,20 @@ Schedule Scheduler::Next(Seconds now) {
       if (!budget.guests) continue;
       steps_without_guests_ = 0;
     }
-    if (sequence->remaining() > 1) {
+    if (sequence->prefill_left() > 0) {
       prefills.push_back(sequence);
     } else {
       Plan(sequence, 1, now, &budget, &schedule);
     }
   }
-  if (max_step_seconds_ > 0) {
-    const auto decodes = static_cast<int64_t>(schedule.sequences.size());
-    budget.prefill = std::min(budget.tokens, times_.PrefillTokens(max_step_seconds_, decodes));
-  }
+  budget.prefill = MostPrefill(budget, static_cast<int64_t>(schedule.sequences.size()));
   if (!prefills.empty()) {
-    const int64_t kept = (budget.prefill + 1) / 2, kept_rows = (budget.logit_rows + 1) / 2;
-    budget.prefill -= kept;
-    budget.logit_rows -= kept_rows;
-    Admit(now, /*whole_prompts=*/true, &budget, &schedule);
-    budget.prefill = std::min(budget.prefill + kept, budget.tokens);
-    budget.logit_rows += kept_rows;
+    AdmitBeside(now, &budget, &schedule);
     PlanPrefills(std::move(prefills), now, &budget, &schedule);
   }
   Admit(now, /*whole_prompts=*/false, &budget, &schedule);
   FOX_CHECK(budget.tokens >= 0 && budget.logit_rows >= 0);
+  PutDecodesFirst(&schedule);
   schedule.plan.release_slots = std::exchange(release_slots_, {});
   for (const Sequence* sequence : schedule.sequences)
     taken_[static_cast<size_t>(sequence->slot)] = 0;
@@ -258,9 +302,10 @@ int64_t Scheduler::RoomForOthers(const Sequence& sequence) const {
   return others * limits_.lists_per_slot;
 }
 
-// Promises pages for one token to each running sequence in order; those that got them. Who decodes
-// preempts who comes later, or waits with its pages if there is nobody. A prompt takes none that
-// others may need for their next row, and waits for a while before it preempts, unless
+// Promises pages for the least chunk, in decoding for one token, to each running sequence in order;
+// those that got them. Who decodes preempts who comes later, or waits with its pages if there is
+// nobody. A prompt takes none that others may need for their next row, and waits for a while before
+// it preempts, unless
 // (`first_must`) nobody else moves and it is the first. Snapshots go before any
 // sequence does, and what they give is waited for.
 std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Schedule* schedule) {
@@ -271,8 +316,8 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Sch
       ++it;
       continue;
     }
-    const int64_t need = ledger_.Between(sequence->computed, sequence->computed + 1);
-    const bool yields = sequence->remaining() > 1 && !(first_must && ready.empty()) &&
+    const int64_t need = PagesToGoOn(*sequence);
+    const bool yields = sequence->prefill_left() > 0 && !(first_must && ready.empty()) &&
                         now < sequence->blocked_since + kOvertaking;
     const int64_t left = yields ? RoomForOthers(*sequence) : 0;
     while (need > 0 && pages_ < need + left) {
@@ -313,11 +358,13 @@ void Scheduler::PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budge
   first->steps_behind = 0;
   prefills.erase(chosen);
   std::stable_sort(prefills.begin(), prefills.end(), [](const Sequence* a, const Sequence* b) {
-    return a->remaining() < b->remaining();
+    return a->prefill_left() < b->prefill_left();
   });
+  const int64_t least = limits_.least_prefill();
   const int64_t kept =
-      std::min(first->remaining(), std::max<int64_t>(kPageTokens, budget->prefill / 2));
-  const int64_t kept_rows = std::min(first->NumLogitRows(kept), (budget->logit_rows + 1) / 2);
+      std::min(first->prefill_left(), std::max({int64_t{kPageTokens}, least, budget->prefill / 2}));
+  const int64_t kept_rows = std::min({first->NumLogitRows(kept), budget->logit_rows,
+                                      std::max(least, (budget->logit_rows + 1) / 2)});
   budget->prefill = std::max<int64_t>(0, budget->prefill - kept);
   budget->logit_rows -= kept_rows;
   for (Sequence* sequence : prefills) {
@@ -328,15 +375,10 @@ void Scheduler::PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budge
   Plan(first, ChunkSize(*first, *budget), now, budget, schedule);
 }
 
-// The largest chunk within tokens, pages and logit rows, ending at a page end if it is not the
-// last. The pages of its first token are promised already.
-int64_t Scheduler::ChunkSize(const Sequence& sequence, const Budget& budget) const {
-  const int64_t begin = sequence.computed;
-  int64_t count = std::min({sequence.remaining(), budget.tokens, budget.prefill});
-  count = prefixes_.CutChunk(sequence, count);
-  const int64_t pages = std::max<int64_t>(0, pages_ - RoomForOthers(sequence));
-  const int64_t page_rows = PagesFor(begin + 1) + pages / limits_.lists_per_slot;
-  count = std::min(count, page_rows * kPageTokens - begin);
+// The longest chunk of at most `most` tokens within the budget; 0: there is none.
+int64_t Scheduler::ChunkWithin(const Sequence& sequence, const Budget& budget, int64_t most) const {
+  int64_t count = std::min({sequence.longest_chunk(), budget.tokens, budget.prefill});
+  count = std::min(prefixes_.CutChunk(sequence, count), most);
   // A token wants at most one row: leaving out as many tokens as rows are too many never cuts too
   // deep, and may have to be repeated where tokens want none.
   for (;;) {
@@ -344,17 +386,22 @@ int64_t Scheduler::ChunkSize(const Sequence& sequence, const Budget& budget) con
     if (excess <= 0) break;
     count -= excess;
   }
-  if (count < sequence.remaining()) {
-    const int64_t aligned = (begin + count) / kPageTokens * kPageTokens - begin;
-    if (aligned > 0) count = aligned;
-  }
-  return count;
+  return sequence.ChunkWithin(count);
+}
+
+// With pages, too. Those of its least chunk are promised already.
+int64_t Scheduler::ChunkSize(const Sequence& sequence, const Budget& budget) const {
+  const int64_t pages = std::max<int64_t>(0, pages_ - RoomForOthers(sequence));
+  const int64_t page_rows =
+      PagesFor(sequence.computed + sequence.least_chunk()) + pages / limits_.lists_per_slot;
+  return ChunkWithin(sequence, budget, page_rows * kPageTokens - sequence.computed);
 }
 
 void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* budget,
                      Schedule* schedule) {
   if (count == 0) return;
-  const int64_t begin = sequence->computed;
+  FOX_CHECK(sequence->chunk_multiple == 1 || sequence->ChunkWithin(count) == count);
+  const int64_t begin = sequence->computed, promised = sequence->least_chunk();
   PlannedSequence planned;
   planned.id = sequence->request.id;
   planned.slot = sequence->slot;
@@ -372,10 +419,10 @@ void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* bud
     }
   }
   budget->tokens -= count;
-  if (sequence->remaining() > 1) budget->prefill -= count;
+  if (sequence->prefill_left() > 0) budget->prefill -= count;
   budget->prefill = std::min(budget->prefill, budget->tokens);
   budget->logit_rows -= static_cast<int64_t>(planned.logit_rows.size());
-  const int64_t pages = ledger_.Between(begin + 1, begin + count);
+  const int64_t pages = ledger_.Between(begin + promised, begin + count);
   FOX_CHECK(pages == 0 || pages_ >= pages);
   pages_ -= pages;
   taken_[static_cast<size_t>(sequence->slot)] = ledger_.Between(begin, begin + count);

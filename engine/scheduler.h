@@ -8,10 +8,10 @@
 // token (Sequence::pending), else when the host has sampled it.
 //
 // A sequence waits for a seat, runs, or is paused. Seats are given by turns (WaitingQueue); those
-// that run are in the order of RunsBefore: by when they started. Decodes (one token left) come
-// before longer ones (prefill). Pages are promised in order: who comes earlier preempts who comes
-// later, so the first running sequence is never preempted, and who was preempted kMostLosses times
-// comes first: nothing starves. A plan never asks for more pages than are known to be free.
+// that run are in the order of RunsBefore: by when they started. Decodes come before prompts. Pages
+// are promised in order: who comes earlier preempts who comes later, so the first running sequence
+// is never preempted, and who was preempted kMostLosses times comes first: nothing starves. A plan
+// never asks for more pages than are known to be free.
 //
 // Who starts is promised the pages that it will keep, as PageForecast expects it (or all that its
 // prompt could take: KvAdmission). A prompt is fed in chunks that leave everybody else room for a
@@ -146,8 +146,11 @@ class Scheduler {
   bool IsHopeless(const Sequence& next, Seconds now) const;
   bool Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget, Schedule* schedule);
   void Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule);
+  int64_t MostPrefill(const Budget& budget, int64_t decodes) const;
+  void AdmitBeside(Seconds now, Budget* budget, Schedule* schedule);
   void PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budget* budget,
                     Schedule* schedule);
+  int64_t ChunkWithin(const Sequence& sequence, const Budget& budget, int64_t most) const;
   int64_t ChunkSize(const Sequence& sequence, const Budget& budget) const;
   void Plan(Sequence* sequence, int64_t count, Seconds now, Budget* budget, Schedule* schedule);
 

@@ -105,6 +105,11 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
   const bool begins = next->slot < 0 && !next->swapped;
   if (!next->is_schedulable()) return false;
   if (begins) next->computed = prefixes_.Pin(*next);
+  // Nobody gives up pages for what this step has no room for.
+  if (limits_.chunk_multiple > 1 && ChunkWithin(*next, *budget, next->longest_chunk()) == 0) {
+    if (begins) next->computed = 0;
+    return false;
+  }
   bool has_room = MakeRoom(next, *demand, now, schedule);
   if (!has_room && begins && running_.empty()) {
     // It may be the snapshot that it would start from that leaves it no room.
@@ -192,7 +197,7 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
     }
     if (ready) {
       const bool overdue = now >= next->blocked_since + kOvertaking;
-      const int64_t left = next->remaining() - (next->slot < 0 ? next->prefix.found : 0);
+      const int64_t left = next->longest_chunk() - (next->slot < 0 ? next->prefix.found : 0);
       const bool fits = !whole_prompts || overdue || left <= budget->prefill;
       if (fits && Start(next, now, &demand, budget, schedule)) {
         if (!next->preempted) next->guest = guest;
@@ -203,8 +208,10 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
         }
         continue;
       }
-      if (running_.empty() && next->slot >= 0 && holders_.size() == 1 && !ledger_.in_flight() &&
-          prefixes_.empty() && !prefixes_.has_pending()) {
+      const bool alone = running_.empty() && next->slot >= 0 && holders_.size() == 1 &&
+                         !ledger_.in_flight() && prefixes_.empty() && !prefixes_.has_pending();
+      // Or not even its first chunk finds room.
+      if (alone || ledger_.Between(0, next->least_chunk()) > limits_.num_pages) {
         Remove(next);
         schedule->exhausted.push_back(next);
         continue;

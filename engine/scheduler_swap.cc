@@ -19,9 +19,9 @@ bool ReturnsBefore(const Sequence* a, const Sequence* b) {
 
 }  // namespace
 
-// Pages that its next token needs to be free, with those that come back from swap space.
+// Pages that its next chunk needs to be free, with those that come back from swap space.
 int64_t Scheduler::PagesToGoOn(const Sequence& sequence) const {
-  return ledger_.Between(sequence.computed, sequence.computed + 1) +
+  return ledger_.Between(sequence.computed, sequence.computed + sequence.least_chunk()) +
          (sequence.swapped ? sequence.swapped->pages : 0);
 }
 
@@ -33,10 +33,12 @@ void Scheduler::SwapOut(Sequence* sequence, bool drops, Schedule* schedule) {
   // Eviction by plans in flight is not known yet. What came from a snapshot counts as unpruned
   // until a plan is collected.
   const int64_t pages = ledger_.Between(0, sequence->computed) - sequence->slot_stats.pages_evicted;
-  const int64_t next = ledger_.Between(sequence->computed, sequence->computed + 1);
+  const int64_t next =
+      ledger_.Between(sequence->computed, sequence->computed + sequence->least_chunk());
   if (pages + next > limits_.num_pages) return;  // it might find no room for all at once
   const int64_t bytes = limits_.SwapBytes(pages);
-  const Seconds again = times_.Prefill(sequence->computed);
+  const int64_t replays = sequence->replayed_if_lost();
+  const Seconds again = times_.Prefill(sequence->computed - replays) + times_.Decode(replays);
   if (again > 0 && times_.Swap(2 * bytes, limits_.swap_rate) > again) return;
   const std::optional<SwapRange> range = TakeSwapRange(*sequence, drops, bytes, schedule);
   if (!range) return;

@@ -1,10 +1,11 @@
-// Sequence bookkeeping: which logit rows a chunk wants, and counters over preemptions.
+// Sequence bookkeeping: chunks, the logit rows that they want, and counters over preemptions.
 #include "engine/sequence.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "kernels/core/check.h"
+#include "kernels/paged_kv.h"
 
 namespace fox {
 namespace {
@@ -39,6 +40,17 @@ Sequence::Sequence(Request submitted, const EngineOptions& options, int64_t max_
   stats.prompt_tokens = prompt_tokens;
   stats.arrival = now;
   stats.acp.log_tolerance = log_tolerance;
+}
+
+int64_t Sequence::ChunkWithin(int64_t count) const {
+  if (count >= longest_chunk()) return longest_chunk();
+  if (chunk_multiple == 1) {
+    const int64_t aligned = (computed + count) / kPageTokens * kPageTokens - computed;
+    return aligned > 0 ? aligned : count;
+  }
+  int64_t end = (computed + count) / chunk_multiple * chunk_multiple;
+  if (end == prompt_tokens - 1) end -= chunk_multiple;
+  return std::max<int64_t>(0, end - computed);
 }
 
 int64_t Sequence::FirstPromptRow() const { return std::max(computed, prompt_logprobs_done); }

@@ -65,6 +65,32 @@ struct Sequence {
   int64_t length() const { return static_cast<int64_t>(tokens.size()) + pending; }
   int64_t produced() const { return generated() + pending; }
   int64_t remaining() const { return length() - computed; }
+  // Of those, tokens that are fed in chunks; 0: one a step from here on, which is decoding.
+  int64_t prefill_left() const {
+    if (chunk_multiple == 1) return remaining() > 1 ? remaining() : 0;
+    return prompt_tokens > 1 ? std::max<int64_t>(0, prompt_tokens - computed) : 0;
+  }
+  // Generated tokens that are computed again: decoded, but nothing is sampled.
+  int64_t replays_left() const {
+    return chunk_multiple == 1 ? 0 : std::max<int64_t>(0, remaining() - prefill_left() - 1);
+  }
+  // How many of the computed tokens would be such if all were lost.
+  int64_t replayed_if_lost() const {
+    return chunk_multiple == 1 ? 0 : std::max<int64_t>(0, computed - prompt_tokens);
+  }
+  // What a plan may feed at once, at most and at least.
+  int64_t longest_chunk() const {
+    return chunk_multiple == 1 ? remaining() : std::max<int64_t>(1, prefill_left());
+  }
+  int64_t least_chunk() const {
+    if (chunk_multiple == 1) return 1;
+    return longest_chunk() <= chunk_multiple + 1 ? longest_chunk() : chunk_multiple;
+  }
+  // The longest chunk of at most `count` tokens, `count` at most longest_chunk(); 0: there is none.
+  // It ends with the prompt, else at a multiple of chunk_multiple and with more than one token of
+  // the prompt left, since one alone would be decoded. With a multiple of 1: at a page end, if
+  // there is one.
+  int64_t ChunkWithin(int64_t count) const;
   // Whether it rests: from a full window on, until half of it is free.
   bool paused() const { return paused_; }
   // Call when tokens were produced or acknowledged.
@@ -124,6 +150,7 @@ struct Sequence {
   TokenCounts counts;  // empty unless a penalty needs it
   int64_t priority;    // 0 for all when first come, first served
   const int64_t arrival;
+  int64_t chunk_multiple = 1;  // ExecutorLimits'
   std::shared_ptr<SequenceGroup> group = std::make_shared<SequenceGroup>();
 
   SequenceState state = SequenceState::kNone;

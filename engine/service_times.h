@@ -49,6 +49,8 @@ class ServiceTimes {
   }
   // What so many tokens of prompts add to steps; 0 as long as nothing was measured.
   Seconds Prefill(int64_t tokens) const { return static_cast<double>(tokens) * prefill_; }
+  // What so many decoded tokens add to them, of one sequence beside others.
+  Seconds Decode(int64_t tokens) const { return static_cast<double>(tokens) * decode_; }
   // What so many bytes to or from swap space add to them; `rate`: bytes a second, of which the
   // first estimate is made.
   Seconds Swap(int64_t bytes, double rate) const;

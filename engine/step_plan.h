@@ -53,13 +53,13 @@ struct SwappedSlot {
 
 // What happens in a step, in the order of the fields.
 struct StepPlan {
-  std::vector<int32_t> drop_snapshots;  // slots of snapshots, emptied
-  std::vector<SharedSlot> snapshots;    // taken, of sequences' slots
-  std::vector<SwappedSlot> swap_outs;   // of sequences; each is released, too
-  std::vector<int32_t> release_slots;   // of sequences, emptied
-  std::vector<SharedSlot> starts;       // sequences that go on from a snapshot
-  std::vector<SwappedSlot> swap_ins;    // sequences that go on from where they were
-  std::vector<PlannedSequence> sequences;
+  std::vector<int32_t> drop_snapshots;     // slots of snapshots, emptied
+  std::vector<SharedSlot> snapshots;       // taken, of sequences' slots
+  std::vector<SwappedSlot> swap_outs;      // of sequences; each is released, too
+  std::vector<int32_t> release_slots;      // of sequences, emptied
+  std::vector<SharedSlot> starts;          // sequences that go on from a snapshot
+  std::vector<SwappedSlot> swap_ins;       // sequences that go on from where they were
+  std::vector<PlannedSequence> sequences;  // first those that bring one token
   // Set before anything is sampled; a slot's first sample with a logits processor comes with it.
   std::vector<SlotTokens> penalty_state;
   bool read_windows = false;  // StepResult::first_pages is wanted

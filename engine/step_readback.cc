@@ -41,7 +41,7 @@ Buffer StepReadback::Allocate(size_t bytes) const {
           [](void* data, size_t) { delete[] static_cast<std::byte*>(data); }};
 }
 
-void StepReadback::Begin(const StepPlan& plan) {
+void StepReadback::Begin(const StepPlan& plan, bool row_each) {
   dropped_ = plan.drop_snapshots;
   snapshots_ = plan.snapshots;
   released_ = plan.release_slots;
@@ -50,8 +50,9 @@ void StepReadback::Begin(const StepPlan& plan) {
   wants_windows_ = plan.read_windows;
   sequences_.clear();
   for (const PlannedSequence& seq : plan.sequences) {
-    sequences_.push_back({seq.slot, static_cast<int64_t>(seq.logit_rows.size()),
-                          seq.sample.has_value(), seq.sample ? seq.sample->logprobs : -1,
+    const auto rows = static_cast<int64_t>(seq.logit_rows.size());
+    sequences_.push_back({seq.slot, rows, row_each && rows == 0, seq.sample.has_value(),
+                          seq.sample ? seq.sample->logprobs : -1,
                           seq.position + static_cast<int64_t>(seq.token_ids.size())});
   }
 }
@@ -142,7 +143,7 @@ StepResult StepReadback::Deliver(const ExecutorLimits& limits, std::vector<AcpSt
     const Awaited& seq = sequences_[i];
     result.logits.push_back(seq.rows == 0 || seq.sampled ? nullptr
                                                          : logits + row * logits_view_.cols);
-    row += seq.rows;
+    row += seq.rows + (seq.unwanted_row ? 1 : 0);
     result.sampled.push_back(
         seq.sampled ? TokenOf(outputs.sampled[row - 1], seq.logprobs, limits.vocab_size)
                     : SampledToken{});

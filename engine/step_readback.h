@@ -20,8 +20,9 @@ class StepReadback {
   // Both must outlive this. Memory is pinned where the backend has a queue.
   StepReadback(Ops& ops, const BatchBuilder& batch);
 
-  // Keeps what the results of `plan` are made with.
-  void Begin(const StepPlan& plan);
+  // Keeps what the results of `plan` are made with. `row_each`: it is built with a row of logits
+  // for each sequence, wanted or not.
+  void Begin(const StepPlan& plan, bool row_each = false);
 
   // Host memory of the batch on its way there (BatchBuilder::Build).
   std::byte* staging() const { return staging_.as<std::byte>(); }
@@ -45,8 +46,9 @@ class StepReadback {
  private:
   struct Awaited {
     int32_t slot;
-    int64_t rows;  // of logits
-    bool sampled;  // on the device
+    int64_t rows;       // of logits, wanted
+    bool unwanted_row;  // beside those
+    bool sampled;       // on the device
     int32_t logprobs;
     int64_t end;  // tokens afterwards
   };

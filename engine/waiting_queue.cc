@@ -30,8 +30,9 @@ void WaitingQueue::Count(const Sequence& sequence, int64_t sign, Client* client)
 
 void WaitingQueue::Add(Sequence* sequence, Seconds now) {
   sequence->waiting_since = now;
-  sequence->queued_tokens = sequence->remaining();
-  sequence->queued_max_tokens = sequence->max_tokens - sequence->produced();
+  const int64_t replays = sequence->replays_left();
+  sequence->queued_tokens = sequence->remaining() - replays;
+  sequence->queued_max_tokens = sequence->max_tokens - sequence->produced() + replays;
   if (sequence->preempted) {
     Count(*sequence, 1, nullptr);
     FOX_CHECK(preempted_.insert(sequence).second);

@@ -38,6 +38,7 @@ from running_server import running_server
 
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 CONTEXTS = "4096,16384"
+LIBRARIES = ("cudnn-frontend", "fla", "flash-attention-4", "flag-attention")
 
 
 def json_lines(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -121,8 +122,10 @@ class Bench:
         out = self.scratch / "peer.jsonl"
         out.unlink(missing_ok=True)
         command = [sys.executable, "-B", str(PEERS / script), "--json", str(out), *flags]
-        if self.arguments.official_repo:
-            command += ["--official-repo", self.arguments.official_repo]
+        for flag, value in (("--official-repo", self.arguments.official_repo),
+                            ("--peer-packages", self.arguments.peer_packages)):
+            if value:
+                command += [flag, value]
         problem = None
         try:
             self.run(command, seconds, ours=False)
@@ -216,6 +219,11 @@ def books(bench: Bench) -> dict[str, Any]:
                       **report["certified_over_paper"]}]}
 
 
+def library(name: str) -> Callable[[Bench], dict[str, Any]]:
+    """Attention of one library that PyTorch does not bring."""
+    return lambda bench: bench.peer("attention_libraries.py", 60, "--library", name)
+
+
 # In the order of their weight: a run that ends early has the first ones.
 PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "attention": attention,
@@ -225,6 +233,7 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "attention-peers": lambda bench: bench.peer("attention.py", 150),
     "decoder-peer": lambda bench: bench.peer("decoder.py", 170),
     "official-peer": lambda bench: bench.peer("official.py", 90),
+    **{f"attention-{name}": library(name) for name in LIBRARIES},
     "serve": serve,
     "doors": doors,
     "cold-start": cold_start,
@@ -303,9 +312,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--judge", action="store_true", help="measures nothing, prints the table")
     parser.add_argument("--rows", type=pathlib.Path,
                         help="lines of JSON that other programs measured, to be judged with ours")
-    parser.add_argument("--limit", type=float, default=470, help="seconds for all parts")
+    parser.add_argument("--limit", type=float, default=530, help="seconds for all parts")
     parser.add_argument("--official-repo", default=os.environ.get("FOX_OFFICIAL_REPO"),
                         help="a checkout of zhixuan-lin/forgetting-transformer, for peers")
+    parser.add_argument("--peer-packages", default=os.environ.get("FOX_PEER_PACKAGES"),
+                        help="a folder of Python packages, for peers (tests/bench/README.md)")
     parser.add_argument("--books-text", default=gpu_build.ROOT / "models/demo/prompt_long.txt",
                         type=pathlib.Path, help="held-out text for the demo model")
     arguments = parser.parse_args()

@@ -191,6 +191,10 @@ class JudgeTrainingTest(unittest.TestCase):
         out = torch.stack(outs)
         wanted = [out, *torch.autograd.grad(out, inputs, d_out)]
         with torch.no_grad():
+            rows = torch.tensor([0, 3, 36])
+            sampled = float64_attention.output_rows(
+                q[:1], *(x[:1].repeat_interleave(2, 1) for x in (k, v)), log_gates[:1], rows)
+            torch.testing.assert_close(sampled, out[:1, :, rows])
             float64_attention.ROWS = 16  # several blocks of rows
             given = float64_attention.attention_gradients(q, k, v, log_gates, d_out, starts)
         for name, value in zip(float64_attention.NAMES, wanted):

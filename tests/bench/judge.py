@@ -11,6 +11,13 @@ from typing import Any
 
 Row = dict[str, Any]
 D64, D128 = dict(heads=24, head_dim=64), dict(heads=16, head_dim=128)
+# Peers of attention_libraries.py: peer, acp, and what it is.
+LIBRARIES = (("cudnn-native", "no gate", "the Hopper kernel of cuDNN's frontend without gate"),
+             ("cudnn-bias", "off", "cuDNN with the gate as a bias"),
+             ("fla-triton", "off", "FLA"), ("fla-tilelang", "off", "FLA with TileLang"),
+             ("flex-flash", "off", "FlexAttention by FlashAttention-4"),
+             ("flex-flash", "paper", "FlexAttention by FlashAttention-4 with ACP"),
+             ("flag", "off", "FlagAttention"), ("flag", "paper", "FlagAttention with ACP"))
 
 
 class Measurements:
@@ -118,6 +125,19 @@ def prefill_attention(m: Measurements) -> Iterator[Row]:
               "most", 0.15, 0.08)
 
 
+def libraries(m: Measurements) -> Iterator[Row]:
+    """The kernel against libraries that were tried; one that could not be had says why."""
+    for shape, name in ((D64, "d64"), (D128, "d128")):
+        case = dict(kind="prefill", tokens=16384, **shape)
+        for peer, acp, what in LIBRARIES:
+            tried = m.find(bench="peer_attention", peer=peer, acp=acp, **case)
+            if tried is None:
+                continue
+            ours = m.seconds(bench="attention", acp="paper" if acp == "paper" else "off", **case)
+            yield row(f"attention {name} 16k over {what}", ratio(tried.get("seconds"), ours), "x",
+                      "least", None, None, tried.get("error") or ms(tried["seconds"]))
+
+
 def decode_attention(m: Measurements) -> Iterator[Row]:
     """One row a sequence."""
     case = dict(bench="attention", kind="decode", tokens=16384, **D64)
@@ -190,7 +210,7 @@ def memory_and_prefill(m: Measurements) -> Iterator[Row]:
 def judged_rows(parts: dict[str, Any], tests: dict[str, str]) -> list[Row]:
     """All rows, missing measurements included."""
     m = Measurements(parts, tests)
-    return [row for rows in (tested, prefill_attention, decode_attention, decode_steps,
+    return [row for rows in (tested, prefill_attention, libraries, decode_attention, decode_steps,
                              decode_16k_long_context, memory_and_prefill) for row in rows(m)]
 
 

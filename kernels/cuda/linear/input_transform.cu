@@ -166,6 +166,41 @@ TransformArguments AsOutputGate(TransformArguments s) {
   return s;
 }
 
+struct ApartArguments {
+  const float* x;
+  int64_t x_stride, rows;
+  int cols, tiles;
+  const float* weight;
+  __nv_bfloat16* out;
+  int64_t out_stride;
+  float* sums;
+};
+
+// A warp one sum of a row, in the order in which the product before leaves it (cluster_gemm.cuh).
+__global__ void __launch_bounds__(kWarpThreads)
+    TakeApartKernel(const __grid_constant__ ApartArguments a) {
+  static_assert(NormedRows::kSumCols == 4 * kWarp);
+  TriggerDependents();
+  WaitOnDependencies();
+  const int64_t row = WarpIndex() / a.tiles;
+  if (row >= a.rows) return;
+  const int tile = WarpIndex() % a.tiles, column = (tile * kWarp + Lane()) * 4;
+  float4 x = {}, weight = {1, 1, 1, 1};
+  if (column < a.cols) {
+    x = *reinterpret_cast<const float4*>(a.x + row * a.x_stride + column);
+    if (a.weight != nullptr) weight = __ldg(reinterpret_cast<const float4*>(a.weight + column));
+  }
+  float sum = __fmul_rn(x.x, x.x);
+  sum = fmaf(x.y, x.y, sum);
+  sum = fmaf(x.z, x.z, sum);
+  sum = fmaf(x.w, x.w, sum);
+  sum = StridedSum<1>(sum);
+  if (Lane() == 0) a.sums[row * a.tiles + tile] = sum;
+  if (column >= a.cols) return;
+  *reinterpret_cast<uint2*>(a.out + row * a.out_stride + column) = {
+      RoundPair(x.x * weight.x, x.y * weight.y), RoundPair(x.z * weight.z, x.w * weight.w)};
+}
+
 unsigned WarpBlocks(int64_t warps) {
   constexpr int kWarps = kWarpThreads / kWarp;
   return static_cast<unsigned>((warps + kWarps - 1) / kWarps);
@@ -221,6 +256,25 @@ cudaError_t TransformRows(const MatrixView& in, const InputTransform& transform,
                     shared, stream, source, to, out.row_stride);
     }
   });
+}
+
+cudaError_t TakeApart(const MatrixView& in, const NormedRows& out, cudaStream_t stream) {
+  constexpr uintptr_t kAlign = 16;
+  FOX_CHECK(in.dtype == DType::kF32 && out.rows.dtype == DType::kBF16 && in.cols % 8 == 0);
+  FOX_CHECK(out.rows.rows == in.rows && out.rows.cols == in.cols);
+  FOX_CHECK(in.row_stride % 4 == 0 && out.rows.row_stride % 8 == 0);
+  for (const void* p :
+       {const_cast<const void*>(in.data), out.weight, const_cast<const void*>(out.rows.data)}) {
+    FOX_CHECK(reinterpret_cast<uintptr_t>(p) % kAlign == 0);
+  }
+  const int64_t tiles = (in.cols + NormedRows::kSumCols - 1) / NormedRows::kSumCols;
+  return Launch(
+      TakeApartKernel, dim3(WarpBlocks(in.rows * tiles)), dim3(kWarpThreads),
+      SmemConfig(0, in.rows <= kOverlapRows), stream,
+      ApartArguments{static_cast<const float*>(in.data), in.row_stride, in.rows,
+                     static_cast<int>(in.cols), static_cast<int>(tiles),
+                     static_cast<const float*>(out.weight),
+                     static_cast<__nv_bfloat16*>(out.rows.data), out.rows.row_stride, out.sums});
 }
 
 }  // namespace fox::cuda

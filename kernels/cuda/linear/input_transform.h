@@ -15,4 +15,8 @@ namespace fox::cuda {
 cudaError_t TransformRows(const MatrixView& in, const InputTransform& transform,
                           const MatrixView& out, cudaStream_t stream);
 
+// What LinearParams::leaves would have left of `in`, float32: out.rows and out.sums, whose order of
+// additions is the same. Enqueues on `stream`; gives the launch's error.
+cudaError_t TakeApart(const MatrixView& in, const NormedRows& out, cudaStream_t stream);
+
 }  // namespace fox::cuda

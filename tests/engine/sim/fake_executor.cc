@@ -150,11 +150,12 @@ void FakeExecutor::Append(const PlannedSequence& sequence) {
   slot.request = sequence.id;
   slot.used_at = runs_;
   token_hashes_.clear();
+  const bool alone = sequence.token_ids.size() == 1;
   for (const int32_t id : sequence.token_ids) {
     const bool fed = id == kLastSampledToken;
     if (fed) ++fed_samples_;
     const int32_t token = fed ? slot.sampled : id;
-    token_hashes_.push_back(slot.keys.Next(slot.length++, token));
+    token_hashes_.push_back(slot.keys.Next(slot.length++, token, alone));
     if (slot.length % kPageTokens != 0) continue;
     slot.page_end_keys = slot.keys;
     page_ends_.push_back(slot.keys.state());
@@ -223,6 +224,7 @@ absl::Status FakeExecutor::CheckPlan(const StepPlan& plan) {
   if (static_cast<int64_t>(plan.sequences.size()) > limits.max_num_seqs) Violate("too many seats");
   int64_t rows = 0;
   int64_t pages = 0;
+  CheckMixture(plan);
   for (const PlannedSequence& sequence : plan.sequences) {
     rows += static_cast<int64_t>(sequence.logit_rows.size());
     if (sequence.slot < 0 || sequence.slot >= limits.slots()) {
@@ -232,6 +234,7 @@ absl::Status FakeExecutor::CheckPlan(const StepPlan& plan) {
     Slot& slot = slots_[static_cast<size_t>(sequence.slot)];
     if (std::exchange(slot.planned_at, runs_) == runs_) Violate("a slot appears twice");
     CheckSequence(sequence);
+    CheckChunk(sequence, &slot);
     const int64_t end = sequence.position + static_cast<int64_t>(sequence.token_ids.size());
     pages += limits.lists_per_slot * (PagesFor(end) - PagesFor(sequence.position));
   }
@@ -242,6 +245,36 @@ absl::Status FakeExecutor::CheckPlan(const StepPlan& plan) {
   }
   Violate("more pages than are free");
   return absl::OkStatus();
+}
+
+// Decodes first, and few tokens of prompts beside who was in the plan before.
+void FakeExecutor::CheckMixture(const StepPlan& plan) {
+  const ExecutorLimits& limits = options_.limits;
+  bool decodes = false;
+  int64_t prefill = 0;
+  for (const PlannedSequence& sequence : plan.sequences) {
+    if (sequence.token_ids.size() > 1) {
+      prefill += static_cast<int64_t>(sequence.token_ids.size());
+      continue;
+    }
+    if (prefill > 0) Violate("a decode behind a chunk");
+    const bool valid = sequence.slot >= 0 && sequence.slot < limits.slots();
+    decodes |= valid && slots_[static_cast<size_t>(sequence.slot)].planned_at == runs_ - 1;
+  }
+  if (limits.max_mixed_tokens == 0 || !decodes) return;
+  if (prefill > std::max(limits.max_mixed_tokens, limits.least_prefill())) {
+    Violate("too many tokens of prompts beside decodes");
+  }
+}
+
+// What came alone, a prompt's token or a generated one, is told by the keys.
+void FakeExecutor::CheckChunk(const PlannedSequence& sequence, Slot* slot) {
+  const int64_t multiple = options_.limits.chunk_multiple;
+  const auto count = static_cast<int64_t>(sequence.token_ids.size());
+  if (multiple == 1) return;
+  if (count > 1 && slot->decodes) Violate("a chunk behind decodes");
+  if (count > 1 && sequence.position % multiple != 0) Violate("a chunk begins anywhere");
+  slot->decodes = count == 1 || (sequence.position + count) % multiple != 0;
 }
 
 void FakeExecutor::CheckSequence(const PlannedSequence& sequence) {
@@ -321,7 +354,7 @@ void FakeExecutor::SwapOut(const StepPlan& plan) {
     }
     swapped_[out.offset] = {slot.request,
                             options_.limits.SwapBytes(keys_.stats(out.slot).live_pages()),
-                            slot.keys, slot.page_end_keys};
+                            slot.keys, slot.page_end_keys, slot.decodes};
     keys_.SwapOut(out);
   }
 }
@@ -348,6 +381,7 @@ void FakeExecutor::SwapIn(const StepPlan& plan) {
     slot.length = in.tokens;
     slot.keys = swapped.keys;
     slot.page_end_keys = swapped.page_end_keys;
+    slot.decodes = swapped.decodes;
   }
 }
 
@@ -401,6 +435,7 @@ bool FakeExecutor::Share(const SharedSlot& shared) {
     Violate("shared what is not there");
   }
   if (to.occupied || to.length > 0) Violate("shared into a slot that is taken");
+  if (shared.tokens % options_.limits.chunk_multiple != 0) Violate("a snapshot within a chunk");
   if (!violation_.empty()) return false;
   to.length = shared.tokens;
   to.keys = to.page_end_keys = from.page_end_keys;
@@ -418,6 +453,7 @@ void FakeExecutor::Release(const std::vector<int32_t>& slots) {
     slot.occupied = false;
     slot.length = 0;
     slot.has_states = false;
+    slot.decodes = false;
     slot.sampled_at = -1;
   }
   keys_.Release(slots);

@@ -61,6 +61,7 @@ class FakeExecutor : public StepExecutor {
     KeyChain keys, page_end_keys;  // after its tokens, and at the last page end
     SlotSampler sampler;
     bool has_states = false;  // of this request
+    bool decodes = false;     // its prompt is over, where chunks matter
     int32_t sampled = 0;
     int64_t sampled_at = -1;  // run
     int64_t used_at = -1;
@@ -79,12 +80,15 @@ class FakeExecutor : public StepExecutor {
     uint64_t request = 0;
     int64_t bytes = 0;
     KeyChain keys, page_end_keys;
+    bool decodes = false;
   };
 
   void Violate(const std::string& what);
   absl::Status Take(const StepPlan& plan, Computed* computed);
   // The fault of the pool, if the plan causes one.
   absl::Status CheckPlan(const StepPlan& plan);
+  void CheckMixture(const StepPlan& plan);
+  void CheckChunk(const PlannedSequence& sequence, Slot* slot);
   void CheckSequence(const PlannedSequence& sequence);
   void CheckSample(const PlannedSequence& sequence, const Slot& slot);
   int32_t all_slots() const { return static_cast<int32_t>(slots_.size()); }

@@ -1,9 +1,9 @@
 // What the fake model computes, as pure functions of a request and its tokens: the executor and
 // the reference share them and nothing else. Each head writes a hash of (request, head, position,
-// token), or, where pages are shared, of all tokens so far; logits are a function of a sum over all
-// live keys, each weighted by its page's place, so a stale, foreign, missing or swapped page
-// changes tokens. The sum can be kept token by token or made anew from pages. Read paged_keys.h
-// next.
+// token), or, where pages are shared, of all tokens so far, and of whether the token came alone;
+// logits are a function of a sum over all live keys, each weighted by its page's place, so a stale,
+// foreign, missing or swapped page changes tokens. The sum can be kept token by token or made anew
+// from pages. Read paged_keys.h next.
 #pragma once
 
 #include <algorithm>
@@ -51,13 +51,17 @@ class KeyChain {
   KeyChain() = default;
   KeyChain(const FakeOptions& options, uint64_t request, const std::string& salt,
            double log_tolerance)
-      : state_(request), shares_(options.limits.snapshot_slots > 0) {
+      : state_(request),
+        shares_(options.limits.snapshot_slots > 0),
+        tells_decodes_(options.limits.chunk_multiple > 1) {
     if (!shares_) return;
     state_ = static_cast<uint64_t>(static_cast<int64_t>(std::max(log_tolerance, -1e9) * 1e6));
     for (const char c : salt) state_ = Mix(state_, static_cast<uint64_t>(c));
   }
-  uint64_t Next(int64_t position, int32_t token) {
-    const uint64_t hash = TokenHash(state_, position, token);
+  // `decoded`: the token comes alone, which makes it another one where chunks matter.
+  uint64_t Next(int64_t position, int32_t token, bool decoded) {
+    uint64_t hash = TokenHash(state_, position, token);
+    if (tells_decodes_ && decoded) hash = ~hash;
     if (shares_) state_ = hash;
     return hash;
   }
@@ -66,7 +70,7 @@ class KeyChain {
 
  private:
   uint64_t state_ = 0;
-  bool shares_ = false;
+  bool shares_ = false, tells_decodes_ = false;
 };
 
 inline uint64_t KeyOf(uint64_t token_hash, int64_t head) {

@@ -59,21 +59,27 @@ class Bounds {
   Bounds(const Day& day, bool scored_newcomers) {
     const Swarm& swarm = day.swarm();
     const ExecutorLimits& limits = swarm.executor.limits;
-    const int64_t seats = std::min(
-        {int64_t{limits.max_num_seqs}, limits.max_num_batched_tokens, limits.max_logit_rows});
+    const int64_t least = limits.least_prefill();
+    const int64_t seats =
+        std::min({int64_t{limits.max_num_seqs}, limits.max_num_batched_tokens - least + 1,
+                  limits.max_logit_rows - least + 1});
     // What decodes leave; of rows the first keeps half.
-    const int64_t budget = limits.max_num_batched_tokens - seats + 1;
+    int64_t budget = limits.max_num_batched_tokens - seats + 1;
+    if (limits.max_mixed_tokens > 0) budget = std::min(budget, limits.max_mixed_tokens);
     const int64_t rows = std::max<int64_t>(1, (limits.max_logit_rows - seats + 1) / 2);
     const bool scored = swarm.scored > 0 || scored_newcomers;
-    chunk_ = std::min({int64_t{kPageTokens}, budget, scored ? rows : kPageTokens});
+    // Where chunks matter the first has one, whatever there is.
+    const int64_t page = kPageTokens;
+    chunk_ = least > 1 ? page : std::min({page, budget, scored ? rows : page});
     const Seconds shortest = kPause + swarm.step_seconds;
     const Seconds longest =
         shortest + swarm.token_seconds * static_cast<double>(limits.max_num_batched_tokens);
     if (swarm.windows > 0) guest_turn_ = 1 + static_cast<int64_t>(11 * longest / shortest);
+    if (limits.chunk_multiple > 1) replays_ = guest_turn_ * (swarm.max_tokens + 10);
     drain_ = seats * Chunks(limits.max_model_len) + guest_turn_ * (swarm.max_tokens + 10);
     if (swarm.windows > 0) drain_ += Turn(limits.max_model_len, true);
     waits_ = static_cast<int64_t>((WaitingQueue::kAging + Scheduler::kOvertaking) / shortest);
-    all_ = (kMostLosses + 1) * drain_;
+    all_ = (kMostLosses + 1) * (drain_ + replays_);
     for (const auto& client : day.clients()) {
       const Request& request = client->request();
       const int64_t tokens = Length(request);
@@ -84,11 +90,11 @@ class Bounds {
     }
   }
 
-  // From a start to a token. Of the prompts that are computed the earliest is first in one of
-  // kEarliestTurn steps, among slow readers in those that have them; pages may be missing until
-  // all that come before it have ended.
+  // From a start to a token, behind those that are replayed. Of the prompts that are computed the
+  // earliest is first in one of kEarliestTurn steps, among slow readers in those that have them;
+  // pages may be missing until all that come before it have ended.
   int64_t Start(const Request& request) const {
-    return Turn(Length(request), request.flow_window > 0) + drain_;
+    return Turn(Length(request), request.flow_window > 0) + replays_ + drain_;
   }
   // From a token to the next. Whoever waits and is older has its turn when others have started with
   // kAgedShare times what it asks for (each step serves a token of them at least), not before
@@ -111,6 +117,7 @@ class Bounds {
 
   int64_t chunk_ = 1;       // of the one prompt that is first
   int64_t guest_turn_ = 1;  // slow readers run in one of so many steps
+  int64_t replays_ = 0;     // of all that a sequence has generated
   int64_t drain_ = 0;       // until all that run have ended, if nobody else starts
   int64_t waits_ = 0, all_ = 0;
 };

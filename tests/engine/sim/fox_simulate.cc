@@ -18,7 +18,7 @@ namespace {
 
 struct Settings {
   int64_t seed = 0, first_seed = 1, events = 100'000'000, operations = kDayOperations, threads = 1;
-  int64_t scope = 0, seconds = 0, days = 0;
+  int64_t scope = 0, seconds = 0, days = 0, chunk_multiple = 0;
   bool flood = false, print = false, shrink = false;
   std::string bug = "none";
 };
@@ -33,6 +33,7 @@ int RunOne(const Settings& settings) {
   DayOptions options;
   options.seed = static_cast<uint64_t>(settings.seed);
   options.operations = settings.operations;
+  options.chunk_multiple = settings.chunk_multiple;
   options.bug = BugOf(settings.bug.c_str());
   options.flood = settings.flood;
   options.print = settings.print && !settings.shrink;
@@ -85,6 +86,7 @@ class Campaign {
       DayOptions options;
       options.seed = next_seed_++;
       options.operations = settings_.operations;
+      options.chunk_multiple = settings_.chunk_multiple;
       options.bug = BugOf(settings_.bug.c_str());
       options.flood = settings_.flood;
       const Report report = Simulate(options);
@@ -136,6 +138,8 @@ int Main(int argc, char** argv) {
   flags.Int("threads", "N", "how many", 1, 1024, &settings.threads);
   flags.Int("scope", "DEPTH", "every order of so many events instead", 0, 64, &settings.scope);
   flags.String("bug", "NAME", "a bug to plant", &settings.bug);
+  flags.Int("chunk-multiple", "N", "the executor's, 1 or a multiple of 64; 0: any", 0, 1024,
+            &settings.chunk_multiple);
   flags.Bool("flood", "end each day with a flood of newcomers", &settings.flood);
   flags.Bool("print", "print all that happens on a day", &settings.print);
   flags.Bool("shrink", "leave operations out that a failing day does not need", &settings.shrink);

@@ -11,6 +11,9 @@ bool Contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
+// Whether a token comes alone: generated ones, and a prompt that is one token.
+bool IsDecoded(int64_t position, int64_t prompt) { return position >= prompt || prompt == 1; }
+
 }  // namespace
 
 Reference::Reference(Request request, const EngineOptions& engine, const FakeOptions& executor)
@@ -26,13 +29,24 @@ Reference::Reference(Request request, const EngineOptions& engine, const FakeOpt
       keys_(executor, request_.id, request_.cache_salt, log_tolerance_),
       heads_(static_cast<size_t>(executor.limits.lists_per_slot)) {}
 
+// Where chunks matter, the pages of the least chunk are taken before any is evicted.
+int64_t Reference::PageRowsTaken() const {
+  const int64_t multiple = executor_.limits.chunk_multiple;
+  const auto prompt = static_cast<int64_t>(request_.prompt.size());
+  if (multiple == 1 || IsDecoded(length_, prompt)) return length_ % kPageTokens == 0 ? 1 : 0;
+  if (length_ % multiple != 0 || length_ == prompt - 1) return 0;
+  const int64_t end = length_ + multiple + 1 >= prompt ? prompt : length_ + multiple;
+  return PagesFor(end) - PagesFor(length_);
+}
+
 void Reference::Append(int32_t token) {
-  const uint64_t hash = keys_.Next(length_, token);
+  const uint64_t hash =
+      keys_.Next(length_, token, IsDecoded(length_, static_cast<int64_t>(request_.prompt.size())));
   int64_t head = 0;
   for (Head& h : heads_) h.current += KeyOf(hash, head++);
-  if (length_ % kPageTokens == 0) {  // a page each
+  if (const int64_t rows = PageRowsTaken(); rows > 0) {
     int64_t held = 0;
-    for (const Head& h : heads_) held += static_cast<int64_t>(h.pages.size()) + 1 - h.first;
+    for (const Head& h : heads_) held += static_cast<int64_t>(h.pages.size()) + rows - h.first;
     most_pages_ = std::max(most_pages_, held);
   }
   ++length_;
@@ -145,8 +159,10 @@ std::vector<int32_t> FirstPages(const FakeOptions& options, const Request& reque
   std::vector<int32_t> first(static_cast<size_t>(options.limits.lists_per_slot), 0);
   const auto prompt = static_cast<int64_t>(request.prompt.size());
   for (int64_t i = 0; i < count; ++i) {
-    keys.Next(i, i < prompt ? request.prompt[static_cast<size_t>(i)]
-                            : generated.at(static_cast<size_t>(i - prompt)));
+    keys.Next(i,
+              i < prompt ? request.prompt[static_cast<size_t>(i)]
+                         : generated.at(static_cast<size_t>(i - prompt)),
+              IsDecoded(i, prompt));
     if ((i + 1) % kPageTokens != 0) continue;
     int64_t head = 0;
     for (int32_t& kept : first) {

@@ -46,6 +46,7 @@ class Reference {
     int64_t first = 0;            // kept
   };
 
+  int64_t PageRowsTaken() const;  // by a plan that begins with the next token
   void Append(int32_t token);
   void EndPage();
   uint64_t Fold() const;

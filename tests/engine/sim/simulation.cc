@@ -16,7 +16,7 @@ constexpr uint64_t kSwarmStream = ~uint64_t{0}, kFloodStream = ~uint64_t{1};
 
 Swarm SwarmOf(const DayOptions& options) {
   Random random(options.seed, kSwarmStream);
-  Swarm swarm = MakeSwarm(random);
+  Swarm swarm = MakeSwarm(random, options.chunk_multiple);
   if (options.bug != Bug::kNone) swarm.executor.fail_at_run = -1;
   if (options.flood) swarm.flood = 1;
   return swarm;
@@ -153,6 +153,9 @@ std::string Describe(const DayOptions& options, const Report& report) {
                      std::to_string(report.operation) + ", " + report.violation +
                      "\nreplay: fox-simulate --seed " + std::to_string(options.seed) +
                      " --operations " + std::to_string(options.operations);
+  if (options.chunk_multiple > 0) {
+    text += " --chunk-multiple " + std::to_string(options.chunk_multiple);
+  }
   if (options.flood) text += " --flood";
   if (options.bug != Bug::kNone) text += std::string(" --bug ") + Name(options.bug);
   return text + " --print (add --shrink for fewer operations)";

@@ -26,7 +26,8 @@ struct DayOptions {
   uint64_t seed = 1;
   int64_t operations = kDayOperations;  // length of the first phase
   Bug bug = Bug::kNone;
-  bool flood = false;  // it ends with one, whatever the seed says
+  int64_t chunk_multiple = 0;  // of the executor; 0: what the seed says
+  bool flood = false;          // it ends with one, whatever the seed says
   bool print = false;
   std::set<int64_t> without;  // operations left out; the others stay as they are
 };

@@ -173,9 +173,25 @@ void ChooseSampling(const Swarm& swarm, Random& random, SamplingParams* sampling
   }
 }
 
+// As an executor has it that cares about chunks: steps with room for the least of them, mostly
+// beside decodes of all others.
+void ChooseChunks(Random& random, int64_t multiple, Swarm* swarm) {
+  ExecutorLimits& limits = swarm->executor.limits;
+  if (multiple == 0) {
+    multiple = random.Chance(0.5) ? 1 : random.Chance(0.4) ? 64 : 128;
+    if (random.Chance(0.4)) limits.max_mixed_tokens = random.Int(1, 400);
+  }
+  limits.chunk_multiple = multiple;
+  if (multiple == 1) return;
+  const int64_t others = random.Chance(0.8) ? limits.max_num_seqs - 1 : 0;
+  const int64_t least = limits.least_prefill() + others;
+  limits.max_num_batched_tokens = std::max(limits.max_num_batched_tokens, least);
+  limits.max_logit_rows = std::max(limits.max_logit_rows, least);
+}
+
 }  // namespace
 
-Swarm MakeSwarm(Random& random) {
+Swarm MakeSwarm(Random& random, int64_t chunk_multiple) {
   Swarm swarm;
   ChooseExecutor(random, &swarm);
   ChooseEngine(random, &swarm);
@@ -185,6 +201,7 @@ Swarm MakeSwarm(Random& random) {
   // In two draws: so the days that failed once stay what they were.
   if (random.Chance(0.8) && random.Chance(0.5)) ChooseSharing(random, &swarm);
   if (random.Chance(0.6)) ChooseSwapSpace(random, &swarm);
+  ChooseChunks(random, chunk_multiple, &swarm);
   return swarm;
 }
 

@@ -32,7 +32,8 @@ struct Swarm {
   std::vector<std::vector<int32_t>> texts;      // that prompts begin with
 };
 
-Swarm MakeSwarm(Random& random);
+// `chunk_multiple`: the executor's; 0: any.
+Swarm MakeSwarm(Random& random, int64_t chunk_multiple);
 
 // A request as the swarm's clients send them, without an id; `invalid`: one that must be refused
 // with that code, kOk for others.
