@@ -27,9 +27,9 @@ __global__ void __launch_bounds__(kThreads)
   TriggerDependents();
   PrefetchTransform(source);
   WaitOnDependencies();
-  extern __shared__ float sums[];  // kRmsNorm
+  extern __shared__ float norms[];  // kRmsNorm
   const int64_t row = blockIdx.x;
-  TransformRowsInBlock<kind, In, 1>(source, row, 1, out + row * out_stride, out_stride, sums);
+  TransformRowsInBlock<kind, In, 1>(source, row, 1, out + row * out_stride, out_stride, norms);
 }
 
 // Threads of the kernels below, whose warps work alone.
@@ -250,8 +250,8 @@ cudaError_t TransformRows(const MatrixView& in, const InputTransform& transform,
       if (kNorm && !kNarrow && source.in_cols <= kMaxSteps * kStepCols) {
         return LaunchNorm(source, in.rows, to, out.row_stride, stream);
       }
-      const int sums = kNorm ? transform::SumCount(source.in_cols) : 0;
-      const SmemConfig shared(static_cast<size_t>(sums) * sizeof(float), in.rows <= kOverlapRows);
+      const int norms = kNorm ? transform::NormFloats(source.in_cols) : 0;
+      const SmemConfig shared(static_cast<size_t>(norms) * sizeof(float), in.rows <= kOverlapRows);
       return Launch(TransformKernel<kind, In>, dim3(static_cast<unsigned>(in.rows)), dim3(kThreads),
                     shared, stream, source, to, out.row_stride);
     }

@@ -139,27 +139,30 @@ __device__ __forceinline__ float SumOf128(const Unit& unit) {
   return sum;
 }
 
-// What a row with these sums is multiplied by.
-__device__ __forceinline__ float ScaleOf(const TransformArguments& s, const float* sums) {
+// What NormRows leaves of a row: SumCount sums of squares, then what the row is multiplied by.
+__host__ __device__ constexpr int NormFloats(int cols) { return SumCount(cols) + 1; }
+
+__device__ __forceinline__ void FindScale(const TransformArguments& s, float* row) {
   const int count = SumCount(s.in_cols);
   float sum = 0;
 #pragma unroll 4
-  for (int i = 0; i < count; ++i) sum = __fadd_rn(sum, sums[i]);
-  return rsqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(s.in_cols)), s.eps));
+  for (int i = 0; i < count; ++i) sum = __fadd_rn(sum, row[i]);
+  row[count] = rsqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(s.in_cols)), s.eps));
 }
 
-// `first`: the weights of the thread's first unit (FirstWeight), which the caller may load long
-// before. sums: [rows, SumCount], in shared memory; left to the caller if apart. All further units,
-// and those of a row that is scaled, are read again, from cache.
+// Synchronises; apart, the scales are found meanwhile and known behind the next barrier. `first`:
+// the weights of the thread's first unit (FirstWeight), which the caller may load long before.
+// norms: [rows, NormFloats] in shared memory. Rows that are scaled here are read twice.
 template <typename In, int kRows>
 __device__ __forceinline__ void NormRows(const TransformArguments& s, const Unit& first,
                                          int64_t first_row, int rows, __nv_bfloat16* out,
-                                         int64_t out_stride, float* sums) {
+                                         int64_t out_stride, float* norms) {
   const int thread = static_cast<int>(threadIdx.x);
-  const int units = s.in_cols / kUnit, count = SumCount(s.in_cols);
+  const int units = s.in_cols / kUnit, floats = NormFloats(s.in_cols);
   const In* in = static_cast<const In*>(s.in) + first_row * s.in_stride;
 #pragma unroll 1
-  for (int u = thread; u - Lane() < units; u += kTransformThreads) {  // by whole warps
+  for (int begin = 0; begin < units; begin += kTransformThreads) {  // for the whole block
+    const int u = begin + thread;
     const bool there = u < units;
     Unit x[kRows] = {};
 #pragma unroll
@@ -173,21 +176,24 @@ __device__ __forceinline__ void NormRows(const TransformArguments& s, const Unit
       if (r >= rows) break;
       if (s.apart && there) StoreVec8(Weighted(x[r], weight), out + r * out_stride + u * kUnit);
       const float sum = SumOf128(x[r]);
-      if (there && u % kSumUnits == 0) sums[r * count + u / kSumUnits] = sum;
+      if (there && u % kSumUnits == 0) norms[r * floats + u / kSumUnits] = sum;
     }
   }
+  SyncThreads<kTransformThreads>();
+  if (Warp() == kWarps - 1 && Lane() < rows) FindScale(s, norms + Lane() * floats);
   if (s.apart) return;
   SyncThreads<kTransformThreads>();
 #pragma unroll 1
   for (int r = 0; r < rows; ++r) {
-    const float scale = ScaleOf(s, sums + r * count);
 #pragma unroll 1
     for (int u = thread; u < units; u += kTransformThreads) {
       const Unit unit = LoadUnit(in + r * s.in_stride + u * kUnit);
       const Unit weight = u == thread ? first : LoadWeight(s.weight, u);
-      StoreVec8(Normalized(unit, scale, weight), out + r * out_stride + u * kUnit);
+      StoreVec8(Normalized(unit, norms[r * floats + floats - 1], weight),
+                out + r * out_stride + u * kUnit);
     }
   }
+  SyncThreads<kTransformThreads>();
 }
 
 __device__ __forceinline__ Unit FirstWeight(const TransformArguments& s) {
@@ -286,15 +292,15 @@ __device__ __forceinline__ void PrefetchTransform(const TransformArguments& s) {
 }
 
 // out[r] = transform(in[first_row + r]) for r < rows <= kRows, by the first kTransformThreads
-// threads of the block; out (16-byte aligned rows) in global or shared memory; sums: NormRows's,
+// threads of the block; out (16-byte aligned rows) in global or shared memory; norms: NormRows's,
 // for kRmsNorm alone. After WaitOnDependencies(); the caller synchronises before it reads `out`.
 template <InputTransform::Kind kind, typename In, int kRows>
 __device__ __forceinline__ void TransformRowsInBlock(const TransformArguments& s, int64_t first_row,
                                                      int rows, __nv_bfloat16* out,
-                                                     int64_t out_stride, float* sums) {
+                                                     int64_t out_stride, float* norms) {
   if constexpr (kind == InputTransform::Kind::kRmsNorm) {
     transform::NormRows<In, kRows>(s, transform::FirstWeight(s), first_row, rows, out, out_stride,
-                                   sums);
+                                   norms);
   } else {
     // As many loads at a time as registers allow.
     constexpr int kRowBatch = kind == InputTransform::Kind::kOutputGate ? 1 : 2;

@@ -68,15 +68,15 @@ struct SmallBatchGemmArguments : GemmArguments {
 };
 
 // Shared memory: [stages] tiles, input rows, partial sums [2][warps][4 rows][16], barriers, the
-// rows' sums of squares.
+// rows' sums of squares and scales.
 __host__ __device__ constexpr int InputStride(int in) { return in * 2 + kPad; }
-// A warp loads its input by 32 columns: up to 24 past the last row's end.
+// The input of a tile's columns past the end is loaded, too.
 __host__ __device__ constexpr int InputBytes(int rows, int in) {
-  return rows * InputStride(in) + 24 * 2 - kPad;
+  return rows * InputStride(in) + (kTileCols - 1 - (in - 1) % kTileCols) * 2;
 }
 __host__ __device__ constexpr int FixedBytes(int rows, int in) {
   return InputBytes(rows, in) + kPartialBytes + kBarrierBytes +
-         rows * transform::SumCount(in) * static_cast<int>(sizeof(float));
+         rows * transform::NormFloats(in) * static_cast<int>(sizeof(float));
 }
 
 struct SharedLayout {
@@ -85,7 +85,7 @@ struct SharedLayout {
   float* partial;
   Mbarrier* full;
   Mbarrier* empty;
-  float* squares;  // [rows, SumCount]
+  float* norms;  // [rows, NormFloats]
 };
 
 __device__ __forceinline__ SharedLayout LayoutOf(unsigned char* shared,
@@ -96,7 +96,7 @@ __device__ __forceinline__ SharedLayout LayoutOf(unsigned char* shared,
   layout.partial = reinterpret_cast<float*>(layout.input + InputBytes(a.rows, a.in));
   layout.full = reinterpret_cast<Mbarrier*>(layout.partial + kPartialBytes / sizeof(float));
   layout.empty = layout.full + kMaxStages;
-  layout.squares = reinterpret_cast<float*>(layout.empty + kMaxStages);
+  layout.norms = reinterpret_cast<float*>(layout.empty + kMaxStages);
   return layout;
 }
 
@@ -164,9 +164,10 @@ struct AddedTerms {
 };
 
 // Every operation is one of cluster_gemm.cuh's, in its order.
-__device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a, const float* partial,
-                                           float scale, const AddedTerms& terms, int row,
-                                           int last) {
+template <bool kScaled>
+__device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a,
+                                           const SharedLayout& layout, const float* partial,
+                                           const AddedTerms& terms, int row, int last) {
   const Output o;
   if (o.n >= a.rows || row + o.m >= last) return;
   float sum[kConsumerWarps];
@@ -177,8 +178,12 @@ __device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a, con
 #pragma unroll
     for (int w = 0; w < kConsumerWarps; w += 2 * step) sum[w] = __fadd_rn(sum[w], sum[w + step]);
   }
-  float value = __fadd_rn(__fmul_rn(sum[0], scale), terms.bias);
-  value = __fadd_rn(terms.previous, value);
+  float total = sum[0];
+  if (kScaled && a.source.apart) {
+    const int floats = transform::NormFloats(a.in);
+    total = __fmul_rn(total, layout.norms[o.n * floats + floats - 1]);
+  }
+  const float value = __fadd_rn(terms.previous, __fadd_rn(total, terms.bias));
   const int64_t at = o.n * a.y_stride + row + o.m;
   if (a.y_f32 != nullptr) {
     a.y_f32[at] = value;
@@ -228,14 +233,14 @@ class TileReader {
 // A multiplying warp's walk over a block's tiles, 16 rows of W at a time from left to right, and
 // the block's outputs. The partial sums of 16 rows lie in one of two buffers in turn, so that one
 // barrier for them suffices: a buffer is written again only after the next rows' barrier.
+template <bool kScaled>
 class Multiplier {
  public:
   __device__ __forceinline__ Multiplier(const SmallBatchGemmArguments& a,
                                         const SharedLayout& layout, int first, int last)
       : a_(a),
         layout_(layout),
-        from_(SharedAddress(layout.input) + min(Lane() % 8, a.rows - 1) * InputStride(a.in) +
-              Warp() * kChunkCols * 2 + Lane() / 8 * 16),
+        from_(InputAddress(a, layout, OpaqueThreadIdx())),
         row_(first),
         last_(last) {
     const int row = first + static_cast<int>(threadIdx.x);
@@ -244,11 +249,11 @@ class Multiplier {
 
   // When the kernel before has ended.
   __device__ __forceinline__ void LoadPrevious() { terms_.LoadPrevious(a_, row_, last_); }
-  // When the input rows are there. scale: of the thread's output's row.
-  __device__ __forceinline__ void Begin(float scale) {
-    scale_ = scale;
+  // When the input rows are there.
+  __device__ __forceinline__ void Begin() {
     terms_.LoadBias(a_, row_, last_);
-    LoadInput();
+#pragma unroll
+    for (int pair = 0; pair < kChunkSteps / 2; ++pair) LoadInput(pair, 0);
   }
 
   __device__ __forceinline__ bool AtEnd() const { return row_ >= last_; }
@@ -256,40 +261,40 @@ class Multiplier {
   // Adds the products of the warp's chunk of the next tile, stores the outputs of its rows if it is
   // their last, and goes on.
   __device__ __forceinline__ void Multiply(Fragments& w) {
-    if (a_.in % kStep != 0) ClearHalf(w);
-    const int steps = Steps();
-#pragma unroll
-    for (int i = 0; i < kChunkSteps; ++i) {
-      const int at = i % 2 * 2;
-      if (i < steps) MultiplyAdd(c_, w[i], x_[i / 2][at], x_[i / 2][at + 1]);
+    const int next = col_ + kTileCols < a_.in ? col_ + kTileCols : 0;
+    if (col_ + kTileCols <= a_.in) {
+      MultiplyChunk<true>(w, next);
+    } else {
+      MultiplyChunk<false>(w, next);
     }
-    col_ += kTileCols;
-    if (col_ >= a_.in) col_ = 0;
-    LoadInput();
-    if (col_ == 0) Store();
+    col_ = next;
+    if (next == 0) Store();
   }
 
  private:
-  // Products of the chunk: of its last one half may lie past the end, where zeros stand in.
-  __device__ __forceinline__ int Steps() const {
-    const int columns = a_.in - col_ - Warp() * kChunkCols;
-    return min(max(columns + kStep - 1, 0) / kStep, kChunkSteps);
+  __device__ __forceinline__ static uint32_t InputAddress(const SmallBatchGemmArguments& a,
+                                                          const SharedLayout& layout, int thread) {
+    const int lane = thread % kWarp, warp = thread / kWarp;
+    return SharedAddress(layout.input) + min(lane % 8, a.rows - 1) * InputStride(a.in) +
+           warp * kChunkCols * 2 + lane / 8 * 16;
   }
 
-  __device__ __forceinline__ void ClearHalf(Fragments& w) const {
+  // Two products' input.
+  __device__ __forceinline__ void LoadInput(int pair, int col) {
+    LoadMatrices(x_[pair], from_ + (col + pair * 2 * kStep) * 2);
+  }
+
+  // Input is replaced by that of the tile at column `next` as soon as it is used.
+  template <bool kWhole>
+  __device__ __forceinline__ void MultiplyChunk(Fragments& w, int next) {
+    static_assert(kChunkSteps % 2 == 0);
+    const int columns = a_.in - col_ - Warp() * kChunkCols;
 #pragma unroll
     for (int i = 0; i < kChunkSteps; ++i) {
-      if (col_ + Warp() * kChunkCols + (i + 1) * kStep > a_.in) w[i][2] = w[i][3] = 0;
-    }
-  }
-
-  // Two products' at a time; what lies behind an odd last one is not used.
-  __device__ __forceinline__ void LoadInput() {
-    static_assert(kChunkSteps % 2 == 0);
-    const int steps = Steps();
-#pragma unroll
-    for (int i = 0; i < kChunkSteps / 2; ++i) {
-      if (2 * i < steps) LoadMatrices(x_[i], from_ + col_ * 2 + i * 2 * kStep * 2);
+      const int at = i % 2 * 2;
+      if (!kWhole && columns < (i + 1) * kStep) w[i][2] = w[i][3] = 0;  // half of it is W's
+      if (kWhole || columns > i * kStep) MultiplyAdd(c_, w[i], x_[i / 2][at], x_[i / 2][at + 1]);
+      if (i % 2 == 1) LoadInput(i / 2, next);
     }
   }
 
@@ -305,7 +310,7 @@ class Multiplier {
       mine[kTileRows + kTileRows / 2] = c_[3];
     }
     SyncThreads<kConsumers>();
-    StoreValue(a_, partial, scale_, terms_, row_, last_);
+    StoreValue<kScaled>(a_, layout_, partial, terms_, row_, last_);
     row_ += kTileRows;
     terms_.LoadBias(a_, row_, last_);
     terms_.LoadPrevious(a_, row_, last_);
@@ -320,7 +325,6 @@ class Multiplier {
   const int last_;
   int buffer_ = 0;
   AddedTerms terms_;
-  float scale_;
   uint32_t x_[kChunkSteps / 2][4];
   float c_[4] = {};
 };
@@ -337,7 +341,8 @@ struct HeldTiles {
     for (int n = 0; n < kTiles; ++n) reader.Take(w[n]);
   }
 
-  __device__ __forceinline__ void MultiplyAll(Multiplier& multiplier, TileReader& reader) {
+  template <bool kScaled>
+  __device__ __forceinline__ void MultiplyAll(Multiplier<kScaled>& multiplier, TileReader& reader) {
 #pragma unroll 1
     while (true) {
 #pragma unroll
@@ -390,14 +395,13 @@ __global__ void __launch_bounds__(kThreads, 2)
   // As many as registers allow.
   constexpr bool kPlain =
       kind == InputTransform::Kind::kNone || kind == InputTransform::Kind::kGatedAct;
-  constexpr int kHeld = kRows == 1 ? 3 : kPlain ? 2 : 1;
+  constexpr int kHeld = kRows == 1 ? (kNorms ? 2 : 3) : kPlain ? 2 : 1;
   HeldTiles<kHeld> held;
   TileReader reader(a, layout, last - first);
-  Multiplier multiplier(a, layout, first, last);
+  Multiplier<kNorms> multiplier(a, layout, first, last);
   ClearInputEnds(a, layout);
   __nv_bfloat16* const input = reinterpret_cast<__nv_bfloat16*>(layout.input);
   const int stride = InputStride(a.in) / 2;
-  float scale = 1;
   if constexpr (kNorms) {
     const transform::Unit weight = transform::FirstWeight(a.source);
     held.Take(reader);
@@ -405,12 +409,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     TriggerDependents();  // not before: see kDrainingKind
     multiplier.LoadPrevious();
     transform::NormRows<InputOf<kind>, kRows>(a.source, weight, 0, a.rows, input, stride,
-                                              layout.squares);
-    SyncThreads<kConsumers>();
-    const int row = Output().n;
-    if (a.source.apart && row < a.rows) {
-      scale = transform::ScaleOf(a.source, layout.squares + row * transform::SumCount(a.in));
-    }
+                                              layout.norms);
   } else {
     PrefetchTransform(a.source);
     held.Take(reader);
@@ -419,7 +418,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     TransformRowsInBlock<kind, InputOf<kind>, kRows>(a.source, 0, a.rows, input, stride, nullptr);
     SyncThreads<kConsumers>();
   }
-  multiplier.Begin(scale);
+  multiplier.Begin();
   held.MultiplyAll(multiplier, reader);
 }
 

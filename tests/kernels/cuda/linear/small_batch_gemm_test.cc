@@ -1,7 +1,7 @@
 // The kernel of one to four rows against float64: norms taken apart, wide rows, columns that no
 // tensor core product ends with; and which products it takes. Its other transforms are in
 // linear_test.cc, where LinearEngine chooses it; its bits beside those of cluster_gemm.cu are in
-// decode_family_test.cc.
+// cluster_gemm_family_test.cc.
 #include "kernels/cuda/linear/small_batch_gemm.h"
 
 #include <cuda_runtime_api.h>
