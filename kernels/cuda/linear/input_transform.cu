@@ -20,23 +20,28 @@ namespace fox::cuda {
 namespace {
 
 constexpr int kThreads = kTransformThreads;
+
+// By one block: of many, each asking for the same lines, the requests would be as many as those for
+// the rows.
+__device__ __forceinline__ void PrefetchOnce(const TransformArguments& s) {
+  if (blockIdx.x == 0) PrefetchTransform(s);
+}
+
 template <InputTransform::Kind kind, typename In>
 __global__ void __launch_bounds__(kThreads)
     TransformKernel(const __grid_constant__ TransformArguments source, __nv_bfloat16* out,
                     int64_t out_stride) {
   TriggerDependents();
-  PrefetchTransform(source);
+  PrefetchOnce(source);
   WaitOnDependencies();
   extern __shared__ float norms[];  // kRmsNorm
   const int64_t row = blockIdx.x;
   TransformRowsInBlock<kind, In, 1>(source, row, 1, out + row * out_stride, out_stride, norms);
 }
 
-// Threads of the kernels below, whose warps work alone.
-constexpr int kWarpThreads = 128;
-
+// Of the warp in the grid: in the kernels below warps work alone.
 __device__ __forceinline__ int WarpIndex() {
-  return static_cast<int>(blockIdx.x * (kWarpThreads / kWarp) + Warp());
+  return static_cast<int>(blockIdx.x * (kThreads / kWarp) + Warp());
 }
 
 __device__ __forceinline__ uint32_t RoundPair(float a, float b) {
@@ -68,13 +73,13 @@ constexpr int kMaxSteps = 4;
 // kRmsNorm of float32 rows of up to kSteps * kStepCols columns: one warp per row. The last rows
 // come first: they were written last, so the L2 may still have them. Sums: as NormRows adds them.
 template <int kSteps>
-__global__ void __launch_bounds__(kWarpThreads)
+__global__ void __launch_bounds__(kThreads)
     NormKernel(const __grid_constant__ TransformArguments s, int64_t rows, __nv_bfloat16* out,
                int64_t out_stride) {
   constexpr int kVectors = kSteps * kStepCols / (kVector * kWarp);
   static_assert(kVector * kWarp == transform::kSumCols);
   TriggerDependents();
-  PrefetchTransform<kWarpThreads>(s);
+  PrefetchOnce(s);
   WaitOnDependencies();
   const int64_t row = rows - 1 - WarpIndex();
   if (row < 0) return;
@@ -120,11 +125,11 @@ __device__ __forceinline__ transform::RawUnit<In> LoadStreamingUnit(const In* p)
 // head, head_dim / 8 of them, are neighbours, and 256 columns are whole heads, so a norm stays
 // among them. kNorms: with a weight.
 template <typename In, bool kNorms>
-__global__ void __launch_bounds__(kWarpThreads)
+__global__ void __launch_bounds__(kThreads)
     GateKernel(const __grid_constant__ TransformArguments s, int64_t rows, int parts,
                __nv_bfloat16* out, int64_t out_stride) {
   TriggerDependents();
-  if constexpr (kNorms) PrefetchTransform<kWarpThreads>(s);
+  if constexpr (kNorms) PrefetchOnce(s);
   WaitOnDependencies();
   const int64_t row = rows - 1 - WarpIndex() / parts;  // as in NormKernel
   if (row < 0) return;
@@ -177,7 +182,7 @@ struct ApartArguments {
 };
 
 // A warp one sum of a row, in the order in which the product before leaves it (cluster_gemm.cuh).
-__global__ void __launch_bounds__(kWarpThreads)
+__global__ void __launch_bounds__(kThreads)
     TakeApartKernel(const __grid_constant__ ApartArguments a) {
   static_assert(NormedRows::kSumCols == 4 * kWarp);
   TriggerDependents();
@@ -202,7 +207,7 @@ __global__ void __launch_bounds__(kWarpThreads)
 }
 
 unsigned WarpBlocks(int64_t warps) {
-  constexpr int kWarps = kWarpThreads / kWarp;
+  constexpr int kWarps = kThreads / kWarp;
   return static_cast<unsigned>((warps + kWarps - 1) / kWarps);
 }
 
@@ -214,7 +219,7 @@ cudaError_t LaunchNorm(const TransformArguments& source, int64_t rows, __nv_bflo
       return LaunchNorm<kSteps + 1>(source, rows, out, out_stride, stream);
     }
   }
-  return Launch(NormKernel<kSteps>, dim3(WarpBlocks(rows)), dim3(kWarpThreads),
+  return Launch(NormKernel<kSteps>, dim3(WarpBlocks(rows)), dim3(kThreads),
                 SmemConfig(0, rows <= kOverlapRows), stream, source, rows, out, out_stride);
 }
 
@@ -223,7 +228,7 @@ cudaError_t LaunchGate(const TransformArguments& source, int64_t rows, __nv_bflo
                        int64_t out_stride, cudaStream_t stream) {
   const int parts = (source.in_cols + kPartCols - 1) / kPartCols;
   const auto kernel = source.weight != nullptr ? GateKernel<In, true> : GateKernel<In, false>;
-  return Launch(kernel, dim3(WarpBlocks(rows * parts)), dim3(kWarpThreads),
+  return Launch(kernel, dim3(WarpBlocks(rows * parts)), dim3(kThreads),
                 SmemConfig(0, rows <= kOverlapRows), stream, source, rows, parts, out, out_stride);
 }
 
@@ -269,7 +274,7 @@ cudaError_t TakeApart(const MatrixView& in, const NormedRows& out, cudaStream_t 
   }
   const int64_t tiles = (in.cols + NormedRows::kSumCols - 1) / NormedRows::kSumCols;
   return Launch(
-      TakeApartKernel, dim3(WarpBlocks(in.rows * tiles)), dim3(kWarpThreads),
+      TakeApartKernel, dim3(WarpBlocks(in.rows * tiles)), dim3(kThreads),
       SmemConfig(0, in.rows <= kOverlapRows), stream,
       ApartArguments{static_cast<const float*>(in.data), in.row_stride, in.rows,
                      static_cast<int>(in.cols), static_cast<int>(tiles),
