@@ -27,8 +27,11 @@ struct ProjectionColumns {
   int64_t fgate = -1;    // H
   int64_t total = 0;
 
-  // Elements between rows of the projection's output: bf16 rows start at 16 bytes.
-  int64_t stride(DType dtype) const { return dtype == DType::kBF16 ? (total + 7) / 8 * 8 : total; }
+  // Elements between rows of the projection's output: bf16 rows start at 128 bytes, so that a
+  // head's part of a row is in as few lines of memory as its size allows.
+  int64_t stride(DType dtype) const {
+    return dtype == DType::kBF16 ? (total + 63) / 64 * 64 : total;
+  }
 };
 
 ProjectionColumns ColumnsOf(const ModelConfig& config);

@@ -1,6 +1,6 @@
 // Row transforms as kernels of their own, 16 bytes a thread and load. A norm of a float32 row of
-// usual width, and an output gate, are a warp's work: it has all its loads under way at once and
-// meets no barrier. Other transforms take one CTA per row, as input_transform.cuh does them.
+// usual width, and gates, are a warp's work: it has all its loads under way at once and meets no
+// barrier. Other transforms take one CTA per row, as input_transform.cuh does them.
 #include <cuda_bf16.h>
 
 #include <cstdint>
@@ -20,23 +20,28 @@ namespace fox::cuda {
 namespace {
 
 constexpr int kThreads = kTransformThreads;
+
+// By one block: of many, each asking for the same lines, the requests would be as many as those for
+// the rows.
+__device__ __forceinline__ void PrefetchOnce(const TransformArguments& s) {
+  if (blockIdx.x == 0) PrefetchTransform(s);
+}
+
 template <InputTransform::Kind kind, typename In>
 __global__ void __launch_bounds__(kThreads)
     TransformKernel(const __grid_constant__ TransformArguments source, __nv_bfloat16* out,
                     int64_t out_stride) {
   TriggerDependents();
-  PrefetchTransform(source);
+  PrefetchOnce(source);
   WaitOnDependencies();
   extern __shared__ float norms[];  // kRmsNorm
   const int64_t row = blockIdx.x;
   TransformRowsInBlock<kind, In, 1>(source, row, 1, out + row * out_stride, out_stride, norms);
 }
 
-// Threads of the kernels below, whose warps work alone.
-constexpr int kWarpThreads = 128;
-
+// Of the warp in the grid: in the kernels below warps work alone.
 __device__ __forceinline__ int WarpIndex() {
-  return static_cast<int>(blockIdx.x * (kWarpThreads / kWarp) + Warp());
+  return static_cast<int>(blockIdx.x * (kThreads / kWarp) + Warp());
 }
 
 __device__ __forceinline__ uint32_t RoundPair(float a, float b) {
@@ -68,13 +73,13 @@ constexpr int kMaxSteps = 4;
 // kRmsNorm of float32 rows of up to kSteps * kStepCols columns: one warp per row. The last rows
 // come first: they were written last, so the L2 may still have them. Sums: as NormRows adds them.
 template <int kSteps>
-__global__ void __launch_bounds__(kWarpThreads)
+__global__ void __launch_bounds__(kThreads)
     NormKernel(const __grid_constant__ TransformArguments s, int64_t rows, __nv_bfloat16* out,
                int64_t out_stride) {
   constexpr int kVectors = kSteps * kStepCols / (kVector * kWarp);
   static_assert(kVector * kWarp == transform::kSumCols);
   TriggerDependents();
-  PrefetchTransform<kWarpThreads>(s);
+  PrefetchOnce(s);
   WaitOnDependencies();
   const int64_t row = rows - 1 - WarpIndex();
   if (row < 0) return;
@@ -103,7 +108,7 @@ __global__ void __launch_bounds__(kWarpThreads)
 }
 
 // Units of a row that a lane gates at a time; a warp takes the row in parts of kPartCols.
-constexpr int kPartUnits = 3;
+constexpr int kPartUnits = 2;
 constexpr int kPartCols = kPartUnits * kVec8 * kWarp;
 
 template <typename In>
@@ -116,14 +121,15 @@ __device__ __forceinline__ transform::RawUnit<In> LoadStreamingUnit(const In* p)
   return raw;
 }
 
-// kOutputGate: a warp a part of a row. The lanes of a head, head_dim / 8 of them, are neighbours,
-// and 256 columns are whole heads, so a norm stays among them.
-template <typename In>
-__global__ void __launch_bounds__(kWarpThreads)
-    OutputGateKernel(const __grid_constant__ TransformArguments s, int64_t rows, int parts,
-                     __nv_bfloat16* out, int64_t out_stride) {
+// kOutputGate, and kGatedAct of bf16 rows (AsOutputGate): a warp a part of a row. The lanes of a
+// head, head_dim / 8 of them, are neighbours, and 256 columns are whole heads, so a norm stays
+// among them. kNorms: with a weight.
+template <typename In, bool kNorms>
+__global__ void __launch_bounds__(kThreads)
+    GateKernel(const __grid_constant__ TransformArguments s, int64_t rows, int parts,
+               __nv_bfloat16* out, int64_t out_stride) {
   TriggerDependents();
-  PrefetchTransform<kWarpThreads>(s);
+  if constexpr (kNorms) PrefetchOnce(s);
   WaitOnDependencies();
   const int64_t row = rows - 1 - WarpIndex() / parts;  // as in NormKernel
   if (row < 0) return;
@@ -144,7 +150,7 @@ __global__ void __launch_bounds__(kWarpThreads)
     const int column = first + i * kVec8 * kWarp;
     const bool there = column < s.in_cols;
     Float8 unit = Widened(x[i]);
-    if (s.weight != nullptr) {
+    if constexpr (kNorms) {
       const float sum = transform::HeadSum(transform::SumSquares(unit), s.head_dim);
       const float scale = rsqrtf(sum / static_cast<float>(s.head_dim) + s.eps);
       if (there) unit = transform::Normalized(unit, scale, transform::LoadUnit(s.weight + column));
@@ -153,6 +159,16 @@ __global__ void __launch_bounds__(kWarpThreads)
     if (gate != nullptr) unit = transform::Gated(unit, Widened(gates[i]), s.act);
     StoreVec8(unit, out + row * out_stride + column);
   }
+}
+
+// act(x[:I]) * x[I:] is the second half of the row under a gate that is the first.
+TransformArguments AsOutputGate(TransformArguments s) {
+  const auto* rows = static_cast<const __nv_bfloat16*>(s.in);
+  s.gate = rows;
+  s.gate_stride = s.in_stride;
+  s.in = rows + s.out_cols;
+  s.in_cols = s.out_cols;
+  return s;
 }
 
 struct ApartArguments {
@@ -166,7 +182,7 @@ struct ApartArguments {
 };
 
 // A warp one sum of a row, in the order in which the product before leaves it (cluster_gemm.cuh).
-__global__ void __launch_bounds__(kWarpThreads)
+__global__ void __launch_bounds__(kThreads)
     TakeApartKernel(const __grid_constant__ ApartArguments a) {
   static_assert(NormedRows::kSumCols == 4 * kWarp);
   TriggerDependents();
@@ -191,7 +207,7 @@ __global__ void __launch_bounds__(kWarpThreads)
 }
 
 unsigned WarpBlocks(int64_t warps) {
-  constexpr int kWarps = kWarpThreads / kWarp;
+  constexpr int kWarps = kThreads / kWarp;
   return static_cast<unsigned>((warps + kWarps - 1) / kWarps);
 }
 
@@ -203,8 +219,17 @@ cudaError_t LaunchNorm(const TransformArguments& source, int64_t rows, __nv_bflo
       return LaunchNorm<kSteps + 1>(source, rows, out, out_stride, stream);
     }
   }
-  return Launch(NormKernel<kSteps>, dim3(WarpBlocks(rows)), dim3(kWarpThreads),
+  return Launch(NormKernel<kSteps>, dim3(WarpBlocks(rows)), dim3(kThreads),
                 SmemConfig(0, rows <= kOverlapRows), stream, source, rows, out, out_stride);
+}
+
+template <typename In>
+cudaError_t LaunchGate(const TransformArguments& source, int64_t rows, __nv_bfloat16* out,
+                       int64_t out_stride, cudaStream_t stream) {
+  const int parts = (source.in_cols + kPartCols - 1) / kPartCols;
+  const auto kernel = source.weight != nullptr ? GateKernel<In, true> : GateKernel<In, false>;
+  return Launch(kernel, dim3(WarpBlocks(rows * parts)), dim3(kThreads),
+                SmemConfig(0, rows <= kOverlapRows), stream, source, rows, parts, out, out_stride);
 }
 
 }  // namespace
@@ -218,21 +243,22 @@ cudaError_t TransformRows(const MatrixView& in, const InputTransform& transform,
   FOX_CHECK(reinterpret_cast<uintptr_t>(out.data) % kAlign == 0);
   FOX_CHECK(out.row_stride * static_cast<int64_t>(SizeOf(out.dtype)) % kAlign == 0);
   auto* const to = static_cast<__nv_bfloat16*>(out.data);
-  const auto shared = [&](size_t bytes) { return SmemConfig(bytes, in.rows <= kOverlapRows); };
-  return DispatchTransform(transform.kind, in.dtype, [&]<InputTransform::Kind kind, typename In>() {
-    if constexpr (kind == InputTransform::Kind::kOutputGate) {
-      const int parts = (source.out_cols + kPartCols - 1) / kPartCols;
-      return Launch(OutputGateKernel<In>, dim3(WarpBlocks(in.rows * parts)), dim3(kWarpThreads),
-                    shared(0), stream, source, in.rows, parts, to, out.row_stride);
+  using Kind = InputTransform::Kind;
+  return DispatchTransform(transform.kind, in.dtype, [&]<Kind kind, typename In>() {
+    constexpr bool kNarrow = std::is_same_v<In, __nv_bfloat16>;
+    if constexpr (kind == Kind::kOutputGate) {
+      return LaunchGate<In>(source, in.rows, to, out.row_stride, stream);
+    } else if constexpr (kind == Kind::kGatedAct && kNarrow) {
+      return LaunchGate<In>(AsOutputGate(source), in.rows, to, out.row_stride, stream);
     } else {
-      constexpr bool kNorm = kind == InputTransform::Kind::kRmsNorm;
-      if (kNorm && std::is_same_v<In, float> && source.in_cols <= kMaxSteps * kStepCols) {
+      constexpr bool kNorm = kind == Kind::kRmsNorm;
+      if (kNorm && !kNarrow && source.in_cols <= kMaxSteps * kStepCols) {
         return LaunchNorm(source, in.rows, to, out.row_stride, stream);
       }
       const int norms = kNorm ? transform::NormFloats(source.in_cols) : 0;
+      const SmemConfig shared(static_cast<size_t>(norms) * sizeof(float), in.rows <= kOverlapRows);
       return Launch(TransformKernel<kind, In>, dim3(static_cast<unsigned>(in.rows)), dim3(kThreads),
-                    shared(static_cast<size_t>(norms) * sizeof(float)), stream, source, to,
-                    out.row_stride);
+                    shared, stream, source, to, out.row_stride);
     }
   });
 }
@@ -248,7 +274,7 @@ cudaError_t TakeApart(const MatrixView& in, const NormedRows& out, cudaStream_t 
   }
   const int64_t tiles = (in.cols + NormedRows::kSumCols - 1) / NormedRows::kSumCols;
   return Launch(
-      TakeApartKernel, dim3(WarpBlocks(in.rows * tiles)), dim3(kWarpThreads),
+      TakeApartKernel, dim3(WarpBlocks(in.rows * tiles)), dim3(kThreads),
       SmemConfig(0, in.rows <= kOverlapRows), stream,
       ApartArguments{static_cast<const float*>(in.data), in.row_stride, in.rows,
                      static_cast<int>(in.cols), static_cast<int>(tiles),

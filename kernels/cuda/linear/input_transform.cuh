@@ -278,15 +278,14 @@ __device__ __forceinline__ void TransformUnits(const TransformArguments& s, int6
 
 }  // namespace transform
 
-// Brings the constants of the transform into the L2, by kThreads threads; before
+// Brings the constants of the transform into the L2, by kTransformThreads threads; before
 // WaitOnDependencies().
-template <int kThreads = kTransformThreads>
 __device__ __forceinline__ void PrefetchTransform(const TransformArguments& s) {
   constexpr int kLineFloats = 32;
   if (s.weight == nullptr) return;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x) * kLineFloats; i < s.in_cols;
-       i += kThreads * kLineFloats) {
+       i += kTransformThreads * kLineFloats) {
     Prefetch(s.weight + i);
   }
 }

@@ -18,8 +18,12 @@ __device__ __forceinline__ float Log2(float x) {
   return y;
 }
 
-// exp overflows to infinity for large negative x: the sigmoid is then zero.
-__device__ __forceinline__ float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+// exp overflows to infinity for large negative x: the sigmoid is then zero. An exponential that is
+// subnormal is lost in the sum with one anyway.
+__device__ __forceinline__ float Sigmoid(float x) {
+  constexpr float kMinusLog2E = -1.44269504088896341f;
+  return __fdividef(1.0f, __fadd_rn(1.0f, Exp2(kMinusLog2E * x)));
+}
 
 // Two floats as bf16, `low` in the lower half.
 __device__ __forceinline__ uint32_t PackBf16(float low, float high) {

@@ -51,24 +51,48 @@ TEST(TransformRowsTest, RmsNorm) {
   }
 }
 
+// The same values in bf16 and in float32 rows, padded by `padding` columns.
+struct BothTypes {
+  TestMatrix narrow, wide;
+
+  BothTypes(int64_t rows, int64_t cols, int64_t padding, uint64_t seed)
+      : narrow(DType::kBF16, rows, cols, padding), wide(DType::kF32, rows, cols, padding) {
+    Uniform uniform(seed);
+    narrow.FillUniform(uniform, 4);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < cols; ++c) wide.At(r, c) = narrow.At(r, c);
+    }
+    wide.Upload();
+  }
+};
+
+void ExpectTypesAgree(const BothTypes& in, const InputTransform& t, int64_t out_cols) {
+  const int64_t rows = in.narrow.rows();
+  TestMatrix of_narrow(DType::kBF16, rows, out_cols, 0), of_wide(DType::kBF16, rows, out_cols, 0);
+  ASSERT_EQ(TransformRows(in.narrow.view(), t, of_narrow.view(), nullptr), cudaSuccess);
+  ASSERT_EQ(TransformRows(in.wide.view(), t, of_wide.view(), nullptr), cudaSuccess);
+  of_narrow.Download();
+  of_wide.Download();
+  ASSERT_EQ(of_narrow.host(), of_wide.host()) << out_cols;
+}
+
 // A row's squares are added in one order whoever adds them: float32 rows are the work of a warp, or
 // of a block where they are wide, bf16 rows that of a block.
 TEST(TransformRowsTest, NormsHaveOneOrderOfSums) {
   for (const int64_t cols : {8, 200, 1536, 2048, 2056, 9000}) {
-    Uniform uniform(9);
-    TestMatrix narrow(DType::kBF16, 40, cols, 8), wide(DType::kF32, 40, cols, 4);
-    narrow.FillUniform(uniform, 4);
-    for (int64_t r = 0; r < 40; ++r) {
-      for (int64_t c = 0; c < cols; ++c) wide.At(r, c) = narrow.At(r, c);
+    const BothTypes in(40, cols, 8, 9);
+    ExpectTypesAgree(in, TransformCase{.kind = Kind::kRmsNorm}.params(), cols);
+  }
+}
+
+// Gated rows have the same bits from the warps that take bf16 rows and from the block that takes
+// float32 ones, which computes as the product of few rows does.
+TEST(TransformRowsTest, GatedRowsHaveOneArithmetic) {
+  for (const int64_t cols : {16, 144, 768, 1552, 7168}) {
+    const BothTypes in(40, cols, 8, 10);
+    for (const Activation act : {Activation::kSilu, Activation::kSigmoid}) {
+      ExpectTypesAgree(in, TransformCase{.kind = Kind::kGatedAct, .act = act}.params(), cols / 2);
     }
-    wide.Upload();
-    const InputTransform t = TransformCase{.kind = Kind::kRmsNorm}.params();
-    TestMatrix of_narrow(DType::kBF16, 40, cols, 0), of_wide(DType::kBF16, 40, cols, 0);
-    ASSERT_EQ(TransformRows(narrow.view(), t, of_narrow.view(), nullptr), cudaSuccess);
-    ASSERT_EQ(TransformRows(wide.view(), t, of_wide.view(), nullptr), cudaSuccess);
-    of_narrow.Download();
-    of_wide.Download();
-    ASSERT_EQ(of_narrow.host(), of_wide.host()) << cols;
   }
 }
 
