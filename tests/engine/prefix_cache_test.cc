@@ -370,7 +370,7 @@ TEST_F(PrefixCacheTest, InChunksSnapshotsAreOfPromptsAlone) {
   for (int64_t i = 0; i < 200; ++i) {
     sequence->tokens.push_back(7);
     Step(sequence, 1);
-    if (i > 0) EXPECT_TRUE(last_.snapshots.empty()) << i;
+    EXPECT_EQ(last_.snapshots.size(), i == 0 ? 1u : 0u) << i;
   }
   EXPECT_EQ(cache_->size(), 1);
   cache_->Leave(sequence, /*keep=*/true);
