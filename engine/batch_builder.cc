@@ -70,18 +70,21 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
   FOX_CHECK(total <= max_seqs_);
   std::fill_n(staging + counts_, mass_ - counts_, std::byte{0});
   std::fill_n(At<double>(staging, mass_), max_seqs_, kNoMass);
-  int64_t rows = 0, logit_rows = 0, longest = 0;
+  int64_t rows = 0, logit_rows = 0, longest = 0, decodes = 0;
   int64_t* row_begin = At<int64_t>(staging, row_begin_);
   for (int64_t i = 0; i < total; ++i) {
     const PlannedSequence& seq = i < planned ? plan.sequences[static_cast<size_t>(i)] : padding;
+    const auto tokens = static_cast<int64_t>(seq.token_ids.size());
+    if (tokens == 1) {
+      FOX_CHECK(decodes == i);  // nobody with more comes before
+      ++decodes;
+    }
     row_begin[i] = rows;
-    longest = std::max(longest, seq.position + static_cast<int64_t>(seq.token_ids.size()));
+    longest = std::max(longest, seq.position + tokens);
     At<int64_t>(staging, position_)[i] = seq.position;
     At<double>(staging, tolerance_)[i] = seq.log_tolerance;
     At<int32_t>(staging, slot_)[i] = seq.slot;
-    FOX_CHECK(token_ + static_cast<size_t>(rows + static_cast<int64_t>(seq.token_ids.size())) *
-                           sizeof(int32_t) <=
-              block_.bytes());
+    FOX_CHECK(token_ + static_cast<size_t>(rows + tokens) * sizeof(int32_t) <= block_.bytes());
     std::copy(seq.token_ids.begin(), seq.token_ids.end(), At<int32_t>(staging, token_) + rows);
     const bool unwanted = seqs > 0 && seq.logit_rows.empty();
     const std::vector<int32_t>& wanted = unwanted ? padding.logit_rows : seq.logit_rows;
@@ -94,12 +97,13 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
       sample = *seq.sample;
       sample.slot = seq.slot;
     }
-    rows += static_cast<int64_t>(seq.token_ids.size());
+    rows += tokens;
   }
   row_begin[total] = rows;
   batch_.num_seqs = static_cast<int>(total);
   batch_.num_rows = rows;
-  batch_.small = rows == total && rows <= kSmallBatchRows && longest <= kSmallBatchTokens;
+  batch_.num_decodes = static_cast<int>(decodes);
+  batch_.small = batch_.all_decodes() && rows <= kSmallBatchRows && longest <= kSmallBatchTokens;
   num_logit_rows_ = logit_rows;
   // Sampled tokens are written before they are read, so they need not be sent.
   const size_t end = token_ + static_cast<size_t>(rows) * sizeof(int32_t);

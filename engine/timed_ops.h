@@ -74,7 +74,7 @@ class TimedOps : public Ops {
              Stream stream) override;
   void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                   Stream stream) override;
-  bool fuses_products(int64_t rows) const override { return ops_->fuses_products(rows); }
+  bool has_decode_family() const override { return ops_->has_decode_family(); }
   void Linear(const LinearParams& params, Stream stream) override;
   void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
               Stream stream) override;

@@ -8,9 +8,10 @@ namespace fox {
 // A token id that stands for the token which Ops::Sample last sampled for the row's slot.
 inline constexpr int32_t kLastSampledToken = -1;
 
-// One step's ragged batch: every sequence brings one or more consecutive tokens. Arrays are
-// readable by the backend. A slot appears at most once; a sequence with slot -1 pads the batch and
-// touches nothing (its one row computes garbage that nobody reads).
+// One step's ragged batch: every sequence brings one or more consecutive tokens. Sequences that
+// bring one come first: their rows, [0, num_decodes), are decode rows, the others prefill rows.
+// Arrays are readable by the backend. A slot appears at most once; a sequence with slot -1 pads the
+// batch and touches nothing (its one row computes garbage that nobody reads).
 struct BatchView {
   int num_seqs = 0;
   int64_t num_rows = 0;                   // tokens of all sequences
@@ -24,6 +25,9 @@ struct BatchView {
   // At most kSmallBatchRows sequences, one row each, none longer than kSmallBatchTokens after the
   // step: latency is all, and kernels may choose by it.
   bool small = false;
+  int num_decodes = 0;  // sequences that bring one row; the others bring two or more
+
+  bool all_decodes() const { return num_decodes == num_seqs; }
 };
 
 inline constexpr int kSmallBatchRows = 4;

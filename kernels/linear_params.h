@@ -39,6 +39,9 @@ struct InputTransform {
   Kind kind = Kind::kNone;
   const void* weight = nullptr;
   double eps = 0;
+  // kRmsNorm, only where Ops::has_decode_family(), of decode rows: the norm as NormedRows takes it
+  // apart, so the bits that `takes` would give.
+  bool apart = false;
   int head_dim = 0;
   MatrixView gate = {};
   Activation act = Activation::kSigmoid;
@@ -65,7 +68,10 @@ struct LinearParams {
   const PackedWeight& weight;
   const void* bias = nullptr;  // [out] residual dtype, or null
   bool accumulate = false;
-  // The following three only where Ops::fuses_products().
+  // Where Ops::has_decode_family(): the rows of `in` are decode rows (batch_view.h), in any number;
+  // else prefill rows, at least two. Elsewhere it says nothing.
+  bool decodes = false;
+  // The following three only of decode rows where Ops::has_decode_family().
   // With it the product's halves become one: out [rows, weight.out / 2] = act(y[:I]) * y[I:], the
   // values of kGatedAct over y in the activation dtype. Without bias and accumulate.
   std::optional<Activation> gated = {};

@@ -4,9 +4,11 @@
 //
 // Contract: operations on one stream run in order; they return when the work is enqueued (CPU:
 // done). Views are borrowed for the call's work. "residual dtype" is float64 in the f64 mode, else
-// float32. Rows never influence one another except through a PagedKv; but a backend may choose its
-// kernels, and so the last bits, by how many rows there are and by BatchView::small. One thread
-// calls at a time.
+// float32. Rows never influence one another except through a PagedKv. Where has_decode_family(),
+// and on the CPU with row-independent products, a row's bits depend on nothing but the row, its
+// sequence and (there) whether it is a decode row or a prefill row (batch_view.h): not on how many
+// rows there are. Elsewhere a backend may choose its kernels, and so the last bits, by the number
+// of rows and by BatchView::small. One thread calls at a time.
 #pragma once
 
 #include <cstddef>
@@ -83,11 +85,10 @@ class Ops {
   virtual void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                           Stream stream) = 0;
 
-  // Whether Linear understands LinearParams::gated, takes and leaves for so many rows.
-  virtual bool fuses_products(int64_t rows) const {
-    static_cast<void>(rows);
-    return false;
-  }
+  // Whether decode rows have products of their own. Then decode rows and prefill rows come in calls
+  // of their own, and Linear understands InputTransform::apart and LinearParams::gated, takes and
+  // leaves of decode rows. Without it Linear takes all rows in one call.
+  virtual bool has_decode_family() const { return false; }
 
   // One linear layer, with the transform of its input rows.
   virtual void Linear(const LinearParams& params, Stream stream) = 0;

@@ -2,6 +2,7 @@
 #include "models/fox_model.h"
 
 #include <algorithm>
+#include <array>
 
 #include "kernels/core/check.h"
 
@@ -51,32 +52,23 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
                              int64_t num_logit_rows, AcpMode acp, const PagedKv& kv,
                              const ForwardCounters& counters, Stream stream) {
   const ModelConfig& c = weights_.config;
-  const DType residual_dtype = weights_.residual_dtype, activation_dtype = act_.activation_dtype;
+  const DType residual_dtype = weights_.residual_dtype;
   FOX_CHECK(batch.num_rows <= act_.max_rows && num_logit_rows <= act_.max_logit_rows);
   const MatrixView x = View(act_.x, residual_dtype, batch.num_rows, c.hidden_size);
-  const MatrixView o = View(act_.o, activation_dtype, batch.num_rows, c.hidden_size);
   const MatrixView table{weights_.embeddings.data(), weights_.embeddings_dtype, c.vocab_size,
                          c.hidden_size, c.hidden_size};
 
   ops_.BeginStep(batch, kv, stream);
   ops_.Embed(batch, table, x, stream);
-  const bool fuses = Fuses(batch.num_rows);
+  const std::array<RowGroup, 2> groups = GroupsOf(batch);
   for (int n = 0; n < c.num_layers; ++n) {
-    const LayerWeights& w = weights_.layers[static_cast<size_t>(n)];
-    LinearParams project = Normed(x, w.attn_norm, *w.projection, fuses && n > 0);
-    project.bias = w.projection_bias.data();
-    project.out = Projection(batch.num_rows);
-    ops_.Linear(project, stream);
+    for (const RowGroup& rows : groups) {
+      if (rows.count > 0) Project(n, rows, stream);
+    }
     Attend(n, batch, acp, kv, counters, stream);
-    LinearParams mix{.in = o,
-                     .transform = OutputGateOf(w, batch.num_rows),
-                     .weight = *w.o,
-                     .accumulate = true,
-                     .out = x};
-    if (fuses) mix.leaves = Left(w.mlp_norm, batch.num_rows);
-    ops_.Linear(mix, stream);
-    const bool last = n + 1 == c.num_layers;
-    Mlp(w, x, last ? nullptr : &weights_.layers[static_cast<size_t>(n) + 1].attn_norm, stream);
+    for (const RowGroup& rows : groups) {
+      if (rows.count > 0) MixAndMlp(n, rows, stream);
+    }
   }
   ops_.Evict(batch,
              {acp, weights_.self_logit_bound.as<double>(), weights_.max_logit_bound.as<double>(),
@@ -89,62 +81,107 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
   ops_.Linear({.in = last,
                .transform = Norm(weights_.final_norm, num_logit_rows),
                .weight = *weights_.lm_head,
+               .decodes = true,
                .out = logits},
               stream);
   return logits;
 }
 
-// x += down(act(gate) * up), of the normed rows; then the next layer's norm, if there is one.
-void FoxModel::Mlp(const LayerWeights& w, const MatrixView& x, const Buffer* next_norm,
-                   Stream stream) {
-  const int64_t inner = weights_.config.intermediate_size;
-  const bool fuses = Fuses(x.rows);
-  const MatrixView y = View(act_.gate_up, act_.activation_dtype, x.rows, fuses ? inner : 2 * inner);
-  LinearParams gate_up = Normed(x, w.mlp_norm, *w.gate_up, fuses);
-  gate_up.out = y;
-  LinearParams down{.in = y, .weight = *w.down, .accumulate = true, .out = x};
-  if (fuses) {
-    gate_up.gated = HiddenActivation();
-    if (next_norm != nullptr) down.leaves = Left(*next_norm, x.rows);
-  } else {
-    down.transform = GatedAct(x.rows);
-  }
-  ops_.Linear(gate_up, stream);
-  ops_.Linear(down, stream);
+// The decode rows, then the prefill rows; all of them together where they are one family.
+std::array<FoxModel::RowGroup, 2> FoxModel::GroupsOf(const BatchView& batch) const {
+  const int64_t decodes =
+      ops_.has_decode_family() || batch.all_decodes() ? int64_t{batch.num_decodes} : 0;
+  return {{{0, decodes, true}, {decodes, batch.num_rows - decodes, false}}};
 }
 
-// Whether products take over the transforms around them. Then attention's output is free for what
-// one leaves to the next once it has been transformed.
-bool FoxModel::Fuses(int64_t rows) const {
+// Whether the norms of these rows are taken apart. Attention's output, which holds what one product
+// leaves to the next, has to be free by then: it is where it was transformed on its way.
+bool FoxModel::TakesNormsApart(const RowGroup& rows) const {
   const bool transforms =
       OutputGateOf(weights_.layers.front(), rows).kind != InputTransform::Kind::kNone;
-  return transforms && ops_.fuses_products(rows);
+  return rows.decodes && transforms && ops_.has_decode_family();
 }
 
-// A product over the normed rows of x. `left`: the product before has normed them.
-LinearParams FoxModel::Normed(const MatrixView& x, const Buffer& norm, const PackedWeight& weight,
-                              bool left) const {
-  LinearParams params{.in = x, .weight = weight, .out = {}};
-  if (left) {
-    params.takes = Left(norm, x.rows);
+// Whether products take over the transforms around them.
+bool FoxModel::Fuses(const RowGroup& rows) const {
+  return rows.count > kSmallBatchRows && TakesNormsApart(rows);
+}
+
+void FoxModel::Project(int layer, const RowGroup& rows, Stream stream) {
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  LinearParams project = Normed(rows, w.attn_norm, *w.projection, layer > 0);
+  project.bias = w.projection_bias.data();
+  project.out = Projection(rows);
+  ops_.Linear(project, stream);
+}
+
+// x += o(attention's output); then x += down(act(gate) * up), of the normed rows.
+void FoxModel::MixAndMlp(int layer, const RowGroup& rows, Stream stream) {
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const bool fuses = Fuses(rows), last = layer + 1 == weights_.config.num_layers;
+  const int64_t inner = weights_.config.intermediate_size;
+  const MatrixView x = Residual(rows), o = Attended(rows);
+  LinearParams mix{.in = o,
+                   .transform = OutputGateOf(w, rows),
+                   .weight = *w.o,
+                   .accumulate = true,
+                   .decodes = rows.decodes,
+                   .out = x};
+  const MatrixView y =
+      View(act_.gate_up, act_.activation_dtype, rows.count, fuses ? inner : 2 * inner);
+  LinearParams gate_up = Normed(rows, w.mlp_norm, *w.gate_up, true);
+  gate_up.out = y;
+  LinearParams down{
+      .in = y, .weight = *w.down, .accumulate = true, .decodes = rows.decodes, .out = x};
+  if (fuses) {
+    mix.leaves = Left(rows, w.mlp_norm);
+    gate_up.gated = HiddenActivation();
+    if (!last) {
+      down.leaves = Left(rows, weights_.layers[static_cast<size_t>(layer) + 1].attn_norm);
+    }
   } else {
-    params.transform = Norm(norm, x.rows);
+    down.transform = GatedAct(rows.count);
+  }
+  for (const LinearParams* product : {&mix, &gate_up, &down}) ops_.Linear(*product, stream);
+}
+
+// A product over the normed rows of x, which the product before has changed, or (not `behind`)
+// something else.
+LinearParams FoxModel::Normed(const RowGroup& rows, const Buffer& norm, const PackedWeight& weight,
+                              bool behind) const {
+  LinearParams params{.in = Residual(rows), .weight = weight, .decodes = rows.decodes, .out = {}};
+  if (behind && Fuses(rows)) {
+    params.takes = Left(rows, norm);
+  } else {
+    params.transform = Norm(norm, rows.count);
+    params.transform.apart = behind && TakesNormsApart(rows);
   }
   return params;
 }
 
-NormedRows FoxModel::Left(const Buffer& norm, int64_t rows) const {
-  const ModelConfig& c = weights_.config;
-  return {.rows = View(act_.o, act_.activation_dtype, rows, c.hidden_size),
+NormedRows FoxModel::Left(const RowGroup& rows, const Buffer& norm) const {
+  FOX_CHECK(rows.first == 0);
+  return {.rows = Attended(rows),
           .sums = act_.norm_sums.as<float>(),
           .weight = norm.data(),
-          .eps = c.norm_eps};
+          .eps = weights_.config.norm_eps};
 }
 
-MatrixView FoxModel::Projection(int64_t rows) const {
+MatrixView FoxModel::Residual(const RowGroup& rows) const {
+  return View(act_.x, weights_.residual_dtype, act_.max_rows, weights_.config.hidden_size)
+      .Rows(rows.first, rows.count);
+}
+
+MatrixView FoxModel::Attended(const RowGroup& rows) const {
+  return View(act_.o, act_.activation_dtype, act_.max_rows, weights_.config.hidden_size)
+      .Rows(rows.first, rows.count);
+}
+
+MatrixView FoxModel::Projection(const RowGroup& rows) const {
   const ProjectionColumns& columns = weights_.columns;
-  return {act_.projection.data(), act_.activation_dtype, rows, columns.total,
-          columns.stride(act_.activation_dtype)};
+  const MatrixView all{act_.projection.data(), act_.activation_dtype, act_.max_rows, columns.total,
+                       columns.stride(act_.activation_dtype)};
+  return all.Rows(rows.first, rows.count);
 }
 
 InputTransform FoxModel::Norm(const Buffer& weight, int64_t rows) const {
@@ -155,7 +192,7 @@ InputTransform FoxModel::Norm(const Buffer& weight, int64_t rows) const {
 }
 
 // The attention output's own norm and gate, on its way into the output projection.
-InputTransform FoxModel::OutputGateOf(const LayerWeights& w, int64_t rows) const {
+InputTransform FoxModel::OutputGateOf(const LayerWeights& w, const RowGroup& rows) const {
   const ModelConfig& c = weights_.config;
   const int64_t column = weights_.columns.ogate;
   if (w.output_norm.data() == nullptr && c.output_gate == OutputGate::kNone) return {};
@@ -165,7 +202,7 @@ InputTransform FoxModel::OutputGateOf(const LayerWeights& w, int64_t rows) const
           .head_dim = c.head_dim,
           .gate = column < 0 ? MatrixView{} : Projection(rows).Columns(column, c.hidden_size),
           .act = c.output_gate == OutputGate::kSilu ? Activation::kSilu : Activation::kSigmoid,
-          .scratch = Scratch(rows, c.hidden_size)};
+          .scratch = Scratch(rows.count, c.hidden_size)};
 }
 
 Activation FoxModel::HiddenActivation() const {
@@ -188,7 +225,8 @@ void FoxModel::Attend(int layer, const BatchView& batch, AcpMode acp, const Page
   const ModelConfig& c = weights_.config;
   const ProjectionColumns& columns = weights_.columns;
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const MatrixView projection = Projection(batch.num_rows);
+  const RowGroup all{0, batch.num_rows, false};
+  const MatrixView projection = Projection(all);
   ops_.Append(batch,
               {.layer = layer,
                .projection = projection,
@@ -211,7 +249,7 @@ void FoxModel::Attend(int layer, const BatchView& batch, AcpMode acp, const Page
   ops_.Attention(batch,
                  {.layer = layer,
                   .q = projection.Columns(columns.q, c.hidden_size),
-                  .out = View(act_.o, act_.activation_dtype, batch.num_rows, c.hidden_size),
+                  .out = Attended(all),
                   .acp = acp,
                   .bound = w.bound.view(),
                   .blocks_total = counters.blocks_total,

@@ -2,6 +2,7 @@
 // Source: zhixuan-lin/forgetting-transformer, modeling_forgetting_transformer.py.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "kernels/ops.h"
@@ -52,16 +53,27 @@ class FoxModel {
                      Stream stream);
 
  private:
+  // Rows [first, first + count) of a step, which its products take in one call.
+  struct RowGroup {
+    int64_t first, count;
+    bool decodes;
+  };
+
+  std::array<RowGroup, 2> GroupsOf(const BatchView& batch) const;
+  bool TakesNormsApart(const RowGroup& rows) const;
+  bool Fuses(const RowGroup& rows) const;
+  void Project(int layer, const RowGroup& rows, Stream stream);
   void Attend(int layer, const BatchView& batch, AcpMode acp, const PagedKv& kv,
               const ForwardCounters& counters, Stream stream);
-  void Mlp(const LayerWeights& w, const MatrixView& x, const Buffer* next_norm, Stream stream);
-  bool Fuses(int64_t rows) const;
-  LinearParams Normed(const MatrixView& x, const Buffer& norm, const PackedWeight& weight,
-                      bool left) const;
-  NormedRows Left(const Buffer& norm, int64_t rows) const;
-  MatrixView Projection(int64_t rows) const;
+  void MixAndMlp(int layer, const RowGroup& rows, Stream stream);
+  LinearParams Normed(const RowGroup& rows, const Buffer& norm, const PackedWeight& weight,
+                      bool behind) const;
+  NormedRows Left(const RowGroup& rows, const Buffer& norm) const;
+  MatrixView Residual(const RowGroup& rows) const;
+  MatrixView Attended(const RowGroup& rows) const;
+  MatrixView Projection(const RowGroup& rows) const;
   InputTransform Norm(const Buffer& weight, int64_t rows) const;
-  InputTransform OutputGateOf(const LayerWeights& w, int64_t rows) const;
+  InputTransform OutputGateOf(const LayerWeights& w, const RowGroup& rows) const;
   Activation HiddenActivation() const;
   InputTransform GatedAct(int64_t rows) const;
   MatrixView Scratch(int64_t rows, int64_t cols) const;

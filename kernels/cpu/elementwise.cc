@@ -62,7 +62,8 @@ void CpuOps::GatherRows(const MatrixView& in, const int64_t* rows, const MatrixV
 
 namespace {
 
-// t(row) of a linear layer's input. The row is `cols` wide, the result transform.scratch.cols.
+// t(row) of a linear layer's input. The row is `cols` wide, the result transform.scratch.cols. A
+// norm is never taken apart.
 template <typename T>
 void TransformRow(const InputTransform& t, const T* in, int64_t row, int64_t cols, T* out) {
   const T* weight = static_cast<const T*>(t.weight);

@@ -201,7 +201,7 @@ void CudaOps::GatherRows(const MatrixView& in, const int64_t* rows, const Matrix
                   [&](cudaStream_t on) { return cuda::GatherRows(in, rows, out, on); });
 }
 
-bool CudaOps::fuses_products(int64_t rows) const { return state_->linear.Fuses(rows); }
+bool CudaOps::has_decode_family() const { return state_->linear.has_decode_family(); }
 
 void CudaOps::Linear(const LinearParams& params, Stream stream) {
   if (params.in.rows == 0) return;

@@ -40,7 +40,7 @@ class CudaOps : public Ops {
              Stream stream) override;
   void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                   Stream stream) override;
-  bool fuses_products(int64_t rows) const override;
+  bool has_decode_family() const override;
   void Linear(const LinearParams& params, Stream stream) override;
   void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
               Stream stream) override;

@@ -51,7 +51,7 @@ Buffer RandomRows(Ops& ops, DType dtype, int64_t count) {
 
 // Seconds of one product, averaged over the layers.
 absl::StatusOr<Summary> Measure(const BenchSession& session, Ops& ops, const LinearKind& kind,
-                                DType wide, int64_t rows) {
+                                DType wide, int64_t rows, bool decodes) {
   const PackedWeight& first = *kind.weights.front();
   const DType dtype = ops.ActivationDType(wide);
   const Buffer in = RandomRows(ops, dtype, rows * first.in());
@@ -61,7 +61,8 @@ absl::StatusOr<Summary> Measure(const BenchSession& session, Ops& ops, const Lin
   const MatrixView from{in.data(), dtype, rows, first.in(), first.in()};
   const MatrixView to{out.data(), dtype, rows, first.out(), stride};
   const auto multiply = [&](int i) {
-    ops.Linear({.in = from, .weight = *kind.weights[static_cast<size_t>(i)], .out = to}, nullptr);
+    const PackedWeight& weight = *kind.weights[static_cast<size_t>(i)];
+    ops.Linear({.in = from, .weight = weight, .decodes = decodes, .out = to}, nullptr);
   };
   const auto count = static_cast<int>(kind.weights.size());
   const int samples = static_cast<int>(2 * session.flags.repeat);
@@ -108,14 +109,17 @@ absl::Status BenchLinear(BenchSession& session) {
   session.report.Section("Linear layers (weights of all layers in turn)",
                          "layer        rows     out     in   median us (min .. max)   GFLOP/s   "
                          "GB/s  floor us  /floor");
+  // Of decode steps, and of a prompt's chunk.
   std::vector<int64_t> row_counts = session.flags.batch_sizes;
-  row_counts.push_back(session.flags.model.chunk);
+  row_counts.push_back(std::max<int64_t>(session.flags.model.chunk, 2));
   model->ops->set_timing(false);
   for (const LinearKind& kind : KindsOf(weights)) {
-    for (int64_t rows : row_counts) {
-      const auto seconds = Measure(session, *model->ops, kind, weights.residual_dtype, rows);
+    for (size_t i = 0; i < row_counts.size(); ++i) {
+      const bool decodes = i + 1 < row_counts.size();
+      const auto seconds =
+          Measure(session, *model->ops, kind, weights.residual_dtype, row_counts[i], decodes);
       if (!seconds.ok()) return seconds.status();
-      Report(session, kind, rows, *seconds);
+      Report(session, kind, row_counts[i], *seconds);
     }
   }
   return absl::OkStatus();

@@ -18,6 +18,8 @@ absl::Status BenchDoors(const std::vector<std::string>& arguments);
 absl::Status BenchCache(const std::vector<std::string>& arguments);
 // Measures what a further snapshot of a conversation costs.
 absl::Status BenchSnapshots(const std::vector<std::string>& arguments);
+// Compares the same requests alone and beside one another, bit for bit; Internal: some differ.
+absl::Status BenchInvariance(const std::vector<std::string>& arguments);
 // Tests whether times tell what another salt has cached.
 absl::Status BenchSalts(const std::vector<std::string>& arguments);
 

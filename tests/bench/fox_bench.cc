@@ -30,6 +30,7 @@ constexpr char kUsage[] =
     "  cache       what the prefix cache saves and costs\n"
     "  snapshots   what a further snapshot of a conversation costs\n"
     "  salts       whether times tell what another salt has cached\n"
+    "  invariance  whether answers depend on what runs beside them\n"
     "  doors       the same sequences through the engine alone, fox.v1 and HTTP\n"
     "  make-model  writes a checkpoint with random weights\n";
 
@@ -83,6 +84,8 @@ int main(int argc, char** argv) {
     status = fox::BenchSnapshots(arguments);
   } else if (name == "salts") {
     status = fox::BenchSalts(arguments);
+  } else if (name == "invariance") {
+    status = fox::BenchInvariance(arguments);
   } else if (name == "doors") {
     status = fox::BenchDoors(arguments);
   } else if (name == "make-model") {
@@ -95,5 +98,5 @@ int main(int argc, char** argv) {
   }
   if (status.ok()) return 0;
   std::fprintf(stderr, "fox-bench %s: %s\n", name.c_str(), std::string(status.message()).c_str());
-  return kConfigError;
+  return status.code() == absl::StatusCode::kInternal ? 1 : kConfigError;
 }

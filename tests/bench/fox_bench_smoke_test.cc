@@ -48,6 +48,28 @@ TEST(FoxBenchTest, EveryLoadFindsWhatItSharesInTheCache) {
               ElementsAre("questions", "questions", "turns", "turns", "strangers", "strangers"));
 }
 
+TEST(FoxBenchTest, AnswersDoNotDependOnWhatRunsBesideThem) {
+  const Ran ran = RunProgram("fox-bench", {"invariance",   "--model",   kTiny,
+                                           "--device",     "cpu",       "--acp",
+                                           "off",          "--threads", "1",
+                                           "--requests",   "12",        "--shortest",
+                                           "30",           "--longest", "200",
+                                           "--max-tokens", "150",       "--swap-space-mb",
+                                           "16",           "--json",    TempPath("rows.json")});
+  ASSERT_EQ(ran.status, 0) << ran.out << ran.err;
+  const json report = json::parse(ReadWhole(TempPath("rows.json")));
+  ASSERT_EQ(report["rows"].size(), 8U);
+  for (const json& row : report["rows"]) {
+    const std::string way = row["way"];
+    EXPECT_EQ(row["requests"], 12);
+    EXPECT_EQ(row["tokens_differ"], 0) << way;
+    EXPECT_EQ(row["bits_differ"], 0) << way;
+    EXPECT_EQ(row["preemptions"] > 0, way.find("small pool") == 0) << row;
+    EXPECT_EQ(row["swaps"] > 0, way == "small pool, swapped") << row;
+    EXPECT_EQ(row["cached_tokens"] > 0, way == "from the prefix cache") << row;
+  }
+}
+
 TEST(FoxBenchTest, AFurtherSnapshotCostsItsOwnPagesAlone) {
   const Ran ran = RunProgram("fox-bench", {"snapshots", "--document", "512", "--behind", "64,512",
                                            "--json", TempPath("rows.json")});
@@ -221,6 +243,7 @@ TEST(FoxBenchTest, MisuseIsToldInOneLine) {
         "64"},
        "CUDA"},
       {{"make-model"}, "--out is required"},
+      {{"invariance", "--shortest", "9", "--longest", "8"}, "--longest"},
       {{"serve", "--rates", "1,0"}, "--rates"},
       {{"serve", "--prompt-tokens", "9-8"}, "--prompt-tokens"},
       {{"serve", "--target", "127.0.0.1:1"}, "127.0.0.1:1"},

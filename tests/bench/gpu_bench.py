@@ -38,6 +38,7 @@ from running_server import running_server
 
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 CONTEXTS = "4096,16384"
+LIBRARIES = ("cudnn-frontend", "fla", "flash-attention-4", "flag-attention")
 
 
 def json_lines(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -121,8 +122,10 @@ class Bench:
         out = self.scratch / "peer.jsonl"
         out.unlink(missing_ok=True)
         command = [sys.executable, "-B", str(PEERS / script), "--json", str(out), *flags]
-        if self.arguments.official_repo:
-            command += ["--official-repo", self.arguments.official_repo]
+        for flag, value in (("--official-repo", self.arguments.official_repo),
+                            ("--peer-packages", self.arguments.peer_packages)):
+            if value:
+                command += [flag, value]
         problem = None
         try:
             self.run(command, seconds, ours=False)
@@ -153,6 +156,26 @@ def decode(bench: Bench) -> dict[str, Any]:
     """Steps of the 760M, captured."""
     return bench.fox_bench("decode", "--device", "cuda", "--model", bench.model(), "--contexts",
                            CONTEXTS, "--batch-sizes", "1,8,32", "--chunk", "16384")
+
+
+def decode_many(bench: Bench) -> dict[str, Any]:
+    """Steps of batches whose pages without pruning would not fit at 16k."""
+    return bench.fox_bench("decode", "--device", "cuda", "--model", bench.model(), "--contexts",
+                           "4096", "--batch-sizes", "2,4,16,64,128", "--modes", "certified",
+                           "--chunk", "16384", seconds=60)
+
+
+def million(bench: Bench) -> dict[str, Any]:
+    """A prompt of 1,048,576 tokens, and a step behind it."""
+    prompt = bench.fox_bench("prefill", "--device", "cuda", "--model", bench.model(), "--lengths",
+                             "1048576", "--modes", "certified", "--repeat", "1", "--chunk",
+                             "16384", seconds=80)
+    step = bench.fox_bench("decode", "--device", "cuda", "--model", bench.model(), "--contexts",
+                           "1048000", "--batch-sizes", "1", "--modes", "certified", "--chunk",
+                           "16384", seconds=80)
+    error = prompt.get("error") or step.get("error")
+    return {**prompt, "rows": [*prompt.get("rows", []), *step.get("rows", [])],
+            **({"error": error} if error else {})}
 
 
 def decode_under_limits(bench: Bench) -> dict[str, Any]:
@@ -205,6 +228,11 @@ def cold_start(bench: Bench) -> dict[str, Any]:
     return {"rows": json_lines(out)}
 
 
+def invariance(bench: Bench) -> dict[str, Any]:
+    """Whether answers depend on what runs beside them."""
+    return bench.fox_bench("invariance", "--device", "cuda", "--model", bench.model(), seconds=150)
+
+
 def books(bench: Bench) -> dict[str, Any]:
     """Pages that the certified bound keeps on real text, over the paper's; on the CPU."""
     demo = gpu_build.ROOT / "models/demo"
@@ -216,16 +244,25 @@ def books(bench: Bench) -> dict[str, Any]:
                       **report["certified_over_paper"]}]}
 
 
+def library(name: str) -> Callable[[Bench], dict[str, Any]]:
+    """Attention of one library that PyTorch does not bring."""
+    return lambda bench: bench.peer("attention_libraries.py", 60, "--library", name)
+
+
 # In the order of their weight: a run that ends early has the first ones.
 PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "attention": attention,
     "decode": decode,
+    "decode-many": decode_many,
     "decode-under-limits": decode_under_limits,
     "prefill": prefill,
     "attention-peers": lambda bench: bench.peer("attention.py", 150),
     "decoder-peer": lambda bench: bench.peer("decoder.py", 170),
     "official-peer": lambda bench: bench.peer("official.py", 90),
+    **{f"attention-{name}": library(name) for name in LIBRARIES},
+    "invariance": invariance,
     "serve": serve,
+    "million": million,
     "doors": doors,
     "cold-start": cold_start,
     "eager": eager,
@@ -303,9 +340,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--judge", action="store_true", help="measures nothing, prints the table")
     parser.add_argument("--rows", type=pathlib.Path,
                         help="lines of JSON that other programs measured, to be judged with ours")
-    parser.add_argument("--limit", type=float, default=470, help="seconds for all parts")
+    parser.add_argument("--limit", type=float, default=530, help="seconds for all parts")
     parser.add_argument("--official-repo", default=os.environ.get("FOX_OFFICIAL_REPO"),
                         help="a checkout of zhixuan-lin/forgetting-transformer, for peers")
+    parser.add_argument("--peer-packages", default=os.environ.get("FOX_PEER_PACKAGES"),
+                        help="a folder of Python packages, for peers (tests/bench/README.md)")
     parser.add_argument("--books-text", default=gpu_build.ROOT / "models/demo/prompt_long.txt",
                         type=pathlib.Path, help="held-out text for the demo model")
     arguments = parser.parse_args()

@@ -35,6 +35,9 @@ KERNEL_CASES = {
     "decode_test": ("HeadDim/DecodeShapesTest.GroupsOfQueryHeads/64",
                     "HeadDim/DecodeShapesTest.PrunedWindowsOfAllWidths/128",
                     "DecodeAttentionTest.MixedBatch"),
+    # Windows of two rounds of a cluster.
+    "decode_cluster_test": ("HeadDim/DecodeClusterShapesTest.GroupsOfQueryHeads/64",
+                            "DecodeClusterTest.BesideOtherSequences"),
     "sm80_kernel_test": ("Cases/PrefillSm80Test.MatchesFloat64/StrongGatesOff16",
                          "Cases/PrefillSm80Test.MatchesFloat64/StrongGatesCertified64"),
     "sm90_kernel_test": ("Cases/PrefillSm90Test.MatchesFloat64/StrongGatesOff32",

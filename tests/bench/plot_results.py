@@ -52,10 +52,14 @@ def attention_lines(m: judge.Measurements) -> Iterator[str]:
         peers = [m.seconds(bench="peer_attention", peer=peer, acp=acp, **case) for peer, acp in
                  (("official", "off"), ("official", "paper"), ("cudnn", "no gate"),
                   ("flex", "paper"))]
+        others = [(what, m.seconds(bench="peer_attention", peer=peer, acp=acp, **case))
+                  for peer, acp, what in judge.LIBRARIES]
         yield (f"| attention, {heads} heads of {head_dim}, {length_name(tokens)} | "
                + " | ".join(shown(value) for value in ours)
                + f" | official {shown(peers[0])}, with ACP {shown(peers[1])}; cuDNN without gate "
-               + f"{shown(peers[2])}; FlexAttention with ACP {shown(peers[3])} |")
+               + f"{shown(peers[2])}; FlexAttention with ACP {shown(peers[3])}"
+               + "".join(f"; {what} {shown(seconds)}" for what, seconds in others if seconds)
+               + " |")
 
 
 def model_lines(report: dict[str, Any], m: judge.Measurements) -> Iterator[str]:

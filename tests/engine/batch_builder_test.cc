@@ -100,6 +100,26 @@ TEST(BatchBuilderTest, SmallBatchesAreFewShortSingleRows) {
   EXPECT_FALSE(small(2, 9, 2, 0));
 }
 
+TEST(BatchBuilderTest, SequencesOfOneTokenAreDecodes) {
+  CpuOps ops({DType::kF32, true, 1});
+  BatchBuilder builder(ops, 16, 8, 16, 8);
+  std::vector<std::byte> staging(builder.bytes());
+  const auto decodes = [&](const std::vector<size_t>& rows, int64_t padded) {
+    StepPlan plan;
+    for (const size_t count : rows) {
+      plan.sequences.push_back(Planned(0, std::vector<int32_t>(count, 1), {}));
+    }
+    builder.Build(plan, padded, staging.data(), nullptr);
+    EXPECT_EQ(builder.batch().all_decodes(), builder.batch().num_rows == builder.batch().num_seqs);
+    return builder.batch().num_decodes;
+  };
+  EXPECT_EQ(decodes({1, 1, 1}, 0), 3);
+  EXPECT_EQ(decodes({1, 1, 1}, 8), 8);
+  EXPECT_EQ(decodes({1, 1, 3, 2}, 0), 2);
+  EXPECT_EQ(decodes({5}, 0), 0);
+  EXPECT_DEATH(decodes({1, 2, 1}, 0), "");
+}
+
 // One copy of the report brings the pool's count and fault, which no Build touches.
 TEST(BatchBuilderTest, FreePagesLieInTheReport) {
   CpuOps ops({DType::kF32, true, 1});

@@ -1,11 +1,13 @@
 // W is the operand of 64 rows of wgmma, the input rows are the one of N = 8, 16, 32 or 64 columns
 // (those past the last are zeros). A block computes 128 outputs, 64 in each of two warpgroups; the
-// columns of W are split among a cluster's blocks as W's shape says, and their sums are added in
-// order, read from each other's shared memory. Two further warps copy by TMA, each into its ring of
-// tiles of 64 columns: W from before the previous kernel has ended, x behind it.
+// columns of W are split among a cluster's blocks, whose sums are read from each other's shared
+// memory. Two further warps copy by TMA, each into its ring of tiles of 64 columns: W from before
+// the previous kernel has ended, x behind it. More than 64 rows are passes of 64.
 //
-// Bits: a sum runs over its block's columns from left to right, 16 at a time, then over the
-// blocks in order. N changes neither (wgmma_narrow.cuh), and no sum sees other rows.
+// Bits (cluster_gemm.md): the chunks of 64 columns are eight classes by their index modulo 8; a
+// class is summed from left to right, 16 columns at a time, and the classes' sums are added as a
+// binary tree, (0 1) (2 3) (4 5) (6 7) first. A block has whole classes, neighbours in the tree, so
+// no number of blocks changes it, nor does N (wgmma_narrow.cuh), and no sum sees other rows.
 #include <algorithm>
 #include <cstdint>
 
@@ -24,17 +26,14 @@ using namespace cluster_gemm;
 constexpr int kRingBytes = 210 * 1024;
 // Tiles of W that a block has on their way, 16 KiB each.
 constexpr int kTilesUnderWay = 8;
+constexpr int64_t kPassRows = 64;
 
 int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 
-// Blocks over the columns: as many as keep most SMs busy, a power of two from `least` on. A
-// function of the weight's shape, so that the order of sums is too.
+// Blocks over the columns: as many as keep most SMs busy, a power of two from `least` on.
 int SplitsOf(const ClusterGemmArguments& a, int least, int multiprocessors) {
   int splits = least;
-  while (2 * splits <= kMaxSplits && 2 * splits * a.tiles <= multiprocessors &&
-         2 * splits <= a.chunks) {
-    splits *= 2;
-  }
+  while (2 * splits <= kMaxSplits && 2 * splits * a.tiles <= multiprocessors) splits *= 2;
   return splits;
 }
 
@@ -43,7 +42,8 @@ template <int kRows, int kSplits>
 int ChooseStages(ClusterGemmArguments* a) {
   constexpr int kInputBytes = kRows * kLineBytes;
   // A cluster has one tile.
-  const int wanted = kSplits == 1 ? kMaxStages : std::min(CeilDiv(a->chunks, kSplits), kMaxStages);
+  const int wanted =
+      kSplits == 1 ? kMaxStages : std::min(a->class_chunks * kClasses / kSplits, kMaxStages);
   a->x_stages = std::clamp(kRingBytes / 4 / kInputBytes, std::min(kMinStages, wanted), wanted);
   a->weight_stages = std::clamp((kRingBytes - a->x_stages * kInputBytes) / kWeightBytes,
                                 std::min(kMinStages, wanted), wanted);
@@ -117,6 +117,16 @@ void SetNormedRows(const LinearParams& params, ClusterGemmArguments* a) {
   a->norm_weight = static_cast<const float*>(params.leaves.weight);
 }
 
+// To the rows behind a pass. x_map is made for each.
+void MoveOn(ClusterGemmArguments* a) {
+  if (a->y_f32 != nullptr) a->y_f32 += a->rows * a->y_stride;
+  if (a->y_bf16 != nullptr) a->y_bf16 += a->rows * a->y_stride;
+  if (a->input_sums != nullptr) a->input_sums += int64_t{a->rows} * a->input_sum_count;
+  if (a->normed == nullptr) return;
+  a->normed += a->rows * a->normed_stride;
+  a->output_sums += int64_t{a->rows} * a->tiles;
+}
+
 }  // namespace
 
 bool HasClusterGemm() {
@@ -126,7 +136,7 @@ bool HasClusterGemm() {
 
 cudaError_t ClusterGemm(const MatrixView& x, const LinearParams& params, int multiprocessors,
                         cudaStream_t stream) {
-  FOX_CHECK(ClusterGemmTakes(x.rows, params.weight.out()));
+  FOX_CHECK(x.rows >= 1 && x.rows == params.out.rows && x.rows <= INT32_MAX);
   FOX_CHECK(x.dtype == DType::kBF16 && x.cols == params.weight.in() && x.row_stride % 8 == 0);
   ClusterGemmArguments a{};
   static_cast<GemmArguments&>(a) = MakeGemmArguments(params);
@@ -141,19 +151,15 @@ cudaError_t ClusterGemm(const MatrixView& x, const LinearParams& params, int mul
   a.tile_rows = gated ? kHalfOut : kTileOut;
   a.half_offset = gated ? a.out : kHalfOut;
   a.tiles = CeilDiv(a.out, a.tile_rows);
-  a.chunks = CeilDiv(a.in, kTileCols);
+  a.class_chunks = CeilDiv(a.in, kTileCols * kClasses);
   a.vectors = HasVectors(params.out);
   SetNormedRows(params, &a);
-  FOX_CHECK(x.rows <= kClusterGemmRows || (a.input_sums == nullptr && a.normed == nullptr));
-  for (int64_t first = 0; first < x.rows; first += kClusterGemmRows) {
-    const int64_t rows = std::min<int64_t>(kClusterGemmRows, x.rows - first);
-    const MatrixView some = x.Rows(first, rows);
-    a.rows = static_cast<int>(rows);
-    const auto launch = gated ? LauncherOf<true>(rows) : LauncherOf<false>(rows);
-    const cudaError_t error = launch(a, multiprocessors, some, stream);
+  for (int64_t first = 0; first < x.rows; first += kPassRows) {
+    a.rows = static_cast<int>(std::min(kPassRows, x.rows - first));
+    const auto launch = gated ? LauncherOf<true>(a.rows) : LauncherOf<false>(a.rows);
+    const cudaError_t error = launch(a, multiprocessors, x.Rows(first, a.rows), stream);
     if (error != cudaSuccess) return error;
-    if (a.y_f32 != nullptr) a.y_f32 += rows * a.y_stride;
-    if (a.y_bf16 != nullptr) a.y_bf16 += rows * a.y_stride;
+    MoveOn(&a);
   }
   return cudaSuccess;
 }

@@ -5,6 +5,7 @@
 #include <cuda.h>
 #include <cuda_bf16.h>
 
+#include <bit>
 #include <cstdint>
 
 #include "kernels/cuda/linear/gemm_arguments.cuh"
@@ -32,7 +33,9 @@ inline constexpr int kWeightWarp = kConsumerWarps, kInputWarp = kConsumerWarps +
 inline constexpr int kThreads = kConsumers + 2 * kWarp;
 inline constexpr int kMaxStages = 16;
 inline constexpr int kMinStages = 3;
-inline constexpr int kMaxSplits = 8;  // the largest portable cluster
+// Chunks of 64 columns whose indices are equal modulo this are a class, summed on its own.
+inline constexpr int kClasses = 8;
+inline constexpr int kMaxSplits = kClasses;  // the largest portable cluster
 inline constexpr int kSumStride =
     kTileOut + 4;  // floats; spreads the fragments' rows over the banks
 inline constexpr int kAlignment = kGroupBytes;  // of tiles; the launch does not promise it
@@ -44,8 +47,8 @@ struct ClusterGemmArguments : GemmArguments {
   // Tile t has the rows of W from t * tile_rows on for one warpgroup, and those half_offset further
   // down for the other: neighbours, or the gate's and the value's of kGated.
   int tile_rows, half_offset;
-  Activation act;  // kGated
-  int chunks;      // of columns
+  Activation act;    // kGated
+  int class_chunks;  // of a class; those past the last column are zeros
   int weight_stages, x_stages;
   int under_way;
   bool vectors;  // y may be accessed by four elements
@@ -91,17 +94,27 @@ struct RingPlace {
 };
 
 // What a block computes: the outputs of every `tile_step`-th tile from `tile` on, summed over the
-// columns of the chunks [first_chunk, last_chunk).
+// classes [first_class, last_class).
 struct BlockWork {
-  int tile, tile_step;
-  int first_chunk, last_chunk;
+  int tile, tile_step, first_class, last_class;
+
+  // f(tile, chunk) in the order in which both rings are filled and read.
+  template <typename F>
+  __device__ __forceinline__ void ForEachChunk(const ClusterGemmArguments& a, const F& f) const {
+    for (int t = tile; t < a.tiles; t += tile_step) {
+      for (int first = first_class; first < last_class; ++first) {
+#pragma unroll 1
+        for (int i = 0; i < a.class_chunks; ++i) f(t, first + i * kClasses);
+      }
+    }
+  }
 };
 
 template <int kSplits>
-__device__ __forceinline__ BlockWork BlockWorkOf(const ClusterGemmArguments& a) {
-  const int block = static_cast<int>(blockIdx.x), rank = block % kSplits;
-  return {block / kSplits, static_cast<int>(gridDim.x) / kSplits, a.chunks * rank / kSplits,
-          a.chunks * (rank + 1) / kSplits};
+__device__ __forceinline__ BlockWork BlockWorkOf() {
+  constexpr int kBlockClasses = kClasses / kSplits;
+  const int block = static_cast<int>(blockIdx.x), first = block % kSplits * kBlockClasses;
+  return {block / kSplits, static_cast<int>(gridDim.x) / kSplits, first, first + kBlockClasses};
 }
 
 // One thread. At most `under_way` tiles are on their way: enough to keep the memory busy; more
@@ -110,39 +123,45 @@ __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const
                                             const TileRing& ring) {
   RingPlace at, arrived;
   int started = 0;
-#pragma unroll 1
-  for (int tile = work.tile; tile < a.tiles; tile += work.tile_step) {
-#pragma unroll 1
-    for (int chunk = work.first_chunk; chunk < work.last_chunk; ++chunk, ++started) {
-      if (started >= a.under_way) {
-        ring.full[arrived.stage].Wait(arrived.parity);
-        arrived.Advance(ring);
-      }
-      ring.empty[at.stage].Wait(at.parity ^ 1);
-      ring.full[at.stage].ArriveAndExpect(kWeightBytes);
-      unsigned char* to = ring.tiles + at.stage * kWeightBytes;
-      const int row = tile * a.tile_rows, col = chunk * kTileCols;
-      TmaLoad2D(to, &a.weight_map, col, row, &ring.full[at.stage]);
-      TmaLoad2D(to + kWeightBytes / 2, &a.weight_map, col, row + a.half_offset,
-                &ring.full[at.stage]);
-      at.Advance(ring);
+  work.ForEachChunk(a, [&](int tile, int chunk) {
+    if (started++ >= a.under_way) {
+      ring.full[arrived.stage].Wait(arrived.parity);
+      arrived.Advance(ring);
     }
-  }
+    ring.empty[at.stage].Wait(at.parity ^ 1);
+    ring.full[at.stage].ArriveAndExpect(kWeightBytes);
+    unsigned char* to = ring.tiles + at.stage * kWeightBytes;
+    const int row = tile * a.tile_rows, col = chunk * kTileCols;
+    TmaLoad2D(to, &a.weight_map, col, row, &ring.full[at.stage]);
+    TmaLoad2D(to + kWeightBytes / 2, &a.weight_map, col, row + a.half_offset, &ring.full[at.stage]);
+    at.Advance(ring);
+  });
 }
 
 // One thread.
 __device__ __forceinline__ void CopyInputs(const ClusterGemmArguments& a, const BlockWork& work,
                                            const TileRing& ring) {
   RingPlace at;
-#pragma unroll 1
-  for (int tile = work.tile; tile < a.tiles; tile += work.tile_step) {
-#pragma unroll 1
-    for (int chunk = work.first_chunk; chunk < work.last_chunk; ++chunk) {
-      ring.empty[at.stage].Wait(at.parity ^ 1);
-      ring.full[at.stage].ArriveAndExpect(static_cast<uint32_t>(ring.tile_bytes));
-      TmaLoad2D(ring.tiles + at.stage * ring.tile_bytes, &a.x_map, chunk * kTileCols, 0,
-                &ring.full[at.stage]);
-      at.Advance(ring);
+  work.ForEachChunk(a, [&](int, int chunk) {
+    ring.empty[at.stage].Wait(at.parity ^ 1);
+    ring.full[at.stage].ArriveAndExpect(static_cast<uint32_t>(ring.tile_bytes));
+    TmaLoad2D(ring.tiles + at.stage * ring.tile_bytes, &a.x_map, chunk * kTileCols, 0,
+              &ring.full[at.stage]);
+    at.Advance(ring);
+  });
+}
+
+// Once the first `done` classes are summed: adds what thereby is a tree's right half to its left
+// one. sums[k] begins as class k's and waits as that of a subtree whose first class is k.
+template <int kBlockClasses, int kCount>
+__device__ __forceinline__ void AddHalves(int done, float (&sums)[kBlockClasses][kCount]) {
+  WarpgroupFenceOperand(sums[done - 1]);
+#pragma unroll
+  for (int half = 1; half < kBlockClasses; half *= 2) {
+    if (done % (2 * half) != 0) continue;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      sums[done - 2 * half][i] = __fadd_rn(sums[done - 2 * half][i], sums[done - half][i]);
     }
   }
 }
@@ -151,46 +170,60 @@ __device__ __forceinline__ void CopyInputs(const ClusterGemmArguments& a, const 
 struct Reader {
   TileRing weights, inputs;
   RingPlace weight_at, input_at;
+  int weight_before = 0, input_before = 0;  // stages of the products under way
 
-  __device__ __forceinline__ void Release(int weight_stage, int input_stage) const {
+  // The products under way have read these.
+  __device__ __forceinline__ void Release() const {
     if (Lane() != 0) return;
-    weights.empty[weight_stage].Arrive();
-    inputs.empty[input_stage].Arrive();
+    weights.empty[weight_before].Arrive();
+    inputs.empty[input_before].Arrive();
   }
 
-  // c = the warpgroup's sums over `chunks` tiles, which then have been read.
+  // Starts the products of the next tiles: c = them if `first`, else c += them. Those under way
+  // before, if any, are done when it returns.
   template <int kCount>
-  __device__ __forceinline__ void Multiply(int chunks, float (&c)[kCount]) {
+  __device__ __forceinline__ void Start(bool first, bool any_before, float (&c)[kCount]) {
     const int half = Warp() / (kConsumerWarps / 2);
-    int weight_before = 0, input_before = 0;
+    const uint64_t w = TileDescriptor(weights.tiles + weight_at.stage * kWeightBytes +
+                                      half * kHalfOut * kLineBytes);
+    const uint64_t x = TileDescriptor(inputs.tiles + input_at.stage * inputs.tile_bytes);
+    weights.full[weight_at.stage].Wait(weight_at.parity);
+    inputs.full[input_at.stage].Wait(input_at.parity);
+    WgmmaFence();
 #pragma unroll
-    for (float& sum : c) sum = 0;
-    WarpgroupFenceOperand(c);
+    for (int step = 0; step < kTileCols / kStep; ++step) {
+      const int at = step * kStep * 2 / 16;
+      if (first && step == 0) {
+        WgmmaNarrow<true>(c, w + at, x + at);
+      } else {
+        WgmmaNarrow<false>(c, w + at, x + at);
+      }
+    }
+    WgmmaCommit();
+    if (any_before) {
+      WgmmaWait<1>();
+      Release();
+    }
+    weight_before = weight_at.stage;
+    input_before = input_at.stage;
+    weight_at.Advance(weights);
+    input_at.Advance(inputs);
+  }
+
+  // sums[0] = the warpgroup's sums over kBlockClasses classes of `chunks` tiles, which then have
+  // been read. A class's products run before the sums of the one before are added to others.
+  template <int kBlockClasses, int kCount>
+  __device__ __forceinline__ void Multiply(int chunks, float (&sums)[kBlockClasses][kCount]) {
+#pragma unroll
+    for (int k = 0; k < kBlockClasses; ++k) {
+      Start(true, k > 0, sums[k]);
+      if (k > 0) AddHalves(k, sums);
 #pragma unroll 1
-    for (int i = 0; i < chunks; ++i) {
-      const uint64_t w = TileDescriptor(weights.tiles + weight_at.stage * kWeightBytes +
-                                        half * kHalfOut * kLineBytes);
-      const uint64_t x = TileDescriptor(inputs.tiles + input_at.stage * inputs.tile_bytes);
-      weights.full[weight_at.stage].Wait(weight_at.parity);
-      inputs.full[input_at.stage].Wait(input_at.parity);
-      WgmmaFence();
-#pragma unroll
-      for (int step = 0; step < kTileCols / kStep; ++step) {
-        WgmmaAdd(c, w + step * kStep * 2 / 16, x + step * kStep * 2 / 16);
-      }
-      WgmmaCommit();
-      if (i > 0) {
-        WgmmaWait<1>();
-        Release(weight_before, input_before);
-      }
-      weight_before = weight_at.stage;
-      input_before = input_at.stage;
-      weight_at.Advance(weights);
-      input_at.Advance(inputs);
+      for (int i = 1; i < chunks; ++i) Start(false, true, sums[k]);
     }
     WgmmaWait<0>();
-    WarpgroupFenceOperand(c);
-    if (chunks > 0) Release(weight_before, input_before);
+    AddHalves(kBlockClasses, sums);
+    Release();
   }
 
  private:
@@ -208,15 +241,20 @@ struct SumPlace {
       : n(i / 4 * 8 + Lane() % 4 * 2 + i % 2), m(Warp() * 16 + Lane() / 4 + i / 2 % 2 * 8) {}
 };
 
+// What is stored: no other order, and nothing contracted, or bits would depend on the kernel.
+__device__ __forceinline__ float Sum(float previous, float product, float bias) {
+  return __fadd_rn(previous, __fadd_rn(product, bias));
+}
+
 __device__ __forceinline__ void StoreOutput(const ClusterGemmArguments& a, int n, int output,
                                             float value) {
   if (output >= a.out) return;
   const int64_t at = n * a.y_stride + output;
-  if (a.bias != nullptr) value += a.bias[output];
+  value = Sum(a.accumulate ? a.y_f32[at] : 0, value, a.bias == nullptr ? 0 : a.bias[output]);
   if (a.y_bf16 != nullptr) {
     a.y_bf16[at] = __float2bfloat16_rn(value);
   } else {
-    a.y_f32[at] = a.accumulate ? a.y_f32[at] + value : value;
+    a.y_f32[at] = value;
   }
 }
 
@@ -227,7 +265,8 @@ struct Four {
   Four() = default;
   __device__ __forceinline__ explicit Four(const float4& v) : x{v.x, v.y, v.z, v.w} {}
   __device__ __forceinline__ Four Times(float scale) const {
-    return Four({x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale});
+    return Four({__fmul_rn(x[0], scale), __fmul_rn(x[1], scale), __fmul_rn(x[2], scale),
+                 __fmul_rn(x[3], scale)});
   }
 };
 
@@ -254,7 +293,9 @@ struct Addends {
 __device__ __forceinline__ Four StoreFour(const ClusterGemmArguments& a, int n, int output,
                                           Four value, const Addends& addends) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) value.x[i] = addends.previous.x[i] + (value.x[i] + addends.bias.x[i]);
+  for (int i = 0; i < 4; ++i) {
+    value.x[i] = Sum(addends.previous.x[i], value.x[i], addends.bias.x[i]);
+  }
   const int64_t at = n * a.y_stride + output;
   const auto& x = value.x;
   if (a.vectors && output + 4 <= a.out) {
@@ -285,7 +326,7 @@ __device__ __forceinline__ void LeaveNormed(const ClusterGemmArguments& a, int n
   float sum = 0;
 #pragma unroll
   for (float x : value.x) sum = fmaf(x, x, sum);
-  sum = WarpSum(sum);
+  sum = StridedSum<1>(sum);
   if (Lane() == 0) a.output_sums[n * a.tiles + tile] = sum;
   if (output >= a.out) return;
   float4 weight = {1, 1, 1, 1};
@@ -305,25 +346,28 @@ __device__ __forceinline__ void FindScales(const ClusterGemmArguments& a, float*
   if (a.input_sums == nullptr) return;
   float sum = 0;
 #pragma unroll 4
-  for (int i = 0; i < a.input_sum_count; ++i) sum += a.input_sums[n * a.input_sum_count + i];
-  scales[n] = rsqrtf(sum / static_cast<float>(a.in) + a.eps);
+  for (int i = 0; i < a.input_sum_count; ++i) {
+    sum = __fadd_rn(sum, a.input_sums[n * a.input_sum_count + i]);
+  }
+  scales[n] = rsqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(a.in)), a.eps));
 }
 
-// The cluster's sums of four outputs of a row, `at` in every block's shared memory, in the blocks'
-// order.
+// The cluster's sums of four outputs of a row, `at` in every block's shared memory, as a binary
+// tree.
 template <int kSplits>
 __device__ __forceinline__ Four SumOfBlocks(const float* at) {
-  float4 part[kSplits];
+  Four part[kSplits];
 #pragma unroll
-  for (int s = 0; s < kSplits; ++s) part[s] = LoadFourFromBlock(at, s);
-  Four total(part[0]);
+  for (int s = 0; s < kSplits; ++s) part[s] = Four(LoadFourFromBlock(at, s));
 #pragma unroll
-  for (int s = 1; s < kSplits; ++s) {
-    const Four next(part[s]);
+  for (int half = 1; half < kSplits; half *= 2) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) total.x[i] += next.x[i];
+    for (int s = 0; s < kSplits; s += 2 * half) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) part[s].x[i] = __fadd_rn(part[s].x[i], part[s + half].x[i]);
+    }
   }
-  return total;
+  return part[0];
 }
 
 // act(gate) * value, of both as bf16 would hold them: the bits of a product that rounds its outputs
@@ -385,10 +429,16 @@ __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int
   WaitForCluster();
 }
 
+// Two, where the registers for sums suffice: a block of another kernel may share the SM.
+template <int kRows, int kSplits>
+inline constexpr int kBlocksOfAnSm = kRows / 2 * std::bit_width(unsigned{kClasses / kSplits}) <= 48
+                                         ? 2
+                                         : 1;
+
 // For at most kRows rows, W's columns split among kSplits blocks; then a cluster has one tile.
 // kGated: y = act(gate) * value of the product's halves.
 template <int kRows, int kSplits, bool kGated>
-__global__ void FOX_CLUSTER(kSplits) __launch_bounds__(kThreads, 2)
+__global__ void FOX_CLUSTER(kSplits) __launch_bounds__(kThreads, (kBlocksOfAnSm<kRows, kSplits>))
     ClusterGemmKernel(const __grid_constant__ ClusterGemmArguments a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ unsigned char memory[];
@@ -399,7 +449,7 @@ __global__ void FOX_CLUSTER(kSplits) __launch_bounds__(kThreads, 2)
   const TileRing weights{aligned, kWeightBytes, a.weight_stages, barriers[0], barriers[1]};
   const TileRing inputs{aligned + a.weight_stages * kWeightBytes, kRows * kLineBytes, a.x_stages,
                         barriers[2], barriers[3]};
-  const BlockWork work = BlockWorkOf<kSplits>(a);
+  const BlockWork work = BlockWorkOf<kSplits>();
   const int warp = FromLane(Warp(), 0);
   if (threadIdx.x == 0) {
     PrefetchTensorMap(&a.weight_map);
@@ -424,8 +474,9 @@ __global__ void FOX_CLUSTER(kSplits) __launch_bounds__(kThreads, 2)
   Reader reader{weights, inputs, {}, {}};
 #pragma unroll 1
   for (int tile = work.tile; tile < a.tiles; tile += work.tile_step) {
-    float c[kRows / 2];
-    reader.Multiply(work.last_chunk - work.first_chunk, c);
+    float sums[kClasses / kSplits][kRows / 2];
+    reader.Multiply(a.class_chunks, sums);
+    const auto& c = sums[0];
     if constexpr (kSplits == 1) {
       static_assert(!kGated);
       SyncThreads<kConsumers>();  // the scales are there
@@ -433,7 +484,7 @@ __global__ void FOX_CLUSTER(kSplits) __launch_bounds__(kThreads, 2)
       for (int i = 0; i < kRows / 2; ++i) {
         const SumPlace place(i);
         if (place.n >= a.rows) continue;
-        StoreOutput(a, place.n, tile * kTileOut + place.m, c[i] * scales[place.n]);
+        StoreOutput(a, place.n, tile * kTileOut + place.m, __fmul_rn(c[i], scales[place.n]));
       }
     } else {
       MergeAndStore<kRows, kSplits, kGated>(a, tile, reinterpret_cast<float*>(aligned), scales, c);

@@ -1,9 +1,10 @@
-// Row transforms as kernels of their own, 16 bytes a thread and load. A norm of a row of usual
-// width, and an output gate, are a warp's work: it has all its loads under way at once and meets no
-// barrier. Other transforms take one CTA per row, as input_transform.cuh does them.
+// Row transforms as kernels of their own, 16 bytes a thread and load. A norm of a float32 row of
+// usual width, and an output gate, are a warp's work: it has all its loads under way at once and
+// meets no barrier. Other transforms take one CTA per row, as input_transform.cuh does them.
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/core/check.h"
 #include "kernels/cuda/linear/input_transform.cuh"
@@ -26,8 +27,9 @@ __global__ void __launch_bounds__(kThreads)
   TriggerDependents();
   PrefetchTransform(source);
   WaitOnDependencies();
+  extern __shared__ float norms[];  // kRmsNorm
   const int64_t row = blockIdx.x;
-  TransformRowsInBlock<kind, In, 1>(source, row, 1, out + row * out_stride, out_stride);
+  TransformRowsInBlock<kind, In, 1>(source, row, 1, out + row * out_stride, out_stride, norms);
 }
 
 // Threads of the kernels below, whose warps work alone.
@@ -42,75 +44,58 @@ __device__ __forceinline__ uint32_t RoundPair(float a, float b) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// 16 bytes of a row: four float32 or eight bf16.
-template <typename In>
-struct Vector {
-  static constexpr int kSize = 16 / sizeof(In);
-  uint4 bits;
+constexpr int kVector = 4;  // columns that a lane has at a time
 
-  __device__ __forceinline__ float operator[](int i) const {
-    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-    if constexpr (kSize == 4) return __uint_as_float(words[i]);
-    return __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
-  }
-};
-
-// The vector times `scale` and its weights (null: ones), rounded.
-template <typename In>
-__device__ __forceinline__ void StoreScaled(const Vector<In>& v, float scale, const float* weight,
-                                            __nv_bfloat16* out) {
-  constexpr int kSize = Vector<In>::kSize;
-  uint32_t words[kSize / 2];
-#pragma unroll
-  for (int i = 0; i < kSize; i += 4) {
-    float4 w = {1, 1, 1, 1};
-    if (weight != nullptr) w = __ldg(reinterpret_cast<const float4*>(weight + i));
-    words[i / 2] = RoundPair(v[i] * scale * w.x, v[i + 1] * scale * w.y);
-    words[i / 2 + 1] = RoundPair(v[i + 2] * scale * w.z, v[i + 3] * scale * w.w);
-  }
-  if constexpr (kSize == 4) {
-    *reinterpret_cast<uint2*>(out) = {words[0], words[1]};
-  } else {
-    *reinterpret_cast<uint4*>(out) = {words[0], words[1], words[2], words[3]};
-  }
+__device__ __forceinline__ float4 LoadVector(const float* p) {
+  const uint4 bits = LoadOnce(p);
+  return {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
+          __uint_as_float(bits.w)};
 }
 
-// Columns that a warp holds in 16 registers a lane (f32).
+// The vector times `scale` and its weights (null: ones), rounded.
+__device__ __forceinline__ void StoreScaled(const float4& v, float scale, const float* weight,
+                                            __nv_bfloat16* out) {
+  float4 w = {1, 1, 1, 1};
+  if (weight != nullptr) w = __ldg(reinterpret_cast<const float4*>(weight));
+  *reinterpret_cast<uint2*>(out) = {RoundPair(v.x * scale * w.x, v.y * scale * w.y),
+                                    RoundPair(v.z * scale * w.z, v.w * scale * w.w)};
+}
+
+// Columns that a warp holds in 16 registers a lane.
 constexpr int kStepCols = 512;
 constexpr int kMaxSteps = 4;
 
-// kRmsNorm of rows of up to kSteps * kStepCols columns: one warp per row. The last rows come first:
-// they were written last, so the L2 may still have them.
-template <typename In, int kSteps>
+// kRmsNorm of float32 rows of up to kSteps * kStepCols columns: one warp per row. The last rows
+// come first: they were written last, so the L2 may still have them. Sums: as NormRows adds them.
+template <int kSteps>
 __global__ void __launch_bounds__(kWarpThreads)
     NormKernel(const __grid_constant__ TransformArguments s, int64_t rows, __nv_bfloat16* out,
                int64_t out_stride) {
-  constexpr int kSize = Vector<In>::kSize, kVectors = kSteps * kStepCols / (kSize * kWarp);
+  constexpr int kVectors = kSteps * kStepCols / (kVector * kWarp);
+  static_assert(kVector * kWarp == transform::kSumCols);
   TriggerDependents();
   PrefetchTransform<kWarpThreads>(s);
   WaitOnDependencies();
   const int64_t row = rows - 1 - WarpIndex();
   if (row < 0) return;
-  const int first = Lane() * kSize;
-  const In* in = static_cast<const In*>(s.in) + row * s.in_stride;
-  Vector<In> held[kVectors] = {};
+  const int first = Lane() * kVector;
+  const float* in = static_cast<const float*>(s.in) + row * s.in_stride;
+  float4 held[kVectors] = {};
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const int column = first + i * kSize * kWarp;
-    if (column < s.in_cols) held[i].bits = LoadOnce(in + column);
+    const int column = first + i * transform::kSumCols;
+    if (column < s.in_cols) held[i] = LoadVector(in + column);
   }
-  float sums[2] = {};
+  float sum = 0;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-    for (int j = 0; j < kSize; ++j) sums[i % 2] = fmaf(held[i][j], held[i][j], sums[i % 2]);
+    const float4& v = held[i];
+    sum = __fadd_rn(sum, StridedSum<1>(transform::SumOfFour(v.x, v.y, v.z, v.w)));
   }
-  float sum = sums[0] + sums[1];
-  sum = WarpSum(sum);
-  const float scale = rsqrtf(sum / static_cast<float>(s.in_cols) + s.eps);
+  const float scale = rsqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(s.in_cols)), s.eps));
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const int column = first + i * kSize * kWarp;
+    const int column = first + i * transform::kSumCols;
     if (column >= s.in_cols) continue;
     StoreScaled(held[i], scale, s.weight == nullptr ? nullptr : s.weight + column,
                 out + row * out_stride + column);
@@ -170,20 +155,55 @@ __global__ void __launch_bounds__(kWarpThreads)
   }
 }
 
+struct ApartArguments {
+  const float* x;
+  int64_t x_stride, rows;
+  int cols, tiles;
+  const float* weight;
+  __nv_bfloat16* out;
+  int64_t out_stride;
+  float* sums;
+};
+
+// A warp one sum of a row, in the order in which the product before leaves it (cluster_gemm.cuh).
+__global__ void __launch_bounds__(kWarpThreads)
+    TakeApartKernel(const __grid_constant__ ApartArguments a) {
+  static_assert(NormedRows::kSumCols == 4 * kWarp);
+  TriggerDependents();
+  WaitOnDependencies();
+  const int64_t row = WarpIndex() / a.tiles;
+  if (row >= a.rows) return;
+  const int tile = WarpIndex() % a.tiles, column = (tile * kWarp + Lane()) * 4;
+  float4 x = {}, weight = {1, 1, 1, 1};
+  if (column < a.cols) {
+    x = *reinterpret_cast<const float4*>(a.x + row * a.x_stride + column);
+    if (a.weight != nullptr) weight = __ldg(reinterpret_cast<const float4*>(a.weight + column));
+  }
+  float sum = __fmul_rn(x.x, x.x);
+  sum = fmaf(x.y, x.y, sum);
+  sum = fmaf(x.z, x.z, sum);
+  sum = fmaf(x.w, x.w, sum);
+  sum = StridedSum<1>(sum);
+  if (Lane() == 0) a.sums[row * a.tiles + tile] = sum;
+  if (column >= a.cols) return;
+  *reinterpret_cast<uint2*>(a.out + row * a.out_stride + column) = {
+      RoundPair(x.x * weight.x, x.y * weight.y), RoundPair(x.z * weight.z, x.w * weight.w)};
+}
+
 unsigned WarpBlocks(int64_t warps) {
   constexpr int kWarps = kWarpThreads / kWarp;
   return static_cast<unsigned>((warps + kWarps - 1) / kWarps);
 }
 
-template <typename In, int kSteps = 1>
+template <int kSteps = 1>
 cudaError_t LaunchNorm(const TransformArguments& source, int64_t rows, __nv_bfloat16* out,
                        int64_t out_stride, cudaStream_t stream) {
   if constexpr (kSteps < kMaxSteps) {
     if (source.in_cols > kSteps * kStepCols) {
-      return LaunchNorm<In, kSteps + 1>(source, rows, out, out_stride, stream);
+      return LaunchNorm<kSteps + 1>(source, rows, out, out_stride, stream);
     }
   }
-  return Launch(NormKernel<In, kSteps>, dim3(WarpBlocks(rows)), dim3(kWarpThreads),
+  return Launch(NormKernel<kSteps>, dim3(WarpBlocks(rows)), dim3(kWarpThreads),
                 SmemConfig(0, rows <= kOverlapRows), stream, source, rows, out, out_stride);
 }
 
@@ -191,26 +211,49 @@ cudaError_t LaunchNorm(const TransformArguments& source, int64_t rows, __nv_bflo
 
 cudaError_t TransformRows(const MatrixView& in, const InputTransform& transform,
                           const MatrixView& out, cudaStream_t stream) {
-  const TransformArguments source = MakeTransformArguments(in, transform);
+  TransformArguments source = MakeTransformArguments(in, transform);
+  source.apart = false;
   FOX_CHECK(out.dtype == DType::kBF16 && out.rows == in.rows && out.cols == source.out_cols);
   constexpr int64_t kAlign = 16;
   FOX_CHECK(reinterpret_cast<uintptr_t>(out.data) % kAlign == 0);
   FOX_CHECK(out.row_stride * static_cast<int64_t>(SizeOf(out.dtype)) % kAlign == 0);
   auto* const to = static_cast<__nv_bfloat16*>(out.data);
-  const SmemConfig shared(0, in.rows <= kOverlapRows);
+  const auto shared = [&](size_t bytes) { return SmemConfig(bytes, in.rows <= kOverlapRows); };
   return DispatchTransform(transform.kind, in.dtype, [&]<InputTransform::Kind kind, typename In>() {
     if constexpr (kind == InputTransform::Kind::kOutputGate) {
       const int parts = (source.out_cols + kPartCols - 1) / kPartCols;
       return Launch(OutputGateKernel<In>, dim3(WarpBlocks(in.rows * parts)), dim3(kWarpThreads),
-                    shared, stream, source, in.rows, parts, to, out.row_stride);
+                    shared(0), stream, source, in.rows, parts, to, out.row_stride);
     } else {
-      if (kind == InputTransform::Kind::kRmsNorm && source.in_cols <= kMaxSteps * kStepCols) {
-        return LaunchNorm<In>(source, in.rows, to, out.row_stride, stream);
+      constexpr bool kNorm = kind == InputTransform::Kind::kRmsNorm;
+      if (kNorm && std::is_same_v<In, float> && source.in_cols <= kMaxSteps * kStepCols) {
+        return LaunchNorm(source, in.rows, to, out.row_stride, stream);
       }
+      const int norms = kNorm ? transform::NormFloats(source.in_cols) : 0;
       return Launch(TransformKernel<kind, In>, dim3(static_cast<unsigned>(in.rows)), dim3(kThreads),
-                    shared, stream, source, to, out.row_stride);
+                    shared(static_cast<size_t>(norms) * sizeof(float)), stream, source, to,
+                    out.row_stride);
     }
   });
+}
+
+cudaError_t TakeApart(const MatrixView& in, const NormedRows& out, cudaStream_t stream) {
+  constexpr uintptr_t kAlign = 16;
+  FOX_CHECK(in.dtype == DType::kF32 && out.rows.dtype == DType::kBF16 && in.cols % 8 == 0);
+  FOX_CHECK(out.rows.rows == in.rows && out.rows.cols == in.cols);
+  FOX_CHECK(in.row_stride % 4 == 0 && out.rows.row_stride % 8 == 0);
+  for (const void* p :
+       {const_cast<const void*>(in.data), out.weight, const_cast<const void*>(out.rows.data)}) {
+    FOX_CHECK(reinterpret_cast<uintptr_t>(p) % kAlign == 0);
+  }
+  const int64_t tiles = (in.cols + NormedRows::kSumCols - 1) / NormedRows::kSumCols;
+  return Launch(
+      TakeApartKernel, dim3(WarpBlocks(in.rows * tiles)), dim3(kWarpThreads),
+      SmemConfig(0, in.rows <= kOverlapRows), stream,
+      ApartArguments{static_cast<const float*>(in.data), in.row_stride, in.rows,
+                     static_cast<int>(in.cols), static_cast<int>(tiles),
+                     static_cast<const float*>(out.weight),
+                     static_cast<__nv_bfloat16*>(out.rows.data), out.rows.row_stride, out.sums});
 }
 
 }  // namespace fox::cuda

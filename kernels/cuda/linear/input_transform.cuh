@@ -31,6 +31,7 @@ struct TransformArguments {
   const __nv_bfloat16* gate = nullptr;  // [rows, in_cols] or null
   int64_t gate_stride = 0;
   float eps = 0;
+  bool apart = false;  // kRmsNorm: rows are left without their scale
   int head_dim = 0;
   Activation act = Activation::kSigmoid;
 };
@@ -87,6 +88,12 @@ __device__ __forceinline__ Unit Normalized(Unit unit, float scale, const Unit& w
   return unit;
 }
 
+__device__ __forceinline__ Unit Weighted(Unit unit, const Unit& weight) {
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) unit.x[i] = __fmul_rn(unit.x[i], weight.x[i]);
+  return unit;
+}
+
 __device__ __forceinline__ Unit LoadWeight(const float* weight, int unit) {
   if (weight == nullptr) return {{1, 1, 1, 1, 1, 1, 1, 1}};
   return LoadUnit(weight + unit * kUnit);
@@ -110,72 +117,83 @@ __device__ __forceinline__ float HeadSum(float sum, int head_dim) {
   return sum;
 }
 
-// sums[r] becomes its sum over the threads for r < rows, in one fixed order.
-template <int kRows>
-__device__ __forceinline__ void BlockSums(int rows, float (&sums)[kRows]) {
-  __shared__ float partial[kRows][kWarps];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (r >= rows) break;
-    sums[r] = WarpSum(sums[r]);
-    if (Lane() == 0) partial[r][Warp()] = sums[r];
-  }
-  SyncThreads<kTransformThreads>();
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (r >= rows) break;
-    sums[r] = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sums[r] += partial[r][w];
-  }
+// The order of a norm's sum of squares, wherever it is taken (cluster_gemm.cuh takes it of rows
+// that are still its own): of four neighbours in a chain; of 128 columns as a tree of such groups,
+// neighbours first; of a row from left to right.
+__device__ __forceinline__ float SumOfFour(float a, float b, float c, float d) {
+  return fmaf(d, d, fmaf(c, c, fmaf(b, b, __fmul_rn(a, a))));
 }
 
-// A thread's first unit of each row (all of them in rows of up to 2048) stays in registers between
-// the sum and the scaling; further ones are read again, from cache. `first`: the weights of that
-// unit (FirstWeight), which the caller may load long before.
+inline constexpr int kSumCols = static_cast<int>(NormedRows::kSumCols);
+inline constexpr int kSumUnits = kSumCols / kUnit;
+__host__ __device__ constexpr int SumCount(int cols) { return (cols + kSumCols - 1) / kSumCols; }
+
+// Over the kSumUnits lanes that hold 128 columns, zeros past the row's end; in all of them.
+__device__ __forceinline__ float SumOf128(const Unit& unit) {
+  const auto& x = unit.x;
+  float sum = __fadd_rn(SumOfFour(x[0], x[1], x[2], x[3]), SumOfFour(x[4], x[5], x[6], x[7]));
+#pragma unroll
+  for (int offset = 1; offset < kSumUnits; offset *= 2) {
+    sum = __fadd_rn(sum, FromLaneXor(sum, offset));
+  }
+  return sum;
+}
+
+// What NormRows leaves of a row: SumCount sums of squares, then what the row is multiplied by.
+__host__ __device__ constexpr int NormFloats(int cols) { return SumCount(cols) + 1; }
+
+__device__ __forceinline__ void FindScale(const TransformArguments& s, float* row) {
+  const int count = SumCount(s.in_cols);
+  float sum = 0;
+#pragma unroll 4
+  for (int i = 0; i < count; ++i) sum = __fadd_rn(sum, row[i]);
+  row[count] = rsqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(s.in_cols)), s.eps));
+}
+
+// Synchronises; apart, the scales are found meanwhile and known behind the next barrier. `first`:
+// the weights of the thread's first unit (FirstWeight), which the caller may load long before.
+// norms: [rows, NormFloats] in shared memory. Rows that are scaled here are read twice.
 template <typename In, int kRows>
 __device__ __forceinline__ void NormRows(const TransformArguments& s, const Unit& first,
                                          int64_t first_row, int rows, __nv_bfloat16* out,
-                                         int64_t out_stride) {
+                                         int64_t out_stride, float* norms) {
   const int thread = static_cast<int>(threadIdx.x);
-  const int units = s.in_cols / kUnit;
+  const int units = s.in_cols / kUnit, floats = NormFloats(s.in_cols);
   const In* in = static_cast<const In*>(s.in) + first_row * s.in_stride;
-  Unit held[kRows] = {};
-  float sums[kRows] = {};
-  if (thread < units) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (r < rows) held[r] = LoadUnit(in + r * s.in_stride + thread * kUnit);
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) sums[r] = SumSquares(held[r]);
 #pragma unroll 1
-  for (int u = thread + kTransformThreads; u < units; u += kTransformThreads) {
+  for (int begin = 0; begin < units; begin += kTransformThreads) {  // for the whole block
+    const int u = begin + thread;
+    const bool there = u < units;
+    Unit x[kRows] = {};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (r < rows) sums[r] += SumSquares(LoadUnit(in + r * s.in_stride + u * kUnit));
+      if (there && r < rows) x[r] = LoadUnit(in + r * s.in_stride + u * kUnit);
     }
-  }
-  BlockSums(rows, sums);
+    Unit weight = first;
+    if (s.apart && there && u != thread) weight = LoadWeight(s.weight, u);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (r >= rows) break;
-    sums[r] = rsqrtf(sums[r] / static_cast<float>(s.in_cols) + s.eps);
-    if (thread < units) {
-      StoreVec8(Normalized(held[r], sums[r], first), out + r * out_stride + thread * kUnit);
+    for (int r = 0; r < kRows; ++r) {
+      if (r >= rows) break;
+      if (s.apart && there) StoreVec8(Weighted(x[r], weight), out + r * out_stride + u * kUnit);
+      const float sum = SumOf128(x[r]);
+      if (there && u % kSumUnits == 0) norms[r * floats + u / kSumUnits] = sum;
     }
   }
+  SyncThreads<kTransformThreads>();
+  if (Warp() == kWarps - 1 && Lane() < rows) FindScale(s, norms + Lane() * floats);
+  if (s.apart) return;
+  SyncThreads<kTransformThreads>();
 #pragma unroll 1
-  for (int u = thread + kTransformThreads; u < units; u += kTransformThreads) {
-    const Unit weight = LoadWeight(s.weight, u);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (r >= rows) continue;
+  for (int r = 0; r < rows; ++r) {
+#pragma unroll 1
+    for (int u = thread; u < units; u += kTransformThreads) {
       const Unit unit = LoadUnit(in + r * s.in_stride + u * kUnit);
-      StoreVec8(Normalized(unit, sums[r], weight), out + r * out_stride + u * kUnit);
+      const Unit weight = u == thread ? first : LoadWeight(s.weight, u);
+      StoreVec8(Normalized(unit, norms[r * floats + floats - 1], weight),
+                out + r * out_stride + u * kUnit);
     }
   }
+  SyncThreads<kTransformThreads>();
 }
 
 __device__ __forceinline__ Unit FirstWeight(const TransformArguments& s) {
@@ -274,14 +292,15 @@ __device__ __forceinline__ void PrefetchTransform(const TransformArguments& s) {
 }
 
 // out[r] = transform(in[first_row + r]) for r < rows <= kRows, by the first kTransformThreads
-// threads of the block; out (16-byte aligned rows) in global or shared memory. After
-// WaitOnDependencies(); the caller synchronises before it reads `out`. Once a kernel.
+// threads of the block; out (16-byte aligned rows) in global or shared memory; norms: NormRows's,
+// for kRmsNorm alone. After WaitOnDependencies(); the caller synchronises before it reads `out`.
 template <InputTransform::Kind kind, typename In, int kRows>
 __device__ __forceinline__ void TransformRowsInBlock(const TransformArguments& s, int64_t first_row,
                                                      int rows, __nv_bfloat16* out,
-                                                     int64_t out_stride) {
+                                                     int64_t out_stride, float* norms) {
   if constexpr (kind == InputTransform::Kind::kRmsNorm) {
-    transform::NormRows<In, kRows>(s, transform::FirstWeight(s), first_row, rows, out, out_stride);
+    transform::NormRows<In, kRows>(s, transform::FirstWeight(s), first_row, rows, out, out_stride,
+                                   norms);
   } else {
     // As many loads at a time as registers allow.
     constexpr int kRowBatch = kind == InputTransform::Kind::kOutputGate ? 1 : 2;
@@ -310,6 +329,7 @@ inline TransformArguments MakeTransformArguments(const MatrixView& in, const Inp
   if (t.kind != Kind::kRmsNorm && t.kind != Kind::kOutputGate) return s;
   s.weight = static_cast<const float*>(t.weight);
   FOX_CHECK(reinterpret_cast<uintptr_t>(s.weight) % kAlign == 0);
+  s.apart = t.kind == Kind::kRmsNorm && t.apart;
   if (t.kind == Kind::kRmsNorm) return s;
   if (s.weight != nullptr) {
     s.head_dim = t.head_dim;

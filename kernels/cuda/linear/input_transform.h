@@ -9,9 +9,14 @@
 
 namespace fox::cuda {
 
-// out = transform(in); in f32 or bf16, out bf16 [rows, *]. kind is not kNone, or only converts.
+// out = transform(in); in f32 or bf16, out bf16 [rows, *]. kind is not kNone, or only converts; a
+// norm is taken as a whole, whatever `apart` says.
 // Enqueues on `stream`; gives the launch's error.
 cudaError_t TransformRows(const MatrixView& in, const InputTransform& transform,
                           const MatrixView& out, cudaStream_t stream);
+
+// What LinearParams::leaves would have left of `in`, float32: out.rows and out.sums, whose order of
+// additions is the same. Enqueues on `stream`; gives the launch's error.
+cudaError_t TakeApart(const MatrixView& in, const NormedRows& out, cudaStream_t stream);
 
 }  // namespace fox::cuda

@@ -1,6 +1,6 @@
-// Which product for how many rows; small_batch_gemm.cu, cluster_gemm.cu (Hopper), skinny_gemm.cu
-// (elsewhere) and cublas_gemm.cc do the work. Only the number of rows, never their values or
-// neighbours, decides how a row is computed.
+// Which product for which rows. On Hopper: decode rows by small_batch_gemm.cu (1..4) and
+// cluster_gemm.cu, which give the same bits, prefill rows by cublas_gemm.cc. Elsewhere their number
+// decides: small_batch_gemm.cu, skinny_gemm.cu, cublas_gemm.cc.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -89,11 +89,30 @@ LinearEngine::LinearEngine() : state_(std::make_unique<State>()) {}
 LinearEngine::~LinearEngine() = default;
 
 bool LinearEngine::Drains(const LinearParams& params) const {
-  return params.transform.kind == kDrainingKind && GemvTakes(params, state_->limits);
+  return params.transform.kind == kDrainingKind && RunsGemv(params);
 }
 
-bool LinearEngine::Fuses(int64_t rows) const {
-  return rows > kMaxGemvRows && rows <= kClusterGemmRows && state_->has_cluster_gemm;
+bool LinearEngine::has_decode_family() const { return state_->has_cluster_gemm; }
+
+bool LinearEngine::RunsGemv(const LinearParams& params) const {
+  const bool fused = params.gated || !params.takes.rows.empty() || !params.leaves.rows.empty();
+  const bool decodes = params.decodes || !has_decode_family();
+  return decodes && !fused && GemvTakes(params, state_->limits);
+}
+
+// A norm taken apart in front of a product that does not do it by itself.
+cudaError_t LinearEngine::RunApart(const LinearParams& params, cudaStream_t stream) {
+  const InputTransform& norm = params.transform;
+  const MatrixView& in = params.in;
+  const int64_t sums = in.rows * ((in.cols + NormedRows::kSumCols - 1) / NormedRows::kSumCols);
+  FOX_CHECK(norm.kind == InputTransform::Kind::kRmsNorm && !norm.scratch.empty());
+  FOX_CHECK(static_cast<size_t>(sums) * sizeof(float) <= kWorkspaceBytes);
+  LinearParams taking = params;
+  taking.transform = {};
+  taking.takes = {norm.scratch.Rows(0, in.rows), static_cast<float*>(state_->workspace),
+                  norm.weight, norm.eps};
+  if (const cudaError_t error = TakeApart(in, taking.takes, stream)) return error;
+  return Run(taking, stream);
 }
 
 cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
@@ -106,13 +125,15 @@ cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
   FOX_CHECK(in.rows == out.rows && weight.out() > 0 && weight.in() > 0);
   FOX_CHECK(out.cols == (params.gated ? weight.out() / 2 : weight.out()));
   const bool takes = !params.takes.rows.empty(), leaves = !params.leaves.rows.empty();
-  FOX_CHECK(!(params.gated || takes || leaves) || Fuses(in.rows));
+  FOX_CHECK(!(params.gated || takes || leaves || transform.apart) ||
+            (has_decode_family() && params.decodes));
   FOX_CHECK(!params.gated || (params.bias == nullptr && !params.accumulate && !leaves));
   FOX_CHECK(!takes || transform.kind == InputTransform::Kind::kNone);
   FOX_CHECK(weight.in() % 8 == 0 && reinterpret_cast<uintptr_t>(weight.data()) % 16 == 0);
   FOX_CHECK(out.dtype == DType::kF32 || (out.dtype == DType::kBF16 && !params.accumulate));
   if (in.rows == 0) return cudaSuccess;
-  if (GemvTakes(params, state_->limits)) return SmallBatchGemm(params, state_->limits, stream);
+  if (RunsGemv(params)) return SmallBatchGemm(params, state_->limits, stream);
+  if (transform.apart) return RunApart(params, stream);
   MatrixView x = takes ? params.takes.rows.Rows(0, in.rows) : in;
   if (!takes && (transform.kind != InputTransform::Kind::kNone || in.dtype != DType::kBF16)) {
     FOX_CHECK(!transform.scratch.empty() && transform.scratch.cols == weight.in() &&
@@ -122,10 +143,10 @@ cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
   }
   FOX_CHECK(x.cols == weight.in() && x.row_stride % 8 == 0 &&
             reinterpret_cast<uintptr_t>(x.data) % 16 == 0);
-  if (state_->has_cluster_gemm && ClusterGemmTakes(in.rows, weight.out())) {
-    return ClusterGemm(x, params, state_->limits.multiprocessors, stream);
-  }
-  if (in.rows <= kMaxSkinnyRows && weight.in() % kSkinnyStep == 0) {
+  if (has_decode_family()) {
+    if (params.decodes) return ClusterGemm(x, params, state_->limits.multiprocessors, stream);
+    FOX_CHECK(in.rows > 1);  // cuBLASLt may compute one alone in another order
+  } else if (in.rows <= kMaxSkinnyRows && weight.in() % kSkinnyStep == 0) {
     return SkinnyGemm(x, params, state_->skinny(), stream);
   }
   const cudaError_t error = state_->cublas.Multiply(x, params, stream);

@@ -1,6 +1,6 @@
-// Linear layers on the GPU: y = t(x) W^T, W bf16 [out, in] row-major. cuBLASLt where rows are many;
-// own kernels, bound by reading W once, where they are few: there the row transform runs inside the
-// product and W is prefetched while the previous kernel still ends.
+// Linear layers on the GPU: y = t(x) W^T, W bf16 [out, in] row-major. cuBLASLt for the rows of
+// prompts; own kernels, bound by reading W once, for decode rows: there the row transform runs
+// inside the product and W is prefetched while the previous kernel still ends.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,20 +20,27 @@ class LinearEngine {
   // Ops::Linear. The weight is a DeviceWeight; in: f32 or bf16, as the transform's input is; out:
   // bf16 or f32; bias float32 or null; accumulate: out must be f32. transform.scratch: bf16 [rows,
   // weight.in], used when not fused. Enqueues on `stream`; may be captured once the same shape ran
-  // before. Returns the first error. A row's bits are the same in any batch of 1..4 rows and, on
-  // Hopper, of 5..64; elsewhere of 5..8 and of 9..16 (weight.in % 16 == 0). REQUIRES: weight.in % 8
-  // == 0; rows of in, scratch and gate 16-byte aligned (those of out need not be); out overlaps
-  // none of them.
+  // before. Returns the first error.
+  // A row's bits: where has_decode_family(), those of a decode row and those of a prefill row, in
+  // any batch. The latter rests on cuBLASLt, whose kernels without a split of W's columns agree
+  // (linear_test.cc). Elsewhere the same in any batch of 1..4 rows, of 5..8 and of 9..16 (weight.in
+  // % 16 == 0).
+  // REQUIRES: weight.in % 8 == 0; rows of in, scratch and gate 16-byte aligned (those of out need
+  // not be); out overlaps none of them.
   cudaError_t Run(const LinearParams& params, cudaStream_t stream);
 
-  // Whether Run takes LinearParams::gated, takes and leaves for so many rows.
-  bool Fuses(int64_t rows) const;
+  // Ops::has_decode_family: on Hopper.
+  bool has_decode_family() const;
 
   // Whether Run launches a single kernel, which triggers after its wait (launch.h).
   bool Drains(const LinearParams& params) const;
 
  private:
   struct State;
+
+  bool RunsGemv(const LinearParams& params) const;
+  cudaError_t RunApart(const LinearParams& params, cudaStream_t stream);
+
   std::unique_ptr<State> state_;
 };
 

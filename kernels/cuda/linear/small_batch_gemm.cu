@@ -1,10 +1,12 @@
-// One block an SM owns a contiguous range of W's rows and streams it through a ring of
-// tiles in shared memory, 16 rows by 768 columns: two warps copy, from before the previous kernel
-// has ended; eight warps first take the first tiles into registers and transform the input rows,
-// then share a tile's columns among them. Tensor cores multiply, for four rows at a time would be
-// too much arithmetic for the FP32 units: W is the operand of 16 rows, the input rows are the one
-// of 8 (the rest are repeats, unused). Sums: each warp over its columns, then the warps in order;
-// the same for any number of rows.
+// One block an SM owns a contiguous range of W's rows and streams it through a ring of tiles in
+// shared memory, 16 rows by 512 columns: two warps copy, from before the previous kernel has ended;
+// eight warps first take the first tiles into registers and transform the input rows, then multiply
+// 64 columns of each tile. Tensor cores multiply, for four rows at a time would be too much
+// arithmetic for the FP32 units: W is the operand of 16 rows, the input rows are the one of 8 (the
+// rest are repeats, unused).
+//
+// Bits: those of cluster_gemm.cu. A warp adds the chunks of 64 columns whose index is its own
+// modulo 8, from left to right in one chain; the warps' sums are added as a tree.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -18,6 +20,7 @@
 #include "kernels/cuda/primitives/copy_rows.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
+#include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/ptx/mma_sm80.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
@@ -34,9 +37,11 @@ constexpr int kCopyWarps = 2;
 constexpr int kThreads = kConsumers + kCopyWarps * kWarp;
 constexpr int kMaxRows = static_cast<int>(kMaxGemvRows);
 constexpr int kTileRows = 16;
-constexpr int kTileCols = 768;
+constexpr int kChunkCols = 64;  // of a warp
+constexpr int kTileCols = kConsumerWarps * kChunkCols;
 constexpr int kStep = 16;  // columns of one tensor core product
-constexpr int kWarpSteps = kTileCols / kStep / kConsumerWarps;
+constexpr int kChunkSteps = kChunkCols / kStep;
+static_assert(kConsumerWarps == 8);  // the classes of columns
 // 16 bytes more than the columns, so that ldmatrix finds eight rows in different banks.
 constexpr int kPad = 16;
 constexpr int kTileStride = kTileCols * 2 + kPad;
@@ -49,11 +54,10 @@ constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(Mbarrier)
 // so a wide product, which follows a narrow one that adds to the residual stream, gets most of it.
 constexpr int kWideBudget = 150 * 1024;
 constexpr int kNarrowBudget = 75 * 1024;
-constexpr int kMinStages = 3;
+constexpr int kMinStages = 4;
 // Tiles that a block has under way. Enough to keep the memory busy; more would only make everybody
 // else's loads wait, those of the kernel before among them.
-constexpr int kTilesUnderWay = 2;
-constexpr int kReservedBytes = 1024;  // for the transform's static memory
+constexpr int kTilesUnderWay = 3;
 
 struct SmallBatchGemmArguments : GemmArguments {
   TransformArguments source;
@@ -63,14 +67,16 @@ struct SmallBatchGemmArguments : GemmArguments {
   int tile_bytes;
 };
 
-// Shared memory: [stages] tiles, input rows, partial sums [2][warps][4 rows][16], barriers.
+// Shared memory: [stages] tiles, input rows, partial sums [2][warps][4 rows][16], barriers, the
+// rows' sums of squares and scales.
 __host__ __device__ constexpr int InputStride(int in) { return in * 2 + kPad; }
-// A product's columns past the last row's end may be read.
+// The input of a tile's columns past the end is loaded, too.
 __host__ __device__ constexpr int InputBytes(int rows, int in) {
-  return rows * InputStride(in) + kStep * 2 - kPad;
+  return rows * InputStride(in) + (kTileCols - 1 - (in - 1) % kTileCols) * 2;
 }
 __host__ __device__ constexpr int FixedBytes(int rows, int in) {
-  return InputBytes(rows, in) + kPartialBytes + kBarrierBytes;
+  return InputBytes(rows, in) + kPartialBytes + kBarrierBytes +
+         rows * transform::NormFloats(in) * static_cast<int>(sizeof(float));
 }
 
 struct SharedLayout {
@@ -79,6 +85,7 @@ struct SharedLayout {
   float* partial;
   Mbarrier* full;
   Mbarrier* empty;
+  float* norms;  // [rows, NormFloats]
 };
 
 __device__ __forceinline__ SharedLayout LayoutOf(unsigned char* shared,
@@ -89,6 +96,7 @@ __device__ __forceinline__ SharedLayout LayoutOf(unsigned char* shared,
   layout.partial = reinterpret_cast<float*>(layout.input + InputBytes(a.rows, a.in));
   layout.full = reinterpret_cast<Mbarrier*>(layout.partial + kPartialBytes / sizeof(float));
   layout.empty = layout.full + kMaxStages;
+  layout.norms = reinterpret_cast<float*>(layout.empty + kMaxStages);
   return layout;
 }
 
@@ -137,176 +145,222 @@ struct Output {
   int m = static_cast<int>(threadIdx.x) % kTileRows;
 };
 
-// What y holds before. Read long before it is used, so no arithmetic here.
-__device__ __forceinline__ float PreviousValue(const SmallBatchGemmArguments& a, int row,
-                                               int last) {
-  const Output o;
-  if (!a.accumulate || o.n >= a.rows || row + o.m >= last) return 0;
-  return a.y_f32[o.n * a.y_stride + row + o.m];
-}
+// What is added to an output: zeros where there is nothing, which makes -0 to 0 as cluster_gemm.cuh
+// does. Read long before it is used, so no arithmetic here.
+struct AddedTerms {
+  float bias, previous;
 
-__device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a, const float* partial,
-                                           float previous, int row, int last) {
-  const Output o;
-  if (o.n >= a.rows || row + o.m >= last) return;
-  float sum = 0;
-#pragma unroll
-  for (int w = 0; w < kConsumerWarps; ++w) sum += partial[w * kGroupValues + threadIdx.x];
-  if (a.bias != nullptr) sum += a.bias[row + o.m];
-  const int64_t at = o.n * a.y_stride + row + o.m;
-  if (a.y_f32 != nullptr) {
-    a.y_f32[at] = sum + previous;
-  } else {
-    a.y_bf16[at] = __float2bfloat16_rn(sum);
+  __device__ __forceinline__ void LoadBias(const SmallBatchGemmArguments& a, int row, int last) {
+    const Output o;
+    const bool there = a.bias != nullptr && o.n < a.rows && row + o.m < last;
+    bias = there ? a.bias[row + o.m] : 0;
   }
-}
-
-// A warp's share of a tile of W, as the tensor cores want it.
-using Fragments = uint32_t[kWarpSteps][4];
-
-// The warp's columns of the tile that begins at column `col`.
-struct Share {
-  int steps;   // products
-  int column;  // first, in the tile
-
-  __device__ __forceinline__ Share(const SmallBatchGemmArguments& a, int col) {
-    const int all = min(kTileCols, a.in - col) / kStep;
-    const int share = (all + kConsumerWarps - 1) / kConsumerWarps;
-    const int begin = Warp() * share;
-    steps = min(share, all - begin);
-    column = begin * kStep;
+  __device__ __forceinline__ void LoadPrevious(const SmallBatchGemmArguments& a, int row,
+                                               int last) {
+    const Output o;
+    const bool there = a.accumulate && o.n < a.rows && row + o.m < last;
+    previous = there ? a.y_f32[o.n * a.y_stride + row + o.m] : 0;
   }
 };
 
-// Of the tile with `rows` rows in stage `stage`.
-__device__ __forceinline__ void LoadFragments(const SmallBatchGemmArguments& a,
-                                              const SharedLayout& layout, int stage, int rows,
-                                              const Share& share, Fragments& w) {
-  const int lane = Lane();
-  const uint32_t from = SharedAddress(layout.tiles) + stage * a.tile_bytes +
-                        min(lane % 16, rows - 1) * kTileStride + share.column * 2 + lane / 16 * 16;
+// Every operation is one of cluster_gemm.cuh's, in its order.
+template <bool kScaled>
+__device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a,
+                                           const SharedLayout& layout, const float* partial,
+                                           const AddedTerms& terms, int row, int last) {
+  const Output o;
+  if (o.n >= a.rows || row + o.m >= last) return;
+  float sum[kConsumerWarps];
 #pragma unroll
-  for (int i = 0; i < kWarpSteps; ++i) {
-    if (i < share.steps) LoadMatrices(w[i], from + i * kStep * 2);
+  for (int w = 0; w < kConsumerWarps; ++w) sum[w] = partial[w * kGroupValues + threadIdx.x];
+#pragma unroll
+  for (int step = 1; step < kConsumerWarps; step *= 2) {
+#pragma unroll
+    for (int w = 0; w < kConsumerWarps; w += 2 * step) sum[w] = __fadd_rn(sum[w], sum[w + step]);
+  }
+  float total = sum[0];
+  if (kScaled && a.source.apart) {
+    const int floats = transform::NormFloats(a.in);
+    total = __fmul_rn(total, layout.norms[o.n * floats + floats - 1]);
+  }
+  const float value = __fadd_rn(terms.previous, __fadd_rn(total, terms.bias));
+  const int64_t at = o.n * a.y_stride + row + o.m;
+  if (a.y_f32 != nullptr) {
+    a.y_f32[at] = value;
+  } else {
+    a.y_bf16[at] = __float2bfloat16_rn(value);
   }
 }
 
-// c += the warp's products of the tile that begins at column `col`. Input is loaded for two of them
-// at a time; what lies behind an odd last one (input, or nothing: InputBytes) is not used.
-__device__ __forceinline__ void MultiplyFragments(const SmallBatchGemmArguments& a,
-                                                  const SharedLayout& layout, int col,
-                                                  const Fragments& w, float (&c)[2][4]) {
-  static_assert(kWarpSteps % 2 == 0);
-  const Share share(a, col);
-  const int lane = Lane();
-  const uint32_t from = SharedAddress(layout.input) +
-                        min(lane % 8, a.rows - 1) * InputStride(a.in) + (col + share.column) * 2 +
-                        lane / 8 * 16;
-  uint32_t x[kWarpSteps / 2][4];
-#pragma unroll
-  for (int i = 0; i < kWarpSteps / 2; ++i) {
-    if (2 * i < share.steps) LoadMatrices(x[i], from + i * 2 * kStep * 2);
-  }
-#pragma unroll
-  for (int i = 0; i < kWarpSteps; ++i) {
-    const int at = i % 2 * 2;
-    if (i < share.steps) MultiplyAdd(c[i % 2], w[i], x[i / 2][at], x[i / 2][at + 1]);
-  }
-}
+// A warp's chunk of a tile of W, as the tensor cores want it.
+using Fragments = uint32_t[kChunkSteps][4];
 
-// A block's walk over its tiles, 16 rows at a time from left to right. A group's partial sums lie
-// in one of two buffers in turn, so that one barrier a group suffices: a buffer is written again
-// only after the next group's barrier.
-class Walk {
+// Takes a multiplying warp's chunks of a block's tiles out of the ring, one after the other.
+class TileReader {
  public:
-  __device__ __forceinline__ Walk(const SmallBatchGemmArguments& a, const SharedLayout& layout,
-                                  int first, int last)
-      : a_(a), layout_(layout), row_(first), last_(last), partial_(layout.partial) {}
+  __device__ __forceinline__ TileReader(const SmallBatchGemmArguments& a,
+                                        const SharedLayout& layout, int rows)
+      : a_(a),
+        layout_(layout),
+        from_(SharedAddress(layout.tiles) +
+              min(Lane() % 16, a.tile_bytes / kTileStride - 1) * kTileStride +
+              Warp() * kChunkCols * 2 + Lane() / 16 * 16),
+        left_((rows + kTileRows - 1) / kTileRows * ((a.in + kTileCols - 1) / kTileCols)) {}
 
-  __device__ __forceinline__ bool AtEnd() const { return row_ >= last_; }
-
-  // Takes the warp's share of the current tile out of its stage.
-  __device__ __forceinline__ void Take(PipelineState& at, Fragments& w) const {
-    while (!layout_.full[at.stage].HasEnded(at.parity)) {
+  // The next tile's, if there is one. What lies past the last row or column is not used.
+  __device__ __forceinline__ void Take(Fragments& w) {
+    if (left_ == 0) return;
+    --left_;
+    while (!layout_.full[at_.stage].HasEnded(at_.parity)) {
     }
-    LoadFragments(a_, layout_, at.stage, min(kTileRows, last_ - row_), Share(a_, col_), w);
-    __syncwarp();
-    if (Lane() == 0) layout_.empty[at.stage].Arrive();
-    at.Advance(a_.stages);
-  }
-
-  // To the next tile without multiplying. Returns whether that begins a group.
-  __device__ __forceinline__ bool Advance() {
-    col_ += kTileCols;
-    if (col_ < a_.in) return false;
-    col_ = 0;
-    row_ += kTileRows;
-    return true;
-  }
-
-  // Adds the tile's products, stores the group's outputs if it is its last, and goes on.
-  // `previous`: what y holds before, of the current group.
-  __device__ __forceinline__ void Multiply(const Fragments& w, float& previous) {
-    MultiplyFragments(a_, layout_, col_, w, c_);
-    const int row = row_;
-    if (!Advance()) return;
-    const int lane = Lane();
-    if (lane % 4 < kMaxRows / 2) {
-      const int warp = Warp();
-      float* mine = partial_ + warp * kGroupValues + lane % 4 * 2 * kTileRows + lane / 4;
-      mine[0] = c_[0][0] + c_[1][0];
-      mine[kTileRows] = c_[0][1] + c_[1][1];
-      mine[kTileRows / 2] = c_[0][2] + c_[1][2];
-      mine[kTileRows + kTileRows / 2] = c_[0][3] + c_[1][3];
-    }
-    SyncThreads<kConsumers>();
-    StoreValue(a_, partial_, previous, row, last_);
-    previous = PreviousValue(a_, row_, last_);
-    partial_ = partial_ == layout_.partial ? layout_.partial + kConsumerWarps * kGroupValues
-                                           : layout_.partial;
 #pragma unroll
-    for (float(&half)[4] : c_) half[0] = half[1] = half[2] = half[3] = 0;
+    for (int i = 0; i < kChunkSteps; ++i) {
+      LoadMatrices(w[i], from_ + at_.stage * a_.tile_bytes + i * kStep * 2);
+    }
+    __syncwarp();
+    if (Lane() == 0) layout_.empty[at_.stage].Arrive();
+    at_.Advance(a_.stages);
   }
 
  private:
   const SmallBatchGemmArguments& a_;
   const SharedLayout& layout_;
-  int row_, last_, col_ = 0;
-  float* partial_;
-  float c_[2][4] = {};
+  const uint32_t from_;  // the lane's row and column in stage 0
+  int left_;
+  PipelineState at_;
 };
 
-// The weights of a block's first tiles, in registers before the input is there: their stages are
-// filled again meanwhile.
+// A multiplying warp's walk over a block's tiles, 16 rows of W at a time from left to right, and
+// the block's outputs. The partial sums of 16 rows lie in one of two buffers in turn, so that one
+// barrier for them suffices: a buffer is written again only after the next rows' barrier.
+template <bool kScaled>
+class Multiplier {
+ public:
+  __device__ __forceinline__ Multiplier(const SmallBatchGemmArguments& a,
+                                        const SharedLayout& layout, int first, int last)
+      : a_(a),
+        layout_(layout),
+        from_(InputAddress(a, layout, OpaqueThreadIdx())),
+        row_(first),
+        last_(last) {
+    const int row = first + static_cast<int>(threadIdx.x);
+    if (a.bias != nullptr && row < last) Prefetch(a.bias + row);
+  }
+
+  // When the kernel before has ended.
+  __device__ __forceinline__ void LoadPrevious() { terms_.LoadPrevious(a_, row_, last_); }
+  // When the input rows are there.
+  __device__ __forceinline__ void Begin() {
+    terms_.LoadBias(a_, row_, last_);
+#pragma unroll
+    for (int pair = 0; pair < kChunkSteps / 2; ++pair) LoadInput(pair, 0);
+  }
+
+  __device__ __forceinline__ bool AtEnd() const { return row_ >= last_; }
+
+  // Adds the products of the warp's chunk of the next tile, stores the outputs of its rows if it is
+  // their last, and goes on.
+  __device__ __forceinline__ void Multiply(Fragments& w) {
+    const int next = col_ + kTileCols < a_.in ? col_ + kTileCols : 0;
+    if (col_ + kTileCols <= a_.in) {
+      MultiplyChunk<true>(w, next);
+    } else {
+      MultiplyChunk<false>(w, next);
+    }
+    col_ = next;
+    if (next == 0) Store();
+  }
+
+ private:
+  __device__ __forceinline__ static uint32_t InputAddress(const SmallBatchGemmArguments& a,
+                                                          const SharedLayout& layout, int thread) {
+    const int lane = thread % kWarp, warp = thread / kWarp;
+    return SharedAddress(layout.input) + min(lane % 8, a.rows - 1) * InputStride(a.in) +
+           warp * kChunkCols * 2 + lane / 8 * 16;
+  }
+
+  // Two products' input.
+  __device__ __forceinline__ void LoadInput(int pair, int col) {
+    LoadMatrices(x_[pair], from_ + (col + pair * 2 * kStep) * 2);
+  }
+
+  // Input is replaced by that of the tile at column `next` as soon as it is used.
+  template <bool kWhole>
+  __device__ __forceinline__ void MultiplyChunk(Fragments& w, int next) {
+    static_assert(kChunkSteps % 2 == 0);
+    const int columns = a_.in - col_ - Warp() * kChunkCols;
+#pragma unroll
+    for (int i = 0; i < kChunkSteps; ++i) {
+      const int at = i % 2 * 2;
+      if (!kWhole && columns < (i + 1) * kStep) w[i][2] = w[i][3] = 0;  // half of it is W's
+      if (kWhole || columns > i * kStep) MultiplyAdd(c_, w[i], x_[i / 2][at], x_[i / 2][at + 1]);
+      if (i % 2 == 1) LoadInput(i / 2, next);
+    }
+  }
+
+  // The outputs of 16 rows of W; the next ones' sums begin.
+  __device__ __forceinline__ void Store() {
+    const int lane = Lane();
+    float* partial = layout_.partial + buffer_ * kConsumerWarps * kGroupValues;
+    if (lane % 4 < kMaxRows / 2) {
+      float* mine = partial + Warp() * kGroupValues + lane % 4 * 2 * kTileRows + lane / 4;
+      mine[0] = c_[0];
+      mine[kTileRows] = c_[1];
+      mine[kTileRows / 2] = c_[2];
+      mine[kTileRows + kTileRows / 2] = c_[3];
+    }
+    SyncThreads<kConsumers>();
+    StoreValue<kScaled>(a_, layout_, partial, terms_, row_, last_);
+    row_ += kTileRows;
+    terms_.LoadBias(a_, row_, last_);
+    terms_.LoadPrevious(a_, row_, last_);
+    buffer_ ^= 1;
+    c_[0] = c_[1] = c_[2] = c_[3] = 0;
+  }
+
+  const SmallBatchGemmArguments& a_;
+  const SharedLayout& layout_;
+  const uint32_t from_;  // the lane's row and column of the input
+  int row_, col_ = 0;
+  const int last_;
+  int buffer_ = 0;
+  AddedTerms terms_;
+  uint32_t x_[kChunkSteps / 2][4];
+  float c_[4] = {};
+};
+
+// A warp's chunks of the next tiles, in registers: of a block's first ones before the input is
+// there, so that their stages are filled again meanwhile; later the tile kTiles further on is
+// loaded while one is multiplied.
 template <int kTiles>
 struct HeldTiles {
-  Fragments w[kTiles > 0 ? kTiles : 1];
+  Fragments w[kTiles];
 
-  __device__ __forceinline__ void Take(Walk walk, PipelineState& at) {
+  __device__ __forceinline__ void Take(TileReader& reader) {
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      if (walk.AtEnd()) break;
-      walk.Take(at, w[n]);
-      walk.Advance();
+    for (int n = 0; n < kTiles; ++n) reader.Take(w[n]);
+  }
+
+  template <bool kScaled>
+  __device__ __forceinline__ void MultiplyAll(Multiplier<kScaled>& multiplier, TileReader& reader) {
+#pragma unroll 1
+    while (true) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        if (multiplier.AtEnd()) return;
+        multiplier.Multiply(w[n]);
+        reader.Take(w[n]);
+      }
     }
   }
 };
 
-// The multiplying warps.
-template <int kTiles>
-__device__ __forceinline__ void MultiplyRows(Walk walk, const HeldTiles<kTiles>& held,
-                                             PipelineState at, float previous) {
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-    if (walk.AtEnd()) return;
-    walk.Multiply(held.w[n], previous);
-  }
-#pragma unroll 1
-  while (!walk.AtEnd()) {
-    Fragments w;
-    walk.Take(at, w);
-    walk.Multiply(w, previous);
-  }
+// The columns between the end of an input row and that of a product, zeros in W too.
+__device__ __forceinline__ void ClearInputEnds(const SmallBatchGemmArguments& a,
+                                               const SharedLayout& layout) {
+  const int row = static_cast<int>(threadIdx.x);
+  if (a.in % kStep == 0 || row >= a.rows) return;
+  *reinterpret_cast<uint4*>(layout.input + row * InputStride(a.in) + a.in * 2) = {};
 }
 
 // What the kinds of transforms read: norms the residual stream, all others activations.
@@ -338,30 +392,34 @@ __global__ void __launch_bounds__(kThreads, 2)
     CopyWeights(a, layout, first, last);
     return;
   }
-  const Walk walk(a, layout, first, last);
   // As many as registers allow.
-  constexpr int kHeld = kRows == 1 ? 2 : kNorms ? 0 : 1;
+  constexpr bool kPlain =
+      kind == InputTransform::Kind::kNone || kind == InputTransform::Kind::kGatedAct;
+  constexpr int kHeld = kRows == 1 ? (kNorms ? 2 : 3) : kPlain ? 2 : 1;
   HeldTiles<kHeld> held;
-  PipelineState at;
+  TileReader reader(a, layout, last - first);
+  Multiplier<kNorms> multiplier(a, layout, first, last);
+  ClearInputEnds(a, layout);
   __nv_bfloat16* const input = reinterpret_cast<__nv_bfloat16*>(layout.input);
   const int stride = InputStride(a.in) / 2;
-  float previous;
   if constexpr (kNorms) {
     const transform::Unit weight = transform::FirstWeight(a.source);
-    held.Take(walk, at);
+    held.Take(reader);
     WaitOnDependencies();
     TriggerDependents();  // not before: see kDrainingKind
-    previous = PreviousValue(a, first, last);
-    transform::NormRows<InputOf<kind>, kRows>(a.source, weight, 0, a.rows, input, stride);
+    multiplier.LoadPrevious();
+    transform::NormRows<InputOf<kind>, kRows>(a.source, weight, 0, a.rows, input, stride,
+                                              layout.norms);
   } else {
     PrefetchTransform(a.source);
-    held.Take(walk, at);
+    held.Take(reader);
     WaitOnDependencies();
-    previous = PreviousValue(a, first, last);
-    TransformRowsInBlock<kind, InputOf<kind>, kRows>(a.source, 0, a.rows, input, stride);
+    multiplier.LoadPrevious();
+    TransformRowsInBlock<kind, InputOf<kind>, kRows>(a.source, 0, a.rows, input, stride, nullptr);
+    SyncThreads<kConsumers>();
   }
-  SyncThreads<kConsumers>();
-  MultiplyRows(walk, held, at, previous);
+  multiplier.Begin();
+  held.MultiplyAll(multiplier, reader);
 }
 
 // Divides W's rows among the blocks and gives the ring as many tiles as a block has, the budget
@@ -373,8 +431,8 @@ void ChooseTiling(int blocks, const DeviceLimits& limits, SmallBatchGemmArgument
   a->tile_bytes = std::min(kTileRows, most_rows) * kTileStride;
   const int64_t tiles = static_cast<int64_t>((most_rows + kTileRows - 1) / kTileRows) *
                         ((a->in + kTileCols - 1) / kTileCols);
-  const int budget = std::min(a->accumulate ? kNarrowBudget : kWideBudget,
-                              limits.block_shared_bytes - kReservedBytes);
+  const int budget =
+      std::min(a->accumulate ? kNarrowBudget : kWideBudget, limits.block_shared_bytes);
   const int fitting = std::max((budget - FixedBytes(a->rows, a->in)) / a->tile_bytes, kMinStages);
   a->stages = static_cast<int>(std::min<int64_t>({tiles, fitting, kMaxStages}));
 }
@@ -382,8 +440,8 @@ void ChooseTiling(int blocks, const DeviceLimits& limits, SmallBatchGemmArgument
 template <InputTransform::Kind kind, int kRows>
 cudaError_t LaunchSmallBatchGemm(const SmallBatchGemmArguments& a, int blocks,
                                  const DeviceLimits& limits, cudaStream_t stream) {
-  const cudaError_t ready = AllowDynamicSmem(KernelAddress(SmallBatchGemmKernel<kind, kRows>),
-                                             limits.block_shared_bytes - kReservedBytes);
+  const cudaError_t ready =
+      AllowDynamicSmem(KernelAddress(SmallBatchGemmKernel<kind, kRows>), limits.block_shared_bytes);
   if (ready != cudaSuccess) return ready;
   const size_t bytes = static_cast<size_t>(a.stages * a.tile_bytes + FixedBytes(a.rows, a.in));
   return Launch(SmallBatchGemmKernel<kind, kRows>, dim3(static_cast<unsigned>(blocks)),
@@ -399,9 +457,9 @@ bool GemvTakes(const LinearParams& params, const DeviceLimits& limits) {
   if (in.rows < 1 || in.rows > kMaxGemvRows || in.dtype != (norm ? DType::kF32 : DType::kBF16)) {
     return false;
   }
-  if (columns % kStep != 0 || columns > limits.block_shared_bytes) return false;
-  const int most = FixedBytes(kMaxRows, static_cast<int>(columns)) +
-                   kMinStages * kTileRows * kTileStride + kReservedBytes;
+  if (columns % transform::kUnit != 0 || columns > limits.block_shared_bytes) return false;
+  const int most =
+      FixedBytes(kMaxRows, static_cast<int>(columns)) + kMinStages * kTileRows * kTileStride;
   return most <= limits.block_shared_bytes;
 }
 

@@ -1,5 +1,6 @@
 // Products with one to four rows: the time of reading W once. One kernel does the row transform and
-// the product; its weights are on their way before the previous kernel has ended.
+// the product; its weights are on their way before the previous kernel has ended. A row's bits are
+// those that cluster_gemm.h gives it in any batch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,8 +19,8 @@ struct DeviceLimits {
 };
 
 // Whether Gemv takes such a product: at most kMaxGemvRows rows, a norm's input float32 and any
-// other's bf16, in % 16 == 0, rows that fit beside the weights in shared memory. The same for every
-// number of rows from 1 to kMaxGemvRows.
+// other's bf16, in % 8 == 0, rows that fit beside the weights in shared memory (up to some 19,000
+// columns on Hopper). The same for every number of rows from 1 to kMaxGemvRows.
 bool GemvTakes(const LinearParams& params, const DeviceLimits& limits);
 
 // With this transform the kernel triggers after its wait (launch.h). The next one's weights then

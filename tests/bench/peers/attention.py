@@ -55,8 +55,8 @@ def block_mask(c: torch.Tensor, threshold: float | None) -> BlockMask:
 
 
 def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_gates: torch.Tensor,
-         threshold: float | None) -> Callable[[], torch.Tensor]:
-    """A call of FlexAttention with the forget gate."""
+         threshold: float | None, backend: str | None = None) -> Callable[[], torch.Tensor]:
+    """A call of FlexAttention with the forget gate; FLASH is its backend of FlashAttention-4."""
     c = log_gates.double().cumsum(-1).float()
     mask = block_mask(c, threshold)
 
@@ -64,7 +64,9 @@ def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_gates: torch.Ten
                 key: torch.Tensor) -> torch.Tensor:
         return score + c[b, h, row] - c[b, h, key]
 
-    return lambda: compiled_flex(q, k, v, score_mod=decayed, block_mask=mask)
+    options = {"BACKEND": backend} if backend else None
+    return lambda: compiled_flex(q, k, v, score_mod=decayed, block_mask=mask,
+                                 kernel_options=options)
 
 
 def prefill(results: inputs.Results, heads: int, head_dim: int, tokens: int,

@@ -35,6 +35,23 @@ def one_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_gates: torch
     return out, dq, dk, dv, dc.flip(0).cumsum(0).flip(0)
 
 
+def output_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                log_gates: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
+    """The output of a few rows (positions) of every head, float64; None: without a gate.
+
+    Shapes as in attention_gradients, as many heads of k and v as of q; gives [.., rows, head_dim].
+    """
+    future = torch.arange(k.shape[2], device=k.device)[None, :] > rows[:, None]
+    result = []
+    for b in range(q.shape[0]):
+        s = q.shape[-1] ** -0.5 * (q[b, :, rows].double() @ k[b].double().mT)
+        if log_gates is not None:
+            c = log_gates[b].double().cumsum(-1)
+            s += c[:, rows, None] - c[:, None, :]
+        result.append(s.masked_fill_(future, -torch.inf).softmax(-1) @ v[b].double())
+    return torch.stack(result)
+
+
 def attention_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
                         log_gates: torch.Tensor, d_out: torch.Tensor,
                         seq_start: list[int] | None = None) -> dict[str, torch.Tensor]:

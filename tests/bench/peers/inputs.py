@@ -57,6 +57,8 @@ def parse_arguments(parser: argparse.ArgumentParser | None = None) -> argparse.N
     parser.add_argument("--json", help="where to write rows, one a line")
     parser.add_argument("--official-repo", default=os.environ.get("FOX_OFFICIAL_REPO"),
                         help="a checkout of zhixuan-lin/forgetting-transformer")
+    parser.add_argument("--peer-packages", default=os.environ.get("FOX_PEER_PACKAGES"),
+                        help="a folder to import the packages of attention_libraries.py from")
     return parser.parse_args()
 
 

@@ -1,12 +1,13 @@
-// One cluster of blocks a (sequence, query head). The half pages of its window are dealt to
-// the cluster's warps in turn, eight to the first block, eight to the second and so on; a block
-// that gets none ends at once, so a short window costs one block. The first block merges, in order.
+// One cluster of blocks a (sequence, query head). The splits of its window are dealt to the blocks
+// two at a time, each to four warps; a block that gets none ends at once, so a short window costs
+// one block. The first block merges. Invariant: every sum is that of split.cu, in the same order.
 #include <cuda_bf16.h>
 
 #include <cfloat>
 #include <cstdint>
 
 #include "kernels/cuda/attention/decode/cluster.cuh"
+#include "kernels/cuda/attention/decode/decode.h"
 #include "kernels/cuda/attention/decode/loads.cuh"
 #include "kernels/cuda/attention/decode/softmax.cuh"
 #include "kernels/cuda/attention/decode/splits.cuh"
@@ -25,94 +26,150 @@ using namespace decode;
 constexpr int kBlocks = 8;
 constexpr int kBlockWarps = 8;
 constexpr int kBlockThreads = kBlockWarps * kWarp;
-constexpr int kHalfPagesAtOnce = kBlocks * kBlockWarps;
+constexpr int kBlockSplits = kBlockWarps / kWarps;  // that a block takes at a time
+constexpr int kSplitsAtOnce = kBlocks * kBlockSplits;
+constexpr int kMaxPages = static_cast<int>(kSmallBatchTokens / kPageTokens);
+constexpr int kMaxWindowSplits = kMaxPages >> kMinSplitShift;
+constexpr int kRounds = kMaxWindowSplits / kSplitsAtOnce;
+static_assert(kMaxPages <= kManySplits, "all splits are of the smallest size");
+static_assert(kRounds * kSplitsAtOnce == kMaxWindowSplits);
 
 template <int kHeadDim>
 struct ClusterShared {
-  WarpParts<kHeadDim, kBlockWarps> warps;
+  WarpParts<kHeadDim, kWarps> splits[kRounds * kBlockSplits];  // the block's
   KeptSeqHead<kHeadDim> seq_heads[kBlockWarps];
-  // In the first block: what each block has found.
-  struct Part {
+  // In the first block: what all blocks have found, by split of the window.
+  struct Partial {
     float max, sum, out[kHeadDim];
-  } blocks[kBlocks];
+  } partials[kMaxWindowSplits];
+  SplitChains<kHeadDim> chains;
 };
 
-// Half pages that hold keys of the window.
-__device__ __forceinline__ int NumHalfPages(const SeqHead& seq_head) {
-  return (seq_head.length + kHalfPageKeys - 1) / kHalfPageKeys -
-         seq_head.first_live * kHalvesPerPage;
+// Goes on in the window; false when nothing is left for the warp.
+__device__ __forceinline__ bool Advance(const SeqHead& seq_head, Cursor& cursor) {
+  if (++cursor.iteration < cursor.iteration_end) return true;
+  cursor.split += kSplitsAtOnce;
+  if (cursor.split >= seq_head.end) return false;
+  EnterSplit(seq_head, cursor);
+  return true;
 }
 
-// HalfPage k of the window; past the last one: no valid keys, and a place that may be read.
-__device__ __forceinline__ HalfPage HalfPageOf(const SeqHead& seq_head, int k, int count) {
-  const int at = seq_head.first_live * kHalvesPerPage + (k < count ? k : 0);
-  const int page = at / kHalvesPerPage;
-  const int valid = k < count ? min(kHalfPageKeys, seq_head.length - at * kHalfPageKeys) : 0;
-  return {LoadCoherent(seq_head.table + page), at % kHalvesPerPage, valid,
-          page == NumPages(seq_head) - 1};
-}
-
-// Merges the blocks' parts. Called by the threads t < kHeadDim of the first block.
+// The warp's half pages of splits `first`, first + kSplitsAtOnce, ...; keys and values of the first
+// half page are in registers before the row is.
 template <int kHeadDim>
-__device__ __forceinline__ void MergeBlocks(const Decode& a, const SeqHead& seq_head,
-                                            const ClusterShared<kHeadDim>& shared, int blocks) {
-  const int t = static_cast<int>(threadIdx.x);
-  float max = shared.blocks[0].max, sum = 0, out = 0;
-#pragma unroll
-  for (int b = 1; b < kBlocks; ++b) {
-    if (b < blocks) max = fmaxf(max, shared.blocks[b].max);
-  }
-#pragma unroll
-  for (int b = 0; b < kBlocks; ++b) {
-    if (b >= blocks) break;
-    const float weight = exp2f(shared.blocks[b].max - max);
-    sum = fmaf(weight, shared.blocks[b].sum, sum);
-    out = fmaf(weight, shared.blocks[b].out[t], out);
-  }
-  StoreRow<kHeadDim>(a, seq_head, max, sum, out);
-}
-
-// The warp's half pages, every kHalfPagesAtOnce-th from `first`; keys and values of the first are
-// in registers before the row is.
-template <int kHeadDim>
-__device__ __forceinline__ Softmax Attend(const Decode& a, const SeqHead& seq_head, int first,
-                                          int count, KeptSeqHead<kHeadDim>& kept) {
+__device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head, int first,
+                                       ClusterShared<kHeadDim>& shared) {
   using L = Layout<kHeadDim>;
-  HalfPage half_page = HalfPageOf(seq_head, first, count);
-  HalfPage next = HalfPageOf(seq_head, first + kHalfPagesAtOnce, count);
+  KeptSeqHead<kHeadDim>& kept = shared.seq_heads[Warp()];
+  const bool exists = first < seq_head.end;
+  Cursor cursor{0, first, 0, 0};
+  EnterSplit(seq_head, cursor);
+  HalfPage half_page = PlaceAt(seq_head, cursor.iteration, exists);
+  int split = cursor.split;
+  bool more = exists && Advance(seq_head, cursor);
+  HalfPage next = PlaceAt(seq_head, cursor.iteration, more);
+  // Both ids by one load, and through a shuffle: keys and values, behind it, need not be waited
+  // for to fetch the next ones.
+  const int32_t id = LoadCoherent(seq_head.table + (Lane() == 0 ? half_page.page : next.page));
+  half_page.page = FromLane(id, 0);
+  next.page = FromLane(id, 1);
   uint4 keys[L::kLoads], values[L::kLoads];
   PrefetchGates(a, seq_head, half_page);
   LoadTile<kHeadDim>(a.kv.keys, half_page, keys);
   LoadTile<kHeadDim>(a.kv.values, half_page, values);
-  if (next.valid > 0) {
+  if (more) {
     PrefetchGates(a, seq_head, next);
     PrefetchTiles<kHeadDim>(a, next);
   }
   TriggerDependents();
   WaitOnDependencies();
-  Softmax softmax;
-  if (first >= count) return softmax;
+  if (!exists) return;
   const Row<kHeadDim> row = LoadRow<kHeadDim>(a, seq_head);
   Gate gate = LoadGate<kHeadDim>(a, seq_head, half_page);
   LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
   LoadTileAgain<kHeadDim>(a.kv.values, half_page, values);
   Keep(seq_head, row, kept);
+  Softmax softmax;
 #pragma unroll 1
-  for (int k = first;; k += kHalfPagesAtOnce) {
+  for (;;) {
     const float weight = ScoresToProbs(kept, keys, gate, half_page.valid, softmax);
+    WarpParts<kHeadDim, kWarps>& parts =
+        shared.splits[split / kSplitsAtOnce * kBlockSplits + Warp() / kWarps];
     // Left here, not at the loop's end: where paths meet, the compiler would wait for loads.
-    if (next.valid == 0) {
+    if (!more) {
       AddValues<kHeadDim>(weight, values, softmax);
-      return softmax;
+      parts.Put(Warp() % kWarps, softmax);
+      return;
     }
+    const bool split_ends = cursor.split != split;
+    split = cursor.split;
     half_page = next;
     gate = LoadGate<kHeadDim>(a, seq_head, half_page);
     LoadTile<kHeadDim>(a.kv.keys, half_page, keys);
-    next = HalfPageOf(seq_head, k + 2 * kHalfPagesAtOnce, count);
+    more = Advance(seq_head, cursor);
+    next = HalfPageAt(seq_head, cursor.iteration, more);
     AddValues<kHeadDim>(weight, values, softmax);
     LoadTile<kHeadDim>(a.kv.values, half_page, values);
-    if (next.valid > 0) PrefetchTiles<kHeadDim>(a, next);
+    if (more) PrefetchTiles<kHeadDim>(a, next);
+    if (!split_ends) continue;
+    parts.Put(Warp() % kWarps, softmax);
+    softmax = Softmax();
   }
+}
+
+// Merges the warps' parts of each of the block's splits: into the output where the window has no
+// other split, else as a partial result in the first block, which must have started.
+template <int kHeadDim>
+__device__ __forceinline__ void FinishSplits(const Decode& a, const SeqHead& seq_head, int rank,
+                                             ClusterShared<kHeadDim>& shared) {
+  constexpr int kAtOnce = kBlockThreads / kHeadDim;
+  const int t = static_cast<int>(threadIdx.x) % kHeadDim;
+#pragma unroll
+  for (int first = 0; first < kRounds * kBlockSplits; first += kAtOnce) {
+    const int i = first + static_cast<int>(threadIdx.x) / kHeadDim;
+    const int split = i / kBlockSplits * kSplitsAtOnce + rank * kBlockSplits + i % kBlockSplits;
+    if (i >= kRounds * kBlockSplits || split >= seq_head.end) return;
+    float max, sum, out;
+    shared.splits[i].Merge(t, max, sum, out);
+    if (seq_head.end == 1) {
+      StoreRow<kHeadDim>(a, seq_head, max, sum, out);
+      return;
+    }
+    typename ClusterShared<kHeadDim>::Partial& partial = shared.partials[split];
+    StoreInBlock(&partial.out[t], 0, out);
+    if (t == 0) {
+      StoreInBlock(&partial.max, 0, max);
+      StoreInBlock(&partial.sum, 0, sum);
+    }
+  }
+}
+
+// Merges the partial results, in the first block.
+template <int kHeadDim>
+__device__ __forceinline__ void MergeSplits(const Decode& a, const SeqHead& seq_head,
+                                            ClusterShared<kHeadDim>& shared) {
+  static_assert(kMaxWindowSplits <= kWarp && kHeadDim % kWarp == 0);
+  const float of_lane = shared.partials[min(Lane(), seq_head.end - 1)].max;
+  const float max = WarpMax(of_lane), lane_weight = exp2f(of_lane - max);
+  const int t = static_cast<int>(threadIdx.x) % kHeadDim;
+#pragma unroll
+  for (int first = 0; first < kWarps; first += kBlockThreads / kHeadDim) {
+    const int chain = first + static_cast<int>(threadIdx.x) / kHeadDim;
+    if (chain >= kWarps) break;
+    float sum = 0, out = 0;
+#pragma unroll
+    for (int i = 0; i < kMaxWindowSplits / kWarps; ++i) {  // no branches: loads side by side
+      const int split = chain + i * kWarps, at = min(split, seq_head.end - 1);
+      const float of_split = FromLane(lane_weight, at);
+      const float weight = split < seq_head.end ? of_split : 0.0f;
+      sum = fmaf(weight, shared.partials[at].sum, sum);
+      out = fmaf(weight, shared.partials[at].out[t], out);
+    }
+    shared.chains.out[chain][t] = out;
+    if (t == 0) shared.chains.sum[chain] = sum;
+  }
+  __syncthreads();
+  shared.chains.Store(a, seq_head, max);
 }
 
 template <int kHeadDim>
@@ -130,34 +187,25 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim >
     WaitOnDependencies();
     return;
   }
-  const SeqHead seq_head = LoadSeqHead(a, index);
-  const int count = NumHalfPages(seq_head);
-  if (rank * kBlockWarps >= count) return;
-  const int warp = Warp(), t = static_cast<int>(threadIdx.x);
-  shared.warps.Put(warp, Attend<kHeadDim>(a, seq_head, rank * kBlockWarps + warp, count,
-                                          shared.seq_heads[warp]));
+  SeqHead seq_head = LoadSeqHead(a, index);
+  seq_head.begin = 0;
+  seq_head.end = NumSplits(seq_head.first_live, NumPages(seq_head) - 1);
+  if (rank * kBlockSplits >= seq_head.end) return;
+  Attend<kHeadDim>(a, seq_head, rank * kBlockSplits + Warp() / kWarps, shared);
   __syncthreads();
-  float max = 0, sum = 0, out = 0;
-  if (t < kHeadDim) shared.warps.Merge(t, max, sum, out);
-  if (rank == 0 && t == 0) CountPages(a, seq_head);
-  if (count <= kBlockWarps) {
-    if (t < kHeadDim) StoreRow<kHeadDim>(a, seq_head, max, sum, out);
-    return;
+  if (rank == 0 && threadIdx.x == 0) CountPages(a, seq_head);
+  const bool alone = seq_head.end <= kBlockSplits;  // the first block has all splits
+  if (!alone) WaitForCluster();
+  FinishSplits<kHeadDim>(a, seq_head, rank, shared);
+  if (seq_head.end == 1) return;
+  if (alone) {
+    __syncthreads();
+  } else {
+    ArriveAtCluster();
+    if (rank != 0) return;
+    WaitForCluster();
   }
-  WaitForCluster();
-  if (t < kHeadDim) {
-    typename ClusterShared<kHeadDim>::Part& part = shared.blocks[rank];
-    StoreInBlock(&part.out[t], 0, out);
-    if (t == 0) {
-      StoreInBlock(&part.max, 0, max);
-      StoreInBlock(&part.sum, 0, sum);
-    }
-  }
-  ArriveAtCluster();
-  if (rank != 0) return;
-  WaitForCluster();
-  const int blocks = min(kBlocks, (count + kBlockWarps - 1) / kBlockWarps);
-  if (t < kHeadDim) MergeBlocks<kHeadDim>(a, seq_head, shared, blocks);
+  MergeSplits<kHeadDim>(a, seq_head, shared);
 }
 
 template <int kHeadDim>

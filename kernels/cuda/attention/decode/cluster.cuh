@@ -8,11 +8,9 @@
 
 namespace fox::cuda {
 
-// Whether this device and build have clusters, and blocks of this head_dim fit.
-bool DecodeClusterRuns(int head_dim);
-
-// DecodeAttention for batches in which every sequence has one row, behind AppendDecode; the work
-// splits are not looked at. Any length, but slow for long ones. REQUIRES: DecodeClusterRuns.
+// DecodeAttention for batches in which every sequence has one row and none more than
+// kSmallBatchTokens, behind AppendDecode; the work splits are not looked at. REQUIRES:
+// DecodeClusterRuns (decode.h).
 cudaError_t DecodeCluster(const decode::Decode& arguments, cudaStream_t stream);
 
 }  // namespace fox::cuda

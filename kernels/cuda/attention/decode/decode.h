@@ -1,7 +1,8 @@
 // Decode attention: one row per sequence over its heads' live pages. Work is cut into splits of a
-// few pages at fixed places, so what a row computes does not depend on the batch; splits are dealt
-// out evenly over the chip, and the last one of a (sequence, head) to finish merges them in order.
-// Small batches take another kernel where the device has clusters (decode_cluster.h).
+// few pages at fixed places; splits are dealt out evenly over the chip, and the last one of a
+// (sequence, head) to finish merges them in order. Small batches take another kernel where the
+// device has clusters (cluster.cuh), with the same sums in the same order: a row's bits depend on
+// its own windows alone, never on the batch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,5 +23,9 @@ namespace fox::cuda {
 cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& params,
                             const PagedKv& kv, const StepSchedule& schedule,
                             bool after_append_decode, cudaStream_t stream);
+
+// Whether small batches of this head_dim take the kernel of their own: device and build have
+// clusters, and its blocks fit.
+bool DecodeClusterRuns(int head_dim);
 
 }  // namespace fox::cuda

@@ -150,7 +150,7 @@ struct WarpParts {
 template <int kHeadDim>
 __device__ void StoreRow(const Decode& a, const SeqHead& seq_head, float max, float sum,
                          float out) {
-  const int head = seq_head.index % a.kv.shape.q_heads;
+  const int head = seq_head.head;
   const int64_t row = seq_head.row;
   const int t = static_cast<int>(threadIdx.x);
   static_cast<__nv_bfloat16*>(
@@ -158,9 +158,30 @@ __device__ void StoreRow(const Decode& a, const SeqHead& seq_head, float max, fl
       __float2bfloat16_rn(__fdividef(out, sum));
   if (t == 0 && a.params.lse.data != nullptr) {
     static_cast<float*>(a.params.lse.data)[row * a.params.lse.row_stride + head] =
-        (max + log2f(sum)) * kLn2;
+        __fmul_rn(__fadd_rn(max, log2f(sum)), kLn2);
   }
 }
+
+// What has become of a window's partial results: chain w has merged splits w, w + kWarps, ... in
+// order, each with weight exp2(its maximum - the window's), from zero on by fmaf.
+template <int kHeadDim>
+struct SplitChains {
+  float out[kWarps][kHeadDim];
+  float sum[kWarps];
+
+  // Adds up the chains in order and stores the row. Called by all threads, behind a barrier.
+  __device__ void Store(const Decode& a, const SeqHead& seq_head, float max) const {
+    const int t = static_cast<int>(threadIdx.x);
+    if (t >= kHeadDim) return;
+    float row_sum = 0, row_out = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      row_sum += sum[w];
+      row_out += out[w][t];
+    }
+    StoreRow<kHeadDim>(a, seq_head, max, row_sum, row_out);
+  }
+};
 
 // Counts a seq_head's pages, for whoever has its first split.
 __device__ inline void CountPages(const Decode& a, const SeqHead& seq_head) {

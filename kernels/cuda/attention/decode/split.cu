@@ -32,9 +32,7 @@ struct Shared {
   // At a split's end. Two, so that one barrier a split is enough.
   WarpParts<kHeadDim, kWarps> split[2];
   KeptSeqHead<kHeadDim> seq_heads[kWarps][2];
-  // Each warp's share of a seq_head's splits.
-  float out[kWarps][kHeadDim];
-  float sum[kWarps];
+  SplitChains<kHeadDim> chains;
 };
 
 // ---- Results.
@@ -102,8 +100,7 @@ struct Partials {
   }
 };
 
-// Merges a seq_head's partial results: warp w takes splits w, w + 4, ... in order, then the warps'
-// sums are added in order.
+// Merges a seq_head's partial results; warp w is chain w.
 template <int kHeadDim>
 __device__ void MergeSplits(const Decode& a, const SeqHead& seq_head, Shared<kHeadDim>& shared) {
   using P = Partials<kHeadDim>;
@@ -134,19 +131,11 @@ __device__ void MergeSplits(const Decode& a, const SeqHead& seq_head, Shared<kHe
   }
 #pragma unroll
   for (int j = 0; j < kColumns; ++j) {
-    if (Lane() < kHeadDim) shared.out[Warp()][j * kWarp + Lane()] = out[j];
+    if (Lane() < kHeadDim) shared.chains.out[Warp()][j * kWarp + Lane()] = out[j];
   }
-  if (Lane() == 0) shared.sum[Warp()] = sum;
+  if (Lane() == 0) shared.chains.sum[Warp()] = sum;
   __syncthreads();
-  const int t = static_cast<int>(threadIdx.x);
-  if (t >= kHeadDim) return;
-  float row_sum = 0, row_out = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    row_sum += shared.sum[w];
-    row_out += shared.out[w][t];
-  }
-  StoreRow<kHeadDim>(a, seq_head, max, row_sum, row_out);
+  shared.chains.Store(a, seq_head, max);
 }
 
 // ---- The kernel.

@@ -37,14 +37,15 @@ struct Decode {
 
 // One (sequence, query head) and its window.
 struct SeqHead {
-  int index;       // seq * q_heads + head
+  int index;  // seq * q_heads + head
+  int head;
   int begin, end;  // its splits
   int length;      // keys
   int first_live;  // page, or the first of the step's own window
   int group_head;  // among the query heads of its kv head
   int row;         // in the batch
+  int32_t own;     // page id of the row's own page
   const int32_t* table;
-  int64_t own;  // the place of its own page's gates, by page and query head of the group
 };
 
 // What AppendDecode writes of a seq_head's row: the gates and, spread over the lanes, q.
@@ -118,15 +119,15 @@ __device__ inline SeqHead LoadSeqHead(const Decode& a, int index) {
   const int64_t list = a.kv.ListIndex(slot, a.params.layer, head / a.group);
   SeqHead seq_head;
   seq_head.index = index;
+  seq_head.head = head;
   seq_head.length = static_cast<int>(position) + 1;
   seq_head.table = a.kv.Table(list);
   seq_head.first_live =
       LoadCoherent(a.schedule.first_visible_page != nullptr ? a.schedule.first_visible_page + index
                                                             : a.kv.first_live + list);
-  const int32_t page = LoadCoherent(seq_head.table + NumPages(seq_head) - 1);
+  seq_head.own = LoadCoherent(seq_head.table + NumPages(seq_head) - 1);
   seq_head.group_head = head % a.group;
   seq_head.row = static_cast<int>(row);
-  seq_head.own = Summary(a, page, seq_head);
   return seq_head;
 }
 
@@ -135,14 +136,15 @@ __device__ Row<kHeadDim> LoadRow(const Decode& a, const SeqHead& seq_head) {
   using R = Row<kHeadDim>;
   const uint32_t* q = reinterpret_cast<const uint32_t*>(
       static_cast<const uint16_t*>(a.params.q.data) + seq_head.row * a.params.q.row_stride +
-      seq_head.index % a.kv.shape.q_heads * kHeadDim);
+      seq_head.head * kHeadDim);
+  const int64_t own = Summary(a, seq_head.own, seq_head);
   R row;
 #pragma unroll
   for (int i = 0; i < R::kLaneWords; ++i) {
     row.q[i] = LoadCoherent(q + min(i * kWarp + Lane(), R::kWords - 1));
   }
-  row.base = LoadCoherent(a.kv.page_cum_log_f + seq_head.own);
-  row.local = LoadCoherent(LogFOffsets(a, seq_head.own) + (seq_head.length - 1) % kPageTokens);
+  row.base = LoadCoherent(a.kv.page_cum_log_f + own);
+  row.local = LoadCoherent(LogFOffsets(a, own) + (seq_head.length - 1) % kPageTokens);
   return row;
 }
 
@@ -245,14 +247,22 @@ __device__ bool Advance(const Decode& a, int last, KeptSeqHead<kHeadDim>* kept, 
   return true;
 }
 
-// The warp's half page of an iteration; without valid keys if `exists` is false.
-__device__ inline HalfPage HalfPageAt(const SeqHead& seq_head, int iteration, bool exists) {
-  const int page = iteration * kIterationPages + Warp() / kHalvesPerPage;
-  const int half = Warp() % kHalvesPerPage;
+// The warp's half page of an iteration, but for its page's id: `page` is its place in the table.
+// Without valid keys if `exists` is false.
+__device__ inline HalfPage PlaceAt(const SeqHead& seq_head, int iteration, bool exists) {
+  const int warp = Warp() % kWarps;
+  const int page = iteration * kIterationPages + warp / kHalvesPerPage;
+  const int half = warp % kHalvesPerPage;
   const int valid = min(kHalfPageKeys, seq_head.length - page * kPageTokens - half * kHalfPageKeys);
   const bool inside = exists && page >= seq_head.first_live && valid > 0;
   const int last = NumPages(seq_head) - 1, at = min(max(page, seq_head.first_live), last);
-  return {LoadCoherent(seq_head.table + at), inside ? half : 0, inside ? valid : 0, at == last};
+  return {at, inside ? half : 0, inside ? valid : 0, at == last};
+}
+
+__device__ inline HalfPage HalfPageAt(const SeqHead& seq_head, int iteration, bool exists) {
+  HalfPage half_page = PlaceAt(seq_head, iteration, exists);
+  half_page.page = LoadCoherent(seq_head.table + half_page.page);
+  return half_page;
 }
 
 }  // namespace fox::cuda::decode

@@ -51,6 +51,27 @@ TEST(TransformRowsTest, RmsNorm) {
   }
 }
 
+// A row's squares are added in one order whoever adds them: float32 rows are the work of a warp, or
+// of a block where they are wide, bf16 rows that of a block.
+TEST(TransformRowsTest, NormsHaveOneOrderOfSums) {
+  for (const int64_t cols : {8, 200, 1536, 2048, 2056, 9000}) {
+    Uniform uniform(9);
+    TestMatrix narrow(DType::kBF16, 40, cols, 8), wide(DType::kF32, 40, cols, 4);
+    narrow.FillUniform(uniform, 4);
+    for (int64_t r = 0; r < 40; ++r) {
+      for (int64_t c = 0; c < cols; ++c) wide.At(r, c) = narrow.At(r, c);
+    }
+    wide.Upload();
+    const InputTransform t = TransformCase{.kind = Kind::kRmsNorm}.params();
+    TestMatrix of_narrow(DType::kBF16, 40, cols, 0), of_wide(DType::kBF16, 40, cols, 0);
+    ASSERT_EQ(TransformRows(narrow.view(), t, of_narrow.view(), nullptr), cudaSuccess);
+    ASSERT_EQ(TransformRows(wide.view(), t, of_wide.view(), nullptr), cudaSuccess);
+    of_narrow.Download();
+    of_wide.Download();
+    ASSERT_EQ(of_narrow.host(), of_wide.host()) << cols;
+  }
+}
+
 TEST(TransformRowsTest, OutputGate) {
   for (const auto& [cols, head_dim] :
        {std::pair{64, 8}, {384, 64}, {1536, 64}, {2304, 128}, {2560, 256}, {4096, 32}}) {

@@ -29,6 +29,8 @@ struct Call {
   NormedRows takes = {};  // with rows: the call uses these instead of the transform, which says
                           // what they are
   NormedRows leaves = {};
+  bool decodes = true;
+  bool apart = false;  // a norm that is
 };
 
 // About `budget` multiplications' worth of columns, the first and last ones among them.
@@ -51,30 +53,35 @@ class LinearTest : public ::testing::Test {
   LinearTest() { EXPECT_EQ(cudaStreamCreate(&stream_), cudaSuccess); }
   ~LinearTest() override { cudaStreamDestroy(stream_); }
 
-  // `rows` < 0: all of them.
-  cudaError_t Run(const Call& call, const TestMatrix& out, int64_t first = 0, int64_t rows = -1) {
+  // Rows [first, first + rows) into those of `out` from `out_first` on. `rows` < 0: all of them.
+  cudaError_t Run(const Call& call, const TestMatrix& out, int64_t first = 0, int64_t rows = -1,
+                  int64_t out_first = 0) {
     if (rows < 0) rows = call.in->rows();
     const int64_t width = call.weight->cols();
     if (scratch_ == nullptr || scratch_->rows() < rows || scratch_->cols() < width) {
       scratch_ = std::make_unique<TestMatrix>(DType::kBF16, rows, width, 8);
     }
     InputTransform t = call.transform.params();
+    t.apart = call.apart;
     t.scratch = scratch_->view().Rows(0, rows).Columns(0, width);
     if (!call.takes.rows.empty()) t = {};
     if (!t.gate.empty()) t.gate = t.gate.Rows(first, rows);
     const MatrixView weight = call.weight->view();
     const auto stays = [](void*, size_t) {};  // the matrix owns it
-    return engine_.Run({.in = call.in->view().Rows(first, rows),
-                        .transform = t,
-                        .weight = DeviceWeight(weight.rows, weight.cols, {weight.data, 0, stays}),
-                        .bias = call.bias == nullptr ? nullptr : call.bias->view().data,
-                        .accumulate = call.accumulate,
-                        .gated = call.gated,
-                        .takes = call.takes,
-                        .leaves = call.leaves,
-                        .out = out.view().Rows(0, rows)},
-                       stream_);
+    return Start({.in = call.in->view().Rows(first, rows),
+                  .transform = t,
+                  .weight = DeviceWeight(weight.rows, weight.cols, {weight.data, 0, stays}),
+                  .bias = call.bias == nullptr ? nullptr : call.bias->view().data,
+                  .accumulate = call.accumulate,
+                  .decodes = call.decodes,
+                  .gated = call.gated,
+                  .takes = call.takes,
+                  .leaves = call.leaves,
+                  .out = out.view().Rows(out_first, rows)});
   }
+
+  // What Run calls: the engine, or a kernel of a test's choice.
+  virtual cudaError_t Start(const LinearParams& params) { return engine_.Run(params, stream_); }
 
   // Runs `call` into a matrix of this type and gap and compares with float64.
   void Expect(const Call& call, DType dtype, int64_t gap);

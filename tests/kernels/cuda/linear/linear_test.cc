@@ -1,6 +1,7 @@
-// LinearEngine against float64 on the host: every product (few rows, some, many), every transform,
-// odd shapes and strides; that rows depend neither on their neighbours nor on how many there are;
-// and chains of calls that overlap, alone and in a graph, against the same calls one at a time.
+// LinearEngine against float64 on the host: every product (decode rows and prefill rows, few and
+// many), every transform, odd shapes and strides; that rows depend neither on their neighbours nor
+// on how many there are; and chains of calls that overlap, alone and in a graph, against the same
+// calls one at a time.
 #include "kernels/cuda/linear/linear.h"
 
 #include <cuda_runtime_api.h>
@@ -14,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/cuda/linear/input_transform.h"
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
 
@@ -40,6 +42,7 @@ TEST_P(LinearShapeTest, MatchesFloat64) {
       TestMatrix x(DType::kBF16, rows, in, 8);
       x.FillUniform(uniform, 1);
       Expect({.in = &x, .weight = &weight}, DType::kF32, rows % 2);
+      if (rows > 1) Expect({.in = &x, .weight = &weight, .decodes = false}, DType::kF32, rows % 2);
       if (HasFatalFailure()) return;
     }
   }
@@ -75,16 +78,18 @@ TEST_F(LinearTest, BiasAccumulateAndTypes) {
       for (const int64_t rows : {3, 8, 20, 70}) {
         TestMatrix x(DType::kBF16, rows, in, 16);
         x.FillUniform(uniform, 1);
-        Call call{.in = &x, .weight = &weight};
-        Expect(call, DType::kBF16, 7);
-        call.bias = &bias;
-        Expect(call, DType::kBF16, 8);
-        Expect(call, DType::kF32, 5);
-        call.accumulate = true;
-        Expect(call, DType::kF32, 0);
-        call.bias = nullptr;
-        Expect(call, DType::kF32, 3);
-        if (HasFatalFailure()) return;
+        for (const bool decodes : {true, false}) {
+          Call call{.in = &x, .weight = &weight, .decodes = decodes};
+          Expect(call, DType::kBF16, 7);
+          call.bias = &bias;
+          Expect(call, DType::kBF16, 8);
+          Expect(call, DType::kF32, 5);
+          call.accumulate = true;
+          Expect(call, DType::kF32, 0);
+          call.bias = nullptr;
+          Expect(call, DType::kF32, 3);
+          if (HasFatalFailure()) return;
+        }
       }
     }
   }
@@ -100,6 +105,8 @@ class LinearTransformTest : public LinearTest, public ::testing::WithParamInterf
     x.FillUniform(uniform_, 4);
     weight.FillUniform(uniform_, 1);
     Expect({.in = &x, .transform = transform, .weight = &weight}, DType::kF32, 0);
+    if (GetParam() == 1) return;
+    Expect({.in = &x, .transform = transform, .weight = &weight, .decodes = false}, DType::kF32, 0);
   }
 
   Uniform uniform_{11};
@@ -145,35 +152,108 @@ TEST_P(LinearTransformTest, GatedActAndConversion) {
 INSTANTIATE_TEST_SUITE_P(Rows, LinearTransformTest, ::testing::Values(1, 2, 3, 4, 6, 32, 260),
                          [](const auto& rows) { return std::to_string(rows.param); });
 
-// Within a size class a row's bits depend neither on the number of rows nor on the other rows.
-TEST_F(LinearTest, RowsAreIndependent) {
-  Uniform uniform(12);
-  for (const auto& [out, cols, kind] :
-       {std::tuple{7752, 1536, Kind::kRmsNorm}, {1536, 7168, Kind::kGatedAct}}) {
-    const int64_t in = kind == Kind::kGatedAct ? cols / 2 : cols;
-    TestMatrix x(kind == Kind::kRmsNorm ? DType::kF32 : DType::kBF16, 64, cols, 0);
-    TestMatrix weight(DType::kBF16, out, in, 0);
-    x.FillUniform(uniform, 2);
-    weight.FillUniform(uniform, 1);
-    const Call call{
-        .in = &x, .transform = {.kind = kind, .act = Activation::kSilu}, .weight = &weight};
-    int64_t smaller = 0;
-    for (const int64_t largest : {4, 8, 16}) {
-      TestMatrix all(DType::kF32, largest, out, 0);
-      ASSERT_EQ(Run(call, all, 0, largest), cudaSuccess);
-      all.Download();
-      for (const int64_t rows : {smaller + 1, largest - 1}) {
-        const int64_t first = largest - rows;
-        TestMatrix some(DType::kF32, rows, out, 0);
-        ASSERT_EQ(Run(call, some, first, rows), cudaSuccess);
-        some.Download();
-        for (int64_t r = 0; r < rows; ++r) {
-          for (int64_t c = 0; c < out; ++c) {
-            ASSERT_EQ(some.At(r, c), all.At(first + r, c)) << rows << " rows: " << r << " " << c;
-          }
+// First row and number of rows of a call.
+using Rows = std::pair<int64_t, int64_t>;
+
+class LinearBitsTest : public LinearTest {
+ protected:
+  // That rows have the bits, in calls of these rows alone, that they have among all.
+  void ExpectSameBits(const Call& call, DType dtype, const std::vector<Rows>& parts) {
+    const auto run = [&](Rows rows) {
+      TestMatrix y(dtype, call.in->rows(), call.weight->rows(), 0);
+      Uniform uniform(13);
+      if (call.accumulate) y.FillUniform(uniform, 3);
+      // In its place among all: how it is aligned may choose a kernel, too.
+      EXPECT_EQ(Run(call, y, rows.first, rows.second, rows.first), cudaSuccess);
+      y.Download();
+      return y;
+    };
+    const TestMatrix all = run({0, call.in->rows()});
+    for (const Rows& rows : parts) {
+      const TestMatrix some = run(rows);
+      for (int64_t r = rows.first; r < rows.first + rows.second; ++r) {
+        for (int64_t c = 0; c < call.weight->rows(); ++c) {
+          ASSERT_EQ(some.At(r, c), all.At(r, c))
+              << rows.second << " rows from " << rows.first << ": row " << r << " column " << c;
         }
       }
-      smaller = largest;
+    }
+  }
+
+  // The products of a layer and of the vocabulary, and rows that are aligned to 16 bytes and no
+  // more.
+  void ExpectSameBits(int64_t all, bool decodes, const std::vector<Rows>& parts) {
+    Uniform uniform(12);
+    const auto expect = [&](int64_t out, int64_t cols, DType in_dtype, DType dtype, Call call) {
+      const bool halves = call.transform.kind == Kind::kGatedAct;
+      TestMatrix x(in_dtype, all, cols, 0);
+      TestMatrix weight(DType::kBF16, out, halves ? cols / 2 : cols, 0);
+      TestMatrix bias(DType::kF32, 1, out, 0);
+      x.FillUniform(uniform, 2);
+      weight.FillUniform(uniform, 1);
+      bias.FillUniform(uniform, 2);
+      call.in = &x;
+      call.weight = &weight;
+      if (dtype == DType::kBF16) call.bias = &bias;
+      call.decodes = decodes;
+      ExpectSameBits(call, dtype, parts);
+    };
+    const TransformCase norm{.kind = Kind::kRmsNorm};
+    expect(7752, 1536, DType::kF32, DType::kBF16, {.transform = norm});
+    expect(7168, 1536, DType::kF32, DType::kF32, {.transform = norm});
+    expect(1536, 7168, DType::kBF16, DType::kF32,
+           {.transform = {.kind = Kind::kGatedAct, .act = Activation::kSilu}, .accumulate = true});
+    expect(17003, 512, DType::kF32, DType::kF32, {.transform = norm});
+    expect(200, 1544, DType::kBF16, DType::kBF16, {});
+    expect(1000, 520, DType::kBF16, DType::kF32, {.accumulate = true});
+    if (!decodes || !engine_.has_decode_family()) return;
+    expect(7168, 1536, DType::kF32, DType::kF32, {.transform = norm, .apart = true});
+    expect(65, 40, DType::kF32, DType::kF32, {.transform = norm, .apart = true});
+  }
+};
+
+// This also shows what is assumed of cuBLASLt (linear.h).
+TEST_F(LinearBitsTest, RowsAreIndependent) {
+  if (engine_.has_decode_family()) {
+    ExpectSameBits(200, true, {{0, 1}, {129, 1}, {3, 2}, {9, 4}, {10, 5}, {0, 64}, {7, 130}});
+    ExpectSameBits(300, false,
+                   {{0, 2}, {129, 2}, {3, 3}, {9, 5}, {10, 16}, {1, 64}, {7, 129}, {0, 256}});
+    return;
+  }
+  ExpectSameBits(4, true, {{0, 1}, {1, 3}});
+  ExpectSameBits(8, true, {{3, 5}, {1, 7}});
+  ExpectSameBits(16, true, {{7, 9}, {1, 15}});
+}
+
+// What a product leaves is what TakeApart makes of its output.
+TEST_F(LinearBitsTest, LeftRowsAreThoseTakenApart) {
+  if (!engine_.has_decode_family()) GTEST_SKIP() << "no decode family";
+  constexpr int64_t kIn = 384;
+  for (const int64_t out : {40, 1536}) {
+    for (const int64_t rows : {5, 64, 70}) {
+      Uniform uniform(14);
+      TestMatrix x(DType::kBF16, rows, kIn, 0), weight(DType::kBF16, out, kIn, 0);
+      TestMatrix norm(DType::kF32, 1, out, 0), y(DType::kF32, rows, out, 0);
+      x.FillUniform(uniform, 1);
+      weight.FillUniform(uniform, 1);
+      norm.FillUniform(uniform, 2);
+      y.FillUniform(uniform, 5);
+      const int64_t sums = (out + NormedRows::kSumCols - 1) / NormedRows::kSumCols;
+      TestMatrix left(DType::kBF16, rows, out, 0), apart(DType::kBF16, rows, out, 0);
+      TestMatrix left_sums(DType::kF32, rows, sums, 0), apart_sums(DType::kF32, rows, sums, 0);
+      const auto to = [&](const TestMatrix& normed, const TestMatrix& squares) {
+        return NormedRows{.rows = normed.view(),
+                          .sums = static_cast<float*>(squares.view().data),
+                          .weight = norm.view().data,
+                          .eps = TransformCase::kEps};
+      };
+      ASSERT_EQ(
+          Run({.in = &x, .weight = &weight, .accumulate = true, .leaves = to(left, left_sums)}, y),
+          cudaSuccess);
+      ASSERT_EQ(TakeApart(y.view(), to(apart, apart_sums), stream_), cudaSuccess);
+      for (TestMatrix* result : {&left, &apart, &left_sums, &apart_sums}) result->Download();
+      EXPECT_EQ(left.host(), apart.host()) << rows << " x " << out;
+      EXPECT_EQ(left_sums.host(), apart_sums.host()) << rows << " x " << out;
     }
   }
 }

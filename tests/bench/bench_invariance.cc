@@ -1,0 +1,297 @@
+// fox-bench invariance: whether a request's tokens, and the bits of their log-probabilities, depend
+// on what runs beside it. The same requests, greedy and sampled with seeds, alone and in other
+// ways: many at once, in another order, from the prefix cache, in a pool so small that they lose
+// their pages. On the CPU with row-independent products.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "engine/engine_factory.h"
+#include "engine/tools/eval_command.h"
+#include "engine/tools/text_tokens.h"
+#include "tests/bench/commands.h"
+#include "tests/bench/engine_client.h"
+#include "tests/bench/measurement.h"
+#include "tests/engine/fast_copies.h"
+
+namespace fox {
+namespace {
+
+struct InvarianceFlags {
+  std::string model = FOX_SOURCE_DIR "/models/demo", device = "auto", acp = "certified", json;
+  int64_t requests = 64, shortest = 8, longest = 6000, max_tokens = 128, threads = 0;
+  int64_t swap_bytes = int64_t{1} << 30;
+};
+
+absl::Status Parse(const std::vector<std::string>& arguments, InvarianceFlags* values) {
+  FlagSet flags;
+  flags.Group("Invariance");
+  flags.String("model", "DIR", "that computes them", &values->model);
+  flags.Choice("device", {"auto", "cpu", "cuda"}, "where to compute", &values->device);
+  flags.Choice("acp", {"off", "paper", "certified"}, "which bound drops pages", &values->acp);
+  flags.Int("threads", "N", "of the CPU backend; 0: one per core", 0, 4096, &values->threads);
+  flags.Int("requests", "N", "every second one is sampled with a seed", 2, 4096, &values->requests);
+  flags.Int("shortest", "N", "tokens of the shortest prompt", 1, 1 << 20, &values->shortest);
+  flags.Int("longest", "N", "tokens of the longest prompt", 1, 1 << 20, &values->longest);
+  flags.Int("max-tokens", "N", "tokens of an answer", 1, 1 << 20, &values->max_tokens);
+  flags.Mebibytes("swap-space-mb", "MiB of host memory, where the way says so", 1, 1 << 30,
+                  &values->swap_bytes);
+  flags.String("json", "FILE", "writes all rows there", &values->json);
+  if (absl::Status s = ParseOrHelp(flags, arguments, "fox-bench invariance"); !s.ok()) return s;
+  if (values->shortest <= values->longest) return absl::OkStatus();
+  return absl::InvalidArgumentError("--longest is less than --shortest");
+}
+
+// Of the model's own text where it has one, else random ids; short ones are as many as long ones,
+// by the logarithm of their lengths.
+std::vector<Request> MakeRequests(const InvarianceFlags& flags, const ModelConfig& model) {
+  std::mt19937_64 random(1);
+  const auto text =
+      EncodeTextFile(flags.model, model, absl::StrCat(flags.model, "/prompt_long.txt"), -1);
+  const double shortest = static_cast<double>(flags.shortest);
+  const double ratio = static_cast<double>(flags.longest) / shortest;
+  std::vector<Request> requests(static_cast<size_t>(flags.requests));
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Request& request = requests[i];
+    request.id = i + 1;
+    const double place = static_cast<double>(i) / static_cast<double>(requests.size() - 1);
+    const auto length = static_cast<int64_t>(std::lround(shortest * std::pow(ratio, place)));
+    if (text.ok() && !text->ids.empty()) {
+      request.prompt = TokensOfText(text->ids, static_cast<int64_t>(random() >> 16), length);
+    } else {
+      for (int64_t t = 0; t < length; ++t) {
+        request.prompt.push_back(
+            static_cast<int32_t>(random() % static_cast<uint64_t>(model.vocab_size)));
+      }
+    }
+    request.sampling.temperature = i % 2 == 0 ? 0.0f : 0.9f;
+    request.sampling.top_p = i % 2 == 0 ? 1.0f : 0.95f;
+    request.sampling.seed = i;
+    request.sampling.logprobs = 0;
+    request.stop.max_tokens = static_cast<int32_t>(flags.max_tokens);
+    request.stop.ignore_eos = true;
+  }
+  std::shuffle(requests.begin(), requests.end(), random);
+  return requests;
+}
+
+// A way to run them.
+struct Way {
+  std::string name;
+  size_t at_once = 1;
+  int gap = 0;  // steps between two arrivals
+  bool reversed = false;
+};
+
+struct Run {
+  std::vector<std::vector<SampledToken>> answers;  // in the order of the requests
+  int64_t preemptions = 0, swaps = 0, cached_tokens = 0;
+  double seconds = 0;
+};
+
+absl::StatusOr<Run> RunAll(Engine& engine, const std::vector<Request>& requests, const Way& way) {
+  Run run;
+  run.answers.resize(requests.size());
+  std::vector<size_t> order(requests.size()), places(requests.size() + 1);
+  for (size_t i = 0; i < order.size(); ++i) {
+    order[i] = way.reversed ? order.size() - 1 - i : i;
+    places[requests[i].id] = i;
+  }
+  const double start = Now();
+  size_t next = 0, ended = 0;
+  for (int step = 0; ended < requests.size(); ++step) {
+    while (next < order.size() && next - ended < way.at_once && step % (way.gap + 1) == 0) {
+      if (absl::Status s = engine.Submit(requests[order[next++]], Now()); !s.ok()) return s;
+      if (way.gap > 0) break;
+    }
+    for (const RequestOutput& output : engine.Step(Now())) {
+      std::vector<SampledToken>& answer = run.answers[places[output.id]];
+      answer.insert(answer.end(), output.tokens.begin(), output.tokens.end());
+      if (!output.finish) continue;
+      if (!output.finish->status.ok()) return output.finish->status;
+      const RequestStats& stats = output.finish->stats;
+      run.preemptions += stats.preemptions;
+      run.swaps += stats.swaps;
+      run.cached_tokens += stats.cached_tokens;
+      ++ended;
+    }
+  }
+  run.seconds = Now() - start;
+  return run;
+}
+
+struct Difference {
+  int64_t tokens = 0, bits = 0;  // requests that differ in a token; in that or a log-probability
+  int64_t first = -1;            // the earliest place in an answer; -1: nothing differs
+};
+
+Difference DifferenceOf(const Run& run, const Run& alone) {
+  Difference difference;
+  for (size_t i = 0; i < alone.answers.size(); ++i) {
+    const std::vector<SampledToken>&a = run.answers[i], &b = alone.answers[i];
+    const size_t both = std::min(a.size(), b.size());
+    size_t tokens = 0, bits = 0;  // as many are the same
+    while (tokens < both && a[tokens].id == b[tokens].id) ++tokens;
+    while (bits < tokens && std::memcmp(&a[bits].logprob, &b[bits].logprob, sizeof(float)) == 0) {
+      ++bits;
+    }
+    const bool whole = a.size() == b.size();
+    difference.tokens += whole && tokens == both ? 0 : 1;
+    if (whole && bits == both) continue;
+    ++difference.bits;
+    const auto at = static_cast<int64_t>(bits);
+    if (difference.first < 0 || at < difference.first) difference.first = at;
+  }
+  return difference;
+}
+
+// Engines under different limits, and how what they answer compares with what one did first.
+class Comparison {
+ public:
+  Comparison(const InvarianceFlags& flags, std::vector<Request> requests, BenchReport& report)
+      : flags_(flags), requests_(std::move(requests)), report_(report) {
+    for (const Request& request : requests_) {
+      const int64_t tokens = static_cast<int64_t>(request.prompt.size()) + flags.max_tokens;
+      longest_ = std::max(longest_, tokens);
+      pool_tokens_ += int64_t{PagesFor(tokens)} * kPageTokens;
+    }
+  }
+
+  // With room for all, and no prefix cache.
+  EngineConfig Roomy() const {
+    EngineConfig config;
+    config.model_dir = flags_.model;
+    config.device = flags_.device;
+    config.runner.acp = *ParseAcpMode(flags_.acp);
+    config.threads = static_cast<int>(flags_.threads);
+    config.plain_gemm = true;
+    config.engine.prefix_cache_share = 0;
+    config.engine.max_num_queued_reqs = flags_.requests;
+    config.engine.max_num_queued_tokens = flags_.requests * longest_;
+    config.engine.max_queue_seconds = 0;
+    config.runner.max_num_seqs = static_cast<int32_t>(flags_.requests);
+    config.runner.max_model_len = longest_;
+    config.kv_cache_tokens = pool_tokens_;
+    return config;
+  }
+
+  // With room for the longest, or for a sixth of all.
+  EngineConfig Small(int64_t swap_bytes) const {
+    EngineConfig config = Roomy();
+    config.swap_space_bytes = swap_bytes;
+    const int64_t longest = int64_t{PagesFor(longest_) + 1} * kPageTokens;
+    config.kv_cache_tokens = std::max(longest, pool_tokens_ / 6);
+    return config;
+  }
+
+  absl::Status Load(const EngineConfig& config) {
+    engine_.reset();
+    copies_.reset();
+    loaded_ = {};
+    auto loaded = LoadEngine(config);
+    if (!loaded.ok()) return loaded.status();
+    loaded_ = *std::move(loaded);
+    copies_ = std::make_unique<FastCopies>(*loaded_.executor);
+    engine_ = std::make_unique<Engine>(loaded_.options, *copies_);
+    report_.facts() = {
+        {"model", flags_.model}, {"dtype", loaded_.dtype}, {"backend", loaded_.backend}};
+    return absl::OkStatus();
+  }
+
+  // The first way of all is what others are compared with.
+  absl::Status Compare(const Way& way) {
+    const absl::StatusOr<Run> run = RunAll(*engine_, requests_, way);
+    if (!run.ok()) return run.status();
+    if (first_.answers.empty()) first_ = *run;
+    const Difference difference = DifferenceOf(*run, first_);
+    differ_ += difference.bits;
+    report_.Row(
+        absl::StrFormat("%-34s %8d %7d %6d %6d %10d %6d %8d %8.1f", way.name, flags_.requests,
+                        difference.tokens, difference.bits, difference.first, run->preemptions,
+                        run->swaps, run->cached_tokens, run->seconds),
+        {{"bench", "invariance"},
+         {"way", way.name},
+         {"requests", flags_.requests},
+         {"tokens_differ", difference.tokens},
+         {"bits_differ", difference.bits},
+         {"first_difference", difference.first},
+         {"preemptions", run->preemptions},
+         {"swaps", run->swaps},
+         {"cached_tokens", run->cached_tokens},
+         {"seconds", run->seconds}});
+    return absl::OkStatus();
+  }
+
+  // Requests that were not what they were the first time, over all ways.
+  int64_t differ() const { return differ_; }
+
+ private:
+  const InvarianceFlags& flags_;
+  const std::vector<Request> requests_;
+  BenchReport& report_;
+  int64_t longest_ = 0, pool_tokens_ = 0;
+  LoadedEngine loaded_;
+  std::unique_ptr<FastCopies> copies_;  // who loses its pages is swapped where there is room
+  std::unique_ptr<Engine> engine_;
+  Run first_;
+  int64_t differ_ = 0;
+};
+
+absl::Status RunAllWays(const InvarianceFlags& flags, Comparison& comparison) {
+  const auto requests = static_cast<size_t>(flags.requests);
+  EngineConfig cached = comparison.Roomy();
+  cached.kv_cache_tokens *= 2;
+  cached.engine.prefix_cache_share = 0.5;
+  cached.engine.prefix_cache_interval = 256;
+  const std::string all = absl::StrCat(requests, " at once");
+  const std::vector<std::pair<EngineConfig, std::vector<Way>>> ways = {
+      {comparison.Roomy(),
+       {{.name = "alone"},
+        {.name = "8 at once", .at_once = 8},
+        {.name = all, .at_once = requests},
+        {.name = "again, one every 3 steps, reversed",
+         .at_once = requests,
+         .gap = 2,
+         .reversed = true}}},
+      {cached,
+       {{.name = "beside a prefix cache", .at_once = requests},
+        {.name = "from the prefix cache", .at_once = requests}}},
+      {comparison.Small(flags.swap_bytes), {{.name = "small pool, swapped", .at_once = requests}}},
+      {comparison.Small(0), {{.name = "small pool, computed again", .at_once = requests}}}};
+  for (const auto& [config, some] : ways) {
+    if (absl::Status s = comparison.Load(config); !s.ok()) return s;
+    for (const Way& way : some) {
+      if (absl::Status s = comparison.Compare(way); !s.ok()) return s;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status BenchInvariance(const std::vector<std::string>& arguments) {
+  InvarianceFlags flags;
+  if (absl::Status s = Parse(arguments, &flags); !s.ok()) return s;
+  const auto config = ReadConfig(flags.model);
+  if (!config.ok()) return config.status();
+  BenchReport report;
+  report.Section(
+      absl::StrFormat("%d requests of %d to %d tokens, %d of answer, half of them sampled",
+                      flags.requests, flags.shortest, flags.longest, flags.max_tokens),
+      "way                                requests  tokens   bits  first  preempted  swaps    "
+      "found  seconds");
+  Comparison comparison(flags, MakeRequests(flags, *config), report);
+  absl::Status status = RunAllWays(flags, comparison);
+  status.Update(report.Write(flags.json));
+  if (!status.ok() || comparison.differ() == 0) return status;
+  return absl::InternalError(absl::StrCat(comparison.differ(), " answers differ"));
+}
+
+}  // namespace fox
