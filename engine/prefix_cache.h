@@ -4,7 +4,8 @@
 // live pages, shared, and its running state. Going on from it is exact.
 //
 // Snapshots are taken at the ends of prompts and answers, every so many tokens, and where two
-// prompts part. A prompt that another sequence is computing right now is waited for, so samples of
+// prompts part; where chunks matter (ExecutorLimits::chunk_multiple) at multiples of that and of
+// prompts alone. A prompt that another sequence is computing right now is waited for, so samples of
 // one prompt, and questions on one text that come together, compute it once.
 //
 // Pure, as the scheduler is, of which it is a part: one plan is open at any time, and the calls in

@@ -143,6 +143,7 @@ class Scheduler {
   bool HasRoom(const Sequence& next, const PageDemand& demand, int64_t pages) const;
   bool HasRoomWithoutSnapshots(const Sequence& next, const PageDemand& demand);
   bool MakeRoom(Sequence* next, const PageDemand& demand, Seconds now, Schedule* schedule);
+  bool IsTooLarge(const Sequence& next) const;
   bool IsHopeless(const Sequence& next, Seconds now) const;
   bool Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget, Schedule* schedule);
   void Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule);

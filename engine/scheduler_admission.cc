@@ -154,6 +154,14 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
   return true;
 }
 
+// Whether one that found no room never will: with its pages it has the pool to itself, or not even
+// its first chunk has room in it.
+bool Scheduler::IsTooLarge(const Sequence& next) const {
+  if (ledger_.Between(0, next.least_chunk()) > limits_.num_pages) return true;
+  return running_.empty() && next.slot >= 0 && holders_.size() == 1 && !ledger_.in_flight() &&
+         prefixes_.empty() && !prefixes_.has_pending();
+}
+
 // By turns; only those whose tokens all go into this plan, if `whole_prompts`. Who finds no room is
 // passed over, and holds back the rest after a while. Of guests' seats those count that were given
 // as such: who turned slow in another one took none, and newcomers that do so, one after the other,
@@ -208,10 +216,7 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
         }
         continue;
       }
-      const bool alone = running_.empty() && next->slot >= 0 && holders_.size() == 1 &&
-                         !ledger_.in_flight() && prefixes_.empty() && !prefixes_.has_pending();
-      // Or not even its first chunk finds room.
-      if (alone || ledger_.Between(0, next->least_chunk()) > limits_.num_pages) {
+      if (IsTooLarge(*next)) {
         Remove(next);
         schedule->exhausted.push_back(next);
         continue;

@@ -63,8 +63,13 @@ void RegisterScheduling(ServerFlags* f, FlagSet* set) {
   set->Int("max-num-seqs", "N", "sequences that run at once; 0: chosen by device and memory", 0,
            65536, &runner->max_num_seqs);
   set->Int("max-num-batched-tokens", "N",
-           "tokens of one step; 0: 512 on the CPU, 8192 on a GPU, less for a small pool", 0,
-           1 << 20, &runner->max_num_batched_tokens);
+           "tokens of one step; 0: 512 on the CPU, 8192 on a GPU, less for a small pool; raised to "
+           "--max-num-seqs, on a GPU to 128 more",
+           0, 1 << 20, &runner->max_num_batched_tokens);
+  set->Int("max-mixed-tokens", "N",
+           "tokens of prompts in a step in which others decode, a chunk at least; 0: any; -1: 2048 "
+           "on a GPU, any on the CPU",
+           -1, 1 << 20, &runner->max_mixed_tokens);
   set->Enum("kv-admission",
             {{"expected", KvAdmission::kExpected}, {"worst-case", KvAdmission::kWorstCase}},
             "pages that a request needs to start: what it is expected to keep, or its whole prompt",

@@ -52,7 +52,14 @@ struct Received {
 struct Pipeline {
   int depth;
   bool samples_on_device;
+  int64_t chunk_multiple = 1;
 };
+
+inline std::string PipelineName(const testing::TestParamInfo<Pipeline>& test) {
+  return "Depth" + std::to_string(test.param.depth) +
+         (test.param.samples_on_device ? "Samples" : "") +
+         (test.param.chunk_multiple > 1 ? "Chunks" : "");
+}
 
 class EngineTest : public testing::TestWithParam<Pipeline> {
  protected:
@@ -60,6 +67,12 @@ class EngineTest : public testing::TestWithParam<Pipeline> {
     options_ = options;
     fake.limits.depth = GetParam().depth;
     fake.limits.samples_on_device = GetParam().samples_on_device;
+    fake.limits.chunk_multiple = GetParam().chunk_multiple;
+    if (fake.limits.chunk_multiple > 1) {  // as ModelRunner has them
+      const int64_t least = fake.limits.max_num_seqs + fake.limits.chunk_multiple;
+      fake.limits.max_num_batched_tokens = std::max(fake.limits.max_num_batched_tokens, least);
+      fake.limits.max_logit_rows = std::max(fake.limits.max_logit_rows, least);
+    }
     executor_ = std::make_unique<FakeExecutor>(fake);
     engine_ = std::make_unique<Engine>(options, *executor_);
   }

@@ -177,11 +177,8 @@ TEST_P(EngineRequestsTest, EndsAreCountedByTheirCause) {
 
 INSTANTIATE_TEST_SUITE_P(Depths, EngineRequestsTest,
                          testing::Values(Pipeline{1, false}, Pipeline{1, true}, Pipeline{2, false},
-                                         Pipeline{2, true}),
-                         [](const auto& test) {
-                           return "Depth" + std::to_string(test.param.depth) +
-                                  (test.param.samples_on_device ? "Samples" : "");
-                         });
+                                         Pipeline{2, true}, Pipeline{2, true, 128}),
+                         PipelineName);
 
 }  // namespace
 }  // namespace fox

@@ -330,11 +330,8 @@ TEST_P(EngineTest, EvictionMakesALongPromptFit) {
 
 INSTANTIATE_TEST_SUITE_P(Depths, EngineTest,
                          testing::Values(Pipeline{1, false}, Pipeline{1, true}, Pipeline{2, false},
-                                         Pipeline{2, true}),
-                         [](const auto& test) {
-                           return "Depth" + std::to_string(test.param.depth) +
-                                  (test.param.samples_on_device ? "Samples" : "");
-                         });
+                                         Pipeline{2, true}, Pipeline{2, true, 128}),
+                         PipelineName);
 
 // What only a pipeline over a sampling executor does.
 class EnginePipelineTest : public EngineTest {};

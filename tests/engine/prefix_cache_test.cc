@@ -30,6 +30,13 @@ class PrefixCacheTest : public testing::Test {
     cache_->BeginPlan(0);
   }
 
+  // As the scheduler says it of an executor whose bits depend on chunks.
+  Sequence* MakeInChunks(int32_t first, int64_t prompt) {
+    Sequence* sequence = Make(first, prompt);
+    sequence->chunk_multiple = 128;
+    return sequence;
+  }
+
   Sequence* Make(int32_t first, int64_t prompt, const std::string& salt = "") {
     Request request;
     request.id = sequences_.size();
@@ -352,6 +359,83 @@ TEST_F(PrefixCacheTest, ASnapshotTakesTheRoomOfALongerOne) {
   Sequence* c = Make(0, 192);
   EXPECT_FALSE(cache_->Find(c));
   EXPECT_EQ(c->prefix.found, 128);
+}
+
+// At multiples of 128 of the prompt, with what was decoded in none of them.
+TEST_F(PrefixCacheTest, InChunksSnapshotsAreOfPromptsAlone) {
+  Sequence* sequence = MakeInChunks(0, 300);
+  Start(sequence);
+  Step(sequence, 300);
+  EXPECT_TRUE(last_.snapshots.empty());
+  for (int64_t i = 0; i < 200; ++i) {
+    sequence->tokens.push_back(7);
+    Step(sequence, 1);
+    EXPECT_EQ(last_.snapshots.size(), i == 0 ? 1u : 0u) << i;
+  }
+  EXPECT_EQ(cache_->size(), 1);
+  cache_->Leave(sequence, /*keep=*/true);
+  Submit();
+  EXPECT_TRUE(last_.snapshots.empty());
+  Sequence* next = MakeInChunks(0, 300);  // the whole conversation, and more
+  next->tokens = sequence->tokens;
+  next->tokens.resize(700, 9);
+  next->prompt_tokens = 700;
+  cache_->BeginPlan(++now_);
+  EXPECT_FALSE(cache_->Find(next));
+  EXPECT_EQ(next->prefix.found, 256);
+}
+
+TEST_F(PrefixCacheTest, InChunksTwoTokensOfThePromptAreLeft) {
+  Sequence* sequence = MakeInChunks(0, 258);
+  Start(sequence);
+  Step(sequence, 258);
+  for (const int64_t prompt : {256, 257, 258, 400}) {
+    Sequence* other = MakeInChunks(0, prompt);
+    other->tokens.resize(500, 3);  // also where generated tokens come behind
+    cache_->BeginPlan(++now_);
+    EXPECT_FALSE(cache_->Find(other));
+    EXPECT_EQ(other->prefix.found, prompt < 258 ? 0 : 256) << prompt;
+  }
+}
+
+// Its last page end, 704, is no multiple: it is cut at 640. A shorter one is not worth a step.
+TEST_F(PrefixCacheTest, InChunksALongPromptIsCutForItsSnapshot) {
+  options_.prefix_cache_interval = 4096;
+  Reset();
+  Sequence* sequence = MakeInChunks(0, 730);
+  Start(sequence);
+  EXPECT_EQ(cache_->CutChunk(*sequence, 730), 640);
+  Step(sequence, 730);
+  EXPECT_EQ(sequence->computed, 640);
+  Step(sequence, 90);
+  ASSERT_EQ(last_.snapshots.size(), 1u);
+  EXPECT_EQ(last_.snapshots[0].tokens, 640);
+  Sequence* even = MakeInChunks(1000, 700);  // 640 is its last page end
+  Start(even);
+  EXPECT_EQ(cache_->CutChunk(*even, 700), 700);
+  Sequence* little = MakeInChunks(2000, 490);
+  Start(little);
+  EXPECT_EQ(cache_->CutChunk(*little, 490), 490);
+}
+
+// Samples of one prompt start where two tokens of it are left.
+TEST_F(PrefixCacheTest, InChunksSiblingsShareAMultiple) {
+  for (const int64_t prompt : {256, 257, 258, 340}) {
+    Reset();
+    Sequence* first = MakeInChunks(0, prompt);
+    Sequence* second = MakeInChunks(0, prompt);
+    first->group->members.push_back(second);
+    second->group = first->group;
+    Start(first);
+    const int64_t shared = (prompt - 2) / 128 * 128;
+    EXPECT_EQ(cache_->CutChunk(*first, prompt), prompt == 258 ? 258 : shared) << prompt;
+    EXPECT_TRUE(cache_->Find(second)) << prompt;
+    Step(first, prompt);
+    if (first->computed < prompt) Step(first, prompt - first->computed);
+    cache_->BeginPlan(++now_);
+    EXPECT_FALSE(cache_->Find(second)) << prompt;
+    EXPECT_EQ(second->prefix.found, shared) << prompt;
+  }
 }
 
 }  // namespace

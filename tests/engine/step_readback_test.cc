@@ -30,10 +30,10 @@ class StepReadbackTest : public ::testing::Test {
   }
 
   // What the plan's steps would have reported, and its results.
-  StepResult Run(const StepPlan& plan, const MatrixView& logits) {
-    readback_.Begin(plan);
+  StepResult Run(const StepPlan& plan, const MatrixView& logits, int64_t bucket = 0) {
+    readback_.Begin(plan, /*row_each=*/bucket > 0);
     if (!plan.sequences.empty()) {
-      batch_.Build(plan, 0, readback_.staging(), nullptr);
+      batch_.Build(plan, bucket, readback_.staging(), nullptr);
       const StepOutputs& out = batch_.outputs();
       for (size_t i = 0; i < plan.sequences.size(); ++i) {
         out.blocks_total[i] = 10;
@@ -82,6 +82,26 @@ TEST_F(StepReadbackTest, LogitsGoToTheirSequencesAndSamplesToTheirs) {
     EXPECT_EQ(result.sampled[0]->top[0].logprob, -0.5f);
     EXPECT_EQ(result.free_pages, 77);
   }
+}
+
+// The second one replays a token: the batch of a graph has a row for it, which nobody reads.
+TEST_F(StepReadbackTest, RowsThatNobodyWantsAreSkipped) {
+  std::vector<float> values = {0, 1, 2, 10, 11, 12, 20, 21, 22, 30, 31, 32};
+  StepPlan plan;
+  plan.sequences.push_back(Planned(0, 9, 1, {0}));
+  plan.sequences.back().sample.emplace().logprobs = 1;
+  plan.sequences.push_back(Planned(1, 5, 1, {}));
+  plan.sequences.push_back(Planned(2, 7, 1, {0}));
+  const StepResult result =
+      Run(plan, MatrixView{values.data(), DType::kF32, 4, kVocab, kVocab}, /*bucket=*/4);
+  EXPECT_EQ(batch_.num_logit_rows(), 4);
+  EXPECT_EQ(batch_.logit_rows()[1], 1);
+  EXPECT_EQ(batch_.sample_rows()[1].slot, -1);
+  EXPECT_EQ(result.logits[0], nullptr);
+  EXPECT_EQ(result.logits[1], nullptr);
+  ASSERT_NE(result.logits[2], nullptr);
+  EXPECT_EQ(result.logits[2][0], 20.0f);
+  EXPECT_EQ(result.sampled[0]->id, 2);
 }
 
 TEST_F(StepReadbackTest, CountersGrowUntilTheSlotIsReleased) {
