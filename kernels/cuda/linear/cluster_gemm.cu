@@ -1,8 +1,9 @@
 // W is the operand of 64 rows of wgmma, the input rows are the one of N = 8, 16, 32 or 64 columns
-// (those past the last are zeros). A block computes 128 outputs, 64 in each of two warpgroups; the
-// columns of W are split among a cluster's blocks, whose sums are read from each other's shared
-// memory. Two further warps copy by TMA, each into its ring of tiles of 64 columns: W from before
-// the previous kernel has ended, x behind it. More than 64 rows are passes of 64.
+// (those past the last are zeros). A block computes 128 outputs, 64 in each of two warpgroups; for
+// more than 64 rows two more warpgroups share its tiles of W. The columns of W are split among a
+// cluster's blocks, whose sums are read from each other's shared memory. Two further warps copy by
+// TMA, each into its ring of tiles of 64 columns: W from before the previous kernel has ended, x
+// behind it. More than 128 rows are passes of 128.
 //
 // Bits (cluster_gemm.md): the chunks of 64 columns are eight classes by their index modulo 8; a
 // class is summed from left to right, 16 columns at a time, and the classes' sums are added as a
@@ -26,7 +27,7 @@ using namespace cluster_gemm;
 constexpr int kRingBytes = 210 * 1024;
 // Tiles of W that a block has on their way, 16 KiB each.
 constexpr int kTilesUnderWay = 8;
-constexpr int64_t kPassRows = 64;
+constexpr int kPassRows = 128;
 
 int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 
@@ -44,13 +45,16 @@ int ChooseStages(ClusterGemmArguments* a) {
   // A cluster has one tile.
   const int wanted =
       kSplits == 1 ? kMaxStages : std::min(a->class_chunks * kClasses / kSplits, kMaxStages);
-  a->x_stages = std::clamp(kRingBytes / 4 / kInputBytes, std::min(kMinStages, wanted), wanted);
-  a->weight_stages = std::clamp((kRingBytes - a->x_stages * kInputBytes) / kWeightBytes,
-                                std::min(kMinStages, wanted), wanted);
+  const int least = std::min(kMinStages, wanted);
+  const int sums = kSplits == 1 ? 0 : kRows * kSumStride * static_cast<int>(sizeof(float));
+  constexpr bool kBeside = kFirstInMemory<kRows, kSplits>;  // the sums, else over the rings
+  const int room = kBeside ? kMostBytes - kAlignment - sums : kRingBytes;
+  const int input_room = room / (kInputBytes < kWeightBytes ? 4 : 2);
+  a->x_stages = std::clamp(input_room / kInputBytes, least, wanted);
+  a->weight_stages = std::clamp((room - a->x_stages * kInputBytes) / kWeightBytes, least, wanted);
   a->under_way = std::min(kTilesUnderWay, a->weight_stages);
   const int rings = a->weight_stages * kWeightBytes + a->x_stages * kInputBytes;
-  const int sums = kSplits == 1 ? 0 : kRows * kSumStride * static_cast<int>(sizeof(float));
-  return std::max(rings, sums) + kAlignment;
+  return (kBeside ? rings + sums : std::max(rings, sums)) + kAlignment;
 }
 
 template <int kRows, int kSplits, bool kGated>
@@ -60,7 +64,7 @@ cudaError_t LaunchClusterGemm(ClusterGemmArguments& a, int multiprocessors, cuda
   if (ready != cudaSuccess) return ready;
   const int bytes = ChooseStages<kRows, kSplits>(&a);
   const int blocks = kSplits == 1 ? std::min(a.tiles, multiprocessors) : a.tiles * kSplits;
-  return Launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+  return Launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads<kRows>),
                 SmemConfig(static_cast<size_t>(bytes), true), stream, a);
 }
 
@@ -70,10 +74,12 @@ cudaError_t LaunchFor(ClusterGemmArguments& a, int multiprocessors, const Matrix
   const cudaError_t encoded =
       EncodeMatrixMap(x.data, x.rows, x.cols, x.row_stride, kRows, kTileCols, &a.x_map);
   if (encoded != cudaSuccess) return encoded;
-  // Halves meet, and rows are normed, in shared memory, where a block alone does not lay its sums.
-  switch (SplitsOf(a, kGated || a.normed != nullptr ? 2 : 1, multiprocessors)) {
+  // Halves meet, and rows are normed, in shared memory, where a block alone does not lay its sums;
+  // nor has it registers for all classes of two groups of rows.
+  constexpr bool kNeverAlone = kGated || kRows > kGroupRows;
+  switch (SplitsOf(a, kNeverAlone || a.normed != nullptr ? 2 : 1, multiprocessors)) {
     case 1:
-      if constexpr (!kGated) {
+      if constexpr (!kNeverAlone) {
         return LaunchClusterGemm<kRows, 1, kGated>(a, multiprocessors, stream);
       }
       return cudaErrorInvalidValue;
@@ -91,7 +97,8 @@ auto LauncherOf(int64_t rows) {
   return rows <= 8    ? LaunchFor<8, kGated>
          : rows <= 16 ? LaunchFor<16, kGated>
          : rows <= 32 ? LaunchFor<32, kGated>
-                      : LaunchFor<64, kGated>;
+         : rows <= 64 ? LaunchFor<64, kGated>
+                      : LaunchFor<kPassRows, kGated>;
 }
 
 // Whether rows of y may be accessed by four elements.
@@ -155,7 +162,7 @@ cudaError_t ClusterGemm(const MatrixView& x, const LinearParams& params, int mul
   a.vectors = HasVectors(params.out);
   SetNormedRows(params, &a);
   for (int64_t first = 0; first < x.rows; first += kPassRows) {
-    a.rows = static_cast<int>(std::min(kPassRows, x.rows - first));
+    a.rows = static_cast<int>(std::min<int64_t>(kPassRows, x.rows - first));
     const auto launch = gated ? LauncherOf<true>(a.rows) : LauncherOf<false>(a.rows);
     const cudaError_t error = launch(a, multiprocessors, x.Rows(first, a.rows), stream);
     if (error != cudaSuccess) return error;

@@ -1,6 +1,6 @@
-// Products with few rows, Hopper's own (wgmma, TMA): up to 64 rows in the time of reading W once,
-// further ones in passes of 64. A row's bits depend on that row and W's alone: not on the number of
-// rows, not on the other ones, not on the device's size.
+// Products with few rows, Hopper's own (wgmma, TMA): W is read once for up to 128 rows, further
+// ones are passes of 128. A row's bits depend on that row and W's alone: not on the number of rows,
+// not on the other ones, not on the device's size.
 #pragma once
 
 #include <cuda_runtime_api.h>

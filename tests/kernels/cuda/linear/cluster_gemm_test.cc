@@ -55,7 +55,8 @@ class ClusterGemmCalls : public LinearTest {
     return y.host();
   }
 
-  // Calls split W's columns among as many blocks: 1 (2 where gated or leaving), 2, 4 or 8.
+  // Calls split W's columns among as many blocks: 1 (2 where gated, leaving, or of 65 rows and
+  // more), 2, 4 or 8.
   void Split(int splits, int64_t outputs_of_block, int64_t out) {
     const int64_t tiles = (out + outputs_of_block - 1) / outputs_of_block;
     multiprocessors_ = splits == 1 ? 1 : static_cast<int>(splits * tiles);
@@ -77,17 +78,18 @@ class ClusterGemmTest : public ClusterGemmCalls,
     x_.FillUniform(uniform, 1);
   }
 
-  static constexpr int64_t kMostRows = 64;  // of a pass
+  static constexpr int64_t kBatch = 64;      // whose bits others are compared with
+  static constexpr int64_t kPassRows = 128;  // in two groups of 64
   const int64_t out_ = std::get<0>(GetParam()), in_ = std::get<1>(GetParam());
   TestMatrix weight_{DType::kBF16, out_, in_, 0};
   TestMatrix bias_{DType::kF32, 1, out_, 0};
-  TestMatrix x_{DType::kBF16, 200, in_, 8};
+  TestMatrix x_{DType::kBF16, 2 * kPassRows, in_, 8};
 };
 
 TEST_P(ClusterGemmTest, MatchesFloat64) {
   FillAll();
   Uniform uniform(32);
-  for (const int64_t rows : {1, 5, 8, 16, 17, 40, 64, 130}) {
+  for (const int64_t rows : {1, 5, 8, 16, 17, 40, 64, 97, 130}) {
     TestMatrix x(DType::kBF16, rows, in_, 8);
     x.FillUniform(uniform, 1);
     Expect({.in = &x, .weight = &weight_}, DType::kBF16, 3);
@@ -105,10 +107,9 @@ TEST_P(ClusterGemmTest, BitsDoNotDependOnTheNumberOfRows) {
   FillAll();
   const Call call{.in = &x_, .weight = &weight_, .bias = &bias_};
   std::vector<float> want;  // by row, each in a batch of 64
-  for (int64_t first = 0; first < x_.rows(); first += kMostRows) {
-    const int64_t begin = std::min(first, x_.rows() - kMostRows);
-    const std::vector<float> y = Outputs(call, begin, kMostRows);
-    want.insert(want.end(), y.begin() + (first - begin) * out_, y.end());
+  for (int64_t first = 0; first < x_.rows(); first += kBatch) {
+    const std::vector<float> y = Outputs(call, first, kBatch);
+    want.insert(want.end(), y.begin(), y.end());
   }
   const auto expect = [&](int64_t first, int64_t rows) {
     const std::vector<float> got = Outputs(call, first, rows);
@@ -116,12 +117,12 @@ TEST_P(ClusterGemmTest, BitsDoNotDependOnTheNumberOfRows) {
     ASSERT_TRUE(differs.first == got.end())
         << "row " << (differs.first - got.begin()) / out_ << " of " << rows << " from " << first;
   };
-  for (int64_t rows = 1; rows <= kMostRows; ++rows) {
+  for (int64_t rows = 1; rows <= kPassRows; ++rows) {
     expect(0, rows);
     expect(x_.rows() - rows, rows);
     if (HasFatalFailure()) return;
   }
-  for (const int64_t rows : {65, 72, 96, 128, 129, 130, 193, 200}) {
+  for (const int64_t rows : {129, 130, 193, 200, 256}) {
     expect(x_.rows() - rows, rows);
     if (HasFatalFailure()) return;
   }
@@ -130,7 +131,7 @@ TEST_P(ClusterGemmTest, BitsDoNotDependOnTheNumberOfRows) {
 TEST_P(ClusterGemmTest, BitsDoNotDependOnTheSplits) {
   FillAll();
   const Call call{.in = &x_, .weight = &weight_, .bias = &bias_};
-  for (const int64_t rows : {8, 16, 32, 64, 130}) {
+  for (const int64_t rows : {8, 16, 32, 64, 65, 128, 130}) {
     Split(8, 128, out_);
     const std::vector<float> want = Outputs(call, 0, rows);
     for (const int splits : kSplits) {
@@ -161,20 +162,20 @@ float InOrder(const TestMatrix& x, int64_t row, const TestMatrix& weight, int64_
 
 class ClusterGemmOrderTest : public ClusterGemmTest {
  protected:
-  static constexpr int64_t kRows = 20;
+  static constexpr int64_t kFirst = 100, kRows = 20;  // those of x_ that the host computes
 
   // 0 .. count - 1
   int Draw(int count) {
     return static_cast<int>((uniform_(1) + 1) * 0.5f * static_cast<float>(count));
   }
 
-  // For kRows rows, for 3 of them and for batches of more than a pass.
+  // For the rows from kFirst on, in batches of every kind and in both of a pass's groups.
   void ExpectOrder() {
     TestMatrix before(DType::kF32, x_.rows(), out_, 0);
     before.FillUniform(uniform_, 0x1p20f);
     bias_.FillUniform(uniform_, 0x1p20f);
     std::vector<float> want;
-    for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t r = kFirst; r < kFirst + kRows; ++r) {
       for (int64_t c = 0; c < out_; ++c) {
         want.push_back(InOrder(x_, r, weight_, c, bias_.At(0, c), before.At(r, c)));
       }
@@ -182,16 +183,26 @@ class ClusterGemmOrderTest : public ClusterGemmTest {
     const Call call{.in = &x_, .weight = &weight_, .bias = &bias_, .accumulate = true};
     for (const int splits : kSplits) {
       Split(splits, 128, out_);
-      for (const int64_t rows : {int64_t{3}, kRows, kMostRows, int64_t{70}}) {
-        const std::vector<float> got = Outputs(call, 0, rows, &before);
-        const int64_t count = std::min(rows, kRows) * out_;
-        const auto differs = std::mismatch(got.begin(), got.begin() + count, want.begin());
-        const int64_t at = differs.first - got.begin();
-        ASSERT_EQ(at, count) << "row " << at / out_ << " output " << at % out_ << " of " << rows
-                             << " rows, " << splits << " splits: " << *differs.first << " not "
-                             << *differs.second;
-      }
+      ExpectOrder(call, before, want, kFirst, 3, splits);
+      ExpectOrder(call, before, want, kFirst, kRows, splits);
+      ExpectOrder(call, before, want, kFirst, kBatch, splits);
+      ExpectOrder(call, before, want, kFirst, kBatch + 6, splits);
+      ExpectOrder(call, before, want, kFirst - kBatch - 6, kPassRows, splits);
+      if (HasFatalFailure()) return;
     }
+  }
+
+  // `want`: of the rows from kFirst on.
+  void ExpectOrder(const Call& call, const TestMatrix& before, const std::vector<float>& want,
+                   int64_t first, int64_t rows, int splits) {
+    std::vector<float> got = Outputs(call, first, rows, &before);
+    got.erase(got.begin(), got.begin() + (kFirst - first) * out_);
+    got.resize(std::min(got.size(), want.size()));
+    const auto differs = std::mismatch(got.begin(), got.end(), want.begin());
+    ASSERT_TRUE(differs.first == got.end())
+        << "row " << kFirst - first + (differs.first - got.begin()) / out_ << " output "
+        << (differs.first - got.begin()) % out_ << " of " << rows << " rows, " << splits
+        << " splits: " << *differs.first << " not " << *differs.second;
   }
 
   Uniform uniform_{61};
@@ -260,7 +271,7 @@ TEST_P(ClusterGemmGatedTest, HasTheBitsOfProductAndTransform) {
   Uniform uniform(41);
   TestMatrix weight(DType::kBF16, 2 * inner, in, 0);
   weight.FillUniform(uniform, 0.1f);
-  for (const int64_t rows : {1, 5, 8, 13, 32, 64, 130}) {
+  for (const int64_t rows : {1, 5, 8, 13, 32, 64, 65, 128, 130}) {
     TestMatrix x(DType::kBF16, rows, in, 8), product(DType::kBF16, rows, 2 * inner, 8);
     TestMatrix want(DType::kBF16, rows, inner, 8), got(DType::kBF16, rows, inner, 8);
     x.FillUniform(uniform, 1);
@@ -324,10 +335,10 @@ TEST_P(ClusterGemmNormTest, LeftRowsStandForTheNorm) {
   second.FillUniform(uniform, 1);
   norm.FillUniform(uniform, 2);
   bias.FillUniform(uniform, 20);
-  TestMatrix h(DType::kBF16, 130, inner, 8);
+  TestMatrix h(DType::kBF16, 200, inner, 8);
   h.FillUniform(uniform, 1);
   std::vector<float> many;
-  for (const int64_t rows : {130, 64, 40, 33, 16, 8, 5, 1}) {
+  for (const int64_t rows : {200, 130, 128, 97, 65, 64, 40, 33, 16, 8, 5, 1}) {
     TestMatrix x(DType::kF32, rows, hidden, 0), plain(DType::kF32, rows, hidden, 0);
     TestMatrix normed(DType::kBF16, rows, hidden, 8), sums(DType::kF32, rows, sums_of_row, 0);
     Uniform start(52);

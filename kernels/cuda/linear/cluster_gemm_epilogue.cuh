@@ -1,0 +1,233 @@
+// What ClusterGemm's kernel does with a tile's sums: a cluster's blocks add theirs, then scale,
+// bias, what y held before, the gate, and what is left for the next norm. Read cluster_gemm.cu
+// first.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/linear/cluster_gemm_arguments.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/cluster.cuh"
+#include "kernels/cuda/ptx/fast_math.cuh"
+#include "kernels/cuda/ptx/named_barrier.cuh"
+
+namespace fox::cuda::cluster_gemm {
+
+// Where in the block's tile of sums fragment element i of this thread belongs: input row n, output
+// m (wgmma.cuh).
+template <int kRows>
+struct SumPlace {
+  int n, m;
+
+  __device__ __forceinline__ explicit SumPlace(int i)
+      : n(i / 4 * 8 + Lane() % 4 * 2 + i % 2), m(Warp() * 16 + Lane() / 4 + i / 2 % 2 * 8) {
+    if constexpr (kRows > kGroupRows) {
+      n += Warp() / kGroupWarps * kGroupRows;
+      m = m % kTileOut;
+    }
+  }
+
+  // In a tile of sums in shared memory.
+  __device__ __forceinline__ int Offset() const { return n * kSumStride + m; }
+};
+
+// What is stored: no other order, and nothing contracted, or bits would depend on the kernel.
+__device__ __forceinline__ float Sum(float previous, float product, float bias) {
+  return __fadd_rn(previous, __fadd_rn(product, bias));
+}
+
+__device__ __forceinline__ void StoreOutput(const ClusterGemmArguments& a, int n, int output,
+                                            float value) {
+  if (output >= a.out) return;
+  const int64_t at = n * a.y_stride + output;
+  value = Sum(a.accumulate ? a.y_f32[at] : 0, value, a.bias == nullptr ? 0 : a.bias[output]);
+  if (a.y_bf16 != nullptr) {
+    a.y_bf16[at] = __float2bfloat16_rn(value);
+  } else {
+    a.y_f32[at] = value;
+  }
+}
+
+// Four neighbouring outputs of a row.
+struct Four {
+  float x[4] = {};
+
+  Four() = default;
+  __device__ __forceinline__ explicit Four(const float4& v) : x{v.x, v.y, v.z, v.w} {}
+  __device__ __forceinline__ Four Times(float scale) const {
+    return Four({__fmul_rn(x[0], scale), __fmul_rn(x[1], scale), __fmul_rn(x[2], scale),
+                 __fmul_rn(x[3], scale)});
+  }
+};
+
+// What is added to the sums of four outputs: what row n of y holds before, and the bias. Read while
+// the cluster's blocks wait for each other.
+__device__ __forceinline__ Four PreviousOf(const ClusterGemmArguments& a, int n, int output) {
+  Four previous;
+  if (!a.accumulate || n >= a.rows) return previous;
+  const float* y = a.y_f32 + n * a.y_stride + output;
+  if (a.vectors && output + 4 <= a.out) return Four(*reinterpret_cast<const float4*>(y));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (output + i < a.out) previous.x[i] = y[i];
+  }
+  return previous;
+}
+
+__device__ __forceinline__ Four BiasOf(const ClusterGemmArguments& a, int output) {
+  Four bias;
+  if (a.bias == nullptr) return bias;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (output + i < a.out) bias.x[i] = a.bias[output + i];
+  }
+  return bias;
+}
+
+// n < rows. Returns the row's values, zeros past its end.
+__device__ __forceinline__ Four StoreFour(const ClusterGemmArguments& a, int n, int output,
+                                          Four value, const Four& previous, const Four& bias) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    value.x[i] = Sum(previous.x[i], value.x[i], bias.x[i]);
+  }
+  const int64_t at = n * a.y_stride + output;
+  const auto& x = value.x;
+  if (a.vectors && output + 4 <= a.out) {
+    if (a.y_bf16 != nullptr) {
+      *reinterpret_cast<uint2*>(a.y_bf16 + at) = {PackBf16(x[0], x[1]), PackBf16(x[2], x[3])};
+    } else {
+      *reinterpret_cast<float4*>(a.y_f32 + at) = {x[0], x[1], x[2], x[3]};
+    }
+    return value;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (output + i >= a.out) {
+      value.x[i] = 0;
+    } else if (a.y_bf16 != nullptr) {
+      a.y_bf16[at + i] = __float2bfloat16_rn(x[i]);
+    } else {
+      a.y_f32[at + i] = x[i];
+    }
+  }
+  return value;
+}
+
+// What is left of a row's tile for the next norm: by a warp, four values a lane. a.out % 4 == 0.
+__device__ __forceinline__ void LeaveNormed(const ClusterGemmArguments& a, int n, int tile,
+                                            const Four& value) {
+  const int output = tile * kTileOut + Lane() * 4;
+  float sum = 0;
+#pragma unroll
+  for (float x : value.x) sum = fmaf(x, x, sum);
+  sum = StridedSum<1>(sum);
+  if (Lane() == 0) a.output_sums[n * a.tiles + tile] = sum;
+  if (output >= a.out) return;
+  float4 weight = {1, 1, 1, 1};
+  if (a.norm_weight != nullptr) {
+    weight = *reinterpret_cast<const float4*>(a.norm_weight + output);
+  }
+  *reinterpret_cast<uint2*>(a.normed + n * a.normed_stride + output) = {
+      PackBf16(value.x[0] * weight.x, value.x[1] * weight.y),
+      PackBf16(value.x[2] * weight.z, value.x[3] * weight.w)};
+}
+
+// scales[n] = what the sums of input row n are multiplied by, n < rows.
+__device__ __forceinline__ void FindScales(const ClusterGemmArguments& a, float* scales) {
+  const int n = static_cast<int>(threadIdx.x);
+  if (n >= a.rows) return;
+  scales[n] = 1;
+  if (a.input_sums == nullptr) return;
+  float sum = 0;
+#pragma unroll 4
+  for (int i = 0; i < a.input_sum_count; ++i) {
+    sum = __fadd_rn(sum, a.input_sums[n * a.input_sum_count + i]);
+  }
+  scales[n] = rsqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(a.in)), a.eps));
+}
+
+// The cluster's sums of four outputs of a row, `at` in every block's shared memory, as a binary
+// tree.
+template <int kSplits>
+__device__ __forceinline__ Four SumOfBlocks(const float* at) {
+  Four part[kSplits];
+#pragma unroll
+  for (int s = 0; s < kSplits; ++s) part[s] = Four(LoadFourFromBlock(at, s));
+#pragma unroll
+  for (int half = 1; half < kSplits; half *= 2) {
+#pragma unroll
+    for (int s = 0; s < kSplits; s += 2 * half) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) part[s].x[i] = __fadd_rn(part[s].x[i], part[s + half].x[i]);
+    }
+  }
+  return part[0];
+}
+
+// act(gate) * value, of both as bf16 would hold them: the bits of a product that rounds its outputs
+// and a transform behind it (input_transform.cuh).
+__device__ __forceinline__ Four Gated(const Four& gate, const Four& value, Activation act) {
+  Four out;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float g = __bfloat162float(__float2bfloat16_rn(gate.x[i]));
+    const float sigmoid = Sigmoid(g);
+    out.x[i] = __bfloat162float(__float2bfloat16_rn(value.x[i])) *
+               (act == Activation::kSilu ? g * sigmoid : sigmoid);
+  }
+  return out;
+}
+
+// Adds the cluster's sums: every block lays its own out in `sums`, where its rings were (with
+// kFirstInMemory they lie in a place of their own already), and takes every kSplits-th row of them
+// all.
+template <int kRows, int kSplits, bool kGated>
+__device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int tile, float* sums,
+                                              const float* scales,
+                                              const float (&c)[kSumsOfThread<kRows>]) {
+  constexpr int kRowUnits = (kGated ? kHalfOut : kTileOut) / 4;  // four outputs of a row
+  constexpr int kUnits = kRows / kSplits * kRowUnits;
+  constexpr int kStep = kConsumers<kRows>, kPasses = (kUnits + kStep - 1) / kStep;
+  if constexpr (!kFirstInMemory<kRows, kSplits>) {
+    SyncThreads<kConsumers<kRows>>();  // all have read the rings
+#pragma unroll
+    for (int i = 0; i < kSumsOfThread<kRows>; ++i) sums[SumPlace<kRows>(i).Offset()] = c[i];
+  }
+  ArriveAtCluster();
+  const int rank = static_cast<int>(blockIdx.x) % kSplits;
+  const auto row = [rank](int unit) { return unit / kRowUnits * kSplits + rank; };
+  static_assert(kStep % kRowUnits == 0);  // a thread's outputs are the same in every pass
+  const int column = static_cast<int>(threadIdx.x) % kRowUnits * 4;
+  const int output = tile * (kGated ? kHalfOut : kTileOut) + column;
+  const Four bias = kGated ? Four() : BiasOf(a, output);
+  Four previous[kPasses];
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int unit = static_cast<int>(threadIdx.x) + pass * kStep;
+    if (kGated || unit >= kUnits) continue;
+    previous[pass] = PreviousOf(a, row(unit), output);
+  }
+  WaitForCluster();
+  const int thread = OpaqueThreadIdx();  // no addresses are kept from the loads above
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int unit = thread + pass * kStep;
+    if (unit >= kUnits || row(unit) >= a.rows) continue;
+    const float* at = sums + row(unit) * kSumStride + column;
+    const float scale = scales[row(unit)];
+    Four total = SumOfBlocks<kSplits>(at).Times(scale);
+    if constexpr (kGated) {
+      total = Gated(total, SumOfBlocks<kSplits>(at + kHalfOut).Times(scale), a.act);
+    }
+    const Four value = StoreFour(a, row(unit), output, total, previous[pass], bias);
+    if (!kGated && a.normed != nullptr) LeaveNormed(a, row(unit), tile, value);
+  }
+  // The others have read this block's sums: what they stored has needed them.
+  ArriveAtClusterRelaxed();
+  WaitForCluster();
+}
+
+}  // namespace fox::cuda::cluster_gemm
