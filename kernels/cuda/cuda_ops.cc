@@ -215,13 +215,12 @@ void CudaOps::Linear(const LinearParams& params, Stream stream) {
 void CudaOps::Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                      Stream stream) {
   const bool drained = state_->previous.drained_but(params.projection.data);
-  const bool decodes = batch.num_rows == batch.num_seqs;
   state_->Enqueue(
       "append", stream,
       [&](cudaStream_t on) {
         return cuda::Append(batch, params, kv, state_->schedule, drained, on);
       },
-      decodes ? Previous::Appending(params.layer) : Previous());
+      batch.all_decodes() ? Previous::Appending(params.layer) : Previous());
 }
 
 void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,

@@ -82,6 +82,7 @@ void AttentionSetup::BeginStep(int64_t rows_each) {
   rows_ = row_begin.back();
   batch_.num_seqs = case_.batch;
   batch_.num_rows = rows_;
+  batch_.num_decodes = rows_ == case_.batch ? case_.batch : 0;
   batch_.slot = slot_.as<int32_t>();
   batch_.row_begin = row_begin_.as<int64_t>();
   batch_.position = position_.as<int64_t>();

@@ -158,6 +158,26 @@ def decode(bench: Bench) -> dict[str, Any]:
                            CONTEXTS, "--batch-sizes", "1,8,32", "--chunk", "16384")
 
 
+def decode_many(bench: Bench) -> dict[str, Any]:
+    """Steps of batches whose pages without pruning would not fit at 16k."""
+    return bench.fox_bench("decode", "--device", "cuda", "--model", bench.model(), "--contexts",
+                           "4096", "--batch-sizes", "2,4,16,64,128", "--modes", "certified",
+                           "--chunk", "16384", seconds=60)
+
+
+def million(bench: Bench) -> dict[str, Any]:
+    """A prompt of 1,048,576 tokens, and a step behind it."""
+    prompt = bench.fox_bench("prefill", "--device", "cuda", "--model", bench.model(), "--lengths",
+                             "1048576", "--modes", "certified", "--repeat", "1", "--chunk",
+                             "16384", seconds=80)
+    step = bench.fox_bench("decode", "--device", "cuda", "--model", bench.model(), "--contexts",
+                           "1048000", "--batch-sizes", "1", "--modes", "certified", "--chunk",
+                           "16384", seconds=80)
+    error = prompt.get("error") or step.get("error")
+    return {**prompt, "rows": [*prompt.get("rows", []), *step.get("rows", [])],
+            **({"error": error} if error else {})}
+
+
 def decode_under_limits(bench: Bench) -> dict[str, Any]:
     """Steps at 16k on a server for 20k tokens and on one for a million."""
     return bench.fox_bench("decode", "--device", "cuda", "--model", bench.model(), "--contexts",
@@ -233,6 +253,7 @@ def library(name: str) -> Callable[[Bench], dict[str, Any]]:
 PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "attention": attention,
     "decode": decode,
+    "decode-many": decode_many,
     "decode-under-limits": decode_under_limits,
     "prefill": prefill,
     "attention-peers": lambda bench: bench.peer("attention.py", 150),
@@ -241,6 +262,7 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     **{f"attention-{name}": library(name) for name in LIBRARIES},
     "invariance": invariance,
     "serve": serve,
+    "million": million,
     "doors": doors,
     "cold-start": cold_start,
     "eager": eager,

@@ -49,7 +49,8 @@ KERNEL_CASES = {
                         "Cases/KeySplitsCaseTest.MatchesFloat64/ChunksCertified64Shift3"),
     "prune_boundary_test": ("Modes/PruneBoundaryTest.StrongGates/Certified",
                             "HeadDim/MeasuredBoundaryTest.TilesSkipWhatTheirQueriesAllow/64"),
-    # The small-batch kernel for 1 and 4 rows, the skinny one for 6, cuBLASLt for 32.
+    # The small-batch kernel for 1 and 4 rows, the cluster kernel for 6 and 32 (before Hopper the
+    # skinny one for 6), and cuBLASLt for prefill rows.
     "linear_test": ("Rows/LinearTransformTest.RmsNorm/1",
                     "Rows/LinearTransformTest.GatedActAndConversion/4",
                     "Rows/LinearTransformTest.GatedActAndConversion/6",

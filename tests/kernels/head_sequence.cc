@@ -271,13 +271,14 @@ HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& in,
     const Buffer rows = UploadRaw(ops, std::vector<int64_t>{0, count});
     const Buffer positions = UploadRaw(ops, std::vector<int64_t>{position});
     const Buffer tolerance = UploadRaw(ops, std::vector<double>{options.log_tolerance});
-    const BatchView batch{1,
-                          count,
-                          nullptr,
-                          slot.as<int32_t>(),
-                          rows.as<int64_t>(),
-                          positions.as<int64_t>(),
-                          tolerance.as<double>()};
+    BatchView batch{1,
+                    count,
+                    nullptr,
+                    slot.as<int32_t>(),
+                    rows.as<int64_t>(),
+                    positions.as<int64_t>(),
+                    tolerance.as<double>()};
+    batch.num_decodes = count == 1 ? 1 : 0;
     p.append.projection =
         MatrixView{projection.data(), narrow, in.length, columns, stride}.Rows(position, count);
     ops.BeginStep(batch, kv, nullptr);

@@ -1,14 +1,11 @@
-// FoxModel on a backend with a decode family: which rows come in which product, what products leave
+// A model on a backend with a decode family: which rows come in which product, what products leave
 // to one another, and that the logits are those of one call for all rows, bit for bit.
-#include "models/fox_model.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -18,6 +15,7 @@
 #include "engine/timed_ops.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "models/checkpoint.h"
+#include "models/fox_model.h"
 #include "models/weights.h"
 
 namespace fox {
@@ -32,6 +30,8 @@ struct Products {
 // place, shows.
 class FamilyOps : public TimedOps {
  public:
+  static constexpr int64_t kVocabulary = 512;
+
   FamilyOps() : TimedOps(MakeOps(), nullptr) {}
 
   static std::unique_ptr<Ops> MakeOps() {
@@ -117,10 +117,6 @@ class FamilyOps : public TimedOps {
     }
   }
 
- public:
-  static constexpr int64_t kVocabulary = 512;
-
- private:
   BatchView batch_;
   Products products_;
   const void *left_ = nullptr, *left_weight_ = nullptr, *gated_ = nullptr;
@@ -163,14 +159,14 @@ std::vector<float> LogitsOf(ModelRunner& runner, const StepPlan& plan) {
   return {first, first + logits.rows * logits.cols};
 }
 
-struct Case {
+struct FamiliesCase {
   const char* model;
   bool transforms;  // whether attention's output has a norm or a gate
 };
 
-class FoxModelTest : public ::testing::TestWithParam<Case> {};
+class FamiliesTest : public ::testing::TestWithParam<FamiliesCase> {};
 
-TEST_P(FoxModelTest, RowsOfTwoFamiliesAreTheRowsOfOneCall) {
+TEST_P(FamiliesTest, RowsOfTwoFamiliesAreTheRowsOfOneCall) {
   const auto [model, transforms] = GetParam();
   const auto plain = MakeRunner(model, FamilyOps::MakeOps());
   auto family = std::make_unique<FamilyOps>();
@@ -203,8 +199,9 @@ TEST_P(FoxModelTest, RowsOfTwoFamiliesAreTheRowsOfOneCall) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, FoxModelTest,
-                         ::testing::Values(Case{"dev_pro_d64", true}, Case{"dev_llama_d64", false}),
+INSTANTIATE_TEST_SUITE_P(Models, FamiliesTest,
+                         ::testing::Values(FamiliesCase{"dev_pro_d64", true},
+                                           FamiliesCase{"dev_llama_d64", false}),
                          [](const auto& test) { return std::string(test.param.model); });
 
 }  // namespace
