@@ -170,18 +170,18 @@ struct KeptGroup {
   int first[8];  // page that the head may see
   uint4 q[8][kHeadDim / 8];
 
-  struct Row {
+  struct Words {
     double base;
     float local;
     uint4 q[kHeadDim / 32];
   };
   // What AppendDecode writes; the last head stands in past the heads.
-  static __device__ Row LoadRow(const Decode& a, const SeqHead& taken) {
+  static __device__ Words LoadRow(const Decode& a, const SeqHead& taken) {
     const int last = NumHeads(a, taken.group_head) - 1;
     const int64_t own = Summary(a, taken.own, taken) + min(Lane() % 8, last);
     const uint16_t* rows = static_cast<const uint16_t*>(a.params.q.data) +
                            taken.row * a.params.q.row_stride + taken.head * kHeadDim;
-    Row row;
+    Words row;
 #pragma unroll
     for (int i = 0; i < kHeadDim / 32; ++i) {
       const int at = i * kWarp + Lane(), head = at / (kHeadDim / 8), part = at % (kHeadDim / 8);
@@ -194,7 +194,7 @@ struct KeptGroup {
   }
 
   // Called by the warp.
-  __device__ void Take(const Decode& a, const SeqHead& taken, const Row& row) {
+  __device__ void Take(const Decode& a, const SeqHead& taken, const Words& row) {
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kHeadDim / 32; ++i) {

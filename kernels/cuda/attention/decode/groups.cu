@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
   PrefetchTiles<kHeadDim>(a, second);
   TriggerDependents();
   WaitOnDependencies();
-  const typename KeptGroup<kHeadDim>::Row row = KeptGroup<kHeadDim>::LoadRow(a, seq_head);
+  const typename KeptGroup<kHeadDim>::Words row = KeptGroup<kHeadDim>::LoadRow(a, seq_head);
   GroupGate gate = LoadGroupGate(a, seq_head, half_page);
   LoadAgain(a, half_page, tile);
   kept[0].Take(a, seq_head, row);
