@@ -147,7 +147,8 @@ void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape)
   // None where no walk is long enough.
   cuda::KeySplits& splits = schedule.key_splits;
   splits = {};
-  const bool splits_walks = cuda::NumKeySplits(0, shape.max_pages / 2, cuda::kMinKeySplitShift) > 1;
+  const bool splits_walks = cuda::NumKeySplits(0, shape.max_pages / 2, cuda::kMinKeySplitShift,
+                                               cuda::kFirstSplitTile) > 1;
   if (!state_->hopper || !splits_walks) return;
   const int64_t most = cuda::kMostSplitsOfWalk;
   const int64_t walks = static_cast<int64_t>(shape.q_heads) * schedule.max_tiles;

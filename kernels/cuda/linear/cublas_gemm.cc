@@ -11,6 +11,7 @@ namespace {
 
 // Prefill meets ever new numbers of rows; beyond this many shapes all are forgotten.
 constexpr size_t kMaxShapes = 4096;
+constexpr int64_t kManyRows = 2048;
 
 cudaError_t ErrorOf(cublasStatus_t status) {
   switch (status) {
@@ -36,6 +37,15 @@ int64_t AlignmentOf(const void* p) {
 cudaDataType_t TypeOf(DType dtype) {
   FOX_CHECK(dtype == DType::kF32 || dtype == DType::kBF16);
   return dtype == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF;
+}
+
+// Its algorithms are tilings of a few kinds of kernels.
+int KindOf(const cublasLtMatmulAlgo_t& algorithm) {
+  int kind = -1;
+  size_t written = 0;
+  cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_ID, &kind, sizeof(kind),
+                                       &written);
+  return kind;
 }
 
 }  // namespace
@@ -84,13 +94,9 @@ CublasGemm::~CublasGemm() {
   if (handle_ != nullptr) cublasLtDestroy(handle_);
 }
 
-cublasStatus_t CublasGemm::Choose(const Layouts& layouts, const Shape& shape,
-                                  cublasLtMatmulAlgo_t* algorithm) {
-  const auto known = algorithms_.find(shape);
-  if (known != algorithms_.end()) {
-    *algorithm = known->second;
-    return CUBLAS_STATUS_SUCCESS;
-  }
+// The heuristic's algorithms for a product, the fastest first; fewer than there is room for: all.
+cublasStatus_t CublasGemm::Ask(const Layouts& layouts, const Shape& shape,
+                               std::vector<cublasLtMatmulHeuristicResult_t>* found) {
   cublasLtMatmulPreference_t preference = nullptr;
   cublasStatus_t status = cublasLtMatmulPreferenceCreate(&preference);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
@@ -107,18 +113,55 @@ cublasStatus_t CublasGemm::Choose(const Layouts& layouts, const Shape& shape,
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(7));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(9));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(9));
-  cublasLtMatmulHeuristicResult_t best{};
-  int found = 0;
+  int count = 0;
   if (status == CUBLAS_STATUS_SUCCESS) {
     status = cublasLtMatmulAlgoGetHeuristic(handle_, layouts.operation, layouts.weight, layouts.x,
-                                            layouts.out, layouts.out, preference, 1, &best, &found);
+                                            layouts.out, layouts.out, preference,
+                                            static_cast<int>(found->size()), found->data(), &count);
   }
   cublasLtMatmulPreferenceDestroy(preference);
-  if (status != CUBLAS_STATUS_SUCCESS) return status;
-  if (found == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+  found->resize(static_cast<size_t>(count));
+  if (status == CUBLAS_STATUS_SUCCESS && count == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+  return status;
+}
+
+cublasStatus_t CublasGemm::Choose(const MatrixView& x, const DeviceWeight& weight,
+                                  const MatrixView& out, const Layouts& layouts, const Shape& shape,
+                                  cublasLtMatmulAlgo_t* algorithm) {
+  const auto known = algorithms_.find(shape);
+  if (known != algorithms_.end()) {
+    *algorithm = known->second;
+    return CUBLAS_STATUS_SUCCESS;
+  }
   if (algorithms_.size() >= kMaxShapes) algorithms_.clear();
-  algorithms_.emplace(shape, best.algo);
-  *algorithm = best.algo;
+  // Few rows may be given an algorithm of another kind, with another order of sums. All take the
+  // kind of many.
+  Shape many = shape;
+  many[0] = kManyRows;
+  int kind = 0;
+  if (shape != many) {
+    MatrixView many_x = x, many_out = out;
+    many_x.rows = many_out.rows = kManyRows;
+    const Layouts of_many(many_x, weight, many_out);  // what its pointers lead to is not read
+    cublasLtMatmulAlgo_t theirs;
+    cublasStatus_t status = of_many.status;
+    if (status == CUBLAS_STATUS_SUCCESS)
+      status = Choose(many_x, weight, many_out, of_many, many, &theirs);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    kind = KindOf(theirs);
+  }
+  std::vector<cublasLtMatmulHeuristicResult_t> found;
+  for (const size_t candidates : {size_t{1}, size_t{64}}) {
+    found.resize(candidates);
+    const cublasStatus_t status = Ask(layouts, shape, &found);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    const auto same = std::find_if(found.begin(), found.end(), [&](const auto& result) {
+      return shape == many || KindOf(result.algo) == kind;
+    });
+    *algorithm = same == found.end() ? found.front().algo : same->algo;
+    if (same != found.end()) break;
+  }
+  algorithms_.emplace(shape, *algorithm);
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -141,7 +184,7 @@ cudaError_t CublasGemm::Multiply(const MatrixView& x, const LinearParams& params
                        AlignmentOf(weight.data()),
                        AlignmentOf(out.data)};
   cublasLtMatmulAlgo_t algorithm;
-  const cublasStatus_t chosen = Choose(layouts, shape, &algorithm);
+  const cublasStatus_t chosen = Choose(x, weight, out, layouts, shape, &algorithm);
   if (chosen != CUBLAS_STATUS_SUCCESS) return ErrorOf(chosen);
   const float one = 1, beta = params.accumulate ? 1.0f : 0.0f;
   return ErrorOf(cublasLtMatmul(handle_, layouts.operation, &one, weight.data(), layouts.weight,

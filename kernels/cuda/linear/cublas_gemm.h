@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <vector>
 
 #include "kernels/cuda/linear/device_weight.h"
 
@@ -31,7 +32,10 @@ class CublasGemm {
   using Shape = std::array<int64_t, 10>;
   struct Layouts;
 
-  cublasStatus_t Choose(const Layouts& layouts, const Shape& shape,
+  cublasStatus_t Ask(const Layouts& layouts, const Shape& shape,
+                     std::vector<cublasLtMatmulHeuristicResult_t>* found);
+  cublasStatus_t Choose(const MatrixView& x, const DeviceWeight& weight, const MatrixView& out,
+                        const Layouts& layouts, const Shape& shape,
                         cublasLtMatmulAlgo_t* algorithm);
 
   cublasLtHandle_t handle_ = nullptr;

@@ -3,8 +3,9 @@
 //
 // A walk is that of one (query head, tile of rows) over its visible key/value tiles, 128 keys each.
 // A split of it is the key/value tiles with the same index >> shift; number 0 holds the diagonal,
-// the others follow to the left. The shift follows from the walk's own length alone, so a row's
-// bits depend neither on the batch, nor on where chunks end, nor on what follows in the prompt.
+// the others follow to the left. Whether there are any, and the shift, follow from the walk's own
+// place and length alone, so a row's bits depend neither on the batch, nor on where chunks end, nor
+// on what follows in the prompt.
 //
 // Each split has partial results of its own, and those are merged from right to left, one after the
 // other (MergedRow). Where that is done does not matter to the bits: the splits of short chunks run
@@ -24,6 +25,9 @@ inline constexpr int64_t kMostSplitRows = 4096;
 // 32 key/value tiles, some 40 us, and twice as many until a walk has about kManyKeySplits.
 inline constexpr int kMinKeySplitShift = 5;
 inline constexpr int kManyKeySplits = 16;
+// Tiles of rows before this one, of 32,768 tokens, have whole walks: chained ones take some 10%
+// longer, and a short chunk there has little to walk.
+inline constexpr int kFirstSplitTile = 256;
 inline constexpr int kMostSplitsOfWalk = kManyKeySplits + 2;  // the edges are absolute
 // Capacities: rows of partial results of splits that run side by side, and such splits. What does
 // not fit is chained.
@@ -40,8 +44,10 @@ FOX_HOST_DEVICE inline int KeySplitShift(int first, int last, int least_shift) {
   return shift;
 }
 
-// Its splits; one: it is too short, and stays whole.
-FOX_HOST_DEVICE inline int NumKeySplits(int first, int last, int least_shift) {
+// Its splits; one: it is too short, or its rows lie before `first_split_tile`, and it stays whole.
+FOX_HOST_DEVICE inline int NumKeySplits(int first, int last, int least_shift,
+                                        int first_split_tile) {
+  if (last < first_split_tile) return 1;
   const int shift = KeySplitShift(first, last, least_shift);
   return last - first + 1 < 2 << shift ? 1 : (last >> shift) - (first >> shift) + 1;
 }
@@ -71,6 +77,7 @@ struct SplitWalk {
 struct KeySplits {
   int64_t max_rows = 0, max_splits = 0;  // capacities
   int least_shift = kMinKeySplitShift;
+  int first_split_tile = kFirstSplitTile;
   // [q_heads, max_tiles] first row of the partial results of a walk whose splits run side by side:
   // row r of split i is that + i * (rows of the tile) + r. -1: there are none. Null: nowhere.
   int32_t* walk_rows = nullptr;

@@ -15,6 +15,7 @@
 
 #include "kernels/acp.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/runtime/step_schedule.h"
 #include "tests/kernels/cuda/device_kv.h"
 
 namespace fox::cuda::testing {
@@ -31,7 +32,7 @@ struct ChunkCase {
   bool norm = true;
   bool shift = false, rope = false;
   bool portable = false;
-  int64_t prompt = 9300;  // some walks have splits, the last page has both kinds of rows
+  int64_t prompt = 4300;  // the last page has both kinds of rows
 };
 std::ostream& operator<<(std::ostream& out, const ChunkCase& c) { return out << c.name; }
 
@@ -337,6 +338,9 @@ std::vector<ChunkCase> ChunkCases() {
     cases.push_back({"Certified" + suffix, AcpMode::kCertified, d});
     cases.push_back({"Paper" + suffix, AcpMode::kPaper, d});
     cases.push_back({"Off" + suffix, AcpMode::kOff, d});
+    // Whose last walks have splits.
+    cases.push_back({"Long" + suffix, d == 64 ? AcpMode::kCertified : AcpMode::kOff, d});
+    cases.back().prompt = cuda::kFirstSplitTile * cuda::kTileRows + 2000;
     cases.push_back({"CertifiedWithoutNorm" + suffix, AcpMode::kCertified, d, false});
     cases.push_back({"PaperWithoutNorm" + suffix, AcpMode::kPaper, d, false});
     cases.push_back({"ShiftAndRotation" + suffix, AcpMode::kCertified, d, true, true, true});

@@ -203,7 +203,8 @@ class LinearBitsTest : public LinearTest {
     expect(7168, 1536, DType::kF32, DType::kF32, {.transform = norm});
     expect(1536, 7168, DType::kBF16, DType::kF32,
            {.transform = {.kind = Kind::kGatedAct, .act = Activation::kSilu}, .accumulate = true});
-    expect(17003, 512, DType::kF32, DType::kF32, {.transform = norm});
+    // Rows of float32 that are not aligned to 16 bytes: logits, which decode rows alone have.
+    if (decodes) expect(17003, 512, DType::kF32, DType::kF32, {.transform = norm});
     expect(200, 1544, DType::kBF16, DType::kBF16, {});
     expect(1000, 520, DType::kBF16, DType::kF32, {.accumulate = true});
     if (!decodes || !engine_.has_decode_family()) return;

@@ -206,8 +206,9 @@ struct Decisions {
     const auto group = DeviceKv::Group(shape), in_group = static_cast<size_t>(g);
     const size_t end = static_cast<size_t>(last) * group + in_group;
     const auto head = static_cast<size_t>(list_of_slot) * group + in_group;
-    const double c_end = UpperCumulativeGate(
+    double c_end = UpperCumulativeGate(
         page_cum_log_f[end], static_cast<double>(local[end * kPageTokens + kPageTokens - 1]));
+    c_end += kSumRounding * std::fabs(c_end);
     const double threshold = PageThreshold(acp, log_denominator_bound[end], c_end,
                                            self_logit_bound[head], max_logit_bound[head]);
     return log_mass_bound[static_cast<size_t>(first) * group + in_group] + threshold;

@@ -9,15 +9,20 @@
 namespace fox::cuda {
 namespace {
 
-int SplitsOf(int first, int last) { return NumKeySplits(first, last, kMinKeySplitShift); }
+int SplitsOf(int first, int last) { return NumKeySplits(first, last, kMinKeySplitShift, 0); }
 
 TEST(KeySplitsTest, ShortWalksStayWhole) {
   EXPECT_EQ(SplitsOf(0, 62), 1);
   EXPECT_EQ(SplitsOf(0, 63), 2);
   EXPECT_EQ(SplitsOf(1, 64), 3);
   EXPECT_EQ(SplitsOf(33, 95), 1);
-  EXPECT_EQ(NumKeySplits(5, 5, 0), 1);
-  EXPECT_EQ(NumKeySplits(5, 6, 0), 2);
+  EXPECT_EQ(NumKeySplits(5, 5, 0, 0), 1);
+  EXPECT_EQ(NumKeySplits(5, 6, 0, 0), 2);
+}
+
+TEST(KeySplitsTest, EarlyWalksStayWhole) {
+  EXPECT_EQ(NumKeySplits(0, 255, 5, 256), 1);
+  EXPECT_EQ(NumKeySplits(0, 256, 5, 256), 9);
 }
 
 TEST(KeySplitsTest, ShiftFollowsTheWalksLength) {
@@ -39,7 +44,7 @@ TEST(KeySplitsTest, SplitsHoldEachTileOnceAndEndAtAbsolutePlaces) {
     const int most = 1 << std::uniform_int_distribution<int>(1, 17)(random);
     const int last = std::uniform_int_distribution<int>(0, most)(random);
     const int first = std::uniform_int_distribution<int>(0, last)(random);
-    const int least_shift = n % 6, count = NumKeySplits(first, last, least_shift);
+    const int least_shift = n % 6, count = NumKeySplits(first, last, least_shift, 0);
     ASSERT_LE(count, kMostSplitsOfWalk) << first << " to " << last;
     if (count == 1) continue;
     const int shift = KeySplitShift(first, last, least_shift);

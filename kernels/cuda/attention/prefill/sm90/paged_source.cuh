@@ -131,8 +131,10 @@ struct PagedSource {
     work.walk_first_page = work.first_page;
     work.partial_row = -1;
     const int first_tile = work.first_page / 2;
-    const int count =
-        splits.out == nullptr ? 1 : NumKeySplits(first_tile, work.start_tile, splits.least_shift);
+    const int count = splits.out == nullptr
+                          ? 1
+                          : NumKeySplits(first_tile, work.start_tile, splits.least_shift,
+                                         splits.first_split_tile);
     if (count > 1) {
       if (planned_row >= 0) {
         work.partial_row = planned_row + split * work.count;

@@ -64,7 +64,8 @@ __device__ WalkRange RangeOf(const StepSchedule& schedule, int walk, int num_til
   const RowBlock rows = schedule.tiles[range.tile];
   range.rows = rows.count;
   const int first = min(schedule.boundary[range.index], rows.position / kPageTokens) / 2;
-  range.splits = NumKeySplits(first, rows.position / kTileKeys, schedule.key_splits.least_shift);
+  range.splits = NumKeySplits(first, rows.position / kTileKeys, schedule.key_splits.least_shift,
+                              schedule.key_splits.first_split_tile);
   return range;
 }
 
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
     const SplitWalk place = plan.split_walks[item / kGroups];
     const PagedWork work = source.MakeWork(place.tile, place.head, 0, 0);
     const int first_tile = work.walk_first_page / 2, last_tile = work.position / kTileKeys;
-    const int count = NumKeySplits(first_tile, last_tile, plan.least_shift);
+    const int count = NumKeySplits(first_tile, last_tile, plan.least_shift, plan.first_split_tile);
     __syncthreads();  // the last item's have been read
     if (thread > 0 && thread < count) {
       const KeyTileRange range = TilesOfSplit(first_tile, last_tile, plan.least_shift, thread);

@@ -47,6 +47,7 @@ class SplitSpace {
     schedule_.key_splits = {max_rows,
                             max_splits,
                             least_shift,
+                            0,  // no tile is too early
                             walk_rows_.data(),
                             tiles_.data(),
                             splits_.data(),
@@ -134,7 +135,7 @@ int SplitsOf(const DeviceCache& cache, int least_shift, int head, int tile) {
   if (cache.options().sequences[static_cast<size_t>(rows.seq)].rows > kMostSplitRows) return 1;
   const auto at = static_cast<size_t>(head * cache.schedule().max_tiles + tile);
   const int first = std::min(cache.boundaries()[at], rows.position / kPageTokens) / 2;
-  return NumKeySplits(first, rows.position / kTileRows, least_shift);
+  return NumKeySplits(first, rows.position / kTileRows, least_shift, 0);
 }
 
 // Which walks are split, where their results go (side by side, none twice) and the lists of splits.
