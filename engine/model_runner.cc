@@ -11,7 +11,7 @@ namespace fox {
 namespace {
 
 constexpr int64_t kCpuStepTokens = 512, kGpuStepTokens = 8192, kLogitRows = 128;
-constexpr int64_t kGpuMixedTokens = 2048;
+constexpr int64_t kGpuMixedTokens = 1536;
 
 // Rows that prefill attention computes together on a GPU.
 constexpr int64_t kGpuChunkMultiple = 128;

@@ -33,7 +33,7 @@ struct RunnerOptions {
   // (ExecutorLimits::chunk_multiple): less is raised to that.
   int64_t max_num_batched_tokens = 0;
   int64_t max_logit_rows = 0;  // of one step; 0: 128; raised likewise
-  // ExecutorLimits'; negative: 0 on the CPU, 2048 on a GPU, where a step of that size takes about
+  // ExecutorLimits'; negative: 0 on the CPU, 1536 on a GPU, where a step of that size takes about
   // as long as three decode steps.
   int64_t max_mixed_tokens = -1;
   int num_pages = 0;

@@ -67,7 +67,7 @@ void RegisterScheduling(ServerFlags* f, FlagSet* set) {
            "--max-num-seqs, on a GPU to 128 more",
            0, 1 << 20, &runner->max_num_batched_tokens);
   set->Int("max-mixed-tokens", "N",
-           "tokens of prompts in a step in which others decode, a chunk at least; 0: any; -1: 2048 "
+           "tokens of prompts in a step in which others decode, a chunk at least; 0: any; -1: 1536 "
            "on a GPU, any on the CPU",
            -1, 1 << 20, &runner->max_mixed_tokens);
   set->Enum("kv-admission",

@@ -165,19 +165,6 @@ def decode_many(bench: Bench) -> dict[str, Any]:
                            "--chunk", "16384", seconds=60)
 
 
-def million(bench: Bench) -> dict[str, Any]:
-    """A prompt of 1,048,576 tokens, and a step behind it."""
-    prompt = bench.fox_bench("prefill", "--device", "cuda", "--model", bench.model(), "--lengths",
-                             "1048576", "--modes", "certified", "--repeat", "1", "--chunk",
-                             "16384", seconds=80)
-    step = bench.fox_bench("decode", "--device", "cuda", "--model", bench.model(), "--contexts",
-                           "1048000", "--batch-sizes", "1", "--modes", "certified", "--chunk",
-                           "16384", seconds=80)
-    error = prompt.get("error") or step.get("error")
-    return {**prompt, "rows": [*prompt.get("rows", []), *step.get("rows", [])],
-            **({"error": error} if error else {})}
-
-
 def decode_under_limits(bench: Bench) -> dict[str, Any]:
     """Steps at 16k on a server for 20k tokens and on one for a million."""
     return bench.fox_bench("decode", "--device", "cuda", "--model", bench.model(), "--contexts",
@@ -262,7 +249,6 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     **{f"attention-{name}": library(name) for name in LIBRARIES},
     "invariance": invariance,
     "serve": serve,
-    "million": million,
     "doors": doors,
     "cold-start": cold_start,
     "eager": eager,

@@ -220,14 +220,6 @@ def memory_and_prefill(m: Measurements) -> Iterator[Row]:
                   f"official {ms(official)}")
 
 
-def million_tokens(m: Measurements) -> Iterator[Row]:
-    """One prompt as long as the service allows, and the steps behind it."""
-    prompt = m.seconds(bench="prefill", length=1048576, acp="certified")
-    yield row("one prompt of 1048576 tokens, certified", prompt, "s", "most", 13, 10)
-    step = m.seconds(bench="decode", graphs=True, batch_size=1, context=1048000, acp="certified")
-    yield row("decode step behind it, certified", times(step, 1e3), "ms", "most", 2.2, 1.8)
-
-
 def serving(m: Measurements) -> Iterator[Row]:
     """Time between tokens while prompts of others arrive."""
     load = m.find(bench="serve", rate=32.0) or {}
@@ -242,7 +234,7 @@ def judged_rows(parts: dict[str, Any], tests: dict[str, str]) -> list[Row]:
     m = Measurements(parts, tests)
     return [row for rows in (tested, invariance, prefill_attention, libraries, decode_attention,
                              decode_steps, decode_16k_long_context, memory_and_prefill,
-                             million_tokens, serving) for row in rows(m)]
+                             serving) for row in rows(m)]
 
 
 def aim_reached(judged: Row) -> bool:

@@ -56,7 +56,7 @@ TEST(EngineFactoryTest, StepSizesOnAGpuLetAPromptGoOnBesideDecodes) {
   RunnerOptions options;
   options.max_num_seqs = 40;
   EXPECT_EQ(WithStepSizes(options, true).max_logit_rows, 39 + 129);
-  EXPECT_EQ(WithStepSizes(options, true).max_mixed_tokens, 2048);
+  EXPECT_EQ(WithStepSizes(options, true).max_mixed_tokens, 1536);
   EXPECT_EQ(WithStepSizes(options, false).max_mixed_tokens, 0);
   options.max_num_batched_tokens = 33;
   options.max_mixed_tokens = 0;
