@@ -141,7 +141,8 @@ class Scheduler {
   int64_t RoomForOthers(const Sequence& sequence) const;
   std::vector<Sequence*> ReservePages(Seconds now, bool first_must, Schedule* schedule);
   bool HasRoom(const Sequence& next, const PageDemand& demand, int64_t pages) const;
-  bool HasRoomWithoutSnapshots(const Sequence& next, const PageDemand& demand);
+  bool HasRoomWithoutSnapshots(const Sequence& next, const PageDemand& demand, int64_t held);
+  bool IsCountLow(const Sequence& next, int64_t held) const;
   bool MakeRoom(Sequence* next, const PageDemand& demand, Seconds now, Schedule* schedule);
   bool IsTooLarge(const Sequence& next) const;
   bool IsHopeless(const Sequence& next, Seconds now) const;

@@ -56,10 +56,11 @@ bool Scheduler::HasRoom(const Sequence& next, const PageDemand& demand, int64_t 
   return pages >= std::max(needed, first) + RoomForOthers(next);
 }
 
-// Takes the pages of snapshots that it needs, if they may be enough.
-bool Scheduler::HasRoomWithoutSnapshots(const Sequence& next, const PageDemand& demand) {
-  if (!HasRoom(next, demand, pages_ + ledger_.shared())) return false;
-  while (!HasRoom(next, demand, pages_)) {
+// Takes the pages of snapshots that it needs beside `held`, if they may be enough.
+bool Scheduler::HasRoomWithoutSnapshots(const Sequence& next, const PageDemand& demand,
+                                        int64_t held) {
+  if (!HasRoom(next, demand, pages_ + held + ledger_.shared())) return false;
+  while (!HasRoom(next, demand, pages_ + held)) {
     const int64_t snapshots = prefixes_.size();
     pages_ += prefixes_.Reclaim(1);
     if (prefixes_.size() == snapshots) return false;
@@ -67,17 +68,24 @@ bool Scheduler::HasRoomWithoutSnapshots(const Sequence& next, const PageDemand& 
   return true;
 }
 
-// Finds a slot and pages, if need be those of snapshots and of sequences that do not run.
+// Whether what `next` misses beside `held` is free, though the executor does not say so yet: nobody
+// runs and there are no snapshots. A plan that releases all slots tells (Next).
+bool Scheduler::IsCountLow(const Sequence& next, int64_t held) const {
+  return running_.empty() && held > 0 && !ledger_.in_flight() && prefixes_.empty() &&
+         !prefixes_.has_pending() && pages_ + held + ledger_.shared() >= PagesToGoOn(next);
+}
+
+// Finds a slot and pages, if need be those of snapshots, of sequences that do not run, or of both.
 bool Scheduler::MakeRoom(Sequence* next, const PageDemand& demand, Seconds now,
                          Schedule* schedule) {
   const bool needs_slot = next->slot < 0;
   const bool has_slot = !needs_slot || !free_slots_.empty();
-  if (has_slot && HasRoomWithoutSnapshots(*next, demand)) return true;
-  int64_t pages = pages_;
+  if (has_slot && HasRoomWithoutSnapshots(*next, demand, /*held=*/0)) return true;
+  int64_t held = 0;
   for (const Sequence* holder : holders_) {
-    if (holder != next) pages += ledger_.held(holder->slot);
+    if (holder != next) held += ledger_.held(holder->slot);
   }
-  if (!HasRoom(*next, demand, pages)) return false;
+  if (!HasRoomWithoutSnapshots(*next, demand, held) && !IsCountLow(*next, held)) return false;
   while (!holders_.empty() &&
          ((needs_slot && free_slots_.empty()) || !HasRoom(*next, demand, pages_))) {
     Sequence* holder = SelectHolder(now);
@@ -158,8 +166,9 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
 // its first chunk has room in it.
 bool Scheduler::IsTooLarge(const Sequence& next) const {
   if (ledger_.Between(0, next.least_chunk()) > limits_.num_pages) return true;
-  return running_.empty() && next.slot >= 0 && holders_.size() == 1 && !ledger_.in_flight() &&
-         prefixes_.empty() && !prefixes_.has_pending();
+  const bool alone = running_.empty() && next.slot >= 0 && holders_.size() == 1;
+  return alone && !ledger_.in_flight() && !prefixes_.has_pending() &&
+         (prefixes_.empty() || pages_ + ledger_.shared() < PagesToGoOn(next));
 }
 
 // By turns; only those whose tokens all go into this plan, if `whole_prompts`. Who finds no room is

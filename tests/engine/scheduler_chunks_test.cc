@@ -1,5 +1,8 @@
 // Chunks where an executor cares about them (ExecutorLimits::chunk_multiple): where they end, what
 // comes alone, what waits; and prompts beside decodes (max_mixed_tokens).
+#include <algorithm>
+#include <vector>
+
 #include "gmock/gmock.h"
 #include "tests/engine/scheduler_fixture.h"
 
@@ -217,6 +220,52 @@ TEST_F(SchedulerChunksTest, WhatWouldBeReplayedIsDearer) {
     EXPECT_GT(second->generated(), 20);
     EXPECT_EQ(schedule.plan.swap_outs.size(), multiple == 1 ? 0u : 1u);
   }
+}
+
+// Of five pages who rests has two for itself and shares three with a snapshot; a chunk takes four.
+TEST_F(SchedulerChunksTest, PagesOfSnapshotsAndOfWhoRestsCountTogether) {
+  limits_.num_pages = 5;
+  limits_.snapshot_slots = 1;
+  options_.prefix_cache_share = 1;
+  options_.prefix_cache_interval = 128;
+  std::vector<int32_t> sole(static_cast<size_t>(limits_.slots() + 1));
+  int64_t shared = 0;
+  amend_ = [&](const StepPlan& plan, StepResult* result) {
+    if (!plan.snapshots.empty()) shared = 3;
+    if (!plan.drop_snapshots.empty()) shared = 0;
+    for (size_t slot = 0; slot + 1 < sole.size(); ++slot) {
+      sole[slot] = static_cast<int32_t>(live_[slot] > 0 ? live_[slot] - shared : 0);
+    }
+    result->sole_pages = sole.data();
+  };
+  Start();
+  Sequence* resting = Add(156, 0, 1);
+  EXPECT_EQ(Chunks(Plan()), Sizes{128});
+  Collect(/*evicted=*/1);
+  const Schedule schedule = Step();
+  EXPECT_EQ(Chunks(schedule), Sizes{28});
+  EXPECT_EQ(schedule.plan.snapshots.size(), 1u);
+  Sequence* next = Add(300);
+  next->request.bypass_prefix_cache = true;
+  EXPECT_EQ(Step().plan.drop_snapshots.size(), 1u);
+  EXPECT_EQ(resting->state, SequenceState::kPaused);
+  EXPECT_EQ(Chunks(Step()), Sizes{128});
+  EXPECT_EQ(resting->slot, -1);
+}
+
+// The executor says so only when a plan that releases all slots has run.
+TEST_F(SchedulerChunksTest, PagesThatAreFreeAndNotKnownToBeCount) {
+  limits_.num_pages = 5;
+  amend_ = [](const StepPlan&, StepResult* result) {
+    result->free_pages = std::max<int64_t>(0, result->free_pages - 3);
+  };
+  Start();
+  Sequence* resting = Add(20, 0, 1);
+  Step();
+  Add(300);
+  Step();
+  EXPECT_EQ(resting->slot, -1);
+  EXPECT_EQ(Chunks(Step()), Sizes{128});
 }
 
 }  // namespace

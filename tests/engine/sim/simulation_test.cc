@@ -54,6 +54,18 @@ TEST(SimulationTest, DaysThatFailedOnce) {
   }
 }
 
+// The first in the queue found room neither without snapshots nor without those that rest, and both
+// would have done; or the count of free pages was low, and nobody ran who could bring a better one.
+TEST(SimulationTest, DaysInChunksThatFailedOnce) {
+  for (const uint64_t seed : {1419u, 2060u}) {
+    DayOptions options;
+    options.seed = seed;
+    options.chunk_multiple = 128;
+    const Report report = Simulate(options);
+    EXPECT_EQ(report.violation, "") << Describe(options, report);
+  }
+}
+
 // Newcomers that turned slow held the seats of guests, one after the other: a third of the bound.
 TEST(SimulationTest, FloodsThatStarvedOnce) {
   DayOptions options;
