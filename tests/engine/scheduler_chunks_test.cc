@@ -1,5 +1,5 @@
 // Chunks where an executor cares about them (ExecutorLimits::chunk_multiple): where they end, what
-// comes alone, what waits; and prompts beside decodes (max_mixed_tokens).
+// comes alone, what waits; prompts beside decodes (max_mixed_tokens); pages of snapshots.
 #include <algorithm>
 #include <vector>
 
@@ -222,35 +222,63 @@ TEST_F(SchedulerChunksTest, WhatWouldBeReplayedIsDearer) {
   }
 }
 
+class SchedulerSnapshotsTest : public SchedulerChunksTest {
+ protected:
+  SchedulerSnapshotsTest() {
+    limits_.snapshot_slots = 1;
+    options_.prefix_cache_share = 1;
+    options_.prefix_cache_interval = 128;
+    sole_.resize(static_cast<size_t>(limits_.slots() + 1));
+    amend_ = [this](const StepPlan& plan, StepResult* result) {
+      if (!plan.snapshots.empty()) shared_ = kept_;
+      if (!plan.drop_snapshots.empty()) shared_ = 0;
+      for (size_t slot = 0; slot + 1 < sole_.size(); ++slot) {
+        sole_[slot] = static_cast<int32_t>(live_[slot] > 0 ? live_[slot] - shared_ : 0);
+      }
+      result->sole_pages = sole_.data();
+    };
+  }
+
+  // The first chunk of who comes first, of which so many pages are kept, and the next step, which
+  // leaves a snapshot of them.
+  void LeaveSnapshot(int64_t evicted) {
+    Plan();
+    Collect(evicted);
+    kept_ = live_[0];
+    EXPECT_EQ(Step().plan.snapshots.size(), 1u);
+  }
+
+  std::vector<int32_t> sole_;
+  int64_t kept_ = 0, shared_ = 0;
+};
+
 // Of five pages who rests has two for itself and shares three with a snapshot; a chunk takes four.
-TEST_F(SchedulerChunksTest, PagesOfSnapshotsAndOfWhoRestsCountTogether) {
+TEST_F(SchedulerSnapshotsTest, TheirPagesAndThoseOfWhoRestsCountTogether) {
   limits_.num_pages = 5;
-  limits_.snapshot_slots = 1;
-  options_.prefix_cache_share = 1;
-  options_.prefix_cache_interval = 128;
-  std::vector<int32_t> sole(static_cast<size_t>(limits_.slots() + 1));
-  int64_t shared = 0;
-  amend_ = [&](const StepPlan& plan, StepResult* result) {
-    if (!plan.snapshots.empty()) shared = 3;
-    if (!plan.drop_snapshots.empty()) shared = 0;
-    for (size_t slot = 0; slot + 1 < sole.size(); ++slot) {
-      sole[slot] = static_cast<int32_t>(live_[slot] > 0 ? live_[slot] - shared : 0);
-    }
-    result->sole_pages = sole.data();
-  };
   Start();
   Sequence* resting = Add(156, 0, 1);
-  EXPECT_EQ(Chunks(Plan()), Sizes{128});
-  Collect(/*evicted=*/1);
-  const Schedule schedule = Step();
-  EXPECT_EQ(Chunks(schedule), Sizes{28});
-  EXPECT_EQ(schedule.plan.snapshots.size(), 1u);
+  LeaveSnapshot(/*evicted=*/1);
   Sequence* next = Add(300);
   next->request.bypass_prefix_cache = true;
   EXPECT_EQ(Step().plan.drop_snapshots.size(), 1u);
   EXPECT_EQ(resting->state, SequenceState::kPaused);
   EXPECT_EQ(Chunks(Step()), Sizes{128});
   EXPECT_EQ(resting->slot, -1);
+}
+
+// Of three pages it has two, which it needs, shares the third, and wants two more.
+TEST_F(SchedulerSnapshotsTest, WhoHasThePoolToItselfDoesNotWaitForThem) {
+  limits_.num_pages = 3;
+  limits_.chunk_multiple = 64;
+  Start();
+  Sequence* sequence = Add(64, 0, 65);
+  LeaveSnapshot(/*evicted=*/1);
+  while (!sequence->paused()) Step();
+  EXPECT_EQ(sequence->computed, 128);
+  Step();
+  EXPECT_EQ(sequence->state, SequenceState::kPaused);
+  Acknowledge(sequence, 40);
+  EXPECT_EQ(Step().exhausted, std::vector<Sequence*>{sequence});
 }
 
 // The executor says so only when a plan that releases all slots has run.

@@ -27,6 +27,8 @@ FAILED_ONCE = [  # with some mutant
     ["--seed", "135", "--chunk-multiple", "1"],
     ["--seed", "170", "--chunk-multiple", "1"],
     ["--seed", "20003198", "--operations", "600", "--flood", "--chunk-multiple", "1"],
+    ["--seed", "1419", "--chunk-multiple", "128"],
+    ["--seed", "2060", "--chunk-multiple", "128"],
 ]
 USERS = {  # who has to be compiled with a header
     "engine/page_ledger.h": ["engine/scheduler.cc", "engine/scheduler_admission.cc",
@@ -71,6 +73,9 @@ MUTANTS = [
     ("pending is forgotten", S, "    ++sequence->pending;\n", ""),
     ("one more seat", D, "running() < max_running_ && pass", "running() <= max_running_ && pass"),
     ("back before its results", D, "(next->slot >= 0 || next->in_flight == 0)", "true"),
+    ("who rests keeps pages beside snapshots", D, "pages_ + held + ledger_.shared())) return false",
+     "pages_ + ledger_.shared())) return false"),
+    ("a low count of pages is final", D, " && !IsCountLow(*next, held)", ""),
     ("hopeless though it started", D, "if (next.started || next", "if (next"),
     ("rows are not counted", S,
      "budget->logit_rows -= static_cast<int64_t>(planned.logit_rows.size());", ""),
