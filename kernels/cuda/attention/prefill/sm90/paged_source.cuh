@@ -126,12 +126,6 @@ struct PagedSource {
     const int planned_row = splits.walk_rows == nullptr ? -1 : splits.walk_rows[walk];
     const int first_page = schedule.boundary[walk];
     Work work = MakeTile(tile, head);
-    // Before any branch that waits for the boundary, so that all loads are under way together.
-    work.log_tolerance = LogTolerance(work);
-    // A key's bias does not exceed those of the start tile, where each row sees some.
-    const double spread =
-        max_logit_bound == nullptr ? INFINITY : 2 * max_logit_bound[head] * kLog2EDouble;
-    work.track_max = spread <= kBoundedSpread ? 0 : 1;
     work.start_tile = work.position / kTileKeys;
     work.first_page = min(first_page, work.position / kPageTokens);
     work.walk_first_page = work.first_page;
@@ -155,6 +149,11 @@ struct PagedSource {
       work.first_page = max(work.first_page, 2 * range.first);
     }
     work.num_kv_tiles = work.start_tile - work.first_page / 2 + 1;
+    work.log_tolerance = LogTolerance(work);
+    // A key's bias does not exceed those of the start tile, where each row sees some.
+    const double spread =
+        max_logit_bound == nullptr ? INFINITY : 2 * max_logit_bound[head] * kLog2EDouble;
+    work.track_max = spread <= kBoundedSpread ? 0 : 1;
     return work;
   }
 
