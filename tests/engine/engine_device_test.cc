@@ -71,26 +71,12 @@ class ReportOfJudged : public ::testing::Environment {
 };
 const auto* const kReport = ::testing::AddGlobalTestEnvironment(new ReportOfJudged);
 
-bool SameBits(const std::vector<SampledToken>& a, const std::vector<SampledToken>& b) {
-  const auto same = [](const SampledToken& x, const SampledToken& y) {
-    const auto best = [](const TokenLogprob& t, const TokenLogprob& u) {
-      return t.id == u.id && t.logprob == u.logprob;
-    };
-    return x.id == y.id && x.logprob == y.logprob && x.rank == y.rank &&
-           std::equal(x.top.begin(), x.top.end(), y.top.begin(), y.top.end(), best);
-  };
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
-}
-
 // The same tokens and the same bits of their log-probabilities.
 void ExpectSameBits(const StreamResults& got, const StreamResults& want) {
   ASSERT_EQ(got.size(), want.size());
   for (const auto& [id, result] : want) {
     const StreamResult& other = got.at(id);
-    EXPECT_EQ(Ids(other), Ids(result)) << "request " << id;
-    EXPECT_EQ(Logprobs(other), Logprobs(result)) << "request " << id;
-    EXPECT_TRUE(SameBits(other.tokens, result.tokens)) << "request " << id;
-    EXPECT_TRUE(SameBits(other.scores, result.scores)) << "request " << id;
+    ExpectSameBits(id, other, result);
     EXPECT_LE(other.stats.acp.max_log_evicted_mass, -10);
   }
 }
@@ -103,9 +89,7 @@ void ExpectNobodySees(const StreamResults& got, const StreamResults& want) {
     const StreamResult& other = got.at(id);
     judged.tokens_lost += std::abs(static_cast<int64_t>(other.tokens.size()) -
                                    static_cast<int64_t>(result.tokens.size()));
-    const bool same =
-        SameBits(other.tokens, result.tokens) && SameBits(other.scores, result.scores);
-    judged.requests_differ += same ? 0 : 1;
+    judged.requests_differ += SameBits(other, result) ? 0 : 1;
   }
 }
 

@@ -165,12 +165,7 @@ TEST_P(EnginePrefixTest, TokensAndCertificatesDoNotDependOnTheCache) {
     ASSERT_EQ(run.results.size(), solo.results.size());
     for (const auto& [id, result] : run.results) {
       const StreamResult& expected = solo.results.at(id);
-      EXPECT_EQ(Ids(result), Ids(expected)) << "request " << id;
-      EXPECT_EQ(Logprobs(result), Logprobs(expected)) << "request " << id;
-      ASSERT_EQ(result.scores.size(), expected.scores.size());
-      for (size_t i = 0; i < result.scores.size(); ++i) {
-        EXPECT_EQ(result.scores[i].logprob, expected.scores[i].logprob);
-      }
+      ExpectSameBits(id, result, expected);
       if (result.stats.preemptions > 0) continue;
       EXPECT_EQ(result.stats.acp.pages_evicted, expected.stats.acp.pages_evicted);
       EXPECT_EQ(result.stats.acp.pages_allocated, expected.stats.acp.pages_allocated);

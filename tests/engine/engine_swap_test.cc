@@ -98,12 +98,7 @@ TEST_P(SwapInvarianceTest, TokensAndCertificatesDoNotDependOnSwapping) {
     ASSERT_EQ(run.results.size(), solo.results.size());
     for (const auto& [id, result] : run.results) {
       const StreamResult& expected = solo.results.at(id);
-      EXPECT_EQ(Ids(result), Ids(expected)) << "request " << id;
-      EXPECT_EQ(Logprobs(result), Logprobs(expected)) << "request " << id;
-      ASSERT_EQ(result.scores.size(), expected.scores.size());
-      for (size_t i = 0; i < result.scores.size(); ++i) {
-        EXPECT_EQ(result.scores[i].logprob, expected.scores[i].logprob);
-      }
+      ExpectSameBits(id, result, expected);
       EXPECT_EQ(result.stats.acp.max_log_evicted_mass, expected.stats.acp.max_log_evicted_mass);
       swaps += result.stats.swaps;
       recomputed += result.stats.preemptions - result.stats.swaps;

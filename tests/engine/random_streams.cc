@@ -3,7 +3,23 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace fox {
+namespace {
+
+bool SameBits(const std::vector<SampledToken>& a, const std::vector<SampledToken>& b) {
+  const auto same = [](const SampledToken& x, const SampledToken& y) {
+    const auto best = [](const TokenLogprob& t, const TokenLogprob& u) {
+      return t.id == u.id && t.logprob == u.logprob;
+    };
+    return x.id == y.id && x.logprob == y.logprob && x.rank == y.rank &&
+           std::equal(x.top.begin(), x.top.end(), y.top.begin(), y.top.end(), best);
+  };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
+}
+
+}  // namespace
 
 EngineConfig GoldenConfig(const std::string& model) {
   EngineConfig config;
@@ -53,6 +69,16 @@ std::vector<float> Logprobs(const StreamResult& result) {
   std::vector<float> logprobs;
   for (const SampledToken& token : result.tokens) logprobs.push_back(token.logprob);
   return logprobs;
+}
+
+bool SameBits(const StreamResult& a, const StreamResult& b) {
+  return SameBits(a.tokens, b.tokens) && SameBits(a.scores, b.scores);
+}
+
+void ExpectSameBits(RequestId id, const StreamResult& got, const StreamResult& want) {
+  EXPECT_EQ(Ids(got), Ids(want)) << "request " << id;
+  EXPECT_EQ(Logprobs(got), Logprobs(want)) << "request " << id;
+  EXPECT_TRUE(SameBits(got, want)) << "request " << id;
 }
 
 StreamResults RunStreams(Engine& engine, ModelRunner& runner, const std::vector<Request>& requests,

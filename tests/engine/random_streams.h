@@ -34,6 +34,12 @@ using StreamResults = std::map<RequestId, StreamResult>;
 std::vector<int32_t> Ids(const StreamResult& result);
 std::vector<float> Logprobs(const StreamResult& result);
 
+// Whether tokens and prompt scores are the same, each with the bits of its log-probability, its
+// rank and the best tokens.
+bool SameBits(const StreamResult& a, const StreamResult& b);
+// Expects it; `id` names the request.
+void ExpectSameBits(RequestId id, const StreamResult& got, const StreamResult& want);
+
 // Runs all requests; `gap` steps lie between two submissions. Expects that none fails and that the
 // cache of `runner`, with which the engine computes, is whole after every `audit_every` steps.
 StreamResults RunStreams(Engine& engine, ModelRunner& runner, const std::vector<Request>& requests,
