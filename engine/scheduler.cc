@@ -305,8 +305,7 @@ int64_t Scheduler::RoomForOthers(const Sequence& sequence) const {
 // Promises pages for the least chunk, in decoding for one token, to each running sequence in order;
 // those that got them. Who decodes preempts who comes later, or waits with its pages if there is
 // nobody. A prompt takes none that others may need for their next row, and waits for a while before
-// it preempts, unless
-// (`first_must`) nobody else moves and it is the first. Snapshots go before any
+// it preempts, unless (`first_must`) nobody else moves and it is the first. Snapshots go before any
 // sequence does, and what they give is waited for.
 std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Schedule* schedule) {
   std::vector<Sequence*> ready;

@@ -33,9 +33,8 @@ void Scheduler::SwapOut(Sequence* sequence, bool drops, Schedule* schedule) {
   // Eviction by plans in flight is not known yet. What came from a snapshot counts as unpruned
   // until a plan is collected.
   const int64_t pages = ledger_.Between(0, sequence->computed) - sequence->slot_stats.pages_evicted;
-  const int64_t next =
-      ledger_.Between(sequence->computed, sequence->computed + sequence->least_chunk());
-  if (pages + next > limits_.num_pages) return;  // it might find no room for all at once
+  // It might find no room for all at once.
+  if (pages + PagesToGoOn(*sequence) > limits_.num_pages) return;
   const int64_t bytes = limits_.SwapBytes(pages);
   const int64_t replays = sequence->replayed_if_lost();
   const Seconds again = times_.Prefill(sequence->computed - replays) + times_.Decode(replays);
