@@ -54,9 +54,10 @@ struct InputTransform {
 // row, which the product over them applies to its sums.
 struct NormedRows {
   static constexpr int64_t kSumCols = 128;  // columns of one sum
+  static constexpr int64_t SumsOf(int64_t cols) { return (cols + kSumCols - 1) / kSumCols; }
 
   MatrixView rows = {};          // [rows, cols] activation dtype: x * weight
-  float* sums = nullptr;         // [rows, ceil(cols / kSumCols)]
+  float* sums = nullptr;         // [rows, SumsOf(cols)]
   const void* weight = nullptr;  // [cols] residual dtype
   double eps = 0;
 };

@@ -13,10 +13,6 @@ MatrixView View(const Buffer& buffer, DType dtype, int64_t rows, int64_t cols) {
   return {buffer.data(), dtype, rows, cols, cols};
 }
 
-int64_t NormSumsOf(const ModelConfig& c) {
-  return (c.hidden_size + NormedRows::kSumCols - 1) / NormedRows::kSumCols;
-}
-
 }  // namespace
 
 Activations::Activations(const FoxWeights& weights, Ops& ops, int64_t rows, int64_t logit_rows)
@@ -31,7 +27,8 @@ Activations::Activations(const FoxWeights& weights, Ops& ops, int64_t rows, int6
   projection = allocate(rows, weights.columns.stride(activation_dtype), activation_dtype);
   o = allocate(rows, c.hidden_size, activation_dtype);
   gate_up = allocate(rows, 2 * c.intermediate_size, activation_dtype);
-  norm_sums = ops.Allocate(static_cast<size_t>(rows * NormSumsOf(c)) * sizeof(float));
+  norm_sums =
+      ops.Allocate(static_cast<size_t>(rows * NormedRows::SumsOf(c.hidden_size)) * sizeof(float));
   scratch = allocate(rows, std::max(c.hidden_size, c.intermediate_size), activation_dtype);
   last = allocate(logit_rows, c.hidden_size, weights.residual_dtype);
   logits = allocate(logit_rows, c.vocab_size, weights.residual_dtype);
@@ -45,7 +42,7 @@ size_t Activations::Bytes(const ModelConfig& c, DType residual_dtype, DType acti
   return static_cast<size_t>(rows * c.hidden_size + logit_rows * (c.hidden_size + c.vocab_size)) *
              SizeOf(residual_dtype) +
          static_cast<size_t>(rows * activation_cols) * SizeOf(activation_dtype) +
-         static_cast<size_t>(rows * NormSumsOf(c)) * sizeof(float);
+         static_cast<size_t>(rows * NormedRows::SumsOf(c.hidden_size)) * sizeof(float);
 }
 
 MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,

@@ -111,7 +111,7 @@ void SetNormedRows(const LinearParams& params, ClusterGemmArguments* a) {
   static_assert(NormedRows::kSumCols == kTileOut);
   if (!params.takes.rows.empty()) {
     a->input_sums = params.takes.sums;
-    a->input_sum_count = CeilDiv(a->in, kTileOut);
+    a->input_sum_count = static_cast<int>(NormedRows::SumsOf(a->in));
     a->eps = static_cast<float>(params.takes.eps);
   }
   const MatrixView& rows = params.leaves.rows;

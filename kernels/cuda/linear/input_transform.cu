@@ -195,11 +195,7 @@ __global__ void __launch_bounds__(kThreads)
     x = *reinterpret_cast<const float4*>(a.x + row * a.x_stride + column);
     if (a.weight != nullptr) weight = __ldg(reinterpret_cast<const float4*>(a.weight + column));
   }
-  float sum = __fmul_rn(x.x, x.x);
-  sum = fmaf(x.y, x.y, sum);
-  sum = fmaf(x.z, x.z, sum);
-  sum = fmaf(x.w, x.w, sum);
-  sum = StridedSum<1>(sum);
+  const float sum = StridedSum<1>(transform::SumOfFour(x.x, x.y, x.z, x.w));
   if (Lane() == 0) a.sums[row * a.tiles + tile] = sum;
   if (column >= a.cols) return;
   *reinterpret_cast<uint2*>(a.out + row * a.out_stride + column) = {
@@ -272,7 +268,7 @@ cudaError_t TakeApart(const MatrixView& in, const NormedRows& out, cudaStream_t 
        {const_cast<const void*>(in.data), out.weight, const_cast<const void*>(out.rows.data)}) {
     FOX_CHECK(reinterpret_cast<uintptr_t>(p) % kAlign == 0);
   }
-  const int64_t tiles = (in.cols + NormedRows::kSumCols - 1) / NormedRows::kSumCols;
+  const int64_t tiles = NormedRows::SumsOf(in.cols);
   return Launch(
       TakeApartKernel, dim3(WarpBlocks(in.rows * tiles)), dim3(kThreads),
       SmemConfig(0, in.rows <= kOverlapRows), stream,

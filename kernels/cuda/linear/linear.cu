@@ -104,7 +104,7 @@ bool LinearEngine::RunsGemv(const LinearParams& params) const {
 cudaError_t LinearEngine::RunApart(const LinearParams& params, cudaStream_t stream) {
   const InputTransform& norm = params.transform;
   const MatrixView& in = params.in;
-  const int64_t sums = in.rows * ((in.cols + NormedRows::kSumCols - 1) / NormedRows::kSumCols);
+  const int64_t sums = in.rows * NormedRows::SumsOf(in.cols);
   FOX_CHECK(norm.kind == InputTransform::Kind::kRmsNorm && !norm.scratch.empty());
   FOX_CHECK(static_cast<size_t>(sums) * sizeof(float) <= kWorkspaceBytes);
   LinearParams taking = params;

@@ -143,7 +143,7 @@ TEST_P(ClusterGemmFamilyTest, NormsTakenApart) {
   first.FillUniform(uniform_, 1);
   TestMatrix x(DType::kF32, kRows, in_, 0), normed(DType::kBF16, kRows, in_, 8);
   x.FillUniform(uniform_, 30);
-  TestMatrix sums(DType::kF32, kRows, (in_ + NormedRows::kSumCols - 1) / NormedRows::kSumCols, 0);
+  TestMatrix sums(DType::kF32, kRows, NormedRows::SumsOf(in_), 0);
   const NormedRows left{.rows = normed.view(),
                         .sums = static_cast<float*>(sums.view().data),
                         .weight = norm_.view().data,

@@ -327,7 +327,7 @@ class ClusterGemmNormTest : public ClusterGemmCalls, public ::testing::WithParam
 
 TEST_P(ClusterGemmNormTest, LeftRowsStandForTheNorm) {
   const int64_t hidden = GetParam(), inner = 520, out = 700;
-  const int64_t sums_of_row = (hidden + NormedRows::kSumCols - 1) / NormedRows::kSumCols;
+  const int64_t sums_of_row = NormedRows::SumsOf(hidden);
   Uniform uniform(51);
   TestMatrix first(DType::kBF16, hidden, inner, 0), second(DType::kBF16, out, hidden, 0);
   TestMatrix norm(DType::kF32, 1, hidden, 0), bias(DType::kF32, 1, out, 0);

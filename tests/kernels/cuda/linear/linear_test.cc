@@ -239,7 +239,7 @@ TEST_F(LinearBitsTest, LeftRowsAreThoseTakenApart) {
       weight.FillUniform(uniform, 1);
       norm.FillUniform(uniform, 2);
       y.FillUniform(uniform, 5);
-      const int64_t sums = (out + NormedRows::kSumCols - 1) / NormedRows::kSumCols;
+      const int64_t sums = NormedRows::SumsOf(out);
       TestMatrix left(DType::kBF16, rows, out, 0), apart(DType::kBF16, rows, out, 0);
       TestMatrix left_sums(DType::kF32, rows, sums, 0), apart_sums(DType::kF32, rows, sums, 0);
       const auto to = [&](const TestMatrix& normed, const TestMatrix& squares) {
