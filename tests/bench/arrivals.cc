@@ -115,6 +115,7 @@ class LoadWatch {
       at_least(&served_->most_running, load.running());
       at_least(&served_->most_pages, load.num_pages() - load.free_pages());
       at_least(&served_->num_pages, load.num_pages());
+      at_least(&served_->most_kept_bytes, load.kept_pages() * load.page_bytes());
     }
   }
 

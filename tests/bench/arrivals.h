@@ -58,6 +58,7 @@ struct ServedArrivals {
   double seconds = 0;             // until the last one ended
   // Of what the server said some hundred times a second.
   int64_t most_running = 0, most_pages = 0, num_pages = 0;
+  int64_t most_kept_bytes = 0;  // in pages of requests; most_pages has the prefix cache's, too
   int64_t preemptions = 0;
 
   // Of sequences that lost their pages at no time, the most that had got their first token and not

@@ -125,41 +125,50 @@ absl::Status MeasureIdle(BenchSession& session, BenchModel& model, Pipeline& seq
 
 // Every measurement moves the sequences on by a few tokens; two more passes, one unpipelined.
 int64_t DriftOf(const BenchFlags& flags) {
-  return (StepsOf(flags) + 1) *
-         static_cast<int64_t>(flags.batch_sizes.size() * flags.contexts.size() + 2);
+  return (StepsOf(flags) + 1) * static_cast<int64_t>(flags.batch_sizes.size() + 2);
 }
 
-// All contexts and batch sizes under one bound. `limit`: the longest sequence that is allowed; 0:
+// A model for sequences of a context. Batches whose pages would not fit unpruned are left out.
+absl::StatusOr<BenchModel> LoadForBatches(BenchSession& session, AcpMode mode, int64_t context,
+                                          int64_t limit, std::vector<int64_t>* batches) {
+  while (true) {
+    auto model = session.Load(mode, batches->back(), context + DriftOf(session.flags), limit);
+    if (!absl::IsResourceExhausted(model.status()) || batches->size() == 1) return model;
+    session.report.Note(absl::StrCat("left out: ", model.status().message()));
+    batches->pop_back();
+  }
+}
+
+// All batch sizes at one context under one bound. `limit`: the longest sequence that is allowed; 0:
 // as long as they grow here. Rows under a limit are of a kind of their own.
-absl::Status MeasureMode(BenchSession& session, DecodeTable& table, AcpMode mode, int64_t limit) {
+absl::Status MeasureContext(BenchSession& session, DecodeTable& table, AcpMode mode,
+                            int64_t context, int64_t limit) {
   const BenchFlags& flags = session.flags;
   const bool eager = flags.model.enforce_eager;
-  const int64_t slots = flags.batch_sizes.back();
-  auto model = session.Load(mode, slots, flags.contexts.back() + DriftOf(flags), limit);
+  std::vector<int64_t> batches = flags.batch_sizes;
+  auto model = LoadForBatches(session, mode, context, limit, &batches);
   if (!model.ok()) return model.status();
-  const auto count = static_cast<size_t>(slots);
+  const auto count = static_cast<size_t>(batches.back());
   Pipeline sequences(session, *model, count);
-  for (int64_t context : flags.contexts) {
-    if (absl::Status s = sequences.slots().ExtendTo(context, count); !s.ok()) return s;
-    for (int64_t batch : flags.batch_sizes) {
-      const auto run = sequences.Measure(static_cast<size_t>(batch));
-      if (!run.ok()) return run.status();
-      DecodeTable::Extras extras;
-      extras.more = {{"graphs", !eager}};
-      if (limit > 0) {
-        extras.below = absl::StrFormat("  allowed: %d tokens", limit);
-        extras.more["bench"] = "decode_under_limit";
-        extras.more["max_model_len"] = limit;
-      }
-      if (eager) {
-        absl::StrAppend(&extras.below, "\n", SharesLine(run->ops, run->total));
-        extras.more["shares"] = SharesJson(run->ops, run->total);
-      }
-      table.Add(*model, mode, context, batch, *run, extras);
+  if (absl::Status s = sequences.slots().ExtendTo(context, count); !s.ok()) return s;
+  for (int64_t batch : batches) {
+    const auto run = sequences.Measure(static_cast<size_t>(batch));
+    if (!run.ok()) return run.status();
+    DecodeTable::Extras extras;
+    extras.more = {{"graphs", !eager}};
+    if (limit > 0) {
+      extras.below = absl::StrFormat("  allowed: %d tokens", limit);
+      extras.more["bench"] = "decode_under_limit";
+      extras.more["max_model_len"] = limit;
     }
+    if (eager) {
+      absl::StrAppend(&extras.below, "\n", SharesLine(run->ops, run->total));
+      extras.more["shares"] = SharesJson(run->ops, run->total);
+    }
+    table.Add(*model, mode, context, batch, *run, extras);
   }
-  if (eager || limit > 0) return absl::OkStatus();
-  return MeasureIdle(session, *model, sequences, mode, flags.contexts.front());
+  if (eager || limit > 0 || context != flags.contexts.front()) return absl::OkStatus();
+  return MeasureIdle(session, *model, sequences, mode, context);
 }
 
 }  // namespace
@@ -174,7 +183,10 @@ absl::Status BenchGpuDecode(BenchSession& session) {
   if (limits.empty()) limits = {0};
   for (int64_t limit : limits) {
     for (AcpMode mode : session.flags.modes) {
-      if (absl::Status s = MeasureMode(session, table, mode, limit); !s.ok()) return s;
+      for (int64_t context : session.flags.contexts) {
+        absl::Status s = MeasureContext(session, table, mode, context, limit);
+        if (!s.ok()) return s;
+      }
     }
   }
   return absl::OkStatus();

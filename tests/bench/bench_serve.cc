@@ -182,6 +182,7 @@ nlohmann::ordered_json Report(BenchReport* report, const std::string& acp, doubl
       {"most_kept", served.MostKept()},
       {"most_pages", served.most_pages},
       {"num_pages", served.num_pages},
+      {"most_kept_bytes", served.most_kept_bytes},
       {"seconds", served.seconds},
       {"engine", steps},
       {"requests_per_second", completed / served.seconds},

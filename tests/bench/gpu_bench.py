@@ -7,7 +7,7 @@ how many sequences a pool holds at once, and the prefix cache (memory_parts.py).
 
 Each part is a process of its own with a time limit; the JSON is written after every part, so what
 was measured is kept whatever comes next. Parts that are not selected keep the rows they had in the
-file. Ends with the table of judged rows (judge.py).
+file. Ends, on an H200, with the table of judged rows (judge.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import datetime
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -139,8 +140,9 @@ class Bench:
         tests = gpu_build.ROOT / "build/gpu-test/judged.json"
         if tests.is_file() and self.arguments.suite == "serving":
             self.report["tests"] = json.loads(tests.read_text(encoding="utf-8"))
-        self.report["judged"] = self.judge.judged_rows(self.report["parts"],
-                                                       self.report.get("tests", {}))
+        if card(self.report.get("device", {}).get("name", "")) == JUDGED_CARD:
+            self.report["judged"] = self.judge.judged_rows(self.report["parts"],
+                                                           self.report.get("tests", {}))
         out = self.arguments.out
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")
@@ -199,6 +201,17 @@ def serve(bench: Bench) -> dict[str, Any]:
                                "--output-tokens", "32-256")
 
 
+def million(bench: Bench) -> dict[str, Any]:
+    """One prompt of 1,048,576 tokens, and the tokens behind it, of a server as it comes."""
+    answer = 128
+    with running_server(bench, "--model", bench.model(), "--device", "cuda", "--max-model-len",
+                        str(judge.MILLION + answer)) as server:
+        part = bench.fox_bench("serve", "--target", server.address, "--rates", "1", "--requests",
+                               "1", "--prompt-tokens", str(judge.MILLION), "--output-tokens",
+                               str(answer), seconds=60)
+    return memory_parts.marked(part, prompt_tokens=judge.MILLION, output_tokens=answer)
+
+
 def doors(bench: Bench) -> dict[str, Any]:
     """What gRPC and HTTP cost: the same sequences through the engine alone and each door."""
     return bench.fox_bench("doors", "--device", "cuda", "--model", bench.model(), "--streams",
@@ -249,6 +262,7 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     **{f"attention-{name}": library(name) for name in LIBRARIES},
     "invariance": invariance,
     "serve": serve,
+    "million": million,
     "doors": doors,
     "cold-start": cold_start,
     "eager": eager,
@@ -272,12 +286,19 @@ class Suite:
 
     parts: dict[str, Callable[[Bench], dict[str, Any]]]
     judge: types.ModuleType
-    results: str  # in tests/bench/results
+    results: str  # in tests/bench/results, of a card
 
 
-SUITES = {"serving": Suite(PARTS, judge, "h200.json"),
-          "training": Suite(TRAINING_PARTS, judge_training, "h200_training.json"),
-          "memory": Suite(memory_parts.PARTS, judge_memory, "memory_h200.json")}
+SUITES = {"serving": Suite(PARTS, judge, "{}.json"),
+          "training": Suite(TRAINING_PARTS, judge_training, "{}_training.json"),
+          "memory": Suite(memory_parts.PARTS, judge_memory, "memory_{}.json")}
+JUDGED_CARD = "h200"  # whose the limits are
+
+
+def card(device_name: str) -> str:
+    """Which card that is, as in the names of results: NVIDIA H100 80GB HBM3 is h100."""
+    found = re.search(r"[A-Z]+ ?\d+", device_name)
+    return found.group().replace(" ", "").lower() if found else JUDGED_CARD
 
 
 def device() -> dict[str, str]:
@@ -317,8 +338,9 @@ def parse_arguments() -> argparse.Namespace:
                             default="serving", help=f"measures {what}")
     parser.add_argument("--try", dest="small", action="store_true",
                         help="with --memory: all of it small on the CPU, to see that it runs")
-    parser.add_argument("--out", type=pathlib.Path, help="default: in tests/bench/results "
-                        + ", ".join(suite.results for suite in SUITES.values()))
+    parser.add_argument("--out", type=pathlib.Path, help="default: in tests/bench/results, "
+                        "of a card: " + ", ".join(suite.results.format(JUDGED_CARD)
+                                                  for suite in SUITES.values()))
     parser.add_argument("--only", help="parts, separated by commas: " + "; ".join(
         f"{name}: " + ", ".join(suite.parts) for name, suite in SUITES.items())
         + "; those that begin with cpu- run only if they are named")
@@ -339,7 +361,8 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.small and (arguments.suite != "memory" or arguments.out is None):
         parser.error("--try goes with --memory and --out")
     if arguments.out is None:
-        arguments.out = gpu_build.ROOT / "tests/bench/results" / suite.results
+        name = suite.results.format(card(device().get("name", "")))
+        arguments.out = gpu_build.ROOT / "tests/bench/results" / name
     wanted = ([name for name in known if arguments.small or not name.startswith("cpu-")]
               if arguments.only is None else arguments.only.split(","))
     arguments.parts = [] if arguments.judge else [name for name in wanted if name]
@@ -362,7 +385,8 @@ def main() -> int:
     for name in arguments.parts:
         run_part(bench, name)
     bench.save()
-    print("\n" + judge.as_table(bench.report["judged"]))
+    if "judged" in bench.report:
+        print("\n" + judge.as_table(bench.report["judged"]))
     measured = [bench.report["parts"][name].get("rows") for name in arguments.parts]
     return 0 if all(measured) else 1
 

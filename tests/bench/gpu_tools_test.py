@@ -17,6 +17,7 @@ import unittest
 
 import gpu_build
 import gpu_pack
+import gpu_bench
 import gpu_test
 import judge
 import judge_memory
@@ -63,6 +64,22 @@ class JudgeTest(unittest.TestCase):
         self.assertAlmostEqual(slow["value"], 148 / 92)
         self.assertFalse(slow["ok"])
         self.assertTrue(self.rows([under(20480, 0.00092), under(1048576, 0.00095)], {})[name]["ok"])
+
+    def test_a_million_tokens_are_judged_and_shown(self) -> None:
+        served = {"bench": "serve", "prompt_tokens": 1048576, "output_tokens": 128, "completed": 1,
+                  "time_to_first_token": {"p50": 12.5}, "end_to_end": {"p50": 12.754},
+                  "most_kept_bytes": 5_300_000_000}
+        rows = self.rows([served], {})
+        prompt, token = (rows[name] for name in (
+            "one prompt of 1048576 tokens, to its first token", "a token behind it"))
+        self.assertEqual((prompt["value"], prompt["ok"]), (12.5, True))
+        self.assertIn("5.3 GB", prompt["peer"])
+        self.assertAlmostEqual(token["value"], 2)
+        self.assertTrue(token["ok"])
+        table = plot_results.table({"parts": {"million": {"rows": [served]}}})
+        self.assertIn("1,048,576 tokens, a token behind it | - | - | 2 |", table)
+        failed = self.rows([{**served, "completed": 0}], {})
+        self.assertIsNone(failed["a token behind it"]["value"])
 
     def test_one_answer_that_differs_is_a_miss(self) -> None:
         def ways(differ: int, count: int = 8) -> judge.Row:
@@ -292,6 +309,25 @@ class JudgeMemoryTest(unittest.TestCase):
         self.assertEqual(shown.strip(), judge_memory.table(measured))
 
 
+class CardTest(unittest.TestCase):
+    """Results of each card have a file of their own; limits are those of one."""
+
+    def test_results_are_named_after_the_card(self) -> None:
+        for name, card in (("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H200", "h200"),
+                           ("NVIDIA GeForce RTX 4090", "rtx4090"), ("", "h200")):
+            self.assertEqual(gpu_bench.card(name), card)
+
+    def test_only_the_card_of_the_limits_is_judged(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, judged in (("NVIDIA H100 80GB HBM3", False), ("NVIDIA H200", True)):
+                out = pathlib.Path(folder, "out.json")
+                out.write_text(json.dumps({"device": {"name": name}, "parts": {}}),
+                               encoding="utf-8")
+                subprocess.run([sys.executable, "-B", str(HERE / "gpu_bench.py"), "--judge",
+                                "--out", str(out)], check=True, stdout=subprocess.DEVNULL)
+                self.assertEqual("judged" in json.loads(out.read_text(encoding="utf-8")), judged)
+
+
 class TableTest(unittest.TestCase):
     """The table in tests/bench/README.md."""
 
@@ -300,6 +336,14 @@ class TableTest(unittest.TestCase):
         text = plot_results.README.read_text(encoding="utf-8")
         shown = text.split(plot_results.BEGIN)[1].split(plot_results.END)[0]
         self.assertEqual(shown.strip(), plot_results.table(results))
+
+    def test_that_of_another_card_is(self) -> None:
+        text = plot_results.README.read_text(encoding="utf-8")
+        shown = text.split(plot_results.H100_BEGIN)[1].split(plot_results.H100_END)[0]
+        measured = plot_results.H100_RESULTS
+        wanted = (plot_results.table(json.loads(measured.read_text(encoding="utf-8")))
+                  if measured.is_file() else "")
+        self.assertEqual(shown.strip(), wanted)
 
     def test_that_of_training_is(self) -> None:
         text = plot_results.README.read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Row = dict[str, Any]
+MILLION = 1 << 20  # tokens of the longest prompt
 D64, D128 = dict(heads=24, head_dim=64), dict(heads=16, head_dim=128)
 # Peers of attention_libraries.py: peer, acp, and what it is.
 LIBRARIES = (("cudnn-native", "no gate", "the Hopper kernel of cuDNN's frontend without gate"),
@@ -220,6 +221,23 @@ def memory_and_prefill(m: Measurements) -> Iterator[Row]:
                   f"official {ms(official)}")
 
 
+def seconds_of_a_token(served: Row) -> float:
+    """Between the first token of a lone answer and its last."""
+    answer = served["end_to_end"]["p50"] - served["time_to_first_token"]["p50"]
+    return answer / (served["output_tokens"] - 1)
+
+
+def million_tokens(m: Measurements) -> Iterator[Row]:
+    """One prompt as long as may be, and the tokens behind it."""
+    served = m.find(bench="serve", prompt_tokens=MILLION, completed=1)
+    first = served and served["time_to_first_token"]["p50"]
+    kept = "" if served is None else f"{served['most_kept_bytes'] / 1e9:.3g} GB of KV at most"
+    yield row(f"one prompt of {MILLION} tokens, to its first token", first, "s", "most", 13, 10,
+              kept)
+    yield row("a token behind it", served and 1e3 * seconds_of_a_token(served), "ms", "most", 2.2,
+              1.8)
+
+
 def serving(m: Measurements) -> Iterator[Row]:
     """Time between tokens while prompts of others arrive."""
     load = m.find(bench="serve", rate=32.0) or {}
@@ -234,7 +252,7 @@ def judged_rows(parts: dict[str, Any], tests: dict[str, str]) -> list[Row]:
     m = Measurements(parts, tests)
     return [row for rows in (tested, invariance, prefill_attention, libraries, decode_attention,
                              decode_steps, decode_16k_long_context, memory_and_prefill,
-                             serving) for row in rows(m)]
+                             million_tokens, serving) for row in rows(m)]
 
 
 def aim_reached(judged: Row) -> bool:

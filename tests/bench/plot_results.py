@@ -2,8 +2,8 @@
 """Draws the plots of tests/bench/README.md and writes its GPU tables from JSONs of gpu_bench.py.
 
 A table replaces what stands between the lines `<!-- gpu-results -->` and `<!-- /gpu-results -->`
-there; those of h200_training.json and memory_h200.json (if they are there) what stands between
-those of training-results and memory-results. Plots are small SVG files beside the JSON. Without
+there; those of h100.json, h200_training.json and memory_h200.json (if they are there) what stands
+between those of h100-results, training-results and memory-results. Plots are small SVG files beside the JSON. Without
 matplotlib only the tables are made.
 """
 
@@ -26,6 +26,8 @@ README = ROOT / "tests/bench/README.md"
 RESULTS = ROOT / "tests/bench/results/h200.json"
 TRAINING_RESULTS = ROOT / "tests/bench/results/h200_training.json"
 BEGIN, END = "<!-- gpu-results -->", "<!-- /gpu-results -->"
+H100_RESULTS = ROOT / "tests/bench/results/h100.json"
+H100_BEGIN, H100_END = "<!-- h100-results -->", "<!-- /h100-results -->"
 MEMORY_RESULTS = ROOT / "tests/bench/results/memory_h200.json"
 MEMORY_BEGIN, MEMORY_END = "<!-- memory-results -->", "<!-- /memory-results -->"
 TRAINING_BEGIN, TRAINING_END = "<!-- training-results -->", "<!-- /training-results -->"
@@ -85,12 +87,24 @@ def model_lines(report: dict[str, Any], m: judge.Measurements) -> Iterator[str]:
                + " | ".join(shown(value, 1e-9) for value in ours) + " | |")
 
 
+def million_lines(m: judge.Measurements) -> Iterator[str]:
+    """The longest prompt, which fits by eviction alone."""
+    served = m.find(bench="serve", prompt_tokens=judge.MILLION, completed=1)
+    if served is None:
+        return
+    for what, value, scale in (
+            ("to the first token", served["time_to_first_token"]["p50"], 1e3),
+            ("a token behind it", judge.seconds_of_a_token(served), 1e3),
+            ("its KV at most, GB", served["most_kept_bytes"], 1e-9)):
+        yield f"| one prompt of {judge.MILLION:,} tokens, {what} | - | - | {shown(value, scale)} | |"
+
+
 def table(report: dict[str, Any]) -> str:
     """Markdown: ms unless said otherwise."""
     m = judge.Measurements(report["parts"], report.get("tests", {}))
     return "\n".join([
         "| what, ms | off | paper | certified | peers in the same run |", "|---|---|---|---|---|",
-        *attention_lines(m), *model_lines(report, m)])
+        *attention_lines(m), *model_lines(report, m), *million_lines(m)])
 
 
 def rewrite_readme(path: pathlib.Path, text: str, begin: str = BEGIN, end: str = END) -> None:
@@ -160,6 +174,7 @@ def main() -> int:
     """Reads the JSONs; writes tables and plots."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("json", type=pathlib.Path, nargs="?", default=RESULTS)
+    parser.add_argument("--h100", type=pathlib.Path, default=H100_RESULTS)
     parser.add_argument("--training", type=pathlib.Path, default=TRAINING_RESULTS)
     parser.add_argument("--memory", type=pathlib.Path, default=MEMORY_RESULTS)
     parser.add_argument("--readme", type=pathlib.Path, default=README)
@@ -167,6 +182,7 @@ def main() -> int:
     arguments = parser.parse_args()
     for path, marks, make_table, make_figures in (
             (arguments.json, (BEGIN, END), table, draw),
+            (arguments.h100, (H100_BEGIN, H100_END), table, None),
             (arguments.training, (TRAINING_BEGIN, TRAINING_END), training_report.table,
              training_report.draw),
             (arguments.memory, (MEMORY_BEGIN, MEMORY_END), judge_memory.table, None)):
