@@ -332,7 +332,9 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Sch
       continue;
     }
     sequence->blocked_since = std::min(sequence->blocked_since, now);
-    if (running_.size() == 1 && first_must && prefixes_.empty() && !prefixes_.has_pending()) {
+    // Two that shared pages may give back more than was counted: the plan that releases both tells.
+    if (running_.size() == 1 && first_must && release_slots_.empty() && prefixes_.empty() &&
+        !prefixes_.has_pending()) {
       Remove(sequence);
       schedule->exhausted.push_back(sequence);
       break;

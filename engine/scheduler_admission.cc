@@ -163,11 +163,11 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
 }
 
 // Whether one that found no room never will: with its pages it has the pool to itself, or not even
-// its first chunk has room in it.
+// its first chunk has room in it. What this plan releases is waited for, as in ReservePages.
 bool Scheduler::IsTooLarge(const Sequence& next) const {
   if (ledger_.Between(0, next.least_chunk()) > limits_.num_pages) return true;
   const bool alone = running_.empty() && next.slot >= 0 && holders_.size() == 1;
-  return alone && !ledger_.in_flight() && !prefixes_.has_pending() &&
+  return alone && release_slots_.empty() && !ledger_.in_flight() && !prefixes_.has_pending() &&
          (prefixes_.empty() || pages_ + ledger_.shared() < PagesToGoOn(next));
 }
 

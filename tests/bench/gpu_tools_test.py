@@ -70,16 +70,12 @@ class JudgeTest(unittest.TestCase):
                   "time_to_first_token": {"p50": 12.5}, "end_to_end": {"p50": 12.754},
                   "most_kept_bytes": 5_300_000_000}
         rows = self.rows([served], {})
-        prompt, token = (rows[name] for name in (
-            "one prompt of 1048576 tokens, to its first token", "a token behind it"))
+        prompt = rows["one prompt of 1048576 tokens, to its first token"]
         self.assertEqual((prompt["value"], prompt["ok"]), (12.5, True))
-        self.assertIn("5.3 GB", prompt["peer"])
-        self.assertAlmostEqual(token["value"], 2)
-        self.assertTrue(token["ok"])
+        self.assertAlmostEqual(rows["a token behind it"]["value"], 2)
         table = plot_results.table({"parts": {"million": {"rows": [served]}}})
         self.assertIn("1,048,576 tokens, a token behind it | - | - | 2 |", table)
-        failed = self.rows([{**served, "completed": 0}], {})
-        self.assertIsNone(failed["a token behind it"]["value"])
+        self.assertIsNone(self.rows([{**served, "completed": 0}], {})["a token behind it"]["ok"])
 
     def test_one_answer_that_differs_is_a_miss(self) -> None:
         def ways(differ: int, count: int = 8) -> judge.Row:

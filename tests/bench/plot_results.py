@@ -3,8 +3,8 @@
 
 A table replaces what stands between the lines `<!-- gpu-results -->` and `<!-- /gpu-results -->`
 there; those of h100.json, h200_training.json and memory_h200.json (if they are there) what stands
-between those of h100-results, training-results and memory-results. Plots are small SVG files beside the JSON. Without
-matplotlib only the tables are made.
+between those of h100-results, training-results and memory-results. Plots are small SVG files beside
+the JSON. Without matplotlib only the tables are made.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def million_lines(m: judge.Measurements) -> Iterator[str]:
             ("to the first token", served["time_to_first_token"]["p50"], 1e3),
             ("a token behind it", judge.seconds_of_a_token(served), 1e3),
             ("its KV at most, GB", served["most_kept_bytes"], 1e-9)):
-        yield f"| one prompt of {judge.MILLION:,} tokens, {what} | - | - | {shown(value, scale)} | |"
+        yield (f"| one prompt of {judge.MILLION:,} tokens, {what} | - | - | "
+               f"{shown(value, scale)} | |")
 
 
 def table(report: dict[str, Any]) -> str:

@@ -131,7 +131,10 @@ void Day::Cancel(size_t index, const absl::Status& status) {
 void Day::Acknowledge(size_t index, int64_t tokens, int64_t excess) {
   Client& client = *clients_[index];
   client.acknowledged += tokens;
-  if (tokens > 0) client.acknowledged_at = now_;
+  if (tokens > 0) {
+    client.acknowledged_at = now_;
+    client.full_since = kNever;  // room for one more at least
+  }
   ++marks_[Mark::kAcknowledged];
   if (print_) {
     std::printf("%.3f acknowledge %llu +%lld\n", now_,

@@ -34,9 +34,7 @@ void Day::Check(const RequestOutput& output) {
   if (output.windows) CheckWindows(*output.windows, client);
   if (client.request().flow_window > 0) {
     Expect(client.open() <= client.request().flow_window, "beyond the flow window", output.id);
-    if (!client.full()) {
-      client.full_since = kNever;
-    } else if (client.full_since == kNever) {
+    if (client.full() && client.full_since == kNever) {
       client.was_full = true;
       client.full_since = now_;
       client.full_steps = 0;
@@ -258,13 +256,8 @@ void Day::CheckTimes() {
     }
     if (request.flow_window == 0) continue;
     if (client.acknowledged_at > client.heard_at) client.heard_at = now_;
-    if (!client.full()) {
-      client.full_since = kNever;
-      continue;
-    }
     // Plans in flight may have to come in first.
-    const Seconds since = std::max(client.full_since, client.heard_at);
-    if (patience > 0 && now_ >= since + patience && ++client.full_steps > 2) {
+    if (patience > 0 && now_ >= client.full_since + patience && ++client.full_steps > 2) {
       Expect(false, "a stalled reader was waited for", request.id);
     }
   }
