@@ -3,12 +3,14 @@
 
 One line a test: PASS or FAIL, seconds, name; the log's end where it failed. Lines that a test
 prints as `[judged] NAME VALUE` are collected for gpu_bench.py. With --sanitize, a few small cases
-of each run again under compute-sanitizer, as tests racecheck.NAME and memcheck.NAME.
+of each run again under compute-sanitizer, as tests racecheck.NAME and memcheck.NAME; and
+limit.NAME, which passes as long as racecheck reports what is no race.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -30,6 +32,7 @@ LOG_LINES = 40
 # What runs under compute-sanitizer, which is slow: of each program small cases that reach its
 # kernels and, where there are rings of tiles, go around them.
 KERNEL_CASES = {
+    "mbarrier_test": ("MbarrierTest.EachLaneArrives",),
     "append_test": ("AppendTest.EverythingAtOnce", "AppendTest.PaperWithoutNorm"),
     # The kernel of splits and, after it, that of clusters; mixed batches have only the former.
     "decode_test": ("HeadDim/DecodeShapesTest.GroupsOfQueryHeads/32",
@@ -48,6 +51,10 @@ KERNEL_CASES = {
     "split_keys_test": ("KeySplitsTest.PlanOfManyWalks",
                         "Cases/KeySplitsCaseTest.MatchesFloat64/ChunksCertified64Shift3",
                         "Cases/KeySplitsCaseTest.MatchesFloat64/ChunksCertified128Shift0"),
+    "sm80_dense_test": ("Cases/DensePrefillSm80Test.MatchesFloat64/Edges64",),
+    "sm90_dense_test": ("Cases/DensePrefillSm90Test.MatchesFloat64/Edges64",),
+    "backward_sm80_kernel_test": ("Cases/BackwardSm80Test.MatchesFloat64/Edges64",),
+    "backward_sm90_kernel_test": ("Cases/BackwardSm90Test.MatchesFloat64/Edges64",),
     "prune_boundary_test": ("Modes/PruneBoundaryTest.StrongGates/Certified",
                             "HeadDim/MeasuredBoundaryTest.TilesSkipWhatTheirQueriesAllow/64"),
     # The small-batch kernel for 1 and 4 rows, the cluster kernel for 6 and 32 (before Hopper the
@@ -56,6 +63,8 @@ KERNEL_CASES = {
                     "Rows/LinearTransformTest.GatedActAndConversion/4",
                     "Rows/LinearTransformTest.GatedActAndConversion/6",
                     "Rows/LinearTransformTest.GatedActAndConversion/32"),
+    "small_batch_gemm_test": ("In/SmallBatchGemmTest.MatchesFloat64/40",),
+    "cluster_gemm_family_test": ("Weights/ClusterGemmFamilyTest.NormedRows/65x40",),
     "embed_test": ("EmbedTest.ReplacesSampledTokensAndClamps", "GatherRowsTest.CopiesRows"),
     "input_transform_test": ("TransformRowsTest.RmsNorm", "TransformRowsTest.OutputGate",
                              "TransformRowsTest.GatedActAndConversion"),
@@ -63,6 +72,8 @@ KERNEL_CASES = {
                        "PagePoolTest.PagesThatComeBackTwiceAreReported"),
     "paging_test": ("PagingTest.LongPrefillEvictsAcrossManyWindows",
                     "PagingTest.ReleaseResetsTheState"),
+    "share_device_test": ("ShareDeviceTest.TheStateIsThatOfThePageEnd",),
+    "swap_device_test": ("Shapes/SwapDeviceTest.AllComesBackIntoAnotherSlot/0",),
     "sampling_arithmetic_device_test": ("SamplingArithmeticTest.TheDeviceHasTheHostsBits",),
     "sample_test": ("Vocabularies/SampleTest.SamplesWhatTheSamplerSamples/5",),
     "sequence_device_test": ("Vocabularies/SequenceSamplesTest.AreThoseOfTheSampler/3",
@@ -71,15 +82,18 @@ KERNEL_CASES = {
 ENGINE_CASES = {
     "engine_device_test": ("Models/DeviceEngineTest.GraphsChangeNoBit/dev_pro_d64_certified",),
 }
+# Racecheck does not follow a lane that arrives at a barrier for its warp, behind a __syncwarp.
+LIMIT_CASES = {"mbarrier_test": ("MbarrierTest.OneLaneArrivesForItsWarp",)}
 SANITIZER_SECONDS = 60  # for one program
+REPORTED = 99  # exit code
+SANITIZED_AT_ONCE = 4  # no test measures a time there
 
 TOOLS = {
     "racecheck": [
         # Kernels of namespace fox::cuda; cuBLAS answers for its own.
         "--kernel-name", "kns=3fox4cuda",
-        # Reported are gates that a warp writes, one lane announces behind a __syncwarp (an arrival
-        # releases what it orders) and others read behind the barrier: the tool does not follow it.
-        "--kernel-name-exclude", "kns=PrefillSm90Kernel",
+        # Of prefill and backward: one lane announces what its warp has written (LIMIT_CASES).
+        "--kernel-name-exclude", "kns=Sm90Kernel",
         # Bounds the engine's run; the kernels' own cases launch fewer.
         "--launch-count", "1500",
         # Of a block, at most: two for each of the 16 stages of linear/small_batch_gemm.cu. Barriers
@@ -123,8 +137,10 @@ class Runner:
         self.judged: dict[str, str] = {}  # what whole tests say for the table of judged rows
         logs.mkdir(parents=True, exist_ok=True)
 
-    def run(self, name: str, command: list[str], timeout: float, cases: int = 0) -> None:
-        """Runs one command, which must run `cases` cases if that is not 0, and prints its line."""
+    def run(self, name: str, command: list[str], timeout: float, cases: int = 0,
+            wanted: str = "") -> None:
+        """Runs one command, which must run `cases` cases if that is not 0, and end as is `wanted`
+        (as finish says it); prints its line."""
         left = self.end - time.monotonic()
         if left < 1:
             self.failed.append(name)
@@ -140,12 +156,14 @@ class Runner:
             self.judged.update(JUDGED.findall(text))
         elif not why and found != cases:
             why = f"{found} of {cases} cases are there"
+        if wanted:
+            why = "" if why == wanted else f"not {wanted}: {why or 'exit code 0'}"
         (self.failed if why else self.passed).append(name)
         notes = ([why] if why else []) + SUMMARY.findall(text)
-        print(f"{'FAIL' if why else 'PASS'} {seconds:7.1f} s  {name}"
-              f"{': ' if notes else ''}{', '.join(notes)}", flush=True)
-        if why:
-            print("\n".join("    | " + line for line in telling_lines(text)), flush=True)
+        line = (f"{'FAIL' if why else 'PASS'} {seconds:7.1f} s  {name}"
+                f"{': ' if notes else ''}{', '.join(notes)}")
+        told = ["    | " + line for line in telling_lines(text)] if why else []
+        print("\n".join([line, *told]) + "\n", end="", flush=True)  # whole, whoever prints beside
 
 
 def telling_lines(log: str) -> list[str]:
@@ -155,18 +173,22 @@ def telling_lines(log: str) -> list[str]:
     return reports[:LOG_LINES] if reports else lines[-LOG_LINES:]
 
 
-def sanitized_runs(build: pathlib.Path) -> list[tuple[str, list[str], int]]:
-    """Names, commands and numbers of cases: kernels under all tools, then the engine."""
+def sanitized_runs(build: pathlib.Path) -> list[tuple[str, list[str], int, str]]:
+    """Names, commands, numbers of cases and ends: kernels under all tools, the engine, limits."""
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not os.access(sanitizer, os.X_OK):
         print("compute-sanitizer is not here: not run")
         return []
-    return [(f"{tool}.{program}",
-             [sanitizer, "--tool", tool, "--error-exitcode", "1", "--print-limit", "20", *options,
-              str(build / "bin" / program), "--gtest_filter=" + ":".join(cases)], len(cases))
-            for table in (KERNEL_CASES, ENGINE_CASES)
-            for tool, options in TOOLS.items()
-            for program, cases in table.items()]
+
+    def command(tool: str, program: str, cases: tuple[str, ...]) -> list[str]:
+        return [sanitizer, "--tool", tool, "--error-exitcode", str(REPORTED), "--print-limit", "20",
+                *TOOLS[tool], str(build / "bin" / program), "--gtest_filter=" + ":".join(cases)]
+
+    return [(f"{tool}.{program}", command(tool, program, cases), len(cases), "")
+            for table in (KERNEL_CASES, ENGINE_CASES) for tool in TOOLS
+            for program, cases in table.items()] + [
+            (f"limit.{program}", command("racecheck", program, cases), len(cases),
+             f"exit code {REPORTED}") for program, cases in LIMIT_CASES.items()]
 
 
 def main() -> int:
@@ -174,7 +196,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--only", default="", metavar="REGEX",
-                        help="tests whose name matches: racecheck|memcheck for the sanitizer alone")
+                        help="tests whose name matches: ^(racecheck|memcheck|limit) for the "
+                        "sanitizer alone")
     parser.add_argument("--sanitize", action="store_true")
     parser.add_argument("--limit", type=float, default=540, help="seconds for all tests together")
     parser.add_argument("--logs", type=pathlib.Path, default=gpu_build.ROOT / "build/gpu-test")
@@ -185,9 +208,10 @@ def main() -> int:
         if re.search(arguments.only, test["name"]):
             program, *rest = test["command"]
             runner.run(test["name"], [str(build / program), *rest], float(test["timeout"]))
-    for name, command, cases in sanitized_runs(build) if arguments.sanitize else []:
-        if re.search(arguments.only, name):
-            runner.run(name, command, SANITIZER_SECONDS, cases)
+    sanitized = [run for run in (sanitized_runs(build) if arguments.sanitize else [])
+                 if re.search(arguments.only, run[0])]
+    with concurrent.futures.ThreadPoolExecutor(SANITIZED_AT_ONCE) as pool:
+        list(pool.map(lambda run: runner.run(*run[:2], SANITIZER_SECONDS, *run[2:]), sanitized))
     judged = arguments.logs / "judged.json"
     known = json.loads(judged.read_text(encoding="utf-8")) if judged.is_file() else {}
     judged.write_text(json.dumps({**known, **runner.judged}, indent=1), encoding="utf-8")
