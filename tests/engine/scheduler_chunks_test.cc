@@ -281,6 +281,61 @@ TEST_F(SchedulerSnapshotsTest, WhoHasThePoolToItselfDoesNotWaitForThem) {
   EXPECT_EQ(Step().exhausted, std::vector<Sequence*>{sequence});
 }
 
+// The first two of three have the pages in common that the second has: two of its own pages are
+// one.
+class SchedulerSharingTest : public SchedulerChunksTest {
+ protected:
+  SchedulerSharingTest() {
+    sole_.resize(static_cast<size_t>(limits_.slots()));
+    amend_ = [this](const StepPlan&, StepResult* result) {
+      const int64_t shared = live_[0] > 0 ? live_[1] : 0;
+      result->free_pages += shared;
+      for (size_t slot = 0; slot < sole_.size(); ++slot) {
+        sole_[slot] = static_cast<int32_t>(live_[slot] - (slot < 2 ? shared : 0));
+      }
+      result->sole_pages = sole_.data();
+    };
+  }
+
+  // Two that rest, of two pages each; the second keeps so many.
+  void LetTwoRest(int64_t kept) {
+    Start();
+    Add(60, 0, 1);
+    Step();
+    Add(60, 0, 1);
+    Plan();
+    Collect(2 - kept);
+  }
+  // That both give up their pages in one plan, and who had not enough goes on with the next.
+  void ExpectThatBothAreWaitedFor(size_t chunk) {
+    const Schedule releases = Step();
+    EXPECT_EQ(releases.plan.release_slots.size(), 2u);
+    EXPECT_TRUE(releases.exhausted.empty());
+    EXPECT_EQ(Chunks(Step()), Sizes{chunk});
+  }
+
+  std::vector<int32_t> sole_;
+};
+
+TEST_F(SchedulerSharingTest, AChunkThatFindsNoRoomWaitsForThem) {
+  limits_.num_pages = 8;
+  LetTwoRest(2);
+  Add(200);
+  EXPECT_EQ(Chunks(Step()), Sizes{128});
+  ExpectThatBothAreWaitedFor(72);
+}
+
+TEST_F(SchedulerSharingTest, WhoComesBackWithItsPagesWaitsForThem) {
+  limits_.num_pages = 4;
+  LetTwoRest(1);
+  Sequence* next = Add(60, 0, 5);
+  while (!next->paused()) Step();
+  EXPECT_EQ(next->computed, 64);
+  Step();
+  Acknowledge(next, 5);
+  ExpectThatBothAreWaitedFor(1);
+}
+
 // The executor says so only when a plan that releases all slots has run.
 TEST_F(SchedulerChunksTest, PagesThatAreFreeAndNotKnownToBeCount) {
   limits_.num_pages = 5;

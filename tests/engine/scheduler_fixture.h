@@ -84,8 +84,8 @@ class SchedulerTest : public testing::Test {
     }
     result.free_pages = limits_.num_pages;
     for (const int64_t live : live_) result.free_pages -= live;
-    EXPECT_GE(result.free_pages, 0) << schedule.plan.DebugString();
     if (amend_) amend_(schedule.plan, &result);
+    EXPECT_GE(result.free_pages, 0) << schedule.plan.DebugString();
     scheduler_->Collect(schedule.plan, result);
   }
   Schedule Step(Seconds now = 0) {
