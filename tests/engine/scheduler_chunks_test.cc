@@ -281,8 +281,7 @@ TEST_F(SchedulerSnapshotsTest, WhoHasThePoolToItselfDoesNotWaitForThem) {
   EXPECT_EQ(Step().exhausted, std::vector<Sequence*>{sequence});
 }
 
-// The first two of three have the pages in common that the second has: two of its own pages are
-// one.
+// The first two of three share the pages that the second has.
 class SchedulerSharingTest : public SchedulerChunksTest {
  protected:
   SchedulerSharingTest() {
