@@ -13,7 +13,6 @@
 #include "absl/strings/str_split.h"
 #include "engine/engine_factory.h"
 #include "engine/tools/eval_command.h"
-#include "engine/tools/text_tokens.h"
 #include "tests/bench/commands.h"
 #include "tests/bench/engine_client.h"
 #include "tests/bench/measurement.h"
@@ -80,10 +79,8 @@ absl::StatusOr<Loaded> Load(const CacheFlags& flags, double share) {
   }
   auto engine = LoadEngine(config);
   if (!engine.ok()) return engine.status();
-  auto text = EncodeTextFile(
-      flags.model, engine->config,
-      flags.text.empty() ? absl::StrCat(flags.model, "/prompt_long.txt") : flags.text, -1);
-  if (text.ok()) return Loaded{*std::move(engine), std::move(text->ids)};
+  auto text = EncodeText(flags.model, engine->config, flags.text);
+  if (text.ok()) return Loaded{*std::move(engine), *std::move(text)};
   if (!flags.text.empty()) return text.status();
   // A model without a text, or without a tokenizer, gets random ids.
   Prompt ids(static_cast<size_t>(2 * flags.longest()));

@@ -15,7 +15,6 @@
 #include "absl/strings/str_format.h"
 #include "engine/engine_factory.h"
 #include "engine/tools/eval_command.h"
-#include "engine/tools/text_tokens.h"
 #include "tests/bench/commands.h"
 #include "tests/bench/engine_client.h"
 #include "tests/bench/measurement.h"
@@ -53,8 +52,7 @@ absl::Status Parse(const std::vector<std::string>& arguments, InvarianceFlags* v
 // by the logarithm of their lengths.
 std::vector<Request> MakeRequests(const InvarianceFlags& flags, const ModelConfig& model) {
   std::mt19937_64 random(1);
-  const auto text =
-      EncodeTextFile(flags.model, model, absl::StrCat(flags.model, "/prompt_long.txt"), -1);
+  const auto text = EncodeText(flags.model, model, /*path=*/"");
   const double shortest = static_cast<double>(flags.shortest);
   const double ratio = static_cast<double>(flags.longest) / shortest;
   std::vector<Request> requests(static_cast<size_t>(flags.requests));
@@ -63,8 +61,8 @@ std::vector<Request> MakeRequests(const InvarianceFlags& flags, const ModelConfi
     request.id = i + 1;
     const double place = static_cast<double>(i) / static_cast<double>(requests.size() - 1);
     const auto length = static_cast<int64_t>(std::lround(shortest * std::pow(ratio, place)));
-    if (text.ok() && !text->ids.empty()) {
-      request.prompt = TokensOfText(text->ids, static_cast<int64_t>(random() >> 16), length);
+    if (text.ok() && !text->empty()) {
+      request.prompt = TokensOfText(*text, static_cast<int64_t>(random() >> 16), length);
     } else {
       for (int64_t t = 0; t < length; ++t) {
         request.prompt.push_back(

@@ -7,11 +7,9 @@
 #include <numeric>
 #include <random>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "engine/engine_factory.h"
 #include "engine/tools/eval_command.h"
-#include "engine/tools/text_tokens.h"
 #include "tests/bench/commands.h"
 #include "tests/bench/engine_client.h"
 #include "tests/bench/measurement.h"
@@ -163,9 +161,7 @@ absl::Status BenchSalts(const std::vector<std::string>& arguments) {
   config.kv_cache_tokens = 8 * flags.prompt;
   auto loaded = LoadEngine(config);
   if (!loaded.ok()) return loaded.status();
-  const auto text = EncodeTextFile(
-      flags.model, loaded->config,
-      flags.text.empty() ? absl::StrCat(flags.model, "/prompt_long.txt") : flags.text, -1);
+  const auto text = EncodeText(flags.model, loaded->config, flags.text);
   if (!text.ok()) return text.status();
   BenchReport report;
   report.facts() = {{"backend", loaded->backend},
@@ -174,7 +170,7 @@ absl::Status BenchSalts(const std::vector<std::string>& arguments) {
   report.Section("Two salts: milliseconds to the first token of what the other one has",
                  "  the other    pairs   its text      fresh      ratio         p        own "
                  "    p(own)  found");
-  Rounds rounds(flags, *loaded->engine, text->ids);
+  Rounds rounds(flags, *loaded->engine, *text);
   Times cached, in_flight;
   for (int64_t round = 0; round < flags.rounds; ++round) {
     absl::Status status = rounds.Cached(&cached);

@@ -8,7 +8,6 @@
 #include "absl/strings/str_split.h"
 #include "engine/engine_factory.h"
 #include "engine/tools/eval_command.h"
-#include "engine/tools/text_tokens.h"
 #include "tests/bench/commands.h"
 #include "tests/bench/engine_client.h"
 #include "tests/bench/measurement.h"
@@ -113,16 +112,14 @@ absl::Status BenchSnapshots(const std::vector<std::string>& arguments) {
   config.runner.max_model_len = std::max<int64_t>(131072, longest + 1);  // a server's, for tables
   auto loaded = LoadEngine(config);
   if (!loaded.ok()) return loaded.status();
-  const auto text = EncodeTextFile(
-      flags.model, loaded->config,
-      flags.text.empty() ? absl::StrCat(flags.model, "/prompt_long.txt") : flags.text, -1);
+  const auto text = EncodeText(flags.model, loaded->config, flags.text);
   if (!text.ok()) return text.status();
   BenchReport report;
   report.facts() = {{"model", flags.model}, {"backend", loaded->backend}};
   report.Section("A further snapshot of a conversation",
                  "  tokens   behind   live pages  alone its  state MB      costs     first one");
   for (const int64_t behind : flags.distances) {
-    absl::Status status = Measure(flags, behind, *loaded, text->ids, &report);
+    absl::Status status = Measure(flags, behind, *loaded, *text, &report);
     if (!status.ok()) return status;
   }
   return report.Write(flags.json);

@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "engine/tools/text_tokens.h"
 #include "tests/bench/measurement.h"
 
 namespace fox {
@@ -12,6 +14,14 @@ void RegisterClock(FlagSet* flags, Clock* clock) {
                      "what times are taken from; processor: this process's, for the CPU backend "
                      "beside other programs, with one thread",
                      clock);
+}
+
+absl::StatusOr<Prompt> EncodeText(const std::string& model_dir, const ModelConfig& config,
+                                  const std::string& path) {
+  auto text = EncodeTextFile(model_dir, config,
+                             path.empty() ? absl::StrCat(model_dir, "/prompt_long.txt") : path, -1);
+  if (!text.ok()) return text.status();
+  return std::move(text->ids);
 }
 
 Prompt TokensOfText(const Prompt& text, int64_t first, int64_t count) {

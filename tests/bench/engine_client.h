@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
 #include "engine/flags/flag_set.h"
+#include "models/model_config.h"
 
 namespace fox {
 
@@ -17,6 +18,10 @@ using Clock = double (*)();
 
 // --clock: the time that passes, or that of the processor.
 void RegisterClock(FlagSet* flags, Clock* clock);
+
+// The tokens of a file, of the model's own prompt_long.txt where `path` is empty.
+absl::StatusOr<Prompt> EncodeText(const std::string& model_dir, const ModelConfig& config,
+                                  const std::string& path);
 
 // `count` tokens of the text from position `first` on; the text is repeated as often as need be.
 Prompt TokensOfText(const Prompt& text, int64_t first, int64_t count);

@@ -294,12 +294,6 @@ class JudgeMemoryTest(unittest.TestCase):
         rows = judge_memory.judged_rows({}, {})
         self.assertTrue(all(row["ok"] is None and row["value"] is None for row in rows))
 
-    def test_the_table_is_that_of_the_committed_measurements(self) -> None:
-        text = plot_results.README.read_text(encoding="utf-8")
-        shown = text.split(plot_results.MEMORY_BEGIN)[1].split(plot_results.MEMORY_END)[0]
-        measured = json.loads(plot_results.MEMORY_RESULTS.read_text(encoding="utf-8"))
-        self.assertEqual(shown.strip(), judge_memory.table(measured))
-
 
 class CardTest(unittest.TestCase):
     """Results of each card have a file of their own; limits are those of one."""
@@ -321,29 +315,22 @@ class CardTest(unittest.TestCase):
 
 
 class TableTest(unittest.TestCase):
-    """The table in tests/bench/README.md."""
+    """The tables in tests/bench/README.md."""
 
-    def test_it_is_that_of_the_committed_measurements(self) -> None:
-        results = json.loads((HERE / "results" / "h200.json").read_text(encoding="utf-8"))
+    def test_each_is_that_of_the_committed_measurements(self) -> None:
         text = plot_results.README.read_text(encoding="utf-8")
-        shown = text.split(plot_results.BEGIN)[1].split(plot_results.END)[0]
-        self.assertEqual(shown.strip(), plot_results.table(results))
-
-    def test_that_of_another_card_is(self) -> None:
-        text = plot_results.README.read_text(encoding="utf-8")
-        shown = text.split(plot_results.H100_BEGIN)[1].split(plot_results.H100_END)[0]
-        measured = plot_results.H100_RESULTS
-        wanted = (plot_results.table(json.loads(measured.read_text(encoding="utf-8")))
-                  if measured.is_file() else "")
-        self.assertEqual(shown.strip(), wanted)
-
-    def test_that_of_training_is(self) -> None:
-        text = plot_results.README.read_text(encoding="utf-8")
-        shown = text.split(plot_results.TRAINING_BEGIN)[1].split(plot_results.TRAINING_END)[0]
-        measured = plot_results.TRAINING_RESULTS
-        wanted = (training_report.table(json.loads(measured.read_text(encoding="utf-8")))
-                  if measured.is_file() else "")
-        self.assertEqual(shown.strip(), wanted)
+        for begin, end, path, table in (
+                (plot_results.BEGIN, plot_results.END, plot_results.RESULTS, plot_results.table),
+                (plot_results.H100_BEGIN, plot_results.H100_END, plot_results.H100_RESULTS,
+                 plot_results.table),
+                (plot_results.TRAINING_BEGIN, plot_results.TRAINING_END,
+                 plot_results.TRAINING_RESULTS, training_report.table),
+                (plot_results.MEMORY_BEGIN, plot_results.MEMORY_END, plot_results.MEMORY_RESULTS,
+                 judge_memory.table)):
+            with self.subTest(path.name):
+                shown = text.split(begin)[1].split(end)[0].strip()
+                measured = path.is_file() and json.loads(path.read_text(encoding="utf-8"))
+                self.assertEqual(shown, table(measured) if measured else "")
 
     def test_that_of_training_has_a_line_for_what_was_measured(self) -> None:
         text = training_report.table({"parts": {"training": {"rows": training_rows()}}})

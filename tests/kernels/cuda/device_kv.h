@@ -82,6 +82,31 @@ struct DeviceKv {
     view.page_end_v = page_end_v.data();
   }
 
+  // Owners of pages and the counts of pages are what the tables say.
+  void ExpectOwnersOfTheTables() const {
+    const PagedKvShape& shape = view.shape;
+    const std::vector<int32_t> table = page_table.ToHost(), first = first_live.ToHost();
+    const std::vector<int64_t> lengths = length.ToHost();
+    std::vector<uint64_t> owners(Pages(shape), 0);
+    const auto lists = static_cast<size_t>(shape.lists_per_slot());
+    for (size_t list = 0; list < Lists(shape); ++list) {
+      const size_t slot = list / lists;
+      for (int p = first[list]; p < PagesFor(lengths[slot]); ++p) {
+        const size_t at = list * static_cast<size_t>(shape.max_pages) + static_cast<size_t>(p);
+        owners[static_cast<size_t>(table[at])] += OwnerWord(static_cast<int>(slot));
+      }
+    }
+    EXPECT_EQ(page_owners.ToHost(), owners);
+    std::vector<int32_t> sole(static_cast<size_t>(shape.max_slots), 0);
+    int32_t used = 0;
+    for (const uint64_t word : owners) {
+      if (word != 0) ++used;
+      if (NumOwners(word) == 1) ++sole[static_cast<size_t>(SoleOwner(word))];
+    }
+    EXPECT_EQ(sole_pages.ToHost(), sole);
+    EXPECT_EQ(free_count.ToHost()[0], shape.num_pages - used);
+  }
+
   static constexpr double kNothing = -std::numeric_limits<double>::infinity();
   static size_t Pages(const PagedKvShape& s) { return static_cast<size_t>(s.num_pages); }
   static size_t Group(const PagedKvShape& s) { return static_cast<size_t>(s.group()); }

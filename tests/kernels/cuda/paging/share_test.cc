@@ -55,30 +55,6 @@ class ShareDeviceTest : public ::testing::Test {
     ASSERT_EQ(Release(&slot, 1, kv_.view, nullptr), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
-  // Owners and counts, from the tables.
-  void CheckOwners() {
-    const std::vector<int32_t> table = kv_.page_table.ToHost(), first = kv_.first_live.ToHost();
-    const std::vector<int64_t> length = kv_.length.ToHost();
-    std::vector<uint64_t> owners(kPages, 0);
-    for (int slot = 0; slot < kSlots; ++slot) {
-      for (int64_t list = slot * kLists; list < (slot + 1) * kLists; ++list) {
-        for (int p = first[static_cast<size_t>(list)];
-             p < PagesFor(length[static_cast<size_t>(slot)]); ++p) {
-          owners[static_cast<size_t>(table[static_cast<size_t>(list * kMaxPages + p)])] +=
-              OwnerWord(slot);
-        }
-      }
-    }
-    EXPECT_EQ(kv_.page_owners.ToHost(), owners);
-    std::vector<int32_t> sole(kSlots, 0);
-    int32_t used = 0;
-    for (const uint64_t word : owners) {
-      if (word != 0) ++used;
-      if (NumOwners(word) == 1) ++sole[static_cast<size_t>(SoleOwner(word))];
-    }
-    EXPECT_EQ(kv_.sole_pages.ToHost(), sole);
-    EXPECT_EQ(kv_.free_count.ToHost()[0], kPages - used);
-  }
 
   std::mt19937_64 rng_{1};
   DeviceKv kv_;
@@ -91,7 +67,7 @@ TEST_F(ShareDeviceTest, TheStateIsThatOfThePageEnd) {
     RandomizeState();
     std::vector<int32_t> first = kv_.first_live.ToHost();
     ShareSlot(0, 2);
-    CheckOwners();
+    kv_.ExpectOwnersOfTheTables();
     const int64_t pages = length / kPageTokens;
     EXPECT_EQ(kv_.length.ToHost()[2], pages * kPageTokens);
     for (const auto* array : {&kv_.log_mass, &kv_.decay_sum}) {
@@ -114,7 +90,7 @@ TEST_F(ShareDeviceTest, TheStateIsThatOfThePageEnd) {
     EXPECT_EQ(OfSlot(kv_.cum_log_f, 2, kHeads), gates);
     Empty(0);
     Empty(2);
-    CheckOwners();
+    kv_.ExpectOwnersOfTheTables();
     EXPECT_EQ(kv_.free_count.ToHost()[0], kPages);
   }
 }
@@ -143,7 +119,7 @@ TEST_F(ShareDeviceTest, APageIsFreeWhenItsLastOwnerHasGivenItUp) {
         Empty(a);
         length = 0;
     }
-    CheckOwners();
+    kv_.ExpectOwnersOfTheTables();
   }
   EXPECT_EQ(kv_.pool_fault.ToHost()[0], PoolFault::kNone);
 }

@@ -200,30 +200,7 @@ class Cache {
     return contents;
   }
 
-  // Owners and counts, from the tables.
-  void CheckOwners() const {
-    const std::vector<int32_t> table = kv_.page_table.ToHost(), first = kv_.first_live.ToHost();
-    const std::vector<int64_t> length = kv_.length.ToHost();
-    std::vector<uint64_t> owners(static_cast<size_t>(shape_.num_pages), 0);
-    for (int slot = 0; slot < kSlots; ++slot) {
-      for (int64_t list = slot * Lists(); list < (slot + 1) * Lists(); ++list) {
-        for (int p = first[static_cast<size_t>(list)];
-             p < PagesFor(length[static_cast<size_t>(slot)]); ++p) {
-          owners[static_cast<size_t>(table[static_cast<size_t>(list * kMaxPages + p)])] +=
-              OwnerWord(slot);
-        }
-      }
-    }
-    EXPECT_EQ(kv_.page_owners.ToHost(), owners);
-    std::vector<int32_t> sole(kSlots, 0);
-    int32_t used = 0;
-    for (const uint64_t word : owners) {
-      if (word != 0) ++used;
-      if (NumOwners(word) == 1) ++sole[static_cast<size_t>(SoleOwner(word))];
-    }
-    EXPECT_EQ(kv_.sole_pages.ToHost(), sole);
-    EXPECT_EQ(FreeCount(), shape_.num_pages - used);
-  }
+  void CheckOwners() const { kv_.ExpectOwnersOfTheTables(); }
 
  private:
   int64_t Lists() const { return shape_.lists_per_slot(); }
