@@ -242,8 +242,10 @@ void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, c
     });
   }
   const bool right_after = after_append_decode && schedule.first_visible_page == nullptr;
+  BatchView decodes = batch;
+  decodes.small = batch.small && batch.num_rows <= cuda::kMostClusterRows;
   state_->Enqueue("attend, single rows", stream, [&](cudaStream_t on) {
-    return cuda::DecodeAttention(batch, params, kv, schedule, right_after, on);
+    return cuda::DecodeAttention(decodes, params, kv, schedule, right_after, on);
   });
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/ptx/shared_memory.cuh"
 
 // In a __global__ function's declaration.
@@ -40,17 +41,27 @@ __device__ __forceinline__ void WaitForCluster() {
 }
 
 // *address = value in the shared memory of the cluster's block `rank`, which must have started and
-// not ended.
-__device__ __forceinline__ void StoreInBlock(float* address, int rank, float value) {
+// not ended; the four bytes count at its `barrier`, which must be initialised for one arrival.
+__device__ __forceinline__ void SendToBlock(float* address, int rank, float value,
+                                            Mbarrier* barrier) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n"
-      ".reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "st.shared::cluster.f32 [there], %2;\n"
+      ".reg .b32 there, counted;\n"
+      "mapa.shared::cluster.u32 there, %0, %2;\n"
+      "mapa.shared::cluster.u32 counted, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %3, [counted];\n"
       "}" ::"r"(SharedAddress(address)),
-      "r"(rank), "f"(value)
+      "r"(SharedAddress(barrier)), "r"(rank), "f"(value)
       : "memory");
+#endif
+}
+
+// Returns when `bytes` have been sent to this block. Called once, by all its threads.
+__device__ __forceinline__ void WaitForSent(Mbarrier* barrier, int bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) barrier->ArriveAndExpect(static_cast<uint32_t>(bytes));
+  barrier->Wait(0);
 #endif
 }
 

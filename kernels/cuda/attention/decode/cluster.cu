@@ -13,6 +13,7 @@
 #include "kernels/cuda/attention/decode/splits.cuh"
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
+#include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
 
@@ -37,11 +38,13 @@ static_assert(kRounds * kSplitsAtOnce == kMaxWindowSplits);
 template <int kHeadDim>
 struct ClusterShared {
   WarpParts<kHeadDim, kWarps> splits[kRounds * kBlockSplits];  // the block's
+  LaneGroups<kHeadDim> lane_groups[kBlockWarps];
   KeptSeqHead<kHeadDim> seq_heads[kBlockWarps];
   // In the first block: what all blocks have found, by split of the window.
   struct Partial {
     float max, sum, out[kHeadDim];
   } partials[kMaxWindowSplits];
+  Mbarrier arrived;  // counts their bytes
   SplitChains<kHeadDim> chains;
 };
 
@@ -98,21 +101,21 @@ __device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head,
     // Left here, not at the loop's end: where paths meet, the compiler would wait for loads.
     if (!more) {
       AddValues<kHeadDim>(weight, values, softmax);
-      parts.Put(Warp() % kWarps, softmax);
+      parts.Put(Warp() % kWarps, softmax, shared.lane_groups[Warp()]);
       return;
     }
     const bool split_ends = cursor.split != split;
     split = cursor.split;
     half_page = next;
-    gate = LoadGate<kHeadDim>(a, seq_head, half_page);
+    gate = LoadGate<kHeadDim>(a, kept.seq_head, half_page);
     LoadTile<kHeadDim>(a.kv.keys, half_page, keys);
-    more = Advance(seq_head, cursor);
-    next = HalfPageAt(seq_head, cursor.iteration, more);
+    more = Advance(kept.seq_head, cursor);
+    next = HalfPageAt(kept.seq_head, cursor.iteration, more);
     AddValues<kHeadDim>(weight, values, softmax);
     LoadTile<kHeadDim>(a.kv.values, half_page, values);
     if (more) PrefetchTiles<kHeadDim>(a, next);
     if (!split_ends) continue;
-    parts.Put(Warp() % kWarps, softmax);
+    parts.Put(Warp() % kWarps, softmax, shared.lane_groups[Warp()]);
     softmax = Softmax();
   }
 }
@@ -136,10 +139,10 @@ __device__ __forceinline__ void FinishSplits(const Decode& a, const SeqHead& seq
       return;
     }
     typename ClusterShared<kHeadDim>::Partial& partial = shared.partials[split];
-    StoreInBlock(&partial.out[t], 0, out);
+    SendToBlock(&partial.out[t], 0, out, &shared.arrived);
     if (t == 0) {
-      StoreInBlock(&partial.max, 0, max);
-      StoreInBlock(&partial.sum, 0, sum);
+      SendToBlock(&partial.max, 0, max, &shared.arrived);
+      SendToBlock(&partial.sum, 0, sum, &shared.arrived);
     }
   }
 }
@@ -176,9 +179,13 @@ template <int kHeadDim>
 __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim > 64 ? 1 : 2)
     DecodeClusterKernel(const __grid_constant__ Decode a) {
   __shared__ ClusterShared<kHeadDim> shared;
-  ArriveAtClusterRelaxed();  // the first block has started when parts are sent to it
   const int rank = static_cast<int>(blockIdx.x) % kBlocks;
   const int index = static_cast<int>(blockIdx.x) / kBlocks;
+  if (rank == 0 && threadIdx.x == 0) {
+    shared.arrived.Init(1);
+    PublishBarriers();
+  }
+  ArriveAtClusterRelaxed();  // the first block has started when partial results are sent to it
   if (LoadCoherent(a.batch.slot + index / a.kv.shape.q_heads) < 0) {
     // Some block must wait, so that the end of this kernel implies that of all before it; it must
     // not hold back the next kernel, which starts when all blocks have let it.
@@ -194,19 +201,15 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim >
   if (rank * kBlockSplits >= seq_head.end) return;
   Attend<kHeadDim>(a, seq_head, rank * kBlockSplits + Warp() / kWarps, shared);
   __syncthreads();
-  if (rank == 0 && threadIdx.x == 0) CountPages(a, seq_head);
-  const bool alone = seq_head.end <= kBlockSplits;  // the first block has all splits
-  if (!alone) WaitForCluster();
-  FinishSplits<kHeadDim>(a, seq_head, rank, shared);
-  if (seq_head.end == 1) return;
-  if (alone) {
-    __syncthreads();
-  } else {
-    ArriveAtCluster();
-    if (rank != 0) return;
-    WaitForCluster();
+  WaitForCluster();
+  const SeqHead& done = shared.seq_heads[0].seq_head;
+  FinishSplits<kHeadDim>(a, done, rank, shared);
+  if (rank != 0) return;
+  if (done.end > 1) {
+    WaitForSent(&shared.arrived, done.end * static_cast<int>(sizeof(shared.partials[0])));
+    MergeSplits<kHeadDim>(a, done, shared);
   }
-  MergeSplits<kHeadDim>(a, seq_head, shared);
+  if (threadIdx.x == 0) CountPages(a, done);
 }
 
 template <int kHeadDim>

@@ -25,8 +25,11 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
                             const PagedKv& kv, const StepSchedule& schedule,
                             bool after_append_decode, cudaStream_t stream);
 
-// Whether small batches take the kernel of their own: device and build have clusters, its blocks
-// fit, and no query heads are taken together.
+// Whether small batches (BatchView::small) take the kernel of their own: device and build have
+// clusters, its blocks fit, and no query heads are taken together.
 bool DecodeClusterRuns(const PagedKvShape& shape);
+
+// The most rows for which it is the faster one: the clusters of more do not fit at a time.
+inline constexpr int64_t kMostClusterRows = 1;
 
 }  // namespace fox::cuda

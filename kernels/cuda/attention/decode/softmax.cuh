@@ -106,24 +106,39 @@ __device__ void AddValues(float weight, const uint4 (&values)[Layout<kHeadDim>::
   }
 }
 
-// What each warp of a block has of a row: its lane groups' sums, its maximum and its sum.
+// Where a warp adds up what its groups of lanes have of a row.
+template <int kHeadDim>
+struct LaneGroups {
+  alignas(16) float out[Layout<kHeadDim>::kGroups][kHeadDim];
+};
+
+// What each warp of a block has of a row: its sums and its maximum.
 template <int kHeadDim, int kBlockWarps>
 struct WarpParts {
-  alignas(16) float out[kBlockWarps][Layout<kHeadDim>::kGroups][kHeadDim];
+  float out[kBlockWarps][kHeadDim];
   float max[kBlockWarps];
   float sum[kBlockWarps];
 
-  // The calling warp's; a barrier has to follow.
-  __device__ void Put(int warp, const Softmax& softmax) {
+  // The calling warp's, by way of its own `groups`; a barrier has to follow.
+  __device__ void Put(int warp, const Softmax& softmax, LaneGroups<kHeadDim>& groups) {
     using L = Layout<kHeadDim>;
+    __syncwarp();
     float4* to =
-        reinterpret_cast<float4*>(&out[warp][Lane() / L::kLanes][Lane() % L::kLanes * L::kDims]);
+        reinterpret_cast<float4*>(&groups.out[Lane() / L::kLanes][Lane() % L::kLanes * L::kDims]);
     to[0] = {softmax.out[0], softmax.out[1], softmax.out[2], softmax.out[3]};
     to[1] = {softmax.out[4], softmax.out[5], softmax.out[6], softmax.out[7]};
     const float warp_sum = WarpSum(softmax.sum);
     if (Lane() == 0) {
       max[warp] = softmax.max;
       sum[warp] = warp_sum;
+    }
+    __syncwarp();
+#pragma unroll
+    for (int t = Lane(); t < kHeadDim; t += kWarp) {
+      float warp_out = 0;
+#pragma unroll
+      for (int g = 0; g < L::kGroups; ++g) warp_out += groups.out[g][t];
+      out[warp][t] = warp_out;
     }
   }
 
@@ -137,11 +152,8 @@ struct WarpParts {
 #pragma unroll
     for (int w = 0; w < kBlockWarps; ++w) {
       const float weight = exp2f(max[w] - all_max);
-      float warp_out = 0;
-#pragma unroll
-      for (int g = 0; g < Layout<kHeadDim>::kGroups; ++g) warp_out += out[w][g][t];
       all_sum = fmaf(weight, sum[w], all_sum);
-      all_out = fmaf(weight, warp_out, all_out);
+      all_out = fmaf(weight, out[w][t], all_out);
     }
   }
 };
@@ -166,7 +178,7 @@ __device__ void StoreRow(const Decode& a, const SeqHead& seq_head, float max, fl
 // order, each with weight exp2(its maximum - the window's), from zero on by fmaf.
 template <int kHeadDim>
 struct SplitChains {
-  float out[kWarps][kHeadDim];
+  alignas(8) float out[kWarps][kHeadDim];
   float sum[kWarps];
 
   // Adds up the chains in order and stores the row. Called by all threads, behind a barrier.

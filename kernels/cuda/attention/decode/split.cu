@@ -25,13 +25,14 @@ namespace {
 
 using namespace decode;
 
-// Splits whose partial results a warp has under way when it merges.
-constexpr int kMergeDepth = 4;
+// Splits whose partial results a warp has under way when it merges; as many as registers allow.
+constexpr int kMergeDepth = 8;
 
 template <int kHeadDim>
 struct Shared {
   // At a split's end. Two, so that one barrier a split is enough.
   WarpParts<kHeadDim, kWarps> split[2];
+  LaneGroups<kHeadDim> lane_groups[kWarps];
   KeptSeqHead<kHeadDim> seq_heads[kWarps][2];
   SplitChains<kHeadDim> chains;
 };
@@ -42,8 +43,9 @@ struct Shared {
 // as a partial result (maximum, sum, out[kHeadDim]).
 template <int kHeadDim>
 __device__ void FinishItem(const Decode& a, const SeqHead& seq_head, int split,
-                           const Softmax& softmax, WarpParts<kHeadDim, kWarps>& parts) {
-  parts.Put(Warp(), softmax);
+                           const Softmax& softmax, int buffer, Shared<kHeadDim>& shared) {
+  WarpParts<kHeadDim, kWarps>& parts = shared.split[buffer];
+  parts.Put(Warp(), softmax, shared.lane_groups[Warp()]);
   __syncthreads();
   const int t = static_cast<int>(threadIdx.x);
   if (t >= kHeadDim) return;
@@ -61,23 +63,45 @@ __device__ void FinishItem(const Decode& a, const SeqHead& seq_head, int split,
   }
 }
 
-// What a warp has under way of a seq_head's partial results, one dim in kWarp of each.
+// What a warp has under way of a seq_head's partial results: of each two dims a lane, and of the
+// lane's own split its maximum and its sum.
 template <int kHeadDim>
 struct Partials {
   static constexpr int kStride = kHeadDim + 2;
-  static constexpr int kColumns = kHeadDim < kWarp ? 1 : kHeadDim / kWarp;
-  float max[kMergeDepth], sum[kMergeDepth], out[kMergeDepth][kColumns];
+  static constexpr int kColumns = kHeadDim < 2 * kWarp ? 1 : kHeadDim / (2 * kWarp);
+  float2 max_and_sum;
+  float2 out[kMergeDepth][kColumns];
+
+  __device__ static int DimOf(int column) { return (column * kWarp + Lane()) * 2 % kHeadDim; }
+  __device__ static float2 At(const float* partial, int split, int count, int place) {
+    return LoadCoherent(
+        reinterpret_cast<const float2*>(partial + min(split, count - 1) * kStride + place));
+  }
 
   // Those of splits first, first + 4, ...; the last split stands in past the end.
   __device__ void Load(const float* partial, int first, int count) {
+    max_and_sum = At(partial, first + Lane() % kMergeDepth * kWarps, count, 0);
 #pragma unroll
     for (int u = 0; u < kMergeDepth; ++u) {
-      const float* split = partial + min(first + u * kWarps, count - 1) * kStride;
-      max[u] = LoadCoherent(split);
-      sum[u] = LoadCoherent(split + 1);
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        out[u][j] = LoadCoherent(split + 2 + (j * kWarp + Lane()) % kHeadDim);
+        out[u][j] = At(partial, first + u * kWarps, count, 2 + DimOf(j));
+      }
+    }
+  }
+  // Adds them to a chain, in order.
+  __device__ void AddTo(float& sum, float2 (&all)[kColumns], float max, int first,
+                        int count) const {
+    const bool there = first + Lane() % kMergeDepth * kWarps < count;
+    const float of_lane = there ? exp2f(max_and_sum.x - max) : 0.0f;
+#pragma unroll
+    for (int u = 0; u < kMergeDepth; ++u) {
+      const float weight = FromLane(of_lane, u);
+      sum = fmaf(weight, FromLane(max_and_sum.y, u), sum);
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        all[j].x = fmaf(weight, out[u][j].x, all[j].x);
+        all[j].y = fmaf(weight, out[u][j].y, all[j].y);
       }
     }
   }
@@ -87,34 +111,30 @@ struct Partials {
 template <int kHeadDim>
 __device__ void MergeSplits(const Decode& a, const SeqHead& seq_head, Shared<kHeadDim>& shared) {
   using P = Partials<kHeadDim>;
-  constexpr int kColumns = P::kColumns;
   const float* partial = a.schedule.partial + static_cast<int64_t>(seq_head.begin) * P::kStride;
   const int count = seq_head.end - seq_head.begin;
   // The first ones are on their way while the maximum is found.
-  float max = LoadCoherent(partial + min(Lane(), count - 1) * P::kStride);
+  const float low = LoadCoherent(partial + min(Lane(), count - 1) * P::kStride);
+  const float high = LoadCoherent(partial + min(Lane() + kWarp, count - 1) * P::kStride);
   P splits;
   splits.Load(partial, Warp(), count);
-  for (int i = Lane() + kWarp; i < count; i += kWarp) {
+  float max = fmaxf(low, high);
+  for (int i = Lane() + 2 * kWarp; i < count; i += kWarp) {
     max = fmaxf(max, LoadCoherent(partial + i * P::kStride));
   }
   max = WarpMax(max);
 
-  float sum = 0, out[kColumns] = {};
+  float sum = 0;
+  float2 out[P::kColumns] = {};
   for (int first = Warp();;) {
-#pragma unroll
-    for (int u = 0; u < kMergeDepth; ++u) {
-      const float weight = first + u * kWarps < count ? exp2f(splits.max[u] - max) : 0.0f;
-      sum = fmaf(weight, splits.sum[u], sum);
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) out[j] = fmaf(weight, splits.out[u][j], out[j]);
-    }
+    splits.AddTo(sum, out, max, first, count);
     first += kWarps * kMergeDepth;
     if (first >= count) break;
     splits.Load(partial, first, count);
   }
 #pragma unroll
-  for (int j = 0; j < kColumns; ++j) {
-    if (Lane() < kHeadDim) shared.chains.out[Warp()][j * kWarp + Lane()] = out[j];
+  for (int j = 0; j < P::kColumns; ++j) {
+    *reinterpret_cast<float2*>(&shared.chains.out[Warp()][P::DimOf(j)]) = out[j];
   }
   if (Lane() == 0) shared.chains.sum[Warp()] = sum;
   __syncthreads();
@@ -175,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
     if (next.split == now.split) continue;
 
     const SeqHead& done_seq_head = seq_heads[now.slot].seq_head;
-    FinishItem<kHeadDim>(a, done_seq_head, now.split, softmax, shared.split[buffer]);
+    FinishItem<kHeadDim>(a, done_seq_head, now.split, softmax, buffer, shared);
     softmax = Softmax();
     buffer ^= 1;
     const bool pair_ends = !more || next.slot != now.slot;
