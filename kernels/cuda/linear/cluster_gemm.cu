@@ -26,7 +26,7 @@ using namespace cluster_gemm;
 // Both rings of a block. Measured faster than room for the next product's block on the same SM.
 constexpr int kRingBytes = 210 * 1024;
 // Tiles of W that a block has on their way, 16 KiB each.
-constexpr int kTilesUnderWay = 8;
+constexpr int kTilesUnderWay = 4;
 constexpr int kPassRows = 128;
 
 int CeilDiv(int a, int b) { return (a + b - 1) / b; }
