@@ -58,7 +58,7 @@ class RunnerTest(unittest.TestCase):
                           for path in (ROOT / "tests").rglob("*_test.c[cu]"))
         known = {".".join(names) for names in
                  re.findall(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", sources, re.MULTILINE)}
-        for program, cases in [*gpu_test.KERNEL_CASES.items(), *gpu_test.ENGINE_CASES.items(),
+        for program, cases in [*gpu_test.cases_of("memcheck").items(),
                                *gpu_test.LIMIT_CASES.items()]:
             for case in cases:
                 with self.subTest(program=program, case=case):
@@ -71,7 +71,7 @@ class RunnerTest(unittest.TestCase):
         cases = """echo '[judged] requests_differ 0'
 echo "[==========] Running $(echo "$1" | tr ':' '\\n' | grep -c .) tests from 1."
 """
-        programs = dict.fromkeys([*gpu_test.KERNEL_CASES, *gpu_test.ENGINE_CASES], cases)
+        programs = dict.fromkeys(gpu_test.cases_of("memcheck"), cases)
         programs["paging_test"] = cases.replace("grep -c .", "grep -c Prefill")
         sanitizer = """echo ========= COMPUTE-SANITIZER
 for last; do :; done
@@ -87,8 +87,7 @@ echo "========= ERROR SUMMARY: 0 errors"
         lines = [line for line in output.splitlines() if line[:4] in ("PASS", "FAIL")]
         names = [line.split()[3].rstrip(":") for line in lines]
         self.assertEqual(sorted(names), sorted(
-            [f"{tool}.{name}" for tool in gpu_test.TOOLS
-             for name in (*gpu_test.KERNEL_CASES, *gpu_test.ENGINE_CASES)] +
+            [f"{tool}.{name}" for tool in gpu_test.TOOLS for name in gpu_test.cases_of(tool)] +
             ["limit.mbarrier_test"]))
         failed = sorted(name for name, line in zip(names, lines) if line.startswith("FAIL"))
         self.assertEqual(failed, ["memcheck.paging_test", "racecheck.append_test",
