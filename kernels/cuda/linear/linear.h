@@ -24,9 +24,10 @@ class LinearEngine {
   // before. Returns the first error.
   // A row's bits: where has_decode_family(), those of a decode row and those of a prefill row, in
   // any batch. The latter rests, where they are not gated, on cuBLASLt, whose kernels without a
-  // split of W's columns agree (linear_test.cc). Elsewhere the same in any batch of 1..4 rows,
-  // of 5..8 and of 9..16 (weight.in % 16 == 0). REQUIRES: weight.in % 8 == 0; rows of in, scratch
-  // and gate 16-byte aligned (those of out need not be); out overlaps none of them.
+  // split of W's columns agree (linear_test.cc). Elsewhere the same in any batch of 1..4 rows, of
+  // 5..8 and of 9..16 (weight.in % 16 == 0).
+  // REQUIRES: weight.in % 8 == 0; rows of in, scratch and gate 16-byte aligned (those of out need
+  // not be); out overlaps none of them.
   cudaError_t Run(const LinearParams& params, cudaStream_t stream);
 
   // Ops::has_decode_family: on Hopper.
