@@ -158,8 +158,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
                         options.max_model_len, config.kv_cache_tokens};
   const MemoryBeside beside{
       WeightBytes(checkpoint->config(), backend->dtype, checkpoint->embeddings().dtype),
-      queue == nullptr ? std::max<int64_t>(swap_asked, 0) : 0, residual_dtype,
-      backend->ops->ActivationDType(residual_dtype)};
+      queue == nullptr ? std::max<int64_t>(swap_asked, 0) : 0, residual_dtype, *backend->ops};
   const absl::StatusOr<RunnerOptions> planned = PlanStepSizes(
       checkpoint->config(), options, most_seqs, queue != nullptr, [&](RunnerOptions& sizes) {
         return PlanMemoryWithin(limit, beside, checkpoint->config(), request, sizes);

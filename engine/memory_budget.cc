@@ -79,8 +79,8 @@ absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& besi
                               const ModelConfig& config, MemoryRequest request,
                               RunnerOptions& options) {
   const auto activations = static_cast<int64_t>(
-      Activations::Bytes(config, beside.residual_dtype, beside.activation_dtype,
-                         options.max_num_batched_tokens, options.max_logit_rows));
+      Activations::Bytes(config, beside.residual_dtype, beside.ops, options.max_num_batched_tokens,
+                         options.max_logit_rows));
   const int64_t rest = beside.weights + activations + beside.swap_space;
   const auto refuse = [&](int64_t pages, int64_t tables) {
     const int64_t excess = rest + pages + tables - limit.bytes;
@@ -167,12 +167,12 @@ absl::StatusOr<RunnerOptions> PlanStepSizes(
 
 int64_t AvailableDeviceBytes(Ops& ops, double utilization, const FoxWeights& weights,
                              const RunnerOptions& options) {
-  constexpr double kWorkSpace = 1 << 30;  // cuBLASLt, graphs
+  constexpr double kWorkSpace = 1 << 30;  // products, graphs
   const DeviceQueue& queue = *ops.queue();
   const auto total = static_cast<double>(queue.total_bytes());
   const double used = total - static_cast<double>(queue.free_bytes());
   const double activations = static_cast<double>(Activations::Bytes(
-      weights.config, weights.residual_dtype, DType::kBF16, options.max_num_batched_tokens,
+      weights.config, weights.residual_dtype, ops, options.max_num_batched_tokens,
       std::max<int64_t>(options.max_logit_rows, options.max_num_seqs)));
   // Before the sequences' length is known: tables of the longest default.
   PagedKvShape shape = CacheShape(weights.config, options);
@@ -190,9 +190,9 @@ std::string DescribeMemory(const ModelRunner& runner) {
   const RunnerOptions& options = runner.options();
   const PagedKvShape shape = CacheShape(weights.config, options);
   const double page = static_cast<double>(shape.page_bytes());
-  const auto activations = static_cast<double>(Activations::Bytes(
-      weights.config, weights.residual_dtype, runner.ops().ActivationDType(weights.residual_dtype),
-      options.max_num_batched_tokens, options.max_logit_rows));
+  const auto activations = static_cast<double>(
+      Activations::Bytes(weights.config, weights.residual_dtype, runner.ops(),
+                         options.max_num_batched_tokens, options.max_logit_rows));
   const size_t states =
       runner.limits().samples_on_device ? PenaltyStateBytes(weights.config, options) : 0;
   return absl::StrFormat(

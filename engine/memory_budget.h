@@ -27,7 +27,8 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
 struct MemoryBeside {
   int64_t weights = 0;  // WeightBytes
   int64_t swap_space = 0;
-  DType residual_dtype = DType::kF32, activation_dtype = DType::kF32;
+  DType residual_dtype = DType::kF32;
+  const Ops& ops;  // whose activations
 };
 
 // Bytes of the packed weights in `dtype` and of the embeddings in theirs.

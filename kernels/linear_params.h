@@ -72,10 +72,11 @@ struct LinearParams {
   // Where Ops::has_decode_family(): the rows of `in` are decode rows (batch_view.h), in any number;
   // else prefill rows, at least two. Elsewhere it says nothing.
   bool decodes = false;
-  // The following three only of decode rows where Ops::has_decode_family().
-  // With it the product's halves become one: out [rows, weight.out / 2] = act(y[:I]) * y[I:], the
-  // values of kGatedAct over y in the activation dtype. Without bias and accumulate.
+  // Only where Ops::has_decode_family(). With it the product's halves become one: out [rows,
+  // weight.out / 2] = act(y[:I]) * y[I:], the values of kGatedAct over y in the activation dtype.
+  // Without bias and accumulate.
   std::optional<Activation> gated = {};
+  // The following two only of decode rows where Ops::has_decode_family().
   // With `rows`: they stand for the norm of `in`, which then is not read; no transform.
   NormedRows takes = {};
   // With `rows`: what is left of `out` for the next norm; accumulate. Overlaps nothing that the

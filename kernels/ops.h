@@ -86,8 +86,8 @@ class Ops {
                           Stream stream) = 0;
 
   // Whether decode rows have products of their own. Then decode rows and prefill rows come in calls
-  // of their own, and Linear understands InputTransform::apart and LinearParams::gated, takes and
-  // leaves of decode rows. Without it Linear takes all rows in one call.
+  // of their own, and Linear understands LinearParams::gated, and of decode rows takes, leaves and
+  // InputTransform::apart. Without it Linear takes all rows in one call.
   virtual bool has_decode_family() const { return false; }
 
   // One linear layer, with the transform of its input rows.

@@ -13,6 +13,19 @@ MatrixView View(const Buffer& buffer, DType dtype, int64_t rows, int64_t cols) {
   return {buffer.data(), dtype, rows, cols, cols};
 }
 
+// Of a step's rows, those that may be gated on their way into a product.
+int64_t UngatedRows(const Ops& ops, int64_t rows) {
+  return ops.has_decode_family() ? std::min<int64_t>(rows, kSmallBatchRows) : rows;
+}
+
+int64_t GateUpValues(const ModelConfig& c, const Ops& ops, int64_t rows) {
+  return std::max(rows, 2 * UngatedRows(ops, rows)) * c.intermediate_size;
+}
+
+int64_t ScratchValues(const ModelConfig& c, const Ops& ops, int64_t rows) {
+  return std::max(rows * c.hidden_size, UngatedRows(ops, rows) * c.intermediate_size);
+}
+
 }  // namespace
 
 Activations::Activations(const FoxWeights& weights, Ops& ops, int64_t rows, int64_t logit_rows)
@@ -26,22 +39,22 @@ Activations::Activations(const FoxWeights& weights, Ops& ops, int64_t rows, int6
   x = allocate(rows, c.hidden_size, weights.residual_dtype);
   projection = allocate(rows, weights.columns.stride(activation_dtype), activation_dtype);
   o = allocate(rows, c.hidden_size, activation_dtype);
-  gate_up = allocate(rows, 2 * c.intermediate_size, activation_dtype);
+  gate_up = allocate(1, GateUpValues(c, ops, rows), activation_dtype);
   norm_sums =
       ops.Allocate(static_cast<size_t>(rows * NormedRows::SumsOf(c.hidden_size)) * sizeof(float));
-  scratch = allocate(rows, std::max(c.hidden_size, c.intermediate_size), activation_dtype);
+  scratch = allocate(1, ScratchValues(c, ops, rows), activation_dtype);
   last = allocate(logit_rows, c.hidden_size, weights.residual_dtype);
   logits = allocate(logit_rows, c.vocab_size, weights.residual_dtype);
 }
 
-size_t Activations::Bytes(const ModelConfig& c, DType residual_dtype, DType activation_dtype,
-                          int64_t rows, int64_t logit_rows) {
-  const int64_t activation_cols = ColumnsOf(c).stride(activation_dtype) + c.hidden_size +
-                                  2 * c.intermediate_size +
-                                  std::max(c.hidden_size, c.intermediate_size);
+size_t Activations::Bytes(const ModelConfig& c, DType residual_dtype, const Ops& ops, int64_t rows,
+                          int64_t logit_rows) {
+  const DType activation_dtype = ops.ActivationDType(residual_dtype);
+  const int64_t activations = rows * (ColumnsOf(c).stride(activation_dtype) + c.hidden_size) +
+                              GateUpValues(c, ops, rows) + ScratchValues(c, ops, rows);
   return static_cast<size_t>(rows * c.hidden_size + logit_rows * (c.hidden_size + c.vocab_size)) *
              SizeOf(residual_dtype) +
-         static_cast<size_t>(rows * activation_cols) * SizeOf(activation_dtype) +
+         static_cast<size_t>(activations) * SizeOf(activation_dtype) +
          static_cast<size_t>(rows * NormedRows::SumsOf(c.hidden_size)) * sizeof(float);
 }
 
@@ -99,9 +112,15 @@ bool FoxModel::TakesNormsApart(const RowGroup& rows) const {
   return rows.decodes && transforms && ops_.has_decode_family();
 }
 
-// Whether products take over the transforms around them.
-bool FoxModel::Fuses(const RowGroup& rows) const {
+// Whether products leave norms to one another.
+bool FoxModel::FusesNorms(const RowGroup& rows) const {
   return rows.count > kSmallBatchRows && TakesNormsApart(rows);
+}
+
+// Whether the product of gate and up gates its outputs. Few decode rows are gated on their way into
+// the next product, to the same bits.
+bool FoxModel::FusesGate(const RowGroup& rows) const {
+  return ops_.has_decode_family() && !(rows.decodes && rows.count <= kSmallBatchRows);
 }
 
 void FoxModel::Project(int layer, const RowGroup& rows, Stream stream) {
@@ -115,7 +134,7 @@ void FoxModel::Project(int layer, const RowGroup& rows, Stream stream) {
 // x += o(attention's output); then x += down(act(gate) * up), of the normed rows.
 void FoxModel::MixAndMlp(int layer, const RowGroup& rows, Stream stream) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const bool fuses = Fuses(rows), last = layer + 1 == weights_.config.num_layers;
+  const bool gates = FusesGate(rows), last = layer + 1 == weights_.config.num_layers;
   const int64_t inner = weights_.config.intermediate_size;
   const MatrixView x = Residual(rows), o = Attended(rows);
   LinearParams mix{.in = o,
@@ -125,19 +144,21 @@ void FoxModel::MixAndMlp(int layer, const RowGroup& rows, Stream stream) {
                    .decodes = rows.decodes,
                    .out = x};
   const MatrixView y =
-      View(act_.gate_up, act_.activation_dtype, rows.count, fuses ? inner : 2 * inner);
+      View(act_.gate_up, act_.activation_dtype, rows.count, gates ? inner : 2 * inner);
   LinearParams gate_up = Normed(rows, w.mlp_norm, *w.gate_up, true);
   gate_up.out = y;
   LinearParams down{
       .in = y, .weight = *w.down, .accumulate = true, .decodes = rows.decodes, .out = x};
-  if (fuses) {
-    mix.leaves = Left(rows, w.mlp_norm);
+  if (gates) {
     gate_up.gated = HiddenActivation();
+  } else {
+    down.transform = GatedAct(rows.count);
+  }
+  if (FusesNorms(rows)) {
+    mix.leaves = Left(rows, w.mlp_norm);
     if (!last) {
       down.leaves = Left(rows, weights_.layers[static_cast<size_t>(layer) + 1].attn_norm);
     }
-  } else {
-    down.transform = GatedAct(rows.count);
   }
   for (const LinearParams* product : {&mix, &gate_up, &down}) ops_.Linear(*product, stream);
 }
@@ -147,7 +168,7 @@ void FoxModel::MixAndMlp(int layer, const RowGroup& rows, Stream stream) {
 LinearParams FoxModel::Normed(const RowGroup& rows, const Buffer& norm, const PackedWeight& weight,
                               bool behind) const {
   LinearParams params{.in = Residual(rows), .weight = weight, .decodes = rows.decodes, .out = {}};
-  if (behind && Fuses(rows)) {
+  if (behind && FusesNorms(rows)) {
     params.takes = Left(rows, norm);
   } else {
     params.transform = Norm(norm, rows.count);

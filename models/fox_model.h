@@ -15,7 +15,7 @@ namespace fox {
 struct Activations {
   Activations(const FoxWeights& weights, Ops& ops, int64_t max_rows, int64_t max_logit_rows);
   // What the constructor will allocate.
-  static size_t Bytes(const ModelConfig& config, DType residual_dtype, DType activation_dtype,
+  static size_t Bytes(const ModelConfig& config, DType residual_dtype, const Ops& ops,
                       int64_t max_rows, int64_t max_logit_rows);
 
   int64_t max_rows, max_logit_rows;
@@ -24,8 +24,9 @@ struct Activations {
   Buffer projection;  // [R, ProjectionColumns::stride] activation dtype
   Buffer o;           // [R, D] activation dtype: attention output
   Buffer norm_sums;   // NormedRows::sums of x
-  Buffer gate_up;     // [R, 2I] activation dtype
-  Buffer scratch;     // [R, max(D, I)] activation dtype: rows on their way into a product
+  Buffer gate_up;     // [R, 2I] activation dtype; where products gate [R, I] of all rows but few
+  Buffer scratch;     // [R, max(D, I)] activation dtype: rows on their way into a product; where
+                      // products gate [R, D] of all rows but few
   Buffer last;        // [L, D] residual dtype: rows that want logits
   Buffer logits;      // [L, V] residual dtype
 };
@@ -61,7 +62,8 @@ class FoxModel {
 
   std::array<RowGroup, 2> GroupsOf(const BatchView& batch) const;
   bool TakesNormsApart(const RowGroup& rows) const;
-  bool Fuses(const RowGroup& rows) const;
+  bool FusesNorms(const RowGroup& rows) const;
+  bool FusesGate(const RowGroup& rows) const;
   void Project(int layer, const RowGroup& rows, Stream stream);
   void Attend(int layer, const BatchView& batch, AcpMode acp, const PagedKv& kv,
               const ForwardCounters& counters, Stream stream);

@@ -231,8 +231,8 @@ void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, c
   if (batch.num_rows > batch.num_seqs) {
     state_->Enqueue("attend, chunks", stream,
                     [&](cudaStream_t on) { return state_->Prefill(batch, params, kv, on); });
-    if (batch.num_seqs == 1) return;
   }
+  if (batch.num_decodes == 0) return;
   cuda::StepSchedule schedule = state_->schedule;
   if (cuda::UsesPerQueryBound(params)) {
     schedule.first_visible_page = state_->first_visible_pages;

@@ -1,6 +1,8 @@
 // fox-bench linear: each kind of matrix product of the model, by rows, against the larger of two
 // floors: its weight's bytes at the measured bandwidth, its multiplications at the measured peak.
+// Gate and up are gated where the model's product does it.
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/str_format.h"
 #include "tests/bench/bench_session.h"
@@ -13,11 +15,12 @@ namespace {
 struct LinearKind {
   const char* name;
   std::vector<const PackedWeight*> weights;  // of all layers: run in turn, as the model does
+  bool halves = false;                       // gate and up
 };
 
 std::vector<LinearKind> KindsOf(const FoxWeights& weights) {
   std::vector<LinearKind> kinds = {
-      {"projection", {}}, {"o", {}}, {"gate_up", {}}, {"down", {}}, {"lm_head", {}}};
+      {"projection", {}}, {"o", {}}, {"gate_up", {}, true}, {"down", {}}, {"lm_head", {}}};
   for (const LayerWeights& layer : weights.layers) {
     kinds[0].weights.push_back(layer.projection.get());
     kinds[1].weights.push_back(layer.o.get());
@@ -59,10 +62,14 @@ absl::StatusOr<Summary> Measure(const BenchSession& session, Ops& ops, const Lin
   const int64_t stride = session.on_gpu ? (first.out() + 7) / 8 * 8 : first.out();
   const Buffer out = ops.Allocate(static_cast<size_t>(rows * stride) * SizeOf(dtype));
   const MatrixView from{in.data(), dtype, rows, first.in(), first.in()};
-  const MatrixView to{out.data(), dtype, rows, first.out(), stride};
+  const bool few = decodes && rows <= kSmallBatchRows;
+  std::optional<Activation> gated;
+  if (kind.halves && ops.has_decode_family() && !few) gated = Activation::kSilu;
+  const MatrixView to{out.data(), dtype, rows, first.out() / (gated ? 2 : 1), stride};
   const auto multiply = [&](int i) {
     const PackedWeight& weight = *kind.weights[static_cast<size_t>(i)];
-    ops.Linear({.in = from, .weight = weight, .decodes = decodes, .out = to}, nullptr);
+    ops.Linear({.in = from, .weight = weight, .decodes = decodes, .gated = gated, .out = to},
+               nullptr);
   };
   const auto count = static_cast<int>(kind.weights.size());
   const int samples = static_cast<int>(2 * session.flags.repeat);

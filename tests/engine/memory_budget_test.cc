@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/timed_ops.h"
+#include "kernels/cpu/cpu_ops.h"
 
 namespace fox {
 namespace {
@@ -184,9 +185,10 @@ constexpr int64_t kWeights = 64 << 20;
 absl::StatusOr<RunnerOptions> PlanIn(int64_t limit, const MemoryRequest& request,
                                      int64_t swap_space = 0) {
   RunnerOptions options = WithStepSizes(Options(), /*on_gpu=*/false);
-  const absl::Status status =
-      PlanMemoryWithin({limit, "a test"}, {.weights = kWeights, .swap_space = swap_space}, Model(),
-                       request, options);
+  const CpuOps ops({});
+  const absl::Status status = PlanMemoryWithin(
+      {limit, "a test"}, {.weights = kWeights, .swap_space = swap_space, .ops = ops}, Model(),
+      request, options);
   if (!status.ok()) return status;
   return options;
 }
@@ -271,6 +273,41 @@ TEST(MemoryBudgetTest, WeightsAreCountedInTheirType) {
   EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16), 2 * 2 * table);
 }
 
+// Counts what is allocated; products fuse with transforms or do not.
+class CountingOps final : public TimedOps {
+ public:
+  explicit CountingOps(bool fuses)
+      : TimedOps(std::make_unique<CpuOps>(CpuOptions{}), nullptr), fuses_(fuses) {}
+  bool has_decode_family() const override { return fuses_; }
+  Buffer Allocate(size_t bytes) override {
+    allocated_ += bytes;
+    return TimedOps::Allocate(bytes);
+  }
+  size_t allocated() const { return allocated_; }
+
+ private:
+  bool fuses_;
+  size_t allocated_ = 0;
+};
+
+TEST(MemoryBudgetTest, ActivationsAreCountedAsTheyAreAllocated) {
+  FoxWeights weights;
+  weights.config = Model();
+  weights.columns = ColumnsOf(weights.config);
+  const auto allocated = [&](bool fuses, int64_t rows) {
+    CountingOps ops(fuses);
+    const Activations activations(weights, ops, rows, 3);
+    EXPECT_EQ(ops.allocated(),
+              Activations::Bytes(weights.config, weights.residual_dtype, ops, rows, 3));
+    return ops.allocated();
+  };
+  // Where products fuse, half of gate and up is there at a time, and nothing transforms the rest.
+  const size_t inner = static_cast<size_t>(weights.config.intermediate_size) * sizeof(float);
+  const size_t hidden = static_cast<size_t>(weights.config.hidden_size) * sizeof(float);
+  EXPECT_EQ(allocated(false, 100) - allocated(true, 100), 100 * (2 * inner - hidden));
+  EXPECT_EQ(allocated(false, kSmallBatchRows), allocated(true, kSmallBatchRows));
+}
+
 // A device of which only the memory is asked for.
 class FakeQueue final : public DeviceQueue {
  public:
@@ -296,6 +333,8 @@ class FakeOps final : public TimedOps {
   explicit FakeOps(int64_t free)
       : TimedOps(nullptr, nullptr), queue_(64 * kGib, static_cast<size_t>(free)) {}
   DeviceQueue* queue() override { return &queue_; }
+  DType ActivationDType(DType) const override { return DType::kBF16; }
+  bool has_decode_family() const override { return true; }
   int64_t PartialResultBytes(int max_seqs, const PagedKvShape& shape) const override {
     EXPECT_GE(shape.max_pages, PagesFor(131072));
     return max_seqs / 2 * kGib;

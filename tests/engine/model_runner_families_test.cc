@@ -107,7 +107,7 @@ class FamilyOps : public TimedOps {
     products_.takes += takes ? 1 : 0;
     products_.leaves += leaves ? 1 : 0;
     if (!params.decodes) {
-      EXPECT_FALSE(params.transform.apart || params.gated || takes || leaves);
+      EXPECT_FALSE(params.transform.apart || takes || leaves);
       EXPECT_EQ(params.in.rows, batch_.num_rows - batch_.num_decodes);
       EXPECT_GE(params.in.rows, 2);
     }
@@ -188,13 +188,13 @@ TEST_P(FamiliesTest, RowsOfTwoFamiliesAreTheRowsOfOneCall) {
     ASSERT_EQ(got.size(), want.size());
     EXPECT_EQ(std::memcmp(got.data(), want.data(), want.size() * sizeof(float)), 0) << decodes;
     const Products products = ops.Take();
-    const bool few = decodes > 0 && decodes <= kSmallBatchRows && transforms;
-    const bool fuses = decodes > kSmallBatchRows && transforms;
+    const bool few = decodes > 0 && decodes <= kSmallBatchRows, many = decodes > kSmallBatchRows;
+    const bool prompts = decodes < 8;
     EXPECT_EQ(products.decodes, (decodes > 0 ? 4 * layers : 0) + 1);
-    EXPECT_EQ(products.prefills, decodes < 8 ? 4 * layers : 0);
-    EXPECT_EQ(products.apart, few ? 2 * layers - 1 : 0);
-    EXPECT_EQ(products.gated, fuses ? layers : 0);
-    EXPECT_EQ(products.takes, fuses ? 2 * layers - 1 : 0);
+    EXPECT_EQ(products.prefills, prompts ? 4 * layers : 0);
+    EXPECT_EQ(products.apart, few && transforms ? 2 * layers - 1 : 0);
+    EXPECT_EQ(products.gated, ((many ? 1 : 0) + (prompts ? 1 : 0)) * layers);
+    EXPECT_EQ(products.takes, many && transforms ? 2 * layers - 1 : 0);
     EXPECT_EQ(products.leaves, products.takes);
   }
 }

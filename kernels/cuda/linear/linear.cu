@@ -1,6 +1,7 @@
 // Which product for which rows. On Hopper: decode rows by small_batch_gemm.cu (1..4) and
-// cluster_gemm.cu, which give the same bits, prefill rows by cublas_gemm.cc. Elsewhere their number
-// decides: small_batch_gemm.cu, skinny_gemm.cu, cublas_gemm.cc.
+// cluster_gemm.cu, which give the same bits, prefill rows by cublas_gemm.cc and, where products are
+// gated, prefill_gemm.cu. Elsewhere their number decides: small_batch_gemm.cu, skinny_gemm.cu,
+// cublas_gemm.cc.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include "kernels/cuda/linear/cublas_gemm.h"
 #include "kernels/cuda/linear/input_transform.h"
 #include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/linear/prefill_gemm.h"
 #include "kernels/cuda/linear/skinny_gemm.h"
 #include "kernels/cuda/linear/small_batch_gemm.h"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
@@ -57,7 +59,7 @@ struct LinearEngine::State {
   int32_t* arrival_counter = nullptr;
   cudaError_t error = cudaSuccess;  // the constructor's
   CublasGemm cublas;
-  const bool has_cluster_gemm = HasClusterGemm();
+  const bool has_decode_family = HasClusterGemm() && HasPrefillGemm();
 
   State() : error(Allocate()), cublas(workspace, kWorkspaceBytes) {}
   ~State() {
@@ -92,7 +94,7 @@ bool LinearEngine::Drains(const LinearParams& params) const {
   return params.transform.kind == kDrainingKind && RunsGemv(params);
 }
 
-bool LinearEngine::has_decode_family() const { return state_->has_cluster_gemm; }
+bool LinearEngine::has_decode_family() const { return state_->has_decode_family; }
 
 bool LinearEngine::RunsGemv(const LinearParams& params) const {
   const bool fused = params.gated || !params.takes.rows.empty() || !params.leaves.rows.empty();
@@ -125,8 +127,8 @@ cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
   FOX_CHECK(in.rows == out.rows && weight.out() > 0 && weight.in() > 0);
   FOX_CHECK(out.cols == (params.gated ? weight.out() / 2 : weight.out()));
   const bool takes = !params.takes.rows.empty(), leaves = !params.leaves.rows.empty();
-  FOX_CHECK(!(params.gated || takes || leaves || transform.apart) ||
-            (has_decode_family() && params.decodes));
+  FOX_CHECK(!params.gated || has_decode_family());
+  FOX_CHECK(!(takes || leaves || transform.apart) || (has_decode_family() && params.decodes));
   FOX_CHECK(!params.gated || (params.bias == nullptr && !params.accumulate && !leaves));
   FOX_CHECK(!takes || transform.kind == InputTransform::Kind::kNone);
   FOX_CHECK(weight.in() % 8 == 0 && reinterpret_cast<uintptr_t>(weight.data()) % 16 == 0);
@@ -145,6 +147,7 @@ cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
             reinterpret_cast<uintptr_t>(x.data) % 16 == 0);
   if (has_decode_family()) {
     if (params.decodes) return ClusterGemm(x, params, state_->limits.multiprocessors, stream);
+    if (params.gated) return PrefillGemm(x, params, state_->limits.multiprocessors, stream);
     FOX_CHECK(in.rows > 1);  // cuBLASLt may compute one alone in another order
   } else if (in.rows <= kMaxSkinnyRows && weight.in() % kSkinnyStep == 0) {
     return SkinnyGemm(x, params, state_->skinny(), stream);

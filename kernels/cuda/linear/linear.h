@@ -1,6 +1,7 @@
 // Linear layers on the GPU: y = t(x) W^T, W bf16 [out, in] row-major. cuBLASLt for the rows of
-// prompts; own kernels, bound by reading W once, for decode rows: there the row transform runs
-// inside the product and W is prefetched while the previous kernel still ends.
+// prompts, but an own kernel for their gated products; own kernels, bound by reading W once, for
+// decode rows: there the row transform runs inside the product and W is prefetched while the
+// previous kernel still ends.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,9 +23,9 @@ class LinearEngine {
   // weight.in], used when not fused. Enqueues on `stream`; may be captured once the same shape ran
   // before. Returns the first error.
   // A row's bits: where has_decode_family(), those of a decode row and those of a prefill row, in
-  // any batch. The latter rests on cuBLASLt, whose kernels without a split of W's columns agree
-  // (linear_test.cc). Elsewhere the same in any batch of 1..4 rows, of 5..8 and of 9..16 (weight.in
-  // % 16 == 0).
+  // any batch. The latter rests, where they are not gated, on cuBLASLt, whose kernels without a
+  // split of W's columns agree (linear_test.cc). Elsewhere the same in any batch of 1..4 rows, of
+  // 5..8 and of 9..16 (weight.in % 16 == 0).
   // REQUIRES: weight.in % 8 == 0; rows of in, scratch and gate 16-byte aligned (those of out need
   // not be); out overlaps none of them.
   cudaError_t Run(const LinearParams& params, cudaStream_t stream);

@@ -50,10 +50,14 @@ __device__ __forceinline__ void WarpgroupFenceOperand(float (&sums)[kCount]) {
 #define FOX_SUMS16(d, i) \
   FOX_SUMS4(d, i), FOX_SUMS4(d, i + 4), FOX_SUMS4(d, i + 8), FOX_SUMS4(d, i + 12)
 #define FOX_SUMS64(d) FOX_SUMS16(d, 0), FOX_SUMS16(d, 16), FOX_SUMS16(d, 32), FOX_SUMS16(d, 48)
+#define FOX_SUMS128(d) \
+  FOX_SUMS64(d), FOX_SUMS16(d, 64), FOX_SUMS16(d, 80), FOX_SUMS16(d, 96), FOX_SUMS16(d, 112)
 #define FOX_NEW4(d, i) "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3])
 #define FOX_NEW16(d, i) FOX_NEW4(d, i), FOX_NEW4(d, i + 4), FOX_NEW4(d, i + 8), FOX_NEW4(d, i + 12)
 #define FOX_NEW32(d) FOX_NEW16(d, 0), FOX_NEW16(d, 16)
 #define FOX_NEW64(d) FOX_NEW16(d, 0), FOX_NEW16(d, 16), FOX_NEW16(d, 32), FOX_NEW16(d, 48)
+#define FOX_NEW128(d) \
+  FOX_NEW64(d), FOX_NEW16(d, 64), FOX_NEW16(d, 80), FOX_NEW16(d, 96), FOX_NEW16(d, 112)
 // The first operands of an instruction, where the sums are.
 #define FOX_FIRST16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define FOX_FIRST32 \
@@ -62,6 +66,13 @@ __device__ __forceinline__ void WarpgroupFenceOperand(float (&sums)[kCount]) {
   FOX_FIRST32                                                                        \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FOX_FIRST128                                                                             \
+  FOX_FIRST64                                                                                    \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"             \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"             \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+  "%127"
 // `adds`: "eq" to add to the sums, "ne" to begin them. `rest`: the operands after the sums.
 #define FOX_WGMMA(adds, shape, sums, rest) \
   "{\n.reg .pred add;\nsetp." adds         \
@@ -69,8 +80,21 @@ __device__ __forceinline__ void WarpgroupFenceOperand(float (&sums)[kCount]) {
   "wgmma.mma_async.sync.aligned." shape ".f32.bf16.bf16 {" sums "}, " rest ";\n}\n"
 
 // d = a b^T with kFirst, else d += a b^T: a [64, 16] and b [N, 16] in shared memory, both with 16
-// contiguous; N is 128 or 64. The first of a chain takes nothing from d: sums that ordinary
+// contiguous; N is 256, 128 or 64. The first of a chain takes nothing from d: sums that ordinary
 // instructions write while other products run would make ptxas wait for those.
+template <bool kFirst>
+__device__ __forceinline__ void WgmmaQk(float (&d)[128], uint64_t a, uint64_t b) {
+  if constexpr (kFirst) {
+    asm volatile(FOX_WGMMA("ne", "m64n256k16", FOX_FIRST128, "%128, %129, add, 1, 1, 0, 0")
+                 : FOX_NEW128(d)
+                 : "l"(a), "l"(b));
+  } else {
+    asm volatile(FOX_WGMMA("eq", "m64n256k16", FOX_FIRST128, "%128, %129, add, 1, 1, 0, 0")
+                 : FOX_SUMS128(d)
+                 : "l"(a), "l"(b));
+  }
+}
+
 template <bool kFirst>
 __device__ __forceinline__ void WgmmaQk(float (&d)[64], uint64_t a, uint64_t b) {
   if constexpr (kFirst) {
@@ -155,13 +179,16 @@ __device__ __forceinline__ void WgmmaValues(float (&d)[64], const uint32_t (&p)[
 }
 
 #undef FOX_WGMMA
+#undef FOX_FIRST128
 #undef FOX_FIRST64
 #undef FOX_FIRST32
 #undef FOX_FIRST16
+#undef FOX_NEW128
 #undef FOX_NEW64
 #undef FOX_NEW32
 #undef FOX_NEW16
 #undef FOX_NEW4
+#undef FOX_SUMS128
 #undef FOX_SUMS64
 #undef FOX_SUMS16
 #undef FOX_SUMS4

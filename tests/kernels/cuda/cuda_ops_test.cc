@@ -2,12 +2,14 @@
 // and against the CPU backend: every shape and chunking, both attention kernels.
 #include "kernels/cuda/cuda_ops.h"
 
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "kernels/cpu/cpu_ops.h"
+#include "tests/kernels/cuda/device_kv.h"
 #include "tests/kernels/head_sequence.h"
 
 namespace fox::testing {
@@ -227,6 +229,44 @@ TEST(CudaOpsTest, EmptyBatchTouchesNothing) {
   ops->CopyToHost(storage.view().free_count, sizeof(free), &free, nullptr);
   EXPECT_EQ(free, storage.view().shape.num_pages);
   EXPECT_EQ(ops->queue()->error(), nullptr) << ops->queue()->error();
+}
+
+// Kernels of one layer's attention, captured: the batch's arrays are not read.
+size_t AttentionKernels(CudaOps& ops, const PagedKv& kv,
+                        const std::vector<cuda::testing::BatchEntry>& entries) {
+  const cuda::testing::HostBatch batch(entries);
+  const int64_t rows = batch.view.num_rows;
+  const int64_t hidden = int64_t{kv.shape.q_heads} * kv.shape.head_dim;
+  const auto bytes = static_cast<size_t>(rows * hidden) * SizeOf(DType::kBF16);
+  const Buffer q = ops.Allocate(bytes), out = ops.Allocate(bytes);
+  AttentionParams params;
+  params.q = {q.data(), DType::kBF16, rows, hidden, hidden};
+  params.out = {out.data(), DType::kBF16, rows, hidden, hidden};
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  size_t nodes = 0;
+  EXPECT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), cudaSuccess);
+  ops.Attention(batch.view, params, kv, stream);
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  EXPECT_EQ(cudaGraphGetNodes(graph, nullptr, &nodes), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  EXPECT_EQ(ops.queue()->error(), nullptr) << ops.queue()->error();
+  return nodes;
+}
+
+TEST(CudaOpsTest, StepsOfPromptsLaunchNoDecodeAttention) {
+  for (const bool portable : {false, true}) {
+    const auto ops = MakeOps(portable);
+    PagedKvStorage storage(ShapeFor({}, 256, DType::kBF16), *ops);
+    ops->Reserve(256, 3, storage.view().shape);
+    const size_t prompts =
+        AttentionKernels(*ops, storage.view(), {{.slot = 0, .rows = 70}, {.slot = 1, .rows = 2}});
+    const size_t mixed = AttentionKernels(
+        *ops, storage.view(), {{.slot = 0}, {.slot = 1, .rows = 70}, {.slot = 2, .rows = 2}});
+    EXPECT_EQ(prompts + AttentionKernels(*ops, storage.view(), {{.slot = 0}}), mixed);
+  }
 }
 
 }  // namespace

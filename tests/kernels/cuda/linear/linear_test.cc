@@ -160,7 +160,7 @@ class LinearBitsTest : public LinearTest {
   // That rows have the bits, in calls of these rows alone, that they have among all.
   void ExpectSameBits(const Call& call, DType dtype, const std::vector<Rows>& parts) {
     const auto run = [&](Rows rows) {
-      TestMatrix y(dtype, call.in->rows(), call.weight->rows(), 0);
+      TestMatrix y(dtype, call.in->rows(), call.weight->rows() / (call.gated ? 2 : 1), 0);
       Uniform uniform(13);
       if (call.accumulate) y.FillUniform(uniform, 3);
       // In its place among all: how it is aligned may choose a kernel, too.
@@ -172,7 +172,7 @@ class LinearBitsTest : public LinearTest {
     for (const Rows& rows : parts) {
       const TestMatrix some = run(rows);
       for (int64_t r = rows.first; r < rows.first + rows.second; ++r) {
-        for (int64_t c = 0; c < call.weight->rows(); ++c) {
+        for (int64_t c = 0; c < all.cols(); ++c) {
           ASSERT_EQ(some.At(r, c), all.At(r, c))
               << rows.second << " rows from " << rows.first << ": row " << r << " column " << c;
         }
@@ -194,7 +194,7 @@ class LinearBitsTest : public LinearTest {
       bias.FillUniform(uniform, 2);
       call.in = &x;
       call.weight = &weight;
-      if (dtype == DType::kBF16) call.bias = &bias;
+      if (dtype == DType::kBF16 && !call.gated) call.bias = &bias;
       call.decodes = decodes;
       ExpectSameBits(call, dtype, parts);
     };
@@ -207,7 +207,9 @@ class LinearBitsTest : public LinearTest {
     if (decodes) expect(17003, 512, DType::kF32, DType::kF32, {.transform = norm});
     expect(200, 1544, DType::kBF16, DType::kBF16, {});
     expect(1000, 520, DType::kBF16, DType::kF32, {.accumulate = true});
-    if (!decodes || !engine_.has_decode_family()) return;
+    if (!engine_.has_decode_family()) return;
+    expect(7168, 1536, DType::kF32, DType::kBF16, {.transform = norm, .gated = Activation::kSilu});
+    if (!decodes) return;
     expect(7168, 1536, DType::kF32, DType::kF32, {.transform = norm, .apart = true});
     expect(65, 40, DType::kF32, DType::kF32, {.transform = norm, .apart = true});
   }
@@ -265,9 +267,11 @@ TEST_F(LinearTest, NoRowsAreNoWork) {
 }
 
 // A few layers' worth of calls, each reading what the one before wrote, on buffers that all layers
-// share: x += down(act(gate_up(norm(x)))), x += o(gate(h)), as in a model. Here reading too early,
-// writing too early, and leftovers of the split sums would show.
-class LinearChainTest : public LinearTest, public ::testing::WithParamInterface<int64_t> {
+// share: x += down(act(gate_up(norm(x)))), x += o(gate(h)), as in a model; of decode rows and, with
+// gated products where there are some, of prefill rows. Here reading too early, writing too early,
+// and leftovers of the split sums would show.
+class LinearChainTest : public LinearTest,
+                        public ::testing::WithParamInterface<std::tuple<int64_t, bool>> {
  protected:
   static constexpr int64_t kHidden = 512, kInner = 1024;
   static constexpr int kLayers = 6;
@@ -278,7 +282,7 @@ class LinearChainTest : public LinearTest, public ::testing::WithParamInterface<
     for (TestMatrix& w : gate_up_) w.FillUniform(uniform, 0.05f);
     for (TestMatrix& w : down_) w.FillUniform(uniform, 0.05f);
     for (TestMatrix& w : o_) w.FillUniform(uniform, 0.05f);
-    scratch_ = std::make_unique<TestMatrix>(DType::kBF16, GetParam(), kInner, 0);
+    scratch_ = std::make_unique<TestMatrix>(DType::kBF16, rows_, kInner, 0);
   }
 
   static std::vector<TestMatrix> Weights(int64_t out, int64_t in) {
@@ -294,20 +298,25 @@ class LinearChainTest : public LinearTest, public ::testing::WithParamInterface<
 
   // `after` runs after each call.
   void Enqueue(const std::function<void()>& after) {
-    const auto run = [&](const Call& call, const TestMatrix& out) {
+    const auto run = [&](Call call, const TestMatrix& out) {
+      call.decodes = decodes_;
       EXPECT_EQ(Run(call, out), cudaSuccess);
       after();
     };
+    const bool gates = !decodes_ && engine_.has_decode_family();
     for (size_t n = 0; n < kLayers; ++n) {
-      run({.in = &x_,
-           .transform = {.kind = Kind::kRmsNorm, .weight = &norm_},
-           .weight = &gate_up_[n]},
-          inner_);
-      run({.in = &inner_,
-           .transform = {.kind = Kind::kGatedAct, .act = Activation::kSilu},
-           .weight = &down_[n],
-           .accumulate = true},
-          x_);
+      Call gate_up{.in = &x_,
+                   .transform = {.kind = Kind::kRmsNorm, .weight = &norm_},
+                   .weight = &gate_up_[n]};
+      Call down{.in = &gated_, .weight = &down_[n], .accumulate = true};
+      if (gates) {
+        gate_up.gated = Activation::kSilu;
+      } else {
+        down.in = &inner_;
+        down.transform = {.kind = Kind::kGatedAct, .act = Activation::kSilu};
+      }
+      run(gate_up, gates ? gated_ : inner_);
+      run(down, x_);
       run({.in = &x_, .transform = {.kind = Kind::kRmsNorm}, .weight = &o_[n]}, h_);
       run({.in = &h_,
            .transform = {.kind = Kind::kOutputGate, .weight = &norm_, .gate = &h_},
@@ -324,13 +333,15 @@ class LinearChainTest : public LinearTest, public ::testing::WithParamInterface<
     return x_.host();
   }
 
+  const int64_t rows_ = std::get<0>(GetParam());
+  const bool decodes_ = std::get<1>(GetParam());
   TestMatrix norm_{DType::kF32, 1, kHidden, 0};
   std::vector<TestMatrix> gate_up_ = Weights(2 * kInner, kHidden);
   std::vector<TestMatrix> down_ = Weights(kHidden, kInner);
   std::vector<TestMatrix> o_ = Weights(kHidden, kHidden);
-  TestMatrix x_{DType::kF32, GetParam(), kHidden, 0};
-  TestMatrix inner_{DType::kBF16, GetParam(), 2 * kInner, 0};
-  TestMatrix h_{DType::kBF16, GetParam(), kHidden, 0};
+  TestMatrix x_{DType::kF32, rows_, kHidden, 0};
+  TestMatrix inner_{DType::kBF16, rows_, 2 * kInner, 0}, gated_{DType::kBF16, rows_, kInner, 0};
+  TestMatrix h_{DType::kBF16, rows_, kHidden, 0};
 };
 
 TEST_P(LinearChainTest, OverlappingCallsGiveTheSameBits) {
@@ -364,8 +375,16 @@ TEST_P(LinearChainTest, ReplaysOfAGraphSeeNewInputs) {
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, LinearChainTest, ::testing::Values(1, 4, 7, 32, 64, 100, 260),
-                         [](const auto& rows) { return std::to_string(rows.param); });
+const auto kRowsOf = [](const auto& chain) { return std::to_string(std::get<0>(chain.param)); };
+
+INSTANTIATE_TEST_SUITE_P(Decodes, LinearChainTest,
+                         ::testing::Combine(::testing::Values(1, 4, 7, 32, 64, 100, 260),
+                                            ::testing::Values(true)),
+                         kRowsOf);
+INSTANTIATE_TEST_SUITE_P(Prefills, LinearChainTest,
+                         ::testing::Combine(::testing::Values(2, 70, 260),
+                                            ::testing::Values(false)),
+                         kRowsOf);
 
 }  // namespace
 }  // namespace fox::cuda

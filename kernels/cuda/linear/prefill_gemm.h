@@ -1,0 +1,21 @@
+// The gated product of prefill rows, Hopper's own (wgmma, TMA): y = act(x G^T) * (x V^T), W = [G;
+// V]. A row's bits depend on that row and W's alone: not on the number of rows, not on the other
+// ones, not on the device's size.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/linear_params.h"
+
+namespace fox::cuda {
+
+// Whether the current device has the kernel as compiled for sm_90a.
+bool HasPrefillGemm();
+
+// The product of LinearEngine::Run with `gated` for rows `x` that are transformed already: bf16
+// [rows, in], 16-byte aligned, any number of rows from one on. `multiprocessors` chooses tiles,
+// which changes no bits. REQUIRES: HasPrefillGemm(); weight.in % 8 == 0.
+cudaError_t PrefillGemm(const MatrixView& x, const LinearParams& params, int multiprocessors,
+                        cudaStream_t stream);
+
+}  // namespace fox::cuda

@@ -1,0 +1,202 @@
+// Gated products of prefill rows: the bits of a product that is exact and the transform behind it;
+// against float64; the order of sums, stated on the host; that a row's bits depend neither on the
+// other rows nor on the tiles.
+#include "kernels/cuda/linear/prefill_gemm.h"
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels/core/dtype.h"
+#include "kernels/cuda/linear/input_transform.h"
+#include "tests/kernels/cuda/linear/linear_calls.h"
+#include "tests/kernels/cuda/test_matrix.h"
+
+namespace fox::cuda {
+namespace {
+
+using testing::LinearTest;
+using testing::TestMatrix;
+using testing::Uniform;
+
+// Inner width, columns, activation: tiles of outputs, rows and columns, whole and cut off; fewer
+// chunks of columns than stages.
+class PrefillGemmTest
+    : public LinearTest,
+      public ::testing::WithParamInterface<std::tuple<int64_t, int64_t, Activation>> {
+ protected:
+  void SetUp() override {
+    if (!HasPrefillGemm()) GTEST_SKIP() << "no code for sm_90a, or no such device";
+  }
+
+  cudaError_t Start(const LinearParams& params) override {
+    return PrefillGemm(params.in, params, multiprocessors_, stream_);
+  }
+
+  // Of `rows` rows from `first` on. Rows of y are 8 or 2 bytes aligned.
+  std::vector<float> Outputs(int64_t first, int64_t rows) {
+    TestMatrix y(DType::kBF16, rows, inner_, rows % 2 == 0 ? (4 - inner_ % 4) % 4 : 3);
+    EXPECT_EQ(Run({.in = &x_, .weight = &weight_, .gated = act_}, y, first, rows), cudaSuccess);
+    y.Download();
+    std::vector<float> out;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < inner_; ++c) out.push_back(y.At(r, c));
+    }
+    return out;
+  }
+
+  // With tiles of either width, all of them one after the other among others.
+  static constexpr int kMultiprocessors[] = {1, 7, 132, 10000};
+  int multiprocessors_ = 132;
+  const int64_t inner_ = std::get<0>(GetParam()), in_ = std::get<1>(GetParam());
+  const Activation act_ = std::get<2>(GetParam());
+  TestMatrix weight_{DType::kBF16, 2 * inner_, in_, 0};
+  TestMatrix x_{DType::kBF16, 600, in_, 8};
+};
+
+// Small whole numbers, whose sums are exact in any order.
+TEST_P(PrefillGemmTest, HasTheBitsOfProductAndTransform) {
+  constexpr int64_t kRows = 130;
+  Uniform uniform(41);
+  const auto fill = [&](TestMatrix& m) {
+    for (int64_t r = 0; r < m.rows(); ++r) {
+      for (int64_t c = 0; c < m.cols(); ++c) m.At(r, c) = std::round(uniform(1.5f));
+    }
+    m.Upload();
+  };
+  fill(weight_);
+  fill(x_);
+  const int64_t padded = (inner_ + 7) / 8 * 8;  // as the transform wants it
+  TestMatrix product(DType::kBF16, kRows, 2 * padded, 8), want(DType::kBF16, kRows, padded, 8);
+  for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t c = 0; c < 2 * inner_; ++c) {
+      float sum = 0;
+      for (int64_t k = 0; k < in_; ++k) sum += x_.At(r, k) * weight_.At(c, k);
+      product.At(r, c < inner_ ? c : padded + c - inner_) = sum;
+    }
+  }
+  product.Upload();
+  ASSERT_EQ(TransformRows(product.view(), {.kind = InputTransform::Kind::kGatedAct, .act = act_},
+                          want.view(), stream_),
+            cudaSuccess);
+  want.Download();
+  for (const int count : kMultiprocessors) {
+    multiprocessors_ = count;
+    for (const int64_t rows : {int64_t{3}, kRows}) {
+      const std::vector<float> got = Outputs(0, rows);
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < inner_; ++c) {
+          ASSERT_EQ(got[static_cast<size_t>(r * inner_ + c)], want.At(r, c)) << r << " " << c;
+        }
+      }
+    }
+  }
+}
+
+// Any numbers. What the roundings of gate and value to bf16 do to the result is bounded by the
+// activation's slope, which is below 1.1.
+TEST_P(PrefillGemmTest, MatchesFloat64) {
+  constexpr int64_t kRows = 40;
+  Uniform uniform(42);
+  weight_.FillUniform(uniform, 0.1f);
+  x_.FillUniform(uniform, 1);
+  const std::vector<float> got = Outputs(0, kRows);
+  for (int64_t r = 0; r < kRows; r += 3) {
+    for (int64_t c = 0; c < inner_; ++c) {
+      double sum[2] = {}, error[2] = {};
+      for (int half = 0; half < 2; ++half) {
+        double sum_abs = 0;
+        for (int64_t k = 0; k < in_; ++k) {
+          const double term = double{x_.At(r, k)} * double{weight_.At(half * inner_ + c, k)};
+          sum[half] += term;
+          sum_abs += std::abs(term);
+        }
+        const double cuts = static_cast<double>(in_) / 8 + 16;  // as in linear_calls.h
+        error[half] = cuts * 0x1p-23 * sum_abs + 0x1p-8 * std::abs(sum[half]);
+      }
+      const double sigmoid = 1 / (1 + std::exp(-sum[0]));
+      const double act = act_ == Activation::kSilu ? sum[0] * sigmoid : sigmoid;
+      const double want = act * sum[1];
+      const double act_error = 1.1 * error[0] + 0x1p-18 * std::abs(act);
+      const double tolerance = act_error * (std::abs(sum[1]) + error[1]) +
+                               std::abs(act) * error[1] + 0x1p-8 * std::abs(want) + 1e-30;
+      ASSERT_LE(std::abs(got[static_cast<size_t>(r * inner_ + c)] - want), tolerance * 1.01)
+          << r << " " << c;
+    }
+  }
+}
+
+TEST_P(PrefillGemmTest, BitsDependOnTheRowAlone) {
+  Uniform uniform(43);
+  weight_.FillUniform(uniform, 0.1f);
+  x_.FillUniform(uniform, 1);
+  const std::vector<float> want = Outputs(0, x_.rows());
+  for (const int count : kMultiprocessors) {
+    multiprocessors_ = count;
+    for (const int64_t rows : {1, 2, 7, 63, 64, 65, 127, 128, 129, 255, 257, 300, 385, 600}) {
+      const int64_t first = x_.rows() - rows;
+      const std::vector<float> got = Outputs(first, rows);
+      const auto differs = std::mismatch(got.begin(), got.end(), want.begin() + first * inner_);
+      ASSERT_TRUE(differs.first == got.end())
+          << "row " << (differs.first - got.begin()) / inner_ << " of " << rows << ", " << count
+          << " multiprocessors";
+    }
+  }
+}
+
+// One term in 16 columns: one or two, and now and then 2^40, which swallows what came before it and
+// what comes until it is taken away again. Such sums of 16 are exact, so that nothing need be known
+// about the tensor cores, and only the order from left to right gives these sums, which bf16 holds.
+// The gate is zero: the sigmoid a half, silu nothing.
+TEST_P(PrefillGemmTest, SumsFromLeftToRight) {
+  if (act_ != Activation::kSigmoid) GTEST_SKIP() << "silu(0) = 0";
+  Uniform uniform(44);
+  const auto draw = [&](int count) {  // 0 .. count - 1
+    return static_cast<int>((uniform(1) + 1) * 0.5f * static_cast<float>(count));
+  };
+  for (int64_t c = 0; c < 2 * inner_; ++c) {
+    for (int64_t k = 0; k < in_; ++k) weight_.At(c, k) = 0;
+  }
+  for (int64_t c = inner_; c < 2 * inner_; ++c) {
+    bool swallows = false;
+    for (int64_t k = 0; k < in_; k += 16) {
+      float& term = weight_.At(c, std::min(k + draw(16), in_ - 1));
+      term = static_cast<float>(1 + draw(2));
+      const bool ends = k + 16 >= in_;
+      if (ends ? !swallows : draw(swallows ? 2 : 8) != 0) continue;
+      term = swallows ? -0x1p40f : 0x1p40f;
+      swallows = !swallows;
+    }
+  }
+  for (int64_t r = 0; r < x_.rows(); ++r) {
+    for (int64_t k = 0; k < in_; ++k) x_.At(r, k) = 1;
+  }
+  weight_.Upload();
+  x_.Upload();
+  const std::vector<float> got = Outputs(0, x_.rows());
+  for (int64_t c = 0; c < inner_; ++c) {
+    float sum = 0;
+    for (int64_t k = 0; k < in_; ++k) sum += weight_.At(inner_ + c, k);
+    for (int64_t r = 0; r < x_.rows(); ++r) {
+      ASSERT_EQ(got[static_cast<size_t>(r * inner_ + c)], sum / 2) << r << " " << c;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Weights, PrefillGemmTest,
+                         ::testing::Values(std::tuple{3584, 1536, Activation::kSilu},
+                                           std::tuple{1000, 520, Activation::kSigmoid},
+                                           std::tuple{130, 1032, Activation::kSigmoid},
+                                           std::tuple{72, 2056, Activation::kSilu},
+                                           std::tuple{257, 200, Activation::kSigmoid},
+                                           std::tuple{1, 8, Activation::kSigmoid}),
+                         [](const auto& c) { return std::to_string(std::get<0>(c.param)); });
+
+}  // namespace
+}  // namespace fox::cuda
