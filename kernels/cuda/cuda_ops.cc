@@ -112,9 +112,10 @@ void CudaOps::CopyToHost(const void* device, size_t bytes, void* host, Stream st
 }
 
 int64_t CudaOps::PartialResultBytes(int max_seqs, const PagedKvShape& shape) const {
-  const int64_t partial = (shape.head_dim + 2) * static_cast<int64_t>(sizeof(float));
+  const int64_t decode = cuda::MaxDecodeSplits(max_seqs, shape) * cuda::HeadsTogether(shape);
   const int64_t prefill = state_->hopper ? cuda::kMostPartialRows + cuda::kChainRows : 0;
-  return (cuda::MaxDecodeSplits(max_seqs, shape) * cuda::HeadsTogether(shape) + prefill) * partial;
+  const int64_t values = decode * (shape.head_dim + 2) + prefill * (shape.head_dim + 3);
+  return values * static_cast<int64_t>(sizeof(float));
 }
 
 void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) {
@@ -163,6 +164,7 @@ void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape)
   take(splits.splits_first, 1);
   take(splits.out, (cuda::kChainRows + splits.max_rows) * shape.head_dim);
   take(splits.softmax, (cuda::kChainRows + splits.max_rows) * 2);
+  take(splits.stop_at, cuda::kChainRows + splits.max_rows);
 }
 
 std::unique_ptr<PackedWeight> CudaOps::Pack(const MatrixView& weight) {

@@ -76,7 +76,7 @@ KERNEL_CASES = {
 # Ends racecheck by an internal error of the tool's; the kernels have their own programs above.
 MEMCHECK_CASES = {
     # The small-batch kernel for 1 and 4 rows, the cluster kernel for 6 and 32 (before Hopper the
-    # skinny one for 6), and cuBLASLt for prefill rows.
+    # skinny one for 6), and cuBLASLt for prefill rows; for gated ones see prefill_gemm_test.
     "linear_test": ("Rows/LinearTransformTest.RmsNorm/1",
                     "Rows/LinearTransformTest.GatedActAndConversion/4",
                     "Rows/LinearTransformTest.GatedActAndConversion/6",

@@ -71,6 +71,7 @@ struct KeySplit {
 
 struct SplitWalk {
   int32_t tile, head;
+  int32_t splits, first_row;  // of its partial results
 };
 
 // Plain device pointers; CudaOps owns the memory.
@@ -92,6 +93,8 @@ struct KeySplits {
   // some are long enough.
   float* out = nullptr;
   float* softmax = nullptr;  // [kChainRows + max_rows, 2]: maximum in log2 units, sum
+  float* stop_at = nullptr;  // [kChainRows + max_rows] log2 of both with which nothing is needed
+                             // left of the split
 };
 
 }  // namespace fox::cuda

@@ -96,10 +96,13 @@ class PrefillConsumer {
   __device__ __forceinline__ bool HasRows(const Work& work_tile) const {
     return work_tile.count > half_ * kHalfRows;
   }
-  // A split of a chain of which this half needs no more.
+  // A split of a chain of which this half needs no more. A vote, so that the compiler sees that all
+  // lanes agree: else it takes counter_, and with it every address of a product, for the lane's
+  // own.
   __device__ __forceinline__ bool IsNeedless(const Work& work_tile) const {
     if constexpr (kCertified && Source::kSplitsKeys) {
-      return !work_tile.on_diagonal() && ended_chain_ == work_tile.chain;
+      const bool needless = !work_tile.on_diagonal() && ended_chain_ == work_tile.chain;
+      return __any_sync(kAllLanes, needless) != 0;
     }
     return false;
   }
@@ -214,7 +217,7 @@ class PrefillConsumer {
   __device__ __forceinline__ void SetPivots(float (&s)[64], const Work& work_tile) {
     float row_max[2];
     if constexpr (kFirst) {
-      Mask(s, work_tile);
+      if (work_tile.on_diagonal() || work_tile.first_key() > 0) Mask(s, work_tile);
       MaxScores(s, row_max);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -419,22 +422,23 @@ class PrefillConsumer {
     if constexpr (Source::kSplitsKeys) {
       if (source_.IsChained(work_tile)) return StoreChained(work_tile);
       if (source_.IsSplit(work_tile)) {
-        return StorePartial<kHeadDim>(source_, work_tile, row_, out_, reference_max_, sum_);
+        return StorePartial<kHeadDim>(source_, work_tile, row_, StopAtNext(work_tile), out_,
+                                      reference_max_, sum_);
       }
     }
     StoreRows<kHeadDim>(source_, work_tile, row_, out_, reference_max_, sum_);
   }
 
+  __device__ __forceinline__ static float StopAtNext(const Work& work_tile) {
+    return kCertified ? work_tile.stop_at_next : INFINITY;
+  }
+
   // When all rows of the half need no more splits, or with the last one, outputs are stored.
   __device__ __forceinline__ void StoreChained(const Work& work_tile) {
     const bool last = work_tile.splits_left == 0;
-    float stop_at = INFINITY;
-    if (kCertified && !last) {
-      stop_at = source_.StopAtSplit(work_tile, work_tile.first_page / 2 - 1);
-    }
     bool stopped[2];
-    MergeIntoChain<kHeadDim>(source_, work_tile, row_, stop_at, out_, reference_max_, sum_,
-                             stopped);
+    MergeIntoChain<kHeadDim>(source_, work_tile, row_, StopAtNext(work_tile), out_, reference_max_,
+                             sum_, stopped);
     if (!last && !(kCertified && !WarpgroupAny(!(stopped[0] && stopped[1]), half_))) {
       return StoreChainSums<kHeadDim>(source_, work_tile, row_, stopped, out_, reference_max_,
                                       sum_);

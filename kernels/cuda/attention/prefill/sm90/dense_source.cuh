@@ -53,9 +53,9 @@ struct DenseSource {
   }
   __device__ __forceinline__ static bool TracksMax(const Work& work) { return work.track_max != 0; }
 
-  __device__ __forceinline__ Work MakeWork(int tile, int head, int, int) const {
+  template <bool kCertified>
+  __device__ __forceinline__ void MakeWork(Work& work, int tile, int head, int, int) const {
     const DenseTile rows = state.tiles[tile];
-    Work work{};
     work.index = static_cast<int64_t>(head) * state.max_tiles + tile;
     work.first_row = rows.first_token;
     work.count = rows.count;
@@ -72,7 +72,6 @@ struct DenseSource {
             ? INFINITY
             : 2 * kLog2EDouble * static_cast<double>(max_logit[rows.seq * q_heads + head]);
     work.track_max = spread <= kBoundedSpread ? 0 : 1;
-    return work;
   }
 
   __device__ __forceinline__ Walk MakeWalk(const Work& work) const {

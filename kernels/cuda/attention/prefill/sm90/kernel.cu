@@ -43,6 +43,7 @@ cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, c
   source.kv = kv;
   source.schedule = schedule;
   source.layer = params.layer;
+  source.group = kv.shape.group();
   source.log_tolerance_of = params.acp == AcpMode::kCertified ? batch.log_tolerance : nullptr;
   source.max_logit_bound = params.bound.max_logit_bound;
   source.max_norm_product = params.bound.max_norm_product != nullptr ? params.bound.max_norm_product

@@ -18,9 +18,14 @@
 
 namespace fox::cuda {
 
-// Registers of a thread at launch (65536 / 384, rounded down to 8) and after it.
-inline constexpr int kLaunchRegisters = 168, kProducerRegisters = 40, kConsumerRegisters = 232;
-static_assert(kProducerRegisters + kHalves * kConsumerRegisters <= 3 * kLaunchRegisters);
+// Registers of a thread at launch (65536 / 384, rounded down to 8) and after it. What the scheduler
+// reads for the certificate takes more of the producer's.
+inline constexpr int kLaunchRegisters = 168;
+template <bool kCertified>
+inline constexpr int kProducerRegisters = kCertified ? 56 : 40;
+template <bool kCertified>
+inline constexpr int kConsumerRegisters =
+    (3 * kLaunchRegisters - kProducerRegisters<kCertified>) / kHalves;
 inline constexpr size_t kAlignment = 1024;  // of swizzled tiles; the launch does not promise it
 
 template <typename Source, int kHeadDim>
@@ -63,14 +68,14 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   __syncthreads();
   WaitOnDependencies();
   if (warp < 4) {
-    WarpgroupRegDealloc<kProducerRegisters>();
+    WarpgroupRegDealloc<kProducerRegisters<kCertified>>();
     if (warp == 0) {
       PrefillLoader<Source, kHeadDim, kCertified>(shared, source).Run();
     } else if (warp == 1 && threadIdx.x % kWarp == 0) {
-      WorkScheduler<Source, kHeadDim>(shared, source).Run();
+      WorkScheduler<Source, kHeadDim, kCertified>(shared, source).Run();
     }
   } else {
-    WarpgroupRegAlloc<kConsumerRegisters>();
+    WarpgroupRegAlloc<kConsumerRegisters<kCertified>>();
     PrefillConsumer<Source, kHeadDim, kCertified>(shared, source, warp / 4 - 1).Run();
   }
 #else

@@ -26,9 +26,10 @@ struct PagedWork : WorkTile {
   int32_t partial_row;      // of the split's first row, or of the chain's; -1: the walk is whole
   // Of a chain, else 0: which one in this thread block, and its splits behind this one.
   int32_t chain, splits_left;
-  // Written by the halves when they are done, for the counters.
-  int32_t visited;  // key/value tiles, the larger of the halves' numbers
-  int32_t halves_done;
+  // A row whose log2 of l 2^m over all splits so far reaches this needs none left of this one
+  // (acp.md 2d).
+  float stop_at_next;
+  int32_t visited;  // 1 + the key/value tiles that the half visited which was done first; 0: none
 };
 
 // A work tile's constants, in registers: what lies in shared memory would be read for every tile.
@@ -48,6 +49,7 @@ struct PagedSource {
   PagedKv kv;
   StepSchedule schedule;
   int layer;
+  int group;                       // query heads of a kv head
   const double* log_tolerance_of;  // [num_seqs], or null: no certificate
   const double* max_logit_bound;   // [q_heads] or null
   const double* max_norm_product;  // [q_heads], for the certificate
@@ -85,79 +87,86 @@ struct PagedSource {
   }
   __device__ __forceinline__ static bool TracksMax(const Work& work) { return work.track_max != 0; }
 
-  // c of a position of the work tile's page list.
-  __device__ __forceinline__ double CumulativeGate(const Work& work, int in_group,
-                                                   int position) const {
-    const int64_t own = static_cast<int64_t>(kv.page_table[work.table + position / kPageTokens]) *
-                            kv.shape.group() +
-                        in_group;
+  // c of a position that lies in `page`.
+  __device__ __forceinline__ double GateOf(int page, int in_group, int position) const {
+    const int64_t own = static_cast<int64_t>(page) * group + in_group;
     const float* local = static_cast<const float*>(kv.log_f_offset) + own * kPageTokens;
     return kv.page_cum_log_f[own] + static_cast<double>(local[position % kPageTokens]);
   }
+  __device__ __forceinline__ double CumulativeGate(const Work& work, int position) const {
+    return GateOf(kv.page_table[work.table + position / kPageTokens], work.head % group, position);
+  }
 
-  // Rows and gates of a tile, without its keys.
-  __device__ __forceinline__ Work MakeTile(int tile, int head) const {
-    const RowBlock rows = schedule.tiles[tile];
-    const int group = kv.shape.group();
-    Work work{};
+  // What follows from a tile's rows alone.
+  __device__ __forceinline__ void PlaceWork(Work& work, const RowBlock& rows, int head) const {
     work.first_row = rows.first_row;
     work.count = rows.count;
     work.position = rows.position;
     work.seq = rows.seq;
     work.head = head;
     work.table = kv.ListIndex(rows.slot, layer, head / group) * kv.shape.max_pages;
-    work.ref_log_decay = CumulativeGate(work, head % group, rows.position);
-    return work;
   }
 
-  // log eps, less what rounding within the tile costs the certificate; -infinity: there is none.
-  __device__ __forceinline__ double LogTolerance(const Work& work) const {
-    if (log_tolerance_of == nullptr || max_norm_product == nullptr) return -INFINITY;
-    const double last =
-        CumulativeGate(work, work.head % kv.shape.group(), work.position + work.count - 1);
-    return log_tolerance_of[work.seq] -
-           RowRounding(kv.shape.head_dim, max_norm_product[work.head], last, work.ref_log_decay);
-  }
-
-  // `chain`: what the walk is called in this thread block if its splits are chained.
-  __device__ __forceinline__ Work MakeWork(int tile, int head, int split, int chain) const {
+  // Into a slot of shared memory, by one lane that has few registers. Its loads are under way
+  // together in three rounds, each by what the one before brought. `chain`: what the walk is called
+  // in this thread block if its splits are chained.
+  template <bool kCertified>
+  __device__ __forceinline__ void MakeWork(Work& work, int tile, int head, int split,
+                                           int chain) const {
     const KeySplits& splits = schedule.key_splits;
     const int64_t walk = static_cast<int64_t>(head) * schedule.max_tiles + tile;
+    const RowBlock rows = schedule.tiles[tile];
+    const int boundary = schedule.boundary[walk];
     const int planned_row = splits.walk_rows == nullptr ? -1 : splits.walk_rows[walk];
-    const int first_page = schedule.boundary[walk];
-    Work work = MakeTile(tile, head);
-    work.start_tile = work.position / kTileKeys;
-    work.first_page = min(first_page, work.position / kPageTokens);
-    work.walk_first_page = work.first_page;
-    work.partial_row = -1;
-    const int first_tile = work.first_page / 2;
-    const int count = splits.out == nullptr
-                          ? 1
-                          : NumKeySplits(first_tile, work.start_tile, splits.least_shift,
-                                         splits.first_split_tile);
-    if (count > 1) {
-      if (planned_row >= 0) {
-        work.partial_row = planned_row + split * work.count;
-      } else {
-        work.partial_row = static_cast<int>(blockIdx.x) * kTileRows;
-        work.chain = chain;
-        work.splits_left = count - 1 - split;
-      }
-      const KeyTileRange range =
-          TilesOfSplit(first_tile, work.start_tile, splits.least_shift, split);
-      work.start_tile = range.last;
-      work.first_page = max(work.first_page, 2 * range.first);
-    }
-    work.num_kv_tiles = work.start_tile - work.first_page / 2 + 1;
-    work.log_tolerance = LogTolerance(work);
+    const double max_logit = max_logit_bound == nullptr ? INFINITY : max_logit_bound[head];
+    PlaceWork(work, rows, head);
+    const bool certified = kCertified && log_tolerance_of != nullptr && max_norm_product != nullptr;
+    const double max_product = certified ? max_norm_product[head] : 0;
+
+    const int in_group = head % group, last = rows.position + rows.count - 1;
+    const int32_t* table = kv.page_table + work.table;
+    const int first_row_page = table[rows.position / kPageTokens];
+    const int last_row_page = kCertified ? table[last / kPageTokens] : 0;
+    const double log_tolerance = certified ? log_tolerance_of[rows.seq] : -INFINITY;
+
+    const double ref_log_decay = GateOf(first_row_page, in_group, rows.position);
+    const double last_log_decay = kCertified ? GateOf(last_row_page, in_group, last) : 0;
     // A key's bias does not exceed those of the start tile, where each row sees some.
-    const double spread =
-        max_logit_bound == nullptr ? INFINITY : 2 * max_logit_bound[head] * kLog2EDouble;
-    work.track_max = spread <= kBoundedSpread ? 0 : 1;
-    return work;
+    work.track_max = 2 * max_logit * kLog2EDouble <= kBoundedSpread ? 0 : 1;
+    work.start_tile = rows.position / kTileKeys;
+    work.first_page = work.walk_first_page = min(boundary, rows.position / kPageTokens);
+    work.partial_row = -1;
+    work.chain = work.splits_left = work.visited = 0;
+    if (splits.out != nullptr) TakeSplit(work, split, planned_row, chain);
+    work.num_kv_tiles = work.start_tile - work.first_page / 2 + 1;
+    work.ref_log_decay = ref_log_decay;
+    work.log_tolerance =
+        log_tolerance - RowRounding(kv.shape.head_dim, max_product, last_log_decay, ref_log_decay);
+    work.stop_at_next = StopAtNext<kCertified>(work);
+  }
+
+  // If the walk is split: the part of it that is split `split`.
+  __device__ __forceinline__ void TakeSplit(Work& work, int split, int planned_row,
+                                            int chain) const {
+    const KeySplits& splits = schedule.key_splits;
+    const int first_tile = work.first_page / 2, last_tile = work.start_tile;
+    const int count =
+        NumKeySplits(first_tile, last_tile, splits.least_shift, splits.first_split_tile);
+    if (count == 1) return;
+    if (planned_row >= 0) {
+      work.partial_row = planned_row + split * work.count;
+    } else {
+      work.partial_row = static_cast<int>(blockIdx.x) * kTileRows;
+      work.chain = chain;
+      work.splits_left = count - 1 - split;
+    }
+    const KeyTileRange range = TilesOfSplit(first_tile, last_tile, splits.least_shift, split);
+    work.start_tile = range.last;
+    work.first_page = max(work.first_page, 2 * range.first);
   }
 
   // From a split of a chain to the one left of it.
+  template <bool kCertified>
   __device__ __forceinline__ void MoveToNextSplit(Work& work) const {
     const int first_tile = work.walk_first_page / 2;
     const int shift =
@@ -165,20 +174,23 @@ struct PagedSource {
     work.start_tile = work.first_page / 2 - 1;
     work.first_page = max(work.walk_first_page, 2 * (work.start_tile >> shift << shift));
     work.num_kv_tiles = work.start_tile - work.first_page / 2 + 1;
-    work.visited = work.halves_done = 0;
+    work.visited = 0;
     --work.splits_left;
+    work.stop_at_next = StopAtNext<kCertified>(work);
   }
 
-  // A row whose log2 of l 2^m over all splits so far reaches this needs none that begins at
-  // `start_tile` or left of it (acp.md 2d).
-  __device__ __forceinline__ float StopAtSplit(const Work& work, int start_tile) const {
-    if (!(work.log_tolerance > -INFINITY)) return INFINITY;
-    const int group = kv.shape.group(), in_group = work.head % group;
+  template <bool kCertified>
+  __device__ __forceinline__ float StopAtNext(const Work& work) const {
+    if (!kCertified || work.first_page == work.walk_first_page ||
+        !(work.log_tolerance > -INFINITY)) {
+      return INFINITY;
+    }
+    const int in_group = work.head % group;
     const int32_t* table = kv.page_table + work.table;
-    const int left = max(2 * start_tile, work.walk_first_page);
+    const int last = work.first_page - 1, left = max(last - 1, work.walk_first_page);
     const double base = kv.page_cum_log_f[static_cast<int64_t>(table[left]) * group + in_group];
     const double log_mass_bound =
-        kv.log_mass_bound[static_cast<int64_t>(table[2 * start_tile + 1]) * group + in_group];
+        kv.log_mass_bound[static_cast<int64_t>(table[last]) * group + in_group];
     const double rounding = RowRounding(kv.shape.head_dim, 0, work.ref_log_decay, base);
     const double log_z =
         LogDenominatorToStop(log_mass_bound, work.ref_log_decay, rounding, work.log_tolerance);
@@ -186,7 +198,6 @@ struct PagedSource {
   }
 
   __device__ __forceinline__ Walk MakeWalk(const Work& work) const {
-    const int group = kv.shape.group();
     return {
         kv.page_table + work.table, work.first_page,    work.last_page(),  work.start_tile, group,
         work.head % group,          work.ref_log_decay, work.log_tolerance};
@@ -248,8 +259,7 @@ struct PagedSource {
   __device__ __forceinline__ void StoreLogSum(const Work& work, int row, bool real,
                                               float reference_max, float sum) const {
     if (lse == nullptr || !real) return;
-    const double decay = CumulativeGate(work, work.head % kv.shape.group(), work.position + row) -
-                         work.ref_log_decay;
+    const double decay = CumulativeGate(work, work.position + row) - work.ref_log_decay;
     const double log_sum =
         static_cast<double>(kLn2) * (static_cast<double>(reference_max) + log2f(sum));
     lse[(static_cast<int64_t>(work.first_row) + row) * lse_stride + work.head] =
@@ -260,11 +270,9 @@ struct PagedSource {
   // range, and what not. Of a split walk, the first split adds the range and what lies before it,
   // and each what it left out itself.
   __device__ __forceinline__ void CountBlocks(Work& work, int visited) const {
-    atomicMax_block(&work.visited, visited);
-    __threadfence_block();
-    if (atomicAdd_block(&work.halves_done, 1) != kHalves - 1) return;
-    __threadfence_block();
-    visited = atomicMax_block(&work.visited, 0);
+    const int first_done = atomicAdd_block(&work.visited, visited + 1);
+    if (first_done == 0) return;
+    visited = max(visited, first_done - 1);
     const int page = work.position / kPageTokens;
     const int here = min(work.count, (page + 1) * kPageTokens - work.position);
     const int64_t total = static_cast<int64_t>(here) * (page + 1) +

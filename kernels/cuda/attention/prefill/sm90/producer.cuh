@@ -32,7 +32,7 @@ __device__ __forceinline__ void PlaceOf(int index, int num_tiles, int q_heads, i
 }
 
 // Hands work tiles to loader and consumers, one lane.
-template <typename Source, int kHeadDim>
+template <typename Source, int kHeadDim, bool kCertified>
 class WorkScheduler {
  public:
   using Work = typename Source::Work;
@@ -60,8 +60,7 @@ class WorkScheduler {
       } else if constexpr (Source::kSplitsKeys) {
         source_.PlaceOfSplit(walk < 0 ? index : walk - walks, &tile, &head, &split);
       }
-      const Work work = source_.MakeWork(tile, head, split, index + 1);
-      NextSlot() = work;
+      source_.template MakeWork<kCertified>(NextSlot(), tile, head, split, index + 1);
       PassOn();
       if constexpr (Source::kSplitsKeys) {
         while (TakeNextSplit()) PassOn();
@@ -100,7 +99,7 @@ class WorkScheduler {
     }
     Work& work = NextSlot();
     work = last;
-    source_.MoveToNextSplit(work);
+    source_.template MoveToNextSplit<kCertified>(work);
     return true;
   }
 

@@ -69,19 +69,21 @@ __device__ __forceinline__ void StorePartialRow(const Source& source,
 template <int kHeadDim, typename Source>
 __device__ __forceinline__ void StorePartial(const Source& source,
                                              const typename Source::Work& work, int first_row,
-                                             const float (&out)[kHeadDim / 2],
+                                             float stop_at, const float (&out)[kHeadDim / 2],
                                              const float (&max)[2], const float (&sum)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = first_row + 8 * r;
-    if (row < work.count) StorePartialRow<kHeadDim>(source, work, row, r, out, max[r], sum[r]);
+    if (row >= work.count) continue;
+    StorePartialRow<kHeadDim>(source, work, row, r, out, max[r], sum[r]);
+    if (Lane() % 4 == 0) source.schedule.key_splits.stop_at[work.partial_row + row] = stop_at;
   }
 }
 
 // Merges a split into what its chain has summed so far. A row that needs no more splits stays as it
 // is, which a negative sum says from then on. `stop_at`: of the next split; stopped: whether the
-// rows, if they are rows, need it. The same threads hold the same rows and columns in all splits,
-// but for maxima and sums, which lanes of a warp hand on.
+// rows, if they are rows, need it no more. The same threads hold the same rows and columns in all
+// splits, but for maxima and sums, which lanes of a warp hand on.
 template <int kHeadDim, typename Source>
 __device__ __forceinline__ void MergeIntoChain(const Source& source,
                                                const typename Source::Work& work, int first_row,

@@ -101,7 +101,8 @@ __global__ void __launch_bounds__(kPlanThreads)
     for (int i = 1; i < walk.splits; ++i) {
       plan.splits[split_end - walk.splits + i] = {walk.tile, walk.head, i};
     }
-    plan.split_walks[atomicAdd(&num_split_walks, 1)] = {walk.tile, walk.head};
+    plan.split_walks[atomicAdd(&num_split_walks, 1)] = {walk.tile, walk.head, walk.splits,
+                                                        plan.walk_rows[walk.index]};
     atomicMax(&num_splits, static_cast<int32_t>(split_end));
   }
   __syncthreads();
@@ -121,48 +122,46 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
     MergeKeySplitsKernel(const __grid_constant__ PagedSource source) {
   constexpr int kRowThreads = kHeadDim / 4, kRows = kMergeThreads / kRowThreads;
   constexpr int kGroups = (kTileRows + kRows - 1) / kRows;
-  __shared__ float stop_at[kMostSplitsOfWalk];  // before each split
   TriggerDependents();
   WaitOnDependencies();
   const KeySplits& plan = source.schedule.key_splits;
   const int thread = static_cast<int>(threadIdx.x), column = thread % kRowThreads;
   const int items = *plan.num_split_walks * kGroups;
   for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
-    const SplitWalk place = plan.split_walks[item / kGroups];
-    const PagedWork work = source.MakeWork(place.tile, place.head, 0, 0);
-    const int first_tile = work.walk_first_page / 2, last_tile = work.position / kTileKeys;
-    const int count = NumKeySplits(first_tile, last_tile, plan.least_shift, plan.first_split_tile);
-    __syncthreads();  // the last item's have been read
-    if (thread > 0 && thread < count) {
-      const KeyTileRange range = TilesOfSplit(first_tile, last_tile, plan.least_shift, thread);
-      stop_at[thread] = source.StopAtSplit(work, range.last);
-    }
-    __syncthreads();
+    const SplitWalk walk = plan.split_walks[item / kGroups];
+    const int count = walk.splits;
+    PagedWork work{};
+    source.PlaceWork(work, source.schedule.tiles[walk.tile], walk.head);
     const int wanted = item % kGroups * kRows + thread / kRowThreads;
     const int row = min(wanted, work.count - 1);
-    const int64_t partial_row = work.partial_row + row;
+    const int64_t partial_row = walk.first_row + row;
     const float2* softmax = reinterpret_cast<const float2*>(plan.softmax) + partial_row;
+    const float* stop_at = plan.stop_at + partial_row;
     const float4* partial =
         reinterpret_cast<const float4*>(plan.out) + partial_row * kRowThreads + column;
 
     MergedRow sums{softmax[0].x, softmax[0].y, 0, 1};
+    float stop_before = stop_at[0];
     float4 out = partial[0];
     bool stopped = false;
 #pragma unroll 1
     for (int base = 1; base < count; base += kMergeUnroll) {
       float2 of_split[kMergeUnroll];
+      float stop_behind[kMergeUnroll];
       float4 x[kMergeUnroll];
 #pragma unroll
       for (int k = 0; k < kMergeUnroll; ++k) {
         const int64_t at = static_cast<int64_t>(min(base + k, count - 1)) * work.count;
         of_split[k] = softmax[at];
+        stop_behind[k] = stop_at[at];
         x[k] = partial[at * kRowThreads];
       }
 #pragma unroll
       for (int k = 0; k < kMergeUnroll; ++k) {
         if (base + k >= count) break;
-        stopped = stopped || sums.MayStop(stop_at[base + k]);
+        stopped = stopped || sums.MayStop(stop_before);
         if (stopped) break;
+        stop_before = stop_behind[k];
         sums.Merge(of_split[k]);
         out.x = sums.Output(out.x, x[k].x);
         out.y = sums.Output(out.y, x[k].y);
@@ -175,7 +174,9 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
     const float scale = sums.sum > 0 ? 1 / sums.sum : 0;
     *reinterpret_cast<uint2*>(source.OutRow<kHeadDim>(work, row) + 4 * column) = {
         PackBf16(out.x * scale, out.y * scale), PackBf16(out.z * scale, out.w * scale)};
-    if (column == 0) source.StoreLogSum(work, row, true, sums.max, sums.sum);
+    if (column > 0 || source.lse == nullptr) continue;
+    work.ref_log_decay = source.CumulativeGate(work, work.position);
+    source.StoreLogSum(work, row, true, sums.max, sums.sum);
   }
 }
 

@@ -42,7 +42,8 @@ class SplitSpace {
         num_split_walks_(1),
         splits_first_(1),
         out_(static_cast<size_t>((kChainRows + max_rows) * cache.options().head_dim)),
-        softmax_(static_cast<size_t>((kChainRows + max_rows) * 2)) {
+        softmax_(static_cast<size_t>((kChainRows + max_rows) * 2)),
+        stop_at_(static_cast<size_t>(kChainRows + max_rows)) {
     schedule_ = cache.schedule();
     schedule_.key_splits = {max_rows,
                             max_splits,
@@ -56,7 +57,8 @@ class SplitSpace {
                             num_split_walks_.data(),
                             splits_first_.data(),
                             out_.data(),
-                            softmax_.data()};
+                            softmax_.data(),
+                            stop_at_.data()};
   }
 
   // The cache's schedule, with splits.
@@ -65,6 +67,7 @@ class SplitSpace {
   void PoisonPartials() {
     out_.Fill(testing::kPoison);
     softmax_.Fill(testing::kPoison);
+    stop_at_.Fill(testing::kPoison);
   }
   std::vector<int32_t> WalkRows() const { return walk_rows_.ToHost(); }
   // The same, but no splits run side by side.
@@ -92,7 +95,7 @@ class SplitSpace {
   DeviceArray<KeySplit> splits_;
   DeviceArray<SplitWalk> split_walks_;
   DeviceArray<int32_t> num_splits_, num_split_walks_, splits_first_;
-  DeviceArray<float> out_, softmax_;
+  DeviceArray<float> out_, softmax_, stop_at_;
   StepSchedule schedule_;
 };
 
