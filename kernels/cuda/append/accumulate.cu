@@ -1,4 +1,4 @@
-// Append of prefill rows, second kernel of two: brings together, for each query head, what
+// Append of prefill rows, second kernel of three: brings together, for each query head, what
 // prefill.cu found in each of its row blocks: page_cum_log_f, the running state, scores and
 // log_denominator_bounds, as AccumulatePage of kernels/cpu/append.cc does.
 //
@@ -18,7 +18,7 @@
 namespace fox::cuda {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
 
 // One query head of one sequence and its row blocks.
@@ -388,7 +388,7 @@ __device__ __forceinline__ HeadScan MakeHeadScan(const BatchView& batch, const P
 
 // One CTA per (query head, sequence), the sequences from `first_seq` on.
 template <int kHeadDim, bool kGeneralBound>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, 1)
     AccumulateKernel(const __grid_constant__ BatchView batch,
                      const __grid_constant__ AppendParams params,
                      const __grid_constant__ PagedKv kv,
@@ -397,8 +397,8 @@ __global__ void __launch_bounds__(kThreads, 3)
   extern __shared__ char memory[];
   __shared__ int warp_sums[kWarps];
   Space<kHeadDim>& space = *reinterpret_cast<Space<kHeadDim>*>(memory);
-  TriggerDependents();
   WaitOnDependencies();
+  TriggerDependents();  // after the wait: queries.cu relies on it
   const int seq = first_seq + static_cast<int>(blockIdx.y);
   const int lane = Lane();
   if (batch.slot[seq] < 0) return;

@@ -1,5 +1,6 @@
 // Ops::Append: checks the shapes and gives decode rows to one kernel (decode.cu) and prefill rows
-// to two (prefill.cu, accumulate.cu), in any mixture: each kind of row has its own order of sums.
+// to three (prefill.cu, accumulate.cu, queries.cu), in any mixture: each kind of row has its own
+// order of sums.
 #include "kernels/core/check.h"
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/append/kernels.h"
@@ -26,7 +27,9 @@ cudaError_t Append(const BatchView& batch, const AppendParams& params, const Pag
   }
   const cudaError_t projected = ProjectBlocks(batch, params, kv, schedule, stream);
   if (projected != cudaSuccess) return projected;
-  return AccumulateBlocks(batch, params, kv, schedule, stream);
+  const cudaError_t accumulated = AccumulateBlocks(batch, params, kv, schedule, stream);
+  if (accumulated != cudaSuccess) return accumulated;
+  return ProjectQueries(batch, params, kv, stream);
 }
 
 }  // namespace fox::cuda

@@ -1,4 +1,4 @@
-// The two ways of Append: a kernel for sequences that bring one row, and a pair of kernels for all
+// The two ways of Append: a kernel for sequences that bring one row, and three kernels for all
 // others. append.cu chooses.
 #pragma once
 
@@ -20,6 +20,9 @@ cudaError_t ProjectBlocks(const BatchView& batch, const AppendParams& params, co
                           const StepSchedule& schedule, cudaStream_t stream);
 cudaError_t AccumulateBlocks(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                              const StepSchedule& schedule, cudaStream_t stream);
+// Right behind AccumulateBlocks, which triggers after its wait (launch.h).
+cudaError_t ProjectQueries(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+                           cudaStream_t stream);
 
 // What ProjectBlocks leaves for AccumulateBlocks, by (block, query head): these float64 values,
 // then N[head_dim]. See StepSchedule::page_sums.

@@ -70,17 +70,35 @@ class HeadBound {
     if constexpr (kGeneralBound) {
       return GeneralBound<kHeadDim>(bound_, head_, key, sub_, linear_sign);
     } else {
-      float square = 0;
-#pragma unroll
-      for (int i = 0; i < kVec8; ++i) {
-        const float x = diagonal_.x[i] * key.x[i];
-        square = fmaf(x, x, square);
-      }
-      return scale_ * SquareRoot(WarpSum<kRowLanes<kHeadDim>>(square));
+      return scale_ * SquareRoot(WarpSum<kRowLanes<kHeadDim>>(SquareOf(key)));
     }
+  }
+  // The same of several keys, of one in each lane, as SpreadSums spreads them: from what the lane's
+  // dimensions make of each.
+  __device__ __forceinline__ float PartOf(const Float8& key) const {
+    return kGeneralBound ? (*this)(key, 1.0f) : SquareOf(key);
+  }
+  template <int kKeys>
+  __device__ __forceinline__ float OfParts(float (&parts)[kKeys]) const {
+    constexpr int kLanes = kRowLanes<kHeadDim>;
+    if constexpr (!kGeneralBound) return scale_ * SquareRoot(SpreadSums<kLanes>(parts));
+    float own = parts[0];
+#pragma unroll
+    for (int i = 1; i < kKeys; ++i) own = sub_ / (kLanes / kKeys) == i ? parts[i] : own;
+    return own;
   }
 
  private:
+  __device__ __forceinline__ float SquareOf(const Float8& key) const {
+    float square = 0;
+#pragma unroll
+    for (int i = 0; i < kVec8; ++i) {
+      const float x = diagonal_.x[i] * key.x[i];
+      square = fmaf(x, x, square);
+    }
+    return square;
+  }
+
   const QueryBound& bound_;
   const int head_, sub_;
   const float scale_;
@@ -112,28 +130,36 @@ __device__ __forceinline__ KeySums SumKeys(const HeadBound<kHeadDim, kGeneralBou
                                            const __nv_bfloat16* keys, const float* decay, int first,
                                            float* term) {
   constexpr int kLanes = kRowLanes<kHeadDim>, kRows = kWarp / kLanes;
-  static_assert(kPortionKeys % kRows == 0);
+  constexpr int kBatch = kLanes < 8 ? kLanes / 2 : 4;  // keys of a lane's row at a time
+  static_assert(kPortionKeys % (kBatch * kRows) == 0);
   const int sub = Lane() % kLanes;
+  const int own = sub / (kLanes / kBatch);  // which of them is the lane's alone, as to its sums
   KeySums sums;
-#pragma unroll 2
-  for (int j = first + Lane() / kLanes; j < first + kPortionKeys; j += kRows) {
-    const Float8 key = LoadVec8(keys + j * kHeadDim + sub * kVec8);
-    const float weight = __expf(decay[j]);
-    float square = 0;
+#pragma unroll 1
+  for (int begin = first; begin < first + kPortionKeys; begin += kBatch * kRows) {
+    const int place = begin + Lane() / kLanes;
+    const float own_decay = decay[place + own * kRows], own_weight = __expf(own_decay);
+    float squares[kBatch], parts[kBatch];
 #pragma unroll
-    for (int i = 0; i < kVec8; ++i) {
-      sums.keys.x[i] = fmaf(weight, key.x[i], sums.keys.x[i]);
-      square = fmaf(key.x[i], key.x[i], square);
+    for (int i = 0; i < kBatch; ++i) {
+      const Float8 key = LoadVec8(keys + (place + i * kRows) * kHeadDim + sub * kVec8);
+      const float weight = FromLane(own_weight, i * (kLanes / kBatch), kLanes);
+#pragma unroll
+      for (int m = 0; m < kVec8; ++m) {
+        sums.keys.x[m] = fmaf(weight, key.x[m], sums.keys.x[m]);
+      }
+      sums.count += weight;
+      squares[i] = SumSquares(key);
+      parts[i] = bound.PartOf(key);
     }
-    sums.count += weight;
-    sums.max_square = fmaxf(sums.max_square, WarpSum<kLanes>(square));
-    const float logit = bound(key, 1.0f);
-    if (sub == 0) term[j] = __fadd_rn(logit, decay[j]);
+    sums.max_square = fmaxf(sums.max_square, SpreadSums<kLanes>(squares));
+    const float logit = bound.OfParts(parts);
+    if (sub % (kLanes / kBatch) == 0) term[place + own * kRows] = __fadd_rn(logit, own_decay);
   }
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) sums.keys.x[i] = StridedSum<kLanes>(sums.keys.x[i]);
   sums.count = StridedSum<kLanes>(sums.count);
-  sums.max_square = StridedMax<kLanes>(sums.max_square);
+  sums.max_square = WarpMax(sums.max_square);
   return sums;
 }
 

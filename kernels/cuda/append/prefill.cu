@@ -1,11 +1,12 @@
-// Append of prefill rows, first kernel of two: every row block by itself. Rows go into pages, gates
-// relative to the page's start; what a page that becomes full adds to the running sums goes into a
-// record of StepSchedule::page_sums. Nothing that another row block reads is written here; the
-// rest, in order, is accumulate.cu.
+// Append of prefill rows, first kernel of three: every row block by itself. Keys and values go into
+// pages, gates relative to the page's start; what a page that becomes full adds to the running sums
+// goes into a record of StepSchedule::page_sums. Nothing that another row block reads is written
+// here; the rest, in order, is accumulate.cu.
 #include "kernels/acp.h"
 #include "kernels/cuda/append/kernels.h"
 #include "kernels/cuda/append/page_sums.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
+#include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
 
@@ -33,24 +34,41 @@ struct HeadBlock {
   RowBlock rows;
   int64_t index;  // of the block
   int kv_head;
+  int group;
   int place;     // of the first row in its page
   int32_t page;  // id
   bool first_of_seq;
 };
 
+// What a lane needs of its rows' gates, as it is loaded.
+struct RawGates {
+  float logits[2], bias;
+};
+
+__device__ __forceinline__ RawGates LoadGates(const AppendParams& params, const PagedKv& kv,
+                                              const HeadBlock& block, int g) {
+  const int head = block.kv_head * block.group + g, last = block.rows.count - 1;
+  RawGates raw;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = min(2 * Lane() + i, last);
+    raw.logits[i] = GateLogit(params, ProjectionRow(params, block.rows.first_row + row), head);
+  }
+  raw.bias = GateBias(params, head);
+  return raw;
+}
+
 // Log gates of a query head, added up from the page's start: lane i holds rows 2i and 2i + 1.
 // decay [64], by place, gets what is left of each of the page's keys after the block's last row.
 __device__ __forceinline__ void WriteGates(const AppendParams& params, const PagedKv& kv,
                                            const StepSchedule& schedule, const HeadBlock& block,
-                                           int g, float* decay) {
-  const int lane = Lane(), group = kv.shape.group();
-  const int head = block.kv_head * group + g, row = 2 * lane;
-  const int64_t summary = static_cast<int64_t>(block.page) * group + g;
-  const __nv_bfloat16* at = ProjectionRow(params, block.rows.first_row + row);
+                                           int g, const RawGates& raw, float* decay) {
+  const int lane = Lane(), head = block.kv_head * block.group + g, row = 2 * lane;
+  const int64_t summary = static_cast<int64_t>(block.page) * block.group + g;
   double one = 0, two = 0;
-  if (row < block.rows.count) one = static_cast<double>(LogGate(params, at, head));
+  if (row < block.rows.count) one = static_cast<double>(LogGate(params, raw.logits[0] + raw.bias));
   if (row + 1 < block.rows.count) {
-    two = static_cast<double>(LogGate(params, at + params.projection.row_stride, head));
+    two = static_cast<double>(LogGate(params, raw.logits[1] + raw.bias));
   }
   double start = 0;  // a block that begins inside a page is its sequence's first: c is known
   if (block.place > 0) {
@@ -83,79 +101,55 @@ __device__ __forceinline__ void WriteGates(const AppendParams& params, const Pag
 template <int kHeadDim>
 struct RawRows {
   static constexpr int kRows = kLaneRows<kHeadDim>;
-  uint4 keys[kRows] = {}, values[kRows] = {}, queries[kRows] = {};
-  uint4 key_before{}, value_before{};  // of the row before the first
+  uint4 keys[kRows], values[kRows];
+  uint4 key_before, value_before;  // of the row before the first, where rows are shifted
   // Of one row's shift: lane sub has row sub % kRows of the keys, or, from kRows on, of the values.
-  __nv_bfloat16 shift_logit{};
+  __nv_bfloat16 shift_logit;
 };
 
-// The lane's part of the row before `row`, `column` being the head's first. Rows that last_k and
-// last_v hold came from bf16, so they fit into it again.
+// The lane's part of the row before row r of the block, which the batch has at `before` unless r is
+// the sequence's first. Rows that last_k and last_v hold came from bf16, so they fit into it again.
 template <int kHeadDim>
 __device__ __forceinline__ uint4 LoadBefore(const AppendParams& params, const PagedKv& kv,
-                                            const HeadBlock& block, const __nv_bfloat16* at, int r,
-                                            void* last) {
+                                            const HeadBlock& block, int r,
+                                            const __nv_bfloat16* before, void* last) {
   const int in_head = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim> * kVec8;
-  if (r > 0 || !block.first_of_seq) {
-    return *reinterpret_cast<const uint4*>(at - params.projection.row_stride);
-  }
+  if (r > 0 || !block.first_of_seq) return *reinterpret_cast<const uint4*>(before);
   if (block.rows.position == 0) return {};
   return ToBf16x8(
       LoadVec8(LastRow(kv, last, block.rows.slot, params.layer, block.kv_head) + in_head));
 }
 
-// Keys and values of rows [first, first + kRows) of the block, as far as they exist.
+// Keys and values of rows [first, first + kRows) of the block; for those past the last, the last.
 template <int kHeadDim>
 __device__ __forceinline__ RawRows<kHeadDim> LoadRows(const AppendParams& params, const PagedKv& kv,
                                                       const HeadBlock& block, int first) {
   using Raw = RawRows<kHeadDim>;
   const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>;
   const int64_t in_kv = static_cast<int64_t>(block.kv_head) * kHeadDim + sub * kVec8;
-  const int count = block.rows.count - first;
-  Raw raw;
-  if (count <= 0) return raw;
+  const int last = block.rows.count - 1 - first;
+  const int stride = static_cast<int>(params.projection.row_stride);  // of at most a block's rows
   const __nv_bfloat16* row = ProjectionRow(params, block.rows.first_row + first);
   const __nv_bfloat16* key = row + params.k_column + in_kv;
   const __nv_bfloat16* value = row + params.v_column + in_kv;
-  const int shifted = sub % Raw::kRows;
-  const int64_t shift_column = sub < Raw::kRows ? params.k_shift_column : params.v_shift_column;
-  if (shift_column >= 0 && sub < 2 * Raw::kRows && shifted < count) {
-    raw.shift_logit = row[shifted * params.projection.row_stride + shift_column + block.kv_head];
-  }
-  if (params.k_shift_column >= 0) {
-    raw.key_before = LoadBefore<kHeadDim>(params, kv, block, key, first, kv.last_k);
-  }
-  if (params.v_shift_column >= 0) {
-    raw.value_before = LoadBefore<kHeadDim>(params, kv, block, value, first, kv.last_v);
-  }
+  Raw raw;
 #pragma unroll
   for (int i = 0; i < Raw::kRows; ++i) {
-    if (i >= count) continue;
-    const int64_t offset = i * params.projection.row_stride;
+    const int offset = min(i, last) * stride;
     raw.keys[i] = *reinterpret_cast<const uint4*>(key + offset);
     raw.values[i] = *reinterpret_cast<const uint4*>(value + offset);
   }
-  return raw;
-}
-
-__device__ __forceinline__ uint4* QueryOf(const AppendParams& params, const HeadBlock& block, int r,
-                                          int64_t in_q) {
-  return reinterpret_cast<uint4*>(ProjectionRow(params, block.rows.first_row + r) +
-                                  params.q_column + in_q);
-}
-
-// The same rows of the group's first query head.
-template <int kHeadDim>
-__device__ __forceinline__ void LoadQueries(const AppendParams& params, const PagedKv& kv,
-                                            const HeadBlock& block, int first,
-                                            RawRows<kHeadDim>& raw) {
-  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>;
-  const int64_t in_q =
-      static_cast<int64_t>(block.kv_head) * kv.shape.group() * kHeadDim + sub * kVec8;
-#pragma unroll
-  for (int i = 0; i < RawRows<kHeadDim>::kRows; ++i) {
-    if (first + i < block.rows.count) raw.queries[i] = *QueryOf(params, block, first + i, in_q);
+  const int64_t shift_column = sub < Raw::kRows ? params.k_shift_column : params.v_shift_column;
+  raw.shift_logit = row[min(sub % Raw::kRows, last) * stride +
+                        (shift_column < 0 ? 0 : static_cast<int>(shift_column) + block.kv_head)];
+  const int before = min(-1, last) * stride;
+  if (params.k_shift_column >= 0) {
+    raw.key_before = LoadBefore<kHeadDim>(params, kv, block, first, key + before, kv.last_k);
   }
+  if (params.v_shift_column >= 0) {
+    raw.value_before = LoadBefore<kHeadDim>(params, kv, block, first, value + before, kv.last_v);
+  }
+  return raw;
 }
 
 // The lane's eight weights of a head's norm; null: none.
@@ -164,58 +158,7 @@ __device__ __forceinline__ Float8 LoadWeight(const void* weights, int64_t first)
   return LoadVec8(static_cast<const float*>(weights) + first);
 }
 
-// All queries of row r of the block, in place; `raw` is that of the group's first.
-template <int kHeadDim>
-__device__ __forceinline__ void WriteRotatedQueries(const AppendParams& params, const PagedKv& kv,
-                                                    const HeadBlock& block, int r, uint4 raw,
-                                                    bool rotates, const Rotation& rotation) {
-  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>, group = kv.shape.group();
-  const bool there = r < block.rows.count;
-#pragma unroll 1
-  for (int g = 0; g < group; ++g) {
-    const int64_t in_q = (static_cast<int64_t>(block.kv_head) * group + g) * kHeadDim + sub * kVec8;
-    if (g > 0 && there) raw = *QueryOf(params, block, r, in_q);
-    Float8 query = Widen(raw);
-    if (params.q_norm != nullptr) {
-      NormalizeBy<kHeadDim>(query, LoadWeight(params.q_norm, in_q),
-                            static_cast<float>(params.qk_norm_eps));
-    }
-    if (rotates) Rotate<kHeadDim>(query, rotation);
-    if (there) *QueryOf(params, block, r, in_q) = ToBf16x8(query);
-  }
-}
-
-// The queries of the lane's rows, in place, where none is rotated.
-template <int kHeadDim>
-__device__ __forceinline__ void WriteQueries(const AppendParams& params, const PagedKv& kv,
-                                             const HeadBlock& block, int first,
-                                             RawRows<kHeadDim>& raw) {
-  constexpr int kRows = RawRows<kHeadDim>::kRows;
-  const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>, group = kv.shape.group();
-  const float eps = static_cast<float>(params.qk_norm_eps);
-  if (params.q_norm == nullptr) return;
-#pragma unroll 1
-  for (int g = 0; g < group; ++g) {
-    const int64_t in_q = (static_cast<int64_t>(block.kv_head) * group + g) * kHeadDim + sub * kVec8;
-    const Float8 weight = LoadWeight(params.q_norm, in_q);
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      if (g > 0 && first + i < block.rows.count) {
-        raw.queries[i] = *QueryOf(params, block, first + i, in_q);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      Float8 query = Widen(raw.queries[i]);
-      NormalizeBy<kHeadDim>(query, weight, eps);
-      if (first + i < block.rows.count) {
-        *QueryOf(params, block, first + i, in_q) = ToBf16x8(query);
-      }
-    }
-  }
-}
-
-// Keys and values of the lane's rows into the page, keys also into shared memory; and the queries.
+// Keys and values of the lane's rows into the page, keys also into shared memory.
 template <int kHeadDim, bool kRotates>
 __device__ __forceinline__ void WriteRows(const AppendParams& params, const PagedKv& kv,
                                           const HeadBlock& block, int first, RawRows<kHeadDim>& raw,
@@ -228,51 +171,50 @@ __device__ __forceinline__ void WriteRows(const AppendParams& params, const Page
   __nv_bfloat16* values = static_cast<__nv_bfloat16*>(kv.values) + page + place;
   const float eps = static_cast<float>(params.qk_norm_eps);
   const float alpha = Sigmoid(__bfloat162float(raw.shift_logit));
-  const bool norms = params.k_norm != nullptr;
   const bool rotates = kRotates && params.rope_frequency != nullptr;
-  Float8 before = Widen(raw.value_before);
+  if (params.v_shift_column >= 0) {
+#pragma unroll
+    for (int i = kRows - 1; i >= 0; --i) {
+      Float8 value = Widen(raw.values[i]);
+      Shift(value, Widen(i == 0 ? raw.value_before : raw.values[i - 1]),
+            FromLane(alpha, kRows + i, kLanes));
+      raw.values[i] = ToBf16x8(value);
+    }
+  }
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    const float value_alpha = FromLane(alpha, kRows + i, kLanes);
-    uint4 value = raw.values[i];
-    if (params.v_shift_column >= 0) {
-      Float8 shifted = Widen(value);
-      const Float8 now = shifted;
-      Shift(shifted, before, value_alpha);
-      before = now;
-      value = ToBf16x8(shifted);
-    }
-    if (first + i < block.rows.count) *reinterpret_cast<uint4*>(values + i * kHeadDim) = value;
+    if (first + i < block.rows.count) StoreWhole(raw.values[i], values + i * kHeadDim);
   }
   const Float8 weight =
       LoadWeight(params.k_norm, static_cast<int64_t>(block.kv_head) * kHeadDim + in_head);
-  before = Widen(raw.key_before);
+  Float8 row[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    Float8 key = Widen(raw.keys[i]);
-    const float key_alpha = FromLane(alpha, i, kLanes);
-    if (params.k_shift_column >= 0) {
-      const Float8 now = key;
-      Shift(key, before, key_alpha);
-      before = now;
-    }
-    if (norms) NormalizeBy<kHeadDim>(key, weight, eps);
-    Rotation rotation;
-    if (rotates) {
-      rotation = RotationAt<kHeadDim>(params.rope_frequency, block.rows.position + first + i, sub);
-      Rotate<kHeadDim>(key, rotation);
-    }
-    if (first + i < block.rows.count) {
-      const uint4 bits = ToBf16x8(key);
-      *reinterpret_cast<uint4*>(keys + i * kHeadDim) = bits;
-      *reinterpret_cast<uint4*>(page_keys + place + i * kHeadDim) = bits;
-    }
-    if constexpr (kRotates) {
-      WriteRotatedQueries<kHeadDim>(params, kv, block, first + i, raw.queries[i], rotates,
-                                    rotation);
+    row[i] = Widen(raw.keys[i]);
+    if (params.k_shift_column < 0) continue;
+    Shift(row[i], Widen(i == 0 ? raw.key_before : raw.keys[i - 1]), FromLane(alpha, i, kLanes));
+  }
+  if (params.k_norm != nullptr) {
+    float squares[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) squares[i] = SumSquares(row[i]);
+    const float scale = NormScale<kHeadDim>(SpreadSums<kLanes>(squares), eps);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      ScaleBy(row[i], FromLane(scale, i * (kLanes / kRows), kLanes), weight);
     }
   }
-  if constexpr (!kRotates) WriteQueries<kHeadDim>(params, kv, block, first, raw);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    if (rotates) {
+      Rotate<kHeadDim>(row[i], RotationAt<kHeadDim>(params.rope_frequency,
+                                                    block.rows.position + first + i, sub));
+    }
+    if (first + i >= block.rows.count) continue;
+    const uint4 bits = ToBf16x8(row[i]);
+    StoreWhole(bits, keys + i * kHeadDim);
+    *reinterpret_cast<uint4*>(page_keys + place + i * kHeadDim) = bits;
+  }
 }
 
 // The record of a full page for query head g of the group. The thread block calls together, after a
@@ -285,7 +227,7 @@ __device__ __forceinline__ void WriteRecord(const AppendParams& params, const Pa
   constexpr int kLanes = kRowLanes<kHeadDim>;
   static_assert(kPortions == kWarps);
   const int thread = static_cast<int>(threadIdx.x), warp = Warp(), lane = Lane();
-  const int head = block.kv_head * kv.shape.group() + g;
+  const int head = block.kv_head * block.group + g;
   const HeadBound<kHeadDim, kGeneralBound> bound(params.bound, head, lane % kLanes);
   const KeySums sums =
       SumKeys<kHeadDim, kGeneralBound>(bound, space.keys, decay, warp * kPortionKeys, space.term);
@@ -322,11 +264,11 @@ __device__ __forceinline__ void WriteRecord(const AppendParams& params, const Pa
 // A thread block a row block and kv head. kGeneralBound: with any bound, and rotation; else only
 // with a diagonal bound.
 template <int kHeadDim, bool kGeneralBound>
-__global__ void __launch_bounds__(kThreads, kGeneralBound || kHeadDim > 64 ? 3 : 5)
+__global__ void __launch_bounds__(kThreads, kGeneralBound || kHeadDim > 64 ? 4 : 6)
     ProjectBlocksKernel(const __grid_constant__ BatchView batch,
                         const __grid_constant__ AppendParams params,
                         const __grid_constant__ PagedKv kv,
-                        const __grid_constant__ StepSchedule schedule) {
+                        const __grid_constant__ StepSchedule schedule, int group) {
   constexpr int kRows = kLaneRows<kHeadDim>, kPassRows = kThreads / kRowLanes<kHeadDim> * kRows;
   __shared__ BlockSpace<kHeadDim> space;
   extern __shared__ float decay[];  // [group, 64]: c_e - c_j
@@ -334,23 +276,30 @@ __global__ void __launch_bounds__(kThreads, kGeneralBound || kHeadDim > 64 ? 3 :
   WaitOnDependencies();
   HeadBlock block;
   block.index = blockIdx.y;
-  block.rows = schedule.blocks[block.index];  // at once with their number: one may be past the last
-  if (block.index >= *schedule.num_blocks || block.rows.seq < batch.num_decodes) return;
+  // All at once: one may be past the last.
+  const RowBlock* rows = schedule.blocks + block.index;
+  const int32_t num_blocks = LoadCoherent(schedule.num_blocks);
+  const int32_t seq_before = block.index == 0 ? -1 : LoadCoherent(&rows[-1].seq);
+  block.rows = {LoadCoherent(&rows->seq), LoadCoherent(&rows->slot), LoadCoherent(&rows->first_row),
+                LoadCoherent(&rows->count), LoadCoherent(&rows->position)};
+  if (block.index >= num_blocks || block.rows.seq < batch.num_decodes) return;
   block.kv_head = static_cast<int>(blockIdx.x);
+  block.group = group;
   block.place = block.rows.position % kPageTokens;
   const int64_t list = kv.ListIndex(block.rows.slot, params.layer, block.kv_head);
   block.page = kv.Table(list)[block.rows.position / kPageTokens];
-  block.first_of_seq = block.rows.first_row == batch.row_begin[block.rows.seq];
+  block.first_of_seq = block.rows.seq != seq_before;
 
-  const int group = kv.shape.group(), warp = Warp();
+  const int warp = Warp();
   int first = static_cast<int>(threadIdx.x) / kRowLanes<kHeadDim> * kRows;
   RawRows<kHeadDim> raw = LoadRows<kHeadDim>(params, kv, block, first);
+#pragma unroll 1
   for (int g = warp; g < group; g += kWarps) {
-    WriteGates(params, kv, schedule, block, g, decay + g * kPageTokens);
+    const RawGates gates = LoadGates(params, kv, block, g);
+    WriteGates(params, kv, schedule, block, g, gates, decay + g * kPageTokens);
   }
 #pragma unroll 1
   for (int pass = 0;;) {
-    LoadQueries<kHeadDim>(params, kv, block, first, raw);
     WriteRows<kHeadDim, kGeneralBound>(params, kv, block, first, raw, space.keys);
     pass += kPassRows;
     if (kPassRows >= kPageTokens || pass >= block.rows.count) break;
@@ -383,9 +332,9 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
   const bool plain = IsDiagonal(params.bound) || params.acp == AcpMode::kOff;
   return plain && params.rope_frequency == nullptr
              ? Launch(ProjectBlocksKernel<kHeadDim, false>, grid, kThreads, decay_bytes, stream,
-                      batch, params, kv, schedule)
+                      batch, params, kv, schedule, kv.shape.group())
              : Launch(ProjectBlocksKernel<kHeadDim, true>, grid, kThreads, decay_bytes, stream,
-                      batch, params, kv, schedule);
+                      batch, params, kv, schedule, kv.shape.group());
 }
 
 }  // namespace

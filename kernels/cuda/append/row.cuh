@@ -30,15 +30,26 @@ __device__ __forceinline__ void Shift(Float8& now, const Float8& before, float a
   }
 }
 
-// RMS over the row, then `weight`, this lane's eight.
-template <int kHeadDim>
-__device__ __forceinline__ void NormalizeBy(Float8& o, const Float8& weight, float eps) {
+__device__ __forceinline__ float SumSquares(const Float8& o) {
   float square = 0;
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) square = fmaf(o.x[i], o.x[i], square);
-  const float scale = rsqrtf(fmaf(WarpSum<kRowLanes<kHeadDim>>(square), 1.0f / kHeadDim, eps));
+  return square;
+}
+
+// RMS norm: what a row is multiplied by, from its sum of squares; and then `weight`, this lane's
+// eight.
+template <int kHeadDim>
+__device__ __forceinline__ float NormScale(float square, float eps) {
+  return rsqrtf(fmaf(square, 1.0f / kHeadDim, eps));
+}
+__device__ __forceinline__ void ScaleBy(Float8& o, float scale, const Float8& weight) {
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) o.x[i] = o.x[i] * scale * weight.x[i];
+}
+template <int kHeadDim>
+__device__ __forceinline__ void NormalizeBy(Float8& o, const Float8& weight, float eps) {
+  ScaleBy(o, NormScale<kHeadDim>(WarpSum<kRowLanes<kHeadDim>>(SumSquares(o)), eps), weight);
 }
 
 // RoPE of one position in this lane's dimensions. The angle is taken modulo 2 pi in float64:
@@ -80,17 +91,28 @@ __device__ __forceinline__ __nv_bfloat16* ProjectionRow(const AppendParams& para
   return static_cast<__nv_bfloat16*>(params.projection.data) + row * params.projection.row_stride;
 }
 
+// Of one head. Without branches: what else is being loaded need not be waited for.
+__device__ __forceinline__ float GateLogit(const AppendParams& params, const __nv_bfloat16* row,
+                                           int head) {
+  const bool there = params.has_gate && params.fgate_column >= 0;
+  const float projected = __bfloat162float(row[there ? params.fgate_column + head : 0]);
+  return there ? projected : 0;
+}
+__device__ __forceinline__ float GateBias(const AppendParams& params, int head) {
+  return params.fgate_bias == nullptr ? 0 : static_cast<const float*>(params.fgate_bias)[head];
+}
+
 // log f of one head. float32: 1e-7 relative, as good as the projection's sum in float64.
-__device__ __forceinline__ float LogGate(const AppendParams& params, const __nv_bfloat16* row,
-                                         int head) {
+__device__ __forceinline__ float LogGate(const AppendParams& params, float logit) {
   if (!params.has_gate) return 0;
-  float logit = 0;
-  if (params.fgate_column >= 0) logit += __bfloat162float(row[params.fgate_column + head]);
-  if (params.fgate_bias != nullptr) logit += static_cast<const float*>(params.fgate_bias)[head];
   const float rest = log1pf(expf(-fabsf(logit)));
   const float value = logit < 0 ? __fsub_rn(logit, rest) : -rest;
   const float least = static_cast<float>(params.min_log_gate);
   return value < least ? least : value;
+}
+__device__ __forceinline__ float LogGate(const AppendParams& params, const __nv_bfloat16* row,
+                                         int head) {
+  return LogGate(params, GateLogit(params, row, head) + GateBias(params, head));
 }
 
 // A kv head's part of the raw last rows of (slot, layer): `rows` is last_k or last_v.

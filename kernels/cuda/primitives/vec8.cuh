@@ -44,6 +44,10 @@ __device__ __forceinline__ uint4 ToBf16x8(const Float8& o) {
   }
   return packed.bits;
 }
+// In one store: words that are assigned as a uint4 the compiler may store one by one.
+__device__ __forceinline__ void StoreWhole(const uint4& bits, __nv_bfloat16* to) {
+  __stcg(reinterpret_cast<uint4*>(to), bits);
+}
 __device__ __forceinline__ void StoreVec8(const Float8& o, __nv_bfloat16* to) {
   *reinterpret_cast<uint4*>(to) = ToBf16x8(o);
 }

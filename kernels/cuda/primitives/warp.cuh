@@ -125,6 +125,27 @@ __device__ __forceinline__ LogTerm LogAddExpScan(LogTerm term) {
   return term;
 }
 
+// WarpSum<kLanes> of each v[i], with the same bits, but of one i in each lane: lane t of its group
+// has that of i = t / (kLanes / kCount). kCount <= kLanes, powers of two; the rest of v is lost.
+template <int kLanes, int kCount, int kOffset = kLanes / 2, int kHalf = kCount / 2>
+__device__ __forceinline__ float SpreadSums(float (&v)[kCount]) {
+  if constexpr (kOffset == 0) {
+    return v[0];
+  } else {
+    if constexpr (kHalf == 0) {
+      v[0] += FromLaneXor(v[0], kOffset);
+    } else {
+      const bool upper = (Lane() & kOffset) != 0;
+#pragma unroll
+      for (int k = 0; k < kHalf; ++k) {
+        const float kept = upper ? v[k + kHalf] : v[k], sent = upper ? v[k] : v[k + kHalf];
+        v[k] = kept + FromLaneXor(sent, kOffset);
+      }
+    }
+    return SpreadSums<kLanes, kCount, kOffset / 2, kHalf / 2>(v);
+  }
+}
+
 // Adds up each v[i] over the 8 lanes with the same lane % 4. Lane t gets, in v[k], the sum of
 // v[t / 4 * kCount / 8 + k], k < kCount / 8; the rest of v is lost.
 template <int kCount, int kMask = 16, int kHalf = kCount / 2>

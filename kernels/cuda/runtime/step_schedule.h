@@ -99,8 +99,8 @@ struct StepSchedule {
   float* partial = nullptr;            // [max_splits, HeadsTogether, head_dim + 2]
   int32_t* arrival_counter = nullptr;  // [max_seq_heads] splits done; zero between launches
 
-  // Page sums between the two kernels of Append: [max_blocks, q_heads, head_dim + 4], a record
-  // being {log gate of the block's rows, decayed count S, log M, largest ||k||, decayed keys
+  // Page sums on the way between two kernels of Append: [max_blocks, q_heads, head_dim + 4], a
+  // record being {log gate of the block's rows, decayed count S, log M, largest ||k||, decayed keys
   // N[head_dim]}; all but the first are of the whole page alone, relative to its end, and there if
   // it is full.
   double* page_sums = nullptr;
