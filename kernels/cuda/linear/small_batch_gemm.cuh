@@ -196,9 +196,12 @@ template <int kTiles>
 struct HeldTiles {
   Fragments w[kTiles];
 
-  __device__ __forceinline__ void Take(TileReader& reader) {
+  // The first `count` of them.
+  __device__ __forceinline__ void Take(TileReader& reader, int count = kTiles) {
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) reader.Take(w[n]);
+    for (int n = 0; n < kTiles; ++n) {
+      if (n < count) reader.Take(w[n]);
+    }
   }
 
   template <typename Multiplier>
@@ -355,7 +358,8 @@ __device__ __forceinline__ PipelineState MultiplyProduct(const SmallBatchGemmArg
   const int stride = InputStride(a.in) / 2;
   if constexpr (kNorms) {
     const transform::Unit weight = transform::FirstWeight(a.source);
-    held.Take(reader);
+    // A block with few outputs has no second tile beside the first.
+    held.Take(reader, kGated && last - first <= kHalfRows ? 1 : kHeld);
     wait();
     multiplier.LoadPrevious();
     if constexpr (place == Place::kInside) {

@@ -151,15 +151,15 @@ TEST_P(SmallBatchGemmChainTest, TakesTheProductsOfOneRow) {
   EXPECT_FALSE(ChainTakes(chain, limits_));
 }
 
-INSTANTIATE_TEST_SUITE_P(Widths, SmallBatchGemmChainTest,
-                         ::testing::Combine(::testing::Values(Widths{1536, 3584, 6192},
-                                                              Widths{264, 520, 40},
-                                                              Widths{2304, 5640, 9000}),
-                                            ::testing::Values(size_t{3}, size_t{4})),
-                         [](const auto& in) {
-                           return std::to_string(std::get<0>(in.param).hidden) + "_" +
-                                  std::to_string(std::get<1>(in.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Widths, SmallBatchGemmChainTest,
+    ::testing::Combine(::testing::Values(Widths{1536, 3584, 6192}, Widths{264, 520, 40},
+                                         Widths{2304, 5640, 9000}, Widths{1544, 1024, 300}),
+                       ::testing::Values(size_t{3}, size_t{4})),
+    [](const auto& in) {
+      return std::to_string(std::get<0>(in.param).hidden) + "_" +
+             std::to_string(std::get<1>(in.param));
+    });
 
 }  // namespace
 }  // namespace fox::cuda
