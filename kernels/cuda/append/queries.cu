@@ -1,5 +1,5 @@
 // Append of prefill rows, third kernel of three: queries, in place. Nothing of theirs enters the
-// running sums, so they pass beside the chains of accumulate.cu, which leave most SMs idle.
+// running sums, so they need not wait for the chains of accumulate.cu, which leave most SMs idle.
 #include "kernels/cuda/append/kernels.h"
 #include "kernels/cuda/append/row.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
