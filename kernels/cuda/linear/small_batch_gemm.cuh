@@ -444,7 +444,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   [&]<int... n>(std::integer_sequence<int, n...>) { (multiply.template operator()<n>(), ...); }
   (kAll);
   // All blocks have left what this one has taken, so they have read the epoch before.
-  if (kChained && blockIdx.x == 0 && threadIdx.x == 0) ++*chain.epoch;
+  // Not by reading it again: an older epoch may lie in the first-level cache.
+  if (kChained && blockIdx.x == 0 && threadIdx.x == 0) *chain.epoch = epoch;
 }
 
 }  // namespace fox::cuda::small_batch_gemm
