@@ -19,8 +19,8 @@ class Previous {
  public:
   // Nothing: any of them may still be running.
   Previous() = default;
-  // A product, one kernel that triggers after its wait: when the next kernel starts, this one alone
-  // may still be running, and writes `output` alone.
+  // A product or a chain of them, one kernel that triggers after its wait: when the next kernel
+  // starts, this one alone may still be running, and writes `output` and the residual stream alone.
   static Previous Draining(const void* output) { return Previous(output, -1); }
   // AppendDecode: when the next kernel starts, only it and the projection may still be running, and
   // write nothing but the projection, the rows' own pages and the running state of `layer`.
