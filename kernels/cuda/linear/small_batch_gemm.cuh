@@ -443,9 +443,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   };
   [&]<int... n>(std::integer_sequence<int, n...>) { (multiply.template operator()<n>(), ...); }
   (kAll);
-  // All blocks have left what this one has taken, so they have read the epoch before.
-  // Not by reading it again: an older epoch may lie in the first-level cache.
-  if (kChained && blockIdx.x == 0 && threadIdx.x == 0) *chain.epoch = epoch;
+  // All blocks have left what this one has taken, so they have read the epoch before. Past the
+  // first-level cache, which may hold an older one; kept since then it would cost a register.
+  if (kChained && blockIdx.x == 0 && threadIdx.x == 0) *chain.epoch = LoadCoherent(chain.epoch) + 1;
 }
 
 }  // namespace fox::cuda::small_batch_gemm
