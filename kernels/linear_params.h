@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "kernels/core/activation.h"
 #include "kernels/core/matrix_view.h"
 
 namespace fox {
@@ -24,8 +25,6 @@ class PackedWeight {
   int64_t out_, in_;
   size_t bytes_;
 };
-
-enum class Activation : uint8_t { kSigmoid, kSilu };  // silu(x) = x * sigmoid(x)
 
 // Prologue of a linear layer, applied to each input row.
 struct InputTransform {

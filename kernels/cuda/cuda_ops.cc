@@ -75,6 +75,21 @@ cudaError_t CudaOps::State::Prefill(const BatchView& batch, const AttentionParam
   return (sm90 ? cuda::PrefillSm90 : cuda::PrefillSm80)(batch, params, kv, schedule, max_tiles, on);
 }
 
+cudaError_t CudaOps::State::TransformOutput(const AttentionParams& params, int head_dim,
+                                            int64_t first, int64_t rows, cudaStream_t on) {
+  const OutputTransform& t = params.transform;
+  if (t.norm == nullptr && t.gate.empty()) return cudaSuccess;
+  const MatrixView out = params.out.Rows(first, rows);
+  return cuda::TransformRows(out,
+                             {.kind = InputTransform::Kind::kOutputGate,
+                              .weight = t.norm,
+                              .eps = t.eps,
+                              .head_dim = head_dim,
+                              .gate = t.gate.empty() ? t.gate : t.gate.Rows(first, rows),
+                              .act = t.act},
+                             out, on);
+}
+
 CudaOps::CudaOps(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 CudaOps::~CudaOps() { cudaStreamSynchronize(state_->queue.cuda_stream()); }
@@ -237,8 +252,12 @@ void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, c
                         Stream stream) {
   const bool after_append_decode = state_->previous.appended(params.layer);
   if (batch.num_rows > batch.num_seqs) {
-    state_->Enqueue("attend, chunks", stream,
-                    [&](cudaStream_t on) { return state_->Prefill(batch, params, kv, on); });
+    const int64_t first = batch.num_decodes, rows = batch.num_rows - first;
+    state_->Enqueue("attend, chunks", stream, [&](cudaStream_t on) {
+      const cudaError_t error = state_->Prefill(batch, params, kv, on);
+      if (error != cudaSuccess) return error;
+      return state_->TransformOutput(params, kv.shape.head_dim, first, rows, on);
+    });
   }
   if (batch.num_decodes == 0) return;
   cuda::StepSchedule schedule = state_->schedule;
@@ -253,7 +272,9 @@ void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, c
   BatchView decodes = batch;
   decodes.small = batch.small && batch.num_rows <= cuda::kMostClusterRows;
   state_->Enqueue("attend, single rows", stream, [&](cudaStream_t on) {
-    return cuda::DecodeAttention(decodes, params, kv, schedule, right_after, on);
+    const cudaError_t error = cuda::DecodeAttention(decodes, params, kv, schedule, right_after, on);
+    if (error != cudaSuccess) return error;
+    return state_->TransformOutput(params, kv.shape.head_dim, 0, batch.num_decodes, on);
   });
 }
 
