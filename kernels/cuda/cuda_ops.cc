@@ -272,9 +272,7 @@ void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, c
   BatchView decodes = batch;
   decodes.small = batch.small && batch.num_rows <= cuda::kMostClusterRows;
   state_->Enqueue("attend, single rows", stream, [&](cudaStream_t on) {
-    const cudaError_t error = cuda::DecodeAttention(decodes, params, kv, schedule, right_after, on);
-    if (error != cudaSuccess) return error;
-    return state_->TransformOutput(params, kv.shape.head_dim, 0, batch.num_decodes, on);
+    return cuda::DecodeAttention(decodes, params, kv, schedule, right_after, on);
   });
 }
 

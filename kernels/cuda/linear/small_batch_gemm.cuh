@@ -336,13 +336,10 @@ __device__ __forceinline__ PipelineState MultiplyProduct(const SmallBatchGemmArg
                                                          PipelineState at, const uint32_t& epoch,
                                                          const Wait& wait) {
   constexpr bool kNorms = kind == InputTransform::Kind::kRmsNorm;
-  constexpr bool kPlain =
-      kind == InputTransform::Kind::kNone || kind == InputTransform::Kind::kGatedAct;
   // As many as registers allow.
   constexpr int kHeld = place != Place::kAlone ? (kNorms ? 2 : 1)
                         : kRows == 1           ? (kNorms ? 2 : 3)
-                        : kPlain               ? 2
-                                               : 1;
+                                               : (kNorms ? 1 : 2);
   const auto [first, last] = BlockOutputs(a);
   const int tiles = (last - first + kTileOutputs<kGated> - 1) / kTileOutputs<kGated> *
                     ((a.in + kTileCols - 1) / kTileCols);
@@ -374,7 +371,6 @@ __device__ __forceinline__ PipelineState MultiplyProduct(const SmallBatchGemmArg
                                                 layout.norms);
     }
   } else {
-    PrefetchTransform(a.source);
     held.Take(reader);
     wait();
     multiplier.LoadPrevious();

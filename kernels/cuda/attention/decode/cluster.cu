@@ -82,7 +82,7 @@ __device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head,
     PrefetchGates(a, seq_head, next);
     PrefetchTiles<kHeadDim>(a, next);
   }
-  PrefetchOutputNorm<kHeadDim>(a.params.transform, seq_head.head);
+  PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head);
   TriggerDependents();
   WaitOnDependencies();
   if (!exists) return;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head,
   Gate gate = LoadGate<kHeadDim>(a, seq_head, half_page);
   LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
   LoadTileAgain<kHeadDim>(a.kv.values, half_page, values);
-  kept.Take(a, seq_head, row);
+  kept.Take(seq_head, row);
   Softmax softmax;
 #pragma unroll 1
   for (;;) {

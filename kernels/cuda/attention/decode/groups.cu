@@ -76,16 +76,11 @@ struct GroupShared {
   KeptGroup<kHeadDim> seq_heads[kWarps][2];
 };
 
-// Stores the row of a head, by a warp.
 template <int kHeadDim>
-__device__ void StoreHead(const Decode& a, const KeptGroup<kHeadDim>& kept, int head, float max,
-                          float sum, const float2 (&out)[LaneWords<kHeadDim>::kCount],
+__device__ void StoreHead(const Decode& a, const SeqHead& seq_head, int head, float max, float sum,
+                          const float2 (&out)[LaneWords<kHeadDim>::kCount],
                           const OutputFactors<kHeadDim>& factors) {
-  using W = LaneWords<kHeadDim>;
-  float2 factor[W::kCount];
-#pragma unroll
-  for (int i = 0; i < W::kCount; ++i) factor[i] = factors.Of(a.params.transform, i);
-  StoreRow<kHeadDim>(a.params, kept.seq_head.row, kept.seq_head.head + head, max, sum, out, factor);
+  StoreRow(a.params, a.transform, seq_head.row, seq_head.head + head, max, sum, out, factors);
 }
 
 // Partial results lie by split, then head: maximum and sum, out[kHeadDim].
@@ -114,8 +109,8 @@ __device__ void FinishSplit(const Decode& a, const KeptGroup<kHeadDim>& kept, in
     }
     if (kept.seq_head.end - kept.seq_head.begin == 1) {
       OutputFactors<kHeadDim> factors;
-      factors.Load(a.params.transform, kept.seq_head.row, kept.seq_head.head + head);
-      StoreHead(a, kept, head, max, sum, out, factors);
+      factors.Load(a.transform, kept.seq_head.row, kept.seq_head.head + head);
+      StoreHead(a, kept.seq_head, head, max, sum, out, factors);
       continue;
     }
     float2* partial = PartialOf<kHeadDim>(a, split, head);
@@ -134,7 +129,7 @@ __device__ void MergeHeads(const Decode& a, const KeptGroup<kHeadDim>& kept) {
   for (int head = Warp(); head < kept.heads; head += kWarps) {
     const float2* partial = PartialOf<kHeadDim>(a, seq_head.begin, head);
     OutputFactors<kHeadDim> factors;
-    factors.Load(a.params.transform, seq_head.row, seq_head.head + head);
+    factors.Load(a.transform, seq_head.row, seq_head.head + head);
     float max = -FLT_MAX;
     for (int i = Lane(); i < count; i += kWarp) {
       max = fmaxf(max, LoadCoherent(partial + i * stride).x);
@@ -166,7 +161,7 @@ __device__ void MergeHeads(const Decode& a, const KeptGroup<kHeadDim>& kept) {
         }
       }
     }
-    StoreHead(a, kept, head, max, WarpSum(sum), out, factors);
+    StoreHead(a, kept.seq_head, head, max, WarpSum(sum), out, factors);
   }
 }
 
@@ -220,7 +215,7 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
   LoadValues(a, half_page, tile);
   PrefetchGroupGates(a, seq_head, second);
   PrefetchTiles<kHeadDim>(a, second);
-  PrefetchOutputNorm<kHeadDim>(a.params.transform, seq_head.head, NumHeads(a, seq_head.group_head));
+  PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head, NumHeads(a, seq_head.group_head));
   TriggerDependents();
   WaitOnDependencies();
   const typename KeptGroup<kHeadDim>::Words row = KeptGroup<kHeadDim>::LoadRow(a, seq_head);

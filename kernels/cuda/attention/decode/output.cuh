@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/attention_params.h"
+#include "kernels/cuda/attention/output_transform.cuh"
 #include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
@@ -29,52 +30,49 @@ struct LaneWords {
   __device__ static int At(int i) { return (i * kWarp + Lane()) % kWords; }
 };
 
-// What a head's output is multiplied by, but for the norm's scale; the lane's words.
+// The lane's words of what a head's output is multiplied by, but for the norm's scale: of the
+// norm's weights and of the gate, whatever is there.
 template <int kHeadDim>
 struct OutputFactors {
   using W = LaneWords<kHeadDim>;
-  float2 norm[W::kCount];
-  uint32_t gate[W::kCount];
+  float2 norm[W::kCount] = {};
+  uint32_t gate[W::kCount] = {};
 
-  __device__ void Load(const OutputTransform& t, int64_t row, int head) {
-    const auto* gates = reinterpret_cast<const uint32_t*>(
-        static_cast<const uint16_t*>(t.gate.data) + row * t.gate.row_stride + head * kHeadDim);
-    const auto* norms =
-        reinterpret_cast<const float2*>(static_cast<const float*>(t.norm) + head * kHeadDim);
+  __device__ void Load(const OutputTransformArguments& t, int64_t row, int head) {
+    const int first = head * kHeadDim;
+    const auto* gates = reinterpret_cast<const uint32_t*>(t.gate + row * t.gate_stride + first);
+    const auto* norms = reinterpret_cast<const float2*>(t.norm + first);
 #pragma unroll
     for (int i = 0; i < W::kCount; ++i) {
-      if (t.gate.data != nullptr) gate[i] = LoadCoherent(gates + W::At(i));
+      if (t.gate != nullptr) gate[i] = LoadCoherent(gates + W::At(i));
       if (t.norm != nullptr) norm[i] = LoadCoherent(norms + W::At(i));
     }
   }
   // norm * act(gate), ones where there is none.
-  __device__ float2 Of(const OutputTransform& t, int i) const {
-    float2 factor = t.norm != nullptr ? norm[i] : float2{1, 1};
-    if (t.gate.data == nullptr) return factor;
-    const float x = Low(gate[i]), y = High(gate[i]);
-    factor.x *= t.act == Activation::kSilu ? x * Sigmoid(x) : Sigmoid(x);
-    factor.y *= t.act == Activation::kSilu ? y * Sigmoid(y) : Sigmoid(y);
-    return factor;
+  __device__ float2 Product(const OutputTransformArguments& t, int i) const {
+    const float2 factor = t.norm != nullptr ? norm[i] : float2{1, 1};
+    if (t.gate == nullptr) return factor;
+    return {Gated(factor.x, Low(gate[i]), t.act), Gated(factor.y, High(gate[i]), t.act)};
   }
 };
 
 // Brings the norm's weights of heads [head, head + count) into the L2, by a warp. Nobody writes
 // them, so they are there before the wait.
 template <int kHeadDim>
-__device__ void PrefetchOutputNorm(const OutputTransform& t, int head, int count = 1) {
+__device__ void PrefetchOutputNorm(const OutputTransformArguments& t, int head, int count = 1) {
   constexpr int kLineFloats = 32;
   if (t.norm == nullptr || Lane() * kLineFloats >= count * kHeadDim) return;
-  Prefetch(static_cast<const float*>(t.norm) + head * kHeadDim + Lane() * kLineFloats);
+  Prefetch(t.norm + head * kHeadDim + Lane() * kLineFloats);
 }
 
 // Stores a head's row, of which the softmax has left its maximum, its sum and the lane's words of
 // the output before the division by the sum; called by a warp.
 template <int kHeadDim>
-__device__ void StoreRow(const AttentionParams& params, int64_t row, int head, float max, float sum,
+__device__ void StoreRow(const AttentionParams& params, const OutputTransformArguments& t,
+                         int64_t row, int head, float max, float sum,
                          const float2 (&out)[LaneWords<kHeadDim>::kCount],
-                         const float2 (&factor)[LaneWords<kHeadDim>::kCount]) {
+                         const OutputFactors<kHeadDim>& factors) {
   using W = LaneWords<kHeadDim>;
-  const OutputTransform& t = params.transform;
   float2 x[W::kCount];
   float square = 0, scale = 1;
 #pragma unroll
@@ -84,14 +82,14 @@ __device__ void StoreRow(const AttentionParams& params, int64_t row, int head, f
   }
   if (t.norm != nullptr) {
     // Words that are there several times change no mean.
-    constexpr float kShare = 1.0f / (2 * W::kCount * kWarp);
-    scale = rsqrtf(fmaf(WarpSum(square), kShare, static_cast<float>(t.eps)));
+    scale = NormScale<2 * W::kCount * kWarp>(WarpSum(square), t.eps);
   }
   auto* to = reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(params.out.data) +
                                          row * params.out.row_stride + head * kHeadDim);
 #pragma unroll
   for (int i = 0; i < W::kCount; ++i) {
-    to[W::At(i)] = PackBf16(x[i].x * scale * factor[i].x, x[i].y * scale * factor[i].y);
+    const float2 factor = factors.Product(t, i);
+    to[W::At(i)] = PackBf16(x[i].x * scale * factor.x, x[i].y * scale * factor.y);
   }
   if (Lane() == 0 && params.lse.data != nullptr) {
     static_cast<float*>(params.lse.data)[row * params.lse.row_stride + head] =

@@ -171,13 +171,8 @@ struct WarpParts {
 template <int kHeadDim>
 __device__ void StoreRow(const Decode& a, const KeptSeqHead<kHeadDim>& kept, float max, float sum,
                          const float2 (&out)[LaneWords<kHeadDim>::kCount]) {
-  using W = LaneWords<kHeadDim>;
-  float2 factor[W::kCount];
-#pragma unroll
-  for (int i = 0; i < W::kCount; ++i) {
-    factor[i] = reinterpret_cast<const float2*>(kept.factor)[W::At(i)];
-  }
-  StoreRow<kHeadDim>(a.params, kept.seq_head.row, kept.seq_head.head, max, sum, out, factor);
+  StoreRow(a.params, a.transform, kept.seq_head.row, kept.seq_head.head, max, sum, out,
+           kept.Factors());
 }
 
 // What has become of a window's partial results: chain w has merged splits w, w + kWarps, ... in

@@ -168,14 +168,14 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
   LoadTile<kHeadDim>(a.kv.values, half_page, values);
   PrefetchGates(a, seq_head, second);
   PrefetchTiles<kHeadDim>(a, second);
-  PrefetchOutputNorm<kHeadDim>(a.params.transform, seq_head.head);
+  PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head);
   TriggerDependents();
   WaitOnDependencies();
   const Row<kHeadDim> row = LoadRow<kHeadDim>(a, seq_head);
   Gate gate = LoadGate<kHeadDim>(a, seq_head, half_page);
   LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
   LoadTileAgain<kHeadDim>(a.kv.values, half_page, values);
-  seq_heads[0].Take(a, seq_head, row);
+  seq_heads[0].Take(seq_head, row);
   Softmax softmax;
   int buffer = 0;
   for (bool more = true; more;) {
@@ -224,8 +224,14 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
   if (batch.num_seqs == 0) return cudaSuccess;
   FOX_CHECK(!after_append_decode || batch.num_rows == batch.num_seqs);
   const int together = HeadsTogether(kv.shape);
-  const Decode arguments{
-      batch, params, kv, schedule, kv.shape.group(), together, after_append_decode};
+  const Decode arguments{batch,
+                         params,
+                         MakeOutputTransformArguments(params),
+                         kv,
+                         schedule,
+                         kv.shape.group(),
+                         together,
+                         after_append_decode};
   if (together > 1) return DecodeGroups(arguments, stream);
   if (batch.small && after_append_decode && DecodeClusterRuns(kv.shape)) {
     return DecodeCluster(arguments, stream);

@@ -28,6 +28,7 @@ static_assert((1 << kMinSplitShift) % kIterationPages == 0);
 struct Decode {
   BatchView batch;
   AttentionParams params;
+  OutputTransformArguments transform;  // params.transform
   PagedKv kv;
   StepSchedule schedule;
   int group;     // query heads of a kv head
@@ -68,11 +69,13 @@ struct KeptSeqHead {
   double base;
   float local;
   alignas(16) float q[kHeadDim];
-  alignas(8) float factor[kHeadDim];  // of the output
+  float2 norm[kHeadDim / 2];  // OutputFactors
+  uint32_t gate[kHeadDim / 2];
 
   // Called by the warp.
-  __device__ void Take(const Decode& a, const SeqHead& taken, const Row<kHeadDim>& row);
+  __device__ void Take(const SeqHead& taken, const Row<kHeadDim>& row);
   __device__ void Load(const Decode& a, const SeqHead& taken);
+  __device__ OutputFactors<kHeadDim> Factors() const;
 };
 
 // Where in the block's splits we are; the same in all threads.
@@ -159,13 +162,12 @@ __device__ Row<kHeadDim> LoadRow(const Decode& a, const SeqHead& seq_head) {
   for (int i = 0; i < W::kCount; ++i) row.q[i] = LoadCoherent(q + W::At(i));
   row.base = LoadCoherent(a.kv.page_cum_log_f + own);
   row.local = LoadCoherent(LogFOffsets(a, own) + (seq_head.length - 1) % kPageTokens);
-  row.factors.Load(a.params.transform, seq_head.row, seq_head.head);
+  row.factors.Load(a.transform, seq_head.row, seq_head.head);
   return row;
 }
 
 template <int kHeadDim>
-__device__ void KeptSeqHead<kHeadDim>::Take(const Decode& a, const SeqHead& taken,
-                                            const Row<kHeadDim>& row) {
+__device__ void KeptSeqHead<kHeadDim>::Take(const SeqHead& taken, const Row<kHeadDim>& row) {
   using W = LaneWords<kHeadDim>;
   __syncwarp();
 #pragma unroll
@@ -173,7 +175,8 @@ __device__ void KeptSeqHead<kHeadDim>::Take(const Decode& a, const SeqHead& take
     const int word = i * kWarp + Lane();
     if (word >= W::kWords) break;
     reinterpret_cast<float2*>(q)[word] = {Low(row.q[i]), High(row.q[i])};
-    reinterpret_cast<float2*>(factor)[word] = row.factors.Of(a.params.transform, i);
+    norm[word] = row.factors.norm[i];
+    gate[word] = row.factors.gate[i];
   }
   if (Lane() == 0) {
     seq_head = taken;
@@ -185,7 +188,19 @@ __device__ void KeptSeqHead<kHeadDim>::Take(const Decode& a, const SeqHead& take
 
 template <int kHeadDim>
 __device__ void KeptSeqHead<kHeadDim>::Load(const Decode& a, const SeqHead& taken) {
-  Take(a, taken, LoadRow<kHeadDim>(a, taken));
+  Take(taken, LoadRow<kHeadDim>(a, taken));
+}
+
+template <int kHeadDim>
+__device__ OutputFactors<kHeadDim> KeptSeqHead<kHeadDim>::Factors() const {
+  using W = LaneWords<kHeadDim>;
+  OutputFactors<kHeadDim> factors;
+#pragma unroll
+  for (int i = 0; i < W::kCount; ++i) {
+    factors.norm[i] = norm[W::At(i)];
+    factors.gate[i] = gate[W::At(i)];
+  }
+  return factors;
 }
 
 // Block b of n takes splits [first, last): as many as the others, or one more. A few splits go to
