@@ -7,8 +7,7 @@
 
 #include <cstdint>
 
-#include "kernels/attention_params.h"
-#include "kernels/cuda/primitives/activation.cuh"
+#include "kernels/cuda/attention/output_transform.cuh"
 #include "kernels/cuda/primitives/quad_transpose.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
@@ -53,21 +52,11 @@ __device__ __forceinline__ float SumSquares(const float4& x) {
   return __fadd_rn(half, FromLaneXor(half, 1));
 }
 
-// Of a head: the norm's weights, and a row's gates.
-template <int kHeadDim, typename T>
-__device__ __forceinline__ const T* NormOf(const OutputTransform& t, int head) {
-  return reinterpret_cast<const T*>(static_cast<const float*>(t.norm) + head * kHeadDim);
-}
-template <int kHeadDim, typename T>
-__device__ __forceinline__ const T* GatesOf(const OutputTransform& t, int64_t row, int head) {
-  return reinterpret_cast<const T*>(static_cast<const __nv_bfloat16*>(t.gate.data) +
-                                    row * t.gate.row_stride + head * kHeadDim);
-}
-
-// What the norm multiplies a head with.
+// Of a row and a head.
 template <int kHeadDim>
-__device__ __forceinline__ float NormScale(const OutputTransform& t, float sum_squares) {
-  return rsqrtf(fmaf(sum_squares, 1.0f / kHeadDim, static_cast<float>(t.eps)));
+__device__ __forceinline__ const __nv_bfloat16* GatesOf(const OutputTransformArguments& t,
+                                                        int64_t row, int head) {
+  return t.gate + row * t.gate_stride + head * kHeadDim;
 }
 
 // The output transform of rows `row` and `row` + 8 of a tile, in two steps: its operands may be
@@ -77,36 +66,37 @@ class QuadTransform {
  public:
   // Rows past the tile's last one get the gates of that one.
   template <typename Work>
-  __device__ __forceinline__ void Load(const OutputTransform& t, const Work& work, int row) {
+  __device__ __forceinline__ void Load(const OutputTransformArguments& t, const Work& work,
+                                       int row) {
     const int quad_lane = Lane() % 4;
-    const auto* norm = NormOf<kHeadDim, float2>(t, work.head) + quad_lane;
+    const auto* norm = reinterpret_cast<const float2*>(t.norm + work.head * kHeadDim) + quad_lane;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) norm_[b] = t.norm == nullptr ? float2{} : __ldg(norm + 4 * b);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const auto* gate =
-          GatesOf<kHeadDim, uint4>(t, work.first_row + min(row + 8 * r, work.count - 1), work.head);
+          GatesOf<kHeadDim>(t, work.first_row + min(row + 8 * r, work.count - 1), work.head);
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         const int block = 4 * v + quad_lane;
-        const bool there = t.gate.data != nullptr && (kBlocks % 4 == 0 || block < kBlocks);
-        gate_[r][v] = there ? LoadOnce(gate + block) : uint4{};
+        const bool there = t.gate != nullptr && (kBlocks % 4 == 0 || block < kBlocks);
+        gate_[r][v] = there ? LoadOnce(gate + 8 * block) : uint4{};
       }
     }
   }
 
   // Of row `row` + 8r.
-  __device__ __forceinline__ void Apply(const OutputTransform& t, int r,
+  __device__ __forceinline__ void Apply(const OutputTransformArguments& t, int r,
                                         QuadRow<kHeadDim>& x) const {
     if (t.norm != nullptr) {
-      const float scale = NormScale<kHeadDim>(t, SumSquares<kHeadDim>(x));
+      const float scale = NormScale<kHeadDim>(SumSquares<kHeadDim>(x), t.eps);
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         x[2 * b] = x[2 * b] * scale * norm_[b].x;
         x[2 * b + 1] = x[2 * b + 1] * scale * norm_[b].y;
       }
     }
-    if (t.gate.data == nullptr) return;
+    if (t.gate == nullptr) return;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const uint4& own = gate_[r][v];
@@ -114,7 +104,7 @@ class QuadTransform {
       const Float8 gates = Widen(QuadTranspose(words, Lane() % 4));
 #pragma unroll
       for (int i = 0; i < 8 && 8 * v + i < 2 * kBlocks; ++i) {
-        x[8 * v + i] *= Activated(gates.x[i], t.act);
+        x[8 * v + i] = Gated(x[8 * v + i], gates.x[i], t.act);
       }
     }
   }

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "kernels/attention_params.h"
+#include "kernels/cuda/attention/output_transform.cuh"
 #include "kernels/cuda/attention/prefill/sm80/tile.cuh"
 #include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
@@ -45,7 +45,7 @@ struct PagedSource {
   __nv_bfloat16* out;
   float* lse;  // or null
   int64_t q_stride, out_stride, lse_stride;
-  OutputTransform transform;
+  OutputTransformArguments transform;
   const double* log_tolerance;     // null: rows do not stop by themselves
   const double* max_norm_product;  // [q_heads] or null
   int64_t* blocks_total;           // or null

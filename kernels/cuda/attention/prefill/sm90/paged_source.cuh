@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "kernels/acp.h"
-#include "kernels/attention_params.h"
+#include "kernels/cuda/attention/output_transform.cuh"
 #include "kernels/cuda/attention/prefill/quad_rows.cuh"
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
 #include "kernels/cuda/primitives/math.cuh"
@@ -58,7 +58,7 @@ struct PagedSource {
   const double* max_norm_product;  // [q_heads], for the certificate
   void* out;                       // bf16
   int64_t out_stride;
-  OutputTransform transform;
+  OutputTransformArguments transform;
   float* lse;  // or null
   int64_t lse_stride;
   int64_t* blocks_total;
@@ -254,11 +254,10 @@ struct PagedSource {
   // A warp: those of rows that are whole after this work tile.
   template <int kHeadDim>
   __device__ __forceinline__ void PrefetchGates(const Work& work, int lane) const {
-    if (transform.gate.data == nullptr || work.splits_left > 0) return;
+    if (transform.gate == nullptr || work.splits_left > 0) return;
     constexpr int kLine = 128 / sizeof(__nv_bfloat16);
     for (int row = lane; row < work.count; row += kWarp) {
-      const auto* gates =
-          GatesOf<kHeadDim, __nv_bfloat16>(transform, work.first_row + row, work.head);
+      const __nv_bfloat16* gates = GatesOf<kHeadDim>(transform, work.first_row + row, work.head);
 #pragma unroll
       for (int column = 0; column < kHeadDim; column += kLine) Prefetch(gates + column);
     }

@@ -117,21 +117,21 @@ __global__ void __launch_bounds__(kPlanThreads)
   }
 }
 
-// The output transform of a row, of which the thread has the four columns from 4 `column` on, those
+// The output transform of a row, of which the thread has the four columns from 4 `vector` on, those
 // of the row's threads following each other: as QuadTransform does it, to the same bits.
 template <int kHeadDim>
-__device__ __forceinline__ void TransformVector(const OutputTransform& t, int64_t row, int head,
-                                                int column, float4& x) {
+__device__ __forceinline__ void TransformVector(const OutputTransformArguments& t, int64_t row,
+                                                int head, int vector, float4& x) {
   if (t.norm != nullptr) {
-    const float4 norm = __ldg(NormOf<kHeadDim, float4>(t, head) + column);
-    const float scale = NormScale<kHeadDim>(t, SumSquares<kHeadDim>(x));
+    const float4 norm = __ldg(reinterpret_cast<const float4*>(t.norm + head * kHeadDim) + vector);
+    const float scale = NormScale<kHeadDim>(SumSquares<kHeadDim>(x), t.eps);
     x = {x.x * scale * norm.x, x.y * scale * norm.y, x.z * scale * norm.z, x.w * scale * norm.w};
   }
-  if (t.gate.data == nullptr) return;
-  const uint2 pairs = GatesOf<kHeadDim, uint2>(t, row, head)[column];
+  if (t.gate == nullptr) return;
+  const uint2 pairs = reinterpret_cast<const uint2*>(GatesOf<kHeadDim>(t, row, head))[vector];
   const Float8 gates = Widen({pairs.x, pairs.y, 0, 0});
-  x = {x.x * Activated(gates.x[0], t.act), x.y * Activated(gates.x[1], t.act),
-       x.z * Activated(gates.x[2], t.act), x.w * Activated(gates.x[3], t.act)};
+  x = {Gated(x.x, gates.x[0], t.act), Gated(x.y, gates.x[1], t.act), Gated(x.z, gates.x[2], t.act),
+       Gated(x.w, gates.x[3], t.act)};
 }
 
 // Threads that share a row take 4 columns each. Rows past the tile's end do what the last one does
