@@ -252,12 +252,8 @@ void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, c
                         Stream stream) {
   const bool after_append_decode = state_->previous.appended(params.layer);
   if (batch.num_rows > batch.num_seqs) {
-    const int64_t first = batch.num_decodes, rows = batch.num_rows - first;
-    state_->Enqueue("attend, chunks", stream, [&](cudaStream_t on) {
-      const cudaError_t error = state_->Prefill(batch, params, kv, on);
-      if (error != cudaSuccess) return error;
-      return state_->TransformOutput(params, kv.shape.head_dim, first, rows, on);
-    });
+    state_->Enqueue("attend, chunks", stream,
+                    [&](cudaStream_t on) { return state_->Prefill(batch, params, kv, on); });
   }
   if (batch.num_decodes == 0) return;
   cuda::StepSchedule schedule = state_->schedule;
