@@ -75,21 +75,6 @@ cudaError_t CudaOps::State::Prefill(const BatchView& batch, const AttentionParam
   return (sm90 ? cuda::PrefillSm90 : cuda::PrefillSm80)(batch, params, kv, schedule, max_tiles, on);
 }
 
-cudaError_t CudaOps::State::TransformOutput(const AttentionParams& params, int head_dim,
-                                            int64_t first, int64_t rows, cudaStream_t on) {
-  const OutputTransform& t = params.transform;
-  if (t.norm == nullptr && t.gate.empty()) return cudaSuccess;
-  const MatrixView out = params.out.Rows(first, rows);
-  return cuda::TransformRows(out,
-                             {.kind = InputTransform::Kind::kOutputGate,
-                              .weight = t.norm,
-                              .eps = t.eps,
-                              .head_dim = head_dim,
-                              .gate = t.gate.empty() ? t.gate : t.gate.Rows(first, rows),
-                              .act = t.act},
-                             out, on);
-}
-
 CudaOps::CudaOps(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 CudaOps::~CudaOps() { cudaStreamSynchronize(state_->queue.cuda_stream()); }

@@ -60,9 +60,6 @@ struct CudaOps::State {
 
   cudaError_t Prefill(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                       cudaStream_t on);
-  // The output norm and gate of rows [first, first + rows), behind the kernel that stored them.
-  cudaError_t TransformOutput(const AttentionParams& params, int head_dim, int64_t first,
-                              int64_t rows, cudaStream_t on);
 
   CudaOptions options;
   cuda::DeviceError device_error;
