@@ -256,6 +256,21 @@ struct Parameters {
     append.acp = options.acp;
   }
 
+  // Of the rows of append.projection, without outputs.
+  AttentionParams Attention(const HeadInputs& in) const {
+    const int64_t hidden = in.shape.hidden();
+    AttentionParams attention;
+    attention.q = append.projection.Columns(0, hidden);
+    attention.transform = {
+        .norm = output_norm.data(), .eps = kNormEps, .gate = {}, .act = in.shape.gate_act};
+    if (in.shape.output_gate) {
+      attention.transform.gate = append.projection.Columns(in.output_gate_column(), hidden);
+    }
+    attention.acp = append.acp;
+    attention.bound = bound;
+    return attention;
+  }
+
   DType wide;
   Buffer q_norm, k_norm, output_norm, frequency, diagonal, self_logit_bound, max_logit_bound;
   QueryBound bound;
@@ -297,18 +312,9 @@ HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& in,
         MatrixView{projection.data(), narrow, in.length, columns, stride}.Rows(position, count);
     ops.BeginStep(batch, kv, nullptr);
     ops.Append(batch, p.append, kv, nullptr);
-    AttentionParams attention;
-    attention.q = p.append.projection.Columns(0, hidden);
+    AttentionParams attention = p.Attention(in);
     attention.out = MatrixView{out.data(), narrow, in.length, hidden, hidden}.Rows(position, count);
-    attention.transform.norm = p.output_norm.data();
-    attention.transform.eps = kNormEps;
-    attention.transform.act = in.shape.gate_act;
-    if (in.shape.output_gate) {
-      attention.transform.gate = p.append.projection.Columns(in.output_gate_column(), hidden);
-    }
     attention.lse = MatrixView{lse.data(), wide, in.length, heads, heads}.Rows(position, count);
-    attention.acp = options.acp;
-    attention.bound = p.bound;
     attention.blocks_total = counters.as<int64_t>();
     attention.blocks_pruned = counters.as<int64_t>() + 1;
     if ((static_cast<int64_t>(i) + 1) % options.attend_every == 0) {
