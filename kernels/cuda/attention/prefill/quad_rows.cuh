@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/attention/output_transform.cuh"
+#include "kernels/cuda/primitives/output_transform.cuh"
 #include "kernels/cuda/primitives/quad_transpose.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
