@@ -159,8 +159,8 @@ TEST_P(DeviceEngineTest, OverlapChangesNoBit) {
   }
 }
 
-// Each kernel after the one before has ended, alone, against kernels that begin while earlier ones
-// run: alone, again, and in batches that shrink from up to 64 sequences to one. A product that
+// All at once, each kernel after the one before has ended, against kernels that begin while earlier
+// ones run: alone, again, and in batches that shrink from up to 64 sequences to one. A product that
 // counted its launches from an old line of the first-level cache took what its blocks had handed on
 // in the launch before, and one request alone differed from run to run.
 TEST(WideDeviceEngineTest, OverlapAndNeighboursChangeNoBit) {
@@ -168,16 +168,16 @@ TEST(WideDeviceEngineTest, OverlapAndNeighboursChangeNoBit) {
   if (!RowsAreAlone(config)) GTEST_SKIP() << "no decode family";
   std::vector<Request> requests = MakeRequests(64, kWideVocabulary, 49);
   for (Request& request : requests) {
-    request.stop.max_tokens = static_cast<int32_t>(200 + 3 * request.id);
+    request.stop.max_tokens = static_cast<int32_t>(50 + 3 * request.id);
   }
-  config.runner.max_num_seqs = 1;
+  config.runner.max_num_seqs = 64;
   config.overlap_kernels = false;
-  const StreamResults alone = RunAll(config, requests, 0);
+  const StreamResults together = RunAll(config, requests, 0);
   config.overlap_kernels = true;
   for (const int32_t seqs : {1, 1, 4, 5, 17, 64}) {
     SCOPED_TRACE(seqs);
     config.runner.max_num_seqs = seqs;
-    ExpectNobodySees(RunAll(config, requests, 0), alone);
+    ExpectNobodySees(RunAll(config, requests, 0), together);
   }
 }
 
