@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <numeric>
 #include <random>
 
@@ -27,14 +28,14 @@ EngineConfig BaseConfig(const std::string& model) {
   return config;
 }
 
-// A model of random weights, wider than the golden ones: each product has more outputs than a GPU
-// has multiprocessors, so that every block of every kernel has some.
+// A model of random weights, wider than the golden ones: each multiprocessor has work in every
+// product, in a launch of several of them, too, and in decode attention.
 EngineConfig WideConfig() {
   EngineConfig config = BaseConfig("");
   config.model_dir = TempPath("model");
   const Ran made = RunProgram(
       "fox-bench", {"make-model", "--out", config.model_dir, "--layers", "4", "--hidden-size",
-                    "256", "--heads", "4", "--vocab-size", std::to_string(kWideVocabulary)});
+                    "768", "--heads", "24", "--vocab-size", std::to_string(kWideVocabulary)});
   EXPECT_EQ(made.status, 0) << made.err;
   return config;
 }
@@ -160,15 +161,13 @@ TEST_P(DeviceEngineTest, OverlapChangesNoBit) {
 }
 
 // All at once, each kernel after the one before has ended, against kernels that begin while earlier
-// ones run: alone, again, and in batches that shrink from up to 64 sequences to one. A product that
-// counted its launches from an old line of the first-level cache took what its blocks had handed on
-// in the launch before, and one request alone differed from run to run.
+// ones run: alone, again, and in batches that shrink from up to 64 sequences to one.
 TEST(WideDeviceEngineTest, OverlapAndNeighboursChangeNoBit) {
   EngineConfig config = WideConfig();
   if (!RowsAreAlone(config)) GTEST_SKIP() << "no decode family";
   std::vector<Request> requests = MakeRequests(64, kWideVocabulary, 49);
   for (Request& request : requests) {
-    request.stop.max_tokens = static_cast<int32_t>(50 + 3 * request.id);
+    request.stop.max_tokens = static_cast<int32_t>(40 + 2 * request.id);
   }
   config.runner.max_num_seqs = 64;
   config.overlap_kernels = false;
@@ -179,6 +178,7 @@ TEST(WideDeviceEngineTest, OverlapAndNeighboursChangeNoBit) {
     config.runner.max_num_seqs = seqs;
     ExpectNobodySees(RunAll(config, requests, 0), together);
   }
+  std::filesystem::remove_all(config.model_dir);
 }
 
 // Whoever breaks the scheduler's promise hears of it with the step's results.
