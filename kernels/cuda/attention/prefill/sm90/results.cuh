@@ -1,8 +1,8 @@
 // Where a consumer's results go: a thread has rows `row` and `row` + 8 of the work tile, `out` as
 // the products leave it, relative to the maximum, and the rows' sums, alike in the four lanes of a
-// quad. Whole walks go out; splits that run side by side leave partial results; the splits of a
-// chain are merged one after the other with what those before left, by MergedRow, as MergeKeySplits
-// does.
+// quad. Whole walks go out, normed and gated; splits that run side by side leave partial results;
+// the splits of a chain are merged one after the other with what those before left, by MergedRow,
+// as MergeKeySplits does.
 #pragma once
 
 #include <cuda_bf16.h>
