@@ -211,18 +211,37 @@ class PrefillConsumer {
     row_max[1] = fmaxf(a[1], a[3]);
   }
 
-  // The first tile sets the pivots; later ones raise them where they must. No products with values
-  // but those of tiles before may be in flight.
+  // Since the work tile's first row, in log2 units; the start tile's keys are still there. Keys
+  // left of the diagonal tile have decayed since before that row.
+  __device__ __forceinline__ float DecayOfRow(const Work& work_tile, int row) const {
+    if (!work_tile.on_diagonal()) return 0;
+    const int key = min(work_tile.own_key() + row, kTileKeys - 1);
+    return shared_.key_decay_bias[counter_ % kStages][key];
+  }
+
+  // Makes scores relative to the pivots, the rows' reference maxima. The first tile sets them, at 0
+  // where nothing can overflow, which spares subtracting them: beside products every instruction
+  // costs. Later ones raise them where they must. No products with values but those of tiles before
+  // may be in flight.
   template <bool kFirst>
   __device__ __forceinline__ void SetPivots(float (&s)[64], const Work& work_tile) {
     float row_max[2];
     if constexpr (kFirst) {
       if (work_tile.on_diagonal() || work_tile.first_key() > 0) Mask(s, work_tile);
-      MaxScores(s, row_max);
+      bool needs_pivot[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        reference_max_[r] = QuadMax(row_max[r]);
-        sum_[r] = 0;
+        reference_max_[r] = sum_[r] = 0;
+        needs_pivot[r] = track_max_ || DecayOfRow(work_tile, row_ + 8 * r) > kBoundedDecay;
+      }
+      has_pivots_ = __any_sync(kAllLanes, needs_pivot[0] || needs_pivot[1]) != 0;
+      if (has_pivots_) {
+        MaxScores(s, row_max);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float high = QuadMax(row_max[r]);
+          if (needs_pivot[r]) reference_max_[r] = high;
+        }
       }
     } else if (track_max_) {
       MaxScores(s, row_max);
@@ -230,6 +249,10 @@ class PrefillConsumer {
           row_max[0] > reference_max_[0] + kLazyLog2 || row_max[1] > reference_max_[1] + kLazyLog2;
       // The warpgroup's decision, for it may wait for products only as a whole.
       if (WarpgroupAny(high, half_)) RaisePivots(row_max);
+    }
+    if (has_pivots_) {
+#pragma unroll
+      for (int i = 0; i < 64; ++i) s[i] -= reference_max_[i / 2 % 2];
     }
   }
 
@@ -250,14 +273,14 @@ class PrefillConsumer {
     for (int i = 0; i < kHeadDim / 2; ++i) out_[i] *= rescale[i / 2 % 2];
   }
 
-  // Scores become weights 2^(s - reference maximum), added up in sum_ tile by tile: one by one, a
-  // million float32 additions could raise a sum by more than the certificate's slack.
+  // Scores become weights 2^s, added up in sum_ tile by tile: one by one, a million float32
+  // additions could raise a sum by more than the certificate's slack.
   __device__ __forceinline__ void Exponentiate(float (&s)[64]) {
     float tile[2];
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
       const int r = i / 2 % 2;
-      s[i] = Exp2(s[i] - reference_max_[r]);
+      s[i] = Exp2(s[i]);
       tile[r] = i == 0 || i == 2 ? s[i] : tile[r] + s[i];
     }
     sum_[0] += tile[0];
@@ -324,8 +347,8 @@ class PrefillConsumer {
   __device__ __forceinline__ bool StepAhead(float (&s)[64], const Work& work_tile, int more) {
     float x[64];
     AddBias(s, counter_, x);
-    ReleaseKeys(counter_, false);
     SetPivots<kFirst>(x, work_tile);
+    ReleaseKeys(counter_, false);
     float stop_at = 0;
     if (more > 0) {
       WaitForKeys(counter_ + 1);
@@ -365,8 +388,8 @@ class PrefillConsumer {
     WgmmaWait<0>();
     WarpgroupFenceOperand(s);
     AddBias(s, counter_, s);
-    ReleaseKeys(counter_, false);
     SetPivots<true>(s, work_tile);
+    ReleaseKeys(counter_, false);
     Exponentiate(s);
     TakeProbs(s);
     for (++counter_; counter_ != end; ++counter_) {
@@ -465,6 +488,7 @@ class PrefillConsumer {
   bool has_scores_ = false;      // of the walk that begins next: it has those of its first tile
   uint64_t q_ = 0;
   bool track_max_ = true;
+  bool has_pivots_ = true;  // some row of the warp has one that is not 0
   float out_[kHeadDim / 2];
   uint32_t probs_[32];
   float reference_max_[2], sum_[2];
