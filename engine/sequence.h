@@ -109,10 +109,11 @@ struct Sequence {
   bool reads_slowly() const {
     return paused_at >= 0 && produced() - paused_at < 2 * request.flow_window;
   }
-  // Whether a running sequence has something to feed: a known token, or a pending one that is not
-  // the last. All it has is fed and not sampled on the device: it waits for the host's sampler.
+  // Whether a sequence that does not rest has something to feed: a known token, or a pending one
+  // that is not the last. All it has is fed and not sampled on the device: it waits for the host's
+  // sampler.
   bool is_schedulable() const {
-    return remaining() > 0 && !paused() && (pending == 0 || produced() < max_tokens);
+    return remaining() > 0 && (pending == 0 || produced() < max_tokens);
   }
   // Whether a plan with all remaining tokens ends in sampling.
   bool samples() const { return max_tokens > 0; }

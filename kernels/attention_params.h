@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/acp.h"
+#include "kernels/core/activation.h"
 #include "kernels/core/matrix_view.h"
 
 namespace fox {
@@ -55,11 +56,22 @@ struct AppendParams {
   AcpMode acp = AcpMode::kOff;
 };
 
+// What becomes of attention's output on its way to memory, head by head: the output norm,
+// x / sqrt(mean(x^2) + eps) * norm, where there is one; then the output gate, times act(gate),
+// where there is one.
+struct OutputTransform {
+  const void* norm = nullptr;  // [q_heads * head_dim] residual dtype, or null
+  double eps = 0;
+  MatrixView gate = {};  // [num_rows, q_heads * head_dim] activation dtype, or empty
+  Activation act = Activation::kSigmoid;
+};
+
 struct AttentionParams {
   int layer = 0;
-  MatrixView q;         // [num_rows, q_heads * head_dim] activation dtype
-  MatrixView out;       // [num_rows, q_heads * head_dim] activation dtype
-  MatrixView lse = {};  // [num_rows, q_heads] residual dtype: log sum exp, or empty
+  MatrixView q;                    // [num_rows, q_heads * head_dim] activation dtype
+  MatrixView out;                  // [num_rows, q_heads * head_dim] activation dtype
+  OutputTransform transform = {};  // of `out`
+  MatrixView lse = {};             // [num_rows, q_heads] residual dtype: log sum exp, or empty
   AcpMode acp = AcpMode::kOff;
   QueryBound bound = {};
   // Counts, summed over calls, or null: page blocks in the causal range and how many were skipped,

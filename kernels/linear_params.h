@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "kernels/core/activation.h"
 #include "kernels/core/matrix_view.h"
 
 namespace fox {
@@ -25,16 +26,12 @@ class PackedWeight {
   size_t bytes_;
 };
 
-enum class Activation : uint8_t { kSigmoid, kSilu };  // silu(x) = x * sigmoid(x)
-
 // Prologue of a linear layer, applied to each input row.
 struct InputTransform {
   enum class Kind : uint8_t {
     kNone,
-    kRmsNorm,     // x / sqrt(mean(x^2) + eps) * weight; weight [cols] residual dtype
-    kOutputGate,  // the same per head of head_dim where weight is there; then times act(gate)
-                  // where gate [rows, cols] is there
-    kGatedAct     // act(x[:I]) * x[I:], I = cols / 2
+    kRmsNorm,  // x / sqrt(mean(x^2) + eps) * weight; weight [cols] residual dtype
+    kGatedAct  // act(x[:I]) * x[I:], I = cols / 2
   };
   Kind kind = Kind::kNone;
   const void* weight = nullptr;
@@ -42,8 +39,6 @@ struct InputTransform {
   // kRmsNorm, only where Ops::has_decode_family(), of decode rows: the norm as NormedRows takes it
   // apart, so the bits that `takes` would give.
   bool apart = false;
-  int head_dim = 0;
-  MatrixView gate = {};
   Activation act = Activation::kSigmoid;
   // [rows, in] activation dtype, for backends that do not fuse; kNone: unused
   MatrixView scratch = {};

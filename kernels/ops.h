@@ -107,7 +107,8 @@ class Ops {
                       Stream stream) = 0;
 
   // Softmax attention with decay of the batch's rows over the pages, the rows' own keys included
-  // (Append comes first). Pages that the bound excludes for a row are not read.
+  // (Append comes first), with the transform of its output. Pages that the bound excludes for a row
+  // are not read.
   virtual void Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                          Stream stream) = 0;
 

@@ -105,12 +105,9 @@ std::array<FoxModel::RowGroup, 2> FoxModel::GroupsOf(const BatchView& batch) con
   return {{{0, decodes, true}, {decodes, batch.num_rows - decodes, false}}};
 }
 
-// Whether the norms of these rows are taken apart. Attention's output, which holds what one product
-// leaves to the next, has to be free by then: it is where it was transformed on its way.
+// Whether the norms of these rows are taken apart.
 bool FoxModel::TakesNormsApart(const RowGroup& rows) const {
-  const bool transforms =
-      OutputGateOf(weights_.layers.front(), rows).kind != InputTransform::Kind::kNone;
-  return rows.decodes && transforms && ops_.has_decode_family();
+  return rows.decodes && ops_.has_decode_family();
 }
 
 // Whether products leave norms to one another.
@@ -138,13 +135,9 @@ void FoxModel::MixAndMlp(int layer, const RowGroup& rows, Stream stream) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const bool gates = FusesGate(rows), last = layer + 1 == weights_.config.num_layers;
   const int64_t inner = weights_.config.intermediate_size;
-  const MatrixView x = Residual(rows), o = Attended(rows);
-  LinearParams mix{.in = o,
-                   .transform = OutputGateOf(w, rows),
-                   .weight = *w.o,
-                   .accumulate = true,
-                   .decodes = rows.decodes,
-                   .out = x};
+  const MatrixView x = Residual(rows);
+  LinearParams mix{
+      .in = Attended(rows), .weight = *w.o, .accumulate = true, .decodes = rows.decodes, .out = x};
   const MatrixView y =
       View(act_.gate_up, act_.activation_dtype, rows.count, gates ? inner : 2 * inner);
   LinearParams gate_up = Normed(rows, w.mlp_norm, *w.gate_up, true);
@@ -182,8 +175,7 @@ LinearParams FoxModel::Normed(const RowGroup& rows, const Buffer& norm, const Pa
 }
 
 NormedRows FoxModel::Left(const RowGroup& rows, const Buffer& norm) const {
-  FOX_CHECK(rows.first == 0);
-  return {.rows = Attended(rows),
+  return {.rows = Scratch(rows.count, weights_.config.hidden_size),
           .sums = act_.norm_sums.as<float>(),
           .weight = norm.data(),
           .eps = weights_.config.norm_eps};
@@ -213,18 +205,14 @@ InputTransform FoxModel::Norm(const Buffer& weight, int64_t rows) const {
           .scratch = Scratch(rows, weights_.config.hidden_size)};
 }
 
-// The attention output's own norm and gate, on its way into the output projection.
-InputTransform FoxModel::OutputGateOf(const LayerWeights& w, const RowGroup& rows) const {
+OutputTransform FoxModel::OutputTransformOf(const LayerWeights& w,
+                                            const MatrixView& projection) const {
   const ModelConfig& c = weights_.config;
   const int64_t column = weights_.columns.ogate;
-  if (w.output_norm.data() == nullptr && c.output_gate == OutputGate::kNone) return {};
-  return {.kind = InputTransform::Kind::kOutputGate,
-          .weight = w.output_norm.data(),
+  return {.norm = w.output_norm.data(),
           .eps = c.norm_eps,
-          .head_dim = c.head_dim,
-          .gate = column < 0 ? MatrixView{} : Projection(rows).Columns(column, c.hidden_size),
-          .act = c.output_gate == OutputGate::kSilu ? Activation::kSilu : Activation::kSigmoid,
-          .scratch = Scratch(rows.count, c.hidden_size)};
+          .gate = column < 0 ? MatrixView{} : projection.Columns(column, c.hidden_size),
+          .act = c.output_gate == OutputGate::kSilu ? Activation::kSilu : Activation::kSigmoid};
 }
 
 Activation FoxModel::HiddenActivation() const {
@@ -272,6 +260,7 @@ void FoxModel::Attend(int layer, const BatchView& batch, AcpMode acp, const Page
                  {.layer = layer,
                   .q = projection.Columns(columns.q, c.hidden_size),
                   .out = Attended(all),
+                  .transform = OutputTransformOf(w, projection),
                   .acp = acp,
                   .bound = w.bound.view(),
                   .blocks_total = counters.blocks_total,

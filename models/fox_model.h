@@ -22,11 +22,11 @@ struct Activations {
   DType activation_dtype;
   Buffer x;           // [R, D] residual dtype: residual stream
   Buffer projection;  // [R, ProjectionColumns::stride] activation dtype
-  Buffer o;           // [R, D] activation dtype: attention output
+  Buffer o;           // [R, D] activation dtype: attention output, normed and gated
   Buffer norm_sums;   // NormedRows::sums of x
   Buffer gate_up;     // [R, 2I] activation dtype; where products gate [R, I] of all rows but few
-  Buffer scratch;     // [R, max(D, I)] activation dtype: rows on their way into a product; where
-                      // products gate [R, D] of all rows but few
+  Buffer scratch;     // [R, max(D, I)] activation dtype: rows on their way into a product, those of
+                      // NormedRows, too; where products gate [R, D] of all rows but few
   Buffer last;        // [L, D] residual dtype: rows that want logits
   Buffer logits;      // [L, V] residual dtype
 };
@@ -75,7 +75,7 @@ class FoxModel {
   MatrixView Attended(const RowGroup& rows) const;
   MatrixView Projection(const RowGroup& rows) const;
   InputTransform Norm(const Buffer& weight, int64_t rows) const;
-  InputTransform OutputGateOf(const LayerWeights& w, const RowGroup& rows) const;
+  OutputTransform OutputTransformOf(const LayerWeights& w, const MatrixView& projection) const;
   Activation HiddenActivation() const;
   InputTransform GatedAct(int64_t rows) const;
   MatrixView Scratch(int64_t rows, int64_t cols) const;

@@ -10,7 +10,9 @@
 #include "kernels/acp.h"
 #include "kernels/core/check.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/gated_row.h"
 #include "kernels/cpu/isa/isa_kernels.h"
+#include "kernels/cpu/norm_row.h"
 #include "kernels/cpu/page_access.h"
 #include "kernels/cpu/row_blocks.h"
 
@@ -225,10 +227,20 @@ class BlockAttention {
                static_cast<int64_t>(head) * d_;
       const T scale = T(1) / w.row.sum;
       for (int m = 0; m < d_; ++m) out[m] = w.row.out[m] * scale;
+      Transform(w.batch_row, static_cast<int64_t>(head) * d_, out);
       if (params_.lse.empty()) continue;
       static_cast<T*>(params_.lse.data)[w.batch_row * params_.lse.row_stride + head] =
           w.row.max + std::log(w.row.sum);
     }
+  }
+
+  // The output norm and gate of a head, whose first column is given.
+  void Transform(int64_t row, int64_t column, T* out) const {
+    const OutputTransform& t = params_.transform;
+    if (t.norm != nullptr) NormRow(out, static_cast<const T*>(t.norm) + column, d_, t.eps, out);
+    if (t.gate.empty()) return;
+    const T* gate = static_cast<const T*>(t.gate.data) + row * t.gate.row_stride + column;
+    GatedRow(gate, out, d_, t.act, out);
   }
 
   void Audit() const {

@@ -1,12 +1,11 @@
 // Row-wise operations of the CPU backend: embedding, and what becomes of a row before a matrix
 // product (norms, gates). Each row is computed by one thread in one order.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "kernels/core/check.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/isa/isa_kernels.h"
+#include "kernels/cpu/gated_row.h"
 #include "kernels/cpu/load_element.h"
 #include "kernels/cpu/norm_row.h"
 
@@ -25,19 +24,6 @@ void DispatchWide(DType dtype, const Body& body) {
   } else {
     FOX_CHECK(dtype == DType::kF32);
     body(float{});
-  }
-}
-
-void GatedRow(const float* gate, const float* x, int64_t count, Activation act, float* out) {
-  const IsaKernels& isa = SelectIsaKernels();
-  (act == Activation::kSilu ? isa.silu_mul : isa.sigmoid_mul)(gate, x, count, out);
-}
-
-void GatedRow(const double* gate, const double* x, int64_t count, Activation act, double* out) {
-  for (int64_t i = 0; i < count; ++i) {
-    const double e = std::exp(-std::abs(gate[i]));
-    const double sigmoid = (gate[i] < 0 ? e : 1.0) / (1.0 + e);
-    out[i] = (act == Activation::kSilu ? gate[i] : 1.0) * sigmoid * x[i];
   }
 }
 
@@ -65,20 +51,11 @@ namespace {
 // t(row) of a linear layer's input. The row is `cols` wide, the result transform.scratch.cols. A
 // norm is never taken apart.
 template <typename T>
-void TransformRow(const InputTransform& t, const T* in, int64_t row, int64_t cols, T* out) {
-  const T* weight = static_cast<const T*>(t.weight);
-  switch (t.kind) {
-    case InputTransform::Kind::kRmsNorm:
-      return NormRow(in, weight, cols, t.eps, out);
-    case InputTransform::Kind::kOutputGate:
-      if (weight == nullptr) std::copy_n(in, cols, out);
-      for (int64_t m = 0; weight != nullptr && m < cols; m += t.head_dim) {
-        NormRow(in + m, weight + m, t.head_dim, t.eps, out + m);
-      }
-      if (!t.gate.empty()) GatedRow(RowOf<T>(t.gate, row), out, cols, t.act, out);
-      return;
-    default:
-      return GatedRow(in, in + cols / 2, cols / 2, t.act, out);
+void TransformRow(const InputTransform& t, const T* in, int64_t cols, T* out) {
+  if (t.kind == InputTransform::Kind::kRmsNorm) {
+    NormRow(in, static_cast<const T*>(t.weight), cols, t.eps, out);
+  } else {
+    GatedRow(in, in + cols / 2, cols / 2, t.act, out);
   }
 }
 
@@ -98,7 +75,7 @@ void CpuOps::Linear(const LinearParams& params, Stream) {
   DispatchWide(in.dtype, [&](auto wide) {
     using T = decltype(wide);
     pool_.ForEach(in.rows, in.rows * in.cols > kParallelElements, [&](int64_t r) {
-      TransformRow(transform, RowOf<T>(in, r), r, in.cols, RowOf<T>(scratch, r));
+      TransformRow(transform, RowOf<T>(in, r), in.cols, RowOf<T>(scratch, r));
     });
   });
   multiply(scratch);

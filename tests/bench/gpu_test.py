@@ -58,9 +58,15 @@ KERNEL_CASES = {
     "prune_boundary_test": ("Modes/PruneBoundaryTest.StrongGates/Certified",
                             "HeadDim/MeasuredBoundaryTest.TilesSkipWhatTheirQueriesAllow/64"),
     "small_batch_gemm_test": ("In/SmallBatchGemmTest.MatchesFloat64/40",),
+    "small_batch_gemm_chain_test": ("Widths/SmallBatchGemmChainTest.HasTheBitsOfItsProducts/264_3",
+                                    "Widths/SmallBatchGemmChainTest.HasTheBitsOfItsProducts/264_4"),
+    # One row, which cuBLASLt never multiplies: racecheck ends by an error of its own at kernels of
+    # cuBLASLt's that a filter leaves out.
+    "linear_test": ("Rows/LinearTransformTest.RmsNorm/1",
+                    "Rows/LinearTransformTest.GatedActAndConversion/1"),
     "cluster_gemm_family_test": ("Weights/ClusterGemmFamilyTest.NormedRows/65x40",),
     "embed_test": ("EmbedTest.ReplacesSampledTokensAndClamps", "GatherRowsTest.CopiesRows"),
-    "input_transform_test": ("TransformRowsTest.RmsNorm", "TransformRowsTest.OutputGate",
+    "input_transform_test": ("TransformRowsTest.RmsNorm",
                              "TransformRowsTest.GatedActAndConversion"),
     "page_pool_test": ("PagePoolTest.ATooSmallPoolIsReported",
                        "PagePoolTest.PagesThatComeBackTwiceAreReported"),
@@ -73,7 +79,7 @@ KERNEL_CASES = {
     "sequence_device_test": ("Vocabularies/SequenceSamplesTest.AreThoseOfTheSampler/3",
                              "PenaltyStateTest.AreZeroAndThenTheEntries"),
 }
-# Ends racecheck by an internal error of the tool's; the kernels have their own programs above.
+# More than racecheck can run.
 MEMCHECK_CASES = {
     # The small-batch kernel for 1 and 4 rows, the cluster kernel for 6 and 32 (before Hopper the
     # skinny one for 6), and cuBLASLt for prefill rows; for gated ones see prefill_gemm_test.

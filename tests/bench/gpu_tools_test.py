@@ -74,15 +74,15 @@ class JudgeTest(unittest.TestCase):
         self.assertIsNone(self.rows([{**served, "completed": 0}], {})["a token behind it"]["ok"])
 
     def test_one_answer_that_differs_is_a_miss(self) -> None:
-        def ways(differ: int, count: int = 8) -> judge.Row:
-            rows = self.rows([{"bench": "invariance", "requests": 64, "bits_differ": 0}] *
-                             (count - 1) +
-                             [{"bench": "invariance", "requests": 64, "bits_differ": differ}], {})
+        def ways(differ: int, count: int = 8, requests: int = 64) -> judge.Row:
+            way = {"bench": "invariance", "requests": requests, "bits_differ": 0}
+            rows = self.rows([way] * (count - 1) + [{**way, "bits_differ": differ}], {})
             return next(row for name, row in rows.items() if name.startswith("64 requests"))
 
         self.assertTrue(ways(0)["ok"])
         self.assertFalse(ways(1)["ok"])
         self.assertIsNone(ways(1, 5)["ok"])  # it ended early
+        self.assertIsNone(ways(0, requests=24)["ok"])  # another run than the row's
 
     def test_what_was_not_measured_is_neither_met_nor_missed(self) -> None:
         rows = self.rows([step("off", 0.019)], {})
@@ -321,6 +321,8 @@ class TableTest(unittest.TestCase):
         text = plot_results.README.read_text(encoding="utf-8")
         for begin, end, path, table in (
                 (plot_results.BEGIN, plot_results.END, plot_results.RESULTS, plot_results.table),
+                (plot_results.H100_BEGIN, plot_results.H100_END, plot_results.H100_RESULTS,
+                 plot_results.table),
                 (plot_results.TRAINING_BEGIN, plot_results.TRAINING_END,
                  plot_results.TRAINING_RESULTS, training_report.table),
                 (plot_results.MEMORY_BEGIN, plot_results.MEMORY_END, plot_results.MEMORY_RESULTS,

@@ -8,20 +8,43 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <numeric>
 #include <random>
 
 #include "tests/engine/fast_copies.h"
 #include "tests/engine/random_streams.h"
+#include "tests/engine/tools/run_program.h"
 
 namespace fox {
 namespace {
+
+constexpr int32_t kWideVocabulary = 512;
 
 EngineConfig BaseConfig(const std::string& model) {
   EngineConfig config = GoldenConfig(model);
   config.device = "cuda";
   config.runner.max_num_batched_tokens = 512;
   return config;
+}
+
+// A model of random weights, wider than the golden ones: each multiprocessor has work in every
+// product, in a launch of several of them, too, and in decode attention.
+EngineConfig WideConfig() {
+  EngineConfig config = BaseConfig("");
+  config.model_dir = TempPath("model");
+  const Ran made = RunProgram(
+      "fox-bench", {"make-model", "--out", config.model_dir, "--layers", "4", "--hidden-size",
+                    "768", "--heads", "24", "--vocab-size", std::to_string(kWideVocabulary)});
+  EXPECT_EQ(made.status, 0) << made.err;
+  return config;
+}
+
+// Elsewhere the number of rows chooses the products, and so the last bits.
+bool RowsAreAlone(const EngineConfig& config) {
+  const auto runner = LoadRunner(config);
+  EXPECT_TRUE(runner.ok()) << runner.status();
+  return runner.ok() && (*runner)->ops().has_decode_family();
 }
 
 // Greedy requests, and sampled ones between them.
@@ -106,13 +129,6 @@ class DeviceEngineTest : public ::testing::TestWithParam<DeviceVariant> {
     config.runner.acp = GetParam().acp;
     return config;
   }
-
-  // Elsewhere the number of rows chooses the products, and so the last bits.
-  static bool RowsAreAlone() {
-    const auto runner = LoadRunner(Config());
-    EXPECT_TRUE(runner.ok()) << runner.status();
-    return runner.ok() && (*runner)->ops().has_decode_family();
-  }
 };
 
 TEST_P(DeviceEngineTest, GraphsChangeNoBit) {
@@ -144,6 +160,27 @@ TEST_P(DeviceEngineTest, OverlapChangesNoBit) {
   }
 }
 
+// All at once, each kernel after the one before has ended, against kernels that begin while earlier
+// ones run: alone, again, and in batches that shrink from up to 64 sequences to one.
+TEST(WideDeviceEngineTest, OverlapAndNeighboursChangeNoBit) {
+  EngineConfig config = WideConfig();
+  if (!RowsAreAlone(config)) GTEST_SKIP() << "no decode family";
+  std::vector<Request> requests = MakeRequests(64, kWideVocabulary, 49);
+  for (Request& request : requests) {
+    request.stop.max_tokens = static_cast<int32_t>(40 + 2 * request.id);
+  }
+  config.runner.max_num_seqs = 64;
+  config.overlap_kernels = false;
+  const StreamResults together = RunAll(config, requests, 0);
+  config.overlap_kernels = true;
+  for (const int32_t seqs : {1, 1, 4, 5, 17, 64}) {
+    SCOPED_TRACE(seqs);
+    config.runner.max_num_seqs = seqs;
+    ExpectNobodySees(RunAll(config, requests, 0), together);
+  }
+  std::filesystem::remove_all(config.model_dir);
+}
+
 // Whoever breaks the scheduler's promise hears of it with the step's results.
 TEST_P(DeviceEngineTest, AnOverdrawnPoolIsUnavailable) {
   EngineConfig config = Config();
@@ -169,7 +206,7 @@ struct DeviceSchedule {
 };
 
 TEST_P(DeviceEngineTest, SchedulesChangeNoBit) {
-  if (!RowsAreAlone()) GTEST_SKIP() << "no decode family";
+  if (!RowsAreAlone(Config())) GTEST_SKIP() << "no decode family";
   std::vector<Request> requests = MakeRequests(12, GetParam().vocab, 42);
   requests[5].sampling.prompt_logprobs = 1;
   EngineConfig config = Config();
@@ -195,7 +232,7 @@ TEST_P(DeviceEngineTest, SchedulesChangeNoBit) {
 
 // Prompts of all lengths around the ends of chunks, in chunks beside decodes of others.
 TEST_P(DeviceEngineTest, ChunksBesideDecodesChangeNoBit) {
-  if (!RowsAreAlone()) GTEST_SKIP() << "no decode family";
+  if (!RowsAreAlone(Config())) GTEST_SKIP() << "no decode family";
   std::vector<Request> requests = MakeRequests(14, GetParam().vocab, 47);
   std::mt19937_64 rng(47);
   const size_t lengths[] = {700, 1, 129, 2, 257, 128, 3, 385, 127, 641, 130, 256, 64, 600};
@@ -226,7 +263,7 @@ TEST_P(DeviceEngineTest, ChunksBesideDecodesChangeNoBit) {
 
 // More decode rows than one pass of a product takes.
 TEST_P(DeviceEngineTest, ALargeBatchChangesNoBit) {
-  if (!RowsAreAlone()) GTEST_SKIP() << "no decode family";
+  if (!RowsAreAlone(Config())) GTEST_SKIP() << "no decode family";
   std::vector<Request> requests = MakeRequests(72, GetParam().vocab, 48);
   for (Request& request : requests) request.stop.max_tokens = 30;
   EngineConfig config = Config();
@@ -238,7 +275,7 @@ TEST_P(DeviceEngineTest, ALargeBatchChangesNoBit) {
 
 // Who is preempted comes back with what it had; its neighbours run on in the same steps.
 TEST_P(DeviceEngineTest, SwappingChangesNoBit) {
-  if (!RowsAreAlone()) GTEST_SKIP() << "no decode family";
+  if (!RowsAreAlone(Config())) GTEST_SKIP() << "no decode family";
   std::vector<Request> requests = MakeRequests(12, GetParam().vocab, 46);
   for (size_t i = 0; i < requests.size(); ++i) {  // answers longer than anybody expects
     requests[i].prompt.resize(std::min<size_t>(requests[i].prompt.size(), 200));
@@ -289,7 +326,7 @@ std::vector<Request> MakeSharers(int count, int32_t vocab, uint64_t seed) {
 
 // Snapshots are taken, started from and dropped inside the steps; pages have several owners.
 TEST_P(DeviceEngineTest, SharedPrefixesChangeNoBit) {
-  if (!RowsAreAlone()) GTEST_SKIP() << "no decode family";
+  if (!RowsAreAlone(Config())) GTEST_SKIP() << "no decode family";
   const std::vector<Request> requests = MakeSharers(14, GetParam().vocab, 45);
   EngineConfig config = Config();
   config.engine.prefix_cache_interval = 128;

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <random>
 #include <type_traits>
-#include <utility>
 
 #include "kernels/acp.h"
 
@@ -67,10 +66,12 @@ std::vector<double> Spread(const std::vector<double>& values, int64_t cols, int6
   return spread;
 }
 
+constexpr double kNormEps = 1e-5;
+
 std::vector<double> Normalized(std::vector<double> x, const double* weight) {
   double square = 0;
   for (double value : x) square += value * value;
-  const double scale = 1 / std::sqrt(square / static_cast<double>(x.size()) + 1e-5);
+  const double scale = 1 / std::sqrt(square / static_cast<double>(x.size()) + kNormEps);
   for (size_t m = 0; m < x.size(); ++m) x[m] *= scale * weight[m];
   return x;
 }
@@ -96,18 +97,28 @@ class Naive {
     return q;
   }
   std::vector<double> Key(int64_t row, int head) const {
-    const int64_t shift = in_.shape.hidden() + 2 * in_.shape.kv();
     std::vector<double> k = Shifted(row, in_.shape.hidden() + static_cast<int64_t>(head) * d_,
-                                    in_.shape.k_shift ? shift + head : -1);
+                                    in_.shape.k_shift ? in_.k_shift_column() + head : -1);
     if (in_.shape.qk_norm) k = Normalized(k, in_.k_norm.data() + head * d_);
     if (in_.shape.rope) Rotate(k, in_.rope_frequency, row);
     return k;
   }
   std::vector<double> Value(int64_t row, int head) const {
-    const int64_t shift =
-        in_.shape.hidden() + 2 * in_.shape.kv() + (in_.shape.k_shift ? in_.shape.kv_heads : 0);
     return Shifted(row, in_.shape.hidden() + in_.shape.kv() + static_cast<int64_t>(head) * d_,
-                   in_.shape.v_shift ? shift + head : -1);
+                   in_.shape.v_shift ? in_.v_shift_column() + head : -1);
+  }
+  // The output norm and gate of a head's output.
+  std::vector<double> Transformed(int64_t row, int head, std::vector<double> out) const {
+    const HeadShape& shape = in_.shape;
+    const int64_t first = static_cast<int64_t>(head) * d_;
+    if (shape.output_norm) out = Normalized(out, in_.output_norm.data() + first);
+    if (!shape.output_gate) return out;
+    for (int m = 0; m < d_; ++m) {
+      const double gate = in_.at(row, in_.output_gate_column() + first + m);
+      const double act = shape.gate_act == Activation::kSilu ? gate : 1;
+      out[static_cast<size_t>(m)] *= act / (1 + std::exp(-gate));
+    }
+    return out;
   }
   double LogGate(int64_t row, int head) const {
     const double x = in_.at(row, in_.gate_column() + head);
@@ -159,6 +170,9 @@ HeadInputs RandomInputs(const HeadShape& shape, int64_t length, uint64_t seed,
     in.self_logit_bound.assign(static_cast<size_t>(shape.q_heads),
                                std::numeric_limits<double>::infinity());
     in.max_logit_bound = in.self_logit_bound;
+  }
+  for (int64_t i = 0; shape.output_norm && i < shape.hidden(); ++i) {
+    in.output_norm.push_back(1 + 0.15 * normal(rng));
   }
   for (int m = 0; shape.rope && m < shape.head_dim / 2; ++m) {
     in.rope_frequency.push_back(std::pow(10000.0, -2.0 * m / shape.head_dim));
@@ -216,6 +230,7 @@ struct Parameters {
       : wide(shape.residual_dtype()),
         q_norm(Upload(ops, in.q_norm, wide)),
         k_norm(Upload(ops, in.k_norm, wide)),
+        output_norm(Upload(ops, in.output_norm, wide)),
         frequency(UploadRaw(ops, in.rope_frequency)),
         diagonal(UploadRaw(ops, in.bound_diagonal)),
         self_logit_bound(UploadRaw(ops, in.self_logit_bound)),
@@ -227,9 +242,8 @@ struct Parameters {
     if (options.bound != nullptr) bound = *options.bound;
     append.k_column = in.shape.hidden();
     append.v_column = in.shape.hidden() + in.shape.kv();
-    int64_t next = in.shape.hidden() + 2 * in.shape.kv();
-    if (in.shape.k_shift) append.k_shift_column = std::exchange(next, next + in.shape.kv_heads);
-    if (in.shape.v_shift) append.v_shift_column = next;
+    if (in.shape.k_shift) append.k_shift_column = in.k_shift_column();
+    if (in.shape.v_shift) append.v_shift_column = in.v_shift_column();
     append.fgate_column = in.gate_column();
     append.min_log_gate = options.min_log_gate;
     for (double b : in.shape.rope ? in.max_logit_bound : in.self_logit_bound) {
@@ -242,8 +256,23 @@ struct Parameters {
     append.acp = options.acp;
   }
 
+  // Of the rows of append.projection, without outputs.
+  AttentionParams Attention(const HeadInputs& in) const {
+    const int64_t hidden = in.shape.hidden();
+    AttentionParams attention;
+    attention.q = append.projection.Columns(0, hidden);
+    attention.transform = {
+        .norm = output_norm.data(), .eps = kNormEps, .gate = {}, .act = in.shape.gate_act};
+    if (in.shape.output_gate) {
+      attention.transform.gate = append.projection.Columns(in.output_gate_column(), hidden);
+    }
+    attention.acp = append.acp;
+    attention.bound = bound;
+    return attention;
+  }
+
   DType wide;
-  Buffer q_norm, k_norm, frequency, diagonal, self_logit_bound, max_logit_bound;
+  Buffer q_norm, k_norm, output_norm, frequency, diagonal, self_logit_bound, max_logit_bound;
   QueryBound bound;
   AppendParams append;
 };
@@ -283,12 +312,9 @@ HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& in,
         MatrixView{projection.data(), narrow, in.length, columns, stride}.Rows(position, count);
     ops.BeginStep(batch, kv, nullptr);
     ops.Append(batch, p.append, kv, nullptr);
-    AttentionParams attention;
-    attention.q = p.append.projection.Columns(0, hidden);
+    AttentionParams attention = p.Attention(in);
     attention.out = MatrixView{out.data(), narrow, in.length, hidden, hidden}.Rows(position, count);
     attention.lse = MatrixView{lse.data(), wide, in.length, heads, heads}.Rows(position, count);
-    attention.acp = options.acp;
-    attention.bound = p.bound;
     attention.blocks_total = counters.as<int64_t>();
     attention.blocks_pruned = counters.as<int64_t>() + 1;
     if ((static_cast<int64_t>(i) + 1) % options.attend_every == 0) {
@@ -344,13 +370,15 @@ HeadOutputs NaiveAttention(const HeadInputs& in) {
       }
       const double top = *std::max_element(logits.begin(), logits.end());
       double sum = 0;
-      double* out = result.out.data() + i * in.shape.hidden() + h * d;
+      std::vector<double> out(static_cast<size_t>(d));
       for (size_t j = 0; j < logits.size(); ++j) {
         const double weight = std::exp(logits[j] - top);
         sum += weight;
-        for (int m = 0; m < d; ++m) out[m] += weight * values[j][static_cast<size_t>(m)];
+        for (size_t m = 0; m < out.size(); ++m) out[m] += weight * values[j][m];
       }
-      for (int m = 0; m < d; ++m) out[m] /= sum;
+      for (double& x : out) x /= sum;
+      out = naive.Transformed(i, h, out);
+      std::copy(out.begin(), out.end(), result.out.begin() + i * in.shape.hidden() + h * d);
       result.lse[static_cast<size_t>(i * in.shape.q_heads + h)] = top + std::log(sum);
     }
   }
@@ -364,7 +392,16 @@ std::vector<HeadShape> ShapeVariants() {
   HeadShape key_shift_only{2, 2, 32, true, false};
   HeadShape rope{4, 2, 32, true, false, true, true};
   HeadShape llama{2, 2, 64, false, false, false, false};
-  return {one_head, grouped, shifted, key_shift_only, rope, llama};
+  std::vector<HeadShape> shapes = {one_head, grouped, shifted, key_shift_only, rope, llama};
+  HeadShape normed_and_gated{3, 3, 64, true, true};
+  normed_and_gated.output_norm = normed_and_gated.output_gate = true;
+  HeadShape normed{2, 2, 32};
+  normed.output_norm = true;
+  HeadShape gated{4, 1, 64};
+  gated.output_gate = true;
+  gated.gate_act = Activation::kSilu;
+  shapes.insert(shapes.end(), {normed_and_gated, normed, gated});
+  return shapes;
 }
 
 double LargestError(const std::vector<double>& got, const std::vector<double>& want) {

@@ -20,26 +20,36 @@ struct HeadShape {
   bool v_shift = false;
   bool qk_norm = true;
   bool rope = false;
+  bool output_norm = false;
+  bool output_gate = false;
+  Activation gate_act = Activation::kSigmoid;
   int64_t hidden() const { return static_cast<int64_t>(q_heads) * head_dim; }
   int64_t kv() const { return static_cast<int64_t>(kv_heads) * head_dim; }
 };
 
-// One sequence's inputs: [q | k | v | k_shift | v_shift | fgate] by row, and the constants.
+// One sequence's inputs: [q | k | v | output gate | k_shift | v_shift | fgate] by row, and the
+// constants.
 struct HeadInputs {
   HeadShape shape;
   int64_t length = 0;
-  std::vector<double> projection;  // [length, columns()]
-  std::vector<double> q_norm;      // [hidden]
-  std::vector<double> k_norm;      // [kv]
+  std::vector<double> projection;   // [length, columns()]
+  std::vector<double> q_norm;       // [hidden]
+  std::vector<double> k_norm;       // [kv]
+  std::vector<double> output_norm;  // [hidden]
   std::vector<double> rope_frequency;
   std::vector<float> bound_diagonal;     // [hidden]
   std::vector<double> self_logit_bound;  // [q_heads]
   std::vector<double> max_logit_bound;
 
   int64_t columns() const {
-    return shape.hidden() + 2 * shape.kv() + (shape.k_shift ? shape.kv_heads : 0) +
+    return k_shift_column() + (shape.k_shift ? shape.kv_heads : 0) +
            (shape.v_shift ? shape.kv_heads : 0) + shape.q_heads;
   }
+  int64_t output_gate_column() const { return shape.hidden() + 2 * shape.kv(); }
+  int64_t k_shift_column() const {
+    return output_gate_column() + (shape.output_gate ? shape.hidden() : 0);
+  }
+  int64_t v_shift_column() const { return k_shift_column() + (shape.k_shift ? shape.kv_heads : 0); }
   int64_t gate_column() const { return columns() - shape.q_heads; }
   double& at(int64_t row, int64_t column) {
     return projection[static_cast<size_t>(row * columns() + column)];
@@ -85,7 +95,7 @@ PagedKvShape ShapeFor(const HeadShape& shape, int64_t length, DType dtype, int s
 // Full attention in float64, straight from the definition.
 HeadOutputs NaiveAttention(const HeadInputs& inputs);
 
-// One shape for each of the model's choices: groups, token shifts, norms, rotation.
+// One shape for each of the model's choices: groups, token shifts, norms, rotation, output gates.
 std::vector<HeadShape> ShapeVariants();
 // The largest | got - want |; NaN counts as infinity.
 double LargestError(const std::vector<double>& got, const std::vector<double>& want);

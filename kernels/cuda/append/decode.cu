@@ -356,7 +356,6 @@ __global__ void __launch_bounds__(kThreads, 4)
                        bool drained) {
   __shared__ PageSumsScratch<kHeadDim> space[kWarps];
   constexpr int kLanes = kRowLanes<kHeadDim>;
-  if (drained) TriggerDependents();
   const int warp = Warp();
   const int lane = Lane();
   const int seq = static_cast<int>(blockIdx.y), group = kv.shape.group();
@@ -385,7 +384,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
   }
   WaitOnDependencies();
-  if (!drained) TriggerDependents();
+  TriggerDependents();  // not before (launch.h)
   if (!there) return;
   const RowInput input = LoadInput<kHeadDim>(params, kv, token, role);
   if (!drained) state = LoadState<kHeadDim>(params, kv, token, role);

@@ -116,9 +116,15 @@ __device__ __forceinline__ Four StoreFour(const ClusterGemmArguments& a, int n, 
   return value;
 }
 
+// Of the norm that rows are left for: out % 4 == 0 where there is one.
+__device__ __forceinline__ Four NormWeightOf(const ClusterGemmArguments& a, int output) {
+  if (a.norm_weight == nullptr || output >= a.out) return Four({1, 1, 1, 1});
+  return Four(*reinterpret_cast<const float4*>(a.norm_weight + output));
+}
+
 // What is left of a row's tile for the next norm: by a warp, four values a lane. a.out % 4 == 0.
 __device__ __forceinline__ void LeaveNormed(const ClusterGemmArguments& a, int n, int tile,
-                                            const Four& value) {
+                                            const Four& value, const Four& weight) {
   const int output = tile * kTileOut + Lane() * 4;
   float sum = 0;
 #pragma unroll
@@ -126,13 +132,9 @@ __device__ __forceinline__ void LeaveNormed(const ClusterGemmArguments& a, int n
   sum = StridedSum<1>(sum);
   if (Lane() == 0) a.output_sums[n * a.tiles + tile] = sum;
   if (output >= a.out) return;
-  float4 weight = {1, 1, 1, 1};
-  if (a.norm_weight != nullptr) {
-    weight = *reinterpret_cast<const float4*>(a.norm_weight + output);
-  }
   *reinterpret_cast<uint2*>(a.normed + n * a.normed_stride + output) = {
-      PackBf16(value.x[0] * weight.x, value.x[1] * weight.y),
-      PackBf16(value.x[2] * weight.z, value.x[3] * weight.w)};
+      PackBf16(value.x[0] * weight.x[0], value.x[1] * weight.x[1]),
+      PackBf16(value.x[2] * weight.x[2], value.x[3] * weight.x[3])};
 }
 
 // scales[n] = what the sums of input row n are multiplied by, n < rows.
@@ -203,6 +205,7 @@ __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int
   const int column = static_cast<int>(threadIdx.x) % kRowUnits * 4;
   const int output = tile * (kGated ? kHalfOut : kTileOut) + column;
   const Four bias = kGated ? Four() : BiasOf(a, output);
+  const Four weight = kGated ? Four() : NormWeightOf(a, output);
   Four previous[kPasses];
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
@@ -223,7 +226,7 @@ __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int
       total = Gated(total, SumOfBlocks<kSplits>(at + kHalfOut).Times(scale), a.act);
     }
     const Four value = StoreFour(a, row(unit), output, total, previous[pass], bias);
-    if (!kGated && a.normed != nullptr) LeaveNormed(a, row(unit), tile, value);
+    if (!kGated && a.normed != nullptr) LeaveNormed(a, row(unit), tile, value, weight);
   }
   // The others have read this block's sums: what they stored has needed them.
   ArriveAtClusterRelaxed();

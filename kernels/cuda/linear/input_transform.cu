@@ -72,8 +72,11 @@ constexpr int kMaxSteps = 4;
 
 // kRmsNorm of float32 rows of up to kSteps * kStepCols columns: one warp per row. The last rows
 // come first: they were written last, so the L2 may still have them. Sums: as NormRows adds them.
+// Two blocks an SM are what registers allow from three steps on. Asked for, ptxas puts three steps'
+// loads closer together: 41.5 us instead of 46.0 for 16,384 rows of 1,536 (H200; 3 blocks: 43.2, 4:
+// 47.6). Four steps it would spill.
 template <int kSteps>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kSteps == 3 ? 2 : 0)
     NormKernel(const __grid_constant__ TransformArguments s, int64_t rows, __nv_bfloat16* out,
                int64_t out_stride) {
   constexpr int kVectors = kSteps * kStepCols / (kVector * kWarp);
@@ -111,64 +114,31 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kPartUnits = 2;
 constexpr int kPartCols = kPartUnits * kVec8 * kWarp;
 
-template <typename In>
-__device__ __forceinline__ transform::RawUnit<In> LoadStreamingUnit(const In* p) {
-  transform::RawUnit<In> raw;
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(In)) / 2; ++i) {
-    raw.words[i] = LoadOnce(reinterpret_cast<const uint4*>(p) + i);
-  }
-  return raw;
-}
-
-// kOutputGate, and kGatedAct of bf16 rows (AsOutputGate): a warp a part of a row. The lanes of a
-// head, head_dim / 8 of them, are neighbours, and 256 columns are whole heads, so a norm stays
-// among them. kNorms: with a weight.
-template <typename In, bool kNorms>
+// kGatedAct of bf16 rows: a warp a part of a row.
 __global__ void __launch_bounds__(kThreads)
-    GateKernel(const __grid_constant__ TransformArguments s, int64_t rows, int parts,
-               __nv_bfloat16* out, int64_t out_stride) {
+    GatedActKernel(const __grid_constant__ TransformArguments s, int64_t rows, int parts,
+                   __nv_bfloat16* out, int64_t out_stride) {
   TriggerDependents();
-  if constexpr (kNorms) PrefetchOnce(s);
   WaitOnDependencies();
   const int64_t row = rows - 1 - WarpIndex() / parts;  // as in NormKernel
   if (row < 0) return;
   const int first = static_cast<int>(WarpIndex() % parts) * kPartCols + Lane() * kVec8;
-  const In* in = static_cast<const In*>(s.in) + row * s.in_stride;
-  const __nv_bfloat16* gate = s.gate == nullptr ? nullptr : s.gate + row * s.gate_stride;
-  transform::RawUnit<In> x[kPartUnits] = {};
-  transform::RawUnit<__nv_bfloat16> gates[kPartUnits] = {};
+  const __nv_bfloat16* gate = static_cast<const __nv_bfloat16*>(s.in) + row * s.in_stride;
+  uint4 gates[kPartUnits] = {}, x[kPartUnits] = {};
 #pragma unroll
   for (int i = 0; i < kPartUnits; ++i) {
     const int column = first + i * kVec8 * kWarp;
-    if (column >= s.in_cols) continue;
-    x[i] = LoadStreamingUnit(in + column);
-    if (gate != nullptr) gates[i] = LoadStreamingUnit(gate + column);
+    if (column >= s.out_cols) continue;
+    x[i] = LoadOnce(gate + s.out_cols + column);
+    gates[i] = LoadOnce(gate + column);
   }
 #pragma unroll
   for (int i = 0; i < kPartUnits; ++i) {
     const int column = first + i * kVec8 * kWarp;
-    const bool there = column < s.in_cols;
-    Float8 unit = Widened(x[i]);
-    if constexpr (kNorms) {
-      const float sum = transform::HeadSum(transform::SumSquares(unit), s.head_dim);
-      const float scale = rsqrtf(sum / static_cast<float>(s.head_dim) + s.eps);
-      if (there) unit = transform::Normalized(unit, scale, transform::LoadUnit(s.weight + column));
-    }
-    if (!there) continue;
-    if (gate != nullptr) unit = transform::Gated(unit, Widened(gates[i]), s.act);
-    StoreVec8(unit, out + row * out_stride + column);
+    if (column >= s.out_cols) continue;
+    StoreVec8(transform::Gated(Widen(x[i]), Widen(gates[i]), s.act),
+              out + row * out_stride + column);
   }
-}
-
-// act(x[:I]) * x[I:] is the second half of the row under a gate that is the first.
-TransformArguments AsOutputGate(TransformArguments s) {
-  const auto* rows = static_cast<const __nv_bfloat16*>(s.in);
-  s.gate = rows;
-  s.gate_stride = s.in_stride;
-  s.in = rows + s.out_cols;
-  s.in_cols = s.out_cols;
-  return s;
 }
 
 struct ApartArguments {
@@ -219,12 +189,10 @@ cudaError_t LaunchNorm(const TransformArguments& source, int64_t rows, __nv_bflo
                 SmemConfig(0, rows <= kOverlapRows), stream, source, rows, out, out_stride);
 }
 
-template <typename In>
-cudaError_t LaunchGate(const TransformArguments& source, int64_t rows, __nv_bfloat16* out,
-                       int64_t out_stride, cudaStream_t stream) {
-  const int parts = (source.in_cols + kPartCols - 1) / kPartCols;
-  const auto kernel = source.weight != nullptr ? GateKernel<In, true> : GateKernel<In, false>;
-  return Launch(kernel, dim3(WarpBlocks(rows * parts)), dim3(kThreads),
+cudaError_t LaunchGatedAct(const TransformArguments& source, int64_t rows, __nv_bfloat16* out,
+                           int64_t out_stride, cudaStream_t stream) {
+  const int parts = (source.out_cols + kPartCols - 1) / kPartCols;
+  return Launch(GatedActKernel, dim3(WarpBlocks(rows * parts)), dim3(kThreads),
                 SmemConfig(0, rows <= kOverlapRows), stream, source, rows, parts, out, out_stride);
 }
 
@@ -242,10 +210,8 @@ cudaError_t TransformRows(const MatrixView& in, const InputTransform& transform,
   using Kind = InputTransform::Kind;
   return DispatchTransform(transform.kind, in.dtype, [&]<Kind kind, typename In>() {
     constexpr bool kNarrow = std::is_same_v<In, __nv_bfloat16>;
-    if constexpr (kind == Kind::kOutputGate) {
-      return LaunchGate<In>(source, in.rows, to, out.row_stride, stream);
-    } else if constexpr (kind == Kind::kGatedAct && kNarrow) {
-      return LaunchGate<In>(AsOutputGate(source), in.rows, to, out.row_stride, stream);
+    if constexpr (kind == Kind::kGatedAct && kNarrow) {
+      return LaunchGatedAct(source, in.rows, to, out.row_stride, stream);
     } else {
       constexpr bool kNorm = kind == Kind::kRmsNorm;
       if (kNorm && !kNarrow && source.in_cols <= kMaxSteps * kStepCols) {

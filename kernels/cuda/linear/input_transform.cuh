@@ -27,12 +27,9 @@ struct TransformArguments {
   int64_t in_stride = 0;  // elements
   int in_cols = 0;
   int out_cols = 0;
-  const float* weight = nullptr;        // [in_cols] or null: ones (kOutputGate: no norm)
-  const __nv_bfloat16* gate = nullptr;  // [rows, in_cols] or null
-  int64_t gate_stride = 0;
+  const float* weight = nullptr;  // [in_cols] or null: ones
   float eps = 0;
   bool apart = false;  // kRmsNorm: rows are left without their scale
-  int head_dim = 0;
   Activation act = Activation::kSigmoid;
 };
 
@@ -75,13 +72,6 @@ __device__ __forceinline__ Unit LoadUnit(const T* p) {
   return Widened(LoadRaw(p));
 }
 
-__device__ __forceinline__ float SumSquares(const Unit& unit) {
-  float sum = 0;
-#pragma unroll
-  for (float x : unit.x) sum = fmaf(x, x, sum);
-  return sum;
-}
-
 __device__ __forceinline__ Unit Normalized(Unit unit, float scale, const Unit& weight) {
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) unit.x[i] = unit.x[i] * scale * weight.x[i];
@@ -107,14 +97,6 @@ __device__ __forceinline__ Unit Gated(Unit unit, const Unit& gate, Activation ac
     unit.x[i] *= act == Activation::kSilu ? gate.x[i] * sigmoid : sigmoid;
   }
   return unit;
-}
-
-// The sum over the lanes of a head, neighbours in a warp: head_dim / kUnit of them, a power of two.
-__device__ __forceinline__ float HeadSum(float sum, int head_dim) {
-  for (int offset = head_dim / kUnit / 2; offset > 0; offset /= 2) {
-    sum += FromLaneXor(sum, offset);
-  }
-  return sum;
 }
 
 // The order of a norm's sum of squares, wherever it is taken (cluster_gemm.cuh takes it of rows
@@ -212,8 +194,7 @@ __device__ __forceinline__ Unit FirstWeight(const TransformArguments& s) {
 
 // kBatch units of the transforms that need no sum over the row, all of them loaded before the first
 // is used, for each load takes long. Units are numbered through the rows; past the last one
-// (`total`) it stands in, so that no branch within a warp makes the compiler wait for a load. The
-// lanes of a head (head_dim / 8, a power of two) are neighbours in a warp.
+// (`total`) it stands in, so that no branch within a warp makes the compiler wait for a load.
 template <Kind kind, typename In, int kRows, int kBatch>
 class UnitBatch {
  public:
@@ -230,30 +211,16 @@ class UnitBatch {
 #pragma unroll
       for (int r = 1; r < kRows; ++r) row[i] += at >= r * units ? 1 : 0;
       unit[i] = at - row[i] * units;
-      const int64_t source_row = first_row + row[i];
-      const In* in = static_cast<const In*>(s.in) + source_row * s.in_stride + unit[i] * kUnit;
+      const In* in =
+          static_cast<const In*>(s.in) + (first_row + row[i]) * s.in_stride + unit[i] * kUnit;
       x_[i] = LoadRaw(in);
       if constexpr (kind == Kind::kGatedAct) other_[i] = LoadRaw(in + s.out_cols);
-      if constexpr (kind == Kind::kOutputGate) {
-        if (s.gate != nullptr) {
-          gate_[i] = LoadRaw(s.gate + source_row * s.gate_stride + unit[i] * kUnit);
-        }
-        if (s.weight != nullptr) weight_[i] = LoadRaw(s.weight + unit[i] * kUnit);
-      }
     }
   }
 
   __device__ __forceinline__ Unit Transformed(const TransformArguments& s, int i) const {
     Unit x = Widened(x_[i]);
     if constexpr (kind == Kind::kGatedAct) x = Gated(Widened(other_[i]), x, s.act);
-    if constexpr (kind == Kind::kOutputGate) {
-      if (s.weight != nullptr) {
-        const float sum = HeadSum(SumSquares(x), s.head_dim);
-        const float scale = rsqrtf(sum / static_cast<float>(s.head_dim) + s.eps);
-        x = Normalized(x, scale, Widened(weight_[i]));
-      }
-      if (s.gate != nullptr) x = Gated(x, Widened(gate_[i]), s.act);
-    }
     return x;
   }
 
@@ -261,8 +228,6 @@ class UnitBatch {
 
  private:
   RawUnit<In> x_[kBatch], other_[kBatch];
-  RawUnit<__nv_bfloat16> gate_[kBatch];
-  RawUnit<float> weight_[kBatch];
 };
 
 template <Kind kind, typename In, int kRows, int kBatch>
@@ -310,9 +275,7 @@ __device__ __forceinline__ void TransformRowsInBlock(const TransformArguments& s
     transform::NormRows<In, kRows>(s, transform::FirstWeight(s), first_row, rows, out, out_stride,
                                    norms);
   } else {
-    // As many loads at a time as registers allow.
-    constexpr int kRowBatch = kind == InputTransform::Kind::kOutputGate ? 1 : 2;
-    constexpr int kBatch = kRows > 1 ? 2 * kRowBatch : kRowBatch;
+    constexpr int kBatch = kRows > 1 ? 4 : 2;  // as many loads at a time as registers allow
     transform::TransformUnits<kind, In, kRows, kBatch>(s, first_row, rows, out, out_stride);
   }
 }
@@ -321,12 +284,10 @@ __device__ __forceinline__ void TransformRowsInBlock(const TransformArguments& s
 inline TransformArguments MakeTransformArguments(const MatrixView& in, const InputTransform& t) {
   using Kind = InputTransform::Kind;
   constexpr int64_t kAlign = 16;
-  const auto aligned = [](const MatrixView& m) {
-    return reinterpret_cast<uintptr_t>(m.data) % kAlign == 0 &&
-           m.row_stride * static_cast<int64_t>(SizeOf(m.dtype)) % kAlign == 0;
-  };
   TransformArguments s;
-  FOX_CHECK((in.dtype == DType::kF32 || in.dtype == DType::kBF16) && aligned(in));
+  FOX_CHECK(in.dtype == DType::kF32 || in.dtype == DType::kBF16);
+  FOX_CHECK(reinterpret_cast<uintptr_t>(in.data) % kAlign == 0);
+  FOX_CHECK(in.row_stride * static_cast<int64_t>(SizeOf(in.dtype)) % kAlign == 0);
   s.in = in.data;
   s.in_stride = in.row_stride;
   s.in_cols = static_cast<int>(in.cols);
@@ -334,23 +295,10 @@ inline TransformArguments MakeTransformArguments(const MatrixView& in, const Inp
   FOX_CHECK(s.out_cols > 0 && s.out_cols % transform::kUnit == 0);
   s.act = t.act;
   s.eps = static_cast<float>(t.eps);
-  if (t.kind != Kind::kRmsNorm && t.kind != Kind::kOutputGate) return s;
+  if (t.kind != Kind::kRmsNorm) return s;
   s.weight = static_cast<const float*>(t.weight);
   FOX_CHECK(reinterpret_cast<uintptr_t>(s.weight) % kAlign == 0);
-  s.apart = t.kind == Kind::kRmsNorm && t.apart;
-  if (t.kind == Kind::kRmsNorm) return s;
-  if (s.weight != nullptr) {
-    s.head_dim = t.head_dim;
-    const bool power_of_two = (t.head_dim & (t.head_dim - 1)) == 0;
-    FOX_CHECK(t.head_dim >= transform::kUnit &&
-              t.head_dim <= transform::kUnit * transform::kLanes && power_of_two &&
-              s.in_cols % t.head_dim == 0);
-  }
-  if (!t.gate.empty()) {
-    FOX_CHECK(t.gate.dtype == DType::kBF16 && aligned(t.gate) && t.gate.rows >= in.rows);
-    s.gate = static_cast<const __nv_bfloat16*>(t.gate.data);
-    s.gate_stride = t.gate.row_stride;
-  }
+  s.apart = t.apart;
   return s;
 }
 
@@ -365,8 +313,6 @@ auto DispatchTransform(InputTransform::Kind kind, DType in, const Body& body) {
   switch (kind) {
     case Kind::kRmsNorm:
       return typed.template operator()<Kind::kRmsNorm>();
-    case Kind::kOutputGate:
-      return typed.template operator()<Kind::kOutputGate>();
     case Kind::kGatedAct:
       return typed.template operator()<Kind::kGatedAct>();
     default:

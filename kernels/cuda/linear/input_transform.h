@@ -1,6 +1,5 @@
 // The row transforms of linear layers as kernels of their own, for products that do not fuse them.
-// Memory-bound, float32 inside. REQUIRES: rows 16-byte aligned, widths multiples of 8, head_dim of
-// an output norm a power of two from 8 to 256.
+// Memory-bound, float32 inside. REQUIRES: rows 16-byte aligned, widths multiples of 8.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -27,8 +27,8 @@ class LinearEngine {
   // any batch. The latter rests, where they are not gated, on cuBLASLt, whose kernels without a
   // split of W's columns agree (linear_test.cc). Elsewhere the same in any batch of 1..4 rows, of
   // 5..8 and of 9..16 (weight.in % 16 == 0).
-  // REQUIRES: weight.in % 8 == 0; rows of in, scratch and gate 16-byte aligned (those of out need
-  // not be); out overlaps none of them.
+  // REQUIRES: weight.in % 8 == 0; rows of in and scratch 16-byte aligned; of out only those of
+  // gated prefill rows, with out.cols % 8 == 0; out overlaps none of them.
   cudaError_t Run(const LinearParams& params, cudaStream_t stream);
 
   // Ops::LinearChain: one launch for the products behind attention of a single decode

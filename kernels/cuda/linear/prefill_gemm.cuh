@@ -12,6 +12,8 @@
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/mbarrier.cuh"
+#include "kernels/cuda/ptx/named_barrier.cuh"
+#include "kernels/cuda/ptx/shared_memory.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
 
@@ -23,11 +25,14 @@ inline constexpr int kThreads = 3 * kGroupThreads;  // two groups multiply, one 
 inline constexpr int kTileRows = 2 * kGroupRows;
 inline constexpr int kTileCols = 64;  // of x and W at a time: 128 bytes, a line of the swizzle
 inline constexpr int kStep = 16;      // columns of one tensor core product
-inline constexpr int kUnit = 16;      // outputs that four lanes store of a row at a time
+inline constexpr int kUnit = 16;      // outputs that a group finishes at a time
 inline constexpr int kLineBytes = kTileCols * 2;
 inline constexpr int kPeriodBytes = 8 * kLineBytes;  // of the swizzle
 inline constexpr int kXBytes = kTileRows * kLineBytes;
-inline constexpr int kRingBytes = 200 * 1024;
+inline constexpr int kRingBytes = 192 * 1024;
+// What a group stores in one copy: 64 rows of y by a line.
+inline constexpr int kBoxBytes = kGroupRows * kLineBytes;
+inline constexpr int kBoxOutputs = kTileCols;
 inline constexpr int kBand = 16;
 
 // kOutputs: of a tile, which takes as many rows of W from both halves.
@@ -37,18 +42,16 @@ struct TilePlan {
   static constexpr int kHalfBytes = kOutputs * kLineBytes;
   static constexpr int kStageBytes = kXBytes + 2 * kHalfBytes;
   static constexpr int kStages = kRingBytes / kStageBytes;
-  static constexpr int kSmemBytes = kStages * kStageBytes + kPeriodBytes;
+  static constexpr int kBoxes = kOutputs / kBoxOutputs;  // of a group's outputs
+  static constexpr int kSmemBytes = kStages * kStageBytes + 2 * kBoxes * kBoxBytes + kPeriodBytes;
 };
 
 struct PrefillGemmArguments {
-  CUtensorMap weight_map, x_map;
+  CUtensorMap weight_map, x_map, y_map;
   int rows, out;
   int chunks;              // of columns
   int columns, row_tiles;  // of tiles
   Activation act;
-  __nv_bfloat16* y;
-  int64_t y_stride;
-  bool vectors;  // y may be accessed by four elements
 };
 
 // A tile's first row of x and its first output.
@@ -170,89 +173,102 @@ struct GroupReader {
   }
 };
 
-__device__ __forceinline__ uint4 Rounded(const float* x) {
-  return ToBf16x8({{x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]}});
-}
-
-// A group's outputs of a tile, rounded, on their way to memory: they are stored unit by unit while
-// the next tile is multiplied.
+// A group's sums of a tile, rounded, until its outputs leave: computed and stored unit by unit
+// while the next tile is multiplied.
 template <typename Plan>
-struct GatedTile {
+struct HeldTile {
   static constexpr int kUnits = Plan::kOutputs / kUnit;
 
   // Of a unit, as in the sums (wgmma.cuh): two outputs of the first row and two of the second, 8
   // rows further down; then the same 8 outputs further on.
-  uint4 units[kUnits];
-  int row, output;  // the first that this thread stores; row + 8 is the other one
+  uint4 gate[kUnits], value[kUnits];
+  Tile tile;
 
-  // act(gate) * value of the sums' halves, both as bf16 would hold them: the bits of a product that
-  // rounds its outputs and a transform behind it.
-  __device__ __forceinline__ void Take(const PrefillGemmArguments& a, const Tile& tile,
+  __device__ __forceinline__ void Take(const Tile& of,
                                        const typename GroupReader<Plan>::Sums& sums) {
+    const auto rounded = [](const float* x) -> uint4 {
+      return {PackBf16(x[0], x[1]), PackBf16(x[2], x[3]), PackBf16(x[4], x[5]),
+              PackBf16(x[6], x[7])};
+    };
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      const float* gate = sums + unit * kVec8;
-      const float* value = gate + kUnits * kVec8;
-      units[unit] = ToBf16x8(transform::Gated(Widen(Rounded(value)), Widen(Rounded(gate)), a.act));
+      gate[unit] = rounded(sums + unit * kVec8);
+      value[unit] = rounded(sums + (kUnits + unit) * kVec8);
     }
-    row = tile.row + Warp() % 4 * 16 + Lane() / 4;
-    output = tile.output + Lane() % 2 * 8 + Lane() / 2 % 2 * 4;
+    tile = of;
   }
 
-  // Exchanges with the neighbour, so that each has four outputs in a line.
-  __device__ __forceinline__ void Store(const PrefillGemmArguments& a, int unit) const {
-    const uint4& own = units[unit];
-    const bool odd = Lane() % 2 != 0;
-    const uint32_t first = FromLaneXor(odd ? own.x : own.z, 1);
-    const uint32_t second = FromLaneXor(odd ? own.y : own.w, 1);
-    StoreFour(a, row, unit, odd ? uint2{first, own.z} : uint2{own.x, first});
-    StoreFour(a, row + 8, unit, odd ? uint2{second, own.w} : uint2{own.y, second});
+  // Outputs act(gate) * value of the next unit, in order, into the group's boxes. The last one
+  // sends them off.
+  __device__ __forceinline__ void Store(const PrefillGemmArguments& a, int unit,
+                                        unsigned char* boxes) const {
+    constexpr int kUnitsOfBox = kBoxOutputs / kUnit;
+    if (unit == 0) WaitForBoxes();
+    const uint4 outputs = ToBf16x8(transform::Gated(Widen(value[unit]), Widen(gate[unit]), a.act));
+    const int row = Warp() % 4 * 16 + Lane() % 16, swizzle = row % 8;
+    const int vector = unit % kUnitsOfBox * 2 + Lane() / 16;  // of a line
+    StoreMatrices(SharedAddress(boxes + unit / kUnitsOfBox * kBoxBytes + row * kLineBytes +
+                                (vector ^ swizzle) * static_cast<int>(sizeof(uint4))),
+                  outputs);
+    if (unit == kUnits - 1) SendBoxes(a, boxes);
   }
 
  private:
-  __device__ __forceinline__ void StoreFour(const PrefillGemmArguments& a, int n, int unit,
-                                            const uint2& four) const {
-    const int at = output + unit * kUnit;
-    if (n >= a.rows) return;
-    __nv_bfloat16* y = a.y + n * a.y_stride + at;
-    if (a.vectors && at + 4 <= a.out) {
-      *reinterpret_cast<uint2*>(y) = four;
-      return;
-    }
+  // A thread of the group that starts its copies and waits for them.
+  __device__ __forceinline__ static bool IsCopier() { return threadIdx.x % kGroupThreads == 0; }
+  __device__ __forceinline__ static void SyncGroup() {
+    SyncThreads<kGroupThreads>(1 + static_cast<int>(threadIdx.x) / kGroupThreads);
+  }
+
+  // The tile before has left them.
+  __device__ __forceinline__ static void WaitForBoxes() {
+    if (IsCopier()) BulkWaitRead();
+    __syncwarp();
+    SyncGroup();
+  }
+
+  __device__ __forceinline__ void SendBoxes(const PrefillGemmArguments& a,
+                                            const unsigned char* boxes) const {
+    FenceAsyncProxy();
+    SyncGroup();
+    if (IsCopier()) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t pair = i < 2 ? four.x : four.y;
-      if (at + i < a.out) y[i] = __ushort_as_bfloat16(static_cast<uint16_t>(pair >> i % 2 * 16));
+      for (int box = 0; box < Plan::kBoxes; ++box) {
+        TmaStore2D(&a.y_map, tile.output + box * kBoxOutputs, tile.row, boxes + box * kBoxBytes);
+      }
+      BulkCommit();
     }
+    __syncwarp();
   }
 };
 
 // By the 128 threads of a group.
 template <typename Plan>
 __device__ __forceinline__ void Multiply(const PrefillGemmArguments& a, const ChunkRing<Plan>& ring,
-                                         int group) {
+                                         int group, unsigned char* boxes) {
   GroupReader<Plan> reader{ring, group};
-  GatedTile<Plan> before;
-  bool any_before = false;
+  HeldTile<Plan> held;
+  bool holds = false;
   ForEachTile<Plan>(a, [&](Tile tile) {
     tile.row += group * kGroupRows;
     typename GroupReader<Plan>::Sums sums;
     reader.template Start<true>(sums);
     int chunk = 1;
 #pragma unroll
-    for (int unit = 0; unit < GatedTile<Plan>::kUnits; ++unit) {
-      if (any_before) before.Store(a, unit);
+    for (int unit = 0; unit < HeldTile<Plan>::kUnits; ++unit) {
+      if (holds) held.Store(a, unit, boxes);
       if (chunk++ < a.chunks) reader.template Start<false>(sums);
     }
 #pragma unroll 1
     while (chunk++ < a.chunks) reader.template Start<false>(sums);
     reader.Finish(sums);
-    before.Take(a, tile, sums);
-    any_before = true;
+    held.Take(tile, sums);
+    holds = true;
   });
-  if (!any_before) return;
+  if (!holds) return;
 #pragma unroll
-  for (int unit = 0; unit < GatedTile<Plan>::kUnits; ++unit) before.Store(a, unit);
+  for (int unit = 0; unit < HeldTile<Plan>::kUnits; ++unit) held.Store(a, unit, boxes);
+  BulkWait();  // of the thread that copies: the others have nothing to wait for
 }
 
 template <typename Plan>
@@ -270,6 +286,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     PrefetchTensorMap(&a.weight_map);
     PrefetchTensorMap(&a.x_map);
+    PrefetchTensorMap(&a.y_map);
     for (int s = 0; s < Plan::kStages; ++s) {
       full[s].Init(1);
       empty[s].Init(kReaders);
@@ -284,7 +301,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncwarp();
   } else {
     WarpgroupRegAlloc<240>();
-    Multiply<Plan>(a, ring, group);
+    unsigned char* boxes = aligned + Plan::kStages * Plan::kStageBytes;
+    Multiply<Plan>(a, ring, group, boxes + group * Plan::kBoxes * kBoxBytes);
   }
 #else
   __trap();  // compiled for something else: nothing may pass for its result

@@ -13,8 +13,9 @@ namespace fox::cuda {
 bool HasPrefillGemm();
 
 // The product of LinearEngine::Run with `gated` for rows `x` that are transformed already: bf16
-// [rows, in], 16-byte aligned, any number of rows from one on. `multiprocessors` chooses tiles,
-// which changes no bits. REQUIRES: HasPrefillGemm(); weight.in % 8 == 0.
+// [rows, in], any number of rows from one on; those of x and y are 16-byte aligned.
+// `multiprocessors` chooses tiles, which changes no bits. REQUIRES: HasPrefillGemm(); weight.in and
+// out.cols multiples of 8.
 cudaError_t PrefillGemm(const MatrixView& x, const LinearParams& params, int multiprocessors,
                         cudaStream_t stream);
 

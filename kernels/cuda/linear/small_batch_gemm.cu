@@ -38,8 +38,7 @@ constexpr int kNarrowBudget = 75 * 1024;
 constexpr int kChainBudget = 194 * 1024;
 constexpr int kMinStages = 4;
 // Behind attention; the last is the next layer's.
-constexpr std::array kChainKinds{Kind::kOutputGate, Kind::kRmsNorm, Kind::kGatedAct,
-                                 Kind::kRmsNorm};
+constexpr std::array kChainKinds{Kind::kNone, Kind::kRmsNorm, Kind::kGatedAct, Kind::kRmsNorm};
 
 SmallBatchGemmArguments MakeArguments(const LinearParams& params) {
   SmallBatchGemmArguments a{};

@@ -42,9 +42,10 @@ struct AddedTerms {
   }
   __device__ __forceinline__ void LoadPrevious(const SmallBatchGemmArguments& a, int row,
                                                int last) {
-    const Output o;
-    const bool there = a.accumulate && o.n < a.rows && row + o.m < last;
-    previous = there ? a.y_f32[o.n * a.y_stride + row + o.m] : 0;
+    previous = 0;
+    if (!a.accumulate || row >= last) return;
+    const Output o;  // past the last row or output its neighbour stands in, unused
+    previous = LoadCoherent(a.y_f32 + min(o.n, a.rows - 1) * a.y_stride + min(row + o.m, last - 1));
   }
 };
 
@@ -314,14 +315,20 @@ __device__ __forceinline__ transform::Unit TakeUnit(const uint64_t* from, const 
 }
 
 // The same of rows that are already what the product multiplies: two columns to a flagged word.
-__device__ __forceinline__ void TakeRows(const SmallBatchGemmArguments& a, __nv_bfloat16* input,
-                                         int stride, const uint32_t& epoch) {
+__device__ __forceinline__ uint4 TakeRawUnit(const uint64_t* from, const uint32_t& epoch) {
+  uint32_t x[transform::kUnit / 2];
+  LoadFlagged(from, epoch, x);
+  return {x[0], x[1], x[2], x[3]};
+}
+
+// Lays out rows whose unit u of row r is load(r, u).
+template <typename Load>
+__device__ __forceinline__ void LayOutRows(const SmallBatchGemmArguments& a, __nv_bfloat16* input,
+                                           int stride, const Load& load) {
   const int units = a.in / transform::kUnit;
   for (int at = static_cast<int>(threadIdx.x); at < a.rows * units; at += kConsumers) {
     const int r = at / units, u = at % units;
-    uint32_t x[transform::kUnit / 2];
-    LoadFlagged(a.taken + (r * a.in + u * transform::kUnit) / 2, epoch, x);
-    *reinterpret_cast<uint4*>(input + r * stride + u * transform::kUnit) = {x[0], x[1], x[2], x[3]};
+    *reinterpret_cast<uint4*>(input + r * stride + u * transform::kUnit) = load(r, u);
   }
 }
 
@@ -336,13 +343,10 @@ __device__ __forceinline__ PipelineState MultiplyProduct(const SmallBatchGemmArg
                                                          PipelineState at, const uint32_t& epoch,
                                                          const Wait& wait) {
   constexpr bool kNorms = kind == InputTransform::Kind::kRmsNorm;
-  constexpr bool kPlain =
-      kind == InputTransform::Kind::kNone || kind == InputTransform::Kind::kGatedAct;
   // As many as registers allow.
   constexpr int kHeld = place != Place::kAlone ? (kNorms ? 2 : 1)
                         : kRows == 1           ? (kNorms ? 2 : 3)
-                        : kPlain               ? 2
-                                               : 1;
+                                               : (kNorms ? 1 : 2);
   const auto [first, last] = BlockOutputs(a);
   const int tiles = (last - first + kTileOutputs<kGated> - 1) / kTileOutputs<kGated> *
                     ((a.in + kTileCols - 1) / kTileCols);
@@ -374,12 +378,21 @@ __device__ __forceinline__ PipelineState MultiplyProduct(const SmallBatchGemmArg
                                                 layout.norms);
     }
   } else {
-    PrefetchTransform(a.source);
     held.Take(reader);
     wait();
     multiplier.LoadPrevious();
     if constexpr (place == Place::kInside) {
-      TakeRows(a, input, stride, epoch);
+      LayOutRows(a, input, stride, [&](int r, int u) {
+        return TakeRawUnit(a.taken + (r * a.in + u * transform::kUnit) / 2, epoch);
+      });
+    } else if constexpr (place == Place::kFirst) {
+      // Past the first-level cache: it was emptied when this kernel was launched, which may be
+      // before the chain in front of it read its own rows there.
+      const auto* rows = static_cast<const __nv_bfloat16*>(a.source.in);
+      LayOutRows(a, input, stride, [&](int r, int u) {
+        return LoadCoherent(
+            reinterpret_cast<const uint4*>(rows + r * a.source.in_stride + u * transform::kUnit));
+      });
     } else {
       TransformRowsInBlock<kind, InputOf<kind>, kRows>(a.source, 0, a.rows, input, stride, nullptr);
     }

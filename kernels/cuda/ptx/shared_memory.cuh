@@ -18,9 +18,17 @@ __device__ __forceinline__ void FenceAsyncProxy() {
 #endif
 }
 
-// Stores four 8x8 matrices of 16-bit elements transposed: lanes 8 i to 8 i + 7 give the addresses
-// of rows 0 to 7 of matrix i, 16 bytes each; lane t holds of it, in w[i], elements (2 (t % 4), t /
-// 4) and (2 (t % 4) + 1, t / 4). Hopper.
+// Stores four 8x8 matrices of 16-bit elements: lanes 8 i to 8 i + 7 give the addresses of rows 0 to
+// 7 of matrix i, 16 bytes each; lane t holds of it, in the i-th word, elements (t / 4, 2 (t % 4))
+// and (t / 4, 2 (t % 4) + 1). Hopper.
+__device__ __forceinline__ void StoreMatrices(uint32_t address, const uint4& words) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+               : "memory");
+}
+
+// The same of transposed matrices: lane t holds elements (2 (t % 4), t / 4) and (2 (t % 4) + 1,
+// t / 4) of each.
 __device__ __forceinline__ void StoreTransposed(uint32_t address, uint32_t w0, uint32_t w1,
                                                 uint32_t w2, uint32_t w3) {
   asm volatile(

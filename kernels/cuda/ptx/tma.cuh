@@ -45,8 +45,19 @@ __device__ __forceinline__ void BulkLoad(void* shared, const void* global, uint3
       : "memory");
 }
 
-// Adds float32 in `shared` to the map's box at (column, row), each element atomically. One thread
+// Copies `shared` to the map's box at (column, row), as far as it lies in the tensor, whose rows
+// have a multiple of 16 bytes: what they have beyond one would be cut off behind it. One thread
 // issues copies, closes groups of them and waits for them.
+__device__ __forceinline__ void TmaStore2D(const CUtensorMap* map, int column, int row,
+                                           const void* shared) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+      "r"(column), "r"(row), "r"(SharedAddress(shared))
+      : "memory");
+}
+
+// Adds float32 in `shared` to the map's box at (column, row), each element atomically; otherwise
+// as TmaStore2D.
 __device__ __forceinline__ void TmaAdd2D(const CUtensorMap* map, int column, int row,
                                          const void* shared) {
   asm volatile(

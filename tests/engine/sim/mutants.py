@@ -101,7 +101,6 @@ MUTANTS = [
     ("fed beyond max_tokens", Q, "produced() < max_tokens)", "produced() <= max_tokens)"),
     ("window of one more", Q, "ahead >= request.flow_window", "ahead > request.flow_window"),
     ("never reads on", Q, "ahead <= request.flow_window / 2", "ahead < request.flow_window / 2"),
-    ("pauses are not noticed", Q, "remaining() > 0 && !paused() &&", "remaining() > 0 &&"),
     ("states survive a slot", C, "  has_penalty_state = false;\n", ""),
     ("swapped, and computed again", C, "  if (!swapped) computed = 0;\n", "  computed = 0;\n"),
     ("pages of a swapped slot stay a guess", C,

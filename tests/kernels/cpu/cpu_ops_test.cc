@@ -157,30 +157,6 @@ TEST(CpuOpsTest, RmsNormAndGates) {
   }
 }
 
-TEST(CpuOpsTest, OutputGateNormsEachHead) {
-  CpuOps ops({DType::kF32, true, 2});
-  const std::vector<float> o = Random(2 * 32, 8);
-  std::vector<float> gate = Random(2 * 32, 9), norm = Random(32, 10);
-  for (bool with_norm : {true, false}) {
-    InputTransform t;
-    t.kind = InputTransform::Kind::kOutputGate;
-    t.weight = with_norm ? norm.data() : nullptr;
-    t.eps = 1e-6;
-    t.head_dim = 16;
-    t.gate = View(gate, 2, 32);
-    const std::vector<float> got = Transformed(ops, t, o, 2, 32);
-    for (size_t i = 0; i < got.size(); ++i) {
-      double square = 0;
-      for (size_t m = i / 16 * 16; m < i / 16 * 16 + 16; ++m) {
-        square += std::pow(static_cast<double>(o[m]), 2);
-      }
-      double want = static_cast<double>(o[i]) / (1 + std::exp(-static_cast<double>(gate[i])));
-      if (with_norm) want *= static_cast<double>(norm[i % 32]) / std::sqrt(square / 16 + 1e-6);
-      EXPECT_NEAR(static_cast<double>(got[i]), want, 1e-5);
-    }
-  }
-}
-
 TEST(CpuOpsTest, EmbedClampsIdsAndReadsAnyDtype) {
   CpuOps ops({});
   std::vector<uint16_t> table = {0x3f80, 0x4000, 0x4040, 0x4080};  // bf16 1, 2, 3, 4

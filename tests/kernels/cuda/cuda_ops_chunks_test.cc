@@ -163,6 +163,7 @@ class ChunkRun {
     std::vector<float> q(static_cast<size_t>(hidden)), k(static_cast<size_t>(kv_size));
     for (float& x : q) x = normal(rng);
     for (float& x : k) x = normal(rng);
+    output_norm_ = DeviceArray<float>(q);
     std::vector<double> self(static_cast<size_t>(shape.q_heads), kInfinity), most = self;
     if (case_.norm) {
       std::fill(self.begin(), self.end(),
@@ -241,6 +242,8 @@ class ChunkRun {
     attention.q = append.projection.Columns(0, hidden);
     attention.out = {out.data(), DType::kBF16, rows, hidden, hidden};
     attention.lse = {lse.data(), DType::kF32, rows, shape.q_heads, shape.q_heads};
+    // Gates are what keys and values came from: as many columns, and Append leaves them.
+    attention.transform = {output_norm_.data(), 1e-5, append.projection.Columns(hidden, hidden)};
     attention.acp = case_.acp;
     attention.bound = append.bound;
     ops_->BeginStep(batch.view, kv_.view, nullptr);
@@ -264,7 +267,7 @@ class ChunkRun {
   std::vector<int64_t> lengths_ = std::vector<int64_t>(kSlots, 0);
   int64_t stride_ = 0;
   AppendParams append_;
-  DeviceArray<float> q_norm_, k_norm_, diagonal_, dense_;
+  DeviceArray<float> q_norm_, k_norm_, output_norm_, diagonal_, dense_;
   DeviceArray<double> frequency_, self_, most_, products_;
   Trace trace_;
 };

@@ -1,7 +1,8 @@
 // Makes the cache of a test: random tokens, their gates and page summaries as kernels/cpu/append.cc
 // accumulates them, evictions as kernels/cpu/evict.cc decides them, and all of it as device arrays.
 // See device_cache.h; device_cache_windows.cc has what attention may skip of it,
-// device_cache_oracle.cc the oracle and the checks.
+// device_cache_transform.cc what becomes of outputs, device_cache_oracle.cc the oracle and the
+// checks.
 #include "tests/kernels/cuda/device_cache.h"
 
 #include <algorithm>
@@ -63,6 +64,7 @@ DeviceCache::DeviceCache(const CacheOptions& options) : options_(options), rng_(
   MakePages();
   MakeBatch();
   MakeQueries();
+  MakeOutputTransform();
   MakeWork();
 }
 

@@ -37,11 +37,18 @@ struct CacheOptions {
   AcpMode acp = AcpMode::kCertified;
   // False: queries and keys of all lengths, and no bound on logits. Not for kCertified.
   bool qk_norm = true;
+  // What becomes of the output; gates are N(0, 2).
+  bool output_norm = false;
+  bool output_gate = false;
+  Activation gate_act = Activation::kSigmoid;
   bool evict = true;  // earlier steps have evicted what they may; false: nothing
   int layers = 2;
   int layer = 1;
   uint64_t seed = 1;
 };
+
+// A bf16 of poison.
+inline constexpr uint16_t kPoisonBits = 0xffff;
 
 // Which rows a kernel serves.
 enum class RowKind : uint8_t {
@@ -89,7 +96,8 @@ class DeviceCache {
   // Poisons outputs and partial again and resets counters and tile_counter, for another run.
   void ResetOutputs();
 
-  // Exact attention of one row over all its keys, evicted ones included.
+  // Exact attention of one row over all its keys, evicted ones included; `out` with its norm and
+  // gate.
   struct Exact {
     std::vector<double> out;        // [head_dim]
     std::vector<double> tolerance;  // [head_dim], absolute, of the bf16 output
@@ -128,8 +136,12 @@ class DeviceCache {
   void MakePages();
   void MakeBatch();
   void MakeQueries();
+  void MakeOutputTransform();
   void MakeWork();
   void MakeItems();
+  // The output norm and gate, of an output and of what a kernel may get wrong of it.
+  void TransformExact(int64_t row, int q_head, std::vector<double>* out,
+                      std::vector<double>* error) const;
   double RelativeErrors(const ListGates& gates, int64_t reference, int64_t j, double key_logit,
                         int64_t pages) const;
   bool CheckRow(int s, int64_t row_in_seq, int q_head, const std::vector<uint16_t>& out,
@@ -163,6 +175,8 @@ class DeviceCache {
   std::vector<double> q_norm_, k_norm_, self_logit_bound_, max_logit_bound_;
   std::vector<std::vector<float>> keys_, values_;  // by (seq, kv head): [length, head_dim]
   std::vector<float> queries_;                     // [num_rows, q_heads, head_dim]
+  std::vector<float> output_norm_;                 // [q_heads, head_dim]
+  std::vector<float> output_gate_;                 // [num_rows, q_heads, head_dim]
   std::vector<ListGates> gates_;
   std::vector<int> first_live_;  // [num_seqs, kv_heads]
   std::vector<RowBlock> blocks_, tiles_;
@@ -173,8 +187,8 @@ class DeviceCache {
   StepSchedule schedule_;
   AttentionParams params_;
 
-  DeviceArray<uint16_t> key_array_, value_array_, q_array_, out_array_;
-  DeviceArray<float> local_array_, lse_array_, partial_array_;
+  DeviceArray<uint16_t> key_array_, value_array_, q_array_, output_gate_array_, out_array_;
+  DeviceArray<float> local_array_, lse_array_, partial_array_, output_norm_array_;
   DeviceArray<double> base_array_, score_array_, log_denominator_bound_array_, key_norm_array_;
   DeviceArray<double> tolerance_array_, self_logit_bound_array_, max_logit_bound_array_;
   DeviceArray<int32_t> table_array_, first_live_array_, slot_array_;

@@ -11,7 +11,6 @@
 namespace fox::cuda::testing {
 namespace {
 
-constexpr uint16_t kPoisonBits = 0xffff;
 constexpr int64_t kFirstCount = 1000;     // what the counters hold before a run
 constexpr double kSampledProducts = 3e8;  // by the oracle in one check
 
@@ -112,10 +111,15 @@ DeviceCache::Exact DeviceCache::Oracle(int s, int64_t row_in_seq, int q_head) co
   error /= sum;
   for (size_t m = 0; m < dims; ++m) {
     const double o = out[m] / sum;
-    const double before =
-        moved[m] / sum + error * std::abs(o) + 0x1p-8 * absolute[m] / sum + 2 * eps * largest;
     exact.out.push_back(o);
-    exact.tolerance.push_back(before + 0x1p-8 * (std::abs(o) + before) + 1e-30);
+    exact.tolerance.push_back(moved[m] / sum + error * std::abs(o) + 0x1p-8 * absolute[m] / sum +
+                              2 * eps * largest);
+  }
+  TransformExact(row_begin_[static_cast<size_t>(s)] + row_in_seq, q_head, &exact.out,
+                 &exact.tolerance);
+  for (size_t m = 0; m < dims; ++m) {
+    double& tolerance = exact.tolerance[m];
+    tolerance += 0x1p-8 * (std::abs(exact.out[m]) + tolerance) + 1e-30;
   }
   exact.lse = top + std::log(sum);
   const double parts =

@@ -112,9 +112,7 @@ class TestMatrix {
 struct TransformCase {
   InputTransform::Kind kind = InputTransform::Kind::kNone;
   Activation act = Activation::kSigmoid;
-  int head_dim = 64;
   const TestMatrix* weight = nullptr;  // [1, cols]
-  const TestMatrix* gate = nullptr;
 
   static constexpr double kEps = 1e-5;
 
@@ -123,9 +121,7 @@ struct TransformCase {
     t.kind = kind;
     t.act = act;
     t.eps = kEps;
-    t.head_dim = head_dim;
     if (weight != nullptr) t.weight = weight->view().data;
-    if (gate != nullptr) t.gate = gate->view();
     return t;
   }
 };
@@ -140,27 +136,19 @@ inline std::vector<double> TransformedRow(const TransformCase& t, const TestMatr
   using Kind = InputTransform::Kind;
   std::vector<double> x(static_cast<size_t>(in.cols()));
   for (size_t c = 0; c < x.size(); ++c) x[c] = in.At(row, static_cast<int64_t>(c));
-  const auto at = [](const TestMatrix& m, int64_t r, size_t c) -> double {
-    return m.At(r, static_cast<int64_t>(c));
-  };
   if (t.kind == Kind::kGatedAct) {
     const size_t half = x.size() / 2;
     for (size_t c = 0; c < half; ++c) x[c] = Activated(x[c], t.act) * x[half + c];
     x.resize(half);
   }
-  if (t.kind == Kind::kRmsNorm || (t.kind == Kind::kOutputGate && t.weight != nullptr)) {
-    const size_t width = t.kind == Kind::kRmsNorm ? x.size() : static_cast<size_t>(t.head_dim);
-    for (size_t first = 0; first < x.size(); first += width) {
-      double square = 0;
-      for (size_t c = first; c < first + width; ++c) square += x[c] * x[c];
-      const double scale = 1 / std::sqrt(square / static_cast<double>(width) + TransformCase::kEps);
-      for (size_t c = first; c < first + width; ++c) {
-        x[c] *= scale * (t.weight == nullptr ? 1.0 : at(*t.weight, 0, c));
-      }
+  if (t.kind == Kind::kRmsNorm) {
+    double square = 0;
+    for (const double value : x) square += value * value;
+    const double scale =
+        1 / std::sqrt(square / static_cast<double>(x.size()) + TransformCase::kEps);
+    for (size_t c = 0; c < x.size(); ++c) {
+      x[c] *= scale * (t.weight == nullptr ? 1.0 : t.weight->At(0, static_cast<int64_t>(c)));
     }
-  }
-  if (t.kind == Kind::kOutputGate && t.gate != nullptr) {
-    for (size_t c = 0; c < x.size(); ++c) x[c] *= Activated(at(*t.gate, row, c), t.act);
   }
   return x;
 }

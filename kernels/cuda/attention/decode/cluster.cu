@@ -1,8 +1,6 @@
 // One cluster of blocks a (sequence, query head). The splits of its window are dealt to the blocks
 // two at a time, each to four warps; a block that gets none ends at once, so a short window costs
 // one block. The first block merges. Invariant: every sum is that of split.cu, in the same order.
-#include <cuda_bf16.h>
-
 #include <cfloat>
 #include <cstdint>
 
@@ -84,6 +82,7 @@ __device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head,
     PrefetchGates(a, seq_head, next);
     PrefetchTiles<kHeadDim>(a, next);
   }
+  PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head);
   TriggerDependents();
   WaitOnDependencies();
   if (!exists) return;
@@ -123,9 +122,17 @@ __device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head,
 // Merges the warps' parts of each of the block's splits: into the output where the window has no
 // other split, else as a partial result in the first block, which must have started.
 template <int kHeadDim>
-__device__ __forceinline__ void FinishSplits(const Decode& a, const SeqHead& seq_head, int rank,
-                                             ClusterShared<kHeadDim>& shared) {
+__device__ __forceinline__ void FinishSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
+                                             int rank, ClusterShared<kHeadDim>& shared) {
   constexpr int kAtOnce = kBlockThreads / kHeadDim;
+  const SeqHead& seq_head = kept.seq_head;
+  if (seq_head.end == 1) {
+    if (Warp() > 0) return;
+    float max, sum;
+    float2 out[LaneWords<kHeadDim>::kCount];
+    shared.splits[0].Merge(max, sum, out);
+    return StoreRow(a, kept, max, sum, out);
+  }
   const int t = static_cast<int>(threadIdx.x) % kHeadDim;
 #pragma unroll
   for (int first = 0; first < kRounds * kBlockSplits; first += kAtOnce) {
@@ -134,10 +141,6 @@ __device__ __forceinline__ void FinishSplits(const Decode& a, const SeqHead& seq
     if (i >= kRounds * kBlockSplits || split >= seq_head.end) return;
     float max, sum, out;
     shared.splits[i].Merge(t, max, sum, out);
-    if (seq_head.end == 1) {
-      StoreRow<kHeadDim>(a, seq_head, max, sum, out);
-      return;
-    }
     typename ClusterShared<kHeadDim>::Partial& partial = shared.partials[split];
     SendToBlock(&partial.out[t], 0, out, &shared.arrived);
     if (t == 0) {
@@ -149,10 +152,11 @@ __device__ __forceinline__ void FinishSplits(const Decode& a, const SeqHead& seq
 
 // Merges the partial results, in the first block.
 template <int kHeadDim>
-__device__ __forceinline__ void MergeSplits(const Decode& a, const SeqHead& seq_head,
+__device__ __forceinline__ void MergeSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
                                             ClusterShared<kHeadDim>& shared) {
   static_assert(kMaxWindowSplits <= kWarp && kHeadDim % kWarp == 0);
-  const float of_lane = shared.partials[min(Lane(), seq_head.end - 1)].max;
+  const int count = kept.seq_head.end;
+  const float of_lane = shared.partials[min(Lane(), count - 1)].max;
   const float max = WarpMax(of_lane), lane_weight = exp2f(of_lane - max);
   const int t = static_cast<int>(threadIdx.x) % kHeadDim;
 #pragma unroll
@@ -162,9 +166,9 @@ __device__ __forceinline__ void MergeSplits(const Decode& a, const SeqHead& seq_
     float sum = 0, out = 0;
 #pragma unroll
     for (int i = 0; i < kMaxWindowSplits / kWarps; ++i) {  // no branches: loads side by side
-      const int split = chain + i * kWarps, at = min(split, seq_head.end - 1);
+      const int split = chain + i * kWarps, at = min(split, count - 1);
       const float of_split = FromLane(lane_weight, at);
-      const float weight = split < seq_head.end ? of_split : 0.0f;
+      const float weight = split < count ? of_split : 0.0f;
       sum = fmaf(weight, shared.partials[at].sum, sum);
       out = fmaf(weight, shared.partials[at].out[t], out);
     }
@@ -172,7 +176,7 @@ __device__ __forceinline__ void MergeSplits(const Decode& a, const SeqHead& seq_
     if (t == 0) shared.chains.sum[chain] = sum;
   }
   __syncthreads();
-  shared.chains.Store(a, seq_head, max);
+  shared.chains.Store(a, kept, max);
 }
 
 template <int kHeadDim>
@@ -202,14 +206,15 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim >
   Attend<kHeadDim>(a, seq_head, rank * kBlockSplits + Warp() / kWarps, shared);
   __syncthreads();
   WaitForCluster();
-  const SeqHead& done = shared.seq_heads[0].seq_head;
-  FinishSplits<kHeadDim>(a, done, rank, shared);
+  const KeptSeqHead<kHeadDim>& done = shared.seq_heads[0];
+  const int splits = done.seq_head.end;
+  FinishSplits(a, done, rank, shared);
   if (rank != 0) return;
-  if (done.end > 1) {
-    WaitForSent(&shared.arrived, done.end * static_cast<int>(sizeof(shared.partials[0])));
-    MergeSplits<kHeadDim>(a, done, shared);
+  if (splits > 1) {
+    WaitForSent(&shared.arrived, splits * static_cast<int>(sizeof(shared.partials[0])));
+    MergeSplits(a, done, shared);
   }
-  if (threadIdx.x == 0) CountPages(a, done);
+  if (threadIdx.x == 0) CountPages(a, done.seq_head);
 }
 
 template <int kHeadDim>

@@ -15,12 +15,13 @@
 namespace fox::cuda {
 
 // The sequences of exactly one row; the others are left alone. q, out: bf16; pages: bf16,
-// [64, head_dim]; rows of q and of pages 16-byte aligned; lse float32 or empty. A row visits its
-// list's pages from schedule.first_visible_page on, or all live ones where that is null (first_live
-// follows the bound). blocks_total, blocks_pruned: added to as in prefill.h. after_append_decode:
-// the kernel right before is AppendDecode of the same batch and layer, which starts this one when
-// all before it and the projection have ended (launch.h). REQUIRES: head_dim 16, 32, 64 or 128.
-// Enqueues on `stream`; gives the launch's error.
+// [64, head_dim]; rows of q, of the output gate and of pages 16-byte aligned, those of out 4-byte
+// aligned; lse float32 or empty. The output norm is taken of float32, before the one rounding. A
+// row visits its list's pages from schedule.first_visible_page on, or all live ones where that is
+// null (first_live follows the bound). blocks_total, blocks_pruned: added to as in prefill.h.
+// after_append_decode: the kernel right before is AppendDecode of the same batch and layer, which
+// starts this one when all before it and the projection have ended (launch.h). REQUIRES: head_dim
+// 16, 32, 64 or 128. Enqueues on `stream`; gives the launch's error.
 cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& params,
                             const PagedKv& kv, const StepSchedule& schedule,
                             bool after_append_decode, cudaStream_t stream);

@@ -3,8 +3,6 @@
 // group_tile.cuh; splits, who takes them and when a seq_head is complete are splits.cuh, where a
 // seq_head stands for the heads that are taken together. Invariant: what a row computes depends on
 // its heads' pages alone.
-#include <cuda_bf16.h>
-
 #include <cmath>
 #include <cstdint>
 
@@ -78,25 +76,18 @@ struct GroupShared {
   KeptGroup<kHeadDim> seq_heads[kWarps][2];
 };
 
-// o[t] of a head; for t = 0 its lse, too.
 template <int kHeadDim>
-__device__ void StoreHead(const Decode& a, const SeqHead& seq_head, int head, int t, float max,
-                          float sum, float out) {
-  const int64_t row = seq_head.row;
-  head += seq_head.head;
-  static_cast<__nv_bfloat16*>(
-      a.params.out.data)[row * a.params.out.row_stride + head * kHeadDim + t] =
-      __float2bfloat16_rn(__fdividef(out, sum));
-  if (t == 0 && a.params.lse.data != nullptr) {
-    static_cast<float*>(a.params.lse.data)[row * a.params.lse.row_stride + head] =
-        __fmul_rn(__fadd_rn(max, log2f(sum)), kLn2);
-  }
+__device__ void StoreHead(const Decode& a, const SeqHead& seq_head, int head, float max, float sum,
+                          const float2 (&out)[LaneWords<kHeadDim>::kCount],
+                          const OutputFactors<kHeadDim>& factors) {
+  StoreRow(a.params, a.transform, seq_head.row, seq_head.head + head, max, sum, out, factors);
 }
 
-// Partial results lie by split, then head: maximum, sum, out[kHeadDim].
+// Partial results lie by split, then head: maximum and sum, out[kHeadDim].
 template <int kHeadDim>
-__device__ float* PartialOf(const Decode& a, int split, int head) {
-  return a.schedule.partial + (static_cast<int64_t>(split) * a.together + head) * (kHeadDim + 2);
+__device__ float2* PartialOf(const Decode& a, int split, int head) {
+  const int64_t result = static_cast<int64_t>(split) * a.together + head;
+  return reinterpret_cast<float2*>(a.schedule.partial + result * (kHeadDim + 2));
 }
 
 // Merges the warps' parts of a split: into the output where the seq_head has no other split, else
@@ -104,69 +95,73 @@ __device__ float* PartialOf(const Decode& a, int split, int head) {
 template <int kHeadDim>
 __device__ void FinishSplit(const Decode& a, const KeptGroup<kHeadDim>& kept, int split,
                             const GroupSoftmax<kHeadDim>& softmax, GroupParts<kHeadDim>& parts) {
+  using W = LaneWords<kHeadDim>;
   if (GroupShared<kHeadDim>::kBuffers == 1) __syncthreads();
   parts.Put(softmax);
   __syncthreads();
-  const SeqHead& seq_head = kept.seq_head;
-  for (int i = static_cast<int>(threadIdx.x); i < kept.heads * kHeadDim; i += kThreads) {
-    const int head = i / kHeadDim, t = i % kHeadDim;
-    float max, sum, out;
-    parts.Merge(head, t, max, sum, out);
-    if (seq_head.end - seq_head.begin == 1) {
-      StoreHead<kHeadDim>(a, seq_head, head, t, max, sum, out);
+  for (int head = Warp(); head < kept.heads; head += kWarps) {
+    float max, sum;
+    float2 out[W::kCount];
+#pragma unroll
+    for (int i = 0; i < W::kCount; ++i) {
+      parts.Merge(head, 2 * W::At(i), max, sum, out[i].x);
+      parts.Merge(head, 2 * W::At(i) + 1, max, sum, out[i].y);
+    }
+    if (kept.seq_head.end - kept.seq_head.begin == 1) {
+      OutputFactors<kHeadDim> factors;
+      factors.Load(a.transform, kept.seq_head.row, kept.seq_head.head + head);
+      StoreHead(a, kept.seq_head, head, max, sum, out, factors);
       continue;
     }
-    float* partial = PartialOf<kHeadDim>(a, split, head);
-    partial[2 + t] = out;
-    if (t == 0) {
-      partial[0] = max;
-      partial[1] = sum;
-    }
+    float2* partial = PartialOf<kHeadDim>(a, split, head);
+#pragma unroll
+    for (int i = 0; i < W::kCount; ++i) partial[1 + W::At(i)] = out[i];
+    if (Lane() == 0) partial[0] = {max, sum};
   }
 }
 
 // Merges a seq_head's partial results: a warp takes every fourth head, its splits in order.
 template <int kHeadDim>
 __device__ void MergeHeads(const Decode& a, const KeptGroup<kHeadDim>& kept) {
-  constexpr int kColumns = kHeadDim / kWarp;
+  using W = LaneWords<kHeadDim>;
   const SeqHead& seq_head = kept.seq_head;
-  const int count = seq_head.end - seq_head.begin, stride = a.together * (kHeadDim + 2);
+  const int count = seq_head.end - seq_head.begin, stride = a.together * (kHeadDim / 2 + 1);
   for (int head = Warp(); head < kept.heads; head += kWarps) {
-    const float* partial = PartialOf<kHeadDim>(a, seq_head.begin, head);
+    const float2* partial = PartialOf<kHeadDim>(a, seq_head.begin, head);
+    OutputFactors<kHeadDim> factors;
+    factors.Load(a.transform, seq_head.row, seq_head.head + head);
     float max = -FLT_MAX;
     for (int i = Lane(); i < count; i += kWarp) {
-      max = fmaxf(max, LoadCoherent(partial + i * stride));
+      max = fmaxf(max, LoadCoherent(partial + i * stride).x);
     }
     max = WarpMax(max);
-    float sum = 0, out[kColumns] = {};
+    float sum = 0;
+    float2 out[W::kCount] = {};
     for (int first = 0; first < count; first += kWarp) {
-      const float* split = partial + min(first + Lane(), count - 1) * stride;
-      const float weight = first + Lane() < count ? exp2f(LoadCoherent(split) - max) : 0.0f;
-      sum = fmaf(weight, LoadCoherent(split + 1), sum);
+      const float2 of_lane = LoadCoherent(partial + min(first + Lane(), count - 1) * stride);
+      const float weight = first + Lane() < count ? exp2f(of_lane.x - max) : 0.0f;
+      sum = fmaf(weight, of_lane.y, sum);
 #pragma unroll 1
       for (int k = 0; k < min(kWarp, count - first); k += kMergeDepth) {
-        float part[kMergeDepth][kColumns];
+        float2 part[kMergeDepth][W::kCount];
 #pragma unroll
         for (int u = 0; u < kMergeDepth; ++u) {
+          const float2* split = partial + min(first + k + u, count - 1) * stride + 1;
 #pragma unroll
-          for (int j = 0; j < kColumns; ++j) {
-            part[u][j] = LoadCoherent(partial + min(first + k + u, count - 1) * stride + 2 +
-                                      j * kWarp + Lane());
-          }
+          for (int i = 0; i < W::kCount; ++i) part[u][i] = LoadCoherent(split + W::At(i));
         }
 #pragma unroll
         for (int u = 0; u < kMergeDepth; ++u) {
           const float of_split = FromLane(weight, k + u);
 #pragma unroll
-          for (int j = 0; j < kColumns; ++j) out[j] = fmaf(of_split, part[u][j], out[j]);
+          for (int i = 0; i < W::kCount; ++i) {
+            out[i].x = fmaf(of_split, part[u][i].x, out[i].x);
+            out[i].y = fmaf(of_split, part[u][i].y, out[i].y);
+          }
         }
       }
     }
-    sum = WarpSum(sum);
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-      StoreHead<kHeadDim>(a, seq_head, head, j * kWarp + Lane(), max, sum, out[j]);
-    }
+    StoreHead(a, kept.seq_head, head, max, WarpSum(sum), out, factors);
   }
 }
 
@@ -220,6 +215,7 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
   LoadValues(a, half_page, tile);
   PrefetchGroupGates(a, seq_head, second);
   PrefetchTiles<kHeadDim>(a, second);
+  PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head, NumHeads(a, seq_head.group_head));
   TriggerDependents();
   WaitOnDependencies();
   const typename KeptGroup<kHeadDim>::Words row = KeptGroup<kHeadDim>::LoadRow(a, seq_head);

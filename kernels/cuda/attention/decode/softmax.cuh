@@ -1,8 +1,8 @@
 // The arithmetic of decode attention: a warp takes half pages of keys and values into a softmax in
-// progress, and a finished row is stored. Which lane holds what is loads.cuh.
+// progress, and what warps and splits have of a row is added up. Which lane holds what is
+// loads.cuh.
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <cfloat>
@@ -115,7 +115,7 @@ struct LaneGroups {
 // What each warp of a block has of a row: its sums and its maximum.
 template <int kHeadDim, int kBlockWarps>
 struct WarpParts {
-  float out[kBlockWarps][kHeadDim];
+  alignas(8) float out[kBlockWarps][kHeadDim];
   float max[kBlockWarps];
   float sum[kBlockWarps];
 
@@ -156,22 +156,23 @@ struct WarpParts {
       all_out = fmaf(weight, out[w][t], all_out);
     }
   }
+  // The same of the lane's words.
+  __device__ void Merge(float& all_max, float& all_sum,
+                        float2 (&all_out)[LaneWords<kHeadDim>::kCount]) const {
+    using W = LaneWords<kHeadDim>;
+#pragma unroll
+    for (int i = 0; i < W::kCount; ++i) {
+      Merge(2 * W::At(i), all_max, all_sum, all_out[i].x);
+      Merge(2 * W::At(i) + 1, all_max, all_sum, all_out[i].y);
+    }
+  }
 };
 
-// Called by the threads t < kHeadDim: o[t] and the softmax's maximum and sum.
 template <int kHeadDim>
-__device__ void StoreRow(const Decode& a, const SeqHead& seq_head, float max, float sum,
-                         float out) {
-  const int head = seq_head.head;
-  const int64_t row = seq_head.row;
-  const int t = static_cast<int>(threadIdx.x);
-  static_cast<__nv_bfloat16*>(
-      a.params.out.data)[row * a.params.out.row_stride + head * kHeadDim + t] =
-      __float2bfloat16_rn(__fdividef(out, sum));
-  if (t == 0 && a.params.lse.data != nullptr) {
-    static_cast<float*>(a.params.lse.data)[row * a.params.lse.row_stride + head] =
-        __fmul_rn(__fadd_rn(max, log2f(sum)), kLn2);
-  }
+__device__ void StoreRow(const Decode& a, const KeptSeqHead<kHeadDim>& kept, float max, float sum,
+                         const float2 (&out)[LaneWords<kHeadDim>::kCount]) {
+  StoreRow(a.params, a.transform, kept.seq_head.row, kept.seq_head.head, max, sum, out,
+           kept.Factors());
 }
 
 // What has become of a window's partial results: chain w has merged splits w, w + kWarps, ... in
@@ -182,16 +183,21 @@ struct SplitChains {
   float sum[kWarps];
 
   // Adds up the chains in order and stores the row. Called by all threads, behind a barrier.
-  __device__ void Store(const Decode& a, const SeqHead& seq_head, float max) const {
-    const int t = static_cast<int>(threadIdx.x);
-    if (t >= kHeadDim) return;
-    float row_sum = 0, row_out = 0;
+  __device__ void Store(const Decode& a, const KeptSeqHead<kHeadDim>& kept, float max) const {
+    using W = LaneWords<kHeadDim>;
+    if (Warp() > 0) return;
+    float row_sum = 0;
+    float2 row_out[W::kCount] = {};
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
       row_sum += sum[w];
-      row_out += out[w][t];
+#pragma unroll
+      for (int i = 0; i < W::kCount; ++i) {
+        row_out[i].x += out[w][2 * W::At(i)];
+        row_out[i].y += out[w][2 * W::At(i) + 1];
+      }
     }
-    StoreRow<kHeadDim>(a, seq_head, max, row_sum, row_out);
+    StoreRow(a, kept, max, row_sum, row_out);
   }
 };
 

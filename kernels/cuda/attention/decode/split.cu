@@ -3,8 +3,6 @@
 // page are on their way. Invariant: what a split computes, and the order in which the splits of a
 // (sequence, head) are merged, depend on the seq_head's pages alone. The contract is decode.h; who
 // owns which splits is step_schedule.h.
-#include <cuda_bf16.h>
-
 #include <cmath>
 #include <cstdint>
 
@@ -42,25 +40,22 @@ struct Shared {
 // Merges the warps' parts of a split: into the output where the seq_head has no other split, else
 // as a partial result (maximum, sum, out[kHeadDim]).
 template <int kHeadDim>
-__device__ void FinishItem(const Decode& a, const SeqHead& seq_head, int split,
+__device__ void FinishItem(const Decode& a, const KeptSeqHead<kHeadDim>& kept, int split,
                            const Softmax& softmax, int buffer, Shared<kHeadDim>& shared) {
+  using W = LaneWords<kHeadDim>;
   WarpParts<kHeadDim, kWarps>& parts = shared.split[buffer];
   parts.Put(Warp(), softmax, shared.lane_groups[Warp()]);
   __syncthreads();
-  const int t = static_cast<int>(threadIdx.x);
-  if (t >= kHeadDim) return;
-  float max, sum, out;
-  parts.Merge(t, max, sum, out);
-  if (seq_head.end - seq_head.begin == 1) {
-    StoreRow<kHeadDim>(a, seq_head, max, sum, out);
-  } else {
-    float* partial = a.schedule.partial + static_cast<int64_t>(split) * (kHeadDim + 2);
-    partial[2 + t] = out;
-    if (t == 0) {
-      partial[0] = max;
-      partial[1] = sum;
-    }
-  }
+  if (Warp() > 0) return;
+  float max, sum;
+  float2 out[W::kCount];
+  parts.Merge(max, sum, out);
+  if (kept.seq_head.end - kept.seq_head.begin == 1) return StoreRow(a, kept, max, sum, out);
+  auto* partial =
+      reinterpret_cast<float2*>(a.schedule.partial + static_cast<int64_t>(split) * (kHeadDim + 2));
+#pragma unroll
+  for (int i = 0; i < W::kCount; ++i) partial[1 + W::At(i)] = out[i];
+  if (Lane() == 0) partial[0] = {max, sum};
 }
 
 // What a warp has under way of a seq_head's partial results: of each two dims a lane, and of the
@@ -109,8 +104,10 @@ struct Partials {
 
 // Merges a seq_head's partial results; warp w is chain w.
 template <int kHeadDim>
-__device__ void MergeSplits(const Decode& a, const SeqHead& seq_head, Shared<kHeadDim>& shared) {
+__device__ void MergeSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
+                            Shared<kHeadDim>& shared) {
   using P = Partials<kHeadDim>;
+  const SeqHead& seq_head = kept.seq_head;
   const float* partial = a.schedule.partial + static_cast<int64_t>(seq_head.begin) * P::kStride;
   const int count = seq_head.end - seq_head.begin;
   // The first ones are on their way while the maximum is found.
@@ -138,7 +135,7 @@ __device__ void MergeSplits(const Decode& a, const SeqHead& seq_head, Shared<kHe
   }
   if (Lane() == 0) shared.chains.sum[Warp()] = sum;
   __syncthreads();
-  shared.chains.Store(a, seq_head, max);
+  shared.chains.Store(a, kept, max);
 }
 
 // ---- The kernel.
@@ -171,6 +168,7 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
   LoadTile<kHeadDim>(a.kv.values, half_page, values);
   PrefetchGates(a, seq_head, second);
   PrefetchTiles<kHeadDim>(a, second);
+  PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head);
   TriggerDependents();
   WaitOnDependencies();
   const Row<kHeadDim> row = LoadRow<kHeadDim>(a, seq_head);
@@ -194,16 +192,16 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
     LoadTile<kHeadDim>(a.kv.values, half_page, values);
     if (next.split == now.split) continue;
 
-    const SeqHead& done_seq_head = seq_heads[now.slot].seq_head;
-    FinishItem<kHeadDim>(a, done_seq_head, now.split, softmax, buffer, shared);
+    const KeptSeqHead<kHeadDim>& done = seq_heads[now.slot];
+    const int begin = done.seq_head.begin, end = done.seq_head.end;
+    FinishItem(a, done, now.split, softmax, buffer, shared);
     softmax = Softmax();
     buffer ^= 1;
-    const bool pair_ends = !more || next.slot != now.slot;
-    if (pair_ends && done_seq_head.end - done_seq_head.begin > 1) {
-      const int done = min(done_seq_head.end, splits.last) - max(done_seq_head.begin, splits.first);
-      if (IsComplete(a, done_seq_head, done)) MergeSplits<kHeadDim>(a, done_seq_head, shared);
+    if ((!more || next.slot != now.slot) && end - begin > 1) {
+      const int count = min(end, splits.last) - max(begin, splits.first);
+      if (IsComplete(a, done.seq_head, count)) MergeSplits(a, done, shared);
     }
-    if (threadIdx.x == 0 && now.split == done_seq_head.begin) CountPages(a, done_seq_head);
+    if (threadIdx.x == 0 && now.split == begin) CountPages(a, done.seq_head);
   }
 }
 
@@ -226,8 +224,14 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
   if (batch.num_seqs == 0) return cudaSuccess;
   FOX_CHECK(!after_append_decode || batch.num_rows == batch.num_seqs);
   const int together = HeadsTogether(kv.shape);
-  const Decode arguments{
-      batch, params, kv, schedule, kv.shape.group(), together, after_append_decode};
+  const Decode arguments{batch,
+                         params,
+                         MakeOutputTransformArguments(params),
+                         kv,
+                         schedule,
+                         kv.shape.group(),
+                         together,
+                         after_append_decode};
   if (together > 1) return DecodeGroups(arguments, stream);
   if (batch.small && after_append_decode && DecodeClusterRuns(kv.shape)) {
     return DecodeCluster(arguments, stream);

@@ -9,6 +9,7 @@
 
 #include "kernels/attention_params.h"
 #include "kernels/batch_view.h"
+#include "kernels/cuda/attention/decode/output.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"
@@ -27,6 +28,7 @@ static_assert((1 << kMinSplitShift) % kIterationPages == 0);
 struct Decode {
   BatchView batch;
   AttentionParams params;
+  OutputTransformArguments transform;  // params.transform
   PagedKv kv;
   StepSchedule schedule;
   int group;     // query heads of a kv head
@@ -49,14 +51,14 @@ struct SeqHead {
   const int32_t* table;
 };
 
-// What AppendDecode writes of a seq_head's row: the gates and, spread over the lanes, q.
+// What AppendDecode writes of a seq_head's row: the gates and, spread over the lanes, q; and what
+// its output is multiplied by.
 template <int kHeadDim>
 struct Row {
-  static constexpr int kWords = kHeadDim / 2;  // of two dims
-  static constexpr int kLaneWords = (kWords + kWarp - 1) / kWarp;
   double base;  // the row's cumulative log gate is base + local
   float local;
-  uint32_t q[kLaneWords];
+  uint32_t q[LaneWords<kHeadDim>::kCount];
+  OutputFactors<kHeadDim> factors;
 };
 
 // What a warp keeps of a seq_head in shared memory, which saves registers and waiting. Each warp
@@ -67,10 +69,13 @@ struct KeptSeqHead {
   double base;
   float local;
   alignas(16) float q[kHeadDim];
+  float2 norm[kHeadDim / 2];  // OutputFactors
+  uint32_t gate[kHeadDim / 2];
 
   // Called by the warp.
   __device__ void Take(const SeqHead& taken, const Row<kHeadDim>& row);
   __device__ void Load(const Decode& a, const SeqHead& taken);
+  __device__ OutputFactors<kHeadDim> Factors() const;
 };
 
 // Where in the block's splits we are; the same in all threads.
@@ -88,10 +93,6 @@ struct HalfPage {
   int valid;  // keys, counted from the first
   bool own;   // the page is the row's own, the one that AppendDecode writes
 };
-
-// The two bf16 of a word as float32; the low one is a single bf16, too.
-__device__ inline float Low(uint32_t seq_head) { return __uint_as_float(seq_head << 16); }
-__device__ inline float High(uint32_t seq_head) { return __uint_as_float(seq_head & 0xffff0000u); }
 
 __host__ __device__ inline int NumSeqHeads(const Decode& a) {
   return a.batch.num_seqs * a.kv.shape.q_heads;
@@ -151,31 +152,31 @@ __device__ inline SeqHead LoadSeqHead(const Decode& a, int index) {
 
 template <int kHeadDim>
 __device__ Row<kHeadDim> LoadRow(const Decode& a, const SeqHead& seq_head) {
-  using R = Row<kHeadDim>;
+  using W = LaneWords<kHeadDim>;
   const uint32_t* q = reinterpret_cast<const uint32_t*>(
       static_cast<const uint16_t*>(a.params.q.data) + seq_head.row * a.params.q.row_stride +
       seq_head.head * kHeadDim);
   const int64_t own = Summary(a, seq_head.own, seq_head);
-  R row;
+  Row<kHeadDim> row;
 #pragma unroll
-  for (int i = 0; i < R::kLaneWords; ++i) {
-    row.q[i] = LoadCoherent(q + min(i * kWarp + Lane(), R::kWords - 1));
-  }
+  for (int i = 0; i < W::kCount; ++i) row.q[i] = LoadCoherent(q + W::At(i));
   row.base = LoadCoherent(a.kv.page_cum_log_f + own);
   row.local = LoadCoherent(LogFOffsets(a, own) + (seq_head.length - 1) % kPageTokens);
+  row.factors.Load(a.transform, seq_head.row, seq_head.head);
   return row;
 }
 
 template <int kHeadDim>
 __device__ void KeptSeqHead<kHeadDim>::Take(const SeqHead& taken, const Row<kHeadDim>& row) {
-  using R = Row<kHeadDim>;
+  using W = LaneWords<kHeadDim>;
   __syncwarp();
 #pragma unroll
-  for (int i = 0; i < R::kLaneWords; ++i) {
+  for (int i = 0; i < W::kCount; ++i) {
     const int word = i * kWarp + Lane();
-    if (word < R::kWords) {
-      reinterpret_cast<float2*>(q)[word] = {Low(row.q[i]), High(row.q[i])};
-    }
+    if (word >= W::kWords) break;
+    reinterpret_cast<float2*>(q)[word] = {Low(row.q[i]), High(row.q[i])};
+    norm[word] = row.factors.norm[i];
+    gate[word] = row.factors.gate[i];
   }
   if (Lane() == 0) {
     seq_head = taken;
@@ -188,6 +189,18 @@ __device__ void KeptSeqHead<kHeadDim>::Take(const SeqHead& taken, const Row<kHea
 template <int kHeadDim>
 __device__ void KeptSeqHead<kHeadDim>::Load(const Decode& a, const SeqHead& taken) {
   Take(taken, LoadRow<kHeadDim>(a, taken));
+}
+
+template <int kHeadDim>
+__device__ OutputFactors<kHeadDim> KeptSeqHead<kHeadDim>::Factors() const {
+  using W = LaneWords<kHeadDim>;
+  OutputFactors<kHeadDim> factors;
+#pragma unroll
+  for (int i = 0; i < W::kCount; ++i) {
+    factors.norm[i] = norm[W::At(i)];
+    factors.gate[i] = gate[W::At(i)];
+  }
+  return factors;
 }
 
 // Block b of n takes splits [first, last): as many as the others, or one more. A few splits go to

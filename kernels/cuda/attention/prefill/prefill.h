@@ -23,8 +23,8 @@ namespace fox::cuda {
 // schedule.key_splits has memory at all; PrefillSm80 splits nothing. blocks_total and blocks_pruned
 // are added to by (row, head, page): a tile's rows skip the pages left of the first one the tile
 // visited. `max_tiles` as for PruneBoundaries. REQUIRES: head_dim 32, 64 or 128 (PrefillSm80 also
-// 16); q.data, out.data and their rows 16-byte aligned. Enqueue on `stream`; give the launch's
-// error.
+// 16); q, out and transform.gate and their rows 16-byte aligned. Enqueue on `stream`; give the
+// launch's error.
 cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                         const StepSchedule& schedule, int max_tiles, cudaStream_t stream);
 cudaError_t PrefillSm80(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,

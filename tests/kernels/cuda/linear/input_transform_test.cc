@@ -96,27 +96,6 @@ TEST(TransformRowsTest, GatedRowsHaveOneArithmetic) {
   }
 }
 
-TEST(TransformRowsTest, OutputGate) {
-  for (const auto& [cols, head_dim] :
-       {std::pair{64, 8}, {384, 64}, {1536, 64}, {2304, 128}, {2560, 256}, {4096, 32}}) {
-    Uniform uniform(8);
-    TestMatrix weight(DType::kF32, 1, cols, 0);
-    weight.FillUniform(uniform, 2);
-    TestMatrix gate(DType::kBF16, 5, cols, 6216);
-    gate.FillUniform(uniform, 8);
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      for (int options = 0; options < 8; ++options) {
-        ExpectTransform(dtype, 5, cols,
-                        {.kind = Kind::kOutputGate,
-                         .act = (options & 1) != 0 ? Activation::kSilu : Activation::kSigmoid,
-                         .head_dim = head_dim,
-                         .weight = (options & 2) != 0 ? &weight : nullptr,
-                         .gate = (options & 4) != 0 ? &gate : nullptr});
-      }
-    }
-  }
-}
-
 TEST(TransformRowsTest, GatedActAndConversion) {
   for (const int64_t cols : {16, 144, 768, 7168}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {

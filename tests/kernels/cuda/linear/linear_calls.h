@@ -65,7 +65,6 @@ class LinearTest : public ::testing::Test {
     t.apart = call.apart;
     t.scratch = scratch_->view().Rows(0, rows).Columns(0, width);
     if (!call.takes.rows.empty()) t = {};
-    if (!t.gate.empty()) t.gate = t.gate.Rows(first, rows);
     const MatrixView weight = call.weight->view();
     const auto stays = [](void*, size_t) {};  // the matrix owns it
     return Start({.in = call.in->view().Rows(first, rows),

@@ -123,23 +123,6 @@ TEST_P(LinearTransformTest, RmsNorm) {
   }
 }
 
-TEST_P(LinearTransformTest, OutputGate) {
-  for (const auto& [cols, head_dim] : {std::pair{48, 16}, {384, 64}, {1536, 64}, {2048, 128}}) {
-    TestMatrix norm(DType::kF32, 1, cols, 0), gate(DType::kBF16, GetParam(), cols, 6216);
-    norm.FillUniform(uniform_, 2);
-    gate.FillUniform(uniform_, 8);
-    for (int options = 0; options < 8; ++options) {
-      ExpectTransform(cols, DType::kBF16,
-                      {.kind = Kind::kOutputGate,
-                       .act = (options & 1) != 0 ? Activation::kSilu : Activation::kSigmoid,
-                       .head_dim = head_dim,
-                       .weight = (options & 2) != 0 ? &norm : nullptr,
-                       .gate = (options & 4) != 0 ? &gate : nullptr});
-      if (HasFatalFailure()) return;
-    }
-  }
-}
-
 TEST_P(LinearTransformTest, GatedActAndConversion) {
   for (const int64_t cols : {64, 768, 7168}) {
     ExpectTransform(cols, DType::kBF16, {.kind = Kind::kGatedAct, .act = Activation::kSilu});
@@ -318,11 +301,7 @@ class LinearChainTest : public LinearTest,
       run(gate_up, gates ? gated_ : inner_);
       run(down, x_);
       run({.in = &x_, .transform = {.kind = Kind::kRmsNorm}, .weight = &o_[n]}, h_);
-      run({.in = &h_,
-           .transform = {.kind = Kind::kOutputGate, .weight = &norm_, .gate = &h_},
-           .weight = &o_[kLayers - 1 - n],
-           .accumulate = true},
-          x_);
+      run({.in = &h_, .weight = &o_[kLayers - 1 - n], .accumulate = true}, x_);
     }
   }
 

@@ -48,24 +48,16 @@ class SmallBatchGemmChainTest : public ::testing::TestWithParam<std::tuple<Width
               cudaSuccess);
     Uniform uniform(7);
     for (TestMatrix* m : {&o_, &gate_up_, &down_, &projection_}) m->FillUniform(uniform, 0.1f);
-    for (TestMatrix* m : {&attended_, &gate_, &head_norm_, &norm_, &bias_}) {
-      m->FillUniform(uniform, 2);
-    }
+    for (TestMatrix* m : {&attended_, &norm_, &bias_}) m->FillUniform(uniform, 2);
   }
   ~SmallBatchGemmChainTest() override { cudaStreamDestroy(stream_); }
 
   std::array<LinearParams, 4> Products() {
-    const InputTransform head{.kind = Kind::kOutputGate,
-                              .weight = head_norm_.view().data,
-                              .eps = 1e-5,
-                              .head_dim = 8,
-                              .gate = gate_.view()};
     const InputTransform norm{
         .kind = Kind::kRmsNorm, .weight = norm_.view().data, .eps = 1e-5, .apart = true};
     const InputTransform act{.kind = Kind::kGatedAct, .act = Activation::kSilu};
     const MatrixView x = x_.view(), y = y_.view();
     return {{{.in = attended_.view(),
-              .transform = head,
               .weight = weights_[0],
               .accumulate = true,
               .decodes = true,
@@ -110,8 +102,7 @@ class SmallBatchGemmChainTest : public ::testing::TestWithParam<std::tuple<Width
   TestMatrix projection_{DType::kBF16, widths_.projected, hidden_, 0};
   const std::array<DeviceWeight, 4> weights_{WeightOf(o_), WeightOf(gate_up_), WeightOf(down_),
                                              WeightOf(projection_)};
-  TestMatrix attended_{DType::kBF16, 1, hidden_, 0}, gate_{DType::kBF16, 1, hidden_, 0};
-  TestMatrix head_norm_{DType::kF32, 1, hidden_, 0}, norm_{DType::kF32, 1, hidden_, 0};
+  TestMatrix attended_{DType::kBF16, 1, hidden_, 0}, norm_{DType::kF32, 1, hidden_, 0};
   TestMatrix bias_{DType::kF32, 1, widths_.projected, 0};
   TestMatrix x_{DType::kF32, 1, hidden_, 0}, y_{DType::kBF16, 1, 2 * inner_, 0};
   TestMatrix projected_{DType::kBF16, 1, widths_.projected, 0};

@@ -22,7 +22,7 @@ struct DenseTileView : TileView {
 struct DenseSource {
   using Tile = DenseTileView;
 
-  static constexpr bool kCertified = false, kPadsLogSums = true;
+  static constexpr bool kCertified = false, kPadsLogSums = true, kTransforms = false;
 
   DenseState state;
   DenseView q, k, v, out;

@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "kernels/acp.h"
+#include "kernels/cuda/attention/prefill/quad_rows.cuh"
 #include "kernels/cuda/attention/prefill/sm80/tile.cuh"
 #include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
@@ -248,35 +249,26 @@ __device__ __forceinline__ bool RowsMayStop(const Tile& tile, int n, const PageG
   return all;
 }
 
-// Divides by the sums and stores the warp's rows, by way of shared memory for whole 16-byte chunks.
+// Divides by the sums, transforms and stores the warp's rows.
 template <typename Source, int kHeadDim>
-__device__ __forceinline__ void Store(const Source& source, RowState<kHeadDim>& rows,
-                                      SharedMemory<Source, kHeadDim>& shared) {
-  const typename Source::Tile& tile = shared.tile;
-  using Layout = RowLayout<kHeadDim>;
-  const int lane = Lane();
-  const int first = Warp() * kWarpRows;
+__device__ __forceinline__ void Store(const Source& source, const typename Source::Tile& tile,
+                                      const RowState<kHeadDim>& rows) {
 #pragma unroll
   for (int r = 0; r < kRowTiles; ++r) {
+    const int first = Warp() * kWarpRows + r * 16 + Lane() / 4;
+    QuadTransform<kHeadDim> transform;
+    if constexpr (Source::kTransforms) transform.Load(source.transform, tile, first);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = first + r * 16 + half * 8 + lane / 4;
+      const int row = first + half * 8;
       const float sum = QuadSum(rows.sum[r][half]), scale = 1 / sum;
+      QuadRow<kHeadDim> x;
 #pragma unroll
-      for (int m = 0; m < kHeadDim / 8; ++m) {
-        *reinterpret_cast<uint32_t*>(shared.q + Layout::Offset(row, m) + lane % 4 * 4) =
-            PackBf16(rows.out[r][m][half * 2] * scale, rows.out[r][m][half * 2 + 1] * scale);
-      }
-      if (lane % 4 == 0) source.StoreLogSum(tile, row, rows.row_max[r][half], sum);
+      for (int i = 0; i < kHeadDim / 4; ++i) x[i] = rows.out[r][i / 2][half * 2 + i % 2] * scale;
+      if constexpr (Source::kTransforms) transform.Apply(source.transform, half, x);
+      StoreRow<kHeadDim>(x, row < tile.count, source.template OutRow<kHeadDim>(tile, row));
+      if (Lane() % 4 == 0) source.StoreLogSum(tile, row, rows.row_max[r][half], sum);
     }
-  }
-  __syncwarp();
-#pragma unroll 4
-  for (int i = lane; i < kWarpRows * Layout::kChunks; i += kWarp) {
-    const int row = first + i / Layout::kChunks, chunk = i % Layout::kChunks;
-    if (row >= tile.count) continue;
-    *reinterpret_cast<uint4*>(source.template OutRow<kHeadDim>(tile, row) + chunk * 8) =
-        *reinterpret_cast<const uint4*>(shared.q + Layout::Offset(row, chunk));
   }
 }
 
@@ -335,7 +327,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   WaitCopies<0>();
   if (first_row < tile.count) {
-    Store(source, rows, shared);
+    Store(source, tile, rows);
   } else if constexpr (Source::kPadsLogSums) {
     source.StoreLogSum(tile, first_row + Lane(), 0, 0);
   }

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/attention/prefill/sm80/tile.cuh"
 #include "kernels/cuda/primitives/math.cuh"
+#include "kernels/cuda/primitives/output_transform.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"
 #include "kernels/paged_kv.h"
@@ -36,7 +37,7 @@ struct PagedTileView : TileView {
 struct PagedSource {
   using Tile = PagedTileView;
 
-  static constexpr bool kCertified = true, kPadsLogSums = false;
+  static constexpr bool kCertified = true, kPadsLogSums = false, kTransforms = true;
 
   PagedKv kv;
   StepSchedule schedule;
@@ -44,6 +45,7 @@ struct PagedSource {
   __nv_bfloat16* out;
   float* lse;  // or null
   int64_t q_stride, out_stride, lse_stride;
+  OutputTransformArguments transform;
   const double* log_tolerance;     // null: rows do not stop by themselves
   const double* max_norm_product;  // [q_heads] or null
   int64_t* blocks_total;           // or null

@@ -55,7 +55,7 @@ struct SharedMemory {
   static constexpr int kStages = kHeadDim <= 64 ? 3 : 2;
   using Layout = RowLayout<kHeadDim>;
   // Addresses within the rows are permuted by XOR: everything starts at multiples of 1024.
-  uint8_t q[kTileRows * Layout::kBytes];  // in the end, the outputs
+  uint8_t q[kTileRows * Layout::kBytes];
   uint8_t keys[kStages][kPageTokens * Layout::kBytes];
   uint8_t values[kStages][kPageTokens * Layout::kBytes];
   PageGates gates[kStages];

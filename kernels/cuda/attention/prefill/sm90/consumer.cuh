@@ -63,6 +63,10 @@ class PrefillConsumer {
         } else {
           PingPong(s, work_tile);
         }
+        if constexpr (Source::kTransforms) transform_.Load(source_.transform, work_tile, row_);
+        WgmmaWait<0>();
+        WarpgroupFenceOperand(out_);
+        ReleaseValues(counter_ - 1);
         visited = static_cast<int>(counter_ - begin);
       } else {
         shared_.q_full[count_ % kQueryStages].Wait(count_ / kQueryStages % 2);
@@ -314,7 +318,7 @@ class PrefillConsumer {
   }
 
   // --- walks: over tiles counter_, counter_ + 1, ...; afterwards counter_ is past the last one
-  // visited and all products are done.
+  // visited and all products but those with its values are done.
 
   // With registers for the scores of two tiles those of the next are computed during the softmax of
   // this one, so a warpgroup waits neither for scores nor for values; behind a walk's last tile
@@ -336,9 +340,6 @@ class PrefillConsumer {
     has_scores_ = false;
     bool stop = StepAhead<true>(s, work_tile, more);
     for (; more > 0 && !stop; --more) stop = StepAhead<false>(s, work_tile, more - 1);
-    WgmmaWait<0>();
-    WarpgroupFenceOperand(out_);
-    ReleaseValues(counter_ - 1);
   }
 
   // From the scores of counter_ to those of the next tile; in flight are (but at first) the
@@ -416,9 +417,6 @@ class PrefillConsumer {
     }
     WaitForValues(counter_ - 1);
     IssueValues(counter_ - 1);
-    WgmmaWait<0>();
-    WarpgroupFenceOperand(out_);
-    ReleaseValues(counter_ - 1);
   }
 
   // Lets the work tile's other tiles pass by: the other half may need them.
@@ -443,34 +441,35 @@ class PrefillConsumer {
     sum_[0] = QuadSum(sum_[0]);
     sum_[1] = QuadSum(sum_[1]);
     if constexpr (Source::kSplitsKeys) {
-      if (source_.IsChained(work_tile)) return StoreChained(work_tile);
-      if (source_.IsSplit(work_tile)) {
+      const bool chained = source_.IsChained(work_tile);
+      if (!chained && source_.IsSplit(work_tile)) {
         return StorePartial<kHeadDim>(source_, work_tile, row_, StopAtNext(work_tile), out_,
                                       reference_max_, sum_);
       }
+      if (chained && !EndChain(work_tile)) return;
     }
-    StoreRows<kHeadDim>(source_, work_tile, row_, out_, reference_max_, sum_);
+    StoreRows<kHeadDim>(source_, work_tile, row_, transform_, out_, reference_max_, sum_);
   }
 
   __device__ __forceinline__ static float StopAtNext(const Work& work_tile) {
     return kCertified ? work_tile.stop_at_next : INFINITY;
   }
 
-  // When all rows of the half need no more splits, or with the last one, outputs are stored.
-  __device__ __forceinline__ void StoreChained(const Work& work_tile) {
+  // Whether the chain's rows are whole: all of the half need no more splits, or it was the last.
+  __device__ __forceinline__ bool EndChain(const Work& work_tile) {
     const bool last = work_tile.splits_left == 0;
     bool stopped[2];
     MergeIntoChain<kHeadDim>(source_, work_tile, row_, StopAtNext(work_tile), out_, reference_max_,
                              sum_, stopped);
     if (!last && !(kCertified && !WarpgroupAny(!(stopped[0] && stopped[1]), half_))) {
-      return StoreChainSums<kHeadDim>(source_, work_tile, row_, stopped, out_, reference_max_,
-                                      sum_);
+      StoreChainSums<kHeadDim>(source_, work_tile, row_, stopped, out_, reference_max_, sum_);
+      return false;
     }
     ended_chain_ = work_tile.chain;
     if (threadIdx.x % 128 == 0) {
       *static_cast<volatile int32_t*>(&shared_.ended_chain[half_]) = work_tile.chain;
     }
-    StoreRows<kHeadDim>(source_, work_tile, row_, out_, reference_max_, sum_);
+    return true;
   }
 
   // Of a half without rows.
@@ -492,6 +491,7 @@ class PrefillConsumer {
   float out_[kHeadDim / 2];
   uint32_t probs_[32];
   float reference_max_[2], sum_[2];
+  QuadTransform<kHeadDim> transform_;
 };
 
 }  // namespace fox::cuda

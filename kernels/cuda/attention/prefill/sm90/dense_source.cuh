@@ -35,7 +35,7 @@ struct DenseSource {
   using Work = DenseWork;
   using Walk = DenseWalk;
 
-  static constexpr bool kPadsLogSums = true, kSplitsKeys = false;
+  static constexpr bool kPadsLogSums = true, kSplitsKeys = false, kTransforms = false;
 
   CUtensorMap q_map, k_map, v_map;  // (column, token, head, batch row)
   DenseState state;

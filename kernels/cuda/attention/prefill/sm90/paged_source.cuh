@@ -8,9 +8,12 @@
 #include <cstdint>
 
 #include "kernels/acp.h"
+#include "kernels/cuda/attention/prefill/quad_rows.cuh"
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
 #include "kernels/cuda/primitives/math.cuh"
+#include "kernels/cuda/primitives/output_transform.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"
 #include "kernels/paged_kv.h"
@@ -43,7 +46,7 @@ struct PagedSource {
   using Work = PagedWork;
   using Walk = PagedWalk;
 
-  static constexpr bool kPadsLogSums = false, kSplitsKeys = true;
+  static constexpr bool kPadsLogSums = false, kSplitsKeys = true, kTransforms = true;
 
   CUtensorMap q_map, k_map, v_map;
   PagedKv kv;
@@ -55,6 +58,7 @@ struct PagedSource {
   const double* max_norm_product;  // [q_heads], for the certificate
   void* out;                       // bf16
   int64_t out_stride;
+  OutputTransformArguments transform;
   float* lse;  // or null
   int64_t lse_stride;
   int64_t* blocks_total;
@@ -245,6 +249,18 @@ struct PagedSource {
   __device__ __forceinline__ __nv_bfloat16* OutRow(const Work& work, int row) const {
     return static_cast<__nv_bfloat16*>(out) +
            (static_cast<int64_t>(work.first_row) + row) * out_stride + work.head * kHeadDim;
+  }
+
+  // A warp: those of rows that are whole after this work tile.
+  template <int kHeadDim>
+  __device__ __forceinline__ void PrefetchGates(const Work& work, int lane) const {
+    if (transform.gate == nullptr || work.splits_left > 0) return;
+    constexpr int kLine = 128 / sizeof(__nv_bfloat16);
+    for (int row = lane; row < work.count; row += kWarp) {
+      const __nv_bfloat16* gates = GatesOf<kHeadDim>(transform, work.first_row + row, work.head);
+#pragma unroll
+      for (int column = 0; column < kHeadDim; column += kLine) Prefetch(gates + column);
+    }
   }
 
   template <int kHeadDim>

@@ -124,6 +124,9 @@ class PrefillLoader {
       const Work& work_tile = shared_.work_tiles[slot];
       if (work_tile.count == 0) break;
       LoadQueries(work_tile, count);
+      if constexpr (Source::kTransforms) {
+        source_.template PrefetchGates<kHeadDim>(work_tile, lane_);
+      }
       LoadTiles(work_tile);
       __syncwarp();
       if (lane_ == 0) shared_.work_empty[slot].Arrive();

@@ -1,45 +1,37 @@
 // Where a consumer's results go: a thread has rows `row` and `row` + 8 of the work tile, `out` as
 // the products leave it, relative to the maximum, and the rows' sums, alike in the four lanes of a
-// quad. Whole walks go out; splits that run side by side leave partial results; the splits of a
-// chain are merged one after the other with what those before left, by MergedRow, as MergeKeySplits
-// does.
+// quad. Whole walks go out, normed and gated; splits that run side by side leave partial results;
+// the splits of a chain are merged one after the other with what those before left, by MergedRow,
+// as MergeKeySplits does.
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include <cstdint>
 
+#include "kernels/cuda/attention/prefill/quad_rows.cuh"
 #include "kernels/cuda/attention/prefill/sm90/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
-#include "kernels/cuda/primitives/quad_transpose.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
-#include "kernels/cuda/ptx/fast_math.cuh"
 
 namespace fox::cuda {
 
 template <int kHeadDim, typename Source>
 __device__ __forceinline__ void StoreRows(const Source& source, const typename Source::Work& work,
-                                          int first_row, const float (&out)[kHeadDim / 2],
-                                          const float (&max)[2], const float (&sum)[2]) {
-  const int quad_lane = Lane() % 4;
+                                          int first_row, const QuadTransform<kHeadDim>& transform,
+                                          const float (&out)[kHeadDim / 2], const float (&max)[2],
+                                          const float (&sum)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = first_row + 8 * r;
     const bool real = row < work.count;
     const float scale = sum[r] > 0 ? 1 / sum[r] : 0;
-    __nv_bfloat16* to = source.template OutRow<kHeadDim>(work, row) + 8 * quad_lane;
+    QuadRow<kHeadDim> x;
 #pragma unroll
-    for (int b = 0; b < kHeadDim / 8; b += 4) {
-      uint32_t words[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int i = 4 * (b + j) + 2 * r;
-        words[j] = PackBf16(out[i] * scale, out[i + 1] * scale);
-      }
-      const uint4 vector = QuadTranspose(words, quad_lane);
-      if (real) *reinterpret_cast<uint4*>(to + 8 * b) = vector;
-    }
-    if (quad_lane == 0) source.StoreLogSum(work, row, real, max[r], sum[r]);
+    for (int i = 0; i < kHeadDim / 4; ++i) x[i] = out[i / 2 * 4 + 2 * r + i % 2] * scale;
+    if constexpr (Source::kTransforms) transform.Apply(source.transform, r, x);
+    StoreRow<kHeadDim>(x, real, source.template OutRow<kHeadDim>(work, row));
+    if (Lane() % 4 == 0) source.StoreLogSum(work, row, real, max[r], sum[r]);
   }
 }
 

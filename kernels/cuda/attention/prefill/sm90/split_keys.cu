@@ -2,11 +2,13 @@
 // for each row. See split_keys.h.
 #include <cuda_bf16.h>
 
+#include "kernels/cuda/attention/prefill/quad_rows.cuh"
 #include "kernels/cuda/attention/prefill/sm90/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/sm90/paged_source.cuh"
 #include "kernels/cuda/attention/prefill/sm90/split_keys.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/primitives/math.cuh"
+#include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/runtime/launch.h"
@@ -115,8 +117,25 @@ __global__ void __launch_bounds__(kPlanThreads)
   }
 }
 
+// The output transform of a row, of which the thread has the four columns from 4 `vector` on, those
+// of the row's threads following each other: as QuadTransform does it, to the same bits.
+template <int kHeadDim>
+__device__ __forceinline__ void TransformVector(const OutputTransformArguments& t, int64_t row,
+                                                int head, int vector, float4& x) {
+  if (t.norm != nullptr) {
+    const float4 norm = __ldg(reinterpret_cast<const float4*>(t.norm + head * kHeadDim) + vector);
+    const float scale = NormScale<kHeadDim>(SumSquares<kHeadDim>(x), t.eps);
+    x = {x.x * scale * norm.x, x.y * scale * norm.y, x.z * scale * norm.z, x.w * scale * norm.w};
+  }
+  if (t.gate == nullptr) return;
+  const uint2 pairs = reinterpret_cast<const uint2*>(GatesOf<kHeadDim>(t, row, head))[vector];
+  const Float8 gates = Widen({pairs.x, pairs.y, 0, 0});
+  x = {Gated(x.x, gates.x[0], t.act), Gated(x.y, gates.x[1], t.act), Gated(x.z, gates.x[2], t.act),
+       Gated(x.w, gates.x[3], t.act)};
+}
+
 // Threads that share a row take 4 columns each. Rows past the tile's end do what the last one does
-// and store nothing. A row ends where a chain's would (StoreChained).
+// and store nothing. A row ends where a chain's would (EndChain).
 template <int kHeadDim>
 __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
     MergeKeySplitsKernel(const __grid_constant__ PagedSource source) {
@@ -170,10 +189,12 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
       }
       if (stopped) break;
     }
-    if (wanted >= work.count) continue;
     const float scale = sums.sum > 0 ? 1 / sums.sum : 0;
+    out = {out.x * scale, out.y * scale, out.z * scale, out.w * scale};
+    TransformVector<kHeadDim>(source.transform, work.first_row + row, work.head, column, out);
+    if (wanted >= work.count) continue;
     *reinterpret_cast<uint2*>(source.OutRow<kHeadDim>(work, row) + 4 * column) = {
-        PackBf16(out.x * scale, out.y * scale), PackBf16(out.z * scale, out.w * scale)};
+        PackBf16(out.x, out.y), PackBf16(out.z, out.w)};
     if (column > 0 || source.lse == nullptr) continue;
     work.ref_log_decay = source.CumulativeGate(work, work.position);
     source.StoreLogSum(work, row, true, sums.max, sums.sum);

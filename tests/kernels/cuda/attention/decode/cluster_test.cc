@@ -135,6 +135,7 @@ TEST_P(DecodeClusterShapesTest, PrunedWindows) {
   options.head_dim = GetParam();
   options.q_heads = options.kv_heads = 5;
   options.gate_means = {-1, 1, 3, 5, 9};
+  options.output_norm = options.output_gate = true;
   options.sequences = OneRowEach(kLengths);
   ExpectSameBits(options);
 }
@@ -149,6 +150,8 @@ TEST(DecodeClusterTest, GroupsOfQueryHeads) {
   options.q_heads = 6;
   options.kv_heads = 2;
   options.gate_means = {0, 2, 4, 6, 3, 1};
+  options.output_gate = true;
+  options.gate_act = Activation::kSilu;
   options.sequences = OneRowEach({1500, 70, 900, 4500});
   ExpectSameBits(options);
 }
@@ -157,6 +160,7 @@ TEST(DecodeClusterTest, WindowsOfAllPageCounts) {
   CacheOptions options;
   options.q_heads = options.kv_heads = 1;
   options.acp = AcpMode::kOff;
+  options.output_norm = options.output_gate = true;
   std::vector<int64_t> lengths;
   std::mt19937 random(5);
   for (int64_t pages = 1; pages <= kSmallBatchTokens / kPageTokens; ++pages) {
@@ -171,6 +175,7 @@ TEST(DecodeClusterTest, BesideOtherSequences) {
   CacheOptions options;
   options.q_heads = options.kv_heads = 3;
   options.gate_means = {1, 3, 9};
+  options.output_norm = options.output_gate = true;
   options.sequences = {{4500, 1, -10, 2},  {1, 1, -10, -1},   {8192, 1, -10, 0},  {300, 1, -10, 5},
                        {20000, 1, -10, 1}, {700, 40, -10, 4}, {1200, 200, -10, 3}};
   DeviceCache cache(options);

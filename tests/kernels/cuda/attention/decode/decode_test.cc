@@ -114,6 +114,7 @@ TEST_P(DecodeShapesTest, PrunedWindowsOfAllWidths) {
   options.head_dim = GetParam();
   options.q_heads = options.kv_heads = 5;
   options.gate_means = {-1, 1, 3, 5, 9};
+  options.output_norm = options.output_gate = true;
   options.sequences = OneRowEach({640, 1, 700, 1087, 1088, 1089, 4000});
   DeviceCache cache(options);
   ExpectExact(cache);
@@ -125,6 +126,8 @@ TEST_P(DecodeShapesTest, GroupsOfQueryHeads) {
   options.q_heads = 6;
   options.kv_heads = 2;
   options.gate_means = {0, 2, 4, 6, 3, 1};
+  options.output_gate = true;
+  options.gate_act = Activation::kSilu;
   options.sequences = OneRowEach({1500, 70, 900});
   DeviceCache cache(options);
   ExpectExact(cache);
@@ -139,6 +142,7 @@ TEST_P(DecodeShapesTest, WindowsWithoutQkNorm) {
   options.q_heads = 6;
   options.kv_heads = 2;
   options.gate_means = {0, 2, 1, 9, 0.5, 3};
+  options.output_norm = true;
   options.sequences = {{1500, 1, -10, 3},       {70, 1, -10, 4},   {900, 30, -10, 0},
                        {1, 1, -10, -1},         {1, 1, -10, 1},    {640, 1, -3, 5},
                        {800, 1, -kInfinity, 2}, {4000, 1, -10, 6}, {1025, 1, -20, 7}};
@@ -169,6 +173,7 @@ TEST(DecodeAttentionTest, MixedBatch) {
   CacheOptions options;
   options.q_heads = options.kv_heads = 3;
   options.gate_means = {1, 3, 6};
+  options.output_norm = options.output_gate = true;
   options.sequences = {{500, 1, -10, -1}, {300, 40, -10, 4},  {900, 1, -10, 0},
                        {1, 1, -10, -1},   {200, 200, -10, 2}, {129, 1, -10, 3},
                        {64, 2, -10, 1},   {65, 1, -10, 5},    {77, 1, -10, -1}};

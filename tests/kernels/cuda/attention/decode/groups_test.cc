@@ -52,6 +52,7 @@ TEST_P(DecodeGroupsTest, MatchesFloat64) {
   for (AcpMode acp : {AcpMode::kOff, AcpMode::kCertified}) {
     CacheOptions options = Options();
     options.acp = acp;
+    options.output_norm = options.output_gate = acp == AcpMode::kCertified;
     DeviceCache cache(options);
     for (int run = 0; run < 2; ++run) {
       cache.ResetOutputs();
@@ -68,6 +69,8 @@ TEST_P(DecodeGroupsTest, WindowsWithoutQkNorm) {
   CacheOptions options = Options();
   options.acp = AcpMode::kPaper;
   options.qk_norm = false;
+  options.output_gate = true;
+  options.gate_act = Activation::kSilu;
   DeviceCache cache(options);
   const DeviceArray<int32_t> window(static_cast<size_t>(cache.schedule().max_seq_heads));
   StepSchedule schedule = cache.schedule();
@@ -108,6 +111,7 @@ TEST(DecodeGroupsBatchTest, RowsDoNotDependOnTheBatch) {
     options.q_heads = 12;
     options.kv_heads = 3;
     options.gate_means = {2, 9, 4};
+    options.output_norm = options.output_gate = true;
     options.sequences = {{6000, 1, -10, 2}, {700, 1, -10, 5}, {1, 1, -10, -1}, {257, 1, -10, 1}};
     for (int s = 0; s < 30; ++s) options.sequences.push_back({100 + 97 * s, 1, -10, 8 + s});
     options.sequences.push_back({700, 40, -10, 4});

@@ -26,6 +26,7 @@ CacheOptions BaseOptions(AcpMode acp, int head_dim) {
 // Whole prompts of all awkward lengths, among them sequences that are not the kernel's.
 CacheOptions Prompts(AcpMode acp, int head_dim) {
   CacheOptions options = BaseOptions(acp, head_dim);
+  options.output_norm = options.output_gate = true;
   options.sequences = {{700, 700, -10, 2}, {1, 1, -10, -1},         {129, 129, -10, 7},
                        {65, 1, -10, 4},    {64, 64, -10, 0},        {63, 63, -kInfinity, 9},
                        {1, 1, -10, 5},     {128, 128, -10, 1},      {127, 127, -10, 3},
@@ -38,6 +39,8 @@ CacheOptions Chunks(AcpMode acp, int head_dim) {
   CacheOptions options = BaseOptions(acp, head_dim);
   options.kv_heads = 4;
   options.gate_means = {1, 1, 9, 4};
+  options.output_gate = true;
+  options.gate_act = Activation::kSilu;
   options.sequences = {{1500, 300, -8, 1}, {1000, 37, -10, 0},  {193, 2, -10, 5},
                        {191, 2, -10, 2},   {2000, 1, -10, 6},   {300, 100, -10, 3},
                        {200, 136, -10, 4}, {1023, 383, -10, 8}, {4000, 129, -10, 7}};
@@ -68,6 +71,7 @@ CacheOptions LongPrompt(AcpMode acp, int head_dim) {
   options.q_heads = 6;
   options.kv_heads = 1;
   options.gate_means = {1, 2, 4, 6, 9, 0};
+  options.output_norm = true;
   options.evict = false;
   options.sequences = {{5000, 5000, -10, 0}};
   return options;

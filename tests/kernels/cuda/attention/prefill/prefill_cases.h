@@ -1,6 +1,7 @@
 // The cases that every prefill attention kernel must pass, with the kernel as a parameter: modes,
 // head dims, grouped heads, ragged batches with decoding and padded sequences among them, chunks
-// that begin anywhere, gates from none to annihilating. See device_cache.h for what is compared.
+// that begin anywhere, gates from none to annihilating, outputs as they are, normed, gated, both.
+// See device_cache.h for what is compared.
 //
 //   INSTANTIATE_TEST_SUITE_P(Cases, MyTest, ::testing::ValuesIn(PrefillCases({64, 128})),
 //   CaseName); TEST_P(MyTest, MatchesFloat64) { ExpectPrefill(MyKernel, GetParam()); }

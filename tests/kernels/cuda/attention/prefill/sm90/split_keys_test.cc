@@ -107,7 +107,8 @@ cudaError_t Attend(const DeviceCache& cache, const StepSchedule& schedule) {
 }
 
 // Short chunks behind nothing, one token and some thousands, grouped heads with long and short
-// memories; decoding rows, padding and a whole prompt among them.
+// memories; decoding rows, padding and a whole prompt among them. Outputs are gated, normed or both
+// as the mode has it.
 CacheOptions Chunks(AcpMode acp, int head_dim) {
   CacheOptions options;
   options.acp = acp;
@@ -115,6 +116,8 @@ CacheOptions Chunks(AcpMode acp, int head_dim) {
   options.q_heads = 4;
   options.kv_heads = 2;
   options.gate_means = {9, 8, 1, 5};
+  options.output_norm = acp != AcpMode::kOff;
+  options.output_gate = acp != AcpMode::kPaper;
   options.seed = static_cast<uint64_t>(head_dim) + static_cast<uint64_t>(acp);
   options.sequences = {{3100, 100, -10, 8},  {2, 2, -10, 3},      {64, 63, -10, 0},
                        {1065, 64, -10, 5},   {2000, 1, -10, 6},   {2067, 65, -kInfinity, 1},
@@ -305,6 +308,7 @@ TEST(KeySplitsTest, ChainsFollowOneAnother) {
     options.q_heads = 24;
     options.kv_heads = 4;
     options.gate_means = {9, 8, 7, 6, 5, 4};
+    options.output_norm = options.output_gate = true;
     options.sequences = {{3700, 1500, -10, 0}, {3000, 1000, -10, 1}, {2600, 2600, -6, 2}};
     DeviceCache cache(options);
     SplitSpace space(cache, 1, 8 * kRoomyRows, kRoomySplits);

@@ -1,0 +1,47 @@
+// OutputTransform as attention kernels apply it to the rows that they store (attention_params.h).
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/attention_params.h"
+#include "kernels/core/check.h"
+#include "kernels/cuda/ptx/fast_math.cuh"
+
+namespace fox::cuda {
+
+// What is absent is null.
+struct OutputTransformArguments {
+  const float* norm;          // [q_heads * head_dim]
+  const __nv_bfloat16* gate;  // [num_rows, q_heads * head_dim]
+  int64_t gate_stride;
+  float eps;
+  Activation act;
+};
+
+inline OutputTransformArguments MakeOutputTransformArguments(const AttentionParams& params) {
+  constexpr int64_t kAlign = 16;
+  const OutputTransform& t = params.transform;
+  FOX_CHECK(reinterpret_cast<uintptr_t>(t.norm) % kAlign == 0);
+  if (!t.gate.empty()) {
+    FOX_CHECK(t.gate.dtype == DType::kBF16 && t.gate.cols == params.out.cols);
+    FOX_CHECK(reinterpret_cast<uintptr_t>(t.gate.data) % kAlign == 0);
+    FOX_CHECK(t.gate.row_stride * static_cast<int64_t>(SizeOf(t.gate.dtype)) % kAlign == 0);
+  }
+  return {static_cast<const float*>(t.norm), static_cast<const __nv_bfloat16*>(t.gate.data),
+          t.gate.row_stride, static_cast<float>(t.eps), t.act};
+}
+
+// What the norm multiplies a head's values with.
+template <int kHeadDim>
+__device__ __forceinline__ float NormScale(float sum_of_squares, float eps) {
+  return rsqrtf(fmaf(sum_of_squares, 1.0f / kHeadDim, eps));
+}
+
+__device__ __forceinline__ float Gated(float x, float gate, Activation act) {
+  const float sigmoid = Sigmoid(gate);
+  return x * (act == Activation::kSilu ? gate * sigmoid : sigmoid);
+}
+
+}  // namespace fox::cuda
