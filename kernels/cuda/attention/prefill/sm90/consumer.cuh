@@ -88,6 +88,9 @@ class PrefillConsumer {
   using Plan = PrefillPlan<kHeadDim>;
   using Work = typename Source::Work;
   static constexpr uint32_t kStages = Plan::kStages;
+  // Subtracting no pivot saves a sixth of a tile's instructions, and beside products each of them
+  // costs. Not for narrow heads: ptxas' order of the rest loses more there (prefill.md).
+  static constexpr bool kSkipsPivots = !Plan::kDoubleBufferedScores;
 
   __device__ __forceinline__ void Release(Mbarrier& empty) {
     __syncwarp();
@@ -223,10 +226,10 @@ class PrefillConsumer {
     return shared_.key_decay_bias[counter_ % kStages][key];
   }
 
-  // Makes scores relative to the pivots, the rows' reference maxima. The first tile sets them, at 0
-  // where nothing can overflow, which spares subtracting them: beside products every instruction
-  // costs. Later ones raise them where they must. No products with values but those of tiles before
-  // may be in flight.
+  // The pivots are the rows' reference maxima. The first tile sets them; later ones raise them
+  // where they must. With kSkipsPivots they are 0 where nothing can overflow, and here scores are
+  // made relative to those that are not. No products with values but those of tiles before may be
+  // in flight.
   template <bool kFirst>
   __device__ __forceinline__ void SetPivots(float (&s)[64], const Work& work_tile) {
     float row_max[2];
@@ -236,9 +239,10 @@ class PrefillConsumer {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         reference_max_[r] = sum_[r] = 0;
-        needs_pivot[r] = track_max_ || DecayOfRow(work_tile, row_ + 8 * r) > kBoundedDecay;
+        needs_pivot[r] =
+            !kSkipsPivots || track_max_ || DecayOfRow(work_tile, row_ + 8 * r) > kBoundedDecay;
       }
-      has_pivots_ = __any_sync(kAllLanes, needs_pivot[0] || needs_pivot[1]) != 0;
+      has_pivots_ = !kSkipsPivots || __any_sync(kAllLanes, needs_pivot[0] || needs_pivot[1]) != 0;
       if (has_pivots_) {
         MaxScores(s, row_max);
 #pragma unroll
@@ -254,7 +258,7 @@ class PrefillConsumer {
       // The warpgroup's decision, for it may wait for products only as a whole.
       if (WarpgroupAny(high, half_)) RaisePivots(row_max);
     }
-    if (has_pivots_) {
+    if (kSkipsPivots && has_pivots_) {
 #pragma unroll
       for (int i = 0; i < 64; ++i) s[i] -= reference_max_[i / 2 % 2];
     }
@@ -277,14 +281,14 @@ class PrefillConsumer {
     for (int i = 0; i < kHeadDim / 2; ++i) out_[i] *= rescale[i / 2 % 2];
   }
 
-  // Scores become weights 2^s, added up in sum_ tile by tile: one by one, a million float32
-  // additions could raise a sum by more than the certificate's slack.
+  // Scores become weights 2^(s - pivot), added up in sum_ tile by tile: one by one, a million
+  // float32 additions could raise a sum by more than the certificate's slack.
   __device__ __forceinline__ void Exponentiate(float (&s)[64]) {
     float tile[2];
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
       const int r = i / 2 % 2;
-      s[i] = Exp2(s[i]);
+      s[i] = Exp2(kSkipsPivots ? s[i] : s[i] - reference_max_[r]);
       tile[r] = i == 0 || i == 2 ? s[i] : tile[r] + s[i];
     }
     sum_[0] += tile[0];
@@ -348,8 +352,8 @@ class PrefillConsumer {
   __device__ __forceinline__ bool StepAhead(float (&s)[64], const Work& work_tile, int more) {
     float x[64];
     AddBias(s, counter_, x);
-    SetPivots<kFirst>(x, work_tile);
     ReleaseKeys(counter_, false);
+    SetPivots<kFirst>(x, work_tile);
     float stop_at = 0;
     if (more > 0) {
       WaitForKeys(counter_ + 1);
