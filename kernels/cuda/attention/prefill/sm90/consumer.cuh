@@ -226,10 +226,9 @@ class PrefillConsumer {
     return shared_.key_decay_bias[counter_ % kStages][key];
   }
 
-  // The pivots are the rows' reference maxima. The first tile sets them; later ones raise them
-  // where they must. With kSkipsPivots they are 0 where nothing can overflow, and here scores are
-  // made relative to those that are not. No products with values but those of tiles before may be
-  // in flight.
+  // The first tile sets the pivots, later ones raise them where they must. With kSkipsPivots they
+  // are 0 where nothing can overflow, and scores are made relative to the others here. No products
+  // with values but those of tiles before may be in flight.
   template <bool kFirst>
   __device__ __forceinline__ void SetPivots(float (&s)[64], const Work& work_tile) {
     float row_max[2];
@@ -490,8 +489,7 @@ class PrefillConsumer {
   int ended_chain_ = -1;         // the last one of which this half needs no more splits
   bool has_scores_ = false;      // of the walk that begins next: it has those of its first tile
   uint64_t q_ = 0;
-  bool track_max_ = true;
-  bool has_pivots_ = true;  // some row of the warp has one that is not 0
+  bool track_max_ = true, has_pivots_ = true;  // the latter: of a row of the warp it may not be 0
   float out_[kHeadDim / 2];
   uint32_t probs_[32];
   float reference_max_[2], sum_[2];
