@@ -88,6 +88,9 @@ class PrefillConsumer {
   using Plan = PrefillPlan<kHeadDim>;
   using Work = typename Source::Work;
   static constexpr uint32_t kStages = Plan::kStages;
+  // Subtracting no pivot saves a sixth of a tile's instructions, and beside products each of them
+  // costs. Not for narrow heads: ptxas' order of the rest loses more there (prefill.md).
+  static constexpr bool kSkipsPivots = !Plan::kDoubleBufferedScores;
 
   __device__ __forceinline__ void Release(Mbarrier& empty) {
     __syncwarp();
@@ -215,18 +218,37 @@ class PrefillConsumer {
     row_max[1] = fmaxf(a[1], a[3]);
   }
 
-  // The first tile sets the pivots; later ones raise them where they must. No products with values
-  // but those of tiles before may be in flight.
+  // Since the work tile's first row, in log2 units; the start tile's keys are still there. Keys
+  // left of the diagonal tile have decayed since before that row.
+  __device__ __forceinline__ float DecayOfRow(const Work& work_tile, int row) const {
+    if (!work_tile.on_diagonal()) return 0;
+    const int key = min(work_tile.own_key() + row, kTileKeys - 1);
+    return shared_.key_decay_bias[counter_ % kStages][key];
+  }
+
+  // The first tile sets the pivots, later ones raise them where they must. With kSkipsPivots they
+  // are 0 where nothing can overflow, and scores are made relative to the others here. No products
+  // with values but those of tiles before may be in flight.
   template <bool kFirst>
   __device__ __forceinline__ void SetPivots(float (&s)[64], const Work& work_tile) {
     float row_max[2];
     if constexpr (kFirst) {
       if (work_tile.on_diagonal() || work_tile.first_key() > 0) Mask(s, work_tile);
-      MaxScores(s, row_max);
+      bool needs_pivot[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        reference_max_[r] = QuadMax(row_max[r]);
-        sum_[r] = 0;
+        reference_max_[r] = sum_[r] = 0;
+        needs_pivot[r] =
+            !kSkipsPivots || track_max_ || DecayOfRow(work_tile, row_ + 8 * r) > kBoundedDecay;
+      }
+      has_pivots_ = !kSkipsPivots || __any_sync(kAllLanes, needs_pivot[0] || needs_pivot[1]) != 0;
+      if (has_pivots_) {
+        MaxScores(s, row_max);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float high = QuadMax(row_max[r]);
+          if (needs_pivot[r]) reference_max_[r] = high;
+        }
       }
     } else if (track_max_) {
       MaxScores(s, row_max);
@@ -234,6 +256,10 @@ class PrefillConsumer {
           row_max[0] > reference_max_[0] + kLazyLog2 || row_max[1] > reference_max_[1] + kLazyLog2;
       // The warpgroup's decision, for it may wait for products only as a whole.
       if (WarpgroupAny(high, half_)) RaisePivots(row_max);
+    }
+    if (kSkipsPivots && has_pivots_) {
+#pragma unroll
+      for (int i = 0; i < 64; ++i) s[i] -= reference_max_[i / 2 % 2];
     }
   }
 
@@ -254,14 +280,14 @@ class PrefillConsumer {
     for (int i = 0; i < kHeadDim / 2; ++i) out_[i] *= rescale[i / 2 % 2];
   }
 
-  // Scores become weights 2^(s - reference maximum), added up in sum_ tile by tile: one by one, a
-  // million float32 additions could raise a sum by more than the certificate's slack.
+  // Scores become weights 2^(s - pivot), added up in sum_ tile by tile: one by one, a million
+  // float32 additions could raise a sum by more than the certificate's slack.
   __device__ __forceinline__ void Exponentiate(float (&s)[64]) {
     float tile[2];
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
       const int r = i / 2 % 2;
-      s[i] = Exp2(s[i] - reference_max_[r]);
+      s[i] = Exp2(kSkipsPivots ? s[i] : s[i] - reference_max_[r]);
       tile[r] = i == 0 || i == 2 ? s[i] : tile[r] + s[i];
     }
     sum_[0] += tile[0];
@@ -366,8 +392,8 @@ class PrefillConsumer {
     WgmmaWait<0>();
     WarpgroupFenceOperand(s);
     AddBias(s, counter_, s);
-    ReleaseKeys(counter_, false);
     SetPivots<true>(s, work_tile);
+    ReleaseKeys(counter_, false);
     Exponentiate(s);
     TakeProbs(s);
     for (++counter_; counter_ != end; ++counter_) {
@@ -463,7 +489,7 @@ class PrefillConsumer {
   int ended_chain_ = -1;         // the last one of which this half needs no more splits
   bool has_scores_ = false;      // of the walk that begins next: it has those of its first tile
   uint64_t q_ = 0;
-  bool track_max_ = true;
+  bool track_max_ = true, has_pivots_ = true;  // the latter: of a row of the warp it may not be 0
   float out_[kHeadDim / 2];
   uint32_t probs_[32];
   float reference_max_[2], sum_[2];

@@ -33,6 +33,10 @@ inline constexpr int kQueryStages = 2;
 // With logits within this of each other, in log2 units, no float32 or bf16 in the walk overflows:
 // weights stay below 2^64, their sums below 2^96.
 inline constexpr double kBoundedSpread = 64;
+// Nor does any, with such logits, in a row whose own decay since the tile's first row is at most
+// this if weights are not relative to a maximum at all: they stay below 2^96, and but for the
+// tile's 128 keys below 2^32; the row's own is at least 2^-32.
+inline constexpr float kBoundedDecay = 64;
 // Heads that run side by side, so that their keys and values stay in the L2 cache.
 inline constexpr int kHeadGroup = 8;
 
