@@ -1,6 +1,6 @@
 // Values handed from block to block of a running kernel without a fence: each lies in a word of 64
-// bits beside the number of the launch that stored it, its epoch, or is a flag itself. Words are
-// stored and loaded whole, so a reader that finds the epoch, or no zero, has the value.
+// bits beside the number of the launch that stored it, its epoch. Words are stored and loaded
+// whole, so a reader that finds the epoch has the value.
 #pragma once
 
 #include <cstdint>
@@ -35,13 +35,5 @@ __device__ __forceinline__ void LoadFlagged(const uint64_t* from, uint32_t epoch
     }
   } while (!all);
 }
-
-// Floats that are their own flags: a word is the complement of its float's bits, and zero until it
-// is stored. Arithmetic gives no float whose bits are all ones.
-__device__ __forceinline__ void StoreFlagged(float* to, float x) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(~__float_as_uint(x))
-               : "memory");
-}
-__device__ __forceinline__ float FlaggedFloat(uint32_t word) { return __uint_as_float(~word); }
 
 }  // namespace fox::cuda

@@ -96,10 +96,8 @@ struct StepSchedule {
   // First page that a seq_head may see, of the current layer: [max_seq_heads], those of sequences
   // with exactly one row. Null: its first live page.
   int32_t* first_visible_page = nullptr;
-  // Both are zero between launches, but the first not where heads are taken together; the second is
-  // looked at only there.
   float* partial = nullptr;            // [max_splits, HeadsTogether, head_dim + 2]
-  int32_t* arrival_counter = nullptr;  // [max_seq_heads] splits done
+  int32_t* arrival_counter = nullptr;  // [max_seq_heads] splits done; zero between launches
 
   // Page sums on the way between two kernels of Append: [max_blocks, q_heads, head_dim + 4], a
   // record being {log gate of the block's rows, decayed count S, log M, largest ||k||, decayed keys

@@ -63,8 +63,8 @@ class DeviceCache {
   // Device pointers, ready for the kernels. out and lse are poisoned, counters not zero.
   const BatchView& batch() const { return batch_; }
   const PagedKv& kv() const { return kv_; }
-  // boundary holds the right values; partial, arrival_counter and tile_counter are zero. Rows of
-  // split_begin have num_seqs * q_heads + 1 entries that may be read.
+  // boundary holds the right values; partial is poisoned, arrival_counter and tile_counter are
+  // zero. Rows of split_begin have num_seqs * q_heads + 1 entries that may be read.
   const StepSchedule& schedule() const { return schedule_; }
   const AttentionParams& params() const { return params_; }
 
@@ -90,7 +90,6 @@ class DeviceCache {
   DeviceArray<int32_t>& boundary_array() { return boundary_array_; }
   DeviceArray<int32_t>& tile_counter_array() { return tile_counter_array_; }
   DeviceArray<int32_t>& split_array() { return split_array_; }
-  const DeviceArray<float>& partial_array() const { return partial_array_; }
   DeviceArray<int32_t>& arrival_counter_array() { return arrival_counter_array_; }
   DeviceArray<uint16_t>& out_array() { return out_array_; }
   DeviceArray<float>& lse_array() { return lse_array_; }

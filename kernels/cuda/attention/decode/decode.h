@@ -1,6 +1,6 @@
 // Decode attention: one row per sequence over its heads' live pages. Work is cut into splits of a
-// few pages at fixed places; splits are dealt out evenly over the chip, and the block with a
-// (sequence, head)'s last one merges them in order. Small batches take another kernel where the
+// few pages at fixed places; splits are dealt out evenly over the chip, and the last one of a
+// (sequence, head) to finish merges them in order. Small batches take another kernel where the
 // device has clusters (cluster.cuh), with the same sums in the same order: a row's bits depend on
 // its own windows alone, never on the batch. Query heads that share a kv head are taken together
 // (HeadsTogether) by a third kernel, whatever the batch.

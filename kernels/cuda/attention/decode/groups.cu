@@ -188,24 +188,6 @@ __device__ int SeenKeys(const KeptGroup<kHeadDim>& kept, int iteration, const Ha
   return page >= kept.first[LaneQuery()] ? half_page.valid : 0;
 }
 
-// Whether this block, having written `done` of the seq_head's partial results, is the last to do
-// so; it then sees all of them. Behind a barrier either way.
-__device__ bool IsComplete(const Decode& a, const SeqHead& seq_head, int done) {
-  __syncthreads();
-  const int count = seq_head.end - seq_head.begin;
-  if (done == count) return true;
-  bool last = false;
-  if (threadIdx.x == 0) {
-    // Releases what the block's threads wrote before the barrier, acquires for what they read
-    // after the next one what other blocks released here.
-    int32_t* arrival_counter = a.schedule.arrival_counter + seq_head.index;
-    const int before = AtomicAddAcqRel(arrival_counter, done);
-    last = before + done == count;
-    if (last) *arrival_counter = 0;
-  }
-  return __syncthreads_or(last) != 0;
-}
-
 template <int kHeadDim>
 __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
     DecodeGroupsKernel(const __grid_constant__ Decode a) {
@@ -221,7 +203,7 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
 
   // As in split.cu: all but q and gates is on its way before the wait, and the row's own page is
   // read again.
-  auto& kept = shared.seq_heads[Warp()];
+  KeptGroup<kHeadDim>* kept = shared.seq_heads[Warp()];
   Cursor next{0, splits.first, 0, 0};
   EnterSplit(seq_head, next);
   HalfPage half_page = HalfPageAt(seq_head, next.iteration, true);

@@ -3,7 +3,6 @@
 // page are on their way. Invariant: what a split computes, and the order in which the splits of a
 // (sequence, head) are merged, depend on the seq_head's pages alone. The contract is decode.h; who
 // owns which splits is step_schedule.h.
-#include <cfloat>
 #include <cmath>
 #include <cstdint>
 
@@ -14,7 +13,6 @@
 #include "kernels/cuda/attention/decode/loads.cuh"
 #include "kernels/cuda/attention/decode/softmax.cuh"
 #include "kernels/cuda/attention/decode/splits.cuh"
-#include "kernels/cuda/primitives/flagged_words.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
@@ -25,16 +23,15 @@ namespace {
 
 using namespace decode;
 
-// Splits whose partial results a warp has under way when it merges, in the walk and at its end; as
-// many as registers allow.
-constexpr int kDepthInWalk = 4, kDepthAtEnd = 16;
+// Splits whose partial results a warp has under way when it merges; as many as registers allow.
+constexpr int kMergeDepth = 8;
 
 template <int kHeadDim>
 struct Shared {
   // At a split's end. Two, so that one barrier a split is enough.
   WarpParts<kHeadDim, kWarps> split[2];
   LaneGroups<kHeadDim> lane_groups[kWarps];
-  KeptSeqHead<kHeadDim> seq_heads[kWarps][3];  // the first stays
+  KeptSeqHead<kHeadDim> seq_heads[kWarps][2];
   SplitChains<kHeadDim> chains;
 };
 
@@ -54,105 +51,81 @@ __device__ void FinishItem(const Decode& a, const KeptSeqHead<kHeadDim>& kept, i
   float2 out[W::kCount];
   parts.Merge(max, sum, out);
   if (kept.seq_head.end - kept.seq_head.begin == 1) return StoreRow(a, kept, max, sum, out);
-  float* partial = a.schedule.partial + static_cast<int64_t>(split) * (kHeadDim + 2);
+  auto* partial =
+      reinterpret_cast<float2*>(a.schedule.partial + static_cast<int64_t>(split) * (kHeadDim + 2));
 #pragma unroll
-  for (int i = 0; i < W::kCount; ++i) {
-    StoreFlagged(partial + 2 + 2 * W::At(i), out[i].x);
-    StoreFlagged(partial + 3 + 2 * W::At(i), out[i].y);
-  }
-  if (Lane() > 0) return;
-  StoreFlagged(partial, max);
-  StoreFlagged(partial + 1, sum);
+  for (int i = 0; i < W::kCount; ++i) partial[1 + W::At(i)] = out[i];
+  if (Lane() == 0) partial[0] = {max, sum};
 }
 
 // What a warp has under way of a seq_head's partial results: of each two dims a lane, and of the
 // lane's own split its maximum and its sum.
-template <int kHeadDim, int kDepth>
+template <int kHeadDim>
 struct Partials {
   static constexpr int kStride = kHeadDim + 2;
   static constexpr int kColumns = kHeadDim < 2 * kWarp ? 1 : kHeadDim / (2 * kWarp);
-  uint2 max_and_sum;
-  uint2 out[kDepth][kColumns];
+  float2 max_and_sum;
+  float2 out[kMergeDepth][kColumns];
 
   __device__ static int DimOf(int column) { return (column * kWarp + Lane()) * 2 % kHeadDim; }
-  __device__ static uint2 At(const float* partial, int split, int count, int place) {
+  __device__ static float2 At(const float* partial, int split, int count, int place) {
     return LoadCoherent(
-        reinterpret_cast<const uint2*>(partial + min(split, count - 1) * kStride + place));
+        reinterpret_cast<const float2*>(partial + min(split, count - 1) * kStride + place));
   }
 
   // Those of splits first, first + 4, ...; the last split stands in past the end.
   __device__ void Load(const float* partial, int first, int count) {
-    max_and_sum = At(partial, first + Lane() % kDepth * kWarps, count, 0);
+    max_and_sum = At(partial, first + Lane() % kMergeDepth * kWarps, count, 0);
 #pragma unroll
-    for (int u = 0; u < kDepth; ++u) {
+    for (int u = 0; u < kMergeDepth; ++u) {
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
         out[u][j] = At(partial, first + u * kWarps, count, 2 + DimOf(j));
       }
     }
   }
-  // Whether all had been stored when they were loaded.
-  __device__ bool AreThere() const {
-    bool there = max_and_sum.x != 0 && max_and_sum.y != 0;
-#pragma unroll
-    for (int u = 0; u < kDepth; ++u) {
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) there = there && out[u][j].x != 0 && out[u][j].y != 0;
-    }
-    return __all_sync(kAllLanes, there) != 0;
-  }
   // Adds them to a chain, in order.
   __device__ void AddTo(float& sum, float2 (&all)[kColumns], float max, int first,
                         int count) const {
-    const bool there = first + Lane() % kDepth * kWarps < count;
-    const float of_lane = there ? exp2f(FlaggedFloat(max_and_sum.x) - max) : 0.0f;
+    const bool there = first + Lane() % kMergeDepth * kWarps < count;
+    const float of_lane = there ? exp2f(max_and_sum.x - max) : 0.0f;
 #pragma unroll
-    for (int u = 0; u < kDepth; ++u) {
+    for (int u = 0; u < kMergeDepth; ++u) {
       const float weight = FromLane(of_lane, u);
-      sum = fmaf(weight, FlaggedFloat(FromLane(max_and_sum.y, u)), sum);
+      sum = fmaf(weight, FromLane(max_and_sum.y, u), sum);
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        all[j].x = fmaf(weight, FlaggedFloat(out[u][j].x), all[j].x);
-        all[j].y = fmaf(weight, FlaggedFloat(out[u][j].y), all[j].y);
+        all[j].x = fmaf(weight, out[u][j].x, all[j].x);
+        all[j].y = fmaf(weight, out[u][j].y, all[j].y);
       }
     }
   }
 };
 
-// The largest maximum of a seq_head's partial results, as soon as all are there.
-__device__ float MaxOfSplits(const float* partial, int stride, int count) {
-  float max = -FLT_MAX;
-  for (int first = 0; first < count; first += kWarp) {
-    const auto* of_lane =
-        reinterpret_cast<const uint32_t*>(partial + min(first + Lane(), count - 1) * stride);
-    uint32_t word;
-    do {
-      word = LoadCoherent(of_lane);
-    } while (word == 0);
-    max = fmaxf(max, FlaggedFloat(word));
-  }
-  return WarpMax(max);
-}
-
-// Merges a seq_head's partial results, which leaves zeros; warp w is chain w.
-template <int kHeadDim, int kDepth>
+// Merges a seq_head's partial results; warp w is chain w.
+template <int kHeadDim>
 __device__ void MergeSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
                             Shared<kHeadDim>& shared) {
-  using P = Partials<kHeadDim, kDepth>;
+  using P = Partials<kHeadDim>;
   const SeqHead& seq_head = kept.seq_head;
-  float* partial = a.schedule.partial + static_cast<int64_t>(seq_head.begin) * P::kStride;
+  const float* partial = a.schedule.partial + static_cast<int64_t>(seq_head.begin) * P::kStride;
   const int count = seq_head.end - seq_head.begin;
-  __syncthreads();  // the chains of an earlier one have been read
+  // The first ones are on their way while the maximum is found.
+  const float low = LoadCoherent(partial + min(Lane(), count - 1) * P::kStride);
+  const float high = LoadCoherent(partial + min(Lane() + kWarp, count - 1) * P::kStride);
   P splits;
-  splits.Load(partial, Warp(), count);  // on their way while the maximum is found
-  const float max = MaxOfSplits(partial, P::kStride, count);
+  splits.Load(partial, Warp(), count);
+  float max = fmaxf(low, high);
+  for (int i = Lane() + 2 * kWarp; i < count; i += kWarp) {
+    max = fmaxf(max, LoadCoherent(partial + i * P::kStride));
+  }
+  max = WarpMax(max);
 
   float sum = 0;
   float2 out[P::kColumns] = {};
   for (int first = Warp();;) {
-    while (!splits.AreThere()) splits.Load(partial, first, count);
     splits.AddTo(sum, out, max, first, count);
-    first += kWarps * kDepth;
+    first += kWarps * kMergeDepth;
     if (first >= count) break;
     splits.Load(partial, first, count);
   }
@@ -163,9 +136,6 @@ __device__ void MergeSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
   if (Lane() == 0) shared.chains.sum[Warp()] = sum;
   __syncthreads();
   shared.chains.Store(a, kept, max);
-  for (int i = static_cast<int>(threadIdx.x); i < count * P::kStride / 2; i += kThreads) {
-    reinterpret_cast<float2*>(partial)[i] = {0, 0};
-  }
 }
 
 // ---- The kernel.
@@ -186,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
 
   // All but q and gates is on its way before the wait. The row's own page may be read half written
   // then, and so is read again.
-  auto& seq_heads = shared.seq_heads[Warp()];
+  KeptSeqHead<kHeadDim>* seq_heads = shared.seq_heads[Warp()];
   Cursor next{0, splits.first, 0, 0};
   EnterSplit(seq_head, next);
   HalfPage half_page = HalfPageAt(seq_head, next.iteration, true);
@@ -227,16 +197,11 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
     FinishItem(a, done, now.split, softmax, buffer, shared);
     softmax = Softmax();
     buffer ^= 1;
-    if (now.split + 1 == end && begin >= splits.first && end - begin > 1) {
-      MergeSplits<kHeadDim, kDepthInWalk>(a, done, shared);
+    if ((!more || next.slot != now.slot) && end - begin > 1) {
+      const int count = min(end, splits.last) - max(begin, splits.first);
+      if (IsComplete(a, done.seq_head, count)) MergeSplits(a, done, shared);
     }
     if (threadIdx.x == 0 && now.split == begin) CountPages(a, done.seq_head);
-  }
-  // A seq_head that blocks share is merged by the one that has its last split, behind all its own
-  // ones: blocks end at about the same time, so none waits long, and each only for blocks before.
-  const SeqHead& shared_head = seq_heads[0].seq_head;
-  if (shared_head.begin < splits.first && shared_head.end <= splits.last) {
-    MergeSplits<kHeadDim, kDepthAtEnd>(a, seq_heads[0], shared);
   }
 }
 

@@ -62,8 +62,7 @@ struct Row {
 };
 
 // What a warp keeps of a seq_head in shared memory, which saves registers and waiting. Each warp
-// has its own copies, of the current seq_head and of the next one at least, so no barrier is
-// needed.
+// has its own copies, of the current seq_head and of the next one, so no barrier is needed.
 template <int kHeadDim>
 struct KeptSeqHead {
   SeqHead seq_head;
@@ -81,7 +80,7 @@ struct KeptSeqHead {
 
 // Where in the block's splits we are; the same in all threads.
 struct Cursor {
-  int slot;  // of the kept seq_head
+  int slot;  // of the kept seq_head: 0 or 1
   int split;
   int iteration, iteration_end;  // pages [2 * iteration, 2 * iteration + 2) are looked at together
 };
@@ -273,15 +272,14 @@ __device__ inline void EnterSplit(const SeqHead& seq_head, Cursor& cursor) {
 }
 
 // False when nothing is left before split `last`; the cursor is then worth nothing but its slot.
-// The last two slots are taken in turns.
-template <typename Kept, int kSlots>
-__device__ bool Advance(const Decode& a, int last, Kept (&kept)[kSlots], Cursor& cursor) {
+template <typename Kept>
+__device__ bool Advance(const Decode& a, int last, Kept* kept, Cursor& cursor) {
   if (++cursor.iteration < cursor.iteration_end) return true;
   if (++cursor.split == last) return false;
   const SeqHead& seq_head = kept[cursor.slot].seq_head;
   if (cursor.split == seq_head.end) {
     const SeqHead next = NextSeqHead(a, seq_head.index, cursor.split);
-    cursor.slot += cursor.slot + 1 < kSlots ? 1 : -1;
+    cursor.slot ^= 1;
     kept[cursor.slot].Load(a, next);
   }
   EnterSplit(kept[cursor.slot].seq_head, cursor);
@@ -304,6 +302,24 @@ __device__ inline HalfPage HalfPageAt(const SeqHead& seq_head, int iteration, bo
   HalfPage half_page = PlaceAt(seq_head, iteration, exists);
   half_page.page = LoadCoherent(seq_head.table + half_page.page);
   return half_page;
+}
+
+// Whether this block, having written `done` of the seq_head's partial results, is the last to do
+// so; it then sees all of them. Behind a barrier either way.
+__device__ inline bool IsComplete(const Decode& a, const SeqHead& seq_head, int done) {
+  __syncthreads();
+  const int count = seq_head.end - seq_head.begin;
+  if (done == count) return true;
+  bool last = false;
+  if (threadIdx.x == 0) {
+    // Releases what the block's threads wrote before the barrier, acquires for what they read
+    // after the next one what other blocks released here.
+    int32_t* arrival_counter = a.schedule.arrival_counter + seq_head.index;
+    const int before = AtomicAddAcqRel(arrival_counter, done);
+    last = before + done == count;
+    if (last) *arrival_counter = 0;
+  }
+  return __syncthreads_or(last) != 0;
 }
 
 }  // namespace fox::cuda::decode
