@@ -73,10 +73,6 @@ void TimedOps::Linear(const LinearParams& params, Stream stream) {
   Timed(OpKind::kLinear, [&] { ops_->Linear(params, stream); });
 }
 
-void TimedOps::LinearChain(std::span<const LinearParams> products, Stream stream) {
-  Timed(OpKind::kLinear, [&] { ops_->LinearChain(products, stream); });
-}
-
 void TimedOps::SetPenaltyState(const PenaltyStateParams& params, Stream stream) {
   Timed(OpKind::kSample, [&] { ops_->SetPenaltyState(params, stream); });
 }

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -77,7 +76,6 @@ class TimedOps : public Ops {
                   Stream stream) override;
   bool has_decode_family() const override { return ops_->has_decode_family(); }
   void Linear(const LinearParams& params, Stream stream) override;
-  void LinearChain(std::span<const LinearParams> products, Stream stream) override;
   void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
               Stream stream) override;
   void Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,

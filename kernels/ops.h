@@ -15,7 +15,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 
 #include "kernels/attention_params.h"
@@ -93,12 +92,6 @@ class Ops {
 
   // One linear layer, with the transform of its input rows.
   virtual void Linear(const LinearParams& params, Stream stream) = 0;
-
-  // Linear of each, in order. What neither adds to a matrix nor is the last is read by the next one
-  // alone, and may not be written at all.
-  virtual void LinearChain(std::span<const LinearParams> products, Stream stream) {
-    for (const LinearParams& params : products) Linear(params, stream);
-  }
 
   // Token shift, QK-norm, RoPE and log-sigmoid gates; writes keys, values and gates of the rows
   // into the pages that BeginStep took; accumulates every page that became full into the running

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <vector>
 
 #include "kernels/core/check.h"
 
@@ -72,10 +71,10 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
   ops_.BeginStep(batch, kv, stream);
   ops_.Embed(batch, table, x, stream);
   const std::array<RowGroup, 2> groups = GroupsOf(batch);
-  for (const RowGroup& rows : groups) {
-    if (rows.count > 0) ops_.Linear(Projecting(0, rows), stream);
-  }
   for (int n = 0; n < c.num_layers; ++n) {
+    for (const RowGroup& rows : groups) {
+      if (rows.count > 0) Project(n, rows, stream);
+    }
     Attend(n, batch, acp, kv, counters, stream);
     for (const RowGroup& rows : groups) {
       if (rows.count > 0) MixAndMlp(n, rows, stream);
@@ -121,16 +120,15 @@ bool FoxModel::FusesGate(const RowGroup& rows) const {
   return ops_.has_decode_family() && !(rows.decodes && rows.count <= kSmallBatchRows);
 }
 
-LinearParams FoxModel::Projecting(int layer, const RowGroup& rows) const {
+void FoxModel::Project(int layer, const RowGroup& rows, Stream stream) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   LinearParams project = Normed(rows, w.attn_norm, *w.projection, layer > 0);
   project.bias = w.projection_bias.data();
   project.out = Projection(rows);
-  return project;
+  ops_.Linear(project, stream);
 }
 
-// x += o(attention's output); then x += down(act(gate) * up), of the normed rows; then the next
-// layer's projection.
+// x += o(attention's output); then x += down(act(gate) * up), of the normed rows.
 void FoxModel::MixAndMlp(int layer, const RowGroup& rows, Stream stream) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const bool gates = FusesGate(rows), last = layer + 1 == weights_.config.num_layers;
@@ -155,9 +153,7 @@ void FoxModel::MixAndMlp(int layer, const RowGroup& rows, Stream stream) {
       down.leaves = Left(rows, weights_.layers[static_cast<size_t>(layer) + 1].attn_norm);
     }
   }
-  std::vector<LinearParams> products{mix, gate_up, down};
-  if (!last) products.push_back(Projecting(layer + 1, rows));
-  ops_.LinearChain(products, stream);
+  for (const LinearParams* product : {&mix, &gate_up, &down}) ops_.Linear(*product, stream);
 }
 
 // A product over the normed rows of x, which the product before has changed, or (not `behind`)

@@ -209,17 +209,11 @@ void CudaOps::GatherRows(const MatrixView& in, const int64_t* rows, const Matrix
 bool CudaOps::has_decode_family() const { return state_->linear.has_decode_family(); }
 
 void CudaOps::Linear(const LinearParams& params, Stream stream) {
-  LinearChain({&params, 1}, stream);
-}
-
-void CudaOps::LinearChain(std::span<const LinearParams> products, Stream stream) {
-  const LinearParams& last = products.back();
-  if (last.in.rows == 0) return;
+  if (params.in.rows == 0) return;
   const Previous leaves =
-      state_->linear.Drains(last) ? Previous::Draining(last.out.data) : Previous();
+      state_->linear.Drains(params) ? Previous::Draining(params.out.data) : Previous();
   state_->Enqueue(
-      "multiply", stream, [&](cudaStream_t on) { return state_->linear.RunChain(products, on); },
-      leaves);
+      "multiply", stream, [&](cudaStream_t on) { return state_->linear.Run(params, on); }, leaves);
 }
 
 void CudaOps::Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <memory>
-#include <span>
 #include <string>
 
 #include "kernels/ops.h"
@@ -43,7 +42,6 @@ class CudaOps : public Ops {
                   Stream stream) override;
   bool has_decode_family() const override;
   void Linear(const LinearParams& params, Stream stream) override;
-  void LinearChain(std::span<const LinearParams> products, Stream stream) override;
   void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
               Stream stream) override;
   void Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,

@@ -19,11 +19,11 @@ class Previous {
  public:
   // Nothing: any of them may still be running.
   Previous() = default;
-  // A product or a chain of them, one kernel that triggers after its wait: when the next kernel
-  // starts, this one alone may still be running, and writes `output` and the residual stream alone.
+  // A product, one kernel that triggers after its wait: when the next kernel starts, this one alone
+  // may still be running, and writes `output` alone.
   static Previous Draining(const void* output) { return Previous(output, -1); }
-  // AppendDecode: when the next kernel starts, it alone may still be running, and writes nothing
-  // but the projection's queries, the rows' own pages and the running state of `layer`.
+  // AppendDecode: when the next kernel starts, only it and the projection may still be running, and
+  // write nothing but the projection, the rows' own pages and the running state of `layer`.
   static Previous Appending(int layer) { return Previous(nullptr, layer); }
 
   bool drained_but(const void* output) const { return output != nullptr && output == output_; }

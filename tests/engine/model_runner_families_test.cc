@@ -7,7 +7,6 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -82,10 +81,6 @@ class FamilyOps : public TimedOps {
       left_weight_ = leaves.weight;
       Spoil(leaves.rows);
     }
-  }
-
-  void LinearChain(std::span<const LinearParams> products, Stream stream) override {
-    Ops::LinearChain(products, stream);
   }
 
   Products Take() { return std::exchange(products_, {}); }

@@ -356,6 +356,7 @@ __global__ void __launch_bounds__(kThreads, 4)
                        bool drained) {
   __shared__ PageSumsScratch<kHeadDim> space[kWarps];
   constexpr int kLanes = kRowLanes<kHeadDim>;
+  if (drained) TriggerDependents();
   const int warp = Warp();
   const int lane = Lane();
   const int seq = static_cast<int>(blockIdx.y), group = kv.shape.group();
@@ -384,7 +385,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
   }
   WaitOnDependencies();
-  TriggerDependents();  // not before (launch.h)
+  if (!drained) TriggerDependents();
   if (!there) return;
   const RowInput input = LoadInput<kHeadDim>(params, kv, token, role);
   if (!drained) state = LoadState<kHeadDim>(params, kv, token, role);

@@ -135,13 +135,13 @@ __device__ __forceinline__ void FindScale(const TransformArguments& s, float* ro
 // Synchronises; apart, the scales are found meanwhile and known behind the next barrier. `first`:
 // the weights of the thread's first unit (FirstWeight), which the caller may load long before.
 // norms: [rows, NormFloats] in shared memory. Rows that are scaled here are read twice.
-// `load(r, u)`: unit u of row r.
-template <int kRows, typename Load>
+template <typename In, int kRows>
 __device__ __forceinline__ void NormRows(const TransformArguments& s, const Unit& first,
-                                         const Load& load, int rows, __nv_bfloat16* out,
+                                         int64_t first_row, int rows, __nv_bfloat16* out,
                                          int64_t out_stride, float* norms) {
   const int thread = static_cast<int>(threadIdx.x);
   const int units = s.in_cols / kUnit, floats = NormFloats(s.in_cols);
+  const In* in = static_cast<const In*>(s.in) + first_row * s.in_stride;
 #pragma unroll 1
   for (int begin = 0; begin < units; begin += kTransformThreads) {  // for the whole block
     const int u = begin + thread;
@@ -149,7 +149,7 @@ __device__ __forceinline__ void NormRows(const TransformArguments& s, const Unit
     Unit x[kRows] = {};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (there && r < rows) x[r] = load(r, u);
+      if (there && r < rows) x[r] = LoadUnit(in + r * s.in_stride + u * kUnit);
     }
     Unit weight = first;
     if (s.apart && there && u != thread) weight = LoadWeight(s.weight, u);
@@ -169,22 +169,13 @@ __device__ __forceinline__ void NormRows(const TransformArguments& s, const Unit
   for (int r = 0; r < rows; ++r) {
 #pragma unroll 1
     for (int u = thread; u < units; u += kTransformThreads) {
-      const Unit unit = load(r, u);
+      const Unit unit = LoadUnit(in + r * s.in_stride + u * kUnit);
       const Unit weight = u == thread ? first : LoadWeight(s.weight, u);
       StoreVec8(Normalized(unit, norms[r * floats + floats - 1], weight),
                 out + r * out_stride + u * kUnit);
     }
   }
   SyncThreads<kTransformThreads>();
-}
-
-template <typename In, int kRows>
-__device__ __forceinline__ void NormRows(const TransformArguments& s, const Unit& first,
-                                         int64_t first_row, int rows, __nv_bfloat16* out,
-                                         int64_t out_stride, float* norms) {
-  const In* in = static_cast<const In*>(s.in) + first_row * s.in_stride;
-  const auto load = [&](int r, int u) { return LoadUnit(in + r * s.in_stride + u * kUnit); };
-  NormRows<kRows>(s, first, load, rows, out, out_stride, norms);
 }
 
 __device__ __forceinline__ Unit FirstWeight(const TransformArguments& s) {

@@ -5,7 +5,6 @@
 #include <cuda_bf16.h>
 
 #include <algorithm>
-#include <ranges>
 
 #include "kernels/core/check.h"
 #include "kernels/cuda/linear/cluster_gemm.h"
@@ -58,7 +57,6 @@ struct LinearEngine::State {
                       DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
   void* workspace = nullptr;
   int32_t* arrival_counter = nullptr;
-  uint64_t* chain_words = nullptr;  // SmallBatchGemmChain's
   cudaError_t error = cudaSuccess;  // the constructor's
   CublasGemm cublas;
   const bool has_decode_family = HasClusterGemm() && HasPrefillGemm();
@@ -67,7 +65,6 @@ struct LinearEngine::State {
   ~State() {
     cudaFree(workspace);
     cudaFree(arrival_counter);
-    cudaFree(chain_words);
   }
 
   SkinnyWorkspace skinny() const {
@@ -84,9 +81,6 @@ struct LinearEngine::State {
     cudaError_t result = cudaMalloc(&workspace, kWorkspaceBytes);
     if (result == cudaSuccess) result = cudaMalloc(&arrival_counter, arrival_counter_bytes);
     if (result == cudaSuccess) result = cudaMemset(arrival_counter, 0, arrival_counter_bytes);
-    constexpr size_t kChainBytes = kChainWords * sizeof(uint64_t);
-    if (result == cudaSuccess) result = cudaMalloc(&chain_words, kChainBytes);
-    if (result == cudaSuccess) result = cudaMemset(chain_words, 0, kChainBytes);
     // The caller's stream may not wait for the default one.
     if (result == cudaSuccess) result = cudaDeviceSynchronize();
     return result;
@@ -121,19 +115,6 @@ cudaError_t LinearEngine::RunApart(const LinearParams& params, cudaStream_t stre
                   norm.weight, norm.eps};
   if (const cudaError_t error = TakeApart(in, taking.takes, stream)) return error;
   return Run(taking, stream);
-}
-
-cudaError_t LinearEngine::RunChain(std::span<const LinearParams> products, cudaStream_t stream) {
-  if (state_->error != cudaSuccess) return state_->error;
-  const auto runs_gemv = [this](const LinearParams& params) { return RunsGemv(params); };
-  if (has_decode_family() && std::ranges::all_of(products, runs_gemv) &&
-      ChainTakes(products, state_->limits)) {
-    return SmallBatchGemmChain(products, state_->chain_words, state_->limits, stream);
-  }
-  for (const LinearParams& params : products) {
-    if (const cudaError_t error = Run(params, stream); error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
 }
 
 cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {

@@ -7,7 +7,6 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
-#include <span>
 
 #include "kernels/linear_params.h"
 
@@ -30,10 +29,6 @@ class LinearEngine {
   // REQUIRES: weight.in % 8 == 0; rows of in and scratch 16-byte aligned; of out only those of
   // gated prefill rows, with out.cols % 8 == 0; out overlaps none of them.
   cudaError_t Run(const LinearParams& params, cudaStream_t stream);
-
-  // Ops::LinearChain: one launch for the products behind attention of a single decode
-  // row, which triggers after its wait as the last of them would.
-  cudaError_t RunChain(std::span<const LinearParams> products, cudaStream_t stream);
 
   // Ops::has_decode_family: on Hopper.
   bool has_decode_family() const;

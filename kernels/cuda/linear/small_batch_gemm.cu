@@ -5,106 +5,444 @@
 // arithmetic for the FP32 units: W is the operand of 16 rows, the input rows are the one of 8 (the
 // rest are repeats, unused).
 //
-// The products between one layer's attention and the next one's are one launch for one row: the
-// ring runs on from product to product, and a block waits for the others' outputs value by value.
-//
 // Bits: those of cluster_gemm.cu. A warp adds the chunks of 64 columns whose index is its own
 // modulo 8, from left to right in one chain; the warps' sums are added as a tree.
+#include <cuda_bf16.h>
+
 #include <algorithm>
-#include <array>
 #include <cstdint>
-#include <ranges>
-#include <span>
 #include <type_traits>
 
 #include "kernels/core/check.h"
-#include "kernels/cuda/linear/small_batch_gemm.cuh"
+#include "kernels/cuda/linear/gemm_arguments.cuh"
+#include "kernels/cuda/linear/input_transform.cuh"
 #include "kernels/cuda/linear/small_batch_gemm.h"
-#include "kernels/cuda/linear/small_batch_gemm_tiles.cuh"
+#include "kernels/cuda/primitives/copy_rows.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
+#include "kernels/cuda/ptx/global_memory.cuh"
+#include "kernels/cuda/ptx/mbarrier.cuh"
+#include "kernels/cuda/ptx/mma_sm80.cuh"
+#include "kernels/cuda/ptx/named_barrier.cuh"
 #include "kernels/cuda/runtime/launch.h"
 
 namespace fox::cuda {
 namespace {
 
-using namespace small_batch_gemm;
-using Kind = InputTransform::Kind;
-
+constexpr int kConsumers = kTransformThreads;
+constexpr int kConsumerWarps = kConsumers / kWarp;
+// Further warps copy, each every other row of a tile: the copy engine is given a row at a time, and
+// one warp alone would not keep ahead of the memory by much.
+constexpr int kCopyWarps = 2;
+constexpr int kThreads = kConsumers + kCopyWarps * kWarp;
+constexpr int kMaxRows = static_cast<int>(kMaxGemvRows);
+constexpr int kTileRows = 16;
+constexpr int kChunkCols = 64;  // of a warp
+constexpr int kTileCols = kConsumerWarps * kChunkCols;
+constexpr int kStep = 16;  // columns of one tensor core product
+constexpr int kChunkSteps = kChunkCols / kStep;
+static_assert(kConsumerWarps == 8);  // the classes of columns
+// 16 bytes more than the columns, so that ldmatrix finds eight rows in different banks.
+constexpr int kPad = 16;
+constexpr int kTileStride = kTileCols * 2 + kPad;
+constexpr int kGroupValues = kTileRows * kMaxRows;  // outputs of 16 rows of W
+constexpr int kPartialBytes = 2 * kConsumerWarps * kGroupValues * static_cast<int>(sizeof(float));
+constexpr int kMaxStages = 16;
+constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(Mbarrier));
 // Blocks of this product and the next share an SM's 228 KiB (each costs 1 KiB more),
 // with attention's between. What is in shared memory before the wait need not be fetched after it,
 // so a wide product, which follows a narrow one that adds to the residual stream, gets most of it.
 constexpr int kWideBudget = 150 * 1024;
 constexpr int kNarrowBudget = 75 * 1024;
-// A chain's blocks share an SM with attention's alone.
-constexpr int kChainBudget = 194 * 1024;
 constexpr int kMinStages = 4;
-// Behind attention; the last is the next layer's.
-constexpr std::array kChainKinds{Kind::kNone, Kind::kRmsNorm, Kind::kGatedAct, Kind::kRmsNorm};
+// Tiles that a block has under way. Enough to keep the memory busy; more would only make everybody
+// else's loads wait, those of the kernel before among them.
+constexpr int kTilesUnderWay = 3;
 
-SmallBatchGemmArguments MakeArguments(const LinearParams& params) {
-  SmallBatchGemmArguments a{};
-  static_cast<GemmArguments&>(a) = MakeGemmArguments(params);
-  a.source = MakeTransformArguments(params.in, params.transform);
-  FOX_CHECK(a.source.out_cols == a.in);
-  a.group = 1;
-  return a;
+struct SmallBatchGemmArguments : GemmArguments {
+  TransformArguments source;
+  int block_rows;  // of W; the first `extra_blocks` blocks have one more
+  int extra_blocks;
+  int stages;
+  int tile_bytes;
+};
+
+// Shared memory: [stages] tiles, input rows, partial sums [2][warps][4 rows][16], barriers, the
+// rows' sums of squares and scales.
+__host__ __device__ constexpr int InputStride(int in) { return in * 2 + kPad; }
+// The input of a tile's columns past the end is loaded, too.
+__host__ __device__ constexpr int InputBytes(int rows, int in) {
+  return rows * InputStride(in) + (kTileCols - 1 - (in - 1) % kTileCols) * 2;
+}
+__host__ __device__ constexpr int FixedBytes(int rows, int in) {
+  return InputBytes(rows, in) + kPartialBytes + kBarrierBytes +
+         rows * transform::NormFloats(in) * static_cast<int>(sizeof(float));
 }
 
-// Divides each product's outputs among the blocks and gives the ring as many tiles as a block has,
-// the budget holds and the barriers serve. Returns the block's shared memory.
-size_t ChooseTiling(int blocks, int budget, std::span<SmallBatchGemmArguments> products) {
-  int64_t tiles = 0;
-  int tile_rows = 0, widest = 0;
-  for (SmallBatchGemmArguments& a : products) {
-    a.block_groups = a.out / a.group / blocks;
-    a.extra_blocks = a.out / a.group % blocks;
-    const int most = (a.block_groups + (a.extra_blocks > 0 ? 1 : 0)) * a.group;
-    const bool gated = a.group > 1;
-    const int outputs = gated ? kTileOutputs<true> : kTileOutputs<false>;
-    tile_rows = std::max(tile_rows, gated ? kTileRows : std::min(kTileRows, most));
-    widest = std::max(widest, a.in);
-    tiles +=
-        static_cast<int64_t>((most + outputs - 1) / outputs) * ((a.in + kTileCols - 1) / kTileCols);
-  }
-  const int fixed = FixedBytes(products[0].rows, widest), tile_bytes = tile_rows * kTileStride;
-  const int fitting = std::max((budget - fixed) / tile_bytes, kMinStages);
-  const int stages = static_cast<int>(std::min<int64_t>({tiles, fitting, kMaxStages}));
-  for (SmallBatchGemmArguments& a : products) {
-    a.stages = stages;
-    a.tile_bytes = tile_bytes;
-    a.widest = widest;
-  }
-  return static_cast<size_t>(stages * tile_bytes + fixed);
+struct SharedLayout {
+  unsigned char* tiles;
+  unsigned char* input;
+  float* partial;
+  Mbarrier* full;
+  Mbarrier* empty;
+  float* norms;  // [rows, NormFloats]
+};
+
+__device__ __forceinline__ SharedLayout LayoutOf(unsigned char* shared,
+                                                 const SmallBatchGemmArguments& a) {
+  SharedLayout layout;
+  layout.tiles = shared;
+  layout.input = shared + a.stages * a.tile_bytes;
+  layout.partial = reinterpret_cast<float*>(layout.input + InputBytes(a.rows, a.in));
+  layout.full = reinterpret_cast<Mbarrier*>(layout.partial + kPartialBytes / sizeof(float));
+  layout.empty = layout.full + kMaxStages;
+  layout.norms = reinterpret_cast<float*>(layout.empty + kMaxStages);
+  return layout;
 }
 
-template <int kRows, Kind... kinds>
-cudaError_t LaunchProducts(const ChainArguments<sizeof...(kinds)>& chain, int blocks, size_t bytes,
-                           const DeviceLimits& limits, cudaStream_t stream) {
-  const auto kernel = SmallBatchGemmKernel<kRows, kinds...>;
-  const cudaError_t ready = AllowDynamicSmem(KernelAddress(kernel), limits.block_shared_bytes);
+// A place in the ring of tiles.
+struct PipelineState {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void Advance(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// A copying warp: its rows of all tiles of W's rows [first, last), 16 rows at a time from left to
+// right.
+__device__ __forceinline__ void CopyWeights(const SmallBatchGemmArguments& a,
+                                            const SharedLayout& layout, int first, int last) {
+  const int begin = Warp() - kConsumerWarps;
+  PipelineState at, arrived;
+  int tile = 0;
+  for (int row = first; row < last; row += kTileRows) {
+    const int rows = (min(kTileRows, last - row) - begin + kCopyWarps - 1) / kCopyWarps;
+    for (int col = 0; col < a.in; col += kTileCols, ++tile) {
+      if (tile >= kTilesUnderWay) {
+        while (!layout.full[arrived.stage].HasEnded(arrived.parity)) {
+        }
+        arrived.Advance(a.stages);
+      }
+      while (!layout.empty[at.stage].HasEnded(at.parity ^ 1)) {
+      }
+      BulkCopyRows(
+          a.weight + static_cast<int64_t>(row + begin) * a.in + col, int64_t{2} * kCopyWarps * a.in,
+          layout.tiles + at.stage * a.tile_bytes + begin * kTileStride, kCopyWarps * kTileStride,
+          rows, min(kTileCols, a.in - col) * 2, &layout.full[at.stage]);
+      at.Advance(a.stages);
+    }
+  }
+}
+
+// One output of a group of 16: the thread's row of the batch and, in the group, row of W.
+struct Output {
+  int n = static_cast<int>(threadIdx.x) / kTileRows;
+  int m = static_cast<int>(threadIdx.x) % kTileRows;
+};
+
+// What is added to an output: zeros where there is nothing, which makes -0 to 0 as cluster_gemm.cuh
+// does. Read long before it is used, so no arithmetic here.
+struct AddedTerms {
+  float bias, previous;
+
+  __device__ __forceinline__ void LoadBias(const SmallBatchGemmArguments& a, int row, int last) {
+    const Output o;
+    const bool there = a.bias != nullptr && o.n < a.rows && row + o.m < last;
+    bias = there ? a.bias[row + o.m] : 0;
+  }
+  __device__ __forceinline__ void LoadPrevious(const SmallBatchGemmArguments& a, int row,
+                                               int last) {
+    const Output o;
+    const bool there = a.accumulate && o.n < a.rows && row + o.m < last;
+    previous = there ? a.y_f32[o.n * a.y_stride + row + o.m] : 0;
+  }
+};
+
+// Every operation is one of cluster_gemm.cuh's, in its order.
+template <bool kScaled>
+__device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a,
+                                           const SharedLayout& layout, const float* partial,
+                                           const AddedTerms& terms, int row, int last) {
+  const Output o;
+  if (o.n >= a.rows || row + o.m >= last) return;
+  float sum[kConsumerWarps];
+#pragma unroll
+  for (int w = 0; w < kConsumerWarps; ++w) sum[w] = partial[w * kGroupValues + threadIdx.x];
+#pragma unroll
+  for (int step = 1; step < kConsumerWarps; step *= 2) {
+#pragma unroll
+    for (int w = 0; w < kConsumerWarps; w += 2 * step) sum[w] = __fadd_rn(sum[w], sum[w + step]);
+  }
+  float total = sum[0];
+  if (kScaled && a.source.apart) {
+    const int floats = transform::NormFloats(a.in);
+    total = __fmul_rn(total, layout.norms[o.n * floats + floats - 1]);
+  }
+  const float value = __fadd_rn(terms.previous, __fadd_rn(total, terms.bias));
+  const int64_t at = o.n * a.y_stride + row + o.m;
+  if (a.y_f32 != nullptr) {
+    a.y_f32[at] = value;
+  } else {
+    a.y_bf16[at] = __float2bfloat16_rn(value);
+  }
+}
+
+// A warp's chunk of a tile of W, as the tensor cores want it.
+using Fragments = uint32_t[kChunkSteps][4];
+
+// Takes a multiplying warp's chunks of a block's tiles out of the ring, one after the other.
+class TileReader {
+ public:
+  __device__ __forceinline__ TileReader(const SmallBatchGemmArguments& a,
+                                        const SharedLayout& layout, int rows)
+      : a_(a),
+        layout_(layout),
+        from_(SharedAddress(layout.tiles) +
+              min(Lane() % 16, a.tile_bytes / kTileStride - 1) * kTileStride +
+              Warp() * kChunkCols * 2 + Lane() / 16 * 16),
+        left_((rows + kTileRows - 1) / kTileRows * ((a.in + kTileCols - 1) / kTileCols)) {}
+
+  // The next tile's, if there is one. What lies past the last row or column is not used.
+  __device__ __forceinline__ void Take(Fragments& w) {
+    if (left_ == 0) return;
+    --left_;
+    while (!layout_.full[at_.stage].HasEnded(at_.parity)) {
+    }
+#pragma unroll
+    for (int i = 0; i < kChunkSteps; ++i) {
+      LoadMatrices(w[i], from_ + at_.stage * a_.tile_bytes + i * kStep * 2);
+    }
+    __syncwarp();
+    if (Lane() == 0) layout_.empty[at_.stage].Arrive();
+    at_.Advance(a_.stages);
+  }
+
+ private:
+  const SmallBatchGemmArguments& a_;
+  const SharedLayout& layout_;
+  const uint32_t from_;  // the lane's row and column in stage 0
+  int left_;
+  PipelineState at_;
+};
+
+// A multiplying warp's walk over a block's tiles, 16 rows of W at a time from left to right, and
+// the block's outputs. The partial sums of 16 rows lie in one of two buffers in turn, so that one
+// barrier for them suffices: a buffer is written again only after the next rows' barrier.
+template <bool kScaled>
+class Multiplier {
+ public:
+  __device__ __forceinline__ Multiplier(const SmallBatchGemmArguments& a,
+                                        const SharedLayout& layout, int first, int last)
+      : a_(a),
+        layout_(layout),
+        from_(InputAddress(a, layout, OpaqueThreadIdx())),
+        row_(first),
+        last_(last) {
+    const int row = first + static_cast<int>(threadIdx.x);
+    if (a.bias != nullptr && row < last) Prefetch(a.bias + row);
+  }
+
+  // When the kernel before has ended.
+  __device__ __forceinline__ void LoadPrevious() { terms_.LoadPrevious(a_, row_, last_); }
+  // When the input rows are there.
+  __device__ __forceinline__ void Begin() {
+    terms_.LoadBias(a_, row_, last_);
+#pragma unroll
+    for (int pair = 0; pair < kChunkSteps / 2; ++pair) LoadInput(pair, 0);
+  }
+
+  __device__ __forceinline__ bool AtEnd() const { return row_ >= last_; }
+
+  // Adds the products of the warp's chunk of the next tile, stores the outputs of its rows if it is
+  // their last, and goes on.
+  __device__ __forceinline__ void Multiply(Fragments& w) {
+    const int next = col_ + kTileCols < a_.in ? col_ + kTileCols : 0;
+    if (col_ + kTileCols <= a_.in) {
+      MultiplyChunk<true>(w, next);
+    } else {
+      MultiplyChunk<false>(w, next);
+    }
+    col_ = next;
+    if (next == 0) Store();
+  }
+
+ private:
+  __device__ __forceinline__ static uint32_t InputAddress(const SmallBatchGemmArguments& a,
+                                                          const SharedLayout& layout, int thread) {
+    const int lane = thread % kWarp, warp = thread / kWarp;
+    return SharedAddress(layout.input) + min(lane % 8, a.rows - 1) * InputStride(a.in) +
+           warp * kChunkCols * 2 + lane / 8 * 16;
+  }
+
+  // Two products' input.
+  __device__ __forceinline__ void LoadInput(int pair, int col) {
+    LoadMatrices(x_[pair], from_ + (col + pair * 2 * kStep) * 2);
+  }
+
+  // Input is replaced by that of the tile at column `next` as soon as it is used.
+  template <bool kWhole>
+  __device__ __forceinline__ void MultiplyChunk(Fragments& w, int next) {
+    static_assert(kChunkSteps % 2 == 0);
+    const int columns = a_.in - col_ - Warp() * kChunkCols;
+#pragma unroll
+    for (int i = 0; i < kChunkSteps; ++i) {
+      const int at = i % 2 * 2;
+      if (!kWhole && columns < (i + 1) * kStep) w[i][2] = w[i][3] = 0;  // half of it is W's
+      if (kWhole || columns > i * kStep) MultiplyAdd(c_, w[i], x_[i / 2][at], x_[i / 2][at + 1]);
+      if (i % 2 == 1) LoadInput(i / 2, next);
+    }
+  }
+
+  // The outputs of 16 rows of W; the next ones' sums begin.
+  __device__ __forceinline__ void Store() {
+    const int lane = Lane();
+    float* partial = layout_.partial + buffer_ * kConsumerWarps * kGroupValues;
+    if (lane % 4 < kMaxRows / 2) {
+      float* mine = partial + Warp() * kGroupValues + lane % 4 * 2 * kTileRows + lane / 4;
+      mine[0] = c_[0];
+      mine[kTileRows] = c_[1];
+      mine[kTileRows / 2] = c_[2];
+      mine[kTileRows + kTileRows / 2] = c_[3];
+    }
+    SyncThreads<kConsumers>();
+    StoreValue<kScaled>(a_, layout_, partial, terms_, row_, last_);
+    row_ += kTileRows;
+    terms_.LoadBias(a_, row_, last_);
+    terms_.LoadPrevious(a_, row_, last_);
+    buffer_ ^= 1;
+    c_[0] = c_[1] = c_[2] = c_[3] = 0;
+  }
+
+  const SmallBatchGemmArguments& a_;
+  const SharedLayout& layout_;
+  const uint32_t from_;  // the lane's row and column of the input
+  int row_, col_ = 0;
+  const int last_;
+  int buffer_ = 0;
+  AddedTerms terms_;
+  uint32_t x_[kChunkSteps / 2][4];
+  float c_[4] = {};
+};
+
+// A warp's chunks of the next tiles, in registers: of a block's first ones before the input is
+// there, so that their stages are filled again meanwhile; later the tile kTiles further on is
+// loaded while one is multiplied.
+template <int kTiles>
+struct HeldTiles {
+  Fragments w[kTiles];
+
+  __device__ __forceinline__ void Take(TileReader& reader) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) reader.Take(w[n]);
+  }
+
+  template <bool kScaled>
+  __device__ __forceinline__ void MultiplyAll(Multiplier<kScaled>& multiplier, TileReader& reader) {
+#pragma unroll 1
+    while (true) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        if (multiplier.AtEnd()) return;
+        multiplier.Multiply(w[n]);
+        reader.Take(w[n]);
+      }
+    }
+  }
+};
+
+// The columns between the end of an input row and that of a product, zeros in W too.
+__device__ __forceinline__ void ClearInputEnds(const SmallBatchGemmArguments& a,
+                                               const SharedLayout& layout) {
+  const int row = static_cast<int>(threadIdx.x);
+  if (a.in % kStep == 0 || row >= a.rows) return;
+  *reinterpret_cast<uint4*>(layout.input + row * InputStride(a.in) + a.in * 2) = {};
+}
+
+// What the kinds of transforms read: norms the residual stream, all others activations.
+template <InputTransform::Kind kind>
+using InputOf = std::conditional_t<kind == InputTransform::Kind::kRmsNorm, float, __nv_bfloat16>;
+
+// For at most kRows rows.
+template <InputTransform::Kind kind, int kRows>
+__global__ void __launch_bounds__(kThreads, 2)
+    SmallBatchGemmKernel(const __grid_constant__ SmallBatchGemmArguments a) {
+  constexpr bool kNorms = kind == InputTransform::Kind::kRmsNorm;
+  extern __shared__ __align__(128) unsigned char shared[];
+  if (kind != kDrainingKind) TriggerDependents();
+  const SharedLayout layout = LayoutOf(shared, a);
+  const int block = static_cast<int>(blockIdx.x);
+  const int first = block * a.block_rows + min(block, a.extra_blocks);
+  const int last = first + a.block_rows + (block < a.extra_blocks ? 1 : 0);
+  if (threadIdx.x == kConsumers) {
+#pragma unroll 1
+    for (int s = 0; s < a.stages; ++s) {
+      layout.full[s].Init(kCopyWarps * BulkCopyRowsArrivals());
+      layout.empty[s].Init(kConsumerWarps);
+    }
+    PublishBarriers();
+    FenceAsyncProxy();
+  }
+  __syncthreads();
+  if (threadIdx.x >= kConsumers) {
+    CopyWeights(a, layout, first, last);
+    return;
+  }
+  // As many as registers allow.
+  constexpr int kHeld = kRows == 1 ? (kNorms ? 2 : 3) : (kNorms ? 1 : 2);
+  HeldTiles<kHeld> held;
+  TileReader reader(a, layout, last - first);
+  Multiplier<kNorms> multiplier(a, layout, first, last);
+  ClearInputEnds(a, layout);
+  __nv_bfloat16* const input = reinterpret_cast<__nv_bfloat16*>(layout.input);
+  const int stride = InputStride(a.in) / 2;
+  if constexpr (kNorms) {
+    const transform::Unit weight = transform::FirstWeight(a.source);
+    held.Take(reader);
+    WaitOnDependencies();
+    TriggerDependents();  // not before: see kDrainingKind
+    multiplier.LoadPrevious();
+    transform::NormRows<InputOf<kind>, kRows>(a.source, weight, 0, a.rows, input, stride,
+                                              layout.norms);
+  } else {
+    held.Take(reader);
+    WaitOnDependencies();
+    multiplier.LoadPrevious();
+    TransformRowsInBlock<kind, InputOf<kind>, kRows>(a.source, 0, a.rows, input, stride, nullptr);
+    SyncThreads<kConsumers>();
+  }
+  multiplier.Begin();
+  held.MultiplyAll(multiplier, reader);
+}
+
+// Divides W's rows among the blocks and gives the ring as many tiles as a block has, the budget
+// holds and the barriers serve.
+void ChooseTiling(int blocks, const DeviceLimits& limits, SmallBatchGemmArguments* a) {
+  a->block_rows = a->out / blocks;
+  a->extra_blocks = a->out % blocks;
+  const int most_rows = a->block_rows + (a->extra_blocks > 0 ? 1 : 0);
+  a->tile_bytes = std::min(kTileRows, most_rows) * kTileStride;
+  const int64_t tiles = static_cast<int64_t>((most_rows + kTileRows - 1) / kTileRows) *
+                        ((a->in + kTileCols - 1) / kTileCols);
+  const int budget =
+      std::min(a->accumulate ? kNarrowBudget : kWideBudget, limits.block_shared_bytes);
+  const int fitting = std::max((budget - FixedBytes(a->rows, a->in)) / a->tile_bytes, kMinStages);
+  a->stages = static_cast<int>(std::min<int64_t>({tiles, fitting, kMaxStages}));
+}
+
+template <InputTransform::Kind kind, int kRows>
+cudaError_t LaunchSmallBatchGemm(const SmallBatchGemmArguments& a, int blocks,
+                                 const DeviceLimits& limits, cudaStream_t stream) {
+  const cudaError_t ready =
+      AllowDynamicSmem(KernelAddress(SmallBatchGemmKernel<kind, kRows>), limits.block_shared_bytes);
   if (ready != cudaSuccess) return ready;
-  return Launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
-                SmemConfig(bytes, true), stream, chain);
-}
-
-// `words`: where the flagged words lie.
-template <Kind... kinds>
-cudaError_t LaunchChain(ChainArguments<sizeof...(kinds)> chain, uint64_t* words,
-                        const DeviceLimits& limits, cudaStream_t stream) {
-  auto& products = chain.products;
-  SmallBatchGemmArguments& gated = products[1];
-  gated.act = products[2].source.act;
-  gated.out /= 2;
-  gated.group = 2;  // outputs of a flagged word
-  for (size_t n = 0; n + 1 < sizeof...(kinds); ++n) {
-    FOX_CHECK(products[n].out == products[n + 1].in);
-    products[n].left = words;
-    products[n + 1].taken = words;
-    words += products[n].out / products[n].group;
-  }
-  const int blocks = limits.multiprocessors;
-  const size_t bytes =
-      ChooseTiling(blocks, std::min(kChainBudget, limits.block_shared_bytes), products);
-  return LaunchProducts<1, kinds...>(chain, blocks, bytes, limits, stream);
+  const size_t bytes = static_cast<size_t>(a.stages * a.tile_bytes + FixedBytes(a.rows, a.in));
+  return Launch(SmallBatchGemmKernel<kind, kRows>, dim3(static_cast<unsigned>(blocks)),
+                dim3(kThreads), SmemConfig(bytes, true), stream, a);
 }
 
 }  // namespace
@@ -125,58 +463,21 @@ bool GemvTakes(const LinearParams& params, const DeviceLimits& limits) {
 cudaError_t SmallBatchGemm(const LinearParams& params, const DeviceLimits& limits,
                            cudaStream_t stream) {
   FOX_CHECK(GemvTakes(params, limits));
-  ChainArguments<1> one{{MakeArguments(params)}, nullptr};
-  const SmallBatchGemmArguments& a = one.products[0];
+  const InputTransform::Kind transform = params.transform.kind;
+  SmallBatchGemmArguments a{};
+  static_cast<GemmArguments&>(a) = MakeGemmArguments(params);
+  a.source = MakeTransformArguments(params.in, params.transform);
+  FOX_CHECK(a.source.out_cols == a.in);
   const int blocks = std::min(limits.multiprocessors, a.out);
-  const int budget = a.accumulate ? kNarrowBudget : kWideBudget;
-  const size_t bytes =
-      ChooseTiling(blocks, std::min(budget, limits.block_shared_bytes), one.products);
-  return DispatchTransform(params.transform.kind, params.in.dtype, [&]<Kind kind, typename In>() {
-    if constexpr (std::is_same_v<In, InputOf<kind>>) {
-      return a.rows == 1 ? LaunchProducts<1, kind>(one, blocks, bytes, limits, stream)
-                         : LaunchProducts<kMaxRows, kind>(one, blocks, bytes, limits, stream);
-    }
-    return cudaErrorInvalidValue;
-  });
-}
-
-bool ChainTakes(std::span<const LinearParams> products, const DeviceLimits& limits) {
-  if (products.size() != kChainKinds.size() && products.size() + 1 != kChainKinds.size()) {
-    return false;
-  }
-  for (size_t n = 0; n < products.size(); ++n) {
-    const LinearParams& params = products[n];
-    const bool norm = kChainKinds[n] == Kind::kRmsNorm;
-    if (params.in.rows != 1 || !GemvTakes(params, limits)) return false;
-    if (params.transform.kind != kChainKinds[n] || params.transform.apart != norm) return false;
-    // The odd ones read the residual stream, which the others add to.
-    if (params.accumulate == norm || (params.bias != nullptr && n < 3)) return false;
-    if (n > 0 && params.in.data != products[n - 1].out.data) return false;
-  }
-  const PackedWeight& down = products[2].weight;
-  const int64_t words = down.in() / 2;  // of its input
-  const bool one_stream = products[0].out.data == products[2].out.data;
-  // Every block leaves something, after it has read the epoch, that the first one takes last.
-  const bool all_leave = std::min(words, down.out()) >= limits.multiprocessors;
-  return one_stream && all_leave && 2 * down.out() + words < kChainWords;
-}
-
-cudaError_t SmallBatchGemmChain(std::span<const LinearParams> products, uint64_t* words,
-                                const DeviceLimits& limits, cudaStream_t stream) {
-  FOX_CHECK(ChainTakes(products, limits));
-  const auto epoch = reinterpret_cast<uint32_t*>(words);
-  words += 2;  // 16 bytes
-  if (products.size() == 3) {
-    return LaunchChain<kChainKinds[0], kChainKinds[1], kChainKinds[2]>(
-        {{MakeArguments(products[0]), MakeArguments(products[1]), MakeArguments(products[2])},
-         epoch},
-        words, limits, stream);
-  }
-  return LaunchChain<kChainKinds[0], kChainKinds[1], kChainKinds[2], kChainKinds[3]>(
-      {{MakeArguments(products[0]), MakeArguments(products[1]), MakeArguments(products[2]),
-        MakeArguments(products[3])},
-       epoch},
-      words, limits, stream);
+  ChooseTiling(blocks, limits, &a);
+  return DispatchTransform(
+      transform, params.in.dtype, [&]<InputTransform::Kind kind, typename In>() {
+        if constexpr (std::is_same_v<In, InputOf<kind>>) {
+          return a.rows == 1 ? LaunchSmallBatchGemm<kind, 1>(a, blocks, limits, stream)
+                             : LaunchSmallBatchGemm<kind, kMaxRows>(a, blocks, limits, stream);
+        }
+        return cudaErrorInvalidValue;
+      });
 }
 
 }  // namespace fox::cuda

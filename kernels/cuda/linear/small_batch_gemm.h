@@ -5,9 +5,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstdint>
-#include <span>
-
 #include "kernels/batch_view.h"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/linear_params.h"
@@ -34,20 +31,5 @@ inline constexpr InputTransform::Kind kDrainingKind = InputTransform::Kind::kRms
 // GemvTakes.
 cudaError_t SmallBatchGemm(const LinearParams& params, const DeviceLimits& limits,
                            cudaStream_t stream);
-
-// Whether SmallBatchGemmChain takes these products: of one row, those behind attention, without
-// biases, x += o(attention's output), y = gate_up(norm(x)), x += down(act(y[:I]) * y[I:]), and, if
-// there is one, the next layer's projection of norm(x); norms taken apart, and no fewer outputs
-// than blocks.
-bool ChainTakes(std::span<const LinearParams> products, const DeviceLimits& limits);
-
-// Words of 64 bits that SmallBatchGemmChain needs.
-inline constexpr int64_t kChainWords = int64_t{1} << 16;
-
-// The products in one launch, to the same bits; y is not written. `words`: kChainWords, zeros at
-// first, of launches that follow each other. Its blocks wait for each other, one on each of the
-// device's multiprocessors: nothing beside it may hold one for good. REQUIRES: ChainTakes.
-cudaError_t SmallBatchGemmChain(std::span<const LinearParams> products, uint64_t* words,
-                                const DeviceLimits& limits, cudaStream_t stream);
 
 }  // namespace fox::cuda

@@ -10,10 +10,9 @@
 // BatchView's slot, row_begin and position are copied before the step's first kernel, and so are
 // constants. A kernel *triggers after its wait* if it calls TriggerDependents() only after its
 // WaitOnDependencies(): when the kernel behind it starts, all those before it have ended. Products
-// of few rows that begin with a norm do (linear.h), the projection in front of Append among them,
-// and so does a launch of several products that ends with it; AppendDecode and AccumulateBlocks
-// always do. So AppendDecode reads ahead what the projection does not write, DecodeAttention what
-// AppendDecode does not, and ProjectQueries works before its wait.
+// of few rows that begin with a norm do (linear.h), the projection in front of Append among them;
+// AppendDecode does where the projection did not. So DecodeAttention reads ahead whatever these two
+// do not write. AccumulateBlocks always does, so ProjectQueries behind it works before its wait.
 #pragma once
 
 #include <cuda_runtime.h>
