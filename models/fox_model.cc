@@ -71,10 +71,10 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
   ops_.BeginStep(batch, kv, stream);
   ops_.Embed(batch, table, x, stream);
   const std::array<RowGroup, 2> groups = GroupsOf(batch);
+  for (const RowGroup& rows : groups) {
+    if (rows.count > 0) ops_.Linear(Projecting(0, rows), stream);
+  }
   for (int n = 0; n < c.num_layers; ++n) {
-    for (const RowGroup& rows : groups) {
-      if (rows.count > 0) Project(n, rows, stream);
-    }
     Attend(n, batch, acp, kv, counters, stream);
     for (const RowGroup& rows : groups) {
       if (rows.count > 0) MixAndMlp(n, rows, stream);
@@ -120,15 +120,16 @@ bool FoxModel::FusesGate(const RowGroup& rows) const {
   return ops_.has_decode_family() && !(rows.decodes && rows.count <= kSmallBatchRows);
 }
 
-void FoxModel::Project(int layer, const RowGroup& rows, Stream stream) {
+LinearParams FoxModel::Projecting(int layer, const RowGroup& rows) const {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   LinearParams project = Normed(rows, w.attn_norm, *w.projection, layer > 0);
   project.bias = w.projection_bias.data();
   project.out = Projection(rows);
-  ops_.Linear(project, stream);
+  return project;
 }
 
-// x += o(attention's output); then x += down(act(gate) * up), of the normed rows.
+// x += o(attention's output); then x += down(act(gate) * up), of the normed rows; then the next
+// layer's projection.
 void FoxModel::MixAndMlp(int layer, const RowGroup& rows, Stream stream) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const bool gates = FusesGate(rows), last = layer + 1 == weights_.config.num_layers;
@@ -154,6 +155,8 @@ void FoxModel::MixAndMlp(int layer, const RowGroup& rows, Stream stream) {
     }
   }
   for (const LinearParams* product : {&mix, &gate_up, &down}) ops_.Linear(*product, stream);
+  // Now, for the next group's products use the same scratch.
+  if (!last) ops_.Linear(Projecting(layer + 1, rows), stream);
 }
 
 // A product over the normed rows of x, which the product before has changed, or (not `behind`)

@@ -64,7 +64,7 @@ class FoxModel {
   bool TakesNormsApart(const RowGroup& rows) const;
   bool FusesNorms(const RowGroup& rows) const;
   bool FusesGate(const RowGroup& rows) const;
-  void Project(int layer, const RowGroup& rows, Stream stream);
+  LinearParams Projecting(int layer, const RowGroup& rows) const;
   void Attend(int layer, const BatchView& batch, AcpMode acp, const PagedKv& kv,
               const ForwardCounters& counters, Stream stream);
   void MixAndMlp(int layer, const RowGroup& rows, Stream stream);

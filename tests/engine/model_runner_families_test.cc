@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -55,6 +56,7 @@ class FamilyOps : public TimedOps {
     if (!params.takes.rows.empty()) {
       EXPECT_EQ(params.takes.rows.data, left_);
       EXPECT_EQ(params.takes.weight, left_weight_);
+      EXPECT_TRUE(IsSpoiled(params.takes.rows)) << "others wrote there meanwhile";
       plain.transform = {.kind = InputTransform::Kind::kRmsNorm,
                          .weight = params.takes.weight,
                          .eps = params.takes.eps,
@@ -97,6 +99,14 @@ class FamilyOps : public TimedOps {
       float* row = static_cast<float*>(m.Rows(r, 1).data);
       std::fill_n(row, m.cols, std::numeric_limits<float>::quiet_NaN());
     }
+  }
+
+  static bool IsSpoiled(const MatrixView& m) {
+    for (int64_t r = 0; r < m.rows; ++r) {
+      const auto* row = static_cast<const float*>(m.Rows(r, 1).data);
+      if (!std::all_of(row, row + m.cols, [](float x) { return std::isnan(x); })) return false;
+    }
+    return true;
   }
 
   void Count(const LinearParams& params) {
