@@ -45,8 +45,8 @@ struct RawGates {
   float logits[2], bias;
 };
 
-__device__ __forceinline__ RawGates LoadGates(const AppendParams& params, const PagedKv& kv,
-                                              const HeadBlock& block, int g) {
+__device__ __forceinline__ RawGates LoadGates(const AppendParams& params, const HeadBlock& block,
+                                              int g) {
   const int head = block.kv_head * block.group + g, last = block.rows.count - 1;
   RawGates raw;
 #pragma unroll
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(kThreads, kGeneralBound || kHeadDim > 64 ? 4 :
   RawRows<kHeadDim> raw = LoadRows<kHeadDim>(params, kv, block, first);
 #pragma unroll 1
   for (int g = warp; g < group; g += kWarps) {
-    const RawGates gates = LoadGates(params, kv, block, g);
+    const RawGates gates = LoadGates(params, block, g);
     WriteGates(params, kv, schedule, block, g, gates, decay + g * kPageTokens);
   }
 #pragma unroll 1

@@ -13,6 +13,7 @@
 #include "kernels/attention_params.h"
 #include "kernels/batch_view.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
+#include "kernels/cuda/primitives/norm_and_gate.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 
@@ -37,12 +38,7 @@ __device__ __forceinline__ float SumSquares(const Float8& o) {
   return square;
 }
 
-// RMS norm: what a row is multiplied by, from its sum of squares; and then `weight`, this lane's
-// eight.
-template <int kHeadDim>
-__device__ __forceinline__ float NormScale(float square, float eps) {
-  return rsqrtf(fmaf(square, 1.0f / kHeadDim, eps));
-}
+// RMS norm: by NormScale of the row, then by `weight`, this lane's eight.
 __device__ __forceinline__ void ScaleBy(Float8& o, float scale, const Float8& weight) {
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) o.x[i] = o.x[i] * scale * weight.x[i];

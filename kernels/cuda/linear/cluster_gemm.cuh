@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/linear/cluster_gemm_arguments.cuh"
 #include "kernels/cuda/linear/cluster_gemm_epilogue.cuh"
+#include "kernels/cuda/primitives/ring_place.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
@@ -30,19 +31,6 @@ struct TileRing {
     for (int s = 0; s < stages; ++s) {
       full[s].Init(1);
       empty[s].Init(readers);
-    }
-  }
-};
-
-// A place in a ring.
-struct RingPlace {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void Advance(const TileRing& ring) {
-    if (++stage == ring.stages) {
-      stage = 0;
-      parity ^= 1;
     }
   }
 };
@@ -80,7 +68,7 @@ __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const
   work.ForEachChunk(a, [&](int tile, int chunk) {
     if (started++ >= a.under_way) {
       ring.full[arrived.stage].Wait(arrived.parity);
-      arrived.Advance(ring);
+      arrived.Advance(ring.stages);
     }
     ring.empty[at.stage].Wait(at.parity ^ 1);
     ring.full[at.stage].ArriveAndExpect(kWeightBytes);
@@ -88,7 +76,7 @@ __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const
     const int row = tile * a.tile_rows, col = chunk * kTileCols;
     TmaLoad2D(to, &a.weight_map, col, row, &ring.full[at.stage]);
     TmaLoad2D(to + kWeightBytes / 2, &a.weight_map, col, row + a.half_offset, &ring.full[at.stage]);
-    at.Advance(ring);
+    at.Advance(ring.stages);
   });
 }
 
@@ -101,7 +89,7 @@ __device__ __forceinline__ void CopyInputs(const ClusterGemmArguments& a, const 
     ring.full[at.stage].ArriveAndExpect(static_cast<uint32_t>(ring.tile_bytes));
     TmaLoad2D(ring.tiles + at.stage * ring.tile_bytes, &a.x_map, chunk * kTileCols, 0,
               &ring.full[at.stage]);
-    at.Advance(ring);
+    at.Advance(ring.stages);
   });
 }
 
@@ -176,8 +164,8 @@ struct Reader {
     }
     weight_before = weight_at.stage;
     input_before = input_at.stage;
-    weight_at.Advance(weights);
-    input_at.Advance(inputs);
+    weight_at.Advance(weights.stages);
+    input_at.Advance(inputs.stages);
   }
 
   // sums[0] (`memory`: AddHalves) = the warpgroup's sums over kBlockClasses classes of `chunks`

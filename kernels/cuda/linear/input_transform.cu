@@ -12,6 +12,7 @@
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
+#include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/runtime/overlap_rows.h"
@@ -21,10 +22,16 @@ namespace {
 
 constexpr int kThreads = kTransformThreads;
 
-// By one block: of many, each asking for the same lines, the requests would be as many as those for
-// the rows.
-__device__ __forceinline__ void PrefetchOnce(const TransformArguments& s) {
-  if (blockIdx.x == 0) PrefetchTransform(s);
+// Brings a norm's weights into the L2, before WaitOnDependencies(). By one block: of many, each
+// asking for the same lines, the requests would be as many as those for the rows.
+__device__ __forceinline__ void PrefetchWeight(const TransformArguments& s) {
+  constexpr int kLineFloats = 32;
+  if (blockIdx.x > 0 || s.weight == nullptr) return;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) * kLineFloats; i < s.in_cols;
+       i += kThreads * kLineFloats) {
+    Prefetch(s.weight + i);
+  }
 }
 
 template <InputTransform::Kind kind, typename In>
@@ -32,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
     TransformKernel(const __grid_constant__ TransformArguments source, __nv_bfloat16* out,
                     int64_t out_stride) {
   TriggerDependents();
-  PrefetchOnce(source);
+  PrefetchWeight(source);
   WaitOnDependencies();
   extern __shared__ float norms[];  // kRmsNorm
   const int64_t row = blockIdx.x;
@@ -42,11 +49,6 @@ __global__ void __launch_bounds__(kThreads)
 // Of the warp in the grid: in the kernels below warps work alone.
 __device__ __forceinline__ int WarpIndex() {
   return static_cast<int>(blockIdx.x * (kThreads / kWarp) + Warp());
-}
-
-__device__ __forceinline__ uint32_t RoundPair(float a, float b) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-  return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
 constexpr int kVector = 4;  // columns that a lane has at a time
@@ -62,8 +64,8 @@ __device__ __forceinline__ void StoreScaled(const float4& v, float scale, const 
                                             __nv_bfloat16* out) {
   float4 w = {1, 1, 1, 1};
   if (weight != nullptr) w = __ldg(reinterpret_cast<const float4*>(weight));
-  *reinterpret_cast<uint2*>(out) = {RoundPair(v.x * scale * w.x, v.y * scale * w.y),
-                                    RoundPair(v.z * scale * w.z, v.w * scale * w.w)};
+  *reinterpret_cast<uint2*>(out) = {PackBf16(v.x * scale * w.x, v.y * scale * w.y),
+                                    PackBf16(v.z * scale * w.z, v.w * scale * w.w)};
 }
 
 // Columns that a warp holds in 16 registers a lane.
@@ -82,7 +84,7 @@ __global__ void __launch_bounds__(kThreads, kSteps == 3 ? 2 : 0)
   constexpr int kVectors = kSteps * kStepCols / (kVector * kWarp);
   static_assert(kVector * kWarp == transform::kSumCols);
   TriggerDependents();
-  PrefetchOnce(s);
+  PrefetchWeight(s);
   WaitOnDependencies();
   const int64_t row = rows - 1 - WarpIndex();
   if (row < 0) return;
@@ -169,7 +171,7 @@ __global__ void __launch_bounds__(kThreads)
   if (Lane() == 0) a.sums[row * a.tiles + tile] = sum;
   if (column >= a.cols) return;
   *reinterpret_cast<uint2*>(a.out + row * a.out_stride + column) = {
-      RoundPair(x.x * weight.x, x.y * weight.y), RoundPair(x.z * weight.z, x.w * weight.w)};
+      PackBf16(x.x * weight.x, x.y * weight.y), PackBf16(x.z * weight.z, x.w * weight.w)};
 }
 
 unsigned WarpBlocks(int64_t warps) {

@@ -8,10 +8,10 @@
 #include <cstdint>
 
 #include "kernels/core/check.h"
+#include "kernels/cuda/primitives/norm_and_gate.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
-#include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
 #include "kernels/linear_params.h"
@@ -92,10 +92,7 @@ __device__ __forceinline__ Unit LoadWeight(const float* weight, int unit) {
 // unit * act(gate).
 __device__ __forceinline__ Unit Gated(Unit unit, const Unit& gate, Activation act) {
 #pragma unroll
-  for (int i = 0; i < kUnit; ++i) {
-    const float sigmoid = Sigmoid(gate.x[i]);
-    unit.x[i] *= act == Activation::kSilu ? gate.x[i] * sigmoid : sigmoid;
-  }
+  for (int i = 0; i < kUnit; ++i) unit.x[i] = cuda::Gated(unit.x[i], gate.x[i], act);
   return unit;
 }
 
@@ -242,18 +239,6 @@ __device__ __forceinline__ void TransformUnits(const TransformArguments& s, int6
 }
 
 }  // namespace transform
-
-// Brings the constants of the transform into the L2, by kTransformThreads threads; before
-// WaitOnDependencies().
-__device__ __forceinline__ void PrefetchTransform(const TransformArguments& s) {
-  constexpr int kLineFloats = 32;
-  if (s.weight == nullptr) return;
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x) * kLineFloats; i < s.in_cols;
-       i += kTransformThreads * kLineFloats) {
-    Prefetch(s.weight + i);
-  }
-}
 
 // out[r] = transform(in[first_row + r]) for r < rows <= kRows, by the first kTransformThreads
 // threads of the block; out (16-byte aligned rows) in global or shared memory; norms: NormRows's,

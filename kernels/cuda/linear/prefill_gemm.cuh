@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/linear/input_transform.cuh"
+#include "kernels/cuda/primitives/ring_place.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
@@ -86,24 +87,11 @@ struct ChunkRing {
   __device__ __forceinline__ unsigned char* weight(int stage) const { return x(stage) + kXBytes; }
 };
 
-template <typename Plan>
-struct ChunkPlace {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void Advance() {
-    if (++stage == Plan::kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // One thread.
 template <typename Plan>
 __device__ __forceinline__ void CopyTiles(const PrefillGemmArguments& a,
                                           const ChunkRing<Plan>& ring) {
-  ChunkPlace<Plan> at;
+  RingPlace at;
   ForEachTile<Plan>(a, [&](const Tile& tile) {
 #pragma unroll 1
     for (int chunk = 0; chunk < a.chunks; ++chunk) {
@@ -115,7 +103,7 @@ __device__ __forceinline__ void CopyTiles(const PrefillGemmArguments& a,
       TmaLoad2D(ring.x(at.stage), &a.x_map, column, tile.row, full);
       TmaLoad2D(weight, &a.weight_map, column, tile.output, full);
       TmaLoad2D(weight + Plan::kHalfBytes, &a.weight_map, column, a.out + tile.output, full);
-      at.Advance();
+      at.Advance(Plan::kStages);
     }
   });
 }
@@ -127,7 +115,7 @@ struct GroupReader {
 
   ChunkRing<Plan> ring;
   int group;
-  ChunkPlace<Plan> at = {};
+  RingPlace at = {};
   int before = 0;  // stage of the products under way
 
   // The products under way have read it.
@@ -158,7 +146,7 @@ struct GroupReader {
       Release();
     }
     before = at.stage;
-    at.Advance();
+    at.Advance(Plan::kStages);
   }
 
   __device__ __forceinline__ void Finish(Sums& c) const {

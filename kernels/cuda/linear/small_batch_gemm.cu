@@ -18,6 +18,7 @@
 #include "kernels/cuda/linear/input_transform.cuh"
 #include "kernels/cuda/linear/small_batch_gemm.h"
 #include "kernels/cuda/primitives/copy_rows.cuh"
+#include "kernels/cuda/primitives/ring_place.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
@@ -100,25 +101,12 @@ __device__ __forceinline__ SharedLayout LayoutOf(unsigned char* shared,
   return layout;
 }
 
-// A place in the ring of tiles.
-struct PipelineState {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void Advance(int stages) {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // A copying warp: its rows of all tiles of W's rows [first, last), 16 rows at a time from left to
 // right.
 __device__ __forceinline__ void CopyWeights(const SmallBatchGemmArguments& a,
                                             const SharedLayout& layout, int first, int last) {
   const int begin = Warp() - kConsumerWarps;
-  PipelineState at, arrived;
+  RingPlace at, arrived;
   int tile = 0;
   for (int row = first; row < last; row += kTileRows) {
     const int rows = (min(kTileRows, last - row) - begin + kCopyWarps - 1) / kCopyWarps;
@@ -227,7 +215,7 @@ class TileReader {
   const SharedLayout& layout_;
   const uint32_t from_;  // the lane's row and column in stage 0
   int left_;
-  PipelineState at_;
+  RingPlace at_;
 };
 
 // A multiplying warp's walk over a block's tiles, 16 rows of W at a time from left to right, and

@@ -7,7 +7,7 @@
 
 #include "kernels/attention_params.h"
 #include "kernels/core/check.h"
-#include "kernels/cuda/ptx/fast_math.cuh"
+#include "kernels/cuda/primitives/norm_and_gate.cuh"
 
 namespace fox::cuda {
 
@@ -31,17 +31,6 @@ inline OutputTransformArguments MakeOutputTransformArguments(const AttentionPara
   }
   return {static_cast<const float*>(t.norm), static_cast<const __nv_bfloat16*>(t.gate.data),
           t.gate.row_stride, static_cast<float>(t.eps), t.act};
-}
-
-// What the norm multiplies a head's values with.
-template <int kHeadDim>
-__device__ __forceinline__ float NormScale(float sum_of_squares, float eps) {
-  return rsqrtf(fmaf(sum_of_squares, 1.0f / kHeadDim, eps));
-}
-
-__device__ __forceinline__ float Gated(float x, float gate, Activation act) {
-  const float sigmoid = Sigmoid(gate);
-  return x * (act == Activation::kSilu ? gate * sigmoid : sigmoid);
 }
 
 }  // namespace fox::cuda

@@ -49,7 +49,8 @@ __device__ __forceinline__ void WarpgroupFenceOperand(float (&sums)[kCount]) {
 #define FOX_SUMS4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FOX_SUMS16(d, i) \
   FOX_SUMS4(d, i), FOX_SUMS4(d, i + 4), FOX_SUMS4(d, i + 8), FOX_SUMS4(d, i + 12)
-#define FOX_SUMS64(d) FOX_SUMS16(d, 0), FOX_SUMS16(d, 16), FOX_SUMS16(d, 32), FOX_SUMS16(d, 48)
+#define FOX_SUMS32(d) FOX_SUMS16(d, 0), FOX_SUMS16(d, 16)
+#define FOX_SUMS64(d) FOX_SUMS32(d), FOX_SUMS16(d, 32), FOX_SUMS16(d, 48)
 #define FOX_SUMS128(d) \
   FOX_SUMS64(d), FOX_SUMS16(d, 64), FOX_SUMS16(d, 80), FOX_SUMS16(d, 96), FOX_SUMS16(d, 112)
 #define FOX_NEW4(d, i) "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3])
@@ -82,44 +83,23 @@ __device__ __forceinline__ void WarpgroupFenceOperand(float (&sums)[kCount]) {
 // d = a b^T with kFirst, else d += a b^T: a [64, 16] and b [N, 16] in shared memory, both with 16
 // contiguous; N is 256, 128 or 64. The first of a chain takes nothing from d: sums that ordinary
 // instructions write while other products run would make ptxas wait for those.
-template <bool kFirst>
-__device__ __forceinline__ void WgmmaQk(float (&d)[128], uint64_t a, uint64_t b) {
-  if constexpr (kFirst) {
-    asm volatile(FOX_WGMMA("ne", "m64n256k16", FOX_FIRST128, "%128, %129, add, 1, 1, 0, 0")
-                 : FOX_NEW128(d)
-                 : "l"(a), "l"(b));
-  } else {
-    asm volatile(FOX_WGMMA("eq", "m64n256k16", FOX_FIRST128, "%128, %129, add, 1, 1, 0, 0")
-                 : FOX_SUMS128(d)
-                 : "l"(a), "l"(b));
+#define FOX_WGMMA_QK(count, shape, operands)                                              \
+  template <bool kFirst>                                                                  \
+  __device__ __forceinline__ void WgmmaQk(float(&d)[count], uint64_t a, uint64_t b) {     \
+    if constexpr (kFirst) {                                                               \
+      asm volatile(FOX_WGMMA("ne", shape, FOX_FIRST##count, operands ", add, 1, 1, 0, 0") \
+                   : FOX_NEW##count(d)                                                    \
+                   : "l"(a), "l"(b));                                                     \
+    } else {                                                                              \
+      asm volatile(FOX_WGMMA("eq", shape, FOX_FIRST##count, operands ", add, 1, 1, 0, 0") \
+                   : FOX_SUMS##count(d)                                                   \
+                   : "l"(a), "l"(b));                                                     \
+    }                                                                                     \
   }
-}
-
-template <bool kFirst>
-__device__ __forceinline__ void WgmmaQk(float (&d)[64], uint64_t a, uint64_t b) {
-  if constexpr (kFirst) {
-    asm volatile(FOX_WGMMA("ne", "m64n128k16", FOX_FIRST64, "%64, %65, add, 1, 1, 0, 0")
-                 : FOX_NEW64(d)
-                 : "l"(a), "l"(b));
-  } else {
-    asm volatile(FOX_WGMMA("eq", "m64n128k16", FOX_FIRST64, "%64, %65, add, 1, 1, 0, 0")
-                 : FOX_SUMS64(d)
-                 : "l"(a), "l"(b));
-  }
-}
-
-template <bool kFirst>
-__device__ __forceinline__ void WgmmaQk(float (&d)[32], uint64_t a, uint64_t b) {
-  if constexpr (kFirst) {
-    asm volatile(FOX_WGMMA("ne", "m64n64k16", FOX_FIRST32, "%32, %33, add, 1, 1, 0, 0")
-                 : FOX_NEW32(d)
-                 : "l"(a), "l"(b));
-  } else {
-    asm volatile(FOX_WGMMA("eq", "m64n64k16", FOX_FIRST32, "%32, %33, add, 1, 1, 0, 0")
-                 : FOX_SUMS16(d, 0), FOX_SUMS16(d, 16)
-                 : "l"(a), "l"(b));
-  }
-}
+FOX_WGMMA_QK(128, "m64n256k16", "%128, %129")
+FOX_WGMMA_QK(64, "m64n128k16", "%64, %65")
+FOX_WGMMA_QK(32, "m64n64k16", "%32, %33")
+#undef FOX_WGMMA_QK
 
 // d = a b with kFirst, else d += a b: a [64, 16] in shared memory with 16 contiguous, b [16, N]
 // with N contiguous; N is 32 or 64.
@@ -144,7 +124,7 @@ __device__ __forceinline__ void WgmmaRows(float (&d)[32], uint64_t a, uint64_t b
                  : "l"(a), "l"(b));
   } else {
     asm volatile(FOX_WGMMA("eq", "m64n64k16", FOX_FIRST32, "%32, %33, add, 1, 1, 0, 1")
-                 : FOX_SUMS16(d, 0), FOX_SUMS16(d, 16)
+                 : FOX_SUMS32(d)
                  : "l"(a), "l"(b));
   }
 }
@@ -165,7 +145,7 @@ __device__ __forceinline__ void WgmmaValues(float (&d)[32], const uint32_t (&p)[
                                             uint64_t b) {
   const int i = 4 * step;
   asm volatile(FOX_WGMMA("eq", "m64n64k16", FOX_FIRST32, "{%32, %33, %34, %35}, %36, add, 1, 1, 1")
-               : FOX_SUMS16(d, 0), FOX_SUMS16(d, 16)
+               : FOX_SUMS32(d)
                : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));
 }
 
@@ -190,6 +170,7 @@ __device__ __forceinline__ void WgmmaValues(float (&d)[64], const uint32_t (&p)[
 #undef FOX_NEW4
 #undef FOX_SUMS128
 #undef FOX_SUMS64
+#undef FOX_SUMS32
 #undef FOX_SUMS16
 #undef FOX_SUMS4
 
