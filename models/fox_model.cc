@@ -72,7 +72,7 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
   ops_.Embed(batch, table, x, stream);
   const std::array<RowGroup, 2> groups = GroupsOf(batch);
   for (const RowGroup& rows : groups) {
-    if (rows.count > 0) ops_.Linear(Projecting(0, rows), stream);
+    if (rows.count > 0) Project(0, rows, stream);
   }
   for (int n = 0; n < c.num_layers; ++n) {
     Attend(n, batch, acp, kv, counters, stream);
@@ -114,25 +114,24 @@ bool FoxModel::FusesNorms(const RowGroup& rows) const {
   return rows.count > kSmallBatchRows && TakesNormsApart(rows);
 }
 
-// Whether the product of gate and up gates its outputs. Few decode rows are gated on their way into
-// the next product, to the same bits.
-bool FoxModel::FusesGate(const RowGroup& rows) const {
-  return ops_.has_decode_family() && !(rows.decodes && rows.count <= kSmallBatchRows);
+bool FusesGate(const Ops& ops, int64_t rows, bool decodes) {
+  return ops.has_decode_family() && !(decodes && rows <= kSmallBatchRows);
 }
 
-LinearParams FoxModel::Projecting(int layer, const RowGroup& rows) const {
+void FoxModel::Project(int layer, const RowGroup& rows, Stream stream) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   LinearParams project = Normed(rows, w.attn_norm, *w.projection, layer > 0);
   project.bias = w.projection_bias.data();
   project.out = Projection(rows);
-  return project;
+  ops_.Linear(project, stream);
 }
 
 // x += o(attention's output); then x += down(act(gate) * up), of the normed rows; then the next
 // layer's projection.
 void FoxModel::MixAndMlp(int layer, const RowGroup& rows, Stream stream) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const bool gates = FusesGate(rows), last = layer + 1 == weights_.config.num_layers;
+  const bool gates = FusesGate(ops_, rows.count, rows.decodes);
+  const bool last = layer + 1 == weights_.config.num_layers;
   const int64_t inner = weights_.config.intermediate_size;
   const MatrixView x = Residual(rows);
   LinearParams mix{
@@ -156,7 +155,7 @@ void FoxModel::MixAndMlp(int layer, const RowGroup& rows, Stream stream) {
   }
   for (const LinearParams* product : {&mix, &gate_up, &down}) ops_.Linear(*product, stream);
   // Now, for the next group's products use the same scratch.
-  if (!last) ops_.Linear(Projecting(layer + 1, rows), stream);
+  if (!last) Project(layer + 1, rows, stream);
 }
 
 // A product over the normed rows of x, which the product before has changed, or (not `behind`)

@@ -39,6 +39,10 @@ struct ForwardCounters {
   double* max_log_evicted_mass = nullptr;  // raised, not added to
 };
 
+// Whether the product of gate and up gates its outputs. Few decode rows are gated on their way into
+// the next product, to the same bits.
+bool FusesGate(const Ops& ops, int64_t rows, bool decodes);
+
 // Not thread-safe: one pass at a time.
 class FoxModel {
  public:
@@ -63,8 +67,7 @@ class FoxModel {
   std::array<RowGroup, 2> GroupsOf(const BatchView& batch) const;
   bool TakesNormsApart(const RowGroup& rows) const;
   bool FusesNorms(const RowGroup& rows) const;
-  bool FusesGate(const RowGroup& rows) const;
-  LinearParams Projecting(int layer, const RowGroup& rows) const;
+  void Project(int layer, const RowGroup& rows, Stream stream);
   void Attend(int layer, const BatchView& batch, AcpMode acp, const PagedKv& kv,
               const ForwardCounters& counters, Stream stream);
   void MixAndMlp(int layer, const RowGroup& rows, Stream stream);

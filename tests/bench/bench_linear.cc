@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "absl/strings/str_format.h"
+#include "models/fox_model.h"
 #include "tests/bench/bench_session.h"
 #include "tests/bench/gpu_machine.h"
 #include "tests/bench/random_values.h"
@@ -62,9 +63,8 @@ absl::StatusOr<Summary> Measure(const BenchSession& session, Ops& ops, const Lin
   const int64_t stride = session.on_gpu ? (first.out() + 7) / 8 * 8 : first.out();
   const Buffer out = ops.Allocate(static_cast<size_t>(rows * stride) * SizeOf(dtype));
   const MatrixView from{in.data(), dtype, rows, first.in(), first.in()};
-  const bool few = decodes && rows <= kSmallBatchRows;
   std::optional<Activation> gated;
-  if (kind.halves && ops.has_decode_family() && !few) gated = Activation::kSilu;
+  if (kind.halves && FusesGate(ops, rows, decodes)) gated = Activation::kSilu;
   const MatrixView to{out.data(), dtype, rows, first.out() / (gated ? 2 : 1), stride};
   const auto multiply = [&](int i) {
     const PackedWeight& weight = *kind.weights[static_cast<size_t>(i)];

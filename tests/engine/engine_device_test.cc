@@ -29,7 +29,7 @@ EngineConfig BaseConfig(const std::string& model) {
 }
 
 // A model of random weights, wider than the golden ones: each multiprocessor has work in every
-// product, in a launch of several of them, too, and in decode attention.
+// product and in decode attention.
 EngineConfig WideConfig() {
   EngineConfig config = BaseConfig("");
   config.model_dir = TempPath("model");
