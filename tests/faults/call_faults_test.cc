@@ -155,11 +155,17 @@ class CallFaultsTest : public testing::Test {
       page.Disarm();
       return FinishServing(server, ends, "served");
     }
+    // Starts differ by some calls: the last of one may find another with all its threads, before
+    // the lines that tell its ports are out; what it serves with stands in the log by then.
     const int code = server.WaitEnd(0).value_or(-1);
-    EXPECT_EQ(code, 78) << server.log();
-    EXPECT_THAT(server.log(), Not(HasSubstr("listening on")));
+    if (code == 70) {
+      EXPECT_THAT(server.log(), HasSubstr("--grpc-port="));
+    } else {
+      EXPECT_EQ(code, 78) << server.log();
+      EXPECT_THAT(server.log(), Not(HasSubstr("listening on")));
+    }
     ExpectReason(server.log());
-    ends->Add("refused to start");
+    ends->Add(code == 70 ? "ended with 70" : "refused to start");
   }
 
   static void FailServing(const Fault& fault, int64_t call, Ends* ends) {
