@@ -153,7 +153,9 @@ void FoxModel::MixAndMlp(int layer, const RowGroup& rows, Stream stream) {
       down.leaves = Left(rows, weights_.layers[static_cast<size_t>(layer) + 1].attn_norm);
     }
   }
-  for (const LinearParams* product : {&mix, &gate_up, &down}) ops_.Linear(*product, stream);
+  ops_.Linear(mix, stream);
+  ops_.Linear(gate_up, stream);
+  ops_.Linear(down, stream);
   // Now, for the next group's products use the same scratch.
   if (!last) Project(layer + 1, rows, stream);
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/linear/cluster_gemm_arguments.cuh"
+#include "kernels/cuda/primitives/norm_and_gate.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
@@ -148,7 +149,7 @@ __device__ __forceinline__ void FindScales(const ClusterGemmArguments& a, float*
   for (int i = 0; i < a.input_sum_count; ++i) {
     sum = __fadd_rn(sum, a.input_sums[n * a.input_sum_count + i]);
   }
-  scales[n] = rsqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(a.in)), a.eps));
+  scales[n] = RowNormScale(sum, a.in, a.eps);
 }
 
 // The cluster's sums of four outputs of a row, `at` in every block's shared memory, as a binary

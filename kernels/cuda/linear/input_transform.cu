@@ -9,6 +9,7 @@
 #include "kernels/core/check.h"
 #include "kernels/cuda/linear/input_transform.cuh"
 #include "kernels/cuda/linear/input_transform.h"
+#include "kernels/cuda/primitives/norm_and_gate.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, kSteps == 3 ? 2 : 0)
     const float4& v = held[i];
     sum = __fadd_rn(sum, StridedSum<1>(transform::SumOfFour(v.x, v.y, v.z, v.w)));
   }
-  const float scale = rsqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(s.in_cols)), s.eps));
+  const float scale = RowNormScale(sum, s.in_cols, s.eps);
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int column = first + i * transform::kSumCols;

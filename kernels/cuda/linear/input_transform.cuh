@@ -126,7 +126,7 @@ __device__ __forceinline__ void FindScale(const TransformArguments& s, float* ro
   float sum = 0;
 #pragma unroll 4
   for (int i = 0; i < count; ++i) sum = __fadd_rn(sum, row[i]);
-  row[count] = rsqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(s.in_cols)), s.eps));
+  row[count] = RowNormScale(sum, s.in_cols, s.eps);
 }
 
 // Synchronises; apart, the scales are found meanwhile and known behind the next barrier. `first`:

@@ -1,5 +1,4 @@
-// The arithmetic of a head's norm and of gates, for all kernels that norm or gate: the same bits
-// everywhere.
+// The arithmetic of norms and gates, for all kernels that norm or gate: the same bits everywhere.
 #pragma once
 
 #include "kernels/core/activation.h"
@@ -11,6 +10,11 @@ namespace fox::cuda {
 template <int kHeadDim>
 __device__ __forceinline__ float NormScale(float sum_of_squares, float eps) {
   return rsqrtf(fmaf(sum_of_squares, 1.0f / kHeadDim, eps));
+}
+
+// And that of a row of `cols` columns.
+__device__ __forceinline__ float RowNormScale(float sum_of_squares, int cols, float eps) {
+  return rsqrtf(__fadd_rn(__fdiv_rn(sum_of_squares, static_cast<float>(cols)), eps));
 }
 
 __device__ __forceinline__ float Gated(float x, float gate, Activation act) {
