@@ -33,10 +33,16 @@ struct HeadGate {
   double base = 0;  // of the page
 };
 
-// What one lane needs of the projection for its part of a row.
+// Where one lane finds its part of a row in the projection; where it has none, and where the row is
+// not shifted, something else that may be read.
+struct RowPlace {
+  const uint4* now;
+  const __nv_bfloat16* shift;  // logit of the share of the last row
+  const __nv_bfloat16* gate;   // GateLogitAt of the query head in the lane's place of the group
+};
 struct RowInput {
   uint4 now;
-  __nv_bfloat16 shift;  // logit of the share of the last row, if the row is shifted
+  __nv_bfloat16 shift, gate;
 };
 
 // What earlier steps left for one lane.
@@ -46,17 +52,6 @@ struct State {
   double c;       // cumulative log gate, and that before the page's first key: of the query head in
   double base;    // the lane's place of the group
 };
-
-__device__ __forceinline__ HeadGate GateOf(const AppendParams& params, const PagedKv& kv,
-                                           const Token& token, const State& state) {
-  const int g = Lane(), group = kv.shape.group();
-  HeadGate gate;
-  if (g >= group) return gate;
-  gate.c = state.c;
-  gate.base = state.base;
-  gate.log_gate = LogGate(params, ProjectionRow(params, token.row), token.kv_head * group + g);
-  return gate;
-}
 
 __device__ __forceinline__ void StoreGate(const AppendParams& params, const PagedKv& kv,
                                           const Token& token, HeadGate& gate) {
@@ -75,6 +70,12 @@ __device__ __forceinline__ void StoreGate(const AppendParams& params, const Page
 __device__ __forceinline__ bool IsQuery(int role) { return role >= 2; }
 __device__ __forceinline__ bool HasJob(const PagedKv& kv, int role) {
   return role < 2 + kv.shape.group();
+}
+
+// The query head in the lane's place of the group; the group's last one stands in past its end.
+__device__ __forceinline__ int LaneHead(const PagedKv& kv, int kv_head) {
+  const int group = kv.shape.group();
+  return kv_head * group + min(Lane(), group - 1);
 }
 
 // Where this lane's dimensions of the role's head are among those of all heads.
@@ -132,9 +133,7 @@ __device__ __forceinline__ void PrefetchState(const AppendParams& params, const 
     Prefetch(LastOf<kHeadDim>(params, kv, token, role));
   }
   if (lane >= group) return;
-  const int head = token.kv_head * group + lane;
-  Prefetch(kv.cum_log_f + kv.HeadIndex(token.slot, params.layer, head));
-  if (params.fgate_bias != nullptr) Prefetch(static_cast<const float*>(params.fgate_bias) + head);
+  Prefetch(kv.cum_log_f + kv.HeadIndex(token.slot, params.layer, token.kv_head * group + lane));
   const int32_t page = __ldcg(kv.Table(kv.ListIndex(token.slot, params.layer, token.kv_head)) +
                               token.position / kPageTokens);
   if (page < 0 || page >= kv.shape.num_pages) return;
@@ -142,16 +141,20 @@ __device__ __forceinline__ void PrefetchState(const AppendParams& params, const 
 }
 
 template <int kHeadDim>
-__device__ __forceinline__ RowInput LoadInput(const AppendParams& params, const PagedKv& kv,
-                                              const Token& token, int role) {
-  RowInput input{};
-  if (!HasJob(kv, role)) return input;
+__device__ __forceinline__ RowPlace PlaceOf(const AppendParams& params, const PagedKv& kv,
+                                            const Token& token, int role) {
   const __nv_bfloat16* row = ProjectionRow(params, token.row);
-  input.now = *reinterpret_cast<const uint4*>(row + ColumnOf(params, role) +
-                                              DimsOf<kHeadDim>(kv, token.kv_head, role));
+  RowPlace place{reinterpret_cast<const uint4*>(row), row,
+                 GateLogitAt(params, token.row, LaneHead(kv, token.kv_head))};
+  if (!HasJob(kv, role)) return place;
+  place.now = reinterpret_cast<const uint4*>(row + ColumnOf(params, role) +
+                                             DimsOf<kHeadDim>(kv, token.kv_head, role));
   const int64_t shift_column = ShiftColumnOf(params, role);
-  if (shift_column >= 0) input.shift = row[shift_column + token.kv_head];
-  return input;
+  if (shift_column >= 0) place.shift = row + shift_column + token.kv_head;
+  return place;
+}
+__device__ __forceinline__ RowInput LoadInput(const RowPlace& place) {
+  return {__ldcg(place.now), __ldcg(place.shift), __ldcg(place.gate)};
 }
 
 // Past the first-level cache: may be called before WaitOnDependencies() where all kernels before
@@ -183,16 +186,11 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, const Page
                                           const Token& token, int role, const RowInput& input,
                                           const Float8& before, const Float8& weights, bool rotates,
                                           const Rotation& rotation) {
-  const bool there = HasJob(kv, role);
-  Float8 o = Widen(input.now);
-  if (there && ShiftColumnOf(params, role) >= 0) {
-    StoreVec8(o, LastOf<kHeadDim>(params, kv, token, role));
-    if (token.pos_in_page == kPageTokens - 1) {
-      void* const page_end = role == 0 ? kv.page_end_k : kv.page_end_v;
-      StoreVec8(o, KeptOf<kHeadDim>(params, kv, token, page_end));
-    }
-    Shift(o, before, Sigmoid(__bfloat162float(input.shift)));
-  }
+  const bool there = HasJob(kv, role), shifts = there && ShiftColumnOf(params, role) >= 0;
+  const Float8 raw = Widen(input.now);
+  Float8 shifted = raw;
+  Shift(shifted, before, Sigmoid(__bfloat162float(input.shift)));
+  Float8 o = shifts ? shifted : raw;
   Float8 normal = o;
   NormalizeBy<kHeadDim>(normal, weights, static_cast<float>(params.qk_norm_eps));
   if (NormOf(params, role) != nullptr) o = normal;
@@ -210,6 +208,11 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, const Page
                           ? ProjectionRow(params, token.row) + params.q_column + dims
                           : static_cast<__nv_bfloat16*>(role == 0 ? kv.keys : kv.values) + in_page;
   *reinterpret_cast<uint4*>(to) = ToBf16x8(o);
+  if (!shifts) return;
+  StoreVec8(raw, LastOf<kHeadDim>(params, kv, token, role));
+  if (token.pos_in_page < kPageTokens - 1) return;
+  void* const page_end = role == 0 ? kv.page_end_k : kv.page_end_v;
+  StoreVec8(raw, KeptOf<kHeadDim>(params, kv, token, page_end));
 }
 
 // All rows of the token, kRows at a time; `input` and `weights` are those of the first, among which
@@ -227,7 +230,7 @@ __device__ __forceinline__ void AppendRows(const AppendParams& params, const Pag
     RowInput next_input{};
     Float8 next_weights{};
     if (first < jobs) {
-      next_input = LoadInput<kHeadDim>(params, kv, token, role + kRows);
+      next_input = LoadInput(PlaceOf<kHeadDim>(params, kv, token, role + kRows));
       next_weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, role + kRows);
     }
     AppendRow<kHeadDim>(params, kv, token, role, input, before, weights, rotates, rotation);
@@ -373,7 +376,12 @@ __global__ void __launch_bounds__(kThreads, 4)
   const bool rotates = params.rope_frequency != nullptr;
   const int role = lane / kLanes;
   State state;
+  RowPlace place{};
+  float gate_bias = 0;
+  // All that can be known before the projection is: behind the wait a row is one load away.
   if (there) {
+    place = PlaceOf<kHeadDim>(params, kv, token, role);
+    gate_bias = GateBias(params, LaneHead(kv, token.kv_head));
     weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, role);
     if (drained) {
       state = LoadState<kHeadDim>(params, kv, token, role);
@@ -387,10 +395,10 @@ __global__ void __launch_bounds__(kThreads, 4)
   WaitOnDependencies();
   if (!drained) TriggerDependents();
   if (!there) return;
-  const RowInput input = LoadInput<kHeadDim>(params, kv, token, role);
+  const RowInput input = LoadInput(place);
   if (!drained) state = LoadState<kHeadDim>(params, kv, token, role);
   token.page = state.page;
-  HeadGate gate = GateOf(params, kv, token, state);
+  HeadGate gate{LogGate(params, GateLogit(params, input.gate) + gate_bias), state.c, state.base};
   AppendRows<kHeadDim>(params, kv, token, input, state.before, weights, rotates, rotation);
   StoreGate(params, kv, token, gate);
 

@@ -52,7 +52,7 @@ __device__ __forceinline__ RawGates LoadGates(const AppendParams& params, const 
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = min(2 * Lane() + i, last);
-    raw.logits[i] = GateLogit(params, ProjectionRow(params, block.rows.first_row + row), head);
+    raw.logits[i] = GateLogit(params, *GateLogitAt(params, block.rows.first_row + row, head));
   }
   raw.bias = GateBias(params, head);
   return raw;

@@ -87,12 +87,17 @@ __device__ __forceinline__ __nv_bfloat16* ProjectionRow(const AppendParams& para
   return static_cast<__nv_bfloat16*>(params.projection.data) + row * params.projection.row_stride;
 }
 
-// Of one head. Without branches: what else is being loaded need not be waited for.
-__device__ __forceinline__ float GateLogit(const AppendParams& params, const __nv_bfloat16* row,
-                                           int head) {
-  const bool there = params.has_gate && params.fgate_column >= 0;
-  const float projected = __bfloat162float(row[there ? params.fgate_column + head : 0]);
-  return there ? projected : 0;
+// The logit of a head's gate: where it is in a row of the projection, something else where there is
+// none, and what it is. Without branches: what else is being loaded need not be waited for.
+__device__ __forceinline__ bool HasGateLogit(const AppendParams& params) {
+  return params.has_gate && params.fgate_column >= 0;
+}
+__device__ __forceinline__ const __nv_bfloat16* GateLogitAt(const AppendParams& params, int64_t row,
+                                                            int head) {
+  return ProjectionRow(params, row) + (HasGateLogit(params) ? params.fgate_column + head : 0);
+}
+__device__ __forceinline__ float GateLogit(const AppendParams& params, __nv_bfloat16 projected) {
+  return HasGateLogit(params) ? __bfloat162float(projected) : 0;
 }
 __device__ __forceinline__ float GateBias(const AppendParams& params, int head) {
   return params.fgate_bias == nullptr ? 0 : static_cast<const float*>(params.fgate_bias)[head];
@@ -105,10 +110,6 @@ __device__ __forceinline__ float LogGate(const AppendParams& params, float logit
   const float value = logit < 0 ? __fsub_rn(logit, rest) : -rest;
   const float least = static_cast<float>(params.min_log_gate);
   return value < least ? least : value;
-}
-__device__ __forceinline__ float LogGate(const AppendParams& params, const __nv_bfloat16* row,
-                                         int head) {
-  return LogGate(params, GateLogit(params, row, head) + GateBias(params, head));
 }
 
 // A kv head's part of the raw last rows of (slot, layer): `rows` is last_k or last_v.
