@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
   WaitOnDependencies();
   extern __shared__ float norms[];  // kRmsNorm
   const int64_t row = blockIdx.x;
-  TransformRowsInBlock<kind, In, 1>(source, row, 1, out + row * out_stride, out_stride, norms);
+  TransformInBlock<kind, In, 1>(source, row, 1, 0).Run(out + row * out_stride, norms);
 }
 
 // Of the warp in the grid: in the kernels below warps work alone.

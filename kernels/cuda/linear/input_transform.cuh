@@ -6,6 +6,7 @@
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/core/check.h"
 #include "kernels/cuda/primitives/norm_and_gate.cuh"
@@ -129,16 +130,29 @@ __device__ __forceinline__ void FindScale(const TransformArguments& s, float* ro
   row[count] = RowNormScale(sum, s.in_cols, s.eps);
 }
 
-// Synchronises; apart, the scales are found meanwhile and known behind the next barrier. `first`:
-// the weights of the thread's first unit (FirstWeight), which the caller may load long before.
-// norms: [rows, NormFloats] in shared memory. Rows that are scaled here are read twice.
+// A thread's first unit of the rows that are to be normed: where it is and its weights, which may
+// be loaded long before the rows are there.
+template <typename In>
+struct FirstUnit {
+  const In* at;
+  Unit weight;
+
+  __device__ __forceinline__ FirstUnit(const TransformArguments& s, int64_t first_row, int)
+      : at(static_cast<const In*>(s.in) + first_row * s.in_stride + threadIdx.x * kUnit), weight{} {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < s.in_cols / kUnit) weight = LoadWeight(s.weight, thread);
+  }
+};
+
+// Synchronises; apart, the scales are found meanwhile and known behind the next barrier. norms:
+// [rows, NormFloats] in shared memory. Rows that are scaled here are read twice.
 template <typename In, int kRows>
-__device__ __forceinline__ void NormRows(const TransformArguments& s, const Unit& first,
-                                         int64_t first_row, int rows, __nv_bfloat16* out,
-                                         int64_t out_stride, float* norms) {
+__device__ __forceinline__ void NormRows(const TransformArguments& s, const FirstUnit<In>& first,
+                                         int rows, __nv_bfloat16* out, int64_t out_stride,
+                                         float* norms) {
   const int thread = static_cast<int>(threadIdx.x);
   const int units = s.in_cols / kUnit, floats = NormFloats(s.in_cols);
-  const In* in = static_cast<const In*>(s.in) + first_row * s.in_stride;
+  const In* at = first.at;
 #pragma unroll 1
   for (int begin = 0; begin < units; begin += kTransformThreads) {  // for the whole block
     const int u = begin + thread;
@@ -146,9 +160,10 @@ __device__ __forceinline__ void NormRows(const TransformArguments& s, const Unit
     Unit x[kRows] = {};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (there && r < rows) x[r] = LoadUnit(in + r * s.in_stride + u * kUnit);
+      if (there && r < rows) x[r] = LoadUnit(at + r * s.in_stride);
     }
-    Unit weight = first;
+    at += kTransformThreads * kUnit;
+    Unit weight = first.weight;
     if (s.apart && there && u != thread) weight = LoadWeight(s.weight, u);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -166,18 +181,13 @@ __device__ __forceinline__ void NormRows(const TransformArguments& s, const Unit
   for (int r = 0; r < rows; ++r) {
 #pragma unroll 1
     for (int u = thread; u < units; u += kTransformThreads) {
-      const Unit unit = LoadUnit(in + r * s.in_stride + u * kUnit);
-      const Unit weight = u == thread ? first : LoadWeight(s.weight, u);
+      const Unit unit = LoadUnit(first.at + r * s.in_stride + (u - thread) * kUnit);
+      const Unit weight = u == thread ? first.weight : LoadWeight(s.weight, u);
       StoreVec8(Normalized(unit, norms[r * floats + floats - 1], weight),
                 out + r * out_stride + u * kUnit);
     }
   }
   SyncThreads<kTransformThreads>();
-}
-
-__device__ __forceinline__ Unit FirstWeight(const TransformArguments& s) {
-  const int thread = static_cast<int>(threadIdx.x);
-  return thread < s.in_cols / kUnit ? LoadWeight(s.weight, thread) : Unit{};
 }
 
 // kBatch units of the transforms that need no sum over the row, all of them loaded before the first
@@ -186,23 +196,32 @@ __device__ __forceinline__ Unit FirstWeight(const TransformArguments& s) {
 template <Kind kind, typename In, int kRows, int kBatch>
 class UnitBatch {
  public:
-  // The units first + i * kTransformThreads, `first` counted from the thread.
-  __device__ __forceinline__ void Load(const TransformArguments& s, int64_t first_row, int first,
-                                       int total) {
+  __device__ __forceinline__ UnitBatch(const TransformArguments& s, int64_t first_row,
+                                       int out_stride)
+      : in_(static_cast<const In*>(s.in) + first_row * s.in_stride), out_stride_(out_stride) {}
+
+  // The units first + i * kTransformThreads, `first` counted from the thread: where they are.
+  __device__ __forceinline__ void Find(const TransformArguments& s, int first, int total) {
     const int units = s.out_cols / kUnit;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int block_first = first + i * kTransformThreads;
-      if (block_first >= total) break;  // for the whole block
       const int at = min(block_first + static_cast<int>(threadIdx.x), total - 1);
-      row[i] = 0;
+      int row = 0;
 #pragma unroll
-      for (int r = 1; r < kRows; ++r) row[i] += at >= r * units ? 1 : 0;
-      unit[i] = at - row[i] * units;
-      const In* in =
-          static_cast<const In*>(s.in) + (first_row + row[i]) * s.in_stride + unit[i] * kUnit;
-      x_[i] = LoadRaw(in);
-      if constexpr (kind == Kind::kGatedAct) other_[i] = LoadRaw(in + s.out_cols);
+      for (int r = 1; r < kRows; ++r) row += at >= r * units ? 1 : 0;
+      const int column = (at - row * units) * kUnit;
+      from_[i] = row * static_cast<int>(s.in_stride) + column;
+      to[i] = row * out_stride_ + column;
+    }
+  }
+
+  __device__ __forceinline__ void Load(const TransformArguments& s, int first, int total) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (first + i * kTransformThreads >= total) break;  // for the whole block
+      x_[i] = LoadRaw(in_ + from_[i]);
+      if constexpr (kind == Kind::kGatedAct) other_[i] = LoadRaw(in_ + from_[i] + s.out_cols);
     }
   }
 
@@ -212,49 +231,74 @@ class UnitBatch {
     return x;
   }
 
-  int row[kBatch], unit[kBatch];  // where the units belong
+  int to[kBatch];  // where the units belong
 
  private:
+  const In* const in_;
+  const int out_stride_;
+  int from_[kBatch];
   RawUnit<In> x_[kBatch], other_[kBatch];
 };
 
+// `batch` has found the first units.
 template <Kind kind, typename In, int kRows, int kBatch>
-__device__ __forceinline__ void TransformUnits(const TransformArguments& s, int64_t first_row,
-                                               int rows, __nv_bfloat16* out, int64_t out_stride) {
-  UnitBatch<kind, In, kRows, kBatch> batch;
+__device__ __forceinline__ void TransformUnits(const TransformArguments& s,
+                                               UnitBatch<kind, In, kRows, kBatch>& batch, int rows,
+                                               __nv_bfloat16* out) {
   const int total = rows * (s.out_cols / kUnit);
 #pragma unroll 1
-  for (int first = 0; first < total; first += kBatch * kTransformThreads) {
-    batch.Load(s, first_row, first, total);
+  for (int first = 0;;) {
+    batch.Load(s, first, total);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int block_first = first + i * kTransformThreads;
       if (block_first >= total) break;  // for the whole block
       const Unit x = batch.Transformed(s, i);
       if (block_first + static_cast<int>(threadIdx.x) < total) {
-        StoreVec8(x, out + batch.row[i] * out_stride + batch.unit[i] * kUnit);
+        StoreVec8(x, out + batch.to[i]);
       }
     }
+    first += kBatch * kTransformThreads;
+    if (first >= total) return;
+    batch.Find(s, first, total);
   }
 }
 
 }  // namespace transform
 
-// out[r] = transform(in[first_row + r]) for r < rows <= kRows, by the first kTransformThreads
-// threads of the block; out (16-byte aligned rows) in global or shared memory; norms: NormRows's,
-// for kRmsNorm alone. After WaitOnDependencies(); the caller synchronises before it reads `out`.
+// The transform of rows [first_row, first_row + rows), rows <= kRows, by the first
+// kTransformThreads threads of the block. Made before WaitOnDependencies(), it has all that can be
+// known by then: behind the wait, the rows are one load away.
 template <InputTransform::Kind kind, typename In, int kRows>
-__device__ __forceinline__ void TransformRowsInBlock(const TransformArguments& s, int64_t first_row,
-                                                     int rows, __nv_bfloat16* out,
-                                                     int64_t out_stride, float* norms) {
-  if constexpr (kind == InputTransform::Kind::kRmsNorm) {
-    transform::NormRows<In, kRows>(s, transform::FirstWeight(s), first_row, rows, out, out_stride,
-                                   norms);
-  } else {
-    constexpr int kBatch = kRows > 1 ? 4 : 2;  // as many loads at a time as registers allow
-    transform::TransformUnits<kind, In, kRows, kBatch>(s, first_row, rows, out, out_stride);
+class TransformInBlock {
+ public:
+  __device__ __forceinline__ TransformInBlock(const TransformArguments& s, int64_t first_row,
+                                              int rows, int out_stride)
+      : s_(s), rows_(rows), out_stride_(out_stride), first_(s, first_row, out_stride) {
+    if constexpr (!kNorms) first_.Find(s, 0, rows * (s.out_cols / transform::kUnit));
   }
-}
+
+  // out[r] = transform(in[first_row + r]); out (16-byte aligned rows) in global or shared memory;
+  // norms: NormRows's, for kRmsNorm alone. After WaitOnDependencies(); the caller synchronises
+  // before it reads `out`.
+  __device__ __forceinline__ void Run(__nv_bfloat16* out, float* norms) {
+    if constexpr (kNorms) {
+      transform::NormRows<In, kRows>(s_, first_, rows_, out, out_stride_, norms);
+    } else {
+      transform::TransformUnits(s_, first_, rows_, out);
+    }
+  }
+
+ private:
+  static constexpr bool kNorms = kind == InputTransform::Kind::kRmsNorm;
+  static constexpr int kBatch = kRows > 1 ? 4 : 2;  // as many loads at a time as registers allow
+
+  const TransformArguments& s_;
+  const int rows_, out_stride_;
+  std::conditional_t<kNorms, transform::FirstUnit<In>,
+                     transform::UnitBatch<kind, In, kRows, kBatch>>
+      first_;
+};
 
 // Checks what the device code relies on. REQUIRES: see TransformArguments.
 inline TransformArguments MakeTransformArguments(const MatrixView& in, const InputTransform& t) {

@@ -127,27 +127,30 @@ __device__ __forceinline__ void CopyWeights(const SmallBatchGemmArguments& a,
   }
 }
 
-// One output of a group of 16: the thread's row of the batch and, in the group, row of W.
+// A thread's output of 16 rows of W: where it goes, and what is added to it: zeros where there is
+// nothing, which makes -0 to 0 as cluster_gemm.cuh does. Those are read long before they are used,
+// so no arithmetic here.
 struct Output {
-  int n = static_cast<int>(threadIdx.x) / kTileRows;
-  int m = static_cast<int>(threadIdx.x) % kTileRows;
-};
-
-// What is added to an output: zeros where there is nothing, which makes -0 to 0 as cluster_gemm.cuh
-// does. Read long before it is used, so no arithmetic here.
-struct AddedTerms {
+  int n;       // row of the batch
+  int row;     // of W; `last` or behind it where the thread has no output
+  int64_t at;  // in y
   float bias, previous;
 
-  __device__ __forceinline__ void LoadBias(const SmallBatchGemmArguments& a, int row, int last) {
-    const Output o;
-    const bool there = a.bias != nullptr && o.n < a.rows && row + o.m < last;
-    bias = there ? a.bias[row + o.m] : 0;
+  __device__ __forceinline__ Output(const SmallBatchGemmArguments& a, int first, int last)
+      : n(static_cast<int>(threadIdx.x) / kTileRows),
+        row((n < a.rows ? first : last) + static_cast<int>(threadIdx.x) % kTileRows),
+        at(n * a.y_stride + row) {}
+
+  // That of the next 16 rows.
+  __device__ __forceinline__ void Advance() {
+    row += kTileRows;
+    at += kTileRows;
   }
-  __device__ __forceinline__ void LoadPrevious(const SmallBatchGemmArguments& a, int row,
-                                               int last) {
-    const Output o;
-    const bool there = a.accumulate && o.n < a.rows && row + o.m < last;
-    previous = there ? a.y_f32[o.n * a.y_stride + row + o.m] : 0;
+  __device__ __forceinline__ void LoadBias(const SmallBatchGemmArguments& a, int last) {
+    bias = a.bias != nullptr && row < last ? a.bias[row] : 0;
+  }
+  __device__ __forceinline__ void LoadPrevious(const SmallBatchGemmArguments& a, int last) {
+    previous = a.accumulate && row < last ? a.y_f32[at] : 0;
   }
 };
 
@@ -155,9 +158,8 @@ struct AddedTerms {
 template <bool kScaled>
 __device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a,
                                            const SharedLayout& layout, const float* partial,
-                                           const AddedTerms& terms, int row, int last) {
-  const Output o;
-  if (o.n >= a.rows || row + o.m >= last) return;
+                                           const Output& o, int last) {
+  if (o.row >= last) return;
   float sum[kConsumerWarps];
 #pragma unroll
   for (int w = 0; w < kConsumerWarps; ++w) sum[w] = partial[w * kGroupValues + threadIdx.x];
@@ -171,12 +173,11 @@ __device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a,
     const int floats = transform::NormFloats(a.in);
     total = __fmul_rn(total, layout.norms[o.n * floats + floats - 1]);
   }
-  const float value = __fadd_rn(terms.previous, __fadd_rn(total, terms.bias));
-  const int64_t at = o.n * a.y_stride + row + o.m;
+  const float value = __fadd_rn(o.previous, __fadd_rn(total, o.bias));
   if (a.y_f32 != nullptr) {
-    a.y_f32[at] = value;
+    a.y_f32[o.at] = value;
   } else {
-    a.y_bf16[at] = __float2bfloat16_rn(value);
+    a.y_bf16[o.at] = __float2bfloat16_rn(value);
   }
 }
 
@@ -230,16 +231,17 @@ class Multiplier {
         layout_(layout),
         from_(InputAddress(a, layout, OpaqueThreadIdx())),
         row_(first),
-        last_(last) {
+        last_(last),
+        output_(a, first, last) {
     const int row = first + static_cast<int>(threadIdx.x);
     if (a.bias != nullptr && row < last) Prefetch(a.bias + row);
+    output_.LoadBias(a, last);
   }
 
   // When the kernel before has ended.
-  __device__ __forceinline__ void LoadPrevious() { terms_.LoadPrevious(a_, row_, last_); }
+  __device__ __forceinline__ void LoadPrevious() { output_.LoadPrevious(a_, last_); }
   // When the input rows are there.
   __device__ __forceinline__ void Begin() {
-    terms_.LoadBias(a_, row_, last_);
 #pragma unroll
     for (int pair = 0; pair < kChunkSteps / 2; ++pair) LoadInput(pair, 0);
   }
@@ -298,10 +300,11 @@ class Multiplier {
       mine[kTileRows + kTileRows / 2] = c_[3];
     }
     SyncThreads<kConsumers>();
-    StoreValue<kScaled>(a_, layout_, partial, terms_, row_, last_);
+    StoreValue<kScaled>(a_, layout_, partial, output_, last_);
     row_ += kTileRows;
-    terms_.LoadBias(a_, row_, last_);
-    terms_.LoadPrevious(a_, row_, last_);
+    output_.Advance();
+    output_.LoadBias(a_, last_);
+    output_.LoadPrevious(a_, last_);
     buffer_ ^= 1;
     c_[0] = c_[1] = c_[2] = c_[3] = 0;
   }
@@ -312,7 +315,7 @@ class Multiplier {
   int row_, col_ = 0;
   const int last_;
   int buffer_ = 0;
-  AddedTerms terms_;
+  Output output_;
   uint32_t x_[kChunkSteps / 2][4];
   float c_[4] = {};
 };
@@ -387,22 +390,14 @@ __global__ void __launch_bounds__(kThreads, 2)
   Multiplier<kNorms> multiplier(a, layout, first, last);
   ClearInputEnds(a, layout);
   __nv_bfloat16* const input = reinterpret_cast<__nv_bfloat16*>(layout.input);
-  const int stride = InputStride(a.in) / 2;
-  if constexpr (kNorms) {
-    const transform::Unit weight = transform::FirstWeight(a.source);
-    held.Take(reader);
-    WaitOnDependencies();
-    TriggerDependents();  // not before: see kDrainingKind
-    multiplier.LoadPrevious();
-    transform::NormRows<InputOf<kind>, kRows>(a.source, weight, 0, a.rows, input, stride,
-                                              layout.norms);
-  } else {
-    held.Take(reader);
-    WaitOnDependencies();
-    multiplier.LoadPrevious();
-    TransformRowsInBlock<kind, InputOf<kind>, kRows>(a.source, 0, a.rows, input, stride, nullptr);
-    SyncThreads<kConsumers>();
-  }
+  TransformInBlock<kind, InputOf<kind>, kRows> transform(a.source, 0, a.rows,
+                                                         InputStride(a.in) / 2);
+  held.Take(reader);
+  WaitOnDependencies();
+  if (kind == kDrainingKind) TriggerDependents();  // not before
+  multiplier.LoadPrevious();
+  transform.Run(input, layout.norms);
+  if (!kNorms) SyncThreads<kConsumers>();
   multiplier.Begin();
   held.MultiplyAll(multiplier, reader);
 }
