@@ -196,10 +196,9 @@ class TileReader {
               Warp() * kChunkCols * 2 + Lane() / 16 * 16),
         left_((rows + kTileRows - 1) / kTileRows * ((a.in + kTileCols - 1) / kTileCols)) {}
 
-  // The next tile's, if there is one. What lies past the last row or column is not used.
+  // The next tile's; past the last one that one's again. What lies past the last row or column is
+  // not used.
   __device__ __forceinline__ void Take(Fragments& w) {
-    if (left_ == 0) return;
-    --left_;
     while (!layout_.full[at_.stage].HasEnded(at_.parity)) {
     }
 #pragma unroll
@@ -208,14 +207,14 @@ class TileReader {
     }
     __syncwarp();
     if (Lane() == 0) layout_.empty[at_.stage].Arrive();
-    at_.Advance(a_.stages);
+    if (--left_ > 0) at_.Advance(a_.stages);
   }
 
  private:
   const SmallBatchGemmArguments& a_;
   const SharedLayout& layout_;
   const uint32_t from_;  // the lane's row and column in stage 0
-  int left_;
+  int left_;             // tiles from the next one on
   RingPlace at_;
 };
 
@@ -246,19 +245,16 @@ class Multiplier {
     for (int pair = 0; pair < kChunkSteps / 2; ++pair) LoadInput(pair, 0);
   }
 
-  __device__ __forceinline__ bool AtEnd() const { return row_ >= last_; }
-
   // Adds the products of the warp's chunk of the next tile, stores the outputs of its rows if it is
-  // their last, and goes on.
-  __device__ __forceinline__ void Multiply(Fragments& w) {
+  // their last, and goes on; false behind the last tile. kWhole: all tiles have all their columns.
+  template <bool kWhole>
+  __device__ __forceinline__ bool Multiply(Fragments& w) {
     const int next = col_ + kTileCols < a_.in ? col_ + kTileCols : 0;
-    if (col_ + kTileCols <= a_.in) {
-      MultiplyChunk<true>(w, next);
-    } else {
-      MultiplyChunk<false>(w, next);
-    }
+    MultiplyChunk<kWhole>(w, next);
     col_ = next;
-    if (next == 0) Store();
+    if (next > 0) return true;
+    Store();
+    return row_ < last_;
   }
 
  private:
@@ -332,14 +328,14 @@ struct HeldTiles {
     for (int n = 0; n < kTiles; ++n) reader.Take(w[n]);
   }
 
-  template <bool kScaled>
+  // Each branch on the way costs as much as a product.
+  template <bool kWhole, bool kScaled>
   __device__ __forceinline__ void MultiplyAll(Multiplier<kScaled>& multiplier, TileReader& reader) {
 #pragma unroll 1
     while (true) {
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        if (multiplier.AtEnd()) return;
-        multiplier.Multiply(w[n]);
+        if (!multiplier.template Multiply<kWhole>(w[n])) return;
         reader.Take(w[n]);
       }
     }
@@ -399,7 +395,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   transform.Run(input, layout.norms);
   if (!kNorms) SyncThreads<kConsumers>();
   multiplier.Begin();
-  held.MultiplyAll(multiplier, reader);
+  if (a.in % kTileCols == 0) {
+    held.template MultiplyAll<true>(multiplier, reader);
+  } else {
+    held.template MultiplyAll<false>(multiplier, reader);
+  }
 }
 
 // Divides W's rows among the blocks and gives the ring as many tiles as a block has, the budget
