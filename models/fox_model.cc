@@ -85,9 +85,12 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
               counters.pages_evicted, counters.max_log_evicted_mass},
              kv, stream);
 
-  const MatrixView last = View(act_.last, residual_dtype, num_logit_rows, c.hidden_size);
   const MatrixView logits = View(act_.logits, residual_dtype, num_logit_rows, c.vocab_size);
-  ops_.GatherRows(x, logit_rows, last, stream);
+  MatrixView last = x;  // as many as the batch has are all of them
+  if (num_logit_rows < batch.num_rows) {
+    last = View(act_.last, residual_dtype, num_logit_rows, c.hidden_size);
+    ops_.GatherRows(x, logit_rows, last, stream);
+  }
   ops_.Linear({.in = last,
                .transform = Norm(weights_.final_norm, num_logit_rows),
                .weight = *weights_.lm_head,

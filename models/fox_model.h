@@ -51,8 +51,8 @@ class FoxModel {
       : weights_(weights), ops_(ops), act_(activations) {}
 
   // Appends the batch's tokens to their sequences in `kv`, evicting what `acp` licenses, and
-  // returns logits [num_logit_rows, V] (residual dtype) of batch rows `logit_rows`, valid until the
-  // next pass.
+  // returns logits [num_logit_rows, V] (residual dtype) of batch rows `logit_rows`, which ascend,
+  // valid until the next pass.
   MatrixView Forward(const BatchView& batch, const int64_t* logit_rows, int64_t num_logit_rows,
                      AcpMode acp, const PagedKv& kv, const ForwardCounters& counters,
                      Stream stream);
