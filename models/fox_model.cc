@@ -13,10 +13,8 @@ MatrixView View(const Buffer& buffer, DType dtype, int64_t rows, int64_t cols) {
   return {buffer.data(), dtype, rows, cols, cols};
 }
 
-// Of a step's rows, those that may be gated on their way into a product.
-int64_t UngatedRows(const Ops& ops, int64_t rows) {
-  return ops.has_decode_family() ? std::min<int64_t>(rows, kSmallBatchRows) : rows;
-}
+// Of a step's rows, those that are gated on their way into a product.
+int64_t UngatedRows(const Ops& ops, int64_t rows) { return ops.has_decode_family() ? 0 : rows; }
 
 int64_t GateUpValues(const ModelConfig& c, const Ops& ops, int64_t rows) {
   return std::max(rows, 2 * UngatedRows(ops, rows)) * c.intermediate_size;
@@ -117,10 +115,6 @@ bool FoxModel::FusesNorms(const RowGroup& rows) const {
   return rows.count > kSmallBatchRows && TakesNormsApart(rows);
 }
 
-bool FusesGate(const Ops& ops, int64_t rows, bool decodes) {
-  return ops.has_decode_family() && !(decodes && rows <= kSmallBatchRows);
-}
-
 void FoxModel::Project(int layer, const RowGroup& rows, Stream stream) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   LinearParams project = Normed(rows, w.attn_norm, *w.projection, layer > 0);
@@ -133,7 +127,7 @@ void FoxModel::Project(int layer, const RowGroup& rows, Stream stream) {
 // layer's projection.
 void FoxModel::MixAndMlp(int layer, const RowGroup& rows, Stream stream) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const bool gates = FusesGate(ops_, rows.count, rows.decodes);
+  const bool gates = ops_.has_decode_family();
   const bool last = layer + 1 == weights_.config.num_layers;
   const int64_t inner = weights_.config.intermediate_size;
   const MatrixView x = Residual(rows);

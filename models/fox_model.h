@@ -24,7 +24,7 @@ struct Activations {
   Buffer projection;  // [R, ProjectionColumns::stride] activation dtype
   Buffer o;           // [R, D] activation dtype: attention output, normed and gated
   Buffer norm_sums;   // NormedRows::sums of x
-  Buffer gate_up;     // [R, 2I] activation dtype; where products gate [R, I] of all rows but few
+  Buffer gate_up;     // [R, 2I] activation dtype; [R, I] where products gate
   Buffer scratch;     // [R, max(D, I)] activation dtype: rows on their way into a product, those of
                       // NormedRows, too; where products gate [R, D] of all rows but few
   Buffer last;        // [L, D] residual dtype: rows that want logits
@@ -38,10 +38,6 @@ struct ForwardCounters {
   int64_t* pages_evicted = nullptr;
   double* max_log_evicted_mass = nullptr;  // raised, not added to
 };
-
-// Whether the product of gate and up gates its outputs. Few decode rows are gated on their way into
-// the next product, to the same bits.
-bool FusesGate(const Ops& ops, int64_t rows, bool decodes);
 
 // Not thread-safe: one pass at a time.
 class FoxModel {

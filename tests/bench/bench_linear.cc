@@ -64,7 +64,7 @@ absl::StatusOr<Summary> Measure(const BenchSession& session, Ops& ops, const Lin
   const Buffer out = ops.Allocate(static_cast<size_t>(rows * stride) * SizeOf(dtype));
   const MatrixView from{in.data(), dtype, rows, first.in(), first.in()};
   std::optional<Activation> gated;
-  if (kind.halves && FusesGate(ops, rows, decodes)) gated = Activation::kSilu;
+  if (kind.halves && ops.has_decode_family()) gated = Activation::kSilu;
   const MatrixView to{out.data(), dtype, rows, first.out() / (gated ? 2 : 1), stride};
   const auto multiply = [&](int i) {
     const PackedWeight& weight = *kind.weights[static_cast<size_t>(i)];

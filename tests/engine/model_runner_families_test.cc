@@ -197,7 +197,7 @@ TEST_P(FamiliesTest, RowsOfTwoFamiliesAreTheRowsOfOneCall) {
     EXPECT_EQ(products.decodes, (decodes > 0 ? 4 * layers : 0) + 1);
     EXPECT_EQ(products.prefills, prompts ? 4 * layers : 0);
     EXPECT_EQ(products.apart, few ? 2 * layers - 1 : 0);
-    EXPECT_EQ(products.gated, ((many ? 1 : 0) + (prompts ? 1 : 0)) * layers);
+    EXPECT_EQ(products.gated, ((decodes > 0 ? 1 : 0) + (prompts ? 1 : 0)) * layers);
     EXPECT_EQ(products.takes, many ? 2 * layers - 1 : 0);
     EXPECT_EQ(products.leaves, products.takes);
   }

@@ -97,7 +97,7 @@ bool LinearEngine::Drains(const LinearParams& params) const {
 bool LinearEngine::has_decode_family() const { return state_->has_decode_family; }
 
 bool LinearEngine::RunsGemv(const LinearParams& params) const {
-  const bool fused = params.gated || !params.takes.rows.empty() || !params.leaves.rows.empty();
+  const bool fused = !params.takes.rows.empty() || !params.leaves.rows.empty();
   const bool decodes = params.decodes || !has_decode_family();
   return decodes && !fused && GemvTakes(params, state_->limits);
 }

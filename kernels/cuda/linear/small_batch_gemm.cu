@@ -5,6 +5,9 @@
 // arithmetic for the FP32 units: W is the operand of 16 rows, the input rows are the one of 8 (the
 // rest are repeats, unused).
 //
+// Gated products take a tile's upper 8 rows from W's first half and the lower ones from the second,
+// and a thread with a value of the one gets that of the other by a shuffle.
+//
 // Bits: those of cluster_gemm.cu. A warp adds the chunks of 64 columns whose index is its own
 // modulo 8, from left to right in one chain; the warps' sums are added as a tree.
 #include <cuda_bf16.h>
@@ -38,7 +41,8 @@ constexpr int kCopyWarps = 2;
 constexpr int kThreads = kConsumers + kCopyWarps * kWarp;
 constexpr int kMaxRows = static_cast<int>(kMaxGemvRows);
 constexpr int kTileRows = 16;
-constexpr int kChunkCols = 64;  // of a warp
+constexpr int kHalfRows = kTileRows / 2;  // of either half of W, where the product is gated
+constexpr int kChunkCols = 64;            // of a warp
 constexpr int kTileCols = kConsumerWarps * kChunkCols;
 constexpr int kStep = 16;  // columns of one tensor core product
 constexpr int kChunkSteps = kChunkCols / kStep;
@@ -62,7 +66,10 @@ constexpr int kTilesUnderWay = 3;
 
 struct SmallBatchGemmArguments : GemmArguments {
   TransformArguments source;
-  int block_rows;  // of W; the first `extra_blocks` blocks have one more
+  bool gated;  // y = act(gate) * value of W's halves, of `out` rows each
+  Activation act;
+  int group_rows;  // outputs of a tile's rows
+  int block_rows;  // outputs; the first `extra_blocks` blocks have one more
   int extra_blocks;
   int stages;
   int tile_bytes;
@@ -101,15 +108,20 @@ __device__ __forceinline__ SharedLayout LayoutOf(unsigned char* shared,
   return layout;
 }
 
-// A copying warp: its rows of all tiles of W's rows [first, last), 16 rows at a time from left to
-// right.
+// A copying warp: its rows of all tiles of the outputs [first, last), a tile's outputs at a time
+// from left to right. It has every other row, or those of one half of W.
 __device__ __forceinline__ void CopyWeights(const SmallBatchGemmArguments& a,
                                             const SharedLayout& layout, int first, int last) {
-  const int begin = Warp() - kConsumerWarps;
+  static_assert(kCopyWarps == 2);
+  const int warp = Warp() - kConsumerWarps;
+  const int step = a.gated ? 1 : kCopyWarps, tile_row = a.gated ? warp * kHalfRows : warp;
+  const __nv_bfloat16* const weight =
+      a.weight + (a.gated ? int64_t{warp} * a.out : int64_t{warp}) * a.in;
   RingPlace at, arrived;
   int tile = 0;
-  for (int row = first; row < last; row += kTileRows) {
-    const int rows = (min(kTileRows, last - row) - begin + kCopyWarps - 1) / kCopyWarps;
+  for (int row = first; row < last; row += a.group_rows) {
+    const int outputs = min(a.group_rows, last - row);
+    const int rows = a.gated ? outputs : (outputs - warp + kCopyWarps - 1) / kCopyWarps;
     for (int col = 0; col < a.in; col += kTileCols, ++tile) {
       if (tile >= kTilesUnderWay) {
         while (!layout.full[arrived.stage].HasEnded(arrived.parity)) {
@@ -118,33 +130,35 @@ __device__ __forceinline__ void CopyWeights(const SmallBatchGemmArguments& a,
       }
       while (!layout.empty[at.stage].HasEnded(at.parity ^ 1)) {
       }
-      BulkCopyRows(
-          a.weight + static_cast<int64_t>(row + begin) * a.in + col, int64_t{2} * kCopyWarps * a.in,
-          layout.tiles + at.stage * a.tile_bytes + begin * kTileStride, kCopyWarps * kTileStride,
-          rows, min(kTileCols, a.in - col) * 2, &layout.full[at.stage]);
+      BulkCopyRows(weight + static_cast<int64_t>(row) * a.in + col, int64_t{2} * step * a.in,
+                   layout.tiles + at.stage * a.tile_bytes + tile_row * kTileStride,
+                   step * kTileStride, rows, min(kTileCols, a.in - col) * 2,
+                   &layout.full[at.stage]);
       at.Advance(a.stages);
     }
   }
 }
 
-// A thread's output of 16 rows of W: where it goes, and what is added to it: zeros where there is
+// A thread's output of a tile's rows: where it goes, and what is added to it: zeros where there is
 // nothing, which makes -0 to 0 as cluster_gemm.cuh does. Those are read long before they are used,
 // so no arithmetic here.
 struct Output {
   int n;       // row of the batch
-  int row;     // of W; `last` or behind it where the thread has no output
+  int row;     // `last` or behind it where the thread has no output
   int64_t at;  // in y
   float bias, previous;
 
   __device__ __forceinline__ Output(const SmallBatchGemmArguments& a, int first, int last)
-      : n(static_cast<int>(threadIdx.x) / kTileRows),
-        row((n < a.rows ? first : last) + static_cast<int>(threadIdx.x) % kTileRows),
-        at(n * a.y_stride + row) {}
+      : n(static_cast<int>(threadIdx.x) / kTileRows) {
+    const int m = static_cast<int>(threadIdx.x) % kTileRows;
+    row = (n < a.rows && m < a.group_rows ? first : last) + m;
+    at = n * a.y_stride + row;
+  }
 
-  // That of the next 16 rows.
-  __device__ __forceinline__ void Advance() {
-    row += kTileRows;
-    at += kTileRows;
+  // That of the next rows.
+  __device__ __forceinline__ void Advance(const SmallBatchGemmArguments& a) {
+    row += a.group_rows;
+    at += a.group_rows;
   }
   __device__ __forceinline__ void LoadBias(const SmallBatchGemmArguments& a, int last) {
     bias = a.bias != nullptr && row < last ? a.bias[row] : 0;
@@ -159,7 +173,8 @@ template <bool kScaled>
 __device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a,
                                            const SharedLayout& layout, const float* partial,
                                            const Output& o, int last) {
-  if (o.row >= last) return;
+  // Where the product is gated, the lower rows' threads take part.
+  if (a.gated ? Warp() * kWarp >= a.rows * kTileRows : o.row >= last) return;
   float sum[kConsumerWarps];
 #pragma unroll
   for (int w = 0; w < kConsumerWarps; ++w) sum[w] = partial[w * kGroupValues + threadIdx.x];
@@ -171,9 +186,14 @@ __device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a,
   float total = sum[0];
   if (kScaled && a.source.apart) {
     const int floats = transform::NormFloats(a.in);
-    total = __fmul_rn(total, layout.norms[o.n * floats + floats - 1]);
+    total = __fmul_rn(total, layout.norms[min(o.n, a.rows - 1) * floats + floats - 1]);
   }
-  const float value = __fadd_rn(o.previous, __fadd_rn(total, o.bias));
+  float value = __fadd_rn(o.previous, __fadd_rn(total, o.bias));
+  if (a.gated) {
+    value = __bfloat162float(__float2bfloat16_rn(value));
+    value = Gated(FromLaneXor(value, kHalfRows), value, a.act);
+    if (o.row >= last) return;
+  }
   if (a.y_f32 != nullptr) {
     a.y_f32[o.at] = value;
   } else {
@@ -194,7 +214,7 @@ class TileReader {
         from_(SharedAddress(layout.tiles) +
               min(Lane() % 16, a.tile_bytes / kTileStride - 1) * kTileStride +
               Warp() * kChunkCols * 2 + Lane() / 16 * 16),
-        left_((rows + kTileRows - 1) / kTileRows * ((a.in + kTileCols - 1) / kTileCols)) {}
+        left_((rows + a.group_rows - 1) / a.group_rows * ((a.in + kTileCols - 1) / kTileCols)) {}
 
   // The next tile's; past the last one that one's again. What lies past the last row or column is
   // not used.
@@ -219,7 +239,7 @@ class TileReader {
 };
 
 // A multiplying warp's walk over a block's tiles, 16 rows of W at a time from left to right, and
-// the block's outputs. The partial sums of 16 rows lie in one of two buffers in turn, so that one
+// the block's outputs. The partial sums of these lie in one of two buffers in turn, so that one
 // barrier for them suffices: a buffer is written again only after the next rows' barrier.
 template <bool kScaled>
 class Multiplier {
@@ -297,8 +317,8 @@ class Multiplier {
     }
     SyncThreads<kConsumers>();
     StoreValue<kScaled>(a_, layout_, partial, output_, last_);
-    row_ += kTileRows;
-    output_.Advance();
+    row_ += a_.group_rows;
+    output_.Advance(a_);
     output_.LoadBias(a_, last_);
     output_.LoadPrevious(a_, last_);
     buffer_ ^= 1;
@@ -402,14 +422,14 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-// Divides W's rows among the blocks and gives the ring as many tiles as a block has, the budget
+// Divides the outputs among the blocks and gives the ring as many tiles as a block has, the budget
 // holds and the barriers serve.
 void ChooseTiling(int blocks, const DeviceLimits& limits, SmallBatchGemmArguments* a) {
   a->block_rows = a->out / blocks;
   a->extra_blocks = a->out % blocks;
   const int most_rows = a->block_rows + (a->extra_blocks > 0 ? 1 : 0);
-  a->tile_bytes = std::min(kTileRows, most_rows) * kTileStride;
-  const int64_t tiles = static_cast<int64_t>((most_rows + kTileRows - 1) / kTileRows) *
+  a->tile_bytes = (a->gated ? kTileRows : std::min(kTileRows, most_rows)) * kTileStride;
+  const int64_t tiles = static_cast<int64_t>((most_rows + a->group_rows - 1) / a->group_rows) *
                         ((a->in + kTileCols - 1) / kTileCols);
   const int budget =
       std::min(a->accumulate ? kNarrowBudget : kWideBudget, limits.block_shared_bytes);
@@ -434,6 +454,7 @@ bool GemvTakes(const LinearParams& params, const DeviceLimits& limits) {
   const MatrixView& in = params.in;
   const int64_t columns = params.weight.in();
   const bool norm = params.transform.kind == InputTransform::Kind::kRmsNorm;
+  if (params.gated && params.out.dtype != DType::kBF16) return false;
   if (in.rows < 1 || in.rows > kMaxGemvRows || in.dtype != (norm ? DType::kF32 : DType::kBF16)) {
     return false;
   }
@@ -451,6 +472,12 @@ cudaError_t SmallBatchGemm(const LinearParams& params, const DeviceLimits& limit
   static_cast<GemmArguments&>(a) = MakeGemmArguments(params);
   a.source = MakeTransformArguments(params.in, params.transform);
   FOX_CHECK(a.source.out_cols == a.in);
+  a.gated = params.gated.has_value();
+  if (a.gated) {
+    a.act = *params.gated;
+    a.out /= 2;
+  }
+  a.group_rows = a.gated ? kHalfRows : kTileRows;
   const int blocks = std::min(limits.multiprocessors, a.out);
   ChooseTiling(blocks, limits, &a);
   return DispatchTransform(

@@ -1,7 +1,7 @@
 // The kernel of one to four rows against float64: norms taken apart, wide rows, columns that no
-// tensor core product ends with; and which products it takes. Its other transforms are in
-// linear_test.cc, where LinearEngine chooses it; its bits beside those of cluster_gemm.cu are in
-// cluster_gemm_family_test.cc.
+// tensor core product ends with, gates against the transform; and which products it takes. Its
+// other transforms are in linear_test.cc, where LinearEngine chooses it; its bits beside those of
+// cluster_gemm.cu are in cluster_gemm_family_test.cc.
 #include "kernels/cuda/linear/small_batch_gemm.h"
 
 #include <cuda_runtime_api.h>
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/cuda/linear/input_transform.h"
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
 
@@ -90,6 +91,39 @@ TEST_P(SmallBatchGemmTest, NormsApartOrNot) {
         Expect({.in = &x, .transform = transform, .weight = &weight, .accumulate = true},
                DType::kF32, 5);
         if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(SmallBatchGemmTest, GatedHasTheBitsOfProductAndTransform) {
+  for (const int64_t inner : {8, 136, 2200}) {
+    TestMatrix weight(DType::kBF16, 2 * inner, in_, 0), norm(DType::kF32, 1, in_, 0);
+    weight.FillUniform(uniform_, 0.1f);
+    norm.FillUniform(uniform_, 2);
+    for (int64_t rows = 1; rows <= kMaxGemvRows; ++rows) {
+      TestMatrix x(DType::kBF16, rows, in_, 8), residual(DType::kF32, rows, in_, 4);
+      TestMatrix product(DType::kBF16, rows, 2 * inner, 8);
+      TestMatrix want(DType::kBF16, rows, inner, 8), got(DType::kBF16, rows, inner, 8);
+      x.FillUniform(uniform_, 1);
+      residual.FillUniform(uniform_, 30);
+      for (const bool norms : {false, true}) {
+        const Activation act = norms ? Activation::kSilu : Activation::kSigmoid;
+        Call call{.in = &x, .weight = &weight};
+        if (norms) {
+          call.in = &residual;
+          call.transform = {.kind = Kind::kRmsNorm, .weight = &norm};
+        }
+        apart_ = norms;
+        ASSERT_EQ(Run(call, product), cudaSuccess);
+        ASSERT_EQ(TransformRows(product.view(), {.kind = Kind::kGatedAct, .act = act}, want.view(),
+                                stream_),
+                  cudaSuccess);
+        call.gated = act;
+        ASSERT_EQ(Run(call, got), cudaSuccess);
+        want.Download();
+        got.Download();
+        ASSERT_EQ(got.host(), want.host()) << inner << " outputs of " << rows << " rows";
       }
     }
   }
