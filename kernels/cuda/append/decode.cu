@@ -47,8 +47,9 @@ struct RowInput {
 
 // What earlier steps left for one lane.
 struct State {
-  int32_t page;   // the token's
-  Float8 before;  // the lane's part of the last key or value row; zeros if it is not shifted
+  int32_t page;  // the token's
+  float* last;   // where the lane's part of the last key or value row is, null if it is not shifted
+  Float8 before;  // what it is; zeros before the first token
   double c;       // cumulative log gate, and that before the page's first key: of the query head in
   double base;    // the lane's place of the group
 };
@@ -166,10 +167,13 @@ __device__ __forceinline__ State LoadState(const AppendParams& params, const Pag
   State state{};
   state.page = __ldcg(kv.Table(kv.ListIndex(token.slot, params.layer, token.kv_head)) +
                       token.position / kPageTokens);
-  if (HasJob(kv, role) && ShiftColumnOf(params, role) >= 0 && token.position > 0) {
-    const float4* last = reinterpret_cast<const float4*>(LastOf<kHeadDim>(params, kv, token, role));
-    const float4 low = __ldcg(last), high = __ldcg(last + 1);
-    state.before = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+  if (HasJob(kv, role) && ShiftColumnOf(params, role) >= 0) {
+    state.last = LastOf<kHeadDim>(params, kv, token, role);
+    if (token.position > 0) {
+      const float4* last = reinterpret_cast<const float4*>(state.last);
+      const float4 low = __ldcg(last), high = __ldcg(last + 1);
+      state.before = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+    }
   }
   if (g >= group) return state;
   state.c =
@@ -184,12 +188,12 @@ __device__ __forceinline__ State LoadState(const AppendParams& params, const Pag
 template <int kHeadDim>
 __device__ __forceinline__ void AppendRow(const AppendParams& params, const PagedKv& kv,
                                           const Token& token, int role, const RowInput& input,
-                                          const Float8& before, const Float8& weights, bool rotates,
+                                          const State& state, const Float8& weights, bool rotates,
                                           const Rotation& rotation) {
-  const bool there = HasJob(kv, role), shifts = there && ShiftColumnOf(params, role) >= 0;
+  const bool there = HasJob(kv, role), shifts = state.last != nullptr;
   const Float8 raw = Widen(input.now);
   Float8 shifted = raw;
-  Shift(shifted, before, Sigmoid(__bfloat162float(input.shift)));
+  Shift(shifted, state.before, Sigmoid(__bfloat162float(input.shift)));
   Float8 o = shifts ? shifted : raw;
   Float8 normal = o;
   NormalizeBy<kHeadDim>(normal, weights, static_cast<float>(params.qk_norm_eps));
@@ -209,7 +213,7 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, const Page
                           : static_cast<__nv_bfloat16*>(role == 0 ? kv.keys : kv.values) + in_page;
   *reinterpret_cast<uint4*>(to) = ToBf16x8(o);
   if (!shifts) return;
-  StoreVec8(raw, LastOf<kHeadDim>(params, kv, token, role));
+  StoreVec8(raw, state.last);
   if (token.pos_in_page < kPageTokens - 1) return;
   void* const page_end = role == 0 ? kv.page_end_k : kv.page_end_v;
   StoreVec8(raw, KeptOf<kHeadDim>(params, kv, token, page_end));
@@ -219,7 +223,7 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, const Page
 // are all that are shifted. The next rows are on their way while these are worked on.
 template <int kHeadDim>
 __device__ __forceinline__ void AppendRows(const AppendParams& params, const PagedKv& kv,
-                                           const Token& token, RowInput input, const Float8& before,
+                                           const Token& token, RowInput input, State state,
                                            Float8 weights, bool rotates, const Rotation& rotation) {
   constexpr int kRows = kWarp / kRowLanes<kHeadDim>;
   static_assert(kRows >= 2);
@@ -233,8 +237,9 @@ __device__ __forceinline__ void AppendRows(const AppendParams& params, const Pag
       next_input = LoadInput(PlaceOf<kHeadDim>(params, kv, token, role + kRows));
       next_weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, role + kRows);
     }
-    AppendRow<kHeadDim>(params, kv, token, role, input, before, weights, rotates, rotation);
+    AppendRow<kHeadDim>(params, kv, token, role, input, state, weights, rotates, rotation);
     if (first >= jobs) return;
+    state.last = nullptr;
     input = next_input;
     weights = next_weights;
   }
@@ -399,7 +404,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (!drained) state = LoadState<kHeadDim>(params, kv, token, role);
   token.page = state.page;
   HeadGate gate{LogGate(params, GateLogit(params, input.gate) + gate_bias), state.c, state.base};
-  AppendRows<kHeadDim>(params, kv, token, input, state.before, weights, rotates, rotation);
+  AppendRows<kHeadDim>(params, kv, token, input, state, weights, rotates, rotation);
   StoreGate(params, kv, token, gate);
 
   if (token.pos_in_page != kPageTokens - 1 || params.acp == AcpMode::kOff) return;
