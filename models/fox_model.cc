@@ -13,15 +13,13 @@ MatrixView View(const Buffer& buffer, DType dtype, int64_t rows, int64_t cols) {
   return {buffer.data(), dtype, rows, cols, cols};
 }
 
-// Of a step's rows, those that are gated on their way into a product.
-int64_t UngatedRows(const Ops& ops, int64_t rows) { return ops.has_decode_family() ? 0 : rows; }
-
-int64_t GateUpValues(const ModelConfig& c, const Ops& ops, int64_t rows) {
-  return std::max(rows, 2 * UngatedRows(ops, rows)) * c.intermediate_size;
+// Of a row.
+int64_t GateUpColumns(const ModelConfig& c, const Ops& ops) {
+  return (ops.has_decode_family() ? 1 : 2) * c.intermediate_size;
 }
 
-int64_t ScratchValues(const ModelConfig& c, const Ops& ops, int64_t rows) {
-  return std::max(rows * c.hidden_size, UngatedRows(ops, rows) * c.intermediate_size);
+int64_t ScratchColumns(const ModelConfig& c, const Ops& ops) {
+  return ops.has_decode_family() ? c.hidden_size : std::max(c.hidden_size, c.intermediate_size);
 }
 
 }  // namespace
@@ -37,10 +35,10 @@ Activations::Activations(const FoxWeights& weights, Ops& ops, int64_t rows, int6
   x = allocate(rows, c.hidden_size, weights.residual_dtype);
   projection = allocate(rows, weights.columns.stride(activation_dtype), activation_dtype);
   o = allocate(rows, c.hidden_size, activation_dtype);
-  gate_up = allocate(1, GateUpValues(c, ops, rows), activation_dtype);
+  gate_up = allocate(rows, GateUpColumns(c, ops), activation_dtype);
   norm_sums =
       ops.Allocate(static_cast<size_t>(rows * NormedRows::SumsOf(c.hidden_size)) * sizeof(float));
-  scratch = allocate(1, ScratchValues(c, ops, rows), activation_dtype);
+  scratch = allocate(rows, ScratchColumns(c, ops), activation_dtype);
   last = allocate(logit_rows, c.hidden_size, weights.residual_dtype);
   logits = allocate(logit_rows, c.vocab_size, weights.residual_dtype);
 }
@@ -48,8 +46,8 @@ Activations::Activations(const FoxWeights& weights, Ops& ops, int64_t rows, int6
 size_t Activations::Bytes(const ModelConfig& c, DType residual_dtype, const Ops& ops, int64_t rows,
                           int64_t logit_rows) {
   const DType activation_dtype = ops.ActivationDType(residual_dtype);
-  const int64_t activations = rows * (ColumnsOf(c).stride(activation_dtype) + c.hidden_size) +
-                              GateUpValues(c, ops, rows) + ScratchValues(c, ops, rows);
+  const int64_t activations = rows * (ColumnsOf(c).stride(activation_dtype) + c.hidden_size +
+                                      GateUpColumns(c, ops) + ScratchColumns(c, ops));
   return static_cast<size_t>(rows * c.hidden_size + logit_rows * (c.hidden_size + c.vocab_size)) *
              SizeOf(residual_dtype) +
          static_cast<size_t>(activations) * SizeOf(activation_dtype) +
@@ -127,19 +125,17 @@ void FoxModel::Project(int layer, const RowGroup& rows, Stream stream) {
 // layer's projection.
 void FoxModel::MixAndMlp(int layer, const RowGroup& rows, Stream stream) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const bool gates = ops_.has_decode_family();
   const bool last = layer + 1 == weights_.config.num_layers;
-  const int64_t inner = weights_.config.intermediate_size;
   const MatrixView x = Residual(rows);
   LinearParams mix{
       .in = Attended(rows), .weight = *w.o, .accumulate = true, .decodes = rows.decodes, .out = x};
   const MatrixView y =
-      View(act_.gate_up, act_.activation_dtype, rows.count, gates ? inner : 2 * inner);
+      View(act_.gate_up, act_.activation_dtype, rows.count, GateUpColumns(weights_.config, ops_));
   LinearParams gate_up = Normed(rows, w.mlp_norm, *w.gate_up, true);
   gate_up.out = y;
   LinearParams down{
       .in = y, .weight = *w.down, .accumulate = true, .decodes = rows.decodes, .out = x};
-  if (gates) {
+  if (ops_.has_decode_family()) {
     gate_up.gated = HiddenActivation();
   } else {
     down.transform = GatedAct(rows.count);

@@ -26,7 +26,7 @@ struct Activations {
   Buffer norm_sums;   // NormedRows::sums of x
   Buffer gate_up;     // [R, 2I] activation dtype; [R, I] where products gate
   Buffer scratch;     // [R, max(D, I)] activation dtype: rows on their way into a product, those of
-                      // NormedRows, too; where products gate [R, D] of all rows but few
+                      // NormedRows, too; [R, D] where products gate
   Buffer last;        // [L, D] residual dtype: rows that want logits
   Buffer logits;      // [L, V] residual dtype
 };
