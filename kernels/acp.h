@@ -43,6 +43,9 @@ inline constexpr double kOffsetRounding = 0x1p-22;
 inline constexpr double kLogitRounding = 0x1p-23;
 // Rounding of float64 sums over a sequence of up to 2^20 tokens, relative to their terms.
 inline constexpr double kSumRounding = 0x1p-36;
+// Of the log of a row's sum of up to 2^20 weights that are rounded to bf16, 2^-8 each, and added by
+// tensor cores in 2^16 products, 2^-23 each.
+inline constexpr double kWeightSumRounding = 0x1p-6;
 
 FOX_HOST_DEVICE inline double LogAddExp(double a, double b) {
   const double high = a > b ? a : b, low = a > b ? b : a;

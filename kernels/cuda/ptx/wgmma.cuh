@@ -158,6 +158,25 @@ __device__ __forceinline__ void WgmmaValues(float (&d)[64], const uint32_t (&p)[
                : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));
 }
 
+// The same, and sums += the row sums of a: b has eight more columns, of ones, in a block of their
+// own (`leading` behind the last). Lanes of a quad hold the same: sums[0] of the first row, sums[2]
+// of the second.
+#define FOX_WGMMA_VALUES_AND_SUMS(count, shape, outputs, first, rest)                    \
+  __device__ __forceinline__ void WgmmaValuesAndSums(                                    \
+      float(&d)[count], float(&sums)[4], const uint32_t(&p)[32], int step, uint64_t b) { \
+    const int i = 4 * step;                                                              \
+    asm volatile(FOX_WGMMA("eq", shape, first, rest ", add, 1, 1, 1")                    \
+                 : outputs, FOX_SUMS4(sums, 0)                                           \
+                 : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));      \
+  }
+FOX_WGMMA_VALUES_AND_SUMS(16, "m64n40k16", FOX_SUMS16(d, 0), FOX_FIRST16 ", %16, %17, %18, %19",
+                          "{%20, %21, %22, %23}, %24")
+FOX_WGMMA_VALUES_AND_SUMS(32, "m64n72k16", FOX_SUMS32(d), FOX_FIRST32 ", %32, %33, %34, %35",
+                          "{%36, %37, %38, %39}, %40")
+FOX_WGMMA_VALUES_AND_SUMS(64, "m64n136k16", FOX_SUMS64(d), FOX_FIRST64 ", %64, %65, %66, %67",
+                          "{%68, %69, %70, %71}, %72")
+#undef FOX_WGMMA_VALUES_AND_SUMS
+
 #undef FOX_WGMMA
 #undef FOX_FIRST128
 #undef FOX_FIRST64

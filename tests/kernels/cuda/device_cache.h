@@ -49,6 +49,8 @@ struct CacheOptions {
 
 // A bf16 of poison.
 inline constexpr uint16_t kPoisonBits = 0xffff;
+// Relative. PrefillSm90 adds up weights that are rounded so.
+inline constexpr double kBf16Rounding = 0x1p-8;
 
 // Which rows a kernel serves.
 enum class RowKind : uint8_t {
@@ -104,12 +106,13 @@ class DeviceCache {
     double lse = 0;
     double lse_tolerance = 0;
   };
-  Exact Oracle(int s, int64_t row_in_seq, int q_head) const;
+  Exact Oracle(int s, int64_t row_in_seq, int q_head, double sum_rounding) const;
 
   // After the kernel (with work.window where UsesPerQueryBound()): the rows of `kind` agree with
   // the oracle (a sample of them where all would take too long), all other memory of out and lse is
   // as it was, and the counters are right (where rows stop by themselves: in their range).
-  void CheckOutputs(RowKind kind) const;
+  // `sum_rounding`: of the sum of a row's weights, relative.
+  void CheckOutputs(RowKind kind, double sum_rounding = 0) const;
 
  private:
   struct HostPool;
@@ -144,8 +147,8 @@ class DeviceCache {
                       std::vector<double>* error) const;
   double RelativeErrors(const ListGates& gates, int64_t reference, int64_t j, double key_logit,
                         int64_t pages) const;
-  bool CheckRow(int s, int64_t row_in_seq, int q_head, const std::vector<uint16_t>& out,
-                const std::vector<float>& lse) const;
+  bool CheckRow(int s, int64_t row_in_seq, int q_head, double sum_rounding,
+                const std::vector<uint16_t>& out, const std::vector<float>& lse) const;
   void CheckUntouched(RowKind kind, const std::vector<uint16_t>& out,
                       const std::vector<float>& lse) const;
   int LastStop(int t, int q_head, int begin, int end, const std::vector<float>& lse) const;

@@ -68,7 +68,8 @@ double DeviceCache::RelativeErrors(const ListGates& gates, int64_t reference, in
   return 0x1p-19 * key_logit + 0x1p-21 * (gate + 1 + static_cast<double>(pages));
 }
 
-DeviceCache::Exact DeviceCache::Oracle(int s, int64_t row_in_seq, int q_head) const {
+DeviceCache::Exact DeviceCache::Oracle(int s, int64_t row_in_seq, int q_head,
+                                       double sum_rounding) const {
   const int d = options_.head_dim, kv_head = q_head / group();
   const ListGates& list = gates(s, q_head);
   const int64_t begin = seq(s).length - seq(s).rows, i = begin + row_in_seq;
@@ -108,7 +109,7 @@ DeviceCache::Exact DeviceCache::Oracle(int s, int64_t row_in_seq, int q_head) co
   }
   const double eps = std::exp(LogEps(s));
   Exact exact;
-  error /= sum;
+  error = error / sum + sum_rounding;
   for (size_t m = 0; m < dims; ++m) {
     const double o = out[m] / sum;
     exact.out.push_back(o);
@@ -133,9 +134,9 @@ bool DeviceCache::Serves(RowKind kind, int s) const {
   return seq(s).slot >= 0 && (seq(s).rows == 1) == (kind == RowKind::kDecode);
 }
 
-bool DeviceCache::CheckRow(int s, int64_t row_in_seq, int q_head, const std::vector<uint16_t>& out,
-                           const std::vector<float>& lse) const {
-  const Exact exact = Oracle(s, row_in_seq, q_head);
+bool DeviceCache::CheckRow(int s, int64_t row_in_seq, int q_head, double sum_rounding,
+                           const std::vector<uint16_t>& out, const std::vector<float>& lse) const {
+  const Exact exact = Oracle(s, row_in_seq, q_head, sum_rounding);
   const int64_t row = row_begin_[static_cast<size_t>(s)] + row_in_seq, d = options_.head_dim;
   for (int64_t m = 0; m < d; ++m) {
     const auto at = static_cast<size_t>(row * params_.out.row_stride + q_head * d + m);
@@ -243,7 +244,7 @@ void DeviceCache::CheckCounters(RowKind kind, const std::vector<float>& lse) con
   }
 }
 
-void DeviceCache::CheckOutputs(RowKind kind) const {
+void DeviceCache::CheckOutputs(RowKind kind, double sum_rounding) const {
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const std::vector<uint16_t> out = out_array_.ToHost();
   const std::vector<float> lse = lse_array_.ToHost();
@@ -264,7 +265,7 @@ void DeviceCache::CheckOutputs(RowKind kind) const {
       for (int h = 0; h < options_.q_heads; ++h) {
         state = state * 1664525u + 1013904223u;
         if ((state >> 8) % every != 0 && r + 1 < seq(s).rows) continue;
-        if (!CheckRow(s, r, h, out, lse) && ++failures == 10) return;
+        if (!CheckRow(s, r, h, sum_rounding, out, lse) && ++failures == 10) return;
       }
     }
   }

@@ -48,7 +48,7 @@ class PrefillConsumer {
         row_(half * kHalfRows + static_cast<int>(threadIdx.x) % 128 / kWarp * 16 + lane_ / 4) {}
 
   __device__ __forceinline__ void Run() {
-    if (!Plan::kDoubleBufferedScores && half_ == 1) SignalPeer();  // the first half begins
+    if (half_ == 1) SignalPeer();  // the first half begins
     float s[64];
     for (;; ++count_) {
       Work& work_tile = WaitForWork(count_);
@@ -64,8 +64,7 @@ class PrefillConsumer {
           PingPong(s, work_tile);
         }
         if constexpr (Source::kTransforms) transform_.Load(source_.transform, work_tile, row_);
-        WgmmaWait<0>();
-        WarpgroupFenceOperand(out_);
+        WaitForOutputs<0>();
         ReleaseValues(counter_ - 1);
         visited = static_cast<int>(counter_ - begin);
       } else {
@@ -88,9 +87,6 @@ class PrefillConsumer {
   using Plan = PrefillPlan<kHeadDim>;
   using Work = typename Source::Work;
   static constexpr uint32_t kStages = Plan::kStages;
-  // Subtracting no pivot saves a sixth of a tile's instructions, and beside products each of them
-  // costs. Not for narrow heads: ptxas' order of the rest loses more there (prefill.md).
-  static constexpr bool kSkipsPivots = !Plan::kDoubleBufferedScores;
 
   __device__ __forceinline__ void Release(Mbarrier& empty) {
     __syncwarp();
@@ -136,8 +132,8 @@ class PrefillConsumer {
     Release(shared_.k_empty[n % kStages]);
   }
 
-  // The halves issue their products by turns, one turn for each tile of a work tile but the first,
-  // so that one's softmax runs beside the other's products.
+  // The halves take turns, one for each tile of a work tile (with one score buffer not for the
+  // first), so that one's softmax runs beside the other's products.
   __device__ __forceinline__ void WaitForTurn() { SyncThreads<kTurnThreads>(kTurnBarrier + half_); }
   __device__ __forceinline__ void SignalPeer() {
     ArriveAtBarrier<kTurnThreads>(kTurnBarrier + (half_ ^ 1));
@@ -151,7 +147,7 @@ class PrefillConsumer {
   }
 
   __device__ __forceinline__ void IssueScores(float (&s)[64], uint32_t n) {
-    const uint64_t k = KeyMajor(shared_.k[n % kStages]);
+    const uint64_t k = KeyMajor(shared_.Keys(n % kStages));
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
@@ -167,14 +163,31 @@ class PrefillConsumer {
   }
 
   __device__ __forceinline__ void IssueValues(uint32_t n) {
-    const uint64_t v = MatrixDescriptor(SharedAddress(shared_.v[n % kStages]), Plan::kBlockBytes,
-                                        8 * Plan::kLineBytes, Plan::kSwizzle);
+    const uint32_t stage = n % kStages;
+    const uint64_t v =
+        MatrixDescriptor(SharedAddress(shared_.Values(stage)), shared_.ValueStride(stage),
+                         8 * Plan::kLineBytes, Plan::kSwizzle);
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < kTileKeys / 16; ++step) {
-      WgmmaValues(out_, probs_, step, v + step * (16 * Plan::kLineBytes / 16));
+      WgmmaValuesAndSums(out_, sums_, probs_, step, v + step * (16 * Plan::kLineBytes / 16));
     }
     WgmmaCommit();
+  }
+
+  __device__ __forceinline__ void ClearOutputs() {
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 2; ++i) out_[i] = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums_[i] = 0;
+  }
+
+  // Until at most kPending groups of products are unfinished, none of them with values.
+  template <int kPending>
+  __device__ __forceinline__ void WaitForOutputs() {
+    WgmmaWait<kPending>();
+    WarpgroupFenceOperand(out_);
+    WarpgroupFenceOperand(sums_);
   }
 
   // --- softmax
@@ -226,9 +239,9 @@ class PrefillConsumer {
     return shared_.key_decay_bias[counter_ % kStages][key];
   }
 
-  // The first tile sets the pivots, later ones raise them where they must. With kSkipsPivots they
-  // are 0 where nothing can overflow, and scores are made relative to the others here. No products
-  // with values but those of tiles before may be in flight.
+  // The first tile sets the pivots, later ones raise them where they must. They are 0 where nothing
+  // can overflow, for each instruction beside products costs; scores are made relative to the
+  // others here. No products with values but those of tiles before may be in flight.
   template <bool kFirst>
   __device__ __forceinline__ void SetPivots(float (&s)[64], const Work& work_tile) {
     float row_max[2];
@@ -237,11 +250,10 @@ class PrefillConsumer {
       bool needs_pivot[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        reference_max_[r] = sum_[r] = 0;
-        needs_pivot[r] =
-            !kSkipsPivots || track_max_ || DecayOfRow(work_tile, row_ + 8 * r) > kBoundedDecay;
+        reference_max_[r] = 0;
+        needs_pivot[r] = track_max_ || DecayOfRow(work_tile, row_ + 8 * r) > kBoundedDecay;
       }
-      has_pivots_ = !kSkipsPivots || __any_sync(kAllLanes, needs_pivot[0] || needs_pivot[1]) != 0;
+      has_pivots_ = __any_sync(kAllLanes, needs_pivot[0] || needs_pivot[1]) != 0;
       if (has_pivots_) {
         MaxScores(s, row_max);
 #pragma unroll
@@ -257,7 +269,7 @@ class PrefillConsumer {
       // The warpgroup's decision, for it may wait for products only as a whole.
       if (WarpgroupAny(high, half_)) RaisePivots(row_max);
     }
-    if (kSkipsPivots && has_pivots_) {
+    if (has_pivots_) {
 #pragma unroll
       for (int i = 0; i < 64; ++i) s[i] -= reference_max_[i / 2 % 2];
     }
@@ -271,27 +283,19 @@ class PrefillConsumer {
       // A row's own affair, whoever asked: other sequences must not change its bits.
       const float reference_max = high > reference_max_[r] + kLazyLog2 ? high : reference_max_[r];
       rescale[r] = Exp2(reference_max_[r] - reference_max);
-      sum_[r] *= rescale[r];
       reference_max_[r] = reference_max;
     }
-    WgmmaWait<0>();
-    WarpgroupFenceOperand(out_);
+    WaitForOutputs<0>();
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) out_[i] *= rescale[i / 2 % 2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums_[i] *= rescale[i / 2];
   }
 
-  // Scores become weights 2^(s - pivot), added up in sum_ tile by tile: one by one, a million
-  // float32 additions could raise a sum by more than the certificate's slack.
+  // Scores become weights 2^s.
   __device__ __forceinline__ void Exponentiate(float (&s)[64]) {
-    float tile[2];
 #pragma unroll
-    for (int i = 0; i < 64; ++i) {
-      const int r = i / 2 % 2;
-      s[i] = Exp2(kSkipsPivots ? s[i] : s[i] - reference_max_[r]);
-      tile[r] = i == 0 || i == 2 ? s[i] : tile[r] + s[i];
-    }
-    sum_[0] += tile[0];
-    sum_[1] += tile[1];
+    for (int i = 0; i < 64; ++i) s[i] = Exp2(s[i]);
   }
 
   // Not while products that read weights_ are in flight.
@@ -303,11 +307,12 @@ class PrefillConsumer {
   // Whether all rows of this half can do without the tile that carries `stop_at` and all left of
   // it (acp.md 2d). The sums are of the keys visited so far, which suffices.
   __device__ __forceinline__ bool MayStop(const Work& work_tile, float stop_at) {
+    WaitForOutputs<0>();
     bool proven = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool real = row_ + 8 * r < work_tile.count;
-      const float mass = QuadSum(sum_[r]) * Exp2(reference_max_[r] - stop_at);
+      const float mass = sums_[2 * r] * Exp2(reference_max_[r] - stop_at);
       proven = proven && (!real || mass >= 1.0f);
     }
     return !WarpgroupAny(!proven, half_);
@@ -325,14 +330,14 @@ class PrefillConsumer {
 
   // With registers for the scores of two tiles those of the next are computed during the softmax of
   // this one, so a warpgroup waits neither for scores nor for values; behind a walk's last tile
-  // they are those of the next work tile, whose walk then begins with them. Shaped for ptxas, which
-  // makes products wait for each other when it cannot follow them: no product under a condition
-  // while others are in flight (if the next work tile has no rows for this half, the scores of
-  // whatever lies in the next slot are computed and forgotten), and outputs touched only where
-  // nothing else is in flight.
+  // they are those of the next work tile, whose walk then begins with them. A turn is the
+  // arithmetic of a tile: only one half at a time has the use of the units that are short. Shaped
+  // for ptxas, which makes products wait for each other when it cannot follow them: no product
+  // under a condition while others are in flight (if the next work tile has no rows for this half,
+  // the scores of whatever lies in the next slot are computed and forgotten), and outputs touched
+  // only where nothing else is in flight.
   __device__ __forceinline__ void IntraWarpgroupPipelined(float (&s)[64], const Work& work_tile) {
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 2; ++i) out_[i] = 0;
+    ClearOutputs();
     int more = FromLane(work_tile.num_kv_tiles - 1, 0);  // tiles after counter_
     if (!has_scores_) {
       WaitForKeys(counter_);
@@ -341,51 +346,52 @@ class PrefillConsumer {
       WarpgroupFenceOperand(s);
     }
     has_scores_ = false;
-    bool stop = StepAhead<true>(s, work_tile, more);
-    for (; more > 0 && !stop; --more) stop = StepAhead<false>(s, work_tile, more - 1);
+    StepAhead<true>(s, work_tile, more);
+    for (; more > 0; --more) {
+      if constexpr (kCertified) {
+        const int visited = work_tile.num_kv_tiles - more;
+        if (IsTimeToAsk(visited) && MayStop(work_tile, shared_.stop_at[counter_ % kStages])) break;
+      }
+      StepAhead<false>(s, work_tile, more - 1);
+    }
   }
 
-  // From the scores of counter_ to those of the next tile; in flight are (but at first) the
-  // products with the values before. Returns whether the `more` tiles after it are not needed.
+  // From the scores of counter_ to those of the next tile, `more` of them after it; in flight are
+  // (but at first) the products with the values before. Waits for nothing that a turn could hold
+  // up: the other half would wait, too.
   template <bool kFirst>
-  __device__ __forceinline__ bool StepAhead(float (&s)[64], const Work& work_tile, int more) {
-    float x[64];
-    AddBias(s, counter_, x);
-    ReleaseKeys(counter_, false);
-    SetPivots<kFirst>(x, work_tile);
-    float stop_at = 0;
+  __device__ __forceinline__ void StepAhead(float (&s)[64], const Work& work_tile, int more) {
     if (more > 0) {
       WaitForKeys(counter_ + 1);
-      if constexpr (kCertified) stop_at = shared_.stop_at[(counter_ + 1) % kStages];
     } else if (HasRows(WaitForWork(count_ + 1))) {
       WaitForQueries(count_ + 1);
       WaitForKeys(counter_ + 1);
       has_scores_ = true;
     }
+    WaitForTurn();
+    float x[64];
+    AddBias(s, counter_, x);
+    SetPivots<kFirst>(x, work_tile);
+    ReleaseKeys(counter_, false);
     IssueScores(s, counter_ + 1);
     Exponentiate(x);
     if constexpr (!kFirst) {
-      WgmmaWait<1>();
-      WarpgroupFenceOperand(out_);
+      WaitForOutputs<1>();
       ReleaseValues(counter_ - 1);
     }
     TakeProbs(x);
+    SignalPeer();
     WaitForValues(counter_);
     IssueValues(counter_);
     ++counter_;
     WgmmaWait<1>();
     WarpgroupFenceOperand(s);
-    if constexpr (kCertified) {
-      return more > 0 && IsTimeToAsk(work_tile.num_kv_tiles - more) && MayStop(work_tile, stop_at);
-    }
-    return false;
   }
 
   // One score buffer: a turn issues the scores of this tile and the values of the one before; the
   // softmax of this tile runs beside the latter and beside the other half's turn.
   __device__ __forceinline__ void PingPong(float (&s)[64], const Work& work_tile) {
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 2; ++i) out_[i] = 0;
+    ClearOutputs();
     const uint32_t end = counter_ + static_cast<uint32_t>(work_tile.num_kv_tiles);
     WaitForKeys(counter_);
     IssueScores(s, counter_);
@@ -413,8 +419,7 @@ class PrefillConsumer {
       ReleaseKeys(counter_, false);
       SetPivots<false>(s, work_tile);
       Exponentiate(s);
-      WgmmaWait<0>();
-      WarpgroupFenceOperand(out_);
+      WaitForOutputs<0>();
       ReleaseValues(counter_ - 1);
       TakeProbs(s);
     }
@@ -425,7 +430,7 @@ class PrefillConsumer {
   // Lets the work tile's other tiles pass by: the other half may need them.
   __device__ __forceinline__ void Drain(const Work& work_tile, int visited) {
     for (int i = visited; i < work_tile.num_kv_tiles; ++i) {
-      if (!Plan::kDoubleBufferedScores && i > 0) {
+      if (Plan::kDoubleBufferedScores || i > 0) {
         WaitForTurn();
         SignalPeer();
       }
@@ -441,17 +446,16 @@ class PrefillConsumer {
   }
 
   __device__ __forceinline__ void Store(const Work& work_tile) {
-    sum_[0] = QuadSum(sum_[0]);
-    sum_[1] = QuadSum(sum_[1]);
+    float sum[2] = {sums_[0], sums_[2]};
     if constexpr (Source::kSplitsKeys) {
       const bool chained = source_.IsChained(work_tile);
       if (!chained && source_.IsSplit(work_tile)) {
         return StorePartial<kHeadDim>(source_, work_tile, row_, StopAtNext(work_tile), out_,
-                                      reference_max_, sum_);
+                                      reference_max_, sum);
       }
-      if (chained && !EndChain(work_tile)) return;
+      if (chained && !EndChain(work_tile, sum)) return;
     }
-    StoreRows<kHeadDim>(source_, work_tile, row_, transform_, out_, reference_max_, sum_);
+    StoreRows<kHeadDim>(source_, work_tile, row_, transform_, out_, reference_max_, sum);
   }
 
   __device__ __forceinline__ static float StopAtNext(const Work& work_tile) {
@@ -459,13 +463,13 @@ class PrefillConsumer {
   }
 
   // Whether the chain's rows are whole: all of the half need no more splits, or it was the last.
-  __device__ __forceinline__ bool EndChain(const Work& work_tile) {
+  __device__ __forceinline__ bool EndChain(const Work& work_tile, float (&sum)[2]) {
     const bool last = work_tile.splits_left == 0;
     bool stopped[2];
     MergeIntoChain<kHeadDim>(source_, work_tile, row_, StopAtNext(work_tile), out_, reference_max_,
-                             sum_, stopped);
+                             sum, stopped);
     if (!last && !(kCertified && !WarpgroupAny(!(stopped[0] && stopped[1]), half_))) {
-      StoreChainSums<kHeadDim>(source_, work_tile, row_, stopped, out_, reference_max_, sum_);
+      StoreChainSums<kHeadDim>(source_, work_tile, row_, stopped, out_, reference_max_, sum);
       return false;
     }
     ended_chain_ = work_tile.chain;
@@ -492,7 +496,9 @@ class PrefillConsumer {
   bool track_max_ = true, has_pivots_ = true;  // the latter: of a row of the warp it may not be 0
   float out_[kHeadDim / 2];
   uint32_t probs_[32];
-  float reference_max_[2], sum_[2];
+  float reference_max_[2];
+  // Of the weights of row r at 2r.
+  float sums_[4];
   QuadTransform<kHeadDim> transform_;
 };
 

@@ -50,6 +50,17 @@ __device__ __forceinline__ void InitBarriers(PrefillShared<Source, kHeadDim>& sh
   PublishBarriers();
 }
 
+// By all threads.
+template <typename Source, int kHeadDim>
+__device__ __forceinline__ void FillOnes(PrefillShared<Source, kHeadDim>& shared) {
+  constexpr int kWords = sizeof(shared.ones) / sizeof(uint32_t);
+  constexpr uint32_t kTwoOnes = 0x3f803f80;
+  for (int i = static_cast<int>(threadIdx.x); i < kWords; i += kPrefillThreads) {
+    shared.ones[i] = kTwoOnes;
+  }
+  FenceAsyncProxy();
+}
+
 template <typename Source, int kHeadDim, bool kCertified>
 __global__ void __launch_bounds__(kPrefillThreads, 1)
     PrefillSm90Kernel(const __grid_constant__ Source source) {
@@ -65,6 +76,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     PrefetchTensorMap(&source.v_map);
     InitBarriers(shared);
   }
+  FillOnes(shared);
   __syncthreads();
   WaitOnDependencies();
   if (warp < 4) {

@@ -144,8 +144,8 @@ struct PagedSource {
     if (splits.out != nullptr) TakeSplit(work, split, planned_row, chain);
     work.num_kv_tiles = work.start_tile - work.first_page / 2 + 1;
     work.ref_log_decay = ref_log_decay;
-    work.log_tolerance =
-        log_tolerance - RowRounding(kv.shape.head_dim, max_product, last_log_decay, ref_log_decay);
+    work.log_tolerance = log_tolerance - kWeightSumRounding -
+                         RowRounding(kv.shape.head_dim, max_product, last_log_decay, ref_log_decay);
     work.stop_at_next = StopAtNext<kCertified>(work);
   }
 

@@ -95,8 +95,9 @@ struct alignas(1024) PrefillShared {
   using Plan = PrefillPlan<kHeadDim>;
 
   uint8_t q[kQueryStages][Plan::kTileBytes];
-  uint8_t k[Plan::kStages][Plan::kTileBytes];
-  uint8_t v[Plan::kStages][Plan::kTileBytes];
+  // Keys and values, by column blocks, and a block of ones (bf16) behind them all: see Values.
+  uint8_t kv[2 * Plan::kStages * Plan::kBlocks][Plan::kBlockBytes];
+  uint32_t ones[Plan::kBlockBytes / sizeof(uint32_t)];
   // Of the keys, log2 units: log2(e) (c_ref - c_j).
   float key_decay_bias[Plan::kStages][kTileKeys];
   // A row needs no key of this tile or left of it when its log2 of l 2^m reaches this.
@@ -112,6 +113,19 @@ struct alignas(1024) PrefillShared {
   Mbarrier k_full[Plan::kStages], k_empty[Plan::kStages];
   Mbarrier v_full[Plan::kStages], v_empty[Plan::kStages];
   Mbarrier v_raw;  // values that the loader has yet to clear past the sequence's end
+
+  // Column blocks of values lie as far from each other as the last of them from the ones, so that
+  // products take them for an operand with eight columns more, and add up a row's weights, too.
+  // Keys fill what that leaves free: k0 k1 k2 k3 v3 v2 v1 v0, or by blocks k1 k1 v1 k0 k0 v1 v0 v0.
+  __device__ static constexpr uint32_t ValueStride(uint32_t stage) {
+    return (Plan::kBlocks * stage + 1) * Plan::kBlockBytes;
+  }
+  __device__ uint8_t* Values(uint32_t stage) {
+    return reinterpret_cast<uint8_t*>(ones) - Plan::kBlocks * ValueStride(stage);
+  }
+  __device__ uint8_t* Keys(uint32_t stage) {
+    return kv[Plan::kBlocks == 1 ? stage : 3 - 3 * stage];
+  }
 };
 
 }  // namespace fox::cuda

@@ -155,12 +155,14 @@ class PrefillLoader {
     }
   }
 
-  // One lane: both pages of a tile; `full` expects their bytes.
-  __device__ __forceinline__ void LoadPages(uint8_t* tile, const CUtensorMap& map, const Walk& walk,
-                                            int page0, int page1, Mbarrier& full) {
+  // One lane: both pages of a tile, whose column blocks are `stride` apart; `full` expects their
+  // bytes.
+  __device__ __forceinline__ void LoadPages(uint8_t* tile, uint32_t stride, const CUtensorMap& map,
+                                            const Walk& walk, int page0, int page1,
+                                            Mbarrier& full) {
 #pragma unroll
     for (int b = 0; b < Plan::kBlocks; ++b) {
-      uint8_t* block = tile + b * Plan::kBlockBytes;
+      uint8_t* block = tile + b * stride;
       source_.LoadPage(block, map, walk, b * Plan::kColumns, page0, full);
       source_.LoadPage(block + Plan::kPageBytes, map, walk, b * Plan::kColumns, page1, full);
     }
@@ -189,7 +191,8 @@ class PrefillLoader {
       Mbarrier& k_full = shared_.k_full[stage];
       if (lane_ == 0) {
         k_full.Expect(Plan::kTileBytes);
-        LoadPages(shared_.k[stage], source_.k_map, walk, gates.page0, gates.page1, k_full);
+        LoadPages(shared_.Keys(stage), Plan::kBlockBytes, source_.k_map, walk, gates.page0,
+                  gates.page1, k_full);
       }
       WriteGates(walk, stage, gates);
       // One lane arrives for all: __syncwarp orders their writes before its release, an order that
@@ -203,7 +206,8 @@ class PrefillLoader {
       } else if (lane_ == 0) {
         Mbarrier& v_full = shared_.v_full[stage];
         v_full.ArriveAndExpect(Plan::kTileBytes);
-        LoadPages(shared_.v[stage], source_.v_map, walk, gates.page0, gates.page1, v_full);
+        LoadPages(shared_.Values(stage), shared_.ValueStride(stage), source_.v_map, walk,
+                  gates.page0, gates.page1, v_full);
       }
     }
   }
@@ -238,26 +242,27 @@ class PrefillLoader {
   __device__ __forceinline__ void LoadClippedValues(uint32_t stage, const Walk& walk,
                                                     const TileGates& gates, int first_key,
                                                     int last_key) {
-    uint8_t* tile = shared_.v[stage];
     if (lane_ == 0) {
       shared_.v_raw.ArriveAndExpect(Plan::kTileBytes);
-      LoadPages(tile, source_.v_map, walk, gates.page0, gates.page1, shared_.v_raw);
+      LoadPages(shared_.Values(stage), shared_.ValueStride(stage), source_.v_map, walk, gates.page0,
+                gates.page1, shared_.v_raw);
     }
     shared_.v_raw.Wait(raw_phase_);
     raw_phase_ ^= 1;
-    ClearRows(tile, 0, first_key);
-    ClearRows(tile, last_key + 1, kTileKeys);
+    ClearValues(stage, 0, first_key);
+    ClearValues(stage, last_key + 1, kTileKeys);
     FenceAsyncProxy();
     __syncwarp();
     if (lane_ == 0) shared_.v_full[stage].Arrive();
   }
 
   // Rows [begin, end) of a tile; the swizzle only moves things within a row.
-  __device__ __forceinline__ void ClearRows(uint8_t* tile, int begin, int end) {
+  __device__ __forceinline__ void ClearValues(uint32_t stage, int begin, int end) {
     constexpr int kVectors = Plan::kLineBytes / 16;
 #pragma unroll
     for (int b = 0; b < Plan::kBlocks; ++b) {
-      uint4* block = reinterpret_cast<uint4*>(tile + b * Plan::kBlockBytes);
+      uint4* block =
+          reinterpret_cast<uint4*>(shared_.Values(stage) + b * shared_.ValueStride(stage));
       for (int i = begin * kVectors + lane_; i < end * kVectors; i += kWarp) {
         block[i] = uint4{0, 0, 0, 0};
       }

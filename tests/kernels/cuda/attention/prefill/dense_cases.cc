@@ -166,10 +166,12 @@ void Run(DensePrefillKernel kernel, const DensePrefillCase& c, DeviceDense& devi
 //                        2^-21 (|c_ref - c_j| + |c_j - base| + 1); exp2: 2^-21
 //   sums over j:         an addition and a rescaling a page: 2^-21 pages
 //   weight j, in out:    bf16: 2^-8;  out: bf16: 2^-8 of what is stored
+//   sum over j, as a sum: sum_rounding
 class Exact {
  public:
-  Exact(const DenseInputs& inputs, const DenseRun& run)
+  Exact(const DenseInputs& inputs, const DenseRun& run, double sum_rounding)
       : inputs_(inputs),
+        sum_rounding_(sum_rounding),
         exact_(inputs),
         absolute_(inputs),
         c_(inputs.num_rows()),
@@ -189,7 +191,8 @@ class Exact {
     for (int m = 0; m < inputs_.shape.head_dim; ++m) {
       const double o = exact_.out.At(tile.batch, token, head, m);
       const double absolute = absolute_.out.At(tile.batch, token, head, m);
-      const double before = error * (absolute + std::abs(o)) + 0x1p-8 * absolute;
+      const double before =
+          error * absolute + (error + sum_rounding_) * std::abs(o) + 0x1p-8 * absolute;
       const double tolerance = before + 0x1p-8 * (std::abs(o) + before) + 1e-30;
       const double got = run.out.At(tile.batch, token, head, m);
       if (std::abs(got - o) <= tolerance) continue;  // false for NaN
@@ -199,7 +202,7 @@ class Exact {
     }
     const double log_sum =
         kLog2E * (lse_[Index(tile, head, row)] - C(tile, head, row) + C(tile, head, 0));
-    const double tolerance = kLog2E * error + 0x1p-21 * (std::abs(log_sum) + 1);
+    const double tolerance = kLog2E * (error + sum_rounding_) + 0x1p-21 * (std::abs(log_sum) + 1);
     if (std::abs(lse - log_sum) <= tolerance) return true;
     ADD_FAILURE() << "sequence " << tile.seq << " row " << tile.position + row << " head " << head
                   << ": log sum " << lse << ", not " << log_sum << " +- " << tolerance;
@@ -247,13 +250,14 @@ class Exact {
   }
 
   const DenseInputs& inputs_;
+  const double sum_rounding_;
   DenseInputs exact_, absolute_;
   std::vector<double> c_, lse_;
   double max_logit_ = 0;
 };
 
-void CheckOutputs(const DenseInputs& inputs, DenseRun& run) {
-  const Exact exact(inputs, run);
+void CheckOutputs(const DenseInputs& inputs, DenseRun& run, double sum_rounding) {
+  const Exact exact(inputs, run, sum_rounding);
   int wrong = 0;
   for (size_t t = 0; t < run.state.tiles.size(); ++t) {
     const DenseTile& tile = run.state.tiles[t];
@@ -294,7 +298,7 @@ std::vector<DensePrefillCase> DensePrefillCases() {
   return cases;
 }
 
-void ExpectDensePrefill(DensePrefillKernel kernel, const DensePrefillCase& c) {
+void ExpectDensePrefill(DensePrefillKernel kernel, const DensePrefillCase& c, double sum_rounding) {
   DenseInputs inputs = MakeInputs(c);
   DeviceDense device(inputs, c.acp);
   DenseRun run, again;
@@ -319,7 +323,7 @@ void ExpectDensePrefill(DensePrefillKernel kernel, const DensePrefillCase& c) {
   ASSERT_EQ(std::memcmp(run.out.values.data(), again.out.values.data(),
                         run.out.values.size() * sizeof(double)),
             0);
-  CheckOutputs(inputs, run);
+  CheckOutputs(inputs, run, sum_rounding);
 }
 
 }  // namespace fox::cuda::testing

@@ -38,7 +38,8 @@ inline std::string DenseCaseName(const ::testing::TestParamInfo<DensePrefillCase
 std::vector<DensePrefillCase> DensePrefillCases();
 
 // Outputs and log sums against float64; what lies outside of sequences is NaN before and must not
-// have been touched. Twice, with the same bits.
-void ExpectDensePrefill(DensePrefillKernel kernel, const DensePrefillCase& c);
+// have been touched. Twice, with the same bits. `sum_rounding`: of the sum of a row's weights,
+// relative.
+void ExpectDensePrefill(DensePrefillKernel kernel, const DensePrefillCase& c, double sum_rounding);
 
 }  // namespace fox::cuda::testing

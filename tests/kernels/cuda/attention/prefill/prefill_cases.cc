@@ -95,13 +95,13 @@ std::vector<PrefillCase> PrefillCases(const std::vector<int>& head_dims) {
   return cases;
 }
 
-void ExpectPrefill(PrefillKernel kernel, const PrefillCase& c) {
+void ExpectPrefill(PrefillKernel kernel, const PrefillCase& c, double sum_rounding) {
   DeviceCache cache(c.options);
   ASSERT_GT(cache.num_tiles(), 0);
   ASSERT_EQ(kernel(cache.batch(), cache.params(), cache.kv(), cache.schedule(), cache.num_tiles(),
                    nullptr),
             cudaSuccess);
-  cache.CheckOutputs(RowKind::kPrefill);
+  cache.CheckOutputs(RowKind::kPrefill, sum_rounding);
   const std::vector<uint16_t> first = cache.out_array().ToHost();
 
   cache.ResetOutputs();

@@ -4,7 +4,7 @@
 // See device_cache.h for what is compared.
 //
 //   INSTANTIATE_TEST_SUITE_P(Cases, MyTest, ::testing::ValuesIn(PrefillCases({64, 128})),
-//   CaseName); TEST_P(MyTest, MatchesFloat64) { ExpectPrefill(MyKernel, GetParam()); }
+//   CaseName); TEST_P(MyTest, MatchesFloat64) { ExpectPrefill(MyKernel, GetParam(), 0); }
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -36,7 +36,8 @@ inline std::string CaseName(const ::testing::TestParamInfo<PrefillCase>& info) {
 std::vector<PrefillCase> PrefillCases(const std::vector<int>& head_dims);
 
 // Outputs, log sums and counters against the oracle; then once more with spare tiles and without
-// lse and counters, which must give the same bits.
-void ExpectPrefill(PrefillKernel kernel, const PrefillCase& c);
+// lse and counters, which must give the same bits. `sum_rounding`: of the sum of a row's weights,
+// relative.
+void ExpectPrefill(PrefillKernel kernel, const PrefillCase& c, double sum_rounding);
 
 }  // namespace fox::cuda::testing

@@ -10,7 +10,7 @@ namespace {
 class DensePrefillSm80Test : public ::testing::TestWithParam<testing::DensePrefillCase> {};
 
 TEST_P(DensePrefillSm80Test, MatchesFloat64) {
-  testing::ExpectDensePrefill(DensePrefillSm80, GetParam());
+  testing::ExpectDensePrefill(DensePrefillSm80, GetParam(), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, DensePrefillSm80Test,

@@ -9,7 +9,7 @@ namespace {
 
 class PrefillSm80Test : public ::testing::TestWithParam<testing::PrefillCase> {};
 
-TEST_P(PrefillSm80Test, MatchesFloat64) { testing::ExpectPrefill(PrefillSm80, GetParam()); }
+TEST_P(PrefillSm80Test, MatchesFloat64) { testing::ExpectPrefill(PrefillSm80, GetParam(), 0); }
 
 INSTANTIATE_TEST_SUITE_P(Cases, PrefillSm80Test,
                          ::testing::ValuesIn(testing::PrefillCases({16, 32, 64, 128})),

@@ -10,7 +10,7 @@ namespace {
 class DensePrefillSm90Test : public ::testing::TestWithParam<testing::DensePrefillCase> {};
 
 TEST_P(DensePrefillSm90Test, MatchesFloat64) {
-  testing::ExpectDensePrefill(DensePrefillSm90, GetParam());
+  testing::ExpectDensePrefill(DensePrefillSm90, GetParam(), 0x1p-8);  // weights: bf16
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, DensePrefillSm90Test,

@@ -13,7 +13,9 @@ namespace {
 
 class PrefillSm90Test : public ::testing::TestWithParam<testing::PrefillCase> {};
 
-TEST_P(PrefillSm90Test, MatchesFloat64) { testing::ExpectPrefill(PrefillSm90, GetParam()); }
+TEST_P(PrefillSm90Test, MatchesFloat64) {
+  testing::ExpectPrefill(PrefillSm90, GetParam(), testing::kBf16Rounding);
+}
 
 // With a small bound on logits the softmax does without maxima; without one it follows them. Here
 // once more without: the cases whose far keys outweigh near ones, and those with the widest range
@@ -27,7 +29,7 @@ TEST_P(PrefillSm90UnboundedTest, MatchesFloat64) {
   ASSERT_EQ(
       PrefillSm90(cache.batch(), params, cache.kv(), cache.schedule(), cache.num_tiles(), nullptr),
       cudaSuccess);
-  cache.CheckOutputs(testing::RowKind::kPrefill);
+  cache.CheckOutputs(testing::RowKind::kPrefill, testing::kBf16Rounding);
 }
 
 std::vector<testing::PrefillCase> UnboundedCases() {
@@ -63,7 +65,7 @@ TEST(PrefillSm90Test, RepeatsItself) {
       if (pass == 0) first = out;
       ASSERT_EQ(out, first) << "head dim " << head_dim << " pass " << pass;
     }
-    cache.CheckOutputs(testing::RowKind::kPrefill);
+    cache.CheckOutputs(testing::RowKind::kPrefill, testing::kBf16Rounding);
   }
 }
 

@@ -266,7 +266,7 @@ TEST_P(KeySplitsCaseTest, MatchesFloat64) {
   DeviceCache cache(GetParam().options);
   SplitSpace space(cache, GetParam().least_shift, kRoomyRows, kRoomySplits);
   ASSERT_EQ(Attend(cache, space.schedule()), cudaSuccess);
-  ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill));
+  ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill, testing::kBf16Rounding));
   ASSERT_FALSE(space.Split().empty());
   const std::vector<uint16_t> first = cache.out_array().ToHost();
   const std::vector<float> first_lse = cache.lse_array().ToHost();
@@ -284,7 +284,7 @@ TEST_P(KeySplitsCaseTest, MatchesFloat64) {
   cache.ResetOutputs();
   space.PoisonPartials();
   ASSERT_EQ(Attend(cache, space.chained()), cudaSuccess);
-  ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill));
+  ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill, testing::kBf16Rounding));
   EXPECT_EQ(cache.out_array().ToHost(), first) << "chained";
   EXPECT_EQ(Bits(cache.lse_array().ToHost()), Bits(first_lse)) << "chained";
 
@@ -361,7 +361,7 @@ TEST(KeySplitsTest, NeighboursChangeNoBits) {
       DeviceCache cache(options);
       SplitSpace space(cache, 0, kRoomyRows, kRoomySplits);
       ASSERT_EQ(Attend(cache, space.schedule()), cudaSuccess);
-      cache.CheckOutputs(RowKind::kPrefill);
+      cache.CheckOutputs(RowKind::kPrefill, testing::kBf16Rounding);
       EXPECT_FALSE(space.SplitsFirst());
       const std::vector<uint16_t> together = cache.out_array().ToHost();
       cache.ResetOutputs();
@@ -402,7 +402,7 @@ TEST(KeySplitsTest, WhatDoesNotFitIsChained) {
     cache.ResetOutputs();
     const SplitSpace tight(cache, 0, max_rows, max_splits);
     ASSERT_EQ(Attend(cache, tight.schedule()), cudaSuccess);
-    ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill));
+    ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill, testing::kBf16Rounding));
     EXPECT_EQ(cache.out_array().ToHost(), out);
     EXPECT_FALSE(tight.SplitsFirst());
     const std::vector<int32_t> some = tight.WalkRows();
