@@ -26,7 +26,7 @@ namespace fox::cuda {
 inline constexpr float kLazyLog2 = 8.0f;
 
 // Named barriers; 0 is __syncthreads.
-inline constexpr int kTurnBarrier = 1;            // + half: this half may issue products
+inline constexpr int kTurnBarrier = 1;            // + half: it is this half's turn
 inline constexpr int kVoteBarrier = 1 + kHalves;  // + half
 inline constexpr int kTurnThreads = 128 * kHalves;
 
@@ -292,7 +292,6 @@ class PrefillConsumer {
     for (int i = 0; i < 4; ++i) sums_[i] *= rescale[i / 2];
   }
 
-  // Scores become weights 2^s.
   __device__ __forceinline__ void Exponentiate(float (&s)[64]) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) s[i] = Exp2(s[i]);
@@ -318,9 +317,8 @@ class PrefillConsumer {
     return !WarpgroupAny(!proven, half_);
   }
 
-  // Asking costs a few percent of a tile's walk: most local heads see two or three tiles and never
-  // ask, and long walks ask seldom. A mask, for a remainder by a number that varies takes hundreds
-  // of cycles.
+  // Asking costs a few percent of a tile's walk: short walks never ask, long ones seldom. A mask,
+  // for a remainder by a number that varies takes hundreds of cycles.
   __device__ __forceinline__ static bool IsTimeToAsk(int visited) {
     return (visited & (visited < 8 ? 3 : 7)) == 0;
   }
@@ -329,16 +327,14 @@ class PrefillConsumer {
   // visited and all products but those with its values are done.
 
   // With registers for the scores of two tiles those of the next are computed during the softmax of
-  // this one, so a warpgroup waits neither for scores nor for values; behind a walk's last tile
-  // they are those of the next work tile, whose walk then begins with them. A turn is the
-  // arithmetic of a tile: only one half at a time has the use of the units that are short. Shaped
-  // for ptxas, which makes products wait for each other when it cannot follow them: no product
-  // under a condition while others are in flight (if the next work tile has no rows for this half,
-  // the scores of whatever lies in the next slot are computed and forgotten), and outputs touched
-  // only where nothing else is in flight.
+  // this one, a half's turn; behind a walk's last tile they are those of the next work tile, whose
+  // walk then begins with them. Shaped for ptxas, which makes products wait for each other when it
+  // cannot follow them: no product under a condition while others are in flight (if the next work
+  // tile has no rows for this half, the scores of whatever lies in the next slot are computed and
+  // forgotten), and outputs touched only where nothing else is in flight.
   __device__ __forceinline__ void IntraWarpgroupPipelined(float (&s)[64], const Work& work_tile) {
     ClearOutputs();
-    int more = FromLane(work_tile.num_kv_tiles - 1, 0);  // tiles after counter_
+    int more = FromLane(work_tile.num_kv_tiles - 1, 0);
     if (!has_scores_) {
       WaitForKeys(counter_);
       IssueScores(s, counter_);
@@ -356,9 +352,8 @@ class PrefillConsumer {
     }
   }
 
-  // From the scores of counter_ to those of the next tile, `more` of them after it; in flight are
-  // (but at first) the products with the values before. Waits for nothing that a turn could hold
-  // up: the other half would wait, too.
+  // From the scores of counter_, with `more` tiles after it, to those of the next; in flight are
+  // (but at first) the products with the values before. In its turn a half waits for no loads.
   template <bool kFirst>
   __device__ __forceinline__ void StepAhead(float (&s)[64], const Work& work_tile, int more) {
     if (more > 0) {
