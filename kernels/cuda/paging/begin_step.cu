@@ -125,6 +125,20 @@ __global__ void __launch_bounds__(kBeginStepThreads)
   }
 }
 
+// The first page that a seq_head may see, or any of the heads that are taken together with it.
+__device__ __forceinline__ int FirstPage(const SequenceRows& rows, const PagedKv& kv,
+                                         const StepSchedule& schedule, int layer, int seq_head) {
+  const int head = seq_head % kv.shape.q_heads, group = kv.shape.group();
+  if (schedule.first_visible_page == nullptr) {
+    return kv.first_live[kv.ListIndex(rows.slot, layer, head / group)];
+  }
+  int first = schedule.first_visible_page[seq_head];
+  for (int h = 1; h < min(HeadsTogether(kv.shape), group - head % group); ++h) {
+    first = min(first, schedule.first_visible_page[seq_head + h]);
+  }
+  return first;
+}
+
 // Of one (sequence, head), and of the heads that are taken together with it if it is the first.
 __device__ __forceinline__ int SplitsOf(const BatchView& batch, const PagedKv& kv,
                                         const StepSchedule& schedule, int layer, int seq_head) {
@@ -132,17 +146,42 @@ __device__ __forceinline__ int SplitsOf(const BatchView& batch, const PagedKv& k
   const int group = kv.shape.group(), together = HeadsTogether(kv.shape);
   const SequenceRows rows = RowsOf(batch, seq);
   if (rows.count != 1 || head % group % together != 0) return 0;
-  int first;
-  if (schedule.first_visible_page == nullptr) {
-    first = kv.first_live[kv.ListIndex(rows.slot, layer, head / group)];
-  } else {
-    first = schedule.first_visible_page[seq_head];
-    for (int h = 1; h < min(together, group - head % group); ++h) {
-      first = min(first, schedule.first_visible_page[seq_head + h]);
-    }
-  }
+  const int first = FirstPage(rows, kv, schedule, layer, seq_head);
   const int last = static_cast<int>(rows.position / kPageTokens);
   return NumSplits(first, last);
+}
+
+// Of block b, once all splits are counted. A few splits go to the first blocks, which lie on
+// different SMs.
+__device__ BlockStart StartOf(const BatchView& batch, const PagedKv& kv,
+                              const StepSchedule& schedule, int layer, const int32_t* split_begin,
+                              int b) {
+  const int seq_heads = batch.num_seqs * kv.shape.q_heads, num_splits = split_begin[seq_heads];
+  const int share = num_splits / schedule.decode_blocks, rest = num_splits % schedule.decode_blocks;
+  BlockStart start{};
+  start.first = b * share + min(b, rest);
+  start.last = start.first + share + (b < rest ? 1 : 0);
+  if (start.first == start.last) return start;
+  start.seq_head = UpperBoundIndex(start.first, seq_heads, [&](int i) { return split_begin[i]; });
+  start.begin = split_begin[start.seq_head];
+  start.end = split_begin[start.seq_head + 1];
+  const SequenceRows rows = RowsOf(batch, start.seq_head / kv.shape.q_heads);
+  const int last_page = static_cast<int>(rows.position / kPageTokens);
+  start.length = static_cast<int>(rows.position) + 1;
+  start.first_live = FirstPage(rows, kv, schedule, layer, start.seq_head);
+  start.slot = rows.slot;
+  start.row = static_cast<int>(rows.first_row);
+  const int kv_head = start.seq_head % kv.shape.q_heads / kv.shape.group();
+  const int32_t* table = kv.Table(kv.ListIndex(rows.slot, layer, kv_head));
+  start.own = table[last_page];
+  const int shift = SplitShift(last_page + 1 - start.first_live);
+  const int split_page = ((start.first_live >> shift) + start.first - start.begin) << shift;
+  start.first_page = max(split_page, start.first_live);
+#pragma unroll
+  for (int i = 0; i < kStartPages; ++i) {
+    start.pages[i] = table[min(start.first_page + i, last_page)];
+  }
+  return start;
 }
 
 // Ends the taking of pages: what BeginStepKernel took leaves the stack. One thread block calls.
@@ -193,6 +232,11 @@ __global__ void __launch_bounds__(kSplitThreads)
   if (threadIdx.x == 0) {
     begin[seq_heads] = min(carry, schedule.max_splits);
     if (carry > schedule.max_splits) Report(kv, PoolFault::kSplitOverflow);
+  }
+  __syncthreads();
+  BlockStart* starts = schedule.block_starts + static_cast<int64_t>(layer) * schedule.decode_blocks;
+  for (int b = static_cast<int>(threadIdx.x); b < schedule.decode_blocks; b += kSplitThreads) {
+    starts[b] = StartOf(batch, kv, schedule, layer, begin, b);
   }
   if (ends_taking && blockIdx.x == 0) CommitPops(batch, kv, taken_sums);
 }

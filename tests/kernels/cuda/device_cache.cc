@@ -13,6 +13,7 @@
 
 #include "kernels/acp.h"
 #include "kernels/core/dtype.h"
+#include "kernels/cuda/attention/decode/decode.h"
 
 namespace fox::cuda::testing {
 namespace {
@@ -453,6 +454,10 @@ void DeviceCache::MakeItems() {
   arrival_counter_array_ =
       DeviceArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(schedule_.max_seq_heads)));
   schedule_.split_begin = split_array_.data();
+  EXPECT_EQ(DecodeBlocks(kv_.shape, &schedule_.decode_blocks), cudaSuccess);
+  start_array_ =
+      DeviceArray<BlockStart>(static_cast<size_t>(options_.layers * schedule_.decode_blocks));
+  schedule_.block_starts = start_array_.data();
   schedule_.partial = partial_array_.data();
   schedule_.arrival_counter = arrival_counter_array_.data();
 }

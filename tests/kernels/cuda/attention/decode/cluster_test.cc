@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/cuda/attention/decode/decode.h"
+#include "kernels/cuda/paging/paging.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_cache.h"
 
@@ -67,6 +68,8 @@ BatchView Part(const DeviceCache& cache, int first, int count) {
 // By the kernel of any batch, of which `batch` is the beginning.
 Outputs AttendInSplits(DeviceCache& cache, const BatchView& batch) {
   cache.ResetOutputs();
+  EXPECT_EQ(PlanSplits(batch, cache.kv(), cache.schedule(), cache.options().layer, nullptr),
+            cudaSuccess);
   EXPECT_EQ(DecodeAttention(batch, cache.params(), cache.kv(), cache.schedule(),
                             batch.num_rows == batch.num_seqs, nullptr),
             cudaSuccess);
@@ -80,9 +83,7 @@ Outputs AttendInClusters(DeviceCache& cache, BatchView batch) {
   AttentionParams params = cache.params();
   params.blocks_total = params.blocks_pruned = nullptr;
   StepSchedule schedule = cache.schedule();
-  const DeviceArray<int32_t> splits(std::vector<int32_t>(cache.split_array().size()));
-  schedule.split_begin = splits.data();
-  schedule.partial = nullptr;
+  schedule.decode_blocks = 0;
   cache.ResetOutputs();
   EXPECT_EQ(DecodeAttention(batch, params, cache.kv(), schedule, true, nullptr), cudaSuccess);
   return Read(cache);

@@ -23,6 +23,14 @@ using testing::DeviceArray;
 using testing::DeviceCache;
 using testing::RowKind;
 
+cudaError_t Attend(const DeviceCache& cache, const BatchView& batch, const StepSchedule& schedule,
+                   bool after_append_decode) {
+  const cudaError_t planned =
+      PlanSplits(batch, cache.kv(), schedule, cache.options().layer, nullptr);
+  if (planned != cudaSuccess) return planned;
+  return DecodeAttention(batch, cache.params(), cache.kv(), schedule, after_append_decode, nullptr);
+}
+
 void ExpectExact(DeviceCache& cache) {
   cache.CheckOutputs(RowKind::kDecode);
   for (int32_t arrival_counter : cache.arrival_counter_array().ToHost()) {
@@ -56,9 +64,7 @@ TEST_P(DecodeGroupsTest, MatchesFloat64) {
     DeviceCache cache(options);
     for (int run = 0; run < 2; ++run) {
       cache.ResetOutputs();
-      ASSERT_EQ(DecodeAttention(cache.batch(), cache.params(), cache.kv(), cache.schedule(), false,
-                                nullptr),
-                cudaSuccess);
+      ASSERT_EQ(Attend(cache, cache.batch(), cache.schedule(), false), cudaSuccess);
       ExpectExact(cache);
     }
   }
@@ -78,9 +84,7 @@ TEST_P(DecodeGroupsTest, WindowsWithoutQkNorm) {
   cache.ResetOutputs();
   ASSERT_EQ(FindFirstVisiblePages(cache.batch(), cache.params(), cache.kv(), schedule, nullptr),
             cudaSuccess);
-  ASSERT_EQ(PlanSplits(cache.batch(), cache.kv(), schedule, options.layer, nullptr), cudaSuccess);
-  ASSERT_EQ(DecodeAttention(cache.batch(), cache.params(), cache.kv(), schedule, false, nullptr),
-            cudaSuccess);
+  ASSERT_EQ(Attend(cache, cache.batch(), schedule, false), cudaSuccess);
   ExpectExact(cache);
 }
 
@@ -98,9 +102,7 @@ std::vector<uint16_t> Rows(DeviceCache& cache, int count, bool small) {
   if (count < batch.num_seqs) batch.num_seqs = static_cast<int>(batch.num_rows = count);
   batch.small = small;
   cache.ResetOutputs();
-  EXPECT_EQ(DecodeAttention(batch, cache.params(), cache.kv(), cache.schedule(),
-                            batch.num_rows == batch.num_seqs, nullptr),
-            cudaSuccess);
+  EXPECT_EQ(Attend(cache, batch, cache.schedule(), batch.num_rows == batch.num_seqs), cudaSuccess);
   return cache.out_array().ToHost();
 }
 
