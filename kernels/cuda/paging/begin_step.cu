@@ -15,7 +15,7 @@ namespace {
 constexpr int kBeginStepThreads = 256;
 constexpr int kMaxBeginStepBlocks = 264;
 constexpr int kSplitThreads = 1024;
-constexpr int kSeqHeadsPerThread = 8;
+constexpr int kSeqHeadsPerThread = 4;  // at most, at a time
 
 // A sequence's new pages per list, row blocks and tiles, side by side in one word so that one scan
 // adds up all three.
@@ -151,20 +151,21 @@ __device__ __forceinline__ int SplitsOf(const BatchView& batch, const PagedKv& k
   return NumSplits(first, last);
 }
 
-// Of block b, once all splits are counted. A few splits go to the first blocks, which lie on
-// different SMs.
+// Of block b, of which the splits in hand begin at `begin(i)` for seq_head i. A few splits go to the
+// first blocks, which lie on different SMs.
+template <typename Begin>
 __device__ BlockStart StartOf(const BatchView& batch, const PagedKv& kv,
-                              const StepSchedule& schedule, int layer, const int32_t* split_begin,
-                              int b) {
-  const int seq_heads = batch.num_seqs * kv.shape.q_heads, num_splits = split_begin[seq_heads];
+                              const StepSchedule& schedule, int layer, int num_splits,
+                              const Begin& begin, int b) {
+  const int seq_heads = batch.num_seqs * kv.shape.q_heads;
   const int share = num_splits / schedule.decode_blocks, rest = num_splits % schedule.decode_blocks;
   BlockStart start{};
   start.first = b * share + min(b, rest);
   start.last = start.first + share + (b < rest ? 1 : 0);
   if (start.first == start.last) return start;
-  start.seq_head = UpperBoundIndex(start.first, seq_heads, [&](int i) { return split_begin[i]; });
-  start.begin = split_begin[start.seq_head];
-  start.end = split_begin[start.seq_head + 1];
+  start.seq_head = UpperBoundIndex(start.first, seq_heads, begin);
+  start.begin = begin(start.seq_head);
+  start.end = start.seq_head + 1 < seq_heads ? begin(start.seq_head + 1) : num_splits;
   const SequenceRows rows = RowsOf(batch, start.seq_head / kv.shape.q_heads);
   const int last_page = static_cast<int>(rows.position / kPageTokens);
   start.length = static_cast<int>(rows.position) + 1;
@@ -204,39 +205,48 @@ __device__ void CommitPops(const BatchView& batch, const PagedKv& kv, uint64_t* 
 __global__ void __launch_bounds__(kSplitThreads)
     PlanSplitsKernel(const BatchView batch, const PagedKv kv, const StepSchedule schedule,
                      int first_layer, bool ends_taking) {
+  constexpr int kNear = kSplitThreads * kSeqHeadsPerThread;
+  __shared__ int near_begin[kNear];  // of the first seq_heads, for the search
   __shared__ int warp_sums[kSplitThreads / kWarp];
   __shared__ uint64_t taken_sums[kSplitThreads / kWarp];
   TriggerDependents();
   WaitOnDependencies();
   const int layer = first_layer + static_cast<int>(blockIdx.x);
   const int seq_heads = batch.num_seqs * kv.shape.q_heads;
-  int32_t* begin =
+  const int each = min((seq_heads + kSplitThreads - 1) / kSplitThreads, kSeqHeadsPerThread);
+  int32_t* far_begin =
       schedule.split_begin + static_cast<int64_t>(layer) * (schedule.max_seq_heads + 1);
   int carry = 0;
-  for (int base = 0; base < seq_heads; base += kSplitThreads * kSeqHeadsPerThread) {
-    const int first = base + static_cast<int>(threadIdx.x) * kSeqHeadsPerThread;
+  for (int base = 0; base < seq_heads; base += kSplitThreads * each) {
+    const int first = base + static_cast<int>(threadIdx.x) * each;
+    const int count_here = min(each, seq_heads - first);
     int count[kSeqHeadsPerThread], sum = 0, total;
 #pragma unroll
     for (int i = 0; i < kSeqHeadsPerThread; ++i) {
-      count[i] = first + i < seq_heads ? SplitsOf(batch, kv, schedule, layer, first + i) : 0;
+      count[i] = i < count_here ? SplitsOf(batch, kv, schedule, layer, first + i) : 0;
       sum += count[i];
     }
     int before = carry + InclusiveScan<kSplitThreads>(sum, warp_sums, total) - sum;
 #pragma unroll
     for (int i = 0; i < kSeqHeadsPerThread; ++i) {
-      if (first + i < seq_heads) begin[first + i] = min(before, schedule.max_splits);
+      if (i >= count_here) break;
+      const int begin = min(before, schedule.max_splits);
+      far_begin[first + i] = begin;
+      if (first + i < kNear) near_begin[first + i] = begin;
       before += count[i];
     }
     carry += total;
   }
+  const int num_splits = min(carry, schedule.max_splits);
   if (threadIdx.x == 0) {
-    begin[seq_heads] = min(carry, schedule.max_splits);
+    far_begin[seq_heads] = num_splits;
     if (carry > schedule.max_splits) Report(kv, PoolFault::kSplitOverflow);
   }
   __syncthreads();
+  const auto begin = [&](int i) { return i < kNear ? near_begin[i] : far_begin[i]; };
   BlockStart* starts = schedule.block_starts + static_cast<int64_t>(layer) * schedule.decode_blocks;
   for (int b = static_cast<int>(threadIdx.x); b < schedule.decode_blocks; b += kSplitThreads) {
-    starts[b] = StartOf(batch, kv, schedule, layer, begin, b);
+    starts[b] = StartOf(batch, kv, schedule, layer, num_splits, begin, b);
   }
   if (ends_taking && blockIdx.x == 0) CommitPops(batch, kv, taken_sums);
 }
