@@ -104,8 +104,8 @@ __device__ void TakePages(const BatchView& batch, const PagedKv& kv, const uint6
 __global__ void __launch_bounds__(kBeginStepThreads)
     BeginStepKernel(const BatchView batch, const PagedKv kv, const StepSchedule schedule) {
   extern __shared__ uint64_t before[];  // [num_seqs + 1]
-  TriggerDependents();
   WaitOnDependencies();
+  TriggerDependents();
   PrefixCounts(batch, before);
   TakePages(batch, kv, before);
   WriteSpans(batch, before, kBlocks, kPageTokens, schedule.blocks);
@@ -210,7 +210,8 @@ __global__ void __launch_bounds__(kSplitThreads)
   __shared__ int warp_sums[kSplitThreads / kWarp];
   __shared__ uint64_t taken_sums[kSplitThreads / kWarp];
   TriggerDependents();
-  WaitOnDependencies();
+  // BeginStepKernel triggers after its wait, and writes nothing that splits are counted by.
+  if (!ends_taking) WaitOnDependencies();
   const int layer = first_layer + static_cast<int>(blockIdx.x);
   const int seq_heads = batch.num_seqs * kv.shape.q_heads;
   const int each = min((seq_heads + kSplitThreads - 1) / kSplitThreads, kSeqHeadsPerThread);
@@ -242,6 +243,7 @@ __global__ void __launch_bounds__(kSplitThreads)
     far_begin[seq_heads] = num_splits;
     if (carry > schedule.max_splits) Report(kv, PoolFault::kSplitOverflow);
   }
+  if (ends_taking) WaitOnDependencies();
   __syncthreads();
   const auto begin = [&](int i) { return i < kNear ? near_begin[i] : far_begin[i]; };
   BlockStart* starts = schedule.block_starts + static_cast<int64_t>(layer) * schedule.decode_blocks;
