@@ -151,8 +151,8 @@ __device__ __forceinline__ int SplitsOf(const BatchView& batch, const PagedKv& k
   return NumSplits(first, last);
 }
 
-// Of block b, of which the splits in hand begin at `begin(i)` for seq_head i. A few splits go to the
-// first blocks, which lie on different SMs.
+// Of block b, of which the splits in hand begin at `begin(i)` for seq_head i. A few splits go to
+// the first blocks, which lie on different SMs.
 template <typename Begin>
 __device__ BlockStart StartOf(const BatchView& batch, const PagedKv& kv,
                               const StepSchedule& schedule, int layer, int num_splits,

@@ -56,6 +56,11 @@ enum class RowKind : uint8_t {
   kPrefill  // of the others, by work.tiles
 };
 
+// PlanSplits, done when it returns: behind AppendDecode attention reads the plan before it waits
+// for the kernel before it.
+cudaError_t Plan(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,
+                 int layer);
+
 class DeviceCache {
  public:
   explicit DeviceCache(const CacheOptions& options);

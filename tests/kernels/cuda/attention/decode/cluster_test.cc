@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "kernels/cuda/attention/decode/decode.h"
-#include "kernels/cuda/paging/paging.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_cache.h"
 
@@ -22,6 +21,7 @@ using testing::CacheOptions;
 using testing::CacheSequence;
 using testing::DeviceArray;
 using testing::DeviceCache;
+using testing::Plan;
 
 // Of all rows: a row of `out` is its bf16 and then, as two words each, the bits of its lse.
 struct Outputs {
@@ -68,8 +68,7 @@ BatchView Part(const DeviceCache& cache, int first, int count) {
 // By the kernel of any batch, of which `batch` is the beginning.
 Outputs AttendInSplits(DeviceCache& cache, const BatchView& batch) {
   cache.ResetOutputs();
-  EXPECT_EQ(PlanSplits(batch, cache.kv(), cache.schedule(), cache.options().layer, nullptr),
-            cudaSuccess);
+  EXPECT_EQ(Plan(batch, cache.kv(), cache.schedule(), cache.options().layer), cudaSuccess);
   EXPECT_EQ(DecodeAttention(batch, cache.params(), cache.kv(), cache.schedule(),
                             batch.num_rows == batch.num_seqs, nullptr),
             cudaSuccess);

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "kernels/cuda/attention/prune_boundary.h"
-#include "kernels/cuda/paging/paging.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_cache.h"
 
@@ -27,6 +26,7 @@ using testing::CacheOptions;
 using testing::CacheSequence;
 using testing::DeviceArray;
 using testing::DeviceCache;
+using testing::Plan;
 using testing::RowKind;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -36,7 +36,7 @@ cudaError_t Attend(const BatchView& batch, const AttentionParams& params, const 
                    const StepSchedule& schedule) {
   const bool after_append_decode =
       batch.num_rows == batch.num_seqs && schedule.first_visible_page == nullptr;
-  const cudaError_t planned = PlanSplits(batch, kv, schedule, params.layer, nullptr);
+  const cudaError_t planned = Plan(batch, kv, schedule, params.layer);
   if (planned != cudaSuccess) return planned;
   return DecodeAttention(batch, params, kv, schedule, after_append_decode, nullptr);
 }
@@ -371,7 +371,7 @@ float AverageMs(const BatchView& batch, const AttentionParams& params, const Pag
   EXPECT_EQ(cudaStreamCreate(&stream), cudaSuccess);
   EXPECT_EQ(cudaEventCreate(&start), cudaSuccess);
   EXPECT_EQ(cudaEventCreate(&stop), cudaSuccess);
-  EXPECT_EQ(PlanSplits(batch, kv, schedule, params.layer, stream), cudaSuccess);
+  EXPECT_EQ(Plan(batch, kv, schedule, params.layer), cudaSuccess);
   for (int run = 0; run < kWarmUps + kRuns; ++run) {
     if (run == kWarmUps) {
       EXPECT_EQ(cudaEventRecord(start, stream), cudaSuccess);

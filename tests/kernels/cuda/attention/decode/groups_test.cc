@@ -11,7 +11,6 @@
 
 #include "kernels/cuda/attention/decode/decode.h"
 #include "kernels/cuda/attention/prune_boundary.h"
-#include "kernels/cuda/paging/paging.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_cache.h"
 
@@ -21,12 +20,12 @@ namespace {
 using testing::CacheOptions;
 using testing::DeviceArray;
 using testing::DeviceCache;
+using testing::Plan;
 using testing::RowKind;
 
 cudaError_t Attend(const DeviceCache& cache, const BatchView& batch, const StepSchedule& schedule,
                    bool after_append_decode) {
-  const cudaError_t planned =
-      PlanSplits(batch, cache.kv(), schedule, cache.options().layer, nullptr);
+  const cudaError_t planned = Plan(batch, cache.kv(), schedule, cache.options().layer);
   if (planned != cudaSuccess) return planned;
   return DecodeAttention(batch, cache.params(), cache.kv(), schedule, after_append_decode, nullptr);
 }
