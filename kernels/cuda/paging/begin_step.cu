@@ -220,17 +220,17 @@ __global__ void __launch_bounds__(kSplitThreads)
   int carry = 0;
   for (int base = 0; base < seq_heads; base += kSplitThreads * each) {
     const int first = base + static_cast<int>(threadIdx.x) * each;
-    const int count_here = min(each, seq_heads - first);
+    const int mine = min(each, seq_heads - first);
     int count[kSeqHeadsPerThread], sum = 0, total;
 #pragma unroll
     for (int i = 0; i < kSeqHeadsPerThread; ++i) {
-      count[i] = i < count_here ? SplitsOf(batch, kv, schedule, layer, first + i) : 0;
+      count[i] = i < mine ? SplitsOf(batch, kv, schedule, layer, first + i) : 0;
       sum += count[i];
     }
     int before = carry + InclusiveScan<kSplitThreads>(sum, warp_sums, total) - sum;
 #pragma unroll
     for (int i = 0; i < kSeqHeadsPerThread; ++i) {
-      if (i >= count_here) break;
+      if (i >= mine) break;
       const int begin = min(before, schedule.max_splits);
       far_begin[first + i] = begin;
       if (first + i < kNear) near_begin[first + i] = begin;
