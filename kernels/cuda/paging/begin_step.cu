@@ -170,10 +170,12 @@ __device__ BlockStart StartOf(const BatchView& batch, const PagedKv& kv,
   const int last_page = static_cast<int>(rows.position / kPageTokens);
   start.length = static_cast<int>(rows.position) + 1;
   start.first_live = FirstPage(rows, kv, schedule, layer, start.seq_head);
-  start.slot = rows.slot;
   start.row = static_cast<int>(rows.first_row);
-  const int kv_head = start.seq_head % kv.shape.q_heads / kv.shape.group();
-  const int32_t* table = kv.Table(kv.ListIndex(rows.slot, layer, kv_head));
+  const int head = start.seq_head % kv.shape.q_heads, group = kv.shape.group();
+  start.head = static_cast<int16_t>(head);
+  start.group_head = static_cast<int16_t>(head % group);
+  start.list = static_cast<int>(kv.ListIndex(rows.slot, layer, head / group));
+  const int32_t* table = kv.Table(start.list);
   start.own = table[last_page];
   const int shift = SplitShift(last_page + 1 - start.first_live);
   const int split_page = ((start.first_live >> shift) + start.first - start.begin) << shift;

@@ -79,9 +79,11 @@ struct alignas(16) BlockStart {
   int32_t begin, end;  // its splits
   int32_t length;      // keys
   int32_t first_live;  // page, or the first of the step's own window
-  int32_t slot, row;
-  int32_t own;                 // id of the row's own page
-  int32_t first_page;          // that the block visits
+  int32_t list;        // of pages: PagedKv::ListIndex
+  int32_t row;         // in the batch
+  int32_t own;         // id of the row's own page
+  int32_t first_page;  // that the block visits
+  int16_t head, group_head;
   int32_t pages[kStartPages];  // ids, from first_page on; the last page stands in past the end
 };
 

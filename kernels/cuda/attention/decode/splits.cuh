@@ -228,15 +228,15 @@ __device__ inline Start LoadStart(const Decode& a) {
   start.first_page = known.first_page;
   SeqHead& seq_head = start.seq_head;
   seq_head.index = known.seq_head;
-  seq_head.head = known.seq_head % a.kv.shape.q_heads;
+  seq_head.head = known.head;
   seq_head.begin = known.begin;
   seq_head.end = known.end;
   seq_head.length = known.length;
   seq_head.first_live = known.first_live;
-  seq_head.group_head = seq_head.head % a.group;
+  seq_head.group_head = known.group_head;
   seq_head.row = known.row;
   seq_head.own = known.own;
-  seq_head.table = a.kv.Table(a.kv.ListIndex(known.slot, a.params.layer, seq_head.head / a.group));
+  seq_head.table = a.kv.Table(known.list);
   return start;
 }
 

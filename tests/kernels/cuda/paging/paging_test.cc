@@ -156,10 +156,12 @@ void ExpectStart(const BlockStart& start, const std::vector<BatchEntry>& batch,
                  const PagedKvShape& shape, int layer, PoolModel& model) {
   const auto seq = static_cast<size_t>(start.seq_head / shape.q_heads);
   const BatchEntry& e = batch[seq];
-  const int kv_head = start.seq_head % shape.q_heads / shape.group();
+  const int head = start.seq_head % shape.q_heads, kv_head = head / shape.group();
   const size_t list = model.List(e.slot, static_cast<int64_t>(layer) * shape.kv_heads + kv_head);
   const int first_live = model.first_live[list], last = PagesFor(e.position + 1) - 1;
-  EXPECT_EQ(start.slot, e.slot);
+  EXPECT_EQ(start.head, head);
+  EXPECT_EQ(start.group_head, head % shape.group());
+  EXPECT_EQ(static_cast<size_t>(start.list), list);
   int64_t row = 0;
   for (size_t s = 0; s < seq; ++s) row += batch[s].rows;
   EXPECT_EQ(start.row, row);
