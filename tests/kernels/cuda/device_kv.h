@@ -158,9 +158,9 @@ struct DeviceWork {
     view.page_sums = page_sums.data();
   }
 
-  DeviceArray<RowBlock> blocks, tiles;
   static constexpr int kDecodeBlocks = 7;
 
+  DeviceArray<RowBlock> blocks, tiles;
   DeviceArray<int32_t> num_blocks, num_tiles, split_begin;
   DeviceArray<BlockStart> block_starts;
   DeviceArray<double> page_sums;
