@@ -139,6 +139,9 @@ void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape)
   take(schedule.boundary, static_cast<int64_t>(shape.q_heads) * schedule.max_tiles);
   take(schedule.tile_counter, 1);
   take(schedule.split_begin, static_cast<int64_t>(shape.layers) * (schedule.max_seq_heads + 1));
+  state_->device_error.Check(cuda::DecodeBlocks(shape, &schedule.decode_blocks),
+                             "ask for blocks of decode attention");
+  take(schedule.block_starts, static_cast<int64_t>(shape.layers) * schedule.decode_blocks);
   take(state_->first_visible_pages, schedule.max_seq_heads);
   take(schedule.partial, static_cast<int64_t>(schedule.max_splits) * cuda::HeadsTogether(shape) *
                              (shape.head_dim + 2));

@@ -15,7 +15,7 @@ namespace {
 constexpr int kBeginStepThreads = 256;
 constexpr int kMaxBeginStepBlocks = 264;
 constexpr int kSplitThreads = 1024;
-constexpr int kSeqHeadsPerThread = 8;
+constexpr int kSeqHeadsPerThread = 4;  // at most, at a time
 
 // A sequence's new pages per list, row blocks and tiles, side by side in one word so that one scan
 // adds up all three.
@@ -104,8 +104,8 @@ __device__ void TakePages(const BatchView& batch, const PagedKv& kv, const uint6
 __global__ void __launch_bounds__(kBeginStepThreads)
     BeginStepKernel(const BatchView batch, const PagedKv kv, const StepSchedule schedule) {
   extern __shared__ uint64_t before[];  // [num_seqs + 1]
-  TriggerDependents();
   WaitOnDependencies();
+  TriggerDependents();
   PrefixCounts(batch, before);
   TakePages(batch, kv, before);
   WriteSpans(batch, before, kBlocks, kPageTokens, schedule.blocks);
@@ -125,6 +125,20 @@ __global__ void __launch_bounds__(kBeginStepThreads)
   }
 }
 
+// The first page that a seq_head may see, or any of the heads that are taken together with it.
+__device__ __forceinline__ int FirstPage(const SequenceRows& rows, const PagedKv& kv,
+                                         const StepSchedule& schedule, int layer, int seq_head) {
+  const int head = seq_head % kv.shape.q_heads, group = kv.shape.group();
+  if (schedule.first_visible_page == nullptr) {
+    return kv.first_live[kv.ListIndex(rows.slot, layer, head / group)];
+  }
+  int first = schedule.first_visible_page[seq_head];
+  for (int h = 1; h < min(HeadsTogether(kv.shape), group - head % group); ++h) {
+    first = min(first, schedule.first_visible_page[seq_head + h]);
+  }
+  return first;
+}
+
 // Of one (sequence, head), and of the heads that are taken together with it if it is the first.
 __device__ __forceinline__ int SplitsOf(const BatchView& batch, const PagedKv& kv,
                                         const StepSchedule& schedule, int layer, int seq_head) {
@@ -132,17 +146,45 @@ __device__ __forceinline__ int SplitsOf(const BatchView& batch, const PagedKv& k
   const int group = kv.shape.group(), together = HeadsTogether(kv.shape);
   const SequenceRows rows = RowsOf(batch, seq);
   if (rows.count != 1 || head % group % together != 0) return 0;
-  int first;
-  if (schedule.first_visible_page == nullptr) {
-    first = kv.first_live[kv.ListIndex(rows.slot, layer, head / group)];
-  } else {
-    first = schedule.first_visible_page[seq_head];
-    for (int h = 1; h < min(together, group - head % group); ++h) {
-      first = min(first, schedule.first_visible_page[seq_head + h]);
-    }
-  }
+  const int first = FirstPage(rows, kv, schedule, layer, seq_head);
   const int last = static_cast<int>(rows.position / kPageTokens);
   return NumSplits(first, last);
+}
+
+// Of block b, of which the splits in hand begin at `begin(i)` for seq_head i. A few splits go to
+// the first blocks, which lie on different SMs.
+template <typename Begin>
+__device__ BlockStart StartOf(const BatchView& batch, const PagedKv& kv,
+                              const StepSchedule& schedule, int layer, int num_splits,
+                              const Begin& begin, int b) {
+  const int seq_heads = batch.num_seqs * kv.shape.q_heads;
+  const int share = num_splits / schedule.decode_blocks, rest = num_splits % schedule.decode_blocks;
+  BlockStart start{};
+  start.first = b * share + min(b, rest);
+  start.last = start.first + share + (b < rest ? 1 : 0);
+  if (start.first == start.last) return start;
+  start.seq_head = UpperBoundIndex(start.first, seq_heads, begin);
+  start.begin = begin(start.seq_head);
+  start.end = start.seq_head + 1 < seq_heads ? begin(start.seq_head + 1) : num_splits;
+  const SequenceRows rows = RowsOf(batch, start.seq_head / kv.shape.q_heads);
+  const int last_page = static_cast<int>(rows.position / kPageTokens);
+  start.length = static_cast<int>(rows.position) + 1;
+  start.first_live = FirstPage(rows, kv, schedule, layer, start.seq_head);
+  start.row = static_cast<int>(rows.first_row);
+  const int head = start.seq_head % kv.shape.q_heads, group = kv.shape.group();
+  start.head = static_cast<int16_t>(head);
+  start.group_head = static_cast<int16_t>(head % group);
+  start.list = static_cast<int>(kv.ListIndex(rows.slot, layer, head / group));
+  const int32_t* table = kv.Table(start.list);
+  start.own = table[last_page];
+  const int shift = SplitShift(last_page + 1 - start.first_live);
+  const int split_page = ((start.first_live >> shift) + start.first - start.begin) << shift;
+  start.first_page = max(split_page, start.first_live);
+#pragma unroll
+  for (int i = 0; i < kStartPages; ++i) {
+    start.pages[i] = table[min(start.first_page + i, last_page)];
+  }
+  return start;
 }
 
 // Ends the taking of pages: what BeginStepKernel took leaves the stack. One thread block calls.
@@ -165,34 +207,50 @@ __device__ void CommitPops(const BatchView& batch, const PagedKv& kv, uint64_t* 
 __global__ void __launch_bounds__(kSplitThreads)
     PlanSplitsKernel(const BatchView batch, const PagedKv kv, const StepSchedule schedule,
                      int first_layer, bool ends_taking) {
+  constexpr int kNear = kSplitThreads * kSeqHeadsPerThread;
+  __shared__ int near_begin[kNear];  // of the first seq_heads, for the search
   __shared__ int warp_sums[kSplitThreads / kWarp];
   __shared__ uint64_t taken_sums[kSplitThreads / kWarp];
   TriggerDependents();
-  WaitOnDependencies();
+  // BeginStepKernel triggers after its wait, and writes nothing that splits are counted by.
+  if (!ends_taking) WaitOnDependencies();
   const int layer = first_layer + static_cast<int>(blockIdx.x);
   const int seq_heads = batch.num_seqs * kv.shape.q_heads;
-  int32_t* begin =
+  const int each = min((seq_heads + kSplitThreads - 1) / kSplitThreads, kSeqHeadsPerThread);
+  int32_t* far_begin =
       schedule.split_begin + static_cast<int64_t>(layer) * (schedule.max_seq_heads + 1);
   int carry = 0;
-  for (int base = 0; base < seq_heads; base += kSplitThreads * kSeqHeadsPerThread) {
-    const int first = base + static_cast<int>(threadIdx.x) * kSeqHeadsPerThread;
+  for (int base = 0; base < seq_heads; base += kSplitThreads * each) {
+    const int first = base + static_cast<int>(threadIdx.x) * each;
+    const int mine = min(each, seq_heads - first);
     int count[kSeqHeadsPerThread], sum = 0, total;
 #pragma unroll
     for (int i = 0; i < kSeqHeadsPerThread; ++i) {
-      count[i] = first + i < seq_heads ? SplitsOf(batch, kv, schedule, layer, first + i) : 0;
+      count[i] = i < mine ? SplitsOf(batch, kv, schedule, layer, first + i) : 0;
       sum += count[i];
     }
     int before = carry + InclusiveScan<kSplitThreads>(sum, warp_sums, total) - sum;
 #pragma unroll
     for (int i = 0; i < kSeqHeadsPerThread; ++i) {
-      if (first + i < seq_heads) begin[first + i] = min(before, schedule.max_splits);
+      if (i >= mine) break;
+      const int begin = min(before, schedule.max_splits);
+      far_begin[first + i] = begin;
+      if (first + i < kNear) near_begin[first + i] = begin;
       before += count[i];
     }
     carry += total;
   }
+  const int num_splits = min(carry, schedule.max_splits);
   if (threadIdx.x == 0) {
-    begin[seq_heads] = min(carry, schedule.max_splits);
+    far_begin[seq_heads] = num_splits;
     if (carry > schedule.max_splits) Report(kv, PoolFault::kSplitOverflow);
+  }
+  if (ends_taking) WaitOnDependencies();
+  __syncthreads();
+  const auto begin = [&](int i) { return i < kNear ? near_begin[i] : far_begin[i]; };
+  BlockStart* starts = schedule.block_starts + static_cast<int64_t>(layer) * schedule.decode_blocks;
+  for (int b = static_cast<int>(threadIdx.x); b < schedule.decode_blocks; b += kSplitThreads) {
+    starts[b] = StartOf(batch, kv, schedule, layer, num_splits, begin, b);
   }
   if (ends_taking && blockIdx.x == 0) CommitPops(batch, kv, taken_sums);
 }

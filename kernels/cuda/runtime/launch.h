@@ -12,7 +12,8 @@
 // WaitOnDependencies(): when the kernel behind it starts, all those before it have ended. Products
 // of few rows that begin with a norm do (linear.h), the projection in front of Append among them;
 // AppendDecode does where the projection did not. So DecodeAttention reads ahead whatever these two
-// do not write. AccumulateBlocks always does, so ProjectQueries behind it works before its wait.
+// do not write. AccumulateBlocks always does, so ProjectQueries behind it works before its wait; so
+// does BeginStepKernel, and PlanSplitsKernel counts splits before its own.
 #pragma once
 
 #include <cuda_runtime.h>

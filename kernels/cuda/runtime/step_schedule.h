@@ -71,6 +71,22 @@ inline int64_t MaxDecodeSplits(int64_t max_seqs, const PagedKvShape& shape) {
   return max_seqs * shape.kv_heads * parts * (by_length < kMaxSplits ? by_length : kMaxSplits);
 }
 
+// What a block of decode attention has to know before it can ask for its first keys.
+inline constexpr int kStartPages = 4;
+struct alignas(16) BlockStart {
+  int32_t first, last;  // its splits; what follows is of the seq_head that owns the first
+  int32_t seq_head;
+  int32_t begin, end;  // its splits
+  int32_t length;      // keys
+  int32_t first_live;  // page, or the first of the step's own window
+  int32_t list;        // of pages: PagedKv::ListIndex
+  int32_t row;         // in the batch
+  int32_t own;         // id of the row's own page
+  int32_t first_page;  // that the block visits
+  int16_t head, group_head;
+  int32_t pages[kStartPages];  // ids, from first_page on; the last page stands in past the end
+};
+
 struct StepSchedule {
   int max_blocks = 0, max_tiles = 0, max_splits = 0;  // capacities
 
@@ -93,6 +109,9 @@ struct StepSchedule {
   // on. Other heads and sequences own none.
   int32_t* split_begin = nullptr;  // [layers, max_seq_heads + 1], row stride max_seq_heads + 1
   int max_seq_heads = 0;
+  // Decode attention's blocks, each of which has as many splits as the others, or one more.
+  BlockStart* block_starts = nullptr;  // [layers, decode_blocks]
+  int decode_blocks = 0;
   // First page that a seq_head may see, of the current layer: [max_seq_heads], those of sequences
   // with exactly one row. Null: its first live page.
   int32_t* first_visible_page = nullptr;

@@ -13,6 +13,8 @@
 
 #include "kernels/acp.h"
 #include "kernels/core/dtype.h"
+#include "kernels/cuda/attention/decode/decode.h"
+#include "kernels/cuda/paging/paging.h"
 
 namespace fox::cuda::testing {
 namespace {
@@ -453,6 +455,12 @@ void DeviceCache::MakeItems() {
   arrival_counter_array_ =
       DeviceArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(schedule_.max_seq_heads)));
   schedule_.split_begin = split_array_.data();
+  // No blocks of heads that no kernel takes.
+  const cudaError_t error = DecodeBlocks(kv_.shape, &schedule_.decode_blocks);
+  EXPECT_TRUE(error == cudaSuccess || error == cudaErrorInvalidValue);
+  start_array_ =
+      DeviceArray<BlockStart>(static_cast<size_t>(options_.layers * schedule_.decode_blocks));
+  schedule_.block_starts = start_array_.data();
   schedule_.partial = partial_array_.data();
   schedule_.arrival_counter = arrival_counter_array_.data();
 }
@@ -460,6 +468,12 @@ void DeviceCache::MakeItems() {
 void DeviceCache::PoisonBoundaries() {
   boundary_array_.Fill(kPoison);
   tile_counter_array_.Fill(kPoison);
+}
+
+cudaError_t Plan(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,
+                 int layer) {
+  const cudaError_t error = PlanSplits(batch, kv, schedule, layer, nullptr);
+  return error != cudaSuccess ? error : cudaStreamSynchronize(nullptr);
 }
 
 }  // namespace fox::cuda::testing

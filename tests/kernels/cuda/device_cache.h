@@ -58,6 +58,11 @@ enum class RowKind : uint8_t {
   kPrefill  // of the others, by work.tiles
 };
 
+// PlanSplits, done when it returns: behind AppendDecode attention reads the plan before it waits
+// for the kernel before it.
+cudaError_t Plan(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,
+                 int layer);
+
 class DeviceCache {
  public:
   explicit DeviceCache(const CacheOptions& options);
@@ -196,6 +201,7 @@ class DeviceCache {
   DeviceArray<double> tolerance_array_, self_logit_bound_array_, max_logit_bound_array_;
   DeviceArray<int32_t> table_array_, first_live_array_, slot_array_;
   DeviceArray<int32_t> boundary_array_, tile_counter_array_, arrival_counter_array_, split_array_;
+  DeviceArray<BlockStart> start_array_;
   DeviceArray<int32_t> num_blocks_array_, num_tiles_array_;
   DeviceArray<int64_t> length_array_, row_begin_array_, position_array_;
   DeviceArray<int64_t> total_array_, skipped_array_;

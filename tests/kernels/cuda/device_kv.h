@@ -142,6 +142,7 @@ struct DeviceWork {
         num_tiles(1),
         split_begin(static_cast<size_t>(shape.layers) *
                     static_cast<size_t>(seqs * shape.q_heads + 1)),
+        block_starts(static_cast<size_t>(shape.layers * kDecodeBlocks)),
         page_sums(blocks.size() * static_cast<size_t>(shape.q_heads * (shape.head_dim + 4))) {
     view.max_blocks = static_cast<int>(blocks.size());
     view.max_tiles = view.max_blocks;
@@ -150,13 +151,18 @@ struct DeviceWork {
     view.tiles = tiles.data();
     view.num_tiles = num_tiles.data();
     view.split_begin = split_begin.data();
+    view.block_starts = block_starts.data();
+    view.decode_blocks = kDecodeBlocks;
     view.max_splits = std::numeric_limits<int>::max();
     view.max_seq_heads = seqs * shape.q_heads;
     view.page_sums = page_sums.data();
   }
 
+  static constexpr int kDecodeBlocks = 7;
+
   DeviceArray<RowBlock> blocks, tiles;
   DeviceArray<int32_t> num_blocks, num_tiles, split_begin;
+  DeviceArray<BlockStart> block_starts;
   DeviceArray<double> page_sums;
   StepSchedule view;
 };

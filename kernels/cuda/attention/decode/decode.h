@@ -26,6 +26,10 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
                             const PagedKv& kv, const StepSchedule& schedule,
                             bool after_append_decode, cudaStream_t stream);
 
+// How many blocks it has where small batches do not take a kernel of their own: those that the
+// device holds at once (StepSchedule::decode_blocks).
+cudaError_t DecodeBlocks(const PagedKvShape& shape, int* blocks);
+
 // Whether small batches (BatchView::small) take the kernel of their own: device and build have
 // clusters, its blocks fit, and no query heads are taken together.
 bool DecodeClusterRuns(const PagedKvShape& shape);

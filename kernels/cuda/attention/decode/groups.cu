@@ -11,6 +11,7 @@
 #include "kernels/cuda/attention/decode/loads.cuh"
 #include "kernels/cuda/attention/decode/splits.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
+#include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/runtime/overlap_rows.h"
 
@@ -193,9 +194,9 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
     DecodeGroupsKernel(const __grid_constant__ Decode a) {
   __shared__ GroupShared<kHeadDim> shared;
   if (!a.after_append_decode) WaitOnDependencies();
-  SeqHead seq_head;
-  const SplitRange splits = FindSplits(a, seq_head);
-  if (splits.first == splits.last) {
+  const Start start = LoadStart(a);
+  const SeqHead& seq_head = start.seq_head;
+  if (start.first == start.last) {
     // Some block must wait, so that the end of this kernel implies that of all before it.
     if (blockIdx.x == 0) WaitOnDependencies();
     return;
@@ -204,11 +205,10 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
   // As in split.cu: all but q and gates is on its way before the wait, and the row's own page is
   // read again.
   KeptGroup<kHeadDim>* kept = shared.seq_heads[Warp()];
-  Cursor next{0, splits.first, 0, 0};
+  Cursor next{0, start.first, 0, 0};
   EnterSplit(seq_head, next);
-  HalfPage half_page = HalfPageAt(seq_head, next.iteration, true);
-  const HalfPage second =
-      HalfPageAt(seq_head, min(next.iteration + 1, next.iteration_end - 1), true);
+  HalfPage half_page = HalfPageAt(start, next.iteration);
+  const HalfPage second = HalfPageAt(start, min(next.iteration + 1, next.iteration_end - 1));
   GroupTile<kHeadDim> tile;
   PrefetchGroupGates(a, seq_head, half_page);
   LoadKeys(a, half_page, tile);
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
   for (bool more = true; more;) {
     const Cursor now = next;
     const int seen = SeenKeys(kept[now.slot], now.iteration, half_page);
-    more = Advance(a, splits.last, kept, next);
+    more = Advance(a, start.last, kept, next);
     half_page = HalfPageAt(kept[next.slot].seq_head, next.iteration, more);
     const GroupWeights weights = GroupScoresToProbs(kept[now.slot], tile, gate, seen, softmax);
     gate = LoadGroupGate(a, kept[next.slot].seq_head, half_page);
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
     buffer = (buffer + 1) % GroupShared<kHeadDim>::kBuffers;
     const int begin = done.seq_head.begin, end = done.seq_head.end;
     if ((!more || next.slot != now.slot) && end - begin > 1) {
-      const int count = min(end, splits.last) - max(begin, splits.first);
+      const int count = min(end, start.last) - max(begin, start.first);
       if (IsComplete(a, done.seq_head, count)) MergeHeads(a, done);
     }
     if (threadIdx.x == 0 && now.split == begin) CountGroupPages(a, done);
@@ -251,26 +251,24 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
 
 template <int kHeadDim>
 cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
-  int blocks = 0;
-  const cudaError_t error =
-      ResidentBlocks(KernelAddress(DecodeGroupsKernel<kHeadDim>), kThreads, &blocks);
-  if (error != cudaSuccess) return error;
   const SmemConfig shared(0, arguments.batch.num_rows <= kOverlapRows);
-  return Launch(DecodeGroupsKernel<kHeadDim>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
-                shared, stream, arguments);
+  return Launch(DecodeGroupsKernel<kHeadDim>,
+                static_cast<unsigned>(arguments.schedule.decode_blocks), kThreads, shared, stream,
+                arguments);
 }
 
 }  // namespace
 
+cudaError_t DecodeGroupsBlocks(const PagedKvShape& shape, int* blocks) {
+  return DispatchHeadDim<64>(shape.head_dim, [&]<int kHeadDim>() {
+    return ResidentBlocks(KernelAddress(DecodeGroupsKernel<kHeadDim>), kThreads, blocks);
+  });
+}
+
 cudaError_t DecodeGroups(const Decode& arguments, cudaStream_t stream) {
-  switch (arguments.kv.shape.head_dim) {
-    case 64:
-      return LaunchFor<64>(arguments, stream);
-    case 128:
-      return LaunchFor<128>(arguments, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return DispatchHeadDim<64>(arguments.kv.shape.head_dim, [&]<int kHeadDim>() {
+    return LaunchFor<kHeadDim>(arguments, stream);
+  });
 }
 
 }  // namespace fox::cuda

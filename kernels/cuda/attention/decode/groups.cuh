@@ -8,6 +8,7 @@
 namespace fox::cuda {
 
 // DecodeAttention where HeadsTogether() is above one. REQUIRES: head_dim 64 or 128.
+cudaError_t DecodeGroupsBlocks(const PagedKvShape& shape, int* blocks);  // DecodeBlocks
 cudaError_t DecodeGroups(const decode::Decode& arguments, cudaStream_t stream);
 
 }  // namespace fox::cuda

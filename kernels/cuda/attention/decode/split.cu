@@ -146,9 +146,9 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
   using L = Layout<kHeadDim>;
   __shared__ Shared<kHeadDim> shared;
   if (!a.after_append_decode) WaitOnDependencies();
-  SeqHead seq_head;
-  const SplitRange splits = FindSplits(a, seq_head);
-  if (splits.first == splits.last) {
+  const Start start = LoadStart(a);
+  const SeqHead& seq_head = start.seq_head;
+  if (start.first == start.last) {
     // Some block must wait, so that the end of this kernel implies that of all before it.
     if (blockIdx.x == 0) WaitOnDependencies();
     return;
@@ -157,11 +157,10 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
   // All but q and gates is on its way before the wait. The row's own page may be read half written
   // then, and so is read again.
   KeptSeqHead<kHeadDim>* seq_heads = shared.seq_heads[Warp()];
-  Cursor next{0, splits.first, 0, 0};
+  Cursor next{0, start.first, 0, 0};
   EnterSplit(seq_head, next);
-  HalfPage half_page = HalfPageAt(seq_head, next.iteration, true);
-  const HalfPage second =
-      HalfPageAt(seq_head, min(next.iteration + 1, next.iteration_end - 1), true);
+  HalfPage half_page = HalfPageAt(start, next.iteration);
+  const HalfPage second = HalfPageAt(start, min(next.iteration + 1, next.iteration_end - 1));
   uint4 keys[L::kLoads], values[L::kLoads];
   PrefetchGates(a, seq_head, half_page);
   LoadTile<kHeadDim>(a.kv.keys, half_page, keys);
@@ -181,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
   for (bool more = true; more;) {
     const Cursor now = next;
     const int valid = half_page.valid;
-    more = Advance(a, splits.last, seq_heads, next);
+    more = Advance(a, start.last, seq_heads, next);
     half_page = HalfPageAt(seq_heads[next.slot].seq_head, next.iteration, more);
     // As soon as this half page's keys have been used, the next one's take their registers; so with
     // the values. No branches here: the compiler would wait for loads where paths meet.
@@ -198,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
     softmax = Softmax();
     buffer ^= 1;
     if ((!more || next.slot != now.slot) && end - begin > 1) {
-      const int count = min(end, splits.last) - max(begin, splits.first);
+      const int count = min(end, start.last) - max(begin, start.first);
       if (IsComplete(a, done.seq_head, count)) MergeSplits(a, done, shared);
     }
     if (threadIdx.x == 0 && now.split == begin) CountPages(a, done.seq_head);
@@ -207,16 +206,19 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
 
 template <int kHeadDim>
 cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
-  int blocks = 0;
-  const cudaError_t error =
-      ResidentBlocks(KernelAddress(DecodeKernel<kHeadDim>), kThreads, &blocks);
-  if (error != cudaSuccess) return error;
   const SmemConfig shared(0, arguments.batch.num_rows <= kOverlapRows);
-  return Launch(DecodeKernel<kHeadDim>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), shared,
-                stream, arguments);
+  return Launch(DecodeKernel<kHeadDim>, static_cast<unsigned>(arguments.schedule.decode_blocks),
+                kThreads, shared, stream, arguments);
 }
 
 }  // namespace
+
+cudaError_t DecodeBlocks(const PagedKvShape& shape, int* blocks) {
+  if (HeadsTogether(shape) > 1) return DecodeGroupsBlocks(shape, blocks);
+  return DispatchHeadDim(shape.head_dim, [&]<int kHeadDim>() {
+    return ResidentBlocks(KernelAddress(DecodeKernel<kHeadDim>), kThreads, blocks);
+  });
+}
 
 cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& params,
                             const PagedKv& kv, const StepSchedule& schedule,

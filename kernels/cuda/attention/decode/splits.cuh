@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/attention_params.h"
 #include "kernels/batch_view.h"
@@ -203,44 +204,40 @@ __device__ OutputFactors<kHeadDim> KeptSeqHead<kHeadDim>::Factors() const {
   return factors;
 }
 
-// Block b of n takes splits [first, last): as many as the others, or one more. A few splits go to
-// the first blocks, which lie on different SMs.
-struct SplitRange {
-  int first, last;
+// Where the block starts, as BeginStep has planned it.
+struct Start {
+  int first, last;  // its splits
+  SeqHead seq_head;
+  int first_page;
+  int32_t page;  // id of page first_page + lane % kStartPages
 };
 
-__device__ inline SplitRange SplitsOfBlock(int num_splits) {
-  const int n = static_cast<int>(gridDim.x), b = static_cast<int>(blockIdx.x);
-  const int share = num_splits / n, rest = num_splits % n;
-  const int first = b * share + min(b, rest);
-  return {first, first + share + (b < rest ? 1 : 0)};
-}
-
-// The block's splits, and the seq_head that owns the first: the last one that begins at or before
-// it. The block's threads probe side by side, up to 128 seq_heads while the splits are counted.
-__device__ inline SplitRange FindSplits(const Decode& a, SeqHead& seq_head) {
-  const int32_t* split_begin = SplitBegin(a);
-  int low = 0, count = NumSeqHeads(a), stride = (count + kThreads - 1) / kThreads;
-  int probe = static_cast<int>(threadIdx.x) * stride;
-  const int num_splits = LoadCoherent(split_begin + count);
-  int probed = LoadCoherent(split_begin + min(probe, count));
-  const SplitRange splits = SplitsOfBlock(num_splits);
-  if (splits.first == splits.last) return splits;
-  for (;;) {
-    const int below = __syncthreads_count(probe < count && probed <= splits.first);
-    low += (below - 1) * stride;
-    count = min(stride, count - (below - 1) * stride);
-    if (count == 1) break;
-    stride = (count + kThreads - 1) / kThreads;
-    probe = static_cast<int>(threadIdx.x) * stride;
-    probed = LoadCoherent(split_begin + low + min(probe, count));
-  }
-  const int bound = LoadCoherent(split_begin + low + Lane() % 2);
-  seq_head = LoadSeqHead(a, low);
-  // Through a shuffle, so that the pages' loads, later, need not be waited for to use these.
-  seq_head.begin = FromLane(bound, 0);
-  seq_head.end = FromLane(bound, 1);
-  return splits;
+__device__ inline Start LoadStart(const Decode& a) {
+  const BlockStart* planned = a.schedule.block_starts +
+                              static_cast<int64_t>(a.params.layer) * a.schedule.decode_blocks +
+                              blockIdx.x;
+  // Side by side: nothing is waited for before the keys but these.
+  const uint4* words = reinterpret_cast<const uint4*>(planned);
+  const uint4 parts[] = {LoadCoherent(words), LoadCoherent(words + 1), LoadCoherent(words + 2)};
+  Start start;
+  start.page = LoadCoherent(planned->pages + Lane() % kStartPages);
+  BlockStart known;
+  memcpy(&known, parts, sizeof(parts));
+  start.first = known.first;
+  start.last = known.last;
+  start.first_page = known.first_page;
+  SeqHead& seq_head = start.seq_head;
+  seq_head.index = known.seq_head;
+  seq_head.head = known.head;
+  seq_head.begin = known.begin;
+  seq_head.end = known.end;
+  seq_head.length = known.length;
+  seq_head.first_live = known.first_live;
+  seq_head.group_head = known.group_head;
+  seq_head.row = known.row;
+  seq_head.own = known.own;
+  seq_head.table = a.kv.Table(known.list);
+  return start;
 }
 
 // The next seq_head that owns splits, `split` being its first. Lanes look at many seq_heads at
@@ -301,6 +298,14 @@ __device__ inline HalfPage PlaceAt(const SeqHead& seq_head, int iteration, bool 
 __device__ inline HalfPage HalfPageAt(const SeqHead& seq_head, int iteration, bool exists) {
   HalfPage half_page = PlaceAt(seq_head, iteration, exists);
   half_page.page = LoadCoherent(seq_head.table + half_page.page);
+  return half_page;
+}
+
+// The same of one of the block's first two iterations.
+__device__ inline HalfPage HalfPageAt(const Start& start, int iteration) {
+  static_assert(2 * kIterationPages <= kStartPages);
+  HalfPage half_page = PlaceAt(start.seq_head, iteration, true);
+  half_page.page = FromLane(start.page, half_page.page - start.first_page);
   return half_page;
 }
 

@@ -21,6 +21,7 @@ using testing::CacheOptions;
 using testing::CacheSequence;
 using testing::DeviceArray;
 using testing::DeviceCache;
+using testing::Plan;
 
 // Of all rows: a row of `out` is its bf16 and then, as two words each, the bits of its lse.
 struct Outputs {
@@ -67,6 +68,7 @@ BatchView Part(const DeviceCache& cache, int first, int count) {
 // By the kernel of any batch, of which `batch` is the beginning.
 Outputs AttendInSplits(DeviceCache& cache, const BatchView& batch) {
   cache.ResetOutputs();
+  EXPECT_EQ(Plan(batch, cache.kv(), cache.schedule(), cache.options().layer), cudaSuccess);
   EXPECT_EQ(DecodeAttention(batch, cache.params(), cache.kv(), cache.schedule(),
                             batch.num_rows == batch.num_seqs, nullptr),
             cudaSuccess);
@@ -80,9 +82,7 @@ Outputs AttendInClusters(DeviceCache& cache, BatchView batch) {
   AttentionParams params = cache.params();
   params.blocks_total = params.blocks_pruned = nullptr;
   StepSchedule schedule = cache.schedule();
-  const DeviceArray<int32_t> splits(std::vector<int32_t>(cache.split_array().size()));
-  schedule.split_begin = splits.data();
-  schedule.partial = nullptr;
+  schedule.decode_blocks = 0;
   cache.ResetOutputs();
   EXPECT_EQ(DecodeAttention(batch, params, cache.kv(), schedule, true, nullptr), cudaSuccess);
   return Read(cache);

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "kernels/cuda/attention/prune_boundary.h"
-#include "kernels/cuda/paging/paging.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_cache.h"
 
@@ -27,16 +26,19 @@ using testing::CacheOptions;
 using testing::CacheSequence;
 using testing::DeviceArray;
 using testing::DeviceCache;
+using testing::Plan;
 using testing::RowKind;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // As after Append, where the batch may follow AppendDecode: nothing else writes meanwhile.
 cudaError_t Attend(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
-                   const StepSchedule& schedule, cudaStream_t stream = nullptr) {
+                   const StepSchedule& schedule) {
   const bool after_append_decode =
       batch.num_rows == batch.num_seqs && schedule.first_visible_page == nullptr;
-  return DecodeAttention(batch, params, kv, schedule, after_append_decode, stream);
+  const cudaError_t planned = Plan(batch, kv, schedule, params.layer);
+  if (planned != cudaSuccess) return planned;
+  return DecodeAttention(batch, params, kv, schedule, after_append_decode, nullptr);
 }
 
 cudaError_t Attend(const DeviceCache& cache, bool small = false) {
@@ -74,8 +76,6 @@ void ExpectExactWindows(DeviceCache& cache) {
   for (int run = 0; run < 2; ++run) {
     cache.ResetOutputs();
     ASSERT_EQ(FindFirstVisiblePages(cache.batch(), cache.params(), cache.kv(), schedule, nullptr),
-              cudaSuccess);
-    ASSERT_EQ(PlanSplits(cache.batch(), cache.kv(), schedule, cache.options().layer, nullptr),
               cudaSuccess);
     ASSERT_EQ(Attend(cache.batch(), cache.params(), cache.kv(), schedule), cudaSuccess);
     cache.CheckOutputs(RowKind::kDecode);
@@ -275,7 +275,6 @@ TEST(DecodeAttentionTest, OptionalOutputs) {
 // The batch of `cache` without its sequences before `first`: the same slots, pages and rows, but
 // other splits on other blocks.
 std::vector<uint16_t> RunTail(DeviceCache& cache, int first) {
-  const int heads = cache.options().q_heads;
   BatchView batch = cache.batch();
   batch.num_seqs -= first;
   batch.slot += first;
@@ -283,22 +282,8 @@ std::vector<uint16_t> RunTail(DeviceCache& cache, int first) {
   batch.position += first;
   AttentionParams params = cache.params();
   params.blocks_total = params.blocks_pruned = nullptr;
-  StepSchedule schedule = cache.schedule();
-  const int seq_heads = batch.num_seqs * heads;
-  const size_t row = static_cast<size_t>(schedule.max_seq_heads) + 1;
-  std::vector<int32_t> begin(row * static_cast<size_t>(cache.options().layers));
-  int32_t* const of_layer = begin.data() + row * static_cast<size_t>(cache.options().layer);
-  EXPECT_EQ(
-      cudaMemcpy(
-          of_layer,
-          schedule.split_begin + row * static_cast<size_t>(cache.options().layer) + first * heads,
-          static_cast<size_t>(seq_heads + 1) * sizeof(int32_t), cudaMemcpyDeviceToHost),
-      cudaSuccess);
-  for (int i = seq_heads; i >= 0; --i) of_layer[i] -= of_layer[0];
-  const DeviceArray<int32_t> splits(begin);
-  schedule.split_begin = splits.data();
   cache.ResetOutputs();
-  EXPECT_EQ(Attend(batch, params, cache.kv(), schedule), cudaSuccess);
+  EXPECT_EQ(Attend(batch, params, cache.kv(), cache.schedule()), cudaSuccess);
   return cache.out_array().ToHost();
 }
 
@@ -386,11 +371,12 @@ float AverageMs(const BatchView& batch, const AttentionParams& params, const Pag
   EXPECT_EQ(cudaStreamCreate(&stream), cudaSuccess);
   EXPECT_EQ(cudaEventCreate(&start), cudaSuccess);
   EXPECT_EQ(cudaEventCreate(&stop), cudaSuccess);
+  EXPECT_EQ(Plan(batch, kv, schedule, params.layer), cudaSuccess);
   for (int run = 0; run < kWarmUps + kRuns; ++run) {
     if (run == kWarmUps) {
       EXPECT_EQ(cudaEventRecord(start, stream), cudaSuccess);
     }
-    EXPECT_EQ(Attend(batch, params, kv, schedule, stream), cudaSuccess);
+    EXPECT_EQ(DecodeAttention(batch, params, kv, schedule, true, stream), cudaSuccess);
   }
   EXPECT_EQ(cudaEventRecord(stop, stream), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
@@ -453,6 +439,9 @@ void Measure(const Windows& windows) {
   schedule.max_seq_heads = windows.batch * kHeads;
   schedule.partial = partial.data();
   schedule.arrival_counter = arrival_counter.data();
+  EXPECT_EQ(DecodeBlocks(kv.shape, &schedule.decode_blocks), cudaSuccess);
+  const DeviceArray<BlockStart> starts(static_cast<size_t>(schedule.decode_blocks));
+  schedule.block_starts = starts.data();
 
   const double ms = AverageMs(batch, params, kv, schedule);
   const double bytes =

@@ -11,7 +11,6 @@
 
 #include "kernels/cuda/attention/decode/decode.h"
 #include "kernels/cuda/attention/prune_boundary.h"
-#include "kernels/cuda/paging/paging.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_cache.h"
 
@@ -21,7 +20,15 @@ namespace {
 using testing::CacheOptions;
 using testing::DeviceArray;
 using testing::DeviceCache;
+using testing::Plan;
 using testing::RowKind;
+
+cudaError_t Attend(const DeviceCache& cache, const BatchView& batch, const StepSchedule& schedule,
+                   bool after_append_decode) {
+  const cudaError_t planned = Plan(batch, cache.kv(), schedule, cache.options().layer);
+  if (planned != cudaSuccess) return planned;
+  return DecodeAttention(batch, cache.params(), cache.kv(), schedule, after_append_decode, nullptr);
+}
 
 void ExpectExact(DeviceCache& cache) {
   cache.CheckOutputs(RowKind::kDecode);
@@ -56,9 +63,7 @@ TEST_P(DecodeGroupsTest, MatchesFloat64) {
     DeviceCache cache(options);
     for (int run = 0; run < 2; ++run) {
       cache.ResetOutputs();
-      ASSERT_EQ(DecodeAttention(cache.batch(), cache.params(), cache.kv(), cache.schedule(), false,
-                                nullptr),
-                cudaSuccess);
+      ASSERT_EQ(Attend(cache, cache.batch(), cache.schedule(), false), cudaSuccess);
       ExpectExact(cache);
     }
   }
@@ -78,9 +83,7 @@ TEST_P(DecodeGroupsTest, WindowsWithoutQkNorm) {
   cache.ResetOutputs();
   ASSERT_EQ(FindFirstVisiblePages(cache.batch(), cache.params(), cache.kv(), schedule, nullptr),
             cudaSuccess);
-  ASSERT_EQ(PlanSplits(cache.batch(), cache.kv(), schedule, options.layer, nullptr), cudaSuccess);
-  ASSERT_EQ(DecodeAttention(cache.batch(), cache.params(), cache.kv(), schedule, false, nullptr),
-            cudaSuccess);
+  ASSERT_EQ(Attend(cache, cache.batch(), schedule, false), cudaSuccess);
   ExpectExact(cache);
 }
 
@@ -98,9 +101,7 @@ std::vector<uint16_t> Rows(DeviceCache& cache, int count, bool small) {
   if (count < batch.num_seqs) batch.num_seqs = static_cast<int>(batch.num_rows = count);
   batch.small = small;
   cache.ResetOutputs();
-  EXPECT_EQ(DecodeAttention(batch, cache.params(), cache.kv(), cache.schedule(),
-                            batch.num_rows == batch.num_seqs, nullptr),
-            cudaSuccess);
+  EXPECT_EQ(Attend(cache, batch, cache.schedule(), batch.num_rows == batch.num_seqs), cudaSuccess);
   return cache.out_array().ToHost();
 }
 
