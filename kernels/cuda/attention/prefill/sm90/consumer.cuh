@@ -69,7 +69,6 @@ class PrefillConsumer {
         visited = static_cast<int>(counter_ - begin);
       } else {
         shared_.q_full[count_ % kQueryStages].Wait(count_ / kQueryStages % 2);
-        has_scores_ = false;
       }
       Release(shared_.q_empty[count_ % kQueryStages]);
       if (visited > 0) {
@@ -124,13 +123,7 @@ class PrefillConsumer {
   __device__ __forceinline__ void ReleaseValues(uint32_t n) {
     Release(shared_.v_empty[n % kStages]);
   }
-  // `needless`: what the loader learns about the tile that was here.
-  __device__ __forceinline__ void ReleaseKeys(uint32_t n, bool needless) {
-    if constexpr (kCertified) {
-      if (threadIdx.x % 128 == 0) shared_.done[n % kStages][half_] = needless ? 1 : 0;
-    }
-    Release(shared_.k_empty[n % kStages]);
-  }
+  __device__ __forceinline__ void ReleaseKeys(uint32_t n) { Release(shared_.k_empty[n % kStages]); }
 
   // The halves take turns, one for each tile of a work tile (with one score buffer not for the
   // first), so that one's softmax runs beside the other's products.
@@ -327,21 +320,17 @@ class PrefillConsumer {
   // visited and all products but those with its values are done.
 
   // With registers for the scores of two tiles those of the next are computed during the softmax of
-  // this one, a half's turn; behind a walk's last tile they are those of the next work tile, whose
-  // walk then begins with them. Shaped for ptxas, which makes products wait for each other when it
-  // cannot follow them: no product under a condition while others are in flight (if the next work
-  // tile has no rows for this half, the scores of whatever lies in the next slot are computed and
-  // forgotten), and outputs touched only where nothing else is in flight.
+  // this one, a half's turn. Shaped for ptxas, which makes products wait for each other when it
+  // cannot follow them: no product under a condition while others are in flight (behind a walk's
+  // last tile the scores of whatever lies in the next slot are computed and forgotten), and outputs
+  // touched only where nothing else is in flight.
   __device__ __forceinline__ void IntraWarpgroupPipelined(float (&s)[64], const Work& work_tile) {
     ClearOutputs();
     int more = FromLane(work_tile.num_kv_tiles - 1, 0);
-    if (!has_scores_) {
-      WaitForKeys(counter_);
-      IssueScores(s, counter_);
-      WgmmaWait<0>();
-      WarpgroupFenceOperand(s);
-    }
-    has_scores_ = false;
+    WaitForKeys(counter_);
+    IssueScores(s, counter_);
+    WgmmaWait<0>();
+    WarpgroupFenceOperand(s);
     StepAhead<true>(s, work_tile, more);
     for (; more > 0; --more) {
       if constexpr (kCertified) {
@@ -356,18 +345,12 @@ class PrefillConsumer {
   // (but at first) the products with the values before. In its turn a half waits for no loads.
   template <bool kFirst>
   __device__ __forceinline__ void StepAhead(float (&s)[64], const Work& work_tile, int more) {
-    if (more > 0) {
-      WaitForKeys(counter_ + 1);
-    } else if (HasRows(WaitForWork(count_ + 1))) {
-      WaitForQueries(count_ + 1);
-      WaitForKeys(counter_ + 1);
-      has_scores_ = true;
-    }
+    if (more > 0) WaitForKeys(counter_ + 1);
     WaitForTurn();
     float x[64];
     AddBias(s, counter_, x);
     SetPivots<kFirst>(x, work_tile);
-    ReleaseKeys(counter_, false);
+    ReleaseKeys(counter_);
     IssueScores(s, counter_ + 1);
     Exponentiate(x);
     if constexpr (!kFirst) {
@@ -394,7 +377,7 @@ class PrefillConsumer {
     WarpgroupFenceOperand(s);
     AddBias(s, counter_, s);
     SetPivots<true>(s, work_tile);
-    ReleaseKeys(counter_, false);
+    ReleaseKeys(counter_);
     Exponentiate(s);
     TakeProbs(s);
     for (++counter_; counter_ != end; ++counter_) {
@@ -411,7 +394,7 @@ class PrefillConsumer {
       WgmmaWait<1>();
       WarpgroupFenceOperand(s);
       AddBias(s, counter_, s);
-      ReleaseKeys(counter_, false);
+      ReleaseKeys(counter_);
       SetPivots<false>(s, work_tile);
       Exponentiate(s);
       WaitForOutputs<0>();
@@ -432,8 +415,11 @@ class PrefillConsumer {
       const uint32_t n = counter_++;
       WaitForKeys(n);
       bool over = false;
-      if constexpr (kCertified) over = shared_.end[n % kStages] != 0;
-      ReleaseKeys(n, true);
+      if constexpr (kCertified) {
+        over = shared_.end[n % kStages] != 0;
+        if (threadIdx.x % 128 == 0) shared_.needless_for[n % kStages][half_] = n + kStages;
+      }
+      ReleaseKeys(n);
       WaitForValues(n);
       ReleaseValues(n);
       if (over) break;
@@ -486,7 +472,6 @@ class PrefillConsumer {
   uint32_t count_ = 0;           // of work tiles
   uint32_t counter_ = 0;         // of key/value tiles
   int ended_chain_ = -1;         // the last one of which this half needs no more splits
-  bool has_scores_ = false;      // of the walk that begins next: it has those of its first tile
   uint64_t q_ = 0;
   bool track_max_ = true, has_pivots_ = true;  // the latter: of a row of the warp it may not be 0
   float out_[kHeadDim / 2];

@@ -44,6 +44,7 @@ __device__ __forceinline__ void InitBarriers(PrefillShared<Source, kHeadDim>& sh
     shared.k_empty[i].Init(kConsumerWarps);
     shared.v_full[i].Init(1);
     shared.v_empty[i].Init(kConsumerWarps);
+    for (int half = 0; half < kHalves; ++half) shared.needless_for[i][half] = 0;
   }
   shared.v_raw.Init(1);
   for (int half = 0; half < kHalves; ++half) shared.ended_chain[half] = 0;

@@ -102,8 +102,9 @@ struct alignas(1024) PrefillShared {
   float key_decay_bias[Plan::kStages][kTileKeys];
   // A row needs no key of this tile or left of it when its log2 of l 2^m reaches this.
   float stop_at[Plan::kStages];
-  int32_t end[Plan::kStages];            // 1: no tile, the work tile's walk is over
-  int32_t done[Plan::kStages][kHalves];  // 1: the half did not need the tile that was here
+  int32_t end[Plan::kStages];  // 1: no tile, the work tile's walk is over
+  // The tile to come here, counted, if the half did not need the one before it.
+  uint32_t needless_for[Plan::kStages][kHalves];
   typename Source::Work work_tiles[kWorkStages];
   int32_t ended_chain[kHalves];  // the last chain whose further splits the half does not need
 

@@ -180,8 +180,9 @@ class PrefillLoader {
       const uint32_t stage = counter_ % Plan::kStages, phase = counter_ / Plan::kStages % 2;
       shared_.k_empty[stage].Wait(phase ^ 1);
       if constexpr (kCertified) {
-        const bool needless = i >= static_cast<int>(Plan::kStages) && shared_.done[stage][0] != 0 &&
-                              shared_.done[stage][1] != 0;
+        const bool needless = i >= static_cast<int>(Plan::kStages) &&
+                              shared_.needless_for[stage][0] == counter_ &&
+                              shared_.needless_for[stage][1] == counter_;
         __syncwarp();
         if (needless) {
           if (i < near_end && lane_ == 0) shared_.work_ending.Arrive();
