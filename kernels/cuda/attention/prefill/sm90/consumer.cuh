@@ -296,9 +296,10 @@ class PrefillConsumer {
     for (int i = 0; i < 32; ++i) probs_[i] = PackBf16(s[2 * i], s[2 * i + 1]);
   }
 
-  // Whether all rows of this half can do without the tile that carries `stop_at` and all left of
-  // it (acp.md 2d). The sums are of the keys visited so far, which suffices.
-  __device__ __forceinline__ bool MayStop(const Work& work_tile, float stop_at) {
+  // Whether all rows of this half can do without tile counter_ and all left of it (acp.md 2d). The
+  // sums are of the keys visited so far, which suffices.
+  __device__ __forceinline__ bool MayStop(const Work& work_tile) {
+    const float stop_at = shared_.stop_at[counter_ % kStages];
     WaitForOutputs<0>();
     bool proven = true;
 #pragma unroll
@@ -311,8 +312,9 @@ class PrefillConsumer {
   }
 
   // Asking costs a few percent of a tile's walk: short walks never ask, long ones seldom. A mask,
-  // for a remainder by a number that varies takes hundreds of cycles.
-  __device__ __forceinline__ static bool IsTimeToAsk(int visited) {
+  // for a remainder by a number that varies takes hundreds of cycles; and `visited` from registers,
+  // for every tile waits for this.
+  __device__ __forceinline__ static bool IsTimeToAsk(uint32_t visited) {
     return (visited & (visited < 8 ? 3 : 7)) == 0;
   }
 
@@ -326,6 +328,7 @@ class PrefillConsumer {
   // touched only where nothing else is in flight.
   __device__ __forceinline__ void IntraWarpgroupPipelined(float (&s)[64], const Work& work_tile) {
     ClearOutputs();
+    const uint32_t begin = counter_;
     int more = FromLane(work_tile.num_kv_tiles - 1, 0);
     WaitForKeys(counter_);
     IssueScores(s, counter_);
@@ -334,8 +337,7 @@ class PrefillConsumer {
     StepAhead<true>(s, work_tile, more);
     for (; more > 0; --more) {
       if constexpr (kCertified) {
-        const int visited = work_tile.num_kv_tiles - more;
-        if (IsTimeToAsk(visited) && MayStop(work_tile, shared_.stop_at[counter_ % kStages])) break;
+        if (IsTimeToAsk(counter_ - begin) && MayStop(work_tile)) break;
       }
       StepAhead<false>(s, work_tile, more - 1);
     }
@@ -370,7 +372,7 @@ class PrefillConsumer {
   // softmax of this tile runs beside the latter and beside the other half's turn.
   __device__ __forceinline__ void PingPong(float (&s)[64], const Work& work_tile) {
     ClearOutputs();
-    const uint32_t end = counter_ + static_cast<uint32_t>(work_tile.num_kv_tiles);
+    const uint32_t begin = counter_, end = begin + FromLane(work_tile.num_kv_tiles, 0);
     WaitForKeys(counter_);
     IssueScores(s, counter_);
     WgmmaWait<0>();
@@ -383,8 +385,7 @@ class PrefillConsumer {
     for (++counter_; counter_ != end; ++counter_) {
       WaitForKeys(counter_);
       if constexpr (kCertified) {
-        const int visited = work_tile.num_kv_tiles - static_cast<int>(end - counter_);
-        if (IsTimeToAsk(visited) && MayStop(work_tile, shared_.stop_at[counter_ % kStages])) break;
+        if (IsTimeToAsk(counter_ - begin) && MayStop(work_tile)) break;
       }
       WaitForTurn();
       IssueScores(s, counter_);
