@@ -24,6 +24,9 @@
 namespace fox::cuda {
 
 inline constexpr float kLazyLog2 = 8.0f;
+// A row whose log2 of l 2^m lies below stop_at by more than this keeps its half from asking until
+// stop_at has fallen by as much.
+inline constexpr float kFarLog2 = 4.0f;
 
 // Named barriers; 0 is __syncthreads.
 inline constexpr int kTurnBarrier = 1;            // + half: it is this half's turn
@@ -297,16 +300,23 @@ class PrefillConsumer {
   }
 
   // Whether all rows of this half can do without tile counter_ and all left of it (acp.md 2d). The
-  // sums are of the keys visited so far, which suffices.
+  // sums are of the keys visited so far, which suffices. Most walks of heads that do not forget
+  // learn once that they are far from it.
   __device__ __forceinline__ bool MayStop(const Work& work_tile) {
     const float stop_at = shared_.stop_at[counter_ % kStages];
+    if (!__any_sync(kAllLanes, stop_at < ask_below_)) return false;  // alike in all lanes
     WaitForOutputs<0>();
-    bool proven = true;
+    bool close = true, proven = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool real = row_ + 8 * r < work_tile.count;
       const float mass = sums_[2 * r] * Exp2(reference_max_[r] - stop_at);
+      close = close && (!real || mass >= 1 / static_cast<float>(1 << static_cast<int>(kFarLog2)));
       proven = proven && (!real || mass >= 1.0f);
+    }
+    if (WarpgroupAny(!close, half_)) {
+      ask_below_ = stop_at - kFarLog2;
+      return false;
     }
     return !WarpgroupAny(!proven, half_);
   }
@@ -328,6 +338,7 @@ class PrefillConsumer {
   // touched only where nothing else is in flight.
   __device__ __forceinline__ void IntraWarpgroupPipelined(float (&s)[64], const Work& work_tile) {
     ClearOutputs();
+    ask_below_ = INFINITY;
     const uint32_t begin = counter_;
     int more = FromLane(work_tile.num_kv_tiles - 1, 0);
     WaitForKeys(counter_);
@@ -372,6 +383,7 @@ class PrefillConsumer {
   // softmax of this tile runs beside the latter and beside the other half's turn.
   __device__ __forceinline__ void PingPong(float (&s)[64], const Work& work_tile) {
     ClearOutputs();
+    ask_below_ = INFINITY;
     const uint32_t begin = counter_, end = begin + FromLane(work_tile.num_kv_tiles, 0);
     WaitForKeys(counter_);
     IssueScores(s, counter_);
@@ -474,6 +486,7 @@ class PrefillConsumer {
   uint32_t counter_ = 0;         // of key/value tiles
   int ended_chain_ = -1;         // the last one of which this half needs no more splits
   uint64_t q_ = 0;
+  float ask_below_ = INFINITY;  // the walk asks whether it may stop where stop_at is lower
   bool track_max_ = true, has_pivots_ = true;  // the latter: of a row of the warp it may not be 0
   float out_[kHeadDim / 2];
   uint32_t probs_[32];
