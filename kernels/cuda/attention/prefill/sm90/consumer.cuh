@@ -4,16 +4,14 @@
 // from the bias would save an addition, but ptxas starts none of those while others run.)
 //
 // Order of the products (FlashAttention-3's overlap of softmax and products, one step further for
-// narrow heads): see IntraWarpgroupPipelined and PingPong. Wgmma groups finish in the order they
-// were closed. The reference maximum is raised only when a score exceeds it by 2^kLazyLog2
-// (FlashAttention-4).
+// narrow heads): see IntraWarpgroupPipelined and PingPong. The reference maximum is raised only
+// when a score exceeds it by 2^kLazyLog2 (FlashAttention-4).
 #pragma once
-
-#include <cuda_bf16.h>
 
 #include <cstdint>
 
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
+#include "kernels/cuda/attention/prefill/sm90/products.cuh"
 #include "kernels/cuda/attention/prefill/sm90/results.cuh"
 #include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
@@ -26,7 +24,7 @@ namespace fox::cuda {
 inline constexpr float kLazyLog2 = 8.0f;
 // A row whose log2 of l 2^m lies below stop_at by more than this keeps its half from asking until
 // stop_at has fallen by as much.
-inline constexpr float kFarLog2 = 4.0f;
+inline constexpr int kFarLog2 = 4;
 
 // Named barriers; 0 is __syncthreads.
 inline constexpr int kTurnBarrier = 1;            // + half: it is this half's turn
@@ -48,7 +46,8 @@ class PrefillConsumer {
         source_(source),
         half_(half),
         lane_(Lane()),
-        row_(half * kHalfRows + static_cast<int>(threadIdx.x) % 128 / kWarp * 16 + lane_ / 4) {}
+        row_(half * kHalfRows + static_cast<int>(threadIdx.x) % 128 / kWarp * 16 + lane_ / 4),
+        products_(shared) {}
 
   __device__ __forceinline__ void Run() {
     if (half_ == 1) SignalPeer();  // the first half begins
@@ -67,7 +66,7 @@ class PrefillConsumer {
           PingPong(s, work_tile);
         }
         if constexpr (Source::kTransforms) transform_.Load(source_.transform, work_tile, row_);
-        WaitForOutputs<0>();
+        products_.WaitForAll();
         ReleaseValues(counter_ - 1);
         visited = static_cast<int>(counter_ - begin);
       } else {
@@ -115,7 +114,7 @@ class PrefillConsumer {
   __device__ __forceinline__ void WaitForQueries(uint32_t count) {
     const uint32_t slot = count % kQueryStages;
     shared_.q_full[slot].Wait(count / kQueryStages % 2);
-    q_ = KeyMajor(shared_.q[slot] + half_ * kHalfRows * Plan::kLineBytes);
+    products_.SetQueries(shared_.q[slot] + half_ * kHalfRows * Plan::kLineBytes);
   }
   __device__ __forceinline__ void WaitForKeys(uint32_t n) {
     shared_.k_full[n % kStages].Wait(n / kStages % 2);
@@ -133,57 +132,6 @@ class PrefillConsumer {
   __device__ __forceinline__ void WaitForTurn() { SyncThreads<kTurnThreads>(kTurnBarrier + half_); }
   __device__ __forceinline__ void SignalPeer() {
     ArriveAtBarrier<kTurnThreads>(kTurnBarrier + (half_ ^ 1));
-  }
-
-  // --- products
-
-  // 8 rows of queries or keys follow each other, head dim contiguous.
-  __device__ __forceinline__ uint64_t KeyMajor(const uint8_t* tile) {
-    return MatrixDescriptor(SharedAddress(tile), 16, 8 * Plan::kLineBytes, Plan::kSwizzle);
-  }
-
-  __device__ __forceinline__ void IssueScores(float (&s)[64], uint32_t n) {
-    const uint64_t k = KeyMajor(shared_.Keys(n % kStages));
-    WgmmaFence();
-#pragma unroll
-    for (int step = 0; step < kHeadDim / 16; ++step) {
-      const uint32_t at =
-          step * 32 / Plan::kLineBytes * Plan::kBlockBytes + step * 32 % Plan::kLineBytes;
-      if (step == 0) {
-        WgmmaQk<true>(s, q_, k);
-      } else {
-        WgmmaQk<false>(s, q_ + at / 16, k + at / 16);
-      }
-    }
-    WgmmaCommit();
-  }
-
-  __device__ __forceinline__ void IssueValues(uint32_t n) {
-    const uint32_t stage = n % kStages;
-    const uint64_t v =
-        MatrixDescriptor(SharedAddress(shared_.Values(stage)), shared_.ValueStride(stage),
-                         8 * Plan::kLineBytes, Plan::kSwizzle);
-    WgmmaFence();
-#pragma unroll
-    for (int step = 0; step < kTileKeys / 16; ++step) {
-      WgmmaValuesAndSums(out_, sums_, probs_, step, v + step * (16 * Plan::kLineBytes / 16));
-    }
-    WgmmaCommit();
-  }
-
-  __device__ __forceinline__ void ClearOutputs() {
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 2; ++i) out_[i] = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums_[i] = 0;
-  }
-
-  // Until at most kPending groups of products are unfinished, none of them with values.
-  template <int kPending>
-  __device__ __forceinline__ void WaitForOutputs() {
-    WgmmaWait<kPending>();
-    WarpgroupFenceOperand(out_);
-    WarpgroupFenceOperand(sums_);
   }
 
   // --- softmax
@@ -281,22 +229,13 @@ class PrefillConsumer {
       rescale[r] = Exp2(reference_max_[r] - reference_max);
       reference_max_[r] = reference_max;
     }
-    WaitForOutputs<0>();
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 2; ++i) out_[i] *= rescale[i / 2 % 2];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums_[i] *= rescale[i / 2];
+    products_.WaitForAll();
+    products_.Rescale(rescale);
   }
 
   __device__ __forceinline__ void Exponentiate(float (&s)[64]) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) s[i] = Exp2(s[i]);
-  }
-
-  // Not while products that read weights_ are in flight.
-  __device__ __forceinline__ void TakeProbs(const float (&s)[64]) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) probs_[i] = PackBf16(s[2 * i], s[2 * i + 1]);
   }
 
   // Whether all rows of this half can do without tile counter_ and all left of it (acp.md 2d). The
@@ -305,13 +244,13 @@ class PrefillConsumer {
   __device__ __forceinline__ bool MayStop(const Work& work_tile) {
     const float stop_at = shared_.stop_at[counter_ % kStages];
     if (!__any_sync(kAllLanes, stop_at < ask_below_)) return false;  // alike in all lanes
-    WaitForOutputs<0>();
+    products_.WaitForAll();
     bool close = true, proven = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool real = row_ + 8 * r < work_tile.count;
-      const float mass = sums_[2 * r] * Exp2(reference_max_[r] - stop_at);
-      close = close && (!real || mass >= 1 / static_cast<float>(1 << static_cast<int>(kFarLog2)));
+      const float mass = products_.sums[2 * r] * Exp2(reference_max_[r] - stop_at);
+      close = close && (!real || mass >= 1.0f / (1 << kFarLog2));
       proven = proven && (!real || mass >= 1.0f);
     }
     if (WarpgroupAny(!close, half_)) {
@@ -337,12 +276,12 @@ class PrefillConsumer {
   // last tile the scores of whatever lies in the next slot are computed and forgotten), and outputs
   // touched only where nothing else is in flight.
   __device__ __forceinline__ void IntraWarpgroupPipelined(float (&s)[64], const Work& work_tile) {
-    ClearOutputs();
+    products_.Clear();
     ask_below_ = INFINITY;
     const uint32_t begin = counter_;
     int more = FromLane(work_tile.num_kv_tiles - 1, 0);
     WaitForKeys(counter_);
-    IssueScores(s, counter_);
+    products_.IssueScores(s, counter_);
     WgmmaWait<0>();
     WarpgroupFenceOperand(s);
     StepAhead<true>(s, work_tile, more);
@@ -364,16 +303,16 @@ class PrefillConsumer {
     AddBias(s, counter_, x);
     SetPivots<kFirst>(x, work_tile);
     ReleaseKeys(counter_);
-    IssueScores(s, counter_ + 1);
+    products_.IssueScores(s, counter_ + 1);
     Exponentiate(x);
     if constexpr (!kFirst) {
-      WaitForOutputs<1>();
+      products_.WaitForAllButScores();
       ReleaseValues(counter_ - 1);
     }
-    TakeProbs(x);
+    products_.TakeProbs(x);
     SignalPeer();
     WaitForValues(counter_);
-    IssueValues(counter_);
+    products_.IssueValues(counter_);
     ++counter_;
     WgmmaWait<1>();
     WarpgroupFenceOperand(s);
@@ -382,27 +321,27 @@ class PrefillConsumer {
   // One score buffer: a turn issues the scores of this tile and the values of the one before; the
   // softmax of this tile runs beside the latter and beside the other half's turn.
   __device__ __forceinline__ void PingPong(float (&s)[64], const Work& work_tile) {
-    ClearOutputs();
+    products_.Clear();
     ask_below_ = INFINITY;
     const uint32_t begin = counter_, end = begin + FromLane(work_tile.num_kv_tiles, 0);
     WaitForKeys(counter_);
-    IssueScores(s, counter_);
+    products_.IssueScores(s, counter_);
     WgmmaWait<0>();
     WarpgroupFenceOperand(s);
     AddBias(s, counter_, s);
     SetPivots<true>(s, work_tile);
     ReleaseKeys(counter_);
     Exponentiate(s);
-    TakeProbs(s);
+    products_.TakeProbs(s);
     for (++counter_; counter_ != end; ++counter_) {
       WaitForKeys(counter_);
       if constexpr (kCertified) {
         if (IsTimeToAsk(counter_ - begin) && MayStop(work_tile)) break;
       }
       WaitForTurn();
-      IssueScores(s, counter_);
+      products_.IssueScores(s, counter_);
       WaitForValues(counter_ - 1);
-      IssueValues(counter_ - 1);
+      products_.IssueValues(counter_ - 1);
       SignalPeer();
       WgmmaWait<1>();
       WarpgroupFenceOperand(s);
@@ -410,12 +349,12 @@ class PrefillConsumer {
       ReleaseKeys(counter_);
       SetPivots<false>(s, work_tile);
       Exponentiate(s);
-      WaitForOutputs<0>();
+      products_.WaitForAll();
       ReleaseValues(counter_ - 1);
-      TakeProbs(s);
+      products_.TakeProbs(s);
     }
     WaitForValues(counter_ - 1);
-    IssueValues(counter_ - 1);
+    products_.IssueValues(counter_ - 1);
   }
 
   // Lets the work tile's other tiles pass by: the other half may need them.
@@ -440,16 +379,16 @@ class PrefillConsumer {
   }
 
   __device__ __forceinline__ void Store(const Work& work_tile) {
-    float sum[2] = {sums_[0], sums_[2]};
+    float sum[2] = {products_.sums[0], products_.sums[2]};
     if constexpr (Source::kSplitsKeys) {
       const bool chained = source_.IsChained(work_tile);
       if (!chained && source_.IsSplit(work_tile)) {
-        return StorePartial<kHeadDim>(source_, work_tile, row_, StopAtNext(work_tile), out_,
-                                      reference_max_, sum);
+        return StorePartial<kHeadDim>(source_, work_tile, row_, StopAtNext(work_tile),
+                                      products_.out, reference_max_, sum);
       }
       if (chained && !EndChain(work_tile, sum)) return;
     }
-    StoreRows<kHeadDim>(source_, work_tile, row_, transform_, out_, reference_max_, sum);
+    StoreRows<kHeadDim>(source_, work_tile, row_, transform_, products_.out, reference_max_, sum);
   }
 
   __device__ __forceinline__ static float StopAtNext(const Work& work_tile) {
@@ -460,10 +399,11 @@ class PrefillConsumer {
   __device__ __forceinline__ bool EndChain(const Work& work_tile, float (&sum)[2]) {
     const bool last = work_tile.splits_left == 0;
     bool stopped[2];
-    MergeIntoChain<kHeadDim>(source_, work_tile, row_, StopAtNext(work_tile), out_, reference_max_,
-                             sum, stopped);
+    MergeIntoChain<kHeadDim>(source_, work_tile, row_, StopAtNext(work_tile), products_.out,
+                             reference_max_, sum, stopped);
     if (!last && !(kCertified && !WarpgroupAny(!(stopped[0] && stopped[1]), half_))) {
-      StoreChainSums<kHeadDim>(source_, work_tile, row_, stopped, out_, reference_max_, sum);
+      StoreChainSums<kHeadDim>(source_, work_tile, row_, stopped, products_.out, reference_max_,
+                               sum);
       return false;
     }
     ended_chain_ = work_tile.chain;
@@ -485,14 +425,10 @@ class PrefillConsumer {
   uint32_t count_ = 0;           // of work tiles
   uint32_t counter_ = 0;         // of key/value tiles
   int ended_chain_ = -1;         // the last one of which this half needs no more splits
-  uint64_t q_ = 0;
+  PrefillProducts<Source, kHeadDim> products_;
   float ask_below_ = INFINITY;  // the walk asks whether it may stop where stop_at is lower
   bool track_max_ = true, has_pivots_ = true;  // the latter: of a row of the warp it may not be 0
-  float out_[kHeadDim / 2];
-  uint32_t probs_[32];
   float reference_max_[2];
-  // Of the weights of row r at 2r.
-  float sums_[4];
   QuadTransform<kHeadDim> transform_;
 };
 
