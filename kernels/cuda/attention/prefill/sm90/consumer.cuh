@@ -51,26 +51,25 @@ class PrefillConsumer {
 
   __device__ __forceinline__ void Run() {
     if (half_ == 1) SignalPeer();  // the first half begins
-    float s[64];
     for (;; ++count_) {
-      Work& work_tile = WaitForWork(count_);
+      Work& work_tile = WaitForWork();
       if (work_tile.count == 0) break;
       int visited = 0;
       if (HasRows(work_tile) && !IsNeedless(work_tile)) {
-        const uint32_t begin = counter_;
-        WaitForQueries(count_);
+        begin_ = counter_;
+        WaitForQueries();
         track_max_ = source_.TracksMax(work_tile);
         if constexpr (Plan::kDoubleBufferedScores) {
-          IntraWarpgroupPipelined(s, work_tile);
+          IntraWarpgroupPipelined(work_tile);
         } else {
-          PingPong(s, work_tile);
+          PingPong(work_tile);
         }
         if constexpr (Source::kTransforms) transform_.Load(source_.transform, work_tile, row_);
         products_.WaitForAll();
         ReleaseValues(counter_ - 1);
-        visited = static_cast<int>(counter_ - begin);
+        visited = static_cast<int>(counter_ - begin_);
       } else {
-        shared_.q_full[count_ % kQueryStages].Wait(count_ / kQueryStages % 2);
+        WaitForQueries();
       }
       Release(shared_.q_empty[count_ % kQueryStages]);
       if (visited > 0) {
@@ -93,9 +92,10 @@ class PrefillConsumer {
     __syncwarp();
     if (lane_ == 0) empty.Arrive();
   }
-  __device__ __forceinline__ Work& WaitForWork(uint32_t count) {
-    shared_.work_full[count % kWorkStages].Wait(count / kWorkStages % 2);
-    return shared_.work_tiles[count % kWorkStages];
+  __device__ __forceinline__ Work& WaitForWork() {
+    const uint32_t slot = count_ % kWorkStages;
+    shared_.work_full[slot].Wait(count_ / kWorkStages % 2);
+    return shared_.work_tiles[slot];
   }
   __device__ __forceinline__ bool HasRows(const Work& work_tile) const {
     return work_tile.count > half_ * kHalfRows;
@@ -110,10 +110,9 @@ class PrefillConsumer {
     }
     return false;
   }
-  // Afterwards scores are those of work tile `count`.
-  __device__ __forceinline__ void WaitForQueries(uint32_t count) {
-    const uint32_t slot = count % kQueryStages;
-    shared_.q_full[slot].Wait(count / kQueryStages % 2);
+  __device__ __forceinline__ void WaitForQueries() {
+    const uint32_t slot = count_ % kQueryStages;
+    shared_.q_full[slot].Wait(count_ / kQueryStages % 2);
     products_.SetQueries(shared_.q[slot] + half_ * kHalfRows * Plan::kLineBytes);
   }
   __device__ __forceinline__ void WaitForKeys(uint32_t n) {
@@ -263,31 +262,37 @@ class PrefillConsumer {
   // Asking costs a few percent of a tile's walk: short walks never ask, long ones seldom. A mask,
   // for a remainder by a number that varies takes hundreds of cycles; and `visited` from registers,
   // for every tile waits for this.
-  __device__ __forceinline__ static bool IsTimeToAsk(uint32_t visited) {
+  __device__ __forceinline__ bool IsTimeToAsk() const {
+    const uint32_t visited = counter_ - begin_;
     return (visited & (visited < 8 ? 3 : 7)) == 0;
   }
 
   // --- walks: over tiles counter_, counter_ + 1, ...; afterwards counter_ is past the last one
   // visited and all products but those with its values are done.
 
+  // Scores of the first tile.
+  __device__ __forceinline__ void BeginWalk(float (&s)[64]) {
+    products_.Clear();
+    ask_below_ = INFINITY;
+    WaitForKeys(counter_);
+    products_.IssueScores(s, counter_);
+    WgmmaWait<0>();
+    WarpgroupFenceOperand(s);
+  }
+
   // With registers for the scores of two tiles those of the next are computed during the softmax of
   // this one, a half's turn. Shaped for ptxas, which makes products wait for each other when it
   // cannot follow them: no product under a condition while others are in flight (behind a walk's
   // last tile the scores of whatever lies in the next slot are computed and forgotten), and outputs
   // touched only where nothing else is in flight.
-  __device__ __forceinline__ void IntraWarpgroupPipelined(float (&s)[64], const Work& work_tile) {
-    products_.Clear();
-    ask_below_ = INFINITY;
-    const uint32_t begin = counter_;
+  __device__ __forceinline__ void IntraWarpgroupPipelined(const Work& work_tile) {
+    float s[64];
     int more = FromLane(work_tile.num_kv_tiles - 1, 0);
-    WaitForKeys(counter_);
-    products_.IssueScores(s, counter_);
-    WgmmaWait<0>();
-    WarpgroupFenceOperand(s);
+    BeginWalk(s);
     StepAhead<true>(s, work_tile, more);
     for (; more > 0; --more) {
       if constexpr (kCertified) {
-        if (IsTimeToAsk(counter_ - begin) && MayStop(work_tile)) break;
+        if (IsTimeToAsk() && MayStop(work_tile)) break;
       }
       StepAhead<false>(s, work_tile, more - 1);
     }
@@ -320,14 +325,10 @@ class PrefillConsumer {
 
   // One score buffer: a turn issues the scores of this tile and the values of the one before; the
   // softmax of this tile runs beside the latter and beside the other half's turn.
-  __device__ __forceinline__ void PingPong(float (&s)[64], const Work& work_tile) {
-    products_.Clear();
-    ask_below_ = INFINITY;
-    const uint32_t begin = counter_, end = begin + FromLane(work_tile.num_kv_tiles, 0);
-    WaitForKeys(counter_);
-    products_.IssueScores(s, counter_);
-    WgmmaWait<0>();
-    WarpgroupFenceOperand(s);
+  __device__ __forceinline__ void PingPong(const Work& work_tile) {
+    float s[64];
+    const uint32_t end = begin_ + FromLane(work_tile.num_kv_tiles, 0);
+    BeginWalk(s);
     AddBias(s, counter_, s);
     SetPivots<true>(s, work_tile);
     ReleaseKeys(counter_);
@@ -336,7 +337,7 @@ class PrefillConsumer {
     for (++counter_; counter_ != end; ++counter_) {
       WaitForKeys(counter_);
       if constexpr (kCertified) {
-        if (IsTimeToAsk(counter_ - begin) && MayStop(work_tile)) break;
+        if (IsTimeToAsk() && MayStop(work_tile)) break;
       }
       WaitForTurn();
       products_.IssueScores(s, counter_);
@@ -424,9 +425,10 @@ class PrefillConsumer {
   const int half_, lane_, row_;  // row_ and row_ + 8 of the tile are this thread's
   uint32_t count_ = 0;           // of work tiles
   uint32_t counter_ = 0;         // of key/value tiles
+  uint32_t begin_ = 0;           // counter_ where the walk began
   int ended_chain_ = -1;         // the last one of which this half needs no more splits
   PrefillProducts<Source, kHeadDim> products_;
-  float ask_below_ = INFINITY;  // the walk asks whether it may stop where stop_at is lower
+  float ask_below_;  // the walk asks whether it may stop where stop_at is lower
   bool track_max_ = true, has_pivots_ = true;  // the latter: of a row of the warp it may not be 0
   float reference_max_[2];
   QuadTransform<kHeadDim> transform_;
