@@ -17,7 +17,7 @@
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
-#include "kernels/cuda/ptx/shared_memory.cuh"
+#include "kernels/cuda/ptx/wgmma.cuh"
 
 namespace fox::cuda {
 
