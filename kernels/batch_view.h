@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace fox {
 
@@ -26,6 +27,8 @@ struct BatchView {
   // step: latency is all, and kernels may choose by it.
   bool small = false;
   int num_decodes = 0;  // sequences that bring one row; the others bring two or more
+  // No sequence has more tokens after the step: what the host knows of positions.
+  int64_t max_tokens = std::numeric_limits<int64_t>::max();
 
   bool all_decodes() const { return num_decodes == num_seqs; }
 };

@@ -159,7 +159,6 @@ void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape)
   splits.max_rows = std::min(cuda::kMostPartialRows, max_rows * shape.q_heads * most);
   splits.max_splits = std::min(cuda::kMostKeySplits, walks * most);
   take(splits.walk_rows, walks);
-  take(splits.tiles, schedule.max_tiles);
   take(splits.splits, splits.max_splits);
   take(splits.split_walks, splits.max_splits);
   take(splits.num_splits, 1);

@@ -100,6 +100,23 @@ TEST(BatchBuilderTest, SmallBatchesAreFewShortSingleRows) {
   EXPECT_FALSE(small(2, 9, 2, 0));
 }
 
+TEST(BatchBuilderTest, MaxTokensAreThoseOfTheLongestSequence) {
+  CpuOps ops({DType::kF32, true, 1});
+  BatchBuilder builder(ops, 16, 8, 16, 8);
+  std::vector<std::byte> staging(builder.bytes());
+  StepPlan plan;
+  for (const int64_t position : {7, 900, 30}) {
+    plan.sequences.push_back(Planned(0, {1}, {0}));
+    plan.sequences.back().position = position;
+  }
+  plan.sequences.back().token_ids.resize(5, 1);
+  builder.Build(plan, 0, staging.data(), nullptr);
+  EXPECT_EQ(builder.batch().max_tokens, 901);
+  plan.sequences.back().position = 897;
+  builder.Build(plan, 0, staging.data(), nullptr);
+  EXPECT_EQ(builder.batch().max_tokens, 902);
+}
+
 TEST(BatchBuilderTest, SequencesOfOneTokenAreDecodes) {
   CpuOps ops({DType::kF32, true, 1});
   BatchBuilder builder(ops, 16, 8, 16, 8);

@@ -8,10 +8,11 @@
 // on what follows in the prompt.
 //
 // Each split has partial results of its own, and those are merged from right to left, one after the
-// other (MergedRow). Where that is done does not matter to the bits: the splits of short chunks run
-// side by side and MergeKeySplits merges them; all other walks are *chained*, their splits run one
-// after the other in one thread block, which merges as it goes. PlanKeySplits says for each layer
-// which walks find room for the former.
+// other (MergedRow). Where that is done does not matter to the bits: as many walks as there is room
+// for run their splits side by side, and MergeKeySplits merges those; all others are *chained*,
+// their splits run one after the other in one thread block, which merges as it goes. A short chunk
+// so fills the device, and a long one, whose chains come first, has an even end. PlanKeySplits says
+// for each layer which walks find room.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,6 @@
 
 namespace fox::cuda {
 
-// Sequences that bring more rows fill the device with their walks.
-inline constexpr int64_t kMostSplitRows = 4096;
 // 32 key/value tiles, some 40 us, and twice as many until a walk has about kManyKeySplits.
 inline constexpr int kMinKeySplitShift = 5;
 inline constexpr int kManyKeySplits = 16;
@@ -82,7 +81,6 @@ struct KeySplits {
   // [q_heads, max_tiles] first row of the partial results of a walk whose splits run side by side:
   // row r of split i is that + i * (rows of the tile) + r. -1: there are none. Null: nowhere.
   int32_t* walk_rows = nullptr;
-  int32_t* tiles = nullptr;          // [max_tiles] those of sequences with few rows, ascending
   KeySplit* splits = nullptr;        // [max_splits]
   SplitWalk* split_walks = nullptr;  // [max_splits] in any order
   int32_t* num_splits = nullptr;     // [1]

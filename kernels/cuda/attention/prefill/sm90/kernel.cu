@@ -57,10 +57,10 @@ cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, c
   source.blocks_pruned = params.blocks_pruned;
   int64_t work_tiles = static_cast<int64_t>(max_tiles) * kv.shape.q_heads;
   KeySplits& splits = source.schedule.key_splits;
-  if (!MaySplit(batch)) splits.walk_rows = nullptr;
+  if (!MaySplit(batch, splits)) splits.walk_rows = nullptr;
   if (splits.walk_rows != nullptr) {
     work_tiles += splits.max_splits;
-    const cudaError_t error = PlanKeySplits(batch, kv.shape.q_heads, schedule, stream);
+    const cudaError_t error = PlanKeySplits(kv.shape.q_heads, schedule, stream);
     if (error != cudaSuccess) return error;
   }
   return DispatchHeadDim<32>(kv.shape.head_dim, [&]<int kHeadDim>() {

@@ -22,57 +22,33 @@ constexpr int kMergeBlocksPerSm = 4;
 constexpr int kMergeUnroll = 4;
 
 // Two sums in one scan: rows of partial results, and splits but the first of each walk.
-constexpr int kRowsBit = 24;
+constexpr int kRowsBit = 28;
 constexpr uint64_t kSplitMask = (uint64_t{1} << kRowsBit) - 1;
 
-// No walk has partial results, and those tiles are listed whose walks may have some: those of
-// sequences that bring few rows, so that long prompts cost no time here. Their number. Ends with a
-// barrier.
-__device__ int ListTiles(const BatchView& batch, int q_heads, const StepSchedule& schedule) {
-  __shared__ int warp_sums[kPlanThreads / kWarp];
-  const KeySplits& plan = schedule.key_splits;
-  const int num_tiles = *schedule.num_tiles;
-  int listed = 0;
-  for (int base = 0; base < num_tiles; base += kPlanThreads) {
-    const int tile = base + static_cast<int>(threadIdx.x);
-    bool few = false;
-    if (tile < num_tiles) {
-      few = RowsOf(batch, schedule.tiles[tile].seq).count <= kMostSplitRows;
-      for (int head = 0; head < q_heads; ++head) {
-        plan.walk_rows[static_cast<int64_t>(head) * schedule.max_tiles + tile] = -1;
-      }
-    }
-    int total;
-    const int end = InclusiveScan<kPlanThreads>(few ? 1 : 0, warp_sums, total);
-    if (few) plan.tiles[listed + end - 1] = tile;
-    listed += total;
-  }
-  __syncthreads();
-  return listed;
-}
-
-// A walk, by (head, listed tile), its rows and its splits.
+// A walk's place in [q_heads, max_tiles], its rows, key/value tiles and splits.
 struct WalkRange {
   int tile, head;
-  int64_t index;  // in [q_heads, max_tiles]
-  int rows, splits;
+  int64_t index;
+  int rows, length, splits;
 };
 
 __device__ WalkRange RangeOf(const StepSchedule& schedule, int walk, int num_tiles) {
   WalkRange range;
   range.head = walk / num_tiles;
-  range.tile = schedule.key_splits.tiles[walk % num_tiles];
+  range.tile = walk % num_tiles;
   range.index = static_cast<int64_t>(range.head) * schedule.max_tiles + range.tile;
   const RowBlock rows = schedule.tiles[range.tile];
   range.rows = rows.count;
   const int first = min(schedule.boundary[range.index], rows.position / kPageTokens) / 2;
-  range.splits = NumKeySplits(first, rows.position / kTileKeys, schedule.key_splits.least_shift,
+  const int last = rows.position / kTileKeys;
+  range.length = last - first + 1;
+  range.splits = NumKeySplits(first, last, schedule.key_splits.least_shift,
                               schedule.key_splits.first_split_tile);
   return range;
 }
 
 __global__ void __launch_bounds__(kPlanThreads)
-    PlanKeySplitsKernel(const BatchView batch, int q_heads, const StepSchedule schedule) {
+    PlanKeySplitsKernel(int q_heads, const StepSchedule schedule) {
   __shared__ uint64_t warp_sums[kPlanThreads / kWarp];
   __shared__ int32_t num_splits, num_split_walks;
   TriggerDependents();
@@ -80,9 +56,11 @@ __global__ void __launch_bounds__(kPlanThreads)
   const KeySplits& plan = schedule.key_splits;
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) num_splits = num_split_walks = 0;
-  const int num_tiles = ListTiles(batch, q_heads, schedule), walks = num_tiles * q_heads;
+  __syncthreads();
+  const int num_tiles = *schedule.num_tiles, walks = num_tiles * q_heads;
 
   uint64_t carry = 0;
+  int longest = 0;  // of the walks that one thread block takes whole or as a chain
   for (int base = 0; base < walks; base += kPlanThreads) {
     const int w = base + thread;
     WalkRange walk{};
@@ -93,28 +71,30 @@ __global__ void __launch_bounds__(kPlanThreads)
     uint64_t total;
     const uint64_t end = carry + InclusiveScan<kPlanThreads>(need, warp_sums, total);
     carry += total;
-    if (walk.splits == 1) continue;
+    if (w >= walks) continue;
     const auto row_end = static_cast<int64_t>(end >> kRowsBit);
     const auto split_end = static_cast<int64_t>(end & kSplitMask);
     // Ends ascend, so those that fit are the first ones and leave no gaps.
-    if (row_end > plan.max_rows || split_end > plan.max_splits) continue;
-    plan.walk_rows[walk.index] =
-        static_cast<int32_t>(kChainRows + row_end - static_cast<int64_t>(rows));
+    const bool fits = row_end <= plan.max_rows && split_end <= plan.max_splits;
+    if (walk.splits == 1 || !fits) {
+      plan.walk_rows[walk.index] = -1;
+      longest = max(longest, walk.length);
+      continue;
+    }
+    const auto first_row = static_cast<int32_t>(kChainRows + row_end - static_cast<int64_t>(rows));
+    plan.walk_rows[walk.index] = first_row;
     for (int i = 1; i < walk.splits; ++i) {
       plan.splits[split_end - walk.splits + i] = {walk.tile, walk.head, i};
     }
     plan.split_walks[atomicAdd(&num_split_walks, 1)] = {walk.tile, walk.head, walk.splits,
-                                                        plan.walk_rows[walk.index]};
+                                                        first_row};
     atomicMax(&num_splits, static_cast<int32_t>(split_end));
   }
-  __syncthreads();
-  if (thread == 0) {
-    *plan.num_splits = num_splits;
-    *plan.num_split_walks = num_split_walks;
-    const bool all_fit = static_cast<int64_t>(carry >> kRowsBit) <= plan.max_rows &&
-                         static_cast<int64_t>(carry & kSplitMask) <= plan.max_splits;
-    *plan.splits_first = all_fit && num_tiles == *schedule.num_tiles ? 1 : 0;
-  }
+  const bool any_long = __syncthreads_or(longest >= 2 << plan.least_shift) != 0;
+  if (thread > 0) return;
+  *plan.num_splits = num_splits;
+  *plan.num_split_walks = num_split_walks;
+  *plan.splits_first = any_long ? 0 : 1;
 }
 
 // The output transform of a row, of which the thread has the four columns from 4 `vector` on, those
@@ -203,10 +183,8 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
 
 }  // namespace
 
-cudaError_t PlanKeySplits(const BatchView& batch, int q_heads, const StepSchedule& schedule,
-                          cudaStream_t stream) {
-  return Launch(PlanKeySplitsKernel, dim3(1), dim3(kPlanThreads), 0, stream, batch, q_heads,
-                schedule);
+cudaError_t PlanKeySplits(int q_heads, const StepSchedule& schedule, cudaStream_t stream) {
+  return Launch(PlanKeySplitsKernel, dim3(1), dim3(kPlanThreads), 0, stream, q_heads, schedule);
 }
 
 template <int kHeadDim>

@@ -11,16 +11,14 @@ namespace fox::cuda {
 
 struct PagedSource;
 
-// False: no sequence brings few enough rows, so all long walks are chained. What the host can tell;
-// the device looks at each.
-inline bool MaySplit(const BatchView& batch) {
-  return batch.num_seqs > 1 || batch.num_rows <= kMostSplitRows;
+// False: all walks are too early to be split. What the host can tell; the device looks at each.
+inline bool MaySplit(const BatchView& batch, const KeySplits& splits) {
+  return (batch.max_tokens - 1) / kTileRows >= splits.first_split_tile;
 }
 
-// Fills schedule.key_splits for the tiles and boundaries of the layer. REQUIRES: at most kMaxSeqs
-// sequences. Both enqueue on `stream` and give the launch's error.
-cudaError_t PlanKeySplits(const BatchView& batch, int q_heads, const StepSchedule& schedule,
-                          cudaStream_t stream);
+// Fills schedule.key_splits for the tiles and boundaries of the layer. Both enqueue on `stream` and
+// give the launch's error.
+cudaError_t PlanKeySplits(int q_heads, const StepSchedule& schedule, cudaStream_t stream);
 
 // Outputs, and log sums if wanted, of the rows whose splits ran side by side; the order of the
 // additions is that of the splits. head_dim 32, 64 or 128.

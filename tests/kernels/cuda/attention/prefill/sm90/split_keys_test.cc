@@ -35,7 +35,6 @@ class SplitSpace {
  public:
   SplitSpace(const DeviceCache& cache, int least_shift, int64_t max_rows, int64_t max_splits)
       : walk_rows_(static_cast<size_t>(cache.options().q_heads * cache.schedule().max_tiles)),
-        tiles_(static_cast<size_t>(cache.schedule().max_tiles)),
         splits_(static_cast<size_t>(max_splits)),
         split_walks_(static_cast<size_t>(max_splits)),
         num_splits_(1),
@@ -50,7 +49,6 @@ class SplitSpace {
                             least_shift,
                             0,  // no tile is too early
                             walk_rows_.data(),
-                            tiles_.data(),
                             splits_.data(),
                             split_walks_.data(),
                             num_splits_.data(),
@@ -91,7 +89,7 @@ class SplitSpace {
     return values;
   }
 
-  DeviceArray<int32_t> walk_rows_, tiles_;
+  DeviceArray<int32_t> walk_rows_;
   DeviceArray<KeySplit> splits_;
   DeviceArray<SplitWalk> split_walks_;
   DeviceArray<int32_t> num_splits_, num_split_walks_, splits_first_;
@@ -126,7 +124,7 @@ CacheOptions Chunks(AcpMode acp, int head_dim) {
   return options;
 }
 
-// Too many rows for its splits to run side by side; its walks come before the splits of others.
+// Beside others it takes more room than there is, so some walks are chained.
 constexpr testing::CacheSequence kLongPrompt{4200, 4100, -10, 14};
 
 std::string ModeName(AcpMode acp) {
@@ -136,16 +134,16 @@ std::string ModeName(AcpMode acp) {
 // ---- The plan.
 
 // Splits of a walk that run side by side, as the host has it; one: none.
-int SplitsOf(const DeviceCache& cache, int least_shift, int head, int tile) {
+int SplitsOf(const DeviceCache& cache, const KeySplits& splits, int head, int tile) {
   const RowBlock& rows = cache.tiles()[static_cast<size_t>(tile)];
-  if (cache.options().sequences[static_cast<size_t>(rows.seq)].rows > kMostSplitRows) return 1;
   const auto at = static_cast<size_t>(head * cache.schedule().max_tiles + tile);
   const int first = std::min(cache.boundaries()[at], rows.position / kPageTokens) / 2;
-  return NumKeySplits(first, rows.position / kTileRows, least_shift, 0);
+  return NumKeySplits(first, rows.position / kTileRows, splits.least_shift,
+                      splits.first_split_tile);
 }
 
 // Which walks are split, where their results go (side by side, none twice) and the lists of splits.
-void ExpectPlan(const DeviceCache& cache, const SplitSpace& space, int least_shift) {
+void ExpectPlan(const DeviceCache& cache, const SplitSpace& space) {
   const std::vector<int32_t> walk_rows = space.WalkRows();
   std::set<std::tuple<int, int, int>> splits;
   std::set<std::pair<int, int>> split_walks;
@@ -153,7 +151,7 @@ void ExpectPlan(const DeviceCache& cache, const SplitSpace& space, int least_shi
   for (int h = 0; h < cache.options().q_heads; ++h) {
     for (int t = 0; t < cache.num_tiles(); ++t) {
       SCOPED_TRACE("head " + std::to_string(h) + " tile " + std::to_string(t));
-      const int count = SplitsOf(cache, least_shift, h, t);
+      const int count = SplitsOf(cache, space.schedule().key_splits, h, t);
       const int32_t got = walk_rows[static_cast<size_t>(h * cache.schedule().max_tiles + t)];
       ASSERT_EQ(got, count > 1 ? row : -1) << count;
       if (count == 1) continue;
@@ -182,13 +180,36 @@ TEST(KeySplitsTest, PlanIsTheHosts) {
       CacheOptions options = Chunks(acp, 32);
       if (least_shift == 0) options.sequences.push_back(kLongPrompt);
       const DeviceCache cache(options);
-      const SplitSpace space(cache, least_shift, kRoomyRows, kRoomySplits);
-      ASSERT_EQ(PlanKeySplits(cache.batch(), options.q_heads, space.schedule(), nullptr),
-                cudaSuccess);
-      ASSERT_NO_FATAL_FAILURE(ExpectPlan(cache, space, least_shift));
-      EXPECT_EQ(space.SplitsFirst(), least_shift != 0);
+      const SplitSpace space(cache, least_shift, 4 * kRoomyRows, 4 * kRoomySplits);
+      ASSERT_EQ(PlanKeySplits(options.q_heads, space.schedule(), nullptr), cudaSuccess);
+      ASSERT_NO_FATAL_FAILURE(ExpectPlan(cache, space));
+      EXPECT_TRUE(space.SplitsFirst());
     }
   }
+}
+
+// Walks that are too early to be split may be longer than any split, and then come first.
+TEST(KeySplitsTest, EarlyWalksStayWholeAndComeFirst) {
+  CacheOptions options = Chunks(AcpMode::kOff, 32);
+  options.sequences.push_back(kLongPrompt);
+  const DeviceCache cache(options);
+  SplitSpace space(cache, 0, 4 * kRoomyRows, 4 * kRoomySplits);
+  space.schedule().key_splits.first_split_tile = 20;
+  ASSERT_EQ(PlanKeySplits(options.q_heads, space.schedule(), nullptr), cudaSuccess);
+  ASSERT_NO_FATAL_FAILURE(ExpectPlan(cache, space));
+  EXPECT_FALSE(space.SplitsFirst());
+}
+
+// What the host leaves out kernels for: a step that ends before the first tile that is split.
+TEST(KeySplitsTest, TheHostKnowsWhatIsTooEarly) {
+  KeySplits splits;
+  splits.first_split_tile = 20;
+  BatchView batch;
+  EXPECT_TRUE(MaySplit(batch, splits)) << "nothing is known";
+  batch.max_tokens = 20 * kTileRows;
+  EXPECT_FALSE(MaySplit(batch, splits));
+  ++batch.max_tokens;
+  EXPECT_TRUE(MaySplit(batch, splits));
 }
 
 // More walks than the plan's block has threads.
@@ -201,8 +222,8 @@ TEST(KeySplitsTest, PlanOfManyWalks) {
   const DeviceCache cache(options);
   ASSERT_GT(cache.num_tiles() * options.q_heads, 1024);
   const SplitSpace space(cache, 1, 2000000, 1 << 15);
-  ASSERT_EQ(PlanKeySplits(cache.batch(), options.q_heads, space.schedule(), nullptr), cudaSuccess);
-  ASSERT_NO_FATAL_FAILURE(ExpectPlan(cache, space, 1));
+  ASSERT_EQ(PlanKeySplits(options.q_heads, space.schedule(), nullptr), cudaSuccess);
+  ASSERT_NO_FATAL_FAILURE(ExpectPlan(cache, space));
 }
 
 // ---- Results.
@@ -359,7 +380,7 @@ TEST(KeySplitsTest, NeighboursChangeNoBits) {
       CacheOptions options = Chunks(acp, head_dim);
       options.sequences.push_back(kLongPrompt);
       DeviceCache cache(options);
-      SplitSpace space(cache, 0, kRoomyRows, kRoomySplits);
+      SplitSpace space(cache, 0, kRoomyRows / 4, kRoomySplits);
       ASSERT_EQ(Attend(cache, space.schedule()), cudaSuccess);
       cache.CheckOutputs(RowKind::kPrefill, testing::kBf16Rounding);
       EXPECT_FALSE(space.SplitsFirst());
