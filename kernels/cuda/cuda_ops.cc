@@ -114,7 +114,8 @@ void CudaOps::CopyToHost(const void* device, size_t bytes, void* host, Stream st
 int64_t CudaOps::PartialResultBytes(int max_seqs, const PagedKvShape& shape) const {
   const int64_t decode = cuda::MaxDecodeSplits(max_seqs, shape) * cuda::HeadsTogether(shape);
   const int64_t prefill = state_->hopper ? cuda::kMostPartialRows + cuda::kChainRows : 0;
-  const int64_t values = decode * (shape.head_dim + 2) + prefill * (shape.head_dim + 3);
+  const int64_t values =
+      decode * cuda::PartialFloats(shape.head_dim) + prefill * (shape.head_dim + 3);
   return values * static_cast<int64_t>(sizeof(float));
 }
 
@@ -144,7 +145,7 @@ void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape)
   take(schedule.block_starts, static_cast<int64_t>(shape.layers) * schedule.decode_blocks);
   take(state_->first_visible_pages, schedule.max_seq_heads);
   take(schedule.partial, static_cast<int64_t>(schedule.max_splits) * cuda::HeadsTogether(shape) *
-                             (shape.head_dim + 2));
+                             cuda::PartialFloats(shape.head_dim));
   take(schedule.arrival_counter, schedule.max_seq_heads);
   take(schedule.page_sums,
        static_cast<int64_t>(schedule.max_blocks) * shape.q_heads * (shape.head_dim + 4));

@@ -63,6 +63,13 @@ FOX_HOST_DEVICE inline int HeadsTogether(const PagedKvShape& shape) {
   return (shape.group() + parts - 1) / parts;
 }
 
+// A partial result of decode attention: maximum, sum, two unused, out[head_dim]. A multiple of 16
+// bytes, as copies to shared memory want it.
+inline constexpr int kPartialHeader = 4;
+FOX_HOST_DEVICE inline constexpr int PartialFloats(int head_dim) {
+  return kPartialHeader + head_dim;
+}
+
 // The most splits that a layer's decoding windows can fall into. Not fewer for a small pool:
 // windows of sequences that share pages add up to more than it holds.
 inline int64_t MaxDecodeSplits(int64_t max_seqs, const PagedKvShape& shape) {
@@ -115,7 +122,7 @@ struct StepSchedule {
   // First page that a seq_head may see, of the current layer: [max_seq_heads], those of sequences
   // with exactly one row. Null: its first live page.
   int32_t* first_visible_page = nullptr;
-  float* partial = nullptr;            // [max_splits, HeadsTogether, head_dim + 2]
+  float* partial = nullptr;            // [max_splits, HeadsTogether, PartialFloats(head_dim)]
   int32_t* arrival_counter = nullptr;  // [max_seq_heads] splits done; zero between launches
 
   // Page sums on the way between two kernels of Append: [max_blocks, q_heads, head_dim + 4], a

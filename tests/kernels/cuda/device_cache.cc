@@ -451,7 +451,7 @@ void DeviceCache::MakeItems() {
   split_array_ = DeviceArray<int32_t>(begin);
   schedule_.max_splits = num_splits_ + kSpareEntries;
   partial_array_ = DeviceArray<float>(static_cast<size_t>(schedule_.max_splits * together) *
-                                      static_cast<size_t>(options_.head_dim + 2));
+                                      static_cast<size_t>(PartialFloats(options_.head_dim)));
   arrival_counter_array_ =
       DeviceArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(schedule_.max_seq_heads)));
   schedule_.split_begin = split_array_.data();

@@ -88,7 +88,7 @@ __device__ void StoreHead(const Decode& a, const SeqHead& seq_head, int head, fl
 template <int kHeadDim>
 __device__ float2* PartialOf(const Decode& a, int split, int head) {
   const int64_t result = static_cast<int64_t>(split) * a.together + head;
-  return reinterpret_cast<float2*>(a.schedule.partial + result * (kHeadDim + 2));
+  return reinterpret_cast<float2*>(a.schedule.partial + result * PartialFloats(kHeadDim));
 }
 
 // Merges the warps' parts of a split: into the output where the seq_head has no other split, else
@@ -116,7 +116,7 @@ __device__ void FinishSplit(const Decode& a, const KeptGroup<kHeadDim>& kept, in
     }
     float2* partial = PartialOf<kHeadDim>(a, split, head);
 #pragma unroll
-    for (int i = 0; i < W::kCount; ++i) partial[1 + W::At(i)] = out[i];
+    for (int i = 0; i < W::kCount; ++i) partial[kPartialHeader / 2 + W::At(i)] = out[i];
     if (Lane() == 0) partial[0] = {max, sum};
   }
 }
@@ -126,7 +126,8 @@ template <int kHeadDim>
 __device__ void MergeHeads(const Decode& a, const KeptGroup<kHeadDim>& kept) {
   using W = LaneWords<kHeadDim>;
   const SeqHead& seq_head = kept.seq_head;
-  const int count = seq_head.end - seq_head.begin, stride = a.together * (kHeadDim / 2 + 1);
+  const int count = seq_head.end - seq_head.begin,
+            stride = a.together * PartialFloats(kHeadDim) / 2;
   for (int head = Warp(); head < kept.heads; head += kWarps) {
     const float2* partial = PartialOf<kHeadDim>(a, seq_head.begin, head);
     OutputFactors<kHeadDim> factors;
@@ -147,7 +148,8 @@ __device__ void MergeHeads(const Decode& a, const KeptGroup<kHeadDim>& kept) {
         float2 part[kMergeDepth][W::kCount];
 #pragma unroll
         for (int u = 0; u < kMergeDepth; ++u) {
-          const float2* split = partial + min(first + k + u, count - 1) * stride + 1;
+          const float2* split =
+              partial + min(first + k + u, count - 1) * stride + kPartialHeader / 2;
 #pragma unroll
           for (int i = 0; i < W::kCount; ++i) part[u][i] = LoadCoherent(split + W::At(i));
         }

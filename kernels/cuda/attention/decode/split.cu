@@ -13,7 +13,9 @@
 #include "kernels/cuda/attention/decode/loads.cuh"
 #include "kernels/cuda/attention/decode/softmax.cuh"
 #include "kernels/cuda/attention/decode/splits.cuh"
+#include "kernels/cuda/ptx/copy_async.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
+#include "kernels/cuda/ptx/shared_memory.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/runtime/overlap_rows.h"
@@ -23,8 +25,16 @@ namespace {
 
 using namespace decode;
 
-// Splits whose partial results a warp has under way when it merges; as many as registers allow.
-constexpr int kMergeDepth = 8;
+// Of a split that is not its window's only one (step_schedule.h).
+template <int kHeadDim>
+struct alignas(16) SplitPartial {
+  float max, sum;
+  float unused[2];
+  float out[kHeadDim];
+};
+// As many are merged at a time: the splits of a window of 16,384 tokens, if heads are of 64.
+template <int kHeadDim>
+constexpr int kMergedTogether = 4096 / kHeadDim;
 
 template <int kHeadDim>
 struct Shared {
@@ -33,12 +43,19 @@ struct Shared {
   LaneGroups<kHeadDim> lane_groups[kWarps];
   KeptSeqHead<kHeadDim> seq_heads[kWarps][2];
   SplitChains<kHeadDim> chains;
+  SplitPartial<kHeadDim> partials[kMergedTogether<kHeadDim>];
 };
+
+template <int kHeadDim>
+__device__ SplitPartial<kHeadDim>* PartialsFrom(const Decode& a, int split) {
+  static_assert(sizeof(SplitPartial<kHeadDim>) == PartialFloats(kHeadDim) * sizeof(float));
+  return reinterpret_cast<SplitPartial<kHeadDim>*>(a.schedule.partial) + split;
+}
 
 // ---- Results.
 
 // Merges the warps' parts of a split: into the output where the seq_head has no other split, else
-// as a partial result (maximum, sum, out[kHeadDim]).
+// as a partial result.
 template <int kHeadDim>
 __device__ void FinishItem(const Decode& a, const KeptSeqHead<kHeadDim>& kept, int split,
                            const Softmax& softmax, int buffer, Shared<kHeadDim>& shared) {
@@ -51,87 +68,72 @@ __device__ void FinishItem(const Decode& a, const KeptSeqHead<kHeadDim>& kept, i
   float2 out[W::kCount];
   parts.Merge(max, sum, out);
   if (kept.seq_head.end - kept.seq_head.begin == 1) return StoreRow(a, kept, max, sum, out);
-  auto* partial =
-      reinterpret_cast<float2*>(a.schedule.partial + static_cast<int64_t>(split) * (kHeadDim + 2));
+  SplitPartial<kHeadDim>& partial = *PartialsFrom<kHeadDim>(a, split);
 #pragma unroll
-  for (int i = 0; i < W::kCount; ++i) partial[1 + W::At(i)] = out[i];
-  if (Lane() == 0) partial[0] = {max, sum};
+  for (int i = 0; i < W::kCount; ++i) reinterpret_cast<float2*>(partial.out)[W::At(i)] = out[i];
+  if (Lane() == 0) *reinterpret_cast<float2*>(&partial.max) = {max, sum};
 }
 
-// What a warp has under way of a seq_head's partial results: of each two dims a lane, and of the
-// lane's own split its maximum and its sum.
+// To shared memory, by the block, past the L1: other blocks wrote them.
 template <int kHeadDim>
-struct Partials {
-  static constexpr int kStride = kHeadDim + 2;
-  static constexpr int kColumns = kHeadDim < 2 * kWarp ? 1 : kHeadDim / (2 * kWarp);
-  float2 max_and_sum;
-  float2 out[kMergeDepth][kColumns];
-
-  __device__ static int DimOf(int column) { return (column * kWarp + Lane()) * 2 % kHeadDim; }
-  __device__ static float2 At(const float* partial, int split, int count, int place) {
-    return LoadCoherent(
-        reinterpret_cast<const float2*>(partial + min(split, count - 1) * kStride + place));
+__device__ void CopyPartials(const SplitPartial<kHeadDim>* from, int count,
+                             SplitPartial<kHeadDim>* to) {
+  constexpr int kPiece = 16;
+  const int pieces = count * static_cast<int>(sizeof(*from)) / kPiece;
+  const uint32_t shared = SharedAddress(to);
+  for (int i = static_cast<int>(threadIdx.x); i < pieces; i += kThreads) {
+    CopyAsync16(shared + i * kPiece, reinterpret_cast<const char*>(from) + i * kPiece);
   }
-
-  // Those of splits first, first + 4, ...; the last split stands in past the end.
-  __device__ void Load(const float* partial, int first, int count) {
-    max_and_sum = At(partial, first + Lane() % kMergeDepth * kWarps, count, 0);
-#pragma unroll
-    for (int u = 0; u < kMergeDepth; ++u) {
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-        out[u][j] = At(partial, first + u * kWarps, count, 2 + DimOf(j));
-      }
-    }
-  }
-  // Adds them to a chain, in order.
-  __device__ void AddTo(float& sum, float2 (&all)[kColumns], float max, int first,
-                        int count) const {
-    const bool there = first + Lane() % kMergeDepth * kWarps < count;
-    const float of_lane = there ? exp2f(max_and_sum.x - max) : 0.0f;
-#pragma unroll
-    for (int u = 0; u < kMergeDepth; ++u) {
-      const float weight = FromLane(of_lane, u);
-      sum = fmaf(weight, FromLane(max_and_sum.y, u), sum);
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-        all[j].x = fmaf(weight, out[u][j].x, all[j].x);
-        all[j].y = fmaf(weight, out[u][j].y, all[j].y);
-      }
-    }
-  }
-};
+  CommitCopies();
+}
 
 // Merges a seq_head's partial results; warp w is chain w.
 template <int kHeadDim>
 __device__ void MergeSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
                             Shared<kHeadDim>& shared) {
-  using P = Partials<kHeadDim>;
+  constexpr int kColumns = kHeadDim < 2 * kWarp ? 1 : kHeadDim / (2 * kWarp);  // of two dims a lane
+  constexpr int kTogether = kMergedTogether<kHeadDim>;
+  static_assert(kTogether % kWarps == 0);
   const SeqHead& seq_head = kept.seq_head;
-  const float* partial = a.schedule.partial + static_cast<int64_t>(seq_head.begin) * P::kStride;
+  const SplitPartial<kHeadDim>* partials = PartialsFrom<kHeadDim>(a, seq_head.begin);
   const int count = seq_head.end - seq_head.begin;
-  // The first ones are on their way while the maximum is found.
-  const float low = LoadCoherent(partial + min(Lane(), count - 1) * P::kStride);
-  const float high = LoadCoherent(partial + min(Lane() + kWarp, count - 1) * P::kStride);
-  P splits;
-  splits.Load(partial, Warp(), count);
+  const auto dim_of = [](int column) { return (column * kWarp + Lane()) * 2 % kHeadDim; };
+  CopyPartials(partials, min(count, kTogether), shared.partials);
+  // Which are there several times change no maximum.
+  const float low = LoadCoherent(&partials[min(Lane(), count - 1)].max);
+  const float high = LoadCoherent(&partials[min(Lane() + kWarp, count - 1)].max);
   float max = fmaxf(low, high);
   for (int i = Lane() + 2 * kWarp; i < count; i += kWarp) {
-    max = fmaxf(max, LoadCoherent(partial + i * P::kStride));
+    max = fmaxf(max, LoadCoherent(&partials[i].max));
   }
   max = WarpMax(max);
 
   float sum = 0;
-  float2 out[P::kColumns] = {};
-  for (int first = Warp();;) {
-    splits.AddTo(sum, out, max, first, count);
-    first += kWarps * kMergeDepth;
+  float2 out[kColumns] = {};
+  for (int first = 0;;) {
+    WaitCopies<0>();
+    __syncthreads();
+    const int here = min(count - first, kTogether);
+#pragma unroll 4
+    for (int i = Warp(); i < here; i += kWarps) {
+      const SplitPartial<kHeadDim>& partial = shared.partials[i];
+      const float weight = exp2f(partial.max - max);
+      sum = fmaf(weight, partial.sum, sum);
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        const float2 x = *reinterpret_cast<const float2*>(&partial.out[dim_of(j)]);
+        out[j].x = fmaf(weight, x.x, out[j].x);
+        out[j].y = fmaf(weight, x.y, out[j].y);
+      }
+    }
+    first += kTogether;
     if (first >= count) break;
-    splits.Load(partial, first, count);
+    __syncthreads();
+    CopyPartials(partials + first, min(count - first, kTogether), shared.partials);
   }
 #pragma unroll
-  for (int j = 0; j < P::kColumns; ++j) {
-    *reinterpret_cast<float2*>(&shared.chains.out[Warp()][P::DimOf(j)]) = out[j];
+  for (int j = 0; j < kColumns; ++j) {
+    *reinterpret_cast<float2*>(&shared.chains.out[Warp()][dim_of(j)]) = out[j];
   }
   if (Lane() == 0) shared.chains.sum[Warp()] = sum;
   __syncthreads();

@@ -405,7 +405,7 @@ void Measure(const Windows& windows) {
       arrival_counter(std::vector<int32_t>(lists.begin.size()));
   const DeviceArray<int64_t> row_begin(lists.row_begin), position(lists.position);
   const DeviceArray<float> partial(static_cast<size_t>(lists.begin.back()) * group *
-                                   (kHeadDim + 2));
+                                   PartialFloats(kHeadDim));
 
   PagedKv kv;
   kv.shape = {1,
