@@ -37,8 +37,6 @@ inline constexpr double kBoundedSpread = 64;
 // this if weights are not relative to a maximum at all: they stay below 2^96, and but for the
 // tile's 128 keys below 2^32; the row's own is at least 2^-32.
 inline constexpr float kBoundedDecay = 64;
-// Heads that run side by side, so that their keys and values stay in the L2 cache.
-inline constexpr int kHeadGroup = 8;
 
 // A tile lies in shared memory as blocks of at most 64 columns, [128 rows][columns], whose rows
 // fill one line of the swizzle.

@@ -13,23 +13,12 @@
 #include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
+#include "kernels/cuda/runtime/work_order.h"
 
 namespace fox::cuda {
 
 // Takes a key out of the softmax.
 inline constexpr float kExcludedBias = -1e30f;
-
-// Order of the work: heads in groups that share the L2 cache; within a group the last tiles, which
-// have the longest walks, first; heads fastest.
-__device__ __forceinline__ void PlaceOf(int index, int num_tiles, int q_heads, int* tile,
-                                        int* head) {
-  const int per_group = kHeadGroup * num_tiles;
-  const int first_head = index / per_group * kHeadGroup;
-  const int heads = min(kHeadGroup, q_heads - first_head);
-  const int rest = index % per_group;
-  *tile = num_tiles - 1 - rest / heads;
-  *head = first_head + rest % heads;
-}
 
 // Hands work tiles to loader and consumers, one lane.
 template <typename Source, int kHeadDim, bool kCertified>
@@ -45,6 +34,7 @@ class WorkScheduler {
   __device__ __forceinline__ void Run() {
     const int num_tiles = source_.NumTiles(), q_heads = source_.NumHeads();
     const int walks = num_tiles * q_heads;
+    const WorkOrder order(num_tiles, q_heads, kHeadDim);
     int total = walks, splits_before = 0;
     if constexpr (Source::kSplitsKeys) {
       total += source_.NumSplits();
@@ -56,7 +46,7 @@ class WorkScheduler {
       int tile = 0, head = 0, split = 0;
       const int walk = index - splits_before;
       if (!Source::kSplitsKeys || (walk >= 0 && walk < walks)) {
-        PlaceOf(walk, num_tiles, q_heads, &tile, &head);
+        order.PlaceOf(walk, &tile, &head);
       } else if constexpr (Source::kSplitsKeys) {
         source_.PlaceOfSplit(walk < 0 ? index : walk - walks, &tile, &head, &split);
       }
