@@ -20,6 +20,9 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
+// That chain N, a dimension in each lane.
+template <int kHeadDim>
+constexpr int kKeyWarps = (kHeadDim + kWarp - 1) / kWarp;
 
 // One query head of one sequence and its row blocks.
 struct HeadScan {
@@ -62,17 +65,22 @@ struct Extremes {
   double log_mass_bound, key_norm, log_denominator_bound;
 };
 
+// What a page multiplies: what was there before it, and its own keys.
+struct alignas(16) PageFactors {
+  double before, own;
+};
+
 // A round: as many blocks as threads. Chains turn what a block adds into what there is after it.
 template <int kHeadDim>
 struct Space {
-  double c[kThreads];                         // first the log gate of a block's rows
-  double log_mass[kThreads];                  // first that of a page, or of a pair
-  double decay[kThreads];                     // of that page or pair
-  double decay_sum[kThreads];                 // first that of a page
-  double factor[kThreads], weight[kThreads];  // of what was there before a page, of its own keys
-  double first_c, first_log_mass;             // before the round
-  Extremes total[kWarps];                     // of each warp
-  float key_sum[kThreads][kHeadDim + 1];      // N after each page; padded
+  PageFactors factors[kThreads];          // 1 and 0 past the last full page
+  double c[kThreads];                     // first the log gate of a block's rows
+  double log_mass[kThreads];              // first that of a page, or of a pair
+  double decay[kThreads];                 // of that page or pair
+  double decay_sum[kThreads];             // first that of a page
+  double first_c, first_log_mass;         // before the round
+  Extremes total[kWarps];                 // of each warp
+  float key_sum[kThreads][kHeadDim + 1];  // N after each page; padded
 };
 
 __device__ __forceinline__ ScanCarry LoadCarry(const AppendParams& params, const PagedKv& kv,
@@ -123,14 +131,15 @@ __device__ __forceinline__ PageBlock ReadBlock(const StepSchedule& schedule, con
     if (!block.starts) block.decay += c - kv.page_cum_log_f[block.summary];
   }
   space.c[at] = gate;
+  PageFactors factors{1, 0};
   if (block.full) {
-    const double paid = OffsetRounding(block.decay), weight = exp(-paid);
-    space.factor[at] = exp(block.decay);
-    space.weight[at] = weight;
-    space.decay_sum[at] = __dmul_rn(record[kCount], weight);
+    const double paid = OffsetRounding(block.decay);
+    factors = {exp(block.decay), exp(-paid)};
+    space.decay_sum[at] = __dmul_rn(record[kCount], factors.own);
     block.mass = record[kLogMass] + paid;
     block.key_norm = record[kKeyNorm];
   }
+  space.factors[at] = factors;
   const double mass_before = FromLaneBelow(block.mass, 1);
   const double decay_before = FromLaneBelow(block.decay, 1);
   double mass = block.mass, decay = block.decay;
@@ -143,37 +152,45 @@ __device__ __forceinline__ PageBlock ReadBlock(const StepSchedule& schedule, con
   return block;
 }
 
-// N over a round's first `full` pages, a warp, each lane in its dimensions.
-template <int kHeadDim, int kDims>
+// N over a round's first `full` pages, by the first warps. Pages go in batches; while one is added
+// the next one's keys are on their way, for a load takes as long as some ten steps of the chain.
+template <int kHeadDim>
 __device__ __forceinline__ void ChainKeySums(const StepSchedule& schedule, const PagedKv& kv,
                                              const HeadScan& scan, int first, int full,
-                                             Space<kHeadDim>& space, double (&sum)[kDims]) {
-  constexpr int kBatch = kDims > 2 ? 8 : 16;  // pages whose loads go together
-  const int lane = Lane();
-  if (lane >= kHeadDim) return;
+                                             Space<kHeadDim>& space, double& sum) {
+  constexpr int kBatch = 16;
+  static_assert(kThreads % kBatch == 0);
+  const int dim = static_cast<int>(threadIdx.x), whole = full / kBatch * kBatch;
+  if (dim >= kHeadDim) return;
+  const double* keys =
+      RecordOf(schedule, kv, scan.first_block + first, scan.head) + kRecordHeader + dim;
+  const int64_t stride = RecordOf(schedule, kv, 1, 0) - RecordOf(schedule, kv, 0, 0);
+  double batch[kBatch];
+  const auto load = [&](int base) {
+    const double* from = keys + base * stride;
+#pragma unroll
+    for (int l = 0; l < kBatch; ++l, from += stride) batch[l] = *from;
+  };
+  const auto add = [&](int page, double page_keys) {
+    const PageFactors factors = space.factors[page];
+    sum = fma(sum, factors.before, __dmul_rn(page_keys, factors.own));
+    space.key_sum[page][dim] = static_cast<float>(sum);
+  };
+  if (whole > 0) load(0);
 #pragma unroll 1
-  for (int base = 0; base < full; base += kBatch) {
-    double page_keys[kBatch][kDims];
+  for (int base = 0; base < whole; base += kBatch) {
+    double now[kBatch];
 #pragma unroll
-    for (int l = 0; l < kBatch; ++l) {
-      const double* keys = RecordOf(schedule, kv, scan.first_block + first + base + l, scan.head) +
-                           kRecordHeader + lane;
+    for (int l = 0; l < kBatch; ++l) now[l] = batch[l];
+    load(min(base + kBatch, whole - kBatch));  // the last one twice, so that no branch is needed
 #pragma unroll
-      for (int k = 0; k < kDims; ++k) {
-        page_keys[l][k] = base + l < full ? keys[k * kWarp] : 0;
-      }
-    }
-#pragma unroll
-    for (int l = 0; l < kBatch; ++l) {
-      if (base + l >= full) break;
-      const double factor = space.factor[base + l], weight = space.weight[base + l];
-#pragma unroll
-      for (int k = 0; k < kDims; ++k) {
-        sum[k] = fma(sum[k], factor, __dmul_rn(page_keys[l][k], weight));
-        space.key_sum[base + l][lane + k * kWarp] = static_cast<float>(sum[k]);
-      }
-    }
+    for (int l = 0; l < kBatch; ++l) add(base + l, now[l]);
   }
+  if (whole == full) return;
+#pragma unroll
+  for (int l = 0; l < kBatch; ++l) batch[l] = whole + l < full ? keys[(whole + l) * stride] : 0;
+#pragma unroll
+  for (int l = 0; l < kBatch; ++l) add(whole + l, batch[l]);
 }
 
 // log M over a round's first `full` pages: after each but the even ones of pairs. One thread.
@@ -203,26 +220,27 @@ __device__ __forceinline__ void ChainGates(int blocks, int full, Space<kHeadDim>
   for (int i = 0; i < blocks; ++i) space.c[i] = carry.c += space.c[i];
 #pragma unroll 8
   for (int i = 0; i < full; ++i) {
-    carry.decay_sum = fma(carry.decay_sum, space.factor[i], space.decay_sum[i]);
+    carry.decay_sum = fma(carry.decay_sum, space.factors[i].before, space.decay_sum[i]);
     space.decay_sum[i] = carry.decay_sum;
   }
 }
 
-// All chains of a round, side by side in different warps. `key_sum` is the first warp's.
-template <int kHeadDim, int kDims>
+// All chains of a round, side by side in different warps. `key_sum` is of the thread's dimension.
+template <int kHeadDim>
 __device__ __forceinline__ void RunChains(const StepSchedule& schedule, const PagedKv& kv,
                                           const HeadScan& scan, int first, bool accumulates,
                                           Space<kHeadDim>& space, ScanCarry& carry,
-                                          double (&key_sum)[kDims]) {
-  static_assert(kWarps >= 3);
+                                          double& key_sum) {
+  constexpr int kKeys = kKeyWarps<kHeadDim>;
+  static_assert(kWarps >= kKeys + 2);
   const int blocks = min(kThreads, scan.blocks - first);
   const int full = accumulates ? max(0, min(kThreads, scan.full - first)) : 0;
   const int warp = Warp(), lane = Lane();
-  if (warp == 0) {
+  if (warp < kKeys) {
     ChainKeySums<kHeadDim>(schedule, kv, scan, first, full, space, key_sum);
-  } else if (warp == 1 && lane == 0) {
+  } else if (warp == kKeys && lane == 0) {
     carry.log_mass = ChainMass(full, scan.paired(), carry.log_mass, space);
-  } else if (warp == 2 && lane == 0) {
+  } else if (warp == kKeys + 1 && lane == 0) {
     ChainGates(blocks, full, space, carry);
   }
 }
@@ -393,29 +411,23 @@ __global__ void __launch_bounds__(kThreads, 1)
                      const __grid_constant__ AppendParams params,
                      const __grid_constant__ PagedKv kv,
                      const __grid_constant__ StepSchedule schedule, int first_seq) {
-  constexpr int kDims = kHeadDim < kWarp ? 1 : kHeadDim / kWarp;
   extern __shared__ char memory[];
   __shared__ int warp_sums[kWarps];
   Space<kHeadDim>& space = *reinterpret_cast<Space<kHeadDim>*>(memory);
   WaitOnDependencies();
   TriggerDependents();  // after the wait: queries.cu relies on it
   const int seq = first_seq + static_cast<int>(blockIdx.y);
-  const int lane = Lane();
   if (batch.slot[seq] < 0) return;
   const HeadScan scan =
       MakeHeadScan(batch, kv, params.layer, seq, static_cast<int>(blockIdx.x), warp_sums);
   StoreLastRow(params, kv, scan);
   const bool accumulates = params.acp != AcpMode::kOff && scan.full > 0;
-  const bool sums_keys = accumulates && Warp() == 0 && lane < kHeadDim;
+  const bool sums_keys = accumulates && threadIdx.x < kHeadDim;
   double* state_keys =
-      kv.key_sum + kv.HeadIndex(scan.rows.slot, params.layer, scan.head) * kHeadDim;
+      kv.key_sum + kv.HeadIndex(scan.rows.slot, params.layer, scan.head) * kHeadDim + threadIdx.x;
   ScanCarry carry = LoadCarry(params, kv, scan);
   const double first_c = carry.c;
-  double key_sum[kDims] = {};
-#pragma unroll
-  for (int k = 0; k < kDims; ++k) {
-    if (sums_keys) key_sum[k] = state_keys[lane + k * kWarp];
-  }
+  double key_sum = sums_keys ? *state_keys : 0;
   __syncthreads();  // all have read the state
 
 #pragma unroll 1
@@ -432,10 +444,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     __syncthreads();  // the space is free
   }
-#pragma unroll
-  for (int k = 0; k < kDims; ++k) {
-    if (sums_keys) state_keys[lane + k * kWarp] = key_sum[k];
-  }
+  if (sums_keys) *state_keys = key_sum;
 }
 
 template <int kHeadDim>
