@@ -11,7 +11,6 @@
 #include "kernels/cuda/primitives/norm_and_gate.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/cluster.cuh"
-#include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
 
 namespace fox::cuda::cluster_gemm {
@@ -172,14 +171,12 @@ __device__ __forceinline__ Four SumOfBlocks(const float* at) {
 
 // act(gate) * value, of both as bf16 would hold them: the bits of a product that rounds its outputs
 // and a transform behind it (input_transform.cuh).
-__device__ __forceinline__ Four Gated(const Four& gate, const Four& value, Activation act) {
+__device__ __forceinline__ Four GatedRounded(const Four& gate, const Four& value, Activation act) {
   Four out;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float g = __bfloat162float(__float2bfloat16_rn(gate.x[i]));
-    const float sigmoid = Sigmoid(g);
-    out.x[i] = __bfloat162float(__float2bfloat16_rn(value.x[i])) *
-               (act == Activation::kSilu ? g * sigmoid : sigmoid);
+    out.x[i] = Gated(__bfloat162float(__float2bfloat16_rn(value.x[i])),
+                     __bfloat162float(__float2bfloat16_rn(gate.x[i])), act);
   }
   return out;
 }
@@ -224,7 +221,7 @@ __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int
     const float scale = scales[row(unit)];
     Four total = SumOfBlocks<kSplits>(at).Times(scale);
     if constexpr (kGated) {
-      total = Gated(total, SumOfBlocks<kSplits>(at + kHalfOut).Times(scale), a.act);
+      total = GatedRounded(total, SumOfBlocks<kSplits>(at + kHalfOut).Times(scale), a.act);
     }
     const Four value = StoreFour(a, row(unit), output, total, previous[pass], bias);
     if (!kGated && a.normed != nullptr) LeaveNormed(a, row(unit), tile, value, weight);

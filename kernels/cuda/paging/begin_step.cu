@@ -5,6 +5,7 @@
 #include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
+#include "kernels/cuda/runtime/first_page.cuh"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/runtime/overlap_rows.h"
 #include "kernels/cuda/runtime/supports.h"
@@ -125,18 +126,12 @@ __global__ void __launch_bounds__(kBeginStepThreads)
   }
 }
 
-// The first page that a seq_head may see, or any of the heads that are taken together with it.
-__device__ __forceinline__ int FirstPage(const SequenceRows& rows, const PagedKv& kv,
-                                         const StepSchedule& schedule, int layer, int seq_head) {
+// Of a seq_head and those that are taken together with it.
+__device__ __forceinline__ int FirstPageOf(const SequenceRows& rows, const PagedKv& kv,
+                                           const StepSchedule& schedule, int layer, int seq_head) {
   const int head = seq_head % kv.shape.q_heads, group = kv.shape.group();
-  if (schedule.first_visible_page == nullptr) {
-    return kv.first_live[kv.ListIndex(rows.slot, layer, head / group)];
-  }
-  int first = schedule.first_visible_page[seq_head];
-  for (int h = 1; h < min(HeadsTogether(kv.shape), group - head % group); ++h) {
-    first = min(first, schedule.first_visible_page[seq_head + h]);
-  }
-  return first;
+  return FirstPage(schedule, kv, kv.ListIndex(rows.slot, layer, head / group), seq_head,
+                   min(HeadsTogether(kv.shape), group - head % group));
 }
 
 // Of one (sequence, head), and of the heads that are taken together with it if it is the first.
@@ -146,7 +141,7 @@ __device__ __forceinline__ int SplitsOf(const BatchView& batch, const PagedKv& k
   const int group = kv.shape.group(), together = HeadsTogether(kv.shape);
   const SequenceRows rows = RowsOf(batch, seq);
   if (rows.count != 1 || head % group % together != 0) return 0;
-  const int first = FirstPage(rows, kv, schedule, layer, seq_head);
+  const int first = FirstPageOf(rows, kv, schedule, layer, seq_head);
   const int last = static_cast<int>(rows.position / kPageTokens);
   return NumSplits(first, last);
 }
@@ -169,7 +164,7 @@ __device__ BlockStart StartOf(const BatchView& batch, const PagedKv& kv,
   const SequenceRows rows = RowsOf(batch, start.seq_head / kv.shape.q_heads);
   const int last_page = static_cast<int>(rows.position / kPageTokens);
   start.length = static_cast<int>(rows.position) + 1;
-  start.first_live = FirstPage(rows, kv, schedule, layer, start.seq_head);
+  start.first_live = FirstPageOf(rows, kv, schedule, layer, start.seq_head);
   start.row = static_cast<int>(rows.first_row);
   const int head = start.seq_head % kv.shape.q_heads, group = kv.shape.group();
   start.head = static_cast<int16_t>(head);

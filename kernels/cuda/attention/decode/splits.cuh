@@ -13,6 +13,7 @@
 #include "kernels/cuda/attention/decode/output.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
+#include "kernels/cuda/runtime/first_page.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"
 
 namespace fox::cuda::decode {
@@ -121,16 +122,6 @@ __device__ inline int NumHeads(const Decode& a, int group_head) {
   return min(a.together, a.group - group_head);
 }
 
-// The first page that query head `index` may see, or any of the `heads` from there on.
-__device__ inline int FirstPage(const Decode& a, int64_t list, int index, int heads) {
-  const int32_t* visible = a.schedule.first_visible_page;
-  if (visible == nullptr) return LoadCoherent(a.kv.first_live + list);
-  int first = LoadCoherent(visible + index);
-#pragma unroll 1
-  for (int h = 1; h < heads; ++h) first = min(first, LoadCoherent(visible + index + h));
-  return first;
-}
-
 // All but what AppendDecode writes, and but the splits.
 __device__ inline SeqHead LoadSeqHead(const Decode& a, int index) {
   const PagedKvShape& shape = a.kv.shape;
@@ -145,7 +136,7 @@ __device__ inline SeqHead LoadSeqHead(const Decode& a, int index) {
   seq_head.length = static_cast<int>(position) + 1;
   seq_head.table = a.kv.Table(list);
   seq_head.group_head = head % a.group;
-  seq_head.first_live = FirstPage(a, list, index, NumHeads(a, seq_head.group_head));
+  seq_head.first_live = FirstPage(a.schedule, a.kv, list, index, NumHeads(a, seq_head.group_head));
   seq_head.own = LoadCoherent(seq_head.table + NumPages(seq_head) - 1);
   seq_head.row = static_cast<int>(row);
   return seq_head;
