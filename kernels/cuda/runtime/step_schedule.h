@@ -33,8 +33,10 @@ inline constexpr int kTileRows = 128;
 
 // A KV split of decode attention: those pages of a window with the same page >> shift. The shift
 // follows from the window alone, so a row's bits do not depend on the batch or on what the server
-// allows: four pages, and twice as many until a window has at most about kManySplits.
+// allows: four pages, eight from kLongWindowPages on, and then twice as many until a window has at
+// most about kManySplits.
 inline constexpr int kMinSplitShift = 2;
+inline constexpr int kLongWindowPages = 513;
 inline constexpr int kManySplits = 256;
 inline constexpr int kMaxSplits = kManySplits + 1;  // of one window, which may begin within one
 
@@ -45,7 +47,8 @@ FOX_HOST_DEVICE inline int SplitShift(int window_pages) {
 #else
   const int shift = static_cast<int>(std::bit_width(excess));
 #endif
-  return shift > kMinSplitShift ? shift : kMinSplitShift;
+  const int least = kMinSplitShift + (window_pages >= kLongWindowPages ? 1 : 0);
+  return shift > least ? shift : least;
 }
 
 // Splits of the window of pages [first, last].

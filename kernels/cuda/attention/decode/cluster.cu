@@ -30,7 +30,7 @@ constexpr int kSplitsAtOnce = kBlocks * kBlockSplits;
 constexpr int kMaxPages = static_cast<int>(kSmallBatchTokens / kPageTokens);
 constexpr int kMaxWindowSplits = kMaxPages >> kMinSplitShift;
 constexpr int kRounds = kMaxWindowSplits / kSplitsAtOnce;
-static_assert(kMaxPages <= kManySplits, "all splits are of the smallest size");
+static_assert(kMaxPages < kLongWindowPages, "all splits are of the smallest size");
 static_assert(kRounds * kSplitsAtOnce == kMaxWindowSplits);
 
 template <int kHeadDim>

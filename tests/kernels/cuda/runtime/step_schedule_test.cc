@@ -9,8 +9,8 @@ namespace fox::cuda {
 namespace {
 
 TEST(StepScheduleTest, SplitsGrowWithTheirWindow) {
-  for (int pages : {1, 2, 320, 1024}) EXPECT_EQ(SplitShift(pages), 2) << pages;
-  for (int pages : {1025, 2048}) EXPECT_EQ(SplitShift(pages), 3) << pages;
+  for (int pages : {1, 2, 320, 512}) EXPECT_EQ(SplitShift(pages), 2) << pages;
+  for (int pages : {513, 1024, 2048}) EXPECT_EQ(SplitShift(pages), 3) << pages;
   for (int pages : {2049, 4096}) EXPECT_EQ(SplitShift(pages), 4) << pages;
   EXPECT_EQ(SplitShift(16384), 6);
 }

@@ -226,7 +226,7 @@ TEST(DecodeAttentionTest, LargeBatch) {
   ExpectExact(cache);
 }
 
-// Windows of more than 1,024 pages are cut into larger splits, each (sequence, head) by itself: the
+// Windows of more than 512 pages are cut into larger splits, each (sequence, head) by itself: the
 // first head keeps a short window, the other one nearly all pages.
 TEST(DecodeAttentionTest, LongWindowsTakeLargerItems) {
   CacheOptions options;
