@@ -335,10 +335,15 @@ class PrefillConsumer {
     Exponentiate(s);
     products_.TakeProbs(s);
     for (++counter_; counter_ != end; ++counter_) {
-      WaitForKeys(counter_);
       if constexpr (kCertified) {
-        if (IsTimeToAsk() && MayStop(work_tile)) break;
+        // Not between the next wait and the turn, where ptxas places what products address: behind
+        // a branch it would do so within the turn.
+        if (IsTimeToAsk()) {
+          WaitForKeys(counter_);
+          if (MayStop(work_tile)) break;
+        }
       }
+      WaitForKeys(counter_);
       WaitForTurn();
       products_.IssueScores(s, counter_);
       WaitForValues(counter_ - 1);

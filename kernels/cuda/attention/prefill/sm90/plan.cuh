@@ -125,6 +125,12 @@ struct alignas(1024) PrefillShared {
   __device__ uint8_t* Keys(uint32_t stage) {
     return kv[Plan::kBlocks == 1 ? stage : 3 - 3 * stage];
   }
+  // From the matrix descriptor of one stage's tile to that of the next: its address, of values the
+  // stride (`leading`), too. A turn waits for descriptors, so they are not made anew.
+  static constexpr int64_t kKeyDescriptorStep =
+      (Plan::kBlocks == 1 ? 1 : -3) * int64_t{Plan::kBlockBytes} / 16;
+  static constexpr int64_t kValueDescriptorStep =
+      int64_t{Plan::kBlocks} * Plan::kBlockBytes / 16 * ((int64_t{1} << 16) - Plan::kBlocks);
 };
 
 }  // namespace fox::cuda

@@ -14,7 +14,10 @@ namespace fox::cuda {
 template <typename Source, int kHeadDim>
 class PrefillProducts {
  public:
-  explicit __device__ PrefillProducts(PrefillShared<Source, kHeadDim>& shared) : shared_(shared) {}
+  explicit __device__ PrefillProducts(PrefillShared<Source, kHeadDim>& shared)
+      : keys_(KeyMajor(shared.Keys(0))),
+        values_(MatrixDescriptor(SharedAddress(shared.Values(0)), Shared::ValueStride(0),
+                                 8 * Plan::kLineBytes, Plan::kSwizzle)) {}
 
   float out[kHeadDim / 2];
   float sums[4];  // of the weights of row r at 2r
@@ -23,7 +26,7 @@ class PrefillProducts {
   __device__ __forceinline__ void SetQueries(const uint8_t* rows) { queries_ = KeyMajor(rows); }
 
   __device__ __forceinline__ void IssueScores(float (&s)[64], uint32_t n) {
-    const uint64_t k = KeyMajor(shared_.Keys(n % kStages));
+    const uint64_t k = keys_ + n % kStages * Shared::kKeyDescriptorStep;
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
@@ -39,10 +42,7 @@ class PrefillProducts {
   }
 
   __device__ __forceinline__ void IssueValues(uint32_t n) {
-    const uint32_t stage = n % kStages;
-    const uint64_t v =
-        MatrixDescriptor(SharedAddress(shared_.Values(stage)), shared_.ValueStride(stage),
-                         8 * Plan::kLineBytes, Plan::kSwizzle);
+    const uint64_t v = values_ + n % kStages * Shared::kValueDescriptorStep;
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < kTileKeys / 16; ++step) {
@@ -76,6 +76,7 @@ class PrefillProducts {
   }
 
  private:
+  using Shared = PrefillShared<Source, kHeadDim>;
   using Plan = PrefillPlan<kHeadDim>;
   static constexpr uint32_t kStages = Plan::kStages;
 
@@ -91,7 +92,7 @@ class PrefillProducts {
     return MatrixDescriptor(SharedAddress(tile), 16, 8 * Plan::kLineBytes, Plan::kSwizzle);
   }
 
-  PrefillShared<Source, kHeadDim>& shared_;
+  const uint64_t keys_, values_;  // descriptors of the first stage's
   uint64_t queries_ = 0;
   uint32_t probs_[32];
 };
