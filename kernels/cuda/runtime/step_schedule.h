@@ -3,6 +3,7 @@
 // host. Plain device pointers; CudaOps owns the memory.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
@@ -37,7 +38,7 @@ inline constexpr int kTileRows = 128;
 // most about kManySplits.
 inline constexpr int kMinSplitShift = 2;
 inline constexpr int kLongWindowPages = 513;
-inline constexpr int kManySplits = 256;
+inline constexpr int kManySplits = 512;
 inline constexpr int kMaxSplits = kManySplits + 1;  // of one window, which may begin within one
 
 FOX_HOST_DEVICE inline int SplitShift(int window_pages) {
@@ -76,9 +77,13 @@ FOX_HOST_DEVICE inline constexpr int PartialFloats(int head_dim) {
 // The most splits that a layer's decoding windows can fall into. Not fewer for a small pool:
 // windows of sequences that share pages add up to more than it holds.
 inline int64_t MaxDecodeSplits(int64_t max_seqs, const PagedKvShape& shape) {
-  const int64_t by_length = (shape.max_pages >> kMinSplitShift) + 1;
+  const int64_t pages = shape.max_pages;
+  const int64_t short_window = pages < kLongWindowPages ? pages : kLongWindowPages - 1;
+  const int64_t long_window = (pages >> (kMinSplitShift + 1)) + 1;
+  const int64_t splits =
+      std::max((short_window >> kMinSplitShift) + 1, std::min(long_window, int64_t{kMaxSplits}));
   const int64_t parts = (shape.group() - 1) / HeadsTogether(shape) + 1;
-  return max_seqs * shape.kv_heads * parts * (by_length < kMaxSplits ? by_length : kMaxSplits);
+  return max_seqs * shape.kv_heads * parts * splits;
 }
 
 // What a block of decode attention has to know before it can ask for its first keys.

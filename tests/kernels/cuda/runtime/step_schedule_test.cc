@@ -10,9 +10,9 @@ namespace {
 
 TEST(StepScheduleTest, SplitsGrowWithTheirWindow) {
   for (int pages : {1, 2, 320, 512}) EXPECT_EQ(SplitShift(pages), 2) << pages;
-  for (int pages : {513, 1024, 2048}) EXPECT_EQ(SplitShift(pages), 3) << pages;
-  for (int pages : {2049, 4096}) EXPECT_EQ(SplitShift(pages), 4) << pages;
-  EXPECT_EQ(SplitShift(16384), 6);
+  for (int pages : {513, 1024, 4096}) EXPECT_EQ(SplitShift(pages), 3) << pages;
+  for (int pages : {4097, 8192}) EXPECT_EQ(SplitShift(pages), 4) << pages;
+  EXPECT_EQ(SplitShift(16384), 5);
 }
 
 // 16,384 tokens are 64 splits whatever the server allows; a server for 1,048,576 tokens used to cut
@@ -29,7 +29,11 @@ TEST(StepScheduleTest, NoWindowHasMoreSplitsThanThereIsRoomFor) {
     const int last = std::uniform_int_distribution<int>(0, pages)(random);
     const int first = std::uniform_int_distribution<int>(0, last)(random);
     const int splits = NumSplits(first, last);
+    PagedKvShape shape;
+    shape.q_heads = shape.kv_heads = 1;
+    shape.max_pages = last + 1;
     EXPECT_GE(splits, 1);
+    EXPECT_LE(splits, MaxDecodeSplits(1, shape)) << first << " to " << last;
     EXPECT_LE(splits, kMaxSplits) << first << " to " << last;
     EXPECT_LE(splits, (last >> kMinSplitShift) + 1) << first << " to " << last;
   }

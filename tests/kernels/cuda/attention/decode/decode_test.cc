@@ -234,7 +234,7 @@ TEST(DecodeAttentionTest, LongWindowsTakeLargerItems) {
   options.layers = 1;
   options.layer = 0;
   options.gate_means = {2, 16};
-  options.sequences = OneRowEach({65536, 500, 65537, 140001});
+  options.sequences = OneRowEach({65536, 500, 65537, 270001});
   DeviceCache cache(options);
   const auto pages_of = [&](int s, int head) {
     return PagesFor(options.sequences[static_cast<size_t>(s)].length) - cache.first_live(s, head);
