@@ -85,8 +85,6 @@ MEMCHECK_CASES = {
                     "Rows/LinearTransformTest.GatedActAndConversion/4",
                     "Rows/LinearTransformTest.GatedActAndConversion/6",
                     "Rows/LinearTransformTest.GatedActAndConversion/32"),
-}
-ENGINE_CASES = {
     "engine_device_test": ("Models/DeviceEngineTest.GraphsChangeNoBit/dev_pro_d64_certified",),
 }
 # Racecheck does not follow a lane that arrives at a barrier for its warp, behind a __syncwarp.
@@ -101,7 +99,7 @@ TOOLS = {
         "--kernel-name", "kns=3fox4cuda",
         # Of prefill and backward: one lane announces what its warp has written (LIMIT_CASES).
         "--kernel-name-exclude", "kns=Sm90Kernel",
-        # Bounds the engine's run; the kernels' own cases launch fewer.
+        # Bounds a program of many steps.
         "--launch-count", "1500",
         # Of a block, at most: two for each of the 16 stages of linear/small_batch_gemm.cu. Barriers
         # that a loop initialises are not counted automatically.
@@ -181,8 +179,8 @@ def telling_lines(log: str) -> list[str]:
 
 
 def cases_of(tool: str) -> dict[str, tuple[str, ...]]:
-    """What runs under a tool: kernels, then the engine."""
-    return KERNEL_CASES | (MEMCHECK_CASES if tool == "memcheck" else {}) | ENGINE_CASES
+    """What runs under a tool."""
+    return KERNEL_CASES | (MEMCHECK_CASES if tool == "memcheck" else {})
 
 
 def sanitized_runs(build: pathlib.Path) -> list[tuple[str, list[str], int, str]]:
