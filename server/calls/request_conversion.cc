@@ -113,6 +113,10 @@ absl::Status ConvertSampling(const v1::Sampling& in, const ConversionContext& co
   out->top_k = static_cast<int32_t>(std::min(top_k, static_cast<uint32_t>(vocab_size)));
   out->seed = in.has_seed() ? in.seed() : RandomSeed();
   for (const auto& [id, bias] : in.logit_bias()) {
+    if (id >= static_cast<uint32_t>(vocab_size)) {
+      return Invalid(absl::StrCat("sampling.logit_bias: id ", id, " is not in the vocabulary of ",
+                                  vocab_size));
+    }
     out->logit_bias.emplace_back(static_cast<int32_t>(id), bias);
   }
   std::sort(out->logit_bias.begin(), out->logit_bias.end());  // a map has no order of its own

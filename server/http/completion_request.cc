@@ -57,7 +57,7 @@ void ReadBias(JsonFields* fields, v1::Sampling* sampling) {
   }
   for (const auto& [key, value] : bias->items()) {
     uint32_t id = 0;
-    if (!absl::SimpleAtoi(key, &id) || !value.is_number()) {
+    if (!absl::SimpleAtoi(key, &id) || absl::StrCat(id) != key || !value.is_number()) {
       return fields->Fail("logit_bias", kBiasForm);
     }
     (*sampling->mutable_logit_bias())[id] = ToFloat(value);

@@ -76,7 +76,8 @@ void SetTarget(absl::string_view target, HttpRequest* request) {
 
 std::string AnswerHead(const HttpAnswer& answer, BodyFraming framing) {
   std::string head = absl::StrCat("HTTP/1.1 ", answer.status, " ", ReasonOf(answer.status),
-                                  "\r\nContent-Type: ", answer.content_type, "\r\n");
+                                  "\r\nContent-Type: ", answer.content_type,
+                                  "\r\nX-Content-Type-Options: nosniff\r\n");
   for (const auto& [name, value] : answer.headers)
     absl::StrAppend(&head, name, ": ", value, "\r\n");
   if (framing == BodyFraming::kLength) {

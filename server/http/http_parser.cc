@@ -55,6 +55,11 @@ std::string ToString(const View& view) {
   return std::string(view.data(), view.size());
 }
 
+// A header that goes on in the next line (obs-fold): Beast joins the lines, some proxies do not.
+bool HasFoldedLine(absl::string_view head) {
+  return absl::StrContains(head, "\r\n ") || absl::StrContains(head, "\r\n\t");
+}
+
 HttpAnswer ErrorOf(const error_code& error) {
   if (error == http::error::header_limit) return ErrorAnswer(431, "the headers exceed 16 KiB");
   if (error == http::error::body_limit) {
@@ -93,6 +98,14 @@ HttpParser::Step HttpParser::Take(absl::string_view in, size_t* used) {
     // trailers, and throws at a field of 64 KiB.
     const absl::string_view window = in.substr(*used, kMaxHeadBytes);
     if (window.empty()) return Step::kMore;
+    if (beast_ == nullptr && !blank_line_skipped_) {
+      if (window == "\r") return Step::kMore;
+      blank_line_skipped_ = absl::StartsWith(window, "\r\n");  // RFC 9112, 2.2
+      if (blank_line_skipped_) {
+        *used += 2;
+        continue;
+      }
+    }
     if (beast_ == nullptr) {
       beast_ = std::make_unique<Beast>();
       beast_->parser.header_limit(kMaxHeadBytes);
@@ -107,6 +120,9 @@ HttpParser::Step HttpParser::Take(absl::string_view in, size_t* used) {
     }
     const bool starved = error == http::error::need_more;
     if (error && !starved) return Refuse(ErrorOf(error));
+    if (in_head && HasFoldedLine(window.substr(0, count))) {
+      return Refuse(ErrorAnswer(400, "not an HTTP request: a header is folded"));
+    }
     if (count > 0) continue;
     if (window.size() < kMaxHeadBytes) return Step::kMore;
     return Refuse(ErrorAnswer(431, "the trailers or a chunk's extensions exceed 16 KiB"));
@@ -155,7 +171,7 @@ bool HttpParser::whole() const { return beast_ != nullptr && beast_->parser.is_d
 
 void HttpParser::Reset() {
   beast_ = nullptr;
-  head_told_ = false;
+  blank_line_skipped_ = head_told_ = false;
   head_bytes_ = 0;
 }
 

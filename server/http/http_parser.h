@@ -50,7 +50,8 @@ class HttpParser {
   const int64_t max_body_bytes_;
   std::unique_ptr<Beast> beast_;
   size_t head_bytes_ = 0;
-  bool head_told_ = false, keep_alive_ = true, old_client_ = false;
+  bool blank_line_skipped_ = false, head_told_ = false;
+  bool keep_alive_ = true, old_client_ = false;
   HttpAnswer refusal_;
 };
 

@@ -1,5 +1,5 @@
 // HttpPort: see http_port.h. A connection reads one request, hands it on, writes its answer, and
-// reads the next; what is pipelined meanwhile waits in a small buffer and then in the socket's.
+// reads the next; what is pipelined meanwhile waits in a small buffer, beyond which it is closed.
 #include "server/http/http_port.h"
 
 #include <netinet/in.h>
@@ -250,7 +250,8 @@ void Loop::Close(bool idle_only) {
 
 void Connection::Read() {
   if (reading_ || closed_ || ended_) return;
-  if (state_ == State::kHandling && in_.size() >= kMaxPipelinedBytes) return;
+  // The client may have its whole answer before OnWritten.
+  if (last_queued_ && in_.size() >= kMaxPipelinedBytes) return;
   reading_ = true;
   socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this()](const error_code& error) {
     self->OnReadable(error);
@@ -266,6 +267,10 @@ void Connection::OnReadable(const error_code& error) {
   if (failure || count == 0) return OnEnd();
   if (state_ == State::kLingering) return Read();
   in_.append(loop_->scratch.data(), count);
+  // Not to read on would hide the client's FIN, and its request would run to its end.
+  if (state_ == State::kHandling && !last_queued_ && in_.size() > kMaxPipelinedBytes) {
+    return Close(absl::CancelledError("too much is pipelined"));
+  }
   Process();
 }
 

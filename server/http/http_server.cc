@@ -37,8 +37,8 @@ absl::string_view AuthorizationOf(const HttpRequest& head) {
   return count == 1 ? head.Header("authorization") : "";
 }
 
-// Whether a Host header is an address, localhost or this machine's name. A browser with a page that
-// has had its own name resolved to this machine (DNS rebinding) sends that name.
+// True if a Host header is an address, localhost or this machine's name. A browser sends another
+// name for a page that has had its own name resolved to this machine (DNS rebinding).
 bool NamesThisMachine(absl::string_view host) {
   if (host.empty() || host.front() == '[') return true;
   host = host.substr(0, host.rfind(':'));
@@ -101,6 +101,10 @@ const HttpServer::Route* HttpServer::Find(const HttpRequest& request) const {
 }
 
 std::optional<HttpAnswer> HttpServer::Refusal(const HttpRequest& head) const {
+  if (local_ && !access_->needs_user_token() && !NamesThisMachine(head.Header("host"))) {
+    return ErrorAnswer(
+        403, "Host: not this machine's; open the server by its address or give --api-key-file");
+  }
   const auto path = routes_.find(head.path);
   if (path == routes_.end()) {
     return ErrorAnswer(404, "no such path");
@@ -115,10 +119,6 @@ std::optional<HttpAnswer> HttpServer::Refusal(const HttpRequest& head) const {
   const absl::Status allowed =
       access_->Check(route->needed, path->first.c_str(), AuthorizationOf(head));
   if (!allowed.ok()) return ErrorAnswer(allowed);
-  if (local_ && route->needed != Privilege::kPublic && !access_->needs_user_token() &&
-      !head.Header("origin").empty() && !NamesThisMachine(head.Header("host"))) {
-    return ErrorAnswer(403, "Host: not this machine's, which a page needs where no token is asked");
-  }
   // Who has no token must not fill the budget of bodies with one that nobody reads.
   if (head.method != "POST" && HasBody(head)) {
     return ErrorAnswer(400, "this method takes no body");

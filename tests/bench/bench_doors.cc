@@ -181,7 +181,7 @@ void RunHttp(Server& server, const DoorFlags& flags) {
                                  {"stream", true}};
     const std::string text = body.dump();
     const std::string request = absl::StrCat(
-        "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         "Content-Type: application/json\r\nContent-Length: ",
         text.size(), "\r\n\r\n", text);
     open.push_back({Connect(server.http->port()), POLLIN, 0});

@@ -65,7 +65,7 @@ bool HttpClient::Send(const std::string& bytes) {
 
 void HttpClient::SendRequest(const std::string& method, const std::string& path,
                              const std::string& body, const std::string& headers) {
-  Send(absl::StrCat(method, " ", path, " HTTP/1.1\r\nHost: test\r\n", headers,
+  Send(absl::StrCat(method, " ", path, " HTTP/1.1\r\nHost: localhost\r\n", headers,
                     "Content-Type: application/json\r\nContent-Length: ", body.size(), "\r\n\r\n",
                     body));
 }

@@ -157,6 +157,9 @@ TEST(HttpCompletionsTest, ErrorsNameTheField) {
       {With(good, "stop", Json{{"a", 1}}), 400, "stop"},
       {With(good, "logprobs", 999), 400, "logprobs"},
       {With(good, "logit_bias", Json{{"x", 1}}), 400, "logit_bias"},
+      {With(good, "logit_bias", Json{{"05", 1}}), 400, "logit_bias"},
+      {With(good, "logit_bias", Json{{" 5", 1}}), 400, "logit_bias"},
+      {With(good, "logit_bias", Json{{"4294967295", 1}}), 400, "logit_bias"},
       {With(good, "best_of", 2), 400, "best_of"},
       {With(good, "prompt", nullptr), 400, "prompt"},
       {With(good, "prompt", ""), 400, "prompt"},
@@ -256,7 +259,7 @@ TEST(HttpCompletionsTest, WhoHasNoTokenIsToldBeforeTheBody) {
   twice.SendRequest("POST", kPath, body, right + right);
   EXPECT_EQ(twice.Read().status, 401);
   client.Send(absl::StrCat("POST ", kPath,
-                           " HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n"
+                           " HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 9\r\n"
                            "Authorization: Bearer another-token\r\n\r\n"));
   const HttpReply refused = client.Read();
   EXPECT_EQ(refused.status, 401);

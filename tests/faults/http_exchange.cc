@@ -59,12 +59,12 @@ HttpText PostJson(int port, const std::string& path, const std::string& json,
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   std::string answer;
   if (connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
-    answer =
-        Exchange(socket,
-                 absl::StrCat("POST ", path, " HTTP/1.1\r\nHost: test\r\nConnection: close\r\n",
-                              "Content-Type: application/json\r\nContent-Length: ", json.size(),
-                              "\r\n\r\n", json),
-                 on_event);
+    answer = Exchange(
+        socket,
+        absl::StrCat("POST ", path, " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n",
+                     "Content-Type: application/json\r\nContent-Length: ", json.size(), "\r\n\r\n",
+                     json),
+        on_event);
   }
   close(socket);
   const size_t head = answer.find("\r\n\r\n");

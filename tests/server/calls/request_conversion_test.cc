@@ -100,6 +100,8 @@ TEST(RequestConversionTest, IdsCountsAndStrings) {
           {"sampling.n", [](R* r) { r->mutable_sampling()->set_n(UINT32_MAX); }},
           {"", [](R* r) { r->mutable_sampling()->set_top_k(UINT32_MAX); }},
           {"logit_bias", [](R* r) { (*r->mutable_sampling()->mutable_logit_bias())[kVocab] = 1; }},
+          {"logit_bias: id 4294967295",
+           [](R* r) { (*r->mutable_sampling()->mutable_logit_bias())[4294967295u] = 1; }},
           {"logit_bias", [](R* r) { (*r->mutable_sampling()->mutable_logit_bias())[1] = 100.5f; }},
           {"logit_bias",
            [](R* r) { (*r->mutable_sampling()->mutable_logit_bias())[1] = std::nanf(""); }},

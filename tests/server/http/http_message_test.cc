@@ -31,14 +31,16 @@ TEST(HttpMessageTest, ATargetHasAPathAndAQuery) {
 TEST(HttpMessageTest, AHeadSaysHowItsBodyEnds) {
   HttpAnswer answer{404, "text/plain", {{"X-A", "b"}}, "12345"};
   EXPECT_EQ(AnswerHead(answer, BodyFraming::kLength),
-            "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\nX-A: b\r\n"
+            "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\n"
+            "X-Content-Type-Options: nosniff\r\nX-A: b\r\n"
             "Content-Length: 5\r\n\r\n");
   answer.headers.clear();
   EXPECT_EQ(AnswerHead(answer, BodyFraming::kChunked),
             "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\n"
-            "Transfer-Encoding: chunked\r\n\r\n");
+            "X-Content-Type-Options: nosniff\r\nTransfer-Encoding: chunked\r\n\r\n");
   EXPECT_EQ(AnswerHead(answer, BodyFraming::kClose),
-            "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n");
+            "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\n"
+            "X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n");
 }
 
 TEST(HttpMessageTest, NoBytesAreNoChunk) {

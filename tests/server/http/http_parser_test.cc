@@ -13,7 +13,7 @@ using Step = HttpParser::Step;
 
 constexpr char kTwo[] =
     "POST /a?q HTTP/1.1\r\nHost: h\r\nX-A:  b \r\nContent-Length: 4\r\n\r\nbody"
-    "POST /b HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    "\r\nPOST /b HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     "3\r\nabc\r\n2;e=f\r\nde\r\n0\r\nTrailer: x\r\n\r\n";
 
 // Parses `bytes` fed in pieces of `size`; each request that became whole.
@@ -76,6 +76,7 @@ TEST(HttpParserTest, LimitsHoldWithoutWaitingForTheEnd) {
       {"GET /" + std::string(17000, 'x'), 431},
       {many + "\r\n", 431},
       {"GET / HTTP/1.1\r\n\r\n", 400},
+      {"\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n", 400},  // one blank line may come before
       {chunked + "1;e=" + std::string(17000, 'x'), 431},
       {chunked + "0\r\nT: " + std::string(17000, 'x'), 431},
       {chunked + "0\r\nT: " + std::string(70000, 'x') + "\r\n\r\n", 431},
@@ -102,6 +103,9 @@ TEST(HttpParserTest, WhoseEndAProxyMaySeeElsewhereIsRefused) {
            "1.1\r\nContent-Length: 3\r\nContent-Length: 3",
            "1.1\r\nContent-Length: 3, 3",
            "1.1\r\nContent-Length: +3",
+           "1.1\r\nTransfer-Encoding:\r\n chunked",
+           "1.1\r\nContent-Length:\r\n\t3",
+           "1.1\r\nContent-Length: 3\r\nAuthorization: Bearer\r\n a",
        }) {
     HttpParser parser(1000);
     std::string in = "POST / HTTP/" + framing + "\r\nHost: h\r\n\r\n3\r\nabc\r\n0\r\n\r\n";
