@@ -44,6 +44,7 @@ struct PrefixState {
 struct Swapped {
   SwapRange range;
   int64_t pages = 0;  // live; at most so many while plans with the sequence are in flight
+  double max_log_evicted_mass = kNoMass;  // once no plan with the sequence is in flight
 };
 
 // What a sequence is doing. It may have a slot in any state, and has one while it runs.

@@ -49,6 +49,7 @@ struct SwappedSlot {
   int64_t offset = 0;  // bytes
   int64_t pages = 0;   // live ones; of a slot that is swapped out, at most
   int64_t tokens = 0;  // that it has
+  double max_log_evicted_mass = kNoMass;  // of a slot that is swapped in: its certificate
 };
 
 // What happens in a step, in the order of the fields.

@@ -130,6 +130,7 @@ void StepReadback::MoveSlots(const ExecutorLimits& limits, std::vector<AcpStats>
     stats.pages_allocated = limits.lists_per_slot * PagesFor(in.tokens);
     stats.pages_evicted = stats.pages_found_evicted = stats.pages_allocated - in.pages;
     stats.peak_pages = in.pages;
+    stats.max_log_evicted_mass = in.max_log_evicted_mass;
   }
 }
 

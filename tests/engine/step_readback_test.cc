@@ -167,7 +167,7 @@ TEST_F(StepReadbackTest, ASlotThatIsSwappedInHasItsLivePages) {
   StepPlan next;
   next.swap_outs = {{2, 0, 6, 130}};
   next.release_slots = {2};
-  next.swap_ins = {{1, 0, 5, 130}};
+  next.swap_ins = {{1, 0, 5, 130, -3}};
   next.sequences.push_back(Planned(1, 130, 1, {}));
   const AcpStats stats = Run(next, {}).stats[0];
   EXPECT_EQ(slots_[2].pages_allocated, 0);
@@ -176,6 +176,7 @@ TEST_F(StepReadbackTest, ASlotThatIsSwappedInHasItsLivePages) {
   EXPECT_EQ(stats.pages_found_evicted, 1);
   EXPECT_EQ(stats.live_pages(), 4);
   EXPECT_EQ(stats.peak_pages, 5);
+  EXPECT_EQ(stats.max_log_evicted_mass, -3);
   EXPECT_EQ(stats.blocks_total, 10);
 }
 

@@ -216,6 +216,9 @@ void PagedKeys::SwapIn(const SwappedSlot& in) {
   const SavedSlot& swapped = swapped_.at(in.offset);
   if (swapped.stats.live_pages() != in.pages) return Violate("pages of a swapped slot", in.slot);
   if (swapped.length != in.tokens) return Violate("tokens of a swapped slot", in.slot);
+  if (swapped.stats.max_log_evicted_mass != in.max_log_evicted_mass) {
+    return Violate("certificate of a swapped slot", in.slot);
+  }
   if (kv_.length[in.slot] != 0) return Violate("a slot is not empty", in.slot);
   cache_.SwapIn({swap_space_.data() + in.offset, in.pages}, in.slot);
   counts_.taken += in.pages;
