@@ -276,9 +276,9 @@ absl::Status Engine::Submit(Request request, Seconds now) {
   return Submit(std::move(requests), now);
 }
 
-void Engine::Cancel(RequestId id, const absl::Status& status) {
+void Engine::Cancel(RequestId id, const absl::Status& status, FinishReason reason) {
   if (state_->sequences.count(id) == 0) return;
-  state_->cancellations.emplace_back(id, status);
+  state_->cancellations.push_back({id, status, reason});
   state_->idle = false;
 }
 

@@ -34,9 +34,10 @@ class Engine {
   absl::Status Submit(std::vector<Request> requests, Seconds now);
   absl::Status Submit(Request request, Seconds now);
 
-  // Ends a request with `status` (Ok: FinishReason::kAbort; the server also ends a request so when
-  // a stop string matched). Its pages are free after the next step. Unknown ids are ignored.
-  void Cancel(RequestId id, const absl::Status& status);
+  // Ends a request with `status`; Ok: it finishes with `reason`, kStop where a stop string matched.
+  // Its pages are free after the next step. Unknown ids are ignored.
+  void Cancel(RequestId id, const absl::Status& status,
+              FinishReason reason = FinishReason::kAbort);
 
   // The client has taken `tokens` more of the request's tokens (Request::flow_window). A request
   // that is paused for EngineOptions::stall_timeout without it ends with Aborted.

@@ -126,12 +126,11 @@ void EngineState::Close(Sequence* sequence, Finish finish, Seconds now,
 }
 
 void EngineState::DeliverCancellations(Seconds now, std::vector<RequestOutput>* outputs) {
-  for (auto& [id, status] : cancellations) {
+  for (auto& [id, status, reason] : cancellations) {
     const auto found = sequences.find(id);
     if (found == sequences.end()) continue;  // cancelled twice
     Close(found->second.get(),
-          status.ok() ? FinishFor(FinishReason::kAbort) : FinishWith(std::move(status)), now,
-          outputs);
+          status.ok() ? FinishFor(reason) : FinishWith(std::move(status)), now, outputs);
   }
   cancellations.clear();
 }

@@ -119,7 +119,12 @@ struct EngineState {
   Sampler sampler;
   std::map<RequestId, std::unique_ptr<Sequence>> sequences;
   std::set<Sequence*, Sooner> events;  // deadlines and stalls
-  std::vector<std::pair<RequestId, absl::Status>> cancellations;
+  struct Cancellation {
+    RequestId id;
+    absl::Status status;
+    FinishReason reason;  // of one that is Ok
+  };
+  std::vector<Cancellation> cancellations;
   std::vector<std::pair<RequestId, int64_t>> acknowledgements;
   std::vector<RequestOutput> displaced;  // ends to be told by the next step
   std::deque<InFlight> in_flight;        // the oldest first

@@ -31,6 +31,7 @@ struct SubmitCommand {
 struct CancelCommand {
   RequestId id;
   absl::Status status;
+  FinishReason reason;
 };
 using Command = std::variant<SubmitCommand, CancelCommand>;
 using Acknowledgements = std::unordered_map<RequestId, int64_t>;
@@ -162,7 +163,7 @@ void EngineThread::Impl::Execute(Command& command) {
   if (auto* submit = std::get_if<SubmitCommand>(&command)) {
     SubmitOnEngineThread(*submit);
   } else if (auto* cancel = std::get_if<CancelCommand>(&command)) {
-    engine->Cancel(cancel->id, cancel->status);
+    engine->Cancel(cancel->id, cancel->status, cancel->reason);
   }
 }
 
@@ -251,8 +252,8 @@ void EngineThread::Submit(std::vector<Request> requests, const OutputSink& sink,
   }
 }
 
-void EngineThread::Cancel(RequestId id, const absl::Status& status) {
-  impl_->Push(CancelCommand{id, status});
+void EngineThread::Cancel(RequestId id, const absl::Status& status, FinishReason reason) {
+  impl_->Push(CancelCommand{id, status, reason});
 }
 
 void EngineThread::Acknowledge(RequestId id, int64_t tokens) {

@@ -97,7 +97,7 @@ void SequenceEvents::ConsumeToken(const SampledToken& token) {
   if (spec_.text) delta_.mutable_text()->append(piece.text);
   if (piece.stop >= 0) {
     stop_ = piece.stop;
-    engine_.Cancel(id_, absl::OkStatus());
+    engine_.Cancel(id_, absl::OkStatus(), FinishReason::kStop);
   }
 }
 
