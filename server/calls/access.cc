@@ -60,6 +60,10 @@ absl::Status Access::Check(Privilege needed, const char* method, absl::string_vi
   return status;
 }
 
+bool Access::IsAdministrator(absl::string_view authorization) {
+  return Find(admins_, TokenOf(authorization)).has_value();
+}
+
 std::optional<uint64_t> Access::ClientOf(absl::string_view authorization) {
   const absl::string_view token = TokenOf(authorization);
   const std::optional<uint64_t> user = Find(users_, token);

@@ -37,6 +37,8 @@ class Access {
   // tell nothing. `method`: for the log, of static life.
   absl::Status Check(Privilege needed, const char* method, absl::string_view authorization);
 
+  // True if the token is an administrator's.
+  bool IsAdministrator(absl::string_view authorization);
   // The client whose token it is; none: it has not been verified.
   std::optional<uint64_t> ClientOf(absl::string_view authorization);
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "engine/request.h"
 #include "server/calls/call_budget.h"
 #include "server/calls/trace_context.h"
@@ -16,6 +17,8 @@ struct CallInfo {
   std::string peer;           // the connection's other end
   uint64_t client = 0;        // whose turn it is: Request::client
   uint64_t tenant = 0;        // the same if it was verified, else 0: who shares prefixes
+  bool administrator = false;  // by its token
+  absl::Status refusal;        // not Ok: no share is given (ServerCore::TakeShare)
   Seconds deadline = kNever;  // on the engine's clock
   CallBudget::Share share;    // of ServerCore::calls
   Seconds arrival = 0;        // on the engine's clock

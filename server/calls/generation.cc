@@ -68,7 +68,7 @@ void Generation::Admit() {
   }
   if (!spec.ok()) return OnAdmitted(spec.status());
   spec_ = *std::move(spec);
-  entered_ = core_.Enter(spec_.request_id, shared_from_this());
+  entered_ = core_.Enter(info_.tenant, spec_.request_id, shared_from_this());
   if (!entered_) {
     return OnAdmitted(absl::AlreadyExistsError("request_id: a request with this id is running"));
   }
@@ -180,7 +180,7 @@ void Generation::Complete() {
   const Seconds now = core_.engine.Now();
   LogEnd(now);
   core_.metrics().OnCallEnd(failure_, totals_.reason);
-  if (entered_) core_.Leave(spec_.request_id);
+  if (entered_) core_.Leave(info_.tenant, spec_.request_id);
   consumer_->Done(failure_);
 }
 

@@ -46,9 +46,14 @@ CallInfo ServerCore::Describe(const char* method, const std::string& peer, const
   const std::optional<uint64_t> verified = VerifiedClientOf(header);
   call.tenant = verified.value_or(0);
   call.client = verified ? *verified : UnverifiedClientOf(peer, header);
-  const absl::string_view trace = header("traceparent");
+  call.administrator = access->IsAdministrator(header("authorization", 0));
+  const absl::string_view trace = header("traceparent", 0);
   call.trace = ParseTraceParent({trace.data(), trace.size()});
   call.arrival = engine.Now();
+  // A client's own name in front of the gateway's would otherwise be taken for it.
+  if (!client_metadata_.empty() && header(client_metadata_, 1).data() != nullptr) {
+    call.refusal = absl::InvalidArgumentError(client_metadata_ + ": came twice");
+  }
   return call;
 }
 
@@ -60,6 +65,7 @@ absl::Status ServerCore::Admit(CallInfo* call, int64_t bytes) {
 }
 
 absl::Status ServerCore::TakeShare(CallInfo* call, int64_t bytes) {
+  if (!call->refusal.ok()) return call->refusal;
   absl::StatusOr<CallBudget::Share> share = calls_.Take(call->client, kHeldPerByte * bytes);
   if (!share.ok()) {
     refusals_.Add(*call, RefusalReason::kBudget, share.status(), call->arrival);
@@ -108,26 +114,28 @@ absl::Status ServerCore::CheckQueue(const CallInfo& call) const {
   return absl::OkStatus();
 }
 
-bool ServerCore::Enter(const std::string& request_id, std::shared_ptr<RunningCall> call) {
+bool ServerCore::Enter(uint64_t tenant, const std::string& request_id,
+                       std::shared_ptr<RunningCall> call) {
   const MutexLock lock(mutex_);
-  return running_.emplace(request_id, std::move(call)).second;
+  return running_.emplace(std::pair(request_id, tenant), std::move(call)).second;
 }
 
-void ServerCore::Leave(const std::string& request_id) {
+void ServerCore::Leave(uint64_t tenant, const std::string& request_id) {
   const MutexLock lock(mutex_);
-  running_.erase(request_id);
+  running_.erase({request_id, tenant});
 }
 
-std::shared_ptr<RunningCall> ServerCore::Find(const std::string& request_id) const {
-  const MutexLock lock(mutex_);
-  const auto found = running_.find(request_id);
-  return found == running_.end() ? nullptr : found->second;
-}
-
-bool ServerCore::Abort(const std::string& request_id) {
-  const std::shared_ptr<RunningCall> call = Find(request_id);
-  if (call != nullptr) call->Cancel(absl::OkStatus());
-  return call != nullptr;
+bool ServerCore::Abort(const CallInfo& caller, const std::string& request_id) {
+  std::vector<std::shared_ptr<RunningCall>> found;
+  {
+    const MutexLock lock(mutex_);
+    for (auto it = running_.lower_bound({request_id, 0});
+         it != running_.end() && it->first.first == request_id; ++it) {
+      if (caller.administrator || it->first.second == caller.tenant) found.push_back(it->second);
+    }
+  }
+  for (const std::shared_ptr<RunningCall>& call : found) call->Cancel(absl::OkStatus());
+  return !found.empty();
 }
 
 bool ServerCore::Idle() const {
@@ -167,13 +175,13 @@ double ServerCore::UptimeSeconds() const {
 }
 
 std::optional<uint64_t> ServerCore::VerifiedClientOf(const Header& header) {
-  const absl::string_view name = client_metadata_.empty() ? "" : header(client_metadata_);
+  const absl::string_view name = client_metadata_.empty() ? "" : header(client_metadata_, 0);
   if (!name.empty()) return absl::HashOf('m', name);
-  return access->ClientOf(header("authorization"));
+  return access->ClientOf(header("authorization", 0));
 }
 
 uint64_t ServerCore::UnverifiedClientOf(const std::string& peer, const Header& header) {
-  const absl::string_view authorization = header("authorization");
+  const absl::string_view authorization = header("authorization", 0);
   const bool bearer = absl::StartsWithIgnoreCase(authorization, "bearer ");
   return clients_.Of(peer, bearer ? authorization : "");
 }

@@ -67,9 +67,9 @@ class ServerCore {
              ServerDescription description, const ServerLimits& limits = {});
 
   // A call of `method` (of static life) as it arrives from `peer`: without a share, and without a
-  // deadline. `header`: the value of its metadata entry or header of that name, "" if there is
-  // none.
-  using Header = std::function<absl::string_view(const std::string& name)>;
+  // deadline. `header`: the value of its metadata entry or header of that name (in lower case) that
+  // comes at this place among those of the name, from 0; a view of null if there is none.
+  using Header = std::function<absl::string_view(const std::string& name, int place)>;
   CallInfo Describe(const char* method, const std::string& peer, const Header& header);
 
   // Lets a generation of `bytes` on the wire in, before it is parsed: gives `call` its share of the
@@ -85,16 +85,16 @@ class ServerCore {
   // Calls that Admit and TakeShare refused.
   const RefusalLog& refusals() const { return refusals_; }
   // The life of a call: BeginAdmission, Enter once its id is known, EndAdmission once the engine
-  // has answered, Leave. Enter gives false when a call with this id is running.
+  // has answered, Leave. Ids belong to a tenant (CallInfo::tenant): Enter gives false when a call
+  // of this tenant with this id is running.
   void BeginAdmission() { ++admitting_; }
-  bool Enter(const std::string& request_id, std::shared_ptr<RunningCall> call);
+  bool Enter(uint64_t tenant, const std::string& request_id, std::shared_ptr<RunningCall> call);
   void EndAdmission() { --admitting_; }
   int64_t admitting() const { return admitting_; }  // between these two
-  void Leave(const std::string& request_id);
-  // The running call of this id, or null.
-  std::shared_ptr<RunningCall> Find(const std::string& request_id) const;
-  // Ends the call of this id, which then finishes with ABORT. False: none is running.
-  bool Abort(const std::string& request_id);
+  void Leave(uint64_t tenant, const std::string& request_id);
+  // Ends the call of this id and of the caller's tenant, which then finishes with ABORT; for an
+  // administrator, the calls of this id of all tenants. False: none is running.
+  bool Abort(const CallInfo& caller, const std::string& request_id);
 
   // When a refused client should come back.
   int64_t RetryAfterMs() const;
@@ -141,8 +141,9 @@ class ServerCore {
   CallMetrics metrics_;
   mutable Mutex mutex_;
   bool shutting_down_ ABSL_GUARDED_BY(mutex_) = false;
-  // By request id, from Enter to Leave.
-  std::map<std::string, std::shared_ptr<RunningCall>> running_ ABSL_GUARDED_BY(mutex_);
+  // By request id and tenant, from Enter to Leave.
+  std::map<std::pair<std::string, uint64_t>, std::shared_ptr<RunningCall>> running_
+      ABSL_GUARDED_BY(mutex_);
   CallBudget calls_;
   StallMonitor stalls_;
   // Last, so that their tasks end before the rest goes.

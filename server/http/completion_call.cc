@@ -30,7 +30,9 @@ struct CompletionCall::Prompt final : GenerationConsumer {
 void CompletionCall::Start(ServerCore& core, const std::shared_ptr<HttpExchange>& exchange) {
   const HttpRequest& request = exchange->request;
   CallInfo info = core.Describe("/v1/completions", request.peer,
-                                [&](const std::string& name) { return request.Header(name); });
+                                [&](const std::string& name, int place) {
+                                  return request.Header(name, place);
+                                });
   const absl::Status admitted = core.Admit(&info, static_cast<int64_t>(request.body.size()));
   if (!admitted.ok()) return exchange->Answer(ErrorAnswer(admitted, core.RetryAfterMs()));
   const uint64_t client = info.client;

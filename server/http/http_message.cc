@@ -55,11 +55,11 @@ const char* ReasonOf(int status) {
 
 }  // namespace
 
-absl::string_view HttpRequest::Header(absl::string_view name) const {
+absl::string_view HttpRequest::Header(absl::string_view name, int place) const {
   for (const auto& [known, value] : headers) {
-    if (known == name) return value;
+    if (known == name && place-- == 0) return value;
   }
-  return "";
+  return {};
 }
 
 void SetTarget(absl::string_view target, HttpRequest* request) {

@@ -98,13 +98,15 @@ GenerateService::GenerateService(ServerCore& core) : RawService(core) {
          EncodeDelta});
   Serve({"Score", Kind::kUnary, Converting<v1::ScoreRequest>(ConvertScore), EncodeScore});
   ServeShort<v1::AbortRequest, v1::AbortResponse>(
-      "Abort", [&core](const v1::AbortRequest& request) -> absl::StatusOr<v1::AbortResponse> {
+      "Abort",
+      [&core](const v1::AbortRequest& request,
+              const CallInfo& call) -> absl::StatusOr<v1::AbortResponse> {
         if (request.request_ids().empty() || request.request_ids_size() > kMaxAbortIds) {
           return absl::InvalidArgumentError("request_ids: 1 to 1024 ids");
         }
         v1::AbortResponse response;
         for (const std::string& id : request.request_ids()) {
-          if (core.Abort(id)) response.add_aborted(id);
+          if (core.Abort(call, id)) response.add_aborted(id);
         }
         return response;
       });

@@ -28,11 +28,11 @@ absl::StatusOr<GenerationSpec> ConvertBytes(grpc::ByteBuffer* bytes, VllmCall* c
 }
 
 absl::StatusOr<vllm_wire::AbortResponse> AbortAll(const vllm_wire::AbortRequest& request,
-                                                  ServerCore& core) {
+                                                  const CallInfo& call, ServerCore& core) {
   if (request.request_ids_size() > kMaxAbortIds) {
     return absl::InvalidArgumentError("request_ids: at most 1024 ids");
   }
-  for (const std::string& id : request.request_ids()) core.Abort(id);
+  for (const std::string& id : request.request_ids()) core.Abort(call, id);
   return vllm_wire::AbortResponse();
 }
 

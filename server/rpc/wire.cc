@@ -18,11 +18,13 @@ using MessageTraits = grpc::SerializationTraits<google::protobuf::Message>;
 constexpr size_t kMaxShortMessageBytes = 256 << 10;
 constexpr size_t kMaxStatusBytes = 1024;
 
-absl::string_view MetadataOf(const grpc::CallbackServerContext& context, const std::string& key) {
-  const auto& metadata = context.client_metadata();
-  const auto found = metadata.find(grpc::string_ref(key.data(), key.size()));
-  if (found == metadata.end()) return "";
-  return absl::string_view(found->second.data(), found->second.size());
+absl::string_view MetadataOf(const grpc::CallbackServerContext& context, const std::string& key,
+                             int place) {
+  const auto [begin, end] =
+      context.client_metadata().equal_range(grpc::string_ref(key.data(), key.size()));
+  if (std::distance(begin, end) <= place) return {};
+  const grpc::string_ref value = std::next(begin, place)->second;
+  return absl::string_view(value.data(), value.size());
 }
 
 // One field of a message on the wire: a length-delimited one, below 16 in number.
@@ -76,8 +78,10 @@ grpc::ByteBuffer TakeBytes(const grpc::ByteBuffer* request) {
 
 CallInfo DescribeCall(const char* method, const grpc::CallbackServerContext& context,
                       ServerCore& core) {
-  CallInfo call = core.Describe(method, context.peer(),
-                                [&](const std::string& key) { return MetadataOf(context, key); });
+  CallInfo call =
+      core.Describe(method, context.peer(), [&](const std::string& key, int place) {
+        return MetadataOf(context, key, place);
+      });
   call.deadline = DeadlineOf(context.raw_deadline(), call.arrival);
   return call;
 }
