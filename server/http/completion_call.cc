@@ -29,10 +29,9 @@ struct CompletionCall::Prompt final : GenerationConsumer {
 
 void CompletionCall::Start(ServerCore& core, const std::shared_ptr<HttpExchange>& exchange) {
   const HttpRequest& request = exchange->request;
-  CallInfo info = core.Describe("/v1/completions", request.peer,
-                                [&](const std::string& name, int place) {
-                                  return request.Header(name, place);
-                                });
+  CallInfo info = core.Describe(
+      "/v1/completions", request.peer,
+      [&](const std::string& name, int place) { return request.Header(name, place); });
   const absl::Status admitted = core.Admit(&info, static_cast<int64_t>(request.body.size()));
   if (!admitted.ok()) return exchange->Answer(ErrorAnswer(admitted, core.RetryAfterMs()));
   const uint64_t client = info.client;
@@ -81,8 +80,14 @@ absl::Status CompletionCall::AdmitPrompts() {
   for (size_t i = 0; i < request_.prompts.size(); ++i) {
     auto prompt = std::make_unique<Prompt>();
     prompt->index = i;
-    prompt->info = {info_.method,   info_.peer, info_.client,  info_.tenant,
-                    info_.deadline, {},         info_.arrival, info_.trace};
+    CallInfo& info = prompt->info;
+    info.method = info_.method;
+    info.peer = info_.peer;
+    info.client = info_.client;
+    info.tenant = info_.tenant;
+    info.deadline = info_.deadline;
+    info.arrival = info_.arrival;
+    info.trace = info_.trace;
     if (i == 0) {
       prompt->info.share = std::move(info_.share);
     } else {

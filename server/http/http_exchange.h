@@ -23,8 +23,9 @@ struct HttpRequest {
   std::string peer;     // "ipv4:127.0.0.1:4711", as gRPC writes it
   std::string body;     // whole
 
-  // The first value of a header; "": none. `name` in lower case.
-  absl::string_view Header(absl::string_view name) const;
+  // The value of the header that comes at this place among those of the name, from 0; a view of
+  // null: none. `name` in lower case.
+  absl::string_view Header(absl::string_view name, int place = 0) const;
 };
 
 struct HttpAnswer {

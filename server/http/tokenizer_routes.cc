@@ -88,10 +88,9 @@ void Start(ServerCore& core, const char* method, Work work,
            const std::shared_ptr<HttpExchange>& exchange) {
   auto call = std::make_shared<TokenizerCall>();
   const HttpRequest& request = exchange->request;
-  call->info = core.Describe(method, request.peer,
-                             [&](const std::string& name, int place) {
-                                  return request.Header(name, place);
-                                });
+  call->info = core.Describe(method, request.peer, [&](const std::string& name, int place) {
+    return request.Header(name, place);
+  });
   const absl::Status status =
       core.AdmitTokenizing(&call->info, static_cast<int64_t>(request.body.size()));
   if (!status.ok()) return exchange->Answer(ErrorAnswer(status, core.RetryAfterMs()));

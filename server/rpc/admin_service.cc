@@ -22,7 +22,7 @@ AdminService::AdminService(ServerCore& core, const std::function<void()>& on_cha
     : RawService(core) {
   ServeShort<v1::DrainRequest, v1::DrainResponse>(
       "Drain",
-      [&core, on_change](const v1::DrainRequest&) {
+      [&core, on_change](const v1::DrainRequest&, const CallInfo&) {
         Log(LogLevel::kInfo, "draining, asked by an operator");
         core.Drain();
         on_change();
@@ -31,7 +31,7 @@ AdminService::AdminService(ServerCore& core, const std::function<void()>& on_cha
       /*takes_share=*/false);
   ServeShort<v1::FlushCacheRequest, v1::FlushCacheResponse>(
       "FlushCache",
-      [&core](const v1::FlushCacheRequest&) {
+      [&core](const v1::FlushCacheRequest&, const CallInfo&) {
         Log(LogLevel::kInfo, "flushing the prefix cache, asked by an operator");
         auto response = LoadOf<v1::FlushCacheResponse>(core);
         response.set_snapshots(static_cast<uint64_t>(core.engine.stats().snapshots));
@@ -41,7 +41,8 @@ AdminService::AdminService(ServerCore& core, const std::function<void()>& on_cha
       /*takes_share=*/false);
   ServeShort<v1::UndrainRequest, v1::UndrainResponse>(
       "Undrain",
-      [&core, on_change](const v1::UndrainRequest&) -> absl::StatusOr<v1::UndrainResponse> {
+      [&core, on_change](const v1::UndrainRequest&,
+                         const CallInfo&) -> absl::StatusOr<v1::UndrainResponse> {
         Log(LogLevel::kInfo, "taking requests again, asked by an operator");
         absl::Status status = core.Undrain();
         on_change();

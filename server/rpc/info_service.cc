@@ -110,16 +110,17 @@ v1::Load DescribeLoad(ServerCore& core) {
 
 InfoService::InfoService(ServerCore& core) : RawService(core) {
   ServeShort<v1::GetServerInfoRequest, v1::ServerInfo>(
-      "GetServerInfo", [&core](const auto&) { return DescribeServer(core); });
+      "GetServerInfo", [&core](const auto&, const CallInfo&) { return DescribeServer(core); });
   ServeShort<v1::GetModelInfoRequest, v1::ModelInfo>(
       "GetModelInfo",
-      [&core](const v1::GetModelInfoRequest& request) -> absl::StatusOr<v1::ModelInfo> {
+      [&core](const v1::GetModelInfoRequest& request,
+              const CallInfo&) -> absl::StatusOr<v1::ModelInfo> {
         absl::Status status = CheckModelName(request.model(), core.context);
         if (!status.ok()) return status;
         return DescribeModel(core);
       });
-  ServeShort<v1::GetLoadRequest, v1::Load>("GetLoad",
-                                           [&core](const auto&) { return DescribeLoad(core); });
+  ServeShort<v1::GetLoadRequest, v1::Load>(
+      "GetLoad", [&core](const auto&, const CallInfo&) { return DescribeLoad(core); });
 }
 
 }  // namespace fox

@@ -43,7 +43,7 @@ class RawService : public Definition::Service {
   // handler. Without a share of the budget it is let in whatever clients hold.
   template <class Request, class Response>
   void ServeShort(const char* method,
-                  std::function<absl::StatusOr<Response>(const Request& request)> answer,
+                  std::function<absl::StatusOr<Response>(const Request&, const CallInfo&)> answer,
                   bool takes_share = true) {
     Serve(method, [this, method, answer = std::move(answer), takes_share](
                       grpc::CallbackServerContext* context, const Bytes* bytes) {
@@ -52,7 +52,7 @@ class RawService : public Definition::Service {
       CallInfo call = DescribeCall(method, *context, core_);
       if (takes_share) status = core_.TakeShare(&call, static_cast<int64_t>(bytes->Length()));
       if (status.ok()) status = ParseShortMessage(*bytes, &request);
-      const absl::StatusOr<Response> response = status.ok() ? answer(request) : status;
+      const absl::StatusOr<Response> response = status.ok() ? answer(request, call) : status;
       auto* reactor = new CallReactor(core_, context, std::move(call));
       reactor->Answer(response.status(), response.ok() ? &*response : nullptr);
       return reactor;

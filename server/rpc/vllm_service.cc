@@ -122,17 +122,23 @@ VllmService::VllmService(ServerCore& core, std::function<bool()> serving) : RawS
   // Without a share of the budget: a server that is full is as healthy as before.
   ServeShort<vllm_wire::HealthCheckRequest, vllm_wire::HealthCheckResponse>(
       "VllmEngine.HealthCheck",
-      [&core, serving = std::move(serving)](const auto&) { return HealthOf(core, serving()); },
+      [&core, serving = std::move(serving)](const auto&, const CallInfo&) {
+        return HealthOf(core, serving());
+      },
       /*takes_share=*/false);
   ServeShort<vllm_wire::AbortRequest, vllm_wire::AbortResponse>(
-      "VllmEngine.Abort", [&core](const auto& request) { return AbortAll(request, core); });
+      "VllmEngine.Abort",
+      [&core](const auto& request, const CallInfo& call) { return AbortAll(request, call, core); });
   ServeShort<vllm_wire::GetModelInfoRequest, vllm_wire::GetModelInfoResponse>(
-      "VllmEngine.GetModelInfo", [&core](const auto&) { return ToGateway(DescribeModel(core)); });
+      "VllmEngine.GetModelInfo",
+      [&core](const auto&, const CallInfo&) { return ToGateway(DescribeModel(core)); });
   ServeShort<vllm_wire::GetServerInfoRequest, vllm_wire::GetServerInfoResponse>(
-      "VllmEngine.GetServerInfo",
-      [&core](const auto&) { return ToGateway(DescribeServer(core), DescribeLoad(core)); });
+      "VllmEngine.GetServerInfo", [&core](const auto&, const CallInfo&) {
+        return ToGateway(DescribeServer(core), DescribeLoad(core));
+      });
   ServeShort<vllm_wire::GetLoadsRequest, vllm_wire::GetLoadsResponse>(
-      "VllmEngine.GetLoads", [&core](const auto&) { return ToGateway(DescribeLoad(core), core); });
+      "VllmEngine.GetLoads",
+      [&core](const auto&, const CallInfo&) { return ToGateway(DescribeLoad(core), core); });
 }
 
 void VllmService::ServeGenerate() {

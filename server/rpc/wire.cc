@@ -78,10 +78,9 @@ grpc::ByteBuffer TakeBytes(const grpc::ByteBuffer* request) {
 
 CallInfo DescribeCall(const char* method, const grpc::CallbackServerContext& context,
                       ServerCore& core) {
-  CallInfo call =
-      core.Describe(method, context.peer(), [&](const std::string& key, int place) {
-        return MetadataOf(context, key, place);
-      });
+  CallInfo call = core.Describe(method, context.peer(), [&](const std::string& key, int place) {
+    return MetadataOf(context, key, place);
+  });
   call.deadline = DeadlineOf(context.raw_deadline(), call.arrival);
   return call;
 }
