@@ -20,6 +20,10 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
+// Blocks of a round: as many as threads, or half of them where the sums of their keys would not fit
+// into the shared memory of every device.
+template <int kHeadDim>
+constexpr int kRound = kHeadDim <= 64 ? kThreads : kThreads / 2;
 // That chain N, a dimension in each lane.
 template <int kHeadDim>
 constexpr int kKeyWarps = (kHeadDim + kWarp - 1) / kWarp;
@@ -70,17 +74,18 @@ struct alignas(16) PageFactors {
   double before, own;
 };
 
-// A round: as many blocks as threads. Chains turn what a block adds into what there is after it.
+// The blocks of a round. Chains turn what a block adds into what there is after it.
 template <int kHeadDim>
 struct Space {
-  PageFactors factors[kThreads];          // 1 and 0 past the last full page
-  double c[kThreads];                     // first the log gate of a block's rows
-  double log_mass[kThreads];              // first that of a page, or of a pair
-  double decay[kThreads];                 // of that page or pair
-  double decay_sum[kThreads];             // first that of a page
-  double first_c, first_log_mass;         // before the round
-  Extremes total[kWarps];                 // of each warp
-  float key_sum[kThreads][kHeadDim + 1];  // N after each page; padded
+  static constexpr int kBlocks = kRound<kHeadDim>;
+  PageFactors factors[kBlocks];          // 1 and 0 past the last full page
+  double c[kBlocks];                     // first the log gate of a block's rows
+  double log_mass[kBlocks];              // first that of a page, or of a pair
+  double decay[kBlocks];                 // of that page or pair
+  double decay_sum[kBlocks];             // first that of a page
+  double first_c, first_log_mass;        // before the round
+  Extremes total[kWarps];                // of each warp
+  float key_sum[kBlocks][kHeadDim + 1];  // N after each page; padded
 };
 
 __device__ __forceinline__ ScanCarry LoadCarry(const AppendParams& params, const PagedKv& kv,
@@ -119,6 +124,7 @@ __device__ __forceinline__ PageBlock ReadBlock(const StepSchedule& schedule, con
   const double* record = RecordOf(schedule, kv, scan.first_block + i, scan.head);
   PageBlock block;
   block.mass = -CUDART_INF;
+  if (at >= kRound<kHeadDim>) return block;
   block.there = i < scan.blocks;
   block.full = accumulates && i < scan.full;
   double gate = 0;
@@ -159,7 +165,7 @@ __device__ __forceinline__ void ChainKeySums(const StepSchedule& schedule, const
                                              const HeadScan& scan, int first, int full,
                                              Space<kHeadDim>& space, double& sum) {
   constexpr int kBatch = 16;
-  static_assert(kThreads % kBatch == 0);
+  static_assert(kRound<kHeadDim> % kBatch == 0);
   const int dim = static_cast<int>(threadIdx.x), whole = full / kBatch * kBatch;
   if (dim >= kHeadDim) return;
   const double* keys =
@@ -233,8 +239,8 @@ __device__ __forceinline__ void RunChains(const StepSchedule& schedule, const Pa
                                           double& key_sum) {
   constexpr int kKeys = kKeyWarps<kHeadDim>;
   static_assert(kWarps >= kKeys + 2);
-  const int blocks = min(kThreads, scan.blocks - first);
-  const int full = accumulates ? max(0, min(kThreads, scan.full - first)) : 0;
+  const int blocks = min(kRound<kHeadDim>, scan.blocks - first);
+  const int full = accumulates ? max(0, min(kRound<kHeadDim>, scan.full - first)) : 0;
   const int warp = Warp(), lane = Lane();
   if (warp < kKeys) {
     ChainKeySums<kHeadDim>(schedule, kv, scan, first, full, space, key_sum);
@@ -291,9 +297,8 @@ template <int kHeadDim>
 __device__ __forceinline__ void StoreGates(const PagedKv& kv, const HeadScan& scan, int i,
                                            const PageBlock& block, const Space<kHeadDim>& space) {
   const int at = static_cast<int>(threadIdx.x);
-  if (block.there && block.starts) {
-    kv.page_cum_log_f[block.summary] = at == 0 ? space.first_c : space.c[at - 1];
-  }
+  if (!block.there) return;
+  if (block.starts) kv.page_cum_log_f[block.summary] = at == 0 ? space.first_c : space.c[at - 1];
   if (i != scan.blocks - 1) return;
   kv.cum_log_f[kv.HeadIndex(scan.rows.slot, scan.layer, scan.head)] = space.c[at];
 }
@@ -431,7 +436,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();  // all have read the state
 
 #pragma unroll 1
-  for (int first = 0; first < scan.blocks; first += kThreads) {
+  for (int first = 0; first < scan.blocks; first += kRound<kHeadDim>) {
     const int i = first + static_cast<int>(threadIdx.x);
     const PageBlock block = ReadBlock(schedule, kv, scan, i, accumulates, first_c, space);
     __syncthreads();
@@ -455,8 +460,8 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
   const auto kernel = IsDiagonal(params.bound) || params.acp == AcpMode::kOff
                           ? AccumulateKernel<kHeadDim, false>
                           : AccumulateKernel<kHeadDim, true>;
-  constexpr int kBytes = sizeof(Space<kHeadDim>);
-  if (const cudaError_t error = AllowDynamicSmem(KernelAddress(kernel), kBytes)) return error;
+  constexpr size_t kBytes = sizeof(Space<kHeadDim>);
+  if (const cudaError_t error = AllowDynamicSmem<kBytes>(KernelAddress(kernel))) return error;
   return Launch(kernel, grid, kThreads, kBytes, stream, batch, params, kv, schedule,
                 batch.num_decodes);
 }

@@ -60,7 +60,7 @@ int ChooseStages(ClusterGemmArguments* a) {
 template <int kRows, int kSplits, bool kGated>
 cudaError_t LaunchClusterGemm(ClusterGemmArguments& a, int multiprocessors, cudaStream_t stream) {
   const auto kernel = ClusterGemmKernel<kRows, kSplits, kGated>;
-  const cudaError_t ready = AllowDynamicSmem(KernelAddress(kernel), kMostBytes);
+  const cudaError_t ready = AllowDynamicSmem<kMostBytes, kHopperSmem>(KernelAddress(kernel));
   if (ready != cudaSuccess) return ready;
   const int bytes = ChooseStages<kRows, kSplits>(&a);
   const int blocks = kSplits == 1 ? std::min(a.tiles, multiprocessors) : a.tiles * kSplits;

@@ -196,7 +196,7 @@ __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int
 #pragma unroll
     for (int i = 0; i < kSumsOfThread<kRows>; ++i) sums[SumPlace<kRows>(i).Offset()] = c[i];
   }
-  ArriveAtCluster();
+  ArriveReleasingShared();
   const int rank = static_cast<int>(blockIdx.x) % kSplits;
   const auto row = [rank](int unit) { return unit / kRowUnits * kSplits + rank; };
   static_assert(kStep % kRowUnits == 0);  // a thread's outputs are the same in every pass

@@ -27,16 +27,19 @@ class CublasGemm {
   // the host's work.
   cudaError_t Multiply(const MatrixView& x, const LinearParams& params, cudaStream_t stream);
 
+  // Shapes whose algorithm is known. A new number of rows is rarely a new shape.
+  size_t known_shapes() const { return algorithms_.size(); }
+
  private:
-  // rows, out, in, strides of x and out, type of out, accumulate, alignments of x, W and out.
+  // rows rounded up, out, in, strides of x and out, type of out, accumulate, alignments of x, W and
+  // out.
   using Shape = std::array<int64_t, 10>;
   struct Layouts;
 
   cublasStatus_t Ask(const Layouts& layouts, const Shape& shape,
                      std::vector<cublasLtMatmulHeuristicResult_t>* found);
-  cublasStatus_t Choose(const MatrixView& x, const DeviceWeight& weight, const MatrixView& out,
-                        const Layouts& layouts, const Shape& shape,
-                        cublasLtMatmulAlgo_t* algorithm);
+  cublasStatus_t Choose(MatrixView x, const DeviceWeight& weight, MatrixView out,
+                        const Shape& shape, cublasLtMatmulAlgo_t* algorithm);
 
   cublasLtHandle_t handle_ = nullptr;
   cublasStatus_t created_;

@@ -39,7 +39,7 @@ cudaError_t LaunchPlan(PrefillGemmArguments a, const MatrixView& x, const Device
   error = EncodeMatrixMap(y.data, y.rows, y.cols, y.row_stride, kGroupRows, kBoxOutputs, &a.y_map);
   if (error != cudaSuccess) return error;
   const auto kernel = PrefillGemmKernel<Plan>;
-  error = AllowDynamicSmem(KernelAddress(kernel), Plan::kSmemBytes);
+  error = AllowDynamicSmem<Plan::kSmemBytes, kHopperSmem>(KernelAddress(kernel));
   if (error != cudaSuccess) return error;
   const int blocks = std::min(a.columns * a.row_tiles, multiprocessors);
   return Launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),

@@ -257,7 +257,7 @@ int SplitsOf(const SkinnyArguments& a, int tiles, int multiprocessors) {
 
 template <int N>
 cudaError_t LaunchSkinny(const SkinnyArguments& a, int multiprocessors, cudaStream_t stream) {
-  const cudaError_t ready = AllowDynamicSmem(KernelAddress(SkinnyKernel<N>), Ring<N>::kBytes);
+  const cudaError_t ready = AllowDynamicSmem<Ring<N>::kBytes>(KernelAddress(SkinnyKernel<N>));
   if (ready != cudaSuccess) return ready;
   const int tiles = (a.out + kTileOut - 1) / kTileOut;
   const dim3 grid(static_cast<unsigned>(tiles),

@@ -1,6 +1,16 @@
 // Clusters of thread blocks (Hopper): their size, their barrier and each other's shared memory.
 // Does nothing in code for older devices, where kernels must not be launched as clusters. For .cu
 // files only.
+//
+// What a block reads that another block of its cluster wrote, and what publishes it (no tool finds
+// a release that is missing):
+//
+// | kernel | what is read | memory | published by |
+// |---|---|---|---|
+// | attention/decode/cluster.cu | partial results | the reader's shared | SendToBlock |
+// | linear/cluster_gemm_epilogue.cuh | partial sums | the writer's shared | ArriveReleasingShared |
+// | sampling/radix_select.cuh | sums, candidates | the writer's shared | ArriveReleasingShared |
+// | sampling/sample.cu, ProcessLogits | logits | global | ReleaseAll, then the same |
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,22 +30,30 @@
 namespace fox::cuda {
 
 // Arrive at and wait for the barrier of all the cluster's threads; those that have ended count as
-// arrived. A thread waits before it arrives again. Relaxed: the blocks know of each other that they
-// have started.
+// arrived. A thread waits before it arrives again. Relaxed: publishes nothing, but that the block
+// has started.
 __device__ __forceinline__ void ArriveAtClusterRelaxed() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 #endif
 }
 
-// Releases what the thread wrote to its block's shared memory, and that alone where PTX has a word
-// for it (8.6): a release of everything is a fence over global memory, half a microsecond.
-__device__ __forceinline__ void ArriveAtCluster() {
+// Publishes, by the thread's next arrival, all that it has written, global memory included: a fence
+// of half a microsecond.
+__device__ __forceinline__ void ReleaseAll() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.acq_rel.cluster;" ::: "memory");
+#endif
+}
+
+// Publishes what the thread has written to its block's shared memory. What it wrote to global
+// memory is not published, where PTX can tell them apart (8.6).
+__device__ __forceinline__ void ArriveReleasingShared() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #if CUDART_VERSION >= 12080
   asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
 #else
-  asm volatile("fence.acq_rel.cluster;" ::: "memory");
+  ReleaseAll();
 #endif
   ArriveAtClusterRelaxed();
 #endif

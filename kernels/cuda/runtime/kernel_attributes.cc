@@ -1,10 +1,9 @@
-// One table of answers behind one lock. See kernel_attributes.h.
+// One table of answers a thread, so that a launch takes no lock. See kernel_attributes.h.
 #include "kernels/cuda/runtime/kernel_attributes.h"
 
-#include <map>
-#include <mutex>
+#include <functional>
 #include <optional>
-#include <utility>
+#include <unordered_map>
 
 namespace fox::cuda {
 namespace {
@@ -20,37 +19,34 @@ struct Known {
   std::optional<int> resident_blocks;
 };
 
-// The answers about `kernel` on the current device, while the lock is held.
-class Answers {
- public:
-  explicit Answers(const void* kernel) : lock_(mutex_) {
-    int device = -1;  // stays where there is none: what is asked then gives the error
-    static_cast<void>(cudaGetDevice(&device));
-    known_ = &table_[{device, kernel}];
+struct Question {
+  int device;
+  const void* kernel;
+  bool operator==(const Question&) const = default;
+};
+struct HashOfQuestion {
+  size_t operator()(const Question& question) const {
+    return std::hash<const void*>()(question.kernel) + static_cast<size_t>(question.device);
   }
-
-  Known* operator->() const { return known_; }
-
- private:
-  static std::mutex mutex_;
-  static std::map<std::pair<int, const void*>, Known> table_;
-
-  std::lock_guard<std::mutex> lock_;
-  Known* known_;
 };
 
-std::mutex Answers::mutex_;
-std::map<std::pair<int, const void*>, Known> Answers::table_;
+// The calling thread's answers about `kernel` on the current device.
+Known& AnswersFor(const void* kernel) {
+  thread_local std::unordered_map<Question, Known, HashOfQuestion> table;
+  int device = -1;  // stays where there is none: what is asked then gives the error
+  static_cast<void>(cudaGetDevice(&device));
+  return table[{device, kernel}];
+}
 
 Code CodeOf(const void* kernel) {
-  const Answers known(kernel);
-  if (!known->code) {
+  Known& known = AnswersFor(kernel);
+  if (!known.code) {
     cudaFuncAttributes attributes{};
     const bool told = cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess;
     if (!told) static_cast<void>(cudaGetLastError());  // no code for this device: an answer
-    known->code = told ? Code{attributes.ptxVersion, attributes.numRegs} : Code{0, 0};
+    known.code = told ? Code{attributes.ptxVersion, attributes.numRegs} : Code{0, 0};
   }
-  return *known->code;
+  return *known.code;
 }
 
 }  // namespace
@@ -62,26 +58,26 @@ bool TakesRegisters(const void* kernel, int registers) {
 }
 
 cudaError_t AllowDynamicSmem(const void* kernel, int bytes) {
-  const Answers known(kernel);
-  if (known->smem_allowed) return cudaSuccess;
+  Known& known = AnswersFor(kernel);
+  if (known.smem_allowed) return cudaSuccess;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  known->smem_allowed = error == cudaSuccess;
+  known.smem_allowed = error == cudaSuccess;
   return error;
 }
 
 cudaError_t ResidentBlocks(const void* kernel, int threads, int* blocks) {
-  const Answers known(kernel);
-  if (!known->resident_blocks) {
+  Known& known = AnswersFor(kernel);
+  if (!known.resident_blocks) {
     int sms = 0, per_sm = 0;
     cudaError_t error = CountMultiprocessors(&sms);
     if (error == cudaSuccess) {
       error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, threads, 0);
     }
     if (error != cudaSuccess) return error;
-    known->resident_blocks = sms * per_sm;
+    known.resident_blocks = sms * per_sm;
   }
-  *blocks = *known->resident_blocks;
+  *blocks = *known.resident_blocks;
   return cudaSuccess;
 }
 

@@ -5,6 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+
 namespace fox::cuda {
 
 // A kernel of any signature, as the runtime names it.
@@ -26,8 +28,21 @@ inline bool HasSm90Code(const void* kernel) { return CompiledArchitecture(kernel
 // for one architecture have in code for all others, takes a few. False if there is no code.
 bool TakesRegisters(const void* kernel, int registers);
 
+// Shared memory that a block may have: on every supported device (compute capability 8.6, 8.9 and
+// 12.x have the least), and on Hopper.
+inline constexpr int kPortableSmem = 99 * 1024;
+inline constexpr int kHopperSmem = 227 * 1024;
+
 // Lets the kernel have `bytes` of dynamic shared memory. REQUIRES: the same number every time.
 cudaError_t AllowDynamicSmem(const void* kernel, int bytes);
+
+// The same where the number is known at compile time: it must fit on the devices that the kernel is
+// for.
+template <size_t kBytes, int kAvailable = kPortableSmem>
+cudaError_t AllowDynamicSmem(const void* kernel) {
+  static_assert(kBytes <= kAvailable);
+  return AllowDynamicSmem(kernel, static_cast<int>(kBytes));
+}
 
 // How many blocks of so many threads, without dynamic shared memory, the device holds at once.
 // REQUIRES: the same number of threads every time.

@@ -1,6 +1,7 @@
 // Which launches may overlap. See launch.h.
 #include "kernels/cuda/runtime/launch.h"
 
+#include <atomic>
 #include <mutex>
 #include <set>
 
@@ -11,6 +12,7 @@ namespace {
 struct SerialStreams {
   std::mutex mutex;
   std::set<cudaStream_t> streams;
+  std::atomic<bool> any = false;  // without it a launch takes no lock
 };
 
 SerialStreams& Serial() {
@@ -23,6 +25,7 @@ SerialStreams& Serial() {
 bool Overlaps(const void* kernel, cudaStream_t stream) {
   if (!HasSm90Code(kernel)) return false;
   SerialStreams& serial = Serial();
+  if (!serial.any) return true;
   const std::lock_guard<std::mutex> lock(serial.mutex);
   return !serial.streams.contains(stream);
 }
@@ -35,6 +38,7 @@ void AllowOverlap(cudaStream_t stream, bool allow) {
   } else {
     serial.streams.insert(stream);
   }
+  serial.any = !serial.streams.empty();
 }
 
 }  // namespace fox::cuda

@@ -56,12 +56,13 @@ struct Row {
 
 // --- Blocks of a row ---
 
+// Publishes what was written to shared memory, and nothing else to other blocks.
 template <int kBlocks>
 __device__ __forceinline__ void RowBarrier() {
   if constexpr (kBlocks == 1) {
     __syncthreads();
   } else {
-    ArriveAtCluster();
+    ArriveReleasingShared();
     WaitForCluster();
   }
 }

@@ -147,6 +147,7 @@ __device__ __forceinline__ float Processed(float x, TokenPenaltyState state,
 }
 
 // Rewrites the block's logits; other blocks may read them after the next RowBarrier.
+template <int kBlocks>
 __device__ void ProcessLogits(const Row& row, const SampleRow& how, const TokenPenaltyState* states,
                               float* logits) {
   constexpr int kAhead = 8;
@@ -168,6 +169,7 @@ __device__ void ProcessLogits(const Row& row, const SampleRow& how, const TokenP
       if (id < row.end) logits[id] = Processed(x[i], state[i], logits_processor, masks_stops);
     }
   }
+  if constexpr (kBlocks > 1) ReleaseAll();
   __syncthreads();
 }
 
@@ -217,7 +219,7 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
 
   const bool processes_logits = how.logits_processor.on;
   TokenPenaltyState* states = params.penalty_state + static_cast<int64_t>(how.slot) * vocabulary;
-  if (processes_logits) ProcessLogits(row, how, states, logits);
+  if (processes_logits) ProcessLogits<kBlocks>(row, how, states, logits);
   const bool races = how.temperature > 0.0f;
   const bool filters = how.min_p > 0.0f || how.top_p < 1.0f || HasTopK(row, how);
   const auto is_key = [](uint64_t key) { return key != 0 && key != kNotFinite; };

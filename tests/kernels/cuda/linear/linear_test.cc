@@ -15,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/cuda/linear/cublas_gemm.h"
 #include "kernels/cuda/linear/input_transform.h"
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
@@ -51,6 +52,30 @@ TEST_P(LinearShapeTest, MatchesFloat64) {
 INSTANTIATE_TEST_SUITE_P(In, LinearShapeTest,
                          ::testing::Values(8, 16, 48, 64, 384, 1536, 3584, 8192),
                          [](const auto& in) { return std::to_string(in.param); });
+
+// Each prompt's last chunk brings a new number of rows, and a choice of an algorithm costs time.
+TEST(CublasGemmTest, NumbersOfRowsShareAnAlgorithm) {
+  constexpr int64_t kIn = 64, kOut = 128;
+  constexpr size_t kWorkspace = size_t{1} << 20;
+  testing::DeviceArray<char> workspace(kWorkspace);
+  CublasGemm gemm(workspace.data(), kWorkspace);
+  Uniform uniform(7);
+  TestMatrix weight(DType::kBF16, kOut, kIn, 0), x(DType::kBF16, 192, kIn, 0);
+  TestMatrix out(DType::kF32, 192, kOut, 0);
+  weight.FillUniform(uniform, 1);
+  x.FillUniform(uniform, 1);
+  const DeviceWeight packed(kOut, kIn, {weight.view().data, 0, [](void*, size_t) {}});
+  const auto multiply = [&](int64_t rows) {
+    const LinearParams params{
+        .in = x.view().Rows(0, rows), .weight = packed, .out = out.view().Rows(0, rows)};
+    ASSERT_EQ(gemm.Multiply(params.in, params, nullptr), cudaSuccess) << rows;
+  };
+  for (int64_t rows = 65; rows <= 128; ++rows) multiply(rows);
+  EXPECT_EQ(gemm.known_shapes(), 2u);  // 128 rows, and the many whose kind of kernel all take
+  multiply(129);
+  EXPECT_EQ(gemm.known_shapes(), 3u);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
 
 // As the vocabulary's projection: many outputs, an odd number of them.
 TEST_F(LinearTest, ManyOutputs) {

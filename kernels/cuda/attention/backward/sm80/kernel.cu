@@ -382,7 +382,7 @@ template <int kHeadDim>
 cudaError_t LaunchBackward(const BackwardArguments& arguments, cudaStream_t stream) {
   constexpr size_t kBytes = sizeof(SharedMemory<kHeadDim>);
   const cudaError_t prepared =
-      AllowDynamicSmem(KernelAddress(BackwardSm80Kernel<kHeadDim>), static_cast<int>(kBytes));
+      AllowDynamicSmem<kBytes>(KernelAddress(BackwardSm80Kernel<kHeadDim>));
   if (prepared != cudaSuccess) return prepared;
   const dim3 grid(static_cast<unsigned>(arguments.kv_heads) *
                   static_cast<unsigned>(arguments.state.max_tiles));

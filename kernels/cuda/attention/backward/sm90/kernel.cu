@@ -109,9 +109,8 @@ cudaError_t LaunchBackward(const DenseAttentionParams& params, BackwardArguments
   const int64_t items = static_cast<int64_t>(arguments.state.max_tiles) * params.kv_heads;
   blocks = static_cast<int>(std::min<int64_t>(blocks, items));
   constexpr size_t kBytes = sizeof(BackwardShared<kHeadDim>);
-  static_assert(kBytes <= 227 * 1024);
   const cudaError_t allowed =
-      AllowDynamicSmem(KernelAddress(BackwardSm90Kernel<kHeadDim>), static_cast<int>(kBytes));
+      AllowDynamicSmem<kBytes, kHopperSmem>(KernelAddress(BackwardSm90Kernel<kHeadDim>));
   if (allowed != cudaSuccess) return allowed;
   return Launch(BackwardSm90Kernel<kHeadDim>, dim3(static_cast<unsigned>(blocks)),
                 dim3(kBackwardThreads), kBytes, stream, arguments);

@@ -272,21 +272,21 @@ __device__ __forceinline__ void Store(const Source& source, const typename Sourc
   }
 }
 
-// Grid (q_heads, at least NumTiles()): the last tiles, which see the most pages, start first.
+// A block per query head and tile, the heads of a tile side by side: the last tiles, which see the
+// most pages, start first. There may be more blocks than NumTiles() asks for.
 template <typename Source, int kHeadDim>
 __global__ void __launch_bounds__(kThreads, 2)
-    PrefillSm80Kernel(const __grid_constant__ Source source) {
+    PrefillSm80Kernel(const __grid_constant__ Source source, int q_heads) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<SharedMemory<Source, kHeadDim>*>(shared_bytes);
   constexpr int kStages = SharedMemory<Source, kHeadDim>::kStages;
   constexpr bool kQInRegisters = kHeadDim <= 64;  // queries stay in registers
   TriggerDependents();
   WaitOnDependencies();
-  const int t = source.NumTiles() - 1 - static_cast<int>(blockIdx.y);
+  const int block = static_cast<int>(blockIdx.x);
+  const int t = source.NumTiles() - 1 - block / q_heads;
   if (t < 0) return;
-  if (threadIdx.x == 0) {
-    shared.tile = source.ViewOf(t, static_cast<int>(blockIdx.x));
-  }
+  if (threadIdx.x == 0) shared.tile = source.ViewOf(t, block % q_heads);
   __syncthreads();
   const typename Source::Tile& tile = shared.tile;
 
@@ -340,10 +340,11 @@ cudaError_t LaunchPrefillSm80(const Source& source, int q_heads, int max_tiles,
                               cudaStream_t stream) {
   constexpr size_t kBytes = sizeof(SharedMemory<Source, kHeadDim>);
   const auto kernel = PrefillSm80Kernel<Source, kHeadDim>;
-  const cudaError_t prepared = AllowDynamicSmem(KernelAddress(kernel), static_cast<int>(kBytes));
+  const cudaError_t prepared = AllowDynamicSmem<kBytes>(KernelAddress(kernel));
   if (prepared != cudaSuccess) return prepared;
-  const dim3 grid(static_cast<unsigned>(q_heads), static_cast<unsigned>(max_tiles));
-  return Launch(kernel, grid, dim3(kThreads), kBytes, stream, source);
+  // Tiles may be more than a grid's y holds.
+  const auto blocks = static_cast<unsigned>(int64_t{max_tiles} * q_heads);
+  return Launch(kernel, dim3(blocks), dim3(kThreads), kBytes, stream, source, q_heads);
 }
 
 }  // namespace fox::cuda::sm80

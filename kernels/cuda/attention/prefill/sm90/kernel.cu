@@ -1,4 +1,5 @@
 // PrefillSm90: the kernel of kernel.cuh over the pages of the cache.
+#include "kernels/core/check.h"
 #include "kernels/cuda/attention/prefill/prefill.h"
 #include "kernels/cuda/attention/prefill/sm90/kernel.cuh"
 #include "kernels/cuda/attention/prefill/sm90/paged_source.cuh"
@@ -14,6 +15,7 @@ cudaError_t LaunchFor(AcpMode acp, PagedSource& source, const MatrixView& q, int
                       cudaStream_t stream) {
   const PagedKv& kv = source.kv;
   const int64_t pool_rows = static_cast<int64_t>(kv.shape.num_pages) * kPageTokens;
+  FOX_CHECK(pool_rows <= INT32_MAX);  // the maps' coordinates
   const int64_t q_cols = static_cast<int64_t>(kv.shape.q_heads) * kHeadDim;
   constexpr int kColumns = PrefillPlan<kHeadDim>::kColumns;
   cudaError_t error =

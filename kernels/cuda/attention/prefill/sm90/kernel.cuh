@@ -103,9 +103,8 @@ cudaError_t LaunchPrefillSm90(const Source& source, int64_t work_tiles, cudaStre
   cudaError_t error = CountMultiprocessors(&processors);
   if (error != cudaSuccess) return error;
   constexpr size_t kBytes = sizeof(PrefillShared<Source, kHeadDim>) + kAlignment;
-  static_assert(kBytes <= 227 * 1024);
   const auto kernel = PrefillSm90Kernel<Source, kHeadDim, kCertified>;
-  error = AllowDynamicSmem(KernelAddress(kernel), static_cast<int>(kBytes));
+  error = AllowDynamicSmem<kBytes, kHopperSmem>(KernelAddress(kernel));
   if (error != cudaSuccess) return error;
   const int most = Source::kSplitsKeys ? std::min(processors, kMostChains) : processors;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, work_tiles));
