@@ -301,17 +301,6 @@ def card(device_name: str) -> str:
     return found.group().replace(" ", "").lower() if found else JUDGED_CARD
 
 
-def device() -> dict[str, str]:
-    """Name and driver of the GPU."""
-    try:
-        line = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total",
-                               "--format=csv,noheader"], check=True, capture_output=True,
-                              text=True).stdout.splitlines()[0]
-        return dict(zip(("name", "driver", "memory"), (x.strip() for x in line.split(","))))
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return {}
-
-
 def run_part(bench: Bench, name: str) -> None:
     """Measures one part and writes the JSON."""
     print(f"\n==> {name}", flush=True)
@@ -331,7 +320,7 @@ def run_part(bench: Bench, name: str) -> None:
 def parse_arguments() -> argparse.Namespace:
     """The command line, with `parts` as the list of what to measure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("build", type=pathlib.Path, nargs="?", default=gpu_build.UNPACKED)
+    parser.add_argument("build", type=pathlib.Path, nargs="?", default=gpu_build.ROOT / "build/gpu")
     for name, what in (("training", "the training side"), ("memory", "sequences at once and the "
                                                            "prefix cache, 760M")):
         parser.add_argument(f"--{name}", dest="suite", action="store_const", const=name,
@@ -361,7 +350,7 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.small and (arguments.suite != "memory" or arguments.out is None):
         parser.error("--try goes with --memory and --out")
     if arguments.out is None:
-        name = suite.results.format(card(device().get("name", "")))
+        name = suite.results.format(card(gpu_build.device().get("name", "")))
         arguments.out = gpu_build.ROOT / "tests/bench/results" / name
     wanted = ([name for name in known if arguments.small or not name.startswith("cpu-")]
               if arguments.only is None else arguments.only.split(","))
@@ -378,7 +367,7 @@ def main() -> int:
     bench = Bench(arguments)
     atexit.register(shutil.rmtree, bench.scratch, ignore_errors=True)
     if arguments.parts:
-        bench.report.update(device=device() or bench.report.get("device", {}),
+        bench.report.update(device=gpu_build.device() or bench.report.get("device", {}),
                             date=datetime.date.today().isoformat())
     if arguments.rows:
         bench.report["parts"]["elsewhere"] = {"rows": json_lines(arguments.rows)}

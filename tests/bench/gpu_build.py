@@ -2,7 +2,9 @@
 gpu_bench.
 
 A build is a folder with bin/: either build/cuda, made on this machine, or build/gpu, unpacked from
-an archive that gpu_pack.py made elsewhere; the latter brings lib/ and a list of its tests.
+an archive that gpu_pack.py made elsewhere; the latter brings lib/ and a list of its tests. Of the
+portable build, which holds code for compute capability 8.0 alone, they are build/cuda-portable and
+build/gpu-portable.
 """
 
 from __future__ import annotations
@@ -18,10 +20,9 @@ import sysconfig
 import tarfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PACK = ROOT / ".gpu-pack" / "foxserve-gpu.tar.xz"
+PACKS = ROOT / ".gpu-pack"
 MODEL = ROOT / "models" / "demo"
-MODEL_PACK = ROOT / ".gpu-pack" / "demo-model.tar.xz"
-UNPACKED = ROOT / "build" / "gpu"
+MODEL_PACK = PACKS / "demo-model.tar.xz"
 TESTS_FILE = "gpu_tests.json"
 
 
@@ -46,7 +47,8 @@ def environment(build: pathlib.Path) -> dict[str, str]:
 
 
 def ctest_list(build: pathlib.Path) -> list[dict]:
-    """The programs labelled gpu that CMake knows: name, command (empty: not built), seconds.
+    """The programs labelled gpu that CMake knows: name, command (empty: not built), seconds, and
+    how many shards their tests may fall into.
 
     Not those labelled torch as well: they are Python, and want a PyTorch beside the build.
     """
@@ -57,7 +59,8 @@ def ctest_list(build: pathlib.Path) -> list[dict]:
     for test in listing["tests"]:
         properties = {item["name"]: item["value"] for item in test.get("properties", [])}
         tests.append({"name": test["name"], "command": test.get("command", []),
-                      "timeout": properties.get("TIMEOUT", 300)})
+                      "timeout": properties.get("TIMEOUT", 300),
+                      "shards": properties.get("PROCESSORS", 1)})
     return tests
 
 
@@ -77,18 +80,31 @@ def restore_model(pack: pathlib.Path = MODEL_PACK, folder: pathlib.Path = MODEL)
         archive.extractall(folder)
 
 
-def unpack() -> None:
-    """Lays the archive out in build/gpu unless that was done after it was made."""
+def device() -> dict[str, str]:
+    """Name and driver of the GPU."""
+    try:
+        line = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total",
+                               "--format=csv,noheader"], check=True, capture_output=True,
+                              text=True).stdout.splitlines()[0]
+        return dict(zip(("name", "driver", "memory"), (x.strip() for x in line.split(","))))
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return {}
+
+
+def unpack(name: str) -> None:
+    """Lays the archive of a build, gpu or gpu-portable, out in build/ unless that was done after it
+    was made."""
     restore_model()
-    mark = UNPACKED / TESTS_FILE
-    if mark.is_file() and mark.stat().st_mtime >= PACK.stat().st_mtime:
+    pack, folder = PACKS / f"foxserve-{name}.tar.xz", ROOT / "build" / name
+    mark = folder / TESTS_FILE
+    if mark.is_file() and mark.stat().st_mtime >= pack.stat().st_mtime:
         return
-    shutil.rmtree(UNPACKED, ignore_errors=True)
-    UNPACKED.mkdir(parents=True)
-    with tarfile.open(PACK) as archive:
-        archive.extractall(UNPACKED)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with tarfile.open(pack) as archive:
+        archive.extractall(folder)
     mark.touch()
 
 
 if __name__ == "__main__":
-    unpack()
+    unpack(sys.argv[1])

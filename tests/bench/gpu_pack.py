@@ -90,22 +90,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=pathlib.Path, help="build folder of the preset cuda")
     parser.add_argument("--list", action="store_true", help="only the names of the GPU tests")
-    parser.add_argument("--out", type=pathlib.Path, default=gpu_build.PACK)
-    parser.add_argument("--preset", type=int, default=9,
-                        help="of xz; 9 sees what programs have in common")
+    parser.add_argument("name", nargs="?", default="gpu", help="of the folder that it unpacks to")
     arguments = parser.parse_args()
     if arguments.list:
         print("\n".join(test["name"] for test in gpu_build.ctest_list(arguments.build)))
         return 0
-    arguments.out.parent.mkdir(exist_ok=True)
+    gpu_build.PACKS.mkdir(exist_ok=True)
+    pack = gpu_build.PACKS / f"foxserve-{arguments.name}.tar.xz"
     with tempfile.TemporaryDirectory() as folder:
         stage(arguments.build.resolve(), pathlib.Path(folder))
-        # Files of one kind side by side compress best; programs share most of their code.
-        with tarfile.open(arguments.out, "w:xz", preset=arguments.preset) as archive:
-            for part in ("bin", "lib", gpu_build.TESTS_FILE):
-                archive.add(pathlib.Path(folder, part), part)
-    print(f"{arguments.out}: {arguments.out.stat().st_size / 1e6:.1f} MB")
-    pack_model(gpu_build.MODEL, arguments.out.parent / gpu_build.MODEL_PACK.name)
+        # Python's own xz uses one core.
+        subprocess.run(["tar", "--create", "--use-compress-program=xz --threads=0", "--file",
+                        str(pack), "--directory", folder, "bin", "lib", gpu_build.TESTS_FILE],
+                       check=True)
+    print(f"{pack}: {pack.stat().st_size / 1e6:.1f} MB")
+    pack_model(gpu_build.MODEL, gpu_build.MODEL_PACK)
     return 0
 
 

@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Runs all tests labelled gpu one by one and never stops at the first failure.
+"""Runs all tests labelled gpu and never stops at the first failure.
 
-One line a test: PASS or FAIL, seconds, name; the log's end where it failed. Lines that a test
-prints as `[judged] NAME VALUE` are collected for gpu_bench.py. With --sanitize, a few small cases
-of each run again under compute-sanitizer, as tests racecheck.NAME and memcheck.NAME; and
-limit.NAME, which passes as long as racecheck reports what is no race.
+A program's tests are divided into shards, processes that run side by side. One line a shard: PASS
+or FAIL, seconds, name, tests; the log's end where it failed. Lines that a test prints as
+`[judged] NAME VALUE` are collected for gpu_bench.py, the worst of each name. With --sanitize, a few
+small cases run again under compute-sanitizer, as tests racecheck.NAME and memcheck.NAME; and
+limit.NAME, which passes as long as racecheck reports what is no race. With --portable the build is
+one that holds no code for Hopper, so that what runs before Hopper runs on a Hopper card, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import dataclasses
 import json
 import os
 import pathlib
@@ -19,17 +22,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import gpu_build
 
 JUDGED = re.compile(r"\[judged\] (\S+) (\S+)")
 RUNNING = re.compile(r"^\[=+\] Running (\d+) tests? from", re.MULTILINE)
+PASSED = re.compile(r"^\[ {7}OK \] ", re.MULTILINE)
+FAILED = re.compile(r"^\[  FAILED  \] ([\w./]+)(?:,| \()", re.MULTILINE)
 REPORT = re.compile(r"=+ (?!COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY).*\S")
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)", re.MULTILINE)
 LOG_LINES = 40
 
-# What runs under compute-sanitizer, which is slow: of each program small cases that reach its
+# What runs under compute-sanitizer, which is slow: of each file of tests small cases that reach its
 # kernels and, where there are rings of tiles, go around them.
 KERNEL_CASES = {
     "mbarrier_test": ("MbarrierTest.EachLaneArrives",),
@@ -87,9 +93,11 @@ MEMCHECK_CASES = {
                     "Rows/LinearTransformTest.GatedActAndConversion/32"),
     "engine_device_test": ("Models/DeviceEngineTest.GraphsChangeNoBit/dev_pro_d64_certified",),
 }
+# The names whose cases are another program's than cuda_tests.
+ENGINE_CASES = dict.fromkeys(("engine_device_test", "sequence_device_test"), "engine_gpu_tests")
 # Racecheck does not follow a lane that arrives at a barrier for its warp, behind a __syncwarp.
 LIMIT_CASES = {"mbarrier_test": ("MbarrierTest.OneLaneArrivesForItsWarp",)}
-SANITIZER_SECONDS = 60  # for one program
+SANITIZER_SECONDS = 60  # for one name
 REPORTED = 99  # exit code
 SANITIZED_AT_ONCE = 4  # no test measures a time there
 
@@ -112,13 +120,16 @@ TOOLS = {
 }
 
 
-def finish(command: list[str], log: pathlib.Path, build: pathlib.Path, timeout: float) -> str:
+def finish(what: Command, log: pathlib.Path, build: pathlib.Path, timeout: float) -> str:
     """Runs a command into a log; says how it failed, if it did. Leaves no process behind."""
+    shard, shards = what.shard
+    environment = dict(gpu_build.environment(build), GTEST_TOTAL_SHARDS=str(shards),
+                       GTEST_SHARD_INDEX=str(shard))
     with open(log, "wb") as out:
         try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out,
+            process = subprocess.Popen(what.command, stdin=subprocess.DEVNULL, stdout=out,
                                        stderr=subprocess.STDOUT, cwd=gpu_build.ROOT,
-                                       env=gpu_build.environment(build), start_new_session=True)
+                                       env=environment, start_new_session=True)
         except OSError as error:
             return str(error)
         try:
@@ -132,43 +143,71 @@ def finish(command: list[str], log: pathlib.Path, build: pathlib.Path, timeout: 
                 process.wait()
 
 
+@dataclasses.dataclass
+class Command:
+    """A process to run. `cases`: how many tests it must run, any number if 0; `wanted`: how it must
+    end, as finish says it."""
+    name: str
+    command: list[str]
+    seconds: float
+    shard: tuple[int, int] = (0, 1)  # which of how many
+    cases: int = 0
+    wanted: str = ""
+
+
 class Runner:
     """Runs commands of a build and remembers how they ended."""
 
     def __init__(self, build: pathlib.Path, logs: pathlib.Path, limit: float) -> None:
         self.build, self.logs, self.end = build, logs, time.monotonic() + limit
-        self.passed: list[str] = []
+        self.lock = threading.Lock()
+        self.passed = 0  # tests; a program that names none counts as one
         self.failed: list[str] = []
-        self.judged: dict[str, str] = {}  # what whole tests say for the table of judged rows
+        self.judged: dict[str, float] = {}  # what whole programs say for the table of judged rows
         logs.mkdir(parents=True, exist_ok=True)
 
-    def run(self, name: str, command: list[str], timeout: float, cases: int = 0,
-            wanted: str = "") -> None:
-        """Runs one command, which must run `cases` cases if that is not 0, and end as is `wanted`
-        (as finish says it); prints its line."""
+    def run_all(self, commands: list[Command], at_once: int) -> None:
+        """Runs them side by side."""
+        with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(self.run, commands))
+
+    def run(self, what: Command) -> None:
+        """Runs one command; prints its line."""
         left = self.end - time.monotonic()
         if left < 1:
-            self.failed.append(name)
-            print(f"FAIL      -    {name}: no time left", flush=True)
+            self.failed.append(what.name)
+            print(f"FAIL      -    {what.name}: no time left", flush=True)
             return
-        log = self.logs / (name + ".log")
+        log = self.logs / (what.name + ".log")
         start = time.monotonic()
-        why = finish(command, log, self.build, min(timeout, left))
+        why = finish(what, log, self.build, min(what.seconds, left))
         seconds = time.monotonic() - start
         text = log.read_text(encoding="utf-8", errors="replace")
         found = sum(map(int, RUNNING.findall(text)))
-        if not cases:
-            self.judged.update(JUDGED.findall(text))
-        elif not why and found != cases:
-            why = f"{found} of {cases} cases are there"
-        if wanted:
-            why = "" if why == wanted else f"not {wanted}: {why or 'exit code 0'}"
-        (self.failed if why else self.passed).append(name)
+        if what.cases and not why and found != what.cases:
+            why = f"{found} of {what.cases} cases are there"
+        if what.wanted:
+            why = "" if why == what.wanted else f"not {what.wanted}: {why or 'exit code 0'}"
+        names = list(dict.fromkeys(FAILED.findall(text))) or [what.name]
+        with self.lock:
+            if why:
+                self.failed += names
+            self.passed += len(PASSED.findall(text)) or (0 if why else 1)
+            if not what.cases:
+                self.judge(text)
         notes = ([why] if why else []) + SUMMARY.findall(text)
-        line = (f"{'FAIL' if why else 'PASS'} {seconds:7.1f} s  {name}"
+        if found and not what.cases:
+            notes.append(f"{found} tests")
+        line = (f"{'FAIL' if why else 'PASS'} {seconds:7.1f} s  {what.name}"
                 f"{': ' if notes else ''}{', '.join(notes)}")
         told = ["    | " + line for line in telling_lines(text)] if why else []
         print("\n".join([line, *told]) + "\n", end="", flush=True)  # whole, whoever prints beside
+
+    def judge(self, text: str) -> None:
+        """Keeps the worst value of each name: the least of what should be 1, else the most."""
+        for name, value in JUDGED.findall(text):
+            worst = min if name.endswith("_equal") else max
+            self.judged[name] = worst(float(value), self.judged.get(name, float(value)))
 
 
 def telling_lines(log: str) -> list[str]:
@@ -183,50 +222,74 @@ def cases_of(tool: str) -> dict[str, tuple[str, ...]]:
     return KERNEL_CASES | (MEMCHECK_CASES if tool == "memcheck" else {})
 
 
-def sanitized_runs(build: pathlib.Path) -> list[tuple[str, list[str], int, str]]:
-    """Names, commands, numbers of cases and ends: of each tool, then its limits."""
+def sharded(build: pathlib.Path, only: str) -> list[list[Command]]:
+    """The commands of each program whose name matches."""
+    programs = []
+    for test in gpu_build.tests_of(build):
+        if not re.search(only, test["name"]):
+            continue
+        program, *rest = test["command"]
+        shards = test["shards"]
+        programs.append([Command(f"{test['name']}.{i}" if shards > 1 else test["name"],
+                                 [str(build / program), *rest], test["timeout"], (i, shards))
+                         for i in range(shards)])
+    return programs
+
+
+def sanitized(build: pathlib.Path, only: str) -> list[Command]:
+    """The commands whose name matches: of each tool, then its limits."""
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not os.access(sanitizer, os.X_OK):
         print("compute-sanitizer is not here: not run")
         return []
 
-    def command(tool: str, program: str, cases: tuple[str, ...]) -> list[str]:
-        return [sanitizer, "--tool", tool, "--error-exitcode", str(REPORTED), "--print-limit", "20",
-                *TOOLS[tool], str(build / "bin" / program), "--gtest_filter=" + ":".join(cases)]
+    def command(tool: str, label: str, name: str, cases: tuple[str, ...], wanted: str) -> Command:
+        program = build / "bin" / ENGINE_CASES.get(name, "cuda_tests")
+        return Command(f"{label}.{name}",
+                       [sanitizer, "--tool", tool, "--error-exitcode", str(REPORTED),
+                        "--print-limit", "20", *TOOLS[tool], str(program),
+                        "--gtest_filter=" + ":".join(cases)], SANITIZER_SECONDS,
+                       cases=len(cases), wanted=wanted)
 
-    return [(f"{tool}.{program}", command(tool, program, cases), len(cases), "")
-            for tool in TOOLS for program, cases in cases_of(tool).items()] + [
-            (f"limit.{program}", command("racecheck", program, cases), len(cases),
-             f"exit code {REPORTED}") for program, cases in LIMIT_CASES.items()]
+    found = [command(tool, tool, name, cases, "")
+             for tool in TOOLS for name, cases in cases_of(tool).items()]
+    found += [command("racecheck", "limit", name, cases, f"exit code {REPORTED}")
+              for name, cases in LIMIT_CASES.items()]
+    return [what for what in found if re.search(only, what.name)]
 
 
 def main() -> int:
     """Prints `N passed, N failed` last; 1 when a test failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("build", type=pathlib.Path)
+    parser = argparse.ArgumentParser(prog="./run gpu-test", description=__doc__)
+    parser.add_argument("build", type=pathlib.Path, help="filled in by ./run")
+    parser.add_argument("--portable", action="store_true",
+                        help="of a build for compute capability 8.0: what older cards run")
     parser.add_argument("--only", default="", metavar="REGEX",
-                        help="tests whose name matches: ^(racecheck|memcheck|limit) for the "
+                        help="programs whose name matches: ^(racecheck|memcheck|limit) for the "
                         "sanitizer alone")
     parser.add_argument("--sanitize", action="store_true")
     parser.add_argument("--limit", type=float, default=540, help="seconds for all tests together")
     parser.add_argument("--logs", type=pathlib.Path, default=gpu_build.ROOT / "build/gpu-test")
+    parser.add_argument("--out", type=pathlib.Path, help="a JSON of what ran where, and how")
     arguments = parser.parse_args()
-    build = arguments.build.resolve()
+    build, start = arguments.build.resolve(), time.monotonic()
     runner = Runner(build, arguments.logs, arguments.limit)
-    for test in gpu_build.tests_of(build):
-        if re.search(arguments.only, test["name"]):
-            program, *rest = test["command"]
-            runner.run(test["name"], [str(build / program), *rest], float(test["timeout"]))
-    sanitized = [run for run in (sanitized_runs(build) if arguments.sanitize else [])
-                 if re.search(arguments.only, run[0])]
-    with concurrent.futures.ThreadPoolExecutor(SANITIZED_AT_ONCE) as pool:
-        list(pool.map(lambda run: runner.run(*run[:2], SANITIZER_SECONDS, *run[2:]), sanitized))
+    for commands in sharded(build, arguments.only):
+        runner.run_all(commands, len(commands))
+    if arguments.sanitize:
+        runner.run_all(sanitized(build, arguments.only), SANITIZED_AT_ONCE)
     judged = arguments.logs / "judged.json"
     known = json.loads(judged.read_text(encoding="utf-8")) if judged.is_file() else {}
     judged.write_text(json.dumps({**known, **runner.judged}, indent=1), encoding="utf-8")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(
+            {"device": gpu_build.device(), "portable": arguments.portable,
+             "sanitized": arguments.sanitize, "seconds": round(time.monotonic() - start, 1),
+             "passed": runner.passed, "failed": runner.failed, "judged": runner.judged},
+            indent=1) + "\n", encoding="utf-8")
     if runner.failed:
         print("failed: " + " ".join(runner.failed))
-    print(f"{len(runner.passed)} passed, {len(runner.failed)} failed")
+    print(f"{runner.passed} passed, {len(runner.failed)} failed")
     return 1 if runner.failed or not runner.passed else 0
 
 

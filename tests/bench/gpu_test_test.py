@@ -23,7 +23,8 @@ ROOT = HERE.parents[1]
 class RunnerTest(unittest.TestCase):
     """gpu_test.py on an unpacked build."""
 
-    def run_tests(self, programs: dict[str, str], *arguments: str, sanitizer: str = "") -> tuple:
+    def run_tests(self, programs: dict[str, str], *arguments: str, sanitizer: str = "",
+                  shards: int = 1) -> tuple:
         """Exit code, output and judged values of a run on programs with these shell bodies."""
         with tempfile.TemporaryDirectory() as folder:
             build, tools = pathlib.Path(folder, "build"), pathlib.Path(folder, "tools")
@@ -35,8 +36,8 @@ class RunnerTest(unittest.TestCase):
                 script.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
                 script.chmod(0o755)
             (build / gpu_build.TESTS_FILE).write_text(json.dumps(
-                [{"name": name, "command": [f"bin/{name}"], "timeout": 10} for name in programs]),
-                encoding="utf-8")
+                [{"name": name, "command": [f"bin/{name}"], "timeout": 10, "shards": shards}
+                 for name in programs]), encoding="utf-8")
             logs = pathlib.Path(folder, "logs")
             ran = subprocess.run([sys.executable, "-B", str(HERE / "gpu_test.py"), str(build),
                                   "--logs", str(logs), *arguments], capture_output=True, text=True,
@@ -51,7 +52,29 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("| because", output)
         self.assertEqual(output.splitlines()[-1], "1 passed, 1 failed")
-        self.assertEqual(judged, {"golden_error": "0.5"})
+        self.assertEqual(judged, {"golden_error": 0.5})
+
+    def test_shards_share_a_program_and_the_worst_of_them_is_kept(self) -> None:
+        body = """test "$GTEST_TOTAL_SHARDS" = 3 || exit 9
+echo "[==========] Running $((GTEST_SHARD_INDEX + 2)) tests from 1 test suite."
+echo "[       OK ] ATest.Works (3 ms)"
+echo "[judged] golden_error 0.$GTEST_SHARD_INDEX"
+echo "[judged] graphs_equal $((1 - GTEST_SHARD_INDEX / 2))"
+test "$GTEST_SHARD_INDEX" = 1 || exit 0
+echo "[  FAILED  ] ATest.Breaks (3 ms)"
+echo "[  FAILED  ] Cases/BTest.Breaks/1, where GetParam() = 4 (3 ms)"
+echo "[  FAILED  ] 2 tests, listed below:"
+echo "[  FAILED  ] ATest.Breaks"
+exit 1
+"""
+        code, output, judged = self.run_tests({"cuda_tests": body}, shards=3)
+        self.assertEqual(code, 1)
+        self.assertEqual(sorted(line.split()[3] for line in output.splitlines()
+                                if line.startswith(("PASS", "FAIL"))),
+                         ["cuda_tests.0:", "cuda_tests.1:", "cuda_tests.2:"])
+        self.assertEqual(output.splitlines()[-2:], ["failed: ATest.Breaks Cases/BTest.Breaks/1",
+                                                    "3 passed, 2 failed"])
+        self.assertEqual(judged, {"golden_error": 0.2, "graphs_equal": 0})
 
     def test_the_cases_for_the_sanitizer_exist(self) -> None:
         sources = "".join(path.read_text(encoding="utf-8")
@@ -69,16 +92,15 @@ class RunnerTest(unittest.TestCase):
         # A program that runs as many cases as it is asked for, except that one lacks one; a
         # sanitizer that finds something in one program.
         cases = """echo '[judged] requests_differ 0'
-echo "[==========] Running $(echo "$1" | tr ':' '\\n' | grep -c .) tests from 1."
+echo "[==========] Running $(echo "$1" | tr ':' '\\n' | grep -vc ReleaseResets) tests from 1."
 """
-        programs = dict.fromkeys(gpu_test.cases_of("memcheck"), cases)
-        programs["paging_test"] = cases.replace("grep -c .", "grep -c Prefill")
+        programs = dict.fromkeys(("cuda_tests", "engine_gpu_tests"), cases)
         sanitizer = """echo ========= COMPUTE-SANITIZER
 for last; do :; done
 while [ ! -x "$1" ]; do tool="$tool $1"; shift; done
 "$1" "$last"
 case "$tool $1 $last" in
-*racecheck*/append_test*|*racecheck*OneLane*) echo '========= Error: Race reported'; exit 99;; esac
+*racecheck*AppendTest*|*racecheck*OneLane*) echo '========= Error: Race reported'; exit 99;; esac
 echo "========= ERROR SUMMARY: 0 errors"
 """
         code, output, judged = self.run_tests(
@@ -101,8 +123,9 @@ echo "========= ERROR SUMMARY: 0 errors"
     def test_what_runs_past_its_time_ends_with_its_children(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             log = pathlib.Path(folder, "log")
-            why = gpu_test.finish(["sh", "-c", "sleep 60 & echo $!; wait"], log,
-                                  pathlib.Path(folder), 0.5)
+            why = gpu_test.finish(
+                gpu_test.Command("", ["sh", "-c", "sleep 60 & echo $!; wait"], 60), log,
+                pathlib.Path(folder), 0.5)
             child = int(log.read_text(encoding="utf-8"))
         self.assertEqual(why, "ran past its time")
         for _ in range(100):

@@ -320,7 +320,8 @@ class TreeTest(RuleCase):
         cmake = "# The tests of widgets.\nforeach(x a_b)\n%s\nendforeach()\n"
         call = "fox_add_test(%s LIBS d\n SOURCES sm90/${x}_test.cc c.cc)"
         good = (call % "${x}_test", call % "sm90_a_b_test", call % "a_b_device_test",
-                call % "a_b_test" + "add_test(NAME a_b_avx2_test COMMAND a_b_test)")
+                call % "a_b_test" + "add_test(NAME a_b_avx2_test COMMAND a_b_test)",
+                "fox_add_test(e2e_tests SOURCES c.cc sm90/a_b_test.cc LIBS d)")
         bad = (call % "cuda_a_b_test", call % "a_test", call % "b_test", "# " + call % "a_b_test",
                call % "a_b_test" + "add_test(NAME avx2_test COMMAND a_b_test)")
         for rules, calls in (({"test-name"}, bad), (set(), good)):

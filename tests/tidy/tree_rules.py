@@ -124,18 +124,20 @@ def _expanded(text: str) -> str:
     return text.replace("${CMAKE_CURRENT_SOURCE_DIR}/", "")
 
 
-def declared_tests(tree: Tree) -> Iterator[tuple[str, str, str]]:
-    """Yields (CMake file, name, first source or command) of each test."""
-    call = re.compile(r"\b(?:fox_add_\w*test\(\s*(\S+)[^)]*?\bSOURCES\s+([^\s)]+)"
+def declared_tests(tree: Tree) -> Iterator[tuple[str, str, list[str]]]:
+    """Yields (CMake file, name, sources that are tests, or else the first source or the command) of
+    each test."""
+    call = re.compile(r"\b(?:fox_add_\w*test\(\s*(\S+)[^)]*?\bSOURCES\s+([^)]+)"
                       r"|add_test\(\s*NAME\s+(\S+)\s+COMMAND\s+([^)]*))", re.DOTALL)
     for path, text in tree.items():
         if not path.startswith("tests/") or not path.endswith("CMakeLists.txt"):
             continue
         for match in call.finditer(_expanded(text)):
             name = match.group(1) or match.group(3)
-            words = (match.group(4) or "").split()
+            sources, words = (match.group(2) or "").split(), (match.group(4) or "").split()
+            tests = [word for word in sources if word.endswith(("_test.cc", "_test.cu"))]
             script = [word for word in words if word.endswith(".py")]
-            yield path, name, match.group(2) or (script or words)[0]
+            yield path, name, tests or (sources or script or words)[:1]
 
 
 def names_of(source: str) -> set[str]:
@@ -148,13 +150,17 @@ def check_test_names(tree: Tree) -> Iterator[Finding]:
     """A test is named after its file, so what ctest prints says where to look.
 
     The name is the file's stem; folders may go before it (sm90_kernel_test is sm90/kernel_test.cc)
-    and, where one file makes several tests, words may follow (attention_avx2_test). A *_test.cc
-    that no CMakeLists.txt names is a test that nobody runs.
+    and, where one file makes several tests, words may follow (attention_avx2_test). One program of
+    many files ends in _tests. A *_test.cc that no CMakeLists.txt names is a test that never runs.
     """
     built, names = set(), {}
-    for path, name, source in declared_tests(tree):
-        file = posixpath.normpath(posixpath.join(posixpath.dirname(path), source))
-        file = file if "." in posixpath.basename(source) else names.get(source, file)
+    for path, name, sources in declared_tests(tree):
+        files = [posixpath.normpath(posixpath.join(posixpath.dirname(path), source))
+                 for source in sources]
+        built.update(files)
+        if name.endswith("_tests"):
+            continue
+        file = files[0] if "." in posixpath.basename(files[0]) else names.get(sources[0], files[0])
         names[name] = file
         built.add(file)
         stem = name.removesuffix("_test")
