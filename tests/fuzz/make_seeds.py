@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the seeds of the corpora: small valid files, and one for each way in which one can be bad.
+"""Writes the corpora of the fuzz targets: small valid files, and one for each way to be bad.
 
-A seed's name says what it is. What fuzzing has added lies beside the seeds, named by its hash, and
-is left alone. Run it again after a change to how a target reads its input.
+    make_seeds.py FOLDER    writes FOLDER/TARGET/SEED; the build runs it
+
+A seed's name says what it is. An input that fuzzing has found becomes a seed.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import itertools
 import json
 import pathlib
+import shutil
 import struct
+import sys
 from collections.abc import Iterator
 
-CORPORA = pathlib.Path(__file__).resolve().parent / "corpora"
 BETWEEN = b"\n%%\n"
 Seeds = Iterator[tuple[str, bytes]]
 
@@ -316,13 +318,11 @@ def main() -> None:
                    model_config=model_config_seeds(),
                    generation_config=generation_config_seeds())
     for target, seeds in sorted(targets.items()):
-        folder = CORPORA / target
-        folder.mkdir(parents=True, exist_ok=True)
-        sizes = []
+        folder = pathlib.Path(sys.argv[1], target)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         for name, content in seeds:
             (folder / name).write_bytes(content)
-            sizes.append(len(content))
-        print(f"{target}: {len(sizes)} seeds, {sum(sizes)} bytes")
 
 
 if __name__ == "__main__":

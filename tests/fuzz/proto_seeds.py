@@ -57,6 +57,9 @@ def generate_request_seeds() -> Seeds:
     output = message(7, number(1, 1) + number(2, 1) + number(3, 2) + number(6, 1) + number(8, 4))
     text = message(3, "some text")
     yield "valid", b"\x01" + text + sampling + stopping + output
+    # Found by fuzzing: the mask and the stop token leave no token to sample.
+    yield "min_tokens_without_a_token", b"\x01" + text + sampling + message(
+        6, number(1, 10) + number(2, 1) + message(3, "stop") + number(4, 98)) + output
     yield "valid_stream", b"\x09" + message(1, "id-1") + text + message(7, number(11, 1))
     yield "valid_ids", b"\x05" + message(4, message(1, bytes((1, 2, 3)))) + number(13, 2)
     yield "valid_acp", b"\x01" + text + message(11, number(1, 1) + float32(2, -12.0))

@@ -3,7 +3,6 @@
 
     run_fuzzers.py build/fuzz/bin --minutes 10        all processors, every target in turn
     run_fuzzers.py build/fuzz/bin --runs 1e9 --minutes 120
-    run_fuzzers.py build/fuzz/bin --keep              afterwards what is new goes to corpora/
     run_fuzzers.py build/fuzz/bin --pack fuzz.tar.xz  for a machine where nothing can be built:
                                                       python3 fuzz/run_fuzzers.py fuzz/bin ..
 
@@ -68,7 +67,7 @@ class Session:
     """The folders of one run and the processes in it."""
 
     def __init__(self, binaries: pathlib.Path, out: pathlib.Path) -> None:
-        self.binaries, self.out = binaries, out
+        self.binaries, self.out, self.corpora = binaries, out, binaries.parent / "corpora"
         self.environment = dict(os.environ)
         self.environment.setdefault("ASAN_OPTIONS", "abort_on_error=0:detect_leaks=1")
         self.environment.setdefault("UBSAN_OPTIONS", "print_stacktrace=1:halt_on_error=1")
@@ -104,7 +103,7 @@ class Session:
             arguments.append(f"-dict={dictionary}")
         started = time.monotonic()
         log = self.run(target.name, arguments + [str(self.folder("work", target.name)),
-                                                 str(HERE / "corpora" / target.name)])
+                                                 str(self.corpora / target.name)])
         target.seconds += time.monotonic() - started
         new = set(findings.iterdir()) - known
         self.read(target, log)
@@ -128,7 +127,7 @@ class Session:
     def merge(self, target: Target) -> int:
         """What was found beside the corpus, as few files as cover the same; how many they are."""
         merged = self.folder("merged", target.name)
-        for seed in (HERE / "corpora" / target.name).iterdir():
+        for seed in (self.corpora / target.name).iterdir():
             shutil.copy(seed, merged / seed.name)
         seeds = len(list(merged.iterdir()))
         self.run(target.name, ["-merge=1", *LIMITS, str(merged),
@@ -172,21 +171,6 @@ def report(targets: list[Target], merged: dict[str, int]) -> None:
           f"{sum(t.findings for t in targets)} findings")
 
 
-def keep(session: Session, targets: list[Target], most_bytes: int) -> None:
-    """Copies what is new, the smallest first, into corpora/, to `most_bytes` a target."""
-    for target in targets:
-        corpus = HERE / "corpora" / target.name
-        size = sum(file.stat().st_size for file in corpus.iterdir())
-        found = session.folder("merged", target.name).iterdir()
-        for file in sorted(found, key=lambda f: (f.stat().st_size, f.name)):
-            if (corpus / file.name).exists():
-                continue
-            size += file.stat().st_size
-            if size > most_bytes:
-                break
-            shutil.copy(file, corpus / file.name[:16])
-
-
 def pack(binaries: pathlib.Path, names: list[str], out: pathlib.Path) -> None:
     """An archive of the programs, stripped, their libraries, the corpora and this program."""
     with tempfile.TemporaryDirectory() as folder:
@@ -203,7 +187,8 @@ def pack(binaries: pathlib.Path, names: list[str], out: pathlib.Path) -> None:
         with tarfile.open(out, "w:xz", preset=6) as archive:
             for part in ("bin", "lib"):
                 archive.add(pathlib.Path(folder, part), f"fuzz/{part}")
-            for part in (HERE / "corpora", HERE / "dictionaries", pathlib.Path(__file__)):
+            for part in (binaries.parent / "corpora", HERE / "dictionaries",
+                         pathlib.Path(__file__)):
                 archive.add(part, f"fuzz/{part.name}")
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
 
@@ -218,8 +203,6 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
     parser.add_argument("--targets", default="", help="comma-separated names [all that are built]")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("fuzz-out"))
-    parser.add_argument("--keep", action="store_true", help="put what is new into corpora/")
-    parser.add_argument("--keep-bytes", type=int, default=12000, help="of one corpus, at most")
     parser.add_argument("--pack", type=pathlib.Path, help="only write this archive")
     arguments = parser.parse_args()
     binaries = arguments.binaries.resolve()
@@ -242,8 +225,6 @@ def main() -> int:
     (session.out / "report.json").write_text(
         json.dumps([{k: v for k, v in dataclasses.asdict(t).items() if k not in ("goal", "running")}
                     for t in targets], indent=1), encoding="utf-8")
-    if arguments.keep:
-        keep(session, targets, arguments.keep_bytes)
     return 1 if any(t.findings for t in targets) else 0
 
 
