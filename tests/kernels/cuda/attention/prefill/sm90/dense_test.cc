@@ -7,7 +7,12 @@
 namespace fox::cuda {
 namespace {
 
-class DensePrefillSm90Test : public ::testing::TestWithParam<testing::DensePrefillCase> {};
+class DensePrefillSm90Test : public ::testing::TestWithParam<testing::DensePrefillCase> {
+ protected:
+  void SetUp() override {
+    if (!HasDensePrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
+  }
+};
 
 TEST_P(DensePrefillSm90Test, MatchesFloat64) {
   testing::ExpectDensePrefill(DensePrefillSm90, GetParam(), 0x1p-8);  // weights: bf16

@@ -11,7 +11,12 @@
 namespace fox::cuda {
 namespace {
 
-class PrefillSm90Test : public ::testing::TestWithParam<testing::PrefillCase> {};
+class PrefillSm90Test : public ::testing::TestWithParam<testing::PrefillCase> {
+ protected:
+  void SetUp() override {
+    if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
+  }
+};
 
 TEST_P(PrefillSm90Test, MatchesFloat64) {
   testing::ExpectPrefill(PrefillSm90, GetParam(), testing::kBf16Rounding);
@@ -20,7 +25,12 @@ TEST_P(PrefillSm90Test, MatchesFloat64) {
 // With a small bound on logits the softmax does without maxima; without one it follows them. Here
 // once more without: the cases whose far keys outweigh near ones, and those with the widest range
 // of gates.
-class PrefillSm90UnboundedTest : public ::testing::TestWithParam<testing::PrefillCase> {};
+class PrefillSm90UnboundedTest : public ::testing::TestWithParam<testing::PrefillCase> {
+ protected:
+  void SetUp() override {
+    if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
+  }
+};
 
 TEST_P(PrefillSm90UnboundedTest, MatchesFloat64) {
   testing::DeviceCache cache(GetParam().options);
@@ -48,6 +58,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, PrefillSm90UnboundedTest, ::testing::ValuesIn(Un
 // Three passes over more work tiles than the device has multiprocessors, each with the counter at
 // zero: rings that wrap, blocks that take several work tiles, and the same bits every time.
 TEST(PrefillSm90Test, RepeatsItself) {
+  if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
   testing::CacheOptions options;
   options.q_heads = options.kv_heads = 20;
   options.gate_means = {1, 9};

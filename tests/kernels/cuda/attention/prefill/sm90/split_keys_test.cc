@@ -279,7 +279,12 @@ std::vector<SplitCase> SplitCases() {
   return cases;
 }
 
-class KeySplitsCaseTest : public ::testing::TestWithParam<SplitCase> {};
+class KeySplitsCaseTest : public ::testing::TestWithParam<SplitCase> {
+ protected:
+  void SetUp() override {
+    if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
+  }
+};
 
 // Once more without log sums and counters, then with splits one after the other, and with room for
 // half of them: the same bits.
@@ -323,6 +328,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, KeySplitsCaseTest, ::testing::ValuesIn(SplitCase
 // A tile of 128 rows and a short one, alone and then with heads enough that each thread block
 // chains several walks, some of whose rows stop before others: gates that differ by head.
 TEST(KeySplitsTest, ChainsFollowOneAnother) {
+  if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
   for (const int head_dim : {64, 128}) {
     CacheOptions options;
     options.head_dim = head_dim;
@@ -349,6 +355,7 @@ float Widened(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>
 
 // All rows, where the oracle takes samples: bf16 roundings of weights and of outputs, no more.
 TEST(KeySplitsTest, AgreesWithWholeWalks) {
+  if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
   for (const int head_dim : {32, 64, 128}) {
     const CacheOptions options = Chunks(AcpMode::kOff, head_dim);
     DeviceCache cache(options);
@@ -375,6 +382,7 @@ TEST(KeySplitsTest, AgreesWithWholeWalks) {
 
 // The first sequence's rows in a batch with a long prompt, and alone.
 TEST(KeySplitsTest, NeighboursChangeNoBits) {
+  if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
   for (const AcpMode acp : {AcpMode::kOff, AcpMode::kCertified}) {
     for (const int head_dim : {64, 128}) {
       CacheOptions options = Chunks(acp, head_dim);
@@ -409,6 +417,7 @@ TEST(KeySplitsTest, NeighboursChangeNoBits) {
 
 // Where partial results or splits do not fit, the last walks are chained, with the same bits.
 TEST(KeySplitsTest, WhatDoesNotFitIsChained) {
+  if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
   const CacheOptions options = Chunks(AcpMode::kCertified, 64);
   DeviceCache cache(options);
   const SplitSpace roomy(cache, 0, kRoomyRows, kRoomySplits);
@@ -442,6 +451,7 @@ TEST(KeySplitsTest, WhatDoesNotFitIsChained) {
 
 // Three passes over more splits than the device has multiprocessors: the same bits.
 TEST(KeySplitsTest, RepeatsItself) {
+  if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
   CacheOptions options = Chunks(AcpMode::kCertified, 64);
   options.q_heads = options.kv_heads = 12;
   DeviceCache cache(options);
