@@ -30,6 +30,7 @@ import gpu_build
 JUDGED = re.compile(r"\[judged\] (\S+) (\S+)")
 RUNNING = re.compile(r"^\[=+\] Running (\d+) tests? from", re.MULTILINE)
 PASSED = re.compile(r"^\[ {7}OK \] ", re.MULTILINE)
+SKIPPED = re.compile(r"^\[  SKIPPED \] ([\w./]+)(?:,| \()", re.MULTILINE)
 FAILED = re.compile(r"^\[  FAILED  \] ([\w./]+)(?:,| \()", re.MULTILINE)
 REPORT = re.compile(r"=+ (?!COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY).*\S")
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)", re.MULTILINE)
@@ -163,6 +164,7 @@ class Runner:
         self.lock = threading.Lock()
         self.passed = 0  # tests; a program that names none counts as one
         self.failed: list[str] = []
+        self.skipped: dict[str, int] = {}  # by suite
         self.judged: dict[str, float] = {}  # what whole programs say for the table of judged rows
         logs.mkdir(parents=True, exist_ok=True)
 
@@ -192,6 +194,9 @@ class Runner:
         with self.lock:
             if why:
                 self.failed += names
+            for name in SKIPPED.findall(text):
+                suite = name.rsplit("/", 1)[0] if name.count("/") > 1 else name
+                self.skipped[suite] = self.skipped.get(suite, 0) + 1
             self.passed += len(PASSED.findall(text)) or (0 if why else 1)
             if not what.cases:
                 self.judge(text)
@@ -259,7 +264,7 @@ def sanitized(build: pathlib.Path, only: str) -> list[Command]:
 
 
 def main() -> int:
-    """Prints `N passed, N failed` last; 1 when a test failed."""
+    """Prints `N passed, N skipped, N failed` last; 1 when a test failed."""
     parser = argparse.ArgumentParser(prog="./run gpu-test", description=__doc__)
     parser.add_argument("build", type=pathlib.Path, help="filled in by ./run")
     parser.add_argument("--portable", action="store_true",
@@ -285,11 +290,13 @@ def main() -> int:
         arguments.out.write_text(json.dumps(
             {"device": gpu_build.device(), "portable": arguments.portable,
              "sanitized": arguments.sanitize, "seconds": round(time.monotonic() - start, 1),
-             "passed": runner.passed, "failed": runner.failed, "judged": runner.judged},
+             "passed": runner.passed, "failed": runner.failed,
+             "skipped": dict(sorted(runner.skipped.items())), "judged": runner.judged},
             indent=1) + "\n", encoding="utf-8")
     if runner.failed:
         print("failed: " + " ".join(runner.failed))
-    print(f"{runner.passed} passed, {len(runner.failed)} failed")
+    print(f"{runner.passed} passed, {sum(runner.skipped.values())} skipped, "
+          f"{len(runner.failed)} failed")
     return 1 if runner.failed or not runner.passed else 0
 
 

@@ -51,13 +51,14 @@ class RunnerTest(unittest.TestCase):
                                                "good": "echo '[judged] golden_error 0.5'"})
         self.assertEqual(code, 1)
         self.assertIn("| because", output)
-        self.assertEqual(output.splitlines()[-1], "1 passed, 1 failed")
+        self.assertEqual(output.splitlines()[-1], "1 passed, 0 skipped, 1 failed")
         self.assertEqual(judged, {"golden_error": 0.5})
 
     def test_shards_share_a_program_and_the_worst_of_them_is_kept(self) -> None:
         body = """test "$GTEST_TOTAL_SHARDS" = 3 || exit 9
 echo "[==========] Running $((GTEST_SHARD_INDEX + 2)) tests from 1 test suite."
 echo "[       OK ] ATest.Works (3 ms)"
+test "$GTEST_SHARD_INDEX" != 2 || echo "[  SKIPPED ] Cases/CTest.Waits/1 (3 ms)"
 echo "[judged] golden_error 0.$GTEST_SHARD_INDEX"
 echo "[judged] graphs_equal $((1 - GTEST_SHARD_INDEX / 2))"
 test "$GTEST_SHARD_INDEX" = 1 || exit 0
@@ -73,7 +74,7 @@ exit 1
                                 if line.startswith(("PASS", "FAIL"))),
                          ["cuda_tests.0:", "cuda_tests.1:", "cuda_tests.2:"])
         self.assertEqual(output.splitlines()[-2:], ["failed: ATest.Breaks Cases/BTest.Breaks/1",
-                                                    "3 passed, 2 failed"])
+                                                    "3 passed, 1 skipped, 2 failed"])
         self.assertEqual(judged, {"golden_error": 0.2, "graphs_equal": 0})
 
     def test_the_cases_for_the_sanitizer_exist(self) -> None:

@@ -9,8 +9,8 @@
 namespace fox::cuda {
 namespace {
 
-// Prefill meets ever new numbers of rows, and a choice takes the host 0.1 ms and more: all numbers
-// with the same next multiple share one. Beyond this many shapes all are forgotten.
+// Prefill meets ever new numbers of rows, and a choice takes the host 1.5 ms: all numbers with the
+// same next multiple share one. Beyond this many shapes all are forgotten.
 constexpr int64_t kRowsOfChoice = 64;
 constexpr size_t kMaxShapes = 4096;
 constexpr int64_t kManyRows = 2048;
@@ -172,23 +172,31 @@ cudaError_t CublasGemm::Multiply(const MatrixView& x, const LinearParams& params
   FOX_CHECK(x.dtype == DType::kBF16 && x.cols == weight.in() && x.rows == out.rows);
   const Layouts layouts(x, weight, out);
   if (layouts.status != CUBLAS_STATUS_SUCCESS) return ErrorOf(layouts.status);
-  const Shape shape = {(x.rows + kRowsOfChoice - 1) / kRowsOfChoice * kRowsOfChoice,
-                       weight.out(),
-                       weight.in(),
-                       x.row_stride,
-                       out.row_stride,
-                       out.dtype == DType::kF32,
-                       params.accumulate,
-                       AlignmentOf(x.data),
-                       AlignmentOf(weight.data()),
-                       AlignmentOf(out.data)};
-  cublasLtMatmulAlgo_t algorithm;
-  const cublasStatus_t chosen = Choose(x, weight, out, shape, &algorithm);
-  if (chosen != CUBLAS_STATUS_SUCCESS) return ErrorOf(chosen);
+  Shape shape = {0,
+                 weight.out(),
+                 weight.in(),
+                 x.row_stride,
+                 out.row_stride,
+                 out.dtype == DType::kF32,
+                 params.accumulate,
+                 AlignmentOf(x.data),
+                 AlignmentOf(weight.data()),
+                 AlignmentOf(out.data)};
   const float one = 1, beta = params.accumulate ? 1.0f : 0.0f;
-  return ErrorOf(cublasLtMatmul(handle_, layouts.operation, &one, weight.data(), layouts.weight,
-                                x.data, layouts.x, &beta, out.data, layouts.out, out.data,
-                                layouts.out, &algorithm, workspace_, workspace_bytes_, stream));
+  const auto multiply_as = [&](int64_t rows) {
+    shape[0] = rows;
+    cublasLtMatmulAlgo_t algorithm;
+    const cublasStatus_t chosen = Choose(x, weight, out, shape, &algorithm);
+    if (chosen != CUBLAS_STATUS_SUCCESS) return chosen;
+    return cublasLtMatmul(handle_, layouts.operation, &one, weight.data(), layouts.weight, x.data,
+                          layouts.x, &beta, out.data, layouts.out, out.data, layouts.out,
+                          &algorithm, workspace_, workspace_bytes_, stream);
+  };
+  const cublasStatus_t status =
+      multiply_as((x.rows + kRowsOfChoice - 1) / kRowsOfChoice * kRowsOfChoice);
+  // Products with very few outputs: what is best for more rows may not take these.
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return ErrorOf(multiply_as(x.rows));
+  return ErrorOf(status);
 }
 
 }  // namespace fox::cuda

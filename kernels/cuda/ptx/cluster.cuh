@@ -31,7 +31,7 @@ namespace fox::cuda {
 
 // Arrive at and wait for the barrier of all the cluster's threads; those that have ended count as
 // arrived. A thread waits before it arrives again. Relaxed: publishes nothing, but that the block
-// has started.
+// has started; and does not wait for loads of others' memory whose values nothing has used.
 __device__ __forceinline__ void ArriveAtClusterRelaxed() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");

@@ -37,7 +37,8 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads)
                                                   : values[(first + next) * kSlice + at];
       wrong += seen == round ? 0 : 1;
     }
-    ArriveAtClusterRelaxed();  // the values have been read
+    ReleaseAll();  // a relaxed arrival does not wait for loads
+    ArriveAtClusterRelaxed();
     WaitForCluster();
   }
   atomicAdd(stale, wrong);
