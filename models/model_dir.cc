@@ -7,18 +7,27 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
+#include <filesystem>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "models/error_text.h"
 
 namespace fox {
 namespace {
 
+namespace fs = std::filesystem;
+
 // O_NONBLOCK: opening a FIFO returns at once, and fstat then tells that it is one.
 constexpr int kReadFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+constexpr absl::string_view kLfsPointer = "version https://git-lfs";
 
 absl::Status OpenError(const std::string& name, int error) {
   const std::string shown = Printable(name);
@@ -30,8 +39,8 @@ absl::Status OpenError(const std::string& name, int error) {
       return absl::InvalidArgumentError(
           name.find('/') == std::string::npos
               ? absl::StrCat(shown,
-                             ": is a symbolic link that leaves the model directory; "
-                             "copy the file itself into it")
+                             ": is a symbolic link that leaves the model directory; copy the "
+                             "file itself into it (hf download REPO --local-dir DIR does)")
               : std::string("a file name leaves the model directory"));
     case ELOOP:
       return absl::InvalidArgumentError(
@@ -43,6 +52,43 @@ absl::Status OpenError(const std::string& name, int error) {
       return absl::InvalidArgumentError(
           absl::StrCat(shown, ": cannot be opened (errno ", error, ")"));
   }
+}
+
+// The blobs of the repository whose snapshot `dir` is, in a Hugging Face cache; else -1.
+FileDescriptor OpenBlobs(const std::string& dir) {
+  std::error_code error;
+  const fs::path snapshots = fs::canonical(dir, error).parent_path();
+  const fs::path repository = snapshots.parent_path();
+  if (error || snapshots.filename() != "snapshots" ||
+      !absl::StartsWith(repository.filename().string(), "models--")) {
+    return FileDescriptor();
+  }
+  const std::string blobs = repository / "blobs";
+  return FileDescriptor(open(blobs.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+}
+
+absl::Status CheckContent(int fd, const std::string& name) {
+  std::array<char, kLfsPointer.size()> start = {};
+  const ssize_t count = pread(fd, start.data(), start.size(), 0);
+  if (count < 0 || absl::string_view(start.data(), static_cast<size_t>(count)) != kLfsPointer) {
+    return absl::OkStatus();  // what cannot be read is told by the read that needs it
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(Printable(name), ": is a Git LFS pointer, not the file itself: git lfs pull"));
+}
+
+// `dir` does not exist, but may be meant as the name of a repository.
+absl::Status NoDirectory(const std::string& dir) {
+  const bool is_id = !absl::StartsWith(dir, "/") && !absl::StartsWith(dir, ".") &&
+                     absl::StrContains(dir, '/') && dir.find('/') == dir.rfind('/') &&
+                     dir.back() != '/';
+  std::string hint;
+  if (is_id) {
+    hint = absl::StrCat("; a Hugging Face repository? hf download ", Printable(dir),
+                        " --local-dir DIR");
+  }
+  return absl::NotFoundError(
+      absl::StrCat(Printable(dir), ": the model directory does not exist", hint));
 }
 
 }  // namespace
@@ -79,20 +125,36 @@ int OpenBeneath(int dir_fd, const std::string& name) {
 
 absl::StatusOr<ModelDir> ModelDir::Open(const std::string& dir) {
   FileDescriptor fd(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (fd.get() >= 0) return ModelDir(std::move(fd));
-  if (errno == ENOENT) return absl::NotFoundError("the model directory does not exist");
-  if (errno == ENOTDIR) return absl::InvalidArgumentError("the model path is not a directory");
-  return absl::InvalidArgumentError(
-      absl::StrCat("the model directory cannot be opened (errno ", errno, ")"));
+  if (fd.get() >= 0) return ModelDir(std::move(fd), OpenBlobs(dir));
+  if (errno == ENOENT) return NoDirectory(dir);
+  const std::string problem =
+      errno == ENOTDIR ? ": the model path is not a directory"
+                       : absl::StrCat(": the model directory cannot be opened (errno ", errno, ")");
+  return absl::InvalidArgumentError(Printable(dir) + problem);
+}
+
+int ModelDir::OpenBlob(const std::string& name) const {
+  std::array<char, 512> link = {};
+  const ssize_t length = readlinkat(fd_.get(), name.c_str(), link.data(), link.size());
+  absl::string_view target(link.data(), static_cast<size_t>(std::max<ssize_t>(length, 0)));
+  const bool is_plain = name.find('/') == std::string::npos;
+  if (!is_plain || !absl::ConsumePrefix(&target, "../../blobs/")) return -EXDEV;
+  return OpenPlainName(blobs_.get(), std::string(target));
 }
 
 absl::StatusOr<FileDescriptor> ModelDir::OpenFile(const std::string& name) const {
-  const int result = OpenBeneath(fd_.get(), name);
+  int result = OpenBeneath(fd_.get(), name);
+  if (result == -EXDEV || result == -ELOOP) {  // without openat2, every link is ELOOP
+    const int blob = blobs_.get() < 0 ? -EXDEV : OpenBlob(name);
+    if (blob != -EXDEV) result = blob;
+  }
   if (result < 0) return OpenError(name, -result);
   FileDescriptor fd(result);
   struct stat info = {};
   if (fstat(fd.get(), &info) != 0) return OpenError(name, errno);
   if (!S_ISREG(info.st_mode)) return OpenError(name, ENODEV);
+  absl::Status status = CheckContent(fd.get(), name);
+  if (!status.ok()) return status;
   return fd;
 }
 

@@ -1,6 +1,7 @@
 // ModelDir: the one way to open files of a model directory. Every path resolves beneath the
 // directory (a name with "..", an absolute name or a symbolic link cannot leave it) and every file
-// is regular, so opening never blocks. Errors name the file, never the directory.
+// is regular, so opening never blocks. One link may leave: in a snapshot of a Hugging Face cache
+// (models--*/snapshots/REVISION) one to ../../blobs/FILE. Errors about a file name only the file.
 #pragma once
 
 #include <cstddef>
@@ -28,10 +29,11 @@ class FileDescriptor {
 
 class ModelDir {
  public:
+  // NotFound, InvalidArgument: `dir` is no directory, or cannot be opened.
   static absl::StatusOr<ModelDir> Open(const std::string& dir);
 
   // Opens the regular file `name` for reading. NotFound: it does not exist. InvalidArgument: it
-  // leaves the directory, is not a regular file, or cannot be read.
+  // leaves the directory, is not a regular file, is a Git LFS pointer, or cannot be read.
   absl::StatusOr<FileDescriptor> OpenFile(const std::string& name) const;
 
   // The whole file as a string. InvalidArgument when it is larger than `max_bytes`.
@@ -41,9 +43,13 @@ class ModelDir {
   bool Contains(const std::string& name) const;
 
  private:
-  explicit ModelDir(FileDescriptor fd) : fd_(std::move(fd)) {}
+  ModelDir(FileDescriptor fd, FileDescriptor blobs)
+      : fd_(std::move(fd)), blobs_(std::move(blobs)) {}
+  // The file in blobs_ that `name` links to, or -errno: -EXDEV when it is no such link.
+  int OpenBlob(const std::string& name) const;
 
   FileDescriptor fd_;
+  FileDescriptor blobs_;  // of a Hugging Face cache; else -1
 };
 
 // Opens `name` beneath the directory `dir_fd` and returns the descriptor, or -errno: -EXDEV when

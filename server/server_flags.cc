@@ -7,8 +7,10 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "engine/sampling_limits.h"
 #include "models/tokenizer/utf8.h"
@@ -367,7 +369,14 @@ bool StrangersMayCall(const ServerFlags& flags) {
 absl::StatusOr<std::string> ServedModelName(std::string name, const std::string& model_dir) {
   if (name.empty()) {
     namespace fs = std::filesystem;
-    name = fs::path(model_dir + "/").lexically_normal().parent_path().filename();
+    const fs::path dir = fs::path(model_dir + "/").lexically_normal().parent_path();
+    const fs::path snapshots = dir.parent_path();
+    const std::string repository = snapshots.parent_path().filename();
+    name = dir.filename();
+    // Hugging Face's cache names a snapshot by its revision alone.
+    if (snapshots.filename() == "snapshots" && absl::StartsWith(repository, "models--")) {
+      name = absl::StrReplaceAll(repository.substr(8), {{"--", "/"}});
+    }
     if (name.empty() || name == "." || name == "..") {
       std::error_code error;  // a directory that does not exist is told by who opens it
       name = fs::weakly_canonical(model_dir, error).filename();

@@ -355,7 +355,7 @@ TEST(CheckpointTest, TruncationWhileOpening) {
 TEST(CheckpointTest, FilesThatAreNotThere) {
   const TemporaryDir dir;
   const auto open = [&] { return Checkpoint::Open(dir.path(), {}).status(); };
-  ExpectRefused(Checkpoint::Open(dir.File("absent"), {}).status(), "does not exist");
+  EXPECT_TRUE(absl::IsNotFound(Checkpoint::Open(dir.File("absent"), {}).status()));
   ExpectRefused(open(), "config.json: no such file");
   dir.Write("config.json", std::string(2 << 20, ' '));
   ExpectRefused(open(), "config.json: larger than");

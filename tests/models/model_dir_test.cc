@@ -11,7 +11,10 @@
 #include <cerrno>
 #include <filesystem>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "models/error_text.h"
 #include "tests/models/refused.h"
 #include "tests/models/safetensors_writer.h"
 
@@ -66,6 +69,62 @@ TEST_F(ModelDirTest, RefusesToLeaveTheDirectory) {
   ExpectOpenError("link_out", "link_out: is a symbolic link that leaves");
   ExpectOpenError("link_absolute", "is a symbolic link that leaves");
   ExpectOpenError("link_absolute_inside", "is a symbolic link that leaves");
+  ExpectOpenError("link_out", "hf download REPO --local-dir DIR");
+}
+
+// What `hf download` leaves in its cache.
+class HuggingFaceCacheTest : public ModelDirTest {
+ protected:
+  HuggingFaceCacheTest() {
+    const std::string repository = temporary_.File("models--fla-hub--fox");
+    snapshot_ = repository + "/snapshots/0123abc";
+    fs::create_directories(snapshot_);
+    fs::create_directories(repository + "/blobs");
+    temporary_.Write("models--fla-hub--fox/blobs/5678", "content");
+    temporary_.Write("models--fla-hub--fox/refs", "secret");
+    for (const auto& [target, name] :
+         std::vector<std::pair<std::string, std::string>>{{"../../blobs/5678", "config.json"},
+                                                          {"../../blobs/absent", "absent"},
+                                                          {"../../blobs/../refs", "refs"},
+                                                          {"../../refs", "refs_too"},
+                                                          {"../../blobs", "folder"},
+                                                          {"../../../outside", "outside"},
+                                                          {"../../blobs/stolen", "stolen"},
+                                                          {"loop", "loop"}}) {
+      fs::create_symlink(target, snapshot_ + "/" + name);
+    }
+    fs::create_symlink(temporary_.File("outside"), repository + "/blobs/stolen");
+  }
+
+  std::string snapshot_;
+};
+
+TEST_F(HuggingFaceCacheTest, ItsFilesAreThoseOfTheRepository) {
+  EXPECT_EQ(*ModelDir::Open(snapshot_)->ReadText("config.json", 100), "content");
+  // By another name of the same directory.
+  fs::create_directory_symlink(snapshot_, temporary_.File("mine"));
+  EXPECT_EQ(*ModelDir::Open(temporary_.File("mine"))->ReadText("config.json", 100), "content");
+}
+
+TEST_F(HuggingFaceCacheTest, OtherLinksAreRefused) {
+  const ModelDir dir = *ModelDir::Open(snapshot_);
+  for (const auto& [name, part] : std::vector<std::pair<std::string, std::string>>{
+           {"absent", "absent: no such file"},
+           {"refs", "is a symbolic link that leaves"},
+           {"refs_too", "is a symbolic link that leaves"},
+           {"folder", "is a symbolic link that leaves"},
+           {"outside", "is a symbolic link that leaves"},
+           {"stolen", "is a symbolic link that cannot be followed"},
+           {"loop", "is a symbolic link that cannot be followed"},
+           {"../../blobs/5678", "a file name leaves the model directory"}}) {
+    SCOPED_TRACE(name);
+    ExpectRefused(dir.ReadText(name, 100).status(), part);
+  }
+  // The same links in a directory that is no cache.
+  fs::rename(temporary_.File("models--fla-hub--fox"), temporary_.File("other"));
+  ExpectRefused(
+      ModelDir::Open(temporary_.File("other/snapshots/0123abc"))->OpenFile("config.json").status(),
+      "is a symbolic link that leaves");
 }
 
 TEST_F(ModelDirTest, RefusesWhatIsNotARegularFileWithoutBlocking) {
@@ -91,8 +150,28 @@ TEST_F(ModelDirTest, MissingFilesAndOddNames) {
   ExpectOpenError("", "no such file");
   ExpectOpenError(std::string("file\0x", 6), "no such file");
   ExpectOpenError(std::string(5000, 'a'), "cannot be opened");
-  EXPECT_TRUE(absl::IsNotFound(ModelDir::Open(temporary_.File("nowhere")).status()));
-  ExpectRefused(ModelDir::Open(temporary_.File("outside")).status(), "not a directory");
+}
+
+TEST_F(ModelDirTest, LfsPointersAreNamed) {
+  temporary_.Write("model/pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n");
+  ExpectOpenError("pointer", "pointer: is a Git LFS pointer, not the file itself: git lfs pull");
+}
+
+TEST_F(ModelDirTest, DirectoriesThatAreNone) {
+  const std::string nowhere = temporary_.File("nowhere");
+  const absl::Status missing = ModelDir::Open(nowhere).status();
+  EXPECT_TRUE(absl::IsNotFound(missing));
+  EXPECT_EQ(missing.message(), Printable(nowhere) + ": the model directory does not exist");
+  EXPECT_EQ(ModelDir::Open(temporary_.File("outside")).status().message(),
+            Printable(temporary_.File("outside")) + ": the model path is not a directory");
+  // By its form the name of a repository, or a path.
+  const std::string hint = "hf download ";
+  for (const char* id : {"fla-hub/fox-1.3B", "no/such"}) {
+    EXPECT_NE(ModelDir::Open(id).status().message().find(hint + id), std::string::npos) << id;
+  }
+  for (const char* path : {"no-such", "./no-such", "a/b/c", "no-such/"}) {
+    EXPECT_EQ(ModelDir::Open(path).status().message().find(hint), std::string::npos) << path;
+  }
 }
 
 // Where openat2 is missing the fallback accepts less, never more.

@@ -203,6 +203,7 @@ TEST(ServerFlagsTest, AModelIsNamedByItsDirectory) {
   EXPECT_EQ(ServedModelName("", "a/../b").value(), "b");
   EXPECT_EQ(ServedModelName("", ".").value(), here);
   EXPECT_EQ(ServedModelName("", "./").value(), here);
+  EXPECT_EQ(ServedModelName("", "/h/models--fla-hub--fox/snapshots/01ab/").value(), "fla-hub/fox");
   EXPECT_FALSE(ServedModelName("", "/").ok());
   EXPECT_FALSE(ServedModelName("", "/models/a\nb").ok());
   EXPECT_EQ(ServedModelName("f\xc3\xb6x", "/").value(), "f\xc3\xb6x");
