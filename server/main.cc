@@ -20,6 +20,7 @@
 #include "engine/engine_factory.h"
 #include "engine/trace/trace.h"
 #include "google/protobuf/stubs/logging.h"
+#include "models/model_dir.h"
 #include "server/calls/access.h"
 #include "server/calls/server_core.h"
 #include "server/http/openai_service.h"
@@ -148,15 +149,27 @@ std::string Describe(const LoadedModel& model) {
   return absl::StrCat(lines, model.engine.memory_plan, "\n");
 }
 
-// What the server runs with: text for people, or events.
+// What the server runs with: text for people, or events. Of the flags, those that are not at their
+// defaults.
 void LogStart(const LoadedModel& model, const FlagSet& set) {
-  if (CurrentLogFormat() == LogFormat::kText) return LogText(Describe(model) + set.Effective());
-  std::vector<LogField> fields = FieldsOf(model);
-  fields.emplace_back("memory_plan", model.engine.memory_plan);
-  Log(LogLevel::kInfo, "model", fields);
-  fields.clear();
-  for (const auto& [name, value] : set.Values()) fields.emplace_back(name, value);
-  Log(LogLevel::kInfo, "flags", fields);
+  std::vector<LogField> flags;
+  std::string text = Describe(model);
+  for (const auto& [name, value] : set.Changed()) {
+    flags.emplace_back(name, value);
+    absl::StrAppend(&text, "--", name, "=", value, "\n");
+  }
+  if (CurrentLogFormat() == LogFormat::kText) {
+    LogText(text);
+  } else {
+    std::vector<LogField> fields = FieldsOf(model);
+    fields.emplace_back("memory_plan", model.engine.memory_plan);
+    Log(LogLevel::kInfo, "model", fields);
+    Log(LogLevel::kInfo, "flags", flags);
+  }
+  if (model.tokenizer == nullptr) {
+    Log(LogLevel::kWarning, "no tokenizer: prompts and answers are token ids",
+        {{"looked_for", "tokenizer.model, tokenizer.json, vocab.json with merges.txt"}});
+  }
 }
 
 // On standard output, for whoever started the server; it may be a pipe that nobody reads.
@@ -308,8 +321,9 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   if (flags.help) return std::fputs(help.c_str(), stdout) < 0;
   if (flags.version) return std::printf("fox-server %s %s\n", FOX_VERSION, FOX_GIT_SHA) < 0;
   if (!set.positional().empty()) {
+    const std::string argument = set.positional()[0].substr(0, 64);
     return ExitWithConfigError(absl::InvalidArgumentError(
-        absl::StrCat("unexpected argument ", set.positional()[0].substr(0, 64))));
+        absl::StrCat("unexpected argument ", argument, "; did you mean --model ", argument, "?")));
   }
   status = CompleteServerFlags(&flags);
   if (!status.ok()) return ExitWithConfigError(status);
@@ -321,6 +335,8 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   const absl::StatusOr<Observers> observers = Observe(&flags);
   if (!observers.ok()) return ExitWithConfigError(observers.status());
   const bool check = !flags.check_model.empty();
+  status = ModelDir::Open(flags.engine.model_dir).status();
+  if (!status.ok()) return ExitWithConfigError(status);
   absl::StatusOr<Doors> doors = Doors();
   if (!check) doors = PrepareDoors(flags);
   if (!doors.ok()) return ExitWithConfigError(doors.status());

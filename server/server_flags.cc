@@ -36,8 +36,7 @@ void RegisterModel(ServerFlags* f, FlagSet* set) {
   f->engine.device = "auto";
   set->Choice("device", {"auto", "cpu", "cuda"}, "where to compute; auto: a GPU if there is one",
               &f->engine.device);
-  set->Choice("dtype", {"auto", "f64", "f32", "bf16"}, "type of weights and pages",
-              &f->engine.dtype);
+  set->DTypeChoice("dtype", "type of weights and pages", &f->engine.dtype);
   set->Int("threads", "N", "threads of the CPU backend; 0: one per core", 0, 4096,
            &f->engine.threads);
   set->Bool("allow-nonfinite", "load weights that hold NaN or infinity",

@@ -15,6 +15,8 @@
 namespace fox {
 namespace {
 
+constexpr size_t kMaxSuggestions = 3;  // of more, none is likely to be meant
+
 bool ParseInt(const std::string& text, int64_t* value) {
   const char* end = text.data() + text.size();
   auto [stop, error] = std::from_chars(text.data(), end, *value);
@@ -44,6 +46,22 @@ std::string EnvironmentName(const std::string& flag) {
     name.push_back(c == '-' ? '_' : (c >= 'a' && c <= 'z') ? static_cast<char>(c - 'a' + 'A') : c);
   }
   return name;
+}
+
+// Levenshtein distance in bytes.
+size_t EditDistance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({substituted, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
 }
 
 }  // namespace
@@ -171,6 +189,20 @@ void FlagSet::Choice(const std::string& name, const std::vector<std::string>& ch
       [target] { return *target; });
 }
 
+void FlagSet::DTypeChoice(const std::string& name, const std::string& help, std::string* target) {
+  Choice(name, {"auto", "f64", "f32", "bf16"}, help, target);
+  Flag& flag = flags_.back();
+  flag.expectation += " (also float64, float32, bfloat16); of 16 bits, bf16 alone is supported";
+  flag.assign = [assign = flag.assign](const std::string& value) {
+    const std::pair<const char*, const char*> aliases[] = {
+        {"float64", "f64"}, {"float32", "f32"}, {"bfloat16", "bf16"}};
+    for (const auto& [alias, choice] : aliases) {
+      if (value == alias) return assign(choice);
+    }
+    return assign(value);
+  };
+}
+
 FlagSet::Flag* FlagSet::Find(const std::string& name) {
   for (Flag& flag : flags_) {
     if (flag.name == name) return &flag;
@@ -244,10 +276,10 @@ absl::Status FlagSet::ParseOne(const std::vector<std::string>& arguments, size_t
     if (negated != nullptr && negated->is_bool) return Assign(*negated, "false", "--" + name);
   }
   if (flag == nullptr) {
-    const std::string nearest = NearestName(name);
+    std::vector<std::string> names;
+    for (const Flag& known : flags_) names.push_back(known.name);
     return absl::InvalidArgumentError(
-        absl::StrCat("unknown flag --", name.substr(0, 64),
-                     nearest.empty() ? "" : absl::StrCat("; did you mean --", nearest, "?")));
+        absl::StrCat("unknown flag --", name.substr(0, 64), Suggestion(name, names, "--")));
   }
   if (has_value) return Assign(*flag, argument.substr(equals + 1), "--" + name);
   if (flag->is_bool) return Assign(*flag, "true", "--" + name);
@@ -255,16 +287,6 @@ absl::Status FlagSet::ParseOne(const std::vector<std::string>& arguments, size_t
     return absl::InvalidArgumentError(absl::StrCat("--", name, " needs a value"));
   }
   return Assign(*flag, arguments[(*next)++], "--" + name);
-}
-
-std::string FlagSet::NearestName(const std::string& name) const {
-  std::string nearest;
-  size_t best = std::max<size_t>(2, name.size() / 2) + 1;  // farther is no suggestion
-  for (const Flag& flag : flags_) {
-    const size_t distance = EditDistance(name, flag.name);
-    if (distance < best) best = distance, nearest = flag.name;
-  }
-  return nearest;
 }
 
 std::string FlagSet::Help() const {
@@ -292,25 +314,30 @@ std::vector<std::pair<std::string, std::string>> FlagSet::Values() const {
   return out;
 }
 
-std::string FlagSet::Effective() const {
-  std::string out;
-  for (const auto& [name, value] : Values()) absl::StrAppend(&out, "--", name, "=", value, "\n");
+std::vector<std::pair<std::string, std::string>> FlagSet::Changed() const {
+  std::vector<std::pair<std::string, std::string>> out;
+  for (const Flag& flag : flags_) {
+    std::string value = flag.show();
+    if (flag.set && value != flag.default_text) out.emplace_back(flag.name, std::move(value));
+  }
   return out;
 }
 
-size_t EditDistance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({substituted, row[j] + 1, row[j - 1] + 1});
+std::string Suggestion(const std::string& name, const std::vector<std::string>& names,
+                       const std::string& prefix) {
+  std::vector<std::string> near;
+  std::string nearest;
+  size_t best = std::max<size_t>(2, name.size() / 2) + 1;
+  for (const std::string& other : names) {
+    if (absl::StartsWith(other, name) || absl::EndsWith(other, "-" + name)) {
+      near.push_back(prefix + other);
     }
+    const size_t distance = EditDistance(name, other);
+    if (distance < best) best = distance, nearest = prefix + other;
   }
-  return row[b.size()];
+  if (near.size() > kMaxSuggestions) near.clear();
+  if (near.empty() && !nearest.empty()) near.push_back(nearest);
+  return near.empty() ? "" : absl::StrCat("; did you mean ", absl::StrJoin(near, " or "), "?");
 }
 
 }  // namespace fox

@@ -57,6 +57,8 @@ class FlagSet {
   void Action(const std::string& name, const std::string& help, bool* target);
   void Choice(const std::string& name, const std::vector<std::string>& choices,
               const std::string& help, std::string* target);
+  // A Choice of auto, f64, f32 and bf16, which may also be given by PyTorch's names.
+  void DTypeChoice(const std::string& name, const std::string& help, std::string* target);
   // A Choice of names of `values`, of which the target is one.
   template <typename T>
   void Enum(const std::string& name, const std::vector<std::pair<std::string, T>>& values,
@@ -79,7 +81,7 @@ class FlagSet {
   }
 
   // Takes the arguments after the program's name. The first error is returned, and what is right is
-  // set all the same. InvalidArgument names the flag; an unknown one comes with its nearest name.
+  // set all the same. InvalidArgument names the flag; an unknown one comes with a suggestion.
   // `lookup` may be null: no environment.
   absl::Status Parse(const std::vector<std::string>& arguments, const EnvironmentLookup& lookup);
 
@@ -91,8 +93,8 @@ class FlagSet {
   std::string Help() const;
   // Every flag as it now stands.
   std::vector<std::pair<std::string, std::string>> Values() const;
-  // The same as `--name=value`, one a line.
-  std::string Effective() const;
+  // Those of them that were set, and not to their defaults.
+  std::vector<std::pair<std::string, std::string>> Changed() const;
   // Variables that were ignored, one sentence each. Kubernetes gives every container
   // FOX_GRPC_PORT=tcp://10.0.0.1:50051 when a Service is called fox-grpc.
   const std::vector<std::string>& warnings() const { return warnings_; }
@@ -118,14 +120,16 @@ class FlagSet {
   absl::Status Assign(Flag& flag, const std::string& value, const std::string& origin);
   absl::Status AssignFrom(const EnvironmentLookup& lookup, Flag& flag);
   absl::Status ParseOne(const std::vector<std::string>& arguments, size_t* next);
-  std::string NearestName(const std::string& name) const;
 
   std::string group_ = "Options";
   std::vector<Flag> flags_;
   std::vector<std::string> positional_, warnings_;
 };
 
-// Levenshtein distance in bytes.
-size_t EditDistance(const std::string& a, const std::string& b);
+// "; did you mean PREFIX...?" for a name that is not among `names`: those that begin with it or end
+// with "-" and it, else the one that is the fewest edits away. Empty where that is more than half
+// of it.
+std::string Suggestion(const std::string& name, const std::vector<std::string>& names,
+                       const std::string& prefix);
 
 }  // namespace fox

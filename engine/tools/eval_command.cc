@@ -18,7 +18,7 @@ void EvalFlags::Register(FlagSet& flags) {
   flags.Group("Model");
   flags.String("model", "DIR", "model directory", &model);
   flags.Choice("device", {"auto", "cpu", "cuda"}, "where to compute", &device);
-  flags.Choice("dtype", {"auto", "f64", "f32", "bf16"}, "weights and KV pages", &dtype);
+  flags.DTypeChoice("dtype", "weights and KV pages", &dtype);
   flags.Choice("acp", {"off", "paper", "certified"}, "which bound drops pages", &acp);
   flags.OptionalDouble("log-tolerance", "X", "log eps [the checkpoint's, or -10]", &log_tolerance);
   flags.Int("chunk", "N", "prefill tokens a step", 1, 1 << 20, &chunk);

@@ -13,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "google/protobuf/util/json_util.h"
 #include "grpcpp/create_channel.h"
 
@@ -40,7 +41,7 @@ absl::Status ReadFlagFile(const char* flag, const std::string& path, std::string
 
 void Connection::Register(FlagSet* flags) {
   flags->Group("Connection");
-  flags->String("target", "HOST:PORT", "the server", &target);
+  flags->String("target", "HOST[:PORT]", "the server's gRPC port; without PORT: 50051", &target);
   flags->Double("timeout", "SECONDS", "deadline of the call; 0: none", 0, 1e6, &timeout_s);
   flags->Bool("tls", "encrypt, and check the server's certificate", &tls_);
   flags->String("ca", "FILE",
@@ -57,6 +58,12 @@ void Connection::Register(FlagSet* flags) {
 absl::Status Connection::Parse(const std::vector<std::string>& arguments, FlagSet* flags) {
   absl::Status status = flags->Parse(arguments, nullptr);
   if (!status.ok()) return status;
+  absl::string_view address = target;
+  if (absl::ConsumePrefix(&address, "https://")) tls_ = true;
+  absl::ConsumePrefix(&address, "http://");
+  absl::ConsumeSuffix(&address, "/");
+  const bool has_port = absl::StrContains(address, ':') && !absl::EndsWith(address, "]");
+  target = absl::StrCat(address, has_port ? "" : ":50051");
   if (certificate_.empty() != key_.empty()) {
     return absl::InvalidArgumentError("--cert: needs --key, and the other way");
   }
@@ -116,6 +123,9 @@ int Report(const grpc::Status& status, const grpc::ClientContext& context) {
   std::string line =
       absl::StrCat("fox-cli: ", code < std::size(kCodeNames) ? kCodeNames[code] : "?", ": ",
                    status.error_message());
+  if (absl::StrContains(line, "http1.x server")) {
+    absl::StrAppend(&line, "; this is an HTTP port, and gRPC has the server's --grpc-port");
+  }
   if (status.error_code() == grpc::RESOURCE_EXHAUSTED) {
     const auto& trailers = context.GetServerTrailingMetadata();
     auto it = trailers.find("retry-after-ms");
@@ -136,13 +146,14 @@ int UsageError(absl::string_view message) {
   return kExitUsage;
 }
 
-void PrintJson(const google::protobuf::Message& message) {
+void PrintJson(const google::protobuf::Message& message, bool indented) {
   google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = indented;
   options.preserve_proto_field_names = true;
   options.always_print_primitive_fields = true;
   std::string json;
   if (google::protobuf::util::MessageToJsonString(message, &json, options).ok()) {
-    std::printf("%s\n", json.c_str());
+    std::printf("%s%s", json.c_str(), indented ? "" : "\n");  // indented, it ends its last line
     std::fflush(stdout);
   }
 }

@@ -57,7 +57,8 @@ struct Connection {
   std::string token_;
 };
 
-void PrintJson(const google::protobuf::Message& message);
+// On one line, or on many for people.
+void PrintJson(const google::protobuf::Message& message, bool indented = false);
 
 // The text an argument stands for: itself, a file after `@`, standard input for `-`.
 absl::StatusOr<std::string> ReadArgument(const std::string& argument);

@@ -121,6 +121,7 @@ class Printer {
     if (flags_.json) return;
     for (const auto& [index, text] : kept_) std::printf("[%u] %s\n", index, text.c_str());
     if (flags_.n == 1) std::printf("\n");
+    std::fflush(stdout);  // standard error may be the same pipe
     for (const auto& [index, finish] : finishes_) {
       if (flags_.stats) PrintStats(finish);
     }

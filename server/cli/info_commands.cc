@@ -1,4 +1,6 @@
 // fox-cli health, info, drain and undrain: about the server, not about a text.
+#include <unistd.h>
+
 #include <cstdio>
 
 #include "fox/v1/admin.grpc.pb.h"
@@ -59,13 +61,13 @@ int Operate(const char* command, const char* state,
   return kExitOk;
 }
 
-// One call of the info service, and its answer as JSON.
+// One call of the info service, and its answer as JSON: a line, on a terminal indented.
 template <class Request, class Response>
 int Show(const Connection& connection, v1::Info::Stub& stub,
          grpc::Status (v1::Info::Stub::*method)(grpc::ClientContext*, const Request&, Response*)) {
   Response response;
   const int code = connection.Ask(stub, method, {}, &response);
-  if (code == kExitOk) PrintJson(response);
+  if (code == kExitOk) PrintJson(response, isatty(STDOUT_FILENO) != 0);
   return code;
 }
 

@@ -51,13 +51,14 @@ int Main(const std::vector<std::string>& arguments) {
     std::printf("fox-cli %s\n", FOX_VERSION);
     return kExitOk;
   }
-  const Command* nearest = &kCommands[0];
+  std::vector<std::string> names;
   for (const Command& command : kCommands) {
     if (name == command.name) return command.run({arguments.begin() + 1, arguments.end()});
-    if (EditDistance(name, command.name) < EditDistance(name, nearest->name)) nearest = &command;
+    names.push_back(command.name);
   }
-  return UsageError("unknown command " + name.substr(0, 64) + "; did you mean " + nearest->name +
-                    "?");
+  const std::string suggestion = Suggestion(name, names, "");
+  return UsageError("unknown command " + name.substr(0, 64) +
+                    (suggestion.empty() ? "; fox-cli --help lists them" : suggestion));
 }
 
 }  // namespace

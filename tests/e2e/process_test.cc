@@ -119,22 +119,47 @@ std::string TargetOf(const Process& server) {
 }
 
 TEST(ProcessTest, WrongFlagsAndModelsExitWith78AndOneLine) {
-  const std::vector<std::vector<std::string>> commands = {
-      {kBin + "fox-server"},
-      {kBin + "fox-server", "--modle", kDemo},
-      {kBin + "fox-server", "--model", kDemo, "--grpc-port=70000"},
-      {kBin + "fox-server", "--model", kDemo, "--host=0.0.0.0"},
-      {kBin + "fox-server", "--model", kDemo, "--log-tolerance=0"},  // would permit to drop all
-      {kBin + "fox-server", "--model", "no-such-directory"},
-      {kBin + "fox-server", "--check-model", kDemo + "/config.json"},
+  Process other(ServerCommand({}));
+  ASSERT_TRUE(other.ReadUntil("listening on "));
+  const std::string taken = TargetOf(other).substr(TargetOf(other).find(':') + 1);
+  const std::pair<std::vector<std::string>, std::string> cases[] = {
+      {{}, "--model: must name"},
+      {{"--modle", kDemo}, "did you mean --model?"},
+      {{"--model", kDemo, "--port=1"}, "--grpc-port or --http-port"},
+      {{kDemo}, "did you mean --model " + kDemo + "?"},
+      {{"--model", kDemo, "--dtype=fp16"}, "of 16 bits, bf16 alone is supported"},
+      {{"--model", kDemo, "--grpc-port=70000"}, "--grpc-port"},
+      {{"--model", kDemo, "--host=0.0.0.0"}, "--host"},
+      {{"--model", kDemo, "--log-tolerance=0"}, "--log-tolerance"},  // would permit to drop all
+      {{"--model", "no/such", "--grpc-port", taken}, "no/such: the model directory does not exist"},
+      {{"--model", kDemo, "--grpc-port", taken}, "Address already in use"},
+      {{"--check-model", kDemo + "/config.json"}, "the model path is not a directory"},
   };
-  for (const std::vector<std::string>& command : commands) {
+  for (const auto& [arguments, said] : cases) {
+    std::vector<std::string> command = {kBin + "fox-server"};
+    command.insert(command.end(), arguments.begin(), arguments.end());
     std::string output;
     EXPECT_EQ(Finish(command, &output), 78) << output;
     EXPECT_EQ(output.find('\n'), output.size() - 1) << output;
     EXPECT_THAT(output, HasSubstr("fox-server: "));
+    EXPECT_THAT(output, HasSubstr(said));
     EXPECT_THAT(output, Not(HasSubstr("listening")));
   }
+}
+
+TEST(ProcessTest, StartsWithWhatDiffersFromTheDefaults) {
+  Process server(ServerCommand({"--dtype=float32"}));
+  ASSERT_TRUE(server.ReadUntil("listening on "));
+  EXPECT_THAT(server.output, HasSubstr("--max-num-seqs=4\n--kv-cache-mb=64\n"));
+  EXPECT_THAT(server.output, HasSubstr("--dtype=f32\n"));
+  EXPECT_THAT(server.output, Not(HasSubstr("--max-logprobs")));
+  EXPECT_THAT(server.output, Not(HasSubstr("--http-host")));
+  EXPECT_THAT(server.output, Not(HasSubstr("no tokenizer")));
+  const std::string tiny = std::string(FOX_SOURCE_DIR) + "/tests/golden/tiny_rope";
+  Process without(ServerCommand({"--model", tiny}));
+  ASSERT_TRUE(without.ReadUntil("listening on "));
+  EXPECT_THAT(without.output, HasSubstr("warning no tokenizer"));
+  EXPECT_THAT(without.output, HasSubstr("tokenizer.json"));
 }
 
 // Under limits of the address space that the model does not fit into, and pools larger than any
@@ -187,11 +212,41 @@ TEST(ProcessTest, ServesTheDemoModelAndStopsOnSigterm) {
   EXPECT_EQ(Finish({kBin + "fox-cli", "tokenize", "a cat", target}, &output), 0);
   EXPECT_EQ(Finish({kBin + "fox-cli", "detokenize", output, target}, &again), 0);
   EXPECT_EQ(again, "a cat\n");
+  // Both streams are one pipe here.
+  EXPECT_EQ(Finish({kBin + "fox-cli", "generate", "x", "--max-tokens=3", "--ignore-eos", "--stats",
+                    target},
+                   &output),
+            0);
+  EXPECT_THAT(output, HasSubstr("\n[0] LENGTH, 3 prompt + 3 generated tokens\n"));
   EXPECT_EQ(Finish({kBin + "fox-cli", "generate", "x", "--n=17", target}, &output), 2);
   EXPECT_EQ(Finish({kBin + "fox-cli", "generate", "x", "--log-tolerance=-1", target}, &output), 1);
   EXPECT_THAT(output, HasSubstr("INVALID_ARGUMENT: acp.log_tolerance"));
   server.Signal(SIGTERM);
   EXPECT_EQ(server.Wait(), 0) << server.output;
+}
+
+TEST(ProcessTest, TheClientSuggests) {
+  std::string output;
+  EXPECT_EQ(Finish({kBin + "fox-cli", "gen", "x"}, &output), 2);
+  EXPECT_THAT(output, HasSubstr("unknown command gen; did you mean generate?"));
+  EXPECT_EQ(Finish({kBin + "fox-cli", "chat"}, &output), 2);
+  EXPECT_THAT(output, HasSubstr("unknown command chat; fox-cli --help lists them"));
+}
+
+TEST(ProcessTest, TargetsAreTakenAsPeopleWriteThem) {
+  Process server(ServerCommand({"--http-port=0"}));
+  ASSERT_TRUE(server.ReadUntil("listening for HTTP on "));
+  std::string output;
+  EXPECT_EQ(
+      Finish({kBin + "fox-cli", "health", "--target=http://" + TargetOf(server) + "/"}, &output), 0)
+      << output;
+  const size_t at = server.output.find("HTTP on ") + 8;
+  const std::string http = server.output.substr(at, server.output.find('\n', at) - at);
+  EXPECT_EQ(Finish({kBin + "fox-cli", "health", "--target", http}, &output), 1);
+  EXPECT_THAT(output, HasSubstr("this is an HTTP port, and gRPC has the server's --grpc-port"));
+  EXPECT_EQ(output.find('\n'), output.size() - 1) << output;
+  EXPECT_EQ(Finish({kBin + "fox-cli", "health", "--target", "127.1.2.3"}, &output), 1);
+  EXPECT_THAT(output, HasSubstr("127.1.2.3:50051"));
 }
 
 TEST(ProcessTest, ATraceLoadsWhateverEndsTheServer) {

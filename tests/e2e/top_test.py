@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""fox-cli top: once into a pipe, live on a terminal.
+"""fox-cli top: once into a pipe, live on a terminal; fox-cli info: lines, or indented.
 
     top_test.py BIN     the folder of fox-server and fox-cli
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pathlib
 import pty
+import select
 import subprocess
 import sys
 import unittest
@@ -55,6 +56,23 @@ class TopTest(unittest.TestCase):
             process.kill()
         os.close(terminal)
         self.assertIn("engine      last turned", shown)
+
+    def test_info_is_indented_on_a_terminal(self) -> None:
+        command = [str(self.programs / "fox-cli"), "info", "--target", self.server.target]
+        piped = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        self.assertEqual(len(piped.stdout.splitlines()), 3)
+        terminal, end = pty.openpty()
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=end) as process:
+            os.close(end)
+            shown = ""
+            while process.poll() is None or select.select([terminal], [], [], 0)[0]:
+                try:
+                    shown += os.read(terminal, 4096).decode()
+                except OSError:  # the other end is closed
+                    break
+        os.close(terminal)
+        self.assertIn('{\r\n "version": ', shown)
+        self.assertTrue(shown.endswith("\n}\r\n"), shown[-20:])
 
     def test_errors(self) -> None:
         for arguments, code, said in (

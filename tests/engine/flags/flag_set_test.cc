@@ -10,7 +10,11 @@
 namespace fox {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::Pair;
+using Pairs = std::vector<std::pair<std::string, std::string>>;
 
 class FlagsTest : public ::testing::Test {
  protected:
@@ -75,7 +79,7 @@ TEST_F(FlagsTest, TargetsHaveTypesAndUnitsOfTheirOwn) {
   EXPECT_EQ(level, Level::kLow);
   EXPECT_EQ(bytes, int64_t{1} << 50);
   EXPECT_EQ(small, -5);
-  EXPECT_THAT(set_.Effective(), HasSubstr("--level=low\n--room-mb=1073741824\n--small=-5\n"));
+  EXPECT_EQ(set_.Changed(), (Pairs{{"level", "low"}, {"room-mb", "1073741824"}, {"small", "-5"}}));
 }
 
 TEST_F(FlagsTest, BooleansCanBeTurnedOff) {
@@ -91,14 +95,14 @@ TEST_F(FlagsTest, OptionalNumbersStayUnset) {
   ASSERT_TRUE(Parse({}).ok());
   EXPECT_FALSE(tolerance_.has_value());
   EXPECT_THAT(set_.Help(), HasSubstr("how much\n"));  // no default
-  EXPECT_THAT(set_.Effective(), HasSubstr("--tolerance=\n"));
+  EXPECT_THAT(set_.Values(), Contains(Pair("tolerance", "")));
   for (const char* value : {"", "nan", "-inf", "1e999", "1x"}) {
     EXPECT_THAT(ErrorOf({std::string("--tolerance=") + value}), HasSubstr("not a finite number"));
   }
   EXPECT_FALSE(tolerance_.has_value());
   ASSERT_TRUE(Parse({"--tolerance", "0"}).ok());
   EXPECT_EQ(tolerance_, 0.0);
-  EXPECT_THAT(set_.Effective(), HasSubstr("--tolerance=0\n"));
+  EXPECT_EQ(set_.Changed(), (Pairs{{"tolerance", "0"}}));
 }
 
 TEST_F(FlagsTest, TheCommandLineWinsOverTheEnvironment) {
@@ -149,25 +153,53 @@ TEST_F(FlagsTest, WhatFollowsAnErrorIsSet) {
 TEST_F(FlagsTest, UnknownFlagsComeWithTheNearestName) {
   EXPECT_THAT(ErrorOf({"--grcp-port=1"}), HasSubstr("did you mean --grpc-port?"));
   EXPECT_THAT(ErrorOf({"--modle", "x"}), HasSubstr("did you mean --model?"));
-  EXPECT_EQ(ErrorOf({"--zzzzzzzzzzzz"}).find("did you mean"), std::string::npos);
+  EXPECT_THAT(ErrorOf({"--tol"}), HasSubstr("did you mean --tolerance?"));
+  int64_t http_port = 0, host = 0;
+  set_.Int("http-port", "PORT", "another port", 0, 65535, &http_port);
+  set_.Int("host", "N", "fewer edits from --port", 0, 1, &host);
+  EXPECT_THAT(ErrorOf({"--port=1"}), HasSubstr("did you mean --grpc-port or --http-port?"));
+  for (const char* far : {"--zzzzzzzzzzzz", "--=", "--=x"}) {
+    EXPECT_THAT(ErrorOf({far}), Not(HasSubstr("did you mean"))) << far;
+  }
   EXPECT_THAT(ErrorOf({"-x"}), HasSubstr("unknown flag -x"));
 }
 
-TEST_F(FlagsTest, HelpIsGroupedAndEffectiveIsComplete) {
+TEST_F(FlagsTest, TypesOfNumbersHaveNamesOfPyTorchToo) {
+  std::string dtype = "auto";
+  set_.DTypeChoice("dtype", "type of weights", &dtype);
+  EXPECT_THAT(set_.Help(), HasSubstr("--dtype auto|f64|f32|bf16"));
+  for (const auto& [said, meant] :
+       Pairs{{"bfloat16", "bf16"}, {"float32", "f32"}, {"float64", "f64"}, {"f32", "f32"}}) {
+    ASSERT_TRUE(Parse({"--dtype", said}).ok()) << said;
+    EXPECT_EQ(dtype, meant);
+  }
+  for (const char* half : {"fp16", "float16", "half"}) {
+    EXPECT_THAT(ErrorOf({"--dtype", half}), HasSubstr("of 16 bits, bf16 alone is supported"));
+  }
+}
+
+TEST_F(FlagsTest, HelpIsGroupedAndValuesAreComplete) {
   const std::string help = set_.Help();
   EXPECT_LT(help.find("First:"), help.find("--grpc-port PORT"));
   EXPECT_LT(help.find("--grpc-port PORT"), help.find("Second:"));
   EXPECT_THAT(help, HasSubstr("[50051]"));
-  ASSERT_TRUE(Parse({"--acp=paper"}).ok());
-  EXPECT_THAT(set_.Effective(), HasSubstr("--acp=paper\n"));
-  EXPECT_THAT(set_.Effective(), HasSubstr("--model=none\n"));
+  port_ = 1;  // derived, not set
+  ASSERT_TRUE(Parse({"--acp=paper", "--model=none"}).ok());
+  EXPECT_EQ(set_.Changed(), (Pairs{{"acp", "paper"}}));
+  EXPECT_THAT(set_.Values(), Contains(Pair("acp", "paper")));
+  EXPECT_THAT(set_.Values(), Contains(Pair("model", "none")));
 }
 
-TEST(EditDistanceTest, Counts) {
-  EXPECT_EQ(EditDistance("", ""), 0u);
-  EXPECT_EQ(EditDistance("abc", ""), 3u);
-  EXPECT_EQ(EditDistance("kitten", "sitting"), 3u);
-  EXPECT_EQ(EditDistance("flaw", "lawn"), 2u);
+TEST(SuggestionTest, PrefersBeginningsAndDoesNotGuess) {
+  const std::vector<std::string> names = {"generate", "score", "top", "get", "gets", "getting"};
+  for (const auto& [typed, said] : Pairs{{"gen", "; did you mean generate?"},
+                                         {"scroe", "; did you mean score?"},
+                                         {"get", "; did you mean get or gets or getting?"},
+                                         {"ge", "; did you mean get?"},  // four begin with it
+                                         {"chat", ""},
+                                         {"", ""}}) {
+    EXPECT_EQ(Suggestion(typed, names, ""), said) << typed;
+  }
 }
 
 }  // namespace
