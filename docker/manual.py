@@ -25,7 +25,7 @@ from typing import NamedTuple
 FLAG = re.compile(r"  --([a-z0-9-]+)(?: (\S+))?\s{2,}(\S.*)$")
 COMMAND = re.compile(r"  ([a-z][a-z0-9-]*)((?: [A-Z\[|@\]-]+)*)\s{2,}(\S.*)$")
 ONE_LINE = {  # the NAME section
-    "fox-server": "serves a Forgetting Transformer over gRPC",
+    "fox-server": "serves a Forgetting Transformer over gRPC and HTTP",
     "fox-cli": "client of a running fox-server",
     "fox-bench": "measures a model's serving on this machine, or a running server",
     "fox-eval": "measures a model offline",

@@ -8,12 +8,14 @@
 #include <optional>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
 namespace fox {
 namespace {
 
 constexpr int64_t kPictureCells = 48;
 constexpr size_t kHistogramBins = 10;
+constexpr size_t kMostGlobal = 5;
 
 // Certified over paper; empty when there is nothing to divide.
 struct KeptRatios {
@@ -74,6 +76,27 @@ std::array<int, kHistogramBins> Bins(const AcpTrace& trace) {
     ++bins[std::min(bin, kHistogramBins - 1)];
   }
   return bins;
+}
+
+// The heads by the certified bound's mean window, the narrowest first.
+std::vector<size_t> ByWindow(const AcpTrace& certified) {
+  std::vector<size_t> order(certified.heads.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return certified.heads[a].MeanWindow() < certified.heads[b].MeanWindow();
+  });
+  return order;
+}
+
+// Names of the heads that keep most.
+std::string MostGlobal(const AcpTrace& certified) {
+  std::vector<size_t> order = ByWindow(certified);
+  std::reverse(order.begin(), order.end());
+  order.resize(std::min(order.size(), kMostGlobal));
+  return absl::StrJoin(order, ", ", [&](std::string* out, size_t i) {
+    const HeadTrace& head = certified.heads[i];
+    absl::StrAppendFormat(out, "layer %d head %d (%.1f)", head.layer, head.head, head.MeanWindow());
+  });
 }
 
 // One row of the picture: query pages from `query` on against all key pages, `cell` of them a
@@ -167,6 +190,7 @@ std::string AcpReport::Totals() const {
   return absl::StrFormat(
       "  heads: %d, of which %d forget (the paper's bound evicts at least one of their pages)\n"
       "  mean window of the forgetting heads: paper %.1f, certified %.1f; full %.1f tokens\n"
+      "  most global heads, by certified window: %s\n"
       "  kept pages, certified / paper, summed over page ends: all heads %s, forgetting %s\n"
       "  kept pages, certified / paper, at the last token:     all heads %s, forgetting %s\n"
       "  skipped blocks in prefill (each row within the same tolerance; not in the certificate):\n"
@@ -176,10 +200,10 @@ std::string AcpReport::Totals() const {
       "them):\n"
       "    paper %.4f, certified %.4f; allowed %.4f\n",
       paper.heads.size(), ratios.forgetting_heads, ratios.paper_window, ratios.certified_window,
-      FullWindow(pages), Number(ratios.all), Number(ratios.forgetting), Number(ratios.all_at_end),
-      Number(ratios.forgetting_at_end), paper.PrunedPairs(), certified.PrunedPairs(),
-      paper.EvictedPages(), certified.EvictedPages(), paper.stats.max_log_evicted_mass,
-      certified.stats.max_log_evicted_mass, log_tolerance);
+      FullWindow(pages), MostGlobal(certified), Number(ratios.all), Number(ratios.forgetting),
+      Number(ratios.all_at_end), Number(ratios.forgetting_at_end), paper.PrunedPairs(),
+      certified.PrunedPairs(), paper.EvictedPages(), certified.EvictedPages(),
+      paper.stats.max_log_evicted_mass, certified.stats.max_log_evicted_mass, log_tolerance);
 }
 
 std::string AcpReport::Histogram() const {
@@ -197,11 +221,7 @@ std::string AcpReport::Histogram() const {
 
 std::string AcpReport::Boundaries() const {
   if (paper.heads.empty()) return "";
-  std::vector<size_t> order(paper.heads.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return certified.heads[a].MeanWindow() < certified.heads[b].MeanWindow();
-  });
+  const std::vector<size_t> order = ByWindow(certified);
   const auto saved = [&](size_t i) {
     return paper.heads[i].MeanWindow() - certified.heads[i].MeanWindow();
   };

@@ -29,9 +29,9 @@ struct AcpReport {
   bool Forgets(size_t head) const { return paper.heads[head].EvictedAny(); }
 
   std::string Table() const;  // one line a head
-  // Kept pages, skipped blocks, and the certificates: of each mode the largest bound over all
-  // evictions (acp.md). Blocks that prefill rows skip obey the same tolerance row by row and are
-  // not part of it.
+  // Windows, kept pages, skipped blocks, and the certificates: of each mode the largest bound over
+  // all evictions (acp.md). Blocks that prefill rows skip obey the same tolerance row by row and
+  // are not part of it.
   std::string Totals() const;
   std::string Histogram() const;   // pruned share of the heads
   std::string Boundaries() const;  // most local, median, most gained, most global head

@@ -146,14 +146,14 @@ absl::Status Measure(const Flags& flags, AcpMode mode, const Windows& windows, A
 }
 
 void Print(const AcpReport& report) {
-  std::printf("%s, %lld tokens, log eps %g\n\n%s\nTotals\n%s\nSavings by head\n%s\n",
-              report.model.c_str(), static_cast<long long>(report.tokens()), report.log_tolerance,
-              report.Table().c_str(), report.Totals().c_str(), report.Histogram().c_str());
+  std::printf("%s, %lld tokens, log eps %g\n\nTotals\n%s\nLoss\n%s\n", report.model.c_str(),
+              static_cast<long long>(report.tokens()), report.log_tolerance,
+              report.Totals().c_str(), report.loss.Table().c_str());
+  if (!report.sweep.empty()) std::printf("Sweep over log eps\n%s\n", report.Sweep().c_str());
   std::printf(
       "Boundaries over the decay matrix: a row is a block of queries, a column one of keys;\n"
-      "# is kept, . is pruned\n\n%s\nLoss\n%s",
-      report.Boundaries().c_str(), report.loss.Table().c_str());
-  if (!report.sweep.empty()) std::printf("\nSweep over log eps\n%s", report.Sweep().c_str());
+      "# is kept, . is pruned\n\n%s\nHeads by what is pruned of them\n%s\nEach head\n%s",
+      report.Boundaries().c_str(), report.Histogram().c_str(), report.Table().c_str());
 }
 
 }  // namespace

@@ -183,6 +183,11 @@ nlohmann::ordered_json ModeJson(const std::vector<Cell>& cells, const Outcomes& 
 }
 
 void Print(const nlohmann::ordered_json& report) {
+  std::printf(
+      "depth   where the sentence lies, 0 at the start; none: it was left out\n"
+      "copied  share of trials in which greedy decoding gives the whole answer\n"
+      "chosen  share in which the answer's first token beats those of the other answers\n"
+      "log p   of the whole answer, in nats, mean over the trials\n");
   for (const auto& [mode, result] : report["modes"].items()) {
     std::printf("\n%s: %lld answers differ from off; log p of an answer by at most %.2e\n",
                 mode.c_str(), static_cast<long long>(result["changed_answers"].get<int64_t>()),

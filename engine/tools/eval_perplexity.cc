@@ -41,10 +41,13 @@ absl::StatusOr<Loss> Measure(ModelRunner& runner, const PerplexityFlags& flags,
   options.chunk = flags.common.chunk;
   options.log_tolerance = flags.common.Tolerance(runner.weights().config);
   const auto length = static_cast<int64_t>(ids.size());
+  int64_t windows = (length - flags.start - 2) / flags.step + 1;  // each has two tokens at least
+  if (flags.max_windows > 0) windows = std::min(windows, flags.max_windows);
   const bool progress = isatty(STDERR_FILENO) != 0;
+  if (progress) std::fprintf(stderr, "window 0 of %lld ", static_cast<long long>(windows));
   Loss loss;
-  for (int64_t begin = flags.start; begin + 1 < length; begin += flags.step) {
-    if (flags.max_windows > 0 && loss.windows == flags.max_windows) break;
+  while (loss.windows < windows) {
+    const int64_t begin = flags.start + loss.windows * flags.step;
     const int64_t end = std::min(begin + flags.window, length);
     const std::vector<int32_t> window(ids.begin() + begin, ids.begin() + end);
     const absl::Status run =
@@ -58,7 +61,8 @@ absl::StatusOr<Loss> Measure(ModelRunner& runner, const PerplexityFlags& flags,
     loss.tokens += end - begin - 1;
     ++loss.windows;
     if (progress) {
-      std::fprintf(stderr, "\r%lld windows, loss %.4f ", static_cast<long long>(loss.windows),
+      std::fprintf(stderr, "\rwindow %lld of %lld, loss %.4f ",
+                   static_cast<long long>(loss.windows), static_cast<long long>(windows),
                    loss.nats / static_cast<double>(loss.tokens));
     }
   }

@@ -116,6 +116,7 @@ class ManualTest(unittest.TestCase):
             for part in ("NAME", "SYNOPSIS", "DESCRIPTION", '"EXIT STATUS"', '"SEE ALSO"'):
                 self.assertIn(f".SH {part}\n", page)
             self.assertIn("foxserve 1.2.3", page)
+        self.assertIn("over gRPC and HTTP\n", read_page(self.pages / "fox-server.1.gz"))
         if shutil.which("mandoc") is None:
             self.skipTest("no mandoc here")
         for program in PROGRAMS:

@@ -2,6 +2,8 @@
 // one line for every way to misuse it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pty.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -160,6 +162,29 @@ TEST_F(PerplexityTest, IsTheMeanLossOfItsWindows) {
   EXPECT_LT(nll, 4.5);  // the model has learnt English: a uniform guess costs 9.01
 }
 
+TEST_F(PerplexityTest, ShowsProgressOnATerminal) {
+  std::string program = std::string(FOX_BINARY_DIR) + "/bin/fox-eval", text = TempPath("text");
+  int terminal = -1;
+  const pid_t child = forkpty(&terminal, nullptr, nullptr, nullptr);
+  if (child == 0) {
+    execl(program.c_str(), "fox-eval", "perplexity", "--model", kDemo.c_str(), "--text",
+          text.c_str(), "--window", "300", nullptr);
+    _exit(127);
+  }
+  ASSERT_GT(child, 0);
+  std::string shown;
+  char buffer[4096];
+  for (ssize_t n; (n = read(terminal, buffer, sizeof(buffer))) > 0;) {
+    shown.append(buffer, static_cast<size_t>(n));
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  close(terminal);
+  EXPECT_EQ(status, 0) << shown;
+  EXPECT_THAT(shown, HasSubstr("window 0 of 3"));
+  EXPECT_THAT(shown, HasSubstr("\rwindow 3 of 3, loss "));
+}
+
 TEST_F(PerplexityTest, PruningDoesNotChangeIt) {
   const double off = Perplexity({"--acp", "off"})["nll"].get<double>();
   for (const char* acp : {"paper", "certified"}) {
@@ -176,6 +201,7 @@ json AcpOf(const std::string& model, int64_t tokens, int32_t vocab) {
                            TempPath("acp.json"), "--dtype", "f32", "--sweep=-2,-30"});
   EXPECT_EQ(ran.status, 0) << ran.err;
   EXPECT_THAT(ran.out, HasSubstr("most local"));
+  EXPECT_LT(ran.out.find("Totals"), ran.out.find("layer head "));
   EXPECT_THAT(ran.out,
               HasSubstr("log mass that a row loses to evictions: the largest bound over all"));
   return json::parse(ReadWhole(TempPath("acp.json")));
@@ -203,6 +229,31 @@ TEST(FoxEvalTest, AcpReportsBothBounds) {
       EXPECT_EQ(head[mode]["kept_pages"], kept);
     }
     EXPECT_LE(head["certified"]["kept_pages"], head["paper"]["kept_pages"]);
+  }
+}
+
+TEST(FoxEvalTest, AcpNamesTheHeadsThatKeepMost) {
+  json ids = json::array();
+  for (int i = 0; i < 1000; ++i) ids.push_back((i * i * 31 + i * 7 + 5) % 512);
+  WriteWhole(TempPath("ids.json"), ids.dump());
+  const Ran ran = FoxEval({"acp", "--model", Golden("dev_pro_d64"), "--ids", TempPath("ids.json"),
+                           "--dtype", "f32", "--json", TempPath("acp.json")});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  std::vector<std::pair<double, std::string>> heads;
+  for (const json& head : json::parse(ReadWhole(TempPath("acp.json")))["heads"]) {
+    heads.emplace_back(-head["certified"]["mean_window"].get<double>(),
+                       "layer " + head["layer"].dump() + " head " + head["head"].dump());
+  }
+  std::stable_sort(heads.begin(), heads.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  const size_t begin = ran.out.find("most global heads, by certified window: ");
+  ASSERT_NE(begin, std::string::npos) << ran.out;
+  const std::string line = ran.out.substr(begin, ran.out.find('\n', begin) - begin);
+  EXPECT_EQ(std::count(line.begin(), line.end(), '('), 5) << line;
+  for (const auto& [window, name] : heads) {  // of equal windows, any may be named
+    const bool named = line.find(name + " ") != std::string::npos;
+    EXPECT_TRUE(named || window >= heads[5].first) << name << " is not in " << line;
+    EXPECT_TRUE(!named || window <= heads[4].first) << name << " is in " << line;
   }
 }
 
@@ -259,6 +310,9 @@ TEST(FoxEvalTest, NeedleIsWhatGreedyDecodingFinds) {
       FoxEval({"needle", "--model", kDemo, "--text", text, "--dtype", "f32", "--lengths", "200",
                "--depths", "0.8", "--trials", "8", "--json", TempPath("needle.json")});
   ASSERT_EQ(ran.status, 0) << ran.err;
+  for (const char* column : {"\ndepth ", "\ncopied ", "\nchosen ", "\nlog p "}) {
+    EXPECT_THAT("\n" + ran.out, HasSubstr(column));
+  }
   const json report = json::parse(ReadWhole(TempPath("needle.json")));
   const auto tokenizer = LoadTokenizer(kDemo, 8192);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
