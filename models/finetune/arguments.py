@@ -1,4 +1,7 @@
-"""The command line of train.py, with its defaults."""
+"""The command line of train.py, with its defaults. As a program, it only checks one.
+
+PyTorch is not imported, nor anything beyond the standard library: a mistake is told at once.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ import argparse
 import os
 import re
 from pathlib import Path
-
-import torch
+from typing import NoReturn
 
 _EPILOG = """\
 examples:
@@ -18,6 +20,13 @@ examples:
 The same command continues an interrupted run. Exit status: 0 done; 1 failed, with one line that
 says why; 2 usage; 3 stopped before the end (--minutes, a signal), with a checkpoint.
 """
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"finetune: {message}; ./run finetune --help lists all flags\n")
 
 
 def _bytes(text: str) -> int:
@@ -47,7 +56,8 @@ def _add_length(parser: argparse.ArgumentParser) -> None:
     length.add_argument("--epochs", type=_above_zero, default=1.0, help="over the text (default 1)")
     length.add_argument("--steps", type=_positive, help="optimizer steps")
     length.add_argument("--minutes-total", type=_above_zero, metavar="M",
-                        help="of training, all runs together; the schedule adapts to the pace")
+                        help="of all runs together, each from its start to its end; the schedule "
+                        "adapts to the pace")
     group.add_argument("--minutes", type=_above_zero, metavar="M",
                        help="of this run, start to end: then a checkpoint, and exit status 3")
     group.add_argument("--checkpoint-minutes", type=float, default=10, metavar="M",
@@ -103,7 +113,9 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--valid-minutes", type=_above_zero, default=5, metavar="M",
                        help="between losses of it (default 5)")
     group.add_argument("--prompt", default="Once upon a time", help="of the samples")
-    group.add_argument("--sample-tokens", type=int, default=120, help="length of the samples")
+    group.add_argument("--sample-tokens", type=int, metavar="N",
+                       help="length of the samples (default: 120 on a GPU; none on the CPU, where "
+                       "they take minutes)")
     group.add_argument("--dtype", choices=("bf16", "f16", "f32"), default="bf16",
                        help="of the exported weights (default bf16)")
     group.add_argument("--max-shard-size", type=_bytes, default=5 * 10**9, metavar="SIZE",
@@ -112,8 +124,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """The checked command line; defaults that depend on others are filled in."""
-    parser = argparse.ArgumentParser(
-        prog="finetune", description="Train a Forgetting Transformer on text files.",
+    parser = _Parser(
+        prog="./run finetune", description="Train a Forgetting Transformer on text files.",
         epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL_OR_CONFIG", type=Path,
                         help="checkpoint directory, or a config.json: then from scratch")
@@ -125,12 +137,15 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     for add in (_add_output, _add_length, _add_batches, _add_optimizer, _add_computation):
         add(parser)
     args = parser.parse_args(arguments)
-    if not args.model.exists():
-        parser.error(f"{args.model}: no such directory or file")
+    for path in (args.model, *args.texts, args.valid, args.tokenizer):
+        if path is not None and not path.exists():
+            parser.error(f"{path}: no such directory or file")
     if args.model.is_dir() and args.out.exists() and args.out.samefile(args.model):
         parser.error("--out is the model that training starts from")
     if args.lr is None:
         args.lr = 1e-3 if args.model.is_file() else 1e-4
-    if args.precision is None:
-        args.precision = "bf16" if torch.cuda.is_available() else "fp32"
     return args
+
+
+if __name__ == "__main__":
+    parse_arguments(None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,14 +67,18 @@ def text_loss(model: FoxModel, tokens: np.ndarray, bytes_per_token: float, windo
 
 
 def sample(model: FoxModel, tokenizer: TextTokenizer, prompt: str, new_tokens: int,
-           precision: torch.dtype) -> str:
-    """The prompt and what the model makes of it; the same weights give the same text."""
+           precision: torch.dtype, show: Callable[[int], None] = lambda _: None) -> str:
+    """The prompt and what the model makes of it; the same weights give the same text.
+
+    `show` is told how many tokens there are, before each.
+    """
     ids = tokenizer.encode(prompt)
     if tokenizer.bos is not None:
         ids = [tokenizer.bos, *ids]
     generator = torch.Generator().manual_seed(0)
     with evaluating(model, precision) as device:
-        for _ in range(new_tokens):
+        for made in range(new_tokens):
+            show(made)
             logits = model(torch.tensor([ids], device=device))[0, -1].float().cpu()
             best = torch.topk(logits / SAMPLE_TEMPERATURE, min(SAMPLE_TOP_K, len(logits)))
             weights = torch.softmax(best.values, -1)

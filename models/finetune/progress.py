@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
-PLAIN_SECONDS = 30  # between lines where the output is no terminal
+PLAIN_SECONDS = 60  # between lines where the output is no terminal
+FRESH_SECONDS = 5
 
 
 def duration(seconds: float) -> str:
@@ -21,11 +23,44 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def about(seconds: float) -> str:
+    """With two digits or a few more: 0.25 s, 14 min, 3.2 h, 270 h."""
+    size, unit = (3600, "h") if seconds >= 5400 else (60, "min") if seconds >= 90 else (1, "s")
+    amount = seconds / size
+    return f"{amount:.0f} {unit}" if amount >= 10 else f"{amount:.2g} {unit}"
+
+
 class ProgressLine:
-    """Shows the newest record on stderr."""
+    """Shows the newest record on stderr, and once a minute what else takes so long."""
 
     def __init__(self) -> None:
         self._terminal, self._shown = sys.stderr.isatty(), 0.0
+        self._doing, self._since = "", 0.0
+        self._heartbeat: threading.Thread | None = None
+
+    def doing(self, what: str) -> None:
+        """What is done from now on; shown on a terminal, unless something newer just was."""
+        self._doing, self._since = what, time.monotonic()
+        if self._terminal and self._since - self._shown >= FRESH_SECONDS:
+            self._write(what)
+        if self._heartbeat is None:
+            self._shown = self._since
+            self._heartbeat = threading.Thread(target=self._beat, daemon=True)
+            self._heartbeat.start()
+
+    def _beat(self) -> None:
+        """Ends with the process."""
+        while True:
+            time.sleep(max(0.01, self._shown + PLAIN_SECONDS - time.monotonic()))
+            now = time.monotonic()
+            if now - self._shown >= PLAIN_SECONDS:
+                self._write(f"{self._doing}, {duration(now - self._since)} so far")
+
+    def _write(self, text: str) -> None:
+        """On a terminal in place of the last line."""
+        self._shown = time.monotonic()
+        print(f"\r\033[K{text}" if self._terminal else text, end="" if self._terminal else "\n",
+              file=sys.stderr, flush=True)
 
     def show(self, record: dict[str, Any], total_steps: int, seconds_left: float) -> None:
         """One line; where it would not overwrite itself, only now and then."""
@@ -33,7 +68,6 @@ class ProgressLine:
         last = record["step"] >= total_steps
         if not self._terminal and not last and now - self._shown < PLAIN_SECONDS:
             return
-        self._shown = now
         pruned = record.get("pruned_share")
         parts = [f"{100 * record['step'] / total_steps:5.1f}%  step {record['step']}/{total_steps}",
                  f"loss {record['loss']:.4f}", f"lr {record['lr']:.2e}",
@@ -41,12 +75,11 @@ class ProgressLine:
         if pruned is not None:
             parts.append(f"pruned {100 * pruned:.1f}%")
         parts.append(f"{duration(seconds_left)} left")
-        text = "  ".join(parts)
-        print(f"\r\033[K{text}" if self._terminal else text, end="" if self._terminal else "\n",
-              file=sys.stderr, flush=True)
+        self._write("  ".join(parts))
 
     def say(self, text: str) -> None:
         """A line that stays."""
+        self._shown = time.monotonic()
         print(("\r\033[K" if self._terminal else "") + text, file=sys.stderr, flush=True)
 
 

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import time
 
-BEGAN = time.monotonic()  # before PyTorch is imported: --minutes counts from here
+BEGAN = time.monotonic()  # before PyTorch is imported: minutes count from here
+
+from arguments import parse_arguments  # noqa: E402
+
+# Likewise: a mistake is told at once.
+COMMAND_LINE = parse_arguments(None) if __name__ == "__main__" else None
 
 import json  # noqa: E402
 import math  # noqa: E402
@@ -24,14 +29,13 @@ from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from arguments import parse_arguments  # noqa: E402
 from evaluation import pruned_shares, sample, shares_table, text_loss  # noqa: E402
 from model import AttentionOptions  # noqa: E402
 from model_directory import (  # noqa: E402
     Refusal, describe, export_model, load_model, parameter_count)
 from optimization import learning_rate, make_optimizer  # noqa: E402
 from process_group import ProcessGroup, Reading  # noqa: E402
-from progress import MetricsFile, ProgressLine, draw_loss, duration  # noqa: E402
+from progress import MetricsFile, ProgressLine, about, draw_loss, duration  # noqa: E402
 from text_tokens import TextError, TextTokenizer, Windows, open_tokens, write_tokens  # noqa: E402
 from training_state import (  # noqa: E402
     TrainingError, check_settings, load_checkpoint, random_states, restore_random_states,
@@ -41,7 +45,8 @@ WARM_STEPS = 2  # first steps of a run, which compile and allocate: they say not
 SECONDS_A_RECORD = 2.0  # metrics are read, and decisions made, about this often
 SHARE_SECONDS = 60.0  # between measurements of the pruned share
 VALID_WINDOWS, SHARE_WINDOWS = 16, 4
-END_SECONDS = 15.0  # --minutes leaves for the last checkpoint and the export
+END_SECONDS = 15.0  # minutes leave for the last checkpoint and the export, but at most
+END_SHARE = 0.1  # of them
 UNPLANNED = 1 << 40  # steps: with --minutes-total, until the pace is known
 EXIT_FAILED, EXIT_UNFINISHED = 1, 3
 
@@ -68,10 +73,16 @@ class Trainer:
         self._plan_batches()
         self.optimizer = make_optimizer(self.model, args.lr, args.weight_decay)
         self.warmup = max(1, round(args.warmup_tokens / self.tokens_a_step))
-        self.step, self.seconds, self.total_steps = 0, 0.0, self._planned_steps()
+        self.step, self.earlier_seconds, self.total_steps = 0, 0.0, self._planned_steps()
+        self.passes_run = 0
         self.stop_asked = self.stopped = False
         self.share: float | None = None
         self.pace: deque[tuple[float, int]] = deque(maxlen=16)  # (when, step) of recent records
+
+    @property
+    def seconds(self) -> float:
+        """Of this run, from its start, and of those before it."""
+        return self.earlier_seconds + time.monotonic() - BEGAN
 
     # ---- setting up --------------------------------------------------------------------------
 
@@ -81,6 +92,7 @@ class Trainer:
             return open_tokens(texts[0])
         path = self.folder / name
         if self.group.is_first:
+            self.line.doing(f"encoding {name}")
             self.folder.mkdir(parents=True, exist_ok=True)
             write_tokens(texts, self.tokenizer_dir, path, self.args.workers)
         self.group.barrier()
@@ -110,9 +122,10 @@ class Trainer:
 
     def _windows_that_fit(self) -> int:
         """Windows whose activations should fill at most half of the free memory."""
-        c, free = self.loaded.config, 2 << 30
-        if self.group.device.type == "cuda":
-            free = torch.cuda.mem_get_info()[0] - 12 * parameter_count(self.model)
+        c = self.loaded.config
+        if self.group.device.type == "cpu":
+            return 1  # no slower, and the line shows each
+        free = torch.cuda.mem_get_info()[0] - 12 * parameter_count(self.model)
         layer = 30 * c.hidden_size + 8 * c.intermediate_size  # bytes a token, mostly bf16
         kept = 4 * c.hidden_size * c.num_layers + layer if self.args.recompute else (
             layer * c.num_layers)
@@ -138,11 +151,15 @@ class Trainer:
         """Continues from the newest checkpoint if there is one."""
         state = load_checkpoint(self.folder / "checkpoints")
         if state is not None:
-            check_settings(state["settings"], self._settings(), self.args.out)
+            longer = check_settings(state["settings"], self._settings(), self.args.out)
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
-            self.step, self.seconds = state["step"], state["seconds"]
-            self.total_steps = state["total_steps"]
+            self.step, self.earlier_seconds = state["step"], state["seconds"]
+            if not longer:
+                self.total_steps = state["total_steps"]
+            elif self.group.is_first:
+                self.line.say(f"longer than before ({longer}): the learning rate goes up again, to "
+                              "where it is at this step of the longer schedule")
             restore_random_states(state["random"])
         if self.group.is_first:
             self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.step)
@@ -178,17 +195,51 @@ class Trainer:
             parameters["lr"] = rate
         parts = []
         for index in range(self.passes):
+            began = time.monotonic()
+            if self.group.is_first:
+                self.line.doing(f"step {self.step + 1}: pass {index + 1} of {self.passes}")
             with self.group.accumulating(trained, last=index == self.passes - 1):
                 with torch.autocast(self.group.device.type, self.precision,
                                     enabled=self.precision != torch.float32):
                     loss = trained(*self._batch(index)) / self.passes
                 loss.backward()
             parts.append(loss.detach())
+            self.passes_run += 1
+            if self.passes_run == 2 and self.group.device.type == "cpu":
+                self._tell_step_time(self.passes * (time.monotonic() - began))
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return torch.stack(parts).sum(), norm
+
+    def _tell_step_time(self, step_seconds: float) -> None:
+        """By the second pass, as the first one loads code. TrainingError: a step takes longer than
+        the time given. Collective."""
+        # As whole numbers, which the processes share.
+        step_ms, left_ms = self.group.from_first(
+            [round(1000 * seconds) for seconds in (step_seconds, min(*self._time_left(), 1e12))])
+        step, left = about(step_ms / 1000), about(max(0, left_ms) / 1000)
+        if left_ms < step_ms:
+            raise TrainingError(f"one step takes about {step} here, and {left} are left of the "
+                                "minutes given: take a smaller --batch-tokens, or more minutes")
+        if self.group.is_first and left_ms < 1e15:
+            steps = min(self.total_steps - self.step, left_ms // max(1, step_ms))
+            self.line.say(f"one step takes about {step} here: {steps} steps in the {left} left")
+        elif self.group.is_first:
+            steps = self.total_steps - self.step
+            self.line.say(f"one step takes about {step} here: {steps} steps in about "
+                          f"{about(steps * step_ms / 1000)}")
+
+    def _time_left(self) -> tuple[float, float]:
+        """Seconds of this run and of all runs together, without what the end takes."""
+        def left(minutes: float | None, spent: float) -> float:
+            if minutes is None:
+                return math.inf
+            return 60 * minutes - spent - min(END_SECONDS, END_SHARE * 60 * minutes)
+
+        return (left(self.args.minutes, time.monotonic() - BEGAN),
+                left(self.args.minutes_total, self.seconds))
 
     def train(self) -> None:
         """Steps until the plan is done, time is over or a signal asks to stop."""
@@ -197,8 +248,11 @@ class Trainer:
         trained = self.group.wrap(self.model)
         self.model.train()
         now = time.monotonic()
-        self.last_save, self.last_valid, self.last_share = now, now, now - SHARE_SECONDS
+        self.last_save, self.last_valid, self.next_share = now, now, now
         self.next_record, losses, reading = self.step + WARM_STEPS, [], None
+        if self.group.device.type == "cpu":  # nothing to warm up, and a step may take minutes
+            self.next_record = self.step + 1
+            self.pace.append((now, self.step))
         while self.step < self.total_steps and not self.stopped:
             loss, norm = self._one_step(trained)
             losses.append(loss)
@@ -231,8 +285,6 @@ class Trainer:
                                 "try a lower --lr")
         plan = [0, 0, 0]
         if self.group.is_first:
-            if self.pace:
-                self.seconds += time.monotonic() - self.pace[-1][0]
             self.pace.append((time.monotonic(), step))
             plan = self._decide()
             if len(self.pace) > 1:
@@ -254,12 +306,12 @@ class Trainer:
         if seconds is None:
             return [total, self.step + 2, int(self.stop_asked)]
         # A plan that is fulfilled stays: its learning rate has come to its end.
+        left_of_run, left_of_all = self._time_left()
         if self.args.minutes_total and self.step < total:
-            left = 60 * self.args.minutes_total - self.seconds
-            total = self.step + max(0, round(left / seconds))
+            total = self.step + max(0, round(left_of_all / seconds))
         ahead = max(1, round(SECONDS_A_RECORD / seconds))
-        late = self.args.minutes is not None and (
-            time.monotonic() - BEGAN + (ahead + 2) * seconds + END_SECONDS > 60 * self.args.minutes)
+        enqueued = 2 if self.group.device.type == "cuda" else 0
+        late = left_of_run < (ahead + enqueued) * seconds
         return [total, self.step + ahead, int(self.stop_asked or late)]
 
     def _show(self, step: int, loss: float, norm: float, total: int) -> None:
@@ -276,10 +328,12 @@ class Trainer:
     def _now_and_then(self, step: int) -> None:
         """Checkpoint, pruned share and validation loss when they are due; not part of the pace."""
         now = time.monotonic()
-        if now - self.last_share >= SHARE_SECONDS:
+        if now >= self.next_share:
+            self.line.doing("measuring what is pruned")
             ids = self.windows.window(step * self.windows_a_step)[:-1]
             self.share = pruned_shares(self.model, ids, self.precision).mean().item()
-            self.last_share = time.monotonic()
+            ended = time.monotonic()
+            self.next_share = ended + max(SHARE_SECONDS, 20 * (ended - now))  # 5% of the time
         if self.valid and now - self.last_valid >= 60 * self.args.valid_minutes:
             self._validate(self.model, step)
             self.last_valid = time.monotonic()
@@ -292,6 +346,7 @@ class Trainer:
     def _validate(self, model: torch.nn.Module, step: int) -> float:
         """Bits per byte of the validation text, into the metrics, too."""
         tokens, info = self.valid
+        self.line.doing("validation")
         loss = text_loss(model, tokens, info.text_bytes / info.tokens, self.args.window,
                          VALID_WINDOWS, self.precision)
         self.metrics.add({"step": step, "tokens": step * self.tokens_a_step,
@@ -305,12 +360,17 @@ class Trainer:
         if self.stop_asked:
             raise KeyboardInterrupt
         self.stop_asked = True
+        if self.group.is_first:  # not by print(), which the signal may have interrupted
+            os.write(2, b"\nstopping after this step; once more: at once\n")
 
     # ---- before and after --------------------------------------------------------------------
 
     def _sample(self, model: torch.nn.Module, when: str) -> None:
-        text = sample(model, self.tokenizer, self.args.prompt, self.args.sample_tokens,
-                      self.precision)
+        length = self.args.sample_tokens
+        if length < 1:
+            return
+        text = sample(model, self.tokenizer, self.args.prompt, length, self.precision,
+                      lambda i: self.line.doing(f"sample {when}: {i} of {length} tokens"))
         with open(self.folder / "samples.txt", "a", encoding="utf-8") as file:
             file.write(f"---- {when}\n{text}\n")
         self.line.say(f"sample {when}: {text!r}")
@@ -320,7 +380,8 @@ class Trainer:
         c, where = self.loaded.config, self.group.device
         if where.type == "cpu":
             self.line.say("No GPU here: training by the reference operator on the CPU, which is "
-                          "slow; good for trying things out.")
+                          "slow; good for trying things out."
+                          + ("" if self.args.sample_tokens else " No samples (--sample-tokens)."))
         plan = (f"{self.args.minutes_total:g} minutes" if self.args.minutes_total
                 else f"{self.total_steps} steps")
         self.line.say(
@@ -402,9 +463,12 @@ def run(args: Namespace, group: ProcessGroup) -> int:
     return EXIT_FAILED
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(args: Namespace) -> int:
     """The command."""
-    args = parse_arguments(arguments)
+    has_gpu = torch.cuda.is_available()
+    args.precision = args.precision or ("bf16" if has_gpu else "fp32")
+    if args.sample_tokens is None:
+        args.sample_tokens = 120 if has_gpu else 0
     if not args.fast:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -419,4 +483,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(COMMAND_LINE))

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 _NAME = re.compile(r"step-(\d+)\.pt")
+LENGTHS = ("epochs", "steps", "minutes_total")
 KEPT = 2  # the newest, and one before it in case the disk loses the newest
 
 
@@ -72,12 +73,18 @@ def _differences(saved: Any, now: Any, name: str) -> Iterator[str]:
         yield f"{name} was {saved!r} and is now {now!r}"
 
 
-def check_settings(saved: dict[str, Any], now: dict[str, Any], out: Path) -> None:
-    """Raises TrainingError if a run under `now` would not continue what was begun under `saved`."""
-    different = list(_differences(saved, now, ""))
+def check_settings(saved: dict[str, Any], now: dict[str, Any], out: Path) -> str:
+    """Raises TrainingError if a run under `now` would not continue what was begun under `saved`.
+
+    A training may get longer: returns what has grown, as text.
+    """
+    longer = {name: now[name] for name in LENGTHS
+              if saved.get(name) and now.get(name) and saved[name] < now[name]}
+    different = list(_differences({**saved, **longer}, now, ""))
     if different:
         raise TrainingError(f"{out} holds a training with other settings: " + "; ".join(different)
                             + ". Give the old values, or another --out")
+    return "; ".join(_differences(saved, {**saved, **longer}, ""))
 
 
 def random_states() -> dict[str, Any]:

@@ -50,7 +50,9 @@ class EvaluationTest(unittest.TestCase):
         tokenizer = TextTokenizer(self.folder)
         torch.manual_seed(1)
         before = torch.get_rng_state()
-        first = sample(self.model, tokenizer, TEXT, 12, torch.float32)
+        shown: list[int] = []
+        first = sample(self.model, tokenizer, TEXT, 12, torch.float32, shown.append)
+        self.assertEqual(shown[:3], [0, 1, 2])
         self.assertTrue(torch.equal(torch.get_rng_state(), before))
         self.assertTrue(first.startswith(TEXT))
         self.assertGreater(len(first), len(TEXT))

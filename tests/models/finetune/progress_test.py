@@ -7,12 +7,14 @@ import contextlib
 import importlib.util
 import io
 import tempfile
+import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from toy_model import ROOT  # noqa: F401  first: it finds models/finetune
 
-from progress import MetricsFile, ProgressLine, draw_loss, duration, read_metrics
+from progress import MetricsFile, ProgressLine, about, draw_loss, duration, read_metrics
 
 
 class ProgressTest(unittest.TestCase):
@@ -48,8 +50,21 @@ class ProgressTest(unittest.TestCase):
         self.assertIn("100.0%  step 40/40", last)
         self.assertNotIn("pruned", last)
 
+    def test_what_takes_long_is_told_once_a_minute(self) -> None:
+        said = io.StringIO()
+        with mock.patch("progress.PLAIN_SECONDS", 0.05), contextlib.redirect_stderr(said):
+            line = ProgressLine()
+            line.doing("step 3: pass 1 of 2")
+            end = time.monotonic() + 20
+            while said.getvalue().count("\n") < 2 and time.monotonic() < end:
+                time.sleep(0.01)
+        self.assertEqual(said.getvalue().splitlines()[:2],
+                         ["step 3: pass 1 of 2, 0:00 so far"] * 2)
+
     def test_durations(self) -> None:
         self.assertEqual([duration(s) for s in (-1, 59.6, 3725)], ["0:00", "1:00", "1:02:05"])
+        self.assertEqual([about(s) for s in (0, 0.034, 89, 90, 840, 5400, 1e6)],
+                         ["0 s", "0.034 s", "89 s", "1.5 min", "14 min", "1.5 h", "278 h"])
 
     def test_plot(self) -> None:
         picture = self.folder / "loss.svg"

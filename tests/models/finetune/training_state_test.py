@@ -74,6 +74,16 @@ class CheckpointTest(unittest.TestCase):
             now = {"lr": 2e-3, "model": {"hidden_size": 32, "num_heads": 4}}
             check_settings(saved, now, Path("m"))
 
+    def test_a_training_may_get_longer(self) -> None:
+        saved = {"steps": 20, "epochs": 1.0, "minutes_total": None, "lr": 1e-3}
+        self.assertEqual(check_settings(saved, dict(saved), Path("m")), "")
+        self.assertEqual(check_settings(saved, {**saved, "steps": 30}, Path("m")),
+                         "steps was 20 and is now 30")
+        for changed in ({"steps": 10}, {"steps": None, "minutes_total": 5.0},
+                        {"steps": 30, "lr": 2e-3}):
+            with self.assertRaises(TrainingError):
+                check_settings(saved, {**saved, **changed}, Path("m"))
+
 
 if __name__ == "__main__":
     unittest.main()
