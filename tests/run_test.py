@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests of ./run on stand-ins for the card, nvcc, CMake and Ninja: which build demo and serve take.
+"""Tests of ./run on stand-ins for the card, nvcc, CMake, Ninja, apt and pip: which build demo and
+serve take, what Python packages are installed, and that --help does nothing but help.
 
 Nothing is built: `ninja` writes the fox-server that it was asked for, a script that says so.
 """
@@ -8,15 +9,19 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
+import resource
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 
-RUN = pathlib.Path(__file__).resolve().parents[1] / "run"
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RUN = ROOT / "run"
 # All that ./run may find beside the stand-ins: no apt-get, no card of this machine.
 TOOLS = ("awk", "bash", "cat", "chmod", "cksum", "cp", "dirname", "env", "find", "grep", "head",
-         "mkdir", "nproc", "python3", "sed", "sort", "tail", "tee", "tr", "xargs")
+         "mkdir", "nproc", "python3", "rm", "sed", "sort", "tail", "tee", "touch", "tr", "xargs")
 
 NVIDIA_SMI = """#!/bin/bash
 [[ "$1" == -L ]] && for ((i = 0; i < ${FAKE_CARDS:-1}; i++)); do echo "GPU $i: NVIDIA Test"; done
@@ -40,6 +45,26 @@ chmod +x "$2/bin/fox-server"
 """
 
 
+# Any of these is remembered in $CALLS, and makes what comes of it.
+INSTALLER = """#!/bin/bash
+echo "${0##*/} $*" >>"$CALLS"
+"""
+PYTHON = f"""#!/bin/bash
+case "$*" in
+  *"-m venv "*) mkdir -p "${{@: -1}}/bin" && cp "$0" "${{@: -1}}/bin/python" ;;
+  "-m pip --version") [[ "$0" == */python ]] && exit ;;
+  *"-m pip "*index-url*) status="${{FAKE_CPU_WHEELS:-0}}" ;;
+  *"-m pip "*) ;;
+  -c*) exit "${{FAKE_LACKS:-0}}" ;;
+  *.py*) echo "started $*"
+    [[ "$*" != *train.py* ]] || exit 0
+    exec {sys.executable} "$@" ;;
+esac
+echo "${{0##*/}} $*" >>"$CALLS"
+exit "${{status:-0}}"
+"""
+
+
 def write_program(path: pathlib.Path, text: str) -> None:
     """An executable file."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +72,7 @@ def write_program(path: pathlib.Path, text: str) -> None:
     path.chmod(0o755)
 
 
-class RunTest(unittest.TestCase):
+class TreeCase(unittest.TestCase):
     """A tree of its own, with ./run and what it calls."""
 
     def setUp(self) -> None:
@@ -76,11 +101,38 @@ class RunTest(unittest.TestCase):
         """Where NVIDIA's packages put it."""
         write_program(self.root / "toolkit" / "bin" / "nvcc", NVCC)
 
+    def add_installers(self) -> None:
+        """Stand-ins for what installs, configures and compiles; and the scripts of the tree."""
+        for name in ("apt-get", "dpkg-query", "sudo", "pip", "cmake", "ninja", "nvcc", "g++"):
+            write_program(self.programs / name, INSTALLER)
+        (self.programs / "python3").unlink()
+        write_program(self.programs / "python3", PYTHON)
+        for folder in ("models/convert", "models/finetune", "server/cli", "tests/bench",
+                       "tests/torture"):
+            for script in (ROOT / folder).iterdir():
+                if script.suffix in (".py", ".sh"):
+                    (self.root / folder).mkdir(parents=True, exist_ok=True)
+                    shutil.copy(script, self.root / folder)
+        self.environment["CALLS"] = str(self.root / "calls")
+
+    def calls(self) -> list[str]:
+        """Of the stand-ins so far."""
+        path = self.root / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def run_command(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """./run with these arguments."""
+        return subprocess.run([str(self.root / "run"), *arguments], cwd=self.root,
+                              env={**self.environment, **environment}, capture_output=True,
+                              text=True, timeout=60, check=False)
+
+
+class RunTest(TreeCase):
+    """Which build is taken."""
+
     def serve(self, *flags: str, **environment: str) -> tuple[str, str]:
         """What `./run serve models/demo FLAGS` started, and what it said."""
-        result = subprocess.run([str(self.root / "run"), "serve", "models/demo", *flags],
-                                cwd=self.root, env={**self.environment, **environment},
-                                capture_output=True, text=True, timeout=60)
+        result = self.run_command("serve", "models/demo", *flags, **environment)
         self.assertEqual(result.returncode, 0, result.stderr)
         return result.stdout.strip(), result.stderr
 
@@ -141,6 +193,113 @@ class RunTest(unittest.TestCase):
         _, said = self.serve(FOX_CUDA_ARCHITECTURES="80-real")
         settings = (self.root / "build" / "cuda" / "settings").read_text()
         self.assertIn("-DFOX_CUDA_ARCHITECTURES=80-real\n", settings)
+
+
+class HelpTest(TreeCase):
+    """In a clean clone, where anything may be installed."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.add_installers()
+        del self.environment["FOX_NO_INSTALL"]
+
+    def test_help_does_nothing_else(self) -> None:
+        before = sorted(self.root.rglob("*"))
+        commands = re.findall(r"(?m)^  ([a-z][a-z-]+)", self.run_command("help").stdout)
+        self.assertGreater(len(commands), 12)
+        for command in commands:
+            for flag in ("--help", "-h"):
+                with self.subTest(command=command, flag=flag):
+                    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+                    result = self.run_command(command, flag)
+                    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+                    self.assertEqual(result.returncode, 0, result.stderr)
+                    self.assertRegex(result.stdout, rf"(?m)^  {command}\b")
+                    self.assertEqual(result.stderr, "")
+                    # Of processors, as others may use them, too.
+                    self.assertLess(now.ru_utime - spent.ru_utime + now.ru_stime - spent.ru_stime,
+                                    1)
+        self.assertEqual(self.calls(), [])
+        self.assertEqual(sorted(self.root.rglob("*")), before)
+
+    def test_help_is_that_of_the_programs(self) -> None:
+        for command, flag in (("convert", "--max-shard-size"), ("finetune", "--minutes-total"),
+                              ("demo", "--web"), ("gpu-test", "--sanitize"),
+                              ("gpu-bench", "--only"), ("torture", "--scale")):
+            self.assertIn(flag, self.run_command(command, "--help").stdout)
+        self.assertIn("which ./run build makes", self.run_command("serve", "--help").stdout)
+        write_program(self.root / "build/cpu/bin/fox-bench", '#!/bin/bash\necho "bench: $*"\n')
+        self.assertIn("bench: serve --help", self.run_command("bench", "serve", "--help").stdout)
+
+    def test_a_command_that_does_not_exist(self) -> None:
+        result = self.run_command("chat", "--help")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("there is no command 'chat'", result.stderr)
+        self.assertIn("  serve MODEL [flags]", result.stderr)
+
+
+class PythonTest(TreeCase):
+    """What is installed into .venv/, and when."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.add_installers()
+        for name in ("apt-get", "dpkg-query"):
+            (self.programs / name).unlink()  # as if all packages were there
+        self.text = self.root / "text.txt"
+        self.text.write_text("Once upon a time")
+        self.finetune = ("finetune", "models/demo", "text.txt", "--out", "out")
+
+    def installed(self) -> list[str]:
+        """What pip was asked for."""
+        return [call.split(" install ")[1] for call in self.calls() if " install " in call]
+
+    def test_nothing_is_installed_where_that_is_forbidden(self) -> None:
+        for command in (("convert", "models/demo", "out"), self.finetune):
+            result = self.run_command(*command, FAKE_LACKS="1")
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("FOX_NO_INSTALL is set, and python3 lacks one of: numpy", result.stderr)
+        self.assertEqual(self.calls(), [])
+        self.assertFalse((self.root / ".venv").exists())
+        self.assertIn("train.py", self.run_command(*self.finetune).stdout)  # it lacks nothing
+
+    def test_the_converter_needs_two_packages(self) -> None:
+        del self.environment["FOX_NO_INSTALL"]
+        self.run_command("convert", "models/demo", "out")
+        self.assertEqual(self.installed(), ["numpy>=1.24,<3 PyYAML>=6,<7"])
+        self.run_command("convert", "models/demo", "out")
+        self.assertEqual(len(self.installed()), 1)  # once
+
+    def test_without_a_gpu_pytorch_is_the_cpus(self) -> None:
+        del self.environment["FOX_NO_INSTALL"]
+        result = self.run_command(*self.finetune)
+        self.assertIn("train.py models/demo", result.stdout)
+        _, first, rest = self.installed()
+        self.assertRegex(first, r"--index-url https://\S+/cpu torch>=2.10,<3$")
+        self.assertIn("torch>=2.10,<3", rest)
+        self.assertNotIn("out of reach", result.stderr)
+        # Where a card comes later, its PyTorch replaces the CPU's.
+        self.add_card()
+        self.run_command(*self.finetune)
+        self.assertIn("python -m pip --disable-pip-version-check uninstall -y torch", self.calls())
+        self.assertEqual(self.installed()[3:], [rest])
+
+    def test_where_the_cpus_is_out_of_reach_it_is_pypis(self) -> None:
+        del self.environment["FOX_NO_INSTALL"]
+        result = self.run_command(*self.finetune, FAKE_CPU_WHEELS="1")
+        self.assertIn("out of reach", result.stderr)
+        self.assertIn("train.py models/demo", result.stdout)
+        self.assertIn("torch>=2.10,<3", self.installed()[-1])
+
+    def test_a_wrong_argument_is_told_before_anything_is_installed(self) -> None:
+        del self.environment["FOX_NO_INSTALL"]
+        for flags, said in (((*self.finetune, "--stps", "3"), "--stps"),
+                            (("finetune", "models/demo", "gone.txt", "--out", "out"), "gone.txt")):
+            result = self.run_command(*flags)
+            self.assertEqual(result.returncode, 2)
+            self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
+            self.assertIn(said, result.stderr)
+        self.assertEqual(self.calls(), [])
 
 
 if __name__ == "__main__":

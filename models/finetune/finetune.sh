@@ -1,0 +1,56 @@
+# The command `./run finetune`, which sources this file: what training needs in .venv/, and the
+# processes that train.
+
+finetune_requirements=('numpy>=1.24,<3' 'PyYAML>=6,<7' 'torch>=2.10,<3' 'safetensors>=0.4,<1'
+  'sentencepiece>=0.2,<1' 'tokenizers>=0.15,<1' 'matplotlib>=3.7,<4')
+cpu_wheels=https://download.pytorch.org/whl/cpu
+
+# PyPI's torch brings some GB of CUDA libraries along, which a machine without a GPU does not need.
+install_cpu_torch() {
+  [[ "$(cat "$venv/.finetune" 2>/dev/null)" != "${finetune_requirements[*]}" &&
+    -z "${FOX_NO_INSTALL:-}" ]] || return 0
+  need_python convert
+  say "Installing PyTorch for the CPU into .venv, once"
+  if pip install --retries 1 --timeout 10 --index-url "$cpu_wheels" 'torch>=2.10,<3'; then
+    touch "$venv/.finetune-cpu"
+  else
+    say "$cpu_wheels is out of reach: taking PyPI's PyTorch, some GB with CUDA's libraries"
+  fi
+}
+
+# Builds the op of kernels/torch where there is an nvcc for the GPU; elsewhere the program finds the
+# reference in the sources.
+install_kernels() {
+  local stamp="$venv/.finetune-kernels" sources nvcc
+  if ! nvcc="$(find_nvcc)" || ! is_recent_nvcc "$nvcc"; then return 0; fi
+  sources="$(find "$root/kernels" -type f -not -path '*/build/*' | sort | xargs cksum | cksum)"
+  [[ "$(cat "$stamp" 2>/dev/null)" != "$sources" ]] || return 0
+  install_packages "${build_packages[@]}"
+  pip install 'setuptools>=68' wheel || fail "pip could not install setuptools and wheel"
+  say "Building the kernels of kernels/torch for this machine's GPU"
+  CUDACXX="$nvcc" FOX_CUDA_ARCHITECTURES="$(cuda_architectures "$nvcc")" \
+    pip install --no-build-isolation --no-deps "$root/kernels/torch" ||
+    fail "the kernels could not be built; the log is build/pip.log"
+  printf '%s\n' "$sources" >"$stamp"
+}
+
+# finetune ARGUMENTS: on all GPUs that CUDA_VISIBLE_DEVICES leaves visible.
+finetune() {
+  local gpu_count launcher=()
+  if command -v python3 >/dev/null; then  # before anything is installed for a wrong argument
+    python3 -B "$root/models/finetune/arguments.py" "$@" || exit
+  fi
+  gpu_count="$(count_gpus)"
+  if ((gpu_count == 0)); then
+    install_cpu_torch
+  elif [[ -f "$venv/.finetune-cpu" && -z "${FOX_NO_INSTALL:-}" ]]; then  # made before there was one
+    pip uninstall -y torch
+    rm -f "$venv/.finetune" "$venv/.finetune-cpu"
+  fi
+  need_python finetune
+  if ((gpu_count > 0)) && [[ -z "${FOX_NO_INSTALL:-}" ]]; then install_kernels; fi
+  if ((gpu_count > 1)); then
+    launcher=(-m torch.distributed.run --standalone --nproc-per-node "$gpu_count")
+  fi
+  exec "$python" -B ${launcher[@]+"${launcher[@]}"} "$root/models/finetune/train.py" "$@"
+}
