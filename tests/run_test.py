@@ -31,7 +31,10 @@ case "$*" in
 esac
 """
 NVCC = """#!/bin/bash
-echo "Cuda compilation tools, release ${FAKE_CUDA:-13.0}, V0"
+case "$1" in
+  --list-gpu-arch) printf 'compute_%s\\n' 75 80 89 90 100 120 ;;
+  *) echo "Cuda compilation tools, release ${FAKE_CUDA:-13.0}, V0" ;;
+esac
 """
 CMAKE = """#!/bin/bash
 while [[ $# -gt 0 ]]; do [[ "$1" == -B ]] && folder="$2"; settings+=" $1"; shift; done
@@ -159,6 +162,15 @@ class RunTest(TreeCase):
         self.assertIn("Computing on NVIDIA Test", said)
         settings = (self.root / "build" / "cuda" / "settings").read_text()
         self.assertIn("-DFOX_CUDA_ARCHITECTURES=90a-real;80-virtual", settings)
+
+    def test_a_card_that_nvcc_does_not_know_gets_what_it_can_compile_itself(self) -> None:
+        self.add_card()
+        self.add_nvcc()
+        for capability, wanted in (("8.0", "80-real;80-virtual"), ("12.0", "120a-real;80-virtual"),
+                                   ("8.7", "80-virtual"), ("13.0", "80-virtual")):
+            self.serve(FAKE_CAPABILITY=capability)
+            settings = (self.root / "build" / "cuda" / "settings").read_text()
+            self.assertIn(f"-DFOX_CUDA_ARCHITECTURES={wanted}\n", settings)
 
     def test_card_that_cannot(self) -> None:
         self.add_card()
