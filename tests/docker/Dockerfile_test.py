@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import unittest
+import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import loud_skips  # noqa: E402
@@ -58,8 +59,11 @@ class DockerfileTest(unittest.TestCase):
     def test_user_and_health(self) -> None:
         user = self.last["USER"].split(":")[0]
         self.assertIn(f"--uid {user} ", self.last["RUN"])
-        port = self.command[self.command.index("--grpc-port") + 1]
-        self.assertEqual(self.last["EXPOSE"], port)
+        port, http = (self.command[self.command.index(flag) + 1]
+                      for flag in ("--grpc-port", "--http-port"))
+        self.assertEqual(self.last["EXPOSE"], f"{port} {http}")
+        for name in ("Dockerfile", "Dockerfile.cuda"):
+            self.assertIn(f"-p 127.0.0.1:{http}:{http}", (FOLDER / name).read_text())
         health = json.loads(self.last["HEALTHCHECK"].split(" CMD ")[1])
         self.assertEqual(health, ["fox-cli", "health", "--target", f"127.0.0.1:{port}"])
 
@@ -80,9 +84,10 @@ class DockerfileTest(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stdout)
         self.assertFalse((root / "tmp" / "foxserve.deb").exists())
 
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            two.bind(("127.0.0.1", 0))
+            port, http = one.getsockname()[1], two.getsockname()[1]
         user, group = self.last["USER"].split(":")
         self.assertIn(f"fox:x:{user}:", (root / "etc/passwd").read_text())
         # As Docker would: the first process, no privileges, nothing to write to.
@@ -90,12 +95,13 @@ class DockerfileTest(unittest.TestCase):
             ["systemd-nspawn", "-q", "--register=no", "--keep-unit", "--read-only",
              "--kill-signal=SIGTERM", "-D", str(root), "setpriv", f"--reuid={user}",
              f"--regid={group}", "--clear-groups", "--bounding-set=-all", "--no-new-privs",
-             *self.command, "--grpc-port", str(port), "--kv-cache-mb", "64"],
+             *self.command, "--grpc-port", str(port), "--http-port", str(http),
+             "--kv-cache-mb", "64"],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.addCleanup(process.kill)
         assert process.stdout is not None
         said = ""
-        while "listening on" not in said:
+        while "listening for HTTP on" not in said:
             line = process.stdout.readline()
             self.assertTrue(line, said)
             said += line
@@ -104,6 +110,11 @@ class DockerfileTest(unittest.TestCase):
             done = subprocess.run([cli, *command, "--target", target], capture_output=True,
                                   text=True, timeout=START_SECONDS)
             self.assertEqual(done.returncode, 0, done.stderr)
+        body = b'{"prompt": "Once upon a time", "max_tokens": 4}'
+        request = urllib.request.Request(f"http://127.0.0.1:{http}/v1/completions", body,
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
+            self.assertEqual(json.load(answer)["usage"]["completion_tokens"], 4)
         # What is not offered to strangers.
         drained = subprocess.run([cli, "drain", "--target", target], capture_output=True,
                                  text=True, timeout=START_SECONDS)

@@ -99,6 +99,16 @@ class GuideTest(unittest.TestCase):
             line = next(line for line in flags.splitlines() if line.startswith(f"  {flag} "))
             self.assertTrue(line.endswith(f"[{default}]"), line)
 
+    def test_every_port_is_named(self) -> None:
+        ports = GUIDE.split("| port |")[1].split("\n\n")[0]
+        for flag in re.findall(r"(?m)^  (--[a-z]+-port) ", self.server("--help")):
+            self.assertIn(f"`{flag}`", ports)
+        default = (ROOT / "docker" / "debian" / "default").read_text()
+        self.assertRegex(default, r"(?m)^#FOX_HTTP_PORT=8000$")
+        for port in ("`--ssl-certfile` and `--ssl-keyfile` make gRPC and HTTP speak TLS",
+                     "8000 in the images"):
+            self.assertIn(port, GUIDE)
+
     def test_exit_codes(self) -> None:
         text = (ROOT / "server" / "README.md").read_text()
         ended = GUIDE.split("### The process ended")[1].split("###")[0]

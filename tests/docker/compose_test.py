@@ -78,7 +78,8 @@ class ComposeTest(unittest.TestCase):
         worker = server_command.flag_values(self.services["worker-1"]["command"])
         gateway = self.services["gateway"]["command"]
         image = server_command.image_flags()
-        port = image[image.index("--grpc-port") + 1]
+        port, http = (image[image.index(flag) + 1] for flag in ("--grpc-port", "--http-port"))
+        self.assertEqual(self.services["worker-1"]["expose"], [port, http])
         self.assertEqual([word for word in gateway if word.startswith("grpc://")],
                          [f"grpc://worker-{i}:{port}" for i in (1, 2)])
         scraped = yaml.safe_load((ROOT / "docker/prometheus/prometheus.yml").read_text())

@@ -72,7 +72,12 @@ class ManifestTest(unittest.TestCase):
         self.assertEqual(self.pod["metadata"]["annotations"]["prometheus.io/port"],
                          flags["metrics-port"])
         image = server_command.image_flags()
-        self.assertEqual(ports["grpc"], int(image[image.index("--grpc-port") + 1]))
+        for name in ("grpc", "http"):
+            self.assertEqual(ports[name], int(image[image.index(f"--{name}-port") + 1]))
+        self.assertEqual({port["name"]: port["port"]
+                          for port in self.objects["Service"]["spec"]["ports"]}, ports)
+        clients = self.objects["NetworkPolicy"]["spec"]["ingress"][0]
+        self.assertEqual(clients["ports"], [{"port": "grpc"}, {"port": "http"}])
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             self.assertEqual(self.container[probe]["grpc"]["port"], ports["grpc"])
         for port in self.objects["Service"]["spec"]["ports"]:
