@@ -94,8 +94,8 @@ void Scheduler::DropSwapped(Sequence* sequence, StepPlan* plan) {
 void Scheduler::SwapIn(Sequence* sequence, int32_t slot, Schedule* schedule) {
   ForgetSwapped(sequence);
   const Swapped& swapped = *sequence->swapped;
-  schedule->plan.swap_ins.push_back({slot, swapped.range.begin, swapped.pages, sequence->computed,
-                                     swapped.max_log_evicted_mass});
+  schedule->plan.swap_ins.push_back(
+      {slot, swapped.range.begin, swapped.pages, sequence->computed, swapped.max_log_evicted_mass});
   ranges_read_.push_back(swapped.range);
   sequence->SwapIn(slot, ledger_.Between(0, sequence->computed));
 }

@@ -145,7 +145,6 @@ void Sequence::SwapIn(int32_t into_slot, int64_t unpruned) {
   slot_stats.pages_allocated = unpruned;
   slot_stats.pages_evicted = slot_stats.pages_found_evicted = unpruned - swapped->pages;
   slot_stats.peak_pages = swapped->pages;
-  slot_stats.max_log_evicted_mass = swapped->max_log_evicted_mass;
   stats.acp.pages_allocated -= slot_stats.pages_allocated;
   stats.acp.pages_evicted -= slot_stats.pages_evicted;
   stats.acp.pages_found_evicted -= slot_stats.pages_found_evicted;

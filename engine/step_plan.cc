@@ -1,7 +1,8 @@
-// StepPlan as text: one line per plan, for logs and test failures.
+// StepPlan as text, one line per plan for logs and test failures; what its moves do to statistics.
 #include "engine/step_plan.h"
 
 #include "absl/strings/str_cat.h"
+#include "kernels/paged_kv.h"
 
 namespace fox {
 
@@ -47,6 +48,31 @@ std::string StepPlan::DebugString() const {
     absl::StrAppend(&text, "; states of slot ", states.slot, ": ", states.entries.size());
   }
   return text;
+}
+
+// The work that was done stays where it was done.
+void MoveSlots(const StepPlan& plan, int64_t lists_per_slot, std::vector<AcpStats>* slots) {
+  const auto at = [slots](int32_t slot) -> AcpStats& {
+    return (*slots)[static_cast<size_t>(slot)];
+  };
+  const auto share = [&](const SharedSlot& shared) {
+    AcpStats& stats = at(shared.to) = at(shared.from);
+    stats.blocks_total = stats.blocks_pruned = 0;
+    stats.pages_allocated = lists_per_slot * PagesFor(shared.tokens);
+    stats.pages_found_evicted = stats.pages_evicted;
+    stats.peak_pages = stats.live_pages();
+  };
+  for (const int32_t slot : plan.drop_snapshots) at(slot) = {};
+  for (const SharedSlot& snapshot : plan.snapshots) share(snapshot);
+  for (const int32_t slot : plan.release_slots) at(slot) = {};
+  for (const SharedSlot& start : plan.starts) share(start);
+  for (const SwappedSlot& in : plan.swap_ins) {
+    AcpStats& stats = at(in.slot) = {};
+    stats.pages_allocated = lists_per_slot * PagesFor(in.tokens);
+    stats.pages_evicted = stats.pages_found_evicted = stats.pages_allocated - in.pages;
+    stats.peak_pages = in.pages;
+    stats.max_log_evicted_mass = in.max_log_evicted_mass;
+  }
 }
 
 }  // namespace fox

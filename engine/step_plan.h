@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/acp_stats.h"
 #include "engine/request.h"
 #include "kernels/batch_view.h"
 #include "kernels/sampling_params.h"
@@ -46,9 +47,9 @@ struct SharedSlot {
 // A slot and its place in the executor's swap space.
 struct SwappedSlot {
   int32_t slot = 0;
-  int64_t offset = 0;  // bytes
-  int64_t pages = 0;   // live ones; of a slot that is swapped out, at most
-  int64_t tokens = 0;  // that it has
+  int64_t offset = 0;                     // bytes
+  int64_t pages = 0;                      // live ones; of a slot that is swapped out, at most
+  int64_t tokens = 0;                     // that it has
   double max_log_evicted_mass = kNoMass;  // of a slot that is swapped in: its certificate
 };
 
@@ -72,5 +73,8 @@ struct StepPlan {
   int64_t num_tokens() const;
   std::string DebugString() const;
 };
+
+// What is known of each slot, before the plan's sequences run: it goes with the slot's pages.
+void MoveSlots(const StepPlan& plan, int64_t lists_per_slot, std::vector<AcpStats>* slots);
 
 }  // namespace fox

@@ -42,11 +42,11 @@ Buffer StepReadback::Allocate(size_t bytes) const {
 }
 
 void StepReadback::Begin(const StepPlan& plan, bool row_each) {
-  dropped_ = plan.drop_snapshots;
-  snapshots_ = plan.snapshots;
-  released_ = plan.release_slots;
-  starts_ = plan.starts;
-  swap_ins_ = plan.swap_ins;
+  moves_.drop_snapshots = plan.drop_snapshots;
+  moves_.snapshots = plan.snapshots;
+  moves_.release_slots = plan.release_slots;
+  moves_.starts = plan.starts;
+  moves_.swap_ins = plan.swap_ins;
   wants_windows_ = plan.read_windows;
   sequences_.clear();
   for (const PlannedSequence& seq : plan.sequences) {
@@ -109,34 +109,9 @@ const float* StepReadback::Logits() {
   return float32_.data();
 }
 
-// What is known of a slot goes with its pages; the work that was done stays where it was done.
-void StepReadback::MoveSlots(const ExecutorLimits& limits, std::vector<AcpStats>* slots) const {
-  const auto at = [slots](int32_t slot) -> AcpStats& {
-    return (*slots)[static_cast<size_t>(slot)];
-  };
-  const auto share = [&](const SharedSlot& shared) {
-    AcpStats& stats = at(shared.to) = at(shared.from);
-    stats.blocks_total = stats.blocks_pruned = 0;
-    stats.pages_allocated = limits.lists_per_slot * PagesFor(shared.tokens);
-    stats.pages_found_evicted = stats.pages_evicted;
-    stats.peak_pages = stats.live_pages();
-  };
-  for (const int32_t slot : dropped_) at(slot) = {};
-  for (const SharedSlot& snapshot : snapshots_) share(snapshot);
-  for (const int32_t slot : released_) at(slot) = {};
-  for (const SharedSlot& start : starts_) share(start);
-  for (const SwappedSlot& in : swap_ins_) {
-    AcpStats& stats = at(in.slot) = {};
-    stats.pages_allocated = limits.lists_per_slot * PagesFor(in.tokens);
-    stats.pages_evicted = stats.pages_found_evicted = stats.pages_allocated - in.pages;
-    stats.peak_pages = in.pages;
-    stats.max_log_evicted_mass = in.max_log_evicted_mass;
-  }
-}
-
 StepResult StepReadback::Deliver(const ExecutorLimits& limits, std::vector<AcpStats>* slots) {
   StepResult result;
-  MoveSlots(limits, slots);
+  MoveSlots(moves_, limits.lists_per_slot, slots);
   const StepOutputs outputs = batch_.OutputsAt(outputs_.as<std::byte>());
   const float* logits = Logits();
   int64_t row = 0;

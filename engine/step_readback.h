@@ -55,15 +55,12 @@ class StepReadback {
 
   Buffer Allocate(size_t bytes) const;
   void Fetch(const void* device, size_t bytes, const Buffer& host);
-  void MoveSlots(const ExecutorLimits& limits, std::vector<AcpStats>* slots) const;
   const float* Logits();
 
   Ops& ops_;
   const BatchBuilder& batch_;
   DeviceQueue* const queue_;  // null: calls return when their work is done
-  std::vector<int32_t> dropped_, released_;
-  std::vector<SharedSlot> snapshots_, starts_;
-  std::vector<SwappedSlot> swap_ins_;
+  StepPlan moves_;            // what MoveSlots reads
   std::vector<Awaited> sequences_;
   bool wants_windows_ = false;
   Buffer staging_, entries_, outputs_;

@@ -83,6 +83,7 @@ enum class Bug : uint8_t {
   kWrongReason,      // an end at the limit is called a stop
   kBlameReader,      // a stalled reader is called a deadline
   kWrongStatistics,  // a token is not counted
+  kLowCertificate,   // less mass is reported than one eviction had
   kCount
 };
 
@@ -156,7 +157,8 @@ inline constexpr std::array<const char*, static_cast<size_t>(kBugCount)> kBugNam
     "repeat_finish",
     "wrong_reason",
     "blame_reader",
-    "wrong_statistics"};
+    "wrong_statistics",
+    "low_certificate"};
 
 inline const char* Name(Bug bug) { return kBugNames[static_cast<size_t>(bug)]; }
 

@@ -271,6 +271,7 @@ void Day::PlantEnds(std::vector<RequestOutput>* outputs) {
     if (bug_ == Bug::kWrongStatistics && finish.stats.completion_tokens > 0) {
       --finish.stats.completion_tokens;
     }
+    if (bug_ == Bug::kLowCertificate) finish.stats.acp.max_log_evicted_mass -= 1;
     if (struck_) continue;
     if (bug_ == Bug::kLoseFinish || bug_ == Bug::kRepeatFinish) struck_ = true;
     if (bug_ == Bug::kRepeatFinish) {

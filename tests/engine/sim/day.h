@@ -107,6 +107,7 @@ class Day : private StepObserver {
   void CheckTokens(const RequestOutput& output, Client* client);
   void CheckWindows(const KeptWindows& windows, const Client& client);
   void CheckFinish(const RequestOutput& output, Client* client);
+  void CheckCertificate(const Finish& finish, const Client& client);
   void CheckStatus(const RequestOutput& output, Client* client);
   void CheckGoodEnd(const Finish& finish, Client* client);
   void CheckPages(const Client& client, const Finish& finish);

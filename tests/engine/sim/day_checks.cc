@@ -125,6 +125,17 @@ void Day::CheckFinish(const RequestOutput& output, Client* client) {
              stats.acp.max_log_evicted_mass == kNoMass,
          "evicted more than it allows", id);
   CheckStatus(output, client);
+  CheckCertificate(finish, *client);
+}
+
+// The largest mass evicted from all that was computed, in whatever slots and by whichever requests.
+void Day::CheckCertificate(const Finish& finish, const Client& client) {
+  const bool ended_well = finish.status.ok() && finish.reason != FinishReason::kAbort;
+  // How far a prompt was computed is not known here; where the pool is too small the reference is
+  // at its end by now.
+  if (!ended_well && (client.delivered == 0 || absl::IsOutOfRange(finish.status))) return;
+  Expect(finish.stats.acp.max_log_evicted_mass == client.reference.max_log_evicted_mass(),
+         "wrong certificate", client.request().id);
 }
 
 void Day::CheckStatus(const RequestOutput& output, Client* client) {

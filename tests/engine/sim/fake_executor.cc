@@ -51,6 +51,7 @@ absl::Status FakeExecutor::Take(const StepPlan& plan, Computed* computed) {
   Release(plan.release_slots);
   Start(plan);
   SwapIn(plan);
+  if (violation_.empty()) keys_.MoveStats(plan);
   SetPenaltyState(plan);
   if (pool_fault_.ok()) pool_fault_ = CheckPlan(plan);
   if (!pool_fault_.ok()) {  // stays; what this and later plans would compute is worth nothing

@@ -95,6 +95,18 @@ inline int64_t FirstKept(const FakeOptions& options, uint64_t state, int64_t hea
   return end / kPageTokens - static_cast<int64_t>(least + (random >> 32) * span / (1ULL << 32));
 }
 
+// H of the page end that keeps the pages from `kept` on. The rule evicts page n if E_n + H <= log
+// eps - slack, and E_n is n here: H lies between log eps - n and log eps - n + 1 for the first page
+// n that is not licensed. Where, and so the certificate, is the page end's own.
+inline double LogDenominatorBound(uint64_t state, int64_t head, int64_t end, int64_t kept,
+                                  double log_tolerance) {
+  // The page that ends is never evicted, licence or not.
+  const int64_t unlicensed = kept + 1 == end / kPageTokens ? kept + 1 : kept;
+  const uint64_t random = Mix(Mix(state, static_cast<uint64_t>(end)), static_cast<uint64_t>(head));
+  const double above = 0x1p-4 + 0.875 * 0x1p-32 * static_cast<double>(random >> 32);
+  return log_tolerance - static_cast<double>(unlicensed) + above;
+}
+
 // A row of logits in [0, 2), but for the largest, which is 3.
 inline void FillLogits(uint64_t fold, float* row, int32_t vocab) {
   const uint64_t hash = Mix(fold, 7);

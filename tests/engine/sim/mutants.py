@@ -45,7 +45,7 @@ USERS = {  # who has to be compiled with a header
 }
 S, D = "engine/scheduler.cc", "engine/scheduler_admission.cc"
 X, Y = "engine/scheduler_swap.cc", "engine/swap_space.cc"
-L, Q = "engine/page_ledger.h", "engine/sequence.h"
+L, Q, T = "engine/page_ledger.h", "engine/sequence.h", "engine/step_plan.cc"
 E, R, W = "engine/engine.cc", "engine/engine_requests.cc", "engine/waiting_queue.cc"
 V, A, C = "kernels/cpu/evict.cc", "kernels/cpu/append.cc", "engine/sequence.cc"
 P, PH = "engine/prefix_cache.cc", "engine/prefix_cache.h"
@@ -107,6 +107,18 @@ MUTANTS = [
      "    swapped->pages = slot_stats.live_pages();\n", ""),
     ("the certificate is not swapped", C,
      "    swapped->max_log_evicted_mass = slot_stats.max_log_evicted_mass;\n", ""),
+    ("the certificate is not swapped in", X,
+     "swapped.max_log_evicted_mass});", "kNoMass});"),
+    ("what is swapped in has no certificate", T,
+     "    stats.max_log_evicted_mass = in.max_log_evicted_mass;\n", ""),
+    ("what is shared has no certificate", T,
+     "    stats.peak_pages = stats.live_pages();\n",
+     "    stats.peak_pages = stats.live_pages();\n    stats.max_log_evicted_mass = kNoMass;\n"),
+    ("certificates add nothing to a request's", C,
+     "  stats.acp += std::exchange(slot_stats, {});\n",
+     "  const double mass = stats.acp.max_log_evicted_mass;\n"
+     "  stats.acp += std::exchange(slot_stats, {});\n"
+     "  stats.acp.max_log_evicted_mass = mass;\n"),
     ("pages twice after a swap", C,
      "  stats.acp.pages_allocated -= slot_stats.pages_allocated;\n", ""),
     ("swaps out what was known to live", X,

@@ -3,7 +3,9 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <new>
+#include <numeric>
 #include <utility>
 
 #include "kernels/cpu/cpu_ops.h"
@@ -198,50 +200,39 @@ void PagedKeys::Release(const std::vector<int32_t>& slots) {
   PoisonFreed(before);
   for (const int32_t slot : slots) {
     length_[static_cast<size_t>(slot)] = 0;
-    stats_[static_cast<size_t>(slot)] = {};
     std::fill_n(first_.begin() + slot * lists_, lists_, 0);
   }
 }
 
 void PagedKeys::SwapOut(const SwappedSlot& out) {
   const auto slot = static_cast<size_t>(out.slot);
-  if (stats_[slot].live_pages() > out.pages) return Violate("more pages than expected", out.slot);
+  const int64_t pages = stats_[slot].live_pages();
+  if (pages > out.pages) return Violate("more pages than expected", out.slot);
   cache_.SwapOut(out.slot, {swap_space_.data() + out.offset, out.pages});
   const auto first = first_.begin() + out.slot * lists_;
-  swapped_[out.offset] = {length_[slot], {first, first + lists_}, stats_[slot]};
+  swapped_[out.offset] = {length_[slot], {first, first + lists_}, pages};
 }
 
 void PagedKeys::SwapIn(const SwappedSlot& in) {
   const auto slot = static_cast<size_t>(in.slot);
   const SavedSlot& swapped = swapped_.at(in.offset);
-  if (swapped.stats.live_pages() != in.pages) return Violate("pages of a swapped slot", in.slot);
+  if (swapped.pages != in.pages) return Violate("pages of a swapped slot", in.slot);
   if (swapped.length != in.tokens) return Violate("tokens of a swapped slot", in.slot);
-  if (swapped.stats.max_log_evicted_mass != in.max_log_evicted_mass) {
-    return Violate("certificate of a swapped slot", in.slot);
-  }
   if (kv_.length[in.slot] != 0) return Violate("a slot is not empty", in.slot);
   cache_.SwapIn({swap_space_.data() + in.offset, in.pages}, in.slot);
   counts_.taken += in.pages;
   length_[slot] = swapped.length;
   std::copy(swapped.first.begin(), swapped.first.end(), first_.begin() + in.slot * lists_);
-  AcpStats& stats = stats_[slot] = {};
-  stats.pages_allocated = lists_ * PagesFor(in.tokens);
-  stats.pages_evicted = stats.pages_found_evicted = stats.pages_allocated - in.pages;
-  stats.peak_pages = in.pages;
-  stats.max_log_evicted_mass = swapped.stats.max_log_evicted_mass;
   swapped_.erase(in.offset);
 }
 
 void PagedKeys::Share(const SharedSlot& shared) {
   cache_.Share(shared.from, shared.to);
-  const auto from = static_cast<size_t>(shared.from), to = static_cast<size_t>(shared.to);
-  length_[to] = shared.tokens;
-  std::copy_n(first_.begin() + shared.from * lists_, lists_, first_.begin() + shared.to * lists_);
-  AcpStats& stats = stats_[to] = stats_[from];
-  stats.pages_allocated = lists_ * PagesFor(shared.tokens);
-  stats.pages_found_evicted = stats.pages_evicted;
-  stats.peak_pages = stats.live_pages();
-  counts_.shared += stats.live_pages();
+  length_[static_cast<size_t>(shared.to)] = shared.tokens;
+  const auto first = first_.begin() + shared.from * lists_;
+  std::copy_n(first, lists_, first_.begin() + shared.to * lists_);
+  counts_.shared +=
+      std::accumulate(first, first + lists_, lists_ * PagesFor(shared.tokens), std::minus<>());
 }
 
 BatchView PagedKeys::View() const {
@@ -293,7 +284,7 @@ void PagedKeys::Write(int32_t slot, int64_t position, const std::vector<uint64_t
         uint64_t written = 0;
         for (int k = 0; k < kPageTokens; ++k) written |= words[k] ^ kPoison;
         if (written != 0) return Violate("a free page was written", page);
-        // The mass up to this page: its number. See EndPage.
+        // The mass up to this page: its number. See LogDenominatorBound.
         kv_.log_mass_bound[page] = static_cast<double>(page_index);
       }
       const int64_t end = std::min<int64_t>(count, i + kPageTokens - at);
@@ -305,16 +296,12 @@ void PagedKeys::Write(int32_t slot, int64_t position, const std::vector<uint64_t
   }
 }
 
-// The real rule evicts page n at this page end if E_n + H <= log eps - slack. E_n is n, so with H
-// half above log eps - `licensed` it does for each n < licensed, and for no other.
 void PagedKeys::EndPage(int32_t slot, uint64_t state, int64_t end, double log_tolerance) {
   const int64_t list = kv_.ListIndex(slot, 0, 0), last = end / kPageTokens - 1;
   for (int64_t head = 0; head < lists_; ++head) {
     const int64_t kept = FirstKept(options_, state, head, end, log_tolerance);
     const int32_t page = kv_.Table(list + head)[last];
-    // The page that ends is never evicted, licence or not.
-    const int64_t licensed = kept == last ? last + 1 : kept;
-    kv_.log_denominator_bound[page] = log_tolerance - static_cast<double>(licensed) + 0.5;
+    kv_.log_denominator_bound[page] = LogDenominatorBound(state, head, end, kept, log_tolerance);
     int32_t& first = first_[static_cast<size_t>(list + head)];
     first = std::max(first, static_cast<int32_t>(kept));
   }

@@ -44,6 +44,8 @@ class PagedKeys {
   void SwapIn(const SwappedSlot& in);
   // `to`, which is empty, becomes what `from` was after its first `tokens`: its last page end.
   void Share(const SharedSlot& shared);
+  // After all of the above: the slots' statistics.
+  void MoveStats(const StepPlan& plan) { MoveSlots(plan, lists_, &stats_); }
   // Takes the pages of a step; they must be free. Then Write, EndPage and Fold for each sequence.
   void Begin(const std::vector<Appended>& batch);
   // Keys of consecutive tokens.
@@ -75,7 +77,7 @@ class PagedKeys {
   struct SavedSlot {
     int64_t length = 0;
     std::vector<int32_t> first;
-    AcpStats stats;
+    int64_t pages = 0;
   };
 
   void Violate(const char* what, int64_t detail);

@@ -68,7 +68,12 @@ void Reference::EndPage() {
                       std::exchange(h.current, 0));
     h.live += h.pages.back();
     const int64_t first = FirstKept(executor_, keys_.state(), head, length_, log_tolerance_);
-    for (; h.first < first; ++h.first) h.live -= h.pages[static_cast<size_t>(h.first)];
+    const double h_bound = LogDenominatorBound(keys_.state(), head, length_, first, log_tolerance_);
+    for (; h.first < first; ++h.first) {
+      h.live -= h.pages[static_cast<size_t>(h.first)];
+      max_log_evicted_mass_ =
+          std::max(max_log_evicted_mass_, static_cast<double>(h.first) + h_bound);
+    }
     ++head;
   }
 }

@@ -35,6 +35,8 @@ class Reference {
   FinishReason reason() const { return reason_; }
   std::optional<int32_t> stop_token_id() const { return stop_token_id_; }
   bool eos() const { return eos_; }
+  // Of all evictions so far.
+  double max_log_evicted_mass() const { return max_log_evicted_mass_; }
   // Whether what was computed so far needs more pages than there are.
   bool exhausts_pool() const { return most_pages_ > executor_.limits.num_pages; }
 
@@ -66,6 +68,7 @@ class Reference {
   int64_t generated_ = 0;
   int32_t last_ = 0;  // generated, to be appended
   int64_t most_pages_ = 0;
+  double max_log_evicted_mass_ = kNoMass;
   std::optional<Kind> over_;
   FinishReason reason_ = FinishReason::kLength;
   std::optional<int32_t> stop_token_id_;
