@@ -29,6 +29,9 @@ from fox_attention import forgetting_attention, pruned_share  # noqa: E402
 
 QK_NORM_EPS = 1e-5  # not norm_eps: kQkNormEps of models/model_config.h
 LOGITS_AT_ONCE = 1 << 30  # elements; beyond it the loss is computed in parts
+# Of products of queries and keys: up to three roundings to bf16, 2^-8 each, of either
+# (kProductInflation of kernels/acp.h).
+PRODUCT_INFLATION = 1 + 2.0**-5
 COLUMN_MULTIPLE = 64  # of the fused projection: rows stay aligned for tensor cores
 
 
@@ -168,7 +171,8 @@ class FoxAttention(nn.Module):
         k_weight = self.k_norm.weight.view(-1, c.head_dim).abs().amax(-1)
         group = c.num_heads // c.num_kv_heads
         k_weight = k_weight.expand(c.num_kv_heads).repeat_interleave(group)
-        return (q_weight.expand(c.num_heads) * k_weight * math.sqrt(c.head_dim)).float()
+        scale = PRODUCT_INFLATION * math.sqrt(c.head_dim)
+        return (q_weight.expand(c.num_heads) * k_weight * scale).float()
 
     def _threshold(self, max_logit: Tensor | None, tokens: int) -> Tensor | str | None:
         """The paper's, log eps - (2U + ln T) [H]; "auto": from this batch; None: no pruning."""

@@ -15,6 +15,7 @@ from toy_model import ROOT, write_toy  # first: it skips without torch
 import torch
 from model import AttentionOptions, FoxAttention, FoxModel, forgetting_attention, token_shift
 from model_directory import load_model
+from fox_attention import pruning  # found by model
 from safetensors.torch import load_file
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -133,6 +134,37 @@ class ModelTest(unittest.TestCase):
                     self.assertTrue((largest <= told).all())
                     # It is no empty promise: some logit comes within a factor of it.
                     self.assertGreater((largest / told).min().item(), 0.1)
+
+    def test_weights_of_qk_norm_bound_what_rounded_rows_lose(self) -> None:
+        """Norm weights that bf16 rounds up by half an ulp; old keys along all queries, a row's own
+        key against its query, and one gate that just passes the threshold."""
+        tokens, d, first = 1024, 16, 896  # the first row of the last tile
+        for size in (1.0, 2.0, 4.0, 8.0):
+            with self.subTest(size=size):
+                model = self.toy(num_hidden_layers=1)
+                attention = model.model.layers[0].attn
+                for norm in (attention.q_norm, attention.k_norm):
+                    torch.nn.init.constant_(norm.weight, size * (1 + 2.0**-8 + 2.0**-16))
+                model.set_options(AttentionOptions(-10.0))
+                with unittest.mock.patch("model.forgetting_attention",
+                                         wraps=forgetting_attention) as attend:
+                    model(torch.zeros(1, tokens, dtype=torch.long))
+                told = attend.call_args.kwargs
+                threshold, max_logit = told["adaptive_threshold"], told["max_logit"]
+                ones = torch.ones(tokens, 2, d)
+                q = attention.q_norm(ones).bfloat16().double().detach()
+                k = attention.k_norm(ones).bfloat16().double().detach()
+                k[first:] *= -1
+                logit = (q[0] * k[0]).sum(-1) / math.sqrt(d)
+                self.assertTrue((logit <= max_logit).all())
+                gates = torch.zeros(tokens, 2, dtype=torch.float64)
+                gates[first] = threshold.double() * (1 + 2.0**-40)
+                pages = pruning.first_pages(gates, k, threshold, None, d**-0.5, -10.0)
+                self.assertEqual(pages[:, -1].tolist(), [first // 64] * 2)
+                lost = 2 * logit + gates[first] + math.log(first)  # relative to the row's own
+                self.assertTrue((lost.exp() / (1 + lost.exp()) <= math.exp(-10)).all())
+                # What is paid for is what rounding may do, and the keys that are not lost.
+                self.assertGreater((lost + 10).min().item(), -0.14 - logit.max().item() / 16)
 
     def test_nothing_precedes_a_start(self) -> None:
         x, logit = torch.randn(1, 4, 1, 2), torch.zeros(1, 4, 1)
