@@ -32,7 +32,8 @@ inline constexpr double kNoMass = -std::numeric_limits<double>::infinity();
 // The rounding budget (acp.md section 3).
 // Float32 sums and exponentials in everything compared with log eps.
 inline constexpr double kAcpSlack = 0x1p-8;
-// Up to three bf16 roundings of a query: norms of keys, and the products B and U.
+// Up to three roundings to bf16, 2^-8 each: of a query, in norms of keys; of a query and of a key,
+// in the products B and U.
 inline constexpr double kKeyNormInflation = 1.0 + 0x1p-6;
 inline constexpr double kProductInflation = 1.0 + 0x1p-5;
 // Rounding of rotated queries and keys, relative to the product of their norms.
@@ -41,7 +42,7 @@ inline constexpr double kRotationRounding = 0x1p-6;
 inline constexpr double kOffsetRounding = 0x1p-22;
 // Rounding of a computed logit, for each of its terms, relative to ||q|| ||k|| / sqrt(d).
 inline constexpr double kLogitRounding = 0x1p-23;
-// Rounding of float64 sums over a sequence of up to 2^20 tokens, relative to their terms.
+// Rounding of float64 sums from page to page, over up to 2^14 pages, relative to their terms.
 inline constexpr double kSumRounding = 0x1p-36;
 // Of the log of a row's sum of up to 2^20 weights that are rounded to bf16, 2^-8 each, and added by
 // tensor cores in 2^16 products, 2^-23 each.
@@ -132,9 +133,10 @@ FOX_HOST_DEVICE inline double LogDenominatorBound(double before, double c_last, 
 }
 
 // t of a row or page end whose cumulative log gate is at most `c`. h: H of the last page end, b: B,
-// u: U; infinite where unknown.
+// u: U; infinite where unknown. `paper` pays for more rounding than `certified` adds to the lesser
+// of its bounds on the mass.
 FOX_HOST_DEVICE inline double PageThreshold(AcpMode acp, double h, double c, double b, double u) {
-  if (acp == AcpMode::kPaper) return c + 2 * u;
+  if (acp == AcpMode::kPaper) return c + 2 * u + kSumRounding * (std::fabs(c) + u);
   return c + b < h ? c + b : h;
 }
 

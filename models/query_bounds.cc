@@ -12,8 +12,9 @@
 namespace fox {
 namespace {
 
-// Pays for rounding of the query path without QK-norm: weights, inputs and products in bf16.
-constexpr double kQueryRounding = 1.0 / 128;
+// Pays for rounding of the query path without QK-norm: weights, inputs and products in bf16, sums
+// over up to 2^15 inputs in float32 (kernels/docs/acp.md 5).
+constexpr double kQueryRounding = 0x1p-6;
 constexpr double kUnknown = std::numeric_limits<double>::infinity();
 
 std::vector<double> Read(const HostTensor& tensor) {

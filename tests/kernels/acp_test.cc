@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
+
 namespace fox {
 namespace {
 
@@ -49,11 +51,40 @@ TEST(AcpTest, SelfLogitBoundIsWidenedUnderRotationUpToU) {
 }
 
 TEST(AcpTest, ThresholdIsTheLesserBound) {
-  EXPECT_DOUBLE_EQ(PageThreshold(AcpMode::kPaper, -50, -20, 3, 4), -12);
+  EXPECT_NEAR(PageThreshold(AcpMode::kPaper, -50, -20, 3, 4), -12, 1e-8);
   EXPECT_DOUBLE_EQ(PageThreshold(AcpMode::kCertified, -15, -20, 3, 4), -17);
   EXPECT_DOUBLE_EQ(PageThreshold(AcpMode::kCertified, -18, -20, 3, 4), -18);
   EXPECT_DOUBLE_EQ(PageThreshold(AcpMode::kCertified, -18, -20, kInfinity, kInfinity), -18);
   EXPECT_EQ(PageThreshold(AcpMode::kCertified, kInfinity, -20, kInfinity, kInfinity), kInfinity);
+}
+
+// Where `paper` just drops a page, whatever `certified` pays for in log M, H and B.
+TEST(AcpTest, CertifiedDropsWhatPaperDrops) {
+  std::mt19937_64 rng(5);
+  const auto any = [&rng](double low, double high) {  // by orders of magnitude
+    return low * std::pow(high / low, static_cast<double>(rng() >> 11) * 0x1p-53);
+  };
+  for (int i = 0; i < 100000; ++i) {
+    const double last = std::floor(any(64, 1 << 20)) - 1, u = any(1e-3, 1e6);
+    const double c_last = i % 8 == 0 ? 0 : -any(1e-6, 1e9);
+    const double c = c_last - (std::log(last + 1) + 2 * u + any(1e-3, 100));
+    const double paper = PaperLogMassBound(last, c_last);
+    const double t = PageThreshold(AcpMode::kPaper, kInfinity, c, u, u);
+    double log_eps = paper + t + kAcpSlack;
+    while (!MayDrop(paper, t, log_eps)) log_eps = std::nextafter(log_eps, kInfinity);
+    const double log_mass = std::log(last + 1) + (i % 2 == 0 ? any(1e-3, 1) * u : 2 * u);
+    const double b = i % 3 == 0 ? any(0.1, 1) * u : u;
+    EXPECT_TRUE(MayDrop(CertifiedLogMassBound(log_mass, last, c_last, u),
+                        PageThreshold(AcpMode::kCertified, kInfinity, c, b, u), log_eps))
+        << last << " " << u << " " << c_last << " " << c;
+  }
+}
+
+// Unit roundoff of bf16 is 2^-8: three roundings of a query, three of each operand of a product.
+TEST(AcpTest, InflationsPayForRoundingsToBf16) {
+  EXPECT_GE(kKeyNormInflation, std::pow(1 + 0x1p-8, 3));
+  EXPECT_GE(kProductInflation, std::pow(1 + 0x1p-8, 6));
+  EXPECT_GE(kRotationRounding, std::pow(1 + 0x1p-8, 2) - 1);
 }
 
 TEST(AcpTest, MassIsNeverBoundedWorseThanByTheLength) {

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What is pruned: exactly the pages that a threshold names, and no more weight than is promised."""
+"""What is pruned: exactly the pages that a threshold names, no more weight than is promised, and
+gradients no further off than acp.md section 5 says."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from attention_inputs import (AttentionTest, Inputs, definition, gradients,  # n
                               random_inputs)
 
 import torch  # noqa: E402
-from fox_attention import forgetting_attention, pruned_share, pruning  # noqa: E402
+from fox_attention import forgetting_attention, pruned_share, pruning, reference  # noqa: E402
 
 
 def visible_pairs(inputs: Inputs, threshold: float) -> torch.Tensor:
@@ -123,6 +124,95 @@ class PruningTest(AttentionTest):
             shares = [pruned_share(inputs.q, inputs.k, inputs.log_fgate, bound=bound,
                                    log_eps=log_eps).sum().item() for log_eps in (-30.0, -2.0)]
             self.assertLess(*shares)
+
+
+def seen_pairs(inputs: Inputs, *, adaptive_threshold: float | str, bound: str = "paper",
+               log_eps: float = -10.0) -> torch.Tensor:
+    """What the rows of a batch of one see with those arguments, [heads, rows, keys]."""
+    scale, threshold, norm = inputs.q.shape[3]**-0.5, None, None
+    if bound == "certified":
+        norm = pruning.max_norms(inputs.q, None)[0]
+    elif adaptive_threshold == "auto":
+        threshold = pruning.auto_threshold(inputs.q, inputs.k, scale, log_eps, None)[0][0]
+    else:
+        threshold = torch.full(inputs.q.shape[2:3], adaptive_threshold)
+    pages = pruning.first_pages(inputs.log_fgate[0], inputs.k[0], threshold, norm, scale, log_eps)
+    tokens = inputs.q.shape[1]
+    first_key = pages.repeat_interleave(128, dim=1)[:, :tokens] * 64
+    return torch.arange(tokens) >= first_key[..., None]
+
+
+def errors_over_bounds(inputs: Inputs, seen: torch.Tensor,
+                       found: tuple[torch.Tensor, ...]) -> list[float]:
+    """How far dq, dk, dv and d_log_fgate in `found` are from those of the whole function, as parts
+    of what acp.md 5 allows for what the rows lose. Rounding in float64 is allowed beside."""
+    mass = log_weights(inputs)[0].exp().masked_fill(seen, 0).sum(-1)
+    lost = mass * inputs.d_out[0].norm(dim=-1).T  # [heads, rows]
+    of_keys = lost.unflatten(0, (inputs.k.shape[2], -1)).sum((1, 2))
+    q, k, v = (x.norm(dim=-1).max() for x in inputs[:3])
+    scale = inputs.q.shape[3]**-0.5
+    bounds = (4 * scale * k * v * lost, 4 * scale * q * v * of_keys, 2 * of_keys,
+              2 * v * lost.flip(1).cumsum(1).flip(1))  # of all rows from each on
+
+    def sizes(dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor,
+              d_log_fgate: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (dq[0].norm(dim=-1).T, dk[0].norm(dim=-1).sum(0), dv[0].norm(dim=-1).sum(0),
+                d_log_fgate[0].abs().T)
+
+    wanted = gradients(definition, inputs)[1:]
+    errors = sizes(*(one - other for one, other in zip(found[1:], wanted)))
+    return [(error / (bound + 1e-12 * exact.max())).max().item()
+            for error, bound, exact in zip(errors, bounds, sizes(*wanted))]
+
+
+def opposed_inputs(heads: int, decay: float) -> Inputs:
+    """What pruning moves most: keys and values turn round where the second tile begins, queries see
+    no difference, and all output gradients lie along the values."""
+    inputs = random_inputs(1, 256, heads, 1, 4)
+    q, k, v, gates, d_out = (torch.zeros_like(x) for x in inputs)
+    q[..., 0], k[..., 1], v[..., 2], d_out[:, 128:, :, 2] = 3.0, 2.0, 1.5, 0.5
+    k[:, :128], v[:, :128], gates[:, 128] = -k[:, :128], -v[:, :128], -decay
+    return Inputs(q, k, v, gates, d_out)
+
+
+class GradientTest(AttentionTest):
+    """Errors of gradients against their bounds, where rows lose from e^-30 to nearly all."""
+
+    def check(self, inputs: Inputs, **pruned: object) -> list[float]:
+        """The ratios of errors and bounds, at most 1."""
+        found = gradients(functools.partial(forgetting_attention, **pruned), inputs)
+        ratios = errors_over_bounds(inputs, seen_pairs(inputs, **pruned), found)
+        self.assertLessEqual(max(ratios), 1.0, pruned)
+        return ratios
+
+    def test_random_heads_keep_within_the_bounds(self) -> None:
+        for seed, (heads, kv_heads) in enumerate([(1, 1), (2, 1), (4, 2)] * 3):
+            inputs = random_inputs(1, 300 + 50 * seed, heads, kv_heads, gate=2.5, seed=seed)
+            inputs = inputs._replace(q=inputs.q / 4**(seed % 3))
+            for pruned in ({"adaptive_threshold": -0.5}, {"adaptive_threshold": -6.0},
+                           {"adaptive_threshold": "auto", "log_eps": -0.1},
+                           {"adaptive_threshold": "auto", "log_eps": -0.1, "bound": "certified"}):
+                self.assertGreater(min(self.check(inputs, **pruned)), 1e-3)
+
+    def test_opposed_keys_reach_the_bounds(self) -> None:
+        for heads in (1, 2):
+            for decay in (1.0, 4.0, 8.0, 14.0):
+                ratios = self.check(opposed_inputs(heads, decay), adaptive_threshold=0.5 - decay)
+                if decay >= 8:  # less than 0.05 is lost, so as much is missing
+                    self.assertGreater(min(ratios), 0.95, decay)
+
+    def test_a_backward_pass_that_prunes_more_breaks_them(self) -> None:
+        inputs = random_inputs(1, 400, gate=3.0)
+        thresholds = [torch.full((1, 2), value) for value in (-20.0, -10.0)]
+        rest = (8**-0.5, -10.0, False)
+        out, lse = reference.reference_forward(*inputs.arguments, None, None, False, thresholds[0],
+                                               None, *rest, None)
+        seen = seen_pairs(inputs, adaptive_threshold=-20.0)
+        for threshold, breaks in zip(thresholds, (False, True)):
+            found = reference.reference_backward(inputs.d_out, *inputs.arguments, out, lse, None,
+                                                 None, False, threshold, None, *rest)
+            ratios = errors_over_bounds(inputs, seen, (out, *found))
+            self.assertEqual([ratio > 1 for ratio in ratios], [breaks] * 4, ratios)
 
 
 if __name__ == "__main__":
