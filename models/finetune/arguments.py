@@ -85,7 +85,7 @@ def _add_optimizer(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--lr", type=_above_zero,
                        help="peak learning rate (default 1e-4; from a config.json 1e-3)")
     group.add_argument("--warmup-tokens", type=float, default=4e6, metavar="N",
-                       help="until the peak (default 4e6)")
+                       help="until the peak, at most a tenth of the run (default 4e6)")
     group.add_argument("--weight-decay", type=float, default=0.1, help="of matrices (default 0.1)")
     group.add_argument("--clip", type=_above_zero, default=1.0, help="gradient norm (default 1)")
 

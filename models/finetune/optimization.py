@@ -20,11 +20,17 @@ def make_optimizer(model: nn.Module, lr: float, weight_decay: float) -> torch.op
     return torch.optim.AdamW(groups, lr=lr, betas=BETAS, fused=parameters[0].is_cuda)
 
 
+def warmup_steps(wanted: int, total: int) -> int:
+    """At most a tenth of all steps: a short training would never reach its peak rate."""
+    return max(1, min(wanted, total // 10))
+
+
 def learning_rate(step: int, total: int, warmup: int, peak: float) -> float:
-    """Linear from 0 over `warmup` steps, then a cosine that reaches 0 at `total`.
+    """Linear from 0 over warmup_steps(warmup, total), then a cosine that reaches 0 at `total`.
 
     `step` counts from 0; the first step already moves.
     """
+    warmup = warmup_steps(warmup, total)
     if step < warmup:
         return peak * (step + 1) / warmup
     done = min(1.0, (step - warmup) / max(1, total - warmup))

@@ -33,7 +33,7 @@ from evaluation import pruned_shares, sample, shares_table, text_loss  # noqa: E
 from model import AttentionOptions  # noqa: E402
 from model_directory import (  # noqa: E402
     Refusal, describe, export_model, load_model, parameter_count)
-from optimization import learning_rate, make_optimizer  # noqa: E402
+from optimization import learning_rate, make_optimizer, warmup_steps  # noqa: E402
 from process_group import ProcessGroup, Reading  # noqa: E402
 from progress import MetricsFile, ProgressLine, about, draw_loss, duration  # noqa: E402
 from text_tokens import TextError, TextTokenizer, Windows, open_tokens, write_tokens  # noqa: E402
@@ -382,14 +382,17 @@ class Trainer:
             self.line.say("No GPU here: training by the reference operator on the CPU, which is "
                           "slow; good for trying things out."
                           + ("" if self.args.sample_tokens else " No samples (--sample-tokens)."))
-        plan = (f"{self.args.minutes_total:g} minutes" if self.args.minutes_total
-                else f"{self.total_steps} steps")
+        if self.args.minutes_total:
+            plan, peak = f"{self.args.minutes_total:g} minutes", "within a tenth of them"
+        else:
+            step = warmup_steps(self.warmup, self.total_steps)
+            plan, peak = f"{self.total_steps} steps", f"at step {step} of {self.total_steps}"
         self.line.say(
             f"{parameter_count(self.model) / 1e6:.1f}M parameters ({c.num_layers} layers of "
             f"{c.hidden_size}), {self.text.tokens / 1e6:.2f}M tokens of "
             f"{self.text.documents} documents; {plan} of {self.windows_a_step} x "
             f"{self.args.window} tokens, {self.micro} windows a pass, on {self.group.size} x "
-            f"{where.type}, {self.args.precision}")
+            f"{where.type}, {self.args.precision}; peak lr {peak}")
         if self.step > 0:
             self.line.say(f"continuing after step {self.step} ({duration(self.seconds)} trained)")
         elif not self.loaded.from_scratch:

@@ -11,7 +11,7 @@ from pathlib import Path
 from toy_model import write_toy  # first: it skips without torch
 
 from model_directory import load_model
-from optimization import learning_rate, make_optimizer
+from optimization import learning_rate, make_optimizer, warmup_steps
 
 
 class OptimizationTest(unittest.TestCase):
@@ -41,7 +41,12 @@ class OptimizationTest(unittest.TestCase):
         for step in range(10, 111):
             self.assertAlmostEqual(rates[step], 1 + math.cos(math.pi * (step - 10) / 100))
         self.assertEqual(learning_rate(500, 110, 10, 2.0), 0.0)
-        self.assertEqual(learning_rate(3, 3, 3, 1.0), 1.0)  # a warmup as long as the training
+
+    def test_a_short_training_reaches_its_peak(self) -> None:
+        """Whatever the warmup is, within a tenth of the steps."""
+        for total, peak in ((1, 1), (3, 1), (20, 2), (119, 11), (5000, 500), (50000, 1953)):
+            self.assertEqual(warmup_steps(1953, total), peak)
+            self.assertEqual(learning_rate(peak - 1, total, 1953, 2.0), 2.0)
 
 
 if __name__ == "__main__":

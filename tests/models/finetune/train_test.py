@@ -32,6 +32,7 @@ class TrainTest(TrainingCase):
         flags = ("--steps", "150", "--checkpoint-minutes", "0", "--valid", str(self.text))
         said = self.run_to_end(self.command("whole", *flags))
         self.assertIn("No GPU here", said)
+        self.assertIn("peak lr at step 4 of 150\n", said)
         self.assertRegex(said, r"one step takes about [\d.]+ (s|min) here: 150 steps in about ")
         self.assertIn("sample after", said)
         self.assertIn("percent of pairs pruned", said)
@@ -66,6 +67,12 @@ class TrainTest(TrainingCase):
         self.assertIn(f"stopped after step {step}", said)
         self.assertTrue((self.folder / "tuned" / "config.json").is_file())
 
+    def test_a_short_run_leaves_its_warmup(self) -> None:
+        said = self.run_to_end(self.command("short", "--steps", "20", "--warmup-tokens", "4e6"))
+        self.assertIn("peak lr at step 2 of 20\n", said)
+        records = read_metrics(self.folder / "short" / "training" / "metrics.jsonl")
+        self.assertGreater(max(record["lr"] for record in records if "loss" in record), 0.5 * 3e-3)
+
     def test_two_processes_equal_one_that_accumulates(self) -> None:
         flags = ("--steps", "6", "--micro-batch", "2")
         self.run_to_end(self.command("one", *flags))
@@ -77,6 +84,7 @@ class TrainTest(TrainingCase):
         began = time.monotonic()
         said = self.run_to_end(self.command("timed", "--minutes-total", "0.5"))
         self.assertLess(time.monotonic() - began, 40)
+        self.assertIn("peak lr within a tenth of them\n", said)
         self.assertRegex(said, r"one step takes about .* here: \d+ steps in the \d+ s left")
         self.assertIn("done in 0:", said)
         # A tenth is kept for the end; records, by which the plan is corrected, are 2 s apart.
