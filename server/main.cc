@@ -101,6 +101,11 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags) {
   if (!tokenizer.ok()) return tokenizer.status();
   out.tokenizer = *std::move(tokenizer);
 
+  if (flags.context.add_bos_to_ids &&
+      (out.tokenizer == nullptr || out.tokenizer->info().prefix.size() != 1)) {
+    return absl::InvalidArgumentError(
+        "--add-bos-to-ids: the model's tokenizer puts no bos before a text");
+  }
   out.context = flags.context;
   out.context.tokenizer = out.tokenizer.get();
   out.context.limits = out.engine.executor->limits();

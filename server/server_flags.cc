@@ -143,6 +143,10 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
               &f->limits.client_metadata);
   set->Int("max-prompt-bytes", "N", "bytes of a prompt's text", 1, kBillion,
            &f->context.max_prompt_bytes);
+  set->Bool("add-bos-to-ids",
+            "put bos before prompts of token ids that lack it, as before texts: for evaluation "
+            "programs that send ids",
+            &f->context.add_bos_to_ids);
   set->Int("stream-interval", "N", "tokens in a streamed message", 1, 1024,
            &f->context.stream_interval);
   set->Int("delivery-threads", "N", "threads that make text of tokens and write it", 1, 256,

@@ -20,6 +20,7 @@ struct ConversionContext {
   EngineOptions engine;
   SamplingDefaults defaults;
   size_t max_prompt_bytes = 4 << 20;
+  bool add_bos_to_ids = false;  // needs a tokenizer whose Info::prefix is one token
   int32_t stream_interval = 1;
   int32_t stream_window = 64;  // tokens that a stream may run ahead of its unfinished writes
 };

@@ -70,9 +70,9 @@ template <class Message>
 absl::StatusOr<std::vector<int32_t>> ConvertPrompt(const Message& request,
                                                    const ConversionContext& context) {
   std::vector<int32_t> prompt;
+  const bool add_special = !request.has_add_special_tokens() || request.add_special_tokens();
   if (request.has_text()) {
     if (request.text().empty()) return Invalid("text: the prompt is empty");
-    const bool add_special = !request.has_add_special_tokens() || request.add_special_tokens();
     absl::StatusOr<std::vector<int32_t>> ids =
         TokenizeText(request.text(), add_special, "text", context);
     if (!ids.ok()) return ids.status();
@@ -81,6 +81,10 @@ absl::StatusOr<std::vector<int32_t>> ConvertPrompt(const Message& request,
     absl::Status status =
         ConvertIds(request.token_ids().ids(), "token_ids.ids", context.limits.vocab_size, &prompt);
     if (!status.ok()) return status;
+    if (context.add_bos_to_ids && add_special && !prompt.empty()) {
+      const int32_t bos = context.tokenizer->info().prefix.front();
+      if (prompt.front() != bos) prompt.insert(prompt.begin(), bos);
+    }
   }
   if (prompt.empty()) return Invalid("prompt: text or token_ids must be set and not be empty");
   if (request.has_truncate_prompt_tokens()) {

@@ -48,6 +48,8 @@ CompletionLogprobs::CompletionLogprobs(const Tokenizer& tokenizer, bool skip_spe
 
 void CompletionLogprobs::AddFirst(int32_t id) { AddToken(id, "null", "null"); }
 
+void CompletionLogprobs::SkipFirst(int32_t id) { offset_ += CountCharacters(stream_.Push(id)); }
+
 void CompletionLogprobs::Add(const v1::TokenLogprobs& logprobs) {
   const auto own = static_cast<int32_t>(logprobs.token().token_id());
   std::vector<std::string> names{TokenName(tokenizer_, own)};

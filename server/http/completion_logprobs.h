@@ -23,6 +23,8 @@ class CompletionLogprobs {
 
   // The first token of a prompt, which has no probability.
   void AddFirst(int32_t id);
+  // One that the client did not send: it is in no list, but before the others in the text.
+  void SkipFirst(int32_t id);
   // The token and its alternatives.
   void Add(const v1::TokenLogprobs& logprobs);
   // Begins as a copy of a prompt's lists; the next offset is `characters`.

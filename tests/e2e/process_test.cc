@@ -31,6 +31,7 @@ using ::testing::Not;
 
 const std::string kBin = std::string(FOX_BINARY_DIR) + "/bin/";
 const std::string kDemo = std::string(FOX_SOURCE_DIR) + "/models/demo";
+const std::string kWithoutTokenizer = std::string(FOX_SOURCE_DIR) + "/tests/golden/tiny_fla";
 
 // A child whose standard output is read through a pipe; standard error goes with it, or to the
 // descriptor `errors`.
@@ -134,6 +135,7 @@ TEST(ProcessTest, WrongFlagsAndModelsExitWith78AndOneLine) {
       {{"--model", "no/such", "--grpc-port", taken}, "no/such: the model directory does not exist"},
       {{"--model", kDemo, "--grpc-port", taken}, "Address already in use"},
       {{"--check-model", kDemo + "/config.json"}, "the model path is not a directory"},
+      {{"--check-model", kWithoutTokenizer, "--add-bos-to-ids"}, "puts no bos before a text"},
   };
   for (const auto& [arguments, said] : cases) {
     std::vector<std::string> command = {kBin + "fox-server"};

@@ -8,6 +8,8 @@
 #include <functional>
 #include <limits>
 
+#include "tests/e2e/character_tokenizer.h"
+
 namespace fox {
 namespace {
 
@@ -254,6 +256,28 @@ TEST(RequestConversionTest, TextNeedsATokenizer) {
   request.mutable_stopping()->add_stop(std::string(1, 'x'));
   EXPECT_EQ(ConvertGenerate(request, true, Context()).status().code(),
             absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(RequestConversionTest, BosGoesBeforeIdsThatLackItWhereTheServerSaysSo) {
+  const CharacterTokenizer tokenizer;
+  constexpr int32_t kBos = CharacterTokenizer::kBos;
+  ConversionContext context = Context();
+  context.tokenizer = &tokenizer;
+  context.limits.vocab_size = CharacterTokenizer::kVocabSize;
+  const auto prompt_of = [&](const std::vector<uint32_t>& ids, bool add_special = true) {
+    v1::ScoreRequest request;
+    for (uint32_t id : ids) request.mutable_token_ids()->add_ids(id);
+    if (!add_special) request.set_add_special_tokens(false);
+    return ConvertScore(request, context).value().sequences.front().prompt;
+  };
+  EXPECT_THAT(prompt_of({5}), ElementsAre(5));
+  context.add_bos_to_ids = true;
+  EXPECT_THAT(prompt_of({5}), ElementsAre(kBos, 5));
+  EXPECT_THAT(prompt_of({kBos, 5}), ElementsAre(kBos, 5));
+  EXPECT_THAT(prompt_of({5}, /*add_special=*/false), ElementsAre(5));
+  v1::GenerateRequest none;
+  none.mutable_token_ids();
+  EXPECT_FALSE(ConvertGenerate(none, true, context).ok());
 }
 
 TEST(RequestConversionTest, ReservedFieldsAreUnimplemented) {
