@@ -228,7 +228,9 @@ absl::StatusOr<Doors> PrepareDoors(const ServerFlags& flags) {
   if (!grpc.ok()) return grpc.status();
   out.grpc = *std::move(grpc);
   if (flags.http.listen.port >= 0) {
-    auto http = HttpServer::Listen(flags.http);
+    HttpServerOptions options = flags.http;
+    options.tls = out.tls;
+    auto http = HttpServer::Listen(options);
     if (!http.ok()) return http.status();
     out.http = *std::move(http);
   }

@@ -174,7 +174,9 @@ void RegisterSecurity(ServerFlags* f, FlagSet* set) {
             "permit a host that is not loopback without encryption, or without tokens and required "
             "client certificates",
             &f->allow_insecure_remote);
-  set->String("ssl-certfile", "FILE", "serve TLS with this certificate chain, PEM [plain text]",
+  set->String("ssl-certfile", "FILE",
+              "serve TLS on the gRPC, HTTP and admin ports with this certificate chain, PEM "
+              "[plain text]",
               &f->tls.certificate);
   set->String("ssl-keyfile", "FILE", "the certificate's key, PEM without a passphrase",
               &f->tls.key);
@@ -286,11 +288,13 @@ absl::Status CompleteHttp(ServerFlags* flags) {
   const AcceptorOptions& grpc = flags->grpc.listen;
   if (http.listen.host.empty()) http.listen.host = grpc.host;
   http.listen.max_connections = grpc.max_connections;
+  http.listen.default_connections = grpc.default_connections;
   http.port.max_body_bytes = int64_t{flags->grpc.max_message_mb} << 20;
   http.port.receive_memory_bytes = flags->grpc.receive_memory_bytes;
   http.port.stall_timeout = flags->limits.stall_timeout;
   if (http.listen.port < 0) return absl::OkStatus();
-  return CheckHost("--http-host", http.listen.host, flags->allow_insecure_remote, kNoTls);
+  return CheckHost("--http-host", http.listen.host,
+                   flags->allow_insecure_remote || !flags->tls.certificate.empty());
 }
 
 }  // namespace
@@ -363,10 +367,9 @@ absl::Status CompleteServerFlags(ServerFlags* flags) {
 
 bool StrangersMayCall(const ServerFlags& flags) {
   if (!flags.api_key_file.empty()) return false;
+  if (flags.tls.clients == ClientCertificate::kRequired) return false;
   const AcceptorOptions& http = flags.http.listen;
-  return (flags.tls.clients != ClientCertificate::kRequired &&
-          !IsLoopback(flags.grpc.listen.host)) ||
-         (http.port >= 0 && !IsLoopback(http.host));
+  return !IsLoopback(flags.grpc.listen.host) || (http.port >= 0 && !IsLoopback(http.host));
 }
 
 absl::StatusOr<std::string> ServedModelName(std::string name, const std::string& model_dir) {

@@ -2,9 +2,6 @@
 // reads the next; what is pipelined meanwhile waits in a small buffer, beyond which it is closed.
 #include "server/http/http_port.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
@@ -23,54 +20,26 @@
 #include "boost/asio/dispatch.hpp"
 #include "boost/asio/executor_work_guard.hpp"
 #include "boost/asio/io_context.hpp"
-#include "boost/asio/ip/tcp.hpp"
 #include "boost/asio/post.hpp"
 #include "boost/asio/steady_timer.hpp"
 #include "engine/steady_clock.h"
 #include "server/http/http_error.h"
 #include "server/http/http_message.h"
 #include "server/http/http_parser.h"
+#include "server/http/http_socket.h"
 
 namespace fox {
 namespace {
 
 namespace asio = boost::asio;
 using boost::system::error_code;
-using tcp = asio::ip::tcp;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxPipelinedBytes = 16 << 10;
 constexpr double kBodyBytesPerSecond = 16 << 10;
-// The kernel holds no more unsent bytes than that: a reader that stops is noticed soon.
-constexpr int kUnsentBytes = 64 << 10;
 constexpr double kLingerSeconds = 2;  // for a client that still sends to read why it is refused
 constexpr std::chrono::milliseconds kTick(50);
 constexpr Clock::time_point kNoDeadline = Clock::time_point::max();
-
-std::string PeerOf(const tcp::socket& socket) {
-  error_code error;
-  const tcp::endpoint peer = socket.remote_endpoint(error);
-  if (error) return "";
-  const std::string address = peer.address().to_string();
-  return peer.address().is_v4() ? absl::StrCat("ipv4:", address, ":", peer.port())
-                                : absl::StrCat("ipv6:[", address, "]:", peer.port());
-}
-
-void SetOption(tcp::socket* socket, int level, int name, int value) {
-  setsockopt(socket->native_handle(), level, name, &value, sizeof(value));
-}
-
-void SetOptions(tcp::socket* socket) {
-  error_code error;
-  socket->non_blocking(true, error);
-  SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-  SetOption(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
-  // A client that vanished while its request waits is noticed after 80 s.
-  SetOption(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-  SetOption(socket, IPPROTO_TCP, TCP_KEEPIDLE, 60);
-  SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, 10);
-  SetOption(socket, IPPROTO_TCP, TCP_KEEPCNT, 2);
-}
 
 class Connection;
 
@@ -78,7 +47,7 @@ class Connection;
 struct Loop : std::enable_shared_from_this<Loop> {
   Loop(const HttpPortOptions& opts, HttpPort::Gate g, HttpPort::Handler h)
       : options(opts), gate(std::move(g)), handler(std::move(h)) {}
-  void Add(int descriptor);
+  void Add(int descriptor, const TlsMaterial* tls);
   void Tick();
   void Close(bool idle_only);
 
@@ -96,15 +65,16 @@ struct Loop : std::enable_shared_from_this<Loop> {
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(std::shared_ptr<Loop> loop, tcp::socket socket)
+  Connection(std::shared_ptr<Loop> loop, int descriptor, const TlsMaterial* tls)
       : loop_(std::move(loop)),
-        socket_(std::move(socket)),
-        peer_(PeerOf(socket_)),
+        socket_(loop_->io, descriptor, tls),
+        peer_(socket_.Peer()),
         parser_(loop_->options.max_body_bytes) {
     Expire(loop_->options.head_timeout);
   }
 
   const std::shared_ptr<Loop>& loop() const { return loop_; }
+  bool is_open() const { return socket_.is_open(); }
   bool idle() const { return state_ != State::kHandling; }
   bool expired(Clock::time_point now) const { return now >= deadline_; }
   void Read();
@@ -147,7 +117,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void FinishExchange();
 
   const std::shared_ptr<Loop> loop_;
-  tcp::socket socket_;
+  HttpSocket socket_;
   const std::string peer_;
   State state_ = State::kHead;
   Clock::time_point deadline_;
@@ -209,20 +179,13 @@ class Exchange final : public HttpExchange {
   const uint64_t number_;
 };
 
-void Loop::Add(int descriptor) {
-  sockaddr_storage local{};
-  socklen_t length = sizeof(local);
-  getsockname(descriptor, reinterpret_cast<sockaddr*>(&local), &length);
-  tcp::socket socket(io);
-  error_code error;
-  if (!stopped)
-    socket.assign(local.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), descriptor, error);
-  if (error || stopped) {
+void Loop::Add(int descriptor, const TlsMaterial* tls) {
+  if (stopped) {
     close(descriptor);
     return;
   }
-  SetOptions(&socket);
-  auto connection = std::make_shared<Connection>(shared_from_this(), std::move(socket));
+  auto connection = std::make_shared<Connection>(shared_from_this(), descriptor, tls);
+  if (!connection->is_open()) return;
   connections.insert(connection);
   connection->Read();
 }
@@ -253,20 +216,23 @@ void Connection::Read() {
   // The client may have its whole answer before OnWritten.
   if (last_queued_ && in_.size() >= kMaxPipelinedBytes) return;
   reading_ = true;
-  socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this()](const error_code& error) {
-    self->OnReadable(error);
-  });
+  socket_.WaitToRead(
+      [self = shared_from_this()](const error_code& error) { self->OnReadable(error); });
 }
 
 void Connection::OnReadable(const error_code& error) {
   reading_ = false;
   if (closed_) return;
   error_code failure = error;
-  const size_t count = error ? 0 : socket_.read_some(asio::buffer(loop_->scratch), failure);
+  std::array<char, 64 << 10>& scratch = loop_->scratch;
+  const size_t count = error ? 0 : socket_.ReadSome(scratch.data(), scratch.size(), &failure);
   if (failure == asio::error::would_block) return Read();
+  if (failure && socket_.fell_back() && state_ == State::kHead) {
+    return Refuse(ErrorAnswer(400, "this port speaks TLS: https://"));
+  }
   if (failure || count == 0) return OnEnd();
   if (state_ == State::kLingering) return Read();
-  in_.append(loop_->scratch.data(), count);
+  in_.append(scratch.data(), count);
   // Not to read on would hide the client's FIN, and its request would run to its end.
   if (state_ == State::kHandling && !last_queued_ && in_.size() > kMaxPipelinedBytes) {
     return Close(absl::CancelledError("too much is pipelined"));
@@ -293,8 +259,7 @@ void Connection::Close(const absl::Status& reason) {
   const std::shared_ptr<Connection> self = shared_from_this();
   loop_->receiving_bytes -= static_cast<int64_t>(std::exchange(body_bytes_, 0));
   if (state_ == State::kHandling) --loop_->handling;
-  error_code ignored;
-  socket_.close(ignored);
+  socket_.Close();
   loop_->connections.erase(self);
   const std::shared_ptr<HttpCall> call = std::move(call_);
   if (call != nullptr) call->OnClosed(reason);
@@ -330,7 +295,7 @@ bool Connection::OnHead() {
       absl::EqualsIgnoreCase(request.Header("expect"), "100-continue")) {
     static constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
     error_code ignored;  // nothing else is being written: it fits, or the client has gone
-    socket_.write_some(asio::buffer(kContinue, sizeof(kContinue) - 1), ignored);
+    socket_.WriteSome(kContinue, sizeof(kContinue) - 1, &ignored);
   }
   return true;
 }
@@ -415,10 +380,15 @@ void Connection::Send(std::string bytes, bool last) {
 
 void Connection::WriteSome() {
   Expire(loop_->options.stall_timeout);
-  socket_.async_write_some(asio::buffer(out_.data() + out_done_, out_.size() - out_done_),
-                           [self = shared_from_this()](const error_code& error, size_t count) {
-                             self->OnWritten(error, count);
-                           });
+  error_code error;
+  const size_t count = socket_.WriteSome(out_.data() + out_done_, out_.size() - out_done_, &error);
+  if (error == asio::error::would_block) {
+    return socket_.WaitToWrite([self = shared_from_this()](const error_code&) {
+      if (!self->closed_) self->WriteSome();
+    });
+  }
+  asio::post(loop_->io,
+             [self = shared_from_this(), error, count] { self->OnWritten(error, count); });
 }
 
 void Connection::OnWritten(const error_code& error, size_t count) {
@@ -453,8 +423,7 @@ void Connection::FinishExchange() {
   // What the client still sends is thrown away: to close at once would take the answer from it.
   state_ = State::kLingering;
   in_.clear();
-  error_code ignored;
-  socket_.shutdown(tcp::socket::shutdown_send, ignored);
+  socket_.CloseWriting();
   Expire(kLingerSeconds);
   Read();
 }
@@ -476,9 +445,10 @@ HttpPort::HttpPort(const HttpPortOptions& options, Gate gate, Handler handler) {
 
 HttpPort::~HttpPort() { Stop(0); }
 
-void HttpPort::Add(int descriptor) {
+void HttpPort::Add(int descriptor, std::shared_ptr<const TlsMaterial> tls) {
   Loop& loop = *impl_->loop;
-  asio::post(loop.io, [&loop, descriptor] { loop.Add(descriptor); });
+  asio::post(loop.io,
+             [&loop, descriptor, tls = std::move(tls)] { loop.Add(descriptor, tls.get()); });
 }
 
 void HttpPort::Drain() { impl_->loop->draining = true; }

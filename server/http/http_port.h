@@ -1,5 +1,5 @@
-// HttpPort: HTTP/1.1 on connections that somebody else accepts, on one thread for all of them.
-// Sockets are Boost's Asio, which http_port.cc alone sees; requests are read by http_parser.h.
+// HttpPort: HTTP/1.1 on connections that an acceptor hands over, on one thread for all of them.
+// Their bytes are read and written by http_socket.h, their requests parsed by http_parser.h.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,16 @@
 #include <optional>
 
 #include "server/http/http_exchange.h"
+#include "server/process/tls_files.h"
 
 namespace fox {
 
 struct HttpPortOptions {
   int64_t max_body_bytes = 5 << 20;
   int64_t receive_memory_bytes = int64_t{256} << 20;  // of all bodies that have not arrived whole
-  // Seconds. A head must be whole that long after its first byte; a body too, plus the time that
-  // its bytes take at 16 KiB/s; a connection without a request is closed after `idle`.
+  // Seconds. A head must be whole that long after its first byte, a TLS handshake that long after
+  // the connection; a body too, plus the time that its bytes take at 16 KiB/s; a connection without
+  // a request is closed after `idle`.
   double head_timeout = 10, body_timeout = 10, idle_timeout = 75;
   double stall_timeout = 30;  // of a write without progress
 };
@@ -34,8 +36,8 @@ class HttpPort {
   HttpPort(const HttpPort&) = delete;
   HttpPort& operator=(const HttpPort&) = delete;
 
-  // Takes over a connected socket. Not after Stop.
-  void Add(int descriptor);
+  // Takes over a connected socket. Not after Stop. `tls` null: it speaks plain text.
+  void Add(int descriptor, std::shared_ptr<const TlsMaterial> tls = nullptr);
   // From now on connections end with their next answer.
   void Drain();
   // Drain; closes what has no request, waits up to `seconds` for answers on their way, closes

@@ -81,7 +81,10 @@ void HttpServer::Start() {
         const Handler& handler = Find(exchange->request)->handler;
         handler(std::move(exchange));
       });
-  acceptor_->Start([this](int, int descriptor) { port_->Add(descriptor); });
+  acceptor_->Start([this](int, int descriptor) {
+    if (options_.tls != nullptr) options_.tls->Reload();
+    port_->Add(descriptor, options_.tls == nullptr ? nullptr : options_.tls->Current());
+  });
 }
 
 void HttpServer::Drain() {

@@ -21,6 +21,7 @@ namespace fox {
 struct HttpServerOptions {
   AcceptorOptions listen;
   HttpPortOptions port;
+  std::shared_ptr<TlsFiles> tls;  // null: plain text
 };
 
 // Methods are called by one thread at a time.

@@ -30,7 +30,6 @@ struct Freer {
 };
 using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
 using Key = std::unique_ptr<EVP_PKEY, Freer<EVP_PKEY_free>>;
-using Context = std::unique_ptr<SSL_CTX, Freer<SSL_CTX_free>>;
 using Bytes = std::unique_ptr<BIO, Freer<BIO_free_all>>;
 
 absl::Status Wrong(const char* flag, const std::string& path, absl::string_view why) {
@@ -67,10 +66,36 @@ absl::Status CheckValidity(const X509* certificate, const std::string& path) {
   return absl::OkStatus();
 }
 
-// As a server would use them: this is where the system's policy on weak keys speaks.
-absl::Status CheckPair(const TlsMaterial& material, const TlsOptions& options) {
-  const absl::Cleanup forget = [] { ERR_clear_error(); };
-  const Certificate certificate = NextCertificate(Open(material.certificate).get());
+// A client that lists protocols has to list this one.
+int SelectHttp11(SSL*, const unsigned char** chosen, unsigned char* chosen_size,
+                 const unsigned char* offered, unsigned int offered_size, void*) {
+  static constexpr unsigned char kHttp11[] = "\x08http/1.1";
+  unsigned char* protocol = nullptr;
+  const int found = SSL_select_next_proto(&protocol, chosen_size, kHttp11, sizeof(kHttp11) - 1,
+                                          offered, offered_size);
+  *chosen = protocol;
+  return found == OPENSSL_NPN_NEGOTIATED ? SSL_TLSEXT_ERR_OK : SSL_TLSEXT_ERR_ALERT_FATAL;
+}
+
+std::shared_ptr<SSL_CTX> NewContext() {
+  std::shared_ptr<SSL_CTX> context(SSL_CTX_new(TLS_server_method()), SSL_CTX_free);
+  if (context == nullptr) return context;
+  SSL_CTX_set_min_proto_version(context.get(), TLS1_2_VERSION);
+  SSL_CTX_set_cipher_list(context.get(), "ECDHE+AESGCM:ECDHE+CHACHA20");  // of TLS 1.2
+  SSL_CTX_set_options(context.get(), SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_TICKET |
+                                         SSL_OP_IGNORE_UNEXPECTED_EOF);  // HTTP knows its ends
+  SSL_CTX_set_num_tickets(context.get(), 0);
+  SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
+  SSL_CTX_set_mode(context.get(), SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ENABLE_PARTIAL_WRITE |
+                                      SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+  SSL_CTX_set_alpn_select_cb(context.get(), SelectHttp11, nullptr);
+  return context;
+}
+
+// The server's certificate and key: this is where the system's policy on weak keys speaks.
+absl::Status UsePair(const TlsMaterial& material, const TlsOptions& options) {
+  const Bytes chain = Open(material.certificate);
+  const Certificate certificate = NextCertificate(chain.get());
   if (certificate == nullptr) {
     return Wrong(kCertificateFlag, options.certificate, "holds no PEM certificate");
   }
@@ -80,15 +105,39 @@ absl::Status CheckPair(const TlsMaterial& material, const TlsOptions& options) {
   if (key == nullptr) {
     return Wrong(kKeyFlag, options.key, "holds no PEM key, or one with a passphrase");
   }
-  const Context context(SSL_CTX_new(TLS_server_method()));
-  if (SSL_CTX_use_certificate(context.get(), certificate.get()) != 1) {
+  SSL_CTX* const context = material.context.get();
+  if (SSL_CTX_use_certificate(context, certificate.get()) != 1) {
     return Wrong(kCertificateFlag, options.certificate, LibraryReason());
   }
-  if (SSL_CTX_use_PrivateKey(context.get(), key.get()) != 1 ||
-      SSL_CTX_check_private_key(context.get()) != 1) {
+  while (const Certificate next = NextCertificate(chain.get())) {
+    if (SSL_CTX_add1_chain_cert(context, next.get()) != 1) {
+      return Wrong(kCertificateFlag, options.certificate, LibraryReason());
+    }
+  }
+  if (SSL_CTX_use_PrivateKey(context, key.get()) != 1 || SSL_CTX_check_private_key(context) != 1) {
     return Wrong(kKeyFlag, options.key,
                  absl::StrCat("is not the key of the certificate: ", LibraryReason()));
   }
+  return absl::OkStatus();
+}
+
+// The authorities of client certificates.
+absl::Status UseAuthorities(const TlsMaterial& material, const TlsOptions& options) {
+  if (material.authorities.empty()) return absl::OkStatus();
+  SSL_CTX* const context = material.context.get();
+  const Bytes in = Open(material.authorities);
+  int count = 0;
+  for (; const Certificate next = NextCertificate(in.get()); ++count) {
+    if (X509_STORE_add_cert(SSL_CTX_get_cert_store(context), next.get()) != 1 ||
+        SSL_CTX_add_client_CA(context, next.get()) != 1) {
+      return Wrong(kAuthoritiesFlag, options.authorities, LibraryReason());
+    }
+  }
+  if (count == 0) return Wrong(kAuthoritiesFlag, options.authorities, "holds no PEM certificate");
+  if (options.clients == ClientCertificate::kNone) return absl::OkStatus();
+  const bool required = options.clients == ClientCertificate::kRequired;
+  SSL_CTX_set_verify(context, SSL_VERIFY_PEER | (required ? SSL_VERIFY_FAIL_IF_NO_PEER_CERT : 0),
+                     nullptr);
   return absl::OkStatus();
 }
 
@@ -123,17 +172,17 @@ absl::StatusOr<std::shared_ptr<const TlsMaterial>> TlsFiles::Read(const TlsOptio
   if (!key.ok()) return key.status();
   out.certificate = *std::move(certificate);
   out.key = *std::move(key);
-  absl::Status status = CheckPair(out, options);
-  if (!status.ok()) return status;
   if (!options.authorities.empty()) {
     absl::StatusOr<std::string> authorities = ReadOption(kAuthoritiesFlag, options.authorities);
     if (!authorities.ok()) return authorities.status();
-    const absl::Cleanup forget = [] { ERR_clear_error(); };
-    if (NextCertificate(Open(*authorities).get()) == nullptr) {
-      return Wrong(kAuthoritiesFlag, options.authorities, "holds no PEM certificate");
-    }
     out.authorities = *std::move(authorities);
   }
+  const absl::Cleanup forget = [] { ERR_clear_error(); };
+  out.context = NewContext();
+  if (out.context == nullptr) return absl::ResourceExhaustedError("no memory for TLS");
+  absl::Status status = UsePair(out, options);
+  if (status.ok()) status = UseAuthorities(out, options);
+  if (!status.ok()) return status;
   return std::make_shared<const TlsMaterial>(std::move(out));
 }
 

@@ -10,6 +10,8 @@
 #include "engine/mutex.h"
 #include "server/process/watched_files.h"
 
+struct ssl_ctx_st;
+
 namespace fox {
 
 enum class ClientCertificate {
@@ -28,6 +30,9 @@ struct TlsOptions {
 // What the files hold.
 struct TlsMaterial {
   std::string certificate, key, authorities;
+  // The same, ready for connections of HTTP/1.1: TLS 1.2 and 1.3 without renegotiation and without
+  // resumption, so that a session never outlives its certificates.
+  std::shared_ptr<ssl_ctx_st> context;
 };
 
 // All methods may be called from any thread.

@@ -1,9 +1,15 @@
 // Connections to the HTTP port: what is malformed, slow, too large, pipelined, left or not read,
 // and many at once. Each ends with an answer, within a time, and leaves nothing behind.
 #include <gtest/gtest.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
 
 #include <chrono>
+#include <csignal>
+#include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <thread>
 
 #include "absl/strings/match.h"
@@ -281,6 +287,85 @@ TEST(HttpConnectionsTest, BodiesOnTheirWayHaveABudget) {
   first.Send(std::string(10000 - rest.size(), ' ') + rest);
   EXPECT_EQ(first.Read().Json()["count"], 2);
   EXPECT_EQ(test.Connect().Get("/health").status, 200);
+}
+
+// With a certificate of its own; no client of these tests shakes hands.
+HttpServerOptions WithTls(HttpServerOptions options) {
+  signal(SIGPIPE, SIG_IGN);
+  const std::unique_ptr<EVP_PKEY, void (*)(EVP_PKEY*)> key(EVP_EC_gen("P-256"), EVP_PKEY_free);
+  const std::unique_ptr<X509, void (*)(X509*)> certificate(X509_new(), X509_free);
+  X509_gmtime_adj(X509_getm_notBefore(certificate.get()), -60);
+  X509_gmtime_adj(X509_getm_notAfter(certificate.get()), 3600);
+  X509_set_pubkey(certificate.get(), key.get());
+  X509_sign(certificate.get(), key.get(), EVP_sha256());
+  TlsOptions files;
+  files.certificate = ::testing::TempDir() + "http_connections.pem";
+  files.key = ::testing::TempDir() + "http_connections.key";
+  const std::unique_ptr<FILE, int (*)(FILE*)> out[] = {
+      {fopen(files.certificate.c_str(), "w"), fclose}, {fopen(files.key.c_str(), "w"), fclose}};
+  PEM_write_X509(out[0].get(), certificate.get());
+  PEM_write_PrivateKey(out[1].get(), key.get(), nullptr, nullptr, 0, nullptr, nullptr);
+  for (const auto& file : out) fflush(file.get());
+  absl::StatusOr<std::unique_ptr<TlsFiles>> tls = TlsFiles::Load(files);
+  EXPECT_TRUE(tls.ok()) << tls.status();
+  options.tls = *std::move(tls);
+  return options;
+}
+
+const std::string kHalfAHello("\x16\x03\x01\x02\x00\x01", 6);
+
+TEST(HttpConnectionsTest, AHandshakeHasATime) {
+  TestHttp test({}, WithTls(Impatient()));
+  HttpClient silent = test.Connect(), half = test.Connect(), dripping = test.Connect();
+  const auto start = Clock::now();
+  half.Send(kHalfAHello);
+  for (char byte : kHalfAHello + std::string(40, '\0')) {
+    if (!dripping.Send(std::string(1, byte))) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  for (HttpClient* client : {&silent, &half, &dripping}) EXPECT_TRUE(client->AtEnd());
+  const std::chrono::duration<double> taken = Clock::now() - start;
+  EXPECT_GE(taken.count(), kShort);
+  EXPECT_LT(taken.count(), 5);
+}
+
+TEST(HttpConnectionsTest, HandshakesCountAmongTheConnections) {
+  HttpServerOptions options;
+  options.listen.max_connections = 4;
+  TestHttp test({}, WithTls(options));
+  std::vector<HttpClient> hanging;
+  for (int i = 0; i < 4; ++i) {
+    hanging.push_back(test.Connect());
+    hanging.back().Send(kHalfAHello);
+  }
+  EXPECT_TRUE(test.Connect().AtEnd());
+  EXPECT_FALSE(hanging.front().ReadMore(/*milliseconds=*/100));  // it waits for the rest
+  hanging.pop_back();
+  EXPECT_TRUE(Eventually([&] {
+    HttpClient next = test.Connect();
+    next.Send(kHalfAHello + std::string(600, 'x'));  // an alert comes
+    return next.ReadMore();
+  }));
+}
+
+TEST(HttpConnectionsTest, PlainTextOnATlsPortIsToldSoOrClosed) {
+  TestHttp test({}, WithTls({}));
+  for (int i = 0; i < 2; ++i) {
+    HttpClient plain = test.Connect();
+    plain.SendRequest(i == 0 ? "GET" : "POST", "/health", "");
+    const HttpReply reply = plain.Read();
+    EXPECT_EQ(reply.status, 400);
+    EXPECT_TRUE(absl::StrContains(reply.ErrorMessage(), "https://")) << reply.body;
+    EXPECT_TRUE(plain.AtEnd());
+  }
+  for (const std::string& bytes : {std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+                                   std::string(64, '\0'), std::string("GARBAGE\r\n\r\n")}) {
+    HttpClient other = test.Connect();
+    other.Send(bytes);
+    while (other.ReadMore()) {
+    }
+    EXPECT_FALSE(absl::StrContains(other.received(), "HTTP")) << bytes;
+  }
 }
 
 TEST(HttpConnectionsTest, AThousandOpenStreamsNeedNoThreads) {

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""TLS of a fox-server on the demo model: who gets in with which certificate, what ends a
-handshake, which files refuse a start, and certificates that are replaced. Skipped, and it says so,
-without openssl.
+"""TLS of a fox-server on the demo model, on its gRPC and its HTTP port: which certificates let a
+client in, what ends a handshake, which files refuse a start, and certificates that are replaced.
+Skipped, and it says so, without openssl.
 
     tls_test.py BIN     the folder of fox-server and fox-cli
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import os
 import pathlib
 import resource
@@ -24,7 +27,7 @@ import warnings
 
 import certificates
 import http2_attacks as attacks
-from fox_server import INSTRUMENTED, MODEL, SKIPPED, SLOWNESS, FoxServer
+from fox_server import INSTRUMENTED, MODEL, SKIPPED, SLOWNESS, FoxServer, demo, wait_until
 
 HANDSHAKE_SECONDS = 10  # the server's patience
 
@@ -45,7 +48,19 @@ class Case(unittest.TestCase):
     @classmethod
     def serve(cls, *flags: str) -> FoxServer:
         """A server until the class' end."""
-        return cls.enterClassContext(FoxServer(cls.programs, flags))
+        return cls.enterClassContext(FoxServer(cls.programs, [*flags, "--http-port", "0"]))
+
+    def https(self, server: FoxServer, authority: certificates.Pair | None = None,
+              client: certificates.Pair | None = None) -> int:
+        """The status of /v1/models; raises OSError where nothing is answered."""
+        context = client_context(authority or self.authority, ("http/1.1",))
+        if client is not None:
+            context.load_cert_chain(client.certificate, client.key)
+        connection = http.client.HTTPSConnection(*http_address(server), timeout=10,
+                                                 context=context)
+        self.addCleanup(connection.close)
+        connection.request("GET", "/v1/models")
+        return connection.getresponse().status
 
     def cli(self, server: FoxServer, *arguments: str, target: str = "",
             command: str = "health") -> str:
@@ -58,6 +73,12 @@ class Case(unittest.TestCase):
     def assert_unavailable(self, said: str) -> None:
         """A handshake that failed is UNAVAILABLE to a gRPC client."""
         self.assertTrue(said.startswith("fox-cli: UNAVAILABLE: "), said)
+
+
+def http_address(server: FoxServer) -> tuple[str, int]:
+    """Of the HTTP port."""
+    host, port = server.ports["HTTP"].rsplit(":", 1)
+    return host, int(port)
 
 
 def client_context(authority: certificates.Pair, protocols: tuple[str, ...] = ("h2",),
@@ -106,13 +127,18 @@ class HandshakeTest(Case):
     def setUpClass(cls) -> None:
         super().setUpClass()
         cls.server = cls.serve(*cls.own.server_flags())
+        # Each port with the protocol that a client has to name, if it names any.
+        cls.ports = {"h2": cls.server.address, "http/1.1": http_address(cls.server)}
         # They wait while the other cases run.
-        cls.slow = {name: (socket.create_connection(cls.server.address), time.monotonic())
-                    for name in ("silent", "half a hello", "a hello that drips", "no preface")}
-        cls.slow["half a hello"][0].sendall(b"\x16\x03\x01\x02\x00\x01")
-        secure = client_context(cls.authority).wrap_socket(
-            cls.slow["no preface"][0], server_hostname="127.0.0.1")
-        cls.slow["no preface"] = (secure, cls.slow["no preface"][1])
+        cls.slow = {f"{name}, {protocol}": (socket.create_connection(address), time.monotonic())
+                    for name in ("silent", "half a hello", "a hello that drips", "no request")
+                    for protocol, address in cls.ports.items()}
+        for protocol in cls.ports:
+            cls.slow[f"half a hello, {protocol}"][0].sendall(b"\x16\x03\x01\x02\x00\x01")
+            plain, begin = cls.slow[f"no request, {protocol}"]
+            secure = client_context(cls.authority, (protocol,)).wrap_socket(
+                plain, server_hostname="127.0.0.1")
+            cls.slow[f"no request, {protocol}"] = (secure, begin)
 
     def test_a_client_that_trusts_the_authority_is_served(self) -> None:
         self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
@@ -120,10 +146,13 @@ class HandshakeTest(Case):
         self.assertEqual(self.cli(self.server, *self.trust, target=by_name), "SERVING")
         self.assertRegex(
             self.cli(self.server, *self.trust, "Once", command="tokenize"), r"^\d+(,\d+)*$")
+        self.assertEqual(self.https(self.server), 200)
 
     def test_a_client_refuses_a_server_that_is_not_known(self) -> None:
         self.assert_unavailable(self.cli(self.server, "--ca", str(self.stranger.certificate)))
         self.assert_unavailable(self.cli(self.server, *self.trust, "--server-name", "other"))
+        with self.assertRaisesRegex(ssl.SSLError, "CERTIFICATE_VERIFY_FAILED"):
+            self.https(self.server, self.stranger)
 
     def test_plain_text_is_not_spoken(self) -> None:
         self.assert_unavailable(self.cli(self.server))
@@ -133,17 +162,24 @@ class HandshakeTest(Case):
                 answer = b"".join(iter(lambda: plain.recv(4096), b""))
             self.assertNotIn(b"HTTP", answer)
 
-    def test_only_new_versions_and_http2_are_spoken(self) -> None:
-        said = {}
-        for version in ("TLSv1", "TLSv1_1", "TLSv1_2", "TLSv1_3"):
-            context = client_context(self.authority, version=ssl.TLSVersion[version])
-            try:
-                said[version] = handshake(self.server.address, context)
-            except OSError as error:
-                said[version] = str(error)
-        for version in ("TLSv1", "TLSv1_1"):  # the client would have spoken them
-            self.assertRegex(said[version], "EOF occurred|ALERT_PROTOCOL_VERSION")
-        self.assertEqual((said["TLSv1_2"], said["TLSv1_3"]), ("TLSv1.2", "TLSv1.3"))
+    def test_only_new_versions_are_spoken(self) -> None:
+        for protocol, address in self.ports.items():
+            said = {}
+            for version in ("TLSv1", "TLSv1_1", "TLSv1_2", "TLSv1_3"):
+                context = client_context(self.authority, (protocol,), ssl.TLSVersion[version])
+                try:
+                    said[version] = handshake(address, context)
+                except OSError as error:
+                    said[version] = str(error)
+            for version in ("TLSv1", "TLSv1_1"):  # the client would have spoken them
+                self.assertRegex(said[version], "EOF occurred|ALERT_PROTOCOL_VERSION", protocol)
+            self.assertEqual((said["TLSv1_2"], said["TLSv1_3"]), ("TLSv1.2", "TLSv1.3"), protocol)
+
+    def test_each_port_speaks_its_protocol(self) -> None:
+        with self.assertRaisesRegex(ssl.SSLError, "no application protocol"):
+            handshake(self.ports["http/1.1"], client_context(self.authority, ("h2",)))
+        for protocols in ((), ("h2", "http/1.1")):
+            handshake(self.ports["http/1.1"], client_context(self.authority, protocols))
         for protocols in ((), ("http/1.1",)):
             with self.assertRaises(OSError, msg=protocols):
                 context = client_context(self.authority, protocols)
@@ -156,19 +192,21 @@ class HandshakeTest(Case):
     def test_a_session_is_not_renegotiated(self) -> None:
         """Which would make the server compute for nothing, again and again.
 
-        Asked when the server's settings are there: the client would stop at them otherwise.
+        Asked of gRPC when its settings are there: the client would stop at them otherwise.
         """
-        with subprocess.Popen(
-                [str(certificates.OPENSSL), "s_client", "-connect", self.server.target, "-tls1_2",
-                 "-alpn", "h2", "-CAfile", str(self.authority.certificate)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as client:
-            assert client.stdout is not None
-            begin = b""
-            while b"---\n\0\0" not in begin and (more := os.read(client.stdout.fileno(), 4096)):
-                begin += more
-            output = begin + client.communicate(b"R\n", timeout=30)[0]
-        self.assertIn(b"Verify return code: 0 (ok)", output)
-        self.assertIn(b"no renegotiation", output)
+        for protocol, ready in (("h2", b"---\n\0\0"), ("http/1.1", b"Verify return code: 0 (ok)")):
+            with subprocess.Popen(
+                    [str(certificates.OPENSSL), "s_client", "-connect",
+                     "%s:%d" % self.ports[protocol], "-tls1_2", "-alpn", protocol, "-CAfile",
+                     str(self.authority.certificate)], stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as client:
+                assert client.stdout is not None
+                begin = b""
+                while ready not in begin and (more := os.read(client.stdout.fileno(), 4096)):
+                    begin += more
+                output = begin + client.communicate(b"R\n", timeout=30)[0]
+            self.assertIn(b"Verify return code: 0 (ok)", output)
+            self.assertIn(b"no renegotiation", output, protocol)
 
     @unittest.skipIf(INSTRUMENTED, "SKIPPED: not the memory of the program")
     def test_handshakes_leave_no_memory_behind(self) -> None:
@@ -178,8 +216,8 @@ class HandshakeTest(Case):
             return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
         before = resident_mb()
-        for _ in range(4):
-            hanging = [socket.create_connection(self.server.address) for _ in range(700)]
+        for address in 2 * list(self.ports.values()):
+            hanging = [socket.create_connection(address) for _ in range(700)]
             for one in hanging:
                 one.sendall(b"\x16\x03\x01\x02\x00\x01")
             self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
@@ -191,26 +229,27 @@ class HandshakeTest(Case):
         self.assertLess(resident_mb(), before + 30)
 
     def test_others_are_served_beside_handshakes_that_hang(self) -> None:
-        hanging = [socket.create_connection(self.server.address) for _ in range(300)]
+        hanging = [socket.create_connection(address) for address in self.ports.values()
+                   for _ in range(300)]
         for one in hanging:
             one.sendall(b"\x16\x03\x01\x02\x00\x01")
         begin = time.monotonic()
         self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
+        self.assertEqual(self.https(self.server), 200)
         self.assertLess(time.monotonic() - begin, 2 * SLOWNESS)
         for one in hanging:
             one.close()
 
     def test_zz_a_slow_handshake_is_cut(self) -> None:
         """Last by its name: the sockets have waited since the class' start."""
-        drip = self.slow["a hello that drips"][0]
+        drips = [self.slow[f"a hello that drips, {protocol}"][0] for protocol in self.ports]
         hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(400)
-        try:
-            for byte in hello:
-                drip.sendall(bytes((byte,)))
-                if select.select([drip], [], [], 0.1)[0]:
-                    break
-        except OSError:
-            pass
+        for byte in hello:
+            if len(select.select(drips, [], [], 0.1)[0]) == len(drips):
+                break
+            for drip in drips:
+                with contextlib.suppress(OSError):
+                    drip.sendall(bytes((byte,)))
         looked = time.monotonic()
         ages = seconds_until_closed(self.slow)
         for name, (one, begin) in self.slow.items():
@@ -272,6 +311,7 @@ class ClientCertificateTest(Case):
         flags = [*self.trust, *self.client.client_flags()]
         for server in (self.strict, self.lenient):
             self.assertEqual(self.cli(server, *flags), "SERVING")
+            self.assertEqual(self.https(server, client=self.client), 200)
         self.assertRegex(self.cli(self.strict, *flags, target=self.admin, command="undrain"),
                          "^serving: ")
 
@@ -281,6 +321,8 @@ class ClientCertificateTest(Case):
             self.cli(self.strict, *self.trust, target=self.admin, command="undrain"))
         self.assert_unavailable(self.cli(self.strict, target=self.admin, command="undrain"))
         self.assertEqual(self.cli(self.lenient, *self.trust), "SERVING")
+        self.assertRaises(OSError, self.https, self.strict)
+        self.assertEqual(self.https(self.lenient), 200)
 
     def test_who_has_a_wrong_one_never_gets_in(self) -> None:
         expired = self.authority.issue("expired", days=-1)
@@ -289,6 +331,7 @@ class ClientCertificateTest(Case):
         for pair in (expired, unknown, own_word):
             for server in (self.strict, self.lenient):
                 self.assert_unavailable(self.cli(server, *self.trust, *pair.client_flags()))
+                self.assertRaises(OSError, self.https, server, client=pair)
 
 
 class FilesTest(Case):
@@ -358,8 +401,89 @@ class FilesTest(Case):
             trust_new = ["--ca", str(self.stranger.certificate)]
             self.assertEqual(self.cli(server, *trust_new), "SERVING")
             self.assert_unavailable(self.cli(server, *self.trust))
+            self.assertEqual(self.https(server, self.stranger), 200)
+            self.assertRaises(OSError, self.https, server)
             old.sendall(attacks.PREFACE + attacks.frame(attacks.SETTINGS, 0, 0))
             self.assertEqual(old.recv(9)[3], attacks.SETTINGS)  # who is there stays
+
+
+class HttpsTest(Case):
+    """What the HTTP port answers is the same through TLS, whatever the sizes."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.server = cls.serve(*cls.own.server_flags(), "--stall-timeout", "1")
+        cls.context = client_context(cls.authority, ())
+
+    def connect(self) -> http.client.HTTPSConnection:
+        connection = http.client.HTTPSConnection(*http_address(self.server), timeout=30,
+                                                 context=self.context)
+        self.addCleanup(connection.close)
+        return connection
+
+    @staticmethod
+    def post(connection: http.client.HTTPSConnection, path: str,
+             **fields: object) -> http.client.HTTPResponse:
+        connection.request("POST", path, json.dumps(fields), {"Content-Type": "application/json"})
+        return connection.getresponse()
+
+    def running(self) -> int:
+        """Requests that run, by gRPC."""
+        said = self.cli(self.server, *self.trust, command="info")
+        return int(demo.read_messages(said)[-1]["running"])
+
+    def test_large_bodies_go_both_ways_on_one_connection(self) -> None:
+        connection = self.connect()
+        for count in (1, 3000, 300_000):
+            answer = json.loads(self.post(connection, "/tokenize", prompt="a " * count).read())
+            self.assertGreaterEqual(answer["count"], count)
+            text = json.loads(self.post(connection, "/detokenize",
+                                        tokens=answer["tokens"]).read())["prompt"]
+            self.assertEqual(text.split(), ["a"] * count)
+
+    def test_a_stream_joins_to_the_answer(self) -> None:
+        connection = self.connect()
+        fields = {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
+        whole = json.loads(self.post(connection, "/v1/completions", **fields).read())
+        streamed = self.post(connection, "/v1/completions", stream=True, **fields).read()
+        events = streamed.split(b"\n\n")
+        pieces = [json.loads(event[6:])["choices"][0]["text"] for event in events[:-2]]
+        self.assertEqual("".join(pieces), whole["choices"][0]["text"])
+        self.assertGreater(len(pieces), 30)
+
+    def test_a_client_that_leaves_or_stops_reading_keeps_nothing(self) -> None:
+        fields = {"prompt": "Once upon a time", "max_tokens": 100_000, "ignore_eos": True,
+                  "stream": True, "logprobs": 20}
+        for leaves in (True, False):
+            connection = self.connect()
+            answer = self.post(connection, "/v1/completions", **fields)
+            answer.read(10_000)
+            self.assertEqual(self.running(), 1)
+            if leaves:
+                answer.close()
+                connection.close()
+            self.assertTrue(wait_until(lambda: self.running() == 0, 60), leaves)
+
+    def test_keys_may_be_renewed(self) -> None:
+        """A client of TLS 1.3 asks the server for new keys between two requests."""
+        request = b"GET /health HTTP/1.1\nHost: localhost\n\n"
+        with subprocess.Popen(
+                [str(certificates.OPENSSL), "s_client", "-connect",
+                 "%s:%d" % http_address(self.server), "-tls1_3", "-crlf", "-CAfile",
+                 str(self.authority.certificate)], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as client:
+            assert client.stdin is not None and client.stdout is not None
+            output = b""
+            for count, said in enumerate((request, b"K\n", request), 1):
+                client.stdin.write(said)
+                client.stdin.flush()
+                wanted = b"KEYUPDATE" if said == b"K\n" else b'{"status":"ok"}'
+                while output.count(wanted) < (count + 1) // 2 and (
+                        more := os.read(client.stdout.fileno(), 4096)):
+                    output += more
+            client.kill()
+        self.assertEqual(output.count(b'{"status":"ok"}'), 2, output)
 
 
 if __name__ == "__main__":

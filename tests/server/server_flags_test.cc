@@ -106,6 +106,14 @@ TEST(ServerFlagsTest, TheHttpPortHasTheLimitsOfTheOther) {
               HasSubstr("--http-host"));
 }
 
+TEST(ServerFlagsTest, WithTlsAllPortsHaveFewerConnections) {
+  ServerFlags flags;
+  ASSERT_EQ(ErrorOf({"--model=m", "--http-port=0", "--ssl-certfile=c", "--ssl-keyfile=k"}, &flags),
+            "");
+  EXPECT_EQ(flags.grpc.listen.default_connections, 1024);
+  EXPECT_EQ(flags.http.listen.default_connections, 1024);
+}
+
 TEST(ServerFlagsTest, WhatFollowsFromSeveralFlags) {
   ServerFlags flags;
   ASSERT_EQ(ErrorOf({"--check-model=m", "--stall-timeout=7", "--max-calls=9", "--call-memory-mb=3",
@@ -155,6 +163,13 @@ TEST(ServerFlagsTest, TlsLetsRemoteHostsInThatAreKnown) {
   EXPECT_EQ(error_of({"--host=0.0.0.0", "--api-key-file=f"}), "");
   EXPECT_EQ(error_of({"--host=0.0.0.0", "--ssl-ca-certs=a"}), "");
   EXPECT_EQ(error_of({"--host=0.0.0.0", "--allow-insecure-remote"}), "");
+  const std::vector<std::string> http = {"--http-port=0", "--http-host=0.0.0.0"};
+  const auto http_error_of = [&](const std::string& more) {
+    return error_of({http[0], http[1], more});
+  };
+  EXPECT_THAT(http_error_of("--device=cpu"), HasSubstr("--api-key-file"));
+  EXPECT_EQ(http_error_of("--api-key-file=f"), "");
+  EXPECT_EQ(http_error_of("--ssl-ca-certs=a"), "");
   // But not strangers to an address where whoever connects is an administrator.
   EXPECT_THAT(error_of({"--admin-address=0.0.0.0:1"}), HasSubstr("--admin-key-file"));
   EXPECT_THAT(
@@ -176,6 +191,8 @@ TEST(ServerFlagsTest, StrangersAreThoseWhomNothingKeepsOut) {
   };
   EXPECT_FALSE(strangers_with({}));
   EXPECT_TRUE(strangers_with({"--host=0.0.0.0"}));
+  EXPECT_TRUE(strangers_with({"--http-port=0", "--http-host=0.0.0.0"}));
+  EXPECT_FALSE(strangers_with({"--http-port=0", "--http-host=0.0.0.0", "--ssl-ca-certs=f"}));
   EXPECT_FALSE(strangers_with({"--host=0.0.0.0", "--api-key-file=f"}));
   EXPECT_FALSE(strangers_with({"--host=0.0.0.0", "--ssl-ca-certs=f"}));
   EXPECT_TRUE(strangers_with({"--host=0.0.0.0", "--ssl-ca-certs=f", "--ssl-cert-reqs=optional"}));

@@ -1,0 +1,65 @@
+// HttpSocket: the bytes of one connection, which never block: plain, or through TLS, whose
+// handshake is a part of the first reads. Sockets are Boost's Asio, which this unit and
+// http_port.cc alone see.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "boost/asio/io_context.hpp"
+#include "boost/asio/ip/tcp.hpp"
+#include "server/process/tls_files.h"
+
+struct ssl_st;
+
+namespace fox {
+
+// Used by one thread. SIGPIPE must be ignored where TLS is spoken.
+class HttpSocket {
+ public:
+  using Error = boost::system::error_code;
+
+  // Takes over a connected descriptor. `tls` null: plain text.
+  HttpSocket(boost::asio::io_context& io, int descriptor, const TlsMaterial* tls);
+  ~HttpSocket();
+  HttpSocket(const HttpSocket&) = delete;
+  HttpSocket& operator=(const HttpSocket&) = delete;
+
+  // False: after Close, or the system had no room for it.
+  bool is_open() const { return socket_.is_open(); }
+  // "ipv4:127.0.0.1:4711", as gRPC writes it.
+  std::string Peer() const;
+
+  // Bytes read or written; 0 with an error, which is would_block where a wait helps.
+  size_t ReadSome(char* data, size_t size, Error* error);
+  size_t WriteSome(const char* data, size_t size, Error* error);
+  template <class Handler>
+  void WaitToRead(Handler handler) {
+    socket_.async_wait(read_waits_for_, std::move(handler));
+  }
+  template <class Handler>
+  void WaitToWrite(Handler handler) {
+    socket_.async_wait(boost::asio::ip::tcp::socket::wait_write, std::move(handler));
+  }
+
+  // True once a client has spoken plain HTTP where TLS is spoken: from then on this is plain, so
+  // that an answer can say so.
+  bool fell_back() const { return fell_back_; }
+
+  // All has been written; the client is told so. After Close alone TLS clients know that something
+  // may be missing.
+  void CloseWriting();
+  void Close();
+
+ private:
+  Error ErrorOf(int result);
+
+  boost::asio::ip::tcp::socket socket_;
+  std::unique_ptr<ssl_st, void (*)(ssl_st*)> tls_;  // null: plain text
+  boost::asio::ip::tcp::socket::wait_type read_waits_for_ = boost::asio::ip::tcp::socket::wait_read;
+  bool fell_back_ = false;
+};
+
+}  // namespace fox
