@@ -2,6 +2,7 @@
 #include "server/http/http_error.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <utility>
 
@@ -30,13 +31,14 @@ std::string WithOurNames(absl::string_view message) {
       {"token_ids.ids: ", "prompt: "},
       {"request_id: ", "x-request-id: "},
       {"output.prompt_logprobs: ", "logprobs: "},
+      {"acp.mode: ", "acp: "},
   };
   for (const auto& [theirs, ours] : kNames) {
     if (absl::StartsWith(message, theirs)) {
       return absl::StrCat(ours, message.substr(theirs.size()));
     }
   }
-  for (absl::string_view part : {"sampling.", "stopping.", "output."}) {
+  for (absl::string_view part : {"sampling.", "stopping.", "output.", "acp.", "cache."}) {
     if (absl::StartsWith(message, part)) return std::string(message.substr(part.size()));
   }
   return std::string(message);
@@ -62,7 +64,7 @@ std::string Body(const std::string& message, const Json& field, int http_status,
 }
 
 Json CodeOf(const absl::Status& status, const Json& field, int http_status) {
-  if (field == "model" && http_status == 404) return "model_not_found";
+  if (field == "model" && http_status == 404) return kModelNotFound;
   if (status.code() == absl::StatusCode::kOutOfRange) return "context_length_exceeded";
   if (http_status == 429) return "rate_limit_exceeded";
   return nullptr;
@@ -114,15 +116,18 @@ HttpAnswer ErrorAnswer(const absl::Status& status, int64_t retry_after_ms) {
   return answer;
 }
 
-HttpAnswer ErrorAnswer(int http_status, absl::string_view message) {
+HttpAnswer ErrorAnswer(int http_status, absl::string_view message, const char* code) {
   HttpAnswer answer;
   answer.status = http_status;
-  answer.body = Body(std::string(message), nullptr, http_status, nullptr);
+  const std::string text(message);
+  answer.body = Body(text, FieldOf(text), http_status, code == nullptr ? Json() : Json(code));
   return answer;
 }
 
 std::string JsonString(absl::string_view text) {
   return Json(std::string(text)).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
+
+std::string JsonNumber(float value) { return std::isfinite(value) ? absl::StrCat(value) : "null"; }
 
 }  // namespace fox

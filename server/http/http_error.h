@@ -19,10 +19,17 @@ std::string ErrorBody(const absl::Status& status);
 // The whole answer. `retry_after_ms`: with 429 and 503, when to come back; 0: not said.
 HttpAnswer ErrorAnswer(const absl::Status& status, int64_t retry_after_ms = 0);
 
-// For what has no status of ours: 405, 408, 413.
-HttpAnswer ErrorAnswer(int http_status, absl::string_view message);
+// For what has no status of ours: 405, 408, 413. `code`: null for none.
+HttpAnswer ErrorAnswer(int http_status, absl::string_view message, const char* code = nullptr);
+
+// Codes of OpenAI's errors.
+inline constexpr char kModelNotFound[] = "model_not_found";
+inline constexpr char kUnknownUrl[] = "unknown_url";
 
 // `text` as a JSON string, ill-formed UTF-8 replaced.
 std::string JsonString(absl::string_view text);
+
+// `value` as a JSON number; null where it is not finite.
+std::string JsonNumber(float value);
 
 }  // namespace fox

@@ -17,7 +17,7 @@ using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpRequest {
   std::string method;   // "POST"
-  std::string path;     // without the query, percent-encodings decoded
+  std::string path;     // without the query and a slash at its end, percent-encodings decoded
   std::string query;    // without "?", as it came
   HttpHeaders headers;  // names in lower case
   std::string peer;     // "ipv4:127.0.0.1:4711", as gRPC writes it

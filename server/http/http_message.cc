@@ -70,6 +70,7 @@ void SetTarget(absl::string_view target, HttpRequest* request) {
   }
   const size_t question = target.find('?');
   request->path = PercentDecoded(target.substr(0, question));
+  if (request->path.size() > 1 && request->path.back() == '/') request->path.pop_back();
   request->query =
       question == absl::string_view::npos ? "" : std::string(target.substr(question + 1));
 }

@@ -103,20 +103,37 @@ const HttpServer::Route* HttpServer::Find(const HttpRequest& request) const {
   return route == path->second.end() ? nullptr : &route->second;
 }
 
+void HttpServer::Explain(const std::string& path, const std::string& message, const char* code) {
+  explanations_[path] = {message, code};
+}
+
+HttpAnswer HttpServer::NotFound(const std::string& path) const {
+  for (const auto& [known, why] : explanations_) {
+    if (path == known || (known.back() == '/' && absl::StartsWith(path, known))) {
+      return ErrorAnswer(404, why.message, why.code);
+    }
+  }
+  return ErrorAnswer(404, "no such path", kUnknownUrl);
+}
+
 std::optional<HttpAnswer> HttpServer::Refusal(const HttpRequest& head) const {
   if (local_ && !access_->needs_user_token() && !NamesThisMachine(head.Header("host"))) {
-    return ErrorAnswer(
-        403, "Host: not this machine's; open the server by its address or give --api-key-file");
+    return ErrorAnswer(403,
+                       "Host: not a name of this machine; ask for it by its address, or, behind a "
+                       "proxy that keeps "
+                       "the name, give the server --api-key-file");
   }
   const auto path = routes_.find(head.path);
   if (path == routes_.end()) {
-    return ErrorAnswer(404, "no such path");
+    return NotFound(head.path);
   }
   const Route* route = Find(head);
   if (route == nullptr) {
-    HttpAnswer answer = ErrorAnswer(405, "this path does not know the method");
     const auto name = [](std::string* out, const auto& entry) { *out += entry.first; };
-    answer.headers.emplace_back("Allow", absl::StrJoin(path->second, ", ", name));
+    const std::string methods = absl::StrJoin(path->second, ", ", name);
+    HttpAnswer answer =
+        ErrorAnswer(405, absl::StrCat("this path does not know the method; use ", methods));
+    answer.headers.emplace_back("Allow", methods);
     return answer;
   }
   const absl::Status allowed =
@@ -127,7 +144,8 @@ std::optional<HttpAnswer> HttpServer::Refusal(const HttpRequest& head) const {
     return ErrorAnswer(400, "this method takes no body");
   }
   if (head.method == "POST" && !IsJson(head)) {
-    return ErrorAnswer(415, "the body must be sent as Content-Type: application/json");
+    return ErrorAnswer(415,
+                       "the body must be sent as Content-Type: application/json (curl --json)");
   }
   return std::nullopt;
 }

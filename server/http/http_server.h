@@ -36,13 +36,16 @@ class HttpServer {
 
   int port() const { return acceptor_->port(); }
 
-  // Before Start: `handler` answers `method` on exactly `path`, percent-encodings decoded. A route
-  // for GET answers HEAD, too. Other methods there are refused with 405, other paths with 404.
-  // `needed`: of who asks; see SetAccess.
+  // Before Start: `handler` answers `method` on exactly `path`, percent-encodings decoded and
+  // without a slash at its end. A route for GET answers HEAD, too. Other methods there are refused
+  // with 405, other paths with 404. `needed`: of who asks; see SetAccess.
   void Handle(const std::string& method, const std::string& path, Handler handler,
               Privilege needed = Privilege::kUser);
   // Before Start: an answer that is always the same.
   void AddPage(const std::string& path, HttpAnswer page, Privilege needed = Privilege::kPublic);
+  // Before Start: what a client is told with the 404 of a path that is often asked for and not
+  // here; a path that ends with "/": of every path below it.
+  void Explain(const std::string& path, const std::string& message, const char* code);
   // Before Start: who may do what, asked before a body is read. Not null.
   void SetAccess(std::shared_ptr<Access> access) { access_ = std::move(access); }
 
@@ -63,13 +66,19 @@ class HttpServer {
     Handler handler;
     Privilege needed = Privilege::kAdmin;
   };
+  struct Explanation {
+    std::string message;
+    const char* code;
+  };
   const Route* Find(const HttpRequest& request) const;
+  HttpAnswer NotFound(const std::string& path) const;
   std::optional<HttpAnswer> Refusal(const HttpRequest& head) const;
 
   const HttpServerOptions options_;
   const bool local_;
   const std::unique_ptr<ConnectionAcceptor> acceptor_;
   std::map<std::string, std::map<std::string, Route>> routes_;  // by path, by method
+  std::map<std::string, Explanation> explanations_;             // by path
   std::shared_ptr<Access> access_ = std::make_shared<Access>();
   std::unique_ptr<HttpPort> port_;
 };

@@ -27,6 +27,26 @@ std::string Model(const ServerCore& core, int64_t created) {
                       "}");
 }
 
+// What clients of OpenAI's API ask for first, and what is here instead.
+constexpr std::pair<const char*, const char*> kNotHere[] = {
+    {"/v1/chat/completions",
+     "no chat here: the model has no chat template; use /v1/completions with a prompt"},
+    {"/v1/responses", "no responses here; use /v1/completions with a prompt"},
+    {"/v1/messages", "no messages here; use /v1/completions with a prompt"},
+    {"/v1/embeddings", "no embeddings here: the model completes text; see /v1/completions"},
+    {"/v1/rerank", "no reranking here: the model completes text; see /v1/completions"},
+    {"/metrics", "metrics have a port of their own: --metrics-port"},
+    {"/v1/v1/", "/v1 stands twice in this path; the base URL ends with one"},
+};
+
+void ExplainPaths(HttpServer* server) {
+  for (const auto& [path, message] : kNotHere) server->Explain(path, message, kUnknownUrl);
+  for (const char* path : {"/completions", "/chat/completions", "/models"}) {
+    server->Explain(path, "paths begin with /v1; the base URL ends with it", kUnknownUrl);
+  }
+  server->Explain("/v1/models/", "model: not served here; /v1/models lists it", kModelNotFound);
+}
+
 }  // namespace
 
 OpenAiService::OpenAiService(ServerCore& core, std::function<bool()> serving)
@@ -52,6 +72,7 @@ void OpenAiService::Register(HttpServer* server) {
       },
       Privilege::kPublic);
   RegisterTokenizerRoutes(core_, server);
+  ExplainPaths(server);
 }
 
 }  // namespace fox

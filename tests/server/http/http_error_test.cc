@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "nlohmann/json.hpp"
 
 namespace fox {
@@ -21,6 +23,9 @@ TEST(HttpErrorTest, FieldsHaveTheNamesOfThisApi) {
       {"text: the prompt is empty", "prompt"},
       {"token_ids.ids: id 9 is not in the vocabulary of 5", "prompt"},
       {"request_id: must be", "x-request-id"},
+      {"acp.mode: must be OFF or the server's", "acp"},
+      {"acp.log_tolerance: must be finite", "log_tolerance"},
+      {"cache.cache_salt: at most 256 bytes", "cache_salt"},
   };
   for (const auto& [message, field] : cases) {
     const Json error = Error(absl::InvalidArgumentError(message));
@@ -44,6 +49,12 @@ TEST(HttpErrorTest, EachStatusHasItsCodeAndType) {
   EXPECT_EQ(ErrorAnswer(absl::UnauthenticatedError("x")).headers[0].first, "WWW-Authenticate");
 }
 
+TEST(HttpErrorTest, APathHasACodeOfItsOwn) {
+  const Json error = Json::parse(ErrorAnswer(404, "no such path", kUnknownUrl).body)["error"];
+  EXPECT_EQ(error["code"], "unknown_url");
+  EXPECT_TRUE(Json::parse(ErrorAnswer(408, "late").body)["error"]["code"].is_null());
+}
+
 TEST(HttpErrorTest, OnlyWhatMayComeBackIsToldWhen) {
   const HttpAnswer full = ErrorAnswer(absl::ResourceExhaustedError("full"), 1500);
   EXPECT_EQ(full.status, 429);
@@ -54,6 +65,8 @@ TEST(HttpErrorTest, OnlyWhatMayComeBackIsToldWhen) {
 TEST(HttpErrorTest, MessagesAreShortAndAlwaysJson) {
   const Json error = Error(absl::InternalError("\xff" + std::string(5000, 'a')));
   EXPECT_LT(std::string(error["message"]).size(), 1030u);
+  EXPECT_EQ(JsonNumber(-10.5F), "-10.5");
+  EXPECT_EQ(JsonNumber(-std::numeric_limits<float>::infinity()), "null");
   EXPECT_EQ(JsonString("a\"\n\xff"), "\"a\\\"\\n\xef\xbf\xbd\"");
 }
 

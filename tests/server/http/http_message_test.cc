@@ -13,6 +13,8 @@ TEST(HttpMessageTest, ATargetHasAPathAndAQuery) {
   const Case cases[] = {
       {"/", "/", ""},
       {"/v1/models?x=1?y", "/v1/models", "x=1?y"},
+      {"/v1/models/?x", "/v1/models", "x"},
+      {"//", "/", ""},
       {"/a%20b%2", "/a b%2", ""},
       {"/%zz", "/%zz", ""},
       {"http://host:80/v1/models?a", "/v1/models", "a"},
