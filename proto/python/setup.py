@@ -21,6 +21,17 @@ HERE = pathlib.Path(__file__).resolve().parent
 PROTOS = next(root for root in (HERE.parent, HERE) if (root / "fox" / "v1").is_dir())
 CMAKE = HERE.parents[1] / "CMakeLists.txt"
 
+# Completion.finish_reason, as in OpenAI's API: in the module that protoc writes, and in its types.
+FINISH_REASON = {
+    ".py": ("# @@protoc_insertion_point(module_scope)",
+            "Completion.finish_reason = property(\n"
+            "    lambda completion: FinishReason.Name(completion.finish.reason).lower())"),
+    ".pyi": ("class Completion(_message.Message):",
+             "class Completion(_message.Message):\n"
+             "    @property\n"
+             "    def finish_reason(self) -> str: ..."),
+}
+
 
 def version() -> str:
     """The server's; in an archive of sources that of the archive."""
@@ -52,6 +63,10 @@ class BuildWithMessages(build_py):
             text = module.read_text()
             module.write_text(
                 text.replace("from fox.v1 import", "from foxserve_client.fox.v1 import"))
+        for suffix, (place, text) in FINISH_REASON.items():
+            module = package / "fox" / "v1" / f"inference_pb2{suffix}"
+            assert place in module.read_text(), place
+            module.write_text(module.read_text().replace(place, text))
         for folder in (package / "fox", package / "fox" / "v1"):
             (folder / "__init__.py").touch()
 

@@ -37,6 +37,12 @@ def use(client: foxserve_client.Client) -> str:
     client.generate("x", max_token=1)  # wrong
     client.score("x", temperature=1.0)  # wrong
     client.load().running.upper()  # wrong
+    client.generate("x").completions[0].finish_reason.upper()
+    client.generate("x").completions[0].finish_reason + 1  # wrong
+    try:
+        client.health()
+    except foxserve_client.FoxError as error:
+        return error.details()
     return next(client.stream_text([1, 2], echo=True))
 """
 
@@ -72,8 +78,11 @@ class Case(unittest.TestCase):
         """With that status; returns the error."""
         with self.assertRaises(grpc.RpcError) as raised:
             call()
-        self.assertEqual(raised.exception.code().name, code)
-        return raised.exception
+        error = raised.exception
+        self.assertEqual(error.code().name, code)
+        self.assertIsInstance(error, foxserve_client.FoxError)
+        self.assertEqual(str(error), f"{code}: {error.details()}")
+        return error
 
 
 class PackageTest(Case):
@@ -151,6 +160,7 @@ class CallsTest(Case):
         events = list(client.stream(PROMPT, max_tokens=8, temperature=0, token_ids=True))
         self.assertEqual(whole.prompt.text, PROMPT)
         self.assertEqual(len(whole.completions[0].token_ids), 8)
+        self.assertEqual(whole.completions[0].finish_reason, "length")
         self.assertEqual("".join(e.delta.text for e in events), whole.completions[0].text)
         self.assertEqual(events[-1].finish.usage.completion_tokens, 8)
         text = "".join(client.stream_text(PROMPT, max_tokens=8, temperature=0, echo=True))
@@ -188,9 +198,13 @@ class CallsTest(Case):
                 self.assertGreater((await client.server_info()).uptime_s, 0)
                 self.assertGreater((await client.load()).generated_tokens, 0)
                 self.assertTrue(await client.health())
-                with self.assertRaises(grpc.RpcError) as raised:
+                with self.assertRaises(foxserve_client.FoxError) as raised:
                     await client.generate("")
                 self.assertEqual(raised.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+                self.assertEqual(str(raised.exception),
+                                 "INVALID_ARGUMENT: text: the prompt is empty")
+                with self.assertRaises(foxserve_client.FoxError):
+                    await anext(client.stream(""))
         asyncio.run(use())
 
     def test_who_is_not_let_in(self) -> None:
@@ -199,6 +213,12 @@ class CallsTest(Case):
         self.assert_fails("UNAVAILABLE", self.client(tls=self.without, max_attempts=1).load)
         self.assert_fails("UNAVAILABLE", self.client(tls=None, max_attempts=1).load)
         self.assertTrue(self.client(token=None).health())  # probes have none
+
+    def test_a_refusal_is_one_line(self) -> None:
+        client = self.client()
+        for call in (lambda: client.generate(""), lambda: next(client.stream(""))):
+            self.assertEqual(str(self.assert_fails("INVALID_ARGUMENT", call)),
+                             "INVALID_ARGUMENT: text: the prompt is empty")
 
     def test_a_deadline(self) -> None:
         client = self.client()

@@ -6,12 +6,14 @@
         for text in client.stream_text("Once upon a time", max_tokens=64):
             print(text, end="", flush=True)
 
-Messages are those of the .proto files, in foxserve_client.fox.v1; errors are grpc.RpcError.
+Messages are those of the .proto files, in foxserve_client.fox.v1; errors are
+FoxError, which is a grpc.RpcError.
 """
 
 from foxserve_client.asynchronous import AsyncClient
 from foxserve_client.channel import Tls
+from foxserve_client.errors import FoxError
 from foxserve_client.requests import GenerateOptions, ScoreOptions
 from foxserve_client.synchronous import Client
 
-__all__ = ["AsyncClient", "Client", "GenerateOptions", "ScoreOptions", "Tls"]
+__all__ = ["AsyncClient", "Client", "FoxError", "GenerateOptions", "ScoreOptions", "Tls"]

@@ -9,6 +9,7 @@ import grpc.aio
 
 from foxserve_client import methods
 from foxserve_client.channel import Tls, call_metadata, channel_options
+from foxserve_client.errors import fox_errors
 from foxserve_client.fox.v1 import inference_pb2, info_pb2, tokenizer_pb2
 from foxserve_client.methods import Method, Request, Response
 from foxserve_client.requests import (GenerateOptions, Prompt, ScoreOptions, generate_request,
@@ -57,8 +58,9 @@ class AsyncClient:
                 generate_request(prompt, options), timeout=self._seconds(timeout),
                 metadata=self._metadata)
         try:
-            async for event in call:
-                yield event
+            with fox_errors():
+                async for event in call:
+                    yield event
         finally:
             call.cancel()
 
@@ -118,5 +120,6 @@ class AsyncClient:
         call = self._channel.unary_unary(
             method.path, request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString)
-        return cast(Response, await call(request, timeout=self._seconds(timeout),
-                                   metadata=self._metadata))
+        with fox_errors():
+            return cast(Response, await call(request, timeout=self._seconds(timeout),
+                                             metadata=self._metadata))

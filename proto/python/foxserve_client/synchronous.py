@@ -9,6 +9,7 @@ import grpc
 
 from foxserve_client import methods
 from foxserve_client.channel import Tls, call_metadata, channel_options
+from foxserve_client.errors import fox_errors
 from foxserve_client.fox.v1 import inference_pb2, info_pb2, tokenizer_pb2
 from foxserve_client.methods import Method, Request, Response
 from foxserve_client.requests import (GenerateOptions, Prompt, ScoreOptions, generate_request,
@@ -22,7 +23,7 @@ class Client:
     """`timeout`, here and in each call: seconds until DEADLINE_EXCEEDED; None: wait for ever.
 
     `token` goes with each call; without `tls` it can be read on the way. What is tried again, and
-    when: channel.channel_options. Errors are grpc.RpcError, with code() and details().
+    when: channel.channel_options. Errors are FoxError.
     """
 
     def __init__(self, target: str = "127.0.0.1:50051", *, token: Optional[str] = None,
@@ -60,7 +61,8 @@ class Client:
                 generate_request(prompt, options), timeout=self._seconds(timeout),
                 metadata=self._metadata)
         try:
-            yield from call
+            with fox_errors():
+                yield from call
         finally:
             call.cancel()
 
@@ -120,5 +122,6 @@ class Client:
         call = self._channel.unary_unary(
             method.path, request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString)
-        return cast(Response, call(request, timeout=self._seconds(timeout),
-                                   metadata=self._metadata))
+        with fox_errors():
+            return cast(Response, call(request, timeout=self._seconds(timeout),
+                                       metadata=self._metadata))
