@@ -1,6 +1,8 @@
 // ServerCore: see server_core.h.
 #include "server/calls/server_core.h"
 
+#include <zlib.h>
+
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -8,6 +10,8 @@
 
 #include "absl/hash/hash.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 namespace fox {
 namespace {
@@ -23,6 +27,12 @@ RefusalReason ReasonOf(const absl::Status& status) {
 }
 
 }  // namespace
+
+std::string ServerDescription::Fingerprint() const {
+  const std::string all = absl::StrCat(version, " ", git_sha, " ", dtype, " ", device);
+  const auto* bytes = reinterpret_cast<const Bytef*>(all.data());
+  return absl::StrFormat("fp_%08x", crc32(0, bytes, static_cast<uInt>(all.size())));
+}
 
 ServerCore::ServerCore(EngineThread& engine_thread, ModelConfig model_config,
                        ConversionContext conversion, ServerDescription what,

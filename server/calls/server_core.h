@@ -33,6 +33,10 @@ struct ServerDescription {
   std::string version, git_sha;
   std::string device;  // processor or GPU and library
   std::string dtype, kv_dtype;
+
+  // OpenAI's system_fingerprint: it differs where the same request with the same seed may bring
+  // another answer.
+  std::string Fingerprint() const;
 };
 
 // How much may be held for calls at once, and how long.

@@ -68,7 +68,8 @@ void CompletionCall::Parse() {
   {
     const MutexLock lock(mutex_);
     if (closed_) return;
-    writer_.emplace(request_, core_.context, absl::StrCat("cmpl-", id_), std::time(nullptr));
+    writer_.emplace(request_, core_.context, core_.description.Fingerprint(),
+                    absl::StrCat("cmpl-", id_), std::time(nullptr));
     running_ = prompts_.size();
   }
   for (size_t i = 0; i < prompts_.size(); ++i) Run(i);
@@ -214,9 +215,10 @@ CompletionCall::Action CompletionCall::Next() {
 }
 
 std::string CompletionCall::TakePending() {
-  for (const auto& [choice, event] : windows_) pending_ += event;
+  std::string bytes;
+  for (const auto& [choice, event] : windows_) bytes += event;
   windows_.clear();
-  return std::exchange(pending_, {});
+  return bytes + std::exchange(pending_, {});  // the end of the last choice comes last
 }
 
 CompletionCall::Action CompletionCall::Last() {

@@ -4,10 +4,12 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "engine/sampling_limits.h"
 #include "server/http/json_fields.h"
+#include "server/http/unread_fields.h"
 
 namespace fox {
 namespace {
@@ -53,7 +55,7 @@ void ReadBias(JsonFields* fields, v1::Sampling* sampling) {
   constexpr const char* kBiasForm = "an object of token ids and numbers";
   if (!bias->is_object()) return fields->Fail("logit_bias", kBiasForm);
   if (bias->size() > kMaxLogitBiases) {
-    return fields->Fail("logit_bias", absl::StrCat("of at most ", kMaxLogitBiases, " ids").c_str());
+    return fields->Fail("logit_bias", absl::StrCat("of at most ", kMaxLogitBiases, " ids"));
   }
   for (const auto& [key, value] : bias->items()) {
     uint32_t id = 0;
@@ -82,11 +84,11 @@ void ReadSampling(JsonFields* fields, v1::Sampling* out) {
   ReadBias(fields, out);
 }
 
-void ReadStopping(JsonFields* fields, v1::Stopping* out) {
-  out->set_max_tokens(kDefaultMaxTokens);
-  if (const auto v = fields->Int("max_tokens", 0, kMaxInt)) {
-    out->set_max_tokens(static_cast<uint32_t>(*v));
-  }
+void ReadStopping(JsonFields* fields, CompletionRequest* request) {
+  v1::Stopping* const out = request->settings.mutable_stopping();
+  const std::optional<int64_t> max_tokens = fields->Int("max_tokens", 0, kMaxInt);
+  request->fits = max_tokens.has_value();
+  out->set_max_tokens(static_cast<uint32_t>(max_tokens.value_or(kDefaultMaxTokens)));
   if (const auto v = fields->Int("min_tokens", 0, kMaxInt)) {
     out->set_min_tokens(static_cast<uint32_t>(*v));
   }
@@ -98,11 +100,21 @@ void ReadStopping(JsonFields* fields, v1::Stopping* out) {
   }
 }
 
-void ReadOutput(JsonFields* fields, CompletionRequest* out) {
+int32_t ReadLogprobs(JsonFields* fields, int32_t most) {
+  const Json* value = fields->Find("logprobs");
+  if (value != nullptr && value->is_boolean()) {
+    fields->Fail("logprobs", absl::StrCat("an integer in [0, ", most,
+                                          "]; true and false are the chat API's form"));
+  }
+  return static_cast<int32_t>(fields->Int("logprobs", 0, most).value_or(-1));
+}
+
+void ReadOutput(JsonFields* fields, const EngineOptions& engine, CompletionRequest* out) {
   v1::Output* output = out->settings.mutable_output();
   out->echo = fields->Bool("echo").value_or(false);
   out->stream = fields->Bool("stream").value_or(false);
-  out->logprobs = static_cast<int32_t>(fields->Int("logprobs", 0, kMaxInt).value_or(-1));
+  out->logprobs = ReadLogprobs(fields, engine.max_logprobs);
+  output->set_acp_stats(true);
   if (const auto v = fields->Bool("skip_special_tokens")) output->set_skip_special_tokens(*v);
   output->set_text(true);
   output->set_echo(out->echo);
@@ -137,22 +149,34 @@ void ReadScheduling(JsonFields* fields, v1::GenerateRequest* out) {
   }
 }
 
-// What OpenAI's API has and this server does not: a client must not believe that it was done.
-void RefuseUnsupported(JsonFields* fields) {
-  const std::optional<std::string> suffix = fields->String("suffix");
-  if (suffix.has_value() && !suffix->empty()) fields->Fail("suffix", "absent: not supported");
+// Values are those of --acp.
+void ReadAcp(JsonFields* fields, v1::AcpOptions* out) {
+  if (const auto v = fields->Float("log_tolerance")) out->set_log_tolerance(*v);
+  const std::optional<std::string> name = fields->String("acp");
+  if (!name.has_value()) return;
+  v1::AcpMode mode = v1::ACP_MODE_UNSPECIFIED;
+  if (!v1::AcpMode_Parse(absl::AsciiStrToUpper(*name), &mode) || mode == v1::ACP_MODE_UNSPECIFIED) {
+    return fields->Fail("acp", "off, paper or certified");
+  }
+  out->set_mode(mode);
+}
+
+void ReadCounts(JsonFields* fields, CompletionRequest* out) {
+  out->n = static_cast<int32_t>(fields->Int("n", 1, 16).value_or(1));
+  out->settings.mutable_sampling()->set_n(static_cast<uint32_t>(out->n));
+  if (fields->Int("best_of", 1, kMaxInt).value_or(out->n) != out->n) {
+    fields->Fail("best_of", "n, or absent: not supported");
+  }
+}
+
+void ReadFormat(JsonFields* fields) {
   const Json* format = fields->Find("response_format");
   if (format != nullptr && *format != Json{{"type", "text"}}) {
     fields->Fail("response_format", "{\"type\": \"text\"}: nothing else is supported");
   }
 }
 
-absl::Status CheckCounts(JsonFields* fields, CompletionRequest* out) {
-  out->n = static_cast<int32_t>(fields->Int("n", 1, 16).value_or(1));
-  out->settings.mutable_sampling()->set_n(static_cast<uint32_t>(out->n));
-  const int64_t best_of = fields->Int("best_of", 1, kMaxInt).value_or(out->n);
-  if (!fields->status().ok()) return fields->status();
-  if (best_of != out->n) return Invalid("best_of: must be n, or absent: not supported");
+absl::Status CheckCounts(CompletionRequest* out) {
   if (out->prompts.size() * static_cast<size_t>(out->n) > kMaxChoices) {
     return Invalid(absl::StrCat("n: at most ", kMaxChoices, " choices in all"));
   }
@@ -163,6 +187,15 @@ absl::Status CheckCounts(JsonFields* fields, CompletionRequest* out) {
   return absl::OkStatus();
 }
 
+// fox.v1 cuts max_tokens to what the context leaves; OpenAI's servers refuse it.
+absl::Status CheckRoom(uint32_t max_tokens, const Request& sequence) {
+  const auto room = static_cast<uint32_t>(sequence.stop.max_tokens);
+  if (max_tokens <= room) return absl::OkStatus();
+  return absl::OutOfRangeError(absl::StrCat("max_tokens: ", max_tokens, " are more than the ", room,
+                                            " that the context leaves after a prompt of ",
+                                            sequence.prompt.size(), " tokens"));
+}
+
 }  // namespace
 
 absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
@@ -171,13 +204,17 @@ absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
   if (!fields.ok()) return fields.status();
   CompletionRequest out;
   ReadSampling(&*fields, out.settings.mutable_sampling());
-  ReadStopping(&*fields, out.settings.mutable_stopping());
-  ReadOutput(&*fields, &out);
+  ReadStopping(&*fields, &out);
+  ReadOutput(&*fields, context.engine, &out);
   ReadScheduling(&*fields, &out.settings);
-  RefuseUnsupported(&*fields);
+  ReadAcp(&*fields, out.settings.mutable_acp());
+  ReadCounts(&*fields, &out);
+  ReadFormat(&*fields);
+  const Json* prompt = fields->Find("prompt");
   absl::Status status = fields->status();
-  if (status.ok()) status = ReadPrompts(fields->Find("prompt"), &out.prompts);
-  if (status.ok()) status = CheckCounts(&*fields, &out);
+  if (status.ok()) status = CheckUnreadFields(*fields);
+  if (status.ok()) status = ReadPrompts(prompt, &out.prompts);
+  if (status.ok()) status = CheckCounts(&out);
   if (!status.ok()) return status;
   return out;
 }
@@ -187,7 +224,12 @@ absl::StatusOr<GenerationSpec> Convert(const CompletionRequest& request, size_t 
   if (!request.score) {
     v1::GenerateRequest one = request.settings;
     one.MergeFrom(request.prompts[prompt]);
-    return ConvertGenerate(one, request.stream, context);
+    absl::StatusOr<GenerationSpec> spec = ConvertGenerate(one, request.stream, context);
+    if (spec.ok() && request.fits) {
+      const absl::Status room = CheckRoom(one.stopping().max_tokens(), spec->sequences.front());
+      if (!room.ok()) return room;
+    }
+    return spec;
   }
   v1::ScoreRequest score;
   const v1::GenerateRequest& one = request.prompts[prompt];
@@ -195,6 +237,8 @@ absl::StatusOr<GenerationSpec> Convert(const CompletionRequest& request, size_t 
   if (one.has_text()) score.set_text(one.text());
   if (one.has_token_ids()) *score.mutable_token_ids() = one.token_ids();
   if (request.logprobs > 0) score.set_logprobs(request.logprobs);
+  score.set_acp_stats(true);
+  *score.mutable_acp() = settings.acp();
   if (settings.has_priority()) score.set_priority(settings.priority());
   if (settings.has_add_special_tokens()) {
     score.set_add_special_tokens(settings.add_special_tokens());

@@ -1,18 +1,23 @@
 // CompletionWriter: see completion_writer.h.
 #include "server/http/completion_writer.h"
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/paged_kv.h"
 #include "server/http/http_error.h"
 
 namespace fox {
 namespace {
 
-std::string Head(const std::string& id, int64_t created, const std::string& model) {
+std::string Head(const std::string& id, int64_t created, const std::string& model,
+                 const std::string& fingerprint) {
   return absl::StrCat("{\"id\":", JsonString(id),
                       ",\"object\":\"text_completion\",\"created\":", created,
-                      ",\"model\":", JsonString(model), ",\"choices\":[");
+                      ",\"model\":", JsonString(model),
+                      ",\"system_fingerprint\":", JsonString(fingerprint), ",\"choices\":[");
 }
 
 const char* ReasonOf(v1::FinishReason reason) {
@@ -33,13 +38,13 @@ std::string ServerSentEvent(const std::string& data) {
 }  // namespace
 
 CompletionWriter::CompletionWriter(const CompletionRequest& request,
-                                   const ConversionContext& context, const std::string& id,
-                                   int64_t created)
+                                   const ConversionContext& context, const std::string& fingerprint,
+                                   const std::string& id, int64_t created)
     : request_(request),
       context_(context),
       skip_special_(!request.settings.output().has_skip_special_tokens() ||
                     request.settings.output().skip_special_tokens()),
-      head_(Head(id, created, context.served_model_name)),
+      head_(Head(id, created, context.served_model_name, fingerprint)),
       prompts_(request.prompts.size()),
       choices_(request.prompts.size() * static_cast<size_t>(request.n)) {}
 
@@ -50,7 +55,7 @@ int64_t CompletionWriter::Add(size_t prompt, const v1::GenerateDelta& event) {
   };
   if (event.has_prompt()) {
     const int64_t before = bytes_of(prompts_[prompt]);
-    AddPrompt(event.prompt(), &prompts_[prompt]);
+    AddPrompt(event.prompt(), prompt);
     return bytes_of(prompts_[prompt]) - before;
   }
   Choice& choice = choices_[IndexOf(prompt, event)];
@@ -66,11 +71,14 @@ int64_t CompletionWriter::Add(size_t prompt, const v1::GenerateDelta& event) {
     choice.stop = StopOf(event.finish());
     choice.tokens = event.finish().usage().completion_tokens();
     choice.cached_tokens = event.finish().usage().cached_tokens();
+    choice.acp = event.finish().acp();
+    ++finished_;
   }
   return bytes_of(choice) - before;
 }
 
-void CompletionWriter::AddPrompt(const v1::PromptInfo& info, Prompt* prompt) {
+void CompletionWriter::AddPrompt(const v1::PromptInfo& info, size_t index) {
+  Prompt* const prompt = &prompts_[index];
   if (!info.request_id().empty()) prompt->tokens = info.prompt_tokens();
   if (!request_.echo) return;
   prompt->text += info.text();
@@ -78,7 +86,12 @@ void CompletionWriter::AddPrompt(const v1::PromptInfo& info, Prompt* prompt) {
   if (!prompt->logprobs.has_value()) {
     prompt->logprobs.emplace(*context_.tokenizer, skip_special_, /*at_text_start=*/true);
     if (!info.token_ids().empty()) {
-      prompt->logprobs->AddFirst(static_cast<int32_t>(info.token_ids(0)));
+      const v1::GenerateRequest& sent = request_.prompts[index];
+      const bool bos_was_added =
+          sent.has_token_ids() && info.token_ids_size() > sent.token_ids().ids_size();
+      const auto first = static_cast<int32_t>(info.token_ids(0));
+      // A client that counts in its own ids finds its own ids.
+      bos_was_added ? prompt->logprobs->SkipFirst(first) : prompt->logprobs->AddFirst(first);
     }
   }
   for (const v1::TokenLogprobs& token : info.prompt_logprobs()) prompt->logprobs->Add(token);
@@ -95,14 +108,16 @@ void CompletionWriter::Begin(const Prompt& prompt, Choice* choice) {
 
 std::string CompletionWriter::TakeChunk(size_t prompt, const v1::GenerateDelta& event) {
   if (event.has_prompt()) return "";
-  const char* const usage = request_.include_usage ? ",\"usage\":null" : "";
-  return ServerSentEvent(absl::StrCat(head_, TakeChoice(IndexOf(prompt, event)), "]", usage, "}"));
+  const std::string tail = request_.include_usage         ? ",\"usage\":null"
+                           : finished_ == choices_.size() ? Certificate()
+                                                          : "";
+  return ServerSentEvent(absl::StrCat(head_, TakeChoice(IndexOf(prompt, event)), "]", tail, "}"));
 }
 
 std::string CompletionWriter::LastChunks() const {
   std::string done = ServerSentEvent("[DONE]");
   if (!request_.include_usage) return done;
-  return ServerSentEvent(absl::StrCat(head_, "],\"usage\":", Usage(), "}")) + done;
+  return ServerSentEvent(absl::StrCat(head_, "],\"usage\":", Usage(), Certificate(), "}")) + done;
 }
 
 std::string CompletionWriter::TakeBody() {
@@ -110,7 +125,7 @@ std::string CompletionWriter::TakeBody() {
   for (size_t i = 0; i < choices_.size(); ++i) {
     absl::StrAppend(&body, i > 0 ? "," : "", TakeChoice(i));
   }
-  return absl::StrCat(body, "],\"usage\":", Usage(), "}");
+  return absl::StrCat(body, "],\"usage\":", Usage(), Certificate(), "}");
 }
 
 std::string CompletionWriter::TakeChoice(size_t index) {
@@ -122,14 +137,20 @@ std::string CompletionWriter::TakeChoice(size_t index) {
                       ",\"stop_reason\":", choice.stop, "}");
 }
 
-std::string CompletionWriter::Usage() const {
-  int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
-  for (const Prompt& prompt : prompts_) prompt_tokens += prompt.tokens;
-  for (size_t i = 0; i < choices_.size(); ++i) {
-    completion_tokens += choices_[i].tokens;
-    // A prompt counts once: the other choices find what the first one has computed.
-    if (i % static_cast<size_t>(request_.n) == 0) cached_tokens += choices_[i].cached_tokens;
+// A prompt counts once: its other choices find what the first one has computed.
+int64_t CompletionWriter::CachedTokens() const {
+  int64_t tokens = 0;
+  for (size_t i = 0; i < choices_.size(); i += static_cast<size_t>(request_.n)) {
+    tokens += choices_[i].cached_tokens;
   }
+  return tokens;
+}
+
+std::string CompletionWriter::Usage() const {
+  int64_t prompt_tokens = 0, completion_tokens = 0;
+  for (const Prompt& prompt : prompts_) prompt_tokens += prompt.tokens;
+  for (const Choice& choice : choices_) completion_tokens += choice.tokens;
+  const int64_t cached_tokens = CachedTokens();
   const std::string cached =
       cached_tokens == 0
           ? ""
@@ -137,6 +158,30 @@ std::string CompletionWriter::Usage() const {
   return absl::StrCat("{\"prompt_tokens\":", prompt_tokens,
                       ",\"completion_tokens\":", completion_tokens,
                       ",\"total_tokens\":", prompt_tokens + completion_tokens, cached, "}");
+}
+
+std::string CompletionWriter::Certificate() const {
+  float mass = -std::numeric_limits<float>::infinity(), tolerance = mass;
+  uint64_t held = 0, unpruned = 0;
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const v1::AcpStats& acp = choices_[i].acp;
+    mass = std::max(mass, acp.max_log_evicted_mass());
+    tolerance = std::max(tolerance, acp.log_tolerance());
+    // A choice that was preempted has taken pages more than once: the peak and the tokens bound
+    // what it had at its end.
+    const int64_t tokens =
+        int64_t{prompts_[i / static_cast<size_t>(request_.n)].tokens} + int64_t{choices_[i].tokens};
+    const auto all =
+        std::min(acp.pages_allocated(),
+                 static_cast<uint64_t>(PagesFor(tokens) * context_.limits.lists_per_slot));
+    held += std::min({all, acp.peak_pages(), acp.pages_allocated() - acp.pages_evicted()});
+    unpruned += all;
+  }
+  const auto page_bytes = static_cast<uint64_t>(context_.limits.page_bytes);
+  return absl::StrCat(
+      ",\"fox\":{\"max_log_evicted_mass\":", JsonNumber(mass),
+      ",\"log_tolerance\":", JsonNumber(tolerance), ",\"kv_bytes\":", held * page_bytes,
+      ",\"kv_bytes_unpruned\":", unpruned * page_bytes, ",\"cached_tokens\":", CachedTokens(), "}");
 }
 
 size_t CompletionWriter::IndexOf(size_t prompt, const v1::GenerateDelta& event) const {

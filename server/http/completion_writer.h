@@ -16,16 +16,17 @@ namespace fox {
 // The choices of one call. Not thread-safe. `request` and `context` must outlive it.
 class CompletionWriter {
  public:
-  // `id`: of the answer; `created`: seconds since 1970.
+  // `fingerprint`: of the server; `id`: of the answer; `created`: seconds since 1970.
   CompletionWriter(const CompletionRequest& request, const ConversionContext& context,
-                   const std::string& id, int64_t created);
+                   const std::string& fingerprint, const std::string& id, int64_t created);
 
   // Takes an event of request.prompts[prompt]. Returns the bytes by which this has grown.
   int64_t Add(size_t prompt, const v1::GenerateDelta& event);
   // What is new of the choice that `event`, added last, belongs to: a server-sent event; "" for
-  // events of the prompt, which come with the first of a choice.
+  // events of the prompt, which come with the first of a choice. The one that ends the last choice
+  // has the certificate, unless LastChunks has an event for it.
   std::string TakeChunk(size_t prompt, const v1::GenerateDelta& event);
-  // After the last chunk: usage where it was asked for, and [DONE].
+  // After the last chunk: usage where it was asked for, with the certificate, and [DONE].
   std::string LastChunks() const;
   // The answer that is not streamed; once.
   std::string TakeBody();
@@ -43,11 +44,15 @@ class CompletionWriter {
     std::string finish = "null", stop = "null";  // JSON
     uint32_t tokens = 0;
     uint32_t cached_tokens = 0;  // of the prompt
+    v1::AcpStats acp;
   };
-  void AddPrompt(const v1::PromptInfo& info, Prompt* prompt);
+  void AddPrompt(const v1::PromptInfo& info, size_t index);
   void Begin(const Prompt& prompt, Choice* choice);
   std::string TakeChoice(size_t index);
+  int64_t CachedTokens() const;
   std::string Usage() const;
+  // `,"fox":{...}`: the certificate and the memory of all choices together.
+  std::string Certificate() const;
   size_t IndexOf(size_t prompt, const v1::GenerateDelta& event) const;
 
   const CompletionRequest& request_;
@@ -56,6 +61,7 @@ class CompletionWriter {
   const std::string head_;  // of every object: id, model
   std::vector<Prompt> prompts_;
   std::vector<Choice> choices_;
+  size_t finished_ = 0;  // of them
 };
 
 }  // namespace fox

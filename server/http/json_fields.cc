@@ -36,7 +36,8 @@ absl::StatusOr<JsonFields> JsonFields::Parse(const std::string& body) {
   return JsonFields(*std::move(json));
 }
 
-const Json* JsonFields::Find(const char* name) const {
+const Json* JsonFields::Find(const char* name) {
+  asked_.insert(name);
   const auto found = object_.find(name);
   return !status_.ok() || found == object_.end() || found->is_null() ? nullptr : &*found;
 }
@@ -53,7 +54,7 @@ std::optional<int64_t> JsonFields::Int(const char* name, int64_t low, int64_t hi
   const Json* value = Find(name);
   if (value == nullptr) return std::nullopt;
   if (InRange(*value, low, high)) return value->get<int64_t>();
-  Fail(name, absl::StrCat("an integer in [", low, ", ", high, "]").c_str());
+  Fail(name, absl::StrCat("an integer in [", low, ", ", high, "]"));
   return std::nullopt;
 }
 
@@ -80,7 +81,7 @@ std::vector<std::string> JsonFields::Strings(const char* name, size_t most) {
   if (value->is_string()) {
     out.push_back(value->get<std::string>());
   } else if (value->is_array() && value->size() > most) {
-    Fail(name, absl::StrCat("a string or a list of at most ", most, " strings").c_str());
+    Fail(name, absl::StrCat("a string or a list of at most ", most, " strings"));
   } else if (value->is_array()) {
     for (const Json& entry : *value) {
       if (!entry.is_string()) break;
@@ -100,7 +101,7 @@ std::vector<uint32_t> JsonFields::Ids(const char* name) {
   return out;
 }
 
-void JsonFields::Fail(const char* name, const char* must_be) {
+void JsonFields::Fail(const char* name, absl::string_view must_be) {
   status_.Update(absl::InvalidArgumentError(absl::StrCat(name, ": must be ", must_be)));
 }
 

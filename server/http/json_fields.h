@@ -1,16 +1,18 @@
 // JsonFields: what a client's JSON object says, read field by field with types and ranges checked.
-// Absent and null are the same: not set. Fields that nobody reads are ignored.
+// Absent and null are the same: not set.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "nlohmann/json.hpp"
 #include "server/calls/conversion_context.h"
 
@@ -24,7 +26,7 @@ class JsonFields {
   static absl::StatusOr<JsonFields> Parse(const std::string& body);
 
   // Null: not set.
-  const nlohmann::json* Find(const char* name) const;
+  const nlohmann::json* Find(const char* name);
   std::optional<bool> Bool(const char* name);
   std::optional<int64_t> Int(const char* name, int64_t low, int64_t high);
   std::optional<float> Float(const char* name);
@@ -33,11 +35,16 @@ class JsonFields {
   std::vector<std::string> Strings(const char* name, size_t most);
   std::vector<uint32_t> Ids(const char* name);
 
+  // The names asked for so far, and the object itself: a route knows what it has not read.
+  const std::set<std::string>& asked() const { return asked_; }
+  const nlohmann::json& object() const { return object_; }
+
   const absl::Status& status() const { return status_; }
-  void Fail(const char* name, const char* must_be);
+  void Fail(const char* name, absl::string_view must_be);
 
  private:
   nlohmann::json object_;
+  std::set<std::string> asked_;
   absl::Status status_;
 };
 

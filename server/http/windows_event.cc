@@ -1,17 +1,11 @@
 // WindowsEvent: see windows_event.h.
 #include "server/http/windows_event.h"
 
-#include <cmath>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/http/http_error.h"
 
 namespace fox {
-namespace {
-
-std::string Number(float value) { return std::isfinite(value) ? absl::StrCat(value) : "null"; }
-
-}  // namespace
 
 std::string WindowsEvent(const v1::Windows& windows, size_t choice) {
   const v1::AcpStats& acp = windows.acp();
@@ -23,8 +17,8 @@ std::string WindowsEvent(const v1::Windows& windows, size_t choice) {
       "],\"acp\":{\"blocks_total\":", acp.blocks_total(),
       ",\"blocks_pruned\":", acp.blocks_pruned(), ",\"pages_allocated\":", acp.pages_allocated(),
       ",\"pages_evicted\":", acp.pages_evicted(), ",\"peak_pages\":", acp.peak_pages(),
-      ",\"max_log_evicted_mass\":", Number(acp.max_log_evicted_mass()),
-      ",\"log_tolerance\":", Number(acp.log_tolerance()), "}}\n\n");
+      ",\"max_log_evicted_mass\":", JsonNumber(acp.max_log_evicted_mass()),
+      ",\"log_tolerance\":", JsonNumber(acp.log_tolerance()), "}}\n\n");
 }
 
 }  // namespace fox

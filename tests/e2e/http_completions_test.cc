@@ -28,6 +28,7 @@ struct Streamed {
   std::string text;
   Json finish;
   Json usage;
+  Json fox;  // of the last event before [DONE], and of no other
 };
 std::vector<Streamed> Join(const HttpReply& reply, size_t choices) {
   EXPECT_EQ(reply.status, 200) << reply.body;
@@ -39,6 +40,8 @@ std::vector<Streamed> Join(const HttpReply& reply, size_t choices) {
   for (const std::string& event : events) {
     const Json chunk = Json::parse(event);
     EXPECT_EQ(chunk["object"], "text_completion");
+    EXPECT_TRUE(out[0].fox.is_null());
+    if (chunk.contains("fox")) out[0].fox = chunk["fox"];
     if (chunk["choices"].empty()) out[0].usage = chunk["usage"];
     for (const Json& choice : chunk["choices"]) {
       Streamed& joined = out.at(choice["index"]);
@@ -58,17 +61,65 @@ TEST(HttpCompletionsTest, OneAnswerAndAStreamHoldTheSameText) {
   ASSERT_EQ(whole.status, 200) << whole.body;
   const Json answer = whole.Json();
   EXPECT_EQ(answer["model"], "scripted");
+  ServerDescription other = test.core->description;
+  EXPECT_EQ(answer["system_fingerprint"], other.Fingerprint());
+  other.dtype = "bf16";
+  EXPECT_NE(answer["system_fingerprint"], other.Fingerprint());
   EXPECT_EQ(answer["choices"][0]["text"], ExpectedText("hello", 30));
   EXPECT_EQ(answer["choices"][0]["finish_reason"], "length");
   EXPECT_EQ(answer["usage"],
             Json({{"prompt_tokens", 6}, {"completion_tokens", 30}, {"total_tokens", 36}}));
   Json streamed = With(request, "stream", true);
+  EXPECT_EQ(Join(client.Post(kPath, streamed), 1)[0].fox, answer["fox"]);
   streamed["stream_options"] = {{"include_usage", true}};
   const Streamed joined = Join(client.Post(kPath, streamed), 1)[0];  // on the same connection
   EXPECT_EQ(joined.text, answer["choices"][0]["text"]);
   EXPECT_EQ(joined.finish, "length");
   EXPECT_EQ(joined.usage, answer["usage"]);
+  EXPECT_EQ(joined.fox, answer["fox"]);
   EXPECT_TRUE(test.WaitIdle());
+}
+
+TEST(HttpCompletionsTest, TheCertificateComesWithEveryAnswer) {
+  TestHttp test;
+  HttpClient client = test.Connect();
+  const Json request = Greedy("hello", 100);
+  const Json pruned = client.Post(kPath, request).Json()["fox"];
+  EXPECT_TRUE(pruned["max_log_evicted_mass"].is_null());  // the executor evicts nothing
+  EXPECT_EQ(pruned["log_tolerance"], -10);
+  EXPECT_EQ(pruned["kv_bytes"], pruned["kv_bytes_unpruned"]);
+  EXPECT_EQ(pruned["cached_tokens"], 0);
+  EXPECT_EQ(client.Post(kPath, With(request, "log_tolerance", -20)).Json()["fox"]["log_tolerance"],
+            -20);
+  EXPECT_EQ(client.Post(kPath, With(request, "log_tolerance", -5)).ErrorField(), "log_tolerance");
+  const Json off = client.Post(kPath, With(request, "acp", "off")).Json()["fox"];
+  EXPECT_TRUE(off["log_tolerance"].is_null() && off["max_log_evicted_mass"].is_null());
+  EXPECT_EQ(client.Post(kPath, With(request, "acp", "paper")).ErrorField(), "acp");
+  Json scored = With(With(request, "echo", true), "max_tokens", 0);
+  EXPECT_EQ(client.Post(kPath, scored).Json()["fox"]["log_tolerance"], -10);
+  scored["acp"] = "off";
+  EXPECT_TRUE(client.Post(kPath, scored).Json()["fox"]["log_tolerance"].is_null());
+}
+
+TEST(HttpCompletionsTest, WithBosAddedIdsAreScoredAsTheirText) {
+  TestCoreOptions options;
+  options.add_bos_to_ids = true;
+  TestHttp test(options);
+  HttpClient client = test.Connect();
+  Json text = Greedy("hey", 1), ids = Greedy({'h', 'e', 'y'}, 1);
+  for (Json* request : {&text, &ids}) {
+    (*request)["echo"] = true;
+    (*request)["logprobs"] = 1;
+  }
+  const Json with = client.Post(kPath, text).Json(), added = client.Post(kPath, ids).Json();
+  EXPECT_EQ(added["usage"], with["usage"]);
+  EXPECT_EQ(added["choices"][0]["text"], with["choices"][0]["text"]);
+  const Json &all = with["choices"][0]["logprobs"], &own = added["choices"][0]["logprobs"];
+  for (const char* list : {"tokens", "token_logprobs", "text_offset"}) {
+    Json behind_bos = all[list];
+    behind_bos.erase(0);
+    EXPECT_EQ(own[list], behind_bos) << list;
+  }
 }
 
 TEST(HttpCompletionsTest, ManyPromptsOfEveryKindWithManyChoices) {
@@ -161,6 +212,8 @@ TEST(HttpCompletionsTest, ErrorsNameTheField) {
       {With(good, "logit_bias", Json{{" 5", 1}}), 400, "logit_bias"},
       {With(good, "logit_bias", Json{{"4294967295", 1}}), 400, "logit_bias"},
       {With(good, "best_of", 2), 400, "best_of"},
+      {With(good, "max_new_tokens", 2), 400, "max_new_tokens"},
+      {With(good, "guided_json", Json{{"type", "object"}}), 400, "guided_json"},
       {With(good, "prompt", nullptr), 400, "prompt"},
       {With(good, "prompt", ""), 400, "prompt"},
       {With(good, "prompt", Json{100000}), 400, "prompt"},
@@ -174,6 +227,9 @@ TEST(HttpCompletionsTest, ErrorsNameTheField) {
     EXPECT_EQ(reply.status, c.status) << c.request << reply.body;
     EXPECT_EQ(reply.ErrorField(), c.field) << reply.body;
   }
+  const HttpReply more = client.Post(kPath, With(good, "max_tokens", 999999));
+  EXPECT_EQ(more.ErrorField(), "max_tokens");
+  EXPECT_EQ(more.Json()["error"]["code"], "context_length_exceeded");
   client.SendRequest("POST", kPath, std::string(1000000, '['));
   EXPECT_TRUE(absl::StrContains(client.Read().ErrorMessage(), "nested too deeply"));
   EXPECT_EQ(client.Post(kPath, With(good, "unknown", 1)).status, 200);
@@ -214,12 +270,13 @@ TEST(HttpCompletionsTest, ARequestHasItsId) {
   const std::string body = With(Greedy("hello", 3000), "stream", true).dump();
   client.SendRequest("POST", kPath, body, "X-Request-Id: mine\r\n");
   ASSERT_TRUE(client.ReadUntil("cmpl-mine"));
-  EXPECT_NE(test.core->Find("mine"), nullptr);
   other.SendRequest("POST", kPath, body, "X-Request-Id: mine\r\n");
   EXPECT_EQ(other.Read().status, 409);
   other.SendRequest("POST", kPath, body, "X-Request-Id: not mine\r\n");
   EXPECT_EQ(other.Read().ErrorField(), "x-request-id");
-  test.core->Find("mine")->Cancel(absl::OkStatus());
+  CallInfo administrator;
+  administrator.administrator = true;
+  EXPECT_TRUE(test.core->Abort(administrator, "mine"));
   ASSERT_TRUE(client.ReadUntil("[DONE]"));
   EXPECT_TRUE(absl::StrContains(client.received(), "\"finish_reason\":\"abort\""));
 }
@@ -273,7 +330,7 @@ TEST(HttpCompletionsTest, WhatElseIsServed) {
   HttpClient client = test.Connect();
   EXPECT_EQ(client.Get("/v1/models").Json()["data"][0]["id"], "scripted");
   EXPECT_EQ(client.Get("/v1/models/scripted").Json()["id"], "scripted");
-  EXPECT_EQ(client.Get("/v1/models/other").status, 404);
+  EXPECT_EQ(client.Get("/v1/models/").status, 200);
   EXPECT_EQ(client.Get("/version").Json()["version"], "0.0");
   EXPECT_EQ(client.Get("/health").status, 200);
   test.serving = false;
@@ -287,6 +344,44 @@ TEST(HttpCompletionsTest, WhatElseIsServed) {
   const Json eos = {{"prompt", "</s>"}, {"add_special_tokens", false}};
   EXPECT_EQ(client.Get("/tokenizer_info").Json()["eos_token"], "</s>");
   EXPECT_EQ(client.Post("/tokenize", eos).Json()["tokens"], Json({CharacterTokenizer::kEos}));
+}
+
+TEST(HttpCompletionsTest, WhatIsNotServedIsToldWhatIs) {
+  TestHttp test;
+  HttpClient client = test.Connect();
+  struct Case {
+    const char *path, *message, *code;
+  };
+  const Case cases[] = {
+      {"/v1/chat/completions", "no chat here: the model has no chat template; use /v1/completions",
+       "unknown_url"},
+      {"/v1/chat/completions/", "no chat here", "unknown_url"},
+      {"/v1/embeddings", "no embeddings here", "unknown_url"},
+      {"/v1/responses", "no responses here; use /v1/completions", "unknown_url"},
+      {"/completions", "paths begin with /v1", "unknown_url"},
+      {"/chat/completions", "paths begin with /v1", "unknown_url"},
+      {"/models", "paths begin with /v1", "unknown_url"},
+      {"/v1/v1/completions", "/v1 stands twice", "unknown_url"},
+      {"/metrics", "--metrics-port", "unknown_url"},
+      {"/v1/models/other", "model: not served here; /v1/models lists it", "model_not_found"},
+      {"/nothing", "no such path", "unknown_url"},
+  };
+  for (const Case& c : cases) {
+    HttpClient refused = test.Connect();  // its body is not read
+    const HttpReply reply = refused.Post(c.path, Greedy("hello", 3));
+    ASSERT_EQ(reply.status, 404) << c.path;
+    EXPECT_TRUE(absl::StrContains(reply.ErrorMessage(), c.message)) << reply.body;
+    EXPECT_EQ(reply.Json()["error"]["code"], c.code) << c.path;
+  }
+  const HttpReply get = client.Get(kPath);
+  EXPECT_EQ(get.status, 405);
+  EXPECT_TRUE(absl::StrContains(get.ErrorMessage(), "use POST"));
+  EXPECT_EQ(get.headers.at("allow"), "POST");
+  EXPECT_EQ(client.Post("/v1/completions/", Greedy("hello", 3)).status, 200);
+  client.Send(absl::StrCat("POST ", kPath,
+                           " HTTP/1.1\r\nHost: [::1]\r\nContent-Type: "
+                           "application/x-www-form-urlencoded\r\nContent-Length: 2\r\n\r\n{}"));
+  EXPECT_TRUE(absl::StrContains(client.Read().ErrorMessage(), "(curl --json)"));
 }
 
 }  // namespace

@@ -40,10 +40,12 @@ class OpenAiTest(unittest.TestCase):
     """One server for all cases."""
 
     programs = pathlib.Path()
+    flags: tuple[str, ...] = ()
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.server = cls.enterClassContext(FoxServer(cls.programs, ["--http-port", "0"]))
+        cls.server = cls.enterClassContext(
+            FoxServer(cls.programs, ["--http-port", "0", *cls.flags]))
         cls.url = cls.server.http_url + "/v1"
 
     def cli(self, *arguments: str) -> Any:
@@ -76,8 +78,16 @@ class ClientTest(OpenAiTest):
     def test_models(self) -> None:
         self.assertEqual(self.model, "demo")
         self.assertEqual(self.client.models.retrieve("demo").id, "demo")
-        with self.assertRaises(self.openai.NotFoundError):
+        with self.assertRaises(self.openai.NotFoundError) as raised:
             self.client.models.retrieve("other")
+        self.assertEqual(raised.exception.code, "model_not_found")
+
+    def test_chat_is_told_what_there_is(self) -> None:
+        with self.assertRaises(self.openai.NotFoundError) as raised:
+            self.client.chat.completions.create(
+                model=self.model, messages=[{"role": "user", "content": PROMPT}])
+        self.assertIn("no chat here", str(raised.exception))
+        self.assertEqual(raised.exception.code, "unknown_url")
 
     def test_a_stream_joins_to_the_answer(self) -> None:
         for fields in ({"temperature": 0.0}, {"seed": 7, "temperature": 1.0, "top_p": 0.9}):
@@ -116,6 +126,36 @@ class ClientTest(OpenAiTest):
         for offset, token in list(zip(choice.logprobs.text_offset, choice.logprobs.tokens))[2:]:
             self.assertTrue(PROMPT[offset:].startswith(token))
 
+    def test_the_certificate_is_that_of_grpc(self) -> None:
+        """And pruning may be turned off, or made stricter."""
+        fields = {"prompt": TEXT, "max_tokens": 8, "temperature": 0}
+        whole = self.complete(**fields).fox
+        [*_, last] = self.complete(stream=True, **fields)
+        self.assertEqual({**last.fox, "cached_tokens": 0}, {**whole, "cached_tokens": 0})
+        told = subprocess.run(
+            [str(self.programs / "fox-cli"), "generate", TEXT, "--max-tokens", "8", "--temperature",
+             "0", "--stats", "--json", "--target", self.server.target],
+            capture_output=True, text=True, timeout=60, check=True)
+        acp = demo.flatten(json.loads(told.stdout.splitlines()[-1]))
+        self.assertAlmostEqual(whole["max_log_evicted_mass"], acp["max_log_evicted_mass"], places=3)
+        self.assertLessEqual(whole["max_log_evicted_mass"], whole["log_tolerance"])
+        self.assertAlmostEqual(whole["kv_bytes"] / whole["kv_bytes_unpruned"],
+                               1 - int(acp["pages_evicted"]) / int(acp["pages_allocated"]))
+        self.assertLess(whole["kv_bytes"], whole["kv_bytes_unpruned"] / 2)
+        strict = self.complete(extra_body={"log_tolerance": -20}, **fields).fox
+        self.assertLess(strict["max_log_evicted_mass"], -20)
+        self.assertGreater(strict["kv_bytes"], whole["kv_bytes"])
+        off = self.complete(extra_body={"acp": "off"}, **fields).fox
+        self.assertEqual((off["max_log_evicted_mass"], off["log_tolerance"]), (None, None))
+        self.assertEqual(off["kv_bytes"], whole["kv_bytes_unpruned"])
+        self.assertEqual(off["kv_bytes"], off["kv_bytes_unpruned"])
+
+    def test_fields_of_other_servers_are_refused(self) -> None:
+        for name, hint in (("max_new_tokens", "max_tokens"), ("guided_json", "structured output")):
+            with self.assertRaisesRegex(self.openai.BadRequestError, hint) as raised:
+                self.complete(prompt=PROMPT, extra_body={name: {"a": 1}})
+            self.assertEqual(raised.exception.param, name)
+
     def test_errors_have_their_classes(self) -> None:
         with self.assertRaises(self.openai.BadRequestError) as raised:
             self.complete(prompt=PROMPT, top_p=2)
@@ -142,14 +182,16 @@ class ClientTest(OpenAiTest):
 
 
 class HarnessTest(OpenAiTest):
-    """lm-evaluation-harness, model local-completions."""
+    """lm-evaluation-harness, model local-completions, which sends ids without bos."""
+
+    flags = ("--add-bos-to-ids",)
 
     def evaluate(self, task: dict[str, Any], **model: Any) -> list[dict[str, Any]]:
         """The samples of a task, each with the harness' own log-likelihoods."""
         import lm_eval  # noqa: PLC0415
         arguments = {"model": "demo", "base_url": f"{self.url}/completions",
                      "tokenizer_backend": "remote", "num_concurrent": 2, "max_retries": 1,
-                     "max_length": 4096, **model}
+                     "max_length": 131071, **model}
         results = lm_eval.simple_evaluate(model="local-completions", model_args=arguments,
                                           tasks=[task], bootstrap_iters=0, log_samples=True)
         return results["samples"][task["task"]]
@@ -167,19 +209,35 @@ class HarnessTest(OpenAiTest):
              "doc_to_target": "answer", "metric_list": [{"metric": "acc"}],
              **self.file_of("questions.jsonl", QUESTIONS)})
         self.assertEqual(len(samples), len(QUESTIONS))
+        theirs = ours = without_bos = 0.0
         for sample in samples:
             question = sample["doc"]["question"]
-            given = len(self.score_without_bos(question))
+            begin = self.loss(question)
             for choice, response in zip(sample["doc"]["choices"], sample["filtered_resps"]):
-                whole = self.score_without_bos(f"{question} {choice}")
-                self.assertAlmostEqual(response[0], sum(whole[given:]),
-                                       delta=RELATIVE * abs(response[0]))
+                loss = self.loss(f"{question} {choice}") - begin
+                self.assertAlmostEqual(-response[0], loss, delta=RELATIVE * (loss + begin))
+                theirs, ours = theirs - response[0], ours + loss
+                scored = self.cli("score", f"{question} {choice}", "--no-bos")["logprobs"]
+                given = len(self.score(question)) - 1
+                without_bos -= sum(position["token"]["logprob"] for position in scored[given:])
+        print(f"\nlm-eval {theirs:.3f}, fox-eval {ours:.3f}, without bos {without_bos:.3f}")
+        self.assertGreater(abs(without_bos - ours), 0.02 * ours, "the text tells nothing of bos")
         right = sum(sample["acc"] for sample in samples)
         self.assertGreaterEqual(right, 4, "the demo model knows these")
 
-    def score_without_bos(self, text: str) -> list[float]:
-        scored = self.cli("score", text, "--no-bos")
-        return [position["token"]["logprob"] for position in scored["logprobs"]]
+    def loss(self, text: str) -> float:
+        """Of all its tokens after bos, by fox-eval."""
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write(text)
+            file.flush()
+            tokens = len(self.cli("tokenize", text)["token_ids"])  # with bos; fox-eval adds eos
+            done = subprocess.run(
+                [str(self.programs / "fox-eval"), "perplexity", "--model", str(MODEL), "--text",
+                 file.name, "--window", str(tokens), "--max-windows", "1"],
+                capture_output=True, text=True, timeout=60, check=True)
+        said = json.loads(done.stdout)
+        self.assertEqual(said["tokens"], tokens - 1)
+        return said["nll"] * said["tokens"]
 
     def test_perplexity(self) -> None:
         samples = self.evaluate(
@@ -189,18 +247,7 @@ class HarnessTest(OpenAiTest):
              **self.file_of("text.jsonl", [{"text": TEXT}])})
         [sample] = samples
         [loglikelihood] = sample["filtered_resps"]
-        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-            file.write(TEXT)
-            file.flush()
-            tokens = len(self.cli("tokenize", TEXT)["token_ids"])  # with bos; fox-eval adds eos
-            done = subprocess.run(
-                [str(self.programs / "fox-eval"), "perplexity", "--model", str(MODEL), "--text",
-                 file.name, "--window", str(tokens), "--max-windows", "1"],
-                capture_output=True, text=True, timeout=60, check=True)
-        ours = json.loads(done.stdout)
-        self.assertEqual(ours["tokens"], tokens - 1)
-        self.assertAlmostEqual(-loglikelihood, ours["nll"] * ours["tokens"],
-                               delta=RELATIVE * abs(loglikelihood))
+        self.assertAlmostEqual(-loglikelihood, self.loss(TEXT), delta=RELATIVE * abs(loglikelihood))
 
     def test_generation(self) -> None:
         samples = self.evaluate(

@@ -48,6 +48,7 @@ absl::StatusOr<StepResult> ScriptedExecutor::Execute(const StepPlan& plan) {
     AcpStats stats;
     stats.pages_allocated = PagesFor(tokens_[sequence.slot]) * limits_.lists_per_slot;
     stats.peak_pages = stats.pages_allocated;
+    stats.log_tolerance = sequence.log_tolerance;
     result.stats.push_back(stats);
   }
   result.free_pages = limits_.num_pages;

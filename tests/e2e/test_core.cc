@@ -18,6 +18,7 @@ TestCore::TestCore(const TestCoreOptions& options) {
   limits.max_num_batched_tokens = 256;
   limits.graph_sizes = {1, 4};
   limits.max_logit_rows = 256;
+  limits.page_bytes = 1024;
   limits.vocab_size = CharacterTokenizer::kVocabSize;
   executor = std::make_unique<ScriptedExecutor>(limits, script);
 
@@ -27,6 +28,7 @@ TestCore::TestCore(const TestCoreOptions& options) {
   context.engine.eos_token_ids = {CharacterTokenizer::kEos};
   context.limits = limits;
   context.tokenizer = options.with_tokenizer ? &tokenizer : nullptr;
+  context.add_bos_to_ids = options.add_bos_to_ids;
   context.served_model_name = "scripted";
   context.max_prompt_bytes = 64 << 10;
   engine = std::make_unique<EngineThread>(std::make_unique<Engine>(context.engine, *executor));

@@ -18,6 +18,7 @@ struct TestCoreOptions {
   int64_t max_model_len = 4096;
   int64_t max_num_queued_reqs = 64;
   bool with_tokenizer = true;
+  bool add_bos_to_ids = false;
   AcpMode acp = AcpMode::kCertified;
   ServerLimits limits;
 };

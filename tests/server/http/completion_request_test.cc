@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "nlohmann/json.hpp"
 #include "tests/e2e/character_tokenizer.h"
 
@@ -103,7 +105,7 @@ TEST_F(CompletionRequestTest, DefaultsAreOpenAis) {
 }
 
 TEST_F(CompletionRequestTest, WhatCannotBeDoneIsRefused) {
-  ExpectRefused({{"suffix", "x"}}, "suffix: ");
+  ExpectRefused({{"suffix", "x"}}, "suffix: not supported");
   ExpectRefused({{"best_of", 3}}, "best_of: ");
   ExpectRefused({{"response_format", {{"type", "json_object"}}}}, "response_format: ");
   ExpectRefused({{"response_format", 1}}, "response_format: ");
@@ -114,6 +116,47 @@ TEST_F(CompletionRequestTest, WhatCannotBeDoneIsRefused) {
   ExpectRefused({{"stream_options", {{"include_usage", 1}}}, {"stream", true}}, "include_usage");
   EXPECT_TRUE(absl::IsNotFound(Parse({{"model", "other"}}).status()));
   Parsed({{"response_format", {{"type", "text"}}}, {"model", "served"}});
+}
+
+TEST_F(CompletionRequestTest, PruningIsAskedForByTheNamesOfTheFlags) {
+  const std::pair<const char*, v1::AcpMode> modes[] = {
+      {"off", v1::OFF}, {"paper", v1::PAPER}, {"certified", v1::CERTIFIED}};
+  for (const auto& [name, mode] : modes) {
+    EXPECT_EQ(Parsed({{"acp", name}}).settings.acp().mode(), mode);
+  }
+  EXPECT_EQ(Parsed({{"log_tolerance", -20}}).settings.acp().log_tolerance(), -20);
+  EXPECT_FALSE(Parsed({}).settings.acp().has_mode());
+  for (const char* wrong : {"on", "", "acp_mode_unspecified"}) {
+    ExpectRefused({{"acp", wrong}}, "acp: must be off, paper or certified");
+  }
+  ExpectRefused({{"acp", true}}, "acp: ");
+  ExpectRefused({{"log_tolerance", "-20"}}, "log_tolerance: ");
+}
+
+TEST_F(CompletionRequestTest, FieldsThatWouldChangeTheAnswerAreRefusedBeforeAMissingPrompt) {
+  const absl::StatusOr<CompletionRequest> chat =
+      ParseCompletion(R"({"messages": [{"role": "user", "content": "hi"}]})", context_);
+  EXPECT_THAT(std::string(chat.status().message()), HasSubstr("messages: no chat here"));
+  ExpectRefused({{"max_new_tokens", 3}}, "max_new_tokens: did you mean max_tokens?");
+  Parsed({{"metadata", {{"a", "b"}}}});
+}
+
+TEST_F(CompletionRequestTest, TheChatApisLogprobsAreToldApart) {
+  ExpectRefused({{"logprobs", true}}, "logprobs: must be an integer in [0, 20]; true and false");
+  ExpectRefused({{"logprobs", 21}}, "logprobs: must be an integer in [0, 20]");
+}
+
+TEST_F(CompletionRequestTest, MoreTokensThanTheContextLeavesAreRefused) {
+  const CompletionRequest fits = Parsed({{"prompt", "abc"}, {"max_tokens", 46}});
+  EXPECT_TRUE(Convert(fits, 0, context_).ok());  // bos, 3 and 46 of 50
+  const CompletionRequest more = Parsed({{"prompt", "abc"}, {"max_tokens", 47}});
+  const absl::Status refused = Convert(more, 0, context_).status();
+  EXPECT_TRUE(absl::IsOutOfRange(refused));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("max_tokens: 47 are more than the 46"));
+  const CompletionRequest asked_for_none = Parsed({{"prompt", std::string(45, 'a')}});
+  const absl::StatusOr<GenerationSpec> cut = Convert(asked_for_none, 0, context_);
+  ASSERT_TRUE(cut.ok()) << cut.status();
+  EXPECT_EQ(cut->sequences[0].stop.max_tokens, 4);
 }
 
 TEST_F(CompletionRequestTest, ConvertGivesASpecOfEachPrompt) {
@@ -132,6 +175,7 @@ TEST_F(CompletionRequestTest, NoTokensToGenerateAreAScore) {
                                             {"echo", true},
                                             {"logprobs", 2},
                                             {"max_tokens", 0},
+                                            {"acp", "off"},
                                             {"truncate_prompt_tokens", 1}});
   EXPECT_TRUE(request.score);
   const absl::StatusOr<GenerationSpec> spec = Convert(request, 0, context_);
@@ -139,6 +183,8 @@ TEST_F(CompletionRequestTest, NoTokensToGenerateAreAScore) {
   EXPECT_EQ(spec->sequences[0].stop.max_tokens, 0);
   EXPECT_THAT(spec->sequences[0].prompt, ElementsAre(105));
   EXPECT_EQ(spec->prompt_text, "i");
+  EXPECT_TRUE(spec->acp_stats);
+  EXPECT_EQ(spec->sequences[0].log_tolerance, -std::numeric_limits<double>::infinity());
 }
 
 }  // namespace

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <vector>
+
 #include "nlohmann/json.hpp"
 #include "tests/e2e/character_tokenizer.h"
 
@@ -16,6 +19,8 @@ class CompletionWriterTest : public ::testing::Test {
   CompletionWriterTest() {
     context_.tokenizer = &tokenizer_;
     context_.served_model_name = "m\"";
+    context_.limits.lists_per_slot = 4;
+    context_.limits.page_bytes = 100;
     request_.prompts.resize(2);
     request_.n = 2;
   }
@@ -37,8 +42,36 @@ class CompletionWriterTest : public ::testing::Test {
     event.mutable_finish()->set_index(index);
     event.mutable_finish()->set_reason(reason);
     event.mutable_finish()->mutable_usage()->set_completion_tokens(3);
+    event.mutable_finish()->mutable_usage()->set_cached_tokens(2);
+    v1::AcpStats* acp = event.mutable_finish()->mutable_acp();
+    acp->set_max_log_evicted_mass(-kInfinity);
+    acp->set_log_tolerance(-kInfinity);
     return event;
   }
+  // That has kept `kept` of `all` pages.
+  static v1::GenerateDelta End(uint32_t index, float mass, uint64_t kept, uint64_t all) {
+    v1::GenerateDelta event = End(index, v1::LENGTH);
+    v1::AcpStats* acp = event.mutable_finish()->mutable_acp();
+    acp->set_max_log_evicted_mass(mass);
+    acp->set_log_tolerance(-10);
+    acp->set_pages_allocated(all);
+    acp->set_peak_pages(all);
+    acp->set_pages_evicted(all - kept);
+    return event;
+  }
+  // The choices of one prompt of 600 tokens, all of them told; the last chunk.
+  static std::string Told(CompletionWriter* writer, const std::vector<v1::GenerateDelta>& ends) {
+    writer->Add(0, Prompt(600));
+    std::string chunk;
+    for (const v1::GenerateDelta& end : ends) {
+      EXPECT_EQ(chunk.find("\"fox\""), std::string::npos);
+      writer->Add(0, end);
+      chunk = writer->TakeChunk(0, end);
+    }
+    return chunk;
+  }
+
+  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
   CharacterTokenizer tokenizer_;
   ConversionContext context_;
@@ -46,7 +79,7 @@ class CompletionWriterTest : public ::testing::Test {
 };
 
 TEST_F(CompletionWriterTest, OneBodyHoldsAllChoices) {
-  CompletionWriter writer(request_, context_, "cmpl-1", 7);
+  CompletionWriter writer(request_, context_, "print", "cmpl-1", 7);
   for (size_t prompt : {0U, 1U}) {
     EXPECT_EQ(writer.Add(prompt, Prompt(5)), 0);
     for (uint32_t index : {1U, 0U}) {
@@ -59,19 +92,26 @@ TEST_F(CompletionWriterTest, OneBodyHoldsAllChoices) {
   EXPECT_EQ(body["id"], "cmpl-1");
   EXPECT_EQ(body["created"], 7);
   EXPECT_EQ(body["model"], "m\"");
+  EXPECT_EQ(body["system_fingerprint"], "print");
   ASSERT_EQ(body["choices"].size(), 4u);
   EXPECT_EQ(body["choices"][3]["index"], 3);
   EXPECT_EQ(body["choices"][3]["text"], "abd");
   EXPECT_EQ(body["choices"][3]["finish_reason"], "abort");
   EXPECT_EQ(body["choices"][2]["finish_reason"], "stop");
   EXPECT_TRUE(body["choices"][0]["logprobs"].is_null());
-  EXPECT_EQ(body["usage"],
-            Json({{"prompt_tokens", 10}, {"completion_tokens", 12}, {"total_tokens", 22}}));
+  EXPECT_EQ(body["usage"], Json({{"prompt_tokens", 10},
+                                 {"completion_tokens", 12},
+                                 {"total_tokens", 22},
+                                 {"prompt_tokens_details", {{"cached_tokens", 4}}}}));
+  // Nothing was evicted, and nothing may be.
+  EXPECT_TRUE(body["fox"]["max_log_evicted_mass"].is_null());
+  EXPECT_TRUE(body["fox"]["log_tolerance"].is_null());
+  EXPECT_EQ(body["fox"]["cached_tokens"], 4);
 }
 
 TEST_F(CompletionWriterTest, AChunkHoldsWhatIsNew) {
   request_.echo = request_.include_usage = true;
-  CompletionWriter writer(request_, context_, "cmpl-1", 7);
+  CompletionWriter writer(request_, context_, "print", "cmpl-1", 7);
   const auto chunk = [&](size_t prompt, const v1::GenerateDelta& event) {
     writer.Add(prompt, event);
     const std::string bytes = writer.TakeChunk(prompt, event);
@@ -91,6 +131,60 @@ TEST_F(CompletionWriterTest, AChunkHoldsWhatIsNew) {
   const std::string ends = writer.LastChunks();
   EXPECT_NE(ends.find("\"choices\":[],\"usage\":{\"prompt_tokens\":5"), std::string::npos);
   EXPECT_EQ(ends.substr(ends.size() - 14), "data: [DONE]\n\n");
+}
+
+TEST_F(CompletionWriterTest, TheCertificateIsTheWorstOfAllChoicesAndTheirSum) {
+  request_.prompts.resize(1);
+  const std::vector<v1::GenerateDelta> ends = {End(1, -12.5F, 8, 40), End(0, -11.25F, 4, 40)};
+  const Json fox = {{"max_log_evicted_mass", -11.25},
+                    {"log_tolerance", -10},
+                    {"kv_bytes", 1200},
+                    {"kv_bytes_unpruned", 8000},
+                    {"cached_tokens", 2}};
+  // In the last event of a stream before [DONE]: the one that ends the last choice, or usage.
+  CompletionWriter streamed(request_, context_, "print", "cmpl-1", 7);
+  EXPECT_EQ(Json::parse(Told(&streamed, ends).substr(6))["fox"], fox);
+  EXPECT_EQ(streamed.LastChunks(), "data: [DONE]\n\n");
+  request_.include_usage = true;
+  CompletionWriter counted(request_, context_, "print", "cmpl-1", 7);
+  EXPECT_EQ(Told(&counted, ends).find("\"fox\""), std::string::npos);
+  const std::string last = counted.LastChunks();
+  EXPECT_EQ(Json::parse(last.substr(6, last.find("\n\n") - 6))["fox"], fox);
+  EXPECT_EQ(Json::parse(counted.TakeBody())["fox"], fox);
+}
+
+// It has taken the pages of 603 tokens twice.
+TEST_F(CompletionWriterTest, APreemptedChoiceDoesNotCountItsPagesTwice) {
+  request_.prompts.resize(1);
+  request_.n = 1;
+  v1::GenerateDelta end = End(0, -11.25F, 24, 80);
+  end.mutable_finish()->mutable_acp()->set_peak_pages(16);
+  CompletionWriter writer(request_, context_, "print", "cmpl-1", 7);
+  const Json fox = Json::parse(Told(&writer, {end}).substr(6))["fox"];
+  EXPECT_EQ(fox["kv_bytes"], 1600);
+  EXPECT_EQ(fox["kv_bytes_unpruned"], 4000);
+}
+
+TEST_F(CompletionWriterTest, ABosThatTheServerAddedIsInNoList) {
+  request_.prompts.resize(1);
+  request_.n = 1;
+  request_.echo = true;
+  request_.logprobs = 0;
+  for (uint32_t id : {'a', 'b'}) request_.prompts[0].mutable_token_ids()->add_ids(id);
+  v1::GenerateDelta prompt;
+  prompt.mutable_prompt()->set_text("ab");
+  for (uint32_t id : {uint32_t{CharacterTokenizer::kBos}, uint32_t{'a'}, uint32_t{'b'}}) {
+    prompt.mutable_prompt()->add_token_ids(id);
+    if (id == CharacterTokenizer::kBos) continue;
+    prompt.mutable_prompt()->add_prompt_logprobs()->mutable_token()->set_token_id(id);
+  }
+  CompletionWriter writer(request_, context_, "print", "cmpl-1", 7);
+  writer.Add(0, prompt);
+  writer.Add(0, End(0, v1::STOP));
+  const Json lists = Json::parse(writer.TakeBody())["choices"][0]["logprobs"];
+  EXPECT_EQ(lists["tokens"], Json({"a", "b"}));
+  EXPECT_EQ(lists["token_logprobs"], Json({0.0, 0.0}));
+  EXPECT_EQ(lists["text_offset"], Json({0, 1}));
 }
 
 }  // namespace
