@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -116,14 +117,15 @@ absl::Status ConvertSampling(const v1::Sampling& in, const ConversionContext& co
   const uint32_t top_k = in.has_top_k() ? in.top_k() : defaults.top_k;
   out->top_k = static_cast<int32_t>(std::min(top_k, static_cast<uint32_t>(vocab_size)));
   out->seed = in.has_seed() ? in.seed() : RandomSeed();
-  for (const auto& [id, bias] : in.logit_bias()) {
+  std::map<uint32_t, float> biases;  // the message's map has another order each time
+  for (const auto& [id, bias] : in.logit_bias()) biases[id] = bias;
+  for (const auto& [id, bias] : biases) {
     if (id >= static_cast<uint32_t>(vocab_size)) {
       return Invalid(absl::StrCat("sampling.logit_bias: id ", id, " is not in the vocabulary of ",
                                   vocab_size));
     }
     out->logit_bias.emplace_back(static_cast<int32_t>(id), bias);
   }
-  std::sort(out->logit_bias.begin(), out->logit_bias.end());  // a map has no order of its own
   absl::Status status = ConvertIds(in.allowed_token_ids(), "sampling.allowed_token_ids", vocab_size,
                                    &out->allowed_token_ids);
   SortUnique(&out->allowed_token_ids);

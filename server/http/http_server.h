@@ -68,7 +68,7 @@ class HttpServer {
   };
   struct Explanation {
     std::string message;
-    const char* code;
+    const char* code = nullptr;
   };
   const Route* Find(const HttpRequest& request) const;
   HttpAnswer NotFound(const std::string& path) const;

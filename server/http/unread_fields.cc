@@ -47,6 +47,13 @@ constexpr Unsupported kUnsupported[] = {
 constexpr size_t kMaxFields = 128;
 constexpr size_t kMaxNameBytes = 64;  // longer than any name that is known
 
+// Other names are never told: they may be anything.
+bool IsName(const std::string& name) {
+  return name.size() <= kMaxNameBytes && std::all_of(name.begin(), name.end(), [](char c) {
+           return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-';
+         });
+}
+
 bool AsksForNothing(const Json& value) {
   return value == Json(false) || value == Json("") || (!value.is_primitive() && value.empty()) ||
          value.is_null();
@@ -86,9 +93,7 @@ absl::Status CheckUnreadFields(const JsonFields& fields) {
         absl::StrCat("the body: must have at most ", kMaxFields, " fields"));
   }
   for (const auto& [name, value] : fields.object().items()) {
-    if (fields.asked().count(name) > 0 || name.size() > kMaxNameBytes || AsksForNothing(value)) {
-      continue;
-    }
+    if (fields.asked().count(name) > 0 || !IsName(name) || AsksForNothing(value)) continue;
     if (const char* advice = AdviceOn(name)) {
       return absl::InvalidArgumentError(absl::StrCat(name, ": ", advice));
     }

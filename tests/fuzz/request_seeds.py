@@ -39,6 +39,8 @@ def completion_request_seeds() -> Seeds:
            "stream": (1, False), "suffix": ("x", 1),
            "response_format": ({"type": "json_object"}, 1),
            "priority": (1, -(1 << 31)), "acp_windows": (True, 1),
+           "acp": ("off", "paper", "on", 1), "log_tolerance": (-20, 0, "x"),
+           "max_new_tokens": (1,), "maxTokens": (1,), "guided_json": ({}, {"type": "object"}),
            "stop_token_ids": ([-1], ["1"]),
            "truncate_prompt_tokens": (0, 100), "min_tokens": (11,),
            "allowed_token_ids": ([259], {}), "echo": (1,), "user": (1,)}
@@ -63,6 +65,7 @@ def completion_request_seeds() -> Seeds:
                 "valid_nulls": {"prompt": "a", "stop": None, "n": None, "logit_bias": None},
                 "bias_many": {"prompt": "a", "logit_bias": {str(i): 1 for i in range(1025)}},
                 "valid_top_k": {"prompt": "a", "top_k": 5},
+                "fields_many": dict({"prompt": "a"}, **{f"field{i}": 1 for i in range(128)}),
                 "prompt_missing": {"model": "model"}}
     for name, request in together.items():
         yield name, json.dumps(request).encode()

@@ -170,10 +170,10 @@ TEST_F(CompletionWriterTest, ABosThatTheServerAddedIsInNoList) {
   request_.n = 1;
   request_.echo = true;
   request_.logprobs = 0;
-  for (uint32_t id : {'a', 'b'}) request_.prompts[0].mutable_token_ids()->add_ids(id);
+  for (uint32_t id : {97U, 98U}) request_.prompts[0].mutable_token_ids()->add_ids(id);
   v1::GenerateDelta prompt;
   prompt.mutable_prompt()->set_text("ab");
-  for (uint32_t id : {uint32_t{CharacterTokenizer::kBos}, uint32_t{'a'}, uint32_t{'b'}}) {
+  for (uint32_t id : {uint32_t{CharacterTokenizer::kBos}, 97U, 98U}) {
     prompt.mutable_prompt()->add_token_ids(id);
     if (id == CharacterTokenizer::kBos) continue;
     prompt.mutable_prompt()->add_prompt_logprobs()->mutable_token()->set_token_id(id);

@@ -62,6 +62,7 @@ TEST(UnreadFieldsTest, AllElseIsIgnored) {
   }
   EXPECT_EQ(ErrorOf({{"temperature", 1}}), "");
   EXPECT_EQ(ErrorOf({{std::string(100000, 'a'), 1}}), "");
+  for (const char* odd : {"sto\xc3\xb6p", "stop\n", "stop "}) EXPECT_EQ(ErrorOf({{odd, 1}}), "");
   // Clients that send their defaults ask for nothing.
   for (const Json& nothing : {Json(), Json(false), Json(""), Json::array(), Json::object()}) {
     EXPECT_EQ(ErrorOf({{"guided_json", nothing}, {"tools", nothing}, {"suffix", nothing}}), "");
