@@ -87,7 +87,7 @@ void ReadSampling(JsonFields* fields, v1::Sampling* out) {
 void ReadStopping(JsonFields* fields, CompletionRequest* request) {
   v1::Stopping* const out = request->settings.mutable_stopping();
   const std::optional<int64_t> max_tokens = fields->Int("max_tokens", 0, kMaxInt);
-  request->fits = max_tokens.has_value();
+  request->max_tokens_sent = max_tokens.has_value();
   out->set_max_tokens(static_cast<uint32_t>(max_tokens.value_or(kDefaultMaxTokens)));
   if (const auto v = fields->Int("min_tokens", 0, kMaxInt)) {
     out->set_min_tokens(static_cast<uint32_t>(*v));
@@ -225,7 +225,7 @@ absl::StatusOr<GenerationSpec> Convert(const CompletionRequest& request, size_t 
     v1::GenerateRequest one = request.settings;
     one.MergeFrom(request.prompts[prompt]);
     absl::StatusOr<GenerationSpec> spec = ConvertGenerate(one, request.stream, context);
-    if (spec.ok() && request.fits) {
+    if (spec.ok() && request.max_tokens_sent) {
       const absl::Status room = CheckRoom(one.stopping().max_tokens(), spec->sequences.front());
       if (!room.ok()) return room;
     }

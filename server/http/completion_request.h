@@ -17,7 +17,7 @@ struct CompletionRequest {
   v1::GenerateRequest settings;              // all but the prompt
   std::vector<v1::GenerateRequest> prompts;  // a prompt each, and nothing else
   bool score = false;                        // max_tokens is 0: the prompts are scored
-  bool fits = false;                         // max_tokens was sent: no less will do
+  bool max_tokens_sent = false;              // no less will do
   bool echo = false, stream = false, include_usage = false;
   int32_t n = 1;          // choices of a prompt
   int32_t logprobs = -1;  // alternatives; -1: none

@@ -119,9 +119,8 @@ HttpAnswer HttpServer::NotFound(const std::string& path) const {
 std::optional<HttpAnswer> HttpServer::Refusal(const HttpRequest& head) const {
   if (local_ && !access_->needs_user_token() && !NamesThisMachine(head.Header("host"))) {
     return ErrorAnswer(403,
-                       "Host: not a name of this machine; ask for it by its address, or, behind a "
-                       "proxy that keeps "
-                       "the name, give the server --api-key-file");
+                       "Host: not a name of this machine; serve by its address, or, behind a proxy "
+                       "that keeps the name, give --api-key-file");
   }
   const auto path = routes_.find(head.path);
   if (path == routes_.end()) {

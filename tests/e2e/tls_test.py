@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 import unittest
+import urllib.request
 import warnings
 
 import certificates
@@ -413,7 +414,8 @@ class HttpsTest(Case):
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        cls.server = cls.serve(*cls.own.server_flags(), "--stall-timeout", "1")
+        cls.server = cls.serve(*cls.own.server_flags(), "--stall-timeout", "1",
+                               "--metrics-port", "0")
         cls.context = client_context(cls.authority, ())
 
     def connect(self) -> http.client.HTTPSConnection:
@@ -430,17 +432,16 @@ class HttpsTest(Case):
 
     def running(self) -> int:
         """Requests that run, by gRPC."""
-        said = self.cli(self.server, *self.trust, command="info")
-        return int(demo.read_messages(said)[-1]["running"])
+        load = demo.read_messages(self.cli(self.server, *self.trust, command="info"))[-1]
+        return int(load["running"])
 
     def test_large_bodies_go_both_ways_on_one_connection(self) -> None:
         connection = self.connect()
         for count in (1, 3000, 300_000):
-            answer = json.loads(self.post(connection, "/tokenize", prompt="a " * count).read())
-            self.assertGreaterEqual(answer["count"], count)
-            text = json.loads(self.post(connection, "/detokenize",
-                                        tokens=answer["tokens"]).read())["prompt"]
-            self.assertEqual(text.split(), ["a"] * count)
+            ids = json.loads(self.post(connection, "/tokenize", prompt="a " * count).read())
+            self.assertGreaterEqual(ids["count"], count)
+            text = json.loads(self.post(connection, "/detokenize", tokens=ids["tokens"]).read())
+            self.assertEqual(text["prompt"].split(), ["a"] * count)
 
     def test_a_stream_joins_to_the_answer(self) -> None:
         connection = self.connect()
@@ -464,6 +465,11 @@ class HttpsTest(Case):
                 answer.close()
                 connection.close()
             self.assertTrue(wait_until(lambda: self.running() == 0, 60), leaves)
+
+    def test_metrics_stay_plain(self) -> None:
+        url = f"http://{self.server.ports['Prometheus']}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            self.assertEqual(answer.status, 200)
 
     def test_keys_may_be_renewed(self) -> None:
         """A client of TLS 1.3 asks the server for new keys between two requests."""
