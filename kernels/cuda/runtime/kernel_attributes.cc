@@ -1,7 +1,9 @@
-// One table of answers a thread, so that a launch takes no lock. See kernel_attributes.h.
+// One table of answers behind a lock, and what each thread has read of it, so that a launch takes
+// no lock. See kernel_attributes.h.
 #include "kernels/cuda/runtime/kernel_attributes.h"
 
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <unordered_map>
 
@@ -11,12 +13,6 @@ namespace {
 // Zeros if there is none for the device.
 struct Code {
   int architecture, registers;
-};
-
-struct Known {
-  std::optional<Code> code;
-  bool smem_allowed = false;
-  std::optional<int> resident_blocks;
 };
 
 struct Question {
@@ -29,24 +25,47 @@ struct HashOfQuestion {
     return std::hash<const void*>()(question.kernel) + static_cast<size_t>(question.device);
   }
 };
+template <typename T>
+using Table = std::unordered_map<Question, T, HashOfQuestion>;
 
-// The calling thread's answers about `kernel` on the current device.
-Known& AnswersFor(const void* kernel) {
-  thread_local std::unordered_map<Question, Known, HashOfQuestion> table;
-  int device = -1;  // stays where there is none: what is asked then gives the error
-  static_cast<void>(cudaGetDevice(&device));
-  return table[{device, kernel}];
+// What ask(&answer) gives for `kernel` on the current device, asked until it succeeds once. All
+// threads get the same answer: the driver may fail for one of them and not for another. `Ask` is
+// the type of one place in the source, which has a table of its own.
+template <typename T, typename Ask>
+cudaError_t AskOnce(const void* kernel, T* answer, const Ask& ask) {
+  static std::mutex mutex;
+  static Table<T> table;
+  thread_local Table<T> known;
+  Question question{-1, kernel};  // -1 stays where there is no device: `ask` gives the error
+  static_cast<void>(cudaGetDevice(&question.device));
+  if (const auto found = known.find(question); found != known.end()) {
+    *answer = found->second;
+    return cudaSuccess;
+  }
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto found = table.find(question);
+  if (found == table.end()) {
+    T value{};
+    if (const cudaError_t error = ask(&value); error != cudaSuccess) return error;
+    found = table.emplace(question, value).first;
+  }
+  known.emplace(question, found->second);
+  *answer = found->second;
+  return cudaSuccess;
 }
 
 Code CodeOf(const void* kernel) {
-  Known& known = AnswersFor(kernel);
-  if (!known.code) {
+  Code code{};
+  static_cast<void>(AskOnce(kernel, &code, [&](Code* answer) {
     cudaFuncAttributes attributes{};
-    const bool told = cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess;
-    if (!told) static_cast<void>(cudaGetLastError());  // no code for this device: an answer
-    known.code = told ? Code{attributes.ptxVersion, attributes.numRegs} : Code{0, 0};
-  }
-  return *known.code;
+    if (cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess) {
+      *answer = {attributes.ptxVersion, attributes.numRegs};
+    } else {
+      static_cast<void>(cudaGetLastError());  // no code for this device: an answer
+    }
+    return cudaSuccess;
+  }));
+  return code;
 }
 
 }  // namespace
@@ -58,27 +77,22 @@ bool TakesRegisters(const void* kernel, int registers) {
 }
 
 cudaError_t AllowDynamicSmem(const void* kernel, int bytes) {
-  Known& known = AnswersFor(kernel);
-  if (known.smem_allowed) return cudaSuccess;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  known.smem_allowed = error == cudaSuccess;
-  return error;
+  int allowed = 0;
+  return AskOnce(kernel, &allowed, [&](int*) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  });
 }
 
 cudaError_t ResidentBlocks(const void* kernel, int threads, int* blocks) {
-  Known& known = AnswersFor(kernel);
-  if (!known.resident_blocks) {
+  return AskOnce(kernel, blocks, [&](int* resident) {
     int sms = 0, per_sm = 0;
     cudaError_t error = CountMultiprocessors(&sms);
     if (error == cudaSuccess) {
       error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, threads, 0);
     }
-    if (error != cudaSuccess) return error;
-    known.resident_blocks = sms * per_sm;
-  }
-  *blocks = *known.resident_blocks;
-  return cudaSuccess;
+    *resident = sms * per_sm;
+    return error;
+  });
 }
 
 cudaError_t CountMultiprocessors(int* count) {
