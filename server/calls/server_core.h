@@ -118,6 +118,8 @@ class ServerCore {
   AdmissionPool& tokenizing() { return tokenizing_; }  // the same for fox.v1.Tokenizer
   DeliveryPool& delivery() { return delivery_; }       // detokenizes and writes
   StallMonitor& stalls() { return stalls_; }
+  // Of calls without a share: 64 at a time, each at most 2 s.
+  StallMonitor& probes() { return probes_; }
   CallMetrics& metrics() { return metrics_; }
   const CallMetrics& metrics() const { return metrics_; }
 
@@ -145,7 +147,7 @@ class ServerCore {
   std::map<std::pair<std::string, uint64_t>, std::shared_ptr<RunningCall>> running_
       ABSL_GUARDED_BY(mutex_);
   CallBudget calls_;
-  StallMonitor stalls_;
+  StallMonitor stalls_, probes_{/*timeout=*/2, /*most=*/64};
   // Last, so that their tasks end before the rest goes.
   DeliveryPool delivery_;
   AdmissionPool admission_{1};

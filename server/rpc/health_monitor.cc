@@ -84,6 +84,7 @@ void HealthMonitor::Loop() {
     Check();
     if (on_fatal_ && (hangs || !core_.engine.fatal().ok())) std::exchange(on_fatal_, nullptr)();
     core_.stalls().EndStalled(SteadySeconds());
+    core_.probes().EndStalled(SteadySeconds());
   }
 }
 

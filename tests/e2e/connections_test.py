@@ -10,10 +10,11 @@ import pathlib
 import resource
 import subprocess
 import sys
+import tempfile
 import unittest
 
 import http2_attacks as attacks
-from fox_server import SLOWNESS, FoxServer
+from fox_server import INSTRUMENTED, SLOWNESS, FoxServer
 
 DESCRIPTORS = 200
 
@@ -55,6 +56,17 @@ class ConnectionsTest(unittest.TestCase):
                     if connection.read()[0] == attacks.GOAWAY:
                         raise ConnectionError("goaway")
         self.assertTrue(attacks.is_serving(self.address))
+
+    @unittest.skipIf(INSTRUMENTED, "SKIPPED: not the memory of the program")
+    def test_health_checks_that_take_no_answer(self) -> None:
+        """They need no token, and end soon; others' checks are answered meanwhile."""
+        tokens = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "tokens"
+        tokens.write_text("a-token-of-a-client\n")
+        server = self.enterContext(FoxServer(self.programs, ["--api-key-file", str(tokens)]))
+        for attack in (attacks.unread_checks, attacks.unsent_checks):
+            did = attacks.measure(server.address, server.process.pid, attack, 16000)
+            self.assertEqual((did["result"], did["errors"]), (16000, 0), did)
+            self.assertLess(did["peak_mib"], 100, did)
 
     def test_who_says_nothing_for_long_is_let_go(self) -> None:
         """But not who waits for something."""

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
+#include <vector>
 
 namespace fox {
 namespace {
@@ -53,6 +55,31 @@ TEST_F(StallMonitorTest, WhatEndsACallMayEndItsWatch) {
   other->Begin();
   LookUntil(100 + 2 * kTimeout);
   EXPECT_EQ(other, nullptr);
+}
+
+// One more than the monitor has room for ends the oldest call of the peer that has most.
+TEST(BoundedStallMonitorTest, TheOldestOfThePeerWithMostEnds) {
+  StallMonitor monitor(kTimeout, /*most=*/3);
+  std::vector<std::string> ended;
+  std::vector<std::unique_ptr<StallMonitor::Watch>> watches;
+  const auto add = [&](const std::string& name, const std::string& peer) {
+    watches.push_back(std::make_unique<StallMonitor::Watch>(
+        monitor, [&, name](const std::string&) { ended.push_back(name); }, peer));
+  };
+  add("a1", "a");
+  add("b1", "b");
+  add("b2", "b");
+  EXPECT_TRUE(ended.empty());
+  add("b3", "b");
+  EXPECT_EQ(ended, std::vector<std::string>({"b1"}));
+  EXPECT_TRUE(watches[1]->stalled());
+  add("c1", "c");
+  EXPECT_EQ(ended.back(), "b2");
+  add("d1", "d");  // now each has one
+  EXPECT_EQ(ended.back(), "a1");
+  watches.clear();
+  for (int i = 0; i < 3; ++i) add("again", "e");
+  EXPECT_EQ(ended.size(), 3u);
 }
 
 }  // namespace

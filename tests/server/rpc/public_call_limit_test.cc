@@ -1,0 +1,35 @@
+// PublicCallLimit: each connection has its count, and calls that never end are forgotten.
+#include "server/rpc/public_call_limit.h"
+
+#include <gtest/gtest.h>
+
+namespace fox {
+namespace {
+
+constexpr int kMost = PublicCallLimit::kMostOfAConnection;
+
+TEST(PublicCallLimitTest, AConnectionHasFewOpenCalls) {
+  PublicCallLimit limit;
+  const int a = 0, b = 0;
+  for (int i = 0; i < kMost; ++i) EXPECT_TRUE(limit.Enter(&a, 100));
+  EXPECT_FALSE(limit.Enter(&a, 101));
+  EXPECT_TRUE(limit.Enter(&b, 101));
+  limit.Leave(&a);
+  EXPECT_TRUE(limit.Enter(&a, 101));
+  EXPECT_FALSE(limit.Enter(&a, 101.9));
+}
+
+TEST(PublicCallLimitTest, CallsThatNeverLeaveAreForgotten) {
+  PublicCallLimit limit;
+  const int a = 0;
+  for (double now : {100.0, 102.0, 110.0}) {
+    for (int i = 0; i < kMost; ++i) EXPECT_TRUE(limit.Enter(&a, now));
+    EXPECT_FALSE(limit.Enter(&a, now));
+  }
+  for (int i = 0; i < 3 * kMost; ++i) limit.Leave(&a);  // late ones earn nothing
+  for (int i = 0; i < kMost; ++i) EXPECT_TRUE(limit.Enter(&a, 110));
+  EXPECT_FALSE(limit.Enter(&a, 110));
+}
+
+}  // namespace
+}  // namespace fox
