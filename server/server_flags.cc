@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -139,7 +140,8 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
            "connections open at once; 0: what the descriptors allow, at most 8192, with TLS 1024",
            0, 1 << 20, &f->grpc.listen.max_connections);
   set->String("client-metadata", "KEY",
-              "metadata key that names a gateway's client; only behind a trusted gateway [none]",
+              "header or metadata key that names a gateway's client, once; only behind a gateway "
+              "that is trusted to set it [none]",
               &f->limits.client_metadata);
   set->Int("max-prompt-bytes", "N", "bytes of a prompt's text", 1, kBillion,
            &f->context.max_prompt_bytes);
@@ -276,6 +278,19 @@ absl::Status SetServices(ServerFlags* flags) {
   return absl::OkStatus();
 }
 
+// Headers are looked up in lower case, and libraries keep binary ones and pseudo-headers to
+// themselves: such a name would silently mean nobody.
+absl::Status CompleteClientMetadata(std::string* key) {
+  absl::AsciiStrToLower(key);
+  const bool name = std::all_of(key->begin(), key->end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.';
+  });
+  if (name && !absl::EndsWith(*key, "-bin")) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--client-metadata: must be the name of a header: letters, digits, -, _ and ., and not one "
+      "that ends with -bin");
+}
+
 // The HTTP port has the limits of the gRPC port where it has none of its own.
 absl::Status CompleteHttp(ServerFlags* flags) {
   HttpServerOptions& http = flags->http;
@@ -340,6 +355,7 @@ absl::Status CompleteServerFlags(ServerFlags* flags) {
   const bool encrypted = !flags->tls.certificate.empty();
   if (encrypted) flags->grpc.listen.default_connections = kDefaultTlsConnections;
   absl::Status status = CompleteTls(flags->ssl_cert_reqs, &flags->tls);
+  status.Update(CompleteClientMetadata(&flags->limits.client_metadata));
   status.Update(SetServices(flags));
   status.Update(
       CheckHost("--host", flags->grpc.listen.host, flags->allow_insecure_remote || encrypted));

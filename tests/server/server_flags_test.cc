@@ -43,6 +43,20 @@ TEST(ServerFlagsTest, RemoteHostsNeedConsent) {
   EXPECT_EQ(ErrorOf({"--model=m", "--host=0.0.0.0", "--allow-insecure-remote"}, &flags), "");
 }
 
+TEST(ServerFlagsTest, ClientMetadataIsTheNameOfAHeader) {
+  for (const char* key : {"X-Tenant", "x-tenant", "X-TENANT"}) {
+    ServerFlags flags;
+    EXPECT_EQ(ErrorOf({"--model=m", std::string("--client-metadata=") + key}, &flags), "");
+    EXPECT_EQ(flags.limits.client_metadata, "x-tenant");
+  }
+  for (const char* key : {"a b", ":path", "x-bin", "X-Bin", "a:", "a\n", "\xc3\xa4", "a,b", "a/"}) {
+    ServerFlags flags;
+    EXPECT_THAT(ErrorOf({"--model=m", std::string("--client-metadata=") + key}, &flags),
+                HasSubstr("--client-metadata"))
+        << key;
+  }
+}
+
 TEST(ServerFlagsTest, RefusalsNameTheFlag) {
   const std::pair<std::vector<std::string>, const char*> cases[] = {
       {{}, "--model"},
