@@ -20,7 +20,6 @@
 #include "server/calls/call_budget.h"
 #include "server/calls/call_info.h"
 #include "server/calls/call_metrics.h"
-#include "server/calls/client_names.h"
 #include "server/calls/conversion_context.h"
 #include "server/calls/delivery_pool.h"
 #include "server/calls/refusal_log.h"
@@ -40,8 +39,9 @@ struct ServerLimits {
   int64_t max_calls = 4096;
   int64_t max_call_bytes = int64_t{128} << 20;
   int delivery_threads = 2;
-  std::string client_metadata;  // key under which a trusted gateway names its client; empty: none
-  double stall_timeout = 30;    // seconds without progress of a write
+  // Under which a trusted gateway names its client, in lower case; empty: none.
+  std::string client_metadata;
+  double stall_timeout = 30;  // seconds without progress of a write
   std::shared_ptr<Access> access = std::make_shared<Access>();  // not null
 };
 
@@ -74,8 +74,9 @@ class ServerCore {
 
   // Lets a generation of `bytes` on the wire in, before it is parsed: gives `call` its share of the
   // budget. A refusal costs nothing, is counted and logged. Unavailable: draining;
-  // DeadlineExceeded: it has passed; ResourceExhausted: calls or bytes are used up, or this client
-  // has its part of a queue that is full, or longer than the deadline.
+  // DeadlineExceeded: it has passed; InvalidArgument: the client is named twice; ResourceExhausted:
+  // calls or bytes are used up, or this client has its part of a queue that is full, or longer than
+  // the deadline.
   absl::Status Admit(CallInfo* call, int64_t bytes);
   // The same for a call that does not go to the engine.
   absl::Status TakeShare(CallInfo* call, int64_t bytes);
@@ -132,13 +133,11 @@ class ServerCore {
  private:
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   absl::Status CheckQueue(const CallInfo& call) const;
-  // Whom a trusted gateway names, else the owner of the token; none: what client_names.h says.
+  // The one that a trusted gateway names, else the owner of the token.
   std::optional<uint64_t> VerifiedClientOf(const Header& header);
-  uint64_t UnverifiedClientOf(const std::string& peer, const Header& header);
 
   const std::string client_metadata_;  // ServerLimits'
   std::atomic<int64_t> admitting_{0};  // calls between BeginAdmission and the engine's answer
-  ClientNames clients_;
   RefusalLog refusals_;
   CallMetrics metrics_;
   mutable Mutex mutex_;

@@ -1,7 +1,6 @@
 // ConnectionAcceptor: see connection_acceptor.h.
 #include "server/process/connection_acceptor.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <malloc.h>
 #include <netdb.h>
@@ -24,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/steady_clock.h"
 #include "server/process/log.h"
+#include "server/process/peer_address.h"
 
 namespace fox {
 namespace {
@@ -82,19 +82,6 @@ int ListenOn(const sockaddr_storage& address) {
   return -1;
 }
 
-// Who the peer is: an IPv4 address as a number, or the IPv6 network of one site (/64).
-uint64_t AddressOf(const sockaddr_storage& peer) {
-  if (peer.ss_family != AF_INET6) {
-    return ntohl(reinterpret_cast<const sockaddr_in&>(peer).sin_addr.s_addr);
-  }
-  const in6_addr& ip = reinterpret_cast<const sockaddr_in6&>(peer).sin6_addr;
-  if (IN6_IS_ADDR_V4MAPPED(&ip)) return ntohl(ip.s6_addr32[3]);
-  if (IN6_IS_ADDR_LOOPBACK(&ip)) return INADDR_LOOPBACK;
-  return uint64_t{ip.s6_addr32[0]} << 32 | ip.s6_addr32[1];
-}
-
-bool IsLoopback(uint64_t address) { return address >> 24 == IN_LOOPBACKNET; }
-
 // Of the socket behind a descriptor; 0: none is open there.
 uint64_t InodeOf(int descriptor) {
   struct stat status {};
@@ -127,7 +114,7 @@ absl::StatusOr<std::vector<sockaddr_storage>> Resolve(const std::string& host) {
 bool IsLoopback(const std::string& host) {
   const auto addresses = Resolve(host);
   return addresses.ok() && std::all_of(addresses->begin(), addresses->end(),
-                                       [](const auto& a) { return IsLoopback(AddressOf(a)); });
+                                       [](const auto& a) { return IsLoopback(NetworkOf(a)); });
 }
 
 absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
@@ -235,7 +222,7 @@ void ConnectionAcceptor::AcceptFrom(int listener) {
     }
     // What had this number has been closed.
     std::erase_if(connections_, [=](const auto& c) { return c.descriptor == descriptor; });
-    const uint64_t address = AddressOf(peer);
+    const uint64_t address = NetworkOf(peer);
     if (!Admit(address)) {
       Refuse(descriptor, "too many connections");
       continue;

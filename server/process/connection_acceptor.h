@@ -60,7 +60,7 @@ class ConnectionAcceptor {
   struct Connection {
     int descriptor;
     uint64_t inode;    // of the socket: whether the descriptor is still this connection
-    uint64_t address;  // of the peer: IPv4, or the upper half of IPv6
+    uint64_t address;  // NetworkOf the peer
   };
 
   ConnectionAcceptor() = default;
