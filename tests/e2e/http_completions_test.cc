@@ -214,12 +214,13 @@ TEST(HttpCompletionsTest, ARequestHasItsId) {
   const std::string body = With(Greedy("hello", 3000), "stream", true).dump();
   client.SendRequest("POST", kPath, body, "X-Request-Id: mine\r\n");
   ASSERT_TRUE(client.ReadUntil("cmpl-mine"));
-  EXPECT_NE(test.core->Find("mine"), nullptr);
   other.SendRequest("POST", kPath, body, "X-Request-Id: mine\r\n");
   EXPECT_EQ(other.Read().status, 409);
   other.SendRequest("POST", kPath, body, "X-Request-Id: not mine\r\n");
   EXPECT_EQ(other.Read().ErrorField(), "x-request-id");
-  test.core->Find("mine")->Cancel(absl::OkStatus());
+  CallInfo administrator;
+  administrator.administrator = true;
+  EXPECT_TRUE(test.core->Abort(administrator, "mine"));
   ASSERT_TRUE(client.ReadUntil("[DONE]"));
   EXPECT_TRUE(absl::StrContains(client.received(), "\"finish_reason\":\"abort\""));
 }
