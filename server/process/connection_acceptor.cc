@@ -7,7 +7,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -28,8 +27,6 @@
 namespace fox {
 namespace {
 
-// For files, the event loops of gRPC, a device's driver.
-constexpr int64_t kReservedDescriptors = 64;
 constexpr int kBacklog = 4096;
 constexpr int kAcceptedInATurn = 64;
 // Unacknowledged data closes a connection after this; what gRPC sets on listeners of its own.
@@ -40,14 +37,6 @@ constexpr std::chrono::milliseconds kPause(20);
 // last of a flood ends 10 s after it began.
 constexpr int64_t kConnectionsOfAFlood = 64, kMostBeforeTrim = 1024;
 constexpr double kSecondsBetweenTrims = 2, kTrimsAfterAFlood = 13;
-
-// By the limit of descriptors; a quarter of a small one is reserved.
-int64_t DefaultCap(int64_t most) {
-  rlimit descriptors{};
-  getrlimit(RLIMIT_NOFILE, &descriptors);
-  const auto limit = static_cast<int64_t>(std::min<rlim_t>(descriptors.rlim_cur, 1 << 30));
-  return std::clamp<int64_t>(limit - std::min(kReservedDescriptors, limit / 4), 1, most);
-}
 
 absl::Status CannotListen(const AcceptorOptions& options, int error) {
   return absl::UnavailableError(absl::StrCat("cannot listen on ", options.host, ", port ",
@@ -120,8 +109,7 @@ bool IsLoopback(const std::string& host) {
 absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
     const AcceptorOptions& options) {
   std::unique_ptr<ConnectionAcceptor> acceptor(new ConnectionAcceptor());
-  const int64_t cap = options.max_connections > 0 ? options.max_connections
-                                                  : DefaultCap(options.default_connections);
+  const int64_t cap = options.max_connections;
   acceptor->max_connections_ = cap;
   acceptor->loopback_is_exempt_ = options.max_per_address == 0;
   acceptor->max_per_address_ =

@@ -1,6 +1,6 @@
 // ConnectionAcceptor: the listening socket of our own and the thread that hands its connections to
-// a door. gRPC's listener has no cap, and after its process has run out of descriptors it accepts
-// nobody for minutes; this one closes what is too much at once and goes on.
+// a port. gRPC's listener has no cap, and after its process has run out of descriptors it accepts
+// no connection for minutes; this one closes what is too much at once and goes on.
 #pragma once
 
 #include <atomic>
@@ -19,16 +19,13 @@ namespace fox {
 struct AcceptorOptions {
   std::string host = "127.0.0.1";  // address or name; a name may have several addresses
   int port = 0;                    // 0: any free one
-  // Open connections; 0: the limit of descriptors less a reserve for everything else, at most
-  // `default_connections`.
-  int64_t max_connections = 0;
-  int64_t default_connections = 8192;
+  int64_t max_connections = 8192;  // open at once
   // Of these, from one address (IPv6: from one /64); 0: seven eighths. Loopback is exempt unless
-  // this is set: behind a proxy everybody has its address.
+  // this is set: behind a proxy all clients have its address.
   int64_t max_per_address = 0;
 };
 
-// Whether every address that `host` stands for is loopback. False: also when it has none.
+// True if every address that `host` stands for is loopback. False: also when it has none.
 bool IsLoopback(const std::string& host);
 
 // Listen, Start and Stop are called by one thread at a time, the others by any.

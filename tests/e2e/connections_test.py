@@ -6,17 +6,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
-import resource
+import socket
 import subprocess
 import sys
 import tempfile
 import unittest
+import urllib.request
+from collections.abc import Iterator, Sequence
 
 import http2_attacks as attacks
 from fox_server import INSTRUMENTED, SLOWNESS, FoxServer
 
 DESCRIPTORS = 200
+
+
+class FewDescriptors(FoxServer):
+    """A server that may open no more, whatever it asks for."""
+
+    def __init__(self, programs: pathlib.Path, flags: Sequence[str] = ()) -> None:
+        super().__init__(programs, flags)
+        self._command = ["sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$0" "$@"', *self._command]
+
+
+@contextlib.contextmanager
+def flood(target: str) -> Iterator[None]:
+    """More connections than there are descriptors, held open as far as the server lets them."""
+    host, port = target.rsplit(":", 1)
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * DESCRIPTORS):
+            stack.enter_context(socket.create_connection((host, int(port)), 5))
+        yield
 
 
 class ConnectionsTest(unittest.TestCase):
@@ -26,12 +47,7 @@ class ConnectionsTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, before[1]))  # the child's
-        try:
-            cls.server = cls.enterClassContext(FoxServer(cls.programs))
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        cls.server = cls.enterClassContext(FewDescriptors(cls.programs))
         cls.address, cls.pid = cls.server.address, cls.server.process.pid
 
     def test_a_flood_of_connections(self) -> None:
@@ -42,6 +58,24 @@ class ConnectionsTest(unittest.TestCase):
             held, text = did["result"]
             self.assertGreater(held, DESCRIPTORS)
             self.assertLess(float(text.split()[3]), SLOWNESS, did)
+
+    def test_a_flood_of_one_port_takes_nothing_from_the_others(self) -> None:
+        server = self.enterContext(FewDescriptors(
+            self.programs, ["--http-port", "0", "--metrics-port", "0"]))
+        urls = {"HTTP": server.http_url + "/health",
+                "Prometheus": "http://" + server.ports["Prometheus"] + "/metrics"}
+        targets = {"gRPC": server.target, **server.ports}
+        for flooded in (("HTTP", "Prometheus"), ("gRPC", "Prometheus"), ("gRPC", "HTTP")):
+            with contextlib.ExitStack() as stack:
+                for name in flooded:
+                    stack.enter_context(flood(targets[name]))
+                (spared,) = targets.keys() - set(flooded)
+                with self.subTest(spared):
+                    if spared == "gRPC":
+                        self.assertTrue(attacks.is_serving(server.address, 2 * SLOWNESS))
+                    else:
+                        with urllib.request.urlopen(urls[spared], timeout=2 * SLOWNESS) as answer:
+                            self.assertEqual(answer.status, 200)
 
     def test_a_connection_cannot_open_streams_without_end(self) -> None:
         with attacks.Connection(self.address) as connection:
