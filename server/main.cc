@@ -197,7 +197,7 @@ void PrintListening(const char* what, const std::string& host, int port) {
 // What a port needs before it opens. Everything that may be wrong with it is told before the
 // minutes that a model takes.
 struct Doors {
-  std::unique_ptr<ConnectionAcceptor> grpc;
+  GrpcListeners grpc;
   std::unique_ptr<HttpServer> http;        // null: none
   std::unique_ptr<MetricsServer> metrics;  // likewise
   std::shared_ptr<TlsFiles> tls;
@@ -219,7 +219,7 @@ absl::StatusOr<Doors> PrepareDoors(const ServerFlags& flags) {
     Log(LogLevel::kWarning, "whoever reaches the port may use it",
         {{"host", flags.grpc.listen.host}});
   }
-  auto grpc = ConnectionAcceptor::Listen(flags.grpc.listen);
+  auto grpc = GrpcServer::Listen(flags.grpc);
   if (!grpc.ok()) return grpc.status();
   out.grpc = *std::move(grpc);
   if (flags.http.listen.port >= 0) {

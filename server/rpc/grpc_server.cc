@@ -122,7 +122,7 @@ struct GrpcServer::Impl {
   VllmService vllm{core, [this] { return monitor->serving(); }};
   std::shared_ptr<PublicCallLimit> limit = std::make_shared<PublicCallLimit>();
   HealthService health{core, limit};
-  std::unique_ptr<ConnectionAcceptor> acceptor, admin_acceptor;
+  GrpcListeners listeners;
   std::unique_ptr<grpc::Server> server, admin_server;
   std::unique_ptr<HealthMonitor> monitor;  // from before the first call until after the last one
 };
@@ -146,12 +146,7 @@ std::vector<std::string> GrpcServer::Impl::Register(const GrpcServerOptions& opt
 }
 
 absl::Status GrpcServer::Impl::StartAdmin(const GrpcServerOptions& options) {
-  if (!options.admin.has_value()) return absl::OkStatus();
-  auto listening = ConnectionAcceptor::Listen(*options.admin);
-  if (!listening.ok()) {
-    return absl::UnavailableError(absl::StrCat("--admin-address: ", listening.status().message()));
-  }
-  admin_acceptor = *std::move(listening);
+  if (listeners.admin == nullptr) return absl::OkStatus();
   grpc::ServerBuilder builder;
   SetChannelArguments(options, &builder);
   builder.SetOption(std::make_unique<WithoutReflection>());
@@ -161,22 +156,37 @@ absl::Status GrpcServer::Impl::StartAdmin(const GrpcServerOptions& options) {
       AddPort(options, core.access->needs_admin_token() ? core.access : nullptr, limit, &builder);
   admin_server = builder.BuildAndStart();
   if (admin_server == nullptr) return absl::UnavailableError("gRPC does not start");
-  admin_acceptor->Start(std::move(sink));
+  listeners.admin->Start(std::move(sink));
   return absl::OkStatus();
 }
 
 GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
-    ServerCore& core, const GrpcServerOptions& options, std::function<void()> on_fatal,
-    std::unique_ptr<ConnectionAcceptor> acceptor) {
-  auto impl = std::make_unique<Impl>(core);
-  impl->acceptor = std::move(acceptor);
-  if (impl->acceptor == nullptr) {
-    auto listening = ConnectionAcceptor::Listen(options.listen);
-    if (!listening.ok()) return listening.status();
-    impl->acceptor = *std::move(listening);
+absl::StatusOr<GrpcListeners> GrpcServer::Listen(const GrpcServerOptions& options) {
+  GrpcListeners out;
+  auto main = ConnectionAcceptor::Listen(options.listen);
+  if (!main.ok()) return main.status();
+  out.main = *std::move(main);
+  if (!options.admin.has_value()) return out;
+  auto admin = ConnectionAcceptor::Listen(*options.admin);
+  if (!admin.ok()) {
+    return absl::UnavailableError(absl::StrCat("--admin-address: ", admin.status().message()));
   }
+  out.admin = *std::move(admin);
+  return out;
+}
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(ServerCore& core,
+                                                              const GrpcServerOptions& options,
+                                                              std::function<void()> on_fatal,
+                                                              GrpcListeners listeners) {
+  auto impl = std::make_unique<Impl>(core);
+  if (listeners.main == nullptr) {
+    absl::StatusOr<GrpcListeners> listening = Listen(options);
+    if (!listening.ok()) return listening.status();
+    listeners = *std::move(listening);
+  }
+  impl->listeners = std::move(listeners);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();  // linking it does so, or not
   grpc::ServerBuilder builder;
   SetChannelArguments(options, &builder);
@@ -194,18 +204,18 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   absl::Status status = CheckPort(sink);
   if (status.ok()) status = impl->StartAdmin(options);
   if (!status.ok()) return status;
-  impl->acceptor->Start(std::move(sink));
+  impl->listeners.main->Start(std::move(sink));
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
 }
 
 GrpcServer::~GrpcServer() { Stop(0); }
 
-int GrpcServer::port() const { return impl_->acceptor->port(); }
+int GrpcServer::port() const { return impl_->listeners.main->port(); }
 
 bool GrpcServer::serving() const { return impl_->monitor != nullptr && impl_->monitor->serving(); }
 
 int GrpcServer::admin_port() const {
-  return impl_->admin_acceptor == nullptr ? 0 : impl_->admin_acceptor->port();
+  return impl_->listeners.admin == nullptr ? 0 : impl_->listeners.admin->port();
 }
 
 void GrpcServer::Drain() {
@@ -227,15 +237,15 @@ bool GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) 
   if (!ended) {
     impl_->core.AbandonAll(absl::UnavailableError("the server is stopping"));
   }
-  impl_->acceptor->Stop();
-  if (impl_->admin_acceptor != nullptr) impl_->admin_acceptor->Stop();
+  impl_->listeners.main->Stop();
+  if (impl_->listeners.admin != nullptr) impl_->listeners.admin->Stop();
   // Calls have ended but for their last write; a client that does not read is cut off.
   const Clock::time_point cut_off = Clock::now() + kLastWrites;
   while (impl_->core.calls().calls() > 0 && Clock::now() < cut_off) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   // The library would end calls that come from now on with CANCELLED, which clients do not repeat.
-  impl_->acceptor->HangUp(kHangUpSeconds);
+  impl_->listeners.main->HangUp(kHangUpSeconds);
   if (impl_->admin_server != nullptr)
     impl_->admin_server->Shutdown(std::chrono::system_clock::now());
   impl_->server->Shutdown(std::chrono::system_clock::now());

@@ -118,12 +118,16 @@ class ConnectionsTest(unittest.TestCase):
             self.assertEqual(waiting.call(), b"\x08\x01")
 
     def test_a_taken_port_is_told_before_the_model_is_loaded(self) -> None:
-        refused = subprocess.run(
-            [str(self.programs / "fox-server"), "--model", "/no/such/model", "--grpc-port",
-             str(self.address[1])], capture_output=True, text=True, timeout=60, check=False)
-        self.assertEqual((refused.returncode, refused.stderr.strip()), (
-            78, "fox-server: cannot listen on 127.0.0.1, port %d: Address already in use"
-            % self.address[1]))
+        port = self.address[1]
+        for flags, named in ((["--grpc-port", str(port)], ""),
+                             (["--grpc-port", "0", "--admin-address", f"127.0.0.1:{port}"],
+                              "--admin-address: ")):
+            refused = subprocess.run(
+                [str(self.programs / "fox-server"), "--model", "/no/such/model", *flags],
+                capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual((refused.returncode, refused.stderr.strip()), (
+                78, f"fox-server: {named}cannot listen on 127.0.0.1, port {port}: "
+                "Address already in use"))
 
 
 if __name__ == "__main__":
