@@ -1,4 +1,5 @@
-// fox-server: flags, the port, the model, signals. Who connects while the model is loaded waits.
+// fox-server: flags, the port, the model, signals. Clients that connect while the model is loaded
+// wait.
 // Exit codes: 0 after a drain and for a signal while loading, 78 for a wrong flag or model, a taken
 // port and too little memory (one line says why), 70 after an engine failure. Read server_core.h
 // next.
@@ -172,7 +173,7 @@ void LogStart(const LoadedModel& model, const FlagSet& set) {
   }
 }
 
-// On standard output, for whoever started the server; it may be a pipe that nobody reads.
+// On standard output, for the program that started the server; it may be a pipe that is not read.
 void PrintListening(const char* what, const std::string& host, int port) {
   const std::string line = absl::StrCat(what, " ", host, ":", port, "\n");
   pollfd ready{STDOUT_FILENO, POLLOUT, 0};
@@ -235,7 +236,7 @@ absl::StatusOr<Doors> PrepareDoors(const ServerFlags& flags) {
   return out;
 }
 
-int Serve(const ServerFlags& flags, LoadedModel model, const StepMetrics& steps,
+int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const StepMetrics& steps,
           SignalHandler* signals, Doors doors) {
   EngineThread engine(std::move(model.engine.engine));
   ServerLimits limits = flags.limits;
@@ -269,7 +270,9 @@ int Serve(const ServerFlags& flags, LoadedModel model, const StepMetrics& steps,
     }
     http->Start();
   }
-  // Every thread runs: what fails from now on fails a server that serves.
+  // Every thread runs: what fails from now on fails a server that serves. Before, a reason not to
+  // start would stand behind all these lines.
+  LogStart(model, set);
   CancelEnd();
   EndOnAbort(kExitEngineFailed);
   if (metrics != nullptr) {
@@ -343,8 +346,7 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   absl::StatusOr<LoadedModel> model = LoadUnlessSignalled(flags, signals);
   if (!model.ok()) return ExitWithConfigError(model.status());
   if (check) return std::fputs(Describe(*model).c_str(), stdout) < 0;
-  LogStart(*model, set);
-  return Serve(flags, *std::move(model), steps, signals, *std::move(doors));
+  return Serve(flags, set, *std::move(model), steps, signals, *std::move(doors));
 }
 
 int Main(const std::vector<std::string>& arguments) {
