@@ -2,7 +2,6 @@
 #include "server/process/connection_acceptor.h"
 
 #include <fcntl.h>
-#include <malloc.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -33,10 +32,6 @@ constexpr int kAcceptedInATurn = 64;
 constexpr unsigned kUserTimeoutMs = 20000;
 constexpr double kSecondsBetweenLooks = 0.05;
 constexpr std::chrono::milliseconds kPause(20);
-// What a handshake took, 70 kB with TLS, would stay in the heap, once for each of its arenas. The
-// last of a flood ends 10 s after it began.
-constexpr int64_t kConnectionsOfAFlood = 64, kMostBeforeTrim = 1024;
-constexpr double kSecondsBetweenTrims = 2, kTrimsAfterAFlood = 13;
 
 absl::Status CannotListen(const AcceptorOptions& options, int error) {
   return absl::UnavailableError(absl::StrCat("cannot listen on ", options.host, ", port ",
@@ -178,23 +173,11 @@ void ConnectionAcceptor::Run() {
   std::vector<pollfd> waiting;
   for (int listener : listeners_) waiting.push_back({listener, POLLIN, 0});
   while (!stopping_) {
-    const double now = SteadySeconds();
-    const bool trims = accepted_since_trim_ > 0 || now < flood_until_;
-    const int wait_ms = trims ? static_cast<int>(1000 * std::max(0.0, trim_at_ - now)) + 1 : -1;
-    if (poll(waiting.data(), waiting.size(), wait_ms) < 0 && errno != EINTR) return;
-    if (trims) TrimHeap(SteadySeconds());
+    if (poll(waiting.data(), waiting.size(), -1) < 0 && errno != EINTR) return;
     for (const pollfd& ready : waiting) {
       if (ready.revents != 0) AcceptFrom(ready.fd);
     }
   }
-}
-
-void ConnectionAcceptor::TrimHeap(double now) {
-  if (now < trim_at_ && accepted_since_trim_ < kMostBeforeTrim) return;
-  if (accepted_since_trim_ >= kConnectionsOfAFlood) flood_until_ = now + kTrimsAfterAFlood;
-  if (now < flood_until_) malloc_trim(0);
-  accepted_since_trim_ = 0;
-  trim_at_ = now + kSecondsBetweenTrims;
 }
 
 // Takes what waits, in turns, so that Stop and the other listeners have theirs.
@@ -215,7 +198,6 @@ void ConnectionAcceptor::AcceptFrom(int listener) {
       Refuse(descriptor, "too many connections");
       continue;
     }
-    ++accepted_since_trim_;
     connections_.push_back({descriptor, InodeOf(descriptor), address});
     sink_(listener, descriptor);
   }

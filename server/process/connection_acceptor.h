@@ -64,8 +64,6 @@ class ConnectionAcceptor {
   absl::Status Bind(const AcceptorOptions& options);
   void Run();
   void AcceptFrom(int listener);
-  // Gives the heap that closed connections have left back to the system: in a flood and after it.
-  void TrimHeap(double now);
   // What to do about an error of accept; false: nothing more to accept now.
   bool Recover(int listener, int error);
   bool Admit(uint64_t address);
@@ -82,8 +80,6 @@ class ConnectionAcceptor {
   // lowest free number to the next connection, and at the cap every record is looked at.
   std::vector<Connection> connections_;
   double last_look_ = 0;
-  int64_t accepted_since_trim_ = 0;
-  double trim_at_ = 0, flood_until_ = 0;
   LogLimit log_limit_{1, 5.0};
 
   std::atomic<int64_t> refused_{0};
