@@ -97,6 +97,8 @@ class ServerCore {
   // administrator, the calls of this id of all tenants. False: none is running.
   bool Abort(const CallInfo& caller, const std::string& request_id);
 
+  const std::string& client_metadata() const { return client_metadata_; }  // ServerLimits'
+
   // When a refused client should come back.
   int64_t RetryAfterMs() const;
 
@@ -136,7 +138,7 @@ class ServerCore {
   // The one that a trusted gateway names, else the owner of the token.
   std::optional<uint64_t> VerifiedClientOf(const Header& header);
 
-  const std::string client_metadata_;  // ServerLimits'
+  const std::string client_metadata_;
   std::atomic<int64_t> admitting_{0};  // calls between BeginAdmission and the engine's answer
   RefusalLog refusals_;
   CallMetrics metrics_;

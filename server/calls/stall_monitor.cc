@@ -7,12 +7,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 
 namespace fox {
 
-StallMonitor::Watch::Watch(StallMonitor& monitor, OnStall on_stall, std::string peer)
-    : monitor_(monitor), on_stall_(std::move(on_stall)), peer_(std::move(peer)) {
+StallMonitor::Watch::Watch(StallMonitor& monitor, OnStall on_stall, uint64_t client)
+    : monitor_(monitor), on_stall_(std::move(on_stall)), client_(client) {
   OnStall end;
   {
     const MutexLock lock(monitor_.mutex_);
@@ -42,11 +41,11 @@ bool StallMonitor::Watch::HasStalled(Seconds now) {
 
 StallMonitor::OnStall StallMonitor::TakeExcess() {
   if (watches_.size() <= most_) return nullptr;
-  std::map<absl::string_view, size_t> calls;  // of each peer
-  for (const Watch* watch : watches_) ++calls[watch->peer_];
+  std::map<uint64_t, size_t> calls;  // of each client
+  for (const Watch* watch : watches_) ++calls[watch->client_];
   Watch* const end =
       *std::max_element(watches_.begin(), watches_.end(), [&](const Watch* a, const Watch* b) {
-        return std::pair(calls[a->peer_], b->number_) < std::pair(calls[b->peer_], a->number_);
+        return std::pair(calls[a->client_], b->number_) < std::pair(calls[b->client_], a->number_);
       });
   end->stalled_ = true;
   watches_.erase(end);

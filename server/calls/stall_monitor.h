@@ -25,8 +25,8 @@ class StallMonitor {
   // One call's writes. Begin and End alternate; the others may be called from any thread.
   class Watch {
    public:
-    // `peer`: the other end of the call's connection, of a monitor that bounds its watches.
-    Watch(StallMonitor& monitor, OnStall on_stall, std::string peer = "");
+    // `client`: CallInfo's; a monitor that bounds its watches asks for it.
+    Watch(StallMonitor& monitor, OnStall on_stall, uint64_t client = 0);
     ~Watch();
     Watch(const Watch&) = delete;
     Watch& operator=(const Watch&) = delete;
@@ -44,7 +44,7 @@ class StallMonitor {
 
     StallMonitor& monitor_;
     const OnStall on_stall_;
-    const std::string peer_;
+    const uint64_t client_;
     uint64_t number_ = 0;              // in the order of their making
     std::atomic<uint32_t> writes_{0};  // odd: one is in flight
     std::atomic<bool> stalled_{false};
@@ -53,7 +53,7 @@ class StallMonitor {
     Seconds since_ = 0;
   };
 
-  // `timeout` in seconds. One more than `most` watches at a time ends the oldest call of the peer
+  // `timeout` in seconds. One more than `most` watches at a time ends the oldest call of the client
   // that has most calls.
   explicit StallMonitor(double timeout, size_t most = std::numeric_limits<size_t>::max())
       : timeout_(timeout), most_(most) {}

@@ -18,7 +18,7 @@ StallMonitor::OnStall EndOf(grpc_call* call) {
 CallReactor::CallReactor(ServerCore& core, grpc::CallbackServerContext* context, CallInfo info,
                          StallMonitor& monitor)
     : core_(core), context_(context), info_(std::move(info)) {
-  writes_.emplace(monitor, EndOf(context->c_call()), info_.peer);
+  writes_.emplace(monitor, EndOf(context->c_call()), info_.client);
 }
 
 void CallReactor::KeepRequest(const grpc::ByteBuffer* request) {

@@ -120,7 +120,8 @@ struct GrpcServer::Impl {
   InfoService info{core};
   AdminService admin{core, [this] { monitor->Check(); }};
   VllmService vllm{core, [this] { return monitor->serving(); }};
-  std::shared_ptr<PublicCallLimit> limit = std::make_shared<PublicCallLimit>();
+  std::shared_ptr<PublicCallLimit> limit =
+      std::make_shared<PublicCallLimit>(core.client_metadata());
   HealthService health{core, limit};
   GrpcListeners listeners;
   std::unique_ptr<grpc::Server> server, admin_server;

@@ -2,9 +2,7 @@
 #include "server/rpc/health_service.h"
 
 #include <utility>
-#include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "google/protobuf/wrappers.pb.h"
 #include "grpc/grpc_security.h"
 #include "grpcpp/impl/codegen/rpc_service_method.h"
@@ -28,11 +26,15 @@ absl::StatusOr<std::string> ServiceOf(const Bytes& bytes) {
   return request.value();
 }
 
-// As the port's credentials know it.
-const void* ConnectionOf(grpc::CallbackServerContext* context) {
-  grpc_auth_context* const connection = grpc_call_auth_context(context->c_call());
+// As the port's credentials found it in the same headers.
+uint64_t ClientOf(const PublicCallLimit& limit, const grpc::CallbackServerContext& context,
+                  grpc_call* call) {
+  const auto& metadata = context.client_metadata();
+  const auto name = metadata.find(limit.client_metadata());
+  grpc_auth_context* const connection = grpc_call_auth_context(call);
   grpc_auth_context_release(connection);
-  return connection;
+  if (name == metadata.end()) return PublicCallLimit::ClientOf(connection, "");
+  return PublicCallLimit::ClientOf(connection, {name->second.data(), name->second.size()});
 }
 
 void Encode(int serving_status, Bytes* out) {
@@ -48,8 +50,9 @@ class HealthService::CheckCall final : public Reactor {
  public:
   CheckCall(HealthService& service, grpc::CallbackServerContext* context)
       : service_(service),
-        connection_(ConnectionOf(context)),
-        watch_(service.core_.probes(), EndOf(context->c_call()), context->peer()) {
+        client_(ClientOf(*service.limit_, *context, context->c_call())),
+        watch_(service.core_.probes(), EndOf(context->c_call()),
+               DescribeCall("Check", *context, service.core_).client) {
     watch_.Begin();  // its message has to come in time, too
     StartRead(&bytes_);
   }
@@ -74,11 +77,11 @@ class HealthService::CheckCall final : public Reactor {
  private:
   // Its end may come long after its answer was taken, and the next call's headers before it.
   void Leave() {
-    if (!std::exchange(left_, true)) service_.limit_->Leave(connection_);
+    if (!std::exchange(left_, true)) service_.limit_->Leave(client_);
   }
 
   HealthService& service_;
-  const void* const connection_;
+  const uint64_t client_;
   bool left_ = false;
   StallMonitor::Watch watch_;
   Bytes bytes_;

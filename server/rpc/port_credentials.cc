@@ -30,11 +30,12 @@ absl::string_view View(const grpc_slice& slice) {
 
 absl::Status Judge(const Door& door, const void* connection, const grpc_metadata* fields,
                    size_t count) {
-  absl::string_view path, authorization;
+  absl::string_view path, authorization, client;
   int tokens = 0;
   for (size_t i = 0; i < count; ++i) {
     const absl::string_view key = View(fields[i].key);
     if (key == ":path") path = View(fields[i].value);
+    if (key == door.limit->client_metadata()) client = View(fields[i].value);
     if (key != "authorization") continue;
     ++tokens;
     authorization = View(fields[i].value);
@@ -48,8 +49,9 @@ absl::Status Judge(const Door& door, const void* connection, const grpc_metadata
     status = door.access->Check(needed, method, tokens > 1 ? "" : authorization);
   }
   if (status.ok() && policy == nullptr) status = absl::UnimplementedError("no such method");
-  if (needed == Privilege::kPublic && !door.limit->Enter(connection, SteadySeconds())) {
-    status = absl::ResourceExhaustedError("too many health checks at once on this connection");
+  if (needed == Privilege::kPublic &&
+      !door.limit->Enter(PublicCallLimit::ClientOf(connection, client), SteadySeconds())) {
+    status = absl::ResourceExhaustedError("too many health checks of this client at once");
   }
   return status;
 }

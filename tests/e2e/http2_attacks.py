@@ -68,6 +68,8 @@ class Connection:
         return self
 
     def __exit__(self, *unused):
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # a thread that reads would keep it open
         self.socket.close()
 
     def next_stream(self):

@@ -24,8 +24,11 @@ constexpr char kWatch[] = "/grpc.health.v1.Health/Watch";
 // A call that has sent its headers, and nothing else yet.
 class OpenCall {
  public:
-  OpenCall(const std::shared_ptr<grpc::Channel>& channel, const char* method) : stub_(channel) {
+  OpenCall(const std::shared_ptr<grpc::Channel>& channel, const char* method,
+           const std::string& client = "")
+      : stub_(channel) {
     SetTimeout(&context_);
+    if (!client.empty()) context_.AddMetadata("x-client", client);
     call_ = stub_.PrepareCall(&context_, method, &queue_);
     call_->StartCall(nullptr);
     Wait();
@@ -137,7 +140,7 @@ TEST(HealthServiceTest, AConnectionHasFewChecks) {
   const TestServer server;
   const std::shared_ptr<grpc::Channel> other = server.Connect();
   std::vector<std::unique_ptr<OpenCall>> silent;
-  for (int i = 0; i < 2 * PublicCallLimit::kMostOfAConnection; ++i) {
+  for (int i = 0; i < 2 * PublicCallLimit::kMostOfAClient; ++i) {
     silent.push_back(std::make_unique<OpenCall>(server.channel, kCheck));
   }
   OpenCall refused(server.channel, kCheck);
@@ -145,9 +148,25 @@ TEST(HealthServiceTest, AConnectionHasFewChecks) {
   EXPECT_EQ(Check(other), 1);
   silent.clear();
   EXPECT_TRUE(Eventually([&] { return Check(server.channel) == 1; }));
-  for (int i = 0; i < 10 * PublicCallLimit::kMostOfAConnection; ++i) {  // they leave again
+  for (int i = 0; i < 10 * PublicCallLimit::kMostOfAClient; ++i) {  // they leave again
     ASSERT_EQ(Check(server.channel), 1);
   }
+}
+
+// Behind a proxy clients share connections.
+TEST(HealthServiceTest, ANamedClientHasFewChecksOnAllConnections) {
+  TestCoreOptions options;
+  options.limits.client_metadata = "x-client";
+  const TestServer server(options);
+  const std::shared_ptr<grpc::Channel> channels[] = {server.channel, server.Connect()};
+  std::vector<std::unique_ptr<OpenCall>> silent;
+  for (int i = 0; i < 2 * PublicCallLimit::kMostOfAClient; ++i) {
+    silent.push_back(std::make_unique<OpenCall>(channels[i % 2], kCheck, "mallory"));
+  }
+  EXPECT_EQ(silent.back()->End().error_code(), grpc::RESOURCE_EXHAUSTED);
+  OpenCall other(server.channel, kCheck, "alice");
+  other.Send("");
+  EXPECT_EQ(other.Read(), 1);
 }
 
 // Of silent calls of many connections 64 stay; those of clients that have few are not the first to
