@@ -139,11 +139,12 @@ class ConnectionsTest(unittest.TestCase):
 
     def test_a_taken_port_is_told_before_the_model_is_loaded(self) -> None:
         port = self.address[1]
+        empty = self.enterContext(tempfile.TemporaryDirectory())  # no model: none is loaded
         for flags, named in ((["--grpc-port", str(port)], ""),
                              (["--grpc-port", "0", "--admin-address", f"127.0.0.1:{port}"],
                               "--admin-address: ")):
             refused = subprocess.run(
-                [str(self.programs / "fox-server"), "--model", "/no/such/model", *flags],
+                [str(self.programs / "fox-server"), "--model", empty, *flags],
                 capture_output=True, text=True, timeout=60, check=False)
             self.assertEqual((refused.returncode, refused.stderr.strip()), (
                 78, f"fox-server: {named}cannot listen on 127.0.0.1, port {port}: "

@@ -215,7 +215,8 @@ class StartTest(unittest.TestCase):
 
     def refusal(self, *flags: str) -> tuple[int, str]:
         """Exit code and last word of a server that does not start."""
-        run = subprocess.run([str(self.programs / "fox-server"), "--model", "/no/such/model",
+        empty = self.enterContext(tempfile.TemporaryDirectory())  # no model: none is loaded
+        run = subprocess.run([str(self.programs / "fox-server"), "--model", empty,
                               "--grpc-port", "0", *flags], capture_output=True, text=True,
                              timeout=60, check=False)
         return run.returncode, run.stderr.strip().splitlines()[-1]
