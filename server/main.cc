@@ -270,9 +270,8 @@ int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const
     }
     http->Start();
   }
-  // Every thread runs: what fails from now on fails a server that serves. Before, a reason not to
-  // start would stand behind all these lines.
-  LogStart(model, set);
+  LogStart(model, set);  // not before: a reason not to start would stand behind it
+  // Every thread runs: what fails from now on fails a server that serves.
   CancelEnd();
   EndOnAbort(kExitEngineFailed);
   if (metrics != nullptr) {
@@ -297,12 +296,11 @@ int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const
   if (http != nullptr) http->Stop(kLastHttpWrites);
   absl::Status fatal = engine.fatal();  // it may have failed in the drain, too
   if (!ended) fatal.Update(absl::InternalError("a step hangs"));
-  if (fatal.ok()) {
-    Log(LogLevel::kInfo, "stopped");
-  } else {
+  if (!fatal.ok()) {
     Log(LogLevel::kError, "the engine failed", {{"reason", std::string(fatal.message())}});
+    EndNow(kExitEngineFailed);  // a broken device takes its time to be tidied up
   }
-  if (!fatal.ok()) EndNow(kExitEngineFailed);  // a broken device takes its time to be tidied up
+  Log(LogLevel::kInfo, "stopped");
   // Whatever a thread still does.
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
   EndWithin(std::clamp(grace + kStopSeconds - taken.count(), 0.1, kStopSeconds), EXIT_SUCCESS);
