@@ -1,4 +1,5 @@
-// fox-server: flags, the port, the model, signals. Who connects while the model is loaded waits.
+// fox-server: flags, the port, the model, signals. Clients that connect while the model is loaded
+// wait.
 // Exit codes: 0 after a drain and for a signal while loading, 78 for a wrong flag or model, a taken
 // port and too little memory (one line says why), 70 after an engine failure. Read server_core.h
 // next.
@@ -177,7 +178,7 @@ void LogStart(const LoadedModel& model, const FlagSet& set) {
   }
 }
 
-// On standard output, for whoever started the server; it may be a pipe that nobody reads.
+// On standard output, for the program that started the server; it may be a pipe that is not read.
 void PrintListening(const char* what, const std::string& host, int port) {
   const std::string line = absl::StrCat(what, " ", host, ":", port, "\n");
   pollfd ready{STDOUT_FILENO, POLLOUT, 0};
@@ -202,7 +203,7 @@ void PrintListening(const char* what, const std::string& host, int port) {
 // What a port needs before it opens. Everything that may be wrong with it is told before the
 // minutes that a model takes.
 struct Doors {
-  std::unique_ptr<ConnectionAcceptor> grpc;
+  GrpcListeners grpc;
   std::unique_ptr<HttpServer> http;        // null: none
   std::unique_ptr<MetricsServer> metrics;  // likewise
   std::shared_ptr<TlsFiles> tls;
@@ -224,7 +225,7 @@ absl::StatusOr<Doors> PrepareDoors(const ServerFlags& flags) {
     Log(LogLevel::kWarning, "whoever reaches the port may use it",
         {{"host", flags.grpc.listen.host}});
   }
-  auto grpc = ConnectionAcceptor::Listen(flags.grpc.listen);
+  auto grpc = GrpcServer::Listen(flags.grpc);
   if (!grpc.ok()) return grpc.status();
   out.grpc = *std::move(grpc);
   if (flags.http.listen.port >= 0) {
@@ -242,7 +243,7 @@ absl::StatusOr<Doors> PrepareDoors(const ServerFlags& flags) {
   return out;
 }
 
-int Serve(const ServerFlags& flags, LoadedModel model, const StepMetrics& steps,
+int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const StepMetrics& steps,
           SignalHandler* signals, Doors doors) {
   EngineThread engine(std::move(model.engine.engine));
   ServerLimits limits = flags.limits;
@@ -276,6 +277,7 @@ int Serve(const ServerFlags& flags, LoadedModel model, const StepMetrics& steps,
     }
     http->Start();
   }
+  LogStart(model, set);  // not before: a reason not to start would stand behind it
   // Every thread runs: what fails from now on fails a server that serves.
   CancelEnd();
   EndOnAbort(kExitEngineFailed);
@@ -301,12 +303,11 @@ int Serve(const ServerFlags& flags, LoadedModel model, const StepMetrics& steps,
   if (http != nullptr) http->Stop(kLastHttpWrites);
   absl::Status fatal = engine.fatal();  // it may have failed in the drain, too
   if (!ended) fatal.Update(absl::InternalError("a step hangs"));
-  if (fatal.ok()) {
-    Log(LogLevel::kInfo, "stopped");
-  } else {
+  if (!fatal.ok()) {
     Log(LogLevel::kError, "the engine failed", {{"reason", std::string(fatal.message())}});
+    EndNow(kExitEngineFailed);  // a broken device takes its time to be tidied up
   }
-  if (!fatal.ok()) EndNow(kExitEngineFailed);  // a broken device takes its time to be tidied up
+  Log(LogLevel::kInfo, "stopped");
   // Whatever a thread still does.
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
   EndWithin(std::clamp(grace + kStopSeconds - taken.count(), 0.1, kStopSeconds), EXIT_SUCCESS);
@@ -350,8 +351,7 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   absl::StatusOr<LoadedModel> model = LoadUnlessSignalled(flags, signals);
   if (!model.ok()) return ExitWithConfigError(model.status());
   if (check) return std::fputs(Describe(*model).c_str(), stdout) < 0;
-  LogStart(*model, set);
-  return Serve(flags, *std::move(model), steps, signals, *std::move(doors));
+  return Serve(flags, set, *std::move(model), steps, signals, *std::move(doors));
 }
 
 int Main(const std::vector<std::string>& arguments) {

@@ -1,12 +1,15 @@
 // ServerFlags: see server_flags.h.
 #include "server/server_flags.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <set>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -19,8 +22,12 @@ namespace fox {
 namespace {
 
 constexpr int64_t kBillion = 1000000000;
+constexpr int64_t kDefaultConnections = 8192;
 constexpr int64_t kDefaultTlsConnections = 1024;  // 70 kB each while it shakes hands
-constexpr int64_t kMaxAdminConnections = 32;      // of the descriptors that the main port leaves
+constexpr int64_t kMaxAdminConnections = 32;
+// For files, the event loops of gRPC, a device's driver; a quarter of a small limit.
+constexpr int64_t kReservedDescriptors = 64;
+constexpr int64_t kSmallPortShare = 16;  // the metrics and the admin port have a sixteenth each
 constexpr const char* kMainPort = "main";
 constexpr const char* kNoTls = "this port speaks plain HTTP";
 constexpr double kDay = 86400;
@@ -136,10 +143,12 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
   set->Mebibytes("call-memory-mb", "MiB that calls may hold, from arrival to the last write", 1,
                  1 << 20, &f->limits.max_call_bytes);
   set->Int("max-connections", "N",
-           "connections open at once; 0: what the descriptors allow, at most 8192, with TLS 1024",
-           0, 1 << 20, &f->grpc.listen.max_connections);
+           "connections open at once, of the gRPC and of the HTTP port; 0: 8192, with TLS 1024; "
+           "fewer if the descriptors do not allow it",
+           0, 1 << 20, &f->max_connections);
   set->String("client-metadata", "KEY",
-              "metadata key that names a gateway's client; only behind a trusted gateway [none]",
+              "header or metadata key that names a gateway's client, once; only behind a gateway "
+              "that is trusted to set it [none]",
               &f->limits.client_metadata);
   set->Int("max-prompt-bytes", "N", "bytes of a prompt's text", 1, kBillion,
            &f->context.max_prompt_bytes);
@@ -276,25 +285,58 @@ absl::Status SetServices(ServerFlags* flags) {
   }
   if (flags->admin_address == kMainPort) return absl::OkStatus();
   flags->grpc.admin = ParseAddress(flags->admin_address);
-  if (flags->grpc.admin.has_value()) flags->grpc.admin->max_connections = kMaxAdminConnections;
   const bool clients_only = !flags->api_key_file.empty() && flags->admin_key_file.empty();
   if (clients_only || !IsLoopback(flags->grpc.listen.host)) services.erase("admin");
   return absl::OkStatus();
 }
 
+// Headers are looked up in lower case, and libraries keep binary ones and pseudo-headers to
+// themselves: such a name would silently mean nobody.
+absl::Status CompleteClientMetadata(std::string* key) {
+  absl::AsciiStrToLower(key);
+  const bool name = std::all_of(key->begin(), key->end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.';
+  });
+  if (name && !absl::EndsWith(*key, "-bin")) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--client-metadata: must be the name of a header: letters, digits, -, _ and ., and not one "
+      "that ends with -bin");
+}
+
 // The HTTP port has the limits of the gRPC port where it has none of its own.
 absl::Status CompleteHttp(ServerFlags* flags) {
   HttpServerOptions& http = flags->http;
-  const AcceptorOptions& grpc = flags->grpc.listen;
-  if (http.listen.host.empty()) http.listen.host = grpc.host;
-  http.listen.max_connections = grpc.max_connections;
-  http.listen.default_connections = grpc.default_connections;
+  if (http.listen.host.empty()) http.listen.host = flags->grpc.listen.host;
   http.port.max_body_bytes = int64_t{flags->grpc.max_message_mb} << 20;
   http.port.receive_memory_bytes = flags->grpc.receive_memory_bytes;
   http.port.stall_timeout = flags->limits.stall_timeout;
   if (http.listen.port < 0) return absl::OkStatus();
   return CheckHost("--http-host", http.listen.host,
                    flags->allow_insecure_remote || !flags->tls.certificate.empty());
+}
+
+// Connections of each port: together no more than there are descriptors, so that a flood of one
+// port takes nothing from another.
+void DivideDescriptors(ServerFlags* flags) {
+  rlimit descriptors{};
+  getrlimit(RLIMIT_NOFILE, &descriptors);
+  const auto limit = static_cast<int64_t>(std::min<rlim_t>(descriptors.rlim_cur, 1 << 30));
+  int64_t left = limit - std::min(kReservedDescriptors, limit / 4);
+  const int64_t small = std::max<int64_t>(left / kSmallPortShare, 1);
+  if (flags->metrics.port >= 0) {
+    flags->metrics.max_connections = std::min(flags->metrics.max_connections, small);
+    left -= flags->metrics.max_connections;
+  }
+  if (flags->grpc.admin.has_value()) {
+    flags->grpc.admin->max_connections = std::min(kMaxAdminConnections, small);
+    left -= flags->grpc.admin->max_connections;
+  }
+  if (flags->http.listen.port >= 0) left /= 2;
+  const int64_t wanted = flags->max_connections > 0       ? flags->max_connections
+                         : flags->tls.certificate.empty() ? kDefaultConnections
+                                                          : kDefaultTlsConnections;
+  flags->grpc.listen.max_connections = flags->http.listen.max_connections =
+      std::clamp<int64_t>(left, 1, wanted);
 }
 
 }  // namespace
@@ -346,8 +388,8 @@ absl::Status CompleteServerFlags(ServerFlags* flags) {
   flags->grpc.max_streams = static_cast<int>(flags->limits.max_calls);
   flags->grpc.receive_memory_bytes = 2 * flags->limits.max_call_bytes;
   const bool encrypted = !flags->tls.certificate.empty();
-  if (encrypted) flags->grpc.listen.default_connections = kDefaultTlsConnections;
   absl::Status status = CompleteTls(flags->ssl_cert_reqs, &flags->tls);
+  status.Update(CompleteClientMetadata(&flags->limits.client_metadata));
   status.Update(SetServices(flags));
   status.Update(
       CheckHost("--host", flags->grpc.listen.host, flags->allow_insecure_remote || encrypted));
@@ -362,6 +404,7 @@ absl::Status CompleteServerFlags(ServerFlags* flags) {
         "--host: not a loopback address, and whoever connects would be served; give --api-key-file "
         "or --ssl-ca-certs, put a proxy in front or give --allow-insecure-remote"));
   }
+  DivideDescriptors(flags);
   return status;
 }
 

@@ -22,6 +22,7 @@ struct ServerFlags {
   ConversionContext context;      // loading fills in the rest
   bool generation_config = true;  // sampling defaults come from the model's file
   ServerLimits limits;
+  int64_t max_connections = 0;  // of the gRPC and of the HTTP port; 0: by default
   GrpcServerOptions grpc;
   HttpServerOptions http;  // its port is -1: none
   std::string grpc_services = "inference,tokenizer,info,admin,vllm,health,reflection";

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/hash/hash.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/calls/client_names.h"
 
 namespace fox {
 namespace {
@@ -55,7 +55,7 @@ CallInfo ServerCore::Describe(const char* method, const std::string& peer, const
   call.peer = peer;
   const std::optional<uint64_t> verified = VerifiedClientOf(header);
   call.tenant = verified.value_or(0);
-  call.client = verified ? *verified : UnverifiedClientOf(peer, header);
+  call.client = verified ? *verified : UnverifiedClientOf(peer);
   call.administrator = access->IsAdministrator(header("authorization", 0));
   const absl::string_view trace = header("traceparent", 0);
   call.trace = ParseTraceParent({trace.data(), trace.size()});
@@ -75,7 +75,10 @@ absl::Status ServerCore::Admit(CallInfo* call, int64_t bytes) {
 }
 
 absl::Status ServerCore::TakeShare(CallInfo* call, int64_t bytes) {
-  if (!call->refusal.ok()) return call->refusal;
+  if (!call->refusal.ok()) {
+    refusals_.Add(*call, RefusalReason::kCredentials, call->refusal, call->arrival);
+    return call->refusal;
+  }
   absl::StatusOr<CallBudget::Share> share = calls_.Take(call->client, kHeldPerByte * bytes);
   if (!share.ok()) {
     refusals_.Add(*call, RefusalReason::kBudget, share.status(), call->arrival);
@@ -188,12 +191,6 @@ std::optional<uint64_t> ServerCore::VerifiedClientOf(const Header& header) {
   const absl::string_view name = client_metadata_.empty() ? "" : header(client_metadata_, 0);
   if (!name.empty()) return absl::HashOf('m', name);
   return access->ClientOf(header("authorization", 0));
-}
-
-uint64_t ServerCore::UnverifiedClientOf(const std::string& peer, const Header& header) {
-  const absl::string_view authorization = header("authorization", 0);
-  const bool bearer = absl::StartsWithIgnoreCase(authorization, "bearer ");
-  return clients_.Of(peer, bearer ? authorization : "");
 }
 
 }  // namespace fox

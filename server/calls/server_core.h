@@ -20,7 +20,6 @@
 #include "server/calls/call_budget.h"
 #include "server/calls/call_info.h"
 #include "server/calls/call_metrics.h"
-#include "server/calls/client_names.h"
 #include "server/calls/conversion_context.h"
 #include "server/calls/delivery_pool.h"
 #include "server/calls/refusal_log.h"
@@ -44,8 +43,9 @@ struct ServerLimits {
   int64_t max_calls = 4096;
   int64_t max_call_bytes = int64_t{128} << 20;
   int delivery_threads = 2;
-  std::string client_metadata;  // key under which a trusted gateway names its client; empty: none
-  double stall_timeout = 30;    // seconds without progress of a write
+  // Under which a trusted gateway names its client, in lower case; empty: none.
+  std::string client_metadata;
+  double stall_timeout = 30;  // seconds without progress of a write
   std::shared_ptr<Access> access = std::make_shared<Access>();  // not null
 };
 
@@ -78,8 +78,9 @@ class ServerCore {
 
   // Lets a generation of `bytes` on the wire in, before it is parsed: gives `call` its share of the
   // budget. A refusal costs nothing, is counted and logged. Unavailable: draining;
-  // DeadlineExceeded: it has passed; ResourceExhausted: calls or bytes are used up, or this client
-  // has its part of a queue that is full, or longer than the deadline.
+  // DeadlineExceeded: it has passed; InvalidArgument: the client is named twice; ResourceExhausted:
+  // calls or bytes are used up, or this client has its part of a queue that is full, or longer than
+  // the deadline.
   absl::Status Admit(CallInfo* call, int64_t bytes);
   // The same for a call that does not go to the engine.
   absl::Status TakeShare(CallInfo* call, int64_t bytes);
@@ -99,6 +100,8 @@ class ServerCore {
   // Ends the call of this id and of the caller's tenant, which then finishes with ABORT; for an
   // administrator, the calls of this id of all tenants. False: none is running.
   bool Abort(const CallInfo& caller, const std::string& request_id);
+
+  const std::string& client_metadata() const { return client_metadata_; }  // ServerLimits'
 
   // When a refused client should come back.
   int64_t RetryAfterMs() const;
@@ -122,6 +125,8 @@ class ServerCore {
   AdmissionPool& tokenizing() { return tokenizing_; }  // the same for fox.v1.Tokenizer
   DeliveryPool& delivery() { return delivery_; }       // detokenizes and writes
   StallMonitor& stalls() { return stalls_; }
+  // Of calls without a share: 64 at a time, each at most 2 s.
+  StallMonitor& probes() { return probes_; }
   CallMetrics& metrics() { return metrics_; }
   const CallMetrics& metrics() const { return metrics_; }
 
@@ -134,13 +139,11 @@ class ServerCore {
  private:
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   absl::Status CheckQueue(const CallInfo& call) const;
-  // Whom a trusted gateway names, else the owner of the token; none: what client_names.h says.
+  // The one that a trusted gateway names, else the owner of the token.
   std::optional<uint64_t> VerifiedClientOf(const Header& header);
-  uint64_t UnverifiedClientOf(const std::string& peer, const Header& header);
 
-  const std::string client_metadata_;  // ServerLimits'
+  const std::string client_metadata_;
   std::atomic<int64_t> admitting_{0};  // calls between BeginAdmission and the engine's answer
-  ClientNames clients_;
   RefusalLog refusals_;
   CallMetrics metrics_;
   mutable Mutex mutex_;
@@ -149,7 +152,7 @@ class ServerCore {
   std::map<std::pair<std::string, uint64_t>, std::shared_ptr<RunningCall>> running_
       ABSL_GUARDED_BY(mutex_);
   CallBudget calls_;
-  StallMonitor stalls_;
+  StallMonitor stalls_, probes_{/*timeout=*/2, /*most=*/64};
   // Last, so that their tasks end before the rest goes.
   DeliveryPool delivery_;
   AdmissionPool admission_{1};

@@ -2,6 +2,7 @@
 #include "server/calls/stall_monitor.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -9,10 +10,17 @@
 
 namespace fox {
 
-StallMonitor::Watch::Watch(StallMonitor& monitor, OnStall on_stall)
-    : monitor_(monitor), on_stall_(std::move(on_stall)) {
-  const MutexLock lock(monitor_.mutex_);
-  monitor_.watches_.insert(this);
+StallMonitor::Watch::Watch(StallMonitor& monitor, OnStall on_stall, uint64_t client)
+    : monitor_(monitor), on_stall_(std::move(on_stall)), client_(client) {
+  OnStall end;
+  {
+    const MutexLock lock(monitor_.mutex_);
+    number_ = ++monitor_.made_;
+    monitor_.watches_.insert(this);
+    end = monitor_.TakeExcess();
+  }
+  // Without the lock: what ends a call may end its watch.
+  if (end) end("the reader has stalled: too many calls wait to be read");
 }
 
 StallMonitor::Watch::~Watch() {
@@ -26,7 +34,22 @@ bool StallMonitor::Watch::HasStalled(Seconds now) {
     seen_ = writes;
     since_ = now;
   }
-  return now - since_ >= monitor_.timeout_ && !stalled_.exchange(true);
+  if (now - since_ < monitor_.timeout_) return false;
+  stalled_ = true;
+  return true;
+}
+
+StallMonitor::OnStall StallMonitor::TakeExcess() {
+  if (watches_.size() <= most_) return nullptr;
+  std::map<uint64_t, size_t> calls;  // of each client
+  for (const Watch* watch : watches_) ++calls[watch->client_];
+  Watch* const end =
+      *std::max_element(watches_.begin(), watches_.end(), [&](const Watch* a, const Watch* b) {
+        return std::pair(calls[a->client_], b->number_) < std::pair(calls[b->client_], a->number_);
+      });
+  end->stalled_ = true;
+  watches_.erase(end);
+  return end->on_stall_;
 }
 
 void StallMonitor::EndStalled(Seconds now) {
@@ -35,9 +58,11 @@ void StallMonitor::EndStalled(Seconds now) {
   std::vector<OnStall> stalled;
   {
     const MutexLock lock(mutex_);
-    for (Watch* watch : watches_) {
-      if (watch->HasStalled(now)) stalled.push_back(watch->on_stall_);
-    }
+    std::erase_if(watches_, [&](Watch* watch) {
+      const bool has_stalled = watch->HasStalled(now);
+      if (has_stalled) stalled.push_back(watch->on_stall_);
+      return has_stalled;
+    });
   }
   if (stalled.empty()) return;
   const std::string reason =

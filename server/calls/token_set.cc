@@ -35,6 +35,9 @@ absl::StatusOr<std::unique_ptr<TokenSet>> TokenSet::Load(const std::string& path
   std::unique_ptr<TokenSet> set(new TokenSet(path, interval));
   absl::StatusOr<std::vector<Digest>> tokens = Read(path);
   if (!tokens.ok()) return tokens.status();
+  if (tokens->empty()) {
+    return absl::InvalidArgumentError("holds no token: each is a line, up to its newline");
+  }
   const MutexLock lock(set->mutex_);
   set->tokens_ = std::make_shared<const std::vector<Digest>>(*std::move(tokens));
   return set;
@@ -44,8 +47,14 @@ absl::StatusOr<std::vector<TokenSet::Digest>> TokenSet::Read(const std::string& 
   absl::StatusOr<std::string> text = ReadSmallFile(path);
   if (!text.ok()) return text.status();
   std::vector<Digest> out;
+  std::vector<absl::string_view> lines = absl::StrSplit(*text, '\n');
+  if (!lines.back().empty()) {
+    Log(LogLevel::kWarning, "the last line of the tokens has no newline and does not count",
+        {{"file", path}});
+  }
+  lines.pop_back();
   int number = 0;
-  for (absl::string_view line : absl::StrSplit(*text, '\n')) {
+  for (absl::string_view line : lines) {
     ++number;
     line = absl::StripAsciiWhitespace(line);
     if (line.empty() || line[0] == '#') continue;
@@ -57,7 +66,6 @@ absl::StatusOr<std::vector<TokenSet::Digest>> TokenSet::Read(const std::string& 
     out.push_back(DigestOf(line));
   }
   OPENSSL_cleanse(text->data(), text->size());
-  if (out.empty()) return absl::InvalidArgumentError("holds no token");
   if (out.size() > kMaxTokens) {
     return absl::InvalidArgumentError(absl::StrCat("holds more than ", kMaxTokens, " tokens"));
   }
@@ -96,12 +104,13 @@ size_t TokenSet::size() const {
 void TokenSet::ReloadIfChanged() {
   if (!watched_.Changed(SteadySeconds())) return;
   absl::StatusOr<std::vector<Digest>> tokens = Read(path_);
+  if (absl::IsNotFound(tokens.status())) tokens = std::vector<Digest>();
   if (!tokens.ok()) {
     Log(LogLevel::kError, "new tokens refused, the old ones stay",
         {{"file", path_}, {"reason", std::string(tokens.status().message())}});
     return;
   }
-  Log(LogLevel::kInfo, "tokens read again",
+  Log(tokens->empty() ? LogLevel::kWarning : LogLevel::kInfo, "tokens read again",
       {{"file", path_}, {"tokens", static_cast<int64_t>(tokens->size())}});
   const MutexLock lock(mutex_);
   tokens_ = std::make_shared<const std::vector<Digest>>(*std::move(tokens));

@@ -1,6 +1,7 @@
 // TokenSet: the bearer tokens of a file, one a line; empty lines and those that begin with # mean
-// nothing. A file that is replaced counts within a second or two; one that is then wrong is logged,
-// and the old tokens stay.
+// nothing, and a last line without a newline is still being written. A file that is replaced counts
+// within a second or two; one that is then wrong is logged, and the old tokens stay. One that is
+// emptied or removed leaves no token: so the last one can be revoked.
 #pragma once
 
 #include <array>
@@ -22,9 +23,9 @@ class TokenSet {
  public:
   static constexpr size_t kMinTokenBytes = 8, kMaxTokenBytes = 1024, kMaxTokens = 4096;
 
-  // InvalidArgument: the file cannot be read, holds no token or more than kMaxTokens, or a line
-  // that is no token: visible ASCII, kMinTokenBytes to kMaxTokenBytes of it. The message names the
-  // line, never what is in it.
+  // Not Ok: the file cannot be read, holds no token or more than kMaxTokens, or a line that is no
+  // token: visible ASCII, kMinTokenBytes to kMaxTokenBytes of it. The message names the line, never
+  // what is in it.
   static absl::StatusOr<std::unique_ptr<TokenSet>> Load(const std::string& path,
                                                         Seconds interval = WatchedFiles::kInterval);
 
@@ -35,6 +36,7 @@ class TokenSet {
 
  private:
   using Digest = std::array<unsigned char, 32>;  // SHA-256
+  // None is no error.
   static absl::StatusOr<std::vector<Digest>> Read(const std::string& path);
   static Digest DigestOf(absl::string_view token);
 

@@ -11,7 +11,6 @@
 namespace fox {
 namespace {
 
-constexpr int64_t kMaxConnections = 256;
 constexpr int64_t kMaxBodyBytes = 4 << 10;  // a scrape has none
 
 }  // namespace
@@ -31,7 +30,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Listen(
   HttpServerOptions http;
   http.listen.host = options.host;
   http.listen.port = options.port;
-  http.listen.default_connections = kMaxConnections;
+  http.listen.max_connections = options.max_connections;
   http.port.max_body_bytes = http.port.receive_memory_bytes = kMaxBodyBytes;
   absl::StatusOr<std::unique_ptr<HttpServer>> server = HttpServer::Listen(http);
   if (!server.ok()) {

@@ -14,7 +14,8 @@ namespace fox {
 
 struct MetricsOptions {
   std::string host = "127.0.0.1";
-  int port = -1;             // -1: no metrics; 0: any free port
+  int port = -1;  // -1: no metrics; 0: any free port
+  int64_t max_connections = 256;
   bool vllm_aliases = true;  // the same under the names that vLLM's tools read
 };
 

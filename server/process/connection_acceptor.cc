@@ -1,14 +1,11 @@
 // ConnectionAcceptor: see connection_acceptor.h.
 #include "server/process/connection_acceptor.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <malloc.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -24,30 +21,17 @@
 #include "absl/strings/str_cat.h"
 #include "engine/steady_clock.h"
 #include "server/process/log.h"
+#include "server/process/peer_address.h"
 
 namespace fox {
 namespace {
 
-// For files, the event loops of gRPC, a device's driver.
-constexpr int64_t kReservedDescriptors = 64;
 constexpr int kBacklog = 4096;
 constexpr int kAcceptedInATurn = 64;
 // Unacknowledged data closes a connection after this; what gRPC sets on listeners of its own.
 constexpr unsigned kUserTimeoutMs = 20000;
 constexpr double kSecondsBetweenLooks = 0.05;
 constexpr std::chrono::milliseconds kPause(20);
-// What a handshake took, 70 kB with TLS, would stay in the heap, once for each of its arenas. The
-// last of a flood ends 10 s after it began.
-constexpr int64_t kConnectionsOfAFlood = 64, kMostBeforeTrim = 1024;
-constexpr double kSecondsBetweenTrims = 2, kTrimsAfterAFlood = 13;
-
-// By the limit of descriptors; a quarter of a small one is reserved.
-int64_t DefaultCap(int64_t most) {
-  rlimit descriptors{};
-  getrlimit(RLIMIT_NOFILE, &descriptors);
-  const auto limit = static_cast<int64_t>(std::min<rlim_t>(descriptors.rlim_cur, 1 << 30));
-  return std::clamp<int64_t>(limit - std::min(kReservedDescriptors, limit / 4), 1, most);
-}
 
 absl::Status CannotListen(const AcceptorOptions& options, int error) {
   return absl::UnavailableError(absl::StrCat("cannot listen on ", options.host, ", port ",
@@ -82,19 +66,6 @@ int ListenOn(const sockaddr_storage& address) {
   return -1;
 }
 
-// Who the peer is: an IPv4 address as a number, or the IPv6 network of one site (/64).
-uint64_t AddressOf(const sockaddr_storage& peer) {
-  if (peer.ss_family != AF_INET6) {
-    return ntohl(reinterpret_cast<const sockaddr_in&>(peer).sin_addr.s_addr);
-  }
-  const in6_addr& ip = reinterpret_cast<const sockaddr_in6&>(peer).sin6_addr;
-  if (IN6_IS_ADDR_V4MAPPED(&ip)) return ntohl(ip.s6_addr32[3]);
-  if (IN6_IS_ADDR_LOOPBACK(&ip)) return INADDR_LOOPBACK;
-  return uint64_t{ip.s6_addr32[0]} << 32 | ip.s6_addr32[1];
-}
-
-bool IsLoopback(uint64_t address) { return address >> 24 == IN_LOOPBACKNET; }
-
 // Of the socket behind a descriptor; 0: none is open there.
 uint64_t InodeOf(int descriptor) {
   struct stat status {};
@@ -127,14 +98,13 @@ absl::StatusOr<std::vector<sockaddr_storage>> Resolve(const std::string& host) {
 bool IsLoopback(const std::string& host) {
   const auto addresses = Resolve(host);
   return addresses.ok() && std::all_of(addresses->begin(), addresses->end(),
-                                       [](const auto& a) { return IsLoopback(AddressOf(a)); });
+                                       [](const auto& a) { return IsLoopback(NetworkOf(a)); });
 }
 
 absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
     const AcceptorOptions& options) {
   std::unique_ptr<ConnectionAcceptor> acceptor(new ConnectionAcceptor());
-  const int64_t cap = options.max_connections > 0 ? options.max_connections
-                                                  : DefaultCap(options.default_connections);
+  const int64_t cap = options.max_connections;
   acceptor->max_connections_ = cap;
   acceptor->loopback_is_exempt_ = options.max_per_address == 0;
   acceptor->max_per_address_ =
@@ -203,23 +173,11 @@ void ConnectionAcceptor::Run() {
   std::vector<pollfd> waiting;
   for (int listener : listeners_) waiting.push_back({listener, POLLIN, 0});
   while (!stopping_) {
-    const double now = SteadySeconds();
-    const bool trims = accepted_since_trim_ > 0 || now < flood_until_;
-    const int wait_ms = trims ? static_cast<int>(1000 * std::max(0.0, trim_at_ - now)) + 1 : -1;
-    if (poll(waiting.data(), waiting.size(), wait_ms) < 0 && errno != EINTR) return;
-    if (trims) TrimHeap(SteadySeconds());
+    if (poll(waiting.data(), waiting.size(), -1) < 0 && errno != EINTR) return;
     for (const pollfd& ready : waiting) {
       if (ready.revents != 0) AcceptFrom(ready.fd);
     }
   }
-}
-
-void ConnectionAcceptor::TrimHeap(double now) {
-  if (now < trim_at_ && accepted_since_trim_ < kMostBeforeTrim) return;
-  if (accepted_since_trim_ >= kConnectionsOfAFlood) flood_until_ = now + kTrimsAfterAFlood;
-  if (now < flood_until_) malloc_trim(0);
-  accepted_since_trim_ = 0;
-  trim_at_ = now + kSecondsBetweenTrims;
 }
 
 // Takes what waits, in turns, so that Stop and the other listeners have theirs.
@@ -235,12 +193,11 @@ void ConnectionAcceptor::AcceptFrom(int listener) {
     }
     // What had this number has been closed.
     std::erase_if(connections_, [=](const auto& c) { return c.descriptor == descriptor; });
-    const uint64_t address = AddressOf(peer);
+    const uint64_t address = NetworkOf(peer);
     if (!Admit(address)) {
       Refuse(descriptor, "too many connections");
       continue;
     }
-    ++accepted_since_trim_;
     connections_.push_back({descriptor, InodeOf(descriptor), address});
     sink_(listener, descriptor);
   }

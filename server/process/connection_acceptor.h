@@ -1,6 +1,6 @@
 // ConnectionAcceptor: the listening socket of our own and the thread that hands its connections to
-// a door. gRPC's listener has no cap, and after its process has run out of descriptors it accepts
-// nobody for minutes; this one closes what is too much at once and goes on.
+// a port. gRPC's listener has no cap, and after its process has run out of descriptors it accepts
+// no connection for minutes; this one closes what is too much at once and goes on.
 #pragma once
 
 #include <atomic>
@@ -19,16 +19,13 @@ namespace fox {
 struct AcceptorOptions {
   std::string host = "127.0.0.1";  // address or name; a name may have several addresses
   int port = 0;                    // 0: any free one
-  // Open connections; 0: the limit of descriptors less a reserve for everything else, at most
-  // `default_connections`.
-  int64_t max_connections = 0;
-  int64_t default_connections = 8192;
+  int64_t max_connections = 8192;  // open at once
   // Of these, from one address (IPv6: from one /64); 0: seven eighths. Loopback is exempt unless
-  // this is set: behind a proxy everybody has its address.
+  // this is set: behind a proxy all clients have its address.
   int64_t max_per_address = 0;
 };
 
-// Whether every address that `host` stands for is loopback. False: also when it has none.
+// True if every address that `host` stands for is loopback. False: also when it has none.
 bool IsLoopback(const std::string& host);
 
 // Listen, Start and Stop are called by one thread at a time, the others by any.
@@ -60,15 +57,13 @@ class ConnectionAcceptor {
   struct Connection {
     int descriptor;
     uint64_t inode;    // of the socket: whether the descriptor is still this connection
-    uint64_t address;  // of the peer: IPv4, or the upper half of IPv6
+    uint64_t address;  // NetworkOf the peer
   };
 
   ConnectionAcceptor() = default;
   absl::Status Bind(const AcceptorOptions& options);
   void Run();
   void AcceptFrom(int listener);
-  // Gives the heap that closed connections have left back to the system: in a flood and after it.
-  void TrimHeap(double now);
   // What to do about an error of accept; false: nothing more to accept now.
   bool Recover(int listener, int error);
   bool Admit(uint64_t address);
@@ -85,8 +80,6 @@ class ConnectionAcceptor {
   // lowest free number to the next connection, and at the cap every record is looked at.
   std::vector<Connection> connections_;
   double last_look_ = 0;
-  int64_t accepted_since_trim_ = 0;
-  double trim_at_ = 0, flood_until_ = 0;
   LogLimit log_limit_{1, 5.0};
 
   std::atomic<int64_t> refused_{0};

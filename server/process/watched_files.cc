@@ -18,7 +18,8 @@ namespace {
 constexpr size_t kMaxBytes = 1 << 20;
 
 absl::Status CannotRead(int error) {
-  return absl::InvalidArgumentError(absl::StrCat("cannot be read: ", std::strerror(error)));
+  const std::string message = absl::StrCat("cannot be read: ", std::strerror(error));
+  return error == ENOENT ? absl::NotFoundError(message) : absl::InvalidArgumentError(message);
 }
 
 }  // namespace
@@ -60,7 +61,7 @@ std::vector<WatchedFiles::Stamp> WatchedFiles::Look() const {
 }
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
-  // A FIFO without a writer would hold up whoever opens it.
+  // A FIFO without a writer would hold up the thread that opens it.
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) return CannotRead(errno);
   const absl::Cleanup close_file = [file] { close(file); };

@@ -1,5 +1,5 @@
-// WatchedFiles: small files that an operator may replace while the server runs: keys, certificates.
-// Nobody waits for them: who is about to use one asks whether it is another than before.
+// WatchedFiles: small files that an operator may replace while the server runs: keys, certificates,
+// tokens. No thread waits for them: before one is used it is asked whether it is another.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ class WatchedFiles {
   static constexpr Seconds kInterval = 1.0;
 
   // The files as they are now count as known. They are looked at once an `interval`, however often
-  // somebody asks.
+  // they are asked for.
   explicit WatchedFiles(std::vector<std::string> paths, Seconds interval = kInterval);
 
   // Whether any of them is another than at construction or when this last said so. `now`: on any
@@ -44,8 +44,8 @@ class WatchedFiles {
   Seconds last_look_ ABSL_GUARDED_BY(mutex_) = -kNever;
 };
 
-// All of a file. InvalidArgument: it cannot be read, is no regular file or has more than 1 MiB; the
-// message says which, without the file's name.
+// All of a file. NotFound: there is none; InvalidArgument: it cannot be read, is no regular file or
+// has more than 1 MiB. The message says which, without the file's name.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path);
 
 }  // namespace fox

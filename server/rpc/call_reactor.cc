@@ -7,9 +7,7 @@
 #include "grpc/grpc.h"
 
 namespace fox {
-namespace {
 
-// Ends the call for its reader, whenever that is.
 StallMonitor::OnStall EndOf(grpc_call* call) {
   grpc_call_ref(call);
   return [held = std::shared_ptr<grpc_call>(call, grpc_call_unref)](const std::string& reason) {
@@ -17,11 +15,10 @@ StallMonitor::OnStall EndOf(grpc_call* call) {
   };
 }
 
-}  // namespace
-
-CallReactor::CallReactor(ServerCore& core, grpc::CallbackServerContext* context, CallInfo info)
+CallReactor::CallReactor(ServerCore& core, grpc::CallbackServerContext* context, CallInfo info,
+                         StallMonitor& monitor)
     : core_(core), context_(context), info_(std::move(info)) {
-  writes_.emplace(core.stalls(), EndOf(context->c_call()));
+  writes_.emplace(monitor, EndOf(context->c_call()), info_.client);
 }
 
 void CallReactor::KeepRequest(const grpc::ByteBuffer* request) {

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "engine/mutex.h"
@@ -14,11 +15,18 @@
 
 namespace fox {
 
+// Ends the call for its reader, however late it is called.
+StallMonitor::OnStall EndOf(grpc_call* call);
+
 // Owns itself until the library is done with the call: its answer was taken, its reader stalled or
 // its client went away. Then the call's share is given back, whoever else still holds the reactor.
 class CallReactor : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
-  CallReactor(ServerCore& core, grpc::CallbackServerContext* context, CallInfo info);
+  CallReactor(ServerCore& core, grpc::CallbackServerContext* context, CallInfo info)
+      : CallReactor(core, context, std::move(info), core.stalls()) {}
+  // `monitor`: of its writes.
+  CallReactor(ServerCore& core, grpc::CallbackServerContext* context, CallInfo info,
+              StallMonitor& monitor);
 
   // For work that may outlive the call. In the handler only.
   std::shared_ptr<CallReactor> self() const { return self_; }

@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "engine/steady_clock.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
-#include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/impl/server_builder_option.h"
 #include "grpcpp/impl/server_builder_plugin.h"
 #include "grpcpp/resource_quota.h"
@@ -19,6 +18,7 @@
 #include "server/rpc/admin_service.h"
 #include "server/rpc/generate_service.h"
 #include "server/rpc/health_monitor.h"
+#include "server/rpc/health_service.h"
 #include "server/rpc/info_service.h"
 #include "server/rpc/port_check.h"
 #include "server/rpc/port_credentials.h"
@@ -93,11 +93,12 @@ void SetChannelArguments(const GrpcServerOptions& options, grpc::ServerBuilder* 
 
 // What takes the port's connections over.
 ConnectionAcceptor::Sink AddPort(const GrpcServerOptions& options, std::shared_ptr<Access> access,
+                                 std::shared_ptr<PublicCallLimit> limit,
                                  grpc::ServerBuilder* builder) {
   std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> port =
       builder->experimental().AddExternalConnectionAcceptor(
           grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-          PortCredentials(options.tls, std::move(access)));
+          PortCredentials(options.tls, std::move(access), std::move(limit)));
   return [port](int listener, int descriptor) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.listener_fd = listener;
@@ -119,7 +120,10 @@ struct GrpcServer::Impl {
   InfoService info{core};
   AdminService admin{core, [this] { monitor->Check(); }};
   VllmService vllm{core, [this] { return monitor->serving(); }};
-  std::unique_ptr<ConnectionAcceptor> acceptor, admin_acceptor;
+  std::shared_ptr<PublicCallLimit> limit =
+      std::make_shared<PublicCallLimit>(core.client_metadata());
+  HealthService health{core, limit};
+  GrpcListeners listeners;
   std::unique_ptr<grpc::Server> server, admin_server;
   std::unique_ptr<HealthMonitor> monitor;  // from before the first call until after the last one
 };
@@ -138,42 +142,52 @@ std::vector<std::string> GrpcServer::Impl::Register(const GrpcServerOptions& opt
   add("info", v1::Info::service_full_name(), &info);
   add("vllm", vllm_wire::VllmEngine::service_full_name(), &vllm);
   if (!options.admin.has_value()) add("admin", v1::Admin::service_full_name(), &admin);
+  if (options.services.count("health") > 0) builder->RegisterService(&health);
   return names;
 }
 
 absl::Status GrpcServer::Impl::StartAdmin(const GrpcServerOptions& options) {
-  if (!options.admin.has_value()) return absl::OkStatus();
-  auto listening = ConnectionAcceptor::Listen(*options.admin);
-  if (!listening.ok()) {
-    return absl::UnavailableError(absl::StrCat("--admin-address: ", listening.status().message()));
-  }
-  admin_acceptor = *std::move(listening);
-  grpc::EnableDefaultHealthCheckService(false);  // it would know nothing of the main port
+  if (listeners.admin == nullptr) return absl::OkStatus();
   grpc::ServerBuilder builder;
   SetChannelArguments(options, &builder);
   builder.SetOption(std::make_unique<WithoutReflection>());
   builder.RegisterService(&admin);
-  // Without tokens of its own, who reaches this address is an administrator.
-  auto sink = AddPort(options, core.access->needs_admin_token() ? core.access : nullptr, &builder);
+  // Without tokens of its own, a client that reaches this address is an administrator.
+  auto sink =
+      AddPort(options, core.access->needs_admin_token() ? core.access : nullptr, limit, &builder);
   admin_server = builder.BuildAndStart();
   if (admin_server == nullptr) return absl::UnavailableError("gRPC does not start");
-  admin_acceptor->Start(std::move(sink));
+  listeners.admin->Start(std::move(sink));
   return absl::OkStatus();
 }
 
 GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
-    ServerCore& core, const GrpcServerOptions& options, std::function<void()> on_fatal,
-    std::unique_ptr<ConnectionAcceptor> acceptor) {
-  auto impl = std::make_unique<Impl>(core);
-  impl->acceptor = std::move(acceptor);
-  if (impl->acceptor == nullptr) {
-    auto listening = ConnectionAcceptor::Listen(options.listen);
-    if (!listening.ok()) return listening.status();
-    impl->acceptor = *std::move(listening);
+absl::StatusOr<GrpcListeners> GrpcServer::Listen(const GrpcServerOptions& options) {
+  GrpcListeners out;
+  auto main = ConnectionAcceptor::Listen(options.listen);
+  if (!main.ok()) return main.status();
+  out.main = *std::move(main);
+  if (!options.admin.has_value()) return out;
+  auto admin = ConnectionAcceptor::Listen(*options.admin);
+  if (!admin.ok()) {
+    return absl::UnavailableError(absl::StrCat("--admin-address: ", admin.status().message()));
   }
-  grpc::EnableDefaultHealthCheckService(options.services.count("health") > 0);
+  out.admin = *std::move(admin);
+  return out;
+}
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(ServerCore& core,
+                                                              const GrpcServerOptions& options,
+                                                              std::function<void()> on_fatal,
+                                                              GrpcListeners listeners) {
+  auto impl = std::make_unique<Impl>(core);
+  if (listeners.main == nullptr) {
+    absl::StatusOr<GrpcListeners> listening = Listen(options);
+    if (!listening.ok()) return listening.status();
+    listeners = *std::move(listening);
+  }
+  impl->listeners = std::move(listeners);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();  // linking it does so, or not
   grpc::ServerBuilder builder;
   SetChannelArguments(options, &builder);
@@ -181,28 +195,28 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   if (options.services.count("reflection") == 0) {
     builder.SetOption(std::make_unique<WithoutReflection>());
   }
-  auto sink = AddPort(options, core.access, &builder);
+  auto sink = AddPort(options, core.access, impl->limit, &builder);
   const std::vector<std::string> names = impl->Register(options, &builder);
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr) return absl::UnavailableError("gRPC does not start");
-  impl->monitor = std::make_unique<HealthMonitor>(core, impl->server->GetHealthCheckService(),
-                                                  names, std::move(on_fatal), options.step_timeout,
+  impl->monitor = std::make_unique<HealthMonitor>(core, &impl->health, names, std::move(on_fatal),
+                                                  options.step_timeout,
                                                   [&core] { return core.delivery().StuckFor(); });
   absl::Status status = CheckPort(sink);
   if (status.ok()) status = impl->StartAdmin(options);
   if (!status.ok()) return status;
-  impl->acceptor->Start(std::move(sink));
+  impl->listeners.main->Start(std::move(sink));
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
 }
 
 GrpcServer::~GrpcServer() { Stop(0); }
 
-int GrpcServer::port() const { return impl_->acceptor->port(); }
+int GrpcServer::port() const { return impl_->listeners.main->port(); }
 
 bool GrpcServer::serving() const { return impl_->monitor != nullptr && impl_->monitor->serving(); }
 
 int GrpcServer::admin_port() const {
-  return impl_->admin_acceptor == nullptr ? 0 : impl_->admin_acceptor->port();
+  return impl_->listeners.admin == nullptr ? 0 : impl_->listeners.admin->port();
 }
 
 void GrpcServer::Drain() {
@@ -224,20 +238,20 @@ bool GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) 
   if (!ended) {
     impl_->core.AbandonAll(absl::UnavailableError("the server is stopping"));
   }
-  impl_->acceptor->Stop();
-  if (impl_->admin_acceptor != nullptr) impl_->admin_acceptor->Stop();
+  impl_->listeners.main->Stop();
+  if (impl_->listeners.admin != nullptr) impl_->listeners.admin->Stop();
   // Calls have ended but for their last write; a client that does not read is cut off.
   const Clock::time_point cut_off = Clock::now() + kLastWrites;
   while (impl_->core.calls().calls() > 0 && Clock::now() < cut_off) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   // The library would end calls that come from now on with CANCELLED, which clients do not repeat.
-  impl_->acceptor->HangUp(kHangUpSeconds);
+  impl_->listeners.main->HangUp(kHangUpSeconds);
   if (impl_->admin_server != nullptr)
     impl_->admin_server->Shutdown(std::chrono::system_clock::now());
   impl_->server->Shutdown(std::chrono::system_clock::now());
   impl_->server->Wait();
-  impl_->monitor->Stop();  // it knows the server's health service; HTTP still asks it
+  impl_->monitor->Stop();
   impl_->server = nullptr;
   impl_->admin_server = nullptr;
   return ended;

@@ -33,15 +33,23 @@ struct GrpcServerOptions {
   std::shared_ptr<TlsFiles> tls;  // of both ports; null: plain text
 };
 
+// What its ports listen with.
+struct GrpcListeners {
+  std::unique_ptr<ConnectionAcceptor> main, admin;  // admin null: not asked for
+};
+
 // port, admin_port and serving may be called from any thread, the others from one at a time.
 class GrpcServer {
  public:
-  // Serves what comes in by `acceptor`, from now on; null: one that listens as the options say.
-  // Unavailable: the port is taken. `core` must be ready and outlive the server. `on_fatal` is
-  // called once, from a thread of its own, when the engine has failed or hangs.
-  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
-      ServerCore& core, const GrpcServerOptions& options, std::function<void()> on_fatal,
-      std::unique_ptr<ConnectionAcceptor> acceptor = nullptr);
+  // Listens as the options say; clients wait until Start. Unavailable: a port is taken.
+  static absl::StatusOr<GrpcListeners> Listen(const GrpcServerOptions& options);
+  // Serves what comes in by `listeners`, from now on; none: those of Listen. `core` must be ready
+  // and outlive the server. `on_fatal` is called once, from a thread of its own, when the engine
+  // has failed or hangs.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(ServerCore& core,
+                                                           const GrpcServerOptions& options,
+                                                           std::function<void()> on_fatal,
+                                                           GrpcListeners listeners = {});
   ~GrpcServer();  // Stop(0)
 
   int port() const;

@@ -84,6 +84,8 @@ void HealthMonitor::Loop() {
     Check();
     if (on_fatal_ && (hangs || !core_.engine.fatal().ok())) std::exchange(on_fatal_, nullptr)();
     core_.stalls().EndStalled(SteadySeconds());
+    core_.probes().EndStalled(SteadySeconds());
+    heap_.Look(SteadySeconds());
   }
 }
 

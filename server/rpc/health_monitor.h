@@ -1,7 +1,7 @@
 // HealthMonitor: the truth behind grpc.health.v1, and the watchdog. SERVING while the engine's loop
 // turns and answers are delivered; NOT_SERVING when draining, when a step takes long, when delivery
 // is stuck or when the engine has failed. It watches on a thread of its own, so a dead engine
-// cannot keep health alive; the same thread looks for readers that have stalled.
+// cannot keep health alive; the same thread looks for readers that have stalled and trims the heap.
 #pragma once
 
 #include <functional>
@@ -11,6 +11,7 @@
 
 #include "engine/mutex.h"
 #include "server/calls/server_core.h"
+#include "server/process/heap_trim.h"
 
 namespace grpc {
 class HealthCheckServiceInterface;
@@ -60,6 +61,7 @@ class HealthMonitor {
   const std::function<double()> delivery_age_;
   std::function<void()> on_fatal_;   // used by the monitor's thread alone
   double last_look_, last_age_ = 0;  // likewise; seconds
+  HeapTrim heap_;                    // likewise
 
   mutable Mutex mutex_;
   CondVar wake_;

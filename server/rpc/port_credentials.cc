@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
+#include "engine/steady_clock.h"
 #include "grpc/grpc.h"
 #include "grpc/grpc_security.h"
 #include "kernels/core/check.h"
@@ -18,38 +19,47 @@ namespace {
 struct Door {
   std::shared_ptr<TlsFiles> tls;
   std::shared_ptr<Access> access;
+  std::shared_ptr<PublicCallLimit> limit;
   // What the library has. Connections are set up one at a time, by the acceptor's thread.
-  std::shared_ptr<const TlsMaterial> given;
+  std::shared_ptr<const TlsMaterial> given = nullptr;
 };
 
 absl::string_view View(const grpc_slice& slice) {
   return {reinterpret_cast<const char*>(GRPC_SLICE_START_PTR(slice)), GRPC_SLICE_LENGTH(slice)};
 }
 
-absl::Status Judge(Access* access, const grpc_metadata* fields, size_t count) {
-  absl::string_view path, authorization;
+absl::Status Judge(const Door& door, const void* connection, const grpc_metadata* fields,
+                   size_t count) {
+  absl::string_view path, authorization, client;
   int tokens = 0;
   for (size_t i = 0; i < count; ++i) {
     const absl::string_view key = View(fields[i].key);
     if (key == ":path") path = View(fields[i].value);
+    if (key == door.limit->client_metadata()) client = View(fields[i].value);
     if (key != "authorization") continue;
     ++tokens;
     authorization = View(fields[i].value);
   }
   const MethodPolicy* policy = FindMethodPolicy(path);
-  // An unknown method is told so to who may call known ones.
+  // An unknown method is told so to a client that may call known ones.
   const Privilege needed = policy == nullptr ? Privilege::kUser : policy->needed;
   const char* method = policy == nullptr ? "unknown" : policy->path;
   absl::Status status;
-  if (access != nullptr) status = access->Check(needed, method, tokens > 1 ? "" : authorization);
+  if (door.access != nullptr) {
+    status = door.access->Check(needed, method, tokens > 1 ? "" : authorization);
+  }
   if (status.ok() && policy == nullptr) status = absl::UnimplementedError("no such method");
+  if (needed == Privilege::kPublic &&
+      !door.limit->Enter(PublicCallLimit::ClientOf(connection, client), SteadySeconds())) {
+    status = absl::ResourceExhaustedError("too many health checks of this client at once");
+  }
   return status;
 }
 
 // As grpc_auth_metadata_processor asks: answers before it returns.
-void Process(void* state, grpc_auth_context*, const grpc_metadata* fields, size_t count,
+void Process(void* state, grpc_auth_context* connection, const grpc_metadata* fields, size_t count,
              grpc_process_auth_metadata_done_cb done, void* call) {
-  const absl::Status status = Judge(static_cast<Door*>(state)->access.get(), fields, count);
+  const absl::Status status = Judge(*static_cast<Door*>(state), connection, fields, count);
   const std::string message(status.message());
   done(call, nullptr, 0, nullptr, 0, static_cast<grpc_status_code>(status.code()), message.c_str());
 }
@@ -83,8 +93,9 @@ grpc_ssl_client_certificate_request_type RequestOf(ClientCertificate clients) {
 
 class Credentials final : public grpc::ServerCredentials {
  public:
-  Credentials(std::shared_ptr<TlsFiles> tls, std::shared_ptr<Access> access) {
-    auto* door = new Door{std::move(tls), std::move(access), nullptr};
+  Credentials(std::shared_ptr<TlsFiles> tls, std::shared_ptr<Access> access,
+              std::shared_ptr<PublicCallLimit> limit) {
+    auto* door = new Door{std::move(tls), std::move(access), std::move(limit)};
     credentials_ = door->tls == nullptr
                        ? grpc_insecure_server_credentials_create()
                        : grpc_ssl_server_credentials_create_with_options(
@@ -110,8 +121,9 @@ class Credentials final : public grpc::ServerCredentials {
 }  // namespace
 
 std::shared_ptr<grpc::ServerCredentials> PortCredentials(std::shared_ptr<TlsFiles> tls,
-                                                         std::shared_ptr<Access> access) {
-  return std::make_shared<Credentials>(std::move(tls), std::move(access));
+                                                         std::shared_ptr<Access> access,
+                                                         std::shared_ptr<PublicCallLimit> limit) {
+  return std::make_shared<Credentials>(std::move(tls), std::move(access), std::move(limit));
 }
 
 }  // namespace fox

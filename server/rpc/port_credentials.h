@@ -1,7 +1,7 @@
 // PortCredentials: what gRPC asks before it serves: TLS or plain text on a connection, and, for
-// each call, whether its method is open to whoever calls. The answer is given when a call's
-// headers are there: what is refused has cost no message, no budget and no handler, whichever
-// service of ours or of the library it was for.
+// each call, whether its method is open to the caller. The answer is given when a call's headers
+// are there: what is refused has cost no message, no budget and no handler, whichever service of
+// ours or of the library it was for.
 #pragma once
 
 #include <memory>
@@ -9,12 +9,14 @@
 #include "grpcpp/security/server_credentials.h"
 #include "server/calls/access.h"
 #include "server/process/tls_files.h"
+#include "server/rpc/public_call_limit.h"
 
 namespace fox {
 
 // `tls` null: plain text; with TLS one thread has to set up the server's connections. `access`
-// null: whoever connects may call everything.
+// null: every client may call everything. `limit`: of public methods; their calls leave it.
 std::shared_ptr<grpc::ServerCredentials> PortCredentials(std::shared_ptr<TlsFiles> tls,
-                                                         std::shared_ptr<Access> access);
+                                                         std::shared_ptr<Access> access,
+                                                         std::shared_ptr<PublicCallLimit> limit);
 
 }  // namespace fox

@@ -40,7 +40,7 @@ class RawService : public Definition::Service {
   }
 
   // A method whose message is small and whose answer takes no time: all of it happens in the
-  // handler. Without a share of the budget it is let in whatever clients hold.
+  // handler. Without a share of the budget it is let in whatever clients hold, as a probe.
   template <class Request, class Response>
   void ServeShort(const char* method,
                   std::function<absl::StatusOr<Response>(const Request&, const CallInfo&)> answer,
@@ -53,7 +53,8 @@ class RawService : public Definition::Service {
       if (takes_share) status = core_.TakeShare(&call, static_cast<int64_t>(bytes->Length()));
       if (status.ok()) status = ParseShortMessage(*bytes, &request);
       const absl::StatusOr<Response> response = status.ok() ? answer(request, call) : status;
-      auto* reactor = new CallReactor(core_, context, std::move(call));
+      auto* reactor = new CallReactor(core_, context, std::move(call),
+                                      takes_share ? core_.stalls() : core_.probes());
       reactor->Answer(response.status(), response.ok() ? &*response : nullptr);
       return reactor;
     });

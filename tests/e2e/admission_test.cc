@@ -39,10 +39,9 @@ class Gate {
 // A stream that was started and that nobody reads until Finish.
 class OpenStream {
  public:
-  OpenStream(TestServer& server, const v1::GenerateRequest& request, const std::string& token = "")
-      : stub_(v1::Inference::NewStub(server.channel)) {
+  OpenStream(const std::shared_ptr<grpc::Channel>& channel, const v1::GenerateRequest& request)
+      : stub_(v1::Inference::NewStub(channel)) {
     SetTimeout(&context_);
-    if (!token.empty()) context_.AddMetadata("authorization", "Bearer " + token);
     reader_ = stub_->GenerateStream(&context_, request);
   }
   ~OpenStream() {
@@ -90,12 +89,12 @@ TEST(AdmissionTest, MessagesAreHeldToTheBudgetBeforeTheyAreParsed) {
   TestServer server(options);
   Gate gate(*server.core);
   const v1::GenerateRequest bomb = Bomb();
-  OpenStream first(server, bomb, "one");
+  OpenStream first(server.channel, bomb);
   ASSERT_TRUE(Eventually([&] { return server.core->calls().calls() == 1; }));
   EXPECT_GE(server.core->calls().bytes(), 4 << 20);
-  OpenStream second(server, bomb, "one");  // on the same connection
+  OpenStream second(server.channel, bomb);  // on the same connection: on loopback, one client
   EXPECT_EQ(second.Finish().error_code(), grpc::RESOURCE_EXHAUSTED);
-  OpenStream other(server, GreedyRequest("polite", 2), "two");
+  OpenStream other(server.Connect(), GreedyRequest("polite", 2));
   ASSERT_TRUE(Eventually([&] { return server.core->calls().calls() == 2; }));
   // Nothing of it has been parsed, and gRPC's threads are free.
   EXPECT_EQ(server.Load().calls(), 3u);
@@ -113,7 +112,7 @@ TEST(AdmissionTest, ATrustedGatewayNamesItsClients) {
     options.limits.client_metadata = trusted_key;
     TestServer server(options);
     Gate gate(*server.core);
-    OpenStream held(server, Bomb());  // by the connection
+    OpenStream held(server.channel, Bomb());  // by the connection
     EXPECT_TRUE(Eventually([&] { return server.core->calls().calls() == 1; }));
     grpc::ClientContext context;
     SetTimeout(&context, 500);
@@ -213,7 +212,7 @@ TEST(AdmissionTest, ACancelledTextIsFreedBeforeItsTurn) {
 TEST(AdmissionTest, AStopDoesNotWaitForTextsInAdmission) {
   TestServer server;
   Gate gate(*server.core);
-  OpenStream prompt(server, GreedyRequest("waits", 2));
+  OpenStream prompt(server.channel, GreedyRequest("waits", 2));
   grpc::ClientContext context;
   SetTimeout(&context);
   std::thread client([&] {

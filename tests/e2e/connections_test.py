@@ -6,16 +6,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
-import resource
+import socket
 import subprocess
 import sys
+import tempfile
 import unittest
+import urllib.request
+from collections.abc import Iterator, Sequence
 
 import http2_attacks as attacks
-from fox_server import SLOWNESS, FoxServer
+from fox_server import INSTRUMENTED, SLOWNESS, FoxServer, wait_until
 
 DESCRIPTORS = 200
+
+
+class FewDescriptors(FoxServer):
+    """A server that may open no more, whatever it asks for."""
+
+    def __init__(self, programs: pathlib.Path, flags: Sequence[str] = ()) -> None:
+        super().__init__(programs, flags)
+        self._command = ["sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$0" "$@"', *self._command]
+
+
+def answers(url: str) -> bool:
+    """Whether a GET is answered within a second."""
+    try:
+        with urllib.request.urlopen(url, timeout=1) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def flood(target: str) -> Iterator[None]:
+    """More connections than there are descriptors, held open as far as the server lets them."""
+    host, port = target.rsplit(":", 1)
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * DESCRIPTORS):
+            stack.enter_context(socket.create_connection((host, int(port)), 5))
+        yield
 
 
 class ConnectionsTest(unittest.TestCase):
@@ -25,12 +56,7 @@ class ConnectionsTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, before[1]))  # the child's
-        try:
-            cls.server = cls.enterClassContext(FoxServer(cls.programs))
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        cls.server = cls.enterClassContext(FewDescriptors(cls.programs))
         cls.address, cls.pid = cls.server.address, cls.server.process.pid
 
     def test_a_flood_of_connections(self) -> None:
@@ -41,6 +67,23 @@ class ConnectionsTest(unittest.TestCase):
             held, text = did["result"]
             self.assertGreater(held, DESCRIPTORS)
             self.assertLess(float(text.split()[3]), SLOWNESS, did)
+
+    def test_a_flood_of_one_port_takes_nothing_from_the_others(self) -> None:
+        server = self.enterContext(FewDescriptors(
+            self.programs, ["--http-port", "0", "--metrics-port", "0"]))
+        metrics = "http://" + server.ports["Prometheus"] + "/metrics"
+        is_served = {"gRPC": lambda: attacks.is_serving(server.address, 1),
+                     "HTTP": lambda: answers(server.http_url + "/health"),
+                     "Prometheus": lambda: answers(metrics)}
+        targets = {"gRPC": server.target, **server.ports}
+        for flooded in (("HTTP", "Prometheus"), ("gRPC", "Prometheus"), ("gRPC", "HTTP")):
+            with contextlib.ExitStack() as stack:
+                for name in flooded:
+                    stack.enter_context(flood(targets[name]))
+                (spared,) = targets.keys() - set(flooded)
+                with self.subTest(spared):
+                    # The flood of the case before has just ended.
+                    self.assertTrue(wait_until(is_served[spared], 2 * SLOWNESS))
 
     def test_a_connection_cannot_open_streams_without_end(self) -> None:
         with attacks.Connection(self.address) as connection:
@@ -55,6 +98,29 @@ class ConnectionsTest(unittest.TestCase):
                     if connection.read()[0] == attacks.GOAWAY:
                         raise ConnectionError("goaway")
         self.assertTrue(attacks.is_serving(self.address))
+
+    @unittest.skipIf(INSTRUMENTED, "SKIPPED: not the memory of the program")
+    def test_health_checks_that_take_no_answer(self) -> None:
+        """They need no token, and end soon; others' checks are answered meanwhile."""
+        tokens = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "tokens"
+        tokens.write_text("a-token-of-a-client\n")
+        server = self.enterContext(FoxServer(self.programs, ["--api-key-file", str(tokens)]))
+        for attack in (attacks.unread_checks, attacks.unsent_checks):
+            did = attacks.measure(server.address, server.process.pid, attack, 16000)
+            self.assertEqual((did["result"], did["errors"]), (16000, 0), did)
+            self.assertLess(did["peak_mib"], 100, did)
+
+    @unittest.skipIf(INSTRUMENTED, "SKIPPED: not the memory of the program")
+    def test_a_flood_of_calls_leaves_no_memory_behind(self) -> None:
+        """What it took goes back to the system, though no connection has come or gone since."""
+        with FoxServer(self.programs) as server:
+            pid = server.process.pid
+            before = attacks.resident_mib(pid)
+            with attacks.Connection(server.address) as connection:
+                did = attacks.measure(server.address, pid, attacks.many_streams, 4000)
+                self.assertGreater(did["peak_mib"], 50, did)
+                self.assertEqual(connection.call(), b"\x08\x01")
+                self.assertTrue(wait_until(lambda: attacks.resident_mib(pid) < before + 30), did)
 
     def test_who_says_nothing_for_long_is_let_go(self) -> None:
         """But not who waits for something."""
@@ -72,12 +138,17 @@ class ConnectionsTest(unittest.TestCase):
             self.assertEqual(waiting.call(), b"\x08\x01")
 
     def test_a_taken_port_is_told_before_the_model_is_loaded(self) -> None:
-        refused = subprocess.run(
-            [str(self.programs / "fox-server"), "--model", "/no/such/model", "--grpc-port",
-             str(self.address[1])], capture_output=True, text=True, timeout=60, check=False)
-        self.assertEqual((refused.returncode, refused.stderr.strip()), (
-            78, "fox-server: cannot listen on 127.0.0.1, port %d: Address already in use"
-            % self.address[1]))
+        port = self.address[1]
+        empty = self.enterContext(tempfile.TemporaryDirectory())  # no model: none is loaded
+        for flags, named in ((["--grpc-port", str(port)], ""),
+                             (["--grpc-port", "0", "--admin-address", f"127.0.0.1:{port}"],
+                              "--admin-address: ")):
+            refused = subprocess.run(
+                [str(self.programs / "fox-server"), "--model", empty, *flags],
+                capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual((refused.returncode, refused.stderr.strip()), (
+                78, f"fox-server: {named}cannot listen on 127.0.0.1, port {port}: "
+                "Address already in use"))
 
 
 if __name__ == "__main__":

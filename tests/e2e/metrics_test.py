@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 import unittest
+import urllib.error
 import urllib.parse
 import urllib.request
 
@@ -179,11 +180,25 @@ class MetricsTest(unittest.TestCase):
                   if line.startswith("# HELP fox_") and len(line.split()) > 4}
         self.assertEqual(typed - helped, set())
 
+    def test_a_page_of_another_name_reads_nothing(self) -> None:
+        """A name that was made to mean this machine: its page's GET has no Origin."""
+        for name, status in (("elsewhere.example", 403), ("localhost", 200), ("127.0.0.1", 200)):
+            with self.subTest(name):
+                request = urllib.request.Request(f"http://{self.address}/metrics",
+                                                 headers={"Host": name})
+                try:
+                    with urllib.request.urlopen(request, timeout=30) as answer:
+                        seen, headers = answer.status, answer.headers
+                except urllib.error.HTTPError as error:
+                    seen, headers = error.code, error.headers
+                    error.close()
+                self.assertEqual((seen, headers["X-Content-Type-Options"]), (status, "nosniff"))
+
     def test_who_stalls_a_scrape_stalls_nobody(self) -> None:
         host, port = self.address.rsplit(":", 1)
-        stalled = [socket.create_connection((host, int(port)), timeout=30) for _ in range(200)]
+        stalled = [socket.create_connection((host, int(port)), timeout=30) for _ in range(50)]
         try:
-            for connection in stalled[:150]:
+            for connection in stalled[:40]:
                 connection.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
             began = time.monotonic()
             self.assertIn("fox_steps_total", scrape(self.address))
@@ -200,7 +215,8 @@ class StartTest(unittest.TestCase):
 
     def refusal(self, *flags: str) -> tuple[int, str]:
         """Exit code and last word of a server that does not start."""
-        run = subprocess.run([str(self.programs / "fox-server"), "--model", "/no/such/model",
+        empty = self.enterContext(tempfile.TemporaryDirectory())  # no model: none is loaded
+        run = subprocess.run([str(self.programs / "fox-server"), "--model", empty,
                               "--grpc-port", "0", *flags], capture_output=True, text=True,
                              timeout=60, check=False)
         return run.returncode, run.stderr.strip().splitlines()[-1]

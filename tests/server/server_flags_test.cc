@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 
@@ -17,6 +18,41 @@ std::string ErrorOf(const std::vector<std::string>& arguments, ServerFlags* flag
   absl::Status status = set.Parse(arguments, nullptr);
   if (status.ok()) status = CompleteServerFlags(flags);
   return std::string(status.message());
+}
+
+// No flood of one port may take the descriptors of another.
+TEST(ServerFlagsTest, PortsDivideTheDescriptors) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const auto connections_with = [&](rlim_t descriptors, std::vector<std::string> arguments) {
+    const rlimit low{descriptors, before.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+    arguments.push_back("--model=m");
+    ServerFlags flags;
+    EXPECT_EQ(ErrorOf(arguments, &flags), "");
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+    std::vector<int64_t> out = {flags.grpc.listen.max_connections};
+    if (flags.http.listen.port >= 0) out.push_back(flags.http.listen.max_connections);
+    if (flags.metrics.port >= 0) out.push_back(flags.metrics.max_connections);
+    if (flags.grpc.admin.has_value()) out.push_back(flags.grpc.admin->max_connections);
+    int64_t sum = 0;
+    for (const int64_t one : out) sum += one;
+    EXPECT_LE(sum, static_cast<int64_t>(descriptors) - 10);
+    return out;
+  };
+  using ::testing::ElementsAre;
+  const std::vector<std::string> all = {"--http-port=0", "--metrics-port=0",
+                                        "--admin-address=127.0.0.1:0"};
+  EXPECT_THAT(connections_with(1024, {}), ElementsAre(960));
+  EXPECT_THAT(connections_with(1024, {"--http-port=0"}), ElementsAre(480, 480));
+  EXPECT_THAT(connections_with(1024, all), ElementsAre(434, 434, 60, 32));
+  EXPECT_THAT(connections_with(40, all), ElementsAre(14, 14, 1, 1));
+  EXPECT_THAT(connections_with(1024, {"--http-port=0", "--max-connections=100"}),
+              ElementsAre(100, 100));
+  EXPECT_THAT(connections_with(1024, {"--max-connections=100000"}), ElementsAre(960));
+  if (before.rlim_max < 20000) GTEST_SKIP() << "few descriptors";
+  EXPECT_THAT(connections_with(20000, all), ElementsAre(8192, 8192, 256, 32));
+  EXPECT_THAT(connections_with(20000, {"--ssl-certfile=c", "--ssl-keyfile=k"}), ElementsAre(1024));
 }
 
 TEST(ServerFlagsTest, RemoteHostsNeedConsent) {
@@ -41,6 +77,20 @@ TEST(ServerFlagsTest, RemoteHostsNeedConsent) {
   }
   ServerFlags flags;
   EXPECT_EQ(ErrorOf({"--model=m", "--host=0.0.0.0", "--allow-insecure-remote"}, &flags), "");
+}
+
+TEST(ServerFlagsTest, ClientMetadataIsTheNameOfAHeader) {
+  for (const char* key : {"X-Tenant", "x-tenant", "X-TENANT"}) {
+    ServerFlags flags;
+    EXPECT_EQ(ErrorOf({"--model=m", std::string("--client-metadata=") + key}, &flags), "");
+    EXPECT_EQ(flags.limits.client_metadata, "x-tenant");
+  }
+  for (const char* key : {"a b", ":path", "x-bin", "X-Bin", "a:", "a\n", "\xc3\xa4", "a,b", "a/"}) {
+    ServerFlags flags;
+    EXPECT_THAT(ErrorOf({"--model=m", std::string("--client-metadata=") + key}, &flags),
+                HasSubstr("--client-metadata"))
+        << key;
+  }
 }
 
 TEST(ServerFlagsTest, RefusalsNameTheFlag) {
@@ -110,8 +160,8 @@ TEST(ServerFlagsTest, WithTlsAllPortsHaveFewerConnections) {
   ServerFlags flags;
   ASSERT_EQ(ErrorOf({"--model=m", "--http-port=0", "--ssl-certfile=c", "--ssl-keyfile=k"}, &flags),
             "");
-  EXPECT_EQ(flags.grpc.listen.default_connections, 1024);
-  EXPECT_EQ(flags.http.listen.default_connections, 1024);
+  EXPECT_LE(flags.grpc.listen.max_connections, 1024);  // or what the descriptors allow
+  EXPECT_LE(flags.http.listen.max_connections, 1024);
 }
 
 TEST(ServerFlagsTest, WhatFollowsFromSeveralFlags) {

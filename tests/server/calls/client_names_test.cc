@@ -1,36 +1,31 @@
-// Tokens are clients, but no connection can be many.
+// Without tokens an address is a client, and on loopback a connection is.
 #include "server/calls/client_names.h"
 
-#include <set>
-
-#include "absl/strings/str_cat.h"
-#include "gtest/gtest.h"
+#include <gtest/gtest.h>
 
 namespace fox {
 namespace {
 
-TEST(ClientNamesTest, ATokenIsAClientOnAnyConnection) {
-  ClientNames names;
-  EXPECT_EQ(names.Of("ipv4:1", "a"), names.Of("ipv4:2", "a"));
-  EXPECT_NE(names.Of("ipv4:1", "a"), names.Of("ipv4:1", "b"));
-  EXPECT_NE(names.Of("ipv4:1", ""), names.Of("ipv4:2", ""));
-  EXPECT_EQ(names.Of("ipv4:1", ""), names.Of("ipv4:1", ""));
+TEST(ClientNamesTest, AnAddressIsAClientWhateverItsPort) {
+  const uint64_t client = UnverifiedClientOf("ipv4:10.0.0.1:1000");
+  EXPECT_EQ(UnverifiedClientOf("ipv4:10.0.0.1:1001"), client);
+  EXPECT_EQ(UnverifiedClientOf("ipv6:[::ffff:10.0.0.1]:1001"), client);
+  EXPECT_NE(UnverifiedClientOf("ipv4:10.0.0.2:1000"), client);
 }
 
-TEST(ClientNamesTest, AConnectionNamesFew) {
-  ClientNames names;
-  std::set<uint64_t> clients;
-  for (int i = 0; i < 1000; ++i) clients.insert(names.Of("ipv4:1", absl::StrCat("token ", i)));
-  EXPECT_EQ(clients.size(), ClientNames::kTokensOfAConnection + 1);
-  EXPECT_EQ(names.Of("ipv4:1", "token 999"), names.Of("ipv4:1", ""));
-  EXPECT_NE(names.Of("ipv4:1", "token 0"), names.Of("ipv4:1", ""));  // those it named stay
+TEST(ClientNamesTest, ASiteOfIpv6IsAClient) {
+  const uint64_t client = UnverifiedClientOf("ipv6:%5B2001:db8:1:2::1%5D:1000");
+  EXPECT_EQ(UnverifiedClientOf("ipv6:[2001:db8:1:2:ffff::9]:1001"), client);
+  EXPECT_NE(UnverifiedClientOf("ipv6:%5B2001:db8:1:3::1%5D:1000"), client);
 }
 
-TEST(ClientNamesTest, ManyConnectionsAreForgotten) {
-  ClientNames names;
-  const uint64_t token = names.Of("ipv4:0", "a");
-  for (int i = 0; i < 10000; ++i) names.Of(absl::StrCat("ipv4:", i), "b");
-  EXPECT_EQ(names.Of("ipv4:0", "a"), token);
+TEST(ClientNamesTest, OnLoopbackAConnectionIsAClient) {
+  for (const char* host : {"ipv4:127.0.0.1:", "ipv4:127.9.9.9:", "ipv6:%5B::1%5D:", "ipv6:[::1]:",
+                           "ipv6:[::ffff:127.0.0.1]:", "unix:/"}) {
+    const std::string peer = host;
+    EXPECT_EQ(UnverifiedClientOf(peer + "1"), UnverifiedClientOf(peer + "1"));
+    EXPECT_NE(UnverifiedClientOf(peer + "1"), UnverifiedClientOf(peer + "2")) << peer;
+  }
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ class GenerationTest : public ::testing::Test {
   void ExpectNothingDelivered() {
     EXPECT_TRUE(consumer_.events().empty());
     EXPECT_TRUE(test_.WaitIdle());
-    EXPECT_EQ(test_.core->Find(kId), nullptr);
+    EXPECT_TRUE(test_.core->Enter(/*tenant=*/0, kId, nullptr));
     CallInfo next;
     EXPECT_TRUE(test_.core->Admit(&next, 1).ok());
   }
@@ -95,13 +95,15 @@ TEST_F(GenerationTest, ARefusedSequenceRefusesTheWholeCall) {
 TEST_F(GenerationTest, ARunningIdIsRefused) {
   test_.script->step_delay_us = 2000;
   std::shared_ptr<Generation> running = Start(Converting(GreedyRequest("one", 3000)));
-  while (test_.core->Find(kId) == nullptr) std::this_thread::yield();
-  RecordingConsumer second(*test_.engine);
-  CallInfo info;
+  while (consumer_.events().empty()) std::this_thread::yield();
+  RecordingConsumer second(*test_.engine), others(*test_.engine);
+  CallInfo info, other;
   Generation::Start(*test_.core, info, Converting(GreedyRequest("two", 3)), &second);
   EXPECT_TRUE(absl::IsAlreadyExists(second.WaitDone()));
   EXPECT_TRUE(second.events().empty());
-  EXPECT_EQ(test_.core->Find(kId), running);
+  other.tenant = 1;  // which does not learn that the id is taken
+  Generation::Start(*test_.core, other, Converting(GreedyRequest("two", 3)), &others);
+  EXPECT_TRUE(others.WaitDone().ok());
   running->Cancel(absl::CancelledError("gone"));
   EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
   EXPECT_TRUE(test_.WaitIdle());
@@ -125,7 +127,7 @@ TEST_F(GenerationTest, AnAbandonedCallEndsThoughItsStepHangs) {
   EXPECT_FALSE(test_.engine->Stop(0.01));
   test_.core->AbandonAll(absl::UnavailableError("the engine hangs"));
   EXPECT_TRUE(absl::IsUnavailable(consumer_.WaitDone()));
-  EXPECT_EQ(test_.core->Find(kId), nullptr);
+  EXPECT_TRUE(test_.core->Enter(/*tenant=*/0, kId, nullptr));
 }
 
 TEST_F(GenerationTest, CancelledBeforeItsTurnEndsAtOnceAndIsNotConverted) {
@@ -217,7 +219,7 @@ TEST_F(GenerationTest, AFailedEngineEndsTheCallOnce) {
   test_.script->fail = true;
   EXPECT_TRUE(absl::IsUnavailable(consumer_.WaitDone()));
   for (const v1::GenerateDelta& event : consumer_.events()) EXPECT_FALSE(event.has_finish());
-  EXPECT_EQ(test_.core->Find(kId), nullptr);
+  EXPECT_TRUE(test_.core->Enter(/*tenant=*/0, kId, nullptr));
 }
 
 // A reader that takes the prompt and nothing more.
@@ -397,7 +399,7 @@ TEST_F(ManyGenerationsTest, AnOpenCallTakesLittleMemory) {
   std::unique_lock<std::mutex> hang(test_.script->step);
   const size_t before = mallinfo2().uordblks;
   StartAll(kCalls, 100);
-  while (test_.core->Find(std::to_string(kCalls - 1)) == nullptr) std::this_thread::yield();
+  while (test_.core->admission().queued() > 0) std::this_thread::yield();
   const size_t bytes = mallinfo2().uordblks - before;
   RecordProperty("bytes", std::to_string(bytes / kCalls));
   EXPECT_LT(bytes / kCalls, 4096u);

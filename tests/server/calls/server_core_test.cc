@@ -8,22 +8,27 @@
 #include <vector>
 
 #include "tests/e2e/test_core.h"
+#include "tests/engine/tools/run_program.h"
 
 namespace fox {
 namespace {
 
 CallInfo Described(ServerCore& core, const std::string& peer,
-                   const std::map<std::string, std::string>& headers) {
-  return core.Describe("Generate", peer, [&](const std::string& name) -> absl::string_view {
-    const auto found = headers.find(name);
-    return found == headers.end() ? absl::string_view() : absl::string_view(found->second);
+                   const std::multimap<std::string, std::string>& headers) {
+  return core.Describe("Generate", peer, [&](const std::string& name, int place) {
+    const auto [begin, end] = headers.equal_range(name);
+    return std::distance(begin, end) <= place ? absl::string_view()
+                                              : absl::string_view(std::next(begin, place)->second);
   });
 }
 
-TEST(ServerCoreTest, AClientIsWhomATrustedGatewayNamesElseItsTokenElseItsConnection) {
+TEST(ServerCoreTest, AClientIsNamedByATrustedGatewayElseByItsTokenElseByItsAddress) {
   TestCoreOptions options;
   options.limits.client_metadata = "x-client";
-  TestCore test(options), without;
+  TestCore without;
+  WriteWhole(TempPath("tokens"), "some-token\nother-token\n");
+  options.limits.access = Access::Load(TempPath("tokens"), "").value();
+  TestCore test(options);
   const auto client = [](TestCore& of, const std::string& peer, const std::string& name,
                          const std::string& token) {
     return Described(*of.core, peer, {{"x-client", name}, {"authorization", token}}).client;
@@ -33,8 +38,37 @@ TEST(ServerCoreTest, AClientIsWhomATrustedGatewayNamesElseItsTokenElseItsConnect
   EXPECT_EQ(client(test, "a", "", "Bearer some-token"), client(test, "b", "", "Bearer some-token"));
   EXPECT_NE(client(test, "a", "", "Basic x"), client(test, "b", "", "Basic x"));
   EXPECT_EQ(client(without, "a", "one", ""), client(without, "a", "two", ""));
+  // A token that nothing verifies is no name.
+  EXPECT_EQ(client(without, "a", "", "Bearer x"), client(without, "a", "", "Bearer y"));
+  EXPECT_NE(client(without, "a", "", "Bearer x"), client(without, "b", "", "Bearer x"));
+  EXPECT_EQ(client(test, "ipv4:10.0.0.1:80", "", ""), client(test, "ipv4:10.0.0.1:81", "", ""));
+  const auto tenant = [](TestCore& of, const std::string& token) {
+    return Described(*of.core, "a", {{"authorization", token}}).tenant;
+  };
+  EXPECT_NE(tenant(test, "Bearer some-token"), tenant(test, "Bearer other-token"));
+  EXPECT_EQ(tenant(without, "Bearer some-token"), 0u);
   const std::string parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
   EXPECT_EQ(Described(*test.core, "a", {{"traceparent", parent}}).trace.parent, parent);
+}
+
+// A client's own entry in front of its gateway's would name another client.
+TEST(ServerCoreTest, AClientThatIsNamedTwiceIsRefused) {
+  TestCoreOptions options;
+  options.limits.client_metadata = "x-client";
+  TestCore test(options);
+  const auto code = [&](const std::multimap<std::string, std::string>& headers) {
+    CallInfo generates = Described(*test.core, "a", headers);
+    CallInfo tokenizes = Described(*test.core, "a", headers);
+    const absl::Status status = test.core->Admit(&generates, 1);
+    EXPECT_EQ(test.core->AdmitTokenizing(&tokenizes, 1).code(), status.code());
+    return status.code();
+  };
+  EXPECT_EQ(code({{"x-client", "alice"}}), absl::StatusCode::kOk);
+  EXPECT_EQ(code({{"x-client", "alice"}, {"x-client", "mallory"}}),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({{"x-client", ""}, {"x-client", ""}}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(test.core->refusals().count(RefusalReason::kCredentials), 4);
+  EXPECT_EQ(code({{"x-other", "alice"}, {"x-other", "mallory"}}), absl::StatusCode::kOk);
 }
 
 TEST(ServerCoreTest, TextsThatFindTheQueueFullAreCounted) {
@@ -60,17 +94,31 @@ class EndedCall final : public RunningCall {
   std::vector<absl::Status> ended;
 };
 
-TEST(ServerCoreTest, AbortEndsTheCallOfThatId) {
+// An id is one tenant's: another may use it, too, and ends nothing by it.
+TEST(ServerCoreTest, AbortEndsTheCallsOfThatIdThatTheCallerMayEnd) {
   TestCore test;
-  const auto call = std::make_shared<EndedCall>();
-  ASSERT_TRUE(test.core->Enter("mine", call));
-  EXPECT_FALSE(test.core->Enter("mine", call));
-  EXPECT_FALSE(test.core->Abort("another"));
-  EXPECT_TRUE(call->ended.empty());
-  EXPECT_TRUE(test.core->Abort("mine"));
-  EXPECT_EQ(call->ended, std::vector<absl::Status>{absl::OkStatus()});
-  test.core->Leave("mine");
-  EXPECT_FALSE(test.core->Abort("mine"));
+  CallInfo first, second, administrator;
+  first.tenant = 7;
+  second.tenant = 8;
+  administrator.administrator = true;
+  const auto one = std::make_shared<EndedCall>(), two = std::make_shared<EndedCall>();
+  ASSERT_TRUE(test.core->Enter(7, "order", one));
+  EXPECT_FALSE(test.core->Enter(7, "order", one));
+  EXPECT_FALSE(test.core->Abort(second, "order"));
+  EXPECT_FALSE(test.core->Abort(CallInfo(), "order"));  // of no tenant
+  ASSERT_TRUE(test.core->Enter(8, "order", two));
+  EXPECT_FALSE(test.core->Abort(first, "orde"));
+  EXPECT_FALSE(test.core->Abort(administrator, "orders"));
+  EXPECT_TRUE(one->ended.empty() && two->ended.empty());
+  EXPECT_TRUE(test.core->Abort(first, "order"));
+  EXPECT_EQ(one->ended, std::vector<absl::Status>{absl::OkStatus()});
+  EXPECT_TRUE(two->ended.empty());
+  EXPECT_TRUE(test.core->Abort(administrator, "order"));
+  EXPECT_EQ(one->ended.size(), 2u);
+  EXPECT_EQ(two->ended.size(), 1u);
+  test.core->Leave(7, "order");
+  EXPECT_FALSE(test.core->Abort(first, "order"));
+  EXPECT_TRUE(test.core->Abort(second, "order"));
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
+#include <vector>
 
 namespace fox {
 namespace {
@@ -53,6 +55,31 @@ TEST_F(StallMonitorTest, WhatEndsACallMayEndItsWatch) {
   other->Begin();
   LookUntil(100 + 2 * kTimeout);
   EXPECT_EQ(other, nullptr);
+}
+
+// One more than the monitor has room for ends the oldest call of the client that has most.
+TEST(BoundedStallMonitorTest, TheOldestOfTheClientWithMostEnds) {
+  StallMonitor monitor(kTimeout, /*most=*/3);
+  std::vector<std::string> ended;
+  std::vector<std::unique_ptr<StallMonitor::Watch>> watches;
+  const auto add = [&](const std::string& name, uint64_t client) {
+    watches.push_back(std::make_unique<StallMonitor::Watch>(
+        monitor, [&, name](const std::string&) { ended.push_back(name); }, client));
+  };
+  add("a1", 1);
+  add("b1", 2);
+  add("b2", 2);
+  EXPECT_TRUE(ended.empty());
+  add("b3", 2);
+  EXPECT_EQ(ended, std::vector<std::string>({"b1"}));
+  EXPECT_TRUE(watches[1]->stalled());
+  add("c1", 3);
+  EXPECT_EQ(ended.back(), "b2");
+  add("d1", 4);  // now each has one
+  EXPECT_EQ(ended.back(), "a1");
+  watches.clear();
+  for (int i = 0; i < 3; ++i) add("again", 5);
+  EXPECT_EQ(ended.size(), 3u);
 }
 
 }  // namespace

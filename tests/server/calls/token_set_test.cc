@@ -26,7 +26,7 @@ std::string ErrorOf(const std::string& content) {
 
 TEST(TokenSetTest, ATokenIsFoundAndIsAClient) {
   const std::string path = TempPath("tokens");
-  std::string content = "# operators\r\n\n  first-token \r\nsecond-token";
+  std::string content = "# operators\r\n\n  first-token \r\nsecond-token\nthird-token-half";
   WriteWhole(path, content);
   const auto set = TokenSet::Load(path).value();
   EXPECT_EQ(set->size(), 2u);
@@ -36,7 +36,7 @@ TEST(TokenSetTest, ATokenIsFoundAndIsAClient) {
   EXPECT_NE(*first, *second);
   EXPECT_EQ(set->Find("first-token"), first);
   for (const char* wrong : {"", "first", "first-token ", "FIRST-TOKEN", "first-token\nsecond-token",
-                            "# operators", "first-tokem"}) {
+                            "# operators", "first-tokem", "third-token-half"}) {
     EXPECT_EQ(set->Find(wrong), std::nullopt) << wrong;
   }
 }
@@ -44,6 +44,7 @@ TEST(TokenSetTest, ATokenIsFoundAndIsAClient) {
 TEST(TokenSetTest, WrongFilesAreRefusedWithoutTellingTokens) {
   EXPECT_THAT(ErrorOf(""), HasSubstr("no token"));
   EXPECT_THAT(ErrorOf("# none\n\n"), HasSubstr("no token"));
+  EXPECT_THAT(ErrorOf("a-whole-token"), HasSubstr("up to its newline"));
   for (const std::string& line :
        {std::string("short"), std::string("with spaces in it"),
         std::string("umlaut-\xc3\xa4\xc3\xa4"), std::string("nul\0inside", 10),
@@ -76,20 +77,50 @@ TEST(TokenSetTest, TheLargestSetHasNoTwoAlike) {
 
 TEST(TokenSetTest, ANewFileCountsAndAWrongOneDoesNot) {
   const std::string path = TempPath("tokens");
-  WriteWhole(path, "old-token");
+  WriteWhole(path, "old-token\n");
   const auto set = TokenSet::Load(path, /*interval=*/0).value();
-  WriteWhole(path, "newer-token");
+  WriteWhole(path, "newer-token\n");
   EXPECT_TRUE(set->Find("newer-token").has_value());
   EXPECT_EQ(set->Find("old-token"), std::nullopt);
-  for (const char* wrong : {"x", "", "short\nlong-enough"}) {
+  for (const char* wrong : {"x\n", "short\nlong-enough\n"}) {
     WriteWhole(path, wrong);
     EXPECT_TRUE(set->Find("newer-token").has_value());
   }
-  std::remove(path.c_str());
-  EXPECT_TRUE(set->Find("newer-token").has_value());
-  WriteWhole(path, "the-last-token");
+  WriteWhole(path, "the-last-token\n");
   EXPECT_TRUE(set->Find("the-last-token").has_value());
   EXPECT_EQ(set->Find("newer-token"), std::nullopt);
+}
+
+TEST(TokenSetTest, AFileThatIsEmptiedOrRemovedLeavesNoToken) {
+  const std::string path = TempPath("tokens");
+  WriteWhole(path, "a-token-that-leaks\n");
+  const auto set = TokenSet::Load(path, /*interval=*/0).value();
+  for (const char* nothing : {"", "\n", "# none\n", "a-token-that-leaks"}) {
+    WriteWhole(path, nothing);
+    EXPECT_EQ(set->Find("a-token-that-leaks"), std::nullopt) << nothing;
+    WriteWhole(path, "a-token-that-leaks\n");
+    EXPECT_TRUE(set->Find("a-token-that-leaks").has_value());
+  }
+  std::remove(path.c_str());
+  EXPECT_EQ(set->Find("a-token-that-leaks"), std::nullopt);
+  EXPECT_EQ(set->size(), 0u);
+  WriteWhole(path, "another-token\n");
+  EXPECT_TRUE(set->Find("another-token").has_value());
+}
+
+// A writer that is slower than the reader: no part of a token is one.
+TEST(TokenSetTest, WhatIsWrittenInPlaceIsNeverHalfAToken) {
+  const std::string path = TempPath("tokens"), token = "0123456789abcdef0123456789abcdef";
+  WriteWhole(path, token + "\n");
+  const auto set = TokenSet::Load(path, /*interval=*/0).value();
+  const std::string content = "first-of-two-tokens\n" + token + "\n";
+  for (size_t size = 0; size <= content.size(); ++size) {
+    WriteWhole(path, content.substr(0, size));
+    for (size_t part = TokenSet::kMinTokenBytes; part < token.size(); ++part) {
+      ASSERT_EQ(set->Find(token.substr(0, part)), std::nullopt) << size;
+    }
+    ASSERT_EQ(set->Find(token).has_value(), size == content.size()) << size;
+  }
 }
 
 }  // namespace

@@ -106,11 +106,20 @@ TEST(HttpParserTest, WhoseEndAProxyMaySeeElsewhereIsRefused) {
            "1.1\r\nTransfer-Encoding:\r\n chunked",
            "1.1\r\nContent-Length:\r\n\t3",
            "1.1\r\nContent-Length: 3\r\nAuthorization: Bearer\r\n a",
+           "1.1\r\n Transfer-Encoding: chunked",
+           "1.1\r\nContent-Length: 3\r\nX: y\r\n \r\n\t",
+           "1.1\r\nContent-Length:\n 3",
        }) {
+    const std::string bytes = "POST / HTTP/" + framing + "\r\nHost: h\r\n\r\n3\r\nabc\r\n0\r\n\r\n";
     HttpParser parser(1000);
-    std::string in = "POST / HTTP/" + framing + "\r\nHost: h\r\n\r\n3\r\nabc\r\n0\r\n\r\n";
+    std::string in = bytes;
     EXPECT_EQ(parser.Advance(&in), Step::kRefused) << framing;
     EXPECT_EQ(parser.refusal().status, 400) << framing;
+    for (size_t size = 1; size < bytes.size(); ++size) {
+      Step last{};
+      EXPECT_TRUE(ParseAll(bytes, size, &last).empty()) << framing;
+      EXPECT_EQ(last, Step::kRefused) << framing << size;
+    }
   }
 }
 

@@ -64,7 +64,8 @@ class MetricsCollectorTest : public ::testing::Test {
         &consumer);
     if (meanwhile) meanwhile(*generation);
     status = consumer.WaitDone();
-    EXPECT_TRUE(Eventually([this] { return test_.core->Find("call") == nullptr; }));
+    EXPECT_TRUE(Eventually([this] { return test_.core->Enter(0, "call", nullptr); }));
+    test_.core->Leave(0, "call");
     return status;
   }
 

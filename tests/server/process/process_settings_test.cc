@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "absl/synchronization/mutex.h"
@@ -22,6 +24,16 @@ TEST(ProcessSettingsTest, LargeMessagesAreMappedForEver) {
   EXPECT_EQ(mallinfo2().hblks, before + 1);
   std::free(message);
   EXPECT_EQ(mallinfo2().hblks, before);
+}
+
+TEST(ProcessSettingsTest, DescriptorsAreAllThatTheSystemAllows) {
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit low{std::min<rlim_t>(limit.rlim_max, 100), limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  ApplyProcessSettings();
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_EQ(limit.rlim_cur, limit.rlim_max);
 }
 
 // Where Abseil searches for deadlocks, taking two locks in both orders ends the process, or says

@@ -49,7 +49,7 @@ std::set<std::string> RegisteredServices(const TestServer& server) {
 }
 
 std::set<std::string> PathsOf(const std::string& service) {
-  // The library's health service is written by hand and has no descriptor.
+  // Registered by the paths of its methods: it has no descriptor.
   if (service == "grpc.health.v1.Health") {
     return {"/" + service + "/Check", "/" + service + "/Watch"};
   }

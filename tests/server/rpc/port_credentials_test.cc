@@ -119,7 +119,7 @@ TEST(PortCredentialsTest, TwoAuthorizationsAreNone) {
             grpc::UNAUTHENTICATED);
 }
 
-// A connection may name eight clients that nobody has verified, and any number that were.
+// On one connection, too.
 TEST(PortCredentialsTest, EachVerifiedTokenIsAClient) {
   TestServer server(WithTokens(/*max_calls=*/2));  // of which a client may have one
   const auto get_load = [&](const std::string& token) {

@@ -1,0 +1,37 @@
+// HeapTrim: see heap_trim.h, mallinfo(3) and proc(5).
+#include "server/process/heap_trim.h"
+
+#include <malloc.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+
+namespace fox {
+namespace {
+
+int64_t HeapInUse() {
+  const struct mallinfo2 heap = mallinfo2();
+  return static_cast<int64_t>(heap.uordblks + heap.hblkhd);
+}
+
+// Not of a file; 0: unknown.
+int64_t ResidentBytes() {
+  int64_t size = 0, resident = 0, shared = 0;
+  std::ifstream("/proc/self/statm") >> size >> resident >> shared;
+  return (resident - shared) * sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace
+
+void HeapTrim::Look(double now) {
+  if (now < next_look_) return;
+  next_look_ = now + kSecondsBetweenLooks;
+  const int64_t in_use = HeapInUse(), unused = ResidentBytes() - in_use;
+  least_unused_ = std::min(least_unused_, unused);
+  if (unused - least_unused_ < std::max(kLeastToTrim, in_use / 4)) return;
+  malloc_trim(0);
+  least_unused_ = ResidentBytes() - HeapInUse();
+}
+
+}  // namespace fox

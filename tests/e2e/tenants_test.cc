@@ -1,0 +1,195 @@
+// Two tenants over all interfaces of one server: request ids of one mean nothing to the other, and
+// no client names itself in front of its gateway.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "server/http/openai_service.h"
+#include "tests/e2e/http_client.h"
+#include "tests/e2e/test_server.h"
+#include "tests/engine/tools/run_program.h"
+#include "vllm/grpc/engine/vllm_engine.grpc.pb.h"
+
+namespace fox {
+namespace {
+
+namespace vllm_wire = vllm::grpc::engine;
+using Json = nlohmann::json;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr char kId[] = "order-1";
+const std::string kA = "Bearer token-of-a", kB = "Bearer token-of-b",
+                  kAdministrator = "Bearer token-of-admin";
+
+v1::GenerateRequest WithId(uint32_t tokens) {
+  v1::GenerateRequest request = GreedyRequest("hello", tokens);
+  request.set_request_id(kId);
+  return request;
+}
+
+// Over gRPC and HTTP.
+class TenantsTest : public ::testing::Test {
+ protected:
+  void Serve(const TestCoreOptions& options) {
+    server_ = std::make_unique<TestServer>(options);
+    vllm_ = vllm_wire::VllmEngine::NewStub(server_->channel);
+    service_ = std::make_unique<OpenAiService>(*server_->core, [] { return true; });
+    http_ = *HttpServer::Listen({});
+    service_->Register(http_.get());
+    http_->Start();
+    server_->script->step_delay_us = 1000;
+  }
+  void ServeWithTokens() {
+    WriteWhole(TempPath("users"), "token-of-a\ntoken-of-b\n");
+    WriteWhole(TempPath("admins"), "token-of-admin\n");
+    TestCoreOptions options;
+    options.limits.access = Access::Load(TempPath("users"), TempPath("admins")).value();
+    Serve(options);
+  }
+  ~TenantsTest() override {
+    server_->engine->Stop();
+    http_->Stop(1);
+  }
+
+  // A stream that runs until it is ended.
+  struct Running {
+    Running(TestServer& server, const std::string& authorization) {
+      context.AddMetadata("authorization", authorization);
+      SetTimeout(&context);
+      stub = v1::Inference::NewStub(server.channel);
+      reader = stub->GenerateStream(&context, WithId(4000));
+      v1::GenerateDelta event;
+      EXPECT_TRUE(reader->Read(&event));  // it runs
+    }
+    // What it ended with; waits for it.
+    v1::FinishReason Reason() {
+      v1::FinishReason reason{};
+      for (v1::GenerateDelta event; reader->Read(&event);) {
+        if (event.has_finish()) reason = event.finish().reason();
+      }
+      EXPECT_TRUE(reader->Finish().ok());
+      return reason;
+    }
+    grpc::ClientContext context;
+    std::unique_ptr<v1::Inference::Stub> stub;
+    std::unique_ptr<grpc::ClientReader<v1::GenerateDelta>> reader;
+  };
+
+  std::vector<std::string> Abort(const std::string& authorization) {
+    grpc::ClientContext context;
+    SetTimeout(&context);
+    context.AddMetadata("authorization", authorization);
+    v1::AbortRequest request;
+    request.add_request_ids(kId);
+    v1::AbortResponse response;
+    EXPECT_TRUE(server_->inference->Abort(&context, request, &response).ok());
+    return {response.aborted().begin(), response.aborted().end()};
+  }
+  grpc::StatusCode VllmAbort(const std::string& authorization) {
+    grpc::ClientContext context;
+    SetTimeout(&context);
+    context.AddMetadata("authorization", authorization);
+    vllm_wire::AbortRequest request;
+    request.add_request_ids(kId);
+    vllm_wire::AbortResponse response;
+    return vllm_->Abort(&context, request, &response).error_code();
+  }
+  grpc::StatusCode Generate(const std::string& authorization) {
+    grpc::ClientContext context;
+    SetTimeout(&context);
+    context.AddMetadata("authorization", authorization);
+    v1::GenerateResponse response;
+    return server_->inference->Generate(&context, WithId(2), &response).error_code();
+  }
+  grpc::StatusCode VllmGenerate(const std::string& authorization) {
+    grpc::ClientContext context;
+    SetTimeout(&context);
+    context.AddMetadata("authorization", authorization);
+    vllm_wire::GenerateRequest request;
+    request.set_request_id(kId);
+    request.set_text("hello");
+    request.mutable_sampling_params()->set_max_tokens(2);
+    const auto reader = vllm_->Generate(&context, request);
+    for (vllm_wire::GenerateResponse message; reader->Read(&message);) {
+    }
+    return reader->Finish().error_code();
+  }
+  int Complete(const std::string& headers) {
+    HttpClient client(http_->port());
+    client.SendRequest("POST", "/v1/completions", R"({"prompt":"hello","max_tokens":2})", headers);
+    return client.Read().status;
+  }
+  int CompleteAs(const std::string& authorization) {
+    return Complete(
+        absl::StrCat("X-Request-Id: ", kId, "\r\nAuthorization: ", authorization, "\r\n"));
+  }
+
+  std::unique_ptr<TestServer> server_;
+  std::unique_ptr<vllm_wire::VllmEngine::Stub> vllm_;
+  std::unique_ptr<OpenAiService> service_;
+  std::unique_ptr<HttpServer> http_;
+};
+
+TEST_F(TenantsTest, AnIdOfAnotherTenantEndsNothing) {
+  ServeWithTokens();
+  Running a(*server_, kA);
+  EXPECT_THAT(Abort(kB), IsEmpty());
+  EXPECT_EQ(VllmAbort(kB), grpc::OK);
+  EXPECT_EQ(server_->engine->stats().running, 1);
+  EXPECT_EQ(server_->engine->stats().aborted, 0);
+  EXPECT_THAT(Abort(kA), ElementsAre(kId));
+  EXPECT_EQ(a.Reason(), v1::ABORT);
+  Running again(*server_, kA);
+  EXPECT_EQ(VllmAbort(kA), grpc::OK);
+  EXPECT_EQ(again.Reason(), v1::ABORT);
+}
+
+TEST_F(TenantsTest, AnIdOfAnotherTenantIsFree) {
+  ServeWithTokens();
+  Running a(*server_, kA);
+  EXPECT_EQ(Generate(kA), grpc::ALREADY_EXISTS);
+  EXPECT_EQ(VllmGenerate(kA), grpc::ALREADY_EXISTS);
+  EXPECT_EQ(CompleteAs(kA), 409);
+  EXPECT_EQ(Generate(kB), grpc::OK);
+  EXPECT_EQ(VllmGenerate(kB), grpc::OK);
+  EXPECT_EQ(CompleteAs(kB), 200);
+  EXPECT_EQ(server_->engine->stats().aborted, 0);
+}
+
+TEST_F(TenantsTest, AnAdministratorEndsTheRequestsOfAll) {
+  ServeWithTokens();
+  Running a(*server_, kA), b(*server_, kB);
+  EXPECT_THAT(Abort(kAdministrator), ElementsAre(kId));
+  EXPECT_EQ(a.Reason(), v1::ABORT);
+  EXPECT_EQ(b.Reason(), v1::ABORT);
+  EXPECT_THAT(Abort(kAdministrator), IsEmpty());
+}
+
+// A gateway that adds its header to the client's own is not trusted with either.
+TEST_F(TenantsTest, AClientThatIsNamedTwiceIsRefused) {
+  TestCoreOptions options;
+  options.limits.client_metadata = "x-tenant";
+  Serve(options);
+  for (const int names : {1, 2}) {
+    grpc::ClientContext context;
+    SetTimeout(&context);
+    std::string headers;
+    for (const char* name : {"alice", "mallory"}) {
+      if (names == 1 && std::string(name) == "mallory") continue;
+      context.AddMetadata("x-tenant", name);
+      absl::StrAppend(&headers, "X-Tenant: ", name, "\r\n");
+    }
+    v1::GenerateResponse response;
+    const grpc::Status status =
+        server_->inference->Generate(&context, GreedyRequest("hello", 2), &response);
+    EXPECT_EQ(status.error_code(), names == 1 ? grpc::OK : grpc::INVALID_ARGUMENT);
+    EXPECT_EQ(Complete(headers), names == 1 ? 200 : 400);
+  }
+}
+
+}  // namespace
+}  // namespace fox

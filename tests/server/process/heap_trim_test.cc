@@ -1,0 +1,69 @@
+// HeapTrim: what small blocks leave between those that stay goes back to the system, and soon
+// again.
+#include "server/process/heap_trim.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <vector>
+
+namespace fox {
+namespace {
+
+double ResidentMib() {
+  double whole = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> whole >> resident;
+  return resident * static_cast<double>(sysconf(_SC_PAGESIZE)) / (1 << 20);
+}
+
+using Blocks = std::vector<std::unique_ptr<char[]>>;
+
+// Fills the heap with small blocks, of which each hundredth stays.
+void Flood(size_t mebibytes, Blocks* stay) {
+  constexpr size_t kBlock = 1000;
+  Blocks go;
+  for (size_t i = 0; i < (mebibytes << 20) / kBlock; ++i) {
+    auto block = std::make_unique<char[]>(kBlock);
+    std::memset(block.get(), 1, kBlock);
+    (i % 100 == 0 ? *stay : go).push_back(std::move(block));
+  }
+}
+
+TEST(HeapTrimTest, AFloodThatIsOverIsNotResident) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "not the memory of the program";
+#endif
+  HeapTrim trim;
+  trim.Look(100);
+  const double before = ResidentMib();
+  Blocks stay;
+  for (int flood = 1; flood <= 3; ++flood) {
+    const double now = 100 + flood * HeapTrim::kSecondsBetweenLooks;
+    Flood(100, &stay);
+    ASSERT_GT(ResidentMib(), before + 60);  // or there is nothing to trim
+    trim.Look(now - 0.1);
+    EXPECT_GT(ResidentMib(), before + 60);  // it has just looked
+    trim.Look(now);
+    EXPECT_LT(ResidentMib(), before + 30) << flood;
+  }
+}
+
+TEST(HeapTrimTest, LittleIsKept) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "not the memory of the program";
+#endif
+  HeapTrim trim;
+  Blocks stay;
+  Flood(50, &stay);
+  trim.Look(100);
+  Flood(10, &stay);
+  const double before = ResidentMib();
+  trim.Look(200);
+  EXPECT_GT(ResidentMib(), before - 1);
+}
+
+}  // namespace
+}  // namespace fox

@@ -1,0 +1,45 @@
+// PublicCallLimit: each client has its count, and calls that never end are forgotten.
+#include "server/rpc/public_call_limit.h"
+
+#include <gtest/gtest.h>
+
+namespace fox {
+namespace {
+
+constexpr int kMost = PublicCallLimit::kMostOfAClient;
+
+TEST(PublicCallLimitTest, AClientHasFewOpenCalls) {
+  PublicCallLimit limit;
+  constexpr uint64_t a = 1, b = 2;
+  for (int i = 0; i < kMost; ++i) EXPECT_TRUE(limit.Enter(a, 100));
+  EXPECT_FALSE(limit.Enter(a, 101));
+  EXPECT_TRUE(limit.Enter(b, 101));
+  limit.Leave(a);
+  EXPECT_TRUE(limit.Enter(a, 101));
+  EXPECT_FALSE(limit.Enter(a, 101.9));
+}
+
+TEST(PublicCallLimitTest, CallsThatNeverLeaveAreForgotten) {
+  PublicCallLimit limit;
+  constexpr uint64_t a = 1;
+  for (double now : {100.0, 102.0, 110.0}) {
+    for (int i = 0; i < kMost; ++i) EXPECT_TRUE(limit.Enter(a, now));
+    EXPECT_FALSE(limit.Enter(a, now));
+  }
+  for (int i = 0; i < 3 * kMost; ++i) limit.Leave(a);  // late ones earn nothing
+  for (int i = 0; i < kMost; ++i) EXPECT_TRUE(limit.Enter(a, 110));
+  EXPECT_FALSE(limit.Enter(a, 110));
+}
+
+TEST(PublicCallLimitTest, AClientIsAConnectionUnlessItIsNamed) {
+  const int one = 0, two = 0;
+  const auto client = [](const int& connection, const char* name) {
+    return PublicCallLimit::ClientOf(&connection, name);
+  };
+  EXPECT_NE(client(one, ""), client(two, ""));
+  EXPECT_EQ(client(one, "alice"), client(two, "alice"));
+  EXPECT_NE(client(one, "alice"), client(one, "bob"));
+}
+
+}  // namespace
+}  // namespace fox
