@@ -36,8 +36,7 @@ class Engine {
 
   // Ends a request with `status`; Ok: it finishes with `reason`, kStop where a stop string matched.
   // Its pages are free after the next step. Unknown ids are ignored.
-  void Cancel(RequestId id, const absl::Status& status,
-              FinishReason reason = FinishReason::kAbort);
+  void Cancel(RequestId id, const absl::Status& status, FinishReason reason = FinishReason::kAbort);
 
   // The client has taken `tokens` more of the request's tokens (Request::flow_window). A request
   // that is paused for EngineOptions::stall_timeout without it ends with Aborted.

@@ -90,7 +90,10 @@ absl::Status EngineState::CheckWait(const std::vector<Request>& requests, Second
   const Work ahead = scheduler.waiting().Ahead(
       request.client, static_cast<int64_t>(requests.size()) * prompt_tokens,
       WaitingQueue::Asked(prompt_tokens, max_tokens), times);
-  const Seconds wait = times.Wait(scheduler.RunningWork(), ahead, scheduler.seats());
+  Seconds wait = times.Wait(scheduler.RunningWork(), ahead, scheduler.seats());
+  if (scheduler.waiting().WillBeDue(request.client, scheduler.seats())) {
+    wait = std::min(wait, 2 * WaitingQueue::kSlotTurn);
+  }
   const Seconds left = request.deadline - now;
   const Seconds whole = times.Service(prompt_tokens, max_tokens);
   Seconds service = times.FirstToken(prompt_tokens);
@@ -129,8 +132,8 @@ void EngineState::DeliverCancellations(Seconds now, std::vector<RequestOutput>* 
   for (auto& [id, status, reason] : cancellations) {
     const auto found = sequences.find(id);
     if (found == sequences.end()) continue;  // cancelled twice
-    Close(found->second.get(),
-          status.ok() ? FinishFor(reason) : FinishWith(std::move(status)), now, outputs);
+    Close(found->second.get(), status.ok() ? FinishFor(reason) : FinishWith(std::move(status)), now,
+          outputs);
   }
   cancellations.clear();
 }

@@ -10,7 +10,7 @@ namespace fox {
 struct EngineStats {
   // Every request runs, waits or is paused.
   int64_t running = 0;
-  int64_t waiting = 0;  // preempted ones included
+  int64_t waiting = 0;  // with those that were preempted or gave their running slot up
   int64_t paused = 0;   // until their readers have caught up
   int64_t queued_tokens = 0;
   int64_t free_pages = 0;

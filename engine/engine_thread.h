@@ -40,8 +40,7 @@ class EngineThread {
               const SubmitCallback& on_result);
   // What waits for the engine is bounded by its requests, however long a step takes: the tokens
   // acknowledged to one of them are added up.
-  void Cancel(RequestId id, const absl::Status& status,
-              FinishReason reason = FinishReason::kAbort);
+  void Cancel(RequestId id, const absl::Status& status, FinishReason reason = FinishReason::kAbort);
   void Acknowledge(RequestId id, int64_t tokens);
 
   // See Engine::FlushPrefixCache.

@@ -72,7 +72,7 @@ void Scheduler::Remove(Sequence* sequence, bool keep) {
       break;
     case SequenceState::kRunning:
       FOX_CHECK(running_.erase(sequence) == 1);
-      waiting_.Charge(sequence);
+      waiting_.Stop(sequence);
       break;
     case SequenceState::kPaused:
       --paused_;
@@ -147,8 +147,12 @@ Schedule Scheduler::Next(Seconds now) {
   for (Sequence* sequence : running_) prefixes_.Follow(sequence);
   for (auto it = running_.begin(); it != running_.end();) {
     Sequence* sequence = *it++;
-    if (sequence->paused()) Rest(sequence, &schedule);
+    if (!sequence->paused()) continue;
+    Rest(sequence);
+    Pause(sequence, &schedule);
   }
+  LimitSlowReaders(now);
+  YieldSlot(now);
   int64_t free = ledger_.free() + prefixes_.dropped_pages();
   for (const int32_t slot : release_slots_) free += ledger_.held(slot);
   // With no slot in use everything is free once this plan has released what it must, however late
@@ -223,12 +227,12 @@ void Scheduler::ReleaseSlot(Sequence* sequence, bool keep) {
   sequence->ReleaseSlot();
 }
 
-void Scheduler::Rest(Sequence* sequence, Schedule* schedule) {
+// It runs no more, and keeps slot and pages.
+void Scheduler::Rest(Sequence* sequence) {
   FOX_CHECK(running_.erase(sequence) == 1);
-  waiting_.Charge(sequence);
+  waiting_.Stop(sequence);
   holders_.push_back(sequence);
   prefixes_.Rest(sequence);
-  Pause(sequence, schedule);
 }
 
 void Scheduler::Pause(Sequence* sequence, Schedule* schedule) {
@@ -240,7 +244,7 @@ void Scheduler::Pause(Sequence* sequence, Schedule* schedule) {
 
 void Scheduler::Preempt(Sequence* sequence, Seconds now, Schedule* schedule) {
   FOX_CHECK(running_.erase(sequence) == 1);
-  waiting_.Charge(sequence);
+  waiting_.Stop(sequence);
   sequence->pages_lost = std::max(ledger_.held(sequence->slot), sequence->slot_stats.live_pages());
   ++sequence->stats.preemptions;
   ++schedule->preemptions;
@@ -261,7 +265,11 @@ void Scheduler::TakePages(Sequence* holder, Seconds now, Schedule* schedule) {
   ++holder->stats.preemptions;
   ++schedule->preemptions;
   if (!waits) return;
-  holder->place = places_++;
+  if (holder->reads_slowly()) {
+    holder->place = places_++;
+  } else {
+    ++holder->losses;  // it gave its running slot up, and its pages were to be kept
+  }
   waiting_.Add(holder, now);
 }
 

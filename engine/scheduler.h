@@ -17,14 +17,16 @@
 // prompt could take: KvAdmission). A prompt is fed in chunks that leave everybody else room for a
 // page row. One that finds none waits with its pages while others move, and then preempts.
 //
-// A paused sequence gives its seat up at once, but keeps slot and pages until somebody else has no
-// room without them.
+// A paused sequence gives its running slot up at once, but keeps slot and pages until others have
+// no room without them. So does one that runs while a client is due a running slot and none is
+// free.
 //
 // Who loses its slot is swapped out to host memory where that is cheaper than to compute it again
 // and there is room (SwapSpace), and comes back when all of its pages are free, in the same order
 // as others. Who is preempted while the space is full takes the place of who comes back later.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -61,7 +63,7 @@ class Scheduler {
   // others go on.
   static constexpr Seconds kOvertaking = 5.0;
   static constexpr int kMostPassedOver = 16;  // a step
-  // Beside others, sequences whose readers have fallen behind hold one seat in so many, and run as
+  // Beside others, sequences whose readers have fallen behind keep one slot in so many, and run as
   // guests (ServiceTimes::GuestTurn): their contexts may be long, and they are given what nobody
   // waits for.
   static constexpr int64_t kSlowShare = 8;
@@ -123,7 +125,7 @@ class Scheduler {
   };
 
   void ReleaseSlot(Sequence* sequence, bool keep = false);
-  void Rest(Sequence* sequence, Schedule* schedule);
+  void Rest(Sequence* sequence);
   void Pause(Sequence* sequence, Schedule* schedule);
   void Preempt(Sequence* sequence, Seconds now, Schedule* schedule);
   // Takes the pages of a sequence that has a slot and does not run.
@@ -144,6 +146,12 @@ class Scheduler {
   bool HasRoomWithoutSnapshots(const Sequence& next, const PageDemand& demand, int64_t held);
   bool IsCountLow(const Sequence& next, int64_t held) const;
   bool MakeRoom(Sequence* next, const PageDemand& demand, Seconds now, Schedule* schedule);
+  bool WaitsForPrefix(Sequence* next);
+  int64_t max_slow() const { return std::max<int64_t>(1, max_running_ / kSlowShare); }
+  void Yield(Sequence* sequence, Seconds now);
+  void LimitSlowReaders(Seconds now);
+  Sequence* SelectYielding(const Sequence& next, Seconds now) const;
+  void YieldSlot(Seconds now);
   bool IsTooLarge(const Sequence& next) const;
   bool IsHopeless(const Sequence& next, Seconds now) const;
   bool Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget, Schedule* schedule);

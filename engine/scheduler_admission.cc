@@ -1,5 +1,7 @@
 // Who gets a seat, and whether the pool has room for it. Read scheduler.h first.
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -8,6 +10,14 @@
 #include "kernels/paged_kv.h"
 
 namespace fox {
+namespace {
+
+// One that was preempted with a plan in flight comes back when that has been collected.
+bool IsReady(const Sequence& waiting) {
+  return waiting.is_schedulable() && (waiting.slot >= 0 || waiting.in_flight == 0);
+}
+
+}  // namespace
 
 // Who has lost its pages keeps more than was expected: it is expected to keep twice as many. Of the
 // worst case answers are no part: nobody knows how long they will be.
@@ -137,6 +147,8 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
     if (begins) next->computed = 0;
     return false;
   }
+  const bool ran = next->running_since != kNever;
+  const bool anew = !next->preempted && (!ran || next->reads_slowly());
   waiting_.Start(next, now);
   const int64_t back = next->swapped ? next->swapped->pages : 0;
   if (next->slot < 0) {
@@ -152,7 +164,7 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
   } else {
     holders_.erase(std::find(holders_.begin(), holders_.end(), next));
   }
-  if (!next->preempted) next->place = places_++;
+  if (anew) next->place = places_++;
   next->state = SequenceState::kRunning;
   next->blocked_since = kNever;
   FOX_CHECK(running_.insert(next).second);
@@ -160,6 +172,66 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
   taken_[static_cast<size_t>(next->slot)] += back;
   demand->Add(DemandOf(*next));
   return true;
+}
+
+// Whether another sequence is about to leave a snapshot that it may start from.
+bool Scheduler::WaitsForPrefix(Sequence* next) {
+  return next->slot < 0 && !next->swapped && prefixes_.Find(next);
+}
+
+// It runs no more, and waits for another running slot with its pages.
+void Scheduler::Yield(Sequence* sequence, Seconds now) {
+  Rest(sequence);
+  sequence->state = SequenceState::kWaiting;
+  sequence->preempted = false;
+  sequence->blocked_since = kNever;
+  waiting_.Add(sequence, now);
+}
+
+// Beside others slow readers have their share of running slots: the newest requests wait for it.
+void Scheduler::LimitSlowReaders(Seconds now) {
+  std::vector<Sequence*> slow;
+  std::copy_if(running_.begin(), running_.end(), std::back_inserter(slow),
+               [](const Sequence* sequence) { return sequence->reads_slowly(); });
+  if (slow.size() == running_.size()) return;
+  std::sort(slow.begin(), slow.end(),
+            [](const Sequence* a, const Sequence* b) { return a->arrival < b->arrival; });
+  for (; static_cast<int64_t>(slow.size()) > max_slow(); slow.pop_back()) Yield(slow.back(), now);
+}
+
+// The sequence that gives its running slot up for `next`: the last in order of the client that has
+// most, two at least, and never a client's first, so each client's first goes on to its end. Null:
+// none; those that are more urgent, or have only just got their slot, keep it.
+Sequence* Scheduler::SelectYielding(const Sequence& next, Seconds now) const {
+  std::map<uint64_t, int64_t> slots;  // of each client, so far
+  int64_t most = 2;
+  Sequence* last = nullptr;
+  for (Sequence* sequence : running_) {
+    const int64_t count = ++slots[sequence->request.client];
+    if (count < most || sequence->priority < next.priority) continue;
+    if (now < sequence->running_since + WaitingQueue::kSlotTurn) continue;
+    most = count;
+    last = sequence;
+  }
+  return last;
+}
+
+// One slot a step, if none is free, for the client that is due it first. A request that found no
+// pages though it was due tries again when it holds others back (Admit).
+void Scheduler::YieldSlot(Seconds now) {
+  if (running() < max_running_) return;
+  waiting_.BeginRound();
+  for (Sequence* next = waiting_.Due(now); next != nullptr; next = waiting_.Due(now)) {
+    const Seconds due = next->waiting_since + WaitingQueue::kSlotTurn;
+    if (next->blocked_since < due) next->blocked_since = kNever;
+    const bool blocked = now >= next->blocked_since && now < next->blocked_since + kOvertaking;
+    if (!blocked && IsReady(*next) && !WaitsForPrefix(next)) {
+      Sequence* last = SelectYielding(*next, now);
+      if (last != nullptr) Yield(last, now);
+      return;
+    }
+    waiting_.PassOver(next);
+  }
 }
 
 // Whether one that found no room never will: with its pages it has the pool to itself, or not even
@@ -172,21 +244,17 @@ bool Scheduler::IsTooLarge(const Sequence& next) const {
 }
 
 // By turns; only those whose tokens all go into this plan, if `whole_prompts`. Who finds no room is
-// passed over, and holds back the rest after a while. Of guests' seats those count that were given
-// as such: who turned slow in another one took none, and newcomers that do so, one after the other,
-// do not keep guests out. Who had a seat before gets any.
+// passed over, and holds back the rest after a while. A slow reader gets a slot of the share that
+// all of them have, in a step that may have some; one that was preempted, any.
 void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule) {
   if (waiting_.size() == 0) return;
   std::vector<PageDemand::Of> demands;
-  int64_t slow = 0, guests = 0;
+  int64_t slow = 0;
   for (const Sequence* sequence : running_) {
     demands.push_back(DemandOf(*sequence));
-    if (!sequence->reads_slowly()) continue;
-    ++slow;
-    if (sequence->guest) ++guests;
+    if (sequence->reads_slowly()) ++slow;
   }
   PageDemand demand(std::move(demands));
-  const int64_t most_guests = std::max<int64_t>(1, max_running_ / kSlowShare);
   waiting_.BeginRound();
   int passed_over = 0;
   while (budget->prefill > 0 && running() < max_running_ && passed_over < kMostPassedOver) {
@@ -202,27 +270,22 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
       schedule->hopeless.push_back(next);
       continue;
     }
-    // One that was preempted with a plan in flight comes back when that has been collected.
     const bool guest = next->reads_slowly();
-    const bool seat = !guest || next->preempted ||
-                      ((budget->guests || waiting_.IsAged(*next, now)) &&
-                       (guests < most_guests || slow == running()));
-    const bool ready = seat && next->is_schedulable() && (next->slot >= 0 || next->in_flight == 0);
-    if (ready && next->slot < 0 && !next->swapped && prefixes_.Find(next)) {
+    const bool seat = !guest || next->preempted || waiting_.IsAged(*next, now) ||
+                      (budget->guests && (slow < max_slow() || slow == running()));
+    const bool ready = seat && IsReady(*next);
+    if (ready && WaitsForPrefix(next)) {
       waiting_.PassOver(next);
       continue;
     }
     if (ready) {
       const bool overdue = now >= next->blocked_since + kOvertaking;
       const int64_t left = next->longest_chunk() - (next->slot < 0 ? next->prefix.found : 0);
-      const bool fits = !whole_prompts || overdue || left <= budget->prefill;
+      const bool fits =
+          !whole_prompts || overdue || left <= budget->prefill || waiting_.IsDue(*next, now);
       if (fits && Start(next, now, &demand, budget, schedule)) {
-        if (!next->preempted) next->guest = guest;
-        if (guest) {
-          ++slow;
-          if (next->guest) ++guests;
-          steps_without_guests_ = 0;
-        }
+        if (guest) ++slow;
+        if (guest && budget->guests) steps_without_guests_ = 0;
         continue;
       }
       if (IsTooLarge(*next)) {

@@ -156,17 +156,17 @@ struct Sequence {
   std::shared_ptr<SequenceGroup> group = std::make_shared<SequenceGroup>();
 
   SequenceState state = SequenceState::kNone;
-  int64_t place;                   // in the order: anew when it is queued and when it starts
+  int64_t place;                   // in the order: anew when it is queued and when it first starts
   bool preempted = false;          // waits, or runs again, because others needed its pages
   int32_t losses = 0;              // how often that was
   int64_t pages_lost = 0;          // how many it held then
   Seconds blocked_since = kNever;  // when it first found no room at its turn
-  bool guest = false;              // its seat is, or was, one of those that guests get
   PrefixState prefix;              // the prefix cache's
   int32_t steps_behind = 0;        // in which others were first in prefill, since it was
 
   // The waiting queue's.
   Seconds waiting_since = 0;
+  Seconds running_since = kNever;  // its last start; kNever: it never ran
   int64_t queued_tokens = 0, queued_max_tokens = 0;
   int64_t charged_length = 0;
   int64_t passed_in_round = -1;

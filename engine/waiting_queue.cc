@@ -70,7 +70,25 @@ Sequence* WaitingQueue::Next(Seconds now) const {
     Sequence* oldest = *by_age_.begin();
     if (IsAged(*oldest, now) && !passed(*oldest)) return oldest;
   }
-  return NextInTurn();
+  Sequence* due = Due(now);
+  return due != nullptr ? due : NextInTurn();
+}
+
+bool WaitingQueue::IsDue(const Sequence& sequence, Seconds now) const {
+  if (sequence.preempted || now < sequence.waiting_since + kSlotTurn) return false;
+  const Sequence& most_urgent = **(*turns_.begin())->waiting.begin();
+  return sequence.priority == most_urgent.priority && !sequence.reads_slowly() &&
+         clients_.at(sequence.request.client).running == 0;
+}
+
+Sequence* WaitingQueue::Due(Seconds now) const {
+  for (const Client* client : turns_) {
+    if (client->running > 0) continue;
+    for (Sequence* sequence : client->waiting) {
+      if (!passed(*sequence) && IsDue(*sequence, now)) return sequence;
+    }
+  }
+  return nullptr;
 }
 
 bool WaitingQueue::IsAged(const Sequence& sequence, Seconds now) const {
@@ -98,14 +116,18 @@ void WaitingQueue::Start(Sequence* sequence, Seconds now) {
     served_ = std::max(served_, static_cast<double>(least));
   }
   Remove(sequence);
+  Client& client = clients_.at(sequence->request.client);
+  ++client.running;
+  sequence->running_since = now;
   sequence->charged_length = sequence->length();
   if (sequence->preempted) return;  // charged before
-  Serve(sequence->remaining(), &clients_.at(sequence->request.client));
+  Serve(sequence->remaining(), &client);
 }
 
-void WaitingQueue::Charge(Sequence* sequence) {
-  Serve(kDecodeCost * (sequence->length() - sequence->charged_length),
-        &clients_.at(sequence->request.client));
+void WaitingQueue::Stop(Sequence* sequence) {
+  Client& client = clients_.at(sequence->request.client);
+  FOX_CHECK(--client.running >= 0);
+  Serve(kDecodeCost * (sequence->length() - sequence->charged_length), &client);
   sequence->charged_length = sequence->length();
 }
 

@@ -3,8 +3,9 @@
 // has been served least, counted in tokens, as if what large requests ask for had been served
 // already: who asks for little does not wait for all who ask for much (weighted fair queueing:
 // Demers, Keshav and Shenker, SIGCOMM 1989). Within a client requests come in order. Under priority
-// scheduling the most urgent come before, whoever sends them. Now and then the one that has waited
-// longest takes its turn out of order, so nothing starves, whatever others send.
+// scheduling the most urgent come before, of whatever client. A client that has waited a while and
+// has no running slot goes before those of equal priority that have one. Now and then the one that
+// has waited longest takes its turn out of order, so nothing starves, whatever others send.
 // Read scheduler.h next.
 #pragma once
 
@@ -24,6 +25,10 @@ class WaitingQueue {
   static constexpr Seconds kAging = 5.0;     // who has waited so long and longest
   static constexpr int64_t kAgedShare = 8;   // starts when others have with so many times its cost
   static constexpr int64_t kDecodeCost = 4;  // of a decoded token, in tokens of a prompt
+  // A client without a running slot waits so long before it is due one, and a sequence keeps its
+  // slot for so long at least. The sum bounds the wait where clients are no more than slots. Long
+  // beside a step, so that changes cost little; short beside what a person notices.
+  static constexpr Seconds kSlotTurn = 0.5;
 
   // What a request asks for, in tokens of a prompt; of those that it may generate the first 512.
   static int64_t Cost(int64_t tokens, int64_t max_tokens) {
@@ -47,14 +52,22 @@ class WaitingQueue {
   void BeginRound() { ++round_; }
   // Whose turn it is, of those not passed over in this round; null: nobody's.
   Sequence* Next(Seconds now) const;
+  // The request whose client is due a running slot first, of those not passed over in this round;
+  // null: none. Requests less urgent than others that wait, and slow readers, are due none.
+  Sequence* Due(Seconds now) const;
+  bool IsDue(const Sequence& sequence, Seconds now) const;
+  // Whether the first request of a newcomer is due a slot, if need be that of another client.
+  bool WillBeDue(uint64_t client, int64_t slots) const {
+    return clients_.count(client) == 0 && static_cast<int64_t>(clients_.size()) < slots;
+  }
   // Whether it goes before all turns: of those that were not preempted it has waited longest, and
   // long enough.
   bool IsAged(const Sequence& sequence, Seconds now) const;
   void PassOver(Sequence* sequence) const { sequence->passed_in_round = round_; }
   // Takes a sequence out that Next gave; its client is charged what it must compute.
   void Start(Sequence* sequence, Seconds now);
-  // Charges what the sequence has generated since it was charged last.
-  void Charge(Sequence* sequence);
+  // The sequence has given its running slot up; its client is charged what it has generated in it.
+  void Stop(Sequence* sequence);
 
   // All that wait.
   Work All(const ServiceTimes& times) const {
@@ -80,6 +93,7 @@ class WaitingQueue {
     uint64_t id = 0;
     int64_t served = 0;   // tokens
     int64_t members = 0;  // sequences anywhere
+    int64_t running = 0;  // of them
     std::set<Sequence*, RunsEarlier> waiting;
     int64_t tokens = 0, max_tokens = 0;  // of those: to compute, to generate
 

@@ -18,7 +18,8 @@ namespace {
 
 void AddRequests(const EngineStats& stats, Seconds wait, MetricFamilies* out) {
   out->Gauge("fox_requests_running", "Requests in the running batch.", stats.running);
-  out->Gauge("fox_requests_waiting", "Requests in the queue, preempted ones included.",
+  out->Gauge("fox_requests_waiting",
+             "Requests in the queue, with those that were preempted or gave their running slot up.",
              stats.waiting);
   out->Gauge("fox_requests_paused", "Requests that rest until their readers have caught up.",
              stats.paused);

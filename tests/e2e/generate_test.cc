@@ -61,7 +61,7 @@ TEST_F(GenerateTest, StopStringEndsTheTextOnce) {
   const std::string whole = ExpectedText("stop here", 40);
   const std::string stop = whole.substr(10, 6);
   const size_t at = whole.find(stop);
-  v1::GenerateRequest request = GreedyRequest("stop here", 40);
+  v1::GenerateRequest request = GreedyRequest("stop here", 3000);  // the engine has to be told
   request.mutable_stopping()->add_stop("never");
   request.mutable_stopping()->add_stop(stop);
   for (bool include : {false, true}) {
@@ -77,6 +77,8 @@ TEST_F(GenerateTest, StopStringEndsTheTextOnce) {
     EXPECT_EQ(result.finish[0].usage().completion_tokens(), at + stop.size());
   }
   EXPECT_TRUE(server_.WaitIdle());
+  EXPECT_EQ(server_.Load().requests_finished(), 2u);
+  EXPECT_EQ(server_.Load().requests_aborted(), 0u);
 }
 
 TEST_F(GenerateTest, SeveralSequencesHaveIndicesAndTheirOwnSeeds) {

@@ -61,6 +61,53 @@ TEST(OverloadTest, FullQueueIsRefusedQuicklyWithADelay) {
   EXPECT_TRUE(server.WaitIdle());
 }
 
+// One client's answers take ten seconds each and hold every running slot, in which they stay but
+// for the one that another client gets.
+TEST(OverloadTest, OneClientDoesNotKeepAllRunningSlots) {
+  constexpr int kSlots = 16, kTokens = 2000;
+  TestCoreOptions options;
+  options.max_num_seqs = kSlots;
+  options.limits.client_metadata = "x-client";
+  TestServer server(options);
+  server.script->step_delay_us = 5000;
+  std::vector<std::unique_ptr<BackgroundStream>> streams;
+  for (int i = 0; i < kSlots + 4; ++i) {
+    v1::GenerateRequest request = GreedyRequest(absl::StrCat("prompt ", i), kTokens);
+    request.mutable_output()->set_logprobs(20);
+    streams.push_back(std::make_unique<BackgroundStream>(server, request, "a"));
+  }
+  ASSERT_TRUE(Eventually([&] {
+    const EngineStats stats = server.engine->stats();
+    return stats.running == kSlots && stats.waiting == 4;
+  }));
+  for (int i = 0; i < 3; ++i) {
+    grpc::ClientContext context;
+    SetTimeout(&context);
+    context.AddMetadata("x-client", "b");
+    v1::GenerateResponse response;
+    const Clock::time_point start = Clock::now();
+    const grpc::Status status =
+        server.inference->Generate(&context, GreedyRequest("other", 1), &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    // A second and some steps at most, here half of that; a busy machine or a sanitizer take
+    // longer. Until one of the answers ends it would be ten seconds.
+    EXPECT_LT(MillisecondsSince(start), 5000);
+  }
+  EXPECT_TRUE(Eventually([&] { return server.engine->stats().running == kSlots; }));
+  EXPECT_EQ(server.engine->stats().preemptions, 0);
+  for (const auto& stream : streams) stream->context.TryCancel();
+  int started = 0;
+  for (size_t i = 0; i < streams.size(); ++i) {
+    streams[i]->Join();
+    if (streams[i]->result.text.empty()) continue;
+    ++started;
+    const std::string whole = ExpectedText(absl::StrCat("prompt ", i), kTokens);
+    EXPECT_EQ(streams[i]->result.text[0], whole.substr(0, streams[i]->result.text[0].size()));
+  }
+  EXPECT_GE(started, kSlots);
+  EXPECT_TRUE(server.WaitIdle());
+}
+
 // Calls on their way count: the engine, which is in a step, need not be asked.
 TEST(OverloadTest, ARefusalDoesNotWaitForTheStep) {
   TestServer server(OneSeat());

@@ -14,6 +14,7 @@ TestCore::TestCore(const TestCoreOptions& options) {
   limits.num_pages = 4096;
   limits.lists_per_slot = 2;
   limits.max_num_seqs = options.max_num_seqs;
+  limits.num_slots = options.max_num_seqs + 32;
   limits.max_model_len = options.max_model_len;
   limits.max_num_batched_tokens = 256;
   limits.graph_sizes = {1, 4};

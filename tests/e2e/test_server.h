@@ -55,9 +55,12 @@ void SetTimeout(grpc::ClientContext* context, int milliseconds = 20000);
 // A stream that runs on a thread of its own until it ends or is cancelled.
 class BackgroundStream {
  public:
-  BackgroundStream(TestServer& server, const v1::GenerateRequest& request)
+  // `client`: its name for --client-metadata x-client.
+  BackgroundStream(TestServer& server, const v1::GenerateRequest& request,
+                   const std::string& client = "")
       : stub_(v1::Inference::NewStub(server.channel)) {
     SetTimeout(&context);
+    if (!client.empty()) context.AddMetadata("x-client", client);
     thread_ = std::thread([this, request] { result = ReadStream(*stub_, request, &context); });
   }
   ~BackgroundStream() { Join(); }

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <random>
 
+#include "engine/waiting_queue.h"
 #include "gtest/gtest.h"
 #include "tests/engine/sim/load.h"
 
@@ -173,6 +174,44 @@ TEST(EngineLoadTest, AFloodOfLongPromptsRefusesNobodyWhoWouldBeInTime) {
   std::printf("%d served, %d refused, %d late\n", served, refused, late);
   EXPECT_GE(served, 80);
   EXPECT_LE(refused + late, 5);
+}
+
+// All running slots are held by answers, or by prompts, that take far longer than another client
+// waits. Its deadline does not let it be refused for the queue that they are.
+TEST(EngineLoadTest, OneClientDoesNotKeepAllRunningSlots) {
+  for (const bool prompts : {false, true}) {
+    EngineOptions options;
+    options.max_step_seconds = 0.1;
+    options.max_queue_seconds = 0;
+    const auto flood = [&](Load& load) {
+      return ClosedLoop(load, 1, 60, prompts ? 8000 : 10, prompts ? 20 : 4000);
+    };
+    Load alone(options);
+    const ClosedLoop undisturbed = flood(alone);
+    alone.Run(160);
+    Load load(options);
+    const ClosedLoop disturbed = flood(load);
+    std::vector<RequestId> sent;
+    const std::function<void()> send = [&] {
+      Request request = Load::MakeRequest(prompts ? 2000 : 10, 1, 2);
+      request.deadline = load.now() + 4;
+      sent.push_back(load.Send(std::move(request)));
+      load.At(load.now() + 5, send);
+    };
+    load.At(40, send);
+    load.Run(160);
+    Seconds longest = 0;
+    for (const RequestId id : sent) {
+      const LoadRequest& request = load.requests().at(id);
+      ASSERT_TRUE(request.ok()) << request.refusal << request.finish.status;
+      longest = std::max(longest, request.finish.stats.first_scheduled - request.sent);
+    }
+    std::printf("%d requests started after at most %.2f s; %lld and alone %lld of the others\n",
+                static_cast<int>(sent.size()), longest, static_cast<long long>(disturbed.served()),
+                static_cast<long long>(undisturbed.served()));
+    EXPECT_LT(longest, 2 * WaitingQueue::kSlotTurn + 2 * options.max_step_seconds);
+    EXPECT_GE(disturbed.served(), 9 * undisturbed.served() / 10);
+  }
 }
 
 TEST(EngineLoadTest, TurnsAreCountedInTokens) {

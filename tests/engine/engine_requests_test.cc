@@ -164,11 +164,14 @@ TEST_P(EngineRequestsTest, EndsAreCountedByTheirCause) {
   ASSERT_TRUE(engine_->Submit(late, 0).ok());
   ASSERT_TRUE(engine_->Submit(MakeRequest(3), 0).ok());
   ASSERT_TRUE(engine_->Submit(MakeRequest(4), 0).ok());
+  ASSERT_TRUE(engine_->Submit(MakeRequest(5), 0).ok());
   engine_->Cancel(3, absl::OkStatus());
   engine_->Cancel(4, absl::CancelledError("gone"));
+  engine_->Cancel(5, absl::OkStatus(), FinishReason::kStop);  // by a stop string
   RunToEnd(1.0);
+  EXPECT_EQ(received_[5].finish->reason, FinishReason::kStop);
   const EngineStats& stats = engine_->stats();
-  EXPECT_EQ(stats.finished, 1);
+  EXPECT_EQ(stats.finished, 2);
   EXPECT_EQ(stats.expired, 1);
   EXPECT_EQ(stats.aborted, 1);
   EXPECT_EQ(stats.cancelled, 1);

@@ -38,6 +38,7 @@ class SchedulerTest : public testing::Test {
     request.prompt.assign(static_cast<size_t>(prompt), 1);
     request.stop = stop;
     request.stop.max_tokens = 1000;
+    request.client = client_;
     request.priority = priority;
     request.flow_window = flow_window;
     request.sampling = sampling;
@@ -113,6 +114,7 @@ class SchedulerTest : public testing::Test {
 
   using Sizes = std::vector<size_t>;
   using IdList = std::vector<RequestId>;
+  uint64_t client_ = 0;  // of what is added
   EngineOptions options_;
   ServiceTimes times_;
   ExecutorLimits limits_;

@@ -67,7 +67,7 @@ TEST_F(WaitingQueueTest, WhatWasGeneratedIsCharged) {
   EXPECT_EQ(Turns(1), Clients{1});
   for (int i = 0; i < 5; ++i) Add(2, 10);
   for (int i = 0; i < 10; ++i) first->Append({1, 0, 0, {}});
-  queue_.Charge(first);
+  queue_.Stop(first);
   for (int i = 0; i < 2; ++i) Add(1, 10);
   EXPECT_EQ(Turns(6), (Clients{2, 2, 2, 2, 2, 1}));
 }

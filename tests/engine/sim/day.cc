@@ -110,7 +110,7 @@ void Day::Add(const Request& request, size_t group) {
   auto client = std::make_unique<Client>(request, swarm_.engine, executor_->options());
   client->group = group;
   client->submitted = now_;
-  client->heard_of_at = steps();
+  client->heard_of_at = client->planned_at = steps();
   if (request.log_tolerance == kNoMass) ++marks_[Mark::kPrunesNothing];
   clients_.push_back(std::move(client));
 }
@@ -163,6 +163,7 @@ void Day::Step() {
   ++marks_[Mark::kSteps];
   const bool work = engine_->HasWork() || engine_->NextDeadline() <= now_;
   const int64_t runs = executor_->runs();
+  planned_.clear();
   std::vector<RequestOutput> outputs = engine_->Step(now_);
   const bool ran = executor_->runs() != runs;
   if (!work && (!outputs.empty() || ran)) Fail("HasWork missed work");
@@ -201,8 +202,10 @@ void Day::AfterSubmit(const StepPlan& plan) {
     if (index < 0) continue;
     Client& client = *clients_[static_cast<size_t>(index)];
     client.slot = sequence.slot;
+    ++planned_[client.request().client];
     if (!std::exchange(client.ran, true)) CountStart(client);
     if (client.started_at < 0) client.started_at = steps();
+    client.planned_at = steps();
     group_started_[client.group] = true;
     (client.was_full ? slow : others) = true;
   }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,6 +41,7 @@ struct Client {
   Seconds full_since = kNever;
   int64_t full_steps = 0;
   int64_t heard_of_at = 0;  // the step of its last token, or of its submission
+  int64_t planned_at = 0;   // of the last plan with it, or of its submission
   int64_t started_at = -1;  // the step that ran it first since; -1: none, or it lost its slot
   int32_t slot = -1;        // that it ran in last
   bool ran = false;
@@ -113,6 +115,7 @@ class Day : private StepObserver {
   void CheckPages(const Client& client, const Finish& finish);
   void CheckPromise();
   void CheckAfterStep();
+  void CheckSlots();
   void CheckTimes();
   void CheckTotals();
   void EndAll(bool cancel_all);
@@ -137,6 +140,14 @@ class Day : private StepObserver {
   int64_t heard_ends_ = 0;  // by the observer
   int64_t accepted_groups_ = 0, displaced_groups_ = 0, refused_groups_ = 0;
   std::vector<size_t> displaced_in_group_;
+  // By Request::client.
+  std::map<uint64_t, int64_t> planned_;  // sequences in the plan that this step submitted
+  struct SlotWait {
+    Seconds time = 0;   // since it had a sequence in a plan
+    int64_t steps = 0;  // in which it could have had one, after all that may come before it
+  };
+  std::map<uint64_t, SlotWait> slot_waits_;
+  Seconds checked_slots_ = 0;
   int64_t seen_preemptions_ = 0, ended_preemptions_ = 0;
   bool struck_ = false;
   bool preempted_since_ = false;

@@ -1,7 +1,9 @@
 // What a day checks: streams, ends, times, pages, totals. Read day.h first.
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
+#include "engine/waiting_queue.h"
 #include "tests/engine/sim/day.h"
 
 namespace fox::sim {
@@ -252,7 +254,38 @@ void Day::CheckAfterStep() {
     Fail("snapshots are miscounted");
   }
   if (!engine_->HasWork() && executor_->in_flight() > 0) Fail("asleep with a plan in flight");
+  CheckSlots();
   CheckTimes();
+}
+
+// Where nothing but running slots is short, and clients are no more than those, a client that waits
+// is due one after kSlotTurn, and what ran then may give its own up after another. From then on one
+// goes in each step to a client that is due one, of which there are fewer than slots, or to a
+// request that has aged. One of these comes at most before each of them, and keeps it for
+// kSlotTurn. However long nothing happens between two steps, it is no more than one kSlotTurn to
+// those rules.
+void Day::CheckSlots() {
+  if (!swarm_.only_slots || marks_[Mark::kFloods] > 0) return;
+  constexpr Seconds kTurn = WaitingQueue::kSlotTurn;
+  const int64_t slots = swarm_.executor.limits.max_num_seqs;
+  const Seconds passed = std::min(now_ - std::exchange(checked_slots_, now_), kTurn);
+  std::map<uint64_t, SlotWait> waits;
+  for (const auto& client : clients_) {
+    const uint64_t id = client->request().client;
+    const auto known = slot_waits_.find(id);
+    const bool waited = planned_.count(id) == 0 && known != slot_waits_.end();
+    waits[id] = waited ? known->second : SlotWait();
+  }
+  slot_waits_ = std::move(waits);
+  const bool some_has_two =
+      std::any_of(planned_.begin(), planned_.end(), [](const auto& p) { return p.second > 1; });
+  if (!some_has_two || static_cast<int64_t>(slot_waits_.size()) > slots) return;
+  for (auto& [id, wait] : slot_waits_) {
+    wait.time += passed;
+    if (wait.time > kTurn) ++marks_[Mark::kDueSlots];
+    if (wait.time <= static_cast<double>(2 + slots) * kTurn) continue;
+    if (++wait.steps > slots + 2) Fail("no running slot for client " + std::to_string(id));
+  }
 }
 
 void Day::CheckTimes() {

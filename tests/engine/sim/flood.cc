@@ -56,7 +56,7 @@ struct Newcomers {
 // In steps, by the rules of scheduler.h and waiting_queue.h.
 class Bounds {
  public:
-  Bounds(const Day& day, bool scored_newcomers) {
+  Bounds(const Day& day, const Newcomers& newcomers) {
     const Swarm& swarm = day.swarm();
     const ExecutorLimits& limits = swarm.executor.limits;
     const int64_t least = limits.least_prefill();
@@ -67,7 +67,7 @@ class Bounds {
     int64_t budget = limits.max_num_batched_tokens - seats + 1;
     if (limits.max_mixed_tokens > 0) budget = std::min(budget, limits.max_mixed_tokens);
     const int64_t rows = std::max<int64_t>(1, (limits.max_logit_rows - seats + 1) / 2);
-    const bool scored = swarm.scored > 0 || scored_newcomers;
+    const bool scored = swarm.scored > 0 || newcomers.scored;
     // Where chunks matter the first has one, whatever there is.
     const int64_t page = kPageTokens;
     chunk_ = least > 1 ? page : std::min({page, budget, scored ? rows : page});
@@ -78,35 +78,44 @@ class Bounds {
     if (limits.chunk_multiple > 1) replays_ = guest_turn_ * (swarm.max_tokens + 10);
     drain_ = seats * Chunks(limits.max_model_len) + guest_turn_ * (swarm.max_tokens + 10);
     if (swarm.windows > 0) drain_ += Turn(limits.max_model_len, true);
+    yields_ = swarm.clients > 1 || newcomers.strangers || swarm.windows > 0;
     waits_ = static_cast<int64_t>((WaitingQueue::kAging + Scheduler::kOvertaking) / shortest);
     all_ = (kMostLosses + 1) * (drain_ + replays_);
     for (const auto& client : day.clients()) {
       const Request& request = client->request();
-      const int64_t tokens = Length(request);
-      const int64_t asked = tokens + WaitingQueue::kDecodeCost * request.stop.max_tokens;
-      const bool slow = request.flow_window > 0;
-      all_ +=
-          WaitingQueue::kAgedShare * asked + waits_ + (slow ? 2 : 1) * drain_ + Turn(tokens, slow);
+      all_ += Aged(Length(request), request.stop.max_tokens, request.flow_window > 0);
+    }
+    if (yields_) {
+      all_ += swarm.engine.max_num_queued_reqs *
+              Aged(limits.max_model_len, swarm.max_tokens + 10, swarm.windows > 0);
     }
   }
 
+  // Whether sequences may have to give running slots up: of several clients, or of slow readers.
+  bool yields() const { return yields_; }
+
   // From a start to a token, behind those that are replayed. Of the prompts that are computed the
   // earliest is first in one of kEarliestTurn steps, among slow readers in those that have them;
-  // pages may be missing until all that come before it have ended.
+  // pages may be missing until all that come before it have ended. REQUIRES: !yields().
   int64_t Start(const Request& request) const {
     return Turn(Length(request), request.flow_window > 0) + replays_ + drain_;
   }
-  // From a token to the next. Whoever waits and is older has its turn when others have started with
-  // kAgedShare times what it asks for (each step serves a token of them at least), not before
-  // kAging; then it may find no room for kOvertaking, and until all that run have ended. A slow
-  // reader may find the seats of guests taken before that, until those have ended who were given
-  // one; the next of those seats is its own, in any step. Who is preempted, kMostLosses times
-  // before it comes first, comes back to any seat when all that run have ended.
+  // From a token to the next or, where sequences give running slots up, from a plan with it to the
+  // next: then what waits in the queue by then is older, too. What waits and is older has its turn,
+  // in any slot and step, when others have started with kAgedShare times what it asks for (each
+  // step serves a token of them at least), not before kAging; then it may find no room for
+  // kOvertaking, and until all that run have ended. A preempted sequence, kMostLosses times before
+  // it comes first, comes back to any slot when all that run have ended.
   int64_t all() const { return all_; }
 
  private:
   static int64_t Length(const Request& request) {
     return static_cast<int64_t>(request.prompt.size()) + request.stop.max_tokens;
+  }
+  // Of one that is older.
+  int64_t Aged(int64_t tokens, int64_t max_tokens, bool slow) const {
+    const int64_t asked = tokens + WaitingQueue::kDecodeCost * max_tokens;
+    return WaitingQueue::kAgedShare * asked + waits_ + drain_ + Turn(tokens, slow);
   }
   int64_t Chunks(int64_t tokens) const {
     return PagesFor(tokens) * ((kPageTokens + chunk_ - 1) / chunk_) + 1;
@@ -120,6 +129,7 @@ class Bounds {
   int64_t replays_ = 0;     // of all that a sequence has generated
   int64_t drain_ = 0;       // until all that run have ended, if nobody else starts
   int64_t waits_ = 0, all_ = 0;
+  bool yields_ = false;
 };
 
 }  // namespace
@@ -127,7 +137,7 @@ class Bounds {
 double Flood(Random& kinds, Random& random, Day* day) {
   day->Count(Mark::kFloods);
   const Newcomers newcomers(kinds);
-  const Bounds bounds(*day, newcomers.scored);
+  const Bounds bounds(*day, newcomers);
   const RequestId last = day->NewId();
   double longest = 0;
   const auto check = [&](const Client& client, int64_t waited, int64_t bound, const char* what) {
@@ -139,9 +149,9 @@ double Flood(Random& kinds, Random& random, Day* day) {
     for (const auto& client : day->clients()) {
       if (client->request().id >= last) continue;
       done = false;
-      check(*client, std::min(i, day->steps() - client->heard_of_at), bounds.all(),
-            "starved by newcomers: ");
-      if (client->started_at < 0) continue;
+      const int64_t last_at = bounds.yields() ? client->planned_at : client->heard_of_at;
+      check(*client, std::min(i, day->steps() - last_at), bounds.all(), "starved by newcomers: ");
+      if (bounds.yields() || client->started_at < 0) continue;
       check(*client, std::min(i, day->steps() - client->started_at),
             bounds.Start(client->request()), "starved by newcomers though it had started: ");
     }

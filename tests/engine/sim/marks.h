@@ -43,6 +43,7 @@ enum class Mark : uint8_t {
   kPauses,              // a window was full
   kPreemptedPaused,     // requests that wait for readers without pages, by step
   kGuests,              // plans of slow readers beside others
+  kDueSlots,            // clients that waited so long for a running slot that another gives one up
   kUrgentFirst,         // starts before a less urgent request that has waited longer,
   kUrgentLater,         // or while a more urgent one waits: it has waited longest, or finds room
   kFaults,              // of the executor, at a submission
@@ -101,6 +102,7 @@ inline constexpr std::array<const char*, kMarkCount> kMarkNames = {"submitted",
                                                                    "pauses",
                                                                    "preempted_paused",
                                                                    "guests",
+                                                                   "due_slots",
                                                                    "urgent_first",
                                                                    "urgent_later",
                                                                    "faults",

@@ -67,7 +67,8 @@ TEST(SimulationTest, DaysInChunksThatFailedOnce) {
   }
 }
 
-// Newcomers that turned slow held the seats of guests, one after the other: a third of the bound.
+// Newcomers that turned slow held the slots of slow readers, one after the other: a tenth of the
+// bound.
 TEST(SimulationTest, FloodsThatStarvedOnce) {
   DayOptions options;
   options.seed = 91000441;

@@ -139,6 +139,33 @@ void ChooseSharing(Random& random, Swarm* swarm) {
   if (random.Chance(0.3)) swarm->flushes = random.Unit() * 0.02;
 }
 
+// One client sends most requests, whose answers are long. Pages, tokens and rows are enough for all
+// slots, and all prompts of a step fit into it.
+void ChooseSlots(Random& random, Swarm* swarm) {
+  ExecutorLimits& limits = swarm->executor.limits;
+  swarm->only_slots = true;
+  limits.max_num_seqs = static_cast<int32_t>(random.Int(2, 8));
+  limits.num_slots = limits.max_num_seqs + static_cast<int32_t>(random.Int(0, 8));
+  limits.snapshot_slots = 0;
+  limits.max_model_len = 260;
+  limits.num_pages =
+      limits.lists_per_slot * (PagesFor(limits.max_model_len) + 1) * (limits.slots() + 2);
+  limits.max_num_batched_tokens = 2000;
+  limits.max_logit_rows = 200;
+  limits.max_mixed_tokens = 0;
+  swarm->executor.understated_pages = 0;
+  swarm->engine.priority_scheduling = false;
+  swarm->engine.max_step_seconds = 0;
+  swarm->engine.max_num_queued_reqs = 30;
+  swarm->texts.clear();
+  swarm->windows = swarm->scored = swarm->deadlines = swarm->turns = 0;
+  swarm->long_prompts = 0;
+  swarm->long_prompt = limits.max_model_len - 1;
+  swarm->short_prompt = 60;
+  swarm->max_tokens = random.Int(20, 200);
+  swarm->clients = static_cast<int>(random.Int(2, limits.max_num_seqs));
+}
+
 // A text, mostly to its end, then mostly tokens of its own.
 void BeginAlike(const Swarm& swarm, Random& random, Request* request) {
   const auto last = static_cast<int64_t>(swarm.texts.size()) - 1;
@@ -202,6 +229,7 @@ Swarm MakeSwarm(Random& random, int64_t chunk_multiple) {
   if (random.Chance(0.8) && random.Chance(0.5)) ChooseSharing(random, &swarm);
   if (random.Chance(0.6)) ChooseSwapSpace(random, &swarm);
   ChooseChunks(random, chunk_multiple, &swarm);
+  if (random.Chance(0.15)) ChooseSlots(random, &swarm);
   return swarm;
 }
 
@@ -227,6 +255,7 @@ Request MakeRequest(const Swarm& swarm, Seconds now, Random& random) {
   request.stop.ignore_eos = random.Chance(0.3);
   request.priority = static_cast<int32_t>(random.Int(0, swarm.priorities - 1));
   request.client = static_cast<uint64_t>(random.Int(0, swarm.clients - 1));
+  if (swarm.only_slots && random.Chance(0.7)) request.client = 0;
   const double pace = swarm.tick + 10 * swarm.step_seconds;
   if (random.Chance(swarm.deadlines)) request.deadline = now + 20 * pace * random.Unit();
   if (random.Chance(swarm.deadlines)) request.queue_deadline = now + 5 * pace * random.Unit();

@@ -23,7 +23,8 @@ struct Swarm {
   double long_prompts = 0.1;
   int64_t long_prompt = 0, short_prompt = 1, max_tokens = 1, flow_window = 6;
   int priorities = 1, clients = 1;
-  int burst = 1;  // requests that come at once, at most
+  int burst = 1;            // requests that come at once, at most
+  bool only_slots = false;  // nothing but running slots is short: Day::CheckSlots
   double tick = 0.1;
   Seconds step_seconds = 0, token_seconds = 0;  // what a step takes
   double stalls = 0;                            // of an operation: nothing happens for long
