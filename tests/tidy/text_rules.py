@@ -1,15 +1,19 @@
-"""Rules about text: opening comments, widths, words, paths of machines, links, named documents."""
+"""Rules about text: opening comments, widths, words, pronouns, machine paths, links, documents."""
 
 from __future__ import annotations
 
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from source_tree import CPP, Finding, Tree, comments, is_code, numbered
 
 MAX_COLUMNS = 100
 BANNED_WORDS = ("FIX" + "ME", "TO" + "DO", "X" * 3)
+PRONOUN = re.compile(r"\b(?:who|whom|whoever|nobody|somebody|anybody|everybody)\b", re.IGNORECASE)
+MAX_PRONOUNS = 23  # per 1,000 lines of comments and .md
+MAX_PROSE_WORDS = 45_900  # in all .md
 LONE_LINK = re.compile(r"\s*(?:[-*]|\d+\.)?\s*(?:!?\[[^\]]*\]\([^)]*\)|https?://\S+)[.,;:]?\s*$")
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 # A document, and the numbers of its sections if some follow: `acp.md sections 2a and 5`.
@@ -74,7 +78,7 @@ def check_prose_width(tree: Tree) -> Iterator[Finding]:
 
 
 def check_words(tree: Tree) -> Iterator[Finding]:
-    """What is left to do belongs in an issue, where somebody sees it."""
+    """What is left to do belongs in an issue, because issues are read again."""
     pattern = re.compile(r"\b(" + "|".join(BANNED_WORDS) + r")\b")
     for path, text in tree.items():
         if not is_code(path) and not path.endswith(".md"):
@@ -85,8 +89,39 @@ def check_words(tree: Tree) -> Iterator[Finding]:
                 yield Finding("word", path, line, f"'{match.group(1)}'")
 
 
+def check_pronouns(tree: Tree) -> Iterator[Finding]:
+    """The subject of a technical sentence is a thing: readers must not search for what acts.
+
+    The aim is 3 per 1,000 lines; MAX_PRONOUNS is only ever lowered.
+    """
+    lines, found = 0, Counter[str]()
+    for path, text in tree.items():
+        for _, prose in [(1, text)] if path.endswith(".md") else comments(path, text):
+            lines += len(prose.splitlines())
+            found[path] += len(PRONOUN.findall(prose))
+    total = sum(found.values())
+    if 1000 * total > MAX_PRONOUNS * lines:
+        path, most = found.most_common(1)[0]
+        yield Finding("pronoun", path, 0, f"{most} of {total} pronouns in {lines} lines of prose;"
+                      f" at most {MAX_PRONOUNS} per 1,000")
+
+
+def check_prose_length(tree: Tree) -> Iterator[Finding]:
+    """A document helps only if it is read to its end: cut prose before adding more.
+
+    The aim is 25,000 words; MAX_PROSE_WORDS is only ever lowered.
+    """
+    words = Counter({path: len(text.split()) for path, text in tree.items()
+                     if path.endswith(".md")})
+    total = sum(words.values())
+    if total > MAX_PROSE_WORDS:
+        path, most = words.most_common(1)[0]
+        yield Finding("prose-length", path, 0, f"{most} of {total} words in .md;"
+                      f" at most {MAX_PROSE_WORDS}")
+
+
 def check_machine_paths(tree: Tree) -> Iterator[Finding]:
-    """A path of one machine works for nobody else."""
+    """A path of one machine works on no other."""
     pattern = re.compile(r"(?<![\w.$}/-])/(" + "|".join(("work", "home", "root")) + r")/")
     for path, text in tree.items():
         for line, content in numbered(text):

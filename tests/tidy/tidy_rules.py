@@ -29,6 +29,8 @@ RULES: tuple[Callable[[Tree], Iterator[Finding]], ...] = (
     text_rules.check_line_length,
     text_rules.check_prose_width,
     text_rules.check_words,
+    text_rules.check_pronouns,
+    text_rules.check_prose_length,
     text_rules.check_machine_paths,
     text_rules.check_links,
     text_rules.check_named_documents,

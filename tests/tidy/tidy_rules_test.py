@@ -17,7 +17,7 @@ from source_tree import Tree
 
 HEADER = "// Widget: something that turns.\n#pragma once\n"
 MARK = "TO" + "DO"
-HOME = "/" + "home/somebody/x"
+HOME = "/" + "home/a/x"
 
 
 def function_of(lines: int, head: str = "void F()") -> str:
@@ -205,7 +205,7 @@ class FunctionSpansTest(unittest.TestCase):
 
 
 class TextTest(RuleCase):
-    """Opening comments, names, words, headers, paths."""
+    """Opening comments, names, words, pronouns, headers, paths."""
 
     def test_opening_comment(self) -> None:
         body = "#pragma once\n"
@@ -225,6 +225,24 @@ class TextTest(RuleCase):
     def test_words(self) -> None:
         self.expect("word", {"engine__a_h": HEADER + f"// {MARK}: turn\n"},
                     {"engine__a_h": HEADER + f"// {MARK}S is a name\n", "models__vocab_json": MARK})
+
+    def test_pronouns(self) -> None:
+        lines = "// It turns.\n" * (1000 // text_rules.MAX_PRONOUNS)
+        whose = "// Whose widget?\nint nobody, who;\n"
+        for path, mark in (("engine__a_h", "//"), ("proto__a_proto", "//"), ("docker__a_sh", "#"),
+                           ("engine__CMakeLists_txt", "#"), ("models__a_py", "#")):
+            with self.subTest(path=path):
+                opening = HEADER if mark == "//" else f"{mark} It turns a widget.\n"
+                if path.endswith("_py"):
+                    opening = '"""It turns a widget."""\n'
+                bad = {path: f"{opening}{mark} Nobody turns.\n"}
+                self.expect("pronoun", bad, bad | {"engine__b_h": HEADER + lines + whose})
+        self.expect("pronoun", {"engine__a_md": "Whoever turns it.\n"}, {"engine__a_md": "Whose?\n"})
+
+    def test_prose_length(self) -> None:
+        half = "turn it\n" * (text_rules.MAX_PROSE_WORDS // 4)
+        files = {"engine__a_md": half, "server__a_md": half}
+        self.expect("prose-length", files | {"kernels__a_md": "turn " * 4}, files)
 
     def test_headers(self) -> None:
         self.expect("header", {"engine__a_h": "// Widget: it turns.\n"}, {"engine__a_h": HEADER})
