@@ -237,7 +237,7 @@ class TextTest(RuleCase):
                     opening = '"""It turns a widget."""\n'
                 bad = {path: f"{opening}{mark} Nobody turns.\n"}
                 self.expect("pronoun", bad, bad | {"engine__b_h": HEADER + lines + whose})
-        self.expect("pronoun", {"engine__a_md": "Whoever turns it.\n"}, {"engine__a_md": "Whose?\n"})
+        self.expect("pronoun", {"engine__a_md": "Whoever turns.\n"}, {"engine__a_md": "Whose?\n"})
 
     def test_prose_length(self) -> None:
         half = "turn it\n" * (text_rules.MAX_PROSE_WORDS // 4)

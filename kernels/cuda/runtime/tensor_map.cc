@@ -65,8 +65,8 @@ cudaError_t EncodeFloatMap(float* data, int64_t rows, int64_t cols, int box_rows
                    CU_TENSOR_MAP_SWIZZLE_128B, map);
 }
 
-cudaError_t EncodeDenseMap(const DenseView& view, int batch, int tokens, int heads, int head_dim,
-                           int box_tokens, int box_cols, CUtensorMap* map) {
+cudaError_t EncodeVarlenMap(const VarlenView& view, int batch, int tokens, int heads, int head_dim,
+                            int box_tokens, int box_cols, CUtensorMap* map) {
   const cuuint64_t size[4] = {static_cast<cuuint64_t>(head_dim), static_cast<cuuint64_t>(tokens),
                               static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(batch)};
   // The stride of a dimension of one index may be anything, and is never used.

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kernels/dense_attention.h"
+#include "kernels/varlen_attention.h"
 
 namespace fox::cuda {
 
@@ -20,7 +20,7 @@ cudaError_t EncodeFloatMap(float* data, int64_t rows, int64_t cols, int box_rows
 
 // A view of bf16 with coordinates (column, token, head, batch row), in boxes of box_tokens tokens
 // of one head and box_cols columns, 64 or 32. Strides are multiples of 8 elements.
-cudaError_t EncodeDenseMap(const DenseView& view, int batch, int tokens, int heads, int head_dim,
-                           int box_tokens, int box_cols, CUtensorMap* map);
+cudaError_t EncodeVarlenMap(const VarlenView& view, int batch, int tokens, int heads, int head_dim,
+                            int box_tokens, int box_cols, CUtensorMap* map);
 
 }  // namespace fox::cuda

@@ -14,9 +14,9 @@
 #include <optional>
 #include <tuple>
 
-#include "kernels/cuda/attention/dense/state.h"
-#include "kernels/cuda/attention/dense_attention.h"
-#include "kernels/dense_attention.h"
+#include "kernels/cuda/attention/varlen/state.h"
+#include "kernels/cuda/attention/varlen_attention.h"
+#include "kernels/varlen_attention.h"
 
 #ifdef TORCH_EXTENSION_NAME  // built by the builder of the HuggingFace hub
 #include "registration.h"
@@ -35,7 +35,7 @@ using OptionalTensor = std::optional<Tensor>;
 
 // Bytes of a forward call's state; operators.py has the same formula, for shapes without a device.
 int64_t StateBytes(int64_t batch, int64_t tokens, int64_t heads, int64_t sequences) {
-  const int64_t tiles = batch * (tokens / cuda::kDenseTile) + sequences;
+  const int64_t tiles = batch * (tokens / cuda::kVarlenTile) + sequences;
   return tiles * (heads * 1088 + 32) + 4096;
 }
 
@@ -57,8 +57,8 @@ Tensor Loadable(const Tensor& x) { return IsLoadable(x) ? x : Copy(x); }
 
 Tensor Contiguous(const Tensor& x) { return x.is_contiguous() ? x : Copy(x); }
 
-DenseView View(const Tensor& x) {
-  DenseView view;
+VarlenView View(const Tensor& x) {
+  VarlenView view;
   view.data = x.data_ptr();
   view.batch_stride = x.stride(0);
   view.token_stride = x.stride(1);
@@ -124,12 +124,12 @@ void CheckShapes(const Inputs& inputs, bool packed) {
 }
 
 // Checks the inputs, copies those that the kernels cannot load as they are, and describes them.
-DenseAttentionParams MakeParams(Inputs& inputs, bool packed, double scale, double log_eps) {
+VarlenAttentionParams MakeParams(Inputs& inputs, bool packed, double scale, double log_eps) {
   CheckShapes(inputs, packed);
   inputs.q = Loadable(inputs.q);
   inputs.k = Loadable(inputs.k);
   inputs.v = Loadable(inputs.v);
-  DenseAttentionParams params;
+  VarlenAttentionParams params;
   params.batch = static_cast<int>(inputs.q.size(0));
   params.tokens = static_cast<int>(inputs.q.size(1));
   params.q_heads = static_cast<int>(inputs.q.size(2));
@@ -181,17 +181,17 @@ std::tuple<Tensor, Tensor> Forward(const Tensor& q, const Tensor& k, const Tenso
                                    OptionalTensor max_logit) {
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
   Inputs inputs{q, k, v, log_fgate, seq_begin, seq_end, threshold, max_query_norm};
-  DenseAttentionParams params = MakeParams(inputs, packed, scale, log_eps);
+  VarlenAttentionParams params = MakeParams(inputs, packed, scale, log_eps);
   params.max_logit = PerHead("max_logit", max_logit, inputs);
   const Tensor out = torch::stable::new_empty(q, q.sizes());
   const int64_t bytes = StateBytes(q.size(0), q.size(1), q.size(2), inputs.sequences());
   const Tensor state = NewBytes(q, bytes);
   if (q.numel() == 0) return {out, state};
-  STD_TORCH_CHECK(cuda::DenseStateBytes(params) <= static_cast<size_t>(bytes),
+  STD_TORCH_CHECK(cuda::VarlenStateBytes(params) <= static_cast<size_t>(bytes),
                   "the state needs more bytes than StateBytes says");
   params.out = View(out);
   CheckLaunch("forward",
-              cuda::DenseForward(params, state.data_ptr(), CurrentStream(q.get_device_index())));
+              cuda::VarlenForward(params, state.data_ptr(), CurrentStream(q.get_device_index())));
   return {out, state};
 }
 
@@ -203,7 +203,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> Backward(
   const int32_t device = q.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   Inputs inputs{q, k, v, log_fgate, seq_begin, seq_end, threshold, max_query_norm};
-  DenseAttentionParams params = MakeParams(inputs, packed, scale, log_eps);
+  VarlenAttentionParams params = MakeParams(inputs, packed, scale, log_eps);
   CheckTensor("d_out", d_out, ScalarType::BFloat16, 4, device);
   CheckTensor("out", out, ScalarType::BFloat16, 4, device);
   CheckTensor("state", state, ScalarType::Byte, 1, device);
@@ -212,10 +212,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> Backward(
   const Tensor dv = torch::stable::new_empty(v, v.sizes());
   const Tensor d_log_fgate = torch::stable::new_empty(log_fgate, log_fgate.sizes());
   if (q.numel() == 0) return {dq, dk, dv, d_log_fgate};
-  STD_TORCH_CHECK(static_cast<size_t>(state.numel()) >= cuda::DenseStateBytes(params),
+  STD_TORCH_CHECK(static_cast<size_t>(state.numel()) >= cuda::VarlenStateBytes(params),
                   "state is not that of a forward call with these shapes");
   const Tensor d_out_loadable = Loadable(d_out), out_loadable = Loadable(out);
-  const Tensor scratch = NewBytes(q, static_cast<int64_t>(cuda::DenseGradientBytes(params)));
+  const Tensor scratch = NewBytes(q, static_cast<int64_t>(cuda::VarlenGradientBytes(params)));
   params.out = View(out_loadable);
   params.d_out = View(d_out_loadable);
   params.dq = View(dq);
@@ -223,8 +223,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> Backward(
   params.dv = View(dv);
   params.d_log_fgate = View(d_log_fgate);
   params.deterministic = deterministic;
-  CheckLaunch("backward", cuda::DenseBackward(params, state.data_ptr(), scratch.data_ptr(),
-                                              CurrentStream(device)));
+  CheckLaunch("backward", cuda::VarlenBackward(params, state.data_ptr(), scratch.data_ptr(),
+                                               CurrentStream(device)));
   return {dq, dk, dv, d_log_fgate};
 }
 

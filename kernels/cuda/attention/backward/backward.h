@@ -1,4 +1,4 @@
-// Backward of dense forgetting attention, key tile by key tile: a block keeps 128 keys and values
+// Backward of varlen forgetting attention, key tile by key tile: a block keeps 128 keys and values
 // of a kv head, walks the row tiles that see them from the diagonal to last_row_tile and forms
 //   P = 2^(x - lse),  dP = dO V^T,  dS = P (dP - delta),
 //   dV += P^T dO,  dK += dS^T Q,  dQ += dS K,  and the row and column sums of dS.
@@ -13,8 +13,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/attention/dense/state.h"
-#include "kernels/dense_attention.h"
+#include "kernels/cuda/attention/varlen/state.h"
+#include "kernels/varlen_attention.h"
 
 namespace fox::cuda {
 
@@ -22,10 +22,10 @@ namespace fox::cuda {
 // to gradients.dq and gradients.row_sum. Reads delta, last_row_tile and the state. REQUIRES:
 // head_dim 32, 64 or 128; views 16-byte aligned, strides multiples of 8. Enqueue on `stream`; give
 // the launch's error.
-cudaError_t BackwardSm90(const DenseAttentionParams& params, const DenseState& state,
-                         const DenseGradients& gradients, cudaStream_t stream);
-cudaError_t BackwardSm80(const DenseAttentionParams& params, const DenseState& state,
-                         const DenseGradients& gradients, cudaStream_t stream);
+cudaError_t BackwardSm90(const VarlenAttentionParams& params, const VarlenState& state,
+                         const VarlenGradients& gradients, cudaStream_t stream);
+cudaError_t BackwardSm80(const VarlenAttentionParams& params, const VarlenState& state,
+                         const VarlenGradients& gradients, cudaStream_t stream);
 
 // Whether this binary holds BackwardSm90 for the current device; elsewhere it traps.
 bool HasBackwardSm90();

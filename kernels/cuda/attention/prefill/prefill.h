@@ -4,16 +4,16 @@
 //   PrefillSm90  wgmma, TMA, warp specialisation, persistent: Hopper
 //   PrefillSm80  mma.sync, cp.async: every tensor-core GPU since Ampere
 // Both read keys, values, gates and boundaries from a source: the server's pages, or, for training,
-// dense arrays and their DenseState.
+// arrays and their VarlenState.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "kernels/attention_params.h"
 #include "kernels/batch_view.h"
-#include "kernels/cuda/attention/dense/state.h"
+#include "kernels/cuda/attention/varlen/state.h"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/dense_attention.h"
+#include "kernels/varlen_attention.h"
 
 namespace fox::cuda {
 
@@ -35,15 +35,15 @@ cudaError_t PrefillSm80(const BatchView& batch, const AttentionParams& params, c
 // work_counter up from zero. Keys and values behind a sequence's end may be anything. REQUIRES:
 // head_dim 32, 64 or 128; q_heads a multiple of kv_heads; views 16-byte aligned, strides multiples
 // of 8. Enqueue on `stream`; give the launch's error.
-cudaError_t DensePrefillSm90(const DenseAttentionParams& params, const DenseState& state,
-                             cudaStream_t stream);
-cudaError_t DensePrefillSm80(const DenseAttentionParams& params, const DenseState& state,
-                             cudaStream_t stream);
+cudaError_t VarlenPrefillSm90(const VarlenAttentionParams& params, const VarlenState& state,
+                              cudaStream_t stream);
+cudaError_t VarlenPrefillSm80(const VarlenAttentionParams& params, const VarlenState& state,
+                              cudaStream_t stream);
 
-// Whether this binary holds PrefillSm90 or DensePrefillSm90 for the current device: their
+// Whether this binary holds PrefillSm90 or VarlenPrefillSm90 for the current device: their
 // instructions exist in code compiled for sm_90a only, and elsewhere, PTX compiled at load time
 // included, the kernels trap.
 bool HasPrefillSm90();
-bool HasDensePrefillSm90();
+bool HasVarlenPrefillSm90();
 
 }  // namespace fox::cuda

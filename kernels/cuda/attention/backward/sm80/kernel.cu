@@ -54,8 +54,8 @@ __device__ __forceinline__ int KeyOf(int half) {
 template <int kHeadDim>
 __device__ __forceinline__ KeyRange VisibleKeys(const KeyTile& tile, const Step& step,
                                                 const StepRows<kHeadDim>& rows) {
-  return {rows.first_page > tile.first_page ? kDensePage : 0,
-          min(step.row + kStepRows<kHeadDim>, kDenseTile)};
+  return {rows.first_page > tile.first_page ? kVarlenPage : 0,
+          min(step.row + kStepRows<kHeadDim>, kVarlenTile)};
 }
 
 // The values' fragments. Each is read once: straight from global memory.
@@ -87,7 +87,7 @@ __device__ __forceinline__ void SetBias(const BackwardArguments& arguments, cons
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     keys.bias[half] =
-        (gate - arguments.state.log_f_offset[own * kDenseTile + KeyOf(half)]) * kLog2E;
+        (gate - arguments.state.log_f_offset[own * kVarlenTile + KeyOf(half)]) * kLog2E;
   }
 }
 
@@ -220,7 +220,7 @@ __device__ __forceinline__ void AttendRows(const BackwardArguments& arguments, c
   {
     float s[kRowTiles<kHeadDim>][4], dp[kRowTiles<kHeadDim>][4];
     Logits<kHeadDim>(shared, stage, keys, s, dp);
-    Weigh<kHeadDim>(shared.rows[stage], arguments.log2_scale, step.row < kDenseTile, step.row, s,
+    Weigh<kHeadDim>(shared.rows[stage], arguments.log2_scale, step.row < kVarlenTile, step.row, s,
                     dp, keys, p, ds, row_sums);
   }
   AddRows<kHeadDim>(shared.d_out[stage], p, keys.dv);
@@ -280,7 +280,7 @@ __device__ __forceinline__ void WaitForTurn(const BackwardArguments& arguments, 
                                             const Step& step) {
   if (threadIdx.x != 0) return;
   const int32_t* turn = arguments.gradients.turn + step.Tile(arguments, tile);
-  while (LoadCoherent(turn) != step.row / kDenseTile) __nanosleep(32);
+  while (LoadCoherent(turn) != step.row / kVarlenTile) __nanosleep(32);
   __threadfence();
 }
 
@@ -295,7 +295,7 @@ __device__ __forceinline__ void StoreColumnSums(const BackwardArguments& argumen
                                                 const KeyTile& tile, int head,
                                                 KeyState<kHeadDim>& keys) {
   float* to = arguments.gradients.col_sum +
-              (int64_t{head} * arguments.state.max_tiles + tile.index) * kDenseTile;
+              (int64_t{head} * arguments.state.max_tiles + tile.index) * kVarlenTile;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float sum = QuadSum(keys.col_sum[half]);
@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(kThreads) BackwardSm80Kernel(const BackwardArg
     CommitCopies();
 
     const StepRows<kHeadDim>& rows = shared.rows[stage];
-    const bool new_tile = step.row % kDenseTile == 0;
+    const bool new_tile = step.row % kVarlenTile == 0;
     if (new_tile) SetBias<kHeadDim>(arguments, tile, step, rows, keys);
     if (VisibleKeys<kHeadDim>(tile, step, rows).Has(WarpKey())) {
       AttendRows<kHeadDim>(arguments, step, stage, keys, shared);
@@ -367,7 +367,7 @@ __global__ void __launch_bounds__(kThreads) BackwardSm80Kernel(const BackwardArg
     __syncthreads();  // dS is there
     AddQueryGradients<kHeadDim>(arguments, step, VisibleKeys<kHeadDim>(tile, step, rows), shared);
     if (next.head != step.head) StoreColumnSums<kHeadDim>(arguments, tile, step.head, keys);
-    if (arguments.deterministic && (next.row % kDenseTile == 0)) {
+    if (arguments.deterministic && (next.row % kVarlenTile == 0)) {
       ended_turn = arguments.gradients.turn + step.Tile(arguments, tile);
     }
     step = next;
@@ -391,8 +391,8 @@ cudaError_t LaunchBackward(const BackwardArguments& arguments, cudaStream_t stre
 
 }  // namespace
 
-cudaError_t BackwardSm80(const DenseAttentionParams& params, const DenseState& state,
-                         const DenseGradients& gradients, cudaStream_t stream) {
+cudaError_t BackwardSm80(const VarlenAttentionParams& params, const VarlenState& state,
+                         const VarlenGradients& gradients, cudaStream_t stream) {
   BackwardArguments arguments{};
   arguments.q = params.q;
   arguments.k = params.k;

@@ -7,17 +7,17 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/attention/dense/state.h"
+#include "kernels/cuda/attention/varlen/state.h"
 #include "kernels/cuda/primitives/row_layout.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/copy_async.cuh"
 #include "kernels/cuda/ptx/shared_memory.cuh"
-#include "kernels/dense_attention.h"
+#include "kernels/varlen_attention.h"
 
 namespace fox::cuda::backward_sm80 {
 
 inline constexpr int kWarps = 8, kThreads = kWarps * kWarp;
-inline constexpr int kWarpKeys = kDenseTile / kWarps;  // 16, the rows of a tensor core product
+inline constexpr int kWarpKeys = kVarlenTile / kWarps;  // 16, the rows of a tensor core product
 // Rows that the block looks at together: with head_dim 128 more would fit neither into the
 // registers nor into the 99 KB of shared memory that every GPU since Ampere has.
 template <int kHeadDim>
@@ -25,9 +25,9 @@ inline constexpr int kStepRows = kHeadDim <= 64 ? 64 : 32;
 inline constexpr int kStages = 2;
 
 struct BackwardArguments {
-  DenseView q, k, v, d_out, dk, dv;
-  DenseState state;
-  DenseGradients gradients;
+  VarlenView q, k, v, d_out, dk, dv;
+  VarlenState state;
+  VarlenGradients gradients;
   int kv_heads, group;  // group: query heads of a kv head
   float scale, log2_scale;
   bool deterministic;
@@ -56,10 +56,10 @@ template <int kHeadDim>
 struct SharedMemory {
   using Layout = RowLayout<kHeadDim>;
   // Addresses within the rows are permuted by XOR: everything starts at multiples of 1024.
-  uint8_t keys[kDenseTile * Layout::kBytes];
+  uint8_t keys[kVarlenTile * Layout::kBytes];
   uint8_t q[kStages][kStepRows<kHeadDim> * Layout::kBytes];
   uint8_t d_out[kStages][kStepRows<kHeadDim> * Layout::kBytes];
-  uint8_t d_logits[kDenseTile * RowLayout<kStepRows<kHeadDim>>::kBytes];  // dS: bf16 [key][row]
+  uint8_t d_logits[kVarlenTile * RowLayout<kStepRows<kHeadDim>>::kBytes];  // dS: bf16 [key][row]
   float row_sums[kWarps][kStepRows<kHeadDim>];  // of dS, over a warp's keys
   StepRows<kHeadDim> rows[kStages];
   KeyTile tile;
@@ -68,15 +68,15 @@ struct SharedMemory {
 // A block takes the next key tile that nobody has. Deterministic: descending, so that whoever waits
 // for the tile behind it waits for a block that runs.
 __device__ __forceinline__ KeyTile TakeTile(const BackwardArguments& arguments) {
-  const DenseState& state = arguments.state;
+  const VarlenState& state = arguments.state;
   const int ticket = atomicAdd(arguments.gradients.work_counter, 1);
   const int num_tiles = *state.num_tiles, n = ticket / arguments.kv_heads;
   if (n >= num_tiles) return {-1};
   KeyTile tile;
   tile.index = arguments.deterministic ? num_tiles - 1 - n : n;
   tile.kv_head = ticket % arguments.kv_heads;
-  const DenseTile own = state.tiles[tile.index], last = state.tiles[own.seq_last];
-  tile.first_page = own.position / kDensePage;
+  const VarlenTile own = state.tiles[tile.index], last = state.tiles[own.seq_last];
+  tile.first_page = own.position / kVarlenPage;
   tile.batch = own.batch;
   tile.first_token = own.first_token;
   tile.count = own.count;
@@ -92,10 +92,10 @@ struct Step {
 
   // Of the row tile, of the step's first row and of its first element in padded arrays.
   __device__ int64_t Tile(const BackwardArguments& arguments, const KeyTile& tile) const {
-    return int64_t{head} * arguments.state.max_tiles + tile.index + row / kDenseTile;
+    return int64_t{head} * arguments.state.max_tiles + tile.index + row / kVarlenTile;
   }
   __device__ int64_t PaddedRow(const BackwardArguments& arguments, const KeyTile& tile) const {
-    return Tile(arguments, tile) * kDenseTile + row % kDenseTile;
+    return Tile(arguments, tile) * kVarlenTile + row % kVarlenTile;
   }
 };
 
@@ -103,7 +103,7 @@ __device__ __forceinline__ Step FirstStep(const BackwardArguments& arguments, co
                                           int head) {
   const int64_t index = int64_t{head} * arguments.state.max_tiles + tile.index;
   const int num_tiles = arguments.gradients.last_row_tile[index] - tile.index + 1;
-  return {head, 0, min(num_tiles * kDenseTile, tile.num_rows)};
+  return {head, 0, min(num_tiles * kVarlenTile, tile.num_rows)};
 }
 
 // The group's last step is followed by one of the next group's first head.
@@ -117,7 +117,8 @@ __device__ __forceinline__ Step NextStep(const BackwardArguments& arguments, con
 }
 
 template <typename T>
-__device__ __forceinline__ T* RowOf(const DenseView& view, const KeyTile& tile, int row, int head) {
+__device__ __forceinline__ T* RowOf(const VarlenView& view, const KeyTile& tile, int row,
+                                    int head) {
   return static_cast<T*>(view.data) + tile.batch * view.batch_stride +
          (tile.first_token + row) * view.token_stride + head * view.head_stride;
 }
@@ -126,7 +127,7 @@ __device__ __forceinline__ T* RowOf(const DenseView& view, const KeyTile& tile, 
 // as zeros: whatever lies there must not reach the products, where a weight of zero would not
 // silence a NaN.
 template <int kHeadDim, int kRows>
-__device__ __forceinline__ void CopyRows(const DenseView& view, const KeyTile& tile, int head,
+__device__ __forceinline__ void CopyRows(const VarlenView& view, const KeyTile& tile, int head,
                                          int first, int end, uint32_t to) {
   using Layout = RowLayout<kHeadDim>;
   const auto* from = RowOf<const __nv_bfloat16>(view, tile, first, head);
@@ -144,8 +145,8 @@ template <int kHeadDim>
 __device__ __forceinline__ void CopyKeys(const BackwardArguments& arguments,
                                          SharedMemory<kHeadDim>& shared) {
   const KeyTile& tile = shared.tile;
-  CopyRows<kHeadDim, kDenseTile>(arguments.k, tile, tile.kv_head, 0, tile.count,
-                                 SharedAddress(shared.keys));
+  CopyRows<kHeadDim, kVarlenTile>(arguments.k, tile, tile.kv_head, 0, tile.count,
+                                  SharedAddress(shared.keys));
 }
 
 template <int kHeadDim>
@@ -157,7 +158,7 @@ __device__ __forceinline__ void CopyStep(const BackwardArguments& arguments, con
   CopyRows<kHeadDim, kStepRows<kHeadDim>>(arguments.d_out, tile, step.head, step.row, tile.num_rows,
                                           SharedAddress(shared.d_out[stage]));
   StepRows<kHeadDim>& rows = shared.rows[stage];
-  const DenseState& state = arguments.state;
+  const VarlenState& state = arguments.state;
   const int64_t row = step.PaddedRow(arguments, tile), row_tile = step.Tile(arguments, tile);
   constexpr int kChunks = kStepRows<kHeadDim> * sizeof(float) / 16;
   const int thread = OpaqueThreadIdx(), chunk = thread % kChunks * 4;
@@ -167,7 +168,7 @@ __device__ __forceinline__ void CopyStep(const BackwardArguments& arguments, con
     CopyAsync16(SharedAddress(rows.delta + chunk), arguments.gradients.delta + row + chunk);
   } else if (thread == 2 * kChunks) {
     CopyAsync8(SharedAddress(&rows.cum_log_f), state.cum_log_f + row_tile);
-    CopyAsync4(SharedAddress(&rows.log_f_offset), state.log_f_offset + row_tile * kDenseTile);
+    CopyAsync4(SharedAddress(&rows.log_f_offset), state.log_f_offset + row_tile * kVarlenTile);
     CopyAsync4(SharedAddress(&rows.first_page), state.first_page + row_tile);
   }
 }

@@ -172,7 +172,7 @@ class BackwardConsumer {
         MatrixDescriptor(keys, Plan::kKeyBlockBytes, 8 * Plan::kLineBytes, Plan::kSwizzle);
     WgmmaFence();
 #pragma unroll
-    for (int step = 0; step < kDenseTile / 16; ++step) {
+    for (int step = 0; step < kVarlenTile / 16; ++step) {
       const uint64_t a_step = a + (step / 4 * Plan::kDsBlockBytes + step % 4 * 32) / 16;
       const uint64_t b_step = b + step * (16 * Plan::kLineBytes / 16);
       if (step == 0) {
@@ -207,7 +207,7 @@ class BackwardConsumer {
       s[i + 2] = Exp2(fmaf(s[i + 2], scale, bias1 - log_sum.x));
       s[i + 3] = Exp2(fmaf(s[i + 3], scale, bias1 - log_sum.y));
     }
-    if ((step.flags & kDiagonal) != 0) Mask(s, step.row % kDenseTile);
+    if ((step.flags & kDiagonal) != 0) Mask(s, step.row % kVarlenTile);
   }
 
   // Rows before their key; the first of the rows is `first` of its tile.
@@ -297,7 +297,7 @@ class BackwardConsumer {
     }
   }
 
-  __device__ __forceinline__ void Store(const DenseView& view, const BackwardItem& item,
+  __device__ __forceinline__ void Store(const VarlenView& view, const BackwardItem& item,
                                         const float (&sums)[kHeadDim / 2], float scale) {
     const int quad_lane = lane_ % 4;
     auto* to = static_cast<__nv_bfloat16*>(view.data) + item.batch * view.batch_stride +

@@ -76,30 +76,30 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
 }
 
 template <int kHeadDim>
-cudaError_t EncodeMaps(const DenseAttentionParams& params, BackwardArguments& arguments) {
+cudaError_t EncodeMaps(const VarlenAttentionParams& params, BackwardArguments& arguments) {
   using Plan = BackwardPlan<kHeadDim>;
   struct Source {
-    const DenseView& view;
+    const VarlenView& view;
     int heads, box_tokens;
     CUtensorMap* map;
   };
   for (const Source& source :
        {Source{params.q, params.q_heads, Plan::kRows, &arguments.q_map},
-        Source{params.k, params.kv_heads, kDenseTile, &arguments.k_map},
-        Source{params.v, params.kv_heads, kDenseTile, &arguments.v_map},
+        Source{params.k, params.kv_heads, kVarlenTile, &arguments.k_map},
+        Source{params.v, params.kv_heads, kVarlenTile, &arguments.v_map},
         Source{params.d_out, params.q_heads, Plan::kRows, &arguments.do_map}}) {
     const cudaError_t error =
-        EncodeDenseMap(source.view, params.batch, params.tokens, source.heads, kHeadDim,
-                       source.box_tokens, Plan::kColumns, source.map);
+        EncodeVarlenMap(source.view, params.batch, params.tokens, source.heads, kHeadDim,
+                        source.box_tokens, Plan::kColumns, source.map);
     if (error != cudaSuccess) return error;
   }
   const int64_t rows =
-      static_cast<int64_t>(params.q_heads) * arguments.state.max_tiles * kDenseTile;
+      static_cast<int64_t>(params.q_heads) * arguments.state.max_tiles * kVarlenTile;
   return EncodeFloatMap(arguments.gradients.dq, rows, kHeadDim, Plan::kRows, &arguments.dq_map);
 }
 
 template <int kHeadDim>
-cudaError_t LaunchBackward(const DenseAttentionParams& params, BackwardArguments& arguments,
+cudaError_t LaunchBackward(const VarlenAttentionParams& params, BackwardArguments& arguments,
                            cudaStream_t stream) {
   if (const cudaError_t error = EncodeMaps<kHeadDim>(params, arguments); error != cudaSuccess) {
     return error;
@@ -122,8 +122,8 @@ bool HasBackwardSm90() {
   return TakesRegisters(KernelAddress(BackwardSm90Kernel<64>), kLaunchRegisters);
 }
 
-cudaError_t BackwardSm90(const DenseAttentionParams& params, const DenseState& state,
-                         const DenseGradients& gradients, cudaStream_t stream) {
+cudaError_t BackwardSm90(const VarlenAttentionParams& params, const VarlenState& state,
+                         const VarlenGradients& gradients, cudaStream_t stream) {
   if (state.max_tiles == 0) return cudaSuccess;
   BackwardArguments arguments{};
   arguments.state = state;

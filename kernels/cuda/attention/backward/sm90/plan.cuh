@@ -12,14 +12,14 @@
 #include <cstdint>
 
 #include "kernels/core/host_device.h"
-#include "kernels/cuda/attention/dense/state.h"
+#include "kernels/cuda/attention/varlen/state.h"
 #include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
 
 namespace fox::cuda {
 
 inline constexpr int kWarpgroups = 2;  // of consumers, 64 keys each
-inline constexpr int kWarpgroupKeys = kDenseTile / kWarpgroups;
+inline constexpr int kWarpgroupKeys = kVarlenTile / kWarpgroups;
 inline constexpr int kBackwardWarps = 4 * kWarpgroups;
 inline constexpr int kBackwardThreads = 128 + 128 * kWarpgroups;
 inline constexpr uint32_t kItemSlots = 2, kStepSlots = 2;
@@ -31,12 +31,12 @@ inline constexpr int kBackwardHeadGroup = 4;
 template <int kHeadDim>
 struct BackwardPlan {
   static constexpr int kRows = kHeadDim == 128 ? 64 : 128;  // of a step
-  static constexpr int kSubtiles = kDenseTile / kRows;      // steps of a row tile
+  static constexpr int kSubtiles = kVarlenTile / kRows;     // steps of a row tile
   static constexpr int kColumns = kHeadDim < 64 ? kHeadDim : 64;
   static constexpr int kBlocks = kHeadDim / kColumns;
   static constexpr uint32_t kLineBytes = kColumns * 2;
   static constexpr Swizzle kSwizzle = kLineBytes == 128 ? Swizzle::k128 : Swizzle::k64;
-  static constexpr uint32_t kKeyBlockBytes = kDenseTile * kLineBytes;
+  static constexpr uint32_t kKeyBlockBytes = kVarlenTile * kLineBytes;
   static constexpr uint32_t kKeyTileBytes = kBlocks * kKeyBlockBytes;
   static constexpr uint32_t kRowBlockBytes = kRows * kLineBytes;
   static constexpr uint32_t kRowTileBytes = kBlocks * kRowBlockBytes;
@@ -73,7 +73,7 @@ struct BackwardItem {
 
 // kSecondPage: the rows do not see the key tile's first page.
 enum StepFlags : int32_t { kDiagonal = 1, kLastOfHead = 2, kLastOfItem = 4, kSecondPage = 8 };
-static_assert(kWarpgroupKeys == kDensePage, "a page is one warpgroup's");
+static_assert(kWarpgroupKeys == kVarlenPage, "a page is one warpgroup's");
 
 // One walk step: kRows rows of one query head.
 struct BackwardStep {
@@ -89,7 +89,7 @@ struct BackwardShared {
 
   uint8_t tiles[Plan::kTileBytes];  // 1024-byte aligned
   float lse[kStepSlots][Plan::kRows];
-  float key_offset[kStepSlots][kDenseTile];  // c_j - c before the tile
+  float key_offset[kStepSlots][kVarlenTile];  // c_j - c before the tile
   float delta[kStepSlots][Plan::kRows];
   float row_sums[kBackwardWarps][Plan::kRows];  // of each warp's keys
   float row_sum[Plan::kRows];                   // of them all
@@ -107,9 +107,9 @@ struct BackwardShared {
 
 struct BackwardArguments {
   CUtensorMap q_map, k_map, v_map, do_map, dq_map;
-  DenseState state;
-  DenseGradients gradients;
-  DenseView dk, dv;
+  VarlenState state;
+  VarlenGradients gradients;
+  VarlenView dk, dv;
   int q_heads, kv_heads;
   float scale, scale_log2;  // of q.k, and to log2 units
   bool deterministic;

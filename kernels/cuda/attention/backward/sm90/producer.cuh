@@ -57,11 +57,11 @@ class BackwardLoader {
     const int rest = index % per_group;
     item.tile = arguments_.deterministic ? num_tiles - 1 - rest / heads : rest / heads;
     item.kv_head = first + rest % heads;
-    const DenseTile& keys = arguments_.state.tiles[item.tile];
-    const DenseTile& last = arguments_.state.tiles[keys.seq_last];
+    const VarlenTile& keys = arguments_.state.tiles[item.tile];
+    const VarlenTile& last = arguments_.state.tiles[keys.seq_last];
     item.batch = keys.batch;
     item.token = keys.first_token;
-    item.page = keys.position / kDensePage;
+    item.page = keys.position / kVarlenPage;
     item.tokens = last.position + last.count - keys.position;
   }
 
@@ -69,8 +69,8 @@ class BackwardLoader {
                                            const BackwardItem& item) {
     const uint32_t slot = n % Plan::kKvSlots;
     shared_.kv_empty[slot].Wait(n / Plan::kKvSlots % 2 ^ 1);
-    LoadTile<kDenseTile>(map, shared_.tiles + slot * Plan::kKeyTileBytes, item, item.kv_head, 0,
-                         shared_.kv_full[slot]);
+    LoadTile<kVarlenTile>(map, shared_.tiles + slot * Plan::kKeyTileBytes, item, item.kv_head, 0,
+                          shared_.kv_full[slot]);
   }
 
   // kTokens rows of a head from the item's token `first` on, with which `full` is complete. What
@@ -109,20 +109,20 @@ class BackwardLoader {
 
   // The steps of one query head: row tiles from the diagonal on.
   __device__ __forceinline__ void LoadHead(const BackwardItem& item, int head, bool last_head) {
-    const DenseState& state = arguments_.state;
+    const VarlenState& state = arguments_.state;
     const int keys = head * state.max_tiles + item.tile;
     const int steps = (arguments_.gradients.last_row_tile[keys] - item.tile + 1) * Plan::kSubtiles;
 #pragma unroll 1
     for (int turn = 0; turn < steps; ++turn) {
       const int rows = keys + turn / Plan::kSubtiles;
       const double c_ref = state.cum_log_f[rows] +
-                           static_cast<double>(state.log_f_offset[int64_t{rows} * kDenseTile]);
+                           static_cast<double>(state.log_f_offset[int64_t{rows} * kVarlenTile]);
       BackwardStep step;
       step.ref = static_cast<float>(kLog2EDouble * (c_ref - state.cum_log_f[keys]));
       step.flags = turn < Plan::kSubtiles ? kDiagonal : 0;
       if (state.first_page[rows] > item.page) step.flags |= kSecondPage;
       if (turn == steps - 1) step.flags |= last_head ? kLastOfHead | kLastOfItem : kLastOfHead;
-      step.row = keys * kDenseTile + turn * Plan::kRows;
+      step.row = keys * kVarlenTile + turn * Plan::kRows;
       step.turn = turn;
       LoadStep(step, keys, head, item);
     }
@@ -133,15 +133,15 @@ class BackwardLoader {
     const uint32_t slot = step_ % kStepSlots, phase = step_ / kStepSlots % 2;
     ++step_;
     constexpr uint32_t kRowFloats = Plan::kRows * sizeof(float);
-    constexpr uint32_t kKeyFloats = kDenseTile * sizeof(float);
-    const DenseState& state = arguments_.state;
+    constexpr uint32_t kKeyFloats = kVarlenTile * sizeof(float);
+    const VarlenState& state = arguments_.state;
     Mbarrier& q_full = shared_.q_full[slot];
     shared_.q_empty[slot].Wait(phase ^ 1);
     if (Lane() == 0) {
       shared_.steps[slot] = step;
       q_full.Expect(kRowFloats + kKeyFloats);
       BulkLoad(shared_.lse[slot], state.lse + step.row, kRowFloats, &q_full);
-      BulkLoad(shared_.key_offset[slot], state.log_f_offset + int64_t{keys} * kDenseTile,
+      BulkLoad(shared_.key_offset[slot], state.log_f_offset + int64_t{keys} * kVarlenTile,
                kKeyFloats, &q_full);
     }
     LoadTile<Plan::kRows>(arguments_.q_map, shared_.tiles + Plan::QueryAt(slot), item, head,
@@ -168,7 +168,7 @@ template <int kHeadDim>
 __device__ __forceinline__ void AddQueryGradients(BackwardShared<kHeadDim>& shared,
                                                   const BackwardArguments& arguments) {
   using Plan = BackwardPlan<kHeadDim>;
-  const DenseGradients& gradients = arguments.gradients;
+  const VarlenGradients& gradients = arguments.gradients;
   for (uint32_t n = 0;; ++n) {
     shared.dq_full.Wait(n % 2);
     const BackwardStep step = shared.adding;
@@ -183,7 +183,7 @@ __device__ __forceinline__ void AddQueryGradients(BackwardShared<kHeadDim>& shar
     FenceAsyncProxy();
     __syncwarp();
     if (Lane() == 0) {
-      int* turn = gradients.turn + step.row / kDenseTile;
+      int* turn = gradients.turn + step.row / kVarlenTile;
       if (arguments.deterministic) {
         while (LoadAcquire(turn) != step.turn) {
         }

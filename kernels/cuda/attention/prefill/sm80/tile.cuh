@@ -1,7 +1,7 @@
 // A tile of PrefillSm80 and its place in shared memory: the layout of its rows, and the
 // asynchronous copies that bring queries, keys, values and gates. Where those lie is for a Source
-// to say, the kernel's argument: PagedSource (paged_source.cuh) or DenseSource (dense_source.cuh).
-// kernel.cuh has the mathematics.
+// to say, the kernel's argument: PagedSource (paged_source.cuh) or VarlenSource
+// (varlen_source.cuh). kernel.cuh has the mathematics.
 #pragma once
 
 #include <cuda_bf16.h>

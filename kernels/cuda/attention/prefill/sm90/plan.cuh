@@ -2,7 +2,7 @@
 // barriers.
 //
 // A Source is the kernel's argument and knows where rows, keys, values, gates and boundaries lie
-// and where results go: PagedSource (paged_source.cuh) or DenseSource (dense_source.cuh).
+// and where results go: PagedSource (paged_source.cuh) or VarlenSource (varlen_source.cuh).
 //
 // Three rings hand things on, each slot guarded by a full and an empty barrier: work tiles
 // (scheduler -> all), query tiles and key/value tiles (loader -> consumers). A ring's n-th use has

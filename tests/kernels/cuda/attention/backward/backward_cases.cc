@@ -8,19 +8,19 @@
 #include <random>
 #include <utility>
 
-#include "kernels/cuda/attention/dense/gradients.h"
+#include "kernels/cuda/attention/varlen/gradients.h"
 #include "tests/kernels/cuda/attention/backward/backward_oracle.h"
-#include "tests/kernels/cuda/attention/dense/device_dense.h"
+#include "tests/kernels/cuda/attention/varlen/device_varlen.h"
 
 namespace fox::cuda::testing {
 namespace {
 
 using fox::testing::BatchCase;
-using fox::testing::DenseCase;
 using fox::testing::PackedCase;
 using fox::testing::RelativeError;
+using fox::testing::VarlenCase;
 
-DenseCase WithHeads(DenseCase shape, int q_heads, int kv_heads, std::vector<double> gate_means) {
+VarlenCase WithHeads(VarlenCase shape, int q_heads, int kv_heads, std::vector<double> gate_means) {
   shape.q_heads = q_heads;
   shape.kv_heads = kv_heads;
   shape.gate_means = std::move(gate_means);
@@ -88,9 +88,9 @@ BackwardCase Views() {
   return c;
 }
 
-DenseInputs MakeInputs(const BackwardCase& c) {
+VarlenInputs MakeInputs(const BackwardCase& c) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-  DenseInputs inputs(c.shape);
+  VarlenInputs inputs(c.shape);
   std::mt19937_64 random(c.shape.seed + 1);
   std::uniform_real_distribution<float> uniform;
   for (double& gate : inputs.log_fgate.values) {
@@ -103,7 +103,7 @@ DenseInputs MakeInputs(const BackwardCase& c) {
     const int first = inputs.BatchOf(s) * inputs.tokens + inputs.begin[static_cast<size_t>(s)];
     std::fill_n(in_sequence.begin() + first, inputs.length(s), true);
   }
-  const auto change = [&](DenseArray<double>& array, int heads, int dim, bool equal) {
+  const auto change = [&](VarlenArray<double>& array, int heads, int dim, bool equal) {
     for (int b = 0; b < inputs.batch; ++b) {
       for (int t = 0; t < inputs.tokens; ++t) {
         for (int i = 0; i < heads * dim; ++i) {
@@ -123,20 +123,20 @@ DenseInputs MakeInputs(const BackwardCase& c) {
 }
 
 // Which bytes of the gradients' scratch are the kernel's to write.
-std::vector<bool> WritableScratch(DeviceDense& dense, int num_tiles) {
-  const DenseAttentionParams& params = dense.params();
-  const DenseGradients& gradients = dense.gradients();
-  std::vector<bool> writable(DenseGradientBytes(params));
+std::vector<bool> WritableScratch(DeviceVarlen& varlen, int num_tiles) {
+  const VarlenAttentionParams& params = varlen.params();
+  const VarlenGradients& gradients = varlen.gradients();
+  std::vector<bool> writable(VarlenGradientBytes(params));
   const auto allow = [&](const void* array, size_t tile_bytes, int heads, int tiles) {
     const auto first =
-        static_cast<const char*>(array) - static_cast<char*>(dense.gradient_memory());
+        static_cast<const char*>(array) - static_cast<char*>(varlen.gradient_memory());
     for (int h = 0; h < heads; ++h) {
       const auto head =
-          first + static_cast<std::ptrdiff_t>(tile_bytes) * h * dense.state().max_tiles;
+          first + static_cast<std::ptrdiff_t>(tile_bytes) * h * varlen.state().max_tiles;
       std::fill_n(writable.begin() + head, tile_bytes * static_cast<size_t>(tiles), true);
     }
   };
-  constexpr size_t kRows = kDenseTile * sizeof(float);
+  constexpr size_t kRows = kVarlenTile * sizeof(float);
   const int heads = params.q_heads;
   allow(gradients.dq, kRows * static_cast<size_t>(params.head_dim), heads, num_tiles);
   allow(gradients.row_sum, kRows, heads, num_tiles);
@@ -147,7 +147,7 @@ std::vector<bool> WritableScratch(DeviceDense& dense, int num_tiles) {
 }
 
 // dk and dv are written where there are tokens, and nowhere else.
-void ExpectOwnRows(const DenseInputs& inputs, const DenseArray<double>& gradient) {
+void ExpectOwnRows(const VarlenInputs& inputs, const VarlenArray<double>& gradient) {
   std::vector<bool> own(gradient.values.size());
   for (int s = 0; s < inputs.num_seqs(); ++s) {
     for (int i = 0; i < inputs.length(s); ++i) {
@@ -165,18 +165,18 @@ void ExpectOwnRows(const DenseInputs& inputs, const DenseArray<double>& gradient
 
 // What lies on both sides of a gate is in a row's sum and in a key's, and has to cancel: float32
 // sums of the same numbers differ by some 2^-24 of them, those of two roundings by 2^-9.
-void ExpectBalance(const DenseInputs& inputs, const BackwardOracle& oracle,
-                   const DeviceDense& dense) {
-  const HostState host = dense.ToHost();
-  const auto max_tiles = static_cast<size_t>(dense.state().max_tiles);
-  const size_t rows = static_cast<size_t>(inputs.shape.q_heads) * max_tiles * kDenseTile;
-  const std::vector<float> row_sum = CopyToHost(dense.gradients().row_sum, rows);
-  const std::vector<float> col_sum = CopyToHost(dense.gradients().col_sum, rows);
+void ExpectBalance(const VarlenInputs& inputs, const BackwardOracle& oracle,
+                   const DeviceVarlen& varlen) {
+  const HostState host = varlen.ToHost();
+  const auto max_tiles = static_cast<size_t>(varlen.state().max_tiles);
+  const size_t rows = static_cast<size_t>(inputs.shape.q_heads) * max_tiles * kVarlenTile;
+  const std::vector<float> row_sum = CopyToHost(varlen.gradients().row_sum, rows);
+  const std::vector<float> col_sum = CopyToHost(varlen.gradients().col_sum, rows);
   const auto num_seqs = static_cast<size_t>(inputs.num_seqs());
   for (int h = 0; h < inputs.shape.q_heads; ++h) {
     std::vector<double> difference(num_seqs);
     for (size_t t = 0; t < host.tiles.size(); ++t) {
-      const size_t first = (static_cast<size_t>(h) * max_tiles + t) * kDenseTile;
+      const size_t first = (static_cast<size_t>(h) * max_tiles + t) * kVarlenTile;
       for (size_t i = first; i < first + static_cast<size_t>(host.tiles[t].count); ++i) {
         difference[static_cast<size_t>(host.tiles[t].seq)] +=
             static_cast<double>(row_sum[i]) - static_cast<double>(col_sum[i]);
@@ -190,15 +190,15 @@ void ExpectBalance(const DenseInputs& inputs, const BackwardOracle& oracle,
 }
 
 // The gradients by way of the kernel and what surrounds it.
-void RunBackward(BackwardKernel kernel, bool deterministic, const DenseInputs& inputs,
-                 const BackwardOracle& oracle, DeviceDense& dense) {
-  dense.PoisonOutputs();
-  dense.SetOut(inputs.out);
-  dense.SetLse(oracle.lse());
-  dense.params().deterministic = deterministic;
-  const DenseAttentionParams& params = dense.params();
-  const DenseState& state = dense.state();
-  const DenseGradients& gradients = dense.gradients();
+void RunBackward(BackwardKernel kernel, bool deterministic, const VarlenInputs& inputs,
+                 const BackwardOracle& oracle, DeviceVarlen& varlen) {
+  varlen.PoisonOutputs();
+  varlen.SetOut(inputs.out);
+  varlen.SetLse(oracle.lse());
+  varlen.params().deterministic = deterministic;
+  const VarlenAttentionParams& params = varlen.params();
+  const VarlenState& state = varlen.state();
+  const VarlenGradients& gradients = varlen.gradients();
   ASSERT_EQ(PrepareGradients(params, state, gradients, nullptr), cudaSuccess);
   ASSERT_EQ(kernel(params, state, gradients, nullptr), cudaSuccess);
   ASSERT_EQ(FinishGradients(params, state, gradients, nullptr), cudaSuccess);
@@ -207,38 +207,38 @@ void RunBackward(BackwardKernel kernel, bool deterministic, const DenseInputs& i
 }
 
 // The kernel alone: what it writes.
-void ExpectOwnWrites(BackwardKernel kernel, const DenseInputs& inputs, DeviceDense& dense) {
-  const DenseAttentionParams& params = dense.params();
+void ExpectOwnWrites(BackwardKernel kernel, const VarlenInputs& inputs, DeviceVarlen& varlen) {
+  const VarlenAttentionParams& params = varlen.params();
   const auto memory = [](const void* from, size_t bytes) {
     return CopyToHost(static_cast<const uint8_t*>(from), bytes);
   };
-  const size_t state_bytes = DenseStateBytes(params), scratch_bytes = DenseGradientBytes(params);
-  ASSERT_EQ(PrepareGradients(params, dense.state(), dense.gradients(), nullptr), cudaSuccess);
-  const std::vector<uint8_t> state = memory(dense.state_memory(), state_bytes);
-  const std::vector<uint8_t> before = memory(dense.gradient_memory(), scratch_bytes);
-  ASSERT_EQ(kernel(params, dense.state(), dense.gradients(), nullptr), cudaSuccess);
+  const size_t state_bytes = VarlenStateBytes(params), scratch_bytes = VarlenGradientBytes(params);
+  ASSERT_EQ(PrepareGradients(params, varlen.state(), varlen.gradients(), nullptr), cudaSuccess);
+  const std::vector<uint8_t> state = memory(varlen.state_memory(), state_bytes);
+  const std::vector<uint8_t> before = memory(varlen.gradient_memory(), scratch_bytes);
+  ASSERT_EQ(kernel(params, varlen.state(), varlen.gradients(), nullptr), cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_EQ(memory(dense.state_memory(), state_bytes), state);
-  const std::vector<uint8_t> after = memory(dense.gradient_memory(), scratch_bytes);
-  const std::vector<bool> writable = WritableScratch(dense, dense.ToHost().num_tiles);
+  EXPECT_EQ(memory(varlen.state_memory(), state_bytes), state);
+  const std::vector<uint8_t> after = memory(varlen.gradient_memory(), scratch_bytes);
+  const std::vector<bool> writable = WritableScratch(varlen, varlen.ToHost().num_tiles);
   size_t wrong = 0;
   for (size_t i = 0; i < after.size(); ++i) wrong += !writable[i] && after[i] != before[i];
   EXPECT_EQ(wrong, 0u) << "bytes of scratch that are not the kernel's";
-  ExpectOwnRows(inputs, dense.Dk());
-  ExpectOwnRows(inputs, dense.Dv());
+  ExpectOwnRows(inputs, varlen.Dk());
+  ExpectOwnRows(inputs, varlen.Dv());
 }
 
-void SetViews(const std::vector<int>& views, DeviceDense& dense) {
-  const HostState host = dense.ToHost();
-  const auto max_tiles = static_cast<size_t>(dense.state().max_tiles);
+void SetViews(const std::vector<int>& views, DeviceVarlen& varlen) {
+  const HostState host = varlen.ToHost();
+  const auto max_tiles = static_cast<size_t>(varlen.state().max_tiles);
   std::vector<int32_t> first_page = host.first_page;
   for (size_t h = 0; h < first_page.size() / max_tiles; ++h) {
     for (size_t t = 0; t < host.tiles.size(); ++t) {
       first_page[h * max_tiles + t] =
-          std::max(0, host.tiles[t].position / kDensePage - views[h % views.size()]);
+          std::max(0, host.tiles[t].position / kVarlenPage - views[h % views.size()]);
     }
   }
-  dense.SetFirstPage(first_page);
+  varlen.SetFirstPage(first_page);
 }
 
 }  // namespace
@@ -263,62 +263,62 @@ std::vector<BackwardCase> BackwardCases() {
 }
 
 void ExpectBackward(BackwardKernel kernel, const BackwardCase& c) {
-  DenseInputs inputs = MakeInputs(c);
-  DeviceDense dense(inputs, c.acp);
-  dense.Schedule();
-  if (!c.views.empty()) SetViews(c.views, dense);
-  const std::vector<int32_t> first_key = dense.FirstKeys();
+  VarlenInputs inputs = MakeInputs(c);
+  DeviceVarlen varlen(inputs, c.acp);
+  varlen.Schedule();
+  if (!c.views.empty()) SetViews(c.views, varlen);
+  const std::vector<int32_t> first_key = varlen.FirstKeys();
   const BackwardOracle oracle(inputs, first_key);
   for (const bool deterministic : {false, true}) {
     SCOPED_TRACE(deterministic ? "deterministic" : "fast");
-    RunBackward(kernel, deterministic, inputs, oracle, dense);
-    oracle.ExpectGradients(dense.Dq(), dense.Dk(), dense.Dv(), dense.DLogFgate(), c.cancels());
-    if (!c.cancels()) ExpectBalance(inputs, oracle, dense);
+    RunBackward(kernel, deterministic, inputs, oracle, varlen);
+    oracle.ExpectGradients(varlen.Dq(), varlen.Dk(), varlen.Dv(), varlen.DLogFgate(), c.cancels());
+    if (!c.cancels()) ExpectBalance(inputs, oracle, varlen);
   }
   if (c.acp == AcpMode::kPaper) {
     SCOPED_TRACE("not pruned");
-    const auto is_odd_page = [](int32_t key) { return key % kDenseTile != 0; };
+    const auto is_odd_page = [](int32_t key) { return key % kVarlenTile != 0; };
     ASSERT_TRUE(std::any_of(first_key.begin(), first_key.end(), is_odd_page));
-    DenseInputs copy = inputs;
+    VarlenInputs copy = inputs;
     const BackwardOracle unpruned(copy, std::vector<int32_t>(first_key.size()));
-    unpruned.ExpectGradients(dense.Dq(), dense.Dk(), dense.Dv(), dense.DLogFgate(), false);
+    unpruned.ExpectGradients(varlen.Dq(), varlen.Dk(), varlen.Dv(), varlen.DLogFgate(), false);
   }
-  dense.PoisonOutputs();
-  dense.SetOut(inputs.out);
-  dense.SetLse(oracle.lse());
-  ExpectOwnWrites(kernel, inputs, dense);
+  varlen.PoisonOutputs();
+  varlen.SetOut(inputs.out);
+  varlen.SetLse(oracle.lse());
+  ExpectOwnWrites(kernel, inputs, varlen);
 }
 
 void ExpectDeterminism(BackwardKernel kernel, int head_dim) {
   BackwardCase c{"", WithHeads(PackedCase({1000, 300, 65, 700}), 8, 4, {3, 9, 5, 1})};
   c.shape.head_dim = head_dim;
-  DenseInputs inputs = MakeInputs(c);
-  DeviceDense dense(inputs);
-  dense.Schedule();
-  const BackwardOracle oracle(inputs, dense.FirstKeys());
-  RunBackward(kernel, true, inputs, oracle, dense);
-  const std::vector<uint8_t> bits = dense.OutputBits();
-  const DenseArray<double> dq = dense.Dq(), dk = dense.Dk(), dv = dense.Dv(),
-                           gates = dense.DLogFgate();
+  VarlenInputs inputs = MakeInputs(c);
+  DeviceVarlen varlen(inputs);
+  varlen.Schedule();
+  const BackwardOracle oracle(inputs, varlen.FirstKeys());
+  RunBackward(kernel, true, inputs, oracle, varlen);
+  const std::vector<uint8_t> bits = varlen.OutputBits();
+  const VarlenArray<double> dq = varlen.Dq(), dk = varlen.Dk(), dv = varlen.Dv(),
+                            gates = varlen.DLogFgate();
   for (int run = 0; run < 10; ++run) {
-    RunBackward(kernel, true, inputs, oracle, dense);
-    EXPECT_EQ(dense.OutputBits(), bits) << "run " << run;
+    RunBackward(kernel, true, inputs, oracle, varlen);
+    EXPECT_EQ(varlen.OutputBits(), bits) << "run " << run;
   }
-  RunBackward(kernel, false, inputs, oracle, dense);
+  RunBackward(kernel, false, inputs, oracle, varlen);
   // In another order sums differ by some 2^-22 of their terms. That carries one number of bf16 in
   // 2^12 over to its neighbour, by 2^-8 of itself: together, 2^-14.
-  EXPECT_LE(RelativeError(dense.Dq().values, dq.values), 0x1p-12);
-  EXPECT_LE(RelativeError(dense.Dk().values, dk.values), 0x1p-12);
-  EXPECT_LE(RelativeError(dense.Dv().values, dv.values), 0x1p-12);
-  EXPECT_LE(RelativeError(dense.DLogFgate().values, gates.values), 0x1p-12);
+  EXPECT_LE(RelativeError(varlen.Dq().values, dq.values), 0x1p-12);
+  EXPECT_LE(RelativeError(varlen.Dk().values, dk.values), 0x1p-12);
+  EXPECT_LE(RelativeError(varlen.Dv().values, dv.values), 0x1p-12);
+  EXPECT_LE(RelativeError(varlen.DLogFgate().values, gates.values), 0x1p-12);
 }
 
 void ExpectIndependentSequences(BackwardKernel kernel, int head_dim) {
   const std::vector<int> lengths = {129, 300, 0, 64, 1};
   BackwardCase c{"", WithHeads(PackedCase(lengths), 4, 2, {3, 9, 5, 1})};
   c.shape.head_dim = head_dim;
-  DenseInputs packed = MakeInputs(c);
-  DeviceDense all(packed);
+  VarlenInputs packed = MakeInputs(c);
+  DeviceVarlen all(packed);
   all.Schedule();
   const BackwardOracle oracle(packed, all.FirstKeys());
   RunBackward(kernel, true, packed, oracle, all);
@@ -326,17 +326,17 @@ void ExpectIndependentSequences(BackwardKernel kernel, int head_dim) {
     const int length = packed.length(s), first = packed.begin[static_cast<size_t>(s)];
     if (length == 0) continue;
     c.shape.sequences = {{0, length}};
-    DenseInputs alone(c.shape);
+    VarlenInputs alone(c.shape);
     // Token-first without padding: a sequence is one piece of each array.
-    const auto piece = [&](const DenseArray<double>& array) {
+    const auto piece = [&](const VarlenArray<double>& array) {
       const auto begin = array.values.begin() + first * array.token_stride;
       return std::vector<double>(begin, begin + length * array.token_stride);
     };
-    for (auto array : {&DenseInputs::q, &DenseInputs::k, &DenseInputs::v, &DenseInputs::d_out,
-                       &DenseInputs::log_fgate}) {
+    for (auto array : {&VarlenInputs::q, &VarlenInputs::k, &VarlenInputs::v, &VarlenInputs::d_out,
+                       &VarlenInputs::log_fgate}) {
       (alone.*array).values = piece(packed.*array);
     }
-    DeviceDense one(alone);
+    DeviceVarlen one(alone);
     one.Schedule();
     const BackwardOracle alone_oracle(alone, one.FirstKeys());
     RunBackward(kernel, true, alone, alone_oracle, one);

@@ -1,4 +1,4 @@
-// The cases that every backward kernel of dense attention must pass, with the kernel as a
+// The cases that every backward kernel of varlen attention must pass, with the kernel as a
 // parameter: packed and batched sequences of all awkward lengths, layouts, grouped heads, pruned
 // rows, gates from none to annihilating, keys that are all the same. Out and lse are the oracle's,
 // rounded, so that no forward kernel is needed.
@@ -14,18 +14,19 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/attention/dense/state.h"
-#include "kernels/dense_attention.h"
-#include "tests/kernels/dense_inputs.h"
+#include "kernels/cuda/attention/varlen/state.h"
+#include "kernels/varlen_attention.h"
+#include "tests/kernels/varlen_inputs.h"
 
 namespace fox::cuda::testing {
 
-using BackwardKernel = cudaError_t (*)(const DenseAttentionParams& params, const DenseState& state,
-                                       const DenseGradients& gradients, cudaStream_t stream);
+using BackwardKernel = cudaError_t (*)(const VarlenAttentionParams& params,
+                                       const VarlenState& state, const VarlenGradients& gradients,
+                                       cudaStream_t stream);
 
 struct BackwardCase {
   std::string name;
-  fox::testing::DenseCase shape;
+  fox::testing::VarlenCase shape;
   AcpMode acp = AcpMode::kOff;
   // Rows of head h see the pages of their own tile and views[h % size] before; empty: what acp
   // says. What is cut off matters, unlike what a bound prunes.

@@ -8,8 +8,8 @@
 #include <cmath>
 #include <utility>
 
-#include "kernels/cpu/dense_attention.h"
-#include "kernels/cuda/attention/dense/state.h"
+#include "kernels/cpu/varlen_attention.h"
+#include "kernels/cuda/attention/varlen/state.h"
 
 namespace fox::cuda::testing {
 namespace {
@@ -23,7 +23,7 @@ double Dot(const double* a, const double* b, int count) {
 }
 
 // ||x||^2 over a head.
-double SquareOf(const DenseInputs& inputs, const DenseArray<double>& x, int head, int dim) {
+double SquareOf(const VarlenInputs& inputs, const VarlenArray<double>& x, int head, int dim) {
   double sum = 0;
   for (int b = 0; b < inputs.batch; ++b) {
     for (int t = 0; t < inputs.tokens; ++t) sum += Dot(&x.At(b, t, head), &x.At(b, t, head), dim);
@@ -33,15 +33,15 @@ double SquareOf(const DenseInputs& inputs, const DenseArray<double>& x, int head
 
 }  // namespace
 
-BackwardOracle::BackwardOracle(DenseInputs& inputs, std::vector<int32_t> first_key)
+BackwardOracle::BackwardOracle(VarlenInputs& inputs, std::vector<int32_t> first_key)
     : inputs_(inputs),
       first_key_(std::move(first_key)),
       c_(inputs.num_rows()),
       lse_(inputs.num_rows()),
       noise_(static_cast<size_t>(inputs.shape.q_heads)) {
-  DenseCumulativeGates(inputs.params(), c_.data());
-  DenseForwardFloat64(inputs.params(), first_key_.data(), lse_.data());
-  DenseBackwardFloat64(inputs.params(), first_key_.data());
+  VarlenCumulativeGates(inputs.params(), c_.data());
+  VarlenForwardFloat64(inputs.params(), first_key_.data(), lse_.data());
+  VarlenBackwardFloat64(inputs.params(), first_key_.data());
   const int group = inputs.shape.q_heads / inputs.shape.kv_heads, dim = inputs.shape.head_dim;
   double tile_decay = 0;
   for (int s = 0; s < inputs.num_seqs(); ++s) {
@@ -54,7 +54,7 @@ BackwardOracle::BackwardOracle(DenseInputs& inputs, std::vector<int32_t> first_k
       of_keys.dk += squares.dk;
       of_keys.dv += squares.dv;
       for (int i = 0; i < inputs.length(s); ++i) {
-        const double first = c_[inputs.RowIndex(s, i / kDenseTile * kDenseTile, h)];
+        const double first = c_[inputs.RowIndex(s, i / kVarlenTile * kVarlenTile, h)];
         tile_decay = std::max(tile_decay, first - c_[inputs.RowIndex(s, i, h)]);
       }
     }
@@ -105,9 +105,9 @@ BackwardOracle::Squares BackwardOracle::AddNoise(int seq, int head) {
   return squares;
 }
 
-void BackwardOracle::ExpectGradients(const DenseArray<double>& dq, const DenseArray<double>& dk,
-                                     const DenseArray<double>& dv,
-                                     const DenseArray<double>& d_log_fgate, bool cancels) const {
+void BackwardOracle::ExpectGradients(const VarlenArray<double>& dq, const VarlenArray<double>& dk,
+                                     const VarlenArray<double>& dv,
+                                     const VarlenArray<double>& d_log_fgate, bool cancels) const {
   const int group = inputs_.shape.q_heads / inputs_.shape.kv_heads, dim = inputs_.shape.head_dim;
   for (int h = 0; h < inputs_.shape.q_heads; ++h) {
     const Squares& noise = noise_[static_cast<size_t>(h)];
@@ -121,9 +121,9 @@ void BackwardOracle::ExpectGradients(const DenseArray<double>& dq, const DenseAr
   }
 }
 
-void BackwardOracle::ExpectHead(const std::string& name, const DenseArray<double>& actual,
-                                const DenseArray<double>& wanted, int head, int dim, double allowed,
-                                bool cancels) const {
+void BackwardOracle::ExpectHead(const std::string& name, const VarlenArray<double>& actual,
+                                const VarlenArray<double>& wanted, int head, int dim,
+                                double allowed, bool cancels) const {
   double error = 0;
   for (int b = 0; b < inputs_.batch; ++b) {
     for (int t = 0; t < inputs_.tokens; ++t) {

@@ -1,4 +1,4 @@
-// Gradients of dense attention in float64, and how far those of a kernel in bf16 may be from them.
+// Gradients of varlen attention in float64, and how far those of a kernel in bf16 may be from them.
 //
 // A number rounded to bf16 is off by at most 2^-8 of itself, 0.83 2^-9 in the mean square. Kernels
 // round P for dV, dS for dQ and dK, and dq, dk, dv, and read an out that was rounded, by which
@@ -18,18 +18,18 @@
 #include <string>
 #include <vector>
 
-#include "tests/kernels/dense_inputs.h"
+#include "tests/kernels/varlen_inputs.h"
 
 namespace fox::cuda::testing {
 
-using ::fox::testing::DenseArray;
-using ::fox::testing::DenseInputs;
+using ::fox::testing::VarlenArray;
+using ::fox::testing::VarlenInputs;
 
 class BackwardOracle {
  public:
   // Computes out and the gradients of `inputs`, of which q, k, v and d_out must not change any
   // more. first_key [batch][tokens][q_heads]: the first key that a row sees.
-  BackwardOracle(DenseInputs& inputs, std::vector<int32_t> first_key);
+  BackwardOracle(VarlenInputs& inputs, std::vector<int32_t> first_key);
 
   // [batch][tokens][q_heads], natural units: the cumulative gates; log of the denominators, each
   // row's own decay included.
@@ -42,8 +42,8 @@ class BackwardOracle {
 
   // Compares gradients, tokens of no sequence included, head by head. `cancels`: their terms may
   // cancel so far that a hundredth of what remains is less than rounding.
-  void ExpectGradients(const DenseArray<double>& dq, const DenseArray<double>& dk,
-                       const DenseArray<double>& dv, const DenseArray<double>& d_log_fgate,
+  void ExpectGradients(const VarlenArray<double>& dq, const VarlenArray<double>& dk,
+                       const VarlenArray<double>& dv, const VarlenArray<double>& d_log_fgate,
                        bool cancels) const;
 
  private:
@@ -51,11 +51,11 @@ class BackwardOracle {
     double dq = 0, dk = 0, dv = 0, gates = 0;
   };
   Squares AddNoise(int seq, int head);
-  void ExpectHead(const std::string& name, const DenseArray<double>& actual,
-                  const DenseArray<double>& wanted, int head, int dim, double allowed,
+  void ExpectHead(const std::string& name, const VarlenArray<double>& actual,
+                  const VarlenArray<double>& wanted, int head, int dim, double allowed,
                   bool cancels) const;
 
-  DenseInputs& inputs_;
+  VarlenInputs& inputs_;
   const std::vector<int32_t> first_key_;
   std::vector<double> c_, lse_, d_logit_sums_;
   std::vector<Squares> noise_;  // [q_heads], dk and dv in the first head of a group

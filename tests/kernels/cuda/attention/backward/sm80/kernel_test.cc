@@ -27,11 +27,11 @@ TEST_P(BackwardSm80HeadDimTest, KeepsSequencesApart) {
 INSTANTIATE_TEST_SUITE_P(HeadDims, BackwardSm80HeadDimTest, ::testing::Values(32, 64, 128));
 
 TEST(BackwardSm80Test, RefusesOtherHeadDims) {
-  DenseAttentionParams params;
+  VarlenAttentionParams params;
   params.batch = params.q_heads = params.kv_heads = 1;
   params.tokens = 70;
   params.head_dim = 48;
-  DenseState state;
+  VarlenState state;
   state.max_tiles = 1;
   EXPECT_EQ(BackwardSm80(params, state, {}, nullptr), cudaErrorInvalidValue);
 }

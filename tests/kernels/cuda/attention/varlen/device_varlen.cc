@@ -1,0 +1,192 @@
+// Copies in both directions. See device_varlen.h.
+#include "tests/kernels/cuda/attention/varlen/device_varlen.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/cpu/varlen_attention.h"
+#include "kernels/cuda/attention/varlen/schedule.h"
+
+namespace fox::cuda::testing {
+namespace {
+
+constexpr double kLog2E = 1.4426950408889634;
+
+std::vector<BFloat16> RoundToBf16(const VarlenArray<double>& array) {
+  std::vector<BFloat16> rounded;
+  for (const double x : array.values) rounded.emplace_back(static_cast<float>(x));
+  return rounded;
+}
+
+VarlenView OnDevice(VarlenView view, void* data) {
+  view.data = data;
+  return view;
+}
+
+std::vector<uint8_t> Bytes(const void* from, size_t bytes) {
+  return CopyToHost(static_cast<const uint8_t*>(from), bytes);
+}
+
+}  // namespace
+
+DeviceVarlen::DeviceVarlen(VarlenInputs& inputs, AcpMode acp, double log_eps)
+    : inputs_(inputs),
+      params_(inputs.params()),
+      begin_(inputs.begin),
+      end_(inputs.end),
+      threshold_(inputs.PaperThresholds(log_eps)),
+      max_query_norm_(inputs.MaxQueryNorms()),
+      q_(RoundToBf16(inputs.q)),
+      k_(RoundToBf16(inputs.k)),
+      v_(RoundToBf16(inputs.v)),
+      out_(inputs.out.values.size()),
+      d_out_(RoundToBf16(inputs.d_out)),
+      dq_(inputs.dq.values.size()),
+      dk_(inputs.dk.values.size()),
+      dv_(inputs.dv.values.size()),
+      log_fgate_(
+          std::vector<float>(inputs.log_fgate.values.begin(), inputs.log_fgate.values.end())),
+      d_log_fgate_(inputs.d_log_fgate.values.size()) {
+  params_.seqs.begin = begin_.data();
+  params_.seqs.end = end_.data();
+  params_.acp = acp;
+  params_.threshold = threshold_.data();
+  params_.max_query_norm = max_query_norm_.data();
+  params_.log_eps = log_eps;
+  params_.q = OnDevice(params_.q, q_.data());
+  params_.k = OnDevice(params_.k, k_.data());
+  params_.v = OnDevice(params_.v, v_.data());
+  params_.log_fgate = OnDevice(params_.log_fgate, log_fgate_.data());
+  params_.out = OnDevice(params_.out, out_.data());
+  params_.d_out = OnDevice(params_.d_out, d_out_.data());
+  params_.dq = OnDevice(params_.dq, dq_.data());
+  params_.dk = OnDevice(params_.dk, dk_.data());
+  params_.dv = OnDevice(params_.dv, dv_.data());
+  params_.d_log_fgate = OnDevice(params_.d_log_fgate, d_log_fgate_.data());
+}
+
+void DeviceVarlen::Allocate() {
+  state_memory_ = DeviceArray<uint8_t>(VarlenStateBytes(params_));
+  gradient_memory_ = DeviceArray<uint8_t>(VarlenGradientBytes(params_));
+  state_ = MakeVarlenState(params_, state_memory_.data());
+  gradients_ = MakeVarlenGradients(params_, gradient_memory_.data());
+}
+
+void DeviceVarlen::Schedule() {
+  Allocate();
+  ASSERT_EQ(ScheduleVarlen(params_, state_, nullptr), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+void DeviceVarlen::SetOut(const VarlenArray<double>& out) { out_.CopyFrom(RoundToBf16(out)); }
+
+void DeviceVarlen::SetLse(const std::vector<double>& lse) {
+  const HostState host = ToHost();
+  std::vector<double> c(inputs_.num_rows());
+  VarlenCumulativeGates(inputs_.params(), c.data());
+  std::vector<float> device(host.lse.size(), std::numeric_limits<float>::quiet_NaN());
+  for (int h = 0; h < inputs_.shape.q_heads; ++h) {
+    for (int t = 0; t < host.num_tiles; ++t) {
+      const VarlenTile& tile = host.tiles[static_cast<size_t>(t)];
+      float* rows = &device[static_cast<size_t>(h * state_.max_tiles + t) * kVarlenTile];
+      std::fill_n(rows, kVarlenTile, std::numeric_limits<float>::infinity());
+      const double reference = c[inputs_.RowIndex(tile.seq, tile.position, h)];
+      for (int i = 0; i < tile.count; ++i) {
+        const size_t row = inputs_.RowIndex(tile.seq, tile.position + i, h);
+        rows[i] = static_cast<float>(kLog2E * (lse[row] - c[row] + reference));
+      }
+    }
+  }
+  CopyToDevice(device, state_.lse);
+}
+
+void DeviceVarlen::SetFirstPage(const std::vector<int32_t>& first_page) {
+  ASSERT_EQ(first_page.size(), static_cast<size_t>(params_.q_heads * state_.max_tiles));
+  CopyToDevice(first_page, state_.first_page);
+}
+
+void DeviceVarlen::PoisonOutputs() {
+  for (Bf16Array* array : {&out_, &dq_, &dk_, &dv_}) array->Fill(kPoison);
+  d_log_fgate_.Fill(kPoison);
+  if (state_.lse == nullptr) return;
+  const size_t rows = static_cast<size_t>(params_.q_heads * state_.max_tiles) * kVarlenTile;
+  EXPECT_EQ(cudaMemset(state_.lse, kPoison, rows * sizeof(float)), cudaSuccess);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+HostState DeviceVarlen::ToHost() const {
+  HostState host;
+  const auto head_tiles = static_cast<size_t>(params_.q_heads * state_.max_tiles);
+  host.num_tiles = CopyToHost(state_.num_tiles, 1)[0];
+  host.work_counter = CopyToHost(state_.work_counter, 1)[0];
+  EXPECT_LE(host.num_tiles, state_.max_tiles);
+  host.tiles = CopyToHost(state_.tiles, static_cast<size_t>(host.num_tiles));
+  host.cum_log_f = CopyToHost(state_.cum_log_f, head_tiles);
+  host.log_f_offset = CopyToHost(state_.log_f_offset, head_tiles * kVarlenTile);
+  host.lse = CopyToHost(state_.lse, head_tiles * kVarlenTile);
+  host.first_page = CopyToHost(state_.first_page, head_tiles);
+  return host;
+}
+
+std::vector<int32_t> DeviceVarlen::FirstKeys() const {
+  const HostState host = ToHost();
+  std::vector<int32_t> first_key(inputs_.num_rows());
+  for (int h = 0; h < params_.q_heads; ++h) {
+    for (int t = 0; t < host.num_tiles; ++t) {
+      const VarlenTile& tile = host.tiles[static_cast<size_t>(t)];
+      for (int i = 0; i < tile.count; ++i) {
+        first_key[inputs_.RowIndex(tile.seq, tile.position + i, h)] =
+            host.first_page[static_cast<size_t>(h * state_.max_tiles + t)] * kVarlenPage;
+      }
+    }
+  }
+  return first_key;
+}
+
+std::vector<double> DeviceVarlen::Lse() const {
+  const HostState host = ToHost();
+  std::vector<double> c(inputs_.num_rows());
+  VarlenCumulativeGates(inputs_.params(), c.data());
+  std::vector<double> lse(c.size(), std::numeric_limits<double>::quiet_NaN());
+  for (int h = 0; h < params_.q_heads; ++h) {
+    for (int t = 0; t < host.num_tiles; ++t) {
+      const VarlenTile& tile = host.tiles[static_cast<size_t>(t)];
+      const double reference = c[inputs_.RowIndex(tile.seq, tile.position, h)];
+      for (int i = 0; i < tile.count; ++i) {
+        const size_t row = inputs_.RowIndex(tile.seq, tile.position + i, h);
+        const size_t own = static_cast<size_t>(h * state_.max_tiles + t) * kVarlenTile;
+        lse[row] = static_cast<double>(host.lse[own + static_cast<size_t>(i)]) / kLog2E + c[row] -
+                   reference;
+      }
+    }
+  }
+  return lse;
+}
+
+VarlenArray<double> DeviceVarlen::Widen(const Bf16Array& from, const VarlenArray<double>& layout) {
+  VarlenArray<double> array = layout;
+  const std::vector<BFloat16> values = from.ToHost();
+  for (size_t i = 0; i < values.size(); ++i) {
+    array.values[i] = static_cast<double>(static_cast<float>(values[i]));
+  }
+  return array;
+}
+
+VarlenArray<double> DeviceVarlen::DLogFgate() const {
+  VarlenArray<double> array = inputs_.d_log_fgate;
+  const std::vector<float> values = d_log_fgate_.ToHost();
+  array.values.assign(values.begin(), values.end());
+  return array;
+}
+
+std::vector<uint8_t> DeviceVarlen::OutputBits() const {
+  std::vector<uint8_t> bits = Bytes(d_log_fgate_.data(), d_log_fgate_.bytes());
+  for (const Bf16Array* array : {&out_, &dq_, &dk_, &dv_}) {
+    const std::vector<uint8_t> bytes = Bytes(array->data(), array->bytes());
+    bits.insert(bits.end(), bytes.begin(), bytes.end());
+  }
+  return bits;
+}
+
+}  // namespace fox::cuda::testing

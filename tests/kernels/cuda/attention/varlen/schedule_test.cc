@@ -1,0 +1,405 @@
+// The schedule against the host: tiles from the list of sequences, gates from the oracle,
+// boundaries from kernels/acp.h in float64, and from the attention mass that they really cost.
+#include "kernels/cuda/attention/varlen/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/cpu/varlen_attention.h"
+#include "tests/kernels/cuda/attention/varlen/device_varlen.h"
+
+namespace fox::cuda::testing {
+namespace {
+
+using fox::testing::BatchCase;
+using fox::testing::PackedCase;
+using fox::testing::VarlenCase;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+const std::vector<int> kRagged = {1, 2, 0, 63, 64, 65, 127, 128, 129, 0, 1000, 5};
+
+std::vector<VarlenTile> ExpectedTiles(const VarlenInputs& inputs) {
+  std::vector<VarlenTile> tiles;
+  for (int s = 0; s < inputs.num_seqs(); ++s) {
+    const int length = inputs.length(s), first = static_cast<int>(tiles.size());
+    const int count = (length + kVarlenTile - 1) / kVarlenTile;
+    for (int i = 0; i < count; ++i) {
+      const int position = i * kVarlenTile;
+      tiles.push_back({s, inputs.BatchOf(s), inputs.begin[static_cast<size_t>(s)] + position,
+                       std::min(kVarlenTile, length - position), position, first,
+                       first + count - 1});
+    }
+  }
+  return tiles;
+}
+
+void ExpectTiles(const VarlenInputs& inputs, const HostState& host) {
+  const std::vector<VarlenTile> expected = ExpectedTiles(inputs);
+  ASSERT_EQ(host.num_tiles, static_cast<int>(expected.size()));
+  EXPECT_EQ(host.work_counter, 0);
+  for (size_t t = 0; t < expected.size(); ++t) {
+    const VarlenTile &got = host.tiles[t], &want = expected[t];
+    EXPECT_EQ(got.seq, want.seq) << t;
+    EXPECT_EQ(got.batch, want.batch) << t;
+    EXPECT_EQ(got.first_token, want.first_token) << t;
+    EXPECT_EQ(got.count, want.count) << t;
+    EXPECT_EQ(got.position, want.position) << t;
+    EXPECT_EQ(got.seq_first, want.seq_first) << t;
+    EXPECT_EQ(got.seq_last, want.seq_last) << t;
+  }
+}
+
+// Offsets are rounded to float32 once; float64 sums of n terms err by n 2^-53 at most.
+void ExpectGates(const VarlenInputs& inputs, const DeviceVarlen& device, const HostState& host,
+                 const std::vector<double>& c) {
+  for (int h = 0; h < inputs.shape.q_heads; ++h) {
+    for (int t = 0; t < host.num_tiles; ++t) {
+      const VarlenTile& tile = host.tiles[static_cast<size_t>(t)];
+      const auto own = static_cast<size_t>(h * device.state().max_tiles + t);
+      for (int i = 0; i < kVarlenTile; ++i) {
+        const auto offset =
+            static_cast<double>(host.log_f_offset[own * kVarlenTile + static_cast<size_t>(i)]);
+        const double want =
+            c[inputs.RowIndex(tile.seq, tile.position + std::min(i, tile.count - 1), h)];
+        ASSERT_NEAR(host.cum_log_f[own] + offset, want,
+                    0x1p-24 * std::fabs(offset) + inputs.tokens * 0x1p-52 * std::fabs(want))
+            << "head " << h << " tile " << t << " row " << i;
+      }
+    }
+  }
+}
+
+void ExpectSchedule(const VarlenCase& shape) {
+  VarlenInputs inputs(shape);
+  DeviceVarlen device(inputs);
+  device.Schedule();
+  const HostState host = device.ToHost();
+  ExpectTiles(inputs, host);
+  std::vector<double> c(inputs.num_rows());
+  VarlenCumulativeGates(inputs.params(), c.data());
+  ExpectGates(inputs, device, host, c);
+  for (int h = 0; h < shape.q_heads; ++h) {
+    for (int t = 0; t < host.num_tiles; ++t) {
+      EXPECT_EQ(host.first_page[static_cast<size_t>(h * device.state().max_tiles + t)], 0);
+    }
+  }
+}
+
+TEST(ScheduleTest, BatchesOfRaggedLengths) {
+  for (const bool head_first : {false, true}) {
+    VarlenCase shape = BatchCase(kRagged);
+    shape.q_heads = 9;  // more than a block of warps
+    shape.kv_heads = 1;
+    shape.head_dim = 32;
+    shape.head_first = head_first;
+    ExpectSchedule(shape);
+  }
+}
+
+TEST(ScheduleTest, PackedSequences) {
+  for (const bool head_first : {false, true}) {
+    VarlenCase shape = PackedCase(kRagged);
+    shape.head_first = head_first;
+    shape.tokens = 2000;
+    ExpectSchedule(shape);
+  }
+}
+
+TEST(ScheduleTest, MoreSequencesThanThreads) {
+  std::vector<int> lengths;
+  for (int s = 0; s < 3000; ++s) lengths.push_back(s % 700 == 0 ? 300 : s % 5);
+  VarlenCase shape = PackedCase(lengths);
+  shape.q_heads = shape.kv_heads = 1;
+  shape.head_dim = 32;
+  ExpectSchedule(shape);
+}
+
+// More tiles than threads, so that each has a run of them.
+TEST(ScheduleTest, LongSequence) {
+  VarlenCase shape = PackedCase({100, 150000, 3});
+  shape.q_heads = shape.kv_heads = 1;
+  shape.head_dim = 32;
+  ExpectSchedule(shape);
+}
+
+TEST(ScheduleTest, OnlyEmptySequences) {
+  VarlenCase shape = PackedCase({0, 0, 0});
+  shape.tokens = 70;
+  ExpectSchedule(shape);
+}
+
+// What a caller's lists may hold, unchecked, leads to no tile outside of the arrays.
+TEST(ScheduleTest, SequencesAreCutOffAtTheRow) {
+  VarlenInputs inputs(BatchCase({200, 300}));
+  DeviceVarlen device(inputs);
+  const DeviceArray<int32_t> begin(std::vector<int32_t>{-50, 250}),
+      end(std::vector<int32_t>{200, 9000});
+  device.params().seqs.begin = begin.data();
+  device.params().seqs.end = end.data();
+  device.Schedule();
+  inputs.begin = {0, 250};
+  inputs.end = {200, 300};
+  ExpectTiles(inputs, device.ToHost());
+}
+
+TEST(ScheduleTest, StrongGatesAndCuts) {
+  VarlenCase shape = PackedCase({3000, 500});
+  shape.q_heads = shape.kv_heads = 2;
+  shape.gate_means = {12, 0};
+  VarlenInputs inputs(shape);
+  for (int t = 7; t < 3500; t += 31) {
+    inputs.log_fgate.At(0, t, t % 2) = t % 3 == 0 ? -kInfinity : t % 3 == 1 ? -1e9 : -50;
+  }
+  DeviceVarlen device(inputs);
+  for (double& gate : inputs.log_fgate.values) gate = std::max(gate, kLeastLogGate);
+  device.Schedule();
+  std::vector<double> c(inputs.num_rows());
+  VarlenCumulativeGates(inputs.params(), c.data());
+  ExpectGates(inputs, device, device.ToHost(), c);
+}
+
+TEST(ScheduleTest, ArraysLieBehindEachOther) {
+  VarlenInputs inputs(PackedCase(kRagged));
+  DeviceVarlen device(inputs, AcpMode::kCertified);
+  device.Allocate();
+  const VarlenState& state = device.state();
+  const auto head_tiles = static_cast<size_t>(inputs.shape.q_heads * state.max_tiles);
+  const auto at = [&](const void* pointer) {
+    return static_cast<size_t>(static_cast<const char*>(pointer) -
+                               static_cast<const char*>(device.state_memory()));
+  };
+  size_t end = 0;
+  const auto expect_behind = [&](const void* pointer, size_t bytes) {
+    EXPECT_EQ(at(pointer) % 256, 0);
+    EXPECT_GE(at(pointer), end);
+    end = at(pointer) + bytes;
+  };
+  expect_behind(state.num_tiles, 4);
+  expect_behind(state.work_counter, 4);
+  expect_behind(state.tiles, static_cast<size_t>(state.max_tiles) * sizeof(VarlenTile));
+  expect_behind(state.cum_log_f, head_tiles * 8);
+  expect_behind(state.log_f_offset, head_tiles * kVarlenTile * 4);
+  expect_behind(state.first_page, head_tiles * 4);
+  expect_behind(state.lse, head_tiles * kVarlenTile * 4);
+  expect_behind(state.key_sums, head_tiles * sizeof(VarlenKeySums));
+  EXPECT_LE(end, VarlenStateBytes(device.params()));
+}
+
+double Norm(const std::vector<double>& x) {
+  double square = 0;
+  for (const double y : x) square += y * y;
+  return std::sqrt(square);
+}
+
+// E of each full page and t of each tile, as kernels/acp.h says, in float64.
+struct Certificate {
+  std::vector<double> log_mass_bound, threshold;
+};
+
+Certificate Certify(const VarlenInputs& inputs, int seq, int head, const std::vector<double>& c,
+                    double logit_over_norm) {
+  const int kv_head = head / (inputs.shape.q_heads / inputs.shape.kv_heads);
+  const int dim = inputs.shape.head_dim;
+  Certificate certificate;
+  std::vector<double> n(static_cast<size_t>(dim));
+  double log_mass = kNoMass, s = 0, largest = 0, h = kInfinity;
+  for (int j = 0; j < inputs.length(seq); ++j) {
+    const double c_j = c[inputs.RowIndex(seq, j, head)];
+    if (j % kVarlenTile == 0) {
+      double tile_largest = largest;
+      for (int i = j; i < std::min(inputs.length(seq), j + kVarlenTile); ++i) {
+        const double* key =
+            &inputs.k.At(inputs.BatchOf(seq), inputs.begin[static_cast<size_t>(seq)] + i, kv_head);
+        tile_largest = std::max(tile_largest, Norm({key, key + dim}));
+      }
+      largest = tile_largest;
+      const double u = logit_over_norm * largest;
+      certificate.threshold.push_back(PageThreshold(AcpMode::kCertified, h, c_j, u, u));
+    }
+    const double* key =
+        &inputs.k.At(inputs.BatchOf(seq), inputs.begin[static_cast<size_t>(seq)] + j, kv_head);
+    const double decay = j == 0 ? 0 : std::exp(c_j - c[inputs.RowIndex(seq, j - 1, head)]);
+    s = s * decay + 1;
+    for (int m = 0; m < dim; ++m) {
+      n[static_cast<size_t>(m)] = n[static_cast<size_t>(m)] * decay + key[m];
+    }
+    log_mass = LogAddExp(log_mass, logit_over_norm * Norm({key, key + dim}) - c_j);
+    if (j % kVarlenPage == kVarlenPage - 1) {
+      certificate.log_mass_bound.push_back(
+          CertifiedLogMassBound(log_mass + c_j, j, c_j, logit_over_norm * largest));
+    }
+    if (j % kVarlenTile == kVarlenTile - 1) {
+      h = LogDenominatorBound(h, c_j, logit_over_norm * Norm(n) / s - std::log(s));
+    }
+  }
+  return certificate;
+}
+
+// First pages by a walk from the left; `slack` makes droppable what misses the bound by so much.
+std::vector<int> WalkPages(const VarlenInputs& inputs, AcpMode acp, const std::vector<double>& c,
+                           int seq, int head, double slack) {
+  const auto index = static_cast<size_t>(seq * inputs.shape.q_heads + head);
+  const double log_eps = -10;
+  const double logit_over_norm =
+      kProductInflation * inputs.scale * static_cast<double>(inputs.MaxQueryNorms()[index]);
+  const auto threshold = static_cast<double>(inputs.PaperThresholds(log_eps)[index]);
+  const Certificate certificate = Certify(inputs, seq, head, c, logit_over_norm);
+  std::vector<int> first_page;
+  for (int i = 0; i < inputs.length(seq); i += kVarlenTile) {
+    int page = 0;
+    for (; page < i / kVarlenPage; ++page) {
+      const auto p = static_cast<size_t>(page);
+      const int last = page * kVarlenPage + kVarlenPage - 1;
+      const bool drops =
+          acp == AcpMode::kPaper
+              ? c[inputs.RowIndex(seq, i, head)] - c[inputs.RowIndex(seq, last, head)] <
+                    threshold + slack
+              : MayDrop(certificate.log_mass_bound[p],
+                        certificate.threshold[static_cast<size_t>(i / kVarlenTile)],
+                        log_eps + slack);
+      if (!drops) break;
+    }
+    first_page.push_back(page);
+  }
+  return first_page;
+}
+
+class FirstPageTest : public ::testing::TestWithParam<AcpMode> {};
+
+VarlenCase PrunedCase() {
+  VarlenCase shape = PackedCase({2500, 100, 1, 1300});
+  shape.q_heads = 6;
+  shape.kv_heads = 3;
+  shape.gate_means = {0, 1, 2, 3, 5, 9};
+  shape.tokens = 4000;
+  return shape;
+}
+
+// float32 sums over a tile and offsets move bounds by less than 1e-3.
+void ExpectFirstPages(const VarlenCase& shape, AcpMode acp) {
+  VarlenInputs inputs(shape);
+  DeviceVarlen device(inputs, acp);
+  device.Schedule();
+  const HostState host = device.ToHost();
+  std::vector<double> c(inputs.num_rows());
+  VarlenCumulativeGates(inputs.params(), c.data());
+  int pruned = 0, t = 0;
+  for (int s = 0; s < inputs.num_seqs(); ++s) {
+    const int tiles = (inputs.length(s) + kVarlenTile - 1) / kVarlenTile;
+    for (int h = 0; h < shape.q_heads; ++h) {
+      const auto least = WalkPages(inputs, acp, c, s, h, -1e-3);
+      const auto most = WalkPages(inputs, acp, c, s, h, 1e-3);
+      for (int i = 0; i < tiles; ++i) {
+        const int got = host.first_page[static_cast<size_t>(h * device.state().max_tiles + t + i)];
+        EXPECT_GE(got, least[static_cast<size_t>(i)]) << "sequence " << s << " head " << h;
+        EXPECT_LE(got, most[static_cast<size_t>(i)]) << "sequence " << s << " head " << h;
+        pruned += got;
+      }
+    }
+    t += tiles;
+  }
+  EXPECT_GT(pruned, 0);
+}
+
+TEST_P(FirstPageTest, IsThatOfTheRule) {
+  for (const int head_dim : {32, 64, 128}) {
+    VarlenCase shape = PrunedCase();
+    shape.head_dim = head_dim;
+    ExpectFirstPages(shape, GetParam());
+  }
+}
+
+// Runs of several tiles a thread and, where keys are summed, many a warp.
+TEST_P(FirstPageTest, LongSequences) {
+  VarlenCase shape = PackedCase({9000, 100, 135000, 300});
+  shape.q_heads = shape.kv_heads = 1;
+  shape.head_dim = 32;
+  shape.gate_means = {5};
+  ExpectFirstPages(shape, GetParam());
+}
+
+TEST_P(FirstPageTest, RowsLoseAtMostEps) {
+  VarlenCase shape = PrunedCase();
+  shape.gate_means = {4, 3.5, 1, 1, 2, 3};
+  VarlenInputs inputs(shape);
+  // Two heads whose old keys have the largest logits and whose late ones the least: the worst case
+  // of the certified bound, but for the grain of pages.
+  for (int t = 0; t < inputs.tokens; ++t) {
+    for (int m = 0; m < shape.head_dim; ++m) {
+      for (int h = 0; h < 2; ++h) inputs.q.At(0, t, h, m) = 1;
+      inputs.k.At(0, t, 0, m) = t < 1000 ? 1 : -1;
+    }
+  }
+  DeviceVarlen device(inputs, GetParam());
+  device.Schedule();
+  const std::vector<int32_t> first_key = device.FirstKeys();
+  std::vector<double> full(inputs.num_rows()), seen(inputs.num_rows());
+  VarlenForwardFloat64(inputs.params(), nullptr, full.data());
+  VarlenForwardFloat64(inputs.params(), first_key.data(), seen.data());
+  double worst = 0;
+  for (size_t i = 0; i < full.size(); ++i) worst = std::max(worst, -std::expm1(seen[i] - full[i]));
+  EXPECT_LE(worst, std::exp(-10.0));
+  EXPECT_GT(worst, GetParam() == AcpMode::kCertified ? std::exp(-13.0) : 0);
+  EXPECT_GT(*std::max_element(first_key.begin(), first_key.end()), 0);
+}
+
+// A mode's own promise aside: kernels rely on boundaries that do not fall along a sequence, and a
+// broken sequence is nobody else's.
+TEST_P(FirstPageTest, NeverFallsWhateverTheGatesAre) {
+  VarlenInputs inputs(PrunedCase());
+  const auto first_pages = [&] {
+    DeviceVarlen device(inputs, GetParam());
+    device.Schedule();
+    const HostState host = device.ToHost();
+    std::vector<std::vector<int>> of_head;
+    for (int h = 0; h < inputs.shape.q_heads; ++h) {
+      const auto first = host.first_page.begin() + h * device.state().max_tiles;
+      of_head.emplace_back(first, first + host.num_tiles);
+      for (size_t t = 1; t < of_head.back().size(); ++t) {
+        const VarlenTile& tile = host.tiles[t];
+        EXPECT_GE(of_head.back()[t], tile.position == 0 ? 0 : of_head.back()[t - 1]);
+        EXPECT_LE(of_head.back()[t], tile.position / kVarlenPage);
+      }
+    }
+    return of_head;
+  };
+  const auto honest = first_pages();
+  for (int t = 1000; t < 1500; ++t) inputs.log_fgate.At(0, t, 1) = t % 100 == 0 ? 30 : 0.1;
+  inputs.log_fgate.At(0, 2000, 2) = std::numeric_limits<double>::quiet_NaN();
+  inputs.k.At(0, 1700, 1) = std::numeric_limits<double>::quiet_NaN();  // of heads 2 and 3
+  const auto broken = first_pages();
+  constexpr size_t kFirstTiles = 20;  // of the first sequence, the broken one
+  for (size_t h = 0; h < honest.size(); ++h) {
+    for (size_t t = 0; t < honest[h].size(); ++t) {
+      if (t < kFirstTiles && h >= 1 && h <= 3) continue;
+      EXPECT_EQ(broken[h][t], honest[h][t]) << "head " << h << " tile " << t;
+    }
+  }
+  EXPECT_EQ(broken[2][kFirstTiles - 1], 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, FirstPageTest,
+                         ::testing::Values(AcpMode::kPaper, AcpMode::kCertified),
+                         [](const auto& mode) {
+                           return std::string(mode.param == AcpMode::kPaper ? "Paper"
+                                                                            : "Certified");
+                         });
+
+// What it is for.
+TEST(CertifiedTest, PrunesMoreThanThePaper) {
+  VarlenInputs inputs(PrunedCase());
+  const auto dropped = [&](AcpMode acp) {
+    DeviceVarlen device(inputs, acp);
+    device.Schedule();
+    int64_t sum = 0;
+    for (const int32_t key : device.FirstKeys()) sum += key;
+    return sum;
+  };
+  EXPECT_GT(dropped(AcpMode::kCertified), dropped(AcpMode::kPaper));
+}
+
+}  // namespace
+}  // namespace fox::cuda::testing

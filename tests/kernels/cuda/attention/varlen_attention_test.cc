@@ -1,0 +1,228 @@
+// Varlen attention from end to end, forward and backward, by both families of kernels, against the
+// float64 oracle.
+//
+// Inputs are exact in bf16. What errs are probabilities, dS and results, rounded to bf16: 2^-9
+// relative each at most, and in norm less than half of that for sums of many, as roundings are
+// independent. Three such roundings lie one behind the other on the longest way (out, delta, dS,
+// dq), and dS is a difference of two numbers, each up to about twice as large in norm: 1e-2 holds
+// all of them and is far below what a wrong term would do.
+#include "kernels/cuda/attention/varlen_attention.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu/varlen_attention.h"
+#include "tests/kernels/cuda/attention/varlen/device_varlen.h"
+
+namespace fox::cuda::testing {
+namespace {
+
+using fox::testing::BatchCase;
+using fox::testing::PackedCase;
+using fox::testing::RelativeError;
+using fox::testing::VarlenCase;
+
+constexpr double kTolerance = 1e-2;
+
+class VarlenAttentionTest : public ::testing::TestWithParam<VarlenKernels> {
+ protected:
+  void Run(DeviceVarlen& device) {
+    device.Allocate();
+    device.PoisonOutputs();
+    ASSERT_EQ(VarlenForward(device.params(), device.state_memory(), nullptr, GetParam()),
+              cudaSuccess);
+    ASSERT_EQ(VarlenBackward(device.params(), device.state_memory(), device.gradient_memory(),
+                             nullptr, GetParam()),
+              cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+
+  void ExpectOracle(const VarlenCase& shape, AcpMode acp = AcpMode::kOff,
+                    bool deterministic = false) {
+    VarlenInputs inputs(shape);
+    DeviceVarlen device(inputs, acp);
+    device.params().deterministic = deterministic;
+    Run(device);
+    const std::vector<int32_t> first_key = device.FirstKeys();
+    if (acp != AcpMode::kOff) {
+      EXPECT_NE(std::count(first_key.begin(), first_key.end(), 0),
+                static_cast<std::ptrdiff_t>(first_key.size()));
+    }
+    VarlenForwardFloat64(inputs.params(), first_key.data());
+    VarlenBackwardFloat64(inputs.params(), first_key.data());
+    EXPECT_LT(RelativeError(device.Out().InOrder(), inputs.out.InOrder()), kTolerance);
+    EXPECT_LT(RelativeError(device.Dq().InOrder(), inputs.dq.InOrder()), kTolerance);
+    EXPECT_LT(RelativeError(device.Dk().InOrder(), inputs.dk.InOrder()), kTolerance);
+    EXPECT_LT(RelativeError(device.Dv().InOrder(), inputs.dv.InOrder()), kTolerance);
+    EXPECT_LT(RelativeError(device.DLogFgate().InOrder(), inputs.d_log_fgate.InOrder()),
+              kTolerance);
+  }
+};
+
+VarlenCase Grouped(VarlenCase shape, int q_heads, int kv_heads, int head_dim, bool head_first) {
+  shape.q_heads = q_heads;
+  shape.kv_heads = kv_heads;
+  shape.head_dim = head_dim;
+  shape.head_first = head_first;
+  shape.padding = 8;
+  return shape;
+}
+
+TEST_P(VarlenAttentionTest, RaggedBatch) {
+  for (const int head_dim : {32, 64, 128}) {
+    for (const bool head_first : {false, true}) {
+      SCOPED_TRACE(std::to_string(head_dim) + (head_first ? " head first" : " token first"));
+      ExpectOracle(Grouped(BatchCase({1, 2, 0, 63, 64, 65, 127, 128, 129, 500}), 2, 2, head_dim,
+                           head_first));
+    }
+  }
+}
+
+TEST_P(VarlenAttentionTest, PackedSequencesAndGroupedHeads) {
+  for (const int head_dim : {32, 64, 128}) {
+    SCOPED_TRACE(head_dim);
+    VarlenCase shape =
+        Grouped(PackedCase({1, 2, 0, 63, 64, 65, 300, 129}), 6, 2, head_dim, head_dim == 64);
+    shape.tokens = 700;
+    ExpectOracle(shape);
+  }
+}
+
+TEST_P(VarlenAttentionTest, OneTokenOneHead) {
+  VarlenInputs inputs(Grouped(BatchCase({1}), 1, 1, 64, false));
+  DeviceVarlen device(inputs);
+  Run(device);
+  EXPECT_EQ(device.Out().InOrder(), inputs.v.InOrder());
+  EXPECT_EQ(device.Dv().InOrder(), inputs.d_out.InOrder());
+  EXPECT_EQ(device.DLogFgate().InOrder()[0], 0);
+  // dP and delta are the same sum of 64 products, in two orders; some 50 in size all together.
+  constexpr double kLogitError = 64 * 0x1p-24 * 50;
+  for (int m = 0; m < 64; ++m) {
+    EXPECT_LE(std::fabs(device.Dq().At(0, 0, 0, m)), kLogitError * 4 * inputs.scale);
+    EXPECT_LE(std::fabs(device.Dk().At(0, 0, 0, m)), kLogitError * 4 * inputs.scale);
+  }
+}
+
+TEST_P(VarlenAttentionTest, PrunedPages) {
+  for (const AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
+    for (const int head_dim : {64, 128}) {
+      SCOPED_TRACE((acp == AcpMode::kPaper ? "paper " : "certified ") + std::to_string(head_dim));
+      VarlenCase shape = Grouped(PackedCase({1500, 70, 900}), 4, 2, head_dim, false);
+      shape.gate_means = {-1, 1, 2, 6};
+      ExpectOracle(shape, acp);
+      ExpectOracle(shape, acp, true);
+    }
+  }
+}
+
+TEST_P(VarlenAttentionTest, Deterministic) {
+  for (const AcpMode acp : {AcpMode::kOff, AcpMode::kCertified}) {
+    VarlenCase shape = Grouped(PackedCase({1500, 70, 900}), 8, 4, 64, false);
+    shape.gate_means = {-1, 1, 2, 6};
+    VarlenInputs inputs(shape);
+    DeviceVarlen device(inputs, acp);
+    device.params().deterministic = true;
+    Run(device);
+    const std::vector<uint8_t> bits = device.OutputBits();
+    for (int run = 0; run < 3; ++run) {
+      Run(device);
+      EXPECT_EQ(device.OutputBits(), bits);
+    }
+  }
+}
+
+// A sequence's results do not depend on what lies beside it: equal bits forward, and backward
+// where sums have one order.
+TEST_P(VarlenAttentionTest, PackingChangesNoBit) {
+  const VarlenCase shape = Grouped(BatchCase({200, 333}), 2, 2, 64, false);
+  VarlenCase packed_shape = Grouped(PackedCase({200, 333}), 2, 2, 64, false);
+  VarlenInputs inputs(shape), packed(packed_shape);
+  for (const auto member : {&VarlenInputs::q, &VarlenInputs::k, &VarlenInputs::v,
+                            &VarlenInputs::d_out, &VarlenInputs::log_fgate}) {
+    for (int s = 0; s < 2; ++s) {
+      for (int i = 0; i < inputs.length(s); ++i) {
+        for (int h = 0; h < 2; ++h) {
+          for (int m = 0; m < (inputs.*member).head_dim; ++m) {
+            (packed.*member).At(0, packed.begin[static_cast<size_t>(s)] + i, h, m) =
+                (inputs.*member).At(s, i, h, m);
+          }
+        }
+      }
+    }
+  }
+  DeviceVarlen apart(inputs), together(packed);
+  for (DeviceVarlen* device : {&apart, &together}) {
+    device->params().deterministic = true;
+    Run(*device);
+  }
+  const auto expect_equal = [&](const VarlenArray<double>& a, const VarlenArray<double>& b) {
+    for (int s = 0; s < 2; ++s) {
+      for (int i = 0; i < inputs.length(s); ++i) {
+        for (int h = 0; h < 2; ++h) {
+          for (int m = 0; m < a.head_dim; ++m) {
+            ASSERT_EQ(a.At(s, i, h, m), b.At(0, packed.begin[static_cast<size_t>(s)] + i, h, m))
+                << "sequence " << s << " token " << i;
+          }
+        }
+      }
+    }
+  };
+  expect_equal(apart.Out(), together.Out());
+  expect_equal(apart.Dq(), together.Dq());
+  expect_equal(apart.Dk(), together.Dk());
+  expect_equal(apart.Dv(), together.Dv());
+  expect_equal(apart.DLogFgate(), together.DLogFgate());
+}
+
+TEST_P(VarlenAttentionTest, WholeRowsNeedNoRanges) {
+  for (const std::vector<int>& lengths : {std::vector<int>{200, 200}, std::vector<int>{200, 0}}) {
+    VarlenInputs inputs(Grouped(BatchCase(lengths), 2, 1, 64, false));
+    DeviceVarlen device(inputs, AcpMode::kPaper);
+    device.params().deterministic = true;
+    Run(device);
+    const std::vector<uint8_t> wanted = device.OutputBits();
+    device.params().seqs = {.count = lengths[1] == 0 ? 1 : 2};
+    Run(device);
+    EXPECT_EQ(device.OutputBits(), wanted);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, VarlenAttentionTest,
+                         ::testing::Values(VarlenKernels::kFastest, VarlenKernels::kPortable),
+                         [](const auto& kernels) {
+                           return std::string(
+                               kernels.param == VarlenKernels::kFastest ? "Fastest" : "Portable");
+                         });
+
+TEST(VarlenAttentionErrorsTest, RefusesWhatKernelsCannotDo) {
+  VarlenInputs inputs(BatchCase({100, 90}));
+  DeviceVarlen device(inputs, AcpMode::kCertified);
+  device.Allocate();
+  char* state = static_cast<char*>(device.state_memory());
+  const VarlenAttentionParams good = device.params();
+  const auto forward = [&](const auto& change) {
+    VarlenAttentionParams params = good;
+    change(params);
+    return VarlenForward(params, state, nullptr);
+  };
+  EXPECT_EQ(forward([](auto&) {}), cudaSuccess);
+  EXPECT_EQ(forward([](auto& p) { p.head_dim = 48; }), cudaErrorInvalidValue);
+  EXPECT_EQ(forward([](auto& p) { p.kv_heads = 3; }), cudaErrorInvalidValue);
+  EXPECT_EQ(forward([](auto& p) { p.log_eps = 0; }), cudaErrorInvalidValue);
+  EXPECT_EQ(forward([](auto& p) { p.max_query_norm = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(forward([](auto& p) { p.seqs.count = 3; }), cudaErrorInvalidValue);
+  EXPECT_EQ(forward([](auto& p) { p.seqs.end = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(forward([](auto& p) { p.seqs = {.count = 1, .packed = true}; }), cudaErrorInvalidValue);
+  EXPECT_EQ(forward([](auto& p) { p.v.data = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(forward([](auto& p) { p.k.token_stride += 4; }), cudaErrorMisalignedAddress);
+  EXPECT_EQ(forward([](auto& p) { p.q.data = static_cast<char*>(p.q.data) + 8; }),
+            cudaErrorMisalignedAddress);
+  EXPECT_EQ(VarlenForward(good, state + 128, nullptr), cudaErrorMisalignedAddress);
+  EXPECT_EQ(VarlenBackward(good, state, nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace fox::cuda::testing

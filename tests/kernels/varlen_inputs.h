@@ -1,0 +1,90 @@
+// Random inputs of varlen forgetting attention, and float64 arrays for everything that goes in and
+// comes out. Queries, keys, values and d_out are rounded to bf16 and gates to float32, so that a
+// device is given exactly these.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kernels/varlen_attention.h"
+#include "tests/kernels/relative_error.h"
+
+namespace fox::testing {
+
+struct VarlenCase {
+  int q_heads = 2, kv_heads = 2, head_dim = 64;
+  // Packed: sequences [begin, end) of one row. Otherwise sequence s lies in batch row s.
+  bool packed = false;
+  std::vector<std::pair<int32_t, int32_t>> sequences;
+  int tokens = 0;  // of a batch row; 0: the largest end
+  // Arrays [batch][heads][tokens][head_dim] instead of [batch][tokens][heads][head_dim].
+  bool head_first = false;
+  int padding = 0;  // elements between the rows of the outer dimension but batch, not of gates
+  // Gate logits N(mean, 1), a mean for each query head; repeats.
+  std::vector<double> gate_means = {2, 5, -1, 8};
+  uint64_t seed = 1;
+};
+
+// Sequences of these lengths one behind the other, in one packed row.
+VarlenCase PackedCase(const std::vector<int>& lengths);
+// Sequences from token 0 on, a batch row each.
+VarlenCase BatchCase(const std::vector<int>& lengths);
+
+// An array and its strides. T: double here; the device's arrays have the same layout.
+template <typename T>
+struct VarlenArray {
+  std::vector<T> values;
+  int batch = 0, tokens = 0, heads = 0, head_dim = 0;  // 1 for gates
+  int64_t batch_stride = 0, token_stride = 0, head_stride = 0;
+
+  VarlenView view() { return {values.data(), batch_stride, token_stride, head_stride}; }
+  T& At(int64_t row, int64_t token, int64_t head, int64_t m = 0) {
+    return values[static_cast<size_t>(row * batch_stride + token * token_stride +
+                                      head * head_stride + m)];
+  }
+  const T& At(int64_t row, int64_t token, int64_t head, int64_t m = 0) const {
+    return const_cast<VarlenArray*>(this)->At(row, token, head, m);
+  }
+  // [batch][tokens][heads][head_dim], whatever the layout is.
+  std::vector<T> InOrder() const {
+    std::vector<T> in_order;
+    for (int b = 0; b < batch; ++b) {
+      for (int t = 0; t < tokens; ++t) {
+        for (int h = 0; h < heads; ++h) {
+          in_order.insert(in_order.end(), &At(b, t, h), &At(b, t, h) + head_dim);
+        }
+      }
+    }
+    return in_order;
+  }
+};
+
+struct VarlenInputs {
+  explicit VarlenInputs(const VarlenCase& shape);
+
+  VarlenCase shape;
+  int batch = 0, tokens = 0;
+  std::vector<int32_t> begin, end;
+  double scale = 0;
+  VarlenArray<double> q, k, v, log_fgate, d_out;     // random
+  VarlenArray<double> out, dq, dk, dv, d_log_fgate;  // NaN until computed
+
+  int num_seqs() const { return static_cast<int>(begin.size()); }
+  int BatchOf(int seq) const { return shape.packed ? 0 : seq; }
+  int length(int seq) const {
+    const auto s = static_cast<size_t>(seq);
+    return end[s] > begin[s] ? end[s] - begin[s] : 0;
+  }
+  // Of an array [batch][tokens][q_heads].
+  size_t RowIndex(int seq, int position, int head) const;
+  size_t num_rows() const;  // batch * tokens * q_heads
+  // All views into this; ACP is off.
+  VarlenAttentionParams params();
+  // kernels/acp.h's bounds from the queries and keys themselves, [count][q_heads]: the largest norm
+  // of a sequence's queries, and the paper's threshold -2U - log length + log_eps.
+  std::vector<float> MaxQueryNorms() const;
+  std::vector<float> PaperThresholds(double log_eps) const;
+};
+
+}  // namespace fox::testing
