@@ -72,7 +72,7 @@ class WidePage {
 
 // One query head of one row.
 template <typename T>
-struct Walker {
+struct HeadRow {
   TileRow<T> row = {};
   int head_in_group = 0;
   int64_t batch_row = 0;
@@ -106,13 +106,13 @@ class BlockAttention {
 
   // Returns (row, head, page) blocks in the causal range, and of those the skipped ones.
   std::pair<int64_t, int64_t> Run() {
-    MakeWalkers();
+    MakeRows();
     int leftmost = page_;
-    for (const Walker<T>& w : walkers_) leftmost = std::min(leftmost, w.left);
+    for (const HeadRow<T>& w : rows_) leftmost = std::min(leftmost, w.left);
     std::vector<TileRow<T>*> active;
     for (int n = page_; n >= leftmost; --n) {
       active.clear();
-      for (Walker<T>& w : walkers_) {
+      for (HeadRow<T>& w : rows_) {
         if (n < w.left || w.stopped || (n < page_ && CertifiedToStop(w, n))) continue;
         PointAt(w, n);
         active.push_back(&w.row);
@@ -131,13 +131,13 @@ class BlockAttention {
   }
 
  private:
-  void MakeWalkers() {
+  void MakeRows() {
     const int group = kv_.shape.group();
-    walkers_.resize(static_cast<size_t>(block_.count * group));
+    rows_.resize(static_cast<size_t>(block_.count * group));
     for (int r = 0; r < block_.count; ++r) {
       const int token = static_cast<int>(block_.position % kPageTokens) + r;
       for (int g = 0; g < group; ++g) {
-        Walker<T>& w = walkers_[static_cast<size_t>(r * group + g)];
+        HeadRow<T>& w = rows_[static_cast<size_t>(r * group + g)];
         w.batch_row = block_.first_row + r;
         w.head_in_group = g;
         w.row.q = static_cast<const T*>(params_.q.data) + w.batch_row * params_.q.row_stride +
@@ -156,7 +156,7 @@ class BlockAttention {
   }
 
   // First page that the bound does not exclude for this row.
-  int Boundary(const Walker<T>& w, int token) const {
+  int Boundary(const HeadRow<T>& w, int token) const {
     int low = kv_.first_live[list_];
     if (page_ == 0 || !std::isfinite(log_eps_)) return low;
     const double threshold = Threshold(w, token);
@@ -174,7 +174,7 @@ class BlockAttention {
     return low;
   }
 
-  double Threshold(const Walker<T>& w, int token) const {
+  double Threshold(const HeadRow<T>& w, int token) const {
     const int head = kv_head_ * kv_.shape.group() + w.head_in_group;
     const int64_t before = SummaryIndex(kv_, table_[page_ - 1], w.head_in_group);
     const double any = params_.bound.max_logit_bound[head];
@@ -199,7 +199,7 @@ class BlockAttention {
   }
 
   // The row certificate for the pages 0..n not yet visited.
-  bool CertifiedToStop(Walker<T>& w, int n) const {
+  bool CertifiedToStop(HeadRow<T>& w, int n) const {
     if (params_.acp != AcpMode::kCertified || !std::isfinite(log_eps_)) return false;
     const int head = kv_head_ * kv_.shape.group() + w.head_in_group;
     const double log_z = static_cast<double>(w.row.max) + std::log(static_cast<double>(w.row.sum));
@@ -211,7 +211,7 @@ class BlockAttention {
     return w.stopped;
   }
 
-  void PointAt(Walker<T>& w, int n) const {
+  void PointAt(HeadRow<T>& w, int n) const {
     const int g = w.head_in_group;
     w.row.log_f_offset = LogFOffsetsOf<T>(kv_, table_[n], g);
     w.row.page_decay = static_cast<T>(kv_.page_cum_log_f[SummaryIndex(kv_, table_[page_], g)] -
@@ -221,7 +221,7 @@ class BlockAttention {
   }
 
   void Store() const {
-    for (const Walker<T>& w : walkers_) {
+    for (const HeadRow<T>& w : rows_) {
       const int head = kv_head_ * kv_.shape.group() + w.head_in_group;
       T* out = static_cast<T*>(params_.out.data) + w.batch_row * params_.out.row_stride +
                static_cast<int64_t>(head) * d_;
@@ -244,7 +244,7 @@ class BlockAttention {
   }
 
   void Audit() const {
-    for (const Walker<T>& w : walkers_) {
+    for (const HeadRow<T>& w : rows_) {
       const int64_t position = block_.position + (w.batch_row - block_.first_row);
       audit_->CheckRow(kv_, list_, w.head_in_group, position, w.row.q,
                        static_cast<int64_t>(w.last) * kPageTokens, log_eps_);
@@ -253,8 +253,8 @@ class BlockAttention {
 
   std::pair<int64_t, int64_t> Count() const {
     int64_t skipped = 0;
-    for (const Walker<T>& w : walkers_) skipped += w.last;
-    return {static_cast<int64_t>(walkers_.size()) * (page_ + 1), skipped};
+    for (const HeadRow<T>& w : rows_) skipped += w.last;
+    return {static_cast<int64_t>(rows_.size()) * (page_ + 1), skipped};
   }
 
   const AttentionParams& params_;
@@ -268,7 +268,7 @@ class BlockAttention {
   const double log_eps_;
   WidePage<T>& wide_;
   std::vector<T> out_;
-  std::vector<Walker<T>> walkers_;
+  std::vector<HeadRow<T>> rows_;
 };
 
 void AddTo(int64_t* counts, int seq, int64_t amount) {

@@ -17,7 +17,7 @@ namespace {
 template <typename T>
 double EvictedMassBound(const EvictParams& params, const PagedKv& kv, const int32_t* table,
                         int64_t kv_head, int first, int p) {
-  double worst = kNoMass;
+  double largest = kNoMass;
   for (int g = 0; g < kv.shape.group(); ++g) {
     const int64_t summary = SummaryIndex(kv, table[p], g), head = kv_head * kv.shape.group() + g;
     const double c_end = UpperCumulativeGate(
@@ -26,26 +26,26 @@ double EvictedMassBound(const EvictParams& params, const PagedKv& kv, const int3
     const double threshold =
         PageThreshold(params.acp, kv.log_denominator_bound[summary], c_end,
                       params.self_logit_bound[head], params.max_logit_bound[head]);
-    const double side = kv.log_mass_bound[SummaryIndex(kv, table[first], g)] + threshold;
-    if (!(side <= worst)) worst = side;  // a NaN wins: keep
-    if (std::isnan(worst)) break;
+    const double evicted_mass = kv.log_mass_bound[SummaryIndex(kv, table[first], g)] + threshold;
+    if (!(evicted_mass <= largest)) largest = evicted_mass;  // a NaN wins: keep
+    if (std::isnan(largest)) break;
   }
-  return worst;
+  return largest;
 }
 
 // Frees what the end of page `p` licenses in one list; returns how many pages.
 template <typename T>
 int64_t EvictList(const EvictParams& params, const PagedKv& kv, int slot, int64_t kv_head, int p,
-                  double log_eps, double* largest_side) {
+                  double log_eps, double* largest) {
   const int64_t list = kv.ListIndex(slot, 0, 0) + kv_head;
   const int32_t* table = kv.Table(list);
   int32_t& first = kv.first_live[list];
   int64_t freed = 0;
   while (first < p) {
-    const double side = EvictedMassBound<T>(params, kv, table, kv_head, first, p);
-    if (!MayDrop(side, 0, log_eps)) break;
-    kv.max_log_evicted_mass[list] = std::max(kv.max_log_evicted_mass[list], side);
-    if (largest_side != nullptr) *largest_side = std::max(*largest_side, side);
+    const double evicted_mass = EvictedMassBound<T>(params, kv, table, kv_head, first, p);
+    if (!MayDrop(evicted_mass, 0, log_eps)) break;
+    kv.max_log_evicted_mass[list] = std::max(kv.max_log_evicted_mass[list], evicted_mass);
+    if (largest != nullptr) *largest = std::max(*largest, evicted_mass);
     DropPage(kv, slot, table[first]);
     ++first;
     ++freed;

@@ -8,9 +8,9 @@
 
 namespace fox {
 
-double MassAudit::worst_excess() const {
+double MassAudit::max_excess() const {
   const std::lock_guard lock(mutex_);
-  return worst_excess_;
+  return max_excess_;
 }
 
 int64_t MassAudit::rows_checked() const {
@@ -97,7 +97,7 @@ void MassAudit::Check(const PagedKv& kv, int64_t list, int head_in_group, int64_
   // A NaN in the inputs reaches every logit and says nothing about pruning.
   FOX_CHECK(on_breach_ == OnBreach::kRecord || !(excess > 0));
   const std::lock_guard lock(mutex_);
-  worst_excess_ = std::max(worst_excess_, excess);
+  max_excess_ = std::max(max_excess_, excess);
   ++rows_checked_;
 }
 

@@ -27,7 +27,7 @@ class MassAudit {
 
   // The largest log(lost mass) - log eps of any row; above 0 the promise is broken. kNoMass where
   // no row lost anything.
-  double worst_excess() const;
+  double max_excess() const;
   // (row, query head) pairs that lost something.
   int64_t rows_checked() const;
 
@@ -67,7 +67,7 @@ class MassAudit {
   std::map<const int64_t*, std::vector<List>> caches_;     // by PagedKv::length, then by list
   std::map<const std::byte*, std::vector<List>> swapped_;  // by a range's begin
   mutable std::mutex mutex_;
-  double worst_excess_ = kNoMass;
+  double max_excess_ = kNoMass;
   int64_t rows_checked_ = 0;
 };
 

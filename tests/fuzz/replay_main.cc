@@ -24,10 +24,10 @@
 
 namespace {
 
-constexpr double kMostSeconds = 2;               // of processor time, for one input
-constexpr rlim_t kMostMemory = rlim_t{4} << 30;  // of the address space
-constexpr size_t kMostCut = 4608;                // bytes of a file that is cut at every byte
-constexpr size_t kMostBytes = 16 << 10;          // of a mutation
+constexpr double kMaxSeconds = 2;               // of processor time, for one input
+constexpr rlim_t kMaxMemory = rlim_t{4} << 30;  // of the address space
+constexpr size_t kMaxCut = 4608;                // bytes of a file that is cut at every byte
+constexpr size_t kMaxBytes = 16 << 10;          // of a mutation
 
 std::string g_input, g_artifact;  // the input under way, and where it goes should it fail
 
@@ -58,7 +58,7 @@ void Run(std::string input) {
   const double before = CpuSeconds();
   LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(g_input.data()), g_input.size());
   const double seconds = CpuSeconds() - before;
-  if (seconds <= kMostSeconds) return;
+  if (seconds <= kMaxSeconds) return;
   std::fprintf(stderr, "an input of %zu bytes took %.1f s\n", g_input.size(), seconds);
   WriteInput();
   std::exit(1);
@@ -89,7 +89,7 @@ class Mutator {
   std::string Next() {
     std::string text = Pick();
     for (size_t edits = size_t{1} << Below(4); edits > 0; --edits) Edit(&text);
-    if (text.size() > kMostBytes) text.resize(kMostBytes);
+    if (text.size() > kMaxBytes) text.resize(kMaxBytes);
     return text;
   }
 
@@ -159,7 +159,7 @@ int main(int argc, char** argv) {
   g_artifact = "failed-" + std::filesystem::path(argv[0]).filename().string();
   for (const int fatal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) signal(fatal, OnFatalSignal);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  const rlimit limit{kMostMemory, kMostMemory};
+  const rlimit limit{kMaxMemory, kMaxMemory};
   setrlimit(RLIMIT_AS, &limit);
 #endif
   if (!std::filesystem::is_directory(argv[1])) {
@@ -174,7 +174,7 @@ int main(int argc, char** argv) {
   size_t cuts = 0;
   for (const std::string& file : corpus) {
     Run(file);
-    if (file.size() > kMostCut) continue;
+    if (file.size() > kMaxCut) continue;
     for (size_t size = 0; size < file.size(); ++size) Run(file.substr(0, size));
     cuts += file.size();
   }

@@ -161,9 +161,9 @@ __device__ __forceinline__ PageBlock ReadBlock(const StepSchedule& schedule, con
 // N over a round's first `full` pages, by the first warps. Pages go in batches; while one is added
 // the next one's keys are on their way, for a load takes as long as some ten steps of the chain.
 template <int kHeadDim>
-__device__ __forceinline__ void ChainKeySums(const StepSchedule& schedule, const PagedKv& kv,
-                                             const HeadScan& scan, int first, int full,
-                                             Space<kHeadDim>& space, double& sum) {
+__device__ __forceinline__ void AddKeySums(const StepSchedule& schedule, const PagedKv& kv,
+                                           const HeadScan& scan, int first, int full,
+                                           Space<kHeadDim>& space, double& sum) {
   constexpr int kBatch = 16;
   static_assert(kRound<kHeadDim> % kBatch == 0);
   const int dim = static_cast<int>(threadIdx.x), whole = full / kBatch * kBatch;
@@ -201,7 +201,7 @@ __device__ __forceinline__ void ChainKeySums(const StepSchedule& schedule, const
 
 // log M over a round's first `full` pages: after each but the even ones of pairs. One thread.
 template <int kHeadDim>
-__device__ __forceinline__ double ChainMass(int full, bool paired, double log_mass,
+__device__ __forceinline__ double AddMasses(int full, bool paired, double log_mass,
                                             Space<kHeadDim>& space) {
   space.first_log_mass = log_mass;
   const int step = paired ? 2 : 1;
@@ -219,8 +219,8 @@ __device__ __forceinline__ double ChainMass(int full, bool paired, double log_ma
 
 // c over a round's blocks, and S over its full pages. One thread.
 template <int kHeadDim>
-__device__ __forceinline__ void ChainGates(int blocks, int full, Space<kHeadDim>& space,
-                                           ScanCarry& carry) {
+__device__ __forceinline__ void AddGates(int blocks, int full, Space<kHeadDim>& space,
+                                         ScanCarry& carry) {
   space.first_c = carry.c;
 #pragma unroll 8
   for (int i = 0; i < blocks; ++i) space.c[i] = carry.c += space.c[i];
@@ -233,21 +233,21 @@ __device__ __forceinline__ void ChainGates(int blocks, int full, Space<kHeadDim>
 
 // All chains of a round, side by side in different warps. `key_sum` is of the thread's dimension.
 template <int kHeadDim>
-__device__ __forceinline__ void RunChains(const StepSchedule& schedule, const PagedKv& kv,
-                                          const HeadScan& scan, int first, bool accumulates,
-                                          Space<kHeadDim>& space, ScanCarry& carry,
-                                          double& key_sum) {
+__device__ __forceinline__ void AddPages(const StepSchedule& schedule, const PagedKv& kv,
+                                         const HeadScan& scan, int first, bool accumulates,
+                                         Space<kHeadDim>& space, ScanCarry& carry,
+                                         double& key_sum) {
   constexpr int kKeys = kKeyWarps<kHeadDim>;
   static_assert(kWarps >= kKeys + 2);
   const int blocks = min(kRound<kHeadDim>, scan.blocks - first);
   const int full = accumulates ? max(0, min(kRound<kHeadDim>, scan.full - first)) : 0;
   const int warp = Warp(), lane = Lane();
   if (warp < kKeys) {
-    ChainKeySums<kHeadDim>(schedule, kv, scan, first, full, space, key_sum);
+    AddKeySums<kHeadDim>(schedule, kv, scan, first, full, space, key_sum);
   } else if (warp == kKeys && lane == 0) {
-    carry.log_mass = ChainMass(full, scan.paired(), carry.log_mass, space);
+    carry.log_mass = AddMasses(full, scan.paired(), carry.log_mass, space);
   } else if (warp == kKeys + 1 && lane == 0) {
-    ChainGates(blocks, full, space, carry);
+    AddGates(blocks, full, space, carry);
   }
 }
 
@@ -440,7 +440,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int i = first + static_cast<int>(threadIdx.x);
     const PageBlock block = ReadBlock(schedule, kv, scan, i, accumulates, first_c, space);
     __syncthreads();
-    RunChains(schedule, kv, scan, first, accumulates, space, carry, key_sum);
+    AddPages(schedule, kv, scan, first, accumulates, space, carry, key_sum);
     __syncthreads();
     StoreGates(kv, scan, i, block, space);
     if (accumulates) {

@@ -66,11 +66,11 @@ __device__ __forceinline__ void StoreGate(const AppendParams& params, const Page
   kv.cum_log_f[kv.HeadIndex(token.slot, params.layer, token.kv_head * group + g)] = gate.c;
 }
 
-// A role is a row of the token: 0 is the key, 1 the value, 2 + g query g of the group; there may be
+// A part is a row of the token: 0 is the key, 1 the value, 2 + g query g of the group; there may be
 // none for a lane.
-__device__ __forceinline__ bool IsQuery(int role) { return role >= 2; }
-__device__ __forceinline__ bool HasJob(const PagedKv& kv, int role) {
-  return role < 2 + kv.shape.group();
+__device__ __forceinline__ bool IsQuery(int part) { return part >= 2; }
+__device__ __forceinline__ bool HasPart(const PagedKv& kv, int part) {
+  return part < 2 + kv.shape.group();
 }
 
 // The query head in the lane's place of the group; the group's last one stands in past its end.
@@ -79,35 +79,35 @@ __device__ __forceinline__ int LaneHead(const PagedKv& kv, int kv_head) {
   return kv_head * group + min(Lane(), group - 1);
 }
 
-// Where this lane's dimensions of the role's head are among those of all heads.
+// Where this lane's dimensions of the part's head are among those of all heads.
 template <int kHeadDim>
-__device__ __forceinline__ int64_t DimsOf(const PagedKv& kv, int kv_head, int role) {
-  const int head = IsQuery(role) ? kv_head * kv.shape.group() + role - 2 : kv_head;
+__device__ __forceinline__ int64_t DimsOf(const PagedKv& kv, int kv_head, int part) {
+  const int head = IsQuery(part) ? kv_head * kv.shape.group() + part - 2 : kv_head;
   const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>;
   return static_cast<int64_t>(head) * kHeadDim + sub * kVec8;
 }
 
-__device__ __forceinline__ const void* NormOf(const AppendParams& params, int role) {
-  return IsQuery(role) ? params.q_norm : role == 0 ? params.k_norm : nullptr;
+__device__ __forceinline__ const void* NormOf(const AppendParams& params, int part) {
+  return IsQuery(part) ? params.q_norm : part == 0 ? params.k_norm : nullptr;
 }
 
 // Constants: may be called before WaitOnDependencies().
 template <int kHeadDim>
 __device__ __forceinline__ Float8 LoadWeights(const AppendParams& params, const PagedKv& kv,
-                                              int kv_head, int role) {
+                                              int kv_head, int part) {
   Float8 weights{};
-  const float* norm = static_cast<const float*>(NormOf(params, role));
-  if (HasJob(kv, role) && norm != nullptr) {
-    weights = LoadVec8(norm + DimsOf<kHeadDim>(kv, kv_head, role));
+  const float* norm = static_cast<const float*>(NormOf(params, part));
+  if (HasPart(kv, part) && norm != nullptr) {
+    weights = LoadVec8(norm + DimsOf<kHeadDim>(kv, kv_head, part));
   }
   return weights;
 }
 
-__device__ __forceinline__ int64_t ColumnOf(const AppendParams& params, int role) {
-  return IsQuery(role) ? params.q_column : role == 0 ? params.k_column : params.v_column;
+__device__ __forceinline__ int64_t ColumnOf(const AppendParams& params, int part) {
+  return IsQuery(part) ? params.q_column : part == 0 ? params.k_column : params.v_column;
 }
-__device__ __forceinline__ int64_t ShiftColumnOf(const AppendParams& params, int role) {
-  return IsQuery(role) ? -1 : role == 0 ? params.k_shift_column : params.v_shift_column;
+__device__ __forceinline__ int64_t ShiftColumnOf(const AppendParams& params, int part) {
+  return IsQuery(part) ? -1 : part == 0 ? params.k_shift_column : params.v_shift_column;
 }
 
 // This lane's dimensions of a raw row that is kept, of the key or the value.
@@ -119,8 +119,8 @@ __device__ __forceinline__ float* KeptOf(const AppendParams& params, const Paged
 }
 template <int kHeadDim>
 __device__ __forceinline__ float* LastOf(const AppendParams& params, const PagedKv& kv,
-                                         const Token& token, int role) {
-  return KeptOf<kHeadDim>(params, kv, token, role == 0 ? kv.last_k : kv.last_v);
+                                         const Token& token, int part) {
+  return KeptOf<kHeadDim>(params, kv, token, part == 0 ? kv.last_k : kv.last_v);
 }
 
 // Brings what a token's state is read from into the second-level cache, which a step's weights have
@@ -129,9 +129,9 @@ template <int kHeadDim>
 __device__ __forceinline__ void PrefetchState(const AppendParams& params, const PagedKv& kv,
                                               const Token& token) {
   const int lane = Lane(), group = kv.shape.group();
-  const int role = lane / kRowLanes<kHeadDim>;
-  if (!IsQuery(role) && ShiftColumnOf(params, role) >= 0) {
-    Prefetch(LastOf<kHeadDim>(params, kv, token, role));
+  const int part = lane / kRowLanes<kHeadDim>;
+  if (!IsQuery(part) && ShiftColumnOf(params, part) >= 0) {
+    Prefetch(LastOf<kHeadDim>(params, kv, token, part));
   }
   if (lane >= group) return;
   Prefetch(kv.cum_log_f + kv.HeadIndex(token.slot, params.layer, token.kv_head * group + lane));
@@ -143,14 +143,14 @@ __device__ __forceinline__ void PrefetchState(const AppendParams& params, const 
 
 template <int kHeadDim>
 __device__ __forceinline__ RowPlace PlaceOf(const AppendParams& params, const PagedKv& kv,
-                                            const Token& token, int role) {
+                                            const Token& token, int part) {
   const __nv_bfloat16* row = ProjectionRow(params, token.row);
   RowPlace place{reinterpret_cast<const uint4*>(row), row,
                  GateLogitAt(params, token.row, LaneHead(kv, token.kv_head))};
-  if (!HasJob(kv, role)) return place;
-  place.now = reinterpret_cast<const uint4*>(row + ColumnOf(params, role) +
-                                             DimsOf<kHeadDim>(kv, token.kv_head, role));
-  const int64_t shift_column = ShiftColumnOf(params, role);
+  if (!HasPart(kv, part)) return place;
+  place.now = reinterpret_cast<const uint4*>(row + ColumnOf(params, part) +
+                                             DimsOf<kHeadDim>(kv, token.kv_head, part));
+  const int64_t shift_column = ShiftColumnOf(params, part);
   if (shift_column >= 0) place.shift = row + shift_column + token.kv_head;
   return place;
 }
@@ -159,16 +159,16 @@ __device__ __forceinline__ RowInput LoadInput(const RowPlace& place) {
 }
 
 // Past the first-level cache: may be called before WaitOnDependencies() where all kernels before
-// the projection have ended. `role`: the lane's first.
+// the projection have ended. `part`: the lane's first.
 template <int kHeadDim>
 __device__ __forceinline__ State LoadState(const AppendParams& params, const PagedKv& kv,
-                                           const Token& token, int role) {
+                                           const Token& token, int part) {
   const int g = Lane(), group = kv.shape.group();
   State state{};
   state.page = __ldcg(kv.Table(kv.ListIndex(token.slot, params.layer, token.kv_head)) +
                       token.position / kPageTokens);
-  if (HasJob(kv, role) && ShiftColumnOf(params, role) >= 0) {
-    state.last = LastOf<kHeadDim>(params, kv, token, role);
+  if (HasPart(kv, part) && ShiftColumnOf(params, part) >= 0) {
+    state.last = LastOf<kHeadDim>(params, kv, token, part);
     if (token.position > 0) {
       const float4* last = reinterpret_cast<const float4*>(state.last);
       const float4 low = __ldcg(last), high = __ldcg(last + 1);
@@ -187,35 +187,35 @@ __device__ __forceinline__ State LoadState(const AppendParams& params, const Pag
 
 template <int kHeadDim>
 __device__ __forceinline__ void AppendRow(const AppendParams& params, const PagedKv& kv,
-                                          const Token& token, int role, const RowInput& input,
+                                          const Token& token, int part, const RowInput& input,
                                           const State& state, const Float8& weights, bool rotates,
                                           const Rotation& rotation) {
-  const bool there = HasJob(kv, role), shifts = state.last != nullptr;
+  const bool there = HasPart(kv, part), shifts = state.last != nullptr;
   const Float8 raw = Widen(input.now);
   Float8 shifted = raw;
   Shift(shifted, state.before, Sigmoid(__bfloat162float(input.shift)));
   Float8 o = shifts ? shifted : raw;
   Float8 normal = o;
   NormalizeBy<kHeadDim>(normal, weights, static_cast<float>(params.qk_norm_eps));
-  if (NormOf(params, role) != nullptr) o = normal;
+  if (NormOf(params, part) != nullptr) o = normal;
   if (rotates) {
     Float8 rotated = o;
     Rotate<kHeadDim>(rotated, rotation);
-    if (role != 1) o = rotated;
+    if (part != 1) o = rotated;
   }
   if (!there) return;
-  const int64_t dims = DimsOf<kHeadDim>(kv, token.kv_head, role);
+  const int64_t dims = DimsOf<kHeadDim>(kv, token.kv_head, part);
   const int64_t in_page =
       (static_cast<int64_t>(token.page) * kPageTokens + token.pos_in_page) * kHeadDim +
       dims % kHeadDim;
-  __nv_bfloat16* to = IsQuery(role)
+  __nv_bfloat16* to = IsQuery(part)
                           ? ProjectionRow(params, token.row) + params.q_column + dims
-                          : static_cast<__nv_bfloat16*>(role == 0 ? kv.keys : kv.values) + in_page;
+                          : static_cast<__nv_bfloat16*>(part == 0 ? kv.keys : kv.values) + in_page;
   *reinterpret_cast<uint4*>(to) = ToBf16x8(o);
   if (!shifts) return;
   StoreVec8(raw, state.last);
   if (token.pos_in_page < kPageTokens - 1) return;
-  void* const page_end = role == 0 ? kv.page_end_k : kv.page_end_v;
+  void* const page_end = part == 0 ? kv.page_end_k : kv.page_end_v;
   StoreVec8(raw, KeptOf<kHeadDim>(params, kv, token, page_end));
 }
 
@@ -227,18 +227,18 @@ __device__ __forceinline__ void AppendRows(const AppendParams& params, const Pag
                                            Float8 weights, bool rotates, const Rotation& rotation) {
   constexpr int kRows = kWarp / kRowLanes<kHeadDim>;
   static_assert(kRows >= 2);
-  const int jobs = 2 + kv.shape.group();
+  const int parts = 2 + kv.shape.group();
   const int lane_row = Lane() / kRowLanes<kHeadDim>;
-  for (int role = lane_row, first = 0;; role += kRows) {
+  for (int part = lane_row, first = 0;; part += kRows) {
     first += kRows;
     RowInput next_input{};
     Float8 next_weights{};
-    if (first < jobs) {
-      next_input = LoadInput(PlaceOf<kHeadDim>(params, kv, token, role + kRows));
-      next_weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, role + kRows);
+    if (first < parts) {
+      next_input = LoadInput(PlaceOf<kHeadDim>(params, kv, token, part + kRows));
+      next_weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, part + kRows);
     }
-    AppendRow<kHeadDim>(params, kv, token, role, input, state, weights, rotates, rotation);
-    if (first >= jobs) return;
+    AppendRow<kHeadDim>(params, kv, token, part, input, state, weights, rotates, rotation);
+    if (first >= parts) return;
     state.last = nullptr;
     input = next_input;
     weights = next_weights;
@@ -379,17 +379,17 @@ __global__ void __launch_bounds__(kThreads, 4)
   Float8 weights{};
   Rotation rotation;
   const bool rotates = params.rope_frequency != nullptr;
-  const int role = lane / kLanes;
+  const int part = lane / kLanes;
   State state;
   RowPlace place{};
   float gate_bias = 0;
   // All that can be known before the projection is: behind the wait a row is one load away.
   if (there) {
-    place = PlaceOf<kHeadDim>(params, kv, token, role);
+    place = PlaceOf<kHeadDim>(params, kv, token, part);
     gate_bias = GateBias(params, LaneHead(kv, token.kv_head));
-    weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, role);
+    weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, part);
     if (drained) {
-      state = LoadState<kHeadDim>(params, kv, token, role);
+      state = LoadState<kHeadDim>(params, kv, token, part);
     } else {
       PrefetchState<kHeadDim>(params, kv, token);
     }
@@ -401,7 +401,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (!drained) TriggerDependents();
   if (!there) return;
   const RowInput input = LoadInput(place);
-  if (!drained) state = LoadState<kHeadDim>(params, kv, token, role);
+  if (!drained) state = LoadState<kHeadDim>(params, kv, token, part);
   token.page = state.page;
   HeadGate gate{LogGate(params, GateLogit(params, input.gate) + gate_bias), state.c, state.base};
   AppendRows<kHeadDim>(params, kv, token, input, state, weights, rotates, rotation);

@@ -47,13 +47,13 @@ __device__ void LoadThresholds(const EvictParams& params, const PagedKv& kv, int
 // The evicted-mass bound of the rule, the largest over the group; a NaN wins.
 __device__ __forceinline__ double EvictedMassBound(const double* log_mass_bound,
                                                    const double* threshold, int group) {
-  double worst = kNoMass;
+  double largest = kNoMass;
   for (int g = 0; g < group; ++g) {
-    const double side = log_mass_bound[g] + threshold[g];
-    if (!(side <= worst)) worst = side;
-    if (worst != worst) break;
+    const double evicted_mass = log_mass_bound[g] + threshold[g];
+    if (!(evicted_mass <= largest)) largest = evicted_mass;
+    if (largest != largest) break;
   }
-  return worst;
+  return largest;
 }
 
 // The pages that the walk over a list's page ends looks at next: lane i holds page begin + i and
@@ -87,7 +87,7 @@ __device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot,
   const int32_t* table = kv.Table(list);
   const int start = kv.first_live[list];
   int first = start;
-  double worst = kNoMass;
+  double largest = kNoMass;
   double* threshold = shared + kWarp * group;
   EvictWindow window = LoadWindow(kv, table, first, page_end, shared + lane * group);
   for (int ends = page_begin; ends < page_end; ends += kWarp) {
@@ -100,15 +100,15 @@ __device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot,
     for (int i = 0; i < count; ++i) {
       while (first < ends + i) {
         const int candidate = window.begin + lane;
-        double side = kNoMass;
+        double evicted_mass = kNoMass;
         bool drop = candidate < first;
         if (!drop && candidate < ends + i) {
-          side = EvictedMassBound(window.log_mass_bound, threshold + i * group, group);
-          drop = MayDrop(side, 0, log_eps);
+          evicted_mass = EvictedMassBound(window.log_mass_bound, threshold + i * group, group);
+          drop = MayDrop(evicted_mass, 0, log_eps);
         }
         const unsigned kept = ~__ballot_sync(kAllLanes, drop);
         const int dropped = kept == 0 ? kWarp : __ffs(static_cast<int>(kept)) - 1;
-        if (candidate >= first && lane < dropped && side > worst) worst = side;
+        if (candidate >= first && lane < dropped && evicted_mass > largest) largest = evicted_mass;
         first = window.begin + dropped;
         if (dropped < kWarp) break;
         DropPages(kv, slot, window.page, kWarp);
@@ -118,14 +118,14 @@ __device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot,
   }
   if (first == start) return 0;
   DropPages(kv, slot, window.page, first - window.begin);
-  worst = WarpMax(worst);
+  largest = WarpMax(largest);
   if (lane == 0) {
     kv.first_live[list] = first;
-    if (kv.max_log_evicted_mass[list] < worst) kv.max_log_evicted_mass[list] = worst;
+    if (kv.max_log_evicted_mass[list] < largest) kv.max_log_evicted_mass[list] = largest;
     // All are negative, and the bits of negative numbers fall as the numbers rise.
     if (max_log_evicted_mass != nullptr) {
       atomicMin(reinterpret_cast<unsigned long long*>(max_log_evicted_mass),
-                static_cast<unsigned long long>(__double_as_longlong(worst)));
+                static_cast<unsigned long long>(__double_as_longlong(largest)));
     }
   }
   return first - start;

@@ -21,7 +21,7 @@ namespace fox::cuda {
 namespace sample {
 namespace {
 
-constexpr int kMostBlocks = 8;  // the largest portable cluster
+constexpr int kMaxBlocks = 8;  // the largest portable cluster
 
 // Whether a logit may be sampled from; -infinity is masked where `masks`.
 __device__ __forceinline__ bool IsLegal(float x, bool masks) {
@@ -272,11 +272,11 @@ using Kernel = void (*)(const SampleParams, int, float);
 // As many blocks a row as run at once; the result does not depend on it.
 std::pair<Kernel, int> KernelFor(int64_t rows) {
   constexpr int64_t kBlocksAtOnce = 128;  // of the smallest device with clusters, about
-  const bool has_clusters = HasSm90Code(KernelAddress(SampleKernel<kMostBlocks>));
+  const bool has_clusters = HasSm90Code(KernelAddress(SampleKernel<kMaxBlocks>));
   if (!has_clusters || rows * 2 > kBlocksAtOnce) return {SampleKernel<1>, 1};
   if (rows * 4 > kBlocksAtOnce) return {SampleKernel<2>, 2};
   if (rows * 8 > kBlocksAtOnce) return {SampleKernel<4>, 4};
-  return {SampleKernel<kMostBlocks>, kMostBlocks};
+  return {SampleKernel<kMaxBlocks>, kMaxBlocks};
 }
 
 }  // namespace
@@ -290,9 +290,9 @@ cudaError_t SetPenaltyState(const PenaltyStateParams& params, cudaStream_t strea
 cudaError_t Sample(const SampleParams& params, cudaStream_t stream) {
   const MatrixView& logits = params.logits;
   FOX_CHECK(logits.dtype == DType::kF32 && logits.cols > 0);
-  constexpr int64_t kMostCols = int64_t{1} << 30;
-  FOX_CHECK(logits.cols <= kMostCols);
-  FOX_CHECK(logits.rows >= 0 && logits.rows <= INT32_MAX / sample::kMostBlocks);
+  constexpr int64_t kMaxCols = int64_t{1} << 30;
+  FOX_CHECK(logits.cols <= kMaxCols);
+  FOX_CHECK(logits.rows >= 0 && logits.rows <= INT32_MAX / sample::kMaxBlocks);
   FOX_CHECK(logits.rows <= 1 || logits.row_stride >= logits.cols);
   const auto [kernel, blocks] = sample::KernelFor(logits.rows);
   return Launch(kernel, dim3(static_cast<unsigned>(logits.rows * blocks)), dim3(sample::kThreads),

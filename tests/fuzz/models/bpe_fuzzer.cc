@@ -15,18 +15,18 @@
 namespace fox {
 namespace {
 
-constexpr size_t kMostTokenBytes = 24;
+constexpr size_t kMaxTokenBytes = 24;
 
-constexpr size_t kMostTokens = 64;
+constexpr size_t kMaxTokens = 64;
 
 struct Rules {
   BpeMerger merger;
-  std::vector<int> rank = std::vector<int>(kMostTokens * kMostTokens, INT_MAX);  // [left, right]
-  std::vector<int32_t> product;                                                  // by rank
-  std::vector<std::string> texts;                                                // by id
+  std::vector<int> rank = std::vector<int>(kMaxTokens * kMaxTokens, INT_MAX);  // [left, right]
+  std::vector<int32_t> product;                                                // by rank
+  std::vector<std::string> texts;                                              // by id
 
   int& RankOf(int32_t left, int32_t right) {
-    return rank[static_cast<size_t>(left) * kMostTokens + static_cast<size_t>(right)];
+    return rank[static_cast<size_t>(left) * kMaxTokens + static_cast<size_t>(right)];
   }
 };
 
@@ -44,7 +44,7 @@ Rules ReadRules(FuzzInput& in, size_t letters) {
     const auto right = static_cast<int32_t>(in.Below(out.texts.size()));
     const std::string text =
         out.texts[static_cast<size_t>(left)] + out.texts[static_cast<size_t>(right)];
-    if (text.size() > kMostTokenBytes) continue;
+    if (text.size() > kMaxTokenBytes) continue;
     if (id_of.emplace(text, static_cast<int32_t>(out.texts.size())).second) {
       out.texts.push_back(text);
     }

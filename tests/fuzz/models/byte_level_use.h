@@ -19,7 +19,7 @@
 namespace fox {
 
 inline constexpr int64_t kFuzzVocabSize = 1000;
-inline constexpr size_t kMostFuzzText = 512;  // bytes, as the plain definition is quadratic
+inline constexpr size_t kMaxFuzzText = 512;  // bytes, as the plain definition is quadratic
 
 using MergeRanks = std::map<std::pair<std::string, std::string>, size_t>;
 
@@ -77,7 +77,7 @@ inline void CheckToJson(const Tokenizer& tokenizer, const std::string& text) {
 
 inline void UseByteLevel(const absl::StatusOr<BpeDefinition>& definition, std::string text) {
   if (!definition.ok()) return CheckRefusal(definition.status());
-  text.resize(std::min(text.size(), kMostFuzzText));
+  text.resize(std::min(text.size(), kMaxFuzzText));
   const auto escaped = LongCrawl64Tokenizer::Create(*definition, kFuzzVocabSize);
   const auto plain = ByteLevelBpe::Create(*definition, kFuzzVocabSize);
   if (!plain.ok()) {

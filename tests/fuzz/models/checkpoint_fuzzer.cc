@@ -11,7 +11,7 @@
 namespace fox {
 namespace {
 
-constexpr int kMostSteps = 8;
+constexpr int kMaxSteps = 8;
 
 EngineConfig SmallEngine(const std::string& dir, AcpMode acp) {
   EngineConfig config;
@@ -48,7 +48,7 @@ void Fuzz(FuzzInput in) {
   request.stop.max_tokens = 3;
   request.stop.ignore_eos = true;
   FOX_CHECK(loaded->engine->Submit(request, /*now=*/0).ok());
-  for (int step = 0; step < kMostSteps; ++step) {
+  for (int step = 0; step < kMaxSteps; ++step) {
     for (const RequestOutput& output : loaded->engine->Step(/*now=*/step)) {
       for (const SampledToken& token : output.tokens) {
         FOX_CHECK(token.id >= 0 && token.id < loaded->config.vocab_size);

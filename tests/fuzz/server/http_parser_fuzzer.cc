@@ -15,7 +15,7 @@
 namespace fox {
 namespace {
 
-constexpr int64_t kMostBody = 512;
+constexpr int64_t kMaxBody = 512;
 
 void CheckRefused(HttpAnswer answer) {
   FOX_CHECK(answer.status == 400 || answer.status == 413 || answer.status == 431);
@@ -37,7 +37,7 @@ class Connection {
       const size_t before = in_.size();
       const HttpParser::Step step = parser_.Advance(&in_);
       FOX_CHECK(in_.size() <= before);
-      FOX_CHECK(parser_.body_bytes() <= static_cast<size_t>(kMostBody));
+      FOX_CHECK(parser_.body_bytes() <= static_cast<size_t>(kMaxBody));
       if (step == HttpParser::Step::kMore) {
         FOX_CHECK(!parser_.whole());
         return;
@@ -45,7 +45,7 @@ class Connection {
       if (step == HttpParser::Step::kHead) {
         Tell();
       } else if (step == HttpParser::Step::kWhole) {
-        FOX_CHECK(parser_.whole() || parser_.request.body.size() <= size_t{kMostBody});
+        FOX_CHECK(parser_.whole() || parser_.request.body.size() <= size_t{kMaxBody});
         absl::StrAppend(&told, "body:", parser_.request.body, "\n");
         ++requests;
         last = parser_.request;
@@ -80,7 +80,7 @@ class Connection {
     FOX_CHECK(bytes <= 16 << 10);
   }
 
-  HttpParser parser_{kMostBody};
+  HttpParser parser_{kMaxBody};
   std::string in_;
   bool refused_ = false;
 };
@@ -134,7 +134,7 @@ void WriteAndRead(FuzzInput& in) {
   }
   std::vector<size_t> sizes(1 + in.Below(5));
   for (size_t& size : sizes) size = 1 + in.Below(60);
-  request.body = in.Rest().substr(0, size_t{kMostBody});
+  request.body = in.Rest().substr(0, size_t{kMaxBody});
 
   std::string bytes =
       absl::StrCat(request.method, " ", request.path, request.query.empty() ? "" : "?",

@@ -164,7 +164,7 @@ TEST(EvictionTest, OtherTolerances) {
 
 // What MassAudit finds in one run under the certified bound.
 struct Audited {
-  double worst_excess = 0;  // log(lost mass) - log eps
+  double max_excess = 0;  // log(lost mass) - log eps
   int64_t rows_checked = 0;
   HeadOutputs outputs;
 };
@@ -179,14 +179,14 @@ Audited Audit(const HeadInputs& inputs, DType dtype, double log_tolerance = -10)
   options.log_tolerance = log_tolerance;
   options.chunks = {64};
   HeadOutputs outputs = RunHeads(ops, storage, inputs, options);
-  return {audit->worst_excess(), audit->rows_checked(), std::move(outputs)};
+  return {audit->max_excess(), audit->rows_checked(), std::move(outputs)};
 }
 
 TEST(EvictionTest, RoundedPagesKeepThePromise) {
   const HeadInputs inputs = RandomInputs({8, 4, 64}, 1500, 6, {0, 1, 2, 3, 4, 5, 6, 7});
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     const Audited run = Audit(inputs, dtype);
-    EXPECT_LE(run.worst_excess, 0);
+    EXPECT_LE(run.max_excess, 0);
     for (double mass : run.outputs.max_log_evicted_mass) EXPECT_LE(mass, -10);
     EXPECT_GT(run.outputs.pages_evicted, 0);
     EXPECT_GT(run.rows_checked, 0);
@@ -260,7 +260,7 @@ TEST(EvictionTest, OffsetsOfHardForgettingPages) {
     for (double share : {0.3, 0.45, 0.55, 0.7}) {
       for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
         const Audited run = Audit(LostOffsets(gain, share), dtype);
-        EXPECT_LE(run.worst_excess, 0) << gain << ' ' << share << ' ' << NameOf(dtype);
+        EXPECT_LE(run.max_excess, 0) << gain << ' ' << share << ' ' << NameOf(dtype);
         if (gain <= 128) {
           EXPECT_GT(run.rows_checked, 0);
         }
@@ -299,13 +299,13 @@ TEST(EvictionTest, RoundedRotatedKeyAgainstItsQuery) {
       for (int64_t zeros : {128, 131, 143, 157, 170, 185}) {
         for (DType dtype : {DType::kF32, DType::kBF16}) {
           const Audited run = Audit(OpposedRotatedKey(gain, pair, zeros, 0), dtype);
-          EXPECT_LE(run.worst_excess, 0) << gain << ' ' << pair << ' ' << zeros;
+          EXPECT_LE(run.max_excess, 0) << gain << ' ' << pair << ' ' << zeros;
           EXPECT_GT(run.rows_checked, 0);
         }
       }
       // At a page's end pages are evicted too.
       const Audited run = Audit(OpposedRotatedKey(gain, pair, 191, 40), DType::kBF16);
-      EXPECT_LE(run.worst_excess, 0) << gain << ' ' << pair;
+      EXPECT_LE(run.max_excess, 0) << gain << ' ' << pair;
     }
   }
 }

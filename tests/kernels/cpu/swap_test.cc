@@ -167,7 +167,7 @@ TEST(SwapAuditTest, TheHistoryMovesWithTheSequence) {
   const int64_t rows = audit->rows_checked();
   cache.Append(1, 200, kTokens);
   EXPECT_GT(audit->rows_checked(), rows);
-  EXPECT_LE(audit->worst_excess(), 0);
+  EXPECT_LE(audit->max_excess(), 0);
 }
 
 TEST(SwapDeathTest, ATooSmallRangeEndsTheProcess) {

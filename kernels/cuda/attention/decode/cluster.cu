@@ -43,7 +43,7 @@ struct ClusterShared {
     float max, sum, out[kHeadDim];
   } partials[kMaxWindowSplits];
   Mbarrier arrived;  // counts their bytes
-  SplitChains<kHeadDim> chains;
+  PartialMerges<kHeadDim> merges;
 };
 
 // Goes on in the window; false when nothing is left for the warp.
@@ -161,22 +161,22 @@ __device__ __forceinline__ void MergeSplits(const Decode& a, const KeptSeqHead<k
   const int t = static_cast<int>(threadIdx.x) % kHeadDim;
 #pragma unroll
   for (int first = 0; first < kWarps; first += kBlockThreads / kHeadDim) {
-    const int chain = first + static_cast<int>(threadIdx.x) / kHeadDim;
-    if (chain >= kWarps) break;
+    const int merge = first + static_cast<int>(threadIdx.x) / kHeadDim;
+    if (merge >= kWarps) break;
     float sum = 0, out = 0;
 #pragma unroll
     for (int i = 0; i < kMaxWindowSplits / kWarps; ++i) {  // no branches: loads side by side
-      const int split = chain + i * kWarps, at = min(split, count - 1);
+      const int split = merge + i * kWarps, at = min(split, count - 1);
       const float of_split = FromLane(lane_weight, at);
       const float weight = split < count ? of_split : 0.0f;
       sum = fmaf(weight, shared.partials[at].sum, sum);
       out = fmaf(weight, shared.partials[at].out[t], out);
     }
-    shared.chains.out[chain][t] = out;
-    if (t == 0) shared.chains.sum[chain] = sum;
+    shared.merges.out[merge][t] = out;
+    if (t == 0) shared.merges.sum[merge] = sum;
   }
   __syncthreads();
-  shared.chains.Store(a, kept, max);
+  shared.merges.Store(a, kept, max);
 }
 
 template <int kHeadDim>

@@ -178,7 +178,7 @@ __device__ void StoreRow(const Decode& a, const KeptSeqHead<kHeadDim>& kept, flo
 // What has become of a window's partial results: chain w has merged splits w, w + kWarps, ... in
 // order, each with weight exp2(its maximum - the window's), from zero on by fmaf.
 template <int kHeadDim>
-struct SplitChains {
+struct PartialMerges {
   alignas(8) float out[kWarps][kHeadDim];
   float sum[kWarps];
 

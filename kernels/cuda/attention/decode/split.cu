@@ -42,7 +42,7 @@ struct Shared {
   WarpParts<kHeadDim, kWarps> split[2];
   LaneGroups<kHeadDim> lane_groups[kWarps];
   KeptSeqHead<kHeadDim> seq_heads[kWarps][2];
-  SplitChains<kHeadDim> chains;
+  PartialMerges<kHeadDim> merges;
   SplitPartial<kHeadDim> partials[kMergedTogether<kHeadDim>];
 };
 
@@ -87,7 +87,7 @@ __device__ void CopyPartials(const SplitPartial<kHeadDim>* from, int count,
   CommitCopies();
 }
 
-// Merges a seq_head's partial results; warp w is chain w.
+// Merges a seq_head's partial results; warp w is merge w.
 template <int kHeadDim>
 __device__ void MergeSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
                             Shared<kHeadDim>& shared) {
@@ -133,11 +133,11 @@ __device__ void MergeSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
   }
 #pragma unroll
   for (int j = 0; j < kColumns; ++j) {
-    *reinterpret_cast<float2*>(&shared.chains.out[Warp()][dim_of(j)]) = out[j];
+    *reinterpret_cast<float2*>(&shared.merges.out[Warp()][dim_of(j)]) = out[j];
   }
-  if (Lane() == 0) shared.chains.sum[Warp()] = sum;
+  if (Lane() == 0) shared.merges.sum[Warp()] = sum;
   __syncthreads();
-  shared.chains.Store(a, kept, max);
+  shared.merges.Store(a, kept, max);
 }
 
 // ---- The kernel.

@@ -138,11 +138,11 @@ __global__ void __launch_bounds__(kVarlenTile)
 
 // 64 registers are too few for four dimensions a lane.
 template <int kHeadDim>
-inline constexpr int kChainThreads = kHeadDim > 64 ? 512 : 1024;
+inline constexpr int kRunThreads = kHeadDim > 64 ? 512 : 1024;
 
 // N and S from tile to tile. Lanes hold kDims dimensions each.
 template <int kDims>
-struct KeyChain {
+struct RunningKeySums {
   double keys[kDims];
   double count;
   double decay;  // of what came before the first tile; 0 after a restart
@@ -165,8 +165,8 @@ struct KeyChain {
 // make of theirs, and goes over it again to write beta and the largest norm so far.
 template <int kHeadDim>
 __global__ void __launch_bounds__(kScanThreads)
-    ChainKeys(VarlenAttentionParams params, VarlenState state) {
-  constexpr int kDims = kHeadDim / kWarp, kRuns = kChainThreads<kHeadDim> / kWarp;
+    AccumulateKeys(VarlenAttentionParams params, VarlenState state) {
+  constexpr int kDims = kHeadDim / kWarp, kRuns = kRunThreads<kHeadDim> / kWarp;
   __shared__ double keys[kRuns][kHeadDim], counts[kRuns], decays[kRuns];
   __shared__ float norms[kRuns];
   __shared__ bool restarts[kRuns];
@@ -176,52 +176,52 @@ __global__ void __launch_bounds__(kScanThreads)
   const int num_tiles = *state.num_tiles, size = (num_tiles + kRuns - 1) / kRuns;
   const int first = min(num_tiles, warp * size), end = min(num_tiles, first + size);
   const int64_t of_head = int64_t{head} * state.max_tiles;
-  KeyChain<kDims> chain{{}, 0, 1, 0};
+  RunningKeySums<kDims> running{{}, 0, 1, 0};
   bool restarted = false;
 #pragma unroll 4
   for (int t = first; t < end; ++t) {
     const bool starts = state.tiles[t].seq_first == t;
     restarted |= starts;
-    chain.Add(state.key_sums[of_head + t], state.lse + (of_head + t) * kVarlenTile, starts);
+    running.Add(state.key_sums[of_head + t], state.lse + (of_head + t) * kVarlenTile, starts);
   }
 #pragma unroll
-  for (int k = 0; k < kDims; ++k) keys[warp][lane + k * kWarp] = chain.keys[k];
+  for (int k = 0; k < kDims; ++k) keys[warp][lane + k * kWarp] = running.keys[k];
   if (lane == 0) {
-    counts[warp] = chain.count;
-    decays[warp] = chain.decay;
-    norms[warp] = chain.max_key_norm;
+    counts[warp] = running.count;
+    decays[warp] = running.decay;
+    norms[warp] = running.max_key_norm;
     restarts[warp] = restarted;
   }
   __syncthreads();
 
-  chain = {{}, 0, 1, 0};
+  running = {{}, 0, 1, 0};
 #pragma unroll 1
   for (int w = 0; w < warp; ++w) {
 #pragma unroll
     for (int k = 0; k < kDims; ++k) {
       const double own = keys[w][lane + k * kWarp];
-      chain.keys[k] = restarts[w] ? own : fma(chain.keys[k], decays[w], own);
+      running.keys[k] = restarts[w] ? own : fma(running.keys[k], decays[w], own);
     }
-    chain.count = restarts[w] ? counts[w] : fma(chain.count, decays[w], counts[w]);
-    chain.max_key_norm = restarts[w] ? norms[w] : LargestOrNan(chain.max_key_norm, norms[w]);
+    running.count = restarts[w] ? counts[w] : fma(running.count, decays[w], counts[w]);
+    running.max_key_norm = restarts[w] ? norms[w] : LargestOrNan(running.max_key_norm, norms[w]);
   }
   for (int t = first; t < end; ++t) {
     const VarlenTile tile = state.tiles[t];
     VarlenKeySums& sums = state.key_sums[of_head + t];
-    chain.Add(sums, state.lse + (of_head + t) * kVarlenTile, tile.seq_first == t);
+    running.Add(sums, state.lse + (of_head + t) * kVarlenTile, tile.seq_first == t);
     double square = 0;
 #pragma unroll
-    for (int k = 0; k < kDims; ++k) square = fma(chain.keys[k], chain.keys[k], square);
+    for (int k = 0; k < kDims; ++k) square = fma(running.keys[k], running.keys[k], square);
     square = WarpSum(square);
     __syncwarp();  // all have read sums
     if (lane == 0) {
       const double logit = LogitOverNorm(params, tile.seq, head);
-      const double beta = logit * (sqrt(square) / chain.count +
-                                   kTileSumRounding * static_cast<double>(chain.max_key_norm)) -
-                          log(chain.count);
+      const double beta = logit * (sqrt(square) / running.count +
+                                   kTileSumRounding * static_cast<double>(running.max_key_norm)) -
+                          log(running.count);
       sums.threshold = LogDenominatorBound(
           CUDART_INF, CumulativeGate(state, of_head + t, kVarlenTile - 1), beta);
-      sums.max_key_norm = chain.max_key_norm;
+      sums.max_key_norm = running.max_key_norm;
     }
   }
 }
@@ -350,8 +350,8 @@ cudaError_t BoundKeys(const VarlenAttentionParams& params, const VarlenState& st
   const dim3 grid(static_cast<unsigned>(state.max_tiles), static_cast<unsigned>(params.kv_heads));
   const cudaError_t error = Launch(SumKeys<kHeadDim>, grid, kVarlenTile, 0, stream, params, state);
   if (error != cudaSuccess) return error;
-  return Launch(ChainKeys<kHeadDim>, static_cast<unsigned>(params.q_heads), kChainThreads<kHeadDim>,
-                0, stream, params, state);
+  return Launch(AccumulateKeys<kHeadDim>, static_cast<unsigned>(params.q_heads),
+                kRunThreads<kHeadDim>, 0, stream, params, state);
 }
 
 }  // namespace

@@ -105,7 +105,7 @@ class PrefillConsumer {
   // own.
   __device__ __forceinline__ bool IsNeedless(const Work& work_tile) const {
     if constexpr (kCertified && Source::kSplitsKeys) {
-      const bool needless = !work_tile.on_diagonal() && ended_chain_ == work_tile.chain;
+      const bool needless = !work_tile.on_diagonal() && ended_serial_ == work_tile.serial;
       return __any_sync(kAllLanes, needless) != 0;
     }
     return false;
@@ -271,7 +271,7 @@ class PrefillConsumer {
   // visited and all products but those with its values are done.
 
   // Scores of the first tile.
-  __device__ __forceinline__ void BeginWalk(float (&s)[64]) {
+  __device__ __forceinline__ void BeginKvLoop(float (&s)[64]) {
     products_.Clear();
     ask_below_ = INFINITY;
     WaitForKeys(counter_);
@@ -288,7 +288,7 @@ class PrefillConsumer {
   __device__ __forceinline__ void IntraWarpgroupPipelined(const Work& work_tile) {
     float s[64];
     int more = FromLane(work_tile.num_kv_tiles - 1, 0);
-    BeginWalk(s);
+    BeginKvLoop(s);
     StepAhead<true>(s, work_tile, more);
     for (; more > 0; --more) {
       if constexpr (kCertified) {
@@ -328,7 +328,7 @@ class PrefillConsumer {
   __device__ __forceinline__ void PingPong(const Work& work_tile) {
     float s[64];
     const uint32_t end = begin_ + FromLane(work_tile.num_kv_tiles, 0);
-    BeginWalk(s);
+    BeginKvLoop(s);
     AddBias(s, counter_, s);
     SetPivots<true>(s, work_tile);
     ReleaseKeys(counter_);
@@ -387,12 +387,12 @@ class PrefillConsumer {
   __device__ __forceinline__ void Store(const Work& work_tile) {
     float sum[2] = {products_.sums[0], products_.sums[2]};
     if constexpr (Source::kSplitsKeys) {
-      const bool chained = source_.IsChained(work_tile);
-      if (!chained && source_.IsSplit(work_tile)) {
+      const bool serial = source_.IsSerial(work_tile);
+      if (!serial && source_.IsSplit(work_tile)) {
         return StorePartial<kHeadDim>(source_, work_tile, row_, StopAtNext(work_tile),
                                       products_.out, reference_max_, sum);
       }
-      if (chained && !EndChain(work_tile, sum)) return;
+      if (serial && !MergeSerial(work_tile, sum)) return;
     }
     StoreRows<kHeadDim>(source_, work_tile, row_, transform_, products_.out, reference_max_, sum);
   }
@@ -402,19 +402,19 @@ class PrefillConsumer {
   }
 
   // Whether the chain's rows are whole: all of the half need no more splits, or it was the last.
-  __device__ __forceinline__ bool EndChain(const Work& work_tile, float (&sum)[2]) {
+  __device__ __forceinline__ bool MergeSerial(const Work& work_tile, float (&sum)[2]) {
     const bool last = work_tile.splits_left == 0;
     bool stopped[2];
-    MergeIntoChain<kHeadDim>(source_, work_tile, row_, StopAtNext(work_tile), products_.out,
-                             reference_max_, sum, stopped);
+    MergeSerialSplit<kHeadDim>(source_, work_tile, row_, StopAtNext(work_tile), products_.out,
+                               reference_max_, sum, stopped);
     if (!last && !(kCertified && !WarpgroupAny(!(stopped[0] && stopped[1]), half_))) {
-      StoreChainSums<kHeadDim>(source_, work_tile, row_, stopped, products_.out, reference_max_,
-                               sum);
+      StoreSerialSums<kHeadDim>(source_, work_tile, row_, stopped, products_.out, reference_max_,
+                                sum);
       return false;
     }
-    ended_chain_ = work_tile.chain;
+    ended_serial_ = work_tile.serial;
     if (threadIdx.x % 128 == 0) {
-      *static_cast<volatile int32_t*>(&shared_.ended_chain[half_]) = work_tile.chain;
+      *static_cast<volatile int32_t*>(&shared_.ended_serial[half_]) = work_tile.serial;
     }
     return true;
   }
@@ -431,7 +431,7 @@ class PrefillConsumer {
   uint32_t count_ = 0;           // of work tiles
   uint32_t counter_ = 0;         // of key/value tiles
   uint32_t begin_ = 0;           // counter_ where the walk began
-  int ended_chain_ = -1;         // the last one of which this half needs no more splits
+  int ended_serial_ = -1;        // the last one of which this half needs no more splits
   PrefillProducts<Source, kHeadDim> products_;
   float ask_below_;  // the walk asks whether it may stop where stop_at is lower
   bool track_max_ = true, has_pivots_ = true;  // the latter: of a row of the warp it may not be 0

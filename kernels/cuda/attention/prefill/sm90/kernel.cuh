@@ -47,7 +47,7 @@ __device__ __forceinline__ void InitBarriers(PrefillShared<Source, kHeadDim>& sh
     for (int half = 0; half < kHalves; ++half) shared.needless_for[i][half] = 0;
   }
   shared.v_raw.Init(1);
-  for (int half = 0; half < kHalves; ++half) shared.ended_chain[half] = 0;
+  for (int half = 0; half < kHalves; ++half) shared.ended_serial[half] = 0;
   PublishBarriers();
 }
 

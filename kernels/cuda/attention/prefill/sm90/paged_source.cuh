@@ -25,10 +25,10 @@ struct PagedWork : WorkTile {
   int32_t track_max;     // 0: no logit can overflow against the diagonal tile's reference maximum
   int64_t table;         // of the page list, offset in kv.page_table
   double log_tolerance;  // log eps, less what rounding within the tile costs the certificate
-  int32_t walk_first_page;  // of the whole walk, as if it were not split
-  int32_t partial_row;      // of the split's first row, or of the chain's; -1: the walk is whole
-  // Of a chain, else 0: which one in this thread block, and its splits behind this one.
-  int32_t chain, splits_left;
+  int32_t unsplit_first_page;  // of the whole walk, as if it were not split
+  int32_t partial_row;  // of the split's first row, or of the serial's; -1: the walk is whole
+  // Of a serial, else 0: which one in this thread block, and its splits behind this one.
+  int32_t serial, splits_left;
   // A row whose log2 of l 2^m over all splits so far reaches this needs none left of this one
   // (acp.md 2d).
   float stop_at_next;
@@ -36,7 +36,7 @@ struct PagedWork : WorkTile {
 };
 
 // A work tile's constants, in registers: what lies in shared memory would be read for every tile.
-struct PagedWalk {
+struct PagedKvLoop {
   const int32_t* table;
   int first_page, last_page, start_tile, group, in_group;
   double ref_log_decay, log_tolerance;
@@ -44,7 +44,7 @@ struct PagedWalk {
 
 struct PagedSource {
   using Work = PagedWork;
-  using Walk = PagedWalk;
+  using KvLoop = PagedKvLoop;
 
   static constexpr bool kPadsLogSums = false, kSplitsKeys = true, kTransforms = true;
 
@@ -82,7 +82,7 @@ struct PagedSource {
     *split = place.index;
   }
   __device__ __forceinline__ static bool IsSplit(const Work& work) { return work.partial_row >= 0; }
-  __device__ __forceinline__ static bool IsChained(const Work& work) { return work.chain != 0; }
+  __device__ __forceinline__ static bool IsSerial(const Work& work) { return work.serial != 0; }
 
   // Of scores, to log2 units: log2(e) / sqrt(head_dim).
   template <int kHeadDim>
@@ -112,11 +112,11 @@ struct PagedSource {
   }
 
   // Into a slot of shared memory, by one lane that has few registers. Its loads are under way
-  // together in three rounds, each by what the one before brought. `chain`: what the walk is called
-  // in this thread block if its splits are chained.
+  // together in three rounds, each by what the one before brought. `serial`: what the walk is
+  // called in this thread block if its splits are chained.
   template <bool kCertified>
   __device__ __forceinline__ void MakeWork(Work& work, int tile, int head, int split,
-                                           int chain) const {
+                                           int serial) const {
     const KeySplits& splits = schedule.key_splits;
     const int64_t walk = static_cast<int64_t>(head) * schedule.max_tiles + tile;
     const RowBlock rows = schedule.tiles[tile];
@@ -138,10 +138,10 @@ struct PagedSource {
     // A key's bias does not exceed those of the start tile, where each row sees some.
     work.track_max = 2 * max_logit * kLog2EDouble <= kBoundedSpread ? 0 : 1;
     work.start_tile = rows.position / kTileKeys;
-    work.first_page = work.walk_first_page = min(boundary, rows.position / kPageTokens);
+    work.first_page = work.unsplit_first_page = min(boundary, rows.position / kPageTokens);
     work.partial_row = -1;
-    work.chain = work.splits_left = work.visited = 0;
-    if (splits.out != nullptr) TakeSplit(work, split, planned_row, chain);
+    work.serial = work.splits_left = work.visited = 0;
+    if (splits.out != nullptr) TakeSplit(work, split, planned_row, serial);
     work.num_kv_tiles = work.start_tile - work.first_page / 2 + 1;
     work.ref_log_decay = ref_log_decay;
     work.log_tolerance = log_tolerance - kWeightSumRounding -
@@ -151,7 +151,7 @@ struct PagedSource {
 
   // If the walk is split: the part of it that is split `split`.
   __device__ __forceinline__ void TakeSplit(Work& work, int split, int planned_row,
-                                            int chain) const {
+                                            int serial) const {
     const KeySplits& splits = schedule.key_splits;
     const int first_tile = work.first_page / 2, last_tile = work.start_tile;
     const int count =
@@ -161,7 +161,7 @@ struct PagedSource {
       work.partial_row = planned_row + split * work.count;
     } else {
       work.partial_row = static_cast<int>(blockIdx.x) * kTileRows;
-      work.chain = chain;
+      work.serial = serial;
       work.splits_left = count - 1 - split;
     }
     const KeyTileRange range = TilesOfSplit(first_tile, last_tile, splits.least_shift, split);
@@ -169,14 +169,14 @@ struct PagedSource {
     work.first_page = max(work.first_page, 2 * range.first);
   }
 
-  // From a split of a chain to the one left of it.
+  // From a split of a serial to the one left of it.
   template <bool kCertified>
   __device__ __forceinline__ void MoveToNextSplit(Work& work) const {
-    const int first_tile = work.walk_first_page / 2;
+    const int first_tile = work.unsplit_first_page / 2;
     const int shift =
         KeySplitShift(first_tile, work.position / kTileKeys, schedule.key_splits.least_shift);
     work.start_tile = work.first_page / 2 - 1;
-    work.first_page = max(work.walk_first_page, 2 * (work.start_tile >> shift << shift));
+    work.first_page = max(work.unsplit_first_page, 2 * (work.start_tile >> shift << shift));
     work.num_kv_tiles = work.start_tile - work.first_page / 2 + 1;
     work.visited = 0;
     --work.splits_left;
@@ -185,13 +185,13 @@ struct PagedSource {
 
   template <bool kCertified>
   __device__ __forceinline__ float StopAtNext(const Work& work) const {
-    if (!kCertified || work.first_page == work.walk_first_page ||
+    if (!kCertified || work.first_page == work.unsplit_first_page ||
         !(work.log_tolerance > -INFINITY)) {
       return INFINITY;
     }
     const int in_group = work.head % group;
     const int32_t* table = kv.page_table + work.table;
-    const int last = work.first_page - 1, left = max(last - 1, work.walk_first_page);
+    const int last = work.first_page - 1, left = max(last - 1, work.unsplit_first_page);
     const double base = kv.page_cum_log_f[static_cast<int64_t>(table[left]) * group + in_group];
     const double log_mass_bound =
         kv.log_mass_bound[static_cast<int64_t>(table[last]) * group + in_group];
@@ -201,7 +201,7 @@ struct PagedSource {
     return __double2float_ru(log_z * kLog2EDouble);
   }
 
-  __device__ __forceinline__ Walk MakeWalk(const Work& work) const {
+  __device__ __forceinline__ KvLoop MakeKvLoop(const Work& work) const {
     return {
         kv.page_table + work.table, work.first_page,    work.last_page(),  work.start_tile, group,
         work.head % group,          work.ref_log_decay, work.log_tolerance};
@@ -209,7 +209,7 @@ struct PagedSource {
 
   // The gates of the walk's i-th tile; `ids` is the lane's from the first tile to the last.
   template <bool kCertified>
-  __device__ __forceinline__ TileGates ReadGates(const Walk& walk, int i, int lane,
+  __device__ __forceinline__ TileGates ReadGates(const KvLoop& walk, int i, int lane,
                                                  int& ids) const {
     constexpr int kTilesRead = kWarp / 2;  // page ids are read a warp at a time
     if (i % kTilesRead == 0) {
@@ -240,7 +240,7 @@ struct PagedSource {
                                               Mbarrier& full) const {
     TmaLoad2D(block, &q_map, work.head * kHeadDim + column, work.first_row, &full);
   }
-  __device__ __forceinline__ void LoadPage(void* block, const CUtensorMap& map, const Walk&,
+  __device__ __forceinline__ void LoadPage(void* block, const CUtensorMap& map, const KvLoop&,
                                            int column, int page, Mbarrier& full) const {
     TmaLoad2D(block, &map, column, page * kPageTokens, &full);
   }
@@ -296,14 +296,14 @@ struct PagedSource {
     const int left = max(work.first_page, 2 * (work.start_tile - visited + 1));
     int pruned = left - work.first_page;
     if (work.on_diagonal()) {
-      pruned += work.walk_first_page;
+      pruned += work.unsplit_first_page;
       Add(blocks_total, work.seq, total);
     }
     Add(blocks_pruned, work.seq, static_cast<int64_t>(work.count) * pruned);
   }
-  // Of a chain that ended with this split.
+  // Of a serial that ended with this split.
   __device__ __forceinline__ void CountUnvisited(const Work& work) const {
-    const int pages = work.first_page - work.walk_first_page;
+    const int pages = work.first_page - work.unsplit_first_page;
     Add(blocks_pruned, work.seq, static_cast<int64_t>(work.count) * pages);
   }
   __device__ __forceinline__ static void Add(int64_t* counts, int seq, int64_t amount) {

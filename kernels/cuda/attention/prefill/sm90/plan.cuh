@@ -104,7 +104,7 @@ struct alignas(1024) PrefillShared {
   // The tile to come here, counted, if the half did not need the one before it.
   uint32_t needless_for[Plan::kStages][kHalves];
   typename Source::Work work_tiles[kWorkStages];
-  int32_t ended_chain[kHalves];  // the last chain whose further splits the half does not need
+  int32_t ended_serial[kHalves];  // the last chain whose further splits the half does not need
 
   Mbarrier work_full[kWorkStages], work_empty[kWorkStages];
   Mbarrier work_ending;  // the loader is near the end of the newest work tile

@@ -77,13 +77,13 @@ class WorkScheduler {
     ending_phase_ ^= 1;
   }
 
-  // The split of a chain behind the one that was passed on last, until the rows need no more. Who
+  // The split of a serial behind the one that was passed on last, until the rows need no more. Who
   // learns of that late loads a few tiles that nobody looks at.
   __device__ __forceinline__ bool TakeNextSplit() {
     const Work& last = shared_.work_tiles[(slot_ + kWorkStages - 1) % kWorkStages];
     if (last.splits_left == 0) return false;
-    const volatile int32_t* ended = shared_.ended_chain;
-    if (ended[0] == last.chain && (last.count <= kHalfRows || ended[1] == last.chain)) {
+    const volatile int32_t* ended = shared_.ended_serial;
+    if (ended[0] == last.serial && (last.count <= kHalfRows || ended[1] == last.serial)) {
       source_.CountUnvisited(last);
       return false;
     }
@@ -130,7 +130,7 @@ class PrefillLoader {
  private:
   using Plan = PrefillPlan<kHeadDim>;
   using Work = typename Source::Work;
-  using Walk = typename Source::Walk;
+  using KvLoop = typename Source::KvLoop;
 
   __device__ __forceinline__ void LoadQueries(const Work& work_tile, uint32_t count) {
     const uint32_t slot = count % kQueryStages;
@@ -148,7 +148,7 @@ class PrefillLoader {
   // One lane: both pages of a tile, whose column blocks are `stride` apart; `full` expects their
   // bytes.
   __device__ __forceinline__ void LoadPages(uint8_t* tile, uint32_t stride, const CUtensorMap& map,
-                                            const Walk& walk, int page0, int page1,
+                                            const KvLoop& walk, int page0, int page1,
                                             Mbarrier& full) {
 #pragma unroll
     for (int b = 0; b < Plan::kBlocks; ++b) {
@@ -159,7 +159,7 @@ class PrefillLoader {
   }
 
   __device__ __forceinline__ void LoadTiles(const Work& work_tile) {
-    const Walk walk = source_.MakeWalk(work_tile);
+    const KvLoop walk = source_.MakeKvLoop(work_tile);
     const int num_kv_tiles = work_tile.num_kv_tiles,
               near_end = max(0, num_kv_tiles - kTilesBeforeNext);
     const bool clipped = work_tile.last_key() < kTileKeys - 1;
@@ -176,7 +176,7 @@ class PrefillLoader {
         __syncwarp();
         if (needless) {
           if (i < near_end && lane_ == 0) shared_.work_ending.Arrive();
-          return EndWalk(stage, phase);
+          return EndKvLoop(stage, phase);
         }
       }
       Mbarrier& k_full = shared_.k_full[stage];
@@ -204,7 +204,7 @@ class PrefillLoader {
   }
 
   // The biases of a tile, and when its rows may stop.
-  __device__ __forceinline__ void WriteGates(const Walk& walk, uint32_t stage,
+  __device__ __forceinline__ void WriteGates(const KvLoop& walk, uint32_t stage,
                                              const TileGates& gates) {
     const bool seen = (lane_ < 16 ? gates.id0 : gates.id1) >= 0;
     WriteBias(stage, static_cast<float>((walk.ref_log_decay - gates.base) * kLog2EDouble),
@@ -230,7 +230,7 @@ class PrefillLoader {
 
   // What lies past the sequence's end may be NaN, which a weight of zero would not silence; so
   // may what stands in for a page that is not seen.
-  __device__ __forceinline__ void LoadClippedValues(uint32_t stage, const Walk& walk,
+  __device__ __forceinline__ void LoadClippedValues(uint32_t stage, const KvLoop& walk,
                                                     const TileGates& gates, int first_key,
                                                     int last_key) {
     if (lane_ == 0) {
@@ -261,7 +261,7 @@ class PrefillLoader {
   }
 
   // Passes on a slot without a tile: both halves have stopped.
-  __device__ __forceinline__ void EndWalk(uint32_t stage, uint32_t phase) {
+  __device__ __forceinline__ void EndKvLoop(uint32_t stage, uint32_t phase) {
     if (lane_ == 0) {
       shared_.end[stage] = 1;
       shared_.k_full[stage].Arrive();

@@ -77,11 +77,11 @@ __device__ __forceinline__ void StorePartial(const Source& source,
 // rows, if they are rows, need it no more. The same threads hold the same rows and columns in all
 // splits, but for maxima and sums, which lanes of a warp hand on.
 template <int kHeadDim, typename Source>
-__device__ __forceinline__ void MergeIntoChain(const Source& source,
-                                               const typename Source::Work& work, int first_row,
-                                               float stop_at, float (&out)[kHeadDim / 2],
-                                               float (&max)[2], float (&sum)[2],
-                                               bool (&stopped)[2]) {
+__device__ __forceinline__ void MergeSerialSplit(const Source& source,
+                                                 const typename Source::Work& work, int first_row,
+                                                 float stop_at, float (&out)[kHeadDim / 2],
+                                                 float (&max)[2], float (&sum)[2],
+                                                 bool (&stopped)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = first_row + 8 * r;
@@ -109,11 +109,11 @@ __device__ __forceinline__ void MergeIntoChain(const Source& source,
 }
 
 template <int kHeadDim, typename Source>
-__device__ __forceinline__ void StoreChainSums(const Source& source,
-                                               const typename Source::Work& work, int first_row,
-                                               const bool (&stopped)[2],
-                                               const float (&out)[kHeadDim / 2],
-                                               const float (&max)[2], const float (&sum)[2]) {
+__device__ __forceinline__ void StoreSerialSums(const Source& source,
+                                                const typename Source::Work& work, int first_row,
+                                                const bool (&stopped)[2],
+                                                const float (&out)[kHeadDim / 2],
+                                                const float (&max)[2], const float (&sum)[2]) {
   __syncwarp();  // those before have been read
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

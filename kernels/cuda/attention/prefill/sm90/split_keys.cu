@@ -26,14 +26,14 @@ constexpr int kRowsBit = 28;
 constexpr uint64_t kSplitMask = (uint64_t{1} << kRowsBit) - 1;
 
 // A walk's place in [q_heads, max_tiles], its rows, key/value tiles and splits.
-struct WalkRange {
+struct HeadTileRange {
   int tile, head;
   int64_t index;
   int rows, length, splits;
 };
 
-__device__ WalkRange RangeOf(const StepSchedule& schedule, int walk, int num_tiles) {
-  WalkRange range;
+__device__ HeadTileRange RangeOf(const StepSchedule& schedule, int walk, int num_tiles) {
+  HeadTileRange range;
   range.head = walk / num_tiles;
   range.tile = walk % num_tiles;
   range.index = static_cast<int64_t>(range.head) * schedule.max_tiles + range.tile;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   int longest = 0;  // of the walks that one thread block takes whole or as a chain
   for (int base = 0; base < walks; base += kPlanThreads) {
     const int w = base + thread;
-    WalkRange walk{};
+    HeadTileRange walk{};
     walk.splits = 1;
     if (w < walks) walk = RangeOf(schedule, w, num_tiles);
     const uint64_t rows = walk.splits > 1 ? static_cast<uint64_t>(walk.splits) * walk.rows : 0;

@@ -23,7 +23,7 @@ struct VarlenWork : WorkTile {
   int64_t index;      // of (head, tile) in the state's arrays
 };
 
-struct VarlenWalk {
+struct VarlenKvLoop {
   const double* base;   // cum_log_f of the diagonal tile; those before it are those to the left
   const float4* local;  // its offsets
   int token;            // the diagonal tile's first
@@ -33,7 +33,7 @@ struct VarlenWalk {
 
 struct VarlenSource {
   using Work = VarlenWork;
-  using Walk = VarlenWalk;
+  using KvLoop = VarlenKvLoop;
 
   static constexpr bool kPadsLogSums = true, kSplitsKeys = false, kTransforms = false;
 
@@ -74,7 +74,7 @@ struct VarlenSource {
     work.track_max = spread <= kBoundedSpread ? 0 : 1;
   }
 
-  __device__ __forceinline__ Walk MakeWalk(const Work& work) const {
+  __device__ __forceinline__ KvLoop MakeKvLoop(const Work& work) const {
     return {state.cum_log_f + work.index,
             reinterpret_cast<const float4*>(state.log_f_offset) + work.index * (kVarlenTile / 4),
             work.first_row,
@@ -88,15 +88,15 @@ struct VarlenSource {
 
   // A page's id is its first token in the batch row.
   template <bool kCertified>
-  __device__ __forceinline__ TileGates ReadGates(const Walk& walk, int i, int lane, int&) const {
+  __device__ __forceinline__ TileGates ReadGates(const KvLoop& loop, int i, int lane, int&) const {
     static_assert(!kCertified);
-    const int page = 2 * (walk.start_tile - i), token = walk.token - i * kVarlenTile;
+    const int page = 2 * (loop.start_tile - i), token = loop.token - i * kVarlenTile;
     TileGates gates;
-    gates.id0 = page >= walk.first_page ? token : -1;
-    gates.id1 = page < walk.last_page ? token + kVarlenPage : -1;
+    gates.id0 = page >= loop.first_page ? token : -1;
+    gates.id1 = page < loop.last_page ? token + kVarlenPage : -1;
     gates.StandIn();
-    gates.base = walk.base[-i];
-    gates.local = walk.local[lane - i * (kVarlenTile / 4)];
+    gates.base = loop.base[-i];
+    gates.local = loop.local[lane - i * (kVarlenTile / 4)];
     gates.log_mass_bound = 0;
     return gates;
   }
@@ -107,9 +107,9 @@ struct VarlenSource {
                                               Mbarrier& full) const {
     TmaLoad4D(block, &q_map, column, work.first_row, work.head, work.batch, &full);
   }
-  __device__ __forceinline__ void LoadPage(void* block, const CUtensorMap& map, const Walk& walk,
+  __device__ __forceinline__ void LoadPage(void* block, const CUtensorMap& map, const KvLoop& loop,
                                            int column, int page, Mbarrier& full) const {
-    TmaLoad4D(block, &map, column, page, walk.kv_head, walk.batch, &full);
+    TmaLoad4D(block, &map, column, page, loop.kv_head, loop.batch, &full);
   }
 
   template <int kHeadDim>
