@@ -67,8 +67,8 @@ FOX_HOST_DEVICE inline double LogForgetGate(double x, double min_log_gate) {
   return value < min_log_gate ? min_log_gate : value;
 }
 
-// The clamp where all logits lie in [-bound, bound]: a key behind such a gate weighs at most
-// exp(-40) of the row's own, so the clamp changes nothing. Infinite or NaN: the bound is unknown.
+// The clamp for logits in [-bound, bound]: a key before such a gate weighs at most exp(-40) of the
+// row's own, so the clamp changes nothing. Infinite or NaN: the bound is unknown.
 FOX_HOST_DEVICE inline double MinLogGate(double bound) {
   const double wanted = bound < -kNoMass ? 2 * bound + 40 : 0;
   return -(wanted > 128 ? wanted : 128);
@@ -90,9 +90,8 @@ FOX_HOST_DEVICE inline double SelfLogitBound(int head_dim, double max_product, d
   return self < any ? self : any;
 }
 
-// What the rounding of a page's offsets can do to a weight's logarithm: to be added to each term
-// of M and taken from the weights of S and N. `largest_offset`: c_j - page_cum_log_f of the last
-// key.
+// Largest effect of a page's rounded offsets on a weight's logarithm: added to each term of M and
+// subtracted from the weights of S and N. `largest_offset`: c_j - page_cum_log_f of the last key.
 FOX_HOST_DEVICE inline double OffsetRounding(double largest_offset) {
   return kOffsetRounding * std::fabs(largest_offset);
 }
@@ -118,15 +117,15 @@ FOX_HOST_DEVICE inline double CertifiedLogMassBound(double log_mass, double last
   return mass - c_last + kSumRounding * (std::fabs(mass) + std::fabs(c_last));
 }
 
-// E of a page with what it was for the page before (or for all pages so far): in exact arithmetic E
-// rises, and no rounding may make it fall, so that whoever searches for a boundary finds the same
-// one wherever the search begins. A NaN stays.
+// E of a page, at least E of the page before (or of all pages so far). In exact arithmetic E rises;
+// rounding must not make it fall, so that a search for a boundary finds the same one wherever it
+// begins. A NaN stays.
 FOX_HOST_DEVICE inline double RisingLogMassBound(double before, double bound) {
   return before > bound ? before : bound;
 }
 
-// H after a page end, from H before it (infinite: none); beta = a(-N / S) - log S, with what the
-// rounding of N adds to it. A NaN bounds nothing.
+// H after a page end, from H before it (infinite: none); beta = a(-N / S) - log S plus the rounding
+// of N. A NaN bounds nothing.
 FOX_HOST_DEVICE inline double LogDenominatorBound(double before, double c_last, double beta) {
   const double bound = c_last + beta + kSumRounding * (std::fabs(c_last) + std::fabs(beta));
   return bound < before ? bound : before;
@@ -154,7 +153,7 @@ FOX_HOST_DEVICE inline bool MayDrop(double log_mass_bound, double threshold, dou
   return log_mass_bound + threshold <= log_eps - kAcpSlack;
 }
 
-// What a row's computed log denominator can lie above the exact one, beside the slack: the rounding
+// How far a row's computed log denominator can exceed the exact one, beyond the slack: the rounding
 // of float32 logits and of the decay since the first key that it visited. `max_product`: a bound on
 // ||q_i|| ||k_j|| / sqrt(d) of the visited keys, for example U; c of the row, c_first that of the
 // leftmost visited page (its page_cum_log_f).
@@ -164,8 +163,8 @@ FOX_HOST_DEVICE inline double RowRounding(int head_dim, double max_product, doub
          2 * kOffsetRounding * std::fabs(c - c_first) + kSumRounding * std::fabs(c);
 }
 
-// The row certificate (acp.md 2d): whether a row may do without pages 0..n by
-// its own running denominator, log_z = m + log l relative to its own key's decay.
+// The row certificate (acp.md 2d): whether a row may skip pages 0..n because of its own running
+// denominator, log_z = m + log l relative to its own key's decay.
 FOX_HOST_DEVICE inline bool MayStop(double log_mass_bound, double c, double log_z, double rounding,
                                     double log_eps) {
   return MayDrop(log_mass_bound + c + rounding, -log_z, log_eps);

@@ -12,7 +12,7 @@ namespace fox {
 // How large a logit q.k / sqrt(d) any later query of one head can make, as a function of the key
 // (acp.md sections 2a and 5):
 //   |s_ij| <= a(k) = scale * || A k || + linear . k + absolute . |k|
-// with A diagonal or dense.
+// with A a diagonal or a full (dense) matrix.
 struct QueryBound {
   const float* diagonal = nullptr;  // [q_heads, head_dim] or null
   const float* dense = nullptr;     // [q_heads, head_dim, head_dim] row-major or null
@@ -22,8 +22,8 @@ struct QueryBound {
   // [q_heads]; infinity where there is none (no QK-norm). Inflated for rounding.
   const double* self_logit_bound = nullptr;  // B: s_ii >= -B
   const double* max_logit_bound = nullptr;   // U: |s_ij| <= U
-  // [q_heads]: ||q_i|| ||k_j|| / sqrt(head_dim) at most, finite where U is not; null: U. What
-  // cannot be bounded by it is kept: no H, no row certificate.
+  // [q_heads]: an upper bound on ||q_i|| ||k_j|| / sqrt(head_dim), finite where U is not; null: U.
+  // Where it bounds nothing, pages are kept: no H, no row certificate.
   const double* max_norm_product = nullptr;
 };
 
@@ -56,9 +56,9 @@ struct AppendParams {
   AcpMode acp = AcpMode::kOff;
 };
 
-// What becomes of attention's output on its way to memory, head by head: the output norm,
-// x / sqrt(mean(x^2) + eps) * norm, where there is one; then the output gate, times act(gate),
-// where there is one.
+// The transform of attention's output before it is stored, per head: the output norm,
+// x / sqrt(mean(x^2) + eps) * norm, if there is one; then the output gate, times act(gate), if
+// there is one.
 struct OutputTransform {
   const void* norm = nullptr;  // [q_heads * head_dim] residual dtype, or null
   double eps = 0;

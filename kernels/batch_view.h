@@ -9,10 +9,10 @@ namespace fox {
 // A token id that stands for the token which Ops::Sample last sampled for the row's slot.
 inline constexpr int32_t kLastSampledToken = -1;
 
-// One step's ragged batch: every sequence brings one or more consecutive tokens. Sequences that
-// bring one come first: their rows, [0, num_decodes), are decode rows, the others prefill rows.
-// Arrays are readable by the backend. A slot appears at most once; a sequence with slot -1 pads the
-// batch and touches nothing (its one row computes garbage that nobody reads).
+// One step's ragged batch: every sequence has one or more consecutive tokens. Sequences with one
+// token come first: their rows, [0, num_decodes), are decode rows, the others prefill rows. Arrays
+// are readable by the backend. A slot appears at most once; a sequence with slot -1 pads the batch
+// and changes nothing (its one row computes garbage that is never read).
 struct BatchView {
   int num_seqs = 0;
   int64_t num_rows = 0;                   // tokens of all sequences
@@ -24,10 +24,10 @@ struct BatchView {
   // [max_slots], for kLastSampledToken; null: there is none
   const int32_t* sampled_tokens = nullptr;
   // At most kSmallBatchRows sequences, one row each, none longer than kSmallBatchTokens after the
-  // step: latency is all, and kernels may choose by it.
+  // step: latency dominates, and kernels may be chosen by it.
   bool small = false;
-  int num_decodes = 0;  // sequences that bring one row; the others bring two or more
-  // No sequence has more tokens after the step: what the host knows of positions.
+  int num_decodes = 0;  // sequences with one row; the others have two or more
+  // No sequence has more tokens after the step; all that the host knows about positions.
   int64_t max_tokens = std::numeric_limits<int64_t>::max();
 
   bool all_decodes() const { return num_decodes == num_seqs; }

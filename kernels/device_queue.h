@@ -1,8 +1,8 @@
-// DeviceQueue: what a backend offers that works behind the host's back: a stream, pinned memory,
-// events and captured graphs. Ops::queue() is null where calls return when their work is done.
+// DeviceQueue: the interface of a backend that works asynchronously: a stream, pinned memory,
+// events and captured graphs. Ops::queue() is null if calls return when their work is done.
 //
-// One thread calls, the one that calls the Ops. After a device error every call returns at once
-// and error() says what happened; a device does not recover from it.
+// For the thread that calls the Ops. After a device error every call returns at once and error()
+// says what happened; a device does not recover from it.
 #pragma once
 
 #include <cstddef>
@@ -38,17 +38,17 @@ class DeviceQueue {
 
   // The stream that steps run on.
   virtual Stream stream() const = 0;
-  // Host memory that copies reach while the host goes on, and that operations read and write.
+  // Host memory for asynchronous copies, which operations can read and write.
   virtual Buffer AllocatePinned(size_t bytes) = 0;
-  // The bytes are in `pinned` once a Event recorded later has passed.
+  // The bytes are in `pinned` after an Event recorded later has passed.
   virtual void CopyToPinned(const void* device, size_t bytes, void* pinned, Stream stream) = 0;
   virtual std::unique_ptr<Event> MakeEvent() = 0;
   // Records what `work` enqueues on `stream`, running none of it. Null on failure: see error().
-  // REQUIRES: the same work ran before (what is allocated lazily is there).
+  // REQUIRES: the same work ran before, so that lazy allocations are done.
   virtual std::unique_ptr<Graph> Capture(Stream stream, const std::function<void()>& work) = 0;
-  // Null while all is well.
+  // Null without an error.
   virtual const char* error() const = 0;
-  // Looks, without waiting, for an error that no call has reported yet.
+  // Checks, without waiting, for an error that no call has reported yet.
   virtual void Probe() {}
   // Device memory, bytes.
   virtual size_t free_bytes() const = 0;

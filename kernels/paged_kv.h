@@ -3,10 +3,10 @@
 //
 // A page holds 64 keys and values of ONE kv head of ONE layer, at absolute positions 64p .. 64p+63.
 // A page list belongs to (slot, layer, kv head); its live pages are the range
-// [first_live, ceil(length / 64)). A slot is the place of one running sequence, or of a snapshot: a
-// slot that nobody appends to. Slots share pages that are full (Ops::Share), each in the same list
-// and place; nobody writes to a full page. A page is free, or as many slots own it as have it live.
-// What a slot has can be saved in host memory and become another slot's (swap.h).
+// [first_live, ceil(length / 64)). A slot holds one running sequence, or a snapshot, to which
+// nothing is appended. Slots share full pages (Ops::Share), each in the same list and place; a full
+// page is never written. A page is free, or owned by every slot in which it is live. A slot can be
+// saved in host memory and restored into another slot (swap.h).
 #pragma once
 
 #include <cstddef>
@@ -19,14 +19,14 @@ namespace fox {
 
 inline constexpr int kPageTokens = 64;
 
-// What a backend may find wrong with its page pool. None of it happens while the scheduler keeps
-// its promises; what a step computed is worth nothing then.
+// Faults that a backend can find in its page pool. None happens while the scheduler keeps its
+// promises; after one, the step's results are invalid.
 enum class PoolFault : int32_t {
   kNone,
   kOverdrawn,         // a step took more pages than were free
   kOverfilled,        // more pages came back than there are, or one that does not exist
   kTableEnd,          // a sequence grew past max_pages
-  kWrittenWhileFree,  // somebody wrote into a free page (poison_free_pages)
+  kWrittenWhileFree,  // a free page was written to (poison_free_pages)
   kSwapOverflow,      // a slot to be swapped had more pages than its range has room for
   kSplitOverflow      // decode attention has more splits than its workspace has room for
 };
@@ -70,7 +70,7 @@ struct PagedKvShape {
   FOX_HOST_DEVICE int64_t lists_per_slot() const { return static_cast<int64_t>(layers) * kv_heads; }
   int64_t kv_size() const { return static_cast<int64_t>(kv_heads) * head_dim; }
   DType residual_dtype() const { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
-  // Keys, values and their summaries; what one page costs in memory.
+  // Memory of one page: keys, values and their summaries.
   size_t page_bytes() const {
     const size_t kv = 2 * static_cast<size_t>(kPageTokens * head_dim) * SizeOf(dtype);
     const size_t gates = static_cast<size_t>(kPageTokens) * SizeOf(residual_dtype());
@@ -89,7 +89,7 @@ struct PagedKv {
   void* log_f_offset =
       nullptr;  // [num_pages, group, 64] residual dtype: c_j - page_cum_log_f, rounded once
   double* page_cum_log_f = nullptr;  // [num_pages, group]: c just before the page's first key
-  // Written when the page is full (acp.md section 3; kernels/acp.h says what they mean):
+  // Written when the page is full (acp.md section 3; defined in kernels/acp.h):
   double* log_mass_bound = nullptr;  // [num_pages, group]: E, the bound on the mass up to this page
   double* log_denominator_bound =
       nullptr;  // [num_pages, group]: H, the bound on every later denominator
@@ -101,7 +101,7 @@ struct PagedKv {
   int32_t* free_count = nullptr;  // [1]
   // Owners, where the backend shares pages.
   uint64_t* page_owners = nullptr;  // [num_pages]: the sum of OwnerWord over the slots that have it
-  int32_t* sole_pages = nullptr;    // [max_slots]: pages that nobody else has; Release frees them
+  int32_t* sole_pages = nullptr;    // [max_slots]: pages with no other owner; Release frees them
   // [1] The first fault that the backend found; stays. The CPU backend ends the process instead.
   PoolFault* pool_fault = nullptr;
 
@@ -112,7 +112,7 @@ struct PagedKv {
   double* max_log_evicted_mass =
       nullptr;  // [max_slots, layers, kv_heads] certificate: largest evicted-mass bound
 
-  // Running state, by (slot, layer, query head); accumulated at page ends, but c.
+  // Running state, by (slot, layer, query head); accumulated at page ends, except c.
   double* cum_log_f = nullptr;  // cumulative log gate of the last token
   double* log_mass = nullptr;   // log M
   double* decay_sum = nullptr;  // S
@@ -134,8 +134,8 @@ struct PagedKv {
   FOX_HOST_DEVICE int32_t* Table(int64_t list) const { return page_table + list * shape.max_pages; }
 };
 
-// A page's owners as one word that one addition changes: how many there are, and the sum of their
-// slots, so that the last one is known by name.
+// A page's owners as one word that one addition changes: their number and the sum of their slots,
+// which identifies the last owner.
 FOX_HOST_DEVICE constexpr uint64_t OwnerWord(int slot) {
   return (uint64_t{1} << 32) | static_cast<uint32_t>(slot);
 }

@@ -1,4 +1,4 @@
-// PagedKvStorage: owns the memory behind a PagedKv, in a backend's memory, allocated once. All
+// PagedKvStorage: owns the arrays of a PagedKv, in a backend's memory, allocated once. All
 // pages start free, all slots empty. engine/kv/kv_cache builds on it; kernel tests use it directly.
 #pragma once
 

@@ -5,8 +5,8 @@
 // The race: tokens arrive after times E_i / p_i, where the E_i are independent exponentials of mean
 // 1; the first is token i with probability p_i (Efraimidis and Spirakis, "Weighted random sampling
 // with a reservoir", IPL 97, 2006). With p_i ~ exp(x_i / T) that is the largest score
-// x_i - T log(E_i). A score knows nothing of other tokens: no sum, no order, and a small change of
-// the logits changes the token only where the two best scores are as close as that.
+// x_i - T log(E_i). A score does not depend on other tokens: no sum, no order, and a small change
+// of the logits changes the token only if the two best scores are as close as that.
 //
 // E = -log(1 - u), u = (w + 1/2) / 2^32 for a Philox word w: u is never 0 or 1, and 2^-33 <= E <
 // 23. The grid of u tells tokens of p >> h = 2^-32 right and those of p < h / 32 from never: a
@@ -129,15 +129,15 @@ FOX_HOST_DEVICE inline double RaceScore(float logit, float noise) {
   return static_cast<double>(logit) + static_cast<double>(noise);
 }
 
-// How many bits an id of the vocabulary takes in a key.
+// Bits of a vocabulary id in a key.
 FOX_HOST_DEVICE constexpr int IdBits(int64_t vocabulary) {
   int bits = 0;
   for (int64_t last = vocabulary - 1; last > 0; last >>= 1) ++bits;
   return bits;
 }
 
-// A token's rank in the race: the higher score, then the lower id. The id takes the place of the
-// score's last bits: 36 are left for 50,000 tokens. Neither 0 nor ~0.
+// A token's rank in the race: the higher score, then the lower id. The id replaces the score's last
+// bits: 36 remain for 50,000 tokens. Neither 0 nor ~0.
 FOX_HOST_DEVICE inline uint64_t RaceKey(double score, int32_t id, int id_bits) {
   const uint64_t ids = (uint64_t{1} << id_bits) - 1;
   const int64_t bits = BitsOf(score);
@@ -184,9 +184,9 @@ FOX_HOST_DEVICE inline float Weight(float x, float largest, double inverse_tempe
   return ExpNonPositive(static_cast<float>(scaled < -200.0 ? -200.0 : scaled));
 }
 
-// Weights as integers, in units of 1 / FixedPointOne: sums are exact, so their order means nothing.
-// FixedPointOne is 2^(62 - IdBits(V)): no sum of V weights reaches 2^63, and truncation takes less
-// than V units from it.
+// Weights as integers, in units of 1 / FixedPointOne: sums are exact, so their order does not
+// matter. FixedPointOne is 2^(62 - IdBits(V)): no sum of V weights reaches 2^63, and truncation
+// takes less than V units from it.
 FOX_HOST_DEVICE constexpr float FixedPointOne(int64_t vocabulary) {
   return static_cast<float>(uint64_t{1} << (62 - IdBits(vocabulary)));
 }

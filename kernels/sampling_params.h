@@ -1,4 +1,4 @@
-// Parameters of sampling on the device: how each row is sampled, and what comes back.
+// Parameters of sampling on the device: how each row is sampled, and the result.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace fox {
 
-// What a slot's sampling knows of one token of the vocabulary. Ops::Sample reads it where
-// a logits processor is on, and counts the token that it samples.
+// A slot's sampling state of one token of the vocabulary. Ops::Sample reads it if a logits
+// processor is on, and counts the token that it samples.
 struct alignas(8) TokenPenaltyState {
   float bias = 0;     // added to its logit
   uint32_t bits = 0;  // the flags below, and how often it was generated
@@ -23,7 +23,7 @@ struct PenaltyEntry {
   TokenPenaltyState state;
 };
 
-// Makes a slot's token states: all zero, then those of the entries.
+// Sets a slot's token states: all zero, then the entries.
 struct PenaltyStateParams {
   int32_t slot = 0;
   int64_t vocab_size = 0;

@@ -1,5 +1,5 @@
-// What Ops::SwapOut saves of a slot: one range of host memory, of which SwapIn makes a slot again,
-// bit for bit. The layout contract of both backends:
+// A slot saved by Ops::SwapOut: one range of host memory, from which SwapIn restores a slot bit for
+// bit. The layout contract of both backends:
 //   [state: length, first_live, all else that PagedKv has by slot]
 //   [live pages: list by list, ascending]
 // The range needs no index: the state says how many pages each list has.
@@ -13,16 +13,16 @@
 
 namespace fox {
 
-// Cache lines of the device: what begins at one crosses the bus in whole ones.
+// A cache line of the device: aligned ranges cross the bus in whole lines.
 inline constexpr int64_t kSwapAlignment = 128;
 
-// Host memory for a slot. The backend borrows it until it is swapped in again or given up.
+// Host memory for a slot. The backend borrows it until the slot is swapped in or dropped.
 struct HostSlot {
   std::byte* data = nullptr;  // aligned to 16; kSwapAlignment is faster on a GPU
   int64_t most_pages = 0;     // it has SwapBytes(shape, most_pages)
 };
 
-// Where everything is, in the cache and in the range.
+// The layout, in the cache and in the range.
 struct SwapLayout {
   // One array of the PagedKv, by slot or by page id.
   struct Array {
@@ -83,7 +83,7 @@ struct SwapLayout {
   }
 };
 
-// What a slot takes whose lists together have so many live pages.
+// Bytes of a slot whose lists have this many live pages in all.
 inline size_t SwapBytes(const PagedKvShape& shape, int64_t pages) {
   PagedKv kv;
   kv.shape = shape;

@@ -46,8 +46,8 @@ struct VarlenAttentionParams {
   const float* threshold = nullptr;       // [count, q_heads], kPaper
   const float* max_query_norm = nullptr;  // [count, q_heads], kCertified
   double log_eps = -10;
-  // A bound on |scale q_i.k_j|, [count, q_heads], or null: unknown. Where it is small no row's
-  // maximum need be tracked; logits beyond it may overflow.
+  // A bound on |scale q_i.k_j|, [count, q_heads], or null: unknown. If it is small, the rows'
+  // maxima are not tracked; logits beyond it may overflow.
   const float* max_logit = nullptr;
 
   // Backward only. Gradients of out and of the inputs, shapes and dtypes as theirs.

@@ -1,5 +1,5 @@
-// MatrixView: a row-major matrix that somebody else owns. Rows may be further apart than they are
-// wide, so a block of columns of a fused projection is a view too. Vectors have one row.
+// MatrixView: a row-major matrix in memory that it does not own. Rows may be further apart than
+// they are wide, so a block of columns of a fused projection is a view, too. Vectors have one row.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,7 @@
-// BeginStep takes pages for a step; Append: projections become queries, keys, values and gates,
-// written behind each sequence's end. A page is accumulated into the running sums the moment it is
-// full, from what is stored in it, in float64: so summaries depend on the tokens alone. What they
-// mean and why their rounding is paid for: kernels/docs/acp.md sections 2 and 3; evict.cc uses
-// them.
+// BeginStep allocates a step's pages. Append turns projections into queries, keys, values and gates
+// and writes them after each sequence's end. As soon as a page is full, it is accumulated into the
+// running sums from its stored values, in float64, so summaries depend on the tokens alone. Their
+// meaning and rounding: kernels/docs/acp.md sections 2 and 3; evict.cc uses them.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -250,7 +249,7 @@ class Appender {
     }
     for (int m = 0; m < d_; ++m) {
       const T* row = keys + m * kPageTokens;
-      double part[8] = {};  // side by side: one chain of additions would wait for each
+      double part[8] = {};  // independent sums, because one sum would wait for each addition
       for (int j = 0; j < kPageTokens; j += 8) {
         for (int i = 0; i < 8; ++i) part[i] += weight[j + i] * static_cast<double>(row[j + i]);
       }
@@ -299,7 +298,7 @@ class Appender {
 
 }  // namespace
 
-// Takes pages from the free stack for the rows' positions in every list.
+// Allocates pages from the free stack for the rows' positions in every list.
 void CpuOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream) {
   for (int seq = 0; seq < batch.num_seqs; ++seq) {
     const Rows rows = RowsOf(batch, seq);

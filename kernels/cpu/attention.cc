@@ -1,7 +1,8 @@
-// Attention over per-head pages, prefill and decode alike: the rows of one 64-token block of one kv
-// head walk together from their own page to the left. Each row has its own left boundary (a binary
-// search over the page bounds) and, under the certified bound, stops as soon as its own running
-// denominator proves the rest negligible (acp.md 2d). A row's pages depend on the row alone.
+// Attention over per-head pages, for prefill and decode: the rows of one 64-token block of one kv
+// head share a KV loop from their own page to the left. Each row has its own left boundary (a
+// binary search over the page bounds) and, under the certified bound, stops as soon as its own
+// running denominator proves the rest negligible (acp.md 2d). A row's pages depend on the row
+// alone.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -22,8 +23,8 @@ namespace {
 void AttendPage(const PageTile<float>& tile) { SelectIsaKernels().attend_page_f32(tile); }
 void AttendPage(const PageTile<double>& tile) { SelectIsaKernels().attend_page_f64(tile); }
 
-// Keys and values of a page widened into the shapes that the inner loop wants; what lies behind
-// `valid` tokens may be anything and is zeroed.
+// Keys and values of a page, widened into the layout of the inner loop. Tokens past `valid` may be
+// anything and are zeroed.
 template <typename T>
 class WidePage {
  public:

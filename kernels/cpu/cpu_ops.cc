@@ -1,4 +1,4 @@
-// CpuOps: memory, threads and the choice of matrix product; the arithmetic is in the files beside.
+// CpuOps: memory, threads and the choice of matrix product; the arithmetic is in other files.
 #include "kernels/cpu/cpu_ops.h"
 
 #include <sys/mman.h>
@@ -24,9 +24,9 @@ std::unique_ptr<Gemm> MakeGemm(const CpuOptions& options, ThreadPool& pool) {
   return MakePlainGemm(options.dtype, pool);
 }
 
-// The address sanitizer knows the heap's bounds, not those of mappings: it is told them.
+// The address sanitizer knows the bounds of the heap but not of mappings.
 #ifdef __SANITIZE_ADDRESS__
-constexpr size_t kGuardBytes = 4096;  // behind a buffer: who touches them is reported
+constexpr size_t kGuardBytes = 4096;  // after a buffer; an access to them is reported
 void Guard(void* end) { __asan_poison_memory_region(end, kGuardBytes); }
 void Unguard(void* end) { __asan_unpoison_memory_region(end, kGuardBytes); }
 #else

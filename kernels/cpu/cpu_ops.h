@@ -54,7 +54,7 @@ class CpuOps : public Ops {
   std::shared_ptr<MassAudit> audit_;
 };
 
-// Whether bf16 weights run here at bf16 speed; where not, f32 is the better choice.
+// Whether this machine computes bf16 weights at bf16 speed; if not, f32 is the better choice.
 bool CpuHasBf16();
 
 }  // namespace fox

@@ -1,6 +1,6 @@
-// Evict and Release: the ways a slot gives pages up. Eviction is decided at page ends
-// only, in order, from the summaries there; so what is live is a fact about the tokens alone.
-// The rule: kernels/acp.h; its proof and why what is live is a range: kernels/docs/acp.md 2 to 4.
+// Evict and Release: the ways in which a slot's pages are freed. Eviction is decided at page ends
+// only, in order, from the summaries there, so the set of live pages depends on the tokens alone.
+// The rule: kernels/acp.h; its proof, and why live pages are a range: kernels/docs/acp.md 2 to 4.
 #include <algorithm>
 #include <cmath>
 
@@ -33,7 +33,7 @@ double EvictedMassBound(const EvictParams& params, const PagedKv& kv, const int3
   return largest;
 }
 
-// Frees what the end of page `p` licenses in one list; returns how many pages.
+// Frees the pages that the end of page `p` licenses in one list; returns their number.
 template <typename T>
 int64_t EvictList(const EvictParams& params, const PagedKv& kv, int slot, int64_t kv_head, int p,
                   double log_eps, double* largest) {

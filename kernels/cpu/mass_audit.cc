@@ -58,7 +58,7 @@ void MassAudit::Share(int32_t from, int32_t to, int64_t tokens, const PagedKv& k
 }
 
 void MassAudit::SwapOut(int32_t slot, const std::byte* range, int64_t bytes, const PagedKv& kv) {
-  // What lay there is overwritten.
+  // Overwrites an earlier history.
   swapped_.erase(swapped_.lower_bound(range), swapped_.lower_bound(range + bytes));
   const auto first = ListsOf(kv, slot);
   swapped_[range].assign(first, first + kv.shape.lists_per_slot());

@@ -1,8 +1,8 @@
 // MassAudit: the promise of ACP, recomputed from the definition. It keeps every key and cumulative
-// gate that Append stored, evicted ones too, and after Attention computes in float64 which share of
-// its attention mass each row lost to pages that were evicted or skipped. It costs the memory and
+// gate that Append stored, including evicted ones, and after Attention computes in float64 the
+// share of attention mass that each row lost to evicted or skipped pages. It costs the memory and
 // the time of attention without pruning. Debug builds run with one that stops the process on a
-// broken promise; a release build takes one in CpuOptions, for tests.
+// broken promise; a release build can set one in CpuOptions, for tests.
 #pragma once
 
 #include <cstddef>
@@ -31,11 +31,11 @@ class MassAudit {
   // (row, query head) pairs that lost something.
   int64_t rows_checked() const;
 
-  // Makes room for the batch's rows. A sequence that did not begin with this audit is left out.
+  // Makes room for the batch's rows. A sequence that did not begin with this audit is not checked.
   void BeginStep(const BatchView& batch, const PagedKv& kv);
   // `to` has the first `tokens` tokens of `from`.
   void Share(int32_t from, int32_t to, int64_t tokens, const PagedKv& kv);
-  // The history of what is swapped lies where its range does.
+  // A swapped slot's history, kept by its range's address.
   void SwapOut(int32_t slot, const std::byte* range, int64_t bytes, const PagedKv& kv);
   void SwapIn(const std::byte* range, int32_t slot, const PagedKv& kv);
   // [head_dim] and [group] of one token.

@@ -1,7 +1,7 @@
-// Matrix products by oneDNN, 2.x and 3.x. Weights are reordered once into the layout the library
-// asks for; primitives cost 0.3 ms to make (several where there is AMX), so they are kept by shape,
-// as many as a server needs from step to step: prompts come in all lengths, and each primitive
-// holds code of its own, 50 KB (130 KB where there is AMX).
+// Matrix products by oneDNN, 2.x and 3.x. Weights are reordered once into the library's layout.
+// Creating a primitive costs 0.3 ms (several with AMX), so primitives are cached by shape, as many
+// as a server needs from step to step: prompts have all lengths, and each primitive holds code of
+// its own, 50 KB (130 KB with AMX).
 #include <omp.h>
 
 #include <algorithm>
@@ -39,13 +39,13 @@ memory::data_type TypeOf(DType dtype) {
   return dtype == DType::kBF16 ? memory::data_type::bf16 : memory::data_type::f32;
 }
 
-// The whole weight, for many rows; and slices of its outputs, one for each thread, for few rows.
+// The whole weight, for many rows; and slices of its outputs, one per thread, for few rows.
 class OneDnnWeight : public PackedWeight {
  public:
   struct Slice {
     int64_t first;  // output
     int64_t count;
-    memory packed;  // lies inside the whole where the layout allows it
+    memory packed;  // part of the whole if the layout allows it
   };
   OneDnnWeight(int64_t out, int64_t in, memory whole, std::vector<Slice> slices)
       : PackedWeight(out, in, whole.get_desc().get_size()),
@@ -59,30 +59,31 @@ class OneDnnWeight : public PackedWeight {
   std::vector<Slice> slices_;
 };
 
-// rows, in, out, input row stride, accumulate; outputs are dense.
+// rows, in, out, input row stride, accumulate; outputs are contiguous.
 using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, bool>;
 
-// What one thread's share needs: oneDNN runs on that thread alone, so that all waiting is done by
-// our own pool (libgomp's barriers make short steps slow on a machine that does anything else).
-struct Lane {
-  Lane() : stream(CpuEngine()) {}
+// One thread's state. oneDNN runs on that thread alone, so that only our own pool waits: libgomp's
+// barriers make short steps slow on a machine that does anything else.
+struct Workspace {
+  Workspace() : stream(CpuEngine()) {}
   struct Prepared {
     dnnl::matmul primitive;
     memory::desc scratchpad;
-    int64_t used;  // the lane's count of uses, at the last one
+    int64_t used;  // the workspace's count of uses at the last use
   };
   dnnl::stream stream;
   std::map<Shape, Prepared> primitives;
   int64_t uses = 0;
   memory scratchpad;           // the largest so far
-  std::vector<float> product;  // of a slice, where its outputs are not dense
+  std::vector<float> product;  // of a slice whose outputs are not contiguous
 };
 
 class OneDnnGemm : public Gemm {
  public:
   OneDnnGemm(DType dtype, ThreadPool& pool)
-      : dtype_(dtype), pool_(pool), lanes_(static_cast<size_t>(pool.threads())) {
-    // The library keeps primitives, too. Here lanes that need the same one at once share it.
+      : dtype_(dtype), pool_(pool), workspaces_(static_cast<size_t>(pool.threads())) {
+    // The library caches primitives, too; workspaces that need the same one at the same time share
+    // it there.
     dnnl::set_primitive_cache_capacity(kSharedPrimitives);
   }
 
@@ -98,7 +99,7 @@ class OneDnnGemm : public Gemm {
     for (int64_t first = 0; first < out; first += width) {
       const int64_t outputs = std::min(width, out - first);
       memory slice = Reordered(weight.Rows(first, outputs));
-      // Blocks of outputs usually follow one another, and the slice is a part of the whole.
+      // Blocks of outputs usually follow one another, so the slice is a part of the whole.
       auto* inside = static_cast<std::byte*>(whole.get_data_handle()) + offset;
       const size_t bytes = slice.get_desc().get_size();
       offset += bytes;
@@ -159,80 +160,82 @@ class OneDnnGemm : public Gemm {
     for (int64_t n = 0; n < rows.rows; ++n) LoadElements(rows, n, to + n * in);
     memory packed(WeightDesc(in, rows.rows), CpuEngine());
     std::memset(packed.get_data_handle(), 0, packed.get_desc().get_size());
-    dnnl::stream& stream = lanes_[0].stream;
+    dnnl::stream& stream = workspaces_[0].stream;
     dnnl::reorder(plain, packed).execute(stream, plain, packed);
     stream.wait();
     return packed;
   }
 
-  // Every thread a share of the rows, with the whole weight.
+  // Each thread computes a share of the rows, with the whole weight.
   void MultiplyByRows(const MatrixView& in, const OneDnnWeight& weight, const float* bias,
                       bool accumulate, const MatrixView& out) {
-    const int64_t shares = static_cast<int64_t>(lanes_.size());
+    const int64_t shares = static_cast<int64_t>(workspaces_.size());
     const int64_t width = (in.rows + shares - 1) / shares;
     pool_.ForEach(shares, true, [&](int64_t i) {
       const int64_t first = std::min(i * width, in.rows), count = std::min(width, in.rows - first);
       if (count == 0) return;
       const MatrixView part = out.Rows(first, count);
-      Execute(lanes_[static_cast<size_t>(i)], in.Rows(first, count), weight.whole(), accumulate,
-              part);
+      Execute(workspaces_[static_cast<size_t>(i)], in.Rows(first, count), weight.whole(),
+              accumulate, part);
       if (bias != nullptr) AddTo(part, bias, 0);
     });
   }
 
-  // Every thread a share of the outputs, so that the weight is read once.
+  // Each thread computes a share of the outputs, so that the weight is read once.
   void MultiplyBySlices(const MatrixView& in, const OneDnnWeight& weight, const float* bias,
                         bool accumulate, const MatrixView& out) {
     const auto& slices = weight.slices();
     pool_.ForEach(static_cast<int64_t>(slices.size()), true, [&](int64_t i) {
       const OneDnnWeight::Slice& slice = slices[static_cast<size_t>(i)];
-      Lane& lane = lanes_[static_cast<size_t>(i)];
+      Workspace& workspace = workspaces_[static_cast<size_t>(i)];
       const MatrixView part = out.Columns(slice.first, slice.count);
       if (in.rows == 1 || slices.size() == 1) {
-        Execute(lane, in, slice.packed, accumulate,
+        Execute(workspace, in, slice.packed, accumulate,
                 {part.data, part.dtype, in.rows, part.cols, part.cols});
       } else {
-        // The library's fast paths want dense outputs.
-        lane.product.resize(static_cast<size_t>(in.rows * slice.count));
-        const MatrixView dense{lane.product.data(), DType::kF32, in.rows, slice.count, slice.count};
-        Execute(lane, in, slice.packed, false, dense);
+        // The library's fast paths require contiguous outputs.
+        workspace.product.resize(static_cast<size_t>(in.rows * slice.count));
+        const MatrixView contiguous{workspace.product.data(), DType::kF32, in.rows, slice.count,
+                                    slice.count};
+        Execute(workspace, in, slice.packed, false, contiguous);
         for (int64_t r = 0; !accumulate && r < part.rows; ++r) {
           std::fill_n(static_cast<float*>(part.Rows(r, 1).data), part.cols, 0.0f);
         }
-        AddTo(part, lane.product.data(), slice.count);
+        AddTo(part, workspace.product.data(), slice.count);
       }
       if (bias != nullptr) AddTo(part, bias + slice.first, 0);
     });
   }
 
-  // out dense.
-  void Execute(Lane& lane, const MatrixView& in, const memory& weight, bool accumulate,
+  // REQUIRES: contiguous out.
+  void Execute(Workspace& workspace, const MatrixView& in, const memory& weight, bool accumulate,
                const MatrixView& out) const {
     RunAlone();
     const Shape shape(in.rows, in.cols, out.cols, in.row_stride, accumulate);
-    const Lane::Prepared& prepared = Prepare(lane, shape, weight.get_desc());
+    const Workspace::Prepared& prepared = Prepare(workspace, shape, weight.get_desc());
     memory src(SrcDesc(shape), CpuEngine(), in.data);
     memory dst(DstDesc(shape), CpuEngine(), out.data);
     memory scratchpad(
         prepared.scratchpad, CpuEngine(),
-        prepared.scratchpad.get_size() > 0 ? lane.scratchpad.get_data_handle() : nullptr);
-    prepared.primitive.execute(lane.stream, {{DNNL_ARG_SRC, src},
-                                             {DNNL_ARG_WEIGHTS, weight},
-                                             {DNNL_ARG_DST, dst},
-                                             {DNNL_ARG_SCRATCHPAD, scratchpad}});
-    lane.stream.wait();
+        prepared.scratchpad.get_size() > 0 ? workspace.scratchpad.get_data_handle() : nullptr);
+    prepared.primitive.execute(workspace.stream, {{DNNL_ARG_SRC, src},
+                                                  {DNNL_ARG_WEIGHTS, weight},
+                                                  {DNNL_ARG_DST, dst},
+                                                  {DNNL_ARG_SCRATCHPAD, scratchpad}});
+    workspace.stream.wait();
   }
 
-  const Lane::Prepared& Prepare(Lane& lane, const Shape& shape, const memory::desc& weight) const {
-    const int64_t use = ++lane.uses;
-    const auto found = lane.primitives.find(shape);
-    if (found != lane.primitives.end()) {
+  const Workspace::Prepared& Prepare(Workspace& workspace, const Shape& shape,
+                                     const memory::desc& weight) const {
+    const int64_t use = ++workspace.uses;
+    const auto found = workspace.primitives.find(shape);
+    if (found != workspace.primitives.end()) {
       found->second.used = use;
       return found->second;
     }
-    if (lane.primitives.size() >= kMaxPrimitives) {
-      lane.primitives.erase(std::min_element(
-          lane.primitives.begin(), lane.primitives.end(),
+    if (workspace.primitives.size() >= kMaxPrimitives) {
+      workspace.primitives.erase(std::min_element(
+          workspace.primitives.begin(), workspace.primitives.end(),
           [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
     }
     dnnl::primitive_attr attr;
@@ -245,9 +248,10 @@ class OneDnnGemm : public Gemm {
     }
     const auto pd = MatmulDesc(SrcDesc(shape), weight, DstDesc(shape), attr);
     const memory::desc scratchpad = pd.scratchpad_desc();
-    const size_t have = lane.scratchpad ? lane.scratchpad.get_desc().get_size() : 0;
-    if (scratchpad.get_size() > have) lane.scratchpad = memory(scratchpad, CpuEngine());
-    return lane.primitives.emplace(shape, Lane::Prepared{dnnl::matmul(pd), scratchpad, use})
+    const size_t have = workspace.scratchpad ? workspace.scratchpad.get_desc().get_size() : 0;
+    if (scratchpad.get_size() > have) workspace.scratchpad = memory(scratchpad, CpuEngine());
+    return workspace.primitives
+        .emplace(shape, Workspace::Prepared{dnnl::matmul(pd), scratchpad, use})
         .first->second;
   }
 
@@ -269,13 +273,13 @@ class OneDnnGemm : public Gemm {
     }
   }
 
-  static constexpr size_t kMaxPrimitives = 256;  // of a lane
-  static constexpr int kSharedPrimitives = 16;   // two shapes a product: full shares, and the last
-  static constexpr int64_t kManyRows = 64;  // from here on a thread's share of rows fills its tiles
-  static constexpr int64_t kSliceUnit = 64;  // outputs that the library computes at once
+  static constexpr size_t kMaxPrimitives = 256;  // of a workspace
+  static constexpr int kSharedPrimitives = 16;  // two shapes per product: full shares, and the last
+  static constexpr int64_t kManyRows = 64;      // from here on a thread's rows fill its tiles
+  static constexpr int64_t kSliceUnit = 64;     // outputs that the library computes at once
   DType dtype_;
   ThreadPool& pool_;
-  std::vector<Lane> lanes_;  // by share of a product
+  std::vector<Workspace> workspaces_;  // by share of a product
   std::vector<uint16_t> narrowed_;
 };
 

@@ -1,5 +1,5 @@
-// Reads and writes the CPU backend's pages: keys lie dimension by dimension ([head_dim, 64]), so
-// that 64 scores are computed side by side; values token by token.
+// Reads and writes the CPU backend's pages: keys are stored dimension by dimension ([head_dim,
+// 64]), so that 64 scores are computed in parallel; values token by token.
 #pragma once
 
 #include <cstdint>

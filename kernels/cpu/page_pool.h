@@ -1,5 +1,5 @@
-// The page pool of the CPU backend: the one place where pages are taken, shared and given back. See
-// paged_kv.h for who owns a page.
+// The page pool of the CPU backend: pages are allocated, shared and freed only here. See paged_kv.h
+// for a page's owners.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ inline int32_t TakePage(const PagedKv& kv, int slot) {
   return page;
 }
 
-// `slot` has the page from now on, beside those that have it already.
+// Makes `slot` another owner of the page.
 inline void SharePage(const PagedKv& kv, int slot, int32_t page) {
   uint64_t& owners = kv.page_owners[page];
   FOX_CHECK(NumOwners(owners) > 0);
@@ -29,7 +29,7 @@ inline void SharePage(const PagedKv& kv, int slot, int32_t page) {
   owners += OwnerWord(slot);
 }
 
-// `slot` has the page no more. It is free when nobody has it.
+// Removes `slot` from the page's owners. A page without owners is free.
 inline void DropPage(const PagedKv& kv, int slot, int32_t page) {
   FOX_CHECK(page >= 0 && page < kv.shape.num_pages);
   uint64_t& owners = kv.page_owners[page];
@@ -43,7 +43,7 @@ inline void DropPage(const PagedKv& kv, int slot, int32_t page) {
   FOX_CHECK(owners == 0 && *kv.free_count < kv.shape.num_pages);
   --kv.sole_pages[slot];
 #ifndef NDEBUG
-  // NaN patterns: whoever reads a freed page is found out.
+  // NaN patterns reveal reads of a freed page.
   const size_t bytes =
       static_cast<size_t>(kv.shape.head_dim * kPageTokens) * SizeOf(kv.shape.dtype);
   std::memset(static_cast<std::byte*>(kv.keys) + static_cast<size_t>(page) * bytes, 0xff, bytes);

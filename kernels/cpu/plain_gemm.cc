@@ -1,5 +1,5 @@
-// The row-independent matrix product: weights in panels of 32 outputs, each output one chain of
-// multiply-adds over the inputs in order. See gemm.h for when it is used.
+// The row-independent matrix product: weights in panels of 32 outputs, each output one running sum
+// of multiply-adds over the inputs in order. See gemm.h for when it is used.
 #include <algorithm>
 #include <vector>
 

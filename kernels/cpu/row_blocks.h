@@ -1,5 +1,5 @@
-// Cuts a ragged batch at absolute 64-token boundaries: the unit of work of Append and Attention,
-// whose rows share one page per head.
+// Cuts a ragged batch at absolute 64-token boundaries into the units of work of Append and
+// Attention, whose rows share one page per head.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
-// Share: one slot becomes what another was at its last page end. Everything that a sequence reads
-// of its past is in its full pages and in its running state; the state is accumulated at page ends,
-// and of the rest (c, the raw last rows) what it was there is kept. So going on from a shared slot
-// gives the bits that going on from the first one gives.
+// Share: copies a slot as it was at its last page end. A sequence's past is in its full pages and
+// in its running state. The state is accumulated at page ends, and the rest of it (c, the raw last
+// rows) is also kept as of the last page end. So a sequence that continues from a shared slot gets
+// the same bits as the first one.
 #include <algorithm>
 #include <cstring>
 
@@ -42,7 +42,7 @@ void CpuOps::Share(int32_t from, int32_t to, const PagedKv& kv, Stream) {
   CopySlot(kv.decay_sum, heads, from, to);
   CopySlot(kv.key_sum, heads * shape.head_dim, from, to);
   if (kv.length[from] % kPageTokens != 0) {
-    // c went on: what it was is the base of the page that is not full.
+    // c has advanced since; its value at the page end is the base of the page that is not full.
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t list = kv.ListIndex(from, 0, 0) + h / shape.group();
       kv.cum_log_f[kv.HeadIndex(to, 0, 0) + h] = kv.page_cum_log_f[SummaryIndex(

@@ -1,5 +1,5 @@
 // SwapOut and SwapIn: a slot's state and live pages to host memory and back, into any empty slot.
-// See swap.h for where everything goes.
+// See swap.h for the layout.
 #include "kernels/swap.h"
 
 #include <cstring>

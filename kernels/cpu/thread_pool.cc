@@ -1,5 +1,5 @@
-// Rounds of work: the caller publishes a task by moving `round_` on, everybody takes indices until
-// none is left, the caller waits until the last worker is out. See thread_pool.h.
+// Rounds of work: the caller publishes a task by incrementing `round_`, all threads take indices
+// until none is left, and the caller waits until all are done. See thread_pool.h.
 #include "kernels/cpu/thread_pool.h"
 
 #include <chrono>
@@ -17,7 +17,7 @@ void Pause() {
 #endif
 }
 
-// About 10 microseconds of spinning, then the core is offered to others.
+// About 10 microseconds of spinning; after that, threads yield their core.
 constexpr int kSpins = 500;
 // Idle workers sleep after this long; longer than the gaps within a step.
 constexpr auto kAwake = std::chrono::milliseconds(2);

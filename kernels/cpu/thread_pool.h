@@ -1,6 +1,6 @@
-// ThreadPool: the CPU backend's threads. A decode step is some eighty short parallel loops, so
-// waiting is what counts: threads spin, then yield their core in turn (which keeps a busy machine
-// fast), and sleep only after a while without work.
+// ThreadPool: the CPU backend's threads. A decode step is some eighty short parallel loops, so the
+// time to wake up dominates: threads spin, then yield their core repeatedly (which keeps a busy
+// machine fast), and sleep only after a while without work.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,9 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // body(i) for each i in [0, count), handed out in order, each run by exactly one thread. Returns
-  // when all are done. Loops of little work should not wake anybody: `parallel` false runs here.
+  // body(i) for each i in [0, count), assigned in order, each run by exactly one thread. Returns
+  // when all are done. `parallel` false runs the loop here, for loops too short to wake other
+  // threads.
   template <typename Body>
   void ForEach(int64_t count, bool parallel, const Body& body) {
     if (!parallel || count < 2 || workers_.empty()) {
@@ -43,15 +44,15 @@ class ThreadPool {
 
   std::vector<std::thread> workers_;
   Task task_;  // stable while any of its indices is not done
-  // The task's count in the upper half, the next index in the lower: who takes an index learns in
-  // the same instant whether it is one of the current task.
+  // The task's count in the upper half, the next index in the lower, so that a thread takes an
+  // index and learns whether it belongs to the current task in one operation.
   std::atomic<uint64_t> arrival_counter_{0};
   std::atomic<int64_t> done_{0};    // indices of the task
   std::atomic<uint32_t> round_{0};  // counts tasks; idle workers sleep on it
   std::atomic<bool> stop_{false};
 };
 
-// Rows of at least this many elements in all are worth waking the other threads for.
+// The least number of elements for which waking the other threads pays.
 inline constexpr int64_t kParallelElements = 16384;
 
 }  // namespace fox

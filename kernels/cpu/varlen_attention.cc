@@ -1,4 +1,4 @@
-// A row at a time: its weights over the keys, then what it adds to every gradient. See
+// Row by row: its weights over the keys, then its addends to the gradients. See
 // varlen_attention.h.
 #include "kernels/cpu/varlen_attention.h"
 
@@ -70,7 +70,7 @@ class HeadSequence {
   }
   int64_t FirstKey(int64_t i) const { return first_key_ == nullptr ? 0 : first_key_[Index(i)]; }
 
-  // The softmax over the keys that row i sees, in weight(j); gives the log of its denominator.
+  // The softmax over the keys that row i sees, in weight(j); returns the log of its denominator.
   double Softmax(int64_t i) {
     const int64_t first = FirstKey(i);
     double top = -std::numeric_limits<double>::infinity();

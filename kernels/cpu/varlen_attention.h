@@ -1,9 +1,8 @@
 // Varlen forgetting attention in float64, forward and backward, straight from the definition: the
 // oracle of every kernel for it. Quadratic in the length, parallel over sequences and kv heads.
 //
-// All views of the parameters are float64 arrays on the host, the gates included. Of the parameters
-// `acp` and what belongs to it, and `deterministic`, mean nothing here: what is pruned is given by
-// first_key.
+// All views of the parameters are float64 arrays on the host, including the gates. `acp` and its
+// parameters, and `deterministic`, are ignored here: first_key says what is pruned.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +24,8 @@ void VarlenCumulativeGates(const VarlenAttentionParams& params, double* cum_log_
 void VarlenForwardFloat64(const VarlenAttentionParams& params, const int32_t* first_key = nullptr,
                           double* lse = nullptr);
 
-// Writes params.dq, dk, dv and d_log_fgate from q, k, v, log_fgate and d_out; out is not read. What
-// is pruned counts as constant.
+// Writes params.dq, dk, dv and d_log_fgate from q, k, v, log_fgate and d_out; out is not read.
+// Pruned weights count as constant.
 void VarlenBackwardFloat64(const VarlenAttentionParams& params, const int32_t* first_key = nullptr);
 
 }  // namespace fox

@@ -1,7 +1,7 @@
-"""Builds the package fox_attention: Python alone, or with the CUDA kernels where nvcc is.
+"""Builds the package fox_attention: Python alone, or with the CUDA kernels if nvcc is found.
 
 Environment: FOX_CUDA_ARCHITECTURES, as CMake's CMAKE_CUDA_ARCHITECTURES (for example 90a-real, or
-native); FOX_CUDA=0 leaves the kernels out, FOX_CUDA=1 refuses to. Nothing is downloaded.
+native); FOX_CUDA=0 omits the kernels, FOX_CUDA=1 requires them. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def wants_kernels() -> bool:
 
 
 class BuildKernels(build_ext):
-    """Runs CMake; the library is loaded by torch.ops.load_library and is no Python module."""
+    """Runs CMake. The library is loaded by torch.ops.load_library and is not a Python module."""
 
     def build_extension(self, ext: setuptools.Extension) -> None:
         import torch
@@ -61,7 +61,7 @@ class BuildKernels(build_ext):
         subprocess.run(["cmake", "--build", build], check=True)
 
     def get_ext_filename(self, fullname: str) -> str:
-        """One file for all versions of Python: the library does not know Python."""
+        """One wheel for all versions of Python, because the library does not link to Python."""
         return str(pathlib.Path(*fullname.split("."))) + ".so"
 
 

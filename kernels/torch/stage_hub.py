@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes a folder that the HuggingFace kernels hub's builder takes: build.toml and all it names.
+"""Makes a folder for the HuggingFace kernels hub's builder: build.toml and all files it names.
 
     stage_hub.py OUT     OUT must not exist; then: cd OUT && kernel-builder build
 
-The builder sees nothing outside of its folder and wants every header listed, so the sources of
-build.toml are copied with all that they include, and the copy of build.toml lists the headers, too.
+The builder reads nothing outside its folder and requires every header to be listed, so this copies
+the sources of build.toml with all headers that they include, and lists those in the copy.
 """
 
 from __future__ import annotations

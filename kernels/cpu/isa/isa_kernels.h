@@ -14,7 +14,7 @@ namespace fox {
 // Values are padded so that every vector width divides a row.
 constexpr int PaddedDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
-// One query row of one head on its walk over pages: online softmax state.
+// One query row of one head in the loop over pages: online softmax state.
 template <typename T>
 struct TileRow {
   const T* q;             // [head_dim]
@@ -27,7 +27,7 @@ struct TileRow {
   T* out;                 // [PaddedDim] running sum of exp(logit - max) * v
 };
 
-// Several rows meet one page.
+// Several rows and one page.
 template <typename T>
 struct PageTile {
   int head_dim;
@@ -70,7 +70,7 @@ struct IsaKernels {
   void (*rms_norm)(const float* x, const float* weight, int64_t count, float eps, float* out);
 };
 
-// The best set that this machine runs.
+// The best set that this machine supports.
 const IsaKernels& SelectIsaKernels();
 
 namespace isa_portable {

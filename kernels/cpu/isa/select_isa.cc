@@ -1,4 +1,4 @@
-// Picks the instruction set at run time. FOX_ISA=portable|avx2|avx512 asks for a lesser one
+// Selects the instruction set at run time. FOX_ISA=portable|avx2|avx512 selects a lesser one
 // (tests).
 #include <cstdlib>
 #include <cstring>

@@ -1,12 +1,12 @@
-// Append of prefill rows, second kernel of three: brings together, for each query head, what
-// prefill.cu found in each of its row blocks: page_cum_log_f, the running state, scores and
+// Append of prefill rows, second kernel of three: combines, for each query head, the records that
+// prefill.cu wrote for its row blocks into page_cum_log_f, the running state, scores and
 // log_denominator_bounds, as AccumulatePage of kernels/cpu/append.cc does.
 //
-// Whatever is added up over pages goes from page to page in a chain, in float64, each page adding
-// to what the one before left: so a prompt leaves the same bits in one chunk and in many. A chain's
-// step is a few instructions; all else is done for many pages side by side, and maxima and minima,
-// whose order does not matter, are scans. Masses, whose step is a logarithm, are chained by pairs
-// of pages (2t, 2t + 1), which a chunk that begins at a multiple of 128 tokens holds together.
+// Sums over pages are running sums in float64: each page adds to the sum so far, so a prompt
+// produces the same bits in one chunk and in many. A step of a running sum is a few instructions;
+// everything else is computed for many pages in parallel, and maxima and minima, whose order does
+// not matter, are scans. Masses, whose step is a logarithm, are added by pairs of pages
+// (2t, 2t + 1), which a chunk that begins at a multiple of 128 tokens never separates.
 #include "kernels/acp.h"
 #include "kernels/cuda/append/kernels.h"
 #include "kernels/cuda/append/page_sums.cuh"
@@ -20,11 +20,11 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
-// Blocks of a round: as many as threads, or half of them where the sums of their keys would not fit
+// Blocks of a round: one per thread, or half as many where the sums of their keys would not fit
 // into the shared memory of every device.
 template <int kHeadDim>
 constexpr int kRound = kHeadDim <= 64 ? kThreads : kThreads / 2;
-// That chain N, a dimension in each lane.
+// Warps that add up N, one dimension per lane.
 template <int kHeadDim>
 constexpr int kKeyWarps = (kHeadDim + kWarp - 1) / kWarp;
 
@@ -45,7 +45,7 @@ struct HeadScan {
   }
 };
 
-// What is there before the first block.
+// The state before the first block.
 struct ScanCarry {
   double c;
   double decay_sum;       // S
@@ -55,8 +55,8 @@ struct ScanCarry {
   double log_denominator_bound;
 };
 
-// A thread's block of a round. decay: from the page's start to the block's end; the rest is of full
-// pages: mass is log M of the page alone, at its end.
+// A thread's block of a round. decay: from the page's start to the block's end. The rest applies to
+// full pages: mass is log M of the page alone, at its end.
 struct PageBlock {
   bool there = false, full = false;
   bool starts = false;  // the block holds its page's first row
@@ -69,20 +69,20 @@ struct Extremes {
   double log_mass_bound, key_norm, log_denominator_bound;
 };
 
-// What a page multiplies: what was there before it, and its own keys.
+// A page's factors of the running sum before it and of its own keys.
 struct alignas(16) PageFactors {
   double before, own;
 };
 
-// The blocks of a round. Chains turn what a block adds into what there is after it.
+// The blocks of a round. AddPages turns each block's addend into the running sum after it.
 template <int kHeadDim>
 struct Space {
   static constexpr int kBlocks = kRound<kHeadDim>;
   PageFactors factors[kBlocks];          // 1 and 0 past the last full page
-  double c[kBlocks];                     // first the log gate of a block's rows
-  double log_mass[kBlocks];              // first that of a page, or of a pair
+  double c[kBlocks];                     // input: the log gate of a block's rows
+  double log_mass[kBlocks];              // input: of a page, or of a pair
   double decay[kBlocks];                 // of that page or pair
-  double decay_sum[kBlocks];             // first that of a page
+  double decay_sum[kBlocks];             // input: of a page
   double first_c, first_log_mass;        // before the round
   Extremes total[kWarps];                // of each warp
   float key_sum[kBlocks][kHeadDim + 1];  // N after each page; padded
@@ -105,17 +105,17 @@ __device__ __forceinline__ ScanCarry LoadCarry(const AppendParams& params, const
   return carry;
 }
 
-// log(exp(a) + exp(b)), the logarithm's argument in float32: what is added errs by 2^-22 of itself,
-// and all that is added to a log M is its growth, a few tens. A NaN stays.
+// log(exp(a) + exp(b)), the logarithm's argument in float32: the increment errs by 2^-22 of itself,
+// and the increments of a log M add up to its growth, a few tens. A NaN stays.
 __device__ __forceinline__ double AddMass(double a, double b) {
   const double high = a > b ? a : b, low = a > b ? b : a;
   if (high == -CUDART_INF) return low + high;
   return high + static_cast<double>(log1pf(expf(static_cast<float>(low - high))));
 }
 
-// Reads the thread's block and leaves what it adds for the chains. Pages come in pairs where the
-// first block begins an even page: an odd one then takes what its neighbour adds, too. `c` is that
-// before the first block of all.
+// Reads the thread's block and stores its addends for the running sums. Pages come in pairs where
+// the first block begins an even page: an odd one then includes its neighbour's addend. `c` is the
+// value before the very first block.
 template <int kHeadDim>
 __device__ __forceinline__ PageBlock ReadBlock(const StepSchedule& schedule, const PagedKv& kv,
                                                const HeadScan& scan, int i, bool accumulates,
@@ -158,8 +158,8 @@ __device__ __forceinline__ PageBlock ReadBlock(const StepSchedule& schedule, con
   return block;
 }
 
-// N over a round's first `full` pages, by the first warps. Pages go in batches; while one is added
-// the next one's keys are on their way, for a load takes as long as some ten steps of the chain.
+// N over a round's first `full` pages, by the first warps. Pages are added in batches while the
+// next batch is being loaded, because a load takes as long as some ten additions.
 template <int kHeadDim>
 __device__ __forceinline__ void AddKeySums(const StepSchedule& schedule, const PagedKv& kv,
                                            const HeadScan& scan, int first, int full,
@@ -188,7 +188,7 @@ __device__ __forceinline__ void AddKeySums(const StepSchedule& schedule, const P
     double now[kBatch];
 #pragma unroll
     for (int l = 0; l < kBatch; ++l) now[l] = batch[l];
-    load(min(base + kBatch, whole - kBatch));  // the last one twice, so that no branch is needed
+    load(min(base + kBatch, whole - kBatch));  // loads the last batch twice instead of branching
 #pragma unroll
     for (int l = 0; l < kBatch; ++l) add(base + l, now[l]);
   }
@@ -231,7 +231,8 @@ __device__ __forceinline__ void AddGates(int blocks, int full, Space<kHeadDim>& 
   }
 }
 
-// All chains of a round, side by side in different warps. `key_sum` is of the thread's dimension.
+// All running sums of a round, in parallel in different warps. `key_sum` is of the thread's
+// dimension.
 template <int kHeadDim>
 __device__ __forceinline__ void AddPages(const StepSchedule& schedule, const PagedKv& kv,
                                          const HeadScan& scan, int first, bool accumulates,
@@ -251,8 +252,8 @@ __device__ __forceinline__ void AddPages(const StepSchedule& schedule, const Pag
   }
 }
 
-// The bound on -N of the thread's page. float32 here, as for keys: nothing adds up over pages any
-// more.
+// The bound on -N of the thread's page. float32 as for keys, because errors no longer add up over
+// pages.
 template <int kHeadDim, bool kGeneralBound>
 __device__ __forceinline__ float BoundKeySum(const QueryBound& bound, int head, const float* sums) {
   const int64_t first = static_cast<int64_t>(head) * kHeadDim;
@@ -292,7 +293,7 @@ __device__ __forceinline__ float BoundKeySum(const QueryBound& bound, int head, 
   return static_cast<float>(bound.scale) * sqrtf(square) + rest;
 }
 
-// After the chains: c of the thread's block, and the state if it is the last.
+// After the running sums: c of the thread's block, and the state if it is the last.
 template <int kHeadDim>
 __device__ __forceinline__ void StoreGates(const PagedKv& kv, const HeadScan& scan, int i,
                                            const PageBlock& block, const Space<kHeadDim>& space) {
@@ -311,7 +312,7 @@ __device__ __forceinline__ Extremes BoundPage(const AppendParams& params, const 
   if (!block.full) return {-CUDART_INF, 0, CUDART_INF};
   const int at = static_cast<int>(threadIdx.x);
   double log_mass = space.log_mass[at];
-  if (scan.paired() && at % 2 == 0 && i + 1 < scan.full) {  // the chain went past it
+  if (scan.paired() && at % 2 == 0 && i + 1 < scan.full) {  // only pairs were added
     const double before = at == 0 ? space.first_log_mass : space.log_mass[at - 1];
     log_mass = AddMass(before + block.decay, block.mass);
   }
@@ -334,7 +335,7 @@ __device__ __forceinline__ Extremes BoundPage(const AppendParams& params, const 
           block.key_norm, LogDenominatorBound(CUDART_INF, c_end, beta)};
 }
 
-// The thread's summaries: extremes of its page and all before it. The thread block calls together.
+// The thread's summaries: extremes of its page and all before it. By the whole thread block.
 template <int kHeadDim>
 __device__ __forceinline__ void StoreSummaries(const AppendParams& params, const PagedKv& kv,
                                                const PageBlock& block, const Extremes& own,
@@ -379,7 +380,7 @@ __device__ __forceinline__ void StoreRow(const AppendParams& params, const Paged
 }
 
 // The raw last row, which the next step's first token shift needs, and that of the last page end,
-// for who starts there (Ops::Share).
+// which a shared slot starts from (Ops::Share).
 __device__ __forceinline__ void StoreLastRow(const AppendParams& params, const PagedKv& kv,
                                              const HeadScan& scan) {
   if (scan.g != 0 || static_cast<int>(threadIdx.x) >= kv.shape.head_dim) return;

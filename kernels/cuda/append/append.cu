@@ -1,6 +1,6 @@
-// Ops::Append: checks the shapes and gives decode rows to one kernel (decode.cu) and prefill rows
-// to three (prefill.cu, accumulate.cu, queries.cu), in any mixture: each kind of row has its own
-// order of sums.
+// Ops::Append: checks the shapes and launches one kernel for decode rows (decode.cu) and three for
+// prefill rows (prefill.cu, accumulate.cu, queries.cu), in any mixture: each kind of row has its
+// own order of sums.
 #include "kernels/core/check.h"
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/append/kernels.h"

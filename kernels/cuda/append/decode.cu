@@ -1,5 +1,5 @@
 // Append where every sequence has one row: one kernel, a warp for each (sequence, kv head). The
-// warp's lanes take the key, the value and the queries of the group side by side. Where the row
+// warp's lanes process the key, the value and the queries of the group in parallel. Where the row
 // ends a page, the same warp accumulates it, as kernels/cpu/append.cc does.
 #include "kernels/acp.h"
 #include "kernels/cuda/append/kernels.h"
@@ -33,8 +33,8 @@ struct HeadGate {
   double base = 0;  // of the page
 };
 
-// Where one lane finds its part of a row in the projection; where it has none, and where the row is
-// not shifted, something else that may be read.
+// Addresses of one lane's input in the projection; where it has none, or the row is not shifted,
+// some other readable address.
 struct RowPlace {
   const uint4* now;
   const __nv_bfloat16* shift;  // logit of the share of the last row
@@ -45,7 +45,7 @@ struct RowInput {
   __nv_bfloat16 shift, gate;
 };
 
-// What earlier steps left for one lane.
+// One lane's state from earlier steps.
 struct State {
   int32_t page;  // the token's
   float* last;   // where the lane's part of the last key or value row is, null if it is not shifted
@@ -66,20 +66,20 @@ __device__ __forceinline__ void StoreGate(const AppendParams& params, const Page
   kv.cum_log_f[kv.HeadIndex(token.slot, params.layer, token.kv_head * group + g)] = gate.c;
 }
 
-// A part is a row of the token: 0 is the key, 1 the value, 2 + g query g of the group; there may be
-// none for a lane.
+// A token's parts are rows of head_dim: 0 is the key, 1 the value, 2 + g query g of the group. A
+// lane may have a part that does not exist.
 __device__ __forceinline__ bool IsQuery(int part) { return part >= 2; }
 __device__ __forceinline__ bool HasPart(const PagedKv& kv, int part) {
   return part < 2 + kv.shape.group();
 }
 
-// The query head in the lane's place of the group; the group's last one stands in past its end.
+// The query head in the lane's place of the group; past the group's end, its last one.
 __device__ __forceinline__ int LaneHead(const PagedKv& kv, int kv_head) {
   const int group = kv.shape.group();
   return kv_head * group + min(Lane(), group - 1);
 }
 
-// Where this lane's dimensions of the part's head are among those of all heads.
+// Index of this lane's dimensions of the part's head among those of all heads.
 template <int kHeadDim>
 __device__ __forceinline__ int64_t DimsOf(const PagedKv& kv, int kv_head, int part) {
   const int head = IsQuery(part) ? kv_head * kv.shape.group() + part - 2 : kv_head;
@@ -110,7 +110,7 @@ __device__ __forceinline__ int64_t ShiftColumnOf(const AppendParams& params, int
   return IsQuery(part) ? -1 : part == 0 ? params.k_shift_column : params.v_shift_column;
 }
 
-// This lane's dimensions of a raw row that is kept, of the key or the value.
+// This lane's dimensions of a kept raw row of keys or values.
 template <int kHeadDim>
 __device__ __forceinline__ float* KeptOf(const AppendParams& params, const PagedKv& kv,
                                          const Token& token, void* rows) {
@@ -123,8 +123,8 @@ __device__ __forceinline__ float* LastOf(const AppendParams& params, const Paged
   return KeptOf<kHeadDim>(params, kv, token, part == 0 ? kv.last_k : kv.last_v);
 }
 
-// Brings what a token's state is read from into the second-level cache, which a step's weights have
-// washed out. Reads nothing but a page id, as a hint: may be called before WaitOnDependencies().
+// Prefetches a token's state into the second-level cache, from which the step's weights have
+// evicted it. Reads only a page id, as a hint: may be called before WaitOnDependencies().
 template <int kHeadDim>
 __device__ __forceinline__ void PrefetchState(const AppendParams& params, const PagedKv& kv,
                                               const Token& token) {
@@ -158,8 +158,8 @@ __device__ __forceinline__ RowInput LoadInput(const RowPlace& place) {
   return {__ldcg(place.now), __ldcg(place.shift), __ldcg(place.gate)};
 }
 
-// Past the first-level cache: may be called before WaitOnDependencies() where all kernels before
-// the projection have ended. `part`: the lane's first.
+// Bypasses the first-level cache: may be called before WaitOnDependencies() where all kernels
+// before the projection have ended. `part`: the lane's first.
 template <int kHeadDim>
 __device__ __forceinline__ State LoadState(const AppendParams& params, const PagedKv& kv,
                                            const Token& token, int part) {
@@ -219,8 +219,8 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, const Page
   StoreVec8(raw, KeptOf<kHeadDim>(params, kv, token, page_end));
 }
 
-// All rows of the token, kRows at a time; `input` and `weights` are those of the first, among which
-// are all that are shifted. The next rows are on their way while these are worked on.
+// All parts of the token, kRows at a time; `input` and `weights` are those of the first, which
+// include all that are shifted. The next ones are loaded while these are computed.
 template <int kHeadDim>
 __device__ __forceinline__ void AppendRows(const AppendParams& params, const PagedKv& kv,
                                            const Token& token, RowInput input, State state,
@@ -245,7 +245,7 @@ __device__ __forceinline__ void AppendRows(const AppendParams& params, const Pag
   }
 }
 
-// What a warp needs beside registers to accumulate a page.
+// A warp's shared memory for accumulating a page.
 template <int kHeadDim>
 struct PageSumsScratch {
   float decay[kPageTokens], term[kPageTokens];
@@ -253,13 +253,13 @@ struct PageSumsScratch {
   alignas(16) float sum[kHeadDim];  // N of all keys
 };
 
-// What the page's own keys add, relative to its end.
+// Sums over the page's own keys, relative to its end.
 struct PageSums {
   double count, log_mass, key_norm;
 };
 
-// Sums the page that the token completed, for one query head; leaves N in space.keys. The warp
-// calls together, when the token's rows and gates are in the page and the space is no longer read.
+// Sums the page that the token completed, for one query head; N goes to space.keys. By the whole
+// warp, after the token's rows and gates are in the page and the space is no longer read.
 template <int kHeadDim, bool kGeneralBound>
 __device__ __forceinline__ PageSums SumPage(const HeadBound<kHeadDim, kGeneralBound>& bound,
                                             const PagedKv& kv, const Token& token,
@@ -318,8 +318,8 @@ __device__ __forceinline__ void StoreSummaries(const AppendParams& params, const
       LogDenominatorBound(before < 0 ? CUDART_INF : kv.log_denominator_bound[before], end.c, beta);
 }
 
-// Accumulates the page that the token completed into the state of query head g of the group. The
-// warp calls together.
+// Accumulates the page that the token completed into the state of query head g of the group. By the
+// whole warp.
 template <int kHeadDim, bool kGeneralBound>
 __device__ __forceinline__ void AccumulatePage(const AppendParams& params, const PagedKv& kv,
                                                const Token& token, int g, double c_end, double base,
@@ -370,7 +370,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int seq = static_cast<int>(blockIdx.y), group = kv.shape.group();
   Token token;
   token.kv_head = static_cast<int>(blockIdx.x) * kWarps + warp;
-  // Past the first-level cache: an earlier step's may be there.
+  // Bypasses the first-level cache, which may hold an earlier step's values.
   token.row = seq;  // every sequence has one
   token.slot = __ldcg(batch.slot + seq);
   token.position = __ldcg(batch.position + seq);
@@ -383,7 +383,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   State state;
   RowPlace place{};
   float gate_bias = 0;
-  // All that can be known before the projection is: behind the wait a row is one load away.
+  // Everything that does not depend on the projection; after the wait a row is one load away.
   if (there) {
     place = PlaceOf<kHeadDim>(params, kv, token, part);
     gate_bias = GateBias(params, LaneHead(kv, token.kv_head));

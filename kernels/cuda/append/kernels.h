@@ -1,5 +1,5 @@
-// The two ways of Append: a kernel for sequences that bring one row, and three kernels for all
-// others. append.cu chooses.
+// The two ways of Append: one kernel for sequences with one row, three kernels for all others.
+// append.cu chooses.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,21 +14,21 @@ namespace fox::cuda {
 cudaError_t AppendDecode(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                          bool drained, cudaStream_t stream);
 
-// The sequences from num_decodes on: first each row block, then each head of each sequence. What
-// they leave does not depend on where chunks end, as long as that is at multiples of 128 tokens.
+// The sequences from num_decodes on: first each row block, then each head of each sequence. The
+// results do not depend on where chunks end, as long as they end at multiples of 128 tokens.
 cudaError_t ProjectBlocks(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                           const StepSchedule& schedule, cudaStream_t stream);
 cudaError_t AccumulateBlocks(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                              const StepSchedule& schedule, cudaStream_t stream);
-// Right behind AccumulateBlocks, which triggers after its wait (launch.h).
+// Directly after AccumulateBlocks, which triggers after its wait (launch.h).
 cudaError_t ProjectQueries(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                            cudaStream_t stream);
 
-// What ProjectBlocks leaves for AccumulateBlocks, by (block, query head): these float64 values,
-// then N[head_dim]. See StepSchedule::page_sums.
+// Output of ProjectBlocks for AccumulateBlocks, by (block, query head): these float64 values, then
+// N[head_dim]. See StepSchedule::page_sums.
 enum PageSumsRecord : int { kLogGate, kCount, kLogMass, kKeyNorm, kRecordHeader };
 
-// Most query heads of a kv head: a warp's lanes hold their gates.
+// Maximum of query heads per kv head: a warp's lanes hold their gates.
 inline constexpr int kMaxAppendGroup = 32;
 
 }  // namespace fox::cuda

@@ -1,6 +1,5 @@
-// What a full page adds to the running sums (AccumulatePage of kernels/cpu/append.cc): a warp's
-// share of it. float32 inside a portion of a page, where weights are at most 1; float64 from there
-// on.
+// A full page's addend to the running sums (AccumulatePage of kernels/cpu/append.cc), by a warp.
+// float32 inside a portion of a page, where weights are at most 1; float64 beyond.
 #pragma once
 
 #include "kernels/cuda/append/kernels.h"
@@ -53,7 +52,7 @@ __device__ __forceinline__ double* RecordOf(const StepSchedule& schedule, const 
          (block * kv.shape.q_heads + q_head) * (kv.shape.head_dim + int{kRecordHeader});
 }
 
-// Good to 2^-22, which the bounds' own slack pays for. A NaN stays.
+// Accurate to 2^-22, which the bounds' own slack pays for. A NaN stays.
 __device__ __forceinline__ float SquareRoot(float x) { return x == 0 ? 0 : x * rsqrtf(x); }
 
 // The bound of a head; kGeneralBound: any kind, else a diagonal one, which is kept in registers.
@@ -73,8 +72,8 @@ class HeadBound {
       return scale_ * SquareRoot(WarpSum<kRowLanes<kHeadDim>>(SquareOf(key)));
     }
   }
-  // The same of several keys, of one in each lane, as SpreadSums spreads them: from what the lane's
-  // dimensions make of each.
+  // The same of several keys, one per lane as SpreadSums distributes them, from the lanes' partial
+  // sums over their dimensions.
   __device__ __forceinline__ float PartOf(const Float8& key) const {
     return kGeneralBound ? (*this)(key, 1.0f) : SquareOf(key);
   }
@@ -105,14 +104,14 @@ class HeadBound {
   Float8 diagonal_;
 };
 
-// Keys that are summed in float32, by one warp; float64 from there on. Every kernel sums a page in
-// portions of this size, in this order, so that its sums are the same however its rows came.
+// Keys that one warp sums in float32; float64 beyond. Every kernel sums a page in portions of this
+// size, in this order, so its sums do not depend on how its rows were divided into steps.
 inline constexpr int kPortionKeys = 16;
 inline constexpr int kPortions = kPageTokens / kPortionKeys;
 
-// Pays for N's float32 sums, as a share of the largest ||q|| ||k|| / sqrt(d), to be added to beta:
-// at most nine additions of a portion's keys and five roundings of what is made of it, of 2^-24
-// each (2^-20 are 16), relative to the sum of the terms' norms, for the keys may cancel.
+// Pays for N's float32 sums, as a share of the largest ||q|| ||k|| / sqrt(d), and is added to beta:
+// at most nine additions of a portion's keys and five later roundings, 2^-24 each (2^-20 are 16),
+// relative to the sum of the terms' norms, because the keys may cancel.
 inline constexpr double kKeySumRounding = 0x1p-20;
 
 // Sums over a portion's keys, relative to the page's end. The same in all lanes but for `keys`,

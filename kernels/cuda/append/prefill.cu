@@ -1,7 +1,7 @@
 // Append of prefill rows, first kernel of three: every row block by itself. Keys and values go into
-// pages, gates relative to the page's start; what a page that becomes full adds to the running sums
-// goes into a record of StepSchedule::page_sums. Nothing that another row block reads is written
-// here; the rest, in order, is accumulate.cu.
+// pages, gates relative to the page's start; the addend of a full page to the running sums goes
+// into a record of StepSchedule::page_sums. No row block writes what another reads; accumulate.cu
+// adds up the records in order.
 #include "kernels/acp.h"
 #include "kernels/cuda/append/kernels.h"
 #include "kernels/cuda/append/page_sums.cuh"
@@ -24,8 +24,8 @@ struct BlockSpace {
   float count[kWarps], max_square[kWarps];
 };
 
-// Consecutive rows that a row's lanes take at a time, so that each row but the first finds the row
-// before it, which the token shift mixes in, in the same lanes.
+// Consecutive rows that a row's lanes process at a time, so that the row before each but the first,
+// which the token shift mixes in, is in the same lanes.
 template <int kHeadDim>
 inline constexpr int kLaneRows = kRowLanes<kHeadDim> < 8 ? kRowLanes<kHeadDim> / 2 : 4;
 
@@ -40,7 +40,7 @@ struct HeadBlock {
   bool first_of_seq;
 };
 
-// What a lane needs of its rows' gates, as it is loaded.
+// A lane's loads for its rows' gates.
 struct RawGates {
   float logits[2], bias;
 };
@@ -59,7 +59,7 @@ __device__ __forceinline__ RawGates LoadGates(const AppendParams& params, const 
 }
 
 // Log gates of a query head, added up from the page's start: lane i holds rows 2i and 2i + 1.
-// decay [64], by place, gets what is left of each of the page's keys after the block's last row.
+// decay [64], by place, receives the decay of each of the page's keys up to the block's last row.
 __device__ __forceinline__ void WriteGates(const AppendParams& params, const PagedKv& kv,
                                            const StepSchedule& schedule, const HeadBlock& block,
                                            int g, const RawGates& raw, float* decay) {
@@ -96,8 +96,8 @@ __device__ __forceinline__ void WriteGates(const AppendParams& params, const Pag
   if (lane == kWarp - 1) RecordOf(schedule, kv, block.index, head)[kLogGate] = sum;
 }
 
-// What a lane needs of its rows, as it is loaded: all loads are under way before the first is
-// waited for; the gates are computed meanwhile.
+// A lane's loads for its rows: all are issued before the first is waited for; meanwhile the gates
+// are computed.
 template <int kHeadDim>
 struct RawRows {
   static constexpr int kRows = kLaneRows<kHeadDim>;
@@ -107,8 +107,8 @@ struct RawRows {
   __nv_bfloat16 shift_logit;
 };
 
-// The lane's part of the row before row r of the block, which the batch has at `before` unless r is
-// the sequence's first. Rows that last_k and last_v hold came from bf16, so they fit into it again.
+// The lane's part of the row before row r of the block, at `before` in the batch unless r is the
+// sequence's first. Rows of last_k and last_v were bf16, so rounding them to it loses nothing.
 template <int kHeadDim>
 __device__ __forceinline__ uint4 LoadBefore(const AppendParams& params, const PagedKv& kv,
                                             const HeadBlock& block, int r,
@@ -120,7 +120,7 @@ __device__ __forceinline__ uint4 LoadBefore(const AppendParams& params, const Pa
       LoadVec8(LastRow(kv, last, block.rows.slot, params.layer, block.kv_head) + in_head));
 }
 
-// Keys and values of rows [first, first + kRows) of the block; for those past the last, the last.
+// Keys and values of rows [first, first + kRows) of the block; past the last row, the last.
 template <int kHeadDim>
 __device__ __forceinline__ RawRows<kHeadDim> LoadRows(const AppendParams& params, const PagedKv& kv,
                                                       const HeadBlock& block, int first) {
@@ -217,8 +217,8 @@ __device__ __forceinline__ void WriteRows(const AppendParams& params, const Page
   }
 }
 
-// The record of a full page for query head g of the group. The thread block calls together, after a
-// barrier behind keys and gates.
+// The record of a full page for query head g of the group. By the whole thread block, after a
+// barrier that follows keys and gates.
 template <int kHeadDim, bool kGeneralBound>
 __device__ __forceinline__ void WriteRecord(const AppendParams& params, const PagedKv& kv,
                                             const StepSchedule& schedule, const HeadBlock& block,
@@ -261,8 +261,8 @@ __device__ __forceinline__ void WriteRecord(const AppendParams& params, const Pa
   }
 }
 
-// A thread block a row block and kv head. kGeneralBound: with any bound, and rotation; else only
-// with a diagonal bound.
+// One thread block per row block and kv head. kGeneralBound: any bound, and rotation; else only a
+// diagonal bound.
 template <int kHeadDim, bool kGeneralBound>
 __global__ void __launch_bounds__(kThreads, kGeneralBound || kHeadDim > 64 ? 4 : 6)
     ProjectBlocksKernel(const __grid_constant__ BatchView batch,

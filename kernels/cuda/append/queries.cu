@@ -1,5 +1,5 @@
-// Append of prefill rows, third kernel of three: queries, in place. Nothing of theirs enters the
-// running sums, so they need not wait for the chains of accumulate.cu, which leave most SMs idle.
+// Append of prefill rows, third kernel of three: queries, in place. They do not enter the running
+// sums, so they need not wait for accumulate.cu, which uses few SMs.
 #include "kernels/cuda/append/kernels.h"
 #include "kernels/cuda/append/row.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (there) StoreWhole(ToBf16x8(query), at + i * params.projection.row_stride);
   }
-  if (blockIdx.x == 0) WaitOnDependencies();  // if all did, they would hold their places until then
+  if (blockIdx.x == 0) WaitOnDependencies();  // one block only: waiting blocks occupy their SM
 }
 
 template <int kHeadDim>

@@ -1,9 +1,9 @@
 // One head's row of the projection, spread over head_dim / 8 neighbouring lanes of a warp: token
-// shift, RMS norm, rotation, and the log gate. Whole warps call; a lane without a row computes
+// shift, RMS norm, rotation, and the log gate. By whole warps; a lane without a row computes
 // garbage that it does not store. The mathematics is that of kernels/cpu/append.cc.
 //
-// A token's query, key, value and log gate have the same bits in every kernel that computes them:
-// here no rounding is left to the compiler, which may fuse a product and a sum or not.
+// A token's query, key, value and log gate have the same bits in every kernel that computes them,
+// because no rounding is left to the compiler, which may or may not fuse a product and a sum.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,7 +19,7 @@
 
 namespace fox::cuda {
 
-// Lanes of a row, an vector each.
+// Lanes of a row, one vector each.
 template <int kHeadDim>
 inline constexpr int kRowLanes = kHeadDim / kVec8;
 
@@ -87,8 +87,8 @@ __device__ __forceinline__ __nv_bfloat16* ProjectionRow(const AppendParams& para
   return static_cast<__nv_bfloat16*>(params.projection.data) + row * params.projection.row_stride;
 }
 
-// The logit of a head's gate: where it is in a row of the projection, something else where there is
-// none, and what it is. Without branches: what else is being loaded need not be waited for.
+// The logit of a head's gate: its address in a row of the projection (some other where there is
+// none), and its value. Without branches, which would wait for other loads.
 __device__ __forceinline__ bool HasGateLogit(const AppendParams& params) {
   return params.has_gate && params.fgate_column >= 0;
 }

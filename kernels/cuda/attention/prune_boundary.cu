@@ -62,8 +62,8 @@ __device__ double RowLogitSpread(const __nv_bfloat16* q, const __nv_bfloat16* ke
                              static_cast<double>(self) - rounding, head_dim);
 }
 
-// The largest threshold of the rows for pages before the first row's: lanes take a row each, the
-// warp calls together. Infinity where one is NaN: nothing may be dropped.
+// The largest threshold of the rows for pages before the first row's, one row per lane, by the
+// whole warp. Infinity if one is NaN: nothing may be dropped.
 __device__ double PerQueryThreshold(const BoundaryArguments& arguments, const PagedKv& kv,
                                     const int32_t* table, int head, const RowBlock& rows) {
   const int group = kv.shape.group(), in_group = head % group, head_dim = kv.shape.head_dim;
@@ -83,7 +83,7 @@ __device__ double PerQueryThreshold(const BoundaryArguments& arguments, const Pa
   return WarpMax(largest);
 }
 
-// What the rows add to a page's score at most. The warp calls together. kPerQuery: see
+// The largest amount that the rows add to a page's score. By the whole warp. kPerQuery: see
 // UsesPerQueryBound.
 template <bool kPerQuery>
 __device__ double Threshold(const BoundaryArguments& arguments, const PagedKv& kv,
@@ -104,7 +104,7 @@ __device__ double Threshold(const BoundaryArguments& arguments, const PagedKv& k
                        arguments.self_logit_bound[head], any);
 }
 
-// First page of [low, high) that may not be dropped, or `high`. The whole warp calls.
+// First page of [low, high) that may not be dropped, or `high`. By the whole warp.
 __device__ int SearchBoundary(const PagedKv& kv, const int32_t* table, int head, int low, int high,
                               double threshold, double log_eps) {
   const int group = kv.shape.group(), in_group = head % group;
@@ -124,7 +124,7 @@ __device__ int SearchBoundary(const PagedKv& kv, const int32_t* table, int head,
   return low;
 }
 
-// The first page that the rows, of one tile, may see. The whole warp calls.
+// The first page that the rows of one tile may see. By the whole warp.
 template <bool kPerQuery>
 __device__ int BoundaryOf(const BoundaryArguments& arguments, const PagedKv& kv, int head,
                           const RowBlock& rows) {

@@ -1,7 +1,7 @@
-// Where each attention tile's view begins under a bound: for every (query head, tile), the first
-// page that may not be dropped for all of the tile's rows (kernels/acp.h; acp.md section 3). A
-// search over the page bounds, which rise, all tiles and heads side by side. Nothing is read per
-// key, but without QK-norm (acp.md section 5), where the rows' own queries and keys are.
+// Prune boundaries: for every (query head, tile), the first page that may not be dropped for all of
+// the tile's rows (kernels/acp.h; acp.md section 4). A search over the page bounds, which rise, for
+// all tiles and heads in parallel. Nothing is read per key, except without QK-norm (acp.md section
+// 5), where the rows' own queries and keys are read.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,20 +12,21 @@
 
 namespace fox::cuda {
 
-// Whether boundaries follow from the rows' own queries: in paper mode without QK-norm, of which a
-// bound that is not merely diagonal tells. Such heads evict nothing.
+// Whether boundaries follow from the rows' own queries: in paper mode without QK-norm, which shows
+// in a bound that is not merely diagonal. Such heads evict nothing.
 bool UsesPerQueryBound(const AttentionParams& params);
 
-// Fills work.boundary for the tiles of work.tiles and zeroes work.tile_counter. With AcpMode::kOff
-// every head begins at its first live page. `max_tiles`: at least *work.num_tiles, known to the
-// host. After Append of the layer. Enqueues on `stream`; gives the launch's error.
+// Fills schedule.boundary for the tiles of schedule.tiles and zeroes schedule.tile_counter. With
+// AcpMode::kOff every head begins at its first live page. `max_tiles`: at least
+// *schedule.num_tiles, known to the host. After Append of the layer. Enqueues on `stream`; returns
+// the launch's error.
 cudaError_t PruneBoundaries(const BatchView& batch, const AttentionParams& params,
                             const PagedKv& kv, const StepSchedule& schedule, int max_tiles,
                             cudaStream_t stream);
 
-// The same for the sequences with exactly one row: fills work.window, not null here. Worth it where
-// UsesPerQueryBound(); elsewhere eviction leaves decoding rows next to nothing to skip. The layer's
-// decode items are to be planned next (PlanSplits of paging.h).
+// The same for the sequences with exactly one row: fills schedule.first_visible_page, not null
+// here. Useful where UsesPerQueryBound(), because elsewhere eviction has freed nearly all pages
+// that a decode row could skip. PlanSplits (paging.h) must follow.
 cudaError_t FindFirstVisiblePages(const BatchView& batch, const AttentionParams& params,
                                   const PagedKv& kv, const StepSchedule& schedule,
                                   cudaStream_t stream);

@@ -1,4 +1,4 @@
-// Checks what kernels rely on, and enqueues them in order.
+// Checks the kernels' requirements and enqueues them in order.
 #include "kernels/cuda/attention/varlen_attention.h"
 
 #include <initializer_list>

@@ -1,5 +1,5 @@
-// BeginStep: takes the step's pages and plans it. Pages are taken at places known from a prefix sum
-// over the sequences, so the same state gives the same pages.
+// BeginStep: allocates the step's pages and plans the step. A prefix sum over the sequences gives
+// each page's place in the free stack, so equal states give equal pages.
 #include "kernels/core/check.h"
 #include "kernels/cuda/paging/page_pool.cuh"
 #include "kernels/cuda/paging/paging.h"
@@ -18,8 +18,8 @@ constexpr int kMaxBeginStepBlocks = 264;
 constexpr int kSplitThreads = 1024;
 constexpr int kSeqHeadsPerThread = 4;  // at most, at a time
 
-// A sequence's new pages per list, row blocks and tiles, side by side in one word so that one scan
-// adds up all three.
+// A sequence's new pages per list, row blocks and tiles, packed in one word so that one scan adds
+// up all three.
 constexpr int kFieldBits = 21;
 constexpr uint64_t kFieldMask = (uint64_t{1} << kFieldBits) - 1;
 static_assert(kMaxRows <= int64_t{1} << (kFieldBits - 1));
@@ -78,13 +78,13 @@ __device__ void WriteSpans(const BatchView& batch, const uint64_t* before, Field
   }
 }
 
-// Page k of all that are needed is the k-th from the top of the free stack.
+// The k-th needed page is the k-th from the top of the free stack.
 __device__ void TakePages(const BatchView& batch, const PagedKv& kv, const uint64_t* before) {
   const int64_t lists = static_cast<int64_t>(kv.shape.layers) * kv.shape.kv_heads;
   const int64_t total = UnpackCount(before[batch.num_seqs], kNewPages) * lists;
   if (total == 0) return;
   const int64_t free_count = FreePages(kv);
-  if (total > free_count) Report(kv, PoolFault::kOverdrawn);  // against the scheduler's promise
+  if (total > free_count) Report(kv, PoolFault::kOverdrawn);  // the scheduler broke its promise
   const auto begin = [&](int s) { return UnpackCount(before[s], kNewPages); };
   for (int64_t k = blockIdx.x * kBeginStepThreads + threadIdx.x; k < total;
        k += gridDim.x * kBeginStepThreads) {
@@ -97,7 +97,7 @@ __device__ void TakePages(const BatchView& batch, const PagedKv& kv, const uint6
       Report(kv, PoolFault::kTableEnd);
       continue;
     }
-    // Where none is left, some page stands in, so that it may be read and written.
+    // If none is left, page 0 is used, so that reads and writes stay in the pool.
     kv.Table(list)[p] = k < free_count ? TakePage(kv, slot, free_count - 1 - k) : 0;
   }
 }
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kBeginStepThreads)
   }
 }
 
-// Of a seq_head and those that are taken together with it.
+// Of a seq_head and the heads that are computed together with it.
 __device__ __forceinline__ int FirstPageOf(const SequenceRows& rows, const PagedKv& kv,
                                            const StepSchedule& schedule, int layer, int seq_head) {
   const int head = seq_head % kv.shape.q_heads, group = kv.shape.group();
@@ -134,7 +134,8 @@ __device__ __forceinline__ int FirstPageOf(const SequenceRows& rows, const Paged
                    min(HeadsTogether(kv.shape), group - head % group));
 }
 
-// Of one (sequence, head), and of the heads that are taken together with it if it is the first.
+// Of one (sequence, head), including the heads that are computed together with it if it is the
+// first of them.
 __device__ __forceinline__ int SplitsOf(const BatchView& batch, const PagedKv& kv,
                                         const StepSchedule& schedule, int layer, int seq_head) {
   const int seq = seq_head / kv.shape.q_heads, head = seq_head % kv.shape.q_heads;
@@ -146,8 +147,8 @@ __device__ __forceinline__ int SplitsOf(const BatchView& batch, const PagedKv& k
   return NumSplits(first, last);
 }
 
-// Of block b, of which the splits in hand begin at `begin(i)` for seq_head i. A few splits go to
-// the first blocks, which lie on different SMs.
+// The start of block b, where seq_head i's splits begin at `begin(i)`. A few splits go to the first
+// blocks, which are on different SMs.
 template <typename Begin>
 __device__ BlockStart StartOf(const BatchView& batch, const PagedKv& kv,
                               const StepSchedule& schedule, int layer, int num_splits,
@@ -182,7 +183,7 @@ __device__ BlockStart StartOf(const BatchView& batch, const PagedKv& kv,
   return start;
 }
 
-// Ends the taking of pages: what BeginStepKernel took leaves the stack. One thread block calls.
+// Pops the pages that BeginStepKernel allocated from the free stack. By one thread block.
 __device__ void CommitPops(const BatchView& batch, const PagedKv& kv, uint64_t* warp_sums) {
   uint64_t taken = 0, total;
   for (int seq = static_cast<int>(threadIdx.x); seq < batch.num_seqs; seq += kSplitThreads) {
@@ -197,8 +198,8 @@ __device__ void CommitPops(const BatchView& batch, const PagedKv& kv, uint64_t* 
   }
 }
 
-// One thread block a layer, from `first_layer` on. Of more splits than there is room for, the last
-// ones are left out, and their rows not written.
+// One thread block per layer, from `first_layer` on. If there are more splits than fit, the last
+// ones are omitted and their rows not written.
 __global__ void __launch_bounds__(kSplitThreads)
     PlanSplitsKernel(const BatchView batch, const PagedKv kv, const StepSchedule schedule,
                      int first_layer, bool ends_taking) {

@@ -1,14 +1,14 @@
-// Evict: at each page end among the step's rows, gives back the leading pages that no later row
-// needs. The order in which pages come back does not matter, for nothing depends on which free page
-// a list gets.
+// Evict: frees, at each page end among the step's rows, the leading pages that no later row needs.
+// The order in which pages are freed does not matter, because nothing depends on which free page a
+// list gets.
 //
-// Page ends are asked one after the other, so which pages are live after a page end does not depend
-// on the steps that led there. When they go does: at the end of a step. No tile may see the
-// difference, so what is evicted at a page end is what every later tile's own boundary drops
-// (prune_boundary.cu), to the bit: E and H are the same numbers and t falls (RisingLogMassBound, H
-// a minimum), but for the gates, whose float32 offsets may lie a rounding below their float64 sum,
-// from which the next page begins. LoadThresholds pays kSumRounding of c for that, thousands of
-// such roundings: where gates are as small as that, the rounding is one of c.
+// Page ends are tested in order, so which pages are live after a page end does not depend on how
+// the rows were divided into steps. When pages are freed does: at the end of a step. No tile may
+// see the difference, so the pages evicted at a page end are dropped by every later tile's own
+// boundary (prune_boundary.cu), to the bit: E and H are the same numbers and t falls
+// (RisingLogMassBound, H a minimum). The exception are gates, whose float32 offsets may be a
+// rounding below their float64 sum, at which the next page begins. LoadThresholds pays kSumRounding
+// of c for that, thousands of such roundings.
 #include "kernels/acp.h"
 #include "kernels/core/check.h"
 #include "kernels/cuda/paging/page_pool.cuh"
@@ -25,7 +25,7 @@ constexpr int kEvictThreads = 128;
 constexpr int kEvictWarps = kEvictThreads / kWarp;
 constexpr int kMaxEvictBlocks = 2112;
 
-// t of a page end, for each query head of the group: at least that of any row behind it.
+// t of a page end, for each query head of the group: at least that of any later row.
 __device__ void LoadThresholds(const EvictParams& params, const PagedKv& kv, int layer, int kv_head,
                                int32_t page, double* out) {
   const int group = kv.shape.group();
@@ -56,8 +56,8 @@ __device__ __forceinline__ double EvictedMassBound(const double* log_mass_bound,
   return largest;
 }
 
-// The pages that the walk over a list's page ends looks at next: lane i holds page begin + i and
-// its scores.
+// The next pages that the loop over a list's page ends tests: lane i holds page begin + i and its
+// scores.
 struct EvictWindow {
   int begin;
   int32_t page;
@@ -77,8 +77,9 @@ __device__ EvictWindow LoadWindow(const PagedKv& kv, const int32_t* table, int b
   return window;
 }
 
-// One warp, one list: what the ends of pages [page_begin, page_end) license, each after the other.
-// 32 pages are tested at once. `shared` [2, 32, group]. Returns how many pages were freed.
+// Frees, by one warp for one list, the pages that the ends of pages [page_begin, page_end) license,
+// in order. 32 pages are tested at once. `shared` [2, 32, group]. Returns the number of pages
+// freed.
 __device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot, int layer,
                          int kv_head, int page_begin, int page_end, double log_eps, double* shared,
                          double* max_log_evicted_mass) {

@@ -1,6 +1,6 @@
-// The page pool on the device: the one place where pages are taken, shared and given back, all of
-// it checked. Takes and gives are separate kernels of a step, so the free stack is only ever pushed
-// to or popped from. See paged_kv.h for who owns a page.
+// The page pool on the device: pages are allocated, shared and freed only here, with checks.
+// Allocating and freeing are separate kernels of a step, so a kernel only pushes to the free stack
+// or only pops from it. See paged_kv.h for a page's owners.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,8 +27,8 @@ __device__ __forceinline__ int32_t FreePages(const PagedKv& kv) {
   return min(max(*kv.free_count, 0), kv.shape.num_pages);
 }
 
-// The page at `index` of the free stack, the slot's from now on; one that may be used even if it is
-// wrong. Whoever commits the takes counts them in sole_pages.
+// The page at `index` of the free stack, owned by the slot from now on; a valid page even after a
+// fault. The kernel that pops the pages counts them in sole_pages.
 __device__ __forceinline__ int32_t TakePage(const PagedKv& kv, int slot, int64_t index) {
   const int32_t page = kv.free_stack[index];
   if (!Exists(kv, page)) {
@@ -45,8 +45,8 @@ __device__ __forceinline__ uint64_t AddToOwners(const PagedKv& kv, int32_t page,
   return atomicAdd(reinterpret_cast<unsigned long long*>(kv.page_owners + page), word);
 }
 
-// The slot has the first `count` lanes' pages, too; the warp calls together. `from` is who probably
-// had them alone.
+// Makes the slot another owner of the first `count` lanes' pages; by the whole warp. `from` is the
+// slot that probably was their sole owner.
 __device__ __forceinline__ void SharePages(const PagedKv& kv, int slot, int from, int32_t page,
                                            int count) {
   bool was_from = false;
@@ -66,8 +66,8 @@ __device__ __forceinline__ void SharePages(const PagedKv& kv, int slot, int from
   if (Lane() == 0 && fewer > 0) atomicAdd(kv.sole_pages + from, -fewer);
 }
 
-// The slot gives up the first `count` lanes' pages; those that nobody has go to the free stack. The
-// warp calls together.
+// The slot stops owning the first `count` lanes' pages; those without owners go to the free stack.
+// By the whole warp.
 __device__ __forceinline__ void DropPages(const PagedKv& kv, int slot, int32_t page, int count) {
   if (count <= 0) return;
   const int lane = Lane();
@@ -100,7 +100,7 @@ __device__ __forceinline__ void DropPages(const PagedKv& kv, int slot, int32_t p
   }
 }
 
-// Thread blocks for so much work, at least one.
+// Thread blocks for this much work, at least one.
 inline unsigned BlocksFor(int64_t work, int64_t per_block, int64_t most) {
   return static_cast<unsigned>(std::clamp<int64_t>((work + per_block - 1) / per_block, 1, most));
 }

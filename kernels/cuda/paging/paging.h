@@ -1,4 +1,4 @@
-// The page pool on the device: the kernels that take pages, plan a step, and give pages back.
+// The page pool on the device: the kernels that allocate pages, plan a step, and free pages.
 // Decisions are those of kernels/cpu/evict.cc and kernels/acp.h. A broken promise of the scheduler
 // ends in PagedKv::pool_fault.
 #pragma once
@@ -12,8 +12,8 @@
 
 namespace fox::cuda {
 
-// Ops::BeginStep: takes pages, advances lengths and fills `schedule`. All enqueue on `stream` and
-// give the launch's error. Nothing here depends on a value that the host would have to read.
+// Ops::BeginStep: allocates pages, advances lengths and fills `schedule`. All enqueue on `stream`
+// and return the launch's error. Nothing here depends on a value that the host would have to read.
 cudaError_t BeginStep(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,
                       cudaStream_t stream);
 
@@ -25,14 +25,14 @@ cudaError_t PlanSplits(const BatchView& batch, const PagedKv& kv, const StepSche
 cudaError_t Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
                   cudaStream_t stream);
 
-// Ops::Release; at most kMaxReleased slots a call, which travel as a kernel argument.
+// Ops::Release; at most kMaxReleased slots per call, passed as a kernel argument.
 inline constexpr int kMaxReleased = 64;
 cudaError_t Release(const int32_t* host_slots, int count, const PagedKv& kv, cudaStream_t stream);
 
 // Ops::Share.
 cudaError_t Share(int32_t from, int32_t to, const PagedKv& kv, cudaStream_t stream);
 
-// Ops::SwapOut and Ops::SwapIn; the range lies in pinned memory. A fault of SwapIn leaves the slot
+// Ops::SwapOut and Ops::SwapIn; the range is in pinned memory. After a fault of SwapIn the slot is
 // empty.
 cudaError_t SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, cudaStream_t stream);
 cudaError_t SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, cudaStream_t stream);

@@ -1,5 +1,5 @@
-// The canary of free pages (PagedKvShape::poison_free_pages): all of them are NaN, and nobody has
-// written to one since. For debugging: every call goes through the whole free stack.
+// The canary of free pages (PagedKvShape::poison_free_pages): fills them with NaN and checks that
+// nothing has written to one since. For debugging: every call scans the whole free stack.
 #include "kernels/cuda/paging/page_pool.cuh"
 #include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/ptx/dependent_launch.cuh"

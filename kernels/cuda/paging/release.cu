@@ -1,4 +1,4 @@
-// Release: gives all pages of a slot up and makes its state that of a new sequence.
+// Release: frees all pages of a slot and resets its state to that of a new sequence.
 #include <algorithm>
 
 #include "kernels/core/check.h"
@@ -25,7 +25,7 @@ __device__ void Fill(double* out, int64_t count, double value) {
   }
 }
 
-// All but the length, which every list has to read first. blockIdx.y: which slot.
+// Everything but the length, which every list has to read first. blockIdx.y: the slot.
 __global__ void __launch_bounds__(kReleaseThreads)
     ReleaseKernel(const ReleasedSlots released, const PagedKv kv) {
   TriggerDependents();

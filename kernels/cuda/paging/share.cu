@@ -1,5 +1,5 @@
-// Share: one slot gets the full pages of another and its state at the last page end. What is copied
-// and why it is enough: kernels/cpu/share.cc.
+// Share: one slot gets the full pages of another and its state at the last page end. What is
+// copied, and why it suffices: kernels/cpu/share.cc.
 #include "kernels/cuda/paging/page_pool.cuh"
 #include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/primitives/kv_index.cuh"

@@ -14,14 +14,13 @@ namespace {
 constexpr int kTakeThreads = 1024;
 constexpr int kCopyThreads = 256;
 constexpr int kCopyWarps = kCopyThreads / kWarp;
-// The bus is full with far fewer bytes under way than one block for each SM would have: PCIe 5
-// takes 64 GB/s at most, so some 200 KB in the few microseconds there and back; a block has up to
-// 32 KB.
+// Fewer blocks than SMs saturate the bus: PCIe 5 transfers at most 64 GB/s, some 200 KB in a round
+// trip of a few microseconds, and a block has up to 32 KB in flight.
 constexpr int kMaxCopyBlocks = 64;
 constexpr int kInFlight = 8;  // 16-byte words of a thread
 
-// Word `index` of the thread's share and those that follow: `count` words of 16 or 4 bytes, dealt
-// out one by one to `threads`.
+// Word `index` of the thread's share and the following ones: `count` words of 16 or 4 bytes,
+// distributed one by one over `threads`.
 template <typename Word>
 __device__ void CopyWords(const std::byte* from, std::byte* to, int64_t count, int64_t index,
                           int64_t threads) {
@@ -56,7 +55,7 @@ __device__ void CopyArray(const SwapLayout::Array& array, int64_t at, std::byte*
 }
 
 // Live pages of the slot's lists, kThreads lists at a time: the thread's list is first + its index.
-// before[i]: pages in front of list first + i, those of earlier lists among them (`carry`).
+// before[i]: pages before list first + i, including those of earlier lists (`carry`).
 // Begins and ends with a barrier; returns the carry of the next lists.
 template <int kThreads>
 __device__ int64_t CountPages(const int32_t* first_live, int end, int64_t first, int64_t lists,
@@ -86,7 +85,7 @@ __global__ void __launch_bounds__(kCopyThreads)
   TriggerDependents();
   WaitOnDependencies();
   const int64_t length = kv.length[slot];
-  // Where SwapIn found a fault, it left the slot empty.
+  // If SwapIn found a fault, the slot is empty.
   if (!kOut && length == 0) return;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kCopyThreads + threadIdx.x;
   for (int i = kOut ? 0 : SwapLayout::kHeader; i < layout.num_state; ++i) {
@@ -118,8 +117,8 @@ __global__ void __launch_bounds__(kCopyThreads)
   if (counted > most_pages && thread == 0) Report(kv, PoolFault::kSwapOverflow);
 }
 
-// Length and first live pages, and pages from the pool for all of them. One block. A fault leaves
-// the slot empty.
+// Length, first live pages, and pages from the pool for all live ones. One block. After a fault the
+// slot is empty.
 __global__ void __launch_bounds__(kTakeThreads)
     TakeSlotKernel(const int slot, const std::byte* range, const int64_t most_pages,
                    const __grid_constant__ SwapLayout layout, const PagedKv kv) {
@@ -163,7 +162,7 @@ __global__ void __launch_bounds__(kTakeThreads)
   *kv.free_count = free_count - static_cast<int32_t>(total);
 }
 
-// As if each list had all its pages: how many it has is known to the device.
+// As if each list had all its pages, because only the device knows their number.
 unsigned CopyBlocks(const PagedKv& kv) {
   return BlocksFor(kv.shape.lists_per_slot() * kv.shape.max_pages, kCopyWarps, kMaxCopyBlocks);
 }

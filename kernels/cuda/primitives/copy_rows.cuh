@@ -1,5 +1,5 @@
-// Copies rows from global to shared memory, a warp at a time, and announces them by an mbarrier:
-// the bulk copy of Hopper or, before it, many 16-byte copies.
+// Copies rows from global to shared memory, by a warp, and signals their arrival through an
+// mbarrier: by Hopper's bulk copy or, on older devices, by many 16-byte copies.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace fox::cuda {
 
-// How many arrivals of one BulkCopyRows complete a phase of the barrier that it signals.
+// Arrivals of one BulkCopyRows that complete a phase of its barrier.
 __device__ __forceinline__ int BulkCopyRowsArrivals() {
 #if __CUDA_ARCH__ >= 900
   return 1;
@@ -19,7 +19,7 @@ __device__ __forceinline__ int BulkCopyRowsArrivals() {
 }
 
 // One whole warp copies `rows` (at most 32) rows of `bytes` each, which complete on `barrier`.
-// Everything is 16-byte aligned. The data are read once, so they leave the L2 first.
+// Everything is 16-byte aligned. The data are read once, so the L2 evicts them first.
 __device__ __forceinline__ void BulkCopyRows(const void* global, int64_t global_stride,
                                              void* shared, int shared_stride, int rows, int bytes,
                                              Mbarrier* barrier) {

@@ -1,4 +1,4 @@
-// A batch's rows on the device, how they are cut, and a scan over a thread block.
+// A batch's rows on the device, their division into spans, and a scan over a thread block.
 #pragma once
 
 #include <math_constants.h>
@@ -25,14 +25,14 @@ __device__ __forceinline__ SequenceRows RowsOf(const BatchView& batch, int seq) 
   return rows;
 }
 
-// How many pieces rows [position, position + count) fall into when cut at multiples of `unit`.
+// The number of pieces of rows [position, position + count) when cut at multiples of `unit`.
 __device__ __forceinline__ int NumSpans(const SequenceRows& rows, int unit) {
   if (rows.count <= 0) return 0;
   return static_cast<int>((rows.position + rows.count + unit - 1) / unit - rows.position / unit);
 }
 
-// The sum of `value` over this thread and those before it, and over all; the block's threads call
-// together. `warp_sums` is shared memory, [kThreads / 32].
+// The sum of `value` over this thread and those before it, and over all; by all threads of the
+// block. `warp_sums` is shared memory, [kThreads / 32].
 template <int kThreads, typename T>
 __device__ T InclusiveScan(T value, T* warp_sums, T& total) {
   value = WarpScan(value);

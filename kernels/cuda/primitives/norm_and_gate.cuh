@@ -6,13 +6,13 @@
 
 namespace fox::cuda {
 
-// What the RMS norm of a head multiplies its values with, before its weights do.
+// The RMS norm's scale of a head's values, without the weights.
 template <int kHeadDim>
 __device__ __forceinline__ float NormScale(float sum_of_squares, float eps) {
   return rsqrtf(fmaf(sum_of_squares, 1.0f / kHeadDim, eps));
 }
 
-// And that of a row of `cols` columns.
+// The same of a row of `cols` columns.
 __device__ __forceinline__ float RowNormScale(float sum_of_squares, int cols, float eps) {
   return rsqrtf(__fadd_rn(__fdiv_rn(sum_of_squares, static_cast<float>(cols)), eps));
 }

@@ -11,7 +11,7 @@
 
 namespace fox::cuda {
 
-// What is absent is null.
+// Absent parts are null.
 struct OutputTransformArguments {
   const float* norm;          // [q_heads * head_dim]
   const __nv_bfloat16* gate;  // [num_rows, q_heads * head_dim]

@@ -1,5 +1,5 @@
-// QuadTranspose: the four lanes that share a row of a product trade words, so that each has 16
-// neighbouring bytes to store.
+// QuadTranspose: the four lanes that share a row of a product exchange words, so that each has 16
+// contiguous bytes to store.
 #pragma once
 
 #include <cstdint>

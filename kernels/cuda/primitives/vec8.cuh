@@ -1,4 +1,4 @@
-// Float8: eight consecutive elements of a row, what a thread handles at a time: 16 bytes of bf16.
+// Float8: eight consecutive elements of a row, a thread's unit of work: 16 bytes of bf16.
 // Loads are plain ones: rows may have been written by the previous kernel while this one was
 // running. For .cu files only.
 #pragma once
@@ -44,7 +44,7 @@ __device__ __forceinline__ uint4 ToBf16x8(const Float8& o) {
   }
   return packed.bits;
 }
-// In one store: words that are assigned as a uint4 the compiler may store one by one.
+// In one store: the compiler may split the assignment of a uint4 into four.
 __device__ __forceinline__ void StoreWhole(const uint4& bits, __nv_bfloat16* to) {
   __stcg(reinterpret_cast<uint4*>(to), bits);
 }

@@ -1,5 +1,5 @@
-// Warps, their lanes, and reductions and scans over them. All lanes of the warp call together; the
-// order of the additions is part of the contract, for callers promise bits.
+// Warps, their lanes, and reductions and scans over them, called by all lanes of the warp. The
+// order of the additions is part of the contract because callers promise equal bits.
 #pragma once
 
 #include <math_constants.h>
@@ -29,8 +29,8 @@ __device__ __forceinline__ T FromLaneBelow(T x, int distance) {
   return __shfl_up_sync(kAllLanes, x, distance);
 }
 
-// The thread's index, as if new: what follows from it is computed where it is needed instead of
-// being kept through a loop that has too few registers for it.
+// The thread's index, opaque to the compiler: values derived from it are recomputed where they are
+// needed instead of occupying registers throughout a loop.
 __device__ __forceinline__ int OpaqueThreadIdx() {
   int thread = static_cast<int>(threadIdx.x);
   asm volatile("" : "+r"(thread));
@@ -85,7 +85,7 @@ __device__ __forceinline__ float QuadMax(float x) {
   return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
 }
 
-// What add(earlier, x) makes of this lane and all before it; `add` is associative.
+// The result of add(earlier, x) over this lane and all before it; `add` is associative.
 template <typename T, typename Add>
 __device__ __forceinline__ T WarpScan(T x, const Add& add) {
 #pragma unroll

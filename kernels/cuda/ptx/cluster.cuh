@@ -29,25 +29,25 @@
 
 namespace fox::cuda {
 
-// Arrive at and wait for the barrier of all the cluster's threads; those that have ended count as
-// arrived. A thread waits before it arrives again. Relaxed: publishes nothing, but that the block
-// has started; and does not wait for loads of others' memory whose values nothing has used.
+// Arrive at and wait for the barrier of all the cluster's threads; threads that have ended count as
+// arrived. A thread waits before it arrives again. Relaxed: publishes only that the block has
+// started, and does not wait for loads of other blocks' memory whose values are unused so far.
 __device__ __forceinline__ void ArriveAtClusterRelaxed() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 #endif
 }
 
-// Publishes, by the thread's next arrival, all that it has written, global memory included: a fence
-// of half a microsecond.
+// The thread's next arrival publishes all its writes, including global memory: a fence of half a
+// microsecond.
 __device__ __forceinline__ void ReleaseAll() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("fence.acq_rel.cluster;" ::: "memory");
 #endif
 }
 
-// Publishes what the thread has written to its block's shared memory. What it wrote to global
-// memory is not published, where PTX can tell them apart (8.6).
+// Publishes the thread's writes to its block's shared memory, but not to global memory, if PTX
+// distinguishes them (8.6).
 __device__ __forceinline__ void ArriveReleasingShared() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #if CUDART_VERSION >= 12080

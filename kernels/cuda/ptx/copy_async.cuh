@@ -1,4 +1,4 @@
-// Asynchronous copies from global to shared memory, a thread at a time (cp.async): a thread closes
+// Asynchronous copies from global to shared memory by single threads (cp.async): a thread closes
 // groups of its copies and waits for them in order.
 #pragma once
 

@@ -18,8 +18,8 @@ __device__ __forceinline__ float Log2(float x) {
   return y;
 }
 
-// exp overflows to infinity for large negative x: the sigmoid is then zero. An exponential that is
-// subnormal is lost in the sum with one anyway.
+// exp overflows to infinity for large negative x: the sigmoid is then zero. A subnormal exponential
+// would be lost in the sum with one anyway.
 __device__ __forceinline__ float Sigmoid(float x) {
   constexpr float kMinusLog2E = -1.44269504088896341f;
   return __fdividef(1.0f, __fadd_rn(1.0f, Exp2(kMinusLog2E * x)));

@@ -1,6 +1,6 @@
-// Accesses to global memory that C++ has no word for: by cache level, and prefetches. None is by
-// the read-only path (.nc): under programmatic dependent launch the previous kernel may still be
-// writing. All stay on their side of WaitOnDependencies().
+// Accesses to global memory that C++ cannot express: by cache level, and prefetches. None uses the
+// read-only path (.nc), because under programmatic dependent launch the previous kernel may still
+// be writing. The compiler moves none across WaitOnDependencies().
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ __device__ __forceinline__ void Prefetch(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-// For what this block does not read again: leaves the first-level cache to the rest.
+// For data that this block does not read again: does not occupy the first-level cache.
 __device__ __forceinline__ uint4 LoadOnce(const void* address) {
   uint4 x;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -22,8 +22,8 @@ __device__ __forceinline__ uint4 LoadOnce(const void* address) {
   return x;
 }
 
-// From the second-level cache, which is all that blocks share: the first-level one may hold what
-// was there before the previous kernel ended.
+// From the second-level cache, the only one that blocks share: the first-level cache may hold
+// values from before the previous kernel's end.
 template <typename T>
 __device__ __forceinline__ T LoadCoherent(const T* address) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
@@ -46,8 +46,8 @@ __device__ __forceinline__ T LoadCoherent(const T* address) {
   return value;
 }
 
-// Replaces `x` by what is there now, where `changed`. Predicated: at the end of a branch the
-// compiler would wait for the loads.
+// Loads `x` again if `changed`. Predicated, because the compiler would wait for the loads at the
+// end of a branch.
 __device__ __forceinline__ void LoadAgain(const void* address, bool changed, uint4& x) {
   asm volatile(
       "{\n"
@@ -60,8 +60,8 @@ __device__ __forceinline__ void LoadAgain(const void* address, bool changed, uin
       : "memory");
 }
 
-// Adds and returns what was there before. Releases what this thread saw written before it, and
-// acquires what other blocks released here.
+// Adds and returns the previous value. Releases the writes that this thread has made or seen, and
+// acquires those that other blocks released here.
 __device__ __forceinline__ int32_t AtomicAddAcqRel(int32_t* address, int32_t x) {
   int32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
@@ -71,7 +71,7 @@ __device__ __forceinline__ int32_t AtomicAddAcqRel(int32_t* address, int32_t x) 
   return before;
 }
 
-// Flags between blocks: what the thread that stores wrote before is seen by the one that loads.
+// Flags between blocks: the loading thread sees the storing thread's earlier writes.
 __device__ __forceinline__ int LoadAcquire(const int* address) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");

@@ -1,5 +1,5 @@
-// Shared memory barriers that count arrivals (mbarrier) and, on Hopper, the bytes of bulk copies:
-// how tiles are handed from one warp to another. Read tma.cuh next.
+// Shared memory barriers that count arrivals (mbarrier) and, on Hopper, the bytes of bulk copies.
+// Warps pass tiles to each other by them. Read tma.cuh next.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace fox::cuda {
 
-// A barrier of phases 0, 1, 0, ...: a phase ends when its arrivals and its bytes are all there.
-// Arriving releases what the thread wrote before, waiting acquires it.
+// A barrier of phases 0, 1, 0, ...: a phase ends when all its arrivals and bytes have come. An
+// arrival releases the thread's writes, waiting acquires them.
 struct Mbarrier {
   uint64_t state;
 

@@ -6,7 +6,7 @@
 
 namespace fox::cuda {
 
-// Returns when `kThreads` threads are here or, by ArriveAtBarrier, have been.
+// Returns when `kThreads` threads have reached it or called ArriveAtBarrier.
 template <int kThreads>
 __device__ __forceinline__ void SyncThreads(int barrier = 1) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");

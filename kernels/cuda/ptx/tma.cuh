@@ -14,8 +14,8 @@ __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Copies the map's box at (column, row) to `shared`; its bytes count towards `barrier`. What lies
-// outside the tensor arrives as zeros. One thread calls.
+// Copies the map's box at (column, row) to `shared`; its bytes count towards `barrier`. Elements
+// outside the tensor become zeros. By one thread.
 __device__ __forceinline__ void TmaLoad2D(void* shared, const CUtensorMap* map, int column, int row,
                                           Mbarrier* barrier) {
   asm volatile(
@@ -45,9 +45,9 @@ __device__ __forceinline__ void BulkLoad(void* shared, const void* global, uint3
       : "memory");
 }
 
-// Copies `shared` to the map's box at (column, row), as far as it lies in the tensor, whose rows
-// have a multiple of 16 bytes: what they have beyond one would be cut off behind it. One thread
-// issues copies, closes groups of them and waits for them.
+// Copies `shared` to the part of the map's box at (column, row) that is in the tensor. Rows must
+// have a multiple of 16 bytes, else their ends would not be copied. One thread issues copies,
+// closes groups of them and waits for them.
 __device__ __forceinline__ void TmaStore2D(const CUtensorMap* map, int column, int row,
                                            const void* shared) {
   asm volatile(

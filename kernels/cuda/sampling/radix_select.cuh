@@ -1,7 +1,7 @@
-// What sampling from a row of logits needs of the blocks that share the row: candidate keys, sums
-// over the row, and SelectByRunningSum, a radix search by running sum. Sums are exact, so all
-// blocks take the same decisions without telling each other, and a row gives the same result in any
-// batch. sample.cu is the user.
+// Operations of the blocks that share a row of logits: candidate keys, sums over the row, and
+// SelectByRunningSum, a radix search by running sum. Sums are exact, so all blocks make the same
+// decisions without communicating them, and a row gives the same result in any batch. Used by
+// sample.cu.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,7 +18,7 @@ constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kBinBits = 9;
 constexpr int kBins = 1 << kBinBits;
-constexpr int kMaxCandidates = 128;  // so many candidates are compared with each other directly
+constexpr int kMaxCandidates = 128;            // this many candidates are compared directly
 constexpr uint64_t kNotFinite = ~uint64_t{0};  // larger than any key
 static_assert(kBins == kThreads, "one thread a bin");
 
@@ -26,15 +26,15 @@ struct Candidate {
   uint64_t key, weight;
 };
 
-// Two of everything that other blocks read, used in turn: a block that writes for exchange n + 2
-// has passed the barrier of n + 1, where all blocks were done with reading n.
+// Two of everything that other blocks read, used alternately: a block that writes for exchange n +
+// 2 has passed the barrier of n + 1, before which all blocks had read n.
 struct Shared {
   uint64_t partial[2][kWarps];
-  // Sums by bin; a weight is high * 2^32 + low, for shared memory adds 32 bits at a time.
+  // Sums by bin; a weight is high * 2^32 + low, because shared memory adds 32 bits at a time.
   uint32_t count[2][kBins], low[2][kBins], high[2][kBins];
   uint32_t num_candidates[2];
   Candidate candidates[2][kMaxCandidates];
-  // Seen by this block alone.
+  // Private to this block.
   Candidate merged[kMaxCandidates];
   uint64_t warp_sum[kWarps];
   uint64_t bin_before, picked;
@@ -42,7 +42,7 @@ struct Shared {
   int bin;
 };
 
-// What a block knows about its row.
+// A block's view of its row.
 struct Row {
   const float* logits;             // finite, or -infinity: masked
   int32_t vocabulary, begin, end;  // the block's ids: [begin, end)
@@ -56,7 +56,7 @@ struct Row {
 
 // --- Blocks of a row ---
 
-// Publishes what was written to shared memory, and nothing else to other blocks.
+// Publishes writes to shared memory to the other blocks, and nothing else.
 template <int kBlocks>
 __device__ __forceinline__ void RowBarrier() {
   if constexpr (kBlocks == 1) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ void RowBarrier() {
   }
 }
 
-// *local as block `rank` of the row has it.
+// The value of *local in block `rank` of the row.
 template <int kBlocks, typename T>
 __device__ __forceinline__ T ReadPeer(const T* local, int rank) {
   if constexpr (kBlocks > 1) return LoadFromBlock(local, rank);
@@ -151,8 +151,8 @@ __device__ __forceinline__ int32_t IdOf(const Row& row, uint64_t key) {
 
 // --- The radix search ---
 
-// What a search adds up: one a candidate, or its weight; a candidate that measures 0 is none. And
-// how fine its first bins are, in bins per unit of logit.
+// The measure that a search adds up: one per candidate, or its weight (0: no candidate); and the
+// number of its first bins per unit of logit.
 struct Counting {
   static constexpr bool kWeighs = false;
   static constexpr float kBinsPerUnit = 16;
@@ -169,8 +169,9 @@ struct Weighing {
   }
 };
 
-// Bins of equal width from the largest logit down, the last one open: most rows need no other, for
-// few logits share a bin near the top. Never decreases as x decreases, however it is rounded.
+// Bins of equal width from the largest logit down, the last one open. Most rows need no others,
+// because few logits share a bin near the top. Never decreases as x decreases, however it is
+// rounded.
 __device__ __forceinline__ int FirstBin(const Row& row, float x, float bins_per_unit) {
   const float bin = (row.largest - x) * bins_per_unit;
   return bin < kBins - 1 ? static_cast<int>(bin) : kBins - 1;
@@ -184,7 +185,7 @@ struct Range {
     return key >= low && key <= high &&
            (first_bin < 0 || FirstBin(row, x, bins_per_unit) == first_bin);
   }
-  // Leaves the first bin `bin`. The keys' bounds need not be tight.
+  // Narrows the range to first bin `bin`. The keys' bounds need not be tight.
   __device__ void NarrowTo(const Row& row, int bin, float bins_per_unit) {
     constexpr double kRounding = 0x1p-20;  // ample for the two roundings of FirstBin
     const double unit = 1.0 / static_cast<double>(bins_per_unit);

@@ -1,5 +1,5 @@
-// Sampling on the device: one cluster of blocks a row, each with a slice of the ids; one block a
-// row where rows are many or there are no clusters. Penalties, biases and masks are applied once,
+// Sampling on the device: one cluster of blocks per row, each with a slice of the ids; one block
+// per row if rows are many or there are no clusters. Penalties, biases and masks are applied once,
 // in place, rounded as in engine/sampler.cc. A token is sampled by one pass over the logits, the
 // exponential race of kernels/sampling_arithmetic.h. Filters come before it and need no sort: the
 // k-th best and the end of the top_p mass are found by a radix search. Read radix_select.cuh next.
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(kSetThreads, 1)
 
 using Kernel = void (*)(const SampleParams, int, float);
 
-// As many blocks a row as run at once; the result does not depend on it.
+// As many blocks per row as run at once; the result does not depend on it.
 std::pair<Kernel, int> KernelFor(int64_t rows) {
   constexpr int64_t kBlocksAtOnce = 128;  // of the smallest device with clusters, about
   const bool has_clusters = HasSm90Code(KernelAddress(SampleKernel<kMaxBlocks>));

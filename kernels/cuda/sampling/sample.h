@@ -8,9 +8,9 @@
 
 namespace fox::cuda {
 
-// Both enqueue on `stream` and give the launch's error. Sample may be captured: all that a step
-// decides it finds in device memory. logits: f32 [rows, V] in device memory, left unchanged but in
-// rows with an logits_processor. Entries: pinned host memory or device memory.
+// Both enqueue on `stream` and return the launch's error. Sample may be captured, because
+// everything that varies by step is in device memory. logits: f32 [rows, V] in device memory,
+// changed only in rows with a logits_processor. Entries: pinned host memory or device memory.
 cudaError_t SetPenaltyState(const PenaltyStateParams& params, cudaStream_t stream);
 cudaError_t Sample(const SampleParams& params, cudaStream_t stream);
 

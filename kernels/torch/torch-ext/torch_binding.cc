@@ -44,7 +44,8 @@ Tensor Copy(const Tensor& x) {
   return torch::stable::copy_(copy, x);
 }
 
-// What the kernels load by bulk copies of 16 bytes; strides of dimensions of size 1 mean nothing.
+// For tensors that the kernels load by bulk copies of 16 bytes; strides of dimensions of size 1 do
+// not matter.
 bool IsLoadable(const Tensor& x) {
   if (reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 != 0 || x.stride(3) != 1) return false;
   for (int64_t dim = 0; dim < 3; ++dim) {
@@ -74,11 +75,11 @@ void CheckTensor(const char* name, const Tensor& x, ScalarType dtype, int64_t di
   STD_TORCH_CHECK(x.dim() == dims, name, " must have ", dims, " dimensions, not ", x.dim());
 }
 
-// The inputs that both operators take, held for as long as the parameters point into them.
+// The inputs of both operators, kept for as long as the parameters point into them.
 struct Inputs {
   Tensor q, k, v, log_fgate;
   OptionalTensor seq_begin, seq_end, threshold, max_query_norm;
-  // As many as batch rows if nobody says where they begin.
+  // One per batch row if their begins are not given.
   int64_t sequences() const { return seq_begin ? seq_begin->size(0) : q.size(0); }
 };
 

@@ -1,14 +1,14 @@
 // Backward of varlen forgetting attention, key tile by key tile: a block keeps 128 keys and values
-// of a kv head, walks the row tiles that see them from the diagonal to last_row_tile and forms
+// of a kv head, loops over the row tiles that see them from the diagonal to last_row_tile and forms
 //   P = 2^(x - lse),  dP = dO V^T,  dS = P (dP - delta),
 //   dV += P^T dO,  dK += dS^T Q,  dQ += dS K,  and the row and column sums of dS.
 //   BackwardSm90  wgmma, TMA, warp specialisation, persistent: Hopper
 //   BackwardSm80  mma.sync, cp.async: every tensor-core GPU since Ampere
 //
 // Rounding. dS is rounded to bf16 for products; both sums are of dS in float32. The gate's gradient
-// is a difference of sums over many rows and keys in which what lies on both sides cancels exactly:
-// were the two sums of different numbers, or rows taken to sum to zero, noise would grow with the
-// root of the length.
+// is a difference of two sums over many rows and keys whose common terms cancel exactly. If the
+// sums were of different roundings, or rows were assumed to sum to zero, noise would grow with the
+// square root of the length.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,8 +20,8 @@ namespace fox::cuda {
 
 // Writes dk, dv (bf16, dk scaled; rows of no sequence are not touched) and gradients.col_sum; adds
 // to gradients.dq and gradients.row_sum. Reads delta, last_row_tile and the state. REQUIRES:
-// head_dim 32, 64 or 128; views 16-byte aligned, strides multiples of 8. Enqueue on `stream`; give
-// the launch's error.
+// head_dim 32, 64 or 128; views 16-byte aligned, strides multiples of 8. Enqueue on `stream`;
+// return the launch's error.
 cudaError_t BackwardSm90(const VarlenAttentionParams& params, const VarlenState& state,
                          const VarlenGradients& gradients, cudaStream_t stream);
 cudaError_t BackwardSm80(const VarlenAttentionParams& params, const VarlenState& state,

@@ -1,6 +1,6 @@
-// One cluster of blocks a (sequence, query head). The splits of its window are dealt to the blocks
-// two at a time, each to four warps; a block that gets none ends at once, so a short window costs
-// one block. The first block merges. Invariant: every sum is that of split.cu, in the same order.
+// One cluster of blocks per (sequence, query head). The splits of its window go to the blocks two
+// at a time, each to four warps; a block without splits ends at once, so a short window costs one
+// block. The first block merges. Invariant: every sum is that of split.cu, in the same order.
 #include <cfloat>
 #include <cstdint>
 
@@ -20,8 +20,8 @@ namespace {
 
 using namespace decode;
 
-// The largest portable cluster. Twice as many blocks of half as many warps were slower: few such
-// clusters find room at a time.
+// The largest portable cluster. Twice as many blocks of half as many warps were slower, because few
+// such clusters fit at a time.
 constexpr int kBlocks = 8;
 constexpr int kBlockWarps = 8;
 constexpr int kBlockThreads = kBlockWarps * kWarp;
@@ -38,7 +38,7 @@ struct ClusterShared {
   WarpParts<kHeadDim, kWarps> splits[kRounds * kBlockSplits];  // the block's
   LaneGroups<kHeadDim> lane_groups[kBlockWarps];
   KeptSeqHead<kHeadDim> seq_heads[kBlockWarps];
-  // In the first block: what all blocks have found, by split of the window.
+  // In the first block: the partial results of all blocks, by split of the window.
   struct Partial {
     float max, sum, out[kHeadDim];
   } partials[kMaxWindowSplits];
@@ -46,7 +46,7 @@ struct ClusterShared {
   PartialMerges<kHeadDim> merges;
 };
 
-// Goes on in the window; false when nothing is left for the warp.
+// Moves on in the window; false at the warp's end.
 __device__ __forceinline__ bool Advance(const SeqHead& seq_head, Cursor& cursor) {
   if (++cursor.iteration < cursor.iteration_end) return true;
   cursor.split += kSplitsAtOnce;
@@ -69,8 +69,8 @@ __device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head,
   int split = cursor.split;
   bool more = exists && Advance(seq_head, cursor);
   HalfPage next = PlaceAt(seq_head, cursor.iteration, more);
-  // Both ids by one load, and through a shuffle: keys and values, behind it, need not be waited
-  // for to fetch the next ones.
+  // Both ids by one load and a shuffle, so that the next tiles are fetched without waiting for this
+  // one's keys and values.
   const int32_t id = LoadCoherent(seq_head.table + (Lane() == 0 ? half_page.page : next.page));
   half_page.page = FromLane(id, 0);
   next.page = FromLane(id, 1);
@@ -97,7 +97,8 @@ __device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head,
     const float weight = ScoresToProbs(kept, keys, gate, half_page.valid, softmax);
     WarpParts<kHeadDim, kWarps>& parts =
         shared.splits[split / kSplitsAtOnce * kBlockSplits + Warp() / kWarps];
-    // Left here, not at the loop's end: where paths meet, the compiler would wait for loads.
+    // Returns here and not at the loop's end, because the compiler waits for loads where paths
+    // meet.
     if (!more) {
       AddValues<kHeadDim>(weight, values, softmax);
       parts.Put(Warp() % kWarps, softmax, shared.lane_groups[Warp()]);
@@ -119,8 +120,8 @@ __device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head,
   }
 }
 
-// Merges the warps' parts of each of the block's splits: into the output where the window has no
-// other split, else as a partial result in the first block, which must have started.
+// Merges the warps' parts of each of the block's splits: into the output if the window has no other
+// split, else as a partial result in the first block, which must have started.
 template <int kHeadDim>
 __device__ __forceinline__ void FinishSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
                                              int rank, ClusterShared<kHeadDim>& shared) {
@@ -165,7 +166,7 @@ __device__ __forceinline__ void MergeSplits(const Decode& a, const KeptSeqHead<k
     if (merge >= kWarps) break;
     float sum = 0, out = 0;
 #pragma unroll
-    for (int i = 0; i < kMaxWindowSplits / kWarps; ++i) {  // no branches: loads side by side
+    for (int i = 0; i < kMaxWindowSplits / kWarps; ++i) {  // no branches: loads in parallel
       const int split = merge + i * kWarps, at = min(split, count - 1);
       const float of_split = FromLane(lane_weight, at);
       const float weight = split < count ? of_split : 0.0f;
@@ -191,8 +192,8 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim >
   }
   ArriveAtClusterRelaxed();  // the first block has started when partial results are sent to it
   if (LoadCoherent(a.batch.slot + index / a.kv.shape.q_heads) < 0) {
-    // Some block must wait, so that the end of this kernel implies that of all before it; it must
-    // not hold back the next kernel, which starts when all blocks have let it.
+    // One block must wait, so that the end of this kernel implies the end of all earlier ones. It
+    // must not delay the next kernel, which starts when all blocks have triggered it.
     if (rank != 0) return;
     TriggerDependents();
     WaitOnDependencies();

@@ -1,5 +1,5 @@
-// Decode attention of small batches (BatchView::small), where latency is all: a cluster of blocks
-// takes a whole window at once and merges through its shared memory, with no way over the device's.
+// Decode attention of small batches (BatchView::small), which latency dominates: a cluster of
+// blocks attends to a whole window at once and merges in shared memory, without global memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,8 +9,8 @@
 namespace fox::cuda {
 
 // DecodeAttention for batches in which every sequence has one row and none more than
-// kSmallBatchTokens, behind AppendDecode; the work splits are not looked at. REQUIRES:
-// DecodeClusterRuns (decode.h).
+// kSmallBatchTokens, after AppendDecode; planned splits are not used. REQUIRES: DecodeClusterRuns
+// (decode.h).
 cudaError_t DecodeCluster(const decode::Decode& arguments, cudaStream_t stream);
 
 }  // namespace fox::cuda

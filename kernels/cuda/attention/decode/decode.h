@@ -1,9 +1,9 @@
-// Decode attention: one row per sequence over its heads' live pages. Work is cut into splits of a
-// few pages at fixed places; splits are dealt out evenly over the chip, and the last one of a
-// (sequence, head) to finish merges them in order. Small batches take another kernel where the
+// Decode attention: one row per sequence over its heads' live pages. Windows are cut into splits of
+// a few pages at fixed places; splits are distributed evenly over the device, and the last block of
+// a (sequence, head) to finish merges them in order. Small batches use another kernel where the
 // device has clusters (cluster.cuh), with the same sums in the same order: a row's bits depend on
-// its own windows alone, never on the batch. Query heads that share a kv head are taken together
-// (HeadsTogether) by a third kernel, whatever the batch.
+// its own windows alone, never on the batch. A third kernel computes query heads that share a kv
+// head together (HeadsTogether), in every batch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,9 +14,9 @@
 
 namespace fox::cuda {
 
-// The sequences of exactly one row; the others are left alone. q, out: bf16; pages: bf16,
+// The sequences of exactly one row; the others are not touched. q, out: bf16; pages: bf16,
 // [64, head_dim]; rows of q, of the output gate and of pages 16-byte aligned, those of out 4-byte
-// aligned; lse float32 or empty. The output norm is taken of float32, before the one rounding. A
+// aligned; lse float32 or empty. The output norm is computed in float32, before the one rounding. A
 // row visits its list's pages from schedule.first_visible_page on, or all live ones where that is
 // null (first_live follows the bound). blocks_total, blocks_pruned: added to as in prefill.h.
 // after_append_decode: the kernel right before is AppendDecode of the same batch and layer, which
@@ -26,15 +26,15 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
                             const PagedKv& kv, const StepSchedule& schedule,
                             bool after_append_decode, cudaStream_t stream);
 
-// How many blocks it has where small batches do not take a kernel of their own: those that the
-// device holds at once (StepSchedule::decode_blocks).
+// The number of blocks of the kernel for larger batches: as many as are resident on the device at
+// once (StepSchedule::decode_blocks).
 cudaError_t DecodeBlocks(const PagedKvShape& shape, int* blocks);
 
-// Whether small batches (BatchView::small) take the kernel of their own: device and build have
-// clusters, its blocks fit, and no query heads are taken together.
+// Whether small batches (BatchView::small) have a kernel of their own: device and build have
+// clusters, its blocks fit, and no query heads are computed together.
 bool DecodeClusterRuns(const PagedKvShape& shape);
 
-// The most rows for which it is the faster one: the clusters of more do not fit at a time.
+// The largest number of rows for which it is faster: the clusters of more rows do not fit at once.
 inline constexpr int64_t kMostClusterRows = 1;
 
 }  // namespace fox::cuda

@@ -1,10 +1,10 @@
-// How a warp takes a half page for up to eight query heads of its kv head: which lane holds what,
-// the loads into registers, and the tensor core products. For groups.cu only.
+// How a warp processes a half page for up to eight query heads of its kv head: which lane holds
+// what, the loads into registers, and the tensor core products. For groups.cu only.
 //
 // With r = lane / 4 and c = lane % 4 a lane has the logits of query r and of keys 8c .. 8c + 7 of
-// the half page. Products: S[query, key] = Q K', then O'[dim, query] += V' P'. Which key or dim
-// stands in which row, column or place of a product is ours to choose; so keys and values go from
-// memory into registers as they are, 16 bytes a lane, and the weights stay where they come about.
+// the half page. Products: S[query, key] = Q K', then O'[dim, query] += V' P'. Keys and dims are
+// assigned to rows and columns such that keys and values go from memory into registers unchanged,
+// 16 bytes per lane, and the weights stay in the registers in which they are computed.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -45,8 +45,8 @@ struct GroupTile {
   uint4 values[L::kLaneKeys][L::kValueParts];
 };
 
-// load(from, to) for each 16 bytes of a lane's rows: row j is kStep * j behind the lane's first,
-// but not behind its `last`; what lies past the valid keys is never read (it may be NaN).
+// load(from, to) for each 16 bytes of a lane's rows: row j is kStep * j after the lane's first, at
+// most its `last`; memory past the valid keys is never read (it may be NaN).
 template <int kRows, int kParts, int kStep, int kRowBytes, int kPartBytes, typename Load>
 __device__ __forceinline__ void ForRows(const char* first, int last, bool whole,
                                         uint4 (&rows)[kRows][kParts], const Load& load) {
@@ -111,8 +111,8 @@ __device__ __forceinline__ void LoadValues(const Decode& a, const HalfPage& half
             [](const char* from, uint4& to) { to = LoadOnce(from); });
 }
 
-// The same of a half page of the row's own page, once the row is there; else the tile stays as it
-// is.
+// Loads a half page of the row's own page again after the row has been written; else the tile stays
+// unchanged.
 template <int kHeadDim>
 __device__ __forceinline__ void LoadAgain(const Decode& a, const HalfPage& half_page,
                                           GroupTile<kHeadDim>& tile) {
@@ -127,7 +127,7 @@ struct GroupGate {
   float local[8];
 };
 
-// The lane's query head among the `heads` that are taken together: the last stands in past them.
+// The lane's query head among the `heads` that are computed together; past them, the last one.
 __device__ inline int LaneHead(int heads) { return min(LaneQuery(), heads - 1); }
 
 __device__ inline const float* LaneGates(const Decode& a, const SeqHead& seq_head,
@@ -160,14 +160,14 @@ __device__ inline void PrefetchGroupGates(const Decode& a, const SeqHead& seq_he
   Prefetch(a.kv.page_cum_log_f + summary);
 }
 
-// What a warp keeps of a seq_head's query heads in shared memory, as KeptSeqHead does of one.
+// A warp's copy of a seq_head's query heads in shared memory, as KeptSeqHead for one.
 template <int kHeadDim>
 struct KeptGroup {
   SeqHead seq_head;
   int heads;
   double base[8];
   float local[8];
-  int first[8];  // page that the head may see
+  int first[8];  // first page that the head sees
   uint4 q[8][kHeadDim / 8];
 
   struct Words {
@@ -175,7 +175,7 @@ struct KeptGroup {
     float local;
     uint4 q[kHeadDim / 32];
   };
-  // What AppendDecode writes; the last head stands in past the heads.
+  // Output of AppendDecode; past the heads, that of the last one.
   static __device__ Words LoadRow(const Decode& a, const SeqHead& taken) {
     const int last = NumHeads(a, taken.group_head) - 1;
     const int64_t own = Summary(a, taken.own, taken) + min(Lane() % 8, last);
@@ -219,7 +219,7 @@ struct KeptGroup {
   __device__ void Load(const Decode& a, const SeqHead& taken) { Take(a, taken, LoadRow(a, taken)); }
 };
 
-// A softmax in progress, logits in log2 units: `max` and `sum` are of the lane's query, `sum` the
+// A running softmax, logits in log2 units: `max` and `sum` are of the lane's query, `sum` the
 // lane's share. out[4 i + p]: dims 64 i + 8 r + 2 p of queries 2 c and 2 c + 1, then the next dim.
 template <int kHeadDim>
 struct GroupSoftmax {
@@ -228,7 +228,7 @@ struct GroupSoftmax {
   float out[kHeadDim / 16][4] = {};
 };
 
-// A lane's weights as pairs of bf16, and what these leave of the float32: together 16 bits.
+// A lane's weights as pairs of bf16, and the remainders of the float32: together 16 bits.
 struct GroupWeights {
   uint32_t high[4], low[4];
 };
@@ -253,8 +253,8 @@ __device__ __forceinline__ void QueryProducts(const KeptGroup<kHeadDim>& kept,
   }
 }
 
-// Takes a half page's keys into `softmax`, of which `valid` are the lane's query's; gives the
-// weights of the lane's keys.
+// Adds a half page's keys to `softmax`, of which `valid` are visible to the lane's query; returns
+// the weights of the lane's keys.
 template <int kHeadDim>
 __device__ __forceinline__ GroupWeights GroupScoresToProbs(const KeptGroup<kHeadDim>& kept,
                                                            const GroupTile<kHeadDim>& tile,

@@ -1,8 +1,8 @@
 // Decode attention of query heads that share a kv head, up to eight at a time: as split.cu, but a
-// warp takes each half page for all of them, by tensor core products. Which lane holds what is
-// group_tile.cuh; splits, who takes them and when a seq_head is complete are splits.cuh, where a
-// seq_head stands for the heads that are taken together. Invariant: what a row computes depends on
-// its heads' pages alone.
+// warp processes each half page for all of them, by tensor core products. group_tile.cuh says which
+// lane holds what; splits.cuh assigns splits to blocks and detects when a seq_head is complete.
+// Here a seq_head stands for the heads that are computed together. Invariant: what a row computes
+// depends on its heads' pages alone.
 #include <cmath>
 #include <cstdint>
 
@@ -22,17 +22,17 @@ using namespace decode;
 
 constexpr int kHeads = kMostHeadsTogether;
 static_assert(kHeads == 8, "the columns of a product");
-// Splits whose partial results a warp has under way when it merges.
+// Splits whose partial results a warp loads at once when it merges.
 constexpr int kMergeDepth = 8;
 
-// What the warps of a block have of a split.
+// The warps' parts of a split.
 template <int kHeadDim>
 struct GroupParts {
   alignas(16) float out[kWarps][kHeads][kHeadDim];
   float max[kWarps][kHeads];
   float sum[kWarps][kHeads];
 
-  // The calling warp's; a barrier has to follow.
+  // The calling warp's part; a barrier must follow.
   __device__ void Put(const GroupSoftmax<kHeadDim>& softmax) {
     const int r = LaneQuery(), c = Lane() % 4;
 #pragma unroll
@@ -54,8 +54,8 @@ struct GroupParts {
     }
   }
 
-  // The block's maximum, sum and out[t] of a head, warps in order. Where none has keys that the
-  // head may see, the sum is zero and the maximum the least.
+  // The block's maximum, sum and out[t] of a head, warps in order. If no warp has keys that the
+  // head sees, the sum is zero and the maximum the least.
   __device__ void Merge(int head, int t, float& all_max, float& all_sum, float& all_out) const {
     all_max = max[0][head];
     all_sum = all_out = 0;
@@ -91,8 +91,8 @@ __device__ float2* PartialOf(const Decode& a, int split, int head) {
   return reinterpret_cast<float2*>(a.schedule.partial + result * PartialFloats(kHeadDim));
 }
 
-// Merges the warps' parts of a split: into the output where the seq_head has no other split, else
-// as partial results.
+// Merges the warps' parts of a split: into the output if the seq_head has no other split, else as
+// partial results.
 template <int kHeadDim>
 __device__ void FinishSplit(const Decode& a, const KeptGroup<kHeadDim>& kept, int split,
                             const GroupSoftmax<kHeadDim>& softmax, GroupParts<kHeadDim>& parts) {
@@ -121,7 +121,7 @@ __device__ void FinishSplit(const Decode& a, const KeptGroup<kHeadDim>& kept, in
   }
 }
 
-// Merges a seq_head's partial results: a warp takes every fourth head, its splits in order.
+// Merges a seq_head's partial results: every fourth head by each warp, its splits in order.
 template <int kHeadDim>
 __device__ void MergeHeads(const Decode& a, const KeptGroup<kHeadDim>& kept) {
   using W = LaneWords<kHeadDim>;
@@ -168,7 +168,7 @@ __device__ void MergeHeads(const Decode& a, const KeptGroup<kHeadDim>& kept) {
   }
 }
 
-// Counts the heads' pages, for whoever has their first split.
+// Counts the heads' pages; called with their first split.
 template <int kHeadDim>
 __device__ void CountGroupPages(const Decode& a, const KeptGroup<kHeadDim>& kept) {
   using Count = unsigned long long;
@@ -184,7 +184,7 @@ __device__ void CountGroupPages(const Decode& a, const KeptGroup<kHeadDim>& kept
   }
 }
 
-// Keys of the warp's half page that the lane's query may see.
+// Keys of the warp's half page that the lane's query sees.
 template <int kHeadDim>
 __device__ int SeenKeys(const KeptGroup<kHeadDim>& kept, int iteration, const HalfPage& half_page) {
   const int page = iteration * kIterationPages + Warp() / kHalvesPerPage;
@@ -199,13 +199,13 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
   const Start start = LoadStart(a);
   const SeqHead& seq_head = start.seq_head;
   if (start.first == start.last) {
-    // Some block must wait, so that the end of this kernel implies that of all before it.
+    // One block must wait, so that the end of this kernel implies the end of all earlier ones.
     if (blockIdx.x == 0) WaitOnDependencies();
     return;
   }
 
-  // As in split.cu: all but q and gates is on its way before the wait, and the row's own page is
-  // read again.
+  // As in split.cu: everything but q and gates is loaded before the wait, and the row's own page is
+  // loaded again.
   KeptGroup<kHeadDim>* kept = shared.seq_heads[Warp()];
   Cursor next{0, start.first, 0, 0};
   EnterSplit(seq_head, next);

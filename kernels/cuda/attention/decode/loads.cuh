@@ -1,6 +1,6 @@
-// How a warp of decode attention takes a half page of keys and values: which lane holds what, and
-// the loads into registers. Invariant: nothing is left in the L1, where the previous
-// kernel's writes do not come. For decode attention only; the half pages are splits.cuh.
+// How a warp of decode attention loads a half page of keys and values: which lane holds what, and
+// the loads into registers. Invariant: nothing stays in the L1, which the previous kernel's writes
+// do not reach. For decode attention only; half pages are defined in splits.cuh.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -44,7 +44,7 @@ __device__ Gate LoadGate(const Decode& a, const SeqHead& seq_head, const HalfPag
           LoadCoherent(LogFOffsets(a, summary) + half_page.half * kHalfPageKeys + key)};
 }
 
-// Where this lane's part of a half page's first rows is.
+// The address of this lane's part of a half page's first rows.
 template <int kHeadDim>
 __device__ const char* TileBegin(const void* pool, const HalfPage& half_page) {
   using L = Layout<kHeadDim>;
@@ -53,8 +53,8 @@ __device__ const char* TileBegin(const void* pool, const HalfPage& half_page) {
   return static_cast<const char*>(pool) + row * (kHeadDim * 2) + Lane() % L::kLanes * 16;
 }
 
-// tile[i]: this lane's 8 dims of key i * kGroups + lane / kLanes. What lies past the valid keys
-// is never read (it may be NaN): the last valid key stands in for it, with weight zero.
+// tile[i]: this lane's 8 dims of key i * kGroups + lane / kLanes. Memory past the valid keys is
+// never read (it may be NaN): the last valid key is loaded instead, with weight zero.
 template <int kHeadDim>
 __device__ void LoadTile(const void* pool, const HalfPage& half_page,
                          uint4 (&tile)[Layout<kHeadDim>::kLoads]) {
@@ -73,8 +73,8 @@ __device__ void LoadTile(const void* pool, const HalfPage& half_page,
   }
 }
 
-// The same of a half page of the row's own page, once the row is there; else the tile stays as it
-// is.
+// Loads a half page of the row's own page again after the row has been written; else the tile stays
+// unchanged.
 template <int kHeadDim>
 __device__ void LoadTileAgain(const void* pool, const HalfPage& half_page,
                               uint4 (&tile)[Layout<kHeadDim>::kLoads]) {
@@ -88,7 +88,7 @@ __device__ void LoadTileAgain(const void* pool, const HalfPage& half_page,
   }
 }
 
-// Bring a half page's gates, or its keys and values, into the L2.
+// Prefetch a half page's gates, or its keys and values, into the L2.
 __device__ inline void PrefetchGates(const Decode& a, const SeqHead& seq_head,
                                      const HalfPage& half_page) {
   const int64_t summary = Summary(a, half_page.page, seq_head);

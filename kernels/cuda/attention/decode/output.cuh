@@ -1,5 +1,5 @@
-// The end of decode attention: a warp takes a finished row of a head through its output norm and
-// gate and stores it. Invariant: the order of the norm's sum is the same in all kernels.
+// The end of decode attention: a warp applies the output norm and gate to a head's finished row and
+// stores it. Invariant: the order of the norm's sum is the same in all kernels.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,8 +20,8 @@ namespace fox::cuda::decode {
 __device__ inline float Low(uint32_t word) { return __uint_as_float(word << 16); }
 __device__ inline float High(uint32_t word) { return __uint_as_float(word & 0xffff0000u); }
 
-// A head's row as a warp has it: words of two dims, spread over the lanes; a few are there several
-// times.
+// A head's row in a warp: words of two dims, spread over the lanes; some words are held more than
+// once.
 template <int kHeadDim>
 struct LaneWords {
   static constexpr int kWords = kHeadDim / 2;
@@ -30,8 +30,8 @@ struct LaneWords {
   __device__ static int At(int i) { return (i * kWarp + Lane()) % kWords; }
 };
 
-// The lane's words of what a head's output is multiplied by, but for the norm's scale: of the
-// norm's weights and of the gate, whatever is there.
+// The lane's words of the factors of a head's output, without the norm's scale: the norm's weights
+// and the gate, where they exist.
 template <int kHeadDim>
 struct OutputFactors {
   using W = LaneWords<kHeadDim>;
@@ -56,8 +56,8 @@ struct OutputFactors {
   }
 };
 
-// Brings the norm's weights of heads [head, head + count) into the L2, by a warp. Nobody writes
-// them, so they are there before the wait.
+// Prefetches the norm's weights of heads [head, head + count) into the L2, by a warp. They are
+// constant, so this may come before the wait.
 template <int kHeadDim>
 __device__ void PrefetchOutputNorm(const OutputTransformArguments& t, int head, int count = 1) {
   constexpr int kLineFloats = 32;
@@ -65,8 +65,8 @@ __device__ void PrefetchOutputNorm(const OutputTransformArguments& t, int head, 
   Prefetch(t.norm + head * kHeadDim + Lane() * kLineFloats);
 }
 
-// Stores a head's row, of which the softmax has left its maximum, its sum and the lane's words of
-// the output before the division by the sum; called by a warp.
+// Stores a head's row from the softmax's maximum, its sum and the lane's words of the output before
+// the division by the sum. By a warp.
 template <int kHeadDim>
 __device__ void StoreRow(const AttentionParams& params, const OutputTransformArguments& t,
                          int64_t row, int head, float max, float sum,
@@ -81,7 +81,7 @@ __device__ void StoreRow(const AttentionParams& params, const OutputTransformArg
     square = fmaf(x[i].y, x[i].y, fmaf(x[i].x, x[i].x, square));
   }
   if (t.norm != nullptr) {
-    // Words that are there several times change no mean.
+    // Words that are held more than once do not change the mean.
     scale = NormScale<2 * W::kCount * kWarp>(WarpSum(square), t.eps);
   }
   auto* to = reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(params.out.data) +

@@ -1,6 +1,5 @@
-// The arithmetic of decode attention: a warp takes half pages of keys and values into a softmax in
-// progress, and what warps and splits have of a row is added up. Which lane holds what is
-// loads.cuh.
+// The arithmetic of decode attention: a warp adds half pages of keys and values to a running
+// softmax; the results of warps and splits are merged. loads.cuh says which lane holds what.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,15 +15,15 @@
 
 namespace fox::cuda::decode {
 
-// A softmax in progress, logits in log2 units: `sum` and `out` are this lane's share.
+// A running softmax, logits in log2 units: `sum` and `out` are this lane's share.
 struct Softmax {
   float max = -FLT_MAX;  // of the warp; finite, so that a half page without keys changes nothing
   float sum = 0;
   float out[8] = {};
 };
 
-// part[0 .. 2 * kHalf) of 2 * kHalf neighbouring lanes: lane x gets the lanes' sum of part[x]. Two
-// halves of the lanes trade what they keep for what they give away, then each goes on by itself.
+// part[0 .. 2 * kHalf) of 2 * kHalf neighbouring lanes: lane x gets the lanes' sum of part[x]. The
+// two halves of the lanes exchange half of their parts, then each half continues by itself.
 template <int kHalf>
 __device__ float SumAcross(const float (&part)[2 * kHalf]) {
   const bool upper = (Lane() & kHalf) != 0;
@@ -62,7 +61,7 @@ __device__ float DotProduct(const float (&q)[8], const uint4 (&keys)[Layout<kHea
   return SumAcross<L::kLanes / 2>(part);
 }
 
-// Takes a half page's keys into `softmax`; gives the weight of this lane's key.
+// Adds a half page's keys to `softmax`; returns the weight of this lane's key.
 template <int kHeadDim>
 __device__ float ScoresToProbs(const KeptSeqHead<kHeadDim>& kept,
                                const uint4 (&keys)[Layout<kHeadDim>::kLoads], const Gate& gate,
@@ -106,20 +105,20 @@ __device__ void AddValues(float weight, const uint4 (&values)[Layout<kHeadDim>::
   }
 }
 
-// Where a warp adds up what its groups of lanes have of a row.
+// Space in which a warp adds up its lane groups' parts of a row.
 template <int kHeadDim>
 struct LaneGroups {
   alignas(16) float out[Layout<kHeadDim>::kGroups][kHeadDim];
 };
 
-// What each warp of a block has of a row: its sums and its maximum.
+// Each warp's part of a row: its sums and its maximum.
 template <int kHeadDim, int kBlockWarps>
 struct WarpParts {
   alignas(8) float out[kBlockWarps][kHeadDim];
   float max[kBlockWarps];
   float sum[kBlockWarps];
 
-  // The calling warp's, by way of its own `groups`; a barrier has to follow.
+  // The calling warp's part, added up in its own `groups`; a barrier must follow.
   __device__ void Put(int warp, const Softmax& softmax, LaneGroups<kHeadDim>& groups) {
     using L = Layout<kHeadDim>;
     __syncwarp();
@@ -175,14 +174,14 @@ __device__ void StoreRow(const Decode& a, const KeptSeqHead<kHeadDim>& kept, flo
            kept.Factors());
 }
 
-// What has become of a window's partial results: chain w has merged splits w, w + kWarps, ... in
-// order, each with weight exp2(its maximum - the window's), from zero on by fmaf.
+// A window's splits in kWarps merges: merge w adds up splits w, w + kWarps, ... in order, each with
+// weight exp2(its maximum - the window's), from zero on by fmaf.
 template <int kHeadDim>
 struct PartialMerges {
   alignas(8) float out[kWarps][kHeadDim];
   float sum[kWarps];
 
-  // Adds up the chains in order and stores the row. Called by all threads, behind a barrier.
+  // Adds up the merges in order and stores the row. By all threads, after a barrier.
   __device__ void Store(const Decode& a, const KeptSeqHead<kHeadDim>& kept, float max) const {
     using W = LaneWords<kHeadDim>;
     if (Warp() > 0) return;
@@ -201,7 +200,7 @@ struct PartialMerges {
   }
 };
 
-// Counts a seq_head's pages, for whoever has its first split.
+// Counts a seq_head's pages; called with its first split.
 __device__ inline void CountPages(const Decode& a, const SeqHead& seq_head) {
   using Count = unsigned long long;
   const int seq = seq_head.index / a.kv.shape.q_heads;

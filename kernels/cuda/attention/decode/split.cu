@@ -1,8 +1,8 @@
-// Decode attention as one persistent kernel over the step's splits. A warp takes half a page at
+// Decode attention as one persistent kernel over the step's splits. A warp processes half a page at
 // a time: its lanes hold keys and values in registers, 16 bytes each, while those of the next half
-// page are on their way. Invariant: what a split computes, and the order in which the splits of a
-// (sequence, head) are merged, depend on the seq_head's pages alone. The contract is decode.h; who
-// owns which splits is step_schedule.h.
+// page are being loaded. Invariant: what a split computes, and the order in which the splits of a
+// (sequence, head) are merged, depend on the seq_head's pages alone. The contract is decode.h;
+// step_schedule.h assigns splits to blocks.
 #include <cmath>
 #include <cstdint>
 
@@ -25,20 +25,20 @@ namespace {
 
 using namespace decode;
 
-// Of a split that is not its window's only one (step_schedule.h).
+// The result of a split that is not its window's only one (step_schedule.h).
 template <int kHeadDim>
 struct alignas(16) SplitPartial {
   float max, sum;
   float unused[2];
   float out[kHeadDim];
 };
-// As many are merged at a time: the splits of a window of 16,384 tokens, if heads are of 64.
+// Number of splits merged at a time: those of a window of 16,384 tokens with heads of 64.
 template <int kHeadDim>
 constexpr int kMergedTogether = 4096 / kHeadDim;
 
 template <int kHeadDim>
 struct Shared {
-  // At a split's end. Two, so that one barrier a split is enough.
+  // For a split's end. Two, so that one barrier per split is enough.
   WarpParts<kHeadDim, kWarps> split[2];
   LaneGroups<kHeadDim> lane_groups[kWarps];
   KeptSeqHead<kHeadDim> seq_heads[kWarps][2];
@@ -54,8 +54,8 @@ __device__ SplitPartial<kHeadDim>* PartialsFrom(const Decode& a, int split) {
 
 // ---- Results.
 
-// Merges the warps' parts of a split: into the output where the seq_head has no other split, else
-// as a partial result.
+// Merges the warps' parts of a split: into the output if the seq_head has no other split, else as a
+// partial result.
 template <int kHeadDim>
 __device__ void FinishItem(const Decode& a, const KeptSeqHead<kHeadDim>& kept, int split,
                            const Softmax& softmax, int buffer, Shared<kHeadDim>& shared) {
@@ -87,7 +87,7 @@ __device__ void CopyPartials(const SplitPartial<kHeadDim>* from, int count,
   CommitCopies();
 }
 
-// Merges a seq_head's partial results; warp w is merge w.
+// Merges a seq_head's partial results; warp w computes merge w.
 template <int kHeadDim>
 __device__ void MergeSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
                             Shared<kHeadDim>& shared) {
@@ -99,7 +99,7 @@ __device__ void MergeSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
   const int count = seq_head.end - seq_head.begin;
   const auto dim_of = [](int column) { return (column * kWarp + Lane()) * 2 % kHeadDim; };
   CopyPartials(partials, min(count, kTogether), shared.partials);
-  // Which are there several times change no maximum.
+  // Repeated ones do not change the maximum.
   const float low = LoadCoherent(&partials[min(Lane(), count - 1)].max);
   const float high = LoadCoherent(&partials[min(Lane() + kWarp, count - 1)].max);
   float max = fmaxf(low, high);
@@ -151,13 +151,13 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
   const Start start = LoadStart(a);
   const SeqHead& seq_head = start.seq_head;
   if (start.first == start.last) {
-    // Some block must wait, so that the end of this kernel implies that of all before it.
+    // One block must wait, so that the end of this kernel implies the end of all earlier ones.
     if (blockIdx.x == 0) WaitOnDependencies();
     return;
   }
 
-  // All but q and gates is on its way before the wait. The row's own page may be read half written
-  // then, and so is read again.
+  // Everything but q and gates is loaded before the wait. The row's own page may be half written
+  // then, so it is loaded again.
   KeptSeqHead<kHeadDim>* seq_heads = shared.seq_heads[Warp()];
   Cursor next{0, start.first, 0, 0};
   EnterSplit(seq_head, next);
@@ -184,8 +184,9 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
     const int valid = half_page.valid;
     more = Advance(a, start.last, seq_heads, next);
     half_page = HalfPageAt(seq_heads[next.slot].seq_head, next.iteration, more);
-    // As soon as this half page's keys have been used, the next one's take their registers; so with
-    // the values. No branches here: the compiler would wait for loads where paths meet.
+    // As soon as this half page's keys have been used, the next one's are loaded into their
+    // registers; likewise the values. No branches, because the compiler waits for loads where paths
+    // meet.
     const float weight = ScoresToProbs(seq_heads[now.slot], keys, gate, valid, softmax);
     gate = LoadGate<kHeadDim>(a, seq_heads[next.slot].seq_head, half_page);
     LoadTile<kHeadDim>(a.kv.keys, half_page, keys);

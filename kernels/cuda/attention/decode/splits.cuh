@@ -1,6 +1,6 @@
-// Which work a block of decode attention does: its share of the step's splits (step_schedule.h),
-// walked split by split in iterations of two pages, of which each of its four warps takes half a
-// page. Everything here is the same in all threads of a block, or of a warp where it says so.
+// The work of a block of decode attention: its share of the step's splits (step_schedule.h), split
+// by split in iterations of two pages, half a page for each of its four warps. Everything here is
+// the same in all threads of a block, or of a warp where it says so.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,10 +20,10 @@ namespace fox::cuda::decode {
 
 inline constexpr int kWarps = 4;
 inline constexpr int kThreads = kWarps * kWarp;
-// What a warp takes at a time: half a page, one logit for each lane.
+// A warp's unit of work: half a page, one logit per lane.
 inline constexpr int kHalfPageKeys = 32;
 inline constexpr int kHalvesPerPage = kPageTokens / kHalfPageKeys;
-// What the warps of a block take at a time.
+// A block's unit of work.
 inline constexpr int kIterationPages = kWarps / kHalvesPerPage;
 static_assert((1 << kMinSplitShift) % kIterationPages == 0);
 
@@ -34,9 +34,10 @@ struct Decode {
   PagedKv kv;
   StepSchedule schedule;
   int group;     // query heads of a kv head
-  int together;  // HeadsTogether: of these that a seq_head stands for
-  // Whether the kernel right before is AppendDecode, which starts this one when all before it and
-  // the projection have ended (launch.h): what these do not write may then be read while they run.
+  int together;  // HeadsTogether: query heads per seq_head
+  // Whether the previous kernel is AppendDecode, which starts this one when all kernels before it
+  // and the projection have ended (launch.h): memory that AppendDecode and the projection do not
+  // write may then be read while they run.
   bool after_append_decode;
 };
 
@@ -53,8 +54,8 @@ struct SeqHead {
   const int32_t* table;
 };
 
-// What AppendDecode writes of a seq_head's row: the gates and, spread over the lanes, q; and what
-// its output is multiplied by.
+// Output of AppendDecode for a seq_head's row: the gates and, spread over the lanes, q; and the
+// factors of its output.
 template <int kHeadDim>
 struct Row {
   double base;  // the row's cumulative log gate is base + local
@@ -63,8 +64,8 @@ struct Row {
   OutputFactors<kHeadDim> factors;
 };
 
-// What a warp keeps of a seq_head in shared memory, which saves registers and waiting. Each warp
-// has its own copies, of the current seq_head and of the next one, so no barrier is needed.
+// A warp's copy of a seq_head in shared memory, which saves registers and waiting. Each warp has
+// its own copies, of the current seq_head and of the next one, so no barrier is needed.
 template <int kHeadDim>
 struct KeptSeqHead {
   SeqHead seq_head;
@@ -80,15 +81,15 @@ struct KeptSeqHead {
   __device__ OutputFactors<kHeadDim> Factors() const;
 };
 
-// Where in the block's splits we are; the same in all threads.
+// The position in the block's splits; the same in all threads.
 struct Cursor {
   int slot;  // of the kept seq_head: 0 or 1
   int split;
-  int iteration, iteration_end;  // pages [2 * iteration, 2 * iteration + 2) are looked at together
+  int iteration, iteration_end;  // of pages [2 * iteration, 2 * iteration + 2)
 };
 
-// Half a page; the same in all lanes of a warp. Where the window has none for the warp: no valid
-// keys, and the first half of some page of the window, so that its first row may be read.
+// Half a page; the same in all lanes of a warp. If the window has none for the warp: no valid keys,
+// and the first half of some page of the window, whose first row can be read.
 struct HalfPage {
   int32_t page;  // id
   int half;
@@ -117,12 +118,12 @@ __device__ inline const float* LogFOffsets(const Decode& a, int64_t summary) {
   return static_cast<const float*>(a.kv.log_f_offset) + summary * kPageTokens;
 }
 
-// The query heads that are taken together from `group_head` on.
+// The number of query heads computed together from `group_head` on.
 __device__ inline int NumHeads(const Decode& a, int group_head) {
   return min(a.together, a.group - group_head);
 }
 
-// All but what AppendDecode writes, and but the splits.
+// Everything except AppendDecode's output and the splits.
 __device__ inline SeqHead LoadSeqHead(const Decode& a, int index) {
   const PagedKvShape& shape = a.kv.shape;
   const int seq = index / shape.q_heads, head = index % shape.q_heads;
@@ -195,7 +196,7 @@ __device__ OutputFactors<kHeadDim> KeptSeqHead<kHeadDim>::Factors() const {
   return factors;
 }
 
-// Where the block starts, as BeginStep has planned it.
+// The block's start, as planned by BeginStep.
 struct Start {
   int first, last;  // its splits
   SeqHead seq_head;
@@ -207,7 +208,7 @@ __device__ inline Start LoadStart(const Decode& a) {
   const BlockStart* planned = a.schedule.block_starts +
                               static_cast<int64_t>(a.params.layer) * a.schedule.decode_blocks +
                               blockIdx.x;
-  // Side by side: nothing is waited for before the keys but these.
+  // In parallel: the only loads that are waited for before the keys.
   const uint4* words = reinterpret_cast<const uint4*>(planned);
   const uint4 parts[] = {LoadCoherent(words), LoadCoherent(words + 1), LoadCoherent(words + 2)};
   Start start;
@@ -231,8 +232,8 @@ __device__ inline Start LoadStart(const Decode& a) {
   return start;
 }
 
-// The next seq_head that owns splits, `split` being its first. Lanes look at many seq_heads at
-// once, because sequences of several rows own none.
+// The next seq_head that owns splits; `split` is its first. Lanes test many seq_heads at once,
+// because sequences of several rows own none.
 __device__ inline SeqHead NextSeqHead(const Decode& a, int index, int split) {
   const int32_t* split_begin = SplitBegin(a);
   for (;; index += kWarp) {
@@ -259,7 +260,7 @@ __device__ inline void EnterSplit(const SeqHead& seq_head, Cursor& cursor) {
   EnterSplit(seq_head, SplitShift(NumPages(seq_head) - seq_head.first_live), cursor);
 }
 
-// False when nothing is left before split `last`; the cursor is then worth nothing but its slot.
+// False at split `last`; then only the cursor's slot is valid.
 template <typename Kept>
 __device__ bool Advance(const Decode& a, int last, Kept* kept, Cursor& cursor) {
   if (++cursor.iteration < cursor.iteration_end) return true;
@@ -274,8 +275,8 @@ __device__ bool Advance(const Decode& a, int last, Kept* kept, Cursor& cursor) {
   return true;
 }
 
-// The warp's half page of an iteration, but for its page's id: `page` is its place in the table.
-// Without valid keys if `exists` is false.
+// The warp's half page of an iteration, where `page` is an index into the table and not an id. No
+// valid keys if `exists` is false.
 __device__ inline HalfPage PlaceAt(const SeqHead& seq_head, int iteration, bool exists) {
   const int warp = Warp() % kWarps;
   const int page = iteration * kIterationPages + warp / kHalvesPerPage;
@@ -300,16 +301,16 @@ __device__ inline HalfPage HalfPageAt(const Start& start, int iteration) {
   return half_page;
 }
 
-// Whether this block, having written `done` of the seq_head's partial results, is the last to do
-// so; it then sees all of them. Behind a barrier either way.
+// Whether this block, which has written `done` of the seq_head's partial results, is the last to do
+// so; it then sees all of them. A barrier in either case.
 __device__ inline bool IsComplete(const Decode& a, const SeqHead& seq_head, int done) {
   __syncthreads();
   const int count = seq_head.end - seq_head.begin;
   if (done == count) return true;
   bool last = false;
   if (threadIdx.x == 0) {
-    // Releases what the block's threads wrote before the barrier, acquires for what they read
-    // after the next one what other blocks released here.
+    // Releases the block's writes before the barrier, and acquires for its reads after the next one
+    // what other blocks released here.
     int32_t* arrival_counter = a.schedule.arrival_counter + seq_head.index;
     const int before = AtomicAddAcqRel(arrival_counter, done);
     last = before + done == count;

@@ -1,6 +1,7 @@
-// Prefill attention with ACP over per-head pages: 128-row tiles walk from their diagonal to the
-// left, down to the boundary found by PruneBoundaries, or, under the certified bound, until the
-// rows' own denominators prove the rest negligible (acp.md 2d). Two kernels with one contract:
+// Prefill attention with ACP over per-head pages: the KV loop of a 128-row tile runs from its
+// diagonal to the left, down to the boundary found by PruneBoundaries, or, under the certified
+// bound, until the rows' own denominators prove the rest negligible (acp.md 2d). Two kernels with
+// one contract:
 //   PrefillSm90  wgmma, TMA, warp specialisation, persistent: Hopper
 //   PrefillSm80  mma.sync, cp.async: every tensor-core GPU since Ampere
 // Both read keys, values, gates and boundaries from a source: the server's pages, or, for training,
@@ -17,24 +18,24 @@
 
 namespace fox::cuda {
 
-// The rows of work.tiles; q, out: bf16; pages: bf16, [64, head_dim]; lse float32 or empty.
-// Reads work.boundary (PruneBoundaries comes first) and never a page left of it. What a tile
-// computes depends on its rows, the keys up to them and its boundary alone, as long as
-// schedule.key_splits has memory at all; PrefillSm80 splits nothing. blocks_total and blocks_pruned
-// are added to by (row, head, page): a tile's rows skip the pages left of the first one the tile
-// visited. `max_tiles` as for PruneBoundaries. REQUIRES: head_dim 32, 64 or 128 (PrefillSm80 also
-// 16); q, out and transform.gate and their rows 16-byte aligned. Enqueue on `stream`; give the
-// launch's error.
+// The rows of schedule.tiles; q, out: bf16; pages: bf16, [64, head_dim]; lse float32 or empty.
+// Reads schedule.boundary (PruneBoundaries comes first) and no page left of it. What a tile
+// computes depends on its rows, the keys up to them and its boundary alone, provided that
+// schedule.key_splits has memory; PrefillSm80 splits nothing. Adds to blocks_total and
+// blocks_pruned by (row, head, page): a tile's rows skip the pages left of the leftmost one that
+// the tile visited. `max_tiles` as for PruneBoundaries. REQUIRES: head_dim 32, 64 or 128
+// (PrefillSm80 also 16); q, out and transform.gate and their rows 16-byte aligned. Enqueue on
+// `stream`; return the launch's error.
 cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                         const StepSchedule& schedule, int max_tiles, cudaStream_t stream);
 cudaError_t PrefillSm80(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                         const StepSchedule& schedule, int max_tiles, cudaStream_t stream);
 
-// The same walk over params.q, k, v: writes params.out (rows of sequences only) and state.lse;
-// reads the tiles, gates and first_page of the state, which its schedule has filled, and counts
-// work_counter up from zero. Keys and values behind a sequence's end may be anything. REQUIRES:
+// The same over params.q, k, v: writes params.out (rows of sequences only) and state.lse; reads the
+// tiles, gates and first_page of the state, which its schedule has filled, and counts work_counter
+// up from zero. Keys and values past a sequence's end may be anything. REQUIRES:
 // head_dim 32, 64 or 128; q_heads a multiple of kv_heads; views 16-byte aligned, strides multiples
-// of 8. Enqueue on `stream`; give the launch's error.
+// of 8. Enqueue on `stream`; return the launch's error.
 cudaError_t VarlenPrefillSm90(const VarlenAttentionParams& params, const VarlenState& state,
                               cudaStream_t stream);
 cudaError_t VarlenPrefillSm80(const VarlenAttentionParams& params, const VarlenState& state,

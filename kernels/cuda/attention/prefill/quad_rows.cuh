@@ -1,6 +1,6 @@
-// Rows of outputs on their way out, as tensor core products leave them: four neighbouring lanes, a
-// quad, share a row, and lane q has columns 8b + 2q and 8b + 2q + 1 of each block b of eight. For
-// both prefill kernels.
+// Rows of outputs in the layout of tensor core products: four neighbouring lanes, a quad, share a
+// row, and lane q has columns 8b + 2q and 8b + 2q + 1 of each block b of eight. For both prefill
+// kernels.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -59,8 +59,8 @@ __device__ __forceinline__ const __nv_bfloat16* GatesOf(const OutputTransformArg
   return t.gate + row * t.gate_stride + head * kHeadDim;
 }
 
-// The output transform of rows `row` and `row` + 8 of a tile, in two steps: its operands may be
-// under way while products are. A source that has none never loads.
+// The output transform of rows `row` and `row` + 8 of a tile, in two steps, so that its operands
+// are loaded while products run. A source without a transform never loads.
 template <int kHeadDim>
 class QuadTransform {
  public:

@@ -1,6 +1,6 @@
-// The paper's bound needs gates alone; the certified one (kernels/docs/acp.md section 2) first sums
-// a tile's keys, then follows N, S and H from tile to tile. Training knows all of a sequence's
-// queries, so the largest norm of one takes the place of the model's bounds: a(k) = max |q| |k|.
+// The paper's bound needs only gates; the certified one (kernels/docs/acp.md section 2) first sums
+// a tile's keys, then accumulates N, S and H from tile to tile. Training knows all of a sequence's
+// queries, so their largest norm replaces the model's bounds: a(k) = max |q| |k|.
 #include <cuda_bf16.h>
 
 #include "kernels/acp.h"
@@ -17,8 +17,8 @@ namespace {
 
 constexpr int kKeyWarps = kVarlenTile / kWarp;
 
-// Pays for the float32 sums of N over a tile: 128 additions and weights good to 2^-22, relative to
-// the terms, for the keys may cancel.
+// Pays for the float32 sums of N over a tile: 128 additions and weights accurate to 2^-22, relative
+// to the terms, because the keys may cancel.
 constexpr double kTileSumRounding = 0x1p-16;
 
 // The largest logit of a key, over its norm.
@@ -37,7 +37,7 @@ __device__ __forceinline__ float LargestOrNan(float a, float b) {
   return isnan(a) || b <= a ? a : b;
 }
 
-// What a head's gates make of a tile's keys.
+// A head's cumulative gates at a tile's keys.
 __device__ __forceinline__ const float* OffsetsOf(const VarlenState& state, int64_t head_tile) {
   return state.log_f_offset + head_tile * kVarlenTile;
 }
@@ -53,7 +53,7 @@ struct KeySumSpace {
   float keys[kVarlenTile];
 };
 
-// The tile's scalars, from what each warp found of its 32 keys. One thread.
+// The tile's scalars, from each warp's results for its 32 keys. One thread.
 __device__ void StoreKeySums(const VarlenState& state, const VarlenTile& tile, int64_t own, int t,
                              const KeySumSpace& space, double paid) {
   VarlenKeySums sums{};
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kVarlenTile)
     const float weight = there ? expf(end - offsets[j] - static_cast<float>(paid)) : 0.0f;
     const float top = WarpMax(term), mass = WarpSum(there ? expf(term - top) : 0.0f);
     const float count = WarpSum(weight);
-    __syncthreads();  // the head before is done with `space`
+    __syncthreads();  // the previous head is done with `space`
     space.weight[j] = weight;
     if (Lane() == 0) {
       space.top[warp] = top;
@@ -161,8 +161,8 @@ struct RunningKeySums {
   }
 };
 
-// A block per query head, a warp per run of tiles: sums the run, takes what the warps before it
-// make of theirs, and goes over it again to write beta and the largest norm so far.
+// A block per query head, a warp per run of tiles: sums the run, adds the sums of earlier warps,
+// and passes over the run again to write beta and the largest norm so far.
 template <int kHeadDim>
 __global__ void __launch_bounds__(kScanThreads)
     AccumulateKeys(VarlenAttentionParams params, VarlenState state) {
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(kScanThreads)
   }
 }
 
-// What certified bounds carry along a sequence.
+// Running state of the certified bounds along a sequence.
 struct Mass {
   double log_mass;           // log M - c
   double denominator_bound;  // H
@@ -267,7 +267,7 @@ __device__ void BoundTiles(const VarlenAttentionParams& params, const VarlenStat
       mass.log_mass = AddMass(mass.log_mass, sums.page_log_mass[p]);
       const int in_tile = p * kVarlenPage + kVarlenPage - 1;
       const double c_last = CumulativeGate(state, index, in_tile);
-      // The rounding of c_last enters the bound by length alone; M has paid for its own.
+      // Only the bound by length still has to pay for the rounding of c_last; M has paid for it.
       sums.page_log_mass[p] = CertifiedLogMassBound(mass.log_mass + c_last,
                                                     static_cast<double>(tile.position + in_tile),
                                                     c_last, logit + OffsetRounding(last));
@@ -328,7 +328,7 @@ __global__ void __launch_bounds__(kScanThreads)
     first_page[t] = FirstPageOf(params, state, head, t);
   }
   __syncthreads();
-  // The least of the tile's own and all later ones: it does not fall, whatever the gates are.
+  // The minimum over the tile and all later ones, so it never falls along a sequence.
   const TileRun run = RunOfTiles(num_tiles, kScanThreads - 1 - thread);
   constexpr int kNone = 0x7fffffff;
   const auto add = [](int a, int b) { return min(a, b); };

@@ -9,7 +9,7 @@
 namespace fox::cuda {
 
 // Fills state.first_page from tiles and gates; params.acp is kPaper or kCertified. Boundaries never
-// fall along a sequence: where tiles disagree, more is kept. Enqueues on `stream`; gives the
+// fall along a sequence: where tiles disagree, more is kept. Enqueues on `stream`; returns the
 // launch's error.
 cudaError_t FindFirstPages(const VarlenAttentionParams& params, const VarlenState& state,
                            cudaStream_t stream);

@@ -1,6 +1,6 @@
 // The gate's gradient: the logit of row i and key j contains log f_t for j < t <= i, so
 //   d_log_fgate_t = sum_{i >= t, j < t} dS_ij = sum_{i >= t} row_sum_i - sum_{j >= t} col_sum_j,
-// where what lies in both sums cancels: a reverse scan, float32 inside a tile, float64 over tiles.
+// whose common terms cancel: a reverse scan, float32 inside a tile, float64 over tiles.
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/attention/varlen/gradients.h"
@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// row_sum - col_sum of a tile, summed from each row on to the tile's end; `row[p]` is then the row
-// of part p that this lane has. The whole warp calls.
+// row_sum - col_sum of a tile, summed from each row on to the tile's end; `row[p]` is then this
+// lane's row of part p. By the whole warp.
 constexpr int kParts = kVarlenTile / kWarp;
 struct GateSums {
   float sum[kParts];
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A block per query head: gate_sum from sums of tiles to sums of all tiles behind.
+// A block per query head: gate_sum from sums of tiles to sums of all later tiles.
 __global__ void __launch_bounds__(kScanThreads)
     CarryGateGradients(VarlenState state, VarlenGradients gradients) {
   TriggerDependents();
@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(kThreads)
     const int i = GateSums::Row(p);
     if (i >= tile.count) continue;
     const double sum = gradients.gate_sum[own] + static_cast<double>(sums.sum[p]);
-    // No logit contains a sequence's first gate: both sums are of the whole sequence, and what they
-    // differ by is rounding.
+    // No logit contains a sequence's first gate: both sums cover the whole sequence and differ only
+    // by rounding.
     to[i * d_log_fgate.token_stride] = tile.position + i == 0 ? 0 : static_cast<float>(sum);
   }
 }

@@ -1,5 +1,5 @@
-// What surrounds the backward kernels: scratch is prepared before them, sums over key tiles are
-// finished behind them. And zeros for the tokens of no sequence, in both directions.
+// Kernels around the backward kernels: they prepare scratch before and finish sums over key tiles
+// after. And zeros for tokens of no sequence, in both directions.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,8 +10,8 @@
 namespace fox::cuda {
 
 // Fills delta and last_row_tile, zeroes dq, row_sum, turn and work_counter. Reads out, d_out and
-// the state. All of this header: head_dim 32, 64 or 128, views as BackwardSm90 wants them; enqueue
-// on `stream`, give the launch's error.
+// the state. All of this header: head_dim 32, 64 or 128, views as for BackwardSm90; enqueue on
+// `stream`, return the launch's error.
 cudaError_t PrepareGradients(const VarlenAttentionParams& params, const VarlenState& state,
                              const VarlenGradients& gradients, cudaStream_t stream);
 

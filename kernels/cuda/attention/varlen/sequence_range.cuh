@@ -1,5 +1,5 @@
-// Which tokens of its batch row a sequence holds, cut off at the row's ends: a list of sequences
-// comes from the caller's device memory, where nobody has checked it.
+// A sequence's token range in its batch row, cut off at the row's ends because the list of
+// sequences comes unchecked from the caller's device memory.
 #pragma once
 
 #include "kernels/varlen_attention.h"

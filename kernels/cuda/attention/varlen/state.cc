@@ -1,4 +1,4 @@
-// Where each array of the state and of the gradients' scratch lies in the caller's memory.
+// Places the arrays of the state and of the gradients' scratch in the caller's memory.
 #include "kernels/cuda/attention/varlen/state.h"
 
 #include <algorithm>
@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kAlignment = 256;
 
-// Hands out arrays one behind the other; from a null pointer, it only counts.
+// Allocates arrays one after the other; from a null pointer, it only counts bytes.
 class Layout {
  public:
   explicit Layout(void* memory) : memory_(static_cast<char*>(memory)) {}

@@ -1,8 +1,8 @@
-// What the kernels of varlen attention hand to one another on the device. Tokens are counted in
-// tiles of 128 that begin where their sequence begins; arrays over tokens are padded to whole tiles
-// and ordered [q_heads][max_tiles][128].
+// Device arrays that the kernels of varlen attention share. Tokens are counted in tiles of 128 that
+// begin where their sequence begins; arrays over tokens are padded to whole tiles and ordered
+// [q_heads][max_tiles][128].
 //
-// The state of a forward call is what its backward call needs again beside q, k, v and out.
+// The backward call needs the state of its forward call in addition to q, k, v and out.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -26,7 +26,7 @@ struct VarlenTile {
   int32_t seq_first, seq_last;  // the sequence's first and last tile in the list
 };
 
-// Of a tile's keys and a query head, for the certified bound; the schedule's own.
+// Sums over a tile's keys for a query head, for the certified bound; private to the schedule.
 struct VarlenKeySums {
   double page_log_mass[2];  // log sum_j exp(a_j - c_j) of each page; then E of kernels/acp.h
   double threshold;         // c_e + beta_e at the tile's end e; then t of kernels/acp.h

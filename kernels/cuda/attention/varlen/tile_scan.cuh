@@ -21,7 +21,7 @@ __device__ __forceinline__ TileRun RunOfTiles(int num_tiles, int index) {
   return {min(num_tiles, index * size), min(num_tiles, (index + 1) * size)};
 }
 
-// What a run adds up to from its last restart on.
+// The sum of a run from its last restart on.
 template <typename T>
 struct Segment {
   T value;
@@ -29,7 +29,7 @@ struct Segment {
 };
 
 // add(value, value) over the runs before this thread's, back to the last restart; `none` if there
-// is nothing before. The block's threads call together.
+// is none. By all threads of the block.
 template <typename T, typename Add>
 __device__ T ExclusiveSegmentScan(const Segment<T>& own, const T& none, const Add& add) {
   using Scan = cub::BlockScan<Segment<T>, kScanThreads, cub::BLOCK_SCAN_WARP_SCANS>;

@@ -1,6 +1,6 @@
 """The namespace of the operators, and the compiled library that implements them on CUDA.
 
-The builder of the HuggingFace kernels hub puts a module of the same names in this one's place.
+The builder of the HuggingFace kernels hub replaces this module by one with the same names.
 """
 
 from __future__ import annotations

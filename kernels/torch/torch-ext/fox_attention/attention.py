@@ -1,4 +1,4 @@
-"""The function that models call: checks its arguments, computes thresholds, picks the operator."""
+"""The function that models call: checks arguments, computes thresholds, selects the operator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Threshold = Literal["auto"] | float | torch.Tensor | None
 
 
 def _require(condition: bool, error: type[Exception], message: Callable[[], str]) -> None:
-    """The message is only made when it is needed: torch.compile would fix every size in it."""
+    """The message is made only on failure, because torch.compile would specialise on its sizes."""
     if not condition:
         raise error(message())
 
@@ -81,7 +81,7 @@ def _check_sequences(q: torch.Tensor, k: torch.Tensor, seq_start: torch.Tensor |
 def _sequences(k: torch.Tensor, seq_start: torch.Tensor | None,
                cu_seqlens: torch.Tensor | None
                ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Where each sequence begins and ends, int32 [sequences], on the device; None: whole rows."""
+    """Begin and end of each sequence, int32 [sequences], on the device; None: whole rows."""
     if cu_seqlens is not None:
         return cu_seqlens[:-1], cu_seqlens[1:]
     if seq_start is None:
@@ -108,7 +108,7 @@ def _per_head(name: str, value: float | torch.Tensor, q: torch.Tensor,
 def _pruning(q: torch.Tensor, k: torch.Tensor, scale: float, adaptive_threshold: Threshold,
              cu_seqlens: torch.Tensor | None, bound: str, log_eps: float
              ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """(threshold, max_query_norm) of the operators, and max_logit where a threshold took it."""
+    """(threshold, max_query_norm) of the operators, and max_logit if a threshold computed it."""
     _require(bound in ("paper", "certified"), ValueError,
              lambda: f'bound must be "paper" or "certified", not {bound!r}')
     if isinstance(adaptive_threshold, str):
@@ -177,12 +177,12 @@ def forgetting_attention(
     deterministic: equal bits in every run, also when torch.use_deterministic_algorithms is set.
     max_logit: a float, or a tensor broadcastable to (batch, heads), with cu_seqlens to (sequences,
       heads): the caller's promise that no |sm_scale q.k| of the head is larger, as the weights of
-      QK-norm give one; rounding to bfloat16 need not be counted. Up to 22 it makes the forward
-      kernel of Hopper faster, which then looks for no row's maximum; a row's largest weight is then
+      QK-norm give one; rounding to bfloat16 need not be counted. Up to 22 the forward kernel of
+      Hopper is faster because it does not search rows' maxima; a row's largest weight is then
       rounded, too, and gradients err some 6% more, those of log_fgate 16%. A larger bound changes
       nothing.
-      If a logit breaks the promise, the output may be infinite or NaN. None: unknown, but that
-      "auto" of "paper" finds it.
+      If a logit breaks the promise, the output may be infinite or NaN. None: unknown, except that
+      "auto" of "paper" computes it.
 
     Returns [batch, queries, heads, head_dim], or as q with head_first. Raises TypeError, ValueError
     or RuntimeError, before anything is enqueued, if arguments do not fit.

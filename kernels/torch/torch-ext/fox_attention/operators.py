@@ -3,12 +3,12 @@
     forward, backward                      bfloat16 on CUDA, implemented by the compiled library
     reference_forward, reference_backward  everything else (reference.py)
 
-Both pairs take the same arguments, but that `max_logit` is the forward's alone. Sequence s holds
+Both pairs have the same arguments, except `max_logit`, which only forward has. Sequence s holds
 tokens [seq_begin[s], seq_end[s]) of batch row s, or of row 0 if `packed`; each is a whole row if
 both are None; `threshold` and
 `max_query_norm` are float32 [sequences, query heads], none or one of them given. `max_logit`, of
 that shape or none, is a promise: no |scale q.k| of the head is larger, and the CUDA kernel may then
-do without the rows' maxima. `state` is what a backward call needs of its forward call: opaque bytes
+do without the rows' maxima. `state` passes from a forward call to its backward call: opaque bytes
 on CUDA, the rows' log-sum-exp in the reference.
 """
 
@@ -88,6 +88,6 @@ for _function in (reference_forward, reference_backward):
     torch.library.impl(add_op_namespace_prefix(_function.__name__), "CompositeExplicitAutograd",
                        _function)
 
-# Whether the compiled library is here: the package installs without nvcc, too.
+# Whether the compiled library exists: the package installs without nvcc, too.
 HAS_CUDA_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key(
     add_op_namespace_prefix("forward"), "CUDA")

@@ -1,4 +1,4 @@
-"""What is pruned: thresholds as the operators take them, and the first page that each tile sees.
+"""Pruning: thresholds as the operators expect them, and the first page that each tile sees.
 
 Queries are pruned in tiles of 128 rows, keys in pages of 64, both counted from where their sequence
 begins. All thresholds are computed on the device of their inputs, without waiting for it.
@@ -10,7 +10,7 @@ import torch
 
 TILE = 128  # rows
 PAGE = 64  # keys
-# Gates are taken to be at least this, so that one of zero cuts a sequence instead of giving NaNs.
+# Gates are clamped to at least this, so that a zero cuts a sequence instead of producing NaNs.
 LEAST_LOG_GATE = -1024.0
 # The rounding of float32 sums in what is compared with log_eps (kAcpSlack of kernels/acp.h).
 SLACK = 2.0**-8
@@ -53,10 +53,10 @@ def _certified_bounds(cum: torch.Tensor, keys: torch.Tensor,
                       scaled_norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """E of each page and t of each tile (kernels/docs/acp.md section 2), [heads, pages or tiles].
 
-    Page p may go for a tile's rows when E_p + t <= log_eps: E bounds the log mass of the keys up to
-    the page's end, t the inverse of the rows' denominators, by the row's own or an earlier key (the
-    last of its terms) or by Jensen's inequality on what came before the tile. `cum` is [heads,
-    length], `keys` [heads, length, head_dim], `scaled_norm` [heads], all float64.
+    Page p may be dropped for a tile's rows when E_p + t <= log_eps. E bounds the log mass of the
+    keys up to the page's end. t bounds the inverse of the rows' denominators, by the row's own or an
+    earlier key (the last of its terms) or by Jensen's inequality on the keys before the tile. `cum`
+    is [heads, length], `keys` [heads, length, head_dim], `scaled_norm` [heads], all float64.
     """
     length = cum.shape[1]
     logits = torch.linalg.vector_norm(keys, dim=-1) * scaled_norm[:, None]
@@ -83,9 +83,9 @@ def first_pages(log_fgate: torch.Tensor, keys: torch.Tensor, threshold: torch.Te
     """The first page that each tile of one sequence sees, [query heads, tiles], int64.
 
     `log_fgate` is [length, query heads], `keys` [length, kv heads, head_dim]; `threshold` and
-    `max_query_norm` are [query heads], at most one of them given. By a threshold a page goes when
-    the decay between its last key and the tile's first row is below it. By the norms it goes when
-    all keys up to its end together weigh at most exp(log_eps) in every row from the tile on.
+    `max_query_norm` are [query heads], at most one of them given. A threshold drops a page when the
+    decay between its last key and the tile's first row is below it. The norms drop it when all keys
+    up to its end together weigh at most exp(log_eps) in every row from the tile on.
     """
     length, heads = log_fgate.shape
     tiles = torch.arange(0, length, TILE, device=log_fgate.device)

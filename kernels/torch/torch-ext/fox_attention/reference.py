@@ -1,8 +1,8 @@
 """Forgetting attention and its gradients in plain PyTorch: any device, any floating dtype.
 
-It is what runs without a GPU, and what the CUDA kernels are tested against in float64. Memory is
-bounded by one tile of 128 rows times the sequence's keys; nothing of that size is kept between
-forward and backward.
+It runs without a GPU, and the CUDA kernels are tested against it in float64. Memory is bounded by
+one tile of 128 rows times the sequence's keys; nothing of that size is kept between forward and
+backward.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _grouped(x: torch.Tensor, kv_heads: int) -> torch.Tensor:
 
 def sequence_ranges(k: torch.Tensor, seq_begin: torch.Tensor | None,
                     seq_end: torch.Tensor | None) -> list[tuple[int, int]]:
-    """First token of each sequence and the one behind its last; waits for the device."""
+    """First token of each sequence and the one after its last; waits for the device."""
     if seq_begin is None or seq_end is None:
         return [(0, k.shape[1])] * k.shape[0]
     return list(zip(seq_begin.tolist(), seq_end.tolist()))
@@ -67,7 +67,7 @@ def _sequences(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_fgate: tor
 
 
 def _tiles(sequence: Sequence, pages: torch.Tensor) -> Iterator[Tile]:
-    """Tiles of a sequence; `pages` is what first_pages gave for it."""
+    """Tiles of a sequence; `pages` is the result of first_pages for it."""
     length, device = sequence.q.shape[2], sequence.q.device
     pages = pages.unflatten(0, sequence.q.shape[:2])
     for index, begin in enumerate(range(0, length, TILE)):

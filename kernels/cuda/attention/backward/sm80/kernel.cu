@@ -1,8 +1,8 @@
-// Backward with mma.sync: a thread block of eight warps owns a key tile of one kv head, 16 keys a
-// warp, and walks the rows that see it, 32 or 64 at a time, while the copies of the next rows are
-// under way. Products have keys as their rows (S^T = K Q^T, dP^T = V dO^T), so that P^T and dS^T
-// are, in the registers in which they come about, operands of dV and dK; dS goes through shared
-// memory for dQ, whose rows and columns the warps then share. Logits are in units of log 2,
+// Backward with mma.sync: a thread block of eight warps owns a key tile of one kv head, 16 keys per
+// warp, and loops over the rows that see it, 32 or 64 at a time, while the next rows are copied.
+// Products have keys as their rows (S^T = K Q^T, dP^T = V dO^T), so that P^T and dS^T are operands
+// of dV and dK in the registers in which they are computed; dS goes through shared memory for dQ,
+// whose rows and columns the warps divide among them. Logits are in units of log 2,
 //     x_ij = s_ij scale log2(e) + (c_ref - c_j) log2(e) - lse_i.
 // See backward.h.
 #include <cuda_bf16.h>
@@ -38,7 +38,7 @@ struct KeyState {
   float bias[2];          // of the current row tile: (c_ref - c_j) log2(e)
 };
 
-// Which of the tile's keys a step's rows see at all, in multiples of 32.
+// The range of the tile's keys that a step's rows see, in multiples of 32.
 struct KeyRange {
   int begin, end;
 
@@ -58,7 +58,7 @@ __device__ __forceinline__ KeyRange VisibleKeys(const KeyTile& tile, const Step&
           min(step.row + kStepRows<kHeadDim>, kVarlenTile)};
 }
 
-// The values' fragments. Each is read once: straight from global memory.
+// The values' fragments, directly from global memory because each is read once.
 template <int kHeadDim>
 __device__ __forceinline__ void LoadValues(const BackwardArguments& arguments, const KeyTile& tile,
                                            KeyState<kHeadDim>& keys) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void LoadValues(const BackwardArguments& arguments, c
   }
 }
 
-// What changes with the row tile.
+// Updates for a new row tile.
 template <int kHeadDim>
 __device__ __forceinline__ void SetBias(const BackwardArguments& arguments, const KeyTile& tile,
                                         const Step& step, const StepRows<kHeadDim>& rows,
@@ -128,7 +128,7 @@ __device__ __forceinline__ void Logits(const SharedMemory<kHeadDim>& shared, int
 
 // From logits to P^T and dS^T as operands of 16 rows each, and, of float32, this thread's part of
 // dS's sums over rows and, in row_sums[2 r + e] of row 8 r + 2 (lane % 4) + e, over keys.
-// `first_row`: of the step; `masked`: keys behind a row are hidden.
+// `first_row`: of the step; `masked`: keys after a row are hidden.
 template <int kHeadDim>
 __device__ __forceinline__ void Weigh(const StepRows<kHeadDim>& rows, float log2_scale, bool masked,
                                       int first_row, const float (&s)[kRowTiles<kHeadDim>][4],
@@ -167,7 +167,7 @@ __device__ __forceinline__ void Weigh(const StepRows<kHeadDim>& rows, float log2
   keys.col_sum[1] += col_sum[1];
 }
 
-// Leaves the warp's dS and the sums over its keys for all warps.
+// Stores the warp's dS and the sums over its keys for all warps.
 template <int kHeadDim>
 __device__ __forceinline__ void ShareLogitGradients(
     const uint32_t (&ds)[kRowTiles<kHeadDim> / 2][4], float (&row_sums)[kRowTiles<kHeadDim> * 2],
@@ -210,7 +210,7 @@ __device__ __forceinline__ void AddRows(const uint8_t* rows,
   }
 }
 
-// The warp's keys look at the step's rows.
+// The products of the warp's keys and the step's rows.
 template <int kHeadDim>
 __device__ __forceinline__ void AttendRows(const BackwardArguments& arguments, const Step& step,
                                            int stage, KeyState<kHeadDim>& keys,
@@ -274,8 +274,8 @@ __device__ __forceinline__ void AddQueryGradients(const BackwardArguments& argum
   atomicAdd(arguments.gradients.row_sum + first + thread, sum);
 }
 
-// Deterministic: returns when all key tiles behind this one have added to the step's row tile;
-// a barrier of the block must follow.
+// Deterministic: returns when all later key tiles have added to the step's row tile; a barrier of
+// the block must follow.
 __device__ __forceinline__ void WaitForTurn(const BackwardArguments& arguments, const KeyTile& tile,
                                             const Step& step) {
   if (threadIdx.x != 0) return;
@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(kThreads) BackwardSm80Kernel(const BackwardArg
 #pragma unroll 1
   while (step.head < end_head) {
     WaitCopies<0>();
-    // From here on the step's rows are there for all, and nobody reads those of the step before.
+    // From here on all warps see the step's rows, and none reads those of the previous step.
     __syncthreads();
     EndTurn(ended_turn);
     ended_turn = nullptr;
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(kThreads) BackwardSm80Kernel(const BackwardArg
       AttendRows<kHeadDim>(arguments, step, stage, keys, shared);
     }
     if (arguments.deterministic && new_tile) WaitForTurn(arguments, tile, step);
-    __syncthreads();  // dS is there
+    __syncthreads();  // dS is complete
     AddQueryGradients<kHeadDim>(arguments, step, VisibleKeys<kHeadDim>(tile, step, rows), shared);
     if (next.head != step.head) StoreColumnSums<kHeadDim>(arguments, tile, step.head, keys);
     if (arguments.deterministic && (next.row % kVarlenTile == 0)) {

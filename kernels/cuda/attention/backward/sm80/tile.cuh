@@ -1,6 +1,5 @@
-// A key tile of BackwardSm80 and its place in shared memory: the steps of its walk over rows, and
-// the asynchronous copies that bring keys and rows. For .cu files only; kernel.cu has the
-// mathematics.
+// A key tile of BackwardSm80 and its place in shared memory: the steps of its loop over rows, and
+// the asynchronous copies of keys and rows. For .cu files only; kernel.cu has the mathematics.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,8 +17,8 @@ namespace fox::cuda::backward_sm80 {
 
 inline constexpr int kWarps = 8, kThreads = kWarps * kWarp;
 inline constexpr int kWarpKeys = kVarlenTile / kWarps;  // 16, the rows of a tensor core product
-// Rows that the block looks at together: with head_dim 128 more would fit neither into the
-// registers nor into the 99 KB of shared memory that every GPU since Ampere has.
+// Rows of a step: with head_dim 128 more would fit neither into the registers nor into the 99 KB of
+// shared memory that every GPU since Ampere has.
 template <int kHeadDim>
 inline constexpr int kStepRows = kHeadDim <= 64 ? 64 : 32;
 inline constexpr int kStages = 2;
@@ -42,7 +41,7 @@ struct KeyTile {
   int num_rows;  // tokens from first_token to the sequence's end
 };
 
-// What a step needs to know of its rows.
+// A step's rows.
 template <int kHeadDim>
 struct StepRows {
   float lse[kStepRows<kHeadDim>], delta[kStepRows<kHeadDim>];
@@ -65,8 +64,8 @@ struct SharedMemory {
   KeyTile tile;
 };
 
-// A block takes the next key tile that nobody has. Deterministic: descending, so that whoever waits
-// for the tile behind it waits for a block that runs.
+// A block claims the next free key tile. Deterministic: in descending order, so that a block that
+// waits for a later tile waits for a running block.
 __device__ __forceinline__ KeyTile TakeTile(const BackwardArguments& arguments) {
   const VarlenState& state = arguments.state;
   const int ticket = atomicAdd(arguments.gradients.work_counter, 1);
@@ -84,7 +83,7 @@ __device__ __forceinline__ KeyTile TakeTile(const BackwardArguments& arguments) 
   return tile;
 }
 
-// A step of the walk: for each query head of the group, rows from the key tile's own on.
+// A step of the loop: for each query head of the group, rows from the key tile's own on.
 struct Step {
   int head;  // query head
   int row;   // the first one, counted from the key tile's first token; a multiple of the step's
@@ -123,9 +122,8 @@ __device__ __forceinline__ T* RowOf(const VarlenView& view, const KeyTile& tile,
          (tile.first_token + row) * view.token_stride + head * view.head_stride;
 }
 
-// Rows [first, first + kRows) of a view, counted from the tile's first token, those from `end` on
-// as zeros: whatever lies there must not reach the products, where a weight of zero would not
-// silence a NaN.
+// Rows [first, first + kRows) of a view, counted from the tile's first token; rows from `end` on as
+// zeros, because a weight of zero would not remove a NaN from the products.
 template <int kHeadDim, int kRows>
 __device__ __forceinline__ void CopyRows(const VarlenView& view, const KeyTile& tile, int head,
                                          int first, int end, uint32_t to) {

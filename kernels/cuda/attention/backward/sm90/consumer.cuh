@@ -1,7 +1,7 @@
 // A consumer warpgroup of BackwardSm90: 64 keys of an item's 128, through all of its steps. Scores
-// are computed with keys as rows (S^T = K Q^T), so that weights and their gradients, as they lie in
-// registers, are the left operands of the products that make dV and dK; dS also goes to shared
-// memory, where both warpgroups read it for dQ.
+// are computed with keys as rows (S^T = K Q^T), so that weights and their gradients, in the
+// registers that they are computed in, are the left operands of the products for dV and dK; dS also
+// goes to shared memory, where both warpgroups read it for dQ.
 //
 // Of one step, products in the order they are issued:
 //   S^T = K Q^T | dP^T = V dO^T | dV += P^T dO | dQ = dS K | dK += dS^T Q
@@ -221,8 +221,7 @@ class BackwardConsumer {
 
   // dS = P (dP - delta), both as operands; and, of float32, this thread's part of the sums over
   // keys, row_sums[2 i + e] of row 8 i + 2 (lane % 4) + e, and over rows. The gate's gradient is a
-  // difference of such sums in which almost everything cancels: rounded ones would double its
-  // error.
+  // difference of such sums that almost cancels; sums of rounded values would double its error.
   __device__ __forceinline__ void Differentiate(const float (&p)[kRows / 2],
                                                 const float (&dp)[kRows / 2], uint32_t slot,
                                                 uint32_t (&weights)[kRows / 4],

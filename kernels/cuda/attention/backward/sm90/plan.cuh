@@ -1,7 +1,7 @@
 // What the warps of BackwardSm90 share: tile sizes, the layout of the block's shared memory and its
 // barriers, and the kernel's arguments.
 //
-// Rings hand things on, each slot guarded by a full and an empty barrier: work items and their
+// Rings pass data on, each slot guarded by a full and an empty barrier: work items and their
 // values and keys (loader -> consumers), steps with queries and output gradients (loader ->
 // consumers), and the products with keys (consumers -> adder). A ring's n-th use has slot n % size
 // and phase n / size % 2. Read producer.cuh next.
@@ -23,7 +23,7 @@ inline constexpr int kWarpgroupKeys = kVarlenTile / kWarpgroups;
 inline constexpr int kBackwardWarps = 4 * kWarpgroups;
 inline constexpr int kBackwardThreads = 128 + 128 * kWarpgroups;
 inline constexpr uint32_t kItemSlots = 2, kStepSlots = 2;
-// Kv heads that run side by side, so that what they read stays in the L2 cache.
+// Kv heads that run in parallel, so that their inputs stay in the L2 cache.
 inline constexpr int kBackwardHeadGroup = 4;
 
 // Tiles lie in shared memory as blocks of at most 64 columns whose rows fill one line of the
@@ -75,7 +75,7 @@ struct BackwardItem {
 enum StepFlags : int32_t { kDiagonal = 1, kLastOfHead = 2, kLastOfItem = 4, kSecondPage = 8 };
 static_assert(kWarpgroupKeys == kVarlenPage, "a page is one warpgroup's");
 
-// One walk step: kRows rows of one query head.
+// One step: kRows rows of one query head.
 struct BackwardStep {
   float ref;      // log2(e) (c_ref of the rows - c before the key tile)
   int32_t flags;  // of StepFlags

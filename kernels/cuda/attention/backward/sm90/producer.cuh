@@ -1,5 +1,5 @@
-// The producer warpgroup of BackwardSm90: its first warp, the loader, fetches work items and brings
-// in their tiles; its second, the adder, sums up each step's rows and hands dQ to the copy engine,
+// The producer warpgroup of BackwardSm90: its first warp, the loader, fetches work items and loads
+// their tiles; its second, the adder, sums up each step's rows and passes dQ to the copy engine,
 // which adds it to global memory. Read consumer.cuh next.
 #pragma once
 
@@ -20,8 +20,8 @@ class BackwardLoader {
   __device__ BackwardLoader(BackwardShared<kHeadDim>& shared, const BackwardArguments& arguments)
       : shared_(shared), arguments_(arguments) {}
 
-  // The next item is fetched when this one's last step is on its way: a block that held items in
-  // reserve would still work on them when all others are done, and keep the fixed order waiting.
+  // The next item is fetched when this one's last step is being loaded, because a block with items
+  // in reserve would still work on them when all others are done, and delay the fixed order.
   __device__ __forceinline__ void Run() {
     const int group = arguments_.q_heads / arguments_.kv_heads;
     for (uint32_t n = 0;; ++n) {
@@ -44,8 +44,8 @@ class BackwardLoader {
  private:
   using Plan = BackwardPlan<kHeadDim>;
 
-  // Long walks first: those of a sequence's first tiles. In the fixed order a block waits for the
-  // key tiles after its own, which must have begun before it.
+  // Longest items first: those of a sequence's first tiles. In the fixed order a block waits for
+  // the key tiles after its own, which must have started before it.
   __device__ __forceinline__ void Fetch(BackwardItem& item) {
     const int num_tiles = *arguments_.state.num_tiles;
     const int index = atomicAdd(arguments_.gradients.work_counter, 1);
@@ -73,8 +73,8 @@ class BackwardLoader {
                           shared_.kv_full[slot]);
   }
 
-  // kTokens rows of a head from the item's token `first` on, with which `full` is complete. What
-  // lies past the sequence's end may be NaN, which a weight of zero would not silence.
+  // kTokens rows of a head from the item's token `first` on, the last arrival on `full`. Rows past
+  // the sequence's end may be NaN, which a weight of zero would not remove.
   template <int kTokens>
   __device__ __forceinline__ void LoadTile(const CUtensorMap& map, uint8_t* tile,
                                            const BackwardItem& item, int head, int first,

@@ -1,6 +1,6 @@
 // Prefill attention with mma.sync: a thread block of four warps owns a tile of 128 rows of one
-// query head and walks its pages from the diagonal to the left, while the copies of the next pages
-// are under way. Logits are in units of log 2 and relative to the tile's first row,
+// query head and loops over its pages from the diagonal to the left, while the next pages are
+// copied. Logits are in units of log 2 and relative to the tile's first row,
 //     x_ij = s_ij log2(e) + (c_ref - c_j) log2(e),
 // so that a row's own gate, constant within the row, cancels in the softmax. See prefill.h.
 #pragma once
@@ -40,7 +40,7 @@ struct RowState {
   }
 };
 
-// Where the warp's queries lie for LoadQueries.
+// Addresses of the warp's queries for LoadQueries.
 template <typename Source, int kHeadDim>
 __device__ __forceinline__ uint32_t QueryAddress(const SharedMemory<Source, kHeadDim>& shared) {
   const int thread = OpaqueThreadIdx(), lane = thread % kWarp;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void Logits(
   }
 }
 
-// Hides the keys behind each row; the warp's first row sees `visible` of these keys.
+// Hides the keys after each row; the warp's first row sees `visible` of these keys.
 template <int kHeadDim>
 __device__ __forceinline__ void Mask(int visible, float (&x)[kRowTiles][kKeyTiles<kHeadDim>][4]) {
   const int lane = OpaqueThreadIdx() % kWarp;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void Mask(int visible, float (&x)[kRowTiles][kKeyTile
   }
 }
 
-// Online softmax: x becomes exp2(x - top), what was summed before shrinks to the new top.
+// Online softmax: x becomes exp2(x - top), and earlier sums are rescaled to the new top.
 template <int kHeadDim>
 __device__ __forceinline__ void Weigh(float (&x)[kRowTiles][kKeyTiles<kHeadDim>][4],
                                       RowState<kHeadDim>& rows) {
@@ -139,7 +139,7 @@ __device__ __forceinline__ void Weigh(float (&x)[kRowTiles][kKeyTiles<kHeadDim>]
         row_max = fmaxf(row_max, fmaxf(x[r][k][half * 2], x[r][k][half * 2 + 1]));
       }
       row_max = QuadMax(row_max);
-      // A row that has seen nothing yet stays at zero weights: no (-infinity) - (-infinity).
+      // A row without visible keys so far keeps zero weights, not (-infinity) - (-infinity).
       const float reference_max = row_max == -INFINITY ? 0.0f : row_max;
       rescale[r][half] = Exp2(rows.row_max[r][half] - reference_max);
       shrinks |= row_max != rows.row_max[r][half];
@@ -199,7 +199,7 @@ __device__ __forceinline__ void AddValues(const SharedMemory<Source, kHeadDim>& 
   }
 }
 
-// The warp's rows look at page `n`, which lies in `stage`.
+// Attends from the warp's rows to page `n`, which is in `stage`.
 template <typename Source, int kHeadDim, bool kQInRegisters>
 __device__ __forceinline__ void AttendPage(
     const SharedMemory<Source, kHeadDim>& shared, int stage, int n,
@@ -223,7 +223,7 @@ __device__ __forceinline__ void AttendPage(
 }
 
 // The row certificate (acp.md 2d) for pages 0..n: whether the rows of this quad may stop before
-// page n, `gates` being those of page n + 1. Rows past the tile's end agree to everything.
+// page n, `gates` being those of page n + 1. Rows past the tile's end always may.
 template <int kHeadDim, typename Tile>
 __device__ __forceinline__ bool RowsMayStop(const Tile& tile, int n, const PageGates& gates,
                                             const RowState<kHeadDim>& rows) {
@@ -272,8 +272,8 @@ __device__ __forceinline__ void Store(const Source& source, const typename Sourc
   }
 }
 
-// A block per query head and tile, the heads of a tile side by side: the last tiles, which see the
-// most pages, start first. There may be more blocks than NumTiles() asks for.
+// A block per query head and tile, the heads of a tile in neighbouring blocks: the last tiles,
+// which see the most pages, start first. There may be more blocks than NumTiles() needs.
 template <typename Source, int kHeadDim>
 __global__ void __launch_bounds__(kThreads, 2)
     PrefillSm80Kernel(const __grid_constant__ Source source, int q_heads) {
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(kThreads, 2)
               RowsMayStop<kHeadDim>(tile, n, shared.gates[before], rows);
     }
     WaitCopies<kStages - 2>();
-    // From here on page n is there for all, and nobody reads page n + 1 any more.
+    // From here on all warps see page n, and none reads page n + 1 any more.
     if (__syncthreads_and(stops)) break;
     CopyPage(source, n - (kStages - 1), before, shared);
     if (first_row < tile.count) {

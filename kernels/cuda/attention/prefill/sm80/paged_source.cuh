@@ -24,7 +24,7 @@ struct PagedTileView : TileView {
   double log_eps;           // -infinity: no row stops by itself
   double max_norm_product;  // of a query and a key; infinite: unknown
 
-  // Where the quantities of a page and query head lie.
+  // The index of a page's and query head's quantities.
   __device__ int64_t Summary(int32_t page) const {
     return static_cast<int64_t>(page) * group + in_group;
   }
@@ -120,7 +120,7 @@ struct PagedSource {
         kLn2 * (row_max + Log2(sum)) + static_cast<float>(own);
   }
 
-  // `visited`: the leftmost page that the tile looked at.
+  // `visited`: the leftmost page that the tile attended to.
   __device__ __forceinline__ void CountBlocks(const Tile& tile, int visited) const {
     const int in_first = min(tile.count, kPageTokens - tile.position % kPageTokens);
     const int64_t total = static_cast<int64_t>(tile.count) * (tile.last_page + 1) -

@@ -1,7 +1,7 @@
 // A tile of PrefillSm80 and its place in shared memory: the layout of its rows, and the
-// asynchronous copies that bring queries, keys, values and gates. Where those lie is for a Source
-// to say, the kernel's argument: PagedSource (paged_source.cuh) or VarlenSource
-// (varlen_source.cuh). kernel.cuh has the mathematics.
+// asynchronous copies of queries, keys, values and gates. Their addresses come from a Source, the
+// kernel's argument: PagedSource (paged_source.cuh) or VarlenSource (varlen_source.cuh). kernel.cuh
+// has the mathematics.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,7 +20,7 @@ namespace fox::cuda::sm80 {
 inline constexpr int kWarps = 4, kThreads = kWarps * kWarp;
 inline constexpr int kRowTiles = 2;                   // of 16 rows, for each warp
 inline constexpr int kWarpRows = kTileRows / kWarps;  // 32
-// Keys that a warp looks at together: more would not fit into the registers beside the outputs.
+// Keys that a warp processes at once: more would not fit into the registers beside the outputs.
 template <int kHeadDim>
 inline constexpr int kKeys = kHeadDim <= 64 ? kPageTokens : kPageTokens / 2;
 
@@ -44,7 +44,7 @@ struct GlobalRows {
   int64_t stride;
 };
 
-// What CopyGates reads of a page. A source's PageAt gives its number of a sequence's page.
+// The input of CopyGates for a page. A source's PageAt returns its number of a sequence's page.
 struct GlobalGates {
   const float* local;  // [64], c relative to *base
   const double* base;
@@ -78,8 +78,8 @@ __device__ __forceinline__ void CopyQueries(const Source& source,
   }
 }
 
-// Tokens past the tile's last row become zero: whatever lies there must not reach the products,
-// where a weight of zero would not silence a NaN.
+// Tokens past the tile's last row become zero, because a weight of zero would not remove a NaN from
+// the products.
 template <typename Source, int kHeadDim>
 __device__ __forceinline__ void CopyTokens(const Source& source, int n, int page, int stage,
                                            SharedMemory<Source, kHeadDim>& shared) {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void CopyGates(const Source& source, const typename S
   }
 }
 
-// Brings page `n` into a stage, as one group of copies; an empty group left of the view.
+// Copies page `n` into a stage, as one group of copies; an empty group left of the first page.
 template <typename Source, int kHeadDim>
 __device__ __forceinline__ void CopyPage(const Source& source, int n, int stage,
                                          SharedMemory<Source, kHeadDim>& shared) {

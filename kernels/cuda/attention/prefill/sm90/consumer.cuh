@@ -1,7 +1,8 @@
-// A consumer warpgroup of PrefillSm90: 64 rows of a work tile walk its key/value tiles from the
-// diagonal to the left with an online softmax. Scores, scaled to log2 units, get their keys'
-// biases; weights go from registers straight into the product with the values. (Products that start
-// from the bias would save an addition, but ptxas starts none of those while others run.)
+// A consumer warpgroup of PrefillSm90: the KV loop of 64 rows of a work tile, over its key/value
+// tiles from the diagonal to the left, with an online softmax. Scores, scaled to log2 units, get
+// their keys' biases; weights go from registers straight into the product with the values.
+// (Products that start from the bias would save an addition, but ptxas starts none of those while
+// others run.)
 //
 // Order of the products (FlashAttention-3's overlap of softmax and products, one step further for
 // narrow heads): see IntraWarpgroupPipelined and PingPong. The reference maximum is raised only
@@ -22,8 +23,8 @@
 namespace fox::cuda {
 
 inline constexpr float kLazyLog2 = 8.0f;
-// A row whose log2 of l 2^m lies below stop_at by more than this keeps its half from asking until
-// stop_at has fallen by as much.
+// If a row's log2 of l 2^m is below stop_at by more than this, its half tests the certificate again
+// only after stop_at has fallen by as much.
 inline constexpr int kFarLog2 = 4;
 
 // Named barriers; 0 is __syncthreads.
@@ -100,9 +101,8 @@ class PrefillConsumer {
   __device__ __forceinline__ bool HasRows(const Work& work_tile) const {
     return work_tile.count > half_ * kHalfRows;
   }
-  // A split of a chain of which this half needs no more. A vote, so that the compiler sees that all
-  // lanes agree: else it takes counter_, and with it every address of a product, for the lane's
-  // own.
+  // Whether this half can skip a serial split. A vote shows the compiler that all lanes agree;
+  // without it counter_, and with it every address of a product, would be computed per lane.
   __device__ __forceinline__ bool IsNeedless(const Work& work_tile) const {
     if constexpr (kCertified && Source::kSplitsKeys) {
       const bool needless = !work_tile.on_diagonal() && ended_serial_ == work_tile.serial;
@@ -149,7 +149,7 @@ class PrefillConsumer {
     }
   }
 
-  // Keys after the row's own, if it lies in this tile, and what is not seen before first_key.
+  // Masks keys after the row's own, if that lies in this tile, and keys before first_key.
   __device__ __forceinline__ void Mask(float (&s)[64], const Work& work_tile) {
     const int first = work_tile.first_key(), column = 2 * (lane_ % 4) - first;
     const int own = work_tile.own_key() + row_ - first;
@@ -174,17 +174,17 @@ class PrefillConsumer {
     row_max[1] = fmaxf(a[1], a[3]);
   }
 
-  // Since the work tile's first row, in log2 units; the start tile's keys are still there. Keys
-  // left of the diagonal tile have decayed since before that row.
+  // Decay since the work tile's first row, in log2 units; the start tile's biases are still in
+  // shared memory. 0 left of the diagonal tile, whose keys all precede that row.
   __device__ __forceinline__ float DecayOfRow(const Work& work_tile, int row) const {
     if (!work_tile.on_diagonal()) return 0;
     const int key = min(work_tile.own_key() + row, kTileKeys - 1);
     return shared_.key_decay_bias[counter_ % kStages][key];
   }
 
-  // The first tile sets the pivots, later ones raise them where they must. They are 0 where nothing
-  // can overflow, for each instruction beside products costs; scores are made relative to the
-  // others here. No products with values but those of tiles before may be in flight.
+  // The first tile sets the pivots, later tiles raise them if needed, and scores become relative to
+  // them. A pivot is 0 where nothing can overflow, because each instruction beside products costs
+  // time. Only products with values of earlier tiles may be in flight.
   template <bool kFirst>
   __device__ __forceinline__ void SetPivots(float (&s)[64], const Work& work_tile) {
     float row_max[2];
@@ -209,7 +209,7 @@ class PrefillConsumer {
       MaxScores(s, row_max);
       const bool high =
           row_max[0] > reference_max_[0] + kLazyLog2 || row_max[1] > reference_max_[1] + kLazyLog2;
-      // The warpgroup's decision, for it may wait for products only as a whole.
+      // The warpgroup decides together because it can wait for products only as a whole.
       if (WarpgroupAny(high, half_)) RaisePivots(row_max);
     }
     if (has_pivots_) {
@@ -223,7 +223,7 @@ class PrefillConsumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float high = QuadMax(row_max[r]);
-      // A row's own affair, whoever asked: other sequences must not change its bits.
+      // Decided per row, because other sequences must not change its bits.
       const float reference_max = high > reference_max_[r] + kLazyLog2 ? high : reference_max_[r];
       rescale[r] = Exp2(reference_max_[r] - reference_max);
       reference_max_[r] = reference_max;
@@ -237,9 +237,8 @@ class PrefillConsumer {
     for (int i = 0; i < 64; ++i) s[i] = Exp2(s[i]);
   }
 
-  // Whether all rows of this half can do without tile counter_ and all left of it (acp.md 2d). The
-  // sums are of the keys visited so far, which suffices. Most walks of heads that do not forget
-  // learn once that they are far from it.
+  // Whether no row of this half needs tile counter_ or any left of it (acp.md 2d). Sums over the
+  // keys visited so far suffice. Heads that do not forget usually test once and are far from it.
   __device__ __forceinline__ bool MayStop(const Work& work_tile) {
     const float stop_at = shared_.stop_at[counter_ % kStages];
     if (!__any_sync(kAllLanes, stop_at < ask_below_)) return false;  // alike in all lanes
@@ -259,15 +258,15 @@ class PrefillConsumer {
     return !WarpgroupAny(!proven, half_);
   }
 
-  // Asking costs a few percent of a tile's walk: short walks never ask, long ones seldom. A mask,
-  // for a remainder by a number that varies takes hundreds of cycles; and `visited` from registers,
-  // for every tile waits for this.
+  // A test costs a few percent of a tile: short loops never test, long ones seldom. A mask, because
+  // a remainder by a variable takes hundreds of cycles; `visited` comes from registers, because
+  // every tile waits for this.
   __device__ __forceinline__ bool IsTimeToAsk() const {
     const uint32_t visited = counter_ - begin_;
     return (visited & (visited < 8 ? 3 : 7)) == 0;
   }
 
-  // --- walks: over tiles counter_, counter_ + 1, ...; afterwards counter_ is past the last one
+  // --- KV loops: over tiles counter_, counter_ + 1, ...; afterwards counter_ is past the last one
   // visited and all products but those with its values are done.
 
   // Scores of the first tile.
@@ -280,10 +279,10 @@ class PrefillConsumer {
     WarpgroupFenceOperand(s);
   }
 
-  // With registers for the scores of two tiles those of the next are computed during the softmax of
-  // this one, a half's turn. Shaped for ptxas, which makes products wait for each other when it
-  // cannot follow them: no product under a condition while others are in flight (behind a walk's
-  // last tile the scores of whatever lies in the next slot are computed and forgotten), and outputs
+  // With registers for the scores of two tiles, the scores of the next are computed during the
+  // softmax of this one, a half's turn. Shaped for ptxas, which makes products wait for each other
+  // when it cannot follow them: no product is conditional while others are in flight (after the
+  // last tile, scores of the next slot's contents are computed and dropped), and outputs are
   // touched only where nothing else is in flight.
   __device__ __forceinline__ void IntraWarpgroupPipelined(const Work& work_tile) {
     float s[64];
@@ -298,8 +297,8 @@ class PrefillConsumer {
     }
   }
 
-  // From the scores of counter_, with `more` tiles after it, to those of the next; in flight are
-  // (but at first) the products with the values before. In its turn a half waits for no loads.
+  // From the scores of counter_, with `more` tiles after it, to those of the next. Except at first,
+  // the products with the previous values are in flight. A half waits for no loads in its turn.
   template <bool kFirst>
   __device__ __forceinline__ void StepAhead(float (&s)[64], const Work& work_tile, int more) {
     if (more > 0) WaitForKeys(counter_ + 1);
@@ -336,8 +335,8 @@ class PrefillConsumer {
     products_.TakeProbs(s);
     for (++counter_; counter_ != end; ++counter_) {
       if constexpr (kCertified) {
-        // Not between the next wait and the turn, where ptxas places what products address: behind
-        // a branch it would do so within the turn.
+        // Not between the next wait and the turn, where ptxas computes the products' addresses:
+        // after a branch it would compute them within the turn.
         if (IsTimeToAsk()) {
           WaitForKeys(counter_);
           if (MayStop(work_tile)) break;
@@ -363,7 +362,7 @@ class PrefillConsumer {
     products_.IssueValues(counter_ - 1);
   }
 
-  // Lets the work tile's other tiles pass by: the other half may need them.
+  // Skips the work tile's other tiles, which the other half may need.
   __device__ __forceinline__ void Drain(const Work& work_tile, int visited) {
     for (int i = visited; i < work_tile.num_kv_tiles; ++i) {
       if (Plan::kDoubleBufferedScores || i > 0) {
@@ -401,7 +400,8 @@ class PrefillConsumer {
     return kCertified ? work_tile.stop_at_next : INFINITY;
   }
 
-  // Whether the chain's rows are whole: all of the half need no more splits, or it was the last.
+  // Merges a serial split. Whether the half's rows are finished: none needs more splits, or this
+  // was the last.
   __device__ __forceinline__ bool MergeSerial(const Work& work_tile, float (&sum)[2]) {
     const bool last = work_tile.splits_left == 0;
     bool stopped[2];
@@ -430,11 +430,11 @@ class PrefillConsumer {
   const int half_, lane_, row_;  // row_ and row_ + 8 of the tile are this thread's
   uint32_t count_ = 0;           // of work tiles
   uint32_t counter_ = 0;         // of key/value tiles
-  uint32_t begin_ = 0;           // counter_ where the walk began
-  int ended_serial_ = -1;        // the last one of which this half needs no more splits
+  uint32_t begin_ = 0;           // counter_ where the KV loop began
+  int ended_serial_ = -1;        // last serial head tile whose further splits this half skips
   PrefillProducts<Source, kHeadDim> products_;
-  float ask_below_;  // the walk asks whether it may stop where stop_at is lower
-  bool track_max_ = true, has_pivots_ = true;  // the latter: of a row of the warp it may not be 0
+  float ask_below_;                            // the certificate is tested where stop_at is lower
+  bool track_max_ = true, has_pivots_ = true;  // the latter: some pivot of the warp is not 0
   float reference_max_[2];
   QuadTransform<kHeadDim> transform_;
 };

@@ -18,8 +18,8 @@
 
 namespace fox::cuda {
 
-// Registers of a thread at launch (65536 / 384, rounded down to 8) and after it. What the scheduler
-// reads for the certificate takes more of the producer's.
+// Registers of a thread at launch (65536 / 384, rounded down to 8) and after it. With the
+// certificate the scheduler needs more of them.
 inline constexpr int kLaunchRegisters = 168;
 template <bool kCertified>
 inline constexpr int kProducerRegisters = kCertified ? 56 : 40;
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
 #endif
 }
 
-// `work_tiles`: at most so many will be fetched.
+// `work_tiles`: an upper bound on their number.
 template <typename Source, int kHeadDim, bool kCertified>
 cudaError_t LaunchPrefillSm90(const Source& source, int64_t work_tiles, cudaStream_t stream) {
   int processors = 0;

@@ -1,13 +1,13 @@
-// How results of splits over keys are put together, wherever that happens: in a chain
-// (consumer.cuh) or when all are there (split_keys.cu). No rounding is left to the compiler.
+// The merge of splits over keys, for serial splits (consumer.cuh) and parallel ones
+// (split_keys.cu). No rounding is left to the compiler.
 #pragma once
 
 #include "kernels/cuda/ptx/fast_math.cuh"
 
 namespace fox::cuda {
 
-// The sums of a row over several splits, and what merging one more multiplies outputs with: first
-// those so far, then the split's. Everybody who merges does it by these.
+// The sums of a row over several splits, and the factors of outputs when one more is merged: of the
+// sums so far and of the split. All merges use these.
 struct MergedRow {
   float max, sum;
   float of_sums, of_split;
@@ -22,7 +22,7 @@ struct MergedRow {
   __device__ __forceinline__ float Output(float so_far, float of_this) const {
     return fmaf(so_far, of_sums, __fmul_rn(of_this, of_split));
   }
-  // Whether the row may do without all further splits.
+  // Whether the row needs no further splits.
   __device__ __forceinline__ bool MayStop(float stop_at) const {
     return __fmul_rn(sum, Exp2(max - stop_at)) >= 1.0f;
   }

@@ -1,5 +1,5 @@
 // PagedSource: the keys, values, gates and boundaries of the server's cache, by pages, with the row
-// certificate, the block counters and walks that are split over keys. See plan.cuh.
+// certificate, the block counters and splits over keys. See plan.cuh.
 #pragma once
 
 #include <cuda.h>
@@ -24,18 +24,19 @@ struct PagedWork : WorkTile {
   int32_t seq;
   int32_t track_max;     // 0: no logit can overflow against the diagonal tile's reference maximum
   int64_t table;         // of the page list, offset in kv.page_table
-  double log_tolerance;  // log eps, less what rounding within the tile costs the certificate
-  int32_t unsplit_first_page;  // of the whole walk, as if it were not split
-  int32_t partial_row;  // of the split's first row, or of the serial's; -1: the walk is whole
-  // Of a serial, else 0: which one in this thread block, and its splits behind this one.
+  double log_tolerance;  // log eps minus the certificate's rounding within the tile
+  int32_t unsplit_first_page;  // of the whole head tile
+  int32_t partial_row;         // of the split's first row; -1: the head tile is not split
+  // Serial splits: the head tile's number in this thread block (else 0), and the splits that follow
+  // this one.
   int32_t serial, splits_left;
-  // A row whose log2 of l 2^m over all splits so far reaches this needs none left of this one
-  // (acp.md 2d).
+  // A row needs no split left of this one when its log2 of l 2^m over all splits so far reaches
+  // this (acp.md 2d).
   float stop_at_next;
-  int32_t visited;  // 1 + the key/value tiles that the half visited which was done first; 0: none
+  int32_t visited;  // 1 + the key/value tiles visited by the half that finished first; 0: none
 };
 
-// A work tile's constants, in registers: what lies in shared memory would be read for every tile.
+// A work tile's constants, in registers because shared memory would be read for every tile.
 struct PagedKvLoop {
   const int32_t* table;
   int first_page, last_page, start_tile, group, in_group;
@@ -67,11 +68,11 @@ struct PagedSource {
   __device__ __forceinline__ int NumTiles() const { return *schedule.num_tiles; }
   __device__ __forceinline__ int NumHeads() const { return kv.shape.q_heads; }
   __device__ __forceinline__ int32_t* WorkCounter() const { return schedule.tile_counter; }
-  // Splits of walks, beside those that hold the diagonal.
+  // Parallel splits, without those that contain the diagonal.
   __device__ __forceinline__ int NumSplits() const {
     return schedule.key_splits.walk_rows == nullptr ? 0 : *schedule.key_splits.num_splits;
   }
-  // Where they come in the order of the work; walks of long prompts are longer than any split.
+  // Whether splits precede unsplit head tiles, whose KV loops are longer in long prompts.
   __device__ __forceinline__ bool SplitsFirst() const {
     return schedule.key_splits.walk_rows != nullptr && *schedule.key_splits.splits_first != 0;
   }
@@ -101,7 +102,7 @@ struct PagedSource {
     return GateOf(kv.page_table[work.table + position / kPageTokens], work.head % group, position);
   }
 
-  // What follows from a tile's rows alone.
+  // The fields that depend on the tile's rows alone.
   __device__ __forceinline__ void PlaceWork(Work& work, const RowBlock& rows, int head) const {
     work.first_row = rows.first_row;
     work.count = rows.count;
@@ -111,17 +112,17 @@ struct PagedSource {
     work.table = kv.ListIndex(rows.slot, layer, head / group) * kv.shape.max_pages;
   }
 
-  // Into a slot of shared memory, by one lane that has few registers. Its loads are under way
-  // together in three rounds, each by what the one before brought. `serial`: what the walk is
-  // called in this thread block if its splits are chained.
+  // Fills a slot of shared memory, by one lane that has few registers. Its loads run in three
+  // rounds, each of which depends on the one before. `serial`: the head tile's number in this
+  // thread block, used if its splits run serially.
   template <bool kCertified>
   __device__ __forceinline__ void MakeWork(Work& work, int tile, int head, int split,
                                            int serial) const {
     const KeySplits& splits = schedule.key_splits;
-    const int64_t walk = static_cast<int64_t>(head) * schedule.max_tiles + tile;
+    const int64_t head_tile = static_cast<int64_t>(head) * schedule.max_tiles + tile;
     const RowBlock rows = schedule.tiles[tile];
-    const int boundary = schedule.boundary[walk];
-    const int planned_row = splits.walk_rows == nullptr ? -1 : splits.walk_rows[walk];
+    const int boundary = schedule.boundary[head_tile];
+    const int planned_row = splits.walk_rows == nullptr ? -1 : splits.walk_rows[head_tile];
     const double max_logit = max_logit_bound == nullptr ? INFINITY : max_logit_bound[head];
     PlaceWork(work, rows, head);
     const bool certified = kCertified && log_tolerance_of != nullptr && max_norm_product != nullptr;
@@ -135,7 +136,7 @@ struct PagedSource {
 
     const double ref_log_decay = GateOf(first_row_page, in_group, rows.position);
     const double last_log_decay = kCertified ? GateOf(last_row_page, in_group, last) : 0;
-    // A key's bias does not exceed those of the start tile, where each row sees some.
+    // No key's bias exceeds those of the start tile, in which each row sees a key.
     work.track_max = 2 * max_logit * kLog2EDouble <= kBoundedSpread ? 0 : 1;
     work.start_tile = rows.position / kTileKeys;
     work.first_page = work.unsplit_first_page = min(boundary, rows.position / kPageTokens);
@@ -149,7 +150,7 @@ struct PagedSource {
     work.stop_at_next = StopAtNext<kCertified>(work);
   }
 
-  // If the walk is split: the part of it that is split `split`.
+  // Narrows the work tile to split number `split` if the head tile is split.
   __device__ __forceinline__ void TakeSplit(Work& work, int split, int planned_row,
                                             int serial) const {
     const KeySplits& splits = schedule.key_splits;
@@ -169,7 +170,7 @@ struct PagedSource {
     work.first_page = max(work.first_page, 2 * range.first);
   }
 
-  // From a split of a serial to the one left of it.
+  // From a serial split to the one left of it.
   template <bool kCertified>
   __device__ __forceinline__ void MoveToNextSplit(Work& work) const {
     const int first_tile = work.unsplit_first_page / 2;
@@ -207,21 +208,21 @@ struct PagedSource {
         work.head % group,          work.ref_log_decay, work.log_tolerance};
   }
 
-  // The gates of the walk's i-th tile; `ids` is the lane's from the first tile to the last.
+  // The gates of the loop's i-th tile; the lane keeps `ids` from the first tile to the last.
   template <bool kCertified>
-  __device__ __forceinline__ TileGates ReadGates(const KvLoop& walk, int i, int lane,
+  __device__ __forceinline__ TileGates ReadGates(const KvLoop& loop, int i, int lane,
                                                  int& ids) const {
     constexpr int kTilesRead = kWarp / 2;  // page ids are read a warp at a time
     if (i % kTilesRead == 0) {
-      const int page = 2 * (walk.start_tile - i) + 1 - lane;
-      ids = page >= walk.first_page && page <= walk.last_page ? walk.table[page] : -1;
+      const int page = 2 * (loop.start_tile - i) + 1 - lane;
+      ids = page >= loop.first_page && page <= loop.last_page ? loop.table[page] : -1;
     }
     TileGates gates;
     gates.id1 = FromLane(ids, 2 * (i % kTilesRead));
     gates.id0 = FromLane(ids, 2 * (i % kTilesRead) + 1);
     gates.StandIn();
     const int64_t own =
-        static_cast<int64_t>(lane < 16 ? gates.page0 : gates.page1) * walk.group + walk.in_group;
+        static_cast<int64_t>(lane < 16 ? gates.page0 : gates.page1) * loop.group + loop.in_group;
     gates.base = kv.page_cum_log_f[own];
     gates.local =
         reinterpret_cast<const float4*>(kv.log_f_offset)[own * (kPageTokens / 4) + lane % 16];
@@ -229,7 +230,7 @@ struct PagedSource {
     if constexpr (kCertified) {
       if (i > 0)
         gates.log_mass_bound =
-            kv.log_mass_bound[static_cast<int64_t>(gates.page1) * walk.group + walk.in_group];
+            kv.log_mass_bound[static_cast<int64_t>(gates.page1) * loop.group + loop.in_group];
     }
     return gates;
   }
@@ -251,7 +252,7 @@ struct PagedSource {
            (static_cast<int64_t>(work.first_row) + row) * out_stride + work.head * kHeadDim;
   }
 
-  // A warp: those of rows that are whole after this work tile.
+  // By a warp: the output gates of rows that are finished by this work tile.
   template <int kHeadDim>
   __device__ __forceinline__ void PrefetchGates(const Work& work, int lane) const {
     if (transform.gate == nullptr || work.splits_left > 0) return;
@@ -282,9 +283,9 @@ struct PagedSource {
         sum > 0 ? static_cast<float>(log_sum + decay) : 0.0f;
   }
 
-  // One thread of each half: the half that is done last adds what the tile's rows saw of the causal
-  // range, and what not. Of a split walk, the first split adds the range and what lies before it,
-  // and each what it left out itself.
+  // One thread of each half: the half that finishes last counts the pages in the tile's causal
+  // range and the skipped ones. Of several splits, the first adds the range and the pages before
+  // the boundary, and each the pages that it skipped itself.
   __device__ __forceinline__ void CountBlocks(Work& work, int visited) const {
     const int first_done = atomicAdd_block(&work.visited, visited + 1);
     if (first_done == 0) return;
@@ -301,7 +302,7 @@ struct PagedSource {
     }
     Add(blocks_pruned, work.seq, static_cast<int64_t>(work.count) * pruned);
   }
-  // Of a serial that ended with this split.
+  // For serial splits that ended with this one.
   __device__ __forceinline__ void CountUnvisited(const Work& work) const {
     const int pages = work.first_page - work.unsplit_first_page;
     Add(blocks_pruned, work.seq, static_cast<int64_t>(work.count) * pages);

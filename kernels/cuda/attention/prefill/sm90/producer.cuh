@@ -1,7 +1,7 @@
 // The producer warpgroup of PrefillSm90: a scheduler warp fetches work tiles and a loader warp
-// brings in their queries, keys, values and biases, both running ahead of the consumers as far as
-// the rings allow. Nothing right of a tile's last page or left of its first one is read: the tile's
-// other page stands in, and the bias takes it out again. Read consumer.cuh next.
+// loads their queries, keys, values and biases. Both run ahead of the consumers as far as the rings
+// allow. Nothing right of a tile's last page or left of its first one is read: the tile's other
+// page is loaded instead, and its bias excludes it. Read consumer.cuh next.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,10 +17,10 @@
 
 namespace fox::cuda {
 
-// Takes a key out of the softmax.
+// Excludes a key from the softmax.
 inline constexpr float kExcludedBias = -1e30f;
 
-// Hands work tiles to loader and consumers, one lane.
+// Passes work tiles to the loader and the consumers, by one lane.
 template <typename Source, int kHeadDim, bool kCertified>
 class WorkScheduler {
  public:
@@ -29,26 +29,26 @@ class WorkScheduler {
   __device__ WorkScheduler(PrefillShared<Source, kHeadDim>& shared, const Source& source)
       : shared_(shared), source_(source) {}
 
-  // Splits come before or after all walks. Work tiles are fetched until there are none; then one of
-  // no rows is passed on.
+  // Parallel splits come before or after all head tiles. After the last work tile, one without rows
+  // is passed on.
   __device__ __forceinline__ void Run() {
     const int num_tiles = source_.NumTiles(), q_heads = source_.NumHeads();
-    const int walks = num_tiles * q_heads;
+    const int head_tiles = num_tiles * q_heads;
     const WorkOrder order(num_tiles, q_heads, kHeadDim);
-    int total = walks, splits_before = 0;
+    int total = head_tiles, splits_before = 0;
     if constexpr (Source::kSplitsKeys) {
       total += source_.NumSplits();
-      splits_before = source_.SplitsFirst() ? total - walks : 0;
+      splits_before = source_.SplitsFirst() ? total - head_tiles : 0;
     }
     for (;;) {
       const int index = atomicAdd(source_.WorkCounter(), 1);
       if (index >= total) break;
       int tile = 0, head = 0, split = 0;
-      const int walk = index - splits_before;
-      if (!Source::kSplitsKeys || (walk >= 0 && walk < walks)) {
-        order.PlaceOf(walk, &tile, &head);
+      const int head_tile = index - splits_before;
+      if (!Source::kSplitsKeys || (head_tile >= 0 && head_tile < head_tiles)) {
+        order.PlaceOf(head_tile, &tile, &head);
       } else if constexpr (Source::kSplitsKeys) {
-        source_.PlaceOfSplit(walk < 0 ? index : walk - walks, &tile, &head, &split);
+        source_.PlaceOfSplit(head_tile < 0 ? index : head_tile - head_tiles, &tile, &head, &split);
       }
       source_.template MakeWork<kCertified>(NextSlot(), tile, head, split, index + 1);
       PassOn();
@@ -65,8 +65,8 @@ class WorkScheduler {
     shared_.work_empty[slot_].Wait(phase_ ^ 1);
     return shared_.work_tiles[slot_];
   }
-  // A work tile is fetched only when the one before it is almost loaded: a block that holds long
-  // work tiles in reserve would still work on them when all others are done.
+  // A work tile is fetched only when the one before it is almost loaded, because a block with long
+  // work tiles in reserve would still work when all others are done.
   __device__ __forceinline__ void PassOn() {
     shared_.work_full[slot_].Arrive();
     if (++slot_ == kWorkStages) {
@@ -77,8 +77,8 @@ class WorkScheduler {
     ending_phase_ ^= 1;
   }
 
-  // The split of a serial behind the one that was passed on last, until the rows need no more. Who
-  // learns of that late loads a few tiles that nobody looks at.
+  // The serial split after the one passed on last, until the rows need no more. This is learned
+  // late, so a few loaded tiles are not used.
   __device__ __forceinline__ bool TakeNextSplit() {
     const Work& last = shared_.work_tiles[(slot_ + kWorkStages - 1) % kWorkStages];
     if (last.splits_left == 0) return false;
@@ -148,24 +148,24 @@ class PrefillLoader {
   // One lane: both pages of a tile, whose column blocks are `stride` apart; `full` expects their
   // bytes.
   __device__ __forceinline__ void LoadPages(uint8_t* tile, uint32_t stride, const CUtensorMap& map,
-                                            const KvLoop& walk, int page0, int page1,
+                                            const KvLoop& loop, int page0, int page1,
                                             Mbarrier& full) {
 #pragma unroll
     for (int b = 0; b < Plan::kBlocks; ++b) {
       uint8_t* block = tile + b * stride;
-      source_.LoadPage(block, map, walk, b * Plan::kColumns, page0, full);
-      source_.LoadPage(block + Plan::kPageBytes, map, walk, b * Plan::kColumns, page1, full);
+      source_.LoadPage(block, map, loop, b * Plan::kColumns, page0, full);
+      source_.LoadPage(block + Plan::kPageBytes, map, loop, b * Plan::kColumns, page1, full);
     }
   }
 
   __device__ __forceinline__ void LoadTiles(const Work& work_tile) {
-    const KvLoop walk = source_.MakeKvLoop(work_tile);
+    const KvLoop loop = source_.MakeKvLoop(work_tile);
     const int num_kv_tiles = work_tile.num_kv_tiles,
               near_end = max(0, num_kv_tiles - kTilesBeforeNext);
     const bool clipped = work_tile.last_key() < kTileKeys - 1;
     int ids = 0;
     for (int i = 0; i < num_kv_tiles; ++i, ++counter_) {
-      const TileGates gates = source_.template ReadGates<kCertified>(walk, i, lane_, ids);
+      const TileGates gates = source_.template ReadGates<kCertified>(loop, i, lane_, ids);
       if (i == near_end && lane_ == 0) shared_.work_ending.Arrive();
       const uint32_t stage = counter_ % Plan::kStages, phase = counter_ / Plan::kStages % 2;
       shared_.k_empty[stage].Wait(phase ^ 1);
@@ -182,10 +182,10 @@ class PrefillLoader {
       Mbarrier& k_full = shared_.k_full[stage];
       if (lane_ == 0) {
         k_full.Expect(Plan::kTileBytes);
-        LoadPages(shared_.Keys(stage), Plan::kBlockBytes, source_.k_map, walk, gates.page0,
+        LoadPages(shared_.Keys(stage), Plan::kBlockBytes, source_.k_map, loop, gates.page0,
                   gates.page1, k_full);
       }
-      WriteGates(walk, stage, gates);
+      WriteGates(loop, stage, gates);
       // One lane arrives for all: __syncwarp orders their writes before its release, an order that
       // racecheck does not know (tests/bench/gpu_test.py leaves this kernel out).
       __syncwarp();
@@ -193,27 +193,27 @@ class PrefillLoader {
 
       shared_.v_empty[stage].Wait(phase ^ 1);
       if (i == 0 && clipped) {
-        LoadClippedValues(stage, walk, gates, work_tile.first_key(), work_tile.last_key());
+        LoadClippedValues(stage, loop, gates, work_tile.first_key(), work_tile.last_key());
       } else if (lane_ == 0) {
         Mbarrier& v_full = shared_.v_full[stage];
         v_full.ArriveAndExpect(Plan::kTileBytes);
-        LoadPages(shared_.Values(stage), shared_.ValueStride(stage), source_.v_map, walk,
+        LoadPages(shared_.Values(stage), shared_.ValueStride(stage), source_.v_map, loop,
                   gates.page0, gates.page1, v_full);
       }
     }
   }
 
-  // The biases of a tile, and when its rows may stop.
-  __device__ __forceinline__ void WriteGates(const KvLoop& walk, uint32_t stage,
+  // The biases of a tile, and the bound at which its rows may stop.
+  __device__ __forceinline__ void WriteGates(const KvLoop& loop, uint32_t stage,
                                              const TileGates& gates) {
     const bool seen = (lane_ < 16 ? gates.id0 : gates.id1) >= 0;
-    WriteBias(stage, static_cast<float>((walk.ref_log_decay - gates.base) * kLog2EDouble),
+    WriteBias(stage, static_cast<float>((loop.ref_log_decay - gates.base) * kLog2EDouble),
               gates.local, seen);
     if constexpr (kCertified) {
       if (lane_ == 0) {
-        const double rounding = RowRounding(kHeadDim, 0, walk.ref_log_decay, gates.base);
-        const double log_z = LogDenominatorToStop(gates.log_mass_bound, walk.ref_log_decay,
-                                                  rounding, walk.log_tolerance);
+        const double rounding = RowRounding(kHeadDim, 0, loop.ref_log_decay, gates.base);
+        const double log_z = LogDenominatorToStop(gates.log_mass_bound, loop.ref_log_decay,
+                                                  rounding, loop.log_tolerance);
         shared_.stop_at[stage] = __double2float_ru(log_z * kLog2EDouble);
         shared_.end[stage] = 0;
       }
@@ -228,14 +228,14 @@ class PrefillLoader {
     reinterpret_cast<float4*>(shared_.key_decay_bias[stage])[lane_] = key_decay_bias;
   }
 
-  // What lies past the sequence's end may be NaN, which a weight of zero would not silence; so
-  // may what stands in for a page that is not seen.
-  __device__ __forceinline__ void LoadClippedValues(uint32_t stage, const KvLoop& walk,
+  // Values past the sequence's end may be NaN, which a weight of zero would not remove; so may the
+  // page loaded in place of one that is not visible.
+  __device__ __forceinline__ void LoadClippedValues(uint32_t stage, const KvLoop& loop,
                                                     const TileGates& gates, int first_key,
                                                     int last_key) {
     if (lane_ == 0) {
       shared_.v_raw.ArriveAndExpect(Plan::kTileBytes);
-      LoadPages(shared_.Values(stage), shared_.ValueStride(stage), source_.v_map, walk, gates.page0,
+      LoadPages(shared_.Values(stage), shared_.ValueStride(stage), source_.v_map, loop, gates.page0,
                 gates.page1, shared_.v_raw);
     }
     shared_.v_raw.Wait(raw_phase_);

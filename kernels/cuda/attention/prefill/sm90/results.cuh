@@ -1,8 +1,8 @@
-// Where a consumer's results go: a thread has rows `row` and `row` + 8 of the work tile, `out` as
-// the products leave it, relative to the maximum, and the rows' sums, alike in the four lanes of a
-// quad. Whole walks go out, normed and gated; splits that run side by side leave partial results;
-// the splits of a chain are merged one after the other with what those before left, by MergedRow,
-// as MergeKeySplits does.
+// Stores a consumer's results. A thread has rows `row` and `row` + 8 of the work tile, `out` as the
+// products produce it, relative to the maximum, and the rows' sums, equal in the four lanes of a
+// quad. Rows of unsplit head tiles are stored normed and gated; parallel splits store partial
+// results; each serial split is merged with the sum of those before by MergedRow, as MergeKeySplits
+// does.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -57,7 +57,7 @@ __device__ __forceinline__ void StorePartialRow(const Source& source,
   if (Lane() % 4 == 0) *source.PartialSoftmax(work, row) = {max, sum};
 }
 
-// For MergeKeySplits. Maxima are relative to c_ref, as they are in all splits of the walk.
+// For MergeKeySplits. Maxima are relative to c_ref in all splits of the head tile.
 template <int kHeadDim, typename Source>
 __device__ __forceinline__ void StorePartial(const Source& source,
                                              const typename Source::Work& work, int first_row,
@@ -72,10 +72,10 @@ __device__ __forceinline__ void StorePartial(const Source& source,
   }
 }
 
-// Merges a split into what its chain has summed so far. A row that needs no more splits stays as it
-// is, which a negative sum says from then on. `stop_at`: of the next split; stopped: whether the
-// rows, if they are rows, need it no more. The same threads hold the same rows and columns in all
-// splits, but for maxima and sums, which lanes of a warp hand on.
+// Merges a serial split into the running result. A row that needs no more splits stays unchanged
+// and is marked by a negative sum. `stop_at`: of the next split; stopped: whether the rows, if they
+// exist, can skip it. The same threads hold the same rows and columns in all splits, except maxima
+// and sums, which lanes of a warp pass on.
 template <int kHeadDim, typename Source>
 __device__ __forceinline__ void MergeSerialSplit(const Source& source,
                                                  const typename Source::Work& work, int first_row,
@@ -114,7 +114,7 @@ __device__ __forceinline__ void StoreSerialSums(const Source& source,
                                                 const bool (&stopped)[2],
                                                 const float (&out)[kHeadDim / 2],
                                                 const float (&max)[2], const float (&sum)[2]) {
-  __syncwarp();  // those before have been read
+  __syncwarp();  // the previous ones have been read
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     StorePartialRow<kHeadDim>(source, work, first_row + 8 * r, r, out, max[r],

@@ -1,5 +1,5 @@
-// The plan of splits over keys, one block for all walks of a layer, and their merge, a few threads
-// for each row. See split_keys.h.
+// The plan of splits over keys, one block for all head tiles of a layer, and their merge, a few
+// threads per row. See split_keys.h.
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/attention/prefill/quad_rows.cuh"
@@ -21,21 +21,21 @@ constexpr int kMergeThreads = 256;
 constexpr int kMergeBlocksPerSm = 4;
 constexpr int kMergeUnroll = 4;
 
-// Two sums in one scan: rows of partial results, and splits but the first of each walk.
+// Two sums in one scan: rows of partial results, and splits except the first of each head tile.
 constexpr int kRowsBit = 28;
 constexpr uint64_t kSplitMask = (uint64_t{1} << kRowsBit) - 1;
 
-// A walk's place in [q_heads, max_tiles], its rows, key/value tiles and splits.
+// A head tile's place in [q_heads, max_tiles], its rows, key/value tiles and splits.
 struct HeadTileRange {
   int tile, head;
   int64_t index;
   int rows, length, splits;
 };
 
-__device__ HeadTileRange RangeOf(const StepSchedule& schedule, int walk, int num_tiles) {
+__device__ HeadTileRange RangeOf(const StepSchedule& schedule, int head_tile, int num_tiles) {
   HeadTileRange range;
-  range.head = walk / num_tiles;
-  range.tile = walk % num_tiles;
+  range.head = head_tile / num_tiles;
+  range.tile = head_tile % num_tiles;
   range.index = static_cast<int64_t>(range.head) * schedule.max_tiles + range.tile;
   const RowBlock rows = schedule.tiles[range.tile];
   range.rows = rows.count;
@@ -57,36 +57,36 @@ __global__ void __launch_bounds__(kPlanThreads)
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) num_splits = num_split_walks = 0;
   __syncthreads();
-  const int num_tiles = *schedule.num_tiles, walks = num_tiles * q_heads;
+  const int num_tiles = *schedule.num_tiles, head_tiles = num_tiles * q_heads;
 
   uint64_t carry = 0;
-  int longest = 0;  // of the walks that one thread block takes whole or as a chain
-  for (int base = 0; base < walks; base += kPlanThreads) {
-    const int w = base + thread;
-    HeadTileRange walk{};
-    walk.splits = 1;
-    if (w < walks) walk = RangeOf(schedule, w, num_tiles);
-    const uint64_t rows = walk.splits > 1 ? static_cast<uint64_t>(walk.splits) * walk.rows : 0;
-    const uint64_t need = rows << kRowsBit | static_cast<uint64_t>(walk.splits - 1);
+  int longest = 0;  // of the KV loops that one thread block runs, unsplit or in serial splits
+  for (int base = 0; base < head_tiles; base += kPlanThreads) {
+    const int index = base + thread;
+    HeadTileRange range{};
+    range.splits = 1;
+    if (index < head_tiles) range = RangeOf(schedule, index, num_tiles);
+    const uint64_t rows = range.splits > 1 ? static_cast<uint64_t>(range.splits) * range.rows : 0;
+    const uint64_t need = rows << kRowsBit | static_cast<uint64_t>(range.splits - 1);
     uint64_t total;
     const uint64_t end = carry + InclusiveScan<kPlanThreads>(need, warp_sums, total);
     carry += total;
-    if (w >= walks) continue;
+    if (index >= head_tiles) continue;
     const auto row_end = static_cast<int64_t>(end >> kRowsBit);
     const auto split_end = static_cast<int64_t>(end & kSplitMask);
-    // Ends ascend, so those that fit are the first ones and leave no gaps.
+    // Ends ascend, so the first ones fit, without gaps.
     const bool fits = row_end <= plan.max_rows && split_end <= plan.max_splits;
-    if (walk.splits == 1 || !fits) {
-      plan.walk_rows[walk.index] = -1;
-      longest = max(longest, walk.length);
+    if (range.splits == 1 || !fits) {
+      plan.walk_rows[range.index] = -1;
+      longest = max(longest, range.length);
       continue;
     }
     const auto first_row = static_cast<int32_t>(kChainRows + row_end - static_cast<int64_t>(rows));
-    plan.walk_rows[walk.index] = first_row;
-    for (int i = 1; i < walk.splits; ++i) {
-      plan.splits[split_end - walk.splits + i] = {walk.tile, walk.head, i};
+    plan.walk_rows[range.index] = first_row;
+    for (int i = 1; i < range.splits; ++i) {
+      plan.splits[split_end - range.splits + i] = {range.tile, range.head, i};
     }
-    plan.split_walks[atomicAdd(&num_split_walks, 1)] = {walk.tile, walk.head, walk.splits,
+    plan.split_walks[atomicAdd(&num_split_walks, 1)] = {range.tile, range.head, range.splits,
                                                         first_row};
     atomicMax(&num_splits, static_cast<int32_t>(split_end));
   }
@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(kPlanThreads)
   *plan.splits_first = any_long ? 0 : 1;
 }
 
-// The output transform of a row, of which the thread has the four columns from 4 `vector` on, those
-// of the row's threads following each other: as QuadTransform does it, to the same bits.
+// The output transform of a row, with the same bits as QuadTransform. The thread has the four
+// columns from 4 `vector` on; the row's threads have neighbouring columns.
 template <int kHeadDim>
 __device__ __forceinline__ void TransformVector(const OutputTransformArguments& t, int64_t row,
                                                 int head, int vector, float4& x) {
@@ -114,8 +114,8 @@ __device__ __forceinline__ void TransformVector(const OutputTransformArguments& 
        Gated(x.w, gates.x[3], t.act)};
 }
 
-// Threads that share a row take 4 columns each. Rows past the tile's end do what the last one does
-// and store nothing. A row ends where a chain's would (EndChain).
+// Threads that share a row have 4 columns each. Rows past the tile's end repeat the last one and
+// store nothing. A row stops where serial splits would (MergeSerial).
 template <int kHeadDim>
 __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
     MergeKeySplitsKernel(const __grid_constant__ PagedSource source) {
@@ -127,13 +127,13 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
   const int thread = static_cast<int>(threadIdx.x), column = thread % kRowThreads;
   const int items = *plan.num_split_walks * kGroups;
   for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
-    const SplitWalk walk = plan.split_walks[item / kGroups];
-    const int count = walk.splits;
+    const SplitWalk head_tile = plan.split_walks[item / kGroups];
+    const int count = head_tile.splits;
     PagedWork work{};
-    source.PlaceWork(work, source.schedule.tiles[walk.tile], walk.head);
+    source.PlaceWork(work, source.schedule.tiles[head_tile.tile], head_tile.head);
     const int wanted = item % kGroups * kRows + thread / kRowThreads;
     const int row = min(wanted, work.count - 1);
-    const int64_t partial_row = walk.first_row + row;
+    const int64_t partial_row = head_tile.first_row + row;
     const float2* softmax = reinterpret_cast<const float2*>(plan.softmax) + partial_row;
     const float* stop_at = plan.stop_at + partial_row;
     const float4* partial =

@@ -1,4 +1,4 @@
-// What comes before and after PrefillSm90 where splits over keys may run side by side
+// The kernels before and after PrefillSm90 where splits over keys may run in parallel
 // (runtime/key_splits.h): the plan, and the merge of partial results.
 #pragma once
 
@@ -11,17 +11,18 @@ namespace fox::cuda {
 
 struct PagedSource;
 
-// False: all walks are too early to be split. What the host can tell; the device looks at each.
+// False: all rows are too early for splits. This is what the host knows; the device decides for
+// each head tile.
 inline bool MaySplit(const BatchView& batch, const KeySplits& splits) {
   return (batch.max_tokens - 1) / kTileRows >= splits.first_split_tile;
 }
 
 // Fills schedule.key_splits for the tiles and boundaries of the layer. Both enqueue on `stream` and
-// give the launch's error.
+// return the launch's error.
 cudaError_t PlanKeySplits(int q_heads, const StepSchedule& schedule, cudaStream_t stream);
 
-// Outputs, and log sums if wanted, of the rows whose splits ran side by side; the order of the
-// additions is that of the splits. head_dim 32, 64 or 128.
+// Outputs, and log sums if wanted, of the rows whose splits ran in parallel; additions follow the
+// order of the splits. head_dim 32, 64 or 128.
 template <int kHeadDim>
 cudaError_t MergeKeySplits(const PagedSource& source, cudaStream_t stream);
 

@@ -24,7 +24,7 @@ struct VarlenWork : WorkTile {
 };
 
 struct VarlenKvLoop {
-  const double* base;   // cum_log_f of the diagonal tile; those before it are those to the left
+  const double* base;   // cum_log_f of the diagonal tile; tiles to the left precede it
   const float4* local;  // its offsets
   int token;            // the diagonal tile's first
   int first_page, last_page, start_tile, kv_head, batch;
