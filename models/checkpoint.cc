@@ -1,7 +1,7 @@
-// Checkpoint::Open: the tensor contract. Every tensor is taken once, by its name in the layout at
-// hand and its exact shape; what is not taken is left over and refused. That includes rotary
-// inv_freq buffers: both references register them as non-persistent, so no checkpoint of theirs
-// holds one, and one that does was made by code whose RoPE we do not know.
+// Checkpoint::Open: the tensor contract. Every tensor is used once, by its name in the checkpoint's
+// layout and its exact shape; unused tensors are refused. That includes rotary inv_freq buffers:
+// both references register them as non-persistent, so a checkpoint that has one was made by code
+// whose RoPE is unknown.
 #include "models/checkpoint.h"
 
 #include <cstring>
@@ -25,7 +25,7 @@ std::string ShapeText(const Shape& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-// Hands out the stored tensors, with a sticky first error; after an error tensors are empty.
+// Returns the stored tensors, with a sticky first error; after an error tensors are empty.
 class TensorTaker {
  public:
   explicit TensorTaker(const SafetensorsEntries& tensors) : tensors_(tensors) {}
@@ -57,7 +57,7 @@ class TensorTaker {
     return {.data = entry.data.data(), .dtype = *entry.dtype, .shape = entry.shape};
   }
 
-  // The first error, or that of the tensors that nobody took.
+  // The first error, or one for unused tensors.
   absl::Status Finish() {
     if (status_.ok() && taken_.size() < tensors_.size()) {
       for (const auto& [name, entry] : tensors_) {
@@ -96,8 +96,8 @@ void TakeGates(TensorTaker& taker, const ModelConfig& config, const std::string&
   const bool fla = config.layout == CheckpointLayout::kFla;
   std::string forget = attn + (fla ? "f_proj" : "fgate_proj");
   const std::string output = attn + (fla ? "g_proj" : "ogate_proj");
-  // For one day (2025-04-08) FLA called the forget gate g_proj; its shape tells it from the output
-  // gate, which a checkpoint of that day cannot have under the same name.
+  // For one day (2025-04-08) FLA called the forget gate g_proj. Its shape distinguishes it from the
+  // output gate, which a checkpoint of that day cannot have under the same name.
   if (fla && !taker.Has(forget + ".weight") && taker.HasShape(output + ".weight", {heads, d})) {
     forget = output;
   }
@@ -157,8 +157,8 @@ LayerTensors TakeLayer(TensorTaker& taker, const ModelConfig& config, int index)
   return layer;
 }
 
-// Some savers write a tied output matrix again. That is the same model only if it is the same
-// matrix.
+// Some programs save a tied output matrix again. It is the same model only if the matrices are
+// equal.
 absl::Status CheckTied(const HostTensor& lm_head, const HostTensor& embeddings) {
   const size_t bytes = static_cast<size_t>(embeddings.size()) * SizeOf(embeddings.dtype);
   if (lm_head.dtype == embeddings.dtype && std::memcmp(lm_head.data, embeddings.data, bytes) == 0) {
@@ -207,7 +207,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& dir,
   const SafetensorsEntries& tensors = checkpoint.files_->tensors.tensors();
   absl::Status status = checkpoint.TakeTensors(tensors);
   if (status.ok() && !options.allow_nonfinite) status = CheckFinite(tensors);
-  // What the scan saw is worth nothing if the file changed under it.
+  // The scan is void if the file has changed meanwhile.
   if (const absl::Status unchanged = checkpoint.CheckUnchanged(); !unchanged.ok()) {
     status = unchanged;
   }

@@ -1,7 +1,7 @@
 // Checkpoint: a model directory opened, checked and mapped. Every tensor that the configuration
-// asks for is present with its exact shape, and nothing is left over; so code behind this class
-// never checks again. Tensors are named by their role, whatever the layout called them. Read
-// weights.h next: it turns these host tensors into what a backend computes with.
+// requires is present with its exact shape, and there are no others; so users of this class never
+// check again. Tensors are named by their role, whatever the layout calls them. Read weights.h
+// next: it turns these host tensors into a backend's weights.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +55,7 @@ class Checkpoint {
   const HostTensor& lm_head() const { return lm_head_; }        // [V, D]; the embeddings when tied
   const std::vector<LayerTensors>& layers() const { return layers_; }
 
-  // Call after copying the weights, and trust the copy only when it says ok: InvalidArgument when a
+  // Call after copying the weights; the copy is valid only if this returns ok. InvalidArgument: a
   // file was written to or truncated since Open mapped it (lost pages read as zeros, see
   // mapped_file.h).
   absl::Status CheckUnchanged() const;

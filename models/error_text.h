@@ -1,5 +1,5 @@
-// How bytes from a file appear in an error message: one printable line of bounded length, so that a
-// hostile tensor name can neither forge log lines nor flood them.
+// Bytes from a file in an error message: one printable line of bounded length, so that a hostile
+// tensor name can neither forge log lines nor flood the log.
 #pragma once
 
 #include <string>

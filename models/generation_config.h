@@ -1,5 +1,5 @@
 // GenerationConfig: generation_config.json of a model directory, as written; absent or null keys
-// stay unset. Ranges are the reader's to check: the engine's limits are not known here.
+// stay unset. The reader checks ranges, because the engine's limits are not known here.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// HostTensor: a weight as it lies in a file's mapping, and the two things done to it there:
-// reading elements and looking for values that no weight may have. Nothing here owns memory.
+// HostTensor: a weight in a file's mapping, and the two operations on it: reading elements and
+// searching for values that no weight may have. Nothing here owns memory.
 #pragma once
 
 #include <cstddef>

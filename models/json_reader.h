@@ -1,5 +1,5 @@
 // Strict JSON for files we did not write: bounded size, depth and number of values, duplicate keys
-// refused (a later key silently winning is how two readers come to disagree about one file).
+// refused (if a later key silently wins, two readers can disagree about one file).
 #pragma once
 
 #include <cstddef>

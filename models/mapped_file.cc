@@ -1,6 +1,6 @@
-// MappedFile, and the process's SIGBUS handler that makes truncation of a mapped file harmless: a
-// fault inside one of our mappings puts a page of zeros there and marks the mapping; any other
-// SIGBUS goes where it went before.
+// MappedFile, and the process's SIGBUS handler that makes truncation of a mapped file harmless: on
+// a fault inside one of our mappings it maps a page of zeros there and marks the mapping; any other
+// SIGBUS goes to the previous handler.
 #include "models/mapped_file.h"
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@
 namespace fox {
 namespace {
 
-// One mapping that the handler knows. It is free while begin == 0. Written outside the handler
+// One mapping registered with the handler. It is free while begin == 0. Written outside the handler
 // under g_guard_mutex, read inside it without a lock.
 struct Guard {
   std::atomic<uintptr_t> begin;
@@ -56,7 +56,7 @@ void OnSigbus(int, siginfo_t* info, void*) {
   errno = saved_errno;
 }
 
-// Returns a slot, or -1 when all are taken.
+// Returns a slot, or -1 if all are in use.
 int AddGuard(const void* data, size_t size) {
   const std::lock_guard<std::mutex> lock(g_guard_mutex);
   static const bool installed = [] {

@@ -1,7 +1,7 @@
-// MappedFile: a regular file mapped read-only. Should somebody truncate the file while it is
-// mapped, reads beyond its new end give zeros instead of killing the process with SIGBUS, and
-// CheckUnchanged tells; so data copied out of a mapping may be trusted once CheckUnchanged, called
-// after the copy, says ok.
+// MappedFile: a regular file mapped read-only. If the file is truncated while it is mapped, reads
+// beyond its new end give zeros instead of killing the process with SIGBUS, and CheckUnchanged
+// reports it. So data copied out of a mapping are valid if CheckUnchanged, called after the copy,
+// returns ok.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace fox {
 
 class MappedFile {
  public:
-  // Maps the regular file behind `fd`. `name` opens every error (InvalidArgument).
+  // Maps the regular file of `fd`. `name` opens every error (InvalidArgument).
   static absl::StatusOr<MappedFile> Map(FileDescriptor fd, const std::string& name);
 
   MappedFile(MappedFile&& other) noexcept;

@@ -201,7 +201,7 @@ void ReadSizes(KeyReader& keys, ModelConfig& config) {
   config.tie_word_embeddings = keys.Bool("tie_word_embeddings", false);
   config.max_position_embeddings =
       keys.OptionalInteger("max_position_embeddings", 1, std::numeric_limits<int32_t>::max());
-  // Packed integer weights are another model altogether; the tensors would not even match.
+  // Packed integer weights are a different model, whose tensors would not match.
   keys.RefuseUnlessNull("quantization_config");
   ReadTokenIds(keys, config);
 }

@@ -1,5 +1,5 @@
-// ModelConfig: the architecture of one FoX checkpoint, in the field's terms, whatever layout it
-// came from. Parsed and checked by ParseModelConfig; tensor names live in checkpoint.cc. Sources:
+// ModelConfig: the architecture of one FoX checkpoint, in the field's terms, for any layout. Parsed
+// and checked by ParseModelConfig; tensor names live in checkpoint.cc. Sources:
 // forgetting-transformer configuration_forgetting_transformer.py and flash-linear-attention
 // configuration_forgetting_transformer.py.
 #pragma once
@@ -16,8 +16,7 @@ namespace fox {
 class ModelDir;
 
 enum class CheckpointLayout { kOfficial, kFla };
-// How the log forget gate of a head is made: from the input, from a constant, or not at all (f =
-// 1).
+// The source of a head's log forget gate: the input, a constant, or none (f = 1).
 enum class ForgetGate { kFull, kBiasOnly, kFixed, kNone };
 enum class OutputGate { kNone, kSigmoid, kSilu };
 enum class HiddenAct { kSilu, kSigmoid };

@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// O_NONBLOCK: opening a FIFO returns at once, and fstat then tells that it is one.
+// O_NONBLOCK: opening a FIFO returns at once, and fstat then identifies it.
 constexpr int kReadFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
 constexpr absl::string_view kLfsPointer = "version https://git-lfs";
 
@@ -71,7 +71,7 @@ absl::Status CheckContent(int fd, const std::string& name) {
   std::array<char, kLfsPointer.size()> start = {};
   const ssize_t count = pread(fd, start.data(), start.size(), 0);
   if (count < 0 || absl::string_view(start.data(), static_cast<size_t>(count)) != kLfsPointer) {
-    return absl::OkStatus();  // what cannot be read is told by the read that needs it
+    return absl::OkStatus();  // a failure is reported by the read that needs the file
   }
   return absl::InvalidArgumentError(
       absl::StrCat(Printable(name), ": is a Git LFS pointer, not the file itself: git lfs pull"));
@@ -161,7 +161,7 @@ absl::StatusOr<FileDescriptor> ModelDir::OpenFile(const std::string& name) const
 absl::StatusOr<std::string> ModelDir::ReadText(const std::string& name, size_t max_bytes) const {
   absl::StatusOr<FileDescriptor> fd = OpenFile(name);
   if (!fd.ok()) return fd.status();
-  // Read to the end rather than to a size asked for before: the file may change meanwhile.
+  // Reads to the end and not to an earlier size, because the file may change meanwhile.
   std::string text;
   char block[16384];
   while (true) {

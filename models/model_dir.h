@@ -39,7 +39,7 @@ class ModelDir {
   // The whole file as a string. InvalidArgument when it is larger than `max_bytes`.
   absl::StatusOr<std::string> ReadText(const std::string& name, size_t max_bytes) const;
 
-  // Whether `name` is there in any form, even one that OpenFile refuses.
+  // Whether `name` exists in any form, even one that OpenFile refuses.
   bool Contains(const std::string& name) const;
 
  private:

@@ -1,6 +1,6 @@
-// What attention logits of one layer can reach, derived from its weights alone: the constants that
-// the certified bound and the paper's bound stand on (kernels/docs/acp.md 2a, 2c and 5). With
-// QK-norm the norm weights bound a query, without it the query projection does.
+// Bounds on the attention logits of one layer, derived from its weights alone: the constants of the
+// certified bound and of the paper's bound (kernels/docs/acp.md 2a, 2c and 5). With QK-norm the
+// norm weights bound a query, without it the query projection does.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
-// FoxWeights: everything a backend computes with, packed for it. The data dictionary of the model:
-// every tensor, its shape, and when it exists. Made once by LoadWeights; constant afterwards.
+// FoxWeights: all weights of a model, packed for a backend. The data dictionary of the model: every
+// tensor, its shape, and when it exists. Made once by LoadWeights; constant afterwards.
 // D hidden size, H query heads, K kv heads, d head_dim, I intermediate size, V vocabulary. The
 // "residual dtype" is float64 in the f64 mode, else float32.
 #pragma once
@@ -48,7 +48,7 @@ struct LayerWeights {
   Buffer mlp_norm;                           // [D] residual dtype
   std::unique_ptr<PackedWeight> gate_up;     // [2I, D], gate first
   std::unique_ptr<PackedWeight> down;        // [D, I]
-  DeviceQueryBound bound;                    // what attention logits can reach (acp.md)
+  DeviceQueryBound bound;                    // bounds on attention logits (acp.md)
 };
 
 struct FoxWeights {

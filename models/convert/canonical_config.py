@@ -1,8 +1,8 @@
-"""CanonicalConfig: the keys of a config.json (official or FLA) checked and brought to one form.
+"""CanonicalConfig: the keys of a config.json (official or FLA), checked and in one form.
 
-Invariant: every key of the source is either understood, or known to be without effect, or refused
-by name. to_json() writes the official keys, plus num_kv_heads and qkv_bias, which the official
-configuration lacks. Read tensor_plan.py next.
+Invariant: every key of the source is understood, known to have no effect, or refused by name.
+to_json() writes the official keys, plus num_kv_heads and qkv_bias, which the official configuration
+lacks. Read tensor_plan.py next.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class _Keys:
 
 
 def _check_known(raw: dict[str, Any], fla: bool, ignored: frozenset[str]) -> None:
-    """Refuses keys that nobody understands, and missing values (`???`) of training configs."""
+    """Refuses unknown keys, and missing values (`???`) of training configs."""
     known = _COMMON | _WITHOUT_EFFECT | (_FLA_ONLY if fla else _OFFICIAL_ONLY) | ignored
     for key, value in raw.items():
         if value == "???":

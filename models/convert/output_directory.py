@@ -1,7 +1,7 @@
 """Writes the canonical directory, and compares a written one with its source.
 
-Invariant: the destination appears by one rename at the very end; until then everything lies in a
-sibling directory, removed on any error or interruption.
+Invariant: the destination appears by one rename at the very end; until then all files are in a
+sibling directory, which is removed on any error or interruption.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class Progress:
 
 @dataclass
 class WriteReport:
-    """What write_tensors met."""
+    """Findings of write_tensors."""
 
     nonfinite: dict[str, int] = field(default_factory=dict)  # tensor -> NaN or infinite elements
 
 
 @dataclass
 class VerifyReport:
-    """What verify_tensors found."""
+    """Findings of verify_tensors."""
 
     compared: int = 0  # elements
     different: dict[str, int] = field(default_factory=dict)  # tensor -> elements
@@ -124,7 +124,7 @@ def write_tensors(directory: Path, planned: list[PlannedTensor], limit: int) -> 
 def _write_tensor(
     writer: SafetensorsWriter, tensor: PlannedTensor, report: WriteReport, progress: Progress
 ) -> None:
-    """Streams one tensor, counting what is not finite."""
+    """Streams one tensor and counts its non-finite elements."""
     bad = 0
     for rounded, _, _ in tensor.blocks():
         bad += count_nonfinite(rounded, tensor.dtype)

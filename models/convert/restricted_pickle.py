@@ -1,9 +1,9 @@
 """Reads torch.save archives (.bin, .pt) without torch and without running anything from them.
 
-A pickle names globals and calls them. Here a global is one of the few in _ALLOWED, each replaced
-by our own object, or it is refused by name, or (keep_unknown=True, for training checkpoints, whose
-optimizer and loader states hold arbitrary classes) it becomes an Inert class: nothing is imported,
-calling it stores nothing, and a tensor position that holds one is refused. Tensors stay lazy.
+A pickle names globals and calls them. Here each of the few globals in _ALLOWED is replaced by our
+own object; any other is refused by name or (keep_unknown=True, for training checkpoints, whose
+optimizer and loader states hold arbitrary classes) becomes an Inert class: nothing is imported,
+calling it stores nothing, and it is refused in place of a tensor. Tensors stay lazy.
 Read source_tensor.py next.
 """
 
@@ -38,7 +38,7 @@ _STORAGES = {
     "ByteStorage": "U8",
     "BoolStorage": "BOOL",
 }
-# No checkpoint has a use for these: refused even where unknown globals are kept as Inert.
+# Useless in a checkpoint: refused even where unknown globals are kept as Inert.
 _HOSTILE_MODULES = frozenset(
     "os posix nt subprocess pty socket shutil runpy importlib ctypes sys signal "
     "webbrowser commands multiprocessing code codeop pickle _pickle marshal imp".split()
@@ -56,7 +56,7 @@ class StateDict(dict[Any, Any]):
 
 
 class Inert:
-    """A value of a class that was not loaded. Accepts whatever a pickle does to it, keeps nothing.
+    """A value of a class that was not loaded. Accepts any operation of a pickle and keeps nothing.
 
     Subclasses, one per global, carry its name as `origin`.
     """

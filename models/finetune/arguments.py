@@ -1,6 +1,6 @@
 """The command line of train.py, with its defaults. As a program, it only checks one.
 
-PyTorch is not imported, nor anything beyond the standard library: a mistake is told at once.
+It imports only the standard library, not PyTorch, so that a mistake is reported at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ says why; 2 usage; 3 stopped before the end (--minutes, a signal), with a checkp
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells a mistake in one line."""
+    """Reports a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"finetune: {message}; ./run finetune --help lists all flags\n")
@@ -56,12 +56,13 @@ def _add_length(parser: argparse.ArgumentParser) -> None:
     length.add_argument("--epochs", type=_above_zero, default=1.0, help="over the text (default 1)")
     length.add_argument("--steps", type=_positive, help="optimizer steps")
     length.add_argument("--minutes-total", type=_above_zero, metavar="M",
-                        help="of all runs together, each from its start to its end; the schedule "
+                        help="time of all runs together, each from start to end; the schedule "
                         "adapts to the pace")
     group.add_argument("--minutes", type=_above_zero, metavar="M",
-                       help="of this run, start to end: then a checkpoint, and exit status 3")
+                       help="time of this run, from start to end; then it writes a checkpoint and "
+                       "exits with status 3")
     group.add_argument("--checkpoint-minutes", type=float, default=10, metavar="M",
-                       help="between checkpoints (default 10); 0: at every record of metrics")
+                       help="time between checkpoints (default 10); 0: at every record of metrics")
 
 
 def _add_batches(parser: argparse.ArgumentParser) -> None:
@@ -71,13 +72,15 @@ def _add_batches(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--batch-tokens", type=_positive, default=1 << 17, metavar="N",
                        help="tokens of one optimizer step (default 131072)")
     group.add_argument("--micro-batch", type=_positive, metavar="N",
-                       help="windows in one forward pass (default: what memory should hold)")
+                       help="windows in one forward pass (default: as many as should fit into "
+                       "memory)")
     group.add_argument("--packing", choices=("windows", "documents"), default="windows",
-                       help="what lies in one window attends to all before it, as the official "
-                       "training has it, or to its own document only")
+                       help="attend to all earlier tokens of the window, as the official training "
+                       "does, or only to those of the same document")
     group.add_argument("--workers", type=_positive, default=os.cpu_count() or 1,
                        help="processes that encode text")
-    group.add_argument("--seed", type=int, default=0, help="of the order of windows, and weights")
+    group.add_argument("--seed", type=int, default=0,
+                       help="seed of the order of windows and of random weights")
 
 
 def _add_optimizer(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +88,7 @@ def _add_optimizer(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--lr", type=_above_zero,
                        help="peak learning rate (default 1e-4; from a config.json 1e-3)")
     group.add_argument("--warmup-tokens", type=float, default=4e6, metavar="N",
-                       help="until the peak, at most a tenth of the run (default 4e6)")
+                       help="tokens before the peak, at most a tenth of the run (default 4e6)")
     group.add_argument("--weight-decay", type=float, default=0.1, help="of matrices (default 0.1)")
     group.add_argument("--clip", type=_above_zero, default=1.0, help="gradient norm (default 1)")
 
@@ -93,47 +96,48 @@ def _add_optimizer(parser: argparse.ArgumentParser) -> None:
 def _add_computation(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("computation")
     group.add_argument("--precision", choices=("bf16", "fp32"),
-                       help="of matrix products; weights are float32 (default: bf16 on a GPU)")
+                       help="type of matrix products; weights are float32 (default: bf16 on a GPU)")
     group.add_argument("--acp", choices=("paper", "certified", "off"), default="paper",
-                       help="bound by which attention is pruned (default paper)")
+                       help="bound for pruning attention (default paper)")
     group.add_argument("--log-tolerance", type=float, metavar="X",
                        help="log eps of pruning (default: the checkpoint's, or -10)")
     group.add_argument("--fast", action="store_true",
-                       help="sums in any order: a little faster, but no two runs are equal")
+                       help="add in any order: slightly faster, but runs are not reproducible")
     group.add_argument("--no-compile", action="store_true", help="no torch.compile")
     group.add_argument("--recompute", action="store_true",
-                       help="activations again in the backward pass: less memory, a third slower")
+                       help="recompute activations in the backward pass: less memory, a third "
+                       "slower")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--out", type=Path, required=True, metavar="DIR", help="model directory")
     group.add_argument("--valid", type=Path, metavar="FILE",
-                       help="held-out text: bits per byte over 16 windows spread over it")
+                       help="held-out text; reports its bits per byte over 16 windows")
     group.add_argument("--valid-minutes", type=_above_zero, default=5, metavar="M",
-                       help="between losses of it (default 5)")
-    group.add_argument("--prompt", default="Once upon a time", help="of the samples")
+                       help="time between validation losses (default 5)")
+    group.add_argument("--prompt", default="Once upon a time", help="prompt of the samples")
     group.add_argument("--sample-tokens", type=int, metavar="N",
                        help="length of the samples (default: 120 on a GPU; none on the CPU, where "
                        "they take minutes)")
     group.add_argument("--dtype", choices=("bf16", "f16", "f32"), default="bf16",
-                       help="of the exported weights (default bf16)")
+                       help="type of exported weights (default bf16)")
     group.add_argument("--max-shard-size", type=_bytes, default=5 * 10**9, metavar="SIZE",
-                       help="of an exported file (default 5GB)")
+                       help="size limit of an exported file (default 5GB)")
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    """The checked command line; defaults that depend on others are filled in."""
+    """The checked command line, with defaults that depend on other flags."""
     parser = _Parser(
         prog="./run finetune", description="Train a Forgetting Transformer on text files.",
         epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL_OR_CONFIG", type=Path,
-                        help="checkpoint directory, or a config.json: then from scratch")
+                        help="checkpoint directory, or a config.json to train from scratch")
     parser.add_argument("texts", metavar="TEXT", type=Path, nargs="+",
-                        help="UTF-8 (.xz: packed), documents parted by a line with one zero byte; "
-                        "or one file NAME.tokens made by text_tokens.py")
+                        help="UTF-8 text (.xz: compressed), documents separated by a line with one "
+                        "zero byte; or one file NAME.tokens made by text_tokens.py")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR",
-                        help="where the tokenizer is (default: beside the model)")
+                        help="directory of the tokenizer (default: the model's)")
     for add in (_add_output, _add_length, _add_batches, _add_optimizer, _add_computation):
         add(parser)
     args = parser.parse_args(arguments)

@@ -1,6 +1,6 @@
-"""What a model is worth: bits per byte of a text, a sample, and what each head prunes.
+"""Evaluation of a model: bits per byte of a text, a sample, and each head's pruned share.
 
-Nothing here is compiled or touches random states that training uses.
+Nothing here is compiled or changes random states of the training.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def text_loss(model: FoxModel, tokens: np.ndarray, bytes_per_token: float, windo
 
 def sample(model: FoxModel, tokenizer: TextTokenizer, prompt: str, new_tokens: int,
            precision: torch.dtype, show: Callable[[int], None] = lambda _: None) -> str:
-    """The prompt and what the model makes of it; the same weights give the same text.
+    """The prompt and the model's continuation; equal weights give equal text.
 
-    `show` is told how many tokens there are, before each.
+    `show` is called before each token with the number of tokens.
     """
     ids = tokenizer.encode(prompt)
     if tokenizer.bos is not None:

@@ -1,11 +1,11 @@
-# The command `./run finetune`, which sources this file: what training needs in .venv/, and the
-# processes that train.
+# The command `./run finetune`, which sources this file: installs the packages of training into
+# .venv/ and starts the processes that train.
 
 finetune_requirements=('numpy>=1.24,<3' 'PyYAML>=6,<7' 'torch>=2.10,<3' 'safetensors>=0.4,<1'
   'sentencepiece>=0.2,<1' 'tokenizers>=0.15,<1' 'matplotlib>=3.7,<4')
 cpu_wheels=https://download.pytorch.org/whl/cpu
 
-# PyPI's torch brings some GB of CUDA libraries along, which a machine without a GPU does not need.
+# PyPI's torch includes some GB of CUDA libraries, which a machine without a GPU does not need.
 install_cpu_torch() {
   [[ "$(cat "$venv/.finetune" 2>/dev/null)" != "${finetune_requirements[*]}" &&
     -z "${FOX_NO_INSTALL:-}" ]] || return 0
@@ -14,11 +14,11 @@ install_cpu_torch() {
   if pip install --retries 1 --timeout 10 --index-url "$cpu_wheels" 'torch>=2.10,<3'; then
     touch "$venv/.finetune-cpu"
   else
-    say "$cpu_wheels is out of reach: taking PyPI's PyTorch, some GB with CUDA's libraries"
+    say "$cpu_wheels is out of reach: installing PyPI's PyTorch, some GB with CUDA's libraries"
   fi
 }
 
-# Builds the op of kernels/torch where there is an nvcc for the GPU; elsewhere the program finds the
+# Builds the op of kernels/torch if there is an nvcc for the GPU; else the program uses the
 # reference in the sources.
 install_kernels() {
   local stamp="$venv/.finetune-kernels" sources nvcc
@@ -37,13 +37,13 @@ install_kernels() {
 # finetune ARGUMENTS: on all GPUs that CUDA_VISIBLE_DEVICES leaves visible.
 finetune() {
   local gpu_count launcher=()
-  if command -v python3 >/dev/null; then  # before anything is installed for a wrong argument
+  if command -v python3 >/dev/null; then  # a wrong argument must not install anything
     python3 -B "$root/models/finetune/arguments.py" "$@" || exit
   fi
   gpu_count="$(count_gpus)"
   if ((gpu_count == 0)); then
     install_cpu_torch
-  elif [[ -f "$venv/.finetune-cpu" && -z "${FOX_NO_INSTALL:-}" ]]; then  # made before there was one
+  elif [[ -f "$venv/.finetune-cpu" && -z "${FOX_NO_INSTALL:-}" ]]; then  # no GPU then
     pip uninstall -y torch
     rm -f "$venv/.finetune" "$venv/.finetune-cpu"
   fi

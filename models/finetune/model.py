@@ -37,7 +37,7 @@ COLUMN_MULTIPLE = 64  # of the fused projection: rows stay aligned for tensor co
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """How attention is computed; what it computes is the config's."""
+    """How attention is computed; the config says what it computes."""
 
     log_tolerance: float | None = None  # log eps of pruning; None: nothing is pruned
     bound: str = "paper"  # or certified
@@ -151,7 +151,7 @@ class FoxAttention(nn.Module):
         return dict(zip(linears, columns))
 
     def _log_fgate(self, logit: Tensor | None, like: Tensor) -> Tensor:
-        """[B, T, H], at most 0. `like` [B, T, ..] tells the shape where the input has no say."""
+        """[B, T, H], at most 0. `like` [B, T, ..] gives the shape if the input does not."""
         c = self.config
         shape = (*like.shape[:2], c.num_heads)
         if c.fgate_type == "none":
@@ -323,7 +323,7 @@ class FoxModel(nn.Module):
             layer.attn.options = options
 
     def compile_parts(self, **settings: Any) -> None:
-        """torch.compile of what repeats, so that 24 layers compile as fast as one."""
+        """torch.compile of the repeated parts, so that 24 layers compile as fast as one."""
         self._embed = torch.compile(self._embed, **settings)
         for layer in self.model.layers:
             layer.compile(**settings)

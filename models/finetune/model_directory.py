@@ -1,7 +1,7 @@
 """Checkpoint directories and the model: loading any layout that the server loads, and export.
 
-Names, shapes and keys are checked by the converter (models/convert), which refuses what it does not
-know with one line. An exported directory is one that `./run serve` and fox-eval load.
+Names, shapes and keys are checked by the converter (models/convert), which refuses unknown ones
+with one line. An exported directory is one that `./run serve` and fox-eval load.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEFAULT_LOG_TOLERANCE = -10.0  # the paper's recommendation, and the server's de
 
 @dataclass
 class LoadedModel:
-    """A model in float32 on the CPU, and where its tokenizer lies."""
+    """A model in float32 on the CPU, and its tokenizer's directory."""
 
     model: FoxModel
     config: CanonicalConfig
@@ -119,5 +119,5 @@ def parameter_count(model: FoxModel) -> int:
 
 
 def describe(config: CanonicalConfig) -> dict[str, Any]:
-    """What must not change between the runs of one training."""
+    """Settings that must not change between the runs of one training."""
     return {key: value for key, value in config.to_json().items() if key != "architectures"}

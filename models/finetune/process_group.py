@@ -30,7 +30,7 @@ class ProcessGroup:
 
     @property
     def is_first(self) -> bool:
-        """One process talks and writes."""
+        """Whether this process prints and writes."""
         return self.rank == 0
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class ProcessGroup:
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
     def accumulating(self, model: nn.Module, last: bool) -> ContextManager[Any]:
-        """Around one of several passes of a step: gradients travel with the last."""
+        """Around one of several passes of a step: the last one exchanges gradients."""
         return contextlib.nullcontext() if last or self.size == 1 else model.no_sync()
 
     def mean(self, value: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class ProcessGroup:
 
 
 class Reading:
-    """Numbers on their way from the device: read() waits for them, for nothing enqueued later."""
+    """Numbers being copied from the device: read() waits for them, but not for later work."""
 
     def __init__(self, values: Tensor) -> None:
         self._values, self._event = values, None

@@ -1,4 +1,4 @@
-"""What a person sees of a training: one changing line, a JSONL file of numbers, a plot of the loss.
+"""A training's output for people: one changing line, a JSONL file of numbers, a plot of the loss.
 
     progress.py metrics.jsonl loss.svg      draws the plot again; needs matplotlib
 """
@@ -31,7 +31,7 @@ def about(seconds: float) -> str:
 
 
 class ProgressLine:
-    """Shows the newest record on stderr, and once a minute what else takes so long."""
+    """Shows the newest record on stderr, and once a minute what the run is waiting for."""
 
     def __init__(self) -> None:
         self._terminal, self._shown = sys.stderr.isatty(), 0.0
@@ -39,7 +39,7 @@ class ProgressLine:
         self._heartbeat: threading.Thread | None = None
 
     def doing(self, what: str) -> None:
-        """What is done from now on; shown on a terminal, unless something newer just was."""
+        """Sets the current activity; shown on a terminal unless a newer line was just shown."""
         self._doing, self._since = what, time.monotonic()
         if self._terminal and self._since - self._shown >= FRESH_SECONDS:
             self._write(what)
@@ -63,7 +63,7 @@ class ProgressLine:
               file=sys.stderr, flush=True)
 
     def show(self, record: dict[str, Any], total_steps: int, seconds_left: float) -> None:
-        """One line; where it would not overwrite itself, only now and then."""
+        """One line; if it cannot overwrite itself, only from time to time."""
         now = time.monotonic()
         last = record["step"] >= total_steps
         if not self._terminal and not last and now - self._shown < PLAIN_SECONDS:

@@ -1,8 +1,8 @@
 """Text files to tokens: documents are read as a stream, encoded by several processes, and written
 to one flat file that training maps into memory.
 
-A document is a whole file, or what lies between two lines that hold one zero byte each (as fox-eval
-reads texts). It becomes bos, its tokens, eos, where the tokenizer has them. A token file NAME holds
+A document is a whole file, or the text between two lines with one zero byte each (as in fox-eval).
+It becomes bos, its tokens, eos, if the tokenizer has them. A token file NAME holds
 uint16 (uint32 for vocabularies above 65,536); NAME.json says what it was made from.
 
     text_tokens.py --model models/demo --out corpus.tokens books/*.txt corpus.txt.xz
@@ -103,7 +103,7 @@ class TextTokenizer:
         return self._encode(json.dumps(text)[1:-1] if self._wraps_json else text)
 
     def decode(self, ids: list[int]) -> str:
-        """Text of ids; what is no text becomes replacement characters."""
+        """Text of ids; invalid text becomes replacement characters."""
         text = self._decode([i for i in ids if i not in (self.bos, self.eos)])
         if not self._wraps_json:
             return text
@@ -113,7 +113,7 @@ class TextTokenizer:
             return text
 
     def fingerprint(self) -> str:
-        """Changes when any of the files does that say how text is encoded."""
+        """Changes with any of the files that define the encoding."""
         digest = hashlib.sha256()
         for name in TOKENIZER_FILES:
             path = self._directory / name
@@ -157,7 +157,7 @@ def _start_worker(directory: Path) -> None:
 
 
 def _encode_piece(piece: Piece) -> tuple[np.ndarray, Piece]:
-    """The ids of a piece; the piece comes back without its text."""
+    """The ids of a piece, and the piece without its text."""
     tokenizer = _worker_tokenizer
     assert tokenizer is not None
     try:
@@ -176,7 +176,7 @@ def _encode_piece(piece: Piece) -> tuple[np.ndarray, Piece]:
 
 @dataclass(frozen=True)
 class TokenFileInfo:
-    """What NAME.json of a token file says."""
+    """The content of a token file's NAME.json."""
 
     tokens: int
     documents: int
@@ -191,12 +191,12 @@ def _sources(texts: list[Path]) -> list[list[Any]]:
 
 
 def info_path(path: Path) -> Path:
-    """Where the description of a token file lies."""
+    """The path of a token file's description."""
     return path.with_name(path.name + ".json")
 
 
 def write_tokens(texts: list[Path], model: Path, out: Path, workers: int) -> TokenFileInfo:
-    """Makes a token file of `texts`; does nothing if it is already there, of the same texts."""
+    """Makes a token file of `texts`; does nothing if it exists already for the same texts."""
     for path in texts:
         if not path.is_file():
             raise TextError(f"{path}: no such file")
@@ -266,7 +266,7 @@ def open_tokens(path: Path) -> tuple[np.ndarray, TokenFileInfo]:
 class Windows:
     """Windows of `length` + 1 tokens in a random order, each epoch cut and ordered anew.
 
-    Which windows a step takes is a function of (seed, index) alone, so training resumes anywhere.
+    A step's windows depend on (seed, index) alone, so training can resume anywhere.
     """
 
     def __init__(self, tokens: np.ndarray, length: int, seed: int) -> None:

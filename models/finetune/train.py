@@ -2,7 +2,7 @@
 
 A run: model and tokens -> newest checkpoint, if any -> steps -> export, loss, samples, savings.
 OUT becomes a directory that `./run serve` loads; OUT/training holds checkpoints, tokens, metrics.
-The same command again continues what was interrupted. Examples: README.md here.
+The same command continues an interrupted run. Examples: README.md here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ BEGAN = time.monotonic()  # before PyTorch is imported: minutes count from here
 
 from arguments import parse_arguments  # noqa: E402
 
-# Likewise: a mistake is told at once.
+# Likewise: a mistake is reported at once.
 COMMAND_LINE = parse_arguments(None) if __name__ == "__main__" else None
 
 import json  # noqa: E402
@@ -139,7 +139,7 @@ class Trainer:
             1, round(args.epochs * self.windows.per_epoch / self.windows_a_step))
 
     def _settings(self) -> dict[str, Any]:
-        """What a resumed run must share with the run before it."""
+        """Settings that a resumed run must share with the run before it."""
         names = ("window", "batch_tokens", "packing", "seed", "lr", "warmup_tokens",
                  "weight_decay", "clip", "precision", "acp", "log_tolerance", "fast", "epochs",
                  "steps", "minutes_total")
@@ -214,8 +214,8 @@ class Trainer:
         return torch.stack(parts).sum(), norm
 
     def _tell_step_time(self, step_seconds: float) -> None:
-        """By the second pass, as the first one loads code. TrainingError: a step takes longer than
-        the time given. Collective."""
+        """Measured on the second pass, because the first one loads code. TrainingError: a step
+        takes longer than the given time. Collective."""
         # As whole numbers, which the processes share.
         step_ms, left_ms = self.group.from_first(
             [round(1000 * seconds) for seconds in (step_seconds, min(*self._time_left(), 1e12))])
@@ -232,7 +232,7 @@ class Trainer:
                           f"{about(steps * step_ms / 1000)}")
 
     def _time_left(self) -> tuple[float, float]:
-        """Seconds of this run and of all runs together, without what the end takes."""
+        """Seconds of this run and of all runs together, without those reserved for the end."""
         def left(minutes: float | None, spent: float) -> float:
             if minutes is None:
                 return math.inf
@@ -273,7 +273,7 @@ class Trainer:
     def _compile(self) -> None:
         from torch._inductor import config
 
-        # Else a stopwatch picks kernels, and two runs may sum in different orders.
+        # Else kernels are chosen by timing, and two runs may sum in different orders.
         config.deterministic = not self.args.fast
         self.model.compile_parts()
 
@@ -305,7 +305,7 @@ class Trainer:
         seconds, total = self._step_seconds(), self.total_steps
         if seconds is None:
             return [total, self.step + 2, int(self.stop_asked)]
-        # A plan that is fulfilled stays: its learning rate has come to its end.
+        # A finished plan stays, because its learning rate has reached its end.
         left_of_run, left_of_all = self._time_left()
         if self.args.minutes_total and self.step < total:
             total = self.step + max(0, round(left_of_all / seconds))
@@ -356,7 +356,7 @@ class Trainer:
         return loss.bits_per_byte
 
     def ask_to_stop(self, *_: Any) -> None:
-        """A signal's handler: stops at the next record; asked twice, at once."""
+        """A signal's handler: stops at the next record; the second time, at once."""
         if self.stop_asked:
             raise KeyboardInterrupt
         self.stop_asked = True
@@ -376,7 +376,7 @@ class Trainer:
         self.line.say(f"sample {when}: {text!r}")
 
     def introduce(self) -> None:
-        """Says what will be trained, and what the model can before."""
+        """Prints the plan, and the model's quality before training."""
         c, where = self.loaded.config, self.group.device
         if where.type == "cpu":
             self.line.say("No GPU here: training by the reference operator on the CPU, which is "

@@ -23,7 +23,7 @@ KEPT = 2  # the newest, and one before it in case the disk loses the newest
 
 
 class TrainingError(Exception):
-    """Training cannot start or go on; the message says what to do."""
+    """Training cannot start or continue; the message says what to do."""
 
 
 def _steps(folder: Path) -> Iterator[tuple[int, Path]]:
@@ -74,9 +74,9 @@ def _differences(saved: Any, now: Any, name: str) -> Iterator[str]:
 
 
 def check_settings(saved: dict[str, Any], now: dict[str, Any], out: Path) -> str:
-    """Raises TrainingError if a run under `now` would not continue what was begun under `saved`.
+    """Raises TrainingError if a run under `now` would not continue the training of `saved`.
 
-    A training may get longer: returns what has grown, as text.
+    A training may get longer: returns the settings that have grown, as text.
     """
     longer = {name: now[name] for name in LENGTHS
               if saved.get(name) and now.get(name) and saved[name] < now[name]}

@@ -1,4 +1,4 @@
-// Added tokens by a byte trie walked from every position. See added_tokens.h.
+// Finds added tokens by a byte trie, from every position. See added_tokens.h.
 #include "models/tokenizer/added_tokens.h"
 
 #include <algorithm>

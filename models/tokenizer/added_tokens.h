@@ -40,7 +40,7 @@ class AddedTokenSplitter {
   void Add(const AddedToken& token);
 
   using Take = std::function<void(const TextPart&)>;
-  // Gives `text` (valid UTF-8) to `take` in non-empty parts, in order and without gaps.
+  // Calls `take` with the non-empty parts of `text` (valid UTF-8), in order and without gaps.
   void Split(const std::string& text, const Take& take) const;
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }

@@ -1,4 +1,4 @@
-// BpeDefinition: a byte-level BPE tokenizer as its files say it. Read byte_level_bpe.h next: it
+// BpeDefinition: a byte-level BPE tokenizer as its files define it. Read byte_level_bpe.h next: it
 // checks a definition and encodes by it.
 #pragma once
 

@@ -6,11 +6,12 @@
 namespace fox {
 namespace {
 
-// Left at the end of a window, in parts of it: tokens there may yet change.
+// The fraction of a window that its end leaves to the next one, because tokens there may change.
 constexpr size_t kTail = 32;
 
-// Where a window is left: behind `tokens` tokens, which end at `end`; the next window must begin
-// with what ends at `next_end`. All counted from the window's start; end 0: there is no such place.
+// The place where a window ends: after `tokens` tokens, which end at `end`; the next window must
+// begin with the token that ends at `next_end`. Counted from the window's start; end 0: no such
+// place.
 struct Cut {
   size_t tokens = 0, end = 0, next_end = 0;
 };
@@ -51,7 +52,7 @@ bool EncodeInWindows(std::string_view text, size_t window_bytes, std::optional<s
   };
   std::vector<Window> windows = {{0, ids->size(), 0}};
   std::vector<WindowToken> tokens;
-  // Grows for good: what made it grow may come again.
+  // Grows for good, because the reason may recur.
   size_t length = lookahead.has_value() ? window_bytes : text.size();
   for (;;) {
     const Window window = windows.back();

@@ -1,5 +1,5 @@
-// The double array of a precompiled_charsmap, walked completely: a depth-first search over its
-// states, which may be shared but must not form a cycle. See sentencepiece_check.h.
+// Checks the whole double array of a precompiled_charsmap: a depth-first search over its states,
+// which may be shared but must not form a cycle. See sentencepiece_check.h.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

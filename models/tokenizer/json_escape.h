@@ -11,9 +11,9 @@ namespace fox {
 // REQUIRES: `text` is valid UTF-8.
 std::string JsonEscape(const std::string& text);
 
-// Moves from the front of `pending` to `out` what further bytes cannot change, escapes undone. A
-// lone surrogate and each ill-formed part of UTF-8 become U+FFFD. At most 11 bytes stay behind;
-// none when `final`.
+// Moves the bytes that further ones cannot change from the front of `pending` to `out`, with
+// escapes undone. A lone surrogate and each ill-formed part of UTF-8 become U+FFFD. At most 11
+// bytes stay in `pending`; none when `final`.
 void JsonUnescape(std::string* pending, bool final, std::string* out);
 
 }  // namespace fox

@@ -1,4 +1,4 @@
-// LoadTokenizer: which files are there decides which tokenizer it is. See tokenizer.h.
+// LoadTokenizer: the files in the directory decide which tokenizer it is. See tokenizer.h.
 #include <optional>
 #include <utility>
 

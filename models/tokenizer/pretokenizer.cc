@@ -49,14 +49,15 @@ size_t NextPretoken(const std::string& text, size_t begin, size_t end) {
     const size_t length = ContractionLength(text, begin, end);
     if (length > 0) return begin + length;
   }
-  // One plain space belongs to the letters, numbers or signs behind it.
+  // One plain space belongs to the letters, numbers or signs after it.
   const size_t body = text[begin] == ' ' ? begin + 1 : begin;
   size_t last = begin;
   if (body < end) {
     const UnicodeCategory category = CharacterAt(text, body, end).category;
     if (category != UnicodeCategory::kSpace) return RunEnd(text, body, end, category, &last);
   }
-  // White space leaves its last character to what follows, unless it is alone or ends the text.
+  // The last character of white space belongs to the next piece, unless it is alone or ends the
+  // text.
   const size_t run_end = RunEnd(text, begin, end, UnicodeCategory::kSpace, &last);
   return run_end == end || last == begin ? run_end : last;
 }

@@ -1,6 +1,6 @@
 // ProtoWire: reads the fields of one protobuf message, in order. For checking files whose generated
-// classes must not be linked here. A field that claims more bytes than there are ends the reading
-// as malformed. Read sentencepiece_check.cc next.
+// classes must not be linked here. A field that claims more bytes than exist ends the reading as
+// malformed. Read sentencepiece_check.cc next.
 #pragma once
 
 #include <cstddef>

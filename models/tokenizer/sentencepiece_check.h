@@ -1,5 +1,5 @@
-// A sentencepiece model file, looked at before the library sees it: the library reads out of
-// bounds on hostile models, and its own checks come too late. Reads the protobuf wire format by
+// Checks a sentencepiece model file before the library reads it, because the library reads out of
+// bounds on hostile models and its own checks come too late. Reads the protobuf wire format by
 // itself, so that neither protobuf nor sentencepiece is needed. Read sentencepiece_tokenizer.h
 // next.
 #pragma once
@@ -30,7 +30,7 @@ struct Piece {
   PieceType type = PieceType::kNormal;
 };
 
-// What our own code, and a copy of the model in another format, need to know of a model.
+// The properties of a model that our own code and a copy in another format need.
 struct SentencePieceFile {
   std::vector<Piece> pieces;  // by id
   int32_t unk_id = 0;
@@ -59,8 +59,8 @@ absl::StatusOr<SentencePieceFile> CheckSentencePieceModel(const std::string& ser
 std::string WithoutNormalizer(const std::string& serialized);
 
 // A precompiled_charsmap: uint32 size of the trie, a double array of uint32 units, then
-// NUL-terminated replacements. Every walk through an accepted trie stays inside it, ends, and
-// meets at most as many entries as the library has room for.
+// NUL-terminated replacements. Every path through an accepted trie stays inside it, ends, and has
+// at most as many entries as the library has room for.
 absl::Status CheckCharsMap(const std::string& charsmap);
 
 }  // namespace fox

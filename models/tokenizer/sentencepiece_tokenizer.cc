@@ -16,9 +16,9 @@ namespace {
 
 constexpr char kVisibleSpace[] = "\xE2\x96\x81";  // how a piece writes a space
 
-// How far the symbols that merging begins with depend on the text behind them: the longest piece
-// that is found before anything else. None: other models than BPE weigh whole texts, and pieces out
-// of use are split as they were merged last, anywhere in the text.
+// How far the symbols that merging begins with depend on the text after them: the longest piece
+// that is found before merging. None: models other than BPE score whole texts, and unused pieces
+// are split as they were merged last, anywhere in the text.
 std::optional<size_t> LookaheadOf(const SentencePieceFile& file) {
   if (!file.is_bpe) return std::nullopt;
   size_t longest = 0;

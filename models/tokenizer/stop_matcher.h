@@ -16,7 +16,7 @@ class StopMatcher {
   // REQUIRES: no string is empty.
   explicit StopMatcher(const std::vector<std::string>& stops);
 
-  // Takes one byte. Returns the index of the longest stop string that ends with it, or -1.
+  // Adds one byte. Returns the index of the longest stop string that ends with it, or -1.
   int Push(char byte);
   // Bytes that may still become a stop string.
   size_t held() const { return static_cast<size_t>(nodes_[static_cast<size_t>(state_)].depth); }

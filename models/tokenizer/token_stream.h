@@ -1,6 +1,6 @@
 // TokenStream: tokens in, text out, one request's worth. It emits only complete UTF-8 characters
-// (and, for LongCrawl64, complete JSON escapes, surrogate pairs joined). What later tokens may
-// still complete is held back: at most 3 bytes, or 11 of an escape. Invariant: the concatenation of
+// (and, for LongCrawl64, complete JSON escapes, surrogate pairs joined). Bytes that later tokens
+// may complete are held back: at most 3 bytes, or 11 of an escape. Invariant: the concatenation of
 // all Push and Finish results is Detokenize of the same ids, for sentencepiece equal to what the
 // library decodes. A stream that continues a prompt cannot know bytes that the prompt left
 // incomplete.

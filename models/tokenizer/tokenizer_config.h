@@ -1,4 +1,4 @@
-// What Hugging Face's small files say about a tokenizer: tokenizer_config.json,
+// The contents of Hugging Face's small tokenizer files: tokenizer_config.json,
 // special_tokens_map.json and added_tokens.json. All are optional. Read gpt2_files.h next.
 #pragma once
 

@@ -12,7 +12,7 @@ namespace fox {
 
 // Understood: model BPE, pre_tokenizer and decoder ByteLevel (alone or in a Sequence of their
 // own), post_processor ByteLevel or TemplateProcessing, added_tokens; no normalizer. `truncation`
-// and `padding` are the caller's business and ignored. bos and eos come from `config`.
+// and `padding` are left to the caller and ignored. bos and eos come from `config`.
 // Unimplemented names what is not understood, InvalidArgument what is malformed.
 absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
                                                  const TokenizerConfig& config);

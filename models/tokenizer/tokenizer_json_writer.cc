@@ -88,7 +88,7 @@ Json NormalizerOf(const SentencePieceFile& file) {
   return {{"type", "Sequence"}, {"normalizers", std::move(steps)}};
 }
 
-// The library merges whatever two neighbours make a piece, the best score first: each way to cut a
+// The library merges any two neighbours that form a piece, the best score first: each way to cut a
 // piece in two is a rule.
 Json MergesOf(const SentencePieceFile& file) {
   absl::flat_hash_map<absl::string_view, size_t> id_of_text;

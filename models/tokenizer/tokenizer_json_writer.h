@@ -1,5 +1,6 @@
-// tokenizer.json of the Hugging Face tokenizers library for the tokenizers we load, so that a
-// gateway cuts texts as we do. Read tokenizer_json.h next: the way back, for byte-level BPE.
+// tokenizer.json of the Hugging Face tokenizers library for the tokenizers that this server loads,
+// so that a gateway encodes texts in the same way. Read tokenizer_json.h next: the way back, for
+// byte-level BPE.
 #pragma once
 
 #include <string>

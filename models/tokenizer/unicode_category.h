@@ -1,6 +1,6 @@
-// What GPT-2's pre-tokenizer needs to know of Unicode: is a code point a letter, a number, white
-// space, or none of these. The table (unicode_category.inc) is generated; see
-// make_unicode_category.py. Read pretokenizer.h next.
+// Unicode categories for GPT-2's pre-tokenizer: a letter, a number, white space, or none of these.
+// The table (unicode_category.inc) is generated; see make_unicode_category.py. Read pretokenizer.h
+// next.
 #pragma once
 
 #include <cstdint>

@@ -37,8 +37,8 @@ enum class Utf8Replacement {
   kByte,     // a byte: sentencepiece
 };
 
-// Moves from the front of `pending` to `out` what further bytes cannot change, ill-formed sequences
-// replaced by U+FFFD. At most 3 bytes stay behind; none when `final`.
+// Moves the bytes that further ones cannot change from the front of `pending` to `out`, ill-formed
+// sequences replaced by U+FFFD. At most 3 bytes stay in `pending`; none when `final`.
 void DrainUtf8(std::string* pending, bool final, Utf8Replacement replacement, std::string* out);
 
 }  // namespace fox

@@ -54,9 +54,9 @@ def _certified_bounds(cum: torch.Tensor, keys: torch.Tensor,
     """E of each page and t of each tile (kernels/docs/acp.md section 2), [heads, pages or tiles].
 
     Page p may be dropped for a tile's rows when E_p + t <= log_eps. E bounds the log mass of the
-    keys up to the page's end. t bounds the inverse of the rows' denominators, by the row's own or an
-    earlier key (the last of its terms) or by Jensen's inequality on the keys before the tile. `cum`
-    is [heads, length], `keys` [heads, length, head_dim], `scaled_norm` [heads], all float64.
+    keys up to the page's end. t bounds the inverse of the rows' denominators, by the row's own or
+    an earlier key (the last of its terms) or by Jensen's inequality on the keys before the tile.
+    `cum` is [heads, length], `keys` [heads, length, head_dim], `scaled_norm` [heads], all float64.
     """
     length = cum.shape[1]
     logits = torch.linalg.vector_norm(keys, dim=-1) * scaled_norm[:, None]
