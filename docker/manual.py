@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes manual pages and bash completion of our programs from what their --help says.
+"""Makes manual pages and bash completion of our programs from their --help.
 
     manual.py --version VERSION --out SHARE PROGRAM...
 
@@ -34,7 +34,7 @@ CODES = {
     "fox-server": (
         ("0", "stopped by SIGTERM or SIGINT: after a drain, or at once while the model is loading"),
         ("70", "the engine failed, a step hangs, or memory or threads ran out: restart it"),
-        ("78", "a flag, the model or the memory is not right; one line on standard error says why, "
+        ("78", "a flag, the model or the memory is wrong; one line on standard error says why, "
                "nothing was served, and a restart will not help"),
         ("134, 139", "instead of 70 or 78, where ulimit -c is not 0: it aborted or crashed, and "
                      "left a core")),
@@ -64,7 +64,7 @@ class Flag(NamedTuple):
     text: str
 
     def choices(self) -> list[str]:
-        """The words that it takes; none when it takes anything else."""
+        """The words that it accepts; none if it accepts other values."""
         words = self.value.split("|")
         return words if len(words) > 1 and self.value == self.value.lower() else []
 
@@ -79,7 +79,7 @@ class Command(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What --help says, in parts."""
+    """A --help text, in parts."""
 
     name: str
     usage: list[str]
@@ -100,7 +100,7 @@ def parse_flags(text: str) -> list[Flag]:
 
 
 def read_help(program: pathlib.Path, *arguments: str) -> str:
-    """What the program prints; ends ours when it fails."""
+    """The program's output; a failure ends this program."""
     result = subprocess.run([str(program), *arguments, "--help"], capture_output=True, text=True,
                             timeout=60)
     if result.returncode != 0:
@@ -109,7 +109,7 @@ def read_help(program: pathlib.Path, *arguments: str) -> str:
 
 
 def read_program(program: pathlib.Path) -> Program:
-    """Asks the program, and each of its commands."""
+    """Reads the --help of the program and of each of its commands."""
     text = read_help(program)
     usage, prose, commands = [], [], []
     flags = parse_flags(text)
@@ -200,7 +200,7 @@ def manual_page(program: Program, version: str, date: str) -> str:
 COMPLETION = """# bash completion of {name}, made by docker/manual.py from its --help.
 {function}() {{
   local word="${{COMP_WORDS[COMP_CWORD]}}" last="${{COMP_WORDS[COMP_CWORD-1]}}" command="" words=""
-  # Bash parts --flag=value into three words, and @FILE into two, but replaces it whole.
+  # Bash splits --flag=value into three words, and @FILE into two, but replaces it whole.
   if [[ "$word" == "@" || "$last" == "@" ]]; then
     mapfile -t COMPREPLY < <(compgen -P @ -f -- "${{word#@}}")
     return
@@ -227,7 +227,7 @@ complete -F {function} {name}
 
 
 def value_cases(command: Command) -> str:
-    """What may follow each flag that takes a value."""
+    """The possible values of each flag that has one."""
     out, others = "", []
     for flag in filter(lambda flag: flag.value, command.flags):
         label = f'"{command.name} --{flag.name}"'

@@ -1,5 +1,5 @@
 """A small Debian (or Ubuntu) of this machine's release for tests that install into one: debootstrap
-makes it once, a test takes a copy. Whatever is missing for that skips the test.
+makes it once, each test copies it. A missing program skips the test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def run(*command: str, seconds: float = 300) -> subprocess.CompletedProcess[str]
 
 
 def mirror() -> tuple[str, str]:
-    """The address and the suite that this machine's apt takes packages of its release from."""
+    """The address and the suite of this machine's apt sources for its release."""
     release = dict(line.split("=", 1) for line in
                    pathlib.Path("/etc/os-release").read_text().splitlines() if "=" in line)
     suite = release.get("VERSION_CODENAME", "").strip('"')

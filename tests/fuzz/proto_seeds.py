@@ -57,7 +57,7 @@ def generate_request_seeds() -> Seeds:
     output = message(7, number(1, 1) + number(2, 1) + number(3, 2) + number(6, 1) + number(8, 4))
     text = message(3, "some text")
     yield "valid", b"\x01" + text + sampling + stopping + output
-    # Found by fuzzing: the mask and the stop token leave no token to sample.
+    # Found by fuzzing: the mask and the stop token exclude every token.
     yield "min_tokens_without_a_token", b"\x01" + text + sampling + message(
         6, number(1, 10) + number(2, 1) + message(3, "stop") + number(4, 98)) + output
     yield "valid_stream", b"\x09" + message(1, "id-1") + text + message(7, number(11, 1))
@@ -82,7 +82,7 @@ def generate_request_seeds() -> Seeds:
 
 
 def generate_field_seeds() -> Seeds:
-    """Each field of a request at the ends of its range and behind them, the others right."""
+    """Each field of a request at the ends of its range and beyond, the others valid."""
     text, ids = message(3, "some text"), message(4, message(1, bytes((97, 98, 99))))
     fields = {
         "field_unknown": text + number(1000, 1), "id_long": text + message(1, "i" * 257),

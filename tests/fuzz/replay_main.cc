@@ -1,6 +1,6 @@
 // A fuzz target without libFuzzer: runs every file of its corpus, each cut short at every byte, and
-// then as many mutations of them as asked for, always the same ones. An input that fails, or takes
-// too long, is written to a file, and its path is printed; to be put into the corpus.
+// then a given number of mutations of them, always the same ones. An input that fails, or takes too
+// long, is written to a file whose path is printed, for the corpus.
 //
 //   TARGET CORPUS [MUTATIONS]    or    TARGET FILE
 #include <fcntl.h>

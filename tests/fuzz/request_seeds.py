@@ -182,7 +182,7 @@ def server_flags_seeds() -> Seeds:
 
 
 def server_security_seeds() -> Seeds:
-    """Who may call, from where, and what the server is called."""
+    """Allowed callers and addresses, and the server's name."""
     for name, lines in {
             "key_alone": ["--model=/m", "--ssl-keyfile=k"],
             "authorities_alone": ["--model=/m", "--ssl-ca-certs=a"],

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Runs the fuzz targets of a build with libFuzzer, side by side, and tells what came of it.
+"""Runs the fuzz targets of a build with libFuzzer, in parallel, and reports the results.
 
     run_fuzzers.py build/fuzz/bin --minutes 10        all processors, every target in turn
     run_fuzzers.py build/fuzz/bin --runs 1e9 --minutes 120
     run_fuzzers.py build/fuzz/bin --pack fuzz.tar.xz  for a machine where nothing can be built:
                                                       python3 fuzz/run_fuzzers.py fuzz/bin ..
 
-A crash, a leak, an input that takes more than 5 s or 2 GiB: the target ends, the input lies under
-OUT/findings, and the exit status is 1. Executions count towards --runs; targets that load a whole
-tokenizer are slow and are asked for a hundredth.
+On a crash, a leak or an input that needs more than 5 s or 2 GiB, the target ends, the input is
+written to OUT/findings, and the exit status is 1. --runs counts executions; targets that load a
+whole tokenizer are slow and run a hundredth of that.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ struct VarlenCase {
   uint64_t seed = 1;
 };
 
-// Sequences of these lengths one behind the other, in one packed row.
+// Sequences of these lengths one after the other, in one packed row.
 VarlenCase PackedCase(const std::vector<int>& lengths);
 // Sequences from token 0 on, a batch row each.
 VarlenCase BatchCase(const std::vector<int>& lengths);

@@ -124,7 +124,7 @@ TEST(CheckpointTest, RolesPointAtTheRightBytes) {
 }
 
 // Each tensor of each variant in turn: absent, of another shape, of an integer type, or doubled
-// under a name that belongs to nobody.
+// under an unknown name.
 TEST(CheckpointTest, EveryTensorIsRequiredWithItsShapeAndType) {
   for (const char* golden :
        {"tiny_rope", "tiny_fla", "tiny_bias_only", "tiny_fixed_k_shift_only"}) {

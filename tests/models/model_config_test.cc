@@ -15,7 +15,7 @@ namespace {
 constexpr char kOfficial[] = "forgetting_transformer-project_fox";
 constexpr char kFla[] = "forgetting_transformer";
 
-// A key "a" that nobody reads, with this value.
+// An unread key "a" with this value.
 std::string UnreadKey(const std::string& value) {
   std::string text = "\"a\": ";
   text += value;

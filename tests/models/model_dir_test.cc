@@ -72,7 +72,7 @@ TEST_F(ModelDirTest, RefusesToLeaveTheDirectory) {
   ExpectOpenError("link_out", "hf download REPO --local-dir DIR");
 }
 
-// What `hf download` leaves in its cache.
+// The cache that `hf download` writes.
 class HuggingFaceCacheTest : public ModelDirTest {
  protected:
   HuggingFaceCacheTest() {

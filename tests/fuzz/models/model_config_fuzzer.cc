@@ -1,4 +1,4 @@
-// ParseModelConfig: what is accepted is within the bounds that all code behind it relies on, and
+// ParseModelConfig: accepted values are within the bounds that all later code relies on, and
 // means the same when the file is written again with its keys in another order.
 #include <nlohmann/json.hpp>
 #include <string>

@@ -1,6 +1,6 @@
 // TextAssembler over a tokenizer of arbitrary tokens, against the definition: the text of all bytes
-// up to the first place where a stop string ends behind the tokens that may not stop, shown as
-// early as nothing can take it back.
+// up to the first place where a stop string ends after the tokens that may not stop, shown as soon
+// as it is final.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -64,7 +64,7 @@ struct Expected {
   std::string stop;  // "": none
 };
 
-// Cut at the match that ends first behind `begin`; of those that end together the longest.
+// Cut at the match that ends first after `begin`; of those that end together the longest.
 Expected Cut(const std::string& text, size_t begin, const std::vector<std::string>& stops,
              bool include) {
   for (size_t end = begin + 1; end <= text.size(); ++end) {

@@ -1,4 +1,4 @@
-// The JSON body of OpenAI's completions to what the engine takes: each prompt of it is converted,
+// The JSON body of OpenAI's completions to engine requests: each prompt of it is converted,
 // and means the same when the body is written again; a refusal becomes an answer that is JSON. With
 // an odd first byte the model has no tokenizer.
 #include <nlohmann/json.hpp>

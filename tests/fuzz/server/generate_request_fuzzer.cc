@@ -1,4 +1,4 @@
-// Messages of fox.v1 to what the engine takes. The first byte chooses a GenerateRequest or a
+// Messages of fox.v1 to engine requests. The first byte chooses a GenerateRequest or a
 // ScoreRequest, in its bytes or of fields that the input chooses, with or without a tokenizer.
 #include <algorithm>
 #include <string>

@@ -1,5 +1,5 @@
-// What requests are checked against in the targets of requests, and what holds for every one that
-// was accepted: nothing behind the conversion checks again.
+// The limits that the targets check requests against, and the properties of every accepted request,
+// which are not checked again after the conversion.
 #pragma once
 
 #include <string>
@@ -77,7 +77,7 @@ inline void CheckSpec(const GenerationSpec& spec, const ConversionContext& conte
   }
 }
 
-// Whether two specs ask for the same. Ids of requests and seeds that nobody gave are random.
+// Whether two specs ask for the same. Request ids and seeds that were not given are random.
 inline bool SameWork(const GenerationSpec& a, const GenerationSpec& b, bool seeded) {
   bool same = a.sequences.size() == b.sequences.size() && a.stop == b.stop &&
               a.include_stop == b.include_stop && a.text == b.text && a.token_ids == b.token_ids &&

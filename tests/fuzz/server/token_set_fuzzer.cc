@@ -1,5 +1,5 @@
-// A file of bearer tokens: just the lines that are tokens are in the set, and no error tells what
-// stands in the file.
+// A file of bearer tokens: exactly the lines that are tokens are in the set, and no error reveals
+// the file's contents.
 #include <set>
 #include <string>
 #include <vector>
@@ -30,7 +30,7 @@ std::vector<std::string> Lines(const std::string& text) {
   return lines;
 }
 
-// The number of the line is all that a message tells of the file.
+// A message reveals only the number of the line.
 void CheckMessage(absl::string_view message) {
   std::string words;
   for (const char c : message) {

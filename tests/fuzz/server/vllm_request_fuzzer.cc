@@ -1,7 +1,7 @@
-// Messages of vllm.grpc.engine to what the engine takes: what is accepted is what fox.v1 makes of
-// the same request, and what a run brings comes back, as a stream or in one. The first byte chooses
-// the message's bytes or fields that the input chooses, and a tokenizer that is the gateway's too,
-// one that is not, or none.
+// Messages of vllm.grpc.engine to engine requests: an accepted request equals fox.v1's conversion
+// of the same request, and a run's results are returned, as a stream or at once. The first byte
+// chooses the message's bytes or fields that the input chooses, and a tokenizer that is also the
+// gateway's, one that is not, or none.
 #include <algorithm>
 #include <string>
 #include <vector>

@@ -179,7 +179,7 @@ TEST(CpuOpsTest, NothingMayBeCopied) {
   EXPECT_EQ(buffer.data(), nullptr);
 }
 
-// Buffers are mappings, of which the address sanitizer knows nothing unless it is told.
+// Buffers are mappings, whose bounds the address sanitizer does not know by itself.
 TEST(CpuOpsDeathTest, TheAddressSanitizerSeesTheEndOfABuffer) {
 #ifndef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "no address sanitizer";

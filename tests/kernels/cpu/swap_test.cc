@@ -1,5 +1,5 @@
-// SwapOut and SwapIn: a sequence that was in host memory meanwhile and comes back into another slot
-// and other pages goes on, bit for bit, as one that stayed; who shared pages with it sees nothing.
+// SwapOut and SwapIn: a sequence that returns from host memory into another slot and other pages
+// continues bit for bit like one that stayed; slots that shared pages with it do not change.
 #include "kernels/swap.h"
 
 #include <gtest/gtest.h>

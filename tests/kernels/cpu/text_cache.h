@@ -130,7 +130,7 @@ class TextCache {
     if (rows != nullptr) Add(name, static_cast<const float*>(rows) + at, count, state);
   }
 
-  // Behind its last token a page holds what was there before.
+  // After its last token a page holds old contents.
   void AddPage(const std::string& name, int64_t page, int64_t tokens, std::string* state) const {
     const bool full = tokens >= kPageTokens;
     if (full) tokens = kPageTokens;

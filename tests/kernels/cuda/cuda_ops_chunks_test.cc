@@ -1,6 +1,6 @@
-// What a prompt's rows and the tokens behind it leave on the device, bit for bit, however the
-// prompt was cut (at multiples of 128 tokens) and whoever else is in the steps: outputs, queries,
-// pages, summaries, lists and running state.
+// The results of a prompt and the tokens after it on the device are bit for bit independent of how
+// the prompt was cut (at multiples of 128 tokens) and of other sequences in the steps: outputs,
+// queries, pages, summaries, lists and running state.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ struct ChunkCase {
 };
 std::ostream& operator<<(std::ostream& out, const ChunkCase& c) { return out << c.name; }
 
-// All that a run leaves of the sequence, as bits.
+// All results of a run for the sequence, as bits.
 struct Trace {
   std::vector<uint16_t> queries, outputs;  // of all rows
   std::vector<uint32_t> log_sums;
@@ -64,7 +64,7 @@ class ChunkRun {
   int64_t length() const { return lengths_[kSlot]; }
 
   // One step: the next `rows` rows of the sequence, 0: it is not in the step; with `beside`, rows
-  // of the others, decodes and a chunk. Who brings one row comes first.
+  // of the others, decodes and a chunk. Sequences with one row come first.
   void Step(int64_t rows, bool beside) {
     std::vector<BatchEntry> entries;
     if (rows > 0) entries.push_back({kSlot, lengths_[kSlot], rows});
@@ -242,7 +242,7 @@ class ChunkRun {
     attention.q = append.projection.Columns(0, hidden);
     attention.out = {out.data(), DType::kBF16, rows, hidden, hidden};
     attention.lse = {lse.data(), DType::kF32, rows, shape.q_heads, shape.q_heads};
-    // Gates are what keys and values came from: as many columns, and Append leaves them.
+    // Gates are the inputs of keys and values: as many columns, and Append does not change them.
     attention.transform = {output_norm_.data(), 1e-5, append.projection.Columns(hidden, hidden)};
     attention.acp = case_.acp;
     attention.bound = append.bound;
@@ -341,7 +341,7 @@ std::vector<ChunkCase> ChunkCases() {
     cases.push_back({"Certified" + suffix, AcpMode::kCertified, d});
     cases.push_back({"Paper" + suffix, AcpMode::kPaper, d});
     cases.push_back({"Off" + suffix, AcpMode::kOff, d});
-    // Whose last walks have splits.
+    // The last tiles' KV loops are split.
     cases.push_back({"Long" + suffix, d == 64 ? AcpMode::kCertified : AcpMode::kOff, d});
     cases.back().prompt = cuda::kFirstSplitTile * cuda::kTileRows + 2000;
     cases.push_back({"CertifiedWithoutNorm" + suffix, AcpMode::kCertified, d, false});

@@ -366,7 +366,7 @@ void DeviceCache::MakeBatch() {
   batch_.log_tolerance = tolerance_array_.data();
 }
 
-// q lies in the middle of a wider matrix that has rows behind the batch's.
+// q is in the middle of a wider matrix that has rows after the batch's.
 void DeviceCache::MakeQueries() {
   const int64_t d = options_.head_dim, width = options_.q_heads * d;
   const int64_t stride = width + 48, column = 16, rows = num_rows_ + kSpareRows;
@@ -455,7 +455,7 @@ void DeviceCache::MakeItems() {
   arrival_counter_array_ =
       DeviceArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(schedule_.max_seq_heads)));
   schedule_.split_begin = split_array_.data();
-  // No blocks of heads that no kernel takes.
+  // No blocks for heads without a kernel.
   const cudaError_t error = DecodeBlocks(kv_.shape, &schedule_.decode_blocks);
   EXPECT_TRUE(error == cudaSuccess || error == cudaErrorInvalidValue);
   start_array_ =

@@ -156,7 +156,7 @@ bool DeviceCache::CheckRow(int s, int64_t row_in_seq, int q_head, double sum_rou
   return false;
 }
 
-// Rows that are not the kernel's, and the columns behind its own.
+// Rows that are not the kernel's, and the columns after its own.
 void DeviceCache::CheckUntouched(RowKind kind, const std::vector<uint16_t>& out,
                                  const std::vector<float>& lse) const {
   std::vector<bool> served(out.size() / static_cast<size_t>(params_.out.row_stride), false);

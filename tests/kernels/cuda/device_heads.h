@@ -81,7 +81,7 @@ class DeviceHeads {
   double WorstExcess() const;
 
  private:
-  // What attention leaves of a step, beside its outputs.
+  // Results of attention in a step, beside its outputs.
   struct Attended {
     DeviceArray<int64_t> pruned;  // [num_seqs]
     DeviceArray<float> lse;       // [num_rows]

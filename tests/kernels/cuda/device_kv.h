@@ -175,7 +175,7 @@ struct BatchEntry {
   double log_tolerance = -10;
 };
 
-// A batch in host memory. Its first sequences, as far as they bring one row each, are decodes.
+// A batch in host memory. Its first sequences with one row each are decodes.
 struct HostBatch {
   explicit HostBatch(const std::vector<BatchEntry>& entries) {
     for (const BatchEntry& entry : entries) {

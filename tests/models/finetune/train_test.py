@@ -87,7 +87,7 @@ class TrainTest(TrainingCase):
         self.assertIn("peak lr within a tenth of them\n", said)
         self.assertRegex(said, r"one step takes about .* here: \d+ steps in the \d+ s left")
         self.assertIn("done in 0:", said)
-        # A tenth is kept for the end; records, by which the plan is corrected, are 2 s apart.
+        # A tenth is reserved for the end; records, which correct the plan, are 2 s apart.
         self.assertLess(abs(self.checkpoint("timed")["seconds"] - 27), 3)
         records = read_metrics(self.folder / "timed" / "training" / "metrics.jsonl")
         last = [record for record in records if "loss" in record][-1]

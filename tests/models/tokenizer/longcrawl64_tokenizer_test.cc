@@ -1,4 +1,5 @@
-// The wrapper of the released models: escapes around GPT-2's BPE, and which added tokens it takes.
+// The wrapper of the released models: escapes around GPT-2's BPE, and which added tokens it
+// accepts.
 #include "models/tokenizer/longcrawl64_tokenizer.h"
 
 #include <gtest/gtest.h>

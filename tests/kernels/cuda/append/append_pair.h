@@ -1,5 +1,5 @@
 // AppendPair: Append on the GPU and by the CPU backend on the same bf16 inputs, and the comparison
-// of all that they leave.
+// of all their results.
 //
 // Where keys are copied, both have the same bits, and summaries differ by float32 rounding inside a
 // page. Where they are computed (norm, rotation, shift), float32 sums in another order may round a

@@ -1,5 +1,5 @@
-// Queries of a chunk pass beside the chains over its pages: they and all that the chains leave are
-// the same as if kernels ran one at a time.
+// Queries of a chunk are appended while the running sums over its pages are computed: both have the
+// same results as if kernels ran one at a time.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -72,7 +72,7 @@ Left AppendAll(const std::vector<uint16_t>& rows, bool overlap) {
   return {projections.ToHost(), kv.key_sum.ToHost(), kv.log_mass.ToHost()};
 }
 
-TEST(QueriesTest, SameBesideTheChainsAsBehindThem) {
+TEST(QueriesTest, SameDuringTheRunningSumsAsAfterThem) {
   const std::vector<uint16_t> rows = RandomRows();
   const Left alone = AppendAll(rows, false);
   EXPECT_NE(alone.projections, rows);

@@ -39,7 +39,7 @@ class PoolModel {
     return table[list * static_cast<size_t>(shape_.max_pages) + static_cast<size_t>(p)];
   }
 
-  // Pages that a batch takes.
+  // Pages that a batch needs.
   int64_t Demand(const std::vector<BatchEntry>& batch) const {
     int64_t pages = 0;
     for (const BatchEntry& e : batch) {
@@ -47,7 +47,7 @@ class PoolModel {
     }
     return pages * lists_per_slot();
   }
-  // Takes pages from the top of the stack, sequence by sequence, list by list.
+  // Allocates pages from the top of the stack, sequence by sequence, list by list.
   void Grow(const std::vector<BatchEntry>& batch) {
     for (const BatchEntry& e : batch) {
       if (e.slot < 0) continue;
@@ -151,7 +151,7 @@ void ExpectPlan(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
   }
 }
 
-// What a block is told of the seq_head that owns its first split.
+// A block's data about the seq_head that owns its first split.
 void ExpectStart(const BlockStart& start, const std::vector<BatchEntry>& batch,
                  const PagedKvShape& shape, int layer, PoolModel& model) {
   const auto seq = static_cast<size_t>(start.seq_head / shape.q_heads);

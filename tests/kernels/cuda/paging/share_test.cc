@@ -1,5 +1,5 @@
-// Share on the device: which pages two slots have then, who owns them, the state of the page end,
-// and that a page is free when the last of its owners has given it up.
+// Share on the device: the pages of two slots afterwards, their owners, the state of the page end;
+// and a page is free when its last owner has released it.
 #include <gtest/gtest.h>
 
 #include <algorithm>

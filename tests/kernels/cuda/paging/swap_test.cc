@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kSlots = 4, kMaxPages = 40;
 
-// Pinned memory with room for so many pages, and a guard behind it.
+// Pinned memory with room for this many pages, and a guard after it.
 class Range {
  public:
   Range(const PagedKvShape& shape, int64_t pages) : bytes_(SwapBytes(shape, pages)) {

@@ -1,4 +1,4 @@
-// The cluster's barrier: which of the things that a block writes the others see behind it.
+// The cluster's barrier: which of a block's writes the others see after it.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -15,7 +15,7 @@ constexpr int kSlice = kThreads * kEach;  // values of a block
 
 enum class Memory { kShared, kGlobal };
 
-// In each round every block rewrites its slice and reads that of the next block behind the barrier:
+// In each round every block rewrites its slice and reads that of the next block after the barrier:
 // counts the values that are not of this round.
 template <Memory kMemory>
 __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads)

@@ -17,7 +17,7 @@ constexpr int kRounds = 20;  // ten times around the ring
 
 enum class Announced { kByEachLane, kByOneLane };
 
-// Warp 0 hands values to warp 1, each lane those of the lane beside it.
+// Warp 0 passes values to warp 1, each lane those of the next lane.
 template <Announced kAnnounced>
 __global__ void HandOver(int* out) {
   __shared__ int values[kStages][kLanes];

@@ -27,7 +27,7 @@ SampleBatch RandomBatch(size_t count, int32_t vocabulary, Random& random) {
   return batch;
 }
 
-// Compares what the device left behind with the host's samples.
+// Compares the device's results with the host's samples.
 void ExpectAsSampler(const SampleBatch& batch) {
   const std::vector<SampleRecord> sampled = batch.sampled.ToHost();
   std::vector<int32_t> tokens(static_cast<size_t>(kMaxSlots), kPoisoned);

@@ -352,7 +352,7 @@ class IntegrationTest(GpuTest):
             self.assertLessEqual(error, 1e-3, name)  # products in TF32 at worst
 
     def test_the_library_checks_for_itself(self) -> None:
-        """Whoever calls the operator gets an error, not a fault."""
+        """Invalid arguments of the operator give an error, not a fault."""
         q, k, v, gates, _ = bf16_inputs(1, 64, 2, 2, 64)
         begin, end = (torch.tensor([x], dtype=torch.int32, device="cuda") for x in (0, 64))
         call: Callable[..., object] = torch.ops.fox.forward

@@ -42,7 +42,7 @@ class DeviceVarlen {
   void* state_memory() const { return state_memory_.data(); }
   void* gradient_memory() const { return gradient_memory_.data(); }
 
-  // What a forward kernel leaves, from the oracle's: `out` rounded to bf16; lse [batch][tokens]
+  // A forward kernel's output, from the oracle's: `out` rounded to bf16; lse [batch][tokens]
   // [q_heads] as VarlenForwardFloat64 gives it. After Schedule.
   void SetOut(const VarlenArray<double>& out);
   void SetLse(const std::vector<double>& lse);
@@ -60,7 +60,7 @@ class DeviceVarlen {
   VarlenArray<double> Dk() const { return Widen(dk_, inputs_.dk); }
   VarlenArray<double> Dv() const { return Widen(dv_, inputs_.dv); }
   VarlenArray<double> DLogFgate() const;
-  // The bits of out, dq, dk, dv and d_log_fgate, one behind the other.
+  // The bits of out, dq, dk, dv and d_log_fgate, one after the other.
   std::vector<uint8_t> OutputBits() const;
 
  private:

@@ -238,7 +238,7 @@ Certificate Certify(const VarlenInputs& inputs, int seq, int head, const std::ve
   return certificate;
 }
 
-// First pages by a walk from the left; `slack` makes droppable what misses the bound by so much.
+// First pages by a scan from the left; `slack` also drops pages that miss the bound by that much.
 std::vector<int> WalkPages(const VarlenInputs& inputs, AcpMode acp, const std::vector<double>& c,
                            int seq, int head, double slack) {
   const auto index = static_cast<size_t>(seq * inputs.shape.q_heads + head);
@@ -346,8 +346,8 @@ TEST_P(FirstPageTest, RowsLoseAtMostEps) {
   EXPECT_GT(*std::max_element(first_key.begin(), first_key.end()), 0);
 }
 
-// A mode's own promise aside: kernels rely on boundaries that do not fall along a sequence, and a
-// broken sequence is nobody else's.
+// In every mode, kernels rely on boundaries that do not fall along a sequence, and a broken
+// sequence does not affect others.
 TEST_P(FirstPageTest, NeverFallsWhateverTheGatesAre) {
   VarlenInputs inputs(PrunedCase());
   const auto first_pages = [&] {

@@ -1,6 +1,6 @@
-// Walks of PrefillSm90 that are split over keys: the plan against the host's, results against
-// float64 attention and against whole walks, and that neighbours and where splits run, side by side
-// or one after the other, change no bits.
+// Splits over keys in PrefillSm90: the plan against the host's, results against float64 attention
+// and against attention without splits. Neighbours, and whether splits run in parallel or serially,
+// change no bits.
 #include "kernels/cuda/attention/prefill/sm90/split_keys.h"
 
 #include <gtest/gtest.h>
@@ -68,11 +68,11 @@ class SplitSpace {
     stop_at_.Fill(testing::kPoison);
   }
   std::vector<int32_t> WalkRows() const { return walk_rows_.ToHost(); }
-  // The same, but no splits run side by side.
-  StepSchedule chained() const {
-    StepSchedule chained = schedule_;
-    chained.key_splits.walk_rows = nullptr;
-    return chained;
+  // The same, but all splits run serially.
+  StepSchedule serial() const {
+    StepSchedule serial = schedule_;
+    serial.key_splits.walk_rows = nullptr;
+    return serial;
   }
   std::vector<KeySplit> Splits() const { return FirstOf(splits_, num_splits_); }
   bool SplitsFirst() const { return splits_first_.ToHost()[0] != 0; }
@@ -104,9 +104,9 @@ cudaError_t Attend(const DeviceCache& cache, const StepSchedule& schedule) {
                      nullptr);
 }
 
-// Short chunks behind nothing, one token and some thousands, grouped heads with long and short
-// memories; decoding rows, padding and a whole prompt among them. Outputs are gated, normed or both
-// as the mode has it.
+// Short chunks after nothing, one token and some thousands, grouped heads with long and short
+// memories; among them decode rows, padding and a whole prompt. The mode decides whether outputs
+// are gated, normed or both.
 CacheOptions Chunks(AcpMode acp, int head_dim) {
   CacheOptions options;
   options.acp = acp;
@@ -124,7 +124,7 @@ CacheOptions Chunks(AcpMode acp, int head_dim) {
   return options;
 }
 
-// Beside others it takes more room than there is, so some walks are chained.
+// With others it needs more workspace than exists, so some splits run serially.
 constexpr testing::CacheSequence kLongPrompt{4200, 4100, -10, 14};
 
 std::string ModeName(AcpMode acp) {
@@ -133,7 +133,7 @@ std::string ModeName(AcpMode acp) {
 
 // ---- The plan.
 
-// Splits of a walk that run side by side, as the host has it; one: none.
+// Parallel splits of a head tile by the host's rule; one: none.
 int SplitsOf(const DeviceCache& cache, const KeySplits& splits, int head, int tile) {
   const RowBlock& rows = cache.tiles()[static_cast<size_t>(tile)];
   const auto at = static_cast<size_t>(head * cache.schedule().max_tiles + tile);
@@ -142,7 +142,8 @@ int SplitsOf(const DeviceCache& cache, const KeySplits& splits, int head, int ti
                       splits.first_split_tile);
 }
 
-// Which walks are split, where their results go (side by side, none twice) and the lists of splits.
+// Which head tiles are split, where their results go (without gaps, none twice), and the lists of
+// splits.
 void ExpectPlan(const DeviceCache& cache, const SplitSpace& space) {
   const std::vector<int32_t> walk_rows = space.WalkRows();
   std::set<std::tuple<int, int, int>> splits;
@@ -188,8 +189,8 @@ TEST(KeySplitsTest, PlanIsTheHosts) {
   }
 }
 
-// Walks that are too early to be split may be longer than any split, and then come first.
-TEST(KeySplitsTest, EarlyWalksStayWholeAndComeFirst) {
+// Head tiles too early to be split may be longer than any split, and then come first.
+TEST(KeySplitsTest, EarlyRowsAreNotSplitAndComeFirst) {
   CacheOptions options = Chunks(AcpMode::kOff, 32);
   options.sequences.push_back(kLongPrompt);
   const DeviceCache cache(options);
@@ -200,7 +201,7 @@ TEST(KeySplitsTest, EarlyWalksStayWholeAndComeFirst) {
   EXPECT_FALSE(space.SplitsFirst());
 }
 
-// What the host leaves out kernels for: a step that ends before the first tile that is split.
+// The host omits the kernels for a step that ends before the first tile that may be split.
 TEST(KeySplitsTest, TheHostKnowsWhatIsTooEarly) {
   KeySplits splits;
   splits.first_split_tile = 20;
@@ -212,8 +213,8 @@ TEST(KeySplitsTest, TheHostKnowsWhatIsTooEarly) {
   EXPECT_TRUE(MaySplit(batch, splits));
 }
 
-// More walks than the plan's block has threads.
-TEST(KeySplitsTest, PlanOfManyWalks) {
+// More head tiles than the plan's block has threads.
+TEST(KeySplitsTest, PlanOfManyHeadTiles) {
   CacheOptions options;
   options.head_dim = 32;
   options.q_heads = options.kv_heads = 32;
@@ -286,8 +287,8 @@ class KeySplitsCaseTest : public ::testing::TestWithParam<SplitCase> {
   }
 };
 
-// Once more without log sums and counters, then with splits one after the other, and with room for
-// half of them: the same bits.
+// Again without log sums and counters, then with serial splits, and with room for half of them: the
+// same bits.
 TEST_P(KeySplitsCaseTest, MatchesFloat64) {
   DeviceCache cache(GetParam().options);
   SplitSpace space(cache, GetParam().least_shift, kRoomyRows, kRoomySplits);
@@ -309,25 +310,26 @@ TEST_P(KeySplitsCaseTest, MatchesFloat64) {
 
   cache.ResetOutputs();
   space.PoisonPartials();
-  ASSERT_EQ(Attend(cache, space.chained()), cudaSuccess);
+  ASSERT_EQ(Attend(cache, space.serial()), cudaSuccess);
   ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill, testing::kBf16Rounding));
-  EXPECT_EQ(cache.out_array().ToHost(), first) << "chained";
-  EXPECT_EQ(Bits(cache.lse_array().ToHost()), Bits(first_lse)) << "chained";
+  EXPECT_EQ(cache.out_array().ToHost(), first) << "serial";
+  EXPECT_EQ(Bits(cache.lse_array().ToHost()), Bits(first_lse)) << "serial";
 
   cache.ResetOutputs();
   space.PoisonPartials();
   StepSchedule half = space.schedule();
   half.key_splits.max_splits = static_cast<int64_t>(space.Splits().size()) / 2;
   ASSERT_EQ(Attend(cache, half), cudaSuccess);
-  EXPECT_EQ(cache.out_array().ToHost(), first) << "half of them chained";
-  EXPECT_EQ(Bits(cache.lse_array().ToHost()), Bits(first_lse)) << "half of them chained";
+  EXPECT_EQ(cache.out_array().ToHost(), first) << "half of them serial";
+  EXPECT_EQ(Bits(cache.lse_array().ToHost()), Bits(first_lse)) << "half of them serial";
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, KeySplitsCaseTest, ::testing::ValuesIn(SplitCases()), CaseName);
 
-// A tile of 128 rows and a short one, alone and then with heads enough that each thread block
-// chains several walks, some of whose rows stop before others: gates that differ by head.
-TEST(KeySplitsTest, ChainsFollowOneAnother) {
+// A tile of 128 rows and a short one, alone and then with enough heads that each thread block runs
+// the serial splits of several head tiles, some of whose rows stop before others because gates
+// differ by head.
+TEST(KeySplitsTest, SerialSplitsFollowOneAnother) {
   if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
   for (const int head_dim : {64, 128}) {
     CacheOptions options;
@@ -340,12 +342,12 @@ TEST(KeySplitsTest, ChainsFollowOneAnother) {
     DeviceCache cache(options);
     SplitSpace space(cache, 1, 8 * kRoomyRows, kRoomySplits);
     ASSERT_EQ(Attend(cache, space.schedule()), cudaSuccess);
-    ASSERT_GT(space.Split().size(), 300u) << "more walks than multiprocessors";
+    ASSERT_GT(space.Split().size(), 300u) << "more head tiles than multiprocessors";
     const std::vector<uint16_t> first = cache.out_array().ToHost();
     for (int pass = 0; pass < 2; ++pass) {
       cache.ResetOutputs();
       space.PoisonPartials();
-      ASSERT_EQ(Attend(cache, space.chained()), cudaSuccess);
+      ASSERT_EQ(Attend(cache, space.serial()), cudaSuccess);
       EXPECT_EQ(cache.out_array().ToHost(), first) << "head dim " << head_dim;
     }
   }
@@ -353,8 +355,8 @@ TEST(KeySplitsTest, ChainsFollowOneAnother) {
 
 float Widened(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
-// All rows, where the oracle takes samples: bf16 roundings of weights and of outputs, no more.
-TEST(KeySplitsTest, AgreesWithWholeWalks) {
+// All rows, while the oracle samples some: only bf16 roundings of weights and of outputs differ.
+TEST(KeySplitsTest, AgreesWithoutSplits) {
   if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
   for (const int head_dim : {32, 64, 128}) {
     const CacheOptions options = Chunks(AcpMode::kOff, head_dim);
@@ -415,8 +417,9 @@ TEST(KeySplitsTest, NeighboursChangeNoBits) {
   }
 }
 
-// Where partial results or splits do not fit, the last walks are chained, with the same bits.
-TEST(KeySplitsTest, WhatDoesNotFitIsChained) {
+// If partial results or splits do not fit, the last head tiles' splits run serially, with the same
+// bits.
+TEST(KeySplitsTest, WhatDoesNotFitIsSerial) {
   if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
   const CacheOptions options = Chunks(AcpMode::kCertified, 64);
   DeviceCache cache(options);
