@@ -1,5 +1,5 @@
-// Workload: everything that a model and a server will ask of a backend, known before anything is
-// allocated. See Ops::Unsupported.
+// Workload: everything that a model and a server will ever ask of a backend, known before anything
+// is allocated. See Ops::Unsupported.
 #pragma once
 
 #include <cstdint>

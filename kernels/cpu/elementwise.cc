@@ -1,4 +1,4 @@
-// Row-wise operations of the CPU backend: embedding, and the transforms of a row before a matrix
+// Row-wise operations of the CPU backend: embedding, and what becomes of a row before a matrix
 // product (norms, gates). Each row is computed by one thread in one order.
 #include <algorithm>
 #include <cstring>

@@ -50,7 +50,7 @@ def check_function_length(tree: Tree) -> Iterator[Finding]:
 
 
 def check_headers(tree: Tree) -> Iterator[Finding]:
-    """Headers are included once and push no names on those who include them.
+    """Headers are included once and inject no names into their includers.
 
     An .inc file is meant to be included several times, or inside something else.
     """
@@ -86,7 +86,7 @@ def check_launches(tree: Tree) -> Iterator[Finding]:
 
 
 def check_type_names(tree: Tree) -> Iterator[Finding]:
-    """One type of a name in a folder: a reader who looks for it finds one definition, not two."""
+    """One type of a name in a folder, so that a search finds one definition, not two."""
     first: dict[tuple[str, str], str] = {}
     for path, text in sorted(tree.items()):
         if not path.endswith(CPP):

@@ -1,4 +1,4 @@
-"""Rules about who may include whom: parts, rooms of kernels/cuda, circles, device-only headers."""
+"""Rules about includes: parts, rooms of kernels/cuda, circles, device-only headers."""
 
 from __future__ import annotations
 

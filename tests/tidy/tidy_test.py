@@ -44,7 +44,7 @@ def remove_lines(file: pathlib.Path, lines: set[int]) -> None:
 
 def read_tree(root: pathlib.Path) -> Tree:
     """All text files of the work tree that git does not ignore; binary files with empty text."""
-    # The owner of a checkout in a container is often somebody else.
+    # A checkout in a container often has another owner.
     listing = subprocess.run(
         ["git", "-c", "safe.directory=*", "ls-files", "-coz", "--exclude-standard"],
         cwd=root, check=True, capture_output=True).stdout.decode()

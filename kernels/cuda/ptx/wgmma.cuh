@@ -1,10 +1,10 @@
 // Warpgroup matrix products (wgmma, sm_90a): 64 rows by N columns by 16, bf16 in, float32 sums in
-// registers, issued by the 128 threads of a warpgroup together and executed asynchronously.
+// registers, issued by the 128 threads of a warpgroup together and running behind their back.
 //
 // Fragment of thread t: rows 16 (t / 32) + t % 32 / 4 and 8 further down; d[4 i + e] is column
 // 8 i + 2 (t % 4) + e % 2 of the first row (e < 2) or the second. An A fragment of 16 columns is
 // four words of two: columns 2 (t % 4) of both rows, then the same 8 columns further on; so sums
-// are the A operand of a next product without moving.
+// become the A operand of a next product where they lie.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Prevents the compiler from moving accesses to the sums of running products across this point.
+// Keeps the compiler from moving accesses to the sums of running products over this point.
 template <int kCount>
 __device__ __forceinline__ void WarpgroupFenceOperand(float (&sums)[kCount]) {
 #pragma unroll
@@ -81,8 +81,8 @@ __device__ __forceinline__ void WarpgroupFenceOperand(float (&sums)[kCount]) {
   "wgmma.mma_async.sync.aligned." shape ".f32.bf16.bf16 {" sums "}, " rest ";\n}\n"
 
 // d = a b^T with kFirst, else d += a b^T: a [64, 16] and b [N, 16] in shared memory, both with 16
-// contiguous; N is 256, 128 or 64. The first product of a sum ignores d: if ordinary instructions
-// zeroed the sums while other products run, ptxas would wait for those.
+// contiguous; N is 256, 128 or 64. The first of a chain takes nothing from d: sums that ordinary
+// instructions write while other products run would make ptxas wait for those.
 #define FOX_WGMMA_QK(count, shape, operands)                                              \
   template <bool kFirst>                                                                  \
   __device__ __forceinline__ void WgmmaQk(float(&d)[count], uint64_t a, uint64_t b) {     \
@@ -159,7 +159,7 @@ __device__ __forceinline__ void WgmmaValues(float (&d)[64], const uint32_t (&p)[
 }
 
 // The same, and sums += the row sums of a: b has eight more columns, of ones, in a block of their
-// own (`leading` after the last). Equal in the lanes of a quad: sums[0] of the first row, sums[2]
+// own (`leading` behind the last). Lanes of a quad hold the same: sums[0] of the first row, sums[2]
 // of the second.
 #define FOX_WGMMA_VALUES_AND_SUMS(count, shape, outputs, first, rest)                    \
   __device__ __forceinline__ void WgmmaValuesAndSums(                                    \

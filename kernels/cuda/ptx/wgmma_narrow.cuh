@@ -1,9 +1,9 @@
 // Warpgroup matrix products with few columns, d = or += a b^T: a [64, 16] and b [N, 16] in shared
 // memory, both with 16 contiguous; N = 8, 16, 32 or 64 by the number of sums. Read wgmma.cuh first.
 //
-// cluster_gemm.cu, whose bits must not depend on the number of rows, relies on this: the order in
-// which the sixteen terms of a sum are added does not depend on N. No document says so; a test
-// shows it.
+// What products rely on whose bits must not depend on the number of rows (cluster_gemm.cu): the
+// order in which the sixteen terms of a sum are added does not depend on N. No document says so; a
+// test shows it.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ namespace fox::cuda {
     }                                                                                     \
   }
 
-// d = a b^T with kFirst, which ignores d (see WgmmaQk), else d += a b^T.
+// d = a b^T with kFirst, which takes nothing from d (see WgmmaQk), else d += a b^T.
 FOX_NARROW(4, "m64n8k16", "%4", "%5")
 FOX_NARROW(8, "m64n16k16", "%8", "%9")
 FOX_NARROW(16, "m64n32k16", "%16", "%17")

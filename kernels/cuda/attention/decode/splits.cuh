@@ -35,9 +35,8 @@ struct Decode {
   StepSchedule schedule;
   int group;     // query heads of a kv head
   int together;  // HeadsTogether: query heads per seq_head
-  // Whether the previous kernel is AppendDecode, which starts this one when all kernels before it
-  // and the projection have ended (launch.h): memory that AppendDecode and the projection do not
-  // write may then be read while they run.
+  // Whether the kernel right before is AppendDecode, which starts this one when all before it and
+  // the projection have ended (launch.h): what these do not write may then be read while they run.
   bool after_append_decode;
 };
 
