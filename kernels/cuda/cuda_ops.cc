@@ -113,7 +113,7 @@ void CudaOps::CopyToHost(const void* device, size_t bytes, void* host, Stream st
 
 int64_t CudaOps::PartialResultBytes(int max_seqs, const PagedKvShape& shape) const {
   const int64_t decode = cuda::MaxDecodeSplits(max_seqs, shape) * cuda::HeadsTogether(shape);
-  const int64_t prefill = state_->hopper ? cuda::kMostPartialRows + cuda::kChainRows : 0;
+  const int64_t prefill = state_->hopper ? cuda::kMaxPartialRows + cuda::kSerialRows : 0;
   const int64_t values =
       decode * cuda::PartialFloats(shape.head_dim) + prefill * (shape.head_dim + 3);
   return values * static_cast<int64_t>(sizeof(float));
@@ -149,25 +149,25 @@ void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape)
   take(schedule.arrival_counter, schedule.max_seq_heads);
   take(schedule.page_sums,
        static_cast<int64_t>(schedule.max_blocks) * shape.q_heads * (shape.head_dim + 4));
-  // None where no walk is long enough.
+  // None if no loop is long enough.
   cuda::KeySplits& splits = schedule.key_splits;
   splits = {};
-  const bool splits_walks = cuda::NumKeySplits(0, shape.max_pages / 2, cuda::kMinKeySplitShift,
-                                               cuda::kFirstSplitTile) > 1;
-  if (!state_->hopper || !splits_walks) return;
-  const int64_t most = cuda::kMostSplitsOfWalk;
-  const int64_t walks = static_cast<int64_t>(shape.q_heads) * schedule.max_tiles;
-  splits.max_rows = std::min(cuda::kMostPartialRows, max_rows * shape.q_heads * most);
-  splits.max_splits = std::min(cuda::kMostKeySplits, walks * most);
-  take(splits.walk_rows, walks);
+  const bool splits_keys = cuda::NumKeySplits(0, shape.max_pages / 2, cuda::kMinKeySplitShift,
+                                              cuda::kFirstSplitTile) > 1;
+  if (!state_->hopper || !splits_keys) return;
+  const int64_t most = cuda::kMaxSplitsPerTile;
+  const int64_t head_tiles = static_cast<int64_t>(shape.q_heads) * schedule.max_tiles;
+  splits.max_rows = std::min(cuda::kMaxPartialRows, max_rows * shape.q_heads * most);
+  splits.max_splits = std::min(cuda::kMaxKeySplits, head_tiles * most);
+  take(splits.partial_rows, head_tiles);
   take(splits.splits, splits.max_splits);
-  take(splits.split_walks, splits.max_splits);
+  take(splits.split_tiles, splits.max_splits);
   take(splits.num_splits, 1);
-  take(splits.num_split_walks, 1);
+  take(splits.num_split_tiles, 1);
   take(splits.splits_first, 1);
-  take(splits.out, (cuda::kChainRows + splits.max_rows) * shape.head_dim);
-  take(splits.softmax, (cuda::kChainRows + splits.max_rows) * 2);
-  take(splits.stop_at, cuda::kChainRows + splits.max_rows);
+  take(splits.out, (cuda::kSerialRows + splits.max_rows) * shape.head_dim);
+  take(splits.softmax, (cuda::kSerialRows + splits.max_rows) * 2);
+  take(splits.stop_at, cuda::kSerialRows + splits.max_rows);
 }
 
 std::unique_ptr<PackedWeight> CudaOps::Pack(const MatrixView& weight) {
@@ -248,7 +248,7 @@ void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, c
   }
   const bool right_after = after_append_decode && schedule.first_visible_page == nullptr;
   BatchView decodes = batch;
-  decodes.small = batch.small && batch.num_rows <= cuda::kMostClusterRows;
+  decodes.small = batch.small && batch.num_rows <= cuda::kMaxClusterRows;
   state_->Enqueue("attend, single rows", stream, [&](cudaStream_t on) {
     return cuda::DecodeAttention(decodes, params, kv, schedule, right_after, on);
   });

@@ -1,5 +1,5 @@
-// Where the window of a row that decodes begins: by this BeginStep plans its splits and decode
-// attention walks them.
+// The first page of a decode row's window, by which BeginStep plans its splits and decode attention
+// visits them.
 #pragma once
 
 #include <cstdint>

@@ -60,10 +60,10 @@ FOX_HOST_DEVICE inline int NumSplits(int first, int last) {
 
 // How many query heads of a kv head decode attention takes together, so that their pages are read
 // once: a group falls into as few parts as that allows, alike but for the last. 1: each by itself.
-inline constexpr int kMostHeadsTogether = 8;
+inline constexpr int kMaxHeadsTogether = 8;
 FOX_HOST_DEVICE inline int HeadsTogether(const PagedKvShape& shape) {
   if (shape.head_dim < 64) return 1;
-  const int parts = (shape.group() + kMostHeadsTogether - 1) / kMostHeadsTogether;
+  const int parts = (shape.group() + kMaxHeadsTogether - 1) / kMaxHeadsTogether;
   return (shape.group() + parts - 1) / parts;
 }
 
@@ -116,7 +116,7 @@ struct StepSchedule {
   // First page that tile t of query head h may see: [q_heads, max_tiles], of the current layer.
   int32_t* boundary = nullptr;
   int32_t* tile_counter = nullptr;  // [1] dynamic scheduling; zeroed by PruneBoundaries
-  KeySplits key_splits;             // of the tiles' walks, of the current layer
+  KeySplits key_splits;             // of the tiles' KV loops, of the current layer
 
   // Decode attention, sequences with exactly one row. Number i = seq * q_heads + head owns the
   // splits [split_begin[i], split_begin[i + 1]) of its layer, NumSplits of them, ascending; of

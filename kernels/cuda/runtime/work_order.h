@@ -1,8 +1,8 @@
-// WorkOrder: in which order prefill attention takes its walks, one for each (query head, tile of
-// rows). Heads come in groups whose keys and values the L2 holds while their walks run side by
-// side; within a group the last tiles, which have the longest walks, come first, so that short ones
-// fill the end. A step of few rows is one group: the end of each group but the last is filled by
-// the long walks of the next, which then end late.
+// WorkOrder: the order of prefill attention's head tiles, one for each (query head, tile of rows).
+// Heads come in groups whose keys and values fit into the L2 together; within a group the last
+// tiles, which have the longest KV loops, come first, so that short ones fill the end. A step of
+// few rows is one group, because the next group's long loops, which fill the end of a group, end
+// late.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ class WorkOrder {
     heads_ = groups <= 1 ? q_heads : (q_heads + groups - 1) / groups;
   }
 
-  // Of walk `index` of num_tiles * q_heads.
+  // Of head tile `index` of num_tiles * q_heads.
   FOX_HOST_DEVICE void PlaceOf(int index, int* tile, int* head) const {
     const int per_group = heads_ * num_tiles_;
     const int first_head = index / per_group * heads_;
@@ -39,7 +39,7 @@ class WorkOrder {
   // Of keys and values of the step's rows, in bf16; half of what a Hopper's L2 holds.
   static constexpr int64_t kGroupBytes = int64_t{32} << 20;
   static constexpr int kTileTokens = 128;
-  // With fewer, one head's walks would not fill the device.
+  // With fewer, one group's head tiles would not fill the device.
   static constexpr int kLeastHeads = 8;
 
   int num_tiles_, q_heads_, heads_;

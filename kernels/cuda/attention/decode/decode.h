@@ -35,6 +35,6 @@ cudaError_t DecodeBlocks(const PagedKvShape& shape, int* blocks);
 bool DecodeClusterRuns(const PagedKvShape& shape);
 
 // The largest number of rows for which it is faster: the clusters of more rows do not fit at once.
-inline constexpr int64_t kMostClusterRows = 1;
+inline constexpr int64_t kMaxClusterRows = 1;
 
 }  // namespace fox::cuda

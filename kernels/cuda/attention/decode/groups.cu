@@ -20,7 +20,7 @@ namespace {
 
 using namespace decode;
 
-constexpr int kHeads = kMostHeadsTogether;
+constexpr int kHeads = kMaxHeadsTogether;
 static_assert(kHeads == 8, "the columns of a product");
 // Splits whose partial results a warp loads at once when it merges.
 constexpr int kMergeDepth = 8;

@@ -1,5 +1,5 @@
-// How walks fall into splits over keys: by their own length, at absolute places, each key/value
-// tile once, and never into more than a merge has room for.
+// The splits of a KV loop: by its own length, at absolute places, each key/value tile once, and
+// never more than a merge has room for.
 #include "kernels/cuda/runtime/key_splits.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@ namespace {
 
 int SplitsOf(int first, int last) { return NumKeySplits(first, last, kMinKeySplitShift, 0); }
 
-TEST(KeySplitsTest, ShortWalksStayWhole) {
+TEST(KeySplitsTest, ShortLoopsAreNotSplit) {
   EXPECT_EQ(SplitsOf(0, 62), 1);
   EXPECT_EQ(SplitsOf(0, 63), 2);
   EXPECT_EQ(SplitsOf(1, 64), 3);
@@ -20,12 +20,12 @@ TEST(KeySplitsTest, ShortWalksStayWhole) {
   EXPECT_EQ(NumKeySplits(5, 6, 0, 0), 2);
 }
 
-TEST(KeySplitsTest, EarlyWalksStayWhole) {
+TEST(KeySplitsTest, EarlyRowsAreNotSplit) {
   EXPECT_EQ(NumKeySplits(0, 255, 5, 256), 1);
   EXPECT_EQ(NumKeySplits(0, 256, 5, 256), 9);
 }
 
-TEST(KeySplitsTest, ShiftFollowsTheWalksLength) {
+TEST(KeySplitsTest, ShiftFollowsTheLoopsLength) {
   EXPECT_EQ(KeySplitShift(0, 63, 5), 5);
   EXPECT_EQ(KeySplitShift(0, 17 * 32 - 2, 5), 5);
   EXPECT_EQ(KeySplitShift(0, 17 * 32 - 1, 5), 6);
@@ -45,7 +45,7 @@ TEST(KeySplitsTest, SplitsHoldEachTileOnceAndEndAtAbsolutePlaces) {
     const int last = std::uniform_int_distribution<int>(0, most)(random);
     const int first = std::uniform_int_distribution<int>(0, last)(random);
     const int least_shift = n % 6, count = NumKeySplits(first, last, least_shift, 0);
-    ASSERT_LE(count, kMostSplitsOfWalk) << first << " to " << last;
+    ASSERT_LE(count, kMaxSplitsPerTile) << first << " to " << last;
     if (count == 1) continue;
     const int shift = KeySplitShift(first, last, least_shift);
     int next = last;

@@ -1,4 +1,4 @@
-// In which order prefill attention takes its walks: each once, and the longest of a group first.
+// The order of prefill attention's head tiles: each once, and the longest of a group first.
 #include "kernels/cuda/runtime/work_order.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 namespace fox::cuda {
 namespace {
 
-TEST(WorkOrderTest, EveryWalkOnceLongestOfAGroupFirst) {
+TEST(WorkOrderTest, EveryHeadTileOnceLongestOfAGroupFirst) {
   for (const int q_heads : {1, 7, 8, 12, 24, 25, 40}) {
     for (const int num_tiles : {1, 2, 33, 100, 1000}) {
       const WorkOrder order(num_tiles, q_heads, 64);

@@ -40,7 +40,7 @@ class BackwardConsumer {
       shared_.item_full[slot].Wait(n / kItemSlots % 2);
       const BackwardItem& item = shared_.items[slot];
       if (item.tokens == 0) break;
-      Walk(n);
+      RunItem(n);
       Store(arguments_.dv, item, dv_, 1.0f);
       Store(arguments_.dk, item, dk_, arguments_.scale);
       Release(shared_.item_empty[slot]);
@@ -63,7 +63,7 @@ class BackwardConsumer {
     if (lane_ == 0) empty.Arrive();
   }
 
-  __device__ __forceinline__ void Walk(uint32_t n) {
+  __device__ __forceinline__ void RunItem(uint32_t n) {
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) dv_[i] = dk_[i] = 0;
     const uint32_t v_slot = 2 * n % Plan::kKvSlots, k_slot = (2 * n + 1) % Plan::kKvSlots;

@@ -30,7 +30,7 @@ cudaError_t LaunchFor(AcpMode acp, PagedSource& source, const MatrixView& q, int
   error = acp == AcpMode::kCertified
               ? LaunchPrefillSm90<PagedSource, kHeadDim, true>(source, work_tiles, stream)
               : LaunchPrefillSm90<PagedSource, kHeadDim, false>(source, work_tiles, stream);
-  if (error != cudaSuccess || source.schedule.key_splits.walk_rows == nullptr) return error;
+  if (error != cudaSuccess || source.schedule.key_splits.partial_rows == nullptr) return error;
   return MergeKeySplits<kHeadDim>(source, stream);
 }
 
@@ -59,8 +59,8 @@ cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, c
   source.blocks_pruned = params.blocks_pruned;
   int64_t work_tiles = static_cast<int64_t>(max_tiles) * kv.shape.q_heads;
   KeySplits& splits = source.schedule.key_splits;
-  if (!MaySplit(batch, splits)) splits.walk_rows = nullptr;
-  if (splits.walk_rows != nullptr) {
+  if (!MaySplit(batch, splits)) splits.partial_rows = nullptr;
+  if (splits.partial_rows != nullptr) {
     work_tiles += splits.max_splits;
     const cudaError_t error = PlanKeySplits(kv.shape.q_heads, schedule, stream);
     if (error != cudaSuccess) return error;

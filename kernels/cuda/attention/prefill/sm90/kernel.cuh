@@ -106,7 +106,7 @@ cudaError_t LaunchPrefillSm90(const Source& source, int64_t work_tiles, cudaStre
   const auto kernel = PrefillSm90Kernel<Source, kHeadDim, kCertified>;
   error = AllowDynamicSmem<kBytes, kHopperSmem>(KernelAddress(kernel));
   if (error != cudaSuccess) return error;
-  const int most = Source::kSplitsKeys ? std::min(processors, kMostChains) : processors;
+  const int most = Source::kSplitsKeys ? std::min(processors, kMaxSerialBlocks) : processors;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, work_tiles));
   return Launch(kernel, dim3(blocks), dim3(kPrefillThreads), kBytes, stream, source);
 }

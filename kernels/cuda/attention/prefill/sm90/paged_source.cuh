@@ -70,11 +70,11 @@ struct PagedSource {
   __device__ __forceinline__ int32_t* WorkCounter() const { return schedule.tile_counter; }
   // Parallel splits, without those that contain the diagonal.
   __device__ __forceinline__ int NumSplits() const {
-    return schedule.key_splits.walk_rows == nullptr ? 0 : *schedule.key_splits.num_splits;
+    return schedule.key_splits.partial_rows == nullptr ? 0 : *schedule.key_splits.num_splits;
   }
   // Whether splits precede unsplit head tiles, whose KV loops are longer in long prompts.
   __device__ __forceinline__ bool SplitsFirst() const {
-    return schedule.key_splits.walk_rows != nullptr && *schedule.key_splits.splits_first != 0;
+    return schedule.key_splits.partial_rows != nullptr && *schedule.key_splits.splits_first != 0;
   }
   __device__ __forceinline__ void PlaceOfSplit(int index, int* tile, int* head, int* split) const {
     const KeySplit place = schedule.key_splits.splits[index];
@@ -122,7 +122,7 @@ struct PagedSource {
     const int64_t head_tile = static_cast<int64_t>(head) * schedule.max_tiles + tile;
     const RowBlock rows = schedule.tiles[tile];
     const int boundary = schedule.boundary[head_tile];
-    const int planned_row = splits.walk_rows == nullptr ? -1 : splits.walk_rows[head_tile];
+    const int planned_row = splits.partial_rows == nullptr ? -1 : splits.partial_rows[head_tile];
     const double max_logit = max_logit_bound == nullptr ? INFINITY : max_logit_bound[head];
     PlaceWork(work, rows, head);
     const bool certified = kCertified && log_tolerance_of != nullptr && max_norm_product != nullptr;

@@ -50,12 +50,12 @@ __device__ HeadTileRange RangeOf(const StepSchedule& schedule, int head_tile, in
 __global__ void __launch_bounds__(kPlanThreads)
     PlanKeySplitsKernel(int q_heads, const StepSchedule schedule) {
   __shared__ uint64_t warp_sums[kPlanThreads / kWarp];
-  __shared__ int32_t num_splits, num_split_walks;
+  __shared__ int32_t num_splits, num_split_tiles;
   TriggerDependents();
   WaitOnDependencies();
   const KeySplits& plan = schedule.key_splits;
   const int thread = static_cast<int>(threadIdx.x);
-  if (thread == 0) num_splits = num_split_walks = 0;
+  if (thread == 0) num_splits = num_split_tiles = 0;
   __syncthreads();
   const int num_tiles = *schedule.num_tiles, head_tiles = num_tiles * q_heads;
 
@@ -77,23 +77,23 @@ __global__ void __launch_bounds__(kPlanThreads)
     // Ends ascend, so the first ones fit, without gaps.
     const bool fits = row_end <= plan.max_rows && split_end <= plan.max_splits;
     if (range.splits == 1 || !fits) {
-      plan.walk_rows[range.index] = -1;
+      plan.partial_rows[range.index] = -1;
       longest = max(longest, range.length);
       continue;
     }
-    const auto first_row = static_cast<int32_t>(kChainRows + row_end - static_cast<int64_t>(rows));
-    plan.walk_rows[range.index] = first_row;
+    const auto first_row = static_cast<int32_t>(kSerialRows + row_end - static_cast<int64_t>(rows));
+    plan.partial_rows[range.index] = first_row;
     for (int i = 1; i < range.splits; ++i) {
       plan.splits[split_end - range.splits + i] = {range.tile, range.head, i};
     }
-    plan.split_walks[atomicAdd(&num_split_walks, 1)] = {range.tile, range.head, range.splits,
+    plan.split_tiles[atomicAdd(&num_split_tiles, 1)] = {range.tile, range.head, range.splits,
                                                         first_row};
     atomicMax(&num_splits, static_cast<int32_t>(split_end));
   }
   const bool any_long = __syncthreads_or(longest >= 2 << plan.least_shift) != 0;
   if (thread > 0) return;
   *plan.num_splits = num_splits;
-  *plan.num_split_walks = num_split_walks;
+  *plan.num_split_tiles = num_split_tiles;
   *plan.splits_first = any_long ? 0 : 1;
 }
 
@@ -125,9 +125,9 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
   WaitOnDependencies();
   const KeySplits& plan = source.schedule.key_splits;
   const int thread = static_cast<int>(threadIdx.x), column = thread % kRowThreads;
-  const int items = *plan.num_split_walks * kGroups;
+  const int items = *plan.num_split_tiles * kGroups;
   for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
-    const SplitWalk head_tile = plan.split_walks[item / kGroups];
+    const SplitHeadTile head_tile = plan.split_tiles[item / kGroups];
     const int count = head_tile.splits;
     PagedWork work{};
     source.PlaceWork(work, source.schedule.tiles[head_tile.tile], head_tile.head);

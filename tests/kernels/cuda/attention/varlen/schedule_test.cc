@@ -239,7 +239,7 @@ Certificate Certify(const VarlenInputs& inputs, int seq, int head, const std::ve
 }
 
 // First pages by a scan from the left; `slack` also drops pages that miss the bound by that much.
-std::vector<int> WalkPages(const VarlenInputs& inputs, AcpMode acp, const std::vector<double>& c,
+std::vector<int> ScanPages(const VarlenInputs& inputs, AcpMode acp, const std::vector<double>& c,
                            int seq, int head, double slack) {
   const auto index = static_cast<size_t>(seq * inputs.shape.q_heads + head);
   const double log_eps = -10;
@@ -290,8 +290,8 @@ void ExpectFirstPages(const VarlenCase& shape, AcpMode acp) {
   for (int s = 0; s < inputs.num_seqs(); ++s) {
     const int tiles = (inputs.length(s) + kVarlenTile - 1) / kVarlenTile;
     for (int h = 0; h < shape.q_heads; ++h) {
-      const auto least = WalkPages(inputs, acp, c, s, h, -1e-3);
-      const auto most = WalkPages(inputs, acp, c, s, h, 1e-3);
+      const auto least = ScanPages(inputs, acp, c, s, h, -1e-3);
+      const auto most = ScanPages(inputs, acp, c, s, h, 1e-3);
       for (int i = 0; i < tiles; ++i) {
         const int got = host.first_page[static_cast<size_t>(h * device.state().max_tiles + t + i)];
         EXPECT_GE(got, least[static_cast<size_t>(i)]) << "sequence " << s << " head " << h;

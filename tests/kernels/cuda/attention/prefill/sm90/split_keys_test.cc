@@ -34,25 +34,25 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 class SplitSpace {
  public:
   SplitSpace(const DeviceCache& cache, int least_shift, int64_t max_rows, int64_t max_splits)
-      : walk_rows_(static_cast<size_t>(cache.options().q_heads * cache.schedule().max_tiles)),
+      : partial_rows_(static_cast<size_t>(cache.options().q_heads * cache.schedule().max_tiles)),
         splits_(static_cast<size_t>(max_splits)),
-        split_walks_(static_cast<size_t>(max_splits)),
+        split_tiles_(static_cast<size_t>(max_splits)),
         num_splits_(1),
-        num_split_walks_(1),
+        num_split_tiles_(1),
         splits_first_(1),
-        out_(static_cast<size_t>((kChainRows + max_rows) * cache.options().head_dim)),
-        softmax_(static_cast<size_t>((kChainRows + max_rows) * 2)),
-        stop_at_(static_cast<size_t>(kChainRows + max_rows)) {
+        out_(static_cast<size_t>((kSerialRows + max_rows) * cache.options().head_dim)),
+        softmax_(static_cast<size_t>((kSerialRows + max_rows) * 2)),
+        stop_at_(static_cast<size_t>(kSerialRows + max_rows)) {
     schedule_ = cache.schedule();
     schedule_.key_splits = {max_rows,
                             max_splits,
                             least_shift,
                             0,  // no tile is too early
-                            walk_rows_.data(),
+                            partial_rows_.data(),
                             splits_.data(),
-                            split_walks_.data(),
+                            split_tiles_.data(),
                             num_splits_.data(),
-                            num_split_walks_.data(),
+                            num_split_tiles_.data(),
                             splits_first_.data(),
                             out_.data(),
                             softmax_.data(),
@@ -67,16 +67,16 @@ class SplitSpace {
     softmax_.Fill(testing::kPoison);
     stop_at_.Fill(testing::kPoison);
   }
-  std::vector<int32_t> WalkRows() const { return walk_rows_.ToHost(); }
+  std::vector<int32_t> PartialRows() const { return partial_rows_.ToHost(); }
   // The same, but all splits run serially.
   StepSchedule serial() const {
     StepSchedule serial = schedule_;
-    serial.key_splits.walk_rows = nullptr;
+    serial.key_splits.partial_rows = nullptr;
     return serial;
   }
   std::vector<KeySplit> Splits() const { return FirstOf(splits_, num_splits_); }
   bool SplitsFirst() const { return splits_first_.ToHost()[0] != 0; }
-  std::vector<SplitWalk> Split() const { return FirstOf(split_walks_, num_split_walks_); }
+  std::vector<SplitHeadTile> Split() const { return FirstOf(split_tiles_, num_split_tiles_); }
 
  private:
   template <typename T>
@@ -89,10 +89,10 @@ class SplitSpace {
     return values;
   }
 
-  DeviceArray<int32_t> walk_rows_;
+  DeviceArray<int32_t> partial_rows_;
   DeviceArray<KeySplit> splits_;
-  DeviceArray<SplitWalk> split_walks_;
-  DeviceArray<int32_t> num_splits_, num_split_walks_, splits_first_;
+  DeviceArray<SplitHeadTile> split_tiles_;
+  DeviceArray<int32_t> num_splits_, num_split_tiles_, splits_first_;
   DeviceArray<float> out_, softmax_, stop_at_;
   StepSchedule schedule_;
 };
@@ -145,19 +145,19 @@ int SplitsOf(const DeviceCache& cache, const KeySplits& splits, int head, int ti
 // Which head tiles are split, where their results go (without gaps, none twice), and the lists of
 // splits.
 void ExpectPlan(const DeviceCache& cache, const SplitSpace& space) {
-  const std::vector<int32_t> walk_rows = space.WalkRows();
+  const std::vector<int32_t> partial_rows = space.PartialRows();
   std::set<std::tuple<int, int, int>> splits;
-  std::set<std::pair<int, int>> split_walks;
-  int64_t row = kChainRows;
+  std::set<std::pair<int, int>> split_tiles;
+  int64_t row = kSerialRows;
   for (int h = 0; h < cache.options().q_heads; ++h) {
     for (int t = 0; t < cache.num_tiles(); ++t) {
       SCOPED_TRACE("head " + std::to_string(h) + " tile " + std::to_string(t));
       const int count = SplitsOf(cache, space.schedule().key_splits, h, t);
-      const int32_t got = walk_rows[static_cast<size_t>(h * cache.schedule().max_tiles + t)];
+      const int32_t got = partial_rows[static_cast<size_t>(h * cache.schedule().max_tiles + t)];
       ASSERT_EQ(got, count > 1 ? row : -1) << count;
       if (count == 1) continue;
       row += int64_t{count} * cache.tiles()[static_cast<size_t>(t)].count;
-      split_walks.insert({h, t});
+      split_tiles.insert({h, t});
       for (int i = 1; i < count; ++i) splits.insert({h, t, i});
     }
   }
@@ -166,11 +166,11 @@ void ExpectPlan(const DeviceCache& cache, const SplitSpace& space) {
     EXPECT_TRUE(got_splits.insert({split.head, split.tile, split.index}).second) << "twice";
   }
   EXPECT_EQ(got_splits, splits);
-  std::set<std::pair<int, int>> got_walks;
-  for (const SplitWalk& walk : space.Split()) {
-    EXPECT_TRUE(got_walks.insert({walk.head, walk.tile}).second) << "twice";
+  std::set<std::pair<int, int>> got_tiles;
+  for (const SplitHeadTile& head_tile : space.Split()) {
+    EXPECT_TRUE(got_tiles.insert({head_tile.head, head_tile.tile}).second) << "twice";
   }
-  EXPECT_EQ(got_walks, split_walks);
+  EXPECT_EQ(got_tiles, split_tiles);
   EXPECT_FALSE(splits.empty());
 }
 
@@ -426,9 +426,9 @@ TEST(KeySplitsTest, WhatDoesNotFitIsSerial) {
   const SplitSpace roomy(cache, 0, kRoomyRows, kRoomySplits);
   ASSERT_EQ(Attend(cache, roomy.schedule()), cudaSuccess);
   const std::vector<uint16_t> out = cache.out_array().ToHost();
-  const std::vector<int32_t> all = roomy.WalkRows();
+  const std::vector<int32_t> all = roomy.PartialRows();
   const auto splits = static_cast<int64_t>(roomy.Splits().size());
-  const int64_t rows = *std::max_element(all.begin(), all.end()) - kChainRows;
+  const int64_t rows = *std::max_element(all.begin(), all.end()) - kSerialRows;
   for (const auto& [max_rows, max_splits] :
        {std::pair{rows / 2, kRoomySplits}, {kRoomyRows, splits / 2}, {int64_t{1}, kRoomySplits}}) {
     SCOPED_TRACE(std::to_string(max_rows) + " rows, " + std::to_string(max_splits) + " splits");
@@ -438,7 +438,7 @@ TEST(KeySplitsTest, WhatDoesNotFitIsSerial) {
     ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill, testing::kBf16Rounding));
     EXPECT_EQ(cache.out_array().ToHost(), out);
     EXPECT_FALSE(tight.SplitsFirst());
-    const std::vector<int32_t> some = tight.WalkRows();
+    const std::vector<int32_t> some = tight.PartialRows();
     bool ended = false;
     for (int h = 0; h < options.q_heads; ++h) {
       for (int t = 0; t < cache.num_tiles(); ++t) {
