@@ -27,6 +27,7 @@
 #include "server/http/openai_service.h"
 #include "server/http/page/page_assets.h"
 #include "server/metrics/metrics_server.h"
+#include "server/process/failed_threads.h"
 #include "server/process/process_end.h"
 #include "server/process/process_settings.h"
 #include "server/process/signal_handler.h"
@@ -155,9 +156,16 @@ std::string Describe(const LoadedModel& model) {
   return absl::StrCat(lines, model.engine.memory_plan, "\n");
 }
 
+// gRPC may hang without one of its threads, in its destructors, too.
+[[noreturn]] void EndForWantOfThreads() {
+  EndNow(ExitWithConfigError(absl::ResourceExhaustedError(
+      absl::StrCat(FailedThreads(), " threads could not be created (ulimit -u, TasksMax)"))));
+}
+
 // What the server runs with: text for people, or events. Of the flags, those that are not at their
 // defaults.
 void LogStart(const LoadedModel& model, const FlagSet& set) {
+  if (FailedThreads() > 0) EndForWantOfThreads();
   std::vector<LogField> flags;
   std::string text = Describe(model);
   for (const auto& [name, value] : set.Changed()) {
@@ -176,6 +184,7 @@ void LogStart(const LoadedModel& model, const FlagSet& set) {
     Log(LogLevel::kWarning, "no tokenizer: prompts and answers are token ids",
         {{"looked_for", "tokenizer.model, tokenizer.json, vocab.json with merges.txt"}});
   }
+  FlushLog(/*seconds=*/0.5);  // the line "listening on" stands behind it
 }
 
 // On standard output, for the program that started the server; it may be a pipe that is not read.
