@@ -23,6 +23,7 @@ std::vector<std::string> Lines(const std::string& text) {
       lines.back().push_back(c);
     }
   }
+  lines.pop_back();  // a line ends with a newline
   for (std::string& line : lines) {
     while (!line.empty() && IsSpace(line.back())) line.pop_back();
     while (!line.empty() && IsSpace(line.front())) line.erase(0, 1);
