@@ -59,18 +59,6 @@ absl::Status CheckConfig(const EngineConfig& config) {
   return status;
 }
 
-// All that the backend will be asked for; a length that is not given follows from the memory.
-Workload WorkloadOf(const ModelConfig& model, const RunnerOptions& options) {
-  Workload load;
-  load.shape = CacheShape(model, options);
-  load.hidden_size = model.hidden_size;
-  load.intermediate_size = model.intermediate_size;
-  load.vocab_size = model.vocab_size;
-  load.max_seqs = options.max_num_seqs;
-  load.max_rows = options.max_num_batched_tokens;
-  return load;
-}
-
 double LogTolerance(const EngineConfig& config, const ModelConfig& model) {
   return config.log_tolerance.value_or(model.log_pruning_tolerance.value_or(-10.0));
 }
@@ -145,7 +133,10 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   RunnerOptions largest = options;
   largest.max_num_seqs = most_seqs;
   largest = WithStepSizes(largest, queue != nullptr);
-  if (const auto reason = backend->ops->Unsupported(WorkloadOf(checkpoint->config(), largest))) {
+  // A length that is not given follows from the memory.
+  Workload load = WorkloadOf(checkpoint->config(), largest);
+  load.max_seqs = largest.max_num_seqs;  // without padding, for the message
+  if (const auto reason = backend->ops->Unsupported(load)) {
     return absl::InvalidArgumentError(*reason);
   }
   // What does not fit is refused before the weights are read.

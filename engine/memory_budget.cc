@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "engine/decode_graphs.h"
 
 namespace fox {
 namespace {
@@ -28,6 +27,17 @@ bool PoolSuits(const ModelConfig& config, const RunnerOptions& planned, bool on_
       KvCache::FixedBytes(shape) + (on_gpu ? PenaltyStateBytes(config, planned) : 0);
   return UnprunedTokens(shape) >= kTokensOfSeat * planned.max_num_seqs &&
          8 * tables <= static_cast<size_t>(shape.num_pages) * shape.page_bytes();
+}
+
+// What a step works in beside weights and cache. Before the sequences' length is known: with that
+// of the longest default.
+int64_t StepBytes(const ModelConfig& config, DType residual_dtype, const Ops& ops,
+                  const RunnerOptions& options) {
+  Workload load = WorkloadOf(config, options);
+  if (options.max_model_len == 0) load.shape.max_pages = PagesFor(kLongestDefault);
+  return static_cast<int64_t>(Activations::Bytes(config, residual_dtype, ops, load.max_rows,
+                                                 std::max(options.max_logit_rows, load.max_seqs))) +
+         ops.WorkspaceBytes(load);
 }
 
 }  // namespace
@@ -78,9 +88,7 @@ int64_t WeightBytes(const ModelConfig& config, DType dtype, DType embeddings_dty
 absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& beside,
                               const ModelConfig& config, MemoryRequest request,
                               RunnerOptions& options) {
-  const auto activations = static_cast<int64_t>(
-      Activations::Bytes(config, beside.residual_dtype, beside.ops, options.max_num_batched_tokens,
-                         options.max_logit_rows));
+  const int64_t activations = StepBytes(config, beside.residual_dtype, beside.ops, options);
   const int64_t rest = beside.weights + activations + beside.swap_space;
   const auto refuse = [&](int64_t pages, int64_t tables) {
     const int64_t excess = rest + pages + tables - limit.bytes;
@@ -167,22 +175,19 @@ absl::StatusOr<RunnerOptions> PlanStepSizes(
 
 int64_t AvailableDeviceBytes(Ops& ops, double utilization, const FoxWeights& weights,
                              const RunnerOptions& options) {
-  constexpr double kWorkSpace = 1 << 30;  // products, graphs
+  constexpr double kRoom = 1 << 30;  // for cuBLAS, graphs, small tables
   const DeviceQueue& queue = *ops.queue();
   const auto total = static_cast<double>(queue.total_bytes());
   const double used = total - static_cast<double>(queue.free_bytes());
-  const double activations = static_cast<double>(Activations::Bytes(
-      weights.config, weights.residual_dtype, ops, options.max_num_batched_tokens,
-      std::max<int64_t>(options.max_logit_rows, options.max_num_seqs)));
+  const auto step =
+      static_cast<double>(StepBytes(weights.config, weights.residual_dtype, ops, options));
   // Before the sequences' length is known: tables of the longest default.
   PagedKvShape shape = CacheShape(weights.config, options);
   shape.max_pages = PagesFor(std::max(options.max_model_len, kLongestDefault));
   const auto tables = static_cast<double>(KvCache::FixedBytes(shape));
   const auto states = static_cast<double>(PenaltyStateBytes(weights.config, options));
-  const auto partial = static_cast<double>(
-      ops.PartialResultBytes(static_cast<int>(DecodeBucket(options.max_num_seqs)), shape));
-  return std::max<int64_t>(0, static_cast<int64_t>(utilization * total - used - activations -
-                                                   tables - states - partial - kWorkSpace));
+  return std::max<int64_t>(
+      0, static_cast<int64_t>(utilization * total - used - step - tables - states - kRoom));
 }
 
 std::string DescribeMemory(const ModelRunner& runner) {
@@ -190,9 +195,8 @@ std::string DescribeMemory(const ModelRunner& runner) {
   const RunnerOptions& options = runner.options();
   const PagedKvShape shape = CacheShape(weights.config, options);
   const double page = static_cast<double>(shape.page_bytes());
-  const auto activations = static_cast<double>(
-      Activations::Bytes(weights.config, weights.residual_dtype, runner.ops(),
-                         options.max_num_batched_tokens, options.max_logit_rows));
+  const auto activations =
+      static_cast<double>(StepBytes(weights.config, weights.residual_dtype, runner.ops(), options));
   const size_t states =
       runner.limits().samples_on_device ? PenaltyStateBytes(weights.config, options) : 0;
   return absl::StrFormat(

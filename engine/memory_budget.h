@@ -58,8 +58,8 @@ absl::StatusOr<RunnerOptions> PlanStepSizes(
     const std::function<absl::Status(RunnerOptions&)>& plan);
 
 // What a GPU has for pages: `utilization` of its memory, less what is in use (weights), the
-// activations, tables, penalty state and partial results of attention of `options`, and room for
-// the backend's other work space. REQUIRES: ops.queue() is not null.
+// activations, workspace, tables and penalty state of `options`, and room for all else. REQUIRES:
+// ops.queue() is not null.
 int64_t AvailableDeviceBytes(Ops& ops, double utilization, const FoxWeights& weights,
                              const RunnerOptions& options);
 

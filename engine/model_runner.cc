@@ -64,6 +64,17 @@ PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options)
   return shape;
 }
 
+Workload WorkloadOf(const ModelConfig& config, const RunnerOptions& options) {
+  Workload load;
+  load.shape = CacheShape(config, options);
+  load.hidden_size = config.hidden_size;
+  load.intermediate_size = config.intermediate_size;
+  load.vocab_size = config.vocab_size;
+  load.max_seqs = DecodeBucket(options.max_num_seqs);
+  load.max_rows = std::max(options.max_num_batched_tokens, load.max_seqs);
+  return load;
+}
+
 size_t PenaltyStateBytes(const ModelConfig& config, const RunnerOptions& options) {
   return static_cast<size_t>(options.num_slots() * config.vocab_size) * sizeof(TokenPenaltyState);
 }
@@ -117,8 +128,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
     }
     limits_.graph_sizes.assign(sizes.begin(), sizes.end());
   }
-  ops_->Reserve(activations_.max_rows, static_cast<int>(DecodeBucket(options_.max_num_seqs)),
-                cache_.view().shape);
+  ops_->Reserve(WorkloadOf(weights_.config, options_));
   // One more than may be in flight: the one whose logits are being read.
   for (int i = 0; i <= limits_.depth; ++i) {
     idle_.push_back(std::make_unique<StepReadback>(*ops_, batch_));

@@ -50,6 +50,9 @@ RunnerOptions WithStepSizes(RunnerOptions options, bool on_gpu);
 
 PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options);
 
+// All that a runner with these options, sizes of a step among them, asks of its backend.
+Workload WorkloadOf(const ModelConfig& config, const RunnerOptions& options);
+
 // Bytes of the penalty state that a backend samples with: one entry per slot and token of the
 // vocabulary.
 size_t PenaltyStateBytes(const ModelConfig& config, const RunnerOptions& options);

@@ -16,10 +16,6 @@ void TimedOps::CopyToHost(const void* device, size_t bytes, void* host, Stream s
   Timed(OpKind::kCopy, [&] { ops_->CopyToHost(device, bytes, host, stream); });
 }
 
-void TimedOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) {
-  ops_->Reserve(max_rows, max_seqs, shape);
-}
-
 std::unique_ptr<PackedWeight> TimedOps::Pack(const MatrixView& weight) {
   return ops_->Pack(weight);
 }

@@ -64,17 +64,14 @@ class TimedOps : public Ops {
   std::optional<std::string> Unsupported(const Workload& load) const override {
     return ops_->Unsupported(load);
   }
-  int64_t PartialResultBytes(int max_seqs, const PagedKvShape& shape) const override {
-    return ops_->PartialResultBytes(max_seqs, shape);
-  }
-  void Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) override;
+  int64_t WorkspaceBytes(const Workload& load) const override { return ops_->WorkspaceBytes(load); }
+  void Reserve(const Workload& load) override { ops_->Reserve(load); }
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override;
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override;
   void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
              Stream stream) override;
   void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                   Stream stream) override;
-  bool has_decode_family() const override { return ops_->has_decode_family(); }
   void Linear(const LinearParams& params, Stream stream) override;
   void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
               Stream stream) override;

@@ -4,11 +4,11 @@
 //
 // Contract: operations on one stream run in order; they return when the work is enqueued (CPU:
 // done). Views are borrowed for the call's work. "residual dtype" is float64 in the f64 mode, else
-// float32. Rows never influence one another except through a PagedKv. Where has_decode_family(),
-// and on the CPU with row-independent products, a row's bits depend on nothing but the row, its
-// sequence and (there) whether it is a decode row or a prefill row (batch_view.h): not on how many
-// rows there are. Elsewhere a backend may choose its kernels, and so the last bits, by the number
-// of rows and by BatchView::small. One thread calls at a time.
+// float32. Rows never influence one another except through a PagedKv. A row's bits depend on
+// nothing but the row, its sequence and whether it is a decode row or a prefill row (batch_view.h):
+// not on how many rows there are. Exceptions: on the CPU, products other than the
+// row-independent ones; on GPUs other than Hopper, prefill rows and products of more than 32 decode
+// rows, for which cuBLASLt may choose a kernel by their number. One thread calls at a time.
 #pragma once
 
 #include <cstddef>
@@ -57,16 +57,12 @@ class Ops {
   // asked before anything is allocated: operations end the process where they are asked for more.
   virtual std::optional<std::string> Unsupported(const Workload&) const { return std::nullopt; }
 
-  // What Reserve will take at most for partial results of attention, whatever the pool's size.
-  virtual int64_t PartialResultBytes(int max_seqs, const PagedKvShape& shape) const {
-    static_cast<void>(max_seqs), static_cast<void>(shape);
-    return 0;
-  }
+  // Memory that operations take beside their operands, for rows on their way into products and
+  // partial results, whatever the pool's size.
+  virtual int64_t WorkspaceBytes(const Workload& load) const = 0;
 
-  // The largest step and the cache that will be asked for; once, before the first step.
-  virtual void Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) {
-    static_cast<void>(max_rows), static_cast<void>(max_seqs), static_cast<void>(shape);
-  }
+  // Takes it; once, before the first step.
+  virtual void Reserve(const Workload&) {}
 
   // weight: host memory, [out, in], any dtype. The copy is private to the result.
   virtual std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) = 0;
@@ -85,12 +81,7 @@ class Ops {
   virtual void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                           Stream stream) = 0;
 
-  // Whether decode rows have products of their own. Then decode rows and prefill rows come in calls
-  // of their own, and Linear understands LinearParams::gated, and of decode rows takes, leaves and
-  // InputTransform::apart. Without it Linear takes all rows in one call.
-  virtual bool has_decode_family() const { return false; }
-
-  // One linear layer, with the transform of its input rows.
+  // One linear layer, of all rows of the step.
   virtual void Linear(const LinearParams& params, Stream stream) = 0;
 
   // Token shift, QK-norm, RoPE and log-sigmoid gates; writes keys, values and gates of the rows

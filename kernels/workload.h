@@ -1,5 +1,5 @@
 // Workload: everything that a model and a server will ever ask of a backend, known before anything
-// is allocated. See Ops::Unsupported.
+// is allocated. See Ops::Unsupported and Ops::Reserve.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct Workload {
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   int64_t vocab_size = 0;
-  // Of one step. Padding of decode steps goes up to the next multiple of 32.
+  // Of one step, the padding of decode steps included, which goes up to the next multiple of 32.
   int64_t max_rows = 0;
   int64_t max_seqs = 0;
 };

@@ -113,7 +113,7 @@ void TakeGates(TensorTaker& taker, const ModelConfig& config, const std::string&
     case ForgetGate::kNone:
       break;
   }
-  if (config.output_gate != OutputGate::kNone) {
+  if (config.output_gate) {
     layer.ogate_proj = taker.Take(output + ".weight", {d, d});
   }
 }

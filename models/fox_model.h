@@ -2,7 +2,6 @@
 // Source: zhixuan-lin/forgetting-transformer, modeling_forgetting_transformer.py.
 #pragma once
 
-#include <array>
 #include <cstdint>
 
 #include "kernels/ops.h"
@@ -10,8 +9,8 @@
 
 namespace fox {
 
-// Scratch of one forward pass; R rows at most, of which L want logits. "residual dtype" as in
-// weights.h, "activation dtype" as in kernels/ops.h.
+// What operations of one forward pass hand to one another; R rows at most, of which L want logits.
+// "residual dtype" as in weights.h, "activation dtype" as in kernels/ops.h.
 struct Activations {
   Activations(const FoxWeights& weights, Ops& ops, int64_t max_rows, int64_t max_logit_rows);
   // What the constructor will allocate.
@@ -19,14 +18,11 @@ struct Activations {
                       int64_t max_rows, int64_t max_logit_rows);
 
   int64_t max_rows, max_logit_rows;
-  DType activation_dtype;
+  DType dtype;        // activation dtype
   Buffer x;           // [R, D] residual dtype: residual stream
   Buffer projection;  // [R, ProjectionColumns::stride] activation dtype
   Buffer o;           // [R, D] activation dtype: attention output, normed and gated
-  Buffer norm_sums;   // NormedRows::sums of x
-  Buffer gate_up;     // [R, 2I] activation dtype; [R, I] where products gate
-  Buffer scratch;     // [R, max(D, I)] activation dtype: rows on their way into a product, those of
-                      // NormedRows, too; [R, D] where products gate
+  Buffer h;           // [R, I] activation dtype: inner activations of the MLP
   Buffer last;        // [L, D] residual dtype: rows that want logits
   Buffer logits;      // [L, V] residual dtype
 };
@@ -54,30 +50,11 @@ class FoxModel {
                      Stream stream);
 
  private:
-  // Rows [first, first + count) of a step, which its products take in one call.
-  struct RowGroup {
-    int64_t first, count;
-    bool decodes;
-  };
-
-  std::array<RowGroup, 2> GroupsOf(const BatchView& batch) const;
-  bool TakesNormsApart(const RowGroup& rows) const;
-  bool FusesNorms(const RowGroup& rows) const;
-  void Project(int layer, const RowGroup& rows, Stream stream);
-  void Attend(int layer, const BatchView& batch, AcpMode acp, const PagedKv& kv,
-              const ForwardCounters& counters, Stream stream);
-  void MixAndMlp(int layer, const RowGroup& rows, Stream stream);
-  LinearParams Normed(const RowGroup& rows, const Buffer& norm, const PackedWeight& weight,
-                      bool behind) const;
-  NormedRows Left(const RowGroup& rows, const Buffer& norm) const;
-  MatrixView Residual(const RowGroup& rows) const;
-  MatrixView Attended(const RowGroup& rows) const;
-  MatrixView Projection(const RowGroup& rows) const;
-  InputTransform Norm(const Buffer& weight, int64_t rows) const;
-  OutputTransform OutputTransformOf(const LayerWeights& w, const MatrixView& projection) const;
-  Activation HiddenActivation() const;
-  InputTransform GatedAct(int64_t rows) const;
-  MatrixView Scratch(int64_t rows, int64_t cols) const;
+  const LayerWeights& Layer(int n) const { return weights_.layers[static_cast<size_t>(n)]; }
+  RmsNorm Norm(const Buffer& weight) const { return {weight.data(), weights_.config.norm_eps}; }
+  AppendParams AppendOf(int layer, const MatrixView& projection, AcpMode acp) const;
+  AttentionParams AttentionOf(int layer, const MatrixView& projection, const MatrixView& out,
+                              AcpMode acp, const ForwardCounters& counters) const;
 
   const FoxWeights& weights_;
   Ops& ops_;

@@ -206,12 +206,12 @@ void ReadSizes(KeyReader& keys, ModelConfig& config) {
   ReadTokenIds(keys, config);
 }
 
-HiddenAct ReadHiddenAct(KeyReader& keys, bool sigmoid_exists) {
+Activation ReadHiddenAct(KeyReader& keys, bool sigmoid_exists) {
   const std::string name = keys.String("hidden_act", "swish");
-  if (name == "swish" || name == "silu") return HiddenAct::kSilu;
-  if (name == "sigmoid" && sigmoid_exists) return HiddenAct::kSigmoid;
+  if (name == "swish" || name == "silu") return Activation::kSilu;
+  if (name == "sigmoid" && sigmoid_exists) return Activation::kSigmoid;
   keys.Unsupported("hidden_act", Quoted(name) + " is not supported");
-  return HiddenAct::kSilu;
+  return Activation::kSilu;
 }
 
 ForgetGate ReadForgetGate(KeyReader& keys) {
@@ -225,13 +225,13 @@ ForgetGate ReadForgetGate(KeyReader& keys) {
 }
 
 // ogate_act is read only by a model that has an output gate.
-OutputGate ReadOutputGate(KeyReader& keys) {
-  if (!keys.Bool("use_output_gate", false)) return OutputGate::kNone;
+std::optional<Activation> ReadOutputGate(KeyReader& keys) {
+  if (!keys.Bool("use_output_gate", false)) return std::nullopt;
   const std::string name = keys.String("ogate_act", "sigmoid");
-  if (name == "sigmoid") return OutputGate::kSigmoid;
-  if (name == "silu") return OutputGate::kSilu;
+  if (name == "sigmoid") return Activation::kSigmoid;
+  if (name == "silu") return Activation::kSilu;
   keys.Unsupported("ogate_act", Quoted(name) + " is not supported");
-  return OutputGate::kNone;
+  return std::nullopt;
 }
 
 // num_kv_heads and qkv_bias go beyond the reference: the converter writes FLA models in this layout
@@ -242,7 +242,7 @@ void ReadOfficial(KeyReader& keys, ModelConfig& config) {
   config.forget_gate = ReadForgetGate(keys);
   config.output_gate = ReadOutputGate(keys);
   config.output_norm = keys.Bool("use_output_norm", false);
-  if (config.output_norm && config.output_gate == OutputGate::kSilu) {
+  if (config.output_norm && config.output_gate == Activation::kSilu) {
     keys.Unsupported("ogate_act", "\"silu\" does not exist together with use_output_norm");
   }
   config.qk_norm_per_head = !keys.Bool("qk_norm_share_param_across_head", false);
@@ -266,7 +266,7 @@ void ReadOfficial(KeyReader& keys, ModelConfig& config) {
 void ReadFla(KeyReader& keys, ModelConfig& config) {
   config.layout = CheckpointLayout::kFla;
   config.hidden_act = ReadHiddenAct(keys, /*sigmoid_exists=*/false);
-  if (keys.Bool("use_output_gate", false)) config.output_gate = OutputGate::kSigmoid;
+  if (keys.Bool("use_output_gate", false)) config.output_gate = Activation::kSigmoid;
   // The reference trims its cache to the window but never masks by it: the result would depend on
   // how a prompt was cut.
   keys.RefuseUnlessNull("window_size");

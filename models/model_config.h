@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/core/activation.h"
 
 namespace fox {
 
@@ -18,8 +19,6 @@ class ModelDir;
 enum class CheckpointLayout { kOfficial, kFla };
 // The source of a head's log forget gate: the input, a constant, or none (f = 1).
 enum class ForgetGate { kFull, kBiasOnly, kFixed, kNone };
-enum class OutputGate { kNone, kSigmoid, kSilu };
-enum class HiddenAct { kSilu, kSigmoid };
 
 struct ModelConfig {
   CheckpointLayout layout = CheckpointLayout::kOfficial;
@@ -31,9 +30,9 @@ struct ModelConfig {
   int num_kv_heads = 0;  // divides num_heads; smaller under GQA
   int head_dim = 0;      // hidden_size / num_heads
   double norm_eps = 1e-6;
-  HiddenAct hidden_act = HiddenAct::kSilu;
+  Activation hidden_act = Activation::kSilu;
   ForgetGate forget_gate = ForgetGate::kFull;
-  OutputGate output_gate = OutputGate::kNone;
+  std::optional<Activation> output_gate;  // of attention
   bool output_norm = false;
   bool qk_norm = false;          // its eps is kQkNormEps, not norm_eps
   bool qk_norm_per_head = true;  // false: one [head_dim] vector shared by all heads

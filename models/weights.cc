@@ -122,7 +122,7 @@ ProjectionColumns ColumnsOf(const ModelConfig& config) {
   columns.q = take(config.hidden_size);
   columns.k = take(config.kv_size());
   columns.v = take(config.kv_size());
-  if (config.output_gate != OutputGate::kNone) columns.ogate = take(config.hidden_size);
+  if (config.output_gate) columns.ogate = take(config.hidden_size);
   if (config.k_shift) columns.k_shift = take(config.num_kv_heads);
   if (config.v_shift) columns.v_shift = take(config.num_kv_heads);
   if (config.forget_gate == ForgetGate::kFull) columns.fgate = take(config.num_heads);

@@ -38,7 +38,8 @@ void Unguard(void*) {}
 }  // namespace
 
 CpuOps::CpuOps(const CpuOptions& options)
-    : pool_(options.threads > 0
+    : residual_dtype_(options.dtype == DType::kF64 ? DType::kF64 : DType::kF32),
+      pool_(options.threads > 0
                 ? options.threads
                 : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))),
       gemm_(MakeGemm(options, pool_)),
@@ -69,6 +70,11 @@ void CpuOps::CopyToDevice(const void* host, size_t bytes, void* device, Stream) 
 
 void CpuOps::CopyToHost(const void* device, size_t bytes, void* host, Stream) {
   if (bytes > 0) std::memcpy(host, device, bytes);
+}
+
+int64_t CpuOps::WorkspaceBytes(const Workload& load) const {
+  return load.max_rows * (load.hidden_size + 2 * load.intermediate_size) *
+         static_cast<int64_t>(SizeOf(residual_dtype_));
 }
 
 std::unique_ptr<PackedWeight> CpuOps::Pack(const MatrixView& weight) { return gemm_->Pack(weight); }

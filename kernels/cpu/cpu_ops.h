@@ -28,6 +28,7 @@ class CpuOps : public Ops {
   Buffer Allocate(size_t bytes) override;
   void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) override;
   void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override;
+  int64_t WorkspaceBytes(const Workload& load) const override;
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override;
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override;
   void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
@@ -49,8 +50,10 @@ class CpuOps : public Ops {
   void SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) override;
 
  private:
+  const DType residual_dtype_;
   ThreadPool pool_;
   std::unique_ptr<Gemm> gemm_;
+  Buffer scratch_;  // rows on their way into or out of a product
   std::shared_ptr<MassAudit> audit_;
 };
 

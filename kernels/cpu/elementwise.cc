@@ -1,5 +1,5 @@
-// Row-wise operations of the CPU backend: embedding, and what becomes of a row before a matrix
-// product (norms, gates). Each row is computed by one thread in one order.
+// Row-wise operations of the CPU backend: embedding, and what becomes of rows before and after a
+// matrix product (norms, gates). Each row is computed by one thread in one order.
 #include <algorithm>
 #include <cstring>
 
@@ -46,39 +46,36 @@ void CpuOps::GatherRows(const MatrixView& in, const int64_t* rows, const MatrixV
   }
 }
 
-namespace {
-
-// t(row) of a linear layer's input. The row is `cols` wide, the result transform.scratch.cols. A
-// norm is never taken apart.
-template <typename T>
-void TransformRow(const InputTransform& t, const T* in, int64_t cols, T* out) {
-  if (t.kind == InputTransform::Kind::kRmsNorm) {
-    NormRow(in, static_cast<const T*>(t.weight), cols, t.eps, out);
-  } else {
-    GatedRow(in, in + cols / 2, cols / 2, t.act, out);
-  }
-}
-
-}  // namespace
-
 void CpuOps::Linear(const LinearParams& params, Stream) {
-  const MatrixView& in = params.in;
-  const InputTransform& transform = params.transform;
+  const MatrixView &in = params.in, &out = params.out;
   if (in.rows == 0) return;
-  const auto multiply = [&](const MatrixView& x) {
-    gemm_->Multiply(x, params.weight, params.bias, params.accumulate, params.out);
+  const auto scratch = [this, &in](int64_t cols, size_t offset) {
+    return MatrixView{scratch_.as<std::byte>() + offset, in.dtype, in.rows, cols, cols};
   };
-  if (transform.kind == InputTransform::Kind::kNone) return multiply(in);
-  const MatrixView& scratch = transform.scratch;
-  FOX_CHECK(scratch.rows == in.rows && scratch.cols == params.weight.in() &&
-            scratch.dtype == in.dtype);
+  const int64_t inner = params.gate ? params.weight.out() : 0;
+  const size_t normed_bytes =
+      params.norm ? static_cast<size_t>(in.rows * in.cols) * SizeOf(in.dtype) : 0;
+  const size_t bytes = normed_bytes + static_cast<size_t>(in.rows * inner) * SizeOf(in.dtype);
+  if (bytes > scratch_.bytes()) scratch_ = Allocate(bytes);
+  const MatrixView x = params.norm ? scratch(in.cols, 0) : in;
+  const MatrixView y = params.gate ? scratch(inner, normed_bytes) : out;
   DispatchWide(in.dtype, [&](auto wide) {
     using T = decltype(wide);
-    pool_.ForEach(in.rows, in.rows * in.cols > kParallelElements, [&](int64_t r) {
-      TransformRow(transform, RowOf<T>(in, r), in.cols, RowOf<T>(scratch, r));
+    const auto for_each_row = [&](int64_t cols, const auto& body) {
+      pool_.ForEach(in.rows, in.rows * cols > kParallelElements, body);
+    };
+    if (const auto& norm = params.norm) {
+      for_each_row(in.cols, [&](int64_t r) {
+        NormRow(RowOf<T>(in, r), static_cast<const T*>(norm->weight), in.cols, norm->eps,
+                RowOf<T>(x, r));
+      });
+    }
+    gemm_->Multiply(x, params.weight, params.bias, params.accumulate, y);
+    if (!params.gate) return;
+    for_each_row(inner, [&](int64_t r) {
+      GatedRow(RowOf<T>(y, r), RowOf<T>(y, r) + out.cols, out.cols, *params.gate, RowOf<T>(out, r));
     });
   });
-  multiply(scratch);
 }
 
 }  // namespace fox

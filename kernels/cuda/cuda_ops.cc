@@ -11,7 +11,7 @@
 #include "kernels/cuda/cuda_state.h"
 #include "kernels/cuda/linear/device_weight.h"
 #include "kernels/cuda/linear/embed.h"
-#include "kernels/cuda/linear/input_transform.h"
+#include "kernels/cuda/linear/row_transforms.h"
 #include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/runtime/supports.h"
@@ -111,16 +111,21 @@ void CudaOps::CopyToHost(const void* device, size_t bytes, void* host, Stream st
   });
 }
 
-int64_t CudaOps::PartialResultBytes(int max_seqs, const PagedKvShape& shape) const {
-  const int64_t decode = cuda::MaxDecodeSplits(max_seqs, shape) * cuda::HeadsTogether(shape);
+int64_t CudaOps::WorkspaceBytes(const Workload& load) const {
+  const PagedKvShape& shape = load.shape;
+  const int64_t decode = cuda::MaxDecodeSplits(load.max_seqs, shape) * cuda::HeadsTogether(shape);
   const int64_t prefill = state_->hopper ? cuda::kMaxPartialRows + cuda::kSerialRows : 0;
   const int64_t values =
       decode * cuda::PartialFloats(shape.head_dim) + prefill * (shape.head_dim + 3);
-  return values * static_cast<int64_t>(sizeof(float));
+  return values * static_cast<int64_t>(sizeof(float)) + state_->linear.WorkspaceBytes(load);
 }
 
-void CudaOps::Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) {
+void CudaOps::Reserve(const Workload& load) {
+  const PagedKvShape& shape = load.shape;
+  const int64_t max_rows = load.max_rows;
+  const auto max_seqs = static_cast<int>(load.max_seqs);
   FOX_CHECK(shape.dtype == DType::kBF16);
+  state_->device_error.Check(state_->linear.Reserve(load), "allocate memory");
   state_->buffers.clear();
   const auto take = [this](auto*& pointer, int64_t count) {
     const size_t size = sizeof(*pointer);
@@ -181,7 +186,7 @@ std::unique_ptr<PackedWeight> CudaOps::Pack(const MatrixView& weight) {
   const MatrixView from{wide.data(), DType::kF32, weight.rows, weight.cols, weight.cols};
   const MatrixView to{data.data(), DType::kBF16, weight.rows, weight.cols, weight.cols};
   state_->Enqueue("convert a weight", nullptr, [&](cudaStream_t on) {
-    const cudaError_t error = cuda::TransformRows(from, {}, to, on);
+    const cudaError_t error = cuda::ConvertRows(from, to, on);
     // The wide copy and the caller's memory go away now.
     return error != cudaSuccess ? error : cudaStreamSynchronize(on);
   });
@@ -198,6 +203,7 @@ void CudaOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream
 
 void CudaOps::Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
                     Stream stream) {
+  state_->linear.Forget(out.data);
   state_->Enqueue("embed", stream,
                   [&](cudaStream_t on) { return cuda::Embed(batch, table, out, on); });
 }
@@ -205,34 +211,35 @@ void CudaOps::Embed(const BatchView& batch, const MatrixView& table, const Matri
 void CudaOps::GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                          Stream stream) {
   if (out.rows == 0) return;
+  state_->linear.Forget(out.data);
   state_->Enqueue("gather rows", stream,
                   [&](cudaStream_t on) { return cuda::GatherRows(in, rows, out, on); });
 }
 
-bool CudaOps::has_decode_family() const { return state_->linear.has_decode_family(); }
-
 void CudaOps::Linear(const LinearParams& params, Stream stream) {
   if (params.in.rows == 0) return;
-  const Previous leaves =
-      state_->linear.Drains(params) ? Previous::Draining(params.out.data) : Previous();
-  state_->Enqueue(
-      "multiply", stream, [&](cudaStream_t on) { return state_->linear.Run(params, on); }, leaves);
+  state_->Enqueue("multiply", stream,
+                  [&](cudaStream_t on) { return state_->linear.Run(params, on); });
+  if (state_->linear.triggers_late()) state_->unfinished = UnfinishedWrites{params.out.data};
 }
 
+// Append writes the rows' own pages and the running state, which cum_log_f stands for here; keys
+// stand for the lists and all other pages.
 void CudaOps::Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                      Stream stream) {
-  const bool drained = state_->previous.drained_but(params.projection.data);
-  state_->Enqueue(
-      "append", stream,
-      [&](cudaStream_t on) {
-        return cuda::Append(batch, params, kv, state_->schedule, drained, on);
-      },
-      batch.all_decodes() ? Previous::Appending(params.layer) : Previous());
+  const UnfinishedWrites& unfinished = state_->unfinished;
+  const bool reads_early = !unfinished.MayTouch(kv.cum_log_f) && !unfinished.MayTouch(kv.keys);
+  state_->Enqueue("append", stream, [&](cudaStream_t on) {
+    return cuda::Append(batch, params, kv, state_->schedule, reads_early, on);
+  });
+  // One kernel, which triggers early behind a projection that triggers late, else late.
+  if (batch.all_decodes()) {
+    state_->unfinished = UnfinishedWrites{params.projection.data, kv.cum_log_f};
+  }
 }
 
 void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                         Stream stream) {
-  const bool after_append_decode = state_->previous.appended(params.layer);
   if (batch.num_rows > batch.num_seqs) {
     state_->Enqueue("attend, chunks", stream,
                     [&](cudaStream_t on) { return state_->Prefill(batch, params, kv, on); });
@@ -246,11 +253,11 @@ void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, c
       return error != cudaSuccess ? error : cuda::PlanSplits(batch, kv, schedule, params.layer, on);
     });
   }
-  const bool right_after = after_append_decode && schedule.first_visible_page == nullptr;
+  const bool reads_early = !state_->unfinished.MayTouch(kv.keys);
   BatchView decodes = batch;
   decodes.small = batch.small && batch.num_rows <= cuda::kMaxClusterRows;
   state_->Enqueue("attend, single rows", stream, [&](cudaStream_t on) {
-    return cuda::DecodeAttention(decodes, params, kv, schedule, right_after, on);
+    return cuda::DecodeAttention(decodes, params, kv, schedule, reads_early, on);
   });
 }
 

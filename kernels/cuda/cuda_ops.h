@@ -32,15 +32,14 @@ class CudaOps : public Ops {
   void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override;
   DeviceQueue* queue() override;
   std::optional<std::string> Unsupported(const Workload& load) const override;
-  int64_t PartialResultBytes(int max_seqs, const PagedKvShape& shape) const override;
-  void Reserve(int64_t max_rows, int max_seqs, const PagedKvShape& shape) override;
+  int64_t WorkspaceBytes(const Workload& load) const override;
+  void Reserve(const Workload& load) override;
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override;
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override;
   void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
              Stream stream) override;
   void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                   Stream stream) override;
-  bool has_decode_family() const override;
   void Linear(const LinearParams& params, Stream stream) override;
   void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
               Stream stream) override;

@@ -13,27 +13,21 @@
 
 namespace fox {
 
-// What the operation that was enqueued last says about all that was enqueued before it. When a
-// kernel may start while earlier ones still run (launch.h), this is what it may rely on.
-class Previous {
+// The memory that kernels may still be writing when the next kernel starts (launch.h): that one may
+// read everything else before its wait.
+class UnfinishedWrites {
  public:
-  // Nothing: any of them may still be running.
-  Previous() = default;
-  // A product, one kernel that triggers after its wait: when the next kernel starts, this one alone
-  // may still be running, and writes `output` alone.
-  static Previous Draining(const void* output) { return Previous(output, -1); }
-  // AppendDecode: when the next kernel starts, only it and the projection may still be running, and
-  // write nothing but the projection, the rows' own pages and the running state of `layer`.
-  static Previous Appending(int layer) { return Previous(nullptr, layer); }
+  // Any memory.
+  UnfinishedWrites() = default;
+  // That at two addresses alone; null: none.
+  explicit UnfinishedWrites(const void* first, const void* second = nullptr)
+      : any_(false), first_(first), second_(second) {}
 
-  bool drained_but(const void* output) const { return output != nullptr && output == output_; }
-  bool appended(int layer) const { return layer == layer_; }
+  bool MayTouch(const void* what) const { return any_ || what == first_ || what == second_; }
 
  private:
-  Previous(const void* output, int layer) : output_(output), layer_(layer) {}
-
-  const void* output_ = nullptr;
-  int layer_ = -1;
+  bool any_ = true;
+  const void *first_ = nullptr, *second_ = nullptr;
 };
 
 struct CudaOps::State {
@@ -41,16 +35,15 @@ struct CudaOps::State {
   ~State();
 
   // The wrapper of every operation. launch(cuda stream) enqueues it and gives the first error; it
-  // is not called once the device has failed. `leaves`: what is known when it has run. Nothing that
-  // `previous` says holds while it runs: who needs it asks before.
+  // is not called once the device has failed. An operation that knows what its kernels leave
+  // unfinished says so behind it.
   template <typename Launch>
-  void Enqueue(const char* what, Stream stream, const Launch& launch, Previous leaves = {}) {
+  void Enqueue(const char* what, Stream stream, const Launch& launch) {
+    unfinished = {};
     if (!device_error.ok()) return;
     const cuda::NvtxRange range(what);
-    previous = {};
-    const cudaStream_t on =
-        stream == nullptr ? queue.cuda_stream() : static_cast<cudaStream_t>(stream);
-    if (device_error.Check(launch(on), what)) previous = leaves;
+    device_error.Check(
+        launch(stream == nullptr ? queue.cuda_stream() : static_cast<cudaStream_t>(stream)), what);
   }
 
   // Upper bound on the attention tiles of a batch, known to the host.
@@ -67,7 +60,7 @@ struct CudaOps::State {
   std::string name;
   bool hopper = false;
   cuda::LinearEngine linear;
-  Previous previous;
+  UnfinishedWrites unfinished;
   std::vector<Buffer> buffers;  // behind `work`
   cuda::StepSchedule schedule;
   int32_t* first_visible_pages = nullptr;  // work.window of the layers that have some

@@ -32,7 +32,7 @@ PagedKvShape ShapeOf(const AttentionCase& c) {
 AttentionSetup::AttentionSetup(CudaOps& ops, const AttentionCase& shape, AcpMode acp)
     : ops_(ops), case_(shape), acp_(acp) {
   const PagedKvShape pages = ShapeOf(case_);
-  ops_.Reserve(case_.max_rows, case_.batch, pages);
+  ops_.Reserve({.shape = pages, .max_rows = case_.max_rows, .max_seqs = case_.batch});
   storage_ = std::make_unique<PagedKvStorage>(pages, ops_);
   const int64_t columns = static_cast<int64_t>(case_.heads) * case_.head_dim;
   stride_ = (3 * columns + case_.heads + 7) / 8 * 8;
@@ -134,7 +134,8 @@ void AttentionSetup::Attend(int call) {
   const AttentionParams params = Params(call % case_.layers);
   // As in a step, where Append comes first: what attention reads early nobody writes here either.
   const bool decodes = batch_.num_rows == batch_.num_seqs;
-  ops_.state().previous = decodes ? Previous::Appending(params.layer) : Previous();
+  ops_.state().unfinished =
+      decodes ? UnfinishedWrites(params.q.data, storage_->view().cum_log_f) : UnfinishedWrites();
   ops_.Attention(batch_, params, storage_->view(), nullptr);
 }
 

@@ -1,6 +1,6 @@
 // fox-bench linear: each kind of matrix product of the model, by rows, against the larger of two
 // floors: its weight's bytes at the measured bandwidth, its multiplications at the measured peak.
-// Gate and up are gated where the model's product does it.
+// The product of gate and up includes its gate.
 #include <algorithm>
 #include <optional>
 
@@ -63,13 +63,14 @@ absl::StatusOr<Summary> Measure(const BenchSession& session, Ops& ops, const Lin
   const int64_t stride = session.on_gpu ? (first.out() + 7) / 8 * 8 : first.out();
   const Buffer out = ops.Allocate(static_cast<size_t>(rows * stride) * SizeOf(dtype));
   const MatrixView from{in.data(), dtype, rows, first.in(), first.in()};
-  std::optional<Activation> gated;
-  if (kind.halves && ops.has_decode_family()) gated = Activation::kSilu;
-  const MatrixView to{out.data(), dtype, rows, first.out() / (gated ? 2 : 1), stride};
+  std::optional<Activation> gate;
+  if (kind.halves) gate = Activation::kSilu;
+  const MatrixView to{out.data(), dtype, rows, first.out() / (gate ? 2 : 1), stride};
   const auto multiply = [&](int i) {
     const PackedWeight& weight = *kind.weights[static_cast<size_t>(i)];
-    ops.Linear({.in = from, .weight = weight, .decodes = decodes, .gated = gated, .out = to},
-               nullptr);
+    ops.Linear(
+        {.in = from, .weight = weight, .gate = gate, .decode_rows = decodes ? rows : 0, .out = to},
+        nullptr);
   };
   const auto count = static_cast<int>(kind.weights.size());
   const int samples = static_cast<int>(2 * session.flags.repeat);

@@ -67,12 +67,11 @@ KERNEL_CASES = {
     "small_batch_gemm_test": ("In/SmallBatchGemmTest.MatchesFloat64/40",),
     # One row, which cuBLASLt never multiplies: racecheck ends by an error of its own at kernels of
     # cuBLASLt's that a filter leaves out.
-    "linear_test": ("Rows/LinearTransformTest.RmsNorm/1",
-                    "Rows/LinearTransformTest.GatedActAndConversion/1"),
+    "linear_test": ("Rows/LinearRowsTest.Norms/1", "Rows/LinearRowsTest.Gates/1"),
     "cluster_gemm_family_test": ("Weights/ClusterGemmFamilyTest.NormedRows/65x40",),
     "embed_test": ("EmbedTest.ReplacesSampledTokensAndClamps", "GatherRowsTest.CopiesRows"),
-    "input_transform_test": ("TransformRowsTest.RmsNorm",
-                             "TransformRowsTest.GatedActAndConversion"),
+    "row_transforms_test": ("NormRowsTest.MatchesFloat64", "GateRowsTest.MatchesFloat64",
+                            "DeferNormTest.LeavesRowsAndSumsToTheBit"),
     "page_pool_test": ("PagePoolTest.ATooSmallPoolIsReported",
                        "PagePoolTest.PagesThatComeBackTwiceAreReported"),
     "paging_test": ("PagingTest.LongPrefillEvictsAcrossManyWindows",
@@ -86,12 +85,10 @@ KERNEL_CASES = {
 }
 # More than racecheck can run.
 MEMCHECK_CASES = {
-    # The small-batch kernel for 1 and 4 rows, the cluster kernel for 6 and 32 (before Hopper the
-    # skinny one for 6), and cuBLASLt for prefill rows; for gated ones see prefill_gemm_test.
-    "linear_test": ("Rows/LinearTransformTest.RmsNorm/1",
-                    "Rows/LinearTransformTest.GatedActAndConversion/4",
-                    "Rows/LinearTransformTest.GatedActAndConversion/6",
-                    "Rows/LinearTransformTest.GatedActAndConversion/32"),
+    # The small-batch kernel for 1 and 4 rows, the cluster kernel for 9 and 32 (elsewhere passes
+    # of the small-batch kernel), and cuBLASLt and the gated product for prefill rows.
+    "linear_test": ("Rows/LinearRowsTest.Norms/1", "Rows/LinearRowsTest.Gates/4",
+                    "Rows/LinearRowsTest.Gates/9", "Rows/LinearRowsTest.Norms/32"),
     "engine_device_test": ("Models/DeviceEngineTest.GraphsChangeNoBit/dev_pro_d64_certified",),
 }
 # The names whose cases are another program's than cuda_tests.

@@ -1,7 +1,7 @@
 // The engine on a GPU: a request's tokens and the bits of their log-probabilities depend neither on
-// graphs and overlapping kernels nor, on Hopper, on what runs beside it: on other requests, on how
-// prompts are cut into chunks, on small pools with preemption and swapping, or on shared prefixes.
-// Two steps are in flight and tokens are sampled on the device, as the host's sampler would.
+// graphs and overlapping kernels nor on what runs beside it: on other requests, on how prompts are
+// cut into chunks, on small pools with preemption and swapping, or on shared prefixes. Two steps
+// are in flight and tokens are sampled on the device, as the host's sampler would.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +12,8 @@
 #include <numeric>
 #include <random>
 
+#include "kernels/cuda/linear/cluster_gemm.h"
+#include "kernels/cuda/linear/linear.h"
 #include "tests/engine/fast_copies.h"
 #include "tests/engine/random_streams.h"
 #include "tests/engine/tools/run_program.h"
@@ -40,11 +42,11 @@ EngineConfig WideConfig() {
   return config;
 }
 
-// Elsewhere the number of rows chooses the products, and so the last bits.
-bool RowsAreAlone(const EngineConfig& config) {
-  const auto runner = LoadRunner(config);
-  EXPECT_TRUE(runner.ok()) << runner.status();
-  return runner.ok() && (*runner)->ops().has_decode_family();
+// Where the GPU is no Hopper, more decode rows than these choose products by their number; so do
+// rows of logits, among which all of a prompt's may be.
+int32_t Invariant(int32_t rows) {
+  constexpr auto kMost = static_cast<int32_t>(cuda::LinearEngine::kMaxPassedRows);
+  return cuda::HasClusterGemm() ? rows : std::min(rows, kMost);
 }
 
 // Greedy requests, and sampled ones between them.
@@ -164,16 +166,15 @@ TEST_P(DeviceEngineTest, OverlapChangesNoBit) {
 // ones run: alone, again, and in batches that shrink from up to 64 sequences to one.
 TEST(WideDeviceEngineTest, OverlapAndNeighboursChangeNoBit) {
   EngineConfig config = WideConfig();
-  if (!RowsAreAlone(config)) GTEST_SKIP() << "no decode family";
   std::vector<Request> requests = MakeRequests(64, kWideVocabulary, 49);
   for (Request& request : requests) {
     request.stop.max_tokens = static_cast<int32_t>(40 + 2 * request.id);
   }
-  config.runner.max_num_seqs = 64;
+  config.runner.max_num_seqs = Invariant(64);
   config.overlap_kernels = false;
   const StreamResults together = RunAll(config, requests, 0);
   config.overlap_kernels = true;
-  for (const int32_t seqs : {1, 1, 4, 5, 17, 64}) {
+  for (const int32_t seqs : {1, 1, 4, 5, 17, Invariant(64)}) {
     SCOPED_TRACE(seqs);
     config.runner.max_num_seqs = seqs;
     ExpectNobodySees(RunAll(config, requests, 0), together);
@@ -206,9 +207,8 @@ struct DeviceSchedule {
 };
 
 TEST_P(DeviceEngineTest, SchedulesChangeNoBit) {
-  if (!RowsAreAlone(Config())) GTEST_SKIP() << "no decode family";
   std::vector<Request> requests = MakeRequests(12, GetParam().vocab, 42);
-  requests[5].sampling.prompt_logprobs = 1;
+  if (Invariant(128) == 128) requests[5].sampling.prompt_logprobs = 1;
   EngineConfig config = Config();
   config.runner.max_num_seqs = 1;
   const StreamResults solo = RunAll(config, requests, 0);
@@ -232,7 +232,6 @@ TEST_P(DeviceEngineTest, SchedulesChangeNoBit) {
 
 // Prompts of all lengths around the ends of chunks, in chunks beside decodes of others.
 TEST_P(DeviceEngineTest, ChunksBesideDecodesChangeNoBit) {
-  if (!RowsAreAlone(Config())) GTEST_SKIP() << "no decode family";
   std::vector<Request> requests = MakeRequests(14, GetParam().vocab, 47);
   std::mt19937_64 rng(47);
   const size_t lengths[] = {700, 1, 129, 2, 257, 128, 3, 385, 127, 641, 130, 256, 64, 600};
@@ -243,7 +242,9 @@ TEST_P(DeviceEngineTest, ChunksBesideDecodesChangeNoBit) {
     }
     requests[i].stop.max_tokens = 40 + 20 * static_cast<int32_t>(i % 4);
   }
-  requests[7].sampling.prompt_logprobs = requests[8].sampling.prompt_logprobs = 0;
+  if (Invariant(128) == 128) {
+    requests[7].sampling.prompt_logprobs = requests[8].sampling.prompt_logprobs = 0;
+  }
   EngineConfig config = Config();
   config.runner.max_num_seqs = 1;
   config.runner.max_num_batched_tokens = 1024;
@@ -263,11 +264,10 @@ TEST_P(DeviceEngineTest, ChunksBesideDecodesChangeNoBit) {
 
 // More decode rows than one pass of a product takes.
 TEST_P(DeviceEngineTest, ALargeBatchChangesNoBit) {
-  if (!RowsAreAlone(Config())) GTEST_SKIP() << "no decode family";
   std::vector<Request> requests = MakeRequests(72, GetParam().vocab, 48);
   for (Request& request : requests) request.stop.max_tokens = 30;
   EngineConfig config = Config();
-  config.runner.max_num_seqs = 72;
+  config.runner.max_num_seqs = Invariant(72);
   const StreamResults together = RunAll(config, requests, 0);
   config.runner.max_num_seqs = 2;
   ExpectNobodySees(together, RunAll(config, requests, 0));
@@ -275,7 +275,6 @@ TEST_P(DeviceEngineTest, ALargeBatchChangesNoBit) {
 
 // Who is preempted comes back with what it had; its neighbours run on in the same steps.
 TEST_P(DeviceEngineTest, SwappingChangesNoBit) {
-  if (!RowsAreAlone(Config())) GTEST_SKIP() << "no decode family";
   std::vector<Request> requests = MakeRequests(12, GetParam().vocab, 46);
   for (size_t i = 0; i < requests.size(); ++i) {  // answers longer than anybody expects
     requests[i].prompt.resize(std::min<size_t>(requests[i].prompt.size(), 200));
@@ -326,7 +325,6 @@ std::vector<Request> MakeSharers(int count, int32_t vocab, uint64_t seed) {
 
 // Snapshots are taken, started from and dropped inside the steps; pages have several owners.
 TEST_P(DeviceEngineTest, SharedPrefixesChangeNoBit) {
-  if (!RowsAreAlone(Config())) GTEST_SKIP() << "no decode family";
   const std::vector<Request> requests = MakeSharers(14, GetParam().vocab, 45);
   EngineConfig config = Config();
   config.engine.prefix_cache_interval = 128;

@@ -273,12 +273,10 @@ TEST(MemoryBudgetTest, WeightsAreCountedInTheirType) {
   EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16), 2 * 2 * table);
 }
 
-// Counts what is allocated; products fuse with transforms or do not.
+// Counts what is allocated.
 class CountingOps final : public TimedOps {
  public:
-  explicit CountingOps(bool fuses)
-      : TimedOps(std::make_unique<CpuOps>(CpuOptions{}), nullptr), fuses_(fuses) {}
-  bool has_decode_family() const override { return fuses_; }
+  CountingOps() : TimedOps(std::make_unique<CpuOps>(CpuOptions{}), nullptr) {}
   Buffer Allocate(size_t bytes) override {
     allocated_ += bytes;
     return TimedOps::Allocate(bytes);
@@ -286,7 +284,6 @@ class CountingOps final : public TimedOps {
   size_t allocated() const { return allocated_; }
 
  private:
-  bool fuses_;
   size_t allocated_ = 0;
 };
 
@@ -294,17 +291,10 @@ TEST(MemoryBudgetTest, ActivationsAreCountedAsTheyAreAllocated) {
   FoxWeights weights;
   weights.config = Model();
   weights.columns = ColumnsOf(weights.config);
-  const auto allocated = [&](bool fuses, int64_t rows) {
-    CountingOps ops(fuses);
-    const Activations activations(weights, ops, rows, 3);
-    EXPECT_EQ(ops.allocated(),
-              Activations::Bytes(weights.config, weights.residual_dtype, ops, rows, 3));
-    return ops.allocated();
-  };
-  // Where products fuse, half of gate and up is there at a time, and nothing transforms the rest.
-  const size_t inner = static_cast<size_t>(weights.config.intermediate_size) * sizeof(float);
-  const size_t hidden = static_cast<size_t>(weights.config.hidden_size) * sizeof(float);
-  EXPECT_EQ(allocated(false, 100) - allocated(true, 100), 100 * (2 * inner - hidden));
+  CountingOps ops;
+  const Activations activations(weights, ops, 100, 3);
+  EXPECT_EQ(ops.allocated(),
+            Activations::Bytes(weights.config, weights.residual_dtype, ops, 100, 3));
 }
 
 // A device of which only the memory is asked for.
@@ -326,17 +316,16 @@ class FakeQueue final : public DeviceQueue {
 
 constexpr int64_t kGib = 1 << 30;
 
-// Its operations: partial results take a GiB for each two sequences.
+// Its operations: their workspace is a GiB for each two sequences.
 class FakeOps final : public TimedOps {
  public:
   explicit FakeOps(int64_t free)
       : TimedOps(nullptr, nullptr), queue_(64 * kGib, static_cast<size_t>(free)) {}
   DeviceQueue* queue() override { return &queue_; }
   DType ActivationDType(DType) const override { return DType::kBF16; }
-  bool has_decode_family() const override { return true; }
-  int64_t PartialResultBytes(int max_seqs, const PagedKvShape& shape) const override {
-    EXPECT_GE(shape.max_pages, PagesFor(131072));
-    return max_seqs / 2 * kGib;
+  int64_t WorkspaceBytes(const Workload& load) const override {
+    EXPECT_GE(load.shape.max_pages, PagesFor(131072));
+    return load.max_seqs / 2 * kGib;
   }
 
  private:
@@ -353,7 +342,7 @@ TEST(MemoryBudgetTest, ADevicesPagesComeOutOfWhatIsFree) {
     return AvailableDeviceBytes(ops, utilization, weights, options);
   };
   const int64_t all = available(1, 64 * kGib);
-  // Partial results and the other work space, and little else for so small a model.
+  // The workspace and all else, and little more for so small a model.
   EXPECT_LT(all, 62 * kGib);
   EXPECT_GT(all, 61 * kGib);
   EXPECT_LT(available(1, 64 * kGib, 8), all - 3 * kGib);

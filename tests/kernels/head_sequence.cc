@@ -282,7 +282,7 @@ struct Parameters {
 HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& in,
                      const RunOptions& options) {
   const PagedKv& kv = storage.view();
-  ops.Reserve(in.length, 1, kv.shape);
+  ops.Reserve({.shape = kv.shape, .max_rows = in.length, .max_seqs = 1});
   Parameters p(ops, kv.shape, in, options);
   const DType wide = p.wide, narrow = ops.ActivationDType(wide);
   const int64_t columns = in.columns(), hidden = in.shape.hidden(), heads = in.shape.q_heads;

@@ -54,9 +54,9 @@ TEST(ModelConfigTest, OfficialDefaults) {
   EXPECT_EQ(config.num_kv_heads, 32);
   EXPECT_EQ(config.head_dim, 64);
   EXPECT_EQ(config.norm_eps, 1e-6);
-  EXPECT_EQ(config.hidden_act, HiddenAct::kSilu);
+  EXPECT_EQ(config.hidden_act, Activation::kSilu);
   EXPECT_EQ(config.forget_gate, ForgetGate::kFull);
-  EXPECT_EQ(config.output_gate, OutputGate::kNone);
+  EXPECT_EQ(config.output_gate, std::nullopt);
   EXPECT_FALSE(config.output_norm || config.qk_norm || config.k_shift || config.v_shift);
   EXPECT_FALSE(config.qkv_bias || config.use_rope || config.tie_word_embeddings);
   EXPECT_TRUE(config.qk_norm_per_head);
@@ -78,7 +78,7 @@ TEST(ModelConfigTest, ReleasedProModel) {
   EXPECT_EQ(config.intermediate_size, 3584);
   EXPECT_EQ(config.head_dim, 64);
   EXPECT_FALSE(config.qk_norm_per_head);
-  EXPECT_EQ(config.output_gate, OutputGate::kSigmoid);
+  EXPECT_EQ(config.output_gate, Activation::kSigmoid);
   EXPECT_EQ(config.log_pruning_tolerance, -10.0);
   EXPECT_FALSE(config.bos_token_id.has_value());
   EXPECT_TRUE(config.eos_token_ids.empty());
@@ -100,7 +100,7 @@ TEST(ModelConfigTest, FlaIgnoresWhatItsModelNeverReads) {
         "log_pruning_tolerance": "x", "window_size": null, "attnres_block_size": null)"));
   EXPECT_EQ(config.layout, CheckpointLayout::kFla);
   EXPECT_EQ(config.forget_gate, ForgetGate::kFull);
-  EXPECT_EQ(config.output_gate, OutputGate::kSigmoid);
+  EXPECT_EQ(config.output_gate, Activation::kSigmoid);
   EXPECT_TRUE(config.qk_norm && config.qk_norm_per_head);
   EXPECT_FALSE(config.use_rope || config.k_shift || config.output_norm);
   EXPECT_FALSE(config.log_pruning_tolerance.has_value());
@@ -126,11 +126,11 @@ TEST(ModelConfigTest, EveryGateAndActivation) {
   EXPECT_EQ(Parsed(Config(kOfficial, R"("fgate_type": "none")")).forget_gate, ForgetGate::kNone);
   EXPECT_EQ(
       Parsed(Config(kOfficial, R"("use_output_gate": true, "ogate_act": "silu")")).output_gate,
-      OutputGate::kSilu);
-  EXPECT_EQ(Parsed(Config(kOfficial, R"("ogate_act": "silu")")).output_gate, OutputGate::kNone);
+      Activation::kSilu);
+  EXPECT_EQ(Parsed(Config(kOfficial, R"("ogate_act": "silu")")).output_gate, std::nullopt);
   EXPECT_EQ(Parsed(Config(kOfficial, R"("hidden_act": "sigmoid")")).hidden_act,
-            HiddenAct::kSigmoid);
-  EXPECT_EQ(Parsed(Config(kOfficial, R"("hidden_act": "silu")")).hidden_act, HiddenAct::kSilu);
+            Activation::kSigmoid);
+  EXPECT_EQ(Parsed(Config(kOfficial, R"("hidden_act": "silu")")).hidden_act, Activation::kSilu);
 }
 
 TEST(ModelConfigTest, UnsupportedFeaturesNameTheirKey) {

@@ -48,11 +48,9 @@ struct HeadScan {
 // The state before the first block.
 struct ScanCarry {
   double c;
-  double decay_sum;       // S
-  double log_mass;        // log M, relative to the last page end
-  double log_mass_bound;  // E
-  double key_norm;
-  double log_denominator_bound;
+  double decay_sum;  // S
+  double log_mass;   // log M, relative to the last page end
+  PageBounds bounds;
 };
 
 // A thread's block of a round. decay: from the page's start to the block's end. The rest applies to
@@ -62,11 +60,6 @@ struct PageBlock {
   bool starts = false;  // the block holds its page's first row
   int64_t summary = 0;
   double decay = 0, mass = 0, key_norm = 0;
-};
-
-// Running extremes of full pages.
-struct Extremes {
-  double log_mass_bound, key_norm, log_denominator_bound;
 };
 
 // A page's factors of the running sum before it and of its own keys.
@@ -84,7 +77,7 @@ struct Space {
   double decay[kBlocks];                 // of that page or pair
   double decay_sum[kBlocks];             // input: of a page
   double first_c, first_log_mass;        // before the round
-  Extremes total[kWarps];                // of each warp
+  PageBounds total[kWarps];              // of each warp
   float key_sum[kBlocks][kHeadDim + 1];  // N after each page; padded
 };
 
@@ -92,16 +85,12 @@ __device__ __forceinline__ ScanCarry LoadCarry(const AppendParams& params, const
                                                const HeadScan& scan) {
   const int64_t state = kv.HeadIndex(scan.rows.slot, scan.layer, scan.head);
   const int64_t page = scan.rows.position / kPageTokens, group = kv.shape.group();
-  ScanCarry carry{kv.cum_log_f[state], 0, -CUDART_INF, -CUDART_INF, 0, CUDART_INF};
+  ScanCarry carry{kv.cum_log_f[state], 0, -CUDART_INF, PageBounds::OfNone()};
   if (params.acp == AcpMode::kOff) return carry;
   carry.decay_sum = kv.decay_sum[state];
   carry.log_mass = kv.log_mass[state];
   if (page == 0) return carry;
-  const int64_t before = scan.table[page - 1] * group + scan.g;  // the last full page is live
-  carry.log_mass_bound = kv.log_mass_bound[before];
-  carry.key_norm = kv.max_key_norm[before];
-  if (params.acp == AcpMode::kCertified)
-    carry.log_denominator_bound = kv.log_denominator_bound[before];
+  carry.bounds = BoundsAt(kv, params.acp, scan.table[page - 1] * group + scan.g);  // it is live
   return carry;
 }
 
@@ -304,12 +293,13 @@ __device__ __forceinline__ void StoreGates(const PagedKv& kv, const HeadScan& sc
   kv.cum_log_f[kv.HeadIndex(scan.rows.slot, scan.layer, scan.head)] = space.c[at];
 }
 
-// E and H of the thread's page alone, and the state if it is the last full one.
+// The bounds of the thread's page alone, and the state if it is the last full one.
 template <int kHeadDim, bool kGeneralBound>
-__device__ __forceinline__ Extremes BoundPage(const AppendParams& params, const PagedKv& kv,
-                                              const HeadScan& scan, int i, const PageBlock& block,
-                                              const Space<kHeadDim>& space) {
-  if (!block.full) return {-CUDART_INF, 0, CUDART_INF};
+__device__ __forceinline__ PageBounds FinishPage(const AppendParams& params, const PagedKv& kv,
+                                                 const HeadScan& scan, int i,
+                                                 const PageBlock& block,
+                                                 const Space<kHeadDim>& space) {
+  if (!block.full) return PageBounds::OfNone();
   const int at = static_cast<int>(threadIdx.x);
   double log_mass = space.log_mass[at];
   if (scan.paired() && at % 2 == 0 && i + 1 < scan.full) {  // only pairs were added
@@ -322,26 +312,23 @@ __device__ __forceinline__ Extremes BoundPage(const AppendParams& params, const 
     kv.decay_sum[state] = decay_sum;
     kv.log_mass[state] = log_mass;
   }
-  const auto last =
-      static_cast<double>(scan.Position(i) / kPageTokens * kPageTokens + kPageTokens - 1);
-  if (params.acp == AcpMode::kPaper) {
-    return {PaperLogMassBound(last, c_end), block.key_norm, CUDART_INF};
-  }
-  const float bound =
-      BoundKeySum<kHeadDim, kGeneralBound>(params.bound, scan.head, space.key_sum[at]);
-  const double beta = static_cast<double>(bound) / decay_sum +
-                      kKeySumRounding * MaxNormProduct(params.bound, scan.head) - log(decay_sum);
-  return {CertifiedLogMassBound(log_mass, last, c_end, params.bound.max_logit_bound[scan.head]),
-          block.key_norm, LogDenominatorBound(CUDART_INF, c_end, beta)};
+  const int64_t last = scan.Position(i) / kPageTokens * kPageTokens + kPageTokens - 1;
+  return BoundPage(params, scan.head, last, c_end, log_mass, decay_sum, block.key_norm, [&] {
+    return BoundKeySum<kHeadDim, kGeneralBound>(params.bound, scan.head, space.key_sum[at]);
+  });
 }
 
 // The thread's summaries: extremes of its page and all before it. By the whole thread block.
 template <int kHeadDim>
 __device__ __forceinline__ void StoreSummaries(const AppendParams& params, const PagedKv& kv,
-                                               const PageBlock& block, const Extremes& own,
+                                               const PageBlock& block, const PageBounds& own,
                                                Space<kHeadDim>& space, ScanCarry& carry) {
   const auto most = [](double a, double b) { return fmax(b, a); };
-  Extremes up_to{
+  const auto raise = [](const PageBounds& a, const PageBounds& b) -> PageBounds {
+    return {fmax(a.log_mass_bound, b.log_mass_bound), fmax(a.key_norm, b.key_norm),
+            fmin(a.log_denominator_bound, b.log_denominator_bound)};
+  };
+  const PageBounds up_to{
       WarpScan(own.log_mass_bound, most), WarpScan(own.key_norm, most),
       WarpScan(own.log_denominator_bound, [](double a, double b) { return fmin(b, a); })};
   if (Lane() == kWarp - 1) space.total[Warp()] = up_to;
@@ -349,18 +336,9 @@ __device__ __forceinline__ void StoreSummaries(const AppendParams& params, const
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
     if (w == Warp() && block.full) {
-      const double least = fmax(up_to.log_mass_bound, carry.log_mass_bound);
-      kv.log_mass_bound[block.summary] = RisingLogMassBound(least, own.log_mass_bound);
-      kv.max_key_norm[block.summary] = fmax(up_to.key_norm, carry.key_norm);
-      if (params.acp == AcpMode::kCertified) {
-        kv.log_denominator_bound[block.summary] =
-            fmin(up_to.log_denominator_bound, carry.log_denominator_bound);
-      }
+      StoreBounds(kv, params.acp, block.summary, own, raise(up_to, carry.bounds));
     }
-    carry.log_mass_bound = fmax(carry.log_mass_bound, space.total[w].log_mass_bound);
-    carry.key_norm = fmax(carry.key_norm, space.total[w].key_norm);
-    carry.log_denominator_bound =
-        fmin(carry.log_denominator_bound, space.total[w].log_denominator_bound);
+    carry.bounds = raise(carry.bounds, space.total[w]);
   }
 }
 
@@ -445,7 +423,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     StoreGates(kv, scan, i, block, space);
     if (accumulates) {
-      const Extremes own = BoundPage<kHeadDim, kGeneralBound>(params, kv, scan, i, block, space);
+      const PageBounds own = FinishPage<kHeadDim, kGeneralBound>(params, kv, scan, i, block, space);
       StoreSummaries(params, kv, block, own, space, carry);
     }
     __syncthreads();  // the space is free

@@ -8,7 +8,7 @@
 namespace fox::cuda {
 
 cudaError_t Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
-                   const StepSchedule& schedule, bool drained, cudaStream_t stream) {
+                   const StepSchedule& schedule, bool reads_early, cudaStream_t stream) {
   if (batch.num_seqs == 0) return cudaSuccess;
   const MatrixView& projection = params.projection;
   FOX_CHECK(projection.dtype == DType::kBF16 && kv.shape.dtype == DType::kBF16);
@@ -16,7 +16,7 @@ cudaError_t Append(const BatchView& batch, const AppendParams& params, const Pag
   FOX_CHECK(params.q_column % 8 == 0 && params.k_column % 8 == 0 && params.v_column % 8 == 0);
   FOX_CHECK(kv.shape.group() <= kMaxAppendGroup);
   if (batch.num_rows == batch.num_seqs) {
-    return AppendDecode(batch, params, kv, drained, stream);
+    return AppendDecode(batch, params, kv, reads_early, stream);
   }
   if (batch.num_decodes > 0) {
     BatchView decodes = batch;

@@ -289,35 +289,6 @@ __device__ __forceinline__ PageSums SumPage(const HeadBound<kHeadDim, kGeneralBo
   return {count, LogSumExpOfPage(space.term), sqrt(static_cast<double>(max_square))};
 }
 
-// The state of a query head at the end of its page.
-struct PageEnd {
-  double c, log_mass, key_norm, decay_sum;
-  double sum_bound;  // on -N
-};
-
-// E and H of the page, by one lane; `before` is the summary of the page before, or -1.
-__device__ __forceinline__ void StoreSummaries(const AppendParams& params, const PagedKv& kv,
-                                               const Token& token, int g, int64_t before,
-                                               const PageEnd& end) {
-  const int group = kv.shape.group();
-  const int64_t summary = static_cast<int64_t>(token.page) * group + g;
-  const auto last = static_cast<double>(token.position);
-  kv.max_key_norm[summary] = end.key_norm;
-  const double mass_before = before < 0 ? -CUDART_INF : kv.log_mass_bound[before];
-  if (params.acp == AcpMode::kPaper) {
-    kv.log_mass_bound[summary] = RisingLogMassBound(mass_before, PaperLogMassBound(last, end.c));
-    return;
-  }
-  const int head = token.kv_head * group + g;
-  kv.log_mass_bound[summary] = RisingLogMassBound(
-      mass_before,
-      CertifiedLogMassBound(end.log_mass, last, end.c, params.bound.max_logit_bound[head]));
-  const double beta = end.sum_bound / end.decay_sum +
-                      kKeySumRounding * MaxNormProduct(params.bound, head) - log(end.decay_sum);
-  kv.log_denominator_bound[summary] =
-      LogDenominatorBound(before < 0 ? CUDART_INF : kv.log_denominator_bound[before], end.c, beta);
-}
-
 // Accumulates the page that the token completed into the state of query head g of the group. By the
 // whole warp.
 template <int kHeadDim, bool kGeneralBound>
@@ -345,26 +316,28 @@ __device__ __forceinline__ void AccumulatePage(const AppendParams& params, const
   __syncwarp();
   const float sum_bound = bound(LoadVec8(space.sum + sub * kVec8), -1.0f);
   if (Lane() != 0) return;
-  int64_t before = -1;
+  PageBounds before = PageBounds::OfNone();
   if (token.position >= kPageTokens) {
     const int32_t* table = kv.Table(kv.ListIndex(token.slot, params.layer, token.kv_head));
-    before = static_cast<int64_t>(table[token.position / kPageTokens - 1]) * group + g;
+    const int64_t page_before = table[token.position / kPageTokens - 1];
+    before = BoundsAt(kv, params.acp, page_before * group + g);
   }
-  PageEnd end{c_end, LogAddExp(kv.log_mass[state] + page_decay, page.log_mass + paid),
-              page.key_norm, decay_sum, static_cast<double>(sum_bound)};
-  if (before >= 0) end.key_norm = fmax(end.key_norm, kv.max_key_norm[before]);
+  const double log_mass = LogAddExp(kv.log_mass[state] + page_decay, page.log_mass + paid);
   kv.decay_sum[state] = decay_sum;
-  kv.log_mass[state] = end.log_mass;
-  StoreSummaries(params, kv, token, g, before, end);
+  kv.log_mass[state] = log_mass;
+  StoreBounds(kv, params.acp, static_cast<int64_t>(token.page) * group + g,
+              BoundPage(params, head, token.position, c_end, log_mass, decay_sum, page.key_norm,
+                        [=] { return sum_bound; }),
+              before);
 }
 
 template <int kHeadDim, bool kGeneralBound>
 __global__ void __launch_bounds__(kThreads, 4)
     AppendDecodeKernel(const BatchView batch, const AppendParams params, const PagedKv kv,
-                       bool drained) {
+                       bool reads_early) {
   __shared__ PageSumsScratch<kHeadDim> space[kWarps];
   constexpr int kLanes = kRowLanes<kHeadDim>;
-  if (drained) TriggerDependents();
+  if (reads_early) TriggerDependents();
   const int warp = Warp();
   const int lane = Lane();
   const int seq = static_cast<int>(blockIdx.y), group = kv.shape.group();
@@ -388,7 +361,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     place = PlaceOf<kHeadDim>(params, kv, token, part);
     gate_bias = GateBias(params, LaneHead(kv, token.kv_head));
     weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, part);
-    if (drained) {
+    if (reads_early) {
       state = LoadState<kHeadDim>(params, kv, token, part);
     } else {
       PrefetchState<kHeadDim>(params, kv, token);
@@ -398,10 +371,10 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
   }
   WaitOnDependencies();
-  if (!drained) TriggerDependents();
+  if (!reads_early) TriggerDependents();
   if (!there) return;
   const RowInput input = LoadInput(place);
-  if (!drained) state = LoadState<kHeadDim>(params, kv, token, part);
+  if (!reads_early) state = LoadState<kHeadDim>(params, kv, token, part);
   token.page = state.page;
   HeadGate gate{LogGate(params, GateLogit(params, input.gate) + gate_bias), state.c, state.base};
   AppendRows<kHeadDim>(params, kv, token, input, state, weights, rotates, rotation);
@@ -417,21 +390,21 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 template <int kHeadDim>
 cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
-                      bool drained, cudaStream_t stream) {
+                      bool reads_early, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((kv.shape.kv_heads + kWarps - 1) / kWarps),
                   static_cast<unsigned>(batch.num_seqs));
   const bool diagonal = IsDiagonal(params.bound) || params.acp == AcpMode::kOff;
   return Launch(diagonal ? AppendDecodeKernel<kHeadDim, false> : AppendDecodeKernel<kHeadDim, true>,
                 grid, kThreads, SmemConfig(0, batch.num_rows <= kOverlapRows), stream, batch,
-                params, kv, drained);
+                params, kv, reads_early);
 }
 
 }  // namespace
 
 cudaError_t AppendDecode(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
-                         bool drained, cudaStream_t stream) {
+                         bool reads_early, cudaStream_t stream) {
   return DispatchHeadDim(kv.shape.head_dim, [&]<int kHeadDim>() {
-    return LaunchFor<kHeadDim>(batch, params, kv, drained, stream);
+    return LaunchFor<kHeadDim>(batch, params, kv, reads_early, stream);
   });
 }
 

@@ -10,9 +10,9 @@
 
 namespace fox::cuda {
 
-// REQUIRES: num_rows == num_seqs. Shapes and `drained` as in append.h.
+// REQUIRES: num_rows == num_seqs. Shapes and `reads_early` as in append.h.
 cudaError_t AppendDecode(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
-                         bool drained, cudaStream_t stream);
+                         bool reads_early, cudaStream_t stream);
 
 // The sequences from num_decodes on: first each row block, then each head of each sequence. The
 // results do not depend on where chunks end, as long as they end at multiples of 128 tokens.

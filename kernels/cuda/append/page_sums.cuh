@@ -162,6 +162,43 @@ __device__ __forceinline__ KeySums SumKeys(const HeadBound<kHeadDim, kGeneralBou
   return sums;
 }
 
+// E and H, and the largest ||k||: of a page alone, or of it and all before it.
+struct PageBounds {
+  double log_mass_bound, key_norm, log_denominator_bound;
+
+  __device__ __forceinline__ static PageBounds OfNone() { return {-CUDART_INF, 0, CUDART_INF}; }
+};
+
+// Those of a page alone, from the running state at its end. last: its last position; c: there;
+// sum_bound(): the bound on -N, where it is needed.
+template <typename SumBound>
+__device__ __forceinline__ PageBounds BoundPage(const AppendParams& params, int head, int64_t last,
+                                                double c, double log_mass, double decay_sum,
+                                                double key_norm, const SumBound& sum_bound) {
+  const auto position = static_cast<double>(last);
+  if (params.acp == AcpMode::kPaper) {
+    return {PaperLogMassBound(position, c), key_norm, CUDART_INF};
+  }
+  const double beta = static_cast<double>(sum_bound()) / decay_sum +
+                      kKeySumRounding * MaxNormProduct(params.bound, head) - log(decay_sum);
+  return {CertifiedLogMassBound(log_mass, position, c, params.bound.max_logit_bound[head]),
+          key_norm, LogDenominatorBound(CUDART_INF, c, beta)};
+}
+
+__device__ __forceinline__ PageBounds BoundsAt(const PagedKv& kv, AcpMode acp, int64_t summary) {
+  return {kv.log_mass_bound[summary], kv.max_key_norm[summary],
+          acp == AcpMode::kCertified ? kv.log_denominator_bound[summary] : CUDART_INF};
+}
+
+// The summary of a page: its own bounds and those of all before it.
+__device__ __forceinline__ void StoreBounds(const PagedKv& kv, AcpMode acp, int64_t summary,
+                                            const PageBounds& own, const PageBounds& before) {
+  kv.log_mass_bound[summary] = RisingLogMassBound(before.log_mass_bound, own.log_mass_bound);
+  kv.max_key_norm[summary] = fmax(own.key_norm, before.key_norm);
+  if (acp != AcpMode::kCertified) return;
+  kv.log_denominator_bound[summary] = fmin(own.log_denominator_bound, before.log_denominator_bound);
+}
+
 // log sum exp of term [64], in all lanes of the warp.
 __device__ __forceinline__ double LogSumExpOfPage(const float* term) {
   static_assert(kPageTokens == 2 * kWarp);

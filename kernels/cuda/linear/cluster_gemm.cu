@@ -8,7 +8,7 @@
 // Bits (cluster_gemm.md): the chunks of 64 columns are eight classes by their index modulo 8; a
 // class is summed from left to right, 16 columns at a time, and the classes' sums are added as a
 // binary tree, (0 1) (2 3) (4 5) (6 7) first. A block has whole classes, neighbours in the tree, so
-// no number of blocks changes it, nor does N (wgmma_narrow.cuh), and no sum sees other rows.
+// no number of blocks changes it, nor does N (wgmma.cuh), and no sum sees other rows.
 #include <algorithm>
 #include <cstdint>
 
@@ -48,7 +48,7 @@ int ChooseStages(ClusterGemmArguments* a) {
   const int least = std::min(kMinStages, wanted);
   const int sums = kSplits == 1 ? 0 : kRows * kSumStride * static_cast<int>(sizeof(float));
   constexpr bool kBeside = kFirstInMemory<kRows, kSplits>;  // the sums, else over the rings
-  const int room = kBeside ? kMostBytes - kAlignment - sums : kRingBytes;
+  const int room = kBeside ? kMaxBytes - kAlignment - sums : kRingBytes;
   const int input_room = room / (kInputBytes < kWeightBytes ? 4 : 2);
   a->x_stages = std::clamp(input_room / kInputBytes, least, wanted);
   a->weight_stages = std::clamp((room - a->x_stages * kInputBytes) / kWeightBytes, least, wanted);
@@ -60,7 +60,7 @@ int ChooseStages(ClusterGemmArguments* a) {
 template <int kRows, int kSplits, bool kGated>
 cudaError_t LaunchClusterGemm(ClusterGemmArguments& a, int multiprocessors, cudaStream_t stream) {
   const auto kernel = ClusterGemmKernel<kRows, kSplits, kGated>;
-  const cudaError_t ready = AllowDynamicSmem<kMostBytes, kHopperSmem>(KernelAddress(kernel));
+  const cudaError_t ready = AllowDynamicSmem<kMaxBytes, kHopperSmem>(KernelAddress(kernel));
   if (ready != cudaSuccess) return ready;
   const int bytes = ChooseStages<kRows, kSplits>(&a);
   const int blocks = kSplits == 1 ? std::min(a.tiles, multiprocessors) : a.tiles * kSplits;
@@ -107,28 +107,22 @@ bool HasVectors(const MatrixView& y) {
   return reinterpret_cast<uintptr_t>(y.data) % bytes == 0 && y.row_stride % 4 == 0;
 }
 
-void SetNormedRows(const LinearParams& params, ClusterGemmArguments* a) {
-  static_assert(NormedRows::kSumCols == kTileOut);
-  if (!params.takes.rows.empty()) {
-    a->input_sums = params.takes.sums;
-    a->input_sum_count = static_cast<int>(NormedRows::SumsOf(a->in));
-    a->eps = static_cast<float>(params.takes.eps);
-  }
-  const MatrixView& rows = params.leaves.rows;
-  if (rows.empty()) return;
+void SetNextNorm(const RmsNorm& norm, const DeferredNorm& next, ClusterGemmArguments* a) {
+  static_assert(DeferredNorm::kSumCols == kTileOut);
+  const MatrixView& rows = next.rows;
   FOX_CHECK(a->accumulate && a->out % 4 == 0 && rows.cols == a->out && HasVectors(rows));
   FOX_CHECK(rows.dtype == DType::kBF16);
   a->normed = static_cast<__nv_bfloat16*>(rows.data);
   a->normed_stride = rows.row_stride;
-  a->output_sums = params.leaves.sums;
-  a->norm_weight = static_cast<const float*>(params.leaves.weight);
+  a->output_sums = next.sums;
+  a->norm_weight = static_cast<const float*>(norm.weight);
 }
 
 // To the rows behind a pass. x_map is made for each.
 void MoveOn(ClusterGemmArguments* a) {
   if (a->y_f32 != nullptr) a->y_f32 += a->rows * a->y_stride;
   if (a->y_bf16 != nullptr) a->y_bf16 += a->rows * a->y_stride;
-  if (a->input_sums != nullptr) a->input_sums += int64_t{a->rows} * a->input_sum_count;
+  if (a->input_sums != nullptr) a->input_sums += a->rows * DeferredNorm::SumsOf(a->in);
   if (a->normed == nullptr) return;
   a->normed += a->rows * a->normed_stride;
   a->output_sums += int64_t{a->rows} * a->tiles;
@@ -141,29 +135,29 @@ bool HasClusterGemm() {
   return TakesRegisters(KernelAddress(ClusterGemmKernel<64, 1, false>), kRegisters);
 }
 
-cudaError_t ClusterGemm(const MatrixView& x, const LinearParams& params, int multiprocessors,
-                        cudaStream_t stream) {
+cudaError_t ClusterGemm(const MatrixView& x, const float* sums, const LinearParams& params,
+                        const DeferredNorm& next, int multiprocessors, cudaStream_t stream) {
   FOX_CHECK(x.rows >= 1 && x.rows == params.out.rows && x.rows <= INT32_MAX);
   FOX_CHECK(x.dtype == DType::kBF16 && x.cols == params.weight.in() && x.row_stride % 8 == 0);
   ClusterGemmArguments a{};
   static_cast<GemmArguments&>(a) = MakeGemmArguments(params);
-  const cudaError_t encoded = EncodeMatrixMap(const_cast<__nv_bfloat16*>(a.weight), a.out, a.in,
-                                              a.in, kHalfOut, kTileCols, &a.weight_map);
+  const cudaError_t encoded =
+      EncodeMatrixMap(const_cast<__nv_bfloat16*>(a.weight), params.weight.out(), a.in, a.in,
+                      kHalfOut, kTileCols, &a.weight_map);
   if (encoded != cudaSuccess) return encoded;
-  const bool gated = params.gated.has_value();
-  if (gated) {
-    a.act = *params.gated;
-    a.out /= 2;
-  }
-  a.tile_rows = gated ? kHalfOut : kTileOut;
-  a.half_offset = gated ? a.out : kHalfOut;
+  a.tile_rows = a.gated ? kHalfOut : kTileOut;
+  a.half_offset = a.gated ? a.out : kHalfOut;
   a.tiles = CeilDiv(a.out, a.tile_rows);
   a.class_chunks = CeilDiv(a.in, kTileCols * kClasses);
   a.vectors = HasVectors(params.out);
-  SetNormedRows(params, &a);
+  if (params.norm) {
+    a.input_sums = sums;
+    a.eps = static_cast<float>(params.norm->eps);
+  }
+  if (params.next_norm) SetNextNorm(*params.next_norm, next, &a);
   for (int64_t first = 0; first < x.rows; first += kPassRows) {
     a.rows = static_cast<int>(std::min<int64_t>(kPassRows, x.rows - first));
-    const auto launch = gated ? LauncherOf<true>(a.rows) : LauncherOf<false>(a.rows);
+    const auto launch = a.gated ? LauncherOf<true>(a.rows) : LauncherOf<false>(a.rows);
     const cudaError_t error = launch(a, multiprocessors, x.Rows(first, a.rows), stream);
     if (error != cudaSuccess) return error;
     MoveOn(&a);

@@ -7,33 +7,16 @@
 
 #include "kernels/cuda/linear/cluster_gemm_arguments.cuh"
 #include "kernels/cuda/linear/cluster_gemm_epilogue.cuh"
-#include "kernels/cuda/primitives/ring_place.cuh"
+#include "kernels/cuda/primitives/ring.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
-#include "kernels/cuda/ptx/wgmma_narrow.cuh"
+#include "kernels/cuda/ptx/wgmma.cuh"
 
 namespace fox::cuda::cluster_gemm {
-
-// A ring of tiles: its memory, and two barriers a stage, "has arrived" and "has been read".
-struct TileRing {
-  unsigned char* tiles;
-  int tile_bytes;
-  int stages;
-  Mbarrier* full;
-  Mbarrier* empty;
-
-  __device__ __forceinline__ void Init(int readers) const {
-#pragma unroll 1
-    for (int s = 0; s < stages; ++s) {
-      full[s].Init(1);
-      empty[s].Init(readers);
-    }
-  }
-};
 
 // What a block computes: the outputs of every `tile_step`-th tile from `tile` on, summed over the
 // classes [first_class, last_class).
@@ -62,7 +45,7 @@ __device__ __forceinline__ BlockWork BlockWorkOf() {
 // One thread. At most `under_way` tiles are on their way: enough to keep the memory busy; more
 // would only make everybody else's loads wait, those of the kernel before among them.
 __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const BlockWork& work,
-                                            const TileRing& ring) {
+                                            const Ring& ring) {
   RingPlace at, arrived;
   int started = 0;
   work.ForEachChunk(a, [&](int tile, int chunk) {
@@ -72,7 +55,7 @@ __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const
     }
     ring.empty[at.stage].Wait(at.parity ^ 1);
     ring.full[at.stage].ArriveAndExpect(kWeightBytes);
-    unsigned char* to = ring.tiles + at.stage * kWeightBytes;
+    unsigned char* to = ring.At(at.stage);
     const int row = tile * a.tile_rows, col = chunk * kTileCols;
     TmaLoad2D(to, &a.weight_map, col, row, &ring.full[at.stage]);
     TmaLoad2D(to + kWeightBytes / 2, &a.weight_map, col, row + a.half_offset, &ring.full[at.stage]);
@@ -82,13 +65,12 @@ __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const
 
 // One thread.
 __device__ __forceinline__ void CopyInputs(const ClusterGemmArguments& a, const BlockWork& work,
-                                           const TileRing& ring) {
+                                           const Ring& ring) {
   RingPlace at;
   work.ForEachChunk(a, [&](int, int chunk) {
     ring.empty[at.stage].Wait(at.parity ^ 1);
-    ring.full[at.stage].ArriveAndExpect(static_cast<uint32_t>(ring.tile_bytes));
-    TmaLoad2D(ring.tiles + at.stage * ring.tile_bytes, &a.x_map, chunk * kTileCols, 0,
-              &ring.full[at.stage]);
+    ring.full[at.stage].ArriveAndExpect(static_cast<uint32_t>(ring.stage_bytes));
+    TmaLoad2D(ring.At(at.stage), &a.x_map, chunk * kTileCols, 0, &ring.full[at.stage]);
     at.Advance(ring.stages);
   });
 }
@@ -124,7 +106,7 @@ struct Reader {
   static constexpr int kBlockClasses = kClasses / kSplits;
   using Sums = float[kSumsOfThread<kRows>];
 
-  TileRing weights, inputs;
+  Ring weights, inputs;
   RingPlace weight_at, input_at;
   int weight_before = 0, input_before = 0;  // stages of the products under way
 
@@ -141,10 +123,8 @@ struct Reader {
     constexpr bool kGroups = kRows > kGroupRows;
     const int warpgroup = Warp() / (kGroupWarps / 2);
     const int half = kGroups ? warpgroup % 2 : warpgroup, group = kGroups ? warpgroup / 2 : 0;
-    const uint64_t w = TileDescriptor(weights.tiles + weight_at.stage * kWeightBytes +
-                                      half * kHalfOut * kLineBytes);
-    const uint64_t x = TileDescriptor(inputs.tiles + input_at.stage * inputs.tile_bytes +
-                                      group * kGroupRows * kLineBytes);
+    const uint64_t w = TileDescriptor(weights.At(weight_at.stage) + half * kHalfOut * kLineBytes);
+    const uint64_t x = TileDescriptor(inputs.At(input_at.stage) + group * kGroupRows * kLineBytes);
     weights.full[weight_at.stage].Wait(weight_at.parity);
     inputs.full[input_at.stage].Wait(input_at.parity);
     WgmmaFence();
@@ -152,9 +132,9 @@ struct Reader {
     for (int step = 0; step < kTileCols / kStep; ++step) {
       const int at = step * kStep * 2 / 16;
       if (first && step == 0) {
-        WgmmaNarrow<true>(c, w + at, x + at);
+        WgmmaQk<true>(c, w + at, x + at);
       } else {
-        WgmmaNarrow<false>(c, w + at, x + at);
+        WgmmaQk<false>(c, w + at, x + at);
       }
     }
     WgmmaCommit();
@@ -208,16 +188,16 @@ __global__ void FOX_CLUSTER(kSplits)
   __shared__ float scales[kRows];
   TriggerDependents();
   unsigned char* aligned = memory + (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment;
-  const TileRing weights{aligned, kWeightBytes, a.weight_stages, barriers[0], barriers[1]};
-  const TileRing inputs{aligned + a.weight_stages * kWeightBytes, kRows * kLineBytes, a.x_stages,
-                        barriers[2], barriers[3]};
+  const Ring weights{aligned, kWeightBytes, a.weight_stages, barriers[0], barriers[1]};
+  const Ring inputs{aligned + a.weight_stages * kWeightBytes, kRows * kLineBytes, a.x_stages,
+                    barriers[2], barriers[3]};
   const BlockWork work = BlockWorkOf<kSplits>();
   const int warp = FromLane(Warp(), 0);
   if (threadIdx.x == 0) {
     PrefetchTensorMap(&a.weight_map);
     PrefetchTensorMap(&a.x_map);
-    weights.Init(kConsumerWarps<kRows>);
-    inputs.Init(kConsumerWarps<kRows>);
+    weights.Init(1, kConsumerWarps<kRows>);
+    inputs.Init(1, kConsumerWarps<kRows>);
     PublishBarriers();
   }
   __syncthreads();
@@ -235,8 +215,8 @@ __global__ void FOX_CLUSTER(kSplits)
   FindScales(a, scales);
   Reader<kRows, kSplits> reader{weights, inputs, {}, {}};
   // Beside the rings, or over them.
-  float* tile_sums = reinterpret_cast<float*>(
-      kFirstInMemory<kRows, kSplits> ? inputs.tiles + a.x_stages * inputs.tile_bytes : aligned);
+  float* tile_sums =
+      reinterpret_cast<float*>(kFirstInMemory<kRows, kSplits> ? inputs.At(a.x_stages) : aligned);
 #pragma unroll 1
   for (int tile = work.tile; tile < a.tiles; tile += work.tile_step) {
     float sums[kClasses / kSplits][kSumsOfThread<kRows>];

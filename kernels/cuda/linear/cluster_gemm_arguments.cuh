@@ -38,7 +38,7 @@ inline constexpr int kMaxSplits = kClasses;  // the largest portable cluster
 inline constexpr int kSumStride =
     kTileOut + 4;  // floats; spreads the fragments' rows over the banks
 inline constexpr int kAlignment = kGroupBytes;  // of tiles; the launch does not promise it
-inline constexpr int kMostBytes = 225 * 1024;   // of dynamic shared memory
+inline constexpr int kMaxBytes = 225 * 1024;   // of dynamic shared memory
 
 // A thread's sums of one class.
 template <int kRows>
@@ -55,16 +55,14 @@ struct ClusterGemmArguments : GemmArguments {
   // Tile t has the rows of W from t * tile_rows on for one warpgroup, and those half_offset further
   // down for the other: neighbours, or the gate's and the value's of kGated.
   int tile_rows, half_offset;
-  Activation act;    // kGated
   int class_chunks;  // of a class; those past the last column are zeros
   int weight_stages, x_stages;
   int under_way;
   bool vectors;  // y may be accessed by four elements
-  // NormedRows of the input, null: every row's scale is one; [rows, input_sum_count].
+  // Of the input's deferred norm, null: every row's scale is one.
   const float* input_sums;
-  int input_sum_count;
   float eps;
-  // NormedRows of y; `normed` null: none. output_sums: [rows, tiles].
+  // The next norm of y, deferred; `normed` null: none. output_sums: [rows, tiles].
   __nv_bfloat16* normed;
   int64_t normed_stride;
   float* output_sums;

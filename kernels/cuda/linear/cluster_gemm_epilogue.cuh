@@ -1,6 +1,5 @@
 // What ClusterGemm's kernel does with a tile's sums: a cluster's blocks add theirs, then scale,
-// bias, what y held before, the gate, and what is left for the next norm. Read cluster_gemm.cu
-// first.
+// bias, what y held before, the gate, and the next norm, deferred. Read cluster_gemm.cu first.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -56,6 +55,7 @@ struct Four {
 
   Four() = default;
   __device__ __forceinline__ explicit Four(const float4& v) : x{v.x, v.y, v.z, v.w} {}
+  __device__ __forceinline__ float4 Vector() const { return {x[0], x[1], x[2], x[3]}; }
   __device__ __forceinline__ Four Times(float scale) const {
     return Four({__fmul_rn(x[0], scale), __fmul_rn(x[1], scale), __fmul_rn(x[2], scale),
                  __fmul_rn(x[3], scale)});
@@ -116,39 +116,18 @@ __device__ __forceinline__ Four StoreFour(const ClusterGemmArguments& a, int n, 
   return value;
 }
 
-// Of the norm that rows are left for: out % 4 == 0 where there is one.
+// Of the next norm: out % 4 == 0 where there is one.
 __device__ __forceinline__ Four NormWeightOf(const ClusterGemmArguments& a, int output) {
-  if (a.norm_weight == nullptr || output >= a.out) return Four({1, 1, 1, 1});
+  if (a.normed == nullptr || output >= a.out) return {};
   return Four(*reinterpret_cast<const float4*>(a.norm_weight + output));
-}
-
-// What is left of a row's tile for the next norm: by a warp, four values a lane. a.out % 4 == 0.
-__device__ __forceinline__ void LeaveNormed(const ClusterGemmArguments& a, int n, int tile,
-                                            const Four& value, const Four& weight) {
-  const int output = tile * kTileOut + Lane() * 4;
-  float sum = 0;
-#pragma unroll
-  for (float x : value.x) sum = fmaf(x, x, sum);
-  sum = StridedSum<1>(sum);
-  if (Lane() == 0) a.output_sums[n * a.tiles + tile] = sum;
-  if (output >= a.out) return;
-  *reinterpret_cast<uint2*>(a.normed + n * a.normed_stride + output) = {
-      PackBf16(value.x[0] * weight.x[0], value.x[1] * weight.x[1]),
-      PackBf16(value.x[2] * weight.x[2], value.x[3] * weight.x[3])};
 }
 
 // scales[n] = what the sums of input row n are multiplied by, n < rows.
 __device__ __forceinline__ void FindScales(const ClusterGemmArguments& a, float* scales) {
   const int n = static_cast<int>(threadIdx.x);
   if (n >= a.rows) return;
-  scales[n] = 1;
-  if (a.input_sums == nullptr) return;
-  float sum = 0;
-#pragma unroll 4
-  for (int i = 0; i < a.input_sum_count; ++i) {
-    sum = __fadd_rn(sum, a.input_sums[n * a.input_sum_count + i]);
-  }
-  scales[n] = RowNormScale(sum, a.in, a.eps);
+  scales[n] =
+      a.input_sums == nullptr ? 1 : DeferredScale(a.input_sums + n * NormSums(a.in), a.in, a.eps);
 }
 
 // The cluster's sums of four outputs of a row, `at` in every block's shared memory, as a binary
@@ -169,15 +148,10 @@ __device__ __forceinline__ Four SumOfBlocks(const float* at) {
   return part[0];
 }
 
-// act(gate) * value, of both as bf16 would hold them: the bits of a product that rounds its outputs
-// and a transform behind it (input_transform.cuh).
-__device__ __forceinline__ Four GatedRounded(const Four& gate, const Four& value, Activation act) {
+__device__ __forceinline__ Four GatedRounded(const Four& value, const Four& gate, Activation act) {
   Four out;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    out.x[i] = Gated(__bfloat162float(__float2bfloat16_rn(value.x[i])),
-                     __bfloat162float(__float2bfloat16_rn(gate.x[i])), act);
-  }
+  for (int i = 0; i < 4; ++i) out.x[i] = cuda::GatedRounded(value.x[i], gate.x[i], act);
   return out;
 }
 
@@ -221,10 +195,13 @@ __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int
     const float scale = scales[row(unit)];
     Four total = SumOfBlocks<kSplits>(at).Times(scale);
     if constexpr (kGated) {
-      total = GatedRounded(total, SumOfBlocks<kSplits>(at + kHalfOut).Times(scale), a.act);
+      total = GatedRounded(SumOfBlocks<kSplits>(at + kHalfOut).Times(scale), total, a.act);
     }
     const Four value = StoreFour(a, row(unit), output, total, previous[pass], bias);
-    if (!kGated && a.normed != nullptr) LeaveNormed(a, row(unit), tile, value, weight);
+    if (kGated || a.normed == nullptr) continue;  // a warp has a row's tile
+    DeferColumns(value.Vector(), weight.Vector(), output < a.out,
+                 a.normed + row(unit) * a.normed_stride + output,
+                 a.output_sums + row(unit) * a.tiles + tile);
   }
   // The others have read this block's sums: what they stored has needed them.
   ArriveAtClusterRelaxed();

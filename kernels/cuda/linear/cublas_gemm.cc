@@ -164,11 +164,9 @@ cublasStatus_t CublasGemm::Choose(MatrixView x, const DeviceWeight& weight, Matr
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cudaError_t CublasGemm::Multiply(const MatrixView& x, const LinearParams& params,
-                                 cudaStream_t stream) {
+cudaError_t CublasGemm::Multiply(const MatrixView& x, const DeviceWeight& weight, bool accumulate,
+                                 const MatrixView& out, cudaStream_t stream) {
   if (created_ != CUBLAS_STATUS_SUCCESS) return ErrorOf(created_);
-  const DeviceWeight& weight = OnDevice(params.weight);
-  const MatrixView& out = params.out;
   FOX_CHECK(x.dtype == DType::kBF16 && x.cols == weight.in() && x.rows == out.rows);
   const Layouts layouts(x, weight, out);
   if (layouts.status != CUBLAS_STATUS_SUCCESS) return ErrorOf(layouts.status);
@@ -178,11 +176,11 @@ cudaError_t CublasGemm::Multiply(const MatrixView& x, const LinearParams& params
                  x.row_stride,
                  out.row_stride,
                  out.dtype == DType::kF32,
-                 params.accumulate,
+                 accumulate,
                  AlignmentOf(x.data),
                  AlignmentOf(weight.data()),
                  AlignmentOf(out.data)};
-  const float one = 1, beta = params.accumulate ? 1.0f : 0.0f;
+  const float one = 1, beta = accumulate ? 1.0f : 0.0f;
   const auto multiply_as = [&](int64_t rows) {
     shape[0] = rows;
     cublasLtMatmulAlgo_t algorithm;

@@ -22,10 +22,10 @@ class CublasGemm {
   CublasGemm(const CublasGemm&) = delete;
   CublasGemm& operator=(const CublasGemm&) = delete;
 
-  // The product of LinearEngine::Run without its bias, for rows `x` that are transformed already:
-  // bf16 [rows, in]. Captured only after the same call ran before: the choice of an algorithm is
-  // the host's work.
-  cudaError_t Multiply(const MatrixView& x, const LinearParams& params, cudaStream_t stream);
+  // out = x W^T, or out += ...: x bf16 [rows, in], out bf16 or f32. Captured only after the same
+  // call ran before: the choice of an algorithm is the host's work.
+  cudaError_t Multiply(const MatrixView& x, const DeviceWeight& weight, bool accumulate,
+                       const MatrixView& out, cudaStream_t stream);
 
   // Shapes whose algorithm is known. A new number of rows is rarely a new shape.
   size_t known_shapes() const { return algorithms_.size(); }

@@ -43,35 +43,33 @@ __device__ int SequenceOf(const BatchView& batch, int64_t row) {
   return low;
 }
 
-__device__ int64_t TokenOf(const BatchView& batch, int64_t row, int64_t vocabulary) {
-  int32_t id = batch.token_ids[row];
-  if (id == kLastSampledToken) {
-    const int32_t slot = batch.sampled_tokens == nullptr ? -1 : batch.slot[SequenceOf(batch, row)];
-    id = slot < 0 ? 0 : batch.sampled_tokens[slot];
-  }
-  return min(max(static_cast<int64_t>(id), int64_t{0}), vocabulary - 1);
-}
+// Which row of a table a row looks up.
+struct TokenIds {
+  BatchView batch;
+  int64_t vocabulary;
 
-template <typename T>
+  __device__ int64_t operator()(int64_t row) const {
+    int32_t id = batch.token_ids[row];
+    if (id == kLastSampledToken) {
+      const int32_t slot =
+          batch.sampled_tokens == nullptr ? -1 : batch.slot[SequenceOf(batch, row)];
+      id = slot < 0 ? 0 : batch.sampled_tokens[slot];
+    }
+    return min(max(static_cast<int64_t>(id), int64_t{0}), vocabulary - 1);
+  }
+};
+struct RowIds {
+  const int64_t* rows;
+  __device__ int64_t operator()(int64_t row) const { return rows[row]; }
+};
+
+template <typename T, typename Ids>
 __global__ void __launch_bounds__(kThreads)
-    EmbedKernel(const __grid_constant__ BatchView batch, const T* table, int64_t table_stride,
-                int64_t vocabulary, int units, float* out, int64_t out_stride) {
+    LookUpKernel(const __grid_constant__ Ids ids, const T* table, int64_t table_stride, int units,
+                 float* out, int64_t out_stride) {
   TriggerDependents();
   WaitOnDependencies();
-  const int64_t row = blockIdx.x;
-  const T* from = table + TokenOf(batch, row, vocabulary) * table_stride;
-  float* to = out + row * out_stride;
-  for (int u = static_cast<int>(threadIdx.x); u < units; u += kThreads) {
-    StoreVec8(LoadVec8(from + u * kVec8), to + u * kVec8);
-  }
-}
-
-__global__ void __launch_bounds__(kThreads)
-    GatherKernel(const float* in, int64_t in_stride, const int64_t* rows, int units, float* out,
-                 int64_t out_stride) {
-  TriggerDependents();
-  WaitOnDependencies();
-  const float* from = in + rows[blockIdx.x] * in_stride;
+  const T* from = table + ids(blockIdx.x) * table_stride;
   float* to = out + static_cast<int64_t>(blockIdx.x) * out_stride;
   for (int u = static_cast<int>(threadIdx.x); u < units; u += kThreads) {
     StoreVec8(LoadVec8(from + u * kVec8), to + u * kVec8);
@@ -85,11 +83,14 @@ void CheckRows(const MatrixView& m) {
   FOX_CHECK(m.row_stride * static_cast<int64_t>(SizeOf(m.dtype)) % kAlign == 0);
 }
 
-template <typename T>
-cudaError_t LaunchEmbed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
-                        cudaStream_t stream) {
-  return Launch(EmbedKernel<T>, dim3(static_cast<unsigned>(batch.num_rows)), dim3(kThreads), 0,
-                stream, batch, static_cast<const T*>(table.data), table.row_stride, table.rows,
+template <typename T, typename Ids>
+cudaError_t LookUp(const Ids& ids, const MatrixView& table, int64_t rows, const MatrixView& out,
+                   cudaStream_t stream) {
+  FOX_CHECK(out.dtype == DType::kF32 && out.cols == table.cols && out.rows >= rows);
+  CheckRows(table);
+  CheckRows(out);
+  return Launch(LookUpKernel<T, Ids>, dim3(static_cast<unsigned>(rows)), dim3(kThreads), 0, stream,
+                ids, static_cast<const T*>(table.data), table.row_stride,
                 static_cast<int>(out.cols / kVec8), static_cast<float*>(out.data), out.row_stride);
 }
 
@@ -97,29 +98,23 @@ cudaError_t LaunchEmbed(const BatchView& batch, const MatrixView& table, const M
 
 cudaError_t Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
                   cudaStream_t stream) {
-  FOX_CHECK(out.dtype == DType::kF32 && out.cols == table.cols && out.rows >= batch.num_rows);
   FOX_CHECK(batch.num_seqs > 0 || batch.num_rows == 0);
-  CheckRows(table);
-  CheckRows(out);
+  const TokenIds ids{batch, table.rows};
   switch (table.dtype) {
     case DType::kF32:
-      return LaunchEmbed<float>(batch, table, out, stream);
+      return LookUp<float>(ids, table, batch.num_rows, out, stream);
     case DType::kBF16:
-      return LaunchEmbed<__nv_bfloat16>(batch, table, out, stream);
+      return LookUp<__nv_bfloat16>(ids, table, batch.num_rows, out, stream);
     default:
       FOX_CHECK(table.dtype == DType::kF16);
-      return LaunchEmbed<__half>(batch, table, out, stream);
+      return LookUp<__half>(ids, table, batch.num_rows, out, stream);
   }
 }
 
 cudaError_t GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                        cudaStream_t stream) {
-  FOX_CHECK(in.dtype == DType::kF32 && out.dtype == DType::kF32 && in.cols == out.cols);
-  CheckRows(in);
-  CheckRows(out);
-  return Launch(GatherKernel, dim3(static_cast<unsigned>(out.rows)), dim3(kThreads), 0, stream,
-                static_cast<const float*>(in.data), in.row_stride, rows,
-                static_cast<int>(out.cols / kVec8), static_cast<float*>(out.data), out.row_stride);
+  FOX_CHECK(in.dtype == DType::kF32);
+  return LookUp<float>(RowIds{rows}, in, out.rows, out, stream);
 }
 
 }  // namespace fox::cuda

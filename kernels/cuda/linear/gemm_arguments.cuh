@@ -1,5 +1,5 @@
-// What the products of few rows have in common: y = x W^T + bias, where W is and where y goes. For
-// small_batch_gemm.cu and skinny_gemm.cu only.
+// What the products of decode rows have in common: y = x W^T + bias, where W is and where y goes.
+// For small_batch_gemm.cu and cluster_gemm.cu only.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,11 +13,13 @@ namespace fox::cuda {
 
 struct GemmArguments {
   int rows;
-  const __nv_bfloat16* weight;  // [out, in]
+  const __nv_bfloat16* weight;  // [out, in]; gated: [2 out, in]
   int out, in;
   const float* bias;  // [out] or null
   bool accumulate;    // y += ...; y is float32
-  float* y_f32;       // one of the two is not null
+  bool gated;         // y = act(gate) * value of W's halves
+  Activation act;
+  float* y_f32;  // one of the two is not null
   __nv_bfloat16* y_bf16;
   int64_t y_stride;
 };
@@ -29,10 +31,12 @@ inline GemmArguments MakeGemmArguments(const LinearParams& params) {
   const bool wide = y.dtype == DType::kF32;
   return {static_cast<int>(y.rows),
           static_cast<const __nv_bfloat16*>(weight.data()),
-          static_cast<int>(weight.out()),
+          static_cast<int>(y.cols),
           static_cast<int>(weight.in()),
           static_cast<const float*>(params.bias),
           params.accumulate,
+          params.gate.has_value(),
+          params.gate.value_or(Activation::kSilu),
           wide ? static_cast<float*>(y.data) : nullptr,
           wide ? nullptr : static_cast<__nv_bfloat16*>(y.data),
           y.row_stride};

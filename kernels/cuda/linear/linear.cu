@@ -1,18 +1,18 @@
-// Which product for which rows. On Hopper: decode rows by small_batch_gemm.cu (1..4) and
-// cluster_gemm.cu, which give the same bits, prefill rows by cublas_gemm.cc and, where products are
-// gated, prefill_gemm.cu. Elsewhere their number decides: small_batch_gemm.cu, skinny_gemm.cu,
-// cublas_gemm.cc.
+// Which product for which rows. Decode rows: on Hopper small_batch_gemm.cu for 1 to 4 and
+// cluster_gemm.cu for more, which give the same bits; elsewhere small_batch_gemm.cu, in passes.
+// Prefill rows: cublas_gemm.cc or, on Hopper with a gate, prefill_gemm.cu.
 #include <cuda_bf16.h>
 
 #include <algorithm>
+#include <cstddef>
 
+#include "kernels/batch_view.h"
 #include "kernels/core/check.h"
 #include "kernels/cuda/linear/cluster_gemm.h"
 #include "kernels/cuda/linear/cublas_gemm.h"
-#include "kernels/cuda/linear/input_transform.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/linear/prefill_gemm.h"
-#include "kernels/cuda/linear/skinny_gemm.h"
+#include "kernels/cuda/linear/row_transforms.h"
 #include "kernels/cuda/linear/small_batch_gemm.h"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
@@ -20,7 +20,7 @@
 namespace fox::cuda {
 namespace {
 
-constexpr size_t kWorkspaceBytes = size_t{32} << 20;
+constexpr size_t kCublasBytes = size_t{32} << 20;
 constexpr int kBiasThreads = 256;
 
 // out += bias, after a product of cuBLASLt's. bf16 outputs are rounded twice.
@@ -36,9 +36,10 @@ __global__ void __launch_bounds__(kBiasThreads)
 }
 
 template <typename T>
-cudaError_t LaunchAddBias(const float* bias, const MatrixView& out, cudaStream_t stream) {
+cudaError_t LaunchAddBias(const void* bias, const MatrixView& out, cudaStream_t stream) {
   return Launch(AddBias<T>, dim3(static_cast<unsigned>(out.rows)), dim3(kBiasThreads), 0, stream,
-                bias, out.cols, static_cast<T*>(out.data), out.row_stride);
+                static_cast<const float*>(bias), out.cols, static_cast<T*>(out.data),
+                out.row_stride);
 }
 
 int DeviceAttribute(cudaDeviceAttr attribute) {
@@ -48,115 +49,179 @@ int DeviceAttribute(cudaDeviceAttr attribute) {
   return found ? value : 0;
 }
 
+LinearParams RowsOf(const LinearParams& params, int64_t first, int64_t count) {
+  LinearParams part = params;
+  part.in = params.in.Rows(first, count);
+  part.out = params.out.Rows(first, count);
+  return part;
+}
+
+void Check(const LinearParams& p) {
+  const PackedWeight& weight = p.weight;
+  FOX_CHECK(weight.out() > 0 && weight.in() > 0 && weight.in() % 8 == 0);
+  FOX_CHECK(p.in.rows == p.out.rows && p.decode_rows >= 0 && p.decode_rows <= p.in.rows);
+  FOX_CHECK(p.in.cols == weight.in() && p.out.cols == (p.gate ? weight.out() / 2 : weight.out()));
+  FOX_CHECK(p.in.dtype == (p.norm ? DType::kF32 : DType::kBF16));
+  FOX_CHECK(reinterpret_cast<uintptr_t>(p.in.data) % 16 == 0);
+  FOX_CHECK(p.in.row_stride * static_cast<int64_t>(SizeOf(p.in.dtype)) % 16 == 0);
+  FOX_CHECK(p.out.dtype == DType::kF32 || (p.out.dtype == DType::kBF16 && !p.accumulate));
+  FOX_CHECK(!p.gate || (p.out.dtype == DType::kBF16 && p.bias == nullptr && !p.accumulate));
+  FOX_CHECK(!p.next_norm || (p.accumulate && !p.norm));
+}
+
+constexpr int64_t Aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
 }  // namespace
 
-// Both kinds of products use the same workspace: they never run at the same time, being on one
-// stream. The arrival_counters stay apart, for they must be zero between launches.
 struct LinearEngine::State {
-  DeviceLimits limits{DeviceAttribute(cudaDevAttrMultiProcessorCount),
-                      DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
-  void* workspace = nullptr;
-  int32_t* arrival_counter = nullptr;
-  cudaError_t error = cudaSuccess;  // the constructor's
-  CublasGemm cublas;
-  const bool has_decode_family = HasClusterGemm() && HasPrefillGemm();
+  const DeviceLimits limits{DeviceAttribute(cudaDevAttrMultiProcessorCount),
+                            DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+  const bool hopper = HasClusterGemm();
+  void* cublas_workspace = nullptr;
+  const cudaError_t error = limits.multiprocessors > 0 ? cudaMalloc(&cublas_workspace, kCublasBytes)
+                                                       : cudaErrorNoDevice;
+  CublasGemm cublas{cublas_workspace, kCublasBytes};
 
-  State() : error(Allocate()), cublas(workspace, kWorkspaceBytes) {}
+  // Scratch, reserved: rows through a norm, its sums if it is deferred, and, where no product has a
+  // gate, both halves of rows in front of it.
+  struct Sizes {
+    int64_t normed, sums, halves;  // bytes
+  } reserved{};
+  std::byte* scratch = nullptr;
+
+  // The rows that begin the scratch, their norm deferred; without data: none do.
+  MatrixView left;
+  const void* left_weight = nullptr;  // of the norm
+
+  bool triggers_late = false;
+
   ~State() {
-    cudaFree(workspace);
-    cudaFree(arrival_counter);
+    cudaFree(cublas_workspace);
+    cudaFree(scratch);
   }
 
-  SkinnyWorkspace skinny() const {
-    return {limits.multiprocessors, static_cast<float*>(workspace), arrival_counter};
+  Sizes SizesOf(const Workload& load) const {
+    const int64_t hidden = load.hidden_size, bf16 = SizeOf(DType::kBF16);
+    return {
+        Aligned(load.max_rows * hidden * bf16),
+        hopper ? Aligned(load.max_rows * DeferredNorm::SumsOf(hidden) * SizeOf(DType::kF32)) : 0,
+        hopper ? 0 : load.max_rows * 2 * load.intermediate_size * bf16};
   }
 
- private:
-  cudaError_t Allocate() {
-    if (limits.multiprocessors <= 0) return cudaErrorNoDevice;
-    const auto partial_floats = SkinnyWorkspace::PartialFloats(limits.multiprocessors);
-    FOX_CHECK(static_cast<size_t>(partial_floats) * sizeof(float) <= kWorkspaceBytes);
-    const size_t arrival_counter_bytes =
-        static_cast<size_t>(limits.multiprocessors) * sizeof(int32_t);
-    cudaError_t result = cudaMalloc(&workspace, kWorkspaceBytes);
-    if (result == cudaSuccess) result = cudaMalloc(&arrival_counter, arrival_counter_bytes);
-    if (result == cudaSuccess) result = cudaMemset(arrival_counter, 0, arrival_counter_bytes);
-    // The caller's stream may not wait for the default one.
-    if (result == cudaSuccess) result = cudaDeviceSynchronize();
-    return result;
+  static MatrixView RowsAt(void* data, int64_t rows, int64_t cols) {
+    return {data, DType::kBF16, rows, cols, cols};
+  }
+  // The call's rows from `first` on.
+  MatrixView Normed(int64_t first, int64_t rows, int64_t cols) const {
+    FOX_CHECK((first + rows) * cols * static_cast<int64_t>(SizeOf(DType::kBF16)) <=
+              reserved.normed);
+    return RowsAt(scratch, first + rows, cols).Rows(first, rows);
+  }
+  DeferredNorm Deferred(int64_t rows, int64_t cols) const {
+    FOX_CHECK(rows * DeferredNorm::SumsOf(cols) * static_cast<int64_t>(SizeOf(DType::kF32)) <=
+              reserved.sums);
+    return {Normed(0, rows, cols), reinterpret_cast<float*>(scratch + reserved.normed)};
+  }
+  MatrixView Halves(int64_t rows, int64_t cols) const {
+    FOX_CHECK(rows * cols * static_cast<int64_t>(SizeOf(DType::kBF16)) <= reserved.halves);
+    return RowsAt(scratch + reserved.normed + reserved.sums, rows, cols);
+  }
+
+  // How many of the rows decode by products of their own.
+  int64_t OwnRows(const LinearParams& p) const {
+    if (hopper) return p.decode_rows;
+    const bool fits = SmallBatchRows(p.weight.in(), limits) > 0;
+    return fits && p.decode_rows <= kMaxPassedRows ? p.decode_rows : 0;
+  }
+
+  cudaError_t MultiplyDecodes(const LinearParams& p, cudaStream_t stream) {
+    const int64_t rows = p.in.rows, most = SmallBatchRows(p.weight.in(), limits);
+    if (hopper && rows > std::min<int64_t>(most, kSmallBatchRows)) return Cluster(p, stream);
+    triggers_late = p.norm && rows <= most;
+    for (int64_t first = 0; first < rows; first += most) {
+      const LinearParams pass = RowsOf(p, first, std::min(most, rows - first));
+      if (const cudaError_t result = SmallBatchGemm(pass, limits, stream)) return result;
+    }
+    return cudaSuccess;
+  }
+
+  cudaError_t Cluster(const LinearParams& p, cudaStream_t stream) {
+    MatrixView x = p.in;
+    DeferredNorm normed, next;
+    if (p.norm) {
+      normed = Deferred(p.in.rows, p.in.cols);
+      if (left.data != x.data || left.rows != x.rows || left_weight != p.norm->weight) {
+        if (const cudaError_t result = DeferNorm(x, *p.norm, normed, stream)) return result;
+        left = x;
+        left_weight = p.norm->weight;
+      }
+      x = normed.rows;
+    }
+    if (p.next_norm) {
+      next = Deferred(p.out.rows, p.out.cols);
+      left = p.out;
+      left_weight = p.next_norm->weight;
+    }
+    return ClusterGemm(x, normed.sums, p, next, limits.multiprocessors, stream);
+  }
+
+  // Of rows `first` and following of the call.
+  cudaError_t MultiplyPrefills(const LinearParams& p, int64_t first, cudaStream_t stream) {
+    MatrixView x = p.in;
+    if (p.norm) {
+      x = Normed(first, p.in.rows, p.in.cols);
+      if (left.rows * left.cols > first * x.cols) left = {};
+      if (const cudaError_t result = NormRows(p.in, *p.norm, x, stream)) return result;
+    }
+    if (hopper && p.gate) return PrefillGemm(x, p, limits.multiprocessors, stream);
+    FOX_CHECK(!hopper || x.rows > 1);  // cuBLASLt may compute one alone in another order
+    const MatrixView y = p.gate ? Halves(x.rows, p.weight.out()) : p.out;
+    cudaError_t result = cublas.Multiply(x, OnDevice(p.weight), p.accumulate, y, stream);
+    if (result == cudaSuccess && p.gate) result = GateRows(y, *p.gate, p.out, stream);
+    if (result != cudaSuccess || p.bias == nullptr) return result;
+    return y.dtype == DType::kF32 ? LaunchAddBias<float>(p.bias, y, stream)
+                                  : LaunchAddBias<__nv_bfloat16>(p.bias, y, stream);
   }
 };
 
 LinearEngine::LinearEngine() : state_(std::make_unique<State>()) {}
 LinearEngine::~LinearEngine() = default;
 
-bool LinearEngine::Drains(const LinearParams& params) const {
-  return params.transform.kind == kDrainingKind && RunsGemv(params);
+int64_t LinearEngine::WorkspaceBytes(const Workload& load) const {
+  const State::Sizes sizes = state_->SizesOf(load);
+  return sizes.normed + sizes.sums + sizes.halves;
 }
 
-bool LinearEngine::has_decode_family() const { return state_->has_decode_family; }
-
-bool LinearEngine::RunsGemv(const LinearParams& params) const {
-  const bool fused = !params.takes.rows.empty() || !params.leaves.rows.empty();
-  const bool decodes = params.decodes || !has_decode_family();
-  return decodes && !fused && GemvTakes(params, state_->limits);
-}
-
-// A norm taken apart in front of a product that does not do it by itself.
-cudaError_t LinearEngine::RunApart(const LinearParams& params, cudaStream_t stream) {
-  const InputTransform& norm = params.transform;
-  const MatrixView& in = params.in;
-  const int64_t sums = in.rows * NormedRows::SumsOf(in.cols);
-  FOX_CHECK(norm.kind == InputTransform::Kind::kRmsNorm && !norm.scratch.empty());
-  FOX_CHECK(static_cast<size_t>(sums) * sizeof(float) <= kWorkspaceBytes);
-  LinearParams taking = params;
-  taking.transform = {};
-  taking.takes = {norm.scratch.Rows(0, in.rows), static_cast<float*>(state_->workspace),
-                  norm.weight, norm.eps};
-  if (const cudaError_t error = TakeApart(in, taking.takes, stream)) return error;
-  return Run(taking, stream);
+cudaError_t LinearEngine::Reserve(const Workload& load) {
+  State& s = *state_;
+  cudaFree(s.scratch);
+  s.scratch = nullptr;
+  s.left = {};
+  s.reserved = s.SizesOf(load);
+  const auto bytes = static_cast<size_t>(WorkspaceBytes(load));
+  return bytes == 0 ? cudaSuccess : cudaMalloc(&s.scratch, bytes);
 }
 
 cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
-  constexpr int kSkinnyStep = 16;  // columns that the own kernels multiply at a time
-  if (state_->error != cudaSuccess) return state_->error;
-  const MatrixView& in = params.in;
-  const MatrixView& out = params.out;
-  const InputTransform& transform = params.transform;
-  const DeviceWeight& weight = OnDevice(params.weight);
-  FOX_CHECK(in.rows == out.rows && weight.out() > 0 && weight.in() > 0);
-  FOX_CHECK(out.cols == (params.gated ? weight.out() / 2 : weight.out()));
-  const bool takes = !params.takes.rows.empty(), leaves = !params.leaves.rows.empty();
-  FOX_CHECK(!params.gated || has_decode_family());
-  FOX_CHECK(!(takes || leaves || transform.apart) || (has_decode_family() && params.decodes));
-  FOX_CHECK(!params.gated || (params.bias == nullptr && !params.accumulate && !leaves));
-  FOX_CHECK(!takes || transform.kind == InputTransform::Kind::kNone);
-  FOX_CHECK(weight.in() % 8 == 0 && reinterpret_cast<uintptr_t>(weight.data()) % 16 == 0);
-  FOX_CHECK(out.dtype == DType::kF32 || (out.dtype == DType::kBF16 && !params.accumulate));
-  if (in.rows == 0) return cudaSuccess;
-  if (RunsGemv(params)) return SmallBatchGemm(params, state_->limits, stream);
-  if (transform.apart) return RunApart(params, stream);
-  MatrixView x = takes ? params.takes.rows.Rows(0, in.rows) : in;
-  if (!takes && (transform.kind != InputTransform::Kind::kNone || in.dtype != DType::kBF16)) {
-    FOX_CHECK(!transform.scratch.empty() && transform.scratch.cols == weight.in() &&
-              transform.scratch.rows >= in.rows);
-    x = transform.scratch.Rows(0, in.rows);
-    if (const cudaError_t error = TransformRows(in, transform, x, stream)) return error;
+  State& s = *state_;
+  if (s.error != cudaSuccess) return s.error;
+  Check(params);
+  s.triggers_late = false;
+  Forget(params.out.data);
+  const int64_t rows = params.in.rows, decodes = s.OwnRows(params);
+  if (decodes > 0) {
+    const cudaError_t result = s.MultiplyDecodes(RowsOf(params, 0, decodes), stream);
+    if (result != cudaSuccess) return result;
   }
-  FOX_CHECK(x.cols == weight.in() && x.row_stride % 8 == 0 &&
-            reinterpret_cast<uintptr_t>(x.data) % 16 == 0);
-  if (has_decode_family()) {
-    if (params.decodes) return ClusterGemm(x, params, state_->limits.multiprocessors, stream);
-    if (params.gated) return PrefillGemm(x, params, state_->limits.multiprocessors, stream);
-    FOX_CHECK(in.rows > 1);  // cuBLASLt may compute one alone in another order
-  } else if (in.rows <= kMaxSkinnyRows && weight.in() % kSkinnyStep == 0) {
-    return SkinnyGemm(x, params, state_->skinny(), stream);
-  }
-  const cudaError_t error = state_->cublas.Multiply(x, params, stream);
-  const auto* bias = static_cast<const float*>(params.bias);
-  if (error != cudaSuccess || bias == nullptr) return error;
-  return out.dtype == DType::kF32 ? LaunchAddBias<float>(bias, out, stream)
-                                  : LaunchAddBias<__nv_bfloat16>(bias, out, stream);
+  if (decodes == rows) return cudaSuccess;
+  s.triggers_late = false;
+  return s.MultiplyPrefills(RowsOf(params, decodes, rows - decodes), decodes, stream);
+}
+
+bool LinearEngine::triggers_late() const { return state_->triggers_late; }
+
+void LinearEngine::Forget(const void* rows) {
+  if (state_->left.data == rows) state_->left = {};
 }
 
 }  // namespace fox::cuda

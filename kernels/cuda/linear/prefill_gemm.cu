@@ -4,8 +4,7 @@
 // registers, rounded: its activations and stores run while the next one is multiplied.
 //
 // Bits (prefill_gemm.md): columns are summed from left to right, 16 at a time, in one chain from
-// zero, whatever the tile and wherever the row stands in it; then the halves meet as in the
-// transform kGatedAct.
+// zero, whatever the tile and wherever the row stands in it; then the halves meet as in GateRows.
 #include <algorithm>
 #include <cstdint>
 
@@ -60,16 +59,11 @@ bool TakesNarrow(const PrefillGemmArguments& a, int multiprocessors) {
 
 }  // namespace
 
-bool HasPrefillGemm() {
-  constexpr int kRegisters = 40;  // fewer than the kernel's, more than a trap's
-  return TakesRegisters(KernelAddress(PrefillGemmKernel<WidePlan>), kRegisters);
-}
-
 cudaError_t PrefillGemm(const MatrixView& x, const LinearParams& params, int multiprocessors,
                         cudaStream_t stream) {
   const DeviceWeight& weight = OnDevice(params.weight);
   const MatrixView& y = params.out;
-  FOX_CHECK(params.gated && x.rows >= 1 && x.rows == y.rows && x.rows <= INT32_MAX);
+  FOX_CHECK(params.gate && x.rows >= 1 && x.rows == y.rows && x.rows <= INT32_MAX);
   FOX_CHECK(x.dtype == DType::kBF16 && x.cols == weight.in() && x.row_stride % 8 == 0);
   FOX_CHECK(weight.out() == 2 * y.cols && weight.out() <= INT32_MAX && weight.in() <= INT32_MAX);
   FOX_CHECK(y.dtype == DType::kBF16 && y.cols % 8 == 0 && y.row_stride % 8 == 0);
@@ -78,7 +72,7 @@ cudaError_t PrefillGemm(const MatrixView& x, const LinearParams& params, int mul
   a.rows = static_cast<int>(x.rows);
   a.out = static_cast<int>(y.cols);
   a.chunks = CeilDiv(static_cast<int>(weight.in()), kTileCols);
-  a.act = *params.gated;
+  a.act = *params.gate;
   const auto launch =
       TakesNarrow(a, multiprocessors) ? LaunchPlan<NarrowPlan> : LaunchPlan<WidePlan>;
   return launch(a, x, weight, y, multiprocessors, stream);

@@ -7,8 +7,8 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/linear/input_transform.cuh"
-#include "kernels/cuda/primitives/ring_place.cuh"
+#include "kernels/cuda/primitives/norm_and_gate.cuh"
+#include "kernels/cuda/primitives/ring.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
@@ -73,34 +73,20 @@ __device__ __forceinline__ void ForEachTile(const PrefillGemmArguments& a, const
   }
 }
 
-// Stages of a chunk each: 128 rows of x, then of W the gate's and the value's. Two barriers a
-// stage, "has arrived" and "has been read".
+// One thread. A stage has a chunk: 128 rows of x, then of W the gate's and the value's.
 template <typename Plan>
-struct ChunkRing {
-  unsigned char* stages;
-  Mbarrier* full;
-  Mbarrier* empty;
-
-  __device__ __forceinline__ unsigned char* x(int stage) const {
-    return stages + stage * Plan::kStageBytes;
-  }
-  __device__ __forceinline__ unsigned char* weight(int stage) const { return x(stage) + kXBytes; }
-};
-
-// One thread.
-template <typename Plan>
-__device__ __forceinline__ void CopyTiles(const PrefillGemmArguments& a,
-                                          const ChunkRing<Plan>& ring) {
+__device__ __forceinline__ void CopyTiles(const PrefillGemmArguments& a, const Ring& ring) {
   RingPlace at;
   ForEachTile<Plan>(a, [&](const Tile& tile) {
 #pragma unroll 1
     for (int chunk = 0; chunk < a.chunks; ++chunk) {
       const int column = chunk * kTileCols;
       Mbarrier* full = &ring.full[at.stage];
-      unsigned char* weight = ring.weight(at.stage);
+      unsigned char* x = ring.At(at.stage);
+      unsigned char* weight = x + kXBytes;
       ring.empty[at.stage].Wait(at.parity ^ 1);
       full->ArriveAndExpect(Plan::kStageBytes);
-      TmaLoad2D(ring.x(at.stage), &a.x_map, column, tile.row, full);
+      TmaLoad2D(x, &a.x_map, column, tile.row, full);
       TmaLoad2D(weight, &a.weight_map, column, tile.output, full);
       TmaLoad2D(weight + Plan::kHalfBytes, &a.weight_map, column, a.out + tile.output, full);
       at.Advance(Plan::kStages);
@@ -113,7 +99,7 @@ template <typename Plan>
 struct GroupReader {
   using Sums = float[Plan::kOutputs];  // half of them the gate's
 
-  ChunkRing<Plan> ring;
+  Ring ring;
   int group;
   RingPlace at = {};
   int before = 0;  // stage of the products under way
@@ -127,8 +113,8 @@ struct GroupReader {
   // before are done when it returns.
   template <bool kFirst>
   __device__ __forceinline__ void Start(Sums& c) {
-    const uint64_t x = Descriptor(ring.x(at.stage) + group * kGroupRows * kLineBytes);
-    const uint64_t w = Descriptor(ring.weight(at.stage));
+    const uint64_t x = Descriptor(ring.At(at.stage) + group * kGroupRows * kLineBytes);
+    const uint64_t w = Descriptor(ring.At(at.stage) + kXBytes);
     ring.full[at.stage].Wait(at.parity);
     WgmmaFence();
 #pragma unroll
@@ -192,7 +178,7 @@ struct HeldTile {
                                         unsigned char* boxes) const {
     constexpr int kUnitsOfBox = kBoxOutputs / kUnit;
     if (unit == 0) WaitForBoxes();
-    const uint4 outputs = ToBf16x8(transform::Gated(Widen(value[unit]), Widen(gate[unit]), a.act));
+    const uint4 outputs = ToBf16x8(Gated(Widen(value[unit]), Widen(gate[unit]), a.act));
     const int row = Warp() % 4 * 16 + Lane() % 16, swizzle = row % 8;
     const int vector = unit % kUnitsOfBox * 2 + Lane() / 16;  // of a line
     StoreMatrices(SharedAddress(boxes + unit / kUnitsOfBox * kBoxBytes + row * kLineBytes +
@@ -232,8 +218,8 @@ struct HeldTile {
 
 // By the 128 threads of a group.
 template <typename Plan>
-__device__ __forceinline__ void Multiply(const PrefillGemmArguments& a, const ChunkRing<Plan>& ring,
-                                         int group, unsigned char* boxes) {
+__device__ __forceinline__ void Multiply(const PrefillGemmArguments& a, const Ring& ring, int group,
+                                         unsigned char* boxes) {
   GroupReader<Plan> reader{ring, group};
   HeldTile<Plan> held;
   bool holds = false;
@@ -269,16 +255,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   TriggerDependents();
   unsigned char* aligned =
       memory + (kPeriodBytes - SharedAddress(memory) % kPeriodBytes) % kPeriodBytes;
-  const ChunkRing<Plan> ring{aligned, full, empty};
+  const Ring ring{aligned, Plan::kStageBytes, Plan::kStages, full, empty};
   const int group = FromLane(static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   if (threadIdx.x == 0) {
     PrefetchTensorMap(&a.weight_map);
     PrefetchTensorMap(&a.x_map);
     PrefetchTensorMap(&a.y_map);
-    for (int s = 0; s < Plan::kStages; ++s) {
-      full[s].Init(1);
-      empty[s].Init(kReaders);
-    }
+    ring.Init(1, kReaders);
     PublishBarriers();
   }
   __syncthreads();

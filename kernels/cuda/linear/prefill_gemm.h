@@ -9,12 +9,9 @@
 
 namespace fox::cuda {
 
-// Whether the current device has the kernel as compiled for sm_90a.
-bool HasPrefillGemm();
-
-// The product of LinearEngine::Run with `gated` for rows `x` that are transformed already: bf16
+// The product of LinearEngine::Run with `gate` for prefill rows `x` that are normed already: bf16
 // [rows, in], any number of rows from one on; those of x and y are 16-byte aligned.
-// `multiprocessors` chooses tiles, which changes no bits. REQUIRES: HasPrefillGemm(); weight.in and
+// `multiprocessors` chooses tiles, which changes no bits. REQUIRES: HasClusterGemm(); weight.in and
 // out.cols multiples of 8.
 cudaError_t PrefillGemm(const MatrixView& x, const LinearParams& params, int multiprocessors,
                         cudaStream_t stream);

@@ -1,15 +1,15 @@
 // One block an SM owns a contiguous range of W's rows and streams it through a ring of tiles in
 // shared memory, 16 rows by 512 columns: two warps copy, from before the previous kernel has ended;
-// eight warps first take the first tiles into registers and transform the input rows, then multiply
-// 64 columns of each tile. Tensor cores multiply, for four rows at a time would be too much
-// arithmetic for the FP32 units: W is the operand of 16 rows, the input rows are the one of 8 (the
-// rest are repeats, unused).
+// eight warps first take the first tiles into registers and bring the input rows, then multiply 64
+// columns of each tile. Tensor cores multiply, for four rows at a time would be too much arithmetic
+// for the FP32 units: W is the operand of 16 rows, the input rows are the one of 8 (the rest are
+// repeats, unused).
 //
 // Gated products take a tile's upper 8 rows from W's first half and the lower ones from the second,
 // and a thread with a value of the one gets that of the other by a shuffle.
 //
-// Bits: those of cluster_gemm.cu. A warp adds the chunks of 64 columns whose index is its own
-// modulo 8, from left to right in one chain; the warps' sums are added as a tree.
+// Bits (cluster_gemm.md): those of cluster_gemm.cu. A warp adds the chunks of 64 columns whose
+// index is its own modulo 8, from left to right in one chain; the warps' sums are added as a tree.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -18,10 +18,10 @@
 
 #include "kernels/core/check.h"
 #include "kernels/cuda/linear/gemm_arguments.cuh"
-#include "kernels/cuda/linear/input_transform.cuh"
 #include "kernels/cuda/linear/small_batch_gemm.h"
+#include "kernels/cuda/linear/small_batch_input.cuh"
 #include "kernels/cuda/primitives/copy_rows.cuh"
-#include "kernels/cuda/primitives/ring_place.cuh"
+#include "kernels/cuda/primitives/ring.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
@@ -33,13 +33,14 @@
 namespace fox::cuda {
 namespace {
 
-constexpr int kConsumers = kTransformThreads;
+using namespace small_batch;
+
+constexpr int kConsumers = kInputThreads;
 constexpr int kConsumerWarps = kConsumers / kWarp;
 // Further warps copy, each every other row of a tile: the copy engine is given a row at a time, and
 // one warp alone would not keep ahead of the memory by much.
 constexpr int kCopyWarps = 2;
 constexpr int kThreads = kConsumers + kCopyWarps * kWarp;
-constexpr int kMaxRows = static_cast<int>(kMaxGemvRows);
 constexpr int kTileRows = 16;
 constexpr int kHalfRows = kTileRows / 2;  // of either half of W, where the product is gated
 constexpr int kChunkCols = 64;            // of a warp
@@ -50,8 +51,12 @@ static_assert(kConsumerWarps == 8);  // the classes of columns
 // 16 bytes more than the columns, so that ldmatrix finds eight rows in different banks.
 constexpr int kPad = 16;
 constexpr int kTileStride = kTileCols * 2 + kPad;
-constexpr int kGroupValues = kTileRows * kMaxRows;  // outputs of 16 rows of W
-constexpr int kPartialBytes = 2 * kConsumerWarps * kGroupValues * static_cast<int>(sizeof(float));
+// Kernels are compiled for at most 1, 4 and 8 rows; the first two lay out 4 rows' outputs.
+__host__ __device__ constexpr int SumRows(int rows) { return rows <= 4 ? 4 : 8; }
+// Of 16 rows of W.
+__host__ __device__ constexpr int PartialFloats(int sum_rows) {
+  return kConsumerWarps * kTileRows * sum_rows;
+}
 constexpr int kMaxStages = 16;
 constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(Mbarrier));
 // Blocks of this product and the next share an SM's 228 KiB (each costs 1 KiB more),
@@ -65,9 +70,7 @@ constexpr int kMinStages = 4;
 constexpr int kTilesUnderWay = 3;
 
 struct SmallBatchGemmArguments : GemmArguments {
-  TransformArguments source;
-  bool gated;  // y = act(gate) * value of W's halves, of `out` rows each
-  Activation act;
+  InputRows input;
   int group_rows;  // outputs of a tile's rows
   int block_rows;  // outputs; the first `extra_blocks` blocks have one more
   int extra_blocks;
@@ -75,7 +78,7 @@ struct SmallBatchGemmArguments : GemmArguments {
   int tile_bytes;
 };
 
-// Shared memory: [stages] tiles, input rows, partial sums [2][warps][4 rows][16], barriers, the
+// Shared memory: [stages] tiles, input rows, partial sums [2][warps][SumRows][16], barriers, the
 // rows' sums of squares and scales.
 __host__ __device__ constexpr int InputStride(int in) { return in * 2 + kPad; }
 // The input of a tile's columns past the end is loaded, too.
@@ -83,35 +86,35 @@ __host__ __device__ constexpr int InputBytes(int rows, int in) {
   return rows * InputStride(in) + (kTileCols - 1 - (in - 1) % kTileCols) * 2;
 }
 __host__ __device__ constexpr int FixedBytes(int rows, int in) {
-  return InputBytes(rows, in) + kPartialBytes + kBarrierBytes +
-         rows * transform::NormFloats(in) * static_cast<int>(sizeof(float));
+  return InputBytes(rows, in) + kBarrierBytes +
+         (2 * PartialFloats(SumRows(rows)) + rows * NormFloats(in)) *
+             static_cast<int>(sizeof(float));
 }
 
 struct SharedLayout {
-  unsigned char* tiles;
+  Ring tiles;
   unsigned char* input;
   float* partial;
-  Mbarrier* full;
-  Mbarrier* empty;
   float* norms;  // [rows, NormFloats]
 };
 
+template <int kRows>
 __device__ __forceinline__ SharedLayout LayoutOf(unsigned char* shared,
                                                  const SmallBatchGemmArguments& a) {
   SharedLayout layout;
-  layout.tiles = shared;
   layout.input = shared + a.stages * a.tile_bytes;
   layout.partial = reinterpret_cast<float*>(layout.input + InputBytes(a.rows, a.in));
-  layout.full = reinterpret_cast<Mbarrier*>(layout.partial + kPartialBytes / sizeof(float));
-  layout.empty = layout.full + kMaxStages;
-  layout.norms = reinterpret_cast<float*>(layout.empty + kMaxStages);
+  auto* const full =
+      reinterpret_cast<Mbarrier*>(layout.partial + 2 * PartialFloats(SumRows(kRows)));
+  layout.tiles = {shared, a.tile_bytes, a.stages, full, full + kMaxStages};
+  layout.norms = reinterpret_cast<float*>(full + 2 * kMaxStages);
   return layout;
 }
 
 // A copying warp: its rows of all tiles of the outputs [first, last), a tile's outputs at a time
 // from left to right. It has every other row, or those of one half of W.
-__device__ __forceinline__ void CopyWeights(const SmallBatchGemmArguments& a,
-                                            const SharedLayout& layout, int first, int last) {
+__device__ __forceinline__ void CopyWeights(const SmallBatchGemmArguments& a, const Ring& ring,
+                                            int first, int last) {
   static_assert(kCopyWarps == 2);
   const int warp = Warp() - kConsumerWarps;
   const int step = a.gated ? 1 : kCopyWarps, tile_row = a.gated ? warp * kHalfRows : warp;
@@ -124,16 +127,15 @@ __device__ __forceinline__ void CopyWeights(const SmallBatchGemmArguments& a,
     const int rows = a.gated ? outputs : (outputs - warp + kCopyWarps - 1) / kCopyWarps;
     for (int col = 0; col < a.in; col += kTileCols, ++tile) {
       if (tile >= kTilesUnderWay) {
-        while (!layout.full[arrived.stage].HasEnded(arrived.parity)) {
+        while (!ring.full[arrived.stage].HasEnded(arrived.parity)) {
         }
         arrived.Advance(a.stages);
       }
-      while (!layout.empty[at.stage].HasEnded(at.parity ^ 1)) {
+      while (!ring.empty[at.stage].HasEnded(at.parity ^ 1)) {
       }
       BulkCopyRows(weight + static_cast<int64_t>(row) * a.in + col, int64_t{2} * step * a.in,
-                   layout.tiles + at.stage * a.tile_bytes + tile_row * kTileStride,
-                   step * kTileStride, rows, min(kTileCols, a.in - col) * 2,
-                   &layout.full[at.stage]);
+                   ring.At(at.stage) + tile_row * kTileStride, step * kTileStride, rows,
+                   min(kTileCols, a.in - col) * 2, &ring.full[at.stage]);
       at.Advance(a.stages);
     }
   }
@@ -168,25 +170,25 @@ struct Output {
   }
 };
 
-// Every operation is one of cluster_gemm.cuh's, in its order.
-template <bool kScaled>
-__device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a,
-                                           const SharedLayout& layout, const float* partial,
-                                           const Output& o, int last) {
+// Every operation is one of cluster_gemm_epilogue.cuh's, in its order.
+template <bool kNorm, int kRows>
+__device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a, const float* norms,
+                                           const float* partial, const Output& o, int last) {
+  constexpr int kValues = PartialFloats(SumRows(kRows)) / kConsumerWarps;
   // Where the product is gated, the lower rows' threads take part.
   if (a.gated ? Warp() * kWarp >= a.rows * kTileRows : o.row >= last) return;
   float sum[kConsumerWarps];
 #pragma unroll
-  for (int w = 0; w < kConsumerWarps; ++w) sum[w] = partial[w * kGroupValues + threadIdx.x];
+  for (int w = 0; w < kConsumerWarps; ++w) sum[w] = partial[w * kValues + threadIdx.x];
 #pragma unroll
   for (int step = 1; step < kConsumerWarps; step *= 2) {
 #pragma unroll
     for (int w = 0; w < kConsumerWarps; w += 2 * step) sum[w] = __fadd_rn(sum[w], sum[w + step]);
   }
   float total = sum[0];
-  if (kScaled && a.source.apart) {
-    const int floats = transform::NormFloats(a.in);
-    total = __fmul_rn(total, layout.norms[min(o.n, a.rows - 1) * floats + floats - 1]);
+  if (kNorm) {
+    const int floats = NormFloats(a.in);
+    total = __fmul_rn(total, norms[min(o.n, a.rows - 1) * floats + floats - 1]);
   }
   float value = __fadd_rn(o.previous, __fadd_rn(total, o.bias));
   if (a.gated) {
@@ -207,11 +209,11 @@ using Fragments = uint32_t[kChunkSteps][4];
 // Takes a multiplying warp's chunks of a block's tiles out of the ring, one after the other.
 class TileReader {
  public:
-  __device__ __forceinline__ TileReader(const SmallBatchGemmArguments& a,
-                                        const SharedLayout& layout, int rows)
+  __device__ __forceinline__ TileReader(const SmallBatchGemmArguments& a, const Ring& ring,
+                                        int rows)
       : a_(a),
-        layout_(layout),
-        from_(SharedAddress(layout.tiles) +
+        ring_(ring),
+        from_(SharedAddress(ring.memory) +
               min(Lane() % 16, a.tile_bytes / kTileStride - 1) * kTileStride +
               Warp() * kChunkCols * 2 + Lane() / 16 * 16),
         left_((rows + a.group_rows - 1) / a.group_rows * ((a.in + kTileCols - 1) / kTileCols)) {}
@@ -219,20 +221,20 @@ class TileReader {
   // The next tile's; past the last one that one's again. What lies past the last row or column is
   // not used.
   __device__ __forceinline__ void Take(Fragments& w) {
-    while (!layout_.full[at_.stage].HasEnded(at_.parity)) {
+    while (!ring_.full[at_.stage].HasEnded(at_.parity)) {
     }
 #pragma unroll
     for (int i = 0; i < kChunkSteps; ++i) {
       LoadMatrices(w[i], from_ + at_.stage * a_.tile_bytes + i * kStep * 2);
     }
     __syncwarp();
-    if (Lane() == 0) layout_.empty[at_.stage].Arrive();
+    if (Lane() == 0) ring_.empty[at_.stage].Arrive();
     if (--left_ > 0) at_.Advance(a_.stages);
   }
 
  private:
   const SmallBatchGemmArguments& a_;
-  const SharedLayout& layout_;
+  const Ring& ring_;
   const uint32_t from_;  // the lane's row and column in stage 0
   int left_;             // tiles from the next one on
   RingPlace at_;
@@ -241,7 +243,7 @@ class TileReader {
 // A multiplying warp's walk over a block's tiles, 16 rows of W at a time from left to right, and
 // the block's outputs. The partial sums of these lie in one of two buffers in turn, so that one
 // barrier for them suffices: a buffer is written again only after the next rows' barrier.
-template <bool kScaled>
+template <bool kNorm, int kRows>
 class Multiplier {
  public:
   __device__ __forceinline__ Multiplier(const SmallBatchGemmArguments& a,
@@ -307,16 +309,17 @@ class Multiplier {
   // The outputs of 16 rows of W; the next ones' sums begin.
   __device__ __forceinline__ void Store() {
     const int lane = Lane();
-    float* partial = layout_.partial + buffer_ * kConsumerWarps * kGroupValues;
-    if (lane % 4 < kMaxRows / 2) {
-      float* mine = partial + Warp() * kGroupValues + lane % 4 * 2 * kTileRows + lane / 4;
+    constexpr int kSumRows = SumRows(kRows);
+    float* partial = layout_.partial + buffer_ * PartialFloats(kSumRows);
+    if (lane % 4 < kSumRows / 2) {
+      float* mine = partial + Warp() * kTileRows * kSumRows + lane % 4 * 2 * kTileRows + lane / 4;
       mine[0] = c_[0];
       mine[kTileRows] = c_[1];
       mine[kTileRows / 2] = c_[2];
       mine[kTileRows + kTileRows / 2] = c_[3];
     }
     SyncThreads<kConsumers>();
-    StoreValue<kScaled>(a_, layout_, partial, output_, last_);
+    StoreValue<kNorm, kRows>(a_, layout_.norms, partial, output_, last_);
     row_ += a_.group_rows;
     output_.Advance(a_);
     output_.LoadBias(a_, last_);
@@ -349,8 +352,8 @@ struct HeldTiles {
   }
 
   // Each branch on the way costs as much as a product.
-  template <bool kWhole, bool kScaled>
-  __device__ __forceinline__ void MultiplyAll(Multiplier<kScaled>& multiplier, TileReader& reader) {
+  template <bool kWhole, typename Multiplying>
+  __device__ __forceinline__ void MultiplyAll(Multiplying& multiplier, TileReader& reader) {
 #pragma unroll 1
     while (true) {
 #pragma unroll
@@ -370,50 +373,40 @@ __device__ __forceinline__ void ClearInputEnds(const SmallBatchGemmArguments& a,
   *reinterpret_cast<uint4*>(layout.input + row * InputStride(a.in) + a.in * 2) = {};
 }
 
-// What the kinds of transforms read: norms the residual stream, all others activations.
-template <InputTransform::Kind kind>
-using InputOf = std::conditional_t<kind == InputTransform::Kind::kRmsNorm, float, __nv_bfloat16>;
-
 // For at most kRows rows.
-template <InputTransform::Kind kind, int kRows>
+template <bool kNorm, int kRows>
 __global__ void __launch_bounds__(kThreads, 2)
     SmallBatchGemmKernel(const __grid_constant__ SmallBatchGemmArguments a) {
-  constexpr bool kNorms = kind == InputTransform::Kind::kRmsNorm;
   extern __shared__ __align__(128) unsigned char shared[];
-  if (kind != kDrainingKind) TriggerDependents();
-  const SharedLayout layout = LayoutOf(shared, a);
+  if (!kNorm) TriggerDependents();
+  const SharedLayout layout = LayoutOf<kRows>(shared, a);
   const int block = static_cast<int>(blockIdx.x);
   const int first = block * a.block_rows + min(block, a.extra_blocks);
   const int last = first + a.block_rows + (block < a.extra_blocks ? 1 : 0);
   if (threadIdx.x == kConsumers) {
-#pragma unroll 1
-    for (int s = 0; s < a.stages; ++s) {
-      layout.full[s].Init(kCopyWarps * BulkCopyRowsArrivals());
-      layout.empty[s].Init(kConsumerWarps);
-    }
+    layout.tiles.Init(kCopyWarps * BulkCopyRowsArrivals(), kConsumerWarps);
     PublishBarriers();
     FenceAsyncProxy();
   }
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
-    CopyWeights(a, layout, first, last);
+    CopyWeights(a, layout.tiles, first, last);
     return;
   }
   // As many as registers allow.
-  constexpr int kHeld = kRows == 1 ? (kNorms ? 2 : 3) : (kNorms ? 1 : 2);
+  constexpr int kHeld = kRows == 1 ? (kNorm ? 2 : 3) : (kNorm || kRows > 4 ? 1 : 2);
   HeldTiles<kHeld> held;
-  TileReader reader(a, layout, last - first);
-  Multiplier<kNorms> multiplier(a, layout, first, last);
+  TileReader reader(a, layout.tiles, last - first);
+  Multiplier<kNorm, kRows> multiplier(a, layout, first, last);
   ClearInputEnds(a, layout);
-  __nv_bfloat16* const input = reinterpret_cast<__nv_bfloat16*>(layout.input);
-  TransformInBlock<kind, InputOf<kind>, kRows> transform(a.source, 0, a.rows,
-                                                         InputStride(a.in) / 2);
+  using Input = std::conditional_t<kNorm, NormedInput<kRows>, CopiedInput<kRows>>;
+  Input input(a.input, InputStride(a.in) / 2);
   held.Take(reader);
   WaitOnDependencies();
-  if (kind == kDrainingKind) TriggerDependents();  // not before
+  if (kNorm) TriggerDependents();  // not before
   multiplier.LoadPrevious();
-  transform.Run(input, layout.norms);
-  if (!kNorms) SyncThreads<kConsumers>();
+  input.Bring(reinterpret_cast<__nv_bfloat16*>(layout.input), layout.norms);
+  if (!kNorm) SyncThreads<kConsumers>();
   multiplier.Begin();
   if (a.in % kTileCols == 0) {
     held.template MultiplyAll<true>(multiplier, reader);
@@ -437,57 +430,54 @@ void ChooseTiling(int blocks, const DeviceLimits& limits, SmallBatchGemmArgument
   a->stages = static_cast<int>(std::min<int64_t>({tiles, fitting, kMaxStages}));
 }
 
-template <InputTransform::Kind kind, int kRows>
-cudaError_t LaunchSmallBatchGemm(const SmallBatchGemmArguments& a, int blocks,
-                                 const DeviceLimits& limits, cudaStream_t stream) {
-  const cudaError_t ready =
-      AllowDynamicSmem(KernelAddress(SmallBatchGemmKernel<kind, kRows>), limits.block_shared_bytes);
+template <bool kNorm, int kRows>
+cudaError_t LaunchFor(const SmallBatchGemmArguments& a, int blocks, const DeviceLimits& limits,
+                      cudaStream_t stream) {
+  const auto kernel = SmallBatchGemmKernel<kNorm, kRows>;
+  const cudaError_t ready = AllowDynamicSmem(KernelAddress(kernel), limits.block_shared_bytes);
   if (ready != cudaSuccess) return ready;
   const size_t bytes = static_cast<size_t>(a.stages * a.tile_bytes + FixedBytes(a.rows, a.in));
-  return Launch(SmallBatchGemmKernel<kind, kRows>, dim3(static_cast<unsigned>(blocks)),
-                dim3(kThreads), SmemConfig(bytes, true), stream, a);
+  return Launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+                SmemConfig(bytes, true), stream, a);
+}
+
+template <bool kNorm>
+auto LauncherOf(int rows) {
+  return rows == 1 ? LaunchFor<kNorm, 1> : rows <= 4 ? LaunchFor<kNorm, 4> : LaunchFor<kNorm, 8>;
 }
 
 }  // namespace
 
-bool GemvTakes(const LinearParams& params, const DeviceLimits& limits) {
-  const MatrixView& in = params.in;
-  const int64_t columns = params.weight.in();
-  const bool norm = params.transform.kind == InputTransform::Kind::kRmsNorm;
-  if (params.gated && params.out.dtype != DType::kBF16) return false;
-  if (in.rows < 1 || in.rows > kMaxGemvRows || in.dtype != (norm ? DType::kF32 : DType::kBF16)) {
-    return false;
+int64_t SmallBatchRows(int64_t columns, const DeviceLimits& limits) {
+  int64_t rows = columns <= limits.block_shared_bytes ? kMaxSmallBatchRows : 0;
+  while (rows > 0 && FixedBytes(static_cast<int>(rows), static_cast<int>(columns)) +
+                             kMinStages * kTileRows * kTileStride >
+                         limits.block_shared_bytes) {
+    --rows;
   }
-  if (columns % transform::kUnit != 0 || columns > limits.block_shared_bytes) return false;
-  const int most =
-      FixedBytes(kMaxRows, static_cast<int>(columns)) + kMinStages * kTileRows * kTileStride;
-  return most <= limits.block_shared_bytes;
+  return rows;
 }
 
 cudaError_t SmallBatchGemm(const LinearParams& params, const DeviceLimits& limits,
                            cudaStream_t stream) {
-  FOX_CHECK(GemvTakes(params, limits));
-  const InputTransform::Kind transform = params.transform.kind;
+  const MatrixView& in = params.in;
+  const bool norm = params.norm.has_value();
+  FOX_CHECK(in.rows >= 1 && in.rows <= SmallBatchRows(params.weight.in(), limits));
+  FOX_CHECK(in.dtype == (norm ? DType::kF32 : DType::kBF16) && in.cols == params.weight.in());
+  FOX_CHECK(reinterpret_cast<uintptr_t>(in.data) % 16 == 0 && in.cols % kVec8 == 0);
+  FOX_CHECK(in.row_stride * static_cast<int64_t>(SizeOf(in.dtype)) % 16 == 0);
   SmallBatchGemmArguments a{};
   static_cast<GemmArguments&>(a) = MakeGemmArguments(params);
-  a.source = MakeTransformArguments(params.in, params.transform);
-  FOX_CHECK(a.source.out_cols == a.in);
-  a.gated = params.gated.has_value();
-  if (a.gated) {
-    a.act = *params.gated;
-    a.out /= 2;
+  a.input = {in.data, in.row_stride, a.rows, a.in, nullptr, 0};
+  if (norm) {
+    a.input.norm_weight = static_cast<const float*>(params.norm->weight);
+    a.input.eps = static_cast<float>(params.norm->eps);
+    FOX_CHECK(reinterpret_cast<uintptr_t>(params.norm->weight) % 16 == 0);
   }
   a.group_rows = a.gated ? kHalfRows : kTileRows;
   const int blocks = std::min(limits.multiprocessors, a.out);
   ChooseTiling(blocks, limits, &a);
-  return DispatchTransform(
-      transform, params.in.dtype, [&]<InputTransform::Kind kind, typename In>() {
-        if constexpr (std::is_same_v<In, InputOf<kind>>) {
-          return a.rows == 1 ? LaunchSmallBatchGemm<kind, 1>(a, blocks, limits, stream)
-                             : LaunchSmallBatchGemm<kind, kMaxRows>(a, blocks, limits, stream);
-        }
-        return cudaErrorInvalidValue;
-      });
+  return (norm ? LauncherOf<true>(a.rows) : LauncherOf<false>(a.rows))(a, blocks, limits, stream);
 }
 
 }  // namespace fox::cuda

@@ -1,7 +1,11 @@
 // The arithmetic of norms and gates, for all kernels that norm or gate: the same bits everywhere.
 #pragma once
 
+#include <cuda_bf16.h>
+
 #include "kernels/core/activation.h"
+#include "kernels/cuda/primitives/vec8.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 
 namespace fox::cuda {
@@ -17,9 +21,54 @@ __device__ __forceinline__ float RowNormScale(float sum_of_squares, int cols, fl
   return rsqrtf(__fadd_rn(__fdiv_rn(sum_of_squares, static_cast<float>(cols)), eps));
 }
 
+// The order of a row's sum of squares: of four neighbours in a chain; of 128 columns, four in a
+// lane, as a tree of such groups, neighbours first; of the row from left to right.
+__device__ __forceinline__ float SumOfSquares(float a, float b, float c, float d) {
+  return fmaf(d, d, fmaf(c, c, fmaf(b, b, __fmul_rn(a, a))));
+}
+__device__ __forceinline__ float SumOf128(const float4& v) {
+  return StridedSum<1>(SumOfSquares(v.x, v.y, v.z, v.w));
+}
+
+inline constexpr int kNormSumCols = 128;
+__host__ __device__ constexpr int NormSums(int cols) {
+  return (cols + kNormSumCols - 1) / kNormSumCols;
+}
+
+// What the product of a row is multiplied by.
+__device__ __forceinline__ float DeferredScale(const float* sums, int cols, float eps) {
+  const int count = NormSums(cols);
+  float sum = 0;
+#pragma unroll 4
+  for (int i = 0; i < count; ++i) sum = __fadd_rn(sum, sums[i]);
+  return RowNormScale(sum, cols, eps);
+}
+
+// A warp leaves 128 columns of a row, four in a lane, zeros past its end.
+__device__ __forceinline__ void DeferColumns(const float4& x, const float4& weight, bool there,
+                                             __nv_bfloat16* row, float* sum_of_row) {
+  const float sum = SumOf128(x);
+  if (Lane() == 0) *sum_of_row = sum;
+  if (!there) return;
+  *reinterpret_cast<uint2*>(row) = {PackBf16(x.x * weight.x, x.y * weight.y),
+                                    PackBf16(x.z * weight.z, x.w * weight.w)};
+}
+
 __device__ __forceinline__ float Gated(float x, float gate, Activation act) {
   const float sigmoid = Sigmoid(gate);
   return x * (act == Activation::kSilu ? gate * sigmoid : sigmoid);
+}
+__device__ __forceinline__ Float8 Gated(Float8 x, const Float8& gate, Activation act) {
+#pragma unroll
+  for (int i = 0; i < kVec8; ++i) x.x[i] = Gated(x.x[i], gate.x[i], act);
+  return x;
+}
+
+// Of a product's two halves as bf16 would hold them: the bits of a product that rounds its outputs
+// and a gate behind it.
+__device__ __forceinline__ float GatedRounded(float x, float gate, Activation act) {
+  return Gated(__bfloat162float(__float2bfloat16_rn(x)),
+               __bfloat162float(__float2bfloat16_rn(gate)), act);
 }
 
 }  // namespace fox::cuda

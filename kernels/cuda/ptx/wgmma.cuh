@@ -46,21 +46,32 @@ __device__ __forceinline__ void WarpgroupFenceOperand(float (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-#define FOX_SUMS4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define FOX_SUMS16(d, i) \
-  FOX_SUMS4(d, i), FOX_SUMS4(d, i + 4), FOX_SUMS4(d, i + 8), FOX_SUMS4(d, i + 12)
-#define FOX_SUMS32(d) FOX_SUMS16(d, 0), FOX_SUMS16(d, 16)
-#define FOX_SUMS64(d) FOX_SUMS32(d), FOX_SUMS16(d, 32), FOX_SUMS16(d, 48)
-#define FOX_SUMS128(d) \
-  FOX_SUMS64(d), FOX_SUMS16(d, 64), FOX_SUMS16(d, 80), FOX_SUMS16(d, 96), FOX_SUMS16(d, 112)
-#define FOX_NEW4(d, i) "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3])
-#define FOX_NEW16(d, i) FOX_NEW4(d, i), FOX_NEW4(d, i + 4), FOX_NEW4(d, i + 8), FOX_NEW4(d, i + 12)
-#define FOX_NEW32(d) FOX_NEW16(d, 0), FOX_NEW16(d, 16)
-#define FOX_NEW64(d) FOX_NEW16(d, 0), FOX_NEW16(d, 16), FOX_NEW16(d, 32), FOX_NEW16(d, 48)
+// The sums of an instruction: FOX_SUMSn adds to n of them, FOX_NEWn begins them, FOX_FIRSTn is what
+// the instruction calls them, its first operands.
+#define FOX_SUMS4_AT(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define FOX_SUMS16_AT(d, i) \
+  FOX_SUMS4_AT(d, i), FOX_SUMS4_AT(d, i + 4), FOX_SUMS4_AT(d, i + 8), FOX_SUMS4_AT(d, i + 12)
+#define FOX_SUMS4(d) FOX_SUMS4_AT(d, 0)
+#define FOX_SUMS8(d) FOX_SUMS4(d), FOX_SUMS4_AT(d, 4)
+#define FOX_SUMS16(d) FOX_SUMS16_AT(d, 0)
+#define FOX_SUMS32(d) FOX_SUMS16(d), FOX_SUMS16_AT(d, 16)
+#define FOX_SUMS64(d) FOX_SUMS32(d), FOX_SUMS16_AT(d, 32), FOX_SUMS16_AT(d, 48)
+#define FOX_SUMS128(d)                                                             \
+  FOX_SUMS64(d), FOX_SUMS16_AT(d, 64), FOX_SUMS16_AT(d, 80), FOX_SUMS16_AT(d, 96), \
+      FOX_SUMS16_AT(d, 112)
+#define FOX_NEW4_AT(d, i) "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3])
+#define FOX_NEW16_AT(d, i) \
+  FOX_NEW4_AT(d, i), FOX_NEW4_AT(d, i + 4), FOX_NEW4_AT(d, i + 8), FOX_NEW4_AT(d, i + 12)
+#define FOX_NEW4(d) FOX_NEW4_AT(d, 0)
+#define FOX_NEW8(d) FOX_NEW4(d), FOX_NEW4_AT(d, 4)
+#define FOX_NEW16(d) FOX_NEW16_AT(d, 0)
+#define FOX_NEW32(d) FOX_NEW16(d), FOX_NEW16_AT(d, 16)
+#define FOX_NEW64(d) FOX_NEW32(d), FOX_NEW16_AT(d, 32), FOX_NEW16_AT(d, 48)
 #define FOX_NEW128(d) \
-  FOX_NEW64(d), FOX_NEW16(d, 64), FOX_NEW16(d, 80), FOX_NEW16(d, 96), FOX_NEW16(d, 112)
-// The first operands of an instruction, where the sums are.
-#define FOX_FIRST16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+  FOX_NEW64(d), FOX_NEW16_AT(d, 64), FOX_NEW16_AT(d, 80), FOX_NEW16_AT(d, 96), FOX_NEW16_AT(d, 112)
+#define FOX_FIRST4 "%0, %1, %2, %3"
+#define FOX_FIRST8 FOX_FIRST4 ", %4, %5, %6, %7"
+#define FOX_FIRST16 FOX_FIRST8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define FOX_FIRST32 \
   FOX_FIRST16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define FOX_FIRST64                                                                  \
@@ -75,123 +86,98 @@ __device__ __forceinline__ void WarpgroupFenceOperand(float (&sums)[kCount]) {
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
   "%127"
 // `adds`: "eq" to add to the sums, "ne" to begin them. `rest`: the operands after the sums.
-#define FOX_WGMMA(adds, shape, sums, rest) \
-  "{\n.reg .pred add;\nsetp." adds         \
-  ".u32 add, 0, 0;\n"                      \
-  "wgmma.mma_async.sync.aligned." shape ".f32.bf16.bf16 {" sums "}, " rest ";\n}\n"
+#define FOX_WGMMA(adds, n, sums, rest) \
+  "{\n.reg .pred add;\nsetp." adds     \
+  ".u32 add, 0, 0;\n"                  \
+  "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" sums "}, " rest ";\n}\n"
+// A product of operands in shared memory. The first of a chain takes nothing from d: sums that
+// ordinary instructions write while other products run would make ptxas wait for those.
+#define FOX_WGMMA_SHARED(Name, n, count, operands, transposed)                               \
+  template <bool kFirst>                                                                     \
+  __device__ __forceinline__ void Name(float(&d)[count], uint64_t a, uint64_t b) {           \
+    if constexpr (kFirst) {                                                                  \
+      asm volatile(FOX_WGMMA("ne", n, FOX_FIRST##count, operands ", add, 1, 1, " transposed) \
+                   : FOX_NEW##count(d)                                                       \
+                   : "l"(a), "l"(b));                                                        \
+    } else {                                                                                 \
+      asm volatile(FOX_WGMMA("eq", n, FOX_FIRST##count, operands ", add, 1, 1, " transposed) \
+                   : FOX_SUMS##count(d)                                                      \
+                   : "l"(a), "l"(b));                                                        \
+    }                                                                                        \
+  }
 
 // d = a b^T with kFirst, else d += a b^T: a [64, 16] and b [N, 16] in shared memory, both with 16
-// contiguous; N is 256, 128 or 64. The first of a chain takes nothing from d: sums that ordinary
-// instructions write while other products run would make ptxas wait for those.
-#define FOX_WGMMA_QK(count, shape, operands)                                              \
-  template <bool kFirst>                                                                  \
-  __device__ __forceinline__ void WgmmaQk(float(&d)[count], uint64_t a, uint64_t b) {     \
-    if constexpr (kFirst) {                                                               \
-      asm volatile(FOX_WGMMA("ne", shape, FOX_FIRST##count, operands ", add, 1, 1, 0, 0") \
-                   : FOX_NEW##count(d)                                                    \
-                   : "l"(a), "l"(b));                                                     \
-    } else {                                                                              \
-      asm volatile(FOX_WGMMA("eq", shape, FOX_FIRST##count, operands ", add, 1, 1, 0, 0") \
-                   : FOX_SUMS##count(d)                                                   \
-                   : "l"(a), "l"(b));                                                     \
-    }                                                                                     \
-  }
-FOX_WGMMA_QK(128, "m64n256k16", "%128, %129")
-FOX_WGMMA_QK(64, "m64n128k16", "%64, %65")
-FOX_WGMMA_QK(32, "m64n64k16", "%32, %33")
+// contiguous. That the order in which the sixteen terms of a sum are added does not depend on N is
+// said by no document; products of decode rows rely on it (cluster_gemm.cu), and a test shows it.
+#define FOX_WGMMA_QK(n, count, operands) FOX_WGMMA_SHARED(WgmmaQk, n, count, operands, "0, 0")
+FOX_WGMMA_QK("8", 4, "%4, %5")
+FOX_WGMMA_QK("16", 8, "%8, %9")
+FOX_WGMMA_QK("32", 16, "%16, %17")
+FOX_WGMMA_QK("64", 32, "%32, %33")
+FOX_WGMMA_QK("128", 64, "%64, %65")
+FOX_WGMMA_QK("256", 128, "%128, %129")
 #undef FOX_WGMMA_QK
 
-// d = a b with kFirst, else d += a b: a [64, 16] in shared memory with 16 contiguous, b [16, N]
-// with N contiguous; N is 32 or 64.
-template <bool kFirst>
-__device__ __forceinline__ void WgmmaRows(float (&d)[16], uint64_t a, uint64_t b) {
-  if constexpr (kFirst) {
-    asm volatile(FOX_WGMMA("ne", "m64n32k16", FOX_FIRST16, "%16, %17, add, 1, 1, 0, 1")
-                 : FOX_NEW16(d, 0)
-                 : "l"(a), "l"(b));
-  } else {
-    asm volatile(FOX_WGMMA("eq", "m64n32k16", FOX_FIRST16, "%16, %17, add, 1, 1, 0, 1")
-                 : FOX_SUMS16(d, 0)
-                 : "l"(a), "l"(b));
-  }
-}
-
-template <bool kFirst>
-__device__ __forceinline__ void WgmmaRows(float (&d)[32], uint64_t a, uint64_t b) {
-  if constexpr (kFirst) {
-    asm volatile(FOX_WGMMA("ne", "m64n64k16", FOX_FIRST32, "%32, %33, add, 1, 1, 0, 1")
-                 : FOX_NEW32(d)
-                 : "l"(a), "l"(b));
-  } else {
-    asm volatile(FOX_WGMMA("eq", "m64n64k16", FOX_FIRST32, "%32, %33, add, 1, 1, 0, 1")
-                 : FOX_SUMS32(d)
-                 : "l"(a), "l"(b));
-  }
-}
+// The same with a b: b [16, N] with N contiguous.
+FOX_WGMMA_SHARED(WgmmaRows, "32", 16, "%16, %17", "0, 1")
+FOX_WGMMA_SHARED(WgmmaRows, "64", 32, "%32, %33", "0, 1")
 
 // d += a b: a [64, 16] in registers, the words 4 step to 4 step + 3 of p; b [16, N] in shared
-// memory with N contiguous; N is 32, 64 or 128.
-template <int kWords>
-__device__ __forceinline__ void WgmmaValues(float (&d)[16], const uint32_t (&p)[kWords], int step,
-                                            uint64_t b) {
-  const int i = 4 * step;
-  asm volatile(FOX_WGMMA("eq", "m64n32k16", FOX_FIRST16, "{%16, %17, %18, %19}, %20, add, 1, 1, 1")
-               : FOX_SUMS16(d, 0)
-               : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));
-}
-
-template <int kWords>
-__device__ __forceinline__ void WgmmaValues(float (&d)[32], const uint32_t (&p)[kWords], int step,
-                                            uint64_t b) {
-  const int i = 4 * step;
-  asm volatile(FOX_WGMMA("eq", "m64n64k16", FOX_FIRST32, "{%32, %33, %34, %35}, %36, add, 1, 1, 1")
-               : FOX_SUMS32(d)
-               : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));
-}
-
-template <int kWords>
-__device__ __forceinline__ void WgmmaValues(float (&d)[64], const uint32_t (&p)[kWords], int step,
-                                            uint64_t b) {
-  const int i = 4 * step;
-  asm volatile(FOX_WGMMA("eq", "m64n128k16", FOX_FIRST64, "{%64, %65, %66, %67}, %68, add, 1, 1, 1")
-               : FOX_SUMS64(d)
-               : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));
-}
+// memory with N contiguous.
+#define FOX_WGMMA_VALUES(n, count, operands)                                                \
+  template <int kWords>                                                                     \
+  __device__ __forceinline__ void WgmmaValues(float(&d)[count], const uint32_t(&p)[kWords], \
+                                              int step, uint64_t b) {                       \
+    const int i = 4 * step;                                                                 \
+    asm volatile(FOX_WGMMA("eq", n, FOX_FIRST##count, operands ", add, 1, 1, 1")            \
+                 : FOX_SUMS##count(d)                                                       \
+                 : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));         \
+  }
+FOX_WGMMA_VALUES("32", 16, "{%16, %17, %18, %19}, %20")
+FOX_WGMMA_VALUES("64", 32, "{%32, %33, %34, %35}, %36")
+FOX_WGMMA_VALUES("128", 64, "{%64, %65, %66, %67}, %68")
+#undef FOX_WGMMA_VALUES
 
 // The same, and sums += the row sums of a: b has eight more columns, of ones, in a block of their
 // own (`leading` behind the last). Lanes of a quad hold the same: sums[0] of the first row, sums[2]
 // of the second.
-#define FOX_WGMMA_VALUES_AND_SUMS(count, shape, outputs, first, rest)                    \
+#define FOX_WGMMA_VALUES_AND_SUMS(n, count, first, rest)                                 \
   __device__ __forceinline__ void WgmmaValuesAndSums(                                    \
       float(&d)[count], float(&sums)[4], const uint32_t(&p)[32], int step, uint64_t b) { \
     const int i = 4 * step;                                                              \
-    asm volatile(FOX_WGMMA("eq", shape, first, rest ", add, 1, 1, 1")                    \
-                 : outputs, FOX_SUMS4(sums, 0)                                           \
+    asm volatile(FOX_WGMMA("eq", n, FOX_FIRST##count first, rest ", add, 1, 1, 1")       \
+                 : FOX_SUMS##count(d), FOX_SUMS4(sums)                                   \
                  : "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]), "l"(b));      \
   }
-FOX_WGMMA_VALUES_AND_SUMS(16, "m64n40k16", FOX_SUMS16(d, 0), FOX_FIRST16 ", %16, %17, %18, %19",
-                          "{%20, %21, %22, %23}, %24")
-FOX_WGMMA_VALUES_AND_SUMS(32, "m64n72k16", FOX_SUMS32(d), FOX_FIRST32 ", %32, %33, %34, %35",
-                          "{%36, %37, %38, %39}, %40")
-FOX_WGMMA_VALUES_AND_SUMS(64, "m64n136k16", FOX_SUMS64(d), FOX_FIRST64 ", %64, %65, %66, %67",
-                          "{%68, %69, %70, %71}, %72")
+FOX_WGMMA_VALUES_AND_SUMS("40", 16, ", %16, %17, %18, %19", "{%20, %21, %22, %23}, %24")
+FOX_WGMMA_VALUES_AND_SUMS("72", 32, ", %32, %33, %34, %35", "{%36, %37, %38, %39}, %40")
+FOX_WGMMA_VALUES_AND_SUMS("136", 64, ", %64, %65, %66, %67", "{%68, %69, %70, %71}, %72")
 #undef FOX_WGMMA_VALUES_AND_SUMS
 
+#undef FOX_WGMMA_SHARED
 #undef FOX_WGMMA
 #undef FOX_FIRST128
 #undef FOX_FIRST64
 #undef FOX_FIRST32
 #undef FOX_FIRST16
+#undef FOX_FIRST8
+#undef FOX_FIRST4
 #undef FOX_NEW128
 #undef FOX_NEW64
 #undef FOX_NEW32
 #undef FOX_NEW16
+#undef FOX_NEW8
 #undef FOX_NEW4
+#undef FOX_NEW16_AT
+#undef FOX_NEW4_AT
 #undef FOX_SUMS128
 #undef FOX_SUMS64
 #undef FOX_SUMS32
 #undef FOX_SUMS16
+#undef FOX_SUMS8
 #undef FOX_SUMS4
+#undef FOX_SUMS16_AT
+#undef FOX_SUMS4_AT
 
 // Moves registers between the warpgroups of a block whose register count is fixed at launch.
 template <int kCount>

@@ -5,6 +5,7 @@
 #include <malloc.h>
 
 #include <cmath>
+#include <optional>
 #include <random>
 
 namespace fox {
@@ -105,30 +106,28 @@ TEST(CpuOpsTest, PlainRowsDoNotDependOnOtherRows) {
   }
 }
 
-// The transform alone: through the identity matrix.
-std::vector<float> Transformed(CpuOps& ops, InputTransform transform, std::vector<float> in,
-                               int64_t rows, int64_t cols) {
-  std::vector<float> identity(static_cast<size_t>(cols * cols)),
-      scratch(static_cast<size_t>(rows * cols)), out = scratch;
+// Norm and gate alone: with the identity for a weight.
+std::vector<float> ThroughIdentity(CpuOps& ops, std::vector<float> in, int64_t rows,
+                                   std::optional<RmsNorm> norm, std::optional<Activation> gate) {
+  const int64_t cols = static_cast<int64_t>(in.size()) / rows, out_cols = gate ? cols / 2 : cols;
+  std::vector<float> identity(static_cast<size_t>(cols * cols));
   for (int64_t i = 0; i < cols; ++i) identity[static_cast<size_t>(i * cols + i)] = 1;
-  transform.scratch = View(scratch, rows, cols);
+  std::vector<float> out(static_cast<size_t>(rows * out_cols));
   const auto packed = ops.Pack(View(identity, cols, cols));
-  ops.Linear({.in = View(in, rows, static_cast<int64_t>(in.size()) / rows),
-              .transform = transform,
+  ops.Linear({.in = View(in, rows, cols),
+              .norm = norm,
               .weight = *packed,
-              .out = View(out, rows, cols)},
+              .gate = gate,
+              .out = View(out, rows, out_cols)},
              nullptr);
   return out;
 }
 
-TEST(CpuOpsTest, RmsNormAndGates) {
+TEST(CpuOpsTest, NormsRows) {
   CpuOps ops({DType::kF32, true, 2});
-  std::vector<float> x = Random(3 * 40, 5), weight = Random(40, 6);
-  InputTransform norm;
-  norm.kind = InputTransform::Kind::kRmsNorm;
-  norm.weight = weight.data();
-  norm.eps = 1e-6;
-  const std::vector<float> y = Transformed(ops, norm, x, 3, 40);
+  const std::vector<float> x = Random(3 * 40, 5), weight = Random(40, 6);
+  const std::vector<float> y =
+      ThroughIdentity(ops, x, 3, RmsNorm{weight.data(), 1e-6}, std::nullopt);
   for (size_t r = 0; r < 3; ++r) {
     double square = 0;
     for (size_t i = 0; i < 40; ++i) square += std::pow(static_cast<double>(x[r * 40 + i]), 2);
@@ -139,12 +138,15 @@ TEST(CpuOpsTest, RmsNormAndGates) {
                   1e-5);
     }
   }
+}
+
+TEST(CpuOpsTest, GatesHalves) {
+  CpuOps ops({DType::kF32, true, 2});
   std::vector<float> gate_up = Random(3 * 74, 7);
   gate_up[0] = 1000;
   gate_up[1] = -1000;
-  for (Activation act : {Activation::kSilu, Activation::kSigmoid}) {
-    const std::vector<float> out =
-        Transformed(ops, {.kind = InputTransform::Kind::kGatedAct, .act = act}, gate_up, 3, 37);
+  for (const Activation act : {Activation::kSilu, Activation::kSigmoid}) {
+    const std::vector<float> out = ThroughIdentity(ops, gate_up, 3, std::nullopt, act);
     for (size_t r = 0; r < 3; ++r) {
       for (size_t i = 0; i < 37; ++i) {
         const auto g = static_cast<double>(gate_up[r * 74 + i]);
@@ -155,6 +157,37 @@ TEST(CpuOpsTest, RmsNormAndGates) {
       }
     }
   }
+}
+
+// Whose memory the budget counts before anything is allocated.
+TEST(CpuOpsTest, ProductsTakeTheWorkspaceThatIsCounted) {
+  class CountingOps : public CpuOps {
+   public:
+    using CpuOps::CpuOps;
+    Buffer Allocate(size_t bytes) override {
+      allocated += static_cast<int64_t>(bytes);
+      return CpuOps::Allocate(bytes);
+    }
+    int64_t allocated = 0;
+  };
+  constexpr int64_t kRows = 20, kHidden = 16, kInner = 24;
+  CountingOps ops({DType::kF32, true, 1});
+  std::vector<float> weight = Random(2 * kInner * kHidden, 1), x = Random(kRows * kHidden, 2);
+  std::vector<float> h(kRows * kInner);
+  const auto packed = ops.Pack(View(weight, 2 * kInner, kHidden));
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    ops.Linear({.in = View(x, kRows, kHidden),
+                .norm = RmsNorm{weight.data(), 1e-6},
+                .weight = *packed,
+                .gate = Activation::kSilu,
+                .out = View(h, kRows, kInner)},
+               nullptr);
+  }
+  Workload load;
+  load.hidden_size = kHidden;
+  load.intermediate_size = kInner;
+  load.max_rows = kRows;
+  EXPECT_EQ(ops.allocated, ops.WorkspaceBytes(load));
 }
 
 TEST(CpuOpsTest, EmbedClampsIdsAndReadsAnyDtype) {

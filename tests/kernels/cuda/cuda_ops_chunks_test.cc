@@ -57,7 +57,9 @@ class ChunkRun {
     options.portable = c.portable;
     ops_ = CudaOps::Create(options, &error);
     EXPECT_NE(ops_, nullptr) << error;
-    ops_->Reserve(c.prompt + kSlots * kNeighbourTokens, kSlots, kv_.view.shape);
+    ops_->Reserve({.shape = kv_.view.shape,
+                   .max_rows = c.prompt + kSlots * kNeighbourTokens,
+                   .max_seqs = kSlots});
     MakeParameters();
   }
 

@@ -204,7 +204,7 @@ TEST(CudaOpsTest, EmptyBatchTouchesNothing) {
   const auto ops = MakeOps(false);
   const HeadInputs inputs = Inputs({}, 64, 29, {3});
   PagedKvStorage storage(ShapeFor(inputs.shape, 64, DType::kBF16), *ops);
-  ops->Reserve(64, 4, storage.view().shape);
+  ops->Reserve({.shape = storage.view().shape, .max_rows = 64, .max_seqs = 4});
   const std::vector<int32_t> slots(4, -1);
   const std::vector<int64_t> rows = {0, 1, 2, 3, 4}, positions(4, 0);
   const std::vector<double> tolerance(4, -10);
@@ -260,7 +260,7 @@ TEST(CudaOpsTest, StepsOfPromptsLaunchNoDecodeAttention) {
   for (const bool portable : {false, true}) {
     const auto ops = MakeOps(portable);
     PagedKvStorage storage(ShapeFor({}, 256, DType::kBF16), *ops);
-    ops->Reserve(256, 3, storage.view().shape);
+    ops->Reserve({.shape = storage.view().shape, .max_rows = 256, .max_seqs = 3});
     const size_t prompts =
         AttentionKernels(*ops, storage.view(), {{.slot = 0, .rows = 70}, {.slot = 1, .rows = 2}});
     const size_t mixed = AttentionKernels(

@@ -86,7 +86,9 @@ DeviceHeads::DeviceHeads(const HeadConstants& head, std::vector<HeadRows> sequen
   EXPECT_NE(ops_, nullptr) << error;
   int64_t rows = 0;
   for (const HeadRows& sequence : sequences_) rows += sequence.length();
-  ops_->Reserve(rows, static_cast<int>(sequences_.size()), kv_.view.shape);
+  ops_->Reserve({.shape = kv_.view.shape,
+                 .max_rows = rows,
+                 .max_seqs = static_cast<int64_t>(sequences_.size())});
 }
 
 void DeviceHeads::Step(const std::vector<int64_t>& rows, bool attend) {

@@ -108,55 +108,31 @@ class TestMatrix {
   DeviceArray<BFloat16> bf16_;
 };
 
-// A transform and the host's view of its operands; null: absent.
-struct TransformCase {
-  InputTransform::Kind kind = InputTransform::Kind::kNone;
-  Activation act = Activation::kSigmoid;
-  const TestMatrix* weight = nullptr;  // [1, cols]
+inline std::vector<double> RowOf(const TestMatrix& m, int64_t row) {
+  std::vector<double> x(static_cast<size_t>(m.cols()));
+  for (size_t c = 0; c < x.size(); ++c) x[c] = m.At(row, static_cast<int64_t>(c));
+  return x;
+}
 
-  static constexpr double kEps = 1e-5;
+// The norm with these weights.
+inline RmsNorm NormBy(const TestMatrix& weight) { return {weight.view().data, 1e-5}; }
 
-  InputTransform params() const {
-    InputTransform t;
-    t.kind = kind;
-    t.act = act;
-    t.eps = kEps;
-    if (weight != nullptr) t.weight = weight->view().data;
-    return t;
-  }
-};
+// What NormBy does to a row, in float64.
+inline std::vector<double> NormedRow(const TestMatrix& in, int64_t row, const TestMatrix& weight) {
+  std::vector<double> x = RowOf(in, row);
+  double square = 0;
+  for (const double value : x) square += value * value;
+  const double scale = 1 / std::sqrt(square / static_cast<double>(x.size()) + NormBy(weight).eps);
+  for (size_t c = 0; c < x.size(); ++c) x[c] *= scale * weight.At(0, static_cast<int64_t>(c));
+  return x;
+}
 
 inline double Activated(double x, Activation act) {
   return (act == Activation::kSilu ? x : 1.0) / (1.0 + std::exp(-x));
 }
 
-// What kernels/linear_params.h says, in float64.
-inline std::vector<double> TransformedRow(const TransformCase& t, const TestMatrix& in,
-                                          int64_t row) {
-  using Kind = InputTransform::Kind;
-  std::vector<double> x(static_cast<size_t>(in.cols()));
-  for (size_t c = 0; c < x.size(); ++c) x[c] = in.At(row, static_cast<int64_t>(c));
-  if (t.kind == Kind::kGatedAct) {
-    const size_t half = x.size() / 2;
-    for (size_t c = 0; c < half; ++c) x[c] = Activated(x[c], t.act) * x[half + c];
-    x.resize(half);
-  }
-  if (t.kind == Kind::kRmsNorm) {
-    double square = 0;
-    for (const double value : x) square += value * value;
-    const double scale =
-        1 / std::sqrt(square / static_cast<double>(x.size()) + TransformCase::kEps);
-    for (size_t c = 0; c < x.size(); ++c) {
-      x[c] *= scale * (t.weight == nullptr ? 1.0 : t.weight->At(0, static_cast<int64_t>(c)));
-    }
-  }
-  return x;
-}
-
-// Relative error of a transform before it is rounded to bf16, |gate| <= 8: sums of squares of n
-// terms, rsqrt, exp, a division and a few products in float32.
-inline double TransformError(int64_t cols) {
-  return (static_cast<double>(cols) / 16 + 64) * 0x1p-24;
-}
+// Relative error of a norm before it is rounded to bf16: sums of squares of n terms, rsqrt and a
+// few products in float32.
+inline double NormError(int64_t cols) { return (static_cast<double>(cols) / 16 + 64) * 0x1p-24; }
 
 }  // namespace fox::cuda::testing

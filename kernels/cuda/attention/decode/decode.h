@@ -19,12 +19,12 @@ namespace fox::cuda {
 // aligned; lse float32 or empty. The output norm is computed in float32, before the one rounding. A
 // row visits its list's pages from schedule.first_visible_page on, or all live ones where that is
 // null (first_live follows the bound). blocks_total, blocks_pruned: added to as in prefill.h.
-// after_append_decode: the kernel right before is AppendDecode of the same batch and layer, which
-// starts this one when all before it and the projection have ended (launch.h). REQUIRES: head_dim
-// 16, 32, 64 or 128. Enqueues on `stream`; gives the launch's error.
+// reads_early: no kernel that has not ended when this one starts (launch.h) writes a list or a page
+// but the rows' own ones. REQUIRES: head_dim 16, 32, 64 or 128. Enqueues on `stream`; gives the
+// launch's error.
 cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& params,
-                            const PagedKv& kv, const StepSchedule& schedule,
-                            bool after_append_decode, cudaStream_t stream);
+                            const PagedKv& kv, const StepSchedule& schedule, bool reads_early,
+                            cudaStream_t stream);
 
 // The number of blocks of the kernel for larger batches: as many as are resident on the device at
 // once (StepSchedule::decode_blocks).

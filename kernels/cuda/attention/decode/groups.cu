@@ -195,7 +195,7 @@ template <int kHeadDim>
 __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
     DecodeGroupsKernel(const __grid_constant__ Decode a) {
   __shared__ GroupShared<kHeadDim> shared;
-  if (!a.after_append_decode) WaitOnDependencies();
+  if (!a.reads_early) WaitOnDependencies();
   const Start start = LoadStart(a);
   const SeqHead& seq_head = start.seq_head;
   if (start.first == start.last) {

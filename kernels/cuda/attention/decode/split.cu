@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
     DecodeKernel(const __grid_constant__ Decode a) {
   using L = Layout<kHeadDim>;
   __shared__ Shared<kHeadDim> shared;
-  if (!a.after_append_decode) WaitOnDependencies();
+  if (!a.reads_early) WaitOnDependencies();
   const Start start = LoadStart(a);
   const SeqHead& seq_head = start.seq_head;
   if (start.first == start.last) {
@@ -224,21 +224,16 @@ cudaError_t DecodeBlocks(const PagedKvShape& shape, int* blocks) {
 }
 
 cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& params,
-                            const PagedKv& kv, const StepSchedule& schedule,
-                            bool after_append_decode, cudaStream_t stream) {
+                            const PagedKv& kv, const StepSchedule& schedule, bool reads_early,
+                            cudaStream_t stream) {
   if (batch.num_seqs == 0) return cudaSuccess;
-  FOX_CHECK(!after_append_decode || batch.num_rows == batch.num_seqs);
+  FOX_CHECK(!reads_early || batch.num_rows == batch.num_seqs);
   const int together = HeadsTogether(kv.shape);
-  const Decode arguments{batch,
-                         params,
-                         MakeOutputTransformArguments(params),
-                         kv,
-                         schedule,
-                         kv.shape.group(),
-                         together,
-                         after_append_decode};
+  const Decode arguments{batch,    params,     MakeOutputTransformArguments(params),
+                         kv,       schedule,   kv.shape.group(),
+                         together, reads_early};
   if (together > 1) return DecodeGroups(arguments, stream);
-  if (batch.small && after_append_decode && DecodeClusterRuns(kv.shape)) {
+  if (batch.small && reads_early && DecodeClusterRuns(kv.shape)) {
     return DecodeCluster(arguments, stream);
   }
   return DispatchHeadDim(kv.shape.head_dim,

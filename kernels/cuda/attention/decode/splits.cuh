@@ -33,11 +33,9 @@ struct Decode {
   OutputTransformArguments transform;  // params.transform
   PagedKv kv;
   StepSchedule schedule;
-  int group;     // query heads of a kv head
-  int together;  // HeadsTogether: of these that a seq_head stands for
-  // Whether the kernel right before is AppendDecode, which starts this one when all before it and
-  // the projection have ended (launch.h): what these do not write may then be read while they run.
-  bool after_append_decode;
+  int group;         // query heads of a kv head
+  int together;      // HeadsTogether: of these that a seq_head stands for
+  bool reads_early;  // as in decode.h
 };
 
 // One (sequence, query head) and its window.

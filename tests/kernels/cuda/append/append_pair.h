@@ -231,10 +231,11 @@ class AppendPair {
                                          return host.empty() ? nullptr : device.data();
                                        });
     ASSERT_EQ(BeginStep(batch.view, kv_.view, schedule.view, nullptr), cudaSuccess);
-    // Every other time as if the kernel before had drained (launch.h).
+    // Every other time as if the kernel before left the state alone (launch.h).
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    const bool drained = ++gpu_runs_ % 2 == 0;
-    ASSERT_EQ(Append(batch.view, params, kv_.view, schedule.view, drained, nullptr), cudaSuccess);
+    const bool reads_early = ++gpu_runs_ % 2 == 0;
+    ASSERT_EQ(Append(batch.view, params, kv_.view, schedule.view, reads_early, nullptr),
+              cudaSuccess);
     projection = rows.ToHost();
   }
 

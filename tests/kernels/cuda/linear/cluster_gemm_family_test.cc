@@ -1,6 +1,6 @@
-// The two kernels for decode rows are one family: a row has the same bits alone or among two to
-// four, by small_batch_gemm.cu, as among 64, by cluster_gemm.cu, whatever is done to it before and
-// after the product.
+// The two kernels for decode rows are one family: a row has the same bits alone or among a few, by
+// small_batch_gemm.cu, as among 64, by cluster_gemm.cu, whatever is done to it before and after the
+// product.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/cuda/linear/cluster_gemm.h"
-#include "kernels/cuda/linear/input_transform.h"
+#include "kernels/cuda/linear/row_transforms.h"
 #include "kernels/cuda/linear/small_batch_gemm.h"
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
@@ -22,9 +22,7 @@ namespace {
 using testing::Call;
 using testing::LinearTest;
 using testing::TestMatrix;
-using testing::TransformCase;
 using testing::Uniform;
-using Kind = InputTransform::Kind;
 
 class ClusterGemmFamilyTest : public LinearTest,
                               public ::testing::WithParamInterface<std::tuple<int64_t, int64_t>> {
@@ -38,27 +36,24 @@ class ClusterGemmFamilyTest : public LinearTest,
   }
 
   cudaError_t Start(const LinearParams& params) override {
-    if (few_) {
-      LinearParams apart = params;
-      apart.transform.apart = apart_;
-      return SmallBatchGemm(apart, kLimits, stream_);
-    }
+    if (few_) return SmallBatchGemm(params, kLimits, stream_);
     MatrixView x = params.in;
-    if (!params.takes.rows.empty()) {
-      x = params.takes.rows.Rows(0, params.in.rows);
-    } else if (params.transform.kind != Kind::kNone) {
-      x = params.transform.scratch;
-      const cudaError_t error = TransformRows(params.in, params.transform, x, stream_);
-      if (error != cudaSuccess) return error;
+    DeferredNorm normed;
+    if (params.norm) {
+      normed = {normed_.view(), static_cast<float*>(sums_.view().data)};
+      x = normed.rows;
+      if (const cudaError_t error = DeferNorm(params.in, *params.norm, normed, stream_)) {
+        return error;
+      }
     }
-    return ClusterGemm(x, params, kLimits.multiprocessors, stream_);
+    return ClusterGemm(x, normed.sums, params, {}, kLimits.multiprocessors, stream_);
   }
 
   // Rows [first, first + rows) by the kernel for few of them or the one for more.
   std::vector<float> Outputs(const Call& call, DType dtype, bool few, int64_t first, int64_t rows) {
-    TestMatrix y(dtype, rows, out_, 0);
+    TestMatrix y(dtype, rows, call.outputs(), 0);
     for (int64_t r = 0; call.accumulate && r < rows; ++r) {
-      for (int64_t c = 0; c < out_; ++c) y.At(r, c) = before_.At(first + r, c);
+      for (int64_t c = 0; c < y.cols(); ++c) y.At(r, c) = before_.At(first + r, c);
     }
     y.Upload();
     few_ = few;
@@ -67,28 +62,33 @@ class ClusterGemmFamilyTest : public LinearTest,
     return y.host();
   }
 
-  void ExpectSame(const Call& of_many, const Call& of_few, DType dtype) {
-    const std::vector<float> want = Outputs(of_many, dtype, false, 0, kRows);
-    for (int64_t rows = 1; rows <= kMaxGemvRows; ++rows) {
+  void ExpectSame(const Call& call, DType dtype) {
+    const int64_t out = call.outputs();
+    const std::vector<float> want = Outputs(call, dtype, false, 0, kRows);
+    for (int64_t rows = 1; rows <= kMaxSmallBatchRows; ++rows) {
       for (const int64_t first : {int64_t{0}, int64_t{30}, kRows - rows}) {
-        const std::vector<float> got = Outputs(of_few, dtype, true, first, rows);
-        const auto differs = std::mismatch(got.begin(), got.end(), want.begin() + first * out_);
+        const std::vector<float> got = Outputs(call, dtype, true, first, rows);
+        const auto differs = std::mismatch(got.begin(), got.end(), want.begin() + first * out);
         const int64_t at = differs.first - got.begin();
-        ASSERT_EQ(at, rows * out_)
-            << "row " << at / out_ << " output " << at % out_ << " of " << rows << " rows from "
-            << first << ": " << *differs.first << " not " << *differs.second;
+        ASSERT_EQ(at, rows * out) << "row " << at / out << " output " << at % out << " of " << rows
+                                  << " rows from " << first << ": " << *differs.first << " not "
+                                  << *differs.second;
       }
     }
   }
 
   void ExpectSame(const Call& call) {
-    ExpectSame(call, call, DType::kF32);
-    ExpectSame(call, call, DType::kBF16);
+    ExpectSame(call, DType::kF32);
+    ExpectSame(call, DType::kBF16);
     Call adding = call;
     adding.bias = &bias_;
-    ExpectSame(adding, adding, DType::kBF16);
+    ExpectSame(adding, DType::kBF16);
     adding.accumulate = true;
-    ExpectSame(adding, adding, DType::kF32);
+    ExpectSame(adding, DType::kF32);
+    if (out_ % 2 != 0) return;
+    Call gating = call;
+    gating.gate = Activation::kSilu;
+    ExpectSame(gating, DType::kBF16);
   }
 
   static constexpr int64_t kRows = 64;
@@ -98,7 +98,9 @@ class ClusterGemmFamilyTest : public LinearTest,
   TestMatrix weight_{DType::kBF16, out_, in_, 0};
   TestMatrix bias_{DType::kF32, 1, out_, 0}, before_{DType::kF32, kRows, out_, 0};
   TestMatrix norm_{DType::kF32, 1, in_, 0};
-  bool few_ = false, apart_ = false;
+  TestMatrix normed_{DType::kBF16, kRows, in_, 0};
+  TestMatrix sums_{DType::kF32, kRows, DeferredNorm::SumsOf(in_), 0};
+  bool few_ = false;
 };
 
 TEST_P(ClusterGemmFamilyTest, PlainRows) {
@@ -107,45 +109,10 @@ TEST_P(ClusterGemmFamilyTest, PlainRows) {
   ExpectSame({.in = &x, .weight = &weight_});
 }
 
-// As before the first layer and before the vocabulary.
 TEST_P(ClusterGemmFamilyTest, NormedRows) {
   TestMatrix x(DType::kF32, kRows, in_, 0);
   x.FillUniform(uniform_, 30);
-  ExpectSame(
-      {.in = &x, .transform = {.kind = Kind::kRmsNorm, .weight = &norm_}, .weight = &weight_});
-}
-
-TEST_P(ClusterGemmFamilyTest, GatedRows) {
-  TestMatrix halves(DType::kBF16, kRows, 2 * in_, 8);
-  halves.FillUniform(uniform_, 4);
-  ExpectSame({.in = &halves,
-              .transform = {.kind = Kind::kGatedAct, .act = Activation::kSilu},
-              .weight = &weight_});
-}
-
-// A norm between two products: of 64 rows the first leaves them and the second takes them; one to
-// four take it apart themselves.
-TEST_P(ClusterGemmFamilyTest, NormsTakenApart) {
-  constexpr int64_t kInner = 520;
-  TestMatrix h(DType::kBF16, kRows, kInner, 0), first(DType::kBF16, in_, kInner, 0);
-  h.FillUniform(uniform_, 1);
-  first.FillUniform(uniform_, 1);
-  TestMatrix x(DType::kF32, kRows, in_, 0), normed(DType::kBF16, kRows, in_, 8);
-  x.FillUniform(uniform_, 30);
-  TestMatrix sums(DType::kF32, kRows, NormedRows::SumsOf(in_), 0);
-  const NormedRows left{.rows = normed.view(),
-                        .sums = static_cast<float*>(sums.view().data),
-                        .weight = norm_.view().data,
-                        .eps = TransformCase::kEps};
-  ASSERT_EQ(Run({.in = &h, .weight = &first, .accumulate = true, .leaves = left}, x), cudaSuccess);
-  const Call taking{.in = &x, .weight = &weight_, .bias = &bias_, .takes = left};
-  const Call apart{.in = &x,
-                   .transform = {.kind = Kind::kRmsNorm, .weight = &norm_},
-                   .weight = &weight_,
-                   .bias = &bias_};
-  apart_ = true;
-  ExpectSame(taking, apart, DType::kF32);
-  ExpectSame(taking, apart, DType::kBF16);
+  ExpectSame({.in = &x, .norm = &norm_, .weight = &weight_});
 }
 
 INSTANTIATE_TEST_SUITE_P(Weights, ClusterGemmFamilyTest,

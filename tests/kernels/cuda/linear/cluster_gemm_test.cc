@@ -1,6 +1,6 @@
 // Products of few rows in clusters: against float64; their order of sums, stated on the host, for
 // every way to split W's columns and any number of rows; the gated form against a product and a
-// transform; norms taken apart.
+// gate; deferred norms.
 #include "kernels/cuda/linear/cluster_gemm.h"
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "kernels/core/dtype.h"
-#include "kernels/cuda/linear/input_transform.h"
+#include "kernels/cuda/linear/row_transforms.h"
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
 
@@ -24,7 +24,6 @@ namespace {
 using testing::Call;
 using testing::LinearTest;
 using testing::TestMatrix;
-using testing::TransformCase;
 using testing::Uniform;
 
 // Calls of the kernel itself, whatever LinearEngine would choose.
@@ -35,9 +34,8 @@ class ClusterGemmCalls : public LinearTest {
   }
 
   cudaError_t Start(const LinearParams& params) override {
-    const MatrixView& taken = params.takes.rows;
-    const MatrixView x = taken.empty() ? params.in : taken.Rows(0, params.in.rows);
-    return ClusterGemm(x, params, multiprocessors_, stream_);
+    const MatrixView x = params.norm ? normed_.rows : params.in;
+    return ClusterGemm(x, normed_.sums, params, next_, multiprocessors_, stream_);
   }
 
   // Of `call` for `rows` rows from `first` on, into float32 that holds `before` or nothing.
@@ -64,6 +62,7 @@ class ClusterGemmCalls : public LinearTest {
 
   static constexpr int kSplits[] = {1, 2, 4, 8};
   int multiprocessors_ = 132;
+  DeferredNorm normed_, next_;  // of calls with `norm`; with `next_norm`
 };
 
 // Weights whose columns 132 multiprocessors split among 8, 4, 2 and 1 blocks; tiles of outputs and
@@ -102,7 +101,7 @@ TEST_P(ClusterGemmTest, MatchesFloat64) {
 }
 
 // A row's bits are those that it has in a batch of 64, wherever it stands and however many there
-// are. This also shows what wgmma_narrow.cuh assumes of the tensor cores.
+// are. This also shows what wgmma.cuh assumes of the tensor cores.
 TEST_P(ClusterGemmTest, BitsDoNotDependOnTheNumberOfRows) {
   FillAll();
   const Call call{.in = &x_, .weight = &weight_, .bias = &bias_};
@@ -266,7 +265,7 @@ class ClusterGemmGatedTest
     : public ClusterGemmCalls,
       public ::testing::WithParamInterface<std::tuple<int64_t, int64_t, Activation>> {};
 
-TEST_P(ClusterGemmGatedTest, HasTheBitsOfProductAndTransform) {
+TEST_P(ClusterGemmGatedTest, HasTheBitsOfProductAndGate) {
   const auto [inner, in, act] = GetParam();
   Uniform uniform(41);
   TestMatrix weight(DType::kBF16, 2 * inner, in, 0);
@@ -276,13 +275,11 @@ TEST_P(ClusterGemmGatedTest, HasTheBitsOfProductAndTransform) {
     TestMatrix want(DType::kBF16, rows, inner, 8), got(DType::kBF16, rows, inner, 8);
     x.FillUniform(uniform, 1);
     ASSERT_EQ(Run({.in = &x, .weight = &weight}, product), cudaSuccess);
-    ASSERT_EQ(TransformRows(product.view(), {.kind = InputTransform::Kind::kGatedAct, .act = act},
-                            want.view(), stream_),
-              cudaSuccess);
+    ASSERT_EQ(GateRows(product.view(), act, want.view(), stream_), cudaSuccess);
     want.Download();
     for (const int splits : kSplits) {
       Split(splits, 64, inner);
-      ASSERT_EQ(Run({.in = &x, .weight = &weight, .gated = act}, got), cudaSuccess);
+      ASSERT_EQ(Run({.in = &x, .weight = &weight, .gate = act}, got), cudaSuccess);
       got.Download();
       ASSERT_EQ(got.host(), want.host()) << rows << " rows, " << splits << " splits";
     }
@@ -295,83 +292,55 @@ INSTANTIATE_TEST_SUITE_P(Weights, ClusterGemmGatedTest,
                                            std::tuple{72, 1032, Activation::kSilu}),
                          [](const auto& c) { return std::to_string(std::get<0>(c.param)); });
 
-// A product that leaves its rows half normed, as an MLP's second one does, and one that takes them.
-class ClusterGemmNormTest : public ClusterGemmCalls, public ::testing::WithParamInterface<int64_t> {
- protected:
-  // The sum of squares of 128 columns: fours of neighbours, then a binary tree.
-  static float SumOfSquares(const TestMatrix& x, int64_t row, int64_t first) {
-    float sums[32] = {};
-    for (int64_t c = first; c < std::min(first + NormedRows::kSumCols, x.cols()); ++c) {
-      float& sum = sums[(c - first) / 4];
-      sum = std::fmaf(x.At(row, c), x.At(row, c), sum);
-    }
-    for (int half = 1; half < 32; half *= 2) {
-      for (int i = 0; i < 32; i += 2 * half) sums[i] += sums[i + half];
-    }
-    return sums[0];
-  }
+// A product that defers the next norm of its outputs, as an MLP's second one does, and one of such
+// rows.
+class ClusterGemmNormTest : public ClusterGemmCalls,
+                            public ::testing::WithParamInterface<int64_t> {};
 
-  static void ExpectLeft(const TestMatrix& x, const TestMatrix& norm, const TestMatrix& normed,
-                         const TestMatrix& sums) {
-    for (int64_t r = 0; r < x.rows(); ++r) {
-      for (int64_t c = 0; c < x.cols(); ++c) {
-        const float want = static_cast<float>(BFloat16(x.At(r, c) * norm.At(0, c)));
-        ASSERT_EQ(normed.At(r, c), want) << r << " " << c;
-      }
-      for (int64_t i = 0; i < sums.cols(); ++i) {
-        ASSERT_EQ(sums.At(r, i), SumOfSquares(x, r, i * NormedRows::kSumCols)) << r << " " << i;
-      }
-    }
-  }
-};
-
-TEST_P(ClusterGemmNormTest, LeftRowsStandForTheNorm) {
+TEST_P(ClusterGemmNormTest, ADeferredNormIsTheNorm) {
   const int64_t hidden = GetParam(), inner = 520, out = 700;
-  const int64_t sums_of_row = NormedRows::SumsOf(hidden);
+  const int64_t sums_of_row = DeferredNorm::SumsOf(hidden);
   Uniform uniform(51);
   TestMatrix first(DType::kBF16, hidden, inner, 0), second(DType::kBF16, out, hidden, 0);
   TestMatrix norm(DType::kF32, 1, hidden, 0), bias(DType::kF32, 1, out, 0);
+  TestMatrix h(DType::kBF16, 200, inner, 8);
   first.FillUniform(uniform, 1);
   second.FillUniform(uniform, 1);
   norm.FillUniform(uniform, 2);
   bias.FillUniform(uniform, 20);
-  TestMatrix h(DType::kBF16, 200, inner, 8);
   h.FillUniform(uniform, 1);
   std::vector<float> many;
   for (const int64_t rows : {200, 130, 128, 97, 65, 64, 40, 33, 16, 8, 5, 1}) {
+    SCOPED_TRACE(rows);
     TestMatrix x(DType::kF32, rows, hidden, 0), plain(DType::kF32, rows, hidden, 0);
-    TestMatrix normed(DType::kBF16, rows, hidden, 8), sums(DType::kF32, rows, sums_of_row, 0);
-    Uniform start(52);
-    x.FillUniform(start, 30);
-    Uniform again(52);
-    plain.FillUniform(again, 30);
-    const NormedRows left{.rows = normed.view(),
-                          .sums = static_cast<float*>(sums.view().data),
-                          .weight = norm.view().data,
-                          .eps = TransformCase::kEps};
+    TestMatrix left(DType::kBF16, rows, hidden, 8), left_sums(DType::kF32, rows, sums_of_row, 0);
+    TestMatrix want(DType::kBF16, rows, hidden, 8), want_sums(DType::kF32, rows, sums_of_row, 0);
+    const auto deferred = [](const TestMatrix& rows_of, const TestMatrix& sums) {
+      return DeferredNorm{rows_of.view(), static_cast<float*>(sums.view().data)};
+    };
+    for (TestMatrix* m : {&x, &plain}) {
+      Uniform start(52);
+      m->FillUniform(start, 30);
+    }
+    next_ = normed_ = deferred(left, left_sums);
     Call call{.in = &h, .weight = &first, .accumulate = true};
     ASSERT_EQ(Run(call, plain, 0, rows), cudaSuccess);
-    call.leaves = left;
+    call.next_norm = &norm;
     ASSERT_EQ(Run(call, x, 0, rows), cudaSuccess);
-    plain.Download();
-    x.Download();
-    normed.Download();  // checks the gaps
-    sums.Download();
+    ASSERT_EQ(DeferNorm(x.view(), testing::NormBy(norm), deferred(want, want_sums), stream_),
+              cudaSuccess);
+    for (TestMatrix* m : {&plain, &x, &left, &left_sums, &want, &want_sums}) m->Download();
     ASSERT_EQ(x.host(), plain.host());
-    ExpectLeft(x, norm, normed, sums);
-    const Call taking{.in = &x,
-                      .transform = {.kind = InputTransform::Kind::kRmsNorm, .weight = &norm},
-                      .weight = &second,
-                      .bias = &bias,
-                      .takes = left};
-    Expect(taking, DType::kF32, 0);
+    ASSERT_EQ(left.host(), want.host());
+    ASSERT_EQ(left_sums.host(), want_sums.host());
+    const Call next{.in = &x, .norm = &norm, .weight = &second, .bias = &bias};
+    Expect(next, DType::kF32, 0);
     if (HasFatalFailure()) return;
     for (const int splits : kSplits) {
       Split(splits, 128, out);
-      const std::vector<float> got = Outputs(taking, 0, rows);
+      const std::vector<float> got = Outputs(next, 0, rows);
       if (many.empty()) many = got;
-      ASSERT_TRUE(std::equal(got.begin(), got.end(), many.begin()))
-          << rows << " rows, " << splits << " splits";
+      ASSERT_TRUE(std::equal(got.begin(), got.end(), many.begin())) << splits << " splits";
     }
   }
 }

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <vector>
 
@@ -18,19 +17,21 @@
 
 namespace fox::cuda::testing {
 
+inline constexpr int64_t kAllRows = -1;
+
 // One call's operands; null: absent.
 struct Call {
   const TestMatrix* in = nullptr;
-  TransformCase transform = {};
+  const TestMatrix* norm = nullptr;    // [1, in] f32
   const TestMatrix* weight = nullptr;  // [out, in] bf16
   const TestMatrix* bias = nullptr;    // [1, out] f32
+  std::optional<Activation> gate = {};
   bool accumulate = false;
-  std::optional<Activation> gated = {};
-  NormedRows takes = {};  // with rows: the call uses these instead of the transform, which says
-                          // what they are
-  NormedRows leaves = {};
-  bool decodes = true;
-  bool apart = false;  // a norm that is
+  const TestMatrix* next_norm = nullptr;
+  int64_t decode_rows = kAllRows;
+  bool follows = false;  // the call before had `norm` for its next_norm and wrote `in`
+
+  int64_t outputs() const { return weight->rows() / (gate ? 2 : 1); }
 };
 
 // About `budget` multiplications' worth of columns, the first and last ones among them.
@@ -50,33 +51,33 @@ inline std::vector<int64_t> ColumnsToCheck(int64_t out, int64_t rows, int64_t in
 
 class LinearTest : public ::testing::Test {
  protected:
-  LinearTest() { EXPECT_EQ(cudaStreamCreate(&stream_), cudaSuccess); }
+  LinearTest() {
+    EXPECT_EQ(cudaStreamCreate(&stream_), cudaSuccess);
+    Workload load;
+    load.max_rows = 300;
+    load.hidden_size = load.intermediate_size = 4096;
+    EXPECT_EQ(engine_.Reserve(load), cudaSuccess);
+  }
   ~LinearTest() override { cudaStreamDestroy(stream_); }
 
-  // Rows [first, first + rows) into those of `out` from `out_first` on. `rows` < 0: all of them.
-  cudaError_t Run(const Call& call, const TestMatrix& out, int64_t first = 0, int64_t rows = -1,
-                  int64_t out_first = 0) {
-    if (rows < 0) rows = call.in->rows();
-    const int64_t width = call.weight->cols();
-    if (scratch_ == nullptr || scratch_->rows() < rows || scratch_->cols() < width) {
-      scratch_ = std::make_unique<TestMatrix>(DType::kBF16, rows, width, 8);
-    }
-    InputTransform t = call.transform.params();
-    t.apart = call.apart;
-    t.scratch = scratch_->view().Rows(0, rows).Columns(0, width);
-    if (!call.takes.rows.empty()) t = {};
+  // Rows [first, first + rows) into those of `out` from `out_first` on. kAllRows: all of them.
+  cudaError_t Run(const Call& call, const TestMatrix& out, int64_t first = 0,
+                  int64_t rows = kAllRows, int64_t out_first = 0) {
+    if (rows == kAllRows) rows = call.in->rows();
     const MatrixView weight = call.weight->view();
     const auto stays = [](void*, size_t) {};  // the matrix owns it
-    return Start({.in = call.in->view().Rows(first, rows),
-                  .transform = t,
-                  .weight = DeviceWeight(weight.rows, weight.cols, {weight.data, 0, stays}),
-                  .bias = call.bias == nullptr ? nullptr : call.bias->view().data,
-                  .accumulate = call.accumulate,
-                  .decodes = call.decodes,
-                  .gated = call.gated,
-                  .takes = call.takes,
-                  .leaves = call.leaves,
-                  .out = out.view().Rows(out_first, rows)});
+    const DeviceWeight packed(weight.rows, weight.cols, {weight.data, 0, stays});
+    LinearParams params{.in = call.in->view().Rows(first, rows),
+                        .weight = packed,
+                        .bias = call.bias == nullptr ? nullptr : call.bias->view().data,
+                        .gate = call.gate,
+                        .accumulate = call.accumulate,
+                        .decode_rows = call.decode_rows == kAllRows ? rows : call.decode_rows,
+                        .out = out.view().Rows(out_first, rows)};
+    if (call.norm != nullptr) params.norm = NormBy(*call.norm);
+    if (call.next_norm != nullptr) params.next_norm = NormBy(*call.next_norm);
+    if (!call.follows) engine_.Forget(params.in.data);
+    return Start(params);
   }
 
   // What Run calls: the engine, or a kernel of a test's choice.
@@ -86,32 +87,50 @@ class LinearTest : public ::testing::Test {
   void Expect(const Call& call, DType dtype, int64_t gap);
 
   LinearEngine engine_;
-
   cudaStream_t stream_ = nullptr;
-  std::unique_ptr<TestMatrix> scratch_;
+};
+
+// A sum in float64, and its float32 value's error.
+struct Product {
+  double value, error;
 };
 
 // The error of y = sum t_k w_k, with S = sum |t_k w_k|:
 // - sums of k products in float32, by tensor cores that cut off rather than round, 8 or 16 terms at
 //   a time in one chain or several: at most (k / 8 + 16) cuts of 2^-23 S;
-// - the transformed t_k are rounded to bf16, each off by up to 2^-8 of itself. Independent errors:
-//   by Hoeffding's inequality their sum stays below 7 * 2^-8 * sqrt(sum (t_k w_k)^2) but for one
-//   case in 2e10; and never exceeds 2^-8 S;
-// - the result is rounded to its type, and once before the bias where that is added later.
-inline double Tolerance(const Call& call, double sum_abs, double sum_squares, double product,
-                        double want, DType out) {
-  const double k = static_cast<double>(call.weight->cols());
-  double tolerance = (k / 8 + 16) * 0x1p-23 * sum_abs;
-  if (call.transform.kind != InputTransform::Kind::kNone || call.in->view().dtype == DType::kF32) {
-    tolerance += std::min(0x1p-8 * sum_abs, 7 * 0x1p-8 * std::sqrt(sum_squares));
-    tolerance += TransformError(call.in->cols()) * sum_abs;
+// - normed t_k are rounded to bf16, each off by up to 2^-8 of itself. Independent errors: by
+//   Hoeffding's inequality their sum stays below 7 * 2^-8 * sqrt(sum (t_k w_k)^2) but for one case
+//   in 2e10; and never exceeds 2^-8 S.
+inline Product ProductOf(const std::vector<double>& t, const TestMatrix& weight, int64_t output,
+                         bool normed) {
+  double sum = 0, sum_abs = 0, sum_squares = 0;
+  for (size_t k = 0; k < t.size(); ++k) {
+    const double term = t[k] * weight.At(output, static_cast<int64_t>(k));
+    sum += term;
+    sum_abs += std::abs(term);
+    sum_squares += term * term;
   }
-  const double rounding = out == DType::kF32 ? 0x1p-23 : 0x1p-8;
-  return tolerance * (1 + rounding) + rounding * (std::abs(want) + std::abs(product)) + 1e-30;
+  double error = (static_cast<double>(t.size()) / 8 + 16) * 0x1p-23 * sum_abs;
+  if (normed) {
+    error += std::min(0x1p-8 * sum_abs, 7 * 0x1p-8 * std::sqrt(sum_squares));
+    error += NormError(static_cast<int64_t>(t.size())) * sum_abs;
+  }
+  return {sum, error};
+}
+
+// act(gate) * value. Both are rounded to bf16; what an error does to the activation is bounded by
+// its slope, which is below 1.1.
+inline Product Gated(const Product& gate, const Product& value, Activation act) {
+  const auto rounded = [](const Product& p) {
+    return p.error * (1 + 0x1p-8) + 0x1p-8 * std::abs(p.value);
+  };
+  const double a = Activated(gate.value, act);
+  const double error = rounded(value), act_error = 1.1 * rounded(gate) + 0x1p-18 * std::abs(a);
+  return {a * value.value, act_error * (std::abs(value.value) + error) + std::abs(a) * error};
 }
 
 inline void LinearTest::Expect(const Call& call, DType dtype, int64_t gap) {
-  const int64_t rows = call.in->rows(), in = call.weight->cols(), out = call.weight->rows();
+  const int64_t rows = call.in->rows(), in = call.weight->cols(), out = call.outputs();
   TestMatrix result(dtype, rows, out, gap);
   Uniform uniform(99);
   if (call.accumulate) result.FillUniform(uniform, 8);
@@ -123,23 +142,21 @@ inline void LinearTest::Expect(const Call& call, DType dtype, int64_t gap) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < out; ++c) ASSERT_FALSE(std::isnan(result.At(r, c))) << r << " " << c;
   }
+  const bool normed = call.norm != nullptr;
+  // The result is rounded to its type, and once before the bias where that is added later.
+  const double rounding = dtype == DType::kF32 ? 0x1p-23 : 0x1p-8;
   const std::vector<int64_t> columns = ColumnsToCheck(out, rows, in);
   for (int64_t r = 0; r < rows; ++r) {
-    const std::vector<double> t = TransformedRow(call.transform, *call.in, r);
-    ASSERT_EQ(t.size(), static_cast<size_t>(in));
+    const std::vector<double> t = normed ? NormedRow(*call.in, r, *call.norm) : RowOf(*call.in, r);
     for (const int64_t c : columns) {
-      double product = 0, sum_abs = 0, sum_squares = 0;
-      for (int64_t k = 0; k < in; ++k) {
-        const double term = t[static_cast<size_t>(k)] * call.weight->At(c, k);
-        product += term;
-        sum_abs += std::abs(term);
-        sum_squares += term * term;
-      }
-      double want = product;
+      Product p = ProductOf(t, *call.weight, c, normed);
+      if (call.gate) p = Gated(p, ProductOf(t, *call.weight, out + c, normed), *call.gate);
+      double want = p.value;
       if (call.bias != nullptr) want += call.bias->At(0, c);
       if (call.accumulate) want += before[static_cast<size_t>(r * stride + c)];
-      ASSERT_LE(std::abs(result.At(r, c) - want),
-                Tolerance(call, sum_abs, sum_squares, product, want, dtype))
+      const double tolerance =
+          p.error * (1 + rounding) + rounding * (std::abs(want) + std::abs(p.value)) + 1e-30;
+      ASSERT_LE(std::abs(result.At(r, c) - want), tolerance)
           << "row " << r << " column " << c << " of " << rows << " x " << out << ", in " << in;
     }
   }

@@ -1,5 +1,5 @@
 // LinearEngine against float64 on the host: every product (decode rows and prefill rows, few and
-// many), every transform, odd shapes and strides; that rows depend neither on their neighbours nor
+// many), norms and gates, odd shapes and strides; that rows depend neither on their neighbours nor
 // on how many there are; and chains of calls that overlap, alone and in a graph, against the same
 // calls one at a time.
 #include "kernels/cuda/linear/linear.h"
@@ -10,13 +10,13 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "kernels/cuda/linear/cluster_gemm.h"
 #include "kernels/cuda/linear/cublas_gemm.h"
-#include "kernels/cuda/linear/input_transform.h"
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
 
@@ -26,9 +26,7 @@ namespace {
 using testing::Call;
 using testing::LinearTest;
 using testing::TestMatrix;
-using testing::TransformCase;
 using testing::Uniform;
-using Kind = InputTransform::Kind;
 
 class LinearShapeTest : public LinearTest, public ::testing::WithParamInterface<int64_t> {};
 
@@ -43,7 +41,7 @@ TEST_P(LinearShapeTest, MatchesFloat64) {
       TestMatrix x(DType::kBF16, rows, in, 8);
       x.FillUniform(uniform, 1);
       Expect({.in = &x, .weight = &weight}, DType::kF32, rows % 2);
-      if (rows > 1) Expect({.in = &x, .weight = &weight, .decodes = false}, DType::kF32, rows % 2);
+      if (rows > 1) Expect({.in = &x, .weight = &weight, .decode_rows = 0}, DType::kF32, rows % 2);
       if (HasFatalFailure()) return;
     }
   }
@@ -66,9 +64,10 @@ TEST(CublasGemmTest, NumbersOfRowsShareAnAlgorithm) {
   x.FillUniform(uniform, 1);
   const DeviceWeight packed(kOut, kIn, {weight.view().data, 0, [](void*, size_t) {}});
   const auto multiply = [&](int64_t rows) {
-    const LinearParams params{
-        .in = x.view().Rows(0, rows), .weight = packed, .out = out.view().Rows(0, rows)};
-    ASSERT_EQ(gemm.Multiply(params.in, params, nullptr), cudaSuccess) << rows;
+    ASSERT_EQ(
+        gemm.Multiply(x.view().Rows(0, rows), packed, false, out.view().Rows(0, rows), nullptr),
+        cudaSuccess)
+        << rows;
   };
   for (int64_t rows = 65; rows <= 128; ++rows) multiply(rows);
   EXPECT_EQ(gemm.known_shapes(), 2u);  // 128 rows, and the many whose kind of kernel all take
@@ -87,8 +86,7 @@ TEST_F(LinearTest, ManyOutputs) {
   for (const int64_t rows : {1, 4, 33, 65}) {
     TestMatrix x(DType::kF32, rows, kIn, 0);
     x.FillUniform(uniform, 3);
-    Expect({.in = &x, .transform = {.kind = Kind::kRmsNorm, .weight = &norm}, .weight = &weight},
-           DType::kF32, 0);
+    Expect({.in = &x, .norm = &norm, .weight = &weight}, DType::kF32, 0);
     if (HasFatalFailure()) return;
   }
 }
@@ -103,8 +101,8 @@ TEST_F(LinearTest, BiasAccumulateAndTypes) {
       for (const int64_t rows : {3, 8, 20, 70}) {
         TestMatrix x(DType::kBF16, rows, in, 16);
         x.FillUniform(uniform, 1);
-        for (const bool decodes : {true, false}) {
-          Call call{.in = &x, .weight = &weight, .decodes = decodes};
+        for (const int64_t decodes : {rows, int64_t{0}, rows / 3}) {
+          Call call{.in = &x, .weight = &weight, .decode_rows = decodes};
           Expect(call, DType::kBF16, 7);
           call.bias = &bias;
           Expect(call, DType::kBF16, 8);
@@ -120,44 +118,49 @@ TEST_F(LinearTest, BiasAccumulateAndTypes) {
   }
 }
 
-class LinearTransformTest : public LinearTest, public ::testing::WithParamInterface<int64_t> {
+class LinearRowsTest : public LinearTest, public ::testing::WithParamInterface<int64_t> {
  protected:
-  static constexpr int64_t kOut = 200;
-
-  void ExpectTransform(int64_t cols, DType dtype, const TransformCase& transform) {
-    const int64_t in = transform.kind == Kind::kGatedAct ? cols / 2 : cols;
-    TestMatrix x(dtype, GetParam(), cols, 8), weight(DType::kBF16, kOut, in, 0);
-    x.FillUniform(uniform_, 4);
-    weight.FillUniform(uniform_, 1);
-    Expect({.in = &x, .transform = transform, .weight = &weight}, DType::kF32, 0);
-    if (GetParam() == 1) return;
-    Expect({.in = &x, .transform = transform, .weight = &weight, .decodes = false}, DType::kF32, 0);
+  // Of decode rows and of prefill rows.
+  void ExpectBoth(Call call, DType dtype) {
+    Expect(call, dtype, 0);
+    call.decode_rows = 0;
+    if (rows_ > 1) Expect(call, dtype, 0);
   }
 
+  const int64_t rows_ = GetParam();
   Uniform uniform_{11};
 };
 
-TEST_P(LinearTransformTest, RmsNorm) {
-  for (const int64_t cols : {64, 384, 1536, 2064, 4096}) {
-    TestMatrix norm(DType::kF32, 1, cols, 0);
+TEST_P(LinearRowsTest, Norms) {
+  for (const int64_t in : {8, 64, 384, 1536, 2064, 4096}) {
+    TestMatrix x(DType::kF32, rows_, in, 8), weight(DType::kBF16, 200, in, 0);
+    TestMatrix norm(DType::kF32, 1, in, 0);
+    x.FillUniform(uniform_, 4);
+    weight.FillUniform(uniform_, 1);
     norm.FillUniform(uniform_, 2);
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      ExpectTransform(cols, dtype, {.kind = Kind::kRmsNorm, .weight = &norm});
+    ExpectBoth({.in = &x, .norm = &norm, .weight = &weight}, DType::kF32);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(LinearRowsTest, Gates) {
+  for (const int64_t inner : {8, 384, 3584}) {
+    for (const int64_t in : {64, 1536}) {
+      TestMatrix x(DType::kBF16, rows_, in, 8), residual(DType::kF32, rows_, in, 0);
+      TestMatrix weight(DType::kBF16, 2 * inner, in, 0), norm(DType::kF32, 1, in, 0);
+      x.FillUniform(uniform_, 1);
+      residual.FillUniform(uniform_, 4);
+      weight.FillUniform(uniform_, 0.1f);
+      norm.FillUniform(uniform_, 1);
+      ExpectBoth({.in = &x, .weight = &weight, .gate = Activation::kSigmoid}, DType::kBF16);
+      ExpectBoth({.in = &residual, .norm = &norm, .weight = &weight, .gate = Activation::kSilu},
+                 DType::kBF16);
       if (HasFatalFailure()) return;
     }
   }
 }
 
-TEST_P(LinearTransformTest, GatedActAndConversion) {
-  for (const int64_t cols : {64, 768, 7168}) {
-    ExpectTransform(cols, DType::kBF16, {.kind = Kind::kGatedAct, .act = Activation::kSilu});
-    ExpectTransform(cols, DType::kF32, {.kind = Kind::kGatedAct, .act = Activation::kSigmoid});
-    if (HasFatalFailure()) return;
-  }
-  ExpectTransform(1536, DType::kF32, {});
-}
-
-INSTANTIATE_TEST_SUITE_P(Rows, LinearTransformTest, ::testing::Values(1, 2, 3, 4, 6, 32, 260),
+INSTANTIATE_TEST_SUITE_P(Rows, LinearRowsTest, ::testing::Values(1, 2, 3, 4, 6, 8, 9, 32, 260),
                          [](const auto& rows) { return std::to_string(rows.param); });
 
 // First row and number of rows of a call.
@@ -165,106 +168,141 @@ using Rows = std::pair<int64_t, int64_t>;
 
 class LinearBitsTest : public LinearTest {
  protected:
-  // That rows have the bits, in calls of these rows alone, that they have among all.
-  void ExpectSameBits(const Call& call, DType dtype, const std::vector<Rows>& parts) {
-    const auto run = [&](Rows rows) {
-      TestMatrix y(dtype, call.in->rows(), call.weight->rows() / (call.gated ? 2 : 1), 0);
-      Uniform uniform(13);
-      if (call.accumulate) y.FillUniform(uniform, 3);
-      // In its place among all: how it is aligned may choose a kernel, too.
-      EXPECT_EQ(Run(call, y, rows.first, rows.second, rows.first), cudaSuccess);
-      y.Download();
-      return y;
-    };
-    const TestMatrix all = run({0, call.in->rows()});
-    for (const Rows& rows : parts) {
-      const TestMatrix some = run(rows);
-      for (int64_t r = rows.first; r < rows.first + rows.second; ++r) {
-        for (int64_t c = 0; c < all.cols(); ++c) {
-          ASSERT_EQ(some.At(r, c), all.At(r, c))
-              << rows.second << " rows from " << rows.first << ": row " << r << " column " << c;
-        }
+  TestMatrix Result(const Call& call, DType dtype, Rows rows) {
+    TestMatrix y(dtype, call.in->rows(), call.outputs(), 0);
+    Uniform uniform(13);
+    if (call.accumulate) y.FillUniform(uniform, 3);
+    // In its place among all: how it is aligned may choose a kernel, too.
+    EXPECT_EQ(Run(call, y, rows.first, rows.second, rows.first), cudaSuccess);
+    y.Download();
+    return y;
+  }
+
+  static void ExpectSameRows(const TestMatrix& some, const TestMatrix& all, Rows rows) {
+    for (int64_t r = rows.first; r < rows.first + rows.second; ++r) {
+      for (int64_t c = 0; c < all.cols(); ++c) {
+        ASSERT_EQ(some.At(r, c), all.At(r, c))
+            << rows.second << " rows from " << rows.first << ": row " << r << " column " << c;
       }
     }
   }
 
-  // The products of a layer and of the vocabulary, and rows that are aligned to 16 bytes and no
-  // more.
-  void ExpectSameBits(int64_t all, bool decodes, const std::vector<Rows>& parts) {
+  // f(call, type of the output) for the products of a layer and of the vocabulary, and for rows
+  // that are aligned to 16 bytes and no more.
+  template <typename F>
+  void ForEachProduct(int64_t rows, bool decodes, const F& f) {
     Uniform uniform(12);
-    const auto expect = [&](int64_t out, int64_t cols, DType in_dtype, DType dtype, Call call) {
-      const bool halves = call.transform.kind == Kind::kGatedAct;
-      TestMatrix x(in_dtype, all, cols, 0);
-      TestMatrix weight(DType::kBF16, out, halves ? cols / 2 : cols, 0);
-      TestMatrix bias(DType::kF32, 1, out, 0);
+    const auto run = [&](int64_t out, int64_t in, bool normed, DType dtype, Call call) {
+      TestMatrix x(normed ? DType::kF32 : DType::kBF16, rows, in, 0), norm(DType::kF32, 1, in, 0);
+      TestMatrix weight(DType::kBF16, out, in, 0), bias(DType::kF32, 1, out, 0);
       x.FillUniform(uniform, 2);
+      norm.FillUniform(uniform, 2);
       weight.FillUniform(uniform, 1);
       bias.FillUniform(uniform, 2);
       call.in = &x;
       call.weight = &weight;
-      if (dtype == DType::kBF16 && !call.gated) call.bias = &bias;
-      call.decodes = decodes;
-      ExpectSameBits(call, dtype, parts);
+      if (normed) call.norm = &norm;
+      if (dtype == DType::kBF16 && !call.gate) call.bias = &bias;
+      f(call, dtype);
     };
-    const TransformCase norm{.kind = Kind::kRmsNorm};
-    expect(7752, 1536, DType::kF32, DType::kBF16, {.transform = norm});
-    expect(7168, 1536, DType::kF32, DType::kF32, {.transform = norm});
-    expect(1536, 7168, DType::kBF16, DType::kF32,
-           {.transform = {.kind = Kind::kGatedAct, .act = Activation::kSilu}, .accumulate = true});
+    run(7752, 1536, true, DType::kBF16, {});
+    run(7168, 1536, true, DType::kBF16, {.gate = Activation::kSilu});
+    run(1536, 3584, false, DType::kF32, {.accumulate = true});
+    run(7168, 1536, true, DType::kF32, {});
     // Rows of float32 that are not aligned to 16 bytes: logits, which decode rows alone have.
-    if (decodes) expect(17003, 512, DType::kF32, DType::kF32, {.transform = norm});
-    expect(200, 1544, DType::kBF16, DType::kBF16, {});
-    expect(1000, 520, DType::kBF16, DType::kF32, {.accumulate = true});
-    if (!engine_.has_decode_family()) return;
-    expect(7168, 1536, DType::kF32, DType::kBF16, {.transform = norm, .gated = Activation::kSilu});
-    if (!decodes) return;
-    expect(7168, 1536, DType::kF32, DType::kF32, {.transform = norm, .apart = true});
-    expect(65, 40, DType::kF32, DType::kF32, {.transform = norm, .apart = true});
+    if (decodes) run(17003, 512, true, DType::kF32, {});
+    if (decodes) run(65, 40, true, DType::kF32, {});
+    run(200, 1544, false, DType::kBF16, {});
+    run(1000, 520, false, DType::kF32, {.accumulate = true});
   }
+
+  const bool hopper_ = HasClusterGemm();
+  const int64_t own_rows_ = hopper_ ? 200 : LinearEngine::kMaxPassedRows;
 };
 
-// This also shows what is assumed of cuBLASLt (linear.h).
-TEST_F(LinearBitsTest, RowsAreIndependent) {
-  if (engine_.has_decode_family()) {
-    ExpectSameBits(200, true, {{0, 1}, {129, 1}, {3, 2}, {9, 4}, {10, 5}, {0, 64}, {7, 130}});
-    ExpectSameBits(300, false,
-                   {{0, 2}, {129, 2}, {3, 3}, {9, 5}, {10, 16}, {1, 64}, {7, 129}, {0, 256}});
-    return;
+// Each row alone, too: on every card decode rows have the same bits in any batch, up to
+// kMaxPassedRows on those that are no Hopper.
+TEST_F(LinearBitsTest, DecodeRowsAreIndependent) {
+  std::vector<Rows> parts;
+  for (int64_t n = 0; n < 32; ++n) {
+    parts.emplace_back(n, 1);
+    parts.emplace_back(n, 32 - n);
   }
-  ExpectSameBits(4, true, {{0, 1}, {1, 3}});
-  ExpectSameBits(8, true, {{3, 5}, {1, 7}});
-  ExpectSameBits(16, true, {{7, 9}, {1, 15}});
+  if (hopper_) parts.insert(parts.end(), {{129, 1}, {0, 64}, {7, 130}});
+  ForEachProduct(own_rows_, true, [&](const Call& call, DType dtype) {
+    const TestMatrix all = Result(call, dtype, {0, own_rows_});
+    for (const Rows& rows : parts) ExpectSameRows(Result(call, dtype, rows), all, rows);
+  });
 }
 
-// What a product leaves is what TakeApart makes of its output.
-TEST_F(LinearBitsTest, LeftRowsAreThoseTakenApart) {
-  if (!engine_.has_decode_family()) GTEST_SKIP() << "no decode family";
-  constexpr int64_t kIn = 384;
-  for (const int64_t out : {40, 1536}) {
-    for (const int64_t rows : {5, 64, 70}) {
+// This also shows what is assumed of cuBLASLt (linear.h), on Hopper.
+TEST_F(LinearBitsTest, PrefillRowsAreIndependent) {
+  if (!hopper_) GTEST_SKIP() << "cuBLASLt may choose by the number of rows";
+  ForEachProduct(300, false, [&](Call call, DType dtype) {
+    call.decode_rows = 0;
+    const TestMatrix all = Result(call, dtype, {0, 300});
+    for (const Rows& rows :
+         {Rows{0, 2}, {129, 2}, {3, 3}, {9, 5}, {10, 16}, {1, 64}, {7, 129}, {0, 256}}) {
+      ExpectSameRows(Result(call, dtype, rows), all, rows);
+    }
+  });
+}
+
+// Decode rows in front of prefill rows, in one call.
+TEST_F(LinearBitsTest, BothKindsOfRowsAreThoseOfTheirOwnCalls) {
+  constexpr int64_t kRows = 100;
+  ForEachProduct(kRows, false, [&](Call call, DType dtype) {
+    for (const int64_t decodes : {1, 7, 30}) {
+      const Rows first{0, decodes}, rest{decodes, kRows - decodes};
+      call.decode_rows = decodes;
+      const TestMatrix both = Result(call, dtype, {0, kRows});
+      ExpectSameRows(Result(call, dtype, first), both, first);
+      call.decode_rows = 0;
+      if (hopper_) ExpectSameRows(Result(call, dtype, rest), both, rest);
+    }
+  });
+}
+
+// A product that knows the next norm leaves its rows normed. Then what follows has the bits that it
+// has of rows that are there; and what was left is void once something else writes there.
+TEST_F(LinearBitsTest, ANormThatAProductHasLeftIsTheNextOnes) {
+  constexpr int64_t kIn = 384, kOut = 300;
+  for (const int64_t hidden : {40, 1536}) {
+    for (const int64_t rows : {3, 5, 64, 140}) {
+      SCOPED_TRACE(rows);
       Uniform uniform(14);
-      TestMatrix x(DType::kBF16, rows, kIn, 0), weight(DType::kBF16, out, kIn, 0);
-      TestMatrix norm(DType::kF32, 1, out, 0), y(DType::kF32, rows, out, 0);
-      x.FillUniform(uniform, 1);
-      weight.FillUniform(uniform, 1);
-      norm.FillUniform(uniform, 2);
-      y.FillUniform(uniform, 5);
-      const int64_t sums = NormedRows::SumsOf(out);
-      TestMatrix left(DType::kBF16, rows, out, 0), apart(DType::kBF16, rows, out, 0);
-      TestMatrix left_sums(DType::kF32, rows, sums, 0), apart_sums(DType::kF32, rows, sums, 0);
-      const auto to = [&](const TestMatrix& normed, const TestMatrix& squares) {
-        return NormedRows{.rows = normed.view(),
-                          .sums = static_cast<float*>(squares.view().data),
-                          .weight = norm.view().data,
-                          .eps = TransformCase::kEps};
+      TestMatrix h(DType::kBF16, rows, kIn, 0), first(DType::kBF16, hidden, kIn, 0);
+      TestMatrix norm(DType::kF32, 1, hidden, 0), other(DType::kF32, 1, hidden, 0);
+      TestMatrix second(DType::kBF16, kOut, hidden, 0);
+      TestMatrix x(DType::kF32, rows, hidden, 0), y(DType::kF32, rows, kOut, 0);
+      for (TestMatrix* m : {&h, &first, &norm, &other, &second, &x}) m->FillUniform(uniform, 2);
+      const auto follow = [&](const Call& call) {
+        EXPECT_EQ(Run(call, y), cudaSuccess);
+        y.Download();
+        return y.host();
       };
-      ASSERT_EQ(
-          Run({.in = &x, .weight = &weight, .accumulate = true, .leaves = to(left, left_sums)}, y),
-          cudaSuccess);
-      ASSERT_EQ(TakeApart(y.view(), to(apart, apart_sums), stream_), cudaSuccess);
-      for (TestMatrix* result : {&left, &apart, &left_sums, &apart_sums}) result->Download();
-      EXPECT_EQ(left.host(), apart.host()) << rows << " x " << out;
-      EXPECT_EQ(left_sums.host(), apart_sums.host()) << rows << " x " << out;
+      const Call add{.in = &h, .weight = &first, .accumulate = true, .next_norm = &norm};
+      Call next{.in = &x, .norm = &norm, .weight = &second, .follows = true};
+      ASSERT_EQ(Run(add, x), cudaSuccess);
+      const std::vector<float> left = follow(next);
+      next.norm = &other;
+      const std::vector<float> by_other = follow(next);
+      next.norm = &norm;
+      EXPECT_EQ(follow(next), left);
+      next.follows = false;
+      EXPECT_EQ(follow(next), left);
+      next.norm = &other;
+      EXPECT_EQ(follow(next), by_other);
+      // Another product, without a hint, and something that is no product.
+      next.norm = &norm;
+      next.follows = true;
+      ASSERT_EQ(Run({.in = &h, .weight = &first, .accumulate = true}, x), cudaSuccess);
+      EXPECT_NE(follow(next), left);
+      x.FillUniform(uniform, 2);
+      engine_.Forget(x.view().data);
+      const std::vector<float> fresh = follow(next);
+      next.follows = false;
+      EXPECT_EQ(follow(next), fresh);
     }
   }
 }
@@ -275,11 +313,11 @@ TEST_F(LinearTest, NoRowsAreNoWork) {
 }
 
 // A few layers' worth of calls, each reading what the one before wrote, on buffers that all layers
-// share: x += down(act(gate_up(norm(x)))), x += o(gate(h)), as in a model; of decode rows and, with
-// gated products where there are some, of prefill rows. Here reading too early, writing too early,
-// and leftovers of the split sums would show.
+// share: x += down(gate_up(norm(x))), x += o(projection(norm(x))), as in a model; of so many rows,
+// so many of which decode. Here reading too early, writing too early, and leftovers of the split
+// sums would show.
 class LinearChainTest : public LinearTest,
-                        public ::testing::WithParamInterface<std::tuple<int64_t, bool>> {
+                        public ::testing::WithParamInterface<std::tuple<int64_t, int64_t>> {
  protected:
   static constexpr int64_t kHidden = 512, kInner = 1024;
   static constexpr int kLayers = 6;
@@ -287,10 +325,10 @@ class LinearChainTest : public LinearTest,
   LinearChainTest() {
     Uniform uniform(21);
     norm_.FillUniform(uniform, 2);
+    other_norm_.FillUniform(uniform, 2);
     for (TestMatrix& w : gate_up_) w.FillUniform(uniform, 0.05f);
     for (TestMatrix& w : down_) w.FillUniform(uniform, 0.05f);
     for (TestMatrix& w : o_) w.FillUniform(uniform, 0.05f);
-    scratch_ = std::make_unique<TestMatrix>(DType::kBF16, rows_, kInner, 0);
   }
 
   static std::vector<TestMatrix> Weights(int64_t out, int64_t in) {
@@ -307,26 +345,17 @@ class LinearChainTest : public LinearTest,
   // `after` runs after each call.
   void Enqueue(const std::function<void()>& after) {
     const auto run = [&](Call call, const TestMatrix& out) {
-      call.decodes = decodes_;
+      call.decode_rows = decodes_;
+      call.follows = true;
       EXPECT_EQ(Run(call, out), cudaSuccess);
       after();
     };
-    const bool gates = !decodes_ && engine_.has_decode_family();
+    engine_.Forget(x_.view().data);
     for (size_t n = 0; n < kLayers; ++n) {
-      Call gate_up{.in = &x_,
-                   .transform = {.kind = Kind::kRmsNorm, .weight = &norm_},
-                   .weight = &gate_up_[n]};
-      Call down{.in = &gated_, .weight = &down_[n], .accumulate = true};
-      if (gates) {
-        gate_up.gated = Activation::kSilu;
-      } else {
-        down.in = &inner_;
-        down.transform = {.kind = Kind::kGatedAct, .act = Activation::kSilu};
-      }
-      run(gate_up, gates ? gated_ : inner_);
-      run(down, x_);
-      run({.in = &x_, .transform = {.kind = Kind::kRmsNorm}, .weight = &o_[n]}, h_);
-      run({.in = &h_, .weight = &o_[kLayers - 1 - n], .accumulate = true}, x_);
+      run({.in = &x_, .norm = &norm_, .weight = &gate_up_[n], .gate = Activation::kSilu}, inner_);
+      run({.in = &inner_, .weight = &down_[n], .accumulate = true, .next_norm = &other_norm_}, x_);
+      run({.in = &x_, .norm = &other_norm_, .weight = &o_[n]}, h_);
+      run({.in = &h_, .weight = &o_[kLayers - 1 - n], .accumulate = true, .next_norm = &norm_}, x_);
     }
   }
 
@@ -337,14 +366,12 @@ class LinearChainTest : public LinearTest,
     return x_.host();
   }
 
-  const int64_t rows_ = std::get<0>(GetParam());
-  const bool decodes_ = std::get<1>(GetParam());
-  TestMatrix norm_{DType::kF32, 1, kHidden, 0};
+  const int64_t rows_ = std::get<0>(GetParam()), decodes_ = std::get<1>(GetParam());
+  TestMatrix norm_{DType::kF32, 1, kHidden, 0}, other_norm_{DType::kF32, 1, kHidden, 0};
   std::vector<TestMatrix> gate_up_ = Weights(2 * kInner, kHidden);
   std::vector<TestMatrix> down_ = Weights(kHidden, kInner);
   std::vector<TestMatrix> o_ = Weights(kHidden, kHidden);
-  TestMatrix x_{DType::kF32, rows_, kHidden, 0};
-  TestMatrix inner_{DType::kBF16, rows_, 2 * kInner, 0}, gated_{DType::kBF16, rows_, kInner, 0};
+  TestMatrix x_{DType::kF32, rows_, kHidden, 0}, inner_{DType::kBF16, rows_, kInner, 0};
   TestMatrix h_{DType::kBF16, rows_, kHidden, 0};
 };
 
@@ -379,16 +406,16 @@ TEST_P(LinearChainTest, ReplaysOfAGraphSeeNewInputs) {
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
 }
 
-const auto kRowsOf = [](const auto& chain) { return std::to_string(std::get<0>(chain.param)); };
-
-INSTANTIATE_TEST_SUITE_P(Decodes, LinearChainTest,
-                         ::testing::Combine(::testing::Values(1, 4, 7, 32, 64, 100, 260),
-                                            ::testing::Values(true)),
-                         kRowsOf);
-INSTANTIATE_TEST_SUITE_P(Prefills, LinearChainTest,
-                         ::testing::Combine(::testing::Values(2, 70, 260),
-                                            ::testing::Values(false)),
-                         kRowsOf);
+INSTANTIATE_TEST_SUITE_P(RowsAndDecodes, LinearChainTest,
+                         ::testing::Values(std::tuple{1, 1}, std::tuple{4, 4}, std::tuple{7, 7},
+                                           std::tuple{32, 32}, std::tuple{64, 64},
+                                           std::tuple{100, 100}, std::tuple{260, 260},
+                                           std::tuple{2, 0}, std::tuple{70, 0}, std::tuple{260, 0},
+                                           std::tuple{70, 3}, std::tuple{70, 20}),
+                         [](const auto& chain) {
+                           return std::to_string(std::get<0>(chain.param)) + "x" +
+                                  std::to_string(std::get<1>(chain.param));
+                         });
 
 }  // namespace
 }  // namespace fox::cuda

@@ -1,4 +1,4 @@
-// Gated products of prefill rows: the bits of a product that is exact and the transform behind it;
+// Gated products of prefill rows: the bits of a product that is exact and the gate behind it;
 // against float64; the order of sums, stated on the host; that a row's bits depend neither on the
 // other rows nor on the tiles.
 #include "kernels/cuda/linear/prefill_gemm.h"
@@ -14,7 +14,8 @@
 #include <vector>
 
 #include "kernels/core/dtype.h"
-#include "kernels/cuda/linear/input_transform.h"
+#include "kernels/cuda/linear/cluster_gemm.h"
+#include "kernels/cuda/linear/row_transforms.h"
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
 
@@ -32,7 +33,7 @@ class PrefillGemmTest
       public ::testing::WithParamInterface<std::tuple<int64_t, int64_t, Activation>> {
  protected:
   void SetUp() override {
-    if (!HasPrefillGemm()) GTEST_SKIP() << "no code for sm_90a, or no such device";
+    if (!HasClusterGemm()) GTEST_SKIP() << "no code for sm_90a, or no such device";
   }
 
   cudaError_t Start(const LinearParams& params) override {
@@ -42,7 +43,7 @@ class PrefillGemmTest
   // Of `rows` rows from `first` on.
   std::vector<float> Outputs(int64_t first, int64_t rows) {
     TestMatrix y(DType::kBF16, rows, inner_, rows % 2 * 8);
-    EXPECT_EQ(Run({.in = &x_, .weight = &weight_, .gated = act_}, y, first, rows), cudaSuccess);
+    EXPECT_EQ(Run({.in = &x_, .weight = &weight_, .gate = act_}, y, first, rows), cudaSuccess);
     y.Download();
     std::vector<float> out;
     for (int64_t r = 0; r < rows; ++r) {
@@ -61,7 +62,7 @@ class PrefillGemmTest
 };
 
 // Small whole numbers, whose sums are exact in any order.
-TEST_P(PrefillGemmTest, HasTheBitsOfProductAndTransform) {
+TEST_P(PrefillGemmTest, HasTheBitsOfProductAndGate) {
   constexpr int64_t kRows = 130;
   Uniform uniform(41);
   const auto fill = [&](TestMatrix& m) {
@@ -81,9 +82,7 @@ TEST_P(PrefillGemmTest, HasTheBitsOfProductAndTransform) {
     }
   }
   product.Upload();
-  ASSERT_EQ(TransformRows(product.view(), {.kind = InputTransform::Kind::kGatedAct, .act = act_},
-                          want.view(), stream_),
-            cudaSuccess);
+  ASSERT_EQ(GateRows(product.view(), act_, want.view(), stream_), cudaSuccess);
   want.Download();
   for (const int count : kMultiprocessors) {
     multiprocessors_ = count;
@@ -98,37 +97,13 @@ TEST_P(PrefillGemmTest, HasTheBitsOfProductAndTransform) {
   }
 }
 
-// Any numbers. What the roundings of gate and value to bf16 do to the result is bounded by the
-// activation's slope, which is below 1.1.
+// Any numbers.
 TEST_P(PrefillGemmTest, MatchesFloat64) {
-  constexpr int64_t kRows = 40;
   Uniform uniform(42);
+  TestMatrix x(DType::kBF16, 40, in_, 8);
   weight_.FillUniform(uniform, 0.1f);
-  x_.FillUniform(uniform, 1);
-  const std::vector<float> got = Outputs(0, kRows);
-  for (int64_t r = 0; r < kRows; r += 3) {
-    for (int64_t c = 0; c < inner_; ++c) {
-      double sum[2] = {}, error[2] = {};
-      for (int half = 0; half < 2; ++half) {
-        double sum_abs = 0;
-        for (int64_t k = 0; k < in_; ++k) {
-          const double term = double{x_.At(r, k)} * double{weight_.At(half * inner_ + c, k)};
-          sum[half] += term;
-          sum_abs += std::abs(term);
-        }
-        const double cuts = static_cast<double>(in_) / 8 + 16;  // as in linear_calls.h
-        error[half] = cuts * 0x1p-23 * sum_abs + 0x1p-8 * std::abs(sum[half]);
-      }
-      const double sigmoid = 1 / (1 + std::exp(-sum[0]));
-      const double act = act_ == Activation::kSilu ? sum[0] * sigmoid : sigmoid;
-      const double want = act * sum[1];
-      const double act_error = 1.1 * error[0] + 0x1p-18 * std::abs(act);
-      const double tolerance = act_error * (std::abs(sum[1]) + error[1]) +
-                               std::abs(act) * error[1] + 0x1p-8 * std::abs(want) + 1e-30;
-      ASSERT_LE(std::abs(got[static_cast<size_t>(r * inner_ + c)] - want), tolerance * 1.01)
-          << r << " " << c;
-    }
-  }
+  x.FillUniform(uniform, 1);
+  Expect({.in = &x, .weight = &weight_, .gate = act_}, DType::kBF16, 8);
 }
 
 TEST_P(PrefillGemmTest, BitsDependOnTheRowAlone) {

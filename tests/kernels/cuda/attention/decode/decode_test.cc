@@ -34,11 +34,11 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // As after Append, where the batch may follow AppendDecode: nothing else writes meanwhile.
 cudaError_t Attend(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                    const StepSchedule& schedule) {
-  const bool after_append_decode =
+  const bool reads_early =
       batch.num_rows == batch.num_seqs && schedule.first_visible_page == nullptr;
   const cudaError_t planned = Plan(batch, kv, schedule, params.layer);
   if (planned != cudaSuccess) return planned;
-  return DecodeAttention(batch, params, kv, schedule, after_append_decode, nullptr);
+  return DecodeAttention(batch, params, kv, schedule, reads_early, nullptr);
 }
 
 cudaError_t Attend(const DeviceCache& cache, bool small = false) {

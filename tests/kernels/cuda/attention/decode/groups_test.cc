@@ -24,10 +24,10 @@ using testing::Plan;
 using testing::RowKind;
 
 cudaError_t Attend(const DeviceCache& cache, const BatchView& batch, const StepSchedule& schedule,
-                   bool after_append_decode) {
+                   bool reads_early) {
   const cudaError_t planned = Plan(batch, cache.kv(), schedule, cache.options().layer);
   if (planned != cudaSuccess) return planned;
-  return DecodeAttention(batch, cache.params(), cache.kv(), schedule, after_append_decode, nullptr);
+  return DecodeAttention(batch, cache.params(), cache.kv(), schedule, reads_early, nullptr);
 }
 
 void ExpectExact(DeviceCache& cache) {

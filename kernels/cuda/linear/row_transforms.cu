@@ -1,0 +1,274 @@
+// Norms and gates of rows, 16 bytes a thread and load. A norm of a row of usual width, and gates,
+// are a warp's work: it has all its loads under way at once and meets no barrier.
+#include <cuda_bf16.h>
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "kernels/core/check.h"
+#include "kernels/cuda/linear/row_transforms.h"
+#include "kernels/cuda/primitives/norm_and_gate.cuh"
+#include "kernels/cuda/primitives/vec8.cuh"
+#include "kernels/cuda/ptx/dependent_launch.cuh"
+#include "kernels/cuda/ptx/global_memory.cuh"
+#include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/runtime/overlap_rows.h"
+
+namespace fox::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+struct NormArguments {
+  const float* in;
+  int64_t in_stride, rows;
+  int cols;
+  const float* weight;  // [cols]
+  float eps;
+  __nv_bfloat16* out;
+  int64_t out_stride;
+  float* sums;  // DeferNorm
+};
+
+// Brings the weights into the L2, before WaitOnDependencies(). By one block: of many, each asking
+// for the same lines, the requests would be as many as those for the rows.
+__device__ __forceinline__ void PrefetchWeight(const NormArguments& a) {
+  constexpr int kLineFloats = 32;
+  if (blockIdx.x > 0) return;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) * kLineFloats; i < a.cols;
+       i += kThreads * kLineFloats) {
+    Prefetch(a.weight + i);
+  }
+}
+
+// Of the warp in the grid: warps work alone.
+__device__ __forceinline__ int WarpIndex() {
+  return static_cast<int>(blockIdx.x * (kThreads / kWarp) + Warp());
+}
+
+constexpr int kVector = 4;  // columns that a lane has at a time
+static_assert(kVector * kWarp == kNormSumCols && kNormSumCols == DeferredNorm::kSumCols);
+
+__device__ __forceinline__ float4 LoadVector(const float* p) {
+  const uint4 bits = LoadOnce(p);
+  return {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
+          __uint_as_float(bits.w)};
+}
+
+__device__ __forceinline__ float4 WeightAt(const NormArguments& a, int column) {
+  return __ldg(reinterpret_cast<const float4*>(a.weight + column));
+}
+
+// The vector times `scale` and its weights, rounded.
+__device__ __forceinline__ void StoreScaled(const NormArguments& a, int64_t row, int column,
+                                            const float4& v, float scale) {
+  const float4 w = WeightAt(a, column);
+  *reinterpret_cast<uint2*>(a.out + row * a.out_stride + column) = {
+      PackBf16(v.x * scale * w.x, v.y * scale * w.y),
+      PackBf16(v.z * scale * w.z, v.w * scale * w.w)};
+}
+
+// Columns that a warp holds in 16 registers a lane.
+constexpr int kStepCols = 512;
+constexpr int kMaxSteps = 4;
+
+// Rows of up to kSteps * kStepCols columns: one warp per row. The last rows come first: they were
+// written last, so the L2 may still have them. Two blocks an SM are what registers allow from three
+// steps on. Asked for, ptxas puts three steps' loads closer together: 41.5 us instead of 46.0 for
+// 16,384 rows of 1,536 (H200; 3 blocks: 43.2, 4: 47.6). Four steps it would spill.
+template <int kSteps>
+__global__ void __launch_bounds__(kThreads, kSteps == 3 ? 2 : 0)
+    NormKernel(const __grid_constant__ NormArguments a) {
+  constexpr int kVectors = kSteps * kStepCols / kNormSumCols;
+  TriggerDependents();
+  PrefetchWeight(a);
+  WaitOnDependencies();
+  const int64_t row = a.rows - 1 - WarpIndex();
+  if (row < 0) return;
+  const int first = Lane() * kVector;
+  const float* in = a.in + row * a.in_stride;
+  float4 held[kVectors] = {};
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int column = first + i * kNormSumCols;
+    if (column < a.cols) held[i] = LoadVector(in + column);
+  }
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) sum = __fadd_rn(sum, SumOf128(held[i]));
+  const float scale = RowNormScale(sum, a.cols, a.eps);
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int column = first + i * kNormSumCols;
+    if (column < a.cols) StoreScaled(a, row, column, held[i], scale);
+  }
+}
+
+// Wider rows: a block per row, which is read twice.
+__global__ void __launch_bounds__(kThreads)
+    WideNormKernel(const __grid_constant__ NormArguments a) {
+  extern __shared__ float sums[];
+  TriggerDependents();
+  PrefetchWeight(a);
+  WaitOnDependencies();
+  const int64_t row = a.rows - 1 - blockIdx.x;
+  const float* in = a.in + row * a.in_stride;
+#pragma unroll 4
+  for (int tile = Warp(); tile < NormSums(a.cols); tile += kThreads / kWarp) {
+    const int column = (tile * kWarp + Lane()) * kVector;
+    float4 v = {};
+    if (column < a.cols) v = *reinterpret_cast<const float4*>(in + column);
+    const float sum = SumOf128(v);
+    if (Lane() == 0) sums[tile] = sum;
+  }
+  __syncthreads();
+  const float scale = DeferredScale(sums, a.cols, a.eps);
+#pragma unroll 4
+  for (int c = static_cast<int>(threadIdx.x) * kVector; c < a.cols; c += kThreads * kVector) {
+    StoreScaled(a, row, c, *reinterpret_cast<const float4*>(in + c), scale);
+  }
+}
+
+// A warp one sum of a row.
+__global__ void __launch_bounds__(kThreads)
+    DeferNormKernel(const __grid_constant__ NormArguments a) {
+  TriggerDependents();
+  WaitOnDependencies();
+  const int sums = NormSums(a.cols);
+  const int64_t row = WarpIndex() / sums;
+  if (row >= a.rows) return;
+  const int tile = WarpIndex() % sums, column = (tile * kWarp + Lane()) * kVector;
+  const bool there = column < a.cols;
+  float4 x = {}, w = {};
+  if (there) {
+    x = *reinterpret_cast<const float4*>(a.in + row * a.in_stride + column);
+    w = WeightAt(a, column);
+  }
+  DeferColumns(x, w, there, a.out + row * a.out_stride + column, a.sums + row * sums + tile);
+}
+
+// Units of a row that a lane gates at a time; a warp takes the row in parts of kPartCols.
+constexpr int kPartUnits = 2;
+constexpr int kPartCols = kPartUnits * kVec8 * kWarp;
+
+// A warp a part of a row; the last rows first, as in NormKernel.
+__global__ void __launch_bounds__(kThreads)
+    GateKernel(const __nv_bfloat16* y, int64_t y_stride, Activation act, int64_t rows, int cols,
+               int parts, __nv_bfloat16* out, int64_t out_stride) {
+  TriggerDependents();
+  WaitOnDependencies();
+  const int64_t row = rows - 1 - WarpIndex() / parts;
+  if (row < 0) return;
+  const int first = static_cast<int>(WarpIndex() % parts) * kPartCols + Lane() * kVec8;
+  const __nv_bfloat16* gate = y + row * y_stride;
+  uint4 gates[kPartUnits] = {}, x[kPartUnits] = {};
+#pragma unroll
+  for (int i = 0; i < kPartUnits; ++i) {
+    const int column = first + i * kVec8 * kWarp;
+    if (column >= cols) continue;
+    x[i] = LoadOnce(gate + cols + column);
+    gates[i] = LoadOnce(gate + column);
+  }
+#pragma unroll
+  for (int i = 0; i < kPartUnits; ++i) {
+    const int column = first + i * kVec8 * kWarp;
+    if (column >= cols) continue;
+    StoreVec8(Gated(Widen(x[i]), Widen(gates[i]), act), out + row * out_stride + column);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    ConvertKernel(const float* in, int64_t units, __nv_bfloat16* out) {
+  TriggerDependents();
+  WaitOnDependencies();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < units) StoreVec8(LoadVec8(in + i * kVec8), out + i * kVec8);
+}
+
+unsigned BlocksOf(int64_t count, int of_block) {
+  return static_cast<unsigned>((count + of_block - 1) / of_block);
+}
+unsigned WarpBlocks(int64_t warps) { return BlocksOf(warps, kThreads / kWarp); }
+
+// 16 bytes.
+void CheckAligned(const MatrixView& m) {
+  constexpr int64_t kAlign = 16;
+  FOX_CHECK(reinterpret_cast<uintptr_t>(m.data) % kAlign == 0);
+  FOX_CHECK(m.row_stride * static_cast<int64_t>(SizeOf(m.dtype)) % kAlign == 0);
+}
+
+NormArguments MakeNormArguments(const MatrixView& in, const RmsNorm& norm, const MatrixView& out) {
+  FOX_CHECK(in.dtype == DType::kF32 && out.dtype == DType::kBF16 && in.cols % kVec8 == 0);
+  FOX_CHECK(out.rows == in.rows && out.cols == in.cols);
+  CheckAligned(in);
+  CheckAligned(out);
+  FOX_CHECK(reinterpret_cast<uintptr_t>(norm.weight) % 16 == 0);
+  return {.in = static_cast<const float*>(in.data),
+          .in_stride = in.row_stride,
+          .rows = in.rows,
+          .cols = static_cast<int>(in.cols),
+          .weight = static_cast<const float*>(norm.weight),
+          .eps = static_cast<float>(norm.eps),
+          .out = static_cast<__nv_bfloat16*>(out.data),
+          .out_stride = out.row_stride,
+          .sums = nullptr};
+}
+
+SmemConfig Shared(int64_t rows, int64_t bytes = 0) {
+  return {static_cast<size_t>(bytes), rows <= kOverlapRows};
+}
+
+template <int kSteps = 1>
+auto NormKernelFor(int64_t cols) {
+  if constexpr (kSteps < kMaxSteps) {
+    if (cols > kSteps * kStepCols) return NormKernelFor<kSteps + 1>(cols);
+  }
+  return NormKernel<kSteps>;
+}
+
+}  // namespace
+
+cudaError_t NormRows(const MatrixView& in, const RmsNorm& norm, const MatrixView& out,
+                     cudaStream_t stream) {
+  const NormArguments a = MakeNormArguments(in, norm, out);
+  if (in.cols > kMaxSteps * kStepCols) {
+    return Launch(WideNormKernel, dim3(static_cast<unsigned>(in.rows)), dim3(kThreads),
+                  Shared(in.rows, NormSums(a.cols) * static_cast<int64_t>(sizeof(float))), stream,
+                  a);
+  }
+  return Launch(NormKernelFor(in.cols), dim3(WarpBlocks(in.rows)), dim3(kThreads), Shared(in.rows),
+                stream, a);
+}
+
+cudaError_t DeferNorm(const MatrixView& in, const RmsNorm& norm, const DeferredNorm& out,
+                      cudaStream_t stream) {
+  NormArguments a = MakeNormArguments(in, norm, out.rows);
+  a.sums = out.sums;
+  return Launch(DeferNormKernel, dim3(WarpBlocks(in.rows * DeferredNorm::SumsOf(in.cols))),
+                dim3(kThreads), Shared(in.rows), stream, a);
+}
+
+cudaError_t GateRows(const MatrixView& y, Activation act, const MatrixView& out,
+                     cudaStream_t stream) {
+  FOX_CHECK(y.dtype == DType::kBF16 && out.dtype == DType::kBF16 && y.rows == out.rows);
+  FOX_CHECK(y.cols == 2 * out.cols && out.cols % kVec8 == 0);
+  CheckAligned(y);
+  CheckAligned(out);
+  const auto parts = static_cast<int>((out.cols + kPartCols - 1) / kPartCols);
+  return Launch(GateKernel, dim3(WarpBlocks(y.rows * parts)), dim3(kThreads), Shared(y.rows),
+                stream, static_cast<const __nv_bfloat16*>(y.data), y.row_stride, act, y.rows,
+                static_cast<int>(out.cols), parts, static_cast<__nv_bfloat16*>(out.data),
+                out.row_stride);
+}
+
+cudaError_t ConvertRows(const MatrixView& in, const MatrixView& out, cudaStream_t stream) {
+  FOX_CHECK(in.dtype == DType::kF32 && out.dtype == DType::kBF16 && in.rows == out.rows);
+  FOX_CHECK(in.cols == out.cols && in.row_stride == in.cols && out.row_stride == out.cols);
+  FOX_CHECK(in.cols % kVec8 == 0);
+  const int64_t units = in.rows * in.cols / kVec8;
+  return Launch(ConvertKernel, dim3(BlocksOf(units, kThreads)), dim3(kThreads), 0, stream,
+                static_cast<const float*>(in.data), units, static_cast<__nv_bfloat16*>(out.data));
+}
+
+}  // namespace fox::cuda

@@ -1,0 +1,36 @@
+// What becomes of rows before and after products that do not do it themselves: norms and gates.
+// Memory-bound, float32 inside; a row's result depends on that row alone. All enqueue on `stream`
+// and give the launch's error. REQUIRES: rows 16-byte aligned, widths multiples of 8.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/linear_params.h"
+
+namespace fox::cuda {
+
+// Rows x on their way through a norm whose scale, 1 / sqrt(mean(x^2) + eps), is deferred: the
+// product of the rows multiplies its sums by it. So a product can leave its outputs normed before a
+// whole row of them is known.
+struct DeferredNorm {
+  static constexpr int64_t kSumCols = 128;  // columns of one sum
+  static constexpr int64_t SumsOf(int64_t cols) { return (cols + kSumCols - 1) / kSumCols; }
+
+  MatrixView rows = {};   // [rows, cols] bf16: x * weight
+  float* sums = nullptr;  // [rows, SumsOf(cols)] of x^2
+};
+
+// in f32, out bf16.
+cudaError_t NormRows(const MatrixView& in, const RmsNorm& norm, const MatrixView& out,
+                     cudaStream_t stream);
+cudaError_t DeferNorm(const MatrixView& in, const RmsNorm& norm, const DeferredNorm& out,
+                      cudaStream_t stream);
+
+// out = act(y[:I]) * y[I:] of rows y; bf16.
+cudaError_t GateRows(const MatrixView& y, Activation act, const MatrixView& out,
+                     cudaStream_t stream);
+
+// f32 to bf16, without gaps between rows.
+cudaError_t ConvertRows(const MatrixView& in, const MatrixView& out, cudaStream_t stream);
+
+}  // namespace fox::cuda

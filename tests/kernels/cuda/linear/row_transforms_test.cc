@@ -1,0 +1,154 @@
+// Norms and gates of rows against the host.
+#include "kernels/cuda/linear/row_transforms.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "tests/kernels/cuda/test_matrix.h"
+
+namespace fox::cuda {
+namespace {
+
+using testing::NormBy;
+using testing::TestMatrix;
+using testing::Uniform;
+
+// bf16 keeps 8 bits, so rounding to it changes a value by at most 2^-8 of itself. float32 carries
+// sums of squares, rsqrt, exp, a division and a few products.
+void ExpectNear(const TestMatrix& out, int64_t row, const std::vector<double>& want) {
+  const double tolerance = 0x1p-8 + testing::NormError(out.cols());
+  for (int64_t c = 0; c < out.cols(); ++c) {
+    const double w = want[static_cast<size_t>(c)];
+    ASSERT_FALSE(std::isnan(out.At(row, c)));
+    ASSERT_LE(std::abs(out.At(row, c) - w), tolerance * std::abs(w) + 1e-37)
+        << "row " << row << " column " << c << " of " << out.cols();
+  }
+}
+
+TEST(NormRowsTest, MatchesFloat64) {
+  for (const int64_t cols : {8, 64, 384, 1536, 2048, 2056, 4096, 9000}) {
+    Uniform uniform(7);
+    TestMatrix in(DType::kF32, 5, cols, 8), weight(DType::kF32, 1, cols, 0);
+    TestMatrix out(DType::kBF16, 5, cols, 8);
+    in.FillUniform(uniform, 4);
+    weight.FillUniform(uniform, 2);
+    ASSERT_EQ(NormRows(in.view(), NormBy(weight), out.view(), nullptr), cudaSuccess);
+    out.Download();
+    for (int64_t r = 0; r < 5; ++r) ExpectNear(out, r, testing::NormedRow(in, r, weight));
+  }
+}
+
+// A row gives the same bits in any batch, and no rows are no work.
+TEST(NormRowsTest, RowsAreIndependent) {
+  for (const int64_t cols : {1536, 4096}) {
+    Uniform uniform(3);
+    TestMatrix in(DType::kF32, 1000, cols, 0), weight(DType::kF32, 1, cols, 0);
+    in.FillUniform(uniform, 3);
+    weight.FillUniform(uniform, 2);
+    TestMatrix all(DType::kBF16, 1000, cols, 0), one(DType::kBF16, 1, cols, 0);
+    const RmsNorm norm = NormBy(weight);
+    ASSERT_EQ(NormRows(in.view(), norm, all.view(), nullptr), cudaSuccess);
+    ASSERT_EQ(NormRows(in.view().Rows(777, 1), norm, one.view(), nullptr), cudaSuccess);
+    ASSERT_EQ(NormRows(in.view().Rows(0, 0), norm, one.view().Rows(0, 0), nullptr), cudaSuccess);
+    all.Download();
+    one.Download();
+    for (int64_t c = 0; c < cols; ++c) ASSERT_EQ(all.At(777, c), one.At(0, c));
+  }
+}
+
+// The sum of squares of 128 columns: fours of neighbours, then a binary tree.
+float SumOfSquares(const TestMatrix& x, int64_t row, int64_t first) {
+  float sums[32] = {};
+  for (int64_t c = first; c < std::min(first + DeferredNorm::kSumCols, x.cols()); ++c) {
+    float& sum = sums[(c - first) / 4];
+    sum = std::fmaf(x.At(row, c), x.At(row, c), sum);
+  }
+  for (int half = 1; half < 32; half *= 2) {
+    for (int i = 0; i < 32; i += 2 * half) sums[i] += sums[i + half];
+  }
+  return sums[0];
+}
+
+TEST(DeferNormTest, LeavesRowsAndSumsToTheBit) {
+  for (const int64_t cols : {8, 200, 1536, 4096}) {
+    constexpr int64_t kRows = 70;
+    const int64_t sums = DeferredNorm::SumsOf(cols);
+    Uniform uniform(5);
+    TestMatrix in(DType::kF32, kRows, cols, 4), weight(DType::kF32, 1, cols, 0);
+    TestMatrix out(DType::kBF16, kRows, cols, 8), squares(DType::kF32, kRows, sums, 0);
+    in.FillUniform(uniform, 4);
+    weight.FillUniform(uniform, 2);
+    ASSERT_EQ(DeferNorm(in.view(), NormBy(weight),
+                        {out.view(), static_cast<float*>(squares.view().data)}, nullptr),
+              cudaSuccess);
+    out.Download();
+    squares.Download();
+    for (int64_t r = 0; r < kRows; ++r) {
+      for (int64_t c = 0; c < cols; ++c) {
+        const float want = static_cast<float>(BFloat16(in.At(r, c) * weight.At(0, c)));
+        ASSERT_EQ(out.At(r, c), want) << r << " " << c;
+      }
+      for (int64_t i = 0; i < sums; ++i) {
+        ASSERT_EQ(squares.At(r, i), SumOfSquares(in, r, i * DeferredNorm::kSumCols)) << r;
+      }
+    }
+  }
+}
+
+TEST(GateRowsTest, MatchesFloat64) {
+  for (const int64_t inner : {8, 72, 384, 3584}) {
+    for (const Activation act : {Activation::kSilu, Activation::kSigmoid}) {
+      Uniform uniform(9);
+      TestMatrix y(DType::kBF16, 3, 2 * inner, 8), out(DType::kBF16, 3, inner, 8);
+      y.FillUniform(uniform, 4);
+      ASSERT_EQ(GateRows(y.view(), act, out.view(), nullptr), cudaSuccess);
+      out.Download();
+      for (int64_t r = 0; r < 3; ++r) {
+        std::vector<double> want;
+        for (int64_t c = 0; c < inner; ++c) {
+          want.push_back(testing::Activated(y.At(r, c), act) * y.At(r, inner + c));
+        }
+        ExpectNear(out, r, want);
+      }
+    }
+  }
+}
+
+// Extreme gates give 0 or the value, never NaN.
+TEST(GateRowsTest, GatesSaturate) {
+  TestMatrix y(DType::kBF16, 1, 16, 0);
+  for (int64_t c = 0; c < 8; ++c) {
+    y.At(0, c) = c % 2 == 0 ? -1000.0f : 1000.0f;
+    y.At(0, 8 + c) = 3;
+  }
+  y.Upload();
+  for (const Activation act : {Activation::kSigmoid, Activation::kSilu}) {
+    TestMatrix out(DType::kBF16, 1, 8, 0);
+    ASSERT_EQ(GateRows(y.view(), act, out.view(), nullptr), cudaSuccess);
+    out.Download();
+    for (int64_t c = 0; c < 8; ++c) {
+      const float want = c % 2 == 0 ? 0.0f : act == Activation::kSilu ? 3000.0f : 3.0f;
+      EXPECT_NEAR(out.At(0, c), want, 0x1p-8 * want) << c;
+    }
+  }
+}
+
+TEST(ConvertRowsTest, Rounds) {
+  Uniform uniform(4);
+  TestMatrix in(DType::kF32, 33, 200, 0), out(DType::kBF16, 33, 200, 0);
+  in.FillUniform(uniform, 3);
+  ASSERT_EQ(ConvertRows(in.view(), out.view(), nullptr), cudaSuccess);
+  out.Download();
+  for (int64_t r = 0; r < 33; ++r) {
+    for (int64_t c = 0; c < 200; ++c) {
+      ASSERT_EQ(out.At(r, c), static_cast<float>(BFloat16(in.At(r, c))));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fox::cuda
