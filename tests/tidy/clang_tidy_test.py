@@ -29,13 +29,16 @@ QUOTED = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 
 
 def flags_of(build: pathlib.Path) -> dict[pathlib.Path, list[str]]:
-    """How each source of ours is compiled; by the first target where several do."""
+    """How each source of ours is compiled, alone or joined with others (fox_join_sources); by the
+    first target where several do."""
     ours = {ROOT / path for path in clang_tools.tracked("*.cc")}
     found: dict[pathlib.Path, list[str]] = {}
     for entry in json.loads((build / "compile_commands.json").read_text(encoding="utf-8")):
-        file = pathlib.Path(entry["file"])
-        if file in ours:
-            command = shlex.split(entry["command"])
+        files = [entry["file"]]
+        if "/Unity/" in entry["file"]:
+            files = QUOTED.findall(pathlib.Path(entry["file"]).read_text(encoding="utf-8"))
+        command = shlex.split(entry["command"])
+        for file in ours.intersection(map(pathlib.Path, files)):
             found.setdefault(file, command[1:command.index("-o")])
     return found
 
