@@ -17,7 +17,7 @@ class Gateway {
 
   template <class Request, class Response>
   Response Ask(grpc::Status (VllmApi::Stub::*method)(grpc::ClientContext*, const Request&,
-                                                    Response*)) {
+                                                     Response*)) {
     grpc::ClientContext context;
     SetTimeout(&context);
     Response response;
