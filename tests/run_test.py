@@ -207,6 +207,57 @@ class RunTest(TreeCase):
         self.assertIn("-DFOX_CUDA_ARCHITECTURES=80-real\n", settings)
 
 
+CTEST = """#!/bin/bash
+echo "$* ${FOX_NIGHTLY:-}" >>"${0%/*}/ctest-calls"
+[[ "$*" != *tsan* ]] || FAKE_FAILS=
+cat <<EOF
+ 1/12 Test  #7: slow_test .....................   Passed   99.70 sec
+$(for n in 1 2 3 4 5 6 7 8 9 10; do
+  echo " 2/12 Test  #$n: quick_${n}_test ........   Passed    $n.20 sec"; done)
+12/12 Test  #9: last_test .....................${FAKE_FAILS:+***Failed}    0.10 sec
+EOF
+[[ -z "${FAKE_FAILS:-}" ]] || echo "the test's own output"
+echo
+echo "9$((9 + ${FAKE_FAILS:-0}))% tests passed, ${FAKE_FAILS:-0} tests failed out of 12"
+echo "Total Test time (real) = 9 sec"
+exit $((8 * ${FAKE_FAILS:-0}))
+"""
+
+
+class SuiteTest(TreeCase):
+    """./run test, on a stand-in for ctest."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        write_program(self.programs / "ctest", CTEST)
+
+    def calls_of_ctest(self) -> list[str]:
+        """Its arguments, and the amount of tests."""
+        return (self.programs / "ctest-calls").read_text().splitlines()
+
+    def test_the_slowest_parts_and_then_the_last_lines_of_ctest(self) -> None:
+        result = self.run_command("test")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stdout.count("% tests passed"), 1)
+        self.assertTrue(result.stdout.endswith("Total Test time (real) = 9 sec\n"), result.stdout)
+        self.assertRegex(result.stderr, r"0 min \d s in all; the ten slowest parts, in seconds:\n"
+                         r"99 slow_test\n10 quick_10_test\n9 ")
+        self.assertIn("\n2 quick_2_test\n", result.stderr)
+        self.assertNotIn("\n1 quick_1_test\n", result.stderr)
+        self.assertRegex(self.calls_of_ctest()[-1], r"-LE gpu\|nightly .* $")
+
+    def test_a_failure_is_its_own(self) -> None:
+        result = self.run_command("test", FAKE_FAILS="1")
+        self.assertEqual(result.returncode, 8)
+        self.assertIn("the test's own output", result.stdout)
+        self.assertIn("1 tests failed out of 12", result.stdout)
+
+    def test_all_is_what_runs_at_night(self) -> None:
+        self.run_command("test", "all")
+        self.assertRegex(self.calls_of_ctest()[-1], r"-LE gpu .* 1$")
+        self.assertTrue(any("build/asan" in call for call in self.calls_of_ctest()))
+
+
 class HelpTest(TreeCase):
     """In a clean clone, where anything may be installed."""
 

@@ -11,6 +11,7 @@
 
 #include "engine/engine_factory.h"
 #include "engine/tools/teacher_forcing.h"
+#include "tests/nightly.h"
 
 namespace fox {
 namespace {
@@ -151,12 +152,13 @@ double Error(const Golden& golden, const Mode& mode) {
   return worst;
 }
 
+// The larger ones, dev_*, at night and on a GPU.
 std::vector<std::string> SmallCases() {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(fs::path(FOX_SOURCE_DIR) / "tests/golden")) {
-    if (entry.is_directory() && fs::exists(entry.path() / "config.json")) {
-      names.push_back(entry.path().filename().string());
-    }
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("dev_") && !OnGpu() && !IsNightly()) continue;
+    if (entry.is_directory() && fs::exists(entry.path() / "config.json")) names.push_back(name);
   }
   std::sort(names.begin(), names.end());
   return names;
@@ -248,6 +250,7 @@ bool HasWeights(const std::string& dir) {
 
 // Stored in float32: 2^-24 relative per element.
 TEST(ModelRunnerGoldenDataTest, Books) {
+  if (!OnGpu() && !IsNightly()) GTEST_SKIP() << "at night";
   if (OnGpu() && !HasWeights(LoadGolden("dev_books_a").model_dir)) {
     GTEST_SKIP() << "models/demo came without its weights, and no .gpu-pack/demo-model.tar.xz";
   }

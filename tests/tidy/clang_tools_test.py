@@ -8,6 +8,7 @@ import contextlib
 import io
 import pathlib
 import shutil
+import subprocess
 import tempfile
 import unittest
 
@@ -111,6 +112,34 @@ class Widget {
         self.assertIn("i", units)
         for pair in ("ad", "ae", "bf", "bg", "ch"):
             self.assertFalse(any(set(pair) <= set(unit) for unit in units), (pair, units))
+
+    def test_what_changed(self) -> None:
+        def git(*arguments: str) -> None:
+            subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@b.c", *arguments],
+                           cwd=self.folder, check=True, capture_output=True)
+        includes = {"a": "a", "b": "b", "c": "b", "d": "only"}
+        files = {name: self.write(f"{name}.cc", f'#include "{header}.h"\n')
+                 for name, header in includes.items()}
+        for header in ("a", "b", "only"):
+            self.write(f"{header}.h", "int x;\n")
+
+        def names() -> str:
+            found = clang_tidy_test.changed(files.values(), self.folder)
+            return "".join(sorted(file.stem for file in found))
+        git("init", "--initial-branch=work")
+        git("add", ".")
+        git("commit", "-m", "A widget")
+        self.assertEqual(names(), "abcd")  # there is no earlier commit
+        git("update-ref", "refs/remotes/origin/main", "HEAD")
+        self.write("b.h", "int y;\n")
+        git("commit", "-am", "Another")
+        self.assertEqual(names(), "b")
+        self.write("only.h", "int y;\n")
+        self.assertEqual(names(), "bd")
+        git("update-ref", "refs/remotes/origin/main", "HEAD")
+        git("commit", "-am", "The last one")
+        git("update-ref", "refs/remotes/origin/main", "HEAD")  # as CI sees main itself
+        self.assertEqual(names(), "d")
 
     def test_stamp_depends_on_all_that_is_read(self) -> None:
         main = self.write("main.cc", '#include "a.h"\n#include <vector>\n')

@@ -1,19 +1,22 @@
-"""Joins source files into units for clang-tidy.
+"""Joins source files into units: for clang-tidy, and for the compiler where the files are tests.
 
-Most of a file's analysis goes into the headers it includes: gRPC's, gtest's and the standard
-library's take ten seconds, our own lines a few tenths. Files of a room are joined, so that their
-headers are read once; two that define the same name stay apart.
+Most of a file's time goes into the headers it includes: gRPC's, gtest's and the standard library's
+take seconds, our own lines a few tenths. Files of a room are joined, so that their headers are read
+once; two that define the same name stay apart.
+
+    clang_units.py FILE...     prints the units, each a line of the files as they were given
 """
 
 from __future__ import annotations
 
 import pathlib
 import re
+import sys
 
 from clang_tools import ROOT
 
 OF_EACH = re.compile(r"\b(LLVMFuzzerTestOneInput|Fuzz)\b")  # what every fuzzer defines
-MOST_FILES = 16  # of a unit: more save little, and keep one core busy when the others are done
+MOST_FILES = 12  # of a unit: more save little, and keep one core busy when the others are done
 # clang-format leaves in the first column only what stands in a namespace. A member's definition
 # (`Widget::Turn(`) is no name of its own.
 DEFINED = re.compile(r"^(?!using |namespace |\w*TEST\w*\()[A-Za-z][^=({[]*?(?<![:\w])(\w+)"
@@ -76,3 +79,9 @@ def joined(commands: dict[pathlib.Path, list[str]]) -> list[Unit]:
         else:
             home.join(alone)
     return units
+
+
+if __name__ == "__main__":
+    for found in joined({pathlib.Path(name).resolve(): [] for name in sys.argv[1:]}):
+        given = [name for name in sys.argv[1:] if pathlib.Path(name).resolve() in found.files]
+        print(" ".join(given))

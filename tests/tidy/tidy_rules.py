@@ -39,7 +39,6 @@ RULES: tuple[Callable[[Tree], Iterator[Finding]], ...] = (
     tree_rules.check_top_level,
     tree_rules.check_mirror,
     tree_rules.check_coverage,
-    tree_rules.check_test_names,
 )
 
 

@@ -26,7 +26,7 @@ def function_of(lines: int, head: str = "void F()") -> str:
 
 
 def cover(tree: Tree) -> None:
-    """Lists planted sources as covered and planted tests as built, unless that is planted too."""
+    """Lists planted sources as covered, unless that is planted too."""
     tested = tree_rules.mirrored_sources(tree)
     sources = [path for path in tree if path.split("/")[0] in include_rules.LAYERS
                and path.endswith((".cc", ".cu", ".py"))
@@ -35,11 +35,6 @@ def cover(tree: Tree) -> None:
         tree.setdefault("tests/e2e/whole_test.py", '"""It tests the whole."""')
         tree.setdefault(tree_rules.COVERED_ELSEWHERE,
                         "".join(f"{path}: tests/e2e/whole_test.py\n" for path in sources))
-    tests = [path for path in tree if path.endswith(("_test.cc", "_test.cu"))]
-    calls = "".join(f"fox_add_test({posixpath.basename(path)[:-3]} SOURCES {path[6:]})\n"
-                    for path in tests)
-    if tests and not any(path.endswith("CMakeLists.txt") for path in tree):
-        tree["tests/CMakeLists.txt"] = "# The tests of widgets.\n" + calls
 
 
 class RuleCase(unittest.TestCase):
@@ -332,21 +327,6 @@ class TreeTest(RuleCase):
                             {"engine__a_cc": HEADER, covered: line} | test)
         own = {"engine__a_cc": HEADER, "tests__engine__a_b_test_cc": HEADER} | test
         self.expect("coverage", own | {covered: line}, own)
-
-    def test_test_names(self) -> None:
-        tests = {"tests__e2e__sm90__a_b_test_cc": HEADER}
-        cmake = "# The tests of widgets.\nforeach(x a_b)\n%s\nendforeach()\n"
-        call = "fox_add_test(%s LIBS d\n SOURCES sm90/${x}_test.cc c.cc)"
-        good = (call % "${x}_test", call % "sm90_a_b_test", call % "a_b_device_test",
-                call % "a_b_test" + "add_test(NAME a_b_avx2_test COMMAND a_b_test)",
-                "fox_add_test(e2e_tests SOURCES c.cc sm90/a_b_test.cc LIBS d)")
-        bad = (call % "cuda_a_b_test", call % "a_test", call % "b_test", "# " + call % "a_b_test",
-               call % "a_b_test" + "add_test(NAME avx2_test COMMAND a_b_test)")
-        for rules, calls in (({"test-name"}, bad), (set(), good)):
-            for text in calls:
-                with self.subTest(text=text):
-                    found = self.rules_for(tests__e2e__CMakeLists_txt=cmake % text, **tests)
-                    self.assertEqual(found, rules)
 
 
 class ListTest(unittest.TestCase):

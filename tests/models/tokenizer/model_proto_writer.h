@@ -52,7 +52,7 @@ inline std::string Letters() {
 inline std::string BytePieces(int count) {
   std::string out;
   for (int i = 0; i < count; ++i) {
-    char text[8];
+    char text[16];
     std::snprintf(text, sizeof(text), "<0x%02X>", static_cast<unsigned>(i));
     out += PieceField(text, PieceType::kByte);
   }

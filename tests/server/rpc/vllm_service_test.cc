@@ -8,16 +8,16 @@
 namespace fox {
 namespace {
 
-using Engine = vllm_wire::VllmEngine;
+using VllmApi = vllm_wire::VllmEngine;
 
 class Gateway {
  public:
   explicit Gateway(const TestCoreOptions& options = {})
-      : server(options), stub(Engine::NewStub(server.channel)) {}
+      : server(options), stub(VllmApi::NewStub(server.channel)) {}
 
   template <class Request, class Response>
-  Response Ask(grpc::Status (Engine::Stub::*method)(grpc::ClientContext*, const Request&,
-                                                    Response*)) {
+  Response Ask(grpc::Status (VllmApi::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                     Response*)) {
     grpc::ClientContext context;
     SetTimeout(&context);
     Response response;
@@ -27,7 +27,7 @@ class Gateway {
   }
 
   TestServer server;
-  std::unique_ptr<Engine::Stub> stub;
+  std::unique_ptr<VllmApi::Stub> stub;
 };
 
 vllm_wire::GenerateRequest Greedy(const std::string& prompt, uint32_t max_tokens, bool stream) {
@@ -163,9 +163,9 @@ TEST(VllmServiceTest, WhatAnAnswerCollectsCountsAgainstTheBudget) {
 
 TEST(VllmServiceTest, ADrainIsHealthAndRefusals) {
   Gateway gateway;
-  EXPECT_TRUE(gateway.Ask(&Engine::Stub::HealthCheck).healthy());
+  EXPECT_TRUE(gateway.Ask(&VllmApi::Stub::HealthCheck).healthy());
   gateway.server.server->Drain();
-  const vllm_wire::HealthCheckResponse health = gateway.Ask(&Engine::Stub::HealthCheck);
+  const vllm_wire::HealthCheckResponse health = gateway.Ask(&VllmApi::Stub::HealthCheck);
   EXPECT_FALSE(health.healthy());
   EXPECT_EQ(health.message(), "draining");
   EXPECT_EQ(Generate(gateway, Greedy("a", 1, true)).status.error_code(), grpc::UNAVAILABLE);
@@ -173,7 +173,7 @@ TEST(VllmServiceTest, ADrainIsHealthAndRefusals) {
 
 TEST(VllmServiceTest, WhatItIs) {
   Gateway gateway;
-  const vllm_wire::GetModelInfoResponse model = gateway.Ask(&Engine::Stub::GetModelInfo);
+  const vllm_wire::GetModelInfoResponse model = gateway.Ask(&VllmApi::Stub::GetModelInfo);
   EXPECT_EQ(model.model_path(), "/foxserve/scripted");
   EXPECT_EQ(model.tokenizer_path(), "/foxserve/scripted");
   EXPECT_EQ(model.served_model_name(), "scripted");
@@ -182,7 +182,7 @@ TEST(VllmServiceTest, WhatItIs) {
   EXPECT_EQ(model.max_req_input_len(), 4095);
   EXPECT_EQ(model.eos_token_ids_size(), 1);
   EXPECT_NE(model.default_sampling_params_json().find("\"temperature\":1.0"), std::string::npos);
-  const vllm_wire::GetServerInfoResponse server = gateway.Ask(&Engine::Stub::GetServerInfo);
+  const vllm_wire::GetServerInfoResponse server = gateway.Ask(&VllmApi::Stub::GetServerInfo);
   EXPECT_EQ(server.server_type(), "foxserve");
   EXPECT_EQ(server.max_num_seqs(), 4);
 }
@@ -196,14 +196,14 @@ TEST(VllmServiceTest, LoadsAreTheEngines) {
   request.mutable_sampling_params()->set_n(6);  // of which four run at once
   const auto reader = gateway.stub->Generate(&context, request);
   EXPECT_TRUE(Eventually([&] {
-    const vllm_wire::SchedulerLoad load = gateway.Ask(&Engine::Stub::GetLoads).loads(0);
+    const vllm_wire::SchedulerLoad load = gateway.Ask(&VllmApi::Stub::GetLoads).loads(0);
     return load.num_running_reqs() == 4 && load.num_waiting_reqs() == 2 &&
            load.num_total_reqs() == 6 && load.token_usage() > 0 && load.token_usage() < 1 &&
            load.num_waiting_uncached_tokens() == 18;
   }));
   context.TryCancel();
   EXPECT_TRUE(gateway.server.WaitIdle());
-  EXPECT_EQ(gateway.Ask(&Engine::Stub::GetLoads).loads(0).token_usage(), 0);
+  EXPECT_EQ(gateway.Ask(&VllmApi::Stub::GetLoads).loads(0).token_usage(), 0);
 }
 
 }  // namespace

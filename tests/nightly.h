@@ -1,0 +1,13 @@
+// How much of something random a test does: more at night (FOX_NIGHTLY in the environment, which
+// `./run test all` sets), as what a submission needs is an answer within minutes.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+
+namespace fox {
+
+inline bool IsNightly() { return std::getenv("FOX_NIGHTLY") != nullptr; }
+inline int64_t Amount(int64_t usual, int64_t at_night) { return IsNightly() ? at_night : usual; }
+
+}  // namespace fox
