@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/engine_options.h"
-#include "engine/engine_stats.h"
-#include "engine/request.h"
-#include "engine/step_executor.h"
-#include "engine/step_observer.h"
+#include "engine/request/engine_options.h"
+#include "engine/request/request.h"
+#include "engine/schedule/engine_stats.h"
+#include "engine/schedule/step_executor.h"
+#include "engine/schedule/step_observer.h"
 
 namespace fox {
 

@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "engine/memory_budget.h"
-#include "engine/sampling_limits.h"
+#include "engine/request/sampling_limits.h"
+#include "engine/run/memory_budget.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "models/checkpoint.h"
 

@@ -11,9 +11,9 @@
 
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
-#include "engine/model_runner.h"
-#include "engine/step_observer.h"
-#include "engine/timed_ops.h"
+#include "engine/run/model_runner.h"
+#include "engine/schedule/step_observer.h"
+#include "engine/trace/timed_ops.h"
 #include "models/model_config.h"
 #include "models/weights.h"
 

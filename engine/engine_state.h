@@ -9,14 +9,14 @@
 #include <utility>
 #include <vector>
 
-#include "engine/engine_options.h"
-#include "engine/engine_stats.h"
-#include "engine/sampler.h"
-#include "engine/scheduler.h"
-#include "engine/sequence.h"
-#include "engine/service_times.h"
-#include "engine/step_executor.h"
-#include "engine/step_observer.h"
+#include "engine/request/engine_options.h"
+#include "engine/request/sampler.h"
+#include "engine/schedule/engine_stats.h"
+#include "engine/schedule/scheduler.h"
+#include "engine/schedule/sequence.h"
+#include "engine/schedule/service_times.h"
+#include "engine/schedule/step_executor.h"
+#include "engine/schedule/step_observer.h"
 
 namespace fox {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "engine/mutex.h"
-#include "engine/steady_clock.h"
+#include "engine/request/steady_clock.h"
 
 namespace fox {
 namespace {

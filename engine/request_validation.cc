@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "engine/sampling_limits.h"
+#include "engine/request/sampling_limits.h"
 #include "kernels/paged_kv.h"
 
 namespace fox {

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "engine/engine_options.h"
-#include "engine/request.h"
-#include "engine/step_executor.h"
+#include "engine/request/engine_options.h"
+#include "engine/request/request.h"
+#include "engine/schedule/step_executor.h"
 
 namespace fox {
 

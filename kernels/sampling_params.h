@@ -35,7 +35,7 @@ struct PenaltyStateParams {
 };
 
 // How a row's logits are changed before temperature and filters, by the slot's token states; the
-// order is that of engine/sampler.h.
+// order is that of engine/request/sampler.h.
 struct LogitsProcessorParams {
   bool on = false;            // false: nothing below matters and token states are not read
   bool only_allowed = false;  // tokens without kTokenAllowed are masked

@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "engine/sampling_limits.h"
+#include "engine/request/sampling_limits.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "engine/steady_clock.h"
+#include "engine/request/steady_clock.h"
 
 namespace fox {
 namespace {

@@ -10,8 +10,8 @@
 #include <memory>
 #include <string>
 
-#include "engine/step_observer.h"
-#include "engine/timed_ops.h"
+#include "engine/schedule/step_observer.h"
+#include "engine/trace/timed_ops.h"
 #include "engine/trace/trace_file.h"
 
 namespace fox {

@@ -3,7 +3,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "engine/steady_clock.h"
+#include "engine/request/steady_clock.h"
 #include "server/process/log.h"
 
 namespace fox {

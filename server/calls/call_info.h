@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "engine/request.h"
+#include "engine/request/request.h"
 #include "server/calls/call_budget.h"
 #include "server/calls/trace_context.h"
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "engine/request.h"
+#include "engine/request/request.h"
 #include "fox/v1/inference.pb.h"
 #include "server/calls/histogram.h"
 

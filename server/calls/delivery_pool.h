@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/mutex.h"
-#include "engine/request.h"
+#include "engine/request/request.h"
 
 namespace fox {
 

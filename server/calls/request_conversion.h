@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/request.h"
+#include "engine/request/request.h"
 #include "fox/v1/inference.pb.h"
 #include "server/calls/conversion_context.h"
 

@@ -4,7 +4,7 @@
 #include <limits>
 #include <optional>
 
-#include "engine/sampling_limits.h"
+#include "engine/request/sampling_limits.h"
 #include "nlohmann/json.hpp"
 
 namespace fox {

@@ -22,8 +22,8 @@ struct SamplingDefaults {
   std::vector<int32_t> eos_token_ids;  // beside those of config.json
 };
 
-// What `config` sets, checked against engine/sampling_limits.h. InvalidArgument names the key that
-// is out of range.
+// What `config` sets, checked against engine/request/sampling_limits.h. InvalidArgument names the
+// key that is out of range.
 absl::StatusOr<SamplingDefaults> SamplingDefaultsFrom(const GenerationConfig& config,
                                                       int64_t vocab_size);
 

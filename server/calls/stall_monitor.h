@@ -12,7 +12,7 @@
 #include <unordered_set>
 
 #include "engine/mutex.h"
-#include "engine/request.h"
+#include "engine/request/request.h"
 
 namespace fox {
 

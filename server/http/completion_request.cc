@@ -7,7 +7,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "engine/sampling_limits.h"
+#include "engine/request/sampling_limits.h"
 #include "server/http/json_fields.h"
 #include "server/http/unread_fields.h"
 

@@ -22,7 +22,7 @@
 #include "boost/asio/io_context.hpp"
 #include "boost/asio/post.hpp"
 #include "boost/asio/steady_timer.hpp"
-#include "engine/steady_clock.h"
+#include "engine/request/steady_clock.h"
 #include "server/http/http_error.h"
 #include "server/http/http_message.h"
 #include "server/http/http_parser.h"

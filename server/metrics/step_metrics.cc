@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "engine/steady_clock.h"
+#include "engine/request/steady_clock.h"
 
 namespace fox {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <deque>
 
-#include "engine/step_observer.h"
+#include "engine/schedule/step_observer.h"
 #include "server/calls/histogram.h"
 
 namespace fox {

@@ -19,7 +19,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/steady_clock.h"
+#include "engine/request/steady_clock.h"
 #include "server/process/log.h"
 #include "server/process/peer_address.h"
 

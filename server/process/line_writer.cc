@@ -8,7 +8,7 @@
 #include <chrono>
 #include <utility>
 
-#include "engine/steady_clock.h"
+#include "engine/request/steady_clock.h"
 
 namespace fox {
 

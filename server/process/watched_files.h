@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/mutex.h"
-#include "engine/request.h"
+#include "engine/request/request.h"
 
 namespace fox {
 

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/steady_clock.h"
+#include "engine/request/steady_clock.h"
 
 namespace fox {
 namespace {

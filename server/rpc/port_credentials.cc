@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
-#include "engine/steady_clock.h"
+#include "engine/request/steady_clock.h"
 #include "grpc/grpc.h"
 #include "grpc/grpc_security.h"
 #include "kernels/core/check.h"

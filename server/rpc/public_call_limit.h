@@ -10,7 +10,7 @@
 
 #include "absl/strings/string_view.h"
 #include "engine/mutex.h"
-#include "engine/request.h"
+#include "engine/request/request.h"
 
 namespace fox {
 

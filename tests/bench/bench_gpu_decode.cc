@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "tests/bench/decode_slots.h"
-#include "tests/engine/graph_replay.h"
+#include "tests/engine/run/graph_replay.h"
 
 namespace fox {
 namespace {

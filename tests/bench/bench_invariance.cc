@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "engine/engine_factory.h"
-#include "engine/tools/eval_command.h"
+#include "engine/eval/eval_command.h"
 #include "tests/bench/commands.h"
 #include "tests/bench/engine_client.h"
 #include "tests/bench/measurement.h"

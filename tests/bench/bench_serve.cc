@@ -14,7 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "engine/engine_factory.h"
-#include "engine/tools/eval_command.h"
+#include "engine/eval/eval_command.h"
 #include "fox/v1/info.grpc.pb.h"
 #include "tests/bench/arrivals.h"
 #include "tests/bench/commands.h"

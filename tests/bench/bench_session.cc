@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "engine/memory_budget.h"
-#include "engine/tools/text_tokens.h"
+#include "engine/eval/text_tokens.h"
+#include "engine/run/memory_budget.h"
 #include "models/checkpoint.h"
 #include "tests/bench/gpu_machine.h"
 #include "tests/bench/wall_clock.h"

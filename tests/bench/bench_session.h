@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/timed_ops.h"
-#include "engine/tools/eval_command.h"
+#include "engine/eval/eval_command.h"
+#include "engine/trace/timed_ops.h"
 #include "tests/bench/machine_peaks.h"
 #include "tests/bench/measurement.h"
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/tools/text_tokens.h"
+#include "engine/eval/text_tokens.h"
 #include "tests/bench/measurement.h"
 
 namespace fox {

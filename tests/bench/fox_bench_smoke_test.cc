@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "tests/engine/tools/run_program.h"
+#include "tests/engine/eval/run_program.h"
 
 namespace fox {
 namespace {

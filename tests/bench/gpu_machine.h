@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "engine/timed_ops.h"
+#include "engine/trace/timed_ops.h"
 #include "tests/bench/machine_peaks.h"
 
 namespace fox {

@@ -10,7 +10,7 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "engine/tools/eval_command.h"
+#include "engine/eval/eval_command.h"
 #include "models/model_config.h"
 #include "tests/bench/commands.h"
 #include "tests/bench/random_values.h"

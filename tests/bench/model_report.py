@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the report of a model: its loss, what pruning saves on it and what that costs.
 
-Runs `fox-eval perplexity`, `acp` and `needle` on a text the model has not seen, keeps what they say
+Runs `fox-eval perplexity` and `acp` on a text the model has not seen, keeps what they say
 in report/report.json of the model's folder, draws it into report/*.svg (these need matplotlib) and
 writes it up beside the folder's README. --draw makes text and plots again from that JSON. On two
 cores it takes some 15 minutes for the demo model, half of them for the perplexity.
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 
 def measure(arguments: argparse.Namespace) -> Json:
-    """Runs the three commands."""
+    """Runs the two commands."""
     program = str(arguments.build / "bin/fox-eval")
     base = ["--model", str(arguments.model), "--text", str(arguments.text), "--device",
             arguments.device, "--dtype", "auto" if arguments.device == "cuda" else "f32"]
@@ -37,8 +37,7 @@ def measure(arguments: argparse.Namespace) -> Json:
         "perplexity": ["--window", str(arguments.tokens), "--max-windows",
                        str(arguments.perplexity_windows)],
         "acp": ["--tokens", str(arguments.tokens), "--windows", str(arguments.windows), "--sweep",
-                SWEEP],
-        "needle": ["--lengths", arguments.lengths, "--trials", str(arguments.trials)]}
+                SWEEP]}
     report: Json = {"text": {"name": arguments.text.name,
                              "sha256": hashlib.sha256(arguments.text.read_bytes()).hexdigest()},
                     "device": arguments.device}
@@ -153,39 +152,11 @@ def loss_verdict(loss: Json, dtype: str) -> str:
     return text + ": no loss beyond float noise."
 
 
-def needle_table(needle: Json) -> list[str]:
-    """Copied and chosen, by length and depth."""
-    rows = []
-    cells = {mode: needle["modes"][mode]["cells"] for mode in MODES}
-    for i, cell in enumerate(cells["off"]):
-        depth = "no needle" if cell["depth"] is None else f"{cell['depth']:g}"
-        line: list[object] = [cell["length"], depth]
-        for key in ("copied", "chosen"):
-            line += [f"{100 * cells[mode][i][key]:.0f}%" for mode in MODES]
-        rows.append(row(*line))
-    return table(("tokens", "depth", "copied, off", "paper", "certified", "chosen, off", "paper",
-                  "certified"), rows)
-
-
-def needle_verdict(needle: Json) -> str:
-    """Answers that pruning changed."""
-    trials = needle["trials"] * len(needle["modes"]["off"]["cells"])
-    parts = []
-    for mode in BOUNDS:
-        result = needle["modes"][mode]
-        parts.append(f"{mode} changes {result['changed_answers']} of {trials} answers (log "
-                     f"probability of an answer: by at most "
-                     f"{result['largest_log_prob_difference']:.1e})")
-    return "Against no pruning, " + " and ".join(parts) + "."
-
-
 def text_of(report: Json) -> str:
     """The report, in Markdown."""
-    acp, needle, perplexity = report["acp"], report["needle"], report["perplexity"]
+    acp, perplexity = report["acp"], report["perplexity"]
     loss, pages = acp["loss"], acp["page_tokens"]
     windows = loss["tokens"] // (loss["window"] - 1)
-    lengths = ",".join(str(length) for length in sorted(
-        {cell["length"] for cell in needle["modes"]["off"]["cells"]}))
     sections = [
         ["# What pruning does to this model"],
         ["The analyses of the papers on FoX and adaptive computation pruning, by "
@@ -226,18 +197,9 @@ def text_of(report: Json) -> str:
          + loss_verdict(loss, perplexity["dtype"])],
         loss_table(loss),
         ["![Loss by position](report/loss.svg)"],
-        ["## Needle in a haystack, easy mode"],
-        ["The hidden sentence holds question and answer, and the text ends with the question: "
-         f"\"{needle['needle']}\" Copied: greedy decoding gives the whole answer. Chosen: the "
-         "answer's first token beats those of the seven other answers (a guess: 12.5%). A model "
-         f"of this size follows no instructions; it can only copy. {needle['trials']} trials a "
-         "cell, each with another answer and another stretch of the text. "
-         + needle_verdict(needle)],
-        needle_table(needle),
         ["## Again"],
         ["    python3 tests/bench/model_report.py --model models/demo --text FILE \\\n"
-         f"        --device {report['device']} --tokens {loss['window']} --windows {windows} "
-         f"--lengths {lengths} --trials {needle['trials']}"]]
+         f"        --device {report['device']} --tokens {loss['window']} --windows {windows}"]]
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 
@@ -381,8 +343,6 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=8192, help="of a window")
     parser.add_argument("--windows", type=int, default=8, help="whose loss is measured")
     parser.add_argument("--perplexity-windows", type=int, default=0, help="0: the whole text")
-    parser.add_argument("--lengths", default="512,1024,2048,4096,8192", help="of the needle's text")
-    parser.add_argument("--trials", type=int, default=8, help="of the needle in each cell")
     parser.add_argument("--draw", action="store_true", help="measures nothing")
     arguments = parser.parse_args()
     if not arguments.draw and arguments.text is None:

@@ -38,12 +38,6 @@ def point(log_tolerance: float, change: float) -> dict:
     return {"log_tolerance": log_tolerance, "paper": both, "certified": both}
 
 
-def cells(copied: float) -> list[dict]:
-    """A needle at one depth, and none."""
-    return [{"length": 512, "tokens": 500, "depth": depth, "copied": copied, "chosen": 0.75,
-             "log_prob": -2} for depth in (0.5, None)]
-
-
 def small_report() -> dict:
     """Two layers of two heads."""
     difference = {"paper": {"mean": 0, "largest": 0},
@@ -61,14 +55,10 @@ def small_report() -> dict:
            "sweep": [point(-1, 1e-3), point(-20, 0)],
            "heads": [head(0, 0, 0.9, 0.95), head(0, 1, 0.7, 0.85), head(1, 0, 0, 0),
                      head(1, 1, 0.8, 0.9)]}
-    needle = {"trials": 8, "needle": "Q? A.", "question": "Q?", "modes": {
-        mode: {"changed_answers": changed, "largest_log_prob_difference": changed / 8,
-               "cells": cells(0.5 - changed / 8)}
-        for mode, changed in (("off", 0), ("paper", 0), ("certified", 1))}}
     perplexity = {"nll": 3.0662, "bits_per_byte": 1.17264, "windows": 172, "window": 8192,
                   "bytes_per_token": 3.7723, "acp": "certified", "dtype": "f32"}
     return {"text": {"name": "valid.txt", "sha256": "ab" * 32}, "device": "cpu", "acp": acp,
-            "needle": needle, "perplexity": perplexity}
+            "perplexity": perplexity}
 
 
 class ModelReportTest(unittest.TestCase):
@@ -83,10 +73,7 @@ class ModelReportTest(unittest.TestCase):
                      "1 lie between",
                      "| 0 | 2 | 80.0% | 20 | 90.0% | 10 |", "| 1 | 1 | 40.0% | 60 | 45.0% | 55 |",
                      "| -1 | 50.0% | 50.0% | +1.0e-04 | +1.0e-04 | 1.0e-03 | 1.0e-03 |",
-                     "2 windows of 192 tokens",
-                     "certified changes 1 of 16 answers (log probability of an answer: by at most "
-                     "1.2e-01)",
-                     "| 512 | 0.5 | 50% | 50% | 38% | 75% | 75% | 75% |", "| 512 | no needle |"):
+                     "2 windows of 192 tokens"):
             self.assertIn(said, lines)
 
     def test_a_loss_beyond_rounding_is_not_hidden(self) -> None:

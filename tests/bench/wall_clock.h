@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "engine/timed_ops.h"
+#include "engine/trace/timed_ops.h"
 #include "tests/bench/measurement.h"
 
 namespace fox {

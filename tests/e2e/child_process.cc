@@ -13,7 +13,7 @@
 #include <regex>
 #include <utility>
 
-#include "engine/steady_clock.h"
+#include "engine/request/steady_clock.h"
 
 extern char** environ;
 

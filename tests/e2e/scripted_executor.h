@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/step_executor.h"
+#include "engine/schedule/step_executor.h"
 
 namespace fox {
 

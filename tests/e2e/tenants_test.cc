@@ -10,7 +10,7 @@
 #include "server/http/openai_service.h"
 #include "tests/e2e/http_client.h"
 #include "tests/e2e/test_server.h"
-#include "tests/engine/tools/run_program.h"
+#include "tests/engine/eval/run_program.h"
 #include "vllm/grpc/engine/vllm_engine.grpc.pb.h"
 
 namespace fox {

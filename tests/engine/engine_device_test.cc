@@ -14,9 +14,9 @@
 
 #include "kernels/cuda/linear/cluster_gemm.h"
 #include "kernels/cuda/linear/linear.h"
+#include "tests/engine/eval/run_program.h"
 #include "tests/engine/fast_copies.h"
 #include "tests/engine/random_streams.h"
-#include "tests/engine/tools/run_program.h"
 
 namespace fox {
 namespace {

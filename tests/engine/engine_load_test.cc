@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <random>
 
-#include "engine/waiting_queue.h"
+#include "engine/schedule/waiting_queue.h"
 #include "gtest/gtest.h"
 #include "tests/engine/sim/load.h"
 

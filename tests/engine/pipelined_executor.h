@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/sampler.h"
-#include "engine/step_executor.h"
+#include "engine/request/sampler.h"
+#include "engine/schedule/step_executor.h"
 #include "tests/engine/sim/slot_sampler.h"
 
 namespace fox {

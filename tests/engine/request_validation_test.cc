@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "engine/sampling_limits.h"
+#include "engine/request/sampling_limits.h"
 #include "gtest/gtest.h"
 
 namespace fox {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/step_executor.h"
+#include "engine/schedule/step_executor.h"
 
 namespace fox {
 

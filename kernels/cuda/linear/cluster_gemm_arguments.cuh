@@ -38,7 +38,7 @@ inline constexpr int kMaxSplits = kClasses;  // the largest portable cluster
 inline constexpr int kSumStride =
     kTileOut + 4;  // floats; spreads the fragments' rows over the banks
 inline constexpr int kAlignment = kGroupBytes;  // of tiles; the launch does not promise it
-inline constexpr int kMaxBytes = 225 * 1024;   // of dynamic shared memory
+inline constexpr int kMaxBytes = 225 * 1024;    // of dynamic shared memory
 
 // A thread's sums of one class.
 template <int kRows>

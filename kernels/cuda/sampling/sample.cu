@@ -1,8 +1,9 @@
 // Sampling on the device: one cluster of blocks per row, each with a slice of the ids; one block
 // per row if rows are many or there are no clusters. Penalties, biases and masks are applied once,
-// in place, rounded as in engine/sampler.cc. A token is sampled by one pass over the logits, the
-// exponential race of kernels/sampling_arithmetic.h. Filters come before it and need no sort: the
-// k-th best and the end of the top_p mass are found by a radix search. Read radix_select.cuh next.
+// in place, rounded as in engine/request/sampler.cc. A token is sampled by one pass over the
+// logits, the exponential race of kernels/sampling_arithmetic.h. Filters come before it and need no
+// sort: the k-th best and the end of the top_p mass are found by a radix search. Read
+// radix_select.cuh next.
 #include <math_constants.h>
 
 #include <cfloat>
@@ -127,8 +128,8 @@ __device__ void FillLogprobs(Row& row, int32_t id, uint64_t best, int best_count
   out->top_logprobs[place] = static_cast<float>(static_cast<double>(row.logits[top_id]) - lse);
 }
 
-// A logit with its bias and penalties, each operation rounded as in engine/sampler.cc; masked ones
-// become -infinity, infinite ones NaN.
+// A logit with its bias and penalties, each operation rounded as in engine/request/sampler.cc;
+// masked ones become -infinity, infinite ones NaN.
 __device__ __forceinline__ float Processed(float x, TokenPenaltyState state,
                                            const LogitsProcessorParams& how, bool masks_stops) {
   const auto clamp = [](float y) { return fminf(fmaxf(y, -FLT_MAX), FLT_MAX); };

@@ -1,5 +1,6 @@
 // Ops::Sample and Ops::SetPenaltyState: sampling on the device. Always the token that
-// engine/sampler.cc samples from the same logits, counts and masks at the same seed and position.
+// engine/request/sampler.cc samples from the same logits, counts and masks at the same seed and
+// position.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/page_ledger.h"
+#include "engine/schedule/page_ledger.h"
 #include "tests/engine/sim/bugs.h"
 #include "tests/engine/sim/fake_executor.h"
 #include "tests/engine/sim/marks.h"

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <utility>
 
-#include "engine/waiting_queue.h"
+#include "engine/schedule/waiting_queue.h"
 #include "tests/engine/sim/day.h"
 
 namespace fox::sim {

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/sampler.h"
-#include "engine/step_executor.h"
+#include "engine/request/sampler.h"
+#include "engine/schedule/step_executor.h"
 #include "tests/engine/sim/fake_keys.h"
 #include "tests/engine/sim/paged_keys.h"
 #include "tests/engine/sim/planted_plan.h"

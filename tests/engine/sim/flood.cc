@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/scheduler.h"
+#include "engine/schedule/scheduler.h"
 #include "kernels/paged_kv.h"
 
 namespace fox::sim {

@@ -30,25 +30,25 @@ FAILED_ONCE = [  # with some mutant
     ["--seed", "1419", "--chunk-multiple", "128"],
     ["--seed", "2060", "--chunk-multiple", "128"],
 ]
-USERS = {  # who has to be compiled with a header
-    "engine/page_ledger.h": ["engine/scheduler.cc", "engine/scheduler_admission.cc",
-                             "engine/scheduler_swap.cc", "engine/engine.cc",
-                             "engine/engine_requests.cc", "engine/prefix_cache.cc",
-                             "tests/engine/sim/day.cc", "tests/engine/sim/day_checks.cc"],
-    "engine/prefix_cache.h": ["engine/prefix_cache.cc"],
-    "engine/sequence.h": ["engine/scheduler.cc", "engine/scheduler_admission.cc",
-                          "engine/scheduler_swap.cc", "engine/engine.cc",
-                          "engine/engine_requests.cc", "engine/sequence.cc",
-                          "engine/waiting_queue.cc", "engine/prefix_cache.cc"],
+SCHEDULERS = ["engine/schedule/scheduler.cc", "engine/schedule/scheduler_admission.cc",
+              "engine/schedule/scheduler_swap.cc", "engine/schedule/prefix_cache.cc",
+              "engine/engine.cc", "engine/engine_requests.cc"]
+USERS = {  # what is compiled with a header
+    "engine/schedule/page_ledger.h": [*SCHEDULERS, "tests/engine/sim/day.cc",
+                                      "tests/engine/sim/day_checks.cc"],
+    "engine/schedule/prefix_cache.h": ["engine/schedule/prefix_cache.cc"],
+    "engine/schedule/sequence.h": [*SCHEDULERS, "engine/schedule/sequence.cc",
+                                   "engine/schedule/waiting_queue.cc"],
     "kernels/cpu/page_pool.h": ["kernels/cpu/append.cc", "kernels/cpu/evict.cc",
                                 "kernels/cpu/share.cc", "kernels/cpu/swap.cc"],
 }
-S, D = "engine/scheduler.cc", "engine/scheduler_admission.cc"
-X, Y = "engine/scheduler_swap.cc", "engine/swap_space.cc"
-L, Q, T = "engine/page_ledger.h", "engine/sequence.h", "engine/step_plan.cc"
-E, R, W = "engine/engine.cc", "engine/engine_requests.cc", "engine/waiting_queue.cc"
-V, A, C = "kernels/cpu/evict.cc", "kernels/cpu/append.cc", "engine/sequence.cc"
-P, PH = "engine/prefix_cache.cc", "engine/prefix_cache.h"
+S, D = "engine/schedule/scheduler.cc", "engine/schedule/scheduler_admission.cc"
+X, Y = "engine/schedule/scheduler_swap.cc", "engine/schedule/swap_space.cc"
+L, Q = "engine/schedule/page_ledger.h", "engine/schedule/sequence.h"
+T = "engine/schedule/step_plan.cc"
+E, R, W = "engine/engine.cc", "engine/engine_requests.cc", "engine/schedule/waiting_queue.cc"
+V, A, C = "kernels/cpu/evict.cc", "kernels/cpu/append.cc", "engine/schedule/sequence.cc"
+P, PH = "engine/schedule/prefix_cache.cc", "engine/schedule/prefix_cache.h"
 O, K = "kernels/cpu/page_pool.h", "kernels/cpu/share.cc"
 # name, file, what stands there, what stands there instead
 MUTANTS = [

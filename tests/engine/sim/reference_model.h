@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/sampler.h"
+#include "engine/request/sampler.h"
 #include "tests/engine/sim/fake_keys.h"
 
 namespace fox::sim {

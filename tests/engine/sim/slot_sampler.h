@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/sampler.h"
-#include "engine/step_plan.h"
+#include "engine/request/sampler.h"
+#include "engine/schedule/step_plan.h"
 
 namespace fox {
 

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "engine/sampling_limits.h"
+#include "engine/request/sampling_limits.h"
 #include "models/generation_config.h"
 #include "server/calls/sampling_defaults.h"
 #include "tests/fuzz/fuzz_target.h"

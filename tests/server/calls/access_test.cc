@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "tests/engine/tools/run_program.h"
+#include "tests/engine/eval/run_program.h"
 
 namespace fox {
 namespace {

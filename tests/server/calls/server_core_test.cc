@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tests/e2e/test_core.h"
-#include "tests/engine/tools/run_program.h"
+#include "tests/engine/eval/run_program.h"
 
 namespace fox {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "tests/engine/tools/run_program.h"
+#include "tests/engine/eval/run_program.h"
 
 namespace fox {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <string>
 
-#include "tests/engine/tools/run_program.h"
+#include "tests/engine/eval/run_program.h"
 
 namespace fox {
 namespace {

@@ -13,7 +13,7 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "server/rpc/method_policy.h"
 #include "tests/e2e/test_server.h"
-#include "tests/engine/tools/run_program.h"
+#include "tests/engine/eval/run_program.h"
 
 namespace fox {
 namespace {

@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "engine/sampler.h"
+#include "engine/request/sampler.h"
 #include "tests/kernels/cuda/device_array.h"
 
 namespace fox::cuda {

@@ -1,5 +1,5 @@
-// Sample on the device against engine/sampler.h on the host: the same token, rank and alternatives,
-// whatever the logits and filters; in a captured graph too.
+// Sample on the device against engine/request/sampler.h on the host: the same token, rank and
+// alternatives, whatever the logits and filters; in a captured graph too.
 #include "kernels/cuda/sampling/sample.h"
 
 #include <cuda_runtime_api.h>
@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/sampler.h"
+#include "engine/request/sampler.h"
 #include "tests/kernels/cuda/sampling/sample_batch.h"
 
 namespace fox::cuda {

@@ -1,0 +1,98 @@
+// Means and differences of AcpLoss. See acp_loss.h.
+#include "engine/eval/acp_loss.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_format.h"
+
+namespace fox {
+namespace {
+
+constexpr int64_t kBuckets = 16;
+
+struct Difference {
+  double mean = 0, largest = 0;  // over tokens; the largest of absolute values
+};
+
+double Mean(const std::vector<double>& losses) {
+  double sum = 0;
+  for (double loss : losses) sum += loss;
+  return losses.empty() ? 0 : sum / static_cast<double>(losses.size());
+}
+
+Difference Over(const std::vector<double>& losses, const std::vector<double>& off) {
+  Difference difference;
+  for (size_t i = 0; i < off.size(); ++i) {
+    difference.mean += losses[i] - off[i];
+    difference.largest = std::max(difference.largest, std::abs(losses[i] - off[i]));
+  }
+  difference.mean /= static_cast<double>(std::max<size_t>(off.size(), 1));
+  return difference;
+}
+
+nlohmann::ordered_json DifferenceJson(const Difference& difference) {
+  return {{"mean", difference.mean}, {"largest", difference.largest}};
+}
+
+// The losses of tokens first .. end - 1 of every window.
+std::vector<double> Bucket(const std::vector<double>& losses, int64_t window, int64_t first,
+                           int64_t end) {
+  std::vector<double> bucket;
+  const int64_t step = window - 1;
+  for (int64_t at = 0; at < static_cast<int64_t>(losses.size()); at += step) {
+    for (int64_t token = std::max<int64_t>(first, 1); token < end; ++token) {
+      bucket.push_back(losses[static_cast<size_t>(at + token - 1)]);
+    }
+  }
+  return bucket;
+}
+
+}  // namespace
+
+std::string AcpLoss::Table() const {
+  const Difference of_paper = Over(paper, off), of_certified = Over(certified, off),
+                   of_rounding = Over(rounding, off);
+  std::string text = absl::StrFormat(
+      "  off %.6f nats a token over %d tokens; against it, mean and largest of a token:\n"
+      "    paper     %+.3e  %.3e\n"
+      "    certified %+.3e  %.3e\n"
+      "    rounding  %+.3e  %.3e  (nothing pruned, products summed otherwise)\n",
+      Mean(off), off.size(), of_paper.mean, of_paper.largest, of_certified.mean,
+      of_certified.largest, of_rounding.mean, of_rounding.largest);
+  text += "      first token        off      paper - off  certified - off\n";
+  const nlohmann::ordered_json json = Json();
+  for (const auto& bucket : json["by_position"]) {
+    const double base = bucket["off"];
+    absl::StrAppendFormat(&text, "  %15d %10.4f %+16.3e %+16.3e\n", bucket["first"].get<int64_t>(),
+                          base, bucket["paper"].get<double>() - base,
+                          bucket["certified"].get<double>() - base);
+  }
+  return text;
+}
+
+nlohmann::ordered_json AcpLoss::Json() const {
+  nlohmann::ordered_json json = {
+      {"window", window},
+      {"tokens", off.size()},
+      {"nll", {{"off", Mean(off)}, {"paper", Mean(paper)}, {"certified", Mean(certified)}}},
+      {"difference",
+       {{"paper", DifferenceJson(Over(paper, off))},
+        {"certified", DifferenceJson(Over(certified, off))},
+        {"rounding", DifferenceJson(Over(rounding, off))}}}};
+  auto& buckets = json["by_position"] = nlohmann::ordered_json::array();
+  const int64_t width = std::max<int64_t>((window + kBuckets - 1) / kBuckets, 2);
+  for (int64_t first = 0; first < window && !off.empty(); first += width) {
+    const int64_t end = std::min(first + width, window);
+    if (end - std::max<int64_t>(first, 1) < 1) continue;
+    nlohmann::ordered_json bucket = {{"first", first}, {"end", end}};
+    for (const auto& [name, losses] :
+         {std::pair{"off", &off}, {"paper", &paper}, {"certified", &certified}}) {
+      bucket[name] = Mean(Bucket(*losses, window, first, end));
+    }
+    buckets.push_back(std::move(bucket));
+  }
+  return json;
+}
+
+}  // namespace fox

@@ -1,0 +1,294 @@
+// Text and JSON of an AcpReport. See acp_report.h for what each part shows.
+#include "engine/eval/acp_report.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <optional>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace fox {
+namespace {
+
+constexpr int64_t kPictureCells = 48;
+constexpr size_t kHistogramBins = 10;
+constexpr size_t kMostGlobal = 5;
+
+// Certified over paper; empty when there is nothing to divide.
+struct KeptRatios {
+  std::optional<double> all, forgetting;                // pages summed over page ends
+  std::optional<double> all_at_end, forgetting_at_end;  // pages at the last page end
+  int64_t forgetting_heads = 0;
+  double paper_window = 0, certified_window = 0;  // mean over heads that forget
+};
+
+std::optional<double> Ratio(int64_t part, int64_t whole) {
+  if (whole == 0) return std::nullopt;
+  return static_cast<double>(part) / static_cast<double>(whole);
+}
+
+KeptRatios RatiosOf(const AcpReport& report) {
+  // [certified, paper] x [all, forgetting]
+  std::array<std::array<int64_t, 2>, 2> kept{}, end{};
+  KeptRatios ratios;
+  for (size_t i = 0; i < report.paper.heads.size(); ++i) {
+    const std::array<const HeadTrace*, 2> traces = {&report.certified.heads[i],
+                                                    &report.paper.heads[i]};
+    const bool forgets = report.Forgets(i);
+    for (size_t mode = 0; mode < 2; ++mode) {
+      kept[mode][0] += traces[mode]->KeptPages();
+      end[mode][0] += traces[mode]->KeptAtEnd();
+      if (!forgets) continue;
+      kept[mode][1] += traces[mode]->KeptPages();
+      end[mode][1] += traces[mode]->KeptAtEnd();
+    }
+    if (!forgets) continue;
+    ++ratios.forgetting_heads;
+    ratios.certified_window += traces[0]->MeanWindow();
+    ratios.paper_window += traces[1]->MeanWindow();
+  }
+  const auto heads = static_cast<double>(std::max<int64_t>(ratios.forgetting_heads, 1));
+  ratios.certified_window /= heads;
+  ratios.paper_window /= heads;
+  ratios.all = Ratio(kept[0][0], kept[1][0]);
+  ratios.forgetting = Ratio(kept[0][1], kept[1][1]);
+  ratios.all_at_end = Ratio(end[0][0], end[1][0]);
+  ratios.forgetting_at_end = Ratio(end[0][1], end[1][1]);
+  return ratios;
+}
+
+std::string Number(const std::optional<double>& value) {
+  return value ? absl::StrFormat("%.4f", *value) : "-";
+}
+
+nlohmann::ordered_json JsonNumber(const std::optional<double>& value) {
+  return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
+}
+
+// Heads by pruned share, in tenths.
+std::array<int, kHistogramBins> Bins(const AcpTrace& trace) {
+  std::array<int, kHistogramBins> bins{};
+  for (const HeadTrace& head : trace.heads) {
+    const auto bin = static_cast<size_t>(head.PrunedShare() * kHistogramBins);
+    ++bins[std::min(bin, kHistogramBins - 1)];
+  }
+  return bins;
+}
+
+// The heads by the certified bound's mean window, the narrowest first.
+std::vector<size_t> ByWindow(const AcpTrace& certified) {
+  std::vector<size_t> order(certified.heads.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return certified.heads[a].MeanWindow() < certified.heads[b].MeanWindow();
+  });
+  return order;
+}
+
+// Names of the heads that keep most.
+std::string MostGlobal(const AcpTrace& certified) {
+  std::vector<size_t> order = ByWindow(certified);
+  std::reverse(order.begin(), order.end());
+  order.resize(std::min(order.size(), kMostGlobal));
+  return absl::StrJoin(order, ", ", [&](std::string* out, size_t i) {
+    const HeadTrace& head = certified.heads[i];
+    absl::StrAppendFormat(out, "layer %d head %d (%.1f)", head.layer, head.head, head.MeanWindow());
+  });
+}
+
+// One row of the picture: query pages from `query` on against all key pages, `cell` of them a
+// character. A cell is kept when any pair in it is; FirstSeen rises, so the first query decides.
+std::string PictureRow(const HeadTrace& head, int64_t query, int64_t cell) {
+  std::string row;
+  for (int64_t key = 0; key < head.pages(); key += cell) {
+    if (key > query) {
+      row += ' ';
+    } else {
+      row += std::min(key + cell - 1, query) >= head.FirstSeen(query) ? '#' : '.';
+    }
+  }
+  return row;
+}
+
+std::string Picture(const HeadTrace& paper, const HeadTrace& certified) {
+  const int64_t cell = (paper.pages() + kPictureCells - 1) / kPictureCells;
+  const auto width = static_cast<int>((paper.pages() + cell - 1) / std::max<int64_t>(cell, 1));
+  std::string text = absl::StrFormat("    %-*s  %s\n", width, "paper", "certified");
+  for (int64_t query = 0; query < paper.pages(); query += cell) {
+    text += "    " + PictureRow(paper, query, cell) + "  " + PictureRow(certified, query, cell);
+    text.erase(text.find_last_not_of(' ') + 1);
+    text += '\n';
+  }
+  return text;
+}
+
+nlohmann::ordered_json HeadJson(const HeadTrace& head) {
+  return {{"mean_window", head.MeanWindow()},
+          {"pruned_share", head.PrunedShare()},
+          {"kept_pages", head.KeptPages()},
+          {"kept_pages_at_end", head.KeptAtEnd()},
+          {"first_live", head.first_live}};
+}
+
+nlohmann::ordered_json TraceJson(const AcpTrace& trace) {
+  return {{"blocks_total", trace.stats.blocks_total},
+          {"blocks_pruned", trace.stats.blocks_pruned},
+          {"skipped_share", trace.PrunedPairs()},
+          {"pages_written", trace.stats.pages_allocated},
+          {"pages_evicted", trace.stats.pages_evicted},
+          {"evicted_share", trace.EvictedPages()},
+          {"max_log_evicted_mass", trace.stats.max_log_evicted_mass},  // nothing evicted: null
+          {"nll", trace.MeanLoss()},
+          {"histogram", Bins(trace)}};
+}
+
+// Largest difference of one token's loss.
+double LargestChange(const AcpTrace& trace, const AcpTrace& off) {
+  double largest = 0;
+  for (size_t i = 0; i < off.losses.size(); ++i) {
+    largest = std::max(largest, std::abs(trace.losses[i] - off.losses[i]));
+  }
+  return largest;
+}
+
+nlohmann::ordered_json SweepJson(const AcpTrace& trace, const AcpTrace& off) {
+  return {{"skipped_share", trace.PrunedPairs()},
+          {"evicted_share", trace.EvictedPages()},
+          {"max_log_evicted_mass", trace.stats.max_log_evicted_mass},
+          {"nll", trace.MeanLoss()},
+          {"nll_difference", trace.MeanLoss() - off.MeanLoss()},
+          {"largest_difference", LargestChange(trace, off)}};
+}
+
+}  // namespace
+
+int64_t AcpReport::tokens() const {
+  return paper.heads.empty() ? 0 : paper.heads[0].pages() * kPageTokens;
+}
+
+std::string AcpReport::Table() const {
+  std::string text =
+      "                    mean window, tokens      pruned share\n"
+      "  layer head        paper    certified     paper  certified   ratio of windows\n";
+  for (size_t i = 0; i < paper.heads.size(); ++i) {
+    const HeadTrace& p = paper.heads[i];
+    const HeadTrace& c = certified.heads[i];
+    absl::StrAppendFormat(&text, "  %5d %4d %12.1f %12.1f %9.4f %10.4f %8.3f%s\n", p.layer, p.head,
+                          p.MeanWindow(), c.MeanWindow(), p.PrunedShare(), c.PrunedShare(),
+                          p.MeanWindow() > 0 ? c.MeanWindow() / p.MeanWindow() : 1.0,
+                          Forgets(i) ? "" : "  global");
+  }
+  return text;
+}
+
+std::string AcpReport::Totals() const {
+  const KeptRatios ratios = RatiosOf(*this);
+  const int64_t pages = paper.heads.empty() ? 0 : paper.heads[0].pages();
+  return absl::StrFormat(
+      "  heads: %d, of which %d forget (the paper's bound evicts at least one of their pages)\n"
+      "  mean window of the forgetting heads: paper %.1f, certified %.1f; full %.1f tokens\n"
+      "  most global heads, by certified window: %s\n"
+      "  kept pages, certified / paper, summed over page ends: all heads %s, forgetting %s\n"
+      "  kept pages, certified / paper, at the last token:     all heads %s, forgetting %s\n"
+      "  skipped blocks in prefill (each row within the same tolerance; not in the certificate):\n"
+      "    paper %.4f, certified %.4f\n"
+      "  pages evicted by the last token: paper %.4f, certified %.4f\n"
+      "  certificate (log mass that a row loses to evictions: the largest bound over all of "
+      "them):\n"
+      "    paper %.4f, certified %.4f; allowed %.4f\n",
+      paper.heads.size(), ratios.forgetting_heads, ratios.paper_window, ratios.certified_window,
+      FullWindow(pages), MostGlobal(certified), Number(ratios.all), Number(ratios.forgetting),
+      Number(ratios.all_at_end), Number(ratios.forgetting_at_end), paper.PrunedPairs(),
+      certified.PrunedPairs(), paper.EvictedPages(), certified.EvictedPages(),
+      paper.stats.max_log_evicted_mass, certified.stats.max_log_evicted_mass, log_tolerance);
+}
+
+std::string AcpReport::Histogram() const {
+  const auto of_paper = Bins(paper), of_certified = Bins(certified);
+  std::string text = "  pruned share     paper / certified, heads\n";
+  for (size_t bin = 0; bin < kHistogramBins; ++bin) {
+    const double low = static_cast<double>(bin) / kHistogramBins;
+    absl::StrAppendFormat(&text, "  %.1f .. %.1f  %4d %s\n", low, low + 1.0 / kHistogramBins,
+                          of_paper[bin], std::string(static_cast<size_t>(of_paper[bin]), 'p'));
+    absl::StrAppendFormat(&text, "              %4d %s\n", of_certified[bin],
+                          std::string(static_cast<size_t>(of_certified[bin]), 'c'));
+  }
+  return text;
+}
+
+std::string AcpReport::Boundaries() const {
+  if (paper.heads.empty()) return "";
+  const std::vector<size_t> order = ByWindow(certified);
+  const auto saved = [&](size_t i) {
+    return paper.heads[i].MeanWindow() - certified.heads[i].MeanWindow();
+  };
+  const size_t gain = *std::max_element(order.begin(), order.end(),
+                                        [&](size_t a, size_t b) { return saved(a) < saved(b); });
+  const std::array<std::pair<const char*, size_t>, 4> chosen = {
+      {{"most local", order.front()},
+       {"median", order[order.size() / 2]},
+       {"where certified gains most", gain},
+       {"most global", order.back()}}};
+  std::string text;
+  for (const auto& [name, i] : chosen) {
+    const HeadTrace& head = certified.heads[i];
+    absl::StrAppendFormat(&text, "  %s: layer %d head %d\n%s\n", name, head.layer, head.head,
+                          Picture(paper.heads[i], head));
+  }
+  return text;
+}
+
+std::string AcpReport::Sweep() const {
+  std::string text =
+      "              pairs pruned     pages evicted    loss - off, mean     largest of a token\n"
+      "  log eps   paper  certified  paper  certified  paper  certified     paper  certified\n";
+  for (const SweepPoint& point : sweep) {
+    const AcpTrace &p = point.paper, &c = point.certified;
+    absl::StrAppendFormat(&text, "  %7g %7.4f %7.4f %9.4f %7.4f %+12.2e %+9.2e %9.2e %9.2e\n",
+                          point.log_tolerance, p.PrunedPairs(), c.PrunedPairs(), p.EvictedPages(),
+                          c.EvictedPages(), p.MeanLoss() - off.MeanLoss(),
+                          c.MeanLoss() - off.MeanLoss(), LargestChange(p, off),
+                          LargestChange(c, off));
+  }
+  return text;
+}
+
+nlohmann::ordered_json AcpReport::Json() const {
+  const KeptRatios ratios = RatiosOf(*this);
+  nlohmann::ordered_json json = {{"model", model},
+                                 {"dtype", dtype},
+                                 {"tokens", tokens()},
+                                 {"log_tolerance", log_tolerance},
+                                 {"page_tokens", kPageTokens},
+                                 {"heads_that_forget", ratios.forgetting_heads},
+                                 {"off", TraceJson(off)},
+                                 {"paper", TraceJson(paper)},
+                                 {"certified", TraceJson(certified)}};
+  json["certified_over_paper"] = {{"kept_pages", JsonNumber(ratios.all)},
+                                  {"kept_pages_forgetting", JsonNumber(ratios.forgetting)},
+                                  {"at_end", JsonNumber(ratios.all_at_end)},
+                                  {"at_end_forgetting", JsonNumber(ratios.forgetting_at_end)}};
+  json["mean_window_forgetting"] = {{"paper", ratios.paper_window},
+                                    {"certified", ratios.certified_window}};
+  json["loss"] = loss.Json();
+  auto& points = json["sweep"] = nlohmann::ordered_json::array();
+  for (const SweepPoint& point : sweep) {
+    points.push_back({{"log_tolerance", point.log_tolerance},
+                      {"paper", SweepJson(point.paper, off)},
+                      {"certified", SweepJson(point.certified, off)}});
+  }
+  auto& heads = json["heads"] = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < paper.heads.size(); ++i) {
+    heads.push_back({{"layer", paper.heads[i].layer},
+                     {"head", paper.heads[i].head},
+                     {"forgets", Forgets(i)},
+                     {"paper", HeadJson(paper.heads[i])},
+                     {"certified", HeadJson(certified.heads[i])}});
+  }
+  return json;
+}
+
+}  // namespace fox

@@ -1,0 +1,42 @@
+// AcpReport: the paper's and the certified bound side by side, as text (table, histogram,
+// boundaries over the decay matrix, loss, a sweep over log eps) and as JSON.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "engine/eval/acp_loss.h"
+#include "engine/eval/acp_trace.h"
+
+namespace fox {
+
+// Both bounds at one log eps, over the tokens of the report's traces.
+struct SweepPoint {
+  double log_tolerance = 0;
+  AcpTrace paper, certified;
+};
+
+struct AcpReport {
+  AcpTrace off, paper, certified;  // of the same tokens
+  double log_tolerance = -10;
+  AcpLoss loss;  // of these tokens, and perhaps of further windows
+  std::vector<SweepPoint> sweep;
+  std::string model, dtype;
+
+  int64_t tokens() const;
+  // A head forgets when the paper's bound evicts at least one of its pages in these tokens.
+  bool Forgets(size_t head) const { return paper.heads[head].EvictedAny(); }
+
+  std::string Table() const;  // one line a head
+  // Windows, kept pages, skipped blocks, and the certificates: of each mode the largest bound over
+  // all evictions (acp.md). Blocks that prefill rows skip obey the same tolerance row by row and
+  // are not part of it.
+  std::string Totals() const;
+  std::string Histogram() const;   // pruned share of the heads
+  std::string Boundaries() const;  // most local, median, most gained, most global head
+  std::string Sweep() const;       // savings and loss by log eps
+  nlohmann::ordered_json Json() const;
+};
+
+}  // namespace fox

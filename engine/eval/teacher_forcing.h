@@ -1,0 +1,35 @@
+// TeacherForcing: runs given tokens through the engine's own path (paged cache, chunked prefill,
+// eviction, then decode one by one) and hands out every row of logits. What fox-eval measures with.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/run/model_runner.h"
+
+namespace fox {
+
+struct TeacherForcingOptions {
+  int64_t chunk = 512;       // prefill tokens a step
+  int64_t decode_from = -1;  // positions from here on go one by one; -1: none
+  double log_tolerance = -10;
+  int64_t logits_from = 0;                            // positions before it have no logits
+  std::function<void(const StepResult&)> after_step;  // may be null
+};
+
+// logits: [rows, V] wide, of positions first .. first + rows - 1; of each step that has some.
+using LogitsSink = std::function<void(int64_t first, const MatrixView& logits)>;
+
+// Pages that a plan of one sequence takes must be free: ResourceExhausted when its `count` tokens
+// from `position` on need more than `free_pages`.
+absl::Status CheckPages(const ExecutorLimits& limits, int64_t position, int64_t count,
+                        int64_t free_pages);
+
+// Uses slot 0, emptied first. The sink may be null. OutOfRange, InvalidArgument: `ids` are too many
+// or unknown to the model. ResourceExhausted: see CheckPages.
+absl::Status RunTeacherForced(ModelRunner& runner, const std::vector<int32_t>& ids,
+                              const TeacherForcingOptions& options, const LogitsSink& sink);
+
+}  // namespace fox

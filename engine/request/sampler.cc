@@ -1,0 +1,319 @@
+// Sampling on the host. Scans are written as plain loops over fixed blocks, which compilers
+// vectorise; exponentials are float32, sums float64. Read sampler.h first.
+#include "engine/request/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "kernels/core/check.h"
+#include "kernels/sampling_arithmetic.h"
+
+namespace fox {
+namespace {
+
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
+constexpr float kLargest = std::numeric_limits<float>::max();
+
+// Floats as integers of the same order; -0 counts as 0.
+inline int32_t OrderedInt(float x) {
+  const int32_t bits = BitsOf(x + 0.0f);
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+// Sort key of a candidate: the larger logit, then the lower id.
+inline uint64_t CandidateKey(float x, int32_t id) {
+  const uint32_t order = static_cast<uint32_t>(OrderedInt(x)) ^ 0x80000000u;
+  return (uint64_t{order} << 32) | (0xffffffffu - static_cast<uint32_t>(id));
+}
+
+inline int32_t CandidateId(uint64_t key) {
+  return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key));
+}
+
+struct RowScan {
+  int32_t best = 0;  // the lowest id of the largest value
+  bool finite = true;
+};
+
+RowScan Scan(const float* row, int32_t size) {
+  constexpr int32_t kBlock = 1024;
+  constexpr int32_t kExponent = 0x7f800000;
+  int32_t largest = std::numeric_limits<int32_t>::min();
+  int32_t best_block = 0;
+  int32_t not_finite = 0;
+  for (int32_t begin = 0; begin < size; begin += kBlock) {
+    const int32_t end = std::min(size, begin + kBlock);
+    int32_t block_largest = std::numeric_limits<int32_t>::min();
+    for (int32_t i = begin; i < end; ++i) {
+      const int32_t bits = BitsOf(row[i]);
+      const int32_t order = OrderedInt(row[i]);
+      block_largest = order > block_largest ? order : block_largest;
+      not_finite |= (bits & kExponent) == kExponent ? 1 : 0;
+    }
+    if (block_largest > largest || begin == 0) {
+      largest = block_largest;
+      best_block = begin;
+    }
+  }
+  RowScan scan;
+  scan.finite = not_finite == 0;
+  scan.best = best_block;
+  for (int32_t i = best_block; i < size; ++i) {
+    if (OrderedInt(row[i]) == largest) {
+      scan.best = i;
+      break;
+    }
+  }
+  return scan;
+}
+
+double Sum(const float* values, size_t size) {
+  constexpr size_t kLanes = 8;
+  double lanes[kLanes] = {};
+  size_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] += static_cast<double>(values[i + lane]);
+    }
+  }
+  double sum = 0.0;
+  for (; i < size; ++i) sum += static_cast<double>(values[i]);
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+// What the race adds to a group's logits, by id.
+void GroupNoise(uint64_t seed, uint64_t position, int32_t group, float scale, float* noise) {
+  uint32_t words[kRaceGroup];
+  for (int32_t lane = 0; lane < kRaceLanes; ++lane) {
+    const PhiloxCounter block = RaceWords(seed, position, group * kRaceLanes + lane);
+    words[lane] = block.x0;
+    words[kRaceLanes + lane] = block.x1;
+    words[2 * kRaceLanes + lane] = block.x2;
+    words[3 * kRaceLanes + lane] = block.x3;
+  }
+  for (int32_t i = 0; i < kRaceGroup; ++i) noise[i] = RaceNoise(words[i], scale);
+}
+
+// The winner among the tokens that the filters keep.
+int32_t Race(const float* row, int32_t size, const Sampler::Kept& kept,
+             const SamplingParams& params, uint64_t position) {
+  const float scale = RaceScale(params.temperature);
+  const int id_bits = IdBits(size);
+  uint64_t best = 0;
+  double best_score = RaceScore(kMasked, 0.0f);
+  for (int32_t begin = 0; begin < size; begin += kRaceGroup) {
+    const int32_t count = std::min(size - begin, kRaceGroup);
+    float logits[kRaceGroup];  // of those kept
+    int32_t any = 0;
+    for (int32_t i = 0; i < count; ++i) {
+      const float x = row[begin + i];
+      const bool is_kept = (x > kept.least) | ((x == kept.least) & (begin + i <= kept.last_id));
+      logits[i] = x;
+      if (!is_kept) logits[i] = kMasked;
+      any |= is_kept ? 1 : 0;
+    }
+    if (any == 0) continue;
+    float noise[kRaceGroup];
+    GroupNoise(params.seed, position, begin / kRaceGroup, scale, noise);
+    any = 0;
+    for (int32_t i = 0; i < count; ++i) {
+      any |= RaceScore(logits[i], noise[i]) > best_score ? 1 : 0;
+    }
+    if (any == 0) continue;  // ids ascend, so of equals the earlier one stays
+    for (int32_t i = 0; i < count; ++i) {
+      const double score = RaceScore(logits[i], noise[i]);
+      const uint64_t key = RaceKey(score, begin + i, id_bits);
+      if (key <= best) continue;
+      best = key;
+      best_score = score;
+    }
+  }
+  return RaceId(best, id_bits);
+}
+
+bool WantsLogprobs(const SamplingParams& params) {
+  return params.logprobs >= 0 || !params.logprob_token_ids.empty();
+}
+
+bool ChangesLogits(const SamplingParams& params) {
+  return !params.logit_bias.empty() || !params.allowed_token_ids.empty() ||
+         params.repetition_penalty != 1.0f || params.presence_penalty != 0.0f ||
+         params.frequency_penalty != 0.0f;
+}
+
+absl::Status NumericalFailure() { return absl::InternalError("numerical failure"); }
+
+}  // namespace
+
+void TokenCounts::AddPrompt(const std::vector<int32_t>& prompt) {
+  FOX_CHECK(entries_.empty());
+  std::vector<int32_t> ids = prompt;
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  entries_.reserve(ids.size());
+  for (const int32_t id : ids) entries_.push_back({id, 0});
+}
+
+void TokenCounts::AddGenerated(int32_t id) {
+  auto entry = std::lower_bound(entries_.begin(), entries_.end(), id,
+                                [](const Entry& e, int32_t value) { return e.id < value; });
+  if (entry == entries_.end() || entry->id != id) entry = entries_.insert(entry, {id, 0});
+  ++entry->generated;
+}
+
+Sampler::Sampler(int32_t vocab_size) : vocab_size_(vocab_size) {
+  FOX_CHECK(vocab_size > 0);
+  row_.resize(static_cast<size_t>(vocab_size));
+  weight_.resize(static_cast<size_t>(vocab_size));
+  candidates_.reserve(static_cast<size_t>(vocab_size));
+}
+
+absl::StatusOr<SampledToken> Sampler::Sample(const float* logits, const SamplingParams& params,
+                                             const TokenCounts& counts,
+                                             const std::vector<int32_t>& masked,
+                                             uint64_t position) {
+  RowScan scan = Scan(logits, vocab_size_);
+  if (!scan.finite) return NumericalFailure();
+  const float* row = logits;
+  if (ChangesLogits(params) || !masked.empty()) {
+    std::copy(logits, logits + vocab_size_, row_.begin());
+    ProcessLogits(params, counts, masked);
+    row = row_.data();
+    scan = Scan(row, vocab_size_);
+    if (row[scan.best] == kMasked) return absl::InternalError("no token may be sampled");
+  }
+  const float largest = row[scan.best];
+  SampledToken token;
+  token.id = params.temperature > 0.0f
+                 ? Race(row, vocab_size_, Filter(row, params, largest), params, position)
+                 : scan.best;
+  FOX_CHECK(token.id >= 0 && token.id < vocab_size_);
+  if (WantsLogprobs(params)) {
+    FillLogprobs(row, largest, params.logprobs, params.logprob_token_ids, &token);
+  }
+  return token;
+}
+
+absl::StatusOr<SampledToken> Sampler::ScorePrompt(const float* logits, const SamplingParams& params,
+                                                  int32_t id) {
+  FOX_CHECK(id >= 0 && id < vocab_size_);
+  const RowScan scan = Scan(logits, vocab_size_);
+  if (!scan.finite) return NumericalFailure();
+  SampledToken token;
+  token.id = id;
+  FillLogprobs(logits, logits[scan.best], params.prompt_logprobs, params.logprob_token_ids, &token);
+  return token;
+}
+
+void Sampler::ProcessLogits(const SamplingParams& params, const TokenCounts& counts,
+                            const std::vector<int32_t>& masked) {
+  const auto at = [this](int32_t id) -> float& { return row_[static_cast<size_t>(id)]; };
+  for (const auto& [id, bias] : params.logit_bias) {
+    at(id) = std::clamp(at(id) + bias, -kLargest, kLargest);
+  }
+  if (!params.allowed_token_ids.empty()) {
+    std::fill(weight_.begin(), weight_.end(), kMasked);
+    for (const int32_t id : params.allowed_token_ids) weight_[static_cast<size_t>(id)] = at(id);
+    row_.swap(weight_);
+  }
+  for (const int32_t id : masked) {
+    if (id >= 0 && id < vocab_size_) at(id) = kMasked;
+  }
+  for (const TokenCounts::Entry& entry : counts.entries()) {
+    float& x = at(entry.id);
+    if (x == kMasked) continue;
+    x = x > 0.0f ? x / params.repetition_penalty : x * params.repetition_penalty;
+    if (entry.generated > 0) {
+      x -= params.frequency_penalty * static_cast<float>(entry.generated);
+      x -= params.presence_penalty;
+    }
+    x = std::clamp(x, -kLargest, kLargest);  // an extreme penalty must not look like a mask
+  }
+}
+
+Sampler::Kept Sampler::Filter(const float* row, const SamplingParams& params, float largest) {
+  Kept kept;
+  if (params.min_p > 0.0f) {
+    kept.least = MinPFloor(params.min_p, params.temperature, largest);
+  }
+  const size_t top_k =
+      params.top_k > 0 ? static_cast<size_t>(params.top_k) : candidates_.max_size();
+  if (top_k >= static_cast<size_t>(vocab_size_) && params.top_p >= 1.0f) return kept;
+  candidates_.clear();
+  for (int32_t id = 0; id < vocab_size_; ++id) {
+    if (row[id] >= kept.least) candidates_.push_back(CandidateKey(row[id], id));
+  }
+  if (top_k < candidates_.size()) {
+    const auto last = candidates_.begin() + static_cast<std::ptrdiff_t>(top_k - 1);
+    std::nth_element(candidates_.begin(), last, candidates_.end(), std::greater<>());
+    candidates_.resize(top_k);
+    kept.last_id = CandidateId(candidates_.back());
+  }
+  if (params.top_p < 1.0f) kept.last_id = TopPEnd(row, params, largest);
+  if (kept.last_id < vocab_size_) kept.least = row[kept.last_id];
+  return kept;
+}
+
+// The least likely of those candidates that it takes to reach the top_p mass.
+int32_t Sampler::TopPEnd(const float* row, const SamplingParams& params, float largest) {
+  const double inverse_temperature = InverseTemperature(params.temperature);
+  const float one = FixedPointOne(vocab_size_);
+  const auto weight = [&](uint64_t candidate) {
+    return FixedPointWeight(Weight(row[CandidateId(candidate)], largest, inverse_temperature), one);
+  };
+  uint64_t total = 0;
+  for (const uint64_t candidate : candidates_) total += weight(candidate);
+  const uint64_t target = TopPSum(params.top_p, total);
+  uint64_t sum = 0;
+  for (size_t begin = 0, end = 64;; end *= 4) {
+    end = std::min(end, candidates_.size());
+    const auto from = candidates_.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto to = candidates_.begin() + static_cast<std::ptrdiff_t>(end);
+    if (to != candidates_.end()) std::nth_element(from, to, candidates_.end(), std::greater<>());
+    std::sort(from, to, std::greater<>());
+    for (; begin < end; ++begin) {
+      sum += weight(candidates_[begin]);
+      if (sum >= target) return CandidateId(candidates_[begin]);
+    }
+  }
+}
+
+void Sampler::FillLogprobs(const float* row, float largest, int32_t best,
+                           const std::vector<int32_t>& extra, SampledToken* token) {
+  const size_t size = static_cast<size_t>(vocab_size_);
+  for (size_t i = 0; i < size; ++i) weight_[i] = Weight(row[i], largest, 1.0);
+  const double lse = std::log(Sum(weight_.data(), size)) + static_cast<double>(largest);
+  const auto logprob = [&](int32_t id) {
+    return static_cast<float>(static_cast<double>(row[id]) - lse);
+  };
+  const auto rank = [&](int32_t id) {
+    const float x = row[id];
+    int32_t before = 0;
+    for (int32_t i = 0; i < id; ++i) before += row[i] >= x ? 1 : 0;
+    for (int32_t i = id + 1; i < vocab_size_; ++i) before += row[i] > x ? 1 : 0;
+    return before + 1;
+  };
+  token->logprob = logprob(token->id);
+  token->rank = rank(token->id);
+  const size_t wanted = static_cast<size_t>(std::clamp(best, 0, vocab_size_));
+  candidates_.clear();  // the best so far, descending
+  for (int32_t id = 0; id < vocab_size_ && wanted > 0; ++id) {
+    const uint64_t key = CandidateKey(row[id], id);
+    if (candidates_.size() == wanted) {
+      if (key < candidates_.back()) continue;
+      candidates_.pop_back();
+    }
+    candidates_.insert(
+        std::upper_bound(candidates_.begin(), candidates_.end(), key, std::greater<>()), key);
+  }
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    const int32_t id = CandidateId(candidates_[i]);
+    token->top.push_back({id, logprob(id), static_cast<int32_t>(i) + 1});
+  }
+  for (const int32_t id : extra) token->top.push_back({id, logprob(id), rank(id)});
+}
+
+}  // namespace fox

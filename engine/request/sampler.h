@@ -1,0 +1,74 @@
+// Sampler: one row of logits to one token. A pure function of the row, the parameters, the
+// request's token counts and the position: no state survives a call but scratch memory.
+//
+// Order, as in vLLM: logit_bias, allowed ids, masked ids, penalties (repetition over prompt and
+// generated tokens, frequency and presence over generated ones); log-probabilities are of that
+// distribution; then temperature, min_p, top_k, top_p; then the exponential race of
+// kernels/sampling_arithmetic.h among the tokens that are left, with random numbers of their own
+// for each seed, position and id. Ties are broken by the lower id everywhere, so top_k keeps
+// exactly k tokens. Temperature 0 takes the most likely token. A device samples the same token from
+// the same logits.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/request/request.h"
+
+namespace fox {
+
+// How often each token occurred, for the penalties. Kept only where a penalty needs it.
+class TokenCounts {
+ public:
+  struct Entry {
+    int32_t id = 0;
+    int32_t generated = 0;  // times generated; 0: only in the prompt
+  };
+
+  void AddPrompt(const std::vector<int32_t>& prompt);  // before any AddGenerated
+  void AddGenerated(int32_t id);
+  const std::vector<Entry>& entries() const { return entries_; }  // by id, distinct
+
+ private:
+  std::vector<Entry> entries_;
+};
+
+class Sampler {
+ public:
+  explicit Sampler(int32_t vocab_size);
+
+  // Samples the token for `position` (its index in prompt + generated) from logits [vocab_size].
+  // `masked`: ids that must not be sampled. Internal: a logit is NaN or infinite, or no token is
+  // left.
+  absl::StatusOr<SampledToken> Sample(const float* logits, const SamplingParams& params,
+                                      const TokenCounts& counts, const std::vector<int32_t>& masked,
+                                      uint64_t position);
+
+  // The log-probability of the given token and of the `prompt_logprobs` best, in the model's own
+  // distribution: without bias, penalties or masks. Internal: a logit is NaN or infinite.
+  absl::StatusOr<SampledToken> ScorePrompt(const float* logits, const SamplingParams& params,
+                                           int32_t id);
+
+  // The tokens that the filters keep: logits above `least`, and those equal to it up to `last_id`.
+  struct Kept {
+    float least = std::numeric_limits<float>::lowest();
+    int32_t last_id = std::numeric_limits<int32_t>::max();
+  };
+
+ private:
+  void ProcessLogits(const SamplingParams& params, const TokenCounts& counts,
+                     const std::vector<int32_t>& masked);
+  Kept Filter(const float* row, const SamplingParams& params, float largest);
+  int32_t TopPEnd(const float* row, const SamplingParams& params, float largest);
+  void FillLogprobs(const float* row, float largest, int32_t best,
+                    const std::vector<int32_t>& extra, SampledToken* token);
+
+  int32_t vocab_size_;
+  std::vector<float> row_;            // [vocab] processed logits, -infinity: masked
+  std::vector<float> weight_;         // exp(logit - largest), by id
+  std::vector<uint64_t> candidates_;  // sort keys: larger is more likely, then the lower id
+};
+
+}  // namespace fox

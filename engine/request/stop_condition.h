@@ -1,0 +1,29 @@
+// StopCondition: which token ids end a request, and which must not be sampled yet. Token ids only;
+// stop strings are the server's. Read sequence.h next.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/request/request.h"
+
+namespace fox {
+
+class StopCondition {
+ public:
+  StopCondition(const StopParams& params, const std::vector<int32_t>& eos_token_ids);
+
+  // Whether sampling `id` ends the request; such an id is not emitted.
+  bool Stops(int32_t id) const;
+  // Whether `id` stops as an end of sequence.
+  bool IsEos(int32_t id) const;
+  // The ids masked when `generated` tokens exist: the stopping ones before min_tokens, else none.
+  const std::vector<int32_t>& MaskedAt(int64_t generated) const;
+
+ private:
+  int32_t min_tokens_;
+  std::vector<int32_t> eos_;    // sorted; empty with ignore_eos
+  std::vector<int32_t> stops_;  // sorted, distinct; includes eos_
+};
+
+}  // namespace fox

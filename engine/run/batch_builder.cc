@@ -1,0 +1,114 @@
+// Lays a step's arrays out in one block. See batch_builder.h.
+#include "engine/run/batch_builder.h"
+
+#include <algorithm>
+
+#include "kernels/core/check.h"
+
+namespace fox {
+PlannedSequence PaddingSequence(int64_t position) {
+  PlannedSequence padding;
+  padding.slot = -1;
+  padding.position = position;
+  padding.token_ids = {0};
+  padding.logit_rows = {0};
+  return padding;
+}
+
+BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t max_logit_rows,
+                           int64_t num_slots)
+    : ops_(ops), max_seqs_(max_seqs), max_logit_rows_(max_logit_rows) {
+  size_t end = 0;
+  const auto take = [&end](int64_t count, size_t size) {
+    const size_t at = end;
+    end += (static_cast<size_t>(count) * size + 15) / 16 * 16;
+    return at;
+  };
+  take(1, sizeof(int32_t) + sizeof(PoolFault));
+  sole_pages_ = take(num_slots, sizeof(int32_t));
+  sampled_ = take(max_logit_rows, sizeof(SampleRecord));
+  counts_ = take(3 * max_seqs, sizeof(int64_t));
+  mass_ = take(max_seqs, sizeof(double));
+  output_bytes_ = end;
+  position_ = take(max_seqs, sizeof(int64_t));
+  row_begin_ = take(max_seqs + 1, sizeof(int64_t));
+  tolerance_ = take(max_seqs, sizeof(double));
+  logit_row_ = take(max_logit_rows, sizeof(int64_t));
+  sample_ = take(max_logit_rows, sizeof(SampleRow));
+  slot_ = take(max_seqs, sizeof(int32_t));
+  token_ = take(max_rows, sizeof(int32_t));
+  block_ = ops.Allocate(end);
+  sampled_tokens_ = ops.Allocate(static_cast<size_t>(num_slots) * sizeof(int32_t));
+  std::byte* base = block_.as<std::byte>();
+  outputs_ = OutputsAt(base);
+  batch_.position = At<int64_t>(base, position_);
+  batch_.row_begin = At<int64_t>(base, row_begin_);
+  batch_.log_tolerance = At<double>(base, tolerance_);
+  batch_.slot = At<int32_t>(base, slot_);
+  batch_.token_ids = At<int32_t>(base, token_);
+  batch_.sampled_tokens = sampled_tokens_.as<int32_t>();
+  logit_rows_ = At<int64_t>(base, logit_row_);
+  sample_rows_ = At<SampleRow>(base, sample_);
+}
+
+StepOutputs BatchBuilder::OutputsAt(std::byte* block) const {
+  int64_t* counts = At<int64_t>(block, counts_);
+  return {At<int32_t>(block, 0),
+          At<PoolFault>(block, sizeof(int32_t)),
+          At<int32_t>(block, sole_pages_),
+          counts,
+          counts + max_seqs_,
+          counts + 2 * max_seqs_,
+          At<double>(block, mass_),
+          At<SampleRecord>(block, sampled_)};
+}
+
+void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging, Stream stream) {
+  static const PlannedSequence padding = PaddingSequence(0);
+  const auto planned = static_cast<int64_t>(plan.sequences.size());
+  const int64_t total = std::max(seqs, planned);
+  FOX_CHECK(total <= max_seqs_);
+  std::fill_n(staging + counts_, mass_ - counts_, std::byte{0});
+  std::fill_n(At<double>(staging, mass_), max_seqs_, kNoMass);
+  int64_t rows = 0, logit_rows = 0, longest = 0, decodes = 0;
+  int64_t* row_begin = At<int64_t>(staging, row_begin_);
+  for (int64_t i = 0; i < total; ++i) {
+    const PlannedSequence& seq = i < planned ? plan.sequences[static_cast<size_t>(i)] : padding;
+    const auto tokens = static_cast<int64_t>(seq.token_ids.size());
+    if (tokens == 1) {
+      FOX_CHECK(decodes == i);  // nobody with more comes before
+      ++decodes;
+    }
+    row_begin[i] = rows;
+    longest = std::max(longest, seq.position + tokens);
+    At<int64_t>(staging, position_)[i] = seq.position;
+    At<double>(staging, tolerance_)[i] = seq.log_tolerance;
+    At<int32_t>(staging, slot_)[i] = seq.slot;
+    FOX_CHECK(token_ + static_cast<size_t>(rows + tokens) * sizeof(int32_t) <= block_.bytes());
+    std::copy(seq.token_ids.begin(), seq.token_ids.end(), At<int32_t>(staging, token_) + rows);
+    const bool unwanted = seqs > 0 && seq.logit_rows.empty();
+    const std::vector<int32_t>& wanted = unwanted ? padding.logit_rows : seq.logit_rows;
+    for (size_t k = 0; k < wanted.size(); ++k, ++logit_rows) {
+      FOX_CHECK(logit_rows < max_logit_rows_);
+      At<int64_t>(staging, logit_row_)[logit_rows] = rows + wanted[k];
+      SampleRow& sample = At<SampleRow>(staging, sample_)[logit_rows];
+      sample = {};
+      if (!seq.sample || k + 1 < wanted.size()) continue;
+      sample = *seq.sample;
+      sample.slot = seq.slot;
+    }
+    rows += tokens;
+  }
+  row_begin[total] = rows;
+  batch_.num_seqs = static_cast<int>(total);
+  batch_.num_rows = rows;
+  batch_.num_decodes = static_cast<int>(decodes);
+  batch_.max_tokens = longest;
+  batch_.small = batch_.all_decodes() && rows <= kSmallBatchRows && longest <= kSmallBatchTokens;
+  num_logit_rows_ = logit_rows;
+  // Sampled tokens are written before they are read, so they need not be sent.
+  const size_t end = token_ + static_cast<size_t>(rows) * sizeof(int32_t);
+  ops_.CopyToDevice(staging + counts_, end - counts_, block_.as<std::byte>() + counts_, stream);
+}
+
+}  // namespace fox

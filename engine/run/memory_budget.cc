@@ -1,0 +1,221 @@
+// Pages are what is left to decide: weights and activations have fixed sizes.
+#include "engine/run/memory_budget.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace fox {
+namespace {
+
+constexpr int64_t kLongestDefault = 131072;
+constexpr int32_t kFewestSeqs = 16;
+constexpr int64_t kTokensOfSeat = 512, kFewestStepTokens = 512;
+
+double Mib(double bytes) { return bytes / (1 << 20); }
+
+int64_t UnprunedTokens(const PagedKvShape& shape) {
+  return shape.num_pages / shape.lists_per_slot() * kPageTokens;
+}
+
+// Whether the pool is large enough for so many seats.
+bool PoolSuits(const ModelConfig& config, const RunnerOptions& planned, bool on_gpu) {
+  const PagedKvShape shape = CacheShape(config, planned);
+  const size_t tables =
+      KvCache::FixedBytes(shape) + (on_gpu ? PenaltyStateBytes(config, planned) : 0);
+  return UnprunedTokens(shape) >= kTokensOfSeat * planned.max_num_seqs &&
+         8 * tables <= static_cast<size_t>(shape.num_pages) * shape.page_bytes();
+}
+
+// What a step works in beside weights and cache. Before the sequences' length is known: with that
+// of the longest default.
+int64_t StepBytes(const ModelConfig& config, DType residual_dtype, const Ops& ops,
+                  const RunnerOptions& options) {
+  Workload load = WorkloadOf(config, options);
+  if (options.max_model_len == 0) load.shape.max_pages = PagesFor(kLongestDefault);
+  return static_cast<int64_t>(Activations::Bytes(config, residual_dtype, ops, load.max_rows,
+                                                 std::max(options.max_logit_rows, load.max_seqs))) +
+         ops.WorkspaceBytes(load);
+}
+
+}  // namespace
+
+absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
+                        RunnerOptions& options) {
+  const PagedKvShape shape = CacheShape(config, options);
+  const int64_t bytes =
+      request.kv_cache_bytes > 0 ? request.kv_cache_bytes : request.available_bytes;
+  const int64_t lists = shape.lists_per_slot();
+  int64_t pages = std::min<int64_t>(bytes / static_cast<int64_t>(shape.page_bytes()),
+                                    std::numeric_limits<int32_t>::max());
+  if (request.kv_cache_tokens > 0) {
+    const int64_t unpruned = PagesFor(request.kv_cache_tokens) * lists;
+    // Eviction may make do with fewer.
+    if (pages < (options.acp == AcpMode::kOff ? unpruned : lists)) {
+      return absl::ResourceExhaustedError(absl::StrFormat(
+          "the KV cache of %d tokens takes %.1f MiB, but %.1f MiB are left for it",
+          request.kv_cache_tokens,
+          Mib(static_cast<double>(unpruned) * static_cast<double>(shape.page_bytes())),
+          Mib(static_cast<double>(bytes))));
+    }
+    pages = std::min(pages, unpruned);
+  }
+  if (pages < lists) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--kv-cache-mb: ", bytes >> 20, " MiB hold ", pages, " pages, but one block of ",
+        kPageTokens, " tokens takes ", lists, " (layers x kv heads)"));
+  }
+  const int64_t unpruned = pages / lists * kPageTokens;
+  options.num_pages = static_cast<int>(pages);
+  options.max_model_len =
+      request.max_model_len > 0 ? request.max_model_len : std::min(unpruned, kLongestDefault);
+  if (config.use_rope && request.max_model_len == 0 && config.max_position_embeddings) {
+    options.max_model_len = std::min(options.max_model_len, *config.max_position_embeddings);
+  }
+  return absl::OkStatus();
+}
+
+int64_t WeightBytes(const ModelConfig& config, DType dtype, DType embeddings_dtype) {
+  const int64_t layer = config.hidden_size * (ColumnsOf(config).total + config.hidden_size +
+                                              3 * config.intermediate_size);
+  const int64_t table = config.vocab_size * config.hidden_size;
+  return (config.num_layers * layer + table) * static_cast<int64_t>(SizeOf(dtype)) +
+         table * static_cast<int64_t>(SizeOf(embeddings_dtype));
+}
+
+absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& beside,
+                              const ModelConfig& config, MemoryRequest request,
+                              RunnerOptions& options) {
+  const int64_t activations = StepBytes(config, beside.residual_dtype, beside.ops, options);
+  const int64_t rest = beside.weights + activations + beside.swap_space;
+  const auto refuse = [&](int64_t pages, int64_t tables) {
+    const int64_t excess = rest + pages + tables - limit.bytes;
+    const bool swap = beside.swap_space > 0 && excess <= beside.swap_space;
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%s%.1f MiB of weights, %.1f MiB of KV pages%s and %.1f MiB of tables and activations do "
+        "not fit into the %.1f MiB that %s leaves",
+        swap                         ? "--swap-space-mb: "
+        : request.kv_cache_bytes > 0 ? "--kv-cache-mb: "
+                                     : "",
+        Mib(static_cast<double>(beside.weights)), Mib(static_cast<double>(pages)),
+        beside.swap_space == 0 ? ""
+                               : absl::StrFormat(", %.1f MiB of swap space",
+                                                 Mib(static_cast<double>(beside.swap_space))),
+        Mib(static_cast<double>(tables + activations)), Mib(static_cast<double>(limit.bytes)),
+        limit.source));
+  };
+  if (rest >= limit.bytes) return refuse(request.kv_cache_bytes, 0);
+  request.available_bytes = std::min(request.available_bytes, limit.bytes - rest);
+  for (bool again = false;; again = true) {
+    RunnerOptions planned = options;
+    absl::Status status = PlanMemory(config, request, planned);
+    if (!status.ok()) return status;
+    const PagedKvShape shape = CacheShape(config, planned);
+    const int64_t pages = shape.num_pages * static_cast<int64_t>(shape.page_bytes());
+    const auto tables = static_cast<int64_t>(KvCache::FixedBytes(shape));
+    const int64_t excess = rest + pages + tables - limit.bytes;
+    if (excess <= 0) {
+      options = planned;
+      return absl::OkStatus();
+    }
+    // Tables of a pool that is chosen come out of it; they do not grow as it shrinks.
+    if (again || request.kv_cache_bytes > 0 || excess >= request.available_bytes) {
+      return refuse(pages, tables);
+    }
+    request.available_bytes = std::min(request.available_bytes, pages) - excess;
+  }
+}
+
+absl::StatusOr<int64_t> PlanSwapSpace(const MemoryLimit& host, const ModelConfig& config,
+                                      const RunnerOptions& options, bool on_gpu, int64_t asked) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const PagedKvShape shape = CacheShape(config, options);
+  const auto least = static_cast<int64_t>(SwapBytes(shape, shape.lists_per_slot()));
+  if (asked < 0) {
+    const int64_t pool = shape.num_pages * static_cast<int64_t>(shape.page_bytes());
+    const int64_t bytes = on_gpu ? std::min({pool / 8, host.bytes / 16, kMost}) : 0;
+    return bytes >= least ? bytes / kSwapAlignment * kSwapAlignment : 0;
+  }
+  if (asked > host.bytes) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "--swap-space-mb: %.1f MiB do not fit into the %.1f MiB that %s leaves",
+        Mib(static_cast<double>(asked)), Mib(static_cast<double>(host.bytes)), host.source));
+  }
+  if (asked > 0 && asked < least) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--swap-space-mb: %.1f MiB hold nothing: the state of a sequence and its first %d tokens "
+        "take %.1f MiB",
+        Mib(static_cast<double>(asked)), kPageTokens, Mib(static_cast<double>(least))));
+  }
+  return asked;
+}
+
+absl::StatusOr<RunnerOptions> PlanStepSizes(
+    const ModelConfig& config, const RunnerOptions& options, int32_t most_seqs, bool on_gpu,
+    const std::function<absl::Status(RunnerOptions&)>& plan) {
+  RunnerOptions sizes = options;
+  if (options.max_num_seqs == 0) sizes.max_num_seqs = std::max(most_seqs, kFewestSeqs);
+  for (;;) {
+    RunnerOptions planned = WithStepSizes(sizes, on_gpu);
+    const absl::Status status = plan(planned);
+    if (options.max_num_seqs == 0 && sizes.max_num_seqs > kFewestSeqs &&
+        (!status.ok() || !PoolSuits(config, planned, on_gpu))) {
+      sizes.max_num_seqs = std::max(sizes.max_num_seqs / 2, kFewestSeqs);
+      continue;
+    }
+    if (!status.ok()) return status;
+    const int64_t most = std::max(kFewestStepTokens, UnprunedTokens(CacheShape(config, planned)) /
+                                                         4 / kPageTokens * kPageTokens);
+    if (sizes.max_num_batched_tokens > 0 || planned.max_num_batched_tokens <= most) return planned;
+    sizes.max_num_batched_tokens = most;  // the pool grows by what activations give up
+  }
+}
+
+int64_t AvailableDeviceBytes(Ops& ops, double utilization, const FoxWeights& weights,
+                             const RunnerOptions& options) {
+  constexpr double kRoom = 1 << 30;  // for cuBLAS, graphs, small tables
+  const DeviceQueue& queue = *ops.queue();
+  const auto total = static_cast<double>(queue.total_bytes());
+  const double used = total - static_cast<double>(queue.free_bytes());
+  const auto step =
+      static_cast<double>(StepBytes(weights.config, weights.residual_dtype, ops, options));
+  // Before the sequences' length is known: tables of the longest default.
+  PagedKvShape shape = CacheShape(weights.config, options);
+  shape.max_pages = PagesFor(std::max(options.max_model_len, kLongestDefault));
+  const auto tables = static_cast<double>(KvCache::FixedBytes(shape));
+  const auto states = static_cast<double>(PenaltyStateBytes(weights.config, options));
+  return std::max<int64_t>(
+      0, static_cast<int64_t>(utilization * total - used - step - tables - states - kRoom));
+}
+
+std::string DescribeMemory(const ModelRunner& runner) {
+  const FoxWeights& weights = runner.weights();
+  const RunnerOptions& options = runner.options();
+  const PagedKvShape shape = CacheShape(weights.config, options);
+  const double page = static_cast<double>(shape.page_bytes());
+  const auto activations =
+      static_cast<double>(StepBytes(weights.config, weights.residual_dtype, runner.ops(), options));
+  const size_t states =
+      runner.limits().samples_on_device ? PenaltyStateBytes(weights.config, options) : 0;
+  return absl::StrFormat(
+      "memory plan:\n"
+      "  linear weights   %8.1f MiB\n"
+      "  embeddings       %8.1f MiB\n"
+      "  KV pages         %8.1f MiB  (%d pages of %.1f KiB: %d tokens x 1 head; pool holds %d "
+      "tokens unpruned)\n"
+      "  KV tables        %8.1f MiB  (%d sequences of at most %d tokens; %d of them run at once)\n"
+      "  penalty state    %8.1f MiB  (biases and counts, for sampling on the device)\n"
+      "  swap space       %8.1f MiB  (of the host's memory, for preempted sequences)\n"
+      "  activations      %8.1f MiB  (%d tokens and %d logit rows a step)\n",
+      Mib(static_cast<double>(weights.linear_bytes())),
+      Mib(static_cast<double>(weights.embeddings.bytes())), Mib(page * shape.num_pages),
+      shape.num_pages, page / 1024, kPageTokens, UnprunedTokens(shape),
+      Mib(static_cast<double>(KvCache::FixedBytes(shape))), options.num_slots(),
+      options.max_model_len, options.max_num_seqs, Mib(static_cast<double>(states)),
+      Mib(static_cast<double>(options.swap_bytes)), Mib(activations),
+      options.max_num_batched_tokens, options.max_logit_rows);
+}
+
+}  // namespace fox

@@ -1,0 +1,252 @@
+// Plan in, logits, tokens and counters out. Read model_runner.h first.
+#include "engine/run/model_runner.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace fox {
+namespace {
+
+constexpr int64_t kCpuStepTokens = 512, kGpuStepTokens = 8192, kLogitRows = 128;
+constexpr int64_t kGpuMixedTokens = 1536;
+
+// Rows that prefill attention computes together on a GPU.
+constexpr int64_t kGpuChunkMultiple = 128;
+
+// Bytes a second that a slot is copied with, at best: what is measured corrects it (ServiceTimes),
+// and what is never tried never is.
+constexpr double kCpuSwapRate = 10e9, kGpuSwapRate = 50e9;
+
+RunnerOptions Supported(RunnerOptions options, const Ops& ops) {
+  if (!ops.shares_pages()) options.snapshot_slots = 0;
+  if (!ops.swaps()) options.swap_bytes = 0;
+  return options;
+}
+
+// One token for each sequence.
+bool IsDecode(const StepPlan& plan) {
+  return std::all_of(plan.sequences.begin(), plan.sequences.end(),
+                     [](const auto& seq) { return seq.token_ids.size() == 1; });
+}
+
+}  // namespace
+
+// A decode step brings one row of every sequence, and each of them wants logits; a mixed one all
+// but one beside the least chunk of that one, all of whose tokens may want them.
+RunnerOptions WithStepSizes(RunnerOptions options, bool on_gpu) {
+  const auto chosen = [&options, on_gpu](int64_t size, int64_t fallback) {
+    return std::max<int64_t>(size > 0 ? size : fallback,
+                             options.max_num_seqs + (on_gpu ? kGpuChunkMultiple : 0));
+  };
+  options.max_num_batched_tokens =
+      chosen(options.max_num_batched_tokens, on_gpu ? kGpuStepTokens : kCpuStepTokens);
+  options.max_logit_rows = chosen(options.max_logit_rows, kLogitRows);
+  if (options.max_mixed_tokens < 0) options.max_mixed_tokens = on_gpu ? kGpuMixedTokens : 0;
+  return options;
+}
+
+PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options) {
+  PagedKvShape shape;
+  shape.layers = config.num_layers;
+  shape.q_heads = config.num_heads;
+  shape.kv_heads = config.num_kv_heads;
+  shape.head_dim = config.head_dim;
+  shape.dtype = options.kv_dtype;
+  shape.num_pages = options.num_pages;
+  shape.max_slots = options.num_slots() + options.snapshot_slots;
+  shape.max_pages = PagesFor(options.max_model_len);
+  shape.k_shift = config.k_shift;
+  shape.v_shift = config.v_shift;
+  shape.poison_free_pages = options.poison_free_pages;
+  return shape;
+}
+
+Workload WorkloadOf(const ModelConfig& config, const RunnerOptions& options) {
+  Workload load;
+  load.shape = CacheShape(config, options);
+  load.hidden_size = config.hidden_size;
+  load.intermediate_size = config.intermediate_size;
+  load.vocab_size = config.vocab_size;
+  load.max_seqs = DecodeBucket(options.max_num_seqs);
+  load.max_rows = std::max(options.max_num_batched_tokens, load.max_seqs);
+  return load;
+}
+
+size_t PenaltyStateBytes(const ModelConfig& config, const RunnerOptions& options) {
+  return static_cast<size_t>(options.num_slots() * config.vocab_size) * sizeof(TokenPenaltyState);
+}
+
+ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const RunnerOptions& options)
+    : ops_(std::move(ops)),
+      queue_(ops_->queue()),
+      stream_(queue_ != nullptr ? queue_->stream() : nullptr),
+      weights_(std::move(weights)),
+      options_(Supported(WithStepSizes(options, queue_ != nullptr), *ops_)),
+      activations_(weights_, *ops_,
+                   std::max(options_.max_num_batched_tokens, DecodeBucket(options_.max_num_seqs)),
+                   std::max(options_.max_logit_rows, DecodeBucket(options_.max_num_seqs))),
+      model_(weights_, *ops_, activations_),
+      batch_(*ops_, activations_.max_rows, DecodeBucket(options_.max_num_seqs),
+             activations_.max_logit_rows, CacheShape(weights_.config, options_).max_slots),
+      cache_(
+          CacheShape(weights_.config, options_), *ops_,
+          {batch_.outputs().free_pages, batch_.outputs().pool_fault, batch_.outputs().sole_pages}),
+      slots_(static_cast<size_t>(cache_.view().shape.max_slots)) {
+  limits_.num_pages = options_.num_pages;
+  limits_.lists_per_slot = cache_.view().shape.lists_per_slot();
+  limits_.layers = cache_.view().shape.layers;
+  limits_.page_bytes = static_cast<int64_t>(cache_.view().shape.page_bytes());
+  limits_.max_num_seqs = options_.max_num_seqs;
+  limits_.num_slots = options_.num_slots();
+  limits_.snapshot_slots = options_.snapshot_slots;
+  limits_.swap_bytes = options_.swap_bytes;
+  limits_.swap_state_bytes = static_cast<int64_t>(SwapBytes(cache_.view().shape, 0));
+  limits_.swap_page_bytes =
+      static_cast<int64_t>(SwapBytes(cache_.view().shape, 1)) - limits_.swap_state_bytes;
+  limits_.swap_rate = queue_ != nullptr ? kGpuSwapRate : kCpuSwapRate;
+  limits_.max_model_len = options_.max_model_len;
+  limits_.max_num_batched_tokens = options_.max_num_batched_tokens;
+  limits_.max_logit_rows = options_.max_logit_rows;
+  limits_.max_mixed_tokens = options_.max_mixed_tokens;
+  limits_.chunk_multiple = queue_ != nullptr ? kGpuChunkMultiple : 1;
+  limits_.vocab_size = static_cast<int32_t>(weights_.config.vocab_size);
+  limits_.depth = queue_ != nullptr ? 2 : 1;
+  limits_.samples_on_device = queue_ != nullptr;
+  if (limits_.samples_on_device)
+    penalty_state_ = ops_->Allocate(PenaltyStateBytes(weights_.config, options_));
+  if (const auto bytes = static_cast<size_t>(options_.swap_bytes); bytes > 0) {
+    swap_space_ = queue_ != nullptr ? queue_->AllocatePinned(bytes) : ops_->Allocate(bytes);
+  }
+  if (queue_ != nullptr && !options_.enforce_eager) {
+    graphs_ = std::make_unique<DecodeGraphs>(*queue_);
+    std::set<int32_t> sizes;
+    for (const DecodeShape& shape : DecodeShapes(options_.max_num_seqs, options_.max_model_len)) {
+      sizes.insert(static_cast<int32_t>(shape.bucket));
+    }
+    limits_.graph_sizes.assign(sizes.begin(), sizes.end());
+  }
+  ops_->Reserve(WorkloadOf(weights_.config, options_));
+  // One more than may be in flight: the one whose logits are being read.
+  for (int i = 0; i <= limits_.depth; ++i) {
+    idle_.push_back(std::make_unique<StepReadback>(*ops_, batch_));
+  }
+}
+
+ModelRunner::~ModelRunner() {
+  for (auto& step : in_flight_) step->Wait();
+}
+
+absl::Status ModelRunner::Health() const {
+  if (queue_ == nullptr || queue_->error() == nullptr) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("device: ", queue_->error()));
+}
+
+absl::Status ModelRunner::Probe() {
+  if (queue_ != nullptr) queue_->Probe();
+  return Health();
+}
+
+absl::Status ModelRunner::Submit(const StepPlan& plan) {
+  if (absl::Status status = Health(); !status.ok()) return status;
+  FOX_CHECK(static_cast<int>(in_flight_.size()) < limits_.depth);
+  if (collected_ != nullptr) idle_.push_back(std::move(collected_));
+  std::unique_ptr<StepReadback> step = std::move(idle_.back());
+  idle_.pop_back();
+  const bool decode = queue_ != nullptr && IsDecode(plan);
+  step->Begin(plan, /*row_each=*/decode);
+  MoveSlots(plan);
+  SetPenaltyState(plan, *step);
+  if (!plan.sequences.empty()) {
+    const int64_t planned = static_cast<int64_t>(plan.sequences.size());
+    const int64_t bucket = decode ? DecodeBucket(planned) : 0;
+    batch_.Build(plan, bucket, step->staging(), stream_);
+    logits_ = decode && graphs_ != nullptr
+                  ? graphs_->Run({bucket, batch_.batch().small}, [this] { return Forward(); })
+                  : Forward();
+  }
+  step->Enqueue(logits_, cache_.view());
+  in_flight_.push_back(std::move(step));
+  return Health();
+}
+
+void ModelRunner::MoveSlots(const StepPlan& plan) {
+  const auto place = [this](const SwappedSlot& swapped) {
+    FOX_CHECK(swapped.offset + limits_.SwapBytes(swapped.pages) <= limits_.swap_bytes);
+    return HostSlot{swap_space_.as<std::byte>() + swapped.offset, swapped.pages};
+  };
+  cache_.Release(plan.drop_snapshots);
+  for (const SharedSlot& snapshot : plan.snapshots) cache_.Share(snapshot.from, snapshot.to);
+  for (const SwappedSlot& out : plan.swap_outs) cache_.SwapOut(out.slot, place(out));
+  cache_.Release(plan.release_slots);
+  for (const SharedSlot& start : plan.starts) cache_.Share(start.from, start.to);
+  for (const SwappedSlot& in : plan.swap_ins) cache_.SwapIn(place(in), in.slot);
+}
+
+// The backend reads the entries where they lie.
+void ModelRunner::SetPenaltyState(const StepPlan& plan, StepReadback& step) {
+  if (plan.penalty_state.empty()) return;
+  size_t count = 0;
+  for (const SlotTokens& states : plan.penalty_state) count += states.entries.size();
+  PenaltyEntry* entries = step.Entries(count);
+  for (const SlotTokens& states : plan.penalty_state) {
+    PenaltyEntry* const end = std::copy(states.entries.begin(), states.entries.end(), entries);
+    ops_->SetPenaltyState({states.slot, weights_.config.vocab_size, entries, end - entries,
+                           penalty_state_.as<TokenPenaltyState>()},
+                          stream_);
+    entries = end;
+  }
+}
+
+MatrixView ModelRunner::Forward() {
+  const StepOutputs& outputs = batch_.outputs();
+  const ForwardCounters counters{outputs.blocks_total, outputs.blocks_pruned, outputs.pages_evicted,
+                                 outputs.max_log_evicted_mass};
+  const MatrixView logits =
+      model_.Forward(batch_.batch(), batch_.logit_rows(), batch_.num_logit_rows(), options_.acp,
+                     cache_.view(), counters, stream_);
+  if (limits_.samples_on_device && logits.rows > 0) {
+    ops_->Sample({logits, batch_.sample_rows(), outputs.sampled, batch_.sampled_tokens(),
+                  penalty_state_.as<TokenPenaltyState>()},
+                 stream_);
+  }
+  return logits;
+}
+
+absl::Status ModelRunner::CaptureGraphs() {
+  if (graphs_ == nullptr) return absl::OkStatus();
+  StepReadback& step = *idle_.back();
+  for (const DecodeShape& shape : DecodeShapes(options_.max_num_seqs, options_.max_model_len)) {
+    // A batch of padding: nothing is touched.
+    StepPlan padding;
+    const bool longer = !shape.small && shape.bucket <= kSmallBatchRows;
+    if (longer) padding.sequences.push_back(PaddingSequence(kSmallBatchTokens));
+    batch_.Build(padding, shape.bucket, step.staging(), stream_);
+    for (int run = 0; run < 2; ++run) {
+      logits_ = graphs_->Run({shape.bucket, batch_.batch().small}, [this] { return Forward(); });
+    }
+    step.Mark();
+    step.Wait();
+    if (absl::Status status = Health(); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepResult> ModelRunner::Collect() {
+  FOX_CHECK(!in_flight_.empty());
+  std::unique_ptr<StepReadback> step = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  step->Wait();
+  StepResult result = step->Deliver(limits_, &slots_);
+  if (collected_ != nullptr) idle_.push_back(std::move(collected_));
+  collected_ = std::move(step);
+  if (absl::Status status = Health(); !status.ok()) return status;
+  if (const PoolFault fault = collected_->pool_fault(); fault != PoolFault::kNone) {
+    return absl::UnavailableError(absl::StrCat("page pool: ", Describe(fault)));
+  }
+  return result;
+}
+
+}  // namespace fox

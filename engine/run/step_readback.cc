@@ -1,0 +1,142 @@
+// Copies back, and the result made of them. See step_readback.h.
+#include "engine/run/step_readback.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace fox {
+namespace {
+
+absl::StatusOr<SampledToken> TokenOf(const SampleRecord& record, int32_t logprobs,
+                                     int32_t vocab_size) {
+  if (record.status == SampleStatus::kNotFinite) return absl::InternalError("numerical failure");
+  if (record.status == SampleStatus::kAllMasked) {
+    return absl::InternalError("no token may be sampled");
+  }
+  SampledToken token;
+  token.id = record.id;
+  if (logprobs < 0) return token;
+  token.logprob = record.logprob;
+  token.rank = record.rank;
+  for (int32_t i = 0; i < std::min(logprobs, vocab_size); ++i) {
+    token.top.push_back({record.top_ids[i], record.top_logprobs[i], i + 1});
+  }
+  return token;
+}
+
+}  // namespace
+
+StepReadback::StepReadback(Ops& ops, const BatchBuilder& batch)
+    : ops_(ops),
+      batch_(batch),
+      queue_(ops.queue()),
+      staging_(Allocate(batch.bytes())),
+      outputs_(Allocate(batch.output_bytes())) {
+  if (queue_ != nullptr) event_ = queue_->MakeEvent();
+}
+
+Buffer StepReadback::Allocate(size_t bytes) const {
+  if (queue_ != nullptr) return queue_->AllocatePinned(bytes);
+  return {new std::byte[bytes](), bytes,
+          [](void* data, size_t) { delete[] static_cast<std::byte*>(data); }};
+}
+
+void StepReadback::Begin(const StepPlan& plan, bool row_each) {
+  moves_.drop_snapshots = plan.drop_snapshots;
+  moves_.snapshots = plan.snapshots;
+  moves_.release_slots = plan.release_slots;
+  moves_.starts = plan.starts;
+  moves_.swap_ins = plan.swap_ins;
+  wants_windows_ = plan.read_windows;
+  sequences_.clear();
+  for (const PlannedSequence& seq : plan.sequences) {
+    const auto rows = static_cast<int64_t>(seq.logit_rows.size());
+    sequences_.push_back({seq.slot, rows, row_each && rows == 0, seq.sample.has_value(),
+                          seq.sample ? seq.sample->logprobs : -1,
+                          seq.position + static_cast<int64_t>(seq.token_ids.size())});
+  }
+}
+
+PenaltyEntry* StepReadback::Entries(size_t count) {
+  // Pinned allocations are slow: grow to powers of two.
+  constexpr size_t kLeast = 4096;
+  const size_t bytes = std::bit_ceil(std::max(count, kLeast) * sizeof(PenaltyEntry));
+  if (entries_.bytes() < bytes) entries_ = Allocate(bytes);
+  return entries_.as<PenaltyEntry>();
+}
+
+void StepReadback::Fetch(const void* device, size_t bytes, const Buffer& host) {
+  if (queue_ != nullptr) {
+    queue_->CopyToPinned(device, bytes, host.data(), queue_->stream());
+  } else {
+    ops_.CopyToHost(device, bytes, host.data(), nullptr);
+  }
+}
+
+void StepReadback::Enqueue(const MatrixView& logits, const PagedKv& kv) {
+  Fetch(batch_.output_buffer(), sequences_.empty() ? batch_.pool_bytes() : batch_.output_bytes(),
+        outputs_);
+  const bool wanted = std::any_of(sequences_.begin(), sequences_.end(),
+                                  [](const Awaited& s) { return s.rows > 0 && !s.sampled; });
+  logits_view_ = wanted ? logits : MatrixView{};
+  if (wanted) {
+    const size_t bytes = static_cast<size_t>(logits.rows * logits.cols) * SizeOf(logits.dtype);
+    if (logits_.bytes() < bytes) logits_ = Allocate(bytes);
+    Fetch(logits.data, bytes, logits_);
+  }
+  if (wants_windows_) {
+    const size_t bytes =
+        static_cast<size_t>(kv.shape.max_slots * kv.shape.lists_per_slot()) * sizeof(int32_t);
+    if (first_pages_.bytes() < bytes) first_pages_ = Allocate(bytes);
+    Fetch(kv.first_live, bytes, first_pages_);
+  }
+  Mark();
+}
+
+void StepReadback::Mark() {
+  if (event_ != nullptr) event_->Record(queue_->stream());
+}
+
+void StepReadback::Wait() {
+  if (event_ != nullptr) event_->Wait();
+}
+
+// As float32.
+const float* StepReadback::Logits() {
+  if (logits_view_.dtype != DType::kF64) return logits_.as<float>();
+  const double* values = logits_.as<double>();
+  float32_.assign(values, values + logits_view_.rows * logits_view_.cols);
+  return float32_.data();
+}
+
+StepResult StepReadback::Deliver(const ExecutorLimits& limits, std::vector<AcpStats>* slots) {
+  StepResult result;
+  MoveSlots(moves_, limits.lists_per_slot, slots);
+  const StepOutputs outputs = batch_.OutputsAt(outputs_.as<std::byte>());
+  const float* logits = Logits();
+  int64_t row = 0;
+  for (size_t i = 0; i < sequences_.size(); ++i) {
+    const Awaited& seq = sequences_[i];
+    result.logits.push_back(seq.rows == 0 || seq.sampled ? nullptr
+                                                         : logits + row * logits_view_.cols);
+    row += seq.rows + (seq.unwanted_row ? 1 : 0);
+    result.sampled.push_back(
+        seq.sampled ? TokenOf(outputs.sampled[row - 1], seq.logprobs, limits.vocab_size)
+                    : SampledToken{});
+    AcpStats& stats = (*slots)[static_cast<size_t>(seq.slot)];
+    stats.blocks_total += outputs.blocks_total[i];
+    stats.blocks_pruned += outputs.blocks_pruned[i];
+    stats.pages_allocated = limits.lists_per_slot * PagesFor(seq.end);
+    stats.pages_evicted += outputs.pages_evicted[i];
+    stats.peak_pages = std::max(stats.peak_pages, stats.live_pages());
+    stats.max_log_evicted_mass =
+        std::max(stats.max_log_evicted_mass, outputs.max_log_evicted_mass[i]);
+    result.stats.push_back(stats);
+  }
+  result.free_pages = *outputs.free_pages;
+  if (limits.snapshot_slots > 0) result.sole_pages = outputs.sole_pages;
+  if (wants_windows_) result.first_pages = first_pages_.as<int32_t>();
+  return result;
+}
+
+}  // namespace fox

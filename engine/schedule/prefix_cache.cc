@@ -1,0 +1,351 @@
+// Snapshots: taken, found, started from, dropped. Read prefix_cache.h first.
+#include "engine/schedule/prefix_cache.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "kernels/core/check.h"
+
+namespace fox {
+namespace {
+
+// A snapshot at the end of a prompt is worth a step more where it saves so many tokens.
+constexpr int64_t kWorthAStep = 512;
+
+int64_t PageEnd(int64_t tokens) { return tokens / kPageTokens * kPageTokens; }
+
+// Snapshots lie at multiples of that: at page ends, or where chunks may end.
+int64_t Grain(const Sequence& sequence) {
+  return std::max<int64_t>(kPageTokens, sequence.chunk_multiple);
+}
+
+int64_t GrainEnd(const Sequence& sequence, int64_t tokens) {
+  return tokens / Grain(sequence) * Grain(sequence);
+}
+
+// Whether a snapshot may lie there. What is not known yet has no place in the tree, and what was
+// decoded has other bits than a prompt's tokens would have, where chunks matter.
+bool MayLieAt(const Sequence& sequence, int64_t tokens) {
+  if (sequence.chunk_multiple == 1) return tokens <= static_cast<int64_t>(sequence.tokens.size());
+  return tokens <= sequence.prompt_tokens && tokens % sequence.chunk_multiple == 0;
+}
+
+}  // namespace
+
+PrefixCache::PrefixCache(const ExecutorLimits& limits, const EngineOptions& options,
+                         PageLedger& ledger)
+    : first_slot_(limits.slots()),
+      budget_(limits.snapshot_slots > 0
+                  ? static_cast<int64_t>(options.prefix_cache_share *
+                                         static_cast<double>(limits.num_pages))
+                  : 0),
+      interval_(options.prefix_cache_interval),
+      ledger_(ledger),
+      snapshots_by_slot_(static_cast<size_t>(limits.snapshot_slots)) {
+  for (int32_t i = limits.snapshot_slots - 1; i >= 0; --i) free_slots_.push_back(first_slot_ + i);
+}
+
+void PrefixCache::BeginPlan(Seconds now) {
+  now_ = now;
+  if (!flush_) return;
+  flush_ = false;
+  for (size_t i = 0; i < snapshots_by_slot_.size(); ++i) {
+    const Snapshot& snapshot = snapshots_by_slot_[i];
+    if (snapshot.node == nullptr) continue;
+    if (IsInUse(snapshot)) {
+      flush_ = true;  // it has yet to be taken
+    } else {
+      Drop(first_slot_ + static_cast<int32_t>(i));
+    }
+  }
+}
+
+void PrefixCache::Follow(Sequence* sequence) {
+  PrefixState& state = sequence->prefix;
+  if (!Uses(*sequence) || sequence->slot < 0) return;
+  const int64_t tokens = PageEnd(sequence->computed);
+  const bool prompt_done = sequence->computed >= sequence->prompt_tokens;
+  if (tokens > state.last && MayLieAt(*sequence, tokens)) {
+    const auto stop = std::find(state.stops.begin(), state.stops.end(), tokens);
+    const bool due = stop != state.stops.end() || tokens - state.last >= interval_ ||
+                     (prompt_done && state.last < GrainEnd(*sequence, sequence->prompt_tokens));
+    if (stop != state.stops.end()) {
+      state.stops.erase(stop);
+      Touch(*sequence);  // whoever waits for it looks again, though there may be no room for one
+    }
+    if (due) Take(sequence, tokens);
+  }
+  if (prompt_done && state.claims) Unclaim(sequence);
+}
+
+// The last token is computed anyway: its logits are wanted. So are those of a prompt's tokens that
+// are yet to be scored. Where chunks matter two tokens of the prompt are left, which are a chunk.
+int64_t PrefixCache::Limit(const Sequence& sequence) {
+  const int64_t limit = sequence.chunk_multiple == 1
+                            ? static_cast<int64_t>(sequence.tokens.size()) - 1
+                            : sequence.prompt_tokens - 2;
+  if (sequence.request.sampling.prompt_logprobs < 0) return limit;
+  return std::min(limit, sequence.prompt_logprobs_done);
+}
+
+// Whether the sequence, which computes that block, will leave a snapshot at its end, or can.
+bool PrefixCache::WillReach(const Sequence& sequence, const PrefixTree::Node& node) {
+  const PrefixState& state = sequence.prefix;
+  if (node.tokens > sequence.computed) return true;
+  if (std::binary_search(state.stops.begin(), state.stops.end(), node.tokens)) return true;
+  return node.tokens == PageEnd(sequence.prompt_tokens) && node.tokens > state.last &&
+         node.tokens == PageEnd(sequence.computed);
+}
+
+void PrefixCache::AddStop(Sequence* sequence, int64_t tokens) {
+  std::vector<int64_t>& stops = sequence->prefix.stops;
+  const auto at = std::lower_bound(stops.begin(), stops.end(), tokens);
+  if (at == stops.end() || *at != tokens) stops.insert(at, tokens);
+}
+
+bool PrefixCache::Find(Sequence* sequence) {
+  PrefixState& state = sequence->prefix;
+  const auto length = static_cast<int64_t>(sequence->tokens.size());
+  if (!Uses(*sequence)) return false;
+  const PrefixTree::Node* const first = tree_.First(RealmOf(*sequence), sequence->tokens);
+  const int64_t version = first == nullptr ? 0 : first->version;
+  if (state.version == version && state.length == length) return state.waits;
+  state = {};
+  state.version = version;
+  state.length = length;
+  const std::vector<PrefixTree::Node*> path =
+      tree_.Find(RealmOf(*sequence), sequence->tokens, Limit(*sequence));
+  if (!path.empty()) state.known = GrainEnd(*sequence, path.back()->tokens);
+  for (auto node = path.rbegin(); node != path.rend(); ++node) {
+    if ((*node)->tokens % Grain(*sequence) != 0) continue;
+    Sequence* const other = (*node)->computing;
+    if ((*node)->snapshot >= 0) {
+      state.found = (*node)->tokens;
+      state.snapshot = (*node)->snapshot;
+      break;
+    }
+    if (state.waits || other == nullptr || other->priority > sequence->priority) continue;
+    if (!WillReach(*other, **node)) continue;
+    state.waits = true;
+    // At the end of its prompt it leaves one anyway.
+    if ((*node)->tokens < PageEnd(other->prompt_tokens)) AddStop(other, (*node)->tokens);
+  }
+  AddStops(sequence);
+  return state.waits;
+}
+
+// Where it parts from what is known, and where siblings start, who cannot at the end of a prompt
+// that ends with a page: a token must be left. And at the end of a long prompt, if its last page
+// end is no place for a snapshot.
+void PrefixCache::AddStops(Sequence* sequence) {
+  const PrefixState& state = sequence->prefix;
+  if (state.known > state.found) AddStop(sequence, state.known);
+  const int64_t last_page = PageEnd(sequence->prompt_tokens);
+  const int64_t end = GrainEnd(*sequence, Limit(*sequence));
+  if (sequence->group->members.size() > 1 && end > state.found && end < last_page) {
+    AddStop(sequence, end);
+  }
+  const int64_t prompt_end = GrainEnd(*sequence, sequence->prompt_tokens);
+  if (prompt_end < last_page && prompt_end - state.found >= kWorthAStep) {
+    AddStop(sequence, prompt_end);
+  }
+}
+
+int64_t PrefixCache::Pin(const Sequence& sequence) {
+  if (sequence.prefix.snapshot >= 0) At(sequence.prefix.snapshot).pinned = plan_;
+  return sequence.prefix.found;
+}
+
+void PrefixCache::Unpin(Sequence* sequence) {
+  PrefixState& state = sequence->prefix;
+  if (state.snapshot < 0) return;
+  At(state.snapshot).pinned = 0;
+  state.snapshot = -1;
+  state.found = 0;
+}
+
+void PrefixCache::Start(Sequence* sequence) {
+  if (!Uses(*sequence)) return;
+  PrefixState& state = sequence->prefix;
+  FOX_CHECK(sequence->slot >= 0 && sequence->computed == state.found);
+  ++stats_.lookups;
+  stats_.queried_tokens += sequence->length();
+  if (state.snapshot >= 0) {
+    Snapshot& snapshot = At(state.snapshot);
+    FOX_CHECK(snapshot.node != nullptr && snapshot.node->tokens == state.found);
+    snapshot.used = now_;
+    starts_.push_back({state.snapshot, sequence->slot, state.found});
+    ledger_.Share(state.snapshot);
+    stats_.found_tokens += state.found;
+    if (!sequence->started) sequence->stats.cached_tokens = state.found;
+  }
+  state.last = state.found;
+  Claim(sequence);
+}
+
+// Where it was it leaves no snapshot again; those that it left may be there.
+void PrefixCache::Return(Sequence* sequence) {
+  if (!Uses(*sequence)) return;
+  sequence->prefix.last = PageEnd(sequence->computed);
+  if (sequence->computed < sequence->prompt_tokens) Claim(sequence);
+}
+
+void PrefixCache::Touch(const Sequence& sequence) {
+  PrefixTree::Node* const first = tree_.First(RealmOf(sequence), sequence.tokens);
+  if (first != nullptr) first->version = ++versions_;
+}
+
+// Says that this sequence computes its prompt now, where nobody else does.
+void PrefixCache::Claim(Sequence* sequence) {
+  const int64_t limit =
+      std::min<int64_t>(sequence->prompt_tokens, static_cast<int64_t>(sequence->tokens.size()) - 1);
+  for (PrefixTree::Node* node : tree_.Insert(RealmOf(*sequence), sequence->tokens, limit)) {
+    if (node->tokens <= sequence->computed) continue;
+    if (node->computing == nullptr || !WillReach(*node->computing, *node)) {
+      node->computing = sequence;
+    }
+  }
+  sequence->prefix.claims = true;
+  Touch(*sequence);
+}
+
+void PrefixCache::Unclaim(Sequence* sequence) {
+  if (!std::exchange(sequence->prefix.claims, false)) return;
+  Touch(*sequence);
+  const std::vector<PrefixTree::Node*> path =
+      tree_.Find(RealmOf(*sequence), sequence->tokens, sequence->prompt_tokens);
+  for (PrefixTree::Node* node : path) {
+    if (node->computing == sequence) node->computing = nullptr;
+  }
+  if (!path.empty()) tree_.Prune(path.back());
+}
+
+int64_t PrefixCache::CutChunk(const Sequence& sequence, int64_t count) const {
+  for (const int64_t stop : sequence.prefix.stops) {
+    if (stop > sequence.computed) return std::min(count, stop - sequence.computed);
+  }
+  return count;
+}
+
+void PrefixCache::Take(Sequence* sequence, int64_t tokens) {
+  sequence->prefix.last = tokens;
+  const PrefixTree::Realm realm = RealmOf(*sequence);
+  const std::vector<PrefixTree::Node*> known = tree_.Find(realm, sequence->tokens, tokens);
+  if (!known.empty() && known.back()->tokens == tokens && known.back()->snapshot >= 0) {
+    At(known.back()->snapshot).used = now_;
+    return;
+  }
+  const int64_t pages = ledger_.held(sequence->slot);
+  if (!MakeRoom(pages)) return;
+  // Only now: what was dropped took the nodes with it that nothing else hung on.
+  PrefixTree::Node* const node = tree_.Insert(realm, sequence->tokens, tokens).back();
+  node->snapshot = free_slots_.back();
+  free_slots_.pop_back();
+  At(node->snapshot) = {node, pages, now_, /*taken=*/plan_, /*pinned=*/0};
+  ++size_;
+  ++stats_.taken;
+  Touch(*sequence);
+  snapshots_.push_back({sequence->slot, node->snapshot, tokens});
+  ledger_.Share(sequence->slot);
+}
+
+// A slot, and so many pages more within the budget.
+bool PrefixCache::MakeRoom(int64_t pages) {
+  if (pages > budget_) return false;
+  const int64_t excess = ledger_.shared() + pages - dropped_pages_ - budget_;
+  if (excess > 0) Reclaim(excess);
+  if (free_slots_.empty()) {
+    if (const int32_t victim = Victim(); victim >= 0) Drop(victim);
+  }
+  return !free_slots_.empty();
+}
+
+bool PrefixCache::reclaiming() const {
+  return unsure_pages_ > 0 || std::any_of(unsure_in_flight_.begin(), unsure_in_flight_.end(),
+                                          [](int64_t pages) { return pages > 0; });
+}
+
+int64_t PrefixCache::Reclaim(int64_t pages) {
+  int64_t freed = 0;
+  int64_t unsure =
+      std::accumulate(unsure_in_flight_.begin(), unsure_in_flight_.end(), unsure_pages_);
+  while (freed + unsure < pages) {
+    const int32_t victim = Victim();
+    if (victim < 0) break;
+    const int64_t before = unsure_pages_;
+    freed += Drop(victim);
+    unsure += unsure_pages_ - before;
+  }
+  return freed;
+}
+
+// Whose pages have been idle for longest, for what computing it again would cost: the product of
+// age and pages, by tokens. -1: there is none.
+int32_t PrefixCache::Victim() const {
+  int32_t victim = -1;
+  double highest = -1;
+  for (size_t i = 0; i < snapshots_by_slot_.size(); ++i) {
+    const Snapshot& snapshot = snapshots_by_slot_[i];
+    if (snapshot.node == nullptr || IsInUse(snapshot)) continue;
+    const PrefixTree::Node* before = snapshot.node->parent;
+    while (before->parent != nullptr && before->snapshot < 0) before = before->parent;
+    const int32_t slot = first_slot_ + static_cast<int32_t>(i);
+    const double age = now_ - snapshot.used + 1e-3;
+    const double pages = static_cast<double>(ledger_.held(slot)) + 1;
+    const double score = age * pages / static_cast<double>(snapshot.node->tokens - before->tokens);
+    if (score > highest) {
+      highest = score;
+      victim = slot;
+    }
+  }
+  return victim;
+}
+
+// Returns the pages that are free for sure.
+int64_t PrefixCache::Drop(int32_t slot) {
+  Snapshot& snapshot = At(slot);
+  FOX_CHECK(snapshot.node != nullptr && !IsInUse(snapshot));
+  const int64_t pages = ledger_.held(slot);
+  drops_.push_back(slot);
+  dropped_pages_ += pages;
+  unsure_pages_ += std::max<int64_t>(snapshot.pages - pages, 0);
+  PrefixTree::Node* const node = std::exchange(snapshot.node, nullptr);
+  node->snapshot = -1;
+  PrefixTree::Node* first = node;
+  while (first->parent->parent != nullptr) first = first->parent;
+  first->version = ++versions_;
+  tree_.Prune(node);
+  free_slots_.push_back(slot);
+  --size_;
+  ++stats_.dropped;
+  return pages;
+}
+
+void PrefixCache::Leave(Sequence* sequence, bool keep) {
+  if (!Uses(*sequence)) return;
+  Unclaim(sequence);
+  const int64_t tokens = PageEnd(sequence->computed);
+  const bool has_more = sequence->slot >= 0 && tokens > sequence->prefix.last;
+  if (keep && has_more && MayLieAt(*sequence, tokens)) Take(sequence, tokens);
+  sequence->prefix = {};
+}
+
+void PrefixCache::FillPlan(StepPlan* plan) {
+  plan->drop_snapshots = std::exchange(drops_, {});
+  plan->snapshots = std::exchange(snapshots_, {});
+  plan->starts = std::exchange(starts_, {});
+  ++plan_;
+}
+
+void PrefixCache::Submitted() {
+  unsure_in_flight_.push_back(std::exchange(unsure_pages_, 0));
+  dropped_pages_ = 0;
+}
+
+void PrefixCache::Collected() {
+  FOX_CHECK(!unsure_in_flight_.empty());
+  unsure_in_flight_.pop_front();
+}
+
+}  // namespace fox

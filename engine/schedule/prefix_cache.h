@@ -1,0 +1,140 @@
+// PrefixCache: decides which prefixes are kept as snapshots, who goes on from which, and what is
+// given up when pages run short. What a prefix may forget does not depend on who continues it
+// (kernels/docs/acp.md), so a snapshot is what eviction has left of a sequence at a page end: its
+// live pages, shared, and its running state. Going on from it is exact.
+//
+// Snapshots are taken at the ends of prompts and answers, every so many tokens, and where two
+// prompts part; where chunks matter (ExecutorLimits::chunk_multiple) at multiples of that and of
+// prompts alone. A prompt that another sequence is computing right now is waited for, so samples of
+// one prompt, and questions on one text that come together, compute it once.
+//
+// Pure, as the scheduler is, of which it is a part: one plan is open at any time, and the calls in
+// between say what it does to snapshots. Read prefix_tree.h and page_ledger.h first.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "engine/request/engine_options.h"
+#include "engine/schedule/page_ledger.h"
+#include "engine/schedule/prefix_tree.h"
+#include "engine/schedule/sequence.h"
+#include "engine/schedule/step_executor.h"
+#include "engine/schedule/step_plan.h"
+
+namespace fox {
+
+struct PrefixStats {
+  int64_t lookups = 0;             // sequences that started and might have used a snapshot
+  int64_t queried_tokens = 0;      // of them, in all
+  int64_t found_tokens = 0;        // that they did not compute
+  int64_t taken = 0, dropped = 0;  // snapshots since start
+};
+
+class PrefixCache {
+ public:
+  // `ledger` must outlive the cache. Off where the executor takes no snapshots or the share is 0.
+  PrefixCache(const ExecutorLimits& limits, const EngineOptions& options, PageLedger& ledger);
+
+  bool empty() const { return size_ == 0; }
+  int64_t size() const { return size_; }
+  const PrefixStats& stats() const { return stats_; }
+
+  // Opens the planning of a step; after it, for each running sequence, Follow.
+  void BeginPlan(Seconds now);
+  // Takes the snapshot that a sequence with a slot is due.
+  void Follow(Sequence* sequence);
+
+  // Looks for the longest snapshot that a sequence without a slot may start from, and leaves what
+  // it found in Sequence::prefix. True: another one is about to leave a longer one; wait.
+  bool Find(Sequence* sequence);
+  // Keeps what was found through this plan, and returns the tokens that need not be computed.
+  int64_t Pin(const Sequence& sequence);
+  // What was pinned may be dropped after all; the sequence computes everything. REQUIRES: nobody
+  // starts from it in this plan.
+  void Unpin(Sequence* sequence);
+  // The sequence has got a slot and starts from what was found. REQUIRES: `computed` is that.
+  void Start(Sequence* sequence);
+  // The sequence has got a slot and goes on with all that it had computed.
+  void Return(Sequence* sequence);
+  // How many of the next `count` tokens may go into one step: it ends where a snapshot is wanted.
+  int64_t CutChunk(const Sequence& sequence, int64_t count) const;
+
+  // The sequence rests: nobody waits any more for what it would compute.
+  void Rest(Sequence* sequence) { Unclaim(sequence); }
+
+  // Drops snapshots, the least worth first, until `pages` are free or may be; the plan may use as
+  // many as it returns. Those that somebody starts from in this plan are kept.
+  int64_t Reclaim(int64_t pages);
+  // Whether dropped snapshots may have freed more pages than is known yet.
+  bool reclaiming() const;
+
+  // The sequence gives up its slot; with `keep` it may leave a snapshot of what it has.
+  void Leave(Sequence* sequence, bool keep);
+  // Drops all snapshots, in the next plan.
+  void Flush() { flush_ = !empty(); }
+
+  // Whether the open plan has something to do.
+  bool has_pending() const { return flush_ || !drops_.empty() || !snapshots_.empty(); }
+  // Pages that the open plan frees by what was dropped, for sure.
+  int64_t dropped_pages() const { return dropped_pages_; }
+  // Closes the plan: moves what it does to snapshots into it. If that plan is not empty, Submitted
+  // and one day Collected follow.
+  void FillPlan(StepPlan* plan);
+  void Submitted();
+  void Collected();
+
+ private:
+  struct Snapshot {
+    PrefixTree::Node* node = nullptr;  // null: the slot is free
+    int64_t pages = 0;                 // that it added at most
+    Seconds used = 0;
+    int64_t taken = 0, pinned = 0;  // by which plans; of the latter the last
+  };
+
+  bool Uses(const Sequence& sequence) const {
+    return budget_ > 0 && !sequence.request.bypass_prefix_cache;
+  }
+  static PrefixTree::Realm RealmOf(const Sequence& sequence) {
+    return {sequence.request.cache_salt, sequence.log_tolerance};
+  }
+  Snapshot& At(int32_t slot) { return snapshots_by_slot_[static_cast<size_t>(slot - first_slot_)]; }
+  static int64_t Limit(const Sequence& sequence);
+  static bool WillReach(const Sequence& sequence, const PrefixTree::Node& node);
+  static void AddStop(Sequence* sequence, int64_t tokens);
+  static void AddStops(Sequence* sequence);
+  // What those that begin like the sequence may find is another one from now on.
+  void Touch(const Sequence& sequence);
+  bool IsInUse(const Snapshot& snapshot) const {
+    return snapshot.taken == plan_ || snapshot.pinned == plan_;
+  }
+  void Claim(Sequence* sequence);
+  void Unclaim(Sequence* sequence);
+  void Take(Sequence* sequence, int64_t tokens);
+  bool MakeRoom(int64_t pages);
+  int32_t Victim() const;
+  int64_t Drop(int32_t slot);
+
+  const int32_t first_slot_;
+  const int64_t budget_;    // pages
+  const int64_t interval_;  // tokens
+  PageLedger& ledger_;
+  PrefixTree tree_;
+  std::vector<Snapshot> snapshots_by_slot_;
+  std::vector<int32_t> free_slots_;
+  int64_t size_ = 0;
+  int64_t versions_ = 0;  // given so far
+  Seconds now_ = 0;
+  bool flush_ = false;
+  // Of the open plan.
+  int64_t plan_ = 1;
+  std::vector<int32_t> drops_;
+  std::vector<SharedSlot> snapshots_, starts_;
+  int64_t dropped_pages_ = 0;
+  int64_t unsure_pages_ = 0;  // that were dropped, too, and may be free
+  std::deque<int64_t> unsure_in_flight_;
+  PrefixStats stats_;
+};
+
+}  // namespace fox

@@ -1,0 +1,178 @@
+// Sequence bookkeeping: chunks, the logit rows that they want, and counters over preemptions.
+#include "engine/schedule/sequence.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/core/check.h"
+#include "kernels/paged_kv.h"
+
+namespace fox {
+namespace {
+
+bool NeedsCounts(const SamplingParams& sampling) {
+  return sampling.repetition_penalty != 1.0f || sampling.presence_penalty != 0.0f ||
+         sampling.frequency_penalty != 0.0f;
+}
+
+// Whether a SampleRecord has room for what is to be reported. More alternatives than it holds and
+// ids of the request's choice are rare enough for the host's sampler, at half the pace.
+bool FitsSampledToken(const SamplingParams& sampling) {
+  return sampling.logprob_token_ids.empty() && sampling.logprobs <= kMaxSampledLogprobs;
+}
+
+}  // namespace
+
+Sequence::Sequence(Request submitted, const EngineOptions& options, int64_t max_model_len,
+                   int64_t arrival_order, Seconds now)
+    : request(std::move(submitted)),
+      tokens(std::move(request.prompt)),
+      prompt_tokens(static_cast<int64_t>(tokens.size())),
+      max_tokens(std::min<int64_t>(request.stop.max_tokens, max_model_len - prompt_tokens)),
+      log_tolerance(options.acp == AcpMode::kOff
+                        ? kNoMass
+                        : request.log_tolerance.value_or(options.log_tolerance)),
+      stop(request.stop, options.eos_token_ids),
+      priority(options.priority_scheduling ? request.priority : 0),
+      arrival(arrival_order),
+      place(0) {
+  if (request.sampling.repetition_penalty != 1.0f) counts.AddPrompt(tokens);
+  stats.prompt_tokens = prompt_tokens;
+  stats.arrival = now;
+  stats.acp.log_tolerance = log_tolerance;
+}
+
+int64_t Sequence::ChunkWithin(int64_t count) const {
+  if (count >= longest_chunk()) return longest_chunk();
+  if (chunk_multiple == 1) {
+    const int64_t aligned = (computed + count) / kPageTokens * kPageTokens - computed;
+    return aligned > 0 ? aligned : count;
+  }
+  int64_t end = (computed + count) / chunk_multiple * chunk_multiple;
+  if (end == prompt_tokens - 1) end -= chunk_multiple;
+  return std::max<int64_t>(0, end - computed);
+}
+
+int64_t Sequence::FirstPromptRow() const { return std::max(computed, prompt_logprobs_done); }
+
+int64_t Sequence::NumLogitRows(int64_t count) const {
+  int64_t rows = count == remaining() && samples() ? 1 : 0;
+  if (wants_prompt_logprobs()) {
+    const int64_t end = std::min(computed + count, prompt_tokens - 1);
+    rows += std::max<int64_t>(0, end - FirstPromptRow());
+  }
+  return rows;
+}
+
+std::vector<int32_t> Sequence::LogitRowIndices(int64_t count) const {
+  std::vector<int32_t> rows;
+  if (wants_prompt_logprobs()) {
+    const int64_t end = std::min(computed + count, prompt_tokens - 1);
+    for (int64_t row = FirstPromptRow(); row < end; ++row) {
+      rows.push_back(static_cast<int32_t>(row - computed));
+    }
+  }
+  if (count == remaining() && samples()) rows.push_back(static_cast<int32_t>(count - 1));
+  return rows;
+}
+
+std::vector<int32_t> Sequence::NextTokens(int64_t count) const {
+  const int64_t known = std::min(count, static_cast<int64_t>(tokens.size()) - computed);
+  if (known <= 0) return std::vector<int32_t>(static_cast<size_t>(count), kLastSampledToken);
+  FOX_CHECK(known == count);
+  const auto begin = tokens.begin() + computed;
+  return std::vector<int32_t>(begin, begin + count);
+}
+
+std::optional<SampleRow> Sequence::NextSampleRow() const {
+  const SamplingParams& sampling = request.sampling;
+  if (!FitsSampledToken(sampling)) return std::nullopt;
+  SampleRow sample;
+  sample.temperature = sampling.temperature;
+  sample.top_p = sampling.top_p;
+  sample.min_p = sampling.min_p;
+  sample.top_k = sampling.top_k;
+  sample.logprobs = sampling.logprobs;
+  sample.seed = sampling.seed;
+  sample.position = static_cast<uint64_t>(length());
+  const bool masks_stops = !stop.MaskedAt(produced()).empty();
+  LogitsProcessorParams& logits_processor = sample.logits_processor;
+  logits_processor.on = NeedsCounts(sampling) || !sampling.logit_bias.empty() ||
+                        !sampling.allowed_token_ids.empty() || masks_stops;
+  logits_processor.only_allowed = !sampling.allowed_token_ids.empty();
+  logits_processor.repetition_penalty = sampling.repetition_penalty;
+  logits_processor.presence_penalty = sampling.presence_penalty;
+  logits_processor.frequency_penalty = sampling.frequency_penalty;
+  if (masks_stops) {
+    logits_processor.stops_from = static_cast<uint64_t>(prompt_tokens + request.stop.min_tokens);
+  }
+  return sample;
+}
+
+SlotTokens Sequence::PenaltyState() const {
+  FOX_CHECK(pending == 0);
+  SlotTokens states;
+  states.slot = slot;
+  const auto add = [&](int32_t id, float bias, uint32_t bits) {
+    states.entries.push_back({id, {bias, bits}});
+  };
+  for (const auto& [id, bias] : request.sampling.logit_bias) add(id, bias, 0);
+  for (const int32_t id : request.sampling.allowed_token_ids) add(id, 0, kTokenAllowed);
+  for (const int32_t id : stop.MaskedAt(generated())) add(id, 0, kTokenStops);
+  for (const TokenCounts::Entry& entry : counts.entries()) {
+    // Generated tokens need no flag: penalties treat them as those of the prompt, and more.
+    add(entry.id, 0, entry.generated > 0 ? static_cast<uint32_t>(entry.generated) : kTokenInPrompt);
+  }
+  return states;
+}
+
+void Sequence::Append(const SampledToken& token) {
+  tokens.push_back(token.id);
+  ++stats.completion_tokens;
+  if (NeedsCounts(request.sampling)) counts.AddGenerated(token.id);
+}
+
+void Sequence::ReleaseSlot() {
+  slot = -1;
+  has_penalty_state = false;
+  if (!swapped) computed = 0;
+  CloseSlotStats();
+}
+
+void Sequence::SwapIn(int32_t into_slot, int64_t unpruned) {
+  FOX_CHECK(slot < 0 && in_flight == 0 && swapped.has_value());
+  slot = into_slot;
+  slot_stats.pages_allocated = unpruned;
+  slot_stats.pages_evicted = slot_stats.pages_found_evicted = unpruned - swapped->pages;
+  slot_stats.peak_pages = swapped->pages;
+  stats.acp.pages_allocated -= slot_stats.pages_allocated;
+  stats.acp.pages_evicted -= slot_stats.pages_evicted;
+  stats.acp.pages_found_evicted -= slot_stats.pages_found_evicted;
+  ++stats.swaps;
+  swapped.reset();
+}
+
+void Sequence::OnStepCollected(const AcpStats& collected) {
+  FOX_CHECK(in_flight > 0);
+  --in_flight;
+  slot_stats = collected;
+  CloseSlotStats();
+}
+
+void Sequence::CloseSlotStats() {
+  if (slot >= 0 || in_flight > 0) return;
+  if (swapped) {
+    swapped->pages = slot_stats.live_pages();
+    swapped->max_log_evicted_mass = slot_stats.max_log_evicted_mass;
+  }
+  stats.acp += std::exchange(slot_stats, {});
+}
+
+RequestStats Sequence::FinalStats(Seconds now) const {
+  RequestStats result = stats;
+  result.acp += slot_stats;
+  result.finished = now;
+  return result;
+}
+
+}  // namespace fox

@@ -1,0 +1,96 @@
+// ServiceTimes: what work costs here and now, measured from the steps themselves: seconds a prompt
+// token, seconds a decoded token, and how many tokens requests generate while they have a seat.
+// From them follow a step's time, a request's, and the wait in a queue. Pure. Read scheduler.h
+// next.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "engine/request/request.h"
+
+namespace fox {
+
+// Work to do: tokens to prefill, tokens to decode, of so many requests.
+struct Work {
+  double prefill_tokens = 0, decode_tokens = 0, requests = 0;
+
+  void Add(const Work& other, double share = 1) {
+    prefill_tokens += share * other.prefill_tokens;
+    decode_tokens += share * other.decode_tokens;
+    requests += share * other.requests;
+  }
+};
+
+class ServiceTimes {
+ public:
+  // A step that fed `prefill` tokens of prompts and `decodes` single ones took that long, with
+  // `guests` beside them: sequences that are let in now and then.
+  void RecordStep(int64_t prefill, int64_t decodes, Seconds seconds, bool guests = false);
+  // A step that moved `bytes` to or from swap space beside its other work.
+  void RecordSwap(int64_t prefill, int64_t decodes, int64_t bytes, double rate, Seconds seconds);
+  // A request ended by itself after `generated` of at most `max_tokens` tokens, that long after its
+  // start.
+  void RecordEnd(int64_t generated, int64_t max_tokens, Seconds seconds);
+  // One paused with so many tokens unread: it gave its seat up.
+  void RecordPause(int64_t unread) { RecordTokens(unread); }
+
+  // Whether enough was measured to refuse a request by it.
+  bool known() const { return steps_ >= kFewSteps; }
+  // How many tokens of prompts fit into a step of that many seconds beside `decodes`, at least a
+  // page; a page as long as nothing was measured.
+  int64_t PrefillTokens(Seconds seconds, int64_t decodes) const;
+  // Expected tokens of requests that may generate `max_tokens` together.
+  double ExpectedTokens(int64_t max_tokens, int64_t requests = 1) const {
+    return std::min(length_share_ * static_cast<double>(max_tokens),
+                    static_cast<double>(requests) * most_tokens_);
+  }
+  // What so many tokens of prompts add to steps; 0 as long as nothing was measured.
+  Seconds Prefill(int64_t tokens) const { return static_cast<double>(tokens) * prefill_; }
+  // What so many decoded tokens add to them, of one sequence beside others.
+  Seconds Decode(int64_t tokens) const { return static_cast<double>(tokens) * decode_; }
+  // What so many bytes to or from swap space add to them; `rate`: bytes a second, of which the
+  // first estimate is made.
+  Seconds Swap(int64_t bytes, double rate) const;
+  // From the start of a request to its first and to its last token, beside what runs now.
+  Seconds FirstToken(int64_t prompt_tokens) const;
+  Seconds Service(int64_t prompt_tokens, int64_t max_tokens) const;
+  // One step in how many may have guests, so that they take kGuestShare of the time, by what the
+  // last such step took beyond its other work.
+  int64_t GuestTurn() const;
+  // What requests took lately from start to end.
+  Seconds mean_service() const { return mean_service_; }
+  // Until a request starts that comes behind `ahead`, beside `running`, one by one, over so many
+  // seats.
+  Seconds Wait(const std::vector<Work>& running, const Work& ahead, int64_t seats) const;
+
+ private:
+  static constexpr int64_t kFewSteps = 8;
+  static constexpr double kGuestShare = 1.0 / 12;
+  static constexpr int64_t kLongestTurn = 256;  // a step that was held up is not held against them
+
+  void RecordTokens(int64_t generated);
+  // Of `running`: until so many of them have ended; at least 1, at most all.
+  Seconds EndOf(std::vector<Work> running, size_t number) const;
+  Seconds Cost(const Work& work) const {
+    return work.prefill_tokens * prefill_ + work.decode_tokens * decode_;
+  }
+
+  int64_t steps_ = 0;
+  Seconds prefill_ = 0;  // a token
+  Seconds decode_ = 0;   // a token of one of the sequences that decode together
+  Seconds step_ = 0;     // of steps that decode, whatever else they do
+  Seconds guests_ = 0;   // of the last step with guests, beyond the rest of it
+  double swap_bytes_ = 0;
+  Seconds swap_ = 0;     // of those bytes
+  double slowdown_ = 1;  // of prefill beside decodes
+  double length_share_ = 1;
+  // Lately, of one request: what it may ask for must not keep others out. At first as many as a
+  // reader who reads nothing gets.
+  double most_tokens_ = 64;
+  Seconds mean_service_ = 0;
+};
+
+}  // namespace fox

@@ -1,0 +1,78 @@
+// StepPlan as text, one line per plan for logs and test failures; what its moves do to statistics.
+#include "engine/schedule/step_plan.h"
+
+#include "absl/strings/str_cat.h"
+#include "kernels/paged_kv.h"
+
+namespace fox {
+
+int64_t StepPlan::num_tokens() const {
+  int64_t tokens = 0;
+  for (const PlannedSequence& sequence : sequences) {
+    tokens += static_cast<int64_t>(sequence.token_ids.size());
+  }
+  return tokens;
+}
+
+std::string StepPlan::DebugString() const {
+  std::string text;
+  for (const int32_t slot : drop_snapshots) absl::StrAppend(&text, "drop ", slot, "; ");
+  for (const SharedSlot& taken : snapshots) {
+    absl::StrAppend(&text, "snapshot ", taken.to, " of ", taken.from, " at ", taken.tokens, "; ");
+  }
+  for (const SwappedSlot& out : swap_outs) {
+    absl::StrAppend(&text, "swap out ", out.slot, " to ", out.offset, "; ");
+  }
+  absl::StrAppend(&text, "release [");
+  for (size_t i = 0; i < release_slots.size(); ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : " ", release_slots[i]);
+  }
+  absl::StrAppend(&text, "]");
+  for (const SharedSlot& start : starts) {
+    absl::StrAppend(&text, "; slot ", start.to, " from ", start.from, " at ", start.tokens);
+  }
+  for (const SwappedSlot& in : swap_ins) {
+    absl::StrAppend(&text, "; swap in ", in.slot, " from ", in.offset, " at ", in.tokens);
+  }
+  for (const PlannedSequence& sequence : sequences) {
+    absl::StrAppend(&text, "; id ", sequence.id, " slot ", sequence.slot, " tokens ",
+                    sequence.position, "+", sequence.token_ids.size(), " rows ",
+                    sequence.logit_rows.size(), sequence.sample ? " sample" : "");
+    if (sequence.sample && sequence.sample->logits_processor.on)
+      absl::StrAppend(&text, " processed");
+    if (sequence.token_ids.size() == 1 && sequence.token_ids[0] == kLastSampledToken) {
+      absl::StrAppend(&text, " fed");
+    }
+  }
+  for (const SlotTokens& states : penalty_state) {
+    absl::StrAppend(&text, "; states of slot ", states.slot, ": ", states.entries.size());
+  }
+  return text;
+}
+
+// The work that was done stays where it was done.
+void MoveSlots(const StepPlan& plan, int64_t lists_per_slot, std::vector<AcpStats>* slots) {
+  const auto at = [slots](int32_t slot) -> AcpStats& {
+    return (*slots)[static_cast<size_t>(slot)];
+  };
+  const auto share = [&](const SharedSlot& shared) {
+    AcpStats& stats = at(shared.to) = at(shared.from);
+    stats.blocks_total = stats.blocks_pruned = 0;
+    stats.pages_allocated = lists_per_slot * PagesFor(shared.tokens);
+    stats.pages_found_evicted = stats.pages_evicted;
+    stats.peak_pages = stats.live_pages();
+  };
+  for (const int32_t slot : plan.drop_snapshots) at(slot) = {};
+  for (const SharedSlot& snapshot : plan.snapshots) share(snapshot);
+  for (const int32_t slot : plan.release_slots) at(slot) = {};
+  for (const SharedSlot& start : plan.starts) share(start);
+  for (const SwappedSlot& in : plan.swap_ins) {
+    AcpStats& stats = at(in.slot) = {};
+    stats.pages_allocated = lists_per_slot * PagesFor(in.tokens);
+    stats.pages_evicted = stats.pages_found_evicted = stats.pages_allocated - in.pages;
+    stats.peak_pages = in.pages;
+    stats.max_log_evicted_mass = in.max_log_evicted_mass;
+  }
+}
+
+}  // namespace fox

@@ -1,0 +1,200 @@
+// Turns, ages and shares. Read waiting_queue.h first.
+#include "engine/schedule/waiting_queue.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/core/check.h"
+
+namespace fox {
+
+void WaitingQueue::Enter(const Sequence& sequence) {
+  Client& client = clients_[sequence.request.client];
+  client.id = sequence.request.client;
+  ++client.members;
+}
+
+void WaitingQueue::Leave(const Sequence& sequence) {
+  const auto found = clients_.find(sequence.request.client);
+  FOX_CHECK(found != clients_.end() && found->second.members > 0);
+  if (--found->second.members == 0) clients_.erase(found);
+}
+
+void WaitingQueue::Count(const Sequence& sequence, int64_t sign, Client* client) {
+  tokens_ += sign * sequence.queued_tokens;
+  max_tokens_ += sign * sequence.queued_max_tokens;
+  if (client == nullptr) return;
+  client->tokens += sign * sequence.queued_tokens;
+  client->max_tokens += sign * sequence.queued_max_tokens;
+}
+
+void WaitingQueue::Add(Sequence* sequence, Seconds now) {
+  sequence->waiting_since = now;
+  const int64_t replays = sequence->replays_left();
+  sequence->queued_tokens = sequence->remaining() - replays;
+  sequence->queued_max_tokens = sequence->max_tokens - sequence->produced() + replays;
+  if (sequence->preempted) {
+    Count(*sequence, 1, nullptr);
+    FOX_CHECK(preempted_.insert(sequence).second);
+    return;
+  }
+  Client& client = clients_.at(sequence->request.client);
+  if (client.waiting.empty()) {
+    client.served = std::max(client.served, static_cast<int64_t>(served_));
+  } else {
+    turns_.erase(&client);
+  }
+  FOX_CHECK(client.waiting.insert(sequence).second && by_age_.insert(sequence).second);
+  Count(*sequence, 1, &client);
+  turns_.insert(&client);
+}
+
+void WaitingQueue::Remove(Sequence* sequence) {
+  if (sequence->preempted) {
+    Count(*sequence, -1, nullptr);
+    FOX_CHECK(preempted_.erase(sequence) == 1);
+    return;
+  }
+  Client& client = clients_.at(sequence->request.client);
+  turns_.erase(&client);
+  FOX_CHECK(client.waiting.erase(sequence) == 1 && by_age_.erase(sequence) == 1);
+  Count(*sequence, -1, &client);
+  if (!client.waiting.empty()) turns_.insert(&client);
+}
+
+Sequence* WaitingQueue::Next(Seconds now) const {
+  for (Sequence* sequence : preempted_) {
+    if (!passed(*sequence)) return sequence;
+  }
+  if (!by_age_.empty()) {
+    Sequence* oldest = *by_age_.begin();
+    if (IsAged(*oldest, now) && !passed(*oldest)) return oldest;
+  }
+  Sequence* due = Due(now);
+  return due != nullptr ? due : NextInTurn();
+}
+
+bool WaitingQueue::IsDue(const Sequence& sequence, Seconds now) const {
+  if (sequence.preempted || now < sequence.waiting_since + kSlotTurn) return false;
+  const Sequence& most_urgent = **(*turns_.begin())->waiting.begin();
+  return sequence.priority == most_urgent.priority && !sequence.reads_slowly() &&
+         clients_.at(sequence.request.client).running == 0;
+}
+
+Sequence* WaitingQueue::Due(Seconds now) const {
+  for (const Client* client : turns_) {
+    if (client->running > 0) continue;
+    for (Sequence* sequence : client->waiting) {
+      if (!passed(*sequence) && IsDue(*sequence, now)) return sequence;
+    }
+  }
+  return nullptr;
+}
+
+bool WaitingQueue::IsAged(const Sequence& sequence, Seconds now) const {
+  return !sequence.preempted && &sequence == *by_age_.begin() &&
+         now >= sequence.waiting_since + kAging &&
+         cost_since_aged_ >= kAgedShare * Cost(sequence.queued_tokens, sequence.queued_max_tokens);
+}
+
+Sequence* WaitingQueue::NextInTurn() const {
+  for (const Client* client : turns_) {
+    for (Sequence* sequence : client->waiting) {
+      if (!passed(*sequence)) return sequence;
+    }
+  }
+  return nullptr;
+}
+
+void WaitingQueue::Start(Sequence* sequence, Seconds now) {
+  if (!sequence->preempted) {
+    const bool aged = IsAged(*sequence, now);
+    cost_since_aged_ += Cost(sequence->queued_tokens, sequence->queued_max_tokens);
+    if (aged) cost_since_aged_ = 0;
+    int64_t least = INT64_MAX;
+    for (const Client* client : turns_) least = std::min(least, client->served);
+    served_ = std::max(served_, static_cast<double>(least));
+  }
+  Remove(sequence);
+  Client& client = clients_.at(sequence->request.client);
+  ++client.running;
+  sequence->running_since = now;
+  sequence->charged_length = sequence->length();
+  if (sequence->preempted) return;  // charged before
+  Serve(sequence->remaining(), &client);
+}
+
+void WaitingQueue::Stop(Sequence* sequence) {
+  Client& client = clients_.at(sequence->request.client);
+  FOX_CHECK(--client.running >= 0);
+  Serve(kDecodeCost * (sequence->length() - sequence->charged_length), &client);
+  sequence->charged_length = sequence->length();
+}
+
+// Each of the clients that are here is due its part of it.
+void WaitingQueue::Serve(int64_t tokens, Client* client) {
+  served_ += static_cast<double>(tokens) / static_cast<double>(clients_.size());
+  const bool waits = !client->waiting.empty();
+  if (waits) turns_.erase(client);
+  client->served += tokens;
+  if (waits) turns_.insert(client);
+}
+
+// Every other client whose turn comes first gets as many tokens as this one has before the
+// newcomer, and its own.
+Work WaitingQueue::Ahead(uint64_t client, int64_t tokens, int64_t asked,
+                         const ServiceTimes& times) const {
+  Work work;
+  for (const Sequence* sequence : preempted_) {
+    work.Add({static_cast<double>(sequence->queued_tokens),
+              times.ExpectedTokens(sequence->queued_max_tokens), 1});
+  }
+  const auto own = clients_.find(client);
+  const double turn =
+      static_cast<double>(tokens + (own == clients_.end() ? 0 : own->second.tokens));
+  auto newcomer = static_cast<int64_t>(served_);
+  if (own != clients_.end()) newcomer = std::max(newcomer, own->second.served + own->second.tokens);
+  newcomer += asked;
+  for (const Client* other : turns_) {
+    if (other->id != client && other->turn() > newcomer) continue;
+    const auto total = static_cast<double>(other->tokens);
+    const double share = other->id == client || total <= turn ? 1.0 : turn / total;
+    const auto requests = static_cast<int64_t>(other->waiting.size());
+    work.Add(
+        {total, times.ExpectedTokens(other->max_tokens, requests), static_cast<double>(requests)},
+        share);
+  }
+  return work;
+}
+
+Sequence* WaitingQueue::Displaced(uint64_t client, int64_t requests, int64_t tokens,
+                                  int64_t max_requests, int64_t max_tokens,
+                                  const std::vector<Sequence*>& others) const {
+  const auto own = clients_.find(client);
+  const bool waits = own != clients_.end() && !own->second.waiting.empty();
+  const auto rivals = static_cast<int64_t>(turns_.size()) - (waits ? 1 : 0);
+  const int64_t own_requests = waits ? static_cast<int64_t>(own->second.waiting.size()) : 0;
+  const int64_t own_tokens = waits ? own->second.tokens : 0;
+  if (rivals == 0 || (own_requests + requests) * (rivals + 1) > max_requests ||
+      (own_tokens + tokens) * (rivals + 1) > max_tokens) {
+    return nullptr;
+  }
+  Sequence* newest = nullptr;
+  double most = 0;  // of the share, in requests or tokens
+  for (const Client* other : turns_) {
+    const double held =
+        std::max(static_cast<double>(other->waiting.size()) / static_cast<double>(max_requests),
+                 static_cast<double>(other->tokens) / static_cast<double>(max_tokens));
+    if (other->id == client || held <= most) continue;
+    for (auto last = other->waiting.rbegin(); last != other->waiting.rend(); ++last) {
+      if ((*last)->started || (*last)->group->started) continue;
+      if (std::find(others.begin(), others.end(), *last) != others.end()) continue;
+      newest = *last;
+      most = held;
+      break;
+    }
+  }
+  return newest;
+}
+
+}  // namespace fox

@@ -1,0 +1,194 @@
+// StepReadback over the CPU's memory: which rows of logits go to whom, and counters over steps.
+#include "engine/run/step_readback.h"
+
+#include <gtest/gtest.h>
+
+#include "kernels/cpu/cpu_ops.h"
+
+namespace fox {
+namespace {
+
+constexpr int32_t kVocab = 3;
+
+PlannedSequence Planned(int32_t slot, int64_t position, int64_t count,
+                        std::vector<int32_t> logit_rows) {
+  PlannedSequence planned;
+  planned.slot = slot;
+  planned.position = position;
+  planned.token_ids.assign(static_cast<size_t>(count), 1);
+  planned.logit_rows = std::move(logit_rows);
+  return planned;
+}
+
+class StepReadbackTest : public ::testing::Test {
+ protected:
+  StepReadbackTest() {
+    limits_.lists_per_slot = 2;
+    limits_.vocab_size = kVocab;
+    const StepOutputs& out = batch_.outputs();
+    *out.free_pages = 77;
+  }
+
+  // What the plan's steps would have reported, and its results.
+  StepResult Run(const StepPlan& plan, const MatrixView& logits, int64_t bucket = 0) {
+    readback_.Begin(plan, /*row_each=*/bucket > 0);
+    if (!plan.sequences.empty()) {
+      batch_.Build(plan, bucket, readback_.staging(), nullptr);
+      const StepOutputs& out = batch_.outputs();
+      for (size_t i = 0; i < plan.sequences.size(); ++i) {
+        out.blocks_total[i] = 10;
+        out.blocks_pruned[i] = 4;
+        out.pages_evicted[i] = 1;
+        out.max_log_evicted_mass[i] = -20.0 - static_cast<double>(i);
+      }
+      out.sampled[0].id = 2;
+      out.sampled[0].logprob = -0.5f;
+      out.sampled[0].rank = 1;
+      out.sampled[0].top_ids[0] = 2;
+      out.sampled[0].top_logprobs[0] = -0.5f;
+    }
+    readback_.Enqueue(logits, PagedKv());
+    readback_.Wait();
+    return readback_.Deliver(limits_, &slots_);
+  }
+
+  CpuOps ops_{{DType::kF32, true, 1}};
+  BatchBuilder batch_{ops_, 512, 8, 16, 4};
+  StepReadback readback_{ops_, batch_};
+  ExecutorLimits limits_;
+  std::vector<AcpStats> slots_ = std::vector<AcpStats>(4);
+};
+
+TEST_F(StepReadbackTest, LogitsGoToTheirSequencesAndSamplesToTheirs) {
+  std::vector<double> values = {0, 1, 2, 10, 11, 12, 20, 21, 22};
+  StepPlan plan;
+  plan.sequences.push_back(Planned(0, 0, 1, {0}));
+  plan.sequences.back().sample.emplace().logprobs = 1;
+  plan.sequences.push_back(Planned(1, 0, 5, {}));
+  plan.sequences.push_back(Planned(2, 0, 2, {0, 1}));
+  for (const DType dtype : {DType::kF64, DType::kF32}) {
+    std::vector<float> narrow(values.begin(), values.end());
+    void* const data = dtype == DType::kF64 ? static_cast<void*>(values.data()) : narrow.data();
+    const StepResult result = Run(plan, MatrixView{data, dtype, 3, kVocab, kVocab});
+    ASSERT_EQ(result.logits.size(), 3u);
+    EXPECT_EQ(result.logits[0], nullptr);
+    EXPECT_EQ(result.logits[1], nullptr);
+    ASSERT_NE(result.logits[2], nullptr);
+    EXPECT_EQ(result.logits[2][0], 10.0f);
+    EXPECT_EQ(result.logits[2][5], 22.0f);
+    ASSERT_TRUE(result.sampled[0].ok());
+    EXPECT_EQ(result.sampled[0]->id, 2);
+    ASSERT_EQ(result.sampled[0]->top.size(), 1u);
+    EXPECT_EQ(result.sampled[0]->top[0].logprob, -0.5f);
+    EXPECT_EQ(result.free_pages, 77);
+  }
+}
+
+// The second one replays a token: the batch of a graph has a row for it, which nobody reads.
+TEST_F(StepReadbackTest, RowsThatNobodyWantsAreSkipped) {
+  std::vector<float> values = {0, 1, 2, 10, 11, 12, 20, 21, 22, 30, 31, 32};
+  StepPlan plan;
+  plan.sequences.push_back(Planned(0, 9, 1, {0}));
+  plan.sequences.back().sample.emplace().logprobs = 1;
+  plan.sequences.push_back(Planned(1, 5, 1, {}));
+  plan.sequences.push_back(Planned(2, 7, 1, {0}));
+  const StepResult result =
+      Run(plan, MatrixView{values.data(), DType::kF32, 4, kVocab, kVocab}, /*bucket=*/4);
+  EXPECT_EQ(batch_.num_logit_rows(), 4);
+  EXPECT_EQ(batch_.logit_rows()[1], 1);
+  EXPECT_EQ(batch_.sample_rows()[1].slot, -1);
+  EXPECT_EQ(result.logits[0], nullptr);
+  EXPECT_EQ(result.logits[1], nullptr);
+  ASSERT_NE(result.logits[2], nullptr);
+  EXPECT_EQ(result.logits[2][0], 20.0f);
+  EXPECT_EQ(result.sampled[0]->id, 2);
+}
+
+TEST_F(StepReadbackTest, CountersGrowUntilTheSlotIsReleased) {
+  StepPlan plan;
+  plan.sequences.push_back(Planned(3, 0, 130, {}));
+  AcpStats stats = Run(plan, {}).stats[0];
+  EXPECT_EQ(stats.pages_allocated, 6);  // three page rows of two lists
+  EXPECT_EQ(stats.pages_evicted, 1);
+  EXPECT_EQ(stats.live_pages(), 5);
+  EXPECT_EQ(stats.peak_pages, 5);
+  EXPECT_EQ(stats.max_log_evicted_mass, -20);
+
+  plan.sequences[0].position = 130;
+  stats = Run(plan, {}).stats[0];
+  EXPECT_EQ(stats.blocks_total, 20);
+  EXPECT_EQ(stats.blocks_pruned, 8);
+  EXPECT_EQ(stats.pages_allocated, 10);
+  EXPECT_EQ(stats.pages_evicted, 2);
+  EXPECT_EQ(stats.peak_pages, 8);
+
+  StepPlan release;
+  release.release_slots = {3};
+  EXPECT_TRUE(Run(release, {}).stats.empty());
+  plan.sequences[0].position = 0;
+  stats = Run(plan, {}).stats[0];
+  EXPECT_EQ(stats.blocks_total, 10);
+  EXPECT_EQ(stats.pages_allocated, 6);
+}
+
+// What is known of pages goes with them; the work stays where it was done.
+TEST_F(StepReadbackTest, CountersOfPagesGoFromSlotToSnapshotToSlot) {
+  limits_.snapshot_slots = 1;
+  StepPlan plan;
+  plan.sequences.push_back(Planned(0, 0, 130, {}));
+  StepResult result = Run(plan, {});
+  ASSERT_NE(result.sole_pages, nullptr);
+  StepPlan next;
+  next.snapshots = {{0, 3, 128}};
+  next.release_slots = {0};
+  next.starts = {{3, 1, 128}};
+  next.sequences.push_back(Planned(1, 128, 1, {}));
+  batch_.outputs().sole_pages[3] = 4;
+  result = Run(next, {});
+  EXPECT_EQ(result.sole_pages[3], 4);
+  const AcpStats& stats = result.stats[0];
+  EXPECT_EQ(stats.pages_allocated, 6);  // the page row that it begins, too
+  EXPECT_EQ(stats.pages_evicted, 2);
+  EXPECT_EQ(stats.pages_found_evicted, 1);
+  EXPECT_EQ(stats.max_log_evicted_mass, -20);
+  EXPECT_EQ(stats.blocks_total, 10);
+  StepPlan drop;
+  drop.drop_snapshots = {3};
+  Run(drop, {});
+  EXPECT_EQ(slots_[3].pages_allocated, 0);
+  EXPECT_EQ(slots_[0].pages_allocated, 0);
+}
+
+// Counters begin anew, as if the pages that it has not were found evicted.
+TEST_F(StepReadbackTest, ASlotThatIsSwappedInHasItsLivePages) {
+  StepPlan plan;
+  plan.sequences.push_back(Planned(2, 0, 130, {}));
+  Run(plan, {});
+  StepPlan next;
+  next.swap_outs = {{2, 0, 6, 130}};
+  next.release_slots = {2};
+  next.swap_ins = {{1, 0, 5, 130, -3}};
+  next.sequences.push_back(Planned(1, 130, 1, {}));
+  const AcpStats stats = Run(next, {}).stats[0];
+  EXPECT_EQ(slots_[2].pages_allocated, 0);
+  EXPECT_EQ(stats.pages_allocated, 6);
+  EXPECT_EQ(stats.pages_evicted, 2);
+  EXPECT_EQ(stats.pages_found_evicted, 1);
+  EXPECT_EQ(stats.live_pages(), 4);
+  EXPECT_EQ(stats.peak_pages, 5);
+  EXPECT_EQ(stats.max_log_evicted_mass, -3);
+  EXPECT_EQ(stats.blocks_total, 10);
+}
+
+TEST_F(StepReadbackTest, ARowThatIsNotFiniteIsAnErrorOfItsSequence) {
+  StepPlan plan;
+  plan.sequences.push_back(Planned(0, 0, 1, {0}));
+  plan.sequences.back().sample.emplace();
+  for (const SampleStatus status : {SampleStatus::kNotFinite, SampleStatus::kAllMasked}) {
+    batch_.outputs().sampled[0].status = status;
+    EXPECT_EQ(Run(plan, {}).sampled[0].status().code(), absl::StatusCode::kInternal);
+  }
+}
+
+}  // namespace
+}  // namespace fox

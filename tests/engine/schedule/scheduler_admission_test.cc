@@ -1,0 +1,378 @@
+// Who gets a seat: by the pages that it is expected to keep, or in the worst case.
+#include "gmock/gmock.h"
+#include "tests/engine/schedule/scheduler_fixture.h"
+
+namespace fox {
+namespace {
+
+class SchedulerAdmissionTest : public SchedulerTest {
+ protected:
+  // A prompt of 640 tokens, 20 pages, of which it keeps a quarter. Then the pool is empty.
+  void Teach() {
+    Sequence* first = Add(640);
+    while (first->remaining() > 1) {
+      const int64_t before = first->computed;
+      Plan();
+      Collect(PagesOf(first->computed - before) * 3 / 4);
+    }
+    scheduler_->Remove(first);
+    Step();
+  }
+  int64_t PagesOf(int64_t tokens) const { return limits_.lists_per_slot * PagesFor(tokens); }
+  // A step, and all that run and have a window read what they got: they turn slow and keep going.
+  Schedule StepAndRead(Seconds now) {
+    Schedule schedule = Step(now);
+    for (const auto& sequence : sequences_) {
+      if (sequence->state != SequenceState::kRunning || sequence->request.flow_window == 0)
+        continue;
+      Acknowledge(sequence.get(), sequence->produced());
+    }
+    return schedule;
+  }
+};
+
+TEST_F(SchedulerAdmissionTest, WhatOthersKeptIsEnough) {
+  for (const KvAdmission admission : {KvAdmission::kExpected, KvAdmission::kWorstCase}) {
+    options_.kv_admission = admission;
+    limits_.num_pages = 24;
+    sequences_.clear();
+    Start();
+    Teach();
+    Add(64);
+    Step();
+    Sequence* next = Add(640);  // 20 pages, and 2 of headroom; 20 are free
+    Step();
+    EXPECT_EQ(next->state == SequenceState::kRunning, admission == KvAdmission::kExpected);
+  }
+}
+
+TEST_F(SchedulerAdmissionTest, BeforeAnyExperienceTheWorstCaseCounts) {
+  limits_.num_pages = 24;
+  Start();
+  Add(64);
+  Step();
+  Add(640);
+  EXPECT_EQ(Ids(Step()), IdList{0});
+}
+
+TEST_F(SchedulerAdmissionTest, WhoPrunesLessIsNotExpectedToKeepAsLittle) {
+  limits_.num_pages = 24;
+  Start();
+  Teach();
+  Add(64);
+  Step();
+  Sequence* next = Add(640);
+  next->log_tolerance = options_.log_tolerance - 1;
+  Step();
+  EXPECT_EQ(next->state, SequenceState::kWaiting);
+}
+
+// Learnt from who keeps a quarter; then one comes that keeps all. It takes no page that others
+// need for their next row, waits with its pages, is preempted by who came before, and comes back
+// when there is room for all that it keeps.
+TEST_F(SchedulerAdmissionTest, WhoOutgrowsItsPromiseWaitsAndIsPreempted) {
+  limits_.num_pages = 24;
+  Start();
+  Teach();
+  Sequence* first = Add(63);
+  Step();
+  Sequence* large = Add(640);
+  Seconds now = 0;
+  while (large->blocked_since == kNever) Step(now += 0.01);
+  EXPECT_GE(large->slot, 0);
+  EXPECT_GT(large->remaining(), 1);
+  EXPECT_EQ(large->stats.preemptions, 0);
+  while (large->stats.preemptions == 0) {
+    EXPECT_THAT(Ids(Step(now += 0.01)), testing::Contains(first->request.id));  // never held up
+  }
+  EXPECT_GT(large->pages_lost, 10);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(Ids(Step(now += 0.01)), IdList{first->request.id});
+  scheduler_->Remove(first);
+  EXPECT_EQ(Ids(Step(now)), IdList{large->request.id});
+}
+
+TEST_F(SchedulerAdmissionTest, APromptLeavesTheOthersAPageRowForAWhile) {
+  limits_.num_pages = 40;
+  Start();
+  Add(64);
+  Add(64);
+  Sequence* large = Add(950);  // 30 pages
+  const auto used = [&] {
+    int64_t pages = 0;
+    for (const auto& sequence : sequences_) pages += PagesOf(sequence->computed);
+    return pages;
+  };
+  for (int i = 0; i < 10; ++i) {
+    Step();
+    EXPECT_LE(used(), 40 - 2 * limits_.lists_per_slot);
+  }
+  EXPECT_GT(large->remaining(), 1);
+  Step(Scheduler::kOvertaking);
+  EXPECT_EQ(large->remaining(), 1);
+  EXPECT_EQ(used(), 38);
+}
+
+// Of four running slots slow readers have one beside others. Alone they keep all.
+TEST_F(SchedulerAdmissionTest, BesideOthersSlowReadersKeepTheirShareOfSlots) {
+  Start();
+  for (int i = 0; i < 3; ++i) Add(10, 0, 1);
+  for (int i = 0; i < 3; ++i) StepAndRead(i);
+  for (const auto& sequence : sequences_) EXPECT_EQ(sequence->running_since, 0);
+  Add(10);
+  StepAndRead(3);
+  EXPECT_EQ(scheduler_->running(), 4);
+  StepAndRead(3);
+  EXPECT_EQ(scheduler_->running(), 2);
+  EXPECT_EQ(sequences_[0]->state, SequenceState::kRunning);  // the oldest request
+  for (const size_t i : {1u, 2u}) {
+    EXPECT_EQ(sequences_[i]->state, SequenceState::kWaiting);
+    EXPECT_GE(sequences_[i]->slot, 0);
+  }
+}
+
+// Newcomers turn slow, one after the other, and take the share whenever it is free. The turn of
+// those that run comes as soon as if nothing had started beside them.
+TEST_F(SchedulerAdmissionTest, NewcomersThatTurnSlowKeepNoSlowReaderOut) {
+  for (int i = 0; i < 8; ++i) times_.RecordStep(0, 1, 1.0);
+  times_.RecordStep(0, 1, 2.0, /*guests=*/true);
+  ASSERT_GT(times_.GuestTurn(), 8);
+  limits_.num_slots = 20;
+  Start();
+  Sequence* reader = Add(10, 0, 1);
+  Step();
+  Step();
+  ASSERT_EQ(reader->state, SequenceState::kPaused);
+  Add(10);
+  for (int i = 0; i < 3; ++i) Add(10, 0, 1);
+  StepAndRead(0);
+  Acknowledge(reader, 1);
+  size_t oldest = 2;
+  Seconds now = 0;
+  int64_t without = 0;  // steps, since slow readers had one
+  const auto step = [&] {
+    without = StepAndRead(now += 0.1).guests ? 0 : without + 1;
+    EXPECT_LT(without, times_.GuestTurn());
+  };
+  while (reader->state == SequenceState::kWaiting) {
+    ASSERT_LT(now, WaitingQueue::kAging + 1);
+    step();
+    scheduler_->Remove(sequences_[oldest++].get());
+    Add(10, 0, 1);
+  }
+  for (int i = 0; i < 20; ++i) step();
+  EXPECT_EQ(reader->state, SequenceState::kRunning);  // the newcomers wait
+  EXPECT_GT(reader->place, sequences_[1]->place);     // which started behind it
+}
+
+// Beside others, when what took its pages has ended.
+TEST_F(SchedulerAdmissionTest, ASlowReaderThatWasPreemptedComesBackToAnySlot) {
+  limits_.num_pages = 60;
+  Start();
+  Add(10);
+  Sequence* large = Add(640);
+  Sequence* reader = Add(10, 0, 1);
+  while (reader->stats.preemptions == 0) StepAndRead(0);
+  ASSERT_TRUE(reader->reads_slowly());
+  Sequence* other = Add(10, 0, 1);
+  StepAndRead(0);
+  StepAndRead(0);
+  EXPECT_EQ(reader->state, SequenceState::kWaiting);  // for pages
+  EXPECT_TRUE(other->state == SequenceState::kRunning && other->reads_slowly());
+  scheduler_->Remove(large);
+  StepAndRead(0);
+  EXPECT_EQ(reader->state, SequenceState::kRunning);
+  StepAndRead(0);
+  EXPECT_EQ(reader->state, SequenceState::kRunning);
+  EXPECT_EQ(other->state, SequenceState::kWaiting);  // it came later
+}
+
+// All running slots are those of the clients that the test names, which got them in that order.
+class SlotTurnTest : public SchedulerAdmissionTest {
+ protected:
+  static constexpr Seconds kTurn = WaitingQueue::kSlotTurn;
+
+  void StartWith(const std::vector<uint64_t>& clients, int32_t num_slots = 8) {
+    limits_.num_pages = 200;
+    limits_.num_slots = num_slots;
+    limits_.max_num_seqs = static_cast<int32_t>(clients.size());
+    sequences_.clear();
+    Start();
+    for (const uint64_t client : clients) {
+      AddOf(client);
+      Step();
+    }
+  }
+  Sequence* AddOf(uint64_t client, int32_t priority = 0) {
+    client_ = client;
+    return Add(10, priority);
+  }
+  // The clients of those that run, in order.
+  std::vector<uint64_t> Running() const {
+    std::vector<uint64_t> clients;
+    for (const auto& sequence : sequences_) {
+      if (sequence->state == SequenceState::kRunning) clients.push_back(sequence->request.client);
+    }
+    return clients;
+  }
+  using Clients = std::vector<uint64_t>;
+};
+
+TEST_F(SlotTurnTest, AClientWithoutASlotGetsTheLastOfTheClientWithMost) {
+  StartWith({1, 1, 1, 1});
+  Sequence* last = sequences_[3].get();
+  const int32_t slot = last->slot;
+  AddOf(1);
+  Sequence* other = AddOf(2);
+  Step(kTurn - 0.01);
+  EXPECT_EQ(Running(), (Clients{1, 1, 1, 1}));
+  Step(kTurn);
+  EXPECT_EQ(Running(), (Clients{1, 1, 1, 2}));
+  EXPECT_EQ(last->state, SequenceState::kWaiting);
+  EXPECT_EQ(last->slot, slot);  // with its pages
+  const int64_t computed = last->computed;
+  for (int i = 0; i < 10; ++i) Step(2 * kTurn);
+  EXPECT_EQ(Running(), (Clients{1, 1, 1, 2}));
+  scheduler_->Remove(other);
+  Step(2 * kTurn);  // before what its client sent later
+  EXPECT_EQ(last->state, SequenceState::kRunning);
+  EXPECT_EQ(last->slot, slot);
+  EXPECT_EQ(last->computed, computed + 1);
+  EXPECT_EQ(last->stats.preemptions, 0);
+}
+
+TEST_F(SlotTurnTest, OneSlotAStepAndNeverAClientsFirst) {
+  StartWith({1, 1, 1, 1});
+  for (const uint64_t client : {2u, 3u, 4u, 5u}) AddOf(client);
+  Step(kTurn);
+  EXPECT_EQ(Running(), (Clients{1, 1, 1, 2}));
+  Step(kTurn);
+  EXPECT_EQ(Running(), (Clients{1, 1, 2, 3}));
+  for (int i = 0; i < 10; ++i) Step((2 + i) * kTurn);
+  EXPECT_EQ(Running(), (Clients{1, 2, 3, 4}));
+}
+
+TEST_F(SlotTurnTest, TheClientWithMostGivesIt) {
+  StartWith({1, 1, 1, 2});
+  AddOf(3);
+  Step(kTurn);
+  EXPECT_EQ(Running(), (Clients{1, 1, 2, 3}));
+  StartWith({1, 1, 1, 2, 2});
+  AddOf(3);
+  Step(kTurn);
+  EXPECT_EQ(Running(), (Clients{1, 1, 2, 2, 3}));
+  StartWith({1, 2, 1, 2});  // of two with as many: what came last
+  AddOf(3);
+  Step(kTurn);
+  EXPECT_EQ(Running(), (Clients{1, 2, 1, 3}));
+}
+
+TEST_F(SlotTurnTest, OneClientAloneKeepsItsOrder) {
+  StartWith({1, 1, 1, 1});
+  for (int i = 0; i < 4; ++i) AddOf(1);
+  for (int i = 0; i < 10; ++i) Step(i * kTurn);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(sequences_[i]->state, SequenceState::kRunning);
+}
+
+// Client after client takes a slot, and leaves at once.
+TEST_F(SlotTurnTest, ASlotIsKeptForATurnAtLeast) {
+  StartWith({1, 1, 8, 9});
+  Sequence* last = sequences_[1].get();
+  Sequence* other = AddOf(2);
+  Step(kTurn);
+  EXPECT_EQ(last->state, SequenceState::kWaiting);
+  scheduler_->Remove(other);
+  Step(1.1 * kTurn);
+  EXPECT_EQ(last->state, SequenceState::kRunning);
+  other = AddOf(3);  // waits since 0
+  Step(2.0 * kTurn);
+  EXPECT_EQ(last->state, SequenceState::kRunning);
+  Step(2.1 * kTurn);
+  EXPECT_EQ(other->state, SequenceState::kRunning);
+}
+
+TEST_F(SlotTurnTest, PrioritiesComeFirst) {
+  StartWith({1, 1, 1, 1});
+  AddOf(2, /*priority=*/1);  // those that run are more urgent
+  Step(kTurn);
+  EXPECT_EQ(Running(), (Clients{1, 1, 1, 1}));
+  AddOf(1);  // what waits, too
+  AddOf(3, /*priority=*/1);
+  Step(2 * kTurn);
+  EXPECT_EQ(Running(), (Clients{1, 1, 1, 1}));
+  EXPECT_EQ(sequences_[3]->running_since, 0);
+  AddOf(4, /*priority=*/-1);
+  Step(3 * kTurn);
+  EXPECT_EQ(Running(), (Clients{1, 1, 1, 4}));
+}
+
+// It has a share of its own.
+TEST_F(SlotTurnTest, ASlowReaderTakesNoSlot) {
+  StartWith({1, 1, 1, 1});
+  scheduler_->Remove(sequences_[3].get());
+  client_ = 2;
+  Sequence* reader = Add(10, 0, 1);
+  while (reader->state != SequenceState::kPaused) Step();
+  AddOf(1);
+  Step();
+  Acknowledge(reader, 1);
+  for (int i = 1; i < 4; ++i) {
+    Step(i * kTurn);
+    EXPECT_EQ(Running(), (Clients{1, 1, 1, 1}));
+  }
+}
+
+// Nor does a request that waits for a prefix that another computes.
+TEST_F(SlotTurnTest, WhatWaitsForAPrefixTakesNoSlot) {
+  limits_.snapshot_slots = 1;
+  Start();
+  for (int i = 0; i < 3; ++i) {
+    AddOf(1)->request.bypass_prefix_cache = true;
+  }
+  Sequence* computing = Add(1000);
+  Plan();
+  client_ = 2;
+  Add(1000);
+  Plan(kTurn);
+  EXPECT_EQ(Running(), (Clients{1, 1, 1, 1}));
+  EXPECT_GT(computing->remaining(), 1);
+}
+
+// Whose pages are gone when no slot for them is left comes back in its client's turn all the same,
+// and has lost as one that was preempted.
+TEST_F(SlotTurnTest, WithoutASpareSlotPagesAreLost) {
+  StartWith({1, 1, 1, 1}, /*num_slots=*/4);
+  Sequence* last = sequences_[3].get();
+  AddOf(1);
+  for (int losses = 1; losses <= kMostLosses; ++losses) {
+    Sequence* other = AddOf(2);
+    const Seconds now = 2 * losses * kTurn;
+    Step(now);
+    EXPECT_EQ(other->state, SequenceState::kRunning);
+    EXPECT_EQ(last->slot, -1);
+    EXPECT_EQ(last->stats.preemptions, losses);
+    scheduler_->Remove(other);
+    Step(now + kTurn);
+    ASSERT_EQ(last->state, SequenceState::kRunning);
+  }
+  AddOf(2);
+  Step(10 * kTurn);
+  EXPECT_EQ(last->state, SequenceState::kRunning);  // another one's turn to lose
+}
+
+// It has its try when it is due, and holds others back later, as every request that lacks pages.
+TEST_F(SlotTurnTest, WhatLacksPagesTakesNoSlot) {
+  StartWith({1, 1, 1, 1});
+  client_ = 2;
+  Add(6200);  // 194 pages beside three page rows; 194 are free, with those of the last
+  const Seconds holds_back = kTurn + Scheduler::kOvertaking;
+  for (Seconds now = kTurn; now < holds_back; now += 0.1) {
+    EXPECT_EQ(Ids(Step(now)).size(), 4u);
+    EXPECT_EQ(Running(), (Clients{1, 1, 1, 1}));
+    EXPECT_EQ(sequences_[3]->running_since, kTurn);  // back in the same step
+  }
+  Step(holds_back + 0.1);
+  EXPECT_EQ(Running(), (Clients{1, 1, 1}));
+}
+
+}  // namespace
+}  // namespace fox

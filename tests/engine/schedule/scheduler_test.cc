@@ -1,0 +1,272 @@
+// The scheduler's rules one by one, on sequences made by hand.
+#include "engine/schedule/scheduler.h"
+
+#include "gmock/gmock.h"
+#include "tests/engine/schedule/scheduler_fixture.h"
+
+namespace fox {
+namespace {
+
+TEST_F(SchedulerTest, NothingToDoIsAnEmptyPlan) {
+  Start();
+  EXPECT_TRUE(Step().plan.empty());
+}
+
+TEST_F(SchedulerTest, ChunksEndAtPagesAndShareAStep) {
+  Start();
+  Add(300);
+  Add(100);
+  Schedule schedule = Step();  // 256 is a page end
+  EXPECT_EQ(Chunks(schedule), (Sizes{256}));
+  EXPECT_TRUE(schedule.plan.sequences[0].logit_rows.empty());
+  schedule = Step();
+  EXPECT_EQ(Chunks(schedule), (Sizes{100, 44}));  // the whole prompt first
+  EXPECT_EQ(schedule.plan.sequences[1].position, 256);
+  EXPECT_EQ(schedule.plan.sequences[1].logit_rows, std::vector<int32_t>{43});
+  limits_.max_num_batched_tokens = 100;
+  sequences_.clear();
+  Start();
+  Add(300);
+  EXPECT_EQ(Chunks(Step()), Sizes{64});  // 100 is cut down to a page end
+}
+
+TEST_F(SchedulerTest, SmallBudgetsStillMakeProgress) {
+  limits_.max_num_batched_tokens = 10;
+  limits_.max_logit_rows = 3;
+  Start();
+  Add(25, 0, 0, 1);
+  Schedule schedule = Step();
+  EXPECT_EQ(Chunks(schedule), Sizes{3});  // each row is wanted
+  EXPECT_EQ(schedule.plan.sequences[0].logit_rows, (std::vector<int32_t>{0, 1, 2}));
+  sequences_[0]->prompt_logprobs_done = 20;  // as if preempted later
+  EXPECT_EQ(Chunks(Step()), Sizes{10});
+  EXPECT_EQ(Chunks(Step()), Sizes{10});
+  schedule = Step();
+  EXPECT_EQ(Chunks(schedule), Sizes{2});
+  EXPECT_EQ(schedule.plan.sequences[0].logit_rows, (std::vector<int32_t>{0, 1}));
+}
+
+TEST_F(SchedulerTest, DecodesComeFirst) {
+  Start();
+  Add(10);
+  Step();
+  Add(500);
+  const Schedule schedule = Step();
+  EXPECT_EQ(Ids(schedule), (IdList{0, 1}));
+  EXPECT_EQ(Chunks(schedule), (Sizes{1, 192}));
+}
+
+TEST_F(SchedulerTest, PriorityThenArrival) {
+  limits_.max_num_seqs = 2;
+  Start();
+  Add(5, 3);
+  Add(5, 1);
+  Add(5, 1);
+  EXPECT_EQ(Ids(Step()), (IdList{1, 2}));
+  Step();
+  scheduler_->Remove(sequences_[1].get());
+  const Schedule schedule = Step();
+  EXPECT_EQ(schedule.plan.release_slots, std::vector<int32_t>{0});
+  EXPECT_EQ(Ids(schedule), (IdList{2, 0}));
+  EXPECT_EQ(schedule.plan.sequences[1].slot, 0);  // used again in the same plan
+}
+
+TEST_F(SchedulerTest, FirstComeFirstServed) {
+  options_.priority_scheduling = false;
+  limits_.max_num_seqs = 1;
+  Start();
+  Add(5, 3);
+  Add(5, 1);
+  EXPECT_EQ(Ids(Step()), IdList{0});
+}
+
+TEST_F(SchedulerTest, AdmissionKeepsHeadroom) {
+  limits_.num_pages = 6;
+  Start();
+  Add(64);  // 2 pages
+  Add(64);  // 2 pages, and 2 of headroom for the first
+  EXPECT_EQ(Ids(Step()), (IdList{0, 1}));
+  sequences_.clear();
+  limits_.num_pages = 5;
+  Start();
+  Add(64);
+  Add(64);
+  EXPECT_EQ(Ids(Step()), IdList{0});
+}
+
+TEST_F(SchedulerTest, WhoFindsNoRoomIsOvertakenForAWhile) {
+  limits_.num_pages = 30;
+  limits_.max_num_seqs = 8;
+  Start();
+  Add(64);
+  Sequence* first = Add(400);
+  EXPECT_EQ(Ids(Step()), (IdList{0, 1}));
+  Sequence* second = Add(600);
+  Add(5);
+  EXPECT_EQ(Ids(Step(1.0)), (IdList{0, 3, 1}));  // the short one finds room
+  EXPECT_EQ(second->blocked_since, 1.0);
+  Add(5);
+  const Schedule held = Step(1.0 + Scheduler::kOvertaking);
+  EXPECT_THAT(Ids(held), testing::Not(testing::Contains(4)));
+  scheduler_->Remove(first);
+  EXPECT_THAT(Ids(Step(7.0)), testing::Contains(second->request.id));
+}
+
+TEST_F(SchedulerTest, WhoHasLostOftenComesFirst) {
+  Start();
+  Sequence* other = Add(64, -1);
+  Sequence* unlucky = Add(64);
+  EXPECT_TRUE(RunsBefore(*other, *unlucky));
+  unlucky->losses = kMostLosses;
+  EXPECT_TRUE(RunsBefore(*unlucky, *other));
+  EXPECT_FALSE(RunsBefore(*other, *unlucky));
+  Sequence* urgent = Add(64, -1);
+  urgent->losses = kMostLosses;
+  EXPECT_TRUE(RunsBefore(*unlucky, *urgent));
+  EXPECT_FALSE(RunsBefore(*urgent, *unlucky));
+}
+
+// Each short one wants a row for each of its tokens, too, and ends at its first token.
+TEST_F(SchedulerTest, ScoredPromptsDoNotStarveOneThatHasStarted) {
+  limits_.num_pages = 1000;
+  limits_.max_logit_rows = 16;
+  Start();
+  Sequence* patient = Add(400, 0, 0, 0);
+  Step();
+  int64_t steps = 0;
+  for (; patient->produced() == 0 && steps < 1000; ++steps) {
+    const std::vector<Sequence*> others = {Add(8, 0, 0, 0), Add(8, 0, 0, 0)};
+    Step();
+    for (Sequence* other : others) scheduler_->Remove(other);
+  }
+  EXPECT_LE(steps, 400 / 8);  // it has half of the rows
+}
+
+// Urgent prompts, each before it in the order and shorter, come on and on. Each ends at its first
+// token.
+TEST_F(SchedulerTest, UrgentPromptsDoNotStarveOneThatHasStarted) {
+  limits_.num_pages = 1000;
+  limits_.max_num_seqs = 3;
+  limits_.max_num_batched_tokens = 64;
+  Start();
+  Sequence* patient = Add(1000, 1);
+  Step();
+  std::vector<Sequence*> urgent;
+  int64_t steps = 0, urgent_tokens = 0;
+  for (; patient->produced() == 0 && steps < 1000; ++steps) {
+    while (urgent.size() < 4) urgent.push_back(Add(200, 0));
+    const int64_t computed = patient->computed;
+    const int64_t tokens = Step(10.0 * static_cast<double>(steps)).plan.num_tokens();
+    urgent_tokens += tokens - (patient->computed - computed);
+    for (size_t i = urgent.size(); i-- > 0;) {
+      if (urgent[i]->produced() == 0) continue;
+      scheduler_->Remove(urgent[i]);
+      urgent.erase(urgent.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  EXPECT_LE(steps, Scheduler::kEarliestTurn * PagesFor(1000));
+  EXPECT_GE(urgent_tokens, 4 * 1000);
+}
+
+TEST_F(SchedulerTest, ALongPromptAloneGoesChunkByChunkUntilThePoolIsFull) {
+  limits_.num_pages = 5;  // two page rows of 64
+  Start();
+  Sequence* sequence = Add(500);
+  EXPECT_EQ(Chunks(Step()), Sizes{128});
+  const Schedule schedule = Step();
+  EXPECT_EQ(schedule.exhausted, std::vector<Sequence*>{sequence});
+  EXPECT_TRUE(schedule.plan.sequences.empty());
+  EXPECT_EQ(schedule.plan.release_slots.size(), 1u);
+}
+
+TEST_F(SchedulerTest, TheLastIsPreemptedAndComesBack) {
+  limits_.num_pages = 6;
+  Start();
+  Sequence* first = Add(64);
+  Sequence* second = Add(62);
+  EXPECT_EQ(Ids(Step()), (IdList{0, 1}));
+  Step();  // the first takes its second page row: 6 pages in use
+  Step();
+  EXPECT_EQ(second->computed, 64);
+  const Schedule schedule = Step();  // the second wants another row and has nobody behind it
+  EXPECT_EQ(Ids(schedule), IdList{0});
+  EXPECT_EQ(schedule.preemptions, 0);
+  EXPECT_GE(second->slot, 0);  // it waits with its pages
+  while (first->computed < 128) Step();
+  const Schedule preempting = Step();
+  EXPECT_EQ(preempting.preemptions, 1);
+  EXPECT_EQ(preempting.plan.release_slots.size(), 1u);
+  EXPECT_EQ(second->slot, -1);
+  EXPECT_EQ(second->stats.preemptions, 1);
+  scheduler_->Remove(first);
+  const Schedule again = Step();
+  ASSERT_EQ(Ids(again), IdList{1});
+  EXPECT_EQ(again.plan.sequences[0].position, 0);
+  EXPECT_EQ(Chunks(again), Sizes{65});  // the prompt and what was generated
+}
+
+TEST_F(SchedulerTest, PausedSequencesRestAndLosePagesFirst) {
+  limits_.num_pages = 6;
+  Start();
+  Sequence* paused = Add(60, 0, 1);
+  Sequence* busy = Add(63);
+  Step();
+  ASSERT_TRUE(paused->paused());
+  EXPECT_EQ(Ids(Step()), IdList{1});
+  while (busy->computed < 128) EXPECT_EQ(Ids(Step()), IdList{1});
+  EXPECT_GE(paused->slot, 0);
+  EXPECT_EQ(Step().preemptions, 1);  // though the paused one came first
+  EXPECT_EQ(paused->slot, -1);
+  scheduler_->Remove(busy);
+  EXPECT_TRUE(Step().plan.sequences.empty());  // paused: not admitted
+  Acknowledge(paused, 1);
+  EXPECT_EQ(Chunks(Step()), Sizes{61});
+}
+
+TEST_F(SchedulerTest, PausedSequencesGiveUpTheirSeatsAndKeepTheirPages) {
+  limits_.max_num_seqs = 1;
+  limits_.num_slots = 2;
+  Start();
+  Sequence* paused = Add(10, 0, 4);
+  for (int i = 0; i < 4; ++i) Step();
+  ASSERT_TRUE(paused->paused());
+  Sequence* other = Add(10, 7);
+  EXPECT_EQ(Ids(Step()), IdList{1});
+  EXPECT_EQ(scheduler_->paused(), 1);
+  EXPECT_GE(paused->slot, 0);
+  Acknowledge(paused, 1);  // not half of the window
+  EXPECT_TRUE(paused->paused());
+  Acknowledge(paused, 2);
+  EXPECT_EQ(Ids(Step()), IdList{1});  // the only seat is taken
+  scheduler_->Remove(other);
+  const Schedule schedule = Step();
+  EXPECT_EQ(Ids(schedule), IdList{0});
+  EXPECT_EQ(Chunks(schedule), Sizes{1});  // nothing is computed again
+  EXPECT_EQ(paused->stats.preemptions, 0);
+}
+
+TEST_F(SchedulerTest, WithoutASpareSlotAPausedSequenceGivesItsPagesToo) {
+  limits_.max_num_seqs = 1;
+  Start();
+  Sequence* paused = Add(10, 0, 1);
+  Step();
+  Add(10, 7);
+  Add(10, 7);
+  const Schedule schedule = Step();
+  EXPECT_EQ(Ids(schedule), IdList{1});
+  EXPECT_EQ(schedule.preemptions, 1);
+  Acknowledge(paused, 1);
+  scheduler_->Remove(sequences_[1].get());
+  EXPECT_EQ(Ids(Step()), IdList{0});  // more urgent than the one that waits
+}
+
+TEST_F(SchedulerTest, RunsNoMoreThanCanDecodeInOneStep) {
+  limits_.max_logit_rows = 2;
+  Start();
+  for (int i = 0; i < 4; ++i) Add(1);
+  EXPECT_EQ(Ids(Step()), (IdList{0, 1}));
+  EXPECT_EQ(Ids(Step()), (IdList{0, 1}));
+}
+
+}  // namespace
+}  // namespace fox

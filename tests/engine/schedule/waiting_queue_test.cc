@@ -1,0 +1,138 @@
+// Whose turn it is.
+#include "engine/schedule/waiting_queue.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "gtest/gtest.h"
+
+namespace fox {
+namespace {
+
+class WaitingQueueTest : public testing::Test {
+ protected:
+  Sequence* Add(uint64_t client, int64_t tokens, int32_t priority = 0, Seconds now = 0,
+                int32_t max_tokens = 16) {
+    Request request;
+    request.id = sequences_.size();
+    request.client = client;
+    request.priority = priority;
+    request.prompt.assign(static_cast<size_t>(tokens), 1);
+    request.stop.max_tokens = max_tokens;
+    const auto order = static_cast<int64_t>(sequences_.size());
+    sequences_.push_back(
+        std::make_unique<Sequence>(std::move(request), options_, 10000, order, now));
+    Sequence* sequence = sequences_.back().get();
+    sequence->place = order;
+    queue_.Enter(*sequence);
+    queue_.Add(sequence, now);
+    return sequence;
+  }
+  // The clients of the next turns.
+  std::vector<uint64_t> Turns(int count, Seconds now = 0) {
+    std::vector<uint64_t> clients;
+    for (int i = 0; i < count; ++i) {
+      Sequence* next = queue_.Next(now);
+      if (next == nullptr) break;
+      queue_.Start(next, now);
+      clients.push_back(next->request.client);
+    }
+    return clients;
+  }
+  using Clients = std::vector<uint64_t>;
+
+  EngineOptions options_;
+  WaitingQueue queue_;
+  std::vector<std::unique_ptr<Sequence>> sequences_;
+};
+
+TEST_F(WaitingQueueTest, ClientsTakeTurns) {
+  for (int i = 0; i < 4; ++i) Add(1, 10);
+  for (int i = 0; i < 2; ++i) Add(2, 10);
+  EXPECT_EQ(queue_.tokens(), 60);
+  EXPECT_EQ(Turns(9), (Clients{1, 2, 1, 2, 1, 1}));
+  EXPECT_EQ(queue_.size(), 0);
+  EXPECT_EQ(queue_.tokens(), 0);
+}
+
+TEST_F(WaitingQueueTest, LongPromptsCountAsManyTurns) {
+  for (int i = 0; i < 3; ++i) Add(1, 30);
+  for (int i = 0; i < 6; ++i) Add(2, 10);
+  EXPECT_EQ(Turns(9), (Clients{1, 2, 2, 2, 1, 2, 2, 2, 1}));
+}
+
+TEST_F(WaitingQueueTest, WhatWasGeneratedIsCharged) {
+  Sequence* first = Add(1, 10);
+  EXPECT_EQ(Turns(1), Clients{1});
+  for (int i = 0; i < 5; ++i) Add(2, 10);
+  for (int i = 0; i < 10; ++i) first->Append({1, 0, 0, {}});
+  queue_.Stop(first);
+  for (int i = 0; i < 2; ++i) Add(1, 10);
+  EXPECT_EQ(Turns(6), (Clients{2, 2, 2, 2, 2, 1}));
+}
+
+TEST_F(WaitingQueueTest, ANewcomerOwesAndIsOwedNothing) {
+  for (int i = 0; i < 50; ++i) Add(1, 10);
+  Turns(40);
+  for (int i = 0; i < 5; ++i) Add(2, 10);
+  const Clients turns = Turns(10);
+  EXPECT_EQ(std::count(turns.begin(), turns.end(), 2u), 5);
+  EXPECT_EQ(std::count(turns.begin(), turns.begin() + 4, 1u), 2);
+}
+
+// Forty clients that ask for much have come before one that asks for little again and again.
+TEST_F(WaitingQueueTest, WhoAsksForLittleComesFirstForItsShare) {
+  for (uint64_t client = 1; client <= 40; ++client) Add(client, 3000);
+  Sequence* small = Add(100, 10);
+  EXPECT_EQ(queue_.Next(0), small);
+  int64_t small_turns = 0;
+  while (queue_.Next(0) == small) {
+    queue_.Start(small, 0);
+    queue_.Leave(*small);
+    small = Add(100, 10);
+    ++small_turns;
+  }
+  // By then each of the forty-one is due the 2,048 that a large one asks for beyond it.
+  EXPECT_NEAR(static_cast<double>(small_turns * 10), 41 * 2048, 100);
+}
+
+TEST_F(WaitingQueueTest, TheOldestTakesItsTurnNowAndThen) {
+  options_.priority_scheduling = true;
+  Add(1, 10, 5);
+  for (int i = 0; i < 20; ++i) Add(2, 10, 0, 1.0);
+  EXPECT_EQ(Turns(8, 4.0), Clients(8, 2u));
+  EXPECT_EQ(Turns(2, 5.0), (Clients{1, 2}));
+}
+
+// What others generate counts, too: short prompts with long answers do not hold up a long prompt.
+TEST_F(WaitingQueueTest, TheOldestWaitsForWorkNotForPrompts) {
+  options_.priority_scheduling = true;
+  Add(1, 100, 5, 0, 1);
+  for (int i = 0; i < 20; ++i) Add(2, 4, 0, 1.0, 50);
+  EXPECT_EQ(Turns(6, 5.0), (Clients{2, 2, 2, 2, 2, 1}));  // 8 * 104 of the cost of 4 + 4 * 50 each
+}
+
+TEST_F(WaitingQueueTest, PassedOverForARound) {
+  Sequence* first = Add(1, 10);
+  Sequence* second = Add(1, 10);
+  queue_.BeginRound();
+  queue_.PassOver(first);
+  EXPECT_EQ(queue_.Next(0), second);
+  queue_.PassOver(second);
+  EXPECT_EQ(queue_.Next(0), nullptr);
+  queue_.BeginRound();
+  EXPECT_EQ(queue_.Next(0), first);
+}
+
+TEST_F(WaitingQueueTest, WhatIsAheadDependsOnTheClient) {
+  ServiceTimes times;
+  for (int i = 0; i < 100; ++i) Add(1, 10);
+  EXPECT_EQ(queue_.Ahead(1, 10, 0, times).requests, 100);
+  EXPECT_EQ(queue_.Ahead(2, 10, 0, times).requests, 1);
+  EXPECT_EQ(queue_.Ahead(2, 10, 0, times).prefill_tokens, 10);
+  EXPECT_EQ(queue_.All(times).prefill_tokens, 1000);
+}
+
+}  // namespace
+}  // namespace fox
