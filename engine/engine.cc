@@ -1,28 +1,31 @@
-// Engine::Step: end what must end, schedule, submit, collect, sample. Read engine_state.h first.
+// Engine::Step: end what must end, schedule, submit, collect, sample. Read engine.h first.
 #include "engine/engine.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "engine/engine_state.h"
 #include "kernels/core/check.h"
 
 namespace fox {
 
-Sequence* EngineState::Find(RequestId id, int64_t arrival) const {
-  const auto found = sequences.find(id);
-  if (found == sequences.end() || found->second->arrival != arrival) return nullptr;
+absl::Status Engine::Stopped() {
+  return absl::UnavailableError("the engine stopped after a failure");
+}
+
+Sequence* Engine::Find(RequestId id, int64_t arrival) const {
+  const auto found = sequences_.find(id);
+  if (found == sequences_.end() || found->second->arrival != arrival) return nullptr;
   return found->second.get();
 }
 
-bool EngineState::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
-  Schedule schedule = scheduler.Next(now);
-  stats.preemptions += schedule.preemptions;
-  stats.swap_outs += static_cast<int64_t>(schedule.plan.swap_outs.size());
+bool Engine::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
+  Schedule schedule = scheduler_.Next(now);
+  stats_.preemptions += schedule.preemptions;
+  stats_.swap_outs += static_cast<int64_t>(schedule.plan.swap_outs.size());
   const auto end = [&](Sequence* sequence, const absl::Status& status) {
     RequestOutput& output = outputs->emplace_back();
     output.id = sequence->request.id;
-    output.finish = FinishWith(status);
+    output.finish = Finish::With(status);
     End(sequence, now, &*output.finish);
   };
   for (Sequence* sequence : schedule.exhausted) {
@@ -32,19 +35,19 @@ bool EngineState::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
     end(sequence, absl::DeadlineExceededError("waited so long that the deadline cannot be met"));
   }
   for (Sequence* sequence : schedule.paused) {
-    times.RecordPause(sequence->produced() - sequence->acknowledged);
+    times_.RecordPause(sequence->produced() - sequence->acknowledged);
     UpdateEvent(sequence);
   }
   LimitPaused(now, outputs);
   if (schedule.plan.empty()) return false;
   AskForWindows(now, schedule.sequences, &schedule.plan);
-  for (StepObserver* observer : observers) observer->BeforeSubmit(schedule.plan);
-  if (absl::Status status = executor.Submit(schedule.plan); !status.ok()) {
+  for (StepObserver* observer : observers_) observer->BeforeSubmit(schedule.plan);
+  if (absl::Status status = executor_.Submit(schedule.plan); !status.ok()) {
     Fail(status, now, outputs);
     return true;
   }
-  for (StepObserver* observer : observers) observer->AfterSubmit(schedule.plan);
-  InFlight& flight = in_flight.emplace_back();
+  for (StepObserver* observer : observers_) observer->AfterSubmit(schedule.plan);
+  InFlight& flight = in_flight_.emplace_back();
   flight.plan = std::move(schedule.plan);
   for (Sequence* sequence : schedule.sequences) {
     flight.arrivals.push_back(sequence->arrival);
@@ -54,37 +57,37 @@ bool EngineState::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
   return true;
 }
 
-void EngineState::OnStarted(Sequence* sequence, Seconds now) {
+void Engine::OnStarted(Sequence* sequence, Seconds now) {
   sequence->started = true;
   sequence->stats.first_scheduled = now;
-  stats.prompt_tokens += sequence->prompt_tokens;
+  stats_.prompt_tokens += sequence->prompt_tokens;
   if (std::exchange(sequence->group->started, true)) return;
   for (Sequence* member : sequence->group->members) UpdateEvent(member);
 }
 
-void EngineState::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
-  for (StepObserver* observer : observers) observer->BeforeCollect();
-  absl::StatusOr<StepResult> result = executor.Collect();
+void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
+  for (StepObserver* observer : observers_) observer->BeforeCollect();
+  absl::StatusOr<StepResult> result = executor_.Collect();
   if (!result.ok()) return Fail(result.status(), now, outputs);
-  const InFlight flight = std::move(in_flight.front());
-  in_flight.pop_front();
+  const InFlight flight = std::move(in_flight_.front());
+  in_flight_.pop_front();
   const size_t count = flight.arrivals.size();
   FOX_CHECK(result->logits.size() == count && result->stats.size() == count);
-  for (StepObserver* observer : observers) observer->AfterCollect(flight.plan, *result);
-  ++stats.steps;
-  free_pages = result->free_pages;
+  for (StepObserver* observer : observers_) observer->AfterCollect(flight.plan, *result);
+  ++stats_.steps;
+  free_pages_ = result->free_pages;
   for (const auto* swaps : {&flight.plan.swap_outs, &flight.plan.swap_ins}) {
-    for (const SwappedSlot& swapped : *swaps) step_swapped += limits.SwapBytes(swapped.pages);
+    for (const SwappedSlot& swapped : *swaps) step_.swapped += limits_.SwapBytes(swapped.pages);
   }
   CountPages(flight.plan, *result);
-  scheduler.Collect(flight.plan, *result);
+  scheduler_.Collect(flight.plan, *result);
   for (size_t i = 0; i < count; ++i) {
     const PlannedSequence& planned = flight.plan.sequences[i];
     const auto fed = static_cast<int64_t>(planned.token_ids.size());
     if (flight.guests[i]) {
-      step_guests = true;
+      step_.guests = true;
     } else {
-      (fed > 1 ? step_prefill : step_decodes) += fed;
+      (fed > 1 ? step_.prefill : step_.decodes) += fed;
     }
     Sequence* sequence = Find(planned.id, flight.arrivals[i]);
     if (sequence == nullptr) continue;  // it has ended: this was surplus
@@ -97,7 +100,7 @@ void EngineState::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs
     Process(planned, sequence, result->logits[i], planned.sample ? &result->sampled.at(i) : nullptr,
             now, &output);
     if (output.finish) {
-      scheduler.Remove(sequence, output.finish->status.ok());
+      scheduler_.Remove(sequence, output.finish->status.ok());
       End(sequence, now, &*output.finish);
     } else if (sequence->paused() && !output.tokens.empty()) {
       sequence->paused_since = now;
@@ -110,53 +113,51 @@ void EngineState::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs
   }
 }
 
-void EngineState::Process(const PlannedSequence& planned, Sequence* sequence, const float* logits,
-                          absl::StatusOr<SampledToken>* sampled, Seconds now,
-                          RequestOutput* output) {
+void Engine::Process(const PlannedSequence& planned, Sequence* sequence, const float* logits,
+                     absl::StatusOr<SampledToken>* sampled, Seconds now, RequestOutput* output) {
   FOX_CHECK(planned.logit_rows.empty() || planned.sample || logits != nullptr);
   ScorePrompt(sequence, planned, logits, output);
   const int64_t end = planned.position + static_cast<int64_t>(planned.token_ids.size());
   // All earlier plans are collected: what is known now is what this one was made to feed.
   if (output->finish || end < static_cast<int64_t>(sequence->tokens.size())) return;
   if (!sequence->samples()) {
-    output->finish = FinishFor(FinishReason::kLength);
+    output->finish = Finish::For(FinishReason::kLength);
   } else if (sampled != nullptr) {
     FOX_CHECK(sequence->pending > 0);
     --sequence->pending;
     Accept(sequence, std::move(*sampled), now, output);
   } else {
     const size_t last_row = planned.logit_rows.size() - 1;
-    const float* row = logits + last_row * static_cast<size_t>(limits.vocab_size);
+    const float* row = logits + last_row * static_cast<size_t>(limits_.vocab_size);
     Accept(sequence,
-           sampler.Sample(row, sequence->request.sampling, sequence->counts,
-                          sequence->stop.MaskedAt(sequence->generated()), sequence->tokens.size()),
+           sampler_.Sample(row, sequence->request.sampling, sequence->counts,
+                           sequence->stop.MaskedAt(sequence->generated()), sequence->tokens.size()),
            now, output);
   }
 }
 
-void EngineState::Fail(const absl::Status& status, Seconds now,
-                       std::vector<RequestOutput>* outputs) {
-  fatal = status;
-  in_flight.clear();  // abandoned
-  while (!sequences.empty()) {
-    Close(sequences.begin()->second.get(), FinishWith(Stopped()), now, outputs);
+void Engine::Fail(const absl::Status& status, Seconds now, std::vector<RequestOutput>* outputs) {
+  fatal_ = status;
+  in_flight_.clear();  // abandoned
+  while (!sequences_.empty()) {
+    Close(sequences_.begin()->second.get(), Finish::With(Stopped()), now, outputs);
   }
 }
 
-void EngineState::Record(Sequence* sequence, const AcpStats& slot_stats) {
+void Engine::Record(Sequence* sequence, const AcpStats& slot_stats) {
   const AcpStats& before = sequence->slot_stats;
-  stats.pages_evicted += slot_stats.pages_evicted - slot_stats.pages_found_evicted -
-                         (before.pages_evicted - before.pages_found_evicted);
-  stats.blocks_total += slot_stats.blocks_total - before.blocks_total;
-  stats.blocks_pruned += slot_stats.blocks_pruned - before.blocks_pruned;
+  stats_.pages_evicted += slot_stats.pages_evicted - slot_stats.pages_found_evicted -
+                          (before.pages_evicted - before.pages_found_evicted);
+  stats_.blocks_total += slot_stats.blocks_total - before.blocks_total;
+  stats_.blocks_pruned += slot_stats.blocks_pruned - before.blocks_pruned;
   sequence->OnStepCollected(slot_stats);
 }
 
-void EngineState::CountPages(const StepPlan& plan, const StepResult& result) {
+void Engine::CountPages(const StepPlan& plan, const StepResult& result) {
   const auto set = [this](int32_t slot, const SlotPages& pages) {
-    const SlotPages before = std::exchange(slot_pages[static_cast<size_t>(slot)], pages);
-    stats.kept_pages += pages.kept - before.kept;
-    stats.unpruned_pages += pages.unpruned - before.unpruned;
+    const SlotPages before = std::exchange(slot_pages_[static_cast<size_t>(slot)], pages);
+    stats_.kept_pages += pages.kept - before.kept;
+    stats_.unpruned_pages += pages.unpruned - before.unpruned;
   };
   for (const int32_t slot : plan.release_slots) set(slot, {});
   for (size_t i = 0; i < plan.sequences.size(); ++i) {
@@ -166,38 +167,37 @@ void EngineState::CountPages(const StepPlan& plan, const StepResult& result) {
 }
 
 // All slots at once, at a bounded rate, and only while somebody watches: the copy is of all slots.
-void EngineState::AskForWindows(Seconds now, const std::vector<Sequence*>& planned,
-                                StepPlan* plan) {
-  if (now < next_windows) return;
+void Engine::AskForWindows(Seconds now, const std::vector<Sequence*>& planned, StepPlan* plan) {
+  if (now < next_windows_) return;
   plan->read_windows = std::any_of(planned.begin(), planned.end(), [](const Sequence* sequence) {
     return sequence->request.report_windows;
   });
-  if (plan->read_windows) next_windows = now + kWindowsInterval;
+  if (plan->read_windows) next_windows_ = now + kWindowsInterval;
 }
 
-KeptWindows EngineState::WindowsOf(const Sequence& sequence, const PlannedSequence& planned,
-                                   const StepResult& result) const {
+KeptWindows Engine::WindowsOf(const Sequence& sequence, const PlannedSequence& planned,
+                              const StepResult& result) const {
   KeptWindows windows;
   windows.tokens = planned.position + static_cast<int64_t>(planned.token_ids.size());
-  const int32_t* first = result.first_pages + planned.slot * limits.lists_per_slot;
-  windows.first_pages.assign(first, first + limits.lists_per_slot);
+  const int32_t* first = result.first_pages + planned.slot * limits_.lists_per_slot;
+  windows.first_pages.assign(first, first + limits_.lists_per_slot);
   windows.acp = sequence.stats.acp;
   windows.acp += sequence.slot_stats;
   windows.acp.log_tolerance = sequence.log_tolerance;
   return windows;
 }
 
-void EngineState::ScorePrompt(Sequence* sequence, const PlannedSequence& planned,
-                              const float* logits, RequestOutput* output) {
+void Engine::ScorePrompt(Sequence* sequence, const PlannedSequence& planned, const float* logits,
+                         RequestOutput* output) {
   for (size_t k = 0; k < planned.logit_rows.size(); ++k) {
     const int64_t row = planned.position + planned.logit_rows[k];
     if (row >= sequence->prompt_tokens - 1) return;  // the row to sample from
-    const float* row_logits = logits + k * static_cast<size_t>(limits.vocab_size);
+    const float* row_logits = logits + k * static_cast<size_t>(limits_.vocab_size);
     const int32_t next = sequence->tokens[static_cast<size_t>(row) + 1];
     absl::StatusOr<SampledToken> token =
-        sampler.ScorePrompt(row_logits, sequence->request.sampling, next);
+        sampler_.ScorePrompt(row_logits, sequence->request.sampling, next);
     if (!token.ok()) {
-      output->finish = FinishWith(token.status());
+      output->finish = Finish::With(token.status());
       return;
     }
     output->prompt_logprobs.push_back(*std::move(token));
@@ -205,68 +205,77 @@ void EngineState::ScorePrompt(Sequence* sequence, const PlannedSequence& planned
   }
 }
 
-void EngineState::Accept(Sequence* sequence, absl::StatusOr<SampledToken> token, Seconds now,
-                         RequestOutput* output) {
+void Engine::Accept(Sequence* sequence, absl::StatusOr<SampledToken> token, Seconds now,
+                    RequestOutput* output) {
   if (!token.ok()) {
-    output->finish = FinishWith(token.status());
+    output->finish = Finish::With(token.status());
     return;
   }
   if (sequence->generated() == 0) {
     sequence->stats.first_token = now;
-    for (StepObserver* observer : observers) observer->OnFirstToken(sequence->request.id);
+    for (StepObserver* observer : observers_) observer->OnFirstToken(sequence->request.id);
   }
   if (sequence->stop.Stops(token->id)) {
-    output->finish = FinishFor(FinishReason::kStop);
+    output->finish = Finish::For(FinishReason::kStop);
     output->finish->stop_token_id = token->id;
     output->finish->eos = sequence->stop.IsEos(token->id);
     return;
   }
   sequence->Append(*token);
-  ++stats.generated_tokens;
+  ++stats_.generated_tokens;
   output->tokens.push_back(*std::move(token));
   if (sequence->generated() >= sequence->max_tokens) {
-    output->finish = FinishFor(FinishReason::kLength);
+    output->finish = Finish::For(FinishReason::kLength);
   } else {
     sequence->UpdatePause(now);
   }
 }
 
-void EngineState::RecordTime(Seconds now) {
-  const Seconds seconds = now - std::exchange(last_step, now);
-  const int64_t prefill = std::exchange(step_prefill, 0), decodes = std::exchange(step_decodes, 0);
-  const bool guests = std::exchange(step_guests, false);
-  if (const int64_t bytes = std::exchange(step_swapped, 0); bytes > 0) {
-    if (!guests) times.RecordSwap(prefill, decodes, bytes, limits.swap_rate, seconds);
+void Engine::RecordTime(Seconds now) {
+  const Seconds seconds = now - std::exchange(step_.begin, now);
+  const int64_t prefill = std::exchange(step_.prefill, 0),
+                decodes = std::exchange(step_.decodes, 0);
+  const bool guests = std::exchange(step_.guests, false);
+  if (const int64_t bytes = std::exchange(step_.swapped, 0); bytes > 0) {
+    if (!guests) times_.RecordSwap(prefill, decodes, bytes, limits_.swap_rate, seconds);
   } else {
-    times.RecordStep(prefill, decodes, seconds, guests);
+    times_.RecordStep(prefill, decodes, seconds, guests);
   }
 }
 
-void EngineState::UpdateGauges() {
-  const WaitingQueue& waiting = scheduler.waiting();
-  stats.running = scheduler.running();
-  stats.waiting = waiting.size();
-  stats.paused = scheduler.paused();
-  stats.queued_tokens = waiting.tokens();
-  stats.free_pages = free_pages;
-  stats.swapped = scheduler.swapped();
-  stats.swap_used_bytes = scheduler.swap_used();
-  stats.snapshots = scheduler.prefixes().size();
-  stats.snapshot_pages = scheduler.prefixes().empty() ? 0 : scheduler.shared_pages();
-  stats.prefix_queried_tokens = scheduler.prefixes().stats().queried_tokens;
-  stats.prefix_found_tokens = scheduler.prefixes().stats().found_tokens;
-  stats.snapshots_dropped = scheduler.prefixes().stats().dropped;
+void Engine::UpdateGauges() {
+  const WaitingQueue& waiting = scheduler_.waiting();
+  stats_.running = scheduler_.running();
+  stats_.waiting = waiting.size();
+  stats_.paused = scheduler_.paused();
+  stats_.queued_tokens = waiting.tokens();
+  stats_.free_pages = free_pages_;
+  stats_.swapped = scheduler_.swapped();
+  stats_.swap_used_bytes = scheduler_.swap_used();
+  stats_.snapshots = scheduler_.prefixes().size();
+  stats_.snapshot_pages = scheduler_.prefixes().empty() ? 0 : scheduler_.shared_pages();
+  stats_.prefix_queried_tokens = scheduler_.prefixes().stats().queried_tokens;
+  stats_.prefix_found_tokens = scheduler_.prefixes().stats().found_tokens;
+  stats_.snapshots_dropped = scheduler_.prefixes().stats().dropped;
 }
 
 Engine::Engine(const EngineOptions& options, StepExecutor& executor,
                std::vector<StepObserver*> observers)
-    : state_(std::make_unique<EngineState>(options, executor, std::move(observers))) {}
-
-Engine::~Engine() = default;
+    : options_(options),
+      executor_(executor),
+      observers_(std::move(observers)),
+      limits_(executor.limits()),
+      scheduler_(limits_, times_, options_),
+      sampler_(limits_.vocab_size),
+      free_pages_(limits_.num_pages),
+      slot_pages_(static_cast<size_t>(limits_.slots())) {
+  stats_.num_pages = limits_.num_pages;
+  stats_.free_pages = limits_.num_pages;
+}
 
 absl::Status Engine::Submit(std::vector<Request> requests, Seconds now) {
-  absl::Status status = state_->Queue(std::move(requests), now);
-  if (absl::IsResourceExhausted(status)) ++state_->stats.rejected;
+  absl::Status status = Queue(std::move(requests), now);
+  if (absl::IsResourceExhausted(status)) ++stats_.rejected;
   return status;
 }
 
@@ -277,77 +286,75 @@ absl::Status Engine::Submit(Request request, Seconds now) {
 }
 
 void Engine::Cancel(RequestId id, const absl::Status& status, FinishReason reason) {
-  if (state_->sequences.count(id) == 0) return;
-  state_->cancellations.push_back({id, status, reason});
-  state_->idle = false;
+  if (sequences_.count(id) == 0) return;
+  calls_.cancellations.push_back({id, status, reason});
+  idle_ = false;
 }
 
 void Engine::Acknowledge(RequestId id, int64_t tokens) {
-  const auto found = state_->sequences.find(id);
-  if (found == state_->sequences.end() || tokens <= 0) return;
+  const auto found = sequences_.find(id);
+  if (found == sequences_.end() || tokens <= 0) return;
   Sequence& sequence = *found->second;
   sequence.acknowledged += std::min(tokens, sequence.generated() - sequence.acknowledged);
   if (sequence.paused()) {
-    state_->acknowledgements.emplace_back(id, sequence.arrival);
-    state_->idle = false;
+    calls_.acknowledgements.emplace_back(id, sequence.arrival);
+    idle_ = false;
   }
 }
 
 std::vector<RequestOutput> Engine::Step(Seconds now) {
-  EngineState& state = *state_;
-  std::vector<RequestOutput> outputs = std::exchange(state.displaced, {});
-  if (!state.fatal.ok()) return outputs;
-  state.RecordTime(now);
-  state.DeliverCancellations(now, &outputs);
-  state.TakeAcknowledgements(now);
-  state.Expire(now, &outputs);
-  const bool submitted = state.SubmitNext(now, &outputs);
+  std::vector<RequestOutput> outputs = std::exchange(displaced_, {});
+  if (!fatal_.ok()) return outputs;
+  RecordTime(now);
+  DeliverCancellations(now, &outputs);
+  TakeAcknowledgements(now);
+  Expire(now, &outputs);
+  const bool submitted = SubmitNext(now, &outputs);
   // One plan stays in flight behind the one that is being collected, as long as there are plans to
   // make; else what is in flight must come in first.
-  const bool full = state.in_flight.size() >= static_cast<size_t>(state.limits.depth);
-  const bool collects = !state.in_flight.empty() && (full || !submitted);
-  if (collects) state.CollectOldest(now, &outputs);
+  const bool full = in_flight_.size() >= static_cast<size_t>(limits_.depth);
+  const bool collects = !in_flight_.empty() && (full || !submitted);
+  if (collects) CollectOldest(now, &outputs);
   // Slots of sequences that ended in this step are released by the next plan.
-  state.idle = state.in_flight.empty() && !state.scheduler.has_pending_release() &&
-               (state.sequences.empty() || (!submitted && !collects));
+  idle_ = in_flight_.empty() && !scheduler_.has_pending_release() &&
+          (sequences_.empty() || (!submitted && !collects));
   // From here to the next step there may be a pause.
-  if (state.idle) {
-    state.step_prefill = state.step_decodes = state.step_swapped = 0;
-    state.step_guests = false;
+  if (idle_) {
+    step_.prefill = step_.decodes = step_.swapped = 0;
+    step_.guests = false;
   }
-  state.UpdateGauges();
+  UpdateGauges();
   return outputs;
 }
 
 std::vector<RequestOutput> Engine::Probe(Seconds now) {
   std::vector<RequestOutput> outputs;
-  if (!state_->fatal.ok()) return outputs;
-  const absl::Status status = state_->executor.Probe();
-  if (!status.ok()) state_->Fail(status, now, &outputs);
+  if (!fatal_.ok()) return outputs;
+  const absl::Status status = executor_.Probe();
+  if (!status.ok()) Fail(status, now, &outputs);
   return outputs;
 }
 
 void Engine::FlushPrefixCache() {
-  state_->scheduler.FlushPrefixes();
-  if (state_->scheduler.has_pending_release()) state_->idle = false;
+  scheduler_.FlushPrefixes();
+  if (scheduler_.has_pending_release()) idle_ = false;
 }
 
-bool Engine::HasWork() const { return state_->fatal.ok() && !state_->idle; }
+bool Engine::HasWork() const { return fatal_.ok() && !idle_; }
 
 Seconds Engine::NextDeadline() const {
-  if (state_->events.empty()) return kNever;
-  return (*state_->events.begin())->next_event;
+  if (events_.empty()) return kNever;
+  return (*events_.begin())->next_event;
 }
 
-const EngineStats& Engine::stats() const { return state_->stats; }
+const EngineStats& Engine::stats() const { return stats_; }
 
 Seconds Engine::QueueSeconds() const {
-  const Scheduler& scheduler = state_->scheduler;
-  const ServiceTimes& times = state_->times;
-  if (!times.known() || scheduler.running() == 0) return 0;
-  return times.Wait(scheduler.RunningWork(), scheduler.waiting().All(times), scheduler.seats());
+  if (!times_.known() || scheduler_.running() == 0) return 0;
+  return times_.Wait(scheduler_.RunningWork(), scheduler_.waiting().All(times_),
+                     scheduler_.seats());
 }
 
-const absl::Status& Engine::fatal() const { return state_->fatal; }
+const absl::Status& Engine::fatal() const { return fatal_; }
 
 }  // namespace fox

@@ -1,13 +1,13 @@
 // How requests enter and leave an engine: room, waits, deadlines, stalled readers, counters. Read
-// engine_state.h first.
+// engine.h first.
 #include <algorithm>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "engine/engine_state.h"
-#include "engine/request_validation.h"
+#include "engine/engine.h"
+#include "engine/request/request_validation.h"
 #include "kernels/core/check.h"
 
 namespace fox {
@@ -19,15 +19,15 @@ absl::Status QueueFull(const char* what) {
 
 }  // namespace
 
-absl::Status EngineState::Queue(std::vector<Request> requests, Seconds now) {
+absl::Status Engine::Queue(std::vector<Request> requests, Seconds now) {
   FOX_CHECK(!requests.empty());
-  if (!fatal.ok()) return Stopped();
+  if (!fatal_.ok()) return Stopped();
   std::set<RequestId> ids;
   int64_t tokens = 0;
   for (const Request& request : requests) {
-    absl::Status status = ValidateRequest(request, options, limits);
+    absl::Status status = ValidateRequest(request, options_, limits_);
     if (!status.ok()) return status;
-    if (sequences.count(request.id) > 0 || !ids.insert(request.id).second) {
+    if (sequences_.count(request.id) > 0 || !ids.insert(request.id).second) {
       return absl::AlreadyExistsError(absl::StrCat("request ", request.id, " is running"));
     }
     tokens += static_cast<int64_t>(request.prompt.size());
@@ -39,36 +39,36 @@ absl::Status EngineState::Queue(std::vector<Request> requests, Seconds now) {
   auto group = std::make_shared<SequenceGroup>();
   for (Request& request : requests) {
     const RequestId id = request.id;
-    auto sequence = std::make_unique<Sequence>(std::move(request), options, limits.max_model_len,
-                                               arrivals++, now);
+    auto sequence = std::make_unique<Sequence>(std::move(request), options_, limits_.max_model_len,
+                                               arrivals_++, now);
     sequence->group = group;
     group->members.push_back(sequence.get());
-    scheduler.Add(sequence.get(), now);
+    scheduler_.Add(sequence.get(), now);
     UpdateEvent(sequence.get());
-    sequences.emplace(id, std::move(sequence));
+    sequences_.emplace(id, std::move(sequence));
   }
   UpdateGauges();
-  idle = false;
+  idle_ = false;
   return absl::OkStatus();
 }
 
 // Whether the queue has room for the requests, with `tokens` in all, or, for a client that holds
 // less than its share, for them without `victims`.
-absl::Status EngineState::CheckRoom(const std::vector<Request>& requests, int64_t tokens,
-                                    std::vector<Sequence*>* victims) {
+absl::Status Engine::CheckRoom(const std::vector<Request>& requests, int64_t tokens,
+                               std::vector<Sequence*>* victims) {
   const auto count = static_cast<int64_t>(requests.size());
-  if (count > options.max_num_queued_reqs || tokens > options.max_num_queued_tokens) {
+  if (count > options_.max_num_queued_reqs || tokens > options_.max_num_queued_tokens) {
     return absl::OutOfRangeError("the request is larger than the queue");
   }
-  int64_t waiting = scheduler.waiting().size(), queued_tokens = scheduler.waiting().tokens();
-  while (waiting + count > options.max_num_queued_reqs ||
-         queued_tokens + tokens > options.max_num_queued_tokens) {
-    const Sequence* victim = scheduler.waiting().Displaced(requests.front().client, count, tokens,
-                                                           options.max_num_queued_reqs,
-                                                           options.max_num_queued_tokens, *victims);
+  int64_t waiting = scheduler_.waiting().size(), queued_tokens = scheduler_.waiting().tokens();
+  while (waiting + count > options_.max_num_queued_reqs ||
+         queued_tokens + tokens > options_.max_num_queued_tokens) {
+    const Sequence* victim = scheduler_.waiting().Displaced(
+        requests.front().client, count, tokens, options_.max_num_queued_reqs,
+        options_.max_num_queued_tokens, *victims);
     if (victim == nullptr) {
-      return QueueFull(waiting + count > options.max_num_queued_reqs ? "too many requests"
-                                                                     : "too many prompt tokens");
+      return QueueFull(waiting + count > options_.max_num_queued_reqs ? "too many requests"
+                                                                      : "too many prompt tokens");
     }
     for (Sequence* member : victim->group->members) {
       victims->push_back(member);
@@ -81,159 +81,159 @@ absl::Status EngineState::CheckRoom(const std::vector<Request>& requests, int64_
 
 // A request that would wait longer than it may is refused at once. One that could not even finish
 // in time if it started now is only asked for its first token.
-absl::Status EngineState::CheckWait(const std::vector<Request>& requests, Seconds now) const {
-  if (!times.known() || sequences.empty()) return absl::OkStatus();
+absl::Status Engine::CheckWait(const std::vector<Request>& requests, Seconds now) const {
+  if (!times_.known() || sequences_.empty()) return absl::OkStatus();
   const Request& request = requests.front();
   const auto prompt_tokens = static_cast<int64_t>(request.prompt.size());
   const int64_t max_tokens =
-      std::min<int64_t>(request.stop.max_tokens, limits.max_model_len - prompt_tokens);
-  const Work ahead = scheduler.waiting().Ahead(
+      std::min<int64_t>(request.stop.max_tokens, limits_.max_model_len - prompt_tokens);
+  const Work ahead = scheduler_.waiting().Ahead(
       request.client, static_cast<int64_t>(requests.size()) * prompt_tokens,
-      WaitingQueue::Asked(prompt_tokens, max_tokens), times);
-  Seconds wait = times.Wait(scheduler.RunningWork(), ahead, scheduler.seats());
-  if (scheduler.waiting().WillBeDue(request.client, scheduler.seats())) {
+      WaitingQueue::Asked(prompt_tokens, max_tokens), times_);
+  Seconds wait = times_.Wait(scheduler_.RunningWork(), ahead, scheduler_.seats());
+  if (scheduler_.waiting().WillBeDue(request.client, scheduler_.seats())) {
     wait = std::min(wait, 2 * WaitingQueue::kSlotTurn);
   }
   const Seconds left = request.deadline - now;
-  const Seconds whole = times.Service(prompt_tokens, max_tokens);
-  Seconds service = times.FirstToken(prompt_tokens);
-  if (scheduler.running() + scheduler.waiting().size() >= scheduler.seats()) {
+  const Seconds whole = times_.Service(prompt_tokens, max_tokens);
+  Seconds service = times_.FirstToken(prompt_tokens);
+  if (scheduler_.running() + scheduler_.waiting().size() >= scheduler_.seats()) {
     // As if it were no shorter than others, lest a full queue took the shortest alone.
-    const Seconds typical = std::min(2 * times.mean_service(), left / 2);
+    const Seconds typical = std::min(2 * times_.mean_service(), left / 2);
     service = std::max(whole <= left ? whole : service, typical);
   }
   const bool too_late = wait > 0 && (wait + service > left || now + wait > request.queue_deadline);
-  if (too_late || (options.max_queue_seconds > 0 && wait > options.max_queue_seconds)) {
+  if (too_late || (options_.max_queue_seconds > 0 && wait > options_.max_queue_seconds)) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "the queue is %.1f s long: %s", wait, too_late ? "the deadline would pass" : "too long"));
   }
   return absl::OkStatus();
 }
 
-void EngineState::Displace(const std::vector<Sequence*>& victims, Seconds now) {
+void Engine::Displace(const std::vector<Sequence*>& victims, Seconds now) {
   std::set<const SequenceGroup*> groups;
   for (Sequence* sequence : victims) {
-    if (groups.insert(sequence->group.get()).second) ++stats.rejected;
-    Close(sequence, FinishWith(QueueFull("displaced by a client that holds less of it")), now,
-          &displaced);
+    if (groups.insert(sequence->group.get()).second) ++stats_.rejected;
+    Close(sequence, Finish::With(QueueFull("displaced by a client that holds less of it")), now,
+          &displaced_);
   }
 }
 
-void EngineState::Close(Sequence* sequence, Finish finish, Seconds now,
-                        std::vector<RequestOutput>* outputs) {
+void Engine::Close(Sequence* sequence, Finish finish, Seconds now,
+                   std::vector<RequestOutput>* outputs) {
   RequestOutput& output = outputs->emplace_back();
   output.id = sequence->request.id;
   output.finish = std::move(finish);
-  scheduler.Remove(sequence, output.finish->status.ok());
+  scheduler_.Remove(sequence, output.finish->status.ok());
   End(sequence, now, &*output.finish);
 }
 
-void EngineState::DeliverCancellations(Seconds now, std::vector<RequestOutput>* outputs) {
-  for (auto& [id, status, reason] : cancellations) {
-    const auto found = sequences.find(id);
-    if (found == sequences.end()) continue;  // cancelled twice
-    Close(found->second.get(), status.ok() ? FinishFor(reason) : FinishWith(std::move(status)), now,
-          outputs);
+void Engine::DeliverCancellations(Seconds now, std::vector<RequestOutput>* outputs) {
+  for (auto& [id, status, reason] : calls_.cancellations) {
+    const auto found = sequences_.find(id);
+    if (found == sequences_.end()) continue;  // cancelled twice
+    Close(found->second.get(), status.ok() ? Finish::For(reason) : Finish::With(std::move(status)),
+          now, outputs);
   }
-  cancellations.clear();
+  calls_.cancellations.clear();
 }
 
-void EngineState::TakeAcknowledgements(Seconds now) {
-  for (const auto& [id, arrival] : acknowledgements) {
+void Engine::TakeAcknowledgements(Seconds now) {
+  for (const auto& [id, arrival] : calls_.acknowledgements) {
     Sequence* sequence = Find(id, arrival);
     if (sequence == nullptr) continue;
     const bool rested = sequence->paused();
     sequence->UpdatePause(now);
     if (sequence->paused()) sequence->paused_since = now;
-    if (rested && !sequence->paused()) scheduler.Resume(sequence, now);
+    if (rested && !sequence->paused()) scheduler_.Resume(sequence, now);
     if (rested) UpdateEvent(sequence);
   }
-  acknowledgements.clear();
+  calls_.acknowledgements.clear();
 }
 
 // When there is something to do about a sequence though nothing happens to it.
-Seconds EngineState::NextEvent(const Sequence& sequence) const {
+Seconds Engine::NextEvent(const Sequence& sequence) const {
   Seconds next = sequence.request.deadline;
   if (!sequence.group->started) next = std::min(next, sequence.request.queue_deadline);
   // What its reader has not been given yet it cannot take.
-  if (options.stall_timeout > 0 && sequence.paused() && sequence.pending == 0) {
-    next = std::min(next, sequence.paused_since + options.stall_timeout);
+  if (options_.stall_timeout > 0 && sequence.paused() && sequence.pending == 0) {
+    next = std::min(next, sequence.paused_since + options_.stall_timeout);
   }
   return next;
 }
 
-void EngineState::UpdateEvent(Sequence* sequence) {
+void Engine::UpdateEvent(Sequence* sequence) {
   const Seconds next = NextEvent(*sequence);
   if (next == sequence->next_event) return;
-  if (sequence->next_event != kNever) events.erase(sequence);
+  if (sequence->next_event != kNever) events_.erase(sequence);
   sequence->next_event = next;
-  if (next != kNever) events.insert(sequence);
+  if (next != kNever) events_.insert(sequence);
 }
 
-void EngineState::Expire(Seconds now, std::vector<RequestOutput>* outputs) {
-  while (!events.empty() && now >= (*events.begin())->next_event) {
-    Sequence* sequence = *events.begin();
+void Engine::Expire(Seconds now, std::vector<RequestOutput>* outputs) {
+  while (!events_.empty() && now >= (*events_.begin())->next_event) {
+    Sequence* sequence = *events_.begin();
     if (now >= sequence->request.deadline) {
-      Close(sequence, FinishWith(absl::DeadlineExceededError("the deadline has passed")), now,
+      Close(sequence, Finish::With(absl::DeadlineExceededError("the deadline has passed")), now,
             outputs);
     } else if (!sequence->group->started && now >= sequence->request.queue_deadline) {
-      Close(sequence, FinishWith(absl::DeadlineExceededError("waited too long in the queue")), now,
-            outputs);
+      Close(sequence, Finish::With(absl::DeadlineExceededError("waited too long in the queue")),
+            now, outputs);
     } else {
-      Close(sequence, FinishWith(absl::AbortedError("the reader has stalled")), now, outputs);
+      Close(sequence, Finish::With(absl::AbortedError("the reader has stalled")), now, outputs);
     }
   }
 }
 
 // Beyond the bound the one that has waited longest for its reader ends.
-void EngineState::LimitPaused(Seconds now, std::vector<RequestOutput>* outputs) {
-  while (scheduler.paused() > options.max_paused_reqs) {
+void Engine::LimitPaused(Seconds now, std::vector<RequestOutput>* outputs) {
+  while (scheduler_.paused() > options_.max_paused_reqs) {
     Sequence* longest = nullptr;
-    for (const auto& [id, sequence] : sequences) {
+    for (const auto& [id, sequence] : sequences_) {
       if (sequence->state != SequenceState::kPaused) continue;
       if (longest == nullptr || sequence->paused_since < longest->paused_since) {
         longest = sequence.get();
       }
     }
-    Close(longest, FinishWith(absl::AbortedError("too many readers have stalled")), now, outputs);
+    Close(longest, Finish::With(absl::AbortedError("too many readers have stalled")), now, outputs);
   }
 }
 
-void EngineState::End(Sequence* sequence, Seconds now, Finish* finish) {
+void Engine::End(Sequence* sequence, Seconds now, Finish* finish) {
   finish->stats = sequence->FinalStats(now);
   Count(*finish);
   if (finish->status.ok()) {
-    times.RecordEnd(sequence->generated(), sequence->max_tokens,
-                    now - sequence->stats.first_scheduled);
+    times_.RecordEnd(sequence->generated(), sequence->max_tokens,
+                     now - sequence->stats.first_scheduled);
   }
-  if (sequence->next_event != kNever) events.erase(sequence);
+  if (sequence->next_event != kNever) events_.erase(sequence);
   std::vector<Sequence*>& members = sequence->group->members;
   members.erase(std::find(members.begin(), members.end(), sequence));
-  for (StepObserver* observer : observers) observer->OnFinish(sequence->request, *finish);
-  sequences.erase(sequence->request.id);
+  for (StepObserver* observer : observers_) observer->OnFinish(sequence->request, *finish);
+  sequences_.erase(sequence->request.id);
 }
 
-void EngineState::Count(const Finish& finish) {
+void Engine::Count(const Finish& finish) {
   switch (finish.status.code()) {
     case absl::StatusCode::kOk:
-      ++(finish.reason == FinishReason::kAbort ? stats.aborted : stats.finished);
+      ++(finish.reason == FinishReason::kAbort ? stats_.aborted : stats_.finished);
       break;
     case absl::StatusCode::kCancelled:
-      ++stats.cancelled;
+      ++stats_.cancelled;
       break;
     case absl::StatusCode::kDeadlineExceeded:
-      ++stats.expired;
+      ++stats_.expired;
       break;
     case absl::StatusCode::kAborted:
-      ++stats.aborted;
+      ++stats_.aborted;
       break;
     case absl::StatusCode::kResourceExhausted:
       break;  // counted as rejected
     default:
-      ++stats.failed;
+      ++stats_.failed;
   }
-  stats.max_log_evicted_mass =
-      std::max(stats.max_log_evicted_mass, finish.stats.acp.max_log_evicted_mass);
+  stats_.max_log_evicted_mass =
+      std::max(stats_.max_log_evicted_mass, finish.stats.acp.max_log_evicted_mass);
 }
 
 }  // namespace fox

@@ -99,6 +99,17 @@ struct Finish {
   std::optional<int32_t> stop_token_id;       // the id that stopped it; it is in no output
   bool eos = false;
   RequestStats stats;
+
+  static Finish With(absl::Status status) {
+    Finish finish;
+    finish.status = std::move(status);
+    return finish;
+  }
+  static Finish For(FinishReason reason) {
+    Finish finish;
+    finish.reason = reason;
+    return finish;
+  }
 };
 
 // What each head keeps of a sequence after a step.

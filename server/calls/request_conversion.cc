@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/request/request_validation.h"
 #include "engine/request/sampling_limits.h"
-#include "engine/request_validation.h"
 #include "google/protobuf/unknown_field_set.h"
 #include "server/process/random_id.h"
 

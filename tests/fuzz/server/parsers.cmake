@@ -30,7 +30,7 @@ add_library(fox_server STATIC
   ${server}/process/connection_acceptor.cc ${server}/process/line_writer.cc
   ${server}/process/log.cc ${server}/process/random_id.cc ${server}/process/watched_files.cc
   ${server}/rpc/vllm_call.cc ${server}/server_flags.cc
-  ${CMAKE_SOURCE_DIR}/engine/request_validation.cc
+  ${CMAKE_SOURCE_DIR}/engine/request/request_validation.cc
   ${CMAKE_SOURCE_DIR}/engine/request/sampling_limits.cc)
 target_link_libraries(fox_server
   PUBLIC fox_options fox_proto fox_tokenizer fox_checkpoint fox_flags

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/strings/match.h"
-#include "engine/request_validation.h"
+#include "engine/request/request_validation.h"
 #include "models/tokenizer/byte_level_bpe.h"
 #include "models/tokenizer/longcrawl64_tokenizer.h"
 #include "server/calls/conversion_context.h"

@@ -1,5 +1,5 @@
 // Messages name the field and never quote a prompt. See request_validation.h.
-#include "engine/request_validation.h"
+#include "engine/request/request_validation.h"
 
 #include <algorithm>
 #include <cmath>

@@ -3,8 +3,8 @@
 
 #include "absl/status/status.h"
 #include "engine/request/engine_options.h"
+#include "engine/request/executor_limits.h"
 #include "engine/request/request.h"
-#include "engine/schedule/step_executor.h"
 
 namespace fox {
 

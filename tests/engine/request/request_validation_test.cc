@@ -1,6 +1,6 @@
 // ValidateRequest: special floats for every field, ids around the bounds, lengths around the
 // context.
-#include "engine/request_validation.h"
+#include "engine/request/request_validation.h"
 
 #include <cmath>
 #include <functional>
