@@ -100,20 +100,6 @@ def bimodality(acp: Json) -> str:
     return f"Of {heads} heads, " + "; ".join(parts) + "."
 
 
-def layers(acp: Json) -> list[str]:
-    """Means over the heads of each layer."""
-    rows = []
-    for layer in sorted({head["layer"] for head in acp["heads"]}):
-        heads = [head for head in acp["heads"] if head["layer"] == layer]
-        cells: list[object] = [layer, sum(head["forgets"] for head in heads)]
-        for mode in BOUNDS:
-            cells += [percent(mean([head[mode]["pruned_share"] for head in heads])),
-                      f"{mean([head[mode]['mean_window'] for head in heads]):.0f}"]
-        rows.append(row(*cells))
-    return table(("layer", "heads that forget", "paper: pages pruned", "window, tokens",
-                  "certified: pages pruned", "window, tokens"), rows)
-
-
 def sweep(acp: Json) -> list[str]:
     """Savings and loss by log eps."""
     rows = []
@@ -159,8 +145,7 @@ def text_of(report: Json) -> str:
     windows = loss["tokens"] // (loss["window"] - 1)
     sections = [
         ["# What pruning does to this model"],
-        ["The analyses of the papers on FoX and adaptive computation pruning, by "
-         "`fox-eval` on text that was not trained on "
+        ["By `fox-eval` on text that was not trained on "
          f"(`{report['text']['name']}`, sha256 {report['text']['sha256'][:16]}). Weights and cache "
          f"in {perplexity['dtype']} on {report['device']}, log eps {acp['log_tolerance']:g}. Made "
          "by [model_report.py](../../tests/bench/model_report.py); all numbers are in "
@@ -179,14 +164,11 @@ def text_of(report: Json) -> str:
         [bimodality(acp) + " The share is that of pages evicted over pages written, averaged over "
          "the sequence."],
         ["![Heads by pruned share](report/heads.svg)"],
-        layers(acp),
         ["## Boundaries"],
-        ["Where each head's window starts, by position, under the certified bound; one line a "
-         "head, one panel a layer. A line on the diagonal keeps almost nothing, a line at zero "
-         "everything."],
+        ["Where each head's window starts under the certified bound. A line on the diagonal keeps "
+         "almost nothing, a line at zero everything."],
         ["![Window starts by layer](report/boundaries.svg)"],
-        ["Paper and certified, for the most local head, the median, the one where the certified "
-         "bound gains most, and the most global:"],
+        ["Both bounds, for four heads:"],
         ["![Window starts of four heads](report/bounds.svg)"],
         ["## Savings and loss by eps"],
         [f"The same {acp['tokens']} tokens, loss against no pruning in nats."],

@@ -71,7 +71,6 @@ class ModelReportTest(unittest.TestCase):
                      "| off | 0.0% | 10.0% | 144 | none |",
                      "under the paper bound 2 lose at least 80% of their pages, 1 less than 10%, "
                      "1 lie between",
-                     "| 0 | 2 | 80.0% | 20 | 90.0% | 10 |", "| 1 | 1 | 40.0% | 60 | 45.0% | 55 |",
                      "| -1 | 50.0% | 50.0% | +1.0e-04 | +1.0e-04 | 1.0e-03 | 1.0e-03 |",
                      "2 windows of 192 tokens"):
             self.assertIn(said, lines)
