@@ -280,7 +280,8 @@ absl::Status SetServices(ServerFlags* flags) {
   for (const std::string& service : services) {
     if (known.count(service) == 0) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--grpc-services: unknown service ", service.substr(0, 64)));
+          absl::StrCat("--grpc-services: unknown service ", service.substr(0, 64),
+                       service == "vllm" ? " (gateways use OpenAI's API: --http-port)" : ""));
     }
   }
   if (flags->admin_address == kMainPort) return absl::OkStatus();

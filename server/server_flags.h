@@ -25,7 +25,7 @@ struct ServerFlags {
   int64_t max_connections = 0;  // of the gRPC and of the HTTP port; 0: by default
   GrpcServerOptions grpc;
   HttpServerOptions http;  // its port is -1: none
-  std::string grpc_services = "inference,tokenizer,info,admin,vllm,health,reflection";
+  std::string grpc_services = "inference,tokenizer,info,admin,health,reflection";
   std::string admin_address;  // HOST:PORT; empty: the main port, if that is loopback
   bool allow_insecure_remote = false;
   TlsOptions tls;  // no certificate: plain text

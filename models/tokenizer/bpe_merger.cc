@@ -24,19 +24,6 @@ void BpeMerger::AddRule(int32_t left, int32_t right, int32_t product) {
   product_of_rank_.push_back(product);
 }
 
-std::vector<std::pair<int32_t, int32_t>> BpeMerger::Rules() const {
-  std::vector<std::pair<int32_t, uint64_t>> ranked;
-  ranked.reserve(rank_of_pair_.size());
-  for (const auto& [pair, rank] : rank_of_pair_) ranked.emplace_back(rank, pair);
-  std::sort(ranked.begin(), ranked.end());
-  std::vector<std::pair<int32_t, int32_t>> rules;
-  rules.reserve(ranked.size());
-  for (const auto& [rank, pair] : ranked) {
-    rules.emplace_back(static_cast<int32_t>(pair >> 32), static_cast<int32_t>(pair));
-  }
-  return rules;
-}
-
 int32_t BpeMerger::RankOf(int32_t left, int32_t right) const {
   const auto it = rank_of_pair_.find(PairKey(left, right));
   return it == rank_of_pair_.end() ? kNoRank : it->second;

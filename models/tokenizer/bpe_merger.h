@@ -18,8 +18,6 @@ class BpeMerger {
   // The rule of the next rank. A pair that has a rule already takes the later rank, as in the
   // reference implementations. REQUIRES: the text of `product` is that of `left` and `right`.
   void AddRule(int32_t left, int32_t right, int32_t product);
-  // The pairs that have a rule, by rank.
-  std::vector<std::pair<int32_t, int32_t>> Rules() const;
 
   // Memory that one thread reuses from pre-token to pre-token.
   class Workspace {

@@ -10,7 +10,6 @@
 #include "models/tokenizer/bpe_windows.h"
 #include "models/tokenizer/byte_alphabet.h"
 #include "models/tokenizer/pretokenizer.h"
-#include "models/tokenizer/tokenizer_json_writer.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {
@@ -224,32 +223,6 @@ std::string ByteLevelBpe::TokenBytes(int32_t id, bool skip_special) const {
   if (id < 0 || id >= info_.vocab_size) return "";
   const auto at = static_cast<size_t>(id);
   return skip_special && special_[at] ? std::string() : bytes_[at];
-}
-
-absl::StatusOr<std::string> ByteLevelBpe::ToJson() const {
-  BpeDefinition definition;
-  definition.added = splitter_.tokens();
-  definition.add_prefix_space = add_prefix_space_;
-  definition.use_regex = use_regex_;
-  definition.ignore_merges = !id_of_bytes_.empty();
-  std::vector<std::string> names(bytes_.size());
-  for (const AddedToken& token : definition.added) {
-    names[static_cast<size_t>(token.id)] = token.content;
-  }
-  for (size_t id = 0; id < names.size(); ++id) {
-    if (names[id].empty()) {
-      for (char byte : bytes_[id]) names[id] += CharacterOfByte(static_cast<uint8_t>(byte));
-    }
-    if (!definition.vocab.emplace(names[id], static_cast<int32_t>(id)).second) {
-      return absl::UnimplementedError(
-          "tokenizer.json cannot tell two tokens of the same bytes apart");
-    }
-  }
-  for (const auto& [left, right] : merger_.Rules()) {
-    definition.merges.emplace_back(names[static_cast<size_t>(left)],
-                                   names[static_cast<size_t>(right)]);
-  }
-  return WriteTokenizerJson(definition);
 }
 
 }  // namespace fox

@@ -32,7 +32,6 @@ class ByteLevelBpe : public Tokenizer {
                                               bool add_special_tokens) const override;
   std::string TokenBytes(int32_t id, bool skip_special) const override;
   const Info& info() const override { return info_; }
-  absl::StatusOr<std::string> ToJson() const override;
 
  private:
   ByteLevelBpe() = default;

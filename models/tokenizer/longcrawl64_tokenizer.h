@@ -25,7 +25,6 @@ class LongCrawl64Tokenizer : public Tokenizer {
                                               bool add_special_tokens) const override;
   std::string TokenBytes(int32_t id, bool skip_special) const override;
   const Info& info() const override { return info_; }
-  const Tokenizer& Unescaped() const override { return *bpe_; }
 
  private:
   explicit LongCrawl64Tokenizer(std::unique_ptr<ByteLevelBpe> bpe);

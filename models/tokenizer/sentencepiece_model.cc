@@ -33,10 +33,6 @@ std::unique_ptr<SentencePieceModel> SentencePieceModel::Parse(const std::string&
   return std::unique_ptr<SentencePieceModel>(new SentencePieceModel(std::move(library)));
 }
 
-std::string SentencePieceModel::Serialized() const {
-  return library_->processor.serialized_model_proto();
-}
-
 bool SentencePieceModel::Normalize(std::string_view text, std::string* normalized,
                                    std::string* error) const {
   const auto status = library_->processor.Normalize(text, normalized);

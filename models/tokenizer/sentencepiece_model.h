@@ -21,9 +21,6 @@ class SentencePieceModel {
                                                    std::string* error);
   ~SentencePieceModel();
 
-  // The bytes of the model, as Parse takes them.
-  std::string Serialized() const;
-
   // The text as its pieces are looked for. False with `error` set when the library fails.
   bool Normalize(std::string_view text, std::string* normalized, std::string* error) const;
 

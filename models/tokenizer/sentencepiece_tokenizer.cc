@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "models/error_text.h"
-#include "models/tokenizer/tokenizer_json_writer.h"
 
 namespace fox {
 namespace {
@@ -140,18 +139,6 @@ bool SentencePieceTokenizer::EncodeNormalized(std::string_view text,
     begin = piece.end;
   }
   return true;
-}
-
-absl::StatusOr<std::string> SentencePieceTokenizer::ToJson() const {
-  const bool whole = normalizer_ != nullptr;
-  absl::StatusOr<SentencePieceFile> file =
-      CheckSentencePieceModel((whole ? normalizer_ : model_)->Serialized());
-  if (!file.ok()) return file.status();
-  if (!whole) {  // what the library was not told
-    file->add_dummy_prefix = add_dummy_prefix_;
-    file->escape_whitespaces = true;
-  }
-  return WriteTokenizerJson(*file);
 }
 
 std::string SentencePieceTokenizer::TokenBytes(int32_t id, bool skip_special) const {

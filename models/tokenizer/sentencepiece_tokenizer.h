@@ -32,7 +32,6 @@ class SentencePieceTokenizer : public Tokenizer {
   std::string TokenBytes(int32_t id, bool skip_special) const override;
   TokenKind KindOf(int32_t id) const override;
   const Info& info() const override { return info_; }
-  absl::StatusOr<std::string> ToJson() const override;
 
  private:
   SentencePieceTokenizer() = default;

@@ -52,15 +52,6 @@ class Tokenizer {
     Utf8Replacement replacement = Utf8Replacement::kSubpart;
   };
   virtual const Info& info() const = 0;
-
-  // This tokenizer as a tokenizer.json of the Hugging Face tokenizers library, but for
-  // Info::prefix. Takes tens of milliseconds. Unimplemented names what the format cannot say; see
-  // tokenizer_json_writer.h.
-  virtual absl::StatusOr<std::string> ToJson() const {
-    return absl::UnimplementedError("this kind of tokenizer has no tokenizer.json");
-  }
-  // The tokenizer with the same ids whose texts are not escaped (Info::json_escaped).
-  virtual const Tokenizer& Unescaped() const { return *this; }
 };
 
 // The whole of `ids` as text, through a TokenStream; ill-formed UTF-8 becomes U+FFFD.

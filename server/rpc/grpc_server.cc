@@ -23,7 +23,6 @@
 #include "server/rpc/port_check.h"
 #include "server/rpc/port_credentials.h"
 #include "server/rpc/tokenizer_service.h"
-#include "server/rpc/vllm_service.h"
 
 namespace fox {
 namespace {
@@ -119,7 +118,6 @@ struct GrpcServer::Impl {
   TokenizerService tokenizer{core};
   InfoService info{core};
   AdminService admin{core, [this] { monitor->Check(); }};
-  VllmService vllm{core, [this] { return monitor->serving(); }};
   std::shared_ptr<PublicCallLimit> limit =
       std::make_shared<PublicCallLimit>(core.client_metadata());
   HealthService health{core, limit};
@@ -140,7 +138,6 @@ std::vector<std::string> GrpcServer::Impl::Register(const GrpcServerOptions& opt
   add("inference", v1::Inference::service_full_name(), &generate);
   add("tokenizer", v1::Tokenizer::service_full_name(), &tokenizer);
   add("info", v1::Info::service_full_name(), &info);
-  add("vllm", vllm_wire::VllmEngine::service_full_name(), &vllm);
   if (!options.admin.has_value()) add("admin", v1::Admin::service_full_name(), &admin);
   if (options.services.count("health") > 0) builder->RegisterService(&health);
   return names;

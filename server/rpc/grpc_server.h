@@ -27,9 +27,9 @@ struct GrpcServerOptions {
   double step_timeout = 60;         // seconds; see HealthMonitor
   // Where the admin service is offered, and nothing else; unset: nowhere beside `services`.
   std::optional<AcceptorOptions> admin;
-  // Of inference, tokenizer, info, admin, vllm, health, reflection.
-  std::set<std::string> services = {"inference", "tokenizer", "info",      "admin",
-                                    "vllm",      "health",    "reflection"};
+  // Of inference, tokenizer, info, admin, health, reflection.
+  std::set<std::string> services = {"inference", "tokenizer", "info",
+                                    "admin",     "health",    "reflection"};
   std::shared_ptr<TlsFiles> tls;  // of both ports; null: plain text
 };
 

@@ -19,13 +19,6 @@ constexpr MethodPolicy kPolicies[] = {
     {"/fox.v1.Admin/Drain", Privilege::kAdmin},
     {"/fox.v1.Admin/Undrain", Privilege::kAdmin},
     {"/fox.v1.Admin/FlushCache", Privilege::kAdmin},
-    {"/vllm.grpc.engine.VllmEngine/Generate", Privilege::kUser},
-    {"/vllm.grpc.engine.VllmEngine/Abort", Privilege::kUser},
-    {"/vllm.grpc.engine.VllmEngine/HealthCheck", Privilege::kUser},
-    {"/vllm.grpc.engine.VllmEngine/GetModelInfo", Privilege::kUser},
-    {"/vllm.grpc.engine.VllmEngine/GetServerInfo", Privilege::kUser},
-    {"/vllm.grpc.engine.VllmEngine/GetLoads", Privilege::kUser},
-    {"/vllm.grpc.engine.VllmEngine/GetTokenizer", Privilege::kUser},
     // Probes have no token. Watch and reflection keep a stream, and no stranger may keep anything.
     {"/grpc.health.v1.Health/Check", Privilege::kPublic},
     {"/grpc.health.v1.Health/Watch", Privilege::kUser},

@@ -16,8 +16,7 @@ import pypi_packages
 from fox_server import free_port, wait_until
 
 READY_SECONDS = 30
-REQUIREMENTS = ("smg==1.13.0", "smg-grpc-proto==0.4.28", "openai>=1.60,<4", "tokenizers>=0.20,<1",
-                "grpcio>=1.60,<2", "grpcio-tools>=1.60,<2")
+REQUIREMENTS = ("smg==1.13.0", "openai>=1.60,<4", "grpcio>=1.60,<2", "grpcio-tools>=1.60,<2")
 
 
 def enter_packages(programs: pathlib.Path) -> None:
@@ -28,22 +27,22 @@ def enter_packages(programs: pathlib.Path) -> None:
 class Gateway:
     """A gateway on a free port that reads its workers from a file; gone when the context ends."""
 
-    def __init__(self, targets: list[str], *flags: str) -> None:
+    def __init__(self, urls: list[str]) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._file = pathlib.Path(self._folder.name) / "workers.json"
         self._log = pathlib.Path(self._folder.name) / "log"
-        self.set_workers(targets)
+        self.set_workers(urls)
         self.url = f"http://127.0.0.1:{free_port()}"
         self._command = [
             str(pathlib.Path(sys.prefix) / "bin" / "smg"), "launch", "--host", "127.0.0.1",
             "--port", self.url.rsplit(":", 1)[1], "--prometheus-host", "127.0.0.1",
             "--prometheus-port", str(free_port()), "--policy", "least_load",
             "--worker-startup-check-interval", "1", "--discovery-provider", "file",
-            "--discovery-file", str(self._file), *flags]
+            "--discovery-file", str(self._file), "--backend", "vllm"]
 
-    def set_workers(self, targets: list[str]) -> None:
+    def set_workers(self, urls: list[str]) -> None:
         """What the gateway discovers, at once."""
-        workers = [{"url": "grpc://" + target} for target in targets]
+        workers = [{"url": url} for url in urls]
         new = self._file.with_suffix(".new")
         new.write_text(json.dumps({"version": 1, "workers": workers}))
         os.replace(new, self._file)
@@ -74,9 +73,9 @@ class Gateway:
             return None
 
     def workers(self) -> dict[str, Any]:
-        """What the gateway knows of its workers, by HOST:PORT."""
+        """What the gateway knows of its workers, by URL."""
         listed = json.loads(self._get("/workers") or "{}").get("workers", [])
-        return {worker["url"].removeprefix("grpc://"): worker for worker in listed}
+        return {worker["url"]: worker for worker in listed}
 
     def wait_until(self, condition) -> None:
         """Asks until it is so."""

@@ -11,7 +11,6 @@
 #include "tests/e2e/http_client.h"
 #include "tests/e2e/test_server.h"
 #include "tests/engine/eval/run_program.h"
-#include "vllm/grpc/engine/vllm_engine.grpc.pb.h"
 
 namespace fox {
 namespace {
@@ -36,7 +35,6 @@ class TenantsTest : public ::testing::Test {
  protected:
   void Serve(const TestCoreOptions& options) {
     server_ = std::make_unique<TestServer>(options);
-    vllm_ = vllm_wire::VllmEngine::NewStub(server_->channel);
     service_ = std::make_unique<OpenAiService>(*server_->core, [] { return true; });
     http_ = *HttpServer::Listen({});
     service_->Register(http_.get());
@@ -89,34 +87,12 @@ class TenantsTest : public ::testing::Test {
     EXPECT_TRUE(server_->inference->Abort(&context, request, &response).ok());
     return {response.aborted().begin(), response.aborted().end()};
   }
-  grpc::StatusCode VllmAbort(const std::string& authorization) {
-    grpc::ClientContext context;
-    SetTimeout(&context);
-    context.AddMetadata("authorization", authorization);
-    vllm_wire::AbortRequest request;
-    request.add_request_ids(kId);
-    vllm_wire::AbortResponse response;
-    return vllm_->Abort(&context, request, &response).error_code();
-  }
   grpc::StatusCode Generate(const std::string& authorization) {
     grpc::ClientContext context;
     SetTimeout(&context);
     context.AddMetadata("authorization", authorization);
     v1::GenerateResponse response;
     return server_->inference->Generate(&context, WithId(2), &response).error_code();
-  }
-  grpc::StatusCode VllmGenerate(const std::string& authorization) {
-    grpc::ClientContext context;
-    SetTimeout(&context);
-    context.AddMetadata("authorization", authorization);
-    vllm_wire::GenerateRequest request;
-    request.set_request_id(kId);
-    request.set_text("hello");
-    request.mutable_sampling_params()->set_max_tokens(2);
-    const auto reader = vllm_->Generate(&context, request);
-    for (vllm_wire::GenerateResponse message; reader->Read(&message);) {
-    }
-    return reader->Finish().error_code();
   }
   int Complete(const std::string& headers) {
     HttpClient client(http_->port());
@@ -129,7 +105,6 @@ class TenantsTest : public ::testing::Test {
   }
 
   std::unique_ptr<TestServer> server_;
-  std::unique_ptr<vllm_wire::VllmEngine::Stub> vllm_;
   std::unique_ptr<OpenAiService> service_;
   std::unique_ptr<HttpServer> http_;
 };
@@ -138,24 +113,18 @@ TEST_F(TenantsTest, AnIdOfAnotherTenantEndsNothing) {
   ServeWithTokens();
   Running a(*server_, kA);
   EXPECT_THAT(Abort(kB), IsEmpty());
-  EXPECT_EQ(VllmAbort(kB), grpc::OK);
   EXPECT_EQ(server_->engine->stats().running, 1);
   EXPECT_EQ(server_->engine->stats().aborted, 0);
   EXPECT_THAT(Abort(kA), ElementsAre(kId));
   EXPECT_EQ(a.Reason(), v1::ABORT);
-  Running again(*server_, kA);
-  EXPECT_EQ(VllmAbort(kA), grpc::OK);
-  EXPECT_EQ(again.Reason(), v1::ABORT);
 }
 
 TEST_F(TenantsTest, AnIdOfAnotherTenantIsFree) {
   ServeWithTokens();
   Running a(*server_, kA);
   EXPECT_EQ(Generate(kA), grpc::ALREADY_EXISTS);
-  EXPECT_EQ(VllmGenerate(kA), grpc::ALREADY_EXISTS);
   EXPECT_EQ(CompleteAs(kA), 409);
   EXPECT_EQ(Generate(kB), grpc::OK);
-  EXPECT_EQ(VllmGenerate(kB), grpc::OK);
   EXPECT_EQ(CompleteAs(kB), 200);
   EXPECT_EQ(server_->engine->stats().aborted, 0);
 }

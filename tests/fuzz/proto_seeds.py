@@ -145,47 +145,6 @@ def generate_field_seeds() -> Seeds:
     yield "not_a_message", b"\x01\xff"
 
 
-def vllm_field_seeds() -> Seeds:
-    """With the gateway's tokenizer, then another (3), then none (5)."""
-    text, ids = message(3, "ab"), message(2, message(2, bytes((97, 98))))
-    yield "valid_stream", b"\x01" + text + message(4, number(15, 3)) + number(5, 1)
-    yield "valid_unary", b"\x01" + text + message(4, number(15, 3))
-    yield "valid_min_tokens", b"\x01" + text + message(4, number(8, 3) + number(9, 2))
-    yield "valid_logprobs", b"\x01" + text + message(4, number(22, 1) + number(15, 2))
-    yield "valid_logprobs_stream", (b"\x01" + text + message(4, number(22, 1) + number(15, 2))
-                                    + number(5, 1))
-    for first in (b"\x03", b"\x05"):
-        for name, stream in (("stream", number(5, 1)), ("unary", b"")):
-            yield f"valid_{name}_{first[0]}", first + ids + message(4, number(15, 2)) + stream
-    yield "gateway_logprobs", b"\x03" + text + message(4, number(22, 1))
-    yield "gateway_prefix", b"\x03" + message(2, message(2, varint(258) + b"\x61"))
-    yield "ids_missing", b"\x03" + message(4, number(8, 3))
-    yield "not_a_message", b"\x01\xff"
-
-
-def vllm_request_seeds() -> Seeds:
-    """First byte: 1 bytes as they come; 0, 2 or 4 more: which tokenizer."""
-    params = message(4, float32(1, 0.5) + float32(2, 0.9) + number(3, 5) + float32(4, 0.1)
-                     + float32(5, 0.5) + float32(6, -0.5) + float32(7, 1.5) + number(8, 10)
-                     + message(10, "stop") + number(11, 97) + number(12, 1) + number(22, 1)
-                     + number(24, 7) + message(26, number(1, 97) + float32(2, 1.5)))
-    text = message(3, "some text")
-    ids = message(2, message(2, bytes((97, 98, 99))))
-    for world in (1, 3, 5):
-        yield f"valid_{world}", bytes((world,)) + message(1, "id") + text + params + number(5, 1)
-        yield f"valid_ids_{world}", bytes((world,)) + ids + message(4, number(8, 3))
-        yield f"composed_{world}", bytes((world - 1, 7)) + bytes(
-            (i * 41) % 253 for i in range(150))
-    yield "prefix_there", b"\x01" + message(2, message(2, varint(258) + b"\x61"))
-    yield "regex", b"\x01" + text + message(4, message(17, ".*"))
-    yield "prompt_logprobs", b"\x01" + text + message(4, number(23, 1))
-    yield "bias_negative", b"\x01" + text + message(4, message(26, number(1, -1) + float32(2, 1)))
-    yield "truncate_negative", b"\x01" + text + message(4, number(27, -5))
-    yield "id_outside", b"\x03" + message(2, message(2, varint(259)))
-    yield "half_characters", b"\x03" + message(2, message(2, varint(0xC3) + varint(0x28)))
-
-
 PROTO_SEEDS: dict[str, Seeds] = {
     "proto_wire": proto_wire_seeds(),
-    "generate_request": itertools.chain(generate_request_seeds(), generate_field_seeds()),
-    "vllm_request": itertools.chain(vllm_request_seeds(), vllm_field_seeds())}
+    "generate_request": itertools.chain(generate_request_seeds(), generate_field_seeds())}

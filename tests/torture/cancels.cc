@@ -15,7 +15,6 @@
 #include "tests/torture/raw_call.h"
 #include "tests/torture/raw_http2.h"
 #include "tests/torture/torture_server.h"
-#include "vllm/grpc/engine/vllm_engine.pb.h"
 
 namespace fox {
 namespace {
@@ -24,7 +23,6 @@ using Random = std::mt19937_64;
 
 constexpr char kStream[] = "/fox.v1.Inference/GenerateStream";
 constexpr char kUnary[] = "/fox.v1.Inference/Generate";
-constexpr char kVllm[] = "/vllm.grpc.engine.VllmEngine/Generate";
 
 struct Storm {
   Part* part;
@@ -52,16 +50,6 @@ v1::GenerateRequest FoxRequest(const std::string& prompt, Random* random) {
   return request;
 }
 
-std::string VllmMessage(const std::string& prompt, int64_t index, Random* random) {
-  vllm::grpc::engine::GenerateRequest request;
-  request.set_request_id(absl::StrCat("storm-", index));
-  request.set_text(prompt);
-  request.set_stream(true);
-  request.mutable_sampling_params()->set_temperature(0);
-  request.mutable_sampling_params()->set_max_tokens(1 + static_cast<uint32_t>((*random)() % 200));
-  return request.SerializeAsString();
-}
-
 // What a stream has brought so far; false: it is not what it must be.
 class Reading {
  public:
@@ -72,13 +60,6 @@ class Reading {
     v1::GenerateDelta event;
     if (!event.ParseFromString(bytes)) return false;
     return !event.has_delta() || Grow(event.delta().index(), event.delta().text());
-  }
-  bool Vllm(const std::string& bytes) {
-    vllm::grpc::engine::GenerateResponse event;
-    if (!event.ParseFromString(bytes)) return false;
-    std::string text;
-    for (const uint32_t id : event.chunk().token_ids()) text.push_back(static_cast<char>(id));
-    return Grow(event.chunk().index(), text);
   }
   // Whether to go on after this message.
   bool Continue() { return left_ < 0 || left_-- > 0; }
@@ -120,19 +101,17 @@ bool StartGrpc(Storm* storm, grpc::GenericStub& stub, int64_t index, std::functi
   if (storm->over()) return false;
   Random random(storm->part->seed() << 32 ^ static_cast<uint64_t>(index));
   const std::string prompt = Prompt(&random);
-  const uint64_t door = random() % 4;
-  RawRequest request{door == 0 ? kUnary : door == 1 ? kVllm : kStream, "", 60000};
-  request.message = door == 1 ? VllmMessage(prompt, index, &random)
-                              : FoxRequest(prompt, &random).SerializeAsString();
+  const bool unary = random() % 4 == 0;
+  RawRequest request{unary ? kUnary : kStream, FoxRequest(prompt, &random).SerializeAsString(),
+                     60000};
   const uint64_t way = random() % 8;
   if (way < 3) request.deadline_ms = 1 + static_cast<int>(random() % 30);
   const auto reading = std::make_shared<Reading>(
       prompt, way >= 3 && way < 7 ? static_cast<int64_t>(random() % 30) : -1);
   RawCall* call = RawCall::Start(
       stub, request,
-      [storm, door, reading](const std::string& bytes) {
-        const bool right = door == 0 || (door == 1 ? reading->Vllm(bytes) : reading->Fox(bytes));
-        storm->part->Check(right, "a stream brought what it must not");
+      [storm, unary, reading](const std::string& bytes) {
+        storm->part->Check(unary || reading->Fox(bytes), "a stream brought what it must not");
         return reading->Continue();
       },
       [storm, done = std::move(done)](const grpc::Status& status, const grpc::ClientContext&) {
@@ -169,18 +148,15 @@ void HangUpOnHttp(Storm* storm, Random* random) {
 void HangUpOnGrpc(Storm* storm, Random* random) {
   HttpClient client(storm->server->grpc_port());
   const int calls = 1 + static_cast<int>((*random)() % 8);
-  const bool vllm = (*random)() % 2 == 0;
   const std::string prompt = Prompt(random);
-  std::string bytes =
-      vllm ? RawHttp2Calls(kVllm, VllmMessage(prompt, -1, random), 1)
-           : RawHttp2Calls(kStream, FoxRequest(prompt, random).SerializeAsString(), calls);
-  for (int call = 0; call < calls && !vllm; ++call) {
+  std::string bytes = RawHttp2Calls(kStream, FoxRequest(prompt, random).SerializeAsString(), calls);
+  for (int call = 0; call < calls; ++call) {
     if ((*random)() % 3 == 0) bytes += RawHttp2Reset(call);
   }
   client.Send((*random)() % 8 == 0 ? bytes.substr(0, (*random)() % bytes.size()) : bytes);
   ReadSome(&client, random);
   if ((*random)() % 2 == 0) client.Reset();
-  storm->hung_up += vllm ? 1 : calls;
+  storm->hung_up += calls;
 }
 
 void CheckCalm(Storm* storm) {

@@ -22,9 +22,10 @@ int main(int argc, char** argv) {
   setrlimit(RLIMIT_NOFILE, &descriptors);
 
   const std::map<std::string, int (*)(const fox::Arguments&)> parts = {
-      {"cancels", fox::TortureCancels},   {"canaries", fox::TortureCanaries},
-      {"kills", fox::TortureKills},       {"overload", fox::TortureOverload},
-      {"requests", fox::TortureRequests}, {"soak", fox::TortureSoak},
+      {"cancels", fox::TortureCancels},
+      {"kills", fox::TortureKills},
+      {"overload", fox::TortureOverload},
+      {"soak", fox::TortureSoak},
       {"streams", fox::TortureStreams}};
   const auto part = argc > 1 ? parts.find(argv[1]) : parts.end();
   if (part == parts.end()) {

@@ -69,8 +69,6 @@ double CpuSeconds(int pid);
 using Arguments = std::vector<std::string>;
 int TortureCancels(const Arguments& arguments);   // cancels, disconnects and deadlines
 int TortureStreams(const Arguments& arguments);   // thousands of open streams
-int TortureRequests(const Arguments& arguments);  // random requests to every method
-int TortureCanaries(const Arguments& arguments);  // nobody sees another's words
 int TortureOverload(const Arguments& arguments);  // more than a server can do
 int TortureKills(const Arguments& arguments);     // fox-server, killed and stopped at any moment
 int TortureSoak(const Arguments& arguments);      // fox-server, for long, at saturation

@@ -10,7 +10,6 @@
 #include "grpcpp/client_context.h"
 #include "tests/e2e/http_client.h"
 #include "tests/torture/torture_server.h"
-#include "vllm/grpc/engine/vllm_engine.grpc.pb.h"
 
 namespace fox {
 namespace {
@@ -91,10 +90,8 @@ SoloReader::SoloReader(const ServerPorts& ports, Part* part, StreamCounts* count
     : ports_(ports), part_(part), counts_(counts), channel_(ConnectTo(ports.grpc)) {}
 
 StreamEnd SoloReader::Read(Door door, const SoloAnswer& answer, int64_t messages) {
-  const Seen seen = door == Door::kFox    ? ReadFox(answer, messages)
-                    : door == Door::kVllm ? ReadVllm(answer, messages)
-                                          : ReadHttp(answer, messages);
-  return Judge(door, answer, seen);
+  return Judge(door, answer,
+               door == Door::kFox ? ReadFox(answer, messages) : ReadHttp(answer, messages));
 }
 
 SoloReader::Seen SoloReader::ReadFox(const SoloAnswer& answer, int64_t messages) {
@@ -108,28 +105,6 @@ SoloReader::Seen SoloReader::ReadFox(const SoloAnswer& answer, int64_t messages)
     for (const uint32_t id : event.delta().token_ids()) seen.ids.push_back(id);
     seen.finished |= event.has_finish();
   });
-  return seen;
-}
-
-SoloReader::Seen SoloReader::ReadVllm(const SoloAnswer& answer, int64_t messages) {
-  namespace engine = vllm::grpc::engine;
-  Seen seen;
-  engine::GenerateRequest request;
-  request.set_text(answer.prompt);
-  request.set_stream(true);
-  request.mutable_sampling_params()->set_temperature(answer.temperature);
-  request.mutable_sampling_params()->set_seed(static_cast<int32_t>(answer.seed));
-  request.mutable_sampling_params()->set_max_tokens(answer.max_tokens);
-  request.mutable_sampling_params()->set_ignore_eos(true);
-  grpc::ClientContext context;
-  SetMinute(&context);
-  const auto reader = engine::VllmEngine::NewStub(channel_)->Generate(&context, request);
-  ReadAll<engine::GenerateResponse>(*reader, messages, &context, &seen, [&](const auto& event) {
-    for (const uint32_t id : event.chunk().token_ids()) seen.ids.push_back(id);
-    seen.finished |= event.has_complete();
-  });
-  // Ids alone: their text is that of the answer's ids.
-  if (seen.ids == answer.ids) seen.text = answer.text;
   return seen;
 }
 
@@ -180,7 +155,7 @@ SoloReader::Seen SoloReader::ReadHttp(const SoloAnswer& answer, int64_t messages
 }
 
 StreamEnd SoloReader::Judge(Door door, const SoloAnswer& answer, const Seen& seen) {
-  const char* const names[] = {"fox.v1", "vllm", "HTTP"};
+  const char* const names[] = {"fox.v1", "HTTP"};
   const std::string name = names[static_cast<size_t>(door)];
   counts_->tokens +=
       static_cast<int64_t>(door == Door::kHttp ? seen.text.size() / 4 : seen.ids.size());

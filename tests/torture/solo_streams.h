@@ -25,7 +25,7 @@ struct SoloAnswer {
   std::string text;
 };
 
-enum class Door { kFox, kVllm, kHttp };
+enum class Door { kFox, kHttp };
 
 // How a stream ended, as its client sees it.
 enum class StreamEnd {
@@ -62,7 +62,6 @@ class SoloReader {
     std::string reason;
   };
   Seen ReadFox(const SoloAnswer& answer, int64_t messages);
-  Seen ReadVllm(const SoloAnswer& answer, int64_t messages);
   Seen ReadHttp(const SoloAnswer& answer, int64_t messages);
   StreamEnd Judge(Door door, const SoloAnswer& answer, const Seen& seen);
 

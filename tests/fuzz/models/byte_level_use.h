@@ -13,7 +13,6 @@
 #include "models/tokenizer/byte_level_bpe.h"
 #include "models/tokenizer/longcrawl64_tokenizer.h"
 #include "models/tokenizer/pretokenizer.h"
-#include "models/tokenizer/tokenizer_json.h"
 #include "tests/fuzz/models/tokenizer_use.h"
 
 namespace fox {
@@ -61,20 +60,6 @@ inline std::vector<int32_t> EncodePlainly(std::string text, const BpeDefinition&
   return ids;
 }
 
-inline void CheckToJson(const Tokenizer& tokenizer, const std::string& text) {
-  const absl::StatusOr<std::string> json = tokenizer.ToJson();
-  FOX_CHECK(json.ok() || absl::IsUnimplemented(json.status()));
-  if (!json.ok()) return;
-  const absl::StatusOr<BpeDefinition> definition = ParseTokenizerJson(*json, TokenizerConfig());
-  FOX_CHECK(definition.ok());
-  const auto again = ByteLevelBpe::Create(*definition, kFuzzVocabSize);
-  FOX_CHECK(again.ok());
-  FOX_CHECK((*again)->Encode(text, false) == tokenizer.Encode(text, false));
-  for (int32_t id = 0; id < tokenizer.info().vocab_size; ++id) {
-    FOX_CHECK((*again)->TokenBytes(id, false) == tokenizer.TokenBytes(id, false));
-  }
-}
-
 inline void UseByteLevel(const absl::StatusOr<BpeDefinition>& definition, std::string text) {
   if (!definition.ok()) return CheckRefusal(definition.status());
   text.resize(std::min(text.size(), kMaxFuzzText));
@@ -91,7 +76,6 @@ inline void UseByteLevel(const absl::StatusOr<BpeDefinition>& definition, std::s
     CheckRefusal(escaped.status());
   }
   if (!IsValidUtf8(text)) return;
-  CheckToJson(**plain, text);
   const std::vector<int32_t> ids = *(*plain)->Encode(text, false);
   const bool spaced = definition->add_prefix_space && !text.empty() && text[0] != ' ';
   if (definition->added.empty()) {

@@ -8,8 +8,7 @@ set(messages ${CMAKE_CURRENT_BINARY_DIR}/messages)
 file(MAKE_DIRECTORY ${messages})
 set(proto ${CMAKE_SOURCE_DIR}/proto)
 set(generated "")
-foreach(name fox/v1/acp fox/v1/inference vllm/grpc/engine/get_tokenizer
-             vllm/grpc/engine/vllm_engine)
+foreach(name fox/v1/acp fox/v1/inference)
   add_custom_command(
     OUTPUT ${messages}/${name}.pb.cc ${messages}/${name}.pb.h
     COMMAND protobuf::protoc -I ${proto} --cpp_out=${messages} ${name}.proto
@@ -29,7 +28,7 @@ add_library(fox_server STATIC
   ${server}/http/http_message.cc ${server}/http/http_parser.cc ${server}/http/json_fields.cc
   ${server}/process/connection_acceptor.cc ${server}/process/line_writer.cc
   ${server}/process/log.cc ${server}/process/random_id.cc ${server}/process/watched_files.cc
-  ${server}/rpc/vllm_call.cc ${server}/server_flags.cc
+  ${server}/server_flags.cc
   ${CMAKE_SOURCE_DIR}/engine/request/request_validation.cc
   ${CMAKE_SOURCE_DIR}/engine/request/sampling_limits.cc)
 target_link_libraries(fox_server
