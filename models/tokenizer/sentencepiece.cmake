@@ -77,6 +77,7 @@ endfunction()
 function(fox_add_sentencepiece source)
   set(CMAKE_POLICY_DEFAULT_CMP0077 NEW)  # option() there must not override these
   set(CMAKE_POLICY_DEFAULT_CMP0126 NEW)
+  set(CMAKE_UNITY_BUILD OFF)
   set(SPM_ENABLE_SHARED OFF)
   set(SPM_ENABLE_TCMALLOC OFF)
   set(SPM_BUILD_TEST OFF)
