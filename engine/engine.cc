@@ -166,7 +166,7 @@ void Engine::CountPages(const StepPlan& plan, const StepResult& result) {
   }
 }
 
-// All slots at once, at a bounded rate, and only while somebody watches: the copy is of all slots.
+// All slots at once, at a bounded rate, and only while a request watches: the copy is of all slots.
 void Engine::AskForWindows(Seconds now, const std::vector<Sequence*>& planned, StepPlan* plan) {
   if (now < next_windows_) return;
   plan->read_windows = std::any_of(planned.begin(), planned.end(), [](const Sequence* sequence) {

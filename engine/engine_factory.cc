@@ -159,7 +159,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
       PlanSwapSpace(host, checkpoint->config(), *planned, queue != nullptr, swap_asked);
   if (!swap_bytes.ok()) return swap_bytes.status();
   FoxWeights weights = LoadWeights(*checkpoint, *backend->ops, residual_dtype, config.progress);
-  // A file that changed while it was read gave weights that nobody checked.
+  // A file that changed while it was read gave unchecked weights.
   if (absl::Status status = checkpoint->CheckUnchanged(); !status.ok()) return status;
   if (queue == nullptr) {
     options = *planned;

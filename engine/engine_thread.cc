@@ -104,7 +104,7 @@ bool EngineThread::Impl::Push(Command command) {
 
 void EngineThread::Impl::Loop() {
   thread_id = std::this_thread::get_id();
-  pthread_setname_np(pthread_self(), "engine");  // for whoever looks at a process that is stuck
+  pthread_setname_np(pthread_self(), "engine");  // seen in a stuck process
   for (;;) {
     ExecuteCommands();
     {

@@ -268,8 +268,8 @@ absl::Status CompleteTls(const std::string& cert_reqs, TlsOptions* tls) {
   return absl::OkStatus();
 }
 
-// What the list names. Who reaches the main port from afar, or as a client, is no administrator,
-// unless that is said.
+// What the list names. On a main port that others reach, or with client tokens, no client is an
+// administrator unless that is said.
 absl::Status SetServices(ServerFlags* flags) {
   std::set<std::string>& services = flags->grpc.services;
   const std::set<std::string> known = std::exchange(
@@ -292,7 +292,7 @@ absl::Status SetServices(ServerFlags* flags) {
 }
 
 // Headers are looked up in lower case, and libraries keep binary ones and pseudo-headers to
-// themselves: such a name would silently mean nobody.
+// themselves: such a name would silently match no client.
 absl::Status CompleteClientMetadata(std::string* key) {
   absl::AsciiStrToLower(key);
   const bool name = std::all_of(key->begin(), key->end(), [](char c) {
@@ -428,7 +428,7 @@ absl::StatusOr<std::string> ServedModelName(std::string name, const std::string&
       name = absl::StrReplaceAll(repository.substr(8), {{"--", "/"}});
     }
     if (name.empty() || name == "." || name == "..") {
-      std::error_code error;  // a directory that does not exist is told by who opens it
+      std::error_code error;  // a directory that does not exist fails when it is opened
       name = fs::weakly_canonical(model_dir, error).filename();
     }
   }

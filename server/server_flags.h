@@ -46,7 +46,7 @@ void RegisterServerFlags(ServerFlags* flags, FlagSet* set);
 // hosts' names. InvalidArgument names the flag.
 absl::Status CompleteServerFlags(ServerFlags* flags);
 
-// Whether who is neither on this machine nor known by a token or certificate may send requests.
+// True if unauthenticated remote clients are allowed.
 bool StrangersMayCall(const ServerFlags& flags);
 
 // `name`, else the name of the model's directory. InvalidArgument: it is empty, longer than 256

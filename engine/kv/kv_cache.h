@@ -19,7 +19,7 @@ class KvCache {
   KvCache(const PagedKvShape& shape, Ops& ops, const PoolWords& words = {});
 
   const PagedKv& view() const { return view_; }
-  // Empties the slots; those of their pages that nobody else has are free afterwards.
+  // Empties the slots; their pages without another owner are free afterwards.
   void Release(const std::vector<int32_t>& slots);
   // See Ops::Share.
   void Share(int32_t from, int32_t to);

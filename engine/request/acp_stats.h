@@ -14,7 +14,7 @@ struct AcpStats {
   int64_t blocks_pruned = 0;
   int64_t pages_allocated = 0;
   int64_t pages_evicted = 0;
-  int64_t pages_found_evicted = 0;  // of them, by whoever computed the prefix that was found cached
+  int64_t pages_found_evicted = 0;  // of them, in a prefix that was found cached
   int64_t peak_pages = 0;
   double max_log_evicted_mass = kNoMass;  // certificate, <= log eps
   double log_tolerance = kNoMass;         // log eps of the request; no sum touches it

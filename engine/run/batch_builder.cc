@@ -76,7 +76,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
     const PlannedSequence& seq = i < planned ? plan.sequences[static_cast<size_t>(i)] : padding;
     const auto tokens = static_cast<int64_t>(seq.token_ids.size());
     if (tokens == 1) {
-      FOX_CHECK(decodes == i);  // nobody with more comes before
+      FOX_CHECK(decodes == i);  // decodes come first
       ++decodes;
     }
     row_begin[i] = rows;

@@ -64,7 +64,7 @@ class StepReadback {
   std::vector<Awaited> sequences_;
   bool wants_windows_ = false;
   Buffer staging_, entries_, outputs_;
-  Buffer first_pages_;            // [slots, lists], once somebody wanted them
+  Buffer first_pages_;            // [slots, lists], once a plan asked for them
   Buffer logits_;                 // [rows, V], as far as wanted
   MatrixView logits_view_;        // of the backend's; no rows: none are wanted
   std::vector<float> float32_;    // of float64 logits

@@ -27,7 +27,7 @@ class PageDemand {
   int64_t With(const Of& next, int64_t given) const;
 
  private:
-  std::vector<Of> sequences_;  // who ends last comes first
+  std::vector<Of> sequences_;  // the last to end comes first
   int64_t held_ = 0, most_ = 0;
 };
 

@@ -1,8 +1,8 @@
 // PageForecast: how many pages a sequence is likely to hold at a length, learnt from what others
 // kept. Heads that forget keep a window, those that do not keep everything, so what a sequence
 // keeps of 64 more tokens falls with its position: one running mean and variance per octave of
-// positions. What nobody has shown yet counts as the longest position that somebody has; before
-// that, as kept whole. A forecast is never a licence: PageLedger says what may be spent. Read
+// positions. Positions beyond all that were seen count as the longest one seen; before the
+// first, as kept whole. A forecast is never a licence: PageLedger says what may be spent. Read
 // scheduler.h next.
 #pragma once
 

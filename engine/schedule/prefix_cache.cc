@@ -72,7 +72,7 @@ void PrefixCache::Follow(Sequence* sequence) {
                      (prompt_done && state.last < GrainEnd(*sequence, sequence->prompt_tokens));
     if (stop != state.stops.end()) {
       state.stops.erase(stop);
-      Touch(*sequence);  // whoever waits for it looks again, though there may be no room for one
+      Touch(*sequence);  // sequences that wait for it look again, though there may be no room
     }
     if (due) Take(sequence, tokens);
   }
@@ -135,8 +135,8 @@ bool PrefixCache::Find(Sequence* sequence) {
   return state.waits;
 }
 
-// Where it parts from what is known, and where siblings start, who cannot at the end of a prompt
-// that ends with a page: a token must be left. And at the end of a long prompt, if its last page
+// Where it parts from what is known, and where siblings start: not at the end of a prompt that
+// ends with a page, because a token must be left. And at the end of a long prompt, if its last page
 // end is no place for a snapshot.
 void PrefixCache::AddStops(Sequence* sequence) {
   const PrefixState& state = sequence->prefix;
@@ -196,7 +196,7 @@ void PrefixCache::Touch(const Sequence& sequence) {
   if (first != nullptr) first->version = ++versions_;
 }
 
-// Says that this sequence computes its prompt now, where nobody else does.
+// Marks blocks of the prompt as being computed by this sequence, where no other computes them.
 void PrefixCache::Claim(Sequence* sequence) {
   const int64_t limit =
       std::min<int64_t>(sequence->prompt_tokens, static_cast<int64_t>(sequence->tokens.size()) - 1);

@@ -1,5 +1,5 @@
-// PrefixCache: decides which prefixes are kept as snapshots, who goes on from which, and what is
-// given up when pages run short. What a prefix may forget does not depend on who continues it
+// PrefixCache: decides which prefixes are kept as snapshots, which sequence continues which, and
+// what is dropped when pages run short. What a prefix may forget does not depend on what follows
 // (kernels/docs/acp.md), so a snapshot is what eviction has left of a sequence at a page end: its
 // live pages, shared, and its running state. Going on from it is exact.
 //
@@ -51,8 +51,8 @@ class PrefixCache {
   bool Find(Sequence* sequence);
   // Keeps what was found through this plan, and returns the tokens that need not be computed.
   int64_t Pin(const Sequence& sequence);
-  // What was pinned may be dropped after all; the sequence computes everything. REQUIRES: nobody
-  // starts from it in this plan.
+  // What was pinned may be dropped after all; the sequence computes everything. REQUIRES: no
+  // sequence starts from it in this plan.
   void Unpin(Sequence* sequence);
   // The sequence has got a slot and starts from what was found. REQUIRES: `computed` is that.
   void Start(Sequence* sequence);
@@ -61,11 +61,11 @@ class PrefixCache {
   // How many of the next `count` tokens may go into one step: it ends where a snapshot is wanted.
   int64_t CutChunk(const Sequence& sequence, int64_t count) const;
 
-  // The sequence rests: nobody waits any more for what it would compute.
+  // The sequence pauses: no other sequence waits for its blocks any more.
   void Rest(Sequence* sequence) { Unclaim(sequence); }
 
   // Drops snapshots, the least worth first, until `pages` are free or may be; the plan may use as
-  // many as it returns. Those that somebody starts from in this plan are kept.
+  // many as it returns. Those from which a sequence starts in this plan are kept.
   int64_t Reclaim(int64_t pages);
   // Whether dropped snapshots may have freed more pages than is known yet.
   bool reclaiming() const;

@@ -27,7 +27,7 @@ class PrefixTree {
     int64_t tokens = 0;  // up to its end
     absl::flat_hash_map<Block, std::unique_ptr<Node>> children;
     int32_t snapshot = -1;          // slot of the snapshot at its end; -1: none
-    Sequence* computing = nullptr;  // who computes this block, the first of them
+    Sequence* computing = nullptr;  // the first sequence that computes this block
     // Of a root's child: another one whenever what may be found below it has changed.
     int64_t version = 0;
   };

@@ -115,8 +115,8 @@ std::vector<Work> Scheduler::RunningWork() const {
   return work;
 }
 
-// Who comes back decoding after this, or has a prompt of one token, makes no step shorter: it is
-// one step of its stream.
+// A sequence that decodes next, or has a prompt of one token, makes no step shorter: it is one
+// step of its stream.
 int64_t Scheduler::MostPrefill(const Budget& budget, int64_t decodes) const {
   int64_t most = budget.tokens;
   if (max_step_seconds_ > 0) {
@@ -260,7 +260,7 @@ void Scheduler::Preempt(Sequence* sequence, Seconds now, Schedule* schedule) {
 void Scheduler::TakePages(Sequence* holder, Seconds now, Schedule* schedule) {
   const bool waits = holder->state == SequenceState::kWaiting;
   if (waits) waiting_.Remove(holder);
-  SwapOut(holder, /*drops=*/false, schedule);  // who does not run comes back last
+  SwapOut(holder, /*drops=*/false, schedule);  // a paused or waiting sequence comes back last
   ReleaseSlot(holder);
   ++holder->stats.preemptions;
   ++schedule->preemptions;
@@ -273,8 +273,8 @@ void Scheduler::TakePages(Sequence* holder, Seconds now, Schedule* schedule) {
   waiting_.Add(holder, now);
 }
 
-// Of those that hold pages and do not run: who is paused for long, the longest first; then who
-// costs least to be computed again.
+// Of those that hold pages and do not run: the one paused longest, if for long; else the one that
+// is cheapest to compute again.
 Sequence* Scheduler::SelectHolder(Seconds now) const {
   constexpr Seconds kLong = 5.0;
   const auto before = [now](const Sequence* a, const Sequence* b) {
@@ -311,10 +311,10 @@ int64_t Scheduler::RoomForOthers(const Sequence& sequence) const {
 }
 
 // Promises pages for the least chunk, in decoding for one token, to each running sequence in order;
-// those that got them. Who decodes preempts who comes later, or waits with its pages if there is
-// nobody. A prompt takes none that others may need for their next row, and waits for a while before
-// it preempts, unless (`first_must`) nobody else moves and it is the first. Snapshots go before any
-// sequence does, and what they give is waited for.
+// those that got them. A decoding sequence preempts a later one, or waits with its pages if there
+// is none. A prompt takes no page that others may need for their next row, and waits a while before
+// it preempts, unless (`first_must`) no other sequence moves and it is the first. Snapshots go
+// before any sequence does, and what they give is waited for.
 std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Schedule* schedule) {
   std::vector<Sequence*> ready;
   for (auto it = running_.begin(); it != running_.end();) {
@@ -352,8 +352,8 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Sch
 }
 
 // The first in order gets at least half of tokens and rows, then the shortest are done first. Where
-// priorities keep who started earliest from being first, it is so once in kEarliestTurn steps: it
-// must end some day.
+// priorities keep the oldest prefill from being first, it goes first in one of kEarliestTurn steps:
+// it must end some day.
 void Scheduler::PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budget* budget,
                              Schedule* schedule) {
   if (prefills.empty()) return;

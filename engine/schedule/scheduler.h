@@ -9,21 +9,21 @@
 //
 // A sequence waits for a seat, runs, or is paused. Seats are given by turns (WaitingQueue); those
 // that run are in the order of RunsBefore: by when they started. Decodes come before prompts. Pages
-// are promised in order: who comes earlier preempts who comes later, so the first running sequence
-// is never preempted, and who was preempted kMostLosses times comes first: nothing starves. A plan
-// never asks for more pages than are known to be free.
+// are promised in order: an earlier sequence preempts a later one, so the first running sequence is
+// never preempted, and one preempted kMostLosses times comes first: nothing starves. A plan never
+// asks for more pages than are known to be free.
 //
-// Who starts is promised the pages that it will keep, as PageForecast expects it (or all that its
-// prompt could take: KvAdmission). A prompt is fed in chunks that leave everybody else room for a
+// A sequence starts when the pages that PageForecast expects it to keep fit (or all that its prompt
+// could take: KvAdmission). A prompt is fed in chunks that leave every other sequence room for a
 // page row. One that finds none waits with its pages while others move, and then preempts.
 //
 // A paused sequence gives its running slot up at once, but keeps slot and pages until others have
 // no room without them. So does one that runs while a client is due a running slot and none is
 // free.
 //
-// Who loses its slot is swapped out to host memory where that is cheaper than to compute it again
+// A preempted sequence is swapped out to host memory where that is cheaper than to compute it again
 // and there is room (SwapSpace), and comes back when all of its pages are free, in the same order
-// as others. Who is preempted while the space is full takes the place of who comes back later.
+// as others. If swap space is full, it displaces the swapped sequence that would resume last.
 #pragma once
 
 #include <algorithm>
@@ -53,23 +53,23 @@ struct Schedule {
   std::vector<Sequence*> exhausted;  // ran alone and the pool is too small
   std::vector<Sequence*> hopeless;   // could not start early enough for their deadlines
   std::vector<Sequence*> paused;     // since this plan: not removed
-  bool guests = false;               // who reads slowly may be in the plan, beside others
+  bool guests = false;               // slow readers may be in the plan, beside others
   int64_t preemptions = 0;
 };
 
 class Scheduler {
  public:
-  // Who finds no room at its turn is overtaken by those who do, for so long; a running prompt lets
-  // others go on.
+  // How long a request without room at its turn is passed over by requests that fit; a running
+  // prompt without room lets others go on as long.
   static constexpr Seconds kOvertaking = 5.0;
   static constexpr int kMostPassedOver = 16;  // a step
   // Beside others, sequences whose readers have fallen behind keep one slot in so many, and run as
-  // guests (ServiceTimes::GuestTurn): their contexts may be long, and they are given what nobody
-  // waits for.
+  // guests (ServiceTimes::GuestTurn): their contexts may be long, and no client waits
+  // for their tokens.
   static constexpr int64_t kSlowShare = 8;
 
-  // Of the steps in which the prefill that started earliest could run, it is first in one of so
-  // many.
+  // The oldest prefill goes first in at least one of so many steps in which it could run:
+  // it must end.
   static constexpr int kEarliestTurn = 8;
 
   // `times` must outlive the scheduler.
@@ -121,7 +121,7 @@ class Scheduler {
     int64_t tokens = 0;
     int64_t prefill = 0;  // of them
     int64_t logit_rows = 0;
-    bool guests = true;  // whether who reads slowly may be in it
+    bool guests = true;  // whether slow readers may be in it
   };
 
   void ReleaseSlot(Sequence* sequence, bool keep = false);

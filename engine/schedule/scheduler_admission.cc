@@ -1,4 +1,4 @@
-// Who gets a seat, and whether the pool has room for it. Read scheduler.h first.
+// Which sequence gets a running slot, and whether the pool has room for it. Read scheduler.h first.
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -19,8 +19,8 @@ bool IsReady(const Sequence& waiting) {
 
 }  // namespace
 
-// Who has lost its pages keeps more than was expected: it is expected to keep twice as many. Of the
-// worst case answers are no part: nobody knows how long they will be.
+// A preempted sequence kept more than was expected: it is expected to keep twice as many. Answers
+// are not part of the worst case: their length is unknown.
 PageDemand::Of Scheduler::DemandOf(const Sequence& sequence) const {
   PageDemand::Of demand;
   if (sequence.slot >= 0) {
@@ -78,8 +78,8 @@ bool Scheduler::HasRoomWithoutSnapshots(const Sequence& next, const PageDemand& 
   return true;
 }
 
-// Whether what `next` misses beside `held` is free, though the executor does not say so yet: nobody
-// runs and there are no snapshots. A plan that releases all slots tells (Next).
+// Whether what `next` misses beside `held` is free, though the executor does not say so yet: no
+// sequence runs and there are no snapshots. A plan that releases all slots tells (Next).
 bool Scheduler::IsCountLow(const Sequence& next, int64_t held) const {
   return running_.empty() && held > 0 && !ledger_.in_flight() && prefixes_.empty() &&
          !prefixes_.has_pending() && pages_ + held + ledger_.shared() >= PagesToGoOn(next);
@@ -123,7 +123,7 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
   const bool begins = next->slot < 0 && !next->swapped;
   if (!next->is_schedulable()) return false;
   if (begins) next->computed = prefixes_.Pin(*next);
-  // Nobody gives up pages for what this step has no room for.
+  // No sequence gives up pages for one that this step has no room for.
   if (limits_.chunk_multiple > 1 && ChunkWithin(*next, *budget, next->longest_chunk()) == 0) {
     if (begins) next->computed = 0;
     return false;
@@ -243,9 +243,9 @@ bool Scheduler::IsTooLarge(const Sequence& next) const {
          (prefixes_.empty() || pages_ + ledger_.shared() < PagesToGoOn(next));
 }
 
-// By turns; only those whose tokens all go into this plan, if `whole_prompts`. Who finds no room is
-// passed over, and holds back the rest after a while. A slow reader gets a slot of the share that
-// all of them have, in a step that may have some; one that was preempted, any.
+// By turns; only those whose tokens all go into this plan, if `whole_prompts`. One that finds no
+// room is passed over, and holds back the rest after a while. A slow reader gets a slot of the
+// share that all of them have, in a step that may have some; one that was preempted, any.
 void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule) {
   if (waiting_.size() == 0) return;
   std::vector<PageDemand::Of> demands;

@@ -27,7 +27,7 @@ int64_t Scheduler::PagesToGoOn(const Sequence& sequence) const {
 
 // Takes a slot's pages and state to host memory, where there is room and it is cheaper than to
 // compute them again: there and back, against all that it has computed. What prefixes are kept
-// does not count: they go before anybody is preempted, and who is swapped out leaves none.
+// does not count: they go before any sequence is preempted, and a swapped one leaves none.
 void Scheduler::SwapOut(Sequence* sequence, bool drops, Schedule* schedule) {
   if (swap_space_.bytes() == 0) return;
   // Eviction by plans in flight is not known yet. What came from a snapshot counts as unpruned

@@ -180,7 +180,7 @@ struct Sequence {
   int in_flight = 0;
   int64_t pending = 0;  // tokens they sample, [0, in_flight]
   // Whether `slot` has this sequence's penalty state. The executor's samples keep it up: once it is
-  // there the host samples no more, for nobody would count its token.
+  // there the host samples no more, because its token would not be counted.
   bool has_penalty_state = false;
   AcpStats slot_stats;  // of `slot`, or of the one given up while plans were in flight, as of the
                         // last plan collected
@@ -200,10 +200,10 @@ struct Sequence {
   bool paused_ = false;
 };
 
-// Who was preempted so often is preempted no more but by others like it.
+// A sequence that was preempted so often is preempted only by others like it.
 inline constexpr int32_t kMostLosses = 3;
 
-// Scheduling order: who has lost most, lower priority value, then place. Among those that have lost
+// Scheduling order: most preemptions, lower priority value, then place. Among those that have lost
 // most place alone: else urgent ones could preempt the others for ever.
 inline bool RunsBefore(const Sequence& a, const Sequence& b) {
   const bool a_first = a.losses >= kMostLosses, b_first = b.losses >= kMostLosses;

@@ -88,7 +88,7 @@ class ServiceTimes {
   double slowdown_ = 1;  // of prefill beside decodes
   double length_share_ = 1;
   // Lately, of one request: what it may ask for must not keep others out. At first as many as a
-  // reader who reads nothing gets.
+  // reader that reads nothing gets.
   double most_tokens_ = 64;
   Seconds mean_service_ = 0;
 };

@@ -2,7 +2,7 @@
 // fit. It decides where; the executor has the memory.
 //
 // A range may be given out again as soon as the plan that last reads it has been made: plans run in
-// order, and on a GPU nobody but their kernels, which run in that order, too, touches the memory.
+// order, and on a GPU only their kernels, which run in that order, too, touch the memory.
 // But within one plan all swap out before any swaps in, so what a plan swaps in keeps its range
 // until the plan is complete. Read scheduler.h next.
 #pragma once

@@ -1,7 +1,7 @@
-// WaitingQueue: sequences that wait for a seat, and whose turn it is. Who was preempted comes
-// first, in the order of running. Then clients take turns: the next seat is that of the client that
+// WaitingQueue: sequences that wait for a running slot, and whose turn it is. Preempted ones come
+// first, in the order of running. Then clients take turns: the next slot is that of the client that
 // has been served least, counted in tokens, as if what large requests ask for had been served
-// already: who asks for little does not wait for all who ask for much (weighted fair queueing:
+// already: small requests do not wait for all large ones before them (weighted fair queueing:
 // Demers, Keshav and Shenker, SIGCOMM 1989). Within a client requests come in order. Under priority
 // scheduling the most urgent come before, of whatever client. A client that has waited a while and
 // has no running slot goes before those of equal priority that have one. Now and then the one that
@@ -22,8 +22,8 @@ namespace fox {
 
 class WaitingQueue {
  public:
-  static constexpr Seconds kAging = 5.0;     // who has waited so long and longest
-  static constexpr int64_t kAgedShare = 8;   // starts when others have with so many times its cost
+  static constexpr Seconds kAging = 5.0;     // age at which the oldest request jumps the queue
+  static constexpr int64_t kAgedShare = 8;   // once others were served so many times its cost
   static constexpr int64_t kDecodeCost = 4;  // of a decoded token, in tokens of a prompt
   // A client without a running slot waits so long before it is due one, and a sequence keeps its
   // slot for so long at least. The sum bounds the wait where clients are no more than slots. Long
@@ -48,9 +48,9 @@ class WaitingQueue {
   int64_t size() const { return static_cast<int64_t>(by_age_.size() + preempted_.size()); }
   int64_t tokens() const { return tokens_; }
 
-  // Begins a round of choosing: nobody is passed over any more.
+  // Begins a round of choosing: no client is passed over any more.
   void BeginRound() { ++round_; }
-  // Whose turn it is, of those not passed over in this round; null: nobody's.
+  // Whose turn it is, of those not passed over in this round; null: none is left.
   Sequence* Next(Seconds now) const;
   // The request whose client is due a running slot first, of those not passed over in this round;
   // null: none. Requests less urgent than others that wait, and slow readers, are due none.
@@ -97,7 +97,7 @@ class WaitingQueue {
     std::set<Sequence*, RunsEarlier> waiting;
     int64_t tokens = 0, max_tokens = 0;  // of those: to compute, to generate
 
-    // Whose is least has the next turn. REQUIRES: somebody waits.
+    // Whose is least has the next turn. REQUIRES: a sequence waits.
     int64_t turn() const {
       const Sequence& first = **waiting.begin();
       return served + Asked(first.queued_tokens, first.queued_max_tokens);

@@ -1,5 +1,5 @@
-// Access: who may do what, behind any door. A door asks before it reads a call's message; the
-// tables of what needs which privilege are the doors' own (rpc/method_policy.h).
+// Access: what a client may do, at any endpoint. It is asked before a call's message is read; the
+// tables of privileges are the endpoints' own (rpc/method_policy.h).
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ enum class Privilege { kPublic, kUser, kAdmin };
 // All methods may be called from any thread.
 class Access {
  public:
-  Access() = default;  // no tokens: everybody may do everything
+  Access() = default;  // no tokens: every client may do everything
   Access(std::unique_ptr<TokenSet> users, std::unique_ptr<TokenSet> admins)
       : users_(std::move(users)), admins_(std::move(admins)) {}
 
@@ -32,7 +32,7 @@ class Access {
 
   // `authorization`: the value of the field of that name, "" if it did not come. An administrator's
   // token allows a user's calls, too; where users need tokens and there are none for
-  // administrators, nobody is one. Unauthenticated: no token of ours; PermissionDenied: a user's
+  // administrators, there are none. Unauthenticated: no token of ours; PermissionDenied: a user's
   // where an administrator's is needed. Refusals are counted and some are logged, and their texts
   // tell nothing. `method`: for the log, of static life.
   absl::Status Check(Privilege needed, const char* method, absl::string_view authorization);

@@ -1,7 +1,7 @@
 // AdmissionPool: the threads that parse and tokenize, so that gRPC's threads and the engine's never
 // do. Clients take turns by the bytes of their messages (self-clocked fair queueing: Golestani,
 // INFOCOM 1994), and small messages come before large ones. Large ones have one thread, which
-// yields the processor to all others: they hold up nobody else, and one at a time is in memory
+// yields the processor to all others: they delay no other thread, and one at a time is in memory
 // parsed.
 #pragma once
 

@@ -16,7 +16,7 @@ struct CallInfo {
   const char* method = "";     // as the .proto files call it: "GenerateStream"
   std::string peer;            // the connection's other end
   uint64_t client = 0;         // whose turn it is: Request::client
-  uint64_t tenant = 0;         // the same if it was verified, else 0: who shares prefixes
+  uint64_t tenant = 0;         // the same if it was verified, else 0; its requests share prefixes
   bool administrator = false;  // by its token
   absl::Status refusal;        // not Ok: no share is given (ServerCore::TakeShare)
   Seconds deadline = kNever;   // on the engine's clock

@@ -1,4 +1,4 @@
-// CallMetrics: what generations leave behind for whoever watches the server, whatever door they
+// CallMetrics: what generations report to monitoring, whatever endpoint they
 // came through: times in buckets, ends by code and cause. No exposition format in it.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace fox {
 
-// Who ended a call before its answer was complete.
+// What ended a call before its answer was complete.
 enum class CancelCause : uint8_t { kClient, kDeadline, kAbort, kStall, kDrain };
 
 // Counts by an enumeration that begins at 0.

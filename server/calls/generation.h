@@ -77,7 +77,7 @@ class Generation final : public OutputReceiver,
   Mutex mutex_;
   Convert convert_ ABSL_GUARDED_BY(mutex_);  // null once it was taken
   // Whether admission has come to its end, or Cancel was faster: then the call ends at once, and
-  // admission, which nobody can interrupt, finds it so and leaves it alone.
+  // admission, which cannot be interrupted, finds it so and leaves it alone.
   bool decided_ ABSL_GUARDED_BY(mutex_) = false;
   // Given to the engine: admission is through with the call.
   std::vector<RequestId> submitted_ ABSL_GUARDED_BY(mutex_);

@@ -1,5 +1,5 @@
 // Histogram: how often a value fell into which bucket, and the sum of all. Recording is two relaxed
-// additions, cheap enough for every token; reading is for who is in no hurry.
+// additions, cheap enough for every token; reading may be slow.
 #pragma once
 
 #include <algorithm>

@@ -101,7 +101,7 @@ absl::Status ServerCore::CheckQueue(const CallInfo& call) const {
   if (call.deadline <= call.arrival) {
     return absl::DeadlineExceededError("the deadline has passed on arrival");
   }
-  // The engine's queue has room for who holds less than others.
+  // The engine's queue has room for a client that holds less than others.
   if (!calls_.HoldsMost(call.client)) return absl::OkStatus();
   const EngineStats stats = engine.stats();
   const EngineOptions& options = context.engine;

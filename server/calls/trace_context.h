@@ -1,4 +1,4 @@
-// TraceContext: where a call stands in somebody's distributed trace (W3C traceparent), passed on to
+// TraceContext: where a call stands in a distributed trace (W3C traceparent), passed on to
 // the log and to the Chrome trace.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Connection: what every fox-cli command shares: where the server is, how it is known and who
-// calls, how long to wait, how an error is reported. Read generate_command.cc next.
+// Connection: what every fox-cli command shares: where the server is, how it is known, which
+// client calls, how long to wait, how an error is reported. Read generate_command.cc next.
 #pragma once
 
 #include <memory>

@@ -75,7 +75,7 @@ class CompletionCall final : public HttpCall, public std::enable_shared_from_thi
   std::optional<CompletionWriter> writer_ ABSL_GUARDED_BY(mutex_);
   size_t running_ ABSL_GUARDED_BY(mutex_) = 0;               // prompts that have not ended
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);  // why all were cancelled
-  bool closed_ ABSL_GUARDED_BY(mutex_) = false;              // nobody reads any more
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;              // the client reads no more
   bool begun_ ABSL_GUARDED_BY(mutex_) = false, writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   using Tokens = std::vector<std::pair<RequestId, int64_t>>;

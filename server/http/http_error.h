@@ -9,7 +9,7 @@
 
 namespace fox {
 
-// 200 for Ok; 499 for Cancelled: nobody reads it.
+// 200 for Ok; 499 for Cancelled: it is not read.
 int HttpStatusOf(absl::StatusCode code);
 
 // {"error": {"message", "type", "param", "code"}}: `status` names the field at its start, as

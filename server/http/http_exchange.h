@@ -53,7 +53,7 @@ class HttpExchange {
  public:
   virtual ~HttpExchange() = default;
 
-  HttpRequest request;  // used by whoever handles it
+  HttpRequest request;  // used by its handler
 
   // In the handler, on the HTTP thread. The connection lets `call` go after the last byte was
   // written, or after OnClosed.

@@ -138,7 +138,7 @@ std::optional<HttpAnswer> HttpServer::Refusal(const HttpRequest& head) const {
   const absl::Status allowed =
       access_->Check(route->needed, path->first.c_str(), AuthorizationOf(head));
   if (!allowed.ok()) return ErrorAnswer(allowed);
-  // Who has no token must not fill the budget of bodies with one that nobody reads.
+  // A client without a token must not fill the budget of bodies with one that is not read.
   if (head.method != "POST" && HasBody(head)) {
     return ErrorAnswer(400, "this method takes no body");
   }

@@ -1,4 +1,4 @@
-// HttpServer: the HTTP port: who listens, which route answers what, and what is refused before a
+// HttpServer: the HTTP port: its sockets, which route answers what, and what is refused before a
 // body is read. What the routes of OpenAI's API do is in openai_service.h; read that next.
 #pragma once
 
@@ -38,7 +38,7 @@ class HttpServer {
 
   // Before Start: `handler` answers `method` on exactly `path`, percent-encodings decoded and
   // without a slash at its end. A route for GET answers HEAD, too. Other methods there are refused
-  // with 405, other paths with 404. `needed`: of who asks; see SetAccess.
+  // with 405, other paths with 404. `needed`: of the client; see SetAccess.
   void Handle(const std::string& method, const std::string& path, Handler handler,
               Privilege needed = Privilege::kUser);
   // Before Start: an answer that is always the same.
@@ -46,7 +46,7 @@ class HttpServer {
   // Before Start: what a client is told with the 404 of a path that is often asked for and not
   // here; a path that ends with "/": of every path below it.
   void Explain(const std::string& path, const std::string& message, const char* code);
-  // Before Start: who may do what, asked before a body is read. Not null.
+  // Before Start: what a client may do, asked before a body is read. Not null.
   void SetAccess(std::shared_ptr<Access> access) { access_ = std::move(access); }
 
   // Answers from now on. Once.

@@ -70,7 +70,7 @@ std::string TokenizerInfo(const ConversionContext& context) {
                       ",\"pad_token\":null,\"chat_template\":null}");
 }
 
-// A text on its way through the tokenizer, which nobody can interrupt.
+// A text on its way through the tokenizer, which cannot be interrupted.
 struct TokenizerCall final : HttpCall {
   void OnClosed(const absl::Status&) override { closed = true; }
 

@@ -1,4 +1,4 @@
-// MetricsCollector: the server's numbers as Prometheus metrics, made when somebody scrapes: what
+// MetricsCollector: the server's numbers as Prometheus metrics, made at a scrape: what
 // the engine counts, what calls leave behind, the budget, the process. Names begin with fox_; units
 // and types follow Prometheus' conventions, except for vLLM's names, which are what they are.
 #pragma once

@@ -22,7 +22,7 @@ struct MetricsOptions {
 // Methods are called by one thread at a time.
 class MetricsServer {
  public:
-  // Binds and listens; who asks before Expose waits. Unavailable: the port is taken, or the host is
+  // Binds and listens; scrapes before Expose wait. Unavailable: the port is taken, or the host is
   // no address.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Listen(const MetricsOptions& options);
   ~MetricsServer();  // waits for the scrape that is being answered

@@ -31,8 +31,9 @@ bool IsLoopback(const std::string& host);
 // Listen, Start and Stop are called by one thread at a time, the others by any.
 class ConnectionAcceptor {
  public:
-  // Binds and listens on every address of the host. From here on clients connect and wait; nobody
-  // else can have the port. Unavailable: the address is taken or not ours; the message says which.
+  // Binds and listens on every address of the host. From here on clients connect and wait; no
+  // other process can have the port. Unavailable: the address is taken or not ours; the message
+  // says which.
   static absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> Listen(const AcceptorOptions& options);
   ~ConnectionAcceptor();  // Stop
   ConnectionAcceptor(const ConnectionAcceptor&) = delete;

@@ -85,7 +85,7 @@ bool LineWriter::Write(const std::string& text) {
     const ssize_t n = write(descriptor_, whole.data() + done, whole.size() - done);
     if (n >= 0) {
       done += static_cast<size_t>(n);
-    } else if (errno == EAGAIN) {  // somebody else made it non-blocking
+    } else if (errno == EAGAIN) {  // another process made it non-blocking
       pollfd ready{descriptor_, POLLOUT, 0};
       poll(&ready, 1, -1);
     } else if (errno != EINTR) {

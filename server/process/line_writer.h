@@ -1,5 +1,5 @@
 // LineWriter: lines for a descriptor that may block for ever, such as standard error whose reader
-// hangs. A thread of its own writes them; whoever adds one never waits. The descriptor's flags stay
+// hangs. A thread of its own writes them; adding one never waits. The descriptor's flags stay
 // as they are: other processes share them.
 #pragma once
 

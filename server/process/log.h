@@ -1,5 +1,5 @@
 // Log: one line for each event on standard error, as text or as JSON. Prompts and completions are
-// never logged. Any thread may call, and none waits for whoever reads standard error: lines that it
+// never logged. Any thread may call, and none waits for a reader of standard error: lines that it
 // does not take are dropped, and a line tells how many were when it takes them again.
 #pragma once
 
@@ -34,7 +34,7 @@ void Log(LogLevel level, const char* event, const std::vector<LogField>& fields 
 // Lines as they are, for people: only under LogFormat::kText.
 void LogText(const std::string& lines);
 
-// Waits up to `seconds` until all lines are written. False: somebody does not read.
+// Waits up to `seconds` until all lines are written. False: the log is not read.
 bool FlushLog(double seconds);
 // Lines lost since the start.
 int64_t DroppedLogLines();

@@ -7,7 +7,7 @@ namespace fox {
 inline constexpr int kExitEngineFailed = 70;   // EX_SOFTWARE
 inline constexpr int kExitConfiguration = 78;  // EX_CONFIG
 
-// From now on what would abort (an exception that nobody catches, a library that gets no memory or
+// From now on what would abort (an uncaught exception, a library that gets no memory or
 // no thread, a failed check) or crash ends the process with `code`; where cores are wanted
 // (RLIMIT_CORE is not 0) it does abort or crash, behind its line, and leaves one.
 void EndOnAbort(int code);

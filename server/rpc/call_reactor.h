@@ -19,7 +19,7 @@ namespace fox {
 StallMonitor::OnStall EndOf(grpc_call* call);
 
 // Owns itself until the library is done with the call: its answer was taken, its reader stalled or
-// its client went away. Then the call's share is given back, whoever else still holds the reactor.
+// its client went away. Then the call's share is given back, though others still hold the reactor.
 class CallReactor : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   CallReactor(ServerCore& core, grpc::CallbackServerContext* context, CallInfo info)
@@ -42,7 +42,7 @@ class CallReactor : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void OnDone() override;
 
  protected:
-  // True for who comes first: nobody else answers the call then.
+  // True for the first caller: only it answers the call then.
   bool Claim();
   // In OnCancel.
   absl::Status WhyCancelled() const;

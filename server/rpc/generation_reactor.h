@@ -71,7 +71,7 @@ class GenerationReactor final : public CallReactor, public GenerationConsumer {
   std::vector<Event> pending_ ABSL_GUARDED_BY(mutex_);  // at most one delta a sequence
   Event writing_ ABSL_GUARDED_BY(mutex_);               // without its message
   bool write_in_flight_ ABSL_GUARDED_BY(mutex_) = false;
-  bool broken_ ABSL_GUARDED_BY(mutex_) = false;  // nobody reads: events are dropped
+  bool broken_ ABSL_GUARDED_BY(mutex_) = false;  // the client reads no more: events are dropped
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
 
   absl::Status status_;  // written by Done, read by the last action after it

@@ -59,7 +59,7 @@ class GrpcServer {
   // Health turns NOT_SERVING and new work is Unavailable, at once.
   void Drain();
   // Drains for good and waits up to `grace_seconds`, or until `force` says so, asked each 10 ms,
-  // for what runs and for who still reads answers; ends the rest with Unavailable and closes the
+  // for what runs and for clients that still read; ends the rest with Unavailable and closes the
   // port: half a second later at most. Stops the core's engine. False: a step of it hangs.
   bool Stop(double grace_seconds, const std::function<bool()>& force = nullptr);
 

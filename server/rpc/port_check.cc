@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kFrameHead = 9;
 constexpr char kHeaders = 1;
 
-// A descriptor that is closed at the end, unless somebody else takes it.
+// A descriptor that is closed at the end, unless it is taken.
 class Socket {
  public:
   explicit Socket(int descriptor) : descriptor_(descriptor) {}

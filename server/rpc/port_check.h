@@ -1,4 +1,4 @@
-// CheckPort: whether a gRPC port answers before anybody is told of it. The library goes on without
+// CheckPort: whether a gRPC port answers, before its number is printed. The library goes on without
 // threads that it could not start, and then accepts connections that it never reads.
 #pragma once
 

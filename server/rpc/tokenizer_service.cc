@@ -40,7 +40,7 @@ absl::StatusOr<v1::DetokenizeResponse> Run(const v1::DetokenizeRequest& request,
 }  // namespace
 
 // The call may be over before the work is: the tokenizers' libraries cannot be interrupted, but
-// nobody waits for it then.
+// its client has gone.
 template <class Request>
 void TokenizerService::ServeLater(const char* method) {
   Serve(method, [this, method](grpc::CallbackServerContext* context, const Bytes* request) {

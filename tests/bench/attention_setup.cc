@@ -132,7 +132,7 @@ AttentionParams AttentionSetup::Params(int layer) const {
 
 void AttentionSetup::Attend(int call) {
   const AttentionParams params = Params(call % case_.layers);
-  // As in a step, where Append comes first: what attention reads early nobody writes here either.
+  // As in a step, where Append comes first: what attention reads early is not written here either.
   const bool decodes = batch_.num_rows == batch_.num_seqs;
   ops_.state().unfinished =
       decodes ? UnfinishedWrites(params.q.data, storage_->view().cum_log_f) : UnfinishedWrites();

@@ -236,7 +236,7 @@ class Comparison {
   BenchReport& report_;
   int64_t longest_ = 0, pool_tokens_ = 0;
   LoadedEngine loaded_;
-  std::unique_ptr<FastCopies> copies_;  // who loses its pages is swapped where there is room
+  std::unique_ptr<FastCopies> copies_;  // preempted sequences are swapped where there is room
   std::unique_ptr<Engine> engine_;
   Run first_;
   int64_t differ_ = 0;

@@ -1,6 +1,6 @@
-// fox-bench salts: whether the time of an answer tells what somebody else has cached. In each round
+// fox-bench salts: whether an answer's time reveals another client's cached prompts. In each round
 // one salt's prompt is cached, or being computed; then another salt asks for the same prompt, and
-// for one of the same length that nobody has seen, in random order. The pairs of times go through
+// for one of the same length that is new, in random order. The pairs of times go through
 // Wilcoxon's signed-rank test. For comparison, the first salt asks once more.
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // fox-bench snapshots: what a further snapshot of one conversation costs beside the first: the
-// pages that nobody else has, and a slot's tables and running state, against the conversation's
+// pages of its own, and a slot's tables and running state, against the conversation's
 // prefix without eviction. On the CPU, whose cache can be looked into.
 #include <algorithm>
 

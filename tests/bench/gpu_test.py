@@ -203,7 +203,7 @@ class Runner:
         line = (f"{'FAIL' if why else 'PASS'} {seconds:7.1f} s  {what.name}"
                 f"{': ' if notes else ''}{', '.join(notes)}")
         told = ["    | " + line for line in telling_lines(text)] if why else []
-        print("\n".join([line, *told]) + "\n", end="", flush=True)  # whole, whoever prints beside
+        print("\n".join([line, *told]) + "\n", end="", flush=True)  # whole, beside other threads
 
     def judge(self, text: str) -> None:
         """Keeps the worst value of each name: the least of what should be 1, else the most."""

@@ -135,7 +135,7 @@ echo "========= ERROR SUMMARY: 0 errors"
             except OSError:
                 return  # gone
             if state == "Z":
-                return  # dead, though nobody has collected it yet
+                return  # dead, though not collected yet
             time.sleep(0.05)
         self.fail(f"process {child} lives on")
 

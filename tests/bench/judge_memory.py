@@ -36,7 +36,7 @@ def at_once(m: Measurements) -> Iterator[Row]:
 
 
 def arrivals(m: Measurements) -> Iterator[Row]:
-    """Throughput, and who lost pages."""
+    """Throughput, and preemptions."""
     for admission in ADMISSIONS:
         keys = dict(load="arrivals", kv_admission=admission)
         pace, judged = numbers(m, "output_tokens_per_second", **keys), admission == "expected"

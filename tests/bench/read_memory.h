@@ -9,7 +9,7 @@
 
 namespace fox::cuda {
 
-// Reads `bytes` (a multiple of 16, not 0) at `data`; `sink` [1] may get a number nobody needs.
+// Reads `bytes` (a multiple of 16, not 0) at `data`; `sink` [1] may get a number without meaning.
 // Enqueues on `stream`; gives the launch's error.
 cudaError_t ReadMemory(const void* data, size_t bytes, uint32_t* sink, cudaStream_t stream);
 

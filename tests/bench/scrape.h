@@ -7,7 +7,7 @@
 namespace fox {
 
 // Values of all samples by name and labels, as in `fox_steps_total` or `name_sum{phase="decode"}`;
-// none where nobody answers.
+// none without an answer.
 std::map<std::string, double> Scrape(int port);
 
 }  // namespace fox

@@ -1,4 +1,4 @@
-// The door: what is refused before it costs anything, who takes turns, who may come in.
+// Admission: what is refused before it costs anything, how clients take turns, which may come in.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -36,7 +36,7 @@ class Gate {
   bool opened_ = false;
 };
 
-// A stream that was started and that nobody reads until Finish.
+// A stream that was started and is not read until Finish.
 class OpenStream {
  public:
   OpenStream(const std::shared_ptr<grpc::Channel>& channel, const v1::GenerateRequest& request)

@@ -27,7 +27,7 @@ std::vector<char*> Pointers(std::vector<std::string>* strings) {
   return out;
 }
 
-// Those of this process that `variables` does not have behind them; nobody is preloaded unasked.
+// Those of this process that `variables` does not have behind them; none is preloaded unasked.
 std::vector<std::string> Environment(std::vector<std::string> variables) {
   const std::vector<std::string> own = variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
@@ -73,7 +73,7 @@ ChildProcess::~ChildProcess() {
   close(pipe_);
 }
 
-// The pipe ends with the process: nobody else has it.
+// The pipe ends with the process: no other has it.
 void ChildProcess::Watch() {
   std::array<char, 4096> buffer = {};
   ssize_t count = 0;
@@ -84,7 +84,7 @@ void ChildProcess::Watch() {
   }
   siginfo_t info{};
   waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT);
-  const MutexLock lock(mutex_);  // Signal must not meet a pid of somebody else
+  const MutexLock lock(mutex_);  // Signal must not meet a pid that was reused
   ended_ = Clock::now();
   waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED);
   code_ = info.si_code == CLD_EXITED ? info.si_status : 128 + info.si_status;

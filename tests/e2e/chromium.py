@@ -72,7 +72,7 @@ class Browser:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._write)  # it ends when nobody drives it any more
+        os.close(self._write)  # it ends when its driver has ended
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -123,7 +123,7 @@ class ConnectionsTest(unittest.TestCase):
                 self.assertTrue(wait_until(lambda: attacks.resident_mib(pid) < before + 30), did)
 
     def test_who_says_nothing_for_long_is_let_go(self) -> None:
-        """But not who waits for something."""
+        """But not a client that waits for something."""
         server = self.enterContext(FoxServer(self.programs, ["--max-connection-idle", "1"]))
         with attacks.Connection(server.address) as idle, \
                 attacks.Connection(server.address) as waiting:

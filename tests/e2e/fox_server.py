@@ -34,7 +34,7 @@ class FoxServer(demo.Server):
         super()._read_line(line)
 
     def _wait_until_serving(self) -> None:
-        """Without asking fox-cli, whom TLS and tokens may keep out: it listens when it serves."""
+        """Without asking fox-cli, which TLS and tokens may keep out: it listens when it serves."""
         self._listening.wait(demo.START_SECONDS)
         if not self.target or not all(self.ports.values()):
             raise demo.DemoError("\n".join(self.log))
@@ -64,7 +64,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 15) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody has."""
+    """A port that is free."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]

@@ -27,7 +27,7 @@ struct HttpReply {
 
 class HttpClient {
  public:
-  // Where nobody listens, nothing can be sent and nothing is ever read.
+  // Without a listener, nothing can be sent and nothing is ever read.
   explicit HttpClient(int port);
   ~HttpClient();
   HttpClient(HttpClient&& other) noexcept : socket_(other.socket_) { other.socket_ = -1; }

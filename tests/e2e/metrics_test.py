@@ -96,7 +96,7 @@ class Prometheus:
         return float(result[0]["value"][1]) if result else None
 
     def wait_for(self, expression: str) -> float:
-        """The value, once there is one; Prometheus tells nobody when it has scraped."""
+        """The value, once there is one; Prometheus does not say when it has scraped."""
         for _ in range(300):
             value = self.query(expression)
             if value is not None and value == value:

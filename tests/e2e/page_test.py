@@ -65,7 +65,7 @@ class PageTest(unittest.TestCase):
         return self.browser.evaluate(f"document.getElementById('{element}').value")
 
     def tab_to(self, element: str) -> None:
-        """Presses Tab until the focus is there, as who has no mouse."""
+        """Presses Tab until the focus is there, as a reader without a mouse."""
         for _ in range(30):
             if self.browser.evaluate("document.activeElement.id") == element:
                 return

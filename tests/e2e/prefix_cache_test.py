@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The prefix cache of the real server: what it saves, who shares it, and that it changes nothing.
+"""The prefix cache of the real server: what it saves, what shares it, and that it changes nothing.
 
     prefix_cache_test.py BIN     the folder of fox-server and fox-cli
 

@@ -263,7 +263,7 @@ TEST(ProcessTest, ATraceLoadsWhateverEndsTheServer) {
               0);
     Process client({kBin + "fox-cli", "generate", "Once", "--max-tokens=60000", "--ignore-eos",
                     "--target=" + TargetOf(server)});
-    // Not a whole line: nobody reads the server's log meanwhile, and a full pipe would stop it.
+    // Not a whole line: the server's log is not read meanwhile, and a full pipe would stop it.
     ASSERT_TRUE(client.ReadSome());
     server.Signal(signal);
     if (signal == SIGTERM) {
@@ -330,7 +330,7 @@ class SmallPipe {
   int ends_[2] = {-1, -1};
 };
 
-// Standard error that nobody reads, or whose reader has left: requests are served all the same, and
+// Standard error that is not read, or whose reader has left: requests are served all the same, and
 // a signal ends the server.
 TEST(ProcessTest, TheLogMayBeStuckOrGone) {
   for (const bool gone : {false, true}) {

@@ -69,7 +69,7 @@ class ProxyTest(unittest.TestCase):
         assert wait_until(lambda: attacks.is_serving(cls.proxy.address, 1))
 
     def attack(self, attack, size: int, server_mib: float = 48) -> tuple:
-        """Runs one attack; the processes may not grow and nobody else may notice."""
+        """Runs one attack; the processes may not grow and no other client may notice."""
         before = attacks.resident_mib(self.server_pid)
         did = attacks.measure(self.proxy.address, self.proxy.pid, attack, size)
         self.assertEqual(did["errors"], 0, did)

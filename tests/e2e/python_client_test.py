@@ -257,7 +257,7 @@ class RetryTest(Case):
         client = foxserve_client.Client(self.server.target, timeout=60)
         events = client.stream(PROMPT, max_tokens=4000, ignore_eos=True)
         next(events)
-        self.addCleanup(events.close)  # it would end when nobody has it
+        self.addCleanup(events.close)  # it would end without a reference
         self.addCleanup(client.close)
         return client
 

@@ -128,7 +128,7 @@ TEST(StalledReaderTest, WhatWaitsForReadersHasABudget) {
   v1::GenerateResponse response;
   EXPECT_EQ(server.inference->Generate(&context, Bulky(3000), &response).error_code(),
             grpc::RESOURCE_EXHAUSTED);
-  grpc::ClientContext reading;  // as much is nothing for one who reads
+  grpc::ClientContext reading;  // a client that reads takes as much
   SetTimeout(&reading);
   const StreamResult result = ReadStream(*server.inference, Bulky(3000), &reading);
   EXPECT_TRUE(result.status.ok()) << result.status.error_message();

@@ -256,7 +256,7 @@ class HandshakeTest(Case):
         for name, (one, begin) in self.slow.items():
             one.close()
             self.assertIn(name, ages, "still open")
-            # Nobody looked before: the other cases may have taken longer.
+            # Not looked at before: the other cases may have taken longer.
             self.assertLess(ages[name], max(HANDSHAKE_SECONDS + 5, looked - begin + 2), name)
         self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
 
@@ -405,7 +405,7 @@ class FilesTest(Case):
             self.assertEqual(self.https(server, self.stranger), 200)
             self.assertRaises(OSError, self.https, server)
             old.sendall(attacks.PREFACE + attacks.frame(attacks.SETTINGS, 0, 0))
-            self.assertEqual(old.recv(9)[3], attacks.SETTINGS)  # who is there stays
+            self.assertEqual(old.recv(9)[3], attacks.SETTINGS)  # open connections stay
 
 
 class HttpsTest(Case):

@@ -182,7 +182,7 @@ TEST(WideDeviceEngineTest, OverlapAndNeighboursChangeNoBit) {
   std::filesystem::remove_all(config.model_dir);
 }
 
-// Whoever breaks the scheduler's promise hears of it with the step's results.
+// A broken promise of the scheduler's is reported with the step's results.
 TEST_P(DeviceEngineTest, AnOverdrawnPoolIsUnavailable) {
   EngineConfig config = Config();
   config.kv_cache_bytes = PoolBytes(config, kPageTokens);
@@ -273,10 +273,10 @@ TEST_P(DeviceEngineTest, ALargeBatchChangesNoBit) {
   ExpectNobodySees(together, RunAll(config, requests, 0));
 }
 
-// Who is preempted comes back with what it had; its neighbours run on in the same steps.
+// A preempted sequence comes back with what it had; its neighbours run on in the same steps.
 TEST_P(DeviceEngineTest, SwappingChangesNoBit) {
   std::vector<Request> requests = MakeRequests(12, GetParam().vocab, 46);
-  for (size_t i = 0; i < requests.size(); ++i) {  // answers longer than anybody expects
+  for (size_t i = 0; i < requests.size(); ++i) {  // answers longer than expected
     requests[i].prompt.resize(std::min<size_t>(requests[i].prompt.size(), 200));
     requests[i].stop.max_tokens = 150 + 30 * static_cast<int32_t>(i % 7);
   }

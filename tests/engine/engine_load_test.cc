@@ -318,7 +318,7 @@ TEST(EngineLoadTest, SlowReadersOfLongPromptsCostLittle) {
     }
     load.Run(60);
     const ClosedLoop normal(load, 1, 16, 50, 100);
-    load.Run(70);  // until it is known who reads slowly
+    load.Run(70);  // until slow readers are known
     const int64_t before = normal.tokens();
     load.Run(130);
     return normal.tokens() - before;

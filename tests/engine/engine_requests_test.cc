@@ -1,4 +1,4 @@
-// Who is taken into the queue, who is displaced, and whom the engine ends by itself.
+// Which requests enter the queue, which are displaced, and which the engine ends by itself.
 #include "tests/engine/engine_fixture.h"
 
 namespace fox {
@@ -119,7 +119,7 @@ TEST_P(EngineRequestsTest, StalledReadersEnd) {
   EXPECT_TRUE(absl::IsAborted(received_[1].finish->status));
   EXPECT_FALSE(received_[2].finish);
   EXPECT_EQ(engine_->NextDeadline(), 50.0);
-  // One more than the bound: who has been silent longest ends.
+  // One more than the bound: the longest silent one ends.
   for (RequestId id = 3; id <= 4; ++id) {
     Request request = MakeRequest(id, 5, 50);
     request.flow_window = 4;

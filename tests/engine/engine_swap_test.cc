@@ -1,4 +1,4 @@
-// Preemption by swapping. Over a real model: the same bits whether who is preempted is swapped out
+// Preemption by swapping. Over a real model: the same bits whether a sequence is swapped out
 // or computed again. Over the simulation's executor: what happens to those that are swapped out.
 #include <cstdio>
 #include <functional>
@@ -50,7 +50,7 @@ std::vector<Request> MakeRequests(const SwappingModel& variant) {
   std::mt19937_64 rng(11);
   std::vector<Request> requests;
   for (int i = 0; i < 10; ++i) {
-    // Answers that are longer than anybody expects.
+    // Answers that are longer than expected.
     Request request = RandomRequest(i, i % 3 == 2 ? 200 : 60, variant.vocab, rng);
     request.stop.max_tokens = 150 + 30 * (i % 7);
     request.sampling.temperature = i % 3 == 0 ? 0.0F : 0.9F;
@@ -171,7 +171,7 @@ TEST_P(EngineSwapTest, WhoIsPreemptedGoesOnWhereItWas) {
   EXPECT_EQ(StatsOf(1).preemptions, 0);
   EXPECT_EQ(StatsOf(2).preemptions, 1);
   EXPECT_EQ(StatsOf(2).swaps, 1);
-  // As if it had never left; surplus is in nobody's statistics.
+  // As if it had never left; surplus is in no statistics.
   EXPECT_EQ(StatsOf(2).acp.pages_allocated, StatsOf(1).acp.pages_allocated);
   EXPECT_EQ(StatsOf(2).acp.peak_pages, StatsOf(1).acp.peak_pages);
   EXPECT_EQ(engine_->stats().swap_outs, 1);
@@ -239,7 +239,7 @@ TEST_P(EngineSwapTest, ACancelledOneLeavesSwapSpaceAtOnce) {
   ExpectTheSameTokens();
 }
 
-// Its reader is slow: it holds pages until somebody needs them, rests in swap space, and goes on
+// Its reader is slow: it holds pages until another needs them, rests in swap space, and goes on
 // from there.
 TEST_P(EngineSwapTest, APausedOneRestsInSwapSpace) {
   StartSmall(100);

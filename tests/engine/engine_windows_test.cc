@@ -1,4 +1,4 @@
-// What heads keep, as it is reported: to who asked, now and then, and rightly.
+// What heads keep, as it is reported: if asked for, now and then, and rightly.
 #include <numeric>
 #include <vector>
 
@@ -74,7 +74,7 @@ TEST_P(EngineWindowsTest, NotMoreOftenThanTheIntervalForAllTogether) {
   EXPECT_EQ(windows_.size(), 3u);
 }
 
-// Each plan asks for a copy only when somebody watches.
+// Each plan asks for a copy only when a request watches.
 TEST_P(EngineWindowsTest, NobodyWatchesNothingIsRead) {
   struct Watch : StepObserver {
     void BeforeSubmit(const StepPlan& plan) override { asked += plan.read_windows ? 1 : 0; }

@@ -1,4 +1,4 @@
-// FastCopies: an executor for which copies to and from swap space cost next to nothing, so that who
+// FastCopies: an executor for which copies to and from swap space cost almost nothing, so that what
 // is preempted is swapped out wherever there is room.
 #pragma once
 

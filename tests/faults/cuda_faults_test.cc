@@ -116,7 +116,7 @@ struct Times {
   double not_serving = 0, end = 0;
 };
 
-// After a failure at `since_ns`: NOT_SERVING, UNAVAILABLE for all who are connected, exit code 70.
+// After a failure at `since_ns`: NOT_SERVING, UNAVAILABLE for all connected clients, exit code 70.
 Times ExpectEnd(ServerProcess& server, HealthWatch& health, ClientStreams* streams,
                 int64_t since_ns) {
   Times times;
@@ -254,7 +254,7 @@ TEST(CudaFaultsTest, ADeviceThatIsFullIsTold) {
   EXPECT_TRUE(health.WaitServing());
 }
 
-// One stream, so that it has one right answer; a call that nobody misses changes no token.
+// One stream, so that it has one right answer; a needless call changes no token.
 TEST(CudaFaultsTest, ADriverThatFailsWhileServingEndsTheProcess) {
   std::mt19937 random(12);
   std::vector<double> not_serving, ends;

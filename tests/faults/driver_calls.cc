@@ -108,7 +108,7 @@ int GetThroughStubsV2(const char* name, void** function, int version, uint64_t f
 void* StubFor(const char* name, void* function) {
   if (function == nullptr || Page() == nullptr || !IsDriverCall(name)) return function;
   if (std::strcmp(name, "cuGetProcAddress") == 0 || std::strcmp(name, "cuGetProcAddress_v2") == 0) {
-    return function;  // replaced by who asks, who knows which of the two it is
+    return function;  // replaced by the caller, which knows which of the two it is
   }
   const std::lock_guard<std::mutex> lock(g_mutex);
   for (int i = 0; i < g_functions; ++i) {

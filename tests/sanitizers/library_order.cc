@@ -1,9 +1,9 @@
 // For the thread sanitizer: the order that gRPC gives. Distributions compile it, and Abseil,
 // without the sanitizer, which then takes what is handed from one thread to another through them
 // for races. The functions here stand before the libraries' own, tell it what each guarantees, and
-// go on to them: what happened before a batch was started on a call is seen by who learns of the
-// call's batches, what happened under a lock by who takes it next, and what was done with a status
-// by who frees it. Nothing else is ordered, so a race between our own threads stays one.
+// go on to them: what happened before a batch was started on a call is seen by what learns of the
+// call's batches, what happened under a lock by what takes it next, and what was done with a status
+// by what frees it. Nothing else is ordered, so a race between our own threads stays one.
 #include <dlfcn.h>
 #include <grpc/grpc.h>
 #include <sanitizer/tsan_interface.h>
@@ -15,7 +15,7 @@
 
 namespace {
 
-char ended_calls;  // its address: for whoever sees the server's end
+char ended_calls;  // its address: for what sees the server's end
 
 void Before(const void* object) { __tsan_release(const_cast<void*>(object)); }
 void After(const void* object) { __tsan_acquire(const_cast<void*>(object)); }

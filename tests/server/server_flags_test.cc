@@ -220,7 +220,7 @@ TEST(ServerFlagsTest, TlsLetsRemoteHostsInThatAreKnown) {
   EXPECT_THAT(http_error_of("--device=cpu"), HasSubstr("--api-key-file"));
   EXPECT_EQ(http_error_of("--api-key-file=f"), "");
   EXPECT_EQ(http_error_of("--ssl-ca-certs=a"), "");
-  // But not strangers to an address where whoever connects is an administrator.
+  // But not strangers to an address where every client is an administrator.
   EXPECT_THAT(error_of({"--admin-address=0.0.0.0:1"}), HasSubstr("--admin-key-file"));
   EXPECT_THAT(
       error_of({"--admin-address=0.0.0.0:1", "--ssl-ca-certs=a", "--ssl-cert-reqs=optional"}),

@@ -13,7 +13,7 @@
 
 namespace fox {
 
-// Bounds of memory and time hold for programs that nobody instruments.
+// Bounds of memory and time hold for programs without instrumentation.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kInstrumented = true;
 #else

@@ -40,7 +40,7 @@ struct StreamCounts {
   void Describe(Part* part) const;
 };
 
-// Runs a fixed set of requests one after another on a server that nobody else uses. Empty: it
+// Runs a fixed set of requests one after another on a server without other clients. Empty: it
 // failed.
 std::vector<SoloAnswer> RunAlone(const ServerPorts& ports);
 

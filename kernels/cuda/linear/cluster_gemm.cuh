@@ -1,5 +1,5 @@
-// The kernel of ClusterGemm: a block's work of a product, its two rings of tiles, who copies and
-// who multiplies. Read cluster_gemm.cu first.
+// The kernel of ClusterGemm: a block's work of a product, its two rings of tiles, warps that copy
+// and warps that multiply. Read cluster_gemm.cu first.
 #pragma once
 
 #include <bit>
@@ -43,7 +43,7 @@ __device__ __forceinline__ BlockWork BlockWorkOf() {
 }
 
 // One thread. At most `under_way` tiles are on their way: enough to keep the memory busy; more
-// would only make everybody else's loads wait, those of the kernel before among them.
+// would only make all other loads wait, those of the kernel before among them.
 __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const BlockWork& work,
                                             const Ring& ring) {
   RingPlace at, arrived;

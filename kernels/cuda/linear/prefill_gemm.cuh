@@ -1,4 +1,4 @@
-// The kernel of PrefillGemm: tiles of y, the ring of operands, who copies and who multiplies, and
+// The kernel of PrefillGemm: tiles of y, the ring of operands, warps that copy and multiply, and
 // how the halves of a product meet. Read prefill_gemm.cu first.
 #pragma once
 

@@ -65,8 +65,8 @@ constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(Mbarrier)
 constexpr int kWideBudget = 150 * 1024;
 constexpr int kNarrowBudget = 75 * 1024;
 constexpr int kMinStages = 4;
-// Tiles that a block has under way. Enough to keep the memory busy; more would only make everybody
-// else's loads wait, those of the kernel before among them.
+// Tiles that a block has under way. Enough to keep the memory busy; more would only make all
+// other loads wait, those of the kernel before among them.
 constexpr int kTilesUnderWay = 3;
 
 struct SmallBatchGemmArguments : GemmArguments {

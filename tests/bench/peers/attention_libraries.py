@@ -27,7 +27,7 @@ from attention import TOKENS, flex
 LENGTH = 16384
 SAMPLED_ROWS = 128
 LARGEST_ERROR = 2e-2  # bf16 gives a few 1e-3
-NEVER = -1e30  # a threshold for those who want one
+NEVER = -1e30  # for libraries that want a threshold
 Call = Callable[[], torch.Tensor]  # gives [batch, heads, tokens, head_dim]
 
 

@@ -183,7 +183,7 @@ enum class Fault {
   kSwapsHeads,      // two heads' tables exchanged
   kEvictsOneMore,   // one page freed without licence
   kOverwrites,      // a value of an old page changed
-  kForgetsOwner,    // a page is shared and not counted: freed while somebody has it
+  kForgetsOwner,    // a page is shared and not counted: freed while a slot has it
   kCountsTwice,     // a page is shared once and counted twice: never free again
   kSharesUnfull,    // the page that is being filled is shared, too
   kSharesLateGate,  // the cumulative gate of the last token instead of that of the page end

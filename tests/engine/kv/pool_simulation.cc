@@ -172,7 +172,7 @@ std::string PoolSimulation::SwapIn(size_t slot) {
   if (!error.empty() || swapped.pages > cache_.FreePages()) return error;
   cache_.SwapIn({swapped.range.data(), swapped.pages}, static_cast<int32_t>(slot));
   ++counts_.swaps;
-  const uint64_t copy = slots_[slot].generation;  // nobody else's
+  const uint64_t copy = slots_[slot].generation;  // no other's
   slots_[slot] = std::move(swapped.sequence);
   slots_[slot].copied = {int64_t{PagesFor(slots_[slot].length)} * kPageTokens, copy};
   swapped_.pop_back();

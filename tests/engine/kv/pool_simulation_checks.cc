@@ -61,7 +61,7 @@ std::string PoolSimulation::Attend(const Batch& batch, int layer) {
   return "";
 }
 
-// The one page with what this sequence has there: where a list is, and who wrote it, or which copy
+// The one page with what this sequence has there: where a list is, and what wrote it, or which copy
 // it is.
 uint64_t PoolSimulation::PageName(const Sequence& sequence, int list, int page) const {
   const int64_t position = static_cast<int64_t>(page) * kPageTokens;
@@ -81,7 +81,7 @@ std::string PoolSimulation::Check() {
   return error;
 }
 
-// Pages of the model, each once however many have it, are those that are not free; and whoever has
+// Pages of the model, each once however many have it, are those not free; and a slot that has
 // one alone is counted so.
 std::string PoolSimulation::CheckCounts() {
   names_.clear();
@@ -105,7 +105,7 @@ std::string PoolSimulation::CheckCounts() {
   return "";
 }
 
-// The same as Audit by other means: a live page is not free, and who has it has what its writer
+// The same as Audit by other means: a live page is not free, and its owner has what its writer
 // wrote there.
 std::string PoolSimulation::CheckOwners() {
   const PagedKv& kv = cache_.view();

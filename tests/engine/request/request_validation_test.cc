@@ -180,7 +180,7 @@ TEST(RequestValidationTest, TheMostUrgentPriorityIsBounded) {
   EngineOptions options;
   Request request = Good();
   request.priority = -1;
-  EXPECT_TRUE(ValidateRequest(request, options, Limits()).ok());  // nobody looks at it
+  EXPECT_TRUE(ValidateRequest(request, options, Limits()).ok());  // it is not looked at
   options.priority_scheduling = true;
   EXPECT_EQ(ValidateRequest(request, options, Limits()).code(), kBad);
   options.min_priority = -1;

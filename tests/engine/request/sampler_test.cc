@@ -226,7 +226,7 @@ TEST(SamplerTest, DependsOnSeedAndPositionAlone) {
   EXPECT_GT(other_seed, 80);
 }
 
-// Half of the mass is one token's, the other half the 50,276 others', who share it evenly. Each of
+// Half of the mass is one token's, the other half the 50,276 others', shared evenly. Each of
 // the two counts is binomial, each cell of the others' too: five standard deviations.
 TEST(SamplerTest, TheTailOfALargeVocabularyIsSampled) {
   constexpr size_t kVocabulary = 50277, kSamples = 1000, kCells = 25;

@@ -112,7 +112,7 @@ TEST(MemoryBudgetTest, APoolForMoreTokensThanFit) {
   EXPECT_THAT(std::string(none.message()), HasSubstr("but 0.0 MiB are left for it"));
 }
 
-// Seats and tokens of a step that nobody asked for, of a pool of so many page rows.
+// Running slots and tokens of a step by default, of a pool of so many page rows.
 RunnerOptions Chosen(int64_t rows, RunnerOptions options, int32_t most = 256, bool on_gpu = true) {
   int plans = 0;
   const auto planned = PlanStepSizes(Model(), options, most, on_gpu, [&](RunnerOptions& sizes) {

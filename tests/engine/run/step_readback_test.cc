@@ -1,4 +1,4 @@
-// StepReadback over the CPU's memory: which rows of logits go to whom, and counters over steps.
+// StepReadback over the CPU's memory: where rows of logits go, and counters over steps.
 #include "engine/run/step_readback.h"
 
 #include <gtest/gtest.h>
@@ -84,7 +84,7 @@ TEST_F(StepReadbackTest, LogitsGoToTheirSequencesAndSamplesToTheirs) {
   }
 }
 
-// The second one replays a token: the batch of a graph has a row for it, which nobody reads.
+// The second one replays a token: the batch of a graph has a row for it, which is not read.
 TEST_F(StepReadbackTest, RowsThatNobodyWantsAreSkipped) {
   std::vector<float> values = {0, 1, 2, 10, 11, 12, 20, 21, 22, 30, 31, 32};
   StepPlan plan;

@@ -44,7 +44,7 @@ TEST(PageForecastTest, SequencesFedByPagesShowTheCurve) {
     EXPECT_NEAR(forecast.At(tokens, -1).pages, Kept(tokens), 1e-9) << tokens;
   }
   EXPECT_NEAR(forecast.PerToken(3000), 2.0 / kPageTokens, 1e-9);
-  // Nobody has been there: as at the longest that somebody has shown.
+  // No sequence has been there: as at the longest position seen.
   EXPECT_NEAR(forecast.At(65536, -1).pages, Kept(65536), 1e-9);
 }
 
@@ -63,7 +63,7 @@ TEST(PageForecastTest, ARunningSequenceCountsAsItShowsItself) {
   EXPECT_NEAR(forecast.At(2048, 1).pages, 2 * Kept(2048), 0.05 * Kept(2048));
   EXPECT_NEAR(forecast.At(2048, -1).pages, Kept(2048), 0.05 * Kept(2048));
   forecast.Release(1);
-  forecast.Observe(1, 1024, 10);  // who keeps less is not yet believed
+  forecast.Observe(1, 1024, 10);  // that less is kept is not yet believed
   EXPECT_GE(forecast.At(2048, 1).pages, Kept(2048));
 }
 

@@ -80,7 +80,7 @@ class PrefixCacheTest : public testing::Test {
     for (int32_t slot = 0; slot < 8 + 4; ++slot) {
       held_.push_back(static_cast<int32_t>(ledger_->held(slot)));
     }
-    // Who has ended leaves its pages to the snapshot of its end.
+    // An ended sequence leaves its pages to the snapshot of its end.
     for (const SharedSlot& snapshot : plan_.snapshots) {
       const auto& released = plan_.release_slots;
       if (std::find(released.begin(), released.end(), snapshot.from) == released.end()) continue;
@@ -320,7 +320,7 @@ TEST_F(PrefixCacheTest, FlushDropsAllWithTheNextPlan) {
   EXPECT_FALSE(cache_->has_pending());
 }
 
-// It was looked at by who found no room in the end.
+// It was looked at by a sequence that found no room in the end.
 TEST_F(PrefixCacheTest, APinIsForOnePlanThoughThatStaysEmpty) {
   Sequence* a = Make(0, 128);
   Start(a);

@@ -1,4 +1,4 @@
-// Who gets a seat: by the pages that it is expected to keep, or in the worst case.
+// Which request gets a running slot: by the pages that it is expected to keep, or the worst case.
 #include "gmock/gmock.h"
 #include "tests/engine/schedule/scheduler_fixture.h"
 
@@ -67,8 +67,8 @@ TEST_F(SchedulerAdmissionTest, WhoPrunesLessIsNotExpectedToKeepAsLittle) {
   EXPECT_EQ(next->state, SequenceState::kWaiting);
 }
 
-// Learnt from who keeps a quarter; then one comes that keeps all. It takes no page that others
-// need for their next row, waits with its pages, is preempted by who came before, and comes back
+// Learnt from sequences that keep a quarter; then one keeps all. It takes no page that others
+// need for their next row, waits with its pages, is preempted by earlier ones, and comes back
 // when there is room for all that it keeps.
 TEST_F(SchedulerAdmissionTest, WhoOutgrowsItsPromiseWaitsAndIsPreempted) {
   limits_.num_pages = 24;

@@ -192,7 +192,7 @@ TEST_F(SchedulerChunksTest, PromptsBesideDecodesAreCut) {
   Add(280);
   EXPECT_EQ(Chunks(Step()), (Sizes{1, 256}));
   scheduler_->Remove(other);
-  EXPECT_EQ(Chunks(Step()), (Sizes{280, 640}));  // nobody decodes
+  EXPECT_EQ(Chunks(Step()), (Sizes{280, 640}));  // none decodes
 }
 
 // Of 1e-4 seconds a prompt token and 1e-2 a decoded one.
@@ -239,7 +239,7 @@ class SchedulerSnapshotsTest : public SchedulerChunksTest {
     };
   }
 
-  // The first chunk of who comes first, of which so many pages are kept, and the next step, which
+  // The first chunk of the first, of which so many pages are kept, and the next step, which
   // leaves a snapshot of them.
   void LeaveSnapshot(int64_t evicted) {
     Plan();
@@ -252,7 +252,8 @@ class SchedulerSnapshotsTest : public SchedulerChunksTest {
   int64_t kept_ = 0, shared_ = 0;
 };
 
-// Of five pages who rests has two for itself and shares three with a snapshot; a chunk takes four.
+// Of five pages a paused one has two for itself and shares three with a snapshot; a chunk takes
+// four.
 TEST_F(SchedulerSnapshotsTest, TheirPagesAndThoseOfWhoRestsCountTogether) {
   limits_.num_pages = 5;
   Start();
@@ -305,7 +306,7 @@ class SchedulerSharingTest : public SchedulerChunksTest {
     Plan();
     Collect(2 - kept);
   }
-  // That both give up their pages in one plan, and who had not enough goes on with the next.
+  // That both give up their pages in one plan, and the one that lacked some goes on with the next.
   void ExpectThatBothAreWaitedFor(size_t chunk) {
     const Schedule releases = Step();
     EXPECT_EQ(releases.plan.release_slots.size(), 2u);

@@ -1,4 +1,4 @@
-// Who is preempted is swapped out or computed again: what decides, and what it needs to come back.
+// Preemption swaps out or computes again: what decides, and what a sequence needs to come back.
 #include "gmock/gmock.h"
 #include "tests/engine/schedule/scheduler_fixture.h"
 
@@ -119,7 +119,7 @@ TEST_F(SchedulerSwapTest, NoRoomNoSwap) {
 }
 
 // Pages that eviction in flight may free are counted until it is known; then the range is made
-// smaller before anybody else wants one.
+// smaller before another wants one.
 TEST_F(SchedulerSwapTest, ARangeIsTrimmedToWhatWasLeft) {
   limits_.depth = 2;
   limits_.samples_on_device = true;
@@ -143,7 +143,7 @@ TEST_F(SchedulerSwapTest, ARangeIsTrimmedToWhatWasLeft) {
   EXPECT_EQ(second_->swapped->pages, pages - 1);
 }
 
-// Who has priority takes the place of who comes back after it.
+// A sequence with priority takes the place of one that would come back after it.
 TEST_F(SchedulerSwapTest, ThePlaceOfWhoComesBackLaterIsTaken) {
   limits_.swap_bytes = 10 + 12;
   Start();

@@ -188,7 +188,7 @@ TEST_F(SchedulerTest, TheLastIsPreemptedAndComesBack) {
   Step();  // the first takes its second page row: 6 pages in use
   Step();
   EXPECT_EQ(second->computed, 64);
-  const Schedule schedule = Step();  // the second wants another row and has nobody behind it
+  const Schedule schedule = Step();  // the second wants another row and is the last
   EXPECT_EQ(Ids(schedule), IdList{0});
   EXPECT_EQ(schedule.preemptions, 0);
   EXPECT_GE(second->slot, 0);  // it waits with its pages

@@ -65,7 +65,7 @@ TEST(ServiceTimesTest, TheFirstWhoEndsLeavesASeat) {
   const std::vector<Work> prompts(4, {1000, 1, 1});
   EXPECT_NEAR(times.Wait(prompts, {}, 4), 2.0, 1.0);
   EXPECT_LT(times.Wait({{1000, 1, 1}, {10, 1, 1}, {1000, 1, 1}, {1000, 1, 1}}, {}, 4), 0.2);
-  // Behind one other it takes the second, and behind nine no estimate by those who run is known.
+  // Behind one other it takes the second, and behind nine no estimate by running ones is known.
   EXPECT_GT(times.Wait(prompts, {0, 1, 1}, 4), times.Wait(prompts, {}, 4));
   EXPECT_GT(times.Wait(prompts, {9000, 9, 9}, 4), 9);
 }
@@ -87,7 +87,7 @@ TEST(ServiceTimesTest, WhatSwappingTakesIsMeasuredBesideTheRest) {
   ServiceTimes times;
   EXPECT_EQ(times.Prefill(100), 0);
   EXPECT_NEAR(times.Swap(1 << 28, kRate), 0.268, 0.001);
-  times.RecordSwap(100, 0, 1 << 28, kRate, 1);  // what the prompt took nobody knows
+  times.RecordSwap(100, 0, 1 << 28, kRate, 1);  // what the prompt took is unknown
   EXPECT_NEAR(times.Swap(1 << 28, kRate), 0.268, 0.001);
   for (int i = 0; i < 20; ++i) times.RecordStep(1000, 0, 0.1);
   EXPECT_NEAR(times.Prefill(500), 0.05, 1e-3);

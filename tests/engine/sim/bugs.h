@@ -29,7 +29,7 @@ enum class Bug : uint8_t {
   kSpoilSwapped,      // a bit of what is swapped out changes
   kForgetWindow,      // what is swapped in has evicted pages again
   kForgetBounds,      // the bounds of a page that is swapped in are other ones
-  kShareUncounted,    // one more has a page and nobody counts it
+  kShareUncounted,    // one more has a page, uncounted
   kShareTwice,        // one more has a page and counts twice
   kShareLess,         // a page is not shared with the others
   // The executor: fake_executor.cc.
@@ -52,7 +52,7 @@ enum class Bug : uint8_t {
   kPlanSamplesEarly,    // samples from the row before
   kPlanWrongPosition,   // keys the sample by another position
   kPlanLosesStates,     // a slot's token states are not sent
-  kPlanWrongTolerance,  // prunes for who asked to keep all
+  kPlanWrongTolerance,  // prunes for a request that keeps all
   kPlanSwapsToOther,    // swaps a slot out to where another one is
   kPlanForgetsSwapIn,   // lets a sequence go on without what was swapped out
   kPlanKeepsSnapshot,   // forgets to drop a snapshot

@@ -76,7 +76,7 @@ class Day : private StepObserver {
   bool fatal() const { return !engine_->fatal().ok(); }
   bool idle() const { return !engine_->HasWork() && engine_->NextDeadline() == kNever; }
   RequestId NewId() { return next_id_++; }
-  // The id that ended last, if nobody has it now; 0: there is none.
+  // The id that ended last, if it is free now; 0: there is none.
   RequestId free_id() const { return IndexOf(ended_) < 0 ? ended_ : 0; }
   RequestId StartedId() const;  // of a request that has started; 0: there is none
   void MakeNan(RequestId id);

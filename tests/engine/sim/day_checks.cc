@@ -96,7 +96,7 @@ void Day::CheckTokens(const RequestOutput& output, Client* client) {
 void Day::CheckWindows(const KeptWindows& windows, const Client& client) {
   const RequestId id = client.request().id;
   ++marks_[Mark::kWindows];
-  Expect(client.request().report_windows, "nobody asked for windows", id);
+  Expect(client.request().report_windows, "windows were not asked for", id);
   Expect(windows.first_pages == FirstPages(executor_->options(), client.request(), client.tokens,
                                            windows.tokens, client.reference.log_tolerance()),
          "wrong windows", id);
@@ -208,7 +208,7 @@ void Day::CheckGoodEnd(const Finish& finish, Client* client) {
   ++marks_[finish.reason == FinishReason::kStop ? Mark::kStopped : Mark::kFinished];
 }
 
-// Surplus work is in nobody's statistics. What comes back from swap space is not computed again.
+// Surplus work is in no statistics. What comes back from swap space is not computed again.
 void Day::CheckPages(const Client& client, const Finish& finish) {
   const bool unread = finish.reason == FinishReason::kLength && client.delivered > 0;
   const int64_t fed =
@@ -242,13 +242,13 @@ void Day::CheckAfterStep() {
   if (stats.running + stats.waiting + stats.paused != live) Fail("requests are miscounted");
   if (stats.running > swarm_.executor.limits.max_num_seqs) Fail("more run than may");
   if (stats.paused > swarm_.engine.max_paused_reqs) Fail("more are paused than may be");
-  if (stats.swapped > stats.waiting + stats.paused) Fail("who runs is swapped out");
+  if (stats.swapped > stats.waiting + stats.paused) Fail("a running sequence is swapped out");
   // Finished sequences leave their slots one step later.
   if (executor_->occupied_slots() < stats.running) Fail("a running sequence without a slot");
   if (stats.free_pages > executor_->collected_free_pages()) Fail("free pages are overstated");
   if (stats.running + stats.paused > executor_->occupied_slots()) ++marks_[Mark::kPreemptedPaused];
   if (live == 0 && !engine_->HasWork() && executor_->occupied_slots() > 0) {
-    Fail("a slot is held by nobody");
+    Fail("a slot has no owner");
   }
   if (!engine_->HasWork() && stats.snapshots != executor_->snapshots()) {
     Fail("snapshots are miscounted");
@@ -337,13 +337,13 @@ void Day::Close(bool cancel_all) {
   if (print_) std::printf("trace %016llx\n", static_cast<unsigned long long>(trace_));
 }
 
-// Readers are fast now and nobody new comes.
+// Readers are fast now and no client comes.
 void Day::EndAll(bool cancel_all) {
   if (cancel_all) {
     ++marks_[Mark::kCancelledAll];
     for (size_t i = 0; i < clients_.size(); ++i) Cancel(i, absl::CancelledError("all left"));
     if (swarm_.executor.limits.snapshot_slots > 0) {
-      Step();  // who is aborted may leave a snapshot
+      Step();  // an aborted one may leave a snapshot
       FlushPrefixCache();
     }
     for (int i = 0; i < 2 && ok() && (engine_->HasWork() || !clients_.empty()); ++i) Step();

@@ -27,7 +27,7 @@ void FakeExecutor::Audit() {
 }
 
 absl::Status FakeExecutor::Submit(const StepPlan& plan) {
-  // Logits are valid until now: whoever still reads them finds a numerical failure.
+  // Logits are valid until now: a later reader finds a numerical failure.
   std::fill(delivered_.begin(), delivered_.end(), std::nanf(""));
   std::fill(delivered_pages_.begin(), delivered_pages_.end(), -1);
   std::fill(delivered_sole_pages_.begin(), delivered_sole_pages_.end(), 1 << 20);
@@ -248,8 +248,8 @@ absl::Status FakeExecutor::CheckPlan(const StepPlan& plan) {
   return absl::OkStatus();
 }
 
-// Decodes first, and few tokens of prompts beside who decoded in the plan before: its token is fed
-// unseen. Who comes back just now, or on the host's sample, cannot be told from it.
+// Decodes first, and few tokens of prompts beside one that decoded just before: its token is fed
+// unseen. One that comes back just now, or on the host's sample, cannot be told from it.
 void FakeExecutor::CheckMixture(const StepPlan& plan) {
   const ExecutorLimits& limits = options_.limits;
   bool decodes = false;
@@ -308,7 +308,7 @@ void FakeExecutor::CheckSequence(const PlannedSequence& sequence) {
 
 void FakeExecutor::CheckSample(const PlannedSequence& sequence, const Slot& slot) {
   if (!sequence.sample) {
-    if (slot.has_states && !sequence.logit_rows.empty()) Violate("a token that nobody counts");
+    if (slot.has_states && !sequence.logit_rows.empty()) Violate("an uncounted token");
     return;
   }
   const int64_t count = static_cast<int64_t>(sequence.token_ids.size());
@@ -419,7 +419,7 @@ void FakeExecutor::Start(const StepPlan& plan) {
     }
     if (std::none_of(plan.sequences.begin(), plan.sequences.end(),
                      [&](const PlannedSequence& s) { return s.slot == start.to; })) {
-      return Violate("a start that nobody runs");
+      return Violate("a start that does not run");
     }
     if (!Share(start)) return;
   }

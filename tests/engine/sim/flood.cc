@@ -127,7 +127,7 @@ class Bounds {
   int64_t chunk_ = 1;       // of the one prompt that is first
   int64_t guest_turn_ = 1;  // slow readers run in one of so many steps
   int64_t replays_ = 0;     // of all that a sequence has generated
-  int64_t drain_ = 0;       // until all that run have ended, if nobody else starts
+  int64_t drain_ = 0;       // until all that run have ended, if no other starts
   int64_t waits_ = 0, all_ = 0;
   bool yields_ = false;
 };

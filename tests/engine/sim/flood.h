@@ -1,4 +1,4 @@
-// Flood: newcomers come on and on, and whoever was there before goes on until it ends, each of its
+// Flood: newcomers come on and on, and every earlier client goes on until it ends, each of its
 // tokens within a bound that follows from the scheduler's rules. Read simulation.h first.
 #pragma once
 

@@ -182,7 +182,7 @@ void PagedKeys::Violate(const char* what, int64_t detail) {
   if (violation_.empty()) violation_ = std::string(what) + " (" + std::to_string(detail) + ")";
 }
 
-// Whoever reads a freed page gets something else.
+// A read of a freed page returns something else.
 void PagedKeys::PoisonFreed(int32_t free_before) {
   for (int32_t i = free_before; i < *kv_.free_count; ++i) {
     std::fill_n(Page(kv_.free_stack[i]), kPageTokens, kPoison);

@@ -50,7 +50,7 @@ class PagedKeys {
   void Begin(const std::vector<Appended>& batch);
   // Keys of consecutive tokens.
   void Write(int32_t slot, int64_t position, const std::vector<uint64_t>& token_hashes);
-  // The page end at `end` tokens decides what is kept; from here on nobody reads more. `state`: of
+  // The page end at `end` tokens decides what is kept; from here on no more is read. `state`: of
   // the slot's KeyChain.
   void EndPage(int32_t slot, uint64_t state, int64_t end, double log_tolerance);
   // The sum over what is kept up to `position`, read through the page tables.
@@ -68,7 +68,7 @@ class PagedKeys {
   const PageCounts& counts() const { return counts_; }
   // The first thing that was wrong; empty: nothing.
   const std::string& violation() const { return violation_; }
-  // Exact, all of it: who owns each page, live ranges, lengths, poison. A page that nobody has is
+  // Exact, all of it: owners of pages, live ranges, lengths, poison. A page without an owner is
   // free, and no other; several have one only if it is full and in the same place for all.
   void Audit();
 

@@ -56,7 +56,7 @@ TEST(SimulationTest, DaysThatFailedOnce) {
 }
 
 // The first in the queue found room neither without snapshots nor without those that rest, and both
-// would have done; or the count of free pages was low, and nobody ran who could bring a better one;
+// would have done; or the count of free pages was low, and none ran that could bring a better one;
 // or two that shared pages gave them up in one plan, and it was not waited for.
 TEST(SimulationTest, DaysInChunksThatFailedOnce) {
   for (const uint64_t seed : {1419u, 2060u, 600423u}) {

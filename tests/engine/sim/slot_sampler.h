@@ -1,6 +1,6 @@
 // SlotSampler: the samples of one slot as an executor has to make them, from plans alone: the token
 // states that a plan brings, a SampleRow for each token, and what was sampled before. Over the
-// host's Sampler; nobody tells it what the request asked for.
+// host's Sampler; it is not told what the request asked for.
 #pragma once
 
 #include <cstdint>

@@ -91,8 +91,8 @@ void ChooseSwapSpace(Random& random, Swarm* swarm) {
   limits.swap_rate = random.Chance(0.7) ? 1e12 : 1e5;
 }
 
-// Readers that fall behind again and again, over few slots and pages: who comes takes the pages of
-// who rests.
+// Readers that fall behind again and again, over few slots and pages: newcomers take the pages of
+// paused ones.
 void ChooseSlowReaders(Random& random, Swarm* swarm) {
   ExecutorLimits& limits = swarm->executor.limits;
   limits.max_num_seqs = static_cast<int32_t>(random.Int(4, 16));

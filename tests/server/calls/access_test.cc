@@ -1,4 +1,4 @@
-// Who may do what, with and without the two sets of tokens.
+// What a client may do, with and without the two sets of tokens.
 #include "server/calls/access.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// AdmissionPool: whose message is next, who waits for nobody, and that everything posted runs.
+// AdmissionPool: whose message is next, which wait for no other, and that everything posted runs.
 #include "server/calls/admission_pool.h"
 
 #include <gtest/gtest.h>

@@ -60,7 +60,7 @@ TEST(CallBudgetTest, NoClientTakesWhatIsKeptForOthers) {
   EXPECT_TRUE(take(1, 30 * kStep));
   EXPECT_FALSE(shares.back().Hold(30 * kStep + 1));
   EXPECT_TRUE(take(1, 0));
-  EXPECT_FALSE(take(1, 0));  // the last call is not for who has all others
+  EXPECT_FALSE(take(1, 0));  // the last call is not for the client that has all others
   EXPECT_TRUE(take(2, 40 * kStep));
   EXPECT_TRUE(shares.back().Hold(50 * kStep));
   EXPECT_EQ(budget.bytes(), 100 * kStep);

@@ -288,7 +288,7 @@ TEST(RequestConversionTest, ReservedFieldsAreUnimplemented) {
     EXPECT_EQ(ConvertGenerate(request, true, Context()).status().code(),
               absl::StatusCode::kUnimplemented);
   }
-  v1::GenerateRequest request = Base();  // what nobody has reserved is ignored
+  v1::GenerateRequest request = Base();  // what is not reserved is ignored
   request.GetReflection()->MutableUnknownFields(&request)->AddVarint(999, 1);
   EXPECT_TRUE(ConvertGenerate(request, true, Context()).ok());
 }

@@ -1,4 +1,4 @@
-// ServerCore: who a call's client is, what is refused and counted, and calls that are ended by id.
+// ServerCore: a call's client, what is refused and counted, and calls that are ended by id.
 #include "server/calls/server_core.h"
 
 #include <gtest/gtest.h>

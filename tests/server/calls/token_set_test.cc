@@ -1,4 +1,4 @@
-// What a file of tokens may hold, who is found in it, and what a new one changes.
+// What a file of tokens may hold, what is found in it, and what a new one changes.
 #include "server/calls/token_set.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Every method of the table over a real port, without a token and with each kind of token: who is
+// Every method of the table over a real port, without a token and with each kind of token: which is
 // refused has cost no message and no share of the budget.
 #include "server/rpc/port_credentials.h"
 
