@@ -15,7 +15,7 @@ import unittest
 import clang_tidy_test
 import clang_tools
 import format_test
-from clang_units import Unit, joined
+from clang_units import Unit, definitions, joined
 
 FLAGS = ["-std=c++20"]
 
@@ -110,6 +110,8 @@ class Widget {
         self.assertEqual(sorted("".join(units)), sorted("abcdefghi"))
         self.assertIn("abc", units)
         self.assertIn("i", units)
+        self.assertEqual(definitions("constexpr int kFew = 1, kMost = 2;\n").keys(),
+                         {"kFew", "kMost"})
         for pair in ("ad", "ae", "bf", "bg", "ch"):
             self.assertFalse(any(set(pair) <= set(unit) for unit in units), (pair, units))
 

@@ -21,6 +21,7 @@ MOST_FILES = 12  # of a unit: more save little, and keep one core busy when the 
 # (`Widget::Turn(`) is no name of its own.
 DEFINED = re.compile(r"^(?!using |namespace |\w*TEST\w*\()[A-Za-z][^=({[]*?(?<![:\w])(\w+)"
                      r"(?= = |\(|\{| \{|\[| final| :)", re.MULTILINE)
+CONSTANTS = re.compile(r"^(?:inline |static )?const[^;(]*;", re.MULTILINE)  # several, maybe
 ALIAS = re.compile(r"^(?:using|namespace) (\w+) = .*", re.MULTILINE)
 TEST = re.compile(r"^\w*TEST\w*\((\w+), (\w+)\)", re.MULTILINE)
 MACRO = re.compile(r"^# *define (\w+)", re.MULTILINE)
@@ -29,7 +30,10 @@ MACRO = re.compile(r"^# *define (\w+)", re.MULTILINE)
 def definitions(text: str) -> dict[str, str]:
     """What a file defines, by name: for an alias, which others may repeat, its line."""
     found = {match[1]: match[0] for match in ALIAS.finditer(text)}
-    names = [*DEFINED.findall(text), *MACRO.findall(text), *map("_".join, TEST.findall(text))]
+    constants = [name for match in CONSTANTS.findall(text)
+                 for name in re.findall(r"\b(k[A-Z]\w*)(?= = |\[|\{)", match)]
+    tests = map("_".join, TEST.findall(text))
+    names = [*constants, *DEFINED.findall(text), *MACRO.findall(text), *tests]
     return found | {name: "" for name in names}
 
 
