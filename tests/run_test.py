@@ -18,7 +18,7 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-RUN = ROOT / "run"
+SCRIPTS = ("run", "docker/packages.sh", "kernels/cuda/toolkit.sh", "tests/suite.sh")
 # All that ./run may find beside the stand-ins: no apt-get, no card of this machine.
 TOOLS = ("awk", "bash", "cat", "chmod", "cksum", "cp", "dirname", "env", "find", "grep", "head",
          "mkdir", "nproc", "python3", "rm", "sed", "sort", "tail", "tee", "touch", "tr", "xargs")
@@ -83,9 +83,9 @@ class TreeCase(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name)
         toolkit = str(self.root / "toolkit")
-        text = RUN.read_text()
-        self.assertIn("/usr/local/cuda;", text)
-        write_program(self.root / "run", text.replace("/usr/local/cuda;", toolkit + ";"))
+        for script in SCRIPTS:
+            write_program(self.root / script,
+                          (ROOT / script).read_text().replace("/usr/local/cuda;", toolkit + ";"))
         (self.root / "CMakePresets.json").write_text("{}")
         (self.root / "models" / "demo").mkdir(parents=True)
         self.programs = self.root / "programs"

@@ -1,0 +1,102 @@
+# Sourced by ./run: what it installs with apt and, into .venv/, from PyPI.
+
+# What apt calls the things we need, on Debian 12 and Ubuntu 24.04 alike; after the colon, a command
+# that makes the package unnecessary when it is already there from elsewhere.
+build_packages=(g++:g++ cmake:cmake ninja-build:ninja pkg-config:pkg-config ccache:ccache git:git
+  python3:python3 python3-pip python3-venv ca-certificates
+  libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev libdnnl-dev
+  nlohmann-json3-dev libssl-dev libgtest-dev libgmock-dev libboost-dev prometheus-cpp-dev)
+# For tests that are skipped without them: e2e/{proxy,tls,metrics,page}_test, those of docker/.
+test_packages=(haproxy:haproxy openssl:openssl prometheus:promtool chromium:chromium
+  dpkg-dev:dpkg-shlibdeps file:file lintian:lintian mandoc:mandoc debootstrap:debootstrap
+  systemd-container:systemd-nspawn systemd:systemd-analyze)
+# Of one version, as versions disagree; tests/tidy/clang_tools.py asks for the same.
+tidy_packages=(clang-14:clang++-14 clang-format-14:clang-format-14 clang-tidy-14:clang-tidy-14)
+fuzz_packages=(clang-14:clang++-14 libclang-rt-14-dev)  # libFuzzer and the sanitizers' runtimes
+python_packages=(python3:python3 python3-venv ca-certificates)
+# From PyPI, into .venv/ only: what the converter imports; what the tests and proto/example.py
+# import, what builds proto/python and checks its types, and schemas for tests of docker/.
+convert_requirements=('numpy>=1.24,<3' 'PyYAML>=6,<7')
+test_requirements=("${convert_requirements[@]}" 'grpcio>=1.60,<2' 'grpcio-tools>=1.60,<2'
+  'setuptools>=68' wheel 'mypy>=1.8,<3' types-protobuf
+  'kubernetes-validate>=1.29,<2' 'compose-viz>=0.3.5,<1')
+
+# Prints those of the given package[:command] entries that are not there.
+missing_packages() {
+  local entry package command wanted=() installed
+  for entry in "$@"; do
+    package="${entry%%:*}"
+    command="${entry#*:}"
+    if [[ "$command" != "$entry" ]] && command -v "$command" >/dev/null; then continue; fi
+    wanted+=("$package")
+  done
+  ((${#wanted[@]})) || return 0
+  # Fails when it does not know one of them, and still lists the others.
+  installed=" $(dpkg-query -W -f='${Package}:${db:Status-Status} ' "${wanted[@]}" 2>/dev/null ||
+    true)"
+  for package in "${wanted[@]}"; do
+    [[ "$installed" == *" $package:installed "* ]] || printf '%s\n' "$package"
+  done
+}
+
+install_packages() {
+  local missing=() prefix=()
+  if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+    command -v cmake >/dev/null && command -v ninja >/dev/null && return 0
+    fail "this is neither Debian nor Ubuntu; install the equivalents of these packages:" \
+      "${*%%:*}"
+  fi
+  mapfile -t missing < <(missing_packages "$@")
+  ((${#missing[@]})) || return 0
+  if [[ -n "${FOX_NO_INSTALL:-}" ]]; then
+    fail "packages are missing and FOX_NO_INSTALL is set:" "${missing[*]}"
+  fi
+  if ((EUID != 0)); then
+    command -v sudo >/dev/null || fail "packages are missing and there is no sudo; as root, run:" \
+      "apt-get update && apt-get install -y ${missing[*]}"
+    prefix=(sudo)
+    say "sudo may ask for your password to install packages"
+    sudo -v || fail "sudo refused; as root, run:" "apt-get install -y ${missing[*]}"
+  fi
+  prefix+=(env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l)
+  say "Installing ${#missing[@]} packages with apt: ${missing[*]}"
+  quietly "$root/build/apt-update.log" "${prefix[@]}" apt-get -q update ||
+    say "apt-get update failed (no network?); trying with the package lists that are here"
+  quietly "$root/build/apt-install.log" "${prefix[@]}" apt-get -q -y \
+    -o DPkg::Lock::Timeout=120 install --no-install-recommends "${missing[@]}" ||
+    fail "apt could not install: ${missing[*]}" "No network? The log is build/apt-install.log." \
+      "On Ubuntu, libdnnl-dev and others are in the component 'universe'."
+}
+
+# Runs pip in .venv/, quietly.
+pip() {
+  quietly "$root/build/pip.log" "$venv/bin/python" -m pip --disable-pip-version-check "$@"
+}
+
+# need_python NAME: sets `python` to an interpreter that has NAME_requirements: that of .venv/, into
+# which they are installed; with FOX_NO_INSTALL, the first one that has them.
+need_python() {
+  local -n list="$1_requirements"
+  local stamp="$venv/.$1"
+  python="$venv/bin/python"
+  [[ "$(cat "$stamp" 2>/dev/null)" != "${list[*]}" ]] || return 0
+  if [[ -n "${FOX_NO_INSTALL:-}" ]]; then
+    for python in "$venv/bin/python" python3; do
+      ! "$python" -c 'import importlib.metadata, re, sys
+for requirement in sys.argv[1:]:
+    importlib.metadata.version(re.split("[<>=]", requirement)[0])' "${list[@]}" 2>/dev/null ||
+        return 0
+    done
+    fail "FOX_NO_INSTALL is set, and python3 lacks one of: ${list[*]}"
+  fi
+  install_packages "${python_packages[@]}"
+  # Debian leaves an environment half there without python3-venv.
+  if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    say "Making the private Python environment .venv"
+    python3 -m venv --clear "$venv" >/dev/null || fail "python3 -m venv failed"
+  fi
+  say "Installing into .venv, once: ${list[*]}"
+  pip install "${list[@]}" ||
+    fail "pip could not install: ${list[*]}" "No network? The log is build/pip.log."
+  printf '%s\n' "${list[*]}" >"$stamp"
+}

@@ -1,0 +1,72 @@
+# Sourced by ./run: the commands test and tidy.
+
+# sanitized_tests PRESET LABEL TARGETS...: builds the targets, runs the tests of that label (empty:
+# all that run something compiled). Prints one line; ctest's own report goes to a log.
+sanitized_tests() {
+  local preset="$1" label="$2" log="$root/build/$1-tests.log" wrap=()
+  local selection=(-LE 'gpu|package|tidy|torch')
+  shift 2
+  build "$preset" "$@"
+  [[ -n "$label" ]] && selection+=(-L "$label")
+  # GCC's thread sanitizer cannot place its memory under strong address randomisation.
+  if setarch -R true 2>/dev/null; then wrap=(setarch -R); fi
+  if ! ${wrap[@]+"${wrap[@]}"} ctest --test-dir "$root/build/$preset" \
+    "${selection[@]}" --output-on-failure -j "$(job_count)" >"$log" 2>&1; then
+    tail -n 60 "$log" >&2
+    fail "tests fail under $preset; the log is ${log#"$root/"}"
+  fi
+  say "$preset: $(grep -E 'tests passed' "$log" | tail -n 1)"
+}
+
+# timed NAME COMMAND...: runs it, and keeps the seconds it took for the report.
+timed() {
+  local name="$1" start="$SECONDS"
+  shift
+  "$@"
+  parts+="$((SECONDS - start)) $name"$'\n'
+}
+
+# Of every kernel what nvcc makes before ptxas, and the tests for a GPU: that all of it compiles.
+compile_cuda() {
+  FOX_CUDA_ARCHITECTURES=90a-virtual configure cuda cuda-check
+  compile cuda-check fox_cuda cuda_tests engine_gpu_tests fox_bench_gpu fox_cuda_faults
+}
+
+run_test() {
+  local nvcc parts="" log="$root/build/tests.log" left_out='gpu|nightly' status=0 joined=()
+  case "${1:-}" in
+    "") ;;
+    all) export FOX_NIGHTLY=1 left_out=gpu ;;
+    *) fail "test takes nothing or 'all', not '$1'" ;;
+  esac
+  install_packages "${build_packages[@]}" "${test_packages[@]}" "${tidy_packages[@]}"
+  # Without them, the tests that need them are skipped.
+  [[ -n "${FOX_NO_INSTALL:-}" ]] || need_python test
+  # A clean clone compiles eight files as one; what is configured stays as it is.
+  [[ -f "$root/build/cpu/build.ninja" ]] || joined=(-DCMAKE_UNITY_BUILD=ON)
+  configure cpu cpu ${joined[@]+"${joined[@]}"}
+  timed "build of cpu" compile cpu
+  timed "thread sanitizer" sanitized_tests tsan thread thread_tests
+  if nvcc="$(find_nvcc)" && is_recent_nvcc "$nvcc"; then
+    timed "build of CUDA" compile_cuda
+  else
+    say "No CUDA toolkit here: the CUDA kernels are not compiled"
+  fi
+  [[ -z "${FOX_NIGHTLY:-}" ]] || timed "address sanitizer" sanitized_tests asan "" all
+  say "Running the tests of build/cpu"
+  # ctest's own last lines stay the last ones.
+  ctest --test-dir "$root/build/cpu" -LE "$left_out" --output-on-failure -j "$(job_count)" 2>&1 |
+    tee "$log" | sed -u '/% tests passed/,$d' || status=$?
+  say "$((SECONDS / 60)) min $((SECONDS % 60)) s in all; the ten slowest parts, in seconds:"
+  { printf '%s' "$parts" && sed -nE \
+    's/^ *[0-9]+\/[0-9]+ Test +#[0-9]+: (\S+) .* ([0-9]+)\.[0-9]+ sec.*/\2 \1/p' "$log"; } |
+    sort -rn | head -n 10 >&2 || true
+  sed -n '/% tests passed/,$p' "$log"
+  return "$status"
+}
+
+run_tidy() {
+  install_packages "${build_packages[@]}" "${tidy_packages[@]}"
+  build cpu fox_proto  # clang-tidy reads the generated headers
+  exec ctest --test-dir "$root/build/cpu" -L tidy --output-on-failure -j "$(job_count)"
+}
