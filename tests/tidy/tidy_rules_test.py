@@ -234,10 +234,18 @@ class TextTest(RuleCase):
                 self.expect("pronoun", bad, bad | {"engine__b_h": HEADER + lines + whose})
         self.expect("pronoun", {"engine__a_md": "Whoever turns.\n"}, {"engine__a_md": "Whose?\n"})
 
-    def test_prose_length(self) -> None:
-        half = "turn it\n" * (text_rules.MAX_PROSE_WORDS // 4)
-        files = {"engine__a_md": half, "server__a_md": half}
-        self.expect("prose-length", files | {"kernels__a_md": "turn " * 4}, files)
+    def test_amounts(self) -> None:
+        places = ("docker/a", "engine/a.md", "tests/golden/a.py", "engine/a.cc", "run",
+                  "models/fox_model.cc", "kernels/cuda/linear/a.cu", "engine/schedule/a.h")
+        for place, (name, _, _, limit) in zip(places, tree_rules.AMOUNTS, strict=True):
+            for amount in (limit, limit + 1):
+                tree = {place: "// not code\n\n" * (place == "engine/a.cc") + "x\n" * amount}
+                if name == "files":
+                    tree = {f"docker/{i}": "" for i in range(amount)}
+                found = [finding for finding in tree_rules.check_amounts(tree)
+                         if f" {name}, at most {limit};" in finding.message]
+                with self.subTest(name=name, amount=amount):
+                    self.assertEqual(len(found), amount - limit)
 
     def test_headers(self) -> None:
         self.expect("header", {"engine__a_h": "// Widget: it turns.\n"}, {"engine__a_h": HEADER})

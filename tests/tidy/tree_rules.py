@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from include_rules import LAYERS
 from source_tree import Finding, Tree, is_code, numbered
 
 MAX_FILE_LINES = 500
+CPP_FILE = re.compile(r"\.(?:cc|h|cu|cuh)$")
+# What the tree may have at most: a name, the files that count, what counts in one, the limit. A
+# limit is only ever lowered; in brackets what the tree should come to.
+AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], ...] = (
+    ("files", lambda path: True, lambda text: 1, 1_300),
+    ("words in .md", lambda path: path.endswith(".md"), lambda text: len(text.split()),
+     31_700),  # (25,000)
+    ("lines of tests",
+     lambda path: path.startswith("tests/") and re.search(r"\.(?:cc|h|cu|cuh|py)$", path),
+     lambda text: text.count("\n"), 73_900),  # (48,000)
+    ("lines of C++ and CUDA outside tests, without blanks and comments",
+     lambda path: not path.startswith("tests/") and CPP_FILE.search(path),
+     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 39_200),  # (34,000)
+    ("lines of ./run", lambda path: path == "run", lambda text: text.count("\n"), 260),
+    ("lines of models/fox_model.cc", lambda path: path == "models/fox_model.cc",
+     lambda text: text.count("\n"), 170),
+    ("lines of kernels/cuda/linear", lambda path: path.startswith("kernels/cuda/linear/"),
+     lambda text: text.count("\n"), 2_850),  # (2,600)
+    ("lines of engine/schedule", lambda path: path.startswith("engine/schedule/"),
+     lambda text: text.count("\n"), 3_420),  # (2,000)
+)
 TOP_LEVEL = {"server", "engine", "kernels", "proto", "models", "tests", "docker"}
 TOP_LEVEL |= {"CMakeLists.txt", "CMakePresets.json", "LICENSE", "README.md", "run"}
 TOP_LEVEL |= {"CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"}
@@ -27,6 +48,16 @@ def check_file_length(tree: Tree) -> Iterator[Finding]:
         count = len(text.splitlines())
         if is_code(path) and count > MAX_FILE_LINES:
             yield Finding("file-length", path, 0, f"{count} lines, at most {MAX_FILE_LINES}")
+
+
+def check_amounts(tree: Tree) -> Iterator[Finding]:
+    """What grows a little with each change is kept small as a whole: cut before adding more."""
+    for name, is_counted, measure, limit in AMOUNTS:
+        amounts = {path: measure(text) for path, text in tree.items() if is_counted(path)}
+        total = sum(amounts.values())
+        if total > limit:
+            yield Finding("amount", max(amounts, key=amounts.__getitem__), 0,
+                          f"{total} {name}, at most {limit}; this file has most")
 
 
 def check_names(tree: Tree) -> Iterator[Finding]:
