@@ -101,7 +101,8 @@ def parse_flags(text: str) -> list[Flag]:
 
 def read_help(program: pathlib.Path, *arguments: str) -> str:
     """The program's output; a failure ends this program."""
-    result = subprocess.run([str(program), *arguments, "--help"], capture_output=True, text=True,
+    asked = ["--help", "all"] if program.name == "fox-server" else ["--help"]
+    result = subprocess.run([str(program), *arguments, *asked], capture_output=True, text=True,
                             timeout=60)
     if result.returncode != 0:
         sys.exit(f"manual.py: {program.name} {' '.join(arguments)} --help failed: {result.stderr}")

@@ -47,6 +47,18 @@ constexpr const char* kUsage =
     "fox-server serves a Forgetting Transformer over gRPC (fox.v1) and HTTP (OpenAI's API).\n\n"
     "usage: fox-server --model DIR [flags]\n\n"
     "Each flag may also stand in the environment: --grpc-port as FOX_GRPC_PORT.\n\n";
+constexpr const char* kMostSet[] = {
+    "model", "served-model-name", "check-model",  "device",       "dtype",
+    "acp",   "log-tolerance",     "max-num-seqs", "kv-cache-mb",  "max-model-len",
+    "host",  "grpc-port",         "http-port",    "metrics-port", "api-key-file"};
+
+// The flags that most users set, or all.
+std::string HelpText(const FlagSet& set) {
+  const bool all = !set.positional().empty() && set.positional()[0] == "all";
+  if (all) return kUsage + set.Help();
+  return absl::StrCat(kUsage, set.Help({std::begin(kMostSet), std::end(kMostSet)}),
+                      "\nfox-server --help all lists all ", set.Values().size(), " flags.\n");
+}
 
 int ExitWithConfigError(const absl::Status& status) {
   const std::string reason(status.message());
@@ -327,7 +339,6 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   ServerFlags flags;
   FlagSet set;
   RegisterServerFlags(&flags, &set);
-  const std::string help = kUsage + set.Help();
   absl::Status status =
       set.Parse(arguments, [](const std::string& name) { return std::getenv(name.c_str()); });
   ConfigureLog(flags.log_level, flags.log_format);
@@ -335,7 +346,7 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
     Log(LogLevel::kWarning, "environment", {{"variable", warning}});
   }
   if (!status.ok()) return ExitWithConfigError(status);
-  if (flags.help) return std::fputs(help.c_str(), stdout) < 0;
+  if (flags.help) return std::fputs(HelpText(set).c_str(), stdout) < 0;
   if (flags.version) return std::printf("fox-server %s %s\n", FOX_VERSION, FOX_GIT_SHA) < 0;
   if (!set.positional().empty()) {
     const std::string argument = set.positional()[0].substr(0, 64);

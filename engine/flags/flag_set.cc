@@ -289,9 +289,11 @@ absl::Status FlagSet::ParseOne(const std::vector<std::string>& arguments, size_t
   return Assign(*flag, arguments[(*next)++], "--" + name);
 }
 
-std::string FlagSet::Help() const {
+std::string FlagSet::Help(const std::vector<std::string>& names) const {
   std::string out, group;
   for (const Flag& flag : flags_) {
+    const bool named = std::find(names.begin(), names.end(), flag.name) != names.end();
+    if (!names.empty() && !named) continue;
     if (flag.group != group) {
       absl::StrAppend(&out, group.empty() ? "" : "\n", flag.group, ":\n");
       group = flag.group;

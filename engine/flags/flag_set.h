@@ -89,8 +89,8 @@ class FlagSet {
   const std::vector<std::string>& positional() const { return positional_; }
   // Whether the command line or the environment set it.
   bool IsSet(const std::string& name) const;
-  // One line for each flag, grouped, with its default.
-  std::string Help() const;
+  // One line for each flag, or each of `names`, grouped, with its default.
+  std::string Help(const std::vector<std::string>& names = {}) const;
   // Every flag as it now stands.
   std::vector<std::pair<std::string, std::string>> Values() const;
   // Those of them that were set, and not to their defaults.

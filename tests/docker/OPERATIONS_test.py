@@ -71,7 +71,7 @@ class GuideTest(unittest.TestCase):
                                      f"{sequence / 16384:,.0f} bytes", f"{sequence / 1e9:.3f} GB"])
 
     def test_flags_exist(self) -> None:
-        flags = self.server("--help")
+        flags = self.server("--help", "all")
         known = set(re.findall(r"(?m)^  (--[a-z0-9-]+)", flags))
         # Of other programs, and those that only some builds have.
         others = {"--target", "--rates", "--compare", "--text", "--gpus", "--now", "--tls",
@@ -91,7 +91,7 @@ class GuideTest(unittest.TestCase):
 
     def test_every_port_is_named(self) -> None:
         ports = GUIDE.split("| port |")[1].split("\n\n")[0]
-        for flag in re.findall(r"(?m)^  (--[a-z]+-port) ", self.server("--help")):
+        for flag in re.findall(r"(?m)^  (--[a-z]+-port) ", self.server("--help", "all")):
             self.assertIn(f"`{flag}`", ports)
         default = (ROOT / "docker" / "debian" / "default").read_text()
         self.assertRegex(default, r"(?m)^#FOX_HTTP_PORT=8000$")

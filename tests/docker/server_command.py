@@ -29,7 +29,7 @@ def flag_values(arguments: list[str]) -> dict[str, str]:
 
 def expect_accepted(case: unittest.TestCase, build: pathlib.Path, arguments: list[str]) -> None:
     """The server parses and checks these flags after the image's, and opens ports."""
-    help_text = subprocess.run([str(build / "bin" / "fox-server"), "--help"], check=True,
+    help_text = subprocess.run([str(build / "bin" / "fox-server"), "--help", "all"], check=True,
                                capture_output=True, text=True, timeout=60).stdout
     known = re.findall(r"(?m)^  (--[a-z0-9-]+)", help_text)
     names = [argument.split("=")[0] for argument in [*image_flags(), *arguments]

@@ -87,7 +87,7 @@ class PackageTest(unittest.TestCase):
     def test_drain_ends_before_systemd_does(self) -> None:
         values = dict(line.split("=", 1) for line in UNIT.read_text().splitlines()
                       if "=" in line and not line.startswith("#"))
-        flags = output_of(str(loud_skips.build_folder() / "bin" / "fox-server"), "--help")
+        flags = output_of(str(loud_skips.build_folder() / "bin" / "fox-server"), "--help", "all")
         drain = next(line for line in flags.splitlines() if "--shutdown-timeout" in line)
         self.assertGreater(int(values["TimeoutStopSec"]), float(drain.split("[")[-1][:-1]) + 5)
 
