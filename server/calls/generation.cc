@@ -17,10 +17,15 @@ Generation::Generation(ServerCore& core, const CallInfo& info, Convert convert,
       convert_(std::move(convert)) {}
 
 std::shared_ptr<Generation> Generation::Start(ServerCore& core, const CallInfo& info,
-                                              Convert convert, GenerationConsumer* consumer) {
+                                              Convert convert, GenerationConsumer* consumer,
+                                              bool has_turn) {
   std::shared_ptr<Generation> generation(new Generation(core, info, std::move(convert), consumer));
   core.BeginAdmission();
-  core.admission().Post(info.client, info.share.bytes(), [generation] { generation->Admit(); });
+  if (has_turn) {
+    generation->Admit();
+  } else {
+    core.admission().Post(info.client, info.share.bytes(), [generation] { generation->Admit(); });
+  }
   return generation;
 }
 

@@ -28,9 +28,10 @@ class Generation final : public OutputReceiver,
 
   // Starts a call: `convert` runs on the admission pool, and the call is registered under the id
   // that it gives. Never fails: refusals arrive by Done, AlreadyExists where a call with this id is
-  // running. The consumer and `info` must live until Done.
+  // running. The consumer and `info` must live until Done. `has_turn`: this is a turn of the client
+  // on the admission pool, and `convert` runs before Start returns.
   static std::shared_ptr<Generation> Start(ServerCore& core, const CallInfo& info, Convert convert,
-                                           GenerationConsumer* consumer);
+                                           GenerationConsumer* consumer, bool has_turn = false);
 
   void Cancel(const absl::Status& status) override;
   void Abandon(const absl::Status& status) override;

@@ -110,7 +110,9 @@ void CompletionCall::Run(size_t index) {
     spec->request_id = self->prompts_.size() == 1 ? self->id_ : absl::StrCat(self->id_, "-", index);
     return spec;
   };
-  std::shared_ptr<Generation> generation = Generation::Start(core_, prompt.info, convert, &prompt);
+  // The turn in which the body was parsed is the first prompt's, too.
+  std::shared_ptr<Generation> generation =
+      Generation::Start(core_, prompt.info, convert, &prompt, /*has_turn=*/index == 0);
   std::optional<absl::Status> end;
   {
     const MutexLock lock(mutex_);

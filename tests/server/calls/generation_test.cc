@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <ctime>
+#include <future>
 #include <thread>
 
 #include "nlohmann/json.hpp"
@@ -90,6 +91,22 @@ TEST_F(GenerationTest, ARefusedSequenceRefusesTheWholeCall) {
   Start(Converting(request));
   EXPECT_TRUE(absl::IsOutOfRange(consumer_.WaitDone()));
   ExpectNothingDelivered();
+}
+
+// An HTTP request whose body was parsed in its turn waits for no second one.
+TEST_F(GenerationTest, ACallThatHasItsTurnIsConvertedInIt) {
+  std::promise<void> gate;
+  const std::shared_future<void> open = gate.get_future().share();
+  for (const int64_t bytes : {0, 1 << 30}) {  // both threads of admission are held
+    test_.core->admission().Post(0, bytes, [open] { open.wait(); });
+  }
+  info_.arrival = test_.engine->Now();
+  Generation::Start(*test_.core, info_, Converting(GreedyRequest("hello", 5)), &consumer_,
+                    /*has_turn=*/true);
+  EXPECT_EQ(conversions_, 1);
+  EXPECT_TRUE(consumer_.WaitDone().ok());
+  gate.set_value();
+  EXPECT_TRUE(test_.WaitIdle());
 }
 
 TEST_F(GenerationTest, ARunningIdIsRefused) {
