@@ -28,10 +28,10 @@ bool Engine::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
     output.finish = Finish::With(status);
     End(sequence, now, &*output.finish);
   };
-  for (Sequence* sequence : schedule.exhausted) {
+  for (Sequence* sequence : schedule.does_not_fit) {
     end(sequence, absl::OutOfRangeError("the page pool cannot hold this request"));
   }
-  for (Sequence* sequence : schedule.hopeless) {
+  for (Sequence* sequence : schedule.misses_deadline) {
     end(sequence, absl::DeadlineExceededError("waited so long that the deadline cannot be met"));
   }
   for (Sequence* sequence : schedule.paused) {
@@ -51,7 +51,7 @@ bool Engine::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
   flight.plan = std::move(schedule.plan);
   for (Sequence* sequence : schedule.sequences) {
     flight.arrivals.push_back(sequence->arrival);
-    flight.guests.push_back(schedule.guests && sequence->reads_slowly());
+    flight.best_effort.push_back(schedule.best_effort && sequence->reads_slowly());
     if (!sequence->started) OnStarted(sequence, now);
   }
   return true;
@@ -84,8 +84,8 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
   for (size_t i = 0; i < count; ++i) {
     const PlannedSequence& planned = flight.plan.sequences[i];
     const auto fed = static_cast<int64_t>(planned.token_ids.size());
-    if (flight.guests[i]) {
-      step_.guests = true;
+    if (flight.best_effort[i]) {
+      step_.best_effort = true;
     } else {
       (fed > 1 ? step_.prefill : step_.decodes) += fed;
     }
@@ -235,11 +235,11 @@ void Engine::RecordTime(Seconds now) {
   const Seconds seconds = now - std::exchange(step_.begin, now);
   const int64_t prefill = std::exchange(step_.prefill, 0),
                 decodes = std::exchange(step_.decodes, 0);
-  const bool guests = std::exchange(step_.guests, false);
+  const bool best_effort = std::exchange(step_.best_effort, false);
   if (const int64_t bytes = std::exchange(step_.swapped, 0); bytes > 0) {
-    if (!guests) times_.RecordSwap(prefill, decodes, bytes, limits_.swap_rate, seconds);
+    if (!best_effort) times_.RecordSwap(prefill, decodes, bytes, limits_.swap_rate, seconds);
   } else {
-    times_.RecordStep(prefill, decodes, seconds, guests);
+    times_.RecordStep(prefill, decodes, seconds, best_effort);
   }
 }
 
@@ -321,7 +321,7 @@ std::vector<RequestOutput> Engine::Step(Seconds now) {
   // From here to the next step there may be a pause.
   if (idle_) {
     step_.prefill = step_.decodes = step_.swapped = 0;
-    step_.guests = false;
+    step_.best_effort = false;
   }
   UpdateGauges();
   return outputs;
@@ -352,7 +352,7 @@ const EngineStats& Engine::stats() const { return stats_; }
 Seconds Engine::QueueSeconds() const {
   if (!times_.known() || scheduler_.running() == 0) return 0;
   return times_.Wait(scheduler_.RunningWork(), scheduler_.waiting().All(times_),
-                     scheduler_.seats());
+                     scheduler_.max_running());
 }
 
 const absl::Status& Engine::fatal() const { return fatal_; }

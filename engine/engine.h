@@ -76,7 +76,7 @@ class Engine {
   struct InFlight {
     StepPlan plan;
     std::vector<int64_t> arrivals;  // of plan.sequences
-    std::vector<bool> guests;       // which of them: see Schedule
+    std::vector<bool> best_effort;  // which of them: see Schedule
   };
 
   // As of the last plan collected.
@@ -106,7 +106,7 @@ class Engine {
     Seconds begin = -kNever;  // of the last step
     int64_t prefill = 0, decodes = 0;
     int64_t swapped = 0;  // bytes
-    bool guests = false;
+    bool best_effort = false;
   };
 
   static absl::Status Stopped();  // what a request gets after a failure

@@ -90,14 +90,14 @@ absl::Status Engine::CheckWait(const std::vector<Request>& requests, Seconds now
   const Work ahead = scheduler_.waiting().Ahead(
       request.client, static_cast<int64_t>(requests.size()) * prompt_tokens,
       WaitingQueue::Asked(prompt_tokens, max_tokens), times_);
-  Seconds wait = times_.Wait(scheduler_.RunningWork(), ahead, scheduler_.seats());
-  if (scheduler_.waiting().WillBeDue(request.client, scheduler_.seats())) {
+  Seconds wait = times_.Wait(scheduler_.RunningWork(), ahead, scheduler_.max_running());
+  if (scheduler_.waiting().WillBeDue(request.client, scheduler_.max_running())) {
     wait = std::min(wait, 2 * WaitingQueue::kSlotTurn);
   }
   const Seconds left = request.deadline - now;
   const Seconds whole = times_.Service(prompt_tokens, max_tokens);
   Seconds service = times_.FirstToken(prompt_tokens);
-  if (scheduler_.running() + scheduler_.waiting().size() >= scheduler_.seats()) {
+  if (scheduler_.running() + scheduler_.waiting().size() >= scheduler_.max_running()) {
     // As if it were no shorter than others, lest a full queue took the shortest alone.
     const Seconds typical = std::min(2 * times_.mean_service(), left / 2);
     service = std::max(whole <= left ? whole : service, typical);

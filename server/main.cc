@@ -223,7 +223,7 @@ void PrintListening(const char* what, const std::string& host, int port) {
 
 // What a port needs before it opens. Everything that may be wrong with it is told before the
 // minutes that a model takes.
-struct Doors {
+struct Endpoints {
   GrpcListeners grpc;
   std::unique_ptr<HttpServer> http;        // null: none
   std::unique_ptr<MetricsServer> metrics;  // likewise
@@ -231,8 +231,8 @@ struct Doors {
   std::shared_ptr<Access> access;
 };
 
-absl::StatusOr<Doors> PrepareDoors(const ServerFlags& flags) {
-  Doors out;
+absl::StatusOr<Endpoints> PrepareEndpoints(const ServerFlags& flags) {
+  Endpoints out;
   if (!flags.tls.certificate.empty()) {
     absl::StatusOr<std::unique_ptr<TlsFiles>> tls = TlsFiles::Load(flags.tls);
     if (!tls.ok()) return tls.status();
@@ -265,32 +265,32 @@ absl::StatusOr<Doors> PrepareDoors(const ServerFlags& flags) {
 }
 
 int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const StepMetrics& steps,
-          SignalHandler* signals, Doors doors) {
+          SignalHandler* signals, Endpoints endpoints) {
   EngineThread engine(std::move(model.engine.engine));
   ServerLimits limits = flags.limits;
-  limits.access = doors.access;
+  limits.access = endpoints.access;
   ServerCore core(engine, model.engine.config, model.context,
                   ServerDescription{FOX_VERSION, FOX_GIT_SHA, model.engine.backend,
                                     model.engine.dtype, model.engine.dtype},
                   limits);
-  const std::unique_ptr<MetricsServer> metrics = std::move(doors.metrics);
+  const std::unique_ptr<MetricsServer> metrics = std::move(endpoints.metrics);
   if (metrics != nullptr) metrics->Expose(core, steps);
   EndWithin(kOpenSeconds, kExitConfiguration);  // gRPC waits for ever for a thread that is missing
   GrpcServerOptions port = flags.grpc;
-  port.tls = doors.tls;
+  port.tls = endpoints.tls;
   absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(
       core, port,
       [&core, signals] {
         if (core.engine.fatal().ok()) EndHung(core);
         signals->Wake();
       },
-      std::move(doors.grpc));
+      std::move(endpoints.grpc));
   if (!server.ok()) {
     engine.Stop();
     return ExitWithConfigError(server.status());
   }
   OpenAiService openai(core, [&server] { return (*server)->serving(); });
-  const std::unique_ptr<HttpServer> http = std::move(doors.http);
+  const std::unique_ptr<HttpServer> http = std::move(endpoints.http);
   if (http != nullptr) {
     openai.Register(http.get());
     for (const PageAsset& asset : PageAssets()) {
@@ -365,13 +365,13 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   const bool check = !flags.check_model.empty();
   status = ModelDir::Open(flags.engine.model_dir).status();
   if (!status.ok()) return ExitWithConfigError(status);
-  absl::StatusOr<Doors> doors = Doors();
-  if (!check) doors = PrepareDoors(flags);
-  if (!doors.ok()) return ExitWithConfigError(doors.status());
+  absl::StatusOr<Endpoints> endpoints = Endpoints();
+  if (!check) endpoints = PrepareEndpoints(flags);
+  if (!endpoints.ok()) return ExitWithConfigError(endpoints.status());
   absl::StatusOr<LoadedModel> model = LoadUnlessSignalled(flags, signals);
   if (!model.ok()) return ExitWithConfigError(model.status());
   if (check) return std::fputs(Describe(*model).c_str(), stdout) < 0;
-  return Serve(flags, set, *std::move(model), steps, signals, *std::move(doors));
+  return Serve(flags, set, *std::move(model), steps, signals, *std::move(endpoints));
 }
 
 int Main(const std::vector<std::string>& arguments) {

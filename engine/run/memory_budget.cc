@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kLongestDefault = 131072;
 constexpr int32_t kFewestSeqs = 16;
-constexpr int64_t kTokensOfSeat = 512, kFewestStepTokens = 512;
+constexpr int64_t kTokensOfSlot = 512, kFewestStepTokens = 512;
 
 double Mib(double bytes) { return bytes / (1 << 20); }
 
@@ -20,12 +20,12 @@ int64_t UnprunedTokens(const PagedKvShape& shape) {
   return shape.num_pages / shape.lists_per_slot() * kPageTokens;
 }
 
-// Whether the pool is large enough for so many seats.
+// Whether the pool is large enough for so many slots.
 bool PoolSuits(const ModelConfig& config, const RunnerOptions& planned, bool on_gpu) {
   const PagedKvShape shape = CacheShape(config, planned);
   const size_t tables =
       KvCache::FixedBytes(shape) + (on_gpu ? PenaltyStateBytes(config, planned) : 0);
-  return UnprunedTokens(shape) >= kTokensOfSeat * planned.max_num_seqs &&
+  return UnprunedTokens(shape) >= kTokensOfSlot * planned.max_num_seqs &&
          8 * tables <= static_cast<size_t>(shape.num_pages) * shape.page_bytes();
 }
 

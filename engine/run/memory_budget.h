@@ -49,7 +49,7 @@ absl::StatusOr<int64_t> PlanSwapSpace(const MemoryLimit& host, const ModelConfig
                                       const RunnerOptions& options, bool on_gpu, int64_t asked);
 
 // `options` with sizes of a step (WithStepSizes) and planned by `plan`, which fills in the pool
-// that is left beside them. Seats that are to be chosen (max_num_seqs 0): the most, from 16 to
+// that is left beside them. Slots that are to be chosen (max_num_seqs 0): the most, from 16 to
 // `most_seqs` by factors of two, that have 512 tokens of the pool each, unpruned, and whose tables
 // are an eighth of it at most. Tokens of a step that are to be chosen: at most a quarter of the
 // pool's, but 512. Returns what `plan` does.

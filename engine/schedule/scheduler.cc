@@ -167,13 +167,13 @@ Schedule Scheduler::Next(Seconds now) {
   }
   const bool others =
       std::any_of(ready.begin(), ready.end(), [](const auto* s) { return !s->reads_slowly(); });
-  budget.guests = !others || ++steps_without_guests_ >= times_.GuestTurn();
-  schedule.guests = others && budget.guests;
+  budget.best_effort = !others || ++steps_without_best_effort_ >= times_.BestEffortTurn();
+  schedule.best_effort = others && budget.best_effort;
   std::vector<Sequence*> prefills;
   for (Sequence* sequence : ready) {
     if (sequence->reads_slowly()) {
-      if (!budget.guests) continue;
-      steps_without_guests_ = 0;
+      if (!budget.best_effort) continue;
+      steps_without_best_effort_ = 0;
     }
     if (sequence->prefill_left() > 0) {
       prefills.push_back(sequence);
@@ -248,7 +248,7 @@ void Scheduler::Preempt(Sequence* sequence, Seconds now, Schedule* schedule) {
   sequence->pages_lost = std::max(ledger_.held(sequence->slot), sequence->slot_stats.live_pages());
   ++sequence->stats.preemptions;
   ++schedule->preemptions;
-  ++sequence->losses;
+  ++sequence->times_preempted;
   sequence->blocked_since = kNever;
   sequence->preempted = true;
   SwapOut(sequence, /*drops=*/true, schedule);
@@ -268,7 +268,7 @@ void Scheduler::TakePages(Sequence* holder, Seconds now, Schedule* schedule) {
   if (holder->reads_slowly()) {
     holder->place = places_++;
   } else {
-    ++holder->losses;  // it gave its running slot up, and its pages were to be kept
+    ++holder->times_preempted;  // it gave its running slot up, and its pages were to be kept
   }
   waiting_.Add(holder, now);
 }
@@ -325,7 +325,7 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Sch
     }
     const int64_t need = PagesToGoOn(*sequence);
     const bool yields = sequence->prefill_left() > 0 && !(first_must && ready.empty()) &&
-                        now < sequence->blocked_since + kOvertaking;
+                        now < sequence->blocked_since + kBackfilling;
     const int64_t left = yields ? RoomForOthers(*sequence) : 0;
     while (need > 0 && pages_ < need + left) {
       pages_ += prefixes_.Reclaim(need + left - pages_);
@@ -344,7 +344,7 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Sch
     if (running_.size() == 1 && first_must && release_slots_.empty() && prefixes_.empty() &&
         !prefixes_.has_pending()) {
       Remove(sequence);
-      schedule->exhausted.push_back(sequence);
+      schedule->does_not_fit.push_back(sequence);
       break;
     }
   }

@@ -1,17 +1,17 @@
 // Scheduler: which sequences run next and how many of their tokens. Pure: depends on the sequences
 // given, on `now` and on the results collected; no clock, no I/O. Read waiting_queue.h next.
-// Steps are planned in scheduler.cc, seats given in scheduler_admission.cc, swaps decided in
+// Steps are planned in scheduler.cc, slots given in scheduler_admission.cc, swaps decided in
 // scheduler_swap.cc.
 //
 // Plans may be made while earlier ones are in flight. Plans run in order, so a slot released by one
 // may be used by the same one. A sequence is planned again at once where the executor samples its
 // token (Sequence::pending), else when the host has sampled it.
 //
-// A sequence waits for a seat, runs, or is paused. Seats are given by turns (WaitingQueue); those
-// that run are in the order of RunsBefore: by when they started. Decodes come before prompts. Pages
-// are promised in order: an earlier sequence preempts a later one, so the first running sequence is
-// never preempted, and one preempted kMostLosses times comes first: nothing starves. A plan never
-// asks for more pages than are known to be free.
+// A sequence waits for a running slot, runs, or is paused. Slots are given by turns (WaitingQueue);
+// those that run are in the order of RunsBefore: by when they started. Decodes come before prompts.
+// Pages are promised in order: an earlier sequence preempts a later one, so the first running
+// sequence is never preempted, and one preempted kMaxPreemptions times comes first: nothing
+// starves. A plan never asks for more pages than are known to be free.
 //
 // A sequence starts when the pages that PageForecast expects it to keep fit (or all that its prompt
 // could take: KvAdmission). A prompt is fed in chunks that leave every other sequence room for a
@@ -50,10 +50,10 @@ struct Schedule {
   StepPlan plan;
   std::vector<Sequence*> sequences;  // of plan.sequences, in that order
   // Removed already:
-  std::vector<Sequence*> exhausted;  // ran alone and the pool is too small
-  std::vector<Sequence*> hopeless;   // could not start early enough for their deadlines
-  std::vector<Sequence*> paused;     // since this plan: not removed
-  bool guests = false;               // slow readers may be in the plan, beside others
+  std::vector<Sequence*> does_not_fit;     // ran alone and the pool is too small
+  std::vector<Sequence*> misses_deadline;  // could not start early enough for their deadlines
+  std::vector<Sequence*> paused;           // since this plan: not removed
+  bool best_effort = false;                // slow readers may be in the plan, beside others
   int64_t preemptions = 0;
 };
 
@@ -61,10 +61,10 @@ class Scheduler {
  public:
   // How long a request without room at its turn is passed over by requests that fit; a running
   // prompt without room lets others go on as long.
-  static constexpr Seconds kOvertaking = 5.0;
+  static constexpr Seconds kBackfilling = 5.0;
   static constexpr int kMostPassedOver = 16;  // a step
   // Beside others, sequences whose readers have fallen behind keep one slot in so many, and run as
-  // guests (ServiceTimes::GuestTurn): their contexts may be long, and no client waits
+  // best_effort (ServiceTimes::BestEffortTurn): their contexts may be long, and no client waits
   // for their tokens.
   static constexpr int64_t kSlowShare = 8;
 
@@ -83,8 +83,8 @@ class Scheduler {
   // computed is right, and may be kept for others that begin alike.
   void Remove(Sequence* sequence, bool keep = false);
 
-  // The sequence is not paused() any more: it waits for a seat, with its pages if it still has
-  // them, else behind all that wait.
+  // The sequence is not paused() any more: it waits for a running slot, with its pages if it still
+  // has them, else behind all that wait.
   void Resume(Sequence* sequence, Seconds now);
 
   // Plans the next step and counts its tokens as computed. A plan that is not empty is in flight
@@ -112,7 +112,7 @@ class Scheduler {
   int64_t paused() const { return paused_; }
   const WaitingQueue& waiting() const { return waiting_; }
   // How many run at once.
-  int64_t seats() const { return max_running_; }
+  int64_t max_running() const { return max_running_; }
   std::vector<Work> RunningWork() const;
 
  private:
@@ -121,7 +121,7 @@ class Scheduler {
     int64_t tokens = 0;
     int64_t prefill = 0;  // of them
     int64_t logit_rows = 0;
-    bool guests = true;  // whether slow readers may be in it
+    bool best_effort = true;  // whether slow readers may be in it
   };
 
   void ReleaseSlot(Sequence* sequence, bool keep = false);
@@ -153,7 +153,7 @@ class Scheduler {
   Sequence* SelectYielding(const Sequence& next, Seconds now) const;
   void YieldSlot(Seconds now);
   bool IsTooLarge(const Sequence& next) const;
-  bool IsHopeless(const Sequence& next, Seconds now) const;
+  bool MissesDeadline(const Sequence& next, Seconds now) const;
   bool Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget, Schedule* schedule);
   void Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule);
   int64_t MostPrefill(const Budget& budget, int64_t decodes) const;
@@ -174,7 +174,7 @@ class Scheduler {
   WaitingQueue waiting_;
   std::vector<Sequence*> holders_;  // have a slot and do not run
   int64_t paused_ = 0;
-  int64_t steps_without_guests_ = 0;
+  int64_t steps_without_best_effort_ = 0;
   int64_t places_ = 0;
   std::vector<int32_t> free_slots_;     // descending: the lowest is taken first
   std::vector<int32_t> release_slots_;  // for the next plan

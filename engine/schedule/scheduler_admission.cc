@@ -107,7 +107,7 @@ bool Scheduler::MakeRoom(Sequence* next, const PageDemand& demand, Seconds now,
 
 // Whether a sequence that has not started could not finish before its deadline; or, where it could
 // not even if it had started at once, not begin.
-bool Scheduler::IsHopeless(const Sequence& next, Seconds now) const {
+bool Scheduler::MissesDeadline(const Sequence& next, Seconds now) const {
   if (next.started || next.request.deadline == kNever || running_.empty() || !times_.known()) {
     return false;
   }
@@ -117,7 +117,7 @@ bool Scheduler::IsHopeless(const Sequence& next, Seconds now) const {
   return now + (could_finish ? std::max(first, 0.7 * whole) : first) > next.request.deadline;
 }
 
-// Gives `next` a seat if there is room. False: nothing has changed.
+// Gives `next` a running slot if there is room. False: nothing has changed.
 bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget,
                       Schedule* schedule) {
   const bool begins = next->slot < 0 && !next->swapped;
@@ -224,7 +224,7 @@ void Scheduler::YieldSlot(Seconds now) {
   for (Sequence* next = waiting_.Due(now); next != nullptr; next = waiting_.Due(now)) {
     const Seconds due = next->waiting_since + WaitingQueue::kSlotTurn;
     if (next->blocked_since < due) next->blocked_since = kNever;
-    const bool blocked = now >= next->blocked_since && now < next->blocked_since + kOvertaking;
+    const bool blocked = now >= next->blocked_since && now < next->blocked_since + kBackfilling;
     if (!blocked && IsReady(*next) && !WaitsForPrefix(next)) {
       Sequence* last = SelectYielding(*next, now);
       if (last != nullptr) Yield(last, now);
@@ -265,32 +265,32 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
       Pause(next, schedule);
       continue;
     }
-    if (IsHopeless(*next, now)) {
+    if (MissesDeadline(*next, now)) {
       Remove(next);
-      schedule->hopeless.push_back(next);
+      schedule->misses_deadline.push_back(next);
       continue;
     }
-    const bool guest = next->reads_slowly();
-    const bool seat = !guest || next->preempted || waiting_.IsAged(*next, now) ||
-                      (budget->guests && (slow < max_slow() || slow == running()));
-    const bool ready = seat && IsReady(*next);
+    const bool best_effort = next->reads_slowly();
+    const bool eligible = !best_effort || next->preempted || waiting_.IsAged(*next, now) ||
+                          (budget->best_effort && (slow < max_slow() || slow == running()));
+    const bool ready = eligible && IsReady(*next);
     if (ready && WaitsForPrefix(next)) {
       waiting_.PassOver(next);
       continue;
     }
     if (ready) {
-      const bool overdue = now >= next->blocked_since + kOvertaking;
+      const bool overdue = now >= next->blocked_since + kBackfilling;
       const int64_t left = next->longest_chunk() - (next->slot < 0 ? next->prefix.found : 0);
       const bool fits =
           !whole_prompts || overdue || left <= budget->prefill || waiting_.IsDue(*next, now);
       if (fits && Start(next, now, &demand, budget, schedule)) {
-        if (guest) ++slow;
-        if (guest && budget->guests) steps_without_guests_ = 0;
+        if (best_effort) ++slow;
+        if (best_effort && budget->best_effort) steps_without_best_effort_ = 0;
         continue;
       }
       if (IsTooLarge(*next)) {
         Remove(next);
-        schedule->exhausted.push_back(next);
+        schedule->does_not_fit.push_back(next);
         continue;
       }
       // All the pages that there are do not do for all of its own at once; for one after another
@@ -303,7 +303,7 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
       next->blocked_since = std::min(next->blocked_since, now);
     }
     waiting_.PassOver(next);
-    if (seat) ++passed_over;
+    if (eligible) ++passed_over;
   }
 }
 

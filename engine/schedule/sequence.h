@@ -50,7 +50,7 @@ struct Swapped {
 // What a sequence is doing. It may have a slot in any state, and has one while it runs.
 enum class SequenceState : uint8_t {
   kNone,     // the scheduler does not know it
-  kWaiting,  // for a seat
+  kWaiting,  // for a running slot
   kRunning,
   kPaused,  // until its reader has caught up
 };
@@ -158,7 +158,7 @@ struct Sequence {
   SequenceState state = SequenceState::kNone;
   int64_t place;                   // in the order: anew when it is queued and when it first starts
   bool preempted = false;          // waits, or runs again, because others needed its pages
-  int32_t losses = 0;              // how often that was
+  int32_t times_preempted = 0;     // how often that was
   int64_t pages_lost = 0;          // how many it held then
   Seconds blocked_since = kNever;  // when it first found no room at its turn
   PrefixState prefix;              // the prefix cache's
@@ -201,12 +201,13 @@ struct Sequence {
 };
 
 // A sequence that was preempted so often is preempted only by others like it.
-inline constexpr int32_t kMostLosses = 3;
+inline constexpr int32_t kMaxPreemptions = 3;
 
 // Scheduling order: most preemptions, lower priority value, then place. Among those that have lost
 // most place alone: else urgent ones could preempt the others for ever.
 inline bool RunsBefore(const Sequence& a, const Sequence& b) {
-  const bool a_first = a.losses >= kMostLosses, b_first = b.losses >= kMostLosses;
+  const bool a_first = a.times_preempted >= kMaxPreemptions,
+             b_first = b.times_preempted >= kMaxPreemptions;
   if (a_first != b_first) return a_first;
   return !a_first && a.priority != b.priority ? a.priority < b.priority : a.place < b.place;
 }

@@ -21,12 +21,12 @@ void Mean(double value, double* mean) {
 
 // Each part is corrected in proportion to its share of the expected time: what a step does not
 // contain is left as it was, and steps of one mixture are told right whatever the split.
-void ServiceTimes::RecordStep(int64_t prefill, int64_t decodes, Seconds seconds, bool guests) {
+void ServiceTimes::RecordStep(int64_t prefill, int64_t decodes, Seconds seconds, bool best_effort) {
   if (prefill + decodes == 0 || !(seconds > 0)) return;
   const auto p = static_cast<double>(prefill);
   const auto d = static_cast<double>(decodes);
-  if (guests) {
-    guests_ = std::max(seconds - p * prefill_ - d * decode_, 0.0);
+  if (best_effort) {
+    best_effort_ = std::max(seconds - p * prefill_ - d * decode_, 0.0);
     return;
   }
   ++steps_;
@@ -81,9 +81,9 @@ int64_t ServiceTimes::PrefillTokens(Seconds seconds, int64_t decodes) const {
   return std::max<int64_t>(kPageTokens, static_cast<int64_t>(std::clamp(tokens, 0.0, most)));
 }
 
-int64_t ServiceTimes::GuestTurn() const {
+int64_t ServiceTimes::BestEffortTurn() const {
   if (step_ == 0) return 1;
-  const double turn = guests_ / step_ * (1 / kGuestShare - 1);
+  const double turn = best_effort_ / step_ * (1 / kBestEffortShare - 1);
   return 1 + static_cast<int64_t>(std::min(turn, static_cast<double>(kLongestTurn)));
 }
 
@@ -98,15 +98,15 @@ Seconds ServiceTimes::Service(int64_t prompt_tokens, int64_t max_tokens) const {
 // All that is there, less what is still running when the request starts: half of the work of its
 // neighbours, if they came one after another. Sooner where enough of those that run end before.
 Seconds ServiceTimes::Wait(const std::vector<Work>& running, const Work& ahead,
-                           int64_t seats) const {
+                           int64_t slots) const {
   Work all = ahead;
   for (const Work& one : running) all.Add(one);
-  if (all.requests < static_cast<double>(seats)) {  // it shares the steps of those that run
+  if (all.requests < static_cast<double>(slots)) {  // it shares the steps of those that run
     return ahead.prefill_tokens * prefill_ * std::min(slowdown_, kOutlier);
   }
-  const double half_of_neighbours = 0.5 * static_cast<double>(seats - 1) / all.requests;
+  const double half_of_neighbours = 0.5 * static_cast<double>(slots - 1) / all.requests;
   const Seconds wait = Cost(all) * (1 - half_of_neighbours);
-  const double ends = std::ceil(all.requests - static_cast<double>(seats)) + 1;
+  const double ends = std::ceil(all.requests - static_cast<double>(slots)) + 1;
   if (ends > static_cast<double>(running.size())) return wait;
   return std::min(wait, EndOf(running, static_cast<size_t>(ends)));
 }

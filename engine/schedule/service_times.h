@@ -1,7 +1,7 @@
 // ServiceTimes: what work costs here and now, measured from the steps themselves: seconds a prompt
-// token, seconds a decoded token, and how many tokens requests generate while they have a seat.
-// From them follow a step's time, a request's, and the wait in a queue. Pure. Read scheduler.h
-// next.
+// token, seconds a decoded token, and how many tokens requests generate while they have a running
+// slot. From them follow a step's time, a request's, and the wait in a queue. Pure. Read
+// scheduler.h next.
 #pragma once
 
 #include <algorithm>
@@ -27,14 +27,14 @@ struct Work {
 class ServiceTimes {
  public:
   // A step that fed `prefill` tokens of prompts and `decodes` single ones took that long, with
-  // `guests` beside them: sequences that are let in now and then.
-  void RecordStep(int64_t prefill, int64_t decodes, Seconds seconds, bool guests = false);
+  // `best_effort` beside them: sequences that are let in now and then.
+  void RecordStep(int64_t prefill, int64_t decodes, Seconds seconds, bool best_effort = false);
   // A step that moved `bytes` to or from swap space beside its other work.
   void RecordSwap(int64_t prefill, int64_t decodes, int64_t bytes, double rate, Seconds seconds);
   // A request ended by itself after `generated` of at most `max_tokens` tokens, that long after its
   // start.
   void RecordEnd(int64_t generated, int64_t max_tokens, Seconds seconds);
-  // One paused with so many tokens unread: it gave its seat up.
+  // One paused with so many tokens unread: it gave its running slot up.
   void RecordPause(int64_t unread) { RecordTokens(unread); }
 
   // Whether enough was measured to refuse a request by it.
@@ -57,18 +57,18 @@ class ServiceTimes {
   // From the start of a request to its first and to its last token, beside what runs now.
   Seconds FirstToken(int64_t prompt_tokens) const;
   Seconds Service(int64_t prompt_tokens, int64_t max_tokens) const;
-  // One step in how many may have guests, so that they take kGuestShare of the time, by what the
-  // last such step took beyond its other work.
-  int64_t GuestTurn() const;
+  // One step in how many may have best_effort, so that they take kBestEffortShare of the time, by
+  // what the last such step took beyond its other work.
+  int64_t BestEffortTurn() const;
   // What requests took lately from start to end.
   Seconds mean_service() const { return mean_service_; }
   // Until a request starts that comes behind `ahead`, beside `running`, one by one, over so many
-  // seats.
-  Seconds Wait(const std::vector<Work>& running, const Work& ahead, int64_t seats) const;
+  // slots.
+  Seconds Wait(const std::vector<Work>& running, const Work& ahead, int64_t slots) const;
 
  private:
   static constexpr int64_t kFewSteps = 8;
-  static constexpr double kGuestShare = 1.0 / 12;
+  static constexpr double kBestEffortShare = 1.0 / 12;
   static constexpr int64_t kLongestTurn = 256;  // a step that was held up is not held against them
 
   void RecordTokens(int64_t generated);
@@ -79,10 +79,10 @@ class ServiceTimes {
   }
 
   int64_t steps_ = 0;
-  Seconds prefill_ = 0;  // a token
-  Seconds decode_ = 0;   // a token of one of the sequences that decode together
-  Seconds step_ = 0;     // of steps that decode, whatever else they do
-  Seconds guests_ = 0;   // of the last step with guests, beyond the rest of it
+  Seconds prefill_ = 0;      // a token
+  Seconds decode_ = 0;       // a token of one of the sequences that decode together
+  Seconds step_ = 0;         // of steps that decode, whatever else they do
+  Seconds best_effort_ = 0;  // of the last step with best_effort, beyond the rest of it
   double swap_bytes_ = 0;
   Seconds swap_ = 0;     // of those bytes
   double slowdown_ = 1;  // of prefill beside decodes

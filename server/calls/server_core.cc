@@ -105,11 +105,11 @@ absl::Status ServerCore::CheckQueue(const CallInfo& call) const {
   if (!calls_.HoldsMost(call.client)) return absl::OkStatus();
   const EngineStats stats = engine.stats();
   const EngineOptions& options = context.engine;
-  // What is on its way takes seats that are free, and places; the engine would tell only after its
+  // What is on its way takes slots that are free, and places; the engine would tell only after its
   // step.
-  const int64_t seats = std::max<int64_t>(0, context.limits.max_num_seqs - stats.running);
+  const int64_t slots = std::max<int64_t>(0, context.limits.max_num_seqs - stats.running);
   if (stats.waiting >= options.max_num_queued_reqs ||
-      stats.waiting + admitting() >= options.max_num_queued_reqs + seats) {
+      stats.waiting + admitting() >= options.max_num_queued_reqs + slots) {
     return absl::ResourceExhaustedError("the queue is full: too many requests");
   }
   if (stats.queued_tokens >= options.max_num_queued_tokens) {

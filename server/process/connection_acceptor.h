@@ -48,8 +48,8 @@ class ConnectionAcceptor {
   void Start(Sink sink);
   // Closes the listening sockets; open connections are the sink's and stay. Returns at once.
   void Stop();
-  // After Stop: ends open connections below their doors, as a network would; what the kernel has
-  // still goes out. Waits at most so long until the doors have closed them.
+  // After Stop: ends open connections below their endpoints, as a network would; what the kernel
+  // has still goes out. Waits at most so long until the endpoints have closed them.
   void HangUp(double seconds);
   // Connections that were closed at once, since the start. Any thread.
   int64_t refused() const { return refused_; }
@@ -77,7 +77,7 @@ class ConnectionAcceptor {
   bool loopback_is_exempt_ = true;
   Sink sink_;
 
-  // The thread's alone. A door does not tell when it closes a descriptor: the kernel gives the
+  // The thread's alone. A endpoint does not tell when it closes a descriptor: the kernel gives the
   // lowest free number to the next connection, and at the cap every record is looked at.
   std::vector<Connection> connections_;
   double last_look_ = 0;

@@ -16,7 +16,7 @@ namespace fox {
 namespace {
 
 // Lives as long as the library's credentials, which a server keeps.
-struct Door {
+struct Endpoint {
   std::shared_ptr<TlsFiles> tls;
   std::shared_ptr<Access> access;
   std::shared_ptr<PublicCallLimit> limit;
@@ -28,14 +28,14 @@ absl::string_view View(const grpc_slice& slice) {
   return {reinterpret_cast<const char*>(GRPC_SLICE_START_PTR(slice)), GRPC_SLICE_LENGTH(slice)};
 }
 
-absl::Status Judge(const Door& door, const void* connection, const grpc_metadata* fields,
+absl::Status Judge(const Endpoint& endpoint, const void* connection, const grpc_metadata* fields,
                    size_t count) {
   absl::string_view path, authorization, client;
   int tokens = 0;
   for (size_t i = 0; i < count; ++i) {
     const absl::string_view key = View(fields[i].key);
     if (key == ":path") path = View(fields[i].value);
-    if (key == door.limit->client_metadata()) client = View(fields[i].value);
+    if (key == endpoint.limit->client_metadata()) client = View(fields[i].value);
     if (key != "authorization") continue;
     ++tokens;
     authorization = View(fields[i].value);
@@ -45,12 +45,12 @@ absl::Status Judge(const Door& door, const void* connection, const grpc_metadata
   const Privilege needed = policy == nullptr ? Privilege::kUser : policy->needed;
   const char* method = policy == nullptr ? "unknown" : policy->path;
   absl::Status status;
-  if (door.access != nullptr) {
-    status = door.access->Check(needed, method, tokens > 1 ? "" : authorization);
+  if (endpoint.access != nullptr) {
+    status = endpoint.access->Check(needed, method, tokens > 1 ? "" : authorization);
   }
   if (status.ok() && policy == nullptr) status = absl::UnimplementedError("no such method");
   if (needed == Privilege::kPublic &&
-      !door.limit->Enter(PublicCallLimit::ClientOf(connection, client), SteadySeconds())) {
+      !endpoint.limit->Enter(PublicCallLimit::ClientOf(connection, client), SteadySeconds())) {
     status = absl::ResourceExhaustedError("too many health checks of this client at once");
   }
   return status;
@@ -59,7 +59,7 @@ absl::Status Judge(const Door& door, const void* connection, const grpc_metadata
 // As grpc_auth_metadata_processor asks: answers before it returns.
 void Process(void* state, grpc_auth_context* connection, const grpc_metadata* fields, size_t count,
              grpc_process_auth_metadata_done_cb done, void* call) {
-  const absl::Status status = Judge(*static_cast<Door*>(state), connection, fields, count);
+  const absl::Status status = Judge(*static_cast<Endpoint*>(state), connection, fields, count);
   const std::string message(status.message());
   done(call, nullptr, 0, nullptr, 0, static_cast<grpc_status_code>(status.code()), message.c_str());
 }
@@ -67,15 +67,15 @@ void Process(void* state, grpc_auth_context* connection, const grpc_metadata* fi
 // As grpc_ssl_server_certificate_config_callback asks, at the start and for each connection.
 grpc_ssl_certificate_config_reload_status Fetch(void* state,
                                                 grpc_ssl_server_certificate_config** config) {
-  auto* door = static_cast<Door*>(state);
-  door->tls->Reload();
-  std::shared_ptr<const TlsMaterial> now = door->tls->Current();
-  if (now == door->given) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+  auto* endpoint = static_cast<Endpoint*>(state);
+  endpoint->tls->Reload();
+  std::shared_ptr<const TlsMaterial> now = endpoint->tls->Current();
+  if (now == endpoint->given) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
   const grpc_ssl_pem_key_cert_pair pair{now->key.c_str(), now->certificate.c_str()};
   // The library ends the process without any, and uses none where no client is asked.
   const std::string& authorities = now->authorities.empty() ? now->certificate : now->authorities;
   *config = grpc_ssl_server_certificate_config_create(authorities.c_str(), &pair, 1);
-  door->given = std::move(now);
+  endpoint->given = std::move(now);
   return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
 }
 
@@ -95,14 +95,15 @@ class Credentials final : public grpc::ServerCredentials {
  public:
   Credentials(std::shared_ptr<TlsFiles> tls, std::shared_ptr<Access> access,
               std::shared_ptr<PublicCallLimit> limit) {
-    auto* door = new Door{std::move(tls), std::move(access), std::move(limit)};
-    credentials_ = door->tls == nullptr
+    auto* endpoint = new Endpoint{std::move(tls), std::move(access), std::move(limit)};
+    credentials_ = endpoint->tls == nullptr
                        ? grpc_insecure_server_credentials_create()
                        : grpc_ssl_server_credentials_create_with_options(
                              grpc_ssl_server_credentials_create_options_using_config_fetcher(
-                                 RequestOf(door->tls->clients()), Fetch, door));
+                                 RequestOf(endpoint->tls->clients()), Fetch, endpoint));
     grpc_server_credentials_set_auth_metadata_processor(
-        credentials_, {Process, [](void* state) { delete static_cast<Door*>(state); }, door});
+        credentials_,
+        {Process, [](void* state) { delete static_cast<Endpoint*>(state); }, endpoint});
   }
   ~Credentials() override { grpc_server_credentials_release(credentials_); }
 

@@ -52,7 +52,7 @@ TEST(LifecycleTest, HealthIsServingForEveryServiceAndUnknownForOthers) {
   EXPECT_EQ(HealthOf(server.channel, "fox.v1.Nothing"), -1);
 }
 
-// The HTTP door lives longer and asks for its health.
+// The HTTP endpoint lives longer and asks for its health.
 TEST(LifecycleTest, ItMayBeAskedWhetherItServesWhileItStops) {
   TestServer server;
   std::atomic<bool> stopped{false};

@@ -17,7 +17,7 @@ double MillisecondsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-TestCoreOptions OneSeat() {
+TestCoreOptions OneSlot() {
   TestCoreOptions options;
   options.max_num_seqs = 1;
   options.max_num_queued_reqs = 2;
@@ -25,7 +25,7 @@ TestCoreOptions OneSeat() {
 }
 
 TEST(OverloadTest, FullQueueIsRefusedQuicklyWithADelay) {
-  TestServer server(OneSeat());
+  TestServer server(OneSlot());
   server.script->step_delay_us = 5000;
   BackgroundStream running(server, GreedyRequest("run", 1000));
   ASSERT_TRUE(Eventually([&] { return server.engine->stats().running == 1; }));
@@ -110,7 +110,7 @@ TEST(OverloadTest, OneClientDoesNotKeepAllRunningSlots) {
 
 // Calls on their way count: the engine, which is in a step, need not be asked.
 TEST(OverloadTest, ARefusalDoesNotWaitForTheStep) {
-  TestServer server(OneSeat());
+  TestServer server(OneSlot());
   server.script->step_delay_us = 1000;
   BackgroundStream running(server, GreedyRequest("run", 3000));
   ASSERT_TRUE(Eventually([&] { return server.engine->stats().running == 1; }));
@@ -134,7 +134,7 @@ TEST(OverloadTest, ARefusalDoesNotWaitForTheStep) {
 }
 
 TEST(OverloadTest, AllSequencesOfACallAreTakenOrNone) {
-  TestServer server(OneSeat());
+  TestServer server(OneSlot());
   server.script->step_delay_us = 5000;
   v1::GenerateRequest request = GreedyRequest("many", 100);
   request.mutable_sampling()->set_n(16);

@@ -155,7 +155,7 @@ TEST(EngineLoadTest, AFloodOfOneClientLeavesOthersTheirTurns) {
   EXPECT_LT(polite.longest(), 4);
 }
 
-// The first of the running prompts gives its seat up long before all of them are computed.
+// The first of the running prompts gives its running slot up long before all of them are computed.
 TEST(EngineLoadTest, AFloodOfLongPromptsRefusesNobodyWhoWouldBeInTime) {
   Load load;
   const ClosedLoop flood(load, 1, 60, 8000, 20);

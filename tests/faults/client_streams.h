@@ -1,4 +1,5 @@
-// What clients of a server see while it is made to fail: streams through both doors, and health.
+// What clients of a server see while it is made to fail: streams through both endpoints, and
+// health.
 #pragma once
 
 #include <condition_variable>
@@ -28,7 +29,7 @@ struct AnswerEnd {
   std::string DebugString() const;
 };
 
-// A greedy answer without an end of its own, as a stream, by either door.
+// A greedy answer without an end of its own, as a stream, by either endpoint.
 struct StreamRequest {
   std::string prompt;
   int max_tokens = 100;

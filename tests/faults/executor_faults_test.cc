@@ -1,5 +1,5 @@
 // fox-server over an executor that fails at its n-th call, that hangs or that computes NaN for one
-// stream: what clients see by both doors, when health turns, how and when the process ends.
+// stream: what clients see by both endpoints, when health turns, how and when the process ends.
 //
 // FOX_FAULTS=all: each call, and times as an idle machine has them.
 #include <gmock/gmock.h>
@@ -131,7 +131,7 @@ TEST_F(ExecutorFaultsTest, AStepThatHangsEndsTheProcess) {
   FailOnce(ExecutorFault::kHang, 9, {"--kv-cache-mb=64", "--step-timeout=1.5"}, kStepTimeout);
 }
 
-// Its neighbours, by either door, bring what they bring alone, and the server goes on.
+// Its neighbours, by either endpoint, bring what they bring alone, and the server goes on.
 TEST_F(ExecutorFaultsTest, NanEndsItsOwnStreamAlone) {
   SharedFaultPage page;
   page.Clear();

@@ -1,6 +1,6 @@
-// The cancel storm: calls by all doors that end early in every way there is (cancelled, too late,
-// reset, hung up on), at random moments. Every page comes back, within two steps of the end; what
-// was read is right; afterwards the server is as before.
+// The cancel storm: calls by all endpoints that end early in every way there is (cancelled, too
+// late, reset, hung up on), at random moments. Every page comes back, within two steps of the end;
+// what was read is right; afterwards the server is as before.
 #include <atomic>
 #include <random>
 #include <set>

@@ -1,6 +1,6 @@
-// Kills and stops: fox-server under load by every door, killed or stopped by SIGTERM at any moment
-// of its life, on the port that the one before had. What clients saw is the solo run's answer or
-// its beginning; a stop exits with 0 within its grace; the next server is there soon.
+// Kills and stops: fox-server under load by every endpoint, killed or stopped by SIGTERM at any
+// moment of its life, on the port that the one before had. What clients saw is the solo run's
+// answer or its beginning; a stop exits with 0 within its grace; the next server is there soon.
 #include <signal.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ struct Rounds {
   std::vector<double> ready_seconds, stop_seconds;
 };
 
-// Streams by all doors, one after another in each thread, until the server is gone.
+// Streams by all endpoints, one after another in each thread, until the server is gone.
 class Load {
  public:
   Load(Rounds* rounds, const ServerPorts& ports, uint64_t seed) {
@@ -47,7 +47,7 @@ class Load {
         while (!over_) {
           const SoloAnswer& answer = rounds->answers[random() % rounds->answers.size()];
           // A server that is gone refuses at once.
-          if (reader.Read(static_cast<Door>(i % 2), answer) == StreamEnd::kRefused) {
+          if (reader.Read(static_cast<Endpoint>(i % 2), answer) == StreamEnd::kRefused) {
             std::this_thread::sleep_for(std::chrono::milliseconds(2));
           }
         }

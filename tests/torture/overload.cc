@@ -63,7 +63,7 @@ void StartCall(Part* part, grpc::GenericStub& stub, Outcome* outcome, std::funct
       });
 }
 
-// Requests a second with as many clients as the server has seats and places.
+// Requests a second with as many clients as the server has slots and places.
 double Peak(Part* part, const Stubs& stubs, double seconds, int clients) {
   Outcome outcome;
   const auto start = Clock::now();

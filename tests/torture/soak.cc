@@ -1,4 +1,4 @@
-// The soak: fox-server at saturation for long, by all doors, with clients that cancel, hang up,
+// The soak: fox-server at saturation for long, by all endpoints, with clients that cancel, hang up,
 // stop reading, send nonsense and come back. Its memory, descriptors and threads stay where they
 // are after it has warmed up, and every stream is the solo run's. Two memories are measured: what
 // is resident and not of a file (the system drops such pages and brings them back as it likes), and
@@ -50,7 +50,7 @@ void ReadStreams(Soak* soak, uint64_t seed) {
     for (uint64_t i = random() % 20; i > 0 && !soak->over; --i) {
       const SoloAnswer& answer = soak->answers[random() % soak->answers.size()];
       const int64_t messages = random() % 3 == 0 ? static_cast<int64_t>(random() % 20) : -1;
-      reader.Read(static_cast<Door>(random() % 2), answer, messages);
+      reader.Read(static_cast<Endpoint>(random() % 2), answer, messages);
       ++soak->calls;
     }
   }

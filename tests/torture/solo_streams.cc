@@ -89,9 +89,9 @@ std::vector<SoloAnswer> RunAlone(const ServerPorts& ports) {
 SoloReader::SoloReader(const ServerPorts& ports, Part* part, StreamCounts* counts)
     : ports_(ports), part_(part), counts_(counts), channel_(ConnectTo(ports.grpc)) {}
 
-StreamEnd SoloReader::Read(Door door, const SoloAnswer& answer, int64_t messages) {
-  return Judge(door, answer,
-               door == Door::kFox ? ReadFox(answer, messages) : ReadHttp(answer, messages));
+StreamEnd SoloReader::Read(Endpoint endpoint, const SoloAnswer& answer, int64_t messages) {
+  return Judge(endpoint, answer,
+               endpoint == Endpoint::kFox ? ReadFox(answer, messages) : ReadHttp(answer, messages));
 }
 
 SoloReader::Seen SoloReader::ReadFox(const SoloAnswer& answer, int64_t messages) {
@@ -154,14 +154,15 @@ SoloReader::Seen SoloReader::ReadHttp(const SoloAnswer& answer, int64_t messages
   }
 }
 
-StreamEnd SoloReader::Judge(Door door, const SoloAnswer& answer, const Seen& seen) {
+StreamEnd SoloReader::Judge(Endpoint endpoint, const SoloAnswer& answer, const Seen& seen) {
   const char* const names[] = {"fox.v1", "HTTP"};
-  const std::string name = names[static_cast<size_t>(door)];
+  const std::string name = names[static_cast<size_t>(endpoint)];
   counts_->tokens +=
-      static_cast<int64_t>(door == Door::kHttp ? seen.text.size() / 4 : seen.ids.size());
+      static_cast<int64_t>(endpoint == Endpoint::kHttp ? seen.text.size() / 4 : seen.ids.size());
   bool right = IsBeginning(seen.ids, answer.ids) && IsBeginning(seen.text, answer.text);
   if (seen.finished) {
-    right = right && seen.text == answer.text && (door == Door::kHttp || seen.ids == answer.ids);
+    right = right && seen.text == answer.text &&
+            (endpoint == Endpoint::kHttp || seen.ids == answer.ids);
   }
   if (!right) {
     ++counts_->wrong;

@@ -1,5 +1,5 @@
-// Streams of a real model, read by each of its doors and compared with the same request's answer
-// when it ran alone: what a client saw is that answer, or its beginning.
+// Streams of a real model, read by each of its endpoints and compared with the same request's
+// answer when it ran alone: what a client saw is that answer, or its beginning.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ struct SoloAnswer {
   std::string text;
 };
 
-enum class Door { kFox, kHttp };
+enum class Endpoint { kFox, kHttp };
 
 // How a stream ended, as its client sees it.
 enum class StreamEnd {
@@ -50,8 +50,8 @@ class SoloReader {
   // What is not right is counted, and a broken promise of `part`; all must outlive it.
   SoloReader(const ServerPorts& ports, Part* part, StreamCounts* counts);
 
-  // Reads a stream by `door` and leaves after `messages` of them; -1: reads all.
-  StreamEnd Read(Door door, const SoloAnswer& answer, int64_t messages = -1);
+  // Reads a stream by `endpoint` and leaves after `messages` of them; -1: reads all.
+  StreamEnd Read(Endpoint endpoint, const SoloAnswer& answer, int64_t messages = -1);
 
  private:
   struct Seen {
@@ -63,7 +63,7 @@ class SoloReader {
   };
   Seen ReadFox(const SoloAnswer& answer, int64_t messages);
   Seen ReadHttp(const SoloAnswer& answer, int64_t messages);
-  StreamEnd Judge(Door door, const SoloAnswer& answer, const Seen& seen);
+  StreamEnd Judge(Endpoint endpoint, const SoloAnswer& answer, const Seen& seen);
 
   const ServerPorts ports_;
   Part* const part_;

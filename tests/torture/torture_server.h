@@ -1,4 +1,4 @@
-// TortureServer: a whole server in this process, all its doors on loopback, over a
+// TortureServer: a whole server in this process, all its endpoints on loopback, over a
 // RecitingExecutor. ReleaseWatch measures how soon the pages of what has ended are free.
 #pragma once
 

@@ -167,7 +167,7 @@ TEST(MemoryBudgetTest, TablesOfSeatsTakeAnEighthOfThePoolAtMost) {
   EXPECT_LE(8 * tables, static_cast<size_t>(planned->num_pages * PageBytes()));
 }
 
-TEST(MemoryBudgetTest, WhatDoesNotFitIsRefusedAtTheFewestSeats) {
+TEST(MemoryBudgetTest, WhatDoesNotFitIsRefusedAtTheFewestSlots) {
   RunnerOptions chosen = Options();
   chosen.max_num_seqs = 0;
   int32_t last = 0;

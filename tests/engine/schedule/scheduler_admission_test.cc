@@ -107,7 +107,7 @@ TEST_F(SchedulerAdmissionTest, APromptLeavesTheOthersAPageRowForAWhile) {
     EXPECT_LE(used(), 40 - 2 * limits_.lists_per_slot);
   }
   EXPECT_GT(large->remaining(), 1);
-  Step(Scheduler::kOvertaking);
+  Step(Scheduler::kBackfilling);
   EXPECT_EQ(large->remaining(), 1);
   EXPECT_EQ(used(), 38);
 }
@@ -134,8 +134,8 @@ TEST_F(SchedulerAdmissionTest, BesideOthersSlowReadersKeepTheirShareOfSlots) {
 // those that run comes as soon as if nothing had started beside them.
 TEST_F(SchedulerAdmissionTest, NewcomersThatTurnSlowKeepNoSlowReaderOut) {
   for (int i = 0; i < 8; ++i) times_.RecordStep(0, 1, 1.0);
-  times_.RecordStep(0, 1, 2.0, /*guests=*/true);
-  ASSERT_GT(times_.GuestTurn(), 8);
+  times_.RecordStep(0, 1, 2.0, /*best_effort=*/true);
+  ASSERT_GT(times_.BestEffortTurn(), 8);
   limits_.num_slots = 20;
   Start();
   Sequence* reader = Add(10, 0, 1);
@@ -150,8 +150,8 @@ TEST_F(SchedulerAdmissionTest, NewcomersThatTurnSlowKeepNoSlowReaderOut) {
   Seconds now = 0;
   int64_t without = 0;  // steps, since slow readers had one
   const auto step = [&] {
-    without = StepAndRead(now += 0.1).guests ? 0 : without + 1;
-    EXPECT_LT(without, times_.GuestTurn());
+    without = StepAndRead(now += 0.1).best_effort ? 0 : without + 1;
+    EXPECT_LT(without, times_.BestEffortTurn());
   };
   while (reader->state == SequenceState::kWaiting) {
     ASSERT_LT(now, WaitingQueue::kAging + 1);
@@ -343,7 +343,7 @@ TEST_F(SlotTurnTest, WithoutASpareSlotPagesAreLost) {
   StartWith({1, 1, 1, 1}, /*num_slots=*/4);
   Sequence* last = sequences_[3].get();
   AddOf(1);
-  for (int losses = 1; losses <= kMostLosses; ++losses) {
+  for (int losses = 1; losses <= kMaxPreemptions; ++losses) {
     Sequence* other = AddOf(2);
     const Seconds now = 2 * losses * kTurn;
     Step(now);
@@ -364,7 +364,7 @@ TEST_F(SlotTurnTest, WhatLacksPagesTakesNoSlot) {
   StartWith({1, 1, 1, 1});
   client_ = 2;
   Add(6200);  // 194 pages beside three page rows; 194 are free, with those of the last
-  const Seconds holds_back = kTurn + Scheduler::kOvertaking;
+  const Seconds holds_back = kTurn + Scheduler::kBackfilling;
   for (Seconds now = kTurn; now < holds_back; now += 0.1) {
     EXPECT_EQ(Ids(Step(now)).size(), 4u);
     EXPECT_EQ(Running(), (Clients{1, 1, 1, 1}));

@@ -64,7 +64,7 @@ TEST_F(SchedulerChunksTest, RowsOfLogitsCutLikeTokens) {
 TEST_F(SchedulerChunksTest, SeatsLeaveRoomForAChunk) {
   limits_.max_num_batched_tokens = 131;
   Start();
-  EXPECT_EQ(scheduler_->seats(), 3);
+  EXPECT_EQ(scheduler_->max_running(), 3);
   for (int i = 0; i < 2; ++i) Add(2);
   Step();
   Add(385);
@@ -106,12 +106,12 @@ TEST_F(SchedulerChunksTest, PagesOfAWholeChunkArePromised) {
   Start();
   sequence = Add(320);
   EXPECT_EQ(Chunks(Step()), Sizes{256});
-  EXPECT_EQ(Step().exhausted, std::vector<Sequence*>{sequence});
+  EXPECT_EQ(Step().does_not_fit, std::vector<Sequence*>{sequence});
   sequences_.clear();
   limits_.num_pages = 3;  // not even a chunk
   Start();
   sequence = Add(320);
-  EXPECT_EQ(Step().exhausted, std::vector<Sequence*>{sequence});
+  EXPECT_EQ(Step().does_not_fit, std::vector<Sequence*>{sequence});
 }
 
 TEST_F(SchedulerChunksTest, GeneratedTokensComeAgainOneByOne) {
@@ -279,7 +279,7 @@ TEST_F(SchedulerSnapshotsTest, WhoHasThePoolToItselfDoesNotWaitForThem) {
   Step();
   EXPECT_EQ(sequence->state, SequenceState::kPaused);
   Acknowledge(sequence, 40);
-  EXPECT_EQ(Step().exhausted, std::vector<Sequence*>{sequence});
+  EXPECT_EQ(Step().does_not_fit, std::vector<Sequence*>{sequence});
 }
 
 // The first two of three share the pages that the second has.
@@ -310,7 +310,7 @@ class SchedulerSharingTest : public SchedulerChunksTest {
   void ExpectThatBothAreWaitedFor(size_t chunk) {
     const Schedule releases = Step();
     EXPECT_EQ(releases.plan.release_slots.size(), 2u);
-    EXPECT_TRUE(releases.exhausted.empty());
+    EXPECT_TRUE(releases.does_not_fit.empty());
     EXPECT_EQ(Chunks(Step()), Sizes{chunk});
   }
 

@@ -106,7 +106,7 @@ TEST_F(SchedulerTest, WhoFindsNoRoomIsOvertakenForAWhile) {
   EXPECT_EQ(Ids(Step(1.0)), (IdList{0, 3, 1}));  // the short one finds room
   EXPECT_EQ(second->blocked_since, 1.0);
   Add(5);
-  const Schedule held = Step(1.0 + Scheduler::kOvertaking);
+  const Schedule held = Step(1.0 + Scheduler::kBackfilling);
   EXPECT_THAT(Ids(held), testing::Not(testing::Contains(4)));
   scheduler_->Remove(first);
   EXPECT_THAT(Ids(Step(7.0)), testing::Contains(second->request.id));
@@ -117,11 +117,11 @@ TEST_F(SchedulerTest, WhoHasLostOftenComesFirst) {
   Sequence* other = Add(64, -1);
   Sequence* unlucky = Add(64);
   EXPECT_TRUE(RunsBefore(*other, *unlucky));
-  unlucky->losses = kMostLosses;
+  unlucky->times_preempted = kMaxPreemptions;
   EXPECT_TRUE(RunsBefore(*unlucky, *other));
   EXPECT_FALSE(RunsBefore(*other, *unlucky));
   Sequence* urgent = Add(64, -1);
-  urgent->losses = kMostLosses;
+  urgent->times_preempted = kMaxPreemptions;
   EXPECT_TRUE(RunsBefore(*unlucky, *urgent));
   EXPECT_FALSE(RunsBefore(*urgent, *unlucky));
 }
@@ -174,7 +174,7 @@ TEST_F(SchedulerTest, ALongPromptAloneGoesChunkByChunkUntilThePoolIsFull) {
   Sequence* sequence = Add(500);
   EXPECT_EQ(Chunks(Step()), Sizes{128});
   const Schedule schedule = Step();
-  EXPECT_EQ(schedule.exhausted, std::vector<Sequence*>{sequence});
+  EXPECT_EQ(schedule.does_not_fit, std::vector<Sequence*>{sequence});
   EXPECT_TRUE(schedule.plan.sequences.empty());
   EXPECT_EQ(schedule.plan.release_slots.size(), 1u);
 }
@@ -237,7 +237,7 @@ TEST_F(SchedulerTest, PausedSequencesGiveUpTheirSeatsAndKeepTheirPages) {
   Acknowledge(paused, 1);  // not half of the window
   EXPECT_TRUE(paused->paused());
   Acknowledge(paused, 2);
-  EXPECT_EQ(Ids(Step()), IdList{1});  // the only seat is taken
+  EXPECT_EQ(Ids(Step()), IdList{1});  // the only running slot is taken
   scheduler_->Remove(other);
   const Schedule schedule = Step();
   EXPECT_EQ(Ids(schedule), IdList{0});

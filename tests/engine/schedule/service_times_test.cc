@@ -50,14 +50,14 @@ TEST(ServiceTimesTest, WaitsAreTheWorkAhead) {
   ServiceTimes times;
   Learn(&times);
   const std::vector<Work> running(4, {0, 10, 1});
-  EXPECT_LT(times.Wait(running, {}, 5), 0.01);                               // a seat is free
+  EXPECT_LT(times.Wait(running, {}, 5), 0.01);  // a running slot is free
   EXPECT_LT(times.Wait(std::vector<Work>(4, {10000, 10, 1}), {}, 5), 0.01);  // whatever prompts run
   EXPECT_NEAR(times.Wait(running, {200, 0, 1}, 8), 0.2, 0.2);                // prompts come before
-  // Four seats; twenty requests of 100 + 10 tokens: 0.2 s each.
+  // Four slots; twenty requests of 100 + 10 tokens: 0.2 s each.
   EXPECT_NEAR(times.Wait(running, {2000, 200, 20}, 4), 4.4, 0.9);
 }
 
-TEST(ServiceTimesTest, TheFirstWhoEndsLeavesASeat) {
+TEST(ServiceTimesTest, TheFirstWhoEndsLeavesASlot) {
   ServiceTimes times;
   for (int i = 0; i < 200; ++i)
     times.RecordStep(i % 3 == 0 ? 100 : 0, 4, kDecode * 4 + (i % 3 == 0 ? 0.1 : 0));
@@ -70,7 +70,7 @@ TEST(ServiceTimesTest, TheFirstWhoEndsLeavesASeat) {
   EXPECT_GT(times.Wait(prompts, {9000, 9, 9}, 4), 9);
 }
 
-TEST(ServiceTimesTest, ExpectsWhatRequestsGenerateWhileTheyHaveASeat) {
+TEST(ServiceTimesTest, ExpectsWhatRequestsGenerateWhileTheyHaveASlot) {
   ServiceTimes times;
   EXPECT_EQ(times.ExpectedTokens(10), 10);
   EXPECT_EQ(times.ExpectedTokens(20000), 64);

@@ -61,7 +61,7 @@ enum class Bug : uint8_t {
   // What the engine is told.
   kOverBudget,        // believes in a larger batch,
   kOverRows,          // in more rows of logits,
-  kOverSeats,         // in more seats,
+  kOverSlots,         // in more slots,
   kOverContext,       // in a longer context,
   kOverPool,          // in a larger pool
   kIgnoreCancel,      // a cancellation is not heard

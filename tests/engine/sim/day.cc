@@ -12,7 +12,7 @@ namespace {
 ExecutorLimits BelievedLimits(ExecutorLimits limits, Bug bug) {
   if (bug == Bug::kOverBudget) ++limits.max_num_batched_tokens;
   if (bug == Bug::kOverRows) ++limits.max_logit_rows;
-  if (bug == Bug::kOverSeats) ++limits.max_num_seqs;
+  if (bug == Bug::kOverSlots) ++limits.max_num_seqs;
   if (bug == Bug::kOverContext) ++limits.max_model_len;
   if (bug == Bug::kOverPool) limits.num_pages += limits.lists_per_slot;
   return limits;
@@ -209,7 +209,7 @@ void Day::AfterSubmit(const StepPlan& plan) {
     group_started_[client.group] = true;
     (client.was_full ? slow : others) = true;
   }
-  if (slow && others) ++marks_[Mark::kGuests];
+  if (slow && others) ++marks_[Mark::kBestEffort];
 }
 
 void Day::AfterCollect(const StepPlan&, const StepResult& result) {

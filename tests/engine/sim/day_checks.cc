@@ -167,7 +167,7 @@ void Day::CheckStatus(const RequestOutput& output, Client* client) {
     const bool late = now_ >= request.deadline ||
                       (!group_started_[client->group] && now_ >= request.queue_deadline);
     Expect(late || (waited && request.deadline < kNever), "expired too early", id);
-    ++marks_[late ? Mark::kExpired : Mark::kHopeless];
+    ++marks_[late ? Mark::kExpired : Mark::kMissesDeadline];
   } else if (absl::IsInternal(status)) {
     SampledToken token;
     Expect(client->reference.Next(sampler_, &token) == Reference::Kind::kFailure,
@@ -184,7 +184,7 @@ void Day::CheckStatus(const RequestOutput& output, Client* client) {
     client->reference.Drain(sampler_);
     Expect(client->reference.exhausts_pool() || swarm_.executor.understated_pages > 0,
            "the pool would do", id);
-    ++marks_[Mark::kExhausted];
+    ++marks_[Mark::kDoesNotFit];
   } else {
     Expect(absl::IsUnavailable(status) && fatal(), "odd status", id);
   }

@@ -222,7 +222,7 @@ absl::Status FakeExecutor::CheckPlan(const StepPlan& plan) {
   const ExecutorLimits& limits = options_.limits;
   last_tokens_ = plan.num_tokens();
   if (last_tokens_ > limits.max_num_batched_tokens) Violate("too many tokens");
-  if (static_cast<int64_t>(plan.sequences.size()) > limits.max_num_seqs) Violate("too many seats");
+  if (static_cast<int64_t>(plan.sequences.size()) > limits.max_num_seqs) Violate("too many slots");
   int64_t rows = 0;
   int64_t pages = 0;
   CheckMixture(plan);

@@ -60,13 +60,13 @@ class Bounds {
     const Swarm& swarm = day.swarm();
     const ExecutorLimits& limits = swarm.executor.limits;
     const int64_t least = limits.least_prefill();
-    const int64_t seats =
+    const int64_t slots =
         std::min({int64_t{limits.max_num_seqs}, limits.max_num_batched_tokens - least + 1,
                   limits.max_logit_rows - least + 1});
     // What decodes leave; of rows the first keeps half.
-    int64_t budget = limits.max_num_batched_tokens - seats + 1;
+    int64_t budget = limits.max_num_batched_tokens - slots + 1;
     if (limits.max_mixed_tokens > 0) budget = std::min(budget, limits.max_mixed_tokens);
-    const int64_t rows = std::max<int64_t>(1, (limits.max_logit_rows - seats + 1) / 2);
+    const int64_t rows = std::max<int64_t>(1, (limits.max_logit_rows - slots + 1) / 2);
     const bool scored = swarm.scored > 0 || newcomers.scored;
     // Where chunks matter the first has one, whatever there is.
     const int64_t page = kPageTokens;
@@ -74,13 +74,13 @@ class Bounds {
     const Seconds shortest = kPause + swarm.step_seconds;
     const Seconds longest =
         shortest + swarm.token_seconds * static_cast<double>(limits.max_num_batched_tokens);
-    if (swarm.windows > 0) guest_turn_ = 1 + static_cast<int64_t>(11 * longest / shortest);
-    if (limits.chunk_multiple > 1) replays_ = guest_turn_ * (swarm.max_tokens + 10);
-    drain_ = seats * Chunks(limits.max_model_len) + guest_turn_ * (swarm.max_tokens + 10);
+    if (swarm.windows > 0) best_effort_turn_ = 1 + static_cast<int64_t>(11 * longest / shortest);
+    if (limits.chunk_multiple > 1) replays_ = best_effort_turn_ * (swarm.max_tokens + 10);
+    drain_ = slots * Chunks(limits.max_model_len) + best_effort_turn_ * (swarm.max_tokens + 10);
     if (swarm.windows > 0) drain_ += Turn(limits.max_model_len, true);
     yields_ = swarm.clients > 1 || newcomers.strangers || swarm.windows > 0;
-    waits_ = static_cast<int64_t>((WaitingQueue::kAging + Scheduler::kOvertaking) / shortest);
-    all_ = (kMostLosses + 1) * (drain_ + replays_);
+    waits_ = static_cast<int64_t>((WaitingQueue::kAging + Scheduler::kBackfilling) / shortest);
+    all_ = (kMaxPreemptions + 1) * (drain_ + replays_);
     for (const auto& client : day.clients()) {
       const Request& request = client->request();
       all_ += Aged(Length(request), request.stop.max_tokens, request.flow_window > 0);
@@ -104,8 +104,8 @@ class Bounds {
   // next: then what waits in the queue by then is older, too. What waits and is older has its turn,
   // in any slot and step, when others have started with kAgedShare times what it asks for (each
   // step serves a token of them at least), not before kAging; then it may find no room for
-  // kOvertaking, and until all that run have ended. A preempted sequence, kMostLosses times before
-  // it comes first, comes back to any slot when all that run have ended.
+  // kBackfilling, and until all that run have ended. A preempted sequence, kMaxPreemptions times
+  // before it comes first, comes back to any slot when all that run have ended.
   int64_t all() const { return all_; }
 
  private:
@@ -121,13 +121,13 @@ class Bounds {
     return PagesFor(tokens) * ((kPageTokens + chunk_ - 1) / chunk_) + 1;
   }
   int64_t Turn(int64_t tokens, bool slow) const {
-    return (slow ? guest_turn_ : 1) * (Scheduler::kEarliestTurn * Chunks(tokens) + 2);
+    return (slow ? best_effort_turn_ : 1) * (Scheduler::kEarliestTurn * Chunks(tokens) + 2);
   }
 
-  int64_t chunk_ = 1;       // of the one prompt that is first
-  int64_t guest_turn_ = 1;  // slow readers run in one of so many steps
-  int64_t replays_ = 0;     // of all that a sequence has generated
-  int64_t drain_ = 0;       // until all that run have ended, if no other starts
+  int64_t chunk_ = 1;             // of the one prompt that is first
+  int64_t best_effort_turn_ = 1;  // slow readers run in one of so many steps
+  int64_t replays_ = 0;           // of all that a sequence has generated
+  int64_t drain_ = 0;             // until all that run have ended, if no other starts
   int64_t waits_ = 0, all_ = 0;
   bool yields_ = false;
 };

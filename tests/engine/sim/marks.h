@@ -31,8 +31,8 @@ enum class Mark : uint8_t {
   kFinished,            // at a limit
   kStopped,             // by a token
   kExpired,             // by a deadline while running or waiting
-  kHopeless,            // before its deadline, which it could not meet
-  kExhausted,           // the pool is too small for it alone
+  kMissesDeadline,      // before its deadline, which it could not meet
+  kDoesNotFit,          // the pool is too small for it alone
   kNumerical,           // failures
   kDisplaced,           // by another client
   kStalled,             // readers that were too slow,
@@ -42,7 +42,7 @@ enum class Mark : uint8_t {
   kCancelledPreempted,  // after it had lost its pages once
   kPauses,              // a window was full
   kPreemptedPaused,     // requests that wait for readers without pages, by step
-  kGuests,              // plans of slow readers beside others
+  kBestEffort,          // plans of slow readers beside others
   kDueSlots,            // clients that waited so long for a running slot that another gives one up
   kUrgentFirst,         // starts before a less urgent request that has waited longer,
   kUrgentLater,         // or while a more urgent one waits: it has waited longest, or finds room
@@ -90,8 +90,8 @@ inline constexpr std::array<const char*, kMarkCount> kMarkNames = {"submitted",
                                                                    "finished",
                                                                    "stopped",
                                                                    "expired",
-                                                                   "hopeless",
-                                                                   "exhausted",
+                                                                   "misses its deadline",
+                                                                   "does not fit",
                                                                    "numerical",
                                                                    "displaced",
                                                                    "stalled",
@@ -101,7 +101,7 @@ inline constexpr std::array<const char*, kMarkCount> kMarkNames = {"submitted",
                                                                    "cancelled_preempted",
                                                                    "pauses",
                                                                    "preempted_paused",
-                                                                   "guests",
+                                                                   "best effort",
                                                                    "due_slots",
                                                                    "urgent_first",
                                                                    "urgent_later",
