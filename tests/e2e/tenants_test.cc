@@ -15,7 +15,6 @@
 namespace fox {
 namespace {
 
-namespace vllm_wire = vllm::grpc::engine;
 using Json = nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
