@@ -80,8 +80,8 @@ class ComposeTest(unittest.TestCase):
         image = server_command.image_flags()
         port, http = (image[image.index(flag) + 1] for flag in ("--grpc-port", "--http-port"))
         self.assertEqual(self.services["worker-1"]["expose"], [port, http])
-        self.assertEqual([word for word in gateway if word.startswith("grpc://")],
-                         [f"grpc://worker-{i}:{port}" for i in (1, 2)])
+        self.assertEqual([word for word in gateway if "://" in word],
+                         [f"http://worker-{i}:{http}" for i in (1, 2)])
         scraped = yaml.safe_load((ROOT / "docker/prometheus/prometheus.yml").read_text())
         targets = {job["job_name"]: job["static_configs"][0]["targets"]
                    for job in scraped["scrape_configs"]}
