@@ -125,7 +125,7 @@ void CudaOps::Reserve(const Workload& load) {
   const int64_t max_rows = load.max_rows;
   const auto max_seqs = static_cast<int>(load.max_seqs);
   FOX_CHECK(shape.dtype == DType::kBF16);
-  state_->device_error.Check(state_->linear.Reserve(load), "allocate memory");
+  state_->device_error.Check(state_->linear.Reserve(load), "prepare matrix products");
   state_->buffers.clear();
   const auto take = [this](auto*& pointer, int64_t count) {
     const size_t size = sizeof(*pointer);

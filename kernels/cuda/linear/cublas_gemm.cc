@@ -96,6 +96,8 @@ CublasGemm::~CublasGemm() {
   if (handle_ != nullptr) cublasLtDestroy(handle_);
 }
 
+cudaError_t CublasGemm::created() const { return ErrorOf(created_); }
+
 // The heuristic's algorithms for a product, the fastest first; fewer than there is room for: all.
 cublasStatus_t CublasGemm::Ask(const Layouts& layouts, const Shape& shape,
                                std::vector<cublasLtMatmulHeuristicResult_t>* found) {

@@ -27,6 +27,9 @@ class CublasGemm {
   cudaError_t Multiply(const MatrixView& x, const DeviceWeight& weight, bool accumulate,
                        const MatrixView& out, cudaStream_t stream);
 
+  // Whether there is a cuBLASLt at all; else Multiply gives this error, too.
+  cudaError_t created() const;
+
   // Shapes whose algorithm is known. A new number of rows is rarely a new shape.
   size_t known_shapes() const { return algorithms_.size(); }
 

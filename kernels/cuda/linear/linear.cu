@@ -194,6 +194,8 @@ int64_t LinearEngine::WorkspaceBytes(const Workload& load) const {
 
 cudaError_t LinearEngine::Reserve(const Workload& load) {
   State& s = *state_;
+  if (s.error != cudaSuccess) return s.error;
+  if (const cudaError_t result = s.cublas.created(); result != cudaSuccess) return result;
   cudaFree(s.scratch);
   s.scratch = nullptr;
   s.left = {};
