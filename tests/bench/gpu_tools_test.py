@@ -321,8 +321,6 @@ class TableTest(unittest.TestCase):
         text = plot_results.README.read_text(encoding="utf-8")
         for begin, end, path, table in (
                 (plot_results.BEGIN, plot_results.END, plot_results.RESULTS, plot_results.table),
-                (plot_results.H100_BEGIN, plot_results.H100_END, plot_results.H100_RESULTS,
-                 plot_results.table),
                 (plot_results.TRAINING_BEGIN, plot_results.TRAINING_END,
                  plot_results.TRAINING_RESULTS, training_report.table),
                 (plot_results.MEMORY_BEGIN, plot_results.MEMORY_END, plot_results.MEMORY_RESULTS,

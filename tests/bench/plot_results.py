@@ -2,9 +2,9 @@
 """Draws the plots of tests/bench/README.md and writes its GPU tables from JSONs of gpu_bench.py.
 
 A table replaces what stands between the lines `<!-- gpu-results -->` and `<!-- /gpu-results -->`
-there; those of h100.json, h200_training.json and memory_h200.json (if they are there) what stands
-between those of h100-results, training-results and memory-results. Plots are small SVG files beside
-the JSON. Without matplotlib only the tables are made.
+there; those of h200_training.json and memory_h200.json (if they are there) what stands between
+those of training-results and memory-results. Plots are small SVG files beside the JSON. Without
+matplotlib only the tables are made.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ README = ROOT / "tests/bench/README.md"
 RESULTS = ROOT / "tests/bench/results/h200.json"
 TRAINING_RESULTS = ROOT / "tests/bench/results/h200_training.json"
 BEGIN, END = "<!-- gpu-results -->", "<!-- /gpu-results -->"
-H100_RESULTS = ROOT / "tests/bench/results/h100.json"
-H100_BEGIN, H100_END = "<!-- h100-results -->", "<!-- /h100-results -->"
 MEMORY_RESULTS = ROOT / "tests/bench/results/memory_h200.json"
 MEMORY_BEGIN, MEMORY_END = "<!-- memory-results -->", "<!-- /memory-results -->"
 TRAINING_BEGIN, TRAINING_END = "<!-- training-results -->", "<!-- /training-results -->"
@@ -175,7 +173,6 @@ def main() -> int:
     """Reads the JSONs; writes tables and plots."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("json", type=pathlib.Path, nargs="?", default=RESULTS)
-    parser.add_argument("--h100", type=pathlib.Path, default=H100_RESULTS)
     parser.add_argument("--training", type=pathlib.Path, default=TRAINING_RESULTS)
     parser.add_argument("--memory", type=pathlib.Path, default=MEMORY_RESULTS)
     parser.add_argument("--readme", type=pathlib.Path, default=README)
@@ -183,7 +180,6 @@ def main() -> int:
     arguments = parser.parse_args()
     for path, marks, make_table, make_figures in (
             (arguments.json, (BEGIN, END), table, draw),
-            (arguments.h100, (H100_BEGIN, H100_END), table, None),
             (arguments.training, (TRAINING_BEGIN, TRAINING_END), training_report.table,
              training_report.draw),
             (arguments.memory, (MEMORY_BEGIN, MEMORY_END), judge_memory.table, None)):
